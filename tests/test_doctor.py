@@ -1,0 +1,278 @@
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import types
+from importlib.metadata import version
+
+import pytest
+import torch
+
+from tilelab import device, doctor
+from tilelab.doctor import Row
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+ROOT = pathlib.Path(doctor.__file__).parents[1]
+NO_GPU = device.Device(note="torch is a CPU build")
+H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
+A100 = device.Device("NVIDIA A100-SXM4-80GB", (8, 0), "sm_80", 108, 166912, 40 << 20, 80 << 30, "580.95.05")
+BLOCK_TRITON = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "triton":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Block())
+from tilelab.doctor import main
+sys.exit(main(["--target", "sm_90a"]))
+"""
+
+
+def python(*arguments, **extra):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **extra}
+    return subprocess.run([sys.executable, *arguments], env=env, cwd=ROOT, capture_output=True, text=True, check=False,
+                          timeout=120)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A pretended machine: machine(device, evidence of a GPU, driver version). The proofs are not run."""
+
+    def pretend(here=NO_GPU, evidence=None, driver=None):
+        monkeypatch.setattr(device, "current", lambda: here)
+        monkeypatch.setattr(device, "driver_version", lambda: driver)
+        monkeypatch.setattr(doctor, "gpu_evidence", lambda: evidence)
+        monkeypatch.setattr(doctor, "_proof", lambda kind, targets, skip_run: [
+            *(Row(f"{doctor.LABEL[kind]} copy, {target}", "ok", "") for target in targets),
+            Row(f"{doctor.LABEL[kind]} copy runs", "skipped" if skip_run else "ok", skip_run)])
+
+    return pretend
+
+
+def by_name(rows):
+    return {row.name: row for row in rows}
+
+
+def test_without_a_gpu_it_proves_by_compiling():
+    done = python("-m", "tilelab.doctor", "--json", CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    rows = by_name(Row(**row) for row in report["rows"])
+    assert report["status"] == "ok" and report["verdict"].startswith("Ready without a GPU")
+    for target in ("sm_90a", "sm_100a"):
+        triton, cuda = rows[f"Triton copy, {target}"], rows[f"CUDA copy, {target}"]
+        assert triton.status == cuda.status == "ok"
+        assert "UTMALDG.2D" in triton.detail and "UTMASTG.2D" in triton.detail
+        assert "UBLKCP.S.G" in cuda.detail and "UBLKCP.G.S" in cuda.detail
+    skipped = [row for row in rows.values() if row.status == "skipped"]
+    assert {"GPU", "Triton copy runs", "CUDA copy runs"} <= {row.name for row in skipped}
+    assert all(row.detail for row in skipped)
+
+
+def test_triton_missing():
+    done = python("-c", BLOCK_TRITON)
+    assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    row = next(line for line in lines if line.startswith("Triton "))
+    assert " failed " in row and "No module named 'triton'" in row and "requirements.txt" in row
+    assert any(line.startswith("Triton copy ") and " skipped " in line for line in lines)
+    assert any(line.startswith("CUDA copy, sm_90a") and "UBLKCP" in line for line in lines)
+    assert lines[-1].startswith("Not ready: ") and "Triton" in lines[-1]
+
+
+@pytest.mark.parametrize("kind", doctor.LABEL)
+def test_other_targets_hold_tma(kind):
+    *compiled, run = doctor._proof(kind, ("sm_103a", "sm_120a", "sm_121a"), "not here.")
+    for row in compiled:
+        if row.status == "warn" and "cannot show its SASS" in row.detail:  # Triton 3.6's cuobjdump is too old for two
+            assert "sm_120a" not in row.name and version("triton").startswith("3.6")
+        else:
+            assert row.status == "ok", row
+    assert (run.status, run.detail) == ("skipped", "not here.")
+
+
+def test_copy_in_the_interpreter():
+    code = """
+import torch
+from tilelab.doctor_copy import copy_tma
+source = torch.randint(-2**15, 2**15, (130, 72), dtype=torch.int16)
+destination = ~source
+copy_tma(source.view(torch.bfloat16), destination.view(torch.bfloat16))
+assert torch.equal(source, destination)
+"""
+    done = python("-c", code, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("below", [".", "deep/er"])
+def test_cache_that_cannot_be_written(machine, monkeypatch, tmp_path, capsys, below):
+    machine()
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / below))
+    assert doctor.main([]) == 1
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Triton cache"))
+    assert " failed " in row and "set TRITON_CACHE_DIR" in row
+
+
+def test_cache_is_examined_without_being_made(machine, monkeypatch, tmp_path):
+    machine()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "new" / "cache"))
+    assert by_name(doctor.examine())["Triton cache"].status == "ok" and not list(tmp_path.iterdir())
+
+
+def test_gpu_that_torch_cannot_see(machine, capsys):
+    machine(NO_GPU, evidence="nvidia-smi lists NVIDIA H200", driver="580.95.05")
+    assert doctor.main([]) == 1
+    out = capsys.readouterr().out
+    assert "nvidia-smi lists NVIDIA H200, but torch cannot use it" in out and "CUDA build of torch" in out
+    assert out.splitlines()[-1].startswith("Not ready: 1 of ")
+
+
+def test_gpu_hidden_on_purpose_is_no_failure(machine):
+    machine(device.Device(note="CUDA_VISIBLE_DEVICES hides every GPU"), "nvidia-smi lists NVIDIA H200", "580.95.05")
+    rows = by_name(doctor.examine())
+    assert rows["GPU"].status == "skipped" and "CUDA_VISIBLE_DEVICES" in rows["GPU"].detail
+    assert not [row for row in rows.values() if row.status == "failed"]
+
+
+@pytest.mark.parametrize("driver, status", [
+    ("570.124.06", "failed"), ("580.65.06", "ok"), ("590.10", "ok"), (None, "warn")])
+def test_driver_version(machine, driver, status):
+    machine(device.Device("NVIDIA H200", (9, 0), "sm_90a", driver=driver), driver=driver)
+    row = by_name(doctor.examine())["driver"]
+    assert row.status == status and "580" in row.detail
+
+
+def test_no_driver_is_skipped(machine):
+    machine()
+    assert by_name(doctor.examine())["driver"].status == "skipped"
+
+
+def test_gpu_runs_its_own_target(machine, capsys):
+    machine(H200, driver="580.95.05")
+    assert doctor.main([]) == 0
+    out = capsys.readouterr().out
+    assert "Triton copy, sm_90a" in out and "sm_100a" not in out
+    assert out.splitlines()[-1] == "Ready: NVIDIA H200 runs the course live."
+
+
+def test_gpu_is_not_run_for_another_target(machine):
+    machine(H200, driver="580.95.05")
+    row = by_name(doctor.examine("sm_100a"))["CUDA copy runs"]
+    assert row.status == "skipped" and "sm_100a" in row.detail and "sm_90a" in row.detail
+
+
+def test_gpu_without_tma(machine):
+    machine(A100, driver="580.95.05")
+    rows = doctor.examine()
+    named = by_name(rows)
+    assert named["GPU"].status == "ok" and "no TMA" in named["GPU"].detail
+    assert named["Triton copy runs"].status == "skipped" and "8.0" in named["Triton copy runs"].detail
+    assert "Triton copy, sm_90a" in named and "compiled, not run" in doctor.verdict(rows)
+
+
+@pytest.mark.parametrize("nvrtc_version, architectures, says", [
+    ((0, 12, 4), [80, 90], "NVRTC 13"), ((0, 13, 0), [80, 90], "cannot compile for sm_100a")])
+def test_wrong_nvrtc(machine, monkeypatch, nvrtc_version, architectures, says):
+    from cuda.bindings import nvrtc
+
+    machine()
+    monkeypatch.setattr(nvrtc, "nvrtcVersion", lambda: nvrtc_version)
+    monkeypatch.setattr(nvrtc, "nvrtcGetSupportedArchs", lambda: (0, architectures))
+    rows = by_name(doctor.examine())
+    assert rows["NVRTC"].status == "failed" and says in rows["NVRTC"].detail
+    assert rows["CUDA copy"].status == "skipped" and "NVRTC" in rows["CUDA copy"].detail
+
+
+def test_a_check_that_raises_is_a_row(machine, monkeypatch, capsys):
+    def broken():
+        raise OSError("libcudart.so.13: cannot open shared object file\nsecond line")
+
+    machine()
+    monkeypatch.setattr(doctor, "_check_torch", broken)
+    assert doctor.main([]) == 1
+    captured = capsys.readouterr()
+    assert "libcudart.so.13" in captured.out and "second line" not in captured.out + captured.err
+
+
+def test_a_child_that_dies_keeps_what_it_had_shown(monkeypatch):
+    shown = json.dumps({"step": "sm_90a", "status": "ok", "detail": "UTMALDG"}) + '\n{"step": "sm_1'
+    died = subprocess.CompletedProcess([], -6, shown, "LLVM ERROR: cannot select\nstack dump")
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *args, **kwargs: died)
+    first, second, run = doctor._proof("triton", ("sm_90a", "sm_100a"), "")
+    assert first.status == "ok" and second.status == run.status == "failed"
+    assert second.detail == "the process ended with status -6: LLVM ERROR: cannot select"
+
+
+def test_a_child_that_hangs(monkeypatch):
+    monkeypatch.setattr(doctor, "PROOF_TIMEOUT_S", 0.01)
+    rows = doctor._proof("cuda", ("sm_90a",), "")
+    assert [row.status for row in rows] == ["failed", "failed"] and "no answer" in rows[0].detail
+
+
+@pytest.mark.parametrize("message, line", [
+    ("Traceback (most recent call last):\n  File x\nImportError: no libcuda", "ImportError: no libcuda"),
+    ("6: NVRTC_ERROR_COMPILATION, log:\n\na.cu(1): error: x is undefined\n1 error", "a.cu(1): error: x is undefined"),
+    ("out of memory\nsecond", "out of memory")])
+def test_one_line(message, line):
+    assert doctor._one_line(message) == line
+
+
+def test_sass_without_tma_is_no_proof():
+    line = "        /*0230*/                   UTMALDG.2D [UR8], [UR4] ;         /* 0x00000008040075b4 */\n"
+    with pytest.raises(ValueError, match="no UTMASTG"):
+        doctor.tma_lines("triton", line)
+    assert doctor.tma_lines("triton", line + line.replace("LDG", "STG"))[0] == "UTMALDG.2D [UR8], [UR4]"
+    with pytest.raises(ValueError, match="no UBLKCP.S.G and no UBLKCP.G.S"):
+        doctor.tma_lines("cuda", "/*0000*/ LDG.E R1 ;")
+
+
+@pytest.mark.parametrize("arguments, says", [
+    (["--bogus"], "unrecognized arguments"), (["--target", "sm_90"], "sm_90a"),
+    (["--target", "hopper"], "unknown target"), (["--target", "sm_80"], "no TMA")])
+def test_bad_usage_is_one_line_on_stderr(arguments, says, capsys):
+    assert doctor.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert says in captured.err and captured.err.count("\n") == 1 and not captured.out
+
+
+def test_sass_that_cannot_be_read_is_a_warning(monkeypatch, capsys):
+    def too_old(cubin):
+        raise RuntimeError("cuobjdump fatal: no compilation option")
+
+    monkeypatch.setitem(sys.modules, "tilelab.build", types.SimpleNamespace(sass=too_old))
+    doctor._prove("cuda", ["sm_90a"], run=False)
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["status"] == "warn" and "cannot show its SASS" in shown["detail"]
+
+
+def test_a_copy_that_does_not_compile_is_a_failure(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "CHUNK_BYTES", "undeclared")
+    doctor._prove("cuda", ["sm_90a"], run=False)
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["status"] == "failed" and "undeclared" in shown["detail"]
+
+
+def test_help(capsys):
+    assert doctor.main(["--help"]) == 0 and "--target" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_on_this_gpu():
+    rows = by_name(doctor.examine())
+    assert not [row for row in rows.values() if row.status == "failed"], rows
+    if device.current().has_tma:
+        for name in ("Triton copy runs", "CUDA copy runs"):
+            assert rows[name].status == "ok" and "bit for bit" in rows[name].detail
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_copy_that_does_nothing_is_caught(monkeypatch):
+    from tilelab import doctor_copy
+
+    monkeypatch.setattr(doctor_copy, "copy_tma", lambda source, destination: None)
+    with pytest.raises(ValueError, match="differ after the copy"):
+        doctor._run_copy("triton", device.current().target)

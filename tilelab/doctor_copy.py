@@ -1,0 +1,38 @@
+"""The doctor's Triton copy: one TMA load and one TMA store a program, through host descriptors.
+
+Imports Triton at the top, so the doctor imports this module only once it knows that Triton is there.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+BLOCK_M, BLOCK_N = 64, 64
+
+
+@triton.jit
+def copy_tma_kernel(source, destination, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    row = tl.program_id(0) * BLOCK_M
+    column = tl.program_id(1) * BLOCK_N
+    destination.store([row, column], source.load([row, column]))
+
+
+def compile_copy(target: str) -> bytes:
+    """The cubin of the copy for `target` ("sm_90a"). No GPU needed; not under TRITON_INTERPRET."""
+    descriptor = f"tensordesc<bf16[{BLOCK_M}, {BLOCK_N}]>"
+    signature = {"source": descriptor, "destination": descriptor, "BLOCK_M": "constexpr", "BLOCK_N": "constexpr"}
+    capability = int(target.removeprefix("sm_").removesuffix("a"))
+    kernel = ASTSource(copy_tma_kernel, signature, constexprs={"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N})
+    return triton.compile(kernel, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
+
+
+def copy_tma(source, destination) -> None:
+    """destination[:] = source for CUDA bf16 tensors (M, N); a row takes a multiple of 16 bytes."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    grid = (triton.cdiv(source.shape[0], BLOCK_M), triton.cdiv(source.shape[1], BLOCK_N))
+    tiles = [TensorDescriptor.from_tensor(tensor, [BLOCK_M, BLOCK_N]) for tensor in (source, destination)]
+    copy_tma_kernel[grid](*tiles, BLOCK_M, BLOCK_N)
