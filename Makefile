@@ -1,18 +1,29 @@
-PYTHON ?= python3
+# The first python of these that the course runs on; PYTHON=... chooses another.
+PYTHON ?= $(shell for python in python3 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$python && break; done)
 READY := .venv/.ready
-
-test: $(READY)
-	.venv/bin/python -m pytest
+# A machine without an NVIDIA driver has no use for the gigabytes of CUDA libraries that PyPI's torch brings.
+CPU_TORCH := --index-url https://download.pytorch.org/whl/cpu --retries 0 --no-deps
 
 lab: $(READY)
 	.venv/bin/jupyter lab --ip=127.0.0.1 $(if $(DISPLAY)$(WAYLAND_DISPLAY),,--no-browser) $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS)
 
+test: $(READY)
+	.venv/bin/python -m pytest
+
+record: $(READY)
+	.venv/bin/python -m tilelab.record --tests
+
 $(READY): requirements.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "The course needs Python 3.11 or 3.12: install one, or name it with PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv .venv
+	@test -e /proc/driver/nvidia/version || command -v nvidia-smi >/dev/null || \
+		.venv/bin/python -m pip install -q $(CPU_TORCH) $$(grep ^torch= requirements.txt) 2>/dev/null || \
+		echo "The CPU build of torch is out of reach; taking the larger one from PyPI."
 	.venv/bin/python -m pip install -q -r requirements.txt
 	touch $@
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache
 
-.PHONY: test lab clean
+.PHONY: lab test record clean

@@ -5,7 +5,6 @@ import torch
 
 from tilelab import cuda, device
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 FILL = 'extern "C" __global__ void fill(int* out, int n) { if (threadIdx.x < n) out[threadIdx.x] = VALUE; }'
 # Writes and reads the last word of its dynamic shared memory, so too small a launch faults or gives wrong values.
 LAST_WORD = """
@@ -81,7 +80,7 @@ def test_cpu_tensor_is_refused():
 
 
 @pytest.mark.gpu
-@needs_gpu
+@pytest.mark.gpu
 def test_launch_with_much_shared_memory_on_a_side_stream():
     here = device.current()
     kernel = cuda.load(cuda.compile_cubin(LAST_WORD, here.target), "last_word")
@@ -99,7 +98,7 @@ def test_launch_with_much_shared_memory_on_a_side_stream():
 
 
 @pytest.mark.gpu
-@needs_gpu
+@pytest.mark.gpu
 def test_launch_on_the_default_stream():
     kernel = cuda.load(cuda.compile_cubin(FILL, device.current().target, options=["-DVALUE=7"]), "fill")
     out = torch.full((32,), -1, dtype=torch.int32, device="cuda")

@@ -9,7 +9,6 @@ import torch
 
 from tilelab import device
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 PREDICATES = ("has_tma", "has_wgmma", "has_tcgen05", "has_native_block_scale")
 
 
@@ -140,7 +139,7 @@ def test_broken_driver_does_not_raise(cuda_build):
 
 def test_warning_of_torch_becomes_the_note(cuda_build):
     def unavailable():
-        warnings.warn("The NVIDIA driver on your system is too old.")
+        warnings.warn("The NVIDIA driver on your system is too old.", stacklevel=2)
         return False
 
     cuda_build.setattr(torch.cuda, "is_available", unavailable)
@@ -180,7 +179,7 @@ def test_require(monkeypatch):
 
 
 @pytest.mark.gpu
-@needs_gpu
+@pytest.mark.gpu
 def test_current_on_this_gpu():
     here = device.current()
     assert here.capability == torch.cuda.get_device_capability() and here.name == torch.cuda.get_device_name()
@@ -189,3 +188,22 @@ def test_current_on_this_gpu():
         assert here.smem_per_block == device.limits(here.target).smem_per_block
     if published := device.known(here.name):
         assert published.target == here.target and published.sms in (None, here.sms)
+
+
+def test_interpret_without_gpu(cuda_build):
+    cuda_build.delenv("TRITON_INTERPRET", raising=False)
+    cuda_build.delitem(sys.modules, "triton", raising=False)
+    fake_gpu(cuda_build)
+    device.interpret_without_gpu()
+    assert "TRITON_INTERPRET" not in os.environ
+    device.current.cache_clear()
+    cuda_build.setattr(torch.cuda, "is_available", lambda: False)
+    cuda_build.setitem(sys.modules, "triton", types.ModuleType("triton"))
+    with pytest.raises(RuntimeError, match="before the chapter"):
+        device.interpret_without_gpu()
+    cuda_build.delitem(sys.modules, "triton")
+    device.interpret_without_gpu()
+    assert os.environ["TRITON_INTERPRET"] == "1"
+    cuda_build.setenv("TRITON_INTERPRET", "0")  # who only compiles says so
+    device.interpret_without_gpu()
+    assert os.environ["TRITON_INTERPRET"] == "0"

@@ -7,12 +7,10 @@ import types
 from importlib.metadata import version
 
 import pytest
-import torch
 
 from tilelab import device, doctor
 from tilelab.doctor import Row
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 ROOT = pathlib.Path(doctor.__file__).parents[1]
 NO_GPU = device.Device(note="torch is a CPU build")
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
@@ -259,7 +257,7 @@ def test_help(capsys):
 
 
 @pytest.mark.gpu
-@needs_gpu
+@pytest.mark.gpu
 def test_on_this_gpu():
     rows = by_name(doctor.examine())
     assert not [row for row in rows.values() if row.status == "failed"], rows
@@ -269,7 +267,7 @@ def test_on_this_gpu():
 
 
 @pytest.mark.gpu
-@needs_gpu
+@pytest.mark.gpu
 def test_a_copy_that_does_nothing_is_caught(monkeypatch):
     from tilelab import doctor_copy
 

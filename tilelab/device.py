@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 import warnings
 from dataclasses import dataclass
 
@@ -219,3 +220,17 @@ def require(predicate: str, what: str, instead: str) -> None:
     device = current()
     if not getattr(device, predicate):
         raise Unsupported(f"{what} needs {_NEEDS[predicate]}; here is {device.describe()}: {instead.rstrip('.')}.")
+
+
+def interpret_without_gpu() -> None:
+    """Have Triton run kernels in its interpreter where there is no GPU; a chapter's __init__ calls it.
+
+    Triton asks TRITON_INTERPRET as it defines each kernel, those of its own library first, so it must be set before
+    `import triton`: RuntimeError when that is past. A value that is set already stays: "0" is for who only compiles.
+    """
+    if "TRITON_INTERPRET" in os.environ or current().capability is not None:
+        return
+    if "triton" in sys.modules:
+        raise RuntimeError("Triton was imported before the chapter: without a GPU kernels run in Triton's interpreter, "
+                           "which it chooses as it is imported; restart, and import the chapter first.")
+    os.environ["TRITON_INTERPRET"] = "1"

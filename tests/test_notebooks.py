@@ -1,0 +1,71 @@
+"""Every notebook and solution: its form, then a run from top to bottom in the environment that a reader gets."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tilelab import record
+
+ROOT = pathlib.Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
+ABSOLUTE_HOME = re.compile(r"(/home/|/Users/|/root/|[A-Z]:\\+Users\\)\w")
+
+
+def each(paths):
+    return pytest.mark.parametrize("path", paths, ids=lambda path: str(path.relative_to(ROOT / "notebooks")))
+
+
+def read(path):
+    """The notebook, and those of its code cells that are not empty."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    return notebook, [cell for cell in notebook["cells"] if cell["cell_type"] == "code" and lines(cell)]
+
+
+def lines(cell):
+    return "".join(cell["source"]).strip().splitlines()
+
+
+@each(NOTEBOOKS + SOLUTIONS)
+def test_form(path):
+    notebook, code = read(path)
+    first = notebook["cells"][0]
+    assert first["cell_type"] == "markdown" and lines(first)[0].startswith("# "), "the first cell is the title"
+    assert "widgets" not in notebook["metadata"], "widget state is saved: run `make record`"
+    for number, cell in enumerate(notebook["cells"]):
+        limit = 25 if cell["cell_type"] == "code" else 14
+        assert len(lines(cell)) <= limit, f"cell {number} is longer than {limit} lines: {lines(cell)[0]}"
+    for cell in code:
+        assert all(output["output_type"] != "error" for output in cell["outputs"]), f"an error is saved: {lines(cell)}"
+        found = ABSOLUTE_HOME.search(json.dumps(cell["outputs"]))
+        assert not found, f"an output names somebody's home folder ({found.group()}): {lines(cell)}"
+
+
+@each(NOTEBOOKS)
+def test_saved_from_one_run(path):
+    _, code = read(path)
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1)), "run `make record`"
+
+
+@each([path for path in NOTEBOOKS if not re.match(r"0\d_", path.stem)])
+def test_teaches_the_module_of_its_name(path):
+    package, _, module = path.stem.partition("_")
+    assert importlib.util.find_spec(f"{package}.{module}"), f"{package}/{module}.py is missing"
+
+
+@each(NOTEBOOKS + SOLUTIONS)
+def test_runs(path):
+    # Without TRITON_INTERPRET, which conftest sets here: a notebook must find its way to the interpreter by itself.
+    env = {name: value for name, value in record.child_env().items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "pytest", "-q", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=300",
+               "-p", "no:cacheprovider", os.fspath(path)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1800, check=False)
+    if done.returncode:
+        said = record.COLOUR.sub("", done.stdout + done.stderr)
+        pytest.fail("\n".join(said.splitlines()[-60:]), pytrace=False)

@@ -1,0 +1,159 @@
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import types
+
+import numpy
+import pytest
+
+from tilelab import device, results
+
+ROOT = pathlib.Path(results.__file__).parents[1]
+H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
+ROWS = [{"name": "tma", "shape": [64, 64], "ms": 0.123456, "status": "ok"},
+        {"name": "plain", "shape": [64, 64], "ms": None, "status": "failed", "reason": "too many registers"}]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
+    monkeypatch.delenv("TILES_RECORD", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """Pretend to be on a device."""
+    return lambda here: monkeypatch.setattr(device, "current", lambda: here)
+
+
+def hash_of(tmp_path, text, name="double"):
+    """The hash of a function that stands in a file of its own, as `text` has it."""
+    path = tmp_path / f"module_{abs(hash(text))}.py"
+    path.write_text(text)
+    module = types.ModuleType(path.stem)
+    module.__file__ = str(path)
+    exec(compile(text, str(path), "exec"), module.__dict__)
+    return results.source_hash(getattr(module, name))
+
+
+def test_hash_ignores_comments_layout_and_docstrings(tmp_path):
+    plain = hash_of(tmp_path, "def double(x):\n    return f'{2 * x}'\n")
+    same = 'def double(x):\n    """Twice."""\n    # why\n\n    return f"{2*x}"  # so\n'
+    assert hash_of(tmp_path, same) == plain
+    assert hash_of(tmp_path, "def double(x):\n    return f'{3 * x}'\n") != plain
+    assert len(plain) == 16 and int(plain, 16) >= 0
+
+
+def test_hash_of_methods_classes_modules_and_cuda(tmp_path):
+    assert results.source_hash(device.Device) != results.source_hash(device)
+    assert results.source_hash(device.Device.describe) == results.source_hash(H200.describe)
+    assert results.source_hash(device, json) != results.source_hash(json, device)
+    kernel = tmp_path / "copy.cu"
+    kernel.write_text("// a copy\nvoid copy(int* x) { x[0] = 1; }\n")
+    plain = results.source_hash(kernel)
+    kernel.write_text("void copy(int* x) {  /* the\nfirst */ x[0] = 1; }\n")
+    assert results.source_hash(kernel) == plain
+    kernel.write_text("void copy(int* x) { x[0] = 2; }\n")
+    assert results.source_hash(kernel) != plain
+
+
+def test_hash_is_the_same_interpreted_or_not():
+    code = "from tilelab import doctor_copy, results; print(results.source_hash(doctor_copy.copy_tma_kernel))"
+    said = [subprocess.run([sys.executable, "-c", code], env={**os.environ, "TRITON_INTERPRET": mode}, cwd=ROOT,
+                           capture_output=True, text=True, check=True).stdout for mode in "01"]
+    assert said[0] == said[1] and len(said[0].strip()) == 16
+
+
+def test_hash_is_the_same_under_every_python(tmp_path):
+    """The syntax trees of 3.11 and 3.12 differ in f-strings and type parameters."""
+    text = ("def double(x, width=8):\n    class Inner:\n        pass\n"
+            "    return f\"{x!r:{width}} {'a'} {x:>{width}.2f} {{}} 'q'\"\n")
+    assert hash_of(tmp_path, text) == "b376cf9bc65d9ba0"
+
+
+def test_save_and_load(own_folder, on):
+    on(H200)
+    record = results.make("gemm", ROWS, "1234567890abcdef")
+    path = results.save(record)
+    assert path == own_folder / "nvidia-h200" / "gemm.json" and os.listdir(path.parent) == ["gemm.json"]
+    assert results.load("gemm") == json.loads(json.dumps(record))
+    assert list(record) == list(results.KEYS)
+    assert record["device"] == dataclasses.asdict(H200) and record["versions"]["driver"] == "580.95.05"
+    assert record["recorded"].endswith("Z") and len(record["recorded"]) == 20
+    row = '  {"name": "tma", "shape": [64, 64], "ms": 0.123456, "status": "ok"},'
+    assert row in path.read_text().splitlines()
+    assert results.save(record).read_text() == path.read_text()
+
+
+def test_save_takes_numpy_and_refuses_nan(own_folder, on):
+    on(H200)
+    path = results.save(results.make("a", [{"ms": numpy.float32(0.5), "n": numpy.int64(3)}], ""))
+    assert json.loads(path.read_text())["rows"] == [{"ms": 0.5, "n": 3}]
+    for bad in (math.nan, math.inf, numpy.float32("nan")):
+        with pytest.raises(ValueError, match="row 1 of a holds NaN or infinity"):
+            results.save(results.make("a", [{"ms": 1.0}, {"ms": bad}], ""))
+    assert json.loads(path.read_text())["rows"] == [{"ms": 0.5, "n": 3}], "the record that was there stays"
+    assert results.load("a")["rows"] and results.save(results.make("a", [], "")) and results.load("a")["rows"] == []
+
+
+def test_load_prefers_this_gpu_then_the_h200(on):
+    for name in ("NVIDIA A100", "NVIDIA H200", "NVIDIA B200"):
+        on(dataclasses.replace(H200, name=name))
+        results.save(results.make("gemm", [{"on": name}], ""))
+    assert results.load("gemm")["rows"] == [{"on": "NVIDIA B200"}]
+    assert results.load("gemm", "nvidia-a100")["rows"] == [{"on": "NVIDIA A100"}]
+    on(device.Device())
+    assert results.load("gemm")["rows"] == [{"on": "NVIDIA H200"}]
+    os.remove(results.folder() / "nvidia-h200" / "gemm.json")
+    assert results.load("gemm")["rows"] == [{"on": "NVIDIA A100"}]
+    with pytest.raises(FileNotFoundError, match="gemm on nvidia-h200 in .*: there is nvidia-a100/gemm, nv"):
+        results.load("gemm", "nvidia-h200")
+
+
+def test_load_refuses_what_is_no_record(own_folder):
+    with pytest.raises(FileNotFoundError, match="no record of gemm in .*: there is nothing yet"):
+        results.load("gemm")
+    path = own_folder / "nvidia-h200" / "gemm.json"
+    path.parent.mkdir()
+    for text, complaint in (("{", "not JSON"), ("[]", "lacks experiment"), ('{"experiment": 1}', "lacks device"),
+                            (json.dumps(dict.fromkeys(results.KEYS, 1)), "its rows are not")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=f"nvidia-h200/gemm.json .*{complaint}"):
+            results.load("gemm")
+
+
+def test_live_then_recorded(own_folder, on, monkeypatch):
+    on(H200)
+    live = results.live_or_recorded("gemm", lambda: ROWS, "aaaabbbb")
+    assert live.live and live.rows == ROWS and live.label() == "live on NVIDIA H200" and not os.listdir(own_folder)
+    monkeypatch.setenv("TILES_RECORD", "1")
+    results.live_or_recorded("gemm", lambda: ROWS, "aaaabbbb")
+    on(device.Device(note="torch is a CPU build"))
+    fresh = results.live_or_recorded("gemm", pytest.fail, "aaaabbbb")
+    day = fresh.data["recorded"][:10]
+    assert not fresh.live and fresh.rows == ROWS and fresh.label() == f"recorded on NVIDIA H200, {day}"
+    old = results.live_or_recorded("gemm", pytest.fail, "ccccdddd")
+    assert old.stale == f"recorded {day}, older than its kernel (source aaaa… then, cccc… now)"
+    assert old.label() == f"recorded on NVIDIA H200, {day}, older than its kernel (source aaaa… then, cccc… now)"
+    assert results.live_or_recorded("other", lambda: ROWS, "", can_run=True).label() == "live, without a GPU"
+
+
+def test_show(on):
+    on(H200)
+    rows = [{"name": "a", "ms": 0.123456, "tflops": 12345.6, "why": "x" * 80},
+            {"name": "b<", "ms": None, "tflops": 2.0}]
+    shown = results.Record(results.make("gemm", rows, ""), live=True)
+    text, markup = repr(shown), shown._repr_html_()
+    assert text.splitlines()[0] == "gemm: live on NVIDIA H200"
+    assert "0.1235" in text and "12346" in text and "x" * 80 in text and "nan" not in text.lower()
+    assert "x" * 80 in markup and "b&lt;" in markup and "gemm: live on NVIDIA H200" in markup
+    chosen = shown.show(columns=["name", "tflops"], sort="tflops")
+    assert chosen.frame.columns.tolist() == ["name", "tflops"] and chosen.frame.name.tolist() == ["b<", "a"]
+    assert shown.show(sort="-tflops").frame.name.tolist() == ["a", "b<"]
+    assert shown.frame().ms[0] == 0.123456
+    assert repr(results.Record(results.make("gemm", [], ""), live=True)).startswith("gemm: live")

@@ -1,0 +1,157 @@
+"""Run the notebooks on this GPU and keep what they show: `python -m tilelab.record [--notebooks NAME...] [--tests]`.
+
+Each notebook runs in a fresh kernel with TILES_RECORD=1, so that its experiments rewrite results/, and is written back
+in place once it has run to its end. --tests runs the tests too and keeps their summary in results/<gpu>/tests.json.
+Exit status: 0 all ran, 1 a notebook or a test failed, 2 bad usage or no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as xml
+
+from tilelab import device, results
+
+ROOT = pathlib.Path(__file__).parents[1]
+CELL_TIMEOUT_S = 900
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+WIDGET = "application/vnd.jupyter.widget-view+json"
+METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"}}
+
+
+def child_env(**extra: str) -> dict[str, str]:
+    """The environment of a kernel or a test run: it finds this repository, installed or not, and inline plots work."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    kept = {name: value for name, value in os.environ.items() if name not in ("MPLBACKEND", "TILES_RECORD")}
+    return {**kept, "PYTHONPATH": path, **extra}
+
+
+def execute(path: pathlib.Path, **extra: str):
+    """Run a notebook in a fresh kernel of this interpreter, in the notebook's folder, and return it with its outputs.
+
+    Raises nbclient's CellExecutionError, CellTimeoutError or DeadKernelError.
+    """
+    import nbformat
+    from ipykernel import kernelspec
+    from jupyter_client.kernelspec import KernelSpecManager
+    from jupyter_client.manager import AsyncKernelManager
+    from nbclient import NotebookClient
+
+    class ThisInterpreter(KernelSpecManager):
+        """An installed kernel called python3 may belong to another interpreter; this one needs no installed kernel."""
+
+        def get_kernel_spec(self, kernel_name):
+            return self.kernel_spec_class(resource_dir="", **kernelspec.get_kernel_dict())
+
+    class Manager(AsyncKernelManager):
+        def _kernel_spec_manager_default(self):
+            return ThisInterpreter()
+
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", kernel_manager_class=Manager,
+                            resources={"metadata": {"path": str(path.parent)}}, record_timing=False,
+                            store_widget_state=False, coalesce_streams=True)
+    return client.execute(env=child_env(**extra))
+
+
+def tidy(notebook) -> None:
+    """Drop what differs from run to run and what a saved notebook cannot show; number the cells 1 to n."""
+    notebook.metadata = {**METADATA}
+    count = 0
+    for cell in notebook.cells:
+        for volatile in ("execution", "collapsed", "scrolled"):
+            cell.metadata.pop(volatile, None)
+        if cell.cell_type != "code":
+            continue
+        cell.execution_count = None
+        if cell.source.strip():
+            cell.execution_count = count = count + 1
+        for output in cell.outputs:
+            if "execution_count" in output:
+                output.execution_count = count
+            output.get("data", {}).pop(WIDGET, None)  # without its state a widget cannot be drawn; its text can
+
+
+def record_notebook(path: pathlib.Path) -> None:
+    """Execute a notebook, tidy it and write it back; raises as `execute` does, and the file then stays as it was."""
+    import nbformat
+
+    notebook = execute(path, TILES_RECORD="1")
+    tidy(notebook)
+    results.write_atomically(path, nbformat.writes(notebook).rstrip() + "\n")
+
+
+def run_tests(notebooks: list[str]) -> dict:
+    """Run pytest and return its summary: counts, skips by reason, seconds, versions, device, and `notebooks`."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder) / "report.xml"
+        begun = time.monotonic()
+        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}"]
+        status = subprocess.run(command, cwd=ROOT, env=child_env(), check=False).returncode
+        seconds = round(time.monotonic() - begun, 1)
+        cases = list(xml.parse(report).iter("testcase"))
+    skips = collections.Counter(skip.get("message") for case in cases for skip in case.iter("skipped"))
+    failed = sum(1 for case in cases if case.find("failure") is not None or case.find("error") is not None)
+    skipped = sum(skips.values())
+    return {"passed": len(cases) - failed - skipped, "failed": failed or int(status != 0), "skipped": skipped,
+            "skips": sorted(skips.items()), "seconds": seconds, "notebooks": notebooks,
+            "versions": results.versions(), "device": dataclasses.asdict(device.current()), "recorded": results.now()}
+
+
+def _chosen(names: list[str] | None) -> list[pathlib.Path]:
+    """The notebooks to run, all by default; ValueError for a name that is none."""
+    found = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
+    stems = [pathlib.Path(name).stem for name in names or found]
+    unknown = [stem for stem in stems if stem not in found]
+    if unknown:
+        raise ValueError(f"no notebook {', '.join(unknown)}: there is {', '.join(found) or 'none yet'}.")
+    return [found[stem] for stem in stems]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tilelab.record", description="Run the notebooks on this GPU and "
+                                     "keep their outputs and results/.")
+    parser.add_argument("--notebooks", nargs="+", metavar="NAME", help="only these, ch14_gemm say (default: all)")
+    parser.add_argument("--tests", action="store_true", help="run the tests too and keep their summary")
+    asked = parser.parse_args(arguments)
+    try:
+        paths = _chosen(asked.notebooks)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    here = device.current()
+    if here.capability is None:
+        print(f"Recording needs a GPU; here is {here.describe()}.", file=sys.stderr)
+        return 2
+    failed = False
+    for path in paths:
+        begun = time.monotonic()
+        try:
+            record_notebook(path)
+            outcome = "recorded"
+        except Exception as error:  # its own error, a timeout or a dead kernel: say which, and go on to the next
+            failed = True
+            outcome = f"failed, left as it was\n{COLOUR.sub('', str(error)).strip()}"
+        print(f"{path.stem}: {time.monotonic() - begun:.1f} s, {outcome}", flush=True)
+    if asked.tests:
+        summary = run_tests([path.stem for path in paths])
+        results.write_atomically(results.folder() / here.slug / "tests.json",
+                                 json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+        print("{passed} passed, {failed} failed, {skipped} skipped in {seconds} s".format(**summary))
+        failed = failed or summary["failed"] > 0
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

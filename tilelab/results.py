@@ -1,0 +1,248 @@
+"""Read and write results/<gpu>/<experiment>.json; give a notebook live rows where they can be had, else recorded ones.
+
+A record is one object: {"experiment", "device", "versions", "recorded", "source", "rows": [{...}, ...]}. `recorded` is
+UTC, `source` the `source_hash` of what was measured, so that a record older than its kernel is told apart.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import html
+import inspect
+import json
+import math
+import os
+import pathlib
+import platform
+import re
+import textwrap
+import types
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+from tilelab import device
+
+KEYS = ("experiment", "device", "versions", "recorded", "source", "rows")
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+PREFERRED = "nvidia-h200"  # the course's figures come from it; shown where this machine has no record of its own
+
+
+def folder() -> pathlib.Path:
+    """results/ of the repository, or the folder that the environment variable TILES_RESULTS names."""
+    return pathlib.Path(os.environ.get("TILES_RESULTS") or pathlib.Path(__file__).parents[1] / "results")
+
+
+def _meaning(thing: Any) -> str:
+    """What `thing` does, as text without comments, layout and docstrings, the same under Python 3.11 and 3.12."""
+    if isinstance(thing, pathlib.Path):  # CUDA C++
+        return " ".join(re.sub(r"//[^\n]*|/\*.*?\*/", " ", thing.read_text(), flags=re.DOTALL).split())
+    while not isinstance(thing, (type, types.ModuleType)) and hasattr(thing, "fn"):  # triton.jit, autotune
+        thing = thing.fn
+    tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
+    for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            node.body.pop(0)
+        if isinstance(node, ast.JoinedStr):  # 3.12 adds empty pieces to an f-string's format
+            node.values = [v for v in node.values if not (isinstance(v, ast.Constant) and v.value == "")]
+        if not getattr(node, "type_params", True):  # a field that 3.11 does not know
+            del node.type_params
+    return ast.dump(tree)  # not ast.unparse: its quotes in f-strings differ between 3.11 and 3.12
+
+
+def source_hash(*things: Any) -> str:
+    """16 hex digits that change when the code of `things` does, not its comments, layout or docstrings.
+
+    `things` are functions, Triton kernels, classes, modules, or the Path of a CUDA C++ file. What they call counts only
+    when it is given too.
+    """
+    return hashlib.sha256("\n".join(map(_meaning, things)).encode()).hexdigest()[:16]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def versions() -> dict[str, str | None]:
+    """The software that a figure depends on; None stands for what is not there."""
+    import torch
+
+    return {"python": platform.python_version(), "torch": torch.__version__, "triton": _version("triton"),
+            "cuda": torch.version.cuda, "driver": device.current().driver, "cublas": _version("nvidia-cublas")}
+
+
+def now() -> str:
+    """The time as records hold it: "2026-11-21T04:50:17Z"."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def make(experiment: str, rows: Sequence[dict], source: str) -> dict:
+    """A record of `rows`, measured now on this machine, of code whose `source_hash` is `source`."""
+    return {"experiment": experiment, "device": dataclasses.asdict(device.current()), "versions": versions(),
+            "recorded": now(), "source": source, "rows": list(rows)}
+
+
+def _line(value: Any, what: str) -> str:
+    """One line of JSON; numpy and torch scalars become numbers."""
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False, default=lambda scalar: scalar.item())
+    except ValueError as error:
+        raise ValueError(f"{what} holds NaN or infinity, which JSON cannot say: record None and a reason.") from error
+
+
+def to_json(record: dict) -> str:
+    """The text of a record, one row a line so that a diff reads well; ValueError for NaN or infinity."""
+    name = record["experiment"]
+    head = [f" {json.dumps(key)}: {_line(record[key], f'{key} of {name}')}" for key in KEYS if key != "rows"]
+    rows = ",\n".join(f"  {_line(row, f'row {index} of {name}')}" for index, row in enumerate(record["rows"]))
+    return "{\n" + ",\n".join(head) + ',\n "rows": [' + (f"\n{rows}\n " if rows else "") + "]\n}\n"
+
+
+def write_atomically(path: pathlib.Path, text: str) -> None:
+    """Write `text` to `path`, which never holds half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def slug(record: dict) -> str:
+    """Folder name of the GPU that a record comes from."""
+    return device.Device(record["device"]["name"]).slug
+
+
+def save(record: dict, to: pathlib.Path | None = None) -> pathlib.Path:
+    """Write a record under `to` (default: results/) and return its path. ValueError for NaN or infinity in it."""
+    path = (to or folder()) / slug(record) / f"{record['experiment']}.json"
+    write_atomically(path, to_json(record))
+    return path
+
+
+def load(experiment: str, gpu: str | None = None) -> dict:
+    """The record of an experiment on `gpu` (a folder of results/).
+
+    By default the record of this machine's GPU, else of the H200, else of the first GPU that has one.
+    FileNotFoundError says what there is instead; ValueError names a file that is no record.
+    """
+    found = {path.parent.name: path for path in sorted(folder().glob(f"*/{experiment}.json"))}
+    wanted = [gpu] if gpu else [device.current().slug, PREFERRED, *found]
+    path = next((found[name] for name in wanted if name in found), None)
+    if path is None:
+        others = sorted(path.parent.name + "/" + path.stem for path in folder().glob("*/*.json"))
+        raise FileNotFoundError(f"no record of {experiment}{f' on {gpu}' if gpu else ''} in {folder().name}/: "
+                                f"there is {', '.join(others) or 'nothing yet'}.")
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}.") from error
+    missing = [key for key in KEYS if key not in record] if isinstance(record, dict) else list(KEYS)
+    if missing:
+        raise ValueError(f"{path} is no record: it lacks {', '.join(missing)}.")
+    if not isinstance(record["rows"], list) or not all(isinstance(row, dict) for row in record["rows"]):
+        raise ValueError(f"{path} is no record: its rows are not a list of objects.")
+    return record
+
+
+def stale(record: dict, source: str) -> str:
+    """Empty, or a clause saying that the code has changed since the record was made."""
+    if record["source"] == source:
+        return ""
+    return (f"recorded {record['recorded'][:10]}, older than its kernel "
+            f"(source {record['source'][:4]}… then, {source[:4]}… now)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows with the caption that says where they come from, in a notebook and on a terminal."""
+
+    frame: Any
+    caption: str
+
+    def __repr__(self) -> str:
+        return f"{self.caption}\n{self.frame.to_string(index=False)}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(self.caption)}</p>\n{self.frame.to_html(index=False, border=0)}"
+
+
+def _cell(value: Any) -> str:
+    """A value for a reader: four digits, no more than a measurement is good for; nothing for a missing one."""
+    if isinstance(value, float):
+        if math.isnan(value):  # what pandas makes of None among numbers
+            return ""
+        return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
+    return "" if value is None else str(value)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Record:
+    """Rows, where they come from, and whether they were measured just now (`live`)."""
+
+    data: dict
+    live: bool
+    stale: str = ""
+
+    @property
+    def experiment(self) -> str:
+        return self.data["experiment"]
+
+    @property
+    def device(self) -> dict:
+        return self.data["device"]
+
+    @property
+    def rows(self) -> list[dict]:
+        return self.data["rows"]
+
+    def label(self) -> str:
+        """Where the rows come from: "recorded on NVIDIA H200, 2026-11-21", say, and whether the kernel has changed."""
+        if self.live:
+            return f"live on {self.device['name']}" if self.device["capability"] else "live, without a GPU"
+        when = self.stale.removeprefix("recorded ") or self.data["recorded"][:10]
+        return f"recorded on {self.device['name']}, {when}"
+
+    def frame(self):
+        """The rows as a pandas DataFrame, unrounded."""
+        import pandas
+
+        return pandas.DataFrame(self.rows)
+
+    def show(self, columns: Sequence[str] | None = None, sort: str | None = None) -> Table:
+        """A table to read: `columns` chosen and ordered, rows sorted by column `sort` ("-tflops": largest first)."""
+        frame = self.frame()
+        if sort:
+            frame = frame.sort_values(sort.removeprefix("-"), ascending=not sort.startswith("-"), kind="stable")
+        if columns:
+            frame = frame[list(columns)]
+        return Table(frame.astype(object).map(_cell), f"{self.experiment}: {self.label()}")
+
+    def __repr__(self) -> str:
+        return repr(self.show())
+
+    def _repr_html_(self) -> str:
+        return self.show()._repr_html_()
+
+
+def live_or_recorded(experiment: str, run: Callable[[], Sequence[dict]], source: str,
+                     can_run: bool | None = None) -> Record:
+    """Rows of `run()` where this machine can run it, else the recorded ones; a notebook never branches on hardware.
+
+    `can_run` says whether it can (default: the GPU has TMA). With TILES_RECORD=1 live rows are saved in results/ too.
+    `source` is the `source_hash` of what `run` measures; errors are those of `run`, `save` and `load`.
+    """
+    if device.current().has_tma if can_run is None else can_run:
+        record = make(experiment, run(), source)
+        if os.environ.get("TILES_RECORD") == "1":
+            save(record)
+        return Record(record, live=True)
+    record = load(experiment)
+    return Record(record, live=False, stale=stale(record, source))
