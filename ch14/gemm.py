@@ -1,8 +1,8 @@
 """GEMM on tiles that tensor descriptors move: C = A B, Triton, sm_90a and newer.
 
-Three kernels, one launcher: `plain` (a tile a program, descriptors built on the device, as the field note's kernel),
-`persistent` (host descriptors, grouped raster, epilogue in parts) and `stream_k` (K steps shared out evenly when the
-tiles do not divide among the SMs). Source: Triton's persistent matmul tutorial; Osama et al., "Stream-K" (2023).
+Two kernels, one launcher: `plain` (a tile a program, descriptors built on the device, as the field note's kernel) and
+`persistent` (host descriptors, grouped raster, epilogue in parts, tiles of 192 columns too). Source: Triton's persistent
+matmul tutorial; CUTLASS's tile rasters.
 """
 
 from __future__ import annotations
@@ -111,88 +111,38 @@ def gemm_plain_kernel(a_ptr, b_ptr, c_ptr, scale_a_ptr, scale_b_ptr, M, N, K, st
 
 
 @triton.jit
-def gemm_persistent_kernel(a_desc, b_desc, c_desc, scale_a_ptr, scale_b_ptr, M, N, K,
+def gemm_persistent_kernel(a_desc, b_desc, b_rest_desc, c_desc, scale_a_ptr, scale_b_ptr, M, N, K,
                            BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                            B_K_MAJOR: tl.constexpr, GROUP_M: tl.constexpr, PARTS: tl.constexpr,
-                           PROGRAMS: tl.constexpr, EARLY_LAUNCH: tl.constexpr):
+                           N_REST: tl.constexpr, PROGRAMS: tl.constexpr, EARLY_LAUNCH: tl.constexpr):
+    # The tile is BLOCK_M x (BLOCK_N + N_REST): Triton's shapes are powers of two, and 192 columns are 128 + 64.
     if EARLY_LAUNCH:  # start while the previous kernel drains, and let the next one do so; wait before any load
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     tiles_m = tl.cdiv(M, BLOCK_M)
-    tiles_n = tl.cdiv(N, BLOCK_N)
+    tiles_n = tl.cdiv(N, BLOCK_N + N_REST)
     steps = tl.cdiv(K, BLOCK_K)
     # `flatten` fuses both loops, so that the loads of the next tile run ahead of this tile's epilogue. The index is
-    # then needed twice, at different times: a second counter keeps the epilogue's off the pipelined one.
+    # then needed twice, at different times: a second counter keeps the epilogue's off the pipelined one. With two
+    # accumulators ptxas would serialize every wgmma of the fused loop (its remark C7515), at 0.6 of the speed.
     stored = tl.program_id(0) - PROGRAMS
-    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=True):
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=N_REST == 0):
         tile_m, tile_n = tile_at(tile, tiles_m, tiles_n, GROUP_M)
+        n = tile_n * (BLOCK_N + N_REST)
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        if N_REST > 0:
+            rest = tl.zeros((BLOCK_M, N_REST), tl.float32)
         for step in range(steps):
             a = a_desc.load([tile_m * BLOCK_M, step * BLOCK_K])
-            b = load_b(b_desc, step * BLOCK_K, tile_n * BLOCK_N, B_K_MAJOR)
-            acc = tl.dot(a, b, acc)
+            acc = tl.dot(a, load_b(b_desc, step * BLOCK_K, n, B_K_MAJOR), acc)
+            if N_REST > 0:
+                rest = tl.dot(a, load_b(b_rest_desc, step * BLOCK_K, n + BLOCK_N, B_K_MAJOR), rest)
         stored += PROGRAMS
         tile_m, tile_n = tile_at(stored, tiles_m, tiles_n, GROUP_M)
-        store_tile(c_desc, scaled(acc, scale_a_ptr, scale_b_ptr), tile_m * BLOCK_M, tile_n * BLOCK_N, PARTS)
-
-
-@triton.jit
-def gemm_stream_k_kernel(a_desc, b_desc, c_desc, scale_a_ptr, scale_b_ptr, M, N, K, partial_ptr, ticket_ptr,
-                         BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                         B_K_MAJOR: tl.constexpr, GROUP_M: tl.constexpr, PARTS: tl.constexpr,
-                         PROGRAMS: tl.constexpr, EARLY_LAUNCH: tl.constexpr):
-    if EARLY_LAUNCH:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    program = tl.program_id(0)
-    tiles_m = tl.cdiv(M, BLOCK_M)
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    steps = tl.cdiv(K, BLOCK_K)
-    # Full waves go a tile a program. The K steps of the tiles left over form one line, cut into PROGRAMS even pieces.
-    waves = (tiles_m * tiles_n) // PROGRAMS
-    streamed = (tiles_m * tiles_n - waves * PROGRAMS) * steps
-    begin = (program * streamed) // PROGRAMS
-    end = ((program + 1) * streamed) // PROGRAMS
-    pieces = tl.cdiv(end, steps) - begin // steps
-    if end == begin:
-        pieces = 0
-    for piece in range(waves + pieces):
-        left = begin // steps + piece - waves  # index among the tiles left over
-        tile = waves * PROGRAMS + left
-        first = max(begin - left * steps, 0)
-        last = min(end - left * steps, steps)
-        if piece < waves:
-            tile = piece * PROGRAMS + program
-            first = 0
-            last = steps
-        tile_m, tile_n = tile_at(tile, tiles_m, tiles_n, GROUP_M)
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for step in range(first, last):
-            a = a_desc.load([tile_m * BLOCK_M, step * BLOCK_K])
-            b = load_b(b_desc, step * BLOCK_K, tile_n * BLOCK_N, B_K_MAJOR)
-            acc = tl.dot(a, b, acc)
-        complete = last - first == steps
-        if not complete:
-            # A program holds at most two partial tiles: the end of one (slot 0) and the start of another (slot 1).
-            size: tl.constexpr = BLOCK_M * BLOCK_N
-            inside = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-            slot = 2 * program + (first == 0).to(tl.int32)
-            tl.store(partial_ptr + slot.to(tl.int64) * size + inside, acc)
-            tl.debug_barrier()  # every thread's part is written before one thread takes the ticket
-            if tl.atomic_add(ticket_ptr + left, last - first, sem="acq_rel") + last - first == steps:
-                # Last to arrive: sum in a fixed order, so that the result does not depend on who was last.
-                acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-                lowest = ((left * steps + 1) * PROGRAMS - 1) // streamed  # holds the tile's first step
-                highest = ((left + 1) * steps * PROGRAMS - 1) // streamed  # holds its last
-                for owner in range(lowest, highest + 1):
-                    owner_begin = (owner * streamed) // PROGRAMS
-                    if owner_begin < ((owner + 1) * streamed) // PROGRAMS:  # fewer steps than programs leave some idle
-                        slot = 2 * owner + (owner_begin <= left * steps).to(tl.int32)
-                        acc += tl.load(partial_ptr + slot.to(tl.int64) * size + inside, cache_modifier=".cg")
-                tl.store(ticket_ptr + left, 0)  # ready for the next launch
-                complete = True
-        if complete:
-            store_tile(c_desc, scaled(acc, scale_a_ptr, scale_b_ptr), tile_m * BLOCK_M, tile_n * BLOCK_N, PARTS)
+        n = tile_n * (BLOCK_N + N_REST)
+        store_tile(c_desc, scaled(acc, scale_a_ptr, scale_b_ptr), tile_m * BLOCK_M, n, PARTS)
+        if N_REST > 0:  # as wide as one part of the rest of the tile: one descriptor serves both
+            store_tile(c_desc, scaled(rest, scale_a_ptr, scale_b_ptr), tile_m * BLOCK_M, n + BLOCK_N, 1)
 
 
 def _interpreted() -> bool:
@@ -338,37 +288,29 @@ def _warm(launch) -> None:
 
 
 def _launcher(config, a, stored, out, scale_a, scale_b, mnk, b_k_major, sms):
-    """A function that launches `config`'s kernel; descriptors and work space are made here, once."""
-    m, n, k = mnk
-    tiles = config.tiles(m, n)
-    constants = dict(BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, B_K_MAJOR=b_k_major,
-                     GROUP_M=config.group_m, PARTS=config.epilogue_parts)
-    if config.kernel == "plain":
-        args = (a, stored, out, scale_a, scale_b, m, n, k, a.stride(0), stored.stride(0), out.stride(0))
-        kernel, programs = gemm_plain_kernel, tiles
-    else:
-        b_block = [config.block_n, config.block_k] if b_k_major else [config.block_k, config.block_n]
-        args = (_describe(a, [config.block_m, config.block_k]), _describe(stored, b_block),
-                _describe(out, [config.block_m, config.block_n // config.epilogue_parts]), scale_a, scale_b, m, n, k)
-        constants["PROGRAMS"] = programs = sms * config.programs_per_sm
-        constants["EARLY_LAUNCH"] = config.early_launch and not _interpreted()
-        kernel = gemm_persistent_kernel
-        if config.kernel == "stream_k":
-            kernel = gemm_stream_k_kernel
-            args += (torch.empty(2 * programs * config.block_m * config.block_n, device=a.device),
-                     torch.zeros(programs, dtype=torch.int32, device=a.device))
-        else:
-            programs = min(programs, tiles)
+    """A function that launches `config`'s kernel; descriptors are made here, once."""
+    constants = config.constants(sms, b_k_major)
     options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
-    if constants.get("EARLY_LAUNCH"):
-        options["launch_pdl"] = True
+    if config.kernel == "plain":
+        kernel, programs = gemm_plain_kernel, config.tiles(*mnk[:2])
+        args = (a, stored, out, scale_a, scale_b, *mnk, a.stride(0), stored.stride(0), out.stride(0))
+    else:
+        kernel, programs = gemm_persistent_kernel, min(constants["PROGRAMS"], config.tiles(*mnk[:2]))
+        a_block, b_block, rest_block, c_block = config.blocks(b_k_major)
+        args = (_describe(a, a_block), _describe(stored, b_block),
+                _describe(stored, rest_block) if rest_block else None, _describe(out, c_block), scale_a, scale_b, *mnk)
+        constants["EARLY_LAUNCH"] &= not _interpreted()
+        if constants["EARLY_LAUNCH"]:
+            options["launch_pdl"] = True
 
     def launch(warmup=False):
         if config.kernel == "plain" and not _interpreted():
             # A ContextVar: a thread that never set it has no allocator, so set it where the launch happens.
             triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
-        (kernel.warmup(*args, grid=(programs,), **constants, **options)._init_handles() if warmup else
-         kernel[(programs,)](*args, **constants, **options))
+        if warmup:
+            kernel.warmup(*args, grid=(programs,), **constants, **options)._init_handles()
+        else:
+            kernel[(programs,)](*args, **constants, **options)
 
     return launch
 

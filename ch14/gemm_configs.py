@@ -5,23 +5,27 @@ Kept apart from the kernels so that a table of configurations needs neither Trit
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 
 from tilelab import device
 
 ITEMSIZE = {"bf16": 2, "fp16": 2, "fp8": 1}
-KERNELS = ("plain", "persistent", "stream_k")
+KERNELS = ("plain", "persistent")
+SETS = ("conservative", "proposed", "course")
+
+
+def _power_of_two(value: int) -> bool:
+    return value > 0 and value & (value - 1) == 0
 
 
 @dataclass(frozen=True)
 class GemmConfig:
     """One way to cut C into tiles of BLOCK_M x BLOCK_N and K into steps of BLOCK_K.
 
-    `epilogue_parts` cuts the finished tile into 1, 2 or 4 TMA stores, each staged in BLOCK_M x BLOCK_N / parts elements
-    of shared memory; `group_m` rows of tiles share a column sweep so that their operands meet in L2;
-    `programs_per_sm` sizes the persistent grid; `early_launch` is programmatic dependent launch.
+    `epilogue_parts` cuts the finished tile into 1, 2 or 4 TMA stores, each staged in its share of shared memory;
+    `group_m` rows of tiles sweep the columns together, so that their operands meet in L2; `programs_per_sm` sizes the
+    persistent grid; `early_launch` is programmatic dependent launch. BLOCK_N may be 192: 128 + 64, two accumulators.
     """
 
     block_m: int
@@ -36,20 +40,22 @@ class GemmConfig:
     early_launch: bool = False
 
     def __post_init__(self):
-        for name in ("block_m", "block_n", "block_k", "num_warps"):
-            value = getattr(self, name)
-            if value < 1 or value & (value - 1):
-                raise ValueError(f"{name} must be a power of two; here it is {value}.")
-        if min(self.block_m, self.block_n, self.block_k) < 16:
-            raise ValueError(f"a tensor-core tile is at least 16 on each side; here it is {self}.")
+        if self.kernel not in KERNELS:
+            raise ValueError(f"kernel must be one of {', '.join(KERNELS)}; here it is {self.kernel!r}.")
+        for name in ("block_m", "block_k", "num_warps"):
+            if not _power_of_two(getattr(self, name)):
+                raise ValueError(f"{name} must be a power of two; here it is {getattr(self, name)}.")
+        if not _power_of_two(self.block_n) and (self.block_n != 192 or self.kernel == "plain"):
+            raise ValueError(f"block_n must be a power of two, or 192 for the persistent kernel; it is {self.block_n}.")
+        if not 16 <= min(self.block_m, self.block_n, self.block_k) <= max(self.tile[:3]) <= 512:
+            raise ValueError(f"a tile is 16 to 512 on each side; here it is {self}.")
         if self.num_warps > 32:
             raise ValueError(f"num_warps must be at most 32 (1,024 threads a block); here it is {self.num_warps}.")
         if not 1 <= self.num_stages <= 16:
             raise ValueError(f"num_stages must be 1 to 16; here it is {self.num_stages}.")
-        if self.kernel not in KERNELS:
-            raise ValueError(f"kernel must be one of {', '.join(KERNELS)}; here it is {self.kernel!r}.")
-        if self.epilogue_parts not in (1, 2, 4):
-            raise ValueError(f"epilogue_parts must be 1, 2 or 4; here it is {self.epilogue_parts}.")
+        if self.epilogue_parts not in (1, 2, 4) or (self.block_n == 192 and self.epilogue_parts != 2):
+            raise ValueError(f"epilogue_parts must be 1, 2 or 4, and 2 where block_n is 192; it is "
+                             f"{self.epilogue_parts}.")
 
     def __str__(self):
         return ",".join(map(str, self.tile))
@@ -59,9 +65,40 @@ class GemmConfig:
         """(BLOCK_M, BLOCK_N, BLOCK_K, warps, stages), the notation of the field note."""
         return self.block_m, self.block_n, self.block_k, self.num_warps, self.num_stages
 
+    @property
+    def name(self) -> str:
+        """The tile and what the field note's notation leaves out: "128,256,64,8,4 persistent /2"."""
+        extras = [f"/{self.epilogue_parts}"] * (self.epilogue_parts > 1) + [f"x{self.programs_per_sm}"] * (
+            self.programs_per_sm > 1) + ["early"] * self.early_launch
+        return " ".join([str(self), self.kernel, *extras])
+
     def tiles(self, m: int, n: int) -> int:
         """How many tiles C (m, n) falls into."""
         return math.ceil(m / self.block_m) * math.ceil(n / self.block_n)
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """BLOCK_N as the kernel takes it: (128, 64) for 192, else (BLOCK_N, 0)."""
+        return (128, 64) if self.block_n == 192 else (self.block_n, 0)
+
+    def blocks(self, b_k_major: bool) -> tuple[list[int], list[int], list[int] | None, list[int]]:
+        """Shapes of the tiles that descriptors move: of A, of B, of B's rest (192 columns) and of C."""
+        first, rest = self.columns
+
+        def of_b(columns):
+            return [columns, self.block_k] if b_k_major else [self.block_k, columns]
+
+        return ([self.block_m, self.block_k], of_b(first), of_b(rest) if rest else None,
+                [self.block_m, first // self.epilogue_parts])
+
+    def constants(self, sms: int, b_k_major: bool) -> dict:
+        """The kernel's constexpr arguments on a GPU with `sms` multiprocessors."""
+        first, rest = self.columns
+        found = dict(BLOCK_M=self.block_m, BLOCK_N=first, BLOCK_K=self.block_k, B_K_MAJOR=b_k_major,
+                     GROUP_M=self.group_m, PARTS=self.epilogue_parts)
+        if self.kernel == "persistent":
+            found |= dict(N_REST=rest, PROGRAMS=sms * self.programs_per_sm, EARLY_LAUNCH=self.early_launch)
+        return found
 
     def tensor_core(self, target: str) -> str:
         """The instruction family the compiler chooses on `target`: wgmma, tcgen05 or mma.sync."""
@@ -81,7 +118,7 @@ class GemmConfig:
         """
         buffers = self.num_stages if self.tensor_core(target) != "mma.sync" else max(self.num_stages - 1, 1)
         ring = buffers * (self.block_m + self.block_n) * self.block_k * ITEMSIZE[dtype]
-        staged = self.block_m * self.block_n * 2 // self.epilogue_parts
+        staged = self.block_m * self.columns[0] * 2 // self.epilogue_parts
         return max(ring, staged) if self.kernel == "plain" else ring + staged
 
 
@@ -122,9 +159,9 @@ _PROPOSED = [(256, 256, 128, 16, 5), (256, 128, 128, 16, 4), (128, 256, 128, 16,
 
 
 def _course(dtype: str) -> list[GemmConfig]:
-    """A ladder from large tiles (most products a byte of shared memory) to small ones (most tiles to spread).
+    """From large tiles (most products a byte moved) to small ones (most tiles to spread over the SMs).
 
-    BLOCK_K is 128 bytes, one swizzle row, except for the thin tile, where a step must be worth its barrier.
+    A row of the A tile is 128 bytes, one swizzle row; thin tiles take two, so that a step is worth its barrier.
     """
     k = 128 // ITEMSIZE[dtype]
 
@@ -133,19 +170,15 @@ def _course(dtype: str) -> list[GemmConfig]:
 
     return [
         persistent(128, 256, k, 8, 4, epilogue_parts=2),
-        persistent(256, 128, k, 8, 4, epilogue_parts=2),
         persistent(128, 128, k, 4, 3, epilogue_parts=4, programs_per_sm=2, early_launch=True),
         persistent(128, 128, k, 4, 6, epilogue_parts=2, early_launch=True),
-        GemmConfig(128, 128, k, 8, 6, kernel="stream_k", early_launch=True),
+        persistent(128, 192, k, 8, 5, epilogue_parts=2, early_launch=True),
         persistent(64, 128, 128, 4, 4, early_launch=True),
         persistent(64, 64, 128, 4, 6, early_launch=True),
         # For the 99 KB of shared memory a block that GB10 and the GeForce cards have; compiled, not measured there.
         persistent(128, 128, k, 8, 3, epilogue_parts=2),
         persistent(64, 128, k, 4, 4, epilogue_parts=2),
     ]
-
-
-SETS = ("conservative", "proposed", "course")
 
 
 def configs(which: str = "course", dtype: str = "bf16", target: str | None = None) -> list[GemmConfig]:
@@ -165,7 +198,7 @@ def configs(which: str = "course", dtype: str = "bf16", target: str | None = Non
 
 
 def parse(text: str, kernel: str = "persistent") -> GemmConfig:
-    """GemmConfig from "BM,BN,BK,WARPS,STAGES"; ValueError says what is wrong."""
+    """GemmConfig from "BM,BN,BK,WARPS,STAGES", one of the named sets' where it has that tile; ValueError otherwise."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
@@ -173,44 +206,55 @@ def parse(text: str, kernel: str = "persistent") -> GemmConfig:
     if len(numbers) != 5:
         raise ValueError(f"a configuration is BLOCK_M,BLOCK_N,BLOCK_K,WARPS,STAGES such as 128,256,64,8,3, or one of "
                          f"{', '.join(SETS)}, best; here it is {text!r}.")
-    return GemmConfig(*numbers, kernel=kernel)
+    named = [config for which in SETS[::-1] for config in configs(which) if list(config.tile) == numbers]
+    return named[0] if named else GemmConfig(*numbers, kernel=kernel, epilogue_parts=2 if numbers[1] == 192 else 1)
 
 
 @dataclass(frozen=True)
-class _Rates:
-    """What `predicted_ms` takes an SM to do. Fitted to the H200's recorded sweep; relative order is what matters."""
+class Rates:
+    """What one SM does in a microsecond, and what things cost. Read off the H200's recorded sweep."""
 
-    flops_per_clock: int  # dense, per SM, two bytes an element
-    clock_ghz: float
-    dram_gbps: float
-    sm_gbps: float  # what one SM pulls through its TMA engine
-    launch_us: float = 3.0
-    tile_us: float = 0.6  # fill of the ring and the last store, not overlapped
-
-
-_RATES = _Rates(flops_per_clock=8192, clock_ghz=1.45, dram_gbps=4200, sm_gbps=75)
+    flops: float = 6.2e6  # two-byte elements; one-byte ones twice that
+    bytes_in: float = 120e3  # through its TMA engine, from L2
+    latency_us: float = 1.03  # from the issue of a TMA load to its data
+    launch_us: float = 2.0
+    dram_bytes: float = 4.1e6  # all SMs together
 
 
-def predicted_ms(config: GemmConfig, m: int, n: int, k: int, dtype: str, sms: int) -> float:
-    """Rough time in milliseconds: the busiest SM's tiles, each bound by its tensor core or by its operand traffic.
+def predicted_ms(config: GemmConfig, m: int, n: int, k: int, dtype: str, sms: int, rates: Rates | None = None) -> float:
+    """Predicted time in milliseconds, from waves, the cost of a K step, and DRAM.
 
-    Coarse on purpose: it ranks the `course` set, it does not forecast. The notebook shows it beside measurements.
+    A step takes as long as the slowest of three: its products, its operands' way from L2, and the latency of a load
+    spread over the loads in flight (one stage less than there are, on every program that shares the SM).
     """
+    rates = rates or Rates()
     size = ITEMSIZE[dtype]
     tiles = config.tiles(m, n)
-    share = tiles / sms if config.kernel == "stream_k" else math.ceil(tiles / sms)
-    steps = math.ceil(k / config.block_k) * config.block_k
-    compute = 2 * config.block_m * config.block_n * steps / (_RATES.flops_per_clock * 2 / size * _RATES.clock_ghz * 1e3)
-    # An instruction of 64 x N reads 64 + N rows from shared memory for 64 x N products: narrow tiles starve it.
-    compute *= 1 + 6 / min(config.block_n, 256) + 2 / config.block_m
-    traffic = (config.block_m + config.block_n) * steps * size / (_RATES.sm_gbps * 1e3)
-    if config.num_stages == 1:
-        compute += traffic  # nothing overlaps
-    alone = 0 if config.programs_per_sm > 1 or tiles < sms else _RATES.tile_us * (config.kernel == "plain")
-    fix_up = 3.0 if config.kernel == "stream_k" and tiles % sms else 0.0
-    busy = share * (max(compute, traffic) + alone) + _RATES.tile_us + fix_up
-    dram = (m * k + n * k) * size + m * n * 2
-    return (max(busy, dram / (_RATES.dram_gbps * 1e3)) + _RATES.launch_us) / 1e3
+    products = 2 * config.block_m * config.block_n * config.block_k / (rates.flops * 2 / size)
+    operands = (config.block_m + config.block_n) * config.block_k * size / rates.bytes_in
+    exposed = rates.latency_us + products * (config.num_stages == 1)  # one stage: nothing overlaps
+    resident = _plain_resident(config, dtype) if config.kernel == "plain" else config.programs_per_sm
+    steps = math.ceil(k / config.block_k)
+
+    def tile_us(programs):
+        return steps * max(products, operands, exposed / (max(config.num_stages - 1, 1) * programs))
+
+    together, left = divmod(math.ceil(tiles / sms), resident)
+    busy = together * resident * tile_us(resident) + left * tile_us(max(left, 1))
+    if config.kernel == "plain" and resident == 1:  # nobody computes while a program fills its ring
+        busy += (together + left) * rates.latency_us
+    ends = rates.latency_us + config.block_m * config.block_n * 2 / rates.bytes_in  # first fill, last store
+    dram = ((m + n) * k * size + m * n * 2) / rates.dram_bytes
+    return (max(busy, dram) + ends + rates.launch_us) / 1e3
+
+
+def _plain_resident(config: GemmConfig, dtype: str) -> int:
+    """How many programs of the plain kernel share an SM of sm_90a."""
+    limit = device.limits("sm_90a")
+    threads = 32 * config.num_warps
+    registers = config.block_m * config.block_n // threads + REGISTERS_BESIDE_ACCUMULATOR
+    return max(1, min(limit.smem_per_sm // (config.smem_bytes(dtype, limit.target) + 1024),
+                      limit.threads_per_sm // threads, limit.regs_per_sm // (threads * registers)))
 
 
 def ranked(which: str, m: int, n: int, k: int, dtype: str, target: str, sms: int) -> list[GemmConfig]:
@@ -218,6 +262,28 @@ def ranked(which: str, m: int, n: int, k: int, dtype: str, target: str, sms: int
     return sorted(configs(which, dtype, target), key=lambda config: predicted_ms(config, m, n, k, dtype, sms))
 
 
-def with_options(config: GemmConfig, **changes) -> GemmConfig:
-    """A copy with some fields changed."""
-    return dataclasses.replace(config, **changes)
+_TYPES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8e4nv"}
+
+
+def job(config: GemmConfig, target: str, dtype: str = "bf16", b_k_major: bool = True, sms: int = 132):
+    """The `tilelab.build.Job` that compiles `config` for `target` as `ch14.gemm` launches it for bf16 or fp16 inputs.
+
+    Sizes and strides are taken to be multiples of 16, M is not.
+    """
+    from tilelab.build import Job
+
+    inside, outside = _TYPES[dtype], _TYPES["bf16" if dtype == "fp8" else dtype]
+    constants = config.constants(sms, b_k_major) | {"scale_a_ptr": None, "scale_b_ptr": None}
+    if config.kernel == "plain":
+        pointers = {"a_ptr": f"*{inside}", "b_ptr": f"*{inside}", "c_ptr": f"*{outside}"}
+        sizes = dict.fromkeys(("M", "N", "K", "stride_a", "stride_b", "stride_c"), "i32")
+    else:
+        blocks = config.blocks(b_k_major)
+        names = ("a_desc", "b_desc", "b_rest_desc", "c_desc")
+        pointers = {name: f"tensordesc<{outside if name == 'c_desc' else inside}{block}>"
+                    for name, block in zip(names, blocks) if block}
+        sizes = dict.fromkeys(("M", "N", "K"), "i32")
+        constants |= {} if blocks[2] else {"b_rest_desc": None}
+    aligned = [name for name in (*pointers, *sizes) if name != "M" and not name.endswith("desc")]
+    return Job(f"ch14.gemm:gemm_{config.kernel}_kernel", pointers | sizes, constants, target, config.num_warps,
+               config.num_stages, tuple(aligned), {"launch_pdl": True} if config.early_launch else {}, config.name)

@@ -1,19 +1,330 @@
-"""Compile kernels for any target with no GPU and read what came out."""
+"""Compile Triton kernels for any target with no GPU, in worker processes that may crash, and read what came out.
+
+A compiler that raises, aborts, faults or hangs becomes a Report with the reason. Nothing here imports Triton: it lives
+in the workers, where TRITON_INTERPRET=0 lets a machine without a GPU compile.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import pathlib
+import queue
+import re
+import select
+import signal
 import subprocess
+import sys
 import tempfile
-from pathlib import Path
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
-import triton
+from tilelab.device import limits
 
-TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+ROOT = pathlib.Path(__file__).parents[1]
+# Occurrences in the PTX: what the compiler emitted, not how often it runs.
+INSTRUCTIONS = {
+    "tma_load": r"cp\.async\.bulk\.tensor\.[^;\n]*shared::cluster\.global|"
+                r"cp\.async\.bulk\.tensor\.[^;\n]*shared::cta\.global",
+    "tma_store": r"cp\.async\.bulk\.tensor\.[^;\n]*\.global\.shared::cta|cp\.reduce\.async\.bulk\.tensor",
+    "wgmma": r"wgmma\.mma_async",
+    "tcgen05_mma": r"tcgen05\.mma",
+    "block_scale": r"\.block_scale",
+    "mma_sync": r"mma\.sync",
+    "tensormap_replace": r"tensormap\.replace",
+    "setmaxnreg": r"setmaxnreg",
+}
 
 
-def sass(cubin: bytes) -> str:
-    """SASS of a cubin, through the cuobjdump that Triton's wheel carries; RuntimeError says why it could not be read."""
+@dataclass(frozen=True)
+class Job:
+    """One kernel, specialised for one target.
+
+    kernel: "ch14.gemm:gemm_plain_kernel" or "path/to/file.py:name". signature: a Triton type for each argument that is
+    no constexpr ("*bf16", "i32", "tensordesc<bf16[128, 64]>"). constants: the constexpr arguments. aligned: names of
+    pointers and integers known to be multiples of 16. options: further compile options, {"launch_pdl": True}.
+    """
+
+    kernel: str
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    target: str
+    num_warps: int = 4
+    num_stages: int = 3
+    aligned: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the compiler made of a Job: `status` is ok, rejected (compiled, cannot launch there) or failed.
+
+    Sizes in bytes: `smem` dynamic and `smem_static` a block, `spills` local memory a thread; None where they could not
+    be read. `counts` are instructions in the PTX (INSTRUCTIONS). `reason` is a sentence, empty when all is well.
+    """
+
+    job: Job
+    status: str
+    reason: str = ""
+    registers: int | None = None
+    spills: int | None = None
+    smem: int | None = None
+    smem_static: int | None = None
+    threads: int | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    ptx: str = ""
+
+    @property
+    def launchable(self) -> bool:
+        """Whether the target can launch it."""
+        return self.status == "ok"
+
+    def row(self) -> dict:
+        """Flat, for a table or results/; without the PTX."""
+        kept = {"name": self.job.name or self.job.kernel, "target": self.job.target, "status": self.status,
+                "reason": self.reason, "registers": self.registers, "spills": self.spills, "smem": self.smem,
+                "threads": self.threads, "seconds": round(self.seconds, 3)}
+        return kept | self.counts
+
+
+# ---- in the worker
+
+
+def _kernel(name: str):
+    module, _, attribute = name.rpartition(":")
+    if module.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(pathlib.Path(module).stem, module)
+        loaded = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(loaded)
+    else:
+        loaded = importlib.import_module(module)
+    return getattr(loaded, attribute)
+
+
+def _compile(job: dict) -> dict:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = _kernel(job["kernel"])
+    names = kernel.arg_names
+    unknown = (set(job["signature"]) | set(job["constants"])) ^ set(names)
+    if unknown:
+        raise ValueError(f"{', '.join(sorted(unknown))}: given but not taken by the kernel, or the reverse")
+    signature = {name: job["signature"].get(name, "constexpr") for name in names}
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in job["aligned"]}
+    source = ASTSource(kernel, signature, job["constants"], attributes)
+    capability = int(re.sub(r"\D", "", job["target"]))
+    options = {"num_warps": job["num_warps"], "num_stages": job["num_stages"], **job["options"]}
+    begun = time.perf_counter()
+    built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    seconds = time.perf_counter() - begun
+    warps = getattr(built.metadata, "total_num_warps", None) or built.metadata.num_warps
+    return {"smem": built.metadata.shared, "threads": 32 * warps, "seconds": seconds, "ptx": built.asm["ptx"],
+            **_resources(built.asm["cubin"])}
+
+
+def _tool(name: str) -> pathlib.Path:
+    found = importlib.util.find_spec("triton")  # found, not imported
+    return pathlib.Path(found.origin).parent / "backends/nvidia/bin" / name
+
+
+def _cuobjdump(flag: str, cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run([TOOLS / "cuobjdump", "-sass", file.name], capture_output=True, text=True)
+        done = subprocess.run([_tool("cuobjdump"), flag, file.name], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"cuobjdump cannot read this cubin: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
+
+
+def _resources(cubin: bytes) -> dict:
+    try:
+        text = _cuobjdump("-res-usage", cubin)
+    except RuntimeError:  # the one in Triton 3.6 knows neither sm_103 nor sm_121
+        return {}
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", text)
+    registers, stack, static, local = map(int, found.groups())
+    return {"registers": registers, "spills": stack + local, "smem_static": static}
+
+
+def _why(error: BaseException, said: str) -> str:
+    """One sentence from an exception and what the compiler wrote to stderr while it was raised."""
+    text = f"{error}\n{said}"
+    if found := re.search(r"ptxas (?:fatal|error)\s*:\s*(?:\(C\d+\) )?(.+)", text):
+        return f"ptxas: {found[1].strip()}"
+    if found := re.search(r"executing \[?`(\w+)`", text):
+        detail = re.search(r"error: (.+)", said)
+        return f"the compiler pass {found[1]} failed" + (f": {detail[1].strip()}" if detail else "")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^")]
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"[:300]
+
+
+def _work() -> None:
+    """Read a job a line, write a result a line. File descriptor 2 is a file: what the compiler says is read back."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Triton prints whole kernels when ptxas refuses them
+    for line in sys.stdin:
+        os.ftruncate(2, 0)
+        request = json.loads(line)
+        if request["cache"]:
+            os.environ["TRITON_CACHE_DIR"] = request["cache"]
+        try:
+            answer = _compile(request)
+        except Exception as error:
+            sys.stderr.flush()
+            said = os.pread(2, 1 << 20, 0).decode(errors="replace")
+            answer = {"reason": _why(error, said)}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+# ---- in the caller
+
+
+class _Worker:
+    """A compiler in its own process, started when first asked and again after it died."""
+
+    def __init__(self):
+        self.process = self.said = None
+
+    def _start(self):
+        path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+        self.said = tempfile.TemporaryFile("a+b")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tilelab.build"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said,
+            env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}, text=True, bufsize=1)
+
+    def ask(self, job: Job, cache: str | None, timeout_s: float) -> dict:
+        if self.process is None or self.process.poll() is not None:
+            self._start()
+        request = {**dataclasses.asdict(job), "cache": cache}
+        with contextlib.suppress(BrokenPipeError):  # it died between jobs; reading says how
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+        if not select.select([self.process.stdout], [], [], timeout_s)[0]:
+            self.stop()
+            return {"reason": f"the compiler gave no answer within {timeout_s:g} s"}
+        answer = self.process.stdout.readline()
+        return json.loads(answer) if answer.endswith("\n") else {"reason": self._death()}
+
+    def _death(self) -> str:
+        status = self.process.wait()
+        how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        self.said.seek(0)
+        lines = [line for line in self.said.read().decode(errors="replace").splitlines() if line.strip()]
+        told = [line for line in lines if re.search(r"LLVM ERROR|Assertion|error:|Error", line)] or lines[-1:]
+        return f"the compiler died ({how})" + (f": {told[0].strip()[:300]}" if told else "")
+
+    def stop(self):
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+@functools.cache
+def _workers(count: int) -> list[_Worker]:
+    """Workers live as long as this process, so that Triton is imported once; they are idle between builds."""
+    found = [_Worker() for _ in range(count)]
+    atexit.register(lambda: [worker.stop() for worker in found])
+    return found
+
+
+_busy = threading.Lock()
+
+
+def build(jobs: Iterable[Job], workers: int | None = None, timeout_s: float = 120,
+          cache: str | os.PathLike | None = None) -> Iterator[Report]:
+    """Compile `jobs` in parallel and yield a Report for each as it finishes, in whatever order.
+
+    `workers` processes (default: one a CPU), each given `timeout_s` a job; `cache` replaces Triton's cache folder.
+    Raises ValueError at once for a target that is none of tilelab.device.TARGETS.
+    """
+    jobs = list(jobs)
+    for job in jobs:
+        limits(job.target)
+    return _build(jobs, min(workers or os.cpu_count() or 1, max(len(jobs), 1)), timeout_s, cache and str(cache))
+
+
+def _build(jobs, count, timeout_s, cache):
+    waiting, done = queue.SimpleQueue(), queue.SimpleQueue()
+    for job in jobs:
+        waiting.put(job)
+
+    def drive(worker):
+        while True:
+            try:
+                job = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                done.put(_report(job, worker.ask(job, cache, timeout_s)))
+            except Exception as error:  # never leave the caller waiting
+                done.put(Report(job, "failed", f"{type(error).__name__}: {error}"))
+
+    with _busy:  # the workers are shared: two builds at once take turns
+        threads = [threading.Thread(target=drive, args=(worker,), daemon=True) for worker in _workers(count)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in jobs:
+                yield done.get()
+        finally:
+            with contextlib.suppress(queue.Empty):  # the caller may stop early
+                while True:
+                    waiting.get_nowait()
+            for thread in threads:
+                thread.join()
+
+
+def _report(job: Job, answer: dict) -> Report:
+    if "reason" in answer:
+        return Report(job, "failed", answer["reason"].rstrip(".") + ".")
+    limit = limits(job.target)
+    counts = {name: len(re.findall(pattern, answer["ptx"])) for name, pattern in INSTRUCTIONS.items()}
+    reason = ""
+    if answer["smem"] > limit.smem_per_block:
+        reason = (f"it needs {answer['smem']:,} B of shared memory a block; {job.target} has "
+                  f"{limit.smem_per_block:,} B.")
+    elif answer["threads"] > 1024:
+        reason = f"it has {answer['threads']:,} threads a block; {job.target} allows 1,024."
+    elif answer["threads"] * (answer.get("registers") or 0) > limit.regs_per_sm:
+        reason = (f"its {answer['threads']} threads with {answer['registers']} registers each exceed the "
+                  f"{limit.regs_per_sm:,} of an SM.")
+    return Report(job, "rejected" if reason else "ok", reason, counts=counts, **answer)
+
+
+def build_one(job: Job, **options) -> Report:
+    """`build` of a single job."""
+    return next(iter(build([job], **options)))
+
+
+def sass(cubin: bytes) -> str:
+    """SASS of a cubin, through the cuobjdump in Triton's wheel; RuntimeError says why it could not be read."""
+    return _cuobjdump("-sass", cubin)
+
+
+def ptxas_remarks(ptx: str, target: str) -> list[str]:
+    """What ptxas has to say about performance, "wgmma instructions are serialized" above all; Triton drops it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "kernel.ptx")
+        path.write_text(ptx)
+        command = [_tool("ptxas"), f"--gpu-name={target}", path, "-o", path.with_suffix(".cubin")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return re.findall(r"\(C\d+\) Potential Performance Loss: .+", done.stdout + done.stderr)
+
+
+if __name__ == "__main__":
+    _work()

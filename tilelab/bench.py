@@ -1,0 +1,187 @@
+"""Time implementations against a peer: interleaved medians, random data, operands that come from DRAM.
+
+The GPU's clock moves by 10 to 15 % with load and temperature, so a ratio of interleaved runs is published, never a time
+alone. Every candidate is captured in a CUDA graph: below 100 microseconds events would time the gaps between launches.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tilelab import device
+
+ROUNDS = 9  # the first warms up
+GRAPH_MS = 1.5  # long enough for the clock to settle, short enough to interleave many candidates
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median time of one call in milliseconds, the peer's in the same rounds, and what follows from them."""
+
+    name: str
+    ms: float | None
+    peer: str
+    peer_ms: float
+    tflops: float | None = None
+    gbps: float | None = None
+    reason: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """peer_ms / ms: above 1 the candidate is faster."""
+        return self.peer_ms / self.ms if self.ms else None
+
+    def row(self) -> dict:
+        """The fields that results/ keeps."""
+        found = {"name": self.name, "ms": self.ms, "peer": self.peer, "peer_ms": self.peer_ms, "ratio": self.ratio,
+                 "tflops": self.tflops, "gbps": self.gbps, "status": "failed" if self.reason else "ok",
+                 "reason": self.reason}
+        return {key: value for key, value in found.items() if value is not None}
+
+
+def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence], peer: str, *,
+            flops: float | None = None, nbytes: float | None = None) -> dict[str, Timing]:
+    """Time every candidate against `peer`, one of them, and return a Timing for each.
+
+    A candidate takes the tensors of `make_inputs()` and returns a function that launches on them: descriptors and
+    work space are made once. `make_inputs` is called until its tensors fill three times the L2 cache, and launches
+    rotate through them. `flops` and `nbytes` of one call give the rates. A candidate that raises gets a `reason`; an
+    error of the peer is raised. Raises tilelab.device.Unsupported without a GPU.
+    """
+    if peer not in candidates:
+        raise ValueError(f"the peer must be one of {', '.join(candidates)}; here it is {peer!r}.")
+    if device.current().capability is None:
+        raise device.Unsupported(f"timing needs a GPU; here is {device.current().describe()}: read results/ instead.")
+    inputs = _rotation(make_inputs)
+    # A graph holds addresses, not tensors: the launches own the work space, so they live until the last replay.
+    launches = {peer: [candidates[peer](*tensors) for tensors in inputs]}
+    calls = _calls(launches[peer])
+    graphs, failed = {peer: _capture(launches[peer], calls)}, {}
+    for name, candidate in candidates.items():
+        if name == peer:
+            continue
+        try:
+            launches[name] = [candidate(*tensors) for tensors in inputs]
+            graphs[name] = _capture(launches[name], calls)
+        except torch.AcceleratorError:
+            raise  # the CUDA context is lost, and with it everything that follows
+        except Exception as error:
+            failed[name] = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    times = _interleave(graphs, peer, calls)
+    timings = {}
+    for name in candidates:
+        ms = times.get(name)
+        timings[name] = Timing(name, ms, peer, times[peer], flops / ms / 1e9 if flops and ms else None,
+                               nbytes / ms / 1e6 if nbytes and ms else None, failed.get(name, ""))
+    return timings
+
+
+def _rotation(make_inputs) -> list[Sequence]:
+    """As many sets of inputs as it takes to push the first out of L2 before it is used again."""
+    sets = [make_inputs()]
+    size = sum(tensor.nbytes for tensor in sets[0] if isinstance(tensor, torch.Tensor))
+    wanted = min(32, math.ceil(3 * device.current().l2_bytes / size) + 1)
+    return sets + [make_inputs() for _ in range(wanted - 1)]
+
+
+def _calls(launches) -> int:
+    """How many launches make up about GRAPH_MS."""
+    for launch in launches:
+        launch()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for launch in launches:
+        launch()
+    end.record()
+    end.synchronize()
+    return max(2, min(200, math.ceil(GRAPH_MS / (begin.elapsed_time(end) / len(launches)))))
+
+
+def _capture(launches, calls: int) -> torch.cuda.CUDAGraph:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        launches[0]()  # compiles and loads what a capture may not
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in range(calls):
+            launches[call % len(launches)]()
+    return graph
+
+
+def _interleave(graphs, peer: str, calls: int) -> dict[str, float]:
+    """Median milliseconds a call; the peer runs again after every second candidate, so that it sees the same clocks."""
+    others = [name for name in graphs if name != peer]
+    order = [peer] if not others else [name for i, other in enumerate(others)
+                                       for name in ([peer, other] if i % 2 == 0 else [other])]
+    times = {name: [] for name in graphs}
+    for round_ in range(ROUNDS):
+        events = []
+        for name in order if round_ % 2 else order[::-1]:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graphs[name].replay()
+            end.record()
+            events.append((name, begin, end))
+        torch.cuda.synchronize()
+        if round_:
+            for name, begin, end in events:
+                times[name].append(begin.elapsed_time(end) / calls)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def call_us(launch: Callable[[], object], calls: int = 200) -> float:
+    """End-to-end microseconds of one call, launch and completion, as a program that waits for each result sees it."""
+    import time
+
+    for _ in range(5):
+        launch()
+    torch.cuda.synchronize()
+    values = []
+    for _ in range(calls):
+        begin = time.perf_counter()
+        launch()
+        torch.cuda.synchronize()
+        values.append((time.perf_counter() - begin) * 1e6)
+    return statistics.median(values)
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What this machine was seen to do at its best: the roof that figures are given a percentage of."""
+
+    copy_gbps: float  # bytes read plus bytes written
+    bf16_tflops: float
+
+
+@functools.cache
+def ceilings() -> Ceilings:
+    """Measure the roofs once a process: torch's copy of 1 GiB, and cuBLAS bf16 at the better of 4096 and 8192 cubed."""
+    def copy(source, destination):
+        return lambda: destination.copy_(source)
+
+    def product(a, b, c):
+        return lambda: torch.mm(a, b, out=c)
+
+    size = 2**29
+    gbps = compare({"copy": copy}, lambda: [torch.randn(size, device="cuda").bfloat16() for _ in range(2)], "copy",
+                   nbytes=4 * size)["copy"].gbps
+    rates = []
+    for n in (4096, 8192):
+        def inputs(n=n):
+            return [torch.randn(n, n, device="cuda").bfloat16() for _ in range(3)]
+        rates.append(compare({"cuBLAS": product}, inputs, "cuBLAS", flops=2 * n**3)["cuBLAS"].tflops)
+    return Ceilings(gbps, max(rates))
+
+
+def floor_ms(roof: Ceilings, flops: float = 0, nbytes: float = 0) -> float:
+    """The least time, in milliseconds, that `flops` and `nbytes` can take under `roof`."""
+    return max(flops / roof.bf16_tflops / 1e9, nbytes / roof.copy_gbps / 1e6)

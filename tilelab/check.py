@@ -1,0 +1,84 @@
+"""Check a kernel against its spec: float64 reference, random data, ragged shapes, poisoned and guarded outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+# Twice the relative step of the result's format, for one rounding of a result whose sum was kept in float32 (bf16 has
+# 8 significant bits, fp16 11, e4m3 4), measured against the largest result: small ones are differences of large terms.
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float8_e4m3fn: 2**-3}
+GUARD_ROWS = 2
+
+
+def poisoned(shape: tuple[int, ...], dtype: torch.dtype, where) -> tuple[torch.Tensor, Callable[[], str]]:
+    """An output full of NaN inside a larger buffer, and a function that says whether that buffer's rest was touched.
+
+    `shape` is (rows, columns) or (n,). The function returns "" or a sentence.
+    """
+    rows, row = (shape[0], shape[1:]) if len(shape) > 1 else (1, shape)
+    buffer = torch.full((rows + 2 * GUARD_ROWS, *row), float("nan"), dtype=dtype, device=where)
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    before = buffer.view(bits).flatten()[0].item()
+    inside = buffer[GUARD_ROWS:-GUARD_ROWS].reshape(shape)
+
+    def touched() -> str:
+        raw = buffer.view(bits)
+        around = torch.cat([raw[:GUARD_ROWS].flatten(), raw[-GUARD_ROWS:].flatten()])
+        wrong = int((around != before).sum())
+        return f"{wrong} elements outside the output were overwritten" if wrong else ""
+
+    return inside, touched
+
+
+def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
+    """Largest difference from the float64 reference over its largest magnitude; infinite where an element is NaN."""
+    reference = reference.double()
+    if result.shape != reference.shape or not bool(torch.isfinite(result.double()).all()):
+        return float("inf")
+    scale = reference.abs().max().clamp_min(1e-30)
+    return float((result.double() - reference).abs().max() / scale)
+
+
+def compare(kernel: Callable, spec: Callable, cases: Iterable[tuple[str, tuple]], *, out: Callable,
+            peer: Callable | None = None) -> list[dict]:
+    """Rows {name, shape, dtype, error, tolerance, peer_error, status, reason}, one a case.
+
+    A case is (name, inputs). `kernel(*inputs, out=tensor)` writes a poisoned tensor of `out(*inputs)`, (shape,
+    dtype); `spec(*inputs)` is the float64 reference. The tolerance is TOLERANCE of the output's dtype or, with `peer`, 1.5 times
+    the error of `peer(*inputs)`. `error` is `relative_error`.
+    """
+    rows = []
+    for name, inputs in cases:
+        shape, dtype = out(*inputs)
+        first = next(value for value in inputs if isinstance(value, torch.Tensor))
+        result, touched = poisoned(shape, dtype, first.device)
+        kernel(*inputs, out=result)
+        if first.is_cuda:
+            torch.cuda.synchronize()
+        reference = spec(*inputs)
+        error, tolerance = relative_error(result, reference), TOLERANCE[dtype]
+        row = {"name": name, "shape": list(shape), "dtype": str(dtype)[6:]}
+        if peer:
+            row["peer_error"] = relative_error(peer(*inputs), reference)
+            tolerance = 1.5 * row["peer_error"]
+        reason = touched()
+        if error == float("inf"):
+            missing = int((~torch.isfinite(result.double())).sum())
+            reason = reason or f"{missing} of {result.numel()} elements are not finite, or were never written"
+        elif error > tolerance:
+            reason = reason or f"the error {error:.1e} is above {tolerance:.1e}"
+        rows.append({**row, "error": error if error < float("inf") else None, "tolerance": tolerance,
+                     "status": "wrong" if reason else "ok", "reason": reason})
+    return rows
+
+
+def assert_matches(kernel: Callable, spec: Callable, cases: Iterable[tuple[str, tuple]], *, out: Callable,
+                   peer: Callable | None = None) -> list[dict]:
+    """`compare`, raising AssertionError that names each case that is wrong."""
+    rows = compare(kernel, spec, cases, out=out, peer=peer)
+    wrong = [f"{row['name']}: {row['reason']}" for row in rows if row["status"] != "ok"]
+    assert not wrong, "; ".join(wrong)
+    assert rows, "no case was checked"
+    return rows
