@@ -1,7 +1,8 @@
 """Time implementations against a peer: interleaved medians, random data, operands that come from DRAM.
 
 The GPU's clock moves by 10 to 15 % with load and temperature, so a ratio of interleaved runs is published, never a time
-alone. Every candidate is captured in a CUDA graph: below 100 microseconds events would time the gaps between launches.
+alone. Below GRAPH_BELOW_US a candidate is captured in a CUDA graph, or events would time the gaps between launches;
+above it is launched plainly, for a graph runs torch's copy, a memcpy node, at two thirds of its speed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import torch
 from tilelab import device
 
 ROUNDS = 9  # the first warms up
-GRAPH_MS = 1.5  # long enough for the clock to settle, short enough to interleave many candidates
+BURST_MS = 1.5  # one timed burst of launches: long enough for events, short enough to interleave many candidates
+GRAPH_BELOW_US = 100
 
 
 @dataclass(frozen=True)
@@ -61,19 +63,21 @@ def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence]
     inputs = _rotation(make_inputs)
     # A graph holds addresses, not tensors: the launches own the work space, so they live until the last replay.
     launches = {peer: [candidates[peer](*tensors) for tensors in inputs]}
-    calls = _calls(launches[peer])
-    graphs, failed = {peer: _capture(launches[peer], calls)}, {}
+    call_ms = _estimate_ms(launches[peer])
+    calls = max(2, min(200, math.ceil(BURST_MS / call_ms)))
+    burst = _graph if call_ms * 1e3 < GRAPH_BELOW_US else _plain
+    bursts, failed = {peer: burst(launches[peer], calls)}, {}
     for name, candidate in candidates.items():
         if name == peer:
             continue
         try:
             launches[name] = [candidate(*tensors) for tensors in inputs]
-            graphs[name] = _capture(launches[name], calls)
+            bursts[name] = burst(launches[name], calls)
         except torch.AcceleratorError:
             raise  # the CUDA context is lost, and with it everything that follows
         except Exception as error:
             failed[name] = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-    times = _interleave(graphs, peer, calls)
+    times = _interleave(bursts, peer, calls)
     timings = {}
     for name in candidates:
         ms = times.get(name)
@@ -90,8 +94,7 @@ def _rotation(make_inputs) -> list[Sequence]:
     return sets + [make_inputs() for _ in range(wanted - 1)]
 
 
-def _calls(launches) -> int:
-    """How many launches make up about GRAPH_MS."""
+def _estimate_ms(launches) -> float:
     for launch in launches:
         launch()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -100,10 +103,21 @@ def _calls(launches) -> int:
         launch()
     end.record()
     end.synchronize()
-    return max(2, min(200, math.ceil(GRAPH_MS / (begin.elapsed_time(end) / len(launches)))))
+    return begin.elapsed_time(end) / len(launches)
 
 
-def _capture(launches, calls: int) -> torch.cuda.CUDAGraph:
+def _plain(launches, calls: int) -> Callable[[], None]:
+    for launch in launches:
+        launch()
+
+    def burst():
+        for call in range(calls):
+            launches[call % len(launches)]()
+
+    return burst
+
+
+def _graph(launches, calls: int) -> Callable[[], None]:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -114,21 +128,21 @@ def _capture(launches, calls: int) -> torch.cuda.CUDAGraph:
     with torch.cuda.graph(graph):
         for call in range(calls):
             launches[call % len(launches)]()
-    return graph
+    return graph.replay
 
 
-def _interleave(graphs, peer: str, calls: int) -> dict[str, float]:
+def _interleave(bursts, peer: str, calls: int) -> dict[str, float]:
     """Median milliseconds a call; the peer runs again after every second candidate, so that it sees the same clocks."""
-    others = [name for name in graphs if name != peer]
+    others = [name for name in bursts if name != peer]
     order = [peer] if not others else [name for i, other in enumerate(others)
                                        for name in ([peer, other] if i % 2 == 0 else [other])]
-    times = {name: [] for name in graphs}
+    times = {name: [] for name in bursts}
     for round_ in range(ROUNDS):
         events = []
         for name in order if round_ % 2 else order[::-1]:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
-            graphs[name].replay()
+            bursts[name]()
             end.record()
             events.append((name, begin, end))
         torch.cuda.synchronize()
