@@ -1,14 +1,12 @@
 """GEMM on tiles that tensor descriptors move: C = A B, Triton, sm_90a and newer.
 
 Two kernels, one launcher: `plain` (a tile a program, descriptors built on the device, as the field note's kernel) and
-`persistent` (host descriptors, grouped raster, epilogue in parts, tiles of 192 columns too). Source: Triton's persistent
-matmul tutorial; CUTLASS's tile rasters.
+`persistent` (host descriptors, grouped raster, epilogue in parts, tiles of 192 columns too). Source: Triton's
+persistent matmul tutorial; CUTLASS's tile rasters.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import warnings
 from dataclasses import dataclass, field
@@ -179,11 +177,10 @@ def _check(a, b, scale_a, scale_b, out):
     dtype, itemsize = DTYPES[a.dtype], a.dtype.itemsize
     if _interpreted():
         if dtype == "bf16":
-            raise device.Unsupported("Triton's interpreter multiplies the raw bits of bfloat16: use float16 without a "
-                                     "GPU.")
+            raise device.Unsupported("Triton's interpreter gets bfloat16 products wrong: use float16 without a GPU.")
     elif not a.is_cuda:
-        raise device.Unsupported(f"gemm needs its matrices on a GPU; they are on {a.device}: move them with .cuda(), or "
-                                 "set TRITON_INTERPRET=1 before the first import to run it without one.")
+        raise device.Unsupported(f"gemm needs its matrices on a GPU; they are on {a.device}: move them there, or set "
+                                 "TRITON_INTERPRET=1 before the first import to run it without one.")
     else:
         device.require("has_tma", "gemm", "use torch.mm")
     if a.stride(1) != 1 and k > 1:
@@ -265,7 +262,8 @@ def prepare(a, b, *, scale_a=None, scale_b=None, out=None, config="best") -> Pre
             raise  # the context is lost: no other configuration could run either
         except Exception as error:
             if not fallback and len(candidates) == 1:
-                raise device.Unsupported(f"configuration {candidate} cannot run on {target}: {_sentence(error)}") from None
+                reason = _sentence(error)
+                raise device.Unsupported(f"configuration {candidate} cannot run on {target}: {reason}") from error
             skipped.append((candidate, _sentence(error)))
             continue
         if candidate in fallback and candidate not in candidates:
@@ -339,3 +337,9 @@ def gemm(a, b, *, scale_a=None, scale_b=None, out=None, config="best"):
     if prepared.fell_back:
         warnings.warn(prepared.fell_back, stacklevel=2)
     return prepared()
+
+
+if __name__ == "__main__":
+    from ch14.gemm_trials import main
+
+    sys.exit(main())

@@ -149,7 +149,7 @@ def rejection(config: GemmConfig, target: str, dtype: str) -> str:
         return f"it needs {smem:,} B of shared memory a block; {target} has {limit.smem_per_block:,} B."
     each = limit.smem_per_sm // config.programs_per_sm - 1024  # the driver keeps 1 KiB a block
     if smem > each:
-        return f"{config.programs_per_sm} programs an SM leave {each:,} B of shared memory each and it needs {smem:,} B."
+        return f"{config.programs_per_sm} programs an SM leave {each:,} B of shared memory each; it needs {smem:,} B."
     return ""
 
 
@@ -182,7 +182,7 @@ def _course(dtype: str) -> list[GemmConfig]:
 
 
 def configs(which: str = "course", dtype: str = "bf16", target: str | None = None) -> list[GemmConfig]:
-    """A named set: the field note's `conservative` (3) and `proposed` (6), both for the plain kernel, or the `course`'s.
+    """A named set: the field note's `conservative` (3) and `proposed` (6), for the plain kernel, or the `course`'s.
 
     With `target` only those that pass the resource model there; `rejection` gives the reasons of the others.
     """

@@ -45,9 +45,9 @@ def compare(kernel: Callable, spec: Callable, cases: Iterable[tuple[str, tuple]]
             peer: Callable | None = None) -> list[dict]:
     """Rows {name, shape, dtype, error, tolerance, peer_error, status, reason}, one a case.
 
-    A case is (name, inputs). `kernel(*inputs, out=tensor)` writes a poisoned tensor of `out(*inputs)`, (shape,
-    dtype); `spec(*inputs)` is the float64 reference. The tolerance is TOLERANCE of the output's dtype or, with `peer`, 1.5 times
-    the error of `peer(*inputs)`. `error` is `relative_error`.
+    A case is (name, inputs). `kernel(*inputs, out=tensor)` writes a poisoned tensor of `out(*inputs)`, a (shape, dtype)
+    pair; `spec(*inputs)` is the float64 reference. The tolerance is TOLERANCE of the output's dtype or, with `peer`,
+    1.5 times the error of `peer(*inputs)`. `error` is `relative_error`.
     """
     rows = []
     for name, inputs in cases:

@@ -1,0 +1,305 @@
+"""The measurements behind the notebook `ch14_gemm`: inputs, check and timing of a configuration, and the experiments.
+
+Each experiment is a function that returns a tilelab.results.Record: measured here and now on a GPU with TMA, else the
+recorded one, labelled as such.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import pathlib
+
+import torch
+
+from ch14 import descriptors, gemm, gemm_configs
+from ch14.gemm_configs import GemmConfig, configs, rejection
+from tilelab import bench, build, check, device, results
+from tilelab.sweep import Space, sweep
+
+SQUARES = (2048, 4096, 8192)
+LLM_M = (64, 512, 4096, 8192)
+LLM_NK = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
+RAGGED = ((1000, 1000, 1000), (333, 520, 136), (1, 4096, 4096), (4097, 4104, 4112))
+COPY_SIDE = 16384  # bf16: 512 MiB read and 512 MiB written
+
+
+def inputs(m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k") -> tuple:
+    """Random normal (a, b, out, scale_a, scale_b): b is a weight.T (`layout` "k") or stored row by row ("n").
+
+    The scales are None, or for fp8 one float32 value each.
+    """
+    here = "cuda" if device.current().capability else "cpu"
+    kind = gemm.TORCH[dtype]
+    a, weight = (torch.randn(rows, k, device=here).to(kind) for rows in (m, n))
+    out = torch.empty(m, n, device=here, dtype=torch.bfloat16 if dtype == "fp8" else kind)
+    scales = [torch.rand((), device=here) + 0.5 if dtype == "fp8" else None for _ in range(2)]
+    return a, weight.T if layout == "k" else weight.T.contiguous(), out, *scales
+
+
+def library(a, b, out, scale_a=None, scale_b=None):
+    """A function that lets cuBLAS compute the same product: torch.mm, or for fp8 _scaled_mm with fast accumulation."""
+    if scale_a is None:
+        return lambda: torch.mm(a, b, out=out)
+    return lambda: torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=out.dtype, use_fast_accum=True)
+
+
+def verify(config, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k") -> dict:
+    """A row of tilelab.check: error against float64, and cuBLAS's own, of which ours may be 1.5 times."""
+    a, b, out, *scales = inputs(m, n, k, dtype, layout)
+    named = dict(zip(("scale_a", "scale_b"), scales))
+    peer = library(a, b, out, *scales) if a.is_cuda else None
+    return check.compare(lambda a, b, out: gemm.gemm(a, b, out=out, config=config, **named),
+                         lambda a, b: gemm.spec(a, b, **named), [(str(config), (a, b))],
+                         out=lambda a, b: ((m, n), out.dtype), peer=peer and (lambda a, b: peer()))[0]
+
+
+def measure(config, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k") -> dict:
+    """Check `config`, then time it against cuBLAS alone, so that no third kernel heats the chip between the two.
+
+    Returns {status, reason, error, peer_error, ms, peer_ms, ratio, tflops}; on failure status and reason only.
+    """
+    try:
+        checked = verify(config, m, n, k, dtype, layout)
+    except torch.AcceleratorError:
+        raise
+    except Exception as error:
+        return {"status": "failed", "reason": str(error).splitlines()[0]}
+    row = {"status": checked["status"], "reason": checked["reason"], "error": checked["error"],
+           "peer_error": checked.get("peer_error")}
+    if checked["status"] != "ok":
+        return row
+
+    def ours(a, b, out, scale_a, scale_b):
+        return gemm.prepare(a, b, out=out, scale_a=scale_a, scale_b=scale_b, config=config)
+
+    timing = bench.compare({"cuBLAS": library, "ours": ours}, lambda: inputs(m, n, k, dtype, layout), "cuBLAS",
+                           flops=2 * m * n * k)["ours"]
+    return row | {key: value for key, value in timing.row().items() if key != "name"}
+
+
+def label(config: GemmConfig, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k", which: str = "") -> dict:
+    """The fields that say what a row is about."""
+    return {"name": which or "course", "config": str(config), "kernel": config.name, "shape": [m, n, k], "dtype": dtype,
+            "layout": layout}
+
+
+def space(m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k", target: str | None = None,
+          which: str = "") -> Space:
+    """How `tilelab.sweep` walks configurations at one shape; with `target` it only builds, for that target."""
+    here = device.current()
+    live = target is None and here.has_tma
+    target = target or (here.target if here.has_tma else "sm_90a")
+    return Space(label=lambda c: label(c, m, n, k, dtype, layout, which),
+                 reject=lambda c: rejection(c, target, dtype),
+                 job=lambda c: gemm_configs.job(c, target, dtype, layout == "k"),
+                 measure=(lambda c: measure(c, m, n, k, dtype, layout)) if live else None)
+
+
+def best(m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k") -> dict:
+    """The row of the configuration that `config="best"` takes."""
+    here = device.current()
+    config = gemm_configs.ranked("course", m, n, k, dtype, here.target, here.sms)[0]
+    predicted = gemm_configs.predicted_ms(config, m, n, k, dtype, here.sms)
+    return {**label(config, m, n, k, dtype, layout, "best"), **measure(config, m, n, k, dtype, layout),
+            "predicted_ms": predicted}
+
+
+def source() -> str:
+    """Hash of what the GEMM experiments measure: the kernels, and the configurations with their choice."""
+    return results.source_hash(gemm.gemm_plain_kernel, gemm.gemm_persistent_kernel, gemm.tile_at, gemm.scaled,
+                               gemm.halves, gemm.store_tile, gemm.load_b, gemm_configs)
+
+
+def _experiment(name):
+    """A function that returns rows becomes one that returns a Record, live or recorded."""
+    def wrap(rows):
+        @functools.wraps(rows)
+        def run() -> results.Record:
+            return results.live_or_recorded(name, rows, source())
+        return run
+    return wrap
+
+
+@_experiment("ch14_gemm_square")
+def squares():
+    """bf16 at 2048, 4096 and 8192 cubed, B stored either way: best configuration against cuBLAS."""
+    return [best(s, s, s, layout=layout) for layout in "kn" for s in SQUARES]
+
+
+@_experiment("ch14_gemm_llm")
+def llm():
+    """bf16 at the shapes of a 7 to 8 billion parameter decoder: tokens M, weight (N, K), B = weight.T."""
+    return [best(m, n, k) for m in LLM_M for n, k in LLM_NK]
+
+
+@_experiment("ch14_gemm_ragged")
+def ragged():
+    """bf16 at sizes that no tile divides."""
+    return [best(*shape, layout=layout) for layout in "kn" for shape in RAGGED]
+
+
+@_experiment("ch14_gemm_fp8")
+def fp8():
+    """e4m3 with one scale a tensor, against cuBLASLt with fast accumulation."""
+    return [best(s, s, s, "fp8") for s in SQUARES]
+
+
+@_experiment("ch14_gemm_claim")
+def claim():
+    """The field note's two sets, and the course's best, at its three sizes; B row by row, as in its kernel.
+
+    `factor` is a row's speed over that of the fastest conservative configuration at the same size.
+    """
+    rows = []
+    for s in SQUARES:
+        of_size = [row for which in ("conservative", "proposed")
+                   for row in sweep(configs(which), space(s, s, s, layout="n", which=which))]
+        of_size.append(best(s, s, s, layout="n"))
+        slow = min(row["ms"] for row in of_size if row["name"] == "conservative" and row["status"] == "ok")
+        rows += [row | ({"factor": slow / row["ms"]} if row.get("ms") else {}) for row in of_size]
+    return rows
+
+
+GRID_STAGES = (2, 3, 4, 5, 6)
+
+
+def grid() -> list[GemmConfig]:
+    """Persistent tiles from 64 x 64 to 256 x 256, BLOCK_K 64: a space to sweep, good and bad."""
+    tiles = [(64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 192), (128, 256), (256, 64), (256, 128),
+             (256, 256)]
+    return [GemmConfig(bm, bn, 64, warps, stages, kernel="persistent", epilogue_parts=2)
+            for (bm, bn), warps, stages in itertools.product(tiles, (4, 8), GRID_STAGES)]
+
+
+@_experiment("ch14_gemm_sweep")
+def swept():
+    """Every configuration of `grid` at 4096 cubed."""
+    return list(sweep(grid(), space(4096, 4096, 4096)))
+
+
+def built(targets=device.TARGETS[1:], sets=("conservative", "proposed"), dtype: str = "bf16") -> list[dict]:
+    """The configurations of `sets`, compiled for every target: runs anywhere, no GPU needed."""
+    order = [(which, config, target) for which in sets for config in configs(which, dtype) for target in targets]
+    jobs = [gemm_configs.job(config, target, dtype, b_k_major=dtype == "fp8") for _, config, target in order]
+    reports = {id(report.job): report for report in build.build(jobs)}
+    return [{"set": which, **reports[id(job)].row(), "name": str(config), "unit": config.tensor_core(target)}
+            for job, (which, config, target) in zip(jobs, order)]
+
+
+def copies() -> results.Record:
+    """The field note's copy configurations and the course's, 1 GiB moved, against torch's copy_."""
+    def rows():
+        def pair():
+            return [torch.randn(COPY_SIDE, COPY_SIDE, device="cuda").bfloat16() for _ in range(2)]
+
+        found = []
+        for which, config in ((w, c) for w in descriptors.SETS for c in descriptors.configs(w)):
+            source, destination = pair()
+            destination.fill_(float("nan"))
+            descriptors.copy_tma(source, destination, config)
+            same = torch.equal(source.view(torch.int16), destination.view(torch.int16))
+            row = {"name": which, "config": str(config), "shape": [COPY_SIDE, COPY_SIDE], "dtype": "bf16",
+                   "status": "ok" if same else "wrong", "reason": "" if same else "the bits differ"}
+            if same:
+                ours = functools.partial(descriptors.prepare_copy, config=config)
+                timing = bench.compare({"torch": lambda s, d: lambda: d.copy_(s), "ours": ours}, pair, "torch",
+                                       nbytes=2 * source.nbytes)["ours"]
+                row |= {key: value for key, value in timing.row().items() if key != "name"}
+            found.append(row)
+        return found
+
+    return results.live_or_recorded("ch14_gemm_copy", rows, results.source_hash(descriptors))
+
+
+def roofs() -> results.Record:
+    """The two ceilings of this machine, measured: copy bandwidth and cuBLAS bf16."""
+    def rows():
+        roof = bench.ceilings()
+        return [{"name": "copy", "gbps": roof.copy_gbps, "status": "ok"},
+                {"name": "cuBLAS bf16", "tflops": roof.bf16_tflops, "status": "ok"}]
+
+    return results.live_or_recorded("ceilings", rows, results.source_hash(bench.ceilings.__wrapped__))
+
+
+def _arguments(argv):
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="python -m ch14.gemm", description="Check and time tile configurations of a "
+                                     "descriptor GEMM against cuBLAS; with --target only compile them.")
+    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
+    parser.add_argument("--mnk", default="4096,4096,4096", help="M,N,K (default 4096,4096,4096)")
+    parser.add_argument("--dtype", default="bf16", choices=tuple(gemm_configs.ITEMSIZE))
+    parser.add_argument("--layout", default="k", choices=("k", "n"), help="B is weight.T (k, default) or row by row (n)")
+    parser.add_argument("--config", default="best", metavar="SET|best|BM,BN,BK,WARPS,STAGES",
+                        help=f"a set ({', '.join(gemm_configs.SETS)}), best (default), or one tile")
+    parser.add_argument("--sweep", action="store_true", help="every configuration of a grid of tiles")
+    parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
+    parser.add_argument("--copy", action="store_true", help="the copy configurations instead of the GEMM")
+    parser.add_argument("--json", metavar="PATH", help="write one JSON object to PATH, - for standard output")
+    return parser.parse_args(argv)
+
+
+def _chosen(options, m, n, k) -> list[GemmConfig]:
+    here = device.current()
+    if options.sweep:
+        return grid()
+    if options.config in gemm_configs.SETS:
+        return configs(options.config, options.dtype)
+    if options.config != "best":
+        return [gemm_configs.parse(options.config)]
+    target, sms = (here.target, here.sms) if here.has_tma else ("sm_90a", 132)
+    return gemm_configs.ranked("course", m, n, k, options.dtype, options.target or target, sms)[:1]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line of ch14.gemm; returns the exit status."""
+    import sys
+
+    options = _arguments(argv)
+    try:
+        try:
+            m, n, k = (int(part) for part in options.mnk.split(","))
+        except ValueError:
+            raise ValueError(f"--mnk takes three sizes such as 4096,4096,4096; here it is {options.mnk!r}.") from None
+        if min(m, n, k) < 1:
+            raise ValueError(f"sizes must be at least 1; here they are {options.mnk}.")
+        if options.target:
+            device.limits(options.target)
+        else:
+            device.require("has_tma", "timing the " + ("copy" if options.copy else "GEMM"),
+                           "compile it with --target sm_100a" if not options.copy else "read results/")
+        if options.copy:
+            record = copies()
+        else:
+            chosen = _chosen(options, m, n, k)
+            which = "sweep" if options.sweep else options.config if "," not in options.config else "tile"
+            walk = space(m, n, k, options.dtype, options.layout, options.target, which)
+            rows = []
+            for row in sweep(chosen, walk):
+                rows.append(row)
+                if options.json != "-":
+                    print(_line(row), flush=True)
+            record = results.Record(results.make("ch14_gemm", rows, source()), live=True)
+    except (ValueError, device.Unsupported) as error:
+        print(f"python -m ch14.gemm: {error}", file=sys.stderr)
+        return 2
+    if options.copy and options.json != "-":
+        print(record)
+    if options.json:
+        text = results.to_json(record.data)
+        print(text, end="") if options.json == "-" else results.write_atomically(pathlib.Path(options.json), text)
+    statuses = {row["status"] for row in record.rows}
+    if "wrong" in statuses:
+        return 1
+    return 0 if "ok" in statuses else 2
+
+
+def _line(row: dict) -> str:
+    found = f"{row['kernel']:34} {row['status']:8} "
+    if row.get("ms"):
+        return found + (f"{row['ms'] * 1e3:9.1f} us {row['tflops']:6.0f} TFLOP/s {row['ratio']:6.3f} x cuBLAS   error "
+                        f"{row['error']:.1e} (cuBLAS {row['peer_error']:.1e})")
+    if row["status"] == "ok":
+        return found + f"{row['registers']} registers, {row['smem']:,} B of shared memory, {row['spills']} B spilled"
+    return found + row["reason"]
