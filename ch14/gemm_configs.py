@@ -217,7 +217,8 @@ class Rates:
     flops: float = 6.2e6  # two-byte elements; one-byte ones twice that
     bytes_in: float = 120e3  # through its TMA engine, from L2
     latency_us: float = 1.03  # from the issue of a TMA load to its data
-    launch_us: float = 2.0
+    contention: float = 0.15  # of the operands' time is felt although it overlaps with products
+    launch_us: float = 2.0  # half of it with early launch
     dram_bytes: float = 4.1e6  # all SMs together
 
 
@@ -237,7 +238,8 @@ def predicted_ms(config: GemmConfig, m: int, n: int, k: int, dtype: str, sms: in
     steps = math.ceil(k / config.block_k)
 
     def tile_us(programs):
-        return steps * max(products, operands, exposed / (max(config.num_stages - 1, 1) * programs))
+        hidden = exposed / (max(config.num_stages - 1, 1) * programs)
+        return steps * max(products + rates.contention * operands, operands, hidden)
 
     together, left = divmod(math.ceil(tiles / sms), resident)
     busy = together * resident * tile_us(resident) + left * tile_us(max(left, 1))
@@ -245,7 +247,9 @@ def predicted_ms(config: GemmConfig, m: int, n: int, k: int, dtype: str, sms: in
         busy += (together + left) * rates.latency_us
     ends = rates.latency_us + config.block_m * config.block_n * 2 / rates.bytes_in  # first fill, last store
     dram = ((m + n) * k * size + m * n * 2) / rates.dram_bytes
-    return (max(busy, dram) + ends + rates.launch_us) / 1e3
+    if config.columns[1]:  # two accumulators: the loops are not fused, each tile pays for its ends
+        busy += (together + left - 1) * ends
+    return (max(busy, dram) + ends + rates.launch_us / (1 + config.early_launch)) / 1e3
 
 
 def _plain_resident(config: GemmConfig, dtype: str) -> int:

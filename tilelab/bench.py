@@ -17,8 +17,8 @@ import torch
 
 from tilelab import device
 
-ROUNDS = 9  # the first warms up
-BURST_MS = 1.5  # one timed burst of launches: long enough for events, short enough to interleave many candidates
+WARM_ROUNDS, ROUNDS = 3, 15
+BURST_MS = 4  # one timed burst of launches: long enough that events and the chip's power control cost nothing
 GRAPH_BELOW_US = 100
 
 
@@ -64,7 +64,7 @@ def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence]
     # A graph holds addresses, not tensors: the launches own the work space, so they live until the last replay.
     launches = {peer: [candidates[peer](*tensors) for tensors in inputs]}
     call_ms = _estimate_ms(launches[peer])
-    calls = max(2, min(200, math.ceil(BURST_MS / call_ms)))
+    calls = max(2, min(400, math.ceil(BURST_MS / call_ms)))
     burst = _graph if call_ms * 1e3 < GRAPH_BELOW_US else _plain
     bursts, failed = {peer: burst(launches[peer], calls)}, {}
     for name, candidate in candidates.items():
@@ -137,7 +137,7 @@ def _interleave(bursts, peer: str, calls: int) -> dict[str, float]:
     order = [peer] if not others else [name for i, other in enumerate(others)
                                        for name in ([peer, other] if i % 2 == 0 else [other])]
     times = {name: [] for name in bursts}
-    for round_ in range(ROUNDS):
+    for round_ in range(WARM_ROUNDS + ROUNDS):
         events = []
         for name in order if round_ % 2 else order[::-1]:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -146,7 +146,7 @@ def _interleave(bursts, peer: str, calls: int) -> dict[str, float]:
             end.record()
             events.append((name, begin, end))
         torch.cuda.synchronize()
-        if round_:
+        if round_ >= WARM_ROUNDS:
             for name, begin, end in events:
                 times[name].append(begin.elapsed_time(end) / calls)
     return {name: statistics.median(values) for name, values in times.items()}
