@@ -121,6 +121,24 @@ def _experiment(name):
     return wrap
 
 
+def checked() -> list[dict]:
+    """Kernels on ragged shapes against float64, here and now: bf16, fp16, fp8 on a GPU, fp16 in the interpreter.
+
+    The interpreter takes seconds for what a GPU does in microseconds, so its shapes and tiles are small.
+    """
+    if device.current().has_tma:
+        cases = [(dtype, layout, shape, config) for dtype, layouts in (("bf16", "kn"), ("fp16", "kn"), ("fp8", "k"))
+                 for layout in layouts for shape in RAGGED
+                 for config in (configs("conservative")[0], *configs("course", dtype, device.current().target)[:2])]
+    else:
+        small = [GemmConfig(32, 64, 16, 4, 2), GemmConfig(32, 64, 16, 4, 2, "persistent", 2),
+                 GemmConfig(64, 192, 32, 4, 3, "persistent", 2)]
+        cases = [("fp16", layout, shape, config) for layout in "kn" for shape in ((100, 104, 72), (1, 200, 64))
+                 for config in small]
+    return [verify(config, *shape, dtype, layout) | label(config, *shape, dtype, layout)
+            for dtype, layout, shape, config in cases]
+
+
 @_experiment("ch14_gemm_square")
 def squares():
     """bf16 at 2048, 4096 and 8192 cubed, B stored either way: best configuration against cuBLAS."""

@@ -163,7 +163,7 @@ def _check_cache() -> tuple[str, str]:
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:  # a file really written: permission bits say nothing to root or on a read-only mount
         with tempfile.TemporaryFile(dir=nearest):
-            return "ok", str(folder)
+            return "ok", str(folder).replace(str(pathlib.Path.home()), "~")
     except OSError as error:
         reason = error.strerror or type(error).__name__
         return "failed", f"{folder} cannot be written ({reason}): set TRITON_CACHE_DIR to a folder that can."

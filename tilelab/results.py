@@ -176,11 +176,25 @@ class Table:
 
 def _cell(value: Any) -> str:
     """A value for a reader: four digits, no more than a measurement is good for; nothing for a missing one."""
+    if isinstance(value, (list, tuple)):
+        return " x ".join(map(str, value))
     if isinstance(value, float):
         if math.isnan(value):  # what pandas makes of None among numbers
             return ""
         return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
     return "" if value is None else str(value)
+
+
+def table(rows: Sequence[dict], caption: str, columns: Sequence[str] | None = None, sort: str | None = None) -> Table:
+    """A Table of rows: `columns` chosen and ordered, sorted by column `sort` ("-tflops": largest first)."""
+    import pandas
+
+    frame = pandas.DataFrame(list(rows))
+    if sort:
+        frame = frame.sort_values(sort.removeprefix("-"), ascending=not sort.startswith("-"), kind="stable")
+    if columns:
+        frame = frame[list(columns)]
+    return Table(frame.astype(object).map(_cell), caption)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -218,12 +232,7 @@ class Record:
 
     def show(self, columns: Sequence[str] | None = None, sort: str | None = None) -> Table:
         """A table to read: `columns` chosen and ordered, rows sorted by column `sort` ("-tflops": largest first)."""
-        frame = self.frame()
-        if sort:
-            frame = frame.sort_values(sort.removeprefix("-"), ascending=not sort.startswith("-"), kind="stable")
-        if columns:
-            frame = frame[list(columns)]
-        return Table(frame.astype(object).map(_cell), f"{self.experiment}: {self.label()}")
+        return table(self.rows, f"{self.experiment}: {self.label()}", columns, sort)
 
     def __repr__(self) -> str:
         return repr(self.show())
@@ -246,3 +255,8 @@ def live_or_recorded(experiment: str, run: Callable[[], Sequence[dict]], source:
         return Record(record, live=True)
     record = load(experiment)
     return Record(record, live=False, stale=stale(record, source))
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The mean that ratios want: a half and a two make one."""
+    return math.exp(sum(map(math.log, values)) / len(values))
