@@ -248,7 +248,7 @@ def _arguments(argv):
     parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
     parser.add_argument("--mnk", default="4096,4096,4096", help="M,N,K (default 4096,4096,4096)")
     parser.add_argument("--dtype", default="bf16", choices=tuple(gemm_configs.ITEMSIZE))
-    parser.add_argument("--layout", default="k", choices=("k", "n"), help="B is weight.T (k, default) or row by row (n)")
+    parser.add_argument("--layout", default="k", choices=("k", "n"), help="B as weight.T (k, default) or by rows (n)")
     parser.add_argument("--config", default="best", metavar="SET|best|BM,BN,BK,WARPS,STAGES",
                         help=f"a set ({', '.join(gemm_configs.SETS)}), best (default), or one tile")
     parser.add_argument("--sweep", action="store_true", help="every configuration of a grid of tiles")

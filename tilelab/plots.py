@@ -120,8 +120,8 @@ def heat_map(rows: Sequence[dict], x: str, y: str, value: str, *, title: str, so
         known = row.get(value) is not None
         grid[i][j] = row[value] if known else math.nan
         texts.append((i, j, fmt.format(row[value]) if known else mark(row)))
+    axes.set_facecolor("#e8e8e8")  # shows where there is no value
     shades = axes.imshow(grid, cmap="cividis", aspect="auto", origin="lower")
-    shades.cmap.set_bad("#e8e8e8")
     for i, j, text in texts:
         dark = not math.isnan(grid[i][j]) and shades.norm(grid[i][j]) < 0.55
         axes.text(j, i, _plain(text), ha="center", va="center", fontsize=11, color="white" if dark else "black")
@@ -208,8 +208,8 @@ def scatter_predicted(rows: Sequence[dict], *, title: str, source: str) -> Pictu
     axes.set_yscale("log")
     _numbers(axes.xaxis, axes.yaxis)
     if len(rows) > 2:
-        axes.text(0.03, 0.95, f"rank correlation {rank_correlation(measured, predicted):.2f}, {len(rows)} configurations",
-                  transform=axes.transAxes, fontsize=8, va="top")
+        text = f"rank correlation {rank_correlation(measured, predicted):.2f}, {len(rows)} configurations"
+        axes.text(0.03, 0.95, text, transform=axes.transAxes, fontsize=8, va="top")
     axes.set_xlabel("measured, ms", fontsize=8)
     axes.set_ylabel("predicted, ms", fontsize=8)
     return figure
@@ -247,17 +247,15 @@ def gemm_picture(config, m: int, n: int, k: int) -> Picture:
     axes.text(ax, by + k * unit / 2, f"tile {bm} × {bn}\nstep {bk}", fontsize=8)
     ring_x, top = cx + n * unit + 1.3, by + k * unit
     slot = min(0.62, top / (config.num_stages + 2.4))
-    axes.text(ring_x, top + 0.02, "shared memory", fontsize=8, va="bottom", fontweight="bold")
+    size = (bm + bn) * bk * 2 / 1024
+    axes.text(ring_x, top + 0.02, f"shared memory: {config.num_stages} × {size:.0f} KB (bf16)", fontsize=8, va="bottom")
     for stage in range(config.num_stages):
         base = top - (stage + 1) * slot
         share = 1.9 * bm / (bm + bn)
         axes.add_patch(Rectangle((ring_x, base), share, slot * 0.85, color=blue, alpha=0.85))
         axes.add_patch(Rectangle((ring_x + share, base), 1.9 - share, slot * 0.85, color=orange, alpha=0.85))
         axes.text(ring_x + 1.97, base + slot * 0.4, f"stage {stage}", fontsize=7, va="center")
-    size = (bm + bn) * bk * 2 / 1024
-    ring_end = top - config.num_stages * slot
-    axes.text(ring_x, ring_end - 0.08, f"{config.num_stages} stages of {size:.0f} KB (bf16)", fontsize=7.5, va="top")
-    staged = ring_end - 1.0 * slot - 0.35
+    staged = top - (config.num_stages + 1) * slot - 0.35
     axes.add_patch(Rectangle((ring_x, staged), 1.9 / config.epilogue_parts, slot * 0.85, color=green, alpha=0.85))
     parts = f"C staged in {config.epilogue_parts} parts" if config.epilogue_parts > 1 else "C staged"
     axes.text(ring_x, staged - 0.06, parts, fontsize=7, va="top")

@@ -1,0 +1,83 @@
+import pytest
+import torch
+
+from tilelab import check
+
+
+def spec(x):
+    return x.double() * 2
+
+
+def out(x):
+    return tuple(x.shape), x.dtype
+
+
+def right(x, out):
+    out.copy_(x * 2)
+
+
+def short(x, out):
+    out[:-1] = x[:-1] * 2
+
+
+def beyond(x, out):
+    out.copy_(x * 2)
+    torch.as_strided(out, (1,), (1,), out.storage_offset() + out.numel()).fill_(1)
+
+
+def before(x, out):
+    out.copy_(x * 2)
+    torch.as_strided(out, (1,), (1,), out.storage_offset() - 1).fill_(1)
+
+
+def off(x, out):
+    out.copy_(x * 2)
+    out[3, 3] += 1
+
+
+CASES = [("one", (torch.randn(8, 16).half(),)), ("two", (torch.randn(5, 3),))]
+
+
+def test_right_kernel_passes():
+    rows = check.assert_matches(right, spec, CASES, out=out)
+    assert [row["status"] for row in rows] == ["ok", "ok"] and rows[0]["shape"] == [8, 16]
+
+
+@pytest.mark.parametrize("kernel, message", [
+    (short, "one: 16 of 128 elements are not finite, or were never written"),
+    (beyond, "1 elements outside the output were overwritten"),
+    (before, "1 elements outside the output were overwritten"),
+])
+def test_wrong_kernel_is_caught(kernel, message):
+    with pytest.raises(AssertionError, match=message):
+        check.assert_matches(kernel, spec, CASES, out=out)
+
+
+def test_one_wrong_element_is_caught():
+    with pytest.raises(AssertionError, match=r"one: the error .* is above 9.8e-04"):
+        check.assert_matches(off, spec, CASES[:1], out=out)
+
+
+def test_the_peer_sets_the_limit():
+    row = check.compare(right, spec, CASES[:1], out=out, peer=lambda x: spec(x) + 0.1)[0]
+    assert row["tolerance"] == pytest.approx(1.5 * row["peer_error"]) and row["status"] == "ok"
+    assert check.compare(off, spec, CASES[:1], out=out, peer=lambda x: spec(x))[0]["status"] == "wrong"
+
+
+def test_no_case_is_no_proof():
+    with pytest.raises(AssertionError, match="no case was checked"):
+        check.assert_matches(right, spec, [], out=out)
+
+
+def test_exercise_prints_and_never_raises(capsys):
+    def stub():
+        raise NotImplementedError
+
+    def wrong():
+        assert 1 + 1 == 3, "one and one"
+
+    for test in (stub, wrong, lambda: None, lambda: 1 / 0):
+        check.exercise("E", test)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "E: not solved yet." and said[1].startswith("E: not yet right (one and one")
+    assert said[2] == "E: solved." and "division by zero" in said[3]

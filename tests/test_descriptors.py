@@ -1,0 +1,59 @@
+import pytest
+import torch
+
+from ch14 import descriptors
+from ch14.descriptors import CopyConfig, configs, copy_tma
+from tilelab import build, device
+
+WHERE = "cuda" if device.current().capability else "cpu"
+
+
+def bits(*shape):
+    return torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, device=WHERE)
+
+
+@pytest.mark.parametrize("config", [CopyConfig(16, 64, 4, 1), CopyConfig(64, 16, 4, 3), *configs("course")], ids=str)
+@pytest.mark.parametrize("shape", [(100, 72), (1, 8), (64, 128), (37, 200)])
+def test_copy_tma_is_equal_bit_for_bit_and_stays_inside(config, shape):
+    source, room = bits(*shape), bits(shape[0] + 4, shape[1] + 16)
+    before = room.clone()
+    inside = room[2:-2, 8:-8]
+    copy_tma(source, inside, config)
+    assert torch.equal(inside, descriptors.copy_spec(source))
+    before[2:-2, 8:-8] = source
+    assert torch.equal(room, before), "the copy wrote outside its destination"
+
+
+@pytest.mark.parametrize("source, destination, message", [
+    (bits(8, 8)[0], bits(8, 8), "source must be a matrix with contiguous rows"),
+    (bits(8, 8), bits(8, 8).T, "destination must be a matrix with contiguous rows"),
+    (bits(8, 12), bits(8, 12), "rows that are one; a row is 24 bytes"),
+    (bits(8, 24)[:, 4:12], bits(8, 8), "source must start at a multiple of 16 bytes"),
+    (bits(8, 8), bits(16, 8), "must agree in shape, dtype and device"),
+    (bits(8, 8), bits(8, 8).view(torch.float16), "must agree in shape, dtype and device"),
+])
+def test_bad_matrix_is_one_sentence(source, destination, message):
+    with pytest.raises(ValueError, match=message):
+        copy_tma(source, destination)
+
+
+def test_the_sets_of_the_note():
+    assert [len(configs(which)) for which in ("conservative", "proposed")] == [5, 5]
+    with pytest.raises(ValueError, match="the sets are conservative, proposed, course; here it is 'bold'"):
+        configs("bold")
+
+
+def test_stages_do_nothing_without_a_loop():
+    tile = dict.fromkeys(("source", "destination"), "tensordesc<bf16[128, 128]>")
+    reports = {stages: build.build_one(build.Job("ch14.descriptors:copy_tma_kernel", tile,
+                                                 {"BLOCK_M": 128, "BLOCK_N": 128}, "sm_90a", num_stages=stages))
+               for stages in (1, 5)}
+    assert reports[1].launchable and reports[1].ptx == reports[5].ptx
+
+
+@pytest.mark.parametrize("target", device.TARGETS[1:])
+def test_copy_uses_tma(target):
+    tile = dict.fromkeys(("source", "destination"), "tensordesc<bf16[64, 64]>")
+    job = build.Job("ch14.descriptors:copy_tma_kernel", tile, {"BLOCK_M": 64, "BLOCK_N": 64}, target)
+    report = build.build_one(job)
+    assert report.launchable and report.counts["tma_load"] and report.counts["tma_store"]

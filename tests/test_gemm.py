@@ -1,0 +1,177 @@
+import threading
+
+import pytest
+import torch
+
+from ch14 import gemm, gemm_configs, gemm_trials
+from ch14.gemm import Prepared, prepare
+from ch14.gemm_configs import GemmConfig
+from tilelab import check, device
+
+GPU = device.current().capability is not None
+WHERE = "cuda" if GPU else "cpu"
+SMALL = [GemmConfig(64, 64, 16, 4, 2), *(GemmConfig(64, 64, 16, 4, 2, "persistent", parts) for parts in (1, 2, 4)),
+         GemmConfig(64, 192, 16, 4, 3, "persistent", 2)]
+
+
+def random(*shape, dtype=torch.float16):
+    return torch.randn(*shape, device=WHERE).to(dtype)
+
+
+def run_with(config):
+    return lambda a, b, out: gemm.gemm(a, b, out=out, config=config)
+
+
+def shape_of_c(a, b):
+    return (a.shape[0], b.shape[1]), torch.float16
+
+
+@pytest.mark.parametrize("config", SMALL, ids=lambda config: config.name)
+def test_gemm_matches_its_spec_on_ragged_shapes(config):
+    cases = []
+    for m, n, k in ((100, 104, 72), (1, 200, 64), (300, 520, 40), (64, 8, 8)):  # 300 x 520: more tiles than programs
+        a, weight = random(m, k), random(n, k)
+        cases += [(f"{m},{n},{k} K-major", (a, weight.T)), (f"{m},{n},{k} row by row", (a, weight.T.contiguous()))]
+    check.assert_matches(run_with(config), gemm.spec, cases, out=shape_of_c)
+
+
+def test_padded_rows_are_read_and_left_alone():
+    wide_a, wide_b, wide_out = random(40, 96), random(48, 104), random(40, 64)
+    a, b, out = wide_a[:, :72], wide_b[:, :72].T, wide_out[:, 8:56]
+    before = wide_out.clone()
+    gemm.gemm(a, b, out=out, config=SMALL[1])
+    assert check.relative_error(out, gemm.spec(a, b)) < 1e-3
+    assert torch.equal(wide_out[:, :8], before[:, :8]) and torch.equal(wide_out[:, 56:], before[:, 56:])
+
+
+def test_out_is_made_when_not_given():
+    a, b = random(32, 32), random(32, 32)
+    c = gemm.gemm(a, b, config="64,64,32,4,1")
+    assert c.dtype == a.dtype and check.relative_error(c, gemm.spec(a, b)) < 1e-3
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda a, b: (a[0], b), r"a must be a matrix with at least one element; its shape is \(64,\)"),
+    (lambda a, b: (a[:0], b), r"its shape is \(0, 64\)"),
+    (lambda a, b: (a[:, :32], b), "the inner extents differ: a is 64 x 32 and b is 64 x 64"),
+    (lambda a, b: (a, b.bfloat16()), "they are float16 and bfloat16"),
+    (lambda a, b: (a.float(), b.float()), "share one dtype of bfloat16, float16 and float8_e4m3fn; they are float32"),
+    (lambda a, b: (a.T, b), "a must be stored row by row"),
+    (lambda a, b: (random(64, 65)[:, 1:], b), "a must start at a multiple of 16 bytes"),
+    (lambda a, b: (random(64, 68)[:, :64], b), "a row of a must take a multiple of 16 bytes"),
+    (lambda a, b: (random(1, 64).expand(64, 64), b), "the rows of a overlap"),
+    (lambda a, b: (a, random(64, 128)[:, ::2]), "b must have stride 1 along K or along N"),
+    (lambda a, b: (a, random(64, 60)), "a row of b must take a multiple of 16 bytes"),
+    (lambda a, b: (a, random(60, 64).T), "N must be a multiple of 8"),
+    (lambda a, b: (a.requires_grad_(), b), "no backward pass and a requires grad"),
+])
+def test_bad_matrix_is_one_sentence(change, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        gemm.gemm(*change(random(64, 64), random(64, 64)))
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"out": torch.empty(64, 32, dtype=torch.float16, device=WHERE)}, "out must be 64 x 64 of float16"),
+    ({"out": torch.empty(64, 64, device=WHERE)}, "it is 64 x 64 of float32"),
+    ({"out": torch.empty(64, 64, dtype=torch.float16, device=WHERE).T}, "rows contiguous"),
+    ({"out": torch.empty(64, dtype=torch.float16, device=WHERE)}, "out must be 64 x 64"),
+    ({"scale_a": torch.ones((), device=WHERE)}, "scale_a is for float8 inputs; these are fp16"),
+    ({"config": "fast"}, "a configuration is BLOCK_M,BLOCK_N"),
+])
+def test_bad_option_is_one_sentence(options, message):
+    with pytest.raises(ValueError, match=message):
+        gemm.gemm(random(64, 64), random(64, 64), **options)
+
+
+def test_float8_wants_k_contiguous_and_float32_scales():
+    a, b = (random(64, 64).to(torch.float8_e4m3fn) for _ in range(2))
+    with pytest.raises(ValueError, match="float8 tensor cores read B with K contiguous"):
+        gemm.gemm(a, b)
+    with pytest.raises(ValueError, match="scale_b must be one float32 value"):
+        gemm.gemm(a, b.T, scale_b=torch.ones(64, device=WHERE))
+
+
+@pytest.mark.skipif(GPU, reason="with a GPU kernels are not interpreted")
+def test_bfloat16_in_the_interpreter_is_refused():
+    with pytest.raises(device.Unsupported, match="interpreter gets bfloat16 products wrong: use float16"):
+        gemm.gemm(random(64, 64).bfloat16(), random(64, 64).bfloat16())
+
+
+def test_a_set_says_what_it_passed_over():
+    ready = prepare(random(64, 64), random(64, 64), config="proposed")
+    assert isinstance(ready, Prepared) and ready.fell_back == ""
+    assert ready.config in gemm_configs.configs("proposed")
+    reasons = {str(config): reason for config, reason in ready.skipped}
+    if not GPU or device.current().target == "sm_90a":
+        assert set(reasons) == {"256,256,128,16,5", "256,128,128,16,4", "128,256,128,16,4", "128,128,128,8,4"}
+        assert "232,448 B" in reasons["128,128,128,8,4"]
+
+
+def test_falling_back_is_reported(monkeypatch):
+    monkeypatch.setattr(gemm, "ranked", lambda which, *rest: [] if which == "proposed" else
+                        gemm_configs.configs("conservative"))
+    with pytest.warns(UserWarning, match="none of the proposed configurations runs on .*: fell back to 64,64,32,4,1"):
+        gemm.gemm(random(64, 64), random(64, 64), config="proposed")
+
+
+def test_one_configuration_that_cannot_run_is_unsupported():
+    with pytest.raises(device.Unsupported, match="256,256,128,16,5 cannot run on .*"):
+        gemm.gemm(random(64, 64), random(64, 64), config="256,256,128,16,5")
+
+
+# ---- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype, layout", [("bf16", "k"), ("bf16", "n"), ("fp16", "k"), ("fp16", "n"), ("fp8", "k")])
+def test_every_configuration_on_ragged_shapes(dtype, layout):
+    target = device.current().target
+    chosen = [config for which in gemm_configs.SETS for config in gemm_configs.configs(which, dtype, target)]
+    wrong = [(config.name, shape, row["reason"]) for config in chosen for shape in gemm_trials.RAGGED
+             if (row := gemm_trials.verify(config, *shape, dtype, layout))["status"] != "ok"]
+    assert not wrong
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", gemm_configs.configs("course")[:5], ids=lambda config: config.name)
+def test_the_same_bits_every_time(config):
+    a, b, out, *_ = gemm_trials.inputs(520, 1032, 2056)
+    ready = prepare(a, b, out=out, config=config)
+    first = ready().clone()
+    for _ in range(50):
+        out.fill_(float("nan"))
+        assert torch.equal(ready(), first)
+
+
+@pytest.mark.gpu
+def test_plain_kernel_from_another_thread():
+    """triton.set_allocator sets a ContextVar, which a new thread does not inherit."""
+    a, b, out, *_ = gemm_trials.inputs(256, 256, 256)
+    failures = []
+
+    def run():
+        try:
+            gemm.gemm(a, b, out=out, config=gemm_configs.configs("conservative")[0])
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert not failures and check.relative_error(out, gemm.spec(a, b)) < 1e-2
+
+
+@pytest.mark.gpu
+def test_back_to_back_launches_do_not_overtake_each_other():
+    """Early launch: a kernel that starts before its producer is done must wait before it reads."""
+    a, b, out, *_ = gemm_trials.inputs(2048, 2048, 2048)
+    second = torch.empty_like(out)
+    early = next(config for config in gemm_configs.configs("course") if config.early_launch)
+    first, then = prepare(a, b, out=out, config=early), prepare(out, b, out=second, config=early)
+    expected = torch.mm(torch.mm(a, b), b)
+    for _ in range(30):
+        out.fill_(float("nan"))
+        first()
+        then()
+        assert check.relative_error(second, expected) < 2e-2

@@ -1,0 +1,87 @@
+import pytest
+
+from ch14 import gemm_configs
+from ch14.gemm_configs import SMEM_SLACK, GemmConfig, configs, parse, predicted_ms, ranked, rejection
+from tilelab import build, device
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_resource_model_agrees_with_the_compiler(dtype):
+    pairs = [(gemm_configs.job(config, target, dtype), config) for target in device.TARGETS[1:]
+             for which in gemm_configs.SETS for config in configs(which, dtype)]
+    by_job = {id(job): config for job, config in pairs}
+    for report in build.build([job for job, _ in pairs]):
+        config, target = by_job[id(report.job)], report.job.target
+        what = f"{config.name} {dtype} {target}: {report.reason}"
+        reason = rejection(config, target, dtype)
+        if config.programs_per_sm == 1 or not reason:  # two to an SM may not fit where one does
+            assert (report.status == "ok") == (reason == ""), what
+        if report.smem is not None:
+            assert 0 <= report.smem - config.smem_bytes(dtype, target) <= SMEM_SLACK, what
+            found = {"wgmma": "wgmma", "tcgen05_mma": "tcgen05", "mma_sync": "mma.sync"}
+            used = {unit for name, unit in found.items() if report.counts[name]}
+            assert used == {config.tensor_core(target)}, what
+
+
+def test_four_of_the_six_proposed_cannot_run_on_hopper():
+    reasons = [rejection(config, "sm_90a", "bf16") for config in configs("proposed")]
+    assert "128 of them for the accumulator" in reasons[0]
+    assert ["393,216" in reasons[1], "393,216" in reasons[2], "262,144" in reasons[3]] == [True] * 3
+    assert reasons[4:] == ["", ""]
+
+
+def test_old_and_small_gpus():
+    assert "has no TMA" in rejection(configs("conservative")[0], "sm_80", "bf16")
+    assert configs("course", target="sm_121a") and configs("course", "fp8", "sm_120a")
+    assert all(config.smem_bytes("bf16", "sm_121a") < 101376 for config in configs("course", target="sm_121a"))
+
+
+@pytest.mark.parametrize("shape, expected", [
+    ((512, 6144, 4096), (128, 192, 64, 4, 5)),
+    ((64, 4096, 4096), (64, 64, 128, 4, 6)),
+    ((512, 4096, 4096), (128, 128, 64, 4, 6)),
+    ((8192, 8192, 8192), (128, 256, 64, 8, 4)),
+])
+def test_the_model_picks_the_tile_that_was_fastest(shape, expected):
+    assert ranked("course", *shape, "bf16", "sm_90a", 132)[0].tile == expected
+
+
+@pytest.mark.parametrize("config", configs("course") + configs("conservative"), ids=lambda config: config.name)
+def test_prediction_grows_with_the_work(config):
+    times = [predicted_ms(config, size, size, size, "bf16", 132) for size in (256, 1024, 4096, 8192)]
+    assert times == sorted(times) and times[0] > 0
+    assert predicted_ms(config, 4096, 4096, 4096, "fp8", 132) <= times[2]
+
+
+def test_parse():
+    assert parse("128,256,64,8,4") == configs("course")[0]
+    assert parse("128,256,64,8,3") == GemmConfig(128, 256, 64, 8, 3, kernel="persistent")
+    assert parse("64,64,32,4,1").kernel == "plain"
+    for text in ("", "fast", "128,256", "1,2,3,4,x", "128,256,64,8,4,2"):
+        with pytest.raises(ValueError, match="a configuration is BLOCK_M,BLOCK_N"):
+            parse(text)
+
+
+@pytest.mark.parametrize("numbers, options, message", [
+    ((96, 128, 64, 4, 3), {}, "block_m must be a power of two; here it is 96"),
+    ((128, 96, 64, 4, 3), {}, "block_n must be a power of two, or 192"),
+    ((128, 192, 64, 4, 3), {}, "block_n must be a power of two, or 192"),
+    ((128, 128, 8, 4, 3), {}, "16 to 512"),
+    ((1024, 128, 64, 4, 3), {}, "16 to 512"),
+    ((128, 128, 64, 64, 3), {}, "at most 32"),
+    ((128, 128, 64, 3, 3), {}, "num_warps must be a power of two"),
+    ((128, 128, 64, 4, 0), {}, "num_stages must be 1 to 16; here it is 0"),
+    ((128, 128, 64, 4, 3), {"kernel": "fast"}, "kernel must be one of plain, persistent"),
+    ((128, 128, 64, 4, 3), {"epilogue_parts": 3}, "epilogue_parts must be 1, 2 or 4"),
+    ((128, 192, 64, 4, 3), {"kernel": "persistent"}, "2 where block_n is 192"),
+])
+def test_bad_configuration_is_one_sentence(numbers, options, message):
+    with pytest.raises(ValueError, match=message):
+        GemmConfig(*numbers, **options)
+
+
+def test_unknown_sets():
+    with pytest.raises(ValueError, match="the sets are conservative, proposed, course; here it is 'bold'"):
+        configs("bold")
+    with pytest.raises(ValueError, match="dtype must be one of bf16, fp16, fp8"):
+        configs("course", "fp32")
