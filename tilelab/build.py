@@ -208,7 +208,9 @@ class _Worker:
             env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}, text=True, bufsize=1)
 
     def ask(self, job: Job, cache: str | None, timeout_s: float) -> dict:
-        if self.process is None or self.process.poll() is not None:
+        if self.process is not None and self.process.poll() is not None:
+            self.stop()
+        if self.process is None:
             self._start()
         request = {**dataclasses.asdict(job), "cache": cache}
         with contextlib.suppress(BrokenPipeError):  # it died between jobs; reading says how
@@ -231,7 +233,9 @@ class _Worker:
     def stop(self):
         if self.process is not None:
             self.process.kill()
-            self.process.wait()
+            with self.process, self.said:  # waits, and closes its pipes
+                pass
+            self.process = None
 
 
 @functools.cache
