@@ -1,6 +1,12 @@
+import json
 import os
+import pathlib
+import re
+import subprocess
+import sys
 import textwrap
 import threading
+import time
 
 import pytest
 
@@ -35,7 +41,7 @@ def test_each_target_gets_its_instructions():
         assert report.counts["tma_load"] and report.counts["tma_store"] and report.counts["tensormap_replace"]
         assert report.threads == 256
         if report.registers is not None:  # the cuobjdump in Triton 3.6 cannot read sm_103a and sm_121a
-            assert 32 <= report.registers <= 255 and report.spills == 0
+            assert 32 <= report.registers <= 255 and report.spills <= 16
     assert len(reports) == 5
 
 
@@ -72,6 +78,27 @@ def test_ptxas_refusal_is_one_line():
     assert report.reason.startswith("ptxas: Insufficient registers (128)") and "\n" not in report.reason
 
 
+def test_a_real_failing_pass_is_named(tmp_path):
+    """A flattened loop whose body branches after an inner loop."""
+    kernel = kernel_file(tmp_path, """
+        import triton
+        import triton.language as tl
+        @triton.jit
+        def kernel(out, n, m):
+            for i in tl.range(tl.program_id(0), n, 132, flatten=True):
+                total = 0.0
+                for j in range(m):
+                    total += j * 1.0
+                if i % 3 == 0:
+                    tl.store(out + i, total)
+                else:
+                    tl.store(out + i, -total)
+        """)
+    report = build.build_one(build.Job(kernel, {"out": "*fp32", "n": "i32", "m": "i32"}, {}, "sm_90a"))
+    assert report.status == "failed" and "\n" not in report.reason
+    assert report.reason.startswith("the compiler pass TritonGPUFuseNestedLoops failed")
+
+
 def test_failing_pass_is_named():
     said = "x.mlir:3:1: error: operand does not dominate this use\nPipeline failed while executing [`SomePass` on"
     assert build._why(RuntimeError("PassManager::run failed"), said) == \
@@ -95,7 +122,9 @@ def test_crash_is_a_row_and_the_next_build_works(tmp_path, crash, expected):
 
 @pytest.mark.parametrize("changes, expected", [
     ({"kernel": "tilelab.doctor_copy:nothing"}, "nothing"),
-    ({"kernel": "tilelab.nowhere:kernel"}, "nowhere"),
+    ({"kernel": "tilelab.nowhere:kernel"}, "tilelab.nowhere:kernel cannot be imported"),
+    ({"kernel": "json:dumps"}, "json:dumps is no @triton.jit function"),
+    ({"aligned": ("M",)}, "M: given but not taken"),
     ({"constants": {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}}, "BLOCK_K: given but not taken"),
 ])
 def test_bad_job_is_a_failed_row(changes, expected):
@@ -117,7 +146,7 @@ def test_stopping_early_leaves_the_workers_usable():
     assert list(build.build([])) == []
 
 
-def test_two_builds_at_once_take_turns():
+def test_two_builds_at_once_share_the_workers():
     found = []
     threads = [threading.Thread(target=lambda: found.extend(build.build([copy_job(), copy_job()]))) for _ in range(2)]
     for thread in threads:
@@ -127,18 +156,115 @@ def test_two_builds_at_once_take_turns():
     assert [report.status for report in found] == ["ok"] * 4
 
 
+def test_a_build_inside_the_loop_over_another():
+    found = []
+
+    def nested():
+        for report in build.build([copy_job(), copy_job(target="sm_100a")]):
+            found.append((report.status, build.build_one(copy_job(target="sm_120a")).status))
+
+    thread = threading.Thread(target=nested, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert found == [("ok", "ok")] * 2
+
+
+def test_workers_outlive_a_build(tmp_path):
+    kernel = kernel_file(tmp_path, """
+        import os
+        raise RuntimeError(f"process {os.getpid()}")
+        """)
+    seen = {build.build_one(copy_job(kernel=kernel), workers=workers).reason for workers in (1, 2, 1)}
+    assert len(seen) == 1 and re.search(r"process \d+", seen.pop())
+
+
+def test_reports_come_as_they_finish(tmp_path):
+    slow = copy_job(kernel=kernel_file(tmp_path, "import time\ntime.sleep(3)"), name="slow")
+    assert [report.job.name for report in build.build([slow, copy_job(name="quick")], workers=2)] == ["quick", "slow"]
+
+
 def test_the_interpreter_in_this_process_does_not_reach_the_compiler(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert build.build_one(gemm_configs.job(CONFIG, "sm_90a")).launchable
 
 
+def test_importing_is_light():
+    code = "import sys, tilelab.build; sys.exit('triton' in sys.modules or 'torch' in sys.modules)"
+    root = pathlib.Path(build.__file__).parents[1]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False, timeout=60).returncode == 0
+
+
 def test_cold_cache_is_used_and_sixty_builds_take_less_than_a_minute(tmp_path):
     from ch14.gemm_trials import grid
 
-    jobs = [gemm_configs.job(config, "sm_90a") for config in grid()[:60]]
-    reports = list(build.build(jobs, cache=tmp_path))
+    begun = time.perf_counter()
+    reports = list(build.build([gemm_configs.job(config, "sm_90a") for config in grid()[:60]], cache=tmp_path))
+    assert time.perf_counter() - begun < 60
     assert len(reports) == 60 and any(os.scandir(tmp_path))
-    assert sum(report.seconds for report in reports) < 120  # two workers
+
+
+def test_a_cache_serves_only_its_own_build(tmp_path):
+    build.build_one(copy_job(), workers=1, cache=tmp_path)
+    before = set(tmp_path.rglob("*"))
+    build.build_one(copy_job(num_stages=7), workers=1)
+    assert before and set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("pattern, damage", [
+    ("*.cubin", pathlib.Path.unlink), ("*.cubin", lambda path: path.write_bytes(path.read_bytes()[:4000])),
+    ("*.ptx", lambda path: path.write_text(path.read_text()[:3000])), ("*.ptx", lambda path: path.write_bytes(b"")),
+    ("*kernel.json", lambda path: path.write_text("{"))])
+def test_damaged_cache_is_compiled_again(tmp_path, pattern, damage):
+    whole = build.build_one(copy_job(), cache=tmp_path)
+    for path in list(tmp_path.rglob(pattern)):
+        damage(path)
+    again = build.build_one(copy_job(), cache=tmp_path)
+    assert again.launchable, again.reason
+    assert (again.ptx, again.registers) == (whole.ptx, whole.registers) and whole.registers
+
+
+@pytest.mark.parametrize("target", device.TARGETS)
+def test_resources_agree_with_cuobjdump(target):
+    config = GemmConfig(128, 256, 64, 4, 2) if target == "sm_120a" else CONFIG  # too few warps: it spills
+    report = build.build_one(copy_job(target=target) if target == "sm_80" else gemm_configs.job(config, target))
+    try:
+        text = build._cuobjdump("-res-usage", report.cubin)
+    except RuntimeError as error:  # Triton 3.6's is too old for two
+        assert target in ("sm_103a", "sm_121a") and re.match(r"the cuobjdump of Triton \S+ cannot read", str(error))
+        assert report.registers
+        return
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", text)
+    assert (report.registers, report.spills, report.smem_static) == tuple(map(int, found.groups()))
+    assert (report.spills > 0) == (target == "sm_120a")
+
+
+def test_sass_counts():
+    report = build.build_one(gemm_configs.job(CONFIG, "sm_90a"))
+    counts = build.sass_counts(report.cubin)
+    assert counts["HGMMA"] and counts["UTMALDG"] and counts["UTMASTG"] and counts["SYNCS"] and not counts["UTCHMMA"]
+    assert counts["HGMMA"] == len(re.findall(r"\bHGMMA\b", report.sass))
+    with pytest.raises(RuntimeError, match="the cuobjdump of Triton .* cannot read this cubin: "):
+        build.sass(b"no cubin")
+
+
+def test_row_is_json_and_repr_is_short():
+    report = build.build_one(copy_job(name="copy"))
+    row = json.loads(json.dumps(report.row()))
+    assert row["name"] == "copy" and row["tma_load"] == 1 and row["setmaxnreg"] == 0 and row["threads"] == 128
+    assert len(repr(report)) < 1500
+
+
+def test_job_for_a_kernel_object():
+    from ch14.descriptors import copy_tma_kernel
+
+    job = build.job_for(copy_tma_kernel, COPY["signature"], COPY["constants"], "sm_90a", num_warps=8)
+    assert job.kernel == "ch14.descriptors:copy_tma_kernel" and build.build_one(job).threads == 256
+
+    def local():
+        pass
+
+    with pytest.raises(ValueError, match="cannot import .*local.*: define it at the top level of a module"):
+        build.job_for(local, {}, {}, "sm_90a")
 
 
 @pytest.mark.parametrize("b_k_major", [True, False])

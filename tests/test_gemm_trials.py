@@ -147,3 +147,15 @@ def test_command_line_measures(capsys):
     status, out, _ = run(capsys, "--mnk", "1024,1024,1024", "--json", "-")
     row = json.loads(out)["rows"][0]
     assert status == 0 and row["status"] == "ok" and row["ratio"] > 0.5 and row["error"] <= 1.5 * row["peer_error"]
+
+
+def test_readme_states_what_the_records_hold():
+    from pathlib import Path
+
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    copy, tensor = H200["ceilings"]["rows"]
+    squares, llm = ([row["ratio"] for row in H200[name]["rows"]] for name in ("ch14_gemm_square", "ch14_gemm_llm"))
+    for text in (f"a copy reaches {copy['gbps']:,.0f} GB/s", f"bf16 product {tensor['tflops']:.0f} TFLOP/s",
+                 f"runs at {results.geometric_mean(squares):.2f} × cuBLAS on squares",
+                 f"{results.geometric_mean(llm):.2f} × on decoder shapes"):
+        assert text in readme

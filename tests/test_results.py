@@ -130,7 +130,7 @@ def test_load_refuses_what_is_no_record(own_folder):
 def test_live_then_recorded(own_folder, on, monkeypatch):
     on(H200)
     live = results.live_or_recorded("gemm", lambda: ROWS, "aaaabbbb")
-    assert live.live and live.rows == ROWS and live.label() == "live on NVIDIA H200" and not os.listdir(own_folder)
+    assert live.live and live.rows == ROWS and live.label().startswith("live on NVIDIA H200, 20") and not os.listdir(own_folder)
     monkeypatch.setenv("TILES_RECORD", "1")
     results.live_or_recorded("gemm", lambda: ROWS, "aaaabbbb")
     on(device.Device(note="torch is a CPU build"))
@@ -149,7 +149,7 @@ def test_show(on):
             {"name": "b<", "ms": None, "tflops": 2.0}]
     shown = results.Record(results.make("gemm", rows, ""), live=True)
     text, markup = repr(shown), shown._repr_html_()
-    assert text.splitlines()[0] == "gemm: live on NVIDIA H200"
+    assert text.splitlines()[0].startswith("gemm: live on NVIDIA H200, 20")
     assert "0.1235" in text and "12346" in text and "x" * 80 in text and "nan" not in text.lower()
     assert "x" * 80 in markup and "b&lt;" in markup and "gemm: live on NVIDIA H200" in markup
     chosen = shown.show(columns=["name", "tflops"], sort="tflops")

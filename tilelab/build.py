@@ -7,9 +7,10 @@ in the workers, where TRITON_INTERPRET=0 lets a machine without a GPU compile.
 from __future__ import annotations
 
 import atexit
+import base64
+import collections
 import contextlib
 import dataclasses
-import functools
 import importlib
 import importlib.util
 import json
@@ -19,6 +20,7 @@ import queue
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -26,6 +28,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 from tilelab.device import limits
@@ -69,8 +72,9 @@ class Job:
 class Report:
     """What the compiler made of a Job: `status` is ok, rejected (compiled, cannot launch there) or failed.
 
-    Sizes in bytes: `smem` dynamic and `smem_static` a block, `spills` local memory a thread; None where they could not
-    be read. `counts` are instructions in the PTX (INSTRUCTIONS). `reason` is a sentence, empty when all is well.
+    Sizes in bytes: `smem` dynamic and `smem_static` a block (from sm_90 on 1,024 of it are the system's), `spills`
+    local memory a thread; None where they could not be read. `counts` are instructions in the PTX (INSTRUCTIONS),
+    `seconds` the compiler's. `reason` is a sentence, empty when all is well.
     """
 
     job: Job
@@ -83,7 +87,13 @@ class Report:
     threads: int | None = None
     counts: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
-    ptx: str = ""
+    ptx: str = field(default="", repr=False)
+    cubin: bytes = field(default=b"", repr=False)
+
+    @property
+    def sass(self) -> str:
+        """SASS of the cubin; RuntimeError says why it could not be read."""
+        return sass(self.cubin)
 
     @property
     def launchable(self) -> bool:
@@ -94,8 +104,22 @@ class Report:
         """Flat, for a table or results/; without the PTX."""
         kept = {"name": self.job.name or self.job.kernel, "target": self.job.target, "status": self.status,
                 "reason": self.reason, "registers": self.registers, "spills": self.spills, "smem": self.smem,
-                "threads": self.threads, "seconds": round(self.seconds, 3)}
+                "smem_static": self.smem_static, "threads": self.threads, "seconds": round(self.seconds, 3)}
         return kept | self.counts
+
+
+def job_for(kernel, signature: dict[str, str], constants: dict[str, Any], target: str, **rest) -> Job:
+    """The Job of a `@triton.jit` function, interpreted or autotuned too; `rest` are further fields of Job.
+
+    Raises ValueError for a kernel that another process cannot import by name.
+    """
+    while hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    if kernel.__module__ == "__main__" or kernel.__qualname__ != kernel.__name__:
+        raise ValueError(f"the compiler's process cannot import {kernel.__qualname__} from {kernel.__module__}: "
+                         "define it at the top level of a module.")
+    where = kernel.__module__ if kernel.__module__ in sys.modules else kernel.__code__.co_filename
+    return Job(f"{where}:{kernel.__name__}", signature, constants, target, **rest)
 
 
 # ---- in the worker
@@ -103,13 +127,21 @@ class Report:
 
 def _kernel(name: str):
     module, _, attribute = name.rpartition(":")
-    if module.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(pathlib.Path(module).stem, module)
-        loaded = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(loaded)
-    else:
-        loaded = importlib.import_module(module)
-    return getattr(loaded, attribute)
+    try:
+        if module.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(pathlib.Path(module).stem, module)
+            loaded = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(loaded)
+        else:
+            loaded = importlib.import_module(module)
+        kernel = getattr(loaded, attribute)
+    except Exception as error:
+        raise ImportError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+    while not hasattr(kernel, "arg_names") and hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    if not hasattr(kernel, "arg_names"):
+        raise TypeError(f"{name} is no @triton.jit function")
+    return kernel
 
 
 def _compile(job: dict) -> dict:
@@ -119,20 +151,57 @@ def _compile(job: dict) -> dict:
 
     kernel = _kernel(job["kernel"])
     names = kernel.arg_names
-    unknown = (set(job["signature"]) | set(job["constants"])) ^ set(names)
+    unknown = ((set(job["signature"]) | set(job["constants"])) ^ set(names)) | (set(job["aligned"]) - set(names))
     if unknown:
         raise ValueError(f"{', '.join(sorted(unknown))}: given but not taken by the kernel, or the reverse")
     signature = {name: job["signature"].get(name, "constexpr") for name in names}
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in job["aligned"]}
-    source = ASTSource(kernel, signature, job["constants"], attributes)
     capability = int(re.sub(r"\D", "", job["target"]))
     options = {"num_warps": job["num_warps"], "num_stages": job["num_stages"], **job["options"]}
-    begun = time.perf_counter()
-    built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    seconds = time.perf_counter() - begun
-    warps = getattr(built.metadata, "total_num_warps", None) or built.metadata.num_warps
-    return {"smem": built.metadata.shared, "threads": 32 * warps, "seconds": seconds, "ptx": built.asm["ptx"],
-            **_resources(built.asm["cubin"])}
+
+    def built() -> dict:
+        source = ASTSource(kernel, signature, job["constants"], attributes)
+        begun = time.perf_counter()
+        binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        seconds = time.perf_counter() - begun
+        ptx, cubin = binary.asm["ptx"], binary.asm["cubin"]
+        if not ptx.rstrip().endswith("}"):
+            raise ValueError("the PTX is not complete")
+        warps = getattr(binary.metadata, "total_num_warps", None) or binary.metadata.num_warps
+        return {"smem": binary.metadata.shared, "threads": 32 * warps, "seconds": seconds, "ptx": ptx,
+                "cubin": base64.b64encode(cubin).decode(), **_resources(cubin)}
+
+    try:
+        return built()
+    except (KeyError, OSError, ValueError, struct.error):  # what a damaged or unwritable cache raises
+        with tempfile.TemporaryDirectory() as os.environ["TRITON_CACHE_DIR"]:
+            return built()
+
+
+def _resources(cubin: bytes) -> dict:
+    """Registers and stack of the kernel, from the attributes that ptxas writes to .nv.info, and its shared memory.
+
+    They are what `cuobjdump -res-usage` prints, without another process and for targets newer than that tool.
+    """
+    if cubin[:4] != b"\x7fELF":
+        raise ValueError("the cubin is no ELF file")
+    table, = struct.unpack_from("<Q", cubin, 40)
+    size, count, names = struct.unpack_from("<3H", cubin, 58)
+    headers = [struct.unpack_from("<IIQQQQ", cubin, table + size * index) for index in range(count)]
+    sections = {}
+    for name, _, _, _, begin, length in headers:
+        begin_name = headers[names][4] + name
+        sections[cubin[begin_name:cubin.index(b"\0", begin_name)].decode()] = begin, length
+    at, length = sections.get(".nv.info", (0, 0))
+    end, registers, stack = at + length, [], []
+    while at < end:
+        form, attribute, value = struct.unpack_from("<BBH", cubin, at)
+        if attribute in (0x2F, 0x12):  # EIATTR_REGCOUNT, EIATTR_MIN_STACK_SIZE: a symbol and its figure
+            (registers if attribute == 0x2F else stack).append(struct.unpack_from("<I", cubin, at + 8)[0])
+        at += 4 + (value if form == 4 else 0)  # form 4: `value` is the length of what follows
+    static = sum(length for name, (_, length) in sections.items()
+                 if name.startswith(".nv.shared.") and "reserved" not in name)
+    return {"registers": max(registers, default=None), "spills": max(stack, default=None), "smem_static": static}
 
 
 def _tool(name: str) -> pathlib.Path:
@@ -146,18 +215,9 @@ def _cuobjdump(flag: str, cubin: bytes) -> str:
         file.flush()
         done = subprocess.run([_tool("cuobjdump"), flag, file.name], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"cuobjdump cannot read this cubin: {done.stderr.strip() or done.stdout.strip()}")
+        said = (done.stderr + done.stdout).strip().splitlines()
+        raise RuntimeError(f"the cuobjdump of Triton {version('triton')} cannot read this cubin: {' '.join(said[:1])}")
     return done.stdout
-
-
-def _resources(cubin: bytes) -> dict:
-    try:
-        text = _cuobjdump("-res-usage", cubin)
-    except RuntimeError:  # the one in Triton 3.6 knows neither sm_103 nor sm_121
-        return {}
-    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", text)
-    registers, stack, static, local = map(int, found.groups())
-    return {"registers": registers, "spills": stack + local, "smem_static": static}
 
 
 def _why(error: BaseException, said: str) -> str:
@@ -166,8 +226,8 @@ def _why(error: BaseException, said: str) -> str:
     if found := re.search(r"ptxas (?:fatal|error)\s*:\s*(?:\(C\d+\) )?(.+)", text):
         return f"ptxas: {found[1].strip()}"
     if found := re.search(r"executing \[?`(\w+)`", text):
-        detail = re.search(r"error: (.+)", said)
-        return f"the compiler pass {found[1]} failed" + (f": {detail[1].strip()}" if detail else "")
+        detail = re.search(r"error: (?!Failures have been detected)(.+)|(Assertion `.+?') failed", said)
+        return f"the compiler pass {found[1]} failed" + (f": {(detail[1] or detail[2]).strip()}" if detail else "")
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^")]
     return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"[:300]
 
@@ -179,6 +239,7 @@ def _work() -> None:
     for line in sys.stdin:
         os.ftruncate(2, 0)
         request = json.loads(line)
+        os.environ.pop("TRITON_CACHE_DIR", None)  # the last job's
         if request["cache"]:
             os.environ["TRITON_CACHE_DIR"] = request["cache"]
         try:
@@ -199,20 +260,24 @@ class _Worker:
 
     def __init__(self):
         self.process = self.said = None
+        atexit.register(self.stop)
 
     def _start(self):
         path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
         self.said = tempfile.TemporaryFile("a+b")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tilelab.build"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said,
-            env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}, text=True, bufsize=1)
+            env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}, text=True, bufsize=1,
+            start_new_session=True)  # an interrupt of the notebook is not the worker's, and ptxas is stopped with it
 
     def ask(self, job: Job, cache: str | None, timeout_s: float) -> dict:
         if self.process is not None and self.process.poll() is not None:
             self.stop()
         if self.process is None:
             self._start()
-        request = {**dataclasses.asdict(job), "cache": cache}
+        kernel = os.path.abspath(job.kernel) if ".py:" in job.kernel else job.kernel
+        cache = cache or os.environ.get("TRITON_CACHE_DIR")
+        request = {**dataclasses.asdict(job), "kernel": kernel, "cache": cache}
         with contextlib.suppress(BrokenPipeError):  # it died between jobs; reading says how
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
@@ -227,33 +292,30 @@ class _Worker:
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         self.said.seek(0)
         lines = [line for line in self.said.read().decode(errors="replace").splitlines() if line.strip()]
-        told = [line for line in lines if re.search(r"LLVM ERROR|Assertion|error:|Error", line)] or lines[-1:]
+        told = [line for line in lines if re.search(r"LLVM ERROR|Assertion|error:|Error|Running pass", line)]
+        told = told or lines[-1:]
         return f"the compiler died ({how})" + (f": {told[0].strip()[:300]}" if told else "")
 
     def stop(self):
         if self.process is not None:
-            self.process.kill()
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
             with self.process, self.said:  # waits, and closes its pipes
                 pass
             self.process = None
 
 
-@functools.cache
-def _workers(count: int) -> list[_Worker]:
-    """Workers live as long as this process, so that Triton is imported once; they are idle between builds."""
-    found = [_Worker() for _ in range(count)]
-    atexit.register(lambda: [worker.stop() for worker in found])
-    return found
-
-
-_busy = threading.Lock()
+# Workers live as long as this process, so that each imports Triton once. A build takes one a job and puts it back, so
+# that builds may overlap, even one inside the loop over another.
+_idle: list[_Worker] = []
 
 
 def build(jobs: Iterable[Job], workers: int | None = None, timeout_s: float = 120,
           cache: str | os.PathLike | None = None) -> Iterator[Report]:
     """Compile `jobs` in parallel and yield a Report for each as it finishes, in whatever order.
 
-    `workers` processes (default: one a CPU), each given `timeout_s` a job; `cache` replaces Triton's cache folder.
+    `workers` processes (default: one a CPU), each given `timeout_s` a job; `cache` replaces Triton's cache folder for
+    these jobs. A damaged cache entry is compiled again elsewhere. Builds may overlap, each with workers of its own.
     Raises ValueError at once for a target that is none of tilelab.device.TARGETS.
     """
     jobs = list(jobs)
@@ -267,30 +329,32 @@ def _build(jobs, count, timeout_s, cache):
     for job in jobs:
         waiting.put(job)
 
-    def drive(worker):
-        while True:
-            try:
+    def drive():
+        with contextlib.suppress(queue.Empty):
+            while True:
                 job = waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                done.put(_report(job, worker.ask(job, cache, timeout_s)))
-            except Exception as error:  # never leave the caller waiting
-                done.put(Report(job, "failed", f"{type(error).__name__}: {error}"))
+                try:
+                    worker = _idle.pop()
+                except IndexError:
+                    worker = _Worker()
+                try:
+                    done.put(_report(job, worker.ask(job, cache, timeout_s)))
+                except Exception as error:  # never leave the caller waiting
+                    done.put(Report(job, "failed", f"{type(error).__name__}: {error}"))
+                _idle.append(worker)
 
-    with _busy:  # the workers are shared: two builds at once take turns
-        threads = [threading.Thread(target=drive, args=(worker,), daemon=True) for worker in _workers(count)]
+    threads = [threading.Thread(target=drive, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in jobs:
+            yield done.get()
+    finally:
+        with contextlib.suppress(queue.Empty):  # the caller may stop early
+            while True:
+                waiting.get_nowait()
         for thread in threads:
-            thread.start()
-        try:
-            for _ in jobs:
-                yield done.get()
-        finally:
-            with contextlib.suppress(queue.Empty):  # the caller may stop early
-                while True:
-                    waiting.get_nowait()
-            for thread in threads:
-                thread.join()
+            thread.join()
 
 
 def _report(job: Job, answer: dict) -> Report:
@@ -307,7 +371,8 @@ def _report(job: Job, answer: dict) -> Report:
     elif answer["threads"] * (answer.get("registers") or 0) > limit.regs_per_sm:
         reason = (f"its {answer['threads']} threads with {answer['registers']} registers each exceed the "
                   f"{limit.regs_per_sm:,} of an SM.")
-    return Report(job, "rejected" if reason else "ok", reason, counts=counts, **answer)
+    return Report(job, "rejected" if reason else "ok", reason, counts=counts,
+                  **{**answer, "cubin": base64.b64decode(answer["cubin"])})
 
 
 def build_one(job: Job, **options) -> Report:
@@ -318,6 +383,13 @@ def build_one(job: Job, **options) -> Report:
 def sass(cubin: bytes) -> str:
     """SASS of a cubin, through the cuobjdump in Triton's wheel; RuntimeError says why it could not be read."""
     return _cuobjdump("-sass", cubin)
+
+
+def sass_counts(cubin: bytes) -> collections.Counter:
+    """Occurrences in SASS of TMA (UTMALDG, UTMASTG, UBLKCP), mbarrier (SYNCS) and tensor core (HGMMA, UTCHMMA, HMMA...)
+    opcodes, without their suffixes; RuntimeError as for `sass`."""
+    opcodes = r"\b(UTMA[A-Z]+|UBLKCP|UBLKRED|SYNCS|UTC[A-Z]*MMA|[A-Z]G?MMA)\b"
+    return collections.Counter(re.findall(opcodes, sass(cubin)))
 
 
 def ptxas_remarks(ptx: str, target: str) -> list[str]:

@@ -220,7 +220,8 @@ class Record:
     def label(self) -> str:
         """Where the rows come from: "recorded on NVIDIA H200, 2026-11-21", say, and whether the kernel has changed."""
         if self.live:
-            return f"live on {self.device['name']}" if self.device["capability"] else "live, without a GPU"
+            day = self.data["recorded"][:10]
+            return f"live on {self.device['name']}, {day}" if self.device["capability"] else "live, without a GPU"
         when = self.stale.removeprefix("recorded ") or self.data["recorded"][:10]
         return f"recorded on {self.device['name']}, {when}"
 
