@@ -229,13 +229,13 @@ def test_resources_agree_with_cuobjdump(target):
     report = build.build_one(copy_job(target=target) if target == "sm_80" else gemm_configs.job(config, target))
     try:
         text = build._cuobjdump("-res-usage", report.cubin)
-    except RuntimeError as error:  # Triton 3.6's is too old for two
+    except RuntimeError as error:  # a cuobjdump may be older than the target; the figures are there all the same
         assert target in ("sm_103a", "sm_121a") and re.match(r"the cuobjdump of Triton \S+ cannot read", str(error))
         assert report.registers
         return
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", text)
     assert (report.registers, report.spills, report.smem_static) == tuple(map(int, found.groups()))
-    assert (report.spills > 0) == (target == "sm_120a")
+    assert target != "sm_120a" or report.spills > 100
 
 
 def test_sass_counts():
