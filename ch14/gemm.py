@@ -159,8 +159,19 @@ def _check_matrix(name: str, matrix, itemsize: int) -> None:
                          "make it contiguous first.")
 
 
+def _begin(matrix) -> int:
+    return matrix.data_ptr()
+
+
+def _end(matrix) -> int:
+    return matrix.data_ptr() + ((matrix.shape[0] - 1) * _row_stride(matrix) + matrix.shape[1]) * matrix.element_size()
+
+
 def _check(a, b, scale_a, scale_b, out):
     """Validated (dtype name, B as stored row by row, whether those rows run along K, out)."""
+    for name, given in (("a", a), ("b", b), ("scale_a", scale_a), ("scale_b", scale_b), ("out", out)):
+        if not isinstance(given, torch.Tensor) and (name in "ab" or given is not None):
+            raise ValueError(f"{name} must be a torch.Tensor; it is a {type(given).__name__}.")
     for name, matrix in (("a", a), ("b", b)):
         if matrix.ndim != 2 or min(matrix.shape) < 1:
             raise ValueError(f"{name} must be a matrix with at least one element; its shape is {tuple(matrix.shape)}.")
@@ -214,6 +225,9 @@ def _check(a, b, scale_a, scale_b, out):
     if n % 8:  # a descriptor store writes whole 16-byte chunks: past N it would overwrite what lies behind
         raise ValueError(f"N must be a multiple of 8, so that a row of C takes a multiple of 16 bytes; N is {n}.")
     _check_matrix("out", out, 2)
+    for name, matrix in (("a", a), ("b", stored)):
+        if _begin(out) < _end(matrix) and _begin(matrix) < _end(out):  # tiles are stored while others are still read
+            raise ValueError(f"out shares memory with {name}: give it memory of its own.")
     return dtype, stored, b_k_major, out
 
 
@@ -250,7 +264,7 @@ def prepare(a, b, *, scale_a=None, scale_b=None, out=None, config="best") -> Pre
         skipped += [(c, rejection(c, target, dtype)) for c in configs(name, dtype) if c not in candidates]
         fallback = ranked("conservative", m, n, k, dtype, target, sms) if name != "conservative" else []
     else:
-        candidates = [config if isinstance(config, GemmConfig) else parse(config)]
+        candidates = [config if isinstance(config, GemmConfig) else parse(str(config))]
         fallback = []
         if reason := rejection(candidates[0], target, dtype):
             raise device.Unsupported(f"configuration {candidates[0]} cannot run on {target}: {reason}")
@@ -291,7 +305,7 @@ def _launcher(config, a, stored, out, scale_a, scale_b, mnk, b_k_major, sms):
     options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
     if config.kernel == "plain":
         kernel, programs = gemm_plain_kernel, config.tiles(*mnk[:2])
-        args = (a, stored, out, scale_a, scale_b, *mnk, a.stride(0), stored.stride(0), out.stride(0))
+        args = (a, stored, out, scale_a, scale_b, *mnk, *map(_row_stride, (a, stored, out)))
     else:
         kernel, programs = gemm_persistent_kernel, min(constants["PROGRAMS"], config.tiles(*mnk[:2]))
         a_block, b_block, rest_block, c_block = config.blocks(b_k_major)
@@ -313,13 +327,14 @@ def _launcher(config, a, stored, out, scale_a, scale_b, mnk, b_k_major, sms):
     return launch
 
 
+def _row_stride(matrix) -> int:
+    """Elements from row to row. A single row may have any, and torch reports odd ones; a descriptor wants 16 bytes."""
+    unit = 16 // matrix.element_size()
+    return matrix.stride(0) if matrix.shape[0] > 1 else -(-matrix.shape[1] // unit) * unit
+
+
 def _describe(matrix, block):
-    # A single row may have any stride, and torch reports odd ones; the descriptor wants a multiple of 16 bytes.
-    strides = [matrix.stride(0), 1]
-    if matrix.shape[0] == 1:
-        unit = 16 // matrix.dtype.itemsize
-        strides[0] = -(-matrix.shape[1] // unit) * unit
-    return TensorDescriptor(matrix, list(matrix.shape), strides, block)
+    return TensorDescriptor(matrix, list(matrix.shape), [_row_stride(matrix), 1], block)
 
 
 def gemm(a, b, *, scale_a=None, scale_b=None, out=None, config="best"):

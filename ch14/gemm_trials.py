@@ -180,6 +180,19 @@ def claim():
     return rows
 
 
+@_experiment("ch14_gemm_latency")
+def latency():
+    """What one call costs end to end, launch and completion, at 512 cubed: microseconds in `us`."""
+    a, b, out, *_ = inputs(512, 512, 512)
+    plain, host = configs("conservative")[1], gemm_configs.ranked("course", 512, 512, 512, "bf16",
+                                                                   device.current().target, device.current().sms)[0]
+    calls = {"torch.mm": library(a, b, out),
+             "prepared, host descriptors": gemm.prepare(a, b, out=out, config=host),
+             "prepared, device descriptors": gemm.prepare(a, b, out=out, config=plain),
+             "gemm(), everything each time": lambda: gemm.gemm(a, b, out=out, config=host)}
+    return [{"name": name, "us": bench.call_us(call), "status": "ok"} for name, call in calls.items()]
+
+
 GRID_STAGES = (2, 3, 4, 5, 6)
 
 

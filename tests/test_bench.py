@@ -1,3 +1,7 @@
+import pathlib
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -65,3 +69,49 @@ def test_a_failing_candidate_stops_nobody():
 def test_one_call_takes_microseconds():
     a, b, c = square(64)()
     assert 1 < bench.call_us(mm(a, b, c)) < 1000
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [512, 4096])  # in a graph, and not
+def test_a_launch_that_fails_stops_nobody(n):
+    def broken(a, b, c):
+        calls = iter(range(1))
+        return lambda: next(calls, None) is None and 1 / 0  # the first call is well, the next is inside the burst
+
+    timings = bench.compare({"cuBLAS": mm, "broken": broken, "again": mm}, square(n), "cuBLAS")
+    assert "division by zero" in timings["broken"].reason and timings["broken"].ms is None and timings["again"].ms
+
+
+@pytest.mark.gpu
+def test_a_candidate_that_waits_for_the_gpu_stops_nobody():
+    """A graph cannot capture it. In its own process: what a failed capture leaves behind would fail other tests."""
+    code = """
+import torch
+from tilelab import bench
+def mm(a, b, c):
+    return lambda: torch.mm(a, b, out=c)
+def waits(a, b, c):
+    return lambda: torch.mm(a, b, out=c)[0, 0].item()
+def inputs():
+    return [torch.randn(512, 512, device="cuda").half() for _ in range(3)]
+timings = bench.compare({"cuBLAS": mm, "waits": waits, "again": mm}, inputs, "cuBLAS")
+assert timings["again"].ms and bool(timings["waits"].ms) != bool(timings["waits"].reason), timings
+inputs()
+"""
+    root = pathlib.Path(bench.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False,
+                          timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(device.current().name != "NVIDIA H200", reason="the figure is the H200's")
+def test_copy_runs_at_dram_speed():
+    elements = 2**28  # 512 MiB of bf16 read and as much written, far above the 60 MB of L2
+
+    def copy(source, destination):
+        return lambda: destination.copy_(source)
+
+    timing = bench.compare({"copy": copy}, lambda: [torch.randn(elements, device="cuda").bfloat16() for _ in range(2)],
+                           "copy", nbytes=4 * elements)["copy"]
+    assert 3000 < timing.gbps < 4800  # above the datasheet it would have come from L2

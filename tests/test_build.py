@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import pathlib
@@ -146,6 +147,34 @@ def test_stopping_early_leaves_the_workers_usable():
     assert list(build.build([])) == []
 
 
+def test_every_job_is_reported_once(tmp_path):
+    dies = kernel_file(tmp_path, "import os\nos.abort()")
+    jobs = [*(copy_job(name=f"good {stages}", num_stages=stages) for stages in range(1, 5)),
+            copy_job(name="dies", kernel=dies), copy_job(name="nowhere", kernel="tilelab.nowhere:kernel"),
+            copy_job(name="cannot be sent", constants={"BLOCK_M": 64, "BLOCK_N": object()})]
+    reports = list(build.build(jobs))
+    assert sorted(report.job.name for report in reports) == sorted(job.name for job in jobs)
+    assert {report.job.name for report in reports if report.launchable} == {f"good {i}" for i in range(1, 5)}
+    assert all(report.reason for report in reports if not report.launchable)
+
+
+def test_what_a_kernel_file_prints_is_not_taken_for_an_answer(tmp_path):
+    path = pathlib.Path(kernel_file(tmp_path, """
+        print('{"reason": "printed"}')
+        from tilelab.doctor_copy import copy_tma_kernel as kernel
+        """))
+    assert build.build_one(copy_job(kernel=str(path))).launchable
+
+
+def test_kernel_file_may_hold_a_dataclass():
+    """Dataclasses with postponed annotations look their module up in sys.modules."""
+    config = gemm_configs.configs("conservative")[0]
+    path = pathlib.Path(gemm_configs.__file__).with_name("gemm.py")
+    job = dataclasses.replace(gemm_configs.job(config, "sm_90a"), kernel=f"{path}:gemm_plain_kernel")
+    report = build.build_one(job)
+    assert report.launchable, report.reason
+
+
 def test_two_builds_at_once_share_the_workers():
     found = []
     threads = [threading.Thread(target=lambda: found.extend(build.build([copy_job(), copy_job()]))) for _ in range(2)]
@@ -267,9 +296,30 @@ def test_job_for_a_kernel_object():
         build.job_for(local, {}, {}, "sm_90a")
 
 
-@pytest.mark.parametrize("b_k_major", [True, False])
-def test_no_wgmma_is_serialized(b_k_major):
+@pytest.mark.parametrize("dtype, b_k_major", [("bf16", True), ("bf16", False), ("fp16", False), ("fp8", True)])
+def test_no_wgmma_is_serialized(dtype, b_k_major):
     """ptxas only remarks on it, Triton drops the remark, and it costs a third of the speed."""
-    configs = gemm_configs.configs("course", target="sm_90a")
-    for report in build.build([gemm_configs.job(config, "sm_90a", b_k_major=b_k_major) for config in configs]):
+    configs = gemm_configs.configs("course", dtype, "sm_90a")
+    reports = list(build.build([gemm_configs.job(config, "sm_90a", dtype, b_k_major) for config in configs]))
+    assert len(reports) == len(configs) == 8
+    for report in reports:
         assert report.counts["wgmma"] and build.ptxas_remarks(report.ptx, "sm_90a") == [], report.job.name
+
+
+def test_serialized_wgmma_is_remarked_on(tmp_path):
+    """The course's kernel with its two accumulators in a flattened loop: what the test above must be able to see."""
+    source = pathlib.Path(gemm_configs.__file__).with_name("gemm.py").read_text()
+    flattened = source.replace("flatten=N_REST == 0", "flatten=True").replace("from __future__ import annotations", "")
+    assert "flatten=True" in flattened
+    path = tmp_path / "flattened.py"
+    path.write_text(flattened)
+    job = gemm_configs.job(gemm_configs.parse("128,192,64,4,5"), "sm_90a")
+    report = build.build_one(dataclasses.replace(job, kernel=f"{path}:gemm_persistent_kernel"))
+    assert report.launchable, report.reason
+    remark, = build.ptxas_remarks(report.ptx, "sm_90a")
+    assert "wgmma.mma_async instructions are serialized" in remark
+
+
+def test_no_remarks_is_not_what_a_refused_ptx_gives():
+    with pytest.raises(RuntimeError):
+        build.ptxas_remarks("no PTX", "sm_90a")

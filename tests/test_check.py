@@ -81,3 +81,39 @@ def test_exercise_prints_and_never_raises(capsys):
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "E: not solved yet." and said[1].startswith("E: not yet right (one and one")
     assert said[2] == "E: solved." and "division by zero" in said[3]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_is_caught(value):
+    def kernel(x, out):
+        right(x, out)
+        out[0, 0] = value
+
+    with pytest.raises(AssertionError, match="one: 1 of 128 elements are not finite"):
+        check.assert_matches(kernel, spec, CASES[:1], out=out)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_reference_that_is_not_finite_proves_nothing(value):
+    def broken_spec(x):
+        reference = spec(x)
+        reference[0, 0] = value
+        return reference
+
+    assert check.compare(off, broken_spec, CASES[:1], out=out)[0]["status"] == "wrong"
+
+
+def test_a_peer_that_is_not_finite_sets_no_limit():
+    row = check.compare(off, spec, CASES[:1], out=out, peer=lambda x: spec(x) * float("nan"))[0]
+    assert row["status"] == "wrong"
+
+
+@pytest.mark.parametrize("shape", [(7,), (4, 6)])
+@pytest.mark.parametrize("dtype", check.TOLERANCE)
+def test_poisoned_output_is_all_nan_and_guarded_on_both_sides(shape, dtype):
+    inside, touched = check.poisoned(shape, dtype, "cpu")
+    assert inside.shape == shape and inside.double().isnan().all()
+    inside.fill_(1)
+    assert touched() == ""
+    torch.as_strided(inside, (1,), (1,), inside.storage_offset() + inside.numel()).fill_(1)
+    assert touched() == "1 elements outside the output were overwritten"

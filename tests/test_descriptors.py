@@ -6,13 +6,14 @@ from ch14.descriptors import CopyConfig, configs, copy_tma
 from tilelab import build, device
 
 WHERE = "cuda" if device.current().capability else "cpu"
+EVERY = list(dict.fromkeys(config for which in descriptors.SETS for config in configs(which)))
 
 
 def bits(*shape):
     return torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, device=WHERE)
 
 
-@pytest.mark.parametrize("config", [CopyConfig(16, 64, 4, 1), CopyConfig(64, 16, 4, 3), *configs("course")], ids=str)
+@pytest.mark.parametrize("config", [CopyConfig(16, 64, 4, 1), CopyConfig(64, 16, 4, 3), *EVERY], ids=str)
 @pytest.mark.parametrize("shape", [(100, 72), (1, 8), (64, 128), (37, 200)])
 def test_copy_tma_is_equal_bit_for_bit_and_stays_inside(config, shape):
     source, room = bits(*shape), bits(shape[0] + 4, shape[1] + 16)
@@ -37,6 +38,18 @@ def test_bad_matrix_is_one_sentence(source, destination, message):
         copy_tma(source, destination)
 
 
+def test_padded_source():
+    wide, destination = bits(37, 88), bits(37, 72)
+    copy_tma(wide[:, 8:80], destination)
+    assert torch.equal(destination, wide[:, 8:80])
+
+
+def test_more_rows_of_tiles_than_a_grid_takes():
+    source = bits(65536, 8)
+    with pytest.raises(ValueError, match="at most 65,535 rows of tiles; here are 65536: use a taller tile"):
+        copy_tma(source, torch.empty_like(source), CopyConfig(1, 8, 4, 1))
+
+
 def test_the_sets_of_the_note():
     assert [len(configs(which)) for which in ("conservative", "proposed")] == [5, 5]
     with pytest.raises(ValueError, match="the sets are conservative, proposed, course; here it is 'bold'"):
@@ -57,3 +70,13 @@ def test_copy_uses_tma(target):
     job = build.Job("ch14.descriptors:copy_tma_kernel", tile, {"BLOCK_M": 64, "BLOCK_N": 64}, target)
     report = build.build_one(job)
     assert report.launchable and report.counts["tma_load"] and report.counts["tma_store"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", EVERY, ids=str)
+def test_large_copy_is_equal_bit_for_bit_and_stays_inside(config):
+    source, room = bits(4099, 4104), bits(4103, 4104)
+    before = room.clone()
+    copy_tma(source.view(torch.bfloat16), room[2:-2].view(torch.bfloat16), config)
+    before[2:-2] = source
+    assert torch.equal(room, before)

@@ -2,11 +2,12 @@ import threading
 
 import pytest
 import torch
+import triton
 
 from ch14 import gemm, gemm_configs, gemm_trials
 from ch14.gemm import Prepared, prepare
 from ch14.gemm_configs import GemmConfig
-from tilelab import check, device
+from tilelab import build, check, device
 
 GPU = device.current().capability is not None
 WHERE = "cuda" if GPU else "cpu"
@@ -44,6 +45,13 @@ def test_padded_rows_are_read_and_left_alone():
     assert torch.equal(wide_out[:, :8], before[:, :8]) and torch.equal(wide_out[:, 56:], before[:, 56:])
 
 
+@pytest.mark.parametrize("config", SMALL[:2], ids=lambda config: config.name)
+@pytest.mark.parametrize("stride", [1, 3, 68])
+def test_a_single_row_may_have_any_stride(config, stride):
+    a, b = random(64).as_strided((1, 64), (stride, 1)), random(64, 64)
+    check.assert_matches(run_with(config), gemm.spec, [(f"stride {stride}", (a, b))], out=shape_of_c)
+
+
 def test_out_is_made_when_not_given():
     a, b = random(32, 32), random(32, 32)
     c = gemm.gemm(a, b, config="64,64,32,4,1")
@@ -56,6 +64,9 @@ def test_out_is_made_when_not_given():
     (lambda a, b: (a[:, :32], b), "the inner extents differ: a is 64 x 32 and b is 64 x 64"),
     (lambda a, b: (a, b.bfloat16()), "they are float16 and bfloat16"),
     (lambda a, b: (a.float(), b.float()), "share one dtype of bfloat16, float16 and float8_e4m3fn; they are float32"),
+    (lambda a, b: (a.to(torch.int8), b.to(torch.int8)), "they are int8 and int8"),
+    (lambda a, b: (a, b.to("meta")), "must be on one device; they are on .* and meta"),
+    (lambda a, b: (a, b[0]), r"b must be a matrix with at least one element; its shape is \(64,\)"),
     (lambda a, b: (a.T, b), "a must be stored row by row"),
     (lambda a, b: (random(64, 65)[:, 1:], b), "a must start at a multiple of 16 bytes"),
     (lambda a, b: (random(64, 68)[:, :64], b), "a row of a must take a multiple of 16 bytes"),
@@ -77,11 +88,26 @@ def test_bad_matrix_is_one_sentence(change, message):
     ({"out": torch.empty(64, 64, dtype=torch.float16, device=WHERE).T}, "rows contiguous"),
     ({"out": torch.empty(64, dtype=torch.float16, device=WHERE)}, "out must be 64 x 64"),
     ({"scale_a": torch.ones((), device=WHERE)}, "scale_a is for float8 inputs; these are fp16"),
-    ({"config": "fast"}, "a configuration is BLOCK_M,BLOCK_N"),
+    ({"out": random(64, 72)[:, 4:68]}, "out must start at a multiple of 16 bytes .* it starts 8 bytes past one"),
+    ({"out": random(64, 68)[:, :64]}, "a row of out must take a multiple of 16 bytes .* its stride is 68 elements"),
+    ({"out": random(4096).as_strided((64, 64), (8, 1))}, "the rows of out overlap .stride 8 for 64 elements"),
+    ({"scale_b": 0.5}, "scale_b must be a torch.Tensor; it is a float"),
+    ({"config": None}, "a configuration is BLOCK_M,BLOCK_N,.* here it is 'None'"),
+    ({"config": "fast"}, "a configuration is BLOCK_M,BLOCK_N.* here it is 'fast'"),
 ])
 def test_bad_option_is_one_sentence(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as caught:
         gemm.gemm(random(64, 64), random(64, 64), **options)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+def test_out_may_not_share_memory_with_an_input():
+    wide = random(64, 128)
+    for out in (wide[:, :64], wide[:, 64:]):
+        with pytest.raises(ValueError, match="out shares memory with a: give it memory of its own"):
+            gemm.gemm(wide[:, :64], random(64, 64), out=out)
+    with pytest.raises(ValueError, match="a must be a torch.Tensor; it is a list"):
+        gemm.gemm([[1.0]], random(64, 64))
 
 
 def test_float8_wants_k_contiguous_and_float32_scales():
@@ -90,6 +116,8 @@ def test_float8_wants_k_contiguous_and_float32_scales():
         gemm.gemm(a, b)
     with pytest.raises(ValueError, match="scale_b must be one float32 value"):
         gemm.gemm(a, b.T, scale_b=torch.ones(64, device=WHERE))
+    with pytest.raises(ValueError, match="scale_a must be one float32 value .* of float64"):
+        gemm.gemm(a, b.T, scale_a=torch.ones((), dtype=torch.float64, device=WHERE))
 
 
 @pytest.mark.skipif(GPU, reason="with a GPU kernels are not interpreted")
@@ -106,6 +134,13 @@ def test_a_set_says_what_it_passed_over():
     if not GPU or device.current().target == "sm_90a":
         assert set(reasons) == {"256,256,128,16,5", "256,128,128,16,4", "128,256,128,16,4", "128,128,128,8,4"}
         assert "232,448 B" in reasons["128,128,128,8,4"]
+    assert all(reasons.values())
+
+
+def test_a_set_runs():
+    a, b = random(100, 72), random(72, 104)
+    for which in (*gemm_configs.SETS, "best"):
+        assert check.relative_error(gemm.gemm(a, b, config=which), gemm.spec(a, b)) < 1e-3, which
 
 
 def test_falling_back_is_reported(monkeypatch):
@@ -176,3 +211,22 @@ def test_back_to_back_launches_do_not_overtake_each_other():
         first()
         then()
         assert check.relative_error(second, expected) < 2e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [gemm_configs.configs("conservative")[0], gemm_configs.configs("course")[0]],
+                         ids=lambda config: config.name)
+def test_what_was_launched_moves_its_tiles_by_tma(config, monkeypatch):
+    launched, run = [], triton.JITFunction.run
+
+    def recorded(*args, **kwargs):
+        launched.append(run(*args, **kwargs))
+        return launched[-1]
+
+    monkeypatch.setattr(triton.JITFunction, "run", recorded)
+    a, b, out, *_ = gemm_trials.inputs(256, 256, 256)
+    gemm.gemm(a, b, out=out, config=config)
+    assert launched
+    for kernel in launched:
+        counts = build.sass_counts(kernel.asm["cubin"])
+        assert counts["UTMALDG"] and counts["UTMASTG"]

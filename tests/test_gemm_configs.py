@@ -30,6 +30,15 @@ def test_four_of_the_six_proposed_cannot_run_on_hopper():
     assert reasons[4:] == ["", ""]
 
 
+def test_the_compiler_refuses_the_same_four():
+    jobs = [gemm_configs.job(config, "sm_90a") for config in configs("proposed")]
+    reports = {report.job.name: report for report in build.build(jobs)}
+    found = [reports[job.name] for job in jobs]
+    assert [report.status for report in found] == ["failed", "rejected", "rejected", "rejected", "ok", "ok"]
+    assert "Insufficient registers" in found[0].reason
+    assert [report.smem for report in found[1:4]] == [393248, 393248, 262176]
+
+
 def test_old_and_small_gpus():
     assert "has no TMA" in rejection(configs("conservative")[0], "sm_80", "bf16")
     assert configs("course", target="sm_121a") and configs("course", "fp8", "sm_120a")
@@ -51,6 +60,20 @@ def test_prediction_grows_with_the_work(config):
     times = [predicted_ms(config, size, size, size, "bf16", 132) for size in (256, 1024, 4096, 8192)]
     assert times == sorted(times) and times[0] > 0
     assert predicted_ms(config, 4096, 4096, 4096, "fp8", 132) <= times[2]
+
+
+def test_name_tells_what_the_tile_leaves_out():
+    assert GemmConfig(64, 64, 32, 4, 1).name == "64,64,32,4,1 plain"
+    assert configs("course")[0].name == "128,256,64,8,4 persistent /2"
+    assert configs("course")[1].name == "128,128,64,4,3 persistent /4 x2 early"
+    names = [config.name for which in gemm_configs.SETS for config in configs(which)]
+    assert len(set(names)) == len(names) == 17
+
+
+def test_a_part_of_the_epilogue_is_at_least_sixteen_bytes_wide():
+    """A descriptor's row is 16 bytes or more: four elements of C are refused by the compiler, so earlier here too."""
+    with pytest.raises(ValueError, match="epilogue_parts"):
+        GemmConfig(64, 16, 16, 4, 2, epilogue_parts=4)
 
 
 def test_parse():

@@ -12,7 +12,7 @@ from tilelab.sweep import Space, sweep
 
 H200 = {name: results.load(name, "nvidia-h200") for name in
         ("ch14_gemm_square", "ch14_gemm_llm", "ch14_gemm_ragged", "ch14_gemm_fp8", "ch14_gemm_claim",
-         "ch14_gemm_sweep", "ch14_gemm_copy", "ceilings")}
+         "ch14_gemm_sweep", "ch14_gemm_latency", "ch14_gemm_copy", "ceilings")}
 
 
 def ok(rows):
