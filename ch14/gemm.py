@@ -227,7 +227,7 @@ def _check(a, b, scale_a, scale_b, out):
     _check_matrix("out", out, 2)
     for name, matrix in (("a", a), ("b", stored)):
         if _begin(out) < _end(matrix) and _begin(matrix) < _end(out):  # tiles are stored while others are still read
-            raise ValueError(f"out shares memory with {name}: give it memory of its own.")
+            raise ValueError(f"out lies in the memory that {name} spans: give it memory of its own.")
     return dtype, stored, b_k_major, out
 
 
@@ -269,8 +269,8 @@ def prepare(a, b, *, scale_a=None, scale_b=None, out=None, config="best") -> Pre
         if reason := rejection(candidates[0], target, dtype):
             raise device.Unsupported(f"configuration {candidates[0]} cannot run on {target}: {reason}")
     for candidate in (*candidates, *fallback):
-        launch = _launcher(candidate, a, stored, out, scale_a, scale_b, (m, n, k), b_k_major, sms)
         try:
+            launch = _launcher(candidate, a, stored, out, scale_a, scale_b, (m, n, k), b_k_major, sms)
             _warm(launch)
         except torch.AcceleratorError:
             raise  # the context is lost: no other configuration could run either

@@ -104,7 +104,7 @@ def test_bad_option_is_one_sentence(options, message):
 def test_out_may_not_share_memory_with_an_input():
     wide = random(64, 128)
     for out in (wide[:, :64], wide[:, 64:]):
-        with pytest.raises(ValueError, match="out shares memory with a: give it memory of its own"):
+        with pytest.raises(ValueError, match="out lies in the memory that a spans: give it memory of its own"):
             gemm.gemm(wide[:, :64], random(64, 64), out=out)
     with pytest.raises(ValueError, match="a must be a torch.Tensor; it is a list"):
         gemm.gemm([[1.0]], random(64, 64))

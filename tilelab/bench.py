@@ -76,14 +76,21 @@ def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence]
         except torch.AcceleratorError:
             raise  # the CUDA context is lost, and with it everything that follows
         except Exception as error:
-            failed[name] = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-    times = _interleave(bursts, peer, calls)
+            failed[name] = _reason(error)
+    times = _interleave(bursts, peer, calls, failed)
     timings = {}
     for name in candidates:
         ms = times.get(name)
         timings[name] = Timing(name, ms, peer, times[peer], flops / ms / 1e9 if flops and ms else None,
                                nbytes / ms / 1e6 if nbytes and ms else None, failed.get(name, ""))
     return timings
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of the first error: one raised while a graph is captured makes the capture fail with its own."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def _rotation(make_inputs) -> list[Sequence]:
@@ -122,6 +129,11 @@ def _graph(launches, calls: int) -> Callable[[], None]:
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         launches[0]()  # compiles and loads what a capture may not
+        torch.cuda.set_sync_debug_mode("error")  # a launch that waits would break the capture, and torch's random state
+        try:
+            launches[0]()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -131,8 +143,11 @@ def _graph(launches, calls: int) -> Callable[[], None]:
     return graph.replay
 
 
-def _interleave(bursts, peer: str, calls: int) -> dict[str, float]:
-    """Median milliseconds a call; the peer runs again after every second candidate, so that it sees the same clocks."""
+def _interleave(bursts, peer: str, calls: int, failed: dict[str, str]) -> dict[str, float]:
+    """Median milliseconds a call; the peer runs again after every second candidate, so that it sees the same clocks.
+
+    A candidate that raises is timed no further and goes to `failed` with its reason.
+    """
     others = [name for name in bursts if name != peer]
     order = [peer] if not others else [name for i, other in enumerate(others)
                                        for name in ([peer, other] if i % 2 == 0 else [other])]
@@ -141,15 +156,24 @@ def _interleave(bursts, peer: str, calls: int) -> dict[str, float]:
         events = []
         for name in order if round_ % 2 else order[::-1]:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            if name in failed:
+                continue
             begin.record()
-            bursts[name]()
+            try:
+                bursts[name]()
+            except torch.AcceleratorError:
+                raise
+            except Exception as error:
+                if name == peer:
+                    raise
+                failed[name] = _reason(error)
             end.record()
             events.append((name, begin, end))
         torch.cuda.synchronize()
         if round_ >= WARM_ROUNDS:
             for name, begin, end in events:
                 times[name].append(begin.elapsed_time(end) / calls)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return {name: statistics.median(values) for name, values in times.items() if name not in failed}
 
 
 def call_us(launch: Callable[[], object], calls: int = 200) -> float:

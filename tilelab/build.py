@@ -129,8 +129,8 @@ def _kernel(name: str):
     module, _, attribute = name.rpartition(":")
     try:
         if module.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(pathlib.Path(module).stem, module)
-            loaded = importlib.util.module_from_spec(spec)
+            spec = importlib.util.spec_from_file_location(f"file_{pathlib.Path(module).stem}", module)
+            loaded = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look themselves up
             spec.loader.exec_module(loaded)
         else:
             loaded = importlib.import_module(module)
@@ -399,6 +399,8 @@ def ptxas_remarks(ptx: str, target: str) -> list[str]:
         path.write_text(ptx)
         command = [_tool("ptxas"), f"--gpu-name={target}", path, "-o", path.with_suffix(".cubin")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"ptxas refuses this PTX: {(done.stdout + done.stderr).strip().splitlines()[:1]}")
     return re.findall(r"\(C\d+\) Potential Performance Loss: .+", done.stdout + done.stderr)
 
 

@@ -33,9 +33,9 @@ def poisoned(shape: tuple[int, ...], dtype: torch.dtype, where) -> tuple[torch.T
 
 
 def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
-    """Largest difference from the float64 reference over its largest magnitude; infinite where an element is NaN."""
+    """Largest difference from the float64 reference over its largest magnitude; infinite where either is not finite."""
     reference = reference.double()
-    if result.shape != reference.shape or not bool(torch.isfinite(result.double()).all()):
+    if result.shape != reference.shape or not bool(torch.isfinite(result.double() + reference).all()):
         return float("inf")
     scale = reference.abs().max().clamp_min(1e-30)
     return float((result.double() - reference).abs().max() / scale)
@@ -58,18 +58,23 @@ def compare(kernel: Callable, spec: Callable, cases: Iterable[tuple[str, tuple]]
         if first.is_cuda:
             torch.cuda.synchronize()
         reference = spec(*inputs)
-        error, tolerance = relative_error(result, reference), TOLERANCE[dtype]
+        error, tolerance, reason = relative_error(result, reference), TOLERANCE[dtype], touched()
         row = {"name": name, "shape": list(shape), "dtype": str(dtype)[6:]}
         if peer:
             row["peer_error"] = relative_error(peer(*inputs), reference)
             tolerance = 1.5 * row["peer_error"]
-        reason = touched()
-        if error == float("inf"):
+        if reference.shape != result.shape or not bool(torch.isfinite(reference.double()).all()):
+            reason = reason or f"the reference is no proof: its shape is {tuple(reference.shape)}, or it is not finite"
+        elif tolerance == float("inf"):
+            reason = reason or "the peer is no measure: its result is not finite"
+        elif error == float("inf"):
             missing = int((~torch.isfinite(result.double())).sum())
             reason = reason or f"{missing} of {result.numel()} elements are not finite, or were never written"
         elif error > tolerance:
             reason = reason or f"the error {error:.1e} is above {tolerance:.1e}"
-        rows.append({**row, "error": error if error < float("inf") else None, "tolerance": tolerance,
+        row |= {key: None for key, value in row.items() if value == float("inf")}  # JSON has no infinity
+        rows.append({**row, "error": error if error < float("inf") else None,
+                     "tolerance": tolerance if tolerance < float("inf") else None,
                      "status": "wrong" if reason else "ok", "reason": reason})
     return rows
 
