@@ -54,8 +54,8 @@ class GemmConfig:
         if not 1 <= self.num_stages <= 16:
             raise ValueError(f"num_stages must be 1 to 16; here it is {self.num_stages}.")
         if self.columns[0] // max(self.epilogue_parts, 1) < 8:
-            raise ValueError(f"epilogue_parts must leave 8 columns (16 bytes) a part; here it cuts {self.columns[0]} "
-                             f"in {self.epilogue_parts}.")
+            raise ValueError("epilogue_parts must leave at least 8 columns (16 bytes) a part; here it cuts "
+                             f"{self.columns[0]} in {self.epilogue_parts}.")
         if self.epilogue_parts not in (1, 2, 4) or (self.block_n == 192 and self.epilogue_parts != 2):
             raise ValueError(f"epilogue_parts must be 1, 2 or 4, and 2 where block_n is 192; it is "
                              f"{self.epilogue_parts}.")
