@@ -242,7 +242,9 @@ def predicted_ms(config: GemmConfig, m: int, n: int, k: int, dtype: str, sms: in
 
     def tile_us(programs):
         hidden = exposed / (max(config.num_stages - 1, 1) * programs)
-        return steps * max(products + rates.contention * operands, operands, hidden)
+        # A second program on the SM fills these gaps with two-byte products; one-byte ones leave it no room.
+        felt = rates.contention * operands / (programs if size == 2 else 1)
+        return steps * max(products + felt, operands, hidden)
 
     together, left = divmod(math.ceil(tiles / sms), resident)
     busy = together * resident * tile_us(resident) + left * tile_us(max(left, 1))
