@@ -1,65 +1,140 @@
 import warnings
+from types import SimpleNamespace
 
 import pytest
+from matplotlib.figure import Figure
 
 from ch14.gemm_configs import configs
 from tilelab import plots
 
 ROWS = [{"name": "best", "shape": [64, 64, 64], "config": "64,64", "ms": 0.5, "predicted_ms": 0.6, "tflops": 700.0,
          "ratio": 1.05, "status": "ok", "reason": "", "intensity": 300.0, "x": 64, "y": 128},
-        {"name": "proposed", "shape": [64, 64, 64], "config": "$64", "ms": 1.0, "predicted_ms": 0.9, "tflops": 350.0,
+        {"name": "proposed", "shape": [64, 64, 64], "config": "$64$", "ms": 1.0, "predicted_ms": 0.9, "tflops": 350.0,
          "ratio": 0.5, "status": "ok", "reason": "", "intensity": 30.0, "x": 128, "y": 128},
-        {"name": "plain", "shape": [64, 64, 64], "config": "256", "ms": 2.0, "predicted_ms": 3.0, "tflops": 50.0,
+        {"name": "a $5$ kernel", "shape": [64, 64, 64], "config": "256", "ms": 2.0, "predicted_ms": 3.0, "tflops": 50.0,
          "ratio": 0.2, "status": "ok", "reason": "", "intensity": 3.0, "x": 64, "y": 64}]
 REJECTED = {"name": "proposed", "config": "256,256", "status": "rejected", "reason": "it needs 9 B of shared memory",
             "x": 256, "y": 128, "shape": [64, 64, 64]}
-TITLES = {"title": "A finding: $5 a tile", "source": "recorded on NVIDIA H200, 2026-11-21"}
-
-
-def label(row):
-    return row["config"]
+WRONG = ROWS[0] | {"status": "wrong", "reason": "one element differs", "x": 256, "tflops": 9999.0, "ratio": 99.0}
+TITLES = {"title": "A finding: $5 a tile and $6 a stage, in a title so long that one line of it cannot hold it all",
+          "source": "recorded on NVIDIA H200, 2026-11-21"}
 
 
 def words(figure):
-    return " ".join(text.get_text() for axes in figure.axes for text in axes.texts)
+    return " ".join(text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text")))
+
+
+def built(rows):
+    return [{"target": "sm_90a", "unit": "wgmma"} | row for row in rows]
 
 
 PICTURES = {
-    "ratios": lambda rows: plots.ratios(rows, label=label, **TITLES),
-    "ladder": lambda rows: plots.ladder(rows, label=label, ceiling=800, ceiling_label="roof", **TITLES),
-    "heat_map": lambda rows: plots.heat_map(rows, "x", "y", "ratio", **TITLES),
+    "ratios": lambda rows: plots.ratios(rows, label="config", floor=0.9, **TITLES),
+    "ladder": lambda rows: plots.ladder(rows, label="config", ceiling=800, ceiling_label="roof", **TITLES),
+    "heat_map": lambda rows: plots.heat_map(rows, "x", lambda row: row["y"], "ratio", y_label="y", **TITLES),
     "roofline": lambda rows: plots.roofline(rows, peak_tflops=800, bandwidth_gbps=4000, **TITLES),
-    "scatter": lambda rows: plots.scatter_predicted(rows, **TITLES),
-    "build": lambda rows: plots.build_table([row | {"target": "sm_90a", "unit": "wgmma"} for row in rows], **TITLES),
+    "scatter": lambda rows: plots.scatter_predicted(rows, label="config", **TITLES),
+    "build": lambda rows: plots.build_table(built(rows), **TITLES),
 }
+each_picture = pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
 
 
-@pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
+def assert_draws(figure):
+    """A PNG comes of it without a warning (a missing glyph, a layout that failed), and everything lies inside."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(figure, Figure) and figure._repr_png_().startswith(b"\x89PNG")
+    width, height = figure.bbox.size
+    box = figure.get_tightbbox().transformed(figure.dpi_scale_trans)
+    assert box.x0 > -1 and box.y0 > -1 and box.x1 < width + 1 and box.y1 < height + 1, "clipped at the edge"
+
+
+@each_picture
 def test_draws_without_a_warning_and_leaves_nothing_open(draw):
     import matplotlib.pyplot
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert draw(ROWS)._repr_png_().startswith(b"\x89PNG")
+    figure = draw(ROWS)
+    assert_draws(figure)
     assert matplotlib.pyplot.get_fignums() == []
+    assert TITLES["source"] in words(figure)
 
 
-@pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
+@each_picture
 def test_nothing_to_draw_is_a_sentence(draw):
     with pytest.raises(ValueError, match="the list of rows is empty"):
         draw([])
 
 
-def test_what_did_not_run_stays_in_the_picture_with_its_reason():
-    assert "it needs 9 B of shared memory" in words(PICTURES["ladder"]([*ROWS, REJECTED]))
-    assert "x" in words(PICTURES["heat_map"]([*ROWS, REJECTED])).split()
-    assert "no: shared memory" in words(PICTURES["build"]([REJECTED]))
+@each_picture
+def test_names_are_text_and_not_mathematics(draw):
+    assert "$" not in words(draw(ROWS)).replace(r"\$", "")
 
 
-@pytest.mark.parametrize("config", configs("course") + configs("proposed"), ids=lambda config: config.name)
+@pytest.mark.parametrize("name, word", [("ladder", REJECTED["reason"]), ("ratios", REJECTED["reason"]),
+                                        ("heat_map", "x"), ("build", "shared\nmemory")])
+def test_what_did_not_run_stays_in_the_picture_with_its_reason(name, word):
+    figure = PICTURES[name]([*ROWS, REJECTED])
+    assert word in [text.get_text() for text in figure.axes[0].texts]
+    assert_draws(figure)
+
+
+@pytest.mark.parametrize("name", ["ladder", "ratios", "heat_map"])
+def test_a_wrong_result_has_no_figure(name):
+    figure = PICTURES[name]([*ROWS, WRONG])
+    assert "99" not in words(figure) and figure.axes[0].get_xlim()[1] < 1000
+    if name != "heat_map":
+        assert WRONG["reason"] in words(figure)
+
+
+def test_ratios_name_the_peer_and_the_floor():
+    assert {"cuBLAS", "floor 0.9", "1.05"} <= {text.get_text() for text in PICTURES["ratios"](ROWS).axes[0].texts}
+    assert_draws(PICTURES["ratios"](ROWS * 7))
+
+
+def test_build_table_tells_the_tensor_cores_apart():
+    rows = [{"name": "64,64", "target": target, "status": "ok", "reason": "", "unit": unit} for target, unit in
+            (("sm_90a", "wgmma"), ("sm_100a", "tcgen05"), ("sm_103a", "mma.sync"), ("sm_121a", "mma.sync"))]
+    rows.append(rows[0] | {"target": "sm_80", "status": "unsupported", "reason": "sm_80 has no TMA"})
+    rows.append(rows[0] | {"name": "256,256", "status": "rejected", "reason": "512 threads have 128 registers"})
+    texts = [text.get_text() for text in plots.build_table(rows, **TITLES).axes[0].texts]
+    assert texts == ["runs:\nwgmma", "runs:\ntcgen05", "mma.sync,\nnot tcgen05", "runs:\nmma.sync", "unsupported",
+                     "registers"]
+
+
+def test_heat_map_refuses_two_rows_in_one_cell():
+    with pytest.raises(ValueError, match="4 rows fall in 3"):
+        PICTURES["heat_map"]([*ROWS, ROWS[0]])
+
+
+def test_labels_of_crowded_points_do_not_overlap():
+    rows = [{"name": name, "intensity": 300 + 9 * i, "tflops": 600 - 9 * i} for i, name in enumerate(plots.COLOURS)]
+    figure = plots.roofline(rows, peak_tflops=800, bandwidth_gbps=4000, **TITLES)
+    assert_draws(figure)
+    from matplotlib.text import Text
+    boxes = [Text.get_window_extent(note) for note in figure.axes[0].texts if note.get_text() in plots.COLOURS]
+    assert len(boxes) == len(plots.COLOURS)
+    assert [box.count_overlaps(boxes) for box in boxes] == [1] * len(boxes), "a label overlaps another than itself"
+
+
+@pytest.mark.parametrize("config", [*configs("course"), *configs("proposed")], ids=lambda config: config.name)
 def test_gemm_picture(config):
     figure = plots.gemm_picture(config, 1024, 2048, 1024)
-    assert f"stage {config.num_stages - 1}" in words(figure) and figure._repr_png_()
+    assert f"stage {config.num_stages - 1}" in words(figure)
+    assert f"A {config.block_m * config.block_k * 2 / 1024:g} KB" in words(figure)
+    assert_draws(figure)
+
+
+@pytest.mark.parametrize("shape", [(1, 4096, 4096), (333, 520, 136), (64, 4096, 14336), (8192, 8192, 8192)])
+def test_gemm_picture_of_any_shape_and_anything_like_a_config(shape):
+    config = SimpleNamespace(block_m=256, block_n=64, block_k=32, num_stages=16, epilogue_parts=4,
+                             smem_bytes=lambda dtype, target: 2**18)
+    assert_draws(plots.gemm_picture(config, *shape))
+
+
+def test_colours_are_fixed():
+    assert plots.colour("cuBLAS") == "#000000" and plots.colour("best") == plots.colour("persistent")
+    assert plots.colour("never seen") == plots.colour("never seen") and plots.colour("never seen") in plots.OTHERS
+    assert not set(plots.OTHERS) & set(plots.COLOURS.values())
 
 
 def test_rank_correlation():

@@ -1,29 +1,40 @@
 """The course's pictures: one style, one colour an implementation. Every function returns a Picture.
 
-`rows` are those of results/; `source` says where they come from (Record.label()); `title` states the finding.
+`rows` are those of results/; `source` says where they come from (Record.label()); `title` states the finding. A `label`
+(or x, y, mark) is a key of the rows or a function of one. A row that did not run stays in the picture with its reason.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import textwrap
+import zlib
 from collections.abc import Callable, Sequence
 
+import numpy
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.transforms import Bbox
+
+from tilelab import device
 
 SIZE = (5.5, 3.2)
-# Okabe and Ito's palette: told apart with any colour vision
-COLOURS = {"cuBLAS": "#000000", "torch": "#000000", "conservative": "#D55E00", "proposed": "#E69F00", "best": "#0072B2",
+# Okabe and Ito's palette: told apart with any colour vision. The course's best kernel is its persistent one.
+COLOURS = {"cuBLAS": "#000000", "torch": "#777777", "conservative": "#D55E00", "proposed": "#E69F00", "best": "#0072B2",
            "course": "#0072B2", "persistent": "#0072B2", "plain": "#CC79A7", "predicted": "#009E73"}
-OTHERS = ("#009E73", "#56B4E9", "#CC79A7", "#D55E00")
+OTHERS = ("#56B4E9", "#882255", "#999933", "#44AA99", "#6A51A3", "#8C510A")  # of none of the above
 GREY = "#666666"
+UNITS = {"tflops": "TFLOP/s", "gbps": "GB/s", "us": "µs"}
+Key = str | Callable[[dict], object]
 
 
 class Picture(Figure):
-    """A matplotlib Figure that a notebook shows whatever its backend is, and that pyplot does not keep alive."""
+    """A matplotlib Figure that a notebook shows once whatever its backend is, and that pyplot does not keep alive."""
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
@@ -33,27 +44,28 @@ class Picture(Figure):
 
 def colour(name: str) -> str:
     """The colour of an implementation, the same in every picture."""
-    return COLOURS.get(name) or OTHERS[sum(map(ord, name)) % len(OTHERS)]
+    return COLOURS.get(name) or OTHERS[zlib.crc32(name.encode()) % len(OTHERS)]
 
 
-def _figure(rows, title: str, source: str, height: float = SIZE[1], width: float = SIZE[0]):
+def _figure(rows, title: str, source: str, height: float = SIZE[1]):
     if not rows:
         raise ValueError("there is nothing to draw: the list of rows is empty.")
-    figure = Picture(figsize=(width, height), dpi=120, layout="constrained")
+    figure = Picture(figsize=(SIZE[0], height), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    figure.suptitle(_plain(title), fontsize=9, x=0.01, ha="left", fontweight="bold")
+    figure.suptitle(_plain(textwrap.fill(title, 70)), fontsize=9, x=0.01, ha="left", fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
     if source:
-        figure.supxlabel(_plain(source), fontsize=6.5, color=GREY, x=0.99, ha="right")
+        figure.supxlabel(_plain(textwrap.fill(source, 100)), fontsize=7, color=GREY, x=0.99, ha="right")
     return figure, axes
 
 
 def _numbers(*sides) -> None:
-    """Logarithmic axes with plain numbers at 1, 2 and 5."""
+    """Logarithmic axes with plain numbers, at 1, 2 and 5 where they span less than three decades."""
     for side in sides:
-        side.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        low, high = side.get_view_interval()
+        side.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))
         side.set_major_formatter("{x:g}")
         side.set_minor_formatter(NullFormatter())
 
@@ -62,131 +74,206 @@ def _plain(text: object) -> str:
     return str(text).replace("$", r"\$")  # a label is text, not mathematics
 
 
-def ratios(rows: Sequence[dict], *, label: Callable[[dict], str], title: str, source: str,
-           peer: str = "cuBLAS") -> Picture:
-    """Speed against the peer, one row a shape: right of the line ours is faster. Rows without a ratio are left out."""
-    rows = [row for row in rows if row.get("ratio")]
-    figure, axes = _figure(rows, title, source, height=1.1 + 0.21 * len(rows))
-    for y, row in enumerate(reversed(rows)):
-        tone = colour("best") if row["ratio"] >= 1 else colour("proposed")
-        axes.plot([1, row["ratio"]], [y, y], color=tone, linewidth=2)
-        axes.plot(row["ratio"], y, "o", color=tone, markersize=5)
-        right = row["ratio"] >= 1
-        axes.annotate(f"{row['ratio']:.2f}", (row["ratio"], y), (6 if right else -6, 0), textcoords="offset points",
-                      ha="left" if right else "right", va="center", fontsize=7.5)
-    axes.axvline(1, color=colour(peer), linestyle="--", linewidth=1)
-    low, high = (edge(row["ratio"] for row in rows) for edge in (min, max))
-    axes.set_xlim(min(low, 1) - 0.06 * (1 + high - low), max(high, 1) + 0.06 * (1 + high - low))
-    axes.set_yticks(range(len(rows)), [_plain(label(row)) for row in reversed(rows)], fontsize=7.5)
-    axes.set_xlabel(f"speed, × {peer}", fontsize=8)
+def _of(row: dict, key: Key) -> object:
+    return row[key] if isinstance(key, str) else key(row)
+
+
+def _ran(row: dict, value: str) -> bool:
+    return row.get("status", "ok") == "ok" and row.get(value) is not None
+
+
+def _reason(row: dict, width: int = 56, lines: int = 2) -> str:
+    """Why it did not run, shortened."""
+    text = row.get("reason") or row.get("status", "not measured")
+    return _plain(textwrap.fill(text, width, max_lines=lines, placeholder=" …"))
+
+
+def _steps(axes, rows, label: Key) -> None:
+    """Rows from top to bottom, each with its label."""
+    axes.set_yticks(range(len(rows))[::-1], [_plain(_of(row, label)) for row in rows], fontsize=7.5)
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+
+
+def _upright(axes, x: float, text: str, style: str, tone: str, left: bool) -> None:
+    """A vertical line labelled above the axes, on its left or right."""
+    axes.axvline(x, color=tone, linestyle=style, linewidth=1, zorder=1)
+    axes.annotate(_plain(text), (x, 1), (-2 if left else 2, 1), xycoords=("data", "axes fraction"), fontsize=7,
+                  textcoords="offset points", ha="right" if left else "left", va="bottom", color=tone)
+
+
+_BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # keeps lines out of a text
+
+
+def ratios(rows: Sequence[dict], *, label: Key, title: str, source: str, peer: str = "cuBLAS",
+           floor: float | None = None) -> Picture:
+    """Speed against the peer, one line a row: right of 1 ours is faster. `floor` is the least that is asked for."""
+    figure, axes = _figure(rows, title, source, height=1.2 + 0.21 * len(rows))
+    _upright(axes, 1, peer, "-", colour(peer), left=False)
+    if floor is not None:
+        _upright(axes, floor, f"floor {floor:g}", "--", GREY, left=floor <= 1)
+    for y, row in zip(range(len(rows))[::-1], rows):
+        if not _ran(row, "ratio"):
+            axes.text(0.01, y, _reason(row, 48, 1), transform=axes.get_yaxis_transform(), va="center", fontsize=7,
+                      color=GREY, bbox=_BEHIND)
+            continue
+        ratio, tone = row["ratio"], colour(row.get("name", "course"))
+        axes.plot([1, ratio], [y, y], color=tone, linewidth=2)
+        axes.plot(ratio, y, "o", color=tone, markersize=5)
+        axes.annotate(f"{ratio:.2f}", (ratio, y), (6 if ratio >= 1 else -6, 0), textcoords="offset points",
+                      ha="left" if ratio >= 1 else "right", va="center", fontsize=7.5, bbox=_BEHIND)
+    seen = [row["ratio"] for row in rows if _ran(row, "ratio")] + [1, floor or 1]
+    room = 0.17 * (max(seen) - min(seen) or 1)
+    axes.set_xlim(min(seen) - room, max(seen) + room)
+    _steps(axes, rows, label)
+    axes.set_xlabel(_plain(f"speed, × {peer}"), fontsize=8)
     return figure
 
 
-def ladder(rows: Sequence[dict], *, label: Callable[[dict], str], title: str, source: str, value: str = "tflops",
-           unit: str = "TFLOP/s", ceiling: float | None = None, ceiling_label: str = "") -> Picture:
-    """One bar a step, in the order given; a row that did not run is an outline with its reason."""
-    figure, axes = _figure(rows, title, source, height=1.2 + 0.27 * len(rows))
-    top = max([row[value] for row in rows if row.get(value)] + [ceiling or 0]) or 1
-    for y, row in enumerate(reversed(rows)):
-        if row.get(value):
-            axes.barh(y, row[value], color=colour(row["name"]), height=0.7)
-            axes.text(row[value] + top * 0.01, y, f"{row[value]:.0f}", va="center", fontsize=7.5)
+def ladder(rows: Sequence[dict], *, label: Key, title: str, source: str, value: str = "tflops",
+           unit: str | None = None, ceiling: float | None = None, ceiling_label: str = "") -> Picture:
+    """One bar a step, in the order given; a row that did not run, or was wrong, is an outline with its reason."""
+    figure, axes = _figure(rows, title, source, height=1.3 + 0.27 * len(rows))
+    top = max([row[value] for row in rows if _ran(row, value)] + [ceiling or 0]) or 1
+    for y, row in zip(range(len(rows))[::-1], rows):
+        if _ran(row, value):
+            axes.barh(y, row[value], color=colour(row.get("name", "course")), height=0.7)
+            text = f"{row[value]:,.0f}" if row[value] >= 100 else f"{row[value]:.3g}"
+            end = ceiling if ceiling and 0 <= ceiling - row[value] < 0.08 * top else row[value]
+            axes.text(end + top * 0.012, y, text, va="center", fontsize=7.5, bbox=_BEHIND)
         else:
             axes.barh(y, top * 0.02, fill=False, edgecolor=GREY, hatch="////", height=0.7)
-            axes.text(top * 0.03, y, _plain(_short(row["reason"])), va="center", fontsize=7, color=GREY)
+            axes.text(top * 0.03, y, _reason(row), va="center", fontsize=7, color=GREY, linespacing=1, bbox=_BEHIND)
     if ceiling:
-        axes.axvline(ceiling, color=colour("cuBLAS"), linestyle="--", linewidth=1)
-        axes.text(ceiling, len(rows) - 0.4, f"{ceiling_label} {ceiling:.0f}", fontsize=7, ha="right", va="bottom")
-    axes.set_xlim(0, top * 1.08)
-    axes.set_ylim(-0.6, len(rows) + 0.1)
-    axes.set_yticks(range(len(rows)), [_plain(label(row)) for row in reversed(rows)], fontsize=7.5)
-    axes.set_xlabel(unit, fontsize=8)
+        _upright(axes, ceiling, f"{ceiling_label} {ceiling:,.4g}".strip(), "--", colour("cuBLAS"), left=True)
+    axes.set_xlim(0, top * 1.1)
+    _steps(axes, rows, label)
+    axes.set_xlabel(_plain(unit or UNITS.get(value, value)), fontsize=8)
     return figure
 
 
-def _short(reason: str) -> str:
-    return reason if len(reason) <= 62 else reason[:60].rsplit(" ", 1)[0] + " …"
+def heat_map(rows: Sequence[dict], x: Key, y: Key, value: str, *, title: str, source: str, fmt: str = "{:.2f}",
+             mark: Callable[[dict], str] = lambda row: "x", x_label: str = "", y_label: str = "") -> Picture:
+    """`value` over `x` and `y`; a cell that did not run is grey and holds `mark(row)`, one that nobody tried is white.
 
-
-def heat_map(rows: Sequence[dict], x: str, y: str, value: str, *, title: str, source: str, fmt: str = "{:.2f}",
-             mark: Callable[[dict], str] = lambda row: "x") -> Picture:
-    """`value` over the keys `x` and `y`; a cell without one is grey and holds `mark(row)`."""
-    figure, axes = _figure(rows, title, source)
-    columns, lines = (sorted({row[key] for row in rows}) for key in (x, y))
-    grid = [[math.nan] * len(columns) for _ in lines]
-    texts = []
-    for row in rows:
-        i, j = lines.index(row[y]), columns.index(row[x])
-        known = row.get(value) is not None
-        grid[i][j] = row[value] if known else math.nan
-        texts.append((i, j, fmt.format(row[value]) if known else mark(row)))
-    axes.set_facecolor("#e8e8e8")  # shows where there is no value
-    shades = axes.imshow(grid, cmap="cividis", aspect="auto", origin="lower")
-    for i, j, text in texts:
-        dark = not math.isnan(grid[i][j]) and shades.norm(grid[i][j]) < 0.55
-        axes.text(j, i, _plain(text), ha="center", va="center", fontsize=11, color="white" if dark else "black")
-    axes.set_xticks(range(len(columns)), columns)
-    axes.set_yticks(range(len(lines)), lines)
-    axes.set_xlabel(_plain(x), fontsize=8)
-    axes.set_ylabel(_plain(y), fontsize=8)
+    ValueError when two rows fall in one cell: choose between them first.
+    """
+    columns, lines = (sorted({_of(row, key) for row in rows}) for key in (x, y))
+    figure, axes = _figure(rows, title, source, height=max(SIZE[1], 1.2 + 0.3 * len(lines)))
+    grid = numpy.full((len(lines), len(columns)), math.nan)
+    cells = {(lines.index(_of(row, y)), columns.index(_of(row, x))): row for row in rows}
+    if len(cells) < len(rows):
+        raise ValueError(f"a cell holds one row, and here {len(rows)} rows fall in {len(cells)}: choose one a cell.")
+    for cell, row in cells.items():
+        grid[cell] = row[value] if _ran(row, value) else math.nan
+    texts = {cell: fmt.format(row[value]) if _ran(row, value) else mark(row) for cell, row in cells.items()}
+    widest = max(map(len, texts.values()))
+    size = max(6, min(12, 330 / len(columns) / widest / 0.65))
+    shades = axes.imshow(numpy.ma.masked_invalid(grid), cmap="cividis", aspect="auto", origin="lower")
+    for (i, j), text in texts.items():
+        known = not math.isnan(grid[i, j])
+        if not known:
+            axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, color="#dddddd"))
+        shade = shades.cmap(shades.norm(grid[i, j])) if known else (1, 1, 1, 1)
+        dark = 0.3 * shade[0] + 0.59 * shade[1] + 0.11 * shade[2] < 0.5
+        axes.text(j, i, _plain(text), ha="center", va="center", fontsize=size, color="white" if dark else "black")
+    axes.set_xticks(range(len(columns)), [_plain(column) for column in columns])
+    axes.set_yticks(range(len(lines)), [_plain(line) for line in lines])
+    axes.set_xlabel(_plain(x_label or (x if isinstance(x, str) else "")), fontsize=8)
+    axes.set_ylabel(_plain(y_label or (y if isinstance(y, str) else "")), fontsize=8)
     return figure
 
 
-_VERDICT = {"wgmma": ("#0072B2", "runs: wgmma"), "tcgen05": ("#0072B2", "runs: tcgen05"),
-            "mma.sync": ("#56B4E9", "runs: mma.sync")}
+def _verdict(row: dict) -> tuple[str, str]:
+    """Colour and words of one build."""
+    if row.get("status", "ok") != "ok":
+        reason = row.get("reason", "")
+        causes = {"register": ("#D55E00", "registers"), "shared memory": ("#E69F00", "shared\nmemory"),
+                  "tensor memory": ("#E69F00", "tensor\nmemory"), "": ("#bbbbbb", row["status"])}
+        return next(verdict for cause, verdict in causes.items() if cause in reason)
+    if row["unit"] != "mma.sync":
+        return "#0072B2", f"runs:\n{row['unit']}"
+    return "#56B4E9", "mma.sync,\nnot tcgen05" if device.limits(row["target"]).has_tcgen05 else "runs:\nmma.sync"
 
 
 def build_table(rows: Sequence[dict], *, title: str, source: str) -> Picture:
-    """Configurations by targets. Rows hold name, set, target, status, reason and unit, the tensor-core instruction."""
+    """Configurations by targets: the tensor-core family that a build uses, or what it has too little of.
+
+    Rows hold name, target, status, reason and unit (wgmma, tcgen05 or mma.sync), and perhaps the set they are of.
+    """
     names = list(dict.fromkeys((row.get("set", ""), row["name"]) for row in rows))
     targets = list(dict.fromkeys(row["target"] for row in rows))
-    figure, axes = _figure(rows, title, source, height=1.0 + 0.27 * len(names), width=6.8)
+    figure, axes = _figure(rows, title, source, height=0.9 + 0.32 * len(names))
     for row in rows:
         x, y = targets.index(row["target"]), len(names) - 1 - names.index((row.get("set", ""), row["name"]))
-        if row["status"] == "ok":
-            tone, word = _VERDICT[row["unit"]]
-        else:
-            found = [cause for cause in ("register", "shared memory") if cause in row["reason"]]
-            tone, word = "#D55E00" if row["status"] == "failed" else "#E69F00", f"no: {(found or ['fails'])[0]}"
-        axes.add_patch(Rectangle((x, y), 0.96, 0.9, color=tone))
-        light = tone in ("#E69F00", "#56B4E9")
-        axes.text(x + 0.48, y + 0.45, word, ha="center", va="center", fontsize=6.3, color="black" if light else "white")
+        tone, words = _verdict(row)
+        axes.add_patch(Rectangle((x, y), 0.97, 0.93, color=tone))
+        axes.text(x + 0.485, y + 0.45, _plain(words), ha="center", va="center", fontsize=7, linespacing=0.95,
+                  color="white" if tone in ("#0072B2", "#D55E00") else "black")
     axes.set_xlim(0, len(targets))
     axes.set_ylim(0, len(names))
-    axes.set_xticks([x + 0.48 for x in range(len(targets))], targets)
-    labels = [f"{which}  {name}" if which else name for which, name in reversed(names)]
-    axes.set_yticks([y + 0.45 for y in range(len(names))], labels, fontsize=7.5)
+    axes.set_xticks([x + 0.485 for x in range(len(targets))], targets)
+    labels = [_plain(f"{which}  {name}".strip()) for which, name in reversed(names)]
+    axes.set_yticks([y + 0.45 for y in range(len(names))], labels, fontsize=7)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     return figure
 
 
+def _label_points(axes, labels: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write (x, y, text, colour) beside its point, clear of points, lines and texts where there is room."""
+    figure = axes.figure
+    figure.draw_without_rendering()  # places the axes, so that pixels mean something
+    taken = [text.get_window_extent() for text in axes.texts]
+    for line in axes.lines:
+        x, y = axes.transData.transform(line.get_xydata()).T
+        half = 9
+        if line.get_linestyle() != "None":  # a line is many small boxes
+            x, y = (numpy.interp(numpy.linspace(0, len(x) - 1, 200), range(len(x)), side) for side in (x, y))
+            half = 4
+        taken += [Bbox.from_extents(at - half, up - half, at + half, up + half) for at, up in zip(x, y)]
+    shifts = [numpy.array((right * far, up * (far + 3))) for far in (6, 14, 24, 34, 44) for right, up in
+              ((1, 0), (1, -1), (0, -1), (-1, -1), (-1, 0), (1, 1), (-1, 1), (0, 1))]
+    for x, y, text, tone in sorted(labels):
+        dark = tuple(0.7 * part for part in to_rgb(tone))
+        note = axes.annotate(_plain(text), (x, y), (0, 0), textcoords="offset points", fontsize=7, va="center",
+                             color=dark, arrowprops={"arrowstyle": "-", "color": dark, "linewidth": 0.5})
+        note.set_in_layout(False)
+        note.arrow_patch.set_visible(False)
+        size = numpy.array(Text.get_window_extent(note).size)  # without the arrow
+        choices = []
+        for shift in shifts:
+            right = numpy.sign(shift[0])
+            centre = axes.transData.transform((x, y)) + shift * figure.dpi / 72 + (right * size[0] / 2, 0)
+            box = Bbox([centre - size / 2, centre + size / 2])
+            outside = box.x1 > figure.bbox.x1 or not (axes.bbox.x0 < box.x0 and axes.bbox.y0 < box.y0)
+            choices.append((box.count_overlaps(taken) + 100 * outside, len(choices), right, box))
+        _, index, right, box = min(choices)
+        taken.append(box)
+        note.set(position=shifts[index], ha={0: "center", 1: "left", -1: "right"}[right])
+        note.arrow_patch.set_visible(index >= 8)  # not right beside its point
+
+
 def roofline(rows: Sequence[dict], *, peak_tflops: float, bandwidth_gbps: float, title: str, source: str) -> Picture:
-    """Rows (name, intensity in operations a byte, tflops) under the two measured ceilings, both axes logarithmic."""
+    """Rows (name, intensity in FLOP a byte, tflops) under the two measured ceilings, both axes logarithmic."""
     figure, axes = _figure(rows, title, source)
     ridge = peak_tflops * 1e3 / bandwidth_gbps
     left = min([row["intensity"] for row in rows] + [ridge / 4]) / 2
     right = max([row["intensity"] for row in rows] + [ridge * 4]) * 2
-    roof = [left * bandwidth_gbps / 1e3, peak_tflops, peak_tflops]
-    axes.plot([left, ridge, right], roof, "--", color="black", linewidth=1)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.text(right, peak_tflops * 1.08, f"{peak_tflops:.0f} TFLOP/s", fontsize=7, ha="right", va="bottom")
+    axes.set(xscale="log", yscale="log")
+    axes.plot([left, ridge, right], [left * bandwidth_gbps / 1e3, peak_tflops, peak_tflops], "--", color="black", lw=1)
+    axes.text(right, peak_tflops * 1.08, f"{peak_tflops:,.0f} TFLOP/s", fontsize=7, ha="right", va="bottom")
     slope = (left * ridge) ** 0.5  # half way up
     axes.text(slope * 0.9, slope * bandwidth_gbps / 1e3, f"{bandwidth_gbps / 1e3:.2f} TB/s", fontsize=7, ha="right",
               va="bottom")
-    names = list(dict.fromkeys(row["name"] for row in rows))
-    for name in names:
-        points = [row for row in rows if row["name"] == name]
-        axes.plot([point["intensity"] for point in points], [point["tflops"] for point in points], "o",
-                  color=colour(name), markersize=4.5, alpha=0.85)
-        last = min(points, key=lambda point: point["tflops"])
-        crowd = names.index(name)
-        axes.annotate(_plain(name), (last["intensity"], last["tflops"]), (6, -9 - 9 * (crowd % 3) * (len(names) > 2)),
-                      textcoords="offset points", fontsize=7, color=colour(name))
+    lowest = {}
+    for row in sorted(rows, key=lambda row: -row["tflops"]):
+        axes.plot(row["intensity"], row["tflops"], "o", color=colour(row["name"]), markersize=4.5, alpha=0.85)
+        lowest[row["name"]] = (row["intensity"], row["tflops"], row["name"], colour(row["name"]))
     axes.set_ylim(top=peak_tflops * 2)
-    axes.set_xlabel("operations a byte of memory traffic", fontsize=8)
+    _numbers(axes.xaxis, axes.yaxis)
+    axes.set_xlabel("operations a byte of memory traffic, FLOP/B", fontsize=8)
     axes.set_ylabel("TFLOP/s", fontsize=8)
+    _label_points(axes, list(lowest.values()))
     return figure
 
 
@@ -197,82 +284,109 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     return float(pandas.Series(first).rank().corr(pandas.Series(second).rank()))
 
 
-def scatter_predicted(rows: Sequence[dict], *, title: str, source: str) -> Picture:
-    """predicted_ms over ms, both logarithmic, with the diagonal and the rank correlation."""
+def scatter_predicted(rows: Sequence[dict], *, title: str, source: str, label: Key | None = None) -> Picture:
+    """predicted_ms over ms, both logarithmic, with the diagonal and the rank correlation of the rows that ran."""
+    rows = [row for row in rows if _ran(row, "ms") and _ran(row, "predicted_ms")]
     figure, axes = _figure(rows, title, source)
     measured, predicted = ([row[key] for row in rows] for key in ("ms", "predicted_ms"))
-    low, high = min(measured + predicted) / 1.2, max(measured + predicted) * 1.2
-    axes.plot([low, high], [low, high], "--", color="black", linewidth=1)
+    ends = [min(measured + predicted) / 1.2, max(measured + predicted) * 1.2]
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    axes.plot(ends, ends, "--", color="black", linewidth=1)
     axes.plot(measured, predicted, "o", color=colour("predicted"), markersize=4, alpha=0.8)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    if len(set(measured)) > 2 and len(set(predicted)) > 1:  # two points always agree or disagree
+        text = f"rank correlation {rank_correlation(measured, predicted):.2f}\n(Spearman, {len(rows)} configurations)"
+        axes.text(0.03, 0.97, text, transform=axes.transAxes, fontsize=8, va="top")
+    axes.text(0.99, 0.03, "below the line: slower than predicted", transform=axes.transAxes, fontsize=7, ha="right")
     _numbers(axes.xaxis, axes.yaxis)
-    if len(rows) > 2:
-        text = f"rank correlation {rank_correlation(measured, predicted):.2f}, {len(rows)} configurations"
-        axes.text(0.03, 0.95, text, transform=axes.transAxes, fontsize=8, va="top")
     axes.set_xlabel("measured, ms", fontsize=8)
     axes.set_ylabel("predicted, ms", fontsize=8)
+    if label:
+        points = [(row["ms"], row["predicted_ms"], str(_of(row, label)), colour("predicted")) for row in rows]
+        _label_points(axes, points)
     return figure
 
 
 def gemm_picture(config, m: int, n: int, k: int) -> Picture:
-    """What moves where in a tiled GEMM, drawn to the scale of `config` (block_m, block_n, block_k, num_stages, ...)."""
-    figure, axes = _figure([config], "One tile of C: K steps flow through a ring of stages", "", width=6.4, height=3.3)
+    """What moves where in a tiled bf16 GEMM, C (m, n) = A (m, k) B (k, n), on sm_90a.
+
+    `config` has block_m, block_n, block_k, num_stages, epilogue_parts and smem_bytes(dtype, target). A tile is drawn to
+    the scale of its matrix, matrices roughly to the same scale: very long sides are shortened.
+    """
+    bm, bn, bk, stages = config.block_m, config.block_n, config.block_k, config.num_stages
+    source = f"{m} × {n} × {k}, bf16; needs {config.smem_bytes('bf16', 'sm_90a') / 1024:.0f} KB of shared memory a block"
+    figure, axes = _figure([config], f"One {bm} × {bn} tile of C: its K steps flow through a ring of stages", source)
+    figure.set_layout_engine("none")
+    axes.set(position=(0, 0, 1, 1), xlim=(0, SIZE[0]), ylim=(0, SIZE[1]))  # coordinates are inches
     axes.set_axis_off()
-    axes.set_aspect("equal")
-    unit = 3.0 / max(m, n, k)
-    blue, orange, green = colour("best"), colour("proposed"), colour("predicted")
+    tones = {"A": colour("best"), "B": colour("proposed"), "C": colour("predicted")}
 
-    def matrix(x, y, rows, columns, name, step_rows, step_columns):
-        axes.add_patch(Rectangle((x, y), columns * unit, rows * unit, fill=False, color="black"))
-        for i in range(step_rows, rows, step_rows):
-            axes.plot([x, x + columns * unit], [y + (rows - i) * unit] * 2, color="#cccccc", linewidth=0.5)
-        for j in range(step_columns, columns, step_columns):
-            axes.plot([x + j * unit] * 2, [y, y + rows * unit], color="#cccccc", linewidth=0.5)
-        axes.text(x + 0.08, y + rows * unit - 0.08, name, fontsize=9, va="top", fontweight="bold")
+    def box(x, y, width, height, face="none", edge="none", **rest):
+        axes.add_patch(Rectangle((x, y), width, height, facecolor=face, edgecolor=edge, **rest))
 
-    bm, bn, bk = config.block_m, config.block_n, config.block_k
-    ax, ay, gap = 0.0, 0.0, 0.35
-    cx, by = ax + k * unit + gap, ay + m * unit + gap
-    matrix(ax, ay, m, k, "A", bm, bk)
-    matrix(cx, ay, m, n, "C", bm, bn)
-    matrix(cx, by, k, n, "B", bk, bn)
-    row, column, step = (m // bm) // 2, (n // bn) // 2, (k // bk) // 3
-    y, x = ay + (m - (row + 1) * bm) * unit, cx + column * bn * unit
-    axes.add_patch(Rectangle((ax, y), k * unit, bm * unit, color=blue, alpha=0.2))
-    axes.add_patch(Rectangle((ax + step * bk * unit, y), bk * unit, bm * unit, color=blue))
-    axes.add_patch(Rectangle((x, by), bn * unit, k * unit, color=orange, alpha=0.25))
-    axes.add_patch(Rectangle((x, by + (k - (step + 1) * bk) * unit), bn * unit, bk * unit, color=orange))
-    axes.add_patch(Rectangle((x, y), bn * unit, bm * unit, color=green))
-    axes.text(ax, by + k * unit / 2, f"tile {bm} × {bn}\nstep {bk}", fontsize=8)
-    ring_x, top = cx + n * unit + 1.3, by + k * unit
-    slot = min(0.62, top / (config.num_stages + 2.4))
-    size = (bm + bn) * bk * 2 / 1024
-    axes.text(ring_x, top + 0.02, f"shared memory: {config.num_stages} × {size:.0f} KB (bf16)", fontsize=8, va="bottom")
-    for stage in range(config.num_stages):
-        base = top - (stage + 1) * slot
-        share = 1.9 * bm / (bm + bn)
-        axes.add_patch(Rectangle((ring_x, base), share, slot * 0.85, color=blue, alpha=0.85))
-        axes.add_patch(Rectangle((ring_x + share, base), 1.9 - share, slot * 0.85, color=orange, alpha=0.85))
-        axes.text(ring_x + 1.97, base + slot * 0.4, f"stage {stage}", fontsize=7, va="center")
-    staged = top - (config.num_stages + 1) * slot - 0.35
-    axes.add_patch(Rectangle((ring_x, staged), 1.9 / config.epilogue_parts, slot * 0.85, color=green, alpha=0.85))
-    parts = f"C staged in {config.epilogue_parts} parts" if config.epilogue_parts > 1 else "C staged"
-    axes.text(ring_x, staged - 0.06, parts, fontsize=7, va="top")
+    def write(x, y, text, ha="left", size=7.5, **rest):
+        axes.text(x, y, text, fontsize=size, ha=ha, va="center", **rest)
 
-    def arrow(start, end, text, at, where):
-        axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=10, color=GREY, linewidth=1.2))
-        axes.text(*at, text, fontsize=7.5, color=GREY, ha="center", va=where)
+    def arrow(start, end):
+        axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": GREY, "lw": 1.3, "shrinkA": 0,
+                                                  "shrinkB": 0})
 
-    middle = top - config.num_stages * slot / 2
-    edge, foot = cx + n * unit, staged + slot * 0.4
-    arrow((edge + 0.05, middle), (ring_x - 0.05, middle), "TMA load", (edge + 0.67, middle + 0.08), "bottom")
-    arrow((ring_x - 0.05, foot), (edge + 0.05, foot), "TMA store", (edge + 0.67, foot + 0.08), "bottom")
-    core_x = ring_x + 2.75
-    axes.add_patch(Rectangle((core_x, middle - 0.45), 1.5, 0.9, fill=False, color="black"))
-    axes.text(core_x + 0.75, middle, "tensor core,\naccumulator", fontsize=7.5, ha="center", va="center")
-    arrow((ring_x + 2.45, middle), (core_x - 0.02, middle), "", (0, 0), "bottom")
-    arrow((core_x + 0.75, middle - 0.5), (ring_x + 1.9 / config.epilogue_parts + 0.05, foot), "", (0, 0), "bottom")
-    axes.set_xlim(-0.1, core_x + 1.6)
-    axes.set_ylim(-0.1, top + 0.35)
+    inch = min(2.4 / (k + n), 2.25 / (k + m))
+    high, wide, deep = (min(max(size * inch, 0.95), 1.4) for size in (m, n, k))
+    low, cx = 0.28, 0.2 + deep
+    by = low + high + 0.08
+    box(0.05, low - 0.06, deep + wide + 0.21, 2.58, "#f0f0f0")
+    tile_m, tile_n, step = (size * min(1, block / whole) for size, block, whole in
+                            ((high, bm, m), (wide, bn, n), (deep, bk, k)))
+    row, column = low + high - tile_m * (m // bm // 2 + 1), cx + tile_n * (n // bn // 2)
+    row, third = max(row, low), step * (k // bk // 3)
+    for name, x, y, size, cell in (("A", 0.12, low, (deep, high), (step, tile_m)),
+                                   ("B", cx, by, (wide, deep), (tile_n, step)),
+                                   ("C", cx, low, (wide, high), (tile_n, tile_m))):
+        box(x, y, *size, "white")
+        if name != "C":  # the strip of A's rows or of B's columns that the tile of C needs, then one step of it
+            box(*((x, row, deep, tile_m) if name == "A" else (column, y, tile_n, deep)), tones[name], alpha=0.3)
+        box(*{"A": (x + third, row, step, tile_m), "B": (column, by + deep - third - step, tile_n, step),
+              "C": (column, row, tile_n, tile_m)}[name], tones[name])
+        for start, length, pitch, line in ((x, size[0], cell[0], axes.vlines), (y, size[1], cell[1], axes.hlines)):
+            ticks = numpy.arange(pitch, length, pitch) if pitch > 0.03 else []
+            offset = start + length - numpy.asarray(ticks) if line == axes.hlines else start + numpy.asarray(ticks)
+            across = (y, y + size[1]) if line == axes.vlines else (x, x + size[0])
+            line(offset, *across, color="#999999", linewidth=0.3)
+        box(x, y, *size, edge="black", linewidth=0.8)
+        write(x + 0.05, y + size[1] - 0.1, name, size=9, fontweight="bold")
+    write(0.12, 2.7, "global memory")
+    for line, (name, shape) in enumerate({"A": (bm, bk), "B": (bk, bn), "C": (bm, bn)}.items()):
+        box(0.12, 2.46 - 0.16 * line, 0.08, 0.08, tones[name])
+        write(0.24, 2.5 - 0.16 * line, "{} {} × {}".format(name, *shape), size=7)
+
+    x, width, top = 3.5, 1.45, 2.68
+    size_a, size_b = bm * bk / 512, bn * bk / 512  # KB of two-byte elements
+    share = width * min(max(bm / (bm + bn), 0.3), 0.7)
+    write(x, top + 0.11, f"shared memory: ring of {stages} × {size_a + size_b:g} KB")
+    shown = list(range(stages)) if stages <= 6 else [0, 1, 2, 3, 4, stages - 1]
+    slot = min(0.26, 1.14 / len(shown))
+    for line, stage in enumerate(shown):
+        y = top - (line + 1) * slot
+        box(x, y, share, slot * 0.88, tones["A"])
+        box(x + share, y, width - share, slot * 0.88, tones["B"])
+        write(x + share / 2, y + slot * 0.42, f"A {size_a:g} KB", "center", 7, color="white")
+        write(x + (share + width) / 2, y + slot * 0.42, f"B {size_b:g} KB", "center", 7)
+        write(x + width + 0.04, y + slot * 0.42, f"stage {stage}", size=7)
+    bottom, middle = top - len(shown) * slot, x + width / 2
+    box(x, 1.0, width, 0.34, edge="black", linewidth=0.8)
+    write(middle, 1.17, "tensor core,\naccumulator in registers", "center", 7)
+    part = getattr(config, "columns", (bn, 0))[0] // config.epilogue_parts  # columns of C that a store moves
+    count = bn // part
+    for index in range(count):
+        at = x + index * width / count
+        box(at, 0.46, width / count, 0.26, *((tones["C"],) if not index else ("none", GREY)), linestyle=":")
+    write(x + width / count / 2, 0.59, f"{bm * part / 512:g} KB", "center", 7, color="white")
+    write(x, 0.36, "staged C" + (f", one of {count} parts at a time" if count > 1 else ""), size=7)
+    arrow((middle, bottom), (middle, 1.34))
+    arrow((middle, 1.0), (middle, 0.72))
+    edge = cx + wide + 0.06
+    arrow((edge, (top + bottom) / 2), (x, (top + bottom) / 2))
+    arrow((x, 0.59), (cx + wide, 0.59))
+    write((edge + x) / 2, (top + bottom) / 2 + 0.1, "TMA load", "center")
+    write((edge + x) / 2, 0.69, "TMA store", "center")
     return figure
