@@ -65,7 +65,7 @@ def measure(config, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "
     except torch.AcceleratorError:
         raise
     except Exception as error:
-        return {"status": "failed", "reason": str(error).splitlines()[0]}
+        return {"status": "failed", "reason": (str(error).splitlines() or [type(error).__name__])[0]}
     row = {"status": checked["status"], "reason": checked["reason"], "error": checked["error"],
            "peer_error": checked.get("peer_error")}
     if checked["status"] != "ok":
@@ -295,8 +295,8 @@ def main(argv: list[str] | None = None) -> int:
             m, n, k = (int(part) for part in options.mnk.split(","))
         except ValueError:
             raise ValueError(f"--mnk takes three sizes such as 4096,4096,4096; here it is {options.mnk!r}.") from None
-        if min(m, n, k) < 1:
-            raise ValueError(f"sizes must be at least 1; here they are {options.mnk}.")
+        if not 1 <= min(m, n, k) <= max(m, n, k) < 2**31:
+            raise ValueError(f"sizes must be at least 1 and below 2,147,483,648; here they are {options.mnk[:60]}.")
         if options.target:
             device.limits(options.target)
         else:
@@ -306,6 +306,8 @@ def main(argv: list[str] | None = None) -> int:
             record = copies()
         else:
             chosen = _chosen(options, m, n, k)
+            if not chosen:
+                raise device.Unsupported(rejection(configs("course")[0], options.target, options.dtype))
             which = "sweep" if options.sweep else options.config if "," not in options.config else "tile"
             walk = space(m, n, k, options.dtype, options.layout, options.target, which)
             rows = []
@@ -314,14 +316,14 @@ def main(argv: list[str] | None = None) -> int:
                 if options.json != "-":
                     print(_line(row), flush=True)
             record = results.Record(results.make("ch14_gemm", rows, source()), live=True)
-    except (ValueError, device.Unsupported) as error:
+        if options.copy and options.json != "-":
+            print(record)
+        if options.json:
+            text = results.to_json(record.data)
+            print(text, end="") if options.json == "-" else results.write_atomically(pathlib.Path(options.json), text)
+    except (ValueError, OSError, device.Unsupported) as error:
         print(f"python -m ch14.gemm: {error}", file=sys.stderr)
         return 2
-    if options.copy and options.json != "-":
-        print(record)
-    if options.json:
-        text = results.to_json(record.data)
-        print(text, end="") if options.json == "-" else results.write_atomically(pathlib.Path(options.json), text)
     statuses = {row["status"] for row in record.rows}
     if "wrong" in statuses:
         return 1

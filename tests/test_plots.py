@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from ch14.gemm_configs import configs
 from tilelab import plots
@@ -110,7 +111,6 @@ def test_labels_of_crowded_points_do_not_overlap():
     rows = [{"name": name, "intensity": 300 + 9 * i, "tflops": 600 - 9 * i} for i, name in enumerate(plots.COLOURS)]
     figure = plots.roofline(rows, peak_tflops=800, bandwidth_gbps=4000, **TITLES)
     assert_draws(figure)
-    from matplotlib.text import Text
     boxes = [Text.get_window_extent(note) for note in figure.axes[0].texts if note.get_text() in plots.COLOURS]
     assert len(boxes) == len(plots.COLOURS)
     assert [box.count_overlaps(boxes) for box in boxes] == [1] * len(boxes), "a label overlaps another than itself"

@@ -131,7 +131,8 @@ def _kernel(name: str):
         if module.endswith(".py"):
             spec = importlib.util.spec_from_file_location(f"file_{pathlib.Path(module).stem}", module)
             loaded = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look themselves up
-            spec.loader.exec_module(loaded)
+            # Compiled here: a bytecode cache cannot tell apart two edits within one second.
+            exec(compile(pathlib.Path(module).read_text(), module, "exec"), loaded.__dict__)
         else:
             loaded = importlib.import_module(module)
         kernel = getattr(loaded, attribute)
@@ -321,6 +322,8 @@ def build(jobs: Iterable[Job], workers: int | None = None, timeout_s: float = 12
     jobs = list(jobs)
     for job in jobs:
         limits(job.target)
+    if timeout_s <= 0 or (workers is not None and workers < 1):
+        raise ValueError(f"workers and timeout_s must be positive; they are {workers} and {timeout_s}.")
     return _build(jobs, min(workers or os.cpu_count() or 1, max(len(jobs), 1)), timeout_s, cache and str(cache))
 
 
@@ -340,6 +343,7 @@ def _build(jobs, count, timeout_s, cache):
                 try:
                     done.put(_report(job, worker.ask(job, cache, timeout_s)))
                 except Exception as error:  # never leave the caller waiting
+                    worker.stop()  # its answer, if one comes, belongs to this job and to no other
                     done.put(Report(job, "failed", f"{type(error).__name__}: {error}"))
                 _idle.append(worker)
 

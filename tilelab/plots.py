@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import io
-import math
 import textwrap
 import zlib
 from collections.abc import Callable, Sequence
@@ -159,22 +158,21 @@ def heat_map(rows: Sequence[dict], x: Key, y: Key, value: str, *, title: str, so
     """
     columns, lines = (sorted({_of(row, key) for row in rows}) for key in (x, y))
     figure, axes = _figure(rows, title, source, height=max(SIZE[1], 1.2 + 0.3 * len(lines)))
-    grid = numpy.full((len(lines), len(columns)), math.nan)
     cells = {(lines.index(_of(row, y)), columns.index(_of(row, x))): row for row in rows}
     if len(cells) < len(rows):
         raise ValueError(f"a cell holds one row, and here {len(rows)} rows fall in {len(cells)}: choose one a cell.")
+    grid = numpy.ma.masked_all((len(lines), len(columns)))
     for cell, row in cells.items():
-        grid[cell] = row[value] if _ran(row, value) else math.nan
+        if _ran(row, value):
+            grid[cell] = row[value]
     texts = {cell: fmt.format(row[value]) if _ran(row, value) else mark(row) for cell, row in cells.items()}
-    widest = max(map(len, texts.values()))
-    size = max(6, min(12, 330 / len(columns) / widest / 0.65))
-    shades = axes.imshow(numpy.ma.masked_invalid(grid), cmap="cividis", aspect="auto", origin="lower")
+    size = max(7, min(12, 500 / len(columns) / max(map(len, texts.values()))))
+    shades = axes.imshow(grid, cmap="cividis", aspect="auto", origin="lower")
     for (i, j), text in texts.items():
-        known = not math.isnan(grid[i, j])
+        known = _ran(cells[i, j], value)
         if not known:
             axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, color="#dddddd"))
-        shade = shades.cmap(shades.norm(grid[i, j])) if known else (1, 1, 1, 1)
-        dark = 0.3 * shade[0] + 0.59 * shade[1] + 0.11 * shade[2] < 0.5
+        dark = known and numpy.dot(shades.cmap(shades.norm(grid[i, j]))[:3], (0.3, 0.59, 0.11)) < 0.5
         axes.text(j, i, _plain(text), ha="center", va="center", fontsize=size, color="white" if dark else "black")
     axes.set_xticks(range(len(columns)), [_plain(column) for column in columns])
     axes.set_yticks(range(len(lines)), [_plain(line) for line in lines])
@@ -245,12 +243,13 @@ def _label_points(axes, labels: Sequence[tuple[float, float, str, str]]) -> None
             right = numpy.sign(shift[0])
             centre = axes.transData.transform((x, y)) + shift * figure.dpi / 72 + (right * size[0] / 2, 0)
             box = Bbox([centre - size / 2, centre + size / 2])
-            outside = box.x1 > figure.bbox.x1 or not (axes.bbox.x0 < box.x0 and axes.bbox.y0 < box.y0)
-            choices.append((box.count_overlaps(taken) + 100 * outside, len(choices), right, box))
+            inside = axes.bbox.x0 < box.x0 and axes.bbox.y0 < box.y0 and box.y1 < axes.bbox.y1
+            inside = inside and box.x1 < figure.bbox.x1 - 4
+            choices.append((box.count_overlaps(taken) + 100 * (not inside), len(choices), right, box))
         _, index, right, box = min(choices)
         taken.append(box)
         note.set(position=shifts[index], ha={0: "center", 1: "left", -1: "right"}[right])
-        note.arrow_patch.set_visible(index >= 8)  # not right beside its point
+        note.arrow_patch.set_visible(index > 0)
 
 
 def roofline(rows: Sequence[dict], *, peak_tflops: float, bandwidth_gbps: float, title: str, source: str) -> Picture:
@@ -313,80 +312,73 @@ def gemm_picture(config, m: int, n: int, k: int) -> Picture:
     the scale of its matrix, matrices roughly to the same scale: very long sides are shortened.
     """
     bm, bn, bk, stages = config.block_m, config.block_n, config.block_k, config.num_stages
-    source = f"{m} × {n} × {k}, bf16; needs {config.smem_bytes('bf16', 'sm_90a') / 1024:.0f} KB of shared memory a block"
-    figure, axes = _figure([config], f"One {bm} × {bn} tile of C: its K steps flow through a ring of stages", source)
+    needs = f"{config.smem_bytes('bf16', 'sm_90a') / 1024:.0f} KB of shared memory a block"
+    figure, axes = _figure([config], f"One {bm} × {bn} tile of C: its K steps flow through a ring of stages",
+                           f"{m} × {n} × {k}, bf16; needs {needs}")
     figure.set_layout_engine("none")
     axes.set(position=(0, 0, 1, 1), xlim=(0, SIZE[0]), ylim=(0, SIZE[1]))  # coordinates are inches
     axes.set_axis_off()
-    tones = {"A": colour("best"), "B": colour("proposed"), "C": colour("predicted")}
+    blue, orange, green = map(colour, ("best", "proposed", "predicted"))  # A, B, C
 
     def box(x, y, width, height, face="none", edge="none", **rest):
         axes.add_patch(Rectangle((x, y), width, height, facecolor=face, edgecolor=edge, **rest))
 
-    def write(x, y, text, ha="left", size=7.5, **rest):
+    def write(x, y, text, ha="left", size=7, **rest):
         axes.text(x, y, text, fontsize=size, ha=ha, va="center", **rest)
 
-    def arrow(start, end):
-        axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": GREY, "lw": 1.3, "shrinkA": 0,
-                                                  "shrinkB": 0})
+    def grid(start, end, pitch):
+        return numpy.arange(start, end, pitch)[1:] if abs(pitch) > 0.03 else []  # finer ones would be a blot
 
     inch = min(2.4 / (k + n), 2.25 / (k + m))
     high, wide, deep = (min(max(size * inch, 0.95), 1.4) for size in (m, n, k))
+    tile_m, tile_n, step = high * min(1, bm / m), wide * min(1, bn / n), deep * min(1, bk / k)
     low, cx = 0.28, 0.2 + deep
-    by = low + high + 0.08
+    by, row = low + high + 0.08, max(low, low + high - tile_m * (m // bm // 2 + 1))
+    column, done = cx + tile_n * (n // bn // 2), step * (k // bk // 3)
     box(0.05, low - 0.06, deep + wide + 0.21, 2.58, "#f0f0f0")
-    tile_m, tile_n, step = (size * min(1, block / whole) for size, block, whole in
-                            ((high, bm, m), (wide, bn, n), (deep, bk, k)))
-    row, column = low + high - tile_m * (m // bm // 2 + 1), cx + tile_n * (n // bn // 2)
-    row, third = max(row, low), step * (k // bk // 3)
-    for name, x, y, size, cell in (("A", 0.12, low, (deep, high), (step, tile_m)),
-                                   ("B", cx, by, (wide, deep), (tile_n, step)),
-                                   ("C", cx, low, (wide, high), (tile_n, tile_m))):
-        box(x, y, *size, "white")
-        if name != "C":  # the strip of A's rows or of B's columns that the tile of C needs, then one step of it
-            box(*((x, row, deep, tile_m) if name == "A" else (column, y, tile_n, deep)), tones[name], alpha=0.3)
-        box(*{"A": (x + third, row, step, tile_m), "B": (column, by + deep - third - step, tile_n, step),
-              "C": (column, row, tile_n, tile_m)}[name], tones[name])
-        for start, length, pitch, line in ((x, size[0], cell[0], axes.vlines), (y, size[1], cell[1], axes.hlines)):
-            ticks = numpy.arange(pitch, length, pitch) if pitch > 0.03 else []
-            offset = start + length - numpy.asarray(ticks) if line == axes.hlines else start + numpy.asarray(ticks)
-            across = (y, y + size[1]) if line == axes.vlines else (x, x + size[0])
-            line(offset, *across, color="#999999", linewidth=0.3)
-        box(x, y, *size, edge="black", linewidth=0.8)
-        write(x + 0.05, y + size[1] - 0.1, name, size=9, fontweight="bold")
-    write(0.12, 2.7, "global memory")
-    for line, (name, shape) in enumerate({"A": (bm, bk), "B": (bk, bn), "C": (bm, bn)}.items()):
-        box(0.12, 2.46 - 0.16 * line, 0.08, 0.08, tones[name])
-        write(0.24, 2.5 - 0.16 * line, "{} {} × {}".format(name, *shape), size=7)
+    write(0.12, 2.7, "global memory", size=7.5)
+    # strip: the rows of A and columns of B that the tile of C needs; lit: the tiles of one K step, and of C
+    for line, (name, tone, x, y, width, height, dx, dy, strip, lit, shape) in enumerate((
+            ("A", blue, 0.12, low, deep, high, step, tile_m, (0.12, row, deep, tile_m), (0.12 + done, row), (bm, bk)),
+            ("B", orange, cx, by, wide, deep, tile_n, step, (column, by, tile_n, deep),
+             (column, by + deep - done - step), (bk, bn)),
+            ("C", green, cx, low, wide, high, tile_n, tile_m, (column, row, tile_n, tile_m), (column, row), (bm, bn)))):
+        box(x, y, width, height, "white")
+        box(*strip, tone, alpha=0.3)
+        box(*lit, dx, dy, tone)
+        axes.vlines(grid(x, x + width, dx), y, y + height, color="#999999", linewidth=0.3)
+        axes.hlines(grid(y + height, y, -dy), x, x + width, color="#999999", linewidth=0.3)
+        box(x, y, width, height, edge="black", linewidth=0.8)
+        write(x + 0.05, y + height - 0.1, name, size=9, fontweight="bold")
+        box(0.12, 2.46 - 0.16 * line, 0.08, 0.08, tone)
+        write(0.24, 2.5 - 0.16 * line, "{} {} × {}".format(name, *shape))
 
     x, width, top = 3.5, 1.45, 2.68
     size_a, size_b = bm * bk / 512, bn * bk / 512  # KB of two-byte elements
     share = width * min(max(bm / (bm + bn), 0.3), 0.7)
-    write(x, top + 0.11, f"shared memory: ring of {stages} × {size_a + size_b:g} KB")
+    write(x, top + 0.11, f"shared memory: ring of {stages} × {size_a + size_b:g} KB", size=7.5)
     shown = list(range(stages)) if stages <= 6 else [0, 1, 2, 3, 4, stages - 1]
     slot = min(0.26, 1.14 / len(shown))
     for line, stage in enumerate(shown):
         y = top - (line + 1) * slot
-        box(x, y, share, slot * 0.88, tones["A"])
-        box(x + share, y, width - share, slot * 0.88, tones["B"])
-        write(x + share / 2, y + slot * 0.42, f"A {size_a:g} KB", "center", 7, color="white")
-        write(x + (share + width) / 2, y + slot * 0.42, f"B {size_b:g} KB", "center", 7)
-        write(x + width + 0.04, y + slot * 0.42, f"stage {stage}", size=7)
-    bottom, middle = top - len(shown) * slot, x + width / 2
+        box(x, y, share, slot * 0.88, blue)
+        box(x + share, y, width - share, slot * 0.88, orange)
+        write(x + share / 2, y + slot * 0.42, f"A {size_a:g} KB", "center", color="white")
+        write(x + (share + width) / 2, y + slot * 0.42, f"B {size_b:g} KB", "center")
+        write(x + width + 0.04, y + slot * 0.42, f"stage {stage}")
+    bottom, middle, edge = top - len(shown) * slot, x + width / 2, cx + wide + 0.06
     box(x, 1.0, width, 0.34, edge="black", linewidth=0.8)
-    write(middle, 1.17, "tensor core,\naccumulator in registers", "center", 7)
-    part = getattr(config, "columns", (bn, 0))[0] // config.epilogue_parts  # columns of C that a store moves
+    write(middle, 1.17, "tensor core,\naccumulator in registers", "center")
+    part = getattr(config, "columns", (bn, 0))[0] // config.epilogue_parts  # columns of C that one store moves
     count = bn // part
     for index in range(count):
-        at = x + index * width / count
-        box(at, 0.46, width / count, 0.26, *((tones["C"],) if not index else ("none", GREY)), linestyle=":")
-    write(x + width / count / 2, 0.59, f"{bm * part / 512:g} KB", "center", 7, color="white")
-    write(x, 0.36, "staged C" + (f", one of {count} parts at a time" if count > 1 else ""), size=7)
-    arrow((middle, bottom), (middle, 1.34))
-    arrow((middle, 1.0), (middle, 0.72))
-    edge = cx + wide + 0.06
-    arrow((edge, (top + bottom) / 2), (x, (top + bottom) / 2))
-    arrow((x, 0.59), (cx + wide, 0.59))
-    write((edge + x) / 2, (top + bottom) / 2 + 0.1, "TMA load", "center")
-    write((edge + x) / 2, 0.69, "TMA store", "center")
+        face, line = (green, "none") if index == 0 else ("none", GREY)
+        box(x + index * width / count, 0.46, width / count, 0.26, face, line, linestyle=":")
+    write(x + width / count / 2, 0.59, f"{bm * part / 512:g} KB", "center", color="white")
+    write(x, 0.36, "staged C" + (f", one of {count} parts at a time" if count > 1 else ""))
+    for start, end in (((edge, (top + bottom) / 2), (x, (top + bottom) / 2)), ((middle, bottom), (middle, 1.34)),
+                       ((middle, 1.0), (middle, 0.72)), ((x, 0.59), (cx + wide, 0.59))):
+        axes.annotate("", end, start, arrowprops=dict(arrowstyle="-|>", color=GREY, lw=1.3, shrinkA=0, shrinkB=0))
+    write((edge + x) / 2, (top + bottom) / 2 + 0.1, "TMA load", "center", 7.5)
+    write((edge + x) / 2, 0.69, "TMA store", "center", 7.5)
     return figure

@@ -6,6 +6,7 @@ the result is not right) or failed (it could not be built or launched).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -34,17 +35,22 @@ def sweep(configs: Iterable, space: Space, workers: int | None = None) -> Iterat
     Close the iterator to cancel: what is being built or timed is finished, nothing more is begun.
     """
     configs = list(configs)
-    jobs = {}
+    jobs = []
     for config in configs:
         if reason := space.reject(config):
             yield {**space.label(config), "status": "rejected", "reason": reason}
         else:
-            jobs[id(config)] = (config, space.job(config))
-    config_of = {id(job): config for config, job in jobs.values()}
-    for report in build.build([job for _, job in jobs.values()], workers):
+            jobs.append((config, dataclasses.replace(space.job(config))))  # a job of its own, even for equal ones
+    config_of = {id(job): config for config, job in jobs}
+    for report in build.build([job for _, job in jobs], workers):
         config = config_of[id(report.job)]
         row = {**space.label(config), "status": report.status, "reason": report.reason, "registers": report.registers,
                "spills": report.spills, "smem": report.smem, "build_s": round(report.seconds, 3)}
         if report.launchable and space.measure:
-            row |= space.measure(config)
+            try:
+                row |= space.measure(config)
+            except Exception as error:
+                if "AcceleratorError" in type(error).__name__:
+                    raise  # the CUDA context is lost, and nothing more can be measured in this process
+                row |= {"status": "failed", "reason": (str(error).splitlines() or [type(error).__name__])[0]}
         yield row
