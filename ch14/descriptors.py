@@ -1,7 +1,7 @@
 """A copy through tensor descriptors: one TMA load and one TMA store a tile. The field note's copy configurations.
 
-Host descriptors are made once by the launcher; no thread of the kernel ever holds an element in between its load and
-its store, except that Triton passes the tile through registers. Source: Triton's tensor-descriptor API.
+Host descriptors are made once by the launcher; Triton passes each tile through registers between its load and its
+store. Source: Triton's tensor-descriptor API.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def scaled(acc, scale_a_ptr, scale_b_ptr):
 
 @triton.jit
 def halves(tile):
-    # (rows, 2 x columns) -> left and right half; a register shuffle, no shared memory
+    # (rows, 2 x columns) -> left and right half
     rows: tl.constexpr = tile.shape[0]
     columns: tl.constexpr = tile.shape[1] // 2
     return tl.split(tl.permute(tl.reshape(tile, (rows, 2, columns)), (0, 2, 1)))
@@ -164,6 +164,8 @@ def _begin(matrix) -> int:
 
 
 def _end(matrix) -> int:
+    if matrix.ndim < 2:  # a scale
+        return matrix.data_ptr() + matrix.element_size()
     return matrix.data_ptr() + ((matrix.shape[0] - 1) * _row_stride(matrix) + matrix.shape[1]) * matrix.element_size()
 
 
@@ -225,7 +227,8 @@ def _check(a, b, scale_a, scale_b, out):
     if n % 8:  # a descriptor store writes whole 16-byte chunks: past N it would overwrite what lies behind
         raise ValueError(f"N must be a multiple of 8, so that a row of C takes a multiple of 16 bytes; N is {n}.")
     _check_matrix("out", out, 2)
-    for name, matrix in (("a", a), ("b", stored)):
+    spans = [("a", a), ("b", stored), ("scale_a", scale_a), ("scale_b", scale_b)]
+    for name, matrix in ((name, given) for name, given in spans if given is not None):
         if _begin(out) < _end(matrix) and _begin(matrix) < _end(out):  # tiles are stored while others are still read
             raise ValueError(f"out lies in the memory that {name} spans: give it memory of its own.")
     return dtype, stored, b_k_major, out
@@ -247,7 +250,7 @@ class Prepared:
 
 
 def prepare(a, b, *, scale_a=None, scale_b=None, out=None, config="best") -> Prepared:
-    """Check everything, choose a configuration, build descriptors and work space once; return a launcher.
+    """Check everything, choose a configuration, build descriptors once; return a launcher.
 
     Arguments as for `gemm`. The choice is reported: `config`, `skipped` with reasons, and `fell_back`, a sentence when
     nothing of the set asked for could run.
@@ -338,7 +341,7 @@ def _describe(matrix, block):
 
 
 def gemm(a, b, *, scale_a=None, scale_b=None, out=None, config="best"):
-    """C (M, N) = A (M, K) @ B (K, N), accumulated in float32.
+    """C (M, N) = A (M, K) @ B (K, N), accumulated in float32 (float8 on Hopper: in its tensor core's shorter format).
 
     a, b: bfloat16, float16 or float8_e4m3fn on one GPU with TMA. A is stored row by row; B either way (weight.T is the
     usual K-contiguous case; float8 needs it). Rows take a multiple of 16 bytes, N a multiple of 8; any M.

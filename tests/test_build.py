@@ -323,3 +323,12 @@ def test_serialized_wgmma_is_remarked_on(tmp_path):
 def test_no_remarks_is_not_what_a_refused_ptx_gives():
     with pytest.raises(RuntimeError):
         build.ptxas_remarks("no PTX", "sm_90a")
+
+
+def test_an_edited_kernel_file_is_compiled_as_it_is_now(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    path = tmp_path / "edited.py"
+    for value in (1001, 1002, 1003):  # same size, same second: all that a bytecode cache looks at
+        path.write_text("import triton\nimport triton.language as tl\nG = tl.constexpr(%d)\n"
+                        "@triton.jit\ndef kernel(p):\n    tl.store(p, G)\n" % value)
+        assert str(value) in build.build_one(build.Job(f"{path}:kernel", {"p": "*i32"}, {}, "sm_90a")).ptx

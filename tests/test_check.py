@@ -117,3 +117,11 @@ def test_poisoned_output_is_all_nan_and_guarded_on_both_sides(shape, dtype):
     assert touched() == ""
     torch.as_strided(inside, (1,), (1,), inside.storage_offset() + inside.numel()).fill_(1)
     assert touched() == "1 elements outside the output were overwritten"
+
+
+def test_a_kernel_that_damages_its_inputs_is_caught():
+    def bad(x, out):
+        x.zero_()
+        out.zero_()
+
+    assert check.compare(bad, spec, [("one", (torch.randn(8, 16),))], out=out)[0]["status"] == "wrong"

@@ -106,6 +106,10 @@ def test_out_may_not_share_memory_with_an_input():
     for out in (wide[:, :64], wide[:, 64:]):
         with pytest.raises(ValueError, match="out lies in the memory that a spans: give it memory of its own"):
             gemm.gemm(wide[:, :64], random(64, 64), out=out)
+    a, b = (random(64, 64).to(torch.float8_e4m3fn) for _ in range(2))
+    out = torch.empty(64, 64, dtype=torch.bfloat16, device=WHERE)
+    with pytest.raises(ValueError, match="out lies in the memory that scale_a spans"):
+        gemm.gemm(a, b.T, out=out, scale_a=out.view(torch.float32)[0, :1])
     with pytest.raises(ValueError, match="a must be a torch.Tensor; it is a list"):
         gemm.gemm([[1.0]], random(64, 64))
 

@@ -97,6 +97,16 @@ def test_sweep_keeps_what_measuring_says():
     assert [row["status"] for row in rows] == ["wrong"] * 3
 
 
+def test_sweep_keeps_equal_configurations_apart_and_outlives_a_measure_that_raises():
+    def measure(config):
+        raise RuntimeError("no luck")
+
+    walk = gemm_trials.space(64, 64, 64, target="sm_90a")
+    one = gemm_configs.configs("conservative")[0]
+    rows = list(sweep([one, one, one], Space(walk.label, walk.reject, walk.job, measure)))
+    assert [(row["status"], row["reason"]) for row in rows] == [("failed", "no luck")] * 3
+
+
 # ---- the command line
 
 
