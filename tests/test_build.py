@@ -203,7 +203,7 @@ def test_workers_outlive_a_build(tmp_path):
         import os
         raise RuntimeError(f"process {os.getpid()}")
         """)
-    seen = {build.build_one(copy_job(kernel=kernel), workers=workers).reason for workers in (1, 2, 1)}
+    seen = {next(build.build([copy_job(kernel=kernel)], workers=workers)).reason for workers in (1, 2, 1)}
     assert len(seen) == 1 and re.search(r"process \d+", seen.pop())
 
 
@@ -233,9 +233,9 @@ def test_cold_cache_is_used_and_sixty_builds_take_less_than_a_minute(tmp_path):
 
 
 def test_a_cache_serves_only_its_own_build(tmp_path):
-    build.build_one(copy_job(), workers=1, cache=tmp_path)
+    build.build_one(copy_job(), cache=tmp_path)
     before = set(tmp_path.rglob("*"))
-    build.build_one(copy_job(num_stages=7), workers=1)
+    build.build_one(copy_job(num_stages=7))
     assert before and set(tmp_path.rglob("*")) == before
 
 

@@ -6,34 +6,28 @@ in the workers, where TRITON_INTERPRET=0 lets a machine without a GPU compile.
 
 from __future__ import annotations
 
-import atexit
 import base64
 import collections
-import contextlib
 import dataclasses
 import importlib
 import importlib.util
-import json
 import os
 import pathlib
-import queue
 import re
-import select
-import signal
 import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
+from tilelab import child
 from tilelab.device import limits
 
-ROOT = pathlib.Path(__file__).parents[1]
 # Occurrences in the PTX: what the compiler emitted, not how often it runs.
 INSTRUCTIONS = {
     "tma_load": r"cp\.async\.bulk\.tensor\.[^;\n]*shared::cluster\.global|"
@@ -233,82 +227,19 @@ def _why(error: BaseException, said: str) -> str:
     return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"[:300]
 
 
-def _work() -> None:
-    """Read a job a line, write a result a line. File descriptor 2 is a file: what the compiler says is read back."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # Triton prints whole kernels when ptxas refuses them
-    for line in sys.stdin:
-        os.ftruncate(2, 0)
-        request = json.loads(line)
-        os.environ.pop("TRITON_CACHE_DIR", None)  # the last job's
-        if request["cache"]:
-            os.environ["TRITON_CACHE_DIR"] = request["cache"]
-        try:
-            answer = _compile(request)
-        except Exception as error:
-            sys.stderr.flush()
-            said = os.pread(2, 1 << 20, 0).decode(errors="replace")
-            answer = {"reason": _why(error, said)}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+def _answer(request: dict) -> dict:
+    os.environ.pop("TRITON_CACHE_DIR", None)  # the last job's
+    if request["cache"]:
+        os.environ["TRITON_CACHE_DIR"] = request["cache"]
+    try:
+        return _compile(request)
+    except Exception as error:
+        sys.stderr.flush()
+        said = os.pread(2, 1 << 20, 0).decode(errors="replace")  # what the compiler wrote, whole kernels too
+        return {"reason": _why(error, said)}
 
 
 # ---- in the caller
-
-
-class _Worker:
-    """A compiler in its own process, started when first asked and again after it died."""
-
-    def __init__(self):
-        self.process = self.said = None
-        atexit.register(self.stop)
-
-    def _start(self):
-        path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-        self.said = tempfile.TemporaryFile("a+b")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tilelab.build"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said,
-            env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}, text=True, bufsize=1,
-            start_new_session=True)  # an interrupt of the notebook is not the worker's, and ptxas is stopped with it
-
-    def ask(self, job: Job, cache: str | None, timeout_s: float) -> dict:
-        if self.process is not None and self.process.poll() is not None:
-            self.stop()
-        if self.process is None:
-            self._start()
-        kernel = os.path.abspath(job.kernel) if ".py:" in job.kernel else job.kernel
-        cache = cache or os.environ.get("TRITON_CACHE_DIR")
-        request = {**dataclasses.asdict(job), "kernel": kernel, "cache": cache}
-        with contextlib.suppress(BrokenPipeError):  # it died between jobs; reading says how
-            self.process.stdin.write(json.dumps(request) + "\n")
-            self.process.stdin.flush()
-        if not select.select([self.process.stdout], [], [], timeout_s)[0]:
-            self.stop()
-            return {"reason": f"the compiler gave no answer within {timeout_s:g} s"}
-        answer = self.process.stdout.readline()
-        return json.loads(answer) if answer.endswith("\n") else {"reason": self._death()}
-
-    def _death(self) -> str:
-        status = self.process.wait()
-        how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        self.said.seek(0)
-        lines = [line for line in self.said.read().decode(errors="replace").splitlines() if line.strip()]
-        told = [line for line in lines if re.search(r"LLVM ERROR|Assertion|error:|Error|Running pass", line)]
-        told = told or lines[-1:]
-        return f"the compiler died ({how})" + (f": {told[0].strip()[:300]}" if told else "")
-
-    def stop(self):
-        if self.process is not None:
-            if self.process.poll() is None:
-                os.killpg(self.process.pid, signal.SIGKILL)
-            with self.process, self.said:  # waits, and closes its pipes
-                pass
-            self.process = None
-
-
-# Workers live as long as this process, so that each imports Triton once. A build takes one a job and puts it back, so
-# that builds may overlap, even one inside the loop over another.
-_idle: list[_Worker] = []
 
 
 def build(jobs: Iterable[Job], workers: int | None = None, timeout_s: float = 120,
@@ -316,49 +247,42 @@ def build(jobs: Iterable[Job], workers: int | None = None, timeout_s: float = 12
     """Compile `jobs` in parallel and yield a Report for each as it finishes, in whatever order.
 
     `workers` processes (default: one a CPU), each given `timeout_s` a job; `cache` replaces Triton's cache folder for
-    these jobs. A damaged cache entry is compiled again elsewhere. Builds may overlap, each with workers of its own.
-    Raises ValueError at once for a target that is none of tilelab.device.TARGETS.
+    these jobs. A damaged cache entry is compiled again elsewhere. Builds may overlap, each with workers of its own; an
+    iterator that is closed early kills what it was building. Raises ValueError at once for a target that is none of
+    tilelab.device.TARGETS.
     """
     jobs = list(jobs)
     for job in jobs:
         limits(job.target)
     if timeout_s <= 0 or (workers is not None and workers < 1):
         raise ValueError(f"workers and timeout_s must be positive; they are {workers} and {timeout_s}.")
-    return _build(jobs, min(workers or os.cpu_count() or 1, max(len(jobs), 1)), timeout_s, cache and str(cache))
+    return _build(jobs, min(workers or os.cpu_count() or 1, max(len(jobs), 1)), timeout_s, cache)
 
 
 def _build(jobs, count, timeout_s, cache):
-    waiting, done = queue.SimpleQueue(), queue.SimpleQueue()
-    for job in jobs:
-        waiting.put(job)
-
-    def drive():
-        with contextlib.suppress(queue.Empty):
-            while True:
-                job = waiting.get_nowait()
-                try:
-                    worker = _idle.pop()
-                except IndexError:
-                    worker = _Worker()
-                try:
-                    done.put(_report(job, worker.ask(job, cache, timeout_s)))
-                except Exception as error:  # never leave the caller waiting
-                    worker.stop()  # its answer, if one comes, belongs to this job and to no other
-                    done.put(Report(job, "failed", f"{type(error).__name__}: {error}"))
-                _idle.append(worker)
-
-    threads = [threading.Thread(target=drive, daemon=True) for _ in range(count)]
-    for thread in threads:
-        thread.start()
+    ticket = object()
+    pool = ThreadPoolExecutor(count, "build")
     try:
-        for _ in jobs:
-            yield done.get()
+        for future in as_completed([pool.submit(build_one, job, timeout_s, cache, ticket) for job in jobs]):
+            yield future.result()
     finally:
-        with contextlib.suppress(queue.Empty):  # the caller may stop early
-            while True:
-                waiting.get_nowait()
-        for thread in threads:
-            thread.join()
+        pool.shutdown(wait=False, cancel_futures=True)
+        child.kill(ticket)  # the caller stopped early
+        pool.shutdown()
+
+
+def build_one(job: Job, timeout_s: float = 120, cache: str | os.PathLike | None = None,
+              ticket: object = None) -> Report:
+    """`build` of a single job, in a worker that `child.kill(ticket)` ends."""
+    limits(job.target)
+    kernel = os.path.abspath(job.kernel) if ".py:" in job.kernel else job.kernel
+    cache = str(cache or os.environ.get("TRITON_CACHE_DIR") or "")
+    request = {**dataclasses.asdict(job), "kernel": kernel, "cache": cache}
+    try:
+        with child.borrowed("tilelab.build", "the compiler", ticket, TRITON_INTERPRET="0") as worker:
+            return _report(job, worker.ask(request, timeout_s))
+    except Exception as error:  # a job that is no JSON, a machine out of processes: a row like any other
+        return Report(job, "failed", f"{type(error).__name__}: {error}")
 
 
 def _report(job: Job, answer: dict) -> Report:
@@ -377,11 +301,6 @@ def _report(job: Job, answer: dict) -> Report:
                   f"{limit.regs_per_sm:,} of an SM.")
     return Report(job, "rejected" if reason else "ok", reason, counts=counts,
                   **{**answer, "cubin": base64.b64decode(answer["cubin"])})
-
-
-def build_one(job: Job, **options) -> Report:
-    """`build` of a single job."""
-    return next(iter(build([job], **options)))
 
 
 def sass(cubin: bytes) -> str:
@@ -409,4 +328,4 @@ def ptxas_remarks(ptx: str, target: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    _work()
+    child.serve(_answer)
