@@ -274,25 +274,34 @@ def ranked(which: str, m: int, n: int, k: int, dtype: str, target: str, sms: int
 _TYPES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8e4nv"}
 
 
-def job(config: GemmConfig, target: str, dtype: str = "bf16", b_k_major: bool = True, sms: int = 132):
-    """The `tilelab.build.Job` that compiles `config` for `target` as `ch14.gemm` launches it for bf16 or fp16 inputs.
+def job(config: GemmConfig, target: str, dtype: str = "bf16", b_k_major: bool = True, sms: int = 132,
+        mnk: tuple[int, int, int] = (1000, 4096, 4096)):
+    """The `tilelab.build.Job` that compiles `config` for `target` as `ch14.gemm` launches it at `mnk`.
 
-    Sizes and strides are taken to be multiples of 16, M is not.
+    Triton specialises sizes: multiples of 16 and ones make another kernel than the rest.
     """
     from tilelab.build import Job
 
     inside, outside = _TYPES[dtype], _TYPES["bf16" if dtype == "fp8" else dtype]
-    constants = config.constants(sms, b_k_major) | {"scale_a_ptr": None, "scale_b_ptr": None}
+    constants = config.constants(sms, b_k_major)
+    scales = ("scale_a_ptr", "scale_b_ptr")
+    sizes = dict(zip("MNK", mnk))
     if config.kernel == "plain":
         pointers = {"a_ptr": f"*{inside}", "b_ptr": f"*{inside}", "c_ptr": f"*{outside}"}
-        sizes = dict.fromkeys(("M", "N", "K", "stride_a", "stride_b", "stride_c"), "i32")
+        _, n, k = mnk
+        sizes |= {"stride_a": k, "stride_b": k if b_k_major else n, "stride_c": n}
     else:
         blocks = config.blocks(b_k_major)
         names = ("a_desc", "b_desc", "b_rest_desc", "c_desc")
         pointers = {name: f"tensordesc<{outside if name == 'c_desc' else inside}{block}>"
                     for name, block in zip(names, blocks) if block}
-        sizes = dict.fromkeys(("M", "N", "K"), "i32")
         constants |= {} if blocks[2] else {"b_rest_desc": None}
-    aligned = [name for name in (*pointers, *sizes) if name != "M" and not name.endswith("desc")]
-    return Job(f"ch14.gemm:gemm_{config.kernel}_kernel", pointers | sizes, constants, target, config.num_warps,
+    if dtype == "fp8":
+        pointers |= dict.fromkeys(scales, "*fp32")
+    else:
+        constants |= dict.fromkeys(scales)
+    constants |= {name: 1 for name, size in sizes.items() if size == 1}
+    signature = pointers | {name: "i32" for name, size in sizes.items() if size > 1}
+    aligned = [name for name in signature if sizes.get(name, 16) % 16 == 0 and not name.endswith("desc")]
+    return Job(f"ch14.gemm:gemm_{config.kernel}_kernel", signature, constants, target, config.num_warps,
                config.num_stages, tuple(aligned), {"launch_pdl": True} if config.early_launch else {}, config.name)

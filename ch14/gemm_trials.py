@@ -6,23 +6,24 @@ recorded one, labelled as such.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import pathlib
 
 import torch
 
-from ch14 import descriptors, gemm, gemm_configs
+from ch14 import descriptors_trials, gemm, gemm_configs
 from ch14.gemm_configs import GemmConfig, configs, rejection
 from tilelab import bench, build, check, device, results
-from tilelab.sweep import Space, sweep
+from tilelab.sweep import Journal, Roofline, Space, Subject, Sweep
 
 SQUARES = (2048, 4096, 8192)
 LLM_M = (64, 512, 4096, 8192)
 LLM_NK = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 RAGGED = ((1000, 1000, 1000), (333, 520, 136), (1, 4096, 4096), (4097, 4104, 4112))
 RAGGED_FP8 = ((1000, 1008, 1008), (333, 528, 144), (1, 4096, 4096), (4097, 4112, 4112))  # rows of 16 bytes
-COPY_SIDE = 16384  # bf16: 512 MiB read and 512 MiB written
+QUICK = {"rounds": 8, "warm_s": 0}  # enough to tell which are the fastest few; those are timed again
 
 
 def inputs(m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k") -> tuple:
@@ -55,28 +56,29 @@ def verify(config, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k
                          out=lambda a, b: ((m, n), out.dtype), peer=peer and (lambda a, b: peer()))[0]
 
 
-def measure(config, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k") -> dict:
+def measure(config, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k", **timing) -> dict:
     """Check `config`, then time it against cuBLAS alone, so that no third kernel heats the chip between the two.
 
-    Returns {status, reason, error, peer_error, ms, peer_ms, ratio, tflops}; on failure status and reason only.
+    `timing` are options of bench.compare. Returns {status, reason, error, peer_error, ms, peer_ms, ratio, tflops}; when
+    not ok the first four only.
     """
-    try:
-        checked = verify(config, m, n, k, dtype, layout)
-    except torch.AcceleratorError:
-        raise
-    except Exception as error:
-        return {"status": "failed", "reason": (str(error).splitlines() or [type(error).__name__])[0]}
+    checked = verify(config, m, n, k, dtype, layout)
     row = {"status": checked["status"], "reason": checked["reason"], "error": checked["error"],
            "peer_error": checked.get("peer_error")}
     if checked["status"] != "ok":
         return row
+    return row | _against_cublas([config], m, n, k, dtype, layout, **timing)[0]
 
-    def ours(a, b, out, scale_a, scale_b):
-        return gemm.prepare(a, b, out=out, scale_a=scale_a, scale_b=scale_b, config=config)
 
-    timing = bench.compare({"cuBLAS": library, "ours": ours}, lambda: inputs(m, n, k, dtype, layout), "cuBLAS",
-                           flops=2 * m * n * k)["ours"]
-    return row | {key: value for key, value in timing.row().items() if key != "name"}
+def _against_cublas(chosen: list, m: int, n: int, k: int, dtype: str, layout: str, **timing) -> list[dict]:
+    """Fields of bench.Timing.row, one a configuration; all of them and cuBLAS interleaved."""
+    def launcher(config):
+        return lambda a, b, out, scale_a, scale_b: gemm.prepare(a, b, out=out, scale_a=scale_a, scale_b=scale_b,
+                                                                config=config)
+
+    candidates = {"cuBLAS": library, **{config.name: launcher(config) for config in chosen}}
+    found = bench.compare(candidates, lambda: inputs(m, n, k, dtype, layout), "cuBLAS", flops=2 * m * n * k, **timing)
+    return [{key: value for key, value in found[config.name].row().items() if key != "name"} for config in chosen]
 
 
 def label(config: GemmConfig, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k", which: str = "") -> dict:
@@ -85,16 +87,64 @@ def label(config: GemmConfig, m: int, n: int, k: int, dtype: str = "bf16", layou
             "layout": layout}
 
 
-def space(m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k", target: str | None = None,
-          which: str = "") -> Space:
-    """How `tilelab.sweep` walks configurations at one shape; with `target` it only builds, for that target."""
-    here = device.current()
-    live = target is None and here.has_tma
-    target = target or (here.target if here.has_tma else "sm_90a")
-    return Space(label=lambda c: label(c, m, n, k, dtype, layout, which),
-                 reject=lambda c: rejection(c, target, dtype),
-                 job=lambda c: gemm_configs.job(c, target, dtype, layout == "k"),
-                 measure=(lambda c: measure(c, m, n, k, dtype, layout)) if live else None)
+@dataclasses.dataclass(frozen=True)
+class GemmSpace(Space):
+    """Configurations at one shape. `on` is the target to build for; None stands for the GPU here, where they are timed
+    too, or without one for the H200's. `careful` takes as many rounds for each as a figure that is kept deserves."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "bf16"
+    layout: str = "k"
+    on: str | None = None
+    which: str = ""
+    careful: bool = False
+
+    @property
+    def live(self) -> bool:
+        return self.on is None and device.current().has_tma
+
+    @property
+    def target(self) -> str:
+        return self.on or (device.current().target if self.live else "sm_90a")
+
+    @property
+    def sms(self) -> int:
+        """SMs of the GPU here when it is the target, else of the first known one."""
+        here = device.current()
+        return here.sms if here.target == self.target else next(
+            (gpu.sms for gpu in device.KNOWN.values() if gpu.target == self.target and gpu.sms), 132)
+
+    @property
+    def case(self) -> tuple:
+        """Shape, dtype and layout, as this module's functions take them."""
+        return self.m, self.n, self.k, self.dtype, self.layout
+
+    def label(self, config):
+        return label(config, *self.case, self.which)
+
+    def source(self):
+        return source()
+
+    def reject(self, config):
+        return rejection(config, self.target, self.dtype)
+
+    def job(self, config):
+        return gemm_configs.job(config, self.target, self.dtype, self.layout == "k", self.sms, self.case[:3])
+
+    def predicted_ms(self, config):
+        return gemm_configs.predicted_ms(config, *self.case[:4], self.sms)
+
+    def warm(self, _):
+        library(*inputs(*self.case))()
+        return {}
+
+    def measure(self, config):
+        return measure(config, *self.case, **({} if self.careful else QUICK))
+
+    def finals(self, chosen):
+        return _against_cublas(chosen, *self.case)
 
 
 def best(m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k") -> dict:
@@ -173,7 +223,7 @@ def claim():
     rows = []
     for s in SQUARES:
         of_size = [row for which in ("conservative", "proposed")
-                   for row in sweep(configs(which), space(s, s, s, layout="n", which=which))]
+                   for row in Sweep(configs(which), GemmSpace(s, s, s, layout="n", which=which, careful=True)).finish()]
         of_size.append(best(s, s, s, layout="n"))
         slow = min(row["ms"] for row in of_size if row["name"] == "conservative" and row["status"] == "ok")
         rows += [row | ({"factor": slow / row["ms"]} if row.get("ms") else {}) for row in of_size]
@@ -193,21 +243,21 @@ def latency():
     return [{"name": name, "us": bench.call_us(call), "status": "ok"} for name, call in calls.items()]
 
 
-GRID_STAGES = (2, 3, 4, 5, 6)
+GRID_TILES = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 192), (128, 256), (256, 128))
+GRID_STAGES = (2, 3, 4, 5, 6, 7)
 
 
-def grid() -> list[GemmConfig]:
-    """Persistent tiles from 64 x 64 to 256 x 256, BLOCK_K 64: a space to sweep, good and bad."""
-    tiles = [(64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 192), (128, 256), (256, 64), (256, 128),
-             (256, 256)]
-    return [GemmConfig(bm, bn, 64, warps, stages, kernel="persistent", epilogue_parts=2)
-            for (bm, bn), warps, stages in itertools.product(tiles, (4, 8), GRID_STAGES)]
+def grid(dtype: str = "bf16") -> list[GemmConfig]:
+    """96 configurations, good and bad: persistent tiles from 64 x 64 to 256 x 128, their rows 128 bytes."""
+    return [GemmConfig(bm, bn, 128 // gemm_configs.ITEMSIZE[dtype], warps, stages, kernel="persistent",
+                       epilogue_parts=2)
+            for (bm, bn), warps, stages in itertools.product(GRID_TILES, (4, 8), GRID_STAGES)]
 
 
 @_experiment("ch14_gemm_sweep")
 def swept():
-    """Every configuration of `grid` at 4096 cubed."""
-    return list(sweep(grid(), space(4096, 4096, 4096)))
+    """Every configuration of `grid` at 2048, 4096 and 8192 cubed."""
+    return [row for s in SQUARES for row in Sweep(grid(), GemmSpace(s, s, s)).finish()]
 
 
 def built(targets=device.TARGETS[1:], sets=("conservative", "proposed"), dtype: str = "bf16") -> list[dict]:
@@ -219,31 +269,6 @@ def built(targets=device.TARGETS[1:], sets=("conservative", "proposed"), dtype: 
             for job, (which, config, target) in zip(jobs, order)]
 
 
-def copies() -> results.Record:
-    """The field note's copy configurations and the course's, 1 GiB moved, against torch's copy_."""
-    def rows():
-        def pair():
-            return [torch.randn(COPY_SIDE, COPY_SIDE, device="cuda").bfloat16() for _ in range(2)]
-
-        found = []
-        for which, config in ((w, c) for w in descriptors.SETS for c in descriptors.configs(w)):
-            source, destination = pair()
-            destination.fill_(float("nan"))
-            descriptors.copy_tma(source, destination, config)
-            same = torch.equal(source.view(torch.int16), destination.view(torch.int16))
-            row = {"name": which, "config": str(config), "shape": [COPY_SIDE, COPY_SIDE], "dtype": "bf16",
-                   "status": "ok" if same else "wrong", "reason": "" if same else "the bits differ"}
-            if same:
-                ours = functools.partial(descriptors.prepare_copy, config=config)
-                timing = bench.compare({"torch": lambda s, d: lambda: d.copy_(s), "ours": ours}, pair, "torch",
-                                       nbytes=2 * source.nbytes)["ours"]
-                row |= {key: value for key, value in timing.row().items() if key != "name"}
-            found.append(row)
-        return found
-
-    return results.live_or_recorded("ch14_gemm_copy", rows, results.source_hash(descriptors))
-
-
 def roofs() -> results.Record:
     """The two ceilings of this machine, measured: copy bandwidth and cuBLAS bf16."""
     def rows():
@@ -253,6 +278,45 @@ def roofs() -> results.Record:
 
     source_of_roofs = results.source_hash(bench.ceilings.__wrapped__, bench._fastest_ms)
     return results.live_or_recorded("ceilings", rows, source_of_roofs)
+
+
+def _chosen_space(shape: tuple[int, ...], dtype: str, target: str | None) -> GemmSpace:
+    if len(shape) != 3 or not 1 <= min(shape) <= max(shape) < 2**31:
+        raise ValueError(f"a shape is M,N,K, each at least 1 and below 2,147,483,648; here it is "
+                         f"{str(shape)[:60]}.")
+    return GemmSpace(*shape, dtype, on=target)
+
+
+def _recorded() -> results.Record:
+    record = results.load("ch14_gemm_sweep")
+    return results.Record(record, live=False, stale=results.stale(record, source()))
+
+
+def _roofline(dtype: str) -> Roofline:
+    rows = {row["name"]: row for row in roofs().rows}
+    from_l2 = gemm_configs.Rates().bytes_in * 132 / 1e6  # TB/s, the model's for all SMs of an H200
+    flat = {"cuBLAS bf16": rows["cuBLAS bf16"]["tflops"]} if dtype != "fp8" else {}
+    return Roofline("operations a byte that TMA fetches, FLOP/B", "tflops", "TFLOP/s",
+                    lambda config: 2 * config.block_m * config.block_n / (config.block_m + config.block_n)
+                    / gemm_configs.ITEMSIZE[dtype],
+                    flat, {f"from L2, {from_l2:.0f} TB/s (model)": from_l2,
+                           f"from DRAM, {rows['copy']['gbps'] / 1e3:.1f} TB/s": rows["copy"]["gbps"] / 1e3})
+
+
+SUBJECT = Subject(
+    name="GEMM: C = A B",
+    shapes={**{f"{s}³": (s, s, s) for s in SQUARES}, **{f"{m} × {n} × {k}": (m, n, k) for m, n, k in (
+        (64, 6144, 4096), (512, 6144, 4096), (4096, 28672, 4096))}},
+    dtypes=tuple(gemm_configs.ITEMSIZE),
+    presets={"the field note's conservative 3": functools.partial(configs, "conservative"),
+             "the field note's proposed 6": functools.partial(configs, "proposed"),
+             "the course's 8": functools.partial(configs, "course"), "grid of 96": grid},
+    axes={"tile": lambda c: f"{c.block_m}×{c.block_n}",
+          "warps, stages": lambda c: f"{c.num_warps} w, {c.num_stages} st",
+          "stages": lambda c: f"{c.num_stages} stages", "warps": lambda c: f"{c.num_warps} warps",
+          "tile, warps": lambda c: f"{c.block_m}×{c.block_n}, {c.num_warps} w",
+          "K step": lambda c: f"BLOCK_K {c.block_k}", "kernel": lambda c: c.kernel},
+    space=_chosen_space, recorded=_recorded, roofline=_roofline)
 
 
 def _arguments(argv):
@@ -269,6 +333,7 @@ def _arguments(argv):
     parser.add_argument("--sweep", action="store_true", help="every configuration of a grid of tiles")
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
     parser.add_argument("--copy", action="store_true", help="the copy configurations instead of the GEMM")
+    parser.add_argument("--journal", metavar="PATH", help="keep each row in this JSONL file, and resume from it")
     parser.add_argument("--json", metavar="PATH", help="write one JSON object to PATH, - for standard output")
     return parser.parse_args(argv)
 
@@ -276,7 +341,7 @@ def _arguments(argv):
 def _chosen(options, m, n, k) -> list[GemmConfig]:
     here = device.current()
     if options.sweep:
-        return grid()
+        return grid(options.dtype)
     if options.config in gemm_configs.SETS:
         return configs(options.config, options.dtype)
     if options.config != "best":
@@ -295,26 +360,26 @@ def main(argv: list[str] | None = None) -> int:
             m, n, k = (int(part) for part in options.mnk.split(","))
         except ValueError:
             raise ValueError(f"--mnk takes three sizes such as 4096,4096,4096; here it is {options.mnk!r}.") from None
-        if not 1 <= min(m, n, k) <= max(m, n, k) < 2**31:
-            raise ValueError(f"sizes must be at least 1 and below 2,147,483,648; here they are {options.mnk[:60]}.")
+        _chosen_space((m, n, k), options.dtype, None)
         if options.target:
             device.limits(options.target)
         else:
             device.require("has_tma", "timing the " + ("copy" if options.copy else "GEMM"),
                            "compile it with --target sm_100a" if not options.copy else "read results/")
         if options.copy:
-            record = copies()
+            record = descriptors_trials.copies()
         else:
             chosen = _chosen(options, m, n, k)
             if not chosen:
                 raise device.Unsupported(rejection(configs("course")[0], options.target, options.dtype))
             which = "sweep" if options.sweep else options.config if "," not in options.config else "tile"
-            walk = space(m, n, k, options.dtype, options.layout, options.target, which)
-            rows = []
-            for row in sweep(chosen, walk):
-                rows.append(row)
+            walk = Sweep(chosen, GemmSpace(m, n, k, options.dtype, options.layout, options.target, which,
+                                           careful=not options.sweep),
+                         journal=Journal(options.journal) if options.journal else None)
+            for row in walk:
                 if options.json != "-":
                     print(_line(row), flush=True)
+            rows = walk.finish()
             record = results.Record(results.make("ch14_gemm", rows, source()), live=True)
         if options.copy and options.json != "-":
             print(record)

@@ -52,12 +52,14 @@ class Timing:
 
 
 def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence], peer: str, *,
-            flops: float | None = None, nbytes: float | None = None) -> dict[str, Timing]:
+            flops: float | None = None, nbytes: float | None = None, rounds: int = ROUNDS,
+            warm_s: float = WARM_S) -> dict[str, Timing]:
     """Time every candidate against `peer`, one of them, and return a Timing for each.
 
     A candidate takes the tensors of `make_inputs()` and returns a function that launches on them: descriptors and
     work space are made once. `make_inputs` is called until its tensors fill three times the L2 cache, and launches
-    rotate through them. `flops` and `nbytes` of one call give the rates. A candidate that raises gets a `reason`; an
+    rotate through them. `flops` and `nbytes` of one call give the rates. `rounds`
+    are kept after `warm_s` seconds. A candidate that raises gets a `reason`; an
     error of the peer is raised. Raises tilelab.device.Unsupported without a GPU.
     """
     if peer not in candidates:
@@ -81,7 +83,7 @@ def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence]
             raise  # the CUDA context is lost, and with it everything that follows
         except Exception as error:
             failed[name] = _reason(error)
-    times = _interleave(bursts, peer, calls, failed)
+    times = _interleave(bursts, peer, calls, failed, rounds, warm_s)
     timings = {}
     for name in candidates:
         ms = times.get(name)
@@ -156,7 +158,7 @@ def _graph(launches, calls: int) -> Callable[[], None]:
     return graph.replay
 
 
-def _interleave(bursts, peer: str, calls: int, failed: dict[str, str]) -> dict[str, float]:
+def _interleave(bursts, peer: str, calls: int, failed: dict[str, str], wanted: int, warm_s: float) -> dict[str, float]:
     """Median milliseconds a call; the peer runs again after every second candidate, so that it sees the same clocks.
 
     A candidate that raises is timed no further and goes to `failed` with its reason.
@@ -166,7 +168,7 @@ def _interleave(bursts, peer: str, calls: int, failed: dict[str, str]) -> dict[s
                                        for name in ([peer, other] if i % 2 == 0 else [other])]
     times = {name: [] for name in bursts}
     begun, rounds = time.perf_counter(), 0
-    while rounds < ROUNDS:
+    while rounds < wanted:
         events = []
         for name in order if rounds % 2 else order[::-1]:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -184,7 +186,7 @@ def _interleave(bursts, peer: str, calls: int, failed: dict[str, str]) -> dict[s
             end.record()
             events.append((name, begin, end))
         torch.cuda.synchronize()
-        if time.perf_counter() - begun > WARM_S:
+        if time.perf_counter() - begun > warm_s:
             rounds += 1
             for name, begin, end in events:
                 times[name].append(begin.elapsed_time(end) / calls)

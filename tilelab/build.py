@@ -90,6 +90,16 @@ class Report:
         return sass(self.cubin)
 
     @property
+    def programs_per_sm(self) -> int | None:
+        """How many programs fit on an SM of the target together: its occupancy. None where it was not built."""
+        if self.smem is None or not self.registers:
+            return None
+        limit, warps = limits(self.job.target), self.threads // 32
+        of_a_warp = -(-self.registers * 32 // 256) * 256  # registers are given out by 256 a warp
+        return min(limit.smem_per_sm // (self.smem + 1024), limit.threads_per_sm // self.threads,
+                   limit.regs_per_sm // (of_a_warp * warps), 32)
+
+    @property
     def launchable(self) -> bool:
         """Whether the target can launch it."""
         return self.status == "ok"

@@ -48,11 +48,15 @@ class Child:
             start_new_session=True)  # an interrupt of the notebook is not the child's, and what it started dies with it
         self.starts += 1
 
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        return self.process is not None and self.process.poll() is None
+
     def ask(self, request: dict, timeout_s: float) -> dict:
         """Its answer, or {"reason": why there is none, "died": True}."""
-        if self.process is not None and self.process.poll() is not None:
+        if not self.alive:
             self.stop()
-        if self.process is None:
             self._start()
         deadline = time.monotonic() + timeout_s
         with contextlib.suppress(BrokenPipeError):  # it died between requests; reading says how
@@ -110,16 +114,24 @@ class Child:
                 self.process = None
 
 
+class Killed(RuntimeError):
+    """Nobody waits for the answer any more."""
+
+
 _idle: dict[tuple, list[Child]] = {}
 _busy: set[Child] = set()
+_killed: set = set()
 _lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def borrowed(module: str, what: str, ticket: object = None, **env: str) -> Iterator[Child]:
-    """A child that nobody else is asking, kept for the next one afterwards. `kill(ticket)` ends those lent for it."""
+    """A child that nobody else is asking, kept for the next one afterwards. `kill(ticket)` ends those lent for it, and
+    none is lent for it after that: Killed."""
     key = (module, *sorted(env.items()))
     with _lock:
+        if ticket in _killed:
+            raise Killed("it was cancelled")
         idle = _idle.setdefault(key, [])
         found = idle.pop() if idle else Child(module, what, **env)
         found.ticket = ticket
@@ -137,8 +149,9 @@ def borrowed(module: str, what: str, ticket: object = None, **env: str) -> Itera
 
 
 def kill(ticket: object) -> None:
-    """End the processes of the children that are busy for `ticket`."""
+    """End the processes of the children that are busy for `ticket`, for good."""
     with _lock:
+        _killed.add(ticket)
         for child in _busy:
             if child.ticket == ticket:
                 child.kill()

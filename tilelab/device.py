@@ -210,6 +210,26 @@ def current() -> Device:
         return Device(note=f"the driver does not answer: {_first_line(error)}")
 
 
+@functools.cache
+def uuid() -> str:
+    """The current GPU's, as CUDA_VISIBLE_DEVICES takes it; empty without one."""
+    if current().capability is None:
+        return ""
+    import torch
+
+    return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+
+
+def alike() -> list[str]:
+    """UUIDs of the visible GPUs that are of one model with the current one: only their figures can be compared."""
+    if current().capability is None:
+        return []
+    import torch
+
+    every = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [f"GPU-{gpu.uuid}" for gpu in every if gpu.name == current().name]
+
+
 def require(predicate: str, what: str, instead: str) -> None:
     """Raise Unsupported unless the current device has `predicate` ("has_tma").
 

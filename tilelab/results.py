@@ -88,7 +88,7 @@ def make(experiment: str, rows: Sequence[dict], source: str) -> dict:
             "recorded": now(), "source": source, "rows": list(rows)}
 
 
-def _line(value: Any, what: str) -> str:
+def json_line(value: Any, what: str) -> str:
     """One line of JSON; numpy and torch scalars become numbers."""
     try:
         return json.dumps(value, allow_nan=False, ensure_ascii=False, default=lambda scalar: scalar.item())
@@ -99,8 +99,8 @@ def _line(value: Any, what: str) -> str:
 def to_json(record: dict) -> str:
     """The text of a record, one row a line so that a diff reads well; ValueError for NaN or infinity."""
     name = record["experiment"]
-    head = [f" {json.dumps(key)}: {_line(record[key], f'{key} of {name}')}" for key in KEYS if key != "rows"]
-    rows = ",\n".join(f"  {_line(row, f'row {index} of {name}')}" for index, row in enumerate(record["rows"]))
+    head = [f" {json.dumps(key)}: {json_line(record[key], f'{key} of {name}')}" for key in KEYS if key != "rows"]
+    rows = ",\n".join(f"  {json_line(row, f'row {index} of {name}')}" for index, row in enumerate(record["rows"]))
     return "{\n" + ",\n".join(head) + ',\n "rows": [' + (f"\n{rows}\n " if rows else "") + "]\n}\n"
 
 

@@ -1,56 +1,466 @@
 """Walk a space of configurations: rejected by a model, built in parallel, checked, then timed; a row as each finishes.
 
-Every configuration ends as one row with a `status`: ok, rejected (it cannot run here, with the reason), wrong (it ran,
-the result is not right) or failed (it could not be built or launched).
+Every configuration ends as one row with a `status`: ok, rejected (it cannot run here), wrong (it ran, the result is not
+right) or failed (it could not be built, or it crashed, hung or ran out of memory), with the reason. Building and timing
+happen in processes that may die; a journal keeps every row on disk, so that a sweep can be cancelled, or killed, and
+resumed.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import hashlib
+import heapq
+import json
+import math
+import os
+import pathlib
+import pickle
+import queue
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
 from typing import Any
 
-from tilelab import build
+import filelock
+
+from tilelab import build, child, device, results
+
+FINALISTS = 3
+START_S = 180  # a worker imports torch and opens the GPU
 
 
-@dataclass(frozen=True)
-class Space:
-    """What a sweep needs to know of a kernel.
+class Space(ABC):
+    """What a sweep needs to know of a kernel at one shape. It is pickled to the workers: define it in a module.
 
-    label(config) gives the row's first fields; reject(config) a sentence or ""; job(config) a build.Job;
-    measure(config) a row with `status` and, when ok, `ms` and `ratio` (None: build only, as without a GPU).
+    A frozen dataclass: its repr is part of what a row is of. `target` is what it is built for; `live` says whether
+    configurations are timed here too, or only built.
     """
 
-    label: Callable[[Any], dict]
-    reject: Callable[[Any], str]
-    job: Callable[[Any], build.Job]
-    measure: Callable[[Any], dict] | None = None
+    target: str
+    live: bool
+
+    @abstractmethod
+    def label(self, config: Any) -> dict:
+        """The row's first fields; `kernel` names the configuration, as no other of the space."""
+
+    @abstractmethod
+    def source(self) -> str:
+        """results.source_hash of what is measured: a row of other code is not taken for one of this."""
+
+    @abstractmethod
+    def job(self, config: Any) -> build.Job:
+        """How to build it, exactly as it will be launched: the GPU's worker then finds it in the compiler's cache."""
+
+    @abstractmethod
+    def measure(self, config: Any) -> dict:
+        """Check, then time, in a worker on the GPU: a row with `status`, `reason` and, when ok, `ms` and `ratio`."""
+
+    def reject(self, config: Any) -> str:
+        """Why it cannot run on the target, in a sentence; empty when it may."""
+        return ""
+
+    def predicted_ms(self, config: Any) -> float | None:
+        """What a model expects; those expected to be fastest go first."""
+        return None
+
+    def warm(self, _: None) -> dict:
+        """What a worker does once before the first configuration: imports, the library's first call."""
+        return {}
+
+    def finals(self, configs: Sequence) -> list[dict]:
+        """Time several against each other, interleaved, in a worker: {`ms`, `ratio`, ...}, one each, in their order."""
+        return []
 
 
-def sweep(configs: Iterable, space: Space, workers: int | None = None) -> Iterator[dict]:
-    """Yield one row a configuration as it finishes; those that the model rejects come first and are never built.
+@dataclasses.dataclass(frozen=True)
+class Roofline:
+    """Axes and roofs: a configuration stands at `reach(config)`, its speed is the row's `speed` ("tflops") in `unit`.
 
-    Rows hold the label's fields, `status`, `reason`, and from the build `registers`, `spills`, `smem` and `build_s`.
-    Close the iterator to cancel: what is being built or timed is finished, nothing more is begun.
+    `flat` roofs are {label: speed}, `slopes` {label: speed per unit of reach}.
     """
-    configs = list(configs)
-    jobs = []
-    for config in configs:
-        if reason := space.reject(config):
-            yield {**space.label(config), "status": "rejected", "reason": reason}
+
+    reach_label: str
+    speed: str
+    unit: str
+    reach: Callable[[Any], float]
+    flat: dict[str, float] = dataclasses.field(default_factory=dict)
+    slopes: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What a kernel offers to the panel: named shapes, presets and axes, and the Space of a choice.
+
+    `presets` give the configurations of a preset for a dtype; `axes` what tells them apart (the first two are shown
+    first); `space(shape, dtype, target)` takes target None for the GPU here, ValueError says what it cannot take;
+    `recorded()` is a results.Record of earlier rows of any shape, `roofline(dtype)` the picture's axes.
+    """
+
+    name: str
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: tuple[str, ...]
+    presets: dict[str, Callable[[str], list]]
+    axes: dict[str, Callable[[Any], str]]
+    space: Callable[[tuple[int, ...], str, str | None], Space]
+    recorded: Callable[[], results.Record]
+    roofline: Callable[[str], Roofline]
+    peer: str = "cuBLAS"
+
+
+# ---- the journal
+
+
+class Journal:
+    """Rows on disk, one JSON line each, on stable storage before `append` returns. Several sweeps may share one."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = pathlib.Path(path)
+
+    def append(self, row: dict) -> None:
+        """Add a row; OSError when the disk refuses it."""
+        line = results.json_line(row, "a row").encode() + b"\n"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(f"{self.path}.lock"), open(self.path, "a+b") as file:
+            if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                line = b"\n" + line  # the last writer was killed in the middle of a line
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rows(self) -> dict[str, dict]:
+        """The last row of each key. A line that is torn or no row counts for nothing."""
+        found = {}
+        try:
+            with open(self.path, "rb") as file:
+                for line in file:
+                    try:
+                        row = json.loads(line)
+                        found[row["key"]] = row
+                    except (ValueError, TypeError, KeyError):
+                        continue
+        except FileNotFoundError:
+            pass
+        return found
+
+
+def journal_for(name: str) -> Journal:
+    """The journal of an experiment: sweeps/<name>.jsonl in the repository, or in the folder that TILES_SWEEPS names."""
+    folder = os.environ.get("TILES_SWEEPS") or pathlib.Path(__file__).parents[1] / "sweeps"
+    return Journal(pathlib.Path(folder) / f"{name}.jsonl")
+
+
+# ---- what runs in an executor, here or on another machine
+
+
+def built(space: Space, config: Any, timeout_s: float, ticket: object) -> dict:
+    """What building said: status, reason, resources. A task for an Executor; the compiler has a process of its own."""
+    report = build.build_one(space.job(config), timeout_s, ticket=ticket)
+    counts = {name: count for name, count in report.counts.items() if count}
+    return {"status": report.status, "reason": report.reason, "registers": report.registers, "spills": report.spills,
+            "smem": report.smem, "threads": report.threads, "programs_per_sm": report.programs_per_sm,
+            "counts": counts, "build_s": round(report.seconds, 3)}
+
+
+def timed(method: str, space: Space, subject: Any, limit_s: float, gpu: str, ticket: object) -> dict:
+    """{"value": space.method(subject)} or {"reason"}, from the long-lived worker of `gpu` (a UUID; "": the only one).
+
+    A task for an Executor. Sweeps on one GPU take turns; waiting for a turn does not count to `limit_s`.
+    """
+    work = base64.b64encode(pickle.dumps((space, subject))).decode()
+    visible = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
+    with _Turn(gpu), child.borrowed("tilelab.gpu_worker", "the GPU's worker", ticket, **visible) as worker:
+        if not worker.alive or method == "warm":  # what takes seconds once counts to no configuration
+            answer = worker.ask({"method": "warm", "work": work}, START_S)
+        if method != "warm":
+            answer = worker.ask({"method": method, "work": work}, limit_s)
+        if answer.pop("lost", False):  # nothing more can be measured in that process
+            answer["died"] = True
+            worker.stop()
+        return answer
+
+
+class _Turn:
+    """One sweep measures at a time on a GPU, whichever process it is of, and they take turns: who waits holds `next`,
+    so that who has just measured cannot be first again."""
+
+    def __init__(self, gpu: str):
+        name = f"tiles-in-flight-{os.getuid()}-{gpu or device.uuid() or 'cpu'}"
+        paths = [pathlib.Path(tempfile.gettempdir(), f"{name}.{which}.lock") for which in ("next", "turn")]
+        self.next, self.turn = (filelock.FileLock(path, thread_local=False) for path in paths)
+
+    def __enter__(self):
+        with self.next:
+            self.turn.acquire(poll_interval=0.01)
+
+    def __exit__(self, *_):
+        self.turn.release()
+
+
+# ---- the sweep
+
+
+class Sweep:
+    """A sweep of `configs` over `space`, begun at once in a thread of its own; iterate over it for rows.
+
+    `for row in sweep` waits for them, `async for row in sweep` lets a notebook go on; leaving the loop early cancels.
+    A row comes once, and once more, with `final_ms` and `final_ratio`, when it was among the fastest three, which are
+    timed again interleaved before a `winner` is named.
+
+    `journal` keeps rows and gives those it has of the same source, configuration, shape, device and versions
+    (`resumed`: True); with `again` those that failed or were wrong are tried once more. `builders` and `timers` are
+    concurrent.futures Executors, ours by default: processes on this machine, a timing worker a visible GPU of one
+    model. `timers` is a list, one entry a configuration at a time. `limit_s` is the time that building, and then
+    measuring, one configuration may take.
+    """
+
+    def __init__(self, configs: Iterable, space: Space, *, journal: Journal | None = None, again: bool = False,
+                 builders: Executor | None = None, timers: Sequence[Executor] | None = None,
+                 workers: int | None = None, limit_s: float = 60):
+        self.space, self.journal, self.again, self.limit_s = space, journal, again, limit_s
+        self.builders, self.timers, self.workers = builders, timers, workers
+        if type(space).__module__ == "__main__":
+            raise ValueError(f"a worker cannot import {type(space).__name__} from __main__: define it in a module.")
+        self._source = space.source()
+        self.configs = {}
+        for config in configs:
+            self.configs.setdefault(self.key(config), config)
+        self.rows: dict[str, dict] = {}
+        self.winner: dict | None = None
+        self.restarts = 0
+        self.timing_s = 0.0
+        self.cancelled = False
+        self._news, self._out = queue.SimpleQueue(), queue.SimpleQueue()
+        self._ticket = f"{os.getpid()}-{id(self)}-{time.monotonic()}"
+        self._begun, self._ended, self._fresh = time.monotonic(), None, 0
+        self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
+        self._thread.start()
+
+    # -- what a caller asks
+
+    @property
+    def total(self) -> int:
+        """How many distinct configurations there are."""
+        return len(self.configs)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Rows so far by status."""
+        return dict(collections.Counter(row["status"] for row in list(self.rows.values())))
+
+    @property
+    def running(self) -> bool:
+        """Whether more rows may come."""
+        return self._ended is None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since it began, or from there to its end."""
+        return (self._ended or time.monotonic()) - self._begun
+
+    @property
+    def seconds_left(self) -> float | None:
+        """What is left at the pace so far; None before there is a pace."""
+        left = self.total - len(self.rows)
+        return self.elapsed_s * left / self._fresh if self._fresh and self.running else None
+
+    def cancel(self) -> None:
+        """Stop at once: rows that are finished are kept, what is being built or timed is killed."""
+        if self.running:
+            self.cancelled = True
+            self._news.put(None)
+            child.kill(self._ticket)
+
+    def __iter__(self) -> Iterator[dict]:
+        try:
+            while (row := self._next()) is not None:
+                yield row
+        finally:
+            self.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[dict]:
+        try:
+            while (row := await asyncio.to_thread(self._next)) is not None:
+                yield row
+        finally:
+            self.cancel()
+
+    def finish(self) -> list[dict]:
+        """Wait for the end; every row, in the order of the configurations. Raises what ended the sweep early."""
+        for _ in self:
+            pass
+        return [self.rows[key] for key in self.configs if key in self.rows]
+
+    def key(self, config: Any) -> str:
+        """What a row is of: 16 hex digits that change with source, configuration, shape, device, target or versions."""
+        here, space = device.current(), self.space
+        about = [repr(space), self._source, space.target, space.live, repr(config), here.name if space.live else "",
+                 sorted((name, value) for name, value in results.versions().items()
+                        if space.live or name in ("triton", "torch"))]
+        return hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+
+    # -- the thread
+
+    def _next(self) -> dict | None:
+        item = self._out.get()
+        if isinstance(item, dict):
+            return item
+        self._out.put(None)  # whoever asks again
+        if item is not None:
+            raise item
+        return None
+
+    def _run(self) -> None:
+        own = []
+        try:
+            builders, timers, own = self._executors()
+            self._walk(builders, timers)
+            if not self.cancelled:
+                self._final(timers)
+            end = None
+        except _Cancelled:
+            end = None
+        except BaseException as error:
+            end = error
+        for executor in own:
+            executor.shutdown(wait=False, cancel_futures=True)
+        child.kill(self._ticket)
+        self._ended = time.monotonic()
+        self._out.put(end)
+
+    def _executors(self):
+        """(executor and how many at a time) for builds, [(executor, gpu)] for timing, and those that are ours."""
+        own = []
+        builders, count = self.builders, self.workers
+        if builders is None:
+            cores = len(os.sched_getaffinity(0))
+            count = count or max(1, cores - 1 if self.space.live else cores)  # launching wants a core
+            builders = ThreadPoolExecutor(count, "build")
+            own.append(builders)
+        if not self.space.live:
+            timers = []
+        elif self.timers is not None:
+            timers = [(executor, "") for executor in self.timers]
         else:
-            jobs.append((config, dataclasses.replace(space.job(config))))  # a job of its own, even for equal ones
-    config_of = {id(job): config for config, job in jobs}
-    for report in build.build([job for _, job in jobs], workers):
-        config = config_of[id(report.job)]
-        row = {**space.label(config), "status": report.status, "reason": report.reason, "registers": report.registers,
-               "spills": report.spills, "smem": report.smem, "build_s": round(report.seconds, 3)}
-        if report.launchable and space.measure:
+            gpus = device.alike()
+            timers = [(ThreadPoolExecutor(1, "time"), gpu) for gpu in (gpus if len(gpus) > 1 else [""])]
+            own += [executor for executor, _ in timers]
+        return (builders, count or 64), timers, own
+
+    def _walk(self, builders, timers) -> None:
+        """Every configuration to its row."""
+        known = self.journal.rows() if self.journal else {}
+        waiting = []
+        for order, (key, config) in enumerate(self.configs.items()):
+            label = {**self.space.label(config), "key": key, "predicted_ms": self.space.predicted_ms(config)}
+            if reason := self.space.reject(config):
+                self._emit({**label, "status": "rejected", "reason": reason}, new=False)
+            elif key in known and not (self.again and known[key]["status"] in ("failed", "wrong")):
+                self._emit({**known[key], "resumed": True}, new=False)
+            else:
+                expected = label["predicted_ms"]
+                heapq.heappush(waiting, (math.inf if expected is None else expected, order, label, config))
+        builder, at_once = builders
+        free, ready = [], []
+        building = timing = 0
+        for place in timers if waiting else ():
+            self._submit(place[0], ("warm", None, place), timed, "warm", self.space, None, self.limit_s, place[1],
+                         self._ticket)
+        begun = None
+        while waiting or building or ready or timing:
+            while waiting and building < at_once:
+                order = heapq.heappop(waiting)
+                self._submit(builder, ("built", order, None), built, self.space, order[-1], self.limit_s, self._ticket)
+                building += 1
+            while ready and free:
+                order, row = heapq.heappop(ready)
+                place = free.pop()
+                begun = begun or time.monotonic()
+                self._submit(place[0], ("timed", (order, row), place), timed, "measure", self.space, order[-1],
+                             self.limit_s, place[1], self._ticket)
+                timing += 1
+            (what, item, place), answer = self._news_of_one()
+            if what == "warm":
+                free.append(place)
+            elif what == "built":
+                building -= 1
+                row = {**item[2], **answer}
+                if row["status"] == "ok" and self.space.live:
+                    heapq.heappush(ready, (item, row))
+                else:
+                    self._emit(row)
+            else:
+                timing -= 1
+                free.append(place)
+                self.timing_s = time.monotonic() - begun
+                self._emit({**item[1], **self._judged(answer)})
+
+    def _final(self, timers) -> None:
+        """Time the fastest again, interleaved, and name the winner."""
+        fast = sorted((row for row in self.rows.values() if row["status"] == "ok" and row.get("ms")),
+                      key=lambda row: row["ms"])[:FINALISTS]
+        if not fast or not timers:
+            self.winner = min(fast, key=lambda row: row["ms"], default=None)
+            return
+        key = hashlib.sha256(" ".join(sorted(row["key"] for row in fast)).encode()).hexdigest()[:16]
+        kept = (self.journal.rows() if self.journal else {}).get(key)
+        if kept is None:
+            executor, gpu = timers[0]
+            self._submit(executor, ("finals", None, None), timed, "finals", self.space,
+                         [self.configs[row["key"]] for row in fast], self.limit_s, gpu, self._ticket)
+            _, answer = self._news_of_one()
+            kept = {"key": key, "finals": answer.get("value") or [], "reason": answer.get("reason", ""),
+                    "of": [row["key"] for row in fast]}
+            self.restarts += bool(answer.get("died"))
+            if self.journal and kept["finals"]:
+                self.journal.append(kept)
+        for of, final in zip(kept["of"], kept["finals"]):
+            if final.get("ms"):
+                row = self.rows[of] | {f"final_{name}": final[name] for name in ("ms", "ratio") if name in final}
+                self._emit(row, new=False)
+        self.winner = min((self.rows[row["key"]] for row in fast),
+                          key=lambda row: (row.get("final_ms") is None, row.get("final_ms") or row["ms"]))
+
+    def _submit(self, executor: Executor, about: tuple, task: Callable, *arguments) -> None:
+        def done(future):
             try:
-                row |= space.measure(config)
-            except Exception as error:
-                if "AcceleratorError" in type(error).__name__:
-                    raise  # the CUDA context is lost, and nothing more can be measured in this process
-                row |= {"status": "failed", "reason": (str(error).splitlines() or [type(error).__name__])[0]}
-        yield row
+                answer = future.result()
+            except CancelledError:
+                return
+            except BaseException as error:
+                answer = {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+            self._news.put((about, answer))
+
+        executor.submit(task, *arguments).add_done_callback(done)
+
+    def _news_of_one(self) -> tuple:
+        news = self._news.get()
+        if news is None or self.cancelled:
+            raise _Cancelled
+        return news
+
+    def _judged(self, answer: dict) -> dict:
+        """The row's part that measuring gives; a worker that died is one restart."""
+        self.restarts += bool(answer.get("died"))
+        if "value" in answer:
+            return {**answer["value"], **answer.get("where", {})}
+        return {"status": "failed", "reason": answer["reason"].rstrip(".") + ".", **answer.get("where", {})}
+
+    def _emit(self, row: dict, new: bool = True) -> None:
+        if new:
+            row = {**row, "recorded": results.now()}
+            self._fresh += 1
+            if self.journal:
+                self.journal.append(row)
+        self.rows[row["key"]] = row
+        self._out.put(row)
+
+
+class _Cancelled(Exception):
+    pass

@@ -1,0 +1,84 @@
+"""The process that measures for a sweep: `python -m tilelab.gpu_worker`, asked by tilelab.sweep.timed."""
+
+from __future__ import annotations
+
+import base64
+import gc
+import os
+import pickle
+import socket
+import tempfile
+
+from tilelab import child, device
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"[:300]
+
+
+def _answer(request: dict) -> dict:
+    here = device.current()
+    where = {"where": {"device": here.name, "gpu": device.uuid(), "host": socket.gethostname()}}
+    try:
+        space, subject = pickle.loads(base64.b64decode(request["work"]))
+        call = getattr(space, request["method"])
+        try:
+            return {"value": call(subject), **where}
+        except Exception as error:
+            if _fatal(error) or _out_of_memory(error):
+                raise
+            # A damaged entry of the compiler's cache shows in many ways; in an empty cache it cannot.
+            _forget_kernels()
+            with tempfile.TemporaryDirectory() as folder:
+                before = os.environ.get("TRITON_CACHE_DIR")
+                os.environ["TRITON_CACHE_DIR"] = folder
+                try:
+                    return {"value": call(subject), **where}
+                finally:
+                    os.environ.pop("TRITON_CACHE_DIR") if before is None else os.environ.update(TRITON_CACHE_DIR=before)
+    except Exception as error:
+        if _out_of_memory(error):
+            _release()
+        return {"reason": _first_line(error), "lost": _fatal(error), **where}
+
+
+def _fatal(error: BaseException) -> bool:
+    """Whether the CUDA context is lost, and with it everything that this process could still measure."""
+    import torch
+
+    while error is not None:
+        if isinstance(error, torch.AcceleratorError):
+            return True
+        error = error.__cause__ or error.__context__
+    if device.current().capability is None:
+        return False
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return True
+    return False
+
+
+def _forget_kernels() -> None:
+    """What Triton keeps of kernels it has compiled or read in this process."""
+    for thing in gc.get_objects():
+        if type(thing).__name__ == "JITFunction":
+            thing.device_caches.clear()
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    import torch
+
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError))
+
+
+def _release() -> None:
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    child.serve(_answer)
