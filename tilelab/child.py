@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 
 ROOT = pathlib.Path(__file__).parents[1]
+STOP_S = 10
 
 
 class Child:
@@ -85,7 +86,7 @@ class Child:
 
     def _death(self) -> str:
         try:
-            status = self.process.wait(10)
+            status = self.process.wait(STOP_S)
         except subprocess.TimeoutExpired:  # it closed its output and lives on
             self.stop()
             return f"{self.what} closed its output without an answer"
@@ -109,8 +110,11 @@ class Child:
         with self.closing:
             self.kill()
             if self.process is not None:
-                with contextlib.suppress(BrokenPipeError), self.process, self.said:  # waits, and closes its pipes
-                    pass
+                with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may keep what is dead for a while
+                    self.process.wait(STOP_S)
+                for pipe in (self.process.stdin, self.process.stdout, self.said):
+                    with contextlib.suppress(BrokenPipeError):
+                        pipe.close()
                 self.process = None
 
 

@@ -69,7 +69,7 @@ def _forget_kernels() -> None:
 def _out_of_memory(error: BaseException) -> bool:
     import torch
 
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)  # of the CPU
 
 
 def _release() -> None:

@@ -206,6 +206,14 @@ class _Turn:
 # ---- the sweep
 
 
+def keys(configs: Iterable, space: Space) -> dict[str, Any]:
+    """{key: configuration}. A key is what a row is of: 16 hex digits that change with source, configuration, shape and
+    target, with the versions and, where it is timed, the GPU. Equal configurations are one."""
+    versions = {name: value for name, value in results.versions().items() if space.live or name == "triton"}
+    about = [repr(space), space.source(), space.target, device.current().name if space.live else "", versions]
+    return {hashlib.sha256(repr([*about, config]).encode()).hexdigest()[:16]: config for config in configs}
+
+
 class Sweep:
     """A sweep of `configs` over `space`, begun at once in a thread of its own; iterate over it for rows.
 
@@ -227,10 +235,7 @@ class Sweep:
         self.builders, self.timers, self.workers = builders, timers, workers
         if type(space).__module__ == "__main__":
             raise ValueError(f"a worker cannot import {type(space).__name__} from __main__: define it in a module.")
-        self._source = space.source()
-        self.configs = {}
-        for config in configs:
-            self.configs.setdefault(self.key(config), config)
+        self.configs = keys(configs, space)
         self.rows: dict[str, dict] = {}
         self.winner: dict | None = None
         self.restarts = 0
@@ -296,14 +301,6 @@ class Sweep:
         for _ in self:
             pass
         return [self.rows[key] for key in self.configs if key in self.rows]
-
-    def key(self, config: Any) -> str:
-        """What a row is of: 16 hex digits that change with source, configuration, shape, device, target or versions."""
-        here, space = device.current(), self.space
-        about = [repr(space), self._source, space.target, space.live, repr(config), here.name if space.live else "",
-                 sorted((name, value) for name, value in results.versions().items()
-                        if space.live or name in ("triton", "torch"))]
-        return hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 
     # -- the thread
 

@@ -1,0 +1,179 @@
+"""The measurements behind the notebook `01_sweep`: the engine of `tilelab.sweep` against triton.autotune, faults, GPUs.
+
+Each experiment is a function that returns a tilelab.results.Record, live or recorded. `python -m ch14.sweep_trials
+autotune` and `... sweep` run one contender in a fresh process and print one JSON object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+from ch14 import gemm_trials
+from ch14.gemm_configs import GemmConfig
+from tilelab import child, device, faults, results, sweep
+from tilelab.sweep import Journal, Sweep
+
+SIDE = 4096
+
+
+def source() -> str:
+    """Hash of the engine."""
+    return results.source_hash(sweep, child)
+
+
+def _experiment(name: str, can_run=lambda: device.current().has_tma):
+    def wrap(rows):
+        @functools.wraps(rows)
+        def run() -> results.Record:
+            return results.live_or_recorded(name, rows, source(), can_run())
+        return run
+    return wrap
+
+
+# ---- the contenders
+
+
+def autotuned() -> dict:
+    """Let triton.autotune choose from the grid at 4096 cubed: {seconds, kernel}. Descriptors are given each
+    configuration's block shapes by a hook, as in Triton's persistent matmul tutorial."""
+    import torch
+    import triton
+
+    from ch14 import gemm
+
+    sms = device.current().sms
+    a, b, out, *_ = gemm_trials.inputs(SIDE, SIDE, SIDE)
+    of = {}
+
+    def shapes(nargs):
+        config = of[nargs["BLOCK_M"], nargs["BLOCK_N"], nargs["N_REST"]]
+        for name, block in zip(("a_desc", "b_desc", "b_rest_desc", "c_desc"), config.blocks(True)):
+            if block:
+                nargs[name].block_shape = block
+
+    choices = []
+    for config in gemm_trials.grid():
+        constants = config.constants(sms, True)
+        of[constants["BLOCK_M"], constants["BLOCK_N"], constants["N_REST"]] = config
+        choices.append(triton.Config(constants, config.num_warps, config.num_stages, pre_hook=shapes))
+    kernel = triton.autotune(choices, key=["M", "N", "K"])(gemm.gemm_persistent_kernel)
+    tiles = [gemm._describe(matrix, block) for matrix, block in
+             ((a, [64, 64]), (b.T, [64, 64]), (b.T, [64, 64]), (out, [64, 32]))]
+    kernel[(sms,)](*tiles, None, None, SIDE, SIDE, SIDE)
+    torch.cuda.synchronize()
+    best = kernel.best_config
+    found = next(config for config, choice in zip(gemm_trials.grid(), choices) if choice is best)
+    return {"kernel": found.name, "tuning_s": kernel.bench_time}
+
+
+def swept() -> dict:
+    """The same grid through the engine: {kernel, restarts, timing_s}."""
+    careful = os.environ.get("CAREFUL") == "1"
+    walk = Sweep(gemm_trials.grid(), gemm_trials.GemmSpace(SIDE, SIDE, SIDE, careful=careful))
+    rows = walk.finish()
+    return {"kernel": walk.winner["kernel"], "timing_s": walk.timing_s, "restarts": walk.restarts,
+            "measured": sum(row["status"] == "ok" for row in rows)}
+
+
+def _timed_alone(name: str, cache: str, **env: str) -> dict:
+    """Run a contender in a fresh process: what it prints, and `seconds` from start to end."""
+    begun = time.monotonic()
+    done = subprocess.run([sys.executable, "-m", "ch14.sweep_trials", name], capture_output=True, text=True,
+                          env={**os.environ, "TRITON_CACHE_DIR": cache, **env}, cwd=child.ROOT, check=False)
+    seconds = time.monotonic() - begun
+    if done.returncode:
+        raise RuntimeError(f"{name} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+    return {"name": name, **json.loads(done.stdout.splitlines()[-1]), "seconds": seconds}
+
+
+# ---- the experiments
+
+
+@_experiment("sweep_race")
+def race():
+    """96 configurations at 4096 cubed, bf16, cold caches, fresh processes: the engine and triton.autotune, then both
+    winners against each other."""
+    rows = []
+    for name in ("sweep", "autotune"):
+        with tempfile.TemporaryDirectory() as empty:
+            rows.append(_timed_alone(name, empty))
+    by_name = {config.name: config for config in gemm_trials.grid()}
+    winners = [by_name[row["kernel"]] for row in rows]
+    finals = gemm_trials.GemmSpace(SIDE, SIDE, SIDE).finals(list(dict.fromkeys(winners)))
+    of = dict(zip(dict.fromkeys(row["kernel"] for row in rows), finals))
+    return [row | {key: of[row["kernel"]][key] for key in ("ms", "peer", "peer_ms", "ratio", "tflops")}
+            | {"status": "ok", "configurations": len(by_name)} for row in rows]
+
+
+@_experiment("sweep_faults")
+def faulty():
+    """A sweep with every fault injected; the last row counts restarts."""
+    with tempfile.TemporaryDirectory() as folder:
+        walk = Sweep(faults.configs(), faults.FaultSpace(folder), limit_s=5)
+        rows = [{"kernel": row["kernel"], "status": row["status"], "reason": row["reason"].replace(folder, ""),
+                 "ms": row.get("ms")} for row in walk.finish()]
+    return rows + [{"kernel": "(the sweep)", "status": "ok", "reason": "", "restarts": walk.restarts,
+                    "seconds": walk.elapsed_s}]
+
+
+@_experiment("sweep_cancel")
+def cancelled():
+    """Cancel a sweep in the middle, five times: milliseconds from the call to the end of the iteration, rows kept."""
+    rows = []
+    for nth in range(5):
+        with tempfile.TemporaryDirectory() as folder:
+            journal = Journal(pathlib.Path(folder, "journal.jsonl"))
+            walk = Sweep(gemm_trials.grid(), gemm_trials.GemmSpace(SIDE, SIDE, SIDE), journal=journal)
+            while walk.counts.get("ok", 0) < 5 + nth:
+                time.sleep(0.003)
+            begun = time.monotonic()
+            walk.cancel()
+            seen = len(walk.finish())
+            rows.append({"answered_ms": (time.monotonic() - begun) * 1e3, "rows": seen, "status": "ok",
+                         "rows_on_disk": len(journal.rows())})
+    return rows
+
+
+@_experiment("sweep_memory")
+def memory():
+    """Resident memory of this process before and after 500 configurations, in MiB."""
+    def resident():
+        return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    grid = gemm_trials.grid()
+    Sweep(grid[:4], gemm_trials.GemmSpace(1024, 1024, 1024)).finish()
+    before, count = resident(), 0
+    for side in (1024, 1280, 1536, 1792, 2048, 2304):
+        some = grid[:500 - count]
+        count += len(Sweep(some, gemm_trials.GemmSpace(side, side, side)).finish())
+    return [{"configurations": count, "before_mib": before, "after_mib": resident(), "status": "ok"}]
+
+
+@_experiment("sweep_gpus", lambda: device.current().has_tma and len(device.alike()) > 1)
+def gpus():
+    """The grid with as many rounds as a figure that is kept deserves, everything built before: `timing_s` on one GPU,
+    and on every visible one of its model."""
+    every = device.alike()
+    with tempfile.TemporaryDirectory() as cache:
+        runs = [_timed_alone("sweep", cache, CAREFUL=careful, CUDA_VISIBLE_DEVICES=",".join(visible)) |
+                {"gpus": len(visible), "status": "ok"}
+                for careful, visible in (("0", every), ("1", every[:1]), ("1", every))]
+    return runs[1:]  # the first filled the compiler's cache
+
+
+async def listen(walk: Sweep, show) -> None:
+    """Give each row of a sweep to `show` while the event loop goes on."""
+    async for row in walk:
+        show(row)
+
+
+if __name__ == "__main__":
+    print(json.dumps({"autotune": autotuned, "sweep": swept}[sys.argv[1]]()))

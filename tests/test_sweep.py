@@ -1,0 +1,271 @@
+"""The engine: every fault injected for real, cancelling, resuming, turns, executors. Runs with a GPU or without."""
+
+import asyncio
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from ch14 import gemm_trials
+from tilelab import child, device, faults, results, sweep
+from tilelab.faults import Config, FaultSpace
+from tilelab.sweep import Journal, Sweep
+
+RIGHT = [Config(256), Config(512), Config(1024)]
+
+
+@pytest.fixture
+def space(tmp_path):
+    return FaultSpace(str(tmp_path))
+
+
+@pytest.fixture
+def journal(tmp_path):
+    return Journal(tmp_path / "journal.jsonl")
+
+
+def log(space, what="begin"):
+    """(process, time, kernel) of each measurement that began, or ended."""
+    try:
+        lines = pathlib.Path(space.folder, "log").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    return [line.split(",")[1:] for line in lines if line.startswith(what)]
+
+
+def wait_for(condition, limit_s=60):
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun < limit_s, "it never happened"
+        time.sleep(0.02)
+
+
+PARENT = """
+import sys
+from tilelab import faults
+from tilelab.sweep import Journal, Sweep
+if __name__ == "__main__":
+    Sweep(faults.configs(), faults.FaultSpace(sys.argv[1]), journal=Journal(sys.argv[2]), limit_s=4).finish()
+"""
+
+
+def test_every_fault_in_one_sweep(space, journal, tmp_path, monkeypatch):
+    """A killed parent, a torn line, a damaged compiler cache, then the rest of a sweep with six more faults."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    path = os.pathsep.join([str(child.ROOT), *filter(None, sys.path)])
+    parent = subprocess.Popen([sys.executable, script, space.folder, journal.path], start_new_session=True,
+                              env={**os.environ, "PYTHONPATH": path})
+    wait_for(lambda: sum(row["status"] == "ok" for row in journal.rows().values()) >= 3)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    workers = {int(process) for process, *_ in log(space)}
+    wait_for(lambda: not any(alive(process) for process in workers), 10)  # with its parent gone, a worker goes too
+
+    before = journal.rows()
+    with open(journal.path, "ab") as file:
+        file.write(b'{"key": "torn", "status": "o')
+    for cached in (tmp_path / "cache").rglob("*.*"):
+        if cached.is_file():
+            cached.write_bytes(cached.read_bytes()[: cached.stat().st_size // 2])
+    began = len(log(space))
+
+    resumed = Sweep(faults.configs(), space, journal=journal, limit_s=4)
+    rows = {(row["block"], row["fault"]): row for row in resumed.finish()}
+    assert set(rows) == {(config.block, config.fault) for config in faults.configs()}
+    for (_, fault), row in rows.items():
+        if fault:
+            words = faults.FAULTS[fault][device.current().capability is None]
+            assert row["status"] == ("wrong" if fault == "wrong result" else "failed") and words in row["reason"]
+            assert row["reason"].count("\n") == 0
+        else:
+            assert row["status"] == "ok" and row["ms"] > 0, row
+    assert {row["key"] for row in rows.values() if row.get("resumed")} == set(before)
+    again = [kernel for *_, kernel in log(space)[began:]]
+    assert not set(again) & {row["kernel"] for row in before.values()}, "a row that was kept was measured again"
+    assert len(again) == len(set(again)), "something was measured twice"
+    gone = [row["fault"] for row in rows.values() if not row.get("resumed")]
+    assert resumed.restarts == sum(fault in ("illegal memory access", "hang") for fault in gone)
+    assert len([key for key in journal.rows() if key in resumed.configs]) == len(faults.configs())
+    assert resumed.winner["fault"] == ""
+
+
+def alive(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_second_sweep_measures_nothing(space, journal):
+    first = Sweep(RIGHT, space, journal=journal).finish()
+    assert [row["status"] for row in first] == ["ok"] * 3
+    second = Sweep(RIGHT, space, journal=journal)
+    rows = second.finish()
+    assert all(row["resumed"] for row in rows) and len(log(space, "end")) == 3
+    assert [row["ms"] for row in rows] == [row["ms"] for row in first]
+
+
+def test_a_row_of_other_code_shape_or_versions_is_not_taken(space, journal, tmp_path, monkeypatch):
+    known = set(sweep.keys(RIGHT, space))
+    assert known == set(sweep.keys(RIGHT, space)) and len(known) == 3
+    others = [FaultSpace(str(tmp_path / "else")), dataclasses.replace(space, live=False)]
+    assert not any(known & set(sweep.keys(RIGHT, other)) for other in others)
+    monkeypatch.setattr(FaultSpace, "source", lambda self: "changed")
+    assert not known & set(sweep.keys(RIGHT, space))
+    monkeypatch.undo()
+    monkeypatch.setattr(results, "versions", lambda: {"triton": "99"})
+    assert not known & set(sweep.keys(RIGHT, space))
+
+
+def test_failed_rows_stay_unless_asked_again(space, journal):
+    bad = [Config(64, "wrong result")]
+    Sweep(bad, space, journal=journal).finish()
+    assert Sweep(bad, space, journal=journal).finish()[0]["resumed"]
+    assert "resumed" not in Sweep(bad, space, journal=journal, again=True).finish()[0]
+    assert len(log(space)) == 2
+
+
+@pytest.mark.parametrize("fault", ["hang", ""])
+def test_cancel_answers_at_once_and_keeps_rows(space, journal, fault):
+    configs = [Config(16), Config(64, fault), *RIGHT]  # in the order of their blocks
+    running = Sweep(configs, space, journal=journal)
+    wait_for(lambda: len(log(space)) == 2)
+    begun = time.monotonic()
+    running.cancel()
+    rows = running.finish()
+    assert time.monotonic() - begun < 0.5
+    assert not running.running and running.cancelled and running.winner is None
+    assert set(journal.rows()) == {row["key"] for row in rows} and len(rows) >= 1
+    if not fault:
+        rows = Sweep(configs, space, journal=journal).finish()
+        assert [row["status"] for row in rows] == ["ok"] * 5 and rows[0]["resumed"]
+
+
+def test_leaving_the_loop_cancels(space):
+    running = Sweep([Config(16), Config(64, "hang"), *RIGHT], space)
+    for _ in running:
+        break
+    wait_for(lambda: not running.running, 2)
+    assert running.cancelled
+
+
+def test_an_event_loop_goes_on_meanwhile(space):
+    async def main():
+        gaps, last, rows = [], time.monotonic(), []
+
+        async def tick():
+            nonlocal last
+            while True:
+                await asyncio.sleep(0.01)
+                gaps.append(time.monotonic() - last)
+                last = time.monotonic()
+
+        ticking = asyncio.create_task(tick())
+        async for row in Sweep(RIGHT, space):
+            rows.append(row)
+        ticking.cancel()
+        return gaps, rows
+
+    gaps, rows = asyncio.run(main())
+    assert len({row["key"] for row in rows}) == 3 and max(gaps) < 0.25
+
+
+def test_two_sweeps_take_turns(space, tmp_path):
+    other = FaultSpace(str(tmp_path / "other"))
+    os.mkdir(other.folder)
+    both = [Sweep([Config(2**power) for power in range(5, 10)], one) for one in (space, other)]
+    assert all(row["status"] == "ok" for one in both for row in one.finish())
+    spans = sorted((float(begin[1]), float(end[1]), one.folder) for one in (space, other)
+                   for begin, end in zip(log(one), log(one, "end")))
+    assert all(earlier[1] <= later[0] for earlier, later in zip(spans, spans[1:])), "two measured at one time"
+    owners = [folder for *_, folder in spans]
+    assert sum(a != b for a, b in zip(owners, owners[1:])) >= 4, "one of them waited for all of the other"
+
+
+def test_equal_configurations_are_one_and_rejected_ones_are_never_built(space):
+    one = Sweep([Config(256), Config(256)], space)
+    assert len(one.finish()) == one.total == 1
+    grid = gemm_trials.grid()
+    compiled = Sweep(grid, gemm_trials.GemmSpace(4096, 4096, 4096, on="sm_90a"))
+    rows = compiled.finish()
+    assert len(rows) == len(grid) == 96 and compiled.counts == {"ok": 67, "rejected": 29}
+    for row in rows:
+        assert (row["status"] == "ok") == (not row["reason"]) and row["predicted_ms"] > 0
+        assert row["status"] == "rejected" or (row["registers"] and row["programs_per_sm"] >= 1)
+
+
+def test_a_space_from_a_notebook_is_refused(space):
+    local = type("Local", (FaultSpace,), {"__module__": "__main__"})
+    with pytest.raises(ValueError, match="Local from __main__: define it in a module"):
+        Sweep(RIGHT, local(space.folder))
+
+
+def test_an_executor_that_fails_is_a_row(space):
+    class Broken(ThreadPoolExecutor):
+        def submit(self, task, *arguments):
+            return super().submit(lambda: 1 / 0)
+
+    rows = Sweep(RIGHT, space, builders=Broken(1)).finish()
+    assert [(row["status"], row["reason"]) for row in rows] == [("failed", "ZeroDivisionError: division by zero")] * 3
+
+
+def test_a_journal_that_cannot_be_written_ends_the_sweep(space, tmp_path):
+    tmp_path.joinpath("file").write_text("")
+    with pytest.raises(OSError):
+        Sweep(RIGHT, space, journal=Journal(tmp_path / "file" / "journal.jsonl")).finish()
+
+
+def test_journal_takes_what_is_left_of_a_damaged_file(journal):
+    lines = [b'{"key": "a", "n": 1}', b"[1]", b'"x"', b"\xff\xfe", b"null", b'{"n": 2}', b'{"key": "a", "n": 3}',
+             b'{"key": "t']
+    journal.path.write_bytes(b"\n".join(lines))
+    assert journal.rows() == {"a": {"key": "a", "n": 3}}
+    journal.append({"key": "b"})
+    assert set(journal.rows()) == {"a", "b"}
+    assert Journal(journal.path.with_name("none")).rows() == {}
+
+
+def test_dask_carries_it_further(space):
+    distributed = pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, \
+            distributed.Client(cluster) as client:
+        executor = client.get_executor()
+        walk = Sweep([*RIGHT, Config(64, "illegal memory access")], space, builders=executor, timers=[executor] * 2)
+        rows = walk.finish()
+    assert [row["status"] for row in rows] == ["ok"] * 3 + ["failed"] and walk.restarts == 1
+    assert {int(process) for process, *_ in log(space)}.isdisjoint({os.getpid()})
+    assert all(row["device"] == device.current().name and row["host"] for row in rows[:3])
+
+
+def test_only_gpus_of_one_model_share_a_sweep(monkeypatch):
+    here = device.Device("NVIDIA H200", (9, 0), "sm_90a")
+    properties = [type("P", (), {"name": name, "uuid": index})() for index, name in
+                  enumerate(["NVIDIA H200", "NVIDIA L4", "NVIDIA H200"])]
+    monkeypatch.setattr(device, "current", lambda: here)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[index])
+    assert device.alike() == ["GPU-0", "GPU-2"]
+
+
+def test_the_parent_keeps_rows_and_no_binaries():
+    def grown():
+        return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def walk(target):
+        Sweep(gemm_trials.grid(), gemm_trials.GemmSpace(4096, 4096, 4096, on=target)).finish()
+
+    walk("sm_90a")
+    before = grown()
+    for target in ("sm_100a", "sm_120a"):
+        walk(target)
+    assert grown() - before < 20 << 20
