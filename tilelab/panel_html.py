@@ -1,0 +1,323 @@
+"""What the sweep panel says and draws, as functions of rows that return text: cells, table, roofline, sentences, CSS.
+
+A row is that of a Sweep, with `status` "waiting" before it has come and `laid` True where its figures are a record's.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+
+from tilelab import plots
+from tilelab.sweep import FINALISTS, Roofline
+
+SHADES = 24
+# What cells can show: a key, its words (with the name of the peer), and whether less is better.
+SHOWS = {"ratio": ("speed × {}", False), "ms": ("ms", True), "predicted_ms": ("predicted ms", True),
+         "registers": ("registers", False), "smem": ("shared memory, KiB", False),
+         "programs_per_sm": ("programs per SM", False)}
+TIMED = ("ratio", "ms")
+
+
+def figure(row: dict, show: str) -> float | None:
+    """The number of a row that `show` asks for, None where it has none; the interleaved timing goes first."""
+    if row["status"] not in ("ok", "waiting") or row["status"] == "waiting" and show != "predicted_ms":
+        return None
+    found = row.get(f"final_{show}") or row.get(show)
+    return found / 1024 if found and show == "smem" else found
+
+
+def number(value: float | None, show: str = "ms") -> str:
+    """Three digits of a figure; a dash for none."""
+    if value is None:
+        return "–"
+    if show == "ratio":
+        return f"{value:.2f}"
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def word(row: dict) -> str:
+    """One word for a row without a figure: what it has too little of, or its status."""
+    if row["status"] in ("ok", "wrong", "waiting"):
+        return {"waiting": "·"}.get(row["status"], row["status"])
+    causes = {"register": "registers", "shared memory": "memory", "tensor memory": "memory", "": row["status"]}
+    return next(short for cause, short in causes.items() if cause in row["reason"])
+
+
+def standing(row: dict) -> tuple:
+    """Orders rows from best to worst: timed, built, waiting, then those that did not run."""
+    if row["status"] == "ok" and row.get("ms"):
+        return 0, row.get("final_ms") is None, row.get("final_ms") or row["ms"]
+    predicted = row.get("predicted_ms") or math.inf
+    return {"ok": 1, "waiting": 2}.get(row["status"], 3), False, predicted
+
+
+def winner(rows: Iterable[dict]) -> dict | None:
+    """The fastest, as a Sweep names it: of the fastest three, by their interleaved timing where there is one."""
+    timed = [row for row in rows if row["status"] == "ok" and row.get("ms")]
+    return min(sorted(timed, key=lambda row: row["ms"])[:FINALISTS], key=standing, default=None)
+
+
+def shade(value: float, values: Sequence[float], show: str) -> int:
+    """0 (dark) to SHADES - 1 (bright, better): speed from nothing to the peer's or more, others over their range."""
+    if show == "ratio":
+        low, high = 0, max(1, *values)
+    else:
+        value, low, high = (math.log(max(figure, 1e-9)) for figure in (value, min(values), max(values)))
+    part = (value - low) / (high - low) if high > low else 1
+    return round((1 - part if SHOWS[show][1] and high > low else part) * (SHADES - 1))
+
+
+# ---- sentences
+
+
+def summary(row: dict, peer: str) -> str:
+    """A row in one line."""
+    name = row.get("kernel", "")
+    if row["status"] not in ("ok", "waiting"):
+        return f"{name}: {row['status']}: {row['reason']}"
+    parts = []
+    if row.get("ms"):
+        parts += [f"{number(figure(row, 'ms'))} ms"]
+        parts += [f"{number(figure(row, 'ratio'), 'ratio')} × {peer}"] if row.get("ratio") else []
+        parts[-1] += " (recorded)" * bool(row.get("laid"))
+    if row.get("predicted_ms"):
+        parts.append(f"predicted {number(row['predicted_ms'])} ms")
+    if row.get("registers"):
+        parts.append(f"{row['registers']} registers, {row['smem']:,} B of shared memory")
+    return f"{name}: {', '.join(parts) or row['status']}"
+
+
+def seconds(value: float) -> str:
+    """A duration for people."""
+    return f"{value:.0f} s" if value < 100 else f"{value / 60:.0f} min"
+
+
+def verdict(rows: Sequence[dict], peer: str, source: str) -> list[str]:
+    """Sentences on the fastest, and on how well the model had predicted it."""
+    best = winner(rows)
+    if best is None:
+        return []
+    ratio = f", {number(figure(best, 'ratio'), 'ratio')} × {peer}" if best.get("ratio") else ""
+    again = " (timed again against the next two)" if best.get("final_ms") else ""
+    laid = f" ({source})" if best.get("laid") else ""
+    said = [f"fastest: {best['kernel']}, {number(figure(best, 'ms'))} ms{ratio}{again}{laid}"]
+    both = [row for row in rows if row["status"] == "ok" and row.get("ms") and row.get("predicted_ms")]
+    if len(both) >= 3:
+        agree = plots.rank_correlation([row["predicted_ms"] for row in both], [figure(row, "ms") for row in both])
+        place = 1 + sum(row["predicted_ms"] < best["predicted_ms"] for row in both) if best in both else None
+        where = f"; it had the fastest at place {place} of {len(both)}" if place else ""
+        if not math.isnan(agree):
+            said.append(f"the model ranks them with correlation {agree:.2f}{where}"
+                        + (", in its top ten" if place and place <= 10 else ""))
+    return said
+
+
+# ---- HTML
+
+
+def detail(rows: Sequence[dict], peer: str, source: str) -> str:
+    """Everything about the rows of one cell."""
+    return "".join(_detail_of(row, peer, source) for row in sorted(rows, key=standing))
+
+
+def _detail_of(row: dict, peer: str, source: str) -> str:
+    facts = []
+    if row.get("ms"):
+        error = f"; largest error {row['error']:.1e}" if row.get("error") is not None else ""
+        own = f" ({peer}'s {row['peer_error']:.1e})" if error and row.get("peer_error") is not None else ""
+        ratio = f", {number(figure(row, 'ratio'), 'ratio')} × {peer}" if row.get("ratio") else ""
+        again = ", timed again against the next two" if row.get("final_ms") else ""
+        facts.append(("measured", f"{number(row.get('final_ms') or row['ms'])} ms{ratio}{again}{error}{own}"
+                                  + (f"; {source}" if row.get("laid") else "")))
+    if row.get("predicted_ms"):
+        facts.append(("predicted", f"{number(row['predicted_ms'])} ms"))
+    if row.get("registers"):
+        built = [f"{row['registers']} registers", f"{row.get('spills') or 0} B spilled",
+                 f"{row['smem']:,} B shared memory"]
+        built += [f"{row['threads']} threads"] if row.get("threads") else []
+        built += [f"{row['programs_per_sm']} per SM"] if row.get("programs_per_sm") is not None else []
+        facts.append(("build", ", ".join(built)))
+    if row.get("counts"):
+        facts.append(("PTX", ", ".join(f"{count} {name}" for name, count in row["counts"].items())))
+    state = row["status"] + (f": {row['reason']}" if row.get("reason") else "")
+    lines = "".join(f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in facts)
+    return f"<h3>{html.escape(row['kernel'])}</h3><p>{html.escape(state)}</p><dl>{lines}</dl>"
+
+
+def top(rows: Sequence[dict], peer: str, title: str) -> str:
+    """The best of the rows as a table; those not timed in the order that is predicted."""
+    if not rows:
+        return ""
+    timed = any(row.get("ms") for row in rows)
+    short = len({row.get("config") for row in rows}) == len(rows)  # else only the full name tells them apart
+    heads = ["configuration", "ms", f"× {peer}", "predicted ms"] if timed else [
+        "configuration", "predicted ms", "registers", "per SM"]
+    keys = ["ms", "ratio", "predicted_ms"] if timed else ["predicted_ms", "registers", "programs_per_sm"]
+    body = "".join("<tr><td>" + "<td>".join(
+        [html.escape(str(row["config"] if short else row["kernel"])), *(number(figure(row, key), key) for key in keys)])
+        for row in rows)
+    return (f"<h3>{html.escape(title)}</h3><table><tr><th>{'<th>'.join(map(html.escape, heads))}</tr>{body}</table>")
+
+
+def scale(values: Sequence[float], show: str) -> str:
+    """The colours' legend."""
+    low, high = (0, max(1, *values)) if show == "ratio" else (min(values), max(values))
+    ends = [number(high, show), number(low, show)] if SHOWS[show][1] else [number(low, show), number(high, show)]
+    return f"<span class='tiles-scale'>{ends[0]} <i></i> {ends[1]}</span>"
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers between the ends of a logarithmic axis, at most about six."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
+        found = [digit * 10.0**decade for decade in decades for digit in digits if low <= digit * 10.0**decade <= high]
+        if len(found) >= 3:
+            break
+    return found
+
+
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 480, 330, 74, 56, 12, 14  # of the roofline, in units of its text's size / 19
+
+
+def roofline(points: Sequence[tuple[float, dict]], reaches: Sequence[float], roof: Roofline) -> str:
+    """An SVG: (reach, row) of timed rows under the roofs, both axes logarithmic; recorded ones are hollow."""
+    speeds = [row[roof.speed] for _, row in points]
+    left, right = min(reaches) / 1.35, max(reaches) * 1.35
+    roofs = [*roof.flat.values(), *(slope * max(reaches) for slope in roof.slopes.values())]
+    high = 1.6 * max(speeds + (list(roof.flat.values()) or roofs or [1]))
+    low = min([0.6 * value for value in speeds] + [high / 12])
+
+    def x(reach):
+        return LEFT + (WIDTH - LEFT - RIGHT) * math.log(reach / left) / math.log(right / left)
+
+    def y(speed):
+        return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * math.log(speed / low) / math.log(high / low)
+
+    parts = []
+    for tick in _ticks(left, right):
+        parts.append(f"<path class='tick' d='M{x(tick):.1f} {TOP}V{HEIGHT - BOTTOM}'/>"
+                     f"<text x='{x(tick):.1f}' y='{HEIGHT - BOTTOM + 22}' text-anchor='middle'>{tick:,g}</text>")
+    for tick in _ticks(low, high):
+        parts.append(f"<path class='tick' d='M{LEFT} {y(tick):.1f}H{WIDTH - RIGHT}'/>"
+                     f"<text x='{LEFT - 6}' y='{y(tick) + 6:.1f}' text-anchor='end'>{tick:,g}</text>")
+    for label, speed in roof.flat.items():
+        parts.append(f"<path class='roof' d='M{LEFT} {y(speed):.1f}H{WIDTH - RIGHT}'/>"
+                     f"<text x='{WIDTH - RIGHT}' y='{y(speed) - 7:.1f}' text-anchor='end'>"
+                     f"{html.escape(label)}, {speed:,.0f}</text>")
+    for label, slope in roof.slopes.items():
+        start, end = max(left, low / slope), min(right, high / slope)
+        if start < end:
+            angle = math.degrees(math.atan2(y(slope * end) - y(slope * start), x(end) - x(start)))
+            parts.append(f"<path class='roof' d='M{x(start):.1f} {y(slope * start):.1f}"
+                         f"L{x(end):.1f} {y(slope * end):.1f}'/>"
+                         f"<text class='slope' transform='translate({x(start) + 8:.1f} {y(slope * start) - 8:.1f}) "
+                         f"rotate({angle:.1f})'>{html.escape(label)}</text>")
+    best = winner(row for _, row in points)
+    for reach, row in sorted(points, key=lambda point: point[1] is best):
+        kind = ("hollow" if row.get("laid") else "full") + " best" * (row is best)
+        parts.append(f"<circle class='{kind}' cx='{x(reach):.1f}' cy='{y(row[roof.speed]):.1f}' "
+                     f"r='{8 if row is best else 5}'><title>{html.escape(row['kernel'])}</title></circle>")
+    if not points:
+        parts.append(f"<text x='{(LEFT + WIDTH) / 2}' y='{HEIGHT / 2}' text-anchor='middle'>nothing is timed</text>")
+    parts.append(f"<text x='{(LEFT + WIDTH - RIGHT) / 2}' y='{HEIGHT - 8}' text-anchor='middle'>"
+                 f"{html.escape(roof.reach_label)}</text><text transform='translate(17 {(HEIGHT - BOTTOM) / 2}) "
+                 f"rotate(-90)' text-anchor='middle'>{html.escape(roof.unit)}</text>")
+    return f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role='img' aria-label='roofline'>{''.join(parts)}</svg>"
+
+
+def natural(text: str) -> tuple:
+    """Sorts "64×256" before "128×64"."""
+    return [int(part) for part in re.findall(r"\d+", text)], text
+
+
+# ---- CSS
+
+
+def _shades() -> str:
+    rules = []
+    colours = [colormaps["cividis"](level / (SHADES - 1))[:3] for level in range(SHADES)]
+    for level, (red, green, blue) in enumerate(colours):
+        ink = "#fff" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "#000"
+        rules.append(f".tiles-panel .tiles-q{level}{{background:{to_hex((red, green, blue))};color:{ink}}}")
+    stops = ",".join(map(to_hex, colours[::4] + colours[-1:]))
+    return "\n".join(rules) + f"\n.tiles-panel .tiles-scale i{{background:linear-gradient(90deg,{stops})}}"
+
+
+CSS = f"""<style>
+.tiles-panel {{ --ink: #111; --page: #fff; --soft: #555; --pale: #f1f1f1; --line: #bbb; --grey: #d4d4d4;
+  --stripe: #c8c8c8; --accent: {plots.COLOURS["best"]}; --star: {plots.COLOURS["conservative"]};
+  background: var(--page); color: var(--ink); padding: 10px 14px; font-size: 18px; line-height: 1.35;
+  overflow: hidden; color-scheme: light; }}
+.tiles-panel.tiles-dark {{ --ink: #f4f4f4; --page: #16181b; --soft: #b8b8b8; --pale: #24272b; --line: #5a5a5a;
+  --grey: #4b4f54; --stripe: #43474c; --accent: #56B4E9; --star: #E69F00; color-scheme: dark; }}
+.tiles-panel .widget-html, .tiles-panel .widget-html-content {{ height: auto; line-height: inherit;
+  font-size: inherit; color: inherit; margin: 0; min-width: 0; }}
+.tiles-panel .tiles-controls, .tiles-panel .tiles-main {{ flex-flow: row wrap; gap: 6px 12px; overflow: visible; }}
+.tiles-panel .widget-dropdown, .tiles-panel .widget-text, .tiles-panel .widget-combobox {{ flex: 1 1 auto; height: auto;
+  flex-direction: column; align-items: stretch; margin: 0; width: auto; min-width: 80px; }}
+.tiles-panel .widget-label {{ width: auto; height: auto; font-size: 16px; line-height: 1.3; text-align: left;
+  color: var(--soft); margin: 0; }}
+.tiles-panel select, .tiles-panel input {{ font-size: 18px; height: 34px; width: 100%; background-color: var(--page);
+  color: var(--ink); border: 1px solid var(--line); }}
+.tiles-panel select:disabled, .tiles-panel input:disabled {{ opacity: .55; }}
+.tiles-panel .tiles-button {{ font-size: 20px; height: 42px; line-height: 1; width: auto; padding: 0 18px; margin: 0;
+  background: var(--pale); color: var(--ink); border: 1px solid var(--line); }}
+.tiles-panel .tiles-run:enabled {{ background: var(--accent); color: #fff; font-weight: bold; }}
+.tiles-panel.tiles-dark .tiles-run:enabled {{ color: #000; }}
+.tiles-panel .tiles-button:disabled {{ opacity: .45; }}
+.tiles-panel button:focus-visible {{ outline: 3px solid var(--star); outline-offset: -3px; }}
+.tiles-panel .tiles-progress {{ flex: 1 1 120px; width: auto; height: 42px; margin: 0; }}
+.tiles-panel .tiles-progress .progress {{ background: var(--pale); }}
+.tiles-panel .tiles-progress .progress-bar {{ background: var(--accent); }}
+.tiles-panel .tiles-status p {{ margin: 0; font-size: 20px; }}
+.tiles-panel .tiles-status .tiles-count {{ font-size: 22px; font-weight: bold; }}
+.tiles-panel .tiles-status .tiles-problem {{ font-size: 22px; font-weight: bold; border-left: 8px solid var(--star);
+  padding-left: 10px; }}
+.tiles-panel h2 {{ font-size: 22px; margin: 6px 0; color: inherit; }}
+.tiles-panel h3 {{ font-size: 22px; margin: 6px 0 2px; color: inherit; }}
+.tiles-panel .tiles-left {{ flex: 2 1 auto; min-width: 0; max-width: 100%; overflow: visible; }}
+.tiles-panel .tiles-right {{ flex: 1 1 400px; min-width: 0; overflow: visible; }}
+.tiles-panel .tiles-map {{ gap: 2px; overflow-x: auto; overflow-y: hidden; padding-bottom: 2px; }}
+.tiles-panel .tiles-map > * {{ width: auto; min-width: 0; margin: 0; }}
+.tiles-panel .tiles-cell {{ font-size: 19px; height: 36px; line-height: 34px; padding: 0; overflow: hidden;
+  text-overflow: clip; border: 1px solid transparent; border-radius: 2px; box-shadow: none; }}
+.tiles-panel .tiles-waiting {{ background: var(--pale); color: var(--soft); border: 1px dashed var(--line); }}
+.tiles-panel .tiles-rejected, .tiles-panel .tiles-failed, .tiles-panel .tiles-wrong {{ color: var(--ink);
+  font-size: 18px; letter-spacing: -.4px;
+  background: repeating-linear-gradient(135deg, var(--grey) 0 7px, var(--stripe) 7px 9px); }}
+.tiles-panel .tiles-failed, .tiles-panel .tiles-wrong {{ border: 2px solid var(--star); }}
+.tiles-panel .tiles-best {{ font-weight: bold; border: 3px solid var(--star); line-height: 30px; }}
+.tiles-panel .tiles-selected {{ outline: 3px solid var(--ink); outline-offset: -2px; }}
+.tiles-panel .tiles-tick {{ font-size: 18px; white-space: nowrap; align-self: center; color: var(--ink); }}
+.tiles-panel .tiles-tick .widget-html-content {{ text-align: center; }}
+.tiles-panel .tiles-line .widget-html-content {{ text-align: right; padding-right: 6px; }}
+.tiles-panel .tiles-axes {{ font-size: 16px; color: var(--soft); }}
+.tiles-panel .tiles-scale {{ float: right; font-size: 18px; font-weight: normal; }}
+.tiles-panel .tiles-scale i {{ display: inline-block; width: 110px; height: 14px; border: 1px solid var(--line); }}
+.tiles-panel .tiles-detail p {{ margin: 0 0 4px; font-size: 20px; }}
+.tiles-panel .tiles-detail dl {{ display: grid; grid-template-columns: auto 1fr; gap: 2px 12px; margin: 0; }}
+.tiles-panel .tiles-detail dt {{ color: var(--soft); font-weight: normal; }}
+.tiles-panel .tiles-detail dd {{ margin: 0; overflow-wrap: anywhere; }}
+.tiles-panel .tiles-top table {{ width: 100%; border-collapse: collapse; font-size: 19px; border: 0;
+  font-variant-numeric: tabular-nums; }}
+.tiles-panel .tiles-top th, .tiles-panel .tiles-top td {{ text-align: right; padding: 1px 6px; background: none;
+  color: inherit; border-bottom: 1px solid var(--line); white-space: nowrap; }}
+.tiles-panel .tiles-top th {{ font-size: 16px; color: var(--soft); }}
+.tiles-panel .tiles-top :is(th, td):first-child {{ text-align: left; white-space: normal; }}
+.tiles-panel .tiles-roofline svg {{ width: 100%; max-width: 620px; display: block; font-size: 17px;
+  overflow: visible; }}
+.tiles-panel .tiles-roofline text {{ fill: currentColor; }}
+.tiles-panel .tiles-roofline .tick {{ stroke: currentColor; opacity: .18; }}
+.tiles-panel .tiles-roofline .roof {{ stroke: currentColor; stroke-width: 2; stroke-dasharray: 7 4; }}
+.tiles-panel .tiles-roofline circle {{ stroke: var(--accent); stroke-width: 2; }}
+.tiles-panel .tiles-roofline .full {{ fill: var(--accent); }}
+.tiles-panel .tiles-roofline .hollow {{ fill: none; }}
+.tiles-panel .tiles-roofline .best {{ stroke: var(--star); stroke-width: 4; }}
+{_shades()}
+</style>"""
