@@ -5,8 +5,15 @@ READY := .venv/.ready
 # A machine without an NVIDIA driver has no use for the gigabytes of CUDA libraries that PyPI's torch brings.
 CPU_TORCH := --index-url https://download.pytorch.org/whl/cpu --retries 0 --no-deps
 
+NO_BROWSER := $(if $(DISPLAY)$(WAYLAND_DISPLAY),,--no-browser)
+
 lab: $(READY)
-	.venv/bin/jupyter lab --ip=127.0.0.1 $(if $(DISPLAY)$(WAYLAND_DISPLAY),,--no-browser) $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS)
+	.venv/bin/jupyter lab --ip=127.0.0.1 $(NO_BROWSER) $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS)
+
+# A kernel called python3 that was installed for this user may belong to another interpreter: ours comes first.
+demo: $(READY)
+	JUPYTER_PATH="$(CURDIR)/.venv/share/jupyter" .venv/bin/voila notebooks/demo/panel.ipynb --Voila.ip=127.0.0.1 --token \
+		--strip_sources=True $(NO_BROWSER) $(DEMO_ARGS)
 
 test: $(READY)
 	.venv/bin/python -m pytest
@@ -26,4 +33,4 @@ $(READY): requirements.txt pyproject.toml
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache
 
-.PHONY: lab test record clean
+.PHONY: lab demo test record clean
