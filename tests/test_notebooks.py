@@ -1,4 +1,4 @@
-"""Every notebook and solution: its form, then a run from top to bottom in the environment that a reader gets."""
+"""Every notebook, solution and demo: its form, then a run from top to bottom in the environment that a reader gets."""
 
 import importlib.util
 import json
@@ -15,6 +15,7 @@ from tilelab import record
 ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
+DEMOS = sorted((ROOT / "notebooks" / "demo").glob("*.ipynb"))
 ABSOLUTE_HOME = re.compile(r"(/home/|/Users/|/root/|[A-Z]:\\+Users\\)\w")
 
 
@@ -32,7 +33,7 @@ def lines(cell):
     return "".join(cell["source"]).strip().splitlines()
 
 
-@each(NOTEBOOKS + SOLUTIONS)
+@each(NOTEBOOKS + SOLUTIONS + DEMOS)
 def test_form(path):
     notebook, code = read(path)
     first = notebook["cells"][0]
@@ -59,7 +60,7 @@ def test_teaches_the_module_of_its_name(path):
     assert importlib.util.find_spec(f"{package}.{module}"), f"{package}/{module}.py is missing"
 
 
-@each(NOTEBOOKS + SOLUTIONS)
+@each(NOTEBOOKS + SOLUTIONS + DEMOS)
 def test_runs(path):
     # Without TRITON_INTERPRET, which conftest sets here: a notebook must find its way to the interpreter by itself.
     env = {name: value for name, value in record.child_env().items() if name != "TRITON_INTERPRET"}
