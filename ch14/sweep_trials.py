@@ -6,7 +6,6 @@ autotune` and `... sweep` run one contender in a fresh process and print one JSO
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 import os
@@ -17,7 +16,6 @@ import tempfile
 import time
 
 from ch14 import gemm_trials
-from ch14.gemm_configs import GemmConfig
 from tilelab import child, device, faults, results, sweep
 from tilelab.sweep import Journal, Sweep
 

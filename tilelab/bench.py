@@ -70,15 +70,16 @@ def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence]
     # A graph holds addresses, not tensors: the launches own the work space, so they live until the last replay.
     launches = {peer: [candidates[peer](*tensors) for tensors in inputs]}
     call_ms = _estimate_ms(launches[peer])
-    calls = max(2, min(400, math.ceil(BURST_MS / call_ms)))
     burst = _graph if call_ms * 1e3 < GRAPH_BELOW_US else _plain
-    bursts, failed = {peer: burst(launches[peer], calls)}, {}
+    calls = {peer: _calls(call_ms)}
+    bursts, failed = {peer: burst(launches[peer], calls[peer])}, {}
     for name, candidate in candidates.items():
         if name == peer:
             continue
         try:
             launches[name] = [candidate(*tensors) for tensors in inputs]
-            bursts[name] = burst(launches[name], calls)
+            calls[name] = min(calls[peer], _calls(_estimate_ms(launches[name])))
+            bursts[name] = burst(launches[name], calls[name])
         except torch.AcceleratorError:
             raise  # the CUDA context is lost, and with it everything that follows
         except Exception as error:
@@ -105,6 +106,11 @@ def _rotation(make_inputs) -> list[Sequence]:
     size = sum(tensor.nbytes for tensor in sets[0] if isinstance(tensor, torch.Tensor))
     wanted = min(32, math.ceil(3 * device.current().l2_bytes / size) + 1)
     return sets + [make_inputs() for _ in range(wanted - 1)]
+
+
+def _calls(call_ms: float) -> int:
+    """How many calls make a burst."""
+    return max(2, min(400, math.ceil(BURST_MS / call_ms)))
 
 
 def _estimate_ms(launches) -> float:
@@ -158,7 +164,8 @@ def _graph(launches, calls: int) -> Callable[[], None]:
     return graph.replay
 
 
-def _interleave(bursts, peer: str, calls: int, failed: dict[str, str], wanted: int, warm_s: float) -> dict[str, float]:
+def _interleave(bursts, peer: str, calls: dict[str, int], failed: dict[str, str], wanted: int,
+                warm_s: float) -> dict[str, float]:
     """Median milliseconds a call; the peer runs again after every second candidate, so that it sees the same clocks.
 
     A candidate that raises is timed no further and goes to `failed` with its reason.
@@ -189,7 +196,7 @@ def _interleave(bursts, peer: str, calls: int, failed: dict[str, str], wanted: i
         if time.perf_counter() - begun > warm_s:
             rounds += 1
             for name, begin, end in events:
-                times[name].append(begin.elapsed_time(end) / calls)
+                times[name].append(begin.elapsed_time(end) / calls[name])
     return {name: statistics.median(values) for name, values in times.items() if name not in failed}
 
 

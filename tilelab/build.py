@@ -160,7 +160,9 @@ def _compile(job: dict) -> dict:
     if unknown:
         raise ValueError(f"{', '.join(sorted(unknown))}: given but not taken by the kernel, or the reverse")
     signature = {name: job["signature"].get(name, "constexpr") for name in names}
-    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in job["aligned"]}
+    # As a launch gives them, so that it finds this build in the cache: in order, and empty for what is not aligned.
+    attributes = {(index,): [["tt.divisibility", 16]] if name in job["aligned"] else []
+                  for index, name in enumerate(names) if signature[name].startswith(("*", "i", "u"))}
     capability = int(re.sub(r"\D", "", job["target"]))
     options = {"num_warps": job["num_warps"], "num_stages": job["num_stages"], **job["options"]}
 

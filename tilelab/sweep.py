@@ -9,9 +9,11 @@ resumed.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import base64
 import collections
 import dataclasses
+import functools
 import hashlib
 import heapq
 import json
@@ -20,6 +22,7 @@ import os
 import pathlib
 import pickle
 import queue
+import shutil
 import tempfile
 import threading
 import time
@@ -176,14 +179,29 @@ def timed(method: str, space: Space, subject: Any, limit_s: float, gpu: str, tic
     work = base64.b64encode(pickle.dumps((space, subject))).decode()
     visible = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
     with _Turn(gpu), child.borrowed("tilelab.gpu_worker", "the GPU's worker", ticket, **visible) as worker:
-        if not worker.alive or method == "warm":  # what takes seconds once counts to no configuration
-            answer = worker.ask({"method": "warm", "work": work}, START_S)
-        if method != "warm":
-            answer = worker.ask({"method": method, "work": work}, limit_s)
-        if answer.pop("lost", False):  # nothing more can be measured in that process
-            answer["died"] = True
+        answer = _asked(worker, method, work, limit_s)
+        if "SIGBUS" in answer.get("reason", ""):  # a library in the compiler's cache that somebody cut short
+            worker.env["TRITON_CACHE_DIR"] = _fresh_cache()
+            answer = _asked(worker, method, work, limit_s) | {"deaths": 1}
+        if answer.pop("died", False) or answer.get("lost"):  # nothing more can be measured in that process
+            answer["deaths"] = answer.get("deaths", 0) + 1
             worker.stop()
         return answer
+
+
+def _asked(worker: child.Child, method: str, work: str, limit_s: float) -> dict:
+    if not worker.alive or method == "warm":  # what takes seconds once counts to no configuration
+        answer = worker.ask({"method": "warm", "work": work}, START_S)
+        if method == "warm" or answer.get("died"):
+            return answer
+    return worker.ask({"method": method, "work": work}, limit_s)
+
+
+@functools.cache
+def _fresh_cache() -> str:
+    folder = tempfile.mkdtemp(prefix="tiles-in-flight-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 class _Turn:
@@ -414,7 +432,7 @@ class Sweep:
             _, answer = self._news_of_one()
             kept = {"key": key, "finals": answer.get("value") or [], "reason": answer.get("reason", ""),
                     "of": [row["key"] for row in fast]}
-            self.restarts += bool(answer.get("died"))
+            self.restarts += answer.get("deaths", 0)
             if self.journal and kept["finals"]:
                 self.journal.append(kept)
         for of, final in zip(kept["of"], kept["finals"]):
@@ -444,7 +462,7 @@ class Sweep:
 
     def _judged(self, answer: dict) -> dict:
         """The row's part that measuring gives; a worker that died is one restart."""
-        self.restarts += bool(answer.get("died"))
+        self.restarts += answer.get("deaths", 0)
         if "value" in answer:
             return {**answer["value"], **answer.get("where", {})}
         return {"status": "failed", "reason": answer["reason"].rstrip(".") + ".", **answer.get("where", {})}
