@@ -23,7 +23,7 @@ LLM_M = (64, 512, 4096, 8192)
 LLM_NK = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 RAGGED = ((1000, 1000, 1000), (333, 520, 136), (1, 4096, 4096), (4097, 4104, 4112))
 RAGGED_FP8 = ((1000, 1008, 1008), (333, 528, 144), (1, 4096, 4096), (4097, 4112, 4112))  # rows of 16 bytes
-QUICK = {"rounds": 6, "warm_s": 0}  # enough to tell which are the fastest few; those are timed again
+QUICK = {"rounds": 6, "warm_s": 0, "burst_ms": 2}  # enough to tell which are the fastest few; those are timed again
 
 
 def inputs(m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k") -> tuple:

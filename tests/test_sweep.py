@@ -76,7 +76,7 @@ def test_every_fault_in_one_sweep(space, journal, tmp_path, monkeypatch):
     for cached in (tmp_path / "cache").rglob("*.*"):
         if cached.is_file():
             cached.write_bytes(cached.read_bytes()[: cached.stat().st_size // 2])
-    began = len(log(space))
+    ended = len(log(space, "end"))
 
     resumed = Sweep(faults.configs(), space, journal=journal, limit_s=4)
     rows = {(row["block"], row["fault"]): row for row in resumed.finish()}
@@ -89,7 +89,7 @@ def test_every_fault_in_one_sweep(space, journal, tmp_path, monkeypatch):
         else:
             assert row["status"] == "ok" and row["ms"] > 0, row
     assert {row["key"] for row in rows.values() if row.get("resumed")} == set(before)
-    again = [kernel for *_, kernel in log(space)[began:]]
+    again = [kernel for *_, kernel in log(space, "end")[ended:]]
     assert not set(again) & {row["kernel"] for row in before.values()}, "a row that was kept was measured again"
     assert len(again) == len(set(again)), "something was measured twice"
     gone = [row["fault"] for row in rows.values() if not row.get("resumed")]

@@ -53,13 +53,13 @@ class Timing:
 
 def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence], peer: str, *,
             flops: float | None = None, nbytes: float | None = None, rounds: int = ROUNDS,
-            warm_s: float = WARM_S) -> dict[str, Timing]:
+            warm_s: float = WARM_S, burst_ms: float = BURST_MS) -> dict[str, Timing]:
     """Time every candidate against `peer`, one of them, and return a Timing for each.
 
     A candidate takes the tensors of `make_inputs()` and returns a function that launches on them: descriptors and
     work space are made once. `make_inputs` is called until its tensors fill three times the L2 cache, and launches
     rotate through them. `flops` and `nbytes` of one call give the rates. `rounds`
-    are kept after `warm_s` seconds. A candidate that raises gets a `reason`; an
+    of bursts of `burst_ms` are kept after `warm_s` seconds. A candidate that raises gets a `reason`; an
     error of the peer is raised. Raises tilelab.device.Unsupported without a GPU.
     """
     if peer not in candidates:
@@ -71,14 +71,14 @@ def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence]
     launches = {peer: [candidates[peer](*tensors) for tensors in inputs]}
     call_ms = _estimate_ms(launches[peer])
     burst = _graph if call_ms * 1e3 < GRAPH_BELOW_US else _plain
-    calls = {peer: _calls(call_ms)}
+    calls = {peer: _calls(call_ms, burst_ms)}
     bursts, failed = {peer: burst(launches[peer], calls[peer])}, {}
     for name, candidate in candidates.items():
         if name == peer:
             continue
         try:
             launches[name] = [candidate(*tensors) for tensors in inputs]
-            calls[name] = min(calls[peer], _calls(_estimate_ms(launches[name])))
+            calls[name] = min(calls[peer], _calls(_estimate_ms(launches[name]), burst_ms))
             bursts[name] = burst(launches[name], calls[name])
         except torch.AcceleratorError:
             raise  # the CUDA context is lost, and with it everything that follows
@@ -108,9 +108,9 @@ def _rotation(make_inputs) -> list[Sequence]:
     return sets + [make_inputs() for _ in range(wanted - 1)]
 
 
-def _calls(call_ms: float) -> int:
+def _calls(call_ms: float, burst_ms: float) -> int:
     """How many calls make a burst."""
-    return max(2, min(400, math.ceil(BURST_MS / call_ms)))
+    return max(2, min(400, math.ceil(burst_ms / call_ms)))
 
 
 def _estimate_ms(launches) -> float:

@@ -38,7 +38,7 @@ class Child:
         self.starts = 0
         self.unread = b""
         self.closing = threading.Lock()
-        atexit.register(self.stop)
+        atexit.register(self.kill)
 
     def _start(self) -> None:
         path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
