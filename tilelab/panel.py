@@ -132,16 +132,19 @@ class Panel:
         self._ticks: list[widgets.HTML] = []
         self._blank = widgets.HTML()
         self._place: dict[widgets.Button, tuple[str, str]] = {}
-        left = widgets.VBox([self.title, self.grid, self.detail])
+        self.left = left = widgets.VBox([self.title, self.grid, self.detail])
         right = widgets.VBox([self.roofline, self.top])
-        controls = [widgets.HBox(list(self.menus.values())), widgets.HBox([*self.buttons.values(), self.progress])]
+        actions = widgets.HBox(list(self.buttons.values()))
+        controls = [widgets.HBox(list(self.menus.values())),
+                    widgets.HBox([widgets.VBox([actions, self.progress]), self.status])]
         main = widgets.HBox([left, right])
-        self.box = widgets.VBox([widgets.HTML(panel_html.CSS), *controls, self.status, main])
+        self.box = widgets.VBox([widgets.HTML(panel_html.CSS), *controls, main])
         named = {"panel": self.box, **self.menus, **self.buttons, "progress": self.progress, "status": self.status,
                  "title": self.title, "detail": self.detail, "top": self.top, "roofline": self.roofline,
                  "map": self.grid, "left": left, "right": right, "main": main}
         for name, widget in named.items():
             widget.add_class(f"tiles-{name}")
+        actions.add_class("tiles-actions")
         for widget in controls:
             widget.add_class("tiles-controls")
         for widget in self.buttons.values():
@@ -218,13 +221,13 @@ class Panel:
             base = {key: self._known(space, key, config) for key, config in configs.items()}
             self._kept |= {key: row for key, row in self._journal(subject).rows().items()
                            if key in configs and key not in self._kept}
-            past, source = self._recorded(subject, space, shape, values["dtype"])
+            past, source, like = self._recorded(subject, space, shape, values["dtype"])
         except Exception as error:  # whatever a subject raises is told, and the panel lives on
             self._problem = _sentence(error)
             self._say()
             return False
         self._subject, self._space, self._configs, self._base = subject, space, configs, base
-        self._past, self._source, self._problem, self._note = past, source, "", ""
+        self._past, self._source, self._like, self._problem, self._note = past, source, like, "", ""
         self._draw()
         self._keep()
         return True
@@ -240,17 +243,17 @@ class Panel:
         return sweep.journal_for(re.sub(r"\W+", "-", subject.name.lower()).strip("-"))
 
     @staticmethod
-    def _recorded(subject, space, shape, dtype) -> tuple[dict[str, dict], str]:
-        """Recorded rows of this shape, by configuration, and where they are from; none for another target."""
+    def _recorded(subject, space, shape, dtype) -> tuple[dict[str, dict], str, bool]:
+        """Recorded rows of this shape, by configuration; where they are from; whether the record's target is ours."""
         try:
             record = subject.recorded()
         except FileNotFoundError:
-            return {}, ""
+            return {}, "", False
         if record.device["target"] != space.target:
-            return {}, ""
+            return {}, "", False
         rows = {row.get("kernel") or row["config"]: row for row in record.rows
                 if row["shape"] == list(shape) and row["dtype"] == dtype}
-        return rows, record.label().partition(" (")[0] if rows else ""  # without the hashes
+        return rows, record.label().partition(" (")[0] if rows else "", True
 
     def rows(self) -> list[dict]:
         """A row for every configuration of the choice: what came of it here, with or else from the record."""
@@ -347,11 +350,15 @@ class Panel:
         for button, (place, inside) in zip(self._cells, cells.items()):
             self._draw_cell(button, place, inside, show, values, best)
         text = SHOWS[show][0].format(self._subject.peer)
+        source = self._source if any(row.get("laid") for row in rows) else ""
         if show != self.menus["show"].value:
-            text = f"registers of what builds for {self._space.target}; nothing is timed"
-        laid = f", {self._source}" if any(row.get("laid") for row in rows) else ""
-        _put(self.title, f"<h2>{panel_html.scale(values, show) if values else ''}{html.escape(text + laid)}</h2>")
-        _put(self.top, panel_html.top(self._best(rows), self._subject.peer, self._caption(rows)))
+            text, source = "ok, and its registers a thread", f"nothing is timed on {self._space.target}"
+        timed = any(row.get("ms") for row in rows)
+        _put(self.title, panel_html.heading(text, source,
+                                            panel_html.scale(values, show) if values else ""))
+        _put(self.top, panel_html.top(self._best(rows), self._subject.peer,
+                                      "top ten" + ", recorded" * any(row.get("laid") for row in rows) if timed else
+                                      "predicted fastest of what builds"))
         self._draw_roofline(rows)
         self._draw_detail(cells)
         self._say(rows)
@@ -386,7 +393,7 @@ class Panel:
             button = widgets.Button(**shared)
             button.on_click(self._select)
             self._cells.append(button)
-        while len(self._ticks) < len(columns) + len(lines) + 1:
+        while len(self._ticks) < len(columns) + len(lines):
             self._ticks.append(widgets.HTML())
         at = dict(zip(places, self._cells))
         self._place = {button: place for place, button in at.items()}
@@ -395,22 +402,23 @@ class Panel:
         for line in lines:
             children += [_tick(next(ticks), line, "tiles-line")]
             children += [at.get((column, line), self._blank) for column in columns]
-        children.append(_tick(next(ticks), f"{names[1]} ↑ {names[0]} →", "tiles-line", "tiles-axes"))
+        children.append(self._blank)
         children += [_tick(next(ticks), column) for column in columns]
-        least = 78 if len(columns) > 8 else 86
-        self.grid.layout.grid_template_columns = f"minmax(80px, max-content) repeat({len(columns)}, " \
-                                                 f"minmax({least}px, 1fr))"
+        self.grid.layout.grid_template_columns = f"max-content repeat({len(columns)}, minmax(78px, 1fr))"
+        self.left.layout.flex = f"2 1 {110 + 80 * len(columns)}px"  # with many columns the rest goes beneath
         self.grid.children = children
 
     def _draw_cell(self, button, place, inside, show, values, best) -> None:
         row = inside[0]
         value = figure(row, show)
         text = word(row) if value is None else number(value, show)
+        if value is not None and show != self.menus["show"].value:
+            text = f"ok {text}"
         classes = ["tiles-cell", f"tiles-{row['status']}"]
         if value is not None and row["status"] == "ok":
             classes.append(f"tiles-q{panel_html.shade(value, values, show)}")
         if best is not None and any(one is best for one in inside):
-            text = f"★ {text}"
+            text = f"★ {text}"  # not by colour alone
             classes.append("tiles-best")
         if place == self._selected:
             classes.append("tiles-selected")
@@ -431,6 +439,9 @@ class Panel:
 
     def _draw_roofline(self, rows) -> None:
         subject, dtype = self._subject, self.menus["dtype"].value
+        if not (self._space.live or self._like):  # the roofs were measured on another GPU
+            _put(self.roofline, f"<p>no roofline: nothing is timed on {self._space.target}</p>")
+            return
         if (subject.name, dtype) not in self._roofs:
             self._roofs[subject.name, dtype] = None
             _later(self._fetch_roof(subject, dtype))
@@ -484,7 +495,7 @@ class Panel:
         if self._base:
             said.append(f"<p class='tiles-count'>{html.escape(line)}</p>")
             said += [f"<p>{html.escape(text)}</p>" for text in
-                     panel_html.verdict(rows, self._subject.peer, self._source)]
+                     panel_html.verdict(rows, self._subject.peer)]
         _put(self.status, f"<div role='status'>{''.join(said)}</div>")
         if self.progress.max != max(total, 1):
             self.progress.max = max(total, 1)
@@ -537,10 +548,10 @@ class Panel:
         show = self._shown(rows)
         drawn = [{**inside[0], "x": _Tick(x), "y": _Tick(y), show: figure(inside[0], show)}
                  for (x, y), inside in cells.items()]
-        said = panel_html.verdict(rows, self._subject.peer, "")[:1]
+        said = panel_html.verdict(rows, self._subject.peer)[:1]
         picture = plots.heat_map(
             drawn, "x", "y", show, mark=word, fmt="{:.2f}" if show == "ratio" else "{:.3g}",
-            title=f"{self._heading(rows)}: {said[0].removesuffix(' ()') if said else SHOWS[show][0]}",
+            title=f"{self._heading(rows)}: {said[0] if said else SHOWS[show][0]}",
             source=f"{SHOWS[show][0].format(self._subject.peer)}; {self._provenance(rows)}",
             x_label=self.menus["x"].value, y_label=self.menus["y"].value)
         columns = len({x for x, _ in cells})
@@ -551,8 +562,11 @@ class Panel:
         return buffer.getvalue()
 
     def _table(self, rows) -> results.Table:
-        """The top ten as text."""
+        """The top ten as text, or why there is none."""
         best = self._best(rows)
+        if not best:
+            return results.table([row for row in rows if row["reason"]][:TOP], f"{self._heading(rows)}: none is ok",
+                                 ["kernel", "status", "reason"])
         columns = [name for name in ("kernel", "ms", "ratio", "tflops", "gbps", "predicted_ms", "registers", "smem",
                                      "programs_per_sm") if any(row.get(name) is not None for row in best)]
         told = [{name: figure(row, name) if name in TIMED else row.get(name) for name in columns} for row in best]

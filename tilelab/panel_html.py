@@ -89,32 +89,31 @@ def summary(row: dict, peer: str) -> str:
     if row.get("predicted_ms"):
         parts.append(f"predicted {number(row['predicted_ms'])} ms")
     if row.get("registers"):
-        parts.append(f"{row['registers']} registers, {row['smem']:,} B of shared memory")
+        parts.append(f"{row['registers']} registers, {row.get('smem') or 0:,} B of shared memory")
     return f"{name}: {', '.join(parts) or row['status']}"
 
 
 def seconds(value: float) -> str:
     """A duration for people."""
-    return f"{value:.0f} s" if value < 100 else f"{value / 60:.0f} min"
+    return f"{value:.1f} s" if value < 10 else f"{value:.0f} s" if value < 100 else f"{value / 60:.0f} min"
 
 
-def verdict(rows: Sequence[dict], peer: str, source: str) -> list[str]:
+def verdict(rows: Sequence[dict], peer: str) -> list[str]:
     """Sentences on the fastest, and on how well the model had predicted it."""
     best = winner(rows)
     if best is None:
         return []
     ratio = f", {number(figure(best, 'ratio'), 'ratio')} × {peer}" if best.get("ratio") else ""
     again = " (timed again against the next two)" if best.get("final_ms") else ""
-    laid = f" ({source})" if best.get("laid") else ""
-    said = [f"fastest: {best['kernel']}, {number(figure(best, 'ms'))} ms{ratio}{again}{laid}"]
+    laid = ", recorded" if best.get("laid") else ""
+    said = [f"fastest{laid}: {best['kernel']}, {number(figure(best, 'ms'))} ms{ratio}{again}"]
     both = [row for row in rows if row["status"] == "ok" and row.get("ms") and row.get("predicted_ms")]
     if len(both) >= 3:
         agree = plots.rank_correlation([row["predicted_ms"] for row in both], [figure(row, "ms") for row in both])
-        place = 1 + sum(row["predicted_ms"] < best["predicted_ms"] for row in both) if best in both else None
-        where = f"; it had the fastest at place {place} of {len(both)}" if place else ""
-        if not math.isnan(agree):
-            said.append(f"the model ranks them with correlation {agree:.2f}{where}"
-                        + (", in its top ten" if place and place <= 10 else ""))
+        if best in both and not math.isnan(agree):
+            place = 1 + sum(row["predicted_ms"] < best["predicted_ms"] for row in both)
+            where = "in its top ten" if place <= 10 else "not in its top ten"
+            said.append(f"the model: rank correlation {agree:.2f}, the fastest {where} (no. {place})")
     return said
 
 
@@ -139,7 +138,7 @@ def _detail_of(row: dict, peer: str, source: str) -> str:
         facts.append(("predicted", f"{number(row['predicted_ms'])} ms"))
     if row.get("registers"):
         built = [f"{row['registers']} registers", f"{row.get('spills') or 0} B spilled",
-                 f"{row['smem']:,} B shared memory"]
+                 f"{row.get('smem') or 0:,} B shared memory"]
         built += [f"{row['threads']} threads"] if row.get("threads") else []
         built += [f"{row['programs_per_sm']} per SM"] if row.get("programs_per_sm") is not None else []
         facts.append(("build", ", ".join(built)))
@@ -148,6 +147,11 @@ def _detail_of(row: dict, peer: str, source: str) -> str:
     state = row["status"] + (f": {row['reason']}" if row.get("reason") else "")
     lines = "".join(f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in facts)
     return f"<h3>{html.escape(row['kernel'])}</h3><p>{html.escape(state)}</p><dl>{lines}</dl>"
+
+
+def heading(text: str, source: str = "", legend: str = "") -> str:
+    """A heading, with where the figures are from in a line of its own."""
+    return f"<h3>{legend}{html.escape(text)}{f'<small>{html.escape(source)}</small>' if source else ''}</h3>"
 
 
 def top(rows: Sequence[dict], peer: str, title: str) -> str:
@@ -162,7 +166,7 @@ def top(rows: Sequence[dict], peer: str, title: str) -> str:
     body = "".join("<tr><td>" + "<td>".join(
         [html.escape(str(row["config"] if short else row["kernel"])), *(number(figure(row, key), key) for key in keys)])
         for row in rows)
-    return (f"<h3>{html.escape(title)}</h3><table><tr><th>{'<th>'.join(map(html.escape, heads))}</tr>{body}</table>")
+    return (f"{heading(title)}<table><tr><th>{'<th>'.join(map(html.escape, heads))}</tr>{body}</table>")
 
 
 def scale(values: Sequence[float], show: str) -> str:
@@ -182,7 +186,7 @@ def _ticks(low: float, high: float) -> list[float]:
     return found
 
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 480, 330, 74, 56, 12, 14  # of the roofline, in units of its text's size / 19
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 480, 290, 74, 56, 12, 14  # of the roofline, whose text is 17 high
 
 
 def roofline(points: Sequence[tuple[float, dict]], reaches: Sequence[float], roof: Roofline) -> str:
@@ -208,7 +212,7 @@ def roofline(points: Sequence[tuple[float, dict]], reaches: Sequence[float], roo
                      f"<text x='{LEFT - 6}' y='{y(tick) + 6:.1f}' text-anchor='end'>{tick:,g}</text>")
     for label, speed in roof.flat.items():
         parts.append(f"<path class='roof' d='M{LEFT} {y(speed):.1f}H{WIDTH - RIGHT}'/>"
-                     f"<text x='{WIDTH - RIGHT}' y='{y(speed) - 7:.1f}' text-anchor='end'>"
+                     f"<text x='{LEFT + 5}' y='{y(speed) - 7:.1f}'>"
                      f"{html.escape(label)}, {speed:,.0f}</text>")
     for label, slope in roof.slopes.items():
         start, end = max(left, low / slope), min(right, high / slope)
@@ -256,15 +260,21 @@ CSS = f"""<style>
   overflow: hidden; color-scheme: light; }}
 .tiles-panel.tiles-dark {{ --ink: #f4f4f4; --page: #16181b; --soft: #b8b8b8; --pale: #24272b; --line: #5a5a5a;
   --grey: #4b4f54; --stripe: #43474c; --accent: #56B4E9; --star: #E69F00; color-scheme: dark; }}
+.tiles-panel .widget-box {{ color: inherit; }}
 .tiles-panel .widget-html, .tiles-panel .widget-html-content {{ height: auto; line-height: inherit;
   font-size: inherit; color: inherit; margin: 0; min-width: 0; }}
 .tiles-panel .tiles-controls, .tiles-panel .tiles-main {{ flex-flow: row wrap; gap: 6px 12px; overflow: visible; }}
-.tiles-panel .widget-dropdown, .tiles-panel .widget-text, .tiles-panel .widget-combobox {{ flex: 1 1 auto; height: auto;
-  flex-direction: column; align-items: stretch; margin: 0; width: auto; min-width: 80px; }}
+.tiles-panel .tiles-actions {{ gap: 10px; overflow: visible; }}
+.tiles-panel .widget-dropdown, .tiles-panel .widget-text, .tiles-panel .widget-combobox {{ flex: 1 1 90px; height: auto;
+  flex-direction: column; align-items: stretch; margin: 0; width: auto; min-width: 90px; }}
 .tiles-panel .widget-label {{ width: auto; height: auto; font-size: 16px; line-height: 1.3; text-align: left;
   color: var(--soft); margin: 0; }}
-.tiles-panel select, .tiles-panel input {{ font-size: 18px; height: 34px; width: 100%; background-color: var(--page);
-  color: var(--ink); border: 1px solid var(--line); }}
+.tiles-panel .widget-label ~ select, .tiles-panel .widget-label ~ input[type="text"] {{ flex: 0 0 34px; font-size: 18px;
+  height: 34px; width: 100%; background-color: var(--page); color: var(--ink); border: 1px solid var(--line); }}
+.tiles-panel .widget-label ~ select {{ appearance: auto; background-image: none; padding: 0 2px 0 4px; }}
+.tiles-panel .tiles-y, .tiles-panel .tiles-show {{ flex-basis: 122px; }}
+.tiles-panel .tiles-kernel, .tiles-panel .tiles-preset {{ flex-basis: 112px; }}
+.tiles-panel .tiles-dtype {{ flex: .5 1 60px; min-width: 60px; }}
 .tiles-panel select:disabled, .tiles-panel input:disabled {{ opacity: .55; }}
 .tiles-panel .tiles-button {{ font-size: 20px; height: 42px; line-height: 1; width: auto; padding: 0 18px; margin: 0;
   background: var(--pale); color: var(--ink); border: 1px solid var(--line); }}
@@ -272,43 +282,46 @@ CSS = f"""<style>
 .tiles-panel.tiles-dark .tiles-run:enabled {{ color: #000; }}
 .tiles-panel .tiles-button:disabled {{ opacity: .45; }}
 .tiles-panel button:focus-visible {{ outline: 3px solid var(--star); outline-offset: -3px; }}
-.tiles-panel .tiles-progress {{ flex: 1 1 120px; width: auto; height: 42px; margin: 0; }}
+.tiles-panel .tiles-controls {{ margin-bottom: 8px; }}
+.tiles-panel .tiles-status {{ flex: 1 1 640px; min-height: 82px; }}
+.tiles-panel .tiles-progress {{ width: auto; height: 22px; margin: 10px 0 0; }}
 .tiles-panel .tiles-progress .progress {{ background: var(--pale); }}
 .tiles-panel .tiles-progress .progress-bar {{ background: var(--accent); }}
 .tiles-panel .tiles-status p {{ margin: 0; font-size: 20px; }}
 .tiles-panel .tiles-status .tiles-count {{ font-size: 22px; font-weight: bold; }}
 .tiles-panel .tiles-status .tiles-problem {{ font-size: 22px; font-weight: bold; border-left: 8px solid var(--star);
   padding-left: 10px; }}
-.tiles-panel h2 {{ font-size: 22px; margin: 6px 0; color: inherit; }}
-.tiles-panel h3 {{ font-size: 22px; margin: 6px 0 2px; color: inherit; }}
-.tiles-panel .tiles-left {{ flex: 2 1 auto; min-width: 0; max-width: 100%; overflow: visible; }}
-.tiles-panel .tiles-right {{ flex: 1 1 400px; min-width: 0; overflow: visible; }}
+.tiles-panel .widget-html-content :is(h2, h3, p, dt, dd, th, td) {{ color: var(--ink); }}
+.tiles-panel .widget-html-content :is(h2, h3) {{ font-size: 22px; line-height: 1.25; margin: 6px 0 4px; }}
+.tiles-panel .widget-html-content small {{ font-size: 18px; font-weight: normal; display: block; }}
+.tiles-panel .tiles-left {{ min-width: 0; max-width: 100%; overflow: visible; }}
+.tiles-panel .tiles-right {{ flex: 1 1 390px; min-width: 0; overflow: visible; }}
 .tiles-panel .tiles-map {{ gap: 2px; overflow-x: auto; overflow-y: hidden; padding-bottom: 2px; }}
 .tiles-panel .tiles-map > * {{ width: auto; min-width: 0; margin: 0; }}
-.tiles-panel .tiles-cell {{ font-size: 19px; height: 36px; line-height: 34px; padding: 0; overflow: hidden;
+.tiles-panel .tiles-cell {{ font-size: 19px; height: 34px; line-height: 32px; padding: 0; overflow: hidden;
   text-overflow: clip; border: 1px solid transparent; border-radius: 2px; box-shadow: none; }}
 .tiles-panel .tiles-waiting {{ background: var(--pale); color: var(--soft); border: 1px dashed var(--line); }}
 .tiles-panel .tiles-rejected, .tiles-panel .tiles-failed, .tiles-panel .tiles-wrong {{ color: var(--ink);
   font-size: 18px; letter-spacing: -.4px;
   background: repeating-linear-gradient(135deg, var(--grey) 0 7px, var(--stripe) 7px 9px); }}
 .tiles-panel .tiles-failed, .tiles-panel .tiles-wrong {{ border: 2px solid var(--star); }}
-.tiles-panel .tiles-best {{ font-weight: bold; border: 3px solid var(--star); line-height: 30px; }}
-.tiles-panel .tiles-selected {{ outline: 3px solid var(--ink); outline-offset: -2px; }}
+.tiles-panel .tiles-best {{ font-weight: bold; border: 3px solid var(--star); line-height: 28px; }}
+.tiles-panel .tiles-selected {{ outline: 4px solid var(--ink) !important; outline-offset: -2px; }}
 .tiles-panel .tiles-tick {{ font-size: 18px; white-space: nowrap; align-self: center; color: var(--ink); }}
 .tiles-panel .tiles-tick .widget-html-content {{ text-align: center; }}
 .tiles-panel .tiles-line .widget-html-content {{ text-align: right; padding-right: 6px; }}
-.tiles-panel .tiles-axes {{ font-size: 16px; color: var(--soft); }}
 .tiles-panel .tiles-scale {{ float: right; font-size: 18px; font-weight: normal; }}
 .tiles-panel .tiles-scale i {{ display: inline-block; width: 110px; height: 14px; border: 1px solid var(--line); }}
 .tiles-panel .tiles-detail p {{ margin: 0 0 4px; font-size: 20px; }}
 .tiles-panel .tiles-detail dl {{ display: grid; grid-template-columns: auto 1fr; gap: 2px 12px; margin: 0; }}
-.tiles-panel .tiles-detail dt {{ color: var(--soft); font-weight: normal; }}
+.tiles-panel .tiles-detail dt {{ font-weight: bold; }}
 .tiles-panel .tiles-detail dd {{ margin: 0; overflow-wrap: anywhere; }}
 .tiles-panel .tiles-top table {{ width: 100%; border-collapse: collapse; font-size: 19px; border: 0;
   font-variant-numeric: tabular-nums; }}
-.tiles-panel .tiles-top th, .tiles-panel .tiles-top td {{ text-align: right; padding: 1px 6px; background: none;
-  color: inherit; border-bottom: 1px solid var(--line); white-space: nowrap; }}
-.tiles-panel .tiles-top th {{ font-size: 16px; color: var(--soft); }}
+.tiles-panel .tiles-top th, .tiles-panel .tiles-top td {{ text-align: right; padding: 0 5px; background: none;
+  border-bottom: 1px solid var(--line); }}
+.tiles-panel .tiles-top td {{ white-space: nowrap; }}
+.tiles-panel .tiles-top th {{ font-size: 16px; line-height: 1.1; vertical-align: bottom; }}
 .tiles-panel .tiles-top :is(th, td):first-child {{ text-align: left; white-space: normal; }}
 .tiles-panel .tiles-roofline svg {{ width: 100%; max-width: 620px; display: block; font-size: 17px;
   overflow: visible; }}

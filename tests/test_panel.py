@@ -1,0 +1,348 @@
+"""The sweep panel, driven in process as a browser would: menus, buttons, cells. Its sweeps are real, for a target."""
+
+import asyncio
+import dataclasses
+import functools
+import re
+import time
+
+import pytest
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from ch14 import descriptors_trials, gemm_trials
+from tilelab import device, faults, panel, panel_html, sweep
+
+GEMM, COPY = gemm_trials.SUBJECT, descriptors_trials.SUBJECT
+
+
+@pytest.fixture(autouse=True)
+def sweeps(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILES_SWEEPS", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def outputs(monkeypatch):
+    """What a notebook's cell would hold, in the order it was sent."""
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    monkeypatch.setattr(shell, "display_pub", CapturingDisplayPublisher())
+    yield shell.display_pub.outputs
+    InteractiveShell.clear_instance()
+
+
+def cells(shown):
+    return [child for child in shown.grid.children if "tiles-cell" in child._dom_classes]
+
+
+def texts(shown):
+    return [cell.description for cell in cells(shown)]
+
+
+def of_status(shown, status):
+    return [cell for cell in cells(shown) if f"tiles-{status}" in cell._dom_classes]
+
+
+async def ended(shown):
+    while shown.running:
+        await asyncio.sleep(0.02)
+
+
+def in_loop(scene):
+    """Run a test's coroutine as a notebook would, with an event loop."""
+    @functools.wraps(scene)
+    def test(**fixtures):
+        asyncio.run(scene(**fixtures))
+    return test
+
+
+def small(**choice):
+    return panel.Panel(GEMM, COPY, **{"kernel": COPY.name, "target": "sm_90a", **choice})
+
+
+def fresh(**choice):
+    """A GEMM panel of a shape that no record knows, with three configurations."""
+    return panel.Panel(GEMM, COPY, preset="the field note's conservative 3", target="sm_90a", shape="512,512,512",
+                       **choice)
+
+
+# ---- menus
+
+
+@pytest.mark.parametrize("subject", [GEMM, COPY], ids=lambda subject: subject.name)
+def test_every_choice_draws(subject):
+    shown = panel.Panel(GEMM, COPY, kernel=subject.name)
+    for name in ("target", "dtype", "preset", "show", "x", "y"):
+        menu = shown.menus[name]
+        for index in range(len(menu.options)):
+            menu.index = index
+            assert "tiles-problem" not in shown.status.value and cells(shown)
+    for shape in subject.shapes:
+        shown.menus["shape"].value = shape
+        assert "tiles-problem" not in shown.status.value
+
+
+def test_every_pair_of_axes_shows_every_configuration():
+    shown = panel.Panel(GEMM, preset="grid of 96")
+    for x in GEMM.axes:
+        for y in GEMM.axes:
+            shown.menus["x"].value, shown.menus["y"].value = x, y
+            more = [int(found.group(1)) for text in texts(shown) if (found := re.search(r"\+(\d+)$", text))]
+            assert len(cells(shown)) + sum(more) == 96
+
+
+def test_a_kernel_brings_its_own_menus_and_keeps_what_both_have():
+    shown = panel.Panel(GEMM, COPY, x="tile", dtype="bf16")
+    shown.menus["kernel"].value = COPY.name
+    assert shown.menus["preset"].options == tuple(COPY.presets) and shown.menus["x"].value == "tile"
+    assert shown.menus["shape"].value == "1 GiB moved"
+    assert "torch" in shown.menus["show"].label
+
+
+@pytest.mark.parametrize("choice, says", [
+    ({"preset": "none such"}, "preset is one of the field note's"), ({"colour": "red"}, "menus are kernel, shape"),
+    ({"target": "sm_80"}, "target is one of")])
+def test_a_choice_that_no_menu_has_is_refused(choice, says):
+    with pytest.raises(ValueError, match=says):
+        panel.Panel(GEMM, **choice)
+    with pytest.raises(ValueError, match="at least one subject"):
+        panel.Panel()
+
+
+@pytest.mark.parametrize("text", ["nonsense", "", "4096,4096", "0,1,1", "4096,4096,-1", "9" * 30, "1,1,99999999999",
+                                  "<b>4096</b>"])
+def test_a_bad_shape_is_a_sentence_and_loses_nothing(text):
+    shown = panel.Panel(GEMM, preset="grid of 96", shape="4096³")
+    before = texts(shown)
+    shown.menus["shape"].value = text
+    assert "tiles-problem" in shown.status.value and "a shape is" in shown.status.value
+    assert "<b>" not in shown.status.value and texts(shown) == before
+    shown.buttons["run"].click()
+    assert not shown.running and texts(shown) == before
+    shown.menus["shape"].value = "4096 x 4096 x 4096"
+    assert "tiles-problem" not in shown.status.value and texts(shown) == before
+
+
+def test_whatever_a_subject_raises_is_a_sentence():
+    def broken(*_):
+        raise KeyError("oops")
+
+    shown = panel.Panel(dataclasses.replace(COPY, space=broken))
+    assert "KeyError" in shown.status.value
+    shown = panel.Panel(dataclasses.replace(COPY, roofline=broken, recorded=broken))
+    assert "KeyError" in shown.status.value
+
+
+# ---- records
+
+
+def test_recorded_rows_show_before_anything_runs_and_only_for_their_target():
+    shown = panel.Panel(GEMM, preset="grid of 96", shape="4096³", target="sm_90a")
+    label = "recorded on NVIDIA H200, 20"
+    assert label in shown.title.value and "recorded" in shown.top.value and "hollow" in shown.roofline.value
+    assert sum(bool(re.fullmatch(r"(★ )?\d\.\d\d", text)) for text in texts(shown)) > 50
+    assert sum(text.startswith("★") for text in texts(shown)) == 1
+    assert "rank correlation" in shown.status.value and "fastest, recorded" in shown.status.value
+    shown.menus["target"].value = "sm_100a"
+    assert label not in shown.title.value and "★" not in "".join(texts(shown)) and "<svg" not in shown.roofline.value
+
+
+@in_loop
+async def test_recorded_times_are_laid_over_what_is_built_here():
+    shown = small(preset="the course's 4", shape="1 GiB moved")
+    shown.buttons["run"].click()
+    await ended(shown)
+    assert len(of_status(shown, "ok")) == len(cells(shown)) and "recorded on" in shown.title.value
+    of_status(shown, "ok")[0].click()
+    assert "registers" in shown.detail.value and "recorded on NVIDIA H200" in shown.detail.value
+    shown.menus["target"].value = "sm_100a"
+    shown.buttons["run"].click()
+    await ended(shown)
+    assert "recorded" not in shown.title.value + shown.top.value + shown.detail.value
+    assert all(re.match(r"ok \d+", text) for text in texts(shown))
+
+
+# ---- sweeping
+
+
+@in_loop
+async def test_a_sweep_runs_to_its_end_and_can_be_resumed_and_started_over(sweeps):
+    shown = fresh()
+    assert len(of_status(shown, "waiting")) == 3 and "0 of 3" in shown.status.value
+    shown.buttons["run"].click()
+    assert shown.buttons["run"].disabled and not shown.buttons["cancel"].disabled
+    assert shown.menus["target"].disabled and not shown.menus["show"].disabled
+    await ended(shown)
+    assert "3 of 3" in shown.status.value and "done in" in shown.status.value and shown.progress.value == 3
+    assert not shown.buttons["run"].disabled and shown.buttons["cancel"].disabled
+    written = next(sweeps.glob("*.jsonl")).read_text()
+    assert len(written.splitlines()) == 3
+
+    other = fresh()  # as after the notebook's kernel was restarted
+    assert not of_status(other, "waiting")
+    other.buttons["run"].click()
+    await ended(other)
+    assert all(row.get("resumed") for row in other.rows()) and next(sweeps.glob("*.jsonl")).read_text() == written
+
+    neighbour = fresh()
+    neighbour.menus["shape"].value = "512,512,1024"
+    neighbour.buttons["run"].click()
+    await ended(neighbour)
+    other.buttons["again"].click()
+    assert len(of_status(other, "waiting")) == 3
+    await ended(other)
+    assert not any(row.get("resumed") for row in other.rows())
+    kept = sweep.Journal(next(sweeps.glob("*.jsonl"))).rows()
+    assert len(kept) == 6 and {row["shape"][2] for row in kept.values()} == {512, 1024}
+
+
+@in_loop
+async def test_cancel_answers_at_once_and_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))  # what is built already would be too quick
+    shown = panel.Panel(GEMM, preset="grid of 96", shape="640,640,640", target="sm_90a")
+    shown.buttons["run"].click()
+    while not of_status(shown, "ok"):
+        await asyncio.sleep(0.02)
+    begun = time.monotonic()
+    shown.buttons["cancel"].click()
+    await ended(shown)
+    assert time.monotonic() - begun < 0.5
+    done = len(of_status(shown, "ok"))
+    assert done and of_status(shown, "waiting") and "cancelled" in shown.status.value
+    built = {row["key"] for row in shown.rows() if row["status"] == "ok"}
+    shown.buttons["run"].click()
+    await asyncio.sleep(0.3)
+    shown.cancel()
+    await ended(shown)
+    assert {row["key"] for row in shown.rows() if row.get("resumed")} >= built
+
+
+@in_loop
+async def test_a_live_sweep_with_faults_has_a_winner(tmp_path):
+    def no_record():
+        raise FileNotFoundError("no record")
+
+    subject = sweep.Subject(
+        "faults", {"5,000": (5000,)}, ("fp32",),
+        {"all": lambda _: faults.configs(("segfault in the compiler", "wrong result", "illegal memory access"))},
+        {"block": lambda config: str(config.block), "fault": lambda config: config.fault or "none"},
+        lambda shape, dtype, target: faults.FaultSpace(str(tmp_path)), no_record,
+        lambda _: sweep.Roofline("block", "gbps", "GB/s", lambda config: config.block, {"roof": 1.0}), peer="torch")
+    shown = panel.Panel(subject)
+    shown.buttons["run"].click()
+    await ended(shown)
+    assert "8 ok, 1 wrong, 2 failed" in shown.status.value and "fastest: " in shown.status.value
+    assert sorted(cell.description for cell in of_status(shown, "failed")) == ["failed", "failed"]
+    of_status(shown, "wrong")[0].click()
+    assert "never written" in shown.detail.value
+    assert sum(text.startswith("★") for text in texts(shown)) == 1 and "top ten" in shown.top.value
+
+
+@in_loop
+async def test_a_sweep_that_cannot_write_its_journal_says_so(sweeps):
+    (sweeps / "tma-copy.jsonl").mkdir()
+    shown = small()
+    shown.buttons["run"].click()
+    await ended(shown)
+    assert "tiles-problem" in shown.status.value and "tma-copy.jsonl" in shown.status.value
+    assert not shown.buttons["run"].disabled
+
+
+@in_loop
+async def test_the_notebook_goes_on_while_a_sweep_runs():
+    shown = fresh()
+    shown.buttons["run"].click()
+    longest, last = 0, time.monotonic()
+    while shown.running:
+        await asyncio.sleep(0)
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    assert longest < 0.3
+
+
+@in_loop
+async def test_a_target_switch_on_what_is_built_redraws_within_300_ms(sweeps):
+    shown = panel.Panel(GEMM, preset="grid of 96", shape="4096³", target="sm_90a")
+    for target in ("sm_90a", "sm_100a"):  # rows as a sweep leaves them, in the journal
+        space = GEMM.space((4096,) * 3, "bf16", target)
+        for key, config in sweep.keys(gemm_trials.grid(), space).items():
+            if not space.reject(config):
+                shown._journal(GEMM).append({**space.label(config), "key": key, "status": "ok", "reason": "",
+                                             "registers": 168, "spills": 0, "smem": 99328, "threads": 128,
+                                             "programs_per_sm": 1, "counts": {}})
+    for target in ("sm_100a", "sm_90a", "sm_100a"):
+        begun = time.monotonic()
+        shown.menus["target"].value = target
+        assert time.monotonic() - begun < 0.3
+        assert not of_status(shown, "waiting")
+        await asyncio.sleep(0.1)
+
+
+# ---- cells, and what stays
+
+
+def test_a_rejected_cell_says_why():
+    shown = panel.Panel(GEMM, preset="grid of 96", shape="4096³", target="sm_120a")
+    cell = of_status(shown, "rejected")[0]
+    assert cell.description == "memory" and "sm_120a has 101,376 B" in cell.tooltip
+    cell.click()
+    assert "sm_120a has 101,376 B" in shown.detail.value and "tiles-selected" in cell._dom_classes
+    shown.menus["x"].value = "kernel"  # several configurations a cell: all are listed
+    cells(shown)[0].click()
+    assert shown.detail.value.count("<h3>") == 8
+
+
+def test_text_from_data_is_escaped():
+    row = {"kernel": "<i>k</i>", "config": "<i>", "status": "failed", "reason": "<script>", "predicted_ms": 1.0,
+           "counts": {"<b>": 1}}
+    for text in (panel_html.detail([row], "<peer>", "<source>"), panel_html.top([row], "<peer>", "<title>")):
+        assert not re.search(r"<(i|script|b|peer|source|title)>", text)
+
+
+def test_words_and_shades():
+    row = {"status": "rejected", "reason": "256 threads have at most 255 registers each."}
+    assert panel_html.word(row) == "registers"
+    assert panel_html.word({"status": "failed", "reason": "no answer within 60 s"}) == "failed"
+    assert panel_html.shade(2.0, [1.0, 2.0], "ms") == 0 and panel_html.shade(1.0, [1.0, 2.0], "ms") == 23
+    assert panel_html.shade(1.0, [0.1, 1.0], "ratio") == 23 and panel_html.shade(5, [5], "registers") == 23
+
+
+def test_the_winner_is_of_the_fastest_three_timed_again():
+    rows = [{"status": "ok", "ms": ms, "final_ms": final} for ms, final in ((1.0, 1.2), (1.1, 1.1), (1.2, 1.3))]
+    rows.append({"status": "ok", "ms": 1.25})
+    assert panel_html.winner(rows) is rows[1]
+
+
+@in_loop
+async def test_a_picture_and_a_table_stay_in_the_notebook(outputs):
+    shown = panel.Panel(GEMM, preset="grid of 96", shape="4096³", target="sm_90a")
+    shown._ipython_display_()
+    assert "application/vnd.jupyter.widget-view+json" in outputs[0]["data"]
+    while len(outputs) < 5:
+        await asyncio.sleep(0.02)
+    picture, table = (output["data"] for output in outputs[3:5])
+    assert outputs[3]["update"] and outputs[3]["transient"] == outputs[1]["transient"]
+    assert picture["image/png"]
+    assert "recorded on NVIDIA H200" in table["text/plain"] and "128,256,64,8,4 persistent /2" in table["text/plain"]
+    for menu, value in (("target", "sm_120a"), ("show", "registers"), ("x", "warps, stages")):
+        shown.menus[menu].value = value
+    await asyncio.sleep(0)
+    while shown._keeping:
+        await asyncio.sleep(0.02)
+    assert outputs[-2]["data"]["image/png"] != picture["image/png"]
+    assert "recorded" not in outputs[-1]["data"]["text/plain"]
+
+
+def test_targets_are_those_with_tma():
+    offered = [value for _, value in panel.targets()]
+    assert [value for value in offered if value] == list(device.TARGETS[1:])
+    assert ("" in offered) == device.current().has_tma
+
+
+def test_panels_share_no_growth():
+    shown = panel.Panel(GEMM, COPY, preset="grid of 96")
+    widgets = len(shown._cells) + len(shown._ticks)
+    for _ in range(3):
+        for name in (COPY.name, GEMM.name):
+            shown.menus["kernel"].value = name
+    assert len(shown._cells) + len(shown._ticks) == widgets
