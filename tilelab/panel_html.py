@@ -1,35 +1,19 @@
-"""What the sweep panel says and draws, as functions of rows that return text: cells, table, roofline, sentences, CSS.
-
-A row is that of a Sweep, with `status` "waiting" before it has come and `laid` True where its figures are a record's.
-"""
+"""What the sweep panel says and draws, as functions of rows (those of panel_rows) that return text; and its CSS."""
 
 from __future__ import annotations
 
 import html
 import math
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 from tilelab import plots
-from tilelab.sweep import FINALISTS, Roofline
+from tilelab.panel_rows import SHOWS, figure, standing, winner
+from tilelab.sweep import Roofline
 
 SHADES = 24
-# What cells can show: a key, its words (with the name of the peer), and whether less is better.
-SHOWS = {"ratio": ("speed × {}", False), "ms": ("ms", True), "predicted_ms": ("predicted ms", True),
-         "registers": ("registers", False), "smem": ("shared memory, KiB", False),
-         "programs_per_sm": ("programs per SM", False)}
-TIMED = ("ratio", "ms")
-
-
-def figure(row: dict, show: str) -> float | None:
-    """The number of a row that `show` asks for, None where it has none; the interleaved timing goes first."""
-    if row["status"] not in ("ok", "waiting") or row["status"] == "waiting" and show != "predicted_ms":
-        return None
-    found = row.get(f"final_{show}") or row.get(show)
-    return found / 1024 if found and show == "smem" else found
 
 
 def number(value: float | None, show: str = "ms") -> str:
@@ -39,28 +23,6 @@ def number(value: float | None, show: str = "ms") -> str:
     if show == "ratio":
         return f"{value:.2f}"
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
-
-
-def word(row: dict) -> str:
-    """One word for a row without a figure: what it has too little of, or its status."""
-    if row["status"] in ("ok", "wrong", "waiting"):
-        return {"waiting": "·"}.get(row["status"], row["status"])
-    causes = {"register": "registers", "shared memory": "memory", "tensor memory": "memory", "": row["status"]}
-    return next(short for cause, short in causes.items() if cause in row["reason"])
-
-
-def standing(row: dict) -> tuple:
-    """Orders rows from best to worst: timed, built, waiting, then those that did not run."""
-    if row["status"] == "ok" and row.get("ms"):
-        return 0, row.get("final_ms") is None, row.get("final_ms") or row["ms"]
-    predicted = row.get("predicted_ms") or math.inf
-    return {"ok": 1, "waiting": 2}.get(row["status"], 3), False, predicted
-
-
-def winner(rows: Iterable[dict]) -> dict | None:
-    """The fastest, as a Sweep names it: of the fastest three, by their interleaved timing where there is one."""
-    timed = [row for row in rows if row["status"] == "ok" and row.get("ms")]
-    return min(sorted(timed, key=lambda row: row["ms"])[:FINALISTS], key=standing, default=None)
 
 
 def shade(value: float, values: Sequence[float], show: str) -> int:
@@ -121,7 +83,9 @@ def verdict(rows: Sequence[dict], peer: str) -> list[str]:
 
 
 def detail(rows: Sequence[dict], peer: str, source: str) -> str:
-    """Everything about the rows of one cell."""
+    """Everything about the rows of one cell; an invitation where there are none."""
+    if not rows:
+        return "<p>Select a cell for its figures, or for why it has none.</p>"
     return "".join(_detail_of(row, peer, source) for row in sorted(rows, key=standing))
 
 
@@ -235,11 +199,6 @@ def roofline(points: Sequence[tuple[float, dict]], reaches: Sequence[float], roo
     return f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role='img' aria-label='roofline'>{''.join(parts)}</svg>"
 
 
-def natural(text: str) -> tuple:
-    """Sorts "64×256" before "128×64"."""
-    return [int(part) for part in re.findall(r"\d+", text)], text
-
-
 # ---- CSS
 
 
@@ -283,7 +242,7 @@ CSS = f"""<style>
 .tiles-panel .tiles-button:disabled {{ opacity: .45; }}
 .tiles-panel button:focus-visible {{ outline: 3px solid var(--star); outline-offset: -3px; }}
 .tiles-panel .tiles-controls {{ margin-bottom: 8px; }}
-.tiles-panel .tiles-status {{ flex: 1 1 640px; min-height: 82px; }}
+.tiles-panel .tiles-status {{ flex: 1 1 520px; min-height: 82px; }}
 .tiles-panel .tiles-progress {{ width: auto; height: 22px; margin: 10px 0 0; }}
 .tiles-panel .tiles-progress .progress {{ background: var(--pale); }}
 .tiles-panel .tiles-progress .progress-bar {{ background: var(--accent); }}
@@ -300,6 +259,7 @@ CSS = f"""<style>
 .tiles-panel .tiles-map > * {{ width: auto; min-width: 0; margin: 0; }}
 .tiles-panel .tiles-cell {{ font-size: 19px; height: 34px; line-height: 32px; padding: 0; overflow: hidden;
   text-overflow: clip; border: 1px solid transparent; border-radius: 2px; box-shadow: none; }}
+.tiles-panel .tiles-ok {{ background: var(--page); color: var(--ink); border: 1px solid var(--line); }}
 .tiles-panel .tiles-waiting {{ background: var(--pale); color: var(--soft); border: 1px dashed var(--line); }}
 .tiles-panel .tiles-rejected, .tiles-panel .tiles-failed, .tiles-panel .tiles-wrong {{ color: var(--ink);
   font-size: 18px; letter-spacing: -.4px;

@@ -1,0 +1,166 @@
+"""What the sweep panel knows of a choice: a row for every configuration, from this session, the journal or a record.
+
+A row is that of a Sweep, with `status` "waiting" before it has come and `laid` where a record's are laid over it: the
+whole "row", or the "times" of what was built here.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import filelock
+
+from tilelab import results, sweep
+
+TOP = 10
+# What cells can show: a key, its words (with the name of the peer), and whether less is better.
+SHOWS = {"ratio": ("speed × {}", False), "ms": ("ms", True), "predicted_ms": ("predicted ms", True),
+         "registers": ("registers", False), "smem": ("shared memory, KiB", False),
+         "programs_per_sm": ("programs per SM", False)}
+TIMED = ("ratio", "ms")
+# What a record says of a configuration that was built here.
+MEASURED = ("status", "reason", "ms", "peer_ms", "ratio", "tflops", "gbps", "error", "peer_error")
+
+
+def figure(row: dict, show: str) -> float | None:
+    """The number of a row that `show` asks for, None where it has none; the interleaved timing goes first."""
+    if row["status"] not in ("ok", "waiting") or row["status"] == "waiting" and show != "predicted_ms":
+        return None
+    found = row.get(f"final_{show}") or row.get(show)
+    return found / 1024 if found and show == "smem" else found
+
+
+def word(row: dict) -> str:
+    """One word for a row without a figure: what it has too little of, or its status."""
+    if row["status"] in ("ok", "wrong", "waiting"):
+        return {"waiting": "·"}.get(row["status"], row["status"])
+    causes = {"register": "registers", "shared memory": "memory", "tensor memory": "memory", "": row["status"]}
+    return next(short for cause, short in causes.items() if cause in row["reason"])
+
+
+def standing(row: dict) -> tuple:
+    """Orders rows from best to worst: timed, built, waiting, then those that did not run."""
+    if row["status"] == "ok" and row.get("ms"):
+        return 0, row.get("final_ms") is None, row.get("final_ms") or row["ms"]
+    predicted = row.get("predicted_ms") or math.inf
+    return {"ok": 1, "waiting": 2}.get(row["status"], 3), False, predicted
+
+
+def winner(rows: Iterable[dict]) -> dict | None:
+    """The fastest, as a Sweep names it: of the fastest three, by their interleaved timing where there is one."""
+    timed = [row for row in rows if row["status"] == "ok" and row.get("ms")]
+    return min(sorted(timed, key=lambda row: row["ms"])[:sweep.FINALISTS], key=standing, default=None)
+
+
+def best(rows: Iterable[dict]) -> list[dict]:
+    """The ten fastest; where nothing is timed, those that the model takes for the fastest of what was built."""
+    ranked = sorted((row for row in rows if row["status"] == "ok"), key=standing)
+    timed = [row for row in ranked if row.get("ms")]
+    return (timed or ranked)[:TOP]
+
+
+def natural(text: str) -> tuple:
+    """Sorts "64×256" before "128×64"."""
+    return [int(part) for part in re.findall(r"\d+", text)], text
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What the menus say, and what is known of it without running.
+
+    `configs` and `base` are the configurations and their first rows by key, `past` the record's rows by configuration,
+    `source` where they are from; `like` says whether the record is of this target.
+    """
+
+    subject: sweep.Subject
+    space: sweep.Space
+    journal: sweep.Journal
+    name: str
+    configs: dict[str, Any]
+    base: dict[str, dict]
+    past: dict[str, dict]
+    source: str
+    like: bool
+
+    def rows(self, kept: dict[str, dict], running: bool = False) -> list[dict]:
+        """A row for every configuration: what came of it here (`kept`, by key), with or else from the record."""
+        fresh = running or any(key in kept for key in self.base)
+        return [self._row({**base, **kept.get(key, {})}, fresh) for key, base in self.base.items()]
+
+    def _row(self, row: dict, fresh: bool) -> dict:
+        past = self.past.get(row["kernel"], {})
+        if not fresh and past and row["status"] == "waiting":
+            return {**row, **past, "kernel": row["kernel"], "predicted_ms": row["predicted_ms"], "laid": "row"}
+        if fresh and not self.space.live and row["status"] == "ok" and past.get("status") in ("ok", "wrong", "failed"):
+            return {**row, **{name: past[name] for name in MEASURED if name in past}, "laid": "times"}
+        return row
+
+    def shown(self, rows: Iterable[dict], show: str) -> str:
+        """What cells can show: as asked, or where nothing is timed what the compiler said."""
+        timed, built = (any(row.get(name) for row in rows) for name in ("ms", "registers"))
+        return "registers" if show in TIMED and built and not timed and not self.space.live else show
+
+    def cells(self, rows: Iterable[dict], x: str, y: str) -> dict[tuple[str, str], list[dict]]:
+        """{(x, y): rows of the cell, best first} over two axes, as a picture is read: from the top left."""
+        across, up = self.subject.axes[x], self.subject.axes[y]
+        cells = collections.defaultdict(list)
+        for config, row in zip(self.configs.values(), rows):
+            cells[across(config), up(config)].append(row)
+        order = sorted(cells, key=lambda place: natural(place[0]))
+        order.sort(key=lambda place: natural(place[1]), reverse=True)
+        return {place: sorted(cells[place], key=standing) for place in order}
+
+    def forget(self) -> None:
+        """Drop the choice's rows from the journal, which keeps those of other choices; OSError."""
+        if not self.journal.path.exists():
+            return
+        with filelock.FileLock(f"{self.journal.path}.lock"):
+            stay = [row for key, row in self.journal.rows().items()
+                    if key not in self.configs and not set(row.get("of", ())) & set(self.configs)]
+            text = "".join(f"{results.json_line(row, 'a row')}\n" for row in stay)
+            results.write_atomically(self.journal.path, text)
+
+
+def choose(subject: sweep.Subject, shape: str, dtype: str, preset: str, target: str) -> Choice:
+    """The Choice of menu values (target "": the GPU here); ValueError, and what else the subject raises."""
+    sizes = shape_of(shape, subject)
+    space = subject.space(sizes, dtype, target or None)
+    configs = sweep.keys(subject.presets[preset](dtype), space)
+    if not configs:
+        raise ValueError(f"{preset} holds no configuration of {dtype}.")
+    base = {}
+    for key, config in configs.items():
+        reason = space.reject(config)
+        base[key] = {**space.label(config), "key": key, "predicted_ms": space.predicted_ms(config), "reason": reason,
+                     "status": "rejected" if reason else "waiting"}
+    journal = sweep.journal_for(re.sub(r"\W+", "-", subject.name.lower()).strip("-"))
+    name = f"{subject.name}, {shape}, {dtype}, {space.target}"
+    return Choice(subject, space, journal, name, configs, base, *_recorded(subject, space, sizes, dtype))
+
+
+def _recorded(subject, space, shape, dtype) -> tuple[dict[str, dict], str, bool]:
+    try:
+        record = subject.recorded()
+    except FileNotFoundError:
+        return {}, "", False
+    if record.device["target"] != space.target:
+        return {}, "", False
+    rows = {row.get("kernel") or row["config"]: row for row in record.rows
+            if row["shape"] == list(shape) and row["dtype"] == dtype}
+    return rows, record.label().partition(" (")[0] if rows else "", True  # the label's brackets hold hashes
+
+
+def shape_of(text: str, subject: sweep.Subject) -> tuple[int, ...]:
+    """A subject's shape by its name, or from "4096,4096,4096"; ValueError for anything else."""
+    if text in subject.shapes:
+        return subject.shapes[text]
+    sizes = re.split(r"\s*[,;x×]\s*|\s+", text.strip())
+    if not all(re.fullmatch(r"\d{1,18}", size, re.ASCII) for size in sizes):
+        raise ValueError(f"a shape is a name of the menu or whole numbers such as "
+                         f"{','.join(map(str, next(iter(subject.shapes.values()))))}; here it is {text[:60]!r}.")
+    return tuple(map(int, sizes))
