@@ -74,10 +74,20 @@ def autotuned() -> dict:
 
 def swept() -> dict:
     """The same grid through the engine: {kernel, restarts, timing_s}."""
-    careful = os.environ.get("CAREFUL") == "1"
+    return _walked(careful=False)
+
+
+def swept_warm() -> dict:
+    """The same with as many rounds as a figure that is kept deserves, everything built and every worker started."""
+    _walked(careful=False)
+    return _walked(careful=True)
+
+
+def _walked(careful: bool) -> dict:
     walk = Sweep(gemm_trials.grid(), gemm_trials.GemmSpace(SIDE, SIDE, SIDE, careful=careful))
     rows = walk.finish()
-    return {"kernel": walk.winner["kernel"], "timing_s": walk.timing_s, "restarts": walk.restarts,
+    gpus = {row["gpu"] for row in rows if "gpu" in row}
+    return {"kernel": walk.winner["kernel"], "timing_s": walk.timing_s, "restarts": walk.restarts, "gpus": len(gpus),
             "measured": sum(row["status"] == "ok" for row in rows)}
 
 
@@ -103,15 +113,19 @@ def race():
     for name in ("sweep", "autotune"):
         with tempfile.TemporaryDirectory() as empty:
             rows.append(_timed_alone(name, empty))
+    return _compared(rows)
+
+
+def _compared(rows: list[dict]) -> list[dict]:
+    """The rows with their winners' times, interleaved with each other and cuBLAS."""
     by_name = {config.name: config for config in gemm_trials.grid()}
-    winners = [by_name[row["kernel"]] for row in rows]
-    finals = gemm_trials.GemmSpace(SIDE, SIDE, SIDE).finals(list(dict.fromkeys(winners)))
-    of = dict(zip(dict.fromkeys(row["kernel"] for row in rows), finals))
-    return [row | {key: of[row["kernel"]][key] for key in ("ms", "peer", "peer_ms", "ratio", "tflops")}
+    winners = list(dict.fromkeys(row["kernel"] for row in rows))
+    finals = dict(zip(winners, gemm_trials.GemmSpace(SIDE, SIDE, SIDE).finals([by_name[name] for name in winners])))
+    return [row | {key: finals[row["kernel"]][key] for key in ("ms", "peer", "peer_ms", "ratio", "tflops")}
             | {"status": "ok", "configurations": len(by_name)} for row in rows]
 
 
-@_experiment("sweep_faults")
+@_experiment("sweep_faults", lambda: True)
 def faulty():
     """A sweep with every fault injected; the last row counts restarts."""
     with tempfile.TemporaryDirectory() as folder:
@@ -120,6 +134,43 @@ def faulty():
                  "ms": row.get("ms")} for row in walk.finish()]
     return rows + [{"kernel": "(the sweep)", "status": "ok", "reason": "", "restarts": walk.restarts,
                     "seconds": walk.elapsed_s}]
+
+
+TUNED_FAULTS = ("wrong result", "failing compiler pass", "illegal memory access", "hang")
+PATIENCE_S = 30
+
+
+def autotuned_fault(fault: str) -> dict:
+    """triton.autotune over one configuration that is right and one that has `fault`: {kernel}, if it comes to that."""
+    import torch
+    import triton
+
+    from tilelab import faults_kernels
+
+    choices = [triton.Config({"BLOCK": 16, "FAULT": ""}), triton.Config({"BLOCK": 1024, "FAULT": fault})]
+    kernel = triton.autotune(choices, key=["n"])(faults_kernels.double_kernel)
+    x = torch.randn(faults.SIZE, device="cuda")
+    kernel[lambda meta: (triton.cdiv(faults.SIZE, meta["BLOCK"]),)](x, torch.empty_like(x), faults.SIZE)
+    torch.cuda.synchronize()
+    return {"kernel": kernel.best_config.kwargs["FAULT"] or "the right one"}
+
+
+@_experiment("sweep_autotune_faults")
+def autotune_faults():
+    """What triton.autotune makes of a fault among its configurations, each in a process of its own."""
+    rows = []
+    for fault in TUNED_FAULTS:
+        try:
+            done = subprocess.run([sys.executable, "-m", "ch14.sweep_trials", fault], capture_output=True, text=True,
+                                  cwd=child.ROOT, timeout=PATIENCE_S, check=False)
+            errors = [line for line in done.stderr.splitlines() if "Error" in line] or [f"status {done.returncode}"]
+            outcome = f"raises: {errors[-1][:90]}"
+            if done.returncode == 0:
+                outcome = f"chooses: {json.loads(done.stdout)['kernel']}"
+        except subprocess.TimeoutExpired:
+            outcome = f"no answer within {PATIENCE_S} s, then killed"
+        rows.append({"fault": fault, "autotune": outcome, "status": "ok"})
+    return rows
 
 
 @_experiment("sweep_cancel")
@@ -157,21 +208,15 @@ def memory():
 
 @_experiment("sweep_gpus", lambda: device.current().has_tma and len(device.alike()) > 1)
 def gpus():
-    """The grid with as many rounds as a figure that is kept deserves, everything built before: `timing_s` on one GPU,
-    and on every visible one of its model."""
-    every = device.alike()
+    """The timing phase of a warm, careful sweep of the grid: on one GPU, and on every visible one of its model; then
+    both winners against each other."""
+    rows = []
     with tempfile.TemporaryDirectory() as cache:
-        runs = [_timed_alone("sweep", cache, CAREFUL=careful, CUDA_VISIBLE_DEVICES=",".join(visible)) |
-                {"gpus": len(visible), "status": "ok"}
-                for careful, visible in (("0", every), ("1", every[:1]), ("1", every))]
-    return runs[1:]  # the first filled the compiler's cache
-
-
-async def listen(walk: Sweep, show) -> None:
-    """Give each row of a sweep to `show` while the event loop goes on."""
-    async for row in walk:
-        show(row)
+        for visible in (device.alike()[:1], device.alike()):
+            rows.append(_timed_alone("warm sweep", cache, CUDA_VISIBLE_DEVICES=",".join(visible)))
+    return _compared(rows)
 
 
 if __name__ == "__main__":
-    print(json.dumps({"autotune": autotuned, "sweep": swept}[sys.argv[1]]()))
+    contenders = {"autotune": autotuned, "sweep": swept, "warm sweep": swept_warm}
+    print(json.dumps(contenders[sys.argv[1]]() if sys.argv[1] in contenders else autotuned_fault(sys.argv[1])))

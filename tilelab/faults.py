@@ -17,6 +17,7 @@ from tilelab.sweep import Space
 SIZE = 5000
 # What goes wrong, and the words that its row's reason holds: on a GPU, and without one.
 FAULTS = {
+    "failing compiler pass": ("TritonGPUFuseNestedLoops failed", "TritonGPUFuseNestedLoops failed"),
     "segfault in the compiler": ("SIGSEGV", "SIGSEGV"),
     "abort in the compiler": ("LLVM ERROR", "LLVM ERROR"),
     "illegal memory access": ("illegal memory access", "SIGSEGV"),
@@ -65,13 +66,13 @@ class FaultSpace(Space):
         return results.source_hash(pathlib.Path(__file__).with_name("faults_kernels.py"))
 
     def job(self, config):
-        kernel = f"tilelab.faults_kernels:{_kernel(config)}"
+        kernel = "tilelab.faults_kernels:double_kernel"
         if crash := IN_THE_COMPILER.get(config.fault):
             path = pathlib.Path(self.folder, f"{config.fault.replace(' ', '_')}.py")
             results.write_atomically(path, crash)
             kernel = f"{path}:kernel"
-        return build.Job(kernel, {"x": "*fp32", "y": "*fp32", "n": "i32"}, {"BLOCK": config.block}, self.target,
-                         aligned=("x", "y"))
+        return build.Job(kernel, {"x": "*fp32", "y": "*fp32", "n": "i32"},
+                         {"BLOCK": config.block, "FAULT": config.fault}, self.target, aligned=("x", "y"))
 
     def warm(self, _):
         from tilelab import faults_kernels  # noqa: F401
@@ -87,10 +88,10 @@ class FaultSpace(Space):
         where = "cuda" if device.current().capability else "cpu"
         if config.fault == "out of memory":
             torch.empty(1 << 46, device=where)
-        kernel = getattr(faults_kernels, _kernel(config))
 
         def double(x, out):
-            kernel[(-(-SIZE // config.block),)](x, out, SIZE, BLOCK=config.block)
+            programs = -(-SIZE // config.block)
+            faults_kernels.double_kernel[(programs,)](x, out, SIZE, BLOCK=config.block, FAULT=config.fault)
 
         x = torch.randn(SIZE, device=where)
         row = check.compare(double, lambda x: 2 * x.double(), [("y", (x,))], out=lambda x: (x.shape, x.dtype))[0]
@@ -108,8 +109,3 @@ class FaultSpace(Space):
     def _note(self, what: str, config: Config) -> None:
         with open(pathlib.Path(self.folder, "log"), "a") as log:
             print(what, os.getpid(), time.monotonic(), self.label(config)["kernel"], sep=",", file=log)
-
-
-def _kernel(config: Config) -> str:
-    kinds = {"illegal memory access": "wild", "hang": "endless", "wrong result": "wrong"}
-    return f"{kinds.get(config.fault, 'right')}_kernel"

@@ -1,4 +1,4 @@
-"""Kernels that compute y = 2 x, or go wrong in a way of their own; `tilelab.faults` sweeps over them."""
+"""A kernel that computes y = 2 x, or goes wrong in one of four ways; `tilelab.faults` sweeps over them."""
 
 from tilelab import device
 
@@ -9,27 +9,24 @@ import triton.language as tl  # noqa: E402
 
 
 @triton.jit
-def right_kernel(x, y, n, BLOCK: tl.constexpr):
+def double_kernel(x, y, n, BLOCK: tl.constexpr, FAULT: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
-
-
-@triton.jit
-def wrong_kernel(x, y, n, BLOCK: tl.constexpr):
-    # Writes its last block one element short.
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + at, 2 * tl.load(x + at, mask=at < n), mask=at < n - 1)
-
-
-@triton.jit
-def wild_kernel(x, y, n, BLOCK: tl.constexpr):
-    # Writes a terabyte past its output.
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + (at.to(tl.int64) + (1 << 38)), 2 * tl.load(x + at, mask=at < n), mask=at < n)
-
-
-@triton.jit
-def endless_kernel(x, y, n, BLOCK: tl.constexpr):
-    # Waits for another program to write y, which none does.
-    while tl.load(x, volatile=True) == tl.load(x, volatile=True):
-        tl.store(y + tl.program_id(0), 0.0)
+    twice = 2 * tl.load(x + at, mask=at < n)
+    if FAULT == "wrong result":  # the last element is left out
+        tl.store(y + at, twice, mask=at < n - 1)
+    elif FAULT == "illegal memory access":  # a terabyte past y
+        tl.store(y + (at.to(tl.int64) + (1 << 38)), twice, mask=at < n)
+    elif FAULT == "hang":
+        while tl.load(x, volatile=True) == tl.load(x, volatile=True):
+            tl.store(y + tl.program_id(0), 0.0)
+    elif FAULT == "failing compiler pass":  # Triton's pass that flattens loops does not expect the branch
+        for i in tl.range(tl.program_id(0), n, 8, flatten=True):
+            total = 0.0
+            for j in range(n):
+                total += j * 1.0
+            if i % 3 == 0:
+                tl.store(y + i, total)
+            else:
+                tl.store(y + i, -total)
+    else:
+        tl.store(y + at, twice, mask=at < n)

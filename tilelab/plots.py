@@ -46,7 +46,7 @@ def colour(name: str) -> str:
     return COLOURS.get(name) or OTHERS[zlib.crc32(name.encode()) % len(OTHERS)]
 
 
-def _figure(rows, title: str, source: str, height: float = SIZE[1]):
+def figure_of(rows, title: str, source: str, height: float = SIZE[1]):
     if not rows:
         raise ValueError("there is nothing to draw: the list of rows is empty.")
     figure = Picture(figsize=(SIZE[0], height), dpi=120, layout="constrained")
@@ -106,7 +106,7 @@ _BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # keeps lines
 def ratios(rows: Sequence[dict], *, label: Key, title: str, source: str, peer: str = "cuBLAS",
            floor: float | None = None) -> Picture:
     """Speed against the peer, one line a row: right of 1 ours is faster. `floor` is the least that is asked for."""
-    figure, axes = _figure(rows, title, source, height=1.2 + 0.21 * len(rows))
+    figure, axes = figure_of(rows, title, source, height=1.2 + 0.21 * len(rows))
     _upright(axes, 1, peer, "-", colour(peer), left=False)
     if floor is not None:
         _upright(axes, floor, f"floor {floor:g}", "--", GREY, left=floor <= 1)
@@ -131,7 +131,7 @@ def ratios(rows: Sequence[dict], *, label: Key, title: str, source: str, peer: s
 def ladder(rows: Sequence[dict], *, label: Key, title: str, source: str, value: str = "tflops",
            unit: str | None = None, ceiling: float | None = None, ceiling_label: str = "") -> Picture:
     """One bar a step, in the order given; a row that did not run, or was wrong, is an outline with its reason."""
-    figure, axes = _figure(rows, title, source, height=1.3 + 0.27 * len(rows))
+    figure, axes = figure_of(rows, title, source, height=1.3 + 0.27 * len(rows))
     top = max([row[value] for row in rows if _ran(row, value)] + [ceiling or 0]) or 1
     for y, row in zip(range(len(rows))[::-1], rows):
         if _ran(row, value):
@@ -157,7 +157,7 @@ def heat_map(rows: Sequence[dict], x: Key, y: Key, value: str, *, title: str, so
     ValueError when two rows fall in one cell: choose between them first.
     """
     columns, lines = (sorted({_of(row, key) for row in rows}) for key in (x, y))
-    figure, axes = _figure(rows, title, source, height=max(SIZE[1], 1.2 + 0.3 * len(lines)))
+    figure, axes = figure_of(rows, title, source, height=max(SIZE[1], 1.2 + 0.3 * len(lines)))
     cells = {(lines.index(_of(row, y)), columns.index(_of(row, x))): row for row in rows}
     if len(cells) < len(rows):
         raise ValueError(f"a cell holds one row, and here {len(rows)} rows fall in {len(cells)}: choose one a cell.")
@@ -200,7 +200,7 @@ def build_table(rows: Sequence[dict], *, title: str, source: str) -> Picture:
     """
     names = list(dict.fromkeys((row.get("set", ""), row["name"]) for row in rows))
     targets = list(dict.fromkeys(row["target"] for row in rows))
-    figure, axes = _figure(rows, title, source, height=0.9 + 0.32 * len(names))
+    figure, axes = figure_of(rows, title, source, height=0.9 + 0.32 * len(names))
     for row in rows:
         x, y = targets.index(row["target"]), len(names) - 1 - names.index((row.get("set", ""), row["name"]))
         tone, words = _verdict(row)
@@ -254,7 +254,7 @@ def _label_points(axes, labels: Sequence[tuple[float, float, str, str]]) -> None
 
 def roofline(rows: Sequence[dict], *, peak_tflops: float, bandwidth_gbps: float, title: str, source: str) -> Picture:
     """Rows (name, intensity in FLOP a byte, tflops) under the two measured ceilings, both axes logarithmic."""
-    figure, axes = _figure(rows, title, source)
+    figure, axes = figure_of(rows, title, source)
     ridge = peak_tflops * 1e3 / bandwidth_gbps
     left = min([row["intensity"] for row in rows] + [ridge / 4]) / 2
     right = max([row["intensity"] for row in rows] + [ridge * 4]) * 2
@@ -286,7 +286,7 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
 def scatter_predicted(rows: Sequence[dict], *, title: str, source: str, label: Key | None = None) -> Picture:
     """predicted_ms over ms, both logarithmic, with the diagonal and the rank correlation of the rows that ran."""
     rows = [row for row in rows if _ran(row, "ms") and _ran(row, "predicted_ms")]
-    figure, axes = _figure(rows, title, source)
+    figure, axes = figure_of(rows, title, source)
     measured, predicted = ([row[key] for row in rows] for key in ("ms", "predicted_ms"))
     ends = [min(measured + predicted) / 1.2, max(measured + predicted) * 1.2]
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
@@ -302,83 +302,4 @@ def scatter_predicted(rows: Sequence[dict], *, title: str, source: str, label: K
     if label:
         points = [(row["ms"], row["predicted_ms"], str(_of(row, label)), colour("predicted")) for row in rows]
         _label_points(axes, points)
-    return figure
-
-
-def gemm_picture(config, m: int, n: int, k: int) -> Picture:
-    """What moves where in a tiled bf16 GEMM, C (m, n) = A (m, k) B (k, n), on sm_90a.
-
-    `config` has block_m, block_n, block_k, num_stages, epilogue_parts and smem_bytes(dtype, target). A tile is drawn to
-    the scale of its matrix, matrices roughly to the same scale: very long sides are shortened.
-    """
-    bm, bn, bk, stages = config.block_m, config.block_n, config.block_k, config.num_stages
-    needs = f"{config.smem_bytes('bf16', 'sm_90a') / 1024:.0f} KB of shared memory a block"
-    figure, axes = _figure([config], f"One {bm} × {bn} tile of C: its K steps flow through a ring of stages",
-                           f"{m} × {n} × {k}, bf16; needs {needs}")
-    figure.set_layout_engine("none")
-    axes.set(position=(0, 0, 1, 1), xlim=(0, SIZE[0]), ylim=(0, SIZE[1]))  # coordinates are inches
-    axes.set_axis_off()
-    blue, orange, green = map(colour, ("best", "proposed", "predicted"))  # A, B, C
-
-    def box(x, y, width, height, face="none", edge="none", **rest):
-        axes.add_patch(Rectangle((x, y), width, height, facecolor=face, edgecolor=edge, **rest))
-
-    def write(x, y, text, ha="left", size=7, **rest):
-        axes.text(x, y, text, fontsize=size, ha=ha, va="center", **rest)
-
-    def grid(start, end, pitch):
-        return numpy.arange(start, end, pitch)[1:] if abs(pitch) > 0.03 else []  # finer ones would be a blot
-
-    inch = min(2.4 / (k + n), 2.25 / (k + m))
-    high, wide, deep = (min(max(size * inch, 0.95), 1.4) for size in (m, n, k))
-    tile_m, tile_n, step = high * min(1, bm / m), wide * min(1, bn / n), deep * min(1, bk / k)
-    low, cx = 0.28, 0.2 + deep
-    by, row = low + high + 0.08, max(low, low + high - tile_m * (m // bm // 2 + 1))
-    column, done = cx + tile_n * (n // bn // 2), step * (k // bk // 3)
-    box(0.05, low - 0.06, deep + wide + 0.21, 2.58, "#f0f0f0")
-    write(0.12, 2.7, "global memory", size=7.5)
-    # strip: the rows of A and columns of B that the tile of C needs; lit: the tiles of one K step, and of C
-    for line, (name, tone, x, y, width, height, dx, dy, strip, lit, shape) in enumerate((
-            ("A", blue, 0.12, low, deep, high, step, tile_m, (0.12, row, deep, tile_m), (0.12 + done, row), (bm, bk)),
-            ("B", orange, cx, by, wide, deep, tile_n, step, (column, by, tile_n, deep),
-             (column, by + deep - done - step), (bk, bn)),
-            ("C", green, cx, low, wide, high, tile_n, tile_m, (column, row, tile_n, tile_m), (column, row), (bm, bn)))):
-        box(x, y, width, height, "white")
-        box(*strip, tone, alpha=0.3)
-        box(*lit, dx, dy, tone)
-        axes.vlines(grid(x, x + width, dx), y, y + height, color="#999999", linewidth=0.3)
-        axes.hlines(grid(y + height, y, -dy), x, x + width, color="#999999", linewidth=0.3)
-        box(x, y, width, height, edge="black", linewidth=0.8)
-        write(x + 0.05, y + height - 0.1, name, size=9, fontweight="bold")
-        box(0.12, 2.46 - 0.16 * line, 0.08, 0.08, tone)
-        write(0.24, 2.5 - 0.16 * line, "{} {} × {}".format(name, *shape))
-
-    x, width, top = 3.5, 1.45, 2.68
-    size_a, size_b = bm * bk / 512, bn * bk / 512  # KB of two-byte elements
-    share = width * min(max(bm / (bm + bn), 0.3), 0.7)
-    write(x, top + 0.11, f"shared memory: ring of {stages} × {size_a + size_b:g} KB", size=7.5)
-    shown = list(range(stages)) if stages <= 6 else [0, 1, 2, 3, 4, stages - 1]
-    slot = min(0.26, 1.14 / len(shown))
-    for line, stage in enumerate(shown):
-        y = top - (line + 1) * slot
-        box(x, y, share, slot * 0.88, blue)
-        box(x + share, y, width - share, slot * 0.88, orange)
-        write(x + share / 2, y + slot * 0.42, f"A {size_a:g} KB", "center", color="white")
-        write(x + (share + width) / 2, y + slot * 0.42, f"B {size_b:g} KB", "center")
-        write(x + width + 0.04, y + slot * 0.42, f"stage {stage}")
-    bottom, middle, edge = top - len(shown) * slot, x + width / 2, cx + wide + 0.06
-    box(x, 1.0, width, 0.34, edge="black", linewidth=0.8)
-    write(middle, 1.17, "tensor core,\naccumulator in registers", "center")
-    part = getattr(config, "columns", (bn, 0))[0] // config.epilogue_parts  # columns of C that one store moves
-    count = bn // part
-    for index in range(count):
-        face, line = (green, "none") if index == 0 else ("none", GREY)
-        box(x + index * width / count, 0.46, width / count, 0.26, face, line, linestyle=":")
-    write(x + width / count / 2, 0.59, f"{bm * part / 512:g} KB", "center", color="white")
-    write(x, 0.36, "staged C" + (f", one of {count} parts at a time" if count > 1 else ""))
-    for start, end in (((edge, (top + bottom) / 2), (x, (top + bottom) / 2)), ((middle, bottom), (middle, 1.34)),
-                       ((middle, 1.0), (middle, 0.72)), ((x, 0.59), (cx + wide, 0.59))):
-        axes.annotate("", end, start, arrowprops=dict(arrowstyle="-|>", color=GREY, lw=1.3, shrinkA=0, shrinkB=0))
-    write((edge + x) / 2, (top + bottom) / 2 + 0.1, "TMA load", "center", 7.5)
-    write((edge + x) / 2, 0.69, "TMA store", "center", 7.5)
     return figure

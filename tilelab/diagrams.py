@@ -1,0 +1,121 @@
+"""What moves where: pictures that explain rather than measure, in the style of `tilelab.plots`."""
+
+from __future__ import annotations
+
+import numpy
+from matplotlib.patches import FancyBboxPatch, Rectangle
+
+from tilelab import plots
+
+
+def gemm_picture(config, m: int, n: int, k: int) -> plots.Picture:
+    """What moves where in a tiled bf16 GEMM, C (m, n) = A (m, k) B (k, n), on sm_90a.
+
+    `config` has block_m, block_n, block_k, num_stages, epilogue_parts and smem_bytes(dtype, target). A tile is drawn to
+    the scale of its matrix, matrices roughly to the same scale: very long sides are shortened.
+    """
+    bm, bn, bk, stages = config.block_m, config.block_n, config.block_k, config.num_stages
+    needs = f"{config.smem_bytes('bf16', 'sm_90a') / 1024:.0f} KB of shared memory a block"
+    figure, axes = plots.figure_of([config], f"One {bm} × {bn} tile of C: its K steps flow through a ring of stages",
+                           f"{m} × {n} × {k}, bf16; needs {needs}")
+    figure.set_layout_engine("none")
+    axes.set(position=(0, 0, 1, 1), xlim=(0, plots.SIZE[0]), ylim=(0, plots.SIZE[1]))  # coordinates are inches
+    axes.set_axis_off()
+    blue, orange, green = map(plots.colour, ("best", "proposed", "predicted"))  # A, B, C
+
+    def box(x, y, width, height, face="none", edge="none", **rest):
+        axes.add_patch(Rectangle((x, y), width, height, facecolor=face, edgecolor=edge, **rest))
+
+    def write(x, y, text, ha="left", size=7, **rest):
+        axes.text(x, y, text, fontsize=size, ha=ha, va="center", **rest)
+
+    def grid(start, end, pitch):
+        return numpy.arange(start, end, pitch)[1:] if abs(pitch) > 0.03 else []  # finer ones would be a blot
+
+    inch = min(2.4 / (k + n), 2.25 / (k + m))
+    high, wide, deep = (min(max(size * inch, 0.95), 1.4) for size in (m, n, k))
+    tile_m, tile_n, step = high * min(1, bm / m), wide * min(1, bn / n), deep * min(1, bk / k)
+    low, cx = 0.28, 0.2 + deep
+    by, row = low + high + 0.08, max(low, low + high - tile_m * (m // bm // 2 + 1))
+    column, done = cx + tile_n * (n // bn // 2), step * (k // bk // 3)
+    box(0.05, low - 0.06, deep + wide + 0.21, 2.58, "#f0f0f0")
+    write(0.12, 2.7, "global memory", size=7.5)
+    # strip: the rows of A and columns of B that the tile of C needs; lit: the tiles of one K step, and of C
+    for line, (name, tone, x, y, width, height, dx, dy, strip, lit, shape) in enumerate((
+            ("A", blue, 0.12, low, deep, high, step, tile_m, (0.12, row, deep, tile_m), (0.12 + done, row), (bm, bk)),
+            ("B", orange, cx, by, wide, deep, tile_n, step, (column, by, tile_n, deep),
+             (column, by + deep - done - step), (bk, bn)),
+            ("C", green, cx, low, wide, high, tile_n, tile_m, (column, row, tile_n, tile_m), (column, row), (bm, bn)))):
+        box(x, y, width, height, "white")
+        box(*strip, tone, alpha=0.3)
+        box(*lit, dx, dy, tone)
+        axes.vlines(grid(x, x + width, dx), y, y + height, color="#999999", linewidth=0.3)
+        axes.hlines(grid(y + height, y, -dy), x, x + width, color="#999999", linewidth=0.3)
+        box(x, y, width, height, edge="black", linewidth=0.8)
+        write(x + 0.05, y + height - 0.1, name, size=9, fontweight="bold")
+        box(0.12, 2.46 - 0.16 * line, 0.08, 0.08, tone)
+        write(0.24, 2.5 - 0.16 * line, "{} {} × {}".format(name, *shape))
+
+    x, width, top = 3.5, 1.45, 2.68
+    size_a, size_b = bm * bk / 512, bn * bk / 512  # KB of two-byte elements
+    share = width * min(max(bm / (bm + bn), 0.3), 0.7)
+    write(x, top + 0.11, f"shared memory: ring of {stages} × {size_a + size_b:g} KB", size=7.5)
+    shown = list(range(stages)) if stages <= 6 else [0, 1, 2, 3, 4, stages - 1]
+    slot = min(0.26, 1.14 / len(shown))
+    for line, stage in enumerate(shown):
+        y = top - (line + 1) * slot
+        box(x, y, share, slot * 0.88, blue)
+        box(x + share, y, width - share, slot * 0.88, orange)
+        write(x + share / 2, y + slot * 0.42, f"A {size_a:g} KB", "center", color="white")
+        write(x + (share + width) / 2, y + slot * 0.42, f"B {size_b:g} KB", "center")
+        write(x + width + 0.04, y + slot * 0.42, f"stage {stage}")
+    bottom, middle, edge = top - len(shown) * slot, x + width / 2, cx + wide + 0.06
+    box(x, 1.0, width, 0.34, edge="black", linewidth=0.8)
+    write(middle, 1.17, "tensor core,\naccumulator in registers", "center")
+    part = getattr(config, "columns", (bn, 0))[0] // config.epilogue_parts  # columns of C that one store moves
+    count = bn // part
+    for index in range(count):
+        face, line = (green, "none") if index == 0 else ("none", plots.GREY)
+        box(x + index * width / count, 0.46, width / count, 0.26, face, line, linestyle=":")
+    write(x + width / count / 2, 0.59, f"{bm * part / 512:g} KB", "center", color="white")
+    write(x, 0.36, "staged C" + (f", one of {count} parts at a time" if count > 1 else ""))
+    for start, end in (((edge, (top + bottom) / 2), (x, (top + bottom) / 2)), ((middle, bottom), (middle, 1.34)),
+                       ((middle, 1.0), (middle, 0.72)), ((x, 0.59), (cx + wide, 0.59))):
+        axes.annotate("", end, start, arrowprops=dict(arrowstyle="-|>", color=plots.GREY, lw=1.3, shrinkA=0, shrinkB=0))
+    write((edge + x) / 2, (top + bottom) / 2 + 0.1, "TMA load", "center", 7.5)
+    write((edge + x) / 2, 0.69, "TMA store", "center", 7.5)
+    return figure
+
+
+def sweep_picture() -> plots.Picture:
+    """Who does what in a sweep: the notebook, the compilers, the GPU's worker and the journal."""
+    figure, axes = plots.figure_of(["a sweep"], "Whatever may crash has a process of its own", "")
+    figure.set_layout_engine("none")
+    axes.set(position=(0, 0, 1, 1), xlim=(0, plots.SIZE[0]), ylim=(0, plots.SIZE[1]))  # coordinates are inches
+    axes.set_axis_off()
+    blue, orange, green, grey = (*map(plots.colour, ("best", "proposed", "predicted")), plots.GREY)
+
+    def box(x, y, width, height, tone, style, title="", text=""):
+        axes.add_patch(FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0,rounding_size=0.06", linewidth=1.5,
+                                      facecolor="white", edgecolor=tone, linestyle=style))
+        axes.text(x + 0.08, y + height - 0.14, title, fontsize=8, fontweight="bold", va="center")
+        axes.text(x + 0.08, y + height - 0.27, text, fontsize=7, va="top", linespacing=1.25)
+
+    def arrow(start, end, text, x, y):
+        axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": grey, "linewidth": 1.2})
+        axes.text(x, y, text, fontsize=7, ha="center", va="center", color="black")
+
+    box(0.1, 0.8, 1.45, 1.4, blue, "-", "notebook",
+        "resource model refuses,\nprediction orders;\nhands out work,\ncollects rows,\ncancels, resumes")
+    for shift in (0.16, 0.08):
+        box(2.35 + shift, 1.8 + shift, 1.3, 0.72, orange, "--")
+    box(2.35, 1.8, 1.3, 0.72, orange, "--", "compiler", "one a core, with\na time limit")
+    box(2.35, 0.34, 1.46, 0.95, green, "--", "GPU worker",
+        "one a GPU, one turn at\na time: checks, then\ntimes beside the library")
+    box(4.25, 1.0, 1.1, 0.95, grey, "-", "journal", "a line a row,\non disk before\nit is shown")
+    arrow((1.57, 1.95), (2.33, 2.15), "build", 1.9, 2.2)
+    arrow((1.57, 1.15), (2.33, 0.85), "measure", 1.93, 0.8)
+    arrow((1.57, 1.55), (4.23, 1.55), "rows", 3.0, 1.63)
+    axes.text(0.1, 0.12, "dashed: may crash, hang or be killed; the configuration gets a row that says so", fontsize=7,
+              va="center", color=grey)
+    return figure
