@@ -202,6 +202,7 @@ def explore(page, folder, where):
     assert panel.locator(".tiles-cell.tiles-waiting").count(), "nothing was left to cancel"
 
     panel.locator(".tiles-run").click()
+    ok.nth(finished + 4).wait_for()
     keep("running")
     whole(panel).wait_for()
     keep("finished")
