@@ -293,9 +293,10 @@ def _recorded() -> results.Record:
 
 
 def _roofline(dtype: str) -> Roofline:
-    rows = {row["name"]: row for row in roofs().rows}
-    from_l2 = gemm_configs.Rates().bytes_in * 132 / 1e6  # TB/s, the model's for all SMs of an H200
-    flat = {"cuBLAS bf16": rows["cuBLAS bf16"]["tflops"]} if dtype != "fp8" else {}
+    record = results.load("ceilings")
+    rows, gpu = {row["name"]: row for row in record["rows"]}, record["device"]["name"]
+    from_l2 = gemm_configs.Rates().bytes_in * record["device"]["sms"] / 1e6  # TB/s, the model's for all SMs
+    flat = {f"cuBLAS bf16, {gpu}": rows["cuBLAS bf16"]["tflops"]} if dtype != "fp8" else {}
     return Roofline("operations a byte that TMA fetches, FLOP/B", "tflops", "TFLOP/s",
                     lambda config: 2 * config.block_m * config.block_n / (config.block_m + config.block_n)
                     / gemm_configs.ITEMSIZE[dtype],

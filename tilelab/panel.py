@@ -245,7 +245,7 @@ class Panel:
         if self.running or not self._choose():
             return
         try:
-            self._choice.forget()
+            self._choice.journal.forget(self._choice.configs)
         except OSError as error:
             self._complain(_sentence(error))
             return
@@ -273,7 +273,8 @@ class Panel:
         text, laid = SHOWS[show][0].format(choice.subject.peer), any(row.get("laid") for row in rows)
         source = choice.source if laid else ""
         if show != asked:
-            text, source = "ok, and its registers a thread", f"nothing is timed on {choice.space.target}"
+            text = "ok, and its registers a thread" if show == "registers" else text
+            source = f"nothing is timed on {choice.space.target}"
         _put(self.title, panel_html.heading(text, source, panel_html.scale(values, show) if values else ""))
         top = "top ten" + ", recorded" * laid if best else "predicted fastest of what builds"
         _put(self.top, panel_html.top(panel_rows.best(rows), choice.subject.peer, top))
@@ -313,7 +314,7 @@ class Panel:
         row = inside[0]
         value = figure(row, show)
         text = word(row) if value is None else panel_html.number(value, show)
-        if value is not None and show != self.menus["show"].value:
+        if value is not None and show == "registers" != self.menus["show"].value:
             text = f"ok {text}"
         classes = ["tiles-cell", f"tiles-{row['status']}"]
         if value is not None and row["status"] == "ok":

@@ -98,7 +98,7 @@ def _detail_of(row: dict, peer: str, source: str) -> str:
         again = ", timed again against the next two" if row.get("final_ms") else ""
         facts.append(("measured", f"{number(row.get('final_ms') or row['ms'])} ms{ratio}{again}{error}{own}"
                                   + (f"; {source}" if row.get("laid") else "")))
-    if row.get("predicted_ms"):
+    if row.get("predicted_ms") and row["status"] in ("ok", "waiting"):
         facts.append(("predicted", f"{number(row['predicted_ms'])} ms"))
     if row.get("registers"):
         built = [f"{row['registers']} registers", f"{row.get('spills') or 0} B spilled",

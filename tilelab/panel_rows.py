@@ -13,9 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-import filelock
-
-from tilelab import results, sweep
+from tilelab import sweep
 
 TOP = 10
 # What cells can show: a key, its words (with the name of the peer), and whether less is better.
@@ -101,9 +99,11 @@ class Choice:
         return row
 
     def shown(self, rows: Iterable[dict], show: str) -> str:
-        """What cells can show: as asked, or where nothing is timed what the compiler said."""
-        timed, built = (any(row.get(name) for row in rows) for name in ("ms", "registers"))
-        return "registers" if show in TIMED and built and not timed and not self.space.live else show
+        """What cells can show: as asked, or where nothing is timed what the compiler said, before that the model."""
+        timed, built, predicted = (any(row.get(name) for row in rows) for name in ("ms", "registers", "predicted_ms"))
+        if show not in TIMED or timed:
+            return show
+        return "registers" if built and not self.space.live else "predicted_ms" if predicted else show
 
     def cells(self, rows: Iterable[dict], x: str, y: str) -> dict[tuple[str, str], list[dict]]:
         """{(x, y): rows of the cell, best first} over two axes, as a picture is read: from the top left."""
@@ -114,16 +114,6 @@ class Choice:
         order = sorted(cells, key=lambda place: natural(place[0]))
         order.sort(key=lambda place: natural(place[1]), reverse=True)
         return {place: sorted(cells[place], key=standing) for place in order}
-
-    def forget(self) -> None:
-        """Drop the choice's rows from the journal, which keeps those of other choices; OSError."""
-        if not self.journal.path.exists():
-            return
-        with filelock.FileLock(f"{self.journal.path}.lock"):
-            stay = [row for key, row in self.journal.rows().items()
-                    if key not in self.configs and not set(row.get("of", ())) & set(self.configs)]
-            text = "".join(f"{results.json_line(row, 'a row')}\n" for row in stay)
-            results.write_atomically(self.journal.path, text)
 
 
 def choose(subject: sweep.Subject, shape: str, dtype: str, preset: str, target: str) -> Choice:

@@ -166,7 +166,7 @@ def heat_map(rows: Sequence[dict], x: Key, y: Key, value: str, *, title: str, so
         if _ran(row, value):
             grid[cell] = row[value]
     texts = {cell: fmt.format(row[value]) if _ran(row, value) else mark(row) for cell, row in cells.items()}
-    size = max(7, min(12, 500 / len(columns) / max(map(len, texts.values()))))
+    size = max(7, min(12, 400 / len(columns) / max(map(len, texts.values()))))
     shades = axes.imshow(grid, cmap="cividis", aspect="auto", origin="lower")
     for (i, j), text in texts.items():
         known = _ran(cells[i, j], value)

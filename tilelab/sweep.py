@@ -137,6 +137,16 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
 
+    def forget(self, keys: Iterable[str]) -> None:
+        """Drop the rows of `keys`, and what was made of them; OSError."""
+        keys = set(keys)
+        if not self.path.exists():
+            return
+        with filelock.FileLock(f"{self.path}.lock"):
+            kept = [row for key, row in self.rows().items() if key not in keys and not keys & set(row.get("of", ()))]
+            text = "".join(f"{results.json_line(row, 'a row')}\n" for row in kept)
+            results.write_atomically(self.path, text)
+
     def rows(self) -> dict[str, dict]:
         """The last row of each key. A line that is torn or no row counts for nothing."""
         found = {}
