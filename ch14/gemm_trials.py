@@ -390,6 +390,10 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError, device.Unsupported) as error:
         print(f"python -m ch14.gemm: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        kept = f"the rows so far are in {options.journal}" if options.journal else "--journal PATH would keep its rows"
+        print(f"python -m ch14.gemm: cancelled; {kept}.", file=sys.stderr)
+        return 130
     statuses = {row["status"] for row in record.rows}
     if "wrong" in statuses:
         return 1

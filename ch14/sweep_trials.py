@@ -10,13 +10,14 @@ import functools
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 import time
 
 from ch14 import gemm_trials
-from tilelab import child, device, faults, results, sweep
+from tilelab import child, device, faults, gpu_worker, results, sweep
 from tilelab.sweep import Journal, Sweep
 
 SIDE = 4096
@@ -24,7 +25,7 @@ SIDE = 4096
 
 def source() -> str:
     """Hash of the engine."""
-    return results.source_hash(sweep, child)
+    return results.source_hash(sweep.Sweep, sweep.built, sweep.timed, child, gpu_worker)
 
 
 def _experiment(name: str, can_run=lambda: device.current().has_tma):
@@ -149,8 +150,9 @@ def autotuned_fault(fault: str) -> dict:
 
     choices = [triton.Config({"BLOCK": 16, "FAULT": ""}), triton.Config({"BLOCK": 1024, "FAULT": fault})]
     kernel = triton.autotune(choices, key=["n"])(faults_kernels.double_kernel)
-    x = torch.randn(faults.SIZE, device="cuda")
-    kernel[lambda meta: (triton.cdiv(faults.SIZE, meta["BLOCK"]),)](x, torch.empty_like(x), faults.SIZE)
+    size = 1 << 22  # enough for 1,024 elements a program to be faster
+    x = torch.randn(size, device="cuda")
+    kernel[lambda meta: (triton.cdiv(size, meta["BLOCK"]),)](x, torch.empty_like(x), size)
     torch.cuda.synchronize()
     return {"kernel": kernel.best_config.kwargs["FAULT"] or "the right one"}
 
@@ -163,7 +165,7 @@ def autotune_faults():
         try:
             done = subprocess.run([sys.executable, "-m", "ch14.sweep_trials", fault], capture_output=True, text=True,
                                   cwd=child.ROOT, timeout=PATIENCE_S, check=False)
-            errors = [line for line in done.stderr.splitlines() if "Error" in line] or [f"status {done.returncode}"]
+            errors = re.findall(r"^[\w.]*Error: .+", done.stderr, re.MULTILINE) or [f"status {done.returncode}"]
             outcome = f"raises: {errors[-1][:90]}"
             if done.returncode == 0:
                 outcome = f"chooses: {json.loads(done.stdout)['kernel']}"

@@ -148,11 +148,10 @@ class Panel:
     def _ipython_display_(self) -> None:
         bundle = {**self.box._repr_mimebundle_(), "text/plain": f"Panel({', '.join(self.subjects)})"}
         display(bundle, raw=True)  # its own text would name every widget
-        empty = HTML("")
-        self._handles = [display(empty, display_id=True), display(empty, display_id=True)]
+        # Drawn at once: a notebook that is executed without a browser drops what comes after its cell has ended.
+        self._handles = [display(what, display_id=True) for what in self._still(*self._asked())]
         if None in self._handles:  # no notebook
             self._handles = None
-        self._keep()
 
     # -- what the choice is, and what is known of it
 
@@ -395,18 +394,22 @@ class Panel:
         else:
             self._keep_again = self._keeping
 
+    def _asked(self) -> tuple:
+        return self._choice, self.rows(), [self.menus[name].value for name in ("x", "y", "show")]
+
+    @staticmethod
+    def _still(choice, rows, axes) -> tuple:
+        """The picture and the table; nothing to see where nothing is known."""
+        if not any(row["status"] != "waiting" for row in rows):
+            return HTML(""), HTML("")
+        return Image(data=panel_still.picture(choice, rows, *axes)), panel_still.table(choice, rows)
+
     async def _keep_up(self) -> None:
         """Replace the picture and the table beneath the widgets. One at a time, the last one wins."""
         try:
             while True:
                 self._keep_again = False
-                choice, rows = self._choice, self.rows()
-                axes = [self.menus[name].value for name in ("x", "y", "show")]
-                picture, table = HTML(""), HTML("")
-                if any(row["status"] != "waiting" for row in rows):
-                    picture = Image(data=await asyncio.to_thread(panel_still.picture, choice, rows, *axes))
-                    table = panel_still.table(choice, rows)
-                for handle, what in zip(self._handles, (picture, table)):
+                for handle, what in zip(self._handles, await asyncio.to_thread(self._still, *self._asked())):
                     handle.update(what)
                 if not self._keep_again:
                     return
