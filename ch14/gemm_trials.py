@@ -131,7 +131,8 @@ class GemmSpace(Space):
         return rejection(config, self.target, self.dtype)
 
     def job(self, config):
-        return gemm_configs.job(config, self.target, self.dtype, self.layout == "k", self.sms, self.case[:3])
+        return gemm_configs.job(config, self.target, self.dtype, self.layout == "k", self.sms, self.case[:3],
+                                self.dtype == "fp8")
 
     def predicted_ms(self, config):
         return gemm_configs.predicted_ms(config, *self.case[:4], self.sms)

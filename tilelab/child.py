@@ -38,7 +38,7 @@ class Child:
         self.starts = 0
         self.unread = b""
         self.closing = threading.Lock()
-        atexit.register(self.kill)
+        _children.append(self)
 
     def _start(self) -> None:
         path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
@@ -105,13 +105,13 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-    def stop(self) -> None:
+    def stop(self, patience_s: float = STOP_S) -> None:
         """End its process and close its pipes."""
         with self.closing:
             self.kill()
             if self.process is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may keep what is dead for a while
-                    self.process.wait(STOP_S)
+                    self.process.wait(patience_s)
                 for pipe in (self.process.stdin, self.process.stdout, self.said):
                     with contextlib.suppress(BrokenPipeError):
                         pipe.close()
@@ -122,6 +122,16 @@ class Killed(RuntimeError):
     """Nobody waits for the answer any more."""
 
 
+@atexit.register
+def _end() -> None:
+    """All at once, and without waiting for a GPU to let its worker go."""
+    for each in _children:
+        each.kill()
+    for each in _children:
+        each.stop(patience_s=0.1)
+
+
+_children: list[Child] = []
 _idle: dict[tuple, list[Child]] = {}
 _busy: set[Child] = set()
 _killed: set = set()
