@@ -160,7 +160,9 @@ def best(m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k") -> dict
 def source() -> str:
     """Hash of what the GEMM experiments measure: the kernels, and the configurations with their choice."""
     return results.source_hash(gemm.gemm_plain_kernel, gemm.gemm_persistent_kernel, gemm.tile_at, gemm.scaled,
-                               gemm.halves, gemm.store_tile, gemm.load_b, gemm_configs)
+                               gemm.halves, gemm.store_tile, gemm.load_b, gemm_configs.GemmConfig,
+                               gemm_configs.configs, gemm_configs._course, gemm_configs.rejection,
+                               gemm_configs.ranked, gemm_configs.predicted_ms, gemm_configs.Rates)
 
 
 def _experiment(name):
