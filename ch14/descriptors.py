@@ -8,21 +8,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilelab import device
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int32, torch.int16, torch.int8,
+          torch.uint8)
+
 
 @dataclass(frozen=True)
 class CopyConfig:
-    """A tile of BLOCK_M x BLOCK_N elements, and two options; `num_stages` has no loop to act on."""
+    """A tile of BLOCK_M x BLOCK_N elements, powers of two, and two options; `num_stages` has no loop to act on."""
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+
+    def __post_init__(self):
+        for name in ("block_m", "block_n", "num_warps"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1 or value & (value - 1):
+                raise ValueError(f"{name} must be a power of two; here it is {value!r}.")
 
     def __str__(self):
         return f"{self.block_m},{self.block_n},{self.num_warps},{self.num_stages}"
@@ -54,16 +64,27 @@ def copy_tma_kernel(source, destination, BLOCK_M: tl.constexpr, BLOCK_N: tl.cons
     destination.store([row, column], source.load([row, column]))
 
 
+def _span(matrix) -> tuple[int, int]:
+    elements = (matrix.shape[0] - 1) * matrix.stride(0) + matrix.shape[1]
+    return matrix.data_ptr(), matrix.data_ptr() + elements * matrix.element_size()
+
+
 def prepare_copy(source, destination, config: CopyConfig):
     """A function that copies `source` to `destination`, two (M, N) matrices of one dtype whose rows are contiguous.
 
-    Raises ValueError for what a descriptor cannot take: a row that is not a multiple of 16 bytes, an unaligned start,
-    more than 65,535 rows of tiles; tilelab.device.Unsupported without TMA (outside the interpreter).
+    Raises ValueError for what a descriptor cannot take (another dtype than DTYPES, a row that is not a multiple of 16
+    bytes, an unaligned start), for memory that overlaps and for more than 65,535 rows of tiles;
+    tilelab.device.Unsupported without TMA (outside the interpreter).
     """
     for name, matrix in (("source", source), ("destination", destination)):
-        if matrix.ndim != 2 or matrix.stride(1) != 1 or matrix.stride(0) < matrix.shape[1]:
-            raise ValueError(f"{name} must be a matrix with contiguous rows; it is {tuple(matrix.shape)} with strides "
-                             f"{matrix.stride()}.")
+        if not isinstance(matrix, torch.Tensor):
+            raise ValueError(f"{name} must be a torch.Tensor; it is a {type(matrix).__name__}.")
+        if matrix.dtype not in DTYPES:
+            raise ValueError(f"{name} must be of one of {', '.join(str(d)[6:] for d in DTYPES)}; it is "
+                             f"{str(matrix.dtype)[6:]}.")
+        if matrix.ndim != 2 or not matrix.numel() or matrix.stride(1) != 1 or matrix.stride(0) < matrix.shape[1]:
+            raise ValueError(f"{name} must be a matrix with contiguous rows, not empty; it is {tuple(matrix.shape)} "
+                             f"with strides {matrix.stride()}.")
         if matrix.data_ptr() % 16 or matrix.stride(0) * matrix.element_size() % 16 \
                 or matrix.shape[1] * matrix.element_size() % 16:
             raise ValueError(f"{name} must start at a multiple of 16 bytes and have rows that are one; a row is "
@@ -72,6 +93,9 @@ def prepare_copy(source, destination, config: CopyConfig):
         raise ValueError(f"source and destination must agree in shape, dtype and device; they are "
                          f"{tuple(source.shape)} {source.dtype} on {source.device} and {tuple(destination.shape)} "
                          f"{destination.dtype} on {destination.device}.")
+    (begin, end), (begin_to, end_to) = _span(source), _span(destination)
+    if begin < end_to and begin_to < end:  # tiles are stored while others are still read
+        raise ValueError("destination lies in the memory that source spans: give it memory of its own.")
     if isinstance(copy_tma_kernel, triton.JITFunction):
         device.require("has_tma", "copy_tma", "use torch's copy_")
     rows, columns = source.shape

@@ -10,7 +10,7 @@ import torch
 from ch14 import descriptors
 from ch14.descriptors import CopyConfig
 from tilelab import bench, build, device, results
-from tilelab.sweep import Roofline, Space, Subject
+from tilelab.space import Roofline, Space, Subject
 
 SIDE = 16384  # bf16: 512 MiB read and 512 MiB written
 

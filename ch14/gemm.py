@@ -92,7 +92,7 @@ def load_b(b_desc, k, n, B_K_MAJOR: tl.constexpr):
 def gemm_plain_kernel(a_ptr, b_ptr, c_ptr, scale_a_ptr, scale_b_ptr, M, N, K, stride_a, stride_b, stride_c,
                       BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, B_K_MAJOR: tl.constexpr,
                       GROUP_M: tl.constexpr, PARTS: tl.constexpr):
-    # A descriptor made on the device is written to scratch by tensormap.replace and fenced before its first use.
+    # A descriptor made on the device: tensormap.replace edits it in shared memory; it is copied to scratch and fenced.
     a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [stride_a, 1], [BLOCK_M, BLOCK_K])
     if B_K_MAJOR:
         b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [stride_b, 1], [BLOCK_N, BLOCK_K])
@@ -292,8 +292,7 @@ def prepare(a, b, *, scale_a=None, scale_b=None, out=None, config="best") -> Pre
 
 
 def _sentence(error: Exception) -> str:
-    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return f"{type(error).__name__}: {text[:200]}"
+    return f"{type(error).__name__}: {device.first_line(error)[:200]}"
 
 
 def _warm(launch) -> None:

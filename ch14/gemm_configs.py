@@ -42,6 +42,10 @@ class GemmConfig:
     def __post_init__(self):
         if self.kernel not in KERNELS:
             raise ValueError(f"kernel must be one of {', '.join(KERNELS)}; here it is {self.kernel!r}.")
+        for name in ("block_m", "block_n", "block_k", "num_warps", "num_stages", "epilogue_parts", "group_m",
+                     "programs_per_sm"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise ValueError(f"{name} must be a whole number from 1; here it is {getattr(self, name)!r}.")
         for name in ("block_m", "block_k", "num_warps"):
             if not _power_of_two(getattr(self, name)):
                 raise ValueError(f"{name} must be a power of two; here it is {getattr(self, name)}.")

@@ -16,7 +16,9 @@ import torch
 from ch14 import descriptors_trials, gemm, gemm_configs
 from ch14.gemm_configs import GemmConfig, configs, rejection
 from tilelab import bench, build, check, device, results
-from tilelab.sweep import Journal, Roofline, Space, Subject, Sweep
+from tilelab.journal import Journal
+from tilelab.space import Roofline, Space, Subject
+from tilelab.sweep import Sweep
 
 SQUARES = (2048, 4096, 8192)
 LLM_M = (64, 512, 4096, 8192)

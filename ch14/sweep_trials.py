@@ -18,7 +18,8 @@ import time
 
 from ch14 import gemm_trials
 from tilelab import child, device, faults, gpu_worker, results, sweep
-from tilelab.sweep import Journal, Sweep
+from tilelab.journal import Journal
+from tilelab.sweep import Sweep
 
 SIDE = 4096
 

@@ -25,6 +25,16 @@ def test_copy_tma_is_equal_bit_for_bit_and_stays_inside(config, shape):
     assert torch.equal(room, before), "the copy wrote outside its destination"
 
 
+ROOM = bits(12, 8)
+
+
+@pytest.mark.parametrize("numbers, message", [((48, 64, 4, 1), "block_m must be a power of two; here it is 48"),
+                                              ((64, 64, 4.0, 1), "num_warps must be a power of two; here it is 4.0")])
+def test_bad_configuration_is_one_sentence(numbers, message):
+    with pytest.raises(ValueError, match=message):
+        CopyConfig(*numbers)
+
+
 @pytest.mark.parametrize("source, destination, message", [
     (bits(8, 8)[0], bits(8, 8), "source must be a matrix with contiguous rows"),
     (bits(8, 8), bits(8, 8).T, "destination must be a matrix with contiguous rows"),
@@ -32,6 +42,10 @@ def test_copy_tma_is_equal_bit_for_bit_and_stays_inside(config, shape):
     (bits(8, 24)[:, 4:12], bits(8, 8), "source must start at a multiple of 16 bytes"),
     (bits(8, 8), bits(16, 8), "must agree in shape, dtype and device"),
     (bits(8, 8), bits(8, 8).view(torch.float16), "must agree in shape, dtype and device"),
+    ([1], bits(8, 8), "source must be a torch.Tensor; it is a list"),
+    (bits(0, 8), bits(0, 8), "source must be a matrix with contiguous rows, not empty"),
+    (torch.zeros(8, 8, dtype=torch.complex64), bits(8, 8), "source must be of one of float32, .*; it is complex64"),
+    (ROOM[:8], ROOM[4:12], "destination lies in the memory that source spans"),
 ])
 def test_bad_matrix_is_one_sentence(source, destination, message):
     with pytest.raises(ValueError, match=message):

@@ -220,3 +220,6 @@ def test_readme_states_what_the_records_hold():
     squares, llm = ([row["ratio"] for row in H200[name]["rows"]] for name in ("ch14_gemm_square", "ch14_gemm_llm"))
     held = [copy["gbps"] / 1e3, tensor["tflops"], *map(results.geometric_mean, (squares, llm))]
     assert [float(figure) for figure in stated.groups()] == pytest.approx(held, rel=0.04)
+    ours, autotune = H200["sweep_race"]["rows"]
+    share = re.search(r"it takes ([\d.]+) of `triton.autotune`'s time for 96 configurations", readme)
+    assert float(share[1]) == pytest.approx(ours["seconds"] / autotune["seconds"], abs=0.05)

@@ -12,7 +12,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from ch14 import descriptors_trials, gemm_trials
-from tilelab import device, faults, panel, panel_html, panel_rows, sweep
+from tilelab import device, faults, panel, panel_html, panel_rows
+from tilelab.journal import Journal
+from tilelab.space import Roofline, Subject
 
 GEMM, COPY = gemm_trials.SUBJECT, descriptors_trials.SUBJECT
 
@@ -193,7 +195,7 @@ async def test_a_sweep_runs_to_its_end_and_can_be_resumed_and_started_over(sweep
     assert len(of_status(other, "waiting")) == 3
     await ended(other)
     assert not any(row.get("resumed") for row in other.rows())
-    kept = sweep.Journal(next(sweeps.glob("*.jsonl"))).rows()
+    kept = Journal(next(sweeps.glob("*.jsonl"))).rows()
     assert len(kept) == 6 and {row["shape"][2] for row in kept.values()} == {512, 1024}
 
 
@@ -223,12 +225,12 @@ async def test_a_live_sweep_with_faults_has_a_winner(tmp_path):
     def no_record():
         raise FileNotFoundError("no record")
 
-    subject = sweep.Subject(
+    subject = Subject(
         "faults", {"5,000": (5000,)}, ("fp32",),
         {"all": lambda _: faults.configs(("segfault in the compiler", "wrong result", "illegal memory access"))},
         {"block": lambda config: str(config.block), "fault": lambda config: config.fault or "none"},
         lambda shape, dtype, target: faults.FaultSpace(str(tmp_path)), no_record,
-        lambda _: sweep.Roofline("block", "gbps", "GB/s", lambda config: config.block, {"roof": 1.0}), peer="torch")
+        lambda _: Roofline("block", "gbps", "GB/s", lambda config: config.block, {"roof": 1.0}), peer="torch")
     shown = panel.Panel(subject)
     shown.buttons["run"].click()
     await ended(shown)

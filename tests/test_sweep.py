@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import importlib
 import os
 import pathlib
 import signal
@@ -16,7 +17,8 @@ import torch
 from ch14 import gemm_trials
 from tilelab import child, device, faults, results, sweep
 from tilelab.faults import Config, FaultSpace
-from tilelab.sweep import Journal, Sweep
+from tilelab.journal import Journal
+from tilelab.sweep import Sweep
 
 RIGHT = [Config(256), Config(512), Config(1024)]
 
@@ -57,7 +59,8 @@ def wait_for(condition, limit_s=60):
 PARENT = """
 import sys
 from tilelab import faults
-from tilelab.sweep import Journal, Sweep
+from tilelab.journal import Journal
+from tilelab.sweep import Sweep
 if __name__ == "__main__":
     Sweep(faults.configs(), faults.FaultSpace(sys.argv[1]), journal=Journal(sys.argv[2]), limit_s=4).finish()
 """
@@ -286,3 +289,30 @@ def test_the_parent_keeps_rows_and_no_binaries():
     for target in ("sm_100a", "sm_120a"):
         walk(target)
     assert grown() - before < 20 << 20
+
+
+EDITED = """
+import dataclasses
+from tilelab.faults import FaultSpace
+
+
+@dataclasses.dataclass(frozen=True)
+class EditedSpace(FaultSpace):
+    def measure(self, config):
+        return {"status": "ok", "reason": "", "ms": NUMBER}
+
+    def finals(self, configs):
+        return []
+"""
+
+
+def test_a_worker_never_runs_what_a_file_held_before(tmp_path, monkeypatch):
+    """Workers outlive a sweep; a kernel that was edited in between must not be measured as it was."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = tmp_path / "edited_space.py"
+    for number in (1.0, 22.0):  # of unlike length, for a bytecode cache tells edits apart by second and size
+        module.write_text(EDITED.replace("NUMBER", str(number)))
+        monkeypatch.delitem(sys.modules, "edited_space", raising=False)
+        rows = Sweep(RIGHT[:1], importlib.import_module("edited_space").EditedSpace(str(tmp_path))).finish()
+        assert rows[0]["ms"] == number
+        importlib.invalidate_caches()

@@ -97,7 +97,7 @@ def _reason(error: BaseException) -> str:
     """The first line of the first error: one raised while a graph is captured makes the capture fail with its own."""
     while error.__context__ is not None:
         error = error.__context__
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    return device.first_line(error)[:300]
 
 
 def _rotation(make_inputs) -> list[Sequence]:

@@ -41,11 +41,10 @@ class Child:
         _children.append(self)
 
     def _start(self) -> None:
-        path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
         self.said, self.unread = tempfile.TemporaryFile("a+b"), b""
         self.process = subprocess.Popen(
             [sys.executable, "-m", self.module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said,
-            env={**os.environ, "PYTHONPATH": path, **self.env},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]), **self.env},
             start_new_session=True)  # an interrupt of the notebook is not the child's, and what it started dies with it
         self.starts += 1
 
@@ -59,6 +58,15 @@ class Child:
         if not self.alive:
             self.stop()
             self._start()
+        request = {**request, "path": [str(ROOT), *filter(None, sys.path)]}
+        answer = self._answer(request, timeout_s)
+        if answer.get("edited"):  # it would run what a module was before somebody changed its file
+            self.stop()
+            self._start()
+            answer = self._answer(request, timeout_s)
+        return answer
+
+    def _answer(self, request: dict, timeout_s: float) -> dict:
         deadline = time.monotonic() + timeout_s
         with contextlib.suppress(BrokenPipeError):  # it died between requests; reading says how
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -176,6 +184,7 @@ def serve(answer: Callable[[dict], dict]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the code prints is no answer
     requests = queue.SimpleQueue()
+    files: dict[str, int] = {}
 
     def read():
         for line in sys.stdin:
@@ -186,5 +195,20 @@ def serve(answer: Callable[[dict], dict]) -> None:
     while True:
         request = json.loads(requests.get())
         os.ftruncate(2, 0)
-        answers.write(json.dumps(answer(request), default=lambda scalar: scalar.item()) + "\n")
+        sys.path[:] = request.pop("path")
+        reply = {"edited": True} if _edited(files) else answer(request)
+        answers.write(json.dumps(reply, default=lambda scalar: scalar.item()) + "\n")
         answers.flush()
+        _edited(files)
+
+
+def _edited(files: dict[str, int]) -> bool:
+    """Whether a file of one of the course's modules, or of the reader's, has changed since it was first seen here."""
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None) or ""
+        if path.endswith(".py") and "site-packages" not in path and not path.startswith(sys.base_prefix):
+            with contextlib.suppress(OSError):
+                changed = os.stat(path).st_mtime_ns
+                if files.setdefault(path, changed) != changed:
+                    return True
+    return False

@@ -176,7 +176,7 @@ def _absent() -> str:
     try:
         import torch
     except Exception as error:  # a broken wheel raises OSError as readily as ImportError
-        return f"torch cannot be imported: {_first_line(error)}"
+        return f"torch cannot be imported: {first_line(error)}"
     if torch.version.hip:
         return "torch is a ROCm build"
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
@@ -187,10 +187,11 @@ def _absent() -> str:
         warnings.simplefilter("always")
         if torch.cuda.is_available():
             return ""
-    return _first_line(caught[0].message) if caught else "torch finds no CUDA device"
+    return first_line(caught[0].message) if caught else "torch finds no CUDA device"
 
 
-def _first_line(error: object) -> str:
+def first_line(error: object) -> str:
+    """The first line of a message, without its full stop; the type of an error that has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(". ")
 
 
@@ -207,7 +208,7 @@ def current() -> Device:
         return Device(props.name, (props.major, props.minor), target, props.multi_processor_count,
                       props.shared_memory_per_block_optin, props.L2_cache_size, props.total_memory, driver_version())
     except Exception as error:
-        return Device(note=f"the driver does not answer: {_first_line(error)}")
+        return Device(note=f"the driver does not answer: {first_line(error)}")
 
 
 @functools.cache

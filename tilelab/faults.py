@@ -12,7 +12,7 @@ import pathlib
 import time
 
 from tilelab import build, device, results
-from tilelab.sweep import Space
+from tilelab.space import Space
 
 SIZE = 5000
 # What goes wrong, and the words that its row's reason holds: on a GPU, and without one.

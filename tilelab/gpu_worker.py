@@ -12,10 +12,6 @@ import tempfile
 from tilelab import child, device
 
 
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"[:300]
-
-
 def _answer(request: dict) -> dict:
     here = device.current()
     where = {"where": {"device": here.name, "gpu": device.uuid(), "host": socket.gethostname()}}
@@ -39,7 +35,7 @@ def _answer(request: dict) -> dict:
     except Exception as error:
         if _out_of_memory(error):
             _release()
-        return {"reason": _first_line(error), "lost": _fatal(error), **where}
+        return {"reason": f"{type(error).__name__}: {device.first_line(error)}"[:300], "lost": _fatal(error), **where}
 
 
 def _fatal(error: BaseException) -> bool:

@@ -20,6 +20,7 @@ from traitlets import TraitError
 
 from tilelab import device, panel_html, panel_rows, panel_still, sweep
 from tilelab.panel_rows import SHOWS, figure, winner, word
+from tilelab.space import Roofline, Subject
 
 DRAW_S = 0.2
 MENUS = {"kernel": "kernel", "shape": "shape", "dtype": "type", "preset": "configurations", "target": "target",
@@ -53,13 +54,13 @@ _tasks: set[asyncio.Task] = set()
 
 
 class Panel:
-    """The panel of some sweep.Subjects; `choice` presets menus (kernel, shape, dtype, preset, target, x, y, show).
+    """The panel of some Subjects; `choice` presets menus (kernel, shape, dtype, preset, target, x, y, show).
 
     A cell that ends with it shows the widgets, and beneath them what stays: a picture and a text table. `menus` and
     `buttons` hold the widgets, `task` the sweep under way. ValueError for a choice that its menu does not have.
     """
 
-    def __init__(self, *subjects: sweep.Subject, **choice: str):
+    def __init__(self, *subjects: Subject, **choice: str):
         if not subjects:
             raise ValueError("a panel needs at least one subject, such as ch14.gemm_trials.SUBJECT.")
         if unknown := set(choice) - set(MENUS):
@@ -69,7 +70,7 @@ class Panel:
         self._sweep: sweep.Sweep | None = None
         self._kept: dict[str, dict] = {}  # rows by their key, of every choice so far
         self._choice: panel_rows.Choice | None = None
-        self._roofs: dict[tuple, sweep.Roofline | str | None] = {}
+        self._roofs: dict[tuple, Roofline | str | None] = {}
         self._selected = self._handles = self._arranged = None
         self._problem = self._note = ""
         self._keeping = self._keep_again = self._filling = False

@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 
 from tilelab import plots
 from tilelab.panel_rows import SHOWS, figure, standing, winner
-from tilelab.sweep import Roofline
+from tilelab.space import Roofline
 
 SHADES = 24
 

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from tilelab import sweep
+from tilelab.journal import Journal, journal_for
+from tilelab.space import Space, Subject
 
 TOP = 10
 # What cells can show: a key, its words (with the name of the peer), and whether less is better.
@@ -75,9 +77,9 @@ class Choice:
     `source` where they are from; `like` says whether the record is of this target.
     """
 
-    subject: sweep.Subject
-    space: sweep.Space
-    journal: sweep.Journal
+    subject: Subject
+    space: Space
+    journal: Journal
     name: str
     configs: dict[str, Any]
     base: dict[str, dict]
@@ -116,7 +118,7 @@ class Choice:
         return {place: sorted(cells[place], key=standing) for place in order}
 
 
-def choose(subject: sweep.Subject, shape: str, dtype: str, preset: str, target: str) -> Choice:
+def choose(subject: Subject, shape: str, dtype: str, preset: str, target: str) -> Choice:
     """The Choice of menu values (target "": the GPU here); ValueError, and what else the subject raises."""
     sizes = shape_of(shape, subject)
     space = subject.space(sizes, dtype, target or None)
@@ -128,7 +130,7 @@ def choose(subject: sweep.Subject, shape: str, dtype: str, preset: str, target: 
         reason = space.reject(config)
         base[key] = {**space.label(config), "key": key, "predicted_ms": space.predicted_ms(config), "reason": reason,
                      "status": "rejected" if reason else "waiting"}
-    journal = sweep.journal_for(re.sub(r"\W+", "-", subject.name.lower()).strip("-"))
+    journal = journal_for(re.sub(r"\W+", "-", subject.name.lower()).strip("-"))
     name = f"{subject.name}, {shape}, {dtype}, {space.target}"
     return Choice(subject, space, journal, name, configs, base, *_recorded(subject, space, sizes, dtype))
 
@@ -145,7 +147,7 @@ def _recorded(subject, space, shape, dtype) -> tuple[dict[str, dict], str, bool]
     return rows, record.label().partition(" (")[0] if rows else "", True  # the label's brackets hold hashes
 
 
-def shape_of(text: str, subject: sweep.Subject) -> tuple[int, ...]:
+def shape_of(text: str, subject: Subject) -> tuple[int, ...]:
     """A subject's shape by its name, or from "4096,4096,4096"; ValueError for anything else."""
     if text in subject.shapes:
         return subject.shapes[text]

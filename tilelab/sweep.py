@@ -12,11 +12,9 @@ import asyncio
 import atexit
 import base64
 import collections
-import dataclasses
 import functools
 import hashlib
 import heapq
-import json
 import math
 import os
 import pathlib
@@ -26,7 +24,6 @@ import shutil
 import tempfile
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
 from typing import Any
@@ -34,139 +31,11 @@ from typing import Any
 import filelock
 
 from tilelab import build, child, device, results
+from tilelab.journal import Journal
+from tilelab.space import Space
 
 FINALISTS = 3
 START_S = 180  # a worker imports torch and opens the GPU
-
-
-class Space(ABC):
-    """What a sweep needs to know of a kernel at one shape. It is pickled to the workers: define it in a module.
-
-    A frozen dataclass: its repr is part of what a row is of. `target` is what it is built for; `live` says whether
-    configurations are timed here too, or only built.
-    """
-
-    target: str
-    live: bool
-
-    @abstractmethod
-    def label(self, config: Any) -> dict:
-        """The row's first fields; `kernel` names the configuration, as no other of the space."""
-
-    @abstractmethod
-    def source(self) -> str:
-        """results.source_hash of what is measured: a row of other code is not taken for one of this."""
-
-    @abstractmethod
-    def job(self, config: Any) -> build.Job:
-        """How to build it, exactly as it will be launched: the GPU's worker then finds it in the compiler's cache."""
-
-    @abstractmethod
-    def measure(self, config: Any) -> dict:
-        """Check, then time, in a worker on the GPU: a row with `status`, `reason` and, when ok, `ms` and `ratio`."""
-
-    def reject(self, config: Any) -> str:
-        """Why it cannot run on the target, in a sentence; empty when it may."""
-        return ""
-
-    def predicted_ms(self, config: Any) -> float | None:
-        """What a model expects; those expected to be fastest go first."""
-        return None
-
-    def warm(self, _: None) -> dict:
-        """What a worker does once before the first configuration: imports, the library's first call."""
-        return {}
-
-    def finals(self, configs: Sequence) -> list[dict]:
-        """Time several against each other, interleaved, in a worker: {`ms`, `ratio`, ...}, one each, in their order."""
-        return []
-
-
-@dataclasses.dataclass(frozen=True)
-class Roofline:
-    """Axes and roofs: a configuration stands at `reach(config)`, its speed is the row's `speed` ("tflops") in `unit`.
-
-    `flat` roofs are {label: speed}, `slopes` {label: speed per unit of reach}.
-    """
-
-    reach_label: str
-    speed: str
-    unit: str
-    reach: Callable[[Any], float]
-    flat: dict[str, float] = dataclasses.field(default_factory=dict)
-    slopes: dict[str, float] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class Subject:
-    """What a kernel offers to the panel: named shapes, presets and axes, and the Space of a choice.
-
-    `presets` give the configurations of a preset for a dtype; `axes` what tells them apart (the first two are shown
-    first); `space(shape, dtype, target)` takes target None for the GPU here, ValueError says what it cannot take;
-    `recorded()` is a results.Record of earlier rows of any shape, `roofline(dtype)` the picture's axes.
-    """
-
-    name: str
-    shapes: dict[str, tuple[int, ...]]
-    dtypes: tuple[str, ...]
-    presets: dict[str, Callable[[str], list]]
-    axes: dict[str, Callable[[Any], str]]
-    space: Callable[[tuple[int, ...], str, str | None], Space]
-    recorded: Callable[[], results.Record]
-    roofline: Callable[[str], Roofline]
-    peer: str = "cuBLAS"
-
-
-# ---- the journal
-
-
-class Journal:
-    """Rows on disk, one JSON line each, on stable storage before `append` returns. Several sweeps may share one."""
-
-    def __init__(self, path: str | os.PathLike):
-        self.path = pathlib.Path(path)
-
-    def append(self, row: dict) -> None:
-        """Add a row; OSError when the disk refuses it."""
-        line = results.json_line(row, "a row").encode() + b"\n"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(f"{self.path}.lock"), open(self.path, "a+b") as file:
-            if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
-                line = b"\n" + line  # the last writer was killed in the middle of a line
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
-
-    def forget(self, keys: Iterable[str]) -> None:
-        """Drop the rows of `keys`, and what was made of them; OSError."""
-        keys = set(keys)
-        if not self.path.exists():
-            return
-        with filelock.FileLock(f"{self.path}.lock"):
-            kept = [row for key, row in self.rows().items() if key not in keys and not keys & set(row.get("of", ()))]
-            text = "".join(f"{results.json_line(row, 'a row')}\n" for row in kept)
-            results.write_atomically(self.path, text)
-
-    def rows(self) -> dict[str, dict]:
-        """The last row of each key. A line that is torn or no row counts for nothing."""
-        found = {}
-        try:
-            with open(self.path, "rb") as file:
-                for line in file:
-                    try:
-                        row = json.loads(line)
-                        found[row["key"]] = row
-                    except (ValueError, TypeError, KeyError):
-                        continue
-        except FileNotFoundError:
-            pass
-        return found
-
-
-def journal_for(name: str) -> Journal:
-    """The journal of an experiment: sweeps/<name>.jsonl in the repository, or in the folder that TILES_SWEEPS names."""
-    folder = os.environ.get("TILES_SWEEPS") or pathlib.Path(__file__).parents[1] / "sweeps"
-    return Journal(pathlib.Path(folder) / f"{name}.jsonl")
 
 
 # ---- what runs in an executor, here or on another machine

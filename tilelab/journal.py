@@ -1,0 +1,61 @@
+"""Rows of a sweep on disk: a JSON line each, safe from a crash, to resume from."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Iterable
+
+import filelock
+
+from tilelab import results
+
+
+class Journal:
+    """Rows on disk, one JSON line each, on stable storage before `append` returns. Several sweeps may share one."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = pathlib.Path(path)
+
+    def append(self, row: dict) -> None:
+        """Add a row; OSError when the disk refuses it."""
+        line = results.json_line(row, "a row").encode() + b"\n"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(f"{self.path}.lock"), open(self.path, "a+b") as file:
+            if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                line = b"\n" + line  # the last writer was killed in the middle of a line
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Drop the rows of `keys`, and what was made of them; OSError."""
+        keys = set(keys)
+        if not self.path.exists():
+            return
+        with filelock.FileLock(f"{self.path}.lock"):
+            kept = [row for key, row in self.rows().items() if key not in keys and not keys & set(row.get("of", ()))]
+            text = "".join(f"{results.json_line(row, 'a row')}\n" for row in kept)
+            results.write_atomically(self.path, text)
+
+    def rows(self) -> dict[str, dict]:
+        """The last row of each key. A line that is torn or no row counts for nothing."""
+        found = {}
+        try:
+            with open(self.path, "rb") as file:
+                for line in file:
+                    try:
+                        row = json.loads(line)
+                        found[row["key"]] = row
+                    except (ValueError, TypeError, KeyError):
+                        continue
+        except FileNotFoundError:
+            pass
+        return found
+
+
+def journal_for(name: str) -> Journal:
+    """The journal of an experiment: sweeps/<name>.jsonl in the repository, or in the folder that TILES_SWEEPS names."""
+    folder = os.environ.get("TILES_SWEEPS") or pathlib.Path(__file__).parents[1] / "sweeps"
+    return Journal(pathlib.Path(folder) / f"{name}.jsonl")
