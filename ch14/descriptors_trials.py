@@ -10,18 +10,19 @@ import torch
 from ch14 import descriptors
 from ch14.descriptors import CopyConfig
 from tilelab import bench, build, device, results
-from tilelab.space import Roofline, Space, Subject
+from tilelab.space import Roofline, Subject, TargetSpace
 
 SIDE = 16384  # bf16: 512 MiB read and 512 MiB written
 
 
 def pair(rows: int = SIDE, columns: int = SIDE) -> list[torch.Tensor]:
-    """A random bf16 matrix and one to copy it to."""
+    """Two random bf16 matrices, to copy one to the other."""
     return [torch.randn(rows, columns, device="cuda").bfloat16() for _ in range(2)]
 
 
 def measure(config: CopyConfig, rows: int = SIDE, columns: int = SIDE, **timing) -> dict:
-    """Copy, compare bit for bit, then time against torch: {status, reason, ms, peer_ms, ratio, gbps}."""
+    """Copy, compare bit for bit, then time against torch: {status, reason, ms, peer_ms, ratio, gbps}; when not ok
+    the first two."""
     source, destination = pair(rows, columns)
     destination.fill_(float("nan"))
     descriptors.copy_tma(source, destination, config)
@@ -52,22 +53,13 @@ def copies() -> results.Record:
 
 
 @dataclasses.dataclass(frozen=True)
-class CopySpace(Space):
-    """Copy configurations at one shape. `on` is the target to build for; None stands for the GPU here, where they are
-    timed too, or without one for the H200's."""
+class CopySpace(TargetSpace):
+    """Copy configurations at one shape."""
 
     rows: int
     columns: int
     on: str | None = None
     which: str = ""
-
-    @property
-    def live(self) -> bool:
-        return self.on is None and device.current().has_tma
-
-    @property
-    def target(self) -> str:
-        return self.on or (device.current().target if self.live else "sm_90a")
 
     def label(self, config):
         return {"name": self.which or "course", "config": str(config), "kernel": str(config),
@@ -77,7 +69,9 @@ class CopySpace(Space):
         return source()
 
     def reject(self, config):
-        return "" if device.limits(self.target).has_tma else f"{self.target} has no TMA: descriptors need sm_90a."
+        if device.limits(self.target).has_tma:
+            return ""
+        return f"{self.target} has no TMA: descriptors need sm_90a or newer."
 
     def job(self, config):
         tile = f"tensordesc<bf16[{config.block_m}, {config.block_n}]>"
@@ -85,7 +79,7 @@ class CopySpace(Space):
                          {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}, self.target, config.num_warps,
                          config.num_stages, name=str(config))
 
-    def warm(self, _):
+    def warm(self):
         torch.zeros(1, device="cuda")
         return {}
 

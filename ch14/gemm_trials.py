@@ -17,7 +17,7 @@ from ch14 import descriptors_trials, gemm, gemm_configs
 from ch14.gemm_configs import GemmConfig, configs, rejection
 from tilelab import bench, build, check, device, results
 from tilelab.journal import Journal
-from tilelab.space import Roofline, Space, Subject
+from tilelab.space import Roofline, Subject, TargetSpace
 from tilelab.sweep import Sweep
 
 SQUARES = (2048, 4096, 8192)
@@ -90,9 +90,8 @@ def label(config: GemmConfig, m: int, n: int, k: int, dtype: str = "bf16", layou
 
 
 @dataclasses.dataclass(frozen=True)
-class GemmSpace(Space):
-    """Configurations at one shape. `on` is the target to build for; None stands for the GPU here, where they are timed
-    too, or without one for the H200's. `careful` takes as many rounds for each as a figure that is kept deserves."""
+class GemmSpace(TargetSpace):
+    """Configurations at one shape. `careful` takes as many rounds for each as a figure that is kept deserves."""
 
     m: int
     n: int
@@ -102,14 +101,6 @@ class GemmSpace(Space):
     on: str | None = None
     which: str = ""
     careful: bool = False
-
-    @property
-    def live(self) -> bool:
-        return self.on is None and device.current().has_tma
-
-    @property
-    def target(self) -> str:
-        return self.on or (device.current().target if self.live else "sm_90a")
 
     @property
     def sms(self) -> int:
@@ -139,7 +130,7 @@ class GemmSpace(Space):
     def predicted_ms(self, config):
         return gemm_configs.predicted_ms(config, *self.case[:4], self.sms)
 
-    def warm(self, _):
+    def warm(self):
         library(*inputs(*self.case))()
         return {}
 

@@ -219,6 +219,19 @@ def test_a_space_from_a_notebook_is_refused(space):
     local = type("Local", (FaultSpace,), {"__module__": "__main__"})
     with pytest.raises(ValueError, match="Local from __main__: define it in a module"):
         Sweep(RIGHT, local(space.folder))
+    assert len(Sweep(RIGHT[:1], local(space.folder, live=False)).finish()) == 1  # only its job leaves the notebook
+
+
+def test_speed_beside_the_peer_counts_and_finals_before_it():
+    def row(kernel, **figures):
+        return {"kernel": kernel, "status": "ok", **figures}
+
+    warm, cool = row("warm", ms=2.0, ratio=1.1), row("cool", ms=1.5, ratio=0.9)  # the peer took 2.2, then 1.35
+    final = row("final", ms=9.0, ratio=0.1, final_ms=2.0, final_ratio=0.8)
+    rows = [cool, row("built"), warm, {**warm, "status": "wrong"}]
+    assert [found["kernel"] for found in sweep.fastest(rows)] == ["warm", "cool"]
+    assert sweep.fastest([*rows, final])[0] is final
+    assert sweep.fastest([row("slow", ms=2.0), row("quick", ms=1.0)])[0]["kernel"] == "quick"
 
 
 def test_an_executor_that_fails_is_a_row(space):

@@ -28,14 +28,12 @@ STOP_S = 10
 class Child:
     """`python -m module` in its own process, started when first asked and again after it died.
 
-    `env` are variables it sees beside the caller's; `what` names it in a reason ("the compiler"). `starts` counts its
-    processes.
+    `env` are variables it sees beside the caller's; `what` names it in a reason ("the compiler").
     """
 
     def __init__(self, module: str, what: str, **env: str):
         self.module, self.what, self.env = module, what, env
         self.ticket = self.process = self.said = None
-        self.starts = 0
         self.unread = b""
         self.closing = threading.Lock()
         _children.append(self)
@@ -46,7 +44,6 @@ class Child:
             [sys.executable, "-m", self.module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said,
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]), **self.env},
             start_new_session=True)  # an interrupt of the notebook is not the child's, and what it started dies with it
-        self.starts += 1
 
     @property
     def alive(self) -> bool:

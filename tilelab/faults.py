@@ -74,7 +74,7 @@ class FaultSpace(Space):
         return build.Job(kernel, {"x": "*fp32", "y": "*fp32", "n": "i32"},
                          {"BLOCK": config.block, "FAULT": config.fault}, self.target, aligned=("x", "y"))
 
-    def warm(self, _):
+    def warm(self):
         from tilelab import faults_kernels  # noqa: F401
 
         return {}

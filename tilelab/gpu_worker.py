@@ -16,22 +16,23 @@ def _answer(request: dict) -> dict:
     here = device.current()
     where = {"where": {"device": here.name, "gpu": device.uuid(), "host": socket.gethostname()}}
     try:
-        space, subject = pickle.loads(base64.b64decode(request["work"]))
+        space, arguments = pickle.loads(base64.b64decode(request["work"]))
         call = getattr(space, request["method"])
         try:
-            return {"value": call(subject), **where}
+            return {"value": call(*arguments), **where}
         except Exception as error:
             if _fatal(error) or _out_of_memory(error):
                 raise
             # A damaged entry of the compiler's cache shows in many ways; in an empty cache it cannot.
             _forget_kernels()
             with tempfile.TemporaryDirectory() as folder:
-                before = os.environ.get("TRITON_CACHE_DIR")
+                before = {"TRITON_CACHE_DIR": os.environ.pop("TRITON_CACHE_DIR", None)}
                 os.environ["TRITON_CACHE_DIR"] = folder
                 try:
-                    return {"value": call(subject), **where}
+                    return {"value": call(*arguments), **where}
                 finally:
-                    os.environ.pop("TRITON_CACHE_DIR") if before is None else os.environ.update(TRITON_CACHE_DIR=before)
+                    del os.environ["TRITON_CACHE_DIR"]
+                    os.environ.update({name: value for name, value in before.items() if value})
     except Exception as error:
         if _out_of_memory(error):
             _release()

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilelab import build, results
+from tilelab import build, device, results
 
 
 class Space(ABC):
@@ -22,7 +22,7 @@ class Space(ABC):
 
     @abstractmethod
     def label(self, config: Any) -> dict:
-        """The row's first fields; `kernel` names the configuration, as no other of the space."""
+        """The row's first fields; `kernel` is a name that no other configuration of the space has."""
 
     @abstractmethod
     def source(self) -> str:
@@ -44,7 +44,7 @@ class Space(ABC):
         """What a model expects; those expected to be fastest go first."""
         return None
 
-    def warm(self, _: None) -> dict:
+    def warm(self) -> dict:
         """What a worker does once before the first configuration: imports, the library's first call."""
         return {}
 
@@ -53,11 +53,26 @@ class Space(ABC):
         return []
 
 
+class TargetSpace(Space):
+    """A Space for the target `on`; None stands for the GPU here, where configurations are timed too, or without one for
+    the H200's."""
+
+    on: str | None
+
+    @property
+    def live(self) -> bool:
+        return self.on is None and device.current().has_tma
+
+    @property
+    def target(self) -> str:
+        return self.on or (device.current().target if self.live else "sm_90a")
+
+
 @dataclasses.dataclass(frozen=True)
 class Roofline:
     """Axes and roofs: a configuration stands at `reach(config)`, its speed is the row's `speed` ("tflops") in `unit`.
 
-    `flat` roofs are {label: speed}, `slopes` {label: speed per unit of reach}.
+    `flat` roofs are {label: speed in `unit`}, `slopes` {label: `unit` per unit of reach}.
     """
 
     reach_label: str

@@ -35,6 +35,7 @@ from tilelab.journal import Journal
 from tilelab.space import Space
 
 FINALISTS = 3
+AT_ONCE = 64  # builds handed to an executor that is not ours
 START_S = 180  # a worker imports torch and opens the GPU
 
 
@@ -50,12 +51,12 @@ def built(space: Space, config: Any, timeout_s: float, ticket: object) -> dict:
             "counts": counts, "build_s": round(report.seconds, 3)}
 
 
-def timed(method: str, space: Space, subject: Any, limit_s: float, gpu: str, ticket: object) -> dict:
-    """{"value": space.method(subject)} or {"reason"}, from the long-lived worker of `gpu` (a UUID; "": the only one).
+def timed(method: str, space: Space, arguments: tuple, limit_s: float, gpu: str, ticket: object) -> dict:
+    """{"value": space.method(*arguments)} or {"reason"}, from the long-lived worker of `gpu` (UUID; "": the only one).
 
     A task for an Executor. Sweeps on one GPU take turns; waiting for a turn does not count to `limit_s`.
     """
-    work = base64.b64encode(pickle.dumps((space, subject))).decode()
+    work = base64.b64encode(pickle.dumps((space, arguments))).decode()
     visible = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
     with _Turn(gpu), child.borrowed("tilelab.gpu_worker", "the GPU's worker", ticket, **visible) as worker:
         answer = _asked(worker, method, work, limit_s)
@@ -111,6 +112,19 @@ def keys(configs: Iterable, space: Space) -> dict[str, Any]:
     return {hashlib.sha256(repr([*about, config]).encode()).hexdigest()[:16]: config for config in configs}
 
 
+def fastest(rows: Iterable[dict]) -> list[dict]:
+    """The timed rows, fastest first; those that were timed against each other go before the rest.
+
+    By their speed against the peer that ran beside them, where there is one: the chip's clock changes during a sweep.
+    """
+    def standing(row: dict) -> tuple:
+        again = "final_ms" in row
+        ratio, ms = (row.get(f"final_{name}" if again else name) for name in ("ratio", "ms"))
+        return not again, 1 / ratio if ratio else ms
+
+    return sorted((row for row in rows if row["status"] == "ok" and row.get("ms")), key=standing)
+
+
 class Sweep:
     """A sweep of `configs` over `space`, begun at once in a thread of its own; iterate over it for rows.
 
@@ -121,16 +135,16 @@ class Sweep:
     `journal` keeps rows and gives those it has of the same source, configuration, shape, device and versions
     (`resumed`: True); with `again` those that failed or were wrong are tried once more. `builders` and `timers` are
     concurrent.futures Executors, ours by default: processes on this machine, a timing worker a visible GPU of one
-    model. `timers` is a list, one entry a configuration at a time. `limit_s` is the time that building, and then
-    measuring, one configuration may take.
+    model. `timers` is a list, one entry a configuration at a time. `limit_s` is the time that building one
+    configuration may take, then measuring it, and the last comparison. ValueError for a space of a notebook's own that
+    would have to be sent to another process.
     """
 
     def __init__(self, configs: Iterable, space: Space, *, journal: Journal | None = None, again: bool = False,
-                 builders: Executor | None = None, timers: Sequence[Executor] | None = None,
-                 workers: int | None = None, limit_s: float = 60):
+                 builders: Executor | None = None, timers: Sequence[Executor] | None = None, limit_s: float = 60):
         self.space, self.journal, self.again, self.limit_s = space, journal, again, limit_s
-        self.builders, self.timers, self.workers = builders, timers, workers
-        if type(space).__module__ == "__main__":
+        self.builders, self.timers = builders, timers
+        if type(space).__module__ == "__main__" and (space.live or builders is not None):
             raise ValueError(f"a worker cannot import {type(space).__name__} from __main__: define it in a module.")
         self.configs = keys(configs, space)
         self.rows: dict[str, dict] = {}
@@ -230,11 +244,10 @@ class Sweep:
 
     def _executors(self):
         """(executor and how many at a time) for builds, [(executor, gpu)] for timing, and those that are ours."""
-        own = []
-        builders, count = self.builders, self.workers
+        own, builders, count = [], self.builders, AT_ONCE
         if builders is None:
             cores = len(os.sched_getaffinity(0))
-            count = count or max(1, cores - 1 if self.space.live else cores)  # launching wants a core
+            count = max(1, cores - 1 if self.space.live else cores)  # launching wants a core
             builders = ThreadPoolExecutor(count, "build")
             own.append(builders)
         if not self.space.live:
@@ -245,7 +258,7 @@ class Sweep:
             gpus = device.alike()
             timers = [(ThreadPoolExecutor(1, "time"), gpu) for gpu in (gpus if len(gpus) > 1 else [""])]
             own += [executor for executor, _ in timers]
-        return (builders, count or 64), timers, own
+        return (builders, count), timers, own
 
     def _walk(self, builders, timers) -> None:
         """Every configuration to its row."""
@@ -264,7 +277,7 @@ class Sweep:
         free, ready = [], []
         building = timing = 0
         for place in timers if waiting else ():
-            self._submit(place[0], ("warm", None, place), timed, "warm", self.space, None, self.limit_s, place[1],
+            self._submit(place[0], ("warm", None, place), timed, "warm", self.space, (), self.limit_s, place[1],
                          self._ticket)
         begun = None
         while waiting or building or ready or timing:
@@ -276,7 +289,7 @@ class Sweep:
                 order, row = heapq.heappop(ready)
                 place = free.pop()
                 begun = begun or time.monotonic()
-                self._submit(place[0], ("timed", (order, row), place), timed, "measure", self.space, order[-1],
+                self._submit(place[0], ("timed", (order, row), place), timed, "measure", self.space, order[-1:],
                              self.limit_s, place[1], self._ticket)
                 timing += 1
             (what, item, place), answer = self._news_of_one()
@@ -297,17 +310,15 @@ class Sweep:
 
     def _final(self, timers) -> None:
         """Time the fastest again, interleaved, and name the winner."""
-        fast = sorted((row for row in self.rows.values() if row["status"] == "ok" and row.get("ms")),
-                      key=lambda row: row["ms"])[:FINALISTS]
+        fast = fastest(self.rows.values())[:FINALISTS]
         if not fast or not timers:
-            self.winner = min(fast, key=lambda row: row["ms"], default=None)
             return
         key = hashlib.sha256(" ".join(sorted(row["key"] for row in fast)).encode()).hexdigest()[:16]
         kept = (self.journal.rows() if self.journal else {}).get(key)
         if kept is None:
             executor, gpu = timers[0]
             self._submit(executor, ("finals", None, None), timed, "finals", self.space,
-                         [self.configs[row["key"]] for row in fast], self.limit_s, gpu, self._ticket)
+                         ([self.configs[row["key"]] for row in fast],), self.limit_s, gpu, self._ticket)
             _, answer = self._news_of_one()
             kept = {"key": key, "finals": answer.get("value") or [], "reason": answer.get("reason", ""),
                     "of": [row["key"] for row in fast]}
@@ -318,8 +329,7 @@ class Sweep:
             if final.get("ms"):
                 row = self.rows[of] | {f"final_{name}": final[name] for name in ("ms", "ratio") if name in final}
                 self._emit(row, new=False)
-        self.winner = min((self.rows[row["key"]] for row in fast),
-                          key=lambda row: (row.get("final_ms") is None, row.get("final_ms") or row["ms"]))
+        self.winner = fastest(self.rows.values())[0]
 
     def _submit(self, executor: Executor, about: tuple, task: Callable, *arguments) -> None:
         def done(future):
