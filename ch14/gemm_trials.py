@@ -283,11 +283,6 @@ def _chosen_space(shape: tuple[int, ...], dtype: str, target: str | None) -> Gem
     return GemmSpace(*shape, dtype, on=target)
 
 
-def _recorded() -> results.Record:
-    record = results.load("ch14_gemm_sweep")
-    return results.Record(record, live=False, stale=results.stale(record, source()))
-
-
 def _roofline(dtype: str) -> Roofline:
     record = results.load("ceilings")
     rows, gpu = {row["name"]: row for row in record["rows"]}, record["device"]["name"]
@@ -313,7 +308,7 @@ SUBJECT = Subject(
           "stages": lambda c: f"{c.num_stages} stages", "warps": lambda c: f"{c.num_warps} warps",
           "tile, warps": lambda c: f"{c.block_m}×{c.block_n}, {c.num_warps} w",
           "K step": lambda c: f"BLOCK_K {c.block_k}", "kernel": lambda c: c.kernel},
-    space=_chosen_space, recorded=_recorded, roofline=_roofline)
+    space=_chosen_space, recorded=lambda: results.recorded("ch14_gemm_sweep", source()), roofline=_roofline)
 
 
 def _arguments(argv):

@@ -22,18 +22,21 @@ from tilelab.journal import Journal
 from tilelab.sweep import Sweep
 
 SIDE = 4096
+KERNELS = pathlib.Path(faults.__file__).with_name("faults_kernels.py")
 
 
-def source() -> str:
-    """Hash of the engine."""
-    return results.source_hash(sweep.Sweep, sweep.built, sweep.timed, child, gpu_worker)
+def source(*things) -> str:
+    """Hash of the engine, and of what an experiment runs beside it."""
+    return results.source_hash(sweep.Sweep, sweep.built, sweep.timed, sweep.fastest, child, gpu_worker, *things)
 
 
-def _experiment(name: str, can_run=lambda: device.current().has_tma):
+def _experiment(name: str, *things, can_run=lambda: device.current().has_tma):
+    """A function that returns rows becomes one that returns a Record, live or recorded; `.source()` is its hash."""
     def wrap(rows):
         @functools.wraps(rows)
         def run() -> results.Record:
-            return results.live_or_recorded(name, rows, source(), can_run())
+            return results.live_or_recorded(name, rows, run.source(), can_run())
+        run.source = lambda: source(rows, *things)
         return run
     return wrap
 
@@ -42,7 +45,7 @@ def _experiment(name: str, can_run=lambda: device.current().has_tma):
 
 
 def autotuned() -> dict:
-    """Let triton.autotune choose from the grid at 4096 cubed: {seconds, kernel}. Descriptors are given each
+    """Let triton.autotune choose from the grid at 4096 cubed: {kernel, tuning_s}. Descriptors are given each
     configuration's block shapes by a hook, as in Triton's persistent matmul tutorial."""
     import torch
     import triton
@@ -75,7 +78,7 @@ def autotuned() -> dict:
 
 
 def swept() -> dict:
-    """The same grid through the engine: {kernel, restarts, timing_s}."""
+    """The same grid through the engine: {kernel, restarts, timing_s, gpus, measured}."""
     return _walked(careful=False)
 
 
@@ -107,7 +110,7 @@ def _timed_alone(name: str, cache: str, **env: str) -> dict:
 # ---- the experiments
 
 
-@_experiment("sweep_race")
+@_experiment("sweep_race", autotuned, gemm_trials.GemmSpace, gemm_trials.grid)
 def race():
     """96 configurations at 4096 cubed, bf16, cold caches, fresh processes: the engine and triton.autotune, then both
     winners against each other."""
@@ -124,10 +127,10 @@ def _compared(rows: list[dict]) -> list[dict]:
     winners = list(dict.fromkeys(row["kernel"] for row in rows))
     finals = dict(zip(winners, gemm_trials.GemmSpace(SIDE, SIDE, SIDE).finals([by_name[name] for name in winners])))
     return [row | {key: finals[row["kernel"]][key] for key in ("ms", "peer", "peer_ms", "ratio", "tflops")}
-            | {"status": "ok", "configurations": len(by_name)} for row in rows]
+            | {"status": "ok", "configurations": len(by_name), "cores": os.cpu_count()} for row in rows]
 
 
-@_experiment("sweep_faults", lambda: True)
+@_experiment("sweep_faults", faults, KERNELS, can_run=lambda: True)
 def faulty():
     """A sweep with every fault injected; the last row counts restarts."""
     with tempfile.TemporaryDirectory() as folder:
@@ -158,7 +161,7 @@ def autotuned_fault(fault: str) -> dict:
     return {"kernel": kernel.best_config.kwargs["FAULT"] or "the right one"}
 
 
-@_experiment("sweep_autotune_faults")
+@_experiment("sweep_autotune_faults", autotuned_fault, KERNELS)
 def autotune_faults():
     """What triton.autotune makes of a fault among its configurations, each in a process of its own."""
     rows = []
@@ -176,22 +179,30 @@ def autotune_faults():
     return rows
 
 
-@_experiment("sweep_cancel")
+@_experiment("sweep_cancel", faults)
 def cancelled():
-    """Cancel a sweep in the middle, five times: milliseconds from the call to the end of the iteration, rows kept."""
-    rows = []
-    for nth in range(5):
-        with tempfile.TemporaryDirectory() as folder:
-            journal = Journal(pathlib.Path(folder, "journal.jsonl"))
-            walk = Sweep(gemm_trials.grid(), gemm_trials.GemmSpace(SIDE, SIDE, SIDE), journal=journal)
-            while walk.counts.get("ok", 0) < 5 + nth:
-                time.sleep(0.003)
-            begun = time.monotonic()
-            walk.cancel()
-            seen = len(walk.finish())
-            rows.append({"answered_ms": (time.monotonic() - begun) * 1e3, "rows": seen, "status": "ok",
-                         "rows_on_disk": len(journal.rows())})
-    return rows
+    """Cancel a sweep, four times while configurations are timed and once while one hangs: milliseconds from the call to
+    the end of the iteration; rows that had come, and of those how many the journal has not."""
+    return [_cancelled(gemm_trials.grid(), gemm_trials.GemmSpace(SIDE, SIDE, SIDE), "timing", after) for after in
+            (5, 7, 9, 11)] + [_cancelled(faults.configs(("hang",)), faults.FaultSpace(""), "a hang", 2)]
+
+
+def _cancelled(configs, space, during: str, after: int) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        if not getattr(space, "folder", True):
+            space = faults.FaultSpace(folder)
+        journal = Journal(pathlib.Path(folder, "journal.jsonl"))
+        walk = Sweep(configs, space, journal=journal)
+        while walk.counts.get("ok", 0) < after:
+            time.sleep(0.003)
+        time.sleep(1 if during == "a hang" else 0)
+        begun = time.monotonic()
+        walk.cancel()
+        walk.finish()
+        answered_ms = (time.monotonic() - begun) * 1e3
+        came = {key for key, row in walk.rows.items() if "recorded" in row}
+        return {"during": during, "answered_ms": answered_ms, "rows": len(came), "status": "ok",
+                "lost": len(came - set(journal.rows()))}
 
 
 @_experiment("sweep_memory")
@@ -209,7 +220,8 @@ def memory():
     return [{"configurations": count, "before_mib": before, "after_mib": resident(), "status": "ok"}]
 
 
-@_experiment("sweep_gpus", lambda: device.current().has_tma and len(device.alike()) > 1)
+@_experiment("sweep_gpus", gemm_trials.GemmSpace, gemm_trials.grid,
+             can_run=lambda: device.current().has_tma and len(device.alike()) > 1)
 def gpus():
     """The timing phase of a warm, careful sweep of the grid: on one GPU, and on every visible one of its model; then
     both winners against each other."""

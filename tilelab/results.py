@@ -254,6 +254,12 @@ def live_or_recorded(experiment: str, run: Callable[[], Sequence[dict]], source:
         if os.environ.get("TILES_RECORD") == "1":
             save(record)
         return Record(record, live=True)
+    return recorded(experiment, source)
+
+
+def recorded(experiment: str, source: str) -> Record:
+    """The record of an experiment as it lies in results/, saying whether code of this `source` is newer; errors of
+    `load`."""
     record = load(experiment)
     return Record(record, live=False, stale=stale(record, source))
 
