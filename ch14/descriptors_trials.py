@@ -110,6 +110,6 @@ SUBJECT = Subject(
              "the field note's proposed 5": lambda _: descriptors.configs("proposed"),
              "the course's 4": lambda _: descriptors.configs("course")},
     axes={"tile": lambda c: f"{c.block_m}×{c.block_n}",
-          "warps, stages": lambda c: f"{c.num_warps} w, {c.num_stages} st"},
+          "warps, stages": lambda c: f"{c.num_warps} warps, {c.num_stages} stages"},
     space=_chosen_space, recorded=lambda: results.recorded("ch14_gemm_copy", source()), roofline=_roofline,
     peer="torch")

@@ -357,6 +357,6 @@ def gemm(a, b, *, scale_a=None, scale_b=None, out=None, config="best"):
 
 
 if __name__ == "__main__":
-    from ch14.gemm_trials import main
+    from ch14.gemm_cli import main
 
     sys.exit(main())

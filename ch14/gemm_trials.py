@@ -9,14 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import pathlib
 
 import torch
 
-from ch14 import descriptors_trials, gemm, gemm_configs
+from ch14 import gemm, gemm_configs
 from ch14.gemm_configs import GemmConfig, configs, rejection
 from tilelab import bench, build, check, device, results
-from tilelab.journal import Journal
 from tilelab.space import Roofline, Subject, TargetSpace
 from tilelab.sweep import Sweep
 
@@ -291,8 +289,7 @@ def _roofline(dtype: str) -> Roofline:
     return Roofline("operations a byte that TMA fetches, FLOP/B", "tflops", "TFLOP/s",
                     lambda config: 2 * config.block_m * config.block_n / (config.block_m + config.block_n)
                     / gemm_configs.ITEMSIZE[dtype],
-                    flat, {f"from L2, {from_l2:.0f} TB/s (model)": from_l2,
-                           f"from DRAM, {rows['copy']['gbps'] / 1e3:.1f} TB/s": rows["copy"]["gbps"] / 1e3})
+                    flat, {f"from L2, {from_l2:.0f} TB/s (model)": from_l2})  # DRAM's is no roof: tiles meet in L2
 
 
 SUBJECT = Subject(
@@ -304,98 +301,8 @@ SUBJECT = Subject(
              "the field note's proposed 6": functools.partial(configs, "proposed"),
              "the course's 8": functools.partial(configs, "course"), "grid of 96": grid},
     axes={"tile": lambda c: f"{c.block_m}×{c.block_n}",
-          "warps, stages": lambda c: f"{c.num_warps} w, {c.num_stages} st",
+          "warps, stages": lambda c: f"{c.num_warps} warps, {c.num_stages} stages",
           "stages": lambda c: f"{c.num_stages} stages", "warps": lambda c: f"{c.num_warps} warps",
-          "tile, warps": lambda c: f"{c.block_m}×{c.block_n}, {c.num_warps} w",
+          "tile, warps": lambda c: f"{c.block_m}×{c.block_n}, {c.num_warps} warps",
           "K step": lambda c: f"BLOCK_K {c.block_k}", "kernel": lambda c: c.kernel},
     space=_chosen_space, recorded=lambda: results.recorded("ch14_gemm_sweep", source()), roofline=_roofline)
-
-
-def _arguments(argv):
-    import argparse
-
-    parser = argparse.ArgumentParser(prog="python -m ch14.gemm", description="Check and time tile configurations of a "
-                                     "descriptor GEMM against cuBLAS; with --target only compile them.")
-    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
-    parser.add_argument("--mnk", default="4096,4096,4096", help="M,N,K (default 4096,4096,4096)")
-    parser.add_argument("--dtype", default="bf16", choices=tuple(gemm_configs.ITEMSIZE))
-    parser.add_argument("--layout", default="k", choices=("k", "n"), help="B as weight.T (k, default) or by rows (n)")
-    parser.add_argument("--config", default="best", metavar="SET|best|BM,BN,BK,WARPS,STAGES",
-                        help=f"a set ({', '.join(gemm_configs.SETS)}), best (default), or one tile")
-    parser.add_argument("--sweep", action="store_true", help="every configuration of a grid of tiles")
-    parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
-    parser.add_argument("--copy", action="store_true", help="the copy configurations instead of the GEMM")
-    parser.add_argument("--journal", metavar="PATH", help="keep each row in this JSONL file, and resume from it")
-    parser.add_argument("--json", metavar="PATH", help="write one JSON object to PATH, - for standard output")
-    return parser.parse_args(argv)
-
-
-def _chosen(options, m, n, k) -> list[GemmConfig]:
-    here = device.current()
-    if options.sweep:
-        return grid(options.dtype)
-    if options.config in gemm_configs.SETS:
-        return configs(options.config, options.dtype)
-    if options.config != "best":
-        return [gemm_configs.parse(options.config)]
-    target, sms = (here.target, here.sms) if here.has_tma else ("sm_90a", 132)
-    return gemm_configs.ranked("course", m, n, k, options.dtype, options.target or target, sms)[:1]
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The command line of ch14.gemm; returns the exit status."""
-    import sys
-
-    options = _arguments(argv)
-    try:
-        try:
-            m, n, k = (int(part) for part in options.mnk.split(","))
-        except ValueError:
-            raise ValueError(f"--mnk takes three sizes such as 4096,4096,4096; here it is {options.mnk!r}.") from None
-        _chosen_space((m, n, k), options.dtype, None)
-        if options.target:
-            device.limits(options.target)
-        else:
-            device.require("has_tma", "timing the " + ("copy" if options.copy else "GEMM"),
-                           "compile it with --target sm_100a" if not options.copy else "read results/")
-        if options.copy:
-            record = descriptors_trials.copies()
-        else:
-            chosen = _chosen(options, m, n, k)
-            if not chosen:
-                raise device.Unsupported(rejection(configs("course")[0], options.target, options.dtype))
-            which = "sweep" if options.sweep else options.config if "," not in options.config else "tile"
-            walk = Sweep(chosen, GemmSpace(m, n, k, options.dtype, options.layout, options.target, which,
-                                           careful=not options.sweep),
-                         journal=Journal(options.journal) if options.journal else None)
-            for row in walk:
-                if options.json != "-":
-                    print(_line(row), flush=True)
-            rows = walk.finish()
-            record = results.Record(results.make("ch14_gemm", rows, source()), live=True)
-        if options.copy and options.json != "-":
-            print(record)
-        if options.json:
-            text = results.to_json(record.data)
-            print(text, end="") if options.json == "-" else results.write_atomically(pathlib.Path(options.json), text)
-    except (ValueError, OSError, device.Unsupported) as error:
-        print(f"python -m ch14.gemm: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        kept = f"the rows so far are in {options.journal}" if options.journal else "--journal PATH would keep its rows"
-        print(f"python -m ch14.gemm: cancelled; {kept}.", file=sys.stderr)
-        return 130
-    statuses = {row["status"] for row in record.rows}
-    if "wrong" in statuses:
-        return 1
-    return 0 if "ok" in statuses else 2
-
-
-def _line(row: dict) -> str:
-    found = f"{row['kernel']:34} {row['status']:8} "
-    if row.get("ms"):
-        return found + (f"{row['ms'] * 1e3:9.1f} us {row['tflops']:6.0f} TFLOP/s {row['ratio']:6.3f} x cuBLAS   error "
-                        f"{row['error']:.1e} (cuBLAS {row['peer_error']:.1e})")
-    if row["status"] == "ok":
-        return found + f"{row['registers']} registers, {row['smem']:,} B of shared memory, {row['spills']} B spilled"
-    return found + row["reason"]

@@ -1,6 +1,5 @@
 """The experiments, the sweep and the command line, as far as they go without a GPU; and what the records must say."""
 
-import json
 import re
 from pathlib import Path
 
@@ -158,60 +157,6 @@ def test_predictions_are_recorded_beside_what_was_measured():
     for row in ok(H200["ch14_gemm_sweep"]["rows"]):
         config = next(config for config in gemm_trials.grid() if config.name == row["kernel"])
         assert row["predicted_ms"] == pytest.approx(gemm_configs.predicted_ms(config, *row["shape"], "bf16", 132))
-
-
-# ---- the command line
-
-
-def run(capsys, *arguments):
-    status = gemm_trials.main(list(arguments))
-    said = capsys.readouterr()
-    return status, said.out, said.err
-
-
-def test_command_line_compiles_for_another_gpu(capsys):
-    status, out, _ = run(capsys, "--target", "sm_100a", "--config", "proposed", "--json", "-")
-    record = json.loads(out)
-    assert status == 0 and [row["status"] for row in record["rows"]].count("rejected") == 4
-    assert set(results.KEYS) <= set(record)
-    status, out, _ = run(capsys, "--target", "sm_90a", "--config", "128,256,64,8,4")
-    assert status == 0 and "229,408 B of shared memory" in out
-
-
-def test_command_line_writes_a_file(capsys, tmp_path):
-    status, out, _ = run(capsys, "--target", "sm_121a", "--config", "conservative", "--json", str(tmp_path / "x.json"))
-    assert status == 0 and len(json.loads((tmp_path / "x.json").read_text())["rows"]) == 3 and "64,64,32,4,1" in out
-
-
-@pytest.mark.parametrize("arguments, message", [
-    (["--mnk", "4096,4096"], "--mnk takes three sizes such as 4096,4096,4096; here it is '4096,4096'"),
-    (["--mnk", "0,1,1"], "a shape is M,N,K, each at least 1"),
-    (["--target", "sm_42"], "unknown target 'sm_42'"),
-    (["--target", "sm_90a", "--config", "fast"], "a configuration is BLOCK_M"),
-    (["--target", "sm_90a", "--config", "96,96,64,4,3"], "block_m must be a power of two"),
-])
-def test_command_line_bad_usage_is_one_line_and_two(capsys, arguments, message):
-    status, out, err = run(capsys, *arguments)
-    assert status == 2 and message in err and len(err.splitlines()) == 1 and not out
-
-
-@pytest.mark.skipif(device.current().has_tma, reason="this GPU has TMA")
-@pytest.mark.parametrize("arguments", [[], ["--copy"], ["--sweep"]])
-def test_command_line_without_a_gpu(capsys, arguments):
-    status, _, err = run(capsys, *arguments)
-    assert status == 2 and "needs TMA" in err and len(err.splitlines()) == 1
-
-
-def test_command_line_rejected_tile(capsys):
-    status, out, _ = run(capsys, "--target", "sm_90a", "--config", "256,256,128,16,5")
-    assert status == 2 and "registers" in out
-
-
-@pytest.mark.gpu
-def test_command_line_measures(capsys):
-    status, out, _ = run(capsys, "--mnk", "1024,1024,1024", "--json", "-")
-    row = json.loads(out)["rows"][0]
-    assert status == 0 and row["status"] == "ok" and row["ratio"] > 0.5 and row["error"] <= 1.5 * row["peer_error"]
 
 
 def test_readme_states_what_the_records_hold():

@@ -1,0 +1,103 @@
+"""The command line of the GEMM, as far as it goes without a GPU."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ch14 import gemm_cli
+from tilelab import device, record, results
+
+
+def run(capsys, *arguments):
+    status = gemm_cli.main(list(arguments))
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def test_command_line_compiles_for_another_gpu(capsys):
+    status, out, _ = run(capsys, "--target", "sm_100a", "--config", "proposed", "--json", "-")
+    record = json.loads(out)
+    assert status == 0 and [row["status"] for row in record["rows"]].count("rejected") == 4
+    assert set(results.KEYS) <= set(record)
+    status, out, _ = run(capsys, "--target", "sm_90a", "--config", "128,256,64,8,4")
+    assert status == 0 and "229,408 B of shared memory" in out
+
+
+def test_command_line_writes_a_file(capsys, tmp_path):
+    status, out, _ = run(capsys, "--target", "sm_121a", "--config", "conservative", "--json", str(tmp_path / "x.json"))
+    assert status == 0 and len(json.loads((tmp_path / "x.json").read_text())["rows"]) == 3 and "64,64,32,4,1" in out
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--mnk", "4096,4096"], "--mnk takes three sizes such as 4096,4096,4096; here it is '4096,4096'"),
+    (["--mnk", "0,1,1"], "a shape is M,N,K, each at least 1"),
+    (["--target", "sm_42"], "unknown target 'sm_42'"),
+    (["--target", "sm_90a", "--config", "fast"], "a configuration is BLOCK_M"),
+    (["--target", "sm_90a", "--config", "96,96,64,4,3"], "block_m must be a power of two"),
+])
+def test_command_line_bad_usage_is_one_line_and_two(capsys, arguments, message):
+    status, out, err = run(capsys, *arguments)
+    assert status == 2 and message in err and len(err.splitlines()) == 1 and not out
+
+
+@pytest.mark.skipif(device.current().has_tma, reason="this GPU has TMA")
+@pytest.mark.parametrize("arguments", [[], ["--copy"], ["--sweep"]])
+def test_command_line_without_a_gpu(capsys, arguments):
+    status, _, err = run(capsys, *arguments)
+    assert status == 2 and "needs TMA" in err and len(err.splitlines()) == 1
+
+
+def test_command_line_rejected_tile(capsys):
+    status, out, _ = run(capsys, "--target", "sm_90a", "--config", "256,256,128,16,5")
+    assert status == 2 and "registers" in out
+
+
+@pytest.mark.gpu
+def test_command_line_measures(capsys):
+    status, out, _ = run(capsys, "--mnk", "1024,1024,1024", "--json", "-")
+    row = json.loads(out)["rows"][0]
+    assert status == 0 and row["status"] == "ok" and row["ratio"] > 0.5 and row["error"] <= 1.5 * row["peer_error"]
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--copy", "--target", "sm_100a"], "--copy goes with --json only; here is --target too"),
+    (["--copy", "--sweep"], "--copy goes with --json only; here is --sweep too"),
+    (["--sweep", "--config", "proposed"], "--sweep brings its own configurations: leave out --config"),
+    (["--dtype", "fp8", "--layout", "n"], "float8 tensor cores read B with K contiguous"),
+    (["--dtype", "fp4"], "invalid choice: 'fp4'"),
+])
+def test_contradictory_options_are_one_line_and_two(capsys, arguments, message):
+    with pytest.raises(SystemExit) as end:
+        gemm_cli.main(arguments)
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and message in err and len(err.splitlines()) == 1
+
+
+def test_a_sweep_is_kept_and_resumed(capsys, tmp_path):
+    arguments = ["--sweep", "--target", "sm_90a", "--journal", str(tmp_path / "rows.jsonl")]
+    status, out, _ = run(capsys, *arguments)
+    assert status == 0 and len(out.splitlines()) == 97
+    assert "67 ok" in out.splitlines()[-1] and "29 rejected" in out.splitlines()[-1]
+    status, out, _ = run(capsys, *arguments)
+    assert status == 0 and "68 of them kept from before" in out.splitlines()[-1]
+    status, _, err = run(capsys, "--sweep", "--target", "sm_90a", "--journal", str(tmp_path))
+    assert status == 2 and len(err.splitlines()) == 1
+
+
+def test_an_interrupted_sweep_says_what_is_kept(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    command = [sys.executable, "-m", "ch14.gemm", "--sweep", "--target", "sm_103a", "--journal", str(path)]
+    running = subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True, env=record.child_env(TRITON_CACHE_DIR=str(tmp_path)))
+    while not path.exists():
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=20)
+    assert running.returncode == 130 and len(err.splitlines()) == 1
+    assert re.search(r"cancelled; .*rows.jsonl keeps \d+ rows, and the same command goes on from there", err)
