@@ -28,7 +28,7 @@ SCREENSHOTS = ROOT / "build" / "screenshots"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 SIZE = {"width": 1280, "height": 800}
 TARGET, OTHER_TARGET = "sm_100a", "sm_120a"  # compiled for on any machine
-MENUS = {"shape": "input"} | dict.fromkeys(("kernel", "dtype", "preset", "x", "y", "target", "show"), "select")
+MENUS = {"sizes": "input"} | dict.fromkeys(("kernel", "shape", "dtype", "preset", "x", "y", "target", "show"), "select")
 CANCEL_MS = 500
 
 # Timed in the page, from the click to the status that says so: what a person at the projector sees.

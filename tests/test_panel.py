@@ -117,13 +117,24 @@ def test_a_choice_that_no_menu_has_is_refused(choice, says):
 def test_a_bad_shape_is_a_sentence_and_loses_nothing(text):
     shown = panel.Panel(GEMM, preset="grid of 96", shape="4096³")
     before = texts(shown)
-    shown.menus["shape"].value = text
+    shown.menus["sizes"].value = text
     assert "tiles-problem" in shown.status.value and "a shape is" in shown.status.value
     assert "<b>" not in shown.status.value and texts(shown) == before
     shown.buttons["run"].click()
     assert not shown.running and texts(shown) == before
-    shown.menus["shape"].value = "4096 x 4096 x 4096"
+    shown.menus["sizes"].value = "4096 x 4096 x 4096"
     assert "tiles-problem" not in shown.status.value and texts(shown) == before
+    assert shown.menus["shape"].value == "4096³"
+
+
+def test_a_shape_is_named_or_written_as_sizes():
+    shown = panel.Panel(GEMM, shape="512,512,512")
+    name, sizes = shown.menus["shape"], shown.menus["sizes"]
+    assert (name.value, sizes.value) == (None, "512,512,512") and shown.rows()[0]["shape"] == [512] * 3
+    name.value = "8192³"
+    assert sizes.value == "8192,8192,8192" and shown.rows()[0]["shape"] == [8192] * 3
+    sizes.value = "4096 4096 4096"
+    assert (name.value, sizes.value) == ("4096³", "4096,4096,4096") and shown.rows()[0]["shape"] == [4096] * 3
 
 
 def test_whatever_a_subject_raises_is_a_sentence():
@@ -141,11 +152,12 @@ def test_whatever_a_subject_raises_is_a_sentence():
 
 def test_recorded_rows_show_before_anything_runs_and_only_for_their_target():
     shown = panel.Panel(GEMM, preset="grid of 96", shape="4096³", target="sm_90a")
-    label = "recorded on NVIDIA H200, 20"
+    label = "recorded on NVIDIA H200"
     assert label in shown.title.value and "recorded" in shown.top.value and "hollow" in shown.roofline.value
     assert sum(bool(re.fullmatch(r"(★ )?\d\.\d\d", text)) for text in texts(shown)) > 50
     assert sum(text.startswith("★") for text in texts(shown)) == 1
     assert "rank correlation" in shown.status.value and "fastest, recorded" in shown.status.value
+    assert "0 of 96 · " in shown.status.value and not shown.progress.value
     shown.menus["target"].value = "sm_100a"
     assert label not in shown.title.value and "★" not in "".join(texts(shown)) and "<svg" not in shown.roofline.value
 
@@ -162,7 +174,19 @@ async def test_recorded_times_are_laid_over_what_is_built_here():
     shown.buttons["run"].click()
     await ended(shown)
     assert "recorded" not in shown.title.value + shown.top.value + shown.detail.value
-    assert all(re.match(r"ok \d+", text) for text in texts(shown))
+    assert all(re.fullmatch(r"\d+", text) for text in texts(shown))
+
+
+@in_loop
+async def test_building_leaves_the_recorded_winner_and_its_top_ten():
+    shown = panel.Panel(GEMM, preset="grid of 96", shape="4096³", target="sm_90a")
+    before = panel_rows.winner(shown.rows()), shown.top.value
+    shown.buttons["run"].click()
+    await ended(shown)
+    after = panel_rows.winner(shown.rows())
+    assert after["final_ms"] == before[0]["final_ms"] and after["kernel"] == before[0]["kernel"]
+    assert shown.top.value == before[1] and "tiles-rule" in shown.top.value
+    assert sum(text.startswith("★") for text in texts(shown)) == 1
 
 
 # ---- sweeping
@@ -185,10 +209,11 @@ async def test_a_sweep_runs_to_its_end_and_can_be_resumed_and_started_over(sweep
     assert not of_status(other, "waiting")
     other.buttons["run"].click()
     await ended(other)
+    assert "everything is kept from before; Start over builds again" in other.status.value
     assert all(row.get("resumed") for row in other.rows()) and next(sweeps.glob("*.jsonl")).read_text() == written
 
     neighbour = fresh()
-    neighbour.menus["shape"].value = "512,512,1024"
+    neighbour.menus["sizes"].value = "512,512,1024"
     neighbour.buttons["run"].click()
     await ended(neighbour)
     other.buttons["again"].click()
@@ -285,7 +310,7 @@ async def test_a_target_switch_on_what_is_built_redraws_within_300_ms(sweeps):
 def test_a_rejected_cell_says_why():
     shown = panel.Panel(GEMM, preset="grid of 96", shape="4096³", target="sm_120a")
     cell = of_status(shown, "rejected")[0]
-    assert cell.description == "memory" and "sm_120a has 101,376 B" in cell.tooltip
+    assert cell.description == "smem" and "sm_120a has 101,376 B" in cell.tooltip
     cell.click()
     assert "sm_120a has 101,376 B" in shown.detail.value and "tiles-selected" in cell._dom_classes
     shown.menus["x"].value = "kernel"  # several configurations a cell: all are listed
@@ -308,10 +333,21 @@ def test_words_and_shades():
     assert panel_html.shade(1.0, [0.1, 1.0], "ratio") == 23 and panel_html.shade(5, [5], "registers") == 23
 
 
-def test_the_winner_is_of_the_fastest_three_timed_again():
-    rows = [{"status": "ok", "ms": ms, "final_ms": final} for ms, final in ((1.0, 1.2), (1.1, 1.1), (1.2, 1.3))]
-    rows.append({"status": "ok", "ms": 1.25})
+def test_the_winner_was_timed_again_and_is_fastest_beside_the_peer():
+    rows = [{"status": "ok", "kernel": str(ms), "predicted_ms": predicted, "ms": ms, "peer_ms": ms * ratio,
+             "ratio": ratio, **({"final_ms": ms, "final_ratio": final} if final else {})}
+            for ms, ratio, final, predicted in (
+                (1.0, 0.90, 0.89, 2), (1.1, 0.95, 0.96, 2), (1.2, 0.94, 0.955, 1), (0.9, 0.97, None, 3))]
     assert panel_rows.winner(rows) is rows[1]
+    assert panel_rows.best(rows) == panel_rows.ranked(rows) == [rows[1], rows[2], rows[0], rows[3]]
+    fastest, model = panel_html.verdict(rows, "cuBLAS")
+    assert fastest == "fastest: 1.1, 1.10 ms, 0.96 × cuBLAS; within 1 %: 2 configurations"
+    assert model.endswith("predicted place 2, shared by 2")
+
+
+def test_numbers_keep_their_zeros():
+    assert [panel_html.number(value) for value in (0.028, 0.0277, 25.0, 99.97, 1234.5, 168, None)] == [
+        "0.0280", "0.0277", "25.0", "100", "1,234", "168", "–"]
 
 
 @in_loop

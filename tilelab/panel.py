@@ -9,7 +9,6 @@ it found stays in the notebook as a picture and a text table when the widgets ar
 from __future__ import annotations
 
 import asyncio
-import collections
 import functools
 import html
 from collections.abc import Coroutine
@@ -23,8 +22,9 @@ from tilelab.panel_rows import SHOWS, figure, winner, word
 from tilelab.space import Roofline, Subject
 
 DRAW_S = 0.2
-MENUS = {"kernel": "kernel", "shape": "shape", "dtype": "type", "preset": "configurations", "target": "target",
-         "x": "across", "y": "upwards", "show": "show"}
+MENUS = {"kernel": "kernel", "shape": "shape", "sizes": "or sizes", "dtype": "type",
+         "preset": "configurations", "target": "target", "x": "across", "y": "upwards", "show": "show"}
+VIEW = ("x", "y", "show")
 
 
 def targets() -> list[tuple[str, str]]:
@@ -56,8 +56,9 @@ _tasks: set[asyncio.Task] = set()
 class Panel:
     """The panel of some Subjects; `choice` presets menus (kernel, shape, dtype, preset, target, x, y, show).
 
-    A cell that ends with it shows the widgets, and beneath them what stays: a picture and a text table. `menus` and
-    `buttons` hold the widgets, `task` the sweep under way. ValueError for a choice that its menu does not have.
+    A cell that ends with it shows the widgets, and beneath them what stays: a picture and a text table; with `box`, the
+    widgets alone. `shape` is a name or sizes such as "512,512,512". `menus` and `buttons` hold the widgets, `task` the
+    sweep under way. ValueError for a choice that its menu does not have.
     """
 
     def __init__(self, *subjects: Subject, **choice: str):
@@ -84,8 +85,8 @@ class Panel:
     # -- widgets
 
     def _make(self) -> None:
-        self.menus = {name: widgets.Combobox(description=text, ensure_option=False, continuous_update=False)
-                      if name == "shape" else widgets.Dropdown(description=text) for name, text in MENUS.items()}
+        self.menus = {name: widgets.Text(description=text, continuous_update=False) if name == "sizes" else
+                      widgets.Dropdown(description=text) for name, text in MENUS.items()}
         self.buttons = {name: widgets.Button(description=text, tooltip=tip) for name, text, tip in (
             ("run", "Run", "sweep, or go on where a sweep was cancelled"),
             ("cancel", "Cancel", "stop now; what is finished stays"),
@@ -98,8 +99,8 @@ class Panel:
         self._ticks: list[widgets.HTML] = []
         self._blank = widgets.HTML()
         self._place: dict[widgets.Button, tuple[str, str]] = {}
-        self.left = left = widgets.VBox([self.title, self.grid, self.detail])
-        right = widgets.VBox([self.roofline, self.top])
+        self.left = left = widgets.VBox([self.title, self.grid])
+        right = widgets.VBox([self.detail, self.roofline, self.top])
         actions = widgets.HBox(list(self.buttons.values()))
         controls = [widgets.HBox(list(self.menus.values())),
                     widgets.HBox([widgets.VBox([actions, self.progress]), self.status])]
@@ -126,17 +127,27 @@ class Panel:
         """The menus that a kernel determines; what it offers too stays chosen."""
         subject = self.subjects[self.menus["kernel"].value]
         axes = list(subject.axes)
-        self._filling = True
+        for name, offered in (("dtype", subject.dtypes), ("preset", subject.presets), ("x", axes), ("y", axes)):
+            _offer(self.menus[name], list(offered), first=int(name == "y" and len(axes) > 1))
+        _offer(self.menus["show"], [(text.format(subject.peer), key) for key, (text, _) in SHOWS.items()])
+        self.menus["shape"].options = list(subject.shapes)
+        self._fill_shape(next(iter(subject.shapes)))
+
+    def _fill_shape(self, text: str) -> None:
+        """A shape's name into its menu where it has one, its sizes into their field; or there what cannot be read."""
+        subject = self.subjects[self.menus["kernel"].value]
         try:
-            for name, offered in (("dtype", subject.dtypes), ("preset", subject.presets), ("x", axes), ("y", axes)):
-                _offer(self.menus[name], list(offered), first=int(name == "y" and len(axes) > 1))
-            _offer(self.menus["show"], [(text.format(subject.peer), key) for key, (text, _) in SHOWS.items()])
-            self.menus["shape"].options = list(subject.shapes)
-            self.menus["shape"].value = next(iter(subject.shapes))
-        finally:
-            self._filling = False
+            sizes = panel_rows.shape_of(text, subject)
+            text = ",".join(map(str, sizes))
+        except ValueError:
+            sizes = None
+        self.menus["shape"].value = next((name for name, known in subject.shapes.items() if known == sizes), None)
+        self.menus["sizes"].value = text
 
     def _set(self, name: str, value: str) -> None:
+        if name in ("shape", "sizes"):
+            self._fill_shape(value)
+            return
         try:
             self.menus[name].value = value
         except TraitError:
@@ -161,12 +172,18 @@ class Panel:
         """Whether a sweep is under way."""
         return self.task is not None and not self.task.done()
 
-    def _changed(self, name: str, _) -> None:
+    def _changed(self, name: str, change) -> None:
         if self._filling:
             return
-        if name == "kernel":
-            self._fill()
-        if name not in ("x", "y", "show"):
+        self._filling = True
+        try:
+            if name == "kernel":
+                self._fill()
+            elif name in ("shape", "sizes"):
+                self._fill_shape(change["new"])
+        finally:
+            self._filling = False
+        if name not in VIEW:
             self._choose()
             return
         self._draw()
@@ -177,6 +194,7 @@ class Panel:
         if self.running:
             return False
         named = {name: self.menus[name].value for name in ("shape", "dtype", "preset", "target")}
+        named["shape"] = named["shape"] or self.menus["sizes"].value
         try:
             choice = panel_rows.choose(self.subjects[self.menus["kernel"].value], **named)
             self._kept |= {key: row for key, row in choice.journal.rows().items()
@@ -224,8 +242,10 @@ class Panel:
             walk.cancel()
             drawing.cancel()
             self._sweep = self.task = None
-        took = panel_html.seconds(walk.elapsed_s)
+        took, does = panel_html.seconds(walk.elapsed_s), "measures" if walk.space.live else "builds"
         self._note = f"cancelled after {took}: Run goes on from here" if walk.cancelled else f"done in {took}"
+        if not walk.cancelled and all(row.get("resumed") or "recorded" not in row for row in walk.rows.values()):
+            self._note = f"everything is kept from before; Start over {does} again"
         self._draw()
         self._keep()
 
@@ -273,7 +293,6 @@ class Panel:
         text, laid = SHOWS[show][0].format(choice.subject.peer), any(row.get("laid") for row in rows)
         source = choice.source if laid else ""
         if show != asked:
-            text = "ok, and its registers a thread" if show == "registers" else text
             source = f"nothing is timed on {choice.space.target}"
         _put(self.title, panel_html.heading(text, source, panel_html.scale(values, show) if values else ""))
         top = "top ten" + ", recorded" * laid if best else "predicted fastest of what builds"
@@ -314,11 +333,10 @@ class Panel:
         row = inside[0]
         value = figure(row, show)
         text = word(row) if value is None else panel_html.number(value, show)
-        if value is not None and show == "registers" != self.menus["show"].value:
-            text = f"ok {text}"
         classes = ["tiles-cell", f"tiles-{row['status']}"]
         if value is not None and row["status"] == "ok":
-            classes.append(f"tiles-q{panel_html.shade(value, values, show)}")
+            scale = "n" if SHOWS[show][1] is None else "q"
+            classes.append(f"tiles-{scale}{panel_html.shade(value, values, show)}")
         if best is not None and any(one is best for one in inside):
             text = f"★ {text}"  # not by colour alone
             classes.append("tiles-best")
@@ -364,24 +382,15 @@ class Panel:
         """Progress, the status line, and which buttons and menus can be used."""
         rows = self.rows() if rows is None else rows
         walk, choice = self._sweep, self._choice
-        counts = walk.counts if walk else collections.Counter(row["status"] for row in rows)
-        counts = {status: counts[status] for status in ("ok", "rejected", "wrong", "failed") if counts.get(status)}
-        done, note = sum(counts.values()), self._note
+        begun = walk or choice and any(key in self._kept for key in choice.configs)
+        done = sum(row["status"] != "waiting" for row in rows) if begun else 0  # what is only recorded does not count
+        note = self._note
         if walk and not walk.cancelled:
             note = f"about {panel_html.seconds(walk.seconds_left)} left" if walk.seconds_left else "starting"
-        elif choice and not note:
-            press = f"press Run to {'time' if choice.space.live else 'build'} them"
-            note = choice.source or "swept before" if done == len(rows) else press
-        found = ", ".join(f"{count} {status}" for status, count in counts.items())
-        said = [f"<p class='tiles-problem'>{html.escape(self._problem)}</p>"] if self._problem else []
-        if choice:
-            line = " · ".join(filter(None, (f"{done} of {len(rows)}", found, note)))
-            said.append(f"<p class='tiles-count'>{html.escape(line)}</p>")
-            said += [f"<p>{html.escape(text)}</p>" for text in panel_html.verdict(rows, choice.subject.peer)]
-        _put(self.status, f"<div role='status'>{''.join(said)}</div>")
+        _put(self.status, panel_html.status(choice, rows, done, note, self._problem))
         _update(self.progress, max=max(len(rows), 1), value=done)
         for name, menu in self.menus.items():
-            _update(menu, disabled=self.running and name not in ("x", "y", "show"))
+            _update(menu, disabled=self.running and name not in VIEW)
         for name in ("run", "again"):
             _update(self.buttons[name], disabled=self.running)
         _update(self.buttons["cancel"], disabled=not self.running)
@@ -396,7 +405,7 @@ class Panel:
             self._keep_again = self._keeping
 
     def _asked(self) -> tuple:
-        return self._choice, self.rows(), [self.menus[name].value for name in ("x", "y", "show")]
+        return self._choice, self.rows(), [self.menus[name].value for name in VIEW]
 
     @staticmethod
     def _still(choice, rows, axes) -> tuple:

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import collections
 import html
 import math
+import re
 from collections.abc import Sequence
 
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 from tilelab import plots
-from tilelab.panel_rows import SHOWS, figure, standing, winner
+from tilelab.panel_rows import SHOWS, Choice, figure, winner
 from tilelab.space import Roofline
 
 SHADES = 24
 
 
 def number(value: float | None, show: str = "ms") -> str:
-    """Three digits of a figure; a dash for none."""
+    """Three digits of a figure, all of a count; a dash for none."""
     if value is None:
         return "–"
     if show == "ratio":
         return f"{value:.2f}"
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    return f"{value:,.0f}" if isinstance(value, int) or value >= 99.95 else f"{value:#.3g}"
+
+
+def escaped(text: str) -> str:
+    """As HTML, where no line breaks within a date."""
+    return re.sub(r"\d{4}-\d\d-\d\d", r"<span class='tiles-date'>\g<0></span>", html.escape(text))
 
 
 def shade(value: float, values: Sequence[float], show: str) -> int:
-    """0 (dark) to SHADES - 1 (bright, better): speed from nothing to the peer's or more, others over their range."""
+    """0 to SHADES - 1 (better, or more): speed from nothing to the peer's or more, others over their range."""
     if show == "ratio":
         low, high = 0, max(1, *values)
     else:
@@ -65,18 +72,45 @@ def verdict(rows: Sequence[dict], peer: str) -> list[str]:
     best = winner(rows)
     if best is None:
         return []
+    timed = [row for row in rows if row["status"] == "ok" and row.get("ms")]
     ratio = f", {number(figure(best, 'ratio'), 'ratio')} × {peer}" if best.get("ratio") else ""
-    again = " (timed again against the next two)" if best.get("final_ms") else ""
     laid = ", recorded" if best.get("laid") else ""
-    said = [f"fastest{laid}: {best['kernel']}, {number(figure(best, 'ms'))} ms{ratio}{again}"]
-    both = [row for row in rows if row["status"] == "ok" and row.get("ms") and row.get("predicted_ms")]
-    if len(both) >= 3:
-        agree = plots.rank_correlation([row["predicted_ms"] for row in both], [figure(row, "ms") for row in both])
-        if best in both and not math.isnan(agree):
-            place = 1 + sum(row["predicted_ms"] < best["predicted_ms"] for row in both)
-            where = "in its top ten" if place <= 10 else "not in its top ten"
-            said.append(f"the model: rank correlation {agree:.2f}, the fastest {where} (no. {place})")
+    near = sum(_time(row) <= 1.01 * _time(best) for row in timed) - 1
+    ties = f"; within 1 %: {near} configuration{'s' * (near > 1)}" if near else ""
+    said = [f"fastest{laid}: {best['kernel']}, {number(figure(best, 'ms'))} ms{ratio}{ties}"]
+    both = [row for row in timed if row.get("predicted_ms")]
+    if len(both) >= 3 and best in both:
+        predicted = [row["predicted_ms"] for row in both]
+        agree = plots.rank_correlation(predicted, [row["ms"] / (row.get("peer_ms") or 1) for row in both])
+        if not math.isnan(agree):
+            place = 1 + sum(ms < best["predicted_ms"] for ms in predicted)
+            shared = predicted.count(best["predicted_ms"])
+            said.append(f"the model: rank correlation {agree:.2f}; the fastest has predicted place {place}"
+                        + f", shared by {shared}" * (shared > 1))
     return said
+
+
+def _time(row: dict) -> float:
+    """The peer's is 1, where there is one."""
+    ratio = figure(row, "ratio")
+    return 1 / ratio if ratio else figure(row, "ms")
+
+
+def status(choice: Choice | None, rows: Sequence[dict], done: int, note: str, problem: str) -> str:
+    """What went wrong, how far it is (with `note`, or what to do next), and the verdict."""
+    said = [f"<p class='tiles-problem'>{html.escape(problem)}</p>"] if problem else []
+    if choice:
+        counts = collections.Counter(row["status"] for row in rows)
+        found = ", ".join(f"{counts[name]} {name}" for name in ("ok", "rejected", "wrong", "failed") if counts[name])
+        press = f"press Run to {'time' if choice.space.live else 'build'}"
+        if not note and any(row.get("laid") == "row" for row in rows):
+            note = f"{choice.source}; {press} them here"
+        elif not note:
+            note = f"{press} {'the rest' if found else 'them'}" if counts["waiting"] else "swept before"
+        line = " · ".join(filter(None, (f"{done} of {len(rows)}", found, note)))
+        said.append(f"<p class='tiles-count'>{escaped(line)}</p>")
+        said += [f"<p>{html.escape(text)}</p>" for text in verdict(rows, choice.subject.peer)]
+    return f"<div role='status'>{''.join(said)}</div>"
 
 
 # ---- HTML
@@ -86,7 +120,7 @@ def detail(rows: Sequence[dict], peer: str, source: str) -> str:
     """Everything about the rows of one cell; an invitation where there are none."""
     if not rows:
         return "<p>Select a cell for its figures, or for why it has none.</p>"
-    return "".join(_detail_of(row, peer, source) for row in sorted(rows, key=standing))
+    return "".join(_detail_of(row, peer, source) for row in rows)
 
 
 def _detail_of(row: dict, peer: str, source: str) -> str:
@@ -109,13 +143,13 @@ def _detail_of(row: dict, peer: str, source: str) -> str:
     if row.get("counts"):
         facts.append(("PTX", ", ".join(f"{count} {name}" for name, count in row["counts"].items())))
     state = row["status"] + (f": {row['reason']}" if row.get("reason") else "")
-    lines = "".join(f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in facts)
+    lines = "".join(f"<dt>{name}</dt><dd>{escaped(text)}</dd>" for name, text in facts)
     return f"<h3>{html.escape(row['kernel'])}</h3><p>{html.escape(state)}</p><dl>{lines}</dl>"
 
 
 def heading(text: str, source: str = "", legend: str = "") -> str:
     """A heading, with where the figures are from in a line of its own."""
-    return f"<h3>{legend}{html.escape(text)}{f'<small>{html.escape(source)}</small>' if source else ''}</h3>"
+    return f"<h3>{legend}{html.escape(text)}{f'<small>{escaped(source)}</small>' if source else ''}</h3>"
 
 
 def top(rows: Sequence[dict], peer: str, title: str) -> str:
@@ -124,20 +158,24 @@ def top(rows: Sequence[dict], peer: str, title: str) -> str:
         return ""
     timed = any(row.get("ms") for row in rows)
     short = len({row.get("config") for row in rows}) == len(rows)  # else only the full name tells them apart
-    heads = ["configuration", "ms", f"× {peer}", "predicted ms"] if timed else [
-        "configuration", "predicted ms", "registers", "per SM"]
-    keys = ["ms", "ratio", "predicted_ms"] if timed else ["predicted_ms", "registers", "programs_per_sm"]
-    body = "".join("<tr><td>" + "<td>".join(
+    heads = {"ms": "ms", "ratio": f"× {peer}", "predicted_ms": "predicted ms"} if timed else {
+        "predicted_ms": "predicted ms", "registers": "registers", "programs_per_sm": "per SM"}
+    keys = [key for key in heads if any(row.get(key) for row in rows)]
+    again = sum("final_ms" in row for row in rows)  # these stand first
+    body = "".join(f"<tr{' class=tiles-rule' if place == again else ''}><td>" + "<td>".join(
         [html.escape(str(row["config"] if short else row["kernel"])), *(number(figure(row, key), key) for key in keys)])
-        for row in rows)
-    return (f"{heading(title)}<table><tr><th>{'<th>'.join(map(html.escape, heads))}</tr>{body}</table>")
+        for place, row in enumerate(rows, 1))
+    named = "<th>".join(html.escape(heads[key]) for key in keys)
+    told = "above the line: timed again, against each other" if again else ""
+    return f"{heading(title, told)}<table><tr><th>configuration<th>{named}</tr>{body}</table>"
 
 
 def scale(values: Sequence[float], show: str) -> str:
     """The colours' legend."""
     low, high = (0, max(1, *values)) if show == "ratio" else (min(values), max(values))
     ends = [number(high, show), number(low, show)] if SHOWS[show][1] else [number(low, show), number(high, show)]
-    return f"<span class='tiles-scale'>{ends[0]} <i></i> {ends[1]}</span>"
+    neutral = " tiles-neutral" if SHOWS[show][1] is None else ""
+    return f"<span class='tiles-scale{neutral}'>{ends[0]} <i></i> {ends[1]}</span>"
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -150,7 +188,7 @@ def _ticks(low: float, high: float) -> list[float]:
     return found
 
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 480, 290, 74, 56, 12, 14  # of the roofline, whose text is 17 high
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 480, 290, 58, 56, 30, 14  # of the roofline, whose text is 17 high
 
 
 def roofline(points: Sequence[tuple[float, dict]], reaches: Sequence[float], roof: Roofline) -> str:
@@ -194,8 +232,7 @@ def roofline(points: Sequence[tuple[float, dict]], reaches: Sequence[float], roo
     if not points:
         parts.append(f"<text x='{(LEFT + WIDTH) / 2}' y='{HEIGHT / 2}' text-anchor='middle'>nothing is timed</text>")
     parts.append(f"<text x='{(LEFT + WIDTH - RIGHT) / 2}' y='{HEIGHT - 8}' text-anchor='middle'>"
-                 f"{html.escape(roof.reach_label)}</text><text transform='translate(17 {(HEIGHT - BOTTOM) / 2}) "
-                 f"rotate(-90)' text-anchor='middle'>{html.escape(roof.unit)}</text>")
+                 f"{html.escape(roof.reach_label)}</text><text x='0' y='{TOP - 14}'>{html.escape(roof.unit)}</text>")
     return f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role='img' aria-label='roofline'>{''.join(parts)}</svg>"
 
 
@@ -203,13 +240,17 @@ def roofline(points: Sequence[tuple[float, dict]], reaches: Sequence[float], roo
 
 
 def _shades() -> str:
+    """Two scales: bright is better (q), and dark is more but not better (n)."""
     rules = []
-    colours = [colormaps["cividis"](level / (SHADES - 1))[:3] for level in range(SHADES)]
-    for level, (red, green, blue) in enumerate(colours):
-        ink = "#fff" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "#000"
-        rules.append(f".tiles-panel .tiles-q{level}{{background:{to_hex((red, green, blue))};color:{ink}}}")
-    stops = ",".join(map(to_hex, colours[::4] + colours[-1:]))
-    return "\n".join(rules) + f"\n.tiles-panel .tiles-scale i{{background:linear-gradient(90deg,{stops})}}"
+    for kind, scale, colour_map, first, last in (("q", ".tiles-scale", "cividis", 0, 1),
+                                                 ("n", ".tiles-scale.tiles-neutral", "Blues", .1, .8)):
+        colours = [colormaps[colour_map](first + (last - first) * level / (SHADES - 1))[:3] for level in range(SHADES)]
+        for level, (red, green, blue) in enumerate(colours):
+            ink = "#fff" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "#000"
+            rules.append(f".tiles-panel .tiles-{kind}{level}{{background:{to_hex((red, green, blue))};color:{ink}}}")
+        stops = ",".join(map(to_hex, colours[::4] + colours[-1:]))
+        rules.append(f".tiles-panel {scale} i{{background:linear-gradient(90deg,{stops})}}")
+    return "\n".join(rules)
 
 
 CSS = f"""<style>
@@ -224,16 +265,15 @@ CSS = f"""<style>
   font-size: inherit; color: inherit; margin: 0; min-width: 0; }}
 .tiles-panel .tiles-controls, .tiles-panel .tiles-main {{ flex-flow: row wrap; gap: 6px 12px; overflow: visible; }}
 .tiles-panel .tiles-actions {{ gap: 10px; overflow: visible; }}
-.tiles-panel .widget-dropdown, .tiles-panel .widget-text, .tiles-panel .widget-combobox {{ flex: 1 1 90px; height: auto;
-  flex-direction: column; align-items: stretch; margin: 0; width: auto; min-width: 90px; }}
+.tiles-panel .widget-dropdown, .tiles-panel .widget-text {{ flex: 1 0 auto; height: auto;
+  flex-direction: column; align-items: stretch; margin: 0; width: auto; min-width: 0; }}
 .tiles-panel .widget-label {{ width: auto; height: auto; font-size: 16px; line-height: 1.3; text-align: left;
   color: var(--soft); margin: 0; }}
 .tiles-panel .widget-label ~ select, .tiles-panel .widget-label ~ input[type="text"] {{ flex: 0 0 34px; font-size: 18px;
   height: 34px; width: 100%; background-color: var(--page); color: var(--ink); border: 1px solid var(--line); }}
-.tiles-panel .widget-label ~ select {{ appearance: auto; background-image: none; padding: 0 2px 0 4px; }}
-.tiles-panel .tiles-y, .tiles-panel .tiles-show {{ flex-basis: 122px; }}
-.tiles-panel .tiles-kernel, .tiles-panel .tiles-preset {{ flex-basis: 112px; }}
-.tiles-panel .tiles-dtype {{ flex: .5 1 60px; min-width: 60px; }}
+.tiles-panel .widget-label ~ select {{ appearance: auto; background-image: none; padding: 0 2px 0 4px;
+  field-sizing: content; }}
+.tiles-panel .tiles-sizes {{ flex: 1 1 150px; }}
 .tiles-panel select:disabled, .tiles-panel input:disabled {{ opacity: .55; }}
 .tiles-panel .tiles-button {{ font-size: 20px; height: 42px; line-height: 1; width: auto; padding: 0 18px; margin: 0;
   background: var(--pale); color: var(--ink); border: 1px solid var(--line); }}
@@ -267,11 +307,14 @@ CSS = f"""<style>
 .tiles-panel .tiles-failed, .tiles-panel .tiles-wrong {{ border: 2px solid var(--star); }}
 .tiles-panel .tiles-best {{ font-weight: bold; border: 3px solid var(--star); line-height: 28px; }}
 .tiles-panel .tiles-selected {{ outline: 4px solid var(--ink) !important; outline-offset: -2px; }}
-.tiles-panel .tiles-tick {{ font-size: 18px; white-space: nowrap; align-self: center; color: var(--ink); }}
+.tiles-panel .tiles-tick {{ font-size: 16px; line-height: 1.1; color: var(--ink); }}
 .tiles-panel .tiles-tick .widget-html-content {{ text-align: center; }}
+.tiles-panel .tiles-line {{ font-size: 18px; white-space: nowrap; align-self: center; }}
 .tiles-panel .tiles-line .widget-html-content {{ text-align: right; padding-right: 6px; }}
+.tiles-panel .tiles-date {{ white-space: nowrap; }}
 .tiles-panel .tiles-scale {{ float: right; font-size: 18px; font-weight: normal; }}
 .tiles-panel .tiles-scale i {{ display: inline-block; width: 110px; height: 14px; border: 1px solid var(--line); }}
+.tiles-panel .tiles-detail {{ max-height: 300px; overflow-y: auto; }}
 .tiles-panel .tiles-detail p {{ margin: 0 0 4px; font-size: 20px; }}
 .tiles-panel .tiles-detail dl {{ display: grid; grid-template-columns: auto 1fr; gap: 2px 12px; margin: 0; }}
 .tiles-panel .tiles-detail dt {{ font-weight: bold; }}
@@ -281,6 +324,7 @@ CSS = f"""<style>
 .tiles-panel .tiles-top th, .tiles-panel .tiles-top td {{ text-align: right; padding: 0 5px; background: none;
   border-bottom: 1px solid var(--line); }}
 .tiles-panel .tiles-top td {{ white-space: nowrap; }}
+.tiles-panel .tiles-top .tiles-rule td {{ border-bottom: 3px solid var(--ink); }}
 .tiles-panel .tiles-top th {{ font-size: 16px; line-height: 1.1; vertical-align: bottom; }}
 .tiles-panel .tiles-top :is(th, td):first-child {{ text-align: left; white-space: normal; }}
 .tiles-panel .tiles-roofline svg {{ width: 100%; max-width: 620px; display: block; font-size: 17px;

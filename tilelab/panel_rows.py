@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tilelab import sweep
@@ -18,13 +18,14 @@ from tilelab.journal import Journal, journal_for
 from tilelab.space import Space, Subject
 
 TOP = 10
-# What cells can show: a key, its words (with the name of the peer), and whether less is better.
+# What cells can show: a key, its words (with the name of the peer), and whether less is better (None: neither).
 SHOWS = {"ratio": ("speed × {}", False), "ms": ("ms", True), "predicted_ms": ("predicted ms", True),
-         "registers": ("registers", False), "smem": ("shared memory, KiB", False),
-         "programs_per_sm": ("programs per SM", False)}
+         "registers": ("registers", None), "smem": ("shared memory, KiB", None),
+         "programs_per_sm": ("programs per SM", None)}
 TIMED = ("ratio", "ms")
 # What a record says of a configuration that was built here.
-MEASURED = ("status", "reason", "ms", "peer_ms", "ratio", "tflops", "gbps", "error", "peer_error")
+MEASURED = ("status", "reason", "ms", "peer_ms", "ratio", "final_ms", "final_ratio", "tflops", "gbps", "error",
+            "peer_error")
 
 
 def figure(row: dict, show: str) -> float | None:
@@ -39,29 +40,25 @@ def word(row: dict) -> str:
     """One word for a row without a figure: what it has too little of, or its status."""
     if row["status"] in ("ok", "wrong", "waiting"):
         return {"waiting": "·"}.get(row["status"], row["status"])
-    causes = {"register": "registers", "shared memory": "memory", "tensor memory": "memory", "": row["status"]}
+    causes = {"register": "registers", "shared memory": "smem", "tensor memory": "tmem", "": row["status"]}
     return next(short for cause, short in causes.items() if cause in row["reason"])
 
 
-def standing(row: dict) -> tuple:
-    """Orders rows from best to worst: timed, built, waiting, then those that did not run."""
-    if row["status"] == "ok" and row.get("ms"):
-        return 0, row.get("final_ms") is None, row.get("final_ms") or row["ms"]
-    predicted = row.get("predicted_ms") or math.inf
-    return {"ok": 1, "waiting": 2}.get(row["status"], 3), False, predicted
+def ranked(rows: Sequence[dict]) -> list[dict]:
+    """Best first: timed, as a Sweep ranks them; then by prediction what was built, what waits, the rest."""
+    rest = [row for row in rows if row["status"] != "ok" or not row.get("ms")]
+    rest.sort(key=lambda row: ({"ok": 0, "waiting": 1}.get(row["status"], 2), row.get("predicted_ms") or math.inf))
+    return sweep.fastest(rows) + rest
 
 
 def winner(rows: Iterable[dict]) -> dict | None:
-    """The fastest, as a Sweep names it: of the fastest three, by their interleaved timing where there is one."""
-    timed = [row for row in rows if row["status"] == "ok" and row.get("ms")]
-    return min(sorted(timed, key=lambda row: row["ms"])[:sweep.FINALISTS], key=standing, default=None)
+    """The fastest, as a Sweep names it; None where nothing is timed."""
+    return next(iter(sweep.fastest(rows)), None)
 
 
-def best(rows: Iterable[dict]) -> list[dict]:
+def best(rows: Sequence[dict]) -> list[dict]:
     """The ten fastest; where nothing is timed, those that the model takes for the fastest of what was built."""
-    ranked = sorted((row for row in rows if row["status"] == "ok"), key=standing)
-    timed = [row for row in ranked if row.get("ms")]
-    return (timed or ranked)[:TOP]
+    return (sweep.fastest(rows) or [row for row in ranked(rows) if row["status"] == "ok"])[:TOP]
 
 
 def natural(text: str) -> tuple:
@@ -115,7 +112,7 @@ class Choice:
             cells[across(config), up(config)].append(row)
         order = sorted(cells, key=lambda place: natural(place[0]))
         order.sort(key=lambda place: natural(place[1]), reverse=True)
-        return {place: sorted(cells[place], key=standing) for place in order}
+        return {place: ranked(cells[place]) for place in order}
 
 
 def choose(subject: Subject, shape: str, dtype: str, preset: str, target: str) -> Choice:

@@ -10,6 +10,7 @@ import io
 from tilelab import device, panel_html, plots, results
 from tilelab.panel_rows import SHOWS, TIMED, TOP, Choice, best, figure, natural, word
 
+FORMATS = {"ratio": "{:.2f}", "ms": "{:#.3g}", "predicted_ms": "{:#.3g}"}
 COLUMNS = ("kernel", "ms", "ratio", "tflops", "gbps", "predicted_ms", "registers", "smem", "programs_per_sm")
 
 
@@ -35,7 +36,7 @@ def picture(choice: Choice, rows: list[dict], x: str, y: str, show: str) -> byte
              for (across, up), inside in cells.items()]
     shows = SHOWS[show][0].format(choice.subject.peer)
     said = [*panel_html.verdict(rows, choice.subject.peer), shows][0]
-    drawing = plots.heat_map(drawn, "x", "y", show, mark=word, fmt="{:.2f}" if show == "ratio" else "{:.3g}",
+    drawing = plots.heat_map(drawn, "x", "y", show, mark=word, fmt=FORMATS.get(show, "{:.3g}"),
                              title=f"{choice.name}: {said}", source=f"{shows}; {_provenance(choice, rows)}",
                              x_label=x, y_label=y)
     if len({across for across, _ in cells}) > 9:
