@@ -340,8 +340,8 @@ def test_the_winner_was_timed_again_and_is_fastest_beside_the_peer():
                 (1.0, 0.90, 0.89, 2), (1.1, 0.95, 0.96, 2), (1.2, 0.94, 0.955, 1), (0.9, 0.97, None, 3))]
     assert panel_rows.winner(rows) is rows[1]
     assert panel_rows.best(rows) == panel_rows.ranked(rows) == [rows[1], rows[2], rows[0], rows[3]]
-    fastest, model = panel_html.verdict(rows, "cuBLAS")
-    assert fastest == "fastest: 1.1, 1.10 ms, 0.96 × cuBLAS; within 1 %: 2 configurations"
+    fastest, near, model = panel_html.verdict(rows, "cuBLAS")
+    assert fastest == "fastest: 1.1, 1.10 ms, 0.96 × cuBLAS" and near == "within 1 %: 2 more configurations"
     assert model.endswith("predicted place 2, shared by 2")
 
 
@@ -369,7 +369,7 @@ async def test_a_picture_and_a_table_stay_in_the_notebook(outputs):
 
 
 def test_targets_are_those_with_tma():
-    offered = [value for _, value in panel.targets()]
+    offered = [value for _, value in panel_rows.targets()]
     assert [value for value in offered if value] == list(device.TARGETS[1:])
     assert ("" in offered) == device.current().has_tma
 

@@ -14,7 +14,7 @@ import html
 from collections.abc import Coroutine
 
 import ipywidgets as widgets
-from IPython.display import HTML, Image, display
+from IPython.display import display
 from traitlets import TraitError
 
 from tilelab import device, panel_html, panel_rows, panel_still, sweep
@@ -25,13 +25,6 @@ DRAW_S = 0.2
 MENUS = {"kernel": "kernel", "shape": "shape", "sizes": "or sizes", "dtype": "type",
          "preset": "configurations", "target": "target", "x": "across", "y": "upwards", "show": "show"}
 VIEW = ("x", "y", "show")
-
-
-def targets() -> list[tuple[str, str]]:
-    """The target menu: the GPU here, as "", then every target that has TMA."""
-    here = device.current()
-    known = [(target, target) for target in device.TARGETS if device.limits(target).has_tma]
-    return [(f"this GPU ({here.name})", "")] * here.has_tma + known
 
 
 def _sentence(error: BaseException) -> str:
@@ -120,7 +113,7 @@ class Panel:
                           ("theme", self._theme)):
             self.buttons[name].on_click(lambda _, act=act: act())
         _offer(self.menus["kernel"], list(self.subjects))
-        _offer(self.menus["target"], targets())
+        _offer(self.menus["target"], panel_rows.targets())
         self._fill()
 
     def _fill(self) -> None:
@@ -161,7 +154,7 @@ class Panel:
         bundle = {**self.box._repr_mimebundle_(), "text/plain": f"Panel({', '.join(self.subjects)})"}
         display(bundle, raw=True)  # its own text would name every widget
         # Drawn at once: a notebook that is executed without a browser drops what comes after its cell has ended.
-        self._handles = [display(what, display_id=True) for what in self._still(*self._asked())]
+        self._handles = [display(what, display_id=True) for what in panel_still.outputs(*self._asked())]
         if None in self._handles:  # no notebook
             self._handles = None
 
@@ -242,10 +235,7 @@ class Panel:
             walk.cancel()
             drawing.cancel()
             self._sweep = self.task = None
-        took, does = panel_html.seconds(walk.elapsed_s), "measures" if walk.space.live else "builds"
-        self._note = f"cancelled after {took}: Run goes on from here" if walk.cancelled else f"done in {took}"
-        if not walk.cancelled and all(row.get("resumed") or "recorded" not in row for row in walk.rows.values()):
-            self._note = f"everything is kept from before; Start over {does} again"
+        self._note = panel_html.ended(walk)
         self._draw()
         self._keep()
 
@@ -325,8 +315,8 @@ class Panel:
             children += [at.get((column, line), self._blank) for column in columns]
         children.append(self._blank)
         children += [_tick(next(ticks), column) for column in columns]
-        self.grid.layout.grid_template_columns = f"max-content repeat({len(columns)}, minmax(78px, 1fr))"
-        self.left.layout.flex = f"2 1 {110 + 80 * len(columns)}px"  # with many columns the rest goes beneath
+        self.grid.layout.grid_template_columns = f"max-content repeat({len(columns)}, minmax(66px, 1fr))"
+        self.left.layout.flex = f"1 1 {145 + 68 * len(columns)}px"  # with many columns the rest goes beneath
         self.grid.children = children
 
     def _draw_cell(self, button, place, inside, show, values, best) -> None:
@@ -335,8 +325,7 @@ class Panel:
         text = word(row) if value is None else panel_html.number(value, show)
         classes = ["tiles-cell", f"tiles-{row['status']}"]
         if value is not None and row["status"] == "ok":
-            scale = "n" if SHOWS[show][1] is None else "q"
-            classes.append(f"tiles-{scale}{panel_html.shade(value, values, show)}")
+            classes.append(panel_html.colour(value, values, show))
         if best is not None and any(one is best for one in inside):
             text = f"★ {text}"  # not by colour alone
             classes.append("tiles-best")
@@ -405,21 +394,14 @@ class Panel:
             self._keep_again = self._keeping
 
     def _asked(self) -> tuple:
-        return self._choice, self.rows(), [self.menus[name].value for name in VIEW]
-
-    @staticmethod
-    def _still(choice, rows, axes) -> tuple:
-        """The picture and the table; nothing to see where nothing is known."""
-        if not any(row["status"] != "waiting" for row in rows):
-            return HTML(""), HTML("")
-        return Image(data=panel_still.picture(choice, rows, *axes)), panel_still.table(choice, rows)
+        return self._choice, self.rows(), *(self.menus[name].value for name in VIEW)
 
     async def _keep_up(self) -> None:
         """Replace the picture and the table beneath the widgets. One at a time, the last one wins."""
         try:
             while True:
                 self._keep_again = False
-                for handle, what in zip(self._handles, await asyncio.to_thread(self._still, *self._asked())):
+                for handle, what in zip(self._handles, await asyncio.to_thread(panel_still.outputs, *self._asked())):
                     handle.update(what)
                 if not self._keep_again:
                     return
@@ -449,5 +431,6 @@ def _put(widget: widgets.HTML, text: str) -> None:
 
 
 def _tick(widget: widgets.HTML, text: str, *classes: str) -> widgets.HTML:
-    _update(widget, value=html.escape(text), _dom_classes=("tiles-tick", *classes))
+    text = html.escape(text) if classes else html.escape(text).replace(", ", ",<br>")  # beneath a column
+    _update(widget, value=text, _dom_classes=("tiles-tick", *classes))
     return widget

@@ -14,6 +14,7 @@ from matplotlib.colors import to_hex
 from tilelab import plots
 from tilelab.panel_rows import SHOWS, Choice, figure, winner
 from tilelab.space import Roofline
+from tilelab.sweep import Sweep
 
 SHADES = 24
 
@@ -30,6 +31,11 @@ def number(value: float | None, show: str = "ms") -> str:
 def escaped(text: str) -> str:
     """As HTML, where no line breaks within a date."""
     return re.sub(r"\d{4}-\d\d-\d\d", r"<span class='tiles-date'>\g<0></span>", html.escape(text))
+
+
+def colour(value: float, values: Sequence[float], show: str) -> str:
+    """The class of a cell: bright is better (q), or dark is more (n)."""
+    return f"tiles-{'n' if SHOWS[show][1] is None else 'q'}{shade(value, values, show)}"
 
 
 def shade(value: float, values: Sequence[float], show: str) -> int:
@@ -67,6 +73,16 @@ def seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 10 else f"{value:.0f} s" if value < 100 else f"{value / 60:.0f} min"
 
 
+def ended(walk: Sweep) -> str:
+    """What became of a sweep."""
+    took, does = seconds(walk.elapsed_s), "measures" if walk.space.live else "builds"
+    if walk.cancelled:
+        return f"cancelled after {took}: Run goes on from here"
+    if all(row.get("resumed") or "recorded" not in row for row in walk.rows.values()):
+        return f"everything is kept from before; Start over {does} again"
+    return f"done in {took}"
+
+
 def verdict(rows: Sequence[dict], peer: str) -> list[str]:
     """Sentences on the fastest, and on how well the model had predicted it."""
     best = winner(rows)
@@ -76,8 +92,9 @@ def verdict(rows: Sequence[dict], peer: str) -> list[str]:
     ratio = f", {number(figure(best, 'ratio'), 'ratio')} × {peer}" if best.get("ratio") else ""
     laid = ", recorded" if best.get("laid") else ""
     near = sum(_time(row) <= 1.01 * _time(best) for row in timed) - 1
-    ties = f"; within 1 %: {near} configuration{'s' * (near > 1)}" if near else ""
-    said = [f"fastest{laid}: {best['kernel']}, {number(figure(best, 'ms'))} ms{ratio}{ties}"]
+    said = [f"fastest{laid}: {best['kernel']}, {number(figure(best, 'ms'))} ms{ratio}"]
+    if near:
+        said.append(f"within 1 %: {near} more configuration{'s' * (near > 1)}")
     both = [row for row in timed if row.get("predicted_ms")]
     if len(both) >= 3 and best in both:
         predicted = [row["predicted_ms"] for row in both]
@@ -104,7 +121,7 @@ def status(choice: Choice | None, rows: Sequence[dict], done: int, note: str, pr
         found = ", ".join(f"{counts[name]} {name}" for name in ("ok", "rejected", "wrong", "failed") if counts[name])
         press = f"press Run to {'time' if choice.space.live else 'build'}"
         if not note and any(row.get("laid") == "row" for row in rows):
-            note = f"{choice.source}; {press} them here"
+            found, note = f"recorded: {found}", press
         elif not note:
             note = f"{press} {'the rest' if found else 'them'}" if counts["waiting"] else "swept before"
         line = " · ".join(filter(None, (f"{done} of {len(rows)}", found, note)))
@@ -119,7 +136,7 @@ def status(choice: Choice | None, rows: Sequence[dict], done: int, note: str, pr
 def detail(rows: Sequence[dict], peer: str, source: str) -> str:
     """Everything about the rows of one cell; an invitation where there are none."""
     if not rows:
-        return "<p>Select a cell for its figures, or for why it has none.</p>"
+        return "<p>Select a cell for its figures.</p>"
     return "".join(_detail_of(row, peer, source) for row in rows)
 
 
@@ -143,8 +160,9 @@ def _detail_of(row: dict, peer: str, source: str) -> str:
     if row.get("counts"):
         facts.append(("PTX", ", ".join(f"{count} {name}" for name, count in row["counts"].items())))
     state = row["status"] + (f": {row['reason']}" if row.get("reason") else "")
+    state = "" if facts and state == "ok" else f"<p>{html.escape(state)}</p>"
     lines = "".join(f"<dt>{name}</dt><dd>{escaped(text)}</dd>" for name, text in facts)
-    return f"<h3>{html.escape(row['kernel'])}</h3><p>{html.escape(state)}</p><dl>{lines}</dl>"
+    return f"<h3>{html.escape(row['kernel'])}</h3>{state}<dl>{lines}</dl>"
 
 
 def heading(text: str, source: str = "", legend: str = "") -> str:
@@ -166,7 +184,7 @@ def top(rows: Sequence[dict], peer: str, title: str) -> str:
         [html.escape(str(row["config"] if short else row["kernel"])), *(number(figure(row, key), key) for key in keys)])
         for place, row in enumerate(rows, 1))
     named = "<th>".join(html.escape(heads[key]) for key in keys)
-    told = "above the line: timed again, against each other" if again else ""
+    told = "above the line: timed again" if again else ""
     return f"{heading(title, told)}<table><tr><th>configuration<th>{named}</tr>{body}</table>"
 
 
@@ -195,9 +213,9 @@ def roofline(points: Sequence[tuple[float, dict]], reaches: Sequence[float], roo
     """An SVG: (reach, row) of timed rows under the roofs, both axes logarithmic; recorded ones are hollow."""
     speeds = [row[roof.speed] for _, row in points]
     left, right = min(reaches) / 1.35, max(reaches) * 1.35
-    roofs = [*roof.flat.values(), *(slope * max(reaches) for slope in roof.slopes.values())]
-    high = 1.6 * max(speeds + (list(roof.flat.values()) or roofs or [1]))
-    low = min([0.6 * value for value in speeds] + [high / 12])
+    ceiling = max([*roof.flat.values()] or speeds or [slope * right for slope in roof.slopes.values()] or [1])
+    high = 2 * max([ceiling, *speeds])  # leaves room for the labels, above everything drawn
+    low = min([0.6 * value for value in speeds] + [high / 14])
 
     def x(reach):
         return LEFT + (WIDTH - LEFT - RIGHT) * math.log(reach / left) / math.log(right / left)
@@ -214,16 +232,14 @@ def roofline(points: Sequence[tuple[float, dict]], reaches: Sequence[float], roo
                      f"<text x='{LEFT - 6}' y='{y(tick) + 6:.1f}' text-anchor='end'>{tick:,g}</text>")
     for label, speed in roof.flat.items():
         parts.append(f"<path class='roof' d='M{LEFT} {y(speed):.1f}H{WIDTH - RIGHT}'/>"
-                     f"<text x='{LEFT + 5}' y='{y(speed) - 7:.1f}'>"
+                     f"<text x='{LEFT + 5}' y='{y(speed) - 12:.1f}'>"
                      f"{html.escape(label)}, {speed:,.0f}</text>")
-    for label, slope in roof.slopes.items():
-        start, end = max(left, low / slope), min(right, high / slope)
+    for place, (label, slope) in enumerate(roof.slopes.items()):
+        start, end = max(left, low / slope), min(right, ceiling / slope)
         if start < end:
-            angle = math.degrees(math.atan2(y(slope * end) - y(slope * start), x(end) - x(start)))
             parts.append(f"<path class='roof' d='M{x(start):.1f} {y(slope * start):.1f}"
                          f"L{x(end):.1f} {y(slope * end):.1f}'/>"
-                         f"<text class='slope' transform='translate({x(start) + 8:.1f} {y(slope * start) - 8:.1f}) "
-                         f"rotate({angle:.1f})'>{html.escape(label)}</text>")
+                         f"<text x='{LEFT + 5}' y='{TOP + 15 + 19 * place}'>slope: {html.escape(label)}</text>")
     best = winner(row for _, row in points)
     for reach, row in sorted(points, key=lambda point: point[1] is best):
         kind = ("hollow" if row.get("laid") else "full") + " best" * (row is best)
@@ -260,6 +276,7 @@ CSS = f"""<style>
   overflow: hidden; color-scheme: light; }}
 .tiles-panel.tiles-dark {{ --ink: #f4f4f4; --page: #16181b; --soft: #b8b8b8; --pale: #24272b; --line: #5a5a5a;
   --grey: #4b4f54; --stripe: #43474c; --accent: #56B4E9; --star: #E69F00; color-scheme: dark; }}
+.tiles-panel, .tiles-panel * {{ font-family: Arial, Helvetica, sans-serif !important; }}
 .tiles-panel .widget-box {{ color: inherit; }}
 .tiles-panel .widget-html, .tiles-panel .widget-html-content {{ height: auto; line-height: inherit;
   font-size: inherit; color: inherit; margin: 0; min-width: 0; }}
@@ -294,7 +311,7 @@ CSS = f"""<style>
 .tiles-panel .widget-html-content :is(h2, h3) {{ font-size: 22px; line-height: 1.25; margin: 6px 0 4px; }}
 .tiles-panel .widget-html-content small {{ font-size: 18px; font-weight: normal; display: block; }}
 .tiles-panel .tiles-left {{ min-width: 0; max-width: 100%; overflow: visible; }}
-.tiles-panel .tiles-right {{ flex: 1 1 390px; min-width: 0; overflow: visible; }}
+.tiles-panel .tiles-right {{ flex: 2 1 340px; min-width: 0; overflow: visible; }}
 .tiles-panel .tiles-map {{ gap: 2px; overflow-x: auto; overflow-y: hidden; padding-bottom: 2px; }}
 .tiles-panel .tiles-map > * {{ width: auto; min-width: 0; margin: 0; }}
 .tiles-panel .tiles-cell {{ font-size: 19px; height: 34px; line-height: 32px; padding: 0; overflow: hidden;
@@ -302,11 +319,11 @@ CSS = f"""<style>
 .tiles-panel .tiles-ok {{ background: var(--page); color: var(--ink); border: 1px solid var(--line); }}
 .tiles-panel .tiles-waiting {{ background: var(--pale); color: var(--soft); border: 1px dashed var(--line); }}
 .tiles-panel .tiles-rejected, .tiles-panel .tiles-failed, .tiles-panel .tiles-wrong {{ color: var(--ink);
-  font-size: 18px; letter-spacing: -.4px;
+  font-size: 16px; letter-spacing: -.4px;
   background: repeating-linear-gradient(135deg, var(--grey) 0 7px, var(--stripe) 7px 9px); }}
 .tiles-panel .tiles-failed, .tiles-panel .tiles-wrong {{ border: 2px solid var(--star); }}
-.tiles-panel .tiles-best {{ font-weight: bold; border: 3px solid var(--star); line-height: 28px; }}
-.tiles-panel .tiles-selected {{ outline: 4px solid var(--ink) !important; outline-offset: -2px; }}
+.tiles-panel .tiles-best {{ font-size: 17px; font-weight: bold; border: 3px solid var(--star); line-height: 28px; }}
+.tiles-panel .tiles-selected {{ outline: 4px solid var(--ink) !important; outline-offset: -4px; }}
 .tiles-panel .tiles-tick {{ font-size: 16px; line-height: 1.1; color: var(--ink); }}
 .tiles-panel .tiles-tick .widget-html-content {{ text-align: center; }}
 .tiles-panel .tiles-line {{ font-size: 18px; white-space: nowrap; align-self: center; }}
@@ -336,5 +353,8 @@ CSS = f"""<style>
 .tiles-panel .tiles-roofline .full {{ fill: var(--accent); }}
 .tiles-panel .tiles-roofline .hollow {{ fill: none; }}
 .tiles-panel .tiles-roofline .best {{ stroke: var(--star); stroke-width: 4; }}
+body[data-voila]:has(.tiles-dark) {{ --jp-layout-color0: #16181b; --jp-layout-color1: #16181b;
+  --jp-content-font-color0: #f4f4f4; --jp-content-font-color1: #f4f4f4; background: #16181b; }}
+body[data-voila] h1 {{ font-size: 22px; margin: 0; }}
 {_shades()}
 </style>"""

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tilelab import sweep
+from tilelab import device, sweep
 from tilelab.journal import Journal, journal_for
 from tilelab.space import Space, Subject
 
@@ -113,6 +113,13 @@ class Choice:
         order = sorted(cells, key=lambda place: natural(place[0]))
         order.sort(key=lambda place: natural(place[1]), reverse=True)
         return {place: ranked(cells[place]) for place in order}
+
+
+def targets() -> list[tuple[str, str]]:
+    """The target menu: the GPU here, as "", then every target that has TMA."""
+    here = device.current()
+    known = [(target, target) for target in device.TARGETS if device.limits(target).has_tma]
+    return [(f"this GPU ({here.name})", "")] * here.has_tma + known
 
 
 def choose(subject: Subject, shape: str, dtype: str, preset: str, target: str) -> Choice:

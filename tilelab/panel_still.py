@@ -7,6 +7,8 @@ import dataclasses
 import functools
 import io
 
+from IPython.display import HTML, Image
+
 from tilelab import device, panel_html, plots, results
 from tilelab.panel_rows import SHOWS, TIMED, TOP, Choice, best, figure, natural, word
 
@@ -26,6 +28,13 @@ class _Tick:
 
     def __str__(self):
         return self.text
+
+
+def outputs(choice: Choice, rows: list[dict], *axes: str) -> tuple:
+    """The picture and the table; nothing to see where nothing is known."""
+    if not any(row["status"] != "waiting" for row in rows):
+        return HTML(""), HTML("")
+    return Image(data=picture(choice, rows, *axes)), table(choice, rows)
 
 
 def picture(choice: Choice, rows: list[dict], x: str, y: str, show: str) -> bytes:
