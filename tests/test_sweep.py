@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 import torch
+from odd_space import OddSpace
 
 from ch14 import gemm_trials
 from tilelab import child, device, faults, results, sweep
@@ -234,6 +235,94 @@ def test_speed_beside_the_peer_counts_and_finals_before_it():
     assert sweep.fastest([row("slow", ms=2.0), row("quick", ms=1.0)])[0]["kernel"] == "quick"
 
 
+ODD = {"ratio": "NaN or infinity", "infinite": "NaN or infinity", "text": "no row", "negative": "no row",
+       "no status": "no row",       "list": "no row", "surrogate": "", "long": "xxx", "label": "no label", "reject": "division by zero",
+       "label of a set": "", "exit": "exit status 0", "leaves a process": "SIGABRT", "true reason": "the true reason"}
+
+
+def test_an_odd_answer_is_one_row_that_failed(tmp_path, journal):
+    """Whatever a configuration gives, the others' rows are right and the journal can be read."""
+    odd = [Config(64, fault) for fault in ODD]
+    rows = Sweep([*odd, *RIGHT], OddSpace(str(tmp_path)), journal=journal, limit_s=4).finish()
+    for row, words in zip(rows, ODD.values()):
+        assert row["status"] == "failed" and words in row["reason"] and len(row["reason"]) <= 320, row
+    assert [row["status"] for row in rows[len(ODD):]] == ["ok"] * 3
+    assert len(journal.rows()) >= len(ODD)
+    left = int((tmp_path / "left").read_text())
+    wait_for(lambda: not alive(left), 5)
+
+
+@pytest.mark.parametrize("fault", ["own key", "fork", "closes", "predicted nan", "predicted text", "predicted"])
+def test_what_is_odd_and_harmless(tmp_path, journal, fault):
+    odd = Config(64, fault)
+    rows = Sweep([odd, *RIGHT], OddSpace(str(tmp_path)), journal=journal).finish()
+    assert [(row["status"], row["ms"]) for row in rows] == [("ok", float(c.block)) for c in (odd, *RIGHT)]
+    assert rows[0]["kernel"] == f"64 {fault}" and set(journal.rows()) >= {row["key"] for row in rows}
+
+
+@pytest.mark.parametrize("own", ["finals nan", "finals dict", "finals short"])
+def test_finals_that_are_none_leave_the_first_ranking(tmp_path, own):
+    walk = Sweep(RIGHT, OddSpace(str(tmp_path), own=own))
+    assert all("final_ms" not in row for row in walk.finish()) and walk.winner["block"] == 256
+
+
+def test_bad_arguments_are_one_sentence(space):
+    for limit_s in (0, -1, None, "5", float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="limit_s must be a positive number of seconds; here it is"):
+            Sweep(RIGHT, space, limit_s=limit_s)
+    with pytest.raises(ValueError, match="timers must name at least one executor"):
+        Sweep(RIGHT, space, timers=[])
+
+
+def test_cancel_answers_while_the_space_is_still_asked(tmp_path):
+    walk = Sweep([Config(2**power, "predicted") for power in range(4, 104)], OddSpace(str(tmp_path), own="slow"))
+    time.sleep(0.2)
+    begun = time.monotonic()
+    walk.cancel()
+    walk.finish()
+    assert time.monotonic() - begun < 0.5
+
+
+def test_cancel_at_any_moment_leaves_nothing_running(space):
+    """Cancelling races with the start of a process; nothing may run on for the rest of its time limit."""
+    for pause_ms in (0, 1, 2, 4, 8, 16, 200):
+        walk = Sweep([Config(64, "hang")], space)
+        time.sleep(pause_ms / 1e3)
+        walk.cancel()
+        walk.finish()
+        wait_for(lambda: not child._lent.busy, 2)
+
+
+LEAVES = """
+import sys, time
+from tilelab import faults
+from tilelab.sweep import Sweep
+if __name__ == "__main__":
+    walk = Sweep([faults.Config(16), faults.Config(64, "hang")], faults.FaultSpace(sys.argv[1]))
+    while walk.counts.get("ok", 0) < 1:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    HOW
+"""
+
+
+@pytest.mark.parametrize("how", ["pass", "raise KeyboardInterrupt", "iter(walk)"])
+def test_a_script_that_ends_does_not_wait_for_a_hang(space, tmp_path, how):
+    script = tmp_path / "leaves.py"
+    script.write_text(LEAVES.replace("HOW", how))
+    begun = time.monotonic()
+    subprocess.run([sys.executable, script, space.folder], timeout=30, stderr=subprocess.DEVNULL, check=False,
+                   env={**os.environ, "PYTHONPATH": os.pathsep.join([str(child.ROOT), *filter(None, sys.path)])})
+    assert time.monotonic() - begun < 20  # the hang's limit is 60 s
+    wait_for(lambda: not any(alive(int(process)) for process, *_ in log(space)), 5)
+
+
+def test_a_pool_of_processes_carries_it_too(space):
+    with ProcessPoolExecutor(2) as pool:
+        rows = Sweep([*RIGHT, Config(64, "wrong result")], space, builders=pool, timers=[pool]).finish()
+    assert [row["status"] for row in rows] == ["ok"] * 3 + ["wrong"]
+
+
 def test_an_executor_that_fails_is_a_row(space):
     class Broken(ThreadPoolExecutor):
         def submit(self, task, *arguments):
@@ -251,12 +340,20 @@ def test_a_journal_that_cannot_be_written_ends_the_sweep(space, tmp_path):
 
 def test_journal_takes_what_is_left_of_a_damaged_file(journal):
     lines = [b'{"key": "a", "n": 1}', b"[1]", b'"x"', b"\xff\xfe", b"null", b'{"n": 2}', b'{"key": "a", "n": 3}',
-             b'{"key": "t']
+             b"[" * 100000, b'{"key": 1}', b'{"key": "t']
     journal.path.write_bytes(b"\n".join(lines))
     assert journal.rows() == {"a": {"key": "a", "n": 3}}
     journal.append({"key": "b"})
     assert set(journal.rows()) == {"a", "b"}
     assert Journal(journal.path.with_name("none")).rows() == {}
+
+
+def test_rows_of_a_journal_that_are_none_are_measured_again(space, journal):
+    first, second, third = sweep.keys(RIGHT, space)
+    for row in ({"key": first}, {"key": second, "status": "ok", "ms": "x"}, {"key": third, "status": "fine"}):
+        journal.append(row)
+    rows = Sweep(RIGHT, space, journal=journal).finish()
+    assert [row["status"] for row in rows] == ["ok"] * 3 and not any("resumed" in row for row in rows)
 
 
 def test_dask_carries_it_further(space):

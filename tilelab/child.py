@@ -5,8 +5,10 @@ A caller borrows a child, asks, and puts it back, so that each imports its compi
 
 from __future__ import annotations
 
-import atexit
+import concurrent.futures.thread
 import contextlib
+import ctypes
+import itertools
 import json
 import os
 import pathlib
@@ -23,6 +25,11 @@ from collections.abc import Callable, Iterator
 
 ROOT = pathlib.Path(__file__).parents[1]
 STOP_S = 10
+SAID = 1 << 16  # how much of what it wrote is read, from either end
+
+
+class Killed(RuntimeError):
+    """Nobody waits for the answer any more."""
 
 
 class Child:
@@ -34,16 +41,23 @@ class Child:
     def __init__(self, module: str, what: str, **env: str):
         self.module, self.what, self.env = module, what, env
         self.ticket = self.process = self.said = None
+        self.killed = False
         self.unread = b""
-        self.closing = threading.Lock()
-        _children.append(self)
+        self.numbers = itertools.count()
+        self.starting = threading.Lock()
 
     def _start(self) -> None:
         self.said, self.unread = tempfile.TemporaryFile("a+b"), b""
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", self.module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]), **self.env},
-            start_new_session=True)  # an interrupt of the notebook is not the child's, and what it started dies with it
+        path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+        with self.starting:
+            if self.killed or _lent.ended:
+                self.said.close()
+                raise Killed("it was cancelled")
+            env = {**os.environ, "PYTHONPATH": path, "TILELAB_PARENT": str(os.getpid()), **self.env}
+            # By a thread that lives as long as this process: with that thread the kernel would end the child.
+            self.process = _lent.starter.submit(
+                subprocess.Popen, [sys.executable, "-m", self.module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=self.said, env=env, start_new_session=True).result()  # an interrupt is the notebook's alone
 
     @property
     def alive(self) -> bool:
@@ -51,7 +65,7 @@ class Child:
         return self.process is not None and self.process.poll() is None
 
     def ask(self, request: dict, timeout_s: float) -> dict:
-        """Its answer, or {"reason": why there is none, "died": True}."""
+        """Its answer, or {"reason": why there is none, "died": True}. Raises Killed when it was."""
         if not self.alive:
             self.stop()
             self._start()
@@ -61,18 +75,23 @@ class Child:
             self.stop()
             self._start()
             answer = self._answer(request, timeout_s)
+        if answer.pop("leaving", False):
+            self.stop()
         return answer
 
     def _answer(self, request: dict, timeout_s: float) -> dict:
-        deadline = time.monotonic() + timeout_s
+        deadline, number = time.monotonic() + timeout_s, next(self.numbers)
         with contextlib.suppress(BrokenPipeError):  # it died between requests; reading says how
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.write(json.dumps({**request, "number": number}).encode() + b"\n")
             self.process.stdin.flush()
-        line = self._line(deadline)
+        while line := self._line(deadline):
+            answer = json.loads(line)
+            if answer.pop("number", None) == number:  # else it is of a process that a request forked
+                return answer
         if line is None:
             self.stop()
             return {"reason": f"{self.what} gave no answer within {timeout_s:g} s", "died": True}
-        return json.loads(line) if line else {"reason": self._death(), "died": True}
+        return {"reason": self._death(), "died": True}
 
     def _line(self, deadline: float) -> bytes | None:
         """One line of its output, empty when it died, None when it took too long."""
@@ -96,51 +115,79 @@ class Child:
             self.stop()
             return f"{self.what} closed its output without an answer"
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        self.said.seek(0)
-        lines = [line for line in self.said.read().decode(errors="replace").splitlines() if line.strip()]
+        lines = [line for line in self._wrote().splitlines() if line.strip()]
         told = [line for line in lines if re.search(r"LLVM ERROR|Assertion|error:|Error|Running pass", line)]
         told = told or lines[-1:]
         self.stop()
         return f"{self.what} died ({how})" + (f": {told[0].strip()[:300]}" if told else "")
 
+    def _wrote(self) -> str:
+        size = os.fstat(self.said.fileno()).st_size
+        text = os.pread(self.said.fileno(), SAID, 0)
+        if size > SAID:
+            text += b"\n" + os.pread(self.said.fileno(), SAID, max(SAID, size - SAID))
+        return text.decode(errors="replace")
+
     def kill(self) -> None:
-        """End its process from any thread; who waits for its answer is told of the death."""
-        process = self.process
-        if process is not None and process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        """End its process, from any thread, and let it start no other while it is lent: who waits is told of the
+        death."""
+        with self.starting:
+            self.killed = True
+            _end_group(self.process)
 
     def stop(self, patience_s: float = STOP_S) -> None:
         """End its process and close its pipes."""
-        with self.closing:
-            self.kill()
-            if self.process is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may keep what is dead for a while
-                    self.process.wait(patience_s)
-                for pipe in (self.process.stdin, self.process.stdout, self.said):
-                    with contextlib.suppress(BrokenPipeError):
-                        pipe.close()
-                self.process = None
+        with self.starting:
+            process, self.process = self.process, None
+            _end_group(process)
+        if process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may keep what is dead for a while
+                process.wait(patience_s)
+            for pipe in (process.stdin, process.stdout, self.said):
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
 
 
-class Killed(RuntimeError):
-    """Nobody waits for the answer any more."""
+def _end_group(process: subprocess.Popen | None) -> None:
+    """The process and what it has started, even where itself is dead."""
+    if process is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
-@atexit.register
+class _Lent:
+    """The children of this process. A forked process begins with none: two must not ask one child."""
+
+    def __init__(self):
+        self.children: list[Child] = []
+        self.idle: dict[tuple, list[Child]] = {}
+        self.busy: set[Child] = set()
+        self.killed: set = set()
+        self.lock = threading.Lock()
+        self.starter = concurrent.futures.ThreadPoolExecutor(1, "starter")
+        self.ended = False
+
+
+_lent = _Lent()
+
+
+def _forked() -> None:
+    global _lent
+    _lent = _Lent()
+
+
 def _end() -> None:
     """All at once, and without waiting for a GPU to let its worker go."""
-    for each in _children:
+    _lent.ended = True
+    for each in _lent.children:
         each.kill()
-    for each in _children:
+    for each in _lent.children:
         each.stop(patience_s=0.1)
 
 
-_children: list[Child] = []
-_idle: dict[tuple, list[Child]] = {}
-_busy: set[Child] = set()
-_killed: set = set()
-_lock = threading.Lock()
+os.register_at_fork(after_in_child=_forked)
+# Earlier than atexit: before that, Python waits for the threads that wait for children.
+threading._register_atexit(_end)
 
 
 @contextlib.contextmanager
@@ -148,36 +195,43 @@ def borrowed(module: str, what: str, ticket: object = None, **env: str) -> Itera
     """A child that nobody else is asking, kept for the next one afterwards. `kill(ticket)` ends those lent for it, and
     none is lent for it after that: Killed."""
     key = (module, *sorted(env.items()))
-    with _lock:
-        if ticket in _killed:
+    lent = _lent
+    with lent.lock:
+        if ticket in lent.killed:
             raise Killed("it was cancelled")
-        idle = _idle.setdefault(key, [])
+        idle = lent.idle.setdefault(key, [])
         found = idle.pop() if idle else Child(module, what, **env)
-        found.ticket = ticket
-        _busy.add(found)
+        if found not in lent.children:
+            lent.children.append(found)
+        found.ticket, found.killed = ticket, False
+        lent.busy.add(found)
     try:
         yield found
     except BaseException:
         found.stop()  # its answer, if one comes, belongs to nobody
         raise
     finally:
-        with _lock:
-            _busy.discard(found)
+        with lent.lock:
+            lent.busy.discard(found)
             found.ticket = None
             idle.append(found)
 
 
 def kill(ticket: object) -> None:
     """End the processes of the children that are busy for `ticket`, for good."""
-    with _lock:
-        _killed.add(ticket)
-        for child in _busy:
-            if child.ticket == ticket:
-                child.kill()
+    with _lent.lock:
+        _lent.killed.add(ticket)
+        for each in _lent.busy:
+            if each.ticket == ticket:
+                each.kill()
+
+
+# ---- in the child
 
 
 def serve(answer: Callable[[dict], dict]) -> None:
-    """In the child: reply to each request. Standard error is a file that the caller reads when the child dies."""
+    """Reply to each request. Standard error is a file that the caller reads when the child dies."""
+    _die_with_parent()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the code prints is no answer
     requests = queue.SimpleQueue()
@@ -186,17 +240,30 @@ def serve(answer: Callable[[dict], dict]) -> None:
     def read():
         for line in sys.stdin:
             requests.put(line)
-        os._exit(0)  # the caller is gone: so is all interest in what still runs, or hangs
+        os.killpg(0, signal.SIGKILL)  # the caller is gone: so is all interest in what still runs, or hangs
 
     threading.Thread(target=read, daemon=True).start()
     while True:
         request = json.loads(requests.get())
+        number, sys.path[:] = request.pop("number"), request.pop("path")
         os.ftruncate(2, 0)
-        sys.path[:] = request.pop("path")
         reply = {"edited": True} if _edited(files) else answer(request)
-        answers.write(json.dumps(reply, default=lambda scalar: scalar.item()) + "\n")
+        try:
+            os.fstat(1), os.fstat(2)
+        except OSError:  # the request closed them; the next one would suffer for it
+            reply["leaving"] = True
+        text = json.dumps({**reply, "number": number}, default=lambda scalar: scalar.item())
+        answers.write(text + "\n")
         answers.flush()
         _edited(files)
+
+
+def _die_with_parent() -> None:
+    """Even while the interpreter is held by code that never ends. Linux only; elsewhere the end of stdin must do."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != int(os.environ.get("TILELAB_PARENT", os.getppid())):
+        os._exit(0)
 
 
 def _edited(files: dict[str, int]) -> bool:

@@ -8,6 +8,7 @@ import os
 import pickle
 import socket
 import tempfile
+import time
 
 from tilelab import child, device
 
@@ -17,12 +18,18 @@ def _answer(request: dict) -> dict:
     where = {"where": {"device": here.name, "gpu": device.uuid(), "host": socket.gethostname()}}
     try:
         space, arguments = pickle.loads(base64.b64decode(request["work"]))
+        if request["method"] == "warm":
+            arguments = ()
+        if _source(space) != request["source"]:
+            raise RuntimeError("the code has changed since the notebook imported it: reload it, or restart the kernel")
         call = getattr(space, request["method"])
+        begun = time.monotonic()
         try:
             return {"value": call(*arguments), **where}
         except Exception as error:
-            if _fatal(error) or _out_of_memory(error):
+            if _fatal(error) or _out_of_memory(error) or time.monotonic() - begun > request["limit_s"] / 3:
                 raise
+            first = error
             # A damaged entry of the compiler's cache shows in many ways; in an empty cache it cannot.
             _forget_kernels()
             with tempfile.TemporaryDirectory() as folder:
@@ -30,6 +37,8 @@ def _answer(request: dict) -> dict:
                 os.environ["TRITON_CACHE_DIR"] = folder
                 try:
                     return {"value": call(*arguments), **where}
+                except Exception:
+                    raise first from None
                 finally:
                     del os.environ["TRITON_CACHE_DIR"]
                     os.environ.update({name: value for name, value in before.items() if value})
@@ -54,6 +63,16 @@ def _fatal(error: BaseException) -> bool:
     except Exception:
         return True
     return False
+
+
+_sources: dict[str, str] = {}
+
+
+def _source(space) -> str:
+    """Of the code that this process has: a process that an edit makes old is replaced."""
+    if repr(space) not in _sources:
+        _sources[repr(space)] = space.source()
+    return _sources[repr(space)]
 
 
 def _forget_kernels() -> None:

@@ -18,11 +18,14 @@ class Journal:
     def __init__(self, path: str | os.PathLike):
         self.path = pathlib.Path(path)
 
+    def _lock(self) -> filelock.FileLock:
+        return filelock.FileLock(f"{self.path}.lock", timeout=10)  # its Timeout is an OSError
+
     def append(self, row: dict) -> None:
         """Add a row; OSError when the disk refuses it."""
-        line = results.json_line(row, "a row").encode() + b"\n"
+        line = results.json_line(row, "a row").encode(errors="backslashreplace") + b"\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(f"{self.path}.lock"), open(self.path, "a+b") as file:
+        with self._lock(), open(self.path, "a+b") as file:
             if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
                 line = b"\n" + line  # the last writer was killed in the middle of a line
             file.write(line)
@@ -34,7 +37,7 @@ class Journal:
         keys = set(keys)
         if not self.path.exists():
             return
-        with filelock.FileLock(f"{self.path}.lock"):
+        with self._lock():
             kept = [row for key, row in self.rows().items() if key not in keys and not keys & set(row.get("of", ()))]
             text = "".join(f"{results.json_line(row, 'a row')}\n" for row in kept)
             results.write_atomically(self.path, text)
@@ -47,9 +50,10 @@ class Journal:
                 for line in file:
                     try:
                         row = json.loads(line)
-                        found[row["key"]] = row
-                    except (ValueError, TypeError, KeyError):
+                    except (ValueError, RecursionError):
                         continue
+                    if isinstance(row, dict) and isinstance(row.get("key"), str):
+                        found[row["key"]] = row
         except FileNotFoundError:
             pass
         return found

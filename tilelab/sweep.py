@@ -34,7 +34,9 @@ from tilelab import build, child, device, results
 from tilelab.journal import Journal
 from tilelab.space import Space
 
+STATUSES = ("ok", "rejected", "wrong", "failed")
 FINALISTS = 3
+REASON = 300  # letters of a reason that are kept
 AT_ONCE = 64  # builds handed to an executor that is not ours
 START_S = 180  # a worker imports torch and opens the GPU
 
@@ -51,30 +53,31 @@ def built(space: Space, config: Any, timeout_s: float, ticket: object) -> dict:
             "counts": counts, "build_s": round(report.seconds, 3)}
 
 
-def timed(method: str, space: Space, arguments: tuple, limit_s: float, gpu: str, ticket: object) -> dict:
+def timed(method: str, space: Space, arguments: tuple, source: str, limit_s: float, gpu: str, ticket: object) -> dict:
     """{"value": space.method(*arguments)} or {"reason"}, from the long-lived worker of `gpu` (UUID; "": the only one).
 
     A task for an Executor. Sweeps on one GPU take turns; waiting for a turn does not count to `limit_s`.
     """
-    work = base64.b64encode(pickle.dumps((space, arguments))).decode()
+    request = {"method": method, "work": base64.b64encode(pickle.dumps((space, arguments))).decode(), "source": source,
+               "limit_s": limit_s}
     visible = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
     with _Turn(gpu), child.borrowed("tilelab.gpu_worker", "the GPU's worker", ticket, **visible) as worker:
-        answer = _asked(worker, method, work, limit_s)
-        if "SIGBUS" in answer.get("reason", ""):  # a library in the compiler's cache that somebody cut short
+        answer = _asked(worker, request)
+        if answer.get("died") and "SIGBUS" in answer["reason"]:  # somebody cut a library in the compiler's cache short
             worker.env["TRITON_CACHE_DIR"] = _fresh_cache()
-            answer = _asked(worker, method, work, limit_s) | {"deaths": 1}
+            answer = _asked(worker, request) | {"deaths": 1}
         if answer.pop("died", False) or answer.get("lost"):  # nothing more can be measured in that process
             answer["deaths"] = answer.get("deaths", 0) + 1
             worker.stop()
         return answer
 
 
-def _asked(worker: child.Child, method: str, work: str, limit_s: float) -> dict:
-    if not worker.alive or method == "warm":  # what takes seconds once counts to no configuration
-        answer = worker.ask({"method": "warm", "work": work}, START_S)
-        if method == "warm" or answer.get("died"):
+def _asked(worker: child.Child, request: dict) -> dict:
+    if not worker.alive or request["method"] == "warm":  # what takes seconds once counts to no configuration
+        answer = worker.ask({**request, "method": "warm"}, START_S)
+        if request["method"] == "warm" or answer.get("died"):
             return answer
-    return worker.ask({"method": method, "work": work}, limit_s)
+    return worker.ask(request, request["limit_s"])
 
 
 @functools.cache
@@ -136,16 +139,21 @@ class Sweep:
     (`resumed`: True); with `again` those that failed or were wrong are tried once more. `builders` and `timers` are
     concurrent.futures Executors, ours by default: processes on this machine, a timing worker a visible GPU of one
     model. `timers` is a list, one entry a configuration at a time. `limit_s` is the time that building one
-    configuration may take, then measuring it, and the last comparison. ValueError for a space of a notebook's own that
-    would have to be sent to another process.
+    configuration may take, then measuring it, and the last comparison. ValueError for a time or executors that make no
+    sense, and for a space of the notebook's own that would have to be sent to another process.
     """
 
     def __init__(self, configs: Iterable, space: Space, *, journal: Journal | None = None, again: bool = False,
                  builders: Executor | None = None, timers: Sequence[Executor] | None = None, limit_s: float = 60):
+        if not (isinstance(limit_s, (int, float)) and 0 < limit_s < math.inf):
+            raise ValueError(f"limit_s must be a positive number of seconds; here it is {limit_s!r}.")
+        if timers is not None and not timers:
+            raise ValueError("timers must name at least one executor; here the list is empty.")
         self.space, self.journal, self.again, self.limit_s = space, journal, again, limit_s
         self.builders, self.timers = builders, timers
         if type(space).__module__ == "__main__" and (space.live or builders is not None):
             raise ValueError(f"a worker cannot import {type(space).__name__} from __main__: define it in a module.")
+        self._source = space.source()
         self.configs = keys(configs, space)
         self.rows: dict[str, dict] = {}
         self.winner: dict | None = None
@@ -265,20 +273,28 @@ class Sweep:
         known = self.journal.rows() if self.journal else {}
         waiting = []
         for order, (key, config) in enumerate(self.configs.items()):
-            label = {**self.space.label(config), "key": key, "predicted_ms": self.space.predicted_ms(config)}
-            if reason := self.space.reject(config):
+            if self.cancelled:
+                raise _Cancelled
+            label = {"kernel": str(config), "key": key}
+            try:
+                expected = _finite(self.space.predicted_ms(config))
+                label = {**self.space.label(config), "key": key, "predicted_ms": expected}
+                reason = self.space.reject(config)
+            except Exception as error:
+                self._emit({**label, "status": "failed", "reason": f"{type(error).__name__}: {error}"}, new=False)
+                continue
+            if reason:
                 self._emit({**label, "status": "rejected", "reason": reason}, new=False)
-            elif key in known and not (self.again and known[key]["status"] in ("failed", "wrong")):
+            elif _usable(known.get(key), STATUSES[:2] if self.again else STATUSES):
                 self._emit({**known[key], "resumed": True}, new=False)
             else:
-                expected = label["predicted_ms"]
                 heapq.heappush(waiting, (math.inf if expected is None else expected, order, label, config))
         builder, at_once = builders
         free, ready = [], []
         building = timing = 0
         for place in timers if waiting else ():
-            self._submit(place[0], ("warm", None, place), timed, "warm", self.space, (), self.limit_s, place[1],
-                         self._ticket)
+            self._submit(place[0], ("warm", None, place), timed, "warm", self.space, (), self._source,
+                         self.limit_s, place[1], self._ticket)
         begun = None
         while waiting or building or ready or timing:
             while waiting and building < at_once:
@@ -290,7 +306,7 @@ class Sweep:
                 place = free.pop()
                 begun = begun or time.monotonic()
                 self._submit(place[0], ("timed", (order, row), place), timed, "measure", self.space, order[-1:],
-                             self.limit_s, place[1], self._ticket)
+                             self._source, self.limit_s, place[1], self._ticket)
                 timing += 1
             (what, item, place), answer = self._news_of_one()
             if what == "warm":
@@ -306,7 +322,8 @@ class Sweep:
                 timing -= 1
                 free.append(place)
                 self.timing_s = time.monotonic() - begun
-                self._emit({**item[1], **self._judged(answer)})
+                label = {name: item[1][name] for name in item[0][2]}  # of which measuring has no say
+                self._emit({**item[1], **self._judged(answer), **label})
 
     def _final(self, timers) -> None:
         """Time the fastest again, interleaved, and name the winner."""
@@ -315,19 +332,18 @@ class Sweep:
             return
         key = hashlib.sha256(" ".join(sorted(row["key"] for row in fast)).encode()).hexdigest()[:16]
         kept = (self.journal.rows() if self.journal else {}).get(key)
-        if kept is None:
+        if not _finals(kept):
             executor, gpu = timers[0]
             self._submit(executor, ("finals", None, None), timed, "finals", self.space,
-                         ([self.configs[row["key"]] for row in fast],), self.limit_s, gpu, self._ticket)
+                         ([self.configs[row["key"]] for row in fast],), self._source, self.limit_s, gpu, self._ticket)
             _, answer = self._news_of_one()
-            kept = {"key": key, "finals": answer.get("value") or [], "reason": answer.get("reason", ""),
-                    "of": [row["key"] for row in fast]}
+            kept = {"key": key, "finals": answer.get("value"), "of": [row["key"] for row in fast]}
             self.restarts += answer.get("deaths", 0)
-            if self.journal and kept["finals"]:
+            if _finals(kept) and self.journal:
                 self.journal.append(kept)
-        for of, final in zip(kept["of"], kept["finals"]):
-            if final.get("ms"):
-                row = self.rows[of] | {f"final_{name}": final[name] for name in ("ms", "ratio") if name in final}
+        for of, final in zip(kept["of"], kept["finals"]) if _finals(kept) else ():
+            if final.get("ms") and of in self.rows:
+                row = self.rows[of] | {f"final_{name}": final[name] for name in ("ms", "ratio") if final.get(name)}
                 self._emit(row, new=False)
         self.winner = fastest(self.rows.values())[0]
 
@@ -336,7 +352,7 @@ class Sweep:
             try:
                 answer = future.result()
             except CancelledError:
-                return
+                answer = {"status": "failed", "reason": "its executor cancelled it."}
             except BaseException as error:
                 answer = {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
             self._news.put((about, answer))
@@ -350,13 +366,25 @@ class Sweep:
         return news
 
     def _judged(self, answer: dict) -> dict:
-        """The row's part that measuring gives; a worker that died is one restart."""
+        """The row's part that measuring gives, whatever it gave."""
         self.restarts += answer.get("deaths", 0)
-        if "value" in answer:
-            return {**answer["value"], **answer.get("where", {})}
-        return {"status": "failed", "reason": answer["reason"].rstrip(".") + ".", **answer.get("where", {})}
+        value, where = answer.get("value"), answer.get("where", {})
+        if "value" not in answer:
+            return {"status": "failed", "reason": f"{answer['reason'].rstrip('.')}.", **where}
+        try:
+            results.json_line(value, "what it measured")
+            if not _usable(value, STATUSES):
+                raise ValueError("what it measured is no row: a dict with a status, and times that are numbers.")
+        except (TypeError, ValueError, AttributeError) as error:
+            return {"status": "failed", "reason": str(error)[:REASON], **where}
+        return {**value, "reason": str(value.get("reason", ""))[:REASON], **where}
 
     def _emit(self, row: dict, new: bool = True) -> None:
+        try:
+            results.json_line(row, "its row")
+        except Exception as error:  # a label may hold anything
+            reason = f"{type(error).__name__}: {error}"[:REASON]
+            row = {"key": row["key"], "kernel": str(row.get("kernel")), "status": "failed", "reason": reason}
         if new:
             row = {**row, "recorded": results.now()}
             self._fresh += 1
@@ -364,6 +392,24 @@ class Sweep:
                 self.journal.append(row)
         self.rows[row["key"]] = row
         self._out.put(row)
+
+
+def _finite(value: Any) -> float | None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return value if number else None
+
+
+def _usable(row: Any, statuses: Sequence[str]) -> bool:
+    """Whether it is a row with one of the statuses, and times that are numbers or missing."""
+    return isinstance(row, dict) and row.get("status") in statuses and all(
+        row.get(name) is None or (_finite(row[name]) or 0) > 0 for name in ("ms", "ratio", "final_ms", "final_ratio"))
+
+
+def _finals(kept: Any) -> bool:
+    """Whether it holds a comparison of the last few: as many timings as configurations."""
+    finals, of = (kept.get("finals"), kept.get("of")) if isinstance(kept, dict) else (None, None)
+    return isinstance(finals, list) and isinstance(of, list) and len(finals) == len(of) and all(
+        isinstance(final, dict) and _usable({**final, "status": "ok"}, STATUSES) for final in finals)
 
 
 class _Cancelled(Exception):
