@@ -213,11 +213,12 @@ def memory():
 
     grid = gemm_trials.grid()
     Sweep(grid[:4], gemm_trials.GemmSpace(1024, 1024, 1024)).finish()
-    before, count = resident(), 0
+    before, rows = resident(), []
     for side in (1024, 1280, 1536, 1792, 2048, 2304):
-        some = grid[:500 - count]
-        count += len(Sweep(some, gemm_trials.GemmSpace(side, side, side)).finish())
-    return [{"configurations": count, "before_mib": before, "after_mib": resident(), "status": "ok"}]
+        some = grid[:500 - len(rows)]
+        rows += [row["status"] for row in Sweep(some, gemm_trials.GemmSpace(side, side, side)).finish()]
+    return [{"configurations": len(rows), "measured": rows.count("ok"), "before_mib": before, "after_mib": resident(),
+             "status": "ok"}]
 
 
 @_experiment("sweep_gpus", gemm_trials.GemmSpace, gemm_trials.grid,

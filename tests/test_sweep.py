@@ -236,8 +236,9 @@ def test_speed_beside_the_peer_counts_and_finals_before_it():
 
 
 ODD = {"ratio": "NaN or infinity", "infinite": "NaN or infinity", "text": "no row", "negative": "no row",
-       "no status": "no row",       "list": "no row", "surrogate": "", "long": "xxx", "label": "no label", "reject": "division by zero",
-       "label of a set": "", "exit": "exit status 0", "leaves a process": "SIGABRT", "true reason": "the true reason"}
+       "no status": "no row", "list": "no row", "surrogate": "", "long": "xxx", "label": "no label",
+       "reject": "division by zero", "label of a set": "", "exit": "exit status 0", "leaves a process": "SIGABRT",
+       "true reason": "the true reason"}
 
 
 def test_an_odd_answer_is_one_row_that_failed(tmp_path, journal):

@@ -135,14 +135,14 @@ class Child:
             self.killed = True
             _end_group(self.process)
 
-    def stop(self, patience_s: float = STOP_S) -> None:
+    def stop(self) -> None:
         """End its process and close its pipes."""
         with self.starting:
             process, self.process = self.process, None
             _end_group(process)
         if process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may keep what is dead for a while
-                process.wait(patience_s)
+                process.wait(STOP_S)
             for pipe in (process.stdin, process.stdout, self.said):
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
@@ -177,12 +177,10 @@ def _forked() -> None:
 
 
 def _end() -> None:
-    """All at once, and without waiting for a GPU to let its worker go."""
+    """All at once, and without waiting for a GPU to let its worker go. Their pipes stay open: threads wait on them."""
     _lent.ended = True
     for each in _lent.children:
         each.kill()
-    for each in _lent.children:
-        each.stop(patience_s=0.1)
 
 
 os.register_at_fork(after_in_child=_forked)
