@@ -17,7 +17,7 @@ import ipywidgets as widgets
 from IPython.display import display
 from traitlets import TraitError
 
-from tilelab import device, panel_html, panel_rows, panel_still, sweep
+from tilelab import panel_html, panel_rows, panel_still, sweep
 from tilelab.panel_rows import SHOWS, figure, winner, word
 from tilelab.space import Roofline, Subject
 
@@ -25,11 +25,6 @@ DRAW_S = 0.2
 MENUS = {"kernel": "kernel", "shape": "shape", "sizes": "or sizes", "dtype": "type",
          "preset": "configurations", "target": "target", "x": "across", "y": "upwards", "show": "show"}
 VIEW = ("x", "y", "show")
-
-
-def _sentence(error: BaseException) -> str:
-    expected = isinstance(error, (ValueError, OSError, device.Unsupported))
-    return str(error) if expected and str(error) else f"{type(error).__name__}: {error}"
 
 
 def _later(work: Coroutine) -> None:
@@ -92,16 +87,16 @@ class Panel:
         self._ticks: list[widgets.HTML] = []
         self._blank = widgets.HTML()
         self._place: dict[widgets.Button, tuple[str, str]] = {}
-        self.left = left = widgets.VBox([self.title, self.grid])
+        self.left = widgets.VBox([self.title, self.grid])
         right = widgets.VBox([self.detail, self.roofline, self.top])
         actions = widgets.HBox(list(self.buttons.values()))
         controls = [widgets.HBox(list(self.menus.values())),
                     widgets.HBox([widgets.VBox([actions, self.progress]), self.status])]
-        main = widgets.HBox([left, right])
+        main = widgets.HBox([self.left, right])
         self.box = widgets.VBox([widgets.HTML(panel_html.CSS), *controls, main])
         named = {"panel": self.box, **self.menus, **self.buttons, "progress": self.progress, "status": self.status,
                  "title": self.title, "detail": self.detail, "top": self.top, "roofline": self.roofline,
-                 "map": self.grid, "left": left, "right": right, "main": main}
+                 "map": self.grid, "left": self.left, "right": right, "main": main}
         for name, widget in named.items():
             widget.add_class(f"tiles-{name}")
         actions.add_class("tiles-actions")
@@ -193,7 +188,7 @@ class Panel:
             self._kept |= {key: row for key, row in choice.journal.rows().items()
                            if key in choice.configs and key not in self._kept}
         except Exception as error:  # whatever a subject raises is told, and the panel lives on
-            self._complain(_sentence(error))
+            self._complain(panel_rows.sentence(error))
             return False
         self._choice, self._problem, self._note = choice, "", ""
         self._draw()
@@ -218,7 +213,7 @@ class Panel:
             self._sweep = sweep.Sweep(list(self._choice.configs.values()), self._choice.space,
                                       journal=self._choice.journal)
         except Exception as error:
-            self._complain(_sentence(error))
+            self._complain(panel_rows.sentence(error))
             return
         self.task = loop.create_task(self._follow(self._sweep))
         self._draw()
@@ -230,7 +225,7 @@ class Panel:
             async for row in walk:
                 self._kept[row["key"]] = row
         except Exception as error:
-            self._problem = f"the sweep ended early: {_sentence(error)}"
+            self._problem = f"the sweep ended early: {panel_rows.sentence(error)}"
         finally:
             walk.cancel()
             drawing.cancel()
@@ -257,7 +252,7 @@ class Panel:
         try:
             self._choice.journal.forget(self._choice.configs)
         except OSError as error:
-            self._complain(_sentence(error))
+            self._complain(panel_rows.sentence(error))
             return
         for key in self._choice.configs:
             self._kept.pop(key, None)
@@ -275,16 +270,14 @@ class Panel:
         choice, rows, asked = self._choice, self.rows(), self.menus["show"].value
         show = choice.shown(rows, asked)
         values = [value for row in rows if (value := figure(row, show)) is not None]
-        cells = choice.cells(rows, self.menus["x"].value, self.menus["y"].value)
+        best, cells = winner(rows), choice.cells(rows, self.menus["x"].value, self.menus["y"].value)
         self._arrange(list(cells))
-        best = winner(rows)
         for button, (place, inside) in zip(self._cells, cells.items()):
             self._draw_cell(button, place, inside, show, values, best)
         text, laid = SHOWS[show][0].format(choice.subject.peer), any(row.get("laid") for row in rows)
-        source = choice.source if laid else ""
-        if show != asked:
-            source = f"nothing is timed on {choice.space.target}"
-        _put(self.title, panel_html.heading(text, source, panel_html.scale(values, show) if values else ""))
+        source = f"nothing is timed on {choice.space.target}" if show != asked else choice.source if laid else ""
+        coloured = values and any(row["status"] == "ok" for row in rows)
+        _put(self.title, panel_html.heading(text, source, panel_html.scale(values, show) if coloured else ""))
         top = "top ten" + ", recorded" * laid if best else "predicted fastest of what builds"
         _put(self.top, panel_html.top(panel_rows.best(rows), choice.subject.peer, top))
         _put(self.detail, panel_html.detail(cells.get(self._selected, []), choice.subject.peer, choice.source))
@@ -362,7 +355,7 @@ class Panel:
         try:
             roof = await asyncio.to_thread(subject.roofline, dtype)
         except Exception as error:
-            roof = f"no roofline: {_sentence(error)}"
+            roof = f"no roofline: {panel_rows.sentence(error)}"
         self._roofs[subject.name, dtype] = roof
         if self._choice.subject is subject:
             self._draw_roofline(self.rows())

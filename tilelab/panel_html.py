@@ -102,7 +102,7 @@ def verdict(rows: Sequence[dict], peer: str) -> list[str]:
         if not math.isnan(agree):
             place = 1 + sum(ms < best["predicted_ms"] for ms in predicted)
             shared = predicted.count(best["predicted_ms"])
-            said.append(f"the model: rank correlation {agree:.2f}; the fastest has predicted place {place}"
+            said.append(f"the model: rank correlation {agree:.2f}; predicted place {place}"
                         + f", shared by {shared}" * (shared > 1))
     return said
 
@@ -146,7 +146,7 @@ def _detail_of(row: dict, peer: str, source: str) -> str:
         error = f"; largest error {row['error']:.1e}" if row.get("error") is not None else ""
         own = f" ({peer}'s {row['peer_error']:.1e})" if error and row.get("peer_error") is not None else ""
         ratio = f", {number(figure(row, 'ratio'), 'ratio')} × {peer}" if row.get("ratio") else ""
-        again = ", timed again against the next two" if row.get("final_ms") else ""
+        again = ", timed again" if row.get("final_ms") else ""
         facts.append(("measured", f"{number(row.get('final_ms') or row['ms'])} ms{ratio}{again}{error}{own}"
                                   + (f"; {source}" if row.get("laid") else "")))
     if row.get("predicted_ms") and row["status"] in ("ok", "waiting"):
@@ -280,7 +280,7 @@ CSS = f"""<style>
 .tiles-panel .widget-box {{ color: inherit; }}
 .tiles-panel .widget-html, .tiles-panel .widget-html-content {{ height: auto; line-height: inherit;
   font-size: inherit; color: inherit; margin: 0; min-width: 0; }}
-.tiles-panel .tiles-controls, .tiles-panel .tiles-main {{ flex-flow: row wrap; gap: 6px 12px; overflow: visible; }}
+.tiles-panel .tiles-controls, .tiles-panel .tiles-main {{ flex-flow: row wrap; gap: 6px 10px; overflow: visible; }}
 .tiles-panel .tiles-actions {{ gap: 10px; overflow: visible; }}
 .tiles-panel .widget-dropdown, .tiles-panel .widget-text {{ flex: 1 0 auto; height: auto;
   flex-direction: column; align-items: stretch; margin: 0; width: auto; min-width: 0; }}
@@ -290,9 +290,10 @@ CSS = f"""<style>
   height: 34px; width: 100%; background-color: var(--page); color: var(--ink); border: 1px solid var(--line); }}
 .tiles-panel .widget-label ~ select {{ appearance: auto; background-image: none; padding: 0 2px 0 4px;
   field-sizing: content; }}
-.tiles-panel .tiles-sizes {{ flex: 1 1 150px; }}
+.tiles-panel .tiles-sizes {{ flex: 1 1 140px; }}
+.tiles-panel .tiles-sizes input {{ padding: 0 4px !important; }}
 .tiles-panel select:disabled, .tiles-panel input:disabled {{ opacity: .55; }}
-.tiles-panel .tiles-button {{ font-size: 20px; height: 42px; line-height: 1; width: auto; padding: 0 18px; margin: 0;
+.tiles-panel .tiles-button {{ font-size: 20px; height: 42px; line-height: 1; width: auto; padding: 0 13px; margin: 0;
   background: var(--pale); color: var(--ink); border: 1px solid var(--line); }}
 .tiles-panel .tiles-run:enabled {{ background: var(--accent); color: #fff; font-weight: bold; }}
 .tiles-panel.tiles-dark .tiles-run:enabled {{ color: #000; }}
@@ -331,10 +332,11 @@ CSS = f"""<style>
 .tiles-panel .tiles-date {{ white-space: nowrap; }}
 .tiles-panel .tiles-scale {{ float: right; font-size: 18px; font-weight: normal; }}
 .tiles-panel .tiles-scale i {{ display: inline-block; width: 110px; height: 14px; border: 1px solid var(--line); }}
-.tiles-panel .tiles-detail {{ max-height: 300px; overflow-y: auto; }}
+.tiles-panel .tiles-detail {{ max-height: 340px; overflow-y: auto; }}
 .tiles-panel .tiles-detail p {{ margin: 0 0 4px; font-size: 20px; }}
 .tiles-panel .tiles-detail dl {{ display: grid; grid-template-columns: auto 1fr; gap: 2px 12px; margin: 0; }}
 .tiles-panel .tiles-detail dt {{ font-weight: bold; }}
+.tiles-panel .tiles-detail :is(dt, dd) {{ float: none; width: auto; padding: 0; }}
 .tiles-panel .tiles-detail dd {{ margin: 0; overflow-wrap: anywhere; }}
 .tiles-panel .tiles-top table {{ width: 100%; border-collapse: collapse; font-size: 19px; border: 0;
   font-variant-numeric: tabular-nums; }}

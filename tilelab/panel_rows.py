@@ -115,6 +115,12 @@ class Choice:
         return {place: ranked(cells[place]) for place in order}
 
 
+def sentence(error: BaseException) -> str:
+    """What went wrong, for people."""
+    expected = isinstance(error, (ValueError, OSError, device.Unsupported))
+    return str(error) if expected and str(error) else f"{type(error).__name__}: {error}"
+
+
 def targets() -> list[tuple[str, str]]:
     """The target menu: the GPU here, as "", then every target that has TMA."""
     here = device.current()
