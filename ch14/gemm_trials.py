@@ -126,6 +126,8 @@ class GemmSpace(TargetSpace):
                                 self.dtype == "fp8")
 
     def predicted_ms(self, config):
+        if not device.limits(self.target).has_wgmma:  # the model's rates are of Hopper's instruction
+            return None
         return gemm_configs.predicted_ms(config, *self.case[:4], self.sms)
 
     def warm(self):

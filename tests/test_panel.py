@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import functools
+import html
 import re
 import time
 
@@ -381,3 +382,28 @@ def test_panels_share_no_growth():
         for name in (COPY.name, GEMM.name):
             shown.menus["kernel"].value = name
     assert len(shown._cells) + len(shown._ticks) == widgets
+
+
+@in_loop
+async def test_a_task_that_somebody_cancels_leaves_the_buttons_alive():
+    shown = fresh()
+    shown.buttons["run"].click()
+    await asyncio.sleep(0.05)
+    shown.task.cancel()
+    await ended(shown)
+    await asyncio.sleep(0.05)
+    assert not shown.buttons["run"].disabled and shown.buttons["cancel"].disabled
+
+
+def test_an_axis_or_a_reach_that_raises_is_a_sentence():
+    shown = panel.Panel(dataclasses.replace(COPY, axes={"broken": lambda config: {}["no such"]}), target="sm_90a")
+    assert "KeyError: 'no such'" in html.unescape(shown.status.value)
+    roofline = dataclasses.replace(COPY.roofline("bf16"), reach=lambda config: 1 / 0)
+    shown = panel.Panel(dataclasses.replace(COPY, roofline=lambda dtype: roofline), target="sm_90a")
+    assert "no roofline: ZeroDivisionError" in shown.roofline.value
+
+
+def test_without_an_event_loop_run_says_where_it_belongs():
+    shown = fresh()
+    shown.buttons["run"].click()
+    assert "a sweep needs an event loop" in shown.status.value and not shown.running

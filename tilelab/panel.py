@@ -190,8 +190,13 @@ class Panel:
         except Exception as error:  # whatever a subject raises is told, and the panel lives on
             self._complain(panel_rows.sentence(error))
             return False
-        self._choice, self._problem, self._note = choice, "", ""
-        self._draw()
+        before, self._choice, self._problem, self._note = self._choice, choice, "", ""
+        try:
+            self._draw()
+        except Exception as error:  # an axis that cannot place a configuration
+            self._choice = before
+            self._complain(panel_rows.sentence(error))
+            return False
         self._keep()
         return True
 
@@ -210,6 +215,10 @@ class Panel:
             return
         try:
             loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._complain("a sweep needs an event loop: use the panel in a notebook, and tilelab.sweep in a script.")
+            return
+        try:
             self._sweep = sweep.Sweep(list(self._choice.configs.values()), self._choice.space,
                                       journal=self._choice.journal)
         except Exception as error:
@@ -230,9 +239,9 @@ class Panel:
             walk.cancel()
             drawing.cancel()
             self._sweep = self.task = None
-        self._note = panel_html.ended(walk)
-        self._draw()
-        self._keep()
+            self._note = panel_html.ended(walk)
+            self._draw()
+            self._keep()
 
     async def _keep_drawing(self) -> None:
         while True:
@@ -278,7 +287,8 @@ class Panel:
         source = f"nothing is timed on {choice.space.target}" if show != asked else choice.source if laid else ""
         coloured = values and any(row["status"] == "ok" for row in rows)
         _put(self.title, panel_html.heading(text, source, panel_html.scale(values, show) if coloured else ""))
-        top = "top ten" + ", recorded" * laid if best else "predicted fastest of what builds"
+        top = "top ten" + ", recorded" * laid if best else "predicted fastest of what builds" if any(
+            row.get("predicted_ms") for row in rows) else "ten of what builds"
         _put(self.top, panel_html.top(panel_rows.best(rows), choice.subject.peer, top))
         _put(self.detail, panel_html.detail(cells.get(self._selected, []), choice.subject.peer, choice.source))
         self._draw_roofline(rows)
@@ -346,7 +356,11 @@ class Panel:
         if roof is None or isinstance(roof, str):
             _put(self.roofline, f"<p>{html.escape(roof or '')}</p>")
             return
-        reaches = [roof.reach(config) for config in choice.configs.values()]
+        try:
+            reaches = [roof.reach(config) for config in choice.configs.values()]
+        except Exception as error:
+            _put(self.roofline, f"<p>no roofline: {html.escape(panel_rows.sentence(error))}</p>")
+            return
         points = [(reach, row) for reach, row in zip(reaches, rows) if row["status"] == "ok" and row.get(roof.speed)]
         _put(self.roofline, panel_html.roofline(points, reaches, roof))
 
