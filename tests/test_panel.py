@@ -386,9 +386,9 @@ def test_panels_share_no_growth():
 
 @in_loop
 async def test_a_task_that_somebody_cancels_leaves_the_buttons_alive():
-    shown = fresh()
+    shown = panel.Panel(GEMM, COPY, preset="grid of 96", target="sm_103a", shape="512,512,512")
     shown.buttons["run"].click()
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.01)
     shown.task.cancel()
     await ended(shown)
     await asyncio.sleep(0.05)

@@ -92,8 +92,8 @@ def record_notebook(path: pathlib.Path) -> None:
     results.write_atomically(path, nbformat.writes(notebook).rstrip() + "\n")
 
 
-def run_tests(notebooks: list[str]) -> dict:
-    """Run pytest and return its summary: counts, skips by reason, seconds, versions, device, and `notebooks`."""
+def run_tests() -> dict:
+    """Run pytest and return its summary: counts, skips by reason, seconds, versions and device."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.xml"
         begun = time.monotonic()
@@ -105,14 +105,14 @@ def run_tests(notebooks: list[str]) -> dict:
     failed = sum(1 for case in cases if case.find("failure") is not None or case.find("error") is not None)
     skipped = sum(skips.values())
     return {"passed": len(cases) - failed - skipped, "failed": failed or int(status != 0), "skipped": skipped,
-            "skips": sorted(skips.items()), "seconds": seconds, "notebooks": notebooks,
+            "skips": sorted(skips.items()), "seconds": seconds,
             "versions": results.versions(), "device": dataclasses.asdict(device.current()), "recorded": results.now()}
 
 
 def _chosen(names: list[str] | None) -> list[pathlib.Path]:
     """The notebooks to run, all by default; ValueError for a name that is none."""
     found = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
-    stems = [pathlib.Path(name).stem for name in names or found]
+    stems = [pathlib.Path(name).stem for name in (found if names is None else names)]
     unknown = [stem for stem in stems if stem not in found]
     if unknown:
         raise ValueError(f"no notebook {', '.join(unknown)}: there is {', '.join(found) or 'none yet'}.")
@@ -122,7 +122,7 @@ def _chosen(names: list[str] | None) -> list[pathlib.Path]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tilelab.record", description="Run the notebooks on this GPU and "
                                      "keep their outputs and results/.")
-    parser.add_argument("--notebooks", nargs="+", metavar="NAME", help="only these, ch14_gemm say (default: all)")
+    parser.add_argument("--notebooks", nargs="*", metavar="NAME", help="only these, ch14_gemm say, or none (default: all)")
     parser.add_argument("--tests", action="store_true", help="run the tests too and keep their summary")
     asked = parser.parse_args(arguments)
     try:
@@ -145,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
             outcome = f"failed, left as it was\n{COLOUR.sub('', str(error)).strip()}"
         print(f"{path.stem}: {time.monotonic() - begun:.1f} s, {outcome}", flush=True)
     if asked.tests:
-        summary = run_tests([path.stem for path in paths])
+        summary = run_tests()
         results.write_atomically(results.folder() / here.slug / "tests.json",
                                  json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
         print("{passed} passed, {failed} failed, {skipped} skipped in {seconds} s".format(**summary))
