@@ -122,7 +122,7 @@ def _chosen(names: list[str] | None) -> list[pathlib.Path]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tilelab.record", description="Run the notebooks on this GPU and "
                                      "keep their outputs and results/.")
-    parser.add_argument("--notebooks", nargs="*", metavar="NAME", help="only these, ch14_gemm say, or none (default: all)")
+    parser.add_argument("--notebooks", nargs="*", metavar="NAME", help="only these, or none (default: every one)")
     parser.add_argument("--tests", action="store_true", help="run the tests too and keep their summary")
     asked = parser.parse_args(arguments)
     try:
