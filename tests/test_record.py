@@ -68,6 +68,6 @@ def test_summary_of_the_tests(monkeypatch, tmp_path):
         "def test_a(): pass\ndef test_b(): assert 0\ndef test_c(broken): pass\n"
         "def test_d(): pytest.skip('needs a GPU')\ndef test_e(): pytest.skip('needs a GPU')\n")
     monkeypatch.setattr(record, "ROOT", tmp_path)
-    summary = record.run_tests()
+    summary = record.run_tests([])
     assert (summary["passed"], summary["failed"], summary["skipped"]) == (1, 2, 2)
     assert summary["skips"] == [("needs a GPU", 2)]

@@ -92,12 +92,14 @@ def record_notebook(path: pathlib.Path) -> None:
     results.write_atomically(path, nbformat.writes(notebook).rstrip() + "\n")
 
 
-def run_tests() -> dict:
-    """Run pytest and return its summary: counts, skips by reason, seconds, versions and device."""
+def run_tests(ran: list[str]) -> dict:
+    """Run pytest and return its summary: counts, skips by reason, seconds, versions and device. Notebooks that `ran`
+    just now, by their stems, are not run again."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.xml"
         begun = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}"]
+        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}",
+                   *(f"--deselect=tests/test_notebooks.py::test_runs[{stem}.ipynb]" for stem in ran)]
         status = subprocess.run(command, cwd=ROOT, env=child_env(), check=False).returncode
         seconds = round(time.monotonic() - begun, 1)
         cases = list(xml.parse(report).iter("testcase"))
@@ -134,18 +136,19 @@ def main(arguments: list[str] | None = None) -> int:
     if here.capability is None:
         print(f"Recording needs a GPU; here is {here.describe()}.", file=sys.stderr)
         return 2
-    failed = False
+    failed, ran = False, []
     for path in paths:
         begun = time.monotonic()
         try:
             record_notebook(path)
             outcome = "recorded"
+            ran.append(path.stem)
         except Exception as error:  # its own error, a timeout or a dead kernel: say which, and go on to the next
             failed = True
             outcome = f"failed, left as it was\n{COLOUR.sub('', str(error)).strip()}"
         print(f"{path.stem}: {time.monotonic() - begun:.1f} s, {outcome}", flush=True)
     if asked.tests:
-        summary = run_tests()
+        summary = run_tests(ran)
         results.write_atomically(results.folder() / here.slug / "tests.json",
                                  json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
         print("{passed} passed, {failed} failed, {skipped} skipped in {seconds} s".format(**summary))
