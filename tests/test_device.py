@@ -191,7 +191,8 @@ def test_current_on_this_gpu():
 
 
 def test_interpret_without_gpu(cuda_build):
-    cuda_build.delenv("TRITON_INTERPRET", raising=False)
+    cuda_build.setenv("TRITON_INTERPRET", "0")  # so that what follows is undone, whether it was set or not
+    cuda_build.delenv("TRITON_INTERPRET")
     cuda_build.delitem(sys.modules, "triton", raising=False)
     fake_gpu(cuda_build)
     device.interpret_without_gpu()
