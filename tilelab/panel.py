@@ -284,7 +284,8 @@ class Panel:
         for button, (place, inside) in zip(self._cells, cells.items()):
             self._draw_cell(button, place, inside, show, values, best)
         text, laid = SHOWS[show][0].format(choice.subject.peer), any(row.get("laid") for row in rows)
-        source = f"nothing is timed on {choice.space.target}" if show != asked else choice.source if laid else ""
+        timed = choice.space.live or any(row.get("ms") for row in rows)
+        source = (choice.source if laid else "") if timed else f"nothing is timed on {choice.space.target}"
         coloured = values and any(row["status"] == "ok" for row in rows)
         _put(self.title, panel_html.heading(text, source, panel_html.scale(values, show) if coloured else ""))
         top = "top ten" + ", recorded" * laid if best else "predicted fastest of what builds" if any(
