@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import html
 import re
+import statistics
 import time
 
 import pytest
@@ -297,12 +298,14 @@ async def test_a_target_switch_on_what_is_built_redraws_within_300_ms(sweeps):
             if row["status"] == "waiting":
                 choice.journal.append({**row, "status": "ok", "registers": 168, "spills": 0, "smem": 99328,
                                        "threads": 128, "programs_per_sm": 1, "counts": {}})
-    for target in ("sm_100a", "sm_90a", "sm_100a"):
+    took = []
+    for target in ("sm_100a", "sm_90a", "sm_100a", "sm_90a", "sm_100a"):
         begun = time.monotonic()
         shown.menus["target"].value = target
-        assert time.monotonic() - begun < 0.3
+        took.append(time.monotonic() - begun)
         assert not of_status(shown, "waiting")
         await asyncio.sleep(0.1)
+    assert statistics.median(took) < 0.3, took  # a machine that is busy with something else may stall one of them
 
 
 # ---- cells, and what stays
