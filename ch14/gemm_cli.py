@@ -34,6 +34,9 @@ def _arguments(argv):
         parser.error(f"--copy goes with --json only; here is --{min(given - {'copy', 'json'})} too.")
     if options.sweep and "config" in given:
         parser.error("--sweep brings its own configurations: leave out --config.")
+    for name in ("json", "journal"):
+        if (path := getattr(options, name)) and pathlib.Path(path).is_dir():  # said before the work, not after it
+            parser.error(f"--{name} takes a file; {path} is a folder.")
     if options.dtype == "fp8" and options.layout == "n":
         parser.error("float8 tensor cores read B with K contiguous: leave out --layout n.")
     return options

@@ -79,23 +79,10 @@ def test_ptxas_refusal_is_one_line():
     assert report.reason.startswith("ptxas: Insufficient registers (128)") and "\n" not in report.reason
 
 
-def test_a_real_failing_pass_is_named(tmp_path):
+def test_a_real_failing_pass_is_named():
     """A flattened loop whose body branches after an inner loop."""
-    kernel = kernel_file(tmp_path, """
-        import triton
-        import triton.language as tl
-        @triton.jit
-        def kernel(out, n, m):
-            for i in tl.range(tl.program_id(0), n, 132, flatten=True):
-                total = 0.0
-                for j in range(m):
-                    total += j * 1.0
-                if i % 3 == 0:
-                    tl.store(out + i, total)
-                else:
-                    tl.store(out + i, -total)
-        """)
-    report = build.build_one(build.Job(kernel, {"out": "*fp32", "n": "i32", "m": "i32"}, {}, "sm_90a"))
+    report = build.build_one(build.Job("tilelab.faults_kernels:double_kernel", {"x": "*fp32", "y": "*fp32", "n": "i32"},
+                                       {"BLOCK": 64, "FAULT": "failing compiler pass"}, "sm_90a"))
     assert report.status == "failed" and "\n" not in report.reason
     assert report.reason.startswith("the compiler pass TritonGPUFuseNestedLoops failed")
 

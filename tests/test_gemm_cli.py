@@ -71,6 +71,8 @@ def test_command_line_measures(capsys):
     (["--sweep", "--config", "proposed"], "--sweep brings its own configurations: leave out --config"),
     (["--dtype", "fp8", "--layout", "n"], "float8 tensor cores read B with K contiguous"),
     (["--dtype", "fp4"], "invalid choice: 'fp4'"),
+    (["--target", "sm_90a", "--json", "."], "--json takes a file; . is a folder"),
+    (["--sweep", "--target", "sm_90a", "--journal", "."], "--journal takes a file; . is a folder"),
 ])
 def test_contradictory_options_are_one_line_and_two(capsys, arguments, message):
     with pytest.raises(SystemExit) as end:
@@ -86,7 +88,8 @@ def test_a_sweep_is_kept_and_resumed(capsys, tmp_path):
     assert "67 ok" in out.splitlines()[-1] and "29 rejected" in out.splitlines()[-1]
     status, out, _ = run(capsys, *arguments)
     assert status == 0 and "68 of them kept from before" in out.splitlines()[-1]
-    status, _, err = run(capsys, "--sweep", "--target", "sm_90a", "--journal", str(tmp_path))
+    (tmp_path / "file").write_text("")
+    status, _, err = run(capsys, "--sweep", "--target", "sm_90a", "--journal", str(tmp_path / "file" / "rows.jsonl"))
     assert status == 2 and len(err.splitlines()) == 1
 
 
@@ -95,7 +98,7 @@ def test_an_interrupted_sweep_says_what_is_kept(tmp_path):
     command = [sys.executable, "-m", "ch14.gemm", "--sweep", "--target", "sm_103a", "--journal", str(path)]
     running = subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.DEVNULL,
                                stderr=subprocess.PIPE, text=True, env=record.child_env(TRITON_CACHE_DIR=str(tmp_path)))
-    while not path.exists():
+    while not path.exists() and running.poll() is None:
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=20)

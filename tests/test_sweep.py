@@ -348,6 +348,10 @@ def test_journal_takes_what_is_left_of_a_damaged_file(journal):
     assert journal.rows() == {"a": {"key": "a", "n": 3}}
     journal.append({"key": "b"})
     assert set(journal.rows()) == {"a", "b"}
+    journal.append({"key": "c", "reason": "\udc80"})
+    journal.append({"key": "finals", "of": ["b", "c"]})
+    journal.forget(["b"])
+    assert set(journal.rows()) == {"a", "c"} and journal.rows()["c"]["reason"] == "\udc80"
     assert Journal(journal.path.with_name("none")).rows() == {}
 
 

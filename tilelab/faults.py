@@ -1,7 +1,7 @@
 """A sweep in which every kind of fault happens once, to show that the rest of it comes out right.
 
 Small blocks of y = 2 x are built, checked and timed on the GPU, or without one in Triton's interpreter, where a write
-to a wild address is a segmentation fault.
+to an out-of-bounds address is a segmentation fault.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Journal:
 
     def append(self, row: dict) -> None:
         """Add a row; OSError when the disk refuses it."""
-        line = results.json_line(row, "a row").encode(errors="backslashreplace") + b"\n"
+        line = _line(row).encode()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._lock(), open(self.path, "a+b") as file:
             if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
@@ -38,9 +38,9 @@ class Journal:
         if not self.path.exists():
             return
         with self._lock():
-            kept = [row for key, row in self.rows().items() if key not in keys and not keys & set(row.get("of", ()))]
-            text = "".join(f"{results.json_line(row, 'a row')}\n" for row in kept)
-            results.write_atomically(self.path, text)
+            kept = [row for key, row in self.rows().items()
+                    if key not in keys and not any(str(part) in keys for part in _parts(row))]
+            results.write_atomically(self.path, "".join(map(_line, kept)))
 
     def rows(self) -> dict[str, dict]:
         """The last row of each key. A line that is torn or no row counts for nothing."""
@@ -57,6 +57,16 @@ class Journal:
         except FileNotFoundError:
             pass
         return found
+
+
+def _line(row: dict) -> str:
+    """JSON that UTF-8 can hold: half a surrogate, which an error's text may bring, is escaped as JSON does."""
+    return results.json_line(row, "a row").encode(errors="backslashreplace").decode() + "\n"
+
+
+def _parts(row: dict) -> list:
+    """Keys of the rows that a comparison is of."""
+    return row["of"] if isinstance(row.get("of"), list) else []
 
 
 def journal_for(name: str) -> Journal:
