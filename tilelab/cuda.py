@@ -1,20 +1,33 @@
 """Compile CUDA C++ with NVRTC for any target, load the cubin and launch it on torch's current stream.
 
-Compiling needs no driver and no GPU; loading and launching need both.
+Compiling needs no driver and no GPU; loading and launching need both. Cubins are kept on disk, in TILES_CUBINS or else
+under the user's cache folder, for as long as everything that went into them stays the same.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import hashlib
+import os
+import pathlib
+import re
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import Any
+
+HERE = pathlib.Path(__file__).parent
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
+TOOLKIT = re.compile(r"(cuda|cub|thrust|nv)/|cuda_\w+\.h|(cooperative_groups|mma|math_constants)\.h")
 
 
 class CompileError(RuntimeError):
-    """NVRTC refused the source; the message holds the compiler's log."""
+    """NVRTC refused the source; the message holds the compiler's log, with file, line and the line itself."""
 
 
-def _program_options(target: str, name: str, options: Sequence[str]):
+def _program_options(target: str, name: str, options: Sequence[str], folders: Sequence[str] = ()):
     from cuda.core import ProgramOptions
 
     fields = {field.name for field in dataclasses.fields(ProgramOptions)} - {"arch", "name"}
@@ -34,26 +47,118 @@ def _program_options(target: str, name: str, options: Sequence[str]):
             named[key] = (int(value) if value.isdigit() else value) if equals else True
     if macros:
         named["define_macro"] = macros
-    if includes:
-        named["include_path"] = includes
+    if includes or folders:
+        named["include_path"] = [*includes, *folders]
     return ProgramOptions(arch=target, name=name, **named)
 
 
-def compile_cubin(source: str, target: str, name: str = "kernel.cu", options: Sequence[str] = ()) -> bytes:
-    """Compile CUDA C++ to a cubin with NVRTC.
+def _headers(source: str, name: str, options: Sequence[str]) -> tuple[dict[str, str], str]:
+    """The texts, by path, of what `source` includes from its own folder or an -I, itself or through another; and the
+    first header of the toolkit that any of them includes, or ""."""
+    folders = [option[2:] for option in options if option.startswith("-I")]
+    found, toolkit, unread = {}, "", [(os.path.dirname(name), source)]
+    while unread:
+        beside, text = unread.pop()
+        for bracket, header in INCLUDE.findall(text):
+            for folder in folders if bracket == "<" else [beside, *folders]:
+                path = os.path.join(folder, header)
+                if os.path.isfile(path):
+                    if path not in found:
+                        found[path] = pathlib.Path(path).read_text()
+                        unread.append((os.path.dirname(path), found[path]))
+                    break
+            else:
+                if bracket == "<" and TOOLKIT.match(header):
+                    toolkit = toolkit or header
+    return found, toolkit
 
-    `target` is an architecture such as "sm_90a"; `name` appears in diagnostics. `options` are -DNAME=VALUE, -IPATH and
-    --field[=value] for a field of cuda.core.ProgramOptions (--max-register-count=64, --lineinfo); else ValueError.
-    Declare kernels extern "C" so that `load` finds them by name. Raises CompileError with the compiler's log.
+
+def _toolkit(name: str, header: str) -> dict[str, str]:
+    """The folders of the CCCL and CUDA runtime headers in the wheels or the CUDA toolkit, each with what tells its
+    version. CompileError when they are not here."""
+    from cuda import pathfinder
+
+    folders = {}
+    for part, says_version in (("cccl", "cuda/std/__cccl/version.h"), ("cudart", "cuda_runtime_api.h")):
+        folder = pathfinder.find_nvidia_header_directory(part)
+        if folder is None:
+            raise CompileError(f"{name} includes <{header}>, and the {part} headers are not installed: "
+                               "run pip install -r requirements.txt.")
+        folders[folder] = pathlib.Path(folder, says_version).read_text()
+    return folders
+
+
+def _key(*parts: object) -> str:
+    from cuda.bindings import nvrtc
+
+    return hashlib.sha256(repr((parts, nvrtc.nvrtcVersion(), version("cuda-core"))).encode()).hexdigest()
+
+
+def cubin_folder() -> pathlib.Path:
+    """Where cubins are kept: TILES_CUBINS, else tiles-in-flight/cubins in XDG_CACHE_HOME or ~/.cache."""
+    if folder := os.environ.get("TILES_CUBINS"):
+        return pathlib.Path(folder)
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tiles-in-flight/cubins")
+
+
+def _recall(path: pathlib.Path) -> bytes | None:
+    """The cubin kept at `path`, unless it is not there or is not what was written."""
+    with contextlib.suppress(OSError):
+        kept = path.read_bytes()
+        if kept[:32] == hashlib.sha256(kept[32:]).digest():
+            return kept[32:]
+    return None
+
+
+def _keep(path: pathlib.Path, cubin: bytes) -> None:
+    """Write it whole or not at all, as another process may read or write the same; a full disk only costs time."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, part = tempfile.mkstemp(dir=path.parent)
+        try:
+            with open(handle, "wb") as file:
+                file.write(hashlib.sha256(cubin).digest() + cubin)
+            os.replace(part, path)
+        except OSError:
+            os.unlink(part)
+
+
+def compile_cubin(source: str, target: str, name: str = "kernel.cu", options: Sequence[str] = (),
+                  cache: bool = True) -> bytes:
+    """Compile CUDA C++ to a cubin with NVRTC, or recall it from disk where `cache`.
+
+    `target` is an architecture such as "sm_90a"; `name` appears in diagnostics, and its folder is searched for quoted
+    headers. `options` are -DNAME=VALUE, -IPATH and --field[=value] for a field of cuda.core.ProgramOptions
+    (--max-register-count=64, --lineinfo); else ValueError. Headers of CCCL (<cuda/barrier>, <cub/...>) and of the CUDA
+    runtime (<cuda_bf16.h>) are found where they are installed. Declare kernels extern "C" so that `load` finds them by
+    name. Raises CompileError with the compiler's log.
     """
+    headers, toolkit = _headers(source, name, options)
+    folders = _toolkit(name, toolkit) if toolkit else {}
+    path = cubin_folder() / _key(source, headers, folders, target, name, list(options))
+    if cache and (cubin := _recall(path)):
+        return cubin
     from cuda.core import Program
 
-    prepared = _program_options(target, name, options)
+    prepared = _program_options(target, name, options, list(folders))
     try:
-        return bytes(Program(source, "c++", prepared).compile("cubin").code)
+        cubin = bytes(Program(source, "c++", prepared).compile("cubin").code)
     except Exception as error:  # NVRTCError is private to cuda.core; the log is the only part a reader can use
-        log = str(error).replace("\0", "").strip()
+        log = re.sub(r"^\d+: NVRTC_ERROR_\w+, compilation log:\s*", "", str(error).replace("\0", "").strip())
         raise CompileError(f"{name} does not compile for {target}:\n{log}") from error
+    if cache:
+        _keep(path, cubin)
+    return cubin
+
+
+def compile_file(path: str | os.PathLike, target: str, options: Sequence[str] = (), cache: bool = True) -> bytes:
+    """`compile_cubin` of a .cu file: quoted headers are found beside it and in tilelab/ (ptx.cuh). OSError when it
+    cannot be read."""
+    path = pathlib.Path(path).absolute()
+    try:  # by its whole path, so that the compiler looks beside it and no further
+        return compile_cubin(path.read_text(), target, str(path), [*options, f"-I{HERE}"], cache)
+    except CompileError as error:
+        raise CompileError(str(error).replace(f"{path.parent}{os.sep}", "")) from error.__cause__
 
 
 def _current_device():
@@ -80,6 +185,35 @@ def load(cubin: bytes, kernel_name: str):
     return ObjectCode.from_cubin(cubin).get_kernel(kernel_name)
 
 
+_kernels: dict[tuple, tuple] = {}  # by device, file, name and options: the files it was made of, their state, itself
+
+
+def _state(files: Sequence[str]) -> list[tuple[int, int]]:
+    return [(stat.st_mtime_ns, stat.st_size) for stat in map(os.stat, files)]
+
+
+def kernel(path: str | os.PathLike, name: str, options: Sequence[str] = ()):
+    """The kernel `name` of a .cu file (cuda.core.Kernel), compiled for torch's current device and loaded on it.
+
+    Cheap enough to be called at each launch: it is compiled again only when the file, or a header that it includes,
+    has been edited. Raises CompileError as `compile_file` does and Unsupported without a GPU.
+    """
+    from tilelab.device import current
+
+    device = _current_device()
+    key = (device.device_id, os.path.abspath(path), name, tuple(options))
+    with contextlib.suppress(KeyError, OSError):
+        files, state, found = _kernels[key]
+        if _state(files) == state:
+            return found
+    headers, _ = _headers(pathlib.Path(path).read_text(), key[1], [*options, f"-I{HERE}"])
+    files = [key[1], *headers]
+    state = _state(files)  # before they are read to be compiled: an edit in between is seen at the next call
+    found = load(compile_file(path, current().target, options), name)
+    _kernels[key] = files, state, found
+    return found
+
+
 def _argument(value: Any) -> Any:
     """A tensor becomes its address; a scalar must carry its C width, or the kernel reads the wrong bytes."""
     if hasattr(value, "data_ptr"):
@@ -91,17 +225,36 @@ def _argument(value: Any) -> Any:
     return value
 
 
-def launch(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any],
-           smem_bytes: int = 0) -> None:
-    """Launch a loaded kernel on torch's current stream; asynchronous, like any torch operation.
+# Bytes of dynamic shared memory that the driver has been asked to allow, by kernel and device. It can be asked while a
+# CUDA graph is captured, but not for nothing: a launch is timed.
+_opted: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def _opt_in(kernel, device, smem_bytes: int) -> None:
+    """Above 48 KiB the driver wants to be asked, once a kernel and device."""
+    from cuda.bindings import driver
+
+    opted = _opted.setdefault(kernel, {})
+    if smem_bytes <= opted.get(device.device_id, 48 * 1024):
+        return
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    (status,) = driver.cuKernelSetAttribute(attribute, smem_bytes, kernel.handle, device.device_id)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"the driver refused {smem_bytes:,} B of dynamic shared memory: {status.name}.")
+    opted[device.device_id] = smem_bytes
+
+
+def prepare_launch(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any],
+                   smem_bytes: int = 0) -> Callable[[], None]:
+    """Check a launch once and return a function that only launches it, on torch's current stream at that time.
 
     `grid` and `block` are in blocks and threads, an int or up to three of them (x first). `args` are CUDA tensors
-    (passed as pointers), ctypes or numpy scalars of the parameter's own width, or cuda.core tensor maps; TypeError for
-    a plain Python number. `smem_bytes` is dynamic shared memory, above 48 KiB too. Raises Unsupported when there is no
-    GPU or a block of it has less shared memory than that.
+    (passed as pointers, and kept alive by the function), ctypes or numpy scalars of the parameter's own width, or
+    cuda.core tensor maps; TypeError for a plain Python number. `smem_bytes` is dynamic shared memory, above 48 KiB
+    too. Raises Unsupported when there is no GPU or a block of it has less shared memory than that. Launches are for
+    the device that is current now.
     """
     import torch
-    from cuda.bindings import driver
     from cuda.core import LaunchConfig, Stream
     from cuda.core import launch as core_launch
 
@@ -111,12 +264,19 @@ def launch(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: 
     if smem_bytes > current().smem_per_block:
         raise Unsupported(f"the launch needs {smem_bytes:,} B of shared memory a block; {current().name} has "
                           f"{current().smem_per_block:,} B: take a smaller tile or fewer stages.")
-    if smem_bytes > 48 * 1024:  # above 48 KiB the driver wants a per-kernel opt-in
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        (status,) = driver.cuKernelSetAttribute(attribute, smem_bytes, kernel.handle, device.device_id)
-        if status != driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"the driver refused {smem_bytes:,} B of dynamic shared memory: {status.name}.")
+    _opt_in(kernel, device, smem_bytes)
     grid, block = (extent if isinstance(extent, int) else tuple(extent) for extent in (grid, block))
     config = LaunchConfig(grid=grid, block=block, shmem_size=smem_bytes)
-    stream = Stream.from_handle(torch.cuda.current_stream().cuda_stream)
-    core_launch(stream, config, kernel, *map(_argument, args))
+    kept, values = tuple(args), tuple(map(_argument, args))
+
+    def launched(kept=kept) -> None:
+        stream = Stream.from_handle(torch.cuda.current_stream(device.device_id).cuda_stream)
+        core_launch(stream, config, kernel, *values)
+
+    return launched
+
+
+def launch(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any],
+           smem_bytes: int = 0) -> None:
+    """Launch a loaded kernel on torch's current stream; asynchronous, like any torch operation. As `prepare_launch`."""
+    prepare_launch(kernel, grid, block, args, smem_bytes)()
