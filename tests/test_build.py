@@ -319,3 +319,146 @@ def test_an_edited_kernel_file_is_compiled_as_it_is_now(tmp_path, monkeypatch):
         path.write_text("import triton\nimport triton.language as tl\nG = tl.constexpr(%d)\n"
                         "@triton.jit\ndef kernel(p):\n    tl.store(p, G)\n" % value)
         assert str(value) in build.build_one(build.Job(f"{path}:kernel", {"p": "*i32"}, {}, "sm_90a")).ptx
+
+
+TWO_KERNELS = """
+#include "ptx.cuh"
+extern "C" __global__ void small(float* out) { out[threadIdx.x] = 1; }
+extern "C" __global__ void big(const float* in, float* out) {
+    __shared__ float tile[1024];
+    extern __shared__ float more[];
+    float held[64];
+    for (int i = 0; i < 64; i++) held[i] = in[i * threadIdx.x];
+    tile[threadIdx.x] = held[int(in[0])];
+    async_load16(shared_address(more), in);
+    async_commit();
+    async_wait<0>();
+    __syncthreads();
+    out[threadIdx.x] = tile[1023 - threadIdx.x] + more[5];
+}
+"""
+
+
+@pytest.fixture
+def cu_job(tmp_path, monkeypatch):
+    """cu_job("big", target, ...) is the Job of a kernel in a file of TWO_KERNELS, or of `text`."""
+    monkeypatch.setenv("TILES_CUBINS", str(tmp_path / "cubins"))
+
+    def job(name, target="sm_90a", text=TWO_KERNELS, signature=None, constants=None, **changes):
+        (tmp_path / "two.cu").write_text(text)
+        return build.Job(f"{tmp_path}/two.cu:{name}", signature or {}, constants or {}, target, **changes)
+
+    return job
+
+
+@pytest.mark.parametrize("target", device.TARGETS)
+def test_cu_figures_are_of_that_kernel(cu_job, target):
+    big, small = (build.build_one(cu_job(name, target, num_warps=8)) for name in ("big", "small"))
+    for report, name in ((big, "big"), (small, "small")):
+        assert report.launchable and (report.threads, report.smem, report.ptx) == (256, 0, "")
+        try:
+            text = build._cuobjdump("-res-usage", report.cubin)
+        except RuntimeError:
+            assert target in ("sm_103a", "sm_121a") and not report.counts  # Triton 3.6 cannot read them
+            continue
+        found = re.search(rf"Function {name}:\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", text)
+        assert (report.registers, report.spills, report.smem_static) == tuple(map(int, found.groups()))
+        assert report.sass.count("Function : ") == 1 and f"Function : {name}\n" in report.sass
+        assert json.loads(json.dumps(report.row()))["STG"] == report.counts["STG"] == 1
+    assert big.spills == 256 and small.spills == 0 and big.smem_static - small.smem_static == 4096
+    if big.counts:
+        assert big.counts["LDGSTS"] == 1 and big.counts["LDG"] >= 64 and big.counts["UBLKCP"] == 0
+        assert small.counts["LDGSTS"] == small.counts["LDG"] == 0
+
+
+def test_cu_copy_engine_is_counted():
+    kernel = str(pathlib.Path(build.__file__).with_name("doctor_copy.cu")) + ":bulk_copy"
+    report = build.build_one(build.Job(os.path.relpath(kernel), {}, {"CHUNK_BYTES": 16384}, "sm_90a", num_warps=1))
+    assert report.launchable, report.reason
+    assert report.counts["UBLKCP"] == 2 and report.counts["SYNCS"] and not report.counts["LDG"]
+    assert report.counts == dict.fromkeys(build.OPCODES, 0) | build.sass_counts(report.cubin)
+
+
+def test_cu_shared_memory_and_threads_decide(cu_job):
+    reports = {target: build.build_one(cu_job("big", target, smem_bytes=98304)) for target in ("sm_90a", "sm_121a")}
+    assert reports["sm_90a"].launchable and reports["sm_90a"].smem == 98304
+    assert reports["sm_90a"].programs_per_sm == 2  # 98,304 + 4,096 + 1,024 B of 233,472
+    assert build.build_one(cu_job("small", smem_bytes=76000)).programs_per_sm == 3
+    assert build.build_one(cu_job("big", smem_bytes=76000)).programs_per_sm == 2  # its static 4,096 B are too many
+    assert build.build_one(cu_job("big", "sm_80", smem_bytes=79000)).programs_per_sm == 1
+    refused = reports["sm_121a"]
+    assert refused.status == "rejected"
+    assert refused.reason == "it needs 102,400 B of shared memory a block; sm_121a has 101,376 B."
+    assert build.build_one(cu_job("small", num_warps=33)).reason == "it has 1,056 threads a block; sm_90a allows 1,024."
+
+
+def test_cu_constants_and_options_reach_the_compiler(cu_job):
+    text = """
+        static_assert(ON == 1 && OFF == 0 && N == 7 && sizeof(ELEMENT) == 2, "");
+        extern "C" __global__ void kernel(ELEMENT* out) { out[0] = N; }
+    """
+    constants = {"ON": True, "OFF": False, "N": 7, "ELEMENT": "unsigned short"}
+    report = build.build_one(cu_job("kernel", text=text, constants=constants, options={"lineinfo": True}))
+    assert report.launchable and b".debug_line" in report.cubin
+
+
+@pytest.mark.parametrize("changes, reason", [
+    ({"name": "nope"}, "two.cu defines no kernel nope; it defines big, small."),
+    ({"name": "f", "text": "__global__ void f() {}"},
+     'two.cu defines no kernel f; it defines _Z1fv (extern "C" leaves a name as it is written).'),
+    ({"name": "f", "text": "static_assert(true);"}, "two.cu defines no kernel f; it defines none."),
+    ({"name": "f", "text": "\nconst int x = lost;\nconst int y = lost;"}, 'two.cu(2): error: identifier "lost" is undefined.'),
+    ({"name": "f", "text": '#include "none.cuh"'},
+     'two.cu(1): catastrophic error: cannot open source file "none.cuh".'),
+    ({"name": "f", "target": "sm_80", "text": """extern "C" __global__ void f() { asm("fence.proxy.async;"); }"""},
+     "two.cu does not compile for sm_80: ptxas: "),
+    ({"name": "f", "signature": {"x": "*fp32"}}, "two.cu is CUDA C++: its job takes no signature"),
+    ({"name": "f", "options": {"no_such": 1}}, "unknown compiler option '--no_such=1'")])
+def test_bad_cu_job_is_one_sentence(cu_job, changes, reason):
+    report = build.build_one(cu_job(**changes))
+    assert report.status == "failed" and reason in report.reason and "\n" not in report.reason
+    assert report.row()["registers"] is None
+
+
+def test_cu_that_nvrtc_cannot_target(cu_job, monkeypatch):
+    from tilelab import cuda
+
+    def too_old(*args):
+        raise cuda.CompileError("two.cu does not compile for sm_121a:\nnvrtc: error: invalid value for "
+                                "--gpu-architecture (-arch)\nmore")
+
+    monkeypatch.setattr(cuda, "compile_file", too_old)
+    answer = build._compile_cu(dataclasses.asdict(cu_job("small", "sm_121a")))
+    assert answer == {"reason": "two.cu does not compile for sm_121a: nvrtc: error: invalid value for "
+                                "--gpu-architecture (-arch)"}
+
+
+def test_cu_whose_sass_cannot_be_read(cu_job, monkeypatch):
+    def too_old(*args):
+        raise RuntimeError("the cuobjdump of Triton 3.6 cannot read this cubin")
+
+    monkeypatch.setattr(build, "_cuobjdump", too_old)
+    answer = build._compile_cu(dataclasses.asdict(cu_job("small")))
+    assert answer["counts"] == {} and answer["registers"]
+    assert build._report(cu_job("small"), answer).launchable
+
+
+def test_cu_needs_neither_triton_nor_torch(cu_job):
+    code = ("import sys, json; from tilelab import build; answer = build._compile_cu(json.loads(sys.argv[1])); "
+            "sys.exit('registers' not in answer or 'triton' in sys.modules or 'torch' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(dataclasses.asdict(cu_job("small")))],
+                          cwd=pathlib.Path(build.__file__).parents[1], check=False, timeout=60)
+    assert done.returncode == 0
+
+
+def test_cu_cache_folder_is_the_callers(cu_job, tmp_path):
+    build.build_one(cu_job("small"))
+    assert len(list((tmp_path / "cubins").iterdir())) == 1
+    build.build_one(cu_job("small"), cache=tmp_path / "own")
+    assert len(list((tmp_path / "own").iterdir())) == 1
+    assert build.build_one(cu_job("small")).seconds < 0.02  # recalled
+
+
+def test_cu_and_triton_jobs_mix(cu_job):
+    reports = list(build.build([cu_job("big"), copy_job(), cu_job("small"), cu_job("nope")]))
+    assert sorted(report.status for report in reports) == ["failed", "ok", "ok", "ok"]

@@ -1,4 +1,5 @@
-"""Compile Triton kernels for any target with no GPU, in worker processes that may crash, and read what came out.
+"""Compile Triton and CUDA C++ kernels for any target with no GPU, in worker processes that may crash, and read what
+came out.
 
 A compiler that raises, aborts, faults or hangs becomes a Report with the reason. Nothing here imports Triton: it lives
 in the workers, where TRITON_INTERPRET=0 lets a machine without a GPU compile.
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-from tilelab import child
+from tilelab import child, cuda
 from tilelab.device import limits
 
 # Occurrences in the PTX: what the compiler emitted, not how often it runs.
@@ -40,6 +41,8 @@ INSTRUCTIONS = {
     "tensormap_replace": r"tensormap\.replace",
     "setmaxnreg": r"setmaxnreg",
 }
+# How data moves, in the SASS of a .cu kernel: by threads, by threads without registers, by the copy engine; barriers.
+OPCODES = ("LDG", "STG", "LDS", "STS", "LDGSTS", "UBLKCP", "UBLKRED", "UTMALDG", "UTMASTG", "UTMAREDG", "SYNCS")
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,9 @@ class Job:
     kernel: "ch14.gemm:gemm_plain_kernel" or "path/to/file.py:name". signature: a Triton type for each argument that is
     no constexpr ("*bf16", "i32", "tensordesc<bf16[128, 64]>"). constants: the constexpr arguments. aligned: names of
     pointers and integers known to be multiples of 16. options: further compile options, {"launch_pdl": True}.
+
+    Or "path/to/file.cu:name", for NVRTC: constants are -DNAME=VALUE (a bool 0 or 1), options fields of
+    cuda.core.ProgramOptions, `smem_bytes` the dynamic shared memory of its launch; signature and aligned stay empty.
     """
 
     kernel: str
@@ -60,6 +66,13 @@ class Job:
     aligned: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     name: str = ""
+    smem_bytes: int = 0
+
+    @property
+    def _entry(self) -> str:
+        """The name in the cubin of a .cu file's kernel, which may hold others; empty for Triton's, which holds one."""
+        path, _, name = self.kernel.rpartition(":")
+        return name if path.endswith(".cu") else ""
 
 
 @dataclass(frozen=True)
@@ -67,8 +80,9 @@ class Report:
     """What the compiler made of a Job: `status` is ok, rejected (compiled, cannot launch there) or failed.
 
     Sizes in bytes: `smem` dynamic and `smem_static` a block (from sm_90 on 1,024 of it are the system's), `spills`
-    local memory a thread; None where they could not be read. `counts` are instructions in the PTX (INSTRUCTIONS),
-    `seconds` the compiler's. `reason` is a sentence, empty when all is well.
+    local memory a thread; None where they could not be read. `counts` are instructions in the PTX (INSTRUCTIONS), or
+    those in the SASS of a .cu kernel (OPCODES, and what tensor core instructions it has), empty where that cannot be
+    read. `seconds` the compiler's. `reason` is a sentence, empty when all is well.
     """
 
     job: Job
@@ -86,8 +100,8 @@ class Report:
 
     @property
     def sass(self) -> str:
-        """SASS of the cubin; RuntimeError says why it could not be read."""
-        return sass(self.cubin)
+        """SASS of the kernel; RuntimeError says why it could not be read."""
+        return sass(self.cubin, self.job._entry)
 
     @property
     def programs_per_sm(self) -> int | None:
@@ -96,7 +110,8 @@ class Report:
             return None
         limit, warps = limits(self.job.target), self.threads // 32
         of_a_warp = -(-self.registers * 32 // 256) * 256  # registers are given out by 256 a warp
-        return min(limit.smem_per_sm // (self.smem + 1024), limit.threads_per_sm // self.threads,
+        own = _own_smem(self.smem, self.smem_static, self.job.target)
+        return min(limit.smem_per_sm // (own + 1024), limit.threads_per_sm // self.threads,
                    limit.regs_per_sm // (of_a_warp * warps), 32)
 
     @property
@@ -110,6 +125,11 @@ class Report:
                 "reason": self.reason, "registers": self.registers, "spills": self.spills, "smem": self.smem,
                 "smem_static": self.smem_static, "threads": self.threads, "seconds": round(self.seconds, 3)}
         return kept | self.counts
+
+
+def _own_smem(dynamic: int, static: int | None, target: str) -> int:
+    """Shared memory that a block asks for: all but the 1,024 B of the system, which a cubin from sm_90 on counts in."""
+    return dynamic + max((static or 0) - (1024 if limits(target).capability >= (9, 0) else 0), 0)
 
 
 def job_for(kernel, signature: dict[str, str], constants: dict[str, Any], target: str, **rest) -> Job:
@@ -185,29 +205,85 @@ def _compile(job: dict) -> dict:
             return built()
 
 
-def _resources(cubin: bytes) -> dict:
-    """Registers and stack of the kernel, from the attributes that ptxas writes to .nv.info, and its shared memory.
+def _compile_cu(job: dict) -> dict:
+    path, _, name = job["kernel"].rpartition(":")
+    file = os.path.basename(path)
+    if job["signature"] or job["aligned"]:
+        raise ValueError(f"{file} is CUDA C++: its job takes no signature and no aligned")
+    options = [f"-D{key}={int(value) if isinstance(value, bool) else value}" for key, value in job["constants"].items()]
+    options += [f"--{key}" if value is True else f"--{key}={value}" for key, value in job["options"].items()]
+    begun = time.perf_counter()
+    try:
+        cubin = cuda.compile_file(path, job["target"], options)
+    except cuda.CompileError as error:
+        return {"reason": _first_error(str(error))}
+    seconds = time.perf_counter() - begun
+    entries = _entries(cubin).values()
+    if name not in entries:
+        hint = ' (extern "C" leaves a name as it is written)' if any(each.startswith("_Z") for each in entries) else ""
+        return {"reason": f"{file} defines no kernel {name}; it defines {', '.join(entries) or 'none'}{hint}"}
+    try:
+        counts = dict.fromkeys(OPCODES, 0) | sass_counts(cubin, name)
+    except (RuntimeError, OSError):  # a cuobjdump may be older than the target
+        counts = {}
+    return {"smem": job["smem_bytes"], "threads": 32 * job["num_warps"], "seconds": seconds, "ptx": "",
+            "counts": counts, "cubin": base64.b64encode(cubin).decode(), **_resources(cubin, name)}
 
-    They are what `cuobjdump -res-usage` prints, without another process and for targets newer than that tool.
-    """
+
+def _first_error(said: str) -> str:
+    """The first error in what `tilelab.cuda` says, in one line: with file and line where it is NVRTC's, while ptxas
+    knows only lines of the PTX."""
+    if found := re.search(r"^.+\(\d+\): (?:catastrophic )?error.*", said, re.MULTILINE):
+        return found[0].strip()
+    first, *rest = said.splitlines()
+    if found := re.search(r"^ptxas.*?\b(?:error|fatal)\s*: (.+)", "\n".join(rest), re.MULTILINE):
+        return f"{first} ptxas: {found[1].strip()}"
+    return " ".join([first, *rest[:1]])
+
+
+def _sections(cubin: bytes) -> dict[str, tuple[int, int]]:
+    """Where each section of the ELF file begins and its length."""
     if cubin[:4] != b"\x7fELF":
         raise ValueError("the cubin is no ELF file")
     table, = struct.unpack_from("<Q", cubin, 40)
     size, count, names = struct.unpack_from("<3H", cubin, 58)
     headers = [struct.unpack_from("<IIQQQQ", cubin, table + size * index) for index in range(count)]
-    sections = {}
-    for name, _, _, _, begin, length in headers:
-        begin_name = headers[names][4] + name
-        sections[cubin[begin_name:cubin.index(b"\0", begin_name)].decode()] = begin, length
+    return {_string(cubin, headers[names][4] + header[0]): header[4:] for header in headers}
+
+
+def _string(cubin: bytes, at: int) -> str:
+    return cubin[at:cubin.index(b"\0", at)].decode()
+
+
+def _entries(cubin: bytes) -> dict[int, str]:
+    """The names of its kernels, by their index in the symbol table."""
+    sections = _sections(cubin)
+    at, length = sections[".symtab"]
+    symbols = [struct.unpack_from("<IBB", cubin, at + 24 * index) for index in range(length // 24)]
+    return {index: _string(cubin, sections[".strtab"][0] + name)
+            for index, (name, _, other) in enumerate(symbols) if other & 0x10}  # STO_CUDA_ENTRY
+
+
+def _resources(cubin: bytes, kernel: str = "") -> dict:
+    """Registers and stack, from the attributes that ptxas writes to .nv.info, and shared memory: of `kernel`, or of a
+    cubin's only one.
+
+    They are what `cuobjdump -res-usage` prints, without another process and for targets newer than that tool.
+    """
+    sections = _sections(cubin)
+    entries = _entries(cubin) if kernel else {}
     at, length = sections.get(".nv.info", (0, 0))
     end, registers, stack = at + length, [], []
     while at < end:
         form, attribute, value = struct.unpack_from("<BBH", cubin, at)
         if attribute in (0x2F, 0x12):  # EIATTR_REGCOUNT, EIATTR_MIN_STACK_SIZE: a symbol and its figure
-            (registers if attribute == 0x2F else stack).append(struct.unpack_from("<I", cubin, at + 8)[0])
+            symbol, figure = struct.unpack_from("<II", cubin, at + 4)
+            if entries.get(symbol, "") == kernel:
+                (registers if attribute == 0x2F else stack).append(figure)
         at += 4 + (value if form == 4 else 0)  # form 4: `value` is the length of what follows
     static = sum(length for name, (_, length) in sections.items()
-                 if name.startswith(".nv.shared.") and "reserved" not in name)
+                 if name.startswith(".nv.shared.") and "reserved" not in name
+                 and (not kernel or name == f".nv.shared.{kernel}"))
     return {"registers": max(registers, default=None), "spills": max(stack, default=None), "smem_static": static}
 
 
@@ -216,11 +292,11 @@ def _tool(name: str) -> pathlib.Path:
     return pathlib.Path(found.origin).parent / "backends/nvidia/bin" / name
 
 
-def _cuobjdump(flag: str, cubin: bytes) -> str:
+def _cuobjdump(flag: str, cubin: bytes, *more: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run([_tool("cuobjdump"), flag, file.name], capture_output=True, text=True, check=False)
+        done = subprocess.run([_tool("cuobjdump"), flag, *more, file.name], capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr + done.stdout).strip().splitlines()
         raise RuntimeError(f"the cuobjdump of Triton {version('triton')} cannot read this cubin: {' '.join(said[:1])}")
@@ -243,8 +319,9 @@ def _answer(request: dict) -> dict:
     os.environ.pop("TRITON_CACHE_DIR", None)  # the last job's
     if request["cache"]:
         os.environ["TRITON_CACHE_DIR"] = request["cache"]
+    os.environ["TILES_CUBINS"] = request["cubins"]
     try:
-        return _compile(request)
+        return _compile_cu(request) if ".cu:" in request["kernel"] else _compile(request)
     except Exception as error:
         sys.stderr.flush()
         said = os.pread(2, 1 << 20, 0).decode(errors="replace")  # what the compiler wrote, whole kernels too
@@ -258,10 +335,10 @@ def build(jobs: Iterable[Job], workers: int | None = None, timeout_s: float = 12
           cache: str | os.PathLike | None = None) -> Iterator[Report]:
     """Compile `jobs` in parallel and yield a Report for each as it finishes, in whatever order.
 
-    `workers` processes (default: one a CPU), each given `timeout_s` a job; `cache` replaces Triton's cache folder for
-    these jobs. A damaged cache entry is compiled again elsewhere. Builds may overlap, each with workers of its own; an
-    iterator that is closed early kills what it was building. Raises ValueError at once for a target that is none of
-    tilelab.device.TARGETS.
+    `workers` processes (default: one a CPU), each given `timeout_s` a job; `cache` replaces the cache folders of Triton
+    and of tilelab.cuda for these jobs. A damaged cache entry is compiled again elsewhere. Builds may overlap, each with
+    workers of its own; an iterator that is closed early kills what it was building. Raises ValueError at once for a
+    target that is none of tilelab.device.TARGETS.
     """
     jobs = list(jobs)
     for job in jobs:
@@ -287,9 +364,9 @@ def build_one(job: Job, timeout_s: float = 120, cache: str | os.PathLike | None 
               ticket: object = None) -> Report:
     """`build` of a single job, in a worker that `child.kill(ticket)` ends."""
     limits(job.target)
-    kernel = os.path.abspath(job.kernel) if ".py:" in job.kernel else job.kernel
-    cache = str(cache or os.environ.get("TRITON_CACHE_DIR") or "")
-    request = {**dataclasses.asdict(job), "kernel": kernel, "cache": cache}
+    kernel = os.path.abspath(job.kernel) if re.search(r"\.(py|cu):", job.kernel) else job.kernel
+    request = {**dataclasses.asdict(job), "kernel": kernel, "cubins": os.path.abspath(cache or cuda.cubin_folder()),
+               "cache": str(cache or os.environ.get("TRITON_CACHE_DIR") or "")}
     try:
         with child.borrowed("tilelab.build", "the compiler", ticket, TRITON_INTERPRET="0") as worker:
             return _report(job, worker.ask(request, timeout_s))
@@ -301,30 +378,36 @@ def _report(job: Job, answer: dict) -> Report:
     if "reason" in answer:
         return Report(job, "failed", answer["reason"].rstrip(".") + ".")
     limit = limits(job.target)
-    counts = {name: len(re.findall(pattern, answer["ptx"])) for name, pattern in INSTRUCTIONS.items()}
-    reason = ""
-    if answer["smem"] > limit.smem_per_block:
-        reason = (f"it needs {answer['smem']:,} B of shared memory a block; {job.target} has "
+    if "counts" not in answer:
+        answer["counts"] = {name: len(re.findall(pattern, answer["ptx"])) for name, pattern in INSTRUCTIONS.items()}
+    reason, smem = "", _own_smem(answer["smem"], answer["smem_static"], job.target)
+    if smem > limit.smem_per_block:
+        reason = (f"it needs {smem:,} B of shared memory a block; {job.target} has "
                   f"{limit.smem_per_block:,} B.")
     elif answer["threads"] > 1024:
         reason = f"it has {answer['threads']:,} threads a block; {job.target} allows 1,024."
     elif answer["threads"] * (answer.get("registers") or 0) > limit.regs_per_sm:
         reason = (f"its {answer['threads']} threads with {answer['registers']} registers each exceed the "
                   f"{limit.regs_per_sm:,} of an SM.")
-    return Report(job, "rejected" if reason else "ok", reason, counts=counts,
+    return Report(job, "rejected" if reason else "ok", reason,
                   **{**answer, "cubin": base64.b64decode(answer["cubin"])})
 
 
-def sass(cubin: bytes) -> str:
-    """SASS of a cubin, through the cuobjdump in Triton's wheel; RuntimeError says why it could not be read."""
-    return _cuobjdump("-sass", cubin)
+def sass(cubin: bytes, kernel: str = "") -> str:
+    """SASS of a cubin, or of one kernel in it, through the cuobjdump in Triton's wheel; RuntimeError says why it could
+    not be read."""
+    return _cuobjdump("-sass", cubin, *(["-fun", kernel] if kernel else []))
 
 
-def sass_counts(cubin: bytes) -> collections.Counter:
-    """Occurrences in SASS of TMA (UTMALDG, UTMASTG, UBLKCP), mbarrier (SYNCS) and tensor core (HGMMA, UTCHMMA, HMMA...)
-    opcodes, without their suffixes; RuntimeError as for `sass`."""
-    opcodes = r"\b(UTMA[A-Z]+|UBLKCP|UBLKRED|SYNCS|UTC[A-Z]*MMA|[A-Z]G?MMA)\b"
-    return collections.Counter(re.findall(opcodes, sass(cubin)))
+def sass_counts(cubin: bytes, kernel: str = "") -> collections.Counter:
+    """Occurrences in SASS of opcodes, without their suffixes: TMA (UTMALDG, UTMASTG, UBLKCP), mbarrier (SYNCS), tensor
+    core (HGMMA, UTCHMMA, HMMA...), loads and stores by threads (LDG, STG, LDS, STS, LDGSTS) and fences (FENCE).
+
+    Of one kernel where it is named; RuntimeError as for `sass`.
+    """
+    opcodes = r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?" \
+              r"(UTMA[A-Z]+|UBLKCP|UBLKRED|SYNCS|UTC[A-Z]*MMA|[A-Z]G?MMA|LDGSTS|LDG|STG|LDS|STS|FENCE)\b"
+    return collections.Counter(re.findall(opcodes, sass(cubin, kernel), re.MULTILINE))
 
 
 def ptxas_remarks(ptx: str, target: str) -> list[str]:
