@@ -252,11 +252,15 @@ def test_a_copy_that_does_not_compile_is_a_failure(monkeypatch, capsys):
     assert shown["status"] == "failed" and "undeclared" in shown["detail"]
 
 
+def test_the_proof_is_compiled_and_not_recalled(monkeypatch, tmp_path):
+    monkeypatch.setenv("TILES_CUBINS", str(tmp_path))
+    assert doctor._cuda_cubin("sm_90a")[:4] == b"\x7fELF" and not list(tmp_path.iterdir())
+
+
 def test_help(capsys):
     assert doctor.main(["--help"]) == 0 and "--target" in capsys.readouterr().out
 
 
-@pytest.mark.gpu
 @pytest.mark.gpu
 def test_on_this_gpu():
     rows = by_name(doctor.examine())
@@ -266,7 +270,6 @@ def test_on_this_gpu():
             assert rows[name].status == "ok" and "bit for bit" in rows[name].detail
 
 
-@pytest.mark.gpu
 @pytest.mark.gpu
 def test_a_copy_that_does_nothing_is_caught(monkeypatch):
     from tilelab import doctor_copy
