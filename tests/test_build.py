@@ -356,11 +356,10 @@ def test_cu_figures_are_of_that_kernel(cu_job, target):
     big, small = (build.build_one(cu_job(name, target, num_warps=8)) for name in ("big", "small"))
     for report, name in ((big, "big"), (small, "small")):
         assert report.launchable and (report.threads, report.smem, report.ptx) == (256, 0, "")
-        try:
-            text = build._cuobjdump("-res-usage", report.cubin)
-        except RuntimeError:
-            assert target in ("sm_103a", "sm_121a") and not report.counts  # Triton 3.6 cannot read them
+        if not report.counts:
+            assert target in ("sm_103a", "sm_121a") and report.registers  # Triton 3.6's cuobjdump cannot read them
             continue
+        text = build._cuobjdump("-res-usage", report.cubin)
         found = re.search(rf"Function {name}:\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", text)
         assert (report.registers, report.spills, report.smem_static) == tuple(map(int, found.groups()))
         assert report.sass.count("Function : ") == 1 and f"Function : {name}\n" in report.sass
@@ -407,7 +406,8 @@ def test_cu_constants_and_options_reach_the_compiler(cu_job):
     ({"name": "f", "text": "__global__ void f() {}"},
      'two.cu defines no kernel f; it defines _Z1fv (extern "C" leaves a name as it is written).'),
     ({"name": "f", "text": "static_assert(true);"}, "two.cu defines no kernel f; it defines none."),
-    ({"name": "f", "text": "\nconst int x = lost;\nconst int y = lost;"}, 'two.cu(2): error: identifier "lost" is undefined.'),
+    ({"name": "f", "text": "\nconst int x = lost;\nconst int y = lost;"},
+     'two.cu(2): error: identifier "lost" is undefined.'),
     ({"name": "f", "text": '#include "none.cuh"'},
      'two.cu(1): catastrophic error: cannot open source file "none.cuh".'),
     ({"name": "f", "target": "sm_80", "text": """extern "C" __global__ void f() { asm("fence.proxy.async;"); }"""},

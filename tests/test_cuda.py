@@ -346,3 +346,22 @@ def test_kernel_with_cccl_runs(tmp_path):
     source, out = torch.randn(256, 4, device="cuda"), torch.zeros(256, 4, device="cuda")
     cuda.launch(kernel, 1, 256, [source, out])
     torch.testing.assert_close(out, source.flip(0), rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("static, dynamic", [(40, 4), (40, 20), (60, 1), (2, 100)])  # KiB; 48 together need an opt-in
+def test_static_and_dynamic_shared_memory_together(static, dynamic):
+    source = f"""
+    extern "C" __global__ void sum(int* out) {{
+        __shared__ int tile[{static} * 256];
+        extern __shared__ int more[];
+        tile[{static} * 256 - 1 - threadIdx.x] = threadIdx.x;
+        more[{dynamic} * 256 - 1 - threadIdx.x] = 100;
+        __syncthreads();
+        out[threadIdx.x] = tile[{static} * 256 - 32 + threadIdx.x] + more[{dynamic} * 256 - 32 + threadIdx.x];
+    }}"""
+    kernel = cuda.load(cuda.compile_cubin(source, device.current().target), "sum")
+    out = torch.zeros(32, dtype=torch.int32, device="cuda")
+    for size in (0, 512, 0):  # a smaller launch in between takes nothing back
+        cuda.launch(kernel, 1, 32, [out], dynamic * 1024 + size)
+    assert out.tolist() == list(range(131, 99, -1))

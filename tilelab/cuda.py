@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import pathlib
@@ -225,23 +226,30 @@ def _argument(value: Any) -> Any:
     return value
 
 
-# Bytes of dynamic shared memory that the driver has been asked to allow, by kernel and device. It can be asked while a
-# CUDA graph is captured, but not for nothing: a launch is timed.
+# Bytes of dynamic shared memory that the driver has been asked to allow, by kernel and device.
 _opted: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def _opt_in(kernel, device, smem_bytes: int) -> None:
-    """Above 48 KiB the driver wants to be asked, once a kernel and device."""
+    """Above 48 KiB, static shared memory counted in, the driver wants to be asked: once a kernel and device."""
     from cuda.bindings import driver
 
     opted = _opted.setdefault(kernel, {})
-    if smem_bytes <= opted.get(device.device_id, 48 * 1024):
+    if smem_bytes <= opted.get(device.device_id, 0):
         return
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     (status,) = driver.cuKernelSetAttribute(attribute, smem_bytes, kernel.handle, device.device_id)
     if status != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"the driver refused {smem_bytes:,} B of dynamic shared memory: {status.name}.")
     opted[device.device_id] = smem_bytes
+
+
+@functools.lru_cache(64)
+def _stream(device_id: int, handle: int):
+    """cuda.core's view of a stream: kept, as making it costs more than a launch."""
+    from cuda.core import Stream
+
+    return Stream.from_handle(handle)
 
 
 def prepare_launch(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any],
@@ -252,10 +260,10 @@ def prepare_launch(kernel, grid: int | Sequence[int], block: int | Sequence[int]
     (passed as pointers, and kept alive by the function), ctypes or numpy scalars of the parameter's own width, or
     cuda.core tensor maps; TypeError for a plain Python number. `smem_bytes` is dynamic shared memory, above 48 KiB
     too. Raises Unsupported when there is no GPU or a block of it has less shared memory than that. Launches are for
-    the device that is current now.
+    the device that is current now, in any thread, and leave it current there.
     """
     import torch
-    from cuda.core import LaunchConfig, Stream
+    from cuda.core import LaunchConfig
     from cuda.core import launch as core_launch
 
     from tilelab.device import Unsupported, current
@@ -267,11 +275,12 @@ def prepare_launch(kernel, grid: int | Sequence[int], block: int | Sequence[int]
     _opt_in(kernel, device, smem_bytes)
     grid, block = (extent if isinstance(extent, int) else tuple(extent) for extent in (grid, block))
     config = LaunchConfig(grid=grid, block=block, shmem_size=smem_bytes)
-    kept, values = tuple(args), tuple(map(_argument, args))
+    values = tuple(map(_argument, args))
+    raw_stream = torch._C._cuda_getCurrentRawStream  # as Triton asks; torch.cuda.current_stream() takes 15 times longer
 
-    def launched(kept=kept) -> None:
-        stream = Stream.from_handle(torch.cuda.current_stream(device.device_id).cuda_stream)
-        core_launch(stream, config, kernel, *values)
+    def launched(kept_alive=tuple(args)) -> None:
+        device.set_current()
+        core_launch(_stream(device.device_id, raw_stream(device.device_id)), config, kernel, *values)
 
     return launched
 
