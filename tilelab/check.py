@@ -41,6 +41,22 @@ def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
     return float((result.double() - reference).abs().max() / scale)
 
 
+# Significant bits, and the exponent of the smallest step, of each format.
+FORMAT = {torch.float32: (24, -149), torch.bfloat16: (8, -133), torch.float16: (11, -24)}
+
+
+def ulps(result: torch.Tensor, reference: torch.Tensor) -> float:
+    """Largest difference from the float64 reference, in units in the last place of result's format at the reference; a
+    result rounded correctly is within a half. Infinite where the result is not finite."""
+    if result.shape != reference.shape or not bool(torch.isfinite(result).all()):
+        return float("inf")
+    if not result.numel():
+        return 0.0
+    bits, least = FORMAT[result.dtype]
+    unit = torch.exp2((torch.frexp(reference.double())[1] - bits).clamp(min=least).double())
+    return float(((result.double() - reference).abs() / unit).max())
+
+
 def compare(kernel: Callable, spec: Callable, cases: Iterable[tuple[str, tuple]], *, out: Callable,
             peer: Callable | None = None) -> list[dict]:
     """Rows {name, shape, dtype, error, tolerance, peer_error, status, reason}, one a case.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import hashlib
 import html
 import inspect
@@ -255,6 +256,20 @@ def live_or_recorded(experiment: str, run: Callable[[], Sequence[dict]], source:
             save(record)
         return Record(record, live=True)
     return recorded(experiment, source)
+
+
+def experiment(name: str, source: Callable[[], str], can_run: Callable[[], bool] | None = None):
+    """Decorator: a function that returns rows becomes one that returns a Record, through `live_or_recorded`.
+
+    `source()` is the hash of what it measures; the new function has it as `.source`.
+    """
+    def wrap(rows: Callable[[], Sequence[dict]]) -> Callable[[], Record]:
+        @functools.wraps(rows)
+        def run() -> Record:
+            return live_or_recorded(name, rows, source(), can_run and can_run())
+        run.source = source
+        return run
+    return wrap
 
 
 def recorded(experiment: str, source: str) -> Record:

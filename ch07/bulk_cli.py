@@ -1,0 +1,77 @@
+"""The command line of `ch07.bulk_copy`: check and time its variants, or compile them for another GPU."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+
+from ch07 import bulk_copy, bulk_trials
+from tilelab import build, device, results
+
+
+def _arguments(argv):
+    parser = argparse.ArgumentParser(prog="python -m ch07.bulk_copy", description="Check and time bulk copies against "
+                                     "torch; with --target only compile them.")
+    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
+    parser.add_argument("--op", default="copy", choices=bulk_trials.OPS)
+    parser.add_argument("--bytes", type=int, default=1 << 29, help="of each array (default 512 MiB)")
+    parser.add_argument("--variant", default="all", metavar="NAME|best|all",
+                        help=f"{', '.join(bulk_copy.configs('copy'))}, best or all (default)")
+    parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
+    parser.add_argument("--json", metavar="PATH", help="write one JSON object to PATH, - for standard output")
+    options = parser.parse_args(argv)
+    if options.bytes < 4 or options.bytes % 4:
+        parser.error(f"--bytes must be a multiple of 4; here it is {options.bytes}.")
+    if options.json and pathlib.Path(options.json).is_dir():  # said before the work, not after it
+        parser.error(f"--json takes a file; {options.json} is a folder.")
+    named = bulk_copy.configs(options.op)
+    wanted = {"all": list(named), "best": list(named)[:1]}.get(options.variant, [options.variant])
+    if wanted[0] not in named:
+        parser.error(f"--variant is one of {', '.join(named)}, best or all; here it is {options.variant}.")
+    options.chosen = {name: named[name] for name in wanted}
+    return options
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run it; the exit status is 0 when all is fine, 1 for a wrong result, 2 when nothing could run."""
+    options = _arguments(argv)
+    try:
+        rows = _compiled(options) if options.target else _measured(options)
+        record = results.Record(results.make("ch07_bulk_copy", rows, bulk_trials.source()), live=True)
+        if options.json:
+            text = results.to_json(record.data)
+            print(text, end="") if options.json == "-" else results.write_atomically(pathlib.Path(options.json), text)
+    except (ValueError, OSError, device.Unsupported) as error:
+        print(f"python -m ch07.bulk_copy: {error}", file=sys.stderr)
+        return 2
+    if options.json != "-":
+        columns = ["name", "config", "status", "ms", "gbps", "ratio", "ulps", "registers", "smem", "UBLKCP", "reason"]
+        print(record.show([name for name in columns if any(name in row for row in rows)]))
+    statuses = {row["status"] for row in rows}
+    return 1 if "wrong" in statuses else 0 if "ok" in statuses else 2
+
+
+def _compiled(options) -> list[dict]:
+    element = "u8" if options.op == "copy" else "float"
+    jobs = {name: bulk_copy.job(config, options.target, element) for name, config in options.chosen.items()}
+    reports = {report.job.name: report for report in build.build(jobs.values())}
+    return [{**reports[job.name].row(), "name": name, "config": job.name} for name, job in jobs.items()]
+
+
+def _measured(options) -> list[dict]:
+    import torch
+
+    device.require("has_tma", "a bulk copy", "compile it with --target sm_90a")
+    dtype = torch.uint8 if options.op == "copy" else torch.float32
+    checked = {name: bulk_trials.verify(options.op, config, dtype, options.bytes // dtype.itemsize)
+               for name, config in options.chosen.items()}
+    right = {name: options.chosen[name] for name, row in checked.items() if row["status"] == "ok"}
+    timed = bulk_trials.against_torch(options.op, right, options.bytes) if right else []
+    timed = {row["name"]: row for row in timed}
+    return [{"name": name, "config": str(options.chosen[name]), **row, **timed.get(name, {})}
+            for name, row in checked.items()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

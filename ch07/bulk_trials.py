@@ -1,0 +1,334 @@
+"""The measurements behind the notebook `ch07_bulk_copy`.
+
+Each experiment returns a tilelab.results.Record: measured here and now on a GPU with TMA, else the recorded one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+
+from ch07 import bulk_copy
+from ch07.bulk_copy import BulkConfig, configs
+from tilelab import bench, build, check, child, cuda, device, results
+from tilelab.space import Roofline, Subject, TargetSpace
+from tilelab.sweep import Sweep
+
+OPS = ("copy", "axpy")
+PEER = {"copy": "torch copy_", "axpy": "torch add"}
+LARGE = 1 << 30  # bytes of each array of a copy, and of all arrays of a x + y together, or nearly
+A = 1.5
+RAGGED = (1, 3, 17, 1000, 4096, 100_003, 3_000_017)  # elements
+OFFSETS = (0, 1, 3)  # elements from an aligned address
+QUICK = {"rounds": 8, "warm_s": 0, "burst_ms": 2}
+
+
+def source() -> str:
+    """Hash of what is measured."""
+    return results.source_hash(bulk_copy, bulk_copy.SOURCE, bulk_copy.SOURCE.with_name("elements.cuh"),
+                               cuda.HERE / "ptx.cuh")
+
+
+def random(n: int, dtype) -> torch.Tensor:
+    """n random elements on the GPU: any byte, or normal."""
+    if dtype == torch.uint8:
+        return torch.randint(0, 256, (n,), device="cuda", dtype=dtype)
+    return torch.randn(n, device="cuda").to(dtype)
+
+
+def verify(op: str, config, dtype, n: int, offset: int = 0) -> dict:
+    """{status, reason, ulps}: `n` fresh elements that start `offset` elements past an aligned address, bits or units in
+    the last place against float64, every element, and what lies around the output."""
+    room = 64
+    x, y, buffer = (random(n + 2 * room, dtype) for _ in range(3))
+    x, y, out = (tensor[room + offset:room + offset + n] for tensor in (x, y, buffer))
+    if op == "copy":
+        out.copy_(~x.view(torch.uint8).view(x.shape) if dtype == torch.uint8 else -x)  # other bits everywhere
+    else:
+        out.fill_(float("nan"))
+    before = buffer.clone()
+    bulk_copy.prepare(x, out, y=None if op == "copy" else y, a=A, config=config)()
+    torch.cuda.synchronize()
+    before[room + offset:room + offset + n] = out
+    error = 0.0 if op == "copy" else check.ulps(out, bulk_copy.axpy_spec(A, x, y))
+    reason = ""
+    if not torch.equal(before.view(torch.uint8), buffer.view(torch.uint8)):
+        reason = "memory outside the output was overwritten"
+    elif op == "copy" and not torch.equal(out.view(torch.uint8), x.view(torch.uint8)):
+        reason = f"{int((out.view(torch.uint8) != x.view(torch.uint8)).sum())} bytes differ"
+    elif error > 1:
+        reason = f"the error is {error:.3g} units in the last place"
+    return {"status": "wrong" if reason else "ok", "reason": reason,
+            "ulps": error if error < float("inf") else None}
+
+
+@results.experiment("ch07_bulk_check", source)
+def checked():
+    """Every variant on ragged sizes and offsets: the number of cases, the largest error, what was wrong."""
+    rows = []
+    for op in OPS:
+        for name, config in configs(op).items():
+            for dtype in (torch.uint8,) if op == "copy" else bulk_copy.ELEMENTS:
+                cases = [verify(op, config, dtype, n, offset) for n in RAGGED for offset in OFFSETS]
+                wrong = [case for case in cases if case["status"] != "ok"]
+                rows.append({"op": op, "name": name, "dtype": str(dtype)[6:], "cases": len(cases),
+                             "ulps": max(case["ulps"] or 0 for case in cases),
+                             "status": "wrong" if wrong else "ok", "reason": wrong[0]["reason"] if wrong else ""})
+    return rows
+
+
+# ---- speed
+
+
+def _problem(op: str, nbytes: int):
+    """(make_inputs, bytes moved, candidate of torch) for arrays of `nbytes` each."""
+    dtype = torch.uint8 if op == "copy" else torch.float32
+    n = nbytes // dtype.itemsize
+
+    def inputs():
+        x = random(n, dtype)
+        return [x, torch.empty_like(x)] + ([random(n, dtype)] if op == "axpy" else [])
+
+    if op == "copy":
+        return inputs, 2 * nbytes, lambda x, out: lambda: out.copy_(x)
+    return inputs, 3 * nbytes, lambda x, out, y: lambda: torch.add(y, x, alpha=A, out=out)
+
+
+def _launcher(config):
+    return lambda x, out, y=None: bulk_copy.prepare(x, out, y=y, a=A, config=config)
+
+
+def against_torch(op: str, chosen: dict[str, BulkConfig], nbytes: int | None = None, **timing) -> list[dict]:
+    """Rows of bench.Timing, one a configuration, all of them and torch interleaved."""
+    nbytes = nbytes or (LARGE if op == "copy" else LARGE // 2)
+    inputs, moved, peer = _problem(op, nbytes)
+    found = bench.compare({PEER[op]: peer, **{name: _launcher(config) for name, config in chosen.items()}}, inputs,
+                          PEER[op], nbytes=moved, **timing)
+    return [{"op": op, "config": str(config), "shape": [nbytes], **found[name].row()} for name, config in
+            chosen.items()]
+
+
+@results.experiment("ch07_bulk_speed", source)
+def speed():
+    """The variants of both operations against torch, 2 GiB and 1.5 GiB moved."""
+    return [row for op in OPS for row in against_torch(op, configs(op))]
+
+
+def fronts() -> dict[str, BulkConfig]:
+    """One ring, 4 stages of 8 KiB, and its chunks handed out in different orders; then plain loads, more and more of
+    them in flight."""
+    ring = functools.partial(BulkConfig, "bulk", 32, 8192, stages=4)
+    persistent = {f"persistent, every {device.current().sms or 132} · 2nd chunk": ring(span=0, ctas=2),
+                  "persistent, the next free chunk": BulkConfig("bulk_in_order", 32, 8192, stages=4, span=0, ctas=2)}
+    short = {f"{span} chunks a CTA": ring(span=span) for span in (64, 16, 8, 4)}
+    loads = {f"loads, {16 * each} B a thread": BulkConfig("loads", 256, 4096 * each) for each in (1, 2, 4, 8)}
+    return {**persistent, **short, **loads}
+
+
+@results.experiment("ch07_bulk_fronts", source)
+def front():
+    """`fronts` against torch's copy."""
+    return against_torch("copy", fronts())
+
+
+def first_kernel() -> dict:
+    """In this process, with nothing compiled before: seconds from source to a checked result, by part."""
+    marks = [time.perf_counter()]
+    x = random(1 << 20, torch.uint8)
+    torch.cuda.synchronize()
+    marks.append(time.perf_counter())
+    out = bulk_copy.copy(x)
+    torch.cuda.synchronize()
+    marks.append(time.perf_counter())
+    right = torch.equal(out, x)
+    marks.append(time.perf_counter())
+    return {"gpu_starts_s": marks[1] - marks[0], "compile_load_launch_s": marks[2] - marks[1],
+            "compare_s": marks[3] - marks[2], "status": "ok" if right else "wrong"}
+
+
+@results.experiment("ch07_bulk_first", source)
+def first():
+    """`first_kernel` in fresh processes with an empty cache of cubins, then with a filled one; `process_s` is all of
+    Python, torch's import included."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for cache in ("empty", "filled"):
+            begun = time.perf_counter()
+            done = subprocess.run([sys.executable, "-m", "ch07.bulk_trials"], capture_output=True, text=True,
+                                  cwd=child.ROOT, env={**os.environ, "TILES_CUBINS": folder}, check=True)
+            rows.append({"cache": cache, **json.loads(done.stdout), "process_s": time.perf_counter() - begun})
+    return rows
+
+
+# ---- what breaks
+
+
+@dataclasses.dataclass(frozen=True)
+class BrokenSpace(TargetSpace):
+    """The ring with something left out: a configuration is (op, what, stages). Each runs `runs` times."""
+
+    on: str | None = None
+    runs: int = 20
+    n: int = 1 << 22
+
+    def label(self, config):
+        op, config = config
+        return {"op": op, "name": config.leaves_out, "kernel": f"{op}, {config}"}
+
+    def source(self):
+        return source()
+
+    def job(self, config):
+        op, config = config
+        return bulk_copy.job(config, self.target, "u8" if op == "copy" else "float")
+
+    def measure(self, config):
+        op, config = config
+        dtype = torch.uint8 if op == "copy" else torch.float32
+        wrong, reason = 0, ""
+        for _ in range(self.runs):
+            row = verify(op, config, dtype, self.n * (4 // dtype.itemsize))
+            wrong += row["status"] != "ok"
+            reason = row["reason"] or reason
+        if wrong:
+            return {"status": "wrong", "reason": f"wrong in {wrong} of {self.runs} runs: {reason}"}
+        return {"status": "ok", "reason": f"right in all {self.runs} runs", "ms": 1.0, "ratio": 1.0}
+
+
+def broken_configs() -> list[tuple[str, BulkConfig]]:
+    """The ring as it is, and with one thing left out at a time."""
+    def ring(what, **rest):
+        return BulkConfig("bulk", 256, 4096, stages=4, span=0, ctas=4, leaves_out=what, **rest)
+
+    large = BulkConfig("bulk", 32, 65536, stages=1, span=0, ctas=3, leaves_out="wait_read")
+    return [("axpy", ring("nothing")), ("axpy", ring("expect_tx")), ("axpy", ring("phase")),
+            ("axpy", ring("proxy_fence")), ("axpy", ring("wait_read")), ("copy", large)]
+
+
+@results.experiment("ch07_bulk_broken", source)
+def broken():
+    """What comes of a ring that lacks a line, each in a worker that may hang or crash."""
+    walk = Sweep(broken_configs(), BrokenSpace(), limit_s=6)
+    rows = {row["kernel"]: row for row in walk.finish()}
+    return [{key: rows[name][key] for key in ("op", "name", "kernel", "status", "reason")}
+            for name in (BrokenSpace().label(config)["kernel"] for config in broken_configs())]
+
+
+# ---- the sweep
+
+
+@dataclasses.dataclass(frozen=True)
+class BulkSpace(TargetSpace):
+    """Configurations of `op` for arrays of `nbytes` each."""
+
+    op: str
+    nbytes: int
+    on: str | None = None
+
+    def label(self, config):
+        return {"name": config.kernel, "config": str(config), "kernel": str(config), "shape": [self.nbytes],
+                "dtype": self.op}
+
+    def source(self):
+        return source()
+
+    def reject(self, config):
+        limit, needed = device.limits(self.target), config.smem_bytes(OPS.index(self.op) + 1)
+        if not limit.has_tma:
+            return f"{self.target} has no TMA: bulk copies need sm_90a or newer."
+        if needed + 2048 > limit.smem_per_block:  # the barriers, and what the system keeps
+            return f"it needs {needed:,} B of shared memory a block; {self.target} has {limit.smem_per_block:,} B."
+        return ""
+
+    def job(self, config):
+        return bulk_copy.job(config, self.target, "u8" if self.op == "copy" else "float")
+
+    def warm(self):
+        torch.zeros(1, device="cuda")
+        return {}
+
+    def measure(self, config):
+        checked = verify(self.op, config, torch.uint8 if self.op == "copy" else torch.float32, 3_000_017, 1)
+        if checked["status"] != "ok":
+            return checked
+        return {**checked, **_figures(against_torch(self.op, {"it": config}, self.nbytes, **QUICK)[0])}
+
+    def finals(self, chosen):
+        rows = against_torch(self.op, {str(config): config for config in chosen}, self.nbytes)
+        return [_figures(row) for row in rows]
+
+
+def _figures(row: dict) -> dict:
+    return {key: row[key] for key in ("status", "reason", "ms", "peer", "peer_ms", "ratio", "gbps") if key in row}
+
+
+def grid(op: str) -> list[BulkConfig]:
+    """What is swept: every kernel over chunk, stages and span."""
+    threads = 32 if op == "copy" else 256
+    found = [BulkConfig("loads", each, 16 * each * vectors) for each in (128, 256, 512, 1024) for vectors in (1, 2, 4)]
+    for chunk, stages, span in itertools.product((2048, 4096, 8192, 16384), (1, 2, 4, 8), (0, 1, 2, 8, 32)):
+        if stages * chunk > 65536 or 0 < span < stages:
+            continue
+        ctas = max(1, min(16, 32768 // (stages * chunk)))
+        found.append(BulkConfig("bulk", threads, chunk, stages, span, ctas if span == 0 else 1))
+        if stages > 1 and chunk in (2048, 4096):
+            found.append(BulkConfig("cp_async", 128, chunk, stages, span, ctas if span == 0 else 1))
+    return found
+
+
+@results.experiment("ch07_bulk_sweep", source)
+def swept():
+    """The grid of both operations, through the engine."""
+    kept = ("name", "config", "kernel", "shape", "dtype", "status", "reason", "ms", "peer_ms", "ratio", "gbps",
+            "registers", "smem", "final_ratio")
+    rows = []
+    for op in OPS:
+        space = BulkSpace(op, LARGE // 2)
+        rows += [{key: row[key] for key in kept if key in row} for row in Sweep(grid(op), space).finish()]
+    return rows
+
+
+def built() -> list[dict]:
+    """The variants compiled here for each target, with the instructions that their SASS holds; needs no GPU."""
+    jobs = [(op, name, bulk_copy.job(config, target, "u8" if op == "copy" else "float"))
+            for op in OPS for name, config in configs(op).items() for target in device.TARGETS[1:]]
+    reports = {(report.job.constants["ELEMENT"], report.job.name, report.job.target): report
+               for report in build.build([job for _, _, job in jobs])}
+    return [{"op": op, **reports[job.constants["ELEMENT"], job.name, job.target].row(), "name": name}
+            for op, name, job in jobs]
+
+
+def _chosen_space(shape: tuple[int, ...], dtype: str, target: str | None) -> BulkSpace:
+    if len(shape) != 1 or shape[0] < 1 or shape[0] % 4:
+        raise ValueError(f"a shape is BYTES of each array, a multiple of 4; here it is {shape}.")
+    return BulkSpace(dtype, shape[0], target)
+
+
+def _roofline(_: str) -> Roofline:
+    copy = next(row for row in results.load("ceilings")["rows"] if row["name"] == "copy")
+    return Roofline("bytes in flight a CTA", "gbps", "GB/s", lambda config: config.stages * config.chunk,
+                    {"torch's copy": copy["gbps"]})
+
+
+SUBJECT = Subject(
+    name="bulk copy", shapes={"512 MiB an array": (LARGE // 2,), "64 MiB an array": (1 << 26,)},
+    dtypes=OPS,
+    presets={"the course's": lambda dtype: list(configs(dtype).values()),
+             "the grid": grid},
+    axes={"chunk": lambda c: f"{c.chunk} B", "stages": lambda c: f"{c.stages}",
+          "kernel": lambda c: c.kernel, "span": lambda c: f"span {c.span}"},
+    space=_chosen_space, recorded=lambda: results.recorded("ch07_bulk_sweep", source()), roofline=_roofline,
+    peer="torch")
+
+
+if __name__ == "__main__":
+    print(json.dumps(first_kernel()))

@@ -1,0 +1,94 @@
+"""The command line of `ch07.resample`: correctness, performance, the profiler's counters, or a single launch."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+
+import torch
+
+from ch07 import resample, resample_trials
+from ch07.resample import LADDER
+from tilelab import build, device, results
+
+MODES = ("correctness", "performance", "ncu", "single_run")
+DTYPES = {str(dtype)[6:]: dtype for dtype in resample.ELEMENTS}
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        shape = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        shape = ()
+    if len(shape) != 4 or min(shape) < 1:
+        raise argparse.ArgumentTypeError(f"B,S,T,D, four whole numbers from 1; here it is {text!r}.")
+    return shape
+
+
+def _arguments(argv):
+    parser = argparse.ArgumentParser(prog="python -m ch07.resample", description="Linear interpolation of feature "
+                                     "rows between irregular source times.")
+    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
+    parser.add_argument("--mode", default="correctness", choices=MODES)
+    parser.add_argument("--kernel", default="best", metavar="NAME[,NAME…]|best|all", help=f"of {', '.join(LADDER)}")
+    parser.add_argument("--shape", type=_shape, default=resample_trials.PROFILED, metavar="B,S,T,D")
+    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
+    parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
+    parser.add_argument("--json", metavar="PATH", help="write one JSON object to PATH, - for standard output")
+    options = parser.parse_args(argv)
+    named = {"best": [resample.BEST], "all": list(LADDER)}.get(options.kernel, options.kernel.split(","))
+    if unknown := [name for name in named if name not in LADDER]:
+        parser.error(f"--kernel is best, all or of {', '.join(LADDER)}; here it is {', '.join(unknown)}.")
+    if options.json and pathlib.Path(options.json).is_dir():  # said before the work, not after it
+        parser.error(f"--json takes a file; {options.json} is a folder.")
+    options.kernels = named
+    return options
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run it; the exit status is 0 when all is fine, 1 for a wrong result, 2 when nothing could run."""
+    options = _arguments(argv)
+    try:
+        rows = _compiled(options) if options.target else _ran(options)
+        record = results.Record(results.make("ch07_resample", rows, resample_trials.source()), live=True)
+        if options.json:
+            text = results.to_json(record.data)
+            print(text, end="") if options.json == "-" else results.write_atomically(pathlib.Path(options.json), text)
+    except (ValueError, OSError, device.Unsupported, resample_trials.NotProfiled) as error:
+        print(f"python -m ch07.resample: {error}", file=sys.stderr)
+        return 2
+    if options.json != "-":
+        columns = ["kernel", "status", "ulps", "us", "gbps", "ratio", *resample_trials.METRICS, "registers", "smem",
+                   "UBLKCP", "reason"]
+        print(record.show([name for name in columns if any(name in row for row in rows)]))
+    statuses = {row["status"] for row in rows}
+    return 1 if "wrong" in statuses else 0 if "ok" in statuses else 2
+
+
+def _compiled(options) -> list[dict]:
+    jobs = [resample.job(kernel, options.target, DTYPES[options.dtype], options.shape) for kernel in options.kernels]
+    reports = {report.job.name: report for report in build.build(jobs)}
+    return [{"kernel": name, **reports[name].row()} for name in options.kernels]
+
+
+def _ran(options) -> list[dict]:
+    device.require("has_tma", "resample", "compile it with --target sm_90a")
+    dtype = DTYPES[options.dtype]
+    if options.mode == "ncu":
+        return resample_trials.profile(options.kernels, options.shape, dtype)
+    if options.mode == "correctness":
+        return [{"kernel": kernel, **resample_trials.verify(kernel, options.shape, dtype, odd=options.shape[1] > 2)}
+                for kernel in options.kernels]
+    if options.mode == "performance":
+        rows = resample_trials.against_copy(options.shape, options.kernels, dtype)
+        return [{"kernel": row["name"], "us": row["ms"] * 1e3 if row.get("ms") else None, **row} for row in rows]
+    given = resample_trials.inputs(*options.shape, dtype)
+    for kernel in options.kernels:
+        resample.resample(*given, kernel=kernel, validate=False)
+        torch.cuda.synchronize()
+    return [{"kernel": kernel, "status": "ok"} for kernel in options.kernels]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
