@@ -171,7 +171,7 @@ def prepare(x, out, *, y=None, a: float = 1.0, config="best"):
     x, y, out = _checked(x, y, out)
     if config.kernel == "bulk_in_order" and y is not None:
         raise ValueError("bulk_in_order only copies: leave out y.")
-    device.require("has_tma", "a bulk copy", "compile it with ch07.bulk_copy.job and read its SASS, or use torch's copy_")
+    device.require("has_tma", "a bulk copy", "compile it with ch07.bulk_copy.job and read its SASS")
     if not x.is_cuda:
         raise ValueError(f"x must be on the GPU; it is on {x.device}.")
     if not x.numel():

@@ -35,7 +35,7 @@ LARGEST_TIME = 2.0**100  # beyond it, differences of times leave float32
 
 @dataclass(frozen=True)
 class ResampleConfig:
-    """`threads` a block, `targets` a work item of it; a thread loads the rows of `at_once` targets before it uses one."""
+    """`threads` a block, `targets` a work item; a thread loads the rows of `at_once` targets before it uses one."""
 
     threads: int
     targets: int
@@ -66,7 +66,7 @@ def choose(kernel: str, batches: int, sources: int, targets: int, depth: int, it
         each //= 2
     threads = 256 if each * row < 32768 or each == 512 or kernel == "bulk_rows" else 128
     vectors = each * max(1, row // math.gcd(16, row)) // threads  # a thread's
-    most = 2 if each == 512 else 4
+    most = 1 if kernel == "bulk_rows" else 2 if each == 512 else 4  # shared memory answers before a second one is sent
     return ResampleConfig(threads, each, max(1, min(most, 1 << (max(vectors, 1).bit_length() - 1))))
 
 
