@@ -86,6 +86,20 @@ def checked():
     return rows
 
 
+def hello(cubin: bytes, name: str, block_bytes: int) -> results.Record:
+    """Run a copy kernel of one's own, (x, out), a block for each `block_bytes` of 1 MiB, and compare bit for bit."""
+    def rows():
+        x = random(1 << 20, torch.uint8)
+        out = ~x
+        cuda.launch(cuda.load(cubin, name), x.numel() // block_bytes, 32, [x, out])
+        torch.cuda.synchronize()
+        wrong = int((x != out).sum())
+        return [{"bytes": x.numel(), "blocks": x.numel() // block_bytes, "wrong": wrong,
+                 "status": "wrong" if wrong else "ok"}]
+
+    return results.live_or_recorded("ch07_bulk_hello", rows, source())
+
+
 # ---- speed
 
 
@@ -127,7 +141,7 @@ def fronts() -> dict[str, BulkConfig]:
     """One ring, 4 stages of 8 KiB, and its chunks handed out in different orders; then plain loads, more and more of
     them in flight."""
     ring = functools.partial(BulkConfig, "bulk", 32, 8192, stages=4)
-    persistent = {f"persistent, every {device.current().sms or 132} · 2nd chunk": ring(span=0, ctas=2),
+    persistent = {f"persistent, every {2 * (device.current().sms or 132)}th chunk": ring(span=0, ctas=2),
                   "persistent, the next free chunk": BulkConfig("bulk_in_order", 32, 8192, stages=4, span=0, ctas=2)}
     short = {f"{span} chunks a CTA": ring(span=span) for span in (64, 16, 8, 4)}
     loads = {f"loads, {16 * each} B a thread": BulkConfig("loads", 256, 4096 * each) for each in (1, 2, 4, 8)}

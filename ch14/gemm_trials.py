@@ -265,15 +265,7 @@ def built(targets=device.TARGETS[1:], sets=("conservative", "proposed"), dtype: 
             for job, (which, config, target) in zip(jobs, order)]
 
 
-def roofs() -> results.Record:
-    """The two ceilings of this machine, measured: copy bandwidth and cuBLAS bf16."""
-    def rows():
-        roof = bench.ceilings()
-        return [{"name": "copy", "gbps": roof.copy_gbps, "status": "ok"},
-                {"name": "cuBLAS bf16", "tflops": roof.bf16_tflops, "status": "ok"}]
-
-    source_of_roofs = results.source_hash(bench.ceilings.__wrapped__, bench._fastest_ms)
-    return results.live_or_recorded("ceilings", rows, source_of_roofs)
+roofs = bench.roofs
 
 
 def _chosen_space(shape: tuple[int, ...], dtype: str, target: str | None) -> GemmSpace:
