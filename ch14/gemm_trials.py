@@ -158,14 +158,7 @@ def source() -> str:
                                gemm_configs.ranked, gemm_configs.predicted_ms, gemm_configs.Rates)
 
 
-def _experiment(name):
-    """A function that returns rows becomes one that returns a Record, live or recorded."""
-    def wrap(rows):
-        @functools.wraps(rows)
-        def run() -> results.Record:
-            return results.live_or_recorded(name, rows, source())
-        return run
-    return wrap
+_experiment = functools.partial(results.experiment, source=source)
 
 
 def checked() -> list[dict]:

@@ -6,7 +6,6 @@ autotune` and `... sweep` run one contender in a fresh process and print one JSO
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import pathlib
@@ -31,14 +30,7 @@ def source(*things) -> str:
 
 
 def _experiment(name: str, *things, can_run=lambda: device.current().has_tma):
-    """A function that returns rows becomes one that returns a Record, live or recorded; `.source()` is its hash."""
-    def wrap(rows):
-        @functools.wraps(rows)
-        def run() -> results.Record:
-            return results.live_or_recorded(name, rows, run.source(), can_run())
-        run.source = lambda: source(rows, *things)
-        return run
-    return wrap
+    return lambda rows: results.experiment(name, lambda: source(rows, *things), can_run)(rows)
 
 
 # ---- the contenders

@@ -269,6 +269,16 @@ def test_finals_that_are_none_leave_the_first_ranking(tmp_path, own):
     assert all("final_ms" not in row for row in walk.finish()) and walk.winner["block"] == 256
 
 
+def test_a_worker_that_starts_late_does_not_stand_for_the_finals(tmp_path):
+    class Late(ThreadPoolExecutor):
+        def submit(self, *_):
+            return super().submit(lambda: wait_for((tmp_path / "finals").exists, 60) or {"value": {}})
+
+    with ThreadPoolExecutor(1) as prompt, Late(1) as late:
+        walk = Sweep(RIGHT, OddSpace(str(tmp_path), own="slow finals"), timers=[prompt, late])
+        assert all("final_ms" in row for row in walk.finish())
+
+
 def test_bad_arguments_are_one_sentence(space):
     for limit_s in (0, -1, None, "5", float("nan"), float("inf")):
         with pytest.raises(ValueError, match="limit_s must be a positive number of seconds; here it is"):

@@ -5,6 +5,7 @@ A caller borrows a child, asks, and puts it back, so that each imports its compi
 
 from __future__ import annotations
 
+import atexit
 import concurrent.futures.thread
 import contextlib
 import ctypes
@@ -135,14 +136,14 @@ class Child:
             self.killed = True
             _end_group(self.process)
 
-    def stop(self) -> None:
+    def stop(self, within_s: float = STOP_S) -> None:
         """End its process and close its pipes."""
         with self.starting:
             process, self.process = self.process, None
             _end_group(process)
         if process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may keep what is dead for a while
-                process.wait(STOP_S)
+                process.wait(within_s)
             for pipe in (process.stdin, process.stdout, self.said):
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
@@ -186,6 +187,15 @@ def _end() -> None:
 os.register_at_fork(after_in_child=_forked)
 # Earlier than atexit: before that, Python waits for the threads that wait for children.
 threading._register_atexit(_end)
+
+
+@atexit.register
+def _reap() -> None:
+    """Nobody waits on their pipes any more."""
+    for each in _lent.children:
+        each.stop(within_s=0.2)  # a GPU may take longer to let its worker go; the exit does not wait for that
+
+
 
 
 @contextlib.contextmanager

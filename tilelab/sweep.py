@@ -336,7 +336,9 @@ class Sweep:
             executor, gpu = timers[0]
             self._submit(executor, ("finals", None, None), timed, "finals", self.space,
                          ([self.configs[row["key"]] for row in fast],), self._source, self.limit_s, gpu, self._ticket)
-            _, answer = self._news_of_one()
+            what = ""
+            while what != "finals":  # not a worker that has only now started
+                (what, _, _), answer = self._news_of_one()
             kept = {"key": key, "finals": answer.get("value"), "of": [row["key"] for row in fast]}
             self.restarts += answer.get("deaths", 0)
             if _finals(kept) and self.journal:
