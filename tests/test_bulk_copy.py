@@ -1,0 +1,337 @@
+import dataclasses
+import re
+
+import pytest
+import torch
+
+from ch07 import bulk_copy, bulk_trials
+from ch07.bulk_copy import BulkConfig, configs
+from tilelab import build, device
+
+H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
+BULK = device.TARGETS[1:]
+EVERY = [(op, name) for op in bulk_trials.OPS for name in configs(op)]
+IN_ORDER = BulkConfig("bulk_in_order", 32, 8192, stages=4, span=0, ctas=2)
+
+
+def element_of(op):
+    return "u8" if op == "copy" else "float"
+
+
+@pytest.fixture(scope="module")
+def built():
+    """Reports by (op, variant, target); the rings that lack a line stand under (op, what is left out, stages)."""
+    jobs = {(op, name, target): bulk_copy.job(configs(op)[name], target, element_of(op))
+            for op, name in EVERY for target in device.TARGETS}
+    jobs |= {("copy", "bulk_in_order", target): bulk_copy.job(IN_ORDER, target) for target in BULK}
+    jobs |= {("axpy", element, "sm_90a"): bulk_copy.job(configs("axpy")["bulk_batch"], "sm_90a", element)
+             for element in ("bf16", "f16")}
+    jobs |= {(op, config.leaves_out, config.stages): bulk_copy.job(config, "sm_90a", element_of(op))
+             for op, config in bulk_trials.broken_configs()}
+    named = [dataclasses.replace(job, name=" ".join(map(str, key))) for key, job in jobs.items()]
+    reports = {report.job.name: report for report in build.build(named)}
+    return {key: reports[" ".join(map(str, key))] for key in jobs}
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
+
+
+# ---- what the compiler makes of it
+
+
+@pytest.mark.parametrize("target", BULK)
+@pytest.mark.parametrize("op, name", EVERY)
+def test_every_variant_compiles_and_holds_what_it_teaches(built, op, name, target):
+    report, config = built[op, name, target], configs(op)[name]
+    assert report.launchable and report.spills == 0 and report.threads == config.threads, report.reason
+    bulk, counts = config.kernel == "bulk", report.counts
+    assert (counts["UBLKCP"] > 0, counts["SYNCS"] > 0) == (bulk, bulk)
+    assert (counts["LDGSTS"] > 0) == (config.kernel == "cp_async")
+    assert (counts["LDS"] > 0) == (config.kernel == "cp_async" or (bulk and op == "axpy"))
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
+@pytest.mark.parametrize("op, name", EVERY)
+def test_threads_move_16_bytes_only_where_no_engine_does(built, op, name, target):
+    sass, kernel = built[op, name, target].sass, configs(op)[name].kernel
+    assert bool(re.search(r"LDG\.E\.128", sass)) == (kernel == "loads")
+    assert bool(re.search(r"STG\.E\.128", sass)) == (kernel in ("loads", "cp_async"))
+    assert bool(re.search(r"LDGSTS\S*\.128", sass)) == (kernel == "cp_async")
+
+
+def test_other_elements_and_the_ring_in_order_compile(built):
+    for element in ("bf16", "f16"):
+        assert built["axpy", element, "sm_90a"].launchable and built["axpy", element, "sm_90a"].counts["UBLKCP"]
+    for target in BULK:
+        report = built["copy", "bulk_in_order", target]
+        assert report.launchable and not report.spills and report.counts["UBLKCP"], report.reason
+
+
+@pytest.mark.parametrize("op, name", EVERY)
+def test_ampere_is_refused_with_a_reason(built, op, name):
+    report = built[op, name, "sm_80"]
+    assert report.status == "failed" and not report.launchable
+    assert re.match(r"bulk_copy\.cu does not compile for sm_80: ptxas: .* requires .*sm_90 or higher\.$", report.reason)
+
+
+def test_a_line_left_out_is_missing_from_the_machine_code(built):
+    whole = built["axpy", "nothing", 4]
+    broken = {what: built["axpy", what, 4] for what in bulk_copy.BREAKS if what != "nothing"}
+    assert all(report.launchable for report in (whole, *broken.values(), built["copy", "wait_read", 1]))
+    assert len({report.sass for report in (whole, *broken.values())}) == len(bulk_copy.BREAKS)
+    assert broken["proxy_fence"].counts["FENCE"] < whole.counts["FENCE"]
+    assert {what for what, report in broken.items() if report.counts["FENCE"] != whole.counts["FENCE"]} \
+        == {"proxy_fence"}
+    waits = {what: len(re.findall(r"\bDEPBAR", report.sass)) for what, report in broken.items()}
+    assert waits.pop("wait_read") < len(re.findall(r"\bDEPBAR", whole.sass)) == min(waits.values())
+
+
+# ---- configurations
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"kernel": "tma"}, "the kernels are loads, cp_async, bulk, bulk_in_order; here it is 'tma'"),
+    ({"leaves_out": "fence"}, "leaves_out is one of nothing, expect_tx, .*; here it is 'fence'"),
+    ({"threads": 33}, "threads must be a whole number from 32, a multiple of 32; here it is 33"),
+    ({"threads": 0}, "threads must be .* here it is 0"),
+    ({"threads": 2048}, "a block has at most 1,024 threads; here are 2048"),
+    ({"chunk": 24}, "chunk must be a whole number from 16, a multiple of 16; here it is 24"),
+    ({"chunk": 4096.0}, r"chunk must be .* here it is 4096\.0"),
+    ({"chunk": 1 << 20}, "a chunk has at most 524,288 bytes; here it has 1,048,576"),
+    ({"stages": 0}, "stages must be .* here it is 0"),
+    ({"stages": True}, "stages must be .* here it is True"),
+    ({"span": -1}, "span must be .* here it is -1"),
+    ({"ctas": 0}, "ctas must be .* here it is 0"),
+    ({"kernel": "loads", "stages": 2}, "loads has no ring: its stages and span are 1"),
+    ({"kernel": "loads", "span": 0}, "loads has no ring"),
+])
+def test_bad_configuration_is_one_sentence(change, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        BulkConfig(**{"kernel": "bulk", "threads": 32, "chunk": 2048, **change})
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+def test_a_configuration_says_what_it_is():
+    ring = BulkConfig("bulk", 32, 2048, stages=4, span=8)
+    assert str(ring) == "bulk 32 × 2048 B, 4 stages, span 8"
+    assert str(dataclasses.replace(ring, span=0, ctas=2)) == "bulk 32 × 2048 B, 4 stages, 2 a SM"
+    assert str(BulkConfig("loads", 256, 4096)) == "loads 256 × 4096 B"
+    assert str(BulkConfig("bulk", 32, 2048, leaves_out="phase")) == "bulk 32 × 2048 B, 1 stage, span 1, without phase"
+    assert (ring.smem_bytes(1), ring.smem_bytes(2)) == (8192, 16384)
+    assert BulkConfig("loads", 256, 4096).smem_bytes(2) == 0
+
+
+def test_a_job_compiles_what_the_configuration_says():
+    job = bulk_copy.job(BulkConfig("bulk", 256, 4096, stages=3, span=6, leaves_out="phase"), "sm_100a", "bf16")
+    assert job.constants == {"ELEMENT": "bf16", "THREADS": 256, "CHUNK": 4096, "STAGES": 3, "SPAN": 6, "BREAK": 2}
+    assert (job.target, job.num_warps, job.smem_bytes) == ("sm_100a", 8, 3 * 2 * 4096)
+    assert job.kernel.endswith("bulk_copy.cu:bulk") and bulk_copy.job(IN_ORDER, "sm_90a").constants["SPAN"] == 0
+    assert bulk_copy.job(configs("copy")["bulk_ring"], "sm_90a").smem_bytes == 4 * 2048
+
+
+def test_variants_are_of_copy_or_axpy():
+    assert list(configs("copy"))[0] == "loads" and list(configs("axpy"))[0] == "bulk_batch"
+    with pytest.raises(ValueError, match="op is copy or axpy; here it is 'scale'"):
+        configs("scale")
+
+
+@pytest.mark.parametrize("op", bulk_trials.OPS)
+def test_what_is_swept_can_be_told_apart_and_launched(op):
+    chosen, space = bulk_trials.grid(op), bulk_trials.BulkSpace(op, 1 << 20, "sm_90a")
+    assert len(set(map(str, chosen))) == len(set(chosen)) == len(chosen) > 80
+    assert {config.kernel for config in chosen} == {"loads", "cp_async", "bulk"}
+    assert [space.reject(config) for config in chosen] == [""] * len(chosen)
+    for config in (*chosen, *bulk_trials.fronts().values()):
+        job = dataclasses.replace(space, on="sm_121a").job(config)
+        assert job.target == "sm_121a" and job.smem_bytes == config.smem_bytes(1 if op == "copy" else 2)
+
+
+def test_a_space_rejects_what_cannot_run_there():
+    large = BulkConfig("bulk", 32, 32768, stages=2)
+    spaces = {target: bulk_trials.BulkSpace("axpy", 1 << 20, target) for target in device.TARGETS}
+    assert spaces["sm_80"].reject(large) == "sm_80 has no TMA: bulk copies need sm_90a or newer."
+    assert spaces["sm_121a"].reject(large) == ("it needs 131,072 B of shared memory a block; "
+                                               "sm_121a has 101,376 B.")
+    assert spaces["sm_90a"].reject(large) == ""
+    assert bulk_trials.BulkSpace("copy", 1 << 20, "sm_121a").reject(large) == ""
+    assert spaces["sm_90a"].label(large) == {"name": "bulk", "config": str(large), "kernel": str(large),
+                                             "shape": [1 << 20], "dtype": "axpy"}
+
+
+def test_the_panel_s_subject():
+    subject = bulk_trials.SUBJECT
+    for op in subject.dtypes:
+        for preset in subject.presets.values():
+            assert all(axis(config) for axis in subject.axes.values() for config in preset(op))
+    assert subject.space((1 << 20,), "copy", "sm_100a") == bulk_trials.BulkSpace("copy", 1 << 20, "sm_100a")
+    for shape in ((6,), (0,), (4, 4)):
+        with pytest.raises(ValueError, match="a shape is BYTES of each array, a multiple of 4"):
+            subject.space(shape, "copy", None)
+
+
+# ---- what the launcher refuses; the checks come before the GPU, so tensors of the CPU will do
+
+ROOM = torch.zeros(256)
+INTEGERS = torch.zeros(64, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("x, y, out, message", [
+    ([1.0], None, torch.zeros(1), "x must be a torch.Tensor; it is a list"),
+    (torch.zeros(1), 2.0, torch.zeros(1), "y must be a torch.Tensor; it is a float"),
+    (torch.zeros(1), None, None, "out must be a torch.Tensor; it is a NoneType"),
+    (torch.zeros(64)[::2], None, torch.zeros(32), r"x must be contiguous; it is \(32,\) with strides \(2,\)"),
+    (torch.zeros(8, 4), torch.zeros(4, 8).T, torch.zeros(8, 4), "y must be contiguous"),
+    (torch.zeros(64), None, torch.zeros(63), "x and out must agree .* x has 64 of float32 on cpu, out 63 of float32"),
+    (torch.zeros(64), None, torch.zeros(64).half(), "out 64 of float16 on cpu"),
+    (torch.zeros(64), None, torch.zeros(64, device="meta"), "out 64 of float32 on meta"),
+    (torch.zeros(64), torch.zeros(60), torch.zeros(64), "x and y and out must agree .* y 60 of float32"),
+    (ROOM[1:65], None, torch.zeros(64), "equally far from a multiple of 16 bytes.* x lies 4 past one, out 0"),
+    (torch.zeros(64), ROOM[3:67], torch.zeros(64), "x lies 0 past one, y 12"),
+    (ROOM[:64], None, ROOM[32:96], "out lies in the memory of x: give it memory of its own"),
+    (torch.zeros(64), ROOM[:64], ROOM[60:124], "out lies in the memory of y: give it memory of its own"),
+    (INTEGERS, INTEGERS, INTEGERS.clone(), "a x . y takes float32, bfloat16, float16; here it is int32"),
+    (INTEGERS.double(), INTEGERS.double(), INTEGERS.double(), "here it is float64"),
+])
+def test_bad_array_is_one_sentence(x, y, out, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        bulk_copy.prepare(x, out, y=y)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize("y, config, message", [
+    (None, "fastest", "the variants of copy are best, loads, .*, or a BulkConfig; here it is 'fastest'"),
+    (None, None, "here it is None"),
+    (torch.zeros(64), "ring", "the variants of axpy are best, bulk_batch, .*; here it is 'ring'"),
+    (torch.zeros(64), IN_ORDER, "bulk_in_order only copies: leave out y"),
+])
+def test_bad_variant_is_one_sentence(y, config, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        bulk_copy.prepare(torch.zeros(64), torch.zeros(64), y=y, config=config)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize("x, out", [
+    (torch.zeros(64), torch.zeros(64)), (ROOM[:64], ROOM[64:128]), (ROOM[1:65], ROOM[129:193]),
+    (INTEGERS, INTEGERS.clone()), (torch.zeros(0), torch.zeros(0)), (torch.zeros(()), torch.zeros(())),
+    (torch.zeros(4, 16), torch.zeros(64))])
+def test_what_is_right_wants_a_gpu(no_gpu, x, out):
+    with pytest.raises(device.Unsupported, match=r"a bulk copy needs TMA .* here is no GPU .*: compile it with .*\.$"):
+        bulk_copy.prepare(x, out)
+
+
+def test_the_same_array_may_be_read_twice(no_gpu):
+    with pytest.raises(device.Unsupported):
+        bulk_copy.axpy(2.0, ROOM, ROOM)
+
+
+def test_tensors_of_the_cpu_are_refused_beside_a_gpu(monkeypatch):
+    monkeypatch.setattr(device, "current", lambda: H200)
+    with pytest.raises(ValueError, match="x must be on the GPU; it is on cpu"):
+        bulk_copy.copy(torch.zeros(64))
+
+
+@pytest.mark.xfail(strict=True, raises=TypeError, reason="copy and axpy make `out` before they look at x")
+@pytest.mark.parametrize("call", [lambda: bulk_copy.copy([1.0]), lambda: bulk_copy.axpy(1.0, [1.0], torch.zeros(1))])
+def test_no_tensor_is_said_without_out_too(call):
+    with pytest.raises(ValueError, match="x must be a torch.Tensor; it is a list"):
+        call()
+
+
+@pytest.mark.xfail(strict=True, reason="bulk_in_order is persistent whatever its span, and is named by the span")
+def test_a_persistent_kernel_says_so():
+    assert "span" not in str(BulkConfig("bulk_in_order", 32, 8192, stages=4))
+
+
+def test_specs():
+    x, y = torch.randn(100), torch.randn(100)
+    same = bulk_copy.copy_spec(x)
+    assert torch.equal(same, x) and same.data_ptr() != x.data_ptr()
+    a = torch.tensor(0.1).double()  # the float32, not the double
+    assert torch.equal(bulk_copy.axpy_spec(0.1, x, y), a * x.double() + y.double())
+    assert not torch.equal(bulk_copy.axpy_spec(0.1, x, y), 0.1 * x.double() + y.double())
+
+
+# ---- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("op, name", EVERY)
+def test_ragged_sizes_and_offsets(op, name, dtype):
+    cases = [(n, offset, bulk_trials.verify(op, configs(op)[name], dtype, n, offset))
+             for n in (1, 7, 17, 4096, 100_003) for offset in (0, 3)]
+    assert not [(n, offset, row["reason"]) for n, offset, row in cases if row["status"] != "ok"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [*configs("copy").values(), IN_ORDER, BulkConfig("bulk", 64, 4096, 3, 0, 2),
+                                    BulkConfig("cp_async", 64, 2048, 3, 0, 2), BulkConfig("bulk", 32, 16, 8, 16)],
+                         ids=str)
+def test_copy_is_equal_bit_for_bit_on_any_offset(config):
+    cases = [(n, offset, bulk_trials.verify("copy", config, torch.uint8, n, offset))
+             for n in (1, 15, 16, 33, 3_000_017) for offset in (0, 1, 15)]
+    assert not [(n, offset, row["reason"]) for n, offset, row in cases if row["status"] != "ok"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.complex64, torch.float8_e4m3fn], ids=str)
+def test_copy_takes_any_dtype_and_shape(dtype):
+    bits = torch.randint(0, 2 if dtype == torch.bool else 256, (3, 5, 8 * 11), device="cuda", dtype=torch.uint8)
+    x = bits.view(dtype)
+    out = bulk_copy.copy(x)
+    assert out.shape == x.shape and out.dtype == dtype and torch.equal(out.view(torch.uint8), bits)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [*configs("copy").values(), IN_ORDER], ids=str)
+def test_a_launch_follows_the_stream(config):
+    x, late, out = (bulk_trials.random(1 << 20, torch.uint8) for _ in range(3))
+    launched = bulk_copy.prepare(late, out, config=config)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)  # a launch on any other stream would read `late` before it is filled
+        late.copy_(x)
+        launched()
+    stream.synchronize()
+    assert torch.equal(out, x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [*configs("copy").values(), IN_ORDER], ids=str)
+def test_a_launch_is_replayed_in_a_graph(config):
+    x, out = (bulk_trials.random((1 << 20) + 5, torch.uint8) for _ in range(2))
+    launched = bulk_copy.prepare(x, out, config=config)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launched()
+    for _ in range(3):  # the ring in order counts its chunks anew each time
+        x.copy_(bulk_trials.random(x.numel(), torch.uint8))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, x)
+
+
+@pytest.mark.gpu
+def test_axpy_in_memory_of_its_own_and_given():
+    x, y = torch.randn(1000, device="cuda"), torch.randn(1000, device="cuda")
+    out = torch.full_like(x, float("nan"))
+    assert bulk_copy.axpy(-2.5, x, y, out=out) is out
+    assert torch.equal(out, bulk_copy.axpy(-2.5, x, y))
+    torch.testing.assert_close(out.double(), bulk_copy.axpy_spec(-2.5, x, y), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_nothing_to_copy():
+    empty = torch.zeros(0, 7, device="cuda")
+    assert bulk_copy.copy(empty).shape == (0, 7) and bulk_copy.axpy(1.0, empty, empty).shape == (0, 7)
+
+
+@pytest.mark.gpu
+def test_too_much_shared_memory_is_unsupported():
+    x = torch.zeros(1024, device="cuda")
+    with pytest.raises(device.Unsupported, match="take a smaller tile or fewer stages"):
+        bulk_copy.copy(x, config=BulkConfig("bulk", 32, 1 << 18, stages=4))
