@@ -1,0 +1,56 @@
+"""Chapter 7's records: of today's kernels, and what the README states of them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ch07 import bulk_trials, resample, resample_trials
+from tilelab import results
+
+ROOT = Path(__file__).parents[1]
+EXPERIMENTS = {
+    "ch07_bulk_check": bulk_trials.checked, "ch07_bulk_speed": bulk_trials.speed, "ch07_bulk_fronts": bulk_trials.front,
+    "ch07_bulk_first": bulk_trials.first, "ch07_bulk_broken": bulk_trials.broken, "ch07_bulk_sweep": bulk_trials.swept,
+    "ch07_resample_check": resample_trials.checked, "ch07_resample_ladder": resample_trials.ladder,
+    "ch07_resample_rates": resample_trials.rates, "ch07_resample_torch": resample_trials.against_torch,
+    "ch07_resample_note": resample_trials.note, "ch07_resample_ncu": resample_trials.profiled,
+    "ch07_sanitizer": resample_trials.sanitized}
+
+
+def held(name):
+    """The H200's record: the README's figures are from it, wherever the tests run."""
+    return json.loads((ROOT / "results" / results.PREFERRED / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_record_is_of_todays_kernels(name):
+    assert results.stale(held(name), EXPERIMENTS[name].source()) == ""
+
+
+@pytest.mark.parametrize("name", ["ch07_bulk_check", "ch07_resample_check", "ch07_sanitizer", "ch07_bulk_hello"])
+def test_nothing_recorded_is_wrong(name):
+    rows = held(name)["rows"]
+    assert rows and [row for row in rows if row["status"] != "ok"] == []
+    assert all((row.get("ulps") or 0) <= 1 for row in rows)
+
+
+def test_the_clean_ring_is_right_and_a_missing_fence_is_found():
+    found = {row["name"]: row["status"] for row in held("ch07_bulk_broken")["rows"]}
+    assert found["nothing"] == "ok" and found["proxy_fence"] == "wrong"
+    assert found["expect_tx"] == found["phase"] == "failed"
+
+
+def test_readme_states_what_the_records_hold():
+    readme = (ROOT / "README.md").read_text()
+    speed = held("ch07_bulk_speed")["rows"]
+    ladder = {(row["name"], row["shape"][3]): row["ratio"] for row in held("ch07_resample_ladder")["rows"]}
+    stated = re.search(r"plain loads ([\d.]+) × torch's copy, TMA ([\d.]+) ×; for a x \+ y ([\d.]+) and ([\d.]+) ×",
+                       readme)
+    best = [max(row["ratio"] for row in speed if row["op"] == op and ("bulk" in row["name"]) == tma)
+            for op in bulk_trials.OPS for tma in (False, True)]
+    assert [float(figure) for figure in stated.groups()] == pytest.approx(best, abs=0.012)
+    stated = re.search(r"reach ([\d.]+) of the copy's bandwidth, rows by TMA ([\d.]+)", readme)
+    assert [float(figure) for figure in stated.groups()] == pytest.approx(
+        [ladder[resample.BEST, 128], ladder["bulk_rows", 128]], abs=0.015)
