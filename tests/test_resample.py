@@ -1,0 +1,580 @@
+import bisect
+import dataclasses
+import math
+import random
+import re
+import stat
+from fractions import Fraction
+
+import numpy
+import pytest
+import torch
+
+from ch07 import resample, resample_trials
+from ch07.resample import ELEMENTS, LADDER, ResampleConfig
+from tilelab import build, check, device
+
+H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
+TARGETS = ("sm_90a", "sm_100a", "sm_121a")
+SHAPE = (512, 1024, 2048, 128)
+
+
+@pytest.fixture(scope="module")
+def built():
+    """Reports by (kernel, dtype, target), for rows of 128 features, and by (kernel, shape) for others."""
+    jobs = {(kernel, dtype, target): resample.job(kernel, target, dtype, SHAPE)
+            for kernel in LADDER for dtype in ELEMENTS for target in TARGETS}
+    jobs |= {(kernel, shape): resample.job(kernel, "sm_90a", torch.float16, shape)
+             for kernel in ("shared_search", "vectors") for shape in resample_trials.SMALL[3:7]}
+    named = [dataclasses.replace(job, name=" ".join(map(str, key))) for key, job in jobs.items()]
+    reports = {report.job.name: report for report in build.build(named)}
+    return {key: reports[" ".join(map(str, key))] for key in jobs}
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
+
+
+# ---- what the compiler makes of it
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
+@pytest.mark.parametrize("kernel", LADDER)
+def test_every_step_compiles(built, kernel, dtype, target):
+    report = built[kernel, dtype, target]
+    assert report.launchable and report.spills == 0, report.reason
+    assert (report.counts["UBLKCP"] > 0, report.counts["SYNCS"] > 0) == ((kernel == "bulk_rows",) * 2)
+    assert (report.counts["LDS"] > 0) == (kernel != "search_a_thread") and not report.counts["LDGSTS"]
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
+@pytest.mark.parametrize("kernel", LADDER)
+def test_every_step_holds_the_instruction_it_teaches(built, kernel, target):
+    sass = built[kernel, torch.bfloat16, target].sass
+    assert bool(re.search(r"\bSHFL\b", sass)) == (kernel == "lane0_search")
+    assert bool(re.search(r"\bVOTE\b", sass)) == (kernel == "ballot_search")
+    wide = kernel in ("vectors", "persistent", "bulk_rows")
+    assert [bool(re.search(rf"\b{load}\.E\.128\b", sass)) for load in ("LDG", "STG")] == [wide, wide]
+    assert bool(re.search(r"\bATOMS\b", sass)) == (kernel == "bulk_rows")
+
+
+@pytest.mark.parametrize("shape", resample_trials.SMALL[3:7], ids=str)
+def test_odd_shapes_compile(built, shape):
+    vector = math.gcd(16, 2 * shape[3])
+    for kernel in ("shared_search", "vectors"):
+        report = built[kernel, shape]
+        assert report.launchable and not report.spills and report.job.constants["VECTOR"] == vector, report.reason
+        wide = re.search(r"LDG\.E\.128", report.sass) is not None
+        assert wide == (kernel == "vectors" and vector == 16)
+
+
+def test_job_names_its_shared_memory():
+    job = resample.job("bulk_rows", "sm_100a", torch.float32, (8, 1000, 2000, 64))
+    assert job.smem_bytes == job.constants["ROWS"] * 64 * 4 > 0 and job.num_warps * 32 == job.constants["THREADS"]
+    assert resample.job("vectors", "sm_100a").smem_bytes == 0
+
+
+@pytest.mark.xfail(strict=True, reason="98,304 B of rows and what is static exceed the 101,376 B of a block on sm_12x")
+def test_bulk_rows_fits_where_a_block_has_less_shared_memory():
+    report = build.build_one(resample.job("bulk_rows", "sm_121a", shape=(512, 1024, 64, 128)))
+    assert report.launchable, report.reason
+
+
+# ---- how a problem is cut
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"threads": 100}, "threads must be a whole number from 32 to 1024, a multiple of 32; here it is 100"),
+    ({"threads": 2048}, "threads must be .* here it is 2048"),
+    ({"targets": 0}, "targets must be a whole number from 1 to 1024; here it is 0"),
+    ({"targets": 2.0}, r"targets must be .* here it is 2\.0"),
+    ({"at_once": 9}, "at_once must be a whole number from 1 to 8; here it is 9"),
+    ({"at_once": True}, "at_once must be .* here it is True"),
+])
+def test_bad_configuration_is_one_sentence(change, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        ResampleConfig(**{"threads": 256, "targets": 64, **change})
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+def test_a_configuration_says_what_it_is():
+    assert str(ResampleConfig(128, 64, 4)) == "128 threads, 64 targets, 4 at once"
+
+
+def test_any_problem_is_cut_legally():
+    chance = random.Random(7)
+    for _ in range(300):
+        batches, sources, targets = (chance.choice((1, 2, 3, 100, 4096)) * chance.randint(1, 9) for _ in range(3))
+        depth, sms, dtype = chance.randint(1, 5000), chance.choice((1, 48, 132, 188)), chance.choice(list(ELEMENTS))
+        kernel, row = chance.choice(list(LADDER)), depth * dtype.itemsize
+        config = resample.choose(kernel, batches, sources, targets, depth, dtype.itemsize, sms)
+        assert 32 * config.targets + 4 * (resample.MOST_TIMES + 1) <= 48 << 10  # what a block may have without asking
+        if kernel in ("search_a_thread", "lane0_search", "ballot_search"):
+            continue
+        assert config.targets & (config.targets - 1) == 0 and config.at_once & (config.at_once - 1) == 0
+        assert config.targets <= 32 or batches * math.ceil(targets / config.targets) >= 4 * sms
+        values = resample.constants(config, dtype, sources, targets, depth)
+        assert row % values["VECTOR"] == 0 and dtype.itemsize <= values["VECTOR"] <= 16
+        assert values["ROWS"] * row <= 98304 and values["ELEMENT"] == ELEMENTS[dtype]
+        assert (values["THREADS"], values["TARGETS"], values["AT_ONCE"]) == dataclasses.astuple(config)
+
+
+@pytest.mark.parametrize("sources, times", [(1, 2), (2, 2), (3, 4), (64, 64), (65, 128), (2048, 2048), (2049, 0)])
+def test_times_have_room_for_a_search_of_whole_powers_of_two(sources, times):
+    values = resample.constants(ResampleConfig(256, 64), torch.float16, sources, 100, 8)
+    assert values["TIMES"] == times
+
+
+def test_a_thread_moves_what_divides_a_row():
+    def vector(depth, dtype, given=0):
+        return resample.constants(ResampleConfig(256, 64), dtype, 10, 10, depth, given)["VECTOR"]
+
+    assert [vector(depth, torch.bfloat16) for depth in (1, 2, 4, 8, 12, 7, 128)] == [2, 4, 8, 16, 8, 2, 16]
+    assert [vector(depth, torch.float32) for depth in (1, 2, 3, 4)] == [4, 8, 4, 16]
+    assert vector(128, torch.bfloat16, 2) == 2
+
+
+def test_prediction_rises_along_the_ladder():
+    percent = [resample_trials.predicted_percent(kernel) for kernel in ("search_a_thread", "lane0_search", "vectors")]
+    assert 0 < percent[0] < percent[1] < percent[2] <= 100
+
+
+# ---- what it means
+
+
+def by_numpy(features, source_times, target_times):
+    """The same by numpy.interp, a batch and a feature at a time."""
+    features, source_times, target_times = (t.double().numpy() for t in (features, source_times, target_times))
+    return torch.from_numpy(numpy.stack([
+        numpy.stack([numpy.interp(targets, times, column) for column in rows.T], axis=1)
+        for rows, times, targets in zip(features, source_times, target_times)]))
+
+
+@pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
+@pytest.mark.parametrize("sources", [1, 2, 3, 50])
+def test_spec_is_numpy_s_interpolation(sources, dtype):
+    torch.manual_seed(sources)
+    features = torch.randn(3, sources, 5).to(dtype)
+    times = torch.randn(3, sources).sort(1).values
+    hits = times.gather(1, torch.randint(0, sources, (3, 60)))
+    outside = torch.tensor([[-9.0, 9.0, -math.inf, math.inf]]).expand(3, -1)
+    targets = torch.cat([2 * torch.randn(3, 200), hits, outside], 1)[:, torch.randperm(264)]
+    found = resample.spec(features, times, targets)
+    assert found.dtype == torch.float64 and found.shape == (3, 264, 5)
+    torch.testing.assert_close(found, by_numpy(features, times, targets), rtol=0, atol=1e-14 * 100)
+
+
+def test_spec_of_equal_source_times():
+    features = torch.arange(1.0, 7).view(1, 6, 1)
+    times, targets = torch.tensor([[0.0, 0.0, 1, 1, 1, 2]]), torch.tensor([[-1.0, 0, 0.5, 1, 1.5, 2, 3]])
+    assert resample.spec(features, times, targets).flatten().tolist() == [1, 2, 2.5, 5, 5.5, 6, 6]
+    assert torch.equal(resample.spec(features, times, targets), by_numpy(features, times, targets))
+
+
+@pytest.mark.xfail(strict=True, reason="a target at the last of source times that are equal takes the row before it")
+def test_spec_where_the_last_source_times_are_equal():
+    features, times = torch.arange(1.0, 5).view(1, 4, 1), torch.tensor([[0.0, 1, 2, 2]])
+    targets = torch.tensor([[1.5, 2.0, 2.5]])
+    assert torch.equal(resample.spec(features, times, targets), by_numpy(features, times, targets))
+
+
+def test_spec_of_nan_is_nan_there_alone():
+    features, times, _ = resample_trials.inputs(2, 9, 1, 4, where="cpu")
+    targets = torch.tensor([[0.1, math.nan, 0.9]] * 2)
+    assert resample.spec(features, times, targets).isnan().any(2).tolist() == [[False, True, False]] * 2
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4, 3), (2, 2, 5, 8), (3, 40, 7, 10), (2, 5, 400, 1), (2, 6, 0, 4)])
+def test_compulsory_bytes_counts_each_row_once(shape):
+    features, times, targets = resample_trials.inputs(*shape, torch.float16, where="cpu")
+    targets = 1.5 * targets - 0.25
+    rows = sum(len({index for target in of_batch for left in [bisect.bisect_right(of_times, target) - 1]
+                    for index in (max(min(left, shape[1] - 2), 0), max(min(left, shape[1] - 2), 0) + 1)
+                    if index < shape[1]}) for of_times, of_batch in zip(times.tolist(), targets.tolist()))
+    batches, sources, count, depth = shape
+    expected = (rows + batches * count) * depth * 2 + 4 * batches * (sources + count)
+    assert resample.compulsory_bytes(features, times, targets) == expected
+
+
+def test_inputs_of_the_trials_are_odd_where_asked():
+    features, times, targets = resample_trials.inputs(4, 50, 300, 3, torch.float16, odd=True, where="cpu")
+    assert features.dtype == torch.float16 and (times.diff(dim=1) >= 0).all() and times.is_contiguous()
+    assert (times.diff(dim=1) == 0).sum(1).min() >= 2 and (targets[0].diff() < 0).any()
+    assert (targets < times[:, :1]).any() and (targets > times[:, -1:]).any()
+    assert torch.isin(targets, times).float().mean() > 0.2
+
+
+# ---- the arithmetic of resample.cu, bit for bit, in numpy
+
+f32, f64 = numpy.float32, numpy.float64
+
+
+def fma(a, b, c):
+    """a b + c in float32, rounded once: the product is exact in float64, the sum is rounded to odd there."""
+    product, c = f64(a) * f64(b), f64(c)
+    total = product + c
+    back = total - product
+    lost = (product - (total - back)) + (c - back)
+    bits = total.view(numpy.int64)
+    away = numpy.where((lost > 0) == (total > 0), 1, -1)
+    return (bits + numpy.where((lost != 0) & (bits & 1 == 0), away, 0)).view(f64).astype(f32)
+
+
+def blended(begin, end, time, left, right, dtype, slip):
+    """What `between` and `blend` give, before it is rounded; rcp.approx is `slip` (-1, 0, 1) units off."""
+    def difference(later, earlier):
+        near = later - earlier
+        back = near - later
+        return near, (later - (near - back)) - (earlier + back)
+
+    span = end - begin
+    scale = (numpy.uint32(0x7E800000) - (span.view(numpy.uint32) & numpy.uint32(0x7F800000))).view(f32)
+    u, u_rest, w, w_rest = (part * scale for part in (*difference(end, time), *difference(time, begin)))
+    if dtype == torch.float32:
+        inverse = 1 / ((f64(end) - begin) * scale)
+        near = inverse.astype(f32)
+        u, w, inverse = f64(u) + u_rest, f64(w) + w_rest, f64(near) + (inverse - near).astype(f32)
+        high = f64(w.astype(f32))  # w right in two exact products; their sum has 64 bits, for an fma's
+        wide = numpy.longdouble
+        return ((wide(high * right) + wide((w - high) * right) + wide(u * left)).astype(f64) * inverse).astype(f32)
+    inverse = 1 / (span * scale)
+    inverse = numpy.where(slip, numpy.nextafter(inverse, (inverse + slip).astype(f32)), inverse)
+    product = w * right
+    lost = fma(w, right, -product)
+    lost = fma(u_rest, left, fma(w_rest, right, lost))
+    return (fma(u, left, product) + lost) * inverse
+
+
+def between_times(rng, kind, count, dtype):
+    """begin < time < end, and rows of `dtype` as float32; `kind` says what is hard about them."""
+    def rounded(x):
+        with numpy.errstate(over="ignore"):
+            kept = torch.from_numpy(numpy.asarray(x, f32)).to(dtype).float().numpy()
+        return numpy.where(numpy.isfinite(kept), kept, f32(1))
+
+    def spread(least, most, *shape):
+        return rng.choice([-1, 1], shape) * rng.random(shape) * 2.0**rng.integers(least, most + 1, shape)
+
+    low, high = {"uniform": (0, 0), "tiny span": (0, 0), "subnormal": (-130, -128)}.get(kind, (-40, 40))
+    begin, time, end = numpy.sort(spread(low, high, 3, count).astype(f32), axis=0)
+    if kind == "tiny span":
+        time = numpy.nextafter(begin, f32(9))
+        end = numpy.where(rng.random(count) < 0.5, numpy.nextafter(time, f32(9)), time + 8 * (time - begin))
+    sizes = 0 if kind == "uniform" else 12
+    left, right = (rounded(spread(-sizes, sizes, count)) for _ in range(2))
+    with numpy.errstate(all="ignore"):
+        if kind == "row cancels":
+            right = rounded(-(f64(end) - time) * left / (f64(time) - begin))
+        if kind == "time cancels":
+            right = numpy.where(numpy.sign(left) == numpy.sign(right), -right, right)
+            time = (begin + (f64(end) - begin) * (left / (f64(left) - right))).astype(f32)
+    inside = (begin < time) & (time < end)
+    return [value[inside].astype(f32) for value in (begin, end, time, left, right)]
+
+
+KINDS = ("uniform", "binades", "tiny span", "subnormal", "row cancels", "time cancels")
+
+
+@pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_arithmetic_is_within_one_unit_of_the_exact_rational(kind, dtype):
+    """Or, where the rows cancel almost to nothing, within what the weights' own bits allow: 2^-46 of the rows, 2^-50 of
+    those in float32."""
+    rng = numpy.random.default_rng(KINDS.index(kind))
+    given = between_times(rng, kind, 600, dtype)
+    with numpy.errstate(all="ignore"):
+        result = blended(*given, dtype, rng.integers(-1, 2, len(given[0])))
+    bits, least = check.FORMAT[dtype]
+    result = torch.from_numpy(result).to(dtype).double().tolist()
+    assert len(result) > 500
+    for case, found in zip(zip(*(value.tolist() for value in given)), result):
+        begin, end, time, left, right = map(Fraction, case)
+        exact = ((end - time) * left + (time - begin) * right) / (end - begin)
+        unit = Fraction(2) ** max(math.frexp(float(exact))[1] - bits, least)
+        if "cancels" in kind:
+            unit = max(unit, max(abs(left), abs(right)) / 2**(50 if dtype == torch.float32 else 46))
+        assert abs(Fraction(found) - exact) <= unit, case
+
+
+@pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
+@pytest.mark.parametrize("kind", KINDS[:4])
+def test_arithmetic_is_within_one_unit_of_the_spec(kind, dtype):
+    rng = numpy.random.default_rng(1)
+    begin, end, time, left, right = given = between_times(rng, kind, 100_000, dtype)
+    with numpy.errstate(all="ignore"):
+        result = torch.from_numpy(blended(*given, dtype, rng.integers(-1, 2, len(begin)))).to(dtype)
+    features = torch.from_numpy(numpy.stack([left, right], 1))[..., None].to(dtype)
+    times = torch.from_numpy(numpy.stack([begin, end], 1))
+    reference = resample.spec(features, times, torch.from_numpy(time)[:, None])[:, 0, 0]
+    assert len(result) > 80_000 and check.ulps(result, reference) <= 1
+
+
+# ---- what the launcher refuses; the checks come before the GPU, so tensors of the CPU will do
+
+
+def problem(batches=2, sources=4, targets=3, depth=8, dtype=torch.float16, where="cpu"):
+    source_times = torch.arange(float(sources), device=where).expand(batches, -1).contiguous()
+    target_times = torch.rand(batches, targets, device=where)
+    features = torch.zeros(batches, sources, depth, dtype=dtype, device=where)
+    return [features, source_times, target_times, torch.zeros(batches, targets, depth, dtype=dtype, device=where)]
+
+
+def with_time(value, batch=1, index=2):
+    source_times = problem()[1]
+    source_times[batch, index] = value
+    return source_times
+
+
+SHARED = torch.zeros(4096, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("change, message", [
+    ({0: [1.0]}, "features must be a torch.Tensor; it is a list"),
+    ({3: None}, "out must be a torch.Tensor; it is a NoneType"),
+    ({1: torch.zeros(2, 4, device="meta")}, "all must be on one device; features is on cpu, source_times on meta"),
+    ({0: torch.zeros(4, 8).half()}, r"the shapes must be features \(B, S, D\), .* here they are \(4, 8\), \(2, 4\)"),
+    ({0: torch.zeros(2, 0, 8).half(), 1: torch.zeros(2, 0)}, r"S and D at least 1; here they are \(2, 0, 8\)"),
+    ({1: torch.zeros(2, 5)}, r"here they are \(2, 4, 8\), \(2, 5\), \(2, 3\), \(2, 3, 8\)"),
+    ({2: torch.zeros(3, 3)}, r"here they are .*\(3, 3\), \(2, 3, 8\)"),
+    ({3: torch.zeros(2, 3, 7).half()}, r"here they are .*\(2, 3, 7\)"),
+    ({1: torch.zeros(2, 4).double()}, "source_times must be float32; it is float64"),
+    ({2: torch.zeros(2, 3).long()}, "target_times must be float32; it is int64"),
+    ({0: torch.zeros(2, 4, 8)}, "of one dtype, bfloat16, float16, float32; they are float32 and float16"),
+    ({0: torch.zeros(2, 4, 8).int(), 3: torch.zeros(2, 3, 8).int()}, "they are int32 and int32"),
+    ({0: torch.zeros(2, 8, 4).half().mT}, r"features must be contiguous; its strides are \(32, 1, 4\)"),
+    ({1: torch.zeros(1, 4).expand(2, 4)}, r"source_times must be contiguous; its strides are \(0, 1\)"),
+    ({3: torch.zeros(2, 3, 16).half()[..., ::2]}, "out must be contiguous"),
+    ({0: SHARED[:64].view(2, 4, 8), 3: SHARED[56:104].view(2, 3, 8)}, "out lies in the memory of features: give it"),
+    ({1: SHARED[:16].view(torch.float32).view(2, 4), 3: SHARED[:48].view(2, 3, 8)},
+     "out lies in the memory of source_times"),
+    ({1: with_time(math.nan)}, r"source_times must be numbers up to 1e\+30 in size; there are others"),
+    ({1: with_time(math.inf, index=3)}, "source_times must be numbers up to"),
+    ({1: with_time(-1e38, index=0)}, "source_times must be numbers up to"),
+    ({1: with_time(9.0)}, "source_times must ascend in each batch; in batch 1, time 3 is smaller than time 2: sort"),
+    ({1: with_time(-1.0, 0, 1)}, "in batch 0, time 1 is smaller than time 0"),
+])
+def test_bad_argument_is_one_sentence(change, message):
+    given = [change.get(index, tensor) for index, tensor in enumerate(problem())]
+    with pytest.raises(ValueError, match=message) as caught:
+        resample.prepare(*given)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+def test_unknown_kernel_and_rows_that_no_bulk_copy_takes():
+    with pytest.raises(ValueError, match="the kernels are best, search_a_thread, .*; here it is 'fastest'"):
+        resample.prepare(*problem(), "fastest")
+    with pytest.raises(ValueError, match="bulk_rows copies rows that start at multiples of 16 .* is 14 bytes: use vec"):
+        resample.prepare(*problem(depth=7), "bulk_rows")
+
+
+def test_a_batch_of_4_gib_is_refused():
+    with pytest.raises(ValueError, match="a batch's features may take at most 4 GiB; here they take 4,294,967,296 B"):
+        resample.prepare(*problem(1, 1 << 20, 3, 1 << 11, where="meta"))
+
+
+@pytest.mark.parametrize("sizes", [{}, {"sources": 1}, {"targets": 0}, {"batches": 0}, {"depth": 7},
+                                   {"dtype": torch.float32}, {"dtype": torch.bfloat16}], ids=str)
+def test_what_is_right_wants_a_gpu(no_gpu, sizes):
+    with pytest.raises(device.Unsupported, match=r"resample needs TMA .* here is no GPU .*: compile it with .*\.$"):
+        resample.prepare(*problem(**sizes))
+    with pytest.raises(device.Unsupported):
+        resample.resample(*problem(**sizes)[:3])
+
+
+def test_equal_times_and_unchecked_times_pass(no_gpu):
+    features, times, targets, out = problem()
+    with pytest.raises(device.Unsupported):
+        resample.prepare(features, torch.ones_like(times), targets, out)
+    with pytest.raises(device.Unsupported):
+        resample.prepare(features, -times, targets, out, validate=False)
+
+
+def test_tensors_of_the_cpu_are_refused_beside_a_gpu(monkeypatch):
+    monkeypatch.setattr(device, "current", lambda: H200)
+    with pytest.raises(ValueError, match="features must be on the GPU; it is on cpu"):
+        resample.resample(*problem()[:3])
+
+
+@pytest.mark.xfail(strict=True, reason="resample makes `out` before it looks at the rest, or leaves it None")
+@pytest.mark.parametrize("change, message", [
+    ({2: [0.5]}, "target_times must be a torch.Tensor; it is a list"),
+    ({0: torch.zeros(4, 8)}, r"the shapes must be features \(B, S, D\)"),
+])
+def test_without_out_the_same_is_said(change, message):
+    with pytest.raises(ValueError, match=message):
+        resample.resample(*[change.get(index, tensor) for index, tensor in enumerate(problem()[:3])])
+
+
+# ---- the profiler, as far as it goes without one
+
+CSV = '''==PROF== Connected to process 1
+ch07_resample: live on NVIDIA H200, 2026-11-21
+"ID","Kernel Name","Block Size",{heads}
+"","","",{units}
+"0","vectors(const bf16 *, const float *, int)","(256, 1, 1)",{values}
+==PROF== Disconnected from process 1
+'''
+
+
+def csv(values):
+    heads = resample_trials.METRICS.values()
+    return CSV.format(heads=",".join(f'"{head}"' for head in heads), units=",".join('"%"' for _ in heads),
+                      values=",".join(f'"{value}"' for value in values))
+
+
+@pytest.fixture
+def ncu(tmp_path, monkeypatch):
+    """Put an ncu on the PATH that prints a text and ends with a status; it keeps its arguments."""
+    def install(text, status=0):
+        (tmp_path / "said").write_text(text)
+        path = tmp_path / "ncu"
+        path.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/asked\ncat {tmp_path}/said\nexit {status}\n')
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+        return tmp_path / "asked"
+    return install
+
+
+def test_counters_of_a_launch_are_read(ncu):
+    asked = ncu(csv(["88.5", "41.25", "20", "33.1", "1,234,567", "101888"]))
+    row, = resample_trials.profile(["vectors", "bulk_rows"], (2, 3, 4, 8), torch.float16)
+    assert row == {"kernel": "vectors", "shape": [2, 3, 4, 8], "dtype": "float16", "status": "ok",
+                   "dram_percent": 88.5, "l1_percent": 41.25, "sm_percent": 20.0, "issue_percent": 33.1,
+                   "instructions": 1234567.0, "ns": 101888.0}
+    words = asked.read_text().split("\n")
+    assert "regex:^(vectors|bulk_rows)$" in words and ",".join(resample_trials.METRICS.values()) in words
+    assert words[-9:-1] == ["--mode", "single_run", "--kernel", "vectors,bulk_rows", "--shape", "2,3,4,8", "--dtype",
+                            "float16"]
+
+
+@pytest.mark.parametrize("text, status, message", [
+    ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n", 1,
+     "this user may not read the GPU's counters: run as root, or have the administrator"),
+    ("", 0, r"ncu gave no counters \(it said nothing\)"),
+    ("==PROF== Connected\n==ERROR== The application returned an error code (2).\n\n", 2,
+     r"ncu gave no counters \(==ERROR== The application returned an error code \(2\)\.\)"),
+    ('"ID","Kernel Name"\n"",""\n', 0, "ncu gave no counters"),
+    (csv(["1"] * 6), 9, "ncu gave no counters"),
+])
+def test_no_counters_is_one_sentence(ncu, text, status, message):
+    ncu(text, status)
+    with pytest.raises(resample_trials.NotProfiled, match=message) as caught:
+        resample_trials.profile(["vectors"])
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+@pytest.mark.xfail(strict=True, raises=(KeyError, ValueError), reason="what ncu leaves out, or calls n/a, is no number")
+@pytest.mark.parametrize("text", [csv(["n/a"] * 6), '"ID","Kernel Name"\n"",""\n"0","vectors"\n'],
+                         ids=["n/a", "no column"])
+def test_a_counter_that_is_missing_is_said(ncu, text):
+    ncu(text)
+    with pytest.raises(resample_trials.NotProfiled):
+        resample_trials.profile(["vectors"])
+
+
+def test_without_ncu_it_is_said(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda tool: None)
+    with pytest.raises(resample_trials.NotProfiled, match=r"^ncu is not on the PATH: install Nsight Compute.*\.$"):
+        resample_trials.profile(["vectors"])
+
+
+# ---- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
+@pytest.mark.parametrize("kernel", LADDER)
+def test_small_and_odd_shapes(kernel, dtype):
+    shapes = [shape for shape in resample_trials.SMALL if kernel != "bulk_rows" or shape[3] * dtype.itemsize % 16 == 0]
+    cases = [(shape, odd, resample_trials.verify(kernel, shape, dtype, odd))
+             for shape in shapes for odd in {False, shape[1] > 2}]
+    assert cases and not [(shape, odd, row["reason"]) for shape, odd, row in cases if row["status"] != "ok"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [ResampleConfig(32, 1), ResampleConfig(1024, 1024, 8), ResampleConfig(96, 37, 3)],
+                         ids=str)
+@pytest.mark.parametrize("kernel", LADDER)
+def test_any_configuration(kernel, config):
+    assert resample_trials.verify(kernel, (3, 100, 1100, 24), torch.bfloat16, True, config)["status"] == "ok"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", LADDER)
+def test_a_launch_follows_the_stream_and_is_replayed_in_a_graph(kernel):
+    given = resample_trials.inputs(3, 100, 256, 32)
+    late, out = torch.zeros_like(given[0]), given[0].new_zeros(3, 256, 32)
+    launched = resample.prepare(late, *given[1:], out, kernel)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)  # a launch on any other stream would read `late` before it is filled
+        late.copy_(given[0])
+        launched()
+    stream.synchronize()
+    assert check.ulps(out, resample.spec(*given)) <= 1
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launched()
+    late.neg_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert check.ulps(out, -resample.spec(*given)) <= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", LADDER)
+def test_nothing_to_resample(kernel):
+    for batches, targets in ((0, 5), (2, 0)):
+        given = problem(batches, 4, targets, where="cuda")
+        assert resample.resample(*given[:3], kernel=kernel).shape == (batches, targets, 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sources", [pytest.param(1, marks=pytest.mark.xfail(reason="one source answers for NaN too")),
+                                     2, 100, 3000])
+@pytest.mark.parametrize("kernel", LADDER)
+def test_nan_targets_give_nan_and_leave_the_rest(kernel, sources):
+    features, times, targets = resample_trials.inputs(2, sources, 70, 16)
+    targets[1, ::7] = math.nan
+    out = resample.resample(features, times, targets, kernel=kernel)
+    assert torch.equal(out.isnan(), targets.isnan()[..., None].expand_as(out))
+    whole = ~targets.isnan()
+    assert check.ulps(out[whole], resample.spec(features, times, targets)[whole]) <= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
+@pytest.mark.parametrize("kind", KINDS[:4])
+def test_the_kernel_computes_what_is_emulated(kind, dtype):
+    given = between_times(numpy.random.default_rng(2), kind, 4000, dtype)
+    with numpy.errstate(all="ignore"):
+        expected = torch.from_numpy(blended(*given, dtype, 0)).to(dtype).cuda()
+    begin, end, time, left, right = (torch.from_numpy(value).cuda() for value in given)
+    features = torch.stack([left, right], 1)[..., None].to(dtype)
+    out = resample.resample(features, torch.stack([begin, end], 1), time[:, None].contiguous())[:, 0, 0]
+    assert check.ulps(out, expected.double()) <= (0 if dtype == torch.float32 else 1)  # rcp.approx is not emulated
+
+
+@pytest.mark.gpu
+def test_features_that_start_anywhere():
+    for dtype in ELEMENTS:
+        features, times, targets = resample_trials.inputs(2, 50, 70, 24, dtype)
+        room = torch.empty(features.numel() + 1, dtype=dtype, device="cuda")
+        moved = room[1:].view_as(features).copy_(features)
+        assert check.ulps(resample.resample(moved, times, targets), resample.spec(features, times, targets)) <= 1
+
+
+@pytest.mark.gpu
+def test_out_is_made_or_filled():
+    given = resample_trials.inputs(2, 50, 70, 24)
+    out = given[0].new_zeros(2, 70, 24)
+    assert resample.resample(*given, out=out) is out
+    assert torch.equal(out, resample.resample(*given))
+
+
+@pytest.mark.gpu
+def test_cases_for_the_sanitizer_are_right():
+    resample_trials.sanitizer_cases()
