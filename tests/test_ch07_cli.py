@@ -1,0 +1,158 @@
+"""The command lines of chapter 7, as far as they go without a GPU, and one run of each on one."""
+
+import json
+import re
+
+import pytest
+
+from ch07 import bulk_cli, bulk_copy, bulk_trials, resample, resample_cli, resample_trials
+from tilelab import device, results
+
+H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
+BOTH = pytest.mark.parametrize("cli", [bulk_cli, resample_cli], ids=lambda cli: cli.__name__)
+
+
+def run(capsys, cli, *arguments):
+    """(exit status, standard output, standard error), whether main returns or the parser exits."""
+    try:
+        status = cli.main(list(arguments))
+    except SystemExit as end:
+        status = end.code
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+@pytest.mark.parametrize("op", bulk_trials.OPS)
+def test_bulk_copy_compiles_for_another_gpu(capsys, op):
+    status, out, err = run(capsys, bulk_cli, "--op", op, "--target", "sm_100a", "--json", "-")
+    record = json.loads(out)
+    assert status == 0 and not err and set(results.KEYS) <= set(record) and record["source"] == bulk_trials.source()
+    assert [row["name"] for row in record["rows"]] == list(bulk_copy.configs(op))
+    for row, config in zip(record["rows"], bulk_copy.configs(op).values()):
+        assert row["status"] == "ok" and row["target"] == "sm_100a" and row["config"] == str(config)
+        assert row["spills"] == 0 and (row["UBLKCP"] > 0) == (config.kernel == "bulk")
+
+
+def test_resample_compiles_for_another_gpu(capsys):
+    status, out, err = run(capsys, resample_cli, "--kernel", "all", "--target", "sm_121a", "--json", "-")
+    record = json.loads(out)
+    assert status == 0 and not err and record["source"] == resample_trials.source()
+    assert [row["kernel"] for row in record["rows"]] == list(resample.LADDER)
+    assert {row["kernel"] for row in record["rows"] if row["UBLKCP"]} == {"bulk_rows"}
+
+
+@pytest.mark.parametrize("cli, arguments, shown", [
+    (bulk_cli, ["--variant", "best"], ["ch07_bulk_copy: live", "loads 256 × 4096 B", "UBLKCP"]),
+    (bulk_cli, ["--variant", "bulk_ring", "--op", "axpy"], ["bulk 256 × 2048 B, 3 stages, span 6"]),
+    (resample_cli, ["--kernel", "vectors,bulk_rows"], ["ch07_resample: live", "vectors", "bulk_rows", "registers"]),
+    (resample_cli, ["--dtype", "float32", "--shape", "2,3000,40,10"], ["vectors", "ok"]),
+])
+def test_a_table_is_shown_and_a_file_written(capsys, tmp_path, cli, arguments, shown):
+    path = tmp_path / "new" / "rows.json"
+    status, out, err = run(capsys, cli, *arguments, "--target", "sm_90a", "--json", str(path))
+    assert status == 0 and not err and all(text in out for text in shown)
+    assert all(row["status"] == "ok" for row in json.loads(path.read_text())["rows"])
+
+
+@pytest.mark.parametrize("cli, arguments", [(bulk_cli, []), (resample_cli, ["--kernel", "all"])])
+def test_no_kernel_for_ampere_is_two(capsys, cli, arguments):
+    status, out, _ = run(capsys, cli, *arguments, "--target", "sm_80")
+    assert status == 2 and "does not compile for sm_80" in out
+
+
+@pytest.mark.parametrize("cli, arguments, message", [
+    (bulk_cli, ["--bytes", "6"], "--bytes must be a multiple of 4; here it is 6"),
+    (bulk_cli, ["--bytes", "0"], "--bytes must be a multiple of 4; here it is 0"),
+    (bulk_cli, ["--bytes", "many"], "argument --bytes: invalid int value: 'many'"),
+    (bulk_cli, ["--op", "scale"], "argument --op: invalid choice: 'scale'"),
+    (bulk_cli, ["--variant", "ring"], "--variant is one of loads, .*best or all; here it is ring"),
+    (bulk_cli, ["--target", "sm_90"], "the target meant is sm_90a"),
+    (bulk_cli, ["--fast"], "unrecognized arguments: --fast"),
+    (resample_cli, ["--kernel", "fast"], "--kernel is best, all or of search_a_thread, .*; here it is fast"),
+    (resample_cli, ["--kernel", "vectors,slow"], "here it is slow"),
+    (resample_cli, ["--shape", "1,2,3"], "argument --shape: B,S,T,D, four whole numbers from 1; here it is '1,2,3'"),
+    (resample_cli, ["--shape", "1,0,3,4"], "here it is '1,0,3,4'"),
+    (resample_cli, ["--shape", "1,2,3,x"], "here it is '1,2,3,x'"),
+    (resample_cli, ["--dtype", "float64"], "argument --dtype: invalid choice: 'float64'"),
+    (resample_cli, ["--mode", "fast"], "argument --mode: invalid choice: 'fast'"),
+    (resample_cli, ["--target", "sm_42"], "unknown target 'sm_42'"),
+])
+def test_bad_usage_is_one_line_and_two(capsys, cli, arguments, message):
+    status, out, err = run(capsys, cli, *arguments)
+    assert status == 2 and not out and len(err.splitlines()) == 1 and re.search(message, err)
+    assert err.startswith(f"python -m ch07.{'bulk_copy' if cli is bulk_cli else 'resample'}: ")
+
+
+@BOTH
+def test_json_that_cannot_be_written_is_one_line_and_two(capsys, tmp_path, cli):
+    status, out, err = run(capsys, cli, "--json", str(tmp_path))
+    assert status == 2 and not out and len(err.splitlines()) == 1 and f"{tmp_path} is a folder" in err
+    (tmp_path / "file").write_text("")
+    status, _, err = run(capsys, cli, "--target", "sm_90a", "--json", str(tmp_path / "file" / "x.json"))
+    assert status == 2 and len(err.splitlines()) == 1
+
+
+@BOTH
+def test_help_names_the_choices(capsys, cli):
+    status, out, _ = run(capsys, cli, "--help")
+    assert status == 0 and all(name in out.replace("\n", " ") for name in ("--target", "--json", "best", "all"))
+
+
+@pytest.mark.parametrize("cli, arguments", [(bulk_cli, []), *((resample_cli, ["--mode", mode])
+                                                              for mode in resample_cli.MODES)])
+def test_without_a_gpu_is_one_line_and_two(capsys, monkeypatch, cli, arguments):
+    monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
+    status, out, err = run(capsys, cli, *arguments)
+    assert status == 2 and not out and len(err.splitlines()) == 1
+    assert "needs TMA" in err and "compile it with --target sm_90a" in err
+
+
+def test_without_a_profiler_is_one_line_and_two(capsys, monkeypatch):
+    monkeypatch.setattr(device, "current", lambda: H200)
+    monkeypatch.setattr("shutil.which", lambda tool: None)
+    status, out, err = run(capsys, resample_cli, "--mode", "ncu")
+    assert status == 2 and not out and len(err.splitlines()) == 1 and "ncu is not on the PATH" in err
+
+
+@pytest.mark.parametrize("statuses, expected", [(["ok", "ok"], 0), (["ok", "wrong"], 1), (["wrong"], 1)])
+def test_a_wrong_result_is_one(capsys, monkeypatch, statuses, expected):
+    monkeypatch.setattr(device, "current", lambda: H200)
+    left = iter(statuses)
+    monkeypatch.setattr(resample_trials, "verify",
+                        lambda *args, **rest: {"status": next(left), "reason": "", "ulps": 0.5})
+    kernels = ",".join(list(resample.LADDER)[:len(statuses)])
+    status, out, _ = run(capsys, resample_cli, "--kernel", kernels, "--json", "-")
+    assert status == expected and [row["status"] for row in json.loads(out)["rows"]] == statuses
+
+
+def test_a_wrong_copy_is_one_and_not_timed(capsys, monkeypatch):
+    monkeypatch.setattr(device, "current", lambda: H200)
+    monkeypatch.setattr(bulk_trials, "verify", lambda op, config, *rest: {
+        "status": "ok" if config.kernel == "loads" else "wrong", "reason": "", "ulps": 0.0})
+    monkeypatch.setattr(bulk_trials, "against_torch", lambda op, chosen, nbytes: [
+        {"name": name, "status": "ok", "reason": "", "ms": 1.0} for name in chosen])
+    status, out, _ = run(capsys, bulk_cli, "--json", "-")
+    rows = json.loads(out)["rows"]
+    assert status == 1 and {row["name"] for row in rows if "ms" in row} == {"loads"}
+    assert {row["name"]: row["status"] for row in rows}["bulk_ring"] == "wrong"
+
+
+# ---- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", bulk_trials.OPS)
+def test_bulk_copy_measures(capsys, op):
+    status, out, _ = run(capsys, bulk_cli, "--op", op, "--bytes", str(1 << 26), "--json", "-")
+    rows = json.loads(out)["rows"]
+    assert status == 0 and all(row["status"] == "ok" and row["ratio"] > 0.3 and row["gbps"] > 0 for row in rows)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["correctness", "performance", "single_run"])
+def test_resample_runs(capsys, mode):
+    status, out, _ = run(capsys, resample_cli, "--mode", mode, "--kernel", "vectors,bulk_rows", "--shape",
+                         "64,256,512,128", "--json", "-")
+    rows = json.loads(out)["rows"]
+    assert status == 0 and [row["kernel"] for row in rows] == ["vectors", "bulk_rows"]
+    assert all(row["status"] == "ok" for row in rows)
