@@ -1,3 +1,4 @@
+import numpy
 import pytest
 import torch
 
@@ -125,3 +126,47 @@ def test_a_kernel_that_damages_its_inputs_is_caught():
         out.zero_()
 
     assert check.compare(bad, spec, [("one", (torch.randn(8, 16),))], out=out)[0]["status"] == "wrong"
+
+
+@pytest.mark.parametrize("dtype", check.FORMAT, ids=str)
+def test_ulps_of_a_rounded_result_and_of_its_neighbours(dtype):
+    bits, least = check.FORMAT[dtype]
+    scale = torch.randint(-20, 13, (20_000,)).double()
+    reference = torch.randn(20_000, dtype=torch.float64) * torch.exp2(scale)
+    rounded = reference.to(dtype)
+    assert 0.45 < check.ulps(rounded, reference) <= 0.5
+    exact = rounded.double()
+    assert check.ulps(rounded, exact) == 0
+    step = torch.exp2((torch.frexp(exact)[1] - bits).clamp(min=least).double())
+    assert check.ulps((exact + step).to(dtype), exact) == check.ulps((exact - 2 * step).to(dtype), exact) / 2 == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_ulps_are_numpy_s_spacing(dtype):
+    exact = torch.tensor([1.0, 1.5, 0.9990234375, 2.0**-14, 2.0**-24, 3 * 2.0**-24, 1024.0, 60000.0], dtype=dtype)
+    numbers = exact.numpy()
+    for index, spacing in enumerate(numpy.spacing(numbers)):
+        beyond = torch.from_numpy(numbers[index:index + 1] + spacing)
+        assert check.ulps(beyond, exact[index:index + 1].double()) == 1
+
+
+def test_ulps_count_the_smallest_steps_below_the_normal_numbers():
+    assert check.ulps(torch.tensor([2.0**-24]).half(), torch.tensor([2.0**-30]).double()) == 1 - 2.0**-6
+    assert check.ulps(torch.tensor([3 * 2.0**-133]).bfloat16(), torch.tensor([2.0**-133]).double()) == 2
+
+
+@pytest.mark.parametrize("result", [float("nan"), float("inf"), -float("inf")])
+def test_ulps_of_what_is_no_number_are_infinite(result):
+    assert check.ulps(torch.tensor([1.0, result]), torch.ones(2).double()) == float("inf")
+    assert check.ulps(torch.ones(3), torch.ones(2).double()) == float("inf")
+    assert check.ulps(torch.ones(0), torch.ones(0).double()) == 0
+
+
+@pytest.mark.xfail(strict=True, reason="frexp(0) has the exponent 0: beside zero the unit is that of a half")
+def test_ulps_of_a_result_beside_zero():
+    assert check.ulps(torch.tensor([1e-9]), torch.zeros(1).double()) > 1
+
+
+@pytest.mark.xfail(strict=True, reason="a reference of NaN gives NaN, which is neither above a limit nor infinite")
+def test_ulps_of_a_reference_that_is_no_number():
+    assert check.ulps(torch.zeros(1), torch.full((1,), float("nan")).double()) == float("inf")

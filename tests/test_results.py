@@ -144,6 +144,37 @@ def test_live_then_recorded(own_folder, on, monkeypatch):
     assert results.live_or_recorded("other", lambda: ROWS, "", can_run=True).label() == "live, without a GPU"
 
 
+def test_an_experiment_is_measured_or_recorded(own_folder, on, monkeypatch):
+    sources = iter(("aaaabbbb", "aaaabbbb", "ccccdddd"))
+
+    @results.experiment("speed", lambda: next(sources))
+    def speed():
+        """How fast."""
+        return ROWS
+
+    assert speed.__name__ == "speed" and speed.__doc__ == "How fast." and callable(speed.source)
+    on(H200)
+    monkeypatch.setenv("TILES_RECORD", "1")
+    live = speed()
+    assert live.live and live.rows == ROWS and (live.experiment, live.data["source"]) == ("speed", "aaaabbbb")
+    on(device.Device())
+    kept = speed()
+    assert not kept.live and kept.rows == ROWS and kept.stale == ""
+    assert "source aaaa… then, cccc… now" in speed().stale  # asked anew at each call
+
+
+def test_an_experiment_may_need_more_than_tma(on):
+    here = []
+    counted = results.experiment("counted", lambda: "", can_run=lambda: bool(here))(lambda: ROWS)
+    on(H200)
+    with pytest.raises(FileNotFoundError, match="no record of counted"):
+        counted()
+    here.append("a profiler")
+    assert counted().live and counted.source() == ""
+    on(device.Device())
+    assert counted().label() == "live, without a GPU"
+
+
 def test_show(on):
     on(H200)
     rows = [{"name": "a", "ms": 0.123456, "tflops": 12345.6, "why": "x" * 80},
