@@ -32,10 +32,10 @@ METRICS = {"dram_percent": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
            "ns": "gpu__time_duration.sum"}
 
 
-def source() -> str:
-    """Hash of what is measured."""
+def source(*things) -> str:
+    """Hash of what is measured, and of what an experiment runs beside it."""
     return results.source_hash(resample, resample.SOURCE, resample.SOURCE.with_name("elements.cuh"),
-                               cuda.HERE / "ptx.cuh")
+                               cuda.HERE / "ptx.cuh", *things)
 
 
 def inputs(batches: int, sources: int, targets: int, depth: int, dtype=torch.bfloat16, odd: bool = False,
@@ -161,7 +161,7 @@ def torch_spec(features, source_times, target_times):
     return resample.spec(features, source_times, target_times).to(features.dtype)
 
 
-@results.experiment("ch07_resample_torch", lambda: results.source_hash(torch_resample, torch_spec) + source())
+@results.experiment("ch07_resample_torch", lambda: source(torch_resample, torch_spec))
 def against_torch():
     """The best step beside torch in float64 and in float32, eager and compiled; `ratio` is to float64 compiled, `ulps`
     the largest error."""
@@ -221,8 +221,7 @@ def profile(kernels, shape=PROFILED, dtype=torch.bfloat16) -> list[dict]:
              **{key: float(row[metric].replace(",", "")) for key, metric in METRICS.items()}} for row in rows]
 
 
-@results.experiment("ch07_resample_ncu", lambda: results.source_hash(profile) + source(),
-                    can_run=lambda: _has("ncu"))
+@results.experiment("ch07_resample_ncu", lambda: source(profile, predicted_percent), can_run=lambda: _has("ncu"))
 def profiled():
     """Every step's counters, beside what `predicted_percent` expects of it."""
     nbytes = resample.compulsory_bytes(*inputs(*PROFILED))
@@ -278,8 +277,8 @@ def _has(tool: str) -> bool:
     return device.current().has_tma and shutil.which(tool) is not None
 
 
-@results.experiment("ch07_sanitizer", lambda: results.source_hash(sanitizer_cases, bulk_copy, bulk_copy.SOURCE)
-                    + source(), can_run=lambda: _has("compute-sanitizer"))
+@results.experiment("ch07_sanitizer", lambda: source(sanitizer_cases, bulk_copy, bulk_copy.SOURCE),
+                    can_run=lambda: _has("compute-sanitizer"))
 def sanitized():
     """What compute-sanitizer finds in `sanitizer_cases`, tool by tool."""
     rows = []
