@@ -134,7 +134,7 @@ def test_ulps_of_a_rounded_result_and_of_its_neighbours(dtype):
     scale = torch.randint(-20, 13, (20_000,)).double()
     reference = torch.randn(20_000, dtype=torch.float64) * torch.exp2(scale)
     rounded = reference.to(dtype)
-    assert 0.45 < check.ulps(rounded, reference) <= 0.5
+    assert 0.45 < check.ulps(rounded, reference) < 0.501  # torch rounds to two bytes by way of float32
     exact = rounded.double()
     assert check.ulps(rounded, exact) == 0
     step = torch.exp2((torch.frexp(exact)[1] - bits).clamp(min=least).double())
