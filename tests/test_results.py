@@ -101,6 +101,17 @@ def test_save_takes_numpy_and_refuses_nan(own_folder, on):
     assert results.load("a")["rows"] and results.save(results.make("a", [], "")) and results.load("a")["rows"] == []
 
 
+@pytest.mark.parametrize("name", ["", "a/b", "../a", "a\\b", "*", "a.b", "A", "a b", "a\n", "é", None])
+def test_a_name_that_is_no_files(own_folder, on, name):
+    on(H200)
+    named = {**results.make("a", ROWS, ""), "experiment": name}
+    for use in (lambda: results.make(name, ROWS, ""), lambda: results.save(named), lambda: results.load(name),
+                lambda: results.recorded(name, ""), lambda: results.live_or_recorded(name, pytest.fail, "")):
+        with pytest.raises(ValueError, match=r"^an experiment's name is made of a to z, 0 to 9 and _; here .+\.$"):
+            use()
+    assert not os.listdir(own_folder)
+
+
 def test_load_prefers_this_gpu_then_the_h200(on):
     for name in ("NVIDIA A100", "NVIDIA H200", "NVIDIA B200"):
         on(dataclasses.replace(H200, name=name))

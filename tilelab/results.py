@@ -29,6 +29,7 @@ from tilelab import device
 
 KEYS = ("experiment", "device", "versions", "recorded", "source", "rows")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+NAME = re.compile(r"[a-z0-9_]+")
 PREFERRED = "nvidia-h200"  # the course's figures come from it; shown where this machine has no record of its own
 
 
@@ -83,8 +84,16 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def _check_name(experiment: Any) -> None:
+    """ValueError for what would be another folder's file, or a pattern, when it is made a path."""
+    if not (isinstance(experiment, str) and NAME.fullmatch(experiment)):
+        raise ValueError(f"an experiment's name is made of a to z, 0 to 9 and _; here it is {experiment!r:.60}.")
+
+
 def make(experiment: str, rows: Sequence[dict], source: str) -> dict:
-    """A record of `rows`, measured now on this machine, of code whose `source_hash` is `source`."""
+    """A record of `rows`, measured now on this machine, of code whose `source_hash` is `source`. ValueError for a name
+    that is not of a to z, 0 to 9 and _."""
+    _check_name(experiment)
     return {"experiment": experiment, "device": dataclasses.asdict(device.current()), "versions": versions(),
             "recorded": now(), "source": source, "rows": list(rows)}
 
@@ -122,7 +131,9 @@ def slug(record: dict) -> str:
 
 
 def save(record: dict, to: pathlib.Path | None = None) -> pathlib.Path:
-    """Write a record under `to` (default: results/) and return its path. ValueError for NaN or infinity in it."""
+    """Write a record under `to` (default: results/) and return its path. ValueError for a name that is none, and for
+    NaN or infinity in it."""
+    _check_name(record["experiment"])
     path = (to or folder()) / slug(record) / f"{record['experiment']}.json"
     write_atomically(path, to_json(record))
     return path
@@ -132,8 +143,10 @@ def load(experiment: str, gpu: str | None = None) -> dict:
     """The record of an experiment on `gpu` (a folder of results/).
 
     By default the record of this machine's GPU, else of the H200, else of the first GPU that has one.
-    FileNotFoundError says what there is instead; ValueError names a file that is no record.
+    FileNotFoundError says what there is instead; ValueError is for a name that is none, and names a file that is no
+    record.
     """
+    _check_name(experiment)
     found = {path.parent.name: path for path in sorted(folder().glob(f"*/{experiment}.json"))}
     wanted = [gpu] if gpu else [device.current().slug, PREFERRED, *found]
     path = next((found[name] for name in wanted if name in found), None)
@@ -250,6 +263,7 @@ def live_or_recorded(experiment: str, run: Callable[[], Sequence[dict]], source:
     `can_run` says whether it can (default: the GPU has TMA). With TILES_RECORD=1 live rows are saved in results/ too.
     `source` is the `source_hash` of what `run` measures; errors are those of `run`, `save` and `load`.
     """
+    _check_name(experiment)  # before minutes of measuring
     if device.current().has_tma if can_run is None else can_run:
         record = make(experiment, run(), source)
         if os.environ.get("TILES_RECORD") == "1":
