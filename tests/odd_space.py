@@ -60,5 +60,9 @@ class OddSpace(FaultSpace):
         if self.own == "slow finals":
             open(os.path.join(self.folder, "finals"), "w").close()
             time.sleep(1)
+        if self.own == "finals die":
+            os._exit(1)
+        if self.own == "finals hang":
+            time.sleep(300)
         odd = {"finals nan": [{"ms": math.nan}] * 3, "finals dict": {}, "finals short": [{"ms": 1.0}]}
         return odd.get(self.own, [{"ms": float(config.block)} for config in configs])

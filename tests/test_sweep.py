@@ -263,20 +263,38 @@ def test_what_is_odd_and_harmless(tmp_path, journal, fault):
     assert rows[0]["kernel"] == f"64 {fault}" and set(journal.rows()) >= {row["key"] for row in rows}
 
 
-@pytest.mark.parametrize("own", ["finals nan", "finals dict", "finals short"])
+@pytest.mark.parametrize("own", ["finals nan", "finals dict", "finals short", "finals die", "finals hang"])
 def test_finals_that_are_none_leave_the_first_ranking(tmp_path, own):
-    walk = Sweep(RIGHT, OddSpace(str(tmp_path), own=own))
+    walk = Sweep(RIGHT, OddSpace(str(tmp_path), own=own), limit_s=4)
     assert all("final_ms" not in row for row in walk.finish()) and walk.winner["block"] == 256
+    assert walk.restarts == (own in ("finals die", "finals hang"))
 
 
-def test_a_worker_that_starts_late_does_not_stand_for_the_finals(tmp_path):
+@pytest.fixture
+def late_timers(tmp_path):
+    """Two timers, of which the second is ready only when the final comparison has begun."""
     class Late(ThreadPoolExecutor):
         def submit(self, *_):
             return super().submit(lambda: wait_for((tmp_path / "finals").exists, 60) or {"value": {}})
 
     with ThreadPoolExecutor(1) as prompt, Late(1) as late:
-        walk = Sweep(RIGHT, OddSpace(str(tmp_path), own="slow finals"), timers=[prompt, late])
-        assert all("final_ms" in row for row in walk.finish())
+        yield [prompt, late]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_worker_that_starts_late_does_not_stand_for_the_finals(tmp_path, late_timers, count):
+    walk = Sweep(RIGHT[:count], OddSpace(str(tmp_path), own="slow finals"), timers=late_timers)
+    assert all(row["final_ms"] == row["block"] for row in walk.finish())
+
+
+def test_cancel_answers_during_the_finals(tmp_path, late_timers):
+    walk = Sweep(RIGHT, OddSpace(str(tmp_path), own="slow finals"), timers=late_timers)
+    wait_for((tmp_path / "finals").exists)
+    begun = time.monotonic()
+    walk.cancel()
+    rows = walk.finish()
+    assert time.monotonic() - begun < 0.5
+    assert [row["status"] for row in rows] == ["ok"] * 3 and walk.winner is None
 
 
 def test_bad_arguments_are_one_sentence(space):
@@ -328,6 +346,28 @@ def test_a_script_that_ends_does_not_wait_for_a_hang(space, tmp_path, how):
                    env={**os.environ, "PYTHONPATH": os.pathsep.join([str(child.ROOT), *filter(None, sys.path)])})
     assert time.monotonic() - begun < 20  # the hang's limit is 60 s
     wait_for(lambda: not any(alive(int(process)) for process, *_ in log(space)), 5)
+
+
+ENDS = """
+import atexit, sys, time
+# Registered before tilelab's own, so called after it.
+atexit.register(lambda: print(time.monotonic() - ended, *(each.process for each in child._lent.children)))
+from tilelab import child, faults
+from tilelab.sweep import Sweep
+if __name__ == "__main__":
+    Sweep([faults.Config(16)], faults.FaultSpace(sys.argv[1])).finish()
+    ended = time.monotonic()
+"""
+
+
+def test_children_are_reaped_when_a_script_ends(space, tmp_path):
+    script = tmp_path / "ends.py"
+    script.write_text(ENDS)
+    path = os.pathsep.join([str(child.ROOT), *filter(None, sys.path)])
+    done = subprocess.run([sys.executable, "-X", "dev", script, space.folder], env={**os.environ, "PYTHONPATH": path},
+                          timeout=60, capture_output=True, text=True, check=True)
+    seconds, *left = done.stdout.split()
+    assert left == ["None"] * 2 and float(seconds) < 2 and "ResourceWarning" not in done.stderr
 
 
 def test_a_pool_of_processes_carries_it_too(space):

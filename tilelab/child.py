@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 
 ROOT = pathlib.Path(__file__).parents[1]
 STOP_S = 10
+REAP_S = 1  # what the end of this process waits for all of them
 SAID = 1 << 16  # how much of what it wrote is read, from either end
 
 
@@ -191,11 +192,10 @@ threading._register_atexit(_end)
 
 @atexit.register
 def _reap() -> None:
-    """Nobody waits on their pipes any more."""
+    """Nobody waits on their pipes any more. All are dead by now, though a GPU may not let its worker go at once."""
+    deadline = time.monotonic() + REAP_S
     for each in _lent.children:
-        each.stop(within_s=0.2)  # a GPU may take longer to let its worker go; the exit does not wait for that
-
-
+        each.stop(max(0, deadline - time.monotonic()))
 
 
 @contextlib.contextmanager
