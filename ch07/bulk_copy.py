@@ -52,8 +52,12 @@ class BulkConfig:
             raise ValueError(f"a block has at most 1,024 threads; here are {self.threads}.")
         if self.kernel == "loads" and (self.stages, self.span) != (1, 1):
             raise ValueError("loads has no ring: its stages and span are 1.")
-        if self.chunk > 1 << 19:  # an mbarrier counts fewer than 2^20 bytes, and there are two arrays
-            raise ValueError(f"a chunk has at most {1 << 19:,} bytes; here it has {self.chunk:,}.")
+        if self.kernel == "bulk_in_order" and self.span:
+            raise ValueError("bulk_in_order is persistent: its span is 0.")
+        if self.kernel != "bulk" and self.leaves_out != "nothing":
+            raise ValueError(f"only bulk can leave something out; here {self.kernel} leaves out {self.leaves_out}.")
+        if self.chunk >= 1 << 19:  # an mbarrier counts fewer than 2^20 bytes, and there are two arrays
+            raise ValueError(f"a chunk has fewer than {1 << 19:,} bytes; here it has {self.chunk:,}.")
 
     def __str__(self):
         parts = [f"{self.kernel} {self.threads} × {self.chunk} B"]
@@ -70,9 +74,8 @@ class BulkConfig:
 
     def constants(self, element: str) -> dict:
         """What bulk_copy.cu is compiled with."""
-        persistent = self.span == 0 or self.kernel == "bulk_in_order"
         return {"ELEMENT": element, "THREADS": self.threads, "CHUNK": self.chunk, "STAGES": self.stages,
-                "SPAN": 0 if persistent else self.span, "BREAK": BREAKS.index(self.leaves_out)}
+                "SPAN": self.span, "BREAK": BREAKS.index(self.leaves_out)}
 
 
 # The course's choice of each kind, for copy and for a x + y; the first of each is the fastest of those that were swept.
@@ -123,6 +126,10 @@ def _flat(name: str, tensor) -> torch.Tensor:
         raise ValueError(f"{name} must be a torch.Tensor; it is a {type(tensor).__name__}.")
     if not tensor.is_contiguous():
         raise ValueError(f"{name} must be contiguous; it is {tuple(tensor.shape)} with strides {tensor.stride()}.")
+    if tensor.is_conj() or tensor.is_neg():
+        raise ValueError(f"{name} is a view that conjugates or negates what memory holds: resolve it first.")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name} requires a gradient, which a bulk copy does not give: detach it.")
     return tensor.view(-1)
 
 
@@ -143,7 +150,7 @@ def _checked(x, y, out) -> list[torch.Tensor]:
     if y is not None and first.dtype not in ELEMENTS:
         raise ValueError(f"a x + y takes {', '.join(str(d)[6:] for d in ELEMENTS)}; here it is {str(first.dtype)[6:]}.")
     begin, size = flat["out"].data_ptr(), first.nbytes
-    for name in flat.keys() - {"out"}:  # chunks are stored while others are still read
+    for name in list(flat)[:-1]:  # chunks are stored while others are still read
         if begin < flat[name].data_ptr() + size and flat[name].data_ptr() < begin + size:
             raise ValueError(f"out lies in the memory of {name}: give it memory of its own.")
     return [first, flat.get("y"), flat["out"]]
@@ -154,7 +161,7 @@ def _chosen(config, op: str) -> BulkConfig:
         return config
     if config == "best":
         return next(iter(configs(op).values()))
-    if config not in configs(op):
+    if not isinstance(config, str) or config not in configs(op):
         raise ValueError(f"the variants of {op} are best, {', '.join(configs(op))}, or a BulkConfig; "
                          f"here it is {config!r}.")
     return configs(op)[config]
@@ -189,16 +196,20 @@ def prepare(x, out, *, y=None, a: float = 1.0, config="best"):
     return cuda.prepare_launch(kernel, grid, config.threads, args, config.smem_bytes(1 if y is None else 2))
 
 
+def _like(x, out):
+    return torch.empty_like(x) if out is None and isinstance(x, torch.Tensor) else out
+
+
 def copy(x, out=None, config="best"):
     """A copy of x, bit for bit, in `out` or in new memory. Arguments and errors as for `prepare`."""
-    out = torch.empty_like(x) if out is None else out
+    out = _like(x, out)
     prepare(x, out, config=config)()
     return out
 
 
 def axpy(a: float, x, y, out=None, config="best"):
     """a x + y, computed in float32 and rounded once, in `out` or in new memory. Arguments and errors as `prepare`."""
-    out = torch.empty_like(x) if out is None else out
+    out = _like(x, out)
     prepare(x, out, y=y, a=a, config=config)()
     return out
 

@@ -89,18 +89,21 @@ def spec(features, source_times, target_times):
 
     # The weights meet the rows before the division: where the two cancel, nothing has been rounded yet.
     both = (of_row(end - time) * rows(left) + of_row(time - begin) * rows(right)) / of_row(end - begin)
-    return torch.where(of_row(time <= begin), rows(left), torch.where(of_row(time >= end), rows(right), both))
+    return torch.where(of_row(time >= end), rows(right), torch.where(of_row(time <= begin), rows(left), both))
 
 
 def compulsory_bytes(features, source_times, target_times) -> int:
     """Bytes that no kernel can avoid: the source rows that are needed, each once, the result, and all times."""
     last = source_times.shape[1] - 1
     left = (torch.searchsorted(source_times, target_times, right=True) - 1).clamp(0, max(last - 1, 0))
-    needed = torch.zeros_like(source_times, dtype=torch.bool)
-    needed.scatter_(1, left, True)
-    needed.scatter_(1, (left + 1).clamp(max=last), True)
+    right = (left + 1).clamp(max=last)
+    needed = torch.zeros_like(source_times, dtype=torch.int32)
+    # At a source time, or outside them all, one row alone is needed.
+    begin, end = source_times.gather(1, left), source_times.gather(1, right)
+    needed.scatter_add_(1, left, (target_times < end).int())
+    needed.scatter_add_(1, right, ((target_times >= end) | (target_times > begin)).int())
     row = features.shape[2] * features.element_size()
-    return (int(needed.sum()) + target_times.numel()) * row + source_times.nbytes + target_times.nbytes
+    return (int((needed > 0).sum()) + target_times.numel()) * row + source_times.nbytes + target_times.nbytes
 
 
 def constants(config: ResampleConfig, dtype, sources: int, targets: int, depth: int, vector: int = 0) -> dict:
@@ -110,7 +113,7 @@ def constants(config: ResampleConfig, dtype, sources: int, targets: int, depth: 
     needed = -(-3 * config.targets * sources // (2 * max(targets, 1))) + 4  # half as many again as evenly spaced ones
     return {"ELEMENT": ELEMENTS[dtype], "DEPTH": depth, "VECTOR": vector or math.gcd(16, row),
             "THREADS": config.threads, "TARGETS": config.targets, "TIMES": times, "AT_ONCE": config.at_once,
-            "ROWS": min(needed, 98304 // row)}
+            "ROWS": min(needed, 65536 // row)}  # with what is static, a block has room for them on every target
 
 
 def _smem_bytes(kernel: str, values: dict) -> int:
@@ -127,37 +130,42 @@ def job(kernel: str, target: str, dtype=torch.bfloat16, shape=(512, 1024, 2048, 
 
 
 def _check(kernel, features, source_times, target_times, out, validate) -> None:
-    named = {"features": features, "source_times": source_times, "target_times": target_times, "out": out}
+    named = {"features": features, "source_times": source_times, "target_times": target_times}
+    if out is not None:
+        named["out"] = out
     for name, tensor in named.items():
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{name} must be a torch.Tensor; it is a {type(tensor).__name__}.")
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{name} requires a gradient, which resample does not give: detach it.")
         if tensor.device != features.device:
             raise ValueError(f"all must be on one device; features is on {features.device}, {name} on {tensor.device}.")
     shapes = [tuple(tensor.shape) for tensor in named.values()]
-    if [len(shape) for shape in shapes] != [3, 2, 2, 3] or 0 in shapes[0][1:] \
+    if [len(shape) for shape in shapes] != [3, 2, 2, 3][:len(shapes)] or 0 in shapes[0][1:] \
             or shapes[1] != shapes[0][:2] or shapes[2][0] != shapes[0][0] \
-            or shapes[3] != (*shapes[2], shapes[0][2]):
+            or shapes[3:] not in ([], [(*shapes[2], shapes[0][2])]):
         raise ValueError("the shapes must be features (B, S, D), source_times (B, S), target_times (B, T), out "
                          f"(B, T, D), S and D at least 1; here they are {', '.join(map(str, shapes))}.")
     for name in ("source_times", "target_times"):
         if named[name].dtype != torch.float32:
             raise ValueError(f"{name} must be float32; it is {str(named[name].dtype)[6:]}.")
-    if features.dtype not in ELEMENTS or out.dtype != features.dtype:
+    if features.dtype not in ELEMENTS or named.get("out", features).dtype != features.dtype:
         raise ValueError(f"features and out must be of one dtype, {', '.join(str(d)[6:] for d in ELEMENTS)}; "
-                         f"they are {str(features.dtype)[6:]} and {str(out.dtype)[6:]}.")
+                         f"they are {str(features.dtype)[6:]} and {str(named.get('out', features).dtype)[6:]}.")
     for name, tensor in named.items():
         if not tensor.is_contiguous():
             raise ValueError(f"{name} must be contiguous; its strides are {tensor.stride()}.")
     if features.shape[1] * features.shape[2] * features.element_size() >= 1 << 32:
-        raise ValueError("a batch's features may take at most 4 GiB; here they take "
+        raise ValueError("a batch's features must take less than 4 GiB; here they take "
                          f"{features.shape[1] * features.shape[2] * features.element_size():,} B.")
-    begin, end = out.data_ptr(), out.data_ptr() + out.nbytes
     for name in ("features", "source_times", "target_times"):
-        if begin < named[name].data_ptr() + named[name].nbytes and named[name].data_ptr() < end:
+        begin, size = named[name].data_ptr(), named[name].nbytes
+        if out is not None and out.data_ptr() < begin + size and begin < out.data_ptr() + out.nbytes:
             raise ValueError(f"out lies in the memory of {name}: give it memory of its own.")
     if kernel == "bulk_rows" and (features.shape[2] * features.element_size() % 16 or features.data_ptr() % 16):
         raise ValueError("bulk_rows copies rows that start at multiples of 16 bytes; a row is "
-                         f"{features.shape[2] * features.element_size()} bytes: use vectors.")
+                         f"{features.shape[2] * features.element_size()} bytes, and the first starts "
+                         f"{features.data_ptr() % 16} past one: use vectors.")
     if validate and source_times.numel():
         unsorted = source_times[:, 1:] < source_times[:, :-1]
         if not bool((source_times.abs() <= LARGEST_TIME).all()):  # NaN compares false
@@ -176,11 +184,14 @@ def prepare(features, source_times, target_times, out, kernel: str = "best", con
     float32, all contiguous on one GPU. `kernel` is "best" or a step of LADDER, `config` how it is cut (default:
     `choose`). Targets need not be sorted; NaN gives NaN, and so may a row of features that holds NaN or infinity.
     `validate` looks once whether source_times ascend, which waits for the GPU. Errors are within half a unit in the
-    last place, and a little. Raises ValueError for what it cannot take and tilelab.device.Unsupported without TMA.
+    last place, and a little, unless the two rows cancel to less than 2^-40 of themselves (float32: 2^-28). Raises
+    ValueError for what it cannot take and tilelab.device.Unsupported without TMA.
     """
-    if kernel != "best" and kernel not in LADDER:
+    if not isinstance(kernel, str) or kernel not in ("best", *LADDER):
         raise ValueError(f"the kernels are best, {', '.join(LADDER)}; here it is {kernel!r}.")
     kernel = BEST if kernel == "best" else kernel
+    if not isinstance(out, torch.Tensor):
+        raise ValueError(f"out must be a torch.Tensor; it is a {type(out).__name__}.")
     _check(kernel, features, source_times, target_times, out, validate)
     device.require("has_tma", "resample", "compile it with ch07.resample.job and read its SASS, or use "
                    "ch07.resample.spec")
@@ -209,7 +220,8 @@ def resample(features, source_times, target_times, out=None, kernel: str = "best
 
     Arguments and errors as for `prepare`.
     """
-    if out is None and isinstance(features, torch.Tensor) and features.ndim == 3:
+    if out is None:
+        _check(kernel, features, source_times, target_times, None, validate=False)
         out = features.new_empty(*target_times.shape, features.shape[2])
     prepare(features, source_times, target_times, out, kernel, validate=validate)()
     return out

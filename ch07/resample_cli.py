@@ -38,8 +38,15 @@ def _arguments(argv):
     parser.add_argument("--json", metavar="PATH", help="write one JSON object to PATH, - for standard output")
     options = parser.parse_args(argv)
     named = {"best": [resample.BEST], "all": list(LADDER)}.get(options.kernel, options.kernel.split(","))
-    if unknown := [name for name in named if name not in LADDER]:
-        parser.error(f"--kernel is best, all or of {', '.join(LADDER)}; here it is {', '.join(unknown)}.")
+    if any(name not in LADDER for name in named):
+        parser.error(f"--kernel is best, all or of {', '.join(LADDER)}; here it is {options.kernel}.")
+    if options.target and options.mode != parser.get_default("mode"):
+        parser.error(f"--target only compiles: leave out --mode {options.mode}.")
+    if "bulk_rows" in named and options.shape[3] * DTYPES[options.dtype].itemsize % 16:
+        named.remove("bulk_rows")  # of all, the others are meant
+        if not named:
+            parser.error("bulk_rows copies rows of a multiple of 16 bytes; a row is "
+                         f"{options.shape[3] * DTYPES[options.dtype].itemsize}: use another kernel.")
     if options.json and pathlib.Path(options.json).is_dir():  # said before the work, not after it
         parser.error(f"--json takes a file; {options.json} is a folder.")
     options.kernels = named

@@ -66,7 +66,9 @@ def verify(kernel: str, shape: tuple[int, int, int, int], dtype, odd: bool = Fal
     out, touched = check.poisoned(tuple(reference.shape), dtype, "cuda")
     resample.prepare(*given, out, kernel, config)()
     torch.cuda.synchronize()
-    error, reason = check.ulps(out, reference), touched()
+    # Where the rows cancel to less than this, neither float64 nor the kernel has digits left to compare.
+    least = float(given[0].abs().max()) * (2.0**-28 if dtype == torch.float32 else 2.0**-40)
+    error, reason = check.ulps(out, reference, least), touched()
     if error == float("inf"):
         reason = reason or f"{int((~torch.isfinite(out)).sum())} of {out.numel()} elements were never written"
     elif error > 1:
@@ -157,7 +159,7 @@ def torch_resample(features, source_times, target_times):
 
 
 def torch_spec(features, source_times, target_times):
-    """The meaning, as exact as the kernels: float64, rounded once."""
+    """The meaning, as exact as the kernels: in float64."""
     return resample.spec(features, source_times, target_times).to(features.dtype)
 
 
@@ -217,8 +219,12 @@ def profile(kernels, shape=PROFILED, dtype=torch.bfloat16) -> list[dict]:
         raise NotProfiled(f"ncu gave no counters ({reason.strip()[:200]}).")
     heads, _, *lines = csv.reader(io.StringIO("\n".join(table)))  # names, units, then a line a launch
     rows = [dict(zip(heads, line)) for line in lines]
-    return [{"kernel": row["Kernel Name"].split("(")[0], "shape": list(shape), "dtype": str(dtype)[6:], "status": "ok",
-             **{key: float(row[metric].replace(",", "")) for key, metric in METRICS.items()}} for row in rows]
+    try:
+        return [{"kernel": row["Kernel Name"].split("(")[0], "shape": list(shape), "dtype": str(dtype)[6:],
+                 "status": "ok", **{key: float(row[metric].replace(",", "")) for key, metric in METRICS.items()}}
+                for row in rows]
+    except (KeyError, ValueError) as error:
+        raise NotProfiled(f"ncu's answer lacks a counter that this version or GPU does not have ({error}).") from error
 
 
 @results.experiment("ch07_resample_ncu", lambda: source(profile, predicted_percent), can_run=lambda: _has("ncu"))

@@ -138,6 +138,7 @@ def test_ulps_of_a_rounded_result_and_of_its_neighbours(dtype):
     exact = rounded.double()
     assert check.ulps(rounded, exact) == 0
     step = torch.exp2((torch.frexp(exact)[1] - bits).clamp(min=least).double())
+    step[exact == 0] = 2.0**least
     assert check.ulps((exact + step).to(dtype), exact) == check.ulps((exact - 2 * step).to(dtype), exact) / 2 == 1
 
 
@@ -162,11 +163,9 @@ def test_ulps_of_what_is_no_number_are_infinite(result):
     assert check.ulps(torch.ones(0), torch.ones(0).double()) == 0
 
 
-@pytest.mark.xfail(strict=True, reason="frexp(0) has the exponent 0: beside zero the unit is that of a half")
 def test_ulps_of_a_result_beside_zero():
     assert check.ulps(torch.tensor([1e-9]), torch.zeros(1).double()) > 1
 
 
-@pytest.mark.xfail(strict=True, reason="a reference of NaN gives NaN, which is neither above a limit nor infinite")
 def test_ulps_of_a_reference_that_is_no_number():
     assert check.ulps(torch.zeros(1), torch.full((1,), float("nan")).double()) == float("inf")

@@ -45,15 +45,16 @@ def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
 FORMAT = {torch.float32: (24, -149), torch.bfloat16: (8, -133), torch.float16: (11, -24)}
 
 
-def ulps(result: torch.Tensor, reference: torch.Tensor) -> float:
-    """Largest difference from the float64 reference, in units in the last place of result's format at the reference; a
-    result rounded correctly is within a half. Infinite where the result is not finite."""
-    if result.shape != reference.shape or not bool(torch.isfinite(result).all()):
+def ulps(result: torch.Tensor, reference: torch.Tensor, least: float = 0.0) -> float:
+    """Largest difference from the float64 reference, in units in the last place of result's format at the reference, or
+    at `least` where that is more; a result rounded correctly is within a half. Infinite where either is not finite."""
+    if result.shape != reference.shape or not bool(torch.isfinite(result.double() + reference).all()):
         return float("inf")
     if not result.numel():
         return 0.0
-    bits, least = FORMAT[result.dtype]
-    unit = torch.exp2((torch.frexp(reference.double())[1] - bits).clamp(min=least).double())
+    bits, lowest = FORMAT[result.dtype]
+    exponent = torch.frexp(reference.double().abs().clamp(min=max(least, 2.0**-1000)))[1]  # of zero it would be 0
+    unit = torch.exp2((exponent - bits).clamp(min=lowest).double())
     return float(((result.double() - reference).abs() / unit).max())
 
 
