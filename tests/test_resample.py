@@ -15,7 +15,7 @@ from ch07.resample import ELEMENTS, LADDER, ResampleConfig
 from tilelab import build, check, device
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
-TARGETS = ("sm_90a", "sm_100a", "sm_121a")
+TARGETS = ("sm_90a", "sm_100a", "sm_120a")
 SHAPE = (512, 1024, 2048, 128)
 
 
