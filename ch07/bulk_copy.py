@@ -63,7 +63,7 @@ class BulkConfig:
         parts = [f"{self.kernel} {self.threads} × {self.chunk} B"]
         if self.kernel != "loads":
             parts.append(f"{self.stages} stage{'s' * (self.stages > 1)}")
-            parts.append(f"span {self.span}" if self.span else f"{self.ctas} a SM")
+            parts.append(f"span {self.span}" if self.span else f"{self.ctas} an SM")
         if self.leaves_out != "nothing":
             parts.append(f"without {self.leaves_out}")
         return ", ".join(parts)

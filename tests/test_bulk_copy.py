@@ -119,7 +119,7 @@ def test_bad_configuration_is_one_sentence(change, message):
 def test_a_configuration_says_what_it_is():
     ring = BulkConfig("bulk", 32, 2048, stages=4, span=8)
     assert str(ring) == "bulk 32 × 2048 B, 4 stages, span 8"
-    assert str(dataclasses.replace(ring, span=0, ctas=2)) == "bulk 32 × 2048 B, 4 stages, 2 a SM"
+    assert str(dataclasses.replace(ring, span=0, ctas=2)) == "bulk 32 × 2048 B, 4 stages, 2 an SM"
     assert str(BulkConfig("loads", 256, 4096)) == "loads 256 × 4096 B"
     assert str(BulkConfig("bulk", 32, 2048, leaves_out="phase")) == "bulk 32 × 2048 B, 1 stage, span 1, without phase"
     assert (ring.smem_bytes(1), ring.smem_bytes(2)) == (8192, 16384)

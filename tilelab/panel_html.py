@@ -158,7 +158,7 @@ def _detail_of(row: dict, peer: str, source: str) -> str:
         built += [f"{row['programs_per_sm']} per SM"] if row.get("programs_per_sm") is not None else []
         facts.append(("build", ", ".join(built)))
     if row.get("counts"):
-        facts.append(("PTX", ", ".join(f"{count} {name}" for name, count in row["counts"].items())))
+        facts.append(("code", ", ".join(f"{count} {name}" for name, count in row["counts"].items())))
     state = row["status"] + (f": {row['reason']}" if row.get("reason") else "")
     state = "" if facts and state == "ok" else f"<p>{html.escape(state)}</p>"
     lines = "".join(f"<dt>{name}</dt><dd>{escaped(text)}</dd>" for name, text in facts)
