@@ -208,8 +208,8 @@ def prepare(features, source_times, target_times, out, kernel: str = "best", con
     grid = {"search_a_thread": -(-out.numel() // config.threads), "persistent": min(items, 8 * sms),
             "lane0_search": min(items, 2 * sms), "ballot_search": min(items, 2 * sms)}.get(kernel, items)
     if max(grid, items) >= 1 << 31:
-        raise ValueError(f"a launch has fewer than 2^31 blocks and work items; this one would have {max(grid, items):,}: "
-                         "split the batches.")
+        raise ValueError("a launch has fewer than 2^31 blocks and work items; this one would have "
+                         f"{max(grid, items):,}: split the batches.")
     compiled = cuda.kernel(SOURCE, kernel, tuple(f"-D{name}={value}" for name, value in values.items()))
     sizes = [ctypes.c_int(size) for size in (batches, sources, targets)]
     return cuda.prepare_launch(compiled, grid, config.threads, [features, source_times, target_times, out, *sizes],
