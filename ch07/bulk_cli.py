@@ -6,6 +6,8 @@ import argparse
 import pathlib
 import sys
 
+import torch
+
 from ch07 import bulk_copy, bulk_trials
 from tilelab import build, device, results
 
@@ -34,22 +36,23 @@ def _arguments(argv):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run it; the exit status is 0 when all is fine, 1 for a wrong result, 2 when nothing could run."""
+    """Run it; the exit status is 0 when all is fine, 1 for a wrong result, 2 when something could not run."""
     options = _arguments(argv)
     try:
         rows = _compiled(options) if options.target else _measured(options)
         record = results.Record(results.make("ch07_bulk_copy", rows, bulk_trials.source()), live=True)
+        if options.json != "-":
+            columns = ["name", "config", "status", "ms", "gbps", "ratio", "ulps", "registers", "smem", "UBLKCP",
+                       "reason"]
+            print(record.show([name for name in columns if any(name in row for row in rows)]))
         if options.json:
             text = results.to_json(record.data)
             print(text, end="") if options.json == "-" else results.write_atomically(pathlib.Path(options.json), text)
-    except (ValueError, OSError, device.Unsupported) as error:
-        print(f"python -m ch07.bulk_copy: {error}", file=sys.stderr)
+    except (ValueError, OSError, torch.OutOfMemoryError, device.Unsupported) as error:
+        print(f"python -m ch07.bulk_copy: {device.first_line(error)}.", file=sys.stderr)
         return 2
-    if options.json != "-":
-        columns = ["name", "config", "status", "ms", "gbps", "ratio", "ulps", "registers", "smem", "UBLKCP", "reason"]
-        print(record.show([name for name in columns if any(name in row for row in rows)]))
     statuses = {row["status"] for row in rows}
-    return 1 if "wrong" in statuses else 0 if "ok" in statuses else 2
+    return 1 if "wrong" in statuses else 0 if statuses == {"ok"} else 2
 
 
 def _compiled(options) -> list[dict]:
@@ -60,8 +63,6 @@ def _compiled(options) -> list[dict]:
 
 
 def _measured(options) -> list[dict]:
-    import torch
-
     device.require("has_tma", "a bulk copy", "compile it with --target sm_90a")
     dtype = torch.uint8 if options.op == "copy" else torch.float32
     checked = {name: bulk_trials.verify(options.op, config, dtype, options.bytes // dtype.itemsize)

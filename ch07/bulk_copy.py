@@ -172,7 +172,9 @@ def prepare(x, out, *, y=None, a: float = 1.0, config="best"):
 
     x, y, out: contiguous CUDA tensors of one size and dtype (any for the copy; float32, bfloat16 or float16 with `y`,
     computed in float32), equally far from a multiple of 16 bytes, out apart from both. `config` is a variant's name,
-    "best" or a BulkConfig. Raises ValueError for what it cannot take and tilelab.device.Unsupported without TMA.
+    "best" or a BulkConfig. The function may be captured in a graph, which it must outlive; that of bulk_in_order counts
+    chunks in memory of its own, so its launches must not overlap. Raises ValueError for what it cannot take and
+    tilelab.device.Unsupported without TMA.
     """
     config = _chosen(config, "copy" if y is None else "axpy")
     x, y, out = _checked(x, y, out)

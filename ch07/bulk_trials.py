@@ -86,11 +86,13 @@ def checked():
     return rows
 
 
-def hello(cubin: bytes, name: str, block_bytes: int) -> results.Record:
-    """Run a copy kernel of one's own, (x, out), a block for each `block_bytes` of 1 MiB, and compare bit for bit."""
+def hello(source_code: str, name: str, block_bytes: int, options=()) -> results.Record:
+    """Compile a copy kernel of one's own, (x, out), for the GPU here and run it, a block for each `block_bytes` of
+    1 MiB; compare bit for bit."""
     def rows():
         x = random(1 << 20, torch.uint8)
         out = ~x
+        cubin = cuda.compile_cubin(source_code, device.current().target, f"{name}.cu", options)
         cuda.launch(cuda.load(cubin, name), x.numel() // block_bytes, 32, [x, out])
         torch.cuda.synchronize()
         wrong = int((x != out).sum())

@@ -43,10 +43,10 @@ def _arguments(argv):
     if options.target and options.mode != parser.get_default("mode"):
         parser.error(f"--target only compiles: leave out --mode {options.mode}.")
     if "bulk_rows" in named and options.shape[3] * DTYPES[options.dtype].itemsize % 16:
-        named.remove("bulk_rows")  # of all, the others are meant
-        if not named:
+        if options.kernel != "all":
             parser.error("bulk_rows copies rows of a multiple of 16 bytes; a row is "
                          f"{options.shape[3] * DTYPES[options.dtype].itemsize}: use another kernel.")
+        named.remove("bulk_rows")
     if options.json and pathlib.Path(options.json).is_dir():  # said before the work, not after it
         parser.error(f"--json takes a file; {options.json} is a folder.")
     options.kernels = named
@@ -54,23 +54,23 @@ def _arguments(argv):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run it; the exit status is 0 when all is fine, 1 for a wrong result, 2 when nothing could run."""
+    """Run it; the exit status is 0 when all is fine, 1 for a wrong result, 2 when something could not run."""
     options = _arguments(argv)
     try:
         rows = _compiled(options) if options.target else _ran(options)
         record = results.Record(results.make("ch07_resample", rows, resample_trials.source()), live=True)
+        if options.json != "-":
+            columns = ["kernel", "status", "ulps", "us", "gbps", "ratio", *resample_trials.METRICS, "registers",
+                       "smem", "UBLKCP", "reason"]
+            print(record.show([name for name in columns if any(name in row for row in rows)]))
         if options.json:
             text = results.to_json(record.data)
             print(text, end="") if options.json == "-" else results.write_atomically(pathlib.Path(options.json), text)
-    except (ValueError, OSError, device.Unsupported, resample_trials.NotProfiled) as error:
-        print(f"python -m ch07.resample: {error}", file=sys.stderr)
+    except (ValueError, OSError, torch.OutOfMemoryError, device.Unsupported, resample_trials.NotProfiled) as error:
+        print(f"python -m ch07.resample: {device.first_line(error)}.", file=sys.stderr)
         return 2
-    if options.json != "-":
-        columns = ["kernel", "status", "ulps", "us", "gbps", "ratio", *resample_trials.METRICS, "registers", "smem",
-                   "UBLKCP", "reason"]
-        print(record.show([name for name in columns if any(name in row for row in rows)]))
     statuses = {row["status"] for row in rows}
-    return 1 if "wrong" in statuses else 0 if "ok" in statuses else 2
+    return 1 if "wrong" in statuses else 0 if statuses == {"ok"} else 2
 
 
 def _compiled(options) -> list[dict]:

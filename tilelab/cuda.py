@@ -21,6 +21,7 @@ from typing import Any
 
 HERE = pathlib.Path(__file__).parent
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
+ELSEWHERE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[^<\"\s]|^--pre-include", re.MULTILINE)
 TOOLKIT = re.compile(r"(cuda|cub|thrust|nv)/|cuda_\w+\.h|(cooperative_groups|mma|math_constants)\.h")
 
 
@@ -45,12 +46,17 @@ def _program_options(target: str, name: str, options: Sequence[str], folders: Se
             if not option.startswith("--") or key not in fields:
                 raise ValueError(f"unknown compiler option {option!r}: use -DNAME=VALUE, -IPATH or --field[=value] "
                                  "for a field of cuda.core.ProgramOptions.")
-            named[key] = (int(value) if value.isdigit() else value) if equals else True
+            named[key] = _value(value) if equals else True
     if macros:
         named["define_macro"] = macros
     if includes or folders:
         named["include_path"] = [*includes, *folders]
     return ProgramOptions(arch=target, name=name, **named)
+
+
+def _value(text: str):
+    """An option's value: a word that is not empty would count as true."""
+    return {"true": True, "false": False}.get(text.lower(), int(text) if text.isdigit() else text)
 
 
 def _headers(source: str, name: str, options: Sequence[str]) -> tuple[dict[str, str], str]:
@@ -65,7 +71,7 @@ def _headers(source: str, name: str, options: Sequence[str]) -> tuple[dict[str, 
                 path = os.path.join(folder, header)
                 if os.path.isfile(path):
                     if path not in found:
-                        found[path] = pathlib.Path(path).read_text()
+                        found[path] = pathlib.Path(path).read_text(errors="replace")
                         unread.append((os.path.dirname(path), found[path]))
                     break
             else:
@@ -136,6 +142,8 @@ def compile_cubin(source: str, target: str, name: str = "kernel.cu", options: Se
     """
     headers, toolkit = _headers(source, name, options)
     folders = _toolkit(name, toolkit) if toolkit else {}
+    # A header that is named by a macro, or by an option, would not be seen to change.
+    cache &= not any(ELSEWHERE.search(text) for text in (source, *headers.values(), *options))
     path = cubin_folder() / _key(source, headers, folders, target, name, list(options))
     if cache and (cubin := _recall(path)):
         return cubin
@@ -221,7 +229,7 @@ def _argument(value: Any) -> Any:
         if not value.is_cuda:
             raise ValueError("a kernel argument is a CPU tensor: move it to the GPU first.")
         return value.data_ptr()
-    if isinstance(value, (bool, int, float)):
+    if type(value) in (bool, int, float):  # a numpy scalar may be a float too, and has a width
         raise TypeError(f"kernel argument {value!r} has no C width: pass ctypes.c_int, ctypes.c_uint64 or the like.")
     return value
 
@@ -272,6 +280,10 @@ def prepare_launch(kernel, grid: int | Sequence[int], block: int | Sequence[int]
     if smem_bytes > current().smem_per_block:
         raise Unsupported(f"the launch needs {smem_bytes:,} B of shared memory a block; {current().name} has "
                           f"{current().smem_per_block:,} B: take a smaller tile or fewer stages.")
+    for value in args:
+        if getattr(value, "is_cuda", False) and value.device.index != device.device_id:
+            raise ValueError(f"a kernel argument lies on {value.device}, and the launch is for cuda:"
+                             f"{device.device_id}: make the tensors' GPU the current one, with torch.cuda.device.")
     _opt_in(kernel, device, smem_bytes)
     grid, block = (extent if isinstance(extent, int) else tuple(extent) for extent in (grid, block))
     config = LaunchConfig(grid=grid, block=block, shmem_size=smem_bytes)

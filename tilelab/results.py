@@ -115,7 +115,11 @@ def to_json(record: dict) -> str:
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:
-    """Write `text` to `path`, which never holds half of it."""
+    """Write `text` to `path`, which never holds half of it; a device such as /dev/stdout stays one."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
