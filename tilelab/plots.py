@@ -25,7 +25,11 @@ from tilelab import device
 SIZE = (5.5, 3.2)
 # Okabe and Ito's palette: told apart with any colour vision. The course's best kernel is its persistent one.
 COLOURS = {"cuBLAS": "#000000", "torch": "#777777", "conservative": "#D55E00", "proposed": "#E69F00", "best": "#0072B2",
-           "course": "#0072B2", "persistent": "#0072B2", "plain": "#CC79A7", "predicted": "#009E73"}
+           "course": "#0072B2", "persistent": "#0072B2", "plain": "#CC79A7", "predicted": "#009E73",
+           "torch copy_": "#777777", "torch add": "#777777", "torch copy": "#777777", "loads": "#D55E00",
+           "cp_async": "#E69F00", "bulk_single": "#88CCEE", "bulk_batch": "#0072B2", "bulk_ring": "#009E73",
+           "search_a_thread": "#661100", "lane0_search": "#D55E00", "ballot_search": "#E69F00",
+           "shared_search": "#88CCEE", "vectors": "#332288", "bulk_rows": "#009E73"}
 OTHERS = ("#56B4E9", "#882255", "#999933", "#44AA99", "#6A51A3", "#8C510A")  # of none of the above
 GREY = "#666666"
 UNITS = {"tflops": "TFLOP/s", "gbps": "GB/s", "us": "µs"}
@@ -122,7 +126,7 @@ def ratios(rows: Sequence[dict], *, label: Key, title: str, source: str, peer: s
                       ha="left" if ratio >= 1 else "right", va="center", fontsize=7.5, bbox=_BEHIND)
     seen = [row["ratio"] for row in rows if _ran(row, "ratio")] + [1, floor or 1]
     room = 0.17 * (max(seen) - min(seen) or 1)
-    axes.set_xlim(min(seen) - room, max(seen) + room)
+    axes.set_xlim(min(seen) - 2 * room, max(seen) + room)  # a figure stands left of its point, and may not touch a name
     _steps(axes, rows, label)
     axes.set_xlabel(_plain(f"speed, × {peer}"), fontsize=8)
     return figure
