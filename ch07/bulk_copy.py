@@ -203,14 +203,16 @@ def _like(x, out):
 
 
 def copy(x, out=None, config="best"):
-    """A copy of x, bit for bit, in `out` or in new memory. Arguments and errors as for `prepare`."""
+    """A copy of x, bit for bit, in `out` or, where x starts at a multiple of 16 bytes, in new memory. Arguments and
+    errors as for `prepare`."""
     out = _like(x, out)
     prepare(x, out, config=config)()
     return out
 
 
 def axpy(a: float, x, y, out=None, config="best"):
-    """a x + y, computed in float32 and rounded once, in `out` or in new memory. Arguments and errors as `prepare`."""
+    """a x + y, computed in float32 and rounded once, in `out` or, where x starts at a multiple of 16 bytes, in new
+    memory. Arguments and errors as for `prepare`."""
     out = _like(x, out)
     prepare(x, out, y=y, a=a, config=config)()
     return out
