@@ -181,8 +181,8 @@ def prepare(features, source_times, target_times, out, kernel: str = "best", con
     """A function that launches out = the interpolation, on torch's current stream.
 
     features (B, S, D) and out (B, T, D) bfloat16, float16 or float32, source_times (B, S) and target_times (B, T)
-    float32, all contiguous on one GPU. Sizes are counted in 32 bits: B, S and T stay below 2^31 - 1,024, and a row takes
-    at most 4 MiB. `kernel` is "best" or a step of LADDER, `config` how it is cut (default:
+    float32, all contiguous on one GPU. Sizes are counted in 32 bits: B, S and T stay below 2^31 - 1,024, and a row
+    takes at most 4 MiB. `kernel` is "best" or a step of LADDER, `config` how it is cut (default:
     `choose`). Targets need not be sorted; NaN gives NaN, and so may a row of features that holds NaN or infinity.
     `validate` looks once whether source_times ascend, which waits for the GPU. Errors are within half a unit in the
     last place, and a little, unless the two rows cancel to less than 2^-40 of themselves (float32: 2^-28). Raises
