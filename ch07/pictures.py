@@ -109,7 +109,7 @@ def ring_picture(stages: int = 4, chunks: int = 7, load: float = 4, store: float
     end, serial = spans[-1].end, ring_schedule(1, chunks, load, store)[-1].end
     title = f"{chunks} chunks in {end:g} steps"
     title = (f"One slot: load and store take turns, {title}" if stages == 1 else
-             f"A ring of {stages} keeps loads in flight: {title}, not {serial:g}")
+             f"A ring of {stages} keeps loading: {title}, one slot takes {serial:g}")
     height, left, pitch, deep = 1.45 + 0.27 * stages, 0.72, 0.27, 0.2
     figure, axes = _canvas(title, f"a model, not measured: an order is a step, a load {load:g}, a store {store:g}, "
                            "however many are in flight", height)
@@ -148,9 +148,9 @@ def ring_picture(stages: int = 4, chunks: int = 7, load: float = 4, store: float
     for y, who, keys in ((low - 0.34, "the thread", ((BLUE, "expect_tx, load"), (ORANGE, "store"),
                                                      ("full", "waits until full"), ("read", "waits until read"))),
                          (low - 0.51, "a slot", ((_light(BLUE), "load in flight"), (_light(ORANGE), "store reads it"),
-                                                 (_light(GREEN), "full (with parity)"), (PALE, "free")))):
+                                                 (_light(GREEN), "full: phase 0 or 1 ended"), (PALE, "free")))):
         _write(axes, left - 0.06, y, who, "right", color=plots.GREY)
-        for x, (face, text) in zip((left, left + 1.1, left + 2.1, left + 3.5), keys):
+        for x, (face, text) in zip((left, left + 1.06, left + 2.06, left + 3.6), keys):
             span(x, y - 0.05, 0.16, 0.1, face)
             _write(axes, x + 0.2, y, text, "left")
     return figure
