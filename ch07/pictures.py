@@ -6,38 +6,16 @@ from typing import NamedTuple
 
 import numpy
 from matplotlib import colormaps
-from matplotlib.colors import to_rgb
-from matplotlib.patches import Polygon, Rectangle
+from matplotlib.patches import Polygon
 
 from tilelab import plots
+from tilelab.diagrams import box, canvas, light, write
 
 LANES = 32  # of a warp
 SECTOR, LINE = 32, 128  # bytes: the least that memory moves, and what a cache keeps together
 BANKS = 32  # of shared memory, a word of 4 bytes each
 PALE = "#eeeeee"
 BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
-
-
-def _canvas(title: str, source: str, height: float):
-    """A figure whose one axes has inches for coordinates."""
-    figure, axes = plots.figure_of([title], title, source, height)
-    figure.set_layout_engine("none")
-    axes.set(position=(0, 0, 1, 1), xlim=(0, plots.SIZE[0]), ylim=(0, height))
-    axes.set_axis_off()
-    return figure, axes
-
-
-def _box(axes, x, y, width, height, face="none", edge="none", **rest):
-    axes.add_patch(Rectangle((x, y), width, height, facecolor=face, edgecolor=edge, **rest))
-
-
-def _write(axes, x, y, text, ha="center", size=7, **rest):
-    axes.text(x, y, text, fontsize=size, ha=ha, va="center_baseline", **rest)
-
-
-def _light(tone: str, share: float = 0.4) -> tuple:
-    """The colour mixed with white."""
-    return tuple(1 - share * (1 - part) for part in to_rgb(tone))
 
 
 # ---- the ring of bulk_copy.cu's kernel `bulk`
@@ -111,48 +89,48 @@ def ring_picture(stages: int = 4, chunks: int = 7, load: float = 4, store: float
     title = (f"One slot: load and store take turns, {title}" if stages == 1 else
              f"A ring of {stages} keeps loading: {title}, one slot takes {serial:g}")
     height, left, pitch, deep = 1.45 + 0.27 * stages, 0.72, 0.27, 0.2
-    figure, axes = _canvas(title, f"a model, not measured: an order is a step, a load {load:g}, a store {store:g}, "
-                           "however many are in flight", height)
+    figure, axes = canvas(title, f"a model, not measured: an order is a step, a load {load:g}, a store {store:g}, "
+                          "however many are in flight", plots.SIZE[0], height)
     step, top = (plots.SIZE[0] - 0.15 - left) / end, height - 0.52
     low = top - 0.06 - pitch * stages
 
     def span(x, y, width, height, face):
         """One colour, or hatched in the colour of what is waited for."""
         if face in WAITS:
-            _box(axes, x, y, width, height, "white", TONES[face], hatch="/////", linewidth=0.6)
+            box(axes, x, y, width, height, "white", TONES[face], hatch="/////", linewidth=0.6)
         else:
-            _box(axes, x, y, width, height, face, "white", linewidth=0.6)
+            box(axes, x, y, width, height, face, "white", linewidth=0.6)
 
     for row in range(stages + 1):
         y = top - pitch * row - 0.06 * (row > 0)
-        _write(axes, left - 0.06, y + deep / 2, f"slot {row - 1}" if row else "the thread", "right")
-        _box(axes, left, y, end * step, deep, PALE if row else "none")
+        write(axes, left - 0.06, y + deep / 2, f"slot {row - 1}" if row else "the thread", "right")
+        box(axes, left, y, end * step, deep, PALE if row else "none")
     marks = numpy.arange(0, end, next(every for every in (1, 2, 5, 10, 20, 50, 100, 1000) if every * step > 0.35))
     axes.vlines(left + marks * step, low - 0.04, top + deep + 0.04, color="#cccccc", linewidth=0.5, zorder=0.9)
     for mark in marks:
-        _write(axes, left + mark * step, low - 0.11, f"{mark:g}", color=plots.GREY)
-    _write(axes, left - 0.12, low - 0.11, "step", "right", color=plots.GREY)
+        write(axes, left + mark * step, low - 0.11, f"{mark:g}", color=plots.GREY)
+    write(axes, left - 0.12, low - 0.11, "step", "right", color=plots.GREY)
 
     for slot, what, chunk, begin, until in spans:
         thread, tone = slot is None, TONES[what]
         x, width = left + begin * step, (until - begin) * step
         y = top if thread else top - 0.06 - pitch * (slot + 1)
         waits = thread and what in WAITS
-        span(x, y, width, deep, what if waits else tone if thread else _light(tone))
+        span(x, y, width, deep, what if waits else tone if thread else light(tone))
         parity = chunk // stages % 2
         texts = [] if waits else [parity] if what == "full" else [chunk] if thread else [f"{what} {chunk}", chunk]
         text = next((str(text) for text in texts if 0.015 + 0.06 * len(str(text)) <= width), "")
-        _write(axes, x + width / 2, y + deep / 2, text, color="white" if thread and tone == BLUE else "black",
+        write(axes, x + width / 2, y + deep / 2, text, color="white" if thread and tone == BLUE else "black",
                fontweight="bold" if what == "full" else "normal")
 
     for y, who, keys in ((low - 0.34, "the thread", ((BLUE, "expect_tx, load"), (ORANGE, "store"),
                                                      ("full", "waits until full"), ("read", "waits until read"))),
-                         (low - 0.51, "a slot", ((_light(BLUE), "load in flight"), (_light(ORANGE), "store reads it"),
-                                                 (_light(GREEN), "full: phase 0 or 1 ended"), (PALE, "free")))):
-        _write(axes, left - 0.06, y, who, "right", color=plots.GREY)
+                         (low - 0.51, "a slot", ((light(BLUE), "load in flight"), (light(ORANGE), "store reads it"),
+                                                 (light(GREEN), "full: phase 0 or 1 ended"), (PALE, "free")))):
+        write(axes, left - 0.06, y, who, "right", color=plots.GREY)
         for x, (face, text) in zip((left, left + 1.06, left + 2.06, left + 3.6), keys):
             span(x, y - 0.05, 0.16, 0.1, face)
-            _write(axes, x + 0.2, y, text, "left")
+            write(axes, x + 0.2, y, text, "left")
     return figure
 
 
@@ -170,27 +148,27 @@ def coalescing_picture(narrow: int = 2, wide: int = 16) -> plots.Picture:
     """
     whole, short = LANES * wide, LANES * narrow
     title = f"Two loads of {short} bytes are not one of {2 * short}; {wide} bytes a lane make {whole}"
-    figure, axes = _canvas(title, f"a row of {whole // 2} features of bf16; thin lines part sectors of {SECTOR} bytes, "
-                           f"thick ones lines of {LINE}", 3.15)
+    figure, axes = canvas(title, f"a row of {whole // 2} features of bf16; thin lines part sectors of {SECTOR} bytes, "
+                          f"thick ones lines of {LINE}", plots.SIZE[0], 3.15)
     x, deep, fan = 0.32, 0.17, 0.3
     scale = (plots.SIZE[0] - 2 * x) / whole  # inches a byte
 
     def shade(tone, byte, share):
         """Sectors in turn lighter and darker."""
-        return _light(tone, share * (1 + byte // SECTOR % 2))
+        return light(tone, share * (1 + byte // SECTOR % 2))
 
     def memory(y, lit, tone):
         for begin in range(0, whole, SECTOR):
             face = shade(tone, begin, 0.45) if begin // SECTOR in lit else "white"
-            _box(axes, x + begin * scale, y, SECTOR * scale, deep, face, plots.GREY, linewidth=0.5)
+            box(axes, x + begin * scale, y, SECTOR * scale, deep, face, plots.GREY, linewidth=0.5)
         for begin in range(0, whole, LINE):
-            _box(axes, x + begin * scale, y, LINE * scale, deep, edge="black", linewidth=1.3)
+            box(axes, x + begin * scale, y, LINE * scale, deep, edge="black", linewidth=1.3)
 
     def lanes(y):
-        _write(axes, x - 0.04, y + deep / 2, "lane", "right")
+        write(axes, x - 0.04, y + deep / 2, "lane", "right")
         for lane in range(LANES):
-            _box(axes, x + lane * wide * scale, y, wide * scale, deep, PALE, "white", linewidth=0.8)
-            _write(axes, x + (lane + 0.5) * wide * scale, y + deep / 2, str(lane))
+            box(axes, x + lane * wide * scale, y, wide * scale, deep, PALE, "white", linewidth=0.8)
+            write(axes, x + (lane + 0.5) * wide * scale, y + deep / 2, str(lane))
 
     def reach(y, to, stride, tone):
         """From each lane to its bytes, those of one sector in one shade."""
@@ -205,23 +183,23 @@ def coalescing_picture(narrow: int = 2, wide: int = 16) -> plots.Picture:
             f" = {len(lines)} lines" if LANES * stride >= LINE else "")
 
     y = 2.5
-    _write(axes, x, y + 0.28, f"{narrow} bytes a lane, two loads", "left", 8, fontweight="bold")
-    _write(axes, plots.SIZE[0] - x, y + 0.28, f"the note: {LANES} threads × {narrow} bytes × 2 loads = {2 * short} B",
+    write(axes, x, y + 0.28, f"{narrow} bytes a lane, two loads", "left", 8, fontweight="bold")
+    write(axes, plots.SIZE[0] - x, y + 0.28, f"the note: {LANES} threads × {narrow} bytes × 2 loads = {2 * short} B",
            "right", color=plots.GREY)
     for up, tone, name in ((0, BLUE, "left"), (1, ORANGE, "right")):
         row = y - 2 * (deep + fan) * up
         memory(row, touched(narrow, SECTOR), tone)
         reach(y - fan - deep * up, row + deep * up, narrow, tone)
-        _write(axes, plots.SIZE[0] - x, row - 0.09 + (deep + 0.18) * up, f"{name} row: {count(narrow)}", "right")
+        write(axes, plots.SIZE[0] - x, row - 0.09 + (deep + 0.18) * up, f"{name} row: {count(narrow)}", "right")
     lanes(y - fan - deep)
     y = 0.93
-    _write(axes, x, y + 0.28, f"{wide} bytes a lane, one load", "left", 8, fontweight="bold")
-    _write(axes, plots.SIZE[0] - x, y + 0.28, count(wide), "right")
+    write(axes, x, y + 0.28, f"{wide} bytes a lane, one load", "left", 8, fontweight="bold")
+    write(axes, plots.SIZE[0] - x, y + 0.28, count(wide), "right")
     lanes(y)
     reach(y, y - 0.2, wide, BLUE)
     memory(y - 0.2 - deep, touched(wide, SECTOR), BLUE)
     for line in touched(wide, LINE):
-        _write(axes, x + (line + 0.5) * LINE * scale, y - 0.3 - deep, f"line {line}: {LINE} B")
+        write(axes, x + (line + 0.5) * LINE * scale, y - 0.3 - deep, f"line {line}: {LINE} B")
     return figure
 
 
@@ -281,8 +259,8 @@ def search_picture(sources: int = 33) -> plots.Picture:
     height = 1.25 + sum(head + high * len(steps) for _, _, steps, _ in panels)
     room = 1 << (sources - 1).bit_length()
     source = "a model, not measured; reads are wavefronts of shared memory, in each one word a bank"
-    figure, axes = _canvas(title, f"{source}; search_padded, with room for {room}, takes {room.bit_length() - 1} steps",
-                           height)
+    figure, axes = canvas(title, f"{source}; search_padded, with room for {room}, takes {room.bit_length() - 1} steps",
+                          plots.SIZE[0], height)
     x, width, columns = 0.55, 2.95, (3.9, 4.27, 4.69, 5.4)
     shades = colormaps["viridis"].with_extremes(bad="#e6e6e6")
 
@@ -295,23 +273,23 @@ def search_picture(sources: int = 33) -> plots.Picture:
 
     y = height - 0.53
     cells(y, [range(sources)])
-    _write(axes, x, y + 0.11, f"{sources} source times, a colour each", "left")
+    write(axes, x, y + 0.11, f"{sources} source times, a colour each", "left")
     at = x + (one + 0.5) * width / sources
-    _write(axes, at + 0.06, y + 0.1, "the one target", "left")
+    write(axes, at + 0.06, y + 0.1, "the one target", "left")
     axes.plot(at, y + 0.06, "v", color="black", markersize=4)
     for at, text in zip(columns, ("steps", "reads", "targets", "reads/target")):
-        _write(axes, at, y - high / 2, text, "right", color=plots.GREY)
+        write(axes, at, y - high / 2, text, "right", color=plots.GREY)
     y -= high
     for (name, words, steps, found), cost in zip(panels, costs):
-        _write(axes, x, y - 0.13, name, "left", 8, fontweight="bold")
-        _write(axes, x, y - 0.27, words, "left", color=plots.GREY)
+        write(axes, x, y - 0.13, name, "left", 8, fontweight="bold")
+        write(axes, x, y - 0.27, words, "left", color=plots.GREY)
         y -= head
         cells(y, steps)
         for step in range(len(steps)):
-            _write(axes, x - 0.06, y - (step + 0.5) * high, f"step {step + 1}", "right")
+            write(axes, x - 0.06, y - (step + 0.5) * high, f"step {step + 1}", "right")
         y -= high * len(steps)
         for at, value in zip(columns, (len(steps), cost, found, cost / found)):
-            _write(axes, at, y + high * len(steps) / 2, _short(value), "right", 9)
-    _write(axes, x, y - 0.1, "lane 0", "left", color=plots.GREY)
-    _write(axes, x + width, y - 0.1, f"lane {LANES - 1}", "right", color=plots.GREY)
+            write(axes, at, y + high * len(steps) / 2, _short(value), "right", 9)
+    write(axes, x, y - 0.1, "lane 0", "left", color=plots.GREY)
+    write(axes, x + width, y - 0.1, f"lane {LANES - 1}", "right", color=plots.GREY)
     return figure

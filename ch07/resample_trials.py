@@ -237,7 +237,8 @@ def profiled() -> results.Record:
         return results.recorded("ch07_resample_ncu", _profiled.source())
 
 
-@results.experiment("ch07_resample_ncu", lambda: source(profile, predicted_percent), can_run=lambda: _has("ncu"))
+@results.experiment("ch07_resample_ncu", lambda: source(profile, predicted_percent),
+                    can_run=lambda: device.current().has_tma and shutil.which("ncu") is not None)
 def _profiled():
     nbytes = resample.compulsory_bytes(*inputs(*PROFILED))
     return [{**row, "predicted_percent": predicted_percent(row["kernel"]), "gbps": nbytes / row["ns"]}
@@ -266,9 +267,6 @@ def predicted_percent(kernel: str, shape=PROFILED, peak_gbps: float = 4800, copy
 
 # ---- the sanitizer
 
-TOOLS = ("memcheck", "racecheck", "synccheck")
-
-
 def sanitizer_cases() -> None:
     """Every kernel of the chapter on small and ragged cases, for a sanitizer to watch; AssertionError when one is
     wrong."""
@@ -291,22 +289,8 @@ def sanitizer_cases() -> None:
         raise AssertionError("; ".join(wrong))
 
 
-def _has(tool: str) -> bool:
-    return device.current().has_tma and shutil.which(tool) is not None
-
-
 @results.experiment("ch07_sanitizer", lambda: source(sanitizer_cases, bulk_copy, bulk_copy.SOURCE),
-                    can_run=lambda: _has("compute-sanitizer"))
+                    can_run=check.can_sanitize)
 def sanitized():
     """What compute-sanitizer finds in `sanitizer_cases`, tool by tool."""
-    rows = []
-    for tool in TOOLS:
-        # cuda-python asks the driver for functions that it may lack: such a question is no error of a kernel.
-        command = ["compute-sanitizer", "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9",
-                   sys.executable, "-c", "from ch07.resample_trials import sanitizer_cases; sanitizer_cases()"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=child.ROOT, check=False)
-        said = [line.strip("= ") for line in (done.stdout + done.stderr).splitlines() if line.strip("= ")]
-        summary = next((line for line in said if "SUMMARY" in line), said[-1] if said else "it said nothing")
-        first = f"{said[1]}: " if done.returncode and len(said) > 1 else ""
-        rows.append({"tool": tool, "status": "wrong" if done.returncode else "ok", "reason": (first + summary)[:200]})
-    return rows
+    return check.sanitize("ch07.resample_trials")

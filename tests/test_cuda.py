@@ -226,7 +226,7 @@ def test_where_cubins_are_kept(monkeypatch):
 def loaded(monkeypatch):
     """A pretended H200 on which loading gives the names of the kernels."""
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a"))
-    monkeypatch.setattr(cuda, "_current_device", lambda: types.SimpleNamespace(device_id=0))
+    monkeypatch.setattr(cuda, "current_device", lambda: types.SimpleNamespace(device_id=0))
     monkeypatch.setattr(cuda, "_kernels", {})
     names = []
     monkeypatch.setattr(cuda, "load", lambda cubin, name: names.append(name) or object())
@@ -274,7 +274,7 @@ def test_without_a_gpu_is_unsupported(monkeypatch, tmp_path):
 def test_too_much_shared_memory_is_unsupported(monkeypatch):
     here = device.Device("NVIDIA GB10", (12, 1), "sm_121a", smem_per_block=101376)
     monkeypatch.setattr(device, "current", lambda: here)
-    monkeypatch.setattr(cuda, "_current_device", lambda: None)
+    monkeypatch.setattr(cuda, "current_device", lambda: None)
     with pytest.raises(device.Unsupported, match="needs 131,072 B .* NVIDIA GB10 has 101,376 B"):
         cuda.launch(None, 1, 32, [], smem_bytes=131072)
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 
 import torch
+
+from tilelab import child, device
 
 # Twice the relative step of the result's format, for one rounding of a result whose sum was kept in float32 (bf16 has
 # 8 significant bits, fp16 11, e4m3 4), measured against the largest result: small ones are differences of large terms.
@@ -117,3 +122,27 @@ def exercise(name: str, test: Callable[[], None]) -> None:
         print(f"{name}: not yet right ({(str(error).strip() or type(error).__name__).splitlines()[0]}).")
     else:
         print(f"{name}: solved.")
+
+
+SANITIZERS = ("memcheck", "racecheck", "synccheck")
+
+
+def can_sanitize() -> bool:
+    """Whether there is a GPU with TMA here, and compute-sanitizer."""
+    return device.current().has_tma and shutil.which("compute-sanitizer") is not None
+
+
+def sanitize(module: str) -> list[dict]:
+    """Rows {tool, status, reason}: what each tool of compute-sanitizer finds while `sanitizer_cases()` of `module` runs
+    in a process of its own."""
+    rows = []
+    for tool in SANITIZERS:
+        # cuda-python asks the driver for functions that it may lack: such a question is no error of a kernel.
+        command = ["compute-sanitizer", "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9",
+                   sys.executable, "-c", f"from {module} import sanitizer_cases; sanitizer_cases()"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=child.ROOT, check=False)
+        said = [line.strip("= ") for line in (done.stdout + done.stderr).splitlines() if line.strip("= ")]
+        summary = next((line for line in said if "SUMMARY" in line), said[-1] if said else "it said nothing")
+        first = f"{said[1]}: " if done.returncode and len(said) > 1 else ""
+        rows.append({"tool": tool, "status": "wrong" if done.returncode else "ok", "reason": (first + summary)[:200]})
+    return rows

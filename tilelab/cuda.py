@@ -170,7 +170,7 @@ def compile_file(path: str | os.PathLike, target: str, options: Sequence[str] = 
         raise CompileError(str(error).replace(f"{path.parent}{os.sep}", "")) from error.__cause__
 
 
-def _current_device():
+def current_device():
     """cuda.core's view of torch's device, with torch's primary context current in this thread."""
     import torch
     from cuda.core import Device
@@ -190,7 +190,7 @@ def load(cubin: bytes, kernel_name: str):
     """Load a cubin on the current device and return its kernel (cuda.core.Kernel). Raises Unsupported without a GPU."""
     from cuda.core import ObjectCode
 
-    _current_device()
+    current_device()
     return ObjectCode.from_cubin(cubin).get_kernel(kernel_name)
 
 
@@ -209,7 +209,7 @@ def kernel(path: str | os.PathLike, name: str, options: Sequence[str] = ()):
     """
     from tilelab.device import current
 
-    device = _current_device()
+    device = current_device()
     key = (device.device_id, os.path.abspath(path), name, tuple(options))
     with contextlib.suppress(KeyError, OSError):
         files, state, found = _kernels[key]
@@ -261,32 +261,43 @@ def _stream(device_id: int, handle: int):
 
 
 def prepare_launch(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any],
-                   smem_bytes: int = 0) -> Callable[[], None]:
+                   smem_bytes: int = 0, cluster: int = 1, early: bool = False) -> Callable[[], None]:
     """Check a launch once and return a function that only launches it, on torch's current stream at that time.
 
     `grid` and `block` are in blocks and threads, an int or up to three of them (x first). `args` are CUDA tensors
     (passed as pointers, and kept alive by the function), ctypes or numpy scalars of the parameter's own width, or
     cuda.core tensor maps; TypeError for a plain Python number. `smem_bytes` is dynamic shared memory, above 48 KiB
-    too. Raises Unsupported when there is no GPU or a block of it has less shared memory than that. Launches are for
-    the device that is current now, in any thread, and leave it current there.
+    too. `cluster` blocks that are neighbours along x run together, at most 8 and a divisor of the grid's x. With
+    `early` the kernel may start while the one before it drains: it must wait for that one itself (griddepcontrol.wait).
+    Raises Unsupported when there is no GPU or a block of it has less shared memory than that. Launches are for the
+    device that is current now, in any thread, and leave it current there.
     """
     import torch
     from cuda.core import LaunchConfig
     from cuda.core import launch as core_launch
 
-    from tilelab.device import Unsupported, current
+    from tilelab.device import Unsupported, current, require
 
-    device = _current_device()
-    if smem_bytes > current().smem_per_block:
-        raise Unsupported(f"the launch needs {smem_bytes:,} B of shared memory a block; {current().name} has "
+    device = current_device()
+    needed = smem_bytes + getattr(getattr(kernel, "attributes", None), "shared_size_bytes", 0)  # static, too
+    if needed > current().smem_per_block:
+        raise Unsupported(f"the launch needs {needed:,} B of shared memory a block; {current().name} has "
                           f"{current().smem_per_block:,} B: take a smaller tile or fewer stages.")
     for value in args:
         if getattr(value, "is_cuda", False) and value.device.index != device.device_id:
             raise ValueError(f"a kernel argument lies on {value.device}, and the launch is for cuda:"
                              f"{device.device_id}: make the tensors' GPU the current one, with torch.cuda.device.")
+    grid, block = ((extent,) if isinstance(extent, int) else tuple(extent) for extent in (grid, block))
+    if not 1 <= cluster <= 8:
+        raise ValueError(f"a cluster has 1 to 8 blocks; here {cluster}.")
+    if grid[0] % cluster:
+        raise ValueError(f"a grid is whole clusters along x; here are {grid[0]} blocks and clusters of {cluster}.")
+    if cluster > 1 or early:
+        require("has_tma", "a cluster or an early start", "launch without")
     _opt_in(kernel, device, smem_bytes)
-    grid, block = (extent if isinstance(extent, int) else tuple(extent) for extent in (grid, block))
-    config = LaunchConfig(grid=grid, block=block, shmem_size=smem_bytes)
+    # cuda.core counts the grid in clusters where there are any.
+    clusters = {"cluster": cluster, "grid": (grid[0] // cluster, *grid[1:])} if cluster > 1 else {"grid": grid}
+    config = LaunchConfig(block=block, shmem_size=smem_bytes, programmatic_stream_serialization=early, **clusters)
     values = tuple(map(_argument, args))
     raw_stream = torch._C._cuda_getCurrentRawStream  # as Triton asks; torch.cuda.current_stream() takes 15 times longer
 
@@ -298,6 +309,6 @@ def prepare_launch(kernel, grid: int | Sequence[int], block: int | Sequence[int]
 
 
 def launch(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any],
-           smem_bytes: int = 0) -> None:
+           smem_bytes: int = 0, cluster: int = 1, early: bool = False) -> None:
     """Launch a loaded kernel on torch's current stream; asynchronous, like any torch operation. As `prepare_launch`."""
-    prepare_launch(kernel, grid, block, args, smem_bytes)()
+    prepare_launch(kernel, grid, block, args, smem_bytes, cluster, early)()

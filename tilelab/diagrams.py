@@ -3,9 +3,35 @@
 from __future__ import annotations
 
 import numpy
+from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from tilelab import plots
+
+
+def canvas(title: str, source: str, width: float, height: float):
+    """A figure of width x height inches and its one axes, whose coordinates are inches."""
+    figure, axes = plots.figure_of([title], title, source, height)
+    figure.set_size_inches(width, height)
+    figure.set_layout_engine("none")
+    axes.set(position=(0, 0, 1, 1), xlim=(0, width), ylim=(0, height))
+    axes.set_axis_off()
+    return figure, axes
+
+
+def box(axes, x, y, width, height, face="none", edge="none", **rest):
+    """A rectangle whose lower left corner is (x, y); `rest` is matplotlib's."""
+    axes.add_patch(Rectangle((x, y), width, height, facecolor=face, edgecolor=edge, **rest))
+
+
+def write(axes, x, y, text, ha="center", size=7, **rest):
+    """Text at (x, y), in the middle of its height."""
+    axes.text(x, y, text, fontsize=size, ha=ha, va="center_baseline", **rest)
+
+
+def light(tone: str, share: float = 0.4) -> tuple:
+    """The colour mixed with white."""
+    return tuple(1 - share * (1 - part) for part in to_rgb(tone))
 
 
 def gemm_picture(config, m: int, n: int, k: int) -> plots.Picture:
