@@ -1,0 +1,85 @@
+"""The command line of `ch10.tile_pipeline`: check and time its variants, or compile them for another GPU."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+
+from ch10 import tile_pipeline, tile_trials
+from tilelab import build, device, results
+
+
+def _arguments(argv):
+    parser = argparse.ArgumentParser(prog="python -m ch10.tile_pipeline", description="Check and time tiles moved by "
+                                     "tensor maps against torch; with --target only compile them.")
+    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
+    parser.add_argument("--op", default="copy", choices=tile_trials.OPS)
+    parser.add_argument("--shape", metavar="R,C", help="rows and columns, for add_shared and accumulate B,R,C with a "
+                        "batch before them (default 512 MiB)")
+    parser.add_argument("--variant", default="all", metavar="NAME|best|all",
+                        help="a variant of the operation, best or all (default)")
+    parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
+    parser.add_argument("--json", metavar="PATH", help="write one JSON object to PATH, - for standard output")
+    options = parser.parse_args(argv)
+    options.shape = _shape(parser, options)
+    if options.json and pathlib.Path(options.json).is_dir():  # said before the work, not after it
+        parser.error(f"--json takes a file; {options.json} is a folder.")
+    named = tile_pipeline.configs(options.op)
+    wanted = {"all": list(named), "best": list(named)[:1]}.get(options.variant, [options.variant])
+    if wanted[0] not in named:
+        parser.error(f"--variant is one of {', '.join(named)}, best or all; here it is {options.variant}.")
+    options.chosen = {name: named[name] for name in wanted}
+    return options
+
+
+def _shape(parser, options) -> tuple[int, ...]:
+    wanted = tile_trials.dimensions(options.op)
+    if options.shape is None:
+        return tile_trials.LARGE if wanted == 2 else tile_trials.BATCHED
+    parts = options.shape.split(",")
+    if len(parts) != wanted or not all(part.isascii() and part.isdigit() and len(part) < 12
+                                       and 0 < int(part) <= tile_pipeline.LARGEST for part in parts):
+        parser.error(f"--shape of {options.op} is {'R,C' if wanted == 2 else 'B,R,C'}, whole numbers from 1 to "
+                     f"{tile_pipeline.LARGEST:,}; here it is {options.shape[:60]}.")
+    return tuple(map(int, parts))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run it; the exit status is 0 when all is fine, 1 for a wrong result, 2 when something could not run."""
+    options = _arguments(argv)
+    try:
+        rows = _compiled(options) if options.target else _measured(options)
+        record = results.Record(results.make("ch10_tile_pipeline", rows, tile_trials.source()), live=True)
+        if options.json != "-":
+            columns = ["name", "config", "status", "ms", "gbps", "ratio", "error", "registers", "smem", "UTMALDG",
+                       "UTMASTG", "UTMAREDG", "reason"]
+            print(record.show([name for name in columns if any(name in row for row in rows)]))
+        if options.json:
+            text = results.to_json(record.data)
+            print(text, end="") if options.json == "-" else results.write_atomically(pathlib.Path(options.json), text)
+    except (ValueError, OSError, RuntimeError) as error:  # CompileError and Unsupported among the last
+        print(f"python -m ch10.tile_pipeline: {device.first_line(error).rstrip('.')}.", file=sys.stderr)
+        return 2
+    statuses = {row["status"] for row in rows}
+    return 1 if "wrong" in statuses else 0 if statuses == {"ok"} else 2
+
+
+def _compiled(options) -> list[dict]:
+    jobs = {name: tile_pipeline.job(config, options.target) for name, config in options.chosen.items()}
+    reports = {report.job.name: report for report in build.build(jobs.values())}
+    return [{**reports[job.name].row(), "name": name, "config": job.name} for name, job in jobs.items()]
+
+
+def _measured(options) -> list[dict]:
+    device.require("has_tma", "a copy by tensor map", "compile it with --target sm_90a")
+    checked = {name: tile_trials.verify(options.op, config, options.shape) for name, config in options.chosen.items()}
+    right = {name: options.chosen[name] for name, row in checked.items() if row["status"] == "ok"}
+    timed = tile_trials.against_torch(options.op, right, options.shape) if right else []
+    timed = {row["name"]: row for row in timed}
+    return [{"name": name, "config": str(options.chosen[name]), **row, **timed.get(name, {})}
+            for name, row in checked.items()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

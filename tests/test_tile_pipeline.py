@@ -1,0 +1,505 @@
+import dataclasses
+import re
+
+import pytest
+import torch
+
+from ch10 import tile_pipeline, tile_trials
+from ch10.tile_pipeline import TileConfig, configs
+from tilelab import build, device, tensor_map
+
+H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
+EVERY = [(op, name) for op in tile_trials.OPS for name in configs(op)]
+TARGETS = ("sm_90a", "sm_100a", "sm_120a")
+
+
+@pytest.fixture(scope="module")
+def built():
+    """Reports by (op, variant, target); those of `every` stand under (op, str(config), "sm_90a")."""
+    jobs = {(op, name, target): tile_pipeline.job(configs(op)[name], target) for op, name in EVERY
+            for target in device.TARGETS[1:]}
+    jobs |= {(op, name, "sm_90a"): tile_pipeline.job(config, "sm_90a") for op in tile_trials.OPS
+             for name, config in tile_trials.every(op).items()}
+    jobs |= {("copy", size, "sm_90a"): tile_pipeline.job(configs("copy")["ring"], "sm_90a", size) for size in (1, 2, 8)}
+    jobs |= {("dump", target): tile_pipeline.dump_job((24, 32), 4, target) for target in TARGETS}
+    jobs |= {("copy", "sm_80"): tile_pipeline.job(configs("copy")["single"], "sm_80")}
+    named = [dataclasses.replace(job, name=" ".join(map(str, key))) for key, job in jobs.items()]
+    reports = {report.job.name: report for report in build.build(named)}
+    return {key: reports[" ".join(map(str, key))] for key in jobs}
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
+
+
+def sentence(caught):
+    return "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+# ---- what the compiler makes of it
+
+
+@pytest.mark.parametrize("target", device.TARGETS[1:])
+@pytest.mark.parametrize("op, name", EVERY)
+def test_every_variant_compiles_and_holds_what_it_teaches(built, op, name, target):
+    report, config = built[op, name, target], configs(op)[name]
+    assert report.launchable and report.threads == config.block_threads, report.reason
+    assert report.smem == config.smem_bytes()
+    if not target.startswith("sm_12"):  # there a load into shared memory of a cluster may call a function
+        assert report.spills == 0
+    if not report.counts:
+        return  # the cuobjdump in Triton 3.6 cannot read sm_103a and sm_121a
+    counts = report.counts
+    assert counts["UTMALDG"] and counts["SYNCS"] and not counts["LDG"] and not counts["LDGSTS"]
+    assert (counts["UTMASTG"] > 0) == (op in ("copy", "transpose", "add_shared"))
+    assert (counts["UTMAREDG"] > 0) == (op == "accumulate")
+    assert (counts["STG"] > 0) == (op == "stencil")
+    assert (counts["STS"] > 0) == (op in ("transpose", "add_shared"))
+
+
+@pytest.mark.parametrize("op, name", EVERY)
+def test_only_the_threads_of_three_read_shared_memory(built, op, name):
+    counts = built[op, name, "sm_90a"].counts
+    assert (counts["LDS"] > 0) == (op in ("stencil", "transpose", "add_shared"))
+
+
+@pytest.mark.parametrize("op", tile_trials.OPS)
+def test_every_ring_swizzle_and_cluster_compiles(built, op):
+    for name in tile_trials.every(op):
+        report = built[op, name, "sm_90a"]
+        assert report.launchable and report.spills == 0, f"{name}: {report.reason}"
+
+
+def test_the_copy_of_other_elements_and_the_dump_compile(built):
+    for size in (1, 2, 8):
+        assert built["copy", size, "sm_90a"].launchable
+        assert built["copy", size, "sm_90a"].smem == 4 * 8 * 256 * size
+    for target in TARGETS:
+        assert built["dump", target].launchable and built["dump", target].counts["UTMALDG"] == 1
+
+
+def test_only_a_cluster_multicasts_and_waits_for_its_neighbours(built):
+    for name, config in configs("add_shared").items():
+        sass = built["add_shared", name, "sm_90a"].sass
+        assert bool(re.search(r"UTMALDG\.2D\.MULTICAST", sass)) == (config.cluster > 1)
+        assert ("UCGABAR_ARV" in sass) == (config.cluster > 1)
+        assert "UTMALDG.3D" in sass and "UTMASTG.3D" in sass
+
+
+def test_a_transpose_in_blocks_moves_16_bytes_at_a_time(built):
+    for name, config in configs("transpose").items():
+        sass = built["transpose", name, "sm_90a"].sass
+        assert bool(re.search(r"LDS\.128", sass)) == bool(re.search(r"STS\.128", sass)) == (config.block == 4)
+
+
+def test_ampere_is_refused_with_a_reason(built):
+    report = built["copy", "sm_80"]
+    assert report.status == "failed" and re.search("tile_pipeline.cu does not compile for sm_80", report.reason)
+
+
+# ---- configurations
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"op": "move"}, "the operations are copy, stencil, transpose, add_shared, accumulate; here it is 'move'"),
+    ({"rows": 0}, "rows must be a whole number from 1 to 256; here it is 0"),
+    ({"columns": 257}, "columns must be .* here it is 257"),
+    ({"threads": 2048}, "threads must be a whole number from 32 to 1024; here it is 2048"),
+    ({"threads": 48}, "threads must be a multiple of 32; here it is 48"),
+    ({"stages": 7}, "stages must be a whole number from 1 to 6; here it is 7"),
+    ({"stages": True}, "stages must be .* here it is True"),
+    ({"span": 65}, "span must be .* here it is 65"),
+    ({"producer": "warp"}, "only stencil can choose producer; here copy has 'warp'"),
+    ({"producer": "cta"}, "producer is one of thread, warp; here it is 'cta'"),
+    ({"swizzle": "128B"}, "only transpose can choose swizzle; here copy has '128B'"),
+    ({"swizzle": "16B"}, "swizzle is one of none, 32B, 64B, 128B; here it is '16B'"),
+    ({"block": 4}, "only transpose can choose block; here copy has 4"),
+    ({"block": 2}, "block is one of 1, 4; here it is 2"),
+    ({"raster": 2}, "only transpose can choose raster; here copy has 2"),
+    ({"raster": 33}, "raster must be .* here it is 33"),
+    ({"cluster": 2}, "only add_shared can choose cluster; here copy has 2"),
+    ({"cluster": 3}, "cluster is one of 1, 2, 4; here it is 3"),
+    ({"l2_promotion": "512B"}, "l2_promotion is one of none, 64B, 128B, 256B; here it is '512B'"),
+    ({"op": "transpose", "columns": 32, "rows": 32, "stages": 2}, "only copy and stencil and accumulate can choose "
+                                                                  "stages; here transpose has 2"),
+    ({"op": "transpose"}, "the transpose's tiles are squares of a multiple of 32; here they are 4 x 256"),
+    ({"op": "transpose", "rows": 48, "columns": 48}, "squares of a multiple of 32; here they are 48 x 48"),
+    ({"op": "stencil"}, "1 to 254 rows and a multiple of 32 up to 224 columns; here they are 4 x 256"),
+    ({"op": "stencil", "columns": 48}, "here they are 4 x 48"),
+    ({"op": "stencil", "columns": 64}, "threads are a multiple of its columns.* here are 32 threads for 4 x 64"),
+    ({"op": "stencil", "columns": 32, "threads": 96}, "here are 96 threads for 4 x 32"),
+    ({"op": "stencil", "columns": 32, "rows": 32, "threads": 1024, "producer": "warp"},
+     "at most 1,024 threads; here are 1024 and a producer's warp"),
+    ({"op": "add_shared", "rows": 6, "cluster": 4}, "an equal number of whole rows.*; here 4 share 6 x 256"),
+    ({"op": "add_shared", "columns": 20, "cluster": 2}, "here 2 share 4 x 20"),
+])
+def test_bad_configuration_is_one_sentence(change, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        TileConfig(**{"op": "copy", "rows": 4, "columns": 256, **change})
+    assert sentence(caught)
+
+
+def test_a_transpose_that_would_spill_is_refused():
+    with pytest.raises(ValueError, match="a thread of the transpose holds at most 128 .* here 32 threads hold 288"):
+        TileConfig("transpose", 96, 96)
+    assert build.build_one(tile_pipeline.job(TileConfig("transpose", 128, 128, 128, block=4), "sm_90a")).spills == 0
+
+
+@pytest.mark.parametrize("weight", ["a", None, 1j, True, 1e39])
+def test_a_weight_that_is_no_number_is_refused(weight):
+    with pytest.raises(ValueError, match="edge is a number within float32; here it is"):
+        tile_pipeline.prepare("stencil", ROOM, new(16, 64), edge=weight)
+
+
+@pytest.mark.parametrize("op", [[], "move", None])
+def test_an_operation_that_is_none_is_refused(op):
+    with pytest.raises(ValueError, match="the operations are copy, stencil"):
+        tile_pipeline.prepare(op, ROOM, new(16, 64))
+
+
+def test_a_configuration_says_what_it_is():
+    assert str(TileConfig("copy", 4, 256, stages=2, span=8)) == "copy 4 × 256, 32 threads, 2 stages, span 8"
+    assert str(TileConfig("copy", 4, 256, l2_promotion="256B")) == ("copy 4 × 256, 32 threads, 1 stage, span 1, "
+                                                                    "L2 256B")
+    warp = TileConfig("stencil", 16, 64, 128, 3, 4, "warp")
+    assert str(warp) == "stencil 16 × 64, 128 threads, 3 stages, span 4, a warp loads"
+    assert (warp.block_threads, warp.box(), warp.smem_bytes()) == (160, (18, 72), 3 * 5248)
+    turned = TileConfig("transpose", 64, 64, 128, swizzle="32B", block=4, raster=2)
+    assert str(turned) == "transpose 64 × 64, 128 threads, swizzle 32B, 4 × 4 a thread, bands of 2"
+    assert (turned.box(), turned.smem_bytes()) == ((64, 8), 16384 + 1024)
+    assert TileConfig("copy", 3, 4, stages=2).smem_bytes() == 256  # a tile starts at a multiple of 128
+    assert str(TileConfig("add_shared", 8, 64, cluster=4)) == "add_shared 8 × 64, 32 threads, cluster of 4"
+
+
+def test_a_job_compiles_what_the_configuration_says():
+    job = tile_pipeline.job(TileConfig("stencil", 16, 64, 128, 3, 4, "warp"), "sm_100a")
+    assert job.constants == {"KERNEL": "STENCIL", "ROWS": 16, "COLUMNS": 64, "ITEMSIZE": 4, "THREADS": 128,
+                             "STAGES": 3, "SPAN": 4,
+                             "PRODUCER": 1, "SWIZZLE": 0, "BLOCK": 1, "RASTER": 1, "CLUSTER": 1}
+    assert (job.target, job.num_warps, job.smem_bytes) == ("sm_100a", 5, 3 * 5248)
+    assert job.kernel.endswith("tile_pipeline.cu:stencil")
+    assert tile_pipeline.job(configs("copy")["single"], "sm_90a", 8).constants["ITEMSIZE"] == 8
+
+
+def test_variants_belong_to_their_operation():
+    assert all(config.op == op for op in tile_trials.OPS for config in tile_trials.every(op).values())
+    with pytest.raises(ValueError, match="the operations are copy, .*; here it is 'scale'"):
+        configs("scale")
+
+
+@pytest.mark.parametrize("chosen", [tile_trials.stage_configs, tile_trials.swizzle_configs, tile_trials.box_configs])
+def test_what_is_compared_can_be_told_apart(chosen):
+    assert len(set(map(str, chosen().values()))) == len(chosen())
+
+
+def test_bank_conflicts():
+    def turns(swizzle, block, tile=32):
+        found = tile_trials.bank_conflicts(TileConfig("transpose", tile, tile, swizzle=swizzle, block=block))
+        return found["read"], found["write"]
+
+    assert turns("none", 1) == (32, 1) and turns("128B", 1) == (4, 1)
+    assert turns("none", 4) == turns("128B", 4) == turns("128B", 4, 64) == (1, 1)
+
+
+def test_a_space_rejects_what_cannot_run_there():
+    config = TileConfig("stencil", 64, 128, 128, stages=4)
+    spaces = {target: tile_trials.TileSpace("stencil", (1024, 1024), target) for target in device.TARGETS}
+    assert spaces["sm_80"].reject(config) == "sm_80 has no TMA: tensor maps need sm_90a or newer."
+    assert spaces["sm_121a"].reject(config) == ("it needs 144,000 B of shared memory a block; sm_121a has 101,376 B.")
+    assert spaces["sm_90a"].reject(config) == ""
+    assert spaces["sm_90a"].label(config) == {"name": "stencil", "config": str(config), "kernel": str(config),
+                                              "shape": [1024, 1024], "dtype": "stencil"}
+    assert spaces["sm_100a"].job(config) == tile_pipeline.job(config, "sm_100a")
+
+
+@pytest.mark.parametrize("op", tile_trials.OPS)
+def test_what_is_swept_can_be_told_apart_and_launched(op):
+    chosen, space = tile_trials.grid(op), tile_trials.TileSpace(op, (1024, 1024), "sm_90a")
+    assert len(set(map(str, chosen))) == len(chosen) >= 9
+    assert [space.reject(config) for config in chosen] == [""] * len(chosen)
+
+
+def test_the_panel_s_subject():
+    subject = tile_trials.SUBJECT
+    for op in subject.dtypes:
+        for preset in subject.presets.values():
+            assert all(axis(config) for axis in subject.axes.values() for config in preset(op))
+    assert subject.space((64, 32), "copy", "sm_100a") == tile_trials.TileSpace("copy", (64, 32), "sm_100a")
+    for shape, op in (((6,), "copy"), ((0, 4), "copy"), ((4, 4), "accumulate"), ((4, 4, 4), "transpose")):
+        with pytest.raises(ValueError, match=f"a shape of {op} is "):
+            subject.space(shape, op, None)
+
+
+# ---- what the launcher refuses; the checks come before the GPU, so tensors of the CPU will do
+
+ROOM = torch.zeros(16, 64)
+BATCH = torch.zeros(2, 8, 64)
+
+
+def new(*shape, dtype=torch.float32, **rest):
+    return torch.zeros(*shape, dtype=dtype, **rest)
+
+
+@pytest.mark.parametrize("op, x, y, out, message", [
+    ("copy", [1.0], None, new(4, 4), "x must be a torch.Tensor; it is a list"),
+    ("copy", new(4, 4), None, None, "out must be a torch.Tensor; it is a NoneType"),
+    ("copy", new(4), None, new(4), r"x has the shape \(R, C\); here it is \(4,\)"),
+    ("accumulate", new(4, 4), None, new(4, 4), r"x has the shape \(B, R, C\); here it is \(4, 4\)"),
+    ("transpose", new(4, 8), None, new(8, 4, 1), r"out has the shape \(C, R\); here it is \(8, 4, 1\)"),
+    ("copy", new(4, 4).to_sparse(), None, new(4, 4), "x must be dense and of plain numbers; it is sparse_coo"),
+    ("copy", new(4, 4, dtype=torch.complex64).conj(), None, new(4, 4, dtype=torch.complex64),
+     "x is a view that conjugates or negates"),
+    ("copy", new(4, 4, requires_grad=True), None, new(4, 4), "x requires a gradient"),
+    ("copy", torch.empty(1 << 31, 4, device="meta"), None, new(4, 4),
+     r"x's extents are at most 2,147,450,880; here they are \(2147483648, 4\)"),
+    ("copy", new(4, 4), None, new(4, 8), r"out must be \(4, 4\) of float32 on cpu, as x is \(4, 4\); it is \(4, 8\)"),
+    ("copy", new(4, 4), None, new(4, 4, dtype=torch.int32), r"it is \(4, 4\) of int32 on cpu"),
+    ("copy", new(4, 4), None, new(4, 4, device="meta"), "of float32 on meta"),
+    ("transpose", new(4, 8), None, new(4, 8), r"out must be \(8, 4\) of float32"),
+    ("add_shared", BATCH, new(8, 60), new(2, 8, 64), r"y must be \(8, 64\) of float32.* it is \(8, 60\)"),
+    ("add_shared", BATCH, None, new(2, 8, 64), "y must be a torch.Tensor; it is a NoneType"),
+    ("copy", ROOM, ROOM, new(16, 64), "only add_shared takes y; here copy is given one"),
+    ("accumulate", BATCH, None, new(2, 64), r"out must be \(8, 64\) of float32"),
+    ("copy", new(4, 4, dtype=torch.complex128), None, new(4, 4, dtype=torch.complex128),
+     "copy takes elements of 1, 2, 4 or 8 bytes; those of complex128 have 16"),
+    ("transpose", new(8, 8, dtype=torch.half), None, new(8, 8, dtype=torch.half),
+     "transpose takes elements of 4 bytes; those of float16 have 2"),
+    ("stencil", new(8, 8, dtype=torch.half), None, new(8, 8, dtype=torch.half), "stencil takes float32; here it is"),
+    ("copy", new(4, 6), None, new(4, 6), r"x: outer strides are positive multiples of 16 bytes .* 24 bytes: make it"),
+    ("copy", ROOM[:, :6], None, new(16, 6), r"out: outer strides are positive multiples of 16 bytes"),
+    ("copy", ROOM[:, 1:5], None, new(16, 4), "x: a tensor map starts at a multiple of 16 bytes; .* starts 4 past one"),
+    ("copy", ROOM.T, None, new(64, 16), r"x: the last dimension must be contiguous"),
+    ("copy", new(1, 8).expand(4, 8), None, new(4, 8), "x: outer strides are positive .* here one is 0 bytes"),
+    ("copy", new(4, 8), None, new(64).as_strided((4, 8), (4, 1)), "the rows of out lie in each other"),
+    ("copy", ROOM[:8], None, ROOM[4:12], "out lies in the memory that x spans: give it memory of its own"),
+    ("add_shared", new(2, 8, 64), BATCH[0], BATCH, "out lies in the memory that y spans: give it memory of its own"),
+])
+def test_bad_tensor_is_one_sentence(op, x, y, out, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        tile_pipeline.prepare(op, x, out, y=y)
+    assert sentence(caught)
+
+
+@pytest.mark.parametrize("op, rest, message", [
+    ("copy", {"config": "fastest"}, "the variants of copy are best, single, .*, or a TileConfig; here it is 'fastest'"),
+    ("copy", {"config": None}, "here it is None"),
+    ("copy", {"config": configs("stencil")["warp"]}, "a TileConfig of copy is wanted; here is one of stencil"),
+    ("move", {}, "the operations are copy, .*; here it is 'move'"),
+    ("stencil", {"fill": "one"}, "fill is zero or nan; here it is 'one'"),
+    ("copy", {"fill": "nan"}, "only the stencil reads what lies outside; here copy is to fill it with nan"),
+    ("copy", {"config": TileConfig("copy", 4, 6)}, "x: the innermost extent of a box takes a multiple of 16 bytes"),
+])
+def test_bad_choice_is_one_sentence(op, rest, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        tile_pipeline.prepare(op, ROOM, new(16, 64), **rest)
+    assert sentence(caught)
+
+
+def test_too_many_blocks_are_one_sentence():
+    x, out = (torch.empty(1 << 30, 4 * 256, device="meta") for _ in range(2))
+    with pytest.raises(ValueError, match=r"fewer than 2\^31 blocks; here are 1,099,511,627,776: take larger") as caught:
+        tile_pipeline.prepare("copy", x, out, config=TileConfig("copy", 1, 1))
+    assert sentence(caught)
+
+
+@pytest.mark.parametrize("op, x, out", [
+    ("copy", ROOM, new(16, 64)), ("copy", ROOM[:, :32], new(16, 32)), ("copy", ROOM[:8], ROOM[8:]),
+    ("transpose", ROOM, new(64, 16)), ("stencil", ROOM[:5, 4:20], new(5, 16)), ("accumulate", BATCH, new(8, 64)),
+    ("accumulate", BATCH.view(8, 2, 64).transpose(0, 1), new(8, 64)), ("copy", new(0, 7), new(0, 7)),
+    ("copy", new(1, 3), new(1, 3)), ("copy", new(4, 16, dtype=torch.bool), new(4, 16, dtype=torch.bool)),
+])
+def test_what_is_right_wants_a_gpu(no_gpu, op, x, out):
+    with pytest.raises(device.Unsupported, match=r"a copy by tensor map needs TMA .* here is no GPU .*\.$"):
+        tile_pipeline.prepare(op, x, out)
+
+
+@pytest.mark.parametrize("call", [
+    lambda x: tile_pipeline.copy(x), lambda x: tile_pipeline.stencil(x, 1.0, 2.0, fill="nan"),
+    lambda x: tile_pipeline.transpose(x), lambda x: tile_pipeline.accumulate(x[None]),
+    lambda x: tile_pipeline.add_shared(x[None], x), lambda x: tile_pipeline.dump_box(x, -1, -4, (4, 32))])
+def test_each_function_checks_and_then_wants_a_gpu(no_gpu, call):
+    with pytest.raises(device.Unsupported):
+        call(tile_pipeline.empty((5, 7), torch.float32, "cpu"))
+    with pytest.raises(ValueError, match="x must be a torch.Tensor; it is a _Text"):
+        call(_Text("text"))
+
+
+class _Text(str):
+    def __getitem__(self, _):
+        return self
+
+
+def test_tensors_of_the_cpu_are_refused_beside_a_gpu(monkeypatch):
+    monkeypatch.setattr(device, "current", lambda: H200)
+    for call in (tile_pipeline.copy, lambda x: tile_pipeline.dump_box(x, 0, 0, (4, 32))):
+        with pytest.raises(ValueError, match="x must be on the GPU; it is on cpu"):
+            call(ROOM)
+
+
+@pytest.mark.parametrize("arguments, message", [
+    ((new(4, 4, dtype=torch.complex64), 0, 0, (4, 4)), "x holds uint8, .*; here it is complex64"),
+    ((ROOM, 0, 0, (4, 4, 4)), r"a box has rows and columns; here it is \(4, 4, 4\)"),
+    ((ROOM, 1.5, 0, (4, 4)), "row must be a whole number of 32 bits; here it is 1.5"),
+    ((ROOM, 0, 1 << 31, (4, 4)), "column must be a whole number of 32 bits; here it is 2147483648"),
+    ((ROOM, 0, 2, (4, 4)), "a box starts at a multiple of 16 bytes of its row .4 elements., or the load is an illegal"),
+    ((ROOM, 0, 0, (4, 3)), "x: the innermost extent of a box takes a multiple of 16 bytes"),
+    ((ROOM, 0, 0, (4, 4), "128B"), "rows of a box with a swizzle of 128B take 128 bytes here; 4 elements take 16"),
+    ((ROOM.int(), 0, 0, (4, 4), "none", "nan"), "x: only floating point tensors can be filled with nan"),
+])
+def test_bad_box_is_one_sentence(arguments, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        tile_pipeline.dump_box(*arguments)
+    assert sentence(caught)
+
+
+# ---- meaning
+
+
+def test_specs():
+    x = torch.randn(5, 7)
+    assert torch.equal(tile_pipeline.copy_spec(x), x) and tile_pipeline.copy_spec(x).data_ptr() != x.data_ptr()
+    assert torch.equal(tile_pipeline.transpose_spec(x), x.T)
+    batch, y = torch.randn(3, 5, 7), torch.randn(5, 7)
+    assert torch.equal(tile_pipeline.add_shared_spec(batch, y)[2], batch[2].double() + y.double())
+    assert torch.equal(tile_pipeline.accumulate_spec(batch), batch[0].double() + batch[1].double() + batch[2].double())
+
+
+def test_the_stencil_s_spec():
+    x = torch.randn(5, 7)
+    kernel = torch.tensor([[0, 2, 0], [2, -3, 2], [0, 2, 0]]).double()
+    expected = torch.nn.functional.conv2d(x.double()[None, None], kernel[None, None], padding=1)[0, 0]
+    torch.testing.assert_close(tile_pipeline.stencil_spec(x, -3.0, 2.0), expected)
+    border = torch.ones(5, 7, dtype=torch.bool)
+    border[1:-1, 1:-1] = False
+    assert torch.equal(tile_pipeline.stencil_spec(x, 1.0, 0.5, "nan").isnan(), border)
+
+
+@pytest.mark.parametrize("swizzle", tensor_map.SWIZZLES)
+def test_a_box_is_found_again(swizzle):
+    x = torch.arange(20 * 64, dtype=torch.float32).view(20, 64)
+    box = tile_trials.dump_boxes(torch.float32)[swizzle]
+    wanted = tile_pipeline.box_spec(x, -2, 50, box, "nan")
+    plain = wanted.view(torch.uint8).flatten()
+    lies = torch.empty_like(plain)
+    lies[tensor_map.swizzled(torch.arange(len(plain)), swizzle)] = plain
+    assert torch.equal(tile_pipeline.unswizzled(lies, torch.float32, box, swizzle).view(torch.uint8),
+                       wanted.view(torch.uint8))
+    assert wanted[:2].isnan().all() and wanted[22:].isnan().all() and wanted[2, 0] == 50
+
+
+def test_a_box_outside_holds_the_fill():
+    x = torch.ones(4, 8)
+    for row, column in ((-9, 0), (4, 0), (0, -9), (0, 8), (100, 100)):
+        assert not tile_pipeline.box_spec(x, row, column, (4, 8)).any()
+    assert tile_pipeline.box_spec(x, 2, 4, (4, 8)).sum() == 8
+
+
+def test_rows_of_new_memory_are_padded():
+    x = tile_pipeline.empty((3, 5, 7), torch.float16, "cpu")
+    assert x.shape == (3, 5, 7) and x.stride() == (40, 8, 1) and x.data_ptr() % 16 == 0
+
+
+def test_what_is_moved():
+    assert tile_trials.moved("copy", (3, 5)) == tile_trials.moved("transpose", (3, 5)) == 120
+    assert tile_trials.moved("add_shared", (2, 3, 5)) == 300 and tile_trials.moved("accumulate", (2, 3, 5)) == 180
+
+
+def test_torch_s_own_ways_mean_the_same():
+    x, out = torch.randn(6, 9), torch.empty(6, 9)
+    tile_trials.torch_s("stencil")["torch slices"](x, out)()
+    expected = tile_pipeline.stencil_spec(x, tile_trials.CENTRE, tile_trials.EDGE)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-6, atol=1e-6)
+    turned = torch.empty(9, 6)
+    tile_trials.torch_s("transpose")["torch x.T copy_"](x, turned)()
+    assert torch.equal(turned, x.T)
+    for op in tile_trials.OPS:
+        assert next(iter(tile_trials.torch_s(op))) == tile_trials.PEER[op]
+    padded, target = (tile_pipeline.empty((3, 5), torch.float32, "cpu") for _ in range(2))
+    tile_trials.torch_s("copy")["torch copy_"](padded, target)()
+
+
+# ---- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op, name", [(op, name) for op in tile_trials.OPS for name in tile_trials.every(op)])
+def test_ragged_shapes(op, name):
+    config = tile_trials.every(op)[name]
+    cases = [(shape, tile_trials.verify(op, config, shape))
+             for shape in tile_trials.RAGGED[tile_trials.dimensions(op)]]
+    assert not [(shape, row["reason"]) for shape, row in cases if row["status"] != "ok"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", configs("stencil"))
+def test_nan_outside_reaches_exactly_the_border(name):
+    x = torch.randn(70, 132, device="cuda")
+    border = torch.ones(70, 132, dtype=torch.bool, device="cuda")
+    border[1:-1, 1:-1] = False
+    assert torch.equal(tile_pipeline.stencil(x, 1.0, 0.5, fill="nan", config=name).isnan(), border)
+    assert tile_trials.verify("stencil", name, (100, 1001), fill="nan")["status"] == "ok"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float16, torch.int64, torch.float64], ids=str)
+@pytest.mark.parametrize("name", configs("copy"))
+def test_copy_takes_elements_of_other_sizes(name, dtype):
+    row = tile_trials.verify("copy", name, (129, 1003), dtype)
+    assert row["status"] == "ok", row["reason"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bool, torch.complex64, torch.float8_e4m3fn, torch.bfloat16], ids=str)
+def test_copy_takes_any_dtype_of_these_sizes(dtype):
+    bits = torch.randint(0, 2 if dtype == torch.bool else 256, (5, 64), device="cuda", dtype=torch.uint8)
+    out = tile_pipeline.copy(bits.view(dtype))
+    assert out.dtype == dtype and torch.equal(out.contiguous().view(torch.uint8), bits)
+
+
+@pytest.mark.gpu
+def test_transpose_of_integers():
+    x = tile_trials.random((100, 204), torch.int32)
+    assert torch.equal(tile_pipeline.transpose(x), x.T)
+
+
+@pytest.mark.gpu
+def test_a_box_lies_where_the_model_says():
+    rows = tile_trials.dumped().rows
+    assert len(rows) == len(tensor_map.DTYPES) * len(tensor_map.SWIZZLES)
+    assert not [row for row in rows if row["status"] != "ok"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", tile_trials.OPS)
+def test_a_launch_is_replayed_in_a_graph_and_follows_the_stream(op):
+    shape = (1000, 1004) if tile_trials.dimensions(op) == 2 else (3, 500, 1004)
+    x = tile_trials.random(shape)
+    y = tile_trials.random(shape[1:]) if op == "add_shared" else None
+    expected = tile_trials._expected(op, x, y, "zero")
+    out = torch.zeros(expected.shape, device="cuda")
+    launched = tile_pipeline.prepare(op, x, out, y=y, centre=tile_trials.CENTRE, edge=tile_trials.EDGE)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launched()
+    for _ in range(3):
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        torch.testing.assert_close(out.double(), expected.double(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_nothing_to_do():
+    empty = torch.zeros(0, 8, device="cuda")
+    assert tile_pipeline.copy(empty).shape == (0, 8) and tile_pipeline.transpose(empty).shape == (8, 0)
+    assert tile_pipeline.stencil(empty, 1.0, 1.0).shape == (0, 8)
+    assert not tile_pipeline.accumulate(torch.zeros(0, 4, 8, device="cuda")).any()
+    assert tile_pipeline.add_shared(torch.zeros(0, 4, 8, device="cuda"), torch.zeros(4, 8, device="cuda")).numel() == 0
+
+
+@pytest.mark.gpu
+def test_too_much_shared_memory_is_unsupported():
+    with pytest.raises(device.Unsupported, match="take a smaller tile or fewer stages"):
+        tile_pipeline.copy(torch.zeros(512, 512, device="cuda"), config=TileConfig("copy", 256, 256, stages=2))
