@@ -1,0 +1,78 @@
+"""The command line of `ch10.wgmma_gemm`: check and time steps of the ladder against cuBLAS, or compile them."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+
+from ch10 import wgmma_configs, wgmma_gemm, wgmma_trials
+from ch10.wgmma_configs import STEPS
+from tilelab import device, results
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    try:
+        shape = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        shape = ()
+    if len(shape) != 3 or not 1 <= min(shape) <= max(shape) < 1 << 31 or shape[1] % 8 or shape[2] % 8:
+        raise argparse.ArgumentTypeError(f"M,N,K from 1 and below 2^31, N and K multiples of 8; here it is {text!r}.")
+    return shape
+
+
+def _arguments(argv):
+    parser = argparse.ArgumentParser(prog="python -m ch10.wgmma_gemm", description="C = A B^T, bf16, on Hopper's "
+                                     "tensor cores, against cuBLAS; with --compile only compile it for sm_90a.")
+    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
+    parser.add_argument("--mnk", type=_shape, default=(4096, 4096, 4096), metavar="M,N,K")
+    parser.add_argument("--step", default="best", metavar="NAME|best|all|CONFIG",
+                        help=f"{', '.join(STEPS)}, best (default), all, or "
+                             "KERNEL,BLOCK_M,BLOCK_N,STAGES,NAME=NUMBER...")
+    parser.add_argument("--compile", action="store_true", help="compile only; needs no GPU")
+    parser.add_argument("--json", metavar="PATH", help="write one JSON object to PATH, - for standard output")
+    options = parser.parse_args(argv)
+    if options.json is not None and options.json != "-":  # said before the work, not after it
+        path = pathlib.Path(options.json)
+        if not options.json or path.is_dir() or not path.absolute().parent.is_dir():
+            parser.error(f"--json takes a file in a folder that exists, or -; here it is {options.json!r}.")
+    names = [*STEPS, "best"] if options.step == "all" else [options.step]
+    try:
+        options.chosen = {name: wgmma_gemm.chosen(name, *options.mnk, device.current().sms or 132) for name in names}
+    except (ValueError, device.Unsupported) as error:
+        parser.error(f"--step: {device.first_line(error).rstrip('.')}.")
+    return options
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run it; the exit status is 0 when all is fine, 1 for a wrong result, 2 when something could not run."""
+    options = _arguments(argv)
+    try:
+        rows = wgmma_trials.built(options.chosen) if options.compile else _measured(options)
+        record = results.Record(results.make("ch10_wgmma_gemm", rows, wgmma_trials.source()), live=True)
+        if options.json != "-":
+            columns = ["name", "config", "status", "ms", "predicted_ms", "tflops", "ratio", "error", "peer_error",
+                       "registers", "spills", "smem", "HGMMA", "reason"]
+            print(record.show([name for name in columns if any(name in row for row in rows)]))
+        if options.json:
+            text = results.to_json(record.data)
+            print(text, end="") if options.json == "-" else results.write_atomically(pathlib.Path(options.json), text)
+    except (ValueError, OSError, RuntimeError) as error:  # CompileError and Unsupported among the last
+        print(f"python -m ch10.wgmma_gemm: {device.first_line(error).rstrip('.')}.", file=sys.stderr)
+        return 2
+    statuses = {row["status"] for row in rows}
+    return 1 if "wrong" in statuses else 0 if statuses == {"ok"} else 2
+
+
+def _measured(options) -> list[dict]:
+    device.require("has_wgmma", "wgmma_gemm", wgmma_gemm.INSTEAD)
+    checked = {name: wgmma_trials.verify(config, *options.mnk) for name, config in options.chosen.items()}
+    right = {name: options.chosen[name] for name, row in checked.items() if row["status"] == "ok"}
+    timed = {row["name"]: row for row in wgmma_trials.against_cublas(right, *options.mnk)} if right else {}
+    return [{"config": str(options.chosen[name]), **row, **timed.get(name, {}), "name": name,
+             "predicted_ms": wgmma_configs.predicted_us(options.chosen[name], *options.mnk, device.current().sms) / 1e3}
+            for name, row in checked.items()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,475 @@
+"""The measurements behind the notebook `ch10_wgmma_gemm`: inputs, check and timing of a configuration, experiments.
+
+Each experiment is a function that returns a tilelab.results.Record: measured here and now on a GPU with WGMMA, else the
+recorded one, labelled as such.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+
+from ch10 import wgmma_configs, wgmma_gemm
+from ch10.wgmma_configs import STEPS, WgmmaConfig, candidates, choose, rejection
+from tilelab import bench, build, check, child, cuda, device, results, tensor_map
+from tilelab.space import Roofline, Subject, TargetSpace
+from tilelab.sweep import Sweep
+
+SQUARES = (2048, 4096, 8192)
+LLM = tuple((m, n, k) for m in (64, 512, 4096, 8192) for n, k in
+            ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)))
+# Ragged, thin and odd: no tile divides them.
+RAGGED = ((1, 8, 8), (1, 4096, 4096), (17, 1032, 520), (33, 264, 8), (65, 4104, 1000), (129, 520, 72), (333, 520, 136),
+          (1000, 1000, 1000), (4097, 4104, 4112), (8192, 8, 4096), (300, 6152, 14344))
+TIMED_RAGGED = ((1, 4096, 4096), (16, 4096, 14336), (100, 5000, 5000), (1000, 1000, 1000), (4097, 4104, 4112),
+                (16384, 256, 1024))
+QUICK = {"rounds": 6, "warm_s": 0, "burst_ms": 2}
+BURST = 40
+INSTRUCTIONS = ("UTMALDG", "UTMASTG", "SYNCS", "HGMMA", "STS")
+
+
+def source(*more) -> str:
+    """Hash of what is measured."""
+    here = wgmma_gemm.SOURCE.parent
+    return results.source_hash(wgmma_gemm, wgmma_configs, tensor_map, wgmma_gemm.SOURCE, here / "wgmma.cuh",
+                               here / "ptx.cuh", cuda.HERE / "ptx.cuh", *more)
+
+
+def has_wgmma() -> bool:
+    return device.current().has_wgmma
+
+
+experiment = functools.partial(results.experiment, source=source, can_run=has_wgmma)
+
+
+def inputs(m: int, n: int, k: int) -> tuple:
+    """Random normal (a, b, out) on the GPU: bf16, (m, k), (n, k) and (m, n)."""
+    a, b = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (m, n))
+    return a, b, torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+
+
+def cublas(a, b, out):
+    """A function that lets cuBLAS compute the same product, through torch."""
+    return lambda: torch.mm(a, b.T, out=out)
+
+
+def ours(config):
+    """A candidate of tilelab.bench."""
+    return lambda a, b, out: wgmma_gemm.prepare(a, b, out, config=config)
+
+
+def verify(config, m: int, n: int, k: int) -> dict:
+    """A row of tilelab.check: error against float64, and cuBLAS's own, of which ours may be 1.5 times."""
+    a, b, _ = inputs(m, n, k)
+    return check.compare(lambda a, b, out: wgmma_gemm.gemm(a, b, out, config), wgmma_gemm.spec, [(str(config), (a, b))],
+                         out=lambda a, b: ((m, n), torch.bfloat16), peer=lambda a, b: torch.mm(a, b.T))[0]
+
+
+def against_cublas(chosen: dict[str, WgmmaConfig], m: int, n: int, k: int, **timing) -> list[dict]:
+    """Rows of bench.Timing, one a configuration, all of them and cuBLAS interleaved."""
+    found = bench.compare({"cuBLAS": cublas, **{name: ours(config) for name, config in chosen.items()}},
+                          lambda: inputs(m, n, k), "cuBLAS", flops=2 * m * n * k, **timing)
+    return [{"config": str(config), "shape": [m, n, k], **found[name].row()} for name, config in chosen.items()]
+
+
+def best(m: int, n: int, k: int, **timing) -> dict:
+    """The row of the configuration that a shape gets: checked, timed, with its predicted time."""
+    sms = device.current().sms
+    config = choose(m, n, k, sms)
+    checked = verify(config, m, n, k)
+    row = {"name": "best", "config": str(config), "shape": [m, n, k], "status": checked["status"],
+           "reason": checked["reason"], "error": checked["error"], "peer_error": checked["peer_error"]}
+    if checked["status"] == "ok":
+        row |= against_cublas({"best": config}, m, n, k, **timing)[0]
+    return row | {"predicted_ms": wgmma_configs.predicted_us(config, m, n, k, sms) / 1e3}
+
+
+# ---- right
+
+
+@experiment("ch10_gemm_check")
+def checked():
+    """Every step and every configuration that a shape may get, at sizes that no tile divides."""
+    every = {**STEPS, **{str(config): config for config in candidates()}}
+    rows = []
+    for name, config in every.items():
+        for shape in RAGGED:
+            if config.kernel == "split" and config.cluster > config.steps(shape[2]):
+                continue
+            rows.append({**verify(config, *shape), "name": name, "shape": list(shape)})
+    return rows
+
+
+def sanitizer_cases() -> None:
+    """Every kernel of the module on small and ragged cases, for a sanitizer to watch; AssertionError when wrong."""
+    wrong = []
+    for config in (*STEPS.values(), *candidates()):
+        for shape in ((130, 264, 392), (300, 136, 1032)):
+            row = verify(config, *shape)
+            wrong += [f"{config} {shape}: {row['reason']}"] if row["status"] != "ok" else []
+    if wrong:
+        raise AssertionError("; ".join(wrong))
+
+
+@results.experiment("ch10_gemm_sanitizer", source, can_run=lambda: has_wgmma() and check.can_sanitize())
+def sanitized():
+    """What compute-sanitizer finds in `sanitizer_cases`, tool by tool."""
+    return check.sanitize("ch10.wgmma_trials")
+
+
+# ---- fast
+
+
+@experiment("ch10_gemm_ladder")
+def ladder():
+    """The steps at 4096 and 8192 cubed, all of them and cuBLAS interleaved, with what the model predicts for each."""
+    rows = []
+    for side in SQUARES[1:]:
+        shape, sms = (side,) * 3, device.current().sms
+        every = {**STEPS, "best": choose(*shape, sms)}
+        rows += [{**row, "predicted_ms": wgmma_configs.predicted_us(every[row["name"]], *shape, sms) / 1e3}
+                 for row in against_cublas(every, *shape)]
+    return rows
+
+
+@experiment("ch10_gemm_squares")
+def squares():
+    """The best at 2048, 4096 and 8192 cubed, against cuBLAS alone: interleaved medians, then bursts of 40 launches."""
+    rows = []
+    for side in SQUARES:
+        shape = (side,) * 3
+        rows.append(best(*shape) | {"how": "interleaved"})
+        rows.append({"name": "best", "shape": list(shape), "how": f"bursts of {BURST}", **burst(*shape)})
+    return rows
+
+
+def burst(m: int, n: int, k: int, rounds: int = 12, rest_s: float = 0.05) -> dict:
+    """Median of `rounds` bursts of 40 launches, ours and cuBLAS's by turns, each after a rest that cools the chip."""
+    sets = [inputs(m, n, k) for _ in range(4)]
+    launches = {"peer_ms": [cublas(*each) for each in sets], "ms": [ours("best")(*each) for each in sets]}
+    times = {name: [] for name in launches}
+    for turn in range(rounds + 1):
+        for name in list(launches)[::1 if turn % 2 else -1]:
+            torch.cuda.synchronize()
+            time.sleep(rest_s)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            for call in range(BURST):
+                launches[name][call % len(sets)]()
+            end.record()
+            end.synchronize()
+            if turn:  # the first one warms up
+                times[name].append(begin.elapsed_time(end) / BURST)
+    found = {name: statistics.median(values) for name, values in times.items()}
+    return {**found, "peer": "cuBLAS", "ratio": found["peer_ms"] / found["ms"],
+            "tflops": 2 * m * n * k / found["ms"] / 1e9, "status": "ok", "reason": "",
+            "config": str(choose(m, n, k, device.current().sms))}
+
+
+@experiment("ch10_gemm_llm")
+def llm():
+    """Products of a transformer with 4,096 features, at 64 to 8,192 tokens."""
+    return [best(*shape) for shape in LLM]
+
+
+@experiment("ch10_gemm_ragged")
+def ragged():
+    """Thin and odd shapes, timed."""
+    return [best(*shape, **QUICK) for shape in TIMED_RAGGED]
+
+
+RASTERS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@experiment("ch10_gemm_raster")
+def raster():
+    """The 128 x 256 tile at 8192 cubed, with and without a cluster, in groups of 1 to 64 rows of tiles."""
+    tile = dataclasses.replace(STEPS["raster"], group=1)
+    chosen = {f"{cluster} {group}": dataclasses.replace(tile, cluster=cluster, group=group)
+              for cluster in (1, 2) for group in RASTERS}
+    rows = against_cublas(chosen, 8192, 8192, 8192, rounds=12)
+    return [{**row, "cluster": chosen[row["name"]].cluster, "group": chosen[row["name"]].group} for row in rows]
+
+
+def _widest(columns: int) -> WgmmaConfig:
+    """The persistent tile of 128 x `columns` with as many stages as fit, four at least: C is staged in parts if need
+    be."""
+    def tile(stages, parts):
+        return WgmmaConfig("specialised", 128, columns, stages, consumers=2, parts=parts, persistent=True, early=True,
+                           group=16)
+
+    return next(tile(stages, parts) for stages, parts in ((6, 1), (5, 1), (4, 1), (4, 4), (4, 7))
+                if columns % (16 * parts) == 0 and not rejection(tile(stages, parts)))
+
+
+@experiment("ch10_gemm_width")
+def width():
+    """Tiles of 128 x 128 to 128 x 256 at the three sizes: how evenly they fill the SMs, and what comes of it."""
+    rows = []
+    for side in SQUARES:
+        chosen = {str(columns): _widest(columns) for columns in (128, 160, 192, 208, 224, 256)}
+        for row in against_cublas(chosen, side, side, side, rounds=10):
+            tiles = chosen[row["name"]].tiles(side, side)
+            waves = -(-tiles // device.current().sms)
+            rows.append({**row, "columns": int(row["name"]), "tiles": tiles, "waves": waves,
+                         "useful": side * side / (waves * device.current().sms * 128 * int(row["name"]))})
+    return rows
+
+
+# ---- seen in time
+
+TIMELINE = (4096, 4096, 1024)
+SEEN = {"tile": STEPS["tile"], "ring": STEPS["ring"], "persistent": STEPS["raster"]}
+EVENTS = ("waited", "loaded", "arrived", "multiplied", "stored")
+
+
+def intervals(stamps: list[list[tuple[int, int, int]]], one_group: bool) -> list[dict]:
+    """Rows {role, event, step, tile, begin, end} from (cycles, event, step) of each role; cycles from the first stamp.
+
+    Event "wait" is a wait for a barrier, "load" the issue of loads, "product" from the issue of products to their end,
+    "store" the epilogue.
+    """
+    roles = ["loads and multiplies"] if one_group else ["producer", "consumer 0", "consumer 1"]
+    zero = min(stamp[0] for role in stamps for stamp in role)
+    kinds = {"waited": "wait", "arrived": "wait", "loaded": "load", "multiplied": "product", "stored": "store"}
+    rows = []
+    for role, seen in zip(roles, stamps):
+        before, issued, tile = 0, {}, 0
+        for stamp, event, step in seen:
+            now, event = stamp - zero, EVENTS[event]
+            tile += event == "waited" and step == 0 and bool(before)  # the producer begins the next one
+            begin = issued.pop(step) if event == "multiplied" else before
+            rows.append({"role": role, "event": kinds[event], "step": step, "tile": tile, "begin": begin, "end": now})
+            if event == "arrived":
+                issued[step] = now
+            before, tile = now, tile + (event == "stored")
+    return rows
+
+
+@experiment("ch10_gemm_timeline")
+def timeline():
+    """What each warp group of the first CTA did and when, in a build that writes time stamps: 4096 x 4096 x 1024."""
+    rows = []
+    for name, config in SEEN.items():
+        a, b, out = inputs(*TIMELINE)
+        trace = torch.zeros(wgmma_gemm.ROLES, wgmma_gemm.TIMELINE_EVENTS, 2, dtype=torch.int64, device="cuda")
+        launch = wgmma_gemm.prepare(a, b, out, config=config, trace=trace)
+        for _ in range(3):  # a cold first launch would show the compiler's work
+            trace.zero_()
+            launch()
+        torch.cuda.synchronize()
+        kept = [[(cycles, code >> 32, code & 0xFFFFFFFF) for cycles, code in role if cycles]
+                for role in trace.cpu().tolist()]
+        rows += [{"name": name, "config": str(config), "status": "ok", **row}
+                 for row in intervals([role for role in kept if role], config.kernel == "one_group")]
+    return rows
+
+
+# ---- what breaks
+
+
+@dataclasses.dataclass(frozen=True)
+class BrokenSpace(TargetSpace):
+    """Kernels that lack something: each is checked `runs` times, in a worker that may hang."""
+
+    on: str | None = None
+    runs: int = 10
+    shape: tuple[int, int, int] = (1024, 1024, 2048)
+
+    def label(self, config):
+        return {"name": config.leaves_out, "kernel": str(config)}
+
+    def source(self):
+        return source()
+
+    def job(self, config):
+        return wgmma_gemm.job(config, self.target)
+
+    def warm(self):
+        torch.mm(*(torch.zeros(8, 8, device="cuda") for _ in range(2)))
+        return {}
+
+    def measure(self, config):
+        wrong, reason = 0, ""
+        for _ in range(self.runs):
+            row = verify(config, *self.shape)
+            wrong += row["status"] != "ok"
+            reason = row["reason"] or reason
+        if wrong:
+            return {"status": "wrong", "reason": f"wrong in {wrong} of {self.runs} runs: {reason}"}
+        return {"status": "ok", "reason": f"right in all {self.runs} runs", "ms": 1.0, "ratio": 1.0}
+
+
+def broken_configs() -> list[WgmmaConfig]:
+    """A persistent kernel with two consumers as it is, and with one thing left out at a time."""
+    whole = WgmmaConfig("specialised", 128, 128, 4, consumers=2, persistent=True)
+    return [dataclasses.replace(whole, leaves_out=what) for what in wgmma_configs.BREAKS]
+
+
+@experiment("ch10_gemm_broken")
+def broken():
+    """What comes of a kernel that lacks a line."""
+    rows = {row["kernel"]: row for row in Sweep(broken_configs(), BrokenSpace(), limit_s=10).finish()}
+    return [{key: rows[str(config)][key] for key in ("name", "kernel", "status", "reason")}
+            for config in broken_configs()]
+
+
+# ---- how long until the first result
+
+
+def first_launch() -> dict:
+    """In this process, with nothing compiled before: seconds from source to a result, by part."""
+    marks = [time.perf_counter()]
+    a, b, out = inputs(256, 512, 256)
+    torch.cuda.synchronize()
+    marks.append(time.perf_counter())
+    wgmma_gemm.gemm(a, b, out, STEPS["raster"])
+    torch.cuda.synchronize()
+    marks.append(time.perf_counter())
+    right = check.relative_error(out, wgmma_gemm.spec(a, b)) < check.TOLERANCE[torch.bfloat16]
+    return {"gpu_starts_s": marks[1] - marks[0], "compile_load_launch_s": marks[2] - marks[1],
+            "status": "ok" if right else "wrong"}
+
+
+@experiment("ch10_gemm_first")
+def first():
+    """`first_launch` in fresh processes with an empty cache of cubins, then with a filled one. NVRTC keeps one of its
+    own, which is emptied too."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "TILES_CUBINS": f"{folder}/cubins", "CUDA_CACHE_PATH": f"{folder}/cuda"}
+        for cache in ("empty", "filled"):
+            done = subprocess.run([sys.executable, "-m", "ch10.wgmma_trials"], capture_output=True, text=True,
+                                  cwd=child.ROOT, env=env, check=True)
+            rows.append({"cache": cache, **json.loads(done.stdout)})
+    return rows
+
+
+# ---- the sweep
+
+
+@dataclasses.dataclass(frozen=True)
+class WgmmaSpace(TargetSpace):
+    """Configurations at one shape."""
+
+    m: int
+    n: int
+    k: int
+    on: str | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.on is None and has_wgmma()
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.m, self.n, self.k
+
+    def label(self, config):
+        return {"name": config.kernel, "config": str(config), "kernel": str(config), "shape": list(self.shape),
+                "dtype": "bf16"}
+
+    def source(self):
+        return source()
+
+    def reject(self, config):
+        if not device.limits(self.target).has_wgmma:
+            return f"{self.target} has no WGMMA: only sm_90a has."
+        if config.kernel == "split" and config.cluster > config.steps(self.k):
+            return f"a cluster of {config.cluster} has too few K steps to share: {config.steps(self.k)}."
+        return rejection(config)
+
+    def job(self, config):
+        return wgmma_gemm.job(config, self.target)
+
+    def predicted_ms(self, config):
+        return wgmma_configs.predicted_us(config, *self.shape, device.current().sms or 132) / 1e3
+
+    def warm(self):
+        cublas(*inputs(*self.shape))()
+        return {}
+
+    def measure(self, config):
+        row = verify(config, *self.shape)
+        found = {key: row[key] for key in ("status", "reason", "error", "peer_error")}
+        if row["status"] == "ok":
+            found |= _figures(against_cublas({"it": config}, *self.shape, **QUICK)[0])
+        return found
+
+    def finals(self, chosen):
+        return [_figures(row) for row in against_cublas({str(config): config for config in chosen}, *self.shape)]
+
+
+def _figures(row: dict) -> dict:
+    return {key: row[key] for key in ("status", "reason", "ms", "peer", "peer_ms", "ratio", "tflops") if key in row}
+
+
+def grid() -> list[WgmmaConfig]:
+    """What is swept: tiles, stages, clusters and rasters of the persistent kernel."""
+    found = []
+    for (rows, columns), stages, cluster, group in itertools.product(
+            ((128, 128), (128, 160), (128, 192), (128, 208), (128, 224), (128, 256), (256, 128)), (2, 3, 4, 6), (1, 2),
+            (1, 4, 16)):
+        parts = 4 if rows * columns == 1 << 15 else 1
+        found.append(WgmmaConfig("specialised", rows, columns, stages, consumers=2, cluster=cluster, persistent=True,
+                                 early=True, parts=parts, group=group))
+    return found
+
+
+@experiment("ch10_gemm_sweep")
+def swept():
+    """The grid at 4096 cubed, through the engine."""
+    kept = ("name", "config", "kernel", "shape", "dtype", "status", "reason", "ms", "peer_ms", "ratio", "tflops",
+            "registers", "smem", "final_ratio")
+    return [{key: row[key] for key in kept if key in row}
+            for row in Sweep(grid(), WgmmaSpace(4096, 4096, 4096)).finish()]
+
+
+def built(chosen: dict[str, WgmmaConfig] | None = None, target: str = "sm_90a") -> list[dict]:
+    """The steps (or `chosen`) compiled here for `target`, with the instructions that their SASS holds; needs no GPU."""
+    chosen = chosen or STEPS
+    jobs = {name: wgmma_gemm.job(config, target) for name, config in chosen.items()}
+    reports = {report.job.name: report for report in build.build(jobs.values())}
+    return [{**reports[job.name].row(), "name": name} for name, job in jobs.items()]
+
+
+def _chosen_space(shape: tuple[int, ...], dtype: str, target: str | None) -> WgmmaSpace:
+    if len(shape) != 3 or not 1 <= min(shape) <= max(shape) < 2**31 or shape[1] % 8 or shape[2] % 8:
+        raise ValueError(f"a shape is M,N,K below 2^31, N and K multiples of 8; here it is {str(shape)[:60]}.")
+    return WgmmaSpace(*shape, on=target)
+
+
+def _roofline(_: str) -> Roofline:
+    record = results.load("ceilings")
+    rows, gpu = {row["name"]: row for row in record["rows"]}, record["device"]["name"]
+    return Roofline("operations a byte that TMA fetches, FLOP/B", "tflops", "TFLOP/s",
+                    lambda config: config.block_m * config.block_n / (config.block_m + config.block_n / config.cluster),
+                    {f"cuBLAS bf16, {gpu}": rows["cuBLAS bf16"]["tflops"]})
+
+
+SUBJECT = Subject(
+    name="WGMMA GEMM: C = A Bᵀ",
+    shapes={**{f"{side}³": (side,) * 3 for side in SQUARES}, **{f"{m} × {n} × {k}": (m, n, k) for m, n, k in (
+        (64, 6144, 4096), (512, 6144, 4096), (4096, 28672, 4096))}},
+    dtypes=("bf16",),
+    presets={"the ladder": lambda dtype: list(STEPS.values()), "the course's": lambda dtype: candidates(),
+             "the grid": lambda dtype: grid()},
+    axes={"tile": lambda c: f"{c.block_m}×{c.block_n}", "stages": lambda c: f"{c.stages} stages",
+          "cluster, raster": lambda c: f"cluster {c.cluster}, group {c.group}",
+          "tile, cluster": lambda c: f"{c.block_m}×{c.block_n}, cluster {c.cluster}",
+          "raster": lambda c: f"group {c.group}", "kernel": lambda c: c.kernel},
+    space=_chosen_space, recorded=lambda: results.recorded("ch10_gemm_sweep", source()), roofline=_roofline)
+
+
+if __name__ == "__main__":
+    print(json.dumps(first_launch()))

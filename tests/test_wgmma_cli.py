@@ -1,0 +1,65 @@
+import json
+
+import pytest
+
+from ch10 import wgmma_cli, wgmma_trials
+from ch10.wgmma_configs import STEPS
+from tilelab import device, results
+
+
+def run(capsys, *arguments):
+    try:
+        status = wgmma_cli.main(list(arguments))
+    except SystemExit as stop:
+        status = stop.code
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_all_steps_compile_and_are_printed_as_json(capsys):
+    status, out, err = run(capsys, "--compile", "--step", "all", "--json", "-")
+    record = json.loads(out)
+    assert status == 0 and not err and set(results.KEYS) <= set(record) and record["source"] == wgmma_trials.source()
+    assert [row["name"] for row in record["rows"]] == [*STEPS, "best"]
+    assert all(row["status"] == "ok" and row["HGMMA"] for row in record["rows"])
+
+
+def test_a_table_is_shown_and_a_file_written(capsys, tmp_path):
+    path = tmp_path / "rows.json"
+    status, out, err = run(capsys, "--compile", "--step", "specialised,64,64,4", "--json", str(path))
+    assert status == 0 and not err and "HGMMA" in out and json.loads(path.read_text())["rows"][0]["registers"]
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (["--mnk", "1,2"], "M,N,K from 1 and below 2^31, N and K multiples of 8; here it is '1,2'."),
+    (["--mnk", "8,8,9"], "here it is '8,8,9'."),
+    (["--step", "nix"], "--step: the steps are best, tile"),
+    (["--step", "specialised,128,256,9,consumers=2"], "cannot run: it needs"),
+    (["--step", "split,64,64,4,cluster=8", "--mnk", "8,8,64"], "at least as many K steps"),
+    (["--json", "/nonexistent/x.json"], "--json takes a file in a folder that exists, or -; here it is"),
+    (["--json", ""], "--json takes a file"),
+    (["--json", "."], "--json takes a file"),
+    (["--stepp", "x"], "unrecognized arguments"),
+])
+def test_bad_usage_is_one_line_and_two(capsys, arguments, said):
+    status, out, err = run(capsys, *arguments)
+    assert status == 2 and not out and len(err.splitlines()) == 1 and said in err
+
+
+@pytest.mark.skipif(device.current().has_wgmma, reason="runs there")
+def test_without_wgmma_it_is_one_line_and_two(capsys):
+    status, out, err = run(capsys)
+    assert status == 2 and not out and "needs WGMMA" in err and len(err.splitlines()) == 1
+
+
+def test_a_compiler_s_refusal_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(wgmma_trials, "built", lambda *_: (_ for _ in ()).throw(RuntimeError("no\nmore")))
+    status, out, err = run(capsys, "--compile")
+    assert status == 2 and err == "python -m ch10.wgmma_gemm: no.\n" and not out
+
+
+@pytest.mark.skipif(not device.current().has_wgmma, reason=f"needs a GPU: here is {device.current().describe()}")
+def test_on_the_gpu_it_checks_and_times(capsys):
+    status, out, err = run(capsys, "--mnk", "512,512,512", "--step", "best", "--json", "-")
+    row, = json.loads(out)["rows"]
+    assert status == 0 and not err and row["ratio"] > 0.2 and row["error"] <= 1.5 * row["peer_error"]

@@ -1,0 +1,72 @@
+import pytest
+
+from ch10 import wgmma_trials
+from ch10.wgmma_configs import rejection
+from ch10.wgmma_trials import EVENTS, WgmmaSpace, intervals
+from tilelab import results
+
+CODE = {name: index for index, name in enumerate(EVENTS)}
+
+
+def stamps(*events):
+    return [(cycles, CODE[name], step) for cycles, name, step in events]
+
+
+def test_intervals_of_one_group():
+    rows = intervals([stamps((100, "arrived", 0), (150, "arrived", 1), (180, "multiplied", 0), (260, "multiplied", 1),
+                             (300, "stored", 0))], one_group=True)
+    assert [(row["event"], row["step"], row["begin"], row["end"]) for row in rows] == [
+        ("wait", 0, 0, 0), ("wait", 1, 0, 50), ("product", 0, 0, 80), ("product", 1, 50, 160), ("store", 0, 160, 200)]
+    assert {row["role"] for row in rows} == {"loads and multiplies"}
+
+
+def test_intervals_of_roles_count_tiles():
+    producer = stamps((10, "waited", 0), (12, "loaded", 0), (30, "waited", 0), (33, "loaded", 0))
+    consumer = stamps((20, "arrived", 0), (25, "multiplied", 0), (28, "stored", 7), (40, "arrived", 0),
+                      (45, "multiplied", 0), (50, "stored", 8))
+    rows = intervals([producer, consumer, consumer], one_group=False)
+    assert [(row["event"], row["tile"], row["begin"], row["end"]) for row in rows if row["role"] == "producer"] == [
+        ("wait", 0, 0, 0), ("load", 0, 0, 2), ("wait", 1, 2, 20), ("load", 1, 20, 23)]
+    of = [row for row in rows if row["role"] == "consumer 1"]
+    assert [row["tile"] for row in of] == [0, 0, 0, 1, 1, 1] and of[2]["event"] == "store"
+
+
+def test_the_grid_and_the_widths_hold_what_they_say():
+    grid = wgmma_trials.grid()
+    assert len(grid) == 168 == len({str(config) for config in grid})
+    assert 100 < sum(not rejection(config) for config in grid) < 168
+    widths = [wgmma_trials._widest(columns) for columns in (128, 160, 192, 208, 224, 256)]
+    assert [config.stages for config in widths] == [6, 5, 4, 4, 4, 4] and not any(map(rejection, widths))
+
+
+def test_a_space_rejects_what_cannot_run():
+    config = wgmma_trials.STEPS["raster"]
+    assert WgmmaSpace(64, 64, 64, on="sm_100a").reject(config) == "sm_100a has no WGMMA: only sm_90a has."
+    assert "too few K steps to share: 1" in WgmmaSpace(64, 64, 64, on="sm_90a").reject(
+        next(config for config in wgmma_trials.candidates() if config.kernel == "split"))
+    space = WgmmaSpace(4096, 4096, 4096, on="sm_90a")
+    assert space.reject(config) == "" and not space.live and 0.15 < space.predicted_ms(config) < 0.25
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (8, 7, 8), (8, 8, 12), (0, 8, 8), (1 << 31, 8, 8)])
+def test_a_bad_shape_of_the_panel_is_one_sentence(shape):
+    with pytest.raises(ValueError, match="a shape is M,N,K below 2"):
+        wgmma_trials.SUBJECT.space(shape, "bf16", None)
+
+
+def test_the_subject_offers_what_exists():
+    subject = wgmma_trials.SUBJECT
+    for preset in subject.presets.values():
+        for config in preset("bf16"):
+            assert all(isinstance(axis(config), str) for axis in subject.axes.values())
+    assert subject.roofline("bf16").reach(wgmma_trials.STEPS["wide"]) == pytest.approx(128 * 256 / 384)
+
+
+def test_only_the_source_of_what_is_measured_counts():
+    assert wgmma_trials.source() == wgmma_trials.checked.source() != results.source_hash(wgmma_trials.wgmma_gemm)
+
+
+def test_broken_kernels_differ_in_one_thing_each():
+    configs = wgmma_trials.broken_configs()
+    assert [config.leaves_out for config in configs] == list(wgmma_trials.wgmma_configs.BREAKS)
+    assert all(WgmmaSpace(1024, 1024, 2048, on="sm_90a").reject(config) == "" for config in configs)
