@@ -13,12 +13,15 @@ from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from ch07 import bulk_trials
+from ch10 import tile_trials, wgmma_trials
 from ch14 import descriptors_trials, gemm_trials
 from tilelab import device, faults, panel, panel_html, panel_rows
 from tilelab.journal import Journal
 from tilelab.space import Roofline, Subject
 
 GEMM, COPY = gemm_trials.SUBJECT, descriptors_trials.SUBJECT
+SUBJECTS = GEMM, COPY, bulk_trials.SUBJECT, tile_trials.SUBJECT, wgmma_trials.SUBJECT
 
 
 @pytest.fixture(autouse=True)
@@ -74,9 +77,9 @@ def fresh(**choice):
 # ---- menus
 
 
-@pytest.mark.parametrize("subject", [GEMM, COPY], ids=lambda subject: subject.name)
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
 def test_every_choice_draws(subject):
-    shown = panel.Panel(GEMM, COPY, kernel=subject.name)
+    shown = panel.Panel(*SUBJECTS, kernel=subject.name)
     for name in ("target", "dtype", "preset", "show", "x", "y"):
         menu = shown.menus[name]
         for index in range(len(menu.options)):
