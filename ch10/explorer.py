@@ -43,8 +43,9 @@ def _places(rows: int, columns: int, itemsize: int, swizzle: str) -> numpy.ndarr
 def banks(rows: int, columns: int, itemsize: int, swizzle: str = "none") -> numpy.ndarray:
     """The first bank, 0 to 31, of each element of a box; integers of shape (rows, columns).
 
-    Rows lie one after the other from a multiple of 1,024 bytes on; narrower than the swizzle they begin a swizzle apart.
-    Rows wider than it, which no tensor map describes, are shuffled by the same rule. ValueError for what has no address.
+    Rows lie one after the other from a multiple of 1,024 bytes on; narrower than the swizzle they begin a swizzle
+    apart. Rows wider than it, which no tensor map describes, are shuffled by the same rule. ValueError for what has no
+    address.
     """
     return _places(rows, columns, itemsize, swizzle) // WORD % BANKS
 
@@ -192,18 +193,19 @@ def draw_all(rows: int = 32, columns: int = 32, itemsize: int = 4, access: str =
         _check(rows, wide, itemsize, swizzle)
     ways = {swizzle: conflicts(rows, wide, itemsize, swizzle, access) for swizzle, wide in boxes.items()}
     high, width, gap = _size(rows), 9.6, 0.95
-    height = high + 1.5
-    worst = max(ways[swizzle] for swizzle in ways if swizzle != "none")
-    plain, cost = (f"{n}-way conflict" if n > 1 else "no conflict" for n in (ways["none"], worst))
-    title = f"A {access}: {plain} without a swizzle, {cost} with one"
+    height = high + 1.68
+    title = (f"A {access}, rows of {columns * itemsize} bytes: {ways['none']}-way without a swizzle, "
+             f"{ways['128B']}-way with 128B")
     figure = _blank(title, "", width, height)
     inch = min((width - 0.7 - 3 * gap) / sum(boxes.values()), 0.3)
     x, said = 0.4, set()
     for swizzle, wide in boxes.items():
         axes = figure.add_axes((x / width, 0.78 / height, max(wide * inch, 0.1) / width, high / height))
         said.add(_paint(axes, rows, wide, itemsize, swizzle, access))
+        without = conflicts(rows, wide, itemsize, "none", access)
         text = f"swizzle {swizzle}\n{wide * itemsize} B a row\n" + (
             f"{ways[swizzle]}-way conflict" if ways[swizzle] > 1 else "no conflict")
+        text += f"\n({without}-way without)" if swizzle != "none" else ""
         axes.set_title(text, fontsize=7.5, loc="left", linespacing=1.2)
         x += wide * inch + gap
     _key(figure, 0.4, 0.22)

@@ -45,7 +45,7 @@ def tensor_map_picture(rows: int = 40, columns: int = 100, stride: int = 112, bo
     if not (0 <= x <= columns - box_columns and 0 <= y <= rows - box_rows):
         raise ValueError(f"the box lies inside of the tensor in this picture; here it is at ({x}, {y}).")
     size = box_rows * box_columns * 2
-    figure, axes = canvas("The map describes tensor and box; a copy adds only the box's corner",
+    figure, axes = canvas("The map describes tensor and box; of the tensor a copy names only a corner",
                           "a bf16 tensor, innermost extent first as in the map", 7.4, 2.75)
     scale = min(2.85 / stride, 1.55 / rows)
     left, top = 0.45, 2.15
@@ -73,7 +73,7 @@ def tensor_map_picture(rows: int = 40, columns: int = 100, stride: int = 112, bo
         box(axes, mx, ends + pitch * (box_rows - 1 - row), 0.95, pitch, light(GREEN, 0.35 + 0.35 * (row % 2)), "white",
             linewidth=0.3)
     write(axes, mx + 0.475, top + 0.19, "shared memory")
-    write(axes, mx + 0.475, top + 0.05, "rows side by side")
+    write(axes, mx + 0.475, top + 0.05, "row after row")
     write(axes, mx + 0.475, ends - 0.12, f"{box_rows} × {box_columns * 2} B = {size:,} B")
     write(axes, mx + 0.475, ends - 0.26, "swizzled in 16-byte units" if swizzle != "none" else "row after row")
     _arrow(axes, (bx + wide, by + high / 2), (mx - 0.03, by + high / 2))
@@ -141,7 +141,7 @@ def halo_picture(rows: int = 8, columns: int = 16, halo: int = 1, itemsize: int 
             box(axes, kx, at - 0.06, 0.18, 0.12, face)
         write(axes, kx + 0.24, at, text, "left")
     for index, text in enumerate((f"box {high} × {wide} at ({x}, {y}), columns first", "black lines: multiples of 16 "
-                                  "bytes,", f"where a box may start: every {unit}", "no branch for edges")):
+                                  "bytes,", f"where a box may start: every {unit}", "no branch to load edges")):
         write(axes, kx, ky - 1.15 - 0.16 * index, text, "left")
     return figure
 

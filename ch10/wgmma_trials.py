@@ -464,7 +464,7 @@ SUBJECT = Subject(
     dtypes=("bf16",),
     presets={"the ladder": lambda dtype: list(STEPS.values()), "the course's": lambda dtype: candidates(),
              "the grid": lambda dtype: grid()},
-    axes={"tile": lambda c: f"{c.block_m}×{c.block_n}", "stages": lambda c: f"{c.stages} stages",
+    axes={"tile": lambda c: f"{c.block_m}×{c.block_n}", "stages": lambda c: f"{c.stages} stage{'s' * (c.stages > 1)}",
           "cluster, raster": lambda c: f"cluster {c.cluster}, group {c.group}",
           "tile, cluster": lambda c: f"{c.block_m}×{c.block_n}, cluster {c.cluster}",
           "raster": lambda c: f"group {c.group}", "kernel": lambda c: c.kernel},

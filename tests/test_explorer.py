@@ -83,7 +83,8 @@ def test_all_swizzles_side_by_side(arguments):
     assert len(figure.axes) == 5, "four boxes and the key"
     assert_legible(figure)
     if not arguments:
-        assert figure.get_suptitle() == "A column: 32-way conflict without a swizzle, 4-way conflict with one"
+        assert figure.get_suptitle() == ("A column, rows of 128 bytes: 32-way without a swizzle, "
+                                         "4-way with 128B")
 
 
 @pytest.mark.parametrize("arguments, words", [
@@ -160,3 +161,9 @@ def test_the_largest_box_and_every_swizzle_draw_without_a_warning():
         warnings.simplefilter("error")
         for swizzle, span in tensor_map.SWIZZLES.items():
             explorer.draw(256, span or 256, 1, swizzle, "matrix")._repr_png_()
+
+
+def test_rows_narrower_than_the_swizzle_begin_a_swizzle_apart():
+    narrow, whole = (explorer.banks(16, columns, 4, "128B") for columns in (8, 32))
+    assert (narrow == whole[:, :8]).all()
+    assert explorer.conflicts(32, 8, 4, "128B", "column") == explorer.conflicts(32, 32, 4, "128B", "column") == 4
