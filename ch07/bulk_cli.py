@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
-import pathlib
 import sys
 
 import torch
 
 from ch07 import bulk_copy, bulk_trials
-from tilelab import build, device, results
+from tilelab import build, cli, device
 
 
 def _arguments(argv):
-    parser = argparse.ArgumentParser(prog="python -m ch07.bulk_copy", description="Check and time bulk copies against "
-                                     "torch; with --target only compile them.")
-    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
+    parser = cli.parser("ch07.bulk_copy", "Check and time bulk copies against torch; with --target only compile them.")
     parser.add_argument("--op", default="copy", choices=bulk_trials.OPS)
     parser.add_argument("--bytes", type=int, default=1 << 29, help="of each array (default 512 MiB)")
     parser.add_argument("--variant", default="all", metavar="NAME|best|all",
                         help=f"{', '.join(bulk_copy.configs('copy'))}, best or all (default)")
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
-    parser.add_argument("--json", metavar="PATH", help="write one JSON object to PATH, - for standard output")
-    options = parser.parse_args(argv)
+    options = cli.parse(parser, argv)
     if options.bytes < 4 or options.bytes % 4:
         parser.error(f"--bytes must be a multiple of 4; here it is {options.bytes}.")
-    if options.json and pathlib.Path(options.json).is_dir():  # said before the work, not after it
-        parser.error(f"--json takes a file; {options.json} is a folder.")
     named = bulk_copy.configs(options.op)
     wanted = {"all": list(named), "best": list(named)[:1]}.get(options.variant, [options.variant])
     if wanted[0] not in named:
@@ -38,21 +31,9 @@ def _arguments(argv):
 def main(argv: list[str] | None = None) -> int:
     """Run it; the exit status is 0 when all is fine, 1 for a wrong result, 2 when something could not run."""
     options = _arguments(argv)
-    try:
-        rows = _compiled(options) if options.target else _measured(options)
-        record = results.Record(results.make("ch07_bulk_copy", rows, bulk_trials.source()), live=True)
-        if options.json != "-":
-            columns = ["name", "config", "status", "ms", "gbps", "ratio", "ulps", "registers", "smem", "UBLKCP",
-                       "reason"]
-            print(record.show([name for name in columns if any(name in row for row in rows)]))
-        if options.json:
-            text = results.to_json(record.data)
-            print(text, end="") if options.json == "-" else results.write_atomically(pathlib.Path(options.json), text)
-    except (ValueError, OSError, torch.OutOfMemoryError, device.Unsupported) as error:
-        print(f"python -m ch07.bulk_copy: {device.first_line(error)}.", file=sys.stderr)
-        return 2
-    statuses = {row["status"] for row in rows}
-    return 1 if "wrong" in statuses else 0 if statuses == {"ok"} else 2
+    columns = ["name", "config", "status", "ms", "gbps", "ratio", "ulps", "registers", "smem", "UBLKCP", "reason"]
+    return cli.answer("ch07.bulk_copy", columns, bulk_trials.source(), options.json,
+                      lambda: _compiled(options) if options.target else _measured(options))
 
 
 def _compiled(options) -> list[dict]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import pathlib
 import sys
 
 import torch
 
 from ch07 import resample, resample_trials
 from ch07.resample import LADDER
-from tilelab import build, device, results
+from tilelab import build, cli, device
 
 MODES = ("correctness", "performance", "ncu", "single_run")
 DTYPES = {str(dtype)[6:]: dtype for dtype in resample.ELEMENTS}
@@ -27,16 +26,13 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def _arguments(argv):
-    parser = argparse.ArgumentParser(prog="python -m ch07.resample", description="Linear interpolation of feature "
-                                     "rows between irregular source times.")
-    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
+    parser = cli.parser("ch07.resample", "Linear interpolation of feature rows between irregular source times.")
     parser.add_argument("--mode", default="correctness", choices=MODES)
     parser.add_argument("--kernel", default="best", metavar="NAME[,NAME…]|best|all", help=f"of {', '.join(LADDER)}")
     parser.add_argument("--shape", type=_shape, default=resample_trials.PROFILED, metavar="B,S,T,D")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
-    parser.add_argument("--json", metavar="PATH", help="write one JSON object to PATH, - for standard output")
-    options = parser.parse_args(argv)
+    options = cli.parse(parser, argv)
     named = {"best": [resample.BEST], "all": list(LADDER)}.get(options.kernel, options.kernel.split(","))
     if any(name not in LADDER for name in named):
         parser.error(f"--kernel is best, all or of {', '.join(LADDER)}; here it is {options.kernel}.")
@@ -47,8 +43,6 @@ def _arguments(argv):
             parser.error("bulk_rows copies rows of a multiple of 16 bytes; a row is "
                          f"{options.shape[3] * DTYPES[options.dtype].itemsize}: use another kernel.")
         named.remove("bulk_rows")
-    if options.json and pathlib.Path(options.json).is_dir():  # said before the work, not after it
-        parser.error(f"--json takes a file; {options.json} is a folder.")
     options.kernels = named
     return options
 
@@ -56,21 +50,10 @@ def _arguments(argv):
 def main(argv: list[str] | None = None) -> int:
     """Run it; the exit status is 0 when all is fine, 1 for a wrong result, 2 when something could not run."""
     options = _arguments(argv)
-    try:
-        rows = _compiled(options) if options.target else _ran(options)
-        record = results.Record(results.make("ch07_resample", rows, resample_trials.source()), live=True)
-        if options.json != "-":
-            columns = ["kernel", "status", "ulps", "us", "gbps", "ratio", *resample_trials.METRICS, "registers",
-                       "smem", "UBLKCP", "reason"]
-            print(record.show([name for name in columns if any(name in row for row in rows)]))
-        if options.json:
-            text = results.to_json(record.data)
-            print(text, end="") if options.json == "-" else results.write_atomically(pathlib.Path(options.json), text)
-    except (ValueError, OSError, torch.OutOfMemoryError, device.Unsupported, resample_trials.NotProfiled) as error:
-        print(f"python -m ch07.resample: {device.first_line(error)}.", file=sys.stderr)
-        return 2
-    statuses = {row["status"] for row in rows}
-    return 1 if "wrong" in statuses else 0 if statuses == {"ok"} else 2
+    columns = ["kernel", "status", "ulps", "us", "gbps", "ratio", *resample_trials.METRICS, "registers",
+               "smem", "UBLKCP", "reason"]
+    return cli.answer("ch07.resample", columns, resample_trials.source(), options.json,
+                      lambda: _compiled(options) if options.target else _ran(options))
 
 
 def _compiled(options) -> list[dict]:

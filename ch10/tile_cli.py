@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
-import pathlib
 import sys
 
 from ch10 import tile_pipeline, tile_trials
-from tilelab import build, device, results
+from tilelab import build, cli, device
 
 
 def _arguments(argv):
-    parser = argparse.ArgumentParser(prog="python -m ch10.tile_pipeline", description="Check and time tiles moved by "
-                                     "tensor maps against torch; with --target only compile them.")
-    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
+    parser = cli.parser("ch10.tile_pipeline", "Check and time tiles moved by tensor maps against torch; with --target "
+                        "only compile them.")
     parser.add_argument("--op", default="copy", choices=tile_trials.OPS)
     parser.add_argument("--shape", metavar="R,C", help="rows and columns, for add_shared and accumulate B,R,C with a "
                         "batch before them (default 512 MiB)")
     parser.add_argument("--variant", default="all", metavar="NAME|best|all",
                         help="a variant of the operation, best or all (default)")
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
-    parser.add_argument("--json", metavar="PATH", help="write one JSON object to PATH, - for standard output")
-    options = parser.parse_args(argv)
+    options = cli.parse(parser, argv)
     options.shape = _shape(parser, options)
-    if options.json and pathlib.Path(options.json).is_dir():  # said before the work, not after it
-        parser.error(f"--json takes a file; {options.json} is a folder.")
     named = tile_pipeline.configs(options.op)
     wanted = {"all": list(named), "best": list(named)[:1]}.get(options.variant, [options.variant])
     if wanted[0] not in named:
@@ -48,21 +42,10 @@ def _shape(parser, options) -> tuple[int, ...]:
 def main(argv: list[str] | None = None) -> int:
     """Run it; the exit status is 0 when all is fine, 1 for a wrong result, 2 when something could not run."""
     options = _arguments(argv)
-    try:
-        rows = _compiled(options) if options.target else _measured(options)
-        record = results.Record(results.make("ch10_tile_pipeline", rows, tile_trials.source()), live=True)
-        if options.json != "-":
-            columns = ["name", "config", "status", "ms", "gbps", "ratio", "error", "registers", "smem", "UTMALDG",
-                       "UTMASTG", "UTMAREDG", "reason"]
-            print(record.show([name for name in columns if any(name in row for row in rows)]))
-        if options.json:
-            text = results.to_json(record.data)
-            print(text, end="") if options.json == "-" else results.write_atomically(pathlib.Path(options.json), text)
-    except (ValueError, OSError, RuntimeError) as error:  # CompileError and Unsupported among the last
-        print(f"python -m ch10.tile_pipeline: {device.first_line(error).rstrip('.')}.", file=sys.stderr)
-        return 2
-    statuses = {row["status"] for row in rows}
-    return 1 if "wrong" in statuses else 0 if statuses == {"ok"} else 2
+    columns = ["name", "config", "status", "ms", "gbps", "ratio", "error", "registers", "smem", "UTMALDG",
+               "UTMASTG", "UTMAREDG", "reason"]
+    return cli.answer("ch10.tile_pipeline", columns, tile_trials.source(), options.json,
+                      lambda: _compiled(options) if options.target else _measured(options))
 
 
 def _compiled(options) -> list[dict]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import pathlib
 import sys
 
 from ch10 import wgmma_configs, wgmma_gemm, wgmma_trials
 from ch10.wgmma_configs import STEPS
-from tilelab import device, results
+from tilelab import cli, device
 
 
 def _shape(text: str) -> tuple[int, int, int]:
@@ -22,20 +21,14 @@ def _shape(text: str) -> tuple[int, int, int]:
 
 
 def _arguments(argv):
-    parser = argparse.ArgumentParser(prog="python -m ch10.wgmma_gemm", description="C = A B^T, bf16, on Hopper's "
-                                     "tensor cores, against cuBLAS; with --compile only compile it for sm_90a.")
-    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
+    parser = cli.parser("ch10.wgmma_gemm", "C = A B^T, bf16, on Hopper's tensor cores, against cuBLAS; with --compile "
+                        "only compile it for sm_90a.")
     parser.add_argument("--mnk", type=_shape, default=(4096, 4096, 4096), metavar="M,N,K")
     parser.add_argument("--step", default="best", metavar="NAME|best|all|CONFIG",
                         help=f"{', '.join(STEPS)}, best (default), all, or "
                              "KERNEL,BLOCK_M,BLOCK_N,STAGES,NAME=NUMBER...")
     parser.add_argument("--compile", action="store_true", help="compile only; needs no GPU")
-    parser.add_argument("--json", metavar="PATH", help="write one JSON object to PATH, - for standard output")
-    options = parser.parse_args(argv)
-    if options.json is not None and options.json != "-":  # said before the work, not after it
-        path = pathlib.Path(options.json)
-        if not options.json or path.is_dir() or not path.absolute().parent.is_dir():
-            parser.error(f"--json takes a file in a folder that exists, or -; here it is {options.json!r}.")
+    options = cli.parse(parser, argv)
     names = [*STEPS, "best"] if options.step == "all" else [options.step]
     try:
         options.chosen = {name: wgmma_gemm.chosen(name, *options.mnk, device.current().sms or 132) for name in names}
@@ -47,21 +40,10 @@ def _arguments(argv):
 def main(argv: list[str] | None = None) -> int:
     """Run it; the exit status is 0 when all is fine, 1 for a wrong result, 2 when something could not run."""
     options = _arguments(argv)
-    try:
-        rows = wgmma_trials.built(options.chosen) if options.compile else _measured(options)
-        record = results.Record(results.make("ch10_wgmma_gemm", rows, wgmma_trials.source()), live=True)
-        if options.json != "-":
-            columns = ["name", "config", "status", "ms", "predicted_ms", "tflops", "ratio", "error", "peer_error",
-                       "registers", "spills", "smem", "HGMMA", "reason"]
-            print(record.show([name for name in columns if any(name in row for row in rows)]))
-        if options.json:
-            text = results.to_json(record.data)
-            print(text, end="") if options.json == "-" else results.write_atomically(pathlib.Path(options.json), text)
-    except (ValueError, OSError, RuntimeError) as error:  # CompileError and Unsupported among the last
-        print(f"python -m ch10.wgmma_gemm: {device.first_line(error).rstrip('.')}.", file=sys.stderr)
-        return 2
-    statuses = {row["status"] for row in rows}
-    return 1 if "wrong" in statuses else 0 if statuses == {"ok"} else 2
+    columns = ["name", "config", "status", "ms", "predicted_ms", "tflops", "ratio", "error", "peer_error",
+               "registers", "spills", "smem", "HGMMA", "reason"]
+    return cli.answer("ch10.wgmma_gemm", columns, wgmma_trials.source(), options.json,
+                      lambda: wgmma_trials.built(options.chosen) if options.compile else _measured(options))
 
 
 def _measured(options) -> list[dict]:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import pathlib
 import sys
 
 from ch14 import descriptors_trials, gemm_configs, gemm_trials
 from ch14.gemm_configs import GemmConfig, configs, rejection
-from tilelab import device, results
+from tilelab import cli, device, results
 from tilelab.journal import Journal
 from tilelab.sweep import Sweep
 
 
 def _arguments(argv):
-    parser = argparse.ArgumentParser(prog="python -m ch14.gemm", description="Check and time tile configurations of a "
-                                     "descriptor GEMM against cuBLAS; with --target only compile them.")
-    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
+    parser = cli.parser("ch14.gemm", "Check and time tile configurations of a descriptor GEMM against cuBLAS; with "
+                        "--target only compile them.")
     parser.add_argument("--mnk", default="4096,4096,4096", help="M,N,K (default 4096,4096,4096)")
     parser.add_argument("--dtype", default="bf16", choices=tuple(gemm_configs.ITEMSIZE))
     parser.add_argument("--layout", default="k", choices=("k", "n"), help="B as weight.T (k, default) or by rows (n)")
@@ -27,16 +25,14 @@ def _arguments(argv):
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
     parser.add_argument("--copy", action="store_true", help="the copy configurations instead of the GEMM")
     parser.add_argument("--journal", metavar="PATH", help="keep each row in this JSONL file, and resume from it")
-    parser.add_argument("--json", metavar="PATH", help="write one JSON object to PATH, - for standard output")
-    options = parser.parse_args(argv)
+    options = cli.parse(parser, argv)
     given = {name for name in vars(options) if getattr(options, name) != parser.get_default(name)}
     if options.copy and given - {"copy", "json"}:
         parser.error(f"--copy goes with --json only; here is --{min(given - {'copy', 'json'})} too.")
     if options.sweep and "config" in given:
         parser.error("--sweep brings its own configurations: leave out --config.")
-    for name in ("json", "journal"):
-        if (path := getattr(options, name)) and pathlib.Path(path).is_dir():  # said before the work, not after it
-            parser.error(f"--{name} takes a file; {path} is a folder.")
+    if options.journal and pathlib.Path(options.journal).is_dir():  # said before the work, not after it
+        parser.error(f"--journal takes a file; {options.journal} is a folder.")
     if options.dtype == "fp8" and options.layout == "n":
         parser.error("float8 tensor cores read B with K contiguous: leave out --layout n.")
     return options

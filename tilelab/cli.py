@@ -1,0 +1,48 @@
+"""What the chapters' command lines share: a bad argument is one line, rows are a table or one JSON object, and the exit
+status says how it went."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+
+from tilelab import device, results
+
+
+def parser(module: str, description: str) -> argparse.ArgumentParser:
+    """A parser for `python -m module`, with --json, whose errors are one line on stderr and status 2."""
+    made = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    made.error = lambda message: made.exit(2, f"{made.prog}: {message}\n")
+    made.add_argument("--json", metavar="PATH", help="write one JSON object to PATH, - for standard output")
+    return made
+
+
+def parse(made: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options; a --json that names no file is refused here, before the work."""
+    options = made.parse_args(argv)
+    if options.json is not None and (not options.json or pathlib.Path(options.json).is_dir()):
+        made.error(f"--json takes a file; {options.json} is a folder." if options.json else "--json takes a file or -.")
+    return options
+
+
+def answer(module: str, columns: Sequence[str], source: str, path: str | None,
+           measure: Callable[[], list[dict]]) -> int:
+    """Show the rows of `measure()` as a table of those `columns` that they have, or as JSON at `path`.
+
+    The exit status: 0 when all rows are ok, 1 for a wrong result, 2 when something could not run, with one line.
+    """
+    try:
+        rows = measure()
+        record = results.Record(results.make(module.replace(".", "_"), rows, source), live=True)
+        if path != "-":
+            print(record.show([name for name in columns if any(name in row for row in rows)]))
+        if path:
+            text = results.to_json(record.data)
+            print(text, end="") if path == "-" else results.write_atomically(pathlib.Path(path), text)
+    except (ValueError, OSError, RuntimeError) as error:  # Unsupported and CompileError among the last
+        print(f"python -m {module}: {device.first_line(error).rstrip('.')}.", file=sys.stderr)
+        return 2
+    statuses = {row["status"] for row in rows}
+    return 1 if "wrong" in statuses else 0 if statuses == {"ok"} else 2
