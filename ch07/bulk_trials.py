@@ -9,17 +9,13 @@ import dataclasses
 import functools
 import itertools
 import json
-import os
-import subprocess
-import sys
-import tempfile
 import time
 
 import torch
 
 from ch07 import bulk_copy
 from ch07.bulk_copy import BulkConfig, configs
-from tilelab import bench, build, check, child, cuda, device, results
+from tilelab import bench, build, check, cuda, device, results
 from tilelab.space import Roofline, Subject, TargetSpace
 from tilelab.sweep import Sweep
 
@@ -173,18 +169,8 @@ def first_kernel() -> dict:
 
 @results.experiment("ch07_bulk_first", source)
 def first():
-    """`first_kernel` in fresh processes with an empty cache of cubins, then with a filled one; `process_s` is all of
-    Python, torch's import included."""
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        # NVRTC keeps a cache of its own.
-        env = {**os.environ, "TILES_CUBINS": f"{folder}/cubins", "CUDA_CACHE_PATH": f"{folder}/cuda"}
-        for cache in ("empty", "filled"):
-            begun = time.perf_counter()
-            done = subprocess.run([sys.executable, "-m", "ch07.bulk_trials"], capture_output=True, text=True,
-                                  cwd=child.ROOT, env=env, check=True)
-            rows.append({"cache": cache, **json.loads(done.stdout), "process_s": time.perf_counter() - begun})
-    return rows
+    """`first_kernel` in fresh processes, by tilelab.bench.first_launches."""
+    return bench.first_launches("ch07.bulk_trials")
 
 
 # ---- what breaks

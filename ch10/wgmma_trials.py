@@ -10,18 +10,14 @@ import dataclasses
 import functools
 import itertools
 import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 
 import torch
 
 from ch10 import wgmma_configs, wgmma_gemm
 from ch10.wgmma_configs import STEPS, WgmmaConfig, candidates, choose, rejection
-from tilelab import bench, build, check, child, cuda, device, results, tensor_map
+from tilelab import bench, build, check, cuda, device, results, tensor_map
 from tilelab.space import Roofline, Subject, TargetSpace
 from tilelab.sweep import Sweep
 
@@ -343,16 +339,8 @@ def first_launch() -> dict:
 
 @experiment("ch10_gemm_first")
 def first():
-    """`first_launch` in fresh processes with an empty cache of cubins, then with a filled one. NVRTC keeps one of its
-    own, which is emptied too."""
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, "TILES_CUBINS": f"{folder}/cubins", "CUDA_CACHE_PATH": f"{folder}/cuda"}
-        for cache in ("empty", "filled"):
-            done = subprocess.run([sys.executable, "-m", "ch10.wgmma_trials"], capture_output=True, text=True,
-                                  cwd=child.ROOT, env=env, check=True)
-            rows.append({"cache": cache, **json.loads(done.stdout)})
-    return rows
+    """`first_launch` in fresh processes, by tilelab.bench.first_launches."""
+    return bench.first_launches("ch10.wgmma_trials")
 
 
 # ---- the sweep

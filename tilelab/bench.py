@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tilelab import device, results
+from tilelab import child, device, results
 
 # A cool chip runs faster for some tenths of a second: figures are of a warm one. Even: the order turns every round.
 WARM_S, ROUNDS = 0.3, 22
@@ -212,6 +217,21 @@ def call_us(launch: Callable[[], object], calls: int = 200) -> float:
         torch.cuda.synchronize()
         values.append((time.perf_counter() - begin) * 1e6)
     return statistics.median(values)
+
+
+def first_launches(module: str) -> list[dict]:
+    """What `python -m module` prints, a JSON object, in fresh processes: with an empty cache of cubins, then with a
+    filled one. `process_s` is all of it in seconds, Python and torch's import included."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        # NVRTC keeps a cache of its own, which would hide what compiling takes.
+        env = {**os.environ, "TILES_CUBINS": f"{folder}/cubins", "CUDA_CACHE_PATH": f"{folder}/cuda"}
+        for cache in ("empty", "filled"):
+            begun = time.perf_counter()
+            done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, cwd=child.ROOT,
+                                  env=env, check=True)
+            rows.append({"cache": cache, **json.loads(done.stdout), "process_s": time.perf_counter() - begun})
+    return rows
 
 
 @dataclass(frozen=True)
