@@ -59,8 +59,8 @@ def compile_all(jobs) -> None:
             raise RuntimeError(report.reason)
 
 
-def _compile(chosen, itemsize: int = 4) -> None:
-    compile_all([tile_pipeline.job(config, device.current().target, itemsize) for config in chosen])
+def _compile(chosen) -> None:
+    compile_all([tile_pipeline.job(config, device.current().target) for config in chosen])
 
 
 # ---- right or wrong

@@ -181,7 +181,7 @@ def candidates() -> list[WgmmaConfig]:
 
     large = [persistent(128, 256, 4, consumers=2, parts=4, group=4), persistent(128, 224, 4, consumers=2, parts=7),
              persistent(128, 192, 4, consumers=2), persistent(128, 128, 6, consumers=2)]
-    # Few tiles: what counts is how many bytes are on their way, in rows of 256 bytes, which DRAM likes better.
+    # Few tiles: what counts is how many bytes are on their way; with depth=2 they are asked for in rows of 256 bytes.
     thin = [persistent(64, 64, 6, depth=2), persistent(64, 128, 8)]
     thin += [WgmmaConfig("split", 64, 192, 6, cluster=2, early=True),
              WgmmaConfig("split", 64, 128, 8, cluster=2, early=True)]
