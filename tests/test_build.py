@@ -271,10 +271,10 @@ def test_row_is_json_and_repr_is_short():
 
 
 def test_job_for_a_kernel_object():
-    from ch14.descriptors import copy_tma_kernel
+    from ch14.tile_copy import copy_tma_kernel
 
     job = build.job_for(copy_tma_kernel, COPY["signature"], COPY["constants"], "sm_90a", num_warps=8)
-    assert job.kernel == "ch14.descriptors:copy_tma_kernel" and build.build_one(job).threads == 256
+    assert job.kernel == "ch14.tile_copy:copy_tma_kernel" and build.build_one(job).threads == 256
 
     def local():
         pass

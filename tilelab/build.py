@@ -82,7 +82,8 @@ class Report:
     Sizes in bytes: `smem` dynamic and `smem_static` a block (from sm_90 on 1,024 of it are the system's), `spills`
     local memory a thread; None where they could not be read. `counts` are instructions in the PTX (INSTRUCTIONS), or
     those in the SASS of a .cu kernel (OPCODES, and what tensor core instructions it has), empty where that cannot be
-    read. `seconds` the compiler's. `reason` is a sentence, empty when all is well.
+    read. `seconds` the compiler's. `reason` is a sentence, empty when all is well; `said` all that the compiler said
+    about a failure: the exception's name and text, then its log.
     """
 
     job: Job
@@ -97,6 +98,7 @@ class Report:
     seconds: float = 0.0
     ptx: str = field(default="", repr=False)
     cubin: bytes = field(default=b"", repr=False)
+    said: str = field(default="", repr=False)
 
     @property
     def sass(self) -> str:
@@ -173,21 +175,25 @@ def _compile(job: dict) -> dict:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     kernel = _kernel(job["kernel"])
+    source_type = GluonASTSource if kernel.is_gluon() else ASTSource
     names = kernel.arg_names
     unknown = ((set(job["signature"]) | set(job["constants"])) ^ set(names)) | (set(job["aligned"]) - set(names))
     if unknown:
         raise ValueError(f"{', '.join(sorted(unknown))}: given but not taken by the kernel, or the reverse")
     signature = {name: job["signature"].get(name, "constexpr") for name in names}
     # As a launch gives them, so that it finds this build in the cache: in order, and empty for what is not aligned.
+    given = ("*", "i", "u") if triton.__version__ < "3.7" else ("*", "i", "u", "constexpr")
     attributes = {(index,): [["tt.divisibility", 16]] if name in job["aligned"] else []
-                  for index, name in enumerate(names) if signature[name].startswith(("*", "i", "u"))}
+                  for index, name in enumerate(names)
+                  if signature[name].startswith(given) and not kernel.params[index].do_not_specialize}
     capability = int(re.sub(r"\D", "", job["target"]))
     options = {"num_warps": job["num_warps"], "num_stages": job["num_stages"], **job["options"]}
 
     def built() -> dict:
-        source = ASTSource(kernel, signature, job["constants"], attributes)
+        source = source_type(kernel, signature, job["constants"], attributes)
         begun = time.perf_counter()
         binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         seconds = time.perf_counter() - begun
@@ -306,7 +312,7 @@ def _cuobjdump(flag: str, cubin: bytes, *more: str) -> str:
 def _why(error: BaseException, said: str) -> str:
     """One sentence from an exception and what the compiler wrote to stderr while it was raised."""
     text = f"{error}\n{said}"
-    if found := re.search(r"ptxas (?:fatal|error)\s*:\s*(?:\(C\d+\) )?(.+)", text):
+    if found := re.search(r"ptxas (?:\S+, line \d+; )?(?:fatal|error)\s*:\s*(?:\(C\d+\) )?(.+)", text):
         return f"ptxas: {found[1].strip()}"
     if found := re.search(r"executing \[?`(\w+)`", text):
         detail = re.search(r"error: (?!Failures have been detected)(.+)|(Assertion `.+?') failed", said)
@@ -316,6 +322,7 @@ def _why(error: BaseException, said: str) -> str:
 
 
 def _answer(request: dict) -> dict:
+    os.lseek(2, 0, os.SEEK_SET)  # or what the compiler says would lie behind a hole as long as the last job's
     os.environ.pop("TRITON_CACHE_DIR", None)  # the last job's
     if request["cache"]:
         os.environ["TRITON_CACHE_DIR"] = request["cache"]
@@ -325,34 +332,37 @@ def _answer(request: dict) -> dict:
     except Exception as error:
         sys.stderr.flush()
         said = os.pread(2, 1 << 20, 0).decode(errors="replace")  # what the compiler wrote, whole kernels too
-        return {"reason": _why(error, said)}
+        # What LLVM calls fatal leaves a process behind in which later builds were seen to hang and to abort.
+        return {"reason": _why(error, said), "said": f"{type(error).__name__}: {error}\n{said}",
+                "leaving": bool(re.search("LLVM ERROR|Assertion `", said))}
 
 
 # ---- in the caller
 
 
 def build(jobs: Iterable[Job], workers: int | None = None, timeout_s: float = 120,
-          cache: str | os.PathLike | None = None) -> Iterator[Report]:
+          cache: str | os.PathLike | None = None, triton: str | os.PathLike | None = None) -> Iterator[Report]:
     """Compile `jobs` in parallel and yield a Report for each as it finishes, in whatever order.
 
     `workers` processes (default: one a CPU), each given `timeout_s` a job; `cache` replaces the cache folders of Triton
-    and of tilelab.cuda for these jobs. A damaged cache entry is compiled again elsewhere. Builds may overlap, each with
-    workers of its own; an iterator that is closed early kills what it was building. Raises ValueError at once for a
-    target that is none of tilelab.device.TARGETS.
+    and of tilelab.cuda for these jobs. A damaged cache entry is compiled again elsewhere. `triton` is the folder that
+    another Triton was installed into (pip's --target), for kernels that import nothing but Triton. Builds may overlap,
+    each with workers of its own; an iterator that is closed early kills what it was building. Raises ValueError at once
+    for a target that is none of tilelab.device.TARGETS.
     """
     jobs = list(jobs)
     for job in jobs:
         limits(job.target)
     if timeout_s <= 0 or (workers is not None and workers < 1):
         raise ValueError(f"workers and timeout_s must be positive; they are {workers} and {timeout_s}.")
-    return _build(jobs, min(workers or os.cpu_count() or 1, max(len(jobs), 1)), timeout_s, cache)
+    return _build(jobs, min(workers or os.cpu_count() or 1, max(len(jobs), 1)), timeout_s, cache, triton)
 
 
-def _build(jobs, count, timeout_s, cache):
+def _build(jobs, count, timeout_s, cache, triton):
     ticket = object()
     pool = ThreadPoolExecutor(count, "build")
     try:
-        for future in as_completed([pool.submit(build_one, job, timeout_s, cache, ticket) for job in jobs]):
+        for future in as_completed([pool.submit(build_one, job, timeout_s, cache, ticket, triton) for job in jobs]):
             yield future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -361,14 +371,15 @@ def _build(jobs, count, timeout_s, cache):
 
 
 def build_one(job: Job, timeout_s: float = 120, cache: str | os.PathLike | None = None,
-              ticket: object = None) -> Report:
+              ticket: object = None, triton: str | os.PathLike | None = None) -> Report:
     """`build` of a single job, in a worker that `child.kill(ticket)` ends."""
     limits(job.target)
     kernel = os.path.abspath(job.kernel) if re.search(r"\.(py|cu):", job.kernel) else job.kernel
     request = {**dataclasses.asdict(job), "kernel": kernel, "cubins": os.path.abspath(cache or cuda.cubin_folder()),
                "cache": str(cache or os.environ.get("TRITON_CACHE_DIR") or "")}
     try:
-        with child.borrowed("tilelab.build", "the compiler", ticket, TRITON_INTERPRET="0") as worker:
+        env = {"TRITON_INTERPRET": "0"} | ({"TILES_TRITON": os.path.abspath(triton)} if triton else {})
+        with child.borrowed("tilelab.build", "the compiler", ticket, **env) as worker:
             return _report(job, worker.ask(request, timeout_s))
     except Exception as error:  # a job that is no JSON, a machine out of processes: a row like any other
         return Report(job, "failed", f"{type(error).__name__}: {error}")
@@ -376,7 +387,7 @@ def build_one(job: Job, timeout_s: float = 120, cache: str | os.PathLike | None 
 
 def _report(job: Job, answer: dict) -> Report:
     if "reason" in answer:
-        return Report(job, "failed", answer["reason"].rstrip(".") + ".")
+        return Report(job, "failed", answer["reason"].rstrip(".") + ".", said=answer.get("said", answer["reason"]))
     limit = limits(job.target)
     if "counts" not in answer:
         answer["counts"] = {name: len(re.findall(pattern, answer["ptx"])) for name, pattern in INSTRUCTIONS.items()}
@@ -423,4 +434,7 @@ def ptxas_remarks(ptx: str, target: str) -> list[str]:
 
 
 if __name__ == "__main__":
+    if another := os.environ.get("TILES_TRITON"):
+        sys.path.insert(0, another)
+        importlib.import_module("triton")  # now, for each request brings the path of its caller
     child.serve(_answer)

@@ -30,6 +30,7 @@ from tilelab import device
 KEYS = ("experiment", "device", "versions", "recorded", "source", "rows")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 NAME = re.compile(r"[a-z0-9_]+")
+NO_GPU = device.Device()  # of records that no GPU has a part in; their folder is results/no-gpu
 PREFERRED = "nvidia-h200"  # the course's figures come from it; shown where this machine has no record of its own
 
 
@@ -90,11 +91,14 @@ def _check_name(experiment: Any) -> None:
         raise ValueError(f"an experiment's name is made of a to z, 0 to 9 and _; here it is {experiment!r:.60}.")
 
 
-def make(experiment: str, rows: Sequence[dict], source: str) -> dict:
+def make(experiment: str, rows: Sequence[dict], source: str, on: device.Device | None = None) -> dict:
     """A record of `rows`, measured now on this machine, of code whose `source_hash` is `source`. ValueError for a name
-    that is not of a to z, 0 to 9 and _."""
+    that is not of a to z, 0 to 9 and _.
+
+    `on` is what the rows are of where that is not the GPU here: NO_GPU for builds, which need none.
+    """
     _check_name(experiment)
-    return {"experiment": experiment, "device": dataclasses.asdict(device.current()), "versions": versions(),
+    return {"experiment": experiment, "device": dataclasses.asdict(on or device.current()), "versions": versions(),
             "recorded": now(), "source": source, "rows": list(rows)}
 
 
@@ -241,7 +245,8 @@ class Record:
             day = self.data["recorded"][:10]
             return f"live on {self.device['name']}, {day}" if self.device["capability"] else "live, without a GPU"
         when = self.stale.removeprefix("recorded ") or self.data["recorded"][:10]
-        return f"recorded on {self.device['name']}, {when}"
+        where = f"on {self.device['name']}" if self.device["capability"] else "without a GPU"
+        return f"recorded {where}, {when}"
 
     def frame(self):
         """The rows as a pandas DataFrame, unrounded."""
