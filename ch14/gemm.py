@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ch14.descriptors import context
 from ch14.gemm_configs import SETS, GemmConfig, configs, parse, ranked, rejection
 from tilelab import device
 
@@ -321,6 +322,8 @@ def _launcher(config, a, stored, out, scale_a, scale_b, mnk, b_k_major, sms):
         if config.kernel == "plain" and not _interpreted():
             # A ContextVar: a thread that never set it has no allocator, so set it where the launch happens.
             triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+        elif not _interpreted():
+            context()
         if warmup:
             kernel.warmup(*args, grid=(programs,), **constants, **options)._init_handles()
         else:

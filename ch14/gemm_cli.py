@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 import sys
 
-from ch14 import descriptors_trials, gemm_configs, gemm_trials
+from ch14 import gemm_configs, gemm_trials, tile_copy_trials
 from ch14.gemm_configs import GemmConfig, configs, rejection
 from tilelab import cli, device, results
 from tilelab.journal import Journal
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _copied(options) -> results.Record:
     device.require("has_tma", "timing the copy", "read results/")
-    record = descriptors_trials.copies()
+    record = tile_copy_trials.copies()
     if options.json != "-":
         print(record)
     return record

@@ -1,96 +1,264 @@
+import dataclasses
+
 import pytest
 import torch
+import triton
 
-from ch14 import descriptors
-from ch14.descriptors import CopyConfig, configs, copy_tma
+from ch14 import descriptors, descriptors_configs, descriptors_trials
+from ch14.descriptors_configs import OPS, TileConfig, configs
 from tilelab import build, device
 
 WHERE = "cuda" if device.current().capability else "cpu"
-EVERY = list(dict.fromkeys(config for which in descriptors.SETS for config in configs(which)))
+LIVE = device.current().has_tma
+EVERY = [(op, name) for op in OPS for name in descriptors_trials.runnable(op)]
+# Small tiles, so that several programs, several tiles a program and ragged ends occur in the interpreter too.
+SMALL = {"copy": [TileConfig("host", 4, 32, 1, 3, 2), TileConfig("device", 8, 16, 1, 0, 3, 2),
+                  TileConfig("host", 0, 64, 1), TileConfig("device", 0, 128, 1, 0, 2),
+                  TileConfig("pointers", 4, 32, 1, 2), TileConfig("pointers", 0, 64)],
+         "gather": [TileConfig("host", 1, 32, 1, 4, 3), TileConfig("device", 1, 64, 1, 0, 2),
+                    TileConfig("pointers", 4, 32, 1, 3)]}
+SMALL["add"] = SMALL["copy"]
+if not LIVE or device.current().has_tcgen05:
+    SMALL["gather"].append(TileConfig("gather4", 8, 16, 4, 2, 2))
 
 
-def bits(*shape):
-    return torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, device=WHERE)
+# ---- right results
 
 
-@pytest.mark.parametrize("config", [CopyConfig(16, 64, 4, 1), CopyConfig(64, 16, 4, 3), *EVERY], ids=str)
-@pytest.mark.parametrize("shape", [(100, 72), (1, 8), (64, 128), (37, 200)])
-def test_copy_tma_is_equal_bit_for_bit_and_stays_inside(config, shape):
-    source, room = bits(*shape), bits(shape[0] + 4, shape[1] + 16)
-    before = room.clone()
-    inside = room[2:-2, 8:-8]
-    copy_tma(source, inside, config)
-    assert torch.equal(inside, descriptors.copy_spec(source))
-    before[2:-2, 8:-8] = source
-    assert torch.equal(room, before), "the copy wrote outside its destination"
+@pytest.mark.parametrize("op, name", EVERY)
+def test_every_variant_on_ragged_shapes(op, name):
+    cases = [descriptors_trials.verify(op, name, *shape, torch.float16, 11 if op == "gather" else None)
+             for shape in ((1, 8), (37, 200), (5, 1032))]
+    assert not [case for case in cases if case["status"] != "ok"]
 
 
-ROOM = bits(12, 8)
+@pytest.mark.parametrize("op, config", [(op, config) for op in OPS for config in SMALL[op]], ids=str)
+def test_small_tiles_loops_and_padded_rows(op, config):
+    for shape in ((1, 8), (9, 24), (33, 136)):
+        for dtype in (torch.float32, torch.float16):
+            row = descriptors_trials.verify(op, config, *shape, dtype, 13 if op == "gather" else None)
+            assert row["status"] == "ok", (shape, dtype, row["reason"])
 
 
-@pytest.mark.parametrize("numbers, message", [((48, 64, 4, 1), "block_m must be a power of two; here it is 48"),
-                                              ((64, 64, 4.0, 1), "num_warps must be a power of two; here it is 4.0")])
-def test_bad_configuration_is_one_sentence(numbers, message):
-    with pytest.raises(ValueError, match=message):
-        CopyConfig(*numbers)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float8_e4m3fn, torch.bfloat16, torch.int32,
+                                   torch.int64, torch.complex64], ids=str)
+@pytest.mark.parametrize("name", ["tile_host", "flat_device", "tile_pointers"])
+def test_copy_takes_any_dtype(name, dtype):
+    x = torch.randint(0, 2 if dtype == torch.bool else 256, (7, 64), dtype=torch.uint8, device=WHERE)
+    x = x.view(dtype) if dtype != torch.bool else x.bool()
+    out = descriptors.copy(x, config=name)
+    assert out.dtype == dtype and torch.equal(out.view(torch.uint8), x.view(torch.uint8))
 
 
-@pytest.mark.parametrize("source, destination, message", [
-    (bits(8, 8)[0], bits(8, 8), "source must be a matrix with contiguous rows"),
-    (bits(8, 8), bits(8, 8).T, "destination must be a matrix with contiguous rows"),
-    (bits(8, 12), bits(8, 12), "rows that are one; a row is 24 bytes"),
-    (bits(8, 24)[:, 4:12], bits(8, 8), "source must start at a multiple of 16 bytes"),
-    (bits(8, 8), bits(16, 8), "must agree in shape, dtype and device"),
-    (bits(8, 8), bits(8, 8).view(torch.float16), "must agree in shape, dtype and device"),
-    ([1], bits(8, 8), "source must be a torch.Tensor; it is a list"),
-    (bits(0, 8), bits(0, 8), "source must be a matrix with contiguous rows, not empty"),
-    (torch.zeros(8, 8, dtype=torch.complex64), bits(8, 8), "source must be of one of float32, .*; it is complex64"),
-    (ROOM[:8], ROOM[4:12], "destination lies in the memory that source spans"),
+def test_pointers_take_what_descriptors_do_not():
+    room = torch.randn(9, 103, device=WHERE)
+    x = room[1:, 1:68]
+    for op, config in (("copy", "tile_pointers"), ("add", "tile_pointers"), ("copy", TileConfig("pointers", 4, 16))):
+        out = torch.full((8, 71), float("nan"), device=WHERE)[:, 2:69]
+        descriptors.prepare(op, x, out, y=x if op == "add" else None, config=config)()
+        assert torch.equal(out, 2 * x if op == "add" else x)
+    index = torch.tensor([7, 0, 0, -1, 8], dtype=torch.int32, device=WHERE)
+    assert torch.equal(descriptors.gather(x, index, config="rows_pointers"), descriptors.gather_spec(x, index))
+    flat = torch.randn(1001, device=WHERE)
+    assert torch.equal(descriptors.copy(flat, config="flat_pointers"), flat)
+
+
+def test_a_ragged_source_is_fine_where_the_result_is_whole():
+    """A load past the end of a row gives zeros; it is the store that knows only whole units."""
+    x = torch.randn(8, 72, device=WHERE)[:, :66]
+    with pytest.raises(ValueError, match="a row of out must end at a multiple of 16 bytes.* behind its 264 bytes"):
+        descriptors.copy(x, torch.empty(8, 68, device=WHERE)[:, :66], config="tile_host")
+
+
+def test_empty_and_tiny():
+    for config in ("tile_host", "tile_device", "tile_pointers"):
+        assert descriptors.copy(torch.zeros(0, 8, device=WHERE), config=config).shape == (0, 8)
+    assert descriptors.copy(torch.zeros(0, device=WHERE), config="flat_host").shape == (0,)
+    assert torch.equal(descriptors.copy(torch.ones(4, device=WHERE), config="flat_host"), torch.ones(4, device=WHERE))
+
+
+def test_specs():
+    x = torch.randn(3, 4)
+    assert descriptors.copy_spec(x).data_ptr() != x.data_ptr()
+    assert descriptors.add_spec(x, x).dtype == torch.float64
+    index = torch.tensor([2, -1, 3, 0], dtype=torch.int32)
+    assert torch.equal(descriptors.gather_spec(x, index), torch.stack([x[2], x[0] * 0, x[0] * 0, x[0]]))
+
+
+# ---- what the compiler makes of it
+
+
+@pytest.fixture(scope="module")
+def built():
+    rows = descriptors_trials.built(ops=("copy", "gather")) + descriptors_trials.built(("sm_90a", "sm_120a"), ("add",))
+    return {(row["op"], row["name"], row["target"]): row for row in rows}
+
+
+@pytest.mark.parametrize("op, name, target", [
+    (op, name, target) for op in OPS for name in configs(op)
+    for target in (("sm_90a", "sm_120a") if op == "add" else device.TARGETS[1:])])
+def test_ptx_and_sass_hold_what_a_variant_teaches(built, op, name, target):
+    row, config = built[op, name, target], configs(op)[name]
+    if config.rejection(target):
+        assert row["status"] == "failed" and "tile::gather4" in row["reason"] and "sm_100 or higher" in row["reason"]
+        return
+    assert row["status"] == "ok", row["reason"]
+    assert row["spills"] == 0 or target != "sm_90a"  # the ptxas in Triton 3.6 keeps a stack for sm_120a
+    assert (row["tma_load"] > 0, row["tma_store"] > 0) == (config.described, config.described)
+    assert (row["gather4"] > 0) == (config.way == "gather4")
+    assert (row["tensormap_replace"] > 0) == (config.way == "device")
+    assert (row["loads_16b"] > 0) == (config.way == "pointers") or config.way == "gather4"  # which reads indices so
+    if "UTMALDG" in row:  # the cuobjdump in Triton 3.6 cannot read sm_103a and sm_121a
+        assert (row["UTMALDG"] > 0, row["UTMASTG"] > 0) == (config.described, config.described)
+        assert (row["STG"] > 0) == (config.way == "pointers")
+
+
+def test_a_block_is_split_into_boxes():
+    """256 elements a side at most; 8 rows or more are swizzled, which keeps a box to 128 bytes of a row."""
+    boxes = {}
+    for tile in ((1, 256), (1, 1024), (4, 2048), (8, 1024), (64, 64), (0, 4096)):
+        report = build.build_one(descriptors.job("copy", TileConfig("host", *tile, 1), "sm_90a"))
+        boxes[tile] = report.counts["tma_load"]
+    assert boxes == {(1, 256): 1, (1, 1024): 4, (4, 2048): 8, (8, 1024): 16, (64, 64): 1, (0, 4096): 16}
+
+
+def test_a_copied_tile_stays_in_shared_memory():
+    """Loaded and stored from one buffer: as many bytes as the tile and a barrier, and no thread reads them."""
+    report = build.build_one(descriptors.job("copy", TileConfig("host", 4, 256, 1), "sm_90a"))
+    assert report.smem < 2 * 2048 and "ld.shared" not in report.ptx and "st.shared" not in report.ptx
+    report = build.build_one(descriptors.job("add", TileConfig("host", 4, 256, 1), "sm_90a"))
+    one, other = (report.ptx.index(f"[%rd{number}, {{") for number in (1, 2))
+    assert "ld.shared" in report.ptx[one:other], "x is waited for and read before y is asked for"
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"way": "tma"}, "way is one of host, device, pointers, gather4; here it is 'tma'"),
+    ({"block_m": 3}, "block_m must be a power of two or 0; here it is 3"),
+    ({"block_n": 0}, "block_n must be a power of two; here it is 0"),
+    ({"num_warps": 64}, "a block has at most 32 warps; here are 64"),
+    ({"num_warps": 4.0}, r"num_warps must be a power of two; here it is 4\.0"),
+    ({"span": -1}, "span must be a whole number from 0; here it is -1"),
+    ({"stages": 0}, "stages must be a whole number from 1; here it is 0"),
+    ({"block_m": 2048, "block_n": 1024}, "a tile has at most 1,048,576 elements in Triton; here are 2,097,152"),
+    ({"way": "gather4"}, "gather4 wants tiles of 8 rows or more; here are 4"),
 ])
-def test_bad_matrix_is_one_sentence(source, destination, message):
+def test_bad_configuration_is_one_sentence(change, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        TileConfig(**{"way": "host", "block_m": 4, "block_n": 256, **change})
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize("op, config, message", [
+    ("scale", "best", "op is one of copy, add, gather; here it is 'scale'"),
+    ("copy", "fastest", "the variants of copy are best, tile_host, .*, or a TileConfig; here it is 'fastest'"),
+    ("add", None, "the variants of add are .* here it is None"),
+    ("copy", TileConfig("gather4", 8, 64), "gather4 only gathers; here it is asked to copy"),
+    ("gather", TileConfig("host", 4, 64), "a descriptor's tile is one row where rows are gathered .*; here it is 4"),
+    ("gather", TileConfig("pointers", 0, 64), "gather takes rows: block_m is at least 1; here it is 0"),
+])
+def test_bad_variant_is_one_sentence(op, config, message):
     with pytest.raises(ValueError, match=message):
-        copy_tma(source, destination)
+        descriptors_configs.chosen(op, config)
 
 
-def test_padded_source():
-    wide, destination = bits(37, 88), bits(37, 72)
-    copy_tma(wide[:, 8:80], destination)
-    assert torch.equal(destination, wide[:, 8:80])
+ROOM = torch.zeros(16, 64)
+INDEX = torch.zeros(4, dtype=torch.int32)
 
 
-def test_more_rows_of_tiles_than_a_grid_takes():
-    source = bits(65536, 8)
-    with pytest.raises(ValueError, match="at most 65,535 rows of tiles; here are 65536: use a taller tile"):
-        copy_tma(source, torch.empty_like(source), CopyConfig(1, 8, 4, 1))
+@pytest.mark.parametrize("op, given, config, message", [
+    ("copy", {"x": [1.0]}, "tile_host", "x must be a torch.Tensor; it is a list"),
+    ("copy", {"x": ROOM.requires_grad_(False).clone().requires_grad_()}, "best", "x requires a gradient"),
+    ("copy", {"x": torch.zeros(8, 64, dtype=torch.complex64).conj()}, "best", "x is a view that conjugates"),
+    ("copy", {"x": torch.zeros(8, 64, dtype=torch.complex128)}, "best", "1, 2, 4 or 8 bytes; those of x have 16"),
+    ("add", {"x": ROOM.int(), "y": ROOM.int()}, "best", "add takes float32, bfloat16, float16; x is int32"),
+    ("add", {}, "best", "add needs y"),
+    ("copy", {"y": ROOM}, "best", "copy takes no y"),
+    ("gather", {}, "best", "gather needs index"),
+    ("gather", {"index": INDEX.long()}, "best", "index must be a torch.Tensor of int32 with one dimension"),
+    ("gather", {"index": torch.zeros(32, dtype=torch.int32)[::2]}, "best", "index must be contiguous and on cpu"),
+    ("gather", {"index": INDEX}, "best", r"out must be \(4, 64\) of float32 on cpu; it is \(16, 64\)"),
+    ("copy", {"out": ROOM.half()}, "best", r"out must be \(16, 64\) of float32 on cpu; it is .* of float16"),
+    ("add", {"y": ROOM[:8]}, "best", r"y must be \(16, 64\) of float32 on cpu; it is \(8, 64\)"),
+    ("copy", {"x": ROOM[0]}, "tile_host", r"x must be a matrix for a tile of rows; its shape is \(64,\)"),
+    ("copy", {"x": torch.zeros(64, 16).T}, "flat_host", "x must be contiguous for a flat tile"),
+    ("copy", {"x": torch.zeros(64, 16).T}, "tile_host", r"the last dimension of x must be contiguous .*\(1, 16\)"),
+    ("copy", {"x": torch.zeros(64).expand(16, 64)}, "tile_host", "the rows of x overlap"),
+    ("copy", {"x": torch.zeros(16, 68)[:, 1:65]}, "tile_host", "x must start at a multiple of 16 bytes .* 4 past one"),
+    ("copy", {"x": torch.zeros(16, 65)[:, :64]}, "tile_device", "a row of x must take a multiple of 16 .* 260 bytes"),
+    ("copy", {}, TileConfig("host", 4, 2), "a descriptor's tile is at least 16 bytes wide; 2 elements of x are 8"),
+    ("copy", {"x": torch.zeros(16, 66), "out": torch.zeros(16, 68)[:, :66]}, "tile_host", "a row of x must take"),
+    ("copy", {"x": torch.zeros(1, 66), "out": torch.zeros(1, 66)}, "flat_host", "a row of out must end at a multiple"),
+    ("copy", {"x": ROOM, "out": ROOM}, "tile_pointers", "out lies in the memory that x spans"),
+    ("copy", {"x": torch.empty(2**31, device="meta"), "out": torch.empty(2**31, device="meta")}, "flat_host",
+     r"an extent has at most 2\^31 - 1 elements"),
+])
+def test_bad_argument_is_one_sentence(op, given, config, message):
+    given = {"x": ROOM, "out": torch.zeros(16, 64), **given}
+    with pytest.raises(ValueError, match=message) as caught:
+        descriptors.prepare(op, config=config, **given)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
-def test_the_sets_of_the_note():
-    assert [len(configs(which)) for which in ("conservative", "proposed")] == [5, 5]
-    with pytest.raises(ValueError, match="the sets are conservative, proposed, course; here it is 'bold'"):
-        configs("bold")
+def test_a_target_that_cannot_is_said():
+    four = configs("gather")["gather4"]
+    assert four.rejection("sm_90a") == ("sm_90a has no tile::gather4 (sm_100a and newer have): take rows_host, a load "
+                                        "for each row.")
+    assert four.rejection("sm_121a") == "" and configs("copy")["tile_pointers"].rejection("sm_80") == ""
+    assert configs("copy")["tile_host"].rejection("sm_80").startswith("sm_80 has no TMA: descriptors need sm_90a")
 
 
-def test_stages_do_nothing_without_a_loop():
-    tile = dict.fromkeys(("source", "destination"), "tensordesc<bf16[128, 128]>")
-    reports = {stages: build.build_one(build.Job("ch14.descriptors:copy_tma_kernel", tile,
-                                                 {"BLOCK_M": 128, "BLOCK_N": 128}, "sm_90a", num_stages=stages))
-               for stages in (1, 5)}
-    assert reports[1].launchable and reports[1].ptx == reports[5].ptx
-
-
-@pytest.mark.parametrize("target", device.TARGETS[1:])
-def test_copy_uses_tma(target):
-    tile = dict.fromkeys(("source", "destination"), "tensordesc<bf16[64, 64]>")
-    job = build.Job("ch14.descriptors:copy_tma_kernel", tile, {"BLOCK_M": 64, "BLOCK_N": 64}, target)
-    report = build.build_one(job)
-    assert report.launchable and report.counts["tma_load"] and report.counts["tma_store"]
+# ---- on a GPU
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("config", EVERY, ids=str)
-def test_large_copy_is_equal_bit_for_bit_and_stays_inside(config):
-    source, room = bits(4099, 4104), bits(4103, 4104)
-    before = room.clone()
-    copy_tma(source.view(torch.bfloat16), room[2:-2].view(torch.bfloat16), config)
-    before[2:-2] = source
-    assert torch.equal(room, before)
+@pytest.mark.parametrize("op, name", EVERY)
+def test_large(op, name):
+    for dtype in descriptors.FLOATS:
+        row = descriptors_trials.verify(op, name, 4099, 4104, dtype, 5001 if op == "gather" else None)
+        assert row["status"] == "ok", row["reason"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", configs("copy"))
+def test_a_launch_in_a_thread_and_in_a_graph(name):
+    """Allocator and CUDA context belong to a thread: the launch brings its own."""
+    import threading
+
+    x = torch.randn(64, 512, device="cuda")
+    out = descriptors.copy(x, config=name)
+    thread = threading.Thread(target=descriptors.prepare("copy", x.normal_(), out, config=name))
+    thread.start()
+    thread.join()
+    assert torch.equal(x, out)
+    launch, graph = descriptors.prepare("copy", x, out, config=name), torch.cuda.CUDAGraph()
+    launch()
+    with torch.cuda.graph(graph):
+        launch()
+    x.normal_()
+    graph.replay()
+    assert torch.equal(x, out)
+
+
+@pytest.mark.gpu
+def test_what_does_not_fit_is_said_before_a_launch():
+    x = torch.zeros(1024, 1024, device="cuda")
+    with pytest.raises(device.Unsupported, match="host 256 × 256, .* cannot run on sm_.*: OutOfResources: .*shared"):
+        descriptors.prepare("copy", x, torch.empty_like(x), config=TileConfig("host", 256, 256))
+    with pytest.raises(ValueError, match="x must be on the GPU; it is on cpu"):
+        descriptors.copy(torch.zeros(8, 8))
+
+
+@pytest.mark.gpu
+def test_more_than_2_to_the_31_elements():
+    x = torch.randint(0, 256, (40000, 65536), dtype=torch.uint8, device="cuda")
+    for name in ("tile_host", "tile_pointers"):
+        out = torch.zeros_like(x)
+        descriptors.copy(x, out, config=dataclasses.replace(configs("copy")[name]))
+        assert torch.equal(x[-3:], out[-3:]) and torch.equal(x, out)
+
+
+def test_the_interpreter_runs_only_without_a_gpu():
+    assert isinstance(descriptors.copy_tma_kernel, triton.JITFunction) == bool(device.current().capability)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ch14 import descriptors_trials, gemm_configs, gemm_trials, sweep_trials
+from ch14 import gemm_configs, gemm_trials, sweep_trials, tile_copy_trials
 from ch14.gemm_trials import GemmSpace
 from tilelab import build, device, results
 from tilelab.plots import rank_correlation
@@ -51,7 +51,7 @@ def test_record_is_of_todays_engine(experiment):
 
 
 def test_record_is_of_todays_copy():
-    assert results.stale(H200["ch14_gemm_copy"], descriptors_trials.source()) == ""
+    assert results.stale(H200["ch14_gemm_copy"], tile_copy_trials.source()) == ""
 
 
 @pytest.mark.parametrize("name", ["ch14_gemm_square", "ch14_gemm_llm", "ch14_gemm_fp8", "ch14_gemm_ragged"])

@@ -15,12 +15,12 @@ from traitlets.config import Config
 
 from ch07 import bulk_trials
 from ch10 import tile_trials, wgmma_trials
-from ch14 import descriptors_trials, gemm_trials
+from ch14 import gemm_trials, tile_copy_trials
 from tilelab import device, faults, panel, panel_html, panel_rows
 from tilelab.journal import Journal
 from tilelab.space import Roofline, Subject
 
-GEMM, COPY = gemm_trials.SUBJECT, descriptors_trials.SUBJECT
+GEMM, COPY = gemm_trials.SUBJECT, tile_copy_trials.SUBJECT
 SUBJECTS = GEMM, COPY, bulk_trials.SUBJECT, tile_trials.SUBJECT, wgmma_trials.SUBJECT
 
 

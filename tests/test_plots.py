@@ -108,7 +108,7 @@ def test_heat_map_refuses_two_rows_in_one_cell():
 
 
 def test_labels_of_crowded_points_do_not_overlap():
-    rows = [{"name": name, "intensity": 300 + 9 * i, "tflops": 600 - 9 * i} for i, name in enumerate(plots.COLOURS)]
+    rows = [{"name": name, "intensity": 300 + 12 * i, "tflops": 600 - 12 * i} for i, name in enumerate(plots.COLOURS)]
     figure = plots.roofline(rows, peak_tflops=800, bandwidth_gbps=4000, **TITLES)
     assert_draws(figure)
     boxes = [Text.get_window_extent(note) for note in figure.axes[0].texts if note.get_text() in plots.COLOURS]

@@ -1,6 +1,6 @@
 """A panel for a lecture hall: choose a kernel, a shape and a target, press Run, and watch its configurations race.
 
-    panel.Panel(gemm_trials.SUBJECT, descriptors_trials.SUBJECT, preset="grid of 96")
+    panel.Panel(gemm_trials.SUBJECT, tile_copy_trials.SUBJECT, preset="grid of 96")
 
 Recorded rows show before anything has run. A sweep is a task in the notebook's event loop, which it never holds; what
 it found stays in the notebook as a picture and a text table when the widgets are gone.

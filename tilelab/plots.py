@@ -26,10 +26,13 @@ SIZE = (5.5, 3.2)
 # Okabe and Ito's palette: told apart with any colour vision. The course's best kernel is its persistent one.
 COLOURS = {"cuBLAS": "#000000", "torch": "#777777", "conservative": "#D55E00", "proposed": "#E69F00", "best": "#0072B2",
            "course": "#0072B2", "persistent": "#0072B2", "plain": "#CC79A7", "predicted": "#009E73",
-           "torch copy_": "#777777", "torch add": "#777777", "torch copy": "#777777", "loads": "#D55E00",
+           "torch copy_": "#777777", "torch add": "#777777", "torch copy": "#777777", "torch index_select": "#777777",
+           "host": "#0072B2", "device": "#009E73", "pointers": "#E69F00", "loads": "#D55E00",
            "cp_async": "#E69F00", "bulk_single": "#88CCEE", "bulk_batch": "#0072B2", "bulk_ring": "#009E73",
            "search_a_thread": "#661100", "lane0_search": "#D55E00", "ballot_search": "#E69F00",
-           "shared_search": "#88CCEE", "vectors": "#332288", "bulk_rows": "#009E73"}
+           "shared_search": "#88CCEE", "vectors": "#332288", "bulk_rows": "#009E73", "cuDNN": "#000000",
+           "eager": "#777777", "flash": "#777777", "efficient": "#777777", "roles": "#88CCEE", "overlap": "#0072B2",
+           "ping-pong": "#009E73"}
 OTHERS = ("#56B4E9", "#882255", "#999933", "#44AA99", "#6A51A3", "#8C510A")  # of none of the above
 GREY = "#666666"
 UNITS = {"tflops": "TFLOP/s", "gbps": "GB/s", "us": "µs"}

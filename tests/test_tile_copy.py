@@ -1,0 +1,96 @@
+import pytest
+import torch
+
+from ch14 import tile_copy
+from ch14.tile_copy import CopyConfig, configs, copy_tma
+from tilelab import build, device
+
+WHERE = "cuda" if device.current().capability else "cpu"
+EVERY = list(dict.fromkeys(config for which in tile_copy.SETS for config in configs(which)))
+
+
+def bits(*shape):
+    return torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, device=WHERE)
+
+
+@pytest.mark.parametrize("config", [CopyConfig(16, 64, 4, 1), CopyConfig(64, 16, 4, 3), *EVERY], ids=str)
+@pytest.mark.parametrize("shape", [(100, 72), (1, 8), (64, 128), (37, 200)])
+def test_copy_tma_is_equal_bit_for_bit_and_stays_inside(config, shape):
+    source, room = bits(*shape), bits(shape[0] + 4, shape[1] + 16)
+    before = room.clone()
+    inside = room[2:-2, 8:-8]
+    copy_tma(source, inside, config)
+    assert torch.equal(inside, tile_copy.copy_spec(source))
+    before[2:-2, 8:-8] = source
+    assert torch.equal(room, before), "the copy wrote outside its destination"
+
+
+ROOM = bits(12, 8)
+
+
+@pytest.mark.parametrize("numbers, message", [((48, 64, 4, 1), "block_m must be a power of two; here it is 48"),
+                                              ((64, 64, 4.0, 1), "num_warps must be a power of two; here it is 4.0")])
+def test_bad_configuration_is_one_sentence(numbers, message):
+    with pytest.raises(ValueError, match=message):
+        CopyConfig(*numbers)
+
+
+@pytest.mark.parametrize("source, destination, message", [
+    (bits(8, 8)[0], bits(8, 8), "source must be a matrix with contiguous rows"),
+    (bits(8, 8), bits(8, 8).T, "destination must be a matrix with contiguous rows"),
+    (bits(8, 12), bits(8, 12), "rows that are one; a row is 24 bytes"),
+    (bits(8, 24)[:, 4:12], bits(8, 8), "source must start at a multiple of 16 bytes"),
+    (bits(8, 8), bits(16, 8), "must agree in shape, dtype and device"),
+    (bits(8, 8), bits(8, 8).view(torch.float16), "must agree in shape, dtype and device"),
+    ([1], bits(8, 8), "source must be a torch.Tensor; it is a list"),
+    (bits(0, 8), bits(0, 8), "source must be a matrix with contiguous rows, not empty"),
+    (torch.zeros(8, 8, dtype=torch.complex64), bits(8, 8), "source must be of one of float32, .*; it is complex64"),
+    (ROOM[:8], ROOM[4:12], "destination lies in the memory that source spans"),
+])
+def test_bad_matrix_is_one_sentence(source, destination, message):
+    with pytest.raises(ValueError, match=message):
+        copy_tma(source, destination)
+
+
+def test_padded_source():
+    wide, destination = bits(37, 88), bits(37, 72)
+    copy_tma(wide[:, 8:80], destination)
+    assert torch.equal(destination, wide[:, 8:80])
+
+
+def test_more_rows_of_tiles_than_a_grid_takes():
+    source = bits(65536, 8)
+    with pytest.raises(ValueError, match="at most 65,535 rows of tiles; here are 65536: use a taller tile"):
+        copy_tma(source, torch.empty_like(source), CopyConfig(1, 8, 4, 1))
+
+
+def test_the_sets_of_the_note():
+    assert [len(configs(which)) for which in ("conservative", "proposed")] == [5, 5]
+    with pytest.raises(ValueError, match="the sets are conservative, proposed, course; here it is 'bold'"):
+        configs("bold")
+
+
+def test_stages_do_nothing_without_a_loop():
+    tile = dict.fromkeys(("source", "destination"), "tensordesc<bf16[128, 128]>")
+    reports = {stages: build.build_one(build.Job("ch14.tile_copy:copy_tma_kernel", tile,
+                                                 {"BLOCK_M": 128, "BLOCK_N": 128}, "sm_90a", num_stages=stages))
+               for stages in (1, 5)}
+    assert reports[1].launchable and reports[1].ptx == reports[5].ptx
+
+
+@pytest.mark.parametrize("target", device.TARGETS[1:])
+def test_copy_uses_tma(target):
+    tile = dict.fromkeys(("source", "destination"), "tensordesc<bf16[64, 64]>")
+    job = build.Job("ch14.tile_copy:copy_tma_kernel", tile, {"BLOCK_M": 64, "BLOCK_N": 64}, target)
+    report = build.build_one(job)
+    assert report.launchable and report.counts["tma_load"] and report.counts["tma_store"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", EVERY, ids=str)
+def test_large_copy_is_equal_bit_for_bit_and_stays_inside(config):
+    source, room = bits(4099, 4104), bits(4103, 4104)
+    before = room.clone()
+    copy_tma(source.view(torch.bfloat16), room[2:-2].view(torch.bfloat16), config)
+    before[2:-2] = source
+    assert torch.equal(room, before)
