@@ -13,7 +13,7 @@ import pytest
 
 from ch14 import gemm_configs
 from ch14.gemm_configs import GemmConfig
-from tilelab import build, device
+from tilelab import build, child, device
 
 CONFIG = GemmConfig(128, 128, 64, 8, 3)
 COPY = {"kernel": "tilelab.doctor_copy:copy_tma_kernel", "constants": {"BLOCK_M": 64, "BLOCK_N": 64},
@@ -462,3 +462,17 @@ def test_cu_cache_folder_is_the_callers(cu_job, tmp_path):
 def test_cu_and_triton_jobs_mix(cu_job):
     reports = list(build.build([cu_job("big"), copy_job(), cu_job("small"), cu_job("nope")]))
     assert sorted(report.status for report in reports) == ["failed", "ok", "ok", "ok"]
+
+
+def test_what_the_compiler_says_after_a_long_log_has_no_hole_before_it(tmp_path):
+    """A worker's log is cut to nothing between jobs; where the next is written is the worker's to set."""
+    log = tmp_path / "log"
+    program = f"""import os
+os.dup2(os.open({str(log)!r}, os.O_RDWR | os.O_CREAT), 2)
+from tilelab import build
+os.write(2, b"x" * 300_000)
+os.ftruncate(2, 0)
+build._answer({{"kernel": "nowhere:kernel", "cache": "", "cubins": {str(tmp_path)!r}}})
+os.write(2, b"LLVM ERROR: at last")"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=child.ROOT)
+    assert log.read_bytes() == b"LLVM ERROR: at last"

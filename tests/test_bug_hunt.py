@@ -1,0 +1,193 @@
+"""The engine of the bug hunt: what it reads in a compiler's words, how it bisects, and hunts live and recorded."""
+
+import itertools
+import math
+
+import pytest
+
+from ch14 import bug_hunt, bug_hunt_env, bug_hunt_trials
+from ch14.bug_hunt import HUNTS, Builds, bisect, failure, find, grid, pipeline, symptom
+from tilelab import build, child
+from tilelab.device import Unsupported
+
+LOOP = HUNTS["loop"]
+PASS = """RuntimeError: PassManager::run failed
+k.py:24:23: error: 'tt.descriptor_load' op pipeliner doesn't know how to predicate this op.
+LLVM ERROR: Fatal pipeliner error
+      pipeline: "builtin.module(triton-licm, tritongpu-assign-latencies{num-stages=4}, canonicalize{  a=1 b=2}, """ \
+    """tritongpu-pipeline{dump-intermediate-steps=false num-stages=4}, canonicalize{  a=1 b=2})",
+k.py:16:0: error: Failures have been detected while processing an MLIR pass pipeline
+k.py:16:0: note: Pipeline failed while executing [`TritonGPUPipeline` on 'builtin.module' operation]: reproducer"""
+SILENT = """RuntimeError: PassManager::run failed
+k.py:1:0: error: Failures have been detected while processing an MLIR pass pipeline
+k.py:1:0: note: Pipeline failed while executing [`TritonGPUAssignLatencies` on 'builtin.module' operation]: x"""
+ASSERTED = """RuntimeError: PassManager::run failed
+python: /project/WSLowerToken.cpp:73: void mlir::commit(OpBuilder &): Assertion `false' failed.
+k.py:1:0: note: Pipeline failed while executing [`NVGPUWarpSpecialization` on 'builtin.module' operation]: x"""
+PTXAS = """PTXASError: PTXAS error: Internal Triton PTX codegen error
+`ptxas` stderr:
+ptxas fatal   : Value 'sm_103a' is not defined for option 'gpu-name'
+
+Repro command: /tmp/ptxas a.ptx"""
+
+
+@pytest.mark.parametrize("said, stage, message, exception", [
+    (PASS, "TritonGPUPipeline", "'tt.descriptor_load' op pipeliner doesn't know how to predicate this op; LLVM ERROR: "
+     "Fatal pipeliner error", "RuntimeError"),
+    (SILENT, "TritonGPUAssignLatencies", "without a message", "RuntimeError"),
+    (ASSERTED, "NVGPUWarpSpecialization", "Assertion `false'", "RuntimeError"),
+    (PTXAS, "ptxas", "Value 'sm_103a' is not defined for option 'gpu-name'", "PTXASError"),
+    ("PTXASError: PTXAS error\nptxas /tmp/a.ptx, line 23; error   : Feature '.tile' not supported on .target 'sm_120a'",
+     "ptxas", "Feature '.tile' not supported on .target 'sm_120a'", "PTXASError"),
+    ("the compiler died (SIGABRT): LLVM ERROR: Cannot select: intrinsic %llvm.x", "process",
+     "the compiler died (SIGABRT): LLVM ERROR: Cannot select: intrinsic %llvm.x", ""),
+    ("the compiler gave no answer within 60 s", "process", "the compiler gave no answer within 60 s", ""),
+    ("CompilationError: at 3:4:\n    x = y\n        ^\nNameError('y is not defined')", "frontend",
+     "NameError('y is not defined')", "CompilationError")])
+def test_what_a_compiler_says(said, stage, message, exception):
+    assert failure(said) == {"stage": stage, "message": message, "exception": exception}
+
+
+def test_the_place_in_the_pipeline():
+    assert pipeline(PASS) == "tritongpu-pipeline{dump-intermediate-steps=false num-stages=4}, pass 4 of 5"
+    assert pipeline(SILENT) == pipeline(PTXAS) == pipeline("") == ""
+    assert pipeline(PASS.replace("TritonGPUPipeline", "Canonicalizer")) == "", "a pass that occurs twice has no place"
+
+
+def test_a_symptom_is_a_bug_not_its_sizes():
+    row = {"outcome": "fails", "stage": "A", "message": "8192 elements"}
+    assert symptom(row) == symptom(row | {"message": "64 elements"})
+    assert symptom(row) != symptom(row | {"stage": "B"}) and symptom(row) != symptom(row | {"message": "x"})
+    assert symptom({"outcome": "builds"})[0] == "builds"
+
+
+# ---- the search, on made-up builds
+
+
+def made_up(fails, hunt=LOOP):
+    """Builds that fail where `fails(config)` names a stage."""
+    rows = []
+    for config in grid(hunt):
+        stage = fails(config)
+        rows.append({"hunt": hunt.name, "triton": "9.9.9", "target": "sm_90a", **config, "status": "ok",
+                     "outcome": "fails" if stage else "builds"} | ({"stage": stage, "message": ""} if stage else {}))
+    return Builds(hunt, "9.9.9", "sm_90a", rows)
+
+
+@pytest.mark.parametrize("axis", ["LOOP", "num_stages", "num_warps"])
+def test_bisect_finds_the_simplest_of_any_threshold(axis):
+    values = LOOP.axes[axis]
+    for first, start in itertools.combinations_with_replacement(range(len(values)), 2):
+        builds = made_up(lambda config, first=first: "A" * (values.index(config[axis]) >= first))
+        config = grid(LOOP)[0] | {axis: values[start]}
+        wanted = symptom(builds.ask([config])[0])
+        step = bisect(builds, config, axis, wanted)
+        assert step.config == config | {axis: values[first]}
+        assert len(step.rows) <= 1 + math.ceil(math.log2(max(start, 1)))
+    assert "so " in str(step)
+
+
+def test_a_search_ends_at_the_smallest_trigger_and_states_its_rule():
+    def fails(config):
+        return "A" * (config["BLOCK_K"] >= 64 and config["num_warps"] in (4, 8) and config["LOADS"] != "pointers")
+
+    builds = made_up(fails)
+    found = find(builds)
+    assert found.config == {"LOOP": "plain", "LOADS": "device", "BLOCK_K": 64, "num_stages": 1, "num_warps": 4}
+    assert found.sentence == ('Triton 9.9.9, sm_90a, a GEMM loop: A fails () where LOADS is "device" or "host" (not '
+                              '"pointers") and BLOCK_K is 64 or 128 (not 32) and num_warps is 4 or 8 (not 2 or 16); '
+                              'LOOP, num_stages make no difference.')
+    assert all(found.predicts(config) == bool(fails(config)) for config in grid(LOOP))
+    assert len(found.probes) == 12 and all(predicted == shown for _, predicted, shown in found.probes)
+    assert {predicted for _, predicted, _ in found.probes} == {True, False}
+    assert len(builds.rows) < len(grid(LOOP)) / 5
+
+
+def test_a_rule_that_is_no_product_shows_in_the_probes():
+    def fails(config):
+        return "A" * (config["num_stages"] > 1 or config["num_warps"] == 2)
+
+    found = find(made_up(fails), {**LOOP.start, "num_warps": 8}, probes=200)
+    assert [each for each, predicted, shown in found.probes if predicted != shown]
+
+
+def test_a_search_keeps_to_one_bug():
+    def fails(config):  # another bug lies on the way to what is simplest
+        return "B" if config["LOADS"] == "pointers" else "A" * (config["LOADS"] == "host")
+
+    found = find(made_up(fails), LOOP.start | {"LOADS": "host"})
+    assert found.config["LOADS"] == "host" and symptom(found.row)[1] == "A"
+    assert found.steps[0].axis == "LOADS" and found.steps[0].told() == {"pointers": "fails elsewhere",
+                                                                          "device": "builds"}
+    assert find(made_up(fails), wanted="B").row["stage"] == "B"
+
+
+def test_nothing_to_find():
+    builds = made_up(lambda config: "")
+    assert find(builds, reach=1) is None and len(builds.rows) == 1 + sum(len(each) - 1 for each in LOOP.axes.values())
+    assert find(made_up(lambda config: "A" * (config["num_warps"] == 2 and config["BLOCK_K"] == 32)), reach=1) is None
+
+
+def test_everything_fails():
+    found = find(made_up(lambda config: "A"))
+    assert found.config == grid(LOOP)[0] and found.sentence.endswith("A fails (), whatever the axes.")
+
+
+@pytest.mark.parametrize("change, sentence", [
+    ({"LOOP": "round"}, "LOOP is one of plain, guarded, .*; here it is 'round'"),
+    ({"num_warps": 3}, "num_warps is one of 2, 4, 8, 16; here it is 3"),
+    ({"TILE": 3}, "a configuration of loop has LOOP, .*; here is .*TILE")])
+def test_no_configuration(change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        find(made_up(lambda config: ""), LOOP.start | change)
+
+
+# ---- real builds
+
+
+def test_a_record_answers_as_its_builds_did_and_says_what_it_lacks():
+    rows = bug_hunt_trials.recorded("loop").rows
+    found = find(Builds(LOOP, "3.5.1", "sm_100a", rows))
+    assert found.config == {"LOOP": "carry b", "LOADS": "pointers", "BLOCK_K": 32, "num_stages": 2, "num_warps": 4}
+    assert found.row["stage"] == "TritonGPUAssignLatencies" and not found.builds.live
+    assert found.builds.report(found.config) is None and found.builds.said(found.config) == ""
+    with pytest.raises(Unsupported, match="no build of LOOP=plain.* with Triton 3.5.1 for sm_90a is recorded"):
+        find(Builds(LOOP, "3.5.1", "sm_90a", rows))
+
+
+def test_a_live_hunt_on_the_installed_triton():
+    """Specialised warps with host descriptors: it fails in 3.6 and 3.7, by two messages."""
+    builds = Builds(HUNTS["warp_specialize"], bug_hunt_env.installed(), "sm_90a")
+    found = find(builds, probes=4)
+    assert found.config == {"LOOP": "over K", "LOADS": "host", "BLOCK_M": 128, "num_warps": 4}
+    assert found.row["stage"] == "NVGPUWarpSpecialization" and found.row["exception"] == "RuntimeError"
+    assert found.without == {"LOOP": ["over tiles flat"], "LOADS": ["pointers", "device"], "BLOCK_M": [64],
+                             "num_warps": [8, 16]}
+    assert all(predicted == shown for _, predicted, shown in found.probes)
+    assert "nvgpu-warp-specialization{" in pipeline(builds.said(found.config))
+    assert len(builds.rows) == len({bug_hunt.describe(row) for row in builds.rows}), "nothing is built twice"
+
+
+def test_a_triton_in_a_folder(tmp_path):
+    import triton
+
+    (tmp_path / "good").mkdir()
+    (tmp_path / "good/triton").symlink_to(triton.__path__[0])
+    (tmp_path / "bad/triton").mkdir(parents=True)
+    (tmp_path / "bad/triton/__init__.py").write_text("raise ImportError('half of it')")
+    job = LOOP.job(LOOP.start | {"num_warps": 4, "BLOCK_K": 32}, "sm_100a")
+    assert build.build_one(job, triton=tmp_path / "good").counts["tcgen05_mma"]
+    report = build.build_one(job, triton=tmp_path / "bad")
+    assert report.status == "failed" and "half of it" in report.reason and "half of it" in report.said
+
+
+def test_a_process_that_llvm_called_an_error_in_builds_nothing_more():
+    carried = LOOP.start | {"LOOP": "carry both", "BLOCK_K": 64, "num_warps": 8}
+    builds = Builds(LOOP, bug_hunt_env.installed(), "sm_100a")
+    with child.borrowed("tilelab.build", "the compiler", TRITON_INTERPRET="0") as worker:
+        worker.stop()
+    report = build.build_one(LOOP.job(carried, "sm_100a"))
+    assert "LLVM ERROR" in report.said and report.said.startswith("RuntimeError: PassManager::run failed")
+    with child.borrowed("tilelab.build", "the compiler", TRITON_INTERPRET="0") as worker:
+        assert not worker.alive
+    assert builds.ask([carried | {"LOOP": "plain"}])[0]["outcome"] == "builds"

@@ -1,0 +1,52 @@
+"""The pictures of the bug hunt: drawn whole and legibly, from the records."""
+
+import pytest
+from test_ch10_pictures import assert_legible, words
+
+from ch14 import bug_hunt, bug_hunt_pictures, bug_hunt_trials
+from ch14.bug_hunt import HUNTS, Builds
+
+LOOP = HUNTS["loop"]
+
+
+def path():
+    rows = bug_hunt_trials.recorded("loop").rows
+    found = bug_hunt.find(Builds(LOOP, "3.5.1", "sm_100a", rows))
+    return bug_hunt_pictures.path_picture(LOOP, found.steps, "To the smallest trigger", "made up")
+
+
+def matrix(hunt):
+    rows = [row for row in bug_hunt_trials.recorded("matrix").rows if row["hunt"] == hunt]
+    return bug_hunt_pictures.matrix_picture(rows, "Versions by targets", "made up")
+
+
+def specialized():
+    rows = [row for row in bug_hunt_trials.recorded("warp_specialize").rows if row["triton"] == "3.9.0"]
+    return bug_hunt_pictures.matrix_picture(rows, "Loops", "made up", x="LOOP", y="LOADS")
+
+
+def rule():
+    rows = [row for row in bug_hunt_trials.recorded("loop").rows if row["LOADS"] == "device"]
+    return bug_hunt_pictures.rule_picture(rows, lambda row: row["BLOCK_K"] == 64, "LOOP", (
+        "BLOCK_K", "num_stages", "num_warps"), "A rule", "made up")
+
+
+@pytest.mark.parametrize("draw", [bug_hunt_pictures.loops_picture, path, rule, specialized, lambda: matrix("loop"),
+                                  lambda: matrix("dot_scaled"), lambda: matrix("warp_specialize")])
+def test_legible(draw):
+    assert_legible(draw())
+
+
+def test_they_say_what_they_are_given():
+    said = [text.get_text() for text in words(path())]
+    assert {"1  LOOP", "carry b", "fails, known", "not asked", "builds"} <= set(said)
+    said = " ".join(text.get_text() for text in words(matrix("loop")))
+    assert "8 fails, AssignLatencies" in said and "12 builds" in said and "12 fails, ptxas" in said
+    assert sum(text.get_text() == "×" for text in words(rule())) == 72
+
+
+def test_nothing_to_draw():
+    with pytest.raises(ValueError, match="no axis has been asked yet"):
+        bug_hunt_pictures.path_picture(LOOP, [], "", "")
+    with pytest.raises(ValueError, match="the list of rows is empty"):
+        bug_hunt_pictures.matrix_picture([], "", "")

@@ -1,0 +1,103 @@
+"""The decision tree: what its buttons do, what stays, and what it says of a build that nobody has."""
+
+import asyncio
+
+import pytest
+
+from ch14 import bug_hunt_env
+from ch14.bug_hunt_tree import Tree
+
+START = {"LOOP": "carry both guarded", "LOADS": "device", "num_warps": 8}
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("TILES_TRITONS", str(tmp_path))
+
+
+def tree(**choice):
+    return Tree("loop", "3.5.1", "sm_100a", **START | choice)
+
+
+def test_axis_by_axis_to_the_smallest_trigger():
+    one = tree()
+    assert one.row["outcome"] == "fails" and one.text.splitlines()[0].startswith("LOOP=carry both guarded")
+    for axis in ("num_warps", "BLOCK_K", "LOADS", "num_stages", "LOOP"):
+        assert one.bisect(axis).axis == axis and not one.problem
+    assert one.config == {"LOOP": "carry b", "LOADS": "pointers", "BLOCK_K": 32, "num_stages": 2, "num_warps": 4}
+    assert one.open == ["num_stages", "num_warps"] == list(one.menus["axis"].options)
+    assert one.axes["LOOP"].value == "carry b"
+    one.bisect("num_stages")
+    one.bisect("num_warps")
+    lines = one.text.splitlines()
+    assert lines[0] == "1. num_warps: 2 builds, 4 fails; so 4" and one.open == []
+    assert lines[-2:] == ["no axis gets simpler: this is a smallest trigger", "12 builds, as recorded without a GPU"]
+
+
+def test_it_can_go_on_by_itself_and_start_over():
+    one = tree()
+    one.buttons["search"].click()
+    assert one.sentence.startswith("Triton 3.5.1, sm_100a") and one.sentence in one.text and one.steps
+    one.buttons["again"].click()
+    assert one.steps == [] and one.sentence == "" and one.config["LOOP"] == "carry b"
+
+
+def test_menus_lead_to_other_builds():
+    one = tree()
+    one.axes["LOOP"].value = "plain"
+    assert one.row["outcome"] == "builds" and one.steps == []
+    one.buttons["bisect"].click()
+    assert one.problem.startswith("there is nothing to bisect") and one.problem in one.status.value
+    one.menus["triton"].value = bug_hunt_env.installed()
+    assert one.row["outcome"] == "builds" and one.text.endswith("1 build, live") and not one.problem
+    one.menus["hunt"].value = "warp_specialize"
+    assert one.menus["target"].value == "sm_90a" and set(one.axes) == {"LOOP", "LOADS", "BLOCK_M", "num_warps"}
+    assert one.row["outcome"] == "fails" and one.bisect("BLOCK_M").config["BLOCK_M"] == 128
+
+
+def test_what_nobody_has_built_is_told_and_nothing_is_lost():
+    one = tree()
+    one.bisect("num_stages")
+    one.menus["target"].value = "sm_90a"
+    assert "is recorded: make one with python -m ch14.bug_hunt --triton 3.5.1" in one.problem
+    assert one.config["num_stages"] == 2 and one.row is None and one.problem in one.text
+    one.menus["target"].value = "sm_100a"
+    assert one.row["outcome"] == "fails" and not one.problem
+
+
+def test_an_axis_at_its_simplest():
+    assert tree(BLOCK_K=32).bisect("BLOCK_K") is None
+
+
+@pytest.mark.parametrize("arguments, sentence", [
+    ({"hunt": "loops"}, "the hunts are loop, warp_specialize, dot_scaled; here it is 'loops'"),
+    ({"num_warps": 3}, "num_warps is one of 2, 4, 8, 16; here it is 3")])
+def test_no_choice(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Tree(**{"triton": "3.5.1", **arguments})
+    with pytest.raises(ValueError, match="the axes are LOOP"):
+        tree().bisect("TILE")
+
+
+def test_it_works_beside_an_event_loop():
+    async def press():
+        one = tree()
+        one.menus["axis"].value = "num_stages"
+        one.buttons["bisect"].click()
+        assert one.buttons["bisect"].disabled and "building" in one.status.value
+        for _ in range(200):
+            await asyncio.sleep(0.01)
+            if not one.buttons["bisect"].disabled:
+                return one
+    one = asyncio.run(press())
+    assert one.config["num_stages"] == 2 and len(one.steps) == 1
+
+
+def test_what_stays_is_a_picture_and_text():
+    one = tree()
+    picture, text = one._still()
+    assert picture.data == "" and repr(text) == one.text
+    one.bisect("num_stages")
+    picture, text = one._still()
+    assert picture.data.startswith(b"\x89PNG") and "1. num_stages: 1 builds, 2 fails; so 2" in repr(text)
+    assert text._repr_html_().startswith("<pre>1. num_stages")
