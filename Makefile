@@ -15,8 +15,11 @@ demo: $(READY)
 	JUPYTER_PATH="$(CURDIR)/.venv/share/jupyter" .venv/bin/voila notebooks/demo/panel.ipynb --Voila.ip=127.0.0.1 --token \
 		--strip_sources=True $(NO_BROWSER) $(DEMO_ARGS)
 
+# Tests of kernels want a GPU for themselves; without one two of them run side by side.
+SIDE_BY_SIDE := $(shell test -e /proc/driver/nvidia/version || command -v nvidia-smi >/dev/null || echo --numprocesses=2 --dist=worksteal)
+
 test: $(READY)
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest $(SIDE_BY_SIDE)
 
 record: $(READY)
 	.venv/bin/python -m tilelab.record --tests
