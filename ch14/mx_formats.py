@@ -1,0 +1,292 @@
+"""Block-scaled formats: bf16 to MXFP8, MXFP4, NVFP4 and DeepSeek's fp8 in one pass, and back. Triton, any GPU or none.
+
+The meaning is in `mx_spec`, the bytes in `mx_packing`, the kernels in `mx_kernels` and `mx_back_kernels`; here they are
+launched. MXFP6 and 128 x 128 blocks exist in the spec only.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+
+from ch14 import mx_back_kernels, mx_kernels, mx_packing, mx_spec
+from ch14.mx_spec import BlockFormat, check_rule, lookup
+from tilelab import build
+
+FUSED = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "nvfp4", "fp4_e8m0_16", "fp8_1x128")
+spec = mx_spec.quantise
+
+
+@dataclass(frozen=True)
+class MxConfig:
+    """`elements` a program takes, a power of two; `lanes` that share a group of fp4 (0: eight elements a lane);
+    `convert`: fp8 by the hardware's conversion, else in arithmetic."""
+
+    elements: int
+    num_warps: int = 4
+    lanes: int = 1
+    convert: bool = True
+
+    def __post_init__(self):
+        if self.elements < 128 or self.elements & (self.elements - 1) or self.elements > 65536:
+            raise ValueError(f"elements of a program are a power of two from 128 to 65,536; here {self.elements}.")
+
+    def __str__(self):
+        return (f"{self.elements},{self.num_warps}" + (f",{self.lanes or 'spread'}" if self.lanes != 1 else "")
+                + ("" if self.convert else ",arithmetic"))
+
+
+def configs(form: str | BlockFormat) -> dict[str, MxConfig]:
+    """Variants by name, the best first. ValueError for a format without kernels."""
+    form = fused(form)
+    if form.element.bits == 8:
+        return {"cvt": MxConfig(4096), "arithmetic": MxConfig(4096, convert=False)}
+    # A group a lane needs no shuffle, and its scale is computed once: as many groups as threads.
+    return {"group_a_lane": MxConfig(128 * form.block[1]), "spread": MxConfig(4096, lanes=0)}
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A matrix of `shape` as it lies in memory: `values` uint8 (R, ceil(C * bits / 8)); `scales` a block each, (R, G)
+    uint8, or float32 for fp8_1x128, or `tiled` in one dimension (mx_packing.tile_scales); `pair` float32: NVFP4's
+    tensor scale and its reciprocal."""
+
+    format: BlockFormat
+    shape: tuple[int, int]
+    values: torch.Tensor
+    scales: torch.Tensor
+    pair: torch.Tensor | None = None
+    tiled: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scales.nbytes
+
+    def unpacked(self) -> mx_spec.Quantised:
+        """The same, a code a byte."""
+        rows, columns = self.shape
+        scales = self.scales
+        if self.tiled:
+            scales = mx_packing.untile_scales(scales, rows, -(-columns // self.format.block[1]))
+        return mx_spec.Quantised(self.format, mx_packing.unpack(self.values, self.format.element.bits, columns), scales,
+                                 None if self.pair is None else self.pair[:1])
+
+
+def fused(form: str | BlockFormat) -> BlockFormat:
+    """The format; ValueError for one that has no kernel."""
+    form = lookup(form) if isinstance(form, str) else form
+    if form.name not in FUSED:
+        raise ValueError(f"{form.name} has no kernel, only its spec (ch14.mx_spec); those with one are "
+                         f"{', '.join(FUSED)}.")
+    return form
+
+
+def empty(shape: tuple[int, int], form: str | BlockFormat, where: str | torch.device = "cpu", tiled: bool = False,
+          tensor_scale: float | torch.Tensor | None = None) -> Packed:
+    """Room for a matrix of `shape`. Padding of tiled scales is zero. `tensor_scale` of NVFP4 is positive and finite.
+
+    ValueError for a format without kernels and for a scale that the format does not have.
+    """
+    form = fused(form)
+    rows, columns = shape
+    groups = -(-columns // form.block[1])
+    values = torch.empty(rows, -(-columns * form.element.bits // 8), dtype=torch.uint8, device=where)
+    if form.scale == "fp32" and tiled:
+        raise ValueError(f"tiles of 128 x 4 are for scales of one byte; those of {form.name} are float32.")
+    if tiled:
+        scales = torch.zeros(mx_packing.tiled_size(rows, groups), dtype=torch.uint8, device=where)
+    else:
+        scales = torch.empty(rows, groups, dtype=torch.float32 if form.scale == "fp32" else torch.uint8, device=where)
+    if form.scale != "e4m3":
+        if tensor_scale is not None:
+            raise ValueError(f"a scale of the tensor is NVFP4's; {form.name} has none.")
+        return Packed(form, (rows, columns), values, scales, None, tiled)
+    pair = torch.empty(2, device=where)
+    if tensor_scale is not None:
+        scale = torch.as_tensor(tensor_scale, dtype=torch.float32, device=where).reshape(-1)
+        if scale.numel() != 1 or not 2.0**-126 <= float(scale) < float("inf"):
+            raise ValueError("a scale of the tensor is one number, 2^-126 at least and finite; here it is "
+                             f"{scale.tolist()[:4]}.")
+        pair = torch.cat([scale, 1 / scale])
+    return Packed(form, (rows, columns), values, scales, pair, tiled)
+
+
+def _check(x, out: Packed) -> None:
+    if not isinstance(x, torch.Tensor) or x.dtype != torch.bfloat16 or x.ndim != 2 or not x.numel():
+        what = f"{tuple(x.shape)} of {str(x.dtype)[6:]}" if isinstance(x, torch.Tensor) else type(x).__name__
+        raise ValueError(f"x must be a bfloat16 matrix, not empty; it is {what}.")
+    if x.stride(1) != 1 or (x.stride(0) < x.shape[1] and x.shape[0] > 1):
+        raise ValueError(f"the rows of x must be contiguous; its strides are {x.stride()}.")
+    if tuple(x.shape) != out.shape or x.device != out.values.device:
+        raise ValueError(f"x and the output must agree in shape and device; they are {tuple(x.shape)} on {x.device} "
+                         f"and {out.shape} on {out.values.device}.")
+
+
+def _launch(kernel, out: Packed, config: MxConfig, whole: bool, stride: int) -> tuple[tuple, tuple, dict]:
+    """Grid, sizes (rows, columns, groups, x_stride) and what all kernels take by name."""
+    (rows, columns), group = out.shape, out.format.block[1]
+    groups = -(-columns // group)
+    flat = whole and not out.tiled and stride == columns
+    if flat:  # one row: no program is left half empty at the end of each
+        rows, columns, groups = 1, rows * columns, rows * groups
+        stride = columns
+    block = config.elements // group
+    grid = (triton.cdiv(groups, block), min(rows, 32768), triton.cdiv(rows, 32768))
+    constants = {"BLOCK": block, "GROUP": group, "SCALE": out.format.scale, "TILED": out.tiled, "FLAT": flat}
+    return grid, (rows, columns, groups, stride), constants
+
+
+def _carry(form: BlockFormat, rule: str) -> int:
+    """What added to an amax's bits makes its exponent one more where the mantissa is above that of the largest
+    element."""
+    mantissa = torch.tensor(form.element.max).view(torch.int32).item() & 0x7FFFFF
+    return 0x7FFFFF - mantissa if rule == "ceil" else 0
+
+
+def _fp8(form: BlockFormat) -> dict:
+    return {"MANTISSA": form.element.mantissa_bits, "EMIN": form.element.emin}
+
+
+def _converts(kernel, config: MxConfig, where: torch.device) -> bool:
+    """Whether the hardware's conversions are there: not in the interpreter, whose own rounds otherwise."""
+    compiled = isinstance(kernel, triton.JITFunction)
+    return config.convert and compiled and torch.cuda.get_device_capability(where) >= (8, 9)
+
+
+def prepare_quantise(x: torch.Tensor, out: Packed, rule: str = "floor", config: MxConfig | None = None,
+                     own_scale: bool = False):
+    """A function that quantises x, bfloat16 (R, C) with contiguous rows, into `out`; any C, rows at any stride.
+
+    With `own_scale` each launch first finds NVFP4's scale of the tensor, which costs a pass over x; without, `out.pair`
+    holds it. ValueError for what does not fit together and for a rule other than mx_spec.RULES.
+    """
+    _check(x, out)
+    form = out.format
+    check_rule(rule, form)
+    config = config or next(iter(configs(form).values()))
+    aligned = x.data_ptr() % 16 == 0 and x.stride(0) % 8 == 0 and out.values.data_ptr() % 16 == 0
+    whole = x.shape[1] % form.block[1] == 0 and aligned
+    eight = form.element.bits == 8
+    kernel = mx_kernels.quantise_fp8_kernel if eight else mx_kernels.quantise_fp4_kernel
+    grid, sizes, constants = _launch(kernel, out, config, whole, x.stride(0) if x.shape[0] > 1 else x.shape[1])
+    constants |= {"CARRY": _carry(form, rule), "num_warps": config.num_warps}
+    if eight:
+        bits, values, extra = x.view(torch.int16), out.values, ()
+        constants |= _fp8(form) | {"LIMIT": form.element.max, "EMAX": form.element.emax,
+                                   "CVT": _converts(kernel, config, x.device)}
+    else:
+        kind = torch.int32 if whole else torch.int16
+        bits, values, extra = x.view(kind), out.values.view(torch.int32) if whole else out.values, (
+            out.scales if out.pair is None else out.pair[1:],)
+        constants |= {"LANES": config.lanes or form.block[1] // 8, "WHOLE": whole}
+    find = _scale_finder(x, out.pair) if own_scale else None
+
+    def launch():
+        if find:
+            find()
+        kernel[grid](bits, values, out.scales, *extra, *sizes, **constants)
+
+    return launch
+
+
+def _scale_finder(x: torch.Tensor, pair: torch.Tensor | None):
+    if pair is None:
+        raise ValueError("a scale of the tensor is NVFP4's: this format has none.")
+    if not x.is_contiguous():
+        raise ValueError(f"the scale of a tensor is found in a contiguous one; its strides are {x.stride()}.")
+    largest, elements = torch.zeros(1, dtype=torch.int32, device=x.device), x.numel()
+    flat = x.view(torch.int16).view(-1)
+
+    def find():
+        largest.zero_()
+        mx_kernels.amax_kernel[(triton.cdiv(elements, 8192),)](flat, largest, elements, 8192, num_warps=8)
+        mx_kernels.tensor_scale_kernel[(1,)](largest, pair, num_warps=1)
+
+    return find
+
+
+def quantise(x: torch.Tensor, form: str | BlockFormat = "mxfp8_e4m3", rule: str = "floor", tiled: bool = False,
+             tensor_scale: float | torch.Tensor | None = None, config: MxConfig | None = None) -> Packed:
+    """x, bfloat16 (R, C), in the format, bit for bit as `mx_spec.quantise` has it. NVFP4's scale of the tensor is found
+    where it is not given. Errors as of `empty` and `prepare_quantise`."""
+    form = fused(form)
+    if not isinstance(x, torch.Tensor) or x.ndim != 2:
+        raise ValueError(f"x must be a bfloat16 matrix, not empty; it is {getattr(x, 'shape', type(x).__name__)}.")
+    out = empty(tuple(x.shape), form, x.device, tiled, tensor_scale)
+    own_scale = form.scale == "e4m3" and tensor_scale is None
+    prepare_quantise(x.contiguous() if own_scale else x, out, rule, config, own_scale)()
+    return out
+
+
+def prepare_dequantise(of: Packed, out: torch.Tensor, config: MxConfig | None = None):
+    """A function that writes the matrix that `of` stands for to `out`, bfloat16 (R, C), contiguous."""
+    if out.dtype != torch.bfloat16 or tuple(out.shape) != of.shape or not out.is_contiguous() \
+            or out.device != of.values.device:
+        raise ValueError(f"out must be a contiguous bfloat16 matrix {of.shape} on {of.values.device}; it is "
+                         f"{tuple(out.shape)} {str(out.dtype)[6:]} on {out.device}.")
+    form, config = of.format, config or MxConfig(2048)
+    whole = of.shape[1] % form.block[1] == 0
+    eight = form.element.bits == 8
+    kernel = mx_back_kernels.dequantise_fp8_kernel if eight else mx_back_kernels.dequantise_fp4_kernel
+    grid, sizes, constants = _launch(kernel, of, config, whole, of.shape[1])
+    constants |= {"CVT": _converts(kernel, config, out.device), "num_warps": config.num_warps}
+    if eight:
+        values, extra = of.values, ()
+        constants |= _fp8(form)
+    else:
+        whole = whole and of.values.data_ptr() % 4 == 0
+        values = of.values.view(torch.int32) if whole else of.values
+        extra = (of.scales if of.pair is None else of.pair,)
+        constants |= {"WHOLE": whole}
+
+    def launch():
+        kernel[grid](values, of.scales, *extra, out.view(torch.int16), *sizes[:3], **constants)
+
+    return launch
+
+
+def dequantise(of: Packed, config: MxConfig | None = None) -> torch.Tensor:
+    """The matrix that `of` stands for, bfloat16 (R, C): float32's product of element and scale, rounded once."""
+    out = torch.empty(of.shape, dtype=torch.bfloat16, device=of.values.device)
+    prepare_dequantise(of, out, config)()
+    return out
+
+
+def job(form: str | BlockFormat, config: MxConfig, target: str, rule: str = "floor", back: bool = False,
+        tiled: bool = False) -> build.Job:
+    """The kernel as it is launched on a large matrix of whole groups, for tilelab.build."""
+    form = fused(form)
+    out = replace(empty((128, 4096), form, "meta"), tiled=tiled)
+    eight = form.element.bits == 8
+    _, _, constants = _launch(None, out, config, True, 4096)
+    scale = "*fp32" if form.scale == "fp32" else "*u8"
+    pointers = {"values": "*u8" if eight else "*i32", "scales": scale}
+    if back:
+        name = "dequantise_fp8_kernel" if eight else "dequantise_fp4_kernel"
+        pointers |= {} if eight else {"tensor_scale": "*fp32" if form.scale == "e4m3" else "*u8"}
+        pointers |= {"out": "*i16"}
+        constants |= {"CVT": True} | (_fp8(form) if eight else {"WHOLE": True})
+    else:
+        name = "quantise_fp8_kernel" if eight else "quantise_fp4_kernel"
+        pointers = {"x": "*i16" if eight else "*i32", **pointers}
+        pointers |= {} if eight else {"encode": "*fp32" if form.scale == "e4m3" else "*u8"}
+        constants |= {"CARRY": _carry(form, rule)}
+        constants |= _fp8(form) | {"LIMIT": form.element.max, "EMAX": form.element.emax, "CVT": config.convert} \
+            if eight else {"LANES": config.lanes or form.block[1] // 8, "WHOLE": True}
+    sizes = dict.fromkeys(("rows", "columns", "groups"), "i32") | ({} if back else {"x_stride": "i32"})
+    if not tiled:
+        del sizes["rows"]  # Triton makes a constant of a 1
+        constants["rows"] = 1
+    aligned = tuple(name for name in (*pointers, *sizes) if name not in ("rows", "encode"))
+    module = "ch14.mx_back_kernels" if back else "ch14.mx_kernels"
+    return build.Job(f"{module}:{name}", pointers | sizes, constants, target, config.num_warps, aligned=aligned,
+                     name=f"{form.name} {config}{' back' if back else ''}")
+
+
+if __name__ == "__main__":
+    from ch14.mx_cli import main
+
+    sys.exit(main())
