@@ -1,0 +1,238 @@
+"""MXFP4 weights for a few tokens: against float64, bit by bit, what it refuses, and what every target gets."""
+
+import re
+
+import pytest
+import torch
+
+from ch14 import blockscaled_decode as decoding
+from ch14.blockscaled_decode import DecodeConfig, decode, spec
+from ch14.blockscaled_decode_kernels import DECODE, DECODE_WIDE
+from tilelab import build, check, device
+
+HERE = device.current()
+WHERE = "cuda" if HERE.capability else "cpu"
+MAGNITUDES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+SMALL = DecodeConfig("plain", 16, 128, 4, 1)
+EVERY = [*decoding.configs(16), DecodeConfig("registers", 16, 128, 1, 1), DecodeConfig("registers", 64, 256, 2, 2)]
+
+
+def case(m, n, k, scales=(118, 128)):
+    x = torch.randn(m, k, device=WHERE).bfloat16()
+    packed = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device=WHERE)
+    return x, packed, torch.randint(scales[0], scales[1] + 1, (n, k // 32), device=WHERE).to(torch.uint8)
+
+
+def every_code(scale_of_row, tokens):
+    """One-hot tokens and weights of all codes: an output is one weight, of a row whose scale is its number."""
+    n, k = len(scale_of_row), len(tokens)
+    codes = (torch.arange(n)[:, None] + torch.arange(k)) % 16
+    packed = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
+    scales = scale_of_row.to(torch.uint8)[:, None].repeat(1, k // 32)
+    return tokens.bfloat16().to(WHERE), packed.to(WHERE), scales.contiguous().to(WHERE)
+
+
+def same(result, wanted):
+    return torch.equal(torch.nan_to_num(result.float(), nan=7e-30), torch.nan_to_num(wanted.float(), nan=7e-30))
+
+
+def test_spec_by_hand():
+    x, packed, scales = (each.cpu() for each in case(3, 4, 64, (100, 140)))
+    for m in range(3):
+        for n in range(4):
+            total = 0.0
+            for k in range(64):
+                code = int(packed[n, k // 2]) >> 4 * (k % 2) & 15
+                value = (-1) ** (code >> 3) * MAGNITUDES[code & 7] * 2.0 ** (int(scales[n, k // 32]) - 127)
+                total += float(x[m, k]) * value
+            assert abs(total - float(spec(x, packed, scales)[m, n])) <= 1e-9 * abs(total) + 1e-12
+
+
+def matches(config, shapes):
+    for m, n, k in shapes:
+        x, packed, scales = case(m, n, k)
+        kept = [each.clone() for each in (x, packed, scales)]
+        out, touched = check.poisoned((m, n), torch.bfloat16, WHERE)
+        launch = decoding.prepare(x, packed, scales, out=out, config=config)
+        first = launch().clone()
+        assert check.relative_error(first, spec(x, packed, scales)) < 2**-8 and not touched(), (config, m, n, k)
+        assert first.data_ptr() != out.data_ptr() and torch.equal(launch(), first)  # the counters are back at zero
+        assert all(torch.equal(now, before) for now, before in zip((x, packed, scales), kept))
+
+
+def test_plain_on_ragged_shapes():
+    matches(SMALL, [(1, 1, 32), (2, 17, 64), (16, 40, 160), (17, 16, 416), (7, 33, 256), (64, 5, 288)])
+    matches(None, [(3, 70, 96)])
+
+
+def special(config):
+    x, packed, scales = case(5, 40, 288)
+    scales[3, 2] = 255
+    scales[4, 8] = 255
+    scales[6:9] = 0
+    scales[9, 3] = 230
+    packed[11] = 0
+    out = decode(x, packed, scales, config=config)
+    wanted = spec(x, packed, scales)
+    assert out[:, 3:5].isnan().all() and wanted[:, 3:5].isnan().all()
+    assert not out[:, 5:].isnan().any() and (out[:, 11] == 0).all()
+    for row in (0, 9, 10):
+        assert check.relative_error(out[:, row], wanted[:, row]) < 2**-8
+    x[1, 7] = float("nan")
+    x[2, 8] = float("inf")
+    out, wanted = decode(x, packed, scales, config=config), spec(x, packed, scales)
+    assert torch.equal(out.isnan(), wanted.isnan())
+    assert torch.equal(out.isinf(), wanted.isinf() | (wanted.abs() > 3.4e38))
+
+
+def bits(config):
+    rows = torch.arange(256)
+    given = every_code(rows, 2.0**10 * torch.eye(64))  # so that no product is a subnormal, though weights are
+    assert same(decode(*given, config=config), spec(*given).bfloat16())
+    given = every_code(rows[2:253], torch.eye(64))
+    assert same(decode(*given, config=config), spec(*given).bfloat16())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of the infinities that are meant
+def test_special_scales_and_tokens():
+    special(SMALL)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_every_code_at_every_scale():
+    bits(SMALL)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", EVERY, ids=str)
+def test_every_configuration_on_the_gpu(config):
+    matches(config, [(1, 1, 32), (5, 70, 800), (16, 300, 2080), (9, 129, 4128)])
+    special(config)
+    if decoding.tokens_for(64) * config.share <= 32768 or config.kernel == "plain":
+        bits(config)
+
+
+@pytest.mark.gpu
+def test_up_to_64_tokens_on_the_gpu():
+    for m in (17, 33, 64):
+        for config in decoding.configs(m)[:3]:
+            matches(config, [(m, 200, 1056)])
+
+
+def run_ptx(asm, word, *operands):
+    """The decoding in Python: 32-bit words as int64, bf16 pairs through float32, whose products are exact here."""
+    def product(a, b):
+        made = torch.zeros_like(a)
+        for half in (0, 16):
+            left, right = ((each >> half & 0xFFFF).to(torch.int32).to(torch.int16).view(torch.bfloat16).float()
+                           for each in (a, b))
+            made |= ((left * right).bfloat16().view(torch.int16).long() & 0xFFFF) << half
+        return made
+
+    registers = {"$4": word, "$5": operands[0], "$7": operands[-1]}
+    steps = {"and.b32": lambda a, b: a & b, "shr.u32": lambda a, b: a >> b,
+             "mul.lo.u32": lambda a, b: a * b & 0xFFFFFFFF, "mul.rn.bf16x2": product}
+    for opcode, to, left, right in re.findall(r"([a-z]\S+) (\S+), (\S+), (\S+);", asm):
+        left, right = (registers[name] if name in registers else torch.full_like(word, int(name, 0))
+                       for name in (left, right))
+        registers[to] = steps[opcode](left, right)
+    return [registers[f"${out}"] for out in range(4)]
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_ptx_decodes_every_code_in_every_place(wide):
+    low, scale = torch.meshgrid(torch.randperm(65536)[:512] if wide else torch.arange(0, 65536, 3),
+                                torch.arange(256) if wide else torch.arange(0, 129, 8), indexing="ij")
+    word = low.flatten() | (low.flatten() * 7919 + 11) % 65536 << 16
+    scale = scale.flatten()
+    if wide:
+        pair = scale * 0x00800080 + torch.where((scale == 0) | (scale == 255), 0x00400040, 0)
+        made = run_ptx(DECODE_WIDE.value, word, pair, torch.full_like(word, 0x7E807E80))
+    else:
+        made = run_ptx(DECODE.value, word, scale * 0x00800080 + 0x3F003F00)
+    factor = torch.where(scale == 255, float("nan"), torch.exp2(scale.double() - 127)).float()
+    table = torch.tensor(MAGNITUDES + tuple(-each for each in MAGNITUDES))
+    table[8] = -0.0
+    for place, pairs in enumerate(made):
+        for half in (0, 16):
+            wanted = (table[word >> half + 4 * place & 15] * factor).bfloat16()
+            found = (pairs >> half & 0xFFFF).to(torch.int32).to(torch.int16).view(torch.bfloat16)
+            number = ~wanted.isnan()
+            assert torch.equal(found.isnan(), ~number)
+            assert torch.equal(found[number].view(torch.int16), wanted[number].view(torch.int16))
+
+
+def refused(message, *changes, error=ValueError, **options):
+    x, packed, scales = case(4, 20, 64)
+    with pytest.raises(error, match=message) as caught:
+        decode(**({"x": x, "packed": packed, "scales": scales} | dict(changes)), **options)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+def test_bad_input_gets_one_sentence():
+    x, packed, scales = case(4, 20, 64)
+    refused("x must be a torch.Tensor; it is a list", ("x", [1.0]))
+    refused("matrix of bfloat16", ("x", x.float()))
+    refused("matrix of uint8", ("packed", packed.to(torch.int8)))
+    refused("matrix of uint8", ("scales", scales[0]))
+    refused("not empty", ("x", x[:0]))
+    refused("must be contiguous", ("x", x.T.contiguous().T))
+    refused("must be contiguous", ("packed", torch.cat([packed, packed], 1)[:, ::2]))
+    refused("one device", ("scales", scales.to("meta")))
+    refused("no backward", ("x", x.clone().requires_grad_()))
+    refused("x must start .* it starts 2 bytes past one", ("x", torch.cat([x, x]).flatten()[1:257].view(4, 64)))
+    refused("packed must start", ("packed", torch.cat([packed, packed]).flatten()[1:641].view(20, 32)))
+    refused("64 tokens at most; here are 65", ("x", case(65, 1, 64)[0]))
+    refused("multiple of 32, .* they are 48 and 20", ("x", x[:, :48].contiguous()))
+    refused("for K = 64 packed is N x 32", ("packed", packed[:, :16].contiguous()))
+    refused("scales N x 2", ("scales", scales[:19]))
+    refused("out must be 4 x 20; it is 4 x 19", out=torch.empty(4, 19, dtype=torch.bfloat16, device=WHERE))
+    refused("memory that x spans", ("x", x), out=x.flatten()[:80].view(4, 20))
+    refused("memory that packed spans", ("packed", packed), out=packed.flatten()[:160].view(torch.bfloat16).view(4, 20))
+
+
+@pytest.mark.skipif(HERE.capability is not None, reason="without a GPU")
+def test_the_interpreter_has_no_gluon():
+    refused("Triton, not Gluon", config=decoding.configs()[0], error=device.Unsupported)
+
+
+@pytest.mark.parametrize("given, message", [
+    (("fast", 64, 512, 4, 2), "registers and plain"), (("plain", 96, 512, 4, 2), "power of two from 16 to 512"),
+    (("registers", 64, 512, 8, 2), "8 warps need block_n = 128"), (("registers", 64, 128, 4, 2), "more than a share"),
+    (("plain", 64, 64, 4, 2), "share is a power of two"), (("plain", 64, 512, 4, 0), "ahead")])
+def test_bad_configurations_get_one_sentence(given, message):
+    with pytest.raises(ValueError, match=message):
+        DecodeConfig(*given)
+
+
+def test_the_choice_fills_the_gpu_and_fits():
+    h200 = device.Device("H200", (9, 0), "sm_90a", 132)
+    assert decoding.best(16, 8192, 8192, h200).grid(8192, 8192) == (64, 4)
+    assert decoding.best(4, 1024, 4096, h200).grid(1024, 4096)[1] > 1
+    assert decoding.best(1, 64, 64, device.Device("A100", (8, 0), "sm_80", 108)).kernel == "plain"
+    for m in (1, 8, 9, 33, 64):
+        tokens = decoding.tokens_for(m)
+        assert tokens >= m and all(tokens * config.share <= 32768 for config in decoding.configs(m)
+                                   if config.kernel == "registers")
+
+
+def test_every_target_builds_both_kernels():
+    plain = {"sm_90a": "wgmma", "sm_100a": "tcgen05_mma", "sm_103a": "tcgen05_mma", "sm_120a": "mma_sync",
+             "sm_121a": "mma_sync"}
+    jobs = [decoding.job(config, target) for target in plain for config in (EVERY[0], decoding.configs()[-2])]
+    for report in build.build(jobs):
+        assert report.launchable, report.reason
+        registers = "registers" in report.job.kernel
+        assert report.counts["mma_sync" if registers else plain[report.job.target]] > 0
+        assert (report.ptx.count("mul.rn.bf16x2") > 0) == registers
+
+
+@pytest.mark.parametrize("m", [1, 16])
+def test_weights_stay_in_registers_and_cost_few_instructions(m):
+    for config in decoding.configs(m)[::4]:
+        if config.kernel == "registers":
+            report = build.build_one(decoding.job(config, "sm_90a", m))
+            loop = decoding.main_loop(report)
+            assert "LDG.E.128" in report.sass and "HMUL2.BF16" in report.sass
+            assert not loop["STS"] and not loop["BAR"] and not loop["SHFL"] and not loop["LDL"]
+            assert loop.total() / decoding.weights_a_loop(config) < 3.5
