@@ -93,7 +93,7 @@ def _interpreted() -> bool:
     return not isinstance(attention_plain_kernel, triton.JITFunction)
 
 
-def _check(q, k, v, out, scale):
+def _check(q, k, v, out, scale, config):
     for name, given in (("q", q), ("k", k), ("v", v), ("out", out)):
         if given is None and name == "out":
             continue
@@ -110,6 +110,8 @@ def _check(q, k, v, out, scale):
         if given.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"attention has no backward pass and {name} requires grad: detach it or use "
                              "torch.no_grad().")
+        if given.is_neg():
+            raise ValueError(f"{name} is a view that negates what memory holds: resolve it first.")
         unit = 16 // given.element_size()
         if given.stride(3) != 1 or given.data_ptr() % 16 or any(
                 size > 1 and (stride % unit or stride <= 0) for size, stride in zip(given.shape[:3], given.stride())):
@@ -124,8 +126,10 @@ def _check(q, k, v, out, scale):
         raise ValueError(f"the head dimension must be 64 or 128; here it is {d}.")
     if h % hk:
         raise ValueError(f"q's heads must be a multiple of k's; here they are {h} and {hk}.")
-    if scale is not None and not (isinstance(scale, (int, float)) and math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale must be a finite number above 0; here it is {scale!r}.")
+    if scale is not None and not (isinstance(scale, (int, float)) and 2.0**-100 <= scale <= 2.0**100):
+        raise ValueError(f"scale must be a Python number from 2^-100 to 2^100; here it is {scale!r:.40}.")
+    if config is not None and not isinstance(config, AttentionConfig):
+        raise ValueError(f"config must be an AttentionConfig or None; it is a {type(config).__name__}.")
     if max(s, t) > 2**30 or b * h * -(-s // 16) >= 2**31:
         raise ValueError("a length is at most 2^30, and batch x heads x length / 16 below 2^31; here is "
                          f"{tuple(q.shape)} and {t} keys.")
@@ -140,6 +144,9 @@ def _check(q, k, v, out, scale):
     if out is not None:
         if out.shape != q.shape:
             raise ValueError(f"out must have q's shape {tuple(q.shape)}; it is {tuple(out.shape)}.")
+        extents = sorted((stride, size) for size, stride in zip(out.shape, out.stride()) if size > 1)
+        if any(inner * size > outer for (inner, size), (outer, _) in zip(extents, extents[1:])):
+            raise ValueError(f"out overlaps itself: its strides are {out.stride()}; give it memory of its own.")
         for name, given in (("q", q), ("k", k), ("v", v)):
             if _span(out)[0] < _span(given)[1] and _span(given)[0] < _span(out)[1]:
                 raise ValueError(f"out lies in the memory that {name} spans: give it memory of its own.")
@@ -163,7 +170,7 @@ def _describe(tensor, rows: int, gluon: bool):
 def prepare(q, k, v, causal: bool = False, *, scale: float | None = None, out=None,
             config: AttentionConfig | None = None):
     """A function that computes `attention` and returns `out`; descriptors are built once. Arguments as there."""
-    _check(q, k, v, out, scale)
+    _check(q, k, v, out, scale, config)
     here, d = device.current(), q.shape[3]
     target = here.target if here.has_tma else "sm_90a"  # the interpreter stands in for it
     config = config or best(d, None if _interpreted() else target)
@@ -213,7 +220,8 @@ def attention(q, k, v, causal: bool = False, *, scale: float | None = None, out=
     q (B, H, S, D), k and v (B, HK, T, D), bfloat16 or float16, D 64 or 128, H a multiple of HK (grouped queries: head h
     reads key head h // (H // HK)), any S and T. `causal`: query i sees keys 0 to i, as torch's is_causal. Each tensor's
     last dimension is contiguous; the strides of the others are multiples of 16 bytes, so (B, S, H, D) transposed will
-    do. `scale`: 1 / sqrt(D) unless given. `out`: of q's shape. Raises ValueError for what it cannot take and
+    do. NaN or infinity in V also reaches queries that do not see it, where a block of keys holds both. `scale`:
+    1 / sqrt(D) unless given. `out`: of q's shape. Raises ValueError for what it cannot take and
     tilelab.device.Unsupported for hardware that cannot run it.
     """
     return prepare(q, k, v, causal, scale=scale, out=out, config=config)()

@@ -17,9 +17,10 @@ def _shape(text: str) -> tuple[int, ...]:
         shape = tuple(int(part) for part in text.split(","))
     except ValueError:
         shape = ()
-    if len(shape) != 5 or min(shape) < 1 or shape[1] % shape[2] or shape[3] > 1 << 16 or shape[4] not in HEAD_DIMS:
-        raise argparse.ArgumentTypeError("B,H,HK,S,D: H a multiple of HK, S up to 65,536, D 64 or 128; here it is "
-                                         f"{text!r}.")
+    if len(shape) != 5 or min(shape) < 1 or shape[1] % shape[2] or shape[3] > 1 << 16 or shape[4] not in HEAD_DIMS \
+            or shape[0] * shape[1] * shape[3] > 1 << 26:
+        raise argparse.ArgumentTypeError("B,H,HK,S,D: H a multiple of HK, S up to 65,536, D 64 or 128, B H S up to "
+                                         f"67,108,864; here it is {text[:60]!r}.")
     return shape
 
 

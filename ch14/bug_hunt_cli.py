@@ -29,8 +29,10 @@ def _arguments(argv):
                         help="build a recorded experiment again and compare (with --triton only that Triton's part); "
                         "TILES_RECORD=1 keeps it")
     options = cli.parse(parser, argv)
-    if options.report is not None and (not options.report or pathlib.Path(options.report).is_dir()):
-        parser.error(f"--report takes a file; {f'{options.report} is a folder' if options.report else 'it is empty'}.")
+    if options.report is not None and (reason := cli.no_file(options.report)):
+        parser.error(f"--report takes a file; {reason}.")
+    if options.report and options.json and os.path.abspath(options.report) == os.path.abspath(options.json):
+        parser.error(f"--report and --json take a file each; here both are {options.report}.")
     hunting = {name for name in ("hunt", "target", "start", "symptom", "reach", "report")
                if getattr(options, name) != parser.get_default(name)}
     if options.matrix and hunting:
@@ -89,7 +91,8 @@ def _hunt(options) -> tuple[list[dict], int]:
     say = (lambda *_: None) if options.json == "-" else print
     if found is None:
         say(f"Triton {version}, {builds.target}, {options.hunt.title}: nothing found within {options.reach} changes of "
-            f"{bug_hunt.describe(options.start)} ({len(builds.rows)} builds).")
+            f"{bug_hunt.describe(options.start)} ({len(builds.rows)} builds)"
+            + (f"; no report is written to {options.report}." if options.report else "."))
         return builds.rows, 0
     for step in found.steps:
         say(step)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from tilelab.device import Unsupported
 
-VERSION = re.compile(r"\d+\.\d+\.\d+((a|b|rc|\.post)\d+)?")
+VERSION = re.compile(r"\d+\.\d+\.\d+((a|b|rc|\.post)\d+)?", re.ASCII)
 LIMIT_S = 1200
 
 

@@ -37,8 +37,9 @@ class Workload:
     modes, peer = GEMM_MODES, "eager"
 
     def __init__(self, *shape: int, where: str = "cuda", dtype: torch.dtype = torch.bfloat16):
-        if len(shape) != len(self.sizes) or any(type(size) is not int or size < 1 for size in shape):
-            raise ValueError(f"a shape of {self.family} is {','.join(self.sizes)}, each at least 1; here it is "
+        if len(shape) != len(self.sizes) or any(
+                type(size) is not int or not 1 <= size <= 1 << 20 for size in shape):
+            raise ValueError(f"a shape of {self.family} is {','.join(self.sizes)}, each from 1 to 2^20; here it is "
                              f"{','.join(map(str, shape))[:60]}.")
         self.shape, self.where, self.dtype = shape, where, dtype
 

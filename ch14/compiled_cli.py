@@ -23,9 +23,9 @@ def _arguments(argv):
     options = cli.parse(parser, argv)
     usual = next(shape for family, shape, _ in compiled_trials.CASES if family == options.workload)
     try:
-        options.shape = tuple(map(int, options.shape.split(","))) if options.shape else usual
+        options.shape = usual if options.shape is None else tuple(map(int, options.shape.split(",")))
     except ValueError:
-        parser.error(f"--shape takes sizes such as {','.join(map(str, usual))}; here it is {options.shape!r}.")
+        parser.error(f"--shape takes sizes such as {','.join(map(str, usual))}; here it is {options.shape[:60]!r}.")
     try:
         work = compiled.workload(options.workload, options.shape, where="meta")
         if options.mode != "all":

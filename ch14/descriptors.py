@@ -92,6 +92,8 @@ def _tensor(name: str, given, op: str, flat: bool) -> torch.Tensor:
     """`given` as the kernel takes it: bits where they are only moved, one row where it is flat."""
     if not isinstance(given, torch.Tensor):
         raise ValueError(f"{name} must be a torch.Tensor; it is a {type(given).__name__}.")
+    if given.layout != torch.strided:
+        raise ValueError(f"{name} must be a dense tensor; its layout is {given.layout}.")
     if given.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{name} requires a gradient, and {op} here has no backward pass: detach it.")
     if given.is_conj() or given.is_neg():
@@ -162,6 +164,8 @@ def _checked(op, x, out, y, index, config) -> dict[str, torch.Tensor]:
         if not index.is_contiguous() or index.device != x.device:
             raise ValueError(f"index must be contiguous and on {x.device}; it is on {index.device} with stride "
                              f"{index.stride(0)}.")
+        if not x.shape[0]:
+            raise ValueError(f"x must have a row to gather; it is {tuple(x.shape)}.")
         shape = (len(index), x.shape[1])
     for name, tensor in given.items():
         wanted = shape if name == "out" else x.shape
@@ -170,6 +174,8 @@ def _checked(op, x, out, y, index, config) -> dict[str, torch.Tensor]:
                              f"{tuple(tensor.shape)} of {str(tensor.dtype)[6:]} on {tensor.device}.")
     if any(extent >= 1 << 31 for tensor in tensors.values() for extent in tensor.shape):
         raise ValueError("an extent has at most 2^31 - 1 elements: coordinates of a tile are 32 bits.")
+    if x.is_meta:
+        raise ValueError("x must be in memory; it is on the meta device.")
     spans = {name: _span(tensor) for name, tensor in [*tensors.items(), *([("index", index)] if op == "gather" else [])]
              if tensor.numel()}
     begin, end = spans.pop("out", (0, 0))
@@ -241,7 +247,10 @@ def add(x, y, out=None, config="best"):
 
 def gather(x, index, out=None, config="best"):
     """x[index]: row i of the result is row index[i] of x, or zeros. Arguments and errors as for `prepare`."""
-    if out is None and isinstance(x, torch.Tensor) and isinstance(index, torch.Tensor) and x.ndim == 2:
+    if not isinstance(index, torch.Tensor) or index.ndim != 1:
+        raise ValueError("index must be a torch.Tensor of int32 with one dimension; it is "
+                         f"{tuple(index.shape) if isinstance(index, torch.Tensor) else type(index).__name__}.")
+    if out is None and isinstance(x, torch.Tensor) and x.ndim == 2:
         out = torch.empty(len(index), x.shape[1], dtype=x.dtype, device=x.device)
     return prepare("gather", x, out, index=index, config=config)()
 

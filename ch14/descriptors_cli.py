@@ -22,10 +22,10 @@ def _arguments(argv):
     try:
         options.rows, options.columns = map(int, options.shape.split(","))
     except ValueError:
-        parser.error(f"--shape takes two sizes such as 16384,16384; here it is {options.shape!r}.")
-    if options.rows < 1 or options.columns < 8 or options.columns % 8:
-        parser.error(f"--shape takes rows from 1 and columns in multiples of 8, which are 16 bytes of bf16; here it is "
-                     f"{options.shape}.")
+        parser.error(f"--shape takes two sizes such as 16384,16384; here it is {options.shape[:60]!r}.")
+    if options.rows < 1 or options.columns < 8 or options.columns % 8 or options.rows * options.columns > 1 << 33:
+        parser.error("--shape takes rows from 1 and columns in multiples of 8, which are 16 bytes of bf16, and up to "
+                     f"2^33 elements; here it is {options.shape[:60]}.")
     named = configs(options.op)
     wanted = {"all": list(named), "best": list(named)[:1]}.get(options.variant, [options.variant])
     if wanted[0] not in named:
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     columns = ["name", "config", "status", "ms", "gbps", "ratio", "ulps", "registers", "smem", "tma_load", "tma_store",
                "reason"]
     return cli.answer("ch14.descriptors", columns, descriptors_trials.kernels(), options.json,
-                      lambda: _compiled(options) if options.target else _measured(options))
+                      lambda: _measured(options) if options.target is None else _compiled(options))
 
 
 def _compiled(options) -> list[dict]:

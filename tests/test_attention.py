@@ -87,8 +87,12 @@ def test_bad_input_gets_one_sentence():
     refused("strides", *zip("kv", (each[:, :1].expand(-1, 2, -1, -1) for each in (k, v))))
     refused("16 bytes", ("q", torch.cat([q.flatten(), q.flatten()])[1:1 + q.numel()].view(q.shape)))
     refused("backward", ("q", q.clone().requires_grad_()))
-    refused("finite number above 0", scale=float("nan"))
-    refused("finite number above 0", scale=0)
+    refused("negates", ("q", torch._neg_view(q)))
+    for scale in (float("nan"), 0, 1e-46, 1e38, 10**400, "1"):
+        refused("2.-100 to 2.100", scale=scale)
+    refused("AttentionConfig", config="best")
+    refused("overlaps itself", out=torch.as_strided(torch.zeros(800, dtype=DTYPE, device=q.device), q.shape,
+                                                    (400, 200, 8, 1)))
     refused("q's shape", out=k[:, :, :5])
     refused("memory that q spans", ("q", q), out=q)
 
@@ -153,7 +157,8 @@ def test_command_line(capsys):
     assert row["status"] == "ok" and row["tcgen05_mma"] > 0
     assert main(["--target", "sm_120a", "--step", "overlap"]) == 2
     assert "wgmma" in capsys.readouterr().out
-    for bad in (["--shape", "1,3,2,64,64"], ["--shape", "1,2"], ["--step", "fast"]):
+    for bad in (["--shape", "1,3,2,64,64"], ["--shape", "1,2"], ["--step", "fast"],
+                ["--shape", "9" * 30 + ",1,1,64,64"]):
         with pytest.raises(SystemExit) as caught:
             main(bad)
         said = capsys.readouterr().err

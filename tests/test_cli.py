@@ -45,6 +45,8 @@ def test_what_cannot_run_is_one_line_and_two(capsys, error):
 @pytest.mark.parametrize("argv, said", [
     (["--json", ""], "--json takes a file or -."),
     (["--json", "."], "--json takes a file; . is a folder."),
+    (["--json", "/dev/null/new/rows.json"], "--json takes a file; /dev/null is no folder."),
+    (["--json", "a" * 300], f"--json takes a file; {'a' * 60} cannot be one (File name too long)."),
     (["--nix"], "unrecognized arguments: --nix"),
 ])
 def test_bad_usage_is_one_line_and_two(capsys, argv, said):

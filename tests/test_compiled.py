@@ -79,8 +79,8 @@ def test_inputs_are_fresh():
 
 @pytest.mark.parametrize("family, shape, message", [
     ("conv", (1,), "the workloads are matmul, mlp, attention, causal attention; here it is 'conv'."),
-    ("matmul", (4096, 4096), "a shape of matmul is M,N,K, each at least 1; here it is 4096,4096."),
-    ("mlp", (0, 1, 1), "a shape of mlp is T,HIDDEN,INNER, each at least 1; here it is 0,1,1."),
+    ("matmul", (4096, 4096), "a shape of matmul is M,N,K, each from 1 to 2^20; here it is 4096,4096."),
+    ("mlp", (0, 1, 1), "a shape of mlp is T,HIDDEN,INNER, each from 1 to 2^20; here it is 0,1,1."),
     ("attention", (1, 4, 3, 8, 64), "HK must divide H, and D be 64 or 128; here H, HK, D are 4, 3, 64."),
     ("attention", (1, 4, 2, 8, 80), "HK must divide H, and D be 64 or 128; here H, HK, D are 4, 2, 80."),
 ])
@@ -316,7 +316,7 @@ def run(capsys, *arguments):
 
 @pytest.mark.parametrize("arguments, message", [
     (["--workload", "conv"], "invalid choice: 'conv'"),
-    (["--shape", "1,2"], "a shape of matmul is M,N,K, each at least 1; here it is 1,2"),
+    (["--shape", "1,2"], "a shape of matmul is M,N,K, each from 1 to 2^20; here it is 1,2"),
     (["--shape", "a,b,c"], "--shape takes sizes such as 4096,4096,4096; here it is 'a,b,c'"),
     (["--mode", "fast"], "the modes of matmul are eager, default, max-autotune"),
     (["--workload", "mlp", "--mode", "flash"], "the modes of mlp are eager"),

@@ -4,6 +4,7 @@ status says how it went."""
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
@@ -22,9 +23,27 @@ def parser(module: str, description: str) -> argparse.ArgumentParser:
 def parse(made: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """The options; a --json that names no file is refused here, before the work."""
     options = made.parse_args(argv)
-    if options.json is not None and (not options.json or pathlib.Path(options.json).is_dir()):
-        made.error(f"--json takes a file; {options.json} is a folder." if options.json else "--json takes a file or -.")
+    if options.json == "":
+        made.error("--json takes a file or -.")
+    if options.json not in (None, "-") and (reason := no_file(options.json)):
+        made.error(f"--json takes a file; {reason}.")
     return options
+
+
+def no_file(path: str) -> str:
+    """Why nothing can be written to `path`, before the work that is to be written; empty when it seems that it can."""
+    try:
+        file = pathlib.Path(path)
+        if not path:
+            return "it is empty"
+        if file.is_dir():
+            return f"{path} is a folder"
+        there = next(each for each in (file, *file.absolute().parents) if each.exists())  # folders are made
+        if there is not file and not there.is_dir():
+            return f"{there} is no folder"
+        return "" if os.access(there, os.W_OK) else f"{path} may not be written"
+    except OSError as error:
+        return f"{path[:60]} cannot be one ({error.strerror})"
 
 
 def answer(module: str, columns: Sequence[str], source: str, path: str | None,
