@@ -20,11 +20,7 @@ def _arguments(argv):
     options = cli.parse(parser, argv)
     if options.bytes < 4 or options.bytes % 4:
         parser.error(f"--bytes must be a multiple of 4; here it is {options.bytes}.")
-    named = bulk_copy.configs(options.op)
-    wanted = {"all": list(named), "best": list(named)[:1]}.get(options.variant, [options.variant])
-    if wanted[0] not in named:
-        parser.error(f"--variant is one of {', '.join(named)}, best or all; here it is {options.variant}.")
-    options.chosen = {name: named[name] for name in wanted}
+    options.chosen = cli.variants(parser, options.variant, bulk_copy.configs(options.op))
     return options
 
 

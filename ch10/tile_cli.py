@@ -19,11 +19,7 @@ def _arguments(argv):
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
     options = cli.parse(parser, argv)
     options.shape = _shape(parser, options)
-    named = tile_pipeline.configs(options.op)
-    wanted = {"all": list(named), "best": list(named)[:1]}.get(options.variant, [options.variant])
-    if wanted[0] not in named:
-        parser.error(f"--variant is one of {', '.join(named)}, best or all; here it is {options.variant}.")
-    options.chosen = {name: named[name] for name in wanted}
+    options.chosen = cli.variants(parser, options.variant, tile_pipeline.configs(options.op))
     return options
 
 

@@ -437,7 +437,7 @@ def grid(op: str) -> list[TileConfig]:
 def swept():
     """The grids of copy, stencil and transpose, through the engine."""
     kept = ("name", "config", "kernel", "shape", "dtype", "status", "reason", "ms", "peer_ms", "ratio", "gbps",
-            "registers", "smem", "final_ratio")
+            "registers", "smem", "final_ms", "final_ratio")
     rows = []
     for op in ("copy", "stencil", "transpose"):
         found = Sweep(grid(op), TileSpace(op, LARGE)).finish()

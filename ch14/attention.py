@@ -18,12 +18,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ch14.attention_configs import HEAD_DIMS, AttentionConfig, best, configs, rejection
 from ch14.attention_hopper import TILE_LAYOUT, attention_hopper_kernel
-from ch14.descriptors import context
+from ch14.descriptors import context, span
 from tilelab import device
 
 __all__ = ["spec", "attention", "prepare", "configs", "best", "AttentionConfig"]
 
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+DTYPES = (torch.bfloat16, torch.float16)
 LOG2_E = 1.4426950408889634
 
 
@@ -148,13 +148,8 @@ def _check(q, k, v, out, scale, config):
         if any(inner * size > outer for (inner, size), (outer, _) in zip(extents, extents[1:])):
             raise ValueError(f"out overlaps itself: its strides are {out.stride()}; give it memory of its own.")
         for name, given in (("q", q), ("k", k), ("v", v)):
-            if _span(out)[0] < _span(given)[1] and _span(given)[0] < _span(out)[1]:
+            if span(out)[0] < span(given)[1] and span(given)[0] < span(out)[1]:
                 raise ValueError(f"out lies in the memory that {name} spans: give it memory of its own.")
-
-
-def _span(tensor) -> tuple[int, int]:
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def _describe(tensor, rows: int, gluon: bool):

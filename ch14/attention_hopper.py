@@ -43,13 +43,11 @@ def tiles_of(item, row_blocks, CAUSAL: gl.constexpr):
         late = row_blocks - 1 - item % pairs
         early = item % pairs
         head = item // pairs
-        count = 1 + (late != early).to(gl.int32)
     else:
         late = item % row_blocks
         early = late
         head = item // row_blocks
-        count = early * 0 + 1
-    return head, late, early, count
+    return head, late, early, 1 + (late != early).to(gl.int32)
 
 
 @gluon.jit

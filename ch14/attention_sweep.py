@@ -93,7 +93,7 @@ SUBJECT = Subject(
     dtypes=("bf16",),
     presets={"the grid": grid, "the ladder": lambda _: list(configs(128).values())},
     axes={"tile": lambda c: f"{c.block_m}×{c.block_n}, {c.num_warps} warps",
-          "stages, kernel": lambda c: str(c).split(",")[3].replace("hopper", "").strip(),
+          "stages, kernel": lambda c: str(c).split(",")[3].replace("hopper ", ""),
           "stages": lambda c: f"{c.num_stages} stages", "kernel": lambda c: c.kernel},
     space=_chosen_space, recorded=lambda: results.recorded("ch14_attention_sweep", source()), roofline=_roofline,
     peer="cuDNN")

@@ -88,8 +88,8 @@ class Launch:
         return found
 
 
-def _tensor(name: str, given, op: str, flat: bool) -> torch.Tensor:
-    """`given` as the kernel takes it: bits where they are only moved, one row where it is flat."""
+def check_dense(name: str, given, op: str) -> None:
+    """ValueError unless `given` is a tensor whose elements are what memory holds, and none asks `op` for a gradient."""
     if not isinstance(given, torch.Tensor):
         raise ValueError(f"{name} must be a torch.Tensor; it is a {type(given).__name__}.")
     if given.layout != torch.strided:
@@ -98,6 +98,11 @@ def _tensor(name: str, given, op: str, flat: bool) -> torch.Tensor:
         raise ValueError(f"{name} requires a gradient, and {op} here has no backward pass: detach it.")
     if given.is_conj() or given.is_neg():
         raise ValueError(f"{name} is a view that conjugates or negates what memory holds: resolve it first.")
+
+
+def _tensor(name: str, given, op: str, flat: bool) -> torch.Tensor:
+    """`given` as the kernel takes it: bits where they are only moved, one row where it is flat."""
+    check_dense(name, given, op)
     if op == "add" and given.dtype not in FLOATS:
         raise ValueError(f"add takes {', '.join(str(d)[6:] for d in FLOATS)}; {name} is {str(given.dtype)[6:]}.")
     if given.element_size() not in BITS:
@@ -143,9 +148,10 @@ def describable(name: str, tensor, block, written: bool) -> None:
                          f"{otherwise}.")
 
 
-def _span(tensor) -> tuple[int, int]:
-    elements = (tensor.shape[0] - 1) * tensor.stride(0) + tensor.shape[1] if tensor.ndim == 2 else tensor.numel()
-    return tensor.data_ptr(), tensor.data_ptr() + elements * tensor.element_size()
+def span(tensor) -> tuple[int, int]:
+    """Addresses of the first byte of a tensor that is not empty, and of the first behind its last element."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def _checked(op, x, out, y, index, config) -> dict[str, torch.Tensor]:
@@ -176,7 +182,7 @@ def _checked(op, x, out, y, index, config) -> dict[str, torch.Tensor]:
         raise ValueError("an extent has at most 2^31 - 1 elements: coordinates of a tile are 32 bits.")
     if x.is_meta:
         raise ValueError("x must be in memory; it is on the meta device.")
-    spans = {name: _span(tensor) for name, tensor in [*tensors.items(), *([("index", index)] if op == "gather" else [])]
+    spans = {name: span(tensor) for name, tensor in [*tensors.items(), *([("index", index)] if op == "gather" else [])]
              if tensor.numel()}
     begin, end = spans.pop("out", (0, 0))
     for name, (start, stop) in spans.items():  # tiles are stored while others are still read

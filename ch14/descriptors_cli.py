@@ -26,11 +26,7 @@ def _arguments(argv):
     if options.rows < 1 or options.columns < 8 or options.columns % 8 or options.rows * options.columns > 1 << 33:
         parser.error("--shape takes rows from 1 and columns in multiples of 8, which are 16 bytes of bf16, and up to "
                      f"2^33 elements; here it is {options.shape[:60]}.")
-    named = configs(options.op)
-    wanted = {"all": list(named), "best": list(named)[:1]}.get(options.variant, [options.variant])
-    if wanted[0] not in named:
-        parser.error(f"--variant is one of {', '.join(named)}, best or all; here it is {options.variant}.")
-    options.chosen = {name: named[name] for name in wanted}
+    options.chosen = cli.variants(parser, options.variant, configs(options.op))
     return options
 
 

@@ -245,7 +245,7 @@ def grid(op: str) -> list[TileConfig]:
 def swept():
     """The grid of every operation, at each of its shapes, through the engine."""
     kept = ("name", "config", "kernel", "shape", "dtype", "status", "reason", "ms", "peer_ms", "ratio", "gbps",
-            "registers", "smem", "final_ratio")
+            "registers", "smem", "final_ms", "final_ratio")
     return [{key: row[key] for key in kept if key in row} for op in OPS for shape in SHAPES[op]
             for row in Sweep(grid(op), DescriptorSpace(op, *shape)).finish()]
 
@@ -260,7 +260,8 @@ SUBJECT = Subject(
             "512 MiB, rows of 512 B": SHAPES["gather"][1], "32 MiB an array": (4096, 4096)},
     dtypes=OPS,
     presets={"the course's": lambda op: list(configs(op).values()), "the grid": grid},
-    axes={"tile": lambda c: " × ".join(map(str, c.block)), "way": lambda c: f"{c.way}, {c.num_warps} warps",
+    axes={"tile": lambda c: " × ".join(map(str, c.block)),
+          "way": lambda c: f"{c.way}, {c.num_warps} warp{'s' * (c.num_warps > 1)}",
           "span": lambda c: f"span {c.span}" if c.span else f"{c.ctas} an SM",
           "stages": lambda c: f"{c.stages} stages"},
     space=_chosen_space, recorded=lambda: results.recorded("ch14_descriptors_sweep", kernels()),

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ch14.descriptors import context
+from ch14.descriptors import context, span
 from ch14.gemm_configs import SETS, GemmConfig, configs, parse, ranked, rejection
 from tilelab import device
 
@@ -160,16 +160,6 @@ def _check_matrix(name: str, matrix, itemsize: int) -> None:
                          "make it contiguous first.")
 
 
-def _begin(matrix) -> int:
-    return matrix.data_ptr()
-
-
-def _end(matrix) -> int:
-    if matrix.ndim < 2:  # a scale
-        return matrix.data_ptr() + matrix.element_size()
-    return matrix.data_ptr() + ((matrix.shape[0] - 1) * _row_stride(matrix) + matrix.shape[1]) * matrix.element_size()
-
-
 def _check(a, b, scale_a, scale_b, out):
     """Validated (dtype name, B as stored row by row, whether those rows run along K, out)."""
     for name, given in (("a", a), ("b", b), ("scale_a", scale_a), ("scale_b", scale_b), ("out", out)):
@@ -230,7 +220,8 @@ def _check(a, b, scale_a, scale_b, out):
     _check_matrix("out", out, 2)
     spans = [("a", a), ("b", stored), ("scale_a", scale_a), ("scale_b", scale_b)]
     for name, matrix in ((name, given) for name, given in spans if given is not None):
-        if _begin(out) < _end(matrix) and _begin(matrix) < _end(out):  # tiles are stored while others are still read
+        # Tiles are stored while others are still read.
+        if span(out)[0] < span(matrix)[1] and span(matrix)[0] < span(out)[1]:
             raise ValueError(f"out lies in the memory that {name} spans: give it memory of its own.")
     return dtype, stored, b_k_major, out
 

@@ -12,6 +12,19 @@ import pytest  # noqa: E402
 WANT = "needs a GPU"
 
 
+@pytest.fixture
+def outputs(monkeypatch):
+    """What a notebook's cell would hold, in the order it was sent."""
+    from IPython.core.displaypub import CapturingDisplayPublisher
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    monkeypatch.setattr(shell, "display_pub", CapturingDisplayPublisher())
+    yield shell.display_pub.outputs
+    InteractiveShell.clear_instance()
+
+
 def pytest_collection_modifyitems(items):
     here = device.current()
     if here.capability is None:

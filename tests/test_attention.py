@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from ch14 import attention, attention_configs, attention_sweep, attention_trials
+from ch14 import attention, attention_configs, attention_pictures, attention_sweep, attention_trials
 from ch14.attention_cli import main
 from ch14.attention_configs import AttentionConfig, configs
 from tilelab import build, check, child, device
@@ -144,6 +144,33 @@ def test_the_hopper_kernel_loads_and_multiplies_in_sass():
 def test_clocks_say_what_bounds_a_head_dimension():
     assert attention_configs.clocks(64)["exponential"] == attention_configs.clocks(64)["products"]
     assert attention_configs.clocks(128)["products"] == 2 * attention_configs.clocks(128)["exponential"]
+
+
+def test_the_model_of_who_is_busy():
+    """64 blocks: in lockstep the units take turns, the sum of all costs; free of each other the slower one is busy."""
+    for d in attention_configs.HEAD_DIMS:
+        cost = attention_configs.clocks(d)
+        softmax = cost["exponential"] + cost["float32"]
+        shares = {step: attention_pictures.schedule(step, d, 64)[1] for step in ("lockstep", "roles", "overlap")}
+        assert shares["lockstep"] == pytest.approx(cost["products"] / (cost["products"] + softmax), abs=0.02)
+        assert shares["roles"] == pytest.approx(min(1, cost["products"] / softmax), abs=0.02)
+        assert shares["overlap"] >= shares["roles"]
+        for step in shares:  # a unit does one thing at a time
+            spans = sorted((unit, begin, end) for unit, _, begin, end in attention_pictures.schedule(step, d)[0])
+            assert all(a[0] != b[0] or a[2] <= b[1] for a, b in zip(spans, spans[1:]))
+
+
+def test_pairs_are_equal_work():
+    """Busy SMs by hand: four tiles of 5, 4, 3 and 2 on two programs, and in pairs of 7."""
+    assert attention_configs.balance(4, 1, 2, paired=False) == 14 / (2 * (5 + 3))
+    assert attention_configs.balance(4, 1, 2, paired=True) == 1
+    assert attention_configs.balance(3, 1, 1, paired=True) == 1  # the middle one stays alone
+
+
+def test_pictures_draw():
+    for picture in (attention_pictures.blocks_picture(), attention_pictures.blocks_picture(100, 300, causal=False),
+                    *map(attention_pictures.timeline_picture, attention_configs.HEAD_DIMS)):
+        assert picture._repr_png_().startswith(b"\x89PNG")
 
 
 def test_flops_of_a_mask():

@@ -9,9 +9,6 @@ import statistics
 import time
 
 import pytest
-from IPython.core.displaypub import CapturingDisplayPublisher
-from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 from ch07 import bulk_trials
 from ch10 import tile_trials, wgmma_trials
@@ -28,15 +25,6 @@ SUBJECTS = GEMM, COPY, bulk_trials.SUBJECT, tile_trials.SUBJECT, wgmma_trials.SU
 def sweeps(tmp_path, monkeypatch):
     monkeypatch.setenv("TILES_SWEEPS", str(tmp_path))
     return tmp_path
-
-
-@pytest.fixture
-def outputs(monkeypatch):
-    """What a notebook's cell would hold, in the order it was sent."""
-    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
-    monkeypatch.setattr(shell, "display_pub", CapturingDisplayPublisher())
-    yield shell.display_pub.outputs
-    InteractiveShell.clear_instance()
 
 
 def cells(shown):

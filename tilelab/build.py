@@ -80,10 +80,10 @@ class Report:
     """What the compiler made of a Job: `status` is ok, rejected (compiled, cannot launch there) or failed.
 
     Sizes in bytes: `smem` dynamic and `smem_static` a block (from sm_90 on 1,024 of it are the system's), `spills`
-    local memory a thread; None where they could not be read. `counts` are instructions in the PTX (INSTRUCTIONS), or
-    those in the SASS of a .cu kernel (OPCODES, and what tensor core instructions it has), empty where that cannot be
-    read. `seconds` the compiler's. `reason` is a sentence, empty when all is well; `said` all that the compiler said
-    about a failure: the exception's name and text, then its log.
+    local memory a thread; `tmem` columns of tensor memory a block; None where they could not be read. `counts` are
+    instructions in the PTX (INSTRUCTIONS), or those in the SASS of a .cu kernel (OPCODES, and what tensor core
+    instructions it has), empty where that cannot be read. `seconds` the compiler's. `reason` is a sentence, empty when
+    all is well; `said` all that the compiler said about a failure: the exception's name and text, then its log.
     """
 
     job: Job
@@ -93,6 +93,7 @@ class Report:
     spills: int | None = None
     smem: int | None = None
     smem_static: int | None = None
+    tmem: int | None = None
     threads: int | None = None
     counts: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
@@ -185,7 +186,8 @@ def _compile(job: dict) -> dict:
         raise ValueError(f"{', '.join(sorted(unknown))}: given but not taken by the kernel, or the reverse")
     signature = {name: job["signature"].get(name, "constexpr") for name in names}
     # As a launch gives them, so that it finds this build in the cache: in order, and empty for what is not aligned.
-    given = ("*", "i", "u") if triton.__version__ < "3.7" else ("*", "i", "u", "constexpr")
+    names_constants = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
+    given = ("*", "i", "u") + ("constexpr",) * names_constants
     attributes = {(index,): [["tt.divisibility", 16]] if name in job["aligned"] else []
                   for index, name in enumerate(names)
                   if signature[name].startswith(given) and not kernel.params[index].do_not_specialize}
@@ -201,7 +203,8 @@ def _compile(job: dict) -> dict:
         if not ptx.rstrip().endswith("}"):
             raise ValueError("the PTX is not complete")
         warps = getattr(binary.metadata, "total_num_warps", None) or binary.metadata.num_warps
-        return {"smem": binary.metadata.shared, "threads": 32 * warps, "seconds": seconds, "ptx": ptx,
+        return {"smem": binary.metadata.shared, "tmem": getattr(binary.metadata, "tmem_size", None),
+                "threads": 32 * warps, "seconds": seconds, "ptx": ptx,
                 "cubin": base64.b64encode(cubin).decode(), **_resources(cubin)}
 
     try:
@@ -395,6 +398,8 @@ def _report(job: Job, answer: dict) -> Report:
     if smem > limit.smem_per_block:
         reason = (f"it needs {smem:,} B of shared memory a block; {job.target} has "
                   f"{limit.smem_per_block:,} B.")
+    elif (answer.get("tmem") or 0) > 512:  # Triton's kernel is a trap then, and its launcher refuses
+        reason = f"it needs {answer['tmem']:,} columns of tensor memory a block; {job.target} has 512."
     elif answer["threads"] > 1024:
         reason = f"it has {answer['threads']:,} threads a block; {job.target} allows 1,024."
     elif answer["threads"] * (answer.get("registers") or 0) > limit.regs_per_sm:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -132,17 +133,21 @@ def can_sanitize() -> bool:
     return device.current().has_tma and shutil.which("compute-sanitizer") is not None
 
 
-def sanitize(module: str) -> list[dict]:
+def sanitize(module: str, kernels: str = "") -> list[dict]:
     """Rows {tool, status, reason}: what each tool of compute-sanitizer finds while `sanitizer_cases()` of `module` runs
-    in a process of its own."""
+    in a process of its own; of kernels with `kernels` in their names alone, where that is given: libraries have hazards
+    of their own. A row of races names them: `races`."""
     rows = []
     for tool in SANITIZERS:
         # cuda-python asks the driver for functions that it may lack: such a question is no error of a kernel.
         command = ["compute-sanitizer", "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9",
+                   *(["--kernel-name", f"kernel_substring={kernels}"] if kernels else []),
                    sys.executable, "-c", f"from {module} import sanitizer_cases; sanitizer_cases()"]
         done = subprocess.run(command, capture_output=True, text=True, cwd=child.ROOT, check=False)
         said = [line.strip("= ") for line in (done.stdout + done.stderr).splitlines() if line.strip("= ")]
         summary = next((line for line in said if "SUMMARY" in line), said[-1] if said else "it said nothing")
         first = f"{said[1]}: " if done.returncode and len(said) > 1 else ""
-        rows.append({"tool": tool, "status": "wrong" if done.returncode else "ok", "reason": (first + summary)[:200]})
+        races = sorted({found[1] for line in said if (found := re.search(r"Race reported between (\S.*?) in ", line))})
+        rows.append({"tool": tool, "status": "wrong" if done.returncode else "ok", "reason": (first + summary)[:200],
+                     **({"races": races} if races else {})})
     return rows

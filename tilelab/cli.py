@@ -30,6 +30,14 @@ def parse(made: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse
     return options
 
 
+def variants(made: argparse.ArgumentParser, asked: str, named: dict) -> dict:
+    """Those of `named` that --variant asks for: one by its name, the first as "best", or "all"."""
+    wanted = {"all": list(named), "best": list(named)[:1]}.get(asked, [asked])
+    if wanted[0] not in named:
+        made.error(f"--variant is one of {', '.join(named)}, best or all; here it is {asked[:60]}.")
+    return {name: named[name] for name in wanted}
+
+
 def no_file(path: str) -> str:
     """Why nothing can be written to `path`, before the work that is to be written; empty when it seems that it can."""
     try:

@@ -22,7 +22,7 @@ TOP = 10
 SHOWS = {"ratio": ("speed × {}", False), "ms": ("ms", True), "predicted_ms": ("predicted ms", True),
          "registers": ("registers", None), "smem": ("shared memory, KiB", None),
          "programs_per_sm": ("programs per SM", None)}
-TIMED = ("ratio", "ms")
+TIMED, RATES = ("ratio", "ms"), ("tflops", "gbps")
 # What a record says of a configuration that was built here.
 MEASURED = ("status", "reason", "ms", "peer_ms", "ratio", "final_ms", "final_ratio", "tflops", "gbps", "error",
             "peer_error")
@@ -33,6 +33,8 @@ def figure(row: dict, show: str) -> float | None:
     if row["status"] not in ("ok", "waiting") or row["status"] == "waiting" and show != "predicted_ms":
         return None
     found = row.get(f"final_{show}") or row.get(show)
+    if found and show in RATES and row.get("final_ms"):
+        found *= row["ms"] / row["final_ms"]
     return found / 1024 if found and show == "smem" else found
 
 

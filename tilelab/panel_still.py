@@ -10,7 +10,7 @@ import io
 from IPython.display import HTML, Image
 
 from tilelab import device, panel_html, plots, results
-from tilelab.panel_rows import SHOWS, TIMED, TOP, Choice, best, figure, natural, word
+from tilelab.panel_rows import RATES, SHOWS, TIMED, TOP, Choice, best, figure, natural, word
 
 FORMATS = {"ratio": "{:.2f}", "ms": "{:#.3g}", "predicted_ms": "{:#.3g}"}
 COLUMNS = ("kernel", "ms", "ratio", "tflops", "gbps", "predicted_ms", "registers", "smem", "programs_per_sm")
@@ -48,7 +48,8 @@ def picture(choice: Choice, rows: list[dict], x: str, y: str, show: str) -> byte
     drawing = plots.heat_map(drawn, "x", "y", show, mark=word, fmt=FORMATS.get(show, "{:.3g}"),
                              title=f"{choice.name}: {said}", source=f"{shows}; {_provenance(choice, rows)}",
                              x_label=x, y_label=y)
-    if len({across for across, _ in cells}) > 9:
+    labels = {across for across, _ in cells}
+    if len(labels) > 9 or sum(map(len, labels)) > 80:  # side by side they would touch
         drawing.axes[0].tick_params(axis="x", rotation=60)
     buffer = io.BytesIO()
     drawing.savefig(buffer, format="png")
@@ -72,5 +73,5 @@ def table(choice: Choice, rows: list[dict]) -> results.Table:
                              ["kernel", "status", "reason"])
     order = "the fastest" if any(row.get("ms") for row in top) else "predicted fastest first"
     columns = [name for name in COLUMNS if any(row.get(name) is not None for row in top)]
-    told = [{name: figure(row, name) if name in TIMED else row.get(name) for name in columns} for row in top]
+    told = [{name: figure(row, name) if name in TIMED + RATES else row.get(name) for name in columns} for row in top]
     return results.table(told, f"{choice.name}: {order}, {_provenance(choice, rows)} ({counts})", columns)
