@@ -1,0 +1,50 @@
+"""Records of `ch14_attention`: of today's kernels, and what the issue and the README ask of them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ch14 import attention_sweep, attention_trials
+from tilelab import results
+
+ROOT = Path(__file__).parents[1]
+EXPERIMENTS = {"ch14_attention_ladder": attention_trials.ladder, "ch14_attention_shapes": attention_trials.shapes,
+               "ch14_attention_sanitizer": attention_trials.sanitized, "ch14_attention_sweep": attention_sweep.swept}
+
+
+def held(name):
+    """The H200's record: the README's figures are from it, wherever the tests run."""
+    return json.loads((ROOT / "results" / results.PREFERRED / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_record_is_of_todays_kernels(name):
+    assert results.stale(held(name), EXPERIMENTS[name].source()) == ""
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "ch14_attention_sweep"])
+def test_nothing_recorded_is_wrong(name):
+    rows = held(name)["rows"]
+    assert rows and [row for row in rows if row["status"] != "ok"] == []
+
+
+def test_a_sweep_finds_no_wrong_result():
+    rows = held("ch14_attention_sweep")["rows"]
+    assert {row["status"] for row in rows} <= {"ok", "rejected"} and any(row["status"] == "ok" for row in rows)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_best_step_is_as_fast_as_was_asked_for(causal):
+    rows = {row["name"]: row for row in held("ch14_attention_ladder")["rows"] if row["causal"] == causal}
+    assert rows["persistent"]["ratio"] >= 0.95 and rows["persistent"]["error"] <= rows["persistent"]["tolerance"]
+    assert rows["plain"]["ratio"] < rows["roles"]["ratio"] < rows["overlap"]["ratio"]
+    assert rows["eager"]["ms"] > rows["flash"]["ms"] > rows["persistent"]["ms"]
+
+
+def test_readme_states_what_the_records_hold():
+    rows = {row["causal"]: row["ratio"] for row in held("ch14_attention_ladder")["rows"] if row["name"] == "persistent"}
+    line = next(line for line in (ROOT / "README.md").read_text().splitlines() if "(notebooks/ch14_attention" in line)
+    stated = re.search(r"(\d\.\d\d) × cuDNN, (\d\.\d\d) ×", line)
+    assert stated.groups() == (f"{rows[False]:.2f}", f"{rows[True]:.2f}")

@@ -1,0 +1,101 @@
+"""Records of `ch14_compiled`: of today's code, and what the issue, the notebook and the README say of them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ch14 import compiled_trials
+from tilelab import results
+
+ROOT = Path(__file__).parents[1]
+EXPERIMENTS = {"ch14_compiled_cells": compiled_trials.cells, "ch14_compiled_choices": compiled_trials.choices,
+               "ch14_compiled_ncu": compiled_trials.profiled}
+
+
+def held(name):
+    """The H200's record: the README's figures are from it, wherever the tests run."""
+    return json.loads((ROOT / "results" / results.PREFERRED / f"{name}.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def cells():
+    return {(row["workload"], tuple(row["shape"]), row["name"]): row for row in held("ch14_compiled_cells")["rows"]}
+
+
+def cell(cells, workload, name):
+    return next(row for (family, shape, mode), row in cells.items() if (family, mode) == (workload, name))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_record_is_of_todays_code(name):
+    assert results.stale(held(name), EXPERIMENTS[name].source()) == ""
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_row_is_ok(name):
+    rows = held(name)["rows"]
+    assert rows and [row for row in rows if row["status"] != "ok"] == []
+
+
+def test_every_case_is_there_and_within_its_tolerance(cells):
+    assert list(cells) == [(family, shape, mode) for family, shape, modes in compiled_trials.CASES for mode in modes]
+    assert all(row["error"] <= row["tolerance"] and row["ms"] > 0 and row["kernels"] for row in cells.values())
+
+
+def test_a_compile_time_is_given_where_caches_were_cold(cells):
+    for row in cells.values():
+        assert ("compile_s" in row) == (row.get("caches") == row["name"]), row["name"]
+
+
+def test_no_kernel_claims_tma_without_a_count(cells):
+    counters = held("ch14_compiled_ncu")["rows"]
+    found = [each for row in cells.values() for each in compiled_trials.evidence(row, counters)]
+    assert all((each["UTMALDG"] is None) == (each["proof"] == "none") for each in found)
+    large = [row for row in cells.values() if row["name"] != "unfused" and row["shape"] != [1, 16, 16, 2048, 128]]
+    assert all(row["proof"] in ("SASS", "ncu") for row in compiled_trials.table(large, counters))
+
+
+def test_eager_loads_by_tma_and_max_autotune_has_no_template_for_it(cells):
+    counters = held("ch14_compiled_ncu")["rows"]
+    row, = compiled_trials.table([cell(cells, "matmul", "eager")], counters)
+    assert row["UTMALDG"] > 0 and row["proof"] == "ncu"
+    choices = held("ch14_compiled_choices")["rows"]
+    offered = {row["name"] for row in choices if row["whose"] == "Triton, persistent TMA"}
+    assert offered == {"persistent-tma", "tma-only"}
+    assert "max-autotune" in {row["name"] for row in choices if row["whose"] == "Triton, pointers"}
+    assert not any("USE_TMA=True" in row["what"] for row in choices if row["name"] == "flex-max-autotune")
+    assert all(cell(cells, "matmul", mode)["calls"] == ["library mm"] for mode in ("default", "max-autotune"))
+
+
+def test_descriptors_in_the_code_are_tma_in_the_kernel(cells):
+    for row in cells.values():
+        if row.get("triton"):
+            loads = sum(counts["UTMALDG"] for counts in row["triton"].values())
+            assert (loads > 0) == (row["descriptors"] > 0), row["name"]
+
+
+def test_what_compiling_gains(cells):
+    assert cell(cells, "mlp", "default")["ratio"] >= 1.02
+    products = [row for row in cells.values() if row["workload"] in ("matmul", "mlp")]
+    assert max(row["ratio"] for row in products) < 1.2  # the title of a picture
+    copied, plain = (cell(cells, "matmul", mode)["ratio"] for mode in ("max-autotune", compiled_trials.TUNED))
+    assert copied < 0.95 * plain
+
+
+def test_attention_is_the_librarys_kernel_in_every_mode(cells):
+    counters = held("ch14_compiled_ncu")["rows"]
+    rows = [cell(cells, "attention", name) for name in ("cuDNN", "eager", "default", "max-autotune", "unfused-default")]
+    assert len({row["main"] for row in compiled_trials.table(rows, counters)}) == 1
+    slow = cell(cells, "attention", "unfused")["ratio"]
+    assert all(cell(cells, "attention", name)["ratio"] > 1.3 * slow for name in ("flash", "efficient"))
+
+
+def test_readme_states_what_the_records_hold(cells):
+    readme = (ROOT / "README.md").read_text()
+    stated = re.search(r"compiling a product gives ([\d.]+) × eager, max-autotune ([\d.]+) with the copies of its CUDA "
+                       r"graph, an MLP ([\d.]+)", readme)
+    measured = [cell(cells, *key)["ratio"] for key in (("matmul", "default"), ("matmul", "max-autotune"),
+                                                       ("mlp", "default"))]
+    assert [float(figure) for figure in stated.groups()] == pytest.approx(measured, abs=0.006)
