@@ -36,14 +36,27 @@ def scale_value(code, tensor_scale, SCALE: tl.constexpr):
 
 
 @triton.jit
+def signed(magnitude, sign):
+    # By its bit, the highest of `sign`: Triton's -x is 0 - x, which makes +0 of 0.
+    bits = magnitude.to(tl.uint32, bitcast=True) | sign.to(tl.uint32, bitcast=True) & 0x80000000
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def fp8_value(codes, MANTISSA: tl.constexpr, EMIN: tl.constexpr):
-    low = codes & 0x7F
+    low = codes & 0x7F  # of a uint32
     value = (low << (23 - MANTISSA)).to(tl.float32, bitcast=True) * 2.0**(126 + EMIN)
     if MANTISSA == 3:
         value = tl.where(low == 0x7F, float("nan"), value)
     else:
         value = tl.where(low >= 0x7C, tl.where(low == 0x7C, float("inf"), float("nan")), value)
-    return tl.where(codes >= 0x80, -value, value)
+    return signed(value, codes << 24)
+
+
+@triton.jit
+def fp4_value(codes):
+    # Of the lowest four bits of an int32.
+    return signed(((codes & 7) << 22).to(tl.float32, bitcast=True) * 2.0**126, codes << 28)
 
 
 @triton.jit
@@ -88,9 +101,7 @@ def dequantise_fp4_kernel(values, scales, tensor_scale, out, rows, columns, grou
             byte = word * 4 + k
             packed |= tl.load(values + byte, mask=byte < (left + 1) // 2, other=0).to(tl.int32) << (8 * k)
     scale = tl.load(scales + place(row, first + group, groups, TILED), mask=inside, other=0)
-    nibble = packed[:, :, None] >> (4 * tl.arange(0, 8))[None, None, :]
-    magnitude = ((nibble & 7) << 22).to(tl.float32, bitcast=True) * 2.0**126
-    value = (nibble << 28 & -2147483648 | magnitude.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+    value = fp4_value(packed[:, :, None] >> (4 * tl.arange(0, 8))[None, None, :])
     value *= scale_value(scale, tensor_scale, SCALE)[:, None, None]
     column = word[:, :, None] * 8 + tl.arange(0, 8)[None, None, :]
     tl.store(out + (row * columns + first * GROUP) + column, narrow(value, CVT), mask=column < left)

@@ -24,11 +24,8 @@ def _arguments(argv):
     if len(parts) != 2 or not all(part.isascii() and part.isdigit() and 0 < int(part) <= LARGEST for part in parts):
         parser.error(f"--shape is R,C, whole numbers from 1 to {LARGEST:,}; here it is {options.shape[:60]}.")
     options.shape = tuple(map(int, parts))
-    form, named = mx_spec.lookup(options.format), mx_formats.configs(options.format)
-    wanted = {"all": list(named), "best": list(named)[:1]}.get(options.variant, [options.variant])
-    if wanted[0] not in named:
-        parser.error(f"--variant is one of {', '.join(named)}, best or all; here it is {options.variant[:60]}.")
-    options.chosen = {name: named[name] for name in wanted}
+    form = mx_spec.lookup(options.format)
+    options.chosen = cli.variants(parser, options.variant, mx_formats.configs(options.format))
     if options.tiled and form.scale == "fp32":
         parser.error(f"--tiled is for scales of one byte; those of {form.name} are float32.")
     if options.rule == "ceil" and form.scale != "e8m0":

@@ -6,13 +6,15 @@ launched. MXFP6 and 128 x 128 blocks exist in the spec only.
 
 from __future__ import annotations
 
+import itertools
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
 
 from ch14 import mx_back_kernels, mx_kernels, mx_packing, mx_spec
+from ch14.descriptors import check_dense, span
 from ch14.mx_spec import BlockFormat, check_rule, lookup
 from tilelab import build
 
@@ -31,8 +33,14 @@ class MxConfig:
     convert: bool = True
 
     def __post_init__(self):
-        if self.elements < 128 or self.elements & (self.elements - 1) or self.elements > 65536:
-            raise ValueError(f"elements of a program are a power of two from 128 to 65,536; here {self.elements}.")
+        for name, least, most in (("elements", 128, 65536), ("num_warps", 1, 32)):
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= most or value & (value - 1):
+                raise ValueError(f"{name} is a power of two from {least} to {most:,}; here it is {value!r:.40}.")
+        if type(self.lanes) is not int or self.lanes not in (0, 1, 2, 4):
+            raise ValueError(f"lanes that share a group are 1, 2 or 4, or 0; here it is {self.lanes!r:.40}.")
+        if type(self.convert) is not bool:
+            raise ValueError(f"convert is True or False; here it is {self.convert!r:.40}.")
 
     def __str__(self):
         return (f"{self.elements},{self.num_warps}" + (f",{self.lanes or 'spread'}" if self.lanes != 1 else "")
@@ -52,7 +60,7 @@ def configs(form: str | BlockFormat) -> dict[str, MxConfig]:
 class Packed:
     """A matrix of `shape` as it lies in memory: `values` uint8 (R, ceil(C * bits / 8)); `scales` a block each, (R, G)
     uint8, or float32 for fp8_1x128, or `tiled` in one dimension (mx_packing.tile_scales); `pair` float32: NVFP4's
-    tensor scale and its reciprocal."""
+    tensor scale and its reciprocal. All contiguous, on one device; ValueError for tensors that are not this."""
 
     format: BlockFormat
     shape: tuple[int, int]
@@ -60,6 +68,19 @@ class Packed:
     scales: torch.Tensor
     pair: torch.Tensor | None = None
     tiled: bool = False
+
+    def __post_init__(self):
+        if fused(self.format).scale != "e4m3" and self.pair is not None:
+            raise ValueError(f"a scale of the tensor is NVFP4's; {self.format.name} has none.")
+        for name, (shape, dtype) in _held(self.format, self.shape, self.tiled).items():
+            given = getattr(self, name)
+            check_dense(name, given, "a format")
+            if (tuple(given.shape), given.dtype, given.device) != (shape, dtype, self.values.device):
+                raise ValueError(f"{name} of {self.shape[0]} x {self.shape[1]} in {self.format.name} are {shape} of "
+                                 f"{str(dtype)[6:]} on the device of values, {self.values.device}; here are "
+                                 f"{tuple(given.shape)} of {str(given.dtype)[6:]} on {given.device}.")
+            if not given.is_contiguous():
+                raise ValueError(f"{name} must be contiguous; the strides are {given.stride()}.")
 
     @property
     def nbytes(self) -> int:
@@ -77,11 +98,24 @@ class Packed:
 
 def fused(form: str | BlockFormat) -> BlockFormat:
     """The format; ValueError for one that has no kernel."""
-    form = lookup(form) if isinstance(form, str) else form
+    form = form if isinstance(form, BlockFormat) else lookup(form)
     if form.name not in FUSED:
         raise ValueError(f"{form.name} has no kernel, only its spec (ch14.mx_spec); those with one are "
                          f"{', '.join(FUSED)}.")
     return form
+
+
+def _held(form: BlockFormat, shape: tuple[int, int], tiled: bool) -> dict[str, tuple[tuple, torch.dtype]]:
+    """What Packed holds for a matrix of `shape`: shape and dtype by name."""
+    if not isinstance(shape, tuple) or len(shape) != 2 or any(type(side) is not int or side < 1 for side in shape):
+        raise ValueError(f"a shape is two whole numbers (R, C), each at least 1; here it is {shape!r:.60}.")
+    if form.scale == "fp32" and tiled:
+        raise ValueError(f"tiles of 128 x 4 are for scales of one byte; those of {form.name} are float32.")
+    (rows, columns), groups = shape, -(-shape[1] // form.block[1])
+    scales = (mx_packing.tiled_size(rows, groups),) if tiled else (rows, groups)
+    held = {"values": ((rows, -(-columns * form.element.bits // 8)), torch.uint8),
+            "scales": (scales, torch.float32 if form.scale == "fp32" else torch.uint8)}
+    return held | ({"pair": ((2,), torch.float32)} if form.scale == "e4m3" else {})
 
 
 def empty(shape: tuple[int, int], form: str | BlockFormat, where: str | torch.device = "cpu", tiled: bool = False,
@@ -91,38 +125,53 @@ def empty(shape: tuple[int, int], form: str | BlockFormat, where: str | torch.de
     ValueError for a format without kernels and for a scale that the format does not have.
     """
     form = fused(form)
-    rows, columns = shape
-    groups = -(-columns // form.block[1])
-    values = torch.empty(rows, -(-columns * form.element.bits // 8), dtype=torch.uint8, device=where)
-    if form.scale == "fp32" and tiled:
-        raise ValueError(f"tiles of 128 x 4 are for scales of one byte; those of {form.name} are float32.")
+    held = {name: torch.empty(size, dtype=dtype, device=where)
+            for name, (size, dtype) in _held(form, shape, tiled).items()}
     if tiled:
-        scales = torch.zeros(mx_packing.tiled_size(rows, groups), dtype=torch.uint8, device=where)
-    else:
-        scales = torch.empty(rows, groups, dtype=torch.float32 if form.scale == "fp32" else torch.uint8, device=where)
-    if form.scale != "e4m3":
-        if tensor_scale is not None:
-            raise ValueError(f"a scale of the tensor is NVFP4's; {form.name} has none.")
-        return Packed(form, (rows, columns), values, scales, None, tiled)
-    pair = torch.empty(2, device=where)
+        held["scales"].zero_()
     if tensor_scale is not None:
-        scale = torch.as_tensor(tensor_scale, dtype=torch.float32, device=where).reshape(-1)
-        if scale.numel() != 1 or not 2.0**-126 <= float(scale) < float("inf"):
-            raise ValueError("a scale of the tensor is one number, 2^-126 at least and finite; here it is "
-                             f"{scale.tolist()[:4]}.")
-        pair = torch.cat([scale, 1 / scale])
-    return Packed(form, (rows, columns), values, scales, pair, tiled)
+        held["pair"] = _pair(tensor_scale, where)
+    return Packed(form, shape, **held, tiled=tiled)
 
 
-def _check(x, out: Packed) -> None:
-    if not isinstance(x, torch.Tensor) or x.dtype != torch.bfloat16 or x.ndim != 2 or not x.numel():
-        what = f"{tuple(x.shape)} of {str(x.dtype)[6:]}" if isinstance(x, torch.Tensor) else type(x).__name__
-        raise ValueError(f"x must be a bfloat16 matrix, not empty; it is {what}.")
+def _pair(scale, where: str | torch.device) -> torch.Tensor:
+    """NVFP4's scale of the tensor and its reciprocal."""
+    given = scale.item() if isinstance(scale, torch.Tensor) and scale.numel() == 1 else scale
+    if not isinstance(given, (int, float)) or not 2.0**-126 <= given <= torch.finfo(torch.float32).max:
+        raise ValueError("a scale of the tensor is one number, 2^-126 at least and finite in float32; here it is "
+                         f"{given!r:.60}.")
+    one = torch.tensor([given], dtype=torch.float32, device=where)
+    return torch.cat([one, 1 / one])
+
+
+def _check_matrix(x) -> None:
+    check_dense("x", x, "quantise")
+    if x.dtype != torch.bfloat16 or x.ndim != 2 or not x.numel():
+        raise ValueError(f"x must be a bfloat16 matrix, not empty; it is {tuple(x.shape)} of {str(x.dtype)[6:]}.")
     if x.stride(1) != 1 or (x.stride(0) < x.shape[1] and x.shape[0] > 1):
         raise ValueError(f"the rows of x must be contiguous; its strides are {x.stride()}.")
-    if tuple(x.shape) != out.shape or x.device != out.values.device:
-        raise ValueError(f"x and the output must agree in shape and device; they are {tuple(x.shape)} on {x.device} "
-                         f"and {out.shape} on {out.values.device}.")
+
+
+def _check_packed(name: str, given) -> None:
+    if not isinstance(given, Packed):
+        raise ValueError(f"{name} must be a Packed, as quantise and empty make it; it is a {type(given).__name__}.")
+    if given.values.is_meta:
+        raise ValueError(f"{name} must be in memory; it is on the meta device.")
+
+
+def _check_apart(of: Packed, **matrix: torch.Tensor) -> None:
+    """ValueError where tensors share memory: programs write while others still read."""
+    tensors = {**matrix, "values": of.values, "scales": of.scales, "pair": of.pair}
+    spans = [(name, *span(tensor)) for name, tensor in tensors.items() if tensor is not None]
+    for (one, begin, end), (other, start, stop) in itertools.combinations(spans, 2):
+        if begin < stop and start < end:
+            raise ValueError(f"{one} lies in the memory that {other} spans: give it memory of its own.")
+
+
+def _chosen(config, otherwise: MxConfig) -> MxConfig:
+    if config is not None and not isinstance(config, MxConfig):
+        raise ValueError(f"config must be an MxConfig or None; it is a {type(config).__name__}.")
+    return config or otherwise
 
 
 def _launch(kernel, out: Packed, config: MxConfig, whole: bool, stride: int) -> tuple[tuple, tuple, dict]:
@@ -146,6 +195,14 @@ def _carry(form: BlockFormat, rule: str) -> int:
     return 0x7FFFFF - mantissa if rule == "ceil" else 0
 
 
+def _lanes(form: BlockFormat, config: MxConfig) -> int:
+    """Lanes that share a group, eight elements each at least."""
+    most = form.block[1] // 8
+    if config.lanes > most:
+        raise ValueError(f"a group of {form.name} is shared by {most} lanes at most; here are {config.lanes}.")
+    return config.lanes or most
+
+
 def _fp8(form: BlockFormat) -> dict:
     return {"MANTISSA": form.element.mantissa_bits, "EMIN": form.element.emin}
 
@@ -163,10 +220,15 @@ def prepare_quantise(x: torch.Tensor, out: Packed, rule: str = "floor", config: 
     With `own_scale` each launch first finds NVFP4's scale of the tensor, which costs a pass over x; without, `out.pair`
     holds it. ValueError for what does not fit together and for a rule other than mx_spec.RULES.
     """
-    _check(x, out)
+    _check_matrix(x)
+    _check_packed("out", out)
+    if tuple(x.shape) != out.shape or x.device != out.values.device:
+        raise ValueError(f"x and the output must agree in shape and device; they are {tuple(x.shape)} on {x.device} "
+                         f"and {out.shape} on {out.values.device}.")
+    _check_apart(out, x=x)
     form = out.format
     check_rule(rule, form)
-    config = config or next(iter(configs(form).values()))
+    config = _chosen(config, next(iter(configs(form).values())))
     aligned = x.data_ptr() % 16 == 0 and x.stride(0) % 8 == 0 and out.values.data_ptr() % 16 == 0
     whole = x.shape[1] % form.block[1] == 0 and aligned
     eight = form.element.bits == 8
@@ -181,7 +243,7 @@ def prepare_quantise(x: torch.Tensor, out: Packed, rule: str = "floor", config: 
         kind = torch.int32 if whole else torch.int16
         bits, values, extra = x.view(kind), out.values.view(torch.int32) if whole else out.values, (
             out.scales if out.pair is None else out.pair[1:],)
-        constants |= {"LANES": config.lanes or form.block[1] // 8, "WHOLE": whole}
+        constants |= {"LANES": _lanes(form, config), "WHOLE": whole}
     find = _scale_finder(x, out.pair) if own_scale else None
 
     def launch():
@@ -213,8 +275,7 @@ def quantise(x: torch.Tensor, form: str | BlockFormat = "mxfp8_e4m3", rule: str 
     """x, bfloat16 (R, C), in the format, bit for bit as `mx_spec.quantise` has it. NVFP4's scale of the tensor is found
     where it is not given. Errors as of `empty` and `prepare_quantise`."""
     form = fused(form)
-    if not isinstance(x, torch.Tensor) or x.ndim != 2:
-        raise ValueError(f"x must be a bfloat16 matrix, not empty; it is {getattr(x, 'shape', type(x).__name__)}.")
+    _check_matrix(x)
     out = empty(tuple(x.shape), form, x.device, tiled, tensor_scale)
     own_scale = form.scale == "e4m3" and tensor_scale is None
     prepare_quantise(x.contiguous() if own_scale else x, out, rule, config, own_scale)()
@@ -222,12 +283,16 @@ def quantise(x: torch.Tensor, form: str | BlockFormat = "mxfp8_e4m3", rule: str 
 
 
 def prepare_dequantise(of: Packed, out: torch.Tensor, config: MxConfig | None = None):
-    """A function that writes the matrix that `of` stands for to `out`, bfloat16 (R, C), contiguous."""
+    """A function that writes the matrix that `of` stands for to `out`, bfloat16 (R, C), contiguous. ValueError for what
+    does not fit together."""
+    _check_packed("of", of)
+    check_dense("out", out, "dequantise")
     if out.dtype != torch.bfloat16 or tuple(out.shape) != of.shape or not out.is_contiguous() \
             or out.device != of.values.device:
         raise ValueError(f"out must be a contiguous bfloat16 matrix {of.shape} on {of.values.device}; it is "
                          f"{tuple(out.shape)} {str(out.dtype)[6:]} on {out.device}.")
-    form, config = of.format, config or MxConfig(2048)
+    _check_apart(of, out=out)
+    form, config = of.format, _chosen(config, MxConfig(2048))
     whole = of.shape[1] % form.block[1] == 0
     eight = form.element.bits == 8
     kernel = mx_back_kernels.dequantise_fp8_kernel if eight else mx_back_kernels.dequantise_fp4_kernel
@@ -249,7 +314,9 @@ def prepare_dequantise(of: Packed, out: torch.Tensor, config: MxConfig | None = 
 
 
 def dequantise(of: Packed, config: MxConfig | None = None) -> torch.Tensor:
-    """The matrix that `of` stands for, bfloat16 (R, C): float32's product of element and scale, rounded once."""
+    """The matrix that `of` stands for, bfloat16 (R, C): float32's product of element and scale, rounded once.
+    ValueError for what is no Packed."""
+    _check_packed("of", of)
     out = torch.empty(of.shape, dtype=torch.bfloat16, device=of.values.device)
     prepare_dequantise(of, out, config)()
     return out
@@ -259,7 +326,7 @@ def job(form: str | BlockFormat, config: MxConfig, target: str, rule: str = "flo
         tiled: bool = False) -> build.Job:
     """The kernel as it is launched on a large matrix of whole groups, for tilelab.build."""
     form = fused(form)
-    out = replace(empty((128, 4096), form, "meta"), tiled=tiled)
+    out = empty((128, 4096), form, "meta", tiled)
     eight = form.element.bits == 8
     _, _, constants = _launch(None, out, config, True, 4096)
     scale = "*fp32" if form.scale == "fp32" else "*u8"
@@ -275,7 +342,7 @@ def job(form: str | BlockFormat, config: MxConfig, target: str, rule: str = "flo
         pointers |= {} if eight else {"encode": "*fp32" if form.scale == "e4m3" else "*u8"}
         constants |= {"CARRY": _carry(form, rule)}
         constants |= _fp8(form) | {"LIMIT": form.element.max, "EMAX": form.element.emax, "CVT": config.convert} \
-            if eight else {"LANES": config.lanes or form.block[1] // 8, "WHOLE": True}
+            if eight else {"LANES": _lanes(form, config), "WHOLE": True}
     sizes = dict.fromkeys(("rows", "columns", "groups"), "i32") | ({} if back else {"x_stride": "i32"})
     if not tiled:
         del sizes["rows"]  # Triton makes a constant of a 1

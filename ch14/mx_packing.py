@@ -14,6 +14,11 @@ import torch.nn.functional as F
 TILE = (128, 4)
 
 
+def _check_bits(bits: int) -> None:
+    if bits not in (4, 6, 8):
+        raise ValueError(f"codes of 4, 6 and 8 bits are packed; here it is {bits}.")
+
+
 def _codes(codes: torch.Tensor, bits: int, whole: int) -> torch.Tensor:
     """Checked, with rows padded by zeros to a multiple of `whole` codes."""
     if codes.dtype != torch.uint8 or codes.ndim != 2:
@@ -28,13 +33,12 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
     A row that ends within a byte is filled with zeros. ValueError for other codes.
     """
+    _check_bits(bits)
     if bits == 8:
         return _codes(codes, 8, 1)
     if bits == 4:
         whole = _codes(codes, 4, 2)
         return whole[:, ::2] | whole[:, 1::2] << 4
-    if bits != 6:
-        raise ValueError(f"codes of 4, 6 and 8 bits are packed; here it is {bits}.")
     a, b, c, d = _codes(codes, 6, 4).int().unflatten(1, (-1, 4)).unbind(2)
     word = a | b << 6 | c << 12 | d << 18
     packed = torch.stack([word & 255, word >> 8 & 255, word >> 16], 2).flatten(1).to(torch.uint8)
@@ -43,6 +47,7 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 def unpack(packed: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
     """The inverse of `pack`: codes uint8 (R, columns). ValueError for bytes of another width."""
+    _check_bits(bits)
     if packed.dtype != torch.uint8 or packed.ndim != 2 or packed.shape[1] != -(-columns * bits // 8):
         raise ValueError(f"{columns} codes of {bits} bits are a uint8 matrix of {-(-columns * bits // 8)} columns; "
                          f"here is {tuple(packed.shape)} {str(packed.dtype)[6:]}.")

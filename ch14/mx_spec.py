@@ -172,7 +172,7 @@ class Quantised:
 
 def lookup(name: str) -> BlockFormat:
     """The format of that name; ValueError names those that exist."""
-    if name not in FORMATS:
+    if not isinstance(name, str) or name not in FORMATS:
         raise ValueError(f"the formats are {', '.join(FORMATS)}; here it is {name!r:.40}.")
     return FORMATS[name]
 
@@ -216,8 +216,10 @@ def e8m0_scale(amax: torch.Tensor, element: Element, rule: str = "floor") -> tor
 def tensor_scale(x: torch.Tensor) -> torch.Tensor:
     """NVFP4's scale of a tensor: the largest finite magnitude / (448 * 6), so that the largest block scale is 448.
 
-    A float32 tensor of one value; 1 where all is zero, and at least 2^-126.
+    A float32 tensor of one value; 1 where all is zero or nothing is there, and at least 2^-126.
     """
+    if not x.numel():
+        return torch.ones(1, device=x.device)
     amax = torch.where(x.isfinite(), x, 0).abs().amax().float()
     scale = amax / torch.full_like(amax, NVFP4_RANGE)
     return torch.where(amax > 0, scale.clamp(min=2.0**-126), 1.0).reshape(1)

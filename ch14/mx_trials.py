@@ -23,10 +23,9 @@ SLOTS = 128  # instructions of lanes an SM issues a clock: four schedulers, a wa
 
 
 def data(rows: int, columns: int, where: str = "cpu") -> torch.Tensor:
-    """A bfloat16 matrix with rows of very different size, zeros, and every kind of special value."""
+    """A bfloat16 matrix with rows of very different size, zeros of both signs, and every kind of special value."""
     x = torch.randn(rows, columns, device=where) * torch.exp2(torch.randint(-20, 20, (rows, 1), device=where).float())
-    x[torch.rand(rows, columns, device=where) < 0.05] = 0
-    x = x.bfloat16()
+    x = (x * (torch.rand(rows, columns, device=where) >= 0.05)).bfloat16()
     strange = torch.randint(-2**15, 2**15, (rows, columns), dtype=torch.int16, device=where)
     chosen = torch.rand(rows, columns, device=where) < 0.003
     x.view(torch.int16)[chosen] = strange[chosen]  # any bits at all: subnormals, infinities, NaN
@@ -39,13 +38,18 @@ def _guarded(like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return buffer[GUARD:-GUARD].view(like.dtype).view(like.shape), buffer
 
 
+def unlike(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Where the bits differ: the sign of zero counts, that and the payload of NaN do not."""
+    return ((a != b) | (a.signbit() != b.signbit())) & ~(a.isnan() & b.isnan())
+
+
 def same(ours: mx_spec.Quantised, theirs: mx_spec.Quantised) -> str:
     """Empty when codes and scales are the same bits (any NaN for a float32 scale), else what differs first."""
     for what, a, b in (("codes", ours.codes, theirs.codes), ("scales", ours.scales, theirs.scales),
                        ("tensor scales", ours.tensor_scale, theirs.tensor_scale)):
         if a is None and b is None:
             continue
-        wrong = (a != b) & ~(a.isnan() & b.isnan()) if a.is_floating_point() else a != b
+        wrong = unlike(a, b)
         if bool(wrong.any()):
             at = tuple(wrong.nonzero()[0].tolist())
             return f"{int(wrong.sum())} of {a.numel()} {what} differ, first at {at}: {a[at]} for {b[at]}"
@@ -59,14 +63,15 @@ def verify(form: str, shape: tuple[int, int], rule: str = "floor", tiled: bool =
     x = data(*shape, where) if x is None else x
     room = mx_formats.empty(shape, form, where, tiled)
     (values, around), (scales, beside) = _guarded(room.values), _guarded(room.scales)
-    scales.view(torch.uint8).copy_(room.scales.view(torch.uint8)) if tiled else None
+    if tiled:
+        scales.copy_(room.scales)  # padding is zero
     out = Packed(room.format, room.shape, values, scales, room.pair, tiled)
     wanted = mx_spec.quantise(x, room.format, rule)
     with numpy.errstate(all="ignore"):  # the interpreter's arithmetic warns of infinities that are meant
         mx_formats.prepare_quantise(x, out, rule, config, own_scale=room.pair is not None)()
         reason = same(out.unpacked(), wanted)
         back, matrix = mx_formats.dequantise(out), mx_spec.dequantise(wanted).bfloat16()
-    wrong = (back != matrix) & ~(back.isnan() & matrix.isnan())
+    wrong = unlike(back, matrix)
     if not reason and bool(wrong.any()):
         reason = f"{int(wrong.sum())} elements differ on the way back, first at {tuple(wrong.nonzero()[0].tolist())}"
     edges = [buffer[side] for buffer in (around, beside) for side in (slice(GUARD), slice(-GUARD, None))]

@@ -40,7 +40,8 @@ FORMATS = {"Float4E2M1FN": Format(4, 64, 4, (("Float8E8M0FNU", 32), ("Float8E8M0
 
 
 def among(name: str, value, allowed) -> None:
-    if value not in allowed:
+    """ValueError unless `value` is one of `allowed`, of the same type: 16.0 is not 16."""
+    if not any(type(value) is type(each) and value == each for each in allowed):
         raise ValueError(f"{name} is one of {', '.join(map(str, allowed))}; here it is {value!r}.")
 
 
@@ -88,7 +89,7 @@ class Blackwell:
             raise ValueError("a tile of 256 rows is made by two CTAs, so the cluster's M is 2 or 4; here it is "
                              f"{self.cluster_shape_mn[0]}.")
         among("ab_dtype", self.ab_dtype, FORMATS)
-        if (self.sf_dtype, self.sf_vec_size) not in self.format.scales:
+        if type(self.sf_vec_size) is not int or (self.sf_dtype, self.sf_vec_size) not in self.format.scales:
             offered = " or ".join(f"{dtype} over {size}" for dtype, size in self.format.scales)
             raise ValueError(f"{self.ab_dtype} takes scales {offered}; here are {self.sf_dtype} over "
                              f"{self.sf_vec_size}.")

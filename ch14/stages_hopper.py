@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ch10.wgmma_configs import REGISTERS_BESIDE_SUMS as BESIDE_SUMS
 from ch14.stages import C_ITEMSIZE, Format, among, check_counts
 
 FORMATS = {"BFloat16": Format(16, 16, 1, ()), "Float16": Format(16, 16, 1, ()),
            "Float8E4M3FN": Format(8, 32, 2, ()), "Float8E5M2": Format(8, 32, 2, ())}
-BESIDE_SUMS = 40  # registers of a consumer's thread: addresses, phases, loop state
+PRODUCER = 40  # registers that a thread of the producer keeps
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Hopper:
                                  f"{384 - 128 * (name == 'block_n')}; here it is {value!r}.")
         among("ab_dtype", self.ab_dtype, FORMATS)
         among("c_dtype", self.c_dtype, C_ITEMSIZE)
+        among("scaled", self.scaled, (False, True))
         if self.scaled and self.format.bits != 8:
             raise ValueError(f"scales of 1 x 128 belong to fp8; here the operands are {self.ab_dtype}.")
         check_counts(self)
@@ -97,7 +99,7 @@ class Hopper:
         """What a consumer's thread needs, and what it has once the producer has handed over what it can spare."""
         sums = self.block_m * self.block_n // self.consumers // 128 + self.scaled * self.block_n // 2
         threads = 128 * (1 + self.consumers)
-        spare = min(65536 // threads // 8 * 8, 248) * (self.consumers + 1) - BESIDE_SUMS
+        spare = min(65536 // threads // 8 * 8, 248) * (self.consumers + 1) - PRODUCER
         return sums + BESIDE_SUMS, min(spare // self.consumers, 240)
 
     def too_much(self) -> str:

@@ -10,11 +10,12 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+from ch10.wgmma_configs import Rates
 from ch14 import stages
 from ch14.stages import Blackwell, Plan
 from tilelab import device
 
-LATENCY_US = 1.0  # from the order of a load to its data: ch10.wgmma_configs.Rates, H200; no figure of a B200 is at hand
+LATENCY_US = Rates.latency_us  # from the order of a load to its data, on an H200; no figure of a B200 is at hand
 TARGET = {"ab_stages": 5, "c_stages": 4}  # attempt 2
 
 
@@ -86,9 +87,9 @@ class Flight:
 
 
 def flight(plan: Plan, latency_us: float = LATENCY_US) -> Flight:
-    """What the stages of a plan hide. ValueError for a latency that is not positive."""
-    if not latency_us > 0:
-        raise ValueError(f"latency_us is a positive number of microseconds; here it is {latency_us!r}.")
+    """What the stages of a plan hide. ValueError for a latency that is not positive and finite."""
+    if not 0 < latency_us < math.inf:
+        raise ValueError(f"latency_us is a positive, finite number of microseconds; here it is {latency_us!r}.")
     choice, gpu = plan.choice, device.KNOWN[plan.choice.gpu]
     flops = 2 * choice.rows * choice.n * choice.k
     step = flops / (gpu.bf16_tflops * 1e6 * choice.format.speed / gpu.sms)
@@ -198,7 +199,6 @@ def hopper_rows(rows: list[dict], tile: str = "128 × 128") -> list[dict]:
     `rows` are those of ch10_gemm_sweep; kept is the fastest without a cluster of each number of stages. The model's
     rates are ch10.wgmma_configs.Rates, read off the same sweep, so this is a description, not a prediction.
     """
-    from ch10.wgmma_configs import Rates
     rates, found = Rates(), {}
     for row in rows:
         words = row["config"].split(", ")

@@ -90,7 +90,7 @@ def test_a_wrong_bit_is_seen():
     (lambda: mx_formats.quantise(torch.ones(2, 2).bfloat16(), "nvfp4", tensor_scale=0.0), "2\\^-126 at least"),
     (lambda: mx_formats.quantise(torch.ones(2, 2).bfloat16(), "mxfp4", tensor_scale=1.0), "NVFP4's; mxfp4 has none"),
     (lambda: mx_formats.quantise(torch.ones(2, 2).bfloat16(), "fp8_1x128", tiled=True), "scales of one byte"),
-    (lambda: mx_formats.MxConfig(300), "a power of two from 128 to 65,536; here 300"),
+    (lambda: mx_formats.MxConfig(300), "a power of two from 128 to 65,536; here it is 300"),
     (lambda: mx_formats.prepare_quantise(torch.ones(2, 2).bfloat16(), mx_formats.empty((2, 4), "mxfp4")), "must agree"),
     (lambda: mx_formats.prepare_dequantise(mx_formats.empty((2, 4), "mxfp4"), torch.empty(2, 4)), "bfloat16 matrix"),
     (lambda: mx_errors.make("noise"), "the data are gaussian, outliers, weights, activations")])
