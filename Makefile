@@ -24,6 +24,9 @@ test: $(READY)
 record: $(READY)
 	.venv/bin/python -m tilelab.record --tests
 
+site: $(READY)
+	.venv/bin/python -m tilelab.site
+
 $(READY): requirements.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "The course needs Python 3.11 or 3.12: install one, or name it with PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv .venv
@@ -36,4 +39,4 @@ $(READY): requirements.txt pyproject.toml
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache
 
-.PHONY: lab demo test record clean
+.PHONY: lab demo test record site clean

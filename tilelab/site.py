@@ -1,0 +1,69 @@
+"""`make site`: the notebooks as they were executed, and the README before them, as pages that need no network.
+
+    python -m tilelab.site [folder]
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import sys
+
+import nbformat
+from nbconvert import HTMLExporter
+
+from tilelab.child import ROOT
+
+ELSEWHERE = ("require_js_url", "jquery_url", "mathjax_url", "mermaid_js_url", "widget_renderer_url",
+             "jupyter_widgets_base_url")  # scripts that nbconvert would fetch; the notebooks need none of them
+LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def notebooks() -> list[pathlib.Path]:
+    """The course's notebooks in the README's order, then those that it does not name."""
+    readme, folder = (ROOT / "README.md").read_text(), ROOT / "notebooks"
+    named = [folder / name for name in dict.fromkeys(re.findall(r"\(notebooks/(\w+\.ipynb)\)", readme))]
+    return named + sorted(path for path in folder.glob("*.ipynb") if path not in named)
+
+
+def _linked(text: str) -> str:
+    """Links to notebooks lead to their pages; of other files of the repository the name stays, and no link."""
+    def page(found):
+        path = pathlib.PurePosixPath(found[1])
+        return f"]({path.stem}.html{found[2] or ''})" if path.suffix == ".ipynb" else "]()"
+
+    return re.sub(r"\[([^\]]*)\]\(\)", r"\1", LINK.sub(page, text))
+
+
+def _page(exporter: HTMLExporter, notebook, title: str, top: str = "") -> str:
+    if top:
+        notebook.cells.insert(0, nbformat.v4.new_markdown_cell(top))
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = _linked(cell.source)
+    body, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": title}})
+    # Without its addresses the template still asks for scripts: the pages are complete without any.
+    body = re.sub(r"<script\b[^>]*>.*?</script>", "", body, flags=re.S)
+    return re.sub(r'<link\b[^>]*href="https?:[^>]*>', "", body)
+
+
+def write(folder: str | pathlib.Path) -> list[pathlib.Path]:
+    """Write `index.html`, from the README, and a page a notebook into `folder`; return their paths."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    exporter = HTMLExporter(**dict.fromkeys(set(ELSEWHERE) & set(HTMLExporter.class_trait_names()), ""))
+    readme = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell((ROOT / "README.md").read_text())])
+    (folder / "index.html").write_text(_page(exporter, readme, "Tiles in Flight"))
+    made, every = [folder / "index.html"], notebooks()
+    for before, path, after in zip([None, *every], every, [*every[1:], None]):
+        around = {"before": before, "next": after}
+        top = " · ".join(["[Tiles in Flight](index.ipynb)", *(f"{word}: [{other.stem}]({other.name})"
+                                                              for word, other in around.items() if other)])
+        made.append(folder / f"{path.stem}.html")
+        made[-1].write_text(_page(exporter, nbformat.read(path, 4), path.stem, top))
+    return made
+
+
+if __name__ == "__main__":
+    pages = write(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build/site")
+    print(f"{len(pages)} pages, {sum(page.stat().st_size for page in pages) / 2**20:.0f} MiB: open {pages[0]}")
