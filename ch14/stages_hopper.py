@@ -1,6 +1,6 @@
 """The choice of `ch14.stages` on sm_90a: no TMEM, so the sums take registers, and A/B stages compete with C alone.
 
-The rules are those of the course's own kernels: ch10.wgmma_configs for bf16, ch14.blockscaled_hopper for scaled fp8.
+The rules are those of the course's own kernels: ch10.wgmma_configs for bf16, ch14.blockscaled_fp8 for scaled fp8.
 """
 
 from __future__ import annotations
