@@ -7,6 +7,7 @@ row block adds the shares, always in one order: the same launch gives the same b
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import triton
 
 from ch14 import mx_packing, mx_spec
 from ch14.blockscaled_decode_kernels import decode_plain_kernel, decode_registers_kernel
+from ch14.descriptors import check_dense, span
 from tilelab import build, device
 
 BLOCK = 32  # weights that share a scale
@@ -31,8 +33,8 @@ def spec(x, packed, scales):
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """A program takes `block_n` rows of W and `share` columns; `ahead` slabs of 128 columns are on their way while one
-    is decoded (`registers`), or as many stages as that (`plain`)."""
+    """A program takes `block_n` rows of W and `share` columns. `registers` holds `ahead` slabs of 128 columns, one of
+    them being decoded; `plain` has `ahead` stages."""
 
     kernel: str
     block_n: int
@@ -41,8 +43,8 @@ class DecodeConfig:
     ahead: int
 
     def __post_init__(self):
-        if self.kernel not in ("registers", "plain"):
-            raise ValueError(f"the kernels are registers and plain; here it is {self.kernel!r}.")
+        if not isinstance(self.kernel, str) or self.kernel not in ("registers", "plain"):
+            raise ValueError(f"the kernels are registers and plain; here it is {self.kernel!r:.40}.")
         for name, least, most in (("block_n", 16, 512), ("share", 128, 4096), ("num_warps", 1, 16), ("ahead", 1, 8)):
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most or value & (value - 1):
@@ -62,15 +64,24 @@ class DecodeConfig:
 
 
 def tokens_for(m: int, kernel: str = "registers") -> int:
-    """The tokens that a kernel computes for M: a power of two, 8 at least, 16 at least for `plain`."""
+    """The tokens that a kernel computes for M: a power of two, 8 at least, 16 at least for `plain`. ValueError for an M
+    that `decode` does not take."""
+    if type(m) is not int or not 1 <= m <= MOST_TOKENS:
+        raise ValueError(f"decode takes 1 to {MOST_TOKENS} tokens; here it is {m!r:.40}: for more dequantise the "
+                         "weights and use torch.mm.")
     return max(16 if kernel == "plain" else 8, 1 << (m - 1).bit_length())
+
+
+# block_n, share, num_warps, ahead: the fastest on an H200 at 8192 x 8192, up to 8 tokens and above.
+FEW = (128, 2048, 8, 4)
+MORE = (128, 1024, 8, 2)
 
 
 def configs(m: int = 16) -> list[DecodeConfig]:
     """Variants for M tokens, the likeliest first. The tokens of a share take 64 KiB of shared memory at most."""
     most = 32768 // tokens_for(m)
-    tried = [(128, 2048, 8, 2), (128, 2048, 8, 4), (128, 2048, 4, 2), (128, 1024, 8, 2), (128, 1024, 4, 2),
-             (64, 2048, 4, 4), (64, 1024, 4, 2), (256, 2048, 16, 2), (256, 2048, 16, 4), (256, 2048, 8, 2)]
+    tried = [FEW, MORE, (128, 2048, 8, 2), (128, 2048, 4, 4), (64, 2048, 4, 4), (128, 1024, 4, 2), (256, 1024, 8, 2),
+             (256, 2048, 16, 2)]
     made = [DecodeConfig("registers", n, min(share, most), *rest) for n, share, *rest in tried]
     return list(dict.fromkeys(made)) + [DecodeConfig("plain", 64, 1024, 4, 4), DecodeConfig("plain", 128, 2048, 4, 2)]
 
@@ -80,10 +91,11 @@ def best(m: int, n: int, k: int, here: device.Device) -> DecodeConfig:
     if here.capability is None or here.capability < (9, 0):
         return DecodeConfig("plain", 64, 512, 4, 2)
     most = 32768 // tokens_for(m)
-    for block_n, share in ((128, 2048), (128, 1024), (64, 1024), (64, 512)):
-        config = DecodeConfig("registers", block_n, min(share, most), block_n // 16, 2)
-        rows, shares = config.grid(n, k)
-        if rows * shares >= 1.5 * here.sms:
+    block_n, share, warps, ahead = FEW if m <= 8 else MORE
+    for rows, columns in ((block_n, share), (block_n, 1024), (64, 1024), (64, 512)):
+        columns = min(columns, most)
+        config = DecodeConfig("registers", rows, columns, max(4, warps * rows // block_n), ahead)
+        if math.prod(config.grid(n, k)) >= 1.5 * here.sms:
             break
     return config
 
@@ -97,8 +109,7 @@ def _check(x, packed, scales, out) -> None:
                                ("scales", scales, torch.uint8), ("out", out, torch.bfloat16)):
         if given is None and name == "out":
             continue
-        if not isinstance(given, torch.Tensor):
-            raise ValueError(f"{name} must be a torch.Tensor; it is a {type(given).__name__}.")
+        check_dense(name, given, "decode")
         if given.ndim != 2 or not given.numel() or given.dtype != dtype:
             raise ValueError(f"{name} must be a matrix of {str(dtype)[6:]}, not empty; it is {tuple(given.shape)} of "
                              f"{str(given.dtype)[6:]}.")
@@ -107,16 +118,13 @@ def _check(x, packed, scales, out) -> None:
         if given.device != x.device:
             raise ValueError(f"x, packed, scales and out must be on one device; {name} is on {given.device}, x on "
                              f"{x.device}.")
-        if given.requires_grad and torch.is_grad_enabled():
-            raise ValueError(f"decode has no backward pass and {name} requires grad: detach it or use "
-                             "torch.no_grad().")
+        if given.is_meta:
+            raise ValueError(f"{name} must be in memory; it is on the meta device.")
         if name in ("x", "packed") and given.data_ptr() % 16:
             raise ValueError(f"{name} must start at a multiple of 16 bytes; it starts {given.data_ptr() % 16} bytes "
                              "past one: copy it first.")
     (m, k), n = x.shape, packed.shape[0]
-    if m > MOST_TOKENS:
-        raise ValueError(f"decode takes {MOST_TOKENS} tokens at most; here are {m}: dequantise the weights and use "
-                         "torch.mm.")
+    tokens_for(m)
     if k % BLOCK or k > 2**24 or n > 2**30:
         raise ValueError(f"K must be a multiple of {BLOCK}, 2^24 at most, and N 2^30 at most; they are {k} and {n}.")
     if packed.shape[1] != k // 2 or tuple(scales.shape) != (n, k // BLOCK):
@@ -126,7 +134,7 @@ def _check(x, packed, scales, out) -> None:
         if tuple(out.shape) != (m, n):
             raise ValueError(f"out must be {m} x {n}; it is {out.shape[0]} x {out.shape[1]}.")
         for name, given in (("x", x), ("packed", packed), ("scales", scales)):
-            if out.data_ptr() < given.data_ptr() + given.nbytes and given.data_ptr() < out.data_ptr() + out.nbytes:
+            if span(out)[0] < span(given)[1] and span(given)[0] < span(out)[1]:
                 raise ValueError(f"out lies in the memory that {name} spans: give it memory of its own.")
 
 
@@ -146,9 +154,13 @@ def _check_hardware(config: DecodeConfig, where: torch.device) -> None:
 def prepare(x, packed, scales, *, out=None, config: DecodeConfig | None = None):
     """A function that computes `decode` and returns `out`; checks and work space are made here. Arguments as there.
 
-    One launch in flight at a time: launches share the work space.
+    One launch in flight at a time: launches share the work space. A launch of the registers kernel begins before the
+    kernel ahead of it in the stream has ended and asks for weights at once: what writes `packed` or `scales` in place
+    must be followed by a new `prepare`. `x` may change between launches.
     """
     _check(x, packed, scales, out)
+    if config is not None and not isinstance(config, DecodeConfig):
+        raise ValueError(f"config must be a DecodeConfig or None; it is a {type(config).__name__}.")
     (m, k), n = x.shape, packed.shape[0]
     config = config or best(m, n, k, device.current())
     _check_hardware(config, x.device)
@@ -156,13 +168,16 @@ def prepare(x, packed, scales, *, out=None, config: DecodeConfig | None = None):
     if config.kernel == "registers" and tokens * config.share > 32768:
         raise ValueError(f"{tokens} tokens of a share of {config.share} columns take more than 64 KiB of shared "
                          f"memory: use a share of {32768 // tokens}.")
+    if grid[1] > 65535:
+        raise ValueError(f"there are at most 65,535 shares of K, an extent of a grid; a share of {config.share} makes "
+                         f"{grid[1]:,}: take a longer one.")
     out = torch.empty(m, n, dtype=torch.bfloat16, device=x.device) if out is None else out
     parts = torch.empty(grid[1] * tokens * n if grid[1] > 1 else 1, dtype=torch.float32, device=x.device)
     arrivals = torch.zeros(grid[0], dtype=torch.int32, device=x.device)
     constants = dict(BLOCK_N=config.block_n, TOKENS=tokens, SHARE=config.share, num_warps=config.num_warps)
     if config.kernel == "registers":
-        kernel, given = decode_registers_kernel, (x, packed.view(torch.int16), scales, out)
-        constants |= dict(AHEAD=config.ahead)
+        kernel, given = decode_registers_kernel, (x, packed.view(torch.int32), scales, out)
+        constants |= dict(AHEAD=config.ahead, launch_pdl=True)
     else:
         kernel, given = decode_plain_kernel, (x.view(torch.int16), packed, scales, out.view(torch.int16))
         constants |= dict(FLOAT32=_interpreted(), num_stages=config.ahead)
@@ -189,14 +204,14 @@ def decode(x, packed, scales, *, out=None, config: DecodeConfig | None = None):
 def job(config: DecodeConfig, target: str, m: int = 16) -> build.Job:
     """The kernel as it is launched, for tilelab.build."""
     registers = config.kernel == "registers"
-    pointers = dict(x_ptr="*bf16" if registers else "*i16", packed_ptr="*i16" if registers else "*u8", scales_ptr="*u8",
+    pointers = dict(x_ptr="*bf16" if registers else "*i16", packed_ptr="*i32" if registers else "*u8", scales_ptr="*u8",
                     out_ptr="*bf16" if registers else "*i16", parts_ptr="*fp32", arrivals_ptr="*i32")
     constants = dict(BLOCK_N=config.block_n, TOKENS=tokens_for(m, config.kernel), SHARE=config.share)
     constants |= dict(AHEAD=config.ahead) if registers else dict(FLOAT32=False)
-    stages = {} if registers else {"num_stages": config.ahead}
+    rest = {"options": {"launch_pdl": True}} if registers else {"num_stages": config.ahead}
     return build.Job(f"ch14.blockscaled_decode_kernels:decode_{config.kernel}_kernel",
                      pointers | dict.fromkeys(("M", "N", "blocks"), "i32"), constants, target, config.num_warps,
-                     aligned=tuple(pointers), name=f"{config}", **stages)
+                     aligned=tuple(pointers), name=f"{config}", **rest)
 
 
 def main_loop(report: build.Report) -> Counter:

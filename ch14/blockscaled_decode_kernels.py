@@ -12,30 +12,33 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ch14.attention_hopper import group_barrier
-from ch14.mx_back_kernels import narrow, scale_value
+from ch14.mx_back_kernels import fp4_value, narrow, scale_value
 
-# Four codes in each half of $4, to four pairs of bf16. A code's sign goes to bit 15 and its magnitude, eem, to bits 8
-# to 6 by one multiplication, which makes two copies, and a mask. As bf16 that is the value times 2^-126, a subnormal
-# for 0.5; $5, a pair of 2^126 times the scale, makes it whole, exactly.
+# Eight codes, $8, to eight bf16: $0 and $1 are codes 0 and 4, $2 and $3 codes 1 and 5, ... A code's sign goes to bit 15
+# and its magnitude, eem, to bits 8 to 6 by one multiplication, which makes two copies, and a mask. As bf16 that is the
+# value times 2^-126, a subnormal for 0.5; $9, a pair of 2^126 times the scale, makes it whole, exactly.
 _STEPS = """
     and.b32 t, {source}, {mask};
     mul.lo.u32 t, t, {copies};
     and.b32 t, t, 0x81C081C0;
     {unscale}
-    mul.rn.bf16x2 ${out}, t, $5;"""
+    mul.rn.bf16x2 t, t, $9;
+    mov.b32 {{${low}, ${high}}}, t;"""
 
 
 def _decode_ptx(unscale: str) -> str:
     even, odd = ("0x000F000F", "0x00001040"), ("0x00F000F0", "0x00000104")
-    steps = [_STEPS.format(source=source, mask=mask, copies=copies, unscale=unscale, out=out)
-             for out, (source, (mask, copies)) in enumerate((("$4", even), ("$4", odd), ("u", even), ("u", odd)))]
-    return "{\n    .reg .b32 t, u;\n    shr.u32 u, $4, 8;" + "".join(steps) + "\n}"
+    steps = [_STEPS.format(source=source, mask=mask, copies=copies, unscale=unscale, low=2 * out, high=2 * out + 1)
+             for out, (source, (mask, copies)) in enumerate((("$8", even), ("$8", odd), ("u", even), ("u", odd)))]
+    return "{\n    .reg .b32 t, u;\n    shr.u32 u, $8, 8;" + "".join(steps) + "\n}"
 
 
 DECODE = gl.constexpr(_decode_ptx(""))
-DECODE_WIDE = gl.constexpr(_decode_ptx("mul.rn.bf16x2 t, t, $7;"))  # 2^126 and the scale, one after the other
+DECODE_WIDE = gl.constexpr(_decode_ptx("mul.rn.bf16x2 t, t, $10;"))  # 2^126 and the scale, one after the other
+FENCE = gl.constexpr("bar.warp.sync 0xffffffff;\n    mov.b32 $0, 0;")  # no load moves past it
 NARROW_SCALES = gl.constexpr(128)  # above it 2^126 times the scale is no bf16
 SLAB = gl.constexpr(128)  # columns of W in a step: 64 bytes a row, four lanes
 
@@ -53,8 +56,8 @@ def powers(first, end, rank, dim):
 def slab_layout(rows, warps):
     # Rows x four blocks x eight halfwords. mma's rows of A: lane / 4, and 8 more; its columns: a block a lane.
     return gl.DistributedLinearLayout(
-        [[0, 0, 1], [0, 0, 2], [0, 0, 4], [8, 0, 0]] + powers(16 * warps, rows, 3, 0),
-        [[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]], powers(16, 16 * warps, 3, 0), [], [rows, 4, 8])
+        [[0, 0, 1], [0, 0, 2], [8, 0, 0]] + powers(16 * warps, rows, 3, 0),
+        [[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]], powers(16, 16 * warps, 3, 0), [], [rows, 4, 4])
 
 
 @gluon.constexpr_function
@@ -66,28 +69,28 @@ def tokens_layout(tokens, warps):
 
 
 @gluon.jit
-def load_slab(rows, scale_rows, live, slab, left, layout: gl.constexpr):
-    block = slab * 4 + gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(2, layout)))
-    inside = live & (block < left)[None, :]
-    scales = gl.load(scale_rows + block[None, :], mask=inside, other=127)
-    halfword = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
-    codes = gl.load(rows[:, :, None] + (block[None, :, None] * 8 + halfword), mask=inside[:, :, None], other=0)
-    return codes, scales.to(gl.int32)
+def load_slab(words, scales, ahead: gl.constexpr, block, left):
+    # Codes outside K keep what the registers held: their scale is 1 and the tokens are 0.
+    inside = block + ahead * 4 < left
+    found = gl.load(scales + ahead * 4, mask=inside, other=127)
+    codes = gl.load(words + ahead * 16, mask=inside[:, :, None])
+    return codes, found.to(gl.int32)
 
 
 @gluon.jit
 def decoded(codes, scales, WIDE: gl.constexpr):
-    # Pairs of bf16 (even, odd halfword) of each of the four codes in a halfword. `pack`: both halfwords are of a block.
-    kinds: gl.constexpr = (gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16)
+    # The four pairs of bf16 of a word: [rows, 4 blocks, 8 halfwords] each.
+    kinds: gl.constexpr = (gl.bfloat16,) * 8
     if WIDE:  # 0 is 2^-127, a subnormal; 255 is NaN: both have bit 6, which no other scale has
         bits = scales * 0x00800080 + gl.where((scales == 0) | (scales == 255), 0x00400040, 0)
         pairs, _ = gl.broadcast(bits[:, :, None], codes)
         unscale = gl.full(pairs.shape, 0x7E807E80, gl.int32, pairs.type.layout)
-        made = gl.inline_asm_elementwise(DECODE_WIDE, "=r,=r,=r,=r,r,r,r,r,r", [codes, pairs, unscale], kinds, True, 2)
+        c = gl.inline_asm_elementwise(DECODE_WIDE, "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r", [codes, pairs, unscale], kinds,
+                                      True, 1)
     else:
         pairs, _ = gl.broadcast((scales * 0x00800080 + 0x3F003F00)[:, :, None], codes)
-        made = gl.inline_asm_elementwise(DECODE, "=r,=r,=r,=r,r,r,r", [codes, pairs], kinds, True, 2)
-    return made
+        c = gl.inline_asm_elementwise(DECODE, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [codes, pairs], kinds, True, 1)
+    return gl.join(c[0], c[1]), gl.join(c[2], c[3]), gl.join(c[4], c[5]), gl.join(c[6], c[7])
 
 
 @gluon.jit
@@ -104,31 +107,37 @@ def product(acc, codes, plane, mma: gl.constexpr):
 
 
 @gluon.jit
-def swept(rows, scale_rows, live, left, slabs, tokens, BLOCK_N: gl.constexpr, SLABS: gl.constexpr,
+def swept(words, scale_bytes, block, left, slabs, tokens, BLOCK_N: gl.constexpr, SLABS: gl.constexpr,
           WIDE: gl.constexpr, mma: gl.constexpr, layout: gl.constexpr):
     # This share of K, and the largest scale in it. A slab is decoded, then its registers take one that comes later.
     TOKENS: gl.constexpr = tokens.shape[1]
     acc = gl.zeros([BLOCK_N, TOKENS], gl.float32, mma)
     top = gl.zeros([BLOCK_N, 4], gl.int32, gl.SliceLayout(2, layout))
-    AHEAD: gl.constexpr = len(slabs)
+    AHEAD: gl.constexpr = len(slabs) + 1  # so many turns at once, and every slab keeps its registers
     for slab in range(0, gl.cdiv(left, 4), AHEAD):
         for ahead in gl.static_range(AHEAD):
+            slabs = slabs + (load_slab(words, scale_bytes, AHEAD - 1 + ahead, block, left),)
+            # Without the fence ptxas asks for it last of all, since nothing in this turn of the loop uses it.
+            gl.inline_asm_elementwise(FENCE, "=r", [], gl.int32, False, 1)
             codes, scales = slabs[0]
+            slabs = slabs[1:]
             c0, c1, c2, c3 = decoded(codes, scales, WIDE)
             top = gl.maximum(top, scales)
-            slabs = slabs[1:] + (load_slab(rows, scale_rows, live, slab + ahead + AHEAD, left, layout),)
             acc = product(acc, c0, tokens.index(slab + ahead), mma)
             acc = product(acc, c1, tokens.index(SLABS + slab + ahead), mma)
             acc = product(acc, c2, tokens.index(2 * SLABS + slab + ahead), mma)
             acc = product(acc, c3, tokens.index(3 * SLABS + slab + ahead), mma)
+        words += 16 * AHEAD
+        scale_bytes += 4 * AHEAD
+        block += 4 * AHEAD
     return acc, gl.max(gl.max(top, 1), 0)
 
 
 @gluon.jit
-def first_slabs(rows, scale_rows, live, left, AHEAD: gl.constexpr, layout: gl.constexpr):
+def first_slabs(words, scale_bytes, block, left, AHEAD: gl.constexpr):
     slabs = ()
-    for slab in gl.static_range(AHEAD):
-        slabs = slabs + (load_slab(rows, scale_rows, live, slab, left, layout),)
+    for slab in gl.static_range(AHEAD - 1):
+        slabs = slabs + (load_slab(words, scale_bytes, slab, block, left),)
     return slabs
 
 
@@ -175,19 +184,22 @@ def decode_registers_kernel(x_ptr, packed_ptr, scales_ptr, out_ptr, parts_ptr, a
     first = share * (SHARE // 32)
     left = gl.minimum(blocks - first, SHARE // 32)
     row = n + gl.arange(0, BLOCK_N, gl.SliceLayout(1, gl.SliceLayout(2, layout)))[:, None]
-    live = row < N
-    at = row.to(gl.int64) * blocks + first
-    rows = packed_ptr + at * 8
-    scale_rows = scales_ptr + at
-    slabs = first_slabs(rows, scale_rows, live, left, AHEAD, layout)  # on their way while the tokens are staged
+    block = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(2, layout)))[None, :]
+    word = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
+    at = gl.minimum(row, N - 1).to(gl.int64) * blocks + first + block
+    scale_bytes = scales_ptr + at
+    words = packed_ptr + (at[:, :, None] * 4 + word)
+    slabs = first_slabs(words, scale_bytes, block, left, AHEAD)  # on their way while the tokens are staged
+    gdc_wait()  # weights are on their way while the kernel before drains; tokens and work space must be free of it
+    gdc_launch_dependents()
     tokens = gl.allocate_shared_memory(gl.bfloat16, [4 * SLABS, TOKENS, 32], plain)
     stage_tokens(tokens._reinterpret(gl.bfloat16, [4 * SLABS * TOKENS, 32], plain), x_ptr, M, first, blocks, TOKENS,
                  SLABS)
     group_barrier()
-    acc, top = swept(rows, scale_rows, live, left, slabs, tokens, BLOCK_N, SLABS, False, mma, layout)
+    acc, top = swept(words, scale_bytes, block, left, slabs, tokens, BLOCK_N, SLABS, False, mma, layout)
     if top > NARROW_SCALES:  # weights of 4 and more, or NaN: again, with two multiplications a pair
-        slabs = first_slabs(rows, scale_rows, live, left, AHEAD, layout)
-        acc, top = swept(rows, scale_rows, live, left, slabs, tokens, BLOCK_N, SLABS, True, mma, layout)
+        slabs = first_slabs(words, scale_bytes, block, left, AHEAD)
+        acc, top = swept(words, scale_bytes, block, left, slabs, tokens, BLOCK_N, SLABS, True, mma, layout)
 
     token = gl.arange(0, TOKENS, gl.SliceLayout(0, mma))[None, :]
     row = n + gl.arange(0, BLOCK_N, gl.SliceLayout(1, mma))[:, None]
@@ -207,13 +219,6 @@ def decode_registers_kernel(x_ptr, packed_ptr, scales_ptr, out_ptr, parts_ptr, a
                                  cache_modifier=".cg")
             gl.store(out_ptr + m.to(gl.int64) * N + c, total.to(gl.bfloat16), mask=inside)
             gl.store(arrivals_ptr + gl.program_id(0), 0)  # for the next launch
-
-
-@triton.jit
-def code_values(codes, scale):
-    # float32's exponent and mantissa from a code's, subnormal for 0.5; exact to the rounding of the scaled value.
-    magnitude = ((codes & 7) << 22).to(tl.float32, bitcast=True) * 2.0**126
-    return tl.where((codes & 8) != 0, -magnitude, magnitude) * scale
 
 
 @triton.jit
@@ -239,8 +244,8 @@ def decode_plain_kernel(x_ptr, packed_ptr, scales_ptr, out_ptr, parts_ptr, arriv
         scales = scale_value(tl.load(scales_ptr + at[:, None] + block[None, :], mask=inside, other=127), None, "e8m0")
         byte = block[None, :, None] * 16 + tl.arange(0, 16)[None, None, :]
         packed = tl.load(packed_ptr + at[:, None, None] * 16 + byte, mask=inside[:, :, None], other=0).to(tl.int32)
-        low = code_values(packed, scales[:, :, None])
-        high = code_values(packed >> 4, scales[:, :, None])
+        low = fp4_value(packed) * scales[:, :, None]
+        high = fp4_value(packed >> 4) * scales[:, :, None]
         column = begin * 32 + tl.arange(0, 128)
         bits = tl.load(x_ptr + token[:, None] * (blocks * 32) + column[None, :],
                        mask=(token < M)[:, None] & (column // 32 < blocks)[None, :], other=0)
