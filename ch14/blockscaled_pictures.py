@@ -1,0 +1,99 @@
+"""Pictures of the block-scaled GEMM: which scale belongs to what, and who multiplies while others add."""
+
+from __future__ import annotations
+
+from tilelab import plots
+from tilelab.diagrams import box, canvas, light, write
+
+BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
+GROUPS = (BLUE, ORANGE, GREEN)  # the colours of warp groups
+# Clocks of an SM for a block of 64 x 128 sums over 128 of K: fp8 products at 4,096 a clock, then a float32
+# multiplication with addition for each sum, at 128 a clock.
+PRODUCT, ADDING = 64 * 128 * 128 // 4096, 64 * 128 // 128
+
+
+def scales_picture(blocks: int = 5) -> plots.Picture:
+    """A tile of C, the blocks of A and B that it is made of, and their scales."""
+    figure, axes = canvas("The tensor core sums 128 of K, float32 adds that to C, scaled",
+                          "fp8, scales of 1 × 128 (A) and 128 × 128 (B); a tile of 128 × 128", 7.2, 3.0)
+    side, left, top, chosen = 0.62, 0.95, 2.3, 1
+
+    def operand(y, tone, name, each_row):
+        for block in range(blocks):
+            x = left + block * (side + 0.14)
+            box(axes, x, y, side, side, light(tone, 0.8 if block == chosen else 0.25), "black", linewidth=0.5)
+            if each_row:  # a scale a row
+                for row in range(8):
+                    box(axes, x - 0.1, y + row * side / 8 + 0.012, 0.06, side / 8 - 0.024, tone)
+            else:
+                box(axes, x - 0.1, y + side / 2 - 0.05, 0.06, 0.1, tone)
+        write(axes, left - 0.18, y + side / 2 + 0.12, name, "right", 8, fontweight="bold")
+        write(axes, left - 0.18, y + side / 2 - 0.1, "128 scales\na block" if each_row else "one scale\na block",
+              "right", 6)
+
+    operand(top - side, BLUE, "A", True)
+    operand(top - 2 * side - 0.42, ORANGE, "B", False)
+    middle = left + chosen * (side + 0.14) + side / 2
+    write(axes, left + 0.02, top + 0.09, "128 of K", "left", 6.5)
+    write(axes, middle, top - side - 0.21, "×", size=9, fontweight="bold")
+    right = left + blocks * (side + 0.14) + 0.25
+    for y, tone, title, below in (
+            (top - side, light(GREEN, 0.35), "scratch", "tensor core:\none block of 128,\nno scales"),
+            (top - 2 * side - 0.42, GREEN, "C", "CUDA cores, float32:\nC += scratch ·\nscale A · scale B")):
+        box(axes, right, y, side, side, tone, "black", linewidth=0.5)
+        write(axes, right + side / 2, y + side / 2, title, size=7.5, fontweight="bold")
+        write(axes, right + side + 0.1, y + side / 2, below, "left", 6.5)
+    axes.annotate("", (right + side / 2, top - side - 0.4), (right + side / 2, top - side - 0.02),
+                  arrowprops={"arrowstyle": "->", "linewidth": 1})
+    write(axes, left - 0.1, 0.3, "With one scale a matrix there is no scratch: the tensor core goes on adding to C.",
+          "left", 7)
+    return figure
+
+
+def schedule(consumers: int, scratch: int, blocks: int = 6) -> tuple[list[tuple[str, int, float, float]], float]:
+    """Who is busy when, in a model of one SM whose consumers have 64 rows each and `scratch` accumulators: spans (unit,
+    consumer, begin, end) in clocks, and the share of the time that the tensor core is busy between the first product
+    and the last. Loads and latencies are free."""
+    free = {"tensor core": 0.0, "CUDA cores": 0.0}
+    added: list[list[float]] = [[] for _ in range(consumers)]  # ends of a consumer's additions
+    spans = []
+
+    def ready(group):  # a product needs a scratch that has been added
+        done = len(added[group]) - scratch
+        return added[group][done] if done >= 0 else 0.0
+
+    for _ in range(blocks * consumers):
+        group = min((g for g in range(consumers) if len(added[g]) < blocks),
+                    key=lambda g: (max(ready(g), free["tensor core"]), len(added[g])))
+        begin = max(free["tensor core"], ready(group))
+        end = free["tensor core"] = begin + PRODUCT
+        spans.append(("tensor core", group, begin, end))
+        begin = max(free["CUDA cores"], end)
+        free["CUDA cores"] = begin + ADDING
+        spans.append(("CUDA cores", group, begin, begin + ADDING))
+        added[group].append(begin + ADDING)
+    busy = consumers * blocks * PRODUCT / max(end for unit, _, _, end in spans if unit == "tensor core")
+    return spans, busy
+
+
+def turns_picture(blocks: int = 4) -> plots.Picture:
+    """`schedule` of one consumer, of one with two scratches, and of two consumers."""
+    cases = (("one group, one scratch", 1, 1, 2 * blocks), ("one group, two scratches", 1, 2, 2 * blocks),
+             ("two groups, a scratch each", 2, 1, blocks))
+    made = {name: schedule(*of) for name, *of in cases}
+    longest = max(end for spans, _ in made.values() for *_, end in spans)
+    share = schedule(1, 1, 1000)[1]
+    figure, axes = canvas(f"Adding costs {1 - share:.0%} of the tensor core's time if nothing else multiplies",
+                          "a model: eight blocks of 64 × 128 × 128, "
+                          f"{PRODUCT} clocks to multiply, {ADDING} to add; a colour a group", 7.2, 2.8)
+    scale, left = 4.55 / longest, 2.35
+    for line, (name, (spans, _)) in enumerate(made.items()):
+        top = 2.2 - 0.68 * line
+        write(axes, 0.05, top - 0.1, name, "left", 7, fontweight="bold")
+        for lane, unit in enumerate(("tensor core", "CUDA cores")):
+            write(axes, left - 0.08, top - 0.02 - 0.24 * lane, unit, "right", 6.5)
+            box(axes, left, top - 0.11 - 0.24 * lane, longest * scale, 0.19, "#f2f2f2")
+        for unit, group, begin, end in spans:
+            y = top - 0.11 - 0.24 * (unit == "CUDA cores")
+            box(axes, left + begin * scale, y, (end - begin) * scale, 0.19, GROUPS[group], "white", linewidth=0.6)
+    return figure

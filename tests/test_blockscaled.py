@@ -1,0 +1,439 @@
+"""The front of the block-scaled GEMM: which path, the emulated one against float64 (in the interpreter without a GPU),
+the command line, and what they refuse."""
+
+import dataclasses
+import itertools
+import json
+import re
+
+import pytest
+import torch
+
+from ch14 import blockscaled, blockscaled_cli, blockscaled_emulated, blockscaled_native, mx_formats, mx_packing, mx_spec
+from ch14.blockscaled_emulated import FORMS
+from tilelab import build, check, device
+
+HERE = device.current()
+WHERE = "cuda" if HERE.capability else "cpu"
+SCALED = tuple(mx_spec.FORMATS)
+
+
+def operands(m, n, k, form_a, form_b=None, tiled=False):
+    made = [torch.randn(rows, k, device=WHERE).bfloat16() for rows in (m, n)]
+    return [mx_formats.quantise(x, form, tiled=tiled) for x, form in zip(made, (form_a, form_b or form_a))]
+
+
+def fp8(m, n, k):
+    """Random fp8 with block scales, as the front takes it."""
+    a = torch.randn(m, k, device=WHERE).to(torch.float8_e4m3fn), torch.rand(k // 128, m, device=WHERE).T + 0.5
+    b = torch.randn(n, k, device=WHERE).to(torch.float8_e4m3fn), torch.rand(n // 128, k // 128, device=WHERE) + 0.5
+    return a, b
+
+
+def half_an_ulp(out, reference, sums=2e-6):
+    """Rounded once: half a unit in the last place, and what float32 loses where terms cancel."""
+    bits, lowest = check.FORMAT[out.dtype]
+    unit = torch.exp2((torch.frexp(reference)[1] - bits).clamp(min=lowest).double())
+    return bool(((out.double() - reference).abs() <= unit / 2 + sums * reference.abs().max()).all())
+
+
+# ---- the choice
+
+
+def expected(form_a, form_b, target):
+    """The path or the type of the refusal, for sizes that suit all."""
+    if form_a == "bf16":
+        return "decode" if form_b == "mxfp4" else ValueError
+    if form_b == "bf16" or form_a not in (*FORMS, "fp8_1x128") or form_b not in (*FORMS, "fp8_128x128"):
+        return ValueError
+    if (form_a, form_b) == ("fp8_1x128", "fp8_128x128"):
+        return "fp8" if target == "sm_90a" else device.Unsupported
+    if "fp8_1x128" == form_a or "fp8_128x128" == form_b:
+        return ValueError
+    if target == "sm_80":
+        return device.Unsupported
+    native = form_a == form_b and form_a in ("mxfp8_e4m3", "mxfp4", "nvfp4")
+    return "native" if native and target in ("sm_100a", "sm_103a", "sm_120a") else "emulated"
+
+
+@pytest.mark.parametrize("target", device.TARGETS)
+def test_the_path_of_every_pair_of_formats(target):
+    found = set()
+    for form_a, form_b in itertools.product(("bf16", *SCALED), repeat=2):
+        wanted = expected(form_a, form_b, target)
+        if isinstance(wanted, str):
+            assert blockscaled.path(form_a, form_b, (64, 256, 256), target) == wanted, (form_a, form_b)
+            assert wanted in blockscaled.PATHS
+            why = blockscaled.why(form_a if form_a == form_b else f"{form_a} x {form_b}", target, wanted)
+            assert why.endswith(".") and target in why and ("is emulated" in why) == (wanted == "emulated")
+        else:
+            with pytest.raises(wanted) as caught:
+                blockscaled.path(form_a, form_b, (64, 256, 256), target)
+            assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
+        found.add(wanted)
+    assert len(found) > 2
+
+
+@pytest.mark.parametrize("given, message", [
+    (("mxfp4", "mxfp4", (8, 8, 32), "sm_90"), "the target meant is sm_90a"),
+    (("mxfp4", "mxfp4", (8, 8, 32), "h100"), "unknown target 'h100'"),
+    (("mxfp4", "mxfp4", (8, 8, 0), "sm_90a"), "each at least 1"), (("mxfp4", "mxfp4", [8, 8, 32], "sm_90a"), "three"),
+    (("mxfp4", "mxfp4", (8, 8, 48), "sm_90a"), "K must be a multiple of 32"),
+    (("nvfp4", "mxfp8_e4m3", (8, 8, 48), "sm_90a"), "K must be a multiple of 32"),
+    (("bf16", "mxfp4", (65, 8, 32), "sm_90a"), "1 to 64 tokens"),
+    (("bf16", "nvfp4", (8, 8, 32), "sm_90a"), "weights in mxfp4"), (("bf16", "bf16", (8, 8, 32), "sm_90a"), "mxfp4"),
+    (("fp8_1x128", "fp8_128x128", (8, 200, 128), "sm_90a"), "N must be a multiple of 128"),
+    (("fp8_1x128", "fp8_1x128", (8, 128, 128), "sm_90a"), "A in fp8_1x128 and B in fp8_128x128"),
+    (("mxfp6_e3m2", "mxfp4", (8, 8, 32), "sm_90a"), "a is in mxfp6_e3m2"), (("int4", "mxfp4", (8, 8, 32), "sm_90a"),
+                                                                        "the formats are")])
+def test_what_has_no_path(given, message):
+    with pytest.raises(ValueError, match=message):
+        blockscaled.path(*given)
+
+
+def test_ragged_rows_of_c_are_not_for_tma():
+    assert blockscaled.path("mxfp4", "mxfp4", (7, 44, 64), "sm_100a") == "emulated"
+    assert blockscaled.path("nvfp4", "nvfp4", (7, 40, 48), "sm_100a") == "emulated"
+    assert blockscaled.path("nvfp4", "nvfp4", (7, 40, 96), "sm_100a") == "native"
+    assert "multiple of 8" in blockscaled.why("mxfp4", "sm_100a", "emulated")
+
+
+# ---- the emulated path
+
+
+def test_decoding_to_bf16_is_exact():
+    # Every element times every scale: rows are scales. MX ones whose products lie within bf16's range.
+    for form in map(mx_spec.lookup, FORMS):
+        codes = torch.arange(2**form.element.bits, dtype=torch.uint8)
+        codes = codes[mx_spec.decode(codes, form.element).isfinite()]
+        codes = codes.repeat(-(-form.block[1] // len(codes)))
+        codes = codes[:len(codes) // form.block[1] * form.block[1]]
+        scales = torch.arange(0x7F) if form.scale == "e4m3" else torch.arange(20, 230)
+        scales = scales.to(torch.uint8)[:, None].repeat(1, len(codes) // form.block[1])
+        codes = codes.repeat(len(scales), 1)
+        pair = torch.tensor([0.37, 1 / 0.37]) if form.scale == "e4m3" else None
+        given = mx_formats.Packed(form, tuple(codes.shape), mx_packing.pack(codes, form.element.bits), scales, pair)
+        factor = mx_spec.decode(scales, mx_spec.E4M3) if form.scale == "e4m3" else mx_spec.decode_e8m0(scales)
+        wanted = mx_spec.decode(codes, form.element).double() * factor.double().repeat_interleave(form.block[1], 1)
+        assert torch.equal(mx_formats.dequantise(blockscaled_emulated._unscaled(given)).double(), wanted)
+        assert torch.equal(wanted.bfloat16().double(), wanted)  # the claim itself
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_against_float64_in_the_interpreter(form):
+    torch.manual_seed(FORMS.index(form))
+    shapes = {torch.bfloat16: (37, 45, 96), torch.float16: (1, 1, 32), torch.float32: (5, 72, 160)}
+    for dtype, (m, n, k) in shapes.items():
+        a, b = operands(m, n, k, form, tiled=m == 5)
+        kept = [each.clone() for of in (a, b) for each in (of.values, of.scales)]
+        out, touched = check.poisoned((m, n), dtype, WHERE)
+        launch = blockscaled.prepare(a, b, out=out, path="emulated")
+        assert launch() is out and launch.out is out
+        reference = blockscaled.spec(a, b)
+        assert half_an_ulp(out, reference) and not touched()
+        first = out.clone()
+        assert torch.equal(launch(), first)
+        assert all(torch.equal(one, other) for one, other in zip(kept, (a.values, a.scales, b.values, b.scales)))
+        a.values.bitwise_xor_(0x80)  # some signs: a launch reads its operands anew
+        assert half_an_ulp(launch(), blockscaled.spec(a, b)) and not torch.equal(out, first)
+
+
+def test_scales_of_tensors_are_applied_before_the_one_rounding():
+    for scales in ((0.37, 3e-4), (1e-20, 1e18), (2.0**-126, 2.0**100)):
+        a, b = operands(9, 16, 64, "nvfp4")
+        a, b = (dataclasses.replace(each, pair=torch.tensor([scale, 1 / scale], device=WHERE))
+                for each, scale in zip((a, b), scales))
+        reference = blockscaled.spec(a, b)
+        assert half_an_ulp(blockscaled.matmul(a, b, path="emulated"), reference)
+        plain = blockscaled.spec(*map(blockscaled_emulated._unscaled, (a, b)))
+        twice = (plain.bfloat16().double() * scales[0] * scales[1]).bfloat16()  # before it is scaled, and after it
+        assert half_an_ulp(twice, reference) == (scales[0] < 2.0**-100)  # but by powers of two
+
+
+def test_formats_may_differ_and_dead_blocks_stay_where_they_are():
+    a, b = operands(6, 24, 64, "nvfp4", "mxfp8_e4m3")
+    assert half_an_ulp(blockscaled.matmul(a, b), blockscaled.spec(a, b))
+    b.scales[3, 1] = 255
+    out = blockscaled.matmul(a, b)
+    assert out[:, 3].isnan().all() and not out[:, :3].isnan().any() and not out[:, 4:].isnan().any()
+
+
+def test_spec_by_hand():
+    a, b = operands(2, 3, 32, "nvfp4", "mxfp4")
+    matrices = [mx_spec.decode(of.unpacked().codes, mx_spec.E2M1).double() for of in (a, b)]
+    scales = mx_spec.decode(a.scales, mx_spec.E4M3).double() * float(a.pair[0]), mx_spec.decode_e8m0(b.scales).double()
+    found = blockscaled.spec(a, b)
+    for m, n in itertools.product(range(2), range(3)):
+        total = sum(float(matrices[0][m, k] * scales[0][m, k // 16] * matrices[1][n, k] * scales[1][n, k // 32])
+                    for k in range(32))
+        assert float(found[m, n]) == pytest.approx(total, rel=1e-12, abs=1e-12)
+
+
+def test_outs_that_lie_elsewhere():
+    a, b = operands(6, 40, 64, "mxfp4")
+    wide = torch.full((6, 64), 7.0, dtype=torch.float16, device=WHERE)
+    for out in (wide[:, :40], wide[:, 3:43]):  # rows further apart; rows that no copy engine can write
+        assert half_an_ulp(blockscaled.matmul(a, b, out=out, path="emulated"), blockscaled.spec(a, b))
+        assert (wide[:, 43:] == 7).all()
+        wide.fill_(7.0)
+
+
+# ---- what is refused
+
+
+def refused(message, a, b, error=ValueError, **options):
+    with pytest.raises(error, match=message) as caught:
+        blockscaled.prepare(a, b, **options)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+def test_bad_operands_get_one_sentence():
+    a, b = operands(4, 24, 64, "mxfp4")
+    x = torch.randn(4, 64, device=WHERE).bfloat16()
+    refused("b is a Packed .* or a pair .*; here it is list", a, [1])
+    with pytest.raises(ValueError, match="b is a Packed"):
+        blockscaled.spec(x, x)
+    refused("a is a Packed .* tokens; here it is .4, 64. of float32", x.float(), b)
+    refused("b is a Packed", x, x)
+    refused("differ in K: a is 4 x 64 and b is 24 x 32", a, operands(4, 24, 32, "mxfp4")[1])
+    refused("the paths are native, fp8, emulated, decode; here it is 'fast'", a, b, path="fast")
+    refused("takes the path", a, b, path="fp8")
+    refused("takes the path decode; native does not fit", x, b, path="native")
+    refused("fused on the fp8 path alone", a, b, path="emulated", bias=x[0])
+    refused("fused on the fp8 path alone; this is the decode one", x, b, activation="silu")
+    refused("decode path reads scales row by row", x, operands(4, 24, 64, "mxfp4", tiled=True)[1])
+    refused("1 to 64 tokens", torch.randn(65, 64, device=WHERE).bfloat16(), b)
+    refused("A in fp8_1x128 and B in fp8_128x128", *operands(4, 128, 128, "fp8_1x128", "mxfp4"))
+
+
+@pytest.mark.parametrize("forms, target, message", [
+    ((["mxfp4"], "mxfp4"), "sm_90a", "form_a is a name, a str; here it is a list"),
+    (("mxfp4", torch.ones(2)), "sm_90a", "form_b is a name, a str; here it is a Tensor"),
+    (("mxfp4", "mxfp4"), ["sm_90a"], "target is a name, a str; here it is a list"),
+    (("mxfp4", "mxfp4"), "sm_90", "the target meant is sm_90a"), (("mxfp4", "fp5"), "sm_90a", "the formats are")])
+def test_bad_names_get_one_sentence(forms, target, message):
+    with pytest.raises(ValueError, match=message):
+        blockscaled.path(*forms, (4, 8, 64), target)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_is_no_matrix_or_no_name_gets_one_sentence():
+    a, b = operands(4, 24, 64, "mxfp4")
+    nested = torch.nested.nested_tensor([torch.ones(3), torch.ones(2)])
+    refused("a is made of dense matrices; here is a nested tensor", nested, b)
+    refused("b is made of dense matrices; here is a nested tensor", a, (nested, nested))
+    refused("the paths are native, fp8, emulated, decode; here it is", a, b, path=b.values.numpy(force=True))
+    with pytest.raises(ValueError, match="C is bfloat16, float16 or float32; here it is torch.int8"):
+        blockscaled_emulated.jobs("mxfp4", "sm_90a", (8, 8, 32), torch.int8)
+
+
+def test_bad_outs_get_one_sentence():
+    a, b = operands(4, 24, 64, "mxfp4")
+    for out, message in ((torch.empty(4, 25), "out must be 4 x 24"), (torch.empty(4, 24).int(), "of int32"),
+                         (torch.empty(24, 4).T, "rows of out must be contiguous"),
+                         (torch.empty(1, 24).expand(4, 24), "lie apart"), ([], "out must be a torch.Tensor"),
+                         (torch.empty(4, 24, requires_grad=True), "no backward pass")):
+        refused(message, a, b, out=out.to(WHERE) if torch.is_tensor(out) and out.is_leaf else out, path="emulated")
+    refused("out lies in the memory that b's values span", a, b, out=b.values.flatten()[:384].view(torch.float32).view(
+        4, 24), path="emulated")
+
+
+def test_the_emulated_path_says_what_it_takes():
+    a, _ = operands(4, 4, 128, "fp8_1x128")
+    b, _ = operands(4, 4, 128, "mxfp4")
+    with pytest.raises(ValueError, match="a is in fp8_1x128, and the emulated path takes mxfp8_e4m3"):
+        blockscaled_emulated.prepare(a, b)
+    with pytest.raises(ValueError, match="a must be a Packed of ch14.mx_formats; it is a Tensor"):
+        blockscaled_emulated.prepare(b.values, b)
+    c, _ = operands(4, 4, 48, "nvfp4")
+    d, _ = operands(4, 4, 48, "mxfp4")
+    with pytest.raises(ValueError, match="multiple of 32, .* a is 4 x 48"):
+        blockscaled_emulated.prepare(c, d)
+    long = mx_formats.empty((1, 2**30 + 32), "mxfp4")  # half a GiB, of which no page is touched
+    with pytest.raises(ValueError, match="M, N and K are at most 2.30: .* 1,073,741,856"):
+        blockscaled_emulated.prepare(long, long)
+    with pytest.raises(ValueError, match="meta"):
+        blockscaled_emulated.prepare(mx_formats.empty((4, 64), "mxfp4", "meta"), b)
+    with pytest.raises(device.Unsupported, match="needs TMA"):
+        blockscaled_emulated.jobs("mxfp4", "sm_80", (8, 8, 32))
+
+
+@pytest.mark.skipif(HERE.capability is not None, reason="without a GPU")
+def test_without_a_gpu_there_is_no_native_path_and_no_wgmma():
+    refused("Hopper's tensor cores know no block scales, so there is no native path", *operands(8, 8, 64, "mxfp4"),
+            path="native", error=device.Unsupported)
+    refused("WGMMA", *fp8(8, 128, 128), error=device.Unsupported)
+
+
+def test_decode_goes_through_the_front():
+    x = torch.randn(3, 64, device=WHERE).bfloat16()
+    _, b = operands(1, 20, 64, "mxfp4")
+    assert check.relative_error(blockscaled.matmul(x, b), blockscaled.spec(x, b)) < 2**-8
+
+
+# ---- the command line
+
+
+NOTE = ("--mnkl 8192,8192,1024,1 --mma_tiler_mn 256,128 --cluster_shape_mn 2,1 --ab_dtype Float4E2M1FN --sf_dtype "
+        "Float8E8M0FNU --sf_vec_size 16 --c_dtype Float16")
+
+
+@pytest.mark.parametrize("argv, message", [
+    ("--mnkl 1,2,3", "--mnkl is 4 whole numbers"), ("--mnkl 1,2,32,x", "--mnkl is 4 whole numbers"),
+    ("--mnkl 8,8,40,1", "K a multiple of --sf_vec_size .16.*8,8,40,1"), ("--mnkl 0,8,32,1", "from 1 to 131,072"),
+    ("--mnkl 8,8,32,5000", "L from 1 to 1,024"), ("--mnkl 8,8,3²,1", "whole numbers"),
+    ("--mma_tiler_mn 64,128", "the tile's M is one of 128, 256; here it is 64"),
+    ("--mma_tiler_mn 128", "--mma_tiler_mn is 2 whole numbers"), ("--cluster_shape_mn 3,1", "cluster"),
+    ("--cluster_shape_mn 1,1", "the cluster's M is 2 or 4; here it is 1"), ("--ab_dtype Int4", "ab_dtype is one of"),
+    ("--sf_dtype Float8E4M3FN --sf_vec_size 32", "Float8E4M3FN over 16; here are Float8E4M3FN over 32"),
+    ("--ab_dtype Float8E4M3FN", "Float8E4M3FN takes scales Float8E8M0FNU over 32; here are Float8E8M0FNU over 16"),
+    ("--ab_dtype Float6E3M2FN --sf_vec_size 32", "mxfp6_e3m2 has no kernel, only its spec"),
+    ("--sf_vec_size 16.0", "invalid int value"), ("--c_dtype Float8E4M3FN", "Float16, BFloat16, Float32"),
+    ("--c_dtype Int8", "c_dtype is one of"), ("--sf_dtype Float32 --sf_vec_size 32", "Float32 scales go over 128"),
+    ("--sf_dtype Float32 --sf_vec_size 128 --ab_dtype Float8E4M3FN", "C is BFloat16"),
+    ("--kernel naive --use_baseline", "a kernel compared with itself"), ("--kernel fast", "invalid choice"),
+    ("--target sm_90", "invalid choice"), ("--target sm_100a --benchmark_mode", "--target only compiles"),
+    ("--target sm_100a --skip_ref_check", "--target only compiles"), ("--skip_ref_check", "there is nothing to do"),
+    ("--fast", "unrecognized"), ("--json .", "--json takes a file")])
+def test_bad_usage_is_one_line(capsys, argv, message):
+    with pytest.raises(SystemExit) as stopped:
+        blockscaled_cli.main(argv.split())
+    said = capsys.readouterr()
+    assert stopped.value.code == 2 and not said.out and said.err.count("\n") == 1
+    assert re.search(message, said.err), said.err
+
+
+@pytest.mark.parametrize("argv, message", [
+    ("--kernel native --target sm_90a --sf_vec_size 32", "mxfp4 is emulated on sm_90a"),
+    ("--kernel native --target sm_100a", "tl.dot_scaled takes E8M0 scales over 32 and E4M3 over 16"),
+    ("--kernel naive --target sm_100a", "it is fp4_e8m0_16"),
+    ("--sf_dtype Float32 --sf_vec_size 128 --ab_dtype Float8E4M3FN --c_dtype BFloat16 --target sm_100a", "needs WGMMA"),
+    ("--sf_dtype Float32 --sf_vec_size 128 --ab_dtype Float8E4M3FN --c_dtype BFloat16 --target sm_90a --kernel naive",
+     "take the path fp8"),
+    pytest.param("", "here is no GPU .*: compile and plan it with --target sm_100a, or read the records in results/",
+                 marks=pytest.mark.skipif(HERE.capability is not None, reason="without a GPU"))])
+def test_what_cannot_run_is_one_line(capsys, argv, message):
+    assert blockscaled_cli.main(argv.split()) == 2
+    said = capsys.readouterr()
+    assert not said.out and said.err.count("\n") == 1 and re.search(message, said.err), said.err
+
+
+def compiled(capsys, argv):
+    status = blockscaled_cli.main(f"{argv} --json -".split())
+    return status, json.loads(capsys.readouterr().out)["rows"]
+
+
+def test_the_notes_own_command_is_planned_and_named_for_what_it_is(capsys):
+    status, rows = compiled(capsys, f"{NOTE} --target sm_100a")
+    assert status == 0 and [row["name"] for row in rows] == ["emulated", "emulated", "plan"]
+    assert (rows[2]["ab_stages"], rows[2]["c_stages"]) == (7, 3) and rows[1]["tcgen05_mma"] > 0
+    assert "neither MXFP4 (E8M0 over 32) nor NVFP4" in rows[0]["note"] and "do not apply" in rows[0]["note"]
+    assert all(row["format"] == "fp4_e8m0_16" and row["shape"] == [8192, 8192, 1024, 1] for row in rows)
+
+
+@pytest.mark.parametrize("target", device.TARGETS[1:])
+def test_every_target_is_compiled_with_what_it_would_run(capsys, target):
+    native = target in blockscaled.NATIVE
+    status, rows = compiled(capsys, f"--sf_vec_size 32 --target {target} --c_dtype BFloat16 --use_baseline")
+    assert status == 0
+    found = {row["name"]: row for row in rows}  # of the emulated path the second, its GEMM
+    ours = found["native" if native else "emulated"]
+    assert (ours.get("block_scale", 0) > 0) == native and ours["count"] > 0 and found["naive"]["count"] > 0
+    assert ("plan" in found) == (target in ("sm_100a", "sm_103a"))
+    assert "whose tile is its own" in ours["note"]
+
+
+def test_the_emulated_kernel_can_be_asked_for(capsys):
+    status, rows = compiled(capsys, "--sf_vec_size 32 --target sm_100a --kernel emulated")
+    assert status == 0 and rows[1]["tcgen05_mma"] > 0 and "as --kernel emulated asks" in rows[0]["note"]
+
+
+def test_what_is_said_is_printed(capsys):
+    assert blockscaled_cli.main("--target sm_120a --ab_dtype Float8E4M3FN --sf_vec_size 32 --mma_tiler_mn 128,128 "
+                                "--cluster_shape_mn 1,1".split()) == 0
+    said = capsys.readouterr().out
+    assert "sm_120a multiplies mxfp8_e4m3 in its tensor cores" in said and "tile that was asked for" in said
+    assert "sm_120a has no tensor memory, so that there is no stage plan" in said
+
+
+def test_emulated_jobs_build_for_every_format_and_c():
+    wanted = (("nvfp4", "sm_90a", torch.bfloat16), ("mxfp8_e5m2", "sm_100a", torch.float32),
+              ("nvfp4", "sm_121a", torch.float16), ("mxfp4", "sm_90a", torch.float32),
+              ("nvfp4", "sm_120a", torch.bfloat16))
+    jobs = [job for form, target, dtype in wanted
+            for job in blockscaled_emulated.jobs(form, target, (1000, 1000, 4096), dtype)]
+    for report in build.build(jobs):
+        assert report.launchable, (report.job.name, report.job.target, report.reason)
+        assert "back" in report.job.name or report.counts["tma_load"] > 0
+
+
+# ---- on a GPU
+
+
+SHAPES = ((1, 8, 32), (333, 520, 96), (1000, 1003, 4096), (129, 4104, 1056), (4096, 4096, 512))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", FORMS)
+def test_the_emulated_path_on_the_gpu(form):
+    device.require("has_tma", "this test", "run it elsewhere")
+    for m, n, k in SHAPES:
+        for dtype in blockscaled_emulated.DTYPES:
+            a, b = operands(m, n, k, form, tiled=m == 333)
+            out, touched = check.poisoned((m, n), dtype, WHERE)
+            launch = blockscaled.prepare(a, b, out=out, path="emulated")
+            launch()
+            assert half_an_ulp(out, blockscaled.spec(a, b), 2e-6 + k * 2.0**-27) and not touched(), (m, n, k, dtype)
+            first = out.clone()
+            assert torch.equal(launch(), first)
+            plain = HERE.has_wgmma and dtype == torch.bfloat16 and form != "nvfp4"
+            assert ("ch10.wgmma" in launch.kernel) == plain
+
+
+@pytest.mark.gpu
+def test_it_can_be_captured():
+    a, b = operands(256, 264, 512, "nvfp4")
+    launch = blockscaled.prepare(a, b, path="emulated")
+    wanted = launch().clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    launch.out.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(launch.out, wanted)
+
+
+@pytest.mark.gpu
+def test_the_other_paths_on_the_gpu():
+    x, (_, b) = torch.randn(16, 1056, device=WHERE).bfloat16(), operands(1, 200, 1056, "mxfp4")
+    assert check.relative_error(blockscaled.matmul(x, b), blockscaled.spec(x, b)) < 2**-8
+    if HERE.has_wgmma:
+        for m in (5, 300):
+            a, b = fp8(m, 256, 512)
+            assert check.relative_error(blockscaled.matmul(a, b), blockscaled.spec(a, b)) < 2**-7
+        packed = mx_formats.quantise(torch.randn(70, 512, device=WHERE).bfloat16(), "fp8_1x128")
+        assert check.relative_error(blockscaled.matmul(packed, b), blockscaled.spec(packed, b)) < 2**-7
+        refused("so there is no native path", *operands(8, 8, 64, "mxfp4"), path="native", error=device.Unsupported)
+    elif HERE.target in blockscaled.NATIVE:
+        for form in blockscaled_native.FORMS:
+            a, b = operands(200, 264, 288, form, tiled=True)
+            assert check.relative_error(blockscaled.matmul(a, b), blockscaled.spec(a, b)) < 2**-7
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("argv, names", [
+    (NOTE.replace("8192,8192,1024,1", "500,1000,512,2") + " --use_baseline", ["emulated"]),
+    ("--mnkl 512,1000,1024,1 --sf_vec_size 32 --use_baseline --c_dtype BFloat16", ["emulated", "naive"]),
+    ("--mnkl 300,512,1024,1 --sf_dtype Float8E4M3FN --benchmark_mode --skip_ref_check", ["emulated"]),
+    ("--mnkl 300,512,1024,1 --ab_dtype Float8E4M3FN --sf_vec_size 32 --kernel naive --c_dtype Float32", ["naive"]),
+    ("--mnkl 300,512,1024,2 --ab_dtype Float8E4M3FN --sf_dtype Float32 --sf_vec_size 128 --c_dtype BFloat16 "
+     "--benchmark_mode", ["fp8"])])
+def test_the_command_line_on_hopper(capsys, argv, names):
+    if not HERE.has_wgmma:
+        pytest.skip("needs Hopper")
+    status, rows = compiled(capsys, argv)
+    assert status == 0 and [row["name"] for row in rows] == names
+    timed = "--benchmark_mode" in argv or "--use_baseline" in argv
+    assert all((row.get("ms", 0) > 0 and row["ratio"] > 0) == timed for row in rows)
+    assert all(("error" in row) != ("--skip_ref_check" in argv) for row in rows)
+    assert all("do not apply to this one" in row["note"] for row in rows)

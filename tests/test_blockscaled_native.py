@@ -1,0 +1,316 @@
+"""tl.dot_scaled: both kernels against float64, what every target makes of them, and what is refused."""
+
+import ml_dtypes
+import numpy
+import pytest
+import torch
+
+from ch14 import blockscaled_native as native
+from ch14 import mx_formats, mx_packing, mx_spec
+from ch14.blockscaled_native import FORMS, NativeConfig, configs, prepare, spec
+from ch14.mx_formats import Packed
+from tilelab import build, check, device
+
+HERE = device.current()
+WHERE = "cuda" if HERE.capability else "cpu"
+NAIVE = NativeConfig(128, 128, 128, 8, 2, "naive")
+TILED = [NativeConfig(128, 128, 128, 8, 2), NativeConfig(128, 256, 256, 8, 2, parts=4),
+         NativeConfig(256, 128, 128, 8, 2, parts=2, fused=True)]
+
+
+def case(form, m, n, k, tiled=False):
+    """Operands whose blocks differ in size, so that a scale out of place is seen."""
+    def operand(rows):
+        x = torch.randn(rows, k) * torch.exp2(torch.randint(-3, 4, (rows, -(-k // 16))).float()).repeat_interleave(
+            16, 1)[:, :k]
+        made = mx_spec.quantise(x, mx_spec.lookup(form))
+        scales = mx_packing.tile_scales(made.scales) if tiled else made.scales
+        pair = None if made.tensor_scale is None else torch.cat([made.tensor_scale, 1 / made.tensor_scale]).to(WHERE)
+        values = mx_packing.pack(made.codes, made.format.element.bits)
+        return Packed(made.format, (rows, k), values.to(WHERE), scales.to(WHERE), pair, tiled)
+
+    return operand(m), operand(n)
+
+
+def matmul(a, b, **options):
+    return prepare(a, b, **options)()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_spec_by_hand(form):
+    a, b = case(form, 3, 2, 64)
+    element = ml_dtypes.float8_e4m3fn if form == "mxfp8_e4m3" else ml_dtypes.float4_e2m1fn
+    scale = ml_dtypes.float8_e4m3fn if form == "nvfp4" else ml_dtypes.float8_e8m0fnu
+
+    def value(of, row, column):
+        byte = int(of.values[row, column if form == "mxfp8_e4m3" else column // 2])
+        code = byte if form == "mxfp8_e4m3" else byte >> 4 * (column % 2) & 15
+        factor = numpy.uint8(int(of.scales[row, column // of.format.block[1]])).view(scale)
+        return float(numpy.uint8(code).view(element)) * float(factor) * (1.0 if of.pair is None else float(of.pair[0]))
+
+    for m in range(3):
+        for n in range(2):
+            total = sum(value(a, m, k) * value(b, n, k) for k in range(64))
+            assert abs(total - float(spec(a, b)[m, n])) <= 1e-5 * float(spec(a, b).abs().max())
+
+
+def matches(form, config, shapes, dtypes=(torch.bfloat16,)):
+    tiled = config.kernel == "native"
+    for m, n, k in shapes:
+        a, b = case(form, m, n, k, tiled)
+        kept = [each.clone() for of in (a, b) for each in (of.values, of.scales)]
+        for dtype in dtypes:
+            out, touched = check.poisoned((m, n), dtype, WHERE)
+            launch = prepare(a, b, out=out, config=config, scales="tiled" if tiled else "pointers")
+            first = launch().clone()
+            assert check.relative_error(first, spec(a, b)) < check.TOLERANCE[dtype], (form, config, m, n, k, dtype)
+            assert not touched() and torch.equal(launch(), first)
+        assert all(torch.equal(now, was) for now, was in zip((a.values, a.scales, b.values, b.scales), kept))
+
+
+@pytest.fixture
+def dot_scaled(monkeypatch):
+    """What the interpreter lacks: the product of two tiles, from the tables of the formats' spec. What is tested with
+    it is all the rest of the kernels: addresses, masks, the way of the scales, the raster, the epilogue."""
+    if HERE.capability:
+        pytest.skip("for the interpreter")
+    import triton.language as tl
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime import interpreter
+
+    def values(of, scales, packed_axis):
+        codes = torch.from_numpy(of.data.copy().view(numpy.uint8))
+        element = mx_spec.E4M3
+        if of.dtype.scalar == tl.uint8:
+            element = mx_spec.E2M1
+            codes = torch.stack([codes & 15, codes >> 4], packed_axis + 1).flatten(packed_axis, packed_axis + 1)
+        numbers = torch.from_numpy(scales.data.copy().view(numpy.uint8))
+        factors = mx_spec.decode_e8m0(numbers) if scales.dtype.scalar == tl.uint8 else mx_spec.decode(
+            numbers, mx_spec.E4M3)
+        whole = factors.repeat_interleave(codes.shape[packed_axis] // factors.shape[1], 1)
+        return mx_spec.decode(codes, element) * (whole.T if packed_axis == 0 else whole)
+
+    def create(self, a, a_scale, a_format, b, b_scale, b_format, fast, a_pack, b_pack, acc):
+        product = values(a, a_scale, 1) @ values(b, b_scale, 0)
+        return interpreter.TensorHandle(product.numpy() + acc.data, tl.float32)
+
+    checked = TritonSemantic.dot_scaled
+
+    def of_constants(self, a, a_scale, a_format, b, b_scale, b_format, *rest):  # the interpreter passes plain strings
+        return checked(self, a, a_scale, tl.constexpr(a_format), b, b_scale, tl.constexpr(b_format), *rest)
+
+    monkeypatch.setattr(TritonSemantic, "dot_scaled", of_constants)
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot_scaled", create, raising=False)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_naive_around_the_product(dot_scaled, form):
+    matches(form, NAIVE, [(1, 1, 32), (130, 257, 160), (200, 70, 128)], (torch.bfloat16, torch.float32))
+    if form == "nvfp4":
+        matches(form, NAIVE, [(5, 9, 144)])
+
+
+@pytest.mark.parametrize("config", TILED, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_native_around_the_product(dot_scaled, form, config):
+    matches(form, config, [(1, 8, 32), (300, 400, 544)], (torch.float16,))  # five or six tiles for two programs
+
+
+def test_native_reads_larger_matrices(dot_scaled):
+    matches("nvfp4", TILED[0], [(130, 8, 2080)], (torch.bfloat16, torch.float32))
+
+
+def nan_stays_in_its_row(config):
+    """Past the end of a row lies the next one: its NaN must not be read, as zero times NaN is NaN."""
+    a, b = case("mxfp8_e4m3", 40, 16, 160)
+    a.values[3, 0], a.scales[5, 0], b.values[7, 0], b.scales[9, 0] = 0x7F, 255, 0xFF, 255
+    wanted, tiled = spec(a, b), config.kernel == "native"
+    if tiled:
+        a, b = (Packed(of.format, of.shape, of.values, mx_packing.tile_scales(of.scales), tiled=True) for of in (a, b))
+    out = matmul(a, b, config=config, scales="tiled" if tiled else "pointers")
+    assert torch.equal(out.isnan(), wanted.isnan()) and int(wanted.isnan().sum()) == 2 * 40 + 2 * 16 - 4
+    assert check.relative_error(out[6:, 10:], wanted[6:, 10:]) < check.TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("config", [NAIVE, TILED[0]], ids=str)
+def test_nan_stays_in_its_row(dot_scaled, config):
+    nan_stays_in_its_row(config)
+
+
+@pytest.mark.skipif(HERE.capability is not None, reason="without a GPU")
+def test_the_interpreter_has_no_dot_scaled():
+    with pytest.raises(device.Unsupported, match="interpreter of Triton .* has no tl.dot_scaled"):
+        matmul(*case("mxfp4", 4, 8, 64), scales="pointers")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", FORMS)
+def test_naive_on_the_gpu(form):
+    variants = [NAIVE, *configs(form, scales="pointers")]
+    if reason := native.refusal(native.report(form, NAIVE, HERE.target, torch.bfloat16), form, NAIVE):
+        with pytest.raises(device.Unsupported) as caught:
+            matmul(*case(form, 4, 8, 64), scales="pointers", config=NAIVE)
+        assert str(caught.value) == reason and "\n" not in reason
+        return
+    for config in variants:
+        matches(form, config, [(1, 1, 32), (130, 257, 1120), (1000, 333, 2048)], native.OUTPUTS)
+    if form == "nvfp4":
+        matches(form, NAIVE, [(5, 9, 144)])
+
+
+@pytest.mark.gpu
+def test_nan_stays_in_its_row_on_the_gpu():
+    nan_stays_in_its_row(NAIVE)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", FORMS)
+def test_native_on_the_gpu(form):
+    if not HERE.has_native_block_scale:
+        with pytest.raises(device.Unsupported, match="needs block-scaled tensor cores .* here is .*naive"):
+            matmul(*case(form, 4, 8, 64, True))
+        return
+    config = configs(form)[0]
+    if native.refusal(native.report(form, config, HERE.target, torch.bfloat16), form, config):
+        with pytest.raises(device.Unsupported):
+            matmul(*case(form, 4, 8, 64, True), config=config)
+        return
+    for config in configs(form):
+        matches(form, config, [(1, 8, 32), (130, 264, 1120), (1000, 4096, 2048)])
+    matmul(*case(form, 256, 256, 256, True), out=torch.empty(256, 256, device=WHERE))
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """The choice of a kernel as it is made on a GPU that is not here: `gpu(target)(form, scales, out)`."""
+    def on(target):
+        here = device.Device(f"a GPU of {target}", device.limits(target).capability, target, 100)
+        monkeypatch.setattr(device, "current", lambda: here)
+        monkeypatch.setattr(native, "_interpreted", lambda: False)
+
+        def choose(form, scales, out=torch.bfloat16, where="cuda"):
+            return native._runnable(form, configs(form, scales=scales), torch.device(where), out)
+
+        return choose
+
+    return on
+
+
+def test_the_choice_on_other_gpus(gpu):
+    hopper = gpu("sm_90a")
+    assert hopper("mxfp8_e4m3", "pointers").kernel == hopper("mxfp4", "pointers").kernel == "naive"
+    for form in FORMS:
+        with pytest.raises(device.Unsupported, match="native kernel needs block-scaled tensor cores"):
+            hopper(form, "tiled")
+    with pytest.raises(device.Unsupported, match="needs its operands on a GPU; they are on cpu"):
+        hopper("mxfp4", "pointers", where="cpu")
+    blackwell = gpu("sm_100a")
+    assert str(blackwell("nvfp4", "tiled")) == str(configs("nvfp4", "sm_100a")[0])
+    wide = blackwell("mxfp8_e4m3", "tiled", torch.float32)  # stored in float32, the first no longer fits
+    assert wide != configs("mxfp8_e4m3", "sm_100a")[0] and wide in configs("mxfp8_e4m3", "sm_100a")
+    if native.report("mxfp4", configs("mxfp4", "sm_121a")[0], "sm_121a", torch.bfloat16).counts["block_scale"] == 0:
+        with pytest.raises(device.Unsupported, match="no block-scaled instruction of mxfp4 for sm_121a .*bf16.bf16"):
+            gpu("sm_121a")("mxfp4", "tiled")
+
+
+NATIVE = {"sm_100a": {"mxfp8_e4m3": "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X",
+                      "mxfp4": "tcgen05.mma.cta_group::1.kind::mxf4.block_scale.scale_vec::2X",
+                      "nvfp4": "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.scale_vec::4X"},
+          "sm_120a": {"mxfp8_e4m3": "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32."
+                                    "e4m3.e4m3.f32.ue8m0",
+                      "mxfp4": "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::2X.f32.e2m1."
+                               "e2m1.f32.ue8m0",
+                      "nvfp4": "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1."
+                               "e2m1.f32.ue4m3"}}
+NATIVE["sm_103a"] = NATIVE["sm_100a"]
+
+
+def test_every_target_gets_what_it_has():
+    rows = native.built()
+    assert len(rows) == 5 * len(FORMS) * 2
+    for row in rows:
+        target, form, count = row["target"], row["format"], row["count"]
+        if target in NATIVE:
+            assert row["status"] == "ok" and row["instruction"] == NATIVE[target][form] and not row["reason"]
+        elif row["status"] != "ok":  # nvfp4 where Triton 3.6 and 3.7 would have to decode it
+            assert form == "nvfp4" and f"does not run on {target} with Triton" in row["reason"]
+            continue
+        elif "block_scale" not in row["instruction"]:
+            assert "bf16" in row["instruction"]
+            assert ("decodes it to 16 bits" in row["reason"]) == (row["kernel"] == "native")
+        loads = row["tma_operands"], row["tma_scales"]
+        assert count > 0 and all(loads) if row["kernel"] == "native" else not any(loads), row
+        # Scales that TMA brought go to tensor memory without threads; those that threads loaded do not.
+        assert (row["tcgen05_cp"] > 0) == (row["kernel"] == "native" and target in ("sm_100a", "sm_103a"))
+
+
+def test_every_native_configuration_fits():
+    jobs = [native.job(form, config, target) for target in NATIVE for form in FORMS for config in configs(form, target)]
+    for report in build.build(jobs):
+        assert report.launchable and report.counts["block_scale"] > 0 and report.spills <= 16, report.reason
+
+
+def test_two_wide_accumulators_leave_no_tensor_memory_for_scales():
+    def built(form, n, fused):
+        config = NativeConfig(128, n, 128 if form == "mxfp8_e4m3" else 256, 8, 3, parts=4, fused=fused)
+        return build.build_one(native.job(form, config, "sm_100a"))
+
+    for form, scales in (("mxfp8_e4m3", 4 + 8), ("mxfp4", 8 + 16), ("nvfp4", 16 + 32)):  # columns for A and B
+        report = built(form, 256, True)
+        assert (report.status, report.tmem) == ("rejected", 2 * 256 + scales)
+        assert "columns of tensor memory" in report.reason and not report.counts["tcgen05_mma"]  # it is a trap
+        assert [built(form, n, fused).tmem for n, fused in ((256, False), (128, True), (128, False))] == [512, 512, 256]
+
+
+def refused(message, *changes, error=ValueError, form="mxfp4", tiled=False, **options):
+    a, b = case(form, 4, 16, 64, tiled)
+    given = {"a": a, "b": b, "scales": "tiled" if tiled else "pointers"} | dict(changes) | options
+    with pytest.raises(error, match=message) as caught:
+        matmul(**given)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+def test_bad_input_gets_one_sentence():
+    a, b = case("mxfp4", 4, 16, 64)
+    other, wide = case("mxfp8_e4m3", 4, 16, 64)[1], case("mxfp4", 4, 16, 96)[1]
+    refused("a must be a Packed", ("a", a.values))
+    refused("tiled .* or pointers", ("scales", "rows"))
+    refused("tiled .* or pointers", ("scales", ["tiled"]))
+    refused("native kernel reads scales in tiles; those of a lie row by row", ("scales", "tiled"))
+    refused("naive kernel reads scales row by row; those of a lie in tiles", ("scales", "pointers"), tiled=True)
+    refused("share a format", ("b", other))
+    refused("K one multiple of 32; here are .4, 64. and .16, 96.", ("b", wide))
+    refused("used for mxfp8_e4m3, mxfp4, nvfp4 here; it is mxfp8_e5m2", form="mxfp8_e5m2")
+    refused("N must be a multiple of 8", ("b", case("mxfp4", 4, 9, 64, True)[1]), tiled=True)
+    ragged = case("nvfp4", 4, 16, 80, True)
+    refused("K one multiple of 32", ("a", ragged[0]), ("b", ragged[1]), tiled=True)
+    refused("takes a NativeConfig of the naive kernel", config=TILED[0])
+    refused("takes a NativeConfig of the naive kernel", config="128,128")
+    refused("out must be contiguous, 4 x 16", out=torch.empty(4, 17, device=WHERE))
+    refused("out must be contiguous", out=torch.empty(4, 32, device=WHERE)[:, ::2])
+    refused("out must be contiguous", out=torch.empty(4, 16, dtype=torch.float64, device=WHERE))
+    refused("memory that the values of a span", ("a", a), out=a.values.view(torch.float16)[:, :16].view(-1)[:64].view(
+        4, 16))
+    refused("on the meta device", ("a", mx_formats.empty((4, 64), "mxfp4", "meta")))
+
+
+@pytest.mark.parametrize("given, message", [
+    ((64, 128, 128, 4, 3), "block_m is one of 128, 256"), ((128, 128, 96, 4, 3), "block_k is one of"),
+    ((128, 128, 128, 16, 3), "num_warps is one of 4, 8"), ((128, 128, 128, 4, 0), "num_stages is one of"),
+    ((128, 128, 128, True, 3), "num_warps"), ((128, 128, 128, 4, 3, "fast"), "kernel is one of native, naive"),
+    ((128, 128, 128, 4, 3, "naive", 2), "the native kernel's"), ((128, 128, 128, 4, 3, "native", 3), "parts is one of"),
+    ((128, 128, 128, 4, 3, "native", 1, 1), "fused is one of")])
+def test_bad_configurations_get_one_sentence(given, message):
+    with pytest.raises(ValueError, match=message):
+        NativeConfig(*given)
+
+
+def test_a_step_holds_whole_tiles_of_scales():
+    with pytest.raises(ValueError, match="block_k is a multiple of 128 for mxfp4; here it is 64"):
+        native.job("mxfp4", NativeConfig(128, 128, 64, 8, 2), "sm_100a")
+    assert native.job("nvfp4", NativeConfig(128, 128, 64, 8, 2), "sm_100a").constants["BLOCK_K"] == 64
+
+
+def test_a_job_names_the_types_of_c():
+    with pytest.raises(ValueError, match="out is of bfloat16, float16, float32; here it is torch.int8"):
+        native.job("mxfp4", configs("mxfp4", "sm_100a")[0], "sm_100a", out=torch.int8)

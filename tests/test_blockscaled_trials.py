@@ -1,0 +1,225 @@
+"""The experiments of `ch14_blockscaled`, as far as they go without a GPU, and its pictures."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from ch14 import blockscaled_checks, blockscaled_fp8, blockscaled_impacts, blockscaled_pictures, blockscaled_trials
+from ch14.blockscaled_impacts import c_bytes, groups, rings, verdict, verdicts
+from tilelab import build, check, device, plots
+
+EXPERIMENTS = (blockscaled_trials.shapes, blockscaled_trials.thin, blockscaled_trials.emulated,
+               blockscaled_trials.decode, blockscaled_trials.sanitized, blockscaled_impacts.epilogue,
+               blockscaled_impacts.impacts)
+
+
+@pytest.mark.parametrize("m", [1, 3, 70])
+def test_operands_are_what_torch_and_the_kernel_take(m):
+    a, b, scale_a, scale_b, out = blockscaled_checks.scaled(m, 256, 512, where="cpu")
+    assert a.dtype == b.dtype == torch.float8_e4m3fn and a.shape == (m, 512) and b.shape == (256, 512)
+    assert scale_a.shape == (m, 4) and scale_a.stride(0) == 1 and scale_a.stride(1) % 4 == 0
+    assert scale_b.shape == (2, 4) and scale_b.is_contiguous() and out.shape == (m, 256)
+    blockscaled_fp8._check_operands(a, b, scale_a, scale_b, None)
+    assert 0.8 < blockscaled_fp8.spec(a, b, scale_a, scale_b).std() / math.sqrt(512) < 1.25  # of normal data
+
+
+def test_the_scales_of_b_need_no_padding_for_torch():
+    shapes = (*blockscaled_trials.SHAPES, *blockscaled_trials.THIN, blockscaled_trials.SPLIT)
+    assert all(k // 128 % 4 == 0 and n % 128 == 0 for _, n, k in shapes)
+
+
+def test_bytes_of_a_product():
+    given = blockscaled_checks.scaled(256, 384, 512, where="cpu")
+    assert blockscaled_trials.operand_bytes(256, 384, 512) == sum(tensor.nbytes for tensor in given)
+
+
+def test_judge_sees_what_is_wrong():
+    wanted = torch.randn(6, 8).double()
+    for harm, word in ((lambda out, _: None, ""), (lambda out, _: out[3].fill_(float("nan")), "the error inf"),
+                       (lambda out, _: out.mul_(1.1), "the error"), (lambda _, around: around.zero_(), "outside")):
+        out, touched = check.poisoned((6, 8), torch.bfloat16, "cpu")
+        out.copy_(wanted)
+        harm(out, out._base)
+        found = blockscaled_checks.judge(out, wanted, touched)
+        assert (found["status"] == "ok") == (not word) and word in found["reason"], found
+        assert math.isfinite(found.get("error", 0))  # JSON has no infinity
+
+
+def test_paths_are_checked_without_a_gpu():
+    if device.current().capability:
+        pytest.skip("the whole of it is the GPU test")
+    rows = blockscaled_checks.checked()
+    assert {row["path"] for row in rows} == {"emulated", "decode"} and [r for r in rows if r["status"] != "ok"] == []
+
+
+@pytest.mark.gpu
+def test_all_paths_are_right():
+    assert [row for row in blockscaled_checks.checked() if row["status"] != "ok"] == []
+
+
+@pytest.mark.gpu
+def test_peers_compute_the_same_product():
+    given = blockscaled_checks.scaled(256, 512, 1024)
+    wanted = blockscaled_fp8.spec(*given[:4])
+    assert check.relative_error(blockscaled_trials.torch_blocks(*given)(), wanted) < 2**-7
+    plain = given[0].double() @ given[1].double().T
+    assert check.relative_error(blockscaled_trials.one_scale(*given)(), plain) < 2**-5  # fast accumulation
+
+
+def where():
+    return "cuda" if device.current().capability else "cpu"
+
+
+@pytest.mark.parametrize("n, k", [(64, 256), (65, 1024), (3, 512)])
+def test_stream_reads_every_byte(n, k):
+    packed = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device=where())
+    scales = torch.randint(0, 256, (n, k // 32), dtype=torch.uint8, device=where())
+
+    def folded():
+        total = 0
+        for word in blockscaled_trials.stream(None, packed, scales, None)().tolist():
+            total ^= word
+        return total
+
+    wanted = 0
+    for word in (*packed.view(torch.int32).flatten().tolist(), *scales.view(torch.int32).flatten().tolist()):
+        wanted ^= word
+    assert folded() == wanted
+    scales[-1, -1] ^= 1
+    assert folded() != wanted
+
+
+@pytest.mark.parametrize("m, n", [(3, 40), (2, 2056)])
+def test_bias_silu(m, n):
+    c, bias = (torch.randn(*shape, device=where()).bfloat16() for shape in ((m, n), (n,)))
+    out, touched = check.poisoned((m, n), torch.bfloat16, where())
+    blockscaled_impacts.bias_silu(c, bias, out)()
+    wanted = torch.nn.functional.silu(c.double() + bias.double())
+    assert check.relative_error(out, wanted) < 2**-7 and not touched()
+
+
+def test_what_they_are_held_against_is_built_wide():
+    pointers = {"packed_ptr": "*i32", "scales_ptr": "*i32", "out_ptr": "*i32", "words": "i32", "scale_words": "i32"}
+    stream = build.build_one(build.Job("ch14.blockscaled_trials:stream_kernel", pointers, {"BLOCK": 4096}, "sm_90a", 4,
+                                       aligned=tuple(pointers)))
+    silu = build.build_one(build.Job("ch14.blockscaled_impacts:bias_silu_kernel", {
+        "c_ptr": "*bf16", "bias_ptr": "*bf16", "out_ptr": "*bf16", "N": "i32"}, {"BLOCK": 2048}, "sm_90a", 4,
+        aligned=("c_ptr", "bias_ptr", "out_ptr", "N")))
+    assert stream.launchable and stream.sass.count("LDG.E.128") >= 8 and stream.spills == 0
+    assert silu.launchable and "LDG.E.128" in silu.sass and "STG.E.128" in silu.sass and silu.spills == 0
+
+
+def test_the_clock_is_read_while_it_runs_or_left_out(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: type("Properties", (), {"uuid": "12-34"}))
+    fake, launches = tmp_path / "nvidia-smi", []
+    for answer, found in (("1310, 699.5", {"ghz": 1.31, "watts": 699.5}), ("No devices were found", {}), ("", {})):
+        fake.write_text(f'#!/bin/sh\ntest "$4" = GPU-12-34 && echo "{answer}"\n')
+        fake.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+        assert blockscaled_trials.under_load(lambda: launches.append(1), 0.01) == found and launches
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert blockscaled_trials.under_load(None) == {}
+
+
+def test_bytes_of_c_on_the_way():
+    m, n = 64, 128
+    bf16, packed = 2 * m * n, m * n + m * n // 32
+    assert c_bytes("all fused", m, n) == packed
+    assert c_bytes("bias and SiLU fused", m, n) == 2 * bf16 + packed
+    assert c_bytes("in passes", m, n) == 4 * bf16 + packed
+
+
+def test_groups_can_run_and_differ_in_what_they_are_about():
+    for claim, what, shape, configs in groups():
+        assert claim in blockscaled_impacts.CLAIMED and what and len(configs) > 1
+        assert len(set(configs.values())) == len(configs)
+        assert all(n % 128 == 0 and k % 128 == 0 for _, n, k in [shape])
+    kept = [{name: (config.consumers, config.scratch, config.splits) for name, config in configs.items()}
+            for claim, _, _, configs in groups() if claim == "latency"]
+    assert all(len(set(of.values())) == 1 for of in kept)
+    stages = [config.stages for config in rings(blockscaled_fp8.Fp8Config()).values()]
+    assert stages == sorted(stages) and len(stages) > 2
+
+
+def test_verdicts_name_the_band():
+    assert [verdict("latency", share) for share in (-0.2, 0.0, 0.39, 0.396, 0.45, 0.504, 0.51)] == [
+        "it costs", "less", "less", "as claimed", "as claimed", "as claimed", "more"]
+
+
+def row(name, ms, **more):
+    return {"name": name, "ms": ms, "shape": [1, 2, 3], **more}
+
+
+def test_verdicts_compare_the_right_rows():
+    impacts = [row("3 stages", 2.0, claim="latency", what="x"), row("4 stages", 1.1, claim="latency", what="x"),
+               row("5 stages", 1.5, claim="latency", what="x"), row("6 stages", None, claim="latency", what="x"),
+               row("4 warps", 1.0, claim="warps", what="y"), row("8 warps", 1.2, claim="warps", what="y")]
+    epilogue = [row("in passes", 2.0), row("all fused", 1.6), row("bias and SiLU fused", 1.9), row("product alone", 1)]
+    split = [row(name, ms) | {"shape": list(blockscaled_trials.SPLIT)} for name, ms in (
+        ("torch", 3), ("unsplit, a", 2.0), ("unsplit, b", 1.0), ("course", 0.5))]
+    bf16 = [{"stages": 6, "ms": 1.0}, {"stages": 2, "ms": 4.0}]
+    found = verdicts(impacts, epilogue, [row("course", 9), *split], bf16)
+    assert [(each["claim"], each["from"], each["to"], each["time saved"], each["verdict"]) for each in found] == [
+        ("latency", "2 stages", "6 stages", "75%", "more"), ("latency", "3 stages", "4 stages", "45%", "as claimed"),
+        ("warps", "4 warps", "8 warps", "-20%", "it costs"),
+        ("epilogue", "in passes", "all fused", "20%", "as claimed"),
+        ("epilogue", "in passes", "bias and SiLU fused", "5%", "less"),
+        ("split-K", "unsplit, b", "course", "50%", "more")]
+    assert {each["note"] for each in found} == {"40 to 50%", "20 to 30%", "15 to 25%", "10 to 20%"}
+
+
+def test_sources_are_told_apart():
+    hashes = {experiment.__name__: experiment.source() for experiment in EXPERIMENTS}
+    assert all(len(each) == 16 for each in hashes.values())
+    assert hashes["shapes"] == hashes["thin"] == hashes["impacts"]
+    assert len({hashes[name] for name in ("shapes", "emulated", "decode", "epilogue", "sanitized")}) == 5
+
+
+def test_an_experiment_that_was_never_recorded_says_so(monkeypatch, tmp_path):
+    if device.current().has_wgmma:
+        pytest.skip("here it would be measured")
+    monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
+    for experiment in EXPERIMENTS:
+        with pytest.raises(FileNotFoundError, match="no record of ch14_blockscaled_"):
+            experiment()
+
+
+def test_the_model_of_turns():
+    multiply, add = blockscaled_pictures.PRODUCT, blockscaled_pictures.ADDING
+    assert (multiply, add) == (256, 64)  # 4,096 products of fp8 and 128 float32 instructions a clock
+    alone = blockscaled_pictures.schedule(1, 1, 500)[1]
+    assert alone == pytest.approx(multiply / (multiply + add), abs=1e-3)
+    for consumers, scratch, blocks in itertools.product((1, 2, 3), (1, 2), (1, 4, 9)):
+        spans, busy = blockscaled_pictures.schedule(consumers, scratch, blocks)
+        assert busy == 1 or (consumers, scratch) == (1, 1)
+        for unit in ("tensor core", "CUDA cores"):
+            of = sorted((begin, end) for name, _, begin, end in spans if name == unit)
+            assert len(of) == consumers * blocks and all(a[1] <= b[0] for a, b in itertools.pairwise(of))
+        for group in range(consumers):
+            products, sums = ([(begin, end) for name, of, begin, end in spans if (name, of) == (unit, group)]
+                              for unit in ("tensor core", "CUDA cores"))
+            assert all(begin >= end for (_, end), (begin, _) in zip(products, sums))
+            later = zip(sums, products[scratch:])  # a product waits until its scratch has been added
+            assert all(begin >= end for (_, end), (begin, _) in later)
+
+
+@pytest.mark.parametrize("picture", [blockscaled_pictures.scales_picture, blockscaled_pictures.turns_picture])
+def test_pictures_are_drawn(picture):
+    drawn = picture()
+    assert isinstance(drawn, plots.Picture) and drawn._repr_png_()[:4] == b"\x89PNG"
+    drawn.draw_without_rendering()
+    inside = drawn.bbox.extents
+    for text in drawn.axes[0].texts:
+        box = text.get_window_extent()
+        assert box.x0 >= inside[0] and box.x1 <= inside[2] + 1, text.get_text()
+
+
+def test_what_the_notebook_lists_is_in_the_kernel():
+    text = blockscaled_fp8.SOURCE.read_text()
+    first = [text.index(mark) for mark in ("void multiply(", "auto start = ", "auto end = ")]
+    assert first == sorted(first) and text.index("if constexpr (SPLIT) {", first[-1]) - first[1] < 4000
+
+
