@@ -16,7 +16,8 @@ from tilelab.child import ROOT
 
 ELSEWHERE = ("require_js_url", "jquery_url", "mathjax_url", "mermaid_js_url", "widget_renderer_url",
              "jupyter_widgets_base_url")  # scripts that nbconvert would fetch; the notebooks need none of them
-LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+NOTEBOOK = re.compile(r'href="(?:[\w./]*/)?(\w+)\.ipynb(#[^"]*)?"')
+FILE = re.compile(r'<a\b[^>]*\bhref="(?!\w+:|#|\w+\.html)[^"]*"[^>]*>(.*?)</a>', re.S)
 
 
 def notebooks() -> list[pathlib.Path]:
@@ -26,25 +27,18 @@ def notebooks() -> list[pathlib.Path]:
     return named + sorted(path for path in folder.glob("*.ipynb") if path not in named)
 
 
-def _linked(text: str) -> str:
+def _linked(body: str) -> str:
     """Links to notebooks lead to their pages; of other files of the repository the name stays, and no link."""
-    def page(found):
-        path = pathlib.PurePosixPath(found[1])
-        return f"]({path.stem}.html{found[2] or ''})" if path.suffix == ".ipynb" else "]()"
-
-    return re.sub(r"\[([^\]]*)\]\(\)", r"\1", LINK.sub(page, text))
+    return FILE.sub(r"\1", NOTEBOOK.sub(r'href="\1.html\2"', body))
 
 
 def _page(exporter: HTMLExporter, notebook, title: str, top: str = "") -> str:
     if top:
         notebook.cells.insert(0, nbformat.v4.new_markdown_cell(top))
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            cell.source = _linked(cell.source)
     body, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": title}})
     # Without its addresses the template still asks for scripts: the pages are complete without any.
     body = re.sub(r"<script\b[^>]*>.*?</script>", "", body, flags=re.S)
-    return re.sub(r'<link\b[^>]*href="https?:[^>]*>', "", body)
+    return _linked(re.sub(r'<link\b[^>]*href="https?:[^>]*>', "", body))
 
 
 def write(folder: str | pathlib.Path) -> list[pathlib.Path]:
