@@ -8,6 +8,7 @@ A model: addresses are those of `tilelab.tensor_map.swizzled`, costs are counted
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 
 import ipywidgets as widgets
@@ -318,7 +319,7 @@ class Explorer:
             shown = (draw(rows, columns, itemsize, swizzle, access),
                      draw_box(extents, (y, x), (rows, columns), itemsize))
         except ValueError as error:
-            sentence = str(error)
+            sentence = html.escape(str(error))
             self.problem.value = f"<p style='font-size: 16px; line-height: 1.4'>{sentence[0].upper()}{sentence[1:]}</p>"
             self.pictures.layout.display = "none"
             return

@@ -7,6 +7,7 @@ Needs no GPU. Every picture is a PNG, every finding a line of text.
 
 from __future__ import annotations
 
+import html
 import math
 
 import ipywidgets as widgets
@@ -96,7 +97,8 @@ class Explorer:
 
     def _show(self) -> None:
         self.problem.value = ""
-        self.words.value = f"<code>{mx_pictures.describe(self.element, self.menus['code'].value)}</code>"
+        words = mx_pictures.describe(self.element, self.menus["code"].value)
+        self.words.value = f"<code>{html.escape(words)}</code>"
         self.code_picture.value = mx_pictures.code_picture(self.element, self.menus["code"].value)._repr_png_()
 
     def _block_changed(self, change=None) -> None:
@@ -109,7 +111,8 @@ class Explorer:
             self._say(str(error))
 
     def _say(self, sentence: str) -> None:
-        self.problem.value = f"<p style='font-size: 16px; line-height: 1.4'>{sentence[0].upper()}{sentence[1:]}</p>"
+        sentence = html.escape(sentence[0].upper() + sentence[1:])
+        self.problem.value = f"<p style='font-size: 16px; line-height: 1.4'>{sentence}</p>"
 
     def _ipython_display_(self) -> None:
         from IPython.display import display

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import pathlib
@@ -15,11 +16,12 @@ ROOT = pathlib.Path(doctor.__file__).parents[1]
 NO_GPU = device.Device(note="torch is a CPU build")
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
 A100 = device.Device("NVIDIA A100-SXM4-80GB", (8, 0), "sm_80", 108, 166912, 40 << 20, 80 << 30, "580.95.05")
-BLOCK_TRITON = """
+BLOCK = """
 import sys
+missing = sys.argv[1]
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "triton":
+        if name.split(".")[0] == missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Block())
 from tilelab.doctor import main
@@ -69,7 +71,7 @@ def test_without_a_gpu_it_proves_by_compiling():
 
 
 def test_triton_missing():
-    done = python("-c", BLOCK_TRITON)
+    done = python("-c", BLOCK, "triton")
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
     lines = done.stdout.splitlines()
     row = next(line for line in lines if line.startswith("Triton "))
@@ -77,6 +79,17 @@ def test_triton_missing():
     assert any(line.startswith("Triton copy ") and " skipped " in line for line in lines)
     assert any(line.startswith("CUDA copy, sm_90a") and "UBLKCP" in line for line in lines)
     assert lines[-1].startswith("Not ready: ") and "Triton" in lines[-1]
+
+
+@pytest.mark.parametrize("package, row, proven", [
+    ("torch", "torch", ("Triton copy, sm_90a", "CUDA copy, sm_90a")), ("cuda", "NVRTC", ("Triton copy, sm_90a",))])
+def test_another_package_missing(package, row, proven):
+    done = python("-c", BLOCK, package, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1 and not done.stderr and "Traceback" not in done.stdout
+    lines = {line[:19].strip(): line[21:] for line in done.stdout.splitlines()}
+    assert lines[row] == f"failed   No module named {package!r}: run pip install -r requirements.txt."
+    assert all(lines[name].startswith("ok ") for name in proven)
+    assert done.stdout.splitlines()[-1].startswith("Not ready: 1 of ")
 
 
 @pytest.mark.parametrize("kind", doctor.LABEL)
@@ -113,6 +126,45 @@ def test_cache_that_cannot_be_written(machine, monkeypatch, tmp_path, capsys, be
     assert " failed " in row and "set TRITON_CACHE_DIR" in row
 
 
+def test_cubins_that_cannot_be_kept_only_cost_time(machine, monkeypatch, tmp_path, capsys):
+    machine()
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("TILES_CUBINS", str(tmp_path / "file" / "cubins"))
+    assert doctor.main([]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("CUDA cache"))
+    assert " warn " in row and "every process compiles anew: set TILES_CUBINS" in row
+
+
+def test_a_home_that_cannot_be_written(machine, monkeypatch, tmp_path):
+    machine()
+    (tmp_path / "home").write_text("in the way")
+    for variable in ("TRITON_CACHE_DIR", "TRITON_HOME", "TILES_CUBINS", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    rows = by_name(doctor.examine())
+    assert (rows["Triton cache"].status, rows["CUDA cache"].status) == ("failed", "warn")
+    monkeypatch.setenv("HOME", "/")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    assert by_name(doctor.examine())["Triton cache"] == Row("Triton cache", "ok", str(tmp_path))
+
+
+def test_a_disk_that_is_full(machine, monkeypatch, tmp_path):
+    machine()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", lambda dir: open("/dev/full", "wb"))
+    row = by_name(doctor.examine())["Triton cache"]
+    assert row.status == "failed" and "No space left on device" in row.detail
+
+
+def test_no_folder_for_temporary_files(monkeypatch):
+    def none():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(doctor.tempfile, "TemporaryDirectory", none)
+    for row in doctor._proof("triton", ("sm_90a",), ""):
+        assert row.status == "failed" and "cannot be tried" in row.detail and "temporary directory" in row.detail
+
+
 def test_cache_is_examined_without_being_made(machine, monkeypatch, tmp_path):
     machine()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "new" / "cache"))
@@ -142,9 +194,38 @@ def test_driver_version(machine, driver, status):
     assert row.status == status and "580" in row.detail
 
 
-def test_no_driver_is_skipped(machine):
+def test_no_driver_is_skipped(machine, monkeypatch, tmp_path):
     machine()
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert by_name(doctor.examine())["driver"].status == "skipped"
+
+
+OLD = """case "$*" in *-L*) echo "GPU 0: NVIDIA H200 (UUID: GPU-1)";; *) echo 535.104.05;; esac"""
+BROKEN = "echo NVIDIA-SMI has failed because it couldn\\'t communicate with the NVIDIA driver.; exit 9"
+
+
+@pytest.mark.parametrize("script, status, driver, gpu", [
+    (OLD, 1, ("failed", "535.104.05: CUDA 13 needs 580 or newer, so update the NVIDIA driver."), "failed"),
+    (BROKEN, 0, ("warn", "nvidia-smi is here but finds no driver that answers; compiling needs none."), "skipped"),
+    ("exit 0", 0, ("warn", "nvidia-smi is here but finds no driver that answers; compiling needs none."), "skipped")])
+@pytest.mark.skipif(os.path.exists("/proc/driver/nvidia"), reason="the driver here answers before nvidia-smi")
+def test_what_nvidia_smi_says(monkeypatch, tmp_path, capsys, script, status, driver, gpu):
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(device, "current", lambda: NO_GPU)
+    monkeypatch.setattr(doctor, "_proof", lambda kind, targets, skip_run: [])
+    assert doctor.main([]) == status and "Traceback" not in capsys.readouterr().out
+    rows = by_name(doctor.examine())
+    assert (rows["driver"].status, rows["driver"].detail) == driver and rows["GPU"].status == gpu
+
+
+@pytest.mark.parametrize("python_version, status", [
+    ((3, 10, 14), "failed"), ((3, 11, 0), "ok"), ((3, 12, 9), "ok"), ((3, 13, 1), "warn")])
+def test_python_version(machine, monkeypatch, python_version, status):
+    monkeypatch.setattr(doctor, "sys", types.SimpleNamespace(version_info=python_version))
+    row = doctor._row("Python", doctor._check_python)
+    assert row.status == status and (status == "ok" or "3.11" in row.detail and "3.12" in row.detail)
 
 
 def test_gpu_runs_its_own_target(machine, capsys):
@@ -181,6 +262,19 @@ def test_wrong_nvrtc(machine, monkeypatch, nvrtc_version, architectures, says):
     rows = by_name(doctor.examine())
     assert rows["NVRTC"].status == "failed" and says in rows["NVRTC"].detail
     assert rows["CUDA copy"].status == "skipped" and "NVRTC" in rows["CUDA copy"].detail
+
+
+def test_nvrtc_absent(machine, monkeypatch):
+    from cuda import pathfinder
+
+    def nowhere(name):
+        raise pathfinder.DynamicLibNotFoundError("No such file: libnvrtc.so.13, No such file: libnvrtc.so.12")
+
+    machine()
+    monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", nowhere)
+    rows = by_name(doctor.examine())
+    assert rows["NVRTC"] == Row("NVRTC", "failed", "libnvrtc is not found: install cuda-toolkit[nvrtc]==13.0.3.")
+    assert rows["CUDA copy"].status == "skipped"
 
 
 def test_a_check_that_raises_is_a_row(machine, monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """Every notebook, solution and demo: its form, then a run from top to bottom in the environment that a reader gets."""
 
+import html.parser
 import importlib.util
 import json
 import os
@@ -52,6 +53,32 @@ def test_form(path):
 def test_saved_from_one_run(path):
     _, code = read(path)
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1)), "run `make record`"
+
+
+class _Markup(html.parser.HTMLParser):
+    """What a saved output is made of that a sanitiser could take away: tags and attributes, not how they look."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def handle_starttag(self, tag, attributes):
+        self.found |= {tag, *(f"{tag} {name}" for name, _ in attributes if name not in ("class", "style", "border"))}
+
+
+@each(NOTEBOOKS + DEMOS)
+def test_needs_no_trust(path):
+    """JupyterLab shows an untrusted notebook, as every clone is, through a sanitiser and without scripts."""
+    _, code = read(path)
+    for output in (output for cell in code for output in cell["outputs"] if "data" in output):
+        data = output["data"]
+        assert data.keys() <= {"text/plain", "text/html", "text/markdown", "text/latex", "image/png"}
+        assert "text/plain" in data, "nothing is left where a picture or a table cannot be shown"
+        markup = _Markup()
+        markup.feed("".join(data.get("text/html", "")))
+        assert markup.found <= {"p", "pre", "div", "span", "style", "table", "thead", "tbody", "tr", "th", "td"}
+        markup.feed("".join(data.get("text/markdown", "")))
+        assert not markup.found & {"script", "iframe", "object", "svg", "input", "button", "form"}
 
 
 @each([path for path in NOTEBOOKS if not re.match(r"0\d_", path.stem)])

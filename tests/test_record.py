@@ -1,17 +1,26 @@
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import filelock
 import nbformat
 import pytest
 
-from tilelab import device, record
+from tilelab import device, record, results
 
 new_code, new_text = nbformat.v4.new_code_cell, nbformat.v4.new_markdown_cell
 
 
 @pytest.fixture
 def notebooks(monkeypatch, tmp_path):
-    """A repository whose notebooks/ is empty, on a GPU as far as `record` can tell."""
+    """A repository whose notebooks/ and results/ are empty, on a GPU as far as `record` can tell."""
     here = device.Device("NVIDIA H200", (9, 0), "sm_90a")
     monkeypatch.setattr(device, "current", lambda: here)
+    monkeypatch.setenv("PYTHONPATH", str(record.ROOT))
     monkeypatch.setattr(record, "ROOT", tmp_path)
+    monkeypatch.setenv("TILES_RESULTS", str(tmp_path / "results"))
     (tmp_path / "notebooks").mkdir()
     return tmp_path / "notebooks"
 
@@ -44,6 +53,16 @@ def test_a_failure_leaves_the_notebook(notebooks, capsys):
     assert bad.read_bytes() == before and '"text/plain"' in good.read_text()
 
 
+def test_a_kernel_that_dies_leaves_the_notebook(notebooks, capsys):
+    bad = write(notebooks / "a.ipynb", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    good = write(notebooks / "b.ipynb", "1")
+    before = bad.read_bytes()
+    assert record.main([]) == 1
+    said = capsys.readouterr().out
+    assert "a: " in said and "failed, left as it was\nKernel died\n" in said
+    assert bad.read_bytes() == before and '"text/plain"' in good.read_text()
+
+
 def test_tidy_drops_what_a_saved_notebook_cannot_show():
     text = {"text/plain": "IntSlider(value=0)"}
     shown = nbformat.v4.new_output("display_data", {**text, record.WIDGET: {"model_id": "1"}})
@@ -60,6 +79,82 @@ def test_refusals(notebooks, monkeypatch, capsys):
     monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
     assert record.main([]) == 2
     assert capsys.readouterr().err == "Recording needs a GPU; here is no GPU (torch is a CPU build).\n"
+
+
+def test_one_recording_at_a_time(notebooks, capsys):
+    path = write(notebooks / "a.ipynb", "1")
+    before = path.read_bytes()
+    results.folder().mkdir()
+    with filelock.FileLock(results.folder() / ".recording"):
+        assert record.main([]) == 2
+    assert capsys.readouterr().err.startswith("Another recording is running") and path.read_bytes() == before
+    assert record.main([]) == 0 and path.read_bytes() != before
+
+
+def test_nowhere_to_write_is_said_before_measuring(notebooks, monkeypatch, tmp_path, capsys):
+    path = write(notebooks / "a.ipynb", "1")
+    before = path.read_bytes()
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("TILES_RESULTS", str(tmp_path / "file"))
+    assert record.main([]) == 2
+    said = capsys.readouterr().err
+    assert said == f"{tmp_path}/file/nvidia-h200 cannot be written (Not a directory): nothing was recorded.\n"
+    assert path.read_bytes() == before
+
+
+def test_a_relative_folder_is_one_for_all(notebooks, monkeypatch):
+    monkeypatch.chdir(notebooks.parent)
+    monkeypatch.setenv("TILES_RESULTS", "kept")
+    write(notebooks / "a.ipynb", "from tilelab import results\nprint(results.folder())")
+    assert record.main([]) == 0
+    assert nbformat.read(notebooks / "a.ipynb", 4).cells[1].outputs[0].text.strip() == str(notebooks.parent / "kept")
+
+
+INTERRUPTED = """
+import pathlib, sys
+from tilelab import device, record
+here = device.Device("NVIDIA H200", (9, 0), "sm_90a")
+device.current = lambda: here
+record.ROOT = pathlib.Path(sys.argv[1])
+sys.exit(record.main([]))
+"""
+
+
+@pytest.mark.parametrize("how, status", [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_a_recording_that_is_ended(notebooks, tmp_path, how, status):
+    save = ("import os, pathlib, time\nfrom tilelab import device, results\nimport dataclasses\n"
+            "on = dataclasses.asdict(device.Device('NVIDIA H200', (9, 0), 'sm_90a'))\n"
+            "row = {'experiment': 'x', 'device': on, 'versions': {}, 'recorded': '', 'source': '', 'rows': []}\n"
+            "results.save(row)\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(60)")
+    paths = [write(notebooks / name, save) for name in ("a.ipynb", "b.ipynb")]
+    before = [path.read_bytes() for path in paths]
+    run = subprocess.Popen([sys.executable, "-c", INTERRUPTED, tmp_path], env=record.child_env(), text=True,
+                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    _until(lambda: (notebooks / "pid").exists() and (notebooks / "pid").read_text())
+    run.send_signal(how)
+    said = run.communicate(timeout=30)[0]
+    assert run.returncode == status and (how == signal.SIGKILL or said == "interrupted: a was left as it was\n")
+    assert [path.read_bytes() for path in paths] == before and results.load("x")["rows"] == []
+    kernel = pathlib.Path("/proc", (notebooks / "pid").read_text(), "stat")  # it ends with whom it works for
+    _until(lambda: not kernel.exists() or kernel.read_text().rpartition(")")[2].split()[0] == "Z")
+    assert record.main(["--notebooks"]) == 0, "nothing is locked"
+
+
+def _until(happened, seconds=30):
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_tests_that_end_without_a_report(notebooks, monkeypatch, tmp_path, capsys):
+    (tmp_path / "conftest.py").write_text("import os\nos._exit(9)\n")
+    kept = results.folder() / "nvidia-h200" / "tests.json"
+    results.write_atomically(kept, "of before")
+    assert record.main(["--notebooks", "--tests"]) == 1
+    assert capsys.readouterr().out == ("tests: failed, tests.json left as it was: "
+                                       "pytest ended with status 9 and no report.\n")
+    assert kept.read_text() == "of before"
 
 
 def test_summary_of_the_tests(monkeypatch, tmp_path):

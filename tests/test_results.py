@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -99,6 +100,55 @@ def test_save_takes_numpy_and_refuses_nan(own_folder, on):
             results.save(results.make("a", [{"ms": 1.0}, {"ms": bad}], ""))
     assert json.loads(path.read_text())["rows"] == [{"ms": 0.5, "n": 3}], "the record that was there stays"
     assert results.load("a")["rows"] and results.save(results.make("a", [], "")) and results.load("a")["rows"] == []
+
+
+WRITER = """
+import dataclasses, sys
+from tilelab import device, results
+on = dataclasses.asdict(device.Device("NVIDIA H200", (9, 0), "sm_90a"))
+record = {"experiment": "x", "device": on, "versions": {}, "recorded": "", "source": sys.argv[1],
+          "rows": [{"by": sys.argv[1], "text": "x" * 100}] * 20_000}
+results.save(record)
+print("saved", flush=True)
+while True:
+    results.save(record)
+"""
+
+
+def test_writers_at_once_and_killed(own_folder):
+    """Two write one record over and over, one after another is killed: what is read is whole, and of one of them."""
+    writers = []
+    try:
+        for turn in range(6):
+            writers.append(subprocess.Popen([sys.executable, "-c", WRITER, str(turn)], cwd=ROOT, stdout=subprocess.PIPE,
+                                            env={**os.environ, "PYTHONPATH": str(ROOT)}))
+            writers[-1].stdout.readline()
+            for _ in range(5):
+                found = results.load("x", "nvidia-h200")
+                assert len(found["rows"]) == 20_000 and {row["by"] for row in found["rows"]} == {found["source"]}
+            if turn:
+                writers[-2].kill()
+                writers[-2].wait()
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.communicate()
+    assert len(results.load("x", "nvidia-h200")["rows"]) == 20_000
+    assert [path.name for path in own_folder.glob("*/*.json")] == ["x.json"], "what a killed one left is no record"
+
+
+def test_a_disk_that_is_full_loses_nothing(own_folder, on, monkeypatch):
+    on(H200)
+    path = results.save(results.make("gemm", ROWS, "1234567890abcdef"))
+    before = path.read_text()
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        results.save(results.make("gemm", [], ""))
+    assert path.read_text() == before and os.listdir(path.parent) == ["gemm.json"]
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../a", "a\\b", "*", "a.b", "A", "a b", "a\n", "é", None])

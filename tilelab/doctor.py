@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,8 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 from tilelab import device
+from tilelab.cuda import cubin_folder
 
 MIN_DRIVER = 580  # CUDA 13 Toolkit Release Notes, minimum driver; NVRTC 13 builds what the course loads
+NVRTC = "cuda-toolkit[nvrtc]==13.0.3"
 CHUNK_BYTES = 16384
 PROOF_TIMEOUT_S = 300
 # What a copy must hold: an instruction that loads a tile and one that stores it.
@@ -77,8 +80,10 @@ def gpu_evidence() -> str | None:
 
 def _check_python() -> tuple[str, str]:
     version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < (3, 10):
-        return "failed", f"{version}: the course needs Python 3.10 or newer."
+    if sys.version_info < (3, 11):
+        return "failed", f"{version}: the course needs Python 3.11 or 3.12."
+    if sys.version_info >= (3, 13):
+        return "warn", f"{version}; the course is tested with 3.11 and 3.12."
     return "ok", version
 
 
@@ -96,6 +101,8 @@ def _check_driver() -> tuple[str, str]:
     version = device.current().driver or device.driver_version()
     if version is None:
         if device.current().capability is None and gpu_evidence() is None:
+            if shutil.which("nvidia-smi"):  # it is of the driver's package
+                return "warn", "nvidia-smi is here but finds no driver that answers; compiling needs none."
             return "skipped", "no NVIDIA driver here; compiling needs none."
         return "warn", f"the driver's version cannot be read; CUDA 13 needs {MIN_DRIVER} or newer."
     if _release(version)[0] < MIN_DRIVER:
@@ -129,14 +136,17 @@ def _check_nvrtc(targets: tuple[str, ...]) -> tuple[str, str]:
     from cuda import pathfinder
     from cuda.bindings import nvrtc
 
-    library = pathfinder.load_nvidia_dynamic_lib("nvrtc")
+    try:
+        library = pathfinder.load_nvidia_dynamic_lib("nvrtc")
+    except pathfinder.DynamicLibNotFoundError:  # its text is a list of where it looked
+        return "failed", f"libnvrtc is not found: install {NVRTC}."
     _, major, minor = nvrtc.nvrtcVersion()
     _, architectures = nvrtc.nvrtcGetSupportedArchs()
     found = f"{major}.{minor} ({library.found_via})"
     if major != 13:
-        return "failed", f"{found} at {library.abs_path}: install NVRTC 13 with cuda-toolkit[nvrtc]==13.0.3."
+        return "failed", f"{found} at {library.abs_path}: install NVRTC 13 with {NVRTC}."
     if missing := [target for target in targets if int(re.sub(r"\D", "", target)) not in architectures]:
-        return "failed", f"{found} cannot compile for {' or '.join(missing)}: install cuda-toolkit[nvrtc]==13.0.3."
+        return "failed", f"{found} cannot compile for {' or '.join(missing)}: install {NVRTC}."
     return "ok", found
 
 
@@ -155,18 +165,22 @@ def triton_cache() -> pathlib.Path:
     """Where Triton keeps compiled kernels: TRITON_CACHE_DIR, else .triton/cache under TRITON_HOME or home."""
     if folder := os.environ.get("TRITON_CACHE_DIR"):
         return pathlib.Path(folder)
-    return pathlib.Path(os.environ.get("TRITON_HOME") or pathlib.Path.home()) / ".triton" / "cache"
+    return pathlib.Path(os.environ.get("TRITON_HOME") or os.path.expanduser("~")) / ".triton" / "cache"
 
 
-def _check_cache() -> tuple[str, str]:
-    folder = triton_cache()
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+def _check_cache(folder: pathlib.Path, variable: str, otherwise: tuple[str, str]) -> tuple[str, str]:
+    """Whether kernels can be kept in `folder`, which `variable` replaces; `otherwise` is the status and what it means
+    when they cannot."""
     try:  # a file really written: permission bits say nothing to root or on a read-only mount
-        with tempfile.TemporaryFile(dir=nearest):
-            return "ok", str(folder).replace(str(pathlib.Path.home()), "~")
+        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        with tempfile.TemporaryFile(dir=nearest) as file:
+            file.write(bytes(4096))
+            file.flush()  # a full disk still lets a file be made
+            return "ok", re.sub(rf"^{re.escape(os.path.expanduser('~'))}(?=/)", "~", str(folder))
     except OSError as error:
+        status, meaning = otherwise
         reason = error.strerror or type(error).__name__
-        return "failed", f"{folder} cannot be written ({reason}): set TRITON_CACHE_DIR to a folder that can."
+        return status, f"{folder} cannot be written ({reason}){meaning}: set {variable} to a folder that can."
 
 
 def _row(name: str, check, *args) -> Row:
@@ -247,7 +261,7 @@ def _prove(kind: str, targets: list[str], run: bool) -> None:
         try:
             listing = sass(cubin)
         except Exception as error:  # the cuobjdump in Triton 3.6 knows neither sm_103 nor sm_121
-            return "warn", f"compiles, but this cuobjdump cannot show its SASS ({type(error).__name__})."
+            return "warn", f"compiles, but this cuobjdump cannot show its SASS ({_one_line(error).rstrip('.')})."
         return "ok", " | ".join(tma_lines(kind, listing))
 
     for target in targets:
@@ -266,15 +280,17 @@ def _proof(kind: str, targets: tuple[str, ...], skip_run: str) -> list[Row]:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     root = str(pathlib.Path(__file__).parents[1])
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
-    with tempfile.TemporaryDirectory() as cache:
-        env["TRITON_CACHE_DIR"] = cache  # compiled now, not remembered
-        try:
+    try:
+        with tempfile.TemporaryDirectory() as cache:
+            env["TRITON_CACHE_DIR"] = cache  # compiled now, not remembered
             command = [sys.executable, "-c", code]
             done = subprocess.run(command, env=env, capture_output=True, text=True, check=False,
                                   timeout=PROOF_TIMEOUT_S)
             out, why = done.stdout, f"the process ended with status {done.returncode}: {_one_line(done.stderr)}"
-        except subprocess.TimeoutExpired as error:
-            out, why = (error.stdout or b"").decode(), f"no answer within {PROOF_TIMEOUT_S} s"
+    except subprocess.TimeoutExpired as error:
+        out, why = (error.stdout or b"").decode(), f"no answer within {PROOF_TIMEOUT_S} s"
+    except OSError as error:  # no folder for temporary files, or no process to be had
+        out, why = "", f"the copy cannot be tried: {_one_line(error)}"
     steps = {}
     for line in out.splitlines():
         if line.startswith('{"step"') and line.endswith("}"):
@@ -312,7 +328,9 @@ def examine(target: str | None = None) -> list[Row]:
         _row("Triton", _check_triton),
         _row("NVRTC", _check_nvrtc, targets),
         _row("cuobjdump", _check_cuobjdump),
-        _row("Triton cache", _check_cache),
+        _row("Triton cache", _check_cache, triton_cache(), "TRITON_CACHE_DIR", ("failed", "")),
+        _row("CUDA cache", _check_cache, cubin_folder(), "TILES_CUBINS",
+             ("warn", ", so that every process compiles anew")),
     ]
     by_name = {row.name: row for row in rows}
     skip_run = _why_not_run(by_name["GPU"], targets)

@@ -2,12 +2,14 @@
 
 Each notebook runs in a fresh kernel with TILES_RECORD=1, so that its experiments rewrite results/, and is written back
 in place once it has run to its end. --tests runs the tests too and keeps their summary in results/<gpu>/tests.json.
-Exit status: 0 all ran, 1 a notebook or a test failed, 2 bad usage or no GPU.
+One recording runs at a time. Exit status: 0 all ran, 1 a notebook or a test failed, 2 bad usage, no GPU, another
+recording or nowhere to write, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import collections
 import dataclasses
 import json
@@ -19,6 +21,8 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as xml
+
+import filelock
 
 from tilelab import device, results
 
@@ -34,19 +38,22 @@ def child_env(**extra: str) -> dict[str, str]:
     """The environment of a kernel or a test run: it finds this repository, installed or not, and inline plots work."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     kept = {name: value for name, value in os.environ.items() if name not in ("MPLBACKEND", "TILES_RECORD")}
+    if folder := kept.get("TILES_RESULTS"):
+        kept["TILES_RESULTS"] = os.path.abspath(folder)  # a kernel has another working directory
     return {**kept, "PYTHONPATH": path, **extra}
 
 
 def execute(path: pathlib.Path, **extra: str):
     """Run a notebook in a fresh kernel of this interpreter, in the notebook's folder, and return it with its outputs.
 
-    Raises nbclient's CellExecutionError, CellTimeoutError or DeadKernelError.
+    Raises nbclient's CellExecutionError, CellTimeoutError or DeadKernelError, and KeyboardInterrupt, its kernel ended.
     """
     import nbformat
     from ipykernel import kernelspec
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
+    from nbclient.exceptions import DeadKernelError
 
     class ThisInterpreter(KernelSpecManager):
         """An installed kernel called python3 may belong to another interpreter; this one needs no installed kernel."""
@@ -62,7 +69,20 @@ def execute(path: pathlib.Path, **extra: str):
     client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", kernel_manager_class=Manager,
                             resources={"metadata": {"path": str(path.parent)}}, record_timing=False,
                             store_widget_state=False, coalesce_streams=True)
-    return client.execute(env=child_env(**extra))
+
+    def refuse(*_):
+        raise RuntimeError("Ctrl-C is not for this notebook alone")
+
+    async def run():
+        asyncio.get_running_loop().add_signal_handler = refuse  # nbclient's would end the kernel, and no more
+        try:
+            return await client.async_execute(env=child_env(**extra))
+        except DeadKernelError:
+            if asyncio.current_task().cancelling():  # by Ctrl-C, and not by a death
+                raise asyncio.CancelledError from None
+            raise
+
+    return asyncio.run(run())
 
 
 def tidy(notebook) -> None:
@@ -94,7 +114,7 @@ def record_notebook(path: pathlib.Path) -> None:
 
 def run_tests(ran: list[str]) -> dict:
     """Run pytest and return its summary: counts, skips by reason, seconds, versions and device. Notebooks that `ran`
-    just now, by their stems, are not run again."""
+    just now, by their stems, are not run again. RuntimeError when it ends without a report."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.xml"
         begun = time.monotonic()
@@ -102,6 +122,8 @@ def run_tests(ran: list[str]) -> dict:
                    *(f"--deselect=tests/test_notebooks.py::test_runs[{stem}.ipynb]" for stem in ran)]
         status = subprocess.run(command, cwd=ROOT, env=child_env(), check=False).returncode
         seconds = round(time.monotonic() - begun, 1)
+        if not report.exists():
+            raise RuntimeError(f"pytest ended with status {status} and no report")
         cases = list(xml.parse(report).iter("testcase"))
     skips = collections.Counter(skip.get("message") for case in cases for skip in case.iter("skipped"))
     failed = sum(1 for case in cases if case.find("failure") is not None or case.find("error") is not None)
@@ -113,7 +135,8 @@ def run_tests(ran: list[str]) -> dict:
 
 def _chosen(names: list[str] | None) -> list[pathlib.Path]:
     """The notebooks to run, all by default; ValueError for a name that is none."""
-    found = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
+    paths = sorted((ROOT / "notebooks").glob("*.ipynb"), key=lambda path: (path.stem == "01_claims", path))
+    found = {path.stem: path for path in paths}  # 01_claims last: it judges by what the others record
     stems = [pathlib.Path(name).stem for name in (found if names is None else names)]
     unknown = [stem for stem in stems if stem not in found]
     if unknown:
@@ -136,23 +159,58 @@ def main(arguments: list[str] | None = None) -> int:
     if here.capability is None:
         print(f"Recording needs a GPU; here is {here.describe()}.", file=sys.stderr)
         return 2
-    failed, ran = False, []
-    for path in paths:
-        begun = time.monotonic()
+    if reason := _nowhere(here):
+        print(reason, file=sys.stderr)
+        return 2
+    lock = filelock.FileLock(results.folder() / ".recording")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        print("Another recording is running, and the two would disturb each other: wait for its end.", file=sys.stderr)
+        return 2
+    with lock:
+        return _record(paths, asked.tests, here)
+
+
+def _nowhere(here: device.Device) -> str:
+    """Why what is recorded could not be written, before minutes of measuring; empty when it can."""
+    for folder in (results.folder() / here.slug, ROOT / "notebooks"):
         try:
-            record_notebook(path)
-            outcome = "recorded"
-            ran.append(path.stem)
-        except Exception as error:  # its own error, a timeout or a dead kernel: say which, and go on to the next
-            failed = True
-            outcome = f"failed, left as it was\n{COLOUR.sub('', str(error)).strip()}"
-        print(f"{path.stem}: {time.monotonic() - begun:.1f} s, {outcome}", flush=True)
-    if asked.tests:
-        summary = run_tests(ran)
-        results.write_atomically(results.folder() / here.slug / "tests.json",
-                                 json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
-        print("{passed} passed, {failed} failed, {skipped} skipped in {seconds} s".format(**summary))
-        failed = failed or summary["failed"] > 0
+            folder.mkdir(parents=True, exist_ok=True)
+            results.write_atomically(folder / "writable", "x" * 4096)  # a full disk still lets a file be made
+            (folder / "writable").unlink()
+        except OSError as error:
+            return f"{folder} cannot be written ({error.strerror}): nothing was recorded."
+    return ""
+
+
+def _record(paths: list[pathlib.Path], tests: bool, here: device.Device) -> int:
+    """Record the notebooks, then the tests; the exit status."""
+    failed, ran, now = False, [], "nothing"
+    try:
+        for path in paths:
+            begun, now = time.monotonic(), path.stem
+            try:
+                record_notebook(path)
+                outcome = "recorded"
+                ran.append(path.stem)
+            except Exception as error:  # its own error, a timeout or a dead kernel: say which, and go on to the next
+                failed = True
+                outcome = f"failed, left as it was\n{COLOUR.sub('', str(error)).strip()}"
+            print(f"{path.stem}: {time.monotonic() - begun:.1f} s, {outcome}", flush=True)
+        if tests:
+            now = "tests.json"
+            summary = run_tests(ran)
+            results.write_atomically(results.folder() / here.slug / "tests.json",
+                                     json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+            print("{passed} passed, {failed} failed, {skipped} skipped in {seconds} s".format(**summary))
+            failed = failed or summary["failed"] > 0
+    except KeyboardInterrupt:
+        print(f"interrupted: {now} was left as it was", flush=True)
+        return 130
+    except (OSError, RuntimeError) as error:
+        print(f"tests: failed, tests.json left as it was: {device.first_line(error)}.", flush=True)
+        return 1
     return int(failed)
 
 

@@ -20,6 +20,7 @@ import platform
 import re
 import textwrap
 import types
+import uuid
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -119,15 +120,19 @@ def to_json(record: dict) -> str:
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:
-    """Write `text` to `path`, which never holds half of it; a device such as /dev/stdout stays one."""
+    """Write `text` to `path`, which never holds half of it and keeps what it held where the text cannot be written
+    (OSError); a device such as /dev/stdout stays one."""
     path = path.resolve()
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # no process id: containers share those
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # some file systems find a disk full only now
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
