@@ -453,10 +453,23 @@ def test_cu_needs_neither_triton_nor_torch(cu_job):
 
 def test_cu_cache_folder_is_the_callers(cu_job, tmp_path):
     build.build_one(cu_job("small"))
-    assert len(list((tmp_path / "cubins").iterdir())) == 1
+    assert len([path for path in (tmp_path / "cubins").iterdir() if path.suffix != ".listing"]) == 1
     build.build_one(cu_job("small"), cache=tmp_path / "own")
-    assert len(list((tmp_path / "own").iterdir())) == 1
+    assert len([path for path in (tmp_path / "own").iterdir() if path.suffix != ".listing"]) == 1
     assert build.build_one(cu_job("small")).seconds < 0.02  # recalled
+
+
+def test_a_listing_is_made_once_and_kept_whole(cu_job, tmp_path, monkeypatch):
+    report = build.build_one(cu_job("small"))
+    wanted = build.sass(report.cubin)
+    kept = [path for path in (tmp_path / "cubins").iterdir() if path.suffix == ".listing"]
+    assert kept
+    with monkeypatch.context() as patch:
+        patch.setattr(build.subprocess, "run", None)  # nothing is run again
+        assert build.sass(report.cubin) == wanted
+    for path in kept:
+        path.write_bytes(path.read_bytes()[:-1])
+    assert build.sass(report.cubin) == wanted
 
 
 def test_cu_and_triton_jobs_mix(cu_job):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import collections
 import dataclasses
+import hashlib
 import importlib
 import importlib.util
 import os
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -302,6 +304,11 @@ def _tool(name: str) -> pathlib.Path:
 
 
 def _cuobjdump(flag: str, cubin: bytes, *more: str) -> str:
+    # A listing takes as long as it took to compile, and many ask for the same: it is kept beside the cubins.
+    what = (flag, *more, version("triton")), cubin
+    path = cuda.cubin_folder() / (hashlib.sha256(repr(what).encode()).hexdigest() + ".listing")
+    if kept := cuda.recall(path):
+        return zlib.decompress(kept).decode()
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -309,6 +316,7 @@ def _cuobjdump(flag: str, cubin: bytes, *more: str) -> str:
     if done.returncode:
         said = (done.stderr + done.stdout).strip().splitlines()
         raise RuntimeError(f"the cuobjdump of Triton {version('triton')} cannot read this cubin: {' '.join(said[:1])}")
+    cuda.keep(path, zlib.compress(done.stdout.encode(), 1))
     return done.stdout
 
 

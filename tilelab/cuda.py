@@ -108,8 +108,8 @@ def cubin_folder() -> pathlib.Path:
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tiles-in-flight/cubins")
 
 
-def _recall(path: pathlib.Path) -> bytes | None:
-    """The cubin kept at `path`, unless it is not there or is not what was written."""
+def recall(path: pathlib.Path) -> bytes | None:
+    """What is kept at `path`, unless it is not there or is not what was written."""
     with contextlib.suppress(OSError):
         kept = path.read_bytes()
         if kept[:32] == hashlib.sha256(kept[32:]).digest():
@@ -117,14 +117,14 @@ def _recall(path: pathlib.Path) -> bytes | None:
     return None
 
 
-def _keep(path: pathlib.Path, cubin: bytes) -> None:
+def keep(path: pathlib.Path, made: bytes) -> None:
     """Write it whole or not at all, as another process may read or write the same; a full disk only costs time."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, part = tempfile.mkstemp(dir=path.parent)
         try:
             with open(handle, "wb") as file:
-                file.write(hashlib.sha256(cubin).digest() + cubin)
+                file.write(hashlib.sha256(made).digest() + made)
             os.replace(part, path)
         except OSError:
             os.unlink(part)
@@ -145,7 +145,7 @@ def compile_cubin(source: str, target: str, name: str = "kernel.cu", options: Se
     # A header that is named by a macro, or by an option, would not be seen to change.
     cache &= not any(ELSEWHERE.search(text) for text in (source, *headers.values(), *options))
     path = cubin_folder() / _key(source, headers, folders, target, name, list(options))
-    if cache and (cubin := _recall(path)):
+    if cache and (cubin := recall(path)):
         return cubin
     from cuda.core import Program
 
@@ -156,7 +156,7 @@ def compile_cubin(source: str, target: str, name: str = "kernel.cu", options: Se
         log = re.sub(r"^\d+: NVRTC_ERROR_\w+, compilation log:\s*", "", str(error).replace("\0", "").strip())
         raise CompileError(f"{name} does not compile for {target}:\n{log}") from error
     if cache:
-        _keep(path, cubin)
+        keep(path, cubin)
     return cubin
 
 
