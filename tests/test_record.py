@@ -111,7 +111,8 @@ def test_a_relative_folder_is_one_for_all(notebooks, monkeypatch):
 
 
 INTERRUPTED = """
-import pathlib, sys
+import pathlib, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and hands that down
 from tilelab import device, record
 here = device.Device("NVIDIA H200", (9, 0), "sm_90a")
 device.current = lambda: here
