@@ -49,7 +49,7 @@ def test_form(path):
         assert not found, f"an output names somebody's home folder ({found.group()}): {lines(cell)}"
 
 
-@each(NOTEBOOKS)
+@each(NOTEBOOKS + SOLUTIONS)
 def test_saved_from_one_run(path):
     _, code = read(path)
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1)), "run `make record`"
