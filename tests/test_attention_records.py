@@ -1,22 +1,15 @@
 """Records of `ch14_attention`: of today's kernels, and what the issue and the README ask of them."""
 
-import json
 import re
-from pathlib import Path
 
 import pytest
+from records import held, readme_row
 
 from ch14 import attention_sweep, attention_trials
 from tilelab import results
 
-ROOT = Path(__file__).parents[1]
 EXPERIMENTS = {"ch14_attention_ladder": attention_trials.ladder, "ch14_attention_shapes": attention_trials.shapes,
                "ch14_attention_sanitizer": attention_trials.sanitized, "ch14_attention_sweep": attention_sweep.swept}
-
-
-def held(name):
-    """The H200's record: the README's figures are from it, wherever the tests run."""
-    return json.loads((ROOT / "results" / results.PREFERRED / f"{name}.json").read_text())
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -45,6 +38,6 @@ def test_the_best_step_is_as_fast_as_was_asked_for(causal):
 
 def test_readme_states_what_the_records_hold():
     rows = {row["causal"]: row["ratio"] for row in held("ch14_attention_ladder")["rows"] if row["name"] == "persistent"}
-    line = next(line for line in (ROOT / "README.md").read_text().splitlines() if "(notebooks/ch14_attention" in line)
+    line = readme_row("ch14_attention")
     stated = re.search(r"(\d\.\d\d) × cuDNN, (\d\.\d\d) ×", line)
     assert stated.groups() == (f"{rows[False]:.2f}", f"{rows[True]:.2f}")

@@ -1,15 +1,13 @@
 """Chapter 7's records: of today's kernels, and what the README states of them."""
 
-import json
 import re
-from pathlib import Path
 
 import pytest
+from records import ROOT, held
 
 from ch07 import bulk_trials, resample, resample_trials
 from tilelab import results
 
-ROOT = Path(__file__).parents[1]
 EXPERIMENTS = {
     "ch07_bulk_check": bulk_trials.checked, "ch07_bulk_speed": bulk_trials.speed, "ch07_bulk_fronts": bulk_trials.front,
     "ch07_bulk_first": bulk_trials.first, "ch07_bulk_broken": bulk_trials.broken, "ch07_bulk_sweep": bulk_trials.swept,
@@ -17,11 +15,6 @@ EXPERIMENTS = {
     "ch07_resample_rates": resample_trials.rates, "ch07_resample_torch": resample_trials.against_torch,
     "ch07_resample_note": resample_trials.note, "ch07_resample_ncu": resample_trials.profiled,
     "ch07_sanitizer": resample_trials.sanitized}
-
-
-def held(name):
-    """The H200's record: the README's figures are from it, wherever the tests run."""
-    return json.loads((ROOT / "results" / results.PREFERRED / f"{name}.json").read_text())
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

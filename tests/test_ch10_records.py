@@ -1,15 +1,13 @@
 """Chapter 10's records: of today's kernels, and what the README states of them."""
 
-import json
 import re
-from pathlib import Path
 
 import pytest
+from records import ROOT, held
 
 from ch10 import tile_trials, wgmma_trials
 from tilelab import results
 
-ROOT = Path(__file__).parents[1]
 EXPERIMENTS = {
     "ch10_tile_check": tile_trials.checked, "ch10_tile_dump": tile_trials.dumped, "ch10_tile_speed": tile_trials.speed,
     "ch10_tile_swizzle": tile_trials.swizzles, "ch10_tile_stages": tile_trials.staged,
@@ -22,11 +20,6 @@ EXPERIMENTS = {
     "ch10_gemm_width": wgmma_trials.width, "ch10_gemm_timeline": wgmma_trials.timeline,
     "ch10_gemm_broken": wgmma_trials.broken, "ch10_gemm_first": wgmma_trials.first,
     "ch10_gemm_sweep": wgmma_trials.swept, "ch10_gemm_sanitizer": wgmma_trials.sanitized}
-
-
-def held(name):
-    """The H200's record: the README's figures are from it, wherever the tests run."""
-    return json.loads((ROOT / "results" / results.PREFERRED / f"{name}.json").read_text())
 
 
 

@@ -1,22 +1,15 @@
 """Records of `ch14_compiled`: of today's code, and what the issue, the notebook and the README say of them."""
 
-import json
 import re
-from pathlib import Path
 
 import pytest
+from records import ROOT, held
 
 from ch14 import compiled_trials
 from tilelab import results
 
-ROOT = Path(__file__).parents[1]
 EXPERIMENTS = {"ch14_compiled_cells": compiled_trials.cells, "ch14_compiled_choices": compiled_trials.choices,
                "ch14_compiled_ncu": compiled_trials.profiled}
-
-
-def held(name):
-    """The H200's record: the README's figures are from it, wherever the tests run."""
-    return json.loads((ROOT / "results" / results.PREFERRED / f"{name}.json").read_text())
 
 
 @pytest.fixture(scope="module")

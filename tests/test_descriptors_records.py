@@ -1,23 +1,18 @@
 """Records of `ch14_descriptors`: of today's kernels, and what the issue and the README ask of them."""
 
-import json
-from pathlib import Path
+
+import re
 
 import pytest
+from records import held, readme_row
 
 from ch14 import descriptors_configs, descriptors_rules, descriptors_trials
 from ch14.descriptors_configs import OPS
 from tilelab import results
 
-ROOT = Path(__file__).parents[1]
 EXPERIMENTS = {"ch14_descriptors_speed": descriptors_trials.speed, "ch14_descriptors_made": descriptors_trials.made,
                "ch14_descriptors_sweep": descriptors_trials.swept, "ch14_descriptors_launch": descriptors_trials.launch,
                "ch14_descriptors_rules": descriptors_rules.broken}
-
-
-def held(name):
-    """The H200's record: the README's figures are from it, wherever the tests run."""
-    return json.loads((ROOT / "results" / results.PREFERRED / f"{name}.json").read_text())
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -67,3 +62,15 @@ def test_what_the_notebook_says_of_rules():
 def test_a_loop_costs_a_copy_also_with_the_host_s_maps():
     ratio = {(row["name"], row["loop"]): row["ratio"] for row in held("ch14_descriptors_made")["rows"]}
     assert all(ratio["host", loop] < ratio["host", "a tile a program"] for loop in list(descriptors_trials.LOOPS)[1:])
+
+
+def test_readme_states_what_the_records_hold():
+    row = readme_row("ch14_descriptors")
+    low, high = map(float, re.search(r"run at (\d\.\d\d) to (\d\.\d\d) × torch", row).groups())
+    ratios = [each["ratio"] for each in held("ch14_descriptors_speed")["rows"]
+              if each["op"] in ("copy", "add") and not each["name"].endswith("device")]
+    assert (low, high) == (round(min(ratios), 2), round(max(ratios), 2))
+    us = {each["name"]: each["us"] for each in held("ch14_descriptors_launch")["rows"]}
+    kept, bound = map(float, re.search(r"\+(\d\.\d) µs, bound once \+(\d\.\d)", row).groups())
+    assert (kept, bound) == (round(us["host, kept"] - us["pointers"], 1),
+                             round(us["host, bound"] - us["pointers, bound"], 1))
