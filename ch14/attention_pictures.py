@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ch14.attention_configs import clocks
 from tilelab import plots
-from tilelab.diagrams import box, canvas, light, write
+from tilelab.diagrams import box, canvas, lanes, light, write
 
 BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
 GROUPS = (BLUE, ORANGE)  # the colours of the two warp groups
@@ -102,14 +102,7 @@ def timeline_picture(d: int = 128) -> plots.Picture:
                           "a model of four blocks of keys: throughputs alone, no latency", 7.2, 2.9)
     scale, left = 5.0 / longest, 1.95
     for line, (step, (spans, _)) in enumerate(made.items()):
-        top = 2.35 - 0.72 * line
-        write(axes, 0.05, top - 0.1, names[step], "left", 7.5, fontweight="bold")
-        for lane, unit in enumerate(("tensor core", "softmax")):
-            write(axes, left - 0.08, top - 0.02 - 0.24 * lane, unit, "right", 6.5)
-            box(axes, left, top - 0.11 - 0.24 * lane, longest * scale, 0.19, "#f2f2f2")
-        for unit, group, begin, end in spans:
-            y = top - 0.11 - 0.24 * (unit == "softmax")
-            box(axes, left + begin * scale, y, (end - begin) * scale, 0.19, GROUPS[group], "white", linewidth=0.6)
+        lanes(axes, 2.35 - 0.72 * line, left, scale, longest, names[step], spans, GROUPS)
     for group, tone in enumerate(GROUPS):
         box(axes, 0.07, 0.12 + 0.18 * (1 - group), 0.1, 0.1, tone)
         write(axes, 0.22, 0.17 + 0.18 * (1 - group), f"warp group {group}", "left", 6.5)

@@ -101,7 +101,8 @@ LOW, THIN = Fp8Config(2, 2, 7, 64), Fp8Config(1, 2, 11, 64)
 
 
 def configs() -> dict[str, Fp8Config]:
-    """Configurations by name: many rows take `square` (`tall` gains nothing), up to 128 `low` and up to 64 `thin`."""
+    """Configurations by name: `best` takes `square` for many rows, `low` up to 128 and `thin` up to 64; `tall` is there
+    to be held against them."""
     return {"square": SQUARE, "tall": TALL, "low": LOW, "thin": THIN}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilelab import plots
-from tilelab.diagrams import box, canvas, light, write
+from tilelab.diagrams import box, canvas, lanes, light, write
 
 BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
 GROUPS = (BLUE, ORANGE, GREEN)  # the colours of warp groups
@@ -86,14 +86,7 @@ def turns_picture(blocks: int = 4) -> plots.Picture:
     figure, axes = canvas(f"Adding costs {1 - share:.0%} of the tensor core's time if nothing else multiplies",
                           "a model: eight blocks of 64 × 128 × 128, "
                           f"{PRODUCT} clocks to multiply, {ADDING} to add; a colour a group", 7.2, 2.8)
-    scale, left = 4.55 / longest, 2.35
+    scale, left = 4.4 / longest, 2.5
     for line, (name, (spans, _)) in enumerate(made.items()):
-        top = 2.2 - 0.68 * line
-        write(axes, 0.05, top - 0.1, name, "left", 7, fontweight="bold")
-        for lane, unit in enumerate(("tensor core", "CUDA cores")):
-            write(axes, left - 0.08, top - 0.02 - 0.24 * lane, unit, "right", 6.5)
-            box(axes, left, top - 0.11 - 0.24 * lane, longest * scale, 0.19, "#f2f2f2")
-        for unit, group, begin, end in spans:
-            y = top - 0.11 - 0.24 * (unit == "CUDA cores")
-            box(axes, left + begin * scale, y, (end - begin) * scale, 0.19, GROUPS[group], "white", linewidth=0.6)
+        lanes(axes, 2.2 - 0.68 * line, left, scale, longest, name, spans, GROUPS)
     return figure

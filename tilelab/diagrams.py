@@ -29,6 +29,19 @@ def write(axes, x, y, text, ha="center", size=7, **rest):
     axes.text(x, y, text, fontsize=size, ha=ha, va="center_baseline", **rest)
 
 
+def lanes(axes, top: float, left: float, scale: float, longest: float, name: str, spans, tones) -> None:
+    """A line of a schedule: `spans` (unit, group, begin, end) in a lane a unit, in the order in which they first come,
+    a tone a group."""
+    units = list(dict.fromkeys(unit for unit, *_ in spans))
+    write(axes, 0.05, top - 0.1, name, "left", 7.5, fontweight="bold")
+    for lane, unit in enumerate(units):
+        write(axes, left - 0.08, top - 0.02 - 0.24 * lane, unit, "right", 6.5)
+        box(axes, left, top - 0.11 - 0.24 * lane, longest * scale, 0.19, "#f2f2f2")
+    for unit, group, begin, end in spans:
+        y = top - 0.11 - 0.24 * units.index(unit)
+        box(axes, left + begin * scale, y, (end - begin) * scale, 0.19, tones[group], "white", linewidth=0.6)
+
+
 def light(tone: str, share: float = 0.4) -> tuple:
     """The colour mixed with white."""
     return tuple(1 - share * (1 - part) for part in to_rgb(tone))
