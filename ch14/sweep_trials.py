@@ -134,7 +134,7 @@ def faulty():
 
 
 TUNED_FAULTS = ("wrong result", "failing compiler pass", "illegal memory access", "hang")
-PATIENCE_S = 30
+PATIENCE_S = 20
 
 
 def autotuned_fault(fault: str) -> dict:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import gc
 import os
-import pickle
 import socket
 import tempfile
 import time
 
-from tilelab import child, device
+from tilelab import child, device, wire
 
 
 def _answer(request: dict) -> dict:
     here = device.current()
     where = {"where": {"device": here.name, "gpu": device.uuid(), "host": socket.gethostname()}}
     try:
-        space, arguments = pickle.loads(base64.b64decode(request["work"]))
+        space, arguments = wire.unpack(request["work"])
         if request["method"] == "warm":
             arguments = ()
         if _source(space) != request["source"]:

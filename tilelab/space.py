@@ -11,10 +11,10 @@ from tilelab import build, device, results
 
 
 class Space(ABC):
-    """What a sweep needs to know of a kernel at one shape. It is pickled to the workers: define it in a module.
+    """What a sweep needs to know of a kernel at one shape. It is sent to the workers as JSON: define it in a module.
 
-    A frozen dataclass: its repr is part of what a row is of. `target` is what it is built for; `live` says whether
-    configurations are timed here too, or only built.
+    A frozen dataclass of what `wire.pack` takes, as a configuration is: its repr is part of what a row is of. `target`
+    is what it is built for; `live` says whether configurations are timed here too, or only built.
     """
 
     target: str

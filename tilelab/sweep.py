@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import base64
 import collections
 import functools
 import hashlib
@@ -18,7 +17,6 @@ import heapq
 import math
 import os
 import pathlib
-import pickle
 import queue
 import shutil
 import tempfile
@@ -30,7 +28,7 @@ from typing import Any
 
 import filelock
 
-from tilelab import build, child, device, results
+from tilelab import build, child, device, results, wire
 from tilelab.journal import Journal
 from tilelab.space import Space
 
@@ -58,8 +56,7 @@ def timed(method: str, space: Space, arguments: tuple, source: str, limit_s: flo
 
     A task for an Executor. Sweeps on one GPU take turns; waiting for a turn does not count to `limit_s`.
     """
-    request = {"method": method, "work": base64.b64encode(pickle.dumps((space, arguments))).decode(), "source": source,
-               "limit_s": limit_s}
+    request = {"method": method, "work": wire.pack((space, arguments)), "source": source, "limit_s": limit_s}
     visible = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
     with _Turn(gpu), child.borrowed("tilelab.gpu_worker", "the GPU's worker", ticket, **visible) as worker:
         answer = _asked(worker, request)
