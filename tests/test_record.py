@@ -73,6 +73,14 @@ def test_tidy_drops_what_a_saved_notebook_cannot_show():
     assert notebook.metadata == record.METADATA
 
 
+def test_the_slowest_cells_are_told(notebooks, monkeypatch, capsys):
+    monkeypatch.setattr(record, "SLOW_S", 0.4)
+    path = write(notebooks / "a.ipynb", "1", "", "import time\ntime.sleep(1)", "time.sleep(0.6)")
+    assert record.main([]) == 0
+    assert capsys.readouterr().out.endswith("recorded; slowest cells [2] 1 s, [3] 1 s\n")
+    assert "execution" not in nbformat.read(path, 4).cells[3].metadata
+
+
 def test_refusals(notebooks, monkeypatch, capsys):
     assert record.main(["--notebooks", "ch99"]) == 2
     assert capsys.readouterr().err == "no notebook ch99: there is none yet.\n"

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -135,10 +136,9 @@ def can_sanitize() -> bool:
 
 def sanitize(module: str, kernels: str = "") -> list[dict]:
     """Rows {tool, status, reason}: what each tool of compute-sanitizer finds while `sanitizer_cases()` of `module` runs
-    in a process of its own; of kernels with `kernels` in their names alone, where that is given: libraries have hazards
-    of their own. A row of races names them: `races`."""
-    rows = []
-    for tool in SANITIZERS:
+    in a process of its own, all at once; of kernels with `kernels` in their names alone, where that is given: libraries
+    have hazards of their own. A row of races names them: `races`."""
+    def row(tool: str) -> dict:
         # cuda-python asks the driver for functions that it may lack: such a question is no error of a kernel.
         command = ["compute-sanitizer", "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9",
                    *(["--kernel-name", f"kernel_substring={kernels}"] if kernels else []),
@@ -148,6 +148,8 @@ def sanitize(module: str, kernels: str = "") -> list[dict]:
         summary = next((line for line in said if "SUMMARY" in line), said[-1] if said else "it said nothing")
         first = f"{said[1]}: " if done.returncode and len(said) > 1 else ""
         races = sorted({found[1] for line in said if (found := re.search(r"Race reported between (\S.*?) in ", line))})
-        rows.append({"tool": tool, "status": "wrong" if done.returncode else "ok", "reason": (first + summary)[:200],
-                     **({"races": races} if races else {})})
-    return rows
+        return {"tool": tool, "status": "wrong" if done.returncode else "ok", "reason": (first + summary)[:200],
+                **({"races": races} if races else {})}
+
+    with ThreadPoolExecutor(len(SANITIZERS)) as pool:
+        return list(pool.map(row, SANITIZERS))

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import collections
 import dataclasses
+import datetime
 import json
 import os
 import pathlib
@@ -28,6 +29,7 @@ from tilelab import device, results
 
 ROOT = pathlib.Path(__file__).parents[1]
 CELL_TIMEOUT_S = 900
+SLOW_S = 5
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 WIDGET = "application/vnd.jupyter.widget-view+json"
 METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -67,8 +69,8 @@ def execute(path: pathlib.Path, **extra: str):
 
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", kernel_manager_class=Manager,
-                            resources={"metadata": {"path": str(path.parent)}}, record_timing=False,
-                            store_widget_state=False, coalesce_streams=True)
+                            resources={"metadata": {"path": str(path.parent)}}, store_widget_state=False,
+                            coalesce_streams=True)
 
     def refuse(*_):
         raise RuntimeError("Ctrl-C is not for this notebook alone")
@@ -103,13 +105,31 @@ def tidy(notebook) -> None:
             output.get("data", {}).pop(WIDGET, None)  # without its state a widget cannot be drawn; its text can
 
 
-def record_notebook(path: pathlib.Path) -> None:
-    """Execute a notebook, tidy it and write it back; raises as `execute` does, and the file then stays as it was."""
+def slowest(notebook) -> str:
+    """Where the time of an executed notebook went: its three slowest cells, those of a few seconds left out."""
+    spent, number = [], 0
+    for cell in notebook.cells:
+        number += bool(cell.cell_type == "code" and cell.source.strip())
+        marks = cell.metadata.get("execution", {})
+        begun, ended = (marks.get(name) for name in ("iopub.execute_input", "shell.execute_reply"))
+        if begun and ended:
+            begun, ended = (datetime.datetime.fromisoformat(mark.replace("Z", "+00:00")) for mark in (begun, ended))
+            spent.append(((ended - begun).total_seconds(), number))
+    return ", ".join(f"[{number}] {seconds:.0f} s" for seconds, number in sorted(spent, reverse=True)[:3]
+                     if seconds >= SLOW_S)
+
+
+def record_notebook(path: pathlib.Path) -> str:
+    """Execute a notebook, tidy it and write it back; returns its `slowest` cells.
+
+    Raises as `execute` does, and the file then stays as it was."""
     import nbformat
 
     notebook = execute(path, TILES_RECORD="1")
+    slow = slowest(notebook)
     tidy(notebook)
     results.write_atomically(path, nbformat.writes(notebook).rstrip() + "\n")
+    return slow
 
 
 def run_tests(ran: list[str]) -> dict:
@@ -191,8 +211,8 @@ def _record(paths: list[pathlib.Path], tests: bool, here: device.Device) -> int:
         for path in paths:
             begun, now = time.monotonic(), path.stem
             try:
-                record_notebook(path)
-                outcome = "recorded"
+                slow = record_notebook(path)
+                outcome = "recorded" + (f"; slowest cells {slow}" if slow else "")
                 ran.append(path.stem)
             except Exception as error:  # its own error, a timeout or a dead kernel: say which, and go on to the next
                 failed = True

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
+import argparse
 import pathlib
 import re
-import sys
 
 import nbformat
 from nbconvert import HTMLExporter
@@ -59,5 +59,8 @@ def write(folder: str | pathlib.Path) -> list[pathlib.Path]:
 
 
 if __name__ == "__main__":
-    pages = write(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build/site")
+    parser = argparse.ArgumentParser(prog="python -m tilelab.site", description="Write the notebooks as they were "
+                                     "executed, and the README before them, as pages that need no network.")
+    parser.add_argument("folder", nargs="?", default=ROOT / "build/site", help="default: build/site")
+    pages = write(parser.parse_args().folder)
     print(f"{len(pages)} pages, {sum(page.stat().st_size for page in pages) / 2**20:.0f} MiB: open {pages[0]}")
