@@ -293,7 +293,7 @@ def grid(op: str) -> list[BulkConfig]:
 def swept():
     """The grid of both operations, through the engine."""
     kept = ("name", "config", "kernel", "shape", "dtype", "status", "reason", "ms", "peer_ms", "ratio", "gbps",
-            "registers", "smem", "final_ratio")
+            "registers", "smem", "final_ms", "final_ratio")
     rows = []
     for op in OPS:
         space = BulkSpace(op, LARGE // 2)

@@ -344,21 +344,23 @@ def timeline(rows: Sequence[dict], *, title: str, source: str = "", clock_mhz: f
     return figure
 
 
-def ladder(rows: Sequence[dict], *, peak_tflops: float, title: str, source: str) -> plots.Picture:
-    """The kernel's steps as percent of the peak, from rows with name, shape, tflops, ratio and, where one was
-    made, predicted (TFLOP/s too), which is a hollow marker. cuBLAS, tflops / ratio in the median, is the dashed line.
+def ladder(rows: Sequence[dict], *, ceiling_tflops: float, title: str, source: str) -> plots.Picture:
+    """The kernel's steps as percent of the measured ceiling, cuBLAS's fastest burst, from rows with name, shape,
+    tflops, ratio and, where one was made, predicted (TFLOP/s too), which is a hollow marker. cuBLAS in the same run,
+    tflops / ratio in the median, is the dashed line.
 
     A row that did not run is drawn with its reason, as in tilelab.plots. ValueError when rows are of several shapes.
     """
     if len({str(row.get("shape")) for row in rows}) > 1:
         raise ValueError("a ladder has one shape: cuBLAS is another line for another shape.")
-    percent = 100 / peak_tflops
+    percent = 100 / ceiling_tflops
     steps = [{**row, "name": "course", "step": row["name"],
               "percent": row["tflops"] * percent if row.get("tflops") else None} for row in rows]
     peers = [row["percent"] / row["ratio"] for row in steps if row["percent"] and row.get("ratio")]
     peer = float(f"{statistics.median(peers):.3g}") if peers else None
     figure = plots.ladder(steps, label="step", title=title, source=source, value="percent",
-                          unit=f"% of the peak, {peak_tflops:,.0f} TFLOP/s", ceiling=peer, ceiling_label="cuBLAS")
+                          unit=f"% of the ceiling, cuBLAS's fastest burst: {ceiling_tflops:,.0f} TFLOP/s", ceiling=peer,
+                          ceiling_label="cuBLAS")
     axes, = figure.axes
     marks = {len(rows) - 1 - index: row["predicted"] * percent for index, row in enumerate(rows)
              if row.get("predicted")}
@@ -369,10 +371,12 @@ def ladder(rows: Sequence[dict], *, peak_tflops: float, title: str, source: str)
     for y, value in marks.items():
         axes.plot(value, y, "D", markerfacecolor="white", markeredgecolor=plots.colour("proposed"), markersize=5,
                   markeredgewidth=1.4, zorder=4)
-        for text in axes.texts:  # a figure that the marker would cover stands behind it
+        for text in axes.texts:  # a figure that the marker, or cuBLAS's line, would cover stands behind it
             at, line = text.get_position()
-            if line == y and at - 0.02 * right < value < at + 0.065 * right:
-                text.set_x(value + 0.025 * right)
+            for there in sorted((value, peer or value)) if line == y else ():
+                if at - 0.02 * right < there < at + 0.065 * right:
+                    at = there + 0.025 * right
+            text.set_x(at)
     axes.plot([], [], "D", markerfacecolor="white", markeredgecolor=plots.colour("proposed"), markersize=5,
               markeredgewidth=1.4, label="predicted")
     axes.legend(fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.1,

@@ -40,6 +40,12 @@ __device__ __forceinline__ void tensor_add(const TensorMap& map, u32 tile, int x
                  ::"l"(&map), "r"(tile), "r"(x), "r"(y) : "memory");
 }
 
+// Where the byte `offset` of a box lies under a swizzle of `bytes` (32, 64 or 128; 16 is none): the unit of 16 bytes is
+// XORed with bits of the number of the 128-byte line. The box starts at a multiple of 1,024.
+__device__ __forceinline__ u32 swizzled(u32 offset, u32 bytes) {
+    return offset ^ ((offset >> 7 & (bytes / 16 - 1)) << 4);
+}
+
 // ---- clusters: neighbouring CTAs that run together and reach each other's shared memory
 
 __device__ __forceinline__ u32 cluster_rank() {

@@ -193,15 +193,9 @@ constexpr u32 TILE = ROWS, SQUARE_BYTES = TILE * TILE * 4;
 // A row of a swizzled box is at most as long as the swizzle, so a tile is several boxes that lie side by side.
 constexpr u32 BOX_COLUMNS = SWIZZLE ? SWIZZLE / 4 : 32, BOXES = TILE / BOX_COLUMNS, BOX_BYTES = TILE * BOX_COLUMNS * 4;
 
-// Where the byte `offset` of a box lies: the unit of 16 bytes is XORed with bits of the number of the 128-byte line.
-__device__ __forceinline__ u32 swizzled(u32 offset) {
-    constexpr u32 BITS = SWIZZLE ? SWIZZLE / 16 - 1 : 0;
-    return offset ^ (((offset >> 7) & BITS) << 4);
-}
-
 template <typename T>
 __device__ __forceinline__ T& element(u8* tile, u32 row, u32 column) {
-    const u32 offset = swizzled((row * BOX_COLUMNS + column % BOX_COLUMNS) * 4);
+    const u32 offset = swizzled((row * BOX_COLUMNS + column % BOX_COLUMNS) * 4, SWIZZLE ? SWIZZLE : 16);
     return *reinterpret_cast<T*>(tile + column / BOX_COLUMNS * BOX_BYTES + offset);
 }
 

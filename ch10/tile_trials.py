@@ -29,10 +29,10 @@ QUICK = {"rounds": 8, "warm_s": 0, "burst_ms": 2}
 STAGES = range(1, tile_pipeline.MOST_STAGES + 1)
 
 
-def source() -> str:
-    """Hash of what is measured."""
+def source(*things) -> str:
+    """Hash of what is measured, and of what an experiment runs beside it."""
     return results.source_hash(tile_pipeline, tile_pipeline.SOURCE, tile_pipeline.SOURCE.with_name("ptx.cuh"),
-                               cuda.HERE / "ptx.cuh", tensor_map)
+                               cuda.HERE / "ptx.cuh", tensor_map, *things)
 
 
 def dimensions(op: str) -> int:

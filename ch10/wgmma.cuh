@@ -1,7 +1,39 @@
-// The product of one warp group: d (64 x N, float32, in registers) += A (64 x 16) B^T (N x 16), bf16 in shared memory.
-// PTX ISA, "wgmma.mma_async". The instruction names every register of d, so each width has a line of its own.
+// What GEMMs of warp groups share: the order of their tiles, the ring between the one that loads and those that
+// multiply, their registers, and the product itself.
 #pragma once
 #include "ptx.cuh"
+
+struct Tile {
+    int m, n;
+};
+
+// `group` rows of tiles sweep the columns together: what runs at one time reads few different tiles, so L2 holds them.
+__device__ __forceinline__ Tile tile_at(int index, int tiles_m, int tiles_n, int group) {
+    group = min(group, tiles_m);
+    const int width = group * tiles_n, first = index / width * group, size = min(tiles_m - first, group);
+    return {first + index % width % size, index % width / size};
+}
+
+// A place in a ring of SIZE stages.
+template <u32 SIZE>
+struct Ring {
+    u32 stage = 0, parity = 0;  // parity of the phase that this turn waits for
+    __device__ __forceinline__ void advance() {
+        if (++stage == SIZE) stage = 0, parity ^= 1;
+    }
+};
+
+// Of a consumer's thread, where `ctas` of one warp group that loads and `consumers` share an SM. All threads start with
+// the same share of the registers; then the producer's go to the consumers, in steps of eight.
+constexpr int PRODUCER_REGISTERS = 40;
+__device__ constexpr int consumer_registers(int consumers, int ctas) {
+    const int even = 65536 / ctas / (128 * (1 + consumers)) / 8 * 8, share = even > 248 ? 248 : even;
+    const int largest = (share * (consumers + 1) - PRODUCER_REGISTERS) / consumers / 8 * 8;
+    return largest > 240 ? 240 : largest;
+}
+
+// The product of one warp group: d (64 x N, float32, in registers) += A (64 x 16) B^T (N x 16), bf16 in shared memory.
+// PTX ISA, "wgmma.mma_async". The instruction names every register of d, so each width has a line of its own.
 
 // %0 to %7, to %15 and so on; d[0] to d[7], to d[15] and so on.
 #define NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"

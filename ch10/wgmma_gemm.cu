@@ -30,28 +30,6 @@ constexpr u32 SUMS_BYTES = LINES * PITCH * 4, SPLIT_BYTES = RING_BYTES > SUMS_BY
 enum { NOTHING, PHASE, PROXY_FENCE, EXPECT_LESS, RELEASE_EARLY };
 static_assert(ROWS % 64 == 0 && BLOCK_N % (16 * PARTS) == 0 && (!SWAP || PARTS == 1), "");
 
-struct Tile {
-    int m, n;
-};
-
-// GROUP rows of tiles sweep the columns together: what runs at one time reads few different tiles, so L2 holds them.
-__device__ __forceinline__ Tile tile_at(int index, int tiles_m, int tiles_n) {
-    const int group = min(GROUP, tiles_m), width = group * tiles_n, first = index / width * group;
-    const int size = min(tiles_m - first, group);
-    return {first + index % width % size, index % width / size};
-}
-
-struct Ring {
-    u32 stage = 0, parity = 0;  // parity of the phase that this turn waits for
-    __device__ __forceinline__ void advance() {
-        if (++stage == STAGES) stage = 0, parity ^= BREAK == PHASE ? 0 : 1;
-    }
-};
-
-__device__ __forceinline__ u32 swizzled(u32 offset) {
-    return offset ^ ((offset >> 7 & (BOX / 8 - 1)) << 4);
-}
-
 // The ring, then C as it is staged, then the barriers. Tiles are aligned to the 1,024 bytes after which a swizzle
 // repeats; a static array would come first and cost as much again.
 extern __shared__ __align__(1024) char shared[];
@@ -84,11 +62,12 @@ __device__ __forceinline__ void stage_part(const float (&acc)[FRAGMENTS][BLOCK_N
             const u32 right_top = bf16_pair(d[4], d[5]), right_low = bf16_pair(d[6], d[7]);
             if constexpr (SWAP) {
                 const u32 row = j + lane % 8 + lane / 16 * 8, unit = 2 * warp + lane / 8 % 2;
-                store_matrices_transposed(staged + f * BLOCK_N * 128 + swizzled(row * 128 + unit * 16),
+                store_matrices_transposed(staged + f * BLOCK_N * 128 + swizzled(row * 128 + unit * 16, 128),
                                           left_top, left_low, right_top, right_low);
             } else {
                 const u32 row = 16 * warp + lane % 16, unit = j % BOX / 8 + lane / 16;
-                store_matrices(staged + (j / BOX * FRAGMENTS + f) * 64 * BOX * 2 + swizzled(row * BOX * 2 + unit * 16),
+                store_matrices(staged + (j / BOX * FRAGMENTS + f) * 64 * BOX * 2
+                                   + swizzled(row * BOX * 2 + unit * 16, BOX * 2),
                                left_top, left_low, right_top, right_low);
             }
         }
@@ -157,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(128, CTAS) one_group(ARGUMENTS) {
         fence_mbarrier_init();
     }
     __syncthreads();
-    const Tile tile = tile_at(blockIdx.x, (M + BLOCK_M - 1) / BLOCK_M, (N + BLOCK_N - 1) / BLOCK_N);
+    const Tile tile = tile_at(blockIdx.x, (M + BLOCK_M - 1) / BLOCK_M, (N + BLOCK_N - 1) / BLOCK_N, GROUP);
     const int row = tile.m * BLOCK_M, column = tile.n * BLOCK_N, steps = (K + BLOCK_K - 1) / BLOCK_K;
 
     auto load = [&](int step, u32 stage) {
@@ -177,10 +156,10 @@ extern "C" __global__ void __launch_bounds__(128, CTAS) one_group(ARGUMENTS) {
     float acc[FRAGMENTS][BLOCK_N / 2];
     // With a second stage the products of one step stay under way while the next is waited for.
     constexpr int LAG = STAGES > 1;
-    Ring turn;
+    Ring<STAGES> turn;
     u32 before = 0;
     for (int step = 0; step < steps; ++step, turn.advance()) {
-        mbarrier_wait(full + 8 * turn.stage, turn.parity);
+        mbarrier_wait(full + 8 * turn.stage, BREAK == PHASE ? 0 : turn.parity);
         recorder(ARRIVED, step);
         const u32 a = ring + turn.stage * STAGE_BYTES;
         multiply(acc, a, a + A_BYTES, step > 0);
@@ -204,12 +183,7 @@ extern "C" __global__ void __launch_bounds__(128, CTAS) one_group(ARGUMENTS) {
 #if KERNEL != ONE_GROUP
 static_assert(STAGES > 1, "a stage is free only when the next one is being multiplied");
 
-constexpr int THREADS = 128 * (1 + CONSUMERS);
-// All threads start with the same share of the registers; then the producer's go to the consumers, in steps of eight.
-constexpr int SHARE = 65536 / CTAS / THREADS / 8 * 8 > 248 ? 248 : 65536 / CTAS / THREADS / 8 * 8;
-constexpr int PRODUCER_REGISTERS = 40;
-constexpr int LARGEST = (SHARE * (CONSUMERS + 1) - PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
-constexpr int CONSUMER_REGISTERS = LARGEST > 240 ? 240 : LARGEST;
+constexpr int THREADS = 128 * (1 + CONSUMERS), CONSUMER_REGISTERS = consumer_registers(CONSUMERS, CTAS);
 constexpr u32 WARPS = 4 * CONSUMERS;
 
 struct Barriers {
@@ -235,11 +209,12 @@ __device__ __forceinline__ Barriers make_barriers(u32 at, u32 ctas) {
 // One thread fills the ring, stage after stage. With SHARED each CTA of the cluster loads a part of B for all of them.
 template <bool SHARED>
 __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, u32 ring, Barriers barriers,
-                                        Ring& turn, int row, int column, int first, int last, Recorder& recorder) {
+                                        Ring<STAGES>& turn, int row, int column, int first, int last,
+                                        Recorder& recorder) {
     constexpr u32 EACH = BLOCK_N / CLUSTER;
     for (int step = first; step < last; ++step, turn.advance()) {
         // A fresh barrier lets a wait for the phase before its first pass.
-        mbarrier_wait(barriers.empty + 8 * turn.stage, turn.parity ^ 1);
+        mbarrier_wait(barriers.empty + 8 * turn.stage, BREAK == PHASE ? 1 : turn.parity ^ 1);
         recorder(WAITED, step);
         const u32 a = ring + turn.stage * STAGE_BYTES, b = a + A_BYTES, barrier = barriers.full + 8 * turn.stage;
         mbarrier_expect_tx(barrier, STAGE_BYTES - (BREAK == EXPECT_LESS ? 8192 : 0));
@@ -270,12 +245,12 @@ __device__ __forceinline__ void release(u32 barrier) {
 }
 
 template <bool SHARED>
-__device__ __forceinline__ void consume(float (&acc)[FRAGMENTS][BLOCK_N / 2], u32 ring, Barriers barriers, Ring& turn,
-                                        int first, int last, Recorder& recorder) {
+__device__ __forceinline__ void consume(float (&acc)[FRAGMENTS][BLOCK_N / 2], u32 ring, Barriers barriers,
+                                        Ring<STAGES>& turn, int first, int last, Recorder& recorder) {
     const u32 consumer = threadIdx.x / 128 - 1;
     u32 before = 0;
     for (int step = first; step < last; ++step, turn.advance()) {
-        mbarrier_wait(barriers.full + 8 * turn.stage, turn.parity);
+        mbarrier_wait(barriers.full + 8 * turn.stage, BREAK == PHASE ? 0 : turn.parity);
         recorder(ARRIVED, step);
         const u32 a = ring + turn.stage * STAGE_BYTES;
         multiply(acc, a + consumer * ROWS * 128, a + A_BYTES, step > first);
@@ -306,7 +281,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) specialised(ARGUMENT
     const int tiles_m = (M + BLOCK_M * CLUSTER - 1) / (BLOCK_M * CLUSTER), tiles_n = (N + BLOCK_N - 1) / BLOCK_N;
     const int steps = (K + BLOCK_K - 1) / BLOCK_K, clusters = gridDim.x / CLUSTER;
     Recorder recorder(trace, group);
-    Ring turn;
+    Ring<STAGES> turn;
     if (group == 0) {
         give_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
@@ -314,7 +289,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) specialised(ARGUMENT
             wait_for_previous_kernel();
             let_next_kernel_start();
             for (int index = blockIdx.x / CLUSTER; index < tiles_m * tiles_n; index += clusters) {
-                const Tile tile = tile_at(index, tiles_m, tiles_n);
+                const Tile tile = tile_at(index, tiles_m, tiles_n, GROUP);
                 produce<(CLUSTER > 1)>(a_map, b_map, ring, barriers, turn, (tile.m * CLUSTER + rank) * BLOCK_M,
                                        tile.n * BLOCK_N, 0, steps, recorder);
             }
@@ -328,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) specialised(ARGUMENT
         if (threadIdx.x % 128) mine.left = 0;
         float acc[FRAGMENTS][BLOCK_N / 2];
         for (int index = blockIdx.x / CLUSTER; index < tiles_m * tiles_n; index += clusters) {
-            const Tile tile = tile_at(index, tiles_m, tiles_n);
+            const Tile tile = tile_at(index, tiles_m, tiles_n, GROUP);
             consume<(CLUSTER > 1)>(acc, ring, barriers, turn, 0, steps, mine);
             const int row = (tile.m * CLUSTER + rank) * BLOCK_M + consumer * ROWS;
             epilogue(acc, c_map, staged, parts, row, tile.n * BLOCK_N, group);
@@ -351,11 +326,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) split(ARGUMENTS) {
     const u32 ring = shared_address(shared), group = threadIdx.x / 128, rank = cluster_rank();
     const Barriers barriers = make_barriers(ring + SPLIT_BYTES, 1);
     const int tiles_m = (M + BLOCK_M - 1) / BLOCK_M, tiles_n = (N + BLOCK_N - 1) / BLOCK_N;
-    const Tile tile = tile_at(blockIdx.x / CLUSTER, tiles_m, tiles_n);
+    const Tile tile = tile_at(blockIdx.x / CLUSTER, tiles_m, tiles_n, GROUP);
     const int row = tile.m * BLOCK_M, column = tile.n * BLOCK_N, steps = (K + BLOCK_K - 1) / BLOCK_K;
     const int first = steps * rank / CLUSTER, last = steps * (rank + 1) / CLUSTER;
     Recorder recorder(trace, group);
-    Ring turn;
+    Ring<STAGES> turn;
     if (group == 0) {
         give_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {

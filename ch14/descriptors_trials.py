@@ -263,7 +263,7 @@ SUBJECT = Subject(
     axes={"tile": lambda c: " × ".join(map(str, c.block)),
           "way": lambda c: f"{c.way}, {c.num_warps} warp{'s' * (c.num_warps > 1)}",
           "span": lambda c: f"span {c.span}" if c.span else f"{c.ctas} an SM",
-          "stages": lambda c: f"{c.stages} stages"},
+          "stages": lambda c: f"{c.stages} stage{'s' * (c.stages > 1)}"},
     space=_chosen_space, recorded=lambda: results.recorded("ch14_descriptors_sweep", kernels()),
     roofline=tile_copy_trials.roofline(lambda config: 2 * config.elements), peer="torch")
 

@@ -288,8 +288,9 @@ SUBJECT = Subject(
              "the field note's proposed 6": functools.partial(configs, "proposed"),
              "the course's 8": functools.partial(configs, "course"), "grid of 96": grid},
     axes={"tile": lambda c: f"{c.block_m}×{c.block_n}",
-          "warps, stages": lambda c: f"{c.num_warps} warps, {c.num_stages} stages",
-          "stages": lambda c: f"{c.num_stages} stages", "warps": lambda c: f"{c.num_warps} warps",
+          "warps, stages": lambda c: f"{c.num_warps} warps, {c.num_stages} stage{'s' * (c.num_stages > 1)}",
+          "stages": lambda c: f"{c.num_stages} stage{'s' * (c.num_stages > 1)}",
+          "warps": lambda c: f"{c.num_warps} warps",
           "tile, warps": lambda c: f"{c.block_m}×{c.block_n}, {c.num_warps} warps",
           "K step": lambda c: f"BLOCK_K {c.block_k}", "kernel": lambda c: c.kernel},
     space=_chosen_space, recorded=lambda: results.recorded("ch14_gemm_sweep", source()), roofline=_roofline)

@@ -120,6 +120,6 @@ SUBJECT = Subject(
              "the field note's proposed 5": lambda _: tile_copy.configs("proposed"),
              "the course's 4": lambda _: tile_copy.configs("course")},
     axes={"tile": lambda c: f"{c.block_m}×{c.block_n}",
-          "warps, stages": lambda c: f"{c.num_warps} warps, {c.num_stages} stages"},
+          "warps, stages": lambda c: f"{c.num_warps} warps, {c.num_stages} stage{'s' * (c.num_stages > 1)}"},
     space=_chosen_space, recorded=lambda: results.recorded("ch14_gemm_copy", source()),
     roofline=roofline(lambda config: 2 * config.block_m * config.block_n), peer="torch")

@@ -28,7 +28,7 @@ def timeline(**rest):
 
 
 def ladder(rows):
-    return pictures.ladder(rows, peak_tflops=1000, title="Up", source="made up")
+    return pictures.ladder(rows, ceiling_tflops=1000, title="Up", source="made up")
 
 
 PICTURES = {
@@ -152,12 +152,12 @@ def test_timeline():
         pictures.timeline([], title="empty")
 
 
-def test_ladder_is_in_percent_of_the_peak():
+def test_ladder_is_in_percent_of_the_ceiling():
     axes, = ladder([*STEPS, REFUSED]).axes
     assert [bar.get_width() for bar in axes.patches[:3]] == pytest.approx([30, 52, 78])
     assert "cuBLAS 80" in [text.get_text() for text in axes.texts]
     marks = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "D" and len(line.get_xdata())]
     assert marks == pytest.approx([40, 54, 80, 70])
-    assert "1,000 TFLOP/s" in axes.get_xlabel()
+    assert axes.get_xlabel() == "% of the ceiling, cuBLAS's fastest burst: 1,000 TFLOP/s"
     with pytest.raises(ValueError, match="one shape"):
         ladder([STEPS[0], {**STEPS[1], "shape": "8192"}])

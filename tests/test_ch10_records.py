@@ -5,7 +5,7 @@ import re
 import pytest
 from records import ROOT, held
 
-from ch10 import tile_trials, wgmma_trials
+from ch10 import tile_broken, tile_trials, wgmma_trials
 from tilelab import results
 
 EXPERIMENTS = {
@@ -48,6 +48,15 @@ def test_a_sweep_finds_no_wrong_result():
 def test_the_whole_kernel_is_right_and_breaking_the_phase_is_found():
     found = {row["name"]: row["status"] for row in held("ch10_gemm_broken")["rows"]}
     assert found["nothing"] == "ok" and {found["phase"], found["expect_less"]} <= {"wrong", "failed"}
+
+
+def test_each_broken_rule_shows_and_the_controls_do_not():
+    found = {row["program"]: row["result"] for row in held("ch10_tile_broken")["rows"]}
+    assert list(found) == list(tile_broken.PROGRAMS)
+    assert found["load from column 4"] == found["load from column -4"] == "it loads"
+    assert all("illegal instruction" in found[f"load from column {column}"] for column in (1, -1))
+    assert found["store rows of 31 floats"].endswith("holds 0.0")
+    assert found["expect +0 bytes"] == "wrong in 0 of 200 runs" != found["expect -8,192 bytes"]
 
 
 def test_the_time_stamps_show_an_overlap():

@@ -144,7 +144,7 @@ def ladder(rows: Sequence[dict], *, label: Key, title: str, source: str, value: 
         if _ran(row, value):
             axes.barh(y, row[value], color=colour(row.get("name", "course")), height=0.7)
             text = f"{row[value]:,.0f}" if row[value] >= 100 else f"{row[value]:.3g}"
-            end = ceiling if ceiling and 0 <= ceiling - row[value] < 0.08 * top else row[value]
+            end = ceiling if ceiling and 0 <= ceiling - row[value] < 0.11 * top else row[value]
             axes.text(end + top * 0.012, y, text, va="center", fontsize=7.5, bbox=_BEHIND)
         else:
             axes.barh(y, top * 0.02, fill=False, edgecolor=GREY, hatch="////", height=0.7)

@@ -1,0 +1,75 @@
+"""Programs that break a rule of tensor maps which only a run shows, for the notebook `ch10_tile_pipeline`.
+
+Each runs in a process of its own, which may fault or hang: `python -m ch10.tile_broken "load from column 1"`.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from ch10 import tile_pipeline, tile_trials
+from tilelab import child, results
+
+
+def load_from(column: int) -> None:
+    tile_pipeline.UNIT = 4  # bytes: the launcher's check lets any float pass
+    x = torch.ones(8, 32, device="cuda")
+    tile_pipeline.dump_box(x, 0, column, (8, 32))
+    torch.cuda.synchronize()
+    print("it loads")
+
+
+def store_rows() -> None:
+    tile_pipeline.UNIT = 4
+    x, out = torch.ones(8, 32, device="cuda"), torch.full((8, 32), 7.0, device="cuda")
+    tile_pipeline.copy(x[:, :31], out[:, :31])
+    print("the 32nd column held 7 and holds", *out[:, 31].unique().tolist())
+
+
+def expect(more: int) -> None:
+    source, folder = tile_pipeline.SOURCE, tempfile.TemporaryDirectory()
+    text = source.read_text().replace('"ptx.cuh"', f'"{source.with_name("ptx.cuh")}"')
+    changed = text.replace("barrier, TILE_BYTES)", f"barrier, TILE_BYTES + {more})")
+    assert changed != text
+    tile_pipeline.SOURCE = pathlib.Path(folder.name, "changed.cu")
+    tile_pipeline.SOURCE.write_text(changed)
+    wrong = 0
+    for _ in range(200):
+        x = torch.randn(64, 64, device="cuda")
+        wrong += not torch.equal(tile_pipeline.dump_box(x, 0, 0, (64, 64)).view(x.dtype), x.flatten())
+    print(f"wrong in {wrong} of 200 runs")
+
+
+PROGRAMS = {**{f"load from column {column}": functools.partial(load_from, column) for column in (4, -4, 1, -1)},
+            "store rows of 31 floats": store_rows,
+            **{f"expect {more:+,} bytes": functools.partial(expect, more) for more in (0, -8192, 8192)}}
+
+
+def run(name: str, limit_s: float = 20) -> str:
+    """What the program of that name says, or what became of it."""
+    try:
+        done = subprocess.run([sys.executable, "-m", __spec__.name, name], capture_output=True, text=True,
+                              timeout=limit_s, cwd=child.ROOT, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {limit_s} s"
+    said = [line for line in (done.stdout or done.stderr).splitlines() if line.strip()]
+    last = said[-1] if said else f"exit status {done.returncode}"
+    return next((line[line.index("CUDA error"):] for line in said if "CUDA error" in line), last)
+
+
+@results.experiment("ch10_tile_broken", lambda: tile_trials.source(load_from, store_rows, expect))
+def broken():
+    """{program, result} of PROGRAMS, all at once: two of them hang."""
+    with ThreadPoolExecutor(len(PROGRAMS)) as pool:
+        return [{"program": name, "result": result} for name, result in zip(PROGRAMS, pool.map(run, PROGRAMS))]
+
+
+if __name__ == "__main__":
+    PROGRAMS[sys.argv[1]]()
