@@ -10,7 +10,7 @@ from ch14 import blockscaled_impacts, mx_spec, stages_note
 from claims.judge import Finding, Note, decide, holds, only_if, refuted, untested
 
 NOTE = Note("Blackwell BlockScaled GEMM Kernel Optimizations")
-ATTEMPTS, HIDE = "Who gets the memory: the note's two attempts", "What five stages hide"
+ATTEMPTS, HIDE = "Who gets the memory in the note's two attempts", "What five stages hide"
 BANDS = "The four bands, on Hopper"
 
 

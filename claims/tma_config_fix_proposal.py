@@ -95,7 +95,8 @@ def deeper_pipelines(of) -> Finding:
     gains = []
     for found in best.values():
         ratios = list(found.values())
-        gains.append([after > 1.02 * before for before, after in zip(ratios, ratios[1:])])
+        # A sweep's quick timing stands up to 4 % from the one that is repeated at its end: less is no gain.
+        gains.append([after > 1.05 * before for before, after in zip(ratios, ratios[1:])])
     if all(map(all, gains)):
         return holds(figure)
     return only_if("a load's latency is not yet covered", figure) if all(gain[0] for gain in gains) else refuted(figure)
