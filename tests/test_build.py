@@ -13,7 +13,7 @@ import pytest
 
 from ch14 import gemm_configs
 from ch14.gemm_configs import GemmConfig
-from tilelab import build, child, device
+from tilelab import build, build_worker, child, cubin, device
 
 CONFIG = GemmConfig(128, 128, 64, 8, 3)
 COPY = {"kernel": "tilelab.doctor_copy:copy_tma_kernel", "constants": {"BLOCK_M": 64, "BLOCK_N": 64},
@@ -89,7 +89,7 @@ def test_a_real_failing_pass_is_named():
 
 def test_failing_pass_is_named():
     said = "x.mlir:3:1: error: operand does not dominate this use\nPipeline failed while executing [`SomePass` on"
-    assert build._why(RuntimeError("PassManager::run failed"), said) == \
+    assert build_worker._why(RuntimeError("PassManager::run failed"), said) == \
         "the compiler pass SomePass failed: operand does not dominate this use"
 
 
@@ -244,7 +244,7 @@ def test_resources_agree_with_cuobjdump(target):
     config = GemmConfig(128, 256, 64, 4, 2) if target == "sm_120a" else CONFIG  # too few warps: it spills
     report = build.build_one(copy_job(target=target) if target == "sm_80" else gemm_configs.job(config, target))
     try:
-        text = build._cuobjdump("-res-usage", report.cubin)
+        text = cubin.cuobjdump("-res-usage", report.cubin)
     except RuntimeError as error:  # a cuobjdump may be older than the target; the figures are there all the same
         assert target in ("sm_103a", "sm_121a") and re.match(r"the cuobjdump of Triton \S+ cannot read", str(error))
         assert report.registers
@@ -359,7 +359,7 @@ def test_cu_figures_are_of_that_kernel(cu_job, target):
         if not report.counts:
             assert target in ("sm_103a", "sm_121a") and report.registers  # Triton 3.6's cuobjdump cannot read them
             continue
-        text = build._cuobjdump("-res-usage", report.cubin)
+        text = cubin.cuobjdump("-res-usage", report.cubin)
         found = re.search(rf"Function {name}:\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", text)
         assert (report.registers, report.spills, report.smem_static) == tuple(map(int, found.groups()))
         assert report.sass.count("Function : ") == 1 and f"Function : {name}\n" in report.sass
@@ -375,7 +375,7 @@ def test_cu_copy_engine_is_counted():
     report = build.build_one(build.Job(os.path.relpath(kernel), {}, {"CHUNK_BYTES": 16384}, "sm_90a", num_warps=1))
     assert report.launchable, report.reason
     assert report.counts["UBLKCP"] == 2 and report.counts["SYNCS"] and not report.counts["LDG"]
-    assert report.counts == dict.fromkeys(build.OPCODES, 0) | build.sass_counts(report.cubin)
+    assert report.counts == dict.fromkeys(cubin.OPCODES, 0) | build.sass_counts(report.cubin)
 
 
 def test_cu_shared_memory_and_threads_decide(cu_job):
@@ -428,7 +428,7 @@ def test_cu_that_nvrtc_cannot_target(cu_job, monkeypatch):
                                 "--gpu-architecture (-arch)\nmore")
 
     monkeypatch.setattr(cuda, "compile_file", too_old)
-    answer = build._compile_cu(dataclasses.asdict(cu_job("small", "sm_121a")))
+    answer = build_worker._compile_cu(dataclasses.asdict(cu_job("small", "sm_121a")))
     assert answer == {"reason": "two.cu does not compile for sm_121a: nvrtc: error: invalid value for "
                                 "--gpu-architecture (-arch)"}
 
@@ -437,14 +437,15 @@ def test_cu_whose_sass_cannot_be_read(cu_job, monkeypatch):
     def too_old(*args):
         raise RuntimeError("the cuobjdump of Triton 3.6 cannot read this cubin")
 
-    monkeypatch.setattr(build, "_cuobjdump", too_old)
-    answer = build._compile_cu(dataclasses.asdict(cu_job("small")))
+    monkeypatch.setattr(cubin, "cuobjdump", too_old)
+    answer = build_worker._compile_cu(dataclasses.asdict(cu_job("small")))
     assert answer["counts"] == {} and answer["registers"]
     assert build._report(cu_job("small"), answer).launchable
 
 
 def test_cu_needs_neither_triton_nor_torch(cu_job):
-    code = ("import sys, json; from tilelab import build; answer = build._compile_cu(json.loads(sys.argv[1])); "
+    code = ("import sys, json; from tilelab import build_worker; "
+            "answer = build_worker._compile_cu(json.loads(sys.argv[1])); "
             "sys.exit('registers' not in answer or 'triton' in sys.modules or 'torch' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", code, json.dumps(dataclasses.asdict(cu_job("small")))],
                           cwd=pathlib.Path(build.__file__).parents[1], check=False, timeout=60)
@@ -465,7 +466,7 @@ def test_a_listing_is_made_once_and_kept_whole(cu_job, tmp_path, monkeypatch):
     kept = [path for path in (tmp_path / "cubins").iterdir() if path.suffix == ".listing"]
     assert kept
     with monkeypatch.context() as patch:
-        patch.setattr(build.subprocess, "run", None)  # nothing is run again
+        patch.setattr(cubin.subprocess, "run", None)  # nothing is run again
         assert build.sass(report.cubin) == wanted
     for path in kept:
         path.write_bytes(path.read_bytes()[:-1])
@@ -482,10 +483,10 @@ def test_what_the_compiler_says_after_a_long_log_has_no_hole_before_it(tmp_path)
     log = tmp_path / "log"
     program = f"""import os
 os.dup2(os.open({str(log)!r}, os.O_RDWR | os.O_CREAT), 2)
-from tilelab import build
+from tilelab import build_worker
 os.write(2, b"x" * 300_000)
 os.ftruncate(2, 0)
-build._answer({{"kernel": "nowhere:kernel", "cache": "", "cubins": {str(tmp_path)!r}}})
+build_worker._answer({{"kernel": "nowhere:kernel", "cache": "", "cubins": {str(tmp_path)!r}}})
 os.write(2, b"LLVM ERROR: at last")"""
     subprocess.run([sys.executable, "-c", program], check=True, cwd=child.ROOT)
     assert log.read_bytes() == b"LLVM ERROR: at last"

@@ -333,7 +333,7 @@ def test_sass_that_cannot_be_read_is_a_warning(monkeypatch, capsys):
     def too_old(cubin):
         raise RuntimeError("cuobjdump fatal: no compilation option")
 
-    monkeypatch.setitem(sys.modules, "tilelab.build", types.SimpleNamespace(sass=too_old))
+    monkeypatch.setitem(sys.modules, "tilelab.cubin", types.SimpleNamespace(sass=too_old))
     doctor._prove("cuda", ["sm_90a"], run=False)
     shown = json.loads(capsys.readouterr().out)
     assert shown["status"] == "warn" and "cannot show its SASS" in shown["detail"]

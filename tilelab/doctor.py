@@ -251,7 +251,7 @@ def _prove(kind: str, targets: list[str], run: bool) -> None:
         print(json.dumps({"step": name, "status": row.status, "detail": row.detail}), flush=True)
 
     def instructions(target: str) -> tuple[str, str]:
-        from tilelab.build import sass
+        from tilelab.cubin import sass
 
         if kind == "triton":
             from tilelab.doctor_copy import compile_copy as compiler
