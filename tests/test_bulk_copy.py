@@ -4,7 +4,7 @@ import re
 import pytest
 import torch
 
-from ch07 import bulk_copy, bulk_trials
+from ch07 import bulk_copy, bulk_sweep, bulk_trials
 from ch07.bulk_copy import BulkConfig, configs
 from tilelab import build, device
 
@@ -142,7 +142,7 @@ def test_variants_are_of_copy_or_axpy():
 
 @pytest.mark.parametrize("op", bulk_trials.OPS)
 def test_what_is_swept_can_be_told_apart_and_launched(op):
-    chosen, space = bulk_trials.grid(op), bulk_trials.BulkSpace(op, 1 << 20, "sm_90a")
+    chosen, space = bulk_sweep.grid(op), bulk_sweep.BulkSpace(op, 1 << 20, "sm_90a")
     assert len(set(map(str, chosen))) == len(set(chosen)) == len(chosen) > 80
     assert {config.kernel for config in chosen} == {"loads", "cp_async", "bulk"}
     assert [space.reject(config) for config in chosen] == [""] * len(chosen)
@@ -153,22 +153,22 @@ def test_what_is_swept_can_be_told_apart_and_launched(op):
 
 def test_a_space_rejects_what_cannot_run_there():
     large = BulkConfig("bulk", 32, 32768, stages=2)
-    spaces = {target: bulk_trials.BulkSpace("axpy", 1 << 20, target) for target in device.TARGETS}
+    spaces = {target: bulk_sweep.BulkSpace("axpy", 1 << 20, target) for target in device.TARGETS}
     assert spaces["sm_80"].reject(large) == "sm_80 has no TMA: bulk copies need sm_90a or newer."
     assert spaces["sm_121a"].reject(large) == ("it needs 131,072 B of shared memory a block; "
                                                "sm_121a has 101,376 B.")
     assert spaces["sm_90a"].reject(large) == ""
-    assert bulk_trials.BulkSpace("copy", 1 << 20, "sm_121a").reject(large) == ""
+    assert bulk_sweep.BulkSpace("copy", 1 << 20, "sm_121a").reject(large) == ""
     assert spaces["sm_90a"].label(large) == {"name": "bulk", "config": str(large), "kernel": str(large),
                                              "shape": [1 << 20], "dtype": "axpy"}
 
 
 def test_the_panel_s_subject():
-    subject = bulk_trials.SUBJECT
+    subject = bulk_sweep.SUBJECT
     for op in subject.dtypes:
         for preset in subject.presets.values():
             assert all(axis(config) for axis in subject.axes.values() for config in preset(op))
-    assert subject.space((1 << 20,), "copy", "sm_100a") == bulk_trials.BulkSpace("copy", 1 << 20, "sm_100a")
+    assert subject.space((1 << 20,), "copy", "sm_100a") == bulk_sweep.BulkSpace("copy", 1 << 20, "sm_100a")
     for shape in ((6,), (0,), (4, 4)):
         with pytest.raises(ValueError, match="a shape is BYTES of each array, a multiple of 4"):
             subject.space(shape, "copy", None)

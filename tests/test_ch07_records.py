@@ -5,12 +5,12 @@ import re
 import pytest
 from records import ROOT, held
 
-from ch07 import bulk_trials, resample, resample_trials
+from ch07 import bulk_sweep, bulk_trials, resample, resample_trials
 from tilelab import results
 
 EXPERIMENTS = {
     "ch07_bulk_check": bulk_trials.checked, "ch07_bulk_speed": bulk_trials.speed, "ch07_bulk_fronts": bulk_trials.front,
-    "ch07_bulk_first": bulk_trials.first, "ch07_bulk_broken": bulk_trials.broken, "ch07_bulk_sweep": bulk_trials.swept,
+    "ch07_bulk_first": bulk_trials.first, "ch07_bulk_broken": bulk_trials.broken, "ch07_bulk_sweep": bulk_sweep.swept,
     "ch07_resample_check": resample_trials.checked, "ch07_resample_ladder": resample_trials.ladder,
     "ch07_resample_rates": resample_trials.rates, "ch07_resample_torch": resample_trials.against_torch,
     "ch07_resample_note": resample_trials.note, "ch07_resample_ncu": resample_trials.profiled,

@@ -5,21 +5,21 @@ import re
 import pytest
 from records import ROOT, held
 
-from ch10 import tile_broken, tile_trials, wgmma_trials
+from ch10 import tile_broken, tile_sweep, tile_trials, wgmma_sweep, wgmma_trials
 from tilelab import results
 
 EXPERIMENTS = {
     "ch10_tile_check": tile_trials.checked, "ch10_tile_dump": tile_trials.dumped, "ch10_tile_speed": tile_trials.speed,
     "ch10_tile_swizzle": tile_trials.swizzles, "ch10_tile_stages": tile_trials.staged,
     "ch10_tile_multicast": tile_trials.multicast, "ch10_tile_reduction": tile_trials.reduction,
-    "ch10_tile_boxes": tile_trials.boxes, "ch10_tile_sweep": tile_trials.swept,
+    "ch10_tile_boxes": tile_trials.boxes, "ch10_tile_sweep": tile_sweep.swept,
     "ch10_tile_sanitizer": tile_trials.sanitized,
     "ch10_gemm_check": wgmma_trials.checked, "ch10_gemm_ladder": wgmma_trials.ladder,
     "ch10_gemm_squares": wgmma_trials.squares, "ch10_gemm_llm": wgmma_trials.llm,
     "ch10_gemm_ragged": wgmma_trials.ragged, "ch10_gemm_raster": wgmma_trials.raster,
     "ch10_gemm_width": wgmma_trials.width, "ch10_gemm_timeline": wgmma_trials.timeline,
     "ch10_gemm_broken": wgmma_trials.broken, "ch10_gemm_first": wgmma_trials.first,
-    "ch10_gemm_sweep": wgmma_trials.swept, "ch10_gemm_sanitizer": wgmma_trials.sanitized}
+    "ch10_gemm_sweep": wgmma_sweep.swept, "ch10_gemm_sanitizer": wgmma_trials.sanitized}
 
 
 

@@ -10,15 +10,15 @@ import time
 
 import pytest
 
-from ch07 import bulk_trials
-from ch10 import tile_trials, wgmma_trials
+from ch07 import bulk_sweep
+from ch10 import tile_sweep, wgmma_sweep
 from ch14 import gemm_trials, tile_copy_trials
 from tilelab import device, faults, panel, panel_html, panel_rows
 from tilelab.journal import Journal
 from tilelab.space import Roofline, Subject
 
 GEMM, COPY = gemm_trials.SUBJECT, tile_copy_trials.SUBJECT
-SUBJECTS = GEMM, COPY, bulk_trials.SUBJECT, tile_trials.SUBJECT, wgmma_trials.SUBJECT
+SUBJECTS = GEMM, COPY, bulk_sweep.SUBJECT, tile_sweep.SUBJECT, wgmma_sweep.SUBJECT
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import re
 import pytest
 import torch
 
-from ch10 import tile_pipeline, tile_trials
+from ch10 import tile_pipeline, tile_sweep, tile_trials
 from ch10.tile_pipeline import TileConfig, configs
 from tilelab import build, device, tensor_map
 
@@ -204,7 +204,7 @@ def test_bank_conflicts():
 
 def test_a_space_rejects_what_cannot_run_there():
     config = TileConfig("stencil", 64, 128, 128, stages=4)
-    spaces = {target: tile_trials.TileSpace("stencil", (1024, 1024), target) for target in device.TARGETS}
+    spaces = {target: tile_sweep.TileSpace("stencil", (1024, 1024), target) for target in device.TARGETS}
     assert spaces["sm_80"].reject(config) == "sm_80 has no TMA: tensor maps need sm_90a or newer."
     assert spaces["sm_121a"].reject(config) == ("it needs 144,000 B of shared memory a block; sm_121a has 101,376 B.")
     assert spaces["sm_90a"].reject(config) == ""
@@ -215,17 +215,17 @@ def test_a_space_rejects_what_cannot_run_there():
 
 @pytest.mark.parametrize("op", tile_trials.OPS)
 def test_what_is_swept_can_be_told_apart_and_launched(op):
-    chosen, space = tile_trials.grid(op), tile_trials.TileSpace(op, (1024, 1024), "sm_90a")
+    chosen, space = tile_sweep.grid(op), tile_sweep.TileSpace(op, (1024, 1024), "sm_90a")
     assert len(set(map(str, chosen))) == len(chosen) >= 9
     assert [space.reject(config) for config in chosen] == [""] * len(chosen)
 
 
 def test_the_panel_s_subject():
-    subject = tile_trials.SUBJECT
+    subject = tile_sweep.SUBJECT
     for op in subject.dtypes:
         for preset in subject.presets.values():
             assert all(axis(config) for axis in subject.axes.values() for config in preset(op))
-    assert subject.space((64, 32), "copy", "sm_100a") == tile_trials.TileSpace("copy", (64, 32), "sm_100a")
+    assert subject.space((64, 32), "copy", "sm_100a") == tile_sweep.TileSpace("copy", (64, 32), "sm_100a")
     for shape, op in (((6,), "copy"), ((0, 4), "copy"), ((4, 4), "accumulate"), ((4, 4, 4), "transpose")):
         with pytest.raises(ValueError, match=f"a shape of {op} is "):
             subject.space(shape, op, None)

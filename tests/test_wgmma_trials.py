@@ -1,8 +1,9 @@
 import pytest
 
-from ch10 import wgmma_trials
+from ch10 import wgmma_sweep, wgmma_trials
 from ch10.wgmma_configs import rejection
-from ch10.wgmma_trials import EVENTS, WgmmaSpace, intervals
+from ch10.wgmma_sweep import WgmmaSpace
+from ch10.wgmma_trials import EVENTS, intervals
 from tilelab import results
 
 CODE = {name: index for index, name in enumerate(EVENTS)}
@@ -32,7 +33,7 @@ def test_intervals_of_roles_count_tiles():
 
 
 def test_the_grid_and_the_widths_hold_what_they_say():
-    grid = wgmma_trials.grid()
+    grid = wgmma_sweep.grid()
     assert len(grid) == 168 == len({str(config) for config in grid})
     assert 100 < sum(not rejection(config) for config in grid) < 168
     widths = [wgmma_trials._widest(columns) for columns in (128, 160, 192, 208, 224, 256)]
@@ -51,11 +52,11 @@ def test_a_space_rejects_what_cannot_run():
 @pytest.mark.parametrize("shape", [(1, 2), (8, 7, 8), (8, 8, 12), (0, 8, 8), (1 << 31, 8, 8)])
 def test_a_bad_shape_of_the_panel_is_one_sentence(shape):
     with pytest.raises(ValueError, match="a shape is M,N,K below 2"):
-        wgmma_trials.SUBJECT.space(shape, "bf16", None)
+        wgmma_sweep.SUBJECT.space(shape, "bf16", None)
 
 
 def test_the_subject_offers_what_exists():
-    subject = wgmma_trials.SUBJECT
+    subject = wgmma_sweep.SUBJECT
     for preset in subject.presets.values():
         for config in preset("bf16"):
             assert all(isinstance(axis(config), str) for axis in subject.axes.values())

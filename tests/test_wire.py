@@ -5,8 +5,9 @@ import math
 
 import pytest
 
-from ch07.bulk_trials import BulkSpace
-from ch10.wgmma_trials import STEPS, WgmmaSpace
+from ch07.bulk_sweep import BulkSpace
+from ch10.wgmma_configs import STEPS
+from ch10.wgmma_sweep import WgmmaSpace
 from ch14.attention_sweep import AttentionSpace
 from ch14.gemm_configs import GemmConfig
 from tilelab import wire
