@@ -37,7 +37,7 @@ def path(form_a: str, form_b: str, mnk: tuple[int, int, int], target: str) -> st
     m, n, k = mnk
     if form_a == "bf16":
         if form_b != "mxfp4":
-            raise ValueError(f"tokens in bf16 are multiplied by weights in mxfp4; here they are in {form_b!s:.40}.")
+            raise ValueError(f"tokens in bf16 are multiplied by weights in mxfp4; here they are in {form_b!r:.40}.")
         blockscaled_decode.tokens_for(m)
         _whole("K", k, blockscaled_decode.BLOCK)
         return "decode"

@@ -92,6 +92,8 @@ def check_dense(name: str, given, op: str) -> None:
     """ValueError unless `given` is a tensor whose elements are what memory holds, and none asks `op` for a gradient."""
     if not isinstance(given, torch.Tensor):
         raise ValueError(f"{name} must be a torch.Tensor; it is a {type(given).__name__}.")
+    if given.is_nested:  # its layout may be strided, and it has no shape
+        raise ValueError(f"{name} must be a dense tensor; it is a nested one.")
     if given.layout != torch.strided:
         raise ValueError(f"{name} must be a dense tensor; its layout is {given.layout}.")
     if given.requires_grad and torch.is_grad_enabled():

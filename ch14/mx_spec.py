@@ -179,7 +179,7 @@ def lookup(name: str) -> BlockFormat:
 
 def check_rule(rule: str, form: BlockFormat) -> None:
     """ValueError unless `rule` chooses E8M0 scales of `form`."""
-    if rule not in RULES:
+    if not isinstance(rule, str) or rule not in RULES:
         raise ValueError(f"the rules for an E8M0 scale are {' and '.join(RULES)}; here it is {rule!r:.40}.")
     if rule == "ceil" and form.scale != "e8m0":
         raise ValueError(f"the rule ceil is for E8M0 scales; those of {form.name} are {form.scale}.")

@@ -42,7 +42,7 @@ FORMATS = {"Float4E2M1FN": Format(4, 64, 4, (("Float8E8M0FNU", 32), ("Float8E8M0
 def among(name: str, value, allowed) -> None:
     """ValueError unless `value` is one of `allowed`, of the same type: 16.0 is not 16."""
     if not any(type(value) is type(each) and value == each for each in allowed):
-        raise ValueError(f"{name} is one of {', '.join(map(str, allowed))}; here it is {value!r}.")
+        raise ValueError(f"{name} is one of {', '.join(map(str, allowed))}; here it is {value!r:.40}.")
 
 
 def check_counts(choice) -> None:

@@ -13,6 +13,31 @@ MEASURED = {"ratio": {"ratio": math.nan}, "infinite": {"ms": math.inf}, "text": 
             "long": {"status": "failed", "reason": "x" * 10**6}}
 
 
+class NoText(Config):
+    def __str__(self):
+        raise KeyError("no text")
+
+
+class Long(Config):
+    def __repr__(self):
+        return str(10**5000)
+
+
+@dataclasses.dataclass(frozen=True)
+class Twice(Config):
+    """Made anew of its fields it is another one."""
+
+    def __post_init__(self):
+        object.__setattr__(self, "block", 2 * self.block)
+
+
+@dataclasses.dataclass(frozen=True)
+class Later(Config):
+    """Holds what its constructor does not take."""
+
+    half: int = dataclasses.field(init=False, default=0)
+
+
 @dataclasses.dataclass(frozen=True)
 class OddSpace(FaultSpace):
     """`fault` of a Config says what is odd about it; `own` what is odd about the space."""

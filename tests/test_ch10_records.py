@@ -6,7 +6,7 @@ import pytest
 from records import ROOT, held
 
 from ch10 import tile_broken, tile_sweep, tile_trials, wgmma_sweep, wgmma_trials
-from tilelab import results
+from tilelab import device, results
 
 EXPERIMENTS = {
     "ch10_tile_check": tile_trials.checked, "ch10_tile_dump": tile_trials.dumped, "ch10_tile_speed": tile_trials.speed,
@@ -78,3 +78,16 @@ def test_readme_states_what_the_records_hold():
     stated = re.search(r"by the shape: ([\d.]+) × cuBLAS on squares \(geometric mean\), ([\d.]+) × on decoder", readme)
     assert [float(figure) for figure in stated.groups()] == pytest.approx(
         [results.geometric_mean(squares), results.geometric_mean(llm)], abs=0.006)
+
+
+@pytest.mark.parametrize("argument", ["bogus", "--help", "load from column 1"])
+def test_the_command_line_of_broken_rules(argument, capsys):
+    if argument == "load from column 1":
+        if device.current().has_tma:
+            pytest.skip("it would lose this process's GPU")
+        assert tile_broken.main([argument]) == 0 and "an illegal instruction" in capsys.readouterr().out
+        return
+    with pytest.raises(SystemExit) as ended:
+        tile_broken.main([argument])
+    said = capsys.readouterr()
+    assert ended.value.code == 2 * (argument == "bogus") and said.err.count("\n") == (argument == "bogus")

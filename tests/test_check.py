@@ -1,8 +1,10 @@
+import os
+
 import numpy
 import pytest
 import torch
 
-from tilelab import check
+from tilelab import check, device
 
 
 def spec(x):
@@ -169,3 +171,38 @@ def test_ulps_of_a_result_beside_zero():
 
 def test_ulps_of_a_reference_that_is_no_number():
     assert check.ulps(torch.zeros(1), torch.full((1,), float("nan")).double()) == float("inf")
+
+
+@pytest.fixture
+def sanitizer(tmp_path, monkeypatch):
+    """A compute-sanitizer that says and does what it is told."""
+    def made(shell):
+        path = tmp_path / "compute-sanitizer"
+        path.write_text(f"#!/bin/sh\n{shell}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+        return check.sanitize("ch07.resample_trials")[0]
+
+    return made
+
+
+@pytest.mark.parametrize("shell, status, reason", [
+    ("echo '========= ERROR SUMMARY: 0 errors'", "ok", "ERROR SUMMARY: 0 errors"),
+    ("echo; exit 0", "wrong", "no summary, exit status 0"),
+    ("echo 'Target application terminated before first instrumented API call'", "wrong",
+     "no summary, exit status 0 (Target application"),
+    ("echo 'ERROR SUMMARY: 0 errors'; echo ImportError: no >&2; exit 1", "wrong",
+     "ERROR SUMMARY: 0 errors, exit status 1 (ImportError: no)"),
+    ("printf 'first\\nInvalid read\\nERROR SUMMARY: 2 errors\\n'; exit 9", "wrong", "Invalid read: ERROR SUMMARY: 2"),
+    ("kill -9 $$", "wrong", "no summary, exit status -9"),
+    ("printf '\\377 ERROR SUMMARY: 0 errors\\n'", "ok", "ERROR SUMMARY: 0 errors"),
+])
+def test_the_sanitizer_is_clean_only_where_it_says_so(sanitizer, shell, status, reason):
+    row = sanitizer(shell)
+    assert row["status"] == status and reason in row["reason"], row
+
+
+def test_without_the_sanitizer(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(device.Unsupported, match="compute-sanitizer is not on the PATH"):
+        check.sanitize("ch07.resample_trials")

@@ -42,6 +42,14 @@ def test_what_cannot_run_is_one_line_and_two(capsys, error):
     assert capsys.readouterr().err == "python -m ch99.module: No GPU.\n"
 
 
+def test_ctrl_c_is_one_line(capsys):
+    def measure():
+        raise KeyboardInterrupt
+
+    assert cli.answer("ch99.module", ["name"], "0" * 12, None, measure) == 130
+    assert capsys.readouterr().err == "python -m ch99.module: interrupted.\n"
+
+
 @pytest.mark.parametrize("argv, said", [
     (["--json", ""], "--json takes a file or -."),
     (["--json", "."], "--json takes a file; . is a folder."),

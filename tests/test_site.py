@@ -1,12 +1,16 @@
 """The pages of `make site`: whole, linked among themselves, and in need of nobody."""
 
 import html
+import os
 import re
+import subprocess
+import sys
 import urllib.parse
 
 import pytest
 
 from tilelab import site
+from tilelab.child import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +41,16 @@ def test_every_link_within_the_site_leads_somewhere(pages):
                 there = {html.unescape(name) for name in re.findall(r' id="([^"]*)"', texts[target or page])}
                 wanted = html.unescape(anchor)
                 assert {wanted, urllib.parse.unquote(wanted)} & there, (page, target, anchor)
+
+
+@pytest.mark.parametrize("argument, status, said", [
+    ("", 2, "folder is empty"), ("/dev/null", 2, "/dev/null cannot be written"),
+    ("--bogus", 2, "unrecognized arguments"), ("--help", 0, "")])
+def test_the_command_line(tmp_path, argument, status, said):
+    done = subprocess.run([sys.executable, "-m", "tilelab.site", argument], capture_output=True, text=True,
+                          cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    assert done.returncode == status and said in done.stderr and done.stderr.count("\n") == bool(said)
+    assert not list(tmp_path.iterdir())
 
 
 def test_links_to_what_is_no_page_become_words():

@@ -11,6 +11,8 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
+import numpy
+import odd_space
 import pytest
 import torch
 from odd_space import OddSpace
@@ -253,6 +255,24 @@ def test_an_odd_answer_is_one_row_that_failed(tmp_path, journal):
     assert len(journal.rows()) >= len(ODD)
     left = int((tmp_path / "left").read_text())
     wait_for(lambda: not alive(left), 5)
+
+
+def test_a_configuration_that_cannot_be_told_or_sent_is_one_row_that_failed(tmp_path, journal):
+    class Inner(Config):
+        pass
+
+    later = odd_space.Later(64)
+    object.__setattr__(later, "half", 32)
+    odd = {odd_space.NoText(64): "this NoText cannot be written as text (KeyError: 'no text')",
+           odd_space.Long(64): "this Long cannot be written as text (ValueError: Exceeds the limit",
+           odd_space.Twice(32): "Twice made anew of its fields is another one",
+           later: "Later made anew of its fields is another one",
+           Inner(64, "inner"): "a worker cannot import test_a_configuration_that_cannot_be_told",
+           Config(numpy.int64(64), "numpy"): "int64"}
+    rows = Sweep([*odd, *RIGHT], OddSpace(str(tmp_path)), journal=journal, limit_s=4).finish()
+    for row, words in zip(rows, odd.values()):
+        assert row["status"] == "failed" and words in row["reason"], row
+    assert [row["status"] for row in rows[len(odd):]] == ["ok"] * 3 and len(rows) == len(odd) + 3
 
 
 @pytest.mark.parametrize("fault", ["own key", "fork", "closes", "predicted nan", "predicted text", "predicted"])

@@ -137,18 +137,27 @@ def can_sanitize() -> bool:
 def sanitize(module: str, kernels: str = "") -> list[dict]:
     """Rows {tool, status, reason}: what each tool of compute-sanitizer finds while `sanitizer_cases()` of `module` runs
     in a process of its own, all at once; of kernels with `kernels` in their names alone, where that is given: libraries
-    have hazards of their own. A row of races names them: `races`."""
+    have hazards of their own. A row of races names them: `races`. tilelab.device.Unsupported without the tools."""
+    if shutil.which("compute-sanitizer") is None:
+        raise device.Unsupported("compute-sanitizer is not on the PATH: install the CUDA toolkit's, or read the "
+                                 "records in results/.")
+
     def row(tool: str) -> dict:
         # cuda-python asks the driver for functions that it may lack: such a question is no error of a kernel.
         command = ["compute-sanitizer", "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9",
                    *(["--kernel-name", f"kernel_substring={kernels}"] if kernels else []),
                    sys.executable, "-c", f"from {module} import sanitizer_cases; sanitizer_cases()"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=child.ROOT, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=child.ROOT, check=False)
         said = [line.strip("= ") for line in (done.stdout + done.stderr).splitlines() if line.strip("= ")]
-        summary = next((line for line in said if "SUMMARY" in line), said[-1] if said else "it said nothing")
-        first = f"{said[1]}: " if done.returncode and len(said) > 1 else ""
+        summary = next((line for line in said if "SUMMARY" in line), "")
+        good = done.returncode == 0 and summary
+        if not summary:  # it has checked nothing
+            summary = f"no summary, exit status {done.returncode}" + (f" ({said[-1]})" if said else "")
+        elif not good and done.returncode != 9:  # no finding of the tool's: the cases themselves failed
+            summary += f", exit status {done.returncode} ({(done.stderr.strip().splitlines() or ['nothing said'])[-1]})"
+        first = f"{said[1]}: " if done.returncode == 9 and len(said) > 1 else ""
         races = sorted({found[1] for line in said if (found := re.search(r"Race reported between (\S.*?) in ", line))})
-        return {"tool": tool, "status": "wrong" if done.returncode else "ok", "reason": (first + summary)[:200],
+        return {"tool": tool, "status": "ok" if good else "wrong", "reason": (first + summary)[:200],
                 **({"races": races} if races else {})}
 
     with ThreadPoolExecutor(len(SANITIZERS)) as pool:

@@ -71,5 +71,8 @@ def answer(module: str, columns: Sequence[str], source: str, path: str | None,
     except (ValueError, OSError, RuntimeError) as error:  # Unsupported and CompileError among the last
         print(f"python -m {module}: {device.first_line(error).rstrip('.')}.", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"python -m {module}: interrupted.", file=sys.stderr)
+        return 130
     statuses = {row["status"] for row in rows}
     return 1 if "wrong" in statuses else 0 if statuses == {"ok"} else 2

@@ -85,7 +85,7 @@ def limits(target: str) -> TargetLimits:
         return _LIMITS[target]
     if f"{target}a" in _LIMITS:
         raise ValueError(f"{target} lacks the architecture-specific instructions: the target meant is {target}a.")
-    raise ValueError(f"unknown target {target!r}: the targets are {', '.join(TARGETS)}.")
+    raise ValueError(f"unknown target {target!r:.40}: the targets are {', '.join(TARGETS)}.")
 
 
 @dataclass(frozen=True)

@@ -62,5 +62,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tilelab.site", description="Write the notebooks as they were "
                                      "executed, and the README before them, as pages that need no network.")
     parser.add_argument("folder", nargs="?", default=ROOT / "build/site", help="default: build/site")
-    pages = write(parser.parse_args().folder)
+    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
+    folder = parser.parse_args().folder
+    if not str(folder):
+        parser.error("folder is empty; leave it out for build/site.")
+    try:
+        pages = write(folder)
+    except OSError as error:
+        parser.error(f"{folder} cannot be written ({error.strerror}).")
     print(f"{len(pages)} pages, {sum(page.stat().st_size for page in pages) / 2**20:.0f} MiB: open {pages[0]}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import collections
+import dataclasses
 import functools
 import hashlib
 import heapq
@@ -71,7 +72,8 @@ def timed(method: str, space: Space, arguments: tuple, source: str, limit_s: flo
 
 def _asked(worker: child.Child, request: dict) -> dict:
     if not worker.alive or request["method"] == "warm":  # what takes seconds once counts to no configuration
-        answer = worker.ask({**request, "method": "warm"}, START_S)
+        work = {"tuple": [request["work"]["tuple"][0], wire.pack(())]}  # a configuration may take long to be made
+        answer = worker.ask({**request, "method": "warm", "work": work}, START_S)
         if request["method"] == "warm" or answer.get("died"):
             return answer
     return worker.ask(request, request["limit_s"])
@@ -109,7 +111,28 @@ def keys(configs: Iterable, space: Space) -> dict[str, Any]:
     target, with the versions and, where it is timed, the GPU. Equal configurations are one."""
     versions = {name: value for name, value in results.versions().items() if space.live or name == "triton"}
     about = [repr(space), space.source(), space.target, device.current().name if space.live else "", versions]
-    return {hashlib.sha256(repr([*about, config]).encode()).hexdigest()[:16]: config for config in configs}
+    return {hashlib.sha256(repr([*about, config]).encode(errors="backslashreplace")).hexdigest()[:16]: config
+            for config in map(_told, configs)}
+
+
+def _told(config: Any) -> Any:
+    """The configuration; or an Untold, where its text fails: too deep, too long a number, an error of its own."""
+    try:
+        str(config), repr([config])
+        return config
+    except Exception as error:
+        return Untold(type(config).__qualname__, f"{type(error).__name__}: {device.first_line(error)}"[:REASON])
+
+
+@dataclasses.dataclass(frozen=True)
+class Untold:
+    """Stands for a configuration that cannot be told from others: whoever asks for more of it is told why."""
+
+    name: str
+    reason: str
+
+    def __getattr__(self, what: str):
+        raise ValueError(f"this {self.name} cannot be written as text ({self.reason})")
 
 
 def fastest(rows: Iterable[dict]) -> list[dict]:

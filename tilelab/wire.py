@@ -18,8 +18,16 @@ def pack(value: Any) -> Any:
     if type(value) in (tuple, list):
         return {type(value).__name__: [pack(each) for each in value]}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: pack(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
-        return {"class": [type(value).__module__, type(value).__qualname__], "fields": fields}
+        module, name = type(value).__module__, type(value).__qualname__
+        try:
+            if module == "__main__":  # there it is the worker's own
+                raise AttributeError
+            functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        except (AttributeError, ImportError):
+            raise TypeError(f"a worker cannot import {name} from {module}: define it at the top of a module.") from None
+        fields = {field.name: pack(getattr(value, field.name)) for field in dataclasses.fields(value)
+                  if field.init or field.compare}
+        return {"class": [module, name], "fields": fields}
     raise TypeError(f"a worker is sent numbers, strings, tuples, lists and dataclasses of them; here is a "
                     f"{type(value).__name__}, {value!r:.60}.")
 
@@ -31,7 +39,12 @@ def unpack(data: Any) -> Any:
             made = functools.reduce(getattr, name.split("."), importlib.import_module(module))
             if not dataclasses.is_dataclass(made):
                 raise TypeError(f"{module}.{name} is no dataclass.")
-            return made(**{key: unpack(value) for key, value in fields.items()})
+            taken = {field.name for field in dataclasses.fields(made) if field.init}
+            again = made(**{key: unpack(value) for key, value in fields.items() if key in taken})
+            if pack(again) != data:  # what __post_init__ changes, or was changed later, is not made twice
+                raise TypeError(f"{name} made anew of its fields is another one, {again!r:.60}: a worker would measure "
+                                "what was not asked for.")
+            return again
         case {"tuple": values}:
             return tuple(map(unpack, values))
         case {"list": values}:
