@@ -16,7 +16,7 @@ import torch
 
 from ch07 import bulk_copy, resample
 from ch07.resample import LADDER, ResampleConfig
-from tilelab import bench, check, child, cuda, device, results
+from tilelab import bench, build, check, child, cuda, device, results
 
 # (B, S, T, D): compulsory bytes far past L2, so that the copy beside it is launched plainly, not in a graph.
 LARGE = {32: (4096, 1024, 2048, 32), 128: (1024, 1024, 2048, 128), 256: (512, 1024, 2048, 256),
@@ -83,8 +83,10 @@ SMALL = ((3, 100, 256, 32), (2, 1, 5, 8), (2, 2, 70, 24), (5, 37, 129, 10), (2, 
 @results.experiment("ch07_resample_check", source)
 def checked():
     """Every step and dtype: ragged and odd shapes, then one of 16.8 million elements; the largest error."""
-    return [_checked(kernel, dtype, SMALL + ((64, 1024, 2048, 128),)) for kernel in LADDER
-            for dtype in resample.ELEMENTS]
+    shapes, target = SMALL + ((64, 1024, 2048, 128),), device.current().target
+    build.warm({(job.kernel, *job.constants.items()): job for kernel in LADDER for dtype in resample.ELEMENTS
+                for shape in shapes for job in (resample.job(kernel, target, dtype, shape),)}.values())
+    return [_checked(kernel, dtype, shapes) for kernel in LADDER for dtype in resample.ELEMENTS]
 
 
 def _checked(kernel: str, dtype, shapes) -> dict:

@@ -50,15 +50,8 @@ def every(op: str) -> dict[str, TileConfig]:
     return {**configs(op), **{str(config): config for config in small[op]}}
 
 
-def compile_all(jobs) -> None:
-    """Fill the cache of cubins, all CPUs at work, for the GPU here."""
-    for report in build.build(jobs):
-        if report.status == "failed":
-            raise RuntimeError(report.reason)
-
-
 def _compile(chosen) -> None:
-    compile_all([tile_pipeline.job(config, device.current().target) for config in chosen])
+    build.warm([tile_pipeline.job(config, device.current().target) for config in chosen])
 
 
 # ---- right or wrong
@@ -167,7 +160,7 @@ def dumped():
     here = device.current().target
     jobs = [tile_pipeline.dump_job(box, dtype.itemsize, here) for dtype in tensor_map.DTYPES
             for box in dump_boxes(dtype).values()]
-    compile_all({job.name: job for job in jobs}.values())
+    build.warm({job.name: job for job in jobs}.values())
     rows = []
     for dtype in tensor_map.DTYPES:
         x = random((61, 160), dtype)[:, :155]  # ends within a unit of 16 bytes

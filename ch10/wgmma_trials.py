@@ -96,6 +96,7 @@ def best(m: int, n: int, k: int, **timing) -> dict:
 def checked():
     """Every step and every configuration that a shape may get, at sizes that no tile divides."""
     every = {**STEPS, **{str(config): config for config in candidates()}}
+    build.warm(map(wgmma_gemm.job, every.values()))
     rows = []
     for name, config in every.items():
         for shape in RAGGED:
@@ -129,6 +130,7 @@ def sanitized():
 def ladder():
     """The steps at 4096 and 8192 cubed, all of them and cuBLAS interleaved, with what the model predicts for each."""
     rows = []
+    build.warm(map(wgmma_gemm.job, STEPS.values()))
     for side in SQUARES[1:]:
         shape, sms = (side,) * 3, device.current().sms
         every = {**STEPS, "best": choose(*shape, sms)}

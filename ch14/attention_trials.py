@@ -140,8 +140,8 @@ def checked() -> list[dict]:
         cases = [(dtype, (*shape, causal), name, config) for dtype in (torch.bfloat16, torch.float16)
                  for causal in (False, True) for shape in RAGGED for name, config in _ladder(shape[5]).items()]
         every = itertools.product(("bf16", "fp16"), attention_configs.HEAD_DIMS, (False, True))
-        list(build.build([attention_configs.job(config, device.current().target, d, causal, dtype)  # together, to the
-                          for dtype, d, causal in every for config in _ladder(d).values()]))        # compiler's cache
+        build.warm([attention_configs.job(config, device.current().target, d, causal, dtype)
+                    for dtype, d, causal in every for config in _ladder(d).values()])
     else:
         tile = AttentionConfig(32, 16, 4, 2)
         cases = [(torch.float16, (*shape, causal), "plain", tile) for causal in (False, True)

@@ -110,11 +110,6 @@ def fp8_jobs(configs, options: dict | None = None) -> list[build.Job]:
             for config in configs for mx in sorted({False, options.get("packed", False)})]
 
 
-def warm(jobs) -> None:
-    """Compile together, to the caches on disk."""
-    list(build.build(list(jobs)))
-
-
 def checked() -> list[dict]:
     """Every path on ragged shapes against float64, here and now; without a GPU the emulated and the decode path in
     Triton's interpreter."""
@@ -128,7 +123,7 @@ def checked() -> list[dict]:
         here, ragged = device.current(), (333, 384, 640)
         finished = {"best": blockscaled_fp8.best(*ragged, here.sms), "split": SHARED}
         named = blockscaled_fp8.configs() | finished
-        warm([job for options in (None, *EPILOGUES)
+        build.warm([job for options in (None, *EPILOGUES)
               for job in fp8_jobs((finished if options else named).values(), options)]
              + [blockscaled_decode.job(blockscaled_decode.best(m, 300, 4128, here), here.target, m) for m in TOKENS])
         for shape in RAGGED:

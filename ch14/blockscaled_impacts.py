@@ -16,10 +16,10 @@ import triton
 import triton.language as tl
 
 from ch14 import blockscaled_fp8, mx_formats, mx_kernels
-from ch14.blockscaled_checks import BF16, fp8_jobs, scaled, verify, warm
+from ch14.blockscaled_checks import BF16, fp8_jobs, scaled, verify
 from ch14.blockscaled_fp8 import Fp8Config
 from ch14.blockscaled_trials import LONG, OF_FP8, SPLIT, best, course, experiment, hash_of, timed
-from tilelab import bench
+from tilelab import bench, build
 
 EPILOGUE = (8192, 14336, 4096)
 FEW = (64, 7168, 16384)  # bound by memory
@@ -71,7 +71,7 @@ def epilogue():
     apart. `c_bytes` are those of C on the way."""
     m, n, k = EPILOGUE
     config = best(EPILOGUE)
-    warm(fp8_jobs([config]) + fp8_jobs([config], dict(bias=True, activation="silu", packed=True)))
+    build.warm(fp8_jobs([config]) + fp8_jobs([config], dict(bias=True, activation="silu", packed=True)))
     names = ("in passes", "bias and SiLU fused", "all fused", "product alone", "passes alone")
     found = bench.compare({name: _steps(name) for name in names},
                           lambda: [*scaled(*EPILOGUE), torch.randn(n, device="cuda").to(BF16)], "in passes",
@@ -113,7 +113,7 @@ def groups(sms: int = 132) -> list[tuple[str, str, tuple[int, int, int], dict[st
 def impacts():
     """Every group of `groups`, a row a configuration; the peer is the first of the group."""
     every = groups()
-    warm(fp8_jobs({config for *_, configs in every for config in configs.values()}))
+    build.warm(fp8_jobs({config for *_, configs in every for config in configs.values()}))
     rows = []
     for claim, what, shape, configs in every:
         checks = {name: verify((min(shape[0], 300), 384, 1664), config) for name, config in configs.items()}

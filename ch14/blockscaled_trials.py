@@ -28,9 +28,9 @@ from ch14 import (
     mx_back_kernels,
     mx_formats,
 )
-from ch14.blockscaled_checks import BF16, FORMS, TOKENS, fp8_jobs, scaled, verify, verify_decode, verify_emulated, warm
+from ch14.blockscaled_checks import BF16, FORMS, TOKENS, fp8_jobs, scaled, verify, verify_decode, verify_emulated
 from ch14.blockscaled_fp8 import Fp8Config
-from tilelab import bench, check, device, results
+from tilelab import bench, build, check, device, results
 
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (4096, 7168, 16384), (4096, 24576, 1536), (4096, 4096, 7168))
 LONG, CUBE, SPLIT = SHAPES[2], SHAPES[1], (128, 4096, 16384)
@@ -128,7 +128,7 @@ def under_load(launch, seconds: float = 0.5) -> dict:
 def shapes():
     """fp8 with block scales beside torch's and beside fp8 with one scale a matrix; at LONG the clock under each."""
     rows, candidates = [], {"torch": torch_blocks, "course": course(), "one scale": one_scale}
-    warm(fp8_jobs({*map(best, SHAPES)}))
+    build.warm(fp8_jobs({*map(best, SHAPES)}))
     for shape in SHAPES:
         rows += timed(candidates, shape, {"course": verify(shape) | {"config": str(best(shape))}})
     made = scaled(*LONG)
@@ -142,7 +142,7 @@ def shapes():
 def thin():
     """The same with few rows of A, `share` of the copy's bandwidth; and at SPLIT every configuration unsplit."""
     whole = {f"unsplit, {name}": config for name, config in blockscaled_fp8.configs().items()}
-    warm(fp8_jobs({*map(best, (*THIN, SPLIT)), *whole.values()}))
+    build.warm(fp8_jobs({*map(best, (*THIN, SPLIT)), *whole.values()}))
     rows = []
     for shape in THIN:
         rows += timed({"torch": torch_blocks, "course": course()}, shape,
@@ -171,7 +171,7 @@ def emulated():
     """MX and NVFP4 at CUBE by way of bf16, beside cuBLAS bf16 and the fastest naive dot_scaled; the decoding apart."""
     m, n, k = CUBE
     every = {form: blockscaled_native.configs(form, scales="pointers") for form in FORMS}
-    warm(blockscaled_native.job(form, config, "sm_90a") for form in FORMS for config in every[form])
+    build.warm(blockscaled_native.job(form, config, "sm_90a") for form in FORMS for config in every[form])
     rows = []
     for form in FORMS:
         def inputs(form=form):
@@ -226,7 +226,7 @@ def stream(x, packed, scales, dense):
 def decode():
     """MXFP4 weights times M tokens beside cuBLAS on the same weights in bf16, and a kernel that only reads them."""
     n = k = 8192
-    warm(blockscaled_decode.job(blockscaled_decode.best(m, n, k, device.current()), "sm_90a", m) for m in TOKENS)
+    build.warm(blockscaled_decode.job(blockscaled_decode.best(m, n, k, device.current()), "sm_90a", m) for m in TOKENS)
     rows = []
     for m in TOKENS:
         def inputs(m=m):

@@ -100,10 +100,9 @@ def checked() -> list[dict]:
     """Every variant that runs here on ragged shapes, here and now: cases, largest error, what was wrong."""
     live, rows = device.current().has_tma, []
     if live:
-        list(build.build([  # all CPUs at once, into the compiler's cache
-            descriptors.job(op, config, device.current().target, element) for op in OPS
-            for config in runnable(op).values()
-            for element in (("fp32", "bf16", "fp16") if op == "add" else ("u8", "i16", "i32", "i64"))]))
+        build.warm([descriptors.job(op, config, device.current().target, element) for op in OPS
+                    for config in runnable(op).values()
+                    for element in (("fp32", "bf16", "fp16") if op == "add" else ("u8", "i16", "i32", "i64"))])
     for op in OPS:
         dtypes = [*descriptors.FLOATS, torch.uint8, torch.float8_e4m3fn, torch.int64]
         if op == "add":  # the interpreter rounds bfloat16 towards zero

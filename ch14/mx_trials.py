@@ -148,15 +148,11 @@ def dequantiser(form: str, config: MxConfig | None = None):
     return prepare
 
 
-def _warm(jobs) -> None:
-    list(build.build(jobs))  # together, to the compiler's cache
-
-
 @_experiment("ch14_mx_formats_speed")
 def speed():
     """Every format and variant at LARGE, the way back, the tiled scales, NVFP4 with its own scale, and the spec."""
     target = device.current().target
-    _warm([mx_formats.job(form, config, target, back=back, tiled=tiled) for form in FUSED
+    build.warm([mx_formats.job(form, config, target, back=back, tiled=tiled) for form in FUSED
            for config in configs(form).values() for back in (False, True)
            for tiled in (False, True) if not (tiled and form == "fp8_1x128")])
     candidates, nbytes, about = {}, {}, {}
@@ -193,7 +189,7 @@ SWEPT = ("mxfp8_e4m3", "mxfp4", "nvfp4", "fp8_1x128")
 @_experiment("ch14_mx_formats_sweep")
 def swept():
     """Elements a program, warps, and how a group lies in lanes, at LARGE."""
-    _warm([mx_formats.job(form, config, device.current().target) for form in SWEPT for config in grid(form)])
+    build.warm([mx_formats.job(form, config, device.current().target) for form in SWEPT for config in grid(form)])
     rows = []
     for form in SWEPT:
         named = {str(config): config for config in grid(form)}

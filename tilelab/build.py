@@ -21,7 +21,7 @@ from tilelab import child, cuda
 from tilelab.cubin import ptxas_remarks, sass, sass_counts
 from tilelab.device import limits
 
-__all__ = ["Job", "Report", "build", "build_one", "job_for", "ptxas_remarks", "sass", "sass_counts"]
+__all__ = ["Job", "Report", "build", "build_one", "job_for", "ptxas_remarks", "sass", "sass_counts", "warm"]
 
 # Occurrences in the PTX: what the compiler emitted, not how often it runs.
 INSTRUCTIONS = {
@@ -169,6 +169,13 @@ def _build(jobs, count, timeout_s, cache, triton):
         pool.shutdown(wait=False, cancel_futures=True)
         child.kill(ticket)  # the caller stopped early
         pool.shutdown()
+
+
+def warm(jobs: Iterable[Job]) -> None:
+    """Compile them all, every CPU at work, into the caches that launches read: alone, each would wait for its own.
+    What does not compile is left to its launch to tell."""
+    for _ in build(jobs):
+        pass
 
 
 def build_one(job: Job, timeout_s: float = 120, cache: str | os.PathLike | None = None,
