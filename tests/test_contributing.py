@@ -1,0 +1,42 @@
+"""What CONTRIBUTING.md asks of a module, where a machine can tell."""
+
+import pathlib
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+LINES = 300
+ALL_STEPS = "every step of one kernel, from the simplest to the last, for the same compiler run"
+LONGER = {
+    "ch07/resample.cu": ALL_STEPS, "ch10/tile_pipeline.cu": ALL_STEPS, "ch10/wgmma_gemm.cu": ALL_STEPS,
+    "ch14/blockscaled_fp8.cu": "one kernel",
+    "ch10/tile_pipeline.py": "five operations with one launcher: their specs, shapes and checks of arguments",
+    "ch10/tile_trials.py": "all experiments of one notebook", "ch10/wgmma_trials.py": "all experiments of one notebook",
+    "ch14/descriptors_trials.py": "all experiments of one notebook",
+    "ch10/pictures.py": "six drawings, none of which uses another", "ch10/explorer.py": "one widget and what it draws",
+    "ch14/gemm.py": "two kernels and their launcher", "ch14/gemm_configs.py": "one model of what a configuration needs",
+    "ch14/mx_formats.py": "both ways of each format, and the checks of arguments",
+    "ch14/blockscaled_native.py": "one launcher, and what every target makes of it",
+    "ch14/blockscaled_cli.py": "the note's whole command line",
+    "tilelab/sweep.py": "one class", "tilelab/panel.py": "one class",
+    "tilelab/panel_html.py": "one page's texts, tables and styles",
+    "tilelab/doctor.py": "a list of checks, one after the other", "tilelab/plots.py": "eight plots that share a frame",
+    "tilelab/results.py": "records and tables: one format, read and written", "tilelab/cuda.py": "one way to a kernel",
+}
+
+
+def modules():
+    listed = subprocess.run(["git", "ls-files", "*.py", "*.cu", "*.cuh"], capture_output=True, text=True, cwd=ROOT,
+                            check=False)
+    if listed.returncode:
+        pytest.skip("needs a clone")
+    return {path: len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in listed.stdout.split()
+            if not path.startswith("tests/") and (ROOT / path).exists()}
+
+
+def test_a_long_module_has_a_reason():
+    """A reason that a reader accepts: what would have to be torn apart to make it shorter."""
+    long = {path for path, lines in modules().items() if lines > LINES}
+    assert long - set(LONGER) == set(), "split it, or say why it stays whole"
+    assert set(LONGER) - long == set(), "no reason is needed any more"
