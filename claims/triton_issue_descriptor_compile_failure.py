@@ -112,4 +112,4 @@ def cost_of_caution(of) -> Finding:
 def what_a_b200_does(of) -> Finding:
     peak = device.KNOWN["B200"]
     return decide(400 >= 0.5 * peak.bf16_tflops, f"{40000 / peak.bf16_tflops:.0f} % of its {peak.bf16_tflops:,g} "
-                  f"({peak.source}); an H200 does {of('ceilings')[1]['tflops']:.0f}")
+                  f"({peak.source}); an H200 does about {round(of('ceilings')[1]['tflops'], -1):.0f}")
