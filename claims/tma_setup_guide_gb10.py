@@ -82,8 +82,8 @@ def attention(of) -> Finding:
     by = {row["name"]: row["ratio"] for row in of("ch14_attention_ladder") if not row["causal"]}
     gain = by["cuDNN"] / by["eager"], by["cuDNN"] / by["flash"]
     figure = (f"cuDNN, by TMA: {gain[0]:.1f} × step by step, {gain[1]:.1f} × flash; ours, by TMA: "
-              f"{by['persistent'] / by['flash']:.1f} × flash; flash, without TMA: {by['flash'] / by['eager']:.1f} × step "
-              "by step (FlashAttention-3 was not measured)")
+              f"{by['persistent'] / by['flash']:.1f} × flash; flash, without TMA: {by['flash'] / by['eager']:.1f} × "
+              "step by step (FlashAttention-3 was not measured)")
     if gain[1] >= 2:
         return holds(figure)
     return only_if("standard means step by step", figure) if gain[0] >= 2 else refuted(figure)
