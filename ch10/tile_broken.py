@@ -5,7 +5,6 @@ Each runs in a process of its own, which may fault or hang: `python -m ch10.tile
 
 from __future__ import annotations
 
-import argparse
 import functools
 import pathlib
 import subprocess
@@ -16,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from ch10 import tile_pipeline, tile_trials
-from tilelab import child, device, results
+from tilelab import child, cli, device, results
 
 
 def load_from(column: int) -> None:
@@ -74,9 +73,8 @@ def broken():
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program of that name; without a GPU show what is recorded of all."""
-    made = argparse.ArgumentParser(prog="python -m ch10.tile_broken", description="Run a program that breaks a rule.")
+    made = cli.plain("ch10.tile_broken", "Run a program that breaks a rule.")
     made.add_argument("name", nargs="?", choices=PROGRAMS, help="without one, and without a GPU: the table of all")
-    made.error = lambda message: made.exit(2, f"{made.prog}: {message}\n")
     asked = made.parse_args(argv)
     if asked.name and device.current().has_tma:
         PROGRAMS[asked.name]()

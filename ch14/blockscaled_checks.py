@@ -124,8 +124,9 @@ def checked() -> list[dict]:
         finished = {"best": blockscaled_fp8.best(*ragged, here.sms), "split": SHARED}
         named = blockscaled_fp8.configs() | finished
         build.warm([job for options in (None, *EPILOGUES)
-              for job in fp8_jobs((finished if options else named).values(), options)]
-             + [blockscaled_decode.job(blockscaled_decode.best(m, 300, 4128, here), here.target, m) for m in TOKENS])
+                    for job in fp8_jobs((finished if options else named).values(), options)]
+                   + [blockscaled_decode.job(blockscaled_decode.best(m, 300, 4128, here), here.target, m)
+                      for m in TOKENS])
         for shape in RAGGED:
             for name, config in named.items():
                 add("fp8", name, shape, verify(shape, config))

@@ -245,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         u32 staged_parts = 0;
         float acc[SUMS], sums[SCRATCH][SUMS];
         // Both begin together: with the second 2 or 4 blocks behind, so that one's epilogue falls into the other's
-        // products, the H200 has 0.97 (4096 x 4096 x 1536, or MXFP8 out) to 1.01 x the speed (8192 x 14336 x 4096).
+        // products, the H200 was slower at a short K and for MXFP8, and nowhere faster beyond the noise.
         for (int index = blockIdx.x; index < works; index += gridDim.x) {
             const Tile tile = tile_at(index / splits, tiles_m, tiles_n, GROUP);
             const int row = tile.m * BLOCK_M + consumer * ROWS, column = tile.n * BLOCK_N, split = index % splits;

@@ -21,7 +21,7 @@ LONGER = {
     "ch14/blockscaled_cli.py": "the note's whole command line",
     "tilelab/sweep.py": "one class", "tilelab/panel.py": "one class",
     "tilelab/panel_html.py": "one page's texts, tables and styles",
-    "tilelab/doctor.py": "a list of checks, one after the other", "tilelab/plots.py": "eight plots that share a frame",
+    "tilelab/doctor.py": "a list of checks, one after the other", "tilelab/plots.py": "six plots that share a frame",
     "tilelab/results.py": "records and tables: one format, read and written", "tilelab/cuda.py": "one way to a kernel",
 }
 

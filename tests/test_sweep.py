@@ -1,6 +1,7 @@
 """The engine: every fault injected for real, cancelling, resuming, turns, executors. Runs with a GPU or without."""
 
 import asyncio
+import copy
 import dataclasses
 import importlib
 import os
@@ -273,6 +274,8 @@ def test_a_configuration_that_cannot_be_told_or_sent_is_one_row_that_failed(tmp_
     for row, words in zip(rows, odd.values()):
         assert row["status"] == "failed" and words in row["reason"], row
     assert [row["status"] for row in rows[len(odd):]] == ["ok"] * 3 and len(rows) == len(odd) + 3
+    untold = sweep._told(odd_space.NoText(64))
+    assert copy.copy(untold) == untold  # as an executor's pickle does, it asks for what is not there
 
 
 @pytest.mark.parametrize("fault", ["own key", "fork", "closes", "predicted nan", "predicted text", "predicted"])

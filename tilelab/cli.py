@@ -12,10 +12,16 @@ from collections.abc import Callable, Sequence
 from tilelab import device, results
 
 
-def parser(module: str, description: str) -> argparse.ArgumentParser:
-    """A parser for `python -m module`, with --json, whose errors are one line on stderr and status 2."""
+def plain(module: str, description: str) -> argparse.ArgumentParser:
+    """A parser for `python -m module` whose errors are one line on stderr and status 2."""
     made = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     made.error = lambda message: made.exit(2, f"{made.prog}: {message}\n")
+    return made
+
+
+def parser(module: str, description: str) -> argparse.ArgumentParser:
+    """The same, with --json."""
+    made = plain(module, description)
     made.add_argument("--json", metavar="PATH", help="write one JSON object to PATH, - for standard output")
     return made
 

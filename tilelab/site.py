@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import argparse
 import pathlib
 import re
 
 import nbformat
 from nbconvert import HTMLExporter
 
+from tilelab import cli
 from tilelab.child import ROOT
 
 ELSEWHERE = ("require_js_url", "jquery_url", "mathjax_url", "mermaid_js_url", "widget_renderer_url",
@@ -59,10 +59,9 @@ def write(folder: str | pathlib.Path) -> list[pathlib.Path]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m tilelab.site", description="Write the notebooks as they were "
-                                     "executed, and the README before them, as pages that need no network.")
+    parser = cli.plain("tilelab.site", "Write the notebooks as they were executed, and the README before them, as "
+                       "pages that need no network.")
     parser.add_argument("folder", nargs="?", default=ROOT / "build/site", help="default: build/site")
-    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
     folder = parser.parse_args().folder
     if not str(folder):
         parser.error("folder is empty; leave it out for build/site.")

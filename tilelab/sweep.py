@@ -132,6 +132,8 @@ class Untold:
     reason: str
 
     def __getattr__(self, what: str):
+        if what.startswith("__"):  # copying and pickling ask, and take no for an answer
+            raise AttributeError(what)
         raise ValueError(f"this {self.name} cannot be written as text ({self.reason})")
 
 
