@@ -5,18 +5,18 @@ Each experiment returns a tilelab.results.Record: measured here and now on a GPU
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
+import signal
+import subprocess
+import sys
 import time
 
 import torch
 
 from ch07 import bulk_copy
 from ch07.bulk_copy import BulkConfig, configs
-from tilelab import bench, build, check, cuda, device, results
-from tilelab.space import TargetSpace
-from tilelab.sweep import Sweep
+from tilelab import bench, build, check, child, cuda, device, results
 
 OPS = ("copy", "axpy")
 PEER = {"copy": "torch copy_", "axpy": "torch add"}
@@ -25,6 +25,8 @@ A = 1.5
 RAGGED = (1, 3, 17, 1000, 4096, 100_003, 3_000_017)  # elements
 OFFSETS = (0, 1, 3)  # elements from an aligned address
 QUICK = {"rounds": 8, "warm_s": 0, "burst_ms": 2}
+RUNS = 20  # of a ring that lacks a line: not each of them is wrong
+LIMIT_S = 10  # for all of them, with the GPU shared by the others
 
 
 def source() -> str:
@@ -177,38 +179,6 @@ def first():
 # ---- what breaks
 
 
-@dataclasses.dataclass(frozen=True)
-class BrokenSpace(TargetSpace):
-    """The ring with something left out: a configuration is (op, what, stages). Each runs `runs` times."""
-
-    on: str | None = None
-    runs: int = 20
-    n: int = 1 << 22
-
-    def label(self, config):
-        op, config = config
-        return {"op": op, "name": config.leaves_out, "kernel": f"{op}, {config}"}
-
-    def source(self):
-        return source()
-
-    def job(self, config):
-        op, config = config
-        return bulk_copy.job(config, self.target, "u8" if op == "copy" else "float")
-
-    def measure(self, config):
-        op, config = config
-        dtype = torch.uint8 if op == "copy" else torch.float32
-        wrong, reason = 0, ""
-        for _ in range(self.runs):
-            row = verify(op, config, dtype, self.n * (4 // dtype.itemsize))
-            wrong += row["status"] != "ok"
-            reason = row["reason"] or reason
-        if wrong:
-            return {"status": "wrong", "reason": f"wrong in {wrong} of {self.runs} runs: {reason}"}
-        return {"status": "ok", "reason": f"right in all {self.runs} runs", "ms": 1.0, "ratio": 1.0}
-
-
 def broken_configs() -> list[tuple[str, BulkConfig]]:
     """The ring as it is, and with one thing left out at a time."""
     def ring(what, **rest):
@@ -219,13 +189,40 @@ def broken_configs() -> list[tuple[str, BulkConfig]]:
             ("axpy", ring("proxy_fence")), ("axpy", ring("wait_read")), ("copy", large)]
 
 
+def tried(number: int) -> None:
+    """Print {status, reason} of that one of `broken_configs` as JSON; after LIMIT_S this process ends by SIGALRM."""
+    op, config = broken_configs()[number]
+    dtype = torch.uint8 if op == "copy" else torch.float32
+    signal.alarm(LIMIT_S)
+    try:
+        rows = [verify(op, config, dtype, (1 << 24) // dtype.itemsize) for _ in range(RUNS)]
+        wrong = [row["reason"] for row in rows if row["status"] != "ok"]
+        found = {"status": "wrong" if wrong else "ok",
+                 "reason": f"wrong in {len(wrong)} of {RUNS} runs: {wrong[-1]}" if wrong else
+                           f"right in all {RUNS} runs"}
+    except Exception as error:
+        found = {"status": "failed", "reason": f"{type(error).__name__}: {device.first_line(error)}"}
+    print(json.dumps(found), flush=True)
+
+
+def alone(number: int) -> dict:
+    """What `tried` says in a process of its own, or what became of that."""
+    command = [sys.executable, "-c", f"from ch07 import bulk_trials; bulk_trials.tried({number})"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=child.ROOT, check=False)
+    if done.stdout:
+        return json.loads(done.stdout)
+    hung = done.returncode == -signal.SIGALRM
+    return {"status": "failed",
+            "reason": f"no answer within {LIMIT_S} s" if hung else f"its process ended with status {done.returncode}"}
+
+
 @results.experiment("ch07_bulk_broken", source)
 def broken():
-    """What comes of a ring that lacks a line, each in a worker that may hang or crash."""
-    walk = Sweep(broken_configs(), BrokenSpace(), limit_s=6)
-    rows = {row["kernel"]: row for row in walk.finish()}
-    return [{key: rows[name][key] for key in ("op", "name", "kernel", "status", "reason")}
-            for name in (BrokenSpace().label(config)["kernel"] for config in broken_configs())]
+    """What comes of a ring that lacks a line: all at once, as two of them hang."""
+    every = broken_configs()
+    found = check.side_by_side(*(functools.partial(alone, number) for number in range(len(every))))
+    return [{"op": op, "name": config.leaves_out, "kernel": f"{op}, {config}", **row}
+            for (op, config), row in zip(every, found)]
 
 
 # ---- compiled

@@ -225,7 +225,7 @@ def outside(extents: Sequence[int], corner: Sequence[int], box: Sequence[int]) -
 
 
 def check_corner(column: int, itemsize: int) -> None:
-    """ValueError, in the words of `tile_pipeline.dump_box`, for a box that starts within a unit of 16 bytes."""
+    """ValueError, in the words of `tile_dump.dump_box`, for a box that starts within a unit of 16 bytes."""
     if column * itemsize % UNIT:
         raise ValueError(f"a box starts at a multiple of 16 bytes of its row ({UNIT // itemsize} elements), or the "
                          f"load is an illegal instruction; here at column {column}.")

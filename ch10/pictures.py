@@ -81,7 +81,7 @@ def tensor_map_picture(rows: int = 40, columns: int = 100, stride: int = 112, bo
     fields = (("address", "multiple of 16 bytes", "black"), ("element type", "bfloat16", "none"),
               ("extents", f"{columns}, {rows}", BLUE), ("strides", f"{stride * 2} bytes", ORANGE),
               ("box", f"{box_columns}, {box_rows}", GREEN), ("swizzle", swizzle, "none"), ("fill", "zero", "none"),
-              ("promotion", f"{l2_promotion} of L2", "none"))
+              ("promotion", "none" if l2_promotion == "none" else f"{l2_promotion} of L2", "none"))
     fx, line = 5.2, 0.215
     box(axes, fx, top - line * len(fields) - 0.02, 2.1, line * len(fields) + 0.04, "white", "black", linewidth=0.8)
     write(axes, fx, top + 0.19, "tensor map, 128 bytes", "left", 8, fontweight="bold")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 
 from ch10 import tile_pipeline, tile_trials
+from ch10.tile_arguments import LARGEST
+from ch10.tile_configs import configs
 from tilelab import build, cli, device
 
 
@@ -19,7 +21,7 @@ def _arguments(argv):
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
     options = cli.parse(parser, argv)
     options.shape = _shape(parser, options)
-    options.chosen = cli.variants(parser, options.variant, tile_pipeline.configs(options.op))
+    options.chosen = cli.variants(parser, options.variant, configs(options.op))
     return options
 
 
@@ -29,9 +31,9 @@ def _shape(parser, options) -> tuple[int, ...]:
         return tile_trials.LARGE if wanted == 2 else tile_trials.BATCHED
     parts = options.shape.split(",")
     if len(parts) != wanted or not all(part.isascii() and part.isdigit() and len(part) < 12
-                                       and 0 < int(part) <= tile_pipeline.LARGEST for part in parts):
+                                       and 0 < int(part) <= LARGEST for part in parts):
         parser.error(f"--shape of {options.op} is {'R,C' if wanted == 2 else 'B,R,C'}, whole numbers from 1 to "
-                     f"{tile_pipeline.LARGEST:,}; here it is {options.shape[:60]}.")
+                     f"{LARGEST:,}; here it is {options.shape[:60]}.")
     return tuple(map(int, parts))
 
 

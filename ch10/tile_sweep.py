@@ -6,8 +6,8 @@ import dataclasses
 
 import torch
 
-from ch10 import tile_pipeline
-from ch10.tile_pipeline import TileConfig, configs
+from ch10 import tile_arguments, tile_pipeline
+from ch10.tile_configs import PRODUCERS, TileConfig, configs
 from ch10.tile_trials import LARGE, OPS, QUICK, UNEVEN, WIDE, against_torch, dimensions, source, verify
 from tilelab import device, results
 from tilelab.space import Roofline, Subject, TargetSpace
@@ -70,7 +70,7 @@ def grid(op: str) -> list[TileConfig]:
     if op == "stencil":
         tiles = ((32, 64, 128), (16, 128, 128), (32, 128, 128), (64, 128, 256), (32, 128, 256), (16, 192, 192))
         return [TileConfig(op, *tile, *ring, producer) for tile in tiles for ring in rings
-                for producer in tile_pipeline.PRODUCERS]
+                for producer in PRODUCERS]
     if op == "transpose":
         return [TileConfig(op, tile, tile, threads, swizzle=swizzle, block=4, raster=raster, l2_promotion="256B")
                 for tile in (32, 64, 96) for threads in (128, 256) for raster in (1, 4, 16)
@@ -93,7 +93,7 @@ def swept():
 
 def _chosen_space(shape: tuple[int, ...], dtype: str, target: str | None) -> TileSpace:
     if len(shape) != dimensions(dtype) or min(shape) < 1:
-        raise ValueError(f"a shape of {dtype} is {tile_pipeline.DIMENSIONS[dtype]}, numbers from 1; "
+        raise ValueError(f"a shape of {dtype} is {tile_arguments.DIMENSIONS[dtype]}, numbers from 1; "
                          f"here it is {shape}.")
     return TileSpace(dtype, tuple(shape), target)
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 
 import torch
 
-from ch10 import tile_pipeline
-from ch10.tile_pipeline import KERNELS, TileConfig, configs
+from ch10 import tile_arguments, tile_configs, tile_dump, tile_pipeline, tile_spec
+from ch10.tile_configs import KERNELS, MOST_STAGES, PRODUCERS, TileConfig, configs
 from tilelab import bench, build, check, cuda, device, results, tensor_map
 
 OPS = tuple(KERNELS)
@@ -24,18 +25,18 @@ RAGGED = {2: ((1, 1), (3, 5), (33, 31), (64, 64), (100, 1000), (257, 513), (1000
           3: ((1, 5, 9), (3, 33, 70), (5, 64, 256), (7, 100, 513))}  # by dimensions
 DUMP_ROWS = 24
 QUICK = {"rounds": 8, "warm_s": 0, "burst_ms": 2}
-STAGES = range(1, tile_pipeline.MOST_STAGES + 1)
+STAGES = range(1, MOST_STAGES + 1)
 
 
 def source(*things) -> str:
     """Hash of what is measured, and of what an experiment runs beside it."""
-    return results.source_hash(tile_pipeline, tile_pipeline.SOURCE, tile_pipeline.SOURCE.with_name("ptx.cuh"),
-                               cuda.HERE / "ptx.cuh", tensor_map, *things)
+    return results.source_hash(tile_pipeline, tile_configs, tile_arguments, tile_spec, tile_pipeline.SOURCE,
+                               tile_pipeline.SOURCE.with_name("ptx.cuh"), cuda.HERE / "ptx.cuh", tensor_map, *things)
 
 
 def dimensions(op: str) -> int:
     """Of x: 2 or 3."""
-    return len(tile_pipeline.DIMENSIONS[op].split(", "))
+    return len(tile_arguments.DIMENSIONS[op].split(", "))
 
 
 def every(op: str) -> dict[str, TileConfig]:
@@ -43,15 +44,23 @@ def every(op: str) -> dict[str, TileConfig]:
     small = {"copy": [TileConfig("copy", 4, 64, stages=stages, span=7) for stages in STAGES],
              "accumulate": [TileConfig("accumulate", 4, 64, stages=stages, span=7) for stages in STAGES],
              "stencil": [TileConfig("stencil", 8, 32, 64, stages, 7, producer)
-                         for stages in STAGES for producer in tile_pipeline.PRODUCERS],
+                         for stages in STAGES for producer in PRODUCERS],
              "transpose": [TileConfig("transpose", tile, tile, 96, swizzle=swizzle, block=block, raster=3)
                            for tile in (32, 96) for swizzle in tensor_map.SWIZZLES for block in (1, 4)],
              "add_shared": [TileConfig("add_shared", 8, 64, 64, cluster=cluster) for cluster in (1, 2, 4)]}
     return {**configs(op), **{str(config): config for config in small[op]}}
 
 
+_compiling = threading.Lock()  # experiments side by side want the same kernels: the second finds them made
+
+
 def _compile(chosen) -> None:
-    build.warm([tile_pipeline.job(config, device.current().target) for config in chosen])
+    with _compiling:
+        build.warm([tile_pipeline.job(config, device.current().target) for config in chosen])
+
+
+def _compile_every() -> None:
+    _compile([config for op in OPS for config in every(op).values()])
 
 
 # ---- right or wrong
@@ -81,10 +90,10 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _expected(op: str, x, y, fill: str) -> torch.Tensor:
     if op == "stencil":
-        return tile_pipeline.stencil_spec(x, CENTRE, EDGE, fill)
+        return tile_spec.stencil_spec(x, CENTRE, EDGE, fill)
     if op == "add_shared":
-        return tile_pipeline.add_shared_spec(x, y)
-    return getattr(tile_pipeline, f"{op}_spec")(x)
+        return tile_spec.add_shared_spec(x, y)
+    return getattr(tile_spec, f"{op}_spec")(x)
 
 
 def verify(op: str, config, shape: tuple[int, ...], dtype=torch.float32, fill: str = "zero") -> dict:
@@ -134,11 +143,10 @@ def sanitizer_cases() -> None:
 def checked():
     """Every operation with every ring, producer, swizzle and cluster on ragged shapes: the number of cases, the largest
     error, what was wrong."""
+    _compile_every()
     rows = []
     for op in OPS:
-        chosen = every(op)
-        _compile(chosen.values())
-        for name, config in chosen.items():
+        for name, config in every(op).items():
             fills = tensor_map.FILLS if op == "stencil" else ("zero",)
             cases = [verify(op, config, shape, fill=fill) for shape in RAGGED[dimensions(op)] for fill in fills]
             wrong = [case for case in cases if case["status"] != "ok"]
@@ -153,12 +161,12 @@ def dump_boxes(dtype) -> dict[str, tuple[int, int]]:
     return {swizzle: (DUMP_ROWS, (span or 128) // dtype.itemsize) for swizzle, span in tensor_map.SWIZZLES.items()}
 
 
-@results.experiment("ch10_tile_dump", source)
+@results.experiment("ch10_tile_dump", lambda: source(tile_dump))
 def dumped():
     """Where each byte of a box lies in shared memory, and what fills it outside of the tensor, against
     tilelab.tensor_map.swizzled: boxes inside, over each edge and outside, of every element and swizzle."""
     here = device.current().target
-    jobs = [tile_pipeline.dump_job(box, dtype.itemsize, here) for dtype in tensor_map.DTYPES
+    jobs = [tile_dump.dump_job(box, dtype.itemsize, here) for dtype in tensor_map.DTYPES
             for box in dump_boxes(dtype).values()]
     build.warm({job.name: job for job in jobs}.values())
     rows = []
@@ -172,9 +180,9 @@ def dumped():
             for (row, column), fill in itertools.product(corners, tensor_map.FILLS):
                 if fill == "nan" and not dtype.is_floating_point:
                     continue
-                found = tile_pipeline.unswizzled(tile_pipeline.dump_box(x, row, column, box, swizzle, fill), dtype, box,
-                                                 swizzle)
-                expected, cases = tile_pipeline.box_spec(x, row, column, box, fill), cases + 1
+                found = tile_dump.unswizzled(tile_dump.dump_box(x, row, column, box, swizzle, fill), dtype, box,
+                                             swizzle)
+                expected, cases = tile_dump.box_spec(x, row, column, box, fill), cases + 1
                 if not bool(((found == expected) | ((found != found) & (expected != expected))).all()):
                     wrong.append(f"the box at ({row}, {column}) filled with {fill}")
             rows.append({"dtype": str(dtype)[6:], "swizzle": swizzle, "box": list(box), "cases": cases,
@@ -185,6 +193,7 @@ def dumped():
 @results.experiment("ch10_tile_sanitizer", lambda: source(), can_run=check.can_sanitize)
 def sanitized():
     """What compute-sanitizer finds in `sanitizer_cases`, tool by tool."""
+    _compile_every()  # a tool has one CPU, and would compile them one after the other
     return check.sanitize("ch10.tile_trials")
 
 
@@ -205,7 +214,7 @@ def _inputs(op: str, shape: tuple[int, ...]):
 
     def make():
         x = padded(shape)
-        out = tile_pipeline.empty(tile_pipeline._result_shape(op, x), x.dtype, "cuda")
+        out = tile_pipeline.empty(tile_arguments.result_shape(op, x), x.dtype, "cuda")
         return [x, out] + ([padded(shape[1:])] if op == "add_shared" else [])
 
     return make
@@ -317,7 +326,7 @@ def swizzles():
 def stage_configs() -> dict[str, TileConfig]:
     """The stencil with rings of 1 to 6 stages and either producer, 8 tiles a CTA."""
     return {f"{stages}, {producer}": TileConfig("stencil", 16, 128, 128, stages, 8, producer)
-            for producer in tile_pipeline.PRODUCERS for stages in STAGES}
+            for producer in PRODUCERS for stages in STAGES}
 
 
 @results.experiment("ch10_tile_stages", source)
@@ -344,7 +353,8 @@ def reduction():
 def box_configs() -> dict[str, TileConfig]:
     """The copy with boxes of 4 to 16 KiB, flat to square, and every width that L2 fetches."""
     boxes = ((4, 256), (8, 128), (16, 64), (32, 32), (16, 256), (64, 64))
-    return {f"{rows} × {columns}, {wide}": TileConfig("copy", rows, columns, l2_promotion=wide)
+    return {f"{rows} × {columns}, {'no promotion' if wide == 'none' else wide}":
+            TileConfig("copy", rows, columns, l2_promotion=wide)
             for rows, columns in boxes for wide in tensor_map.PROMOTIONS}
 
 

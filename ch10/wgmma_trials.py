@@ -10,15 +10,15 @@ import dataclasses
 import functools
 import json
 import statistics
+import subprocess
+import sys
 import time
 
 import torch
 
 from ch10 import wgmma_configs, wgmma_gemm
 from ch10.wgmma_configs import STEPS, WgmmaConfig, candidates, choose, rejection
-from tilelab import bench, build, check, cuda, device, results, tensor_map
-from tilelab.space import TargetSpace
-from tilelab.sweep import Sweep
+from tilelab import bench, build, check, child, cuda, device, results, tensor_map
 
 SQUARES = (2048, 4096, 8192)
 LLM = tuple((m, n, k) for m in (64, 512, 4096, 8192) for n, k in
@@ -30,7 +30,6 @@ TIMED_RAGGED = ((1, 4096, 4096), (16, 4096, 14336), (100, 5000, 5000), (1000, 10
                 (16384, 256, 1024))
 QUICK = {"rounds": 6, "warm_s": 0, "burst_ms": 2}
 BURST = 40
-INSTRUCTIONS = ("UTMALDG", "UTMASTG", "SYNCS", "HGMMA", "STS")
 
 
 def source(*more) -> str:
@@ -274,37 +273,7 @@ def timeline():
 
 # ---- what breaks
 
-
-@dataclasses.dataclass(frozen=True)
-class BrokenSpace(TargetSpace):
-    """Kernels that lack something: each is checked `runs` times, in a worker that may hang."""
-
-    on: str | None = None
-    runs: int = 10
-    shape: tuple[int, int, int] = (1024, 1024, 2048)
-
-    def label(self, config):
-        return {"name": config.leaves_out, "kernel": str(config)}
-
-    def source(self):
-        return source()
-
-    def job(self, config):
-        return wgmma_gemm.job(config, self.target)
-
-    def warm(self):
-        torch.mm(*(torch.zeros(8, 8, device="cuda") for _ in range(2)))
-        return {}
-
-    def measure(self, config):
-        wrong, reason = 0, ""
-        for _ in range(self.runs):
-            row = verify(config, *self.shape)
-            wrong += row["status"] != "ok"
-            reason = row["reason"] or reason
-        if wrong:
-            return {"status": "wrong", "reason": f"wrong in {wrong} of {self.runs} runs: {reason}"}
-        return {"status": "ok", "reason": f"right in all {self.runs} runs", "ms": 1.0, "ratio": 1.0}
+RUNS = 10
 
 
 def broken_configs() -> list[WgmmaConfig]:
@@ -313,12 +282,42 @@ def broken_configs() -> list[WgmmaConfig]:
     return [dataclasses.replace(whole, leaves_out=what) for what in wgmma_configs.BREAKS]
 
 
+def try_broken(what: str) -> dict:
+    """{status, reason} of RUNS checks of the kernel that lacks `what`, in this process, which may fault or hang."""
+    config = next(config for config in broken_configs() if config.leaves_out == what)
+    verify(STEPS["tile"], 256, 256, 256)  # opens the GPU, which takes longer at some times than at others
+    print("begun", flush=True)
+    wrong = [row["reason"] for row in (verify(config, 1024, 1024, 2048) for _ in range(RUNS)) if row["status"] != "ok"]
+    if wrong:
+        return {"status": "wrong", "reason": f"wrong in {len(wrong)} of {RUNS} runs: {wrong[-1]}"}
+    return {"status": "ok", "reason": f"right in all {RUNS} runs"}
+
+
+def outcome(what: str, limit_s: float = 20) -> dict:
+    """What `try_broken` says in a process of its own, or what became of that."""
+    command = [sys.executable, "-m", "ch10.wgmma_trials", what]
+    # Without a buffer, or the first line might take the second with it.
+    with subprocess.Popen(command, 0, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=child.ROOT) as run:
+        try:
+            run.stdout.readline()  # until then it opens the GPU
+            said, errors = run.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            return {"status": "failed", "reason": f"no answer within {limit_s:g} s"}
+        finally:
+            run.kill()
+    if run.returncode == 0:
+        return json.loads(said)
+    lines = errors.decode(errors="replace").splitlines() or [f"exit status {run.returncode}"]
+    return {"status": "failed", "reason": next((line for line in lines if "CUDA error" in line), lines[-1])[:300]}
+
+
 @experiment("ch10_gemm_broken")
 def broken():
-    """What comes of a kernel that lacks a line."""
-    rows = {row["kernel"]: row for row in Sweep(broken_configs(), BrokenSpace(), limit_s=10).finish()}
-    return [{key: rows[str(config)][key] for key in ("name", "kernel", "status", "reason")}
-            for config in broken_configs()]
+    """What comes of a kernel that lacks a line: all at once, for some hang."""
+    configs = broken_configs()
+    build.warm(map(wgmma_gemm.job, (*configs, STEPS["tile"])))
+    found = check.side_by_side(*(functools.partial(outcome, config.leaves_out) for config in configs))
+    return [{"name": config.leaves_out, "kernel": str(config), **row} for config, row in zip(configs, found)]
 
 
 # ---- how long until the first result
@@ -356,4 +355,4 @@ def built(chosen: dict[str, WgmmaConfig] | None = None, target: str = "sm_90a") 
 
 
 if __name__ == "__main__":
-    print(json.dumps(first_launch()))
+    print(json.dumps(try_broken(sys.argv[1]) if sys.argv[1:] else first_launch()))

@@ -134,14 +134,20 @@ def source() -> str:
 experiment = functools.partial(results.experiment, source=source)
 
 
+def warm(*dtypes: str) -> None:
+    """Compile every step that runs here, with and without a mask, all CPUs at work."""
+    target, every = device.current().target, itertools.product(dtypes, attention_configs.HEAD_DIMS, (False, True))
+    build.warm([attention_configs.job(config, target, d, causal, dtype)
+                for dtype, d, causal in every for config in _ladder(d).values()
+                if not config.persistent])  # it differs from the step before it by its grid alone
+
+
 def checked() -> list[dict]:
     """Kernels on ragged shapes against float64, here and now: bf16 and fp16 on a GPU, fp16 in the interpreter."""
     if device.current().has_tma:
         cases = [(dtype, (*shape, causal), name, config) for dtype in (torch.bfloat16, torch.float16)
                  for causal in (False, True) for shape in RAGGED for name, config in _ladder(shape[5]).items()]
-        every = itertools.product(("bf16", "fp16"), attention_configs.HEAD_DIMS, (False, True))
-        build.warm([attention_configs.job(config, device.current().target, d, causal, dtype)
-                    for dtype, d, causal in every for config in _ladder(d).values()])
+        warm("bf16", "fp16")
     else:
         tile = AttentionConfig(32, 16, 4, 2)
         cases = [(torch.float16, (*shape, causal), "plain", tile) for causal in (False, True)
@@ -160,6 +166,7 @@ def _ladder(d: int) -> dict[str, AttentionConfig]:
 def ladder():
     """Every step at the headline shape, with and without a mask, beside torch's backends; checked there too."""
     rows = []
+    warm("bf16")  # of both head dimensions: in each process of a sanitizer they would be compiled one by one
     for causal in (False, True):
         case = (*LONG, causal)
         steps = _ladder(case[5])

@@ -5,6 +5,7 @@ What the field note's claims come to is in `ch14.blockscaled_impacts`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import shutil
@@ -138,10 +139,17 @@ def shapes():
     return rows
 
 
+def unsplit(split: Fp8Config) -> dict[str, Fp8Config]:
+    """By name what a split is held against: every configuration whole, the tile of `split` among them."""
+    whole = {f"unsplit, {name}": config for name, config in blockscaled_fp8.configs().items()}
+    same = dataclasses.replace(split, splits=1)
+    return whole if same in whole.values() else whole | {"same tile, unsplit": same}
+
+
 @experiment("ch14_blockscaled_thin", hash_of(*OF_FP8))
 def thin():
-    """The same with few rows of A, `share` of the copy's bandwidth; and at SPLIT every configuration unsplit."""
-    whole = {f"unsplit, {name}": config for name, config in blockscaled_fp8.configs().items()}
+    """The same with few rows of A, `share` of the copy's bandwidth; and at SPLIT every `unsplit` tile."""
+    whole = unsplit(best(SPLIT))
     build.warm(fp8_jobs({*map(best, (*THIN, SPLIT)), *whole.values()}))
     rows = []
     for shape in THIN:

@@ -16,9 +16,10 @@ import triton
 from ch14 import mx_back_kernels, mx_kernels, mx_packing, mx_spec
 from ch14.descriptors import check_dense, span
 from ch14.mx_spec import BlockFormat, check_rule, lookup
-from tilelab import build
+from tilelab import build, device
 
 FUSED = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "nvfp4", "fp4_e8m0_16", "fp8_1x128")
+POINTED = {torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.float32: "fp32"}  # as Triton names them
 spec = mx_spec.quantise
 
 
@@ -60,7 +61,8 @@ def configs(form: str | BlockFormat) -> dict[str, MxConfig]:
 class Packed:
     """A matrix of `shape` as it lies in memory: `values` uint8 (R, ceil(C * bits / 8)); `scales` a block each, (R, G)
     uint8, or float32 for fp8_1x128, or `tiled` in one dimension (mx_packing.tile_scales); `pair` float32: NVFP4's
-    tensor scale and its reciprocal. All contiguous, on one device; ValueError for tensors that are not this."""
+    tensor scale and its reciprocal. All contiguous, on one device. `format` may be given by name. ValueError for a
+    format without kernels, and for tensors that are not this."""
 
     format: BlockFormat
     shape: tuple[int, int]
@@ -70,7 +72,8 @@ class Packed:
     tiled: bool = False
 
     def __post_init__(self):
-        if fused(self.format).scale != "e4m3" and self.pair is not None:
+        object.__setattr__(self, "format", fused(self.format))
+        if self.format.scale != "e4m3" and self.pair is not None:
             raise ValueError(f"a scale of the tensor is NVFP4's; {self.format.name} has none.")
         for name, (shape, dtype) in _held(self.format, self.shape, self.tiled).items():
             given = getattr(self, name)
@@ -97,11 +100,14 @@ class Packed:
 
 
 def fused(form: str | BlockFormat) -> BlockFormat:
-    """The format; ValueError for one that has no kernel."""
+    """The format; ValueError for one that has no kernel, and for one that only has the name of another."""
     form = form if isinstance(form, BlockFormat) else lookup(form)
     if form.name not in FUSED:
         raise ValueError(f"{form.name} has no kernel, only its spec (ch14.mx_spec); those with one are "
                          f"{', '.join(FUSED)}.")
+    other = [part for part in ("element", "block", "scale") if getattr(form, part) != getattr(lookup(form.name), part)]
+    if other:
+        raise ValueError(f"{form.name} with another {' and '.join(other)} has no kernel, only its spec (ch14.mx_spec).")
     return form
 
 
@@ -168,13 +174,42 @@ def _check_apart(of: Packed, **matrix: torch.Tensor) -> None:
             raise ValueError(f"{one} lies in the memory that {other} spans: give it memory of its own.")
 
 
-def _chosen(config, otherwise: MxConfig) -> MxConfig:
+def _chosen(config: MxConfig | None, form: BlockFormat, back: bool = False) -> MxConfig:
     if config is not None and not isinstance(config, MxConfig):
         raise ValueError(f"config must be an MxConfig or None; it is a {type(config).__name__}.")
-    return config or otherwise
+    return config or (MxConfig(2048) if back else next(iter(configs(form).values())))
 
 
-def _launch(kernel, out: Packed, config: MxConfig, whole: bool, stride: int) -> tuple[tuple, tuple, dict]:
+@dataclass(frozen=True)
+class _Call:
+    """A launch: calling it launches. `args` come by position."""
+
+    kernel: triton.JITFunction
+    grid: tuple
+    args: tuple
+    constants: dict
+
+    def __call__(self) -> None:
+        self.kernel[self.grid](*self.args, **self.constants)
+
+    def job(self, target: str, name: str) -> build.Job:
+        """How it is compiled: Triton knows what is a multiple of 16, and makes a constant of a 1."""
+        signature, aligned = {}, []
+        constants = {key: value for key, value in self.constants.items() if key != "num_warps"}
+        for key, given in zip(self.kernel.arg_names, self.args):
+            if isinstance(given, torch.Tensor):
+                signature[key], at = f"*{POINTED[given.dtype]}", given.data_ptr()
+            elif given == 1:
+                constants[key] = 1
+                continue
+            else:
+                signature[key], at = "i32" if given < 2**31 else "i64", given
+            aligned += [key] if at % 16 == 0 else []
+        return build.job_for(self.kernel, signature, constants, target, num_warps=self.constants["num_warps"],
+                             aligned=tuple(aligned), name=name)
+
+
+def _launch(out: Packed, config: MxConfig, whole: bool, stride: int) -> tuple[tuple, tuple, dict]:
     """Grid, sizes (rows, columns, groups, x_stride) and what all kernels take by name."""
     (rows, columns), group = out.shape, out.format.block[1]
     groups = -(-columns // group)
@@ -184,7 +219,8 @@ def _launch(kernel, out: Packed, config: MxConfig, whole: bool, stride: int) -> 
         stride = columns
     block = config.elements // group
     grid = (triton.cdiv(groups, block), min(rows, 32768), triton.cdiv(rows, 32768))
-    constants = {"BLOCK": block, "GROUP": group, "SCALE": out.format.scale, "TILED": out.tiled, "FLAT": flat}
+    constants = {"BLOCK": block, "GROUP": group, "SCALE": out.format.scale, "TILED": out.tiled, "FLAT": flat,
+                 "num_warps": config.num_warps}
     return grid, (rows, columns, groups, stride), constants
 
 
@@ -207,10 +243,33 @@ def _fp8(form: BlockFormat) -> dict:
     return {"MANTISSA": form.element.mantissa_bits, "EMIN": form.element.emin}
 
 
-def _converts(kernel, config: MxConfig, where: torch.device) -> bool:
+def _converts(config: MxConfig, where: torch.device) -> bool:
     """Whether the hardware's conversions are there: not in the interpreter, whose own rounds otherwise."""
-    compiled = isinstance(kernel, triton.JITFunction)
+    compiled = isinstance(mx_kernels.quantise_fp8_kernel, triton.JITFunction)
     return config.convert and compiled and torch.cuda.get_device_capability(where) >= (8, 9)
+
+
+def _quantise_call(x: torch.Tensor, out: Packed, rule: str, config: MxConfig, convert: bool) -> _Call:
+    form = out.format
+    aligned = x.data_ptr() % 16 == 0 and x.stride(0) % 8 == 0 and out.values.data_ptr() % 16 == 0
+    whole = x.shape[1] % form.block[1] == 0 and aligned
+    grid, sizes, constants = _launch(out, config, whole, x.stride(0) if x.shape[0] > 1 else x.shape[1])
+    constants |= {"CARRY": _carry(form, rule)}
+    if form.element.bits == 8:
+        constants |= _fp8(form) | {"LIMIT": form.element.max, "EMAX": form.element.emax, "CVT": convert}
+        args = (x.view(torch.int16), out.values, out.scales, *sizes)
+        return _Call(mx_kernels.quantise_fp8_kernel, grid, args, constants)
+    bits, values = (x.view(torch.int32), out.values.view(torch.int32)) if whole else (x.view(torch.int16), out.values)
+    encode = out.scales if out.pair is None else out.pair[1:]
+    return _Call(mx_kernels.quantise_fp4_kernel, grid, (bits, values, out.scales, encode, *sizes),
+                 constants | {"LANES": _lanes(form, config), "WHOLE": whole})
+
+
+def _scale_calls(x: torch.Tensor, largest: torch.Tensor, pair: torch.Tensor) -> list[_Call]:
+    """What finds NVFP4's scale of a contiguous x, where `largest`, int32, is zero."""
+    return [_Call(mx_kernels.amax_kernel, (triton.cdiv(x.numel(), 8192),),
+                  (x.view(torch.int16).view(-1), largest, x.numel()), {"BLOCK": 8192, "num_warps": 8}),
+            _Call(mx_kernels.tensor_scale_kernel, (1,), (largest, pair), {"num_warps": 1})]
 
 
 def prepare_quantise(x: torch.Tensor, out: Packed, rule: str = "floor", config: MxConfig | None = None,
@@ -228,46 +287,21 @@ def prepare_quantise(x: torch.Tensor, out: Packed, rule: str = "floor", config: 
     _check_apart(out, x=x)
     form = out.format
     check_rule(rule, form)
-    config = _chosen(config, next(iter(configs(form).values())))
-    aligned = x.data_ptr() % 16 == 0 and x.stride(0) % 8 == 0 and out.values.data_ptr() % 16 == 0
-    whole = x.shape[1] % form.block[1] == 0 and aligned
-    eight = form.element.bits == 8
-    kernel = mx_kernels.quantise_fp8_kernel if eight else mx_kernels.quantise_fp4_kernel
-    grid, sizes, constants = _launch(kernel, out, config, whole, x.stride(0) if x.shape[0] > 1 else x.shape[1])
-    constants |= {"CARRY": _carry(form, rule), "num_warps": config.num_warps}
-    if eight:
-        bits, values, extra = x.view(torch.int16), out.values, ()
-        constants |= _fp8(form) | {"LIMIT": form.element.max, "EMAX": form.element.emax,
-                                   "CVT": _converts(kernel, config, x.device)}
-    else:
-        kind = torch.int32 if whole else torch.int16
-        bits, values, extra = x.view(kind), out.values.view(torch.int32) if whole else out.values, (
-            out.scales if out.pair is None else out.pair[1:],)
-        constants |= {"LANES": _lanes(form, config), "WHOLE": whole}
-    find = _scale_finder(x, out.pair) if own_scale else None
+    config = _chosen(config, form)
+    steps = [_quantise_call(x, out, rule, config, _converts(config, x.device))]
+    if own_scale:
+        if out.pair is None:
+            raise ValueError("a scale of the tensor is NVFP4's: this format has none.")
+        if not x.is_contiguous():
+            raise ValueError(f"the scale of a tensor is found in a contiguous one; its strides are {x.stride()}.")
+        largest = torch.zeros(1, dtype=torch.int32, device=x.device)
+        steps = [largest.zero_, *_scale_calls(x, largest, out.pair), *steps]
 
     def launch():
-        if find:
-            find()
-        kernel[grid](bits, values, out.scales, *extra, *sizes, **constants)
+        for step in steps:
+            step()
 
     return launch
-
-
-def _scale_finder(x: torch.Tensor, pair: torch.Tensor | None):
-    if pair is None:
-        raise ValueError("a scale of the tensor is NVFP4's: this format has none.")
-    if not x.is_contiguous():
-        raise ValueError(f"the scale of a tensor is found in a contiguous one; its strides are {x.stride()}.")
-    largest, elements = torch.zeros(1, dtype=torch.int32, device=x.device), x.numel()
-    flat = x.view(torch.int16).view(-1)
-
-    def find():
-        largest.zero_()
-        mx_kernels.amax_kernel[(triton.cdiv(elements, 8192),)](flat, largest, elements, 8192, num_warps=8)
-        mx_kernels.tensor_scale_kernel[(1,)](largest, pair, num_warps=1)
-
-    return find
 
 
 def quantise(x: torch.Tensor, form: str | BlockFormat = "mxfp8_e4m3", rule: str = "floor", tiled: bool = False,
@@ -292,25 +326,22 @@ def prepare_dequantise(of: Packed, out: torch.Tensor, config: MxConfig | None = 
         raise ValueError(f"out must be a contiguous bfloat16 matrix {of.shape} on {of.values.device}; it is "
                          f"{tuple(out.shape)} {str(out.dtype)[6:]} on {out.device}.")
     _check_apart(of, out=out)
-    form, config = of.format, _chosen(config, MxConfig(2048))
+    config = _chosen(config, of.format, back=True)
+    return _dequantise_call(of, out, config, _converts(config, out.device))
+
+
+def _dequantise_call(of: Packed, out: torch.Tensor, config: MxConfig, convert: bool) -> _Call:
+    form = of.format
     whole = of.shape[1] % form.block[1] == 0
-    eight = form.element.bits == 8
-    kernel = mx_back_kernels.dequantise_fp8_kernel if eight else mx_back_kernels.dequantise_fp4_kernel
-    grid, sizes, constants = _launch(kernel, of, config, whole, of.shape[1])
-    constants |= {"CVT": _converts(kernel, config, out.device), "num_warps": config.num_warps}
-    if eight:
-        values, extra = of.values, ()
-        constants |= _fp8(form)
-    else:
-        whole = whole and of.values.data_ptr() % 4 == 0
-        values = of.values.view(torch.int32) if whole else of.values
-        extra = (of.scales if of.pair is None else of.pair,)
-        constants |= {"WHOLE": whole}
-
-    def launch():
-        kernel[grid](values, of.scales, *extra, out.view(torch.int16), *sizes[:3], **constants)
-
-    return launch
+    grid, sizes, constants = _launch(of, config, whole, of.shape[1])
+    rest, constants = (out.view(torch.int16), *sizes[:3]), constants | {"CVT": convert}
+    if form.element.bits == 8:
+        return _Call(mx_back_kernels.dequantise_fp8_kernel, grid, (of.values, of.scales, *rest),
+                     constants | _fp8(form))
+    whole = whole and of.values.data_ptr() % 4 == 0
+    values, scale = of.values.view(torch.int32) if whole else of.values, of.scales if of.pair is None else of.pair
+    return _Call(mx_back_kernels.dequantise_fp4_kernel, grid, (values, of.scales, scale, *rest),
+                 constants | {"WHOLE": whole})
 
 
 def dequantise(of: Packed, config: MxConfig | None = None) -> torch.Tensor:
@@ -322,35 +353,23 @@ def dequantise(of: Packed, config: MxConfig | None = None) -> torch.Tensor:
     return out
 
 
-def job(form: str | BlockFormat, config: MxConfig, target: str, rule: str = "floor", back: bool = False,
-        tiled: bool = False) -> build.Job:
-    """The kernel as it is launched on a large matrix of whole groups, for tilelab.build."""
+def job(form: str | BlockFormat, config: MxConfig | None, target: str, rule: str = "floor", back: bool = False,
+        tiled: bool = False, shape: tuple[int, int] = (128, 4096)) -> build.Job:
+    """The kernel as it is launched on a contiguous matrix of `shape` (the default stands for all that are large and of
+    whole groups), for tilelab.build. `config` None is that which such a launch takes."""
     form = fused(form)
-    out = empty((128, 4096), form, "meta", tiled)
-    eight = form.element.bits == 8
-    _, _, constants = _launch(None, out, config, True, 4096)
-    scale = "*fp32" if form.scale == "fp32" else "*u8"
-    pointers = {"values": "*u8" if eight else "*i32", "scales": scale}
-    if back:
-        name = "dequantise_fp8_kernel" if eight else "dequantise_fp4_kernel"
-        pointers |= {} if eight else {"tensor_scale": "*fp32" if form.scale == "e4m3" else "*u8"}
-        pointers |= {"out": "*i16"}
-        constants |= {"CVT": True} | (_fp8(form) if eight else {"WHOLE": True})
-    else:
-        name = "quantise_fp8_kernel" if eight else "quantise_fp4_kernel"
-        pointers = {"x": "*i16" if eight else "*i32", **pointers}
-        pointers |= {} if eight else {"encode": "*fp32" if form.scale == "e4m3" else "*u8"}
-        constants |= {"CARRY": _carry(form, rule)}
-        constants |= _fp8(form) | {"LIMIT": form.element.max, "EMAX": form.element.emax, "CVT": config.convert} \
-            if eight else {"LANES": _lanes(form, config), "WHOLE": True}
-    sizes = dict.fromkeys(("rows", "columns", "groups"), "i32") | ({} if back else {"x_stride": "i32"})
-    if not tiled:
-        del sizes["rows"]  # Triton makes a constant of a 1
-        constants["rows"] = 1
-    aligned = tuple(name for name in (*pointers, *sizes) if name not in ("rows", "encode"))
-    module = "ch14.mx_back_kernels" if back else "ch14.mx_kernels"
-    return build.Job(f"{module}:{name}", pointers | sizes, constants, target, config.num_warps, aligned=aligned,
-                     name=f"{form.name} {config}{' back' if back else ''}")
+    config = _chosen(config, form, back)
+    of, matrix = empty(shape, form, "meta", tiled), torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    convert = config.convert and device.limits(target).capability >= (8, 9)
+    call = _dequantise_call(of, matrix, config, convert) if back else _quantise_call(matrix, of, rule, config, convert)
+    return call.job(target, f"{form.name} {config}{' back' if back else ''}")
+
+
+def scale_jobs(target: str, shape: tuple[int, int] = (128, 4096)) -> list[build.Job]:
+    """The kernels that find NVFP4's scale of such a matrix."""
+    x, largest, pair = (torch.empty(size, dtype=dtype, device="meta") for size, dtype in (
+        (shape, torch.bfloat16), (1, torch.int32), (2, torch.float32)))
+    return [call.job(target, call.kernel.__name__) for call in _scale_calls(x, largest, pair)]
 
 
 if __name__ == "__main__":

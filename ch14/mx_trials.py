@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import functools
 import re
+from collections.abc import Iterable, Iterator
 
 import numpy
 import torch
@@ -80,21 +81,41 @@ def verify(form: str, shape: tuple[int, int], rule: str = "floor", tiled: bool =
     return {"status": "wrong" if reason else "ok", "reason": reason}
 
 
-def checked(names=FUSED) -> list[dict]:
-    """Formats, rules, variants and layouts of scales on ragged shapes, here and now; on a GPU larger ones too."""
-    live = device.current().capability is not None
-    rows = []
+def cases(names=FUSED, shapes=SHAPES) -> list[tuple]:
+    """What is checked: (name, shape, rule, tiled, variant)."""
+    found = []
     for name in names:
         form, variants = mx_spec.lookup(name), list(configs(name))
         ceil, tiled = ("ceil" if form.scale == "e8m0" else "floor"), form.scale != "fp32"
-        for shape in SHAPES if live else SHAPES[:3]:
-            for rule, layout, variant in (("floor", False, variants[0]), (ceil, tiled, variants[0]),
-                                          ("floor", tiled, variants[1])):
-                config = configs(form)[variant]
-                if not live:  # a small program has less to interpret
-                    config = MxConfig(512, config.num_warps, config.lanes, config.convert)
-                rows.append({"name": name, "variant": variant, "shape": list(shape), "rule": rule, "tiled": layout}
-                            | verify(name, shape, rule, layout, config))
+        found += [(name, shape, *way) for shape in shapes for way in (
+            ("floor", False, variants[0]), (ceil, tiled, variants[0]), ("floor", tiled, variants[1]))]
+    return found
+
+
+def case_jobs(name: str, shape: tuple[int, int], rule: str, tiled: bool, variant: str, target: str) -> list[build.Job]:
+    """What `verify` launches for a case."""
+    there = mx_formats.job(name, configs(name)[variant], target, rule, tiled=tiled, shape=shape)
+    back = mx_formats.job(name, None, target, back=True, tiled=tiled, shape=shape)
+    return [there, back, *(mx_formats.scale_jobs(target, shape) if mx_spec.lookup(name).scale == "e4m3" else ())]
+
+
+def warm(jobs: Iterable[build.Job]) -> None:
+    """`build.warm` of each once, where the GPU is one that is built for."""
+    if device.current().target in device.TARGETS:
+        build.warm({str(job): job for job in jobs}.values())
+
+
+def checked(names=FUSED) -> list[dict]:
+    """Formats, rules, variants and layouts of scales on ragged shapes, here and now; on a GPU larger ones too."""
+    live, target = device.current().capability is not None, device.current().target
+    rows, chosen = [], cases(names, SHAPES if live else SHAPES[:3])
+    warm(job for case in chosen for job in case_jobs(*case, target))
+    for name, shape, rule, tiled, variant in chosen:
+        config = configs(name)[variant]
+        if not live:  # a small program has less to interpret
+            config = MxConfig(512, config.num_warps, config.lanes, config.convert)
+        rows.append({"name": name, "variant": variant, "shape": list(shape), "rule": rule, "tiled": tiled}
+                    | verify(name, shape, rule, tiled, config))
     return rows
 
 
@@ -148,13 +169,22 @@ def dequantiser(form: str, config: MxConfig | None = None):
     return prepare
 
 
+TILED = ("mxfp8_e4m3", "mxfp4", "nvfp4")
+
+
+def speed_jobs(target: str) -> Iterator[build.Job]:
+    """What `speed` launches."""
+    for form in FUSED:
+        yield from (mx_formats.job(form, config, target) for config in configs(form).values())
+        yield mx_formats.job(form, None, target, back=True)
+    yield from (mx_formats.job(form, None, target, tiled=True) for form in TILED)
+    yield from mx_formats.scale_jobs(target)
+
+
 @_experiment("ch14_mx_formats_speed")
 def speed():
     """Every format and variant at LARGE, the way back, the tiled scales, NVFP4 with its own scale, and the spec."""
-    target = device.current().target
-    build.warm([mx_formats.job(form, config, target, back=back, tiled=tiled) for form in FUSED
-           for config in configs(form).values() for back in (False, True)
-           for tiled in (False, True) if not (tiled and form == "fp8_1x128")])
+    warm(speed_jobs(device.current().target))
     candidates, nbytes, about = {}, {}, {}
 
     def add(form, what, launch, extra=0):
@@ -165,7 +195,7 @@ def speed():
         for variant, config in configs(form).items():
             add(form, variant, quantiser(form, config))
         add(form, "back", dequantiser(form))
-    for form in ("mxfp8_e4m3", "mxfp4", "nvfp4"):
+    for form in TILED:
         add(form, "tiled scales", quantiser(form, tiled=True))
     add("nvfp4", "own scale", quantiser("nvfp4", own_scale=True), 2 * LARGE[0] * LARGE[1])  # x is read twice
     rows = against_copy(candidates, LARGE, nbytes)
@@ -189,7 +219,7 @@ SWEPT = ("mxfp8_e4m3", "mxfp4", "nvfp4", "fp8_1x128")
 @_experiment("ch14_mx_formats_sweep")
 def swept():
     """Elements a program, warps, and how a group lies in lanes, at LARGE."""
-    build.warm([mx_formats.job(form, config, device.current().target) for form in SWEPT for config in grid(form)])
+    warm(mx_formats.job(form, config, device.current().target) for form in SWEPT for config in grid(form))
     rows = []
     for form in SWEPT:
         named = {str(config): config for config in grid(form)}

@@ -6,6 +6,7 @@ autotune` and `... sweep` run one contender in a fresh process and print one JSO
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pathlib
@@ -16,7 +17,7 @@ import tempfile
 import time
 
 from ch14 import gemm_trials
-from tilelab import child, device, faults, gpu_worker, results, sweep
+from tilelab import check, child, device, faults, gpu_worker, results, sweep
 from tilelab.journal import Journal
 from tilelab.sweep import Sweep
 
@@ -153,22 +154,24 @@ def autotuned_fault(fault: str) -> dict:
     return {"kernel": kernel.best_config.kwargs["FAULT"] or "the right one"}
 
 
-@_experiment("sweep_autotune_faults", autotuned_fault, KERNELS)
+def _outcome(fault: str) -> str:
+    """What `autotuned_fault` says or dies of, in a process of its own."""
+    try:
+        done = subprocess.run([sys.executable, "-m", "ch14.sweep_trials", fault], capture_output=True, text=True,
+                              cwd=child.ROOT, timeout=PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {PATIENCE_S} s, then killed"
+    if done.returncode == 0:
+        return f"chooses: {json.loads(done.stdout)['kernel']}"
+    errors = re.findall(r"^[\w.]*Error: .+", done.stderr, re.MULTILINE) or [f"status {done.returncode}"]
+    return f"raises: {errors[-1][:90]}"
+
+
+@_experiment("sweep_autotune_faults", autotuned_fault, _outcome, KERNELS)
 def autotune_faults():
-    """What triton.autotune makes of a fault among its configurations, each in a process of its own."""
-    rows = []
-    for fault in TUNED_FAULTS:
-        try:
-            done = subprocess.run([sys.executable, "-m", "ch14.sweep_trials", fault], capture_output=True, text=True,
-                                  cwd=child.ROOT, timeout=PATIENCE_S, check=False)
-            errors = re.findall(r"^[\w.]*Error: .+", done.stderr, re.MULTILINE) or [f"status {done.returncode}"]
-            outcome = f"raises: {errors[-1][:90]}"
-            if done.returncode == 0:
-                outcome = f"chooses: {json.loads(done.stdout)['kernel']}"
-        except subprocess.TimeoutExpired:
-            outcome = f"no answer within {PATIENCE_S} s, then killed"
-        rows.append({"fault": fault, "autotune": outcome, "status": "ok"})
-    return rows
+    """What triton.autotune makes of a fault among its configurations."""
+    found = check.side_by_side(*(functools.partial(_outcome, fault) for fault in TUNED_FAULTS))
+    return [{"fault": fault, "autotune": outcome, "status": "ok"} for fault, outcome in zip(TUNED_FAULTS, found)]
 
 
 @_experiment("sweep_cancel", faults)

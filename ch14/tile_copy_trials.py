@@ -48,6 +48,8 @@ def source() -> str:
 def copies() -> results.Record:
     """The field note's copy configurations and the course's, 1 GiB moved, against torch's copy_."""
     def rows():
+        every = dict.fromkeys(config for which in tile_copy.SETS for config in tile_copy.configs(which))
+        build.warm(map(CopySpace(SIDE, SIDE).job, every))
         return [CopySpace(SIDE, SIDE, which=which).label(config) | measure(config)
                 for which in tile_copy.SETS for config in tile_copy.configs(which)]
 

@@ -7,6 +7,7 @@ Exit status: 0 fine, 2 bad usage or a README without the two marks.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 
 from claims import trial
@@ -24,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
             print(error, file=sys.stderr)
             return 2
         results.write_atomically(trial.README, text)
-        record.record_notebook(trial.NOTEBOOK)
+        asyncio.run(record.record_notebook(trial.NOTEBOOK))
         return 0
     for note in trial.NOTES:
         print(f"{note.title}: {counted(trial.judged(note))}")

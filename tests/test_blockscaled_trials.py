@@ -1,5 +1,6 @@
 """The experiments of `ch14_blockscaled`, as far as they go without a GPU, and its pictures."""
 
+import dataclasses
 import itertools
 import math
 
@@ -149,25 +150,41 @@ def test_verdicts_name_the_band():
         "it costs", "less", "less", "as claimed", "as claimed", "as claimed", "more"]
 
 
-def row(name, ms, **more):
-    return {"name": name, "ms": ms, "shape": [1, 2, 3], **more}
+@pytest.mark.parametrize("stages, more", [(7, []), (6, ["same tile, unsplit"])])
+def test_a_split_is_held_against_its_own_tile(stages, more):
+    split = blockscaled_fp8.Fp8Config(2, 2, stages, 64, splits=2)
+    found = blockscaled_trials.unsplit(split)
+    assert list(found) == [f"unsplit, {name}" for name in blockscaled_fp8.configs()] + more
+    assert dataclasses.replace(split, splits=1) in found.values() and all(each.splits == 1 for each in found.values())
+
+
+def row(name, ms, moment=1.0, **more):
+    """`moment`: how slow the clock was, for the peer too."""
+    times = {"ms": ms * moment, "peer_ms": moment, "ratio": 1 / ms} if ms else {}
+    return {"name": name, "shape": [1, 2, 3], **times, **more}
 
 
 def test_verdicts_compare_the_right_rows():
     impacts = [row("3 stages", 2.0, claim="latency", what="x"), row("4 stages", 1.1, claim="latency", what="x"),
                row("5 stages", 1.5, claim="latency", what="x"), row("6 stages", None, claim="latency", what="x"),
                row("4 warps", 1.0, claim="warps", what="y"), row("8 warps", 1.2, claim="warps", what="y")]
-    epilogue = [row("in passes", 2.0), row("all fused", 1.6), row("bias and SiLU fused", 1.9), row("product alone", 1)]
-    split = [row(name, ms) | {"shape": list(blockscaled_trials.SPLIT)} for name, ms in (
-        ("torch", 3), ("unsplit, a", 2.0), ("unsplit, b", 1.0), ("course", 0.5))]
-    bf16 = [{"stages": 6, "ms": 1.0}, {"stages": 2, "ms": 4.0}]
+    epilogue = [row(name, ms, shape=[1, 2, k]) for k, times in ((4, (2.0, 1.6, 1.9, 1)), (3, (2.0, 1.5, 2.2, 1)))
+                for name, ms in zip(("in passes", "all fused", "bias and SiLU fused", "product alone"), times)]
+    split = [row(name, ms, config=config) | {"shape": list(blockscaled_trials.SPLIT)} for name, ms, config in (
+        ("torch", 3, ""), ("unsplit, a", 0.6, "tile a, group 8"), ("unsplit, b", 1.0, "tile b, group 8"),
+        ("course", 0.5, "tile b, 12 splits, group 8"))]
+    bf16 = [row("", 1.0, 2.0, stages=6), row("", 1.1, 0.5, stages=4), row("", 4.0, stages=2)]
     found = verdicts(impacts, epilogue, [row("course", 9), *split], bf16)
     assert [(each["claim"], each["from"], each["to"], each["time saved"], each["verdict"]) for each in found] == [
         ("latency", "2 stages", "6 stages", "75%", "more"), ("latency", "3 stages", "4 stages", "45%", "as claimed"),
         ("warps", "4 warps", "8 warps", "-20%", "it costs"),
         ("epilogue", "in passes", "all fused", "20%", "as claimed"),
         ("epilogue", "in passes", "bias and SiLU fused", "5%", "less"),
-        ("split-K", "unsplit, b", "course", "50%", "more")]
+        ("epilogue", "in passes", "all fused", "25%", "as claimed"),
+        ("epilogue", "in passes", "bias and SiLU fused", "-10%", "it costs"),
+        ("split-K", "unsplit, b", "course", "50%", "more"), ("split-K", "unsplit, a", "course", "17%", "as claimed")]
+    assert [each["where"] for each in found if each["claim"] == "epilogue"][::3] == [
+        "bias + SiLU, MXFP8 output, K = 4", "bias + SiLU alone, quantised apart, K = 3"]
     assert {each["note"] for each in found} == {"40 to 50%", "20 to 30%", "15 to 25%", "10 to 20%"}
 
 

@@ -1,12 +1,16 @@
 import dataclasses
 import re
+import signal
+import subprocess
+import sys
+import threading
 
 import pytest
 import torch
 
 from ch07 import bulk_copy, bulk_sweep, bulk_trials
 from ch07.bulk_copy import BulkConfig, configs
-from tilelab import build, device
+from tilelab import build, child, device
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
 BULK = device.TARGETS[1:]
@@ -256,6 +260,39 @@ def test_specs():
     a = torch.tensor(0.1).double()  # the float32, not the double
     assert torch.equal(bulk_copy.axpy_spec(0.1, x, y), a * x.double() + y.double())
     assert not torch.equal(bulk_copy.axpy_spec(0.1, x, y), 0.1 * x.double() + y.double())
+
+
+# ---- rings that lack a line
+
+
+def test_rings_that_lack_a_line_are_tried_at_once(monkeypatch):
+    monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a"))
+    every = bulk_trials.broken_configs()
+    met = threading.Barrier(len(every))
+    monkeypatch.setattr(bulk_trials, "alone", lambda number: {"status": "ok", "reason": f"{number}, {met.wait(10)}"})
+    rows = bulk_trials.broken.__wrapped__()
+    assert [row["name"] for row in rows] == [config.leaves_out for _, config in every]
+    assert [row["reason"][0] for row in rows] == [str(number) for number in range(len(every))]
+
+
+def test_a_ring_is_tried_in_a_process_of_its_own(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    row = bulk_trials.alone(0)
+    assert row["status"] == "failed" and "CUDA" in row["reason"]
+
+
+@pytest.mark.parametrize("status, reason", [(-signal.SIGALRM, "no answer within 10 s"),
+                                            (-signal.SIGSEGV, "its process ended with status -11")])
+def test_what_became_of_a_process_is_told(monkeypatch, status, reason):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], status, "", "said"))
+    assert bulk_trials.alone(0) == {"status": "failed", "reason": reason}
+
+
+def test_a_hang_ends_itself():
+    code = ("import time; from ch07 import bulk_trials; bulk_trials.LIMIT_S = 1; "
+            "bulk_trials.verify = lambda *_: time.sleep(60); bulk_trials.tried(0)")
+    done = subprocess.run([sys.executable, "-c", code], cwd=child.ROOT, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGALRM and done.stdout == b""
 
 
 # ---- on a GPU

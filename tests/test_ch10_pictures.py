@@ -7,7 +7,7 @@ import pytest
 from matplotlib.text import Text
 
 from ch10 import pictures
-from ch10.tile_pipeline import TileConfig
+from ch10.tile_configs import TileConfig
 from tilelab import plots
 
 EVENTS = [{"role": role, "event": event, "step": step, "tile": tile, "begin": 9000 * tile + 1000 * step + begin,
@@ -33,7 +33,7 @@ def ladder(rows):
 
 PICTURES = {
     "map": pictures.tensor_map_picture,
-    "map, other": lambda: pictures.tensor_map_picture(64, 64, 64, 8, 16, 0, 0, "none"),
+    "map, other": lambda: pictures.tensor_map_picture(64, 64, 64, 8, 16, 0, 0, "none", "none"),
     "halo": pictures.halo_picture,
     "halo, wide": lambda: pictures.halo_picture(4, 32, 2, 2),
     "tiles": pictures.gemm_tiles_picture,

@@ -1,4 +1,5 @@
 import os
+import threading
 
 import numpy
 import pytest
@@ -200,6 +201,14 @@ def sanitizer(tmp_path, monkeypatch):
 def test_the_sanitizer_is_clean_only_where_it_says_so(sanitizer, shell, status, reason):
     row = sanitizer(shell)
     assert row["status"] == status and reason in row["reason"], row
+
+
+def test_side_by_side_is_at_once_and_in_order(monkeypatch):
+    monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a"))
+    met = threading.Barrier(3)
+    assert check.side_by_side(*[lambda name=name: (met.wait(10), name)[1] for name in "abc"]) == ["a", "b", "c"]
+    with pytest.raises(ZeroDivisionError):
+        check.side_by_side(lambda: 1 / 0, lambda: 1)
 
 
 def test_without_the_sanitizer(monkeypatch):

@@ -1,5 +1,6 @@
 """What CONTRIBUTING.md asks of a module, where a machine can tell."""
 
+import json
 import pathlib
 import subprocess
 
@@ -7,11 +8,11 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 LINES = 300
+CELLS = 45
 ALL_STEPS = "every step of one kernel, from the simplest to the last, for the same compiler run"
 LONGER = {
     "ch07/resample.cu": ALL_STEPS, "ch10/tile_pipeline.cu": ALL_STEPS, "ch10/wgmma_gemm.cu": ALL_STEPS,
     "ch14/blockscaled_fp8.cu": "one kernel",
-    "ch10/tile_pipeline.py": "five operations with one launcher: their specs, shapes and checks of arguments",
     "ch10/tile_trials.py": "all experiments of one notebook", "ch10/wgmma_trials.py": "all experiments of one notebook",
     "ch14/descriptors_trials.py": "all experiments of one notebook",
     "ch10/pictures.py": "six drawings, none of which uses another", "ch10/explorer.py": "one widget and what it draws",
@@ -40,3 +41,9 @@ def test_a_long_module_has_a_reason():
     long = {path for path, lines in modules().items() if lines > LINES}
     assert long - set(LONGER) == set(), "split it, or say why it stays whole"
     assert set(LONGER) - long == set(), "no reason is needed any more"
+
+
+def test_a_notebook_stays_short():
+    cells = {path.name: len(json.loads(path.read_text(encoding="utf-8"))["cells"])
+             for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert cells and {name: count for name, count in cells.items() if count > CELLS} == {}

@@ -208,3 +208,22 @@ def test_interpret_without_gpu(cuda_build):
     cuda_build.setenv("TRITON_INTERPRET", "0")  # who only compiles says so
     device.interpret_without_gpu()
     assert os.environ["TRITON_INTERPRET"] == "0"
+
+
+def test_what_processes_hold(monkeypatch, tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU-a, 129369, 143771'\necho 'GPU-b, [N/A], [N/A]'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert device.held() == {"GPU-a": (129369 / 1024, 143771 / 1024)}
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    assert device.held() == {}
+
+
+def test_out_of_memory_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4 << 30, 140 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 10 << 30)
+    assert device.out_of_memory(ValueError("other")) == ""
+    assert device.out_of_memory(torch.OutOfMemoryError("tried to")) == (
+        "the GPU's memory does not suffice, of whose 140 GiB other processes hold 126: end them, or hide the GPU with "
+        "CUDA_VISIBLE_DEVICES=-1 to see what is recorded")

@@ -142,12 +142,25 @@ def test_what_was_built_is_what_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     for shape, dtype, layout in (((1024, 1024, 1024), "bf16", "k"), ((1000, 1000, 1000), "bf16", "n"),
                                  ((1, 2048, 2048), "bf16", "k"), ((1024, 1024, 1024), "fp8", "k")):
-        space = GemmSpace(*shape, dtype, layout)
-        config = configs_here(dtype)[0]
-        assert build.build_one(space.job(config)).launchable
-        before = len(list(tmp_path.glob("*/*.cubin")))
-        assert gemm_trials.verify(config, *shape, dtype, layout)["status"] == "ok"
-        assert len(list(tmp_path.glob("*/*.cubin"))) == before, (shape, dtype, layout)
+        for config in (configs_here(dtype)[0], gemm_configs.configs("conservative")[0]):
+            case = config, *shape, dtype, layout
+            gemm_trials.compile_ahead([case])
+            before = len(list(tmp_path.glob("*/*.cubin")))
+            assert before and gemm_trials.verify(*case)["status"] == "ok"
+            assert len(list(tmp_path.glob("*/*.cubin"))) == before, case
+
+
+def test_each_build_is_made_once_and_before_the_first_is_timed(monkeypatch):
+    happened = []
+    here = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30)
+    monkeypatch.setattr(device, "current", lambda: here)
+    monkeypatch.setattr(build, "warm", lambda jobs: happened.append(sorted(job.kernel for job in jobs)))
+    monkeypatch.setattr(gemm_trials, "measure", lambda config, *case: happened.append(case) or {"status": "ok"})
+    sides = (1024, 2048, 1000)
+    rows = gemm_trials.best((side, side, side, "bf16", "n") for side in (*sides, 2048))
+    assert [row["shape"][0] for row in rows] == [*sides, 2048] and all(row["predicted_ms"] > 0 for row in rows)
+    built, *timed = happened
+    assert len(timed) == 4 and 2 <= len(built) < 4 and set(built) == {"ch14.gemm:gemm_persistent_kernel"}
 
 
 def configs_here(dtype):

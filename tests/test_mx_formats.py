@@ -2,6 +2,10 @@
 compiled for each target, and bad input in one sentence."""
 
 import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +14,7 @@ import triton.language as tl
 
 from ch14 import mx_cli, mx_errors, mx_formats, mx_kernels, mx_packing, mx_spec, mx_trials
 from ch14.mx_formats import FUSED, MxConfig, configs
-from tilelab import build, device, results
+from tilelab import build, child, device, results
 
 SMALL = {"cvt": MxConfig(256), "arithmetic": MxConfig(512, convert=False), "group_a_lane": MxConfig(256),
          "spread": MxConfig(256, lanes=0)}
@@ -70,6 +74,13 @@ def test_every_code_comes_back(name):
     assert wanted.isnan().any() or form.scale == "fp32"
 
 
+def test_a_format_by_its_name():
+    packed = mx_formats.quantise(torch.randn(3, 64).bfloat16(), "mxfp4", config=MxConfig(256))
+    named = mx_formats.Packed("mxfp4", packed.shape, packed.values, packed.scales)
+    assert named.format is packed.format and named.nbytes == packed.nbytes
+    assert torch.equal(mx_formats.dequantise(named, MxConfig(512)), mx_formats.dequantise(packed, MxConfig(512)))
+
+
 def test_a_wrong_bit_is_seen():
     x = torch.randn(4, 64).bfloat16()
     good = mx_spec.quantise(x, mx_spec.lookup("mxfp4"))
@@ -90,6 +101,13 @@ def test_a_wrong_bit_is_seen():
     (lambda: mx_formats.quantise(torch.ones(2, 2).bfloat16(), "nvfp4", tensor_scale=0.0), "2\\^-126 at least"),
     (lambda: mx_formats.quantise(torch.ones(2, 2).bfloat16(), "mxfp4", tensor_scale=1.0), "NVFP4's; mxfp4 has none"),
     (lambda: mx_formats.quantise(torch.ones(2, 2).bfloat16(), "fp8_1x128", tiled=True), "scales of one byte"),
+    (lambda: mx_formats.quantise(torch.ones(2, 2).bfloat16(), replace(mx_spec.FORMATS["mxfp4"], block=(1, 64))),
+     "^mxfp4 with another block has no kernel, only its spec"),
+    (lambda: mx_formats.configs(replace(mx_spec.FORMATS["nvfp4"], scale="e8m0", element=mx_spec.E4M3)),
+     "^nvfp4 with another element and scale has no kernel"),
+    (lambda: mx_formats.Packed("fp4", (1, 32), *torch.zeros(2, 1, 16)), "the formats are mxfp8_e4m3"),
+    (lambda: mx_formats.Packed("mxfp6_e2m3", (1, 32), *torch.zeros(2, 1, 16)), "mxfp6_e2m3 has no kernel"),
+    (lambda: mx_formats.Packed("mxfp4", (1, 32), *torch.zeros(2, 1, 16)), "in mxfp4 are \\(1, 16\\) of uint8"),
     (lambda: mx_formats.MxConfig(300), "a power of two from 128 to 65,536; here it is 300"),
     (lambda: mx_formats.prepare_quantise(torch.ones(2, 2).bfloat16(), mx_formats.empty((2, 4), "mxfp4")), "must agree"),
     (lambda: mx_formats.prepare_dequantise(mx_formats.empty((2, 4), "mxfp4"), torch.empty(2, 4)), "bfloat16 matrix"),
@@ -119,6 +137,73 @@ def test_compiled_for_each_target(target):
         # Every fp4 element is rounded by two fused multiply-adds: one compiler lost some of them, and bits with them.
         assert eight or found["FFMA"] >= 2, (name, found)
         assert found["issued"] < (13 if eight else 20), (name, found)
+
+
+LAUNCHED = """
+import dataclasses, torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import make_backend
+from triton.runtime import driver
+from ch14 import mx_formats, mx_spec, mx_trials
+from tilelab import build_worker, device
+
+HOPPER, noted = GPUTarget("cuda", 90, 32), set()
+
+
+class Pretended:  # as much of a driver as it takes to get to the compiler
+    get_current_device = lambda self: 0
+    get_current_stream = lambda self, device: 0
+    get_current_target = lambda self: HOPPER
+
+
+def note(source, target=None, options=None, **rest):  # what the compiler's cache is looked up by
+    noted.add((source.name, source.hash(), make_backend(HOPPER).parse_options(options).hash()))
+
+
+def launch(candidates, shape, *_, **__):
+    x, y = (torch.empty(shape, dtype=torch.bfloat16) for _ in range(2))
+    for name in candidates:
+        if not name.endswith("spec"):
+            candidates[name](x, y)()
+    return []
+
+
+def check(name, launches, jobs):
+    noted.clear()
+    launches()
+    launched = set(noted)
+    noted.clear()
+    for job in jobs:
+        try:
+            build_worker._compile(dataclasses.asdict(job))
+        except AttributeError:  # it looks for the binary
+            pass
+    assert launched and launched == noted, (name, len(launched), len(noted), len(launched & noted))
+
+
+driver.set_active(Pretended())
+device.current = lambda: device.Device(target="sm_90a")  # tensors are on the CPU, where there is a GPU too
+triton.compile = triton.compiler.compile = note
+torch.cuda.get_device_capability = lambda where: (9, 0)
+mx_trials.data = lambda *shape: torch.empty(shape[:2], dtype=torch.bfloat16)
+mx_trials.same, mx_trials.unlike = lambda *_: "", lambda *_: torch.zeros(1)
+mx_spec.quantise, mx_spec.dequantise = lambda *_: None, lambda of: torch.empty(1)
+mx_trials.against_copy, jobs = launch, []
+mx_trials.warm = jobs.extend
+for case in mx_trials.cases():
+    name, shape, rule, tiled, variant = case
+    check(case, lambda: mx_trials.verify(name, shape, rule, tiled, mx_formats.configs(name)[variant]),
+          mx_trials.case_jobs(*case, "sm_90a"))
+check("speed", mx_trials.speed.__wrapped__, jobs)
+jobs.clear()
+check("sweep", mx_trials.swept.__wrapped__, jobs)
+"""
+
+
+def test_what_is_compiled_ahead_is_what_launches_look_for():
+    done = subprocess.run([sys.executable, "-c", LAUNCHED], capture_output=True, text=True, check=False,
+                          cwd=child.ROOT, env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(child.ROOT)})
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_the_way_back_is_compiled_for_hopper():

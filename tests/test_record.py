@@ -1,7 +1,9 @@
+import os
 import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import filelock
@@ -49,7 +51,8 @@ def test_a_failure_leaves_the_notebook(notebooks, capsys):
     before = bad.read_bytes()
     assert record.main([]) == 1
     said = capsys.readouterr().out
-    assert "1 / 0" in said and "ZeroDivisionError: division by zero" in said and "\x1b" not in said
+    assert "failed, left as it was: ZeroDivisionError: division by zero\n" in said
+    assert "1 / 0" in said and "\x1b" not in said
     assert bad.read_bytes() == before and '"text/plain"' in good.read_text()
 
 
@@ -81,6 +84,30 @@ def test_the_slowest_cells_are_told(notebooks, monkeypatch, capsys):
     assert "execution" not in nbformat.read(path, 4).cells[3].metadata
 
 
+MEETS = """
+import os, pathlib, time
+pathlib.Path(os.environ["CUDA_VISIBLE_DEVICES"]).write_text("here")
+while not all(pathlib.Path(gpu).exists() for gpu in ("GPU-a", "GPU-b")):
+    time.sleep(0.01)
+print(os.environ["CUDA_VISIBLE_DEVICES"])"""
+
+
+def test_every_gpu_takes_the_next_notebook(notebooks, monkeypatch, capsys):
+    monkeypatch.setattr(device, "alike", lambda: ["GPU-a", "GPU-b"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(record, "CELL_TIMEOUT_S", 60)
+    paths = [write(notebooks / name, MEETS) for name in ("ch07.ipynb", "ch10.ipynb", "ch14.ipynb")]
+    alone = [write(notebooks / f"{stem}.ipynb", "import os\nprint(os.environ.get('CUDA_VISIBLE_DEVICES'))")
+             for stem in record.ALONE]
+    assert record.main([]) == 0
+    shown = [nbformat.read(path, 4).cells[1].outputs[0].text.strip() for path in paths]
+    assert set(shown) == {"GPU-a", "GPU-b"}
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in said[3:5]] == list(record.ALONE)
+    assert said[5].startswith("5 of 5 recorded in ")
+    assert all(nbformat.read(path, 4).cells[1].outputs[0].text == "None\n" for path in alone)
+
+
 def test_refusals(notebooks, monkeypatch, capsys):
     assert record.main(["--notebooks", "ch99"]) == 2
     assert capsys.readouterr().err == "no notebook ch99: there is none yet.\n"
@@ -97,6 +124,23 @@ def test_one_recording_at_a_time(notebooks, capsys):
         assert record.main([]) == 2
     assert capsys.readouterr().err.startswith("Another recording is running") and path.read_bytes() == before
     assert record.main([]) == 0 and path.read_bytes() != before
+
+
+def test_one_recording_on_a_gpu(notebooks, monkeypatch, capsys):
+    path = write(notebooks / "a.ipynb", "1")
+    before = path.read_bytes()
+    monkeypatch.setattr(device, "alike", lambda: ["GPU-test"])
+    lock = pathlib.Path(tempfile.gettempdir(), f"tiles-in-flight-{os.getuid()}-GPU-test.recording")
+    with filelock.FileLock(lock):  # of another clone
+        assert record.main([]) == 2
+    assert capsys.readouterr().err.startswith("Another recording is running")
+    monkeypatch.setattr(device, "held", lambda: {"GPU-other": (139, 140), "GPU-test": (126.4, 140)})
+    assert record.main([]) == 2 and path.read_bytes() == before
+    assert capsys.readouterr().err == ("Other processes hold 126 of the 140 GiB of GPU-test; recording wants all but "
+                                       "35: end them, or choose another GPU with CUDA_VISIBLE_DEVICES.\n")
+    monkeypatch.setattr(device, "held", lambda: {"GPU-other": (139, 140), "GPU-test": (1, 140)})
+    assert record.main([]) == 0 and path.read_bytes() != before
+    lock.unlink()
 
 
 def test_nowhere_to_write_is_said_before_measuring(notebooks, monkeypatch, tmp_path, capsys):
@@ -142,7 +186,7 @@ def test_a_recording_that_is_ended(notebooks, tmp_path, how, status):
     _until(lambda: (notebooks / "pid").exists() and (notebooks / "pid").read_text())
     run.send_signal(how)
     said = run.communicate(timeout=30)[0]
-    assert run.returncode == status and (how == signal.SIGKILL or said == "interrupted: a was left as it was\n")
+    assert run.returncode == status and (how == signal.SIGKILL or said == "interrupted; left as before: a\n")
     assert [path.read_bytes() for path in paths] == before and results.load("x")["rows"] == []
     kernel = pathlib.Path("/proc", (notebooks / "pid").read_text(), "stat")  # it ends with whom it works for
     _until(lambda: not kernel.exists() or kernel.read_text().rpartition(")")[2].split()[0] == "Z")

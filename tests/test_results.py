@@ -10,6 +10,7 @@ import types
 
 import numpy
 import pytest
+import torch
 
 from tilelab import device, results
 
@@ -186,6 +187,18 @@ def test_load_refuses_what_is_no_record(own_folder):
         path.write_text(text)
         with pytest.raises(ValueError, match=f"nvidia-h200/gemm.json .*{complaint}"):
             results.load("gemm")
+
+
+def test_too_little_memory_is_said(own_folder, on, monkeypatch):
+    def run():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8.00 GiB")
+
+    on(H200)
+    monkeypatch.setenv("TILES_RECORD", "1")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4 << 30, 140 << 30))
+    with pytest.raises(device.Unsupported, match="^gemm: the GPU's memory does not suffice, of whose 140 GiB other"):
+        results.live_or_recorded("gemm", run, "aaaabbbb")
+    assert not os.listdir(own_folder)
 
 
 def test_live_then_recorded(own_folder, on, monkeypatch):

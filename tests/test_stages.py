@@ -270,6 +270,13 @@ def test_the_hopper_sweep_beside_littles_law():
     assert stages_note.hopper_rows(rows, "128 × 1") == []
 
 
+def test_a_sweep_is_ranked_by_what_ran_beside_each():
+    rows = [{"config": f"specialised 128 × 128, 4 stages, {more}", "status": "ok", "shape": [4096] * 3, "ms": ms,
+             "ratio": ratio} for more, ms, ratio in (("early", 0.18, 0.9), ("group 4", 0.2, 1.0))]
+    told, = stages_note.hopper_rows([*rows, rows[0] | {"config": "specialised 128 × 128, 4 stages, cluster 2"}])
+    assert (told["ms"], told["ratio"]) == (0.2, 1.0)
+
+
 def test_gpus_are_those_of_the_table():
     assert device.KNOWN[Blackwell.gpu].sms == 148 and device.KNOWN[Hopper.gpu].target == Hopper.target
 

@@ -371,6 +371,16 @@ def test_a_script_that_ends_does_not_wait_for_a_hang(space, tmp_path, how):
     wait_for(lambda: not any(alive(int(process)) for process, *_ in log(space)), 5)
 
 
+def test_a_space_of_a_module_beside_the_notebook(space, tmp_path):
+    tmp_path.joinpath("beside.py").write_text("from tilelab import faults\nclass Beside(faults.FaultSpace): pass\n")
+    code = ("import pathlib, sys\nsys.path.append(pathlib.Path('/'))  # Python ignores what is no text\n"
+            "from beside import Beside\nfrom tilelab import faults\nfrom tilelab.sweep import Sweep\n"
+            "print(*Sweep([faults.Config(16)], Beside(sys.argv[1])).finish())")
+    said = subprocess.run([sys.executable, "-c", code, space.folder], cwd=tmp_path, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(child.ROOT)}, timeout=100, check=True).stdout
+    assert "'status': 'ok'" in said, said
+
+
 ENDS = """
 import atexit, sys, time
 # Registered before tilelab's own, so called after it.

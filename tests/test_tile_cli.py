@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from ch10 import tile_cli, tile_pipeline, tile_trials
+from ch10 import tile_cli, tile_trials
+from ch10.tile_configs import configs
 from tilelab import device, results
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
@@ -26,8 +27,8 @@ def test_it_compiles_for_another_gpu(capsys, op):
     status, out, err = run(capsys, "--op", op, "--target", "sm_100a", "--json", "-")
     record = json.loads(out)
     assert status == 0 and not err and set(results.KEYS) <= set(record) and record["source"] == tile_trials.source()
-    assert [row["name"] for row in record["rows"]] == list(tile_pipeline.configs(op))
-    for row, config in zip(record["rows"], tile_pipeline.configs(op).values()):
+    assert [row["name"] for row in record["rows"]] == list(configs(op))
+    for row, config in zip(record["rows"], configs(op).values()):
         assert row["status"] == "ok" and row["target"] == "sm_100a" and row["config"] == str(config)
         assert row["spills"] == 0 and row["UTMALDG"] > 0
 

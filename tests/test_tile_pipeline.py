@@ -4,13 +4,12 @@ import re
 import pytest
 import torch
 
-from ch10 import tile_pipeline, tile_sweep, tile_trials
-from ch10.tile_pipeline import TileConfig, configs
-from tilelab import build, device, tensor_map
+from ch10 import tile_arguments, tile_broken, tile_configs, tile_dump, tile_pipeline, tile_spec, tile_sweep, tile_trials
+from ch10.tile_configs import TileConfig, configs
+from tilelab import build, device, results
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
 EVERY = [(op, name) for op in tile_trials.OPS for name in configs(op)]
-TARGETS = ("sm_90a", "sm_100a", "sm_120a")
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +20,6 @@ def built():
     jobs |= {(op, name, "sm_90a"): tile_pipeline.job(config, "sm_90a") for op in tile_trials.OPS
              for name, config in tile_trials.every(op).items()}
     jobs |= {("copy", size, "sm_90a"): tile_pipeline.job(configs("copy")["ring"], "sm_90a", size) for size in (1, 2, 8)}
-    jobs |= {("dump", target): tile_pipeline.dump_job((24, 32), 4, target) for target in TARGETS}
     jobs |= {("copy", "sm_80"): tile_pipeline.job(configs("copy")["single"], "sm_80")}
     named = [dataclasses.replace(job, name=" ".join(map(str, key))) for key, job in jobs.items()]
     reports = {report.job.name: report for report in build.build(named)}
@@ -71,12 +69,10 @@ def test_every_ring_swizzle_and_cluster_compiles(built, op):
         assert report.launchable and report.spills == 0, f"{name}: {report.reason}"
 
 
-def test_the_copy_of_other_elements_and_the_dump_compile(built):
+def test_the_copy_of_other_elements_compiles(built):
     for size in (1, 2, 8):
         assert built["copy", size, "sm_90a"].launchable
         assert built["copy", size, "sm_90a"].smem == 4 * 8 * 256 * size
-    for target in TARGETS:
-        assert built["dump", target].launchable and built["dump", target].counts["UTMALDG"] == 1
 
 
 def test_only_a_cluster_multicasts_and_waits_for_its_neighbours(built):
@@ -98,78 +94,7 @@ def test_ampere_is_refused_with_a_reason(built):
     assert report.status == "failed" and re.search("tile_pipeline.cu does not compile for sm_80", report.reason)
 
 
-# ---- configurations
-
-
-@pytest.mark.parametrize("change, message", [
-    ({"op": "move"}, "the operations are copy, stencil, transpose, add_shared, accumulate; here it is 'move'"),
-    ({"rows": 0}, "rows must be a whole number from 1 to 256; here it is 0"),
-    ({"columns": 257}, "columns must be .* here it is 257"),
-    ({"threads": 2048}, "threads must be a whole number from 32 to 1024; here it is 2048"),
-    ({"threads": 48}, "threads must be a multiple of 32; here it is 48"),
-    ({"stages": 7}, "stages must be a whole number from 1 to 6; here it is 7"),
-    ({"stages": True}, "stages must be .* here it is True"),
-    ({"span": 65}, "span must be .* here it is 65"),
-    ({"producer": "warp"}, "only stencil can choose producer; here copy has 'warp'"),
-    ({"producer": "cta"}, "producer is one of thread, warp; here it is 'cta'"),
-    ({"swizzle": "128B"}, "only transpose can choose swizzle; here copy has '128B'"),
-    ({"swizzle": "16B"}, "swizzle is one of none, 32B, 64B, 128B; here it is '16B'"),
-    ({"block": 4}, "only transpose can choose block; here copy has 4"),
-    ({"block": 2}, "block is one of 1, 4; here it is 2"),
-    ({"raster": 2}, "only transpose can choose raster; here copy has 2"),
-    ({"raster": 33}, "raster must be .* here it is 33"),
-    ({"cluster": 2}, "only add_shared can choose cluster; here copy has 2"),
-    ({"cluster": 3}, "cluster is one of 1, 2, 4; here it is 3"),
-    ({"l2_promotion": "512B"}, "l2_promotion is one of none, 64B, 128B, 256B; here it is '512B'"),
-    ({"op": "transpose", "columns": 32, "rows": 32, "stages": 2}, "only copy and stencil and accumulate can choose "
-                                                                  "stages; here transpose has 2"),
-    ({"op": "transpose"}, "the transpose's tiles are squares of a multiple of 32; here they are 4 x 256"),
-    ({"op": "transpose", "rows": 48, "columns": 48}, "squares of a multiple of 32; here they are 48 x 48"),
-    ({"op": "stencil"}, "1 to 254 rows and a multiple of 32 up to 224 columns; here they are 4 x 256"),
-    ({"op": "stencil", "columns": 48}, "here they are 4 x 48"),
-    ({"op": "stencil", "columns": 64}, "threads are a multiple of its columns.* here are 32 threads for 4 x 64"),
-    ({"op": "stencil", "columns": 32, "threads": 96}, "here are 96 threads for 4 x 32"),
-    ({"op": "stencil", "columns": 32, "rows": 32, "threads": 1024, "producer": "warp"},
-     "at most 1,024 threads; here are 1024 and a producer's warp"),
-    ({"op": "add_shared", "rows": 6, "cluster": 4}, "an equal number of whole rows.*; here 4 share 6 x 256"),
-    ({"op": "add_shared", "columns": 20, "cluster": 2}, "here 2 share 4 x 20"),
-])
-def test_bad_configuration_is_one_sentence(change, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        TileConfig(**{"op": "copy", "rows": 4, "columns": 256, **change})
-    assert sentence(caught)
-
-
-def test_a_transpose_that_would_spill_is_refused():
-    with pytest.raises(ValueError, match="a thread of the transpose holds at most 128 .* here 32 threads hold 288"):
-        TileConfig("transpose", 96, 96)
-    assert build.build_one(tile_pipeline.job(TileConfig("transpose", 128, 128, 128, block=4), "sm_90a")).spills == 0
-
-
-@pytest.mark.parametrize("weight", ["a", None, 1j, True, 1e39])
-def test_a_weight_that_is_no_number_is_refused(weight):
-    with pytest.raises(ValueError, match="edge is a number within float32; here it is"):
-        tile_pipeline.prepare("stencil", ROOM, new(16, 64), edge=weight)
-
-
-@pytest.mark.parametrize("op", [[], "move", None])
-def test_an_operation_that_is_none_is_refused(op):
-    with pytest.raises(ValueError, match="the operations are copy, stencil"):
-        tile_pipeline.prepare(op, ROOM, new(16, 64))
-
-
-def test_a_configuration_says_what_it_is():
-    assert str(TileConfig("copy", 4, 256, stages=2, span=8)) == "copy 4 × 256, 32 threads, 2 stages, span 8"
-    assert str(TileConfig("copy", 4, 256, l2_promotion="256B")) == ("copy 4 × 256, 32 threads, 1 stage, span 1, "
-                                                                    "L2 256B")
-    warp = TileConfig("stencil", 16, 64, 128, 3, 4, "warp")
-    assert str(warp) == "stencil 16 × 64, 128 threads, 3 stages, span 4, a warp loads"
-    assert (warp.block_threads, warp.box(), warp.smem_bytes()) == (160, (18, 72), 3 * 5248)
-    turned = TileConfig("transpose", 64, 64, 128, swizzle="32B", block=4, raster=2)
-    assert str(turned) == "transpose 64 × 64, 128 threads, swizzle 32B, 4 × 4 a thread, bands of 2"
-    assert (turned.box(), turned.smem_bytes()) == ((64, 8), 16384 + 1024)
-    assert TileConfig("copy", 3, 4, stages=2).smem_bytes() == 256  # a tile starts at a multiple of 128
-    assert str(TileConfig("add_shared", 8, 64, cluster=4)) == "add_shared 8 × 64, 32 threads, cluster of 4"
+# ---- jobs, and what is compared and swept
 
 
 def test_a_job_compiles_what_the_configuration_says():
@@ -180,12 +105,6 @@ def test_a_job_compiles_what_the_configuration_says():
     assert (job.target, job.num_warps, job.smem_bytes) == ("sm_100a", 5, 3 * 5248)
     assert job.kernel.endswith("tile_pipeline.cu:stencil")
     assert tile_pipeline.job(configs("copy")["single"], "sm_90a", 8).constants["ITEMSIZE"] == 8
-
-
-def test_variants_belong_to_their_operation():
-    assert all(config.op == op for op in tile_trials.OPS for config in tile_trials.every(op).values())
-    with pytest.raises(ValueError, match="the operations are copy, .*; here it is 'scale'"):
-        configs("scale")
 
 
 @pytest.mark.parametrize("chosen", [tile_trials.stage_configs, tile_trials.swizzle_configs, tile_trials.box_configs])
@@ -229,6 +148,15 @@ def test_the_panel_s_subject():
     for shape, op in (((6,), "copy"), ((0, 4), "copy"), ((4, 4), "accumulate"), ((4, 4, 4), "transpose")):
         with pytest.raises(ValueError, match=f"a shape of {op} is "):
             subject.space(shape, op, None)
+
+
+def test_records_go_stale_with_the_code_that_makes_them(monkeypatch):
+    monkeypatch.setattr(results, "source_hash", lambda *things: set(things))
+    every = {tile_pipeline, tile_configs, tile_arguments, tile_spec, tile_pipeline.SOURCE}
+    for made in (tile_trials.checked, tile_trials.speed, tile_trials.sanitized, tile_sweep.swept):
+        assert every <= made.source()
+    for made in (tile_trials.dumped, tile_broken.broken):
+        assert every | {tile_dump} <= made.source()
 
 
 # ---- what the launcher refuses; the checks come before the GPU, so tensors of the CPU will do
@@ -281,6 +209,18 @@ def test_bad_tensor_is_one_sentence(op, x, y, out, message):
     assert sentence(caught)
 
 
+@pytest.mark.parametrize("weight", ["a", None, 1j, True, 1e39])
+def test_a_weight_that_is_no_number_is_refused(weight):
+    with pytest.raises(ValueError, match="edge is a number within float32; here it is"):
+        tile_pipeline.prepare("stencil", ROOM, new(16, 64), edge=weight)
+
+
+@pytest.mark.parametrize("op", [[], "move", None])
+def test_an_operation_that_is_none_is_refused(op):
+    with pytest.raises(ValueError, match="the operations are copy, stencil"):
+        tile_pipeline.prepare(op, ROOM, new(16, 64))
+
+
 @pytest.mark.parametrize("op, rest, message", [
     ("copy", {"config": "fastest"}, "the variants of copy are best, single, .*, or a TileConfig; here it is 'fastest'"),
     ("copy", {"config": None}, "here it is None"),
@@ -317,7 +257,7 @@ def test_what_is_right_wants_a_gpu(no_gpu, op, x, out):
 @pytest.mark.parametrize("call", [
     lambda x: tile_pipeline.copy(x), lambda x: tile_pipeline.stencil(x, 1.0, 2.0, fill="nan"),
     lambda x: tile_pipeline.transpose(x), lambda x: tile_pipeline.accumulate(x[None]),
-    lambda x: tile_pipeline.add_shared(x[None], x), lambda x: tile_pipeline.dump_box(x, -1, -4, (4, 32))])
+    lambda x: tile_pipeline.add_shared(x[None], x), lambda x: tile_dump.dump_box(x, -1, -4, (4, 32))])
 def test_each_function_checks_and_then_wants_a_gpu(no_gpu, call):
     with pytest.raises(device.Unsupported):
         call(tile_pipeline.empty((5, 7), torch.float32, "cpu"))
@@ -332,25 +272,9 @@ class _Text(str):
 
 def test_tensors_of_the_cpu_are_refused_beside_a_gpu(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: H200)
-    for call in (tile_pipeline.copy, lambda x: tile_pipeline.dump_box(x, 0, 0, (4, 32))):
+    for call in (tile_pipeline.copy, lambda x: tile_dump.dump_box(x, 0, 0, (4, 32))):
         with pytest.raises(ValueError, match="x must be on the GPU; it is on cpu"):
             call(ROOM)
-
-
-@pytest.mark.parametrize("arguments, message", [
-    ((new(4, 4, dtype=torch.complex64), 0, 0, (4, 4)), "x holds uint8, .*; here it is complex64"),
-    ((ROOM, 0, 0, (4, 4, 4)), r"a box has rows and columns; here it is \(4, 4, 4\)"),
-    ((ROOM, 1.5, 0, (4, 4)), "row must be a whole number of 32 bits; here it is 1.5"),
-    ((ROOM, 0, 1 << 31, (4, 4)), "column must be a whole number of 32 bits; here it is 2147483648"),
-    ((ROOM, 0, 2, (4, 4)), "a box starts at a multiple of 16 bytes of its row .4 elements., or the load is an illegal"),
-    ((ROOM, 0, 0, (4, 3)), "x: the innermost extent of a box takes a multiple of 16 bytes"),
-    ((ROOM, 0, 0, (4, 4), "128B"), "rows of a box with a swizzle of 128B take 128 bytes here; 4 elements take 16"),
-    ((ROOM.int(), 0, 0, (4, 4), "none", "nan"), "x: only floating point tensors can be filled with nan"),
-])
-def test_bad_box_is_one_sentence(arguments, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        tile_pipeline.dump_box(*arguments)
-    assert sentence(caught)
 
 
 # ---- meaning
@@ -373,26 +297,6 @@ def test_the_stencil_s_spec():
     border = torch.ones(5, 7, dtype=torch.bool)
     border[1:-1, 1:-1] = False
     assert torch.equal(tile_pipeline.stencil_spec(x, 1.0, 0.5, "nan").isnan(), border)
-
-
-@pytest.mark.parametrize("swizzle", tensor_map.SWIZZLES)
-def test_a_box_is_found_again(swizzle):
-    x = torch.arange(20 * 64, dtype=torch.float32).view(20, 64)
-    box = tile_trials.dump_boxes(torch.float32)[swizzle]
-    wanted = tile_pipeline.box_spec(x, -2, 50, box, "nan")
-    plain = wanted.view(torch.uint8).flatten()
-    lies = torch.empty_like(plain)
-    lies[tensor_map.swizzled(torch.arange(len(plain)), swizzle)] = plain
-    assert torch.equal(tile_pipeline.unswizzled(lies, torch.float32, box, swizzle).view(torch.uint8),
-                       wanted.view(torch.uint8))
-    assert wanted[:2].isnan().all() and wanted[22:].isnan().all() and wanted[2, 0] == 50
-
-
-def test_a_box_outside_holds_the_fill():
-    x = torch.ones(4, 8)
-    for row, column in ((-9, 0), (4, 0), (0, -9), (0, 8), (100, 100)):
-        assert not tile_pipeline.box_spec(x, row, column, (4, 8)).any()
-    assert tile_pipeline.box_spec(x, 2, 4, (4, 8)).sum() == 8
 
 
 def test_rows_of_new_memory_are_padded():
@@ -461,13 +365,6 @@ def test_copy_takes_any_dtype_of_these_sizes(dtype):
 def test_transpose_of_integers():
     x = tile_trials.random((100, 204), torch.int32)
     assert torch.equal(tile_pipeline.transpose(x), x.T)
-
-
-@pytest.mark.gpu
-def test_a_box_lies_where_the_model_says():
-    rows = tile_trials.dumped().rows
-    assert len(rows) == len(tensor_map.DTYPES) * len(tensor_map.SWIZZLES)
-    assert not [row for row in rows if row["status"] != "ok"]
 
 
 @pytest.mark.gpu

@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 
 from ch10 import wgmma_sweep, wgmma_trials
@@ -65,6 +67,28 @@ def test_the_subject_offers_what_exists():
 
 def test_only_the_source_of_what_is_measured_counts():
     assert wgmma_trials.source() == wgmma_trials.checked.source() != results.source_hash(wgmma_trials.wgmma_gemm)
+
+
+FAKE = r"""#!/bin/sh
+case $3 in
+nothing) printf 'begun\n{"status": "ok", "reason": "right"}\n';;
+phase) echo begun; exec sleep 60;;
+expect_less) echo begun; printf '  raise it\ntorch.AcceleratorError: CUDA error: gone\nSearch for it\n' >&2; exit 1;;
+*) exit 3;;
+esac
+"""
+
+
+def test_what_became_of_a_broken_kernel(monkeypatch, tmp_path):
+    program = tmp_path / "python"
+    program.write_text(FAKE)
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    found = {what: wgmma_trials.outcome(what, 0.3) for what in wgmma_trials.wgmma_configs.BREAKS[:4]}
+    assert found == {"nothing": {"status": "ok", "reason": "right"},
+                     "phase": {"status": "failed", "reason": "no answer within 0.3 s"},
+                     "expect_less": {"status": "failed", "reason": "torch.AcceleratorError: CUDA error: gone"},
+                     "proxy_fence": {"status": "failed", "reason": "exit status 3"}}
 
 
 def test_broken_kernels_differ_in_one_thing_each():

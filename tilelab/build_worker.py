@@ -51,11 +51,12 @@ def _compile(job: dict) -> dict:
         raise ValueError(f"{', '.join(sorted(unknown))}: given but not taken by the kernel, or the reverse")
     signature = {name: job["signature"].get(name, "constexpr") for name in names}
     # As a launch gives them, so that it finds this build in the cache: in order, and empty for what is not aligned.
-    names_constants = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
-    given = ("*", "i", "u") + ("constexpr",) * names_constants
+    of_text = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)  # 3.6 takes a constant's text for a type
+    named = {name for name in names if signature[name].startswith(("*", "i", "u"))
+             or signature[name] == "constexpr" and (not of_text or isinstance(job["constants"][name], str))}
     attributes = {(index,): [["tt.divisibility", 16]] if name in job["aligned"] else []
                   for index, name in enumerate(names)
-                  if signature[name].startswith(given) and not kernel.params[index].do_not_specialize}
+                  if name in named and not kernel.params[index].do_not_specialize}
     capability = int(re.sub(r"\D", "", job["target"]))
     options = {"num_warps": job["num_warps"], "num_stages": job["num_stages"], **job["options"]}
 

@@ -8,10 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 
 from tilelab import child, device
+
+T = TypeVar("T")
 
 # Twice the relative step of the result's format, for one rounding of a result whose sum was kept in float32 (bf16 has
 # 8 significant bits, fp16 11, e4m3 4), measured against the largest result: small ones are differences of large terms.
@@ -42,10 +45,13 @@ def poisoned(shape: tuple[int, ...], dtype: torch.dtype, where) -> tuple[torch.T
 def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
     """Largest difference from the float64 reference over its largest magnitude; infinite where either is not finite."""
     reference = reference.double()
-    if result.shape != reference.shape or not bool(torch.isfinite(result.double() + reference).all()):
+    if result.shape != reference.shape:
         return float("inf")
-    scale = reference.abs().max().clamp_min(1e-30)
-    return float((result.double() - reference).abs().max() / scale)
+    difference = (result.double() - reference).abs_()
+    if not bool(torch.isfinite(difference).all()):
+        return float("inf")
+    scale = torch.linalg.vector_norm(reference, float("inf")).clamp_min(1e-30)
+    return float(difference.max() / scale)
 
 
 # Significant bits, and the exponent of the smallest step, of each format.
@@ -124,6 +130,14 @@ def exercise(name: str, test: Callable[[], None]) -> None:
         print(f"{name}: not yet right ({(str(error).strip() or type(error).__name__).splitlines()[0]}).")
     else:
         print(f"{name}: solved.")
+
+
+def side_by_side(*experiments: Callable[[], T]) -> list[T]:
+    """What they return, in their order: a thread each, at the same time. For experiments that time nothing, most of
+    whose time goes to processes of their own: compilers, sanitizers, programs that hang. The first error is raised.
+    Without a GPU, where there is nothing to wait for, one after the other."""
+    with ThreadPoolExecutor(1 if device.current().capability is None else len(experiments)) as pool:
+        return list(pool.map(lambda run: run(), experiments))
 
 
 SANITIZERS = ("memcheck", "racecheck", "synccheck")

@@ -34,6 +34,11 @@ class Killed(RuntimeError):
     """Nobody waits for the answer any more."""
 
 
+def _path() -> list[str]:
+    """Where a child finds what this process can import; in a notebook, "" is the folder it lies in."""
+    return [str(ROOT), *(os.path.abspath(entry) for entry in sys.path if isinstance(entry, str))]
+
+
 class Child:
     """`python -m module` in its own process, started when first asked and again after it died.
 
@@ -50,7 +55,7 @@ class Child:
 
     def _start(self) -> None:
         self.said, self.unread = tempfile.TemporaryFile("a+b"), b""
-        path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+        path = os.pathsep.join(_path())
         with self.starting:
             if self.killed or _lent.ended:
                 self.said.close()
@@ -71,7 +76,7 @@ class Child:
         if not self.alive:
             self.stop()
             self._start()
-        request = {**request, "path": [str(ROOT), *filter(None, sys.path)]}
+        request = {**request, "path": _path()}
         answer = self._answer(request, timeout_s)
         if answer.get("edited"):  # it would run what a module was before somebody changed its file
             self.stop()

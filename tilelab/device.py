@@ -231,6 +231,29 @@ def alike() -> list[str]:
     return [f"GPU-{gpu.uuid}" for gpu in every if gpu.name == current().name]
 
 
+def out_of_memory(error: Exception) -> str:
+    """A sentence where `error` is that the GPU's memory is used up; empty where it is another."""
+    import torch
+
+    if not isinstance(error, torch.OutOfMemoryError):
+        return ""
+    free, whole = torch.cuda.mem_get_info()
+    others = whole - free - torch.cuda.memory_reserved()
+    return (f"the GPU's memory does not suffice, of whose {whole / 2**30:.0f} GiB other processes hold "
+            f"{others / 2**30:.0f}: end them, or hide the GPU with CUDA_VISIBLE_DEVICES=-1 to see what is recorded")
+
+
+def held() -> dict[str, tuple[float, float]]:
+    """{UUID: GiB of its memory that processes hold, GiB it has} of each GPU that nvidia-smi knows that of."""
+    command = ["nvidia-smi", "--query-gpu=uuid,memory.used,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    rows = re.findall(r"^(GPU-\S+), (\d+), (\d+)$", said, re.MULTILINE)  # "[N/A]" where the CPU shares it
+    return {gpu: (int(used) / 1024, int(total) / 1024) for gpu, used, total in rows}
+
+
 def require(predicate: str, what: str, instead: str) -> None:
     """Raise Unsupported unless the current device has `predicate` ("has_tma").
 

@@ -1,9 +1,11 @@
 """Run the notebooks on this GPU and keep what they show: `python -m tilelab.record [--notebooks NAME...] [--tests]`.
 
 Each notebook runs in a fresh kernel with TILES_RECORD=1, so that its experiments rewrite results/, and is written back
-in place once it has run to its end. --tests runs the tests too and keeps their summary in results/<gpu>/tests.json.
+in place once it has run to its end. On a machine with several GPUs of one model each takes the next notebook; what
+measures on all of them, or judges by what the others record, comes after those, alone. --tests runs the tests too and
+keeps their summary in results/<gpu>/tests.json.
 One recording runs at a time. Exit status: 0 all ran, 1 a notebook or a test failed, 2 bad usage, no GPU, another
-recording or nowhere to write, 130 interrupted.
+recording, too little free memory or nowhere to write, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -29,7 +32,9 @@ from tilelab import device, results
 
 ROOT = pathlib.Path(__file__).parents[1]
 CELL_TIMEOUT_S = 900
+ALONE = ("01_sweep", "01_claims")  # after the rest, in this order: it measures on all GPUs; it judges by all records
 SLOW_S = 5
+OTHERS = 0.25  # of a GPU's memory that other processes may hold: a screen, a reader's notebook
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 WIDGET = "application/vnd.jupyter.widget-view+json"
 METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -45,10 +50,10 @@ def child_env(**extra: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": path, **extra}
 
 
-def execute(path: pathlib.Path, **extra: str):
+async def execute(path: pathlib.Path, **extra: str):
     """Run a notebook in a fresh kernel of this interpreter, in the notebook's folder, and return it with its outputs.
 
-    Raises nbclient's CellExecutionError, CellTimeoutError or DeadKernelError, and KeyboardInterrupt, its kernel ended.
+    Raises nbclient's CellExecutionError, CellTimeoutError or DeadKernelError; cancelled, its kernel is ended.
     """
     import nbformat
     from ipykernel import kernelspec
@@ -75,16 +80,13 @@ def execute(path: pathlib.Path, **extra: str):
     def refuse(*_):
         raise RuntimeError("Ctrl-C is not for this notebook alone")
 
-    async def run():
-        asyncio.get_running_loop().add_signal_handler = refuse  # nbclient's would end the kernel, and no more
-        try:
-            return await client.async_execute(env=child_env(**extra))
-        except DeadKernelError:
-            if asyncio.current_task().cancelling():  # by Ctrl-C, and not by a death
-                raise asyncio.CancelledError from None
-            raise
-
-    return asyncio.run(run())
+    asyncio.get_running_loop().add_signal_handler = refuse  # nbclient's would end the kernel, and no more
+    try:
+        return await client.async_execute(env=child_env(**extra))
+    except DeadKernelError:
+        if asyncio.current_task().cancelling():  # by Ctrl-C, and not by a death
+            raise asyncio.CancelledError from None
+        raise
 
 
 def tidy(notebook) -> None:
@@ -119,13 +121,14 @@ def slowest(notebook) -> str:
                      if seconds >= SLOW_S)
 
 
-def record_notebook(path: pathlib.Path) -> str:
-    """Execute a notebook, tidy it and write it back; returns its `slowest` cells.
+async def record_notebook(path: pathlib.Path, gpu: str = "") -> str:
+    """Execute a notebook on the GPU of that UUID ("": whichever are visible), tidy it and write it back; returns its
+    `slowest` cells.
 
     Raises as `execute` does, and the file then stays as it was."""
     import nbformat
 
-    notebook = execute(path, TILES_RECORD="1")
+    notebook = await execute(path, TILES_RECORD="1", **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}))
     slow = slowest(notebook)
     tidy(notebook)
     results.write_atomically(path, nbformat.writes(notebook).rstrip() + "\n")
@@ -155,8 +158,7 @@ def run_tests(ran: list[str]) -> dict:
 
 def _chosen(names: list[str] | None) -> list[pathlib.Path]:
     """The notebooks to run, all by default; ValueError for a name that is none."""
-    paths = sorted((ROOT / "notebooks").glob("*.ipynb"), key=lambda path: (path.stem == "01_claims", path))
-    found = {path.stem: path for path in paths}  # 01_claims last: it judges by what the others record
+    found = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
     stems = [pathlib.Path(name).stem for name in (found if names is None else names)]
     unknown = [stem for stem in stems if stem not in found]
     if unknown:
@@ -182,14 +184,30 @@ def main(arguments: list[str] | None = None) -> int:
     if reason := _nowhere(here):
         print(reason, file=sys.stderr)
         return 2
-    lock = filelock.FileLock(results.folder() / ".recording")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        print("Another recording is running, and the two would disturb each other: wait for its end.", file=sys.stderr)
-        return 2
-    with lock:
-        return _record(paths, asked.tests, here)
+    gpus = device.alike()
+    locks = [results.folder() / ".recording",
+             *(pathlib.Path(tempfile.gettempdir(), f"tiles-in-flight-{os.getuid()}-{gpu}.recording") for gpu in gpus)]
+    with contextlib.ExitStack() as held:
+        try:
+            for path in locks:
+                held.enter_context(filelock.FileLock(path, timeout=0))
+        except filelock.Timeout:
+            print("Another recording is running, and the two would disturb each other: wait for its end.",
+                  file=sys.stderr)
+            return 2
+        if reason := _crowded(gpus):
+            print(reason, file=sys.stderr)
+            return 2
+        return _record(paths, asked.tests, gpus, here)
+
+
+def _crowded(gpus: list[str]) -> str:
+    """Why what wants memory would fail, and be recorded so; empty when the GPUs are next to free."""
+    for gpu, (held, whole) in device.held().items():
+        if gpu in gpus and held > whole * OTHERS:
+            return (f"Other processes hold {held:.0f} of the {whole:.0f} GiB of {gpu}; recording wants all but "
+                    f"{whole * OTHERS:.0f}: end them, or choose another GPU with CUDA_VISIBLE_DEVICES.")
+    return ""
 
 
 def _nowhere(here: device.Device) -> str:
@@ -204,29 +222,50 @@ def _nowhere(here: device.Device) -> str:
     return ""
 
 
-def _record(paths: list[pathlib.Path], tests: bool, here: device.Device) -> int:
+async def _each(paths: list[pathlib.Path], gpus: list[str], ran: list[str], now: set[str]) -> None:
+    """Record the notebooks, each GPU the next of those that are left, then those that want to be ALONE. What ran to its
+    end goes to `ran`; what is at work is in `now`."""
+    async def one(path: pathlib.Path, gpu: str = "") -> None:
+        begun = time.monotonic()
+        now.add(path.stem)
+        try:
+            slow = await record_notebook(path, gpu)
+            outcome = "recorded" + (f"; slowest cells {slow}" if slow else "")
+            ran.append(path.stem)
+        except Exception as error:  # its own error, a timeout or a dead kernel: say which, and go on to the next
+            first = f": {error.ename}: {device.first_line(error.evalue)}" if hasattr(error, "ename") else ""
+            outcome = f"failed, left as it was{first}\n{COLOUR.sub('', str(error)).strip()}"
+        now.discard(path.stem)
+        print(f"{path.stem}: {time.monotonic() - begun:.1f} s, {outcome}", flush=True)
+
+    async def on(gpu: str) -> None:
+        for path in left:
+            await one(path, gpu)
+
+    left = iter([path for path in paths if path.stem not in ALONE])
+    await asyncio.gather(*map(on, gpus))
+    for path in sorted((path for path in paths if path.stem in ALONE), key=lambda path: ALONE.index(path.stem)):
+        await one(path)
+
+
+def _record(paths: list[pathlib.Path], tests: bool, gpus: list[str], here: device.Device) -> int:
     """Record the notebooks, then the tests; the exit status."""
-    failed, ran, now = False, [], "nothing"
+    ran, now = [], set()
+    begun, failed = time.monotonic(), False
     try:
-        for path in paths:
-            begun, now = time.monotonic(), path.stem
-            try:
-                slow = record_notebook(path)
-                outcome = "recorded" + (f"; slowest cells {slow}" if slow else "")
-                ran.append(path.stem)
-            except Exception as error:  # its own error, a timeout or a dead kernel: say which, and go on to the next
-                failed = True
-                outcome = f"failed, left as it was\n{COLOUR.sub('', str(error)).strip()}"
-            print(f"{path.stem}: {time.monotonic() - begun:.1f} s, {outcome}", flush=True)
+        asyncio.run(_each(paths, gpus if len(gpus) > 1 else [""], ran, now))
+        failed = len(ran) < len(paths)
+        if len(paths) > 1:
+            print(f"{len(ran)} of {len(paths)} recorded in {time.monotonic() - begun:.0f} s", flush=True)
         if tests:
-            now = "tests.json"
+            now.add("tests.json")
             summary = run_tests(ran)
             results.write_atomically(results.folder() / here.slug / "tests.json",
                                      json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
             print("{passed} passed, {failed} failed, {skipped} skipped in {seconds} s".format(**summary))
             failed = failed or summary["failed"] > 0
     except KeyboardInterrupt:
-        print(f"interrupted: {now} was left as it was", flush=True)
+        print(f"interrupted; left as before: {', '.join(sorted(now)) or 'everything'}", flush=True)
         return 130
     except (OSError, RuntimeError) as error:
         print(f"tests: failed, tests.json left as it was: {device.first_line(error)}.", flush=True)

@@ -19,6 +19,7 @@ import pathlib
 import platform
 import re
 import textwrap
+import threading
 import types
 import uuid
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from tilelab import device
 
 KEYS = ("experiment", "device", "versions", "recorded", "source", "rows")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_PARSING = threading.Lock()  # Python 3.11 counts depth for all threads together, and refuses what two parse at once
 NAME = re.compile(r"[a-z0-9_]+")
 NO_GPU = device.Device()  # of records that no GPU has a part in; their folder is results/no-gpu
 PREFERRED = "nvidia-h200"  # the course's figures come from it; shown where this machine has no record of its own
@@ -63,7 +65,8 @@ def source_hash(*things: Any) -> str:
     `things` are functions, Triton kernels, classes, modules, or the Path of a CUDA C++ file. What they call counts only
     when it is given too.
     """
-    return hashlib.sha256("\n".join(map(_meaning, things)).encode()).hexdigest()[:16]
+    with _PARSING:
+        return hashlib.sha256("\n".join(map(_meaning, things)).encode()).hexdigest()[:16]
 
 
 def _version(package: str) -> str | None:
@@ -275,11 +278,18 @@ def live_or_recorded(experiment: str, run: Callable[[], Sequence[dict]], source:
     """Rows of `run()` where this machine can run it, else the recorded ones; a notebook never branches on hardware.
 
     `can_run` says whether it can (default: the GPU has TMA). With TILES_RECORD=1 live rows are saved in results/ too.
-    `source` is the `source_hash` of what `run` measures; errors are those of `run`, `save` and `load`.
+    `source` is the `source_hash` of what `run` measures; errors are those of `run`, `save` and `load`, and
+    tilelab.device.Unsupported where the GPU's memory does not suffice.
     """
     _check_name(experiment)  # before minutes of measuring
     if device.current().has_tma if can_run is None else can_run:
-        record = make(experiment, run(), source)
+        try:
+            rows = run()
+        except Exception as error:
+            if reason := device.out_of_memory(error):
+                raise device.Unsupported(f"{experiment}: {reason}") from error
+            raise
+        record = make(experiment, rows, source)
         if os.environ.get("TILES_RECORD") == "1":
             save(record)
         return Record(record, live=True)
