@@ -204,7 +204,7 @@ def explore(page, folder, where):
     panel.locator(".tiles-run").click()
     ok.nth(finished + 4).wait_for()
     keep("running")
-    whole(panel).wait_for()
+    whole(panel).wait_for(timeout=180_000)  # dozens of builds, from empty caches
     keep("finished")
     keys = journal_keys(folder)
     assert ok.count() > finished

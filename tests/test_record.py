@@ -99,7 +99,7 @@ def test_every_gpu_takes_the_next_notebook(notebooks, monkeypatch, capsys):
     paths = [write(notebooks / name, MEETS) for name in ("ch07.ipynb", "ch10.ipynb", "ch14.ipynb")]
     alone = [write(notebooks / f"{stem}.ipynb", "import os\nprint(os.environ.get('CUDA_VISIBLE_DEVICES'))")
              for stem in record.ALONE]
-    assert record.main([]) == 0
+    assert record.main(["--side-by-side"]) == 0
     shown = [nbformat.read(path, 4).cells[1].outputs[0].text.strip() for path in paths]
     assert set(shown) == {"GPU-a", "GPU-b"}
     said = capsys.readouterr().out.splitlines()

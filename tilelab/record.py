@@ -1,9 +1,10 @@
-"""Run the notebooks on this GPU and keep what they show: `python -m tilelab.record [--notebooks NAME...] [--tests]`.
+"""Run the notebooks on this GPU and keep what they show: `python -m tilelab.record`, [--notebooks NAME...], [--tests],
+[--side-by-side].
 
 Each notebook runs in a fresh kernel with TILES_RECORD=1, so that its experiments rewrite results/, and is written back
-in place once it has run to its end. On a machine with several GPUs of one model each takes the next notebook; what
-measures on all of them, or judges by what the others record, comes after those, alone. --tests runs the tests too and
-keeps their summary in results/<gpu>/tests.json.
+in place once it has run to its end. --tests runs the tests too and keeps their summary in results/<gpu>/tests.json.
+--side-by-side gives each of several GPUs of one model the next notebook: that much faster, and less quiet, for their
+launches share the CPU. What measures on all GPUs, or judges by what the others record, comes after those, alone.
 One recording runs at a time. Exit status: 0 all ran, 1 a notebook or a test failed, 2 bad usage, no GPU, another
 recording, too little free memory or nowhere to write, 130 interrupted.
 """
@@ -170,6 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tilelab.record", description="Run the notebooks on this GPU and "
                                      "keep their outputs and results/.")
     parser.add_argument("--notebooks", nargs="*", metavar="NAME", help="only these, or none (default: every one)")
+    parser.add_argument("--side-by-side", action="store_true", help="a notebook on each GPU of one model at a time")
     parser.add_argument("--tests", action="store_true", help="run the tests too and keep their summary")
     asked = parser.parse_args(arguments)
     try:
@@ -198,7 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
         if reason := _crowded(gpus):
             print(reason, file=sys.stderr)
             return 2
-        return _record(paths, asked.tests, gpus, here)
+        return _record(paths, asked.tests, gpus if asked.side_by_side and len(gpus) > 1 else [""], here)
 
 
 def _crowded(gpus: list[str]) -> str:
@@ -253,7 +255,7 @@ def _record(paths: list[pathlib.Path], tests: bool, gpus: list[str], here: devic
     ran, now = [], set()
     begun, failed = time.monotonic(), False
     try:
-        asyncio.run(_each(paths, gpus if len(gpus) > 1 else [""], ran, now))
+        asyncio.run(_each(paths, gpus, ran, now))
         failed = len(ran) < len(paths)
         if len(paths) > 1:
             print(f"{len(ran)} of {len(paths)} recorded in {time.monotonic() - begun:.0f} s", flush=True)
