@@ -10,12 +10,11 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from ch10 import tile_dump, tile_pipeline, tile_trials
-from tilelab import child, cli, device, results
+from tilelab import check, child, cli, device, results
 
 
 def load_from(column: int) -> None:
@@ -67,8 +66,8 @@ def run(name: str, limit_s: float = 30) -> str:
 @results.experiment("ch10_tile_broken", lambda: tile_trials.source(tile_dump, load_from, store_rows, expect))
 def broken():
     """{program, result} of PROGRAMS, all at once: two of them hang."""
-    with ThreadPoolExecutor(len(PROGRAMS)) as pool:
-        return [{"program": name, "result": result} for name, result in zip(PROGRAMS, pool.map(run, PROGRAMS))]
+    found = check.side_by_side(*(functools.partial(run, name) for name in PROGRAMS))
+    return [{"program": name, "result": result} for name, result in zip(PROGRAMS, found)]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,0 +1,62 @@
+"""A Hopper GPU as far as Triton's compiler asks for one: for scripts, in a process of their own, that compare what a
+launch looks up in the compiler's cache with what was built ahead."""
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import make_backend
+from triton.runtime import driver
+
+from tilelab import build_worker, child
+
+HOPPER, noted = GPUTarget("cuda", 90, 32), set()
+
+
+class Driver:
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_current_target(self):
+        return HOPPER
+
+
+def note(source, target=None, options=None, **rest):
+    noted.add((source.name, source.hash(), make_backend(HOPPER).parse_options(options).hash()))
+
+
+def begin() -> None:
+    """From here on what would be compiled is noted."""
+    driver.set_active(Driver())
+    triton.compile = triton.compiler.compile = note
+
+
+def keys(work, *arguments) -> set:
+    """What the cache is looked up by while work(*arguments) runs."""
+    noted.clear()
+    work(*arguments)
+    return set(noted)
+
+
+def built(jobs) -> set:
+    """What it is looked up by for them."""
+    noted.clear()
+    for job in jobs:
+        with contextlib.suppress(AttributeError):  # it looks for the binary
+            build_worker._compile(dataclasses.asdict(job))
+    return set(noted)
+
+
+def run(script: str) -> None:
+    """Run the script, AssertionError with what it said when it fails."""
+    path = os.pathsep.join([str(child.ROOT), str(child.ROOT / "tests")])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=child.ROOT,
+                          env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path})
+    assert done.returncode == 0, done.stderr[-2000:]
