@@ -45,7 +45,7 @@ def tensor_map_picture(rows: int = 40, columns: int = 100, stride: int = 112, bo
     if not (0 <= x <= columns - box_columns and 0 <= y <= rows - box_rows):
         raise ValueError(f"the box lies inside of the tensor in this picture; here it is at ({x}, {y}).")
     size = box_rows * box_columns * 2
-    figure, axes = canvas("The map describes tensor and box; of the tensor a copy names only a corner",
+    figure, axes = canvas("The map describes tensor and box; a copy names only a corner",
                           "a bf16 tensor, innermost extent first as in the map", 7.4, 2.75)
     scale = min(2.85 / stride, 1.55 / rows)
     left, top = 0.45, 2.15

@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ch14 import mx_packing, mx_spec
 from ch14.blockscaled_native_kernels import naive_kernel, native_kernel
 from ch14.descriptors import check_dense, context, span
-from ch14.mx_formats import Packed
+from ch14.mx_formats import Packed, fused
 from tilelab import build, device
 
 FORMS = {"mxfp8_e4m3": "e4m3", "mxfp4": "e2m1", "nvfp4": "e2m1"}  # tl.dot_scaled's name of the elements
@@ -89,7 +89,7 @@ def _form(form: str | mx_spec.BlockFormat) -> mx_spec.BlockFormat:
     form = form if isinstance(form, mx_spec.BlockFormat) else mx_spec.lookup(form)
     if form.name not in FORMS:
         raise ValueError(f"tl.dot_scaled is used for {', '.join(FORMS)} here; it is {form.name}.")
-    return form
+    return fused(form)
 
 
 def configs(form: str | mx_spec.BlockFormat, target: str | None = None, scales: str = "tiled") -> list[NativeConfig]:

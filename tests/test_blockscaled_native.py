@@ -1,5 +1,7 @@
 """tl.dot_scaled: both kernels against float64, what every target makes of them, and what is refused."""
 
+import dataclasses
+
 import ml_dtypes
 import numpy
 import pytest
@@ -309,6 +311,12 @@ def test_a_step_holds_whole_tiles_of_scales():
     with pytest.raises(ValueError, match="block_k is a multiple of 128 for mxfp4; here it is 64"):
         native.job("mxfp4", NativeConfig(128, 128, 64, 8, 2), "sm_100a")
     assert native.job("nvfp4", NativeConfig(128, 128, 64, 8, 2), "sm_100a").constants["BLOCK_K"] == 64
+
+
+def test_a_changed_format_is_not_taken_by_its_name():
+    changed = dataclasses.replace(mx_spec.FORMATS["mxfp4"], block=(1, 64))
+    with pytest.raises(ValueError, match="mxfp4 with another block has no kernel"):
+        configs(changed, "sm_100a")
 
 
 def test_a_job_names_the_types_of_c():

@@ -102,6 +102,12 @@ def test_build_table_tells_the_tensor_cores_apart():
                      "registers"]
 
 
+def test_no_ratio_is_below_zero():
+    rows = [{"name": "course", "status": "ok", "reason": "", "ratio": ratio} for ratio in (0.1, 1.9)]
+    axes = plots.ratios(rows, label="name", **TITLES).axes[0]
+    assert min(axes.get_xticks()) >= 0 and axes.get_xlim()[0] < 0.1
+
+
 def test_heat_map_refuses_two_rows_in_one_cell():
     with pytest.raises(ValueError, match="4 rows fall in 3"):
         PICTURES["heat_map"]([*ROWS, ROWS[0]])

@@ -108,6 +108,22 @@ def test_every_gpu_takes_the_next_notebook(notebooks, monkeypatch, capsys):
     assert all(nbformat.read(path, 4).cells[1].outputs[0].text == "None\n" for path in alone)
 
 
+def test_the_next_kernel_starts_while_a_notebook_runs(notebooks, capsys):
+    (notebooks / "marked.py").write_text("import pathlib\npathlib.Path('imported').touch()\n")
+    write(notebooks / "a.ipynb", "import pathlib, time\nend = time.monotonic() + 30\n"
+          "while not pathlib.Path('imported').exists():\n    assert time.monotonic() < end\n    time.sleep(0.05)")
+    write(notebooks / "b.ipynb", "import marked\nprint('of the cell')")
+    write(notebooks / "c.ipynb", "%pwd\nimport missing")
+    write(notebooks / "d.ipynb", "import missing")
+    write(notebooks / "e.ipynb", "%pwd")
+    assert record.main([]) == 1
+    said = [line for line in capsys.readouterr().out.splitlines() if line[1:2] == ":"]
+    failed = "failed, left as it was: ModuleNotFoundError: No module named 'missing'"
+    assert [line.partition(" s, ")[2] for line in said] == ["recorded", "recorded", failed, failed, "recorded"]
+    assert [line[0] for line in said] == list("abcde"), "in their order"
+    assert nbformat.read(notebooks / "b.ipynb", 4).cells[1].outputs[0].text == "of the cell\n"
+
+
 def test_refusals(notebooks, monkeypatch, capsys):
     assert record.main(["--notebooks", "ch99"]) == 2
     assert capsys.readouterr().err == "no notebook ch99: there is none yet.\n"

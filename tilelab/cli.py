@@ -70,7 +70,10 @@ def answer(module: str, columns: Sequence[str], source: str, path: str | None,
         rows = measure()
         record = results.Record(results.make(module.replace(".", "_"), rows, source), live=True)
         if path != "-":
-            print(record.show([name for name in columns if any(name in row for row in rows)]))
+            built = {row["target"] for row in rows if row.get("target")}
+            label = f"compiled for {', '.join(sorted(built))}" if built else record.label()
+            print(results.table(rows, f"{record.experiment}: {label}",
+                                [name for name in columns if any(name in row for row in rows)]))
         if path:
             text = results.to_json(record.data)
             print(text, end="") if path == "-" else results.write_atomically(pathlib.Path(path), text)

@@ -72,6 +72,7 @@ def table(choice: Choice, rows: list[dict]) -> results.Table:
         return results.table([row for row in rows if row["reason"]][:TOP], f"{choice.name}: {counts}",
                              ["kernel", "status", "reason"])
     order = "the fastest" if any(row.get("ms") for row in top) else "predicted fastest first"
+    order += ", those timed again before the rest" if any("final_ms" in row for row in top) else ""
     columns = [name for name in COLUMNS if any(row.get(name) is not None for row in top)]
     told = [{name: figure(row, name) if name in TIMED + RATES else row.get(name) for name in columns} for row in top]
     return results.table(told, f"{choice.name}: {order}, {_provenance(choice, rows)} ({counts})", columns)

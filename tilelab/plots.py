@@ -129,6 +129,7 @@ def ratios(rows: Sequence[dict], *, label: Key, title: str, source: str, peer: s
                       ha="left" if ratio >= 1 else "right", va="center", fontsize=7.5, bbox=_BEHIND)
     seen = [row["ratio"] for row in rows if _ran(row, "ratio")] + [1, floor or 1]
     room = 0.17 * (max(seen) - min(seen) or 1)
+    axes.set_xticks([tick for tick in axes.get_xticks() if tick >= 0])  # no ratio is below
     axes.set_xlim(min(seen) - 2 * room, max(seen) + room)  # a figure stands left of its point, and may not touch a name
     _steps(axes, rows, label)
     axes.set_xlabel(_plain(f"speed, × {peer}"), fontsize=8)

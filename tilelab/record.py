@@ -12,6 +12,7 @@ recording, too little free memory or nowhere to write, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import ast
 import asyncio
 import collections
 import contextlib
@@ -51,17 +52,15 @@ def child_env(**extra: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": path, **extra}
 
 
-async def execute(path: pathlib.Path, **extra: str):
-    """Run a notebook in a fresh kernel of this interpreter, in the notebook's folder, and return it with its outputs.
-
-    Raises nbclient's CellExecutionError, CellTimeoutError or DeadKernelError; cancelled, its kernel is ended.
-    """
+@contextlib.asynccontextmanager
+async def kernel_for(path: pathlib.Path, **extra: str):
+    """An nbclient.NotebookClient of the notebook, whose kernel is a fresh process of this interpreter that waits in the
+    notebook's folder and has imported what the first cell will. It is ended at the end, whatever happened."""
     import nbformat
     from ipykernel import kernelspec
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
-    from nbclient.exceptions import DeadKernelError
 
     class ThisInterpreter(KernelSpecManager):
         """An installed kernel called python3 may belong to another interpreter; this one needs no installed kernel."""
@@ -73,17 +72,43 @@ async def execute(path: pathlib.Path, **extra: str):
         def _kernel_spec_manager_default(self):
             return ThisInterpreter()
 
-    notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", kernel_manager_class=Manager,
-                            resources={"metadata": {"path": str(path.parent)}}, store_widget_state=False,
-                            coalesce_streams=True)
+    client = NotebookClient(nbformat.read(path, as_version=4), timeout=CELL_TIMEOUT_S, kernel_name="python3",
+                            kernel_manager_class=Manager, resources={"metadata": {"path": str(path.parent)}},
+                            store_widget_state=False, coalesce_streams=True)
+    manager = client.create_kernel_manager()
+    try:
+        await client.async_start_new_kernel(env=child_env(**extra))
+        await client.async_start_new_kernel_client()
+        # What goes wrong here goes wrong in the cell too, and is reported there.
+        await client.async_wait_for_reply(client.kc.execute(_imports(client.nb), silent=True, stop_on_error=False))
+        yield client
+    finally:
+        if await manager.is_alive():
+            await manager.shutdown_kernel(now=True)
+
+
+def _imports(notebook) -> str:
+    """The imports of a notebook's first cell of code; none of a cell that is not all Python."""
+    first = next((cell.source for cell in notebook.cells if cell.cell_type == "code"), "")
+    with contextlib.suppress(SyntaxError):
+        return "\n".join(ast.unparse(line) for line in ast.parse(first).body
+                         if isinstance(line, (ast.Import, ast.ImportFrom)))
+    return ""
+
+
+async def execute(client):
+    """Run the notebook of a `kernel_for` from top to bottom and return it with its outputs.
+
+    Raises nbclient's CellExecutionError, CellTimeoutError or DeadKernelError.
+    """
+    from nbclient.exceptions import DeadKernelError
 
     def refuse(*_):
         raise RuntimeError("Ctrl-C is not for this notebook alone")
 
     asyncio.get_running_loop().add_signal_handler = refuse  # nbclient's would end the kernel, and no more
     try:
-        return await client.async_execute(env=child_env(**extra))
+        return await client.async_execute()
     except DeadKernelError:
         if asyncio.current_task().cancelling():  # by Ctrl-C, and not by a death
             raise asyncio.CancelledError from None
@@ -122,14 +147,13 @@ def slowest(notebook) -> str:
                      if seconds >= SLOW_S)
 
 
-async def record_notebook(path: pathlib.Path, gpu: str = "") -> str:
-    """Execute a notebook on the GPU of that UUID ("": whichever are visible), tidy it and write it back; returns its
-    `slowest` cells.
+async def record_notebook(path: pathlib.Path, client) -> str:
+    """Execute a notebook in its kernel, tidy it and write it back; returns its `slowest` cells.
 
     Raises as `execute` does, and the file then stays as it was."""
     import nbformat
 
-    notebook = await execute(path, TILES_RECORD="1", **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}))
+    notebook = await execute(client)
     slow = slowest(notebook)
     tidy(notebook)
     results.write_atomically(path, nbformat.writes(notebook).rstrip() + "\n")
@@ -225,13 +249,22 @@ def _nowhere(here: device.Device) -> str:
 
 
 async def _each(paths: list[pathlib.Path], gpus: list[str], ran: list[str], now: set[str]) -> None:
-    """Record the notebooks, each GPU the next of those that are left, then those that want to be ALONE. What ran to its
-    end goes to `ran`; what is at work is in `now`."""
-    async def one(path: pathlib.Path, gpu: str = "") -> None:
-        begun = time.monotonic()
-        now.add(path.stem)
+    """Record the notebooks, each GPU, by its UUID ("": whichever are visible), the next of those that are left; ALONE
+    after all others. What ran to its end goes to `ran`; what is at work is in `now`."""
+    async def every_second(left, gpu: str, starting: asyncio.Lock, running: asyncio.Lock) -> bool:
+        """Record the next notebook; while one runs, the other's kernel starts. Returns whether there was one."""
+        path, begun = None, time.monotonic()
         try:
-            slow = await record_notebook(path, gpu)
+            async with contextlib.AsyncExitStack() as held:
+                async with starting:
+                    if (path := next(left, None)) is None:
+                        return False
+                    chosen = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
+                    client = await held.enter_async_context(kernel_for(path, TILES_RECORD="1", **chosen))
+                    await held.enter_async_context(running)
+                begun = time.monotonic()
+                now.add(path.stem)
+                slow = await record_notebook(path, client)
             outcome = "recorded" + (f"; slowest cells {slow}" if slow else "")
             ran.append(path.stem)
         except Exception as error:  # its own error, a timeout or a dead kernel: say which, and go on to the next
@@ -239,15 +272,21 @@ async def _each(paths: list[pathlib.Path], gpus: list[str], ran: list[str], now:
             outcome = f"failed, left as it was{first}\n{COLOUR.sub('', str(error)).strip()}"
         now.discard(path.stem)
         print(f"{path.stem}: {time.monotonic() - begun:.1f} s, {outcome}", flush=True)
+        return True
 
-    async def on(gpu: str) -> None:
-        for path in left:
-            await one(path, gpu)
+    async def turns(*lane) -> None:
+        while await every_second(*lane):
+            pass
 
-    left = iter([path for path in paths if path.stem not in ALONE])
-    await asyncio.gather(*map(on, gpus))
-    for path in sorted((path for path in paths if path.stem in ALONE), key=lambda path: ALONE.index(path.stem)):
-        await one(path)
+    async def on(gpus: list[str], paths: list[pathlib.Path]) -> None:
+        left = iter(paths)
+        lanes = [(left, gpu, asyncio.Lock(), asyncio.Lock()) for gpu in gpus]
+        await asyncio.gather(*(turns(*lane) for lane in lanes for _ in range(2)))
+
+    last = sorted((path for path in paths if path.stem in ALONE), key=lambda path: ALONE.index(path.stem))
+    others = [path for path in paths if path.stem not in ALONE]
+    for where, which in [(gpus, others + last)] if len(gpus) == 1 else [(gpus, others), ([""], last)]:
+        await on(where, which)
 
 
 def _record(paths: list[pathlib.Path], tests: bool, gpus: list[str], here: device.Device) -> int:
