@@ -68,12 +68,17 @@ def verify(op: str, config, dtype, n: int, offset: int = 0) -> dict:
             "ulps": error if error < float("inf") else None}
 
 
+def _compile(cases) -> None:
+    """Compile what (config, element) will launch, all at once: alone, each launch would wait for its own."""
+    build.warm([bulk_copy.job(config, device.current().target, element) for config, element in cases])
+
+
 @results.experiment("ch07_bulk_check", source)
 def checked():
     """Every variant on ragged sizes and offsets: the number of cases, the largest error, what was wrong."""
-    rows, target = [], device.current().target
-    build.warm([bulk_copy.job(config, target, element) for op in OPS for config in configs(op).values()
-                for element in (("u8",) if op == "copy" else bulk_copy.ELEMENTS.values())])
+    rows = []
+    _compile((config, element) for op in OPS for config in configs(op).values()
+             for element in (("u8",) if op == "copy" else bulk_copy.ELEMENTS.values()))
     for op in OPS:
         for name, config in configs(op).items():
             for dtype in (torch.uint8,) if op == "copy" else bulk_copy.ELEMENTS:
@@ -135,6 +140,8 @@ def against_torch(op: str, chosen: dict[str, BulkConfig], nbytes: int | None = N
 @results.experiment("ch07_bulk_speed", source)
 def speed():
     """The variants of both operations against torch, 2 GiB and 1.5 GiB moved."""
+    _compile((config, "u8" if op == "copy" else bulk_copy.ELEMENTS[torch.float32]) for op in OPS
+             for config in configs(op).values())
     return [row for op in OPS for row in against_torch(op, configs(op))]
 
 
@@ -152,6 +159,7 @@ def fronts() -> dict[str, BulkConfig]:
 @results.experiment("ch07_bulk_fronts", source)
 def front():
     """`fronts` against torch's copy."""
+    _compile((config, "u8") for config in fronts().values())
     return against_torch("copy", fronts())
 
 

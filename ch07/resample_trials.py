@@ -83,10 +83,16 @@ SMALL = ((3, 100, 256, 32), (2, 1, 5, 8), (2, 2, 70, 24), (5, 37, 129, 10), (2, 
 @results.experiment("ch07_resample_check", source)
 def checked():
     """Every step and dtype: ragged and odd shapes, then one of 16.8 million elements; the largest error."""
-    shapes, target = SMALL + ((64, 1024, 2048, 128),), device.current().target
-    build.warm({(job.kernel, *job.constants.items()): job for kernel in LADDER for dtype in resample.ELEMENTS
-                for shape in shapes for job in (resample.job(kernel, target, dtype, shape),)}.values())
+    shapes = SMALL + ((64, 1024, 2048, 128),)
+    _compile((kernel, dtype, shape) for kernel in LADDER for dtype in resample.ELEMENTS for shape in shapes)
     return [_checked(kernel, dtype, shapes) for kernel in LADDER for dtype in resample.ELEMENTS]
+
+
+def _compile(cases, also=()) -> None:
+    """Compile what (kernel, dtype, shape) will launch, and the jobs `also`, all at once: alone, each launch would wait
+    for its own."""
+    jobs = [*also, *(resample.job(kernel, device.current().target, dtype, shape) for kernel, dtype, shape in cases)]
+    build.warm({(job.kernel, *job.constants.items()): job for job in jobs}.values())
 
 
 def _checked(kernel: str, dtype, shapes) -> dict:
@@ -129,6 +135,8 @@ def against_copy(shape: tuple[int, int, int, int], kernels, dtype=torch.bfloat16
 @results.experiment("ch07_resample_ladder", source)
 def ladder():
     """Every step at D = 128, and the best two at the other depths."""
+    best = [(kernel, torch.bfloat16, LARGE[depth]) for kernel in (resample.BEST, "bulk_rows") for depth in LARGE]
+    _compile([(kernel, torch.bfloat16, LARGE[128]) for kernel in LADDER] + best)
     rows = against_copy(LARGE[128], list(LADDER))
     for depth in (32, 256, 512):
         rows += against_copy(LARGE[depth], [resample.BEST, "bulk_rows"])
@@ -138,8 +146,9 @@ def ladder():
 @results.experiment("ch07_resample_rates", source)
 def rates():
     """The best step at other rates of targets to sources, in float32, and at targets in no order."""
+    _compile([(resample.BEST, torch.bfloat16, shape) for shape in RATES] + [(resample.BEST, torch.float32, PROFILED)])
     rows = [row for shape in RATES for row in against_copy(shape, [resample.BEST])]
-    rows += against_copy((512, 1024, 2048, 128), [resample.BEST], torch.float32)
+    rows += against_copy(PROFILED, [resample.BEST], torch.float32)
 
     def shuffled(features, source_times, target_times, out):
         mixed = target_times[:, torch.randperm(target_times.shape[1], device="cuda")].contiguous()
@@ -193,7 +202,9 @@ def _against_torch(shape) -> list[dict]:
 @results.experiment("ch07_resample_note", source)
 def note():
     """The field note's shapes, microseconds by graph replay: the best step, the note's search, and torch's copy."""
-    rows = [row for shape in NOTE for row in against_copy(shape, [resample.BEST, "lane0_search", "bulk_rows"])]
+    kernels = [resample.BEST, "lane0_search", "bulk_rows"]
+    _compile((kernel, torch.bfloat16, shape) for kernel in kernels for shape in NOTE)
+    rows = [row for shape in NOTE for row in against_copy(shape, kernels)]
     return [{**row, "us": row["ms"] * 1e3, "peer_us": row["peer_ms"] * 1e3} for row in rows]
 
 
@@ -272,6 +283,13 @@ def predicted_percent(kernel: str, shape=PROFILED, peak_gbps: float = 4800, copy
 
 # ---- the sanitizer
 
+def _watched() -> list[tuple]:
+    """(kernel, dtype, shape) of every step on small and ragged cases."""
+    cases = ((torch.bfloat16, (3, 100, 70, 32)), (torch.float16, (2, 37, 129, 10)), (torch.float32, (2, 2, 5, 8)))
+    return [(kernel, dtype, shape) for kernel in LADDER for dtype, shape in cases
+            if kernel != "bulk_rows" or shape[3] * dtype.itemsize % 16 == 0]
+
+
 def sanitizer_cases() -> None:
     """Every kernel of the chapter on small and ragged cases, for a sanitizer to watch; AssertionError when one is
     wrong."""
@@ -283,19 +301,19 @@ def sanitizer_cases() -> None:
             for n, offset in ((17, 1), (100_003, 3)):
                 row = bulk_trials.verify(op, config, torch.uint8 if op == "copy" else torch.bfloat16, n, offset)
                 wrong += [f"{op} {name}: {row['reason']}"] if row["status"] != "ok" else []
-    for kernel in LADDER:
-        for shape, dtype in (((3, 100, 70, 32), torch.bfloat16), ((2, 37, 129, 10), torch.float16),
-                             ((2, 2, 5, 8), torch.float32)):
-            if kernel == "bulk_rows" and shape[3] * dtype.itemsize % 16:
-                continue
-            row = verify(kernel, shape, dtype, odd=shape[1] > 2)
-            wrong += [f"{kernel} {shape}: {row['reason']}"] if row["status"] != "ok" else []
+    for kernel, dtype, shape in _watched():
+        row = verify(kernel, shape, dtype, odd=shape[1] > 2)
+        wrong += [f"{kernel} {shape}: {row['reason']}"] if row["status"] != "ok" else []
     if wrong:
         raise AssertionError("; ".join(wrong))
 
 
-@results.experiment("ch07_sanitizer", lambda: source(sanitizer_cases, bulk_copy, bulk_copy.SOURCE),
+@results.experiment("ch07_sanitizer", lambda: source(sanitizer_cases, _watched, bulk_copy, bulk_copy.SOURCE),
                     can_run=check.can_sanitize)
 def sanitized():
     """What compute-sanitizer finds in `sanitizer_cases`, tool by tool."""
+    from ch07 import bulk_trials
+
+    _compile(_watched(), [bulk_copy.job(config, device.current().target, "u8" if op == "copy" else "bf16")
+                          for op in bulk_trials.OPS for config in bulk_copy.configs(op).values()])
     return check.sanitize("ch07.resample_trials")

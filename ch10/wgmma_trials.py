@@ -12,6 +12,7 @@ import json
 import statistics
 import subprocess
 import sys
+import threading
 import time
 
 import torch
@@ -90,12 +91,24 @@ def best(m: int, n: int, k: int, **timing) -> dict:
 
 # ---- right
 
+_compiling = threading.Lock()
+
+
+def _compile(configs) -> None:
+    """Compile them all at once, for others too who ask meanwhile: alone, each launch would wait for its own."""
+    with _compiling:
+        build.warm(map(wgmma_gemm.job, configs))
+
+
+def _compile_every() -> None:
+    _compile({*STEPS.values(), *candidates(), *broken_configs()})
+
 
 @experiment("ch10_gemm_check")
 def checked():
     """Every step and every configuration that a shape may get, at sizes that no tile divides."""
     every = {**STEPS, **{str(config): config for config in candidates()}}
-    build.warm(map(wgmma_gemm.job, every.values()))
+    _compile_every()
     rows = []
     for name, config in every.items():
         for shape in RAGGED:
@@ -119,6 +132,7 @@ def sanitizer_cases() -> None:
 @results.experiment("ch10_gemm_sanitizer", source, can_run=lambda: has_wgmma() and check.can_sanitize())
 def sanitized():
     """What compute-sanitizer finds in `sanitizer_cases`, tool by tool."""
+    _compile_every()  # each tool would compile them one after the other
     return check.sanitize("ch10.wgmma_trials")
 
 
@@ -129,7 +143,7 @@ def sanitized():
 def ladder():
     """The steps at 4096 and 8192 cubed, all of them and cuBLAS interleaved, with what the model predicts for each."""
     rows = []
-    build.warm(map(wgmma_gemm.job, STEPS.values()))
+    _compile(STEPS.values())
     for side in SQUARES[1:]:
         shape, sms = (side,) * 3, device.current().sms
         every = {**STEPS, "best": choose(*shape, sms)}
@@ -193,6 +207,7 @@ def raster():
     tile = dataclasses.replace(STEPS["raster"], group=1)
     chosen = {f"{cluster} {group}": dataclasses.replace(tile, cluster=cluster, group=group)
               for cluster in (1, 2) for group in RASTERS}
+    _compile(chosen.values())
     rows = against_cublas(chosen, 8192, 8192, 8192, rounds=12)
     return [{**row, "cluster": chosen[row["name"]].cluster, "group": chosen[row["name"]].group} for row in rows]
 
@@ -315,7 +330,7 @@ def outcome(what: str, limit_s: float = 20) -> dict:
 def broken():
     """What comes of a kernel that lacks a line: all at once, for some hang."""
     configs = broken_configs()
-    build.warm(map(wgmma_gemm.job, (*configs, STEPS["tile"])))
+    _compile_every()
     found = check.side_by_side(*(functools.partial(outcome, config.leaves_out) for config in configs))
     return [{"name": config.leaves_out, "kernel": str(config), **row} for config, row in zip(configs, found)]
 

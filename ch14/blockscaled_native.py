@@ -167,8 +167,9 @@ def _check(a: Packed, b: Packed, out, kernel: str) -> None:
 
 
 @functools.cache
+@functools.cache
 def report(form: str, config: NativeConfig, target: str, out: torch.dtype) -> build.Report:
-    """What the compiler makes of the kernel, in another process: here an assertion of its own might end this one."""
+    """What the compiler makes of the kernel, in another process, asked once: here an assertion might end this one."""
     return build.build_one(job(form, config, target, out=out))
 
 

@@ -149,6 +149,8 @@ def against_torch(op: str, chosen: dict, rows: int, columns: int, **timing) -> l
 @_experiment("ch14_descriptors_speed")
 def speed():
     """The variants of every operation against torch, 1 to 1.5 GiB moved."""
+    build.warm([descriptors.job(op, config, device.current().target, "bf16" if op == "add" else "i16") for op in OPS
+                for config in runnable(op).values()])
     return [row for op in OPS for shape in SHAPES[op] for row in against_torch(op, runnable(op), *shape)]
 
 
@@ -275,10 +277,9 @@ def built(targets=device.TARGETS[1:], ops=OPS) -> list[dict]:
     holds; needs no GPU."""
     jobs = [(op, name, descriptors.job(op, config, target)) for op in ops for name, config in configs(op).items()
             for target in targets]
-    reports = {id(report.job): report for report in build.build([job for *_, job in jobs])}
+    reports = build.disassembled([job for *_, job in jobs])
     rows = []
-    for op, name, job in jobs:
-        report = reports[id(job)]
+    for (op, name, _), report in zip(jobs, reports):
         row = {"op": op, **report.row(), "name": name, "gather4": report.ptx.count("tile::gather4"),
                "loads_16b": report.ptx.count("ld.global.v4")}
         try:

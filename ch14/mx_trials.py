@@ -255,10 +255,9 @@ def built(targets=device.TARGETS[1:], back: bool = False) -> list[dict]:
     """Every format and variant compiled for those targets, with `instructions`: runs anywhere."""
     jobs = [(form, variant, mx_formats.job(form, config, target, back=back)) for target in targets
             for form in FUSED for variant, config in configs(form).items() if not back or config.convert]
-    reports = {id(report.job): report for report in build.build([made for *_, made in jobs])}
+    reports = build.disassembled([made for *_, made in jobs])
     rows = []
-    for form, variant, made in jobs:
-        report = reports[id(made)]
+    for (form, variant, _), report in zip(jobs, reports):
         rows.append({**report.row(), "name": form, "variant": variant} | instructions(report))
     return rows
 

@@ -12,7 +12,12 @@ import sys
 
 from claims import trial
 from claims.judge import counted
-from tilelab import record, results
+from tilelab import notebook, results
+
+
+async def _run(path) -> None:
+    async with notebook.kernel_for(path, TILES_RECORD="1") as client:
+        await notebook.record(path, client)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
             print(error, file=sys.stderr)
             return 2
         results.write_atomically(trial.README, text)
-        asyncio.run(record.record_notebook(trial.NOTEBOOK))
+        asyncio.run(_run(trial.NOTEBOOK))
         return 0
     for note in trial.NOTES:
         print(f"{note.title}: {counted(trial.judged(note))}")

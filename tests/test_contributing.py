@@ -13,6 +13,7 @@ ALL_STEPS = "every step of one kernel, from the simplest to the last, for the sa
 LONGER = {
     "ch07/resample.cu": ALL_STEPS, "ch10/tile_pipeline.cu": ALL_STEPS, "ch10/wgmma_gemm.cu": ALL_STEPS,
     "ch14/blockscaled_fp8.cu": "one kernel",
+    "ch07/resample_trials.py": "all experiments of one notebook",
     "ch10/tile_trials.py": "all experiments of one notebook", "ch10/wgmma_trials.py": "all experiments of one notebook",
     "ch14/descriptors_trials.py": "all experiments of one notebook",
     "ch10/pictures.py": "six drawings, none of which uses another", "ch10/explorer.py": "one widget and what it draws",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ch14 import gemm_cli
-from tilelab import device, record, results
+from tilelab import device, notebook, results
 
 
 def run(capsys, *arguments):
@@ -97,7 +97,8 @@ def test_an_interrupted_sweep_says_what_is_kept(tmp_path):
     path = tmp_path / "rows.jsonl"
     command = [sys.executable, "-m", "ch14.gemm", "--sweep", "--target", "sm_103a", "--journal", str(path)]
     running = subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, text=True, env=record.child_env(TRITON_CACHE_DIR=str(tmp_path)),
+                               stderr=subprocess.PIPE, text=True,
+                               env=notebook.child_env(TRITON_CACHE_DIR=str(tmp_path)),
                                # What runs in the background ignores the signal, and its children inherit that.
                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     while not path.exists() and running.poll() is None:

@@ -20,7 +20,7 @@ import time
 import pytest
 from ipykernel.kernelspec import write_kernel_spec
 
-from tilelab import record
+from tilelab import notebook
 
 ROOT = pathlib.Path(__file__).parents[1]
 DEMO = ROOT / "notebooks" / "demo" / "panel.ipynb"
@@ -113,7 +113,7 @@ def served(folder: pathlib.Path, *command: str):
     own = {name: str(folder / name.lower()) for name in (
         "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR",
         "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR", "TILES_SWEEPS", "TRITON_CACHE_DIR")}
-    env = record.child_env(**own, JUPYTER_PATH=str(folder / "jupyter"))
+    env = notebook.child_env(**own, JUPYTER_PATH=str(folder / "jupyter"))
     env.pop("TRITON_INTERPRET", None)  # conftest sets it here; a notebook finds its way to the interpreter by itself
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tilelab import record
+from tilelab import notebook, record
 
 ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -26,8 +26,8 @@ def each(paths):
 
 def read(path):
     """The notebook, and those of its code cells that are not empty."""
-    notebook = json.loads(path.read_text(encoding="utf-8"))
-    return notebook, [cell for cell in notebook["cells"] if cell["cell_type"] == "code" and lines(cell)]
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    return kept, [cell for cell in kept["cells"] if cell["cell_type"] == "code" and lines(cell)]
 
 
 def lines(cell):
@@ -36,11 +36,11 @@ def lines(cell):
 
 @each(NOTEBOOKS + SOLUTIONS + DEMOS)
 def test_form(path):
-    notebook, code = read(path)
-    first = notebook["cells"][0]
+    kept, code = read(path)
+    first = kept["cells"][0]
     assert first["cell_type"] == "markdown" and lines(first)[0].startswith("# "), "the first cell is the title"
-    assert "widgets" not in notebook["metadata"], "widget state is saved: run `make record`"
-    for number, cell in enumerate(notebook["cells"]):
+    assert "widgets" not in kept["metadata"], "widget state is saved: run `make record`"
+    for number, cell in enumerate(kept["cells"]):
         limit = 25 if cell["cell_type"] == "code" else 14
         assert len(lines(cell)) <= limit, f"cell {number} is longer than {limit} lines: {lines(cell)[0]}"
     for cell in code:
@@ -90,7 +90,7 @@ def test_teaches_the_module_of_its_name(path):
 @each(NOTEBOOKS + SOLUTIONS + DEMOS)
 def test_runs(path):
     # Without TRITON_INTERPRET, which conftest sets here: a notebook must find its way to the interpreter by itself.
-    env = {name: value for name, value in record.child_env().items() if name != "TRITON_INTERPRET"}
+    env = {name: value for name, value in notebook.child_env().items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "pytest", "-q", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=300",
                "-p", "no:cacheprovider", os.fspath(path)]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1800, check=False)

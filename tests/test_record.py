@@ -10,7 +10,7 @@ import filelock
 import nbformat
 import pytest
 
-from tilelab import device, record, results
+from tilelab import device, notebook, record, results
 
 new_code, new_text = nbformat.v4.new_code_cell, nbformat.v4.new_markdown_cell
 
@@ -36,12 +36,12 @@ def test_recorded_in_place(notebooks, capsys):
     path = write(notebooks / "00_start.ipynb", "import os\nos.environ['TILES_RECORD']", "", "print(os.getcwd())")
     assert record.main([]) == 0
     assert capsys.readouterr().out.endswith(" s, recorded\n")
-    notebook = nbformat.read(path, as_version=4)
-    nbformat.validate(notebook)
-    assert [cell.get("execution_count") for cell in notebook.cells] == [None, 1, None, 2]
-    assert notebook.cells[1].outputs[0].data["text/plain"] == "'1'"
-    assert notebook.cells[3].outputs[0].text.strip() == str(notebooks)
-    assert notebook.metadata == record.METADATA
+    kept = nbformat.read(path, as_version=4)
+    nbformat.validate(kept)
+    assert [cell.get("execution_count") for cell in kept.cells] == [None, 1, None, 2]
+    assert kept.cells[1].outputs[0].data["text/plain"] == "'1'"
+    assert kept.cells[3].outputs[0].text.strip() == str(notebooks)
+    assert kept.metadata == notebook.METADATA
     first = path.read_bytes()
     assert record.main(["--notebooks", "00_start"]) == 0 and path.read_bytes() == first
 
@@ -68,16 +68,16 @@ def test_a_kernel_that_dies_leaves_the_notebook(notebooks, capsys):
 
 def test_tidy_drops_what_a_saved_notebook_cannot_show():
     text = {"text/plain": "IntSlider(value=0)"}
-    shown = nbformat.v4.new_output("display_data", {**text, record.WIDGET: {"model_id": "1"}})
+    shown = nbformat.v4.new_output("display_data", {**text, notebook.WIDGET: {"model_id": "1"}})
     cell = new_code("x", outputs=[shown], execution_count=7, metadata={"execution": {"a": "1"}, "tags": ["keep"]})
-    notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"widgets": {"state": {}}})
-    record.tidy(notebook)
+    made = nbformat.v4.new_notebook(cells=[cell], metadata={"widgets": {"state": {}}})
+    notebook.tidy(made)
     assert cell.outputs[0].data == text and cell.metadata == {"tags": ["keep"]} and cell.execution_count == 1
-    assert notebook.metadata == record.METADATA
+    assert made.metadata == notebook.METADATA
 
 
 def test_the_slowest_cells_are_told(notebooks, monkeypatch, capsys):
-    monkeypatch.setattr(record, "SLOW_S", 0.4)
+    monkeypatch.setattr(notebook, "SLOW_S", 0.4)
     path = write(notebooks / "a.ipynb", "1", "", "import time\ntime.sleep(1)", "time.sleep(0.6)")
     assert record.main([]) == 0
     assert capsys.readouterr().out.endswith("recorded; slowest cells [2] 1 s, [3] 1 s\n")
@@ -95,7 +95,7 @@ print(os.environ["CUDA_VISIBLE_DEVICES"])"""
 def test_every_gpu_takes_the_next_notebook(notebooks, monkeypatch, capsys):
     monkeypatch.setattr(device, "alike", lambda: ["GPU-a", "GPU-b"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(record, "CELL_TIMEOUT_S", 60)
+    monkeypatch.setattr(notebook, "CELL_TIMEOUT_S", 60)
     paths = [write(notebooks / name, MEETS) for name in ("ch07.ipynb", "ch10.ipynb", "ch14.ipynb")]
     alone = [write(notebooks / f"{stem}.ipynb", "import os\nprint(os.environ.get('CUDA_VISIBLE_DEVICES'))")
              for stem in record.ALONE]
@@ -197,7 +197,7 @@ def test_a_recording_that_is_ended(notebooks, tmp_path, how, status):
             "results.save(row)\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(60)")
     paths = [write(notebooks / name, save) for name in ("a.ipynb", "b.ipynb")]
     before = [path.read_bytes() for path in paths]
-    run = subprocess.Popen([sys.executable, "-c", INTERRUPTED, tmp_path], env=record.child_env(), text=True,
+    run = subprocess.Popen([sys.executable, "-c", INTERRUPTED, tmp_path], env=notebook.child_env(), text=True,
                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     _until(lambda: (notebooks / "pid").exists() and (notebooks / "pid").read_text())
     run.send_signal(how)

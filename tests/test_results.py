@@ -263,3 +263,17 @@ def test_show(on):
     assert shown.show(sort="-tflops").frame.name.tolist() == ["a", "b<"]
     assert shown.frame().ms[0] == 0.123456
     assert repr(results.Record(results.make("gemm", [], ""), live=True)).startswith("gemm: live")
+
+
+def test_a_recent_record_is_of_this_machine_and_code(monkeypatch, tmp_path):
+    monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
+    assert results.recent("x", "a") is None, "there is none"
+    monkeypatch.setattr(device, "current", lambda: H200)
+    record = results.make("x", [{"ms": 1}], "a")
+    results.save(record)
+    assert results.recent("x", "a").rows == [{"ms": 1}] and not results.recent("x", "a").live
+    assert results.recent("x", "b") is None and results.recent("x", "a", within_s=0) is None
+    for other in ({"recorded": "2020-01-01T00:00:00Z"}, {"versions": record["versions"] | {"driver": "1"}},
+                  {"device": record["device"] | {"sms": 1}}):  # under the same name
+        results.save(record | other)
+        assert results.recent("x", "a") is None

@@ -8,6 +8,7 @@ in the workers, where TRITON_INTERPRET=0 lets a machine without a GPU compile.
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import os
 import re
@@ -21,7 +22,8 @@ from tilelab import child, cuda
 from tilelab.cubin import ptxas_remarks, sass, sass_counts
 from tilelab.device import limits
 
-__all__ = ["Job", "Report", "build", "build_one", "job_for", "ptxas_remarks", "sass", "sass_counts", "warm"]
+__all__ = ["Job", "Report", "build", "build_one", "disassembled", "job_for", "ptxas_remarks", "sass", "sass_counts",
+           "warm"]
 
 # Occurrences in the PTX: what the compiler emitted, not how often it runs.
 INSTRUCTIONS = {
@@ -176,6 +178,22 @@ def warm(jobs: Iterable[Job]) -> None:
     What does not compile is left to its launch to tell."""
     for _ in build(jobs):
         pass
+
+
+def disassembled(jobs: Iterable[Job]) -> list[Report]:
+    """Their Reports, in order, each with a listing of its SASS at hand where that can be read: cuobjdump takes as long
+    as a compiler, and its listings are kept."""
+    def read(report: Report) -> None:
+        with contextlib.suppress(RuntimeError):
+            sass(report.cubin, report.job._entry)
+
+    jobs, reports = list(jobs), {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for report in build(jobs):
+            reports[id(report.job)] = report
+            if report.cubin:
+                pool.submit(read, report)
+    return [reports[id(job)] for job in jobs]
 
 
 def build_one(job: Job, timeout_s: float = 120, cache: str | os.PathLike | None = None,

@@ -317,6 +317,19 @@ def recorded(experiment: str, source: str) -> Record:
     return Record(record, live=False, stale=stale(record, source))
 
 
+def recent(experiment: str, source: str, within_s: float = 3600) -> Record | None:
+    """The record of an experiment, where it is of this machine's GPU and software, of code of this `source`, and not
+    older than `within_s` seconds; else None."""
+    try:
+        record = recorded(experiment, source)
+        age = datetime.now(UTC) - datetime.fromisoformat(record.data["recorded"])
+    except (FileNotFoundError, ValueError):
+        return None
+    here = json.loads(json.dumps([dataclasses.asdict(device.current()), versions()]))
+    same = [record.device, record.data["versions"]] == here
+    return record if same and not record.stale and 0 <= age.total_seconds() < within_s else None
+
+
 def geometric_mean(values: Sequence[float]) -> float:
     """The mean that ratios want: a half and a two make one."""
     return math.exp(sum(map(math.log, values)) / len(values))
