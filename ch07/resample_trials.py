@@ -290,18 +290,17 @@ def _watched() -> list[tuple]:
             if kernel != "bulk_rows" or shape[3] * dtype.itemsize % 16 == 0]
 
 
-def sanitizer_cases() -> None:
-    """Every kernel of the chapter on small and ragged cases, for a sanitizer to watch; AssertionError when one is
-    wrong."""
+def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
+    """Every kernel of the chapter on small and ragged cases, or every so-manyth, for a sanitizer to watch;
+    AssertionError when one is wrong."""
     from ch07 import bulk_trials
 
-    wrong = []
-    for op in bulk_trials.OPS:
-        for name, config in bulk_copy.configs(op).items():
-            for n, offset in ((17, 1), (100_003, 3)):
-                row = bulk_trials.verify(op, config, torch.uint8 if op == "copy" else torch.bfloat16, n, offset)
-                wrong += [f"{op} {name}: {row['reason']}"] if row["status"] != "ok" else []
-    for kernel, dtype, shape in _watched():
+    wrong, cases = [], [(op, *named) for op in bulk_trials.OPS for named in bulk_copy.configs(op).items()]
+    for op, name, config in cases[share::shares]:
+        for n, offset in ((17, 1), (100_003, 3)):
+            row = bulk_trials.verify(op, config, torch.uint8 if op == "copy" else torch.bfloat16, n, offset)
+            wrong += [f"{op} {name}: {row['reason']}"] if row["status"] != "ok" else []
+    for kernel, dtype, shape in _watched()[share::shares]:
         row = verify(kernel, shape, dtype, odd=shape[1] > 2)
         wrong += [f"{kernel} {shape}: {row['reason']}"] if row["status"] != "ok" else []
     if wrong:
@@ -316,4 +315,4 @@ def sanitized():
 
     _compile(_watched(), [bulk_copy.job(config, device.current().target, "u8" if op == "copy" else "bf16")
                           for op in bulk_trials.OPS for config in bulk_copy.configs(op).values()])
-    return check.sanitize("ch07.resample_trials")
+    return check.sanitize("ch07.resample_trials", shares=2)

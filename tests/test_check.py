@@ -203,6 +203,23 @@ def test_the_sanitizer_is_clean_only_where_it_says_so(sanitizer, shell, status, 
     assert row["status"] == status and reason in row["reason"], row
 
 
+def test_racecheck_is_shared_out(sanitizer):
+    sanitizer("""case "$2 $*" in
+racecheck*'sanitizer_cases(1, 3)'*)
+  printf 'first\\nRace reported between one in a and b\\nRACECHECK SUMMARY: 1 hazard\\n'; exit 9;;
+racecheck*'sanitizer_cases('[02]', 3)'*|memcheck*'sanitizer_cases()'*) echo 'SUMMARY: 0 errors';;
+esac""")
+    found = {row["tool"]: (row["status"], row.get("races")) for row in check.sanitize("ch07.resample_trials", shares=3)}
+    assert found == {"memcheck": ("ok", None), "racecheck": ("wrong", ["one"]), "synccheck": ("wrong", None)}
+
+
+def test_what_is_attempted_may_hang_or_fail():
+    assert check.attempt("print('begun'); print('seen')", 20) == (0, "seen\n", "")
+    assert check.attempt("import time; print('begun', flush=True); time.sleep(60)", 0.3) == (None, "", "")
+    status, said, errors = check.attempt("1 / 0", 20)
+    assert status == 1 and not said and "ZeroDivisionError" in errors
+
+
 def test_side_by_side_is_at_once_and_in_order(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a"))
     met = threading.Barrier(3)

@@ -70,10 +70,11 @@ def test_only_the_source_of_what_is_measured_counts():
 
 
 FAKE = r"""#!/bin/sh
-case $3 in
-nothing) printf 'begun\n{"status": "ok", "reason": "right"}\n';;
-phase) echo begun; exec sleep 60;;
-expect_less) echo begun; printf '  raise it\ntorch.AcceleratorError: CUDA error: gone\nSearch for it\n' >&2; exit 1;;
+case $2 in
+*\'nothing\'*) printf 'begun\n{"status": "ok", "reason": "right"}\n';;
+*\'phase\'*) echo begun; exec sleep 60;;
+*\'expect_less\'*)
+  echo begun; printf '  raise it\ntorch.AcceleratorError: CUDA error: gone\nSearch for it\n' >&2; exit 1;;
 *) exit 3;;
 esac
 """

@@ -140,6 +140,23 @@ def side_by_side(*experiments: Callable[[], T]) -> list[T]:
         return list(pool.map(lambda run: run(), experiments))
 
 
+def attempt(code: str, limit_s: float) -> tuple[int | None, str, str]:
+    """(exit status, output, errors) of Python `code` in a process of its own, which may fault or hang. It prints a line
+    once it has opened the GPU, which takes longer at some times than at others, and then has `limit_s`; the status of
+    one that is killed is None, and the line no part of the output."""
+    # Without a buffer, or the first line might take the second with it.
+    with subprocess.Popen([sys.executable, "-c", code], 0, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          cwd=child.ROOT) as run:
+        try:
+            run.stdout.readline()
+            said, errors = run.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            return None, "", ""
+        finally:
+            run.kill()
+    return run.returncode, said.decode(errors="replace"), errors.decode(errors="replace")
+
+
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 
 
@@ -148,19 +165,24 @@ def can_sanitize() -> bool:
     return device.current().has_tma and shutil.which("compute-sanitizer") is not None
 
 
-def sanitize(module: str, kernels: str = "") -> list[dict]:
+def sanitize(module: str, kernels: str = "", shares: int = 1) -> list[dict]:
     """Rows {tool, status, reason}: what each tool of compute-sanitizer finds while `sanitizer_cases()` of `module` runs
     in a process of its own, all at once; of kernels with `kernels` in their names alone, where that is given: libraries
-    have hazards of their own. A row of races names them: `races`. tilelab.device.Unsupported without the tools."""
+    have hazards of their own. A row of races names them: `races`. tilelab.device.Unsupported without the tools.
+
+    With `shares` as many processes of racecheck, which takes several times as long as the others, run
+    `sanitizer_cases(share, shares)`, every so-manyth case from that on; the row is of the first that finds something.
+    """
     if shutil.which("compute-sanitizer") is None:
         raise device.Unsupported("compute-sanitizer is not on the PATH: install the CUDA toolkit's, or read the "
                                  "records in results/.")
 
-    def row(tool: str) -> dict:
+    def row(tool: str, share: int, shares: int) -> dict:
         # cuda-python asks the driver for functions that it may lack: such a question is no error of a kernel.
         command = ["compute-sanitizer", "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9",
                    *(["--kernel-name", f"kernel_substring={kernels}"] if kernels else []),
-                   sys.executable, "-c", f"from {module} import sanitizer_cases; sanitizer_cases()"]
+                   sys.executable, "-c", f"from {module} import sanitizer_cases; "
+                   f"sanitizer_cases({f'{share}, {shares}' if shares > 1 else ''})"]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=child.ROOT, check=False)
         said = [line.strip("= ") for line in (done.stdout + done.stderr).splitlines() if line.strip("= ")]
         summary = next((line for line in said if "SUMMARY" in line), "")
@@ -174,5 +196,9 @@ def sanitize(module: str, kernels: str = "") -> list[dict]:
         return {"tool": tool, "status": "ok" if good else "wrong", "reason": (first + summary)[:200],
                 **({"races": races} if races else {})}
 
-    with ThreadPoolExecutor(len(SANITIZERS)) as pool:
-        return list(pool.map(row, SANITIZERS))
+    every = [(tool, share, of) for tool in SANITIZERS for of in [shares if tool == "racecheck" else 1]
+             for share in range(of)]
+    with ThreadPoolExecutor(len(every)) as pool:
+        rows = list(pool.map(row, *zip(*every)))
+    return [next((row for row in rows if row["tool"] == tool and row["status"] != "ok"),
+                 next(row for row in rows if row["tool"] == tool)) for tool in SANITIZERS]
