@@ -203,6 +203,11 @@ def test_the_sanitizer_is_clean_only_where_it_says_so(sanitizer, shell, status, 
     assert row["status"] == status and reason in row["reason"], row
 
 
+def test_cases_without_memory_are_no_verdict(sanitizer):
+    with pytest.raises(torch.OutOfMemoryError, match="memcheck ended without a verdict"):
+        sanitizer("echo 'ERROR SUMMARY: 0 errors'; echo 'CUDA error: out of memory' >&2; echo Compile with >&2; exit 1")
+
+
 def test_racecheck_is_shared_out(sanitizer):
     sanitizer("""case "$2 $*" in
 racecheck*'sanitizer_cases(1, 3)'*)

@@ -172,6 +172,7 @@ def sanitize(module: str, kernels: str = "", shares: int = 1) -> list[dict]:
 
     With `shares` as many processes of racecheck, which takes several times as long as the others, run
     `sanitizer_cases(share, shares)`, every so-manyth case from that on; the row is of the first that finds something.
+    torch.OutOfMemoryError where the GPU has no room for the cases.
     """
     if shutil.which("compute-sanitizer") is None:
         raise device.Unsupported("compute-sanitizer is not on the PATH: install the CUDA toolkit's, or read the "
@@ -187,6 +188,8 @@ def sanitize(module: str, kernels: str = "", shares: int = 1) -> list[dict]:
         said = [line.strip("= ") for line in (done.stdout + done.stderr).splitlines() if line.strip("= ")]
         summary = next((line for line in said if "SUMMARY" in line), "")
         good = done.returncode == 0 and summary
+        if not good and done.returncode != 9 and "out of memory" in done.stderr:
+            raise torch.OutOfMemoryError(f"{tool} ended without a verdict: its cases found no memory on the GPU.")
         if not summary:  # it has checked nothing
             summary = f"no summary, exit status {done.returncode}" + (f" ({said[-1]})" if said else "")
         elif not good and done.returncode != 9:  # no finding of the tool's: the cases themselves failed
