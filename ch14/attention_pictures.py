@@ -10,7 +10,7 @@ BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
 GROUPS = (BLUE, ORANGE)  # the colours of the two warp groups
 
 
-def blocks_picture(queries: int = 700, keys: int = 900, block: int = 128, causal: bool = True) -> plots.Picture:
+def blocks_picture(queries: int = 700, keys: int = 1000, block: int = 128, causal: bool = True) -> plots.Picture:
     """The scores of one head, cut into blocks, and what one tile of queries visits, to scale."""
     row_blocks, columns = -(-queries // block), -(-keys // block)
     chosen = row_blocks - 2 if row_blocks > 1 else 0

@@ -17,7 +17,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from matplotlib.transforms import Bbox
 
 from tilelab import device
@@ -31,7 +31,7 @@ COLOURS = {"cuBLAS": "#000000", "torch": "#777777", "conservative": "#D55E00", "
            "cp_async": "#E69F00", "bulk_single": "#88CCEE", "bulk_batch": "#0072B2", "bulk_ring": "#009E73",
            "search_a_thread": "#661100", "lane0_search": "#D55E00", "ballot_search": "#E69F00",
            "shared_search": "#88CCEE", "vectors": "#332288", "bulk_rows": "#009E73", "cuDNN": "#000000",
-           "eager": "#777777", "flash": "#777777", "efficient": "#777777", "roles": "#88CCEE", "overlap": "#0072B2",
+           "eager": "#777777", "flash": "#777777", "efficient": "#777777", "roles": "#88CCEE", "overlap": "#117733",
            "ping-pong": "#009E73"}
 OTHERS = ("#56B4E9", "#882255", "#999933", "#44AA99", "#6A51A3", "#8C510A")  # of none of the above
 GREY = "#666666"
@@ -117,20 +117,23 @@ def ratios(rows: Sequence[dict], *, label: Key, title: str, source: str, peer: s
     _upright(axes, 1, peer, "-", colour(peer), left=False)
     if floor is not None:
         _upright(axes, floor, f"floor {floor:g}", "--", GREY, left=floor <= 1)
+    seen = [row["ratio"] for row in rows if _ran(row, "ratio")] + [1, floor or 1]
+    digits = 3 if max(seen) - min(seen) < 0.05 else 2
     for y, row in zip(range(len(rows))[::-1], rows):
         if not _ran(row, "ratio"):
             axes.text(0.01, y, _reason(row, 48, 1), transform=axes.get_yaxis_transform(), va="center", fontsize=7,
                       color=GREY, bbox=_BEHIND)
             continue
-        ratio, tone = row["ratio"], colour(row.get("name", "course"))
+        ratio, tone = row["ratio"], COLOURS.get(row.get("name"), COLOURS["course"])
         axes.plot([1, ratio], [y, y], color=tone, linewidth=2)
         axes.plot(ratio, y, "o", color=tone, markersize=5)
-        axes.annotate(f"{ratio:.2f}", (ratio, y), (6 if ratio >= 1 else -6, 0), textcoords="offset points",
+        axes.annotate(f"{ratio:.{digits}f}", (ratio, y), (6 if ratio >= 1 else -6, 0), textcoords="offset points",
                       ha="left" if ratio >= 1 else "right", va="center", fontsize=7.5, bbox=_BEHIND)
-    seen = [row["ratio"] for row in rows if _ran(row, "ratio")] + [1, floor or 1]
     room = 0.17 * (max(seen) - min(seen) or 1)
-    axes.set_xticks([tick for tick in axes.get_xticks() if tick >= 0])  # no ratio is below
-    axes.set_xlim(min(seen) - 2 * room, max(seen) + room)  # a figure stands left of its point, and may not touch a name
+    low, high = min(seen) - 2 * room, max(seen) + room  # a figure stands left of its point, and may not touch a name
+    axes.set_xlim(low, high)
+    ticks = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high)  # few: long names leave little room
+    axes.set_xticks([tick for tick in ticks if max(low, 0) <= tick <= high])
     _steps(axes, rows, label)
     axes.set_xlabel(_plain(f"speed, × {peer}"), fontsize=8)
     return figure
