@@ -278,7 +278,7 @@ def test_rings_that_lack_a_line_are_tried_at_once(monkeypatch):
 def test_a_ring_is_tried_in_a_process_of_its_own(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     row = bulk_trials.alone(0)
-    assert row["status"] == "failed" and "CUDA" in row["reason"]
+    assert row["status"] == "failed" and re.search("CUDA|NVIDIA driver", row["reason"])  # by the build of torch
 
 
 @pytest.mark.parametrize("status, reason", [(-signal.SIGALRM, "no answer within 10 s"),
