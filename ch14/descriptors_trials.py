@@ -149,8 +149,6 @@ def against_torch(op: str, chosen: dict, rows: int, columns: int, **timing) -> l
 @_experiment("ch14_descriptors_speed")
 def speed():
     """The variants of every operation against torch, 1 to 1.5 GiB moved."""
-    build.warm([descriptors.job(op, config, device.current().target, "bf16" if op == "add" else "i16") for op in OPS
-                for config in runnable(op).values()])
     return [row for op in OPS for shape in SHAPES[op] for row in against_torch(op, runnable(op), *shape)]
 
 
