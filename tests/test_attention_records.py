@@ -1,9 +1,8 @@
 """Records of `ch14_attention`: of today's kernels, and what the issue and the README ask of them."""
 
-import re
 
 import pytest
-from records import held, readme_row
+from records import held, states
 
 from ch14 import attention_sweep, attention_trials
 from tilelab import results
@@ -38,6 +37,4 @@ def test_the_best_step_is_as_fast_as_was_asked_for(causal):
 
 def test_readme_states_what_the_records_hold():
     rows = {row["causal"]: row["ratio"] for row in held("ch14_attention_ladder")["rows"] if row["name"] == "persistent"}
-    line = readme_row("ch14_attention")
-    stated = re.search(r"(\d\.\d\d) × cuDNN, (\d\.\d\d) ×", line)
-    assert stated.groups() == (f"{rows[False]:.2f}", f"{rows[True]:.2f}")
+    states("ch14_attention", "NUMBER × cuDNN, NUMBER ×", [rows[False], rows[True]])

@@ -1,10 +1,9 @@
 """Records of `ch14_blockscaled`: of today's kernels, and what the issue and the README ask of them."""
 
-import re
 
 import pytest
 import records
-from records import readme_row
+from records import states
 
 from ch14 import blockscaled_impacts, blockscaled_trials
 from ch14.blockscaled_trials import CUBE, FORMS, LONG, SHAPES, SPLIT, THIN, TOKENS
@@ -112,13 +111,9 @@ def test_splitting_many_tiles_gains_nothing():
 
 
 def test_readme_states_what_the_records_hold():
-    line = readme_row("ch14_blockscaled")
     mean = results.geometric_mean([row["ratio"] for row in rows_of("fp8").values()])
     tokens = next(row for row in held("decode")["rows"] if (row["name"], row["tokens"]) == ("decode", 16))
     fused = next(row for row in held("epilogue")["rows"] if row["name"] == "all fused")
     mx = [row["ratio"] for row in held("emulated")["rows"] if row["name"] == "emulated"]
-    number = r"(\d\.\d\d)"
-    stated = re.search(rf"fp8 {number} × torch.* emulated {number} to {number} × cuBLAS bf16.* 16 tokens {number} ×.*"
-                       rf" fused {number} ×", line)
-    wanted = (mean, min(mx), max(mx), tokens["ratio"], fused["ratio"])
-    assert stated.groups() == tuple(f"{value:.2f}" for value in wanted)
+    states("ch14_blockscaled", "fp8 NUMBER × torch.* emulated NUMBER to NUMBER × cuBLAS bf16.* 16 tokens NUMBER ×.*"
+           " fused NUMBER ×", [mean, min(mx), max(mx), tokens["ratio"], fused["ratio"]])

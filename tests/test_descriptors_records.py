@@ -1,10 +1,9 @@
 """Records of `ch14_descriptors`: of today's kernels, and what the issue and the README ask of them."""
 
 
-import re
 
 import pytest
-from records import held, readme_row
+from records import held, states
 
 from ch14 import descriptors_configs, descriptors_rules, descriptors_trials
 from ch14.descriptors_configs import OPS
@@ -65,12 +64,9 @@ def test_a_loop_costs_a_copy_also_with_the_host_s_maps():
 
 
 def test_readme_states_what_the_records_hold():
-    row = readme_row("ch14_descriptors")
-    low, high = map(float, re.search(r"run at (\d\.\d\d) to (\d\.\d\d) × torch", row).groups())
     ratios = [each["ratio"] for each in held("ch14_descriptors_speed")["rows"]
               if each["op"] in ("copy", "add") and not each["name"].endswith("device")]
-    assert (low, high) == (round(min(ratios), 2), round(max(ratios), 2))
+    states("ch14_descriptors", "run at NUMBER to NUMBER × torch", [min(ratios), max(ratios)])
     us = {each["name"]: each["us"] for each in held("ch14_descriptors_launch")["rows"]}
-    kept, bound = map(float, re.search(r"\+(\d\.\d) µs, bound once \+(\d\.\d)", row).groups())
-    assert (kept, bound) == (round(us["host, kept"] - us["pointers"], 1),
-                             round(us["host, bound"] - us["pointers, bound"], 1))
+    states("ch14_descriptors", r"\+NUMBER µs, bound once \+NUMBER",
+           [us["host, kept"] - us["pointers"], us["host, bound"] - us["pointers, bound"]])
