@@ -253,10 +253,10 @@ def test_kernel_is_loaded_once_until_edited(tmp_path, loaded, monkeypatch):
 def test_kernel_is_cheap_to_ask_for(tmp_path, loaded):
     path = write(tmp_path, kernel='#include "ptx.cuh"\n' + FILL)
     cuda.kernel(path, "fill", ["-DVALUE=7"])
-    begun = time.perf_counter()
+    begun = time.process_time()
     for _ in range(1000):
         cuda.kernel(path, "fill", ["-DVALUE=7"])
-    assert time.perf_counter() - begun < 0.1 and len(loaded) == 1  # 100 us each, and it takes a few
+    assert time.process_time() - begun < 0.1 and len(loaded) == 1  # 100 us each, and it takes a few
 
 
 def test_without_a_gpu_is_unsupported(monkeypatch, tmp_path):

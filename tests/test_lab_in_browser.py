@@ -85,7 +85,7 @@ def opened(browser, where):
         context.route("https://cdn.jsdelivr.net/npm/@fortawesome/**",
                       lambda route: route.fulfill(content_type="text/css", body=""))
         page = context.new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(90_000)
         errors = []
         page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
@@ -141,7 +141,7 @@ def served(folder: pathlib.Path, *command: str):
         server.wait()
 
 
-def _wait_for(server, port, log, limit_s=30):
+def _wait_for(server, port, log, limit_s=120):
     deadline = time.monotonic() + limit_s
     while server.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
@@ -180,7 +180,7 @@ def explore(page, folder, where):
         near.scroll_into_view_if_needed()
         page.screenshot(path=SCREENSHOTS / f"{where}-{len(taken)}-{what}.png")
 
-    panel.wait_for(timeout=40_000)
+    panel.wait_for(timeout=120_000)
     choose(panel, TARGET)
     assert ok.count() == 0
     keep("ready")

@@ -142,7 +142,7 @@ def _check_nvrtc(targets: tuple[str, ...]) -> tuple[str, str]:
         return "failed", f"libnvrtc is not found: install {NVRTC}."
     _, major, minor = nvrtc.nvrtcVersion()
     _, architectures = nvrtc.nvrtcGetSupportedArchs()
-    found = f"{major}.{minor} ({library.found_via})"
+    found = f"{major}.{minor}"
     if major != 13:
         return "failed", f"{found} at {library.abs_path}: install NVRTC 13 with {NVRTC}."
     if missing := [target for target in targets if int(re.sub(r"\D", "", target)) not in architectures]:

@@ -33,6 +33,9 @@ COLOURS = {"cuBLAS": "#000000", "torch": "#777777", "conservative": "#D55E00", "
            "shared_search": "#88CCEE", "vectors": "#332288", "bulk_rows": "#009E73", "cuDNN": "#000000",
            "eager": "#777777", "flash": "#777777", "efficient": "#777777", "roles": "#88CCEE", "overlap": "#117733",
            "ping-pong": "#009E73"}
+MODES = ("default", "max-autotune", "max-autotune-no-cudagraphs", "persistent-tma", "tma-only", "unfused", "math",
+         "unfused-default", "flex", "flex-tma", "flex-max-autotune")
+COLOURS |= dict.fromkeys(MODES, COLOURS["torch"])
 OTHERS = ("#56B4E9", "#882255", "#999933", "#44AA99", "#6A51A3", "#8C510A")  # of none of the above
 GREY = "#666666"
 UNITS = {"tflops": "TFLOP/s", "gbps": "GB/s", "us": "µs"}
@@ -118,7 +121,7 @@ def ratios(rows: Sequence[dict], *, label: Key, title: str, source: str, peer: s
     if floor is not None:
         _upright(axes, floor, f"floor {floor:g}", "--", GREY, left=floor <= 1)
     seen = [row["ratio"] for row in rows if _ran(row, "ratio")] + [1, floor or 1]
-    digits = 3 if max(seen) - min(seen) < 0.05 else 2
+    digits = 3 if max(seen) - min(seen) < 0.1 else 2
     for y, row in zip(range(len(rows))[::-1], rows):
         if not _ran(row, "ratio"):
             axes.text(0.01, y, _reason(row, 48, 1), transform=axes.get_yaxis_transform(), va="center", fontsize=7,
