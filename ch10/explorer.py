@@ -8,6 +8,7 @@ A model: addresses are those of `tilelab.tensor_map.swizzled`, costs are counted
 
 from __future__ import annotations
 
+import functools
 import html
 from collections.abc import Sequence
 
@@ -266,6 +267,12 @@ def draw_box(extents: Sequence[int], corner: Sequence[int], box: Sequence[int], 
 
 # ---- the widget
 
+@functools.lru_cache(100)
+def _png(draw, *arguments) -> bytes:
+    """A thousand numbered cells take half a second; most changes leave one picture as it is."""
+    return draw(*arguments)._repr_png_()
+
+
 def _number(text: str, value: int, low: int, high: int) -> widgets.BoundedIntText:
     return widgets.BoundedIntText(value=value, min=low, max=high, description=text, layout={"width": "190px"},
                                   style={"description_width": "90px"})
@@ -316,15 +323,15 @@ class Explorer:
         try:
             self.menus["x"].step = UNIT // itemsize  # of its arrows; what is typed stays as it is
             tensor_map.check(extents, (extents[1], 1), itemsize, 0, (rows, columns), swizzle=swizzle)
-            shown = (draw(rows, columns, itemsize, swizzle, access),
-                     draw_box(extents, (y, x), (rows, columns), itemsize))
+            shown = (_png(draw, rows, columns, itemsize, swizzle, access),
+                     _png(draw_box, tuple(extents), (y, x), (rows, columns), itemsize))
         except ValueError as error:
             sentence = html.escape(str(error))
             self.problem.value = f"<p style='font-size: 16px; line-height: 1.4'>{sentence[0].upper()}{sentence[1:]}</p>"
             self.pictures.layout.display = "none"
             return
         self.problem.value = ""
-        self.bank_picture.value, self.tensor_picture.value = (figure._repr_png_() for figure in shown)
+        self.bank_picture.value, self.tensor_picture.value = shown
         self.pictures.layout.display = "flex"
 
     def _ipython_display_(self) -> None:

@@ -158,7 +158,11 @@ def build(jobs: Iterable[Job], workers: int | None = None, timeout_s: float = 12
         limits(job.target)
     if timeout_s <= 0 or (workers is not None and workers < 1):
         raise ValueError(f"workers and timeout_s must be positive; they are {workers} and {timeout_s}.")
-    return _build(jobs, min(workers or os.cpu_count() or 1, max(len(jobs), 1)), timeout_s, cache, triton)
+    return _build(jobs, min(workers or _cpus(), max(len(jobs), 1)), timeout_s, cache, triton)
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0))  # those this process may use: a container, or a test beside another, has fewer
 
 
 def _build(jobs, count, timeout_s, cache, triton):
@@ -188,7 +192,7 @@ def disassembled(jobs: Iterable[Job]) -> list[Report]:
             sass(report.cubin, report.job._entry)
 
     jobs, reports = list(jobs), {}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(_cpus()) as pool:
         for report in build(jobs):
             reports[id(report.job)] = report
             if report.cubin:

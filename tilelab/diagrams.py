@@ -11,9 +11,8 @@ from tilelab import plots
 
 def canvas(title: str, source: str, width: float, height: float):
     """A figure of width x height inches and its one axes, whose coordinates are inches."""
-    figure, axes = plots.figure_of([title], title, source, height)
+    figure, axes = plots.figure_of([title], title, source, height, layout="none")  # with another, all is drawn twice
     figure.set_size_inches(width, height)
-    figure.set_layout_engine("none")
     axes.set(position=(0, 0, 1, 1), xlim=(0, width), ylim=(0, height))
     axes.set_axis_off()
     return figure, axes
@@ -55,11 +54,8 @@ def gemm_picture(config, m: int, n: int, k: int) -> plots.Picture:
     """
     bm, bn, bk, stages = config.block_m, config.block_n, config.block_k, config.num_stages
     needs = f"{config.smem_bytes('bf16', 'sm_90a') / 1024:.0f} KB of shared memory a block"
-    figure, axes = plots.figure_of([config], f"One {bm} × {bn} tile of C: its K steps flow through a ring of stages",
-                           f"{m} × {n} × {k}, bf16; needs {needs}")
-    figure.set_layout_engine("none")
-    axes.set(position=(0, 0, 1, 1), xlim=(0, plots.SIZE[0]), ylim=(0, plots.SIZE[1]))  # coordinates are inches
-    axes.set_axis_off()
+    figure, axes = canvas(f"One {bm} × {bn} tile of C: its K steps flow through a ring of stages",
+                          f"{m} × {n} × {k}, bf16; needs {needs}", *plots.SIZE)
     blue, orange, green = map(plots.colour, ("best", "proposed", "predicted"))  # A, B, C
 
     def box(x, y, width, height, face="none", edge="none", **rest):
@@ -128,10 +124,7 @@ def gemm_picture(config, m: int, n: int, k: int) -> plots.Picture:
 
 def sweep_picture() -> plots.Picture:
     """Who does what in a sweep: the notebook, the compilers, the GPU's worker and the journal."""
-    figure, axes = plots.figure_of(["a sweep"], "Whatever may crash has a process of its own", "")
-    figure.set_layout_engine("none")
-    axes.set(position=(0, 0, 1, 1), xlim=(0, plots.SIZE[0]), ylim=(0, plots.SIZE[1]))  # coordinates are inches
-    axes.set_axis_off()
+    figure, axes = canvas("Whatever may crash has a process of its own", "", *plots.SIZE)
     blue, orange, green, grey = (*map(plots.colour, ("best", "proposed", "predicted")), plots.GREY)
 
     def box(x, y, width, height, tone, style, title="", text=""):

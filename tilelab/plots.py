@@ -56,10 +56,10 @@ def colour(name: str) -> str:
     return COLOURS.get(name) or OTHERS[zlib.crc32(name.encode()) % len(OTHERS)]
 
 
-def figure_of(rows, title: str, source: str, height: float = SIZE[1]):
+def figure_of(rows, title: str, source: str, height: float = SIZE[1], layout: str = "constrained"):
     if not rows:
         raise ValueError("there is nothing to draw: the list of rows is empty.")
-    figure = Picture(figsize=(SIZE[0], height), dpi=120, layout="constrained")
+    figure = Picture(figsize=(SIZE[0], height), dpi=120, layout=layout)
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     figure.suptitle(_plain(textwrap.fill(title, 70)), fontsize=9, x=0.01, ha="left", fontweight="bold")
