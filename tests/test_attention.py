@@ -122,6 +122,16 @@ def test_the_choice_can_run_where_it_is_made_for():
     assert "TMA" in attention_configs.rejection(AttentionConfig(), "sm_80")
 
 
+@pytest.mark.parametrize("target", device.TARGETS[1:])
+def test_the_ladder_of_every_gpu_has_a_step_that_fits(target, monkeypatch):
+    monkeypatch.setattr(device, "current", lambda: device.Device("a GPU", (9, 0), target))
+    for d in attention_configs.HEAD_DIMS:
+        steps = attention_trials._ladder(d)
+        assert steps == configs(d) if target == "sm_90a" else [*steps] == ["plain"]
+        assert all(report.launchable for report in build.build(
+            attention_configs.job(config, target, d) for config in steps.values()))
+
+
 def test_every_target_gets_tma_and_its_tensor_core():
     unit = {"sm_90a": "wgmma", "sm_100a": "tcgen05_mma", "sm_103a": "tcgen05_mma", "sm_120a": "mma_sync",
             "sm_121a": "mma_sync"}
