@@ -1,7 +1,7 @@
-"""`python -m claims` prints every claim with its verdict; `python -m claims --write` writes the README's table anew and
-runs the notebook 01_claims. That needs no GPU.
+"""`python -m claims` prints every claim with its verdict; `python -m claims --write` writes the README's table and the
+figures of its measured answers anew, and runs the notebook 01_claims. That needs no GPU.
 
-Exit status: 0 fine, 2 bad usage or a README without the two marks.
+Exit status: 0 fine, 2 bad usage or a README without the two marks or an answer's words.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import sys
 
-from claims import trial
+from claims import answers, trial
 from claims.judge import counted
 from tilelab import notebook, results
 
@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="into README.md and notebooks/01_claims.ipynb")
     if parser.parse_args(argv).write:
         try:
-            text = trial.rewritten(trial.README.read_text(encoding="utf-8"))
+            text = answers.rewritten(trial.rewritten(trial.README.read_text(encoding="utf-8")))
         except ValueError as error:
             print(error, file=sys.stderr)
             return 2

@@ -2,7 +2,7 @@
 
 
 import pytest
-from records import held, states
+from records import held
 
 from ch14 import attention_sweep, attention_trials
 from tilelab import results
@@ -33,8 +33,3 @@ def test_the_best_step_is_as_fast_as_was_asked_for(causal):
     assert rows["persistent"]["ratio"] >= 0.95 and rows["persistent"]["error"] <= rows["persistent"]["tolerance"]
     assert rows["plain"]["ratio"] < rows["roles"]["ratio"] < rows["overlap"]["ratio"]
     assert rows["eager"]["ms"] > rows["flash"]["ms"] > rows["persistent"]["ms"]
-
-
-def test_readme_states_what_the_records_hold():
-    rows = {row["causal"]: row["ratio"] for row in held("ch14_attention_ladder")["rows"] if row["name"] == "persistent"}
-    states("ch14_attention", "NUMBER × cuDNN, NUMBER ×", [rows[False], rows[True]])

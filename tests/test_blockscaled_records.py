@@ -3,7 +3,6 @@
 
 import pytest
 import records
-from records import states
 
 from ch14 import blockscaled_impacts, blockscaled_trials
 from ch14.blockscaled_trials import CUBE, FORMS, LONG, SHAPES, SPLIT, THIN, TOKENS
@@ -108,12 +107,3 @@ def test_splitting_many_tiles_gains_nothing():
     assert split["tiles for a quarter of the SMs"]["verdict"] == "more"
     of = {name.rpartition(" ")[0]: row["from"] for name, row in split.items() if name.startswith("against")}
     assert of["against the same tile,"] == "unsplit, low"  # of the configurations it is the one that is split
-
-
-def test_readme_states_what_the_records_hold():
-    mean = results.geometric_mean([row["ratio"] for row in rows_of("fp8").values()])
-    tokens = next(row for row in held("decode")["rows"] if (row["name"], row["tokens"]) == ("decode", 16))
-    fused = next(row for row in held("epilogue")["rows"] if row["name"] == "all fused")
-    mx = [row["ratio"] for row in held("emulated")["rows"] if row["name"] == "emulated"]
-    states("ch14_blockscaled", "fp8 NUMBER × torch.* emulated NUMBER to NUMBER × cuBLAS bf16.* 16 tokens NUMBER ×.*"
-           " fused NUMBER ×", [mean, min(mx), max(mx), tokens["ratio"], fused["ratio"]])

@@ -2,9 +2,9 @@
 
 
 import pytest
-from records import held, states
+from records import held
 
-from ch07 import bulk_sweep, bulk_trials, resample, resample_trials
+from ch07 import bulk_sweep, bulk_trials, resample_trials
 from tilelab import results
 
 EXPERIMENTS = {
@@ -32,13 +32,3 @@ def test_the_clean_ring_is_right_and_a_missing_fence_is_found():
     found = {row["name"]: row["status"] for row in held("ch07_bulk_broken")["rows"]}
     assert found["nothing"] == "ok" and found["proxy_fence"] == "wrong"
     assert found["expect_tx"] == found["phase"] == "failed"
-
-
-def test_readme_states_what_the_records_hold():
-    speed = held("ch07_bulk_speed")["rows"]
-    ladder = {(row["name"], row["shape"][3]): row["ratio"] for row in held("ch07_resample_ladder")["rows"]}
-    best = [max(row["ratio"] for row in speed if row["op"] == op and ("bulk" in row["name"]) == tma)
-            for op in bulk_trials.OPS for tma in (False, True)]
-    states("ch07_bulk_copy", r"plain loads NUMBER × torch's copy, TMA NUMBER ×; for a x \+ y NUMBER and NUMBER ×", best)
-    states("ch07_resample", "reach NUMBER of the copy's bandwidth, rows by TMA NUMBER",
-           [ladder[resample.BEST, 128], ladder["bulk_rows", 128]])

@@ -2,7 +2,7 @@
 
 
 import pytest
-from records import held, states
+from records import held
 
 from ch10 import tile_broken, tile_sweep, tile_trials, wgmma_sweep, wgmma_trials
 from tilelab import device, results
@@ -64,16 +64,6 @@ def test_the_time_stamps_show_an_overlap():
     assert any((row["role"], row["event"], row["tile"]) == ("producer", "load", store["tile"] + 1)
                and row["begin"] < store["end"] for row in rows)
 
-
-def test_readme_states_what_the_records_hold():
-    large = {(row["op"], row["name"]): row["ratio"] for row in held("ch10_tile_speed")["rows"]
-             if row["shape"] == list(tile_trials.LARGE)}
-    best = [max(ratio for (of, _), ratio in large.items() if of == op) for op in ("copy", "stencil", "transpose")]
-    states("ch10_tile_pipeline", "runs at NUMBER × torch's copy, a stencil NUMBER, a transpose NUMBER;", best)
-    squares = [row["ratio"] for row in held("ch10_gemm_squares")["rows"] if row["how"] == "interleaved"]
-    llm = [row["ratio"] for row in held("ch10_gemm_llm")["rows"]]
-    states("ch10_wgmma_gemm", r"by the shape: NUMBER × cuBLAS on squares \(geometric mean\), NUMBER × on decoder",
-           [results.geometric_mean(squares), results.geometric_mean(llm)])
 
 
 @pytest.mark.parametrize("argument", ["bogus", "--help", "load from column 1"])

@@ -9,7 +9,7 @@ import shutil
 import nbformat
 import pytest
 
-from claims import judge, trial
+from claims import answers, judge, trial
 from claims.__main__ import main
 from claims.judge import HOLDS, NO_RECORD, ONLY_IF, REFUTED, UNTESTED
 from tilelab import results
@@ -49,6 +49,33 @@ def test_its_cell_exists(each):
 def test_the_readme_says_what_the_rules_say():
     text = trial.README.read_text(encoding="utf-8")
     assert trial.rewritten(text) == text, "run `python -m claims --write`"
+    assert answers.rewritten(text) == text, "run `python -m claims --write`"
+
+
+def test_every_notebook_that_measures_has_its_answer_from_a_record():
+    stems = {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert {notebook for notebook, *_ in answers.ANSWERS} == stems - {"01_claims"}
+
+
+def test_figures_change_with_the_records_and_words_stay(monkeypatch, tmp_path):
+    text = trial.README.read_text(encoding="utf-8")
+    monkeypatch.setenv("TILES_RESULTS", os.fspath(tmp_path))
+    assert answers.rewritten(text) == text, "nothing is known better"
+    shutil.copytree(ROOT / "results", tmp_path, dirs_exist_ok=True)
+    path = tmp_path / results.PREFERRED / "ch14_gemm_llm.json"
+    record = json.loads(path.read_text())
+    for row in record["rows"]:
+        row["ratio"] = 0.5
+    path.write_text(results.to_json(record))
+    changed = answers.rewritten(text)
+    assert ", 0.50 × on decoder shapes" in changed and changed.count("0.50") == text.count("0.50") + 1
+    assert re.sub(r"[\d.]+ × on decoder", "", changed) == re.sub(r"[\d.]+ × on decoder", "", text)
+
+
+def test_an_answer_without_its_words_is_one_sentence():
+    text = trial.README.read_text(encoding="utf-8").replace("on decoder shapes", "elsewhere")
+    with pytest.raises(ValueError, match=r"^README.md's line about \w+ must hold '.+#.+', with a figure for each #\.$"):
+        answers.rewritten(text)
 
 
 @pytest.mark.parametrize("note", trial.NOTES, ids=lambda note: note.title)
@@ -151,7 +178,9 @@ def test_command_line(monkeypatch, tmp_path, capsys):
     readme.write_text("no marks")
     assert main(["--write"]) == 2 and "README.md must hold" in capsys.readouterr().err
     assert readme.read_text() == "no marks"
-    readme.write_text(f"{trial.BEGIN}\n{trial.END}\n", encoding="utf-8")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    before, after = text.partition(trial.BEGIN)[0], text.partition(trial.END)[2]
+    readme.write_text(before.replace("0.", "9.") + trial.BEGIN + trial.END + after, encoding="utf-8")
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("print(6 * 7)")]), notebook)
-    assert main(["--write"]) == 0 and readme.read_text(encoding="utf-8") == trial.readme_part() + "\n"
+    assert main(["--write"]) == 0 and readme.read_text(encoding="utf-8") == text
     assert nbformat.read(notebook, 4).cells[0].outputs[0].text == "42\n"

@@ -2,7 +2,7 @@
 
 
 import pytest
-from records import held, states
+from records import held
 
 from ch14 import compiled_trials
 from tilelab import results
@@ -82,10 +82,3 @@ def test_attention_is_the_librarys_kernel_in_every_mode(cells):
     assert len({row["main"] for row in compiled_trials.table(rows, counters)}) == 1
     slow = cell(cells, "attention", "unfused")["ratio"]
     assert all(cell(cells, "attention", name)["ratio"] > 1.3 * slow for name in ("flash", "efficient"))
-
-
-def test_readme_states_what_the_records_hold(cells):
-    measured = [cell(cells, *key)["ratio"] for key in (("matmul", "default"), ("matmul", "max-autotune"),
-                                                       ("mlp", "default"))]
-    states("ch14_compiled", "compiling a product gives NUMBER × eager, max-autotune NUMBER with the copies of its CUDA "
-           "graph, an MLP NUMBER", measured)

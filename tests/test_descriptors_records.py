@@ -3,7 +3,7 @@
 
 
 import pytest
-from records import held, states
+from records import held
 
 from ch14 import descriptors_configs, descriptors_rules, descriptors_trials
 from ch14.descriptors_configs import OPS
@@ -61,12 +61,3 @@ def test_what_the_notebook_says_of_rules():
 def test_a_loop_costs_a_copy_also_with_the_host_s_maps():
     ratio = {(row["name"], row["loop"]): row["ratio"] for row in held("ch14_descriptors_made")["rows"]}
     assert all(ratio["host", loop] < ratio["host", "a tile a program"] for loop in list(descriptors_trials.LOOPS)[1:])
-
-
-def test_readme_states_what_the_records_hold():
-    ratios = [each["ratio"] for each in held("ch14_descriptors_speed")["rows"]
-              if each["op"] in ("copy", "add") and not each["name"].endswith("device")]
-    states("ch14_descriptors", "run at NUMBER to NUMBER × torch", [min(ratios), max(ratios)])
-    us = {each["name"]: each["us"] for each in held("ch14_descriptors_launch")["rows"]}
-    states("ch14_descriptors", r"\+NUMBER µs, bound once \+NUMBER",
-           [us["host, kept"] - us["pointers"], us["host, bound"] - us["pointers, bound"]])

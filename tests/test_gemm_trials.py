@@ -1,9 +1,7 @@
 """The experiments, the sweep and the command line, as far as they go without a GPU; and what the records must say."""
 
-import re
 
 import pytest
-from records import readme_row, states
 
 from ch14 import gemm_configs, gemm_trials, sweep_trials, tile_copy_trials
 from ch14.gemm_trials import GemmSpace
@@ -171,17 +169,3 @@ def test_predictions_are_recorded_beside_what_was_measured():
     for row in ok(H200["ch14_gemm_sweep"]["rows"]):
         config = next(config for config in gemm_trials.grid() if config.name == row["kernel"])
         assert row["predicted_ms"] == pytest.approx(gemm_configs.predicted_ms(config, *row["shape"], "bf16", 132))
-
-
-def test_readme_states_what_the_records_hold():
-    stated = re.search(r"a copy reaches ([\d.]+) TB/s, the library's bf16 product (\d+) TFLOP/s",
-                       readme_row("00_start"))
-    copy, tensor = H200["ceilings"]["rows"]
-    assert [float(figure) for figure in stated.groups()] == pytest.approx(
-        [copy["gbps"] / 1e3, tensor["tflops"]], rel=0.04)
-    squares, llm = ([row["ratio"] for row in H200[name]["rows"]] for name in ("ch14_gemm_square", "ch14_gemm_llm"))
-    states("ch14_gemm", "runs at NUMBER × cuBLAS on squares .*, NUMBER × on decoder shapes",
-           map(results.geometric_mean, (squares, llm)))
-    ours, autotune = H200["sweep_race"]["rows"]
-    states("01_sweep", "it takes NUMBER of `triton.autotune`'s time for 96 configurations",
-           [ours["seconds"] / autotune["seconds"]])

@@ -3,7 +3,7 @@
 
 
 import pytest
-from records import held, states
+from records import held
 
 from ch14 import mx_formats, mx_trials
 from tilelab import results
@@ -34,11 +34,3 @@ def test_nvfp4_is_as_fast_in_the_sweep_alone():
     taken = next(row["ratio"] for row in held("ch14_mx_formats_speed")["rows"]
                  if (row["format"], row["what"]) == ("nvfp4", "group_a_lane"))
     assert best >= 0.85 and taken >= 0.83
-
-
-def test_readme_states_what_the_records_hold():
-    rows = held("ch14_mx_formats_speed")["rows"]
-    measured = [max(row["ratio"] for row in rows if row["format"] == form and row["what"] in mx_formats.configs(form))
-                for form in ("mxfp8_e4m3", "mxfp4", "nvfp4")]
-    states("ch14_mx_formats", "reaches NUMBER of a copy's bandwidth for MXFP8, NUMBER for MXFP4, NUMBER for NVFP4",
-           measured)
