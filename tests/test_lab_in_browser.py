@@ -182,7 +182,7 @@ def explore(page, folder, where, until=""):
 
     panel.wait_for(timeout=120_000)
     choose(panel, TARGET)
-    assert ok.count() == 0
+    ok.first.wait_for(state="detached")
     keep("ready")
     tall = {name: panel.locator(f".tiles-{name} {tag}").bounding_box()["height"] for name, tag in MENUS.items()}
     assert max(tall.values()) < 60, f"a menu is one line high: {tall}"
@@ -194,9 +194,8 @@ def explore(page, folder, where, until=""):
     cancelled_ms = panel.evaluate(CANCEL)
     print(f"cancelled in {cancelled_ms:.0f} ms")
     assert cancelled_ms < CANCEL_MS, f"Cancel took {cancelled_ms:.0f} ms to say so"
-    page.wait_for_timeout(500)
+    finished = settled(ok)
     keep("cancelled")
-    finished = ok.count()
     page.wait_for_timeout(1000)
     assert 5 <= ok.count() == finished, "cells went on filling in after Cancel"
     assert panel.locator(".tiles-cell.tiles-waiting").count(), "nothing was left to cancel"
@@ -209,10 +208,9 @@ def explore(page, folder, where, until=""):
     else:
         panel.locator(".tiles-cancel").click()
         panel.locator(".tiles-status", has_text="cancelled").wait_for()
-        page.wait_for_timeout(500)
     keep("finished")
+    assert settled(ok) > finished
     keys = journal_keys(folder)
-    assert ok.count() > finished
     assert keys == dict.fromkeys(keys, 1), "a configuration that was finished was built again"
     assert len(keys) == ok.count()
 
@@ -229,8 +227,8 @@ def explore(page, folder, where, until=""):
     ok.first.wait_for()
     drawn, pale = look(panel), panel.evaluate(PALE)
     panel.locator(".tiles-theme").click()
-    page.wait_for_timeout(500)
-    assert look(panel) != drawn
+    page.wait_for_function("([panel, before]) => getComputedStyle(panel).backgroundColor !== before",
+                           arg=[panel.element_handle(), drawn[0]])
     keep("theme")
     keep("theme-below", panel.locator(".tiles-top"))
     assert not pale + panel.evaluate(PALE), "text that cannot be read"
@@ -239,7 +237,17 @@ def explore(page, folder, where, until=""):
 def choose(panel, target):
     menu = panel.locator(".tiles-target select")
     menu.select_option(label=next(label for label in menu.locator("option").all_inner_texts() if target in label))
-    panel.page.wait_for_timeout(500)  # until all of it is drawn
+    panel.get_by_text(f"nothing is timed on {target}").first.wait_for()
+
+
+def settled(cells):
+    """How many there are, once that has stayed so for a second."""
+    count, since = cells.count(), time.monotonic()
+    while time.monotonic() - since < 1:
+        cells.page.wait_for_timeout(50)
+        if (now := cells.count()) != count:
+            count, since = now, time.monotonic()
+    return count
 
 
 def look(panel):
