@@ -105,10 +105,15 @@ def label(case, name: str, config: AttentionConfig | None = None) -> dict:
 def against_cudnn(candidates: dict, case, **timing) -> list[dict]:
     """Rows of `candidates` ({name: as for bench.compare}), interleaved with cuDNN's SDPA, whose own row is first; with
     flash's where cuDNN does not take the case."""
-    peer = next(name for name in BACKENDS if _takes(name, case))
+    peer = peer_of(case)
     every = {peer: library(peer, case[-1]), **candidates}
     found = bench.compare(every, lambda: inputs(case), peer, flops=flops(case), **timing)
     return [{**found[name].row(), **label(case, name)} for name in every]
+
+
+def peer_of(case) -> str:
+    """The first of BACKENDS that takes a case, which it has then run once."""
+    return next(name for name in BACKENDS if _takes(name, case))
 
 
 def _takes(name: str, case) -> bool:

@@ -1,7 +1,7 @@
 """`python -m claims` prints every claim with its verdict; `python -m claims --write` writes the README's table and the
 figures of its measured answers anew, and runs the notebook 01_claims. That needs no GPU.
 
-Exit status: 0 fine, 2 bad usage or a README without the two marks or an answer's words.
+Exit status: 0 fine, 2 bad usage, a README without the two marks or an answer's words, or records without its figures.
 """
 
 from __future__ import annotations

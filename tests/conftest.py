@@ -1,5 +1,6 @@
 """Decides, before anything imports triton, whether kernels run on a GPU or in Triton's interpreter."""
 
+import contextlib
 import os
 
 from tilelab import device
@@ -9,7 +10,8 @@ device.interpret_without_gpu()
 if beside := os.environ.get("PYTEST_XDIST_WORKER"):
     # A share of the CPUs each, for what a test starts too: twice as many compilers and threads as CPUs cost time.
     cpus = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cpus[int(beside[2:])::int(os.environ["PYTEST_XDIST_WORKER_COUNT"])] or cpus)
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, cpus[int(beside[2:])::int(os.environ["PYTEST_XDIST_WORKER_COUNT"])] or cpus)
 
 import pytest  # noqa: E402
 

@@ -9,5 +9,5 @@ ROOT = Path(__file__).parents[1]
 
 
 def held(name: str) -> dict:
-    """The H200's record: the README's figures are from it, wherever the tests run."""
+    """The H200's record, wherever the tests run."""
     return json.loads((ROOT / "results" / results.PREFERRED / f"{name}.json").read_text())

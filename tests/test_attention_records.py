@@ -1,5 +1,4 @@
-"""Records of `ch14_attention`: of today's kernels, and what the issue and the README ask of them."""
-
+"""Records of `ch14_attention`: of today's kernels, and what is asked of them."""
 
 import pytest
 from records import held

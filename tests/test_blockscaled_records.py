@@ -1,5 +1,4 @@
-"""Records of `ch14_blockscaled`: of today's kernels, and what the issue and the README ask of them."""
-
+"""Records of `ch14_blockscaled`: of today's kernels, and what is asked of them."""
 
 import pytest
 import records

@@ -1,5 +1,4 @@
-"""Chapter 7's records: of today's kernels, and what the README states of them."""
-
+"""Chapter 7's records: of today's kernels, and right."""
 
 import pytest
 from records import held

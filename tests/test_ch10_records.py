@@ -1,5 +1,4 @@
-"""Chapter 10's records: of today's kernels, and what the README states of them."""
-
+"""Chapter 10's records: of today's kernels, and right."""
 
 import pytest
 from records import held
@@ -19,7 +18,6 @@ EXPERIMENTS = {
     "ch10_gemm_width": wgmma_trials.width, "ch10_gemm_timeline": wgmma_trials.timeline,
     "ch10_gemm_broken": wgmma_trials.broken, "ch10_gemm_first": wgmma_trials.first,
     "ch10_gemm_sweep": wgmma_sweep.swept, "ch10_gemm_sanitizer": wgmma_trials.sanitized}
-
 
 
 @pytest.mark.parametrize("name", list(EXPERIMENTS))
@@ -63,7 +61,6 @@ def test_the_time_stamps_show_an_overlap():
     store = next(row for row in rows if row["event"] == "store")
     assert any((row["role"], row["event"], row["tile"]) == ("producer", "load", store["tile"] + 1)
                and row["begin"] < store["end"] for row in rows)
-
 
 
 @pytest.mark.parametrize("argument", ["bogus", "--help", "load from column 1"])

@@ -55,6 +55,8 @@ def test_the_readme_says_what_the_rules_say():
 def test_every_notebook_that_measures_has_its_answer_from_a_record():
     stems = {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
     assert {notebook for notebook, *_ in answers.ANSWERS} == stems - {"01_claims"}
+    for _, words, figures in answers.ANSWERS:
+        assert "#" not in answers.filled(words, figures(judge.Evidence())), "and the record is there"
 
 
 def test_figures_change_with_the_records_and_words_stay(monkeypatch, tmp_path):
@@ -70,6 +72,25 @@ def test_figures_change_with_the_records_and_words_stay(monkeypatch, tmp_path):
     changed = answers.rewritten(text)
     assert ", 0.50 × on decoder shapes" in changed and changed.count("0.50") == text.count("0.50") + 1
     assert re.sub(r"[\d.]+ × on decoder", "", changed) == re.sub(r"[\d.]+ × on decoder", "", text)
+
+
+def test_figures_have_the_digits_and_the_sign_that_words_ask_for():
+    assert answers.filled("# of #.##, +#.# and +#.#", [2.6, 1 / 3, -0.04, -12.34]) == "3 of 0.33, +0.0 and -12.3"
+    assert answers.filled("#.#", [-0.04]) == "0.0"
+
+
+def test_a_record_without_the_row_is_one_sentence(monkeypatch, tmp_path):
+    text = trial.README.read_text(encoding="utf-8")
+    monkeypatch.setenv("TILES_RESULTS", os.fspath(tmp_path))
+    shutil.copytree(ROOT / "results", tmp_path, dirs_exist_ok=True)
+    for name in ("sweep_race", "ch14_descriptors_launch", "ch14_compiled_cells"):
+        path = tmp_path / results.PREFERRED / f"{name}.json"
+        record = json.loads(path.read_text())
+        path.write_text(results.to_json(record | {"rows": []}))
+        with pytest.raises(ValueError, match=r"^the records give no figures for .+ of \w+: \w+\(.*\)\.$"):
+            answers.rewritten(text)
+        path.write_text(results.to_json(record))
+    assert answers.rewritten(text) == text
 
 
 def test_an_answer_without_its_words_is_one_sentence():
@@ -180,7 +201,9 @@ def test_command_line(monkeypatch, tmp_path, capsys):
     assert readme.read_text() == "no marks"
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     before, after = text.partition(trial.BEGIN)[0], text.partition(trial.END)[2]
-    readme.write_text(before.replace("0.", "9.") + trial.BEGIN + trial.END + after, encoding="utf-8")
+    stale = re.sub(r"\d(\.\d\d) ×", r"9\1 ×", before)
+    assert stale != before
+    readme.write_text(stale + trial.BEGIN + trial.END + after, encoding="utf-8")
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("print(6 * 7)")]), notebook)
     assert main(["--write"]) == 0 and readme.read_text(encoding="utf-8") == text
     assert nbformat.read(notebook, 4).cells[0].outputs[0].text == "42\n"

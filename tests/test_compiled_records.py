@@ -1,5 +1,4 @@
-"""Records of `ch14_compiled`: of today's code, and what the issue, the notebook and the README say of them."""
-
+"""Records of `ch14_compiled`: of today's code, and what the notebook says of them."""
 
 import pytest
 from records import held

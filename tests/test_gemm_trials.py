@@ -1,6 +1,5 @@
 """The experiments, the sweep and the command line, as far as they go without a GPU; and what the records must say."""
 
-
 import pytest
 
 from ch14 import gemm_configs, gemm_trials, sweep_trials, tile_copy_trials

@@ -169,8 +169,8 @@ def test_through_voila(browser, tmp_path):
 
 
 def explore(page, folder, where, until=""):
-    """Run, cancel, resume, read why a configuration is rejected, take another target, change the theme. What is resumed
-    is cancelled too, unless its status is waited for."""
+    """Run, cancel, resume, read why a configuration is rejected, take another target, change the theme. `until` is the
+    status that the resumed sweep is left to reach; without it that is cancelled, too."""
     panel = page.locator(".tiles-panel")
     status, ok = panel.locator(".tiles-status"), panel.locator(".tiles-cell.tiles-ok")
     taken = []
@@ -208,7 +208,7 @@ def explore(page, folder, where, until=""):
     else:
         panel.locator(".tiles-cancel").click()
         panel.locator(".tiles-status", has_text="cancelled").wait_for()
-    keep("finished")
+    keep("resumed")
     assert settled(ok) > finished
     keys = journal_keys(folder)
     assert keys == dict.fromkeys(keys, 1), "a configuration that was finished was built again"

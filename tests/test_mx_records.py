@@ -1,6 +1,4 @@
-"""Records of `ch14_mx_formats`: of today's kernels, and what the issue asks of them."""
-
-
+"""Records of `ch14_mx_formats`: of today's kernels, and what is asked of them."""
 
 import pytest
 from records import held

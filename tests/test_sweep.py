@@ -488,7 +488,7 @@ def test_the_parent_keeps_rows_and_no_binaries():
     before = grown()
     for side in (2048, 8192, 1024):
         walk(side)
-    assert grown() - before < 20 << 20
+    assert grown() - before < 8 << 20
 
 
 EDITED = """

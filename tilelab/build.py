@@ -162,7 +162,7 @@ def build(jobs: Iterable[Job], workers: int | None = None, timeout_s: float = 12
 
 
 def _cpus() -> int:
-    return len(os.sched_getaffinity(0))  # those this process may use: a container, or a test beside another, has fewer
+    return len(os.sched_getaffinity(0))  # those it may use: in a cpuset, or a test beside another, not all
 
 
 def _build(jobs, count, timeout_s, cache, triton):

@@ -33,6 +33,7 @@ COLOURS = {"cuBLAS": "#000000", "torch": "#777777", "conservative": "#D55E00", "
            "shared_search": "#88CCEE", "vectors": "#332288", "bulk_rows": "#009E73", "cuDNN": "#000000",
            "eager": "#777777", "flash": "#777777", "efficient": "#777777", "roles": "#88CCEE", "overlap": "#117733",
            "ping-pong": "#009E73"}
+# What ch14_compiled asks of torch.
 MODES = ("default", "max-autotune", "max-autotune-no-cudagraphs", "persistent-tma", "tma-only", "unfused", "math",
          "unfused-default", "flex", "flex-tma", "flex-max-autotune")
 COLOURS |= dict.fromkeys(MODES, COLOURS["torch"])
