@@ -269,7 +269,7 @@ def draw_box(extents: Sequence[int], corner: Sequence[int], box: Sequence[int], 
 
 @functools.lru_cache(100)
 def _png(draw, *arguments) -> bytes:
-    """A thousand numbered cells take half a second; most changes leave one picture as it is."""
+    """A thousand numbered cells are slow to draw, and most changes leave one of the two pictures as it is."""
     return draw(*arguments)._repr_png_()
 
 

@@ -51,9 +51,7 @@ def rewritten(text: str) -> str:
 
 def filled(words: str, figures: Iterable[float]) -> str:
     """The words with a figure in each place. ValueError unless there are as many."""
-    figures = list(figures)
-    places = PLACE.findall(words)
-    for place, figure in zip(places, figures, strict=True):
+    for place, figure in zip(PLACE.findall(words), figures, strict=True):
         digits = place.count("#") - 1
         sign = "+" if place.startswith("+") else ""
         words = words.replace(place, f"{round(figure, digits) + 0.0:{sign}.{digits}f}", 1)  # + 0.0: of -0.0
