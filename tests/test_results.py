@@ -1,5 +1,6 @@
 import dataclasses
 import errno
+import importlib
 import json
 import math
 import os
@@ -51,10 +52,35 @@ def test_hash_ignores_comments_layout_and_docstrings(tmp_path):
     assert len(plain) == 16 and int(plain, 16) >= 0
 
 
+def test_hash_ignores_what_a_move_or_a_better_name_changes(tmp_path):
+    plain = hash_of(tmp_path, "from tilelab import device\n\ndef double(x):\n    if not x:\n        raise "
+                    "ValueError(f'x is {x}')\n    total = 2 * x\n    return device.TARGETS * total\n")
+    moved = ("from tilelab.device import TARGETS\n\ndef double(x):\n    import math\n    if not x:\n        raise "
+             "ValueError('x must be at least 1')\n    twice = 2 * x\n    return TARGETS * twice\n")
+    assert hash_of(tmp_path, moved) == plain
+    for before, after in (("2 * x", "3 * x"), ("TARGETS *", "KNOWN *"), ("ValueError", "TypeError"), ("(x)", "(y)"),
+                          ("TARGETS * twice", "TARGETS * x")):
+        assert hash_of(tmp_path, moved.replace(before, after)) != plain, after
+
+
+def test_hash_of_a_module_ignores_its_command_and_the_order_of_its_definitions(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def of_module(text):
+        path = tmp_path / f"module_{abs(hash(text))}.py"
+        path.write_text(text)
+        return results.source_hash(importlib.import_module(path.stem))
+
+    plain = of_module('"""Two."""\nA = 1\n\ndef double(x):\n    return 2 * x\n')
+    assert of_module('import json\n__all__ = ["A"]\ndef double(x):\n    return 2 * x\n\nA = 1\n'
+                     'if __name__ == "__main__":\n    print(json)\n') == plain
+    assert of_module("A = 2\n\ndef double(x):\n    return 2 * x\n") != plain
+
+
 def test_hash_of_methods_classes_modules_and_cuda(tmp_path):
     assert results.source_hash(device.Device) != results.source_hash(device)
     assert results.source_hash(device.Device.describe) == results.source_hash(H200.describe)
-    assert results.source_hash(device, json) != results.source_hash(json, device)
+    assert results.source_hash(device, json) == results.source_hash(json, device) != results.source_hash(json)
     kernel = tmp_path / "copy.cu"
     kernel.write_text("// a copy\nvoid copy(int* x) { x[0] = 1; }\n")
     plain = results.source_hash(kernel)
@@ -75,7 +101,7 @@ def test_hash_is_the_same_under_every_python(tmp_path):
     """The syntax trees of 3.11 and 3.12 differ in f-strings and type parameters."""
     text = ("def double(x, width=8):\n    class Inner:\n        pass\n"
             "    return f\"{x!r:{width}} {'a'} {x:>{width}.2f} {{}} 'q'\"\n")
-    assert hash_of(tmp_path, text) == "b376cf9bc65d9ba0"
+    assert hash_of(tmp_path, text) == "5f11b156da9558f6"
 
 
 def test_save_and_load(own_folder, on):

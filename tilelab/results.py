@@ -7,6 +7,7 @@ UTC, `source` the `source_hash` of what was measured, so that a record older tha
 from __future__ import annotations
 
 import ast
+import builtins
 import dataclasses
 import functools
 import hashlib
@@ -33,6 +34,7 @@ KEYS = ("experiment", "device", "versions", "recorded", "source", "rows")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _PARSING = threading.Lock()  # Python 3.11 counts depth for all threads together, and refuses what two parse at once
 NAME = re.compile(r"[a-z0-9_]+")
+COURSE = re.compile(r"(ch\d\d|tilelab|claims)\b")
 NO_GPU = device.Device()  # of records that no GPU has a part in; their folder is results/no-gpu
 PREFERRED = "nvidia-h200"  # the course's figures come from it; shown where this machine has no record of its own
 
@@ -42,31 +44,110 @@ def folder() -> pathlib.Path:
     return pathlib.Path(os.environ.get("TILES_RESULTS") or pathlib.Path(__file__).parents[1] / "results")
 
 
-def _meaning(thing: Any) -> str:
-    """What `thing` does, as text without comments, layout and docstrings, the same under Python 3.11 and 3.12."""
-    if isinstance(thing, pathlib.Path):  # CUDA C++
-        return " ".join(re.sub(r"//[^\n]*|/\*.*?\*/", " ", thing.read_text(), flags=re.DOTALL).split())
-    while not isinstance(thing, (type, types.ModuleType)) and hasattr(thing, "fn"):  # triton.jit, autotune
-        thing = thing.fn
-    tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
-    for node in ast.walk(tree):
+class _Normalise(ast.NodeTransformer):
+    """Rewrite code so that only what can change a measurement is left of it (see `source_hash`)."""
+
+    def __init__(self, modules: set[str]):
+        self.modules = modules  # names under which the file imports modules of the course
+        self.locals: dict[str, str] = {}  # a function's local variables -> neutral names
+
+    def _statements(self, node):
+        """Drop docstrings, imports and the `if __name__ == "__main__"` block of a body."""
         if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             node.body.pop(0)
-        if isinstance(node, ast.JoinedStr):  # 3.12 adds empty pieces to an f-string's format
-            node.values = [v for v in node.values if not (isinstance(v, ast.Constant) and v.value == "")]
-        if not getattr(node, "type_params", True):  # a field that 3.11 does not know
+        node.body = [statement for statement in node.body if not _is_administrative(statement)]
+        return self.generic_visit(node)
+
+    visit_Module = visit_ClassDef = _statements
+
+    def visit_FunctionDef(self, node):
+        if not getattr(node, "type_params", True):  # a field that Python 3.11 does not have
             del node.type_params
-    return ast.dump(tree)  # not ast.unparse: its quotes in f-strings differ between 3.11 and 3.12
+        outer, self.locals = self.locals, self.locals or _local_names(node)
+        node = self._statements(node)
+        self.locals = outer
+        return node
+
+    def visit_Name(self, node):
+        node.id = self.locals.get(node.id, node.id)
+        return node
+
+    def visit_Attribute(self, node):  # after a move, `configs.ITEMSIZE` may read `ITEMSIZE`
+        if isinstance(node.value, ast.Name) and node.value.id in self.modules:
+            return ast.Name(node.attr, node.ctx)
+        return self.generic_visit(node)
+
+    def visit_Raise(self, node):
+        for part in ast.walk(node):
+            for name, value in ast.iter_fields(part):
+                if _is_text(value):
+                    setattr(part, name, ast.Constant("text of an error"))
+                elif isinstance(value, list):
+                    setattr(part, name, [ast.Constant("text of an error") if _is_text(v) else v for v in value])
+        return self.generic_visit(node)
+
+    def visit_JoinedStr(self, node):  # Python 3.12 adds empty pieces to an f-string's format
+        node.values = [v for v in node.values if not (isinstance(v, ast.Constant) and v.value == "")]
+        return self.generic_visit(node)
+
+
+def _is_administrative(statement: ast.stmt) -> bool:
+    """Whether a statement only imports, lists `__all__`, or runs the module as a command."""
+    if isinstance(statement, ast.If):
+        return ast.unparse(statement.test) in ("__name__ == '__main__'", "TYPE_CHECKING")
+    return isinstance(statement, (ast.Import, ast.ImportFrom)) or (
+        isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, ast.JoinedStr) or isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+def _local_names(function: ast.AST) -> dict[str, str]:
+    """Neutral names for the variables that a function assigns; its parameters keep theirs, which callers use."""
+    kept = set(dir(builtins))
+    for node in ast.walk(function):
+        if isinstance(node, ast.arg):
+            kept.add(node.arg)
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            kept.update(node.names)
+    names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+    assigned = dict.fromkeys(node.id for node in names if isinstance(node.ctx, ast.Store) and node.id not in kept)
+    return {name: f"local {number}" for number, name in enumerate(assigned)}
+
+
+def _course_modules(tree: ast.AST) -> set[str]:
+    """Names that a file binds to modules of the course by `from ch14 import gemm` or `import tilelab.device as d`."""
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    bound = {alias.asname or alias.name.split(".")[-1] for node in imports for alias in node.names
+             if COURSE.match(getattr(node, "module", None) or alias.name)}
+    return {name for name in bound if not name[:1].isupper()}  # a class keeps its attributes
+
+
+def _definitions(thing: Any) -> list[str]:
+    """The normalised text of each definition in `thing`."""
+    if isinstance(thing, pathlib.Path):  # CUDA C++
+        text = re.sub(r"//[^\n]*|/\*.*?\*/|#include[^\n]*|#pragma once", " ", thing.read_text(), flags=re.DOTALL)
+        return [" ".join(text.split())]
+    while not isinstance(thing, (type, types.ModuleType)) and hasattr(thing, "fn"):  # triton.jit, autotune
+        thing = thing.fn
+    whole = ast.parse("".join(inspect.findsource(thing)[0]))
+    tree = whole if isinstance(thing, types.ModuleType) else ast.parse(textwrap.dedent(inspect.getsource(thing)))
+    body = _Normalise(_course_modules(whole)).visit(tree).body
+    return [ast.dump(statement) for statement in body]  # not ast.unparse: its quotes differ between 3.11 and 3.12
 
 
 def source_hash(*things: Any) -> str:
-    """16 hex digits that change when the code of `things` does, not its comments, layout or docstrings.
+    """Return 16 hex digits that change when the code of `things` does.
 
     `things` are functions, Triton kernels, classes, modules, or the Path of a CUDA C++ file. What they call counts only
-    when it is given too.
+    when it is given too. Not counted, because it cannot change a measurement: comments, docstrings, layout, imports,
+    texts of errors, names of local variables, `if __name__ == "__main__"` blocks, names of files, the order of
+    definitions and the file that each of them stands in.
     """
     with _PARSING:
-        return hashlib.sha256("\n".join(map(_meaning, things)).encode()).hexdigest()[:16]
+        definitions = {text for thing in things for text in _definitions(thing)}
+        return hashlib.sha256("\n".join(sorted(definitions)).encode()).hexdigest()[:16]
 
 
 def _version(package: str) -> str | None:
