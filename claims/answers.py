@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
-from ch07 import bulk_trials, resample
-from ch10 import tile_trials
+from ch07 import resample
+from ch07.bulk_copy import experiments
+from ch10.tile_pipeline import experiments as tile_pipeline_experiments
 from ch14 import mx_formats
 from claims.judge import Evidence
 from claims.tma_setup_guide_gb10 import product
@@ -77,7 +78,7 @@ def race(of):
 @answer("ch07_bulk_copy", "plain loads #.## × torch's copy, TMA #.## ×; for a x + y #.## and #.## ×")
 def bulk(of):
     return [max(ratios(row for row in of("ch07_bulk_speed") if row["op"] == op and ("bulk" in row["name"]) == tma))
-            for op in bulk_trials.OPS for tma in (False, True)]
+            for op in experiments.OPS for tma in (False, True)]
 
 
 @answer("ch07_resample", "reach #.## of the copy's bandwidth, rows by TMA #.##")
@@ -88,7 +89,7 @@ def rows_of_128(of):
 
 @answer("ch10_tile_pipeline", "runs at #.## × torch's copy, a stencil #.##, a transpose #.##;")
 def tiles(of):
-    large = [row for row in of("ch10_tile_speed") if row["shape"] == list(tile_trials.LARGE)]
+    large = [row for row in of("ch10_tile_speed") if row["shape"] == list(tile_pipeline_experiments.LARGE)]
     return [max(ratios(row for row in large if row["op"] == op)) for op in ("copy", "stencil", "transpose")]
 
 

@@ -1,12 +1,14 @@
 """Claims of the field note "Blackwell BlockScaled GEMM Kernel Optimizations": two attempts that failed, and four bands.
 
-The attempts are arithmetic (`ch14.stages`); the bands were measured on Hopper, what they become is decided in
-`ch14.blockscaled_impacts`.
+The attempts are arithmetic (`ch14.blockscaled.smem_planner`); the bands were measured on Hopper, what they become is decided in
+`ch14.blockscaled.impacts`.
 """
 
 from __future__ import annotations
 
-from ch14 import blockscaled_impacts, mx_spec, stages_note
+from ch14.blockscaled import impacts as blockscaled_impacts
+from ch14.blockscaled import note_attempts
+from ch14.mx_formats import number_formats
 from claims.judge import Finding, Note, decide, holds, only_if, refuted, untested
 
 NOTE = Note("Blackwell BlockScaled GEMM Kernel Optimizations")
@@ -17,7 +19,7 @@ BANDS = "The four bands, on Hopper"
 @NOTE.claim("The format of its benchmarks, E2M1 with scales E8M0 over 16, is a standard one (implied).",
             "ch14_mx_formats", "Verdict")
 def format_measured(of) -> Finding:
-    its, ocp, nvidia = (mx_spec.FORMATS[name] for name in ("fp4_e8m0_16", "mxfp4", "nvfp4"))
+    its, ocp, nvidia = (number_formats.FORMATS[name] for name in ("fp4_e8m0_16", "mxfp4", "nvfp4"))
 
     def told(form):
         return f"{form.scale.upper()} over {form.block[1]}, {form.bits:g} bits"
@@ -26,7 +28,7 @@ def format_measured(of) -> Finding:
 
 
 def attempt_1() -> dict[str, dict]:
-    return {row["test"]: row for row in stages_note.accumulator_rows()}
+    return {row["test"]: row for row in note_attempts.accumulator_rows()}
 
 
 @NOTE.claim("Two accumulators at N = 256 press on tensor memory.", "ch14_blockscaled", ATTEMPTS)
@@ -43,7 +45,7 @@ def accumulators_slower(of) -> Finding:
 
 
 def attempt_2(test: str) -> dict:
-    return next(row for row in stages_note.stage_rows() if row["test"] == test)
+    return next(row for row in note_attempts.stage_rows() if row["test"] == test)
 
 
 @NOTE.claim("5 stages of A and B with 4 or more of C are 2.1 % slower (test 3).", "ch14_blockscaled", ATTEMPTS)
@@ -70,16 +72,16 @@ def fewer_stages(of) -> Finding:
 
 @NOTE.claim("6 to 8 stages hide the latency.", "ch14_blockscaled", HIDE)
 def six_to_eight(of) -> Finding:
-    rows = stages_note.stage_rows()
+    rows = note_attempts.stage_rows()
     wanted, memory = ([row[key] for row in rows] for key in ("stages to hide", "for memory"))
     return untested("a B200's latency is not known", f"with an H200's latency and the datasheets' speeds {max(memory)} "
                     f"for memory; at the tensor core's rate {', '.join(map(str, wanted))}, by the tile")
 
 
 def band(of, claim: str) -> Finding:
-    """The verdict of `ch14.blockscaled_impacts`, over every place where the impact was measured."""
+    """The verdict of `ch14.blockscaled.impacts`, over every place where the impact was measured."""
     impacts, epilogue, thin = (of(f"ch14_blockscaled_{name}") for name in ("impacts", "epilogue", "thin"))
-    bf16 = stages_note.hopper_rows(of("ch10_gemm_sweep"))
+    bf16 = note_attempts.hopper_rows(of("ch10_gemm_sweep"))
     rows = [row for row in blockscaled_impacts.verdicts(impacts, epilogue, thin, bf16) if row["claim"] == claim]
     of_shape = {}
     for row in rows:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ch10 import wgmma_configs
-from ch10.wgmma_configs import WgmmaConfig
+from ch10.wgmma_gemm.configs import WgmmaConfig, resident
 from claims.judge import Finding, Note, decide, holds, only_if, refuted, span, untested
 from tilelab import bench, build
 
@@ -105,7 +104,7 @@ def deeper_pipelines(of) -> Finding:
 @NOTE.claim("Larger tiles improve the occupancy of the multiprocessors.", "ch10_wgmma_gemm", "Verdict")
 def occupancy(of) -> Finding:
     tiles = ((64, 64), (64, 128), (128, 128), (128, 192))
-    found = [wgmma_configs.resident(WgmmaConfig("one_group", *tile, 1)) for tile in tiles]
+    found = [resident(WgmmaConfig("one_group", *tile, 1)) for tile in tiles]
     return decide(found == sorted(found), "programs an SM, one stage: "
                   + ", ".join(f"{m} × {n} {count}" for (m, n), count in zip(tiles, found)))
 
@@ -140,7 +139,7 @@ def large_copies(of) -> Finding:
 @NOTE.claim("The copy gains from five stages.", "ch14_gemm", "And the copy?")
 def copy_stages(of) -> Finding:
     tile = "tensordesc<bf16[128, 128]>"
-    jobs = [build.Job("ch14.tile_copy:copy_tma_kernel", {"source": tile, "destination": tile},
+    jobs = [build.Job("ch14.descriptors.tile_copy:copy_tma_kernel", {"source": tile, "destination": tile},
                       {"BLOCK_M": 128, "BLOCK_N": 128}, "sm_90a", num_stages=stages) for stages in (1, 5)]
     one, five = (report.ptx for report in build.build(jobs))
     return decide(one != five, "1 and 5 stages compile to the same PTX: the kernel has no loop" if one == five else

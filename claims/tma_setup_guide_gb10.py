@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from ch14 import compiled, descriptors_trials
+from ch14 import compiled
+from ch14.descriptors import experiments
 from claims.judge import Finding, Note, decide, holds, only_if, refuted, span, untested
 from tilelab import device, doctor, tensor_map
 
@@ -124,7 +125,7 @@ def listing_runs(of) -> Finding:
 def readers(*names: str) -> tuple[str, ...]:
     """Which of triton and torch hold one of the words, in source or library."""
     return tuple(package for package in ("triton", "torch")
-                 if any(descriptors_trials.found_in(package, list(names)).values()))
+                 if any(experiments.found_in(package, list(names)).values()))
 
 
 def read(name: str) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ch07 import resample_flawed
+from ch07.resample import published_kernel
 from claims.judge import Finding, Note, decide, holds, only_if, refuted, span, untested
 
 NOTE = Note("TMA Optimization Implementation Status (trajectory resampling)")
@@ -22,8 +22,8 @@ def counters(of) -> dict[str, dict]:
 
 @NOTE.claim("The published kernel is complete.", "ch07_resample", "Check before timing")
 def complete(of) -> Finding:
-    shares = {name: resample_flawed.written(flawed, 3, 20, 33, 64)
-              for name, flawed in resample_flawed.published().items()}
+    shares = {name: published_kernel.written(flawed, 3, 20, 33, 64)
+              for name, flawed in published_kernel.published().items()}
     strided = 100 * shares["features strided by the block"]
     return decide(min(shares.values()) == 1, f"as published it writes {strided:.0f} % of its outputs; two more errors")
 

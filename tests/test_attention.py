@@ -7,9 +7,10 @@ import pretended
 import pytest
 import torch
 
-from ch14 import attention, attention_configs, attention_pictures, attention_sweep, attention_trials
-from ch14.attention_cli import main
-from ch14.attention_configs import AttentionConfig, configs
+from ch14 import attention
+from ch14.attention import experiments, figures, sweep
+from ch14.attention.__main__ import main
+from ch14.attention.configs import HEAD_DIMS, AttentionConfig, balance, best, clocks, configs, job, rejection
 from tilelab import build, check, device
 
 HERE = device.current()
@@ -27,12 +28,12 @@ def test_spec_is_torchs_attention():
     for causal in (False, True):
         torch.testing.assert_close(attention.spec(q, k, v, causal), torch.nn.functional.scaled_dot_product_attention(
             q, k, v, is_causal=causal, enable_gqa=True))
-        torch.testing.assert_close(attention_trials.reference(q, k, v, causal), attention.spec(q, k, v, causal))
+        torch.testing.assert_close(experiments.reference(q, k, v, causal), attention.spec(q, k, v, causal))
     assert not torch.allclose(attention.spec(q, k, v, scale=1.0), attention.spec(q, k, v))
 
 
 def test_checked_finds_nothing_wrong():
-    rows = attention_trials.checked()
+    rows = experiments.checked()
     assert rows and [row for row in rows if row["status"] != "ok"] == []
 
 
@@ -116,26 +117,26 @@ def test_bad_configurations_get_one_sentence(changes, message):
 
 def test_the_choice_can_run_where_it_is_made_for():
     for target in device.TARGETS[1:]:
-        for d in attention_configs.HEAD_DIMS:
-            assert not attention_configs.rejection(attention_configs.best(d, target), target)
-    assert "wgmma" in attention_configs.rejection(configs(128)["overlap"], "sm_100a")
-    assert "TMA" in attention_configs.rejection(AttentionConfig(), "sm_80")
+        for d in HEAD_DIMS:
+            assert not rejection(best(d, target), target)
+    assert "wgmma" in rejection(configs(128)["overlap"], "sm_100a")
+    assert "TMA" in rejection(AttentionConfig(), "sm_80")
 
 
 @pytest.mark.parametrize("target", device.TARGETS[1:])
 def test_the_ladder_of_every_gpu_has_a_step_that_fits(target, monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device("a GPU", (9, 0), target))
-    for d in attention_configs.HEAD_DIMS:
-        steps = attention_trials._ladder(d)
+    for d in HEAD_DIMS:
+        steps = experiments._ladder(d)
         assert steps == configs(d) if target == "sm_90a" else [*steps] == ["plain"]
         assert all(report.launchable for report in build.build(
-            attention_configs.job(config, target, d) for config in steps.values()))
+            job(config, target, d) for config in steps.values()))
 
 
 def test_every_target_gets_tma_and_its_tensor_core():
     unit = {"sm_90a": "wgmma", "sm_100a": "tcgen05_mma", "sm_103a": "tcgen05_mma", "sm_120a": "mma_sync",
             "sm_121a": "mma_sync"}
-    rows = attention_trials.built()
+    rows = experiments.built()
     assert {row["target"] for row in rows} == set(unit) and len(rows) == len(configs(128)) + 4
     for row in rows:
         assert row["status"] == "ok" and row["spills"] <= 16, row  # Triton 3.6 spills 8 bytes on sm_120a, 3.7 none
@@ -144,46 +145,46 @@ def test_every_target_gets_tma_and_its_tensor_core():
 
 
 def test_the_hopper_kernel_loads_and_multiplies_in_sass():
-    report = build.build_one(attention_configs.job(configs(128)["overlap"], "sm_90a", 128, True))
+    report = build.build_one(job(configs(128)["overlap"], "sm_90a", 128, True))
     assert all(opcode in report.sass for opcode in ("UTMALDG.4D", "UTMASTG.4D", "HGMMA", "USETMAXREG"))
     assert not build.ptxas_remarks(report.ptx, "sm_90a")  # "wgmma serialized" would be one
 
 
 def test_clocks_say_what_bounds_a_head_dimension():
-    assert attention_configs.clocks(64)["exponential"] == attention_configs.clocks(64)["products"]
-    assert attention_configs.clocks(128)["products"] == 2 * attention_configs.clocks(128)["exponential"]
+    assert clocks(64)["exponential"] == clocks(64)["products"]
+    assert clocks(128)["products"] == 2 * clocks(128)["exponential"]
 
 
 def test_the_model_of_who_is_busy():
     """64 blocks: in lockstep the units take turns, the sum of all costs; free of each other the slower one is busy."""
-    for d in attention_configs.HEAD_DIMS:
-        cost = attention_configs.clocks(d)
+    for d in HEAD_DIMS:
+        cost = clocks(d)
         softmax = cost["exponential"] + cost["float32"]
-        shares = {step: attention_pictures.schedule(step, d, 64)[1] for step in ("lockstep", "roles", "overlap")}
+        shares = {step: figures.schedule(step, d, 64)[1] for step in ("lockstep", "roles", "overlap")}
         assert shares["lockstep"] == pytest.approx(cost["products"] / (cost["products"] + softmax), abs=0.02)
         assert shares["roles"] == pytest.approx(min(1, cost["products"] / softmax), abs=0.02)
         assert shares["overlap"] >= shares["roles"]
         for step in shares:  # a unit does one thing at a time
-            spans = sorted((unit, begin, end) for unit, _, begin, end in attention_pictures.schedule(step, d)[0])
+            spans = sorted((unit, begin, end) for unit, _, begin, end in figures.schedule(step, d)[0])
             assert all(a[0] != b[0] or a[2] <= b[1] for a, b in zip(spans, spans[1:]))
 
 
 def test_pairs_are_equal_work():
     """Busy SMs by hand: four tiles of 5, 4, 3 and 2 on two programs, and in pairs of 7."""
-    assert attention_configs.balance(4, 1, 2, paired=False) == 14 / (2 * (5 + 3))
-    assert attention_configs.balance(4, 1, 2, paired=True) == 1
-    assert attention_configs.balance(3, 1, 1, paired=True) == 1  # the middle one stays alone
+    assert balance(4, 1, 2, paired=False) == 14 / (2 * (5 + 3))
+    assert balance(4, 1, 2, paired=True) == 1
+    assert balance(3, 1, 1, paired=True) == 1  # the middle one stays alone
 
 
 def test_pictures_draw():
-    for picture in (attention_pictures.blocks_picture(), attention_pictures.blocks_picture(100, 300, causal=False),
-                    *map(attention_pictures.timeline_picture, attention_configs.HEAD_DIMS)):
+    for picture in (figures.blocks_picture(), figures.blocks_picture(100, 300, causal=False),
+                    *map(figures.timeline_picture, HEAD_DIMS)):
         assert picture._repr_png_().startswith(b"\x89PNG")
 
 
 def test_flops_of_a_mask():
-    assert attention_trials.flops((1, 1, 1, 4, 4, 64, True)) == 4 * 64 * 10
-    assert attention_trials.flops((2, 3, 1, 4, 5, 64, False)) == 4 * 64 * 2 * 3 * 20
+    assert experiments.flops((1, 1, 1, 4, 4, 64, True)) == 4 * 64 * 10
+    assert experiments.flops((2, 3, 1, 4, 5, 64, False)) == 4 * 64 * 2 * 3 * 20
 
 
 def test_command_line(capsys):
@@ -204,13 +205,13 @@ def test_command_line(capsys):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("d", attention_configs.HEAD_DIMS)
+@pytest.mark.parametrize("d", HEAD_DIMS)
 @pytest.mark.parametrize("name", ["plain", "roles", "overlap", "ping-pong", "persistent"])
 def test_every_step_on_the_gpu(name, d):
     config = configs(d)[name]
     for causal in (False, True):  # the second has more tiles than the GPU has SMs
         for shape in ((2, 6, 2, 700, 900, d), (8, 32, 8, 391, 391, d)):
-            row = attention_trials.verify(config, (*shape, causal))
+            row = experiments.verify(config, (*shape, causal))
             assert row["status"] == "ok", row
 
 
@@ -261,14 +262,14 @@ def test_a_launch_finds_what_was_built_for_it():
 
 
 def test_the_sweep_names_each_configuration_once_and_says_why_one_cannot_run():
-    grid = attention_sweep.grid()
-    space = attention_sweep.SUBJECT.space((4, 16, 4096, 128), "bf16", "sm_100a")
+    grid = sweep.grid()
+    space = sweep.SUBJECT.space((4, 16, 4096, 128), "bf16", "sm_100a")
     labels = [space.label(config)["kernel"] for config in grid]
     assert len(set(labels)) == len(grid)
     assert {bool(space.reject(config)) for config in grid} == {True, False}
     for shape in ((4, 16, 4096), (1, 1, 64, 96), (1, 1, 1 << 20, 64)):
         with pytest.raises(ValueError, match="D 64 or 128"):
-            attention_sweep.SUBJECT.space(shape, "bf16", None)
+            sweep.SUBJECT.space(shape, "bf16", None)
 
 
 @pytest.mark.gpu

@@ -3,11 +3,11 @@
 import pytest
 from records import held
 
-from ch14 import attention_sweep, attention_trials
+from ch14.attention import experiments, sweep
 from tilelab import results
 
-EXPERIMENTS = {"ch14_attention_ladder": attention_trials.ladder, "ch14_attention_shapes": attention_trials.shapes,
-               "ch14_attention_sanitizer": attention_trials.sanitized, "ch14_attention_sweep": attention_sweep.swept}
+EXPERIMENTS = {"ch14_attention_ladder": experiments.ladder, "ch14_attention_shapes": experiments.shapes,
+               "ch14_attention_sanitizer": experiments.sanitized, "ch14_attention_sweep": sweep.swept}
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -9,13 +9,17 @@ import re
 import pytest
 import torch
 
-from ch14 import blockscaled, blockscaled_cli, blockscaled_emulated, blockscaled_native, mx_formats, mx_packing, mx_spec
-from ch14.blockscaled_emulated import FORMS
+from ch14 import blockscaled, mx_formats
+from ch14.blockscaled import __main__ as command
+from ch14.blockscaled import emulated
+from ch14.blockscaled import native as blockscaled_native
+from ch14.blockscaled.emulated import FORMS
+from ch14.mx_formats import number_formats, packing
 from tilelab import build, check, device
 
 HERE = device.current()
 WHERE = "cuda" if HERE.capability else "cpu"
-SCALED = tuple(mx_spec.FORMATS)
+SCALED = tuple(number_formats.FORMATS)
 
 
 def operands(m, n, k, form_a, form_b=None, tiled=False):
@@ -103,19 +107,19 @@ def test_ragged_rows_of_c_are_not_for_tma():
 
 def test_decoding_to_bf16_is_exact():
     # Every element times every scale: rows are scales. MX ones whose products lie within bf16's range.
-    for form in map(mx_spec.lookup, FORMS):
+    for form in map(number_formats.lookup, FORMS):
         codes = torch.arange(2**form.element.bits, dtype=torch.uint8)
-        codes = codes[mx_spec.decode(codes, form.element).isfinite()]
+        codes = codes[number_formats.decode(codes, form.element).isfinite()]
         codes = codes.repeat(-(-form.block[1] // len(codes)))
         codes = codes[:len(codes) // form.block[1] * form.block[1]]
         scales = torch.arange(0x7F) if form.scale == "e4m3" else torch.arange(20, 230)
         scales = scales.to(torch.uint8)[:, None].repeat(1, len(codes) // form.block[1])
         codes = codes.repeat(len(scales), 1)
         pair = torch.tensor([0.37, 1 / 0.37]) if form.scale == "e4m3" else None
-        given = mx_formats.Packed(form, tuple(codes.shape), mx_packing.pack(codes, form.element.bits), scales, pair)
-        factor = mx_spec.decode(scales, mx_spec.E4M3) if form.scale == "e4m3" else mx_spec.decode_e8m0(scales)
-        wanted = mx_spec.decode(codes, form.element).double() * factor.double().repeat_interleave(form.block[1], 1)
-        assert torch.equal(mx_formats.dequantise(blockscaled_emulated._unscaled(given)).double(), wanted)
+        given = mx_formats.Packed(form, tuple(codes.shape), packing.pack(codes, form.element.bits), scales, pair)
+        factor = number_formats.decode(scales, number_formats.E4M3) if form.scale == "e4m3" else number_formats.decode_e8m0(scales)
+        wanted = number_formats.decode(codes, form.element).double() * factor.double().repeat_interleave(form.block[1], 1)
+        assert torch.equal(mx_formats.dequantise(emulated._unscaled(given)).double(), wanted)
         assert torch.equal(wanted.bfloat16().double(), wanted)  # the claim itself
 
 
@@ -145,7 +149,7 @@ def test_scales_of_tensors_are_applied_before_the_one_rounding():
                 for each, scale in zip((a, b), scales))
         reference = blockscaled.spec(a, b)
         assert half_an_ulp(blockscaled.matmul(a, b, path="emulated"), reference)
-        plain = blockscaled.spec(*map(blockscaled_emulated._unscaled, (a, b)))
+        plain = blockscaled.spec(*map(emulated._unscaled, (a, b)))
         twice = (plain.bfloat16().double() * scales[0] * scales[1]).bfloat16()  # before it is scaled, and after it
         assert half_an_ulp(twice, reference) == (scales[0] < 2.0**-100)  # but by powers of two
 
@@ -160,8 +164,8 @@ def test_formats_may_differ_and_dead_blocks_stay_where_they_are():
 
 def test_spec_by_hand():
     a, b = operands(2, 3, 32, "nvfp4", "mxfp4")
-    matrices = [mx_spec.decode(of.unpacked().codes, mx_spec.E2M1).double() for of in (a, b)]
-    scales = mx_spec.decode(a.scales, mx_spec.E4M3).double() * float(a.pair[0]), mx_spec.decode_e8m0(b.scales).double()
+    matrices = [number_formats.decode(of.unpacked().codes, number_formats.E2M1).double() for of in (a, b)]
+    scales = number_formats.decode(a.scales, number_formats.E4M3).double() * float(a.pair[0]), number_formats.decode_e8m0(b.scales).double()
     found = blockscaled.spec(a, b)
     for m, n in itertools.product(range(2), range(3)):
         total = sum(float(matrices[0][m, k] * scales[0][m, k // 16] * matrices[1][n, k] * scales[1][n, k // 32])
@@ -224,7 +228,7 @@ def test_what_is_no_matrix_or_no_name_gets_one_sentence():
     refused("b is made of dense matrices; here is a nested tensor", a, (nested, nested))
     refused("the paths are native, fp8, emulated, decode; here it is", a, b, path=b.values.numpy(force=True))
     with pytest.raises(ValueError, match="C is bfloat16, float16 or float32; here it is torch.int8"):
-        blockscaled_emulated.jobs("mxfp4", "sm_90a", (8, 8, 32), torch.int8)
+        emulated.jobs("mxfp4", "sm_90a", (8, 8, 32), torch.int8)
 
 
 def test_bad_outs_get_one_sentence():
@@ -242,20 +246,20 @@ def test_the_emulated_path_says_what_it_takes():
     a, _ = operands(4, 4, 128, "fp8_1x128")
     b, _ = operands(4, 4, 128, "mxfp4")
     with pytest.raises(ValueError, match="a is in fp8_1x128, and the emulated path takes mxfp8_e4m3"):
-        blockscaled_emulated.prepare(a, b)
+        emulated.prepare(a, b)
     with pytest.raises(ValueError, match="a must be a Packed of ch14.mx_formats; it is a Tensor"):
-        blockscaled_emulated.prepare(b.values, b)
+        emulated.prepare(b.values, b)
     c, _ = operands(4, 4, 48, "nvfp4")
     d, _ = operands(4, 4, 48, "mxfp4")
     with pytest.raises(ValueError, match="multiple of 32, .* a is 4 x 48"):
-        blockscaled_emulated.prepare(c, d)
+        emulated.prepare(c, d)
     long = mx_formats.empty((1, 2**30 + 32), "mxfp4")  # half a GiB, of which no page is touched
     with pytest.raises(ValueError, match="M, N and K are at most 2.30: .* 1,073,741,856"):
-        blockscaled_emulated.prepare(long, long)
+        emulated.prepare(long, long)
     with pytest.raises(ValueError, match="meta"):
-        blockscaled_emulated.prepare(mx_formats.empty((4, 64), "mxfp4", "meta"), b)
+        emulated.prepare(mx_formats.empty((4, 64), "mxfp4", "meta"), b)
     with pytest.raises(device.Unsupported, match="needs TMA"):
-        blockscaled_emulated.jobs("mxfp4", "sm_80", (8, 8, 32))
+        emulated.jobs("mxfp4", "sm_80", (8, 8, 32))
 
 
 @pytest.mark.skipif(HERE.capability is not None, reason="without a GPU")
@@ -297,7 +301,7 @@ NOTE = ("--mnkl 8192,8192,1024,1 --mma_tiler_mn 256,128 --cluster_shape_mn 2,1 -
     ("--fast", "unrecognized"), ("--json .", "--json takes a file")])
 def test_bad_usage_is_one_line(capsys, argv, message):
     with pytest.raises(SystemExit) as stopped:
-        blockscaled_cli.main(argv.split())
+        command.main(argv.split())
     said = capsys.readouterr()
     assert stopped.value.code == 2 and not said.out and said.err.count("\n") == 1
     assert re.search(message, said.err), said.err
@@ -313,13 +317,13 @@ def test_bad_usage_is_one_line(capsys, argv, message):
     pytest.param("", "here is no GPU .*: compile and plan it with --target sm_100a, or read the records in results/",
                  marks=pytest.mark.skipif(HERE.capability is not None, reason="without a GPU"))])
 def test_what_cannot_run_is_one_line(capsys, argv, message):
-    assert blockscaled_cli.main(argv.split()) == 2
+    assert command.main(argv.split()) == 2
     said = capsys.readouterr()
     assert not said.out and said.err.count("\n") == 1 and re.search(message, said.err), said.err
 
 
 def compiled(capsys, argv):
-    status = blockscaled_cli.main(f"{argv} --json -".split())
+    status = command.main(f"{argv} --json -".split())
     return status, json.loads(capsys.readouterr().out)["rows"]
 
 
@@ -349,7 +353,7 @@ def test_the_emulated_kernel_can_be_asked_for(capsys):
 
 
 def test_what_is_said_is_printed(capsys):
-    assert blockscaled_cli.main("--target sm_120a --ab_dtype Float8E4M3FN --sf_vec_size 32 --mma_tiler_mn 128,128 "
+    assert command.main("--target sm_120a --ab_dtype Float8E4M3FN --sf_vec_size 32 --mma_tiler_mn 128,128 "
                                 "--cluster_shape_mn 1,1".split()) == 0
     said = capsys.readouterr().out
     assert "sm_120a multiplies mxfp8_e4m3 in its tensor cores" in said and "tile that was asked for" in said
@@ -361,7 +365,7 @@ def test_emulated_jobs_build_for_every_format_and_c():
               ("nvfp4", "sm_121a", torch.float16), ("mxfp4", "sm_90a", torch.float32),
               ("nvfp4", "sm_120a", torch.bfloat16))
     jobs = [job for form, target, dtype in wanted
-            for job in blockscaled_emulated.jobs(form, target, (1000, 1000, 4096), dtype)]
+            for job in emulated.jobs(form, target, (1000, 1000, 4096), dtype)]
     for report in build.build(jobs):
         assert report.launchable, (report.job.name, report.job.target, report.reason)
         assert "back" in report.job.name or report.counts["tma_load"] > 0
@@ -378,7 +382,7 @@ SHAPES = ((1, 8, 32), (333, 520, 96), (1000, 1003, 4096), (129, 4104, 1056), (40
 def test_the_emulated_path_on_the_gpu(form):
     device.require("has_tma", "this test", "run it elsewhere")
     for m, n, k in SHAPES:
-        for dtype in blockscaled_emulated.DTYPES:
+        for dtype in emulated.DTYPES:
             a, b = operands(m, n, k, form, tiled=m == 333)
             out, touched = check.poisoned((m, n), dtype, WHERE)
             launch = blockscaled.prepare(a, b, out=out, path="emulated")

@@ -5,16 +5,16 @@ import re
 import pytest
 import torch
 
-from ch14 import blockscaled_decode as decoding
-from ch14.blockscaled_decode import DecodeConfig, decode, spec
-from ch14.blockscaled_decode_kernels import DECODE, DECODE_WIDE
+from ch14.blockscaled import decode as blockscaled_decode
+from ch14.blockscaled.decode import DecodeConfig, decode, spec
+from ch14.blockscaled.decode_kernels import DECODE, DECODE_WIDE
 from tilelab import build, check, device
 
 HERE = device.current()
 WHERE = "cuda" if HERE.capability else "cpu"
 MAGNITUDES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 SMALL = DecodeConfig("plain", 16, 128, 4, 1)
-EVERY = [*decoding.configs(16), DecodeConfig("registers", 16, 128, 1, 1), DecodeConfig("registers", 64, 256, 2, 2)]
+EVERY = [*blockscaled_decode.configs(16), DecodeConfig("registers", 16, 128, 1, 1), DecodeConfig("registers", 64, 256, 2, 2)]
 
 
 def case(m, n, k, scales=(118, 128)):
@@ -53,7 +53,7 @@ def matches(config, shapes):
         x, packed, scales = case(m, n, k)
         kept = [each.clone() for each in (x, packed, scales)]
         out, touched = check.poisoned((m, n), torch.bfloat16, WHERE)
-        launch = decoding.prepare(x, packed, scales, out=out, config=config)
+        launch = blockscaled_decode.prepare(x, packed, scales, out=out, config=config)
         first = launch().clone()
         assert check.relative_error(first, spec(x, packed, scales)) < 2**-8 and not touched(), (config, m, n, k)
         assert first.data_ptr() != out.data_ptr() and torch.equal(launch(), first)  # the counters are back at zero
@@ -108,14 +108,14 @@ def test_every_code_at_every_scale():
 def test_every_configuration_on_the_gpu(config):
     matches(config, [(1, 1, 32), (5, 70, 800), (16, 300, 2080), (9, 129, 4128)])
     special(config)
-    if decoding.tokens_for(64) * config.share <= 32768 or config.kernel == "plain":
+    if blockscaled_decode.tokens_for(64) * config.share <= 32768 or config.kernel == "plain":
         bits(config)
 
 
 @pytest.mark.gpu
 def test_up_to_64_tokens_on_the_gpu():
     for m in (17, 33, 64):
-        for config in decoding.configs(m)[:3]:
+        for config in blockscaled_decode.configs(m)[:3]:
             matches(config, [(m, 200, 1056)])
 
 
@@ -200,12 +200,12 @@ def test_a_grid_holds_the_shares():
     x, packed, scales = (torch.empty(1, columns, dtype=kind, device=WHERE) for columns, kind in (
         (2**24, torch.bfloat16), (2**23, torch.uint8), (2**19, torch.uint8)))
     with pytest.raises(ValueError, match="at most 65,535 shares of K, .* a share of 128 makes 131,072"):
-        decoding.prepare(x, packed, scales, config=DecodeConfig("plain", 64, 128, 4, 2))
+        blockscaled_decode.prepare(x, packed, scales, config=DecodeConfig("plain", 64, 128, 4, 2))
 
 
 @pytest.mark.skipif(HERE.capability is not None, reason="without a GPU")
 def test_the_interpreter_has_no_gluon():
-    refused("Triton, not Gluon", config=decoding.configs()[0], error=device.Unsupported)
+    refused("Triton, not Gluon", config=blockscaled_decode.configs()[0], error=device.Unsupported)
 
 
 @pytest.mark.parametrize("given, message", [
@@ -220,20 +220,20 @@ def test_bad_configurations_get_one_sentence(given, message):
 
 def test_the_choice_fills_the_gpu_and_fits():
     h200 = device.Device("H200", (9, 0), "sm_90a", 132)
-    assert decoding.best(16, 8192, 8192, h200).grid(8192, 8192) == (64, 8)
-    assert decoding.best(8, 8192, 8192, h200).grid(8192, 8192) == (64, 4)
-    assert decoding.best(4, 1024, 4096, h200).grid(1024, 4096)[1] > 1
-    assert decoding.best(1, 64, 64, device.Device("A100", (8, 0), "sm_80", 108)).kernel == "plain"
+    assert blockscaled_decode.best(16, 8192, 8192, h200).grid(8192, 8192) == (64, 8)
+    assert blockscaled_decode.best(8, 8192, 8192, h200).grid(8192, 8192) == (64, 4)
+    assert blockscaled_decode.best(4, 1024, 4096, h200).grid(1024, 4096)[1] > 1
+    assert blockscaled_decode.best(1, 64, 64, device.Device("A100", (8, 0), "sm_80", 108)).kernel == "plain"
     for m in (1, 8, 9, 33, 64):
-        tokens = decoding.tokens_for(m)
-        assert tokens >= m and all(tokens * config.share <= 32768 for config in decoding.configs(m)
+        tokens = blockscaled_decode.tokens_for(m)
+        assert tokens >= m and all(tokens * config.share <= 32768 for config in blockscaled_decode.configs(m)
                                    if config.kernel == "registers")
 
 
 def test_every_target_builds_both_kernels():
     plain = {"sm_90a": "wgmma", "sm_100a": "tcgen05_mma", "sm_103a": "tcgen05_mma", "sm_120a": "mma_sync",
              "sm_121a": "mma_sync"}
-    jobs = [decoding.job(config, target) for target in plain for config in (EVERY[0], decoding.configs()[-2])]
+    jobs = [blockscaled_decode.job(config, target) for target in plain for config in (EVERY[0], blockscaled_decode.configs()[-2])]
     for report in build.build(jobs):
         assert report.launchable, report.reason
         registers = "registers" in report.job.kernel
@@ -256,7 +256,7 @@ def asked_before_decoded(report):
 def test_a_launch_waits_for_the_tokens_of_the_one_before():
     x, packed, scales = case(8, 4096, 4096, (115, 118))
     steps = [x] + [torch.empty_like(x) for _ in range(4)]
-    chain = [decoding.prepare(given, packed, scales, out=out) for given, out in zip(steps, steps[1:])]
+    chain = [blockscaled_decode.prepare(given, packed, scales, out=out) for given, out in zip(steps, steps[1:])]
     for launch in chain:
         launch()
         torch.cuda.synchronize()
@@ -271,12 +271,12 @@ def test_a_launch_waits_for_the_tokens_of_the_one_before():
 
 @pytest.mark.parametrize("m", [1, 16])
 def test_weights_stay_in_registers_and_cost_few_instructions(m):
-    for config in decoding.configs(m)[::4]:
+    for config in blockscaled_decode.configs(m)[::4]:
         if config.kernel == "registers":
-            report = build.build_one(decoding.job(config, "sm_90a", m))
-            loop = decoding.main_loop(report)
+            report = build.build_one(blockscaled_decode.job(config, "sm_90a", m))
+            loop = blockscaled_decode.main_loop(report)
             assert "LDG.E.128" in report.sass and "HMUL2.BF16" in report.sass
             assert report.sass.index("LDG.E.128") < report.sass.index("ACQBULK")  # weights do not wait; all else does
             assert asked_before_decoded(report)
             assert not loop["STS"] and not loop["BAR"] and not loop["SHFL"] and not loop["LDL"]
-            assert loop.total() / decoding.weights_a_loop(config) < 3.1
+            assert loop.total() / blockscaled_decode.weights_a_loop(config) < 3.1

@@ -7,9 +7,10 @@ import numpy
 import pytest
 import torch
 
-from ch14 import blockscaled_fp8, mx_formats, mx_spec
-from ch14.blockscaled_fp8 import BLOCK, Fp8Config, best, configs, fp8, prepare, spec
-from ch14.mx_formats import Packed
+from ch14 import mx_formats
+from ch14.blockscaled import fp8 as blockscaled_fp8
+from ch14.blockscaled.fp8 import BLOCK, Fp8Config, best, configs, fp8, prepare, spec
+from ch14.mx_formats import Packed, number_formats
 from tilelab import build, check, device
 
 HERE = "cuda" if device.current().has_wgmma else "cpu"
@@ -111,7 +112,7 @@ def test_bad_input_gets_one_sentence():
     refused("out lies in the memory that b spans", ("b", b), out=b.view(-1)[:2560].view(torch.bfloat16).view(5, 256))
     refused("a packed out is 5 x 256 in mxfp8_e4m3 with rows of scales", out=mx_formats.empty((5, 256), "mxfp4"))
     room = torch.zeros(5 * 256 + 40, dtype=torch.uint8)
-    twice = Packed(mx_spec.lookup("mxfp8_e4m3"), (5, 256), room[:1280].view(5, 256), room[1264:1304].view(5, 8))
+    twice = Packed(number_formats.lookup("mxfp8_e4m3"), (5, 256), room[:1280].view(5, 256), room[1264:1304].view(5, 8))
     refused("the scales of out lies in the memory that out spans", out=twice)
     refused("with rows of scales; it is .* tiled", out=mx_formats.empty((5, 256), "mxfp8_e4m3", tiled=True))
 

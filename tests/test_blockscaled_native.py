@@ -7,10 +7,10 @@ import numpy
 import pytest
 import torch
 
-from ch14 import blockscaled_native as native
-from ch14 import mx_formats, mx_packing, mx_spec
-from ch14.blockscaled_native import FORMS, NativeConfig, configs, prepare, spec
-from ch14.mx_formats import Packed
+from ch14 import mx_formats
+from ch14.blockscaled import native
+from ch14.blockscaled.native import FORMS, NativeConfig, configs, prepare, spec
+from ch14.mx_formats import Packed, number_formats, packing
 from tilelab import build, check, device
 
 HERE = device.current()
@@ -25,10 +25,10 @@ def case(form, m, n, k, tiled=False):
     def operand(rows):
         x = torch.randn(rows, k) * torch.exp2(torch.randint(-3, 4, (rows, -(-k // 16))).float()).repeat_interleave(
             16, 1)[:, :k]
-        made = mx_spec.quantise(x, mx_spec.lookup(form))
-        scales = mx_packing.tile_scales(made.scales) if tiled else made.scales
+        made = number_formats.quantise(x, number_formats.lookup(form))
+        scales = packing.tile_scales(made.scales) if tiled else made.scales
         pair = None if made.tensor_scale is None else torch.cat([made.tensor_scale, 1 / made.tensor_scale]).to(WHERE)
-        values = mx_packing.pack(made.codes, made.format.element.bits)
+        values = packing.pack(made.codes, made.format.element.bits)
         return Packed(made.format, (rows, k), values.to(WHERE), scales.to(WHERE), pair, tiled)
 
     return operand(m), operand(n)
@@ -82,15 +82,15 @@ def dot_scaled(monkeypatch):
 
     def values(of, scales, packed_axis):
         codes = torch.from_numpy(of.data.copy().view(numpy.uint8))
-        element = mx_spec.E4M3
+        element = number_formats.E4M3
         if of.dtype.scalar == tl.uint8:
-            element = mx_spec.E2M1
+            element = number_formats.E2M1
             codes = torch.stack([codes & 15, codes >> 4], packed_axis + 1).flatten(packed_axis, packed_axis + 1)
         numbers = torch.from_numpy(scales.data.copy().view(numpy.uint8))
-        factors = mx_spec.decode_e8m0(numbers) if scales.dtype.scalar == tl.uint8 else mx_spec.decode(
-            numbers, mx_spec.E4M3)
+        factors = number_formats.decode_e8m0(numbers) if scales.dtype.scalar == tl.uint8 else number_formats.decode(
+            numbers, number_formats.E4M3)
         whole = factors.repeat_interleave(codes.shape[packed_axis] // factors.shape[1], 1)
-        return mx_spec.decode(codes, element) * (whole.T if packed_axis == 0 else whole)
+        return number_formats.decode(codes, element) * (whole.T if packed_axis == 0 else whole)
 
     def create(self, a, a_scale, a_format, b, b_scale, b_format, fast, a_pack, b_pack, acc):
         product = values(a, a_scale, 1) @ values(b, b_scale, 0)
@@ -128,7 +128,7 @@ def nan_stays_in_its_row(config):
     a.values[3, 0], a.scales[5, 0], b.values[7, 0], b.scales[9, 0] = 0x7F, 255, 0xFF, 255
     wanted, tiled = spec(a, b), config.kernel == "native"
     if tiled:
-        a, b = (Packed(of.format, of.shape, of.values, mx_packing.tile_scales(of.scales), tiled=True) for of in (a, b))
+        a, b = (Packed(of.format, of.shape, of.values, packing.tile_scales(of.scales), tiled=True) for of in (a, b))
     out = matmul(a, b, config=config, scales="tiled" if tiled else "pointers")
     assert torch.equal(out.isnan(), wanted.isnan()) and int(wanted.isnan().sum()) == 2 * 40 + 2 * 16 - 4
     assert check.relative_error(out[6:, 10:], wanted[6:, 10:]) < check.TOLERANCE[torch.bfloat16]
@@ -314,7 +314,7 @@ def test_a_step_holds_whole_tiles_of_scales():
 
 
 def test_a_changed_format_is_not_taken_by_its_name():
-    changed = dataclasses.replace(mx_spec.FORMATS["mxfp4"], block=(1, 64))
+    changed = dataclasses.replace(number_formats.FORMATS["mxfp4"], block=(1, 64))
     with pytest.raises(ValueError, match="mxfp4 with another block has no kernel"):
         configs(changed, "sm_100a")
 

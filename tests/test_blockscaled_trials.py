@@ -7,33 +7,34 @@ import math
 import pytest
 import torch
 
-from ch14 import blockscaled_checks, blockscaled_fp8, blockscaled_impacts, blockscaled_pictures, blockscaled_trials
-from ch14.blockscaled_impacts import c_bytes, groups, rings, verdict, verdicts
+from ch14.blockscaled import checks, experiments, figures, fp8
+from ch14.blockscaled import impacts as blockscaled_impacts
+from ch14.blockscaled.impacts import c_bytes, groups, rings, verdict, verdicts
 from tilelab import build, check, device, plots
 
-EXPERIMENTS = (blockscaled_trials.shapes, blockscaled_trials.thin, blockscaled_trials.emulated,
-               blockscaled_trials.decode, blockscaled_trials.sanitized, blockscaled_impacts.epilogue,
+EXPERIMENTS = (experiments.shapes, experiments.thin, experiments.emulated,
+               experiments.decode, experiments.sanitized, blockscaled_impacts.epilogue,
                blockscaled_impacts.impacts)
 
 
 @pytest.mark.parametrize("m", [1, 3, 70])
 def test_operands_are_what_torch_and_the_kernel_take(m):
-    a, b, scale_a, scale_b, out = blockscaled_checks.scaled(m, 256, 512, where="cpu")
+    a, b, scale_a, scale_b, out = checks.scaled(m, 256, 512, where="cpu")
     assert a.dtype == b.dtype == torch.float8_e4m3fn and a.shape == (m, 512) and b.shape == (256, 512)
     assert scale_a.shape == (m, 4) and scale_a.stride(0) == 1 and scale_a.stride(1) % 4 == 0
     assert scale_b.shape == (2, 4) and scale_b.is_contiguous() and out.shape == (m, 256)
-    blockscaled_fp8._check_operands(a, b, scale_a, scale_b, None)
-    assert 0.8 < blockscaled_fp8.spec(a, b, scale_a, scale_b).std() / math.sqrt(512) < 1.25  # of normal data
+    fp8._check_operands(a, b, scale_a, scale_b, None)
+    assert 0.8 < fp8.spec(a, b, scale_a, scale_b).std() / math.sqrt(512) < 1.25  # of normal data
 
 
 def test_the_scales_of_b_need_no_padding_for_torch():
-    shapes = (*blockscaled_trials.SHAPES, *blockscaled_trials.THIN, blockscaled_trials.SPLIT)
+    shapes = (*experiments.SHAPES, *experiments.THIN, experiments.SPLIT)
     assert all(k // 128 % 4 == 0 and n % 128 == 0 for _, n, k in shapes)
 
 
 def test_bytes_of_a_product():
-    given = blockscaled_checks.scaled(256, 384, 512, where="cpu")
-    assert blockscaled_trials.operand_bytes(256, 384, 512) == sum(tensor.nbytes for tensor in given)
+    given = checks.scaled(256, 384, 512, where="cpu")
+    assert experiments.operand_bytes(256, 384, 512) == sum(tensor.nbytes for tensor in given)
 
 
 def test_judge_sees_what_is_wrong():
@@ -43,7 +44,7 @@ def test_judge_sees_what_is_wrong():
         out, touched = check.poisoned((6, 8), torch.bfloat16, "cpu")
         out.copy_(wanted)
         harm(out, out._base)
-        found = blockscaled_checks.judge(out, wanted, touched)
+        found = checks.judge(out, wanted, touched)
         assert (found["status"] == "ok") == (not word) and word in found["reason"], found
         assert math.isfinite(found.get("error", 0))  # JSON has no infinity
 
@@ -51,22 +52,22 @@ def test_judge_sees_what_is_wrong():
 def test_paths_are_checked_without_a_gpu():
     if device.current().capability:
         pytest.skip("the whole of it is the GPU test")
-    rows = blockscaled_checks.checked()
+    rows = checks.checked()
     assert {row["path"] for row in rows} == {"emulated", "decode"} and [r for r in rows if r["status"] != "ok"] == []
 
 
 @pytest.mark.gpu
 def test_all_paths_are_right():
-    assert [row for row in blockscaled_checks.checked() if row["status"] != "ok"] == []
+    assert [row for row in checks.checked() if row["status"] != "ok"] == []
 
 
 @pytest.mark.gpu
 def test_peers_compute_the_same_product():
-    given = blockscaled_checks.scaled(256, 512, 1024)
-    wanted = blockscaled_fp8.spec(*given[:4])
-    assert check.relative_error(blockscaled_trials.torch_blocks(*given)(), wanted) < 2**-7
+    given = checks.scaled(256, 512, 1024)
+    wanted = fp8.spec(*given[:4])
+    assert check.relative_error(experiments.torch_blocks(*given)(), wanted) < 2**-7
     plain = given[0].double() @ given[1].double().T
-    assert check.relative_error(blockscaled_trials.one_scale(*given)(), plain) < 2**-5  # fast accumulation
+    assert check.relative_error(experiments.one_scale(*given)(), plain) < 2**-5  # fast accumulation
 
 
 def where():
@@ -80,7 +81,7 @@ def test_stream_reads_every_byte(n, k):
 
     def folded():
         total = 0
-        for word in blockscaled_trials.stream(None, packed, scales, None)().tolist():
+        for word in experiments.stream(None, packed, scales, None)().tolist():
             total ^= word
         return total
 
@@ -103,9 +104,9 @@ def test_bias_silu(m, n):
 
 def test_what_they_are_held_against_is_built_wide():
     pointers = {"packed_ptr": "*i32", "scales_ptr": "*i32", "out_ptr": "*i32", "words": "i32", "scale_words": "i32"}
-    stream = build.build_one(build.Job("ch14.blockscaled_trials:stream_kernel", pointers, {"BLOCK": 4096}, "sm_90a", 4,
+    stream = build.build_one(build.Job("ch14.blockscaled.experiments:stream_kernel", pointers, {"BLOCK": 4096}, "sm_90a", 4,
                                        aligned=tuple(pointers)))
-    silu = build.build_one(build.Job("ch14.blockscaled_impacts:bias_silu_kernel", {
+    silu = build.build_one(build.Job("ch14.blockscaled.impacts:bias_silu_kernel", {
         "c_ptr": "*bf16", "bias_ptr": "*bf16", "out_ptr": "*bf16", "N": "i32"}, {"BLOCK": 2048}, "sm_90a", 4,
         aligned=("c_ptr", "bias_ptr", "out_ptr", "N")))
     assert stream.launchable and stream.sass.count("LDG.E.128") >= 8 and stream.spills == 0
@@ -120,9 +121,9 @@ def test_the_clock_is_read_while_it_runs_or_left_out(monkeypatch, tmp_path):
         fake.write_text(f'#!/bin/sh\ntest "$4" = GPU-12-34 && echo "{answer}"\n')
         fake.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-        assert blockscaled_trials.under_load(lambda: launches.append(1), 0.01) == found and launches
+        assert experiments.under_load(lambda: launches.append(1), 0.01) == found and launches
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert blockscaled_trials.under_load(None) == {}
+    assert experiments.under_load(None) == {}
 
 
 def test_bytes_of_c_on_the_way():
@@ -141,7 +142,7 @@ def test_groups_can_run_and_differ_in_what_they_are_about():
     kept = [{name: (config.consumers, config.scratch, config.splits) for name, config in configs.items()}
             for claim, _, _, configs in groups() if claim == "latency"]
     assert all(len(set(of.values())) == 1 for of in kept)
-    stages = [config.stages for config in rings(blockscaled_fp8.Fp8Config()).values()]
+    stages = [config.stages for config in rings(fp8.Fp8Config()).values()]
     assert stages == sorted(stages) and len(stages) > 2
 
 
@@ -152,9 +153,9 @@ def test_verdicts_name_the_band():
 
 @pytest.mark.parametrize("stages, more", [(7, []), (6, ["same tile, unsplit"])])
 def test_a_split_is_held_against_its_own_tile(stages, more):
-    split = blockscaled_fp8.Fp8Config(2, 2, stages, 64, splits=2)
-    found = blockscaled_trials.unsplit(split)
-    assert list(found) == [f"unsplit, {name}" for name in blockscaled_fp8.configs()] + more
+    split = fp8.Fp8Config(2, 2, stages, 64, splits=2)
+    found = experiments.unsplit(split)
+    assert list(found) == [f"unsplit, {name}" for name in fp8.configs()] + more
     assert dataclasses.replace(split, splits=1) in found.values() and all(each.splits == 1 for each in found.values())
 
 
@@ -170,7 +171,7 @@ def test_verdicts_compare_the_right_rows():
                row("4 warps", 1.0, claim="warps", what="y"), row("8 warps", 1.2, claim="warps", what="y")]
     epilogue = [row(name, ms, shape=[1, 2, k]) for k, times in ((4, (2.0, 1.6, 1.9, 1)), (3, (2.0, 1.5, 2.2, 1)))
                 for name, ms in zip(("in passes", "all fused", "bias and SiLU fused", "product alone"), times)]
-    split = [row(name, ms, config=config) | {"shape": list(blockscaled_trials.SPLIT)} for name, ms, config in (
+    split = [row(name, ms, config=config) | {"shape": list(experiments.SPLIT)} for name, ms, config in (
         ("torch", 3, ""), ("unsplit, a", 0.6, "tile a, group 8"), ("unsplit, b", 1.0, "tile b, group 8"),
         ("course", 0.5, "tile b, 12 splits, group 8"))]
     bf16 = [row("", 1.0, 2.0, stages=6), row("", 1.1, 0.5, stages=4), row("", 4.0, stages=2)]
@@ -205,12 +206,12 @@ def test_an_experiment_that_was_never_recorded_says_so(monkeypatch, tmp_path):
 
 
 def test_the_model_of_turns():
-    multiply, add = blockscaled_pictures.PRODUCT, blockscaled_pictures.ADDING
+    multiply, add = figures.PRODUCT, figures.ADDING
     assert (multiply, add) == (256, 64)  # 4,096 products of fp8 and 128 float32 instructions a clock
-    alone = blockscaled_pictures.schedule(1, 1, 500)[1]
+    alone = figures.schedule(1, 1, 500)[1]
     assert alone == pytest.approx(multiply / (multiply + add), abs=1e-3)
     for consumers, scratch, blocks in itertools.product((1, 2, 3), (1, 2), (1, 4, 9)):
-        spans, busy = blockscaled_pictures.schedule(consumers, scratch, blocks)
+        spans, busy = figures.schedule(consumers, scratch, blocks)
         assert busy == 1 or (consumers, scratch) == (1, 1)
         for unit in ("tensor core", "CUDA cores"):
             of = sorted((begin, end) for name, _, begin, end in spans if name == unit)
@@ -223,7 +224,7 @@ def test_the_model_of_turns():
             assert all(begin >= end for (_, end), (begin, _) in later)
 
 
-@pytest.mark.parametrize("picture", [blockscaled_pictures.scales_picture, blockscaled_pictures.turns_picture])
+@pytest.mark.parametrize("picture", [figures.scales_picture, figures.turns_picture])
 def test_pictures_are_drawn(picture):
     drawn = picture()
     assert isinstance(drawn, plots.Picture) and drawn._repr_png_()[:4] == b"\x89PNG"
@@ -235,7 +236,7 @@ def test_pictures_are_drawn(picture):
 
 
 def test_what_the_notebook_lists_is_in_the_kernel():
-    text = blockscaled_fp8.SOURCE.read_text()
+    text = fp8.SOURCE.read_text()
     first = [text.index(mark) for mark in ("void multiply(", "auto start = ", "auto end = ")]
     assert first == sorted(first) and text.index("if constexpr (SPLIT) {", first[-1]) - first[1] < 4000
 

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from ch14 import bug_hunt, bug_hunt_env, bug_hunt_trials
-from ch14.bug_hunt import HUNTS, Builds, bisect, failure, find, grid, pipeline, symptom
+from ch14 import bug_hunt
+from ch14.bug_hunt import HUNTS, Builds, bisect, environments, experiments, failure, find, grid, pipeline, symptom
 from tilelab import build, child
 from tilelab.device import Unsupported
 
@@ -146,7 +146,7 @@ def test_no_configuration(change, sentence):
 
 
 def test_a_record_answers_as_its_builds_did_and_says_what_it_lacks():
-    rows = bug_hunt_trials.recorded("loop").rows
+    rows = experiments.recorded("loop").rows
     found = find(Builds(LOOP, "3.5.1", "sm_100a", rows))
     assert found.config == {"LOOP": "carry b", "LOADS": "pointers", "BLOCK_K": 32, "num_stages": 2, "num_warps": 4}
     assert found.row["stage"] == "TritonGPUAssignLatencies" and not found.builds.live
@@ -157,7 +157,7 @@ def test_a_record_answers_as_its_builds_did_and_says_what_it_lacks():
 
 def test_a_live_hunt_on_the_installed_triton():
     """Specialised warps with host descriptors: it fails in 3.6 and 3.7, by two messages."""
-    builds = Builds(HUNTS["warp_specialize"], bug_hunt_env.installed(), "sm_90a")
+    builds = Builds(HUNTS["warp_specialize"], environments.installed(), "sm_90a")
     found = find(builds, probes=4)
     assert found.config == {"LOOP": "over K", "LOADS": "host", "BLOCK_M": 128, "num_warps": 4}
     assert found.row["stage"] == "NVGPUWarpSpecialization" and found.row["exception"] == "RuntimeError"
@@ -183,7 +183,7 @@ def test_a_triton_in_a_folder(tmp_path):
 
 def test_a_process_that_llvm_called_an_error_in_builds_nothing_more():
     carried = LOOP.start | {"LOOP": "carry both", "BLOCK_K": 64, "num_warps": 8}
-    builds = Builds(LOOP, bug_hunt_env.installed(), "sm_100a")
+    builds = Builds(LOOP, environments.installed(), "sm_100a")
     with child.borrowed("tilelab.build_worker", "the compiler", TRITON_INTERPRET="0") as worker:
         worker.stop()
     report = build.build_one(LOOP.job(carried, "sm_100a"))

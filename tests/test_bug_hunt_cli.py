@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from ch14 import bug_hunt_cli, bug_hunt_env, bug_hunt_trials
-from ch14.bug_hunt import HUNTS
+from ch14.bug_hunt import HUNTS, environments, experiments
+from ch14.bug_hunt import __main__ as command
 from tilelab import results
 
-INSTALLED = bug_hunt_env.installed()
+INSTALLED = environments.installed()
 WARPS = ["--hunt", "warp_specialize", "--start", "num_warps=8"]
 
 
@@ -21,7 +21,7 @@ def run(capsys, monkeypatch, tmp_path):
 
     def run(*arguments):
         try:
-            status = bug_hunt_cli.main(list(arguments))
+            status = command.main(list(arguments))
         except SystemExit as end:
             status = end.code
         return status, *capsys.readouterr()
@@ -36,7 +36,7 @@ def test_a_hunt_with_report_and_json(run, tmp_path):
                  f"Triton {INSTALLED}, sm_90a", "random ones do as this says", "nothing was sent anywhere"):
         assert part in out, part
     record = json.loads(rows.read_text())
-    assert set(record) == set(results.KEYS) and record["source"] == bug_hunt_trials.source()
+    assert set(record) == set(results.KEYS) and record["source"] == experiments.source()
     assert record["device"]["name"] == "no GPU" and record["experiment"] == "ch14_bug_hunt"
     trigger, = [row for row in record["rows"] if "sentence" in row]
     assert trigger["status"] == "failed" and trigger["sentence"] in out and trigger["sentence"] in report.read_text()
@@ -92,7 +92,7 @@ def small(monkeypatch):
     """The matrix, but two cells of it."""
     cells = [(INSTALLED, "sm_90a", "warp_specialize", HUNTS["warp_specialize"].start | {"LOADS": loads})
              for loads in ("host", "device")]
-    monkeypatch.setitem(bug_hunt_trials.EXPERIMENTS, "matrix", lambda: cells)
+    monkeypatch.setitem(experiments.EXPERIMENTS, "matrix", lambda: cells)
 
 
 def test_the_matrix_again(run, small, monkeypatch):
@@ -116,12 +116,12 @@ def test_the_matrix_is_kept_whole_or_not_at_all(run, small, monkeypatch, tmp_pat
     assert run("--matrix") == (0, f"matrix, Triton {INSTALLED}: 2 builds\n", "")
     record, = (tmp_path / "results").rglob("*.json")
     assert record.parent.name == "no-gpu" and len(json.loads(record.read_text())["rows"]) == 2
-    assert bug_hunt_trials.recorded("matrix").label().startswith("recorded without a GPU, 2")
+    assert experiments.recorded("matrix").label().startswith("recorded without a GPU, 2")
 
 
 def test_cancelled(run, monkeypatch):
     def cancel(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bug_hunt_cli.bug_hunt, "find", cancel)
+    monkeypatch.setattr(command.bug_hunt, "find", cancel)
     assert run() == (130, "", "python -m ch14.bug_hunt: cancelled.\n")

@@ -7,8 +7,8 @@ import zipfile
 
 import pytest
 
-from ch14 import bug_hunt_env
-from ch14.bug_hunt_env import environment, folder, installed, known, ready
+from ch14.bug_hunt import environments
+from ch14.bug_hunt.environments import environment, folder, installed, known, ready
 from tilelab.device import Unsupported
 
 
@@ -57,7 +57,7 @@ def test_the_installed_one_needs_none():
 
 
 def test_what_an_interrupted_process_left_is_not_used():
-    left = folder() / f".{bug_hunt_env._place('0.1.0').name}"
+    left = folder() / f".{environments._place('0.1.0').name}"
     (left / "triton").mkdir(parents=True)
     (left / "triton/__init__.py").write_text("half")
     assert not known("0.1.0")
@@ -92,7 +92,7 @@ def test_no_index_in_reach(index):
 
 
 def test_no_pip():
-    assert "this Python has no pip" in bug_hunt_env._why_not("0.1.0", "/usr/bin/python: No module named pip")
+    assert "this Python has no pip" in environments._why_not("0.1.0", "/usr/bin/python: No module named pip")
 
 
 def test_a_folder_that_cannot_be(monkeypatch):

@@ -3,35 +3,35 @@
 import pytest
 from test_ch10_pictures import assert_legible, words
 
-from ch14 import bug_hunt, bug_hunt_pictures, bug_hunt_trials
-from ch14.bug_hunt import HUNTS, Builds
+from ch14 import bug_hunt
+from ch14.bug_hunt import HUNTS, Builds, experiments, figures
 
 LOOP = HUNTS["loop"]
 
 
 def path():
-    rows = bug_hunt_trials.recorded("loop").rows
+    rows = experiments.recorded("loop").rows
     found = bug_hunt.find(Builds(LOOP, "3.5.1", "sm_100a", rows))
-    return bug_hunt_pictures.path_picture(LOOP, found.steps, "To the smallest trigger", "made up")
+    return figures.path_picture(LOOP, found.steps, "To the smallest trigger", "made up")
 
 
 def matrix(hunt):
-    rows = [row for row in bug_hunt_trials.recorded("matrix").rows if row["hunt"] == hunt]
-    return bug_hunt_pictures.matrix_picture(rows, "Versions by targets", "made up")
+    rows = [row for row in experiments.recorded("matrix").rows if row["hunt"] == hunt]
+    return figures.matrix_picture(rows, "Versions by targets", "made up")
 
 
 def specialized():
-    rows = [row for row in bug_hunt_trials.recorded("warp_specialize").rows if row["triton"] == "3.9.0"]
-    return bug_hunt_pictures.matrix_picture(rows, "Loops", "made up", x="LOOP", y="LOADS")
+    rows = [row for row in experiments.recorded("warp_specialize").rows if row["triton"] == "3.9.0"]
+    return figures.matrix_picture(rows, "Loops", "made up", x="LOOP", y="LOADS")
 
 
 def rule():
-    rows = [row for row in bug_hunt_trials.recorded("loop").rows if row["LOADS"] == "device"]
-    return bug_hunt_pictures.rule_picture(rows, lambda row: row["BLOCK_K"] == 64, "LOOP", (
+    rows = [row for row in experiments.recorded("loop").rows if row["LOADS"] == "device"]
+    return figures.rule_picture(rows, lambda row: row["BLOCK_K"] == 64, "LOOP", (
         "BLOCK_K", "num_stages", "num_warps"), "A rule", "made up")
 
 
-@pytest.mark.parametrize("draw", [bug_hunt_pictures.loops_picture, path, rule, specialized, lambda: matrix("loop"),
+@pytest.mark.parametrize("draw", [figures.loops_picture, path, rule, specialized, lambda: matrix("loop"),
                                   lambda: matrix("dot_scaled"), lambda: matrix("warp_specialize")])
 def test_legible(draw):
     assert_legible(draw())
@@ -47,6 +47,6 @@ def test_they_say_what_they_are_given():
 
 def test_nothing_to_draw():
     with pytest.raises(ValueError, match="no axis has been asked yet"):
-        bug_hunt_pictures.path_picture(LOOP, [], "", "")
+        figures.path_picture(LOOP, [], "", "")
     with pytest.raises(ValueError, match="the list of rows is empty"):
-        bug_hunt_pictures.matrix_picture([], "", "")
+        figures.matrix_picture([], "", "")

@@ -7,23 +7,23 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ch14 import bug_hunt, bug_hunt_env, bug_hunt_kernels, bug_hunt_trials
-from ch14.bug_hunt import HUNTS, Builds
-from ch14.bug_hunt_spaces import FORMATS
+from ch14 import bug_hunt
+from ch14.bug_hunt import HUNTS, Builds, environments, experiments, kernels
+from ch14.bug_hunt.hunts import FORMATS
 from tilelab import check, device, results
 
-INSTALLED = bug_hunt_env.installed()
-rows = {name: bug_hunt_trials.recorded(name).rows for name in bug_hunt_trials.EXPERIMENTS}
+INSTALLED = environments.installed()
+rows = {name: experiments.recorded(name).rows for name in experiments.EXPERIMENTS}
 
 
 @pytest.mark.parametrize("name", rows)
 def test_a_record_is_whole_and_of_todays_kernels(name):
-    record = bug_hunt_trials.recorded(name)
+    record = experiments.recorded(name)
     assert not record.stale and record.label().startswith("recorded without a GPU, 2")
     assert results.slug(record.data) == "no-gpu"
-    wanted = [bug_hunt_trials.key({"triton": version, "target": target, "hunt": hunt, **config})
-              for version, target, hunt, config in bug_hunt_trials.EXPERIMENTS[name]()]
-    assert [bug_hunt_trials.key(row) for row in record.rows] == wanted
+    wanted = [experiments.key({"triton": version, "target": target, "hunt": hunt, **config})
+              for version, target, hunt, config in experiments.EXPERIMENTS[name]()]
+    assert [experiments.key(row) for row in record.rows] == wanted
 
 
 def test_the_matrix_has_every_triton_and_target():
@@ -58,21 +58,21 @@ def test_the_bisected_rule_holds_in_every_build():
 
 def test_the_installed_tritons_row_is_built_as_recorded():
     """All its cells, from an empty cache."""
-    if INSTALLED not in bug_hunt_trials.VERSIONS:
+    if INSTALLED not in experiments.VERSIONS:
         pytest.fail(f"Triton {INSTALLED} is not recorded: TILES_RECORD=1 python -m ch14.bug_hunt --matrix")
-    built = bug_hunt_trials.built("matrix", INSTALLED)
-    assert len(built) == 105 and bug_hunt_trials.differences("matrix", built) == []
+    built = experiments.built("matrix", INSTALLED)
+    assert len(built) == 105 and experiments.differences("matrix", built) == []
 
 
 def test_a_difference_is_told():
     row = next(row for row in rows["matrix"] if row["outcome"] == "builds")
-    told, = bug_hunt_trials.differences("matrix", [row | {"outcome": "fails"}])
+    told, = experiments.differences("matrix", [row | {"outcome": "fails"}])
     assert told.endswith("outcome was 'builds', is 'fails'") and told.startswith("loop, 3.5.0, sm_90a, plain")
-    assert bug_hunt_trials.differences("matrix", [row | {"triton": "1.0.0"}])[0].endswith(": not recorded")
+    assert experiments.differences("matrix", [row | {"triton": "1.0.0"}])[0].endswith(": not recorded")
 
 
 def test_every_form_computes_the_same():
-    found = bug_hunt_trials.checked()
+    found = experiments.checked()
     assert len(found) == 6 * 3 + 4 * 3 and [row for row in found if row["status"] != "ok"] == []
 
 
@@ -105,7 +105,7 @@ def test_block_scaled_products_on_the_gpu(name):
         a_value, b_value = (values[code.long()] for code in codes)
     expected = (a_value * a_factor.repeat_interleave(group, 1)) @ (b_value * b_factor.repeat_interleave(group, 1).T)
     out = torch.full((m, n), float("nan"), device="cuda")
-    bug_hunt_kernels.scaled_kernel[(m // 128, n // 128)](
+    kernels.scaled_kernel[(m // 128, n // 128)](
         a.contiguous(), a_scale, b.contiguous(), b_scale, out, m, n, k, BLOCK_M=128, BLOCK_N=128, BLOCK_K=128,
         PACKED=packed, GROUP=group, FORMAT=kind, num_warps=4, num_stages=2)
     assert check.relative_error(out, expected) < 2**-7  # bf16 has room for both formats' digits
@@ -123,7 +123,7 @@ def test_specialised_warps_on_the_gpu(loads, warps):
     if loads == "host":
         matrices = [TensorDescriptor.from_tensor(each, tile) for each, tile in zip(matrices, tiles)]
     triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
-    compiled = bug_hunt_kernels.specialized_kernel[(m // 64, n // 128)](
+    compiled = kernels.specialized_kernel[(m // 64, n // 128)](
         *matrices, m, n, k, BLOCK_M=64, BLOCK_N=128, BLOCK_K=64, LOADS=loads, LOOP="over K", WARP_SPECIALIZE=True,
         num_warps=warps, num_stages=3)
     assert check.relative_error(out, a.double() @ b.double()) < check.TOLERANCE[torch.float16]

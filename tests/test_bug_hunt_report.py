@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from ch14 import bug_hunt, bug_hunt_env, bug_hunt_report
-from ch14.bug_hunt import HUNTS, Builds, grid
-from ch14.bug_hunt_report import reduced
+from ch14 import bug_hunt
+from ch14.bug_hunt import HUNTS, Builds, environments, grid, report
+from ch14.bug_hunt.report import reduced
 
-INSTALLED = bug_hunt_env.installed()
+INSTALLED = environments.installed()
 
 
 @pytest.mark.parametrize("name", HUNTS)
@@ -69,7 +69,7 @@ def emulated():
 
 
 def test_a_report_is_ready_to_file(failing):
-    text = bug_hunt_report.write(failing)
+    text = report.write(failing)
     heads = re.findall(r"^#+ (.+)", text, re.MULTILINE)
     assert heads == [f"[sm_90a] a GEMM loop with warp_specialize=True: NVGPUWarpSpecialization fails (Triton "
                      f"{INSTALLED})", "Environment", "Minimal source", "Command", "Expected", "Actual",
@@ -82,30 +82,30 @@ def test_a_report_is_ready_to_file(failing):
 
 
 def test_its_source_fails_alone_and_with_eight_warps_runs(failing):
-    text, _ = bug_hunt_report.script(failing)
+    text, _ = report.script(failing)
     assert set(re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)) == {"re", "triton"}
-    where = bug_hunt_env.ready(INSTALLED)
-    status, said = bug_hunt_report.run(text, where)
+    where = environments.ready(INSTALLED)
+    status, said = report.run(text, where)
     assert status == 1 and "NVGPUWarpSpecialization" in said and "Traceback" not in said and "tt.func" not in said
-    status, said = bug_hunt_report.run(text.replace('"num_warps": 4', '"num_warps": 8'), where)
+    status, said = report.run(text.replace('"num_warps": 4', '"num_warps": 8'), where)
     assert status == 0 and said.startswith(f"Triton {INSTALLED} compiled it for sm_90a\nthreads a block: 1\n")
     assert "ntid 256" in said and "setmaxnreg: 0" in said
 
 
 def test_a_report_of_what_compiles_to_something_else(emulated):
-    text = bug_hunt_report.write(emulated)
+    text = report.write(emulated)
     assert "Exit status 0." in text and "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in text
     assert "block_scale: 0" in text and "'e2m1'" in text
 
 
 def test_no_report_of_what_cannot_be_shown(failing, monkeypatch):
-    monkeypatch.setattr(bug_hunt_report, "reduced", lambda job: (
+    monkeypatch.setattr(report, "reduced", lambda job: (
         "@triton.jit\ndef specialized_kernel(a):\n    tl.store(a, 1)", {"a": "*fp16"}))
     with pytest.raises(RuntimeError, match="the reduced source does not show the bug, so no report is written; the "
                                            "trigger is LOOP=over K, LOADS=host"):
-        bug_hunt_report.write(failing)
+        report.write(failing)
 
 
 def test_a_script_that_never_ends(monkeypatch):
-    monkeypatch.setattr(bug_hunt_report, "LIMIT_S", 1)
-    assert bug_hunt_report.run("while True: pass", None) == (124, "no answer within 1 s")
+    monkeypatch.setattr(report, "LIMIT_S", 1)
+    assert report.run("while True: pass", None) == (124, "no answer within 1 s")

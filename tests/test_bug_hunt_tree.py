@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from ch14 import bug_hunt_env
-from ch14.bug_hunt_tree import Tree
+from ch14.bug_hunt import environments
+from ch14.bug_hunt.decision_tree import Tree
 
 START = {"LOOP": "carry both guarded", "LOADS": "device", "num_warps": 8}
 
@@ -48,7 +48,7 @@ def test_menus_lead_to_other_builds():
     assert one.row["outcome"] == "builds" and one.steps == []
     one.buttons["bisect"].click()
     assert one.problem.startswith("there is nothing to bisect") and one.problem in one.status.value
-    one.menus["triton"].value = bug_hunt_env.installed()
+    one.menus["triton"].value = environments.installed()
     assert one.row["outcome"] == "builds" and one.text.endswith("1 build, live") and not one.problem
     one.menus["hunt"].value = "warp_specialize"
     assert one.menus["target"].value == "sm_90a" and set(one.axes) == {"LOOP", "LOADS", "BLOCK_M", "num_warps"}

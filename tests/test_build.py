@@ -11,8 +11,10 @@ import time
 
 import pytest
 
-from ch14 import gemm_configs
-from ch14.gemm_configs import GemmConfig
+from ch14 import gemm
+from ch14.gemm.configs import GemmConfig, parse
+from ch14.gemm.configs import configs as gemm_configs
+from ch14.gemm.configs import job as gemm_job
 from tilelab import build, build_worker, child, cubin, device
 
 CONFIG = GemmConfig(128, 128, 64, 8, 3)
@@ -31,7 +33,7 @@ def kernel_file(folder, text):
 
 
 def test_each_target_gets_its_instructions():
-    jobs = [gemm_configs.job(CONFIG, target) for target in device.TARGETS[1:]]
+    jobs = [gemm_job(CONFIG, target) for target in device.TARGETS[1:]]
     reports = {report.job.target: report for report in build.build(jobs)}
     family = {"sm_90a": "wgmma", "sm_100a": "tcgen05_mma", "sm_103a": "tcgen05_mma", "sm_120a": "mma_sync",
               "sm_121a": "mma_sync"}
@@ -61,20 +63,20 @@ def test_pointer_kernel_for_sm_80(tmp_path):
 
 
 def test_sixteen_warps_lose_the_fifth_tensor_core():
-    eight, sixteen = (build.build_one(gemm_configs.job(GemmConfig(128, 128, 64, warps, 3), "sm_100a"))
+    eight, sixteen = (build.build_one(gemm_job(GemmConfig(128, 128, 64, warps, 3), "sm_100a"))
                       for warps in (8, 16))
     assert eight.counts["tcgen05_mma"] and not sixteen.counts["tcgen05_mma"] and sixteen.counts["mma_sync"]
 
 
 def test_rejection_gives_the_numbers():
-    report = build.build_one(gemm_configs.job(GemmConfig(128, 128, 128, 8, 4), "sm_90a"))
+    report = build.build_one(gemm_job(GemmConfig(128, 128, 128, 8, 4), "sm_90a"))
     assert (report.status, report.launchable) == ("rejected", False)
     assert report.reason == "it needs 262,176 B of shared memory a block; sm_90a has 232,448 B."
     assert report.row()["smem"] == 262176
 
 
 def test_ptxas_refusal_is_one_line():
-    report = build.build_one(gemm_configs.job(GemmConfig(256, 256, 128, 16, 5), "sm_90a"))
+    report = build.build_one(gemm_job(GemmConfig(256, 256, 128, 16, 5), "sm_90a"))
     assert report.status == "failed" and report.registers is None
     assert report.reason.startswith("ptxas: Insufficient registers (128)") and "\n" not in report.reason
 
@@ -155,9 +157,9 @@ def test_what_a_kernel_file_prints_is_not_taken_for_an_answer(tmp_path):
 
 def test_kernel_file_may_hold_a_dataclass():
     """Dataclasses with postponed annotations look their module up in sys.modules."""
-    config = gemm_configs.configs("conservative")[0]
-    path = pathlib.Path(gemm_configs.__file__).with_name("gemm.py")
-    job = dataclasses.replace(gemm_configs.job(config, "sm_90a"), kernel=f"{path}:gemm_plain_kernel")
+    config = gemm_configs("conservative")[0]
+    path = pathlib.Path(gemm.__file__)
+    job = dataclasses.replace(gemm_job(config, "sm_90a"), kernel=f"{path}:gemm_plain_kernel")
     report = build.build_one(job)
     assert report.launchable, report.reason
 
@@ -201,7 +203,7 @@ def test_reports_come_as_they_finish(tmp_path):
 
 def test_the_interpreter_in_this_process_does_not_reach_the_compiler(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert build.build_one(gemm_configs.job(CONFIG, "sm_90a")).launchable
+    assert build.build_one(gemm_job(CONFIG, "sm_90a")).launchable
 
 
 def test_importing_is_light():
@@ -211,10 +213,10 @@ def test_importing_is_light():
 
 
 def test_cold_cache_is_used_and_sixty_builds_take_less_than_a_minute(tmp_path):
-    from ch14.gemm_trials import grid
+    from ch14.gemm.experiments import grid
 
     begun = time.perf_counter()
-    reports = list(build.build([gemm_configs.job(config, "sm_90a") for config in grid()[:60]], cache=tmp_path))
+    reports = list(build.build([gemm_job(config, "sm_90a") for config in grid()[:60]], cache=tmp_path))
     assert time.perf_counter() - begun < 60
     assert len(reports) == 60 and any(os.scandir(tmp_path))
 
@@ -242,7 +244,7 @@ def test_damaged_cache_is_compiled_again(tmp_path, pattern, damage):
 @pytest.mark.parametrize("target", device.TARGETS)
 def test_resources_agree_with_cuobjdump(target):
     config = GemmConfig(128, 256, 64, 4, 2) if target == "sm_120a" else CONFIG  # too few warps: it spills
-    report = build.build_one(copy_job(target=target) if target == "sm_80" else gemm_configs.job(config, target))
+    report = build.build_one(copy_job(target=target) if target == "sm_80" else gemm_job(config, target))
     try:
         text = cubin.cuobjdump("-res-usage", report.cubin)
     except RuntimeError as error:  # a cuobjdump may be older than the target; the figures are there all the same
@@ -255,7 +257,7 @@ def test_resources_agree_with_cuobjdump(target):
 
 
 def test_sass_counts():
-    report = build.build_one(gemm_configs.job(CONFIG, "sm_90a"))
+    report = build.build_one(gemm_job(CONFIG, "sm_90a"))
     counts = build.sass_counts(report.cubin)
     assert counts["HGMMA"] and counts["UTMALDG"] and counts["UTMASTG"] and counts["SYNCS"] and not counts["UTCHMMA"]
     assert counts["HGMMA"] == len(re.findall(r"\bHGMMA\b", report.sass))
@@ -271,10 +273,10 @@ def test_row_is_json_and_repr_is_short():
 
 
 def test_job_for_a_kernel_object():
-    from ch14.tile_copy import copy_tma_kernel
+    from ch14.descriptors.tile_copy import copy_tma_kernel
 
     job = build.job_for(copy_tma_kernel, COPY["signature"], COPY["constants"], "sm_90a", num_warps=8)
-    assert job.kernel == "ch14.tile_copy:copy_tma_kernel" and build.build_one(job).threads == 256
+    assert job.kernel == "ch14.descriptors.tile_copy:copy_tma_kernel" and build.build_one(job).threads == 256
 
     def local():
         pass
@@ -286,8 +288,8 @@ def test_job_for_a_kernel_object():
 @pytest.mark.parametrize("dtype, b_k_major", [("bf16", True), ("bf16", False), ("fp16", False), ("fp8", True)])
 def test_no_wgmma_is_serialized(dtype, b_k_major):
     """ptxas only remarks on it, Triton drops the remark, and it costs a third of the speed."""
-    configs = gemm_configs.configs("course", dtype, "sm_90a")
-    reports = list(build.build([gemm_configs.job(config, "sm_90a", dtype, b_k_major) for config in configs]))
+    configs = gemm_configs("course", dtype, "sm_90a")
+    reports = list(build.build([gemm_job(config, "sm_90a", dtype, b_k_major) for config in configs]))
     assert len(reports) == len(configs) == 8
     for report in reports:
         assert report.counts["wgmma"] and build.ptxas_remarks(report.ptx, "sm_90a") == [], report.job.name
@@ -295,12 +297,12 @@ def test_no_wgmma_is_serialized(dtype, b_k_major):
 
 def test_serialized_wgmma_is_remarked_on(tmp_path):
     """The course's kernel with its two accumulators in a flattened loop: what the test above must be able to see."""
-    source = pathlib.Path(gemm_configs.__file__).with_name("gemm.py").read_text()
+    source = pathlib.Path(gemm.__file__).read_text()
     flattened = source.replace("flatten=N_REST == 0", "flatten=True").replace("from __future__ import annotations", "")
     assert "flatten=True" in flattened
     path = tmp_path / "flattened.py"
     path.write_text(flattened)
-    job = gemm_configs.job(gemm_configs.parse("128,192,64,4,5"), "sm_90a")
+    job = gemm_job(parse("128,192,64,4,5"), "sm_90a")
     report = build.build_one(dataclasses.replace(job, kernel=f"{path}:gemm_persistent_kernel"))
     assert report.launchable, report.reason
     remark, = build.ptxas_remarks(report.ptx, "sm_90a")

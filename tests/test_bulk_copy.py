@@ -8,13 +8,13 @@ import threading
 import pytest
 import torch
 
-from ch07 import bulk_copy, bulk_sweep, bulk_trials
-from ch07.bulk_copy import BulkConfig, configs
+from ch07 import bulk_copy
+from ch07.bulk_copy import BulkConfig, configs, experiments, sweep
 from tilelab import build, child, device
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
 BULK = device.TARGETS[1:]
-EVERY = [(op, name) for op in bulk_trials.OPS for name in configs(op)]
+EVERY = [(op, name) for op in experiments.OPS for name in configs(op)]
 IN_ORDER = BulkConfig("bulk_in_order", 32, 8192, stages=4, span=0, ctas=2)
 
 
@@ -32,7 +32,7 @@ def built():
     jobs |= {("axpy", element, "sm_90a"): bulk_copy.job(configs("axpy")["bulk_batch"], "sm_90a", element)
              for element in ("bf16", "f16")}
     jobs |= {(op, config.leaves_out, config.stages): bulk_copy.job(config, "sm_90a", element_of(op))
-             for op, config in bulk_trials.broken_configs()}
+             for op, config in experiments.broken_configs()}
     named = [dataclasses.replace(job, name=" ".join(map(str, key))) for key, job in jobs.items()]
     reports = {report.job.name: report for report in build.build(named)}
     return {key: reports[" ".join(map(str, key))] for key in jobs}
@@ -144,35 +144,35 @@ def test_variants_are_of_copy_or_axpy():
         configs("scale")
 
 
-@pytest.mark.parametrize("op", bulk_trials.OPS)
+@pytest.mark.parametrize("op", experiments.OPS)
 def test_what_is_swept_can_be_told_apart_and_launched(op):
-    chosen, space = bulk_sweep.grid(op), bulk_sweep.BulkSpace(op, 1 << 20, "sm_90a")
+    chosen, space = sweep.grid(op), sweep.BulkSpace(op, 1 << 20, "sm_90a")
     assert len(set(map(str, chosen))) == len(set(chosen)) == len(chosen) > 80
     assert {config.kernel for config in chosen} == {"loads", "cp_async", "bulk"}
     assert [space.reject(config) for config in chosen] == [""] * len(chosen)
-    for config in (*chosen, *bulk_trials.fronts().values()):
+    for config in (*chosen, *experiments.fronts().values()):
         job = dataclasses.replace(space, on="sm_121a").job(config)
         assert job.target == "sm_121a" and job.smem_bytes == config.smem_bytes(1 if op == "copy" else 2)
 
 
 def test_a_space_rejects_what_cannot_run_there():
     large = BulkConfig("bulk", 32, 32768, stages=2)
-    spaces = {target: bulk_sweep.BulkSpace("axpy", 1 << 20, target) for target in device.TARGETS}
+    spaces = {target: sweep.BulkSpace("axpy", 1 << 20, target) for target in device.TARGETS}
     assert spaces["sm_80"].reject(large) == "sm_80 has no TMA: bulk copies need sm_90a or newer."
     assert spaces["sm_121a"].reject(large) == ("it needs 131,072 B of shared memory a block; "
                                                "sm_121a has 101,376 B.")
     assert spaces["sm_90a"].reject(large) == ""
-    assert bulk_sweep.BulkSpace("copy", 1 << 20, "sm_121a").reject(large) == ""
+    assert sweep.BulkSpace("copy", 1 << 20, "sm_121a").reject(large) == ""
     assert spaces["sm_90a"].label(large) == {"name": "bulk", "config": str(large), "kernel": str(large),
                                              "shape": [1 << 20], "dtype": "axpy"}
 
 
 def test_the_panel_s_subject():
-    subject = bulk_sweep.SUBJECT
+    subject = sweep.SUBJECT
     for op in subject.dtypes:
         for preset in subject.presets.values():
             assert all(axis(config) for axis in subject.axes.values() for config in preset(op))
-    assert subject.space((1 << 20,), "copy", "sm_100a") == bulk_sweep.BulkSpace("copy", 1 << 20, "sm_100a")
+    assert subject.space((1 << 20,), "copy", "sm_100a") == sweep.BulkSpace("copy", 1 << 20, "sm_100a")
     for shape in ((6,), (0,), (4, 4)):
         with pytest.raises(ValueError, match="a shape is BYTES of each array, a multiple of 4"):
             subject.space(shape, "copy", None)
@@ -267,17 +267,17 @@ def test_specs():
 
 def test_rings_that_lack_a_line_are_tried_at_once(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a"))
-    every = bulk_trials.broken_configs()
+    every = experiments.broken_configs()
     met = threading.Barrier(len(every))
-    monkeypatch.setattr(bulk_trials, "alone", lambda number: {"status": "ok", "reason": f"{number}, {met.wait(10)}"})
-    rows = bulk_trials.broken.__wrapped__()
+    monkeypatch.setattr(experiments, "alone", lambda number: {"status": "ok", "reason": f"{number}, {met.wait(10)}"})
+    rows = experiments.broken.__wrapped__()
     assert [row["name"] for row in rows] == [config.leaves_out for _, config in every]
     assert [row["reason"][0] for row in rows] == [str(number) for number in range(len(every))]
 
 
 def test_a_ring_is_tried_in_a_process_of_its_own(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    row = bulk_trials.alone(0)
+    row = experiments.alone(0)
     assert row["status"] == "failed" and re.search("CUDA|NVIDIA driver", row["reason"])  # by the build of torch
 
 
@@ -285,7 +285,7 @@ def test_a_ring_is_tried_in_a_process_of_its_own(monkeypatch):
                                             (-signal.SIGSEGV, "its process ended with status -11")])
 def test_what_became_of_a_process_is_told(monkeypatch, status, reason):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], status, "", "said"))
-    assert bulk_trials.alone(0) == {"status": "failed", "reason": reason}
+    assert experiments.alone(0) == {"status": "failed", "reason": reason}
 
 
 def test_a_hang_ends_itself():
@@ -302,7 +302,7 @@ def test_a_hang_ends_itself():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("op, name", EVERY)
 def test_ragged_sizes_and_offsets(op, name, dtype):
-    cases = [(n, offset, bulk_trials.verify(op, configs(op)[name], dtype, n, offset))
+    cases = [(n, offset, experiments.verify(op, configs(op)[name], dtype, n, offset))
              for n in (1, 7, 17, 4096, 100_003) for offset in (0, 3)]
     assert not [(n, offset, row["reason"]) for n, offset, row in cases if row["status"] != "ok"]
 
@@ -312,7 +312,7 @@ def test_ragged_sizes_and_offsets(op, name, dtype):
                                     BulkConfig("cp_async", 64, 2048, 3, 0, 2), BulkConfig("bulk", 32, 16, 8, 16)],
                          ids=str)
 def test_copy_is_equal_bit_for_bit_on_any_offset(config):
-    cases = [(n, offset, bulk_trials.verify("copy", config, torch.uint8, n, offset))
+    cases = [(n, offset, experiments.verify("copy", config, torch.uint8, n, offset))
              for n in (1, 15, 16, 33, 3_000_017) for offset in (0, 1, 15)]
     assert not [(n, offset, row["reason"]) for n, offset, row in cases if row["status"] != "ok"]
 
@@ -329,7 +329,7 @@ def test_copy_takes_any_dtype_and_shape(dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("config", [*configs("copy").values(), IN_ORDER], ids=str)
 def test_a_launch_follows_the_stream(config):
-    x, late, out = (bulk_trials.random(1 << 20, torch.uint8) for _ in range(3))
+    x, late, out = (experiments.random(1 << 20, torch.uint8) for _ in range(3))
     launched = bulk_copy.prepare(late, out, config=config)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -344,14 +344,14 @@ def test_a_launch_follows_the_stream(config):
 @pytest.mark.gpu
 @pytest.mark.parametrize("config", [*configs("copy").values(), IN_ORDER], ids=str)
 def test_a_launch_is_replayed_in_a_graph(config):
-    x, out = (bulk_trials.random((1 << 20) + 5, torch.uint8) for _ in range(2))
+    x, out = (experiments.random((1 << 20) + 5, torch.uint8) for _ in range(2))
     launched = bulk_copy.prepare(x, out, config=config)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         launched()
     for _ in range(3):  # the ring in order counts its chunks anew each time
-        x.copy_(bulk_trials.random(x.numel(), torch.uint8))
+        x.copy_(experiments.random(x.numel(), torch.uint8))
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(out, x)

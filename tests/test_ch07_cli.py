@@ -5,11 +5,15 @@ import re
 
 import pytest
 
-from ch07 import bulk_cli, bulk_copy, bulk_trials, resample, resample_cli, resample_trials
+from ch07 import bulk_copy, resample
+from ch07.bulk_copy import __main__ as command
+from ch07.bulk_copy import experiments
+from ch07.resample import __main__ as resample_command
+from ch07.resample import experiments as resample_experiments
 from tilelab import device, results
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
-BOTH = pytest.mark.parametrize("cli", [bulk_cli, resample_cli], ids=lambda cli: cli.__name__)
+BOTH = pytest.mark.parametrize("cli", [command, resample_command], ids=lambda cli: cli.__name__)
 
 
 def run(capsys, cli, *arguments):
@@ -22,11 +26,11 @@ def run(capsys, cli, *arguments):
     return status, said.out, said.err
 
 
-@pytest.mark.parametrize("op", bulk_trials.OPS)
+@pytest.mark.parametrize("op", experiments.OPS)
 def test_bulk_copy_compiles_for_another_gpu(capsys, op):
-    status, out, err = run(capsys, bulk_cli, "--op", op, "--target", "sm_100a", "--json", "-")
+    status, out, err = run(capsys, command, "--op", op, "--target", "sm_100a", "--json", "-")
     record = json.loads(out)
-    assert status == 0 and not err and set(results.KEYS) <= set(record) and record["source"] == bulk_trials.source()
+    assert status == 0 and not err and set(results.KEYS) <= set(record) and record["source"] == experiments.source()
     assert [row["name"] for row in record["rows"]] == list(bulk_copy.configs(op))
     for row, config in zip(record["rows"], bulk_copy.configs(op).values()):
         assert row["status"] == "ok" and row["target"] == "sm_100a" and row["config"] == str(config)
@@ -34,18 +38,18 @@ def test_bulk_copy_compiles_for_another_gpu(capsys, op):
 
 
 def test_resample_compiles_for_another_gpu(capsys):
-    status, out, err = run(capsys, resample_cli, "--kernel", "all", "--target", "sm_121a", "--json", "-")
+    status, out, err = run(capsys, resample_command, "--kernel", "all", "--target", "sm_121a", "--json", "-")
     record = json.loads(out)
-    assert status == 0 and not err and record["source"] == resample_trials.source()
+    assert status == 0 and not err and record["source"] == resample_experiments.source()
     assert [row["kernel"] for row in record["rows"]] == list(resample.LADDER)
     assert {row["kernel"] for row in record["rows"] if row.get("UBLKCP")} == {"bulk_rows"}
 
 
 @pytest.mark.parametrize("cli, arguments, shown", [
-    (bulk_cli, ["--variant", "best"], ["ch07_bulk_copy: ", "loads 256 × 4096 B", "UBLKCP"]),
-    (bulk_cli, ["--variant", "bulk_ring", "--op", "axpy"], ["bulk 256 × 2048 B, 3 stages, span 6"]),
-    (resample_cli, ["--kernel", "vectors,bulk_rows"], ["ch07_resample: ", "vectors", "bulk_rows", "registers"]),
-    (resample_cli, ["--dtype", "float32", "--shape", "2,3000,40,10"], ["vectors", "ok"]),
+    (command, ["--variant", "best"], ["ch07_bulk_copy: ", "loads 256 × 4096 B", "UBLKCP"]),
+    (command, ["--variant", "bulk_ring", "--op", "axpy"], ["bulk 256 × 2048 B, 3 stages, span 6"]),
+    (resample_command, ["--kernel", "vectors,bulk_rows"], ["ch07_resample: ", "vectors", "bulk_rows", "registers"]),
+    (resample_command, ["--dtype", "float32", "--shape", "2,3000,40,10"], ["vectors", "ok"]),
 ])
 def test_a_table_is_shown_and_a_file_written(capsys, tmp_path, cli, arguments, shown):
     path = tmp_path / "new" / "rows.json"
@@ -54,33 +58,33 @@ def test_a_table_is_shown_and_a_file_written(capsys, tmp_path, cli, arguments, s
     assert all(row["status"] == "ok" for row in json.loads(path.read_text())["rows"])
 
 
-@pytest.mark.parametrize("cli, arguments", [(bulk_cli, ["--variant", "best"]), (resample_cli, [])])
+@pytest.mark.parametrize("cli, arguments", [(command, ["--variant", "best"]), (resample_command, [])])
 def test_no_kernel_for_ampere_is_two(capsys, cli, arguments):
     status, out, _ = run(capsys, cli, *arguments, "--target", "sm_80")
     assert status == 2 and "does not compile for sm_80" in out
 
 
 @pytest.mark.parametrize("cli, arguments, message", [
-    (bulk_cli, ["--bytes", "6"], "--bytes must be a multiple of 4; here it is 6"),
-    (bulk_cli, ["--bytes", "0"], "--bytes must be a multiple of 4; here it is 0"),
-    (bulk_cli, ["--bytes", "many"], "argument --bytes: invalid int value: 'many'"),
-    (bulk_cli, ["--op", "scale"], "argument --op: invalid choice: 'scale'"),
-    (bulk_cli, ["--variant", "ring"], "--variant is one of loads, .*best or all; here it is ring"),
-    (bulk_cli, ["--target", "sm_90"], "the target meant is sm_90a"),
-    (bulk_cli, ["--fast"], "unrecognized arguments: --fast"),
-    (resample_cli, ["--kernel", "fast"], "--kernel is best, all or of search_a_thread, .*; here it is fast"),
-    (resample_cli, ["--kernel", "vectors,slow"], "here it is vectors,slow"),
-    (resample_cli, ["--shape", "1,2,3"], "argument --shape: B,S,T,D, four whole numbers from 1; here it is '1,2,3'"),
-    (resample_cli, ["--shape", "1,0,3,4"], "here it is '1,0,3,4'"),
-    (resample_cli, ["--shape", "1,2,3,x"], "here it is '1,2,3,x'"),
-    (resample_cli, ["--dtype", "float64"], "argument --dtype: invalid choice: 'float64'"),
-    (resample_cli, ["--mode", "fast"], "argument --mode: invalid choice: 'fast'"),
-    (resample_cli, ["--target", "sm_42"], "unknown target 'sm_42'"),
+    (command, ["--bytes", "6"], "--bytes must be a multiple of 4; here it is 6"),
+    (command, ["--bytes", "0"], "--bytes must be a multiple of 4; here it is 0"),
+    (command, ["--bytes", "many"], "argument --bytes: invalid int value: 'many'"),
+    (command, ["--op", "scale"], "argument --op: invalid choice: 'scale'"),
+    (command, ["--variant", "ring"], "--variant is one of loads, .*best or all; here it is ring"),
+    (command, ["--target", "sm_90"], "the target meant is sm_90a"),
+    (command, ["--fast"], "unrecognized arguments: --fast"),
+    (resample_command, ["--kernel", "fast"], "--kernel is best, all or of search_a_thread, .*; here it is fast"),
+    (resample_command, ["--kernel", "vectors,slow"], "here it is vectors,slow"),
+    (resample_command, ["--shape", "1,2,3"], "argument --shape: B,S,T,D, four whole numbers from 1; here it is '1,2,3'"),
+    (resample_command, ["--shape", "1,0,3,4"], "here it is '1,0,3,4'"),
+    (resample_command, ["--shape", "1,2,3,x"], "here it is '1,2,3,x'"),
+    (resample_command, ["--dtype", "float64"], "argument --dtype: invalid choice: 'float64'"),
+    (resample_command, ["--mode", "fast"], "argument --mode: invalid choice: 'fast'"),
+    (resample_command, ["--target", "sm_42"], "unknown target 'sm_42'"),
 ])
 def test_bad_usage_is_one_line_and_two(capsys, cli, arguments, message):
     status, out, err = run(capsys, cli, *arguments)
     assert status == 2 and not out and len(err.splitlines()) == 1 and re.search(message, err)
-    assert err.startswith(f"python -m ch07.{'bulk_copy' if cli is bulk_cli else 'resample'}: ")
+    assert err.startswith(f"python -m ch07.{'bulk_copy' if cli is command else 'resample'}: ")
 
 
 @BOTH
@@ -88,7 +92,7 @@ def test_json_that_cannot_be_written_is_one_line_and_two(capsys, tmp_path, cli):
     status, out, err = run(capsys, cli, "--json", str(tmp_path))
     assert status == 2 and not out and len(err.splitlines()) == 1 and f"{tmp_path} is a folder" in err
     (tmp_path / "file").write_text("")
-    chosen = ["--variant" if cli is bulk_cli else "--kernel", "best", "--target", "sm_90a"]
+    chosen = ["--variant" if cli is command else "--kernel", "best", "--target", "sm_90a"]
     status, _, err = run(capsys, cli, *chosen, "--json", str(tmp_path / "file" / "x.json"))
     assert status == 2 and len(err.splitlines()) == 1
 
@@ -99,8 +103,8 @@ def test_help_names_the_choices(capsys, cli):
     assert status == 0 and all(name in out.replace("\n", " ") for name in ("--target", "--json", "best", "all"))
 
 
-@pytest.mark.parametrize("cli, arguments", [(bulk_cli, []), *((resample_cli, ["--mode", mode])
-                                                              for mode in resample_cli.MODES)])
+@pytest.mark.parametrize("cli, arguments", [(command, []), *((resample_command, ["--mode", mode])
+                                                              for mode in resample_command.MODES)])
 def test_without_a_gpu_is_one_line_and_two(capsys, monkeypatch, cli, arguments):
     monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
     status, out, err = run(capsys, cli, *arguments)
@@ -111,7 +115,7 @@ def test_without_a_gpu_is_one_line_and_two(capsys, monkeypatch, cli, arguments):
 def test_without_a_profiler_is_one_line_and_two(capsys, monkeypatch):
     monkeypatch.setattr(device, "current", lambda: H200)
     monkeypatch.setattr("shutil.which", lambda tool: None)
-    status, out, err = run(capsys, resample_cli, "--mode", "ncu")
+    status, out, err = run(capsys, resample_command, "--mode", "ncu")
     assert status == 2 and not out and len(err.splitlines()) == 1 and "ncu is not on the PATH" in err
 
 
@@ -119,20 +123,20 @@ def test_without_a_profiler_is_one_line_and_two(capsys, monkeypatch):
 def test_a_wrong_result_is_one(capsys, monkeypatch, statuses, expected):
     monkeypatch.setattr(device, "current", lambda: H200)
     left = iter(statuses)
-    monkeypatch.setattr(resample_trials, "verify",
+    monkeypatch.setattr(resample_experiments, "verify",
                         lambda *args, **rest: {"status": next(left), "reason": "", "ulps": 0.5})
     kernels = ",".join(list(resample.LADDER)[:len(statuses)])
-    status, out, _ = run(capsys, resample_cli, "--kernel", kernels, "--json", "-")
+    status, out, _ = run(capsys, resample_command, "--kernel", kernels, "--json", "-")
     assert status == expected and [row["status"] for row in json.loads(out)["rows"]] == statuses
 
 
 def test_a_wrong_copy_is_one_and_not_timed(capsys, monkeypatch):
     monkeypatch.setattr(device, "current", lambda: H200)
-    monkeypatch.setattr(bulk_trials, "verify", lambda op, config, *rest: {
+    monkeypatch.setattr(experiments, "verify", lambda op, config, *rest: {
         "status": "ok" if config.kernel == "loads" else "wrong", "reason": "", "ulps": 0.0})
-    monkeypatch.setattr(bulk_trials, "against_torch", lambda op, chosen, nbytes: [
+    monkeypatch.setattr(experiments, "against_torch", lambda op, chosen, nbytes: [
         {"name": name, "status": "ok", "reason": "", "ms": 1.0} for name in chosen])
-    status, out, _ = run(capsys, bulk_cli, "--json", "-")
+    status, out, _ = run(capsys, command, "--json", "-")
     rows = json.loads(out)["rows"]
     assert status == 1 and {row["name"] for row in rows if "ms" in row} == {"loads"}
     assert {row["name"]: row["status"] for row in rows}["bulk_ring"] == "wrong"
@@ -142,9 +146,9 @@ def test_a_wrong_copy_is_one_and_not_timed(capsys, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("op", bulk_trials.OPS)
+@pytest.mark.parametrize("op", experiments.OPS)
 def test_bulk_copy_measures(capsys, op):
-    status, out, _ = run(capsys, bulk_cli, "--op", op, "--bytes", str(1 << 26), "--json", "-")
+    status, out, _ = run(capsys, command, "--op", op, "--bytes", str(1 << 26), "--json", "-")
     rows = json.loads(out)["rows"]
     assert status == 0 and all(row["status"] == "ok" and row["ratio"] > 0.3 and row["gbps"] > 0 for row in rows)
 
@@ -152,7 +156,7 @@ def test_bulk_copy_measures(capsys, op):
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["correctness", "performance", "single_run"])
 def test_resample_runs(capsys, mode):
-    status, out, _ = run(capsys, resample_cli, "--mode", mode, "--kernel", "vectors,bulk_rows", "--shape",
+    status, out, _ = run(capsys, resample_command, "--mode", mode, "--kernel", "vectors,bulk_rows", "--shape",
                          "64,256,512,128", "--json", "-")
     rows = json.loads(out)["rows"]
     assert status == 0 and [row["kernel"] for row in rows] == ["vectors", "bulk_rows"]

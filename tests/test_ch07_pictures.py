@@ -6,18 +6,18 @@ import warnings
 import numpy
 import pytest
 
-from ch07 import pictures
+from ch07.bulk_copy import figures
 from tilelab import plots
 
 PICTURES = {
-    "ring": pictures.ring_picture,
-    "one slot": lambda: pictures.ring_picture(stages=1),
-    "two slots": lambda: pictures.ring_picture(2, 12, load=6, store=3),
-    "coalescing": pictures.coalescing_picture,
-    "wider": lambda: pictures.coalescing_picture(4, 8),
-    "search": pictures.search_picture,
-    "search few": lambda: pictures.search_picture(3),
-    "search many": lambda: pictures.search_picture(1025),
+    "ring": figures.ring_picture,
+    "one slot": lambda: figures.ring_picture(stages=1),
+    "two slots": lambda: figures.ring_picture(2, 12, load=6, store=3),
+    "coalescing": figures.coalescing_picture,
+    "wider": lambda: figures.coalescing_picture(4, 8),
+    "search": figures.search_picture,
+    "search few": lambda: figures.search_picture(3),
+    "search many": lambda: figures.search_picture(1025),
 }
 
 
@@ -51,7 +51,7 @@ def orders(spans):
 @pytest.mark.parametrize("stages, chunks, load, store", [
     (1, 7, 4, 2), (4, 7, 4, 2), (2, 5, 1, 9), (3, 2, 4, 2), (8, 30, 12.5, 3), (4, 9, 1, 20)])
 def test_a_slot_has_one_thing_at_a_time_and_a_chunk_goes_through_all_of_them(stages, chunks, load, store):
-    spans = pictures.ring_schedule(stages, chunks, load, store)
+    spans = figures.ring_schedule(stages, chunks, load, store)
     for slot in (None, *range(stages)):
         of_slot = sorted((span for span in spans if span.slot == slot), key=lambda span: span.begin)
         for before, after in itertools.pairwise(of_slot):
@@ -71,7 +71,7 @@ def most_at_once(spans, what):
 
 
 def test_one_slot_is_serial_and_a_ring_is_not():
-    serial, ring = (pictures.ring_schedule(stages, 7, 4, 2) for stages in (1, 4))
+    serial, ring = (figures.ring_schedule(stages, 7, 4, 2) for stages in (1, 4))
     assert most_at_once(serial, ("load", "store")) == 1 and serial[-1].end == 7 * (1 + 4 + 1 + 2)
     assert most_at_once(ring, ("load",)) == 4
     assert any(one.what == "load" and other.what == "store" and one.begin < other.end and other.begin < one.end
@@ -79,18 +79,18 @@ def test_one_slot_is_serial_and_a_ring_is_not():
     # The prologue's four loads, then what the kernel orders: store i, and the load into the slot before.
     assert " ".join(f"{span.what} {span.chunk}" for span in orders(ring)) == (
         "load 0 load 1 load 2 load 3 store 0 store 1 load 4 store 2 load 5 store 3 load 6 store 4 store 5 store 6")
-    assert "7 chunks in 20 steps, one slot takes 56" in pictures.ring_picture().get_suptitle()
+    assert "7 chunks in 20 steps, one slot takes 56" in figures.ring_picture().get_suptitle()
 
 
 def test_a_ring_needs_a_slot_and_a_chunk():
     with pytest.raises(ValueError, match="here it has 0 and 7"):
-        pictures.ring_picture(0)
+        figures.ring_picture(0)
 
 
 def test_a_warp_touches_two_sectors_or_four_lines():
-    assert pictures.touched(2, 32) == [0, 1] and pictures.touched(2, 128) == [0]
-    assert pictures.touched(16, 32) == list(range(16)) and pictures.touched(16, 128) == [0, 1, 2, 3]
-    texts = [text.get_text() for text in words(pictures.coalescing_picture())]
+    assert figures.touched(2, 32) == [0, 1] and figures.touched(2, 128) == [0]
+    assert figures.touched(16, 32) == list(range(16)) and figures.touched(16, 128) == [0, 1, 2, 3]
+    texts = [text.get_text() for text in words(figures.coalescing_picture())]
     assert "left row: 32 × 2 B = 64 B = 2 sectors" in texts
     assert "32 × 16 B = 512 B = 16 sectors = 4 lines" in texts
 
@@ -98,22 +98,22 @@ def test_a_warp_touches_two_sectors_or_four_lines():
 @pytest.mark.parametrize("sources", [3, 32, 33, 100, 1025, 2048])
 def test_searches_end_at_the_source_before_the_target(sources):
     for target in numpy.linspace(0, sources - 1, 50)[:-1]:
-        for reads in ([[word] for word in pictures.halving(sources, target)], pictures.ballots(sources, target)):
+        for reads in ([[word] for word in figures.halving(sources, target)], figures.ballots(sources, target)):
             known = [word for step in reads for word in step if word >= 0]
             below, above = ([word for word in known if (word <= target) == side] for side in (True, False))
             assert max(below, default=0) == int(target) and min(above, default=sources - 1) == int(target) + 1
 
 
 def test_wavefronts():
-    assert pictures.wavefronts([7] * 32) == 1, "a broadcast"
-    assert pictures.wavefronts(range(32)) == 1
-    assert pictures.wavefronts(range(0, 64, 2)) == 2
-    assert pictures.wavefronts(range(0, 1024, 32)) == 32
-    assert pictures.wavefronts([-1, 5, -1, 37]) == 2
+    assert figures.wavefronts([7] * 32) == 1, "a broadcast"
+    assert figures.wavefronts(range(32)) == 1
+    assert figures.wavefronts(range(0, 64, 2)) == 2
+    assert figures.wavefronts(range(0, 1024, 32)) == 32
+    assert figures.wavefronts([-1, 5, -1, 37]) == 2
 
 
 def test_search_picture_counts():
     title = "A target a lane takes 0.16 reads, a ballot 1, a search a thread 5"
-    assert pictures.search_picture().get_suptitle() == title
+    assert figures.search_picture().get_suptitle() == title
     with pytest.raises(ValueError, match="nothing to search"):
-        pictures.search_picture(2)
+        figures.search_picture(2)

@@ -3,16 +3,17 @@
 import pytest
 from records import held
 
-from ch07 import bulk_sweep, bulk_trials, resample_trials
+from ch07.bulk_copy import experiments, sweep
+from ch07.resample import experiments as resample_experiments
 from tilelab import results
 
 EXPERIMENTS = {
-    "ch07_bulk_check": bulk_trials.checked, "ch07_bulk_speed": bulk_trials.speed, "ch07_bulk_fronts": bulk_trials.front,
-    "ch07_bulk_first": bulk_trials.first, "ch07_bulk_broken": bulk_trials.broken, "ch07_bulk_sweep": bulk_sweep.swept,
-    "ch07_resample_check": resample_trials.checked, "ch07_resample_ladder": resample_trials.ladder,
-    "ch07_resample_rates": resample_trials.rates, "ch07_resample_torch": resample_trials.against_torch,
-    "ch07_resample_note": resample_trials.note, "ch07_resample_ncu": resample_trials.profiled,
-    "ch07_sanitizer": resample_trials.sanitized}
+    "ch07_bulk_check": experiments.checked, "ch07_bulk_speed": experiments.speed, "ch07_bulk_fronts": experiments.front,
+    "ch07_bulk_first": experiments.first, "ch07_bulk_broken": experiments.broken, "ch07_bulk_sweep": sweep.swept,
+    "ch07_resample_check": resample_experiments.checked, "ch07_resample_ladder": resample_experiments.ladder,
+    "ch07_resample_rates": resample_experiments.rates, "ch07_resample_torch": resample_experiments.against_torch,
+    "ch07_resample_note": resample_experiments.note, "ch07_resample_ncu": resample_experiments.profiled,
+    "ch07_sanitizer": resample_experiments.sanitized}
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

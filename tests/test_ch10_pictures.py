@@ -6,8 +6,8 @@ import warnings
 import pytest
 from matplotlib.text import Text
 
-from ch10 import pictures
-from ch10.tile_configs import TileConfig
+from ch10.tile_pipeline import figures
+from ch10.tile_pipeline.configs import TileConfig
 from tilelab import plots
 
 EVENTS = [{"role": role, "event": event, "step": step, "tile": tile, "begin": 9000 * tile + 1000 * step + begin,
@@ -24,24 +24,24 @@ REFUSED = {"name": "too large", "shape": "4096", "status": "rejected", "reason":
 
 
 def timeline(**rest):
-    return pictures.timeline(EVENTS, title="The producer is a step ahead", source="made up", **rest)
+    return figures.timeline(EVENTS, title="The producer is a step ahead", source="made up", **rest)
 
 
 def ladder(rows):
-    return pictures.ladder(rows, ceiling_tflops=1000, title="Up", source="made up")
+    return figures.ladder(rows, ceiling_tflops=1000, title="Up", source="made up")
 
 
 PICTURES = {
-    "map": pictures.tensor_map_picture,
-    "map, other": lambda: pictures.tensor_map_picture(64, 64, 64, 8, 16, 0, 0, "none", "none"),
-    "halo": pictures.halo_picture,
-    "halo, wide": lambda: pictures.halo_picture(4, 32, 2, 2),
-    "tiles": pictures.gemm_tiles_picture,
-    "tiles of one": lambda: pictures.gemm_tiles_picture(128, 128, 64, 1),
-    "tiles of four": lambda: pictures.gemm_tiles_picture(64, 128, 64, 4),
-    "roles": pictures.roles_picture,
-    "roles, one consumer": lambda: pictures.roles_picture(8, 1, 24, 240),
-    "roles, three": lambda: pictures.roles_picture(2, 3, 32, 160),
+    "map": figures.tensor_map_picture,
+    "map, other": lambda: figures.tensor_map_picture(64, 64, 64, 8, 16, 0, 0, "none", "none"),
+    "halo": figures.halo_picture,
+    "halo, wide": lambda: figures.halo_picture(4, 32, 2, 2),
+    "tiles": figures.gemm_tiles_picture,
+    "tiles of one": lambda: figures.gemm_tiles_picture(128, 128, 64, 1),
+    "tiles of four": lambda: figures.gemm_tiles_picture(64, 128, 64, 4),
+    "roles": figures.roles_picture,
+    "roles, one consumer": lambda: figures.roles_picture(8, 1, 24, 240),
+    "roles, three": lambda: figures.roles_picture(2, 3, 32, 160),
     "timeline": timeline,
     "timeline in µs": lambda: timeline(clock_mhz=1755),
     "ladder": lambda: ladder(STEPS),
@@ -89,30 +89,30 @@ def texts(figure):
 
 
 def test_tensor_map_picture_holds_the_fields():
-    said = texts(pictures.tensor_map_picture())
+    said = texts(figures.tensor_map_picture())
     for text in ("100, 40", "224 bytes", "32, 16", "64B", "zero", "128B of L2", "bfloat16", "16 × 64 B = 1,024 B",
                  "corner (40, 12)"):
         assert text in said
     with pytest.raises(ValueError, match="pad its rows"):
-        pictures.tensor_map_picture(stride=101)
+        figures.tensor_map_picture(stride=101)
     with pytest.raises(ValueError, match="inside of the tensor"):
-        pictures.tensor_map_picture(x=-1)
+        figures.tensor_map_picture(x=-1)
 
 
 def test_halo_picture_counts_what_lies_outside():
-    figure = pictures.halo_picture()
+    figure = figures.halo_picture()
     assert figure.get_suptitle() == f"One box brings tile and halo; {24 + 4 * 10 - 4} of 240 elements lie outside"
     assert "the barrier expects the whole box: 10 × 24 × 4 B = 960 bytes" in texts(figure)
     assert any(patch.get_hatch() for patch in figure.axes[0].patches)
     with pytest.raises(ValueError, match="a row and a column at least"):
-        pictures.halo_picture(halo=0)
+        figures.halo_picture(halo=0)
 
 
 @pytest.mark.parametrize("arguments, box, every", [
     ((8, 16), "10 × 24 at (-4, -1)", 4), ((8, 16, 2), "12 × 24 at (-4, -2)", 4), ((8, 16, 5), "18 × 32 at (-8, -5)", 4),
     ((8, 16, 1, 2), "10 × 32 at (-8, -1)", 8), ((8, 16, 1, 8), "10 × 20 at (-2, -1)", 2)])
 def test_a_halo_starts_a_whole_unit_left_of_the_tile(arguments, box, every):
-    figure = pictures.halo_picture(*arguments)
+    figure = figures.halo_picture(*arguments)
     said = texts(figure)
     assert f"box {box}, columns first" in said and f"where a box may start: every {every}" in said
     assert_legible(figure)
@@ -120,23 +120,23 @@ def test_a_halo_starts_a_whole_unit_left_of_the_tile(arguments, box, every):
 
 def test_the_halo_that_is_drawn_is_the_kernels():
     rows, columns = TileConfig("stencil", 8, 32, 32).box()
-    assert f"box {rows} × {columns} at (-4, -1), columns first" in texts(pictures.halo_picture(8, 32))
+    assert f"box {rows} × {columns} at (-4, -1), columns first" in texts(figures.halo_picture(8, 32))
 
 
 def test_gemm_tiles_count_bytes():
-    figure = pictures.gemm_tiles_picture()
+    figure = figures.gemm_tiles_picture()
     assert figure.get_suptitle() == "2 CTAs read 64 KB a step as a cluster; without, 96 KB"
     assert texts(figure).count("B 16 KB") == 4 and "by CTA 1" in texts(figure)
-    assert "alone reads 32 KB" in pictures.gemm_tiles_picture(128, 128, 64, 1).get_suptitle()
+    assert "alone reads 32 KB" in figures.gemm_tiles_picture(128, 128, 64, 1).get_suptitle()
     with pytest.raises(ValueError, match="divide block_n"):
-        pictures.gemm_tiles_picture(cluster=3)
+        figures.gemm_tiles_picture(cluster=3)
 
 
 def test_roles_count_registers():
-    assert "registers: 128 × (40 + 2 × 232) = 64,512 of 65,536 an SM has" in texts(pictures.roles_picture())
-    assert "240 registers a thread" in texts(pictures.roles_picture(4, 2, 24, 240))
+    assert "registers: 128 × (40 + 2 × 232) = 64,512 of 65,536 an SM has" in texts(figures.roles_picture())
+    assert "240 registers a thread" in texts(figures.roles_picture(4, 2, 24, 240))
     with pytest.raises(ValueError, match="need 66,560"):
-        pictures.roles_picture(4, 2, 40, 240)
+        figures.roles_picture(4, 2, 40, 240)
 
 
 def test_timeline():
@@ -146,14 +146,14 @@ def test_timeline():
     assert axes.get_xlabel() == "time, µs" and timeline().axes[0].get_xlabel() == "time, cycles"
     ends = [patch.get_x() + patch.get_width() for patch in axes.patches]
     assert len(axes.patches) == len(EVENTS) and max(ends) == pytest.approx(max(row["end"] for row in EVENTS) / 1000)
-    placed = pictures._stacked([row for row in EVENTS if row["role"] == "producer"])
+    placed = figures._stacked([row for row in EVENTS if row["role"] == "producer"])
     for (line, row), (other, later) in itertools.combinations(placed, 2):
         assert line != other or row["end"] <= later["begin"]
     for bad, match in (({"event": "nap"}, "an event is one of"), ({"end": -5}, "ends after it begins")):
         with pytest.raises(ValueError, match=match):
-            pictures.timeline([{**EVENTS[0], **bad}], title="bad")
+            figures.timeline([{**EVENTS[0], **bad}], title="bad")
     with pytest.raises(ValueError, match="nothing to draw"):
-        pictures.timeline([], title="empty")
+        figures.timeline([], title="empty")
 
 
 def test_ladder_is_in_percent_of_the_ceiling():

@@ -3,21 +3,23 @@
 import pytest
 from records import held
 
-from ch10 import tile_broken, tile_sweep, tile_trials, wgmma_sweep, wgmma_trials
+from ch10.tile_pipeline import broken_programs, experiments, sweep
+from ch10.wgmma_gemm import experiments as wgmma_gemm_experiments
+from ch10.wgmma_gemm import sweep as wgmma_gemm_sweep
 from tilelab import device, results
 
 EXPERIMENTS = {
-    "ch10_tile_check": tile_trials.checked, "ch10_tile_dump": tile_trials.dumped, "ch10_tile_speed": tile_trials.speed,
-    "ch10_tile_swizzle": tile_trials.swizzles, "ch10_tile_stages": tile_trials.staged,
-    "ch10_tile_multicast": tile_trials.multicast, "ch10_tile_reduction": tile_trials.reduction,
-    "ch10_tile_boxes": tile_trials.boxes, "ch10_tile_sweep": tile_sweep.swept,
-    "ch10_tile_sanitizer": tile_trials.sanitized,
-    "ch10_gemm_check": wgmma_trials.checked, "ch10_gemm_ladder": wgmma_trials.ladder,
-    "ch10_gemm_squares": wgmma_trials.squares, "ch10_gemm_llm": wgmma_trials.llm,
-    "ch10_gemm_ragged": wgmma_trials.ragged, "ch10_gemm_raster": wgmma_trials.raster,
-    "ch10_gemm_width": wgmma_trials.width, "ch10_gemm_timeline": wgmma_trials.timeline,
-    "ch10_gemm_broken": wgmma_trials.broken, "ch10_gemm_first": wgmma_trials.first,
-    "ch10_gemm_sweep": wgmma_sweep.swept, "ch10_gemm_sanitizer": wgmma_trials.sanitized}
+    "ch10_tile_check": experiments.checked, "ch10_tile_dump": experiments.dumped, "ch10_tile_speed": experiments.speed,
+    "ch10_tile_swizzle": experiments.swizzles, "ch10_tile_stages": experiments.staged,
+    "ch10_tile_multicast": experiments.multicast, "ch10_tile_reduction": experiments.reduction,
+    "ch10_tile_boxes": experiments.boxes, "ch10_tile_sweep": sweep.swept,
+    "ch10_tile_sanitizer": experiments.sanitized,
+    "ch10_gemm_check": wgmma_gemm_experiments.checked, "ch10_gemm_ladder": wgmma_gemm_experiments.ladder,
+    "ch10_gemm_squares": wgmma_gemm_experiments.squares, "ch10_gemm_llm": wgmma_gemm_experiments.llm,
+    "ch10_gemm_ragged": wgmma_gemm_experiments.ragged, "ch10_gemm_raster": wgmma_gemm_experiments.raster,
+    "ch10_gemm_width": wgmma_gemm_experiments.width, "ch10_gemm_timeline": wgmma_gemm_experiments.timeline,
+    "ch10_gemm_broken": wgmma_gemm_experiments.broken, "ch10_gemm_first": wgmma_gemm_experiments.first,
+    "ch10_gemm_sweep": wgmma_gemm_sweep.swept, "ch10_gemm_sanitizer": wgmma_gemm_experiments.sanitized}
 
 
 @pytest.mark.parametrize("name", list(EXPERIMENTS))
@@ -49,7 +51,7 @@ def test_the_whole_kernel_is_right_and_breaking_the_phase_is_found():
 
 def test_each_broken_rule_shows_and_the_controls_do_not():
     found = {row["program"]: row["result"] for row in held("ch10_tile_broken")["rows"]}
-    assert list(found) == list(tile_broken.PROGRAMS)
+    assert list(found) == list(broken_programs.PROGRAMS)
     assert found["load from column 4"] == found["load from column -4"] == "it loads"
     assert all("illegal instruction" in found[f"load from column {column}"] for column in (1, -1))
     assert found["store rows of 31 floats"].endswith("holds 0.0")
@@ -68,9 +70,9 @@ def test_the_command_line_of_broken_rules(argument, capsys):
     if argument == "load from column 1":
         if device.current().has_tma:
             pytest.skip("it would lose this process's GPU")
-        assert tile_broken.main([argument]) == 0 and "an illegal instruction" in capsys.readouterr().out
+        assert broken_programs.main([argument]) == 0 and "an illegal instruction" in capsys.readouterr().out
         return
     with pytest.raises(SystemExit) as ended:
-        tile_broken.main([argument])
+        broken_programs.main([argument])
     said = capsys.readouterr()
     assert ended.value.code == 2 * (argument == "bogus") and said.err.count("\n") == (argument == "bogus")

@@ -182,7 +182,7 @@ def sanitizer(tmp_path, monkeypatch):
         path.write_text(f"#!/bin/sh\n{shell}\n")
         path.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-        return check.sanitize("ch07.resample_trials")[0]
+        return check.sanitize("ch07.resample.experiments")[0]
 
     return made
 
@@ -214,7 +214,7 @@ racecheck*'sanitizer_cases(1, 3)'*)
   printf 'first\\nRace reported between one in a and b\\nRACECHECK SUMMARY: 1 hazard\\n'; exit 9;;
 racecheck*'sanitizer_cases('[02]', 3)'*|memcheck*'sanitizer_cases()'*) echo 'SUMMARY: 0 errors';;
 esac""")
-    found = {row["tool"]: (row["status"], row.get("races")) for row in check.sanitize("ch07.resample_trials", shares=3)}
+    found = {row["tool"]: (row["status"], row.get("races")) for row in check.sanitize("ch07.resample.experiments", shares=3)}
     assert found == {"memcheck": ("ok", None), "racecheck": ("wrong", ["one"]), "synccheck": ("wrong", None)}
 
 
@@ -236,4 +236,4 @@ def test_side_by_side_is_at_once_and_in_order(monkeypatch):
 def test_without_the_sanitizer(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(device.Unsupported, match="compute-sanitizer is not on the PATH"):
-        check.sanitize("ch07.resample_trials")
+        check.sanitize("ch07.resample.experiments")

@@ -10,8 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ch14 import compiled, compiled_cli, compiled_ncu, compiled_reading, compiled_trials, compiled_worker
-from ch14.compiled import TMA_FLAG, TUNED
+from ch14 import compiled
+from ch14.compiled import TMA_FLAG, TUNED, executed_instructions, experiments, reading
+from ch14.compiled import __main__ as command
+from ch14.compiled import worker as compiled_worker
 from tilelab import check, child, device, results
 
 SHAPES = {"matmul": (33, 40, 24), "mlp": (7, 16, 24), "attention": (2, 4, 2, 37, 64),
@@ -118,7 +120,7 @@ def test_a_filter_of_candidates_matches_inductors_names():
     from torch._inductor.kernel import mm
 
     names = [f"triton_{template.name}_7" for template in (mm.mm_template, mm.persistent_tma_mm_template)]
-    assert [compiled_reading.in_words(name) for name in names] == ["Triton, pointers", "Triton, persistent TMA"]
+    assert [reading.in_words(name) for name in names] == ["Triton, pointers", "Triton, persistent TMA"]
     for mode, kept in (("pointers-only", names[:1]), ("tma-only", names[1:])):
         assert [name for name in names if re.search(compiled.COMPILED[mode]["options"][compiled.ONLY], name)] == kept
 
@@ -157,21 +159,21 @@ class Runner:
 
 
 def test_calls_and_descriptors_of_a_generated_program():
-    assert compiled_reading.calls(PROGRAM) == ["triton_tem_fused_mm_0", "library mm", "library flash attention",
+    assert reading.calls(PROGRAM) == ["triton_tem_fused_mm_0", "library mm", "library flash attention",
                                                "cpp_fused_mul_silu_1"]
-    assert compiled_reading.descriptors(PROGRAM) == 2 and compiled_reading.calls("") == []
+    assert reading.descriptors(PROGRAM) == 2 and reading.calls("") == []
 
 
 @pytest.mark.parametrize("name, wanted", [
-    ("void at::cuda::(anonymous namespace)::spin_kernel(long)", compiled_reading.MARK),
-    ("cuda::<unnamed>::spin_kernel(long)", compiled_reading.MARK),
+    ("void at::cuda::(anonymous namespace)::spin_kernel(long)", reading.MARK),
+    ("cuda::<unnamed>::spin_kernel(long)", reading.MARK),
     ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT"),
     ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128>, false>(pytorch_flash::Params)",
      "flash_fwd_kernel"),
     ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::X<2> >(int)", "multi_tensor_apply_kernel"),
     ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD"), ("triton_tem_fused_mm_0", "triton_tem_fused_mm_0")])
 def test_short_names(name, wanted):
-    assert compiled_reading.short(name) == wanted
+    assert reading.short(name) == wanted
 
 
 def test_inductors_feedback_becomes_rows_in_order_of_speed():
@@ -182,11 +184,11 @@ def test_inductors_feedback_becomes_rows_in_order_of_speed():
     nodes = [types.SimpleNamespace(get_size=lambda size=size: size) for size in ([64, 32], [32, 16])]
     mm, slow, dead = (choice("mm", ""), choice("triton_mm_3", "BLOCK_M=64"),
                       choice("triton_mm_persistent_tma_5", "BLOCK_M=256"))
-    with compiled_reading.listening() as decided:
+    with reading.listening() as decided:
         saver, = select_algorithm.get_algorithm_selector_cache().feedback_saver_fns
         saver({dead: float("inf"), slow: 0.2, mm: 0.1}, "mm", nodes, [mm, slow, dead], None, {})
     assert [(row["choice"], row["ms"]) for row in decided] == [("mm", 0.1), ("triton_mm_3", 0.2), (dead.name, None)]
-    assert decided[0]["operands"] == [[64, 32], [32, 16]] and compiled_reading.winners(decided) == ["library (mm)"]
+    assert decided[0]["operands"] == [[64, 32], [32, 16]] and reading.winners(decided) == ["library (mm)"]
     assert not select_algorithm.get_algorithm_selector_cache().feedback_saver_fns
 
 
@@ -201,52 +203,52 @@ SAID = '''==PROF== Connected to process 2086 (/usr/bin/python3.12)
 
 
 def test_ncu_counters():
-    rows = compiled_reading.counters(SAID)
+    rows = reading.counters(SAID)
     assert rows[1] == {"kernel": "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", "UTMALDG": 163840, "UTMASTG": 32768,
                        "instructions": 6924254 + 2097152 + 163840 + 32768, "LDGSTS": 0, "HGMMA": 2097152}
-    assert [[row["UTMALDG"] for row in call] for call in compiled_reading.between_marks(rows)] == [[163840], []]
+    assert [[row["UTMALDG"] for row in call] for call in reading.between_marks(rows)] == [[163840], []]
     with pytest.raises(ValueError, match="no column"):
-        compiled_reading.counters("==ERROR== no kernels were profiled")
+        reading.counters("==ERROR== no kernels were profiled")
     with pytest.raises(ValueError, match="no instances"):
-        compiled_reading.counters(SAID.replace("13 (ISETP: 4; LDC: 2; EXIT: 2; CS2R: 2; BRA: 1)", "13"))
+        reading.counters(SAID.replace("13 (ISETP: 4; LDC: 2; EXIT: 2; CS2R: 2; BRA: 1)", "13"))
     with pytest.raises(ValueError, match=r"ncu saw 2 calls of \d+"):
-        compiled_ncu.by_call(rows)
+        executed_instructions.by_call(rows)
 
 
 def test_every_call_under_ncu_is_a_case():
-    cases = {(family, shape): modes for family, shape, modes in compiled_trials.CASES}
-    for family, shape, modes in compiled_ncu.CALLS:
+    cases = {(family, shape): modes for family, shape, modes in experiments.CASES}
+    for family, shape, modes in executed_instructions.CALLS:
         assert set(modes) <= set(cases[family, shape])
-    for family, shape, modes in compiled_trials.CASES:
+    for family, shape, modes in experiments.CASES:
         for mode in modes:
             compiled.check_mode(compiled.workload(family, shape, where="meta"), mode)
         assert "eager" in modes or family.endswith("attention")
 
 
 ROW = {"workload": "matmul", "shape": [1, 1, 1], "name": "default", "triton": {"triton_poi_0": dict.fromkeys(
-    compiled_trials.COUNTED, 0)}, "winner": [], "kernels": [{"kernel": name, "us": us} for name, us in (
+    experiments.COUNTED, 0)}, "winner": [], "kernels": [{"kernel": name, "us": us} for name, us in (
         ("nvjet", 5.0), ("triton_poi_0", 6.0), ("nvjet", 5.0), ("Memset", 0.1))]}
 
 
 def test_no_kernel_claims_tma_without_a_count():
-    main, pointwise, _ = compiled_trials.evidence(ROW, [])
+    main, pointwise, _ = experiments.evidence(ROW, [])
     assert main == {"kernel": "nvjet", "us": 10, "share": 10 / 16.1, "UTMALDG": None, "UTMASTG": None, "LDGSTS": None,
                     "proof": "none"}
     assert (pointwise["kernel"], pointwise["UTMALDG"], pointwise["proof"]) == ("triton_poi_0", 0, "SASS")
     counted = {"workload": "matmul", "shape": [1, 1, 1], "kernel": "nvjet", "UTMALDG": 8, "UTMASTG": 2, "LDGSTS": 0}
-    assert compiled_trials.evidence(ROW, [counted])[0]["proof"] == "ncu"
-    assert compiled_trials.evidence(ROW, [counted | {"shape": [2, 2, 2]}])[0]["proof"] == "none"
+    assert experiments.evidence(ROW, [counted])[0]["proof"] == "ncu"
+    assert experiments.evidence(ROW, [counted | {"shape": [2, 2, 2]}])[0]["proof"] == "none"
     own = ROW | {"triton": {"nvjet": {"UTMALDG": 2, "UTMASTG": 0, "LDGSTS": 0}}}
-    assert compiled_trials.evidence(own, [counted])[0]["UTMALDG"] == 2
-    assert compiled_trials.evidence({"workload": "matmul", "shape": []}, []) == []  # a mode that failed
+    assert experiments.evidence(own, [counted])[0]["UTMALDG"] == 2
+    assert experiments.evidence({"workload": "matmul", "shape": []}, []) == []  # a mode that failed
 
 
 def test_tables_of_kernels():
     failed = {"workload": "matmul", "shape": [1, 1, 1], "name": "tma-only", "status": "failed"}
-    made = compiled_trials.table([ROW, failed], [])
+    made = experiments.table([ROW, failed], [])
     assert [(row["winner"], row["main"], row["proof"]) for row in made] == [("nothing to choose", "nvjet", "none"),
                                                                           ("", "", "none")]
-    both = compiled_trials.ran([ROW, ROW | {"name": "eager"}, failed], [])
+    both = experiments.ran([ROW, ROW | {"name": "eager"}, failed], [])
     assert [(row["kernel"], row["modes"], row["proof"]) for row in both] == [
         ("nvjet", "default, eager", "none"), ("triton_poi_0", "default, eager", "SASS")]
 
@@ -255,7 +257,7 @@ def test_tables_of_kernels():
 
 
 def compiled_here(family, shape, modes):
-    with child.borrowed("ch14.compiled_worker", "the compiler's process") as worker:
+    with child.borrowed("ch14.compiled.worker", "the compiler's process") as worker:
         rows = compiled_worker.measure(worker, family, shape, modes, compiled.here(), timed=False)
         worker.stop()
     if any(row["status"] == "unsupported" for row in rows):
@@ -284,8 +286,8 @@ def test_modules_of_graphs_and_of_fusions_that_were_only_timed(monkeypatch):
     graph, fusion, other = types.SimpleNamespace(call=1), types.SimpleNamespace(
         call=1, benchmark_all_configs=1), types.SimpleNamespace()
     monkeypatch.setattr(PyCodeCache, "modules", [fusion, other, graph])
-    assert compiled_reading.modules() == ([graph], [fusion])
-    assert compiled_reading.is_product("@triton_heuristics.template(\n") and not compiled_reading.is_product(PROGRAM)
+    assert reading.modules() == ([graph], [fusion])
+    assert reading.is_product("@triton_heuristics.template(\n") and not reading.is_product(PROGRAM)
 
 
 def test_compiles_and_reads_an_mlp():
@@ -310,7 +312,7 @@ def test_unfused_attention_is_recognised():
 
 def run(capsys, *arguments):
     with pytest.raises(SystemExit) as end:
-        compiled_cli.main(list(arguments))
+        command.main(list(arguments))
     return end.value.code, capsys.readouterr().err
 
 
@@ -330,14 +332,14 @@ def test_bad_usage_is_one_line_and_two(capsys, arguments, message):
 @pytest.mark.skipif(device.current().has_tma, reason="this GPU has TMA")
 @pytest.mark.parametrize("arguments", [[], ["--workload", "attention", "--mode", "flash", "--json", "-"]])
 def test_without_a_gpu_it_is_one_sentence_and_two(capsys, arguments):
-    assert compiled_cli.main(arguments) == 2
+    assert command.main(arguments) == 2
     said = capsys.readouterr()
     assert "needs TMA" in said.err and len(said.err.splitlines()) == 1 and not said.out
 
 
 @pytest.mark.gpu
 def test_command_line_measures(capsys):
-    assert compiled_cli.main(["--shape", "1024,1024,1024", "--mode", "default", "--json", "-"]) == 0
+    assert command.main(["--shape", "1024,1024,1024", "--mode", "default", "--json", "-"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert set(results.KEYS) <= set(record)
     assert [row["name"] for row in record["rows"]] == ["eager", "default"]
@@ -352,7 +354,7 @@ def test_the_descriptor_template_is_offered_and_holds_tma():
     rows = {row["name"]: row for row in compiled_here("matmul", (1000, 1024, 520), (
         "eager", "persistent-tma", "tma-only", "pointers-only"))}
     assert all(row["status"] == "ok" for row in rows.values()), rows
-    kinds = {compiled_reading.in_words(each["choice"]) for each in rows["persistent-tma"]["decided"]}
+    kinds = {reading.in_words(each["choice"]) for each in rows["persistent-tma"]["decided"]}
     assert {"library (mm)", "Triton, pointers", "Triton, persistent TMA"} <= kinds
     tma, pointers = (list(rows[mode]["triton"].values())[0] for mode in ("tma-only", "pointers-only"))
     assert rows["tma-only"]["descriptors"] >= 2 and tma["UTMALDG"] >= 2 and tma["LDGSTS"] == 0
@@ -363,7 +365,7 @@ def test_the_descriptor_template_is_offered_and_holds_tma():
 def test_rows_off_the_16_byte_grid_get_no_descriptor_template():
     _, row = compiled_here("matmul", (512, 1001, 520), ("eager", "persistent-tma"))
     assert row["status"] == "ok"
-    assert "Triton, persistent TMA" not in {compiled_reading.in_words(each["choice"]) for each in row["decided"]}
+    assert "Triton, persistent TMA" not in {reading.in_words(each["choice"]) for each in row["decided"]}
 
 
 @pytest.mark.gpu

@@ -3,11 +3,11 @@
 import pytest
 from records import held
 
-from ch14 import compiled_trials
+from ch14.compiled import experiments
 from tilelab import results
 
-EXPERIMENTS = {"ch14_compiled_cells": compiled_trials.cells, "ch14_compiled_choices": compiled_trials.choices,
-               "ch14_compiled_ncu": compiled_trials.profiled}
+EXPERIMENTS = {"ch14_compiled_cells": experiments.cells, "ch14_compiled_choices": experiments.choices,
+               "ch14_compiled_ncu": experiments.profiled}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_every_row_is_ok(name):
 
 
 def test_every_case_is_there_and_within_its_tolerance(cells):
-    assert list(cells) == [(family, shape, mode) for family, shape, modes in compiled_trials.CASES for mode in modes]
+    assert list(cells) == [(family, shape, mode) for family, shape, modes in experiments.CASES for mode in modes]
     assert all(row["error"] <= row["tolerance"] and row["ms"] > 0 and row["kernels"] for row in cells.values())
 
 
@@ -42,15 +42,15 @@ def test_a_compile_time_is_given_where_caches_were_cold(cells):
 
 def test_no_kernel_claims_tma_without_a_count(cells):
     counters = held("ch14_compiled_ncu")["rows"]
-    found = [each for row in cells.values() for each in compiled_trials.evidence(row, counters)]
+    found = [each for row in cells.values() for each in experiments.evidence(row, counters)]
     assert all((each["UTMALDG"] is None) == (each["proof"] == "none") for each in found)
     large = [row for row in cells.values() if row["name"] != "unfused" and row["shape"] != [1, 16, 16, 2048, 128]]
-    assert all(row["proof"] in ("SASS", "ncu") for row in compiled_trials.table(large, counters))
+    assert all(row["proof"] in ("SASS", "ncu") for row in experiments.table(large, counters))
 
 
 def test_eager_loads_by_tma_and_max_autotune_has_no_template_for_it(cells):
     counters = held("ch14_compiled_ncu")["rows"]
-    row, = compiled_trials.table([cell(cells, "matmul", "eager")], counters)
+    row, = experiments.table([cell(cells, "matmul", "eager")], counters)
     assert row["UTMALDG"] > 0 and row["proof"] == "ncu"
     choices = held("ch14_compiled_choices")["rows"]
     offered = {row["name"] for row in choices if row["whose"] == "Triton, persistent TMA"}
@@ -71,13 +71,13 @@ def test_what_compiling_gains(cells):
     assert cell(cells, "mlp", "default")["ratio"] >= 1.02
     products = [row for row in cells.values() if row["workload"] in ("matmul", "mlp")]
     assert max(row["ratio"] for row in products) < 1.2  # the title of a picture
-    copied, plain = (cell(cells, "matmul", mode)["ratio"] for mode in ("max-autotune", compiled_trials.TUNED))
+    copied, plain = (cell(cells, "matmul", mode)["ratio"] for mode in ("max-autotune", experiments.TUNED))
     assert copied < 0.95 * plain
 
 
 def test_attention_is_the_librarys_kernel_in_every_mode(cells):
     counters = held("ch14_compiled_ncu")["rows"]
     rows = [cell(cells, "attention", name) for name in ("cuDNN", "eager", "default", "max-autotune", "unfused-default")]
-    assert len({row["main"] for row in compiled_trials.table(rows, counters)}) == 1
+    assert len({row["main"] for row in experiments.table(rows, counters)}) == 1
     slow = cell(cells, "attention", "unfused")["ratio"]
     assert all(cell(cells, "attention", name)["ratio"] > 1.3 * slow for name in ("flash", "efficient"))

@@ -4,13 +4,14 @@ import pytest
 import torch
 import triton
 
-from ch14 import descriptors, descriptors_configs, descriptors_trials
-from ch14.descriptors_configs import OPS, TileConfig, configs
+from ch14 import descriptors
+from ch14.descriptors import experiments
+from ch14.descriptors.configs import OPS, TileConfig, chosen, configs
 from tilelab import build, device
 
 WHERE = "cuda" if device.current().capability else "cpu"
 LIVE = device.current().has_tma
-EVERY = [(op, name) for op in OPS for name in descriptors_trials.runnable(op)]
+EVERY = [(op, name) for op in OPS for name in experiments.runnable(op)]
 # Small tiles, so that several programs, several tiles a program and ragged ends occur in the interpreter too.
 SMALL = {"copy": [TileConfig("host", 4, 32, 1, 3, 2), TileConfig("device", 8, 16, 1, 0, 3, 2),
                   TileConfig("host", 0, 64, 1), TileConfig("device", 0, 128, 1, 0, 2),
@@ -27,7 +28,7 @@ if not LIVE or device.current().has_tcgen05:
 
 @pytest.mark.parametrize("op, name", EVERY)
 def test_every_variant_on_ragged_shapes(op, name):
-    cases = [descriptors_trials.verify(op, name, *shape, torch.float16, 11 if op == "gather" else None)
+    cases = [experiments.verify(op, name, *shape, torch.float16, 11 if op == "gather" else None)
              for shape in ((1, 8), (37, 200), (5, 1032))]
     assert not [case for case in cases if case["status"] != "ok"]
 
@@ -36,7 +37,7 @@ def test_every_variant_on_ragged_shapes(op, name):
 def test_small_tiles_loops_and_padded_rows(op, config):
     for shape in ((1, 8), (9, 24), (33, 136)):
         for dtype in (torch.float32, torch.float16):
-            row = descriptors_trials.verify(op, config, *shape, dtype, 13 if op == "gather" else None)
+            row = experiments.verify(op, config, *shape, dtype, 13 if op == "gather" else None)
             assert row["status"] == "ok", (shape, dtype, row["reason"])
 
 
@@ -90,7 +91,7 @@ def test_specs():
 
 @pytest.fixture(scope="module")
 def built():
-    rows = descriptors_trials.built(ops=("copy", "gather")) + descriptors_trials.built(("sm_90a", "sm_120a"), ("add",))
+    rows = experiments.built(ops=("copy", "gather")) + experiments.built(("sm_90a", "sm_120a"), ("add",))
     return {(row["op"], row["name"], row["target"]): row for row in rows}
 
 
@@ -161,7 +162,7 @@ def test_bad_configuration_is_one_sentence(change, message):
 ])
 def test_bad_variant_is_one_sentence(op, config, message):
     with pytest.raises(ValueError, match=message):
-        descriptors_configs.chosen(op, config)
+        chosen(op, config)
 
 
 ROOM = torch.zeros(16, 64)
@@ -217,7 +218,7 @@ def test_a_target_that_cannot_is_said():
 @pytest.mark.parametrize("op, name", EVERY)
 def test_large(op, name):
     for dtype in descriptors.FLOATS:
-        row = descriptors_trials.verify(op, name, 4099, 4104, dtype, 5001 if op == "gather" else None)
+        row = experiments.verify(op, name, 4099, 4104, dtype, 5001 if op == "gather" else None)
         assert row["status"] == "ok", row["reason"]
 
 

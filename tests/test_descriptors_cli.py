@@ -3,26 +3,27 @@ import re
 
 import pytest
 
-from ch14 import descriptors_cli, descriptors_pictures, descriptors_trials
-from ch14.descriptors_configs import OPS, configs
+from ch14.descriptors import __main__ as command
+from ch14.descriptors import experiments, figures
+from ch14.descriptors.configs import OPS, configs
 from tilelab import device
 
 JSON_KEYS = {"experiment", "device", "versions", "recorded", "source", "rows"}
 
 
 def test_a_target_is_compiled_and_said_in_json(capsys):
-    assert descriptors_cli.main(["--op", "add", "--shape", "4096,4096", "--variant", "tile_host", "--target", "sm_100a",
+    assert command.main(["--op", "add", "--shape", "4096,4096", "--variant", "tile_host", "--target", "sm_100a",
                                  "--json", "-"]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert set(record) == JSON_KEYS and record["source"] == descriptors_trials.kernels()
+    assert set(record) == JSON_KEYS and record["source"] == experiments.kernels()
     row, = record["rows"]
     assert (row["name"], row["status"], row["target"]) == ("tile_host", "ok", "sm_100a") and row["tma_load"]
 
 
 def test_what_a_target_cannot_run_is_a_row(capsys):
-    assert descriptors_cli.main(["--op", "gather", "--variant", "gather4", "--target", "sm_90a"]) == 2
+    assert command.main(["--op", "gather", "--variant", "gather4", "--target", "sm_90a"]) == 2
     assert "unsupported" in (said := capsys.readouterr().out) and "take rows_host" in said
-    assert descriptors_cli.main(["--op", "gather", "--variant", "best", "--target", "sm_90a"]) == 0
+    assert command.main(["--op", "gather", "--variant", "best", "--target", "sm_90a"]) == 0
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -35,29 +36,29 @@ def test_what_a_target_cannot_run_is_a_row(capsys):
 ])
 def test_bad_usage_is_one_line(arguments, message, capsys):
     with pytest.raises(SystemExit) as stop:
-        descriptors_cli.main(arguments)
+        command.main(arguments)
     said = capsys.readouterr().err
     assert stop.value.code == 2 and said.count("\n") == 1
     assert re.search(message, said), said
 
 
 def test_an_unknown_target_is_one_line(capsys):
-    assert descriptors_cli.main(["--target", "sm_121"]) == 2
+    assert command.main(["--target", "sm_121"]) == 2
     assert "the target meant is sm_121a" in capsys.readouterr().err
 
 
 def test_without_a_gpu_it_says_what_to_do_instead(capsys, monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
-    assert descriptors_cli.main([]) == 2
+    assert command.main([]) == 2
     assert capsys.readouterr().err.endswith("compile them with --target sm_90a.\n")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", OPS)
 def test_best_is_checked_and_timed(op, capsys):
-    assert descriptors_cli.main(["--op", op, "--shape", "2048,2048", "--variant", "best", "--json", "-"]) == 0
+    assert command.main(["--op", op, "--shape", "2048,2048", "--variant", "best", "--json", "-"]) == 0
     row, = json.loads(capsys.readouterr().out)["rows"]
-    assert row["status"] == "ok" and row["gbps"] > 0 and row["peer"] == descriptors_trials.PEER[op]
+    assert row["status"] == "ok" and row["gbps"] > 0 and row["peer"] == experiments.PEER[op]
 
 
 # ---- the sweep and the pictures
@@ -65,7 +66,7 @@ def test_best_is_checked_and_timed(op, capsys):
 
 @pytest.mark.parametrize("op", OPS)
 def test_what_is_swept_can_be_told_apart_and_launched(op):
-    chosen, space = descriptors_trials.grid(op), descriptors_trials.DescriptorSpace(op, 4096, 4096, "sm_90a")
+    chosen, space = experiments.grid(op), experiments.DescriptorSpace(op, 4096, 4096, "sm_90a")
     assert len(set(map(str, chosen))) == len(set(chosen)) == len(chosen) > 40
     assert {config.way for config in chosen} == {"host", "device", "pointers"}
     assert [space.reject(config) for config in chosen] == [""] * len(chosen)
@@ -73,11 +74,11 @@ def test_what_is_swept_can_be_told_apart_and_launched(op):
 
 
 def test_the_panel_s_subject():
-    subject = descriptors_trials.SUBJECT
+    subject = experiments.SUBJECT
     for op in subject.dtypes:
         for preset in subject.presets.values():
             assert all(axis(config) for axis in subject.axes.values() for config in preset(op))
-    assert subject.space((64, 64), "add", "sm_121a") == descriptors_trials.DescriptorSpace("add", 64, 64, "sm_121a")
+    assert subject.space((64, 64), "add", "sm_121a") == experiments.DescriptorSpace("add", 64, 64, "sm_121a")
     assert subject.space((64, 64), "gather", "sm_90a").reject(configs("gather")["gather4"])
     for shape in ((64,), (64, 12), (0, 64)):
         with pytest.raises(ValueError, match="a shape is ROWS,COLUMNS, columns a multiple of 8"):
@@ -85,7 +86,7 @@ def test_the_panel_s_subject():
 
 
 def test_pictures_draw():
-    assert descriptors_pictures.ways_picture()._repr_png_().startswith(b"\x89PNG")
-    assert descriptors_pictures.boxes_picture([((4, 2048), (4, 256))])._repr_png_().startswith(b"\x89PNG")
+    assert figures.ways_picture()._repr_png_().startswith(b"\x89PNG")
+    assert figures.boxes_picture([((4, 2048), (4, 256))])._repr_png_().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="boxes of 4 × 256 do not make a block of 4 × 100"):
-        descriptors_pictures.boxes_picture([((4, 100), (4, 256))])
+        figures.boxes_picture([((4, 100), (4, 256))])

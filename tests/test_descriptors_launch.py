@@ -6,8 +6,9 @@ import sys
 import pytest
 import torch
 
-from ch14 import descriptors, descriptors_launch
-from ch14.descriptors_configs import TileConfig
+from ch14 import descriptors
+from ch14.descriptors import launch_cost
+from ch14.descriptors.configs import TileConfig
 from tilelab import build, child, results
 
 # In a process that compiles: the kernels of this one may be the interpreter's.
@@ -57,12 +58,12 @@ def test_parameters_are_laid_out_as_triton_does():
 
 def test_parameters_of_ptx():
     report = build.build_one(descriptors.job("copy", TileConfig("host", 4, 256, 1), "sm_100a"))
-    assert descriptors_launch.parameters(report.ptx).count(128) == 2
+    assert launch_cost.parameters(report.ptx).count(128) == 2
 
 
 @pytest.mark.gpu
 def test_every_way_to_launch_copies():
-    rows = descriptors_launch.cost()
+    rows = launch_cost.cost()
     assert len(rows) == 9 and {row["status"] for row in rows} == {"ok"}
     assert all(row["us"] > 0 for row in rows)
 
@@ -72,17 +73,17 @@ def test_every_way_to_launch_copies():
     ("copy", "host", (64, 64)), ("add", "host", (0, 1024)), ("add", "device", (8, 64)), ("add", "pointers", (4, 256)),
     ("gather", "host", (1, 256)), ("gather", "device", (1, 1024))])
 def test_a_bound_launch_computes_the_same(op, way, block):
-    from ch14 import descriptors_trials
+    from ch14.descriptors import experiments
 
-    given = descriptors_trials.inputs(op, 333, 1032, torch.float32)
+    given = experiments.inputs(op, 333, 1032, torch.float32)
     launch = descriptors.prepare(op, config=TileConfig(way, *block, 1), **given)
-    call = descriptors_launch.bind(launch)
+    call = launch_cost.bind(launch)
     for _ in range(2):
         given["x"].normal_()
         given["out"].fill_(float("nan"))
         call()
-        assert torch.equal(given["out"], descriptors_trials.spec(op, **given).float())  # the exact sum, rounded once
+        assert torch.equal(given["out"], experiments.spec(op, **given).float())  # the exact sum, rounded once
 
 
 def test_source_is_a_hash():
-    assert results.stale({"source": "0" * 16, "recorded": "2026-01-01"}, descriptors_launch.source())
+    assert results.stale({"source": "0" * 16, "recorded": "2026-01-01"}, launch_cost.source())

@@ -3,13 +3,13 @@
 import pytest
 from records import held
 
-from ch14 import descriptors_configs, descriptors_rules, descriptors_trials
-from ch14.descriptors_configs import OPS
+from ch14.descriptors import experiments, rules
+from ch14.descriptors.configs import OPS, configs
 from tilelab import results
 
-EXPERIMENTS = {"ch14_descriptors_speed": descriptors_trials.speed, "ch14_descriptors_made": descriptors_trials.made,
-               "ch14_descriptors_sweep": descriptors_trials.swept, "ch14_descriptors_launch": descriptors_trials.launch,
-               "ch14_descriptors_rules": descriptors_rules.broken}
+EXPERIMENTS = {"ch14_descriptors_speed": experiments.speed, "ch14_descriptors_made": experiments.made,
+               "ch14_descriptors_sweep": experiments.swept, "ch14_descriptors_launch": experiments.launch,
+               "ch14_descriptors_rules": rules.broken}
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -25,7 +25,7 @@ def test_nothing_recorded_is_wrong(name):
 
 def test_every_variant_is_recorded():
     rows = {(row["op"], row["name"], row["config"]) for row in held("ch14_descriptors_speed")["rows"]}
-    assert rows == {(op, name, str(config)) for op in OPS for name, config in descriptors_configs.configs(op).items()
+    assert rows == {(op, name, str(config)) for op in OPS for name, config in configs(op).items()
                     if not config.rejection("sm_90a")}
 
 
@@ -44,12 +44,12 @@ def test_a_map_encoded_once_costs_less_than_two_microseconds():
 
 def test_what_the_notebook_says_of_rules():
     rows = {row["rule"]: row for row in held("ch14_descriptors_rules")["rows"]}
-    assert list(rows) == list(descriptors_rules.RULES)
+    assert list(rows) == list(rules.RULES)
     assert rows["none is broken"]["host"] == rows["none is broken"]["device"] == "right"
     for rule in ("start at 16 bytes", "rows 16 bytes apart", "tile 16 bytes wide"):
         assert "invalid argument" in rows[rule]["host"]
     assert "elements are wrong" in rows["rows 16 bytes apart"]["device"]
-    for way in descriptors_rules.WAYS:
+    for way in rules.WAYS:
         assert "illegal instruction" in rows["tiles start at 16 bytes"][way]
         assert rows["rows end at 16 bytes"][way] == "right, and 8 elements behind its rows are overwritten"
     assert "invalid device context" in rows["a context in the thread"]["host"]
@@ -58,4 +58,4 @@ def test_what_the_notebook_says_of_rules():
 
 def test_a_loop_costs_a_copy_also_with_the_host_s_maps():
     ratio = {(row["name"], row["loop"]): row["ratio"] for row in held("ch14_descriptors_made")["rows"]}
-    assert all(ratio["host", loop] < ratio["host", "a tile a program"] for loop in list(descriptors_trials.LOOPS)[1:])
+    assert all(ratio["host", loop] < ratio["host", "a tile a program"] for loop in list(experiments.LOOPS)[1:])

@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from ch14 import descriptors_rules, descriptors_trials
-from ch14.descriptors_rules import RULES
+from ch14.descriptors import experiments, rules
+from ch14.descriptors.rules import RULES
 from tilelab import build, device
 
 KEPT_BY_NOBODY = ("none is broken", "tiles start at 16 bytes", "an allocator is set", "a context in the thread")
@@ -11,21 +11,21 @@ KEPT_BY_NOBODY = ("none is broken", "tiles start at 16 bytes", "an allocator is 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in KEPT_BY_NOBODY])
 def test_the_launcher_has_a_sentence(rule):
-    sentence = descriptors_rules.said(rule)["launcher"]
+    sentence = rules.said(rule)["launcher"]
     assert sentence.startswith("ValueError: ") and sentence.endswith(".") and "\n" not in sentence
 
 
 def test_each_rule_has_its_reason():
-    assert list(descriptors_rules.WHY) == list(RULES)
+    assert list(rules.WHY) == list(RULES)
 
 
 def test_what_triton_s_class_lets_pass():
-    passed = {rule for rule in RULES if not descriptors_rules.said(rule)["triton"]}
+    passed = {rule for rule in RULES if not rules.said(rule)["triton"]}
     assert passed == {*KEPT_BY_NOBODY, "tile 16 bytes wide", "rows end at 16 bytes"}
 
 
 def test_what_lies_outside():
-    zeros, nans = descriptors_rules.edge("zero"), descriptors_rules.edge("nan")
+    zeros, nans = rules.edge("zero"), rules.edge("nan")
     assert zeros == [*map(float, range(1, 13)), 0, 0, 0, 0]
     assert nans[:12] == zeros[:12] and all(value != value for value in nans[12:])
 
@@ -33,12 +33,12 @@ def test_what_lies_outside():
 @pytest.mark.parametrize("target", device.TARGETS[1:])
 def test_one_tile_of_each_way_uses_tma(target):
     tile = dict.fromkeys(("x", "out"), "tensordesc<i16[8, 64]>")
-    host = build.build_one(build.Job("ch14.descriptors_rules:one_host_kernel", tile, {"SHIFT": 0}, target))
+    host = build.build_one(build.Job("ch14.descriptors.rules:one_host_kernel", tile, {"SHIFT": 0}, target))
     assert host.counts["tma_load"] == host.counts["tma_store"] == 1
     pointers = {**dict.fromkeys(("x", "out"), "*i16"),
                 **dict.fromkeys(("rows", "columns", "stride_x", "stride_out"), "i32")}
     constants = {"LAST": 1, "BLOCK_M": 8, "BLOCK_N": 64, "SHIFT": 0}
-    made = build.build_one(build.Job("ch14.descriptors_rules:one_device_kernel", pointers, constants, target))
+    made = build.build_one(build.Job("ch14.descriptors.rules:one_device_kernel", pointers, constants, target))
     assert made.counts["tma_load"] == made.counts["tma_store"] == 1 and made.counts["tensormap_replace"]
 
 
@@ -49,13 +49,13 @@ def test_the_compiler_refuses_for_the_device(block, last, message):
     signature = {**dict.fromkeys(("x", "out"), "*i16"),
                  **dict.fromkeys(("rows", "columns", "stride_x", "stride_out"), "i32")}
     constants = {"LAST": last, "BLOCK_M": block[0], "BLOCK_N": block[1], "SHIFT": 0}
-    report = build.build_one(build.Job("ch14.descriptors_rules:one_device_kernel", signature, constants, "sm_90a"))
+    report = build.build_one(build.Job("ch14.descriptors.rules:one_device_kernel", signature, constants, "sm_90a"))
     assert report.status == "failed" and message in report.reason
 
 
 @pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
 def test_the_compiler_takes_a_descriptor_out_of_the_loop(target):
-    assert descriptors_rules.hoisted(target)
+    assert rules.hoisted(target)
 
 
 def test_the_sentence_of_an_error():
@@ -66,35 +66,35 @@ def test_the_sentence_of_an_error():
                           (bare, "AssertionError: raise AssertionError")):
         with pytest.raises((ValueError, AssertionError)) as caught:
             say()
-        assert descriptors_rules.sentence(caught.value) == expected
+        assert rules.sentence(caught.value) == expected
 
 
 def test_variables_that_do_not_exist():
     words = ["TRITON_TMA_ENABLE", "TRITON_CUDNN_ALGOS", "DISABLE_TMA", "TRITON_ALWAYS_COMPILE"]
-    assert [word for word, there in descriptors_trials.found_in("triton", words).items() if there] == words[3:]
+    assert [word for word, there in experiments.found_in("triton", words).items() if there] == words[3:]
 
 
 # ---- on a GPU
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("way", descriptors_rules.WAYS)
+@pytest.mark.parametrize("way", rules.WAYS)
 def test_a_tile_that_keeps_the_rules_is_right(way):
-    assert descriptors_rules.attempt(way, "none is broken") == "right"
+    assert rules.attempt(way, "none is broken") == "right"
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("way", descriptors_rules.WAYS)
+@pytest.mark.parametrize("way", rules.WAYS)
 def test_a_ragged_row_is_written_past_its_end(way):
     """Triton's issue 11583; should this fail, the launcher's guard can go."""
-    assert descriptors_rules.attempt(way, "rows end at 16 bytes") == \
+    assert rules.attempt(way, "rows end at 16 bytes") == \
         "right, and 8 elements behind its rows are overwritten"
 
 
 @pytest.mark.gpu
 def test_without_an_allocator():
     with pytest.raises(RuntimeError, match="no allocator was set"):
-        descriptors_rules.attempt("device", "an allocator is set")
+        rules.attempt("device", "an allocator is set")
 
 
 @pytest.mark.gpu
@@ -104,11 +104,11 @@ def test_without_an_allocator():
     ("a context in the thread", "RuntimeError: .*invalid device context")])
 def test_what_stops_a_bad_host_descriptor(rule, found):
     with pytest.raises((RuntimeError, AssertionError, ValueError)) as caught:
-        descriptors_rules.attempt("host", rule)
-    assert re.match(found, descriptors_rules.sentence(caught.value))
+        rules.attempt("host", rule)
+    assert re.match(found, rules.sentence(caught.value))
 
 
 @pytest.mark.gpu
 def test_a_fault_in_the_worker_is_a_row():
-    row = descriptors_rules._asked("tiles start at 16 bytes")
+    row = rules._asked("tiles start at 16 bytes")
     assert row["host"] == row["device"] == "AcceleratorError: CUDA error: an illegal instruction was encountered"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_ch10_pictures import assert_legible
 
-from ch10 import explorer, tile_dump
+from ch10.tile_pipeline import box_dump, explorer
 from tilelab import tensor_map
 
 
@@ -119,7 +119,7 @@ def test_a_box_within_a_unit_is_refused_in_the_words_of_the_launcher(dtype, colu
     with pytest.raises(ValueError, match="multiple of 16 bytes of its row") as said:
         explorer.draw_box((48, 96), (0, column), box, dtype.itemsize)
     with pytest.raises(ValueError) as launcher:
-        tile_dump.dump_box(torch.zeros(48, 96, dtype=dtype), 0, column, box)
+        box_dump.dump_box(torch.zeros(48, 96, dtype=dtype), 0, column, box)
     assert str(said.value) == str(launcher.value)
     for aligned in (-16, 0, 16, 112):
         assert_legible(explorer.draw_box((48, 96), (0, aligned), box, dtype.itemsize))

@@ -4,9 +4,9 @@ import pytest
 import torch
 import triton
 
-from ch14 import gemm, gemm_configs, gemm_trials
-from ch14.gemm import Prepared, prepare
-from ch14.gemm_configs import GemmConfig
+from ch14 import gemm
+from ch14.gemm import Prepared, experiments, prepare
+from ch14.gemm.configs import SETS, GemmConfig, configs
 from tilelab import build, check, device
 
 GPU = device.current().capability is not None
@@ -133,7 +133,7 @@ def test_bfloat16_in_the_interpreter_is_refused():
 def test_a_set_says_what_it_passed_over():
     ready = prepare(random(64, 64), random(64, 64), config="proposed")
     assert isinstance(ready, Prepared) and ready.fell_back == ""
-    assert ready.config in gemm_configs.configs("proposed")
+    assert ready.config in configs("proposed")
     reasons = {str(config): reason for config, reason in ready.skipped}
     if not GPU or device.current().target == "sm_90a":
         assert set(reasons) == {"256,256,128,16,5", "256,128,128,16,4", "128,256,128,16,4", "128,128,128,8,4"}
@@ -143,13 +143,13 @@ def test_a_set_says_what_it_passed_over():
 
 def test_a_set_runs():
     a, b = random(100, 72), random(72, 104)
-    for which in (*gemm_configs.SETS, "best"):
+    for which in (*SETS, "best"):
         assert check.relative_error(gemm.gemm(a, b, config=which), gemm.spec(a, b)) < 1e-3, which
 
 
 def test_falling_back_is_reported(monkeypatch):
     monkeypatch.setattr(gemm, "ranked", lambda which, *rest: [] if which == "proposed" else
-                        gemm_configs.configs("conservative"))
+                        configs("conservative"))
     with pytest.warns(UserWarning, match="none of the proposed configurations runs on .*: fell back to 64,64,32,4,1"):
         gemm.gemm(random(64, 64), random(64, 64), config="proposed")
 
@@ -166,17 +166,17 @@ def test_one_configuration_that_cannot_run_is_unsupported():
 @pytest.mark.parametrize("dtype, layout", [("bf16", "k"), ("bf16", "n"), ("fp16", "k"), ("fp16", "n"), ("fp8", "k")])
 def test_every_configuration_on_ragged_shapes(dtype, layout):
     target = device.current().target
-    chosen = [config for which in gemm_configs.SETS for config in gemm_configs.configs(which, dtype, target)]
-    shapes = gemm_trials.RAGGED_FP8 if dtype == "fp8" else gemm_trials.RAGGED
+    chosen = [config for which in SETS for config in configs(which, dtype, target)]
+    shapes = experiments.RAGGED_FP8 if dtype == "fp8" else experiments.RAGGED
     wrong = [(config.name, shape, row["reason"]) for config in chosen for shape in shapes
-             if (row := gemm_trials.verify(config, *shape, dtype, layout))["status"] != "ok"]
+             if (row := experiments.verify(config, *shape, dtype, layout))["status"] != "ok"]
     assert not wrong
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("config", gemm_configs.configs("course")[:5], ids=lambda config: config.name)
+@pytest.mark.parametrize("config", configs("course")[:5], ids=lambda config: config.name)
 def test_the_same_bits_every_time(config):
-    a, b, out, *_ = gemm_trials.inputs(520, 1032, 2056)
+    a, b, out, *_ = experiments.inputs(520, 1032, 2056)
     ready = prepare(a, b, out=out, config=config)
     first = ready().clone()
     for _ in range(50):
@@ -187,12 +187,12 @@ def test_the_same_bits_every_time(config):
 @pytest.mark.gpu
 def test_plain_kernel_from_another_thread():
     """triton.set_allocator sets a ContextVar, which a new thread does not inherit."""
-    a, b, out, *_ = gemm_trials.inputs(256, 256, 256)
+    a, b, out, *_ = experiments.inputs(256, 256, 256)
     failures = []
 
     def run():
         try:
-            gemm.gemm(a, b, out=out, config=gemm_configs.configs("conservative")[0])
+            gemm.gemm(a, b, out=out, config=configs("conservative")[0])
         except Exception as error:
             failures.append(error)
 
@@ -205,9 +205,9 @@ def test_plain_kernel_from_another_thread():
 @pytest.mark.gpu
 def test_back_to_back_launches_do_not_overtake_each_other():
     """Early launch: a kernel that starts before its producer is done must wait before it reads."""
-    a, b, out, *_ = gemm_trials.inputs(2048, 2048, 2048)
+    a, b, out, *_ = experiments.inputs(2048, 2048, 2048)
     second = torch.empty_like(out)
-    early = next(config for config in gemm_configs.configs("course") if config.early_launch)
+    early = next(config for config in configs("course") if config.early_launch)
     first, then = prepare(a, b, out=out, config=early), prepare(out, b, out=second, config=early)
     expected = torch.mm(torch.mm(a, b), b)
     for _ in range(30):
@@ -218,7 +218,7 @@ def test_back_to_back_launches_do_not_overtake_each_other():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("config", [gemm_configs.configs("conservative")[0], gemm_configs.configs("course")[0]],
+@pytest.mark.parametrize("config", [configs("conservative")[0], configs("course")[0]],
                          ids=lambda config: config.name)
 def test_what_was_launched_moves_its_tiles_by_tma(config, monkeypatch):
     launched, run = [], triton.JITFunction.run
@@ -228,7 +228,7 @@ def test_what_was_launched_moves_its_tiles_by_tma(config, monkeypatch):
         return launched[-1]
 
     monkeypatch.setattr(triton.JITFunction, "run", recorded)
-    a, b, out, *_ = gemm_trials.inputs(256, 256, 256)
+    a, b, out, *_ = experiments.inputs(256, 256, 256)
     gemm.gemm(a, b, out=out, config=config)
     assert launched
     for kernel in launched:

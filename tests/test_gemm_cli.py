@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ch14 import gemm_cli
+from ch14.gemm import __main__ as gemm_command
 from tilelab import device, notebook, results
 
 
 def run(capsys, *arguments):
-    status = gemm_cli.main(list(arguments))
+    status = gemm_command.main(list(arguments))
     said = capsys.readouterr()
     return status, said.out, said.err
 
@@ -76,7 +76,7 @@ def test_command_line_measures(capsys):
 ])
 def test_contradictory_options_are_one_line_and_two(capsys, arguments, message):
     with pytest.raises(SystemExit) as end:
-        gemm_cli.main(arguments)
+        gemm_command.main(arguments)
     err = capsys.readouterr().err
     assert end.value.code == 2 and message in err and len(err.splitlines()) == 1
 

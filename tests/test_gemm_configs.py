@@ -1,14 +1,14 @@
 import pytest
 
-from ch14 import gemm_configs
-from ch14.gemm_configs import SMEM_SLACK, GemmConfig, configs, parse, predicted_ms, ranked, rejection
+from ch14.gemm.configs import SETS, SMEM_SLACK, GemmConfig, configs, parse, predicted_ms, ranked, rejection
+from ch14.gemm.configs import job as gemm_job
 from tilelab import build, device
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp8"])
 def test_resource_model_agrees_with_the_compiler(dtype):
-    pairs = [(gemm_configs.job(config, target, dtype), config) for target in device.TARGETS[1:]
-             for which in gemm_configs.SETS for config in configs(which, dtype)]
+    pairs = [(gemm_job(config, target, dtype), config) for target in device.TARGETS[1:]
+             for which in SETS for config in configs(which, dtype)]
     by_job = {id(job): config for job, config in pairs}
     for report in build.build([job for job, _ in pairs]):
         config, target = by_job[id(report.job)], report.job.target
@@ -31,7 +31,7 @@ def test_four_of_the_six_proposed_cannot_run_on_hopper():
 
 
 def test_the_compiler_refuses_the_same_four():
-    jobs = [gemm_configs.job(config, "sm_90a") for config in configs("proposed")]
+    jobs = [gemm_job(config, "sm_90a") for config in configs("proposed")]
     reports = {report.job.name: report for report in build.build(jobs)}
     found = [reports[job.name] for job in jobs]
     assert [report.status for report in found] == ["failed", "rejected", "rejected", "rejected", "ok", "ok"]
@@ -66,7 +66,7 @@ def test_name_tells_what_the_tile_leaves_out():
     assert GemmConfig(64, 64, 32, 4, 1).name == "64,64,32,4,1 plain"
     assert configs("course")[0].name == "128,256,64,8,4 persistent /2"
     assert configs("course")[1].name == "128,128,64,4,3 persistent /4 x2 early"
-    names = [config.name for which in gemm_configs.SETS for config in configs(which)]
+    names = [config.name for which in SETS for config in configs(which)]
     assert len(set(names)) == len(names) == 17
 
 

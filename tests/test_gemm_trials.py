@@ -2,15 +2,18 @@
 
 import pytest
 
-from ch14 import gemm_configs, gemm_trials, sweep_trials, tile_copy_trials
-from ch14.gemm_trials import GemmSpace
+from ch14.descriptors import tile_copy_experiments
+from ch14.gemm import experiments, sweep_experiments
+from ch14.gemm.configs import SETS, predicted_ms, ranked, rejection
+from ch14.gemm.configs import configs as gemm_configs
+from ch14.gemm.experiments import GemmSpace
 from tilelab import build, device, results
 from tilelab.plots import rank_correlation
 from tilelab.sweep import Sweep, fastest
 
-SWEEPS = {"sweep_race": sweep_trials.race, "sweep_faults": sweep_trials.faulty, "sweep_gpus": sweep_trials.gpus,
-          "sweep_autotune_faults": sweep_trials.autotune_faults, "sweep_cancel": sweep_trials.cancelled,
-          "sweep_memory": sweep_trials.memory}
+SWEEPS = {"sweep_race": sweep_experiments.race, "sweep_faults": sweep_experiments.faulty, "sweep_gpus": sweep_experiments.gpus,
+          "sweep_autotune_faults": sweep_experiments.autotune_faults, "sweep_cancel": sweep_experiments.cancelled,
+          "sweep_memory": sweep_experiments.memory}
 H200 = {name: results.load(name, "nvidia-h200") for name in
         (*SWEEPS, "ch14_gemm_square", "ch14_gemm_llm", "ch14_gemm_ragged", "ch14_gemm_fp8", "ch14_gemm_claim",
          "ch14_gemm_sweep", "ch14_gemm_latency", "ch14_gemm_copy", "ceilings")}
@@ -38,7 +41,7 @@ def test_record_has_its_provenance(name):
 
 @pytest.mark.parametrize("name", [name for name in H200 if name.startswith("ch14_gemm_") and "copy" not in name])
 def test_record_is_of_todays_kernel(name):
-    assert results.stale(H200[name], gemm_trials.source()) == ""
+    assert results.stale(H200[name], experiments.source()) == ""
 
 
 @pytest.mark.parametrize("experiment", SWEEPS.values(), ids=SWEEPS)
@@ -48,13 +51,13 @@ def test_record_is_of_todays_engine(experiment):
 
 
 def test_record_is_of_todays_copy():
-    assert results.stale(H200["ch14_gemm_copy"], tile_copy_trials.source()) == ""
+    assert results.stale(H200["ch14_gemm_copy"], tile_copy_experiments.source()) == ""
 
 
 @pytest.mark.parametrize("name", ["ch14_gemm_square", "ch14_gemm_llm", "ch14_gemm_fp8", "ch14_gemm_ragged"])
 def test_record_is_of_what_best_takes_today(name):
     for row in H200[name]["rows"]:
-        best = gemm_configs.ranked("course", *row["shape"], row["dtype"], "sm_90a", 132)[0]
+        best = ranked("course", *row["shape"], row["dtype"], "sm_90a", 132)[0]
         assert row["kernel"] == best.name
         assert row["error"] <= 1.5 * row["peer_error"]
 
@@ -74,13 +77,13 @@ def test_record_of_fp8_and_copy_reaches_the_targets():
 def test_record_of_the_claim_rejects_what_the_model_rejects():
     for row in H200["ch14_gemm_claim"]["rows"]:
         if row["name"] == "proposed":
-            config = next(c for c in gemm_configs.configs("proposed") if str(c) == row["config"])
-            assert (row["status"] == "rejected") == bool(gemm_configs.rejection(config, "sm_90a", "bf16"))
-            assert row["reason"] == gemm_configs.rejection(config, "sm_90a", "bf16")
+            config = next(c for c in gemm_configs("proposed") if str(c) == row["config"])
+            assert (row["status"] == "rejected") == bool(rejection(config, "sm_90a", "bf16"))
+            assert row["reason"] == rejection(config, "sm_90a", "bf16")
     assert len([row for row in H200["ch14_gemm_claim"]["rows"] if row["status"] == "rejected"]) == 3 * 4
 
 
-@pytest.mark.parametrize("side", gemm_trials.SQUARES)
+@pytest.mark.parametrize("side", experiments.SQUARES)
 def test_the_model_ranks_the_recorded_sweep(side):
     rows = fastest(row for row in H200["ch14_gemm_sweep"]["rows"] if row["shape"][0] == side)
     predicted = [row["predicted_ms"] for row in rows]
@@ -113,20 +116,20 @@ def test_record_of_the_faults_lost_nothing():
 
 def test_a_build_is_what_a_launch_at_that_shape_asks_for():
     """Triton makes other kernels of sizes that are one, or no multiple of 16; the sweep builds the right one."""
-    persistent, plain = gemm_configs.configs("course")[0], gemm_configs.configs("conservative")[0]
+    persistent, plain = gemm_configs("course")[0], gemm_configs("conservative")[0]
     even, odd, one = (GemmSpace(m, n, 4096).job(persistent) for m, n in ((4096, 4096), (1000, 1000), (1, 4096)))
     assert set(even.aligned) == {"M", "N", "K"} and set(odd.aligned) == {"K"}
     assert one.constants["M"] == 1 and "M" not in one.signature
     strided = GemmSpace(4096, 1000, 4096, layout="n").job(plain)
     assert {"stride_a", "M", "K"} <= set(strided.aligned) and not {"stride_b", "stride_c", "N"} & set(strided.aligned)
-    scaled = GemmSpace(2048, 2048, 2048, "fp8").job(gemm_configs.configs("course", "fp8")[0])
+    scaled = GemmSpace(2048, 2048, 2048, "fp8").job(gemm_configs("course", "fp8")[0])
     assert scaled.signature["scale_a_ptr"] == "*fp32"
     for job in (even, odd, one, strided, scaled):
         assert build.build_one(job).launchable
 
 
 def test_every_named_set_gives_a_row_each_and_a_reason():
-    configs = [config for which in gemm_configs.SETS for config in gemm_configs.configs(which)]
+    configs = [config for which in SETS for config in gemm_configs(which)]
     rows = Sweep(configs, GemmSpace(4096, 4096, 4096, on="sm_90a")).finish()
     assert sorted(row["kernel"] for row in rows) == sorted(config.name for config in configs)
     rejected = [row for row in rows if row["status"] == "rejected"]
@@ -139,11 +142,11 @@ def test_what_was_built_is_what_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     for shape, dtype, layout in (((1024, 1024, 1024), "bf16", "k"), ((1000, 1000, 1000), "bf16", "n"),
                                  ((1, 2048, 2048), "bf16", "k"), ((1024, 1024, 1024), "fp8", "k")):
-        for config in (configs_here(dtype)[0], gemm_configs.configs("conservative")[0]):
+        for config in (configs_here(dtype)[0], gemm_configs("conservative")[0]):
             case = config, *shape, dtype, layout
-            gemm_trials.compile_ahead([case])
+            experiments.compile_ahead([case])
             before = len(list(tmp_path.glob("*/*.cubin")))
-            assert before and gemm_trials.verify(*case)["status"] == "ok"
+            assert before and experiments.verify(*case)["status"] == "ok"
             assert len(list(tmp_path.glob("*/*.cubin"))) == before, case
 
 
@@ -152,19 +155,19 @@ def test_each_build_is_made_once_and_before_the_first_is_timed(monkeypatch):
     here = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30)
     monkeypatch.setattr(device, "current", lambda: here)
     monkeypatch.setattr(build, "warm", lambda jobs: happened.append(sorted(job.kernel for job in jobs)))
-    monkeypatch.setattr(gemm_trials, "measure", lambda config, *case: happened.append(case) or {"status": "ok"})
+    monkeypatch.setattr(experiments, "measure", lambda config, *case: happened.append(case) or {"status": "ok"})
     sides = (1024, 2048, 1000)
-    rows = gemm_trials.best((side, side, side, "bf16", "n") for side in (*sides, 2048))
+    rows = experiments.best((side, side, side, "bf16", "n") for side in (*sides, 2048))
     assert [row["shape"][0] for row in rows] == [*sides, 2048] and all(row["predicted_ms"] > 0 for row in rows)
     built, *timed = happened
     assert len(timed) == 4 and 2 <= len(built) < 4 and set(built) == {"ch14.gemm:gemm_persistent_kernel"}
 
 
 def configs_here(dtype):
-    return gemm_configs.configs("course", dtype, device.current().target)
+    return gemm_configs("course", dtype, device.current().target)
 
 
 def test_predictions_are_recorded_beside_what_was_measured():
     for row in ok(H200["ch14_gemm_sweep"]["rows"]):
-        config = next(config for config in gemm_trials.grid() if config.name == row["kernel"])
-        assert row["predicted_ms"] == pytest.approx(gemm_configs.predicted_ms(config, *row["shape"], "bf16", 132))
+        config = next(config for config in experiments.grid() if config.name == row["kernel"])
+        assert row["predicted_ms"] == pytest.approx(predicted_ms(config, *row["shape"], "bf16", 132))

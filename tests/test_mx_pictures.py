@@ -4,17 +4,17 @@ import pytest
 import torch
 from test_ch10_pictures import assert_legible
 
-from ch14 import mx_explorer, mx_pictures, mx_spec
-from ch14.mx_spec import E2M1, E4M3, E5M2, FORMATS
+from ch14.mx_formats import explorer, figures, number_formats
+from ch14.mx_formats.number_formats import E2M1, E4M3, E5M2, FORMATS
 
 
 def test_pictures_are_legible():
-    assert_legible(mx_pictures.block_picture())
-    assert_legible(mx_pictures.scales_picture())
+    assert_legible(figures.block_picture())
+    assert_legible(figures.scales_picture())
     for element, code in ((E2M1, 5), (E4M3, 0x35), (E4M3, 127), (E5M2, 0xFC), (E2M1, 0)):
-        assert_legible(mx_pictures.code_picture(element, code))
+        assert_legible(figures.code_picture(element, code))
     for name in ("mxfp4", "nvfp4", "fp8_1x128"):
-        assert_legible(mx_pictures.values_picture(mx_explorer.block("outliers", FORMATS[name]), FORMATS[name]))
+        assert_legible(figures.values_picture(explorer.block("outliers", FORMATS[name]), FORMATS[name]))
 
 
 @pytest.mark.parametrize("element, code, words", [
@@ -24,27 +24,27 @@ def test_pictures_are_legible():
     (E4M3, 127, "e4m3 127: 0 1111 111 is nan"), (E5M2, 0xFC, "e5m2 252: 1 11111 00 is -inf"),
     (E2M1, 8, "e2m1 8: 1 00 0 is -0 (zero, exponent 0); magnitudes beside it: nothing and 0.5, step 0.5")])
 def test_a_code_in_words(element, code, words):
-    assert mx_pictures.describe(element, code) == words
+    assert figures.describe(element, code) == words
 
 
 def test_a_code_that_is_none():
     with pytest.raises(ValueError, match="a code of e2m1 is 0 to 15; here it is 16"):
-        mx_pictures.describe(E2M1, 16)
+        figures.describe(E2M1, 16)
 
 
 def test_a_block_in_words():
-    said = mx_pictures.summary(mx_explorer.block("ramp", FORMATS["mxfp4"]), FORMATS["mxfp4"])
+    said = figures.summary(explorer.block("ramp", FORMATS["mxfp4"]), FORMATS["mxfp4"])
     assert said.startswith("mxfp4: scale 1 (code 127), error ") and "became zero" in said
 
 
 def test_widgets_answer_and_lose_nothing():
-    shown = mx_explorer.explorer()
+    shown = explorer.explorer()
     menus = shown.menus
     assert all(bytes(picture.value).startswith(b"\x89PNG") for picture in (shown.code_picture, shown.block_picture))
     menus["value"].value = 2.6
     assert menus["code"].value == 5 and menus["value"].value == 2.6, "what was typed stays, its code is shown"
     menus["element"].value = "e4m3"
-    assert menus["code"].max == 255 and float(mx_spec.decode(torch.tensor(menus["code"].value), E4M3)) == 2.5
+    assert menus["code"].max == 255 and float(number_formats.decode(torch.tensor(menus["code"].value), E4M3)) == 2.5
     menus["code"].value = 127
     assert "is nan" in shown.words.value
     menus["value"].value = 1e9

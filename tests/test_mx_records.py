@@ -3,10 +3,11 @@
 import pytest
 from records import held
 
-from ch14 import mx_formats, mx_trials
+from ch14 import mx_formats
+from ch14.mx_formats import experiments
 from tilelab import results
 
-EXPERIMENTS = {"ch14_mx_formats_speed": mx_trials.speed, "ch14_mx_formats_sweep": mx_trials.swept}
+EXPERIMENTS = {"ch14_mx_formats_speed": experiments.speed, "ch14_mx_formats_sweep": experiments.swept}
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

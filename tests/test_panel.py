@@ -10,15 +10,17 @@ import time
 
 import pytest
 
-from ch07 import bulk_sweep
-from ch10 import tile_sweep, wgmma_sweep
-from ch14 import gemm_trials, tile_copy_trials
+from ch07.bulk_copy import sweep
+from ch10.tile_pipeline import sweep as tile_pipeline_sweep
+from ch10.wgmma_gemm import sweep as wgmma_gemm_sweep
+from ch14.descriptors import tile_copy_experiments
+from ch14.gemm import experiments
 from tilelab import device, faults, panel, panel_html, panel_rows
 from tilelab.journal import Journal
 from tilelab.space import Roofline, Subject
 
-GEMM, COPY = gemm_trials.SUBJECT, tile_copy_trials.SUBJECT
-SUBJECTS = GEMM, COPY, bulk_sweep.SUBJECT, tile_sweep.SUBJECT, wgmma_sweep.SUBJECT
+GEMM, COPY = experiments.SUBJECT, tile_copy_experiments.SUBJECT
+SUBJECTS = GEMM, COPY, sweep.SUBJECT, tile_pipeline_sweep.SUBJECT, wgmma_gemm_sweep.SUBJECT
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from ch14.gemm_configs import configs
+from ch14.gemm.configs import configs
 from tilelab import diagrams, plots
 
 ROWS = [{"name": "best", "shape": [64, 64, 64], "config": "64,64", "ms": 0.5, "predicted_ms": 0.6, "tflops": 700.0,

@@ -10,8 +10,8 @@ import numpy
 import pytest
 import torch
 
-from ch07 import resample, resample_trials
-from ch07.resample import ELEMENTS, LADDER, ResampleConfig
+from ch07 import resample
+from ch07.resample import ELEMENTS, LADDER, ResampleConfig, experiments
 from tilelab import build, check, device
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
@@ -25,7 +25,7 @@ def built():
     jobs = {(kernel, dtype, target): resample.job(kernel, target, dtype, SHAPE)
             for kernel in LADDER for dtype in ELEMENTS for target in TARGETS}
     jobs |= {(kernel, shape): resample.job(kernel, "sm_90a", torch.float16, shape)
-             for kernel in ("shared_search", "vectors") for shape in resample_trials.SMALL[3:7]}
+             for kernel in ("shared_search", "vectors") for shape in experiments.SMALL[3:7]}
     named = [dataclasses.replace(job, name=" ".join(map(str, key))) for key, job in jobs.items()]
     reports = {report.job.name: report for report in build.build(named)}
     return {key: reports[" ".join(map(str, key))] for key in jobs}
@@ -62,7 +62,7 @@ def test_every_step_holds_the_instruction_it_teaches(built, kernel, target):
     assert bool(re.search(r"\bATOMS\b", sass)) == (kernel == "bulk_rows")
 
 
-@pytest.mark.parametrize("shape", resample_trials.SMALL[3:7], ids=str)
+@pytest.mark.parametrize("shape", experiments.SMALL[3:7], ids=str)
 def test_odd_shapes_compile(built, shape):
     vector = math.gcd(16, 2 * shape[3])
     for kernel in ("shared_search", "vectors"):
@@ -138,7 +138,7 @@ def test_a_thread_moves_what_divides_a_row():
 
 
 def test_prediction_rises_along_the_ladder():
-    percent = [resample_trials.predicted_percent(kernel) for kernel in ("search_a_thread", "lane0_search", "vectors")]
+    percent = [experiments.predicted_percent(kernel) for kernel in ("search_a_thread", "lane0_search", "vectors")]
     assert 0 < percent[0] < percent[1] < percent[2] <= 100
 
 
@@ -181,14 +181,14 @@ def test_spec_where_the_last_source_times_are_equal():
 
 
 def test_spec_of_nan_is_nan_there_alone():
-    features, times, _ = resample_trials.inputs(2, 9, 1, 4, where="cpu")
+    features, times, _ = experiments.inputs(2, 9, 1, 4, where="cpu")
     targets = torch.tensor([[0.1, math.nan, 0.9]] * 2)
     assert resample.spec(features, times, targets).isnan().any(2).tolist() == [[False, True, False]] * 2
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 4, 3), (2, 2, 5, 8), (3, 40, 7, 10), (2, 5, 400, 1), (2, 6, 0, 4)])
 def test_compulsory_bytes_counts_each_row_once(shape):
-    features, times, targets = resample_trials.inputs(*shape, torch.float16, where="cpu")
+    features, times, targets = experiments.inputs(*shape, torch.float16, where="cpu")
     targets = 1.5 * targets - 0.25
     targets[:, :1] = times[:, -1:]
 
@@ -205,7 +205,7 @@ def test_compulsory_bytes_counts_each_row_once(shape):
 
 
 def test_inputs_of_the_trials_are_odd_where_asked():
-    features, times, targets = resample_trials.inputs(4, 50, 300, 3, torch.float16, odd=True, where="cpu")
+    features, times, targets = experiments.inputs(4, 50, 300, 3, torch.float16, odd=True, where="cpu")
     assert features.dtype == torch.float16 and (times.diff(dim=1) >= 0).all() and times.is_contiguous()
     assert (times.diff(dim=1) == 0).sum(1).min() >= 2 and (targets[0].diff() < 0).any()
     assert (targets < times[:, :1]).any() and (targets > times[:, -1:]).any()
@@ -424,7 +424,7 @@ ch07_resample: live on NVIDIA H200, 2026-11-21
 
 
 def csv(values):
-    heads = resample_trials.METRICS.values()
+    heads = experiments.METRICS.values()
     return CSV.format(heads=",".join(f'"{head}"' for head in heads), units=",".join('"%"' for _ in heads),
                       values=",".join(f'"{value}"' for value in values))
 
@@ -444,12 +444,12 @@ def ncu(tmp_path, monkeypatch):
 
 def test_counters_of_a_launch_are_read(ncu):
     asked = ncu(csv(["88.5", "41.25", "20", "33.1", "1,234,567", "101888"]))
-    row, = resample_trials.profile(["vectors", "bulk_rows"], (2, 3, 4, 8), torch.float16)
+    row, = experiments.profile(["vectors", "bulk_rows"], (2, 3, 4, 8), torch.float16)
     assert row == {"kernel": "vectors", "shape": [2, 3, 4, 8], "dtype": "float16", "status": "ok",
                    "dram_percent": 88.5, "l1_percent": 41.25, "sm_percent": 20.0, "issue_percent": 33.1,
                    "instructions": 1234567.0, "ns": 101888.0}
     words = asked.read_text().split("\n")
-    assert "regex:^(vectors|bulk_rows)$" in words and ",".join(resample_trials.METRICS.values()) in words
+    assert "regex:^(vectors|bulk_rows)$" in words and ",".join(experiments.METRICS.values()) in words
     assert words[-9:-1] == ["--mode", "single_run", "--kernel", "vectors,bulk_rows", "--shape", "2,3,4,8", "--dtype",
                             "float16"]
 
@@ -465,8 +465,8 @@ def test_counters_of_a_launch_are_read(ncu):
 ])
 def test_no_counters_is_one_sentence(ncu, text, status, message):
     ncu(text, status)
-    with pytest.raises(resample_trials.NotProfiled, match=message) as caught:
-        resample_trials.profile(["vectors"])
+    with pytest.raises(experiments.NotProfiled, match=message) as caught:
+        experiments.profile(["vectors"])
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
@@ -474,14 +474,14 @@ def test_no_counters_is_one_sentence(ncu, text, status, message):
                          ids=["n/a", "no column"])
 def test_a_counter_that_is_missing_is_said(ncu, text):
     ncu(text)
-    with pytest.raises(resample_trials.NotProfiled):
-        resample_trials.profile(["vectors"])
+    with pytest.raises(experiments.NotProfiled):
+        experiments.profile(["vectors"])
 
 
 def test_without_ncu_it_is_said(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda tool: None)
-    with pytest.raises(resample_trials.NotProfiled, match=r"^ncu is not on the PATH: install Nsight Compute.*\.$"):
-        resample_trials.profile(["vectors"])
+    with pytest.raises(experiments.NotProfiled, match=r"^ncu is not on the PATH: install Nsight Compute.*\.$"):
+        experiments.profile(["vectors"])
 
 
 # ---- on a GPU
@@ -491,8 +491,8 @@ def test_without_ncu_it_is_said(monkeypatch):
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 @pytest.mark.parametrize("kernel", LADDER)
 def test_small_and_odd_shapes(kernel, dtype):
-    shapes = [shape for shape in resample_trials.SMALL if kernel != "bulk_rows" or shape[3] * dtype.itemsize % 16 == 0]
-    cases = [(shape, odd, resample_trials.verify(kernel, shape, dtype, odd))
+    shapes = [shape for shape in experiments.SMALL if kernel != "bulk_rows" or shape[3] * dtype.itemsize % 16 == 0]
+    cases = [(shape, odd, experiments.verify(kernel, shape, dtype, odd))
              for shape in shapes for odd in {False, shape[1] > 2}]
     assert cases and not [(shape, odd, row["reason"]) for shape, odd, row in cases if row["status"] != "ok"]
 
@@ -502,13 +502,13 @@ def test_small_and_odd_shapes(kernel, dtype):
                          ids=str)
 @pytest.mark.parametrize("kernel", LADDER)
 def test_any_configuration(kernel, config):
-    assert resample_trials.verify(kernel, (3, 100, 1100, 24), torch.bfloat16, True, config)["status"] == "ok"
+    assert experiments.verify(kernel, (3, 100, 1100, 24), torch.bfloat16, True, config)["status"] == "ok"
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", LADDER)
 def test_a_launch_follows_the_stream_and_is_replayed_in_a_graph(kernel):
-    given = resample_trials.inputs(3, 100, 256, 32)
+    given = experiments.inputs(3, 100, 256, 32)
     late, out = torch.zeros_like(given[0]), given[0].new_zeros(3, 256, 32)
     launched = resample.prepare(late, *given[1:], out, kernel)
     stream = torch.cuda.Stream()
@@ -541,7 +541,7 @@ def test_nothing_to_resample(kernel):
                                      2, 100, 3000])
 @pytest.mark.parametrize("kernel", LADDER)
 def test_nan_targets_give_nan_and_leave_the_rest(kernel, sources):
-    features, times, targets = resample_trials.inputs(2, sources, 70, 16)
+    features, times, targets = experiments.inputs(2, sources, 70, 16)
     targets[1, ::7] = math.nan
     out = resample.resample(features, times, targets, kernel=kernel)
     assert torch.equal(out.isnan(), targets.isnan()[..., None].expand_as(out))
@@ -565,7 +565,7 @@ def test_the_kernel_computes_what_is_emulated(kind, dtype):
 @pytest.mark.gpu
 def test_features_that_start_anywhere():
     for dtype in ELEMENTS:
-        features, times, targets = resample_trials.inputs(2, 50, 70, 24, dtype)
+        features, times, targets = experiments.inputs(2, 50, 70, 24, dtype)
         room = torch.empty(features.numel() + 1, dtype=dtype, device="cuda")
         moved = room[1:].view_as(features).copy_(features)
         assert check.ulps(resample.resample(moved, times, targets), resample.spec(features, times, targets)) <= 1
@@ -573,7 +573,7 @@ def test_features_that_start_anywhere():
 
 @pytest.mark.gpu
 def test_out_is_made_or_filled():
-    given = resample_trials.inputs(2, 50, 70, 24)
+    given = experiments.inputs(2, 50, 70, 24)
     out = given[0].new_zeros(2, 70, 24)
     assert resample.resample(*given, out=out) is out
     assert torch.equal(out, resample.resample(*given))
@@ -581,4 +581,4 @@ def test_out_is_made_or_filled():
 
 @pytest.mark.gpu
 def test_cases_for_the_sanitizer_are_right():
-    resample_trials.sanitizer_cases()
+    experiments.sanitizer_cases()

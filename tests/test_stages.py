@@ -8,14 +8,14 @@ import re
 import pytest
 from test_ch10_pictures import assert_legible, texts
 
-from ch10 import wgmma_configs
-from ch14 import stages, stages_hopper, stages_note, stages_widget
-from ch14.stages import Blackwell
-from ch14.stages_hopper import Hopper
+from ch10.wgmma_gemm.configs import WgmmaConfig, rejection
+from ch14.blockscaled import note_attempts, planner_widget, smem_planner, smem_planner_hopper
+from ch14.blockscaled.smem_planner import Blackwell
+from ch14.blockscaled.smem_planner_hopper import Hopper
 from tilelab import device, plots, results
 
 TILES = [*itertools.product((128, 256), (64, 128, 192, 256))]
-SCALED = [(dtype, *scale) for dtype, one in stages.FORMATS.items() for scale in one.scales]
+SCALED = [(dtype, *scale) for dtype, one in smem_planner.FORMATS.items() for scale in one.scales]
 
 
 def tile(m, n, *rest, **changes):
@@ -54,7 +54,7 @@ PACKED = {("Float4E2M1FN", 16): 16, ("Float4E2M1FN", 32): 8, ("Float8E4M3FN", 32
 
 @pytest.mark.parametrize("choice, known", BY_HAND, ids=str)
 def test_plans_worked_out_by_hand(choice, known):
-    plan = stages.plan(choice)
+    plan = smem_planner.plan(choice)
     assert (*choice.stage().values(), choice.c_stage(), plan.ab_stages, plan.c_stages,
             *choice.tmem().values()) == known
     assert plan.fits and plan.stage_bytes == sum(known[:4])
@@ -64,7 +64,7 @@ def test_plans_worked_out_by_hand(choice, known):
 @pytest.mark.parametrize("dtype, size", LIBRARY)
 def test_plans_as_the_library_has_them(dtype, size):
     known = " ".join(LIBRARY[dtype, size]).split()
-    plans = [stages.plan(tile(m, n, dtype, E8M0, size, c)) for (m, n), c in itertools.product(TILES, ("Float16",
+    plans = [smem_planner.plan(tile(m, n, dtype, E8M0, size, c)) for (m, n), c in itertools.product(TILES, ("Float16",
                                                                                                       "Float32"))]
     assert [f"{plan.ab_stages}+{plan.c_stages}" for plan in plans] == known
     for plan in plans:
@@ -73,17 +73,17 @@ def test_plans_as_the_library_has_them(dtype, size):
 
 
 def every():
-    for (m, n), (dtype, sf_dtype, size), c in itertools.product(TILES, SCALED, stages.C_ITEMSIZE):
+    for (m, n), (dtype, sf_dtype, size), c in itertools.product(TILES, SCALED, smem_planner.C_ITEMSIZE):
         yield tile(m, n, dtype, sf_dtype, size, c)
 
 
 def test_no_plan_is_over_capacity_nor_wastes_a_stage():
     for choice in every():
-        plan = stages.plan(choice)
+        plan = smem_planner.plan(choice)
         assert plan.fits and plan.ab_stages >= 3 and plan.c_stages >= 2, choice
         left = plan.capacity - plan.smem_bytes
         assert 0 <= left < choice.c_stage(), choice
-        assert plan.tmem_columns <= stages.COLUMNS
+        assert plan.tmem_columns <= smem_planner.COLUMNS
         # Each buffer begins at a multiple of 1,024 bytes: the example counts no gaps, and none makes it too large.
         end = 0
         for size in (1024, *(size for name, size in reversed(plan.smem) if name != "barriers")):
@@ -96,42 +96,42 @@ def test_what_does_not_fit_says_so_whatever_is_asked():
         if choice.c_dtype not in ("Float16", "Float32"):
             continue
         for ab, c, sums in itertools.product((None, 1, 4, 7, 64), (None, 1, 4, 64), ("one", "two")):
-            plan = stages.plan(dataclasses.replace(choice, ab_stages=ab, c_stages=c, accumulators=sums))
-            over = plan.smem_bytes > plan.capacity or plan.tmem_columns > stages.COLUMNS or plan.ab_stages == 0
+            plan = smem_planner.plan(dataclasses.replace(choice, ab_stages=ab, c_stages=c, accumulators=sums))
+            over = plan.smem_bytes > plan.capacity or plan.tmem_columns > smem_planner.COLUMNS or plan.ab_stages == 0
             assert plan.fits is not over, plan
             assert ab in (None, plan.ab_stages) and c in (None, plan.c_stages)
 
 
 def test_more_of_one_leaves_less_of_the_other():
     for choice in every():
-        counts = [stages.plan(dataclasses.replace(choice, c_stages=c)).ab_stages for c in range(1, 12)]
+        counts = [smem_planner.plan(dataclasses.replace(choice, c_stages=c)).ab_stages for c in range(1, 12)]
         assert counts == sorted(counts, reverse=True)
-        counts = [stages.plan(dataclasses.replace(choice, ab_stages=ab)).c_stages for ab in range(1, 8)]
+        counts = [smem_planner.plan(dataclasses.replace(choice, ab_stages=ab)).c_stages for ab in range(1, 8)]
         assert counts == sorted(counts, reverse=True)
     for size in (16, 32):
-        by_n = [stages.plan(tile(128, n, sf_vec_size=size)).ab_stages for n in (64, 128, 192, 256)]
+        by_n = [smem_planner.plan(tile(128, n, sf_vec_size=size)).ab_stages for n in (64, 128, 192, 256)]
         assert by_n == sorted(by_n, reverse=True), "wider tiles, fewer stages"
-    assert stages.plan(tile(256, 128, tile_k=128)).ab_stages > stages.plan(tile(256, 128, tile_k=512)).ab_stages
+    assert smem_planner.plan(tile(256, 128, tile_k=128)).ab_stages > smem_planner.plan(tile(256, 128, tile_k=512)).ab_stages
 
 
 def test_accumulators_in_tmem():
     for dtype, sf_dtype, size in SCALED:
         for m in (128, 256):
-            two = stages.plan(tile(m, 256, dtype, sf_dtype, size, accumulators="two"))
+            two = smem_planner.plan(tile(m, 256, dtype, sf_dtype, size, accumulators="two"))
             assert not two.fits and "take 512 and leave 0 to the scale factors, which take 48" in two.problem
-            overlapped = stages.plan(tile(m, 256, dtype, sf_dtype, size, accumulators="overlapped"))
+            overlapped = smem_planner.plan(tile(m, 256, dtype, sf_dtype, size, accumulators="overlapped"))
             assert overlapped.fits and overlapped.tmem == (("accumulators", 464), ("SFA", 16), ("SFB", 32))
-            assert stages.plan(tile(m, 192, dtype, sf_dtype, size)).tmem_columns == 432
-    assert "(12 if packed)" in stages.plan(tile(256, 256, "Float8E4M3FN", E8M0, 32, accumulators="two")).sentence
-    assert "if packed" not in stages.plan(tile(256, 256, accumulators="two")).sentence
+            assert smem_planner.plan(tile(m, 192, dtype, sf_dtype, size)).tmem_columns == 432
+    assert "(12 if packed)" in smem_planner.plan(tile(256, 256, "Float8E4M3FN", E8M0, 32, accumulators="two")).sentence
+    assert "if packed" not in smem_planner.plan(tile(256, 256, accumulators="two")).sentence
 
 
 def test_six_bits_take_a_byte_and_are_named():
-    six, eight = (stages.plan(tile(128, 128, dtype, E8M0, 32)) for dtype in ("Float6E3M2FN", "Float8E4M3FN"))
+    six, eight = (smem_planner.plan(tile(128, 128, dtype, E8M0, 32)) for dtype in ("Float6E3M2FN", "Float8E4M3FN"))
     assert six.smem == eight.smem
     assert "Six bits lie in shared memory as bytes" in six.sentence and "Six" not in eight.sentence
-    assert "neither MXFP4" in stages.plan(tile(128, 128)).sentence
-    assert "neither MXFP4" not in stages.plan(tile(128, 128, sf_dtype=E4M3)).sentence
+    assert "neither MXFP4" in smem_planner.plan(tile(128, 128)).sentence
+    assert "neither MXFP4" not in smem_planner.plan(tile(128, 128, sf_dtype=E4M3)).sentence
 
 
 @pytest.mark.parametrize("changes, words", [
@@ -165,10 +165,10 @@ def test_refusals_on_blackwell(changes, words):
     (Hopper(ab_stages=5), "5 A/B stages of 49,152 B"),
     (Hopper(256, 256), "a consumer's thread has 232 registers, and its sums take 256")])
 def test_what_does_not_fit_says_why(choice, words):
-    plan = stages.plan(choice)
+    plan = smem_planner.plan(choice)
     assert not plan.fits and words in plan.sentence
     assert plan.sentence.startswith("It does not fit: ")
-    assert "do not fit" in stages_widget.title(plan)
+    assert "do not fit" in planner_widget.title(plan)
 
 
 # ---- Hopper
@@ -176,24 +176,24 @@ def test_what_does_not_fit_says_why(choice, words):
 def test_hopper_plans_are_the_kernels_own():
     for stage_count, (m, n, parts), consumers in itertools.product(
             (2, 3, 4, 6), ((128, 128, 1), (128, 256, 4), (256, 128, 4), (128, 192, 2)), (1, 2)):
-        config = wgmma_configs.WgmmaConfig("specialised", m, n, stage_count, consumers=consumers, parts=parts)
-        plan = stages.plan(Hopper(m, n, parts=parts, consumers=consumers, ab_stages=stage_count,
+        config = WgmmaConfig("specialised", m, n, stage_count, consumers=consumers, parts=parts)
+        plan = smem_planner.plan(Hopper(m, n, parts=parts, consumers=consumers, ab_stages=stage_count,
                                   c_stages=min(parts, 2)))
         assert plan.smem_bytes == config.smem_bytes
-        refused = wgmma_configs.rejection(config)
+        refused = rejection(config)
         assert plan.fits == (not refused), (config, plan.problem)
 
 
 def test_hopper_divides_what_is_left_and_scales_cost_a_stage_little():
-    plan = stages.plan(Hopper())
+    plan = smem_planner.plan(Hopper())
     assert (plan.ab_stages, plan.c_stages, plan.smem_bytes, plan.tmem) == (4, 2, 229440, ())
-    assert stages.plan(Hopper(c_stages=4)).ab_stages == 3
-    plain, scaled = (stages.plan(Hopper(128, 128, E4M3, parts=1, scaled=scaled)) for scaled in (False, True))
+    assert smem_planner.plan(Hopper(c_stages=4)).ab_stages == 3
+    plain, scaled = (smem_planner.plan(Hopper(128, 128, E4M3, parts=1, scaled=scaled)) for scaled in (False, True))
     assert scaled.stage_bytes - plain.stage_bytes == 512 and scaled.choice.k == 128
     assert scaled.choice.registers()[0] - plain.choice.registers()[0] == 64
-    for m, n, dtype, c, parts in itertools.product((128, 256), (64, 128, 256), stages_hopper.FORMATS,
-                                                   stages.C_ITEMSIZE, (1, 2, 4)):
-        plan = stages.plan(Hopper(m, n, dtype, c, parts))
+    for m, n, dtype, c, parts in itertools.product((128, 256), (64, 128, 256), smem_planner_hopper.FORMATS,
+                                                   smem_planner.C_ITEMSIZE, (1, 2, 4)):
+        plan = smem_planner.plan(Hopper(m, n, dtype, c, parts))
         assert 0 < plan.smem_bytes <= plan.capacity or not plan.fits
         assert plan.c_stages <= parts
 
@@ -212,29 +212,29 @@ def test_refusals_on_hopper(arguments, words):
 # ---- the note
 
 def test_attempt_1_changes_one_test_of_three_and_has_no_room_there():
-    verdicts = [row["verdict"] for row in stages_note.accumulator_rows()]
+    verdicts = [row["verdict"] for row in note_attempts.accumulator_rows()]
     assert verdicts == ["the same kernel", "48 columns too many", "the same kernel"]
-    said = [stages_note.sentence_1(case.choice()) for case in stages_note.CASES]
+    said = [note_attempts.sentence_1(case.choice()) for case in note_attempts.CASES]
     assert "changes nothing at N = 128" in said[0] and "at column 512, past the last" in said[1]
     assert said[1].endswith("464 and 48 make 512.")
 
 
 def test_attempt_2_changes_one_test_of_three():
-    rows = stages_note.stage_rows()
+    rows = note_attempts.stage_rows()
     assert [(row["greedy"], row["attempt 2"], row["same kernel"]) for row in rows] == [
         ("7 + 3", "5 + 10", False), ("5 + 4", "5 + 4", True), ("5 + 5", "5 + 5", True)]
     assert [(row["steps a tile"], row["steps a CTA"]) for row in rows] == [(4, 112), (4, 56), (2, 4)]
     assert [row["note says"] for row in rows] == ["7.5% slower", "crash", "2.1% slower"]
     assert rows[2]["steps a CTA"] < 5, "test 3 never comes round its ring"
-    assert "turns 7 A/B stages into 5" in stages_note.sentence_2(stages_note.CASES[0].choice())
-    assert "changes nothing here" in stages_note.sentence_2(stages_note.CASES[1].choice())
-    large = stages_note.attempt_2(tile(128, 256))
-    assert (large.ab_stages, large.c_stages) == (5, 4) and not stages.plan(large).fits
-    assert stages_note.sentence_2(tile(128, 256)).startswith("Attempt 2 does not fit: 5 A/B stages of 55,296 B")
+    assert "turns 7 A/B stages into 5" in note_attempts.sentence_2(note_attempts.CASES[0].choice())
+    assert "changes nothing here" in note_attempts.sentence_2(note_attempts.CASES[1].choice())
+    large = note_attempts.attempt_2(tile(128, 256))
+    assert (large.ab_stages, large.c_stages) == (5, 4) and not smem_planner.plan(large).fits
+    assert note_attempts.sentence_2(tile(128, 256)).startswith("Attempt 2 does not fit: 5 A/B stages of 55,296 B")
 
 
 def test_littles_law():
-    flights = {case.name: stages_note.flight(stages.plan(case.choice())) for case in stages_note.CASES}
+    flights = {case.name: note_attempts.flight(smem_planner.plan(case.choice())) for case in note_attempts.CASES}
     first = flights["test 1"]
     # 2 x 128 x 128 x 256 operations at 9 PFLOP/s over 148 SMs; six stages in flight.
     assert first.step_us == pytest.approx(8388608 / (9e9 / 148)) and first.hidden_us == pytest.approx(6 * first.step_us)
@@ -242,38 +242,38 @@ def test_littles_law():
     assert (first.for_tensor_core, first.for_memory) == (9, 3)
     assert first.speed == pytest.approx(0.828, abs=1e-3)
     assert flights["test 2"].for_tensor_core == 5 and flights["test 2"].speed == 1
-    one = stages_note.flight(stages.plan(tile(256, 128, ab_stages=1)))
+    one = note_attempts.flight(smem_planner.plan(tile(256, 128, ab_stages=1)))
     assert one.hidden_us == one.in_flight == one.speed == 0
     for latency in (0, -1, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="latency_us is a positive, finite"):
-            stages_note.flight(stages.plan(tile(256, 128)), latency)
-    needs = [stages_note.flight(stages.plan(tile(256, 128)), latency).for_tensor_core for latency in (0.5, 1, 2)]
+            note_attempts.flight(smem_planner.plan(tile(256, 128)), latency)
+    needs = [note_attempts.flight(smem_planner.plan(tile(256, 128)), latency).for_tensor_core for latency in (0.5, 1, 2)]
     assert needs == sorted(needs)
 
 
 def test_floors_of_the_notes_tests():
-    load = stages_note.work(stages_note.CASES[2].choice(), stages_note.CASES[2].mnkl)
+    load = note_attempts.work(note_attempts.CASES[2].choice(), note_attempts.CASES[2].mnkl)
     bytes_ = 2 * 2048 * (512 // 2 + 512 // 16) + 2048 * 2048 * 2
     assert load.tiles == 256 and load.tiles_a_cta == 2
-    assert load.memory_us == pytest.approx(bytes_ / 8e6) and load.floor_us < stages_note.CASES[2].before_us / 20
-    wide = stages_note.work(tile(256, 128), (256, 128, 256, 3))
+    assert load.memory_us == pytest.approx(bytes_ / 8e6) and load.floor_us < note_attempts.CASES[2].before_us / 20
+    wide = note_attempts.work(tile(256, 128), (256, 128, 256, 3))
     assert (wide.tiles, wide.tiles_a_cta, wide.steps_a_cta) == (3, 1, 1)
 
 
 def test_the_hopper_sweep_beside_littles_law():
     rows = results.load("ch10_gemm_sweep", "nvidia-h200")["rows"]
-    told = stages_note.hopper_rows(rows)
+    told = note_attempts.hopper_rows(rows)
     assert [row["stages"] for row in told] == [2, 3, 4, 6]
     ratios = [row["ratio"] for row in told]  # to the peer beside each: the clock moves between two steps' times
     assert ratios == sorted(ratios), "more stages, faster"
     assert all(0.75 < row["model_us"] / row["step_us"] < 1.33 for row in told)
-    assert stages_note.hopper_rows(rows, "128 × 1") == []
+    assert note_attempts.hopper_rows(rows, "128 × 1") == []
 
 
 def test_a_sweep_is_ranked_by_what_ran_beside_each():
     rows = [{"config": f"specialised 128 × 128, 4 stages, {more}", "status": "ok", "shape": [4096] * 3, "ms": ms,
              "ratio": ratio} for more, ms, ratio in (("early", 0.18, 0.9), ("group 4", 0.2, 1.0))]
-    told, = stages_note.hopper_rows([*rows, rows[0] | {"config": "specialised 128 × 128, 4 stages, cluster 2"}])
+    told, = note_attempts.hopper_rows([*rows, rows[0] | {"config": "specialised 128 × 128, 4 stages, cluster 2"}])
     assert (told["ms"], told["ratio"]) == (0.2, 1.0)
 
 
@@ -288,18 +288,18 @@ def test_gpus_are_those_of_the_table():
     tile(256, 64, "Float8E4M3FN", E8M0, 32), tile(128, 64, tile_k=64, ab_stages=30), tile(256, 128, ab_stages=64),
     tile(128, 128, c_stages=64), Hopper(), Hopper(256, 256), Hopper(128, 128, E4M3, parts=1, scaled=True)], ids=str)
 def test_pictures_of_plans(choice):
-    plan = stages.plan(choice)
-    figure = stages_widget.draw(plan)
+    plan = smem_planner.plan(choice)
+    figure = planner_widget.draw(plan)
     assert_legible(figure)
-    assert figure.get_suptitle() == stages_widget.title(plan)
+    assert figure.get_suptitle() == planner_widget.title(plan)
     over = [patch for patch in figure.axes[0].patches if patch.get_hatch() == "/////"]
-    unfit = (plan.smem_bytes > plan.capacity) + (plan.tmem_columns > stages.COLUMNS)
+    unfit = (plan.smem_bytes > plan.capacity) + (plan.tmem_columns > smem_planner.COLUMNS)
     assert len(over) == unfit
     assert f"{plan.smem_bytes:,} of\n{plan.capacity:,} B" in texts(figure)
 
 
 def test_the_picture_of_the_attempts():
-    figure = stages_widget.draw_attempts()
+    figure = planner_widget.draw_attempts()
     assert_legible(figure)
     assert "leaves 2 of the 3 tests" in figure.get_suptitle().replace("\n", " ")
     assert {"560 of\n512 columns", "512 of\n512 columns", "304 of\n512 columns"} <= set(texts(figure))
@@ -315,7 +315,7 @@ def picture(shown):
     ("sm_90a", {"block_m": 256, "block_n": 128, "ab_dtype": E4M3, "scaled": True, "c_dtype": "Float32", "parts": 2,
                 "consumers": 1, "ab_stages": 3, "c_stages": 1})])
 def test_every_menu_changes_what_is_shown(target, changes):
-    shown = stages_widget.planner(target)
+    shown = planner_widget.planner(target)
     assert all(menu.index is not None for menu in shown.menus.values()), "a menu that shows nothing"
     for name, value in changes.items():
         before = picture(shown), str(shown.outputs()[1]), shown.plan.choice
@@ -327,7 +327,7 @@ def test_every_menu_changes_what_is_shown(target, changes):
 
 
 def test_two_clicks():
-    shown = stages_widget.planner()
+    shown = planner_widget.planner()
     usual = picture(shown)
     shown.buttons["attempt_1"].click()
     assert shown.menus["mma_tiler_mn"].value == (256, 256) and shown.menus["accumulators"].value == "two"
@@ -346,7 +346,7 @@ def test_two_clicks():
 
 
 def test_what_cannot_be_chosen_is_told_and_nothing_is_lost():
-    shown = stages_widget.planner()
+    shown = planner_widget.planner()
     before, kept = {name: menu.value for name, menu in shown.menus.items()}, shown.plan
     for name, value, words in (("ab_dtype", E4M3, "takes scales Float8E8M0FNU over 32"),
                                ("cluster_shape_mn", (1, 1), "made by two CTAs"),
@@ -360,20 +360,20 @@ def test_what_cannot_be_chosen_is_told_and_nothing_is_lost():
     shown.buttons["attempt_1"].click()
     assert "made by two CTAs" in html.unescape(shown.said.value)
     with pytest.raises(ValueError, match="one of sm_100a, sm_90a"):
-        stages_widget.planner("sm_80")
+        planner_widget.planner("sm_80")
 
 
 def test_labels_are_escaped(monkeypatch):
-    shown = stages_widget.planner()
+    shown = planner_widget.planner()
     monkeypatch.setattr(Blackwell, "held", lambda self: "<b>&</b>")
     shown.buttons["rule"].click()
     assert "&lt;b&gt;&amp;&lt;/b&gt;" in shown.said.value and "<b>" not in shown.said.value
-    monkeypatch.setattr(stages_widget, "title", lambda plan: "$a_1$ <b>")
-    assert_legible(stages_widget.draw(shown.plan))
+    monkeypatch.setattr(planner_widget, "title", lambda plan: "$a_1$ <b>")
+    assert_legible(planner_widget.draw(shown.plan))
 
 
 def test_a_notebook_keeps_a_picture_and_a_table(outputs):
-    shown = stages_widget.planner()
+    shown = planner_widget.planner()
     shown._ipython_display_()
     widget, image, table = outputs
     assert widget["data"]["text/plain"] == "Planner(sm_100a)" and set(image["data"]) >= {"image/png"}
@@ -382,4 +382,4 @@ def test_a_notebook_keeps_a_picture_and_a_table(outputs):
     image, table = outputs[-2:]
     assert image["transient"]["display_id"] == outputs[1]["transient"]["display_id"]
     assert "It does not fit" in table["data"]["text/plain"] and "image/png" in image["data"]
-    assert isinstance(stages_widget.draw(shown.plan), plots.Picture)
+    assert isinstance(planner_widget.draw(shown.plan), plots.Picture)

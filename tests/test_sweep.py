@@ -18,7 +18,7 @@ import pytest
 import torch
 from odd_space import OddSpace
 
-from ch14 import gemm_trials
+from ch14.gemm import experiments
 from tilelab import child, device, faults, results, sweep
 from tilelab.faults import Config, FaultSpace
 from tilelab.journal import Journal
@@ -212,8 +212,8 @@ def test_two_sweeps_take_turns(space, tmp_path):
 def test_equal_configurations_are_one_and_rejected_ones_are_never_built(space):
     one = Sweep([Config(256), Config(256)], space)
     assert len(one.finish()) == one.total == 1
-    grid = gemm_trials.grid()
-    compiled = Sweep(grid, gemm_trials.GemmSpace(4096, 4096, 4096, on="sm_90a"))
+    grid = experiments.grid()
+    compiled = Sweep(grid, experiments.GemmSpace(4096, 4096, 4096, on="sm_90a"))
     rows = compiled.finish()
     assert len(rows) == len(grid) == 96 and compiled.counts == {"ok": 67, "rejected": 29}
     for row in rows:
@@ -482,7 +482,7 @@ def test_the_parent_keeps_rows_and_no_binaries():
         return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def walk(side):  # every report reaches the parent anew, though the compiler knows its kernel from the first side
-        Sweep(gemm_trials.grid(), gemm_trials.GemmSpace(side, side, side, on="sm_90a")).finish()
+        Sweep(experiments.grid(), experiments.GemmSpace(side, side, side, on="sm_90a")).finish()
 
     walk(4096)
     before = grown()

@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from ch10 import tile_cli, tile_trials
-from ch10.tile_configs import configs
+from ch10.tile_pipeline import __main__ as command
+from ch10.tile_pipeline import experiments
+from ch10.tile_pipeline.configs import configs
 from tilelab import device, results
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
@@ -15,18 +16,18 @@ H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139
 def run(capsys, *arguments):
     """(exit status, standard output, standard error), whether main returns or the parser exits."""
     try:
-        status = tile_cli.main(list(arguments))
+        status = command.main(list(arguments))
     except SystemExit as end:
         status = end.code
     said = capsys.readouterr()
     return status, said.out, said.err
 
 
-@pytest.mark.parametrize("op", tile_trials.OPS)
+@pytest.mark.parametrize("op", experiments.OPS)
 def test_it_compiles_for_another_gpu(capsys, op):
     status, out, err = run(capsys, "--op", op, "--target", "sm_100a", "--json", "-")
     record = json.loads(out)
-    assert status == 0 and not err and set(results.KEYS) <= set(record) and record["source"] == tile_trials.source()
+    assert status == 0 and not err and set(results.KEYS) <= set(record) and record["source"] == experiments.source()
     assert [row["name"] for row in record["rows"]] == list(configs(op))
     for row, config in zip(record["rows"], configs(op).values()):
         assert row["status"] == "ok" and row["target"] == "sm_100a" and row["config"] == str(config)
@@ -79,7 +80,7 @@ def test_help_names_the_choices(capsys):
     assert status == 0 and all(name in out for name in ("--target", "--json", "--shape", "best", "all", "add_shared"))
 
 
-@pytest.mark.parametrize("op", tile_trials.OPS)
+@pytest.mark.parametrize("op", experiments.OPS)
 def test_without_a_gpu_is_one_line_and_two(capsys, monkeypatch, op):
     monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
     status, out, err = run(capsys, "--op", op)
@@ -89,9 +90,9 @@ def test_without_a_gpu_is_one_line_and_two(capsys, monkeypatch, op):
 
 def test_a_wrong_result_is_one_and_not_timed(capsys, monkeypatch):
     monkeypatch.setattr(device, "current", lambda: H200)
-    monkeypatch.setattr(tile_trials, "verify", lambda op, config, shape: {
+    monkeypatch.setattr(experiments, "verify", lambda op, config, shape: {
         "status": "ok" if config.stages == 1 else "wrong", "reason": "", "error": 0.0})
-    monkeypatch.setattr(tile_trials, "against_torch", lambda op, chosen, shape: [
+    monkeypatch.setattr(experiments, "against_torch", lambda op, chosen, shape: [
         {"name": name, "status": "ok", "reason": "", "ms": 1.0} for name in chosen])
     status, out, _ = run(capsys, "--json", "-", "--shape", "64,64")
     rows = json.loads(out)["rows"]
@@ -103,9 +104,9 @@ def test_a_wrong_result_is_one_and_not_timed(capsys, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("op", tile_trials.OPS)
+@pytest.mark.parametrize("op", experiments.OPS)
 def test_it_measures(capsys, op):
-    shape = "4100,4100" if tile_trials.dimensions(op) == 2 else "4,2052,2052"
+    shape = "4100,4100" if experiments.dimensions(op) == 2 else "4,2052,2052"
     status, out, _ = run(capsys, "--op", op, "--shape", shape, "--json", "-")
     rows = json.loads(out)["rows"]
     assert status == 0 and all(row["status"] == "ok" and row["ratio"] > 0.1 and row["gbps"] > 0 for row in rows)

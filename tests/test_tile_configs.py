@@ -2,8 +2,9 @@
 
 import pytest
 
-from ch10 import tile_pipeline, tile_trials
-from ch10.tile_configs import TileConfig, configs
+from ch10 import tile_pipeline
+from ch10.tile_pipeline import experiments
+from ch10.tile_pipeline.configs import TileConfig, configs
 from tilelab import build
 
 
@@ -72,6 +73,6 @@ def test_a_configuration_says_what_it_is():
 
 
 def test_variants_belong_to_their_operation():
-    assert all(config.op == op for op in tile_trials.OPS for config in tile_trials.every(op).values())
+    assert all(config.op == op for op in experiments.OPS for config in experiments.every(op).values())
     with pytest.raises(ValueError, match="the operations are copy, .*; here it is 'scale'"):
         configs("scale")

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from ch14 import tile_copy
-from ch14.tile_copy import CopyConfig, configs, copy_tma
+from ch14.descriptors import tile_copy
+from ch14.descriptors.tile_copy import CopyConfig, configs, copy_tma
 from tilelab import build, device
 
 WHERE = "cuda" if device.current().capability else "cpu"
@@ -72,7 +72,7 @@ def test_the_sets_of_the_note():
 
 def test_stages_do_nothing_without_a_loop():
     tile = dict.fromkeys(("source", "destination"), "tensordesc<bf16[128, 128]>")
-    reports = {stages: build.build_one(build.Job("ch14.tile_copy:copy_tma_kernel", tile,
+    reports = {stages: build.build_one(build.Job("ch14.descriptors.tile_copy:copy_tma_kernel", tile,
                                                  {"BLOCK_M": 128, "BLOCK_N": 128}, "sm_90a", num_stages=stages))
                for stages in (1, 5)}
     assert reports[1].launchable and reports[1].ptx == reports[5].ptx
@@ -81,7 +81,7 @@ def test_stages_do_nothing_without_a_loop():
 @pytest.mark.parametrize("target", device.TARGETS[1:])
 def test_copy_uses_tma(target):
     tile = dict.fromkeys(("source", "destination"), "tensordesc<bf16[64, 64]>")
-    job = build.Job("ch14.tile_copy:copy_tma_kernel", tile, {"BLOCK_M": 64, "BLOCK_N": 64}, target)
+    job = build.Job("ch14.descriptors.tile_copy:copy_tma_kernel", tile, {"BLOCK_M": 64, "BLOCK_N": 64}, target)
     report = build.build_one(job)
     assert report.launchable and report.counts["tma_load"] and report.counts["tma_store"]
 

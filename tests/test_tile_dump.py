@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from ch10 import tile_dump, tile_trials
+from ch10.tile_pipeline import box_dump, experiments
 from tilelab import build, tensor_map
 
 ROOM = torch.zeros(16, 64)
 
 
 def test_it_compiles():
-    reports = list(build.build(tile_dump.dump_job((24, 32), 4, target) for target in ("sm_90a", "sm_100a", "sm_120a")))
+    reports = list(build.build(box_dump.dump_job((24, 32), 4, target) for target in ("sm_90a", "sm_100a", "sm_120a")))
     assert len(reports) == 3
     assert all(report.launchable and report.counts["UTMALDG"] == 1 for report in reports)
 
@@ -27,19 +27,19 @@ def test_it_compiles():
 ])
 def test_bad_box_is_one_sentence(arguments, message):
     with pytest.raises(ValueError, match=message) as caught:
-        tile_dump.dump_box(*arguments)
+        box_dump.dump_box(*arguments)
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 @pytest.mark.parametrize("swizzle", tensor_map.SWIZZLES)
 def test_a_box_is_found_again(swizzle):
     x = torch.arange(20 * 64, dtype=torch.float32).view(20, 64)
-    box = tile_trials.dump_boxes(torch.float32)[swizzle]
-    wanted = tile_dump.box_spec(x, -2, 50, box, "nan")
+    box = experiments.dump_boxes(torch.float32)[swizzle]
+    wanted = box_dump.box_spec(x, -2, 50, box, "nan")
     plain = wanted.view(torch.uint8).flatten()
     lies = torch.empty_like(plain)
     lies[tensor_map.swizzled(torch.arange(len(plain)), swizzle)] = plain
-    assert torch.equal(tile_dump.unswizzled(lies, torch.float32, box, swizzle).view(torch.uint8),
+    assert torch.equal(box_dump.unswizzled(lies, torch.float32, box, swizzle).view(torch.uint8),
                        wanted.view(torch.uint8))
     assert wanted[:2].isnan().all() and wanted[22:].isnan().all() and wanted[2, 0] == 50
 
@@ -47,12 +47,12 @@ def test_a_box_is_found_again(swizzle):
 def test_a_box_outside_holds_the_fill():
     x = torch.ones(4, 8)
     for row, column in ((-9, 0), (4, 0), (0, -9), (0, 8), (100, 100)):
-        assert not tile_dump.box_spec(x, row, column, (4, 8)).any()
-    assert tile_dump.box_spec(x, 2, 4, (4, 8)).sum() == 8
+        assert not box_dump.box_spec(x, row, column, (4, 8)).any()
+    assert box_dump.box_spec(x, 2, 4, (4, 8)).sum() == 8
 
 
 @pytest.mark.gpu
 def test_a_box_lies_where_the_model_says():
-    rows = tile_trials.dumped().rows
+    rows = experiments.dumped().rows
     assert len(rows) == len(tensor_map.DTYPES) * len(tensor_map.SWIZZLES)
     assert not [row for row in rows if row["status"] != "ok"]

@@ -1,15 +1,17 @@
 import dataclasses
+import importlib
 import re
 
 import pytest
 import torch
 
-from ch10 import tile_arguments, tile_broken, tile_configs, tile_dump, tile_pipeline, tile_spec, tile_sweep, tile_trials
-from ch10.tile_configs import TileConfig, configs
+from ch10 import tile_pipeline
+from ch10.tile_pipeline import box_dump, broken_programs, checks, experiments, reference, sweep
+from ch10.tile_pipeline.configs import TileConfig, configs
 from tilelab import build, device, results
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
-EVERY = [(op, name) for op in tile_trials.OPS for name in configs(op)]
+EVERY = [(op, name) for op in experiments.OPS for name in configs(op)]
 
 
 @pytest.fixture(scope="module")
@@ -17,8 +19,8 @@ def built():
     """Reports by (op, variant, target); those of `every` stand under (op, str(config), "sm_90a")."""
     jobs = {(op, name, target): tile_pipeline.job(configs(op)[name], target) for op, name in EVERY
             for target in device.TARGETS[1:]}
-    jobs |= {(op, name, "sm_90a"): tile_pipeline.job(config, "sm_90a") for op in tile_trials.OPS
-             for name, config in tile_trials.every(op).items()}
+    jobs |= {(op, name, "sm_90a"): tile_pipeline.job(config, "sm_90a") for op in experiments.OPS
+             for name, config in experiments.every(op).items()}
     jobs |= {("copy", size, "sm_90a"): tile_pipeline.job(configs("copy")["ring"], "sm_90a", size) for size in (1, 2, 8)}
     jobs |= {("copy", "sm_80"): tile_pipeline.job(configs("copy")["single"], "sm_80")}
     named = [dataclasses.replace(job, name=" ".join(map(str, key))) for key, job in jobs.items()]
@@ -62,9 +64,9 @@ def test_only_the_threads_of_three_read_shared_memory(built, op, name):
     assert (counts["LDS"] > 0) == (op in ("stencil", "transpose", "add_shared"))
 
 
-@pytest.mark.parametrize("op", tile_trials.OPS)
+@pytest.mark.parametrize("op", experiments.OPS)
 def test_every_ring_swizzle_and_cluster_compiles(built, op):
-    for name in tile_trials.every(op):
+    for name in experiments.every(op):
         report = built[op, name, "sm_90a"]
         assert report.launchable and report.spills == 0, f"{name}: {report.reason}"
 
@@ -107,14 +109,14 @@ def test_a_job_compiles_what_the_configuration_says():
     assert tile_pipeline.job(configs("copy")["single"], "sm_90a", 8).constants["ITEMSIZE"] == 8
 
 
-@pytest.mark.parametrize("chosen", [tile_trials.stage_configs, tile_trials.swizzle_configs, tile_trials.box_configs])
+@pytest.mark.parametrize("chosen", [experiments.stage_configs, experiments.swizzle_configs, experiments.box_configs])
 def test_what_is_compared_can_be_told_apart(chosen):
     assert len(set(map(str, chosen().values()))) == len(chosen())
 
 
 def test_bank_conflicts():
     def turns(swizzle, block, tile=32):
-        found = tile_trials.bank_conflicts(TileConfig("transpose", tile, tile, swizzle=swizzle, block=block))
+        found = experiments.bank_conflicts(TileConfig("transpose", tile, tile, swizzle=swizzle, block=block))
         return found["read"], found["write"]
 
     assert turns("none", 1) == (32, 1) and turns("128B", 1) == (4, 1)
@@ -123,7 +125,7 @@ def test_bank_conflicts():
 
 def test_a_space_rejects_what_cannot_run_there():
     config = TileConfig("stencil", 64, 128, 128, stages=4)
-    spaces = {target: tile_sweep.TileSpace("stencil", (1024, 1024), target) for target in device.TARGETS}
+    spaces = {target: sweep.TileSpace("stencil", (1024, 1024), target) for target in device.TARGETS}
     assert spaces["sm_80"].reject(config) == "sm_80 has no TMA: tensor maps need sm_90a or newer."
     assert spaces["sm_121a"].reject(config) == ("it needs 144,000 B of shared memory a block; sm_121a has 101,376 B.")
     assert spaces["sm_90a"].reject(config) == ""
@@ -132,19 +134,19 @@ def test_a_space_rejects_what_cannot_run_there():
     assert spaces["sm_100a"].job(config) == tile_pipeline.job(config, "sm_100a")
 
 
-@pytest.mark.parametrize("op", tile_trials.OPS)
+@pytest.mark.parametrize("op", experiments.OPS)
 def test_what_is_swept_can_be_told_apart_and_launched(op):
-    chosen, space = tile_sweep.grid(op), tile_sweep.TileSpace(op, (1024, 1024), "sm_90a")
+    chosen, space = sweep.grid(op), sweep.TileSpace(op, (1024, 1024), "sm_90a")
     assert len(set(map(str, chosen))) == len(chosen) >= 9
     assert [space.reject(config) for config in chosen] == [""] * len(chosen)
 
 
 def test_the_panel_s_subject():
-    subject = tile_sweep.SUBJECT
+    subject = sweep.SUBJECT
     for op in subject.dtypes:
         for preset in subject.presets.values():
             assert all(axis(config) for axis in subject.axes.values() for config in preset(op))
-    assert subject.space((64, 32), "copy", "sm_100a") == tile_sweep.TileSpace("copy", (64, 32), "sm_100a")
+    assert subject.space((64, 32), "copy", "sm_100a") == sweep.TileSpace("copy", (64, 32), "sm_100a")
     for shape, op in (((6,), "copy"), ((0, 4), "copy"), ((4, 4), "accumulate"), ((4, 4, 4), "transpose")):
         with pytest.raises(ValueError, match=f"a shape of {op} is "):
             subject.space(shape, op, None)
@@ -152,11 +154,11 @@ def test_the_panel_s_subject():
 
 def test_records_go_stale_with_the_code_that_makes_them(monkeypatch):
     monkeypatch.setattr(results, "source_hash", lambda *things: set(things))
-    every = {tile_pipeline, tile_configs, tile_arguments, tile_spec, tile_pipeline.SOURCE}
-    for made in (tile_trials.checked, tile_trials.speed, tile_trials.sanitized, tile_sweep.swept):
+    every = {tile_pipeline, importlib.import_module("ch10.tile_pipeline.configs"), checks, reference, tile_pipeline.SOURCE}
+    for made in (experiments.checked, experiments.speed, experiments.sanitized, sweep.swept):
         assert every <= made.source()
-    for made in (tile_trials.dumped, tile_broken.broken):
-        assert every | {tile_dump} <= made.source()
+    for made in (experiments.dumped, broken_programs.broken):
+        assert every | {box_dump} <= made.source()
 
 
 # ---- what the launcher refuses; the checks come before the GPU, so tensors of the CPU will do
@@ -257,7 +259,7 @@ def test_what_is_right_wants_a_gpu(no_gpu, op, x, out):
 @pytest.mark.parametrize("call", [
     lambda x: tile_pipeline.copy(x), lambda x: tile_pipeline.stencil(x, 1.0, 2.0, fill="nan"),
     lambda x: tile_pipeline.transpose(x), lambda x: tile_pipeline.accumulate(x[None]),
-    lambda x: tile_pipeline.add_shared(x[None], x), lambda x: tile_dump.dump_box(x, -1, -4, (4, 32))])
+    lambda x: tile_pipeline.add_shared(x[None], x), lambda x: box_dump.dump_box(x, -1, -4, (4, 32))])
 def test_each_function_checks_and_then_wants_a_gpu(no_gpu, call):
     with pytest.raises(device.Unsupported):
         call(tile_pipeline.empty((5, 7), torch.float32, "cpu"))
@@ -272,7 +274,7 @@ class _Text(str):
 
 def test_tensors_of_the_cpu_are_refused_beside_a_gpu(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: H200)
-    for call in (tile_pipeline.copy, lambda x: tile_dump.dump_box(x, 0, 0, (4, 32))):
+    for call in (tile_pipeline.copy, lambda x: box_dump.dump_box(x, 0, 0, (4, 32))):
         with pytest.raises(ValueError, match="x must be on the GPU; it is on cpu"):
             call(ROOM)
 
@@ -305,33 +307,33 @@ def test_rows_of_new_memory_are_padded():
 
 
 def test_what_is_moved():
-    assert tile_trials.moved("copy", (3, 5)) == tile_trials.moved("transpose", (3, 5)) == 120
-    assert tile_trials.moved("add_shared", (2, 3, 5)) == 300 and tile_trials.moved("accumulate", (2, 3, 5)) == 180
+    assert experiments.moved("copy", (3, 5)) == experiments.moved("transpose", (3, 5)) == 120
+    assert experiments.moved("add_shared", (2, 3, 5)) == 300 and experiments.moved("accumulate", (2, 3, 5)) == 180
 
 
 def test_torch_s_own_ways_mean_the_same():
     x, out = torch.randn(6, 9), torch.empty(6, 9)
-    tile_trials.torch_s("stencil")["torch slices"](x, out)()
-    expected = tile_pipeline.stencil_spec(x, tile_trials.CENTRE, tile_trials.EDGE)
+    experiments.torch_s("stencil")["torch slices"](x, out)()
+    expected = tile_pipeline.stencil_spec(x, experiments.CENTRE, experiments.EDGE)
     torch.testing.assert_close(out.double(), expected, rtol=1e-6, atol=1e-6)
     turned = torch.empty(9, 6)
-    tile_trials.torch_s("transpose")["torch x.T copy_"](x, turned)()
+    experiments.torch_s("transpose")["torch x.T copy_"](x, turned)()
     assert torch.equal(turned, x.T)
-    for op in tile_trials.OPS:
-        assert next(iter(tile_trials.torch_s(op))) == tile_trials.PEER[op]
+    for op in experiments.OPS:
+        assert next(iter(experiments.torch_s(op))) == experiments.PEER[op]
     padded, target = (tile_pipeline.empty((3, 5), torch.float32, "cpu") for _ in range(2))
-    tile_trials.torch_s("copy")["torch copy_"](padded, target)()
+    experiments.torch_s("copy")["torch copy_"](padded, target)()
 
 
 # ---- on a GPU
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("op, name", [(op, name) for op in tile_trials.OPS for name in tile_trials.every(op)])
+@pytest.mark.parametrize("op, name", [(op, name) for op in experiments.OPS for name in experiments.every(op)])
 def test_ragged_shapes(op, name):
-    config = tile_trials.every(op)[name]
-    cases = [(shape, tile_trials.verify(op, config, shape))
-             for shape in tile_trials.RAGGED[tile_trials.dimensions(op)]]
+    config = experiments.every(op)[name]
+    cases = [(shape, experiments.verify(op, config, shape))
+             for shape in experiments.RAGGED[experiments.dimensions(op)]]
     assert not [(shape, row["reason"]) for shape, row in cases if row["status"] != "ok"]
 
 
@@ -342,14 +344,14 @@ def test_nan_outside_reaches_exactly_the_border(name):
     border = torch.ones(70, 132, dtype=torch.bool, device="cuda")
     border[1:-1, 1:-1] = False
     assert torch.equal(tile_pipeline.stencil(x, 1.0, 0.5, fill="nan", config=name).isnan(), border)
-    assert tile_trials.verify("stencil", name, (100, 1001), fill="nan")["status"] == "ok"
+    assert experiments.verify("stencil", name, (100, 1001), fill="nan")["status"] == "ok"
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float16, torch.int64, torch.float64], ids=str)
 @pytest.mark.parametrize("name", configs("copy"))
 def test_copy_takes_elements_of_other_sizes(name, dtype):
-    row = tile_trials.verify("copy", name, (129, 1003), dtype)
+    row = experiments.verify("copy", name, (129, 1003), dtype)
     assert row["status"] == "ok", row["reason"]
 
 
@@ -363,19 +365,19 @@ def test_copy_takes_any_dtype_of_these_sizes(dtype):
 
 @pytest.mark.gpu
 def test_transpose_of_integers():
-    x = tile_trials.random((100, 204), torch.int32)
+    x = experiments.random((100, 204), torch.int32)
     assert torch.equal(tile_pipeline.transpose(x), x.T)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("op", tile_trials.OPS)
+@pytest.mark.parametrize("op", experiments.OPS)
 def test_a_launch_is_replayed_in_a_graph_and_follows_the_stream(op):
-    shape = (1000, 1004) if tile_trials.dimensions(op) == 2 else (3, 500, 1004)
-    x = tile_trials.random(shape)
-    y = tile_trials.random(shape[1:]) if op == "add_shared" else None
-    expected = tile_trials._expected(op, x, y, "zero")
+    shape = (1000, 1004) if experiments.dimensions(op) == 2 else (3, 500, 1004)
+    x = experiments.random(shape)
+    y = experiments.random(shape[1:]) if op == "add_shared" else None
+    expected = experiments._expected(op, x, y, "zero")
     out = torch.zeros(expected.shape, device="cuda")
-    launched = tile_pipeline.prepare(op, x, out, y=y, centre=tile_trials.CENTRE, edge=tile_trials.EDGE)
+    launched = tile_pipeline.prepare(op, x, out, y=y, centre=experiments.CENTRE, edge=experiments.EDGE)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

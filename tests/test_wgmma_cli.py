@@ -2,14 +2,15 @@ import json
 
 import pytest
 
-from ch10 import wgmma_cli, wgmma_trials
-from ch10.wgmma_configs import STEPS
+from ch10.wgmma_gemm import __main__ as command
+from ch10.wgmma_gemm import experiments
+from ch10.wgmma_gemm.configs import STEPS
 from tilelab import device, results
 
 
 def run(capsys, *arguments):
     try:
-        status = wgmma_cli.main(list(arguments))
+        status = command.main(list(arguments))
     except SystemExit as stop:
         status = stop.code
     out, err = capsys.readouterr()
@@ -19,7 +20,7 @@ def run(capsys, *arguments):
 def test_all_steps_compile_and_are_printed_as_json(capsys):
     status, out, err = run(capsys, "--compile", "--step", "all", "--json", "-")
     record = json.loads(out)
-    assert status == 0 and not err and set(results.KEYS) <= set(record) and record["source"] == wgmma_trials.source()
+    assert status == 0 and not err and set(results.KEYS) <= set(record) and record["source"] == experiments.source()
     assert [row["name"] for row in record["rows"]] == [*STEPS, "best"]
     assert all(row["status"] == "ok" and row["HGMMA"] for row in record["rows"])
 
@@ -52,7 +53,7 @@ def test_without_wgmma_it_is_one_line_and_two(capsys):
 
 
 def test_a_compiler_s_refusal_is_one_line(capsys, monkeypatch):
-    monkeypatch.setattr(wgmma_trials, "built", lambda *_: (_ for _ in ()).throw(RuntimeError("no\nmore")))
+    monkeypatch.setattr(experiments, "built", lambda *_: (_ for _ in ()).throw(RuntimeError("no\nmore")))
     status, out, err = run(capsys, "--compile")
     assert status == 2 and err == "python -m ch10.wgmma_gemm: no.\n" and not out
 

@@ -3,8 +3,7 @@ import itertools
 
 import pytest
 
-from ch10 import wgmma_configs
-from ch10.wgmma_configs import STEPS, WgmmaConfig, candidates, choose, parse, predicted_us, rejection
+from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, candidates, choose, parse, predicted_us, rejection, resident
 
 GOOD = {"kernel": "specialised", "block_m": 128, "block_n": 256, "stages": 4, "consumers": 2, "parts": 4}
 
@@ -94,7 +93,7 @@ def test_prediction_has_the_right_sign():
     at = {name: predicted_us(config, *shape) for name, config in STEPS.items()}
     assert at["tile"] > at["ring"] > at["wide"] > at["persistent"]
     assert predicted_us(STEPS["ring"], 4096, 4096, 4104, 132) > 1.02 * at["ring"]
-    assert wgmma_configs.resident(STEPS["tile"]) == 3 and wgmma_configs.resident(STEPS["ring"]) == 1
+    assert resident(STEPS["tile"]) == 3 and resident(STEPS["ring"]) == 1
 
 
 def test_a_configuration_is_read_from_text():

@@ -3,8 +3,9 @@ import re
 import pytest
 import torch
 
-from ch10 import wgmma_gemm, wgmma_trials
-from ch10.wgmma_configs import STEPS, WgmmaConfig, candidates
+from ch10 import wgmma_gemm
+from ch10.wgmma_gemm import experiments
+from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, candidates
 from tilelab import build, device
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
@@ -143,10 +144,10 @@ HOPPER = pytest.mark.skipif(not device.current().has_wgmma,
 @HOPPER
 @pytest.mark.parametrize("name", EVERY)
 def test_every_configuration_is_right(name):
-    for shape in wgmma_trials.RAGGED:
+    for shape in experiments.RAGGED:
         if EVERY[name].kernel == "split" and EVERY[name].cluster > EVERY[name].steps(shape[2]):
             continue
-        row = wgmma_trials.verify(EVERY[name], *shape)
+        row = experiments.verify(EVERY[name], *shape)
         assert row["status"] == "ok", (shape, row["reason"])
 
 
@@ -171,7 +172,7 @@ def test_kernels_that_start_early_wait_for_what_they_read_and_overwrite(size):
 @HOPPER
 @pytest.mark.parametrize("name", ["raster", "best"])
 def test_a_launch_is_replayed_in_a_graph(name):
-    a, b, out = wgmma_trials.inputs(300, 264, 520)
+    a, b, out = experiments.inputs(300, 264, 520)
     launch = wgmma_gemm.prepare(a, b, out, config=name)
     launch()
     graph = torch.cuda.CUDAGraph()
@@ -198,4 +199,4 @@ def test_out_of_the_operands_and_views_of_a_buffer():
 
 @HOPPER
 def test_cases_for_the_sanitizer_are_right():
-    wgmma_trials.sanitizer_cases()
+    experiments.sanitizer_cases()

@@ -2,10 +2,10 @@ import sys
 
 import pytest
 
-from ch10 import wgmma_sweep, wgmma_trials
-from ch10.wgmma_configs import rejection
-from ch10.wgmma_sweep import WgmmaSpace
-from ch10.wgmma_trials import EVENTS, intervals
+from ch10.wgmma_gemm import experiments, sweep
+from ch10.wgmma_gemm.configs import rejection
+from ch10.wgmma_gemm.experiments import EVENTS, intervals
+from ch10.wgmma_gemm.sweep import WgmmaSpace
 from tilelab import results
 
 CODE = {name: index for index, name in enumerate(EVENTS)}
@@ -35,18 +35,18 @@ def test_intervals_of_roles_count_tiles():
 
 
 def test_the_grid_and_the_widths_hold_what_they_say():
-    grid = wgmma_sweep.grid()
+    grid = sweep.grid()
     assert len(grid) == 168 == len({str(config) for config in grid})
     assert 100 < sum(not rejection(config) for config in grid) < 168
-    widths = [wgmma_trials._widest(columns) for columns in (128, 160, 192, 208, 224, 256)]
+    widths = [experiments._widest(columns) for columns in (128, 160, 192, 208, 224, 256)]
     assert [config.stages for config in widths] == [6, 5, 4, 4, 4, 4] and not any(map(rejection, widths))
 
 
 def test_a_space_rejects_what_cannot_run():
-    config = wgmma_trials.STEPS["raster"]
+    config = experiments.STEPS["raster"]
     assert WgmmaSpace(64, 64, 64, on="sm_100a").reject(config) == "sm_100a has no WGMMA: only sm_90a has."
     assert "too few K steps to share: 1" in WgmmaSpace(64, 64, 64, on="sm_90a").reject(
-        next(config for config in wgmma_trials.candidates() if config.kernel == "split"))
+        next(config for config in experiments.candidates() if config.kernel == "split"))
     space = WgmmaSpace(4096, 4096, 4096, on="sm_90a")
     assert space.reject(config) == "" and not space.live and 0.15 < space.predicted_ms(config) < 0.25
 
@@ -54,19 +54,19 @@ def test_a_space_rejects_what_cannot_run():
 @pytest.mark.parametrize("shape", [(1, 2), (8, 7, 8), (8, 8, 12), (0, 8, 8), (1 << 31, 8, 8)])
 def test_a_bad_shape_of_the_panel_is_one_sentence(shape):
     with pytest.raises(ValueError, match="a shape is M,N,K below 2"):
-        wgmma_sweep.SUBJECT.space(shape, "bf16", None)
+        sweep.SUBJECT.space(shape, "bf16", None)
 
 
 def test_the_subject_offers_what_exists():
-    subject = wgmma_sweep.SUBJECT
+    subject = sweep.SUBJECT
     for preset in subject.presets.values():
         for config in preset("bf16"):
             assert all(isinstance(axis(config), str) for axis in subject.axes.values())
-    assert subject.roofline("bf16").reach(wgmma_trials.STEPS["wide"]) == pytest.approx(128 * 256 / 384)
+    assert subject.roofline("bf16").reach(experiments.STEPS["wide"]) == pytest.approx(128 * 256 / 384)
 
 
 def test_only_the_source_of_what_is_measured_counts():
-    assert wgmma_trials.source() == wgmma_trials.checked.source() != results.source_hash(wgmma_trials.wgmma_gemm)
+    assert experiments.source() == experiments.checked.source() != results.source_hash(experiments.wgmma_gemm)
 
 
 FAKE = r"""#!/bin/sh
@@ -85,7 +85,7 @@ def test_what_became_of_a_broken_kernel(monkeypatch, tmp_path):
     program.write_text(FAKE)
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    found = {what: wgmma_trials.outcome(what, 0.3) for what in wgmma_trials.wgmma_configs.BREAKS[:4]}
+    found = {what: experiments.outcome(what, 0.3) for what in experiments.wgmma_configs.BREAKS[:4]}
     assert found == {"nothing": {"status": "ok", "reason": "right"},
                      "phase": {"status": "failed", "reason": "no answer within 0.3 s"},
                      "expect_less": {"status": "failed", "reason": "torch.AcceleratorError: CUDA error: gone"},
@@ -93,6 +93,6 @@ def test_what_became_of_a_broken_kernel(monkeypatch, tmp_path):
 
 
 def test_broken_kernels_differ_in_one_thing_each():
-    configs = wgmma_trials.broken_configs()
-    assert [config.leaves_out for config in configs] == list(wgmma_trials.wgmma_configs.BREAKS)
+    configs = experiments.broken_configs()
+    assert [config.leaves_out for config in configs] == list(experiments.wgmma_configs.BREAKS)
     assert all(WgmmaSpace(1024, 1024, 2048, on="sm_90a").reject(config) == "" for config in configs)

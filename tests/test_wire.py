@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-from ch07.bulk_sweep import BulkSpace
-from ch10.wgmma_configs import STEPS
-from ch10.wgmma_sweep import WgmmaSpace
-from ch14.attention_sweep import AttentionSpace
-from ch14.gemm_configs import GemmConfig
+from ch07.bulk_copy.sweep import BulkSpace
+from ch10.wgmma_gemm.configs import STEPS
+from ch10.wgmma_gemm.sweep import WgmmaSpace
+from ch14.attention.sweep import AttentionSpace
+from ch14.gemm.configs import GemmConfig
 from tilelab import wire
 
 

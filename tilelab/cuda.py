@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
-HERE = pathlib.Path(__file__).parent
+INCLUDE_FOLDER = pathlib.Path(__file__).with_name("include")  # the headers that chapters share
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
 ELSEWHERE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[^<\"\s]|^--pre-include", re.MULTILINE)
 TOOLKIT = re.compile(r"(cuda|cub|thrust|nv)/|cuda_\w+\.h|(cooperative_groups|mma|math_constants)\.h")
@@ -59,7 +59,7 @@ def _value(text: str):
     return {"true": True, "false": False}.get(text.lower(), int(text) if text.isdigit() else text)
 
 
-def _headers(source: str, name: str, options: Sequence[str]) -> tuple[dict[str, str], str]:
+def included_headers(source: str, name: str, options: Sequence[str]) -> tuple[dict[str, str], str]:
     """The texts, by path, of what `source` includes from its own folder or an -I, itself or through another; and the
     first header of the toolkit that any of them includes, or ""."""
     folders = [option[2:] for option in options if option.startswith("-I")]
@@ -140,7 +140,7 @@ def compile_cubin(source: str, target: str, name: str = "kernel.cu", options: Se
     runtime (<cuda_bf16.h>) are found where they are installed. Declare kernels extern "C" so that `load` finds them by
     name. Raises CompileError with the compiler's log.
     """
-    headers, toolkit = _headers(source, name, options)
+    headers, toolkit = included_headers(source, name, options)
     folders = _toolkit(name, toolkit) if toolkit else {}
     # A header that is named by a macro, or by an option, would not be seen to change.
     cache &= not any(ELSEWHERE.search(text) for text in (source, *headers.values(), *options))
@@ -161,11 +161,11 @@ def compile_cubin(source: str, target: str, name: str = "kernel.cu", options: Se
 
 
 def compile_file(path: str | os.PathLike, target: str, options: Sequence[str] = (), cache: bool = True) -> bytes:
-    """`compile_cubin` of a .cu file: quoted headers are found beside it and in tilelab/ (ptx.cuh). OSError when it
+    """`compile_cubin` of a .cu file: quoted headers are found beside it and in tilelab/include/. OSError when it
     cannot be read."""
     path = pathlib.Path(path).absolute()
     try:  # by its whole path, so that the compiler looks beside it and no further
-        return compile_cubin(path.read_text(), target, str(path), [*options, f"-I{HERE}"], cache)
+        return compile_cubin(path.read_text(), target, str(path), [*options, f"-I{INCLUDE_FOLDER}"], cache)
     except CompileError as error:
         raise CompileError(str(error).replace(f"{path.parent}{os.sep}", "")) from error.__cause__
 
@@ -215,7 +215,7 @@ def kernel(path: str | os.PathLike, name: str, options: Sequence[str] = ()):
         files, state, found = _kernels[key]
         if _state(files) == state:
             return found
-    headers, _ = _headers(pathlib.Path(path).read_text(), key[1], [*options, f"-I{HERE}"])
+    headers, _ = included_headers(pathlib.Path(path).read_text(), key[1], [*options, f"-I{INCLUDE_FOLDER}"])
     files = [key[1], *headers]
     state = _state(files)  # before they are read to be compiled: an edit in between is seen at the next call
     found = load(compile_file(path, current().target, options), name)

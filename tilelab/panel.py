@@ -51,7 +51,7 @@ class Panel:
 
     def __init__(self, *subjects: Subject, **choice: str):
         if not subjects:
-            raise ValueError("a panel needs at least one subject, such as ch14.gemm_trials.SUBJECT.")
+            raise ValueError("a panel needs at least one subject, such as ch14.gemm.experiments.SUBJECT.")
         if unknown := set(choice) - set(MENUS):
             raise ValueError(f"a panel's menus are {', '.join(MENUS)}; here is {', '.join(sorted(unknown))}.")
         self.subjects = {subject.name: subject for subject in subjects}

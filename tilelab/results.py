@@ -34,6 +34,7 @@ KEYS = ("experiment", "device", "versions", "recorded", "source", "rows")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _PARSING = threading.Lock()  # Python 3.11 counts depth for all threads together, and refuses what two parse at once
 NAME = re.compile(r"[a-z0-9_]+")
+_CUDA_COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/|#include[^\n]*|#pragma once", re.DOTALL)
 COURSE = re.compile(r"(ch\d\d|tilelab|claims)\b")
 NO_GPU = device.Device()  # of records that no GPU has a part in; their folder is results/no-gpu
 PREFERRED = "nvidia-h200"  # the course's figures come from it; shown where this machine has no record of its own
@@ -126,13 +127,16 @@ def _course_modules(tree: ast.AST) -> set[str]:
 
 def _definitions(thing: Any) -> list[str]:
     """The normalised text of each definition in `thing`."""
-    if isinstance(thing, pathlib.Path):  # CUDA C++
-        text = re.sub(r"//[^\n]*|/\*.*?\*/|#include[^\n]*|#pragma once", " ", thing.read_text(), flags=re.DOTALL)
-        return [" ".join(text.split())]
+    if isinstance(thing, pathlib.Path) and thing.suffix != ".py":  # CUDA C++
+        from tilelab import cuda
+
+        headers, _ = cuda.included_headers(thing.read_text(), str(thing), [f"-I{cuda.INCLUDE_FOLDER}"])
+        return [" ".join(_CUDA_COMMENTS.sub(" ", text).split()) for text in (thing.read_text(), *headers.values())]
     while not isinstance(thing, (type, types.ModuleType)) and hasattr(thing, "fn"):  # triton.jit, autotune
         thing = thing.fn
-    whole = ast.parse("".join(inspect.findsource(thing)[0]))
-    tree = whole if isinstance(thing, types.ModuleType) else ast.parse(textwrap.dedent(inspect.getsource(thing)))
+    whole = ast.parse(thing.read_text() if isinstance(thing, pathlib.Path) else "".join(inspect.findsource(thing)[0]))
+    part = not isinstance(thing, (pathlib.Path, types.ModuleType))
+    tree = ast.parse(textwrap.dedent(inspect.getsource(thing))) if part else whole
     body = _Normalise(_course_modules(whole)).visit(tree).body
     return [ast.dump(statement) for statement in body]  # not ast.unparse: its quotes differ between 3.11 and 3.12
 
@@ -140,10 +144,11 @@ def _definitions(thing: Any) -> list[str]:
 def source_hash(*things: Any) -> str:
     """Return 16 hex digits that change when the code of `things` does.
 
-    `things` are functions, Triton kernels, classes, modules, or the Path of a CUDA C++ file. What they call counts only
-    when it is given too. Not counted, because it cannot change a measurement: comments, docstrings, layout, imports,
-    texts of errors, names of local variables, `if __name__ == "__main__"` blocks, names of files, the order of
-    definitions and the file that each of them stands in.
+    `things` are functions, Triton kernels, classes, modules, or the Path of a Python file or of a CUDA C++ file, which
+    counts with the headers that it includes in quotes. What they call counts only when it is given too. Not counted,
+    because it cannot change a measurement: comments, docstrings, layout, imports, texts of errors, names of local
+    variables, `if __name__ == "__main__"` blocks, names of files, the order of definitions and the file that each of
+    them stands in.
     """
     with _PARSING:
         definitions = {text for thing in things for text in _definitions(thing)}

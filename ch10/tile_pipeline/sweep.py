@@ -1,0 +1,116 @@
+"""The sweep of `ch10.tile_pipeline`: a grid of configurations, their Space, and what the panel shows of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ch10 import tile_pipeline
+from ch10.tile_pipeline import checks
+from ch10.tile_pipeline.configs import PRODUCERS, TileConfig, configs
+from ch10.tile_pipeline.experiments import LARGE, OPS, QUICK, UNEVEN, WIDE, against_torch, dimensions, source, verify
+from tilelab import device, results
+from tilelab.space import Roofline, Subject, TargetSpace
+from tilelab.sweep import Sweep
+
+
+@dataclasses.dataclass(frozen=True)
+class TileSpace(TargetSpace):
+    """Configurations of `op` for x of this shape, float32."""
+
+    op: str
+    shape: tuple[int, ...]
+    on: str | None = None
+
+    def label(self, config):
+        return {"name": config.op, "config": str(config), "kernel": str(config), "shape": list(self.shape),
+                "dtype": self.op}
+
+    def source(self):
+        return source()
+
+    def reject(self, config):
+        limit, needed = device.limits(self.target), config.smem_bytes()
+        if not limit.has_tma:
+            return f"{self.target} has no TMA: tensor maps need sm_90a or newer."
+        needed += 128  # barriers
+        if needed > limit.smem_per_block:
+            return f"it needs {needed:,} B of shared memory a block; {self.target} has {limit.smem_per_block:,} B."
+        return ""
+
+    def job(self, config):
+        return tile_pipeline.job(config, self.target)
+
+    def warm(self):
+        torch.zeros(1, device="cuda")
+        return {}
+
+    def measure(self, config):
+        checked = verify(self.op, config, (257, 1003) if dimensions(self.op) == 2 else (5, 100, 513))
+        if checked["status"] != "ok":
+            return checked
+        return {**checked, **_figures(against_torch(self.op, {"it": config}, self.shape, **QUICK)[0])}
+
+    def finals(self, chosen):
+        rows = against_torch(self.op, {str(config): config for config in chosen}, self.shape)
+        return [_figures(row) for row in rows[:len(chosen)]]
+
+
+def _figures(row: dict) -> dict:
+    return {key: row[key] for key in ("status", "reason", "ms", "peer", "peer_ms", "ratio", "gbps") if key in row}
+
+
+def grid(op: str) -> list[TileConfig]:
+    """What is swept: tiles, rings and whatever else the operation can choose."""
+    rings = ((1, 1), (2, 2), (2, 8), (4, 8))
+    if op in ("copy", "accumulate"):
+        tiles = ((1, 256), (2, 256), (4, 256), (16, 256), (16, 64), (32, 32))
+        return [TileConfig(op, *tile, 32, *ring, l2_promotion=wide) for tile in tiles for ring in rings
+                for wide in ("128B", "256B")]
+    if op == "stencil":
+        tiles = ((32, 64, 128), (16, 128, 128), (32, 128, 128), (64, 128, 256), (32, 128, 256), (16, 192, 192))
+        return [TileConfig(op, *tile, *ring, producer) for tile in tiles for ring in rings
+                for producer in PRODUCERS]
+    if op == "transpose":
+        return [TileConfig(op, tile, tile, threads, swizzle=swizzle, block=4, raster=raster, l2_promotion="256B")
+                for tile in (32, 64, 96) for threads in (128, 256) for raster in (1, 4, 16)
+                for swizzle in ("none", "128B")]
+    return [TileConfig(op, *tile, threads, cluster=cluster) for tile in ((4, 256), (8, 256), (16, 128))
+            for threads in (64, 128) for cluster in (1, 2, 4)]
+
+
+@results.experiment("ch10_tile_sweep", source)
+def swept():
+    """The grids of copy, stencil and transpose, through the engine."""
+    kept = ("name", "config", "kernel", "shape", "dtype", "status", "reason", "ms", "peer_ms", "ratio", "gbps",
+            "registers", "smem", "final_ms", "final_ratio")
+    rows = []
+    for op in ("copy", "stencil", "transpose"):
+        found = Sweep(grid(op), TileSpace(op, LARGE)).finish()
+        rows += [{key: row[key] for key in kept if key in row} for row in found]
+    return rows
+
+
+def _chosen_space(shape: tuple[int, ...], dtype: str, target: str | None) -> TileSpace:
+    if len(shape) != dimensions(dtype) or min(shape) < 1:
+        raise ValueError(f"a shape of {dtype} is {checks.DIMENSIONS[dtype]}, numbers from 1; "
+                         f"here it is {shape}.")
+    return TileSpace(dtype, tuple(shape), target)
+
+
+def _roofline(_: str) -> Roofline:
+    copy = next(row for row in results.load("ceilings")["rows"] if row["name"] == "copy")
+    return Roofline("bytes in flight a CTA", "gbps", "GB/s", lambda config: config.smem_bytes(),
+                    {"torch's copy": copy["gbps"]})
+
+
+SUBJECT = Subject(
+    name="tiles by tensor map", shapes={"16384 x 8192": LARGE, "4096 x 32768": WIDE, "10007 x 13331": UNEVEN},
+    dtypes=tuple(op for op in OPS if dimensions(op) == 2),  # one shape serves all of them
+    presets={"the course's": lambda dtype: list(configs(dtype).values()),
+             "the grid": grid},
+    axes={"tile": lambda c: f"{c.rows} × {c.columns}", "stages": lambda c: f"{c.stages}",
+          "span": lambda c: f"span {c.span}", "threads": lambda c: f"{c.block_threads}"},
+    space=_chosen_space, recorded=lambda: results.recorded("ch10_tile_sweep", source()), roofline=_roofline,
+    peer="torch")

@@ -1,0 +1,128 @@
+"""The sweep of `ch10.wgmma_gemm`: a grid of configurations, their Space, and what the panel shows of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+from ch10 import wgmma_gemm
+from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, candidates, predicted_us, rejection
+from ch10.wgmma_gemm.experiments import (
+    QUICK,
+    SQUARES,
+    against_cublas,
+    cublas,
+    experiment,
+    has_wgmma,
+    inputs,
+    source,
+    verify,
+)
+from tilelab import device, results
+from tilelab.space import Roofline, Subject, TargetSpace
+from tilelab.sweep import Sweep
+
+
+@dataclasses.dataclass(frozen=True)
+class WgmmaSpace(TargetSpace):
+    """Configurations at one shape."""
+
+    m: int
+    n: int
+    k: int
+    on: str | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.on is None and has_wgmma()
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.m, self.n, self.k
+
+    def label(self, config):
+        return {"name": config.kernel, "config": str(config), "kernel": str(config), "shape": list(self.shape),
+                "dtype": "bf16"}
+
+    def source(self):
+        return source()
+
+    def reject(self, config):
+        if not device.limits(self.target).has_wgmma:
+            return f"{self.target} has no WGMMA: only sm_90a has."
+        if config.kernel == "split" and config.cluster > config.steps(self.k):
+            return f"a cluster of {config.cluster} has too few K steps to share: {config.steps(self.k)}."
+        return rejection(config)
+
+    def job(self, config):
+        return wgmma_gemm.job(config, self.target)
+
+    def predicted_ms(self, config):
+        return predicted_us(config, *self.shape, device.current().sms or 132) / 1e3
+
+    def warm(self):
+        cublas(*inputs(*self.shape))()
+        return {}
+
+    def measure(self, config):
+        row = verify(config, *self.shape)
+        found = {key: row[key] for key in ("status", "reason", "error", "peer_error")}
+        if row["status"] == "ok":
+            found |= _figures(against_cublas({"it": config}, *self.shape, **QUICK)[0])
+        return found
+
+    def finals(self, chosen):
+        return [_figures(row) for row in against_cublas({str(config): config for config in chosen}, *self.shape)]
+
+
+def _figures(row: dict) -> dict:
+    return {key: row[key] for key in ("status", "reason", "ms", "peer", "peer_ms", "ratio", "tflops") if key in row}
+
+
+def grid() -> list[WgmmaConfig]:
+    """What is swept: tiles, stages, clusters and rasters of the persistent kernel."""
+    found = []
+    for (rows, columns), stages, cluster, group in itertools.product(
+            ((128, 128), (128, 160), (128, 192), (128, 208), (128, 224), (128, 256), (256, 128)), (2, 3, 4, 6), (1, 2),
+            (1, 4, 16)):
+        parts = 4 if rows * columns == 1 << 15 else 1
+        found.append(WgmmaConfig("specialised", rows, columns, stages, consumers=2, cluster=cluster, persistent=True,
+                                 early=True, parts=parts, group=group))
+    return found
+
+
+@experiment("ch10_gemm_sweep")
+def swept():
+    """The grid at 4096 cubed, through the engine."""
+    kept = ("name", "config", "kernel", "shape", "dtype", "status", "reason", "ms", "peer_ms", "ratio", "tflops",
+            "registers", "smem", "final_ms", "final_ratio")
+    return [{key: row[key] for key in kept if key in row}
+            for row in Sweep(grid(), WgmmaSpace(4096, 4096, 4096)).finish()]
+
+
+def _chosen_space(shape: tuple[int, ...], dtype: str, target: str | None) -> WgmmaSpace:
+    if len(shape) != 3 or not 1 <= min(shape) <= max(shape) < 2**31 or shape[1] % 8 or shape[2] % 8:
+        raise ValueError(f"a shape is M,N,K below 2^31, N and K multiples of 8; here it is {str(shape)[:60]}.")
+    return WgmmaSpace(*shape, on=target)
+
+
+def _roofline(_: str) -> Roofline:
+    record = results.load("ceilings")
+    rows, gpu = {row["name"]: row for row in record["rows"]}, record["device"]["name"]
+    return Roofline("operations a byte that TMA fetches, FLOP/B", "tflops", "TFLOP/s",
+                    lambda config: config.block_m * config.block_n / (config.block_m + config.block_n / config.cluster),
+                    {f"cuBLAS bf16, {gpu}": rows["cuBLAS bf16"]["tflops"]})
+
+
+SUBJECT = Subject(
+    name="WGMMA GEMM: C = A Bᵀ",
+    shapes={**{f"{side}³": (side,) * 3 for side in SQUARES}, **{f"{m} × {n} × {k}": (m, n, k) for m, n, k in (
+        (64, 6144, 4096), (512, 6144, 4096), (4096, 28672, 4096))}},
+    dtypes=("bf16",),
+    presets={"the ladder": lambda dtype: list(STEPS.values()), "the course's": lambda dtype: candidates(),
+             "the grid": lambda dtype: grid()},
+    axes={"tile": lambda c: f"{c.block_m}×{c.block_n}", "stages": lambda c: f"{c.stages} stage{'s' * (c.stages > 1)}",
+          "cluster, raster": lambda c: f"cluster {c.cluster}, group {c.group}",
+          "tile, cluster": lambda c: f"{c.block_m}×{c.block_n}, cluster {c.cluster}",
+          "raster": lambda c: f"group {c.group}", "kernel": lambda c: c.kernel},
+    space=_chosen_space, recorded=lambda: results.recorded("ch10_gemm_sweep", source()), roofline=_roofline)

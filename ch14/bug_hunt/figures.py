@@ -1,0 +1,138 @@
+"""The pictures of `ch14_bug_hunt`: loops, the path of a search, versions by targets, and a rule against builds."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import re
+from collections.abc import Callable, Sequence
+
+from ch14.bug_hunt.hunts import Hunt
+from tilelab import plots
+from tilelab.diagrams import box, canvas, light, write
+
+TONES = {"builds": "#009E73", "native": "#009E73", "real": "#009E73", "ignored": "#E69F00", "emulated": "#E69F00",
+         "fails": "#D55E00"}
+PALE = "#e6e6e6"
+
+
+def loops_picture() -> plots.Picture:
+    """A plain loop and one that carries a tile from iteration to iteration: who loads what a product reads."""
+    width, height = plots.SIZE[0], 2.75
+    figure, axes = canvas("Plain: a product reads what its own iteration loads. Carry: what the one before has loaded",
+                          "k + 1 is loaded while k is multiplied, by hand: a manual double buffer", width, height)
+    for line, (name, carried) in enumerate((("plain", False), ("carry both", True))):
+        top = 2.18 - 1.08 * line
+        write(axes, 0.12, top - 0.08, name, "left", 8, fontweight="bold")
+        for step in range(3):
+            x = 1.25 + 1.4 * step
+            box(axes, x, top - 0.66, 1.3, 0.78, "#f4f4f4")
+            write(axes, x + 0.06, top + 0.03, f"iteration {step}", "left")
+            load = step + carried
+            for y, text, tone in ((top - 0.28, f"load tile {load}", plots.colour("best")),
+                                  (top - 0.58, f"tl.dot on tile {step}", plots.colour("predicted"))):
+                box(axes, x + 0.08, y, 1.14, 0.2, tone)
+                write(axes, x + 0.65, y + 0.095, text, color="white")
+            begin = (x + 0.65, top - 0.28) if not carried else (x + 1.22, top - 0.18)
+            end = (x + 0.65, top - 0.37) if not carried else (x + 1.48, top - 0.48)
+            if not carried or step < 2:
+                axes.annotate("", end, begin, arrowprops={"arrowstyle": "-|>", "color": "black", "lw": 1.2,
+                                                          "shrinkA": 0, "shrinkB": 0})
+        if carried:
+            box(axes, 0.12, top - 0.58, 0.95, 0.2, plots.colour("best"))
+            write(axes, 0.6, top - 0.485, "load tile 0", color="white")
+            axes.annotate("", (1.33, top - 0.48), (1.07, top - 0.48), arrowprops={
+                "arrowstyle": "-|>", "color": "black", "lw": 1.2, "shrinkA": 0, "shrinkB": 0})
+    return figure
+
+
+def path_picture(hunt: Hunt, steps: Sequence, title: str, source: str) -> plots.Picture:
+    """The path of a search: a line a step, each value of its axis with what became of it, the chosen one framed.
+
+    `steps` are `bug_hunt.Step`s.
+    """
+    if not steps:
+        raise ValueError("there is nothing to draw: no axis has been asked yet.")
+    most = max(len(hunt.axes[step.axis]) for step in steps)
+    width, pitch = 8.4, 0.36
+    figure, axes = canvas(title, source, width, pitch * len(steps) + 0.95)
+    wide = (width - 1.45) / most
+    for line, step in enumerate(steps):
+        y = pitch * (len(steps) - line) + 0.05
+        write(axes, 0.1, y + 0.13, f"{line + 1}  {step.axis}", "left", 7.5, fontweight="bold")
+        asked = step.told()
+        outcomes = {step.config[step.axis]: f"{step.wanted[0]}, known"} | asked
+        for place, value in enumerate(hunt.axes[step.axis]):
+            x, outcome = 1.4 + place * wide, outcomes.get(value)
+            box(axes, x, y, wide - 0.05, 0.31, light(TONES[re.match(r"\w+", outcome)[0]]) if outcome else PALE)
+            write(axes, x + wide / 2 - 0.025, y + 0.215, value)
+            write(axes, x + wide / 2 - 0.025, y + 0.085, outcome or "not asked",
+                  color="black" if outcome else plots.GREY)
+            if value == step.config[step.axis]:
+                box(axes, x, y, wide - 0.05, 0.31, edge="black", linewidth=1.6)
+    return figure
+
+
+def matrix_picture(rows: Sequence[dict], title: str, source: str, x: str = "target",
+                   y: str = "triton") -> plots.Picture:
+    """Versions by targets (or other columns of the rows): in each cell, how many builds came to which outcome, and in
+    which stage they failed."""
+    if not rows:
+        raise ValueError("there is nothing to draw: the list of rows is empty.")
+    across, up = (list(dict.fromkeys(row[name] for row in rows)) for name in (x, y))
+    wide, high = 1.5, 0.42
+    lines = max(len(_counts([row for row in rows if (row[x], row[y]) == place])) for place in
+                itertools.product(across, up))
+    high = max(high, 0.15 * lines + 0.1)
+    width, height = 0.75 + wide * len(across), high * len(up) + 0.95
+    figure, axes = canvas(title, source, width, height)
+    for column, name in enumerate(across):
+        write(axes, 0.7 + wide * (column + 0.5), high * len(up) + 0.45, name, size=8)
+    for line, name in enumerate(up):
+        y0 = 0.32 + high * (len(up) - 1 - line)
+        write(axes, 0.1, y0 + high / 2, name, "left", 8)
+        for column, other in enumerate(across):
+            counts = _counts([row for row in rows if (row[x], row[y]) == (other, name)])
+            x0, total, begin = 0.7 + wide * column, sum(counts.values()), 0.0
+            for (outcome, _), number in counts.items():
+                box(axes, x0 + begin, y0, (wide - 0.05) * number / total, high - 0.05, light(TONES[outcome]))
+                begin += (wide - 0.05) * number / total
+            for index, ((outcome, stage), number) in enumerate(counts.items()):
+                write(axes, x0 + wide / 2 - 0.025, y0 + high / 2 - 0.03 + 0.14 * ((len(counts) - 1) / 2 - index),
+                      f"{number} {outcome}{f', {stage}' if stage else ''}")
+    return figure
+
+
+def _counts(rows: Sequence[dict]) -> dict[tuple[str, str], int]:
+    """How many of each outcome, with the stage of failures, shortened; in the order of TONES."""
+    found = collections.Counter((row["outcome"], re.sub("^(TritonGPU|NVGPU)", "", row.get("stage", "")))
+                                for row in rows)
+    return dict(sorted(found.items(), key=lambda each: list(TONES).index(each[0][0])))
+
+
+def rule_picture(rows: Sequence[dict], says: Callable[[dict], bool], lines: str, columns: Sequence[str], title: str,
+                 source: str) -> plots.Picture:
+    """A rule against builds: a cell a build, `lines` down and the axes `columns` across, red where it fails; framed
+    where the rule says that it does."""
+    down = list(dict.fromkeys(row[lines] for row in rows))
+    places = list(itertools.product(*(sorted({row[axis] for row in rows}) for axis in columns)))
+    wide, high = 6.9 / len(places), 0.22
+    figure, axes = canvas(title, source, 8.4, high * len(down) + 0.17 * len(columns) + 0.75)
+    for row in rows:
+        x = 1.4 + wide * places.index(tuple(row[axis] for axis in columns))
+        y = 0.3 + high * (len(down) - 1 - down.index(row[lines]))
+        fails = row["outcome"] == "fails"
+        box(axes, x, y, wide * 0.92, high * 0.9, TONES["fails"] if fails else light(TONES["builds"], 0.35))
+        if fails:
+            write(axes, x + wide * 0.46, y + high * 0.43, "×", size=7, color="white")
+        if says(row):
+            box(axes, x, y, wide * 0.92, high * 0.9, edge="black", linewidth=1.4)
+    for line, name in enumerate(down):
+        write(axes, 0.1, 0.3 + high * (len(down) - line - 0.5), name, "left", 7.5)
+    for level, axis in enumerate(columns):
+        y = 0.3 + high * len(down) + 0.17 * (len(columns) - 1 - level) + 0.1
+        write(axes, 1.34, y, axis, "right")
+        inner = len(places) // len({place[:level + 1] for place in places})
+        for first in range(0, len(places), inner):
+            write(axes, 1.4 + wide * (first + inner / 2), y, places[first][level])
+    return figure

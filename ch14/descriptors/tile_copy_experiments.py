@@ -1,0 +1,127 @@
+"""The measurements behind the copy of `ch14.descriptors.tile_copy`: check and timing of a configuration against torch's copy_."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ch14.descriptors import tile_copy
+from ch14.descriptors.tile_copy import CopyConfig
+from tilelab import bench, build, device, results
+from tilelab.space import Roofline, Subject, TargetSpace
+
+SIDE = 16384  # bf16: 512 MiB read and 512 MiB written
+
+
+def pair(rows: int = SIDE, columns: int = SIDE) -> list[torch.Tensor]:
+    """Two random bf16 matrices, to copy one to the other."""
+    return [torch.randn(rows, columns, device="cuda").bfloat16() for _ in range(2)]
+
+
+def measure(config: CopyConfig, rows: int = SIDE, columns: int = SIDE, **timing) -> dict:
+    """Copy, compare bit for bit, then time against torch: {status, reason, ms, peer_ms, ratio, gbps}; when not ok
+    the first two."""
+    source, destination = pair(rows, columns)
+    destination.fill_(float("nan"))
+    tile_copy.copy_tma(source, destination, config)
+    if not torch.equal(source.view(torch.int16), destination.view(torch.int16)):
+        return {"status": "wrong", "reason": "the bits differ"}
+    return {"status": "ok", "reason": ""} | _against_torch([config], rows, columns, **timing)[0]
+
+
+def _against_torch(chosen: list[CopyConfig], rows: int, columns: int, **timing) -> list[dict]:
+    candidates = {"torch": lambda s, d: lambda: d.copy_(s),
+                  **{str(c): functools.partial(tile_copy.prepare_copy, config=c) for c in chosen}}
+    found = bench.compare(candidates, lambda: pair(rows, columns), "torch", nbytes=4 * rows * columns, **timing)
+    return [{key: value for key, value in found[str(c)].row().items() if key != "name"} for c in chosen]
+
+
+def source() -> str:
+    """Hash of what is measured."""
+    return results.source_hash(tile_copy)
+
+
+def copies() -> results.Record:
+    """The field note's copy configurations and the course's, 1 GiB moved, against torch's copy_."""
+    def rows():
+        every = dict.fromkeys(config for which in tile_copy.SETS for config in tile_copy.configs(which))
+        build.warm(map(CopySpace(SIDE, SIDE).job, every))
+        return [CopySpace(SIDE, SIDE, which=which).label(config) | measure(config)
+                for which in tile_copy.SETS for config in tile_copy.configs(which)]
+
+    return results.live_or_recorded("ch14_gemm_copy", rows, source())
+
+
+@dataclasses.dataclass(frozen=True)
+class CopySpace(TargetSpace):
+    """Copy configurations at one shape."""
+
+    rows: int
+    columns: int
+    on: str | None = None
+    which: str = ""
+
+    def label(self, config):
+        return {"name": self.which or "course", "config": str(config), "kernel": str(config),
+                "shape": [self.rows, self.columns], "dtype": "bf16"}
+
+    def source(self):
+        return source()
+
+    def reject(self, config):
+        if device.limits(self.target).has_tma:
+            return ""
+        return f"{self.target} has no TMA: descriptors need sm_90a or newer."
+
+    def job(self, config):
+        tile = f"tensordesc<bf16[{config.block_m}, {config.block_n}]>"
+        return build.Job("ch14.descriptors.tile_copy:copy_tma_kernel", {"source": tile, "destination": tile},
+                         {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}, self.target, config.num_warps,
+                         config.num_stages, name=str(config))
+
+    def warm(self):
+        torch.zeros(1, device="cuda")
+        return {}
+
+    def measure(self, config):
+        return measure(config, self.rows, self.columns, rounds=8, warm_s=0)
+
+    def finals(self, chosen):
+        return _against_torch(chosen, self.rows, self.columns)
+
+
+def matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The shape of bf16 matrices that descriptors take; ValueError for another."""
+    if len(shape) != 2 or min(shape) < 1 or shape[1] % 8:
+        raise ValueError(f"a shape is ROWS,COLUMNS, columns a multiple of 8; here it is {shape}.")
+    return shape
+
+
+def _chosen_space(shape: tuple[int, ...], dtype: str, target: str | None) -> CopySpace:
+    return CopySpace(*matrix(shape), target)
+
+
+def roofline(nbytes: Callable[[Any], int]) -> Callable[[str], Roofline]:
+    """Axes and roof of tiles of `nbytes(config)`: torch's copy."""
+    def of(_: str) -> Roofline:
+        copy = next(row for row in results.load("ceilings")["rows"] if row["name"] == "copy")
+        return Roofline("bytes of a tile", "gbps", "GB/s", nbytes, {"torch's copy": copy["gbps"]})
+
+    return of
+
+
+SUBJECT = Subject(
+    name="TMA copy",
+    shapes={"1 GiB moved": (SIDE, SIDE), "64 MiB moved": (4096, 4096)},
+    dtypes=("bf16",),
+    presets={"the field note's current 5": lambda _: tile_copy.configs("conservative"),
+             "the field note's proposed 5": lambda _: tile_copy.configs("proposed"),
+             "the course's 4": lambda _: tile_copy.configs("course")},
+    axes={"tile": lambda c: f"{c.block_m}×{c.block_n}",
+          "warps, stages": lambda c: f"{c.num_warps} warps, {c.num_stages} stage{'s' * (c.num_stages > 1)}"},
+    space=_chosen_space, recorded=lambda: results.recorded("ch14_gemm_copy", source()),
+    roofline=roofline(lambda config: 2 * config.block_m * config.block_n), peer="torch")

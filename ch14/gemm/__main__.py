@@ -1,0 +1,128 @@
+"""The command line of `ch14.gemm`: check, time, sweep, or compile for another GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import sys
+
+from ch14.descriptors import tile_copy_experiments
+from ch14.gemm import experiments
+from ch14.gemm.configs import ITEMSIZE, SETS, GemmConfig, configs, parse, ranked, rejection
+from tilelab import cli, device, results
+from tilelab.journal import Journal
+from tilelab.sweep import Sweep
+
+
+def _arguments(argv):
+    parser = cli.parser("ch14.gemm", "Check and time tile configurations of a descriptor GEMM against cuBLAS; with "
+                        "--target only compile them.")
+    parser.add_argument("--mnk", default="4096,4096,4096", help="M,N,K (default 4096,4096,4096)")
+    parser.add_argument("--dtype", default="bf16", choices=tuple(ITEMSIZE))
+    parser.add_argument("--layout", default="k", choices=("k", "n"), help="B as weight.T (k, default) or by rows (n)")
+    parser.add_argument("--config", default="best", metavar="SET|best|BM,BN,BK,WARPS,STAGES",
+                        help=f"a set ({', '.join(SETS)}), best (default), or one tile")
+    parser.add_argument("--sweep", action="store_true", help="a grid of 96 configurations, best predicted first")
+    parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
+    parser.add_argument("--copy", action="store_true", help="the copy configurations instead of the GEMM")
+    parser.add_argument("--journal", metavar="PATH", help="keep each row in this JSONL file, and resume from it")
+    options = cli.parse(parser, argv)
+    given = {name for name in vars(options) if getattr(options, name) != parser.get_default(name)}
+    if options.copy and given - {"copy", "json"}:
+        parser.error(f"--copy goes with --json only; here is --{min(given - {'copy', 'json'})} too.")
+    if options.sweep and "config" in given:
+        parser.error("--sweep brings its own configurations: leave out --config.")
+    if options.journal and pathlib.Path(options.journal).is_dir():  # said before the work, not after it
+        parser.error(f"--journal takes a file; {options.journal} is a folder.")
+    if options.dtype == "fp8" and options.layout == "n":
+        parser.error("float8 tensor cores read B with K contiguous: leave out --layout n.")
+    return options
+
+
+def _chosen(options, m, n, k) -> list[GemmConfig]:
+    here = device.current()
+    if options.sweep:
+        return experiments.grid(options.dtype)
+    if options.config in SETS:
+        return configs(options.config, options.dtype)
+    if options.config != "best":
+        return [parse(options.config)]
+    target, sms = (here.target, here.sms) if here.has_tma else ("sm_90a", 132)
+    return ranked("course", m, n, k, options.dtype, options.target or target, sms)[:1]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run it; the exit status is 0 when all is fine, 1 for a wrong result, 2 when nothing could run, 130 cancelled."""
+    options = _arguments(argv)
+    journal = Journal(options.journal) if options.journal else None
+    try:
+        record = _copied(options) if options.copy else _walked(options, journal)
+        if options.json:
+            text = results.to_json(record.data)
+            print(text, end="") if options.json == "-" else results.write_atomically(pathlib.Path(options.json), text)
+    except (ValueError, OSError, device.Unsupported) as error:
+        print(f"python -m ch14.gemm: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        kept = "nothing was kept (--journal PATH keeps rows)"
+        if journal and (rows := len(journal.rows())):
+            kept = f"{journal.path} keeps {rows} rows, and the same command goes on from there"
+        print(f"python -m ch14.gemm: cancelled; {kept}.", file=sys.stderr)
+        return 130
+    statuses = {row["status"] for row in record.rows}
+    if "wrong" in statuses:
+        return 1
+    return 0 if "ok" in statuses else 2
+
+
+def _copied(options) -> results.Record:
+    device.require("has_tma", "timing the copy", "read results/")
+    record = tile_copy_experiments.copies()
+    if options.json != "-":
+        print(record)
+    return record
+
+
+def _walked(options, journal: Journal | None) -> results.Record:
+    """Sweep what was asked for, printing a row as each finishes."""
+    try:
+        m, n, k = (int(part) for part in options.mnk.split(","))
+    except ValueError:
+        raise ValueError(f"--mnk takes three sizes such as 4096,4096,4096; here it is {options.mnk!r}.") from None
+    space = experiments.SUBJECT.space((m, n, k), options.dtype, options.target)
+    if options.target:
+        device.limits(options.target)
+    else:
+        device.require("has_tma", "timing the GEMM", "compile it with --target sm_100a")
+    chosen = _chosen(options, m, n, k)
+    if not chosen:
+        raise device.Unsupported(rejection(configs("course")[0], options.target, options.dtype))
+    which = "sweep" if options.sweep else options.config if "," not in options.config else "tile"
+    space = dataclasses.replace(space, layout=options.layout, which=which, careful=not options.sweep)
+    walk = Sweep(chosen, space, journal=journal)
+    say = print if options.json != "-" else lambda *_, **__: None
+    for row in walk:
+        say(_line(row), flush=True)
+    if options.sweep:
+        counts = ", ".join(f"{count} {status}" for status, count in walk.counts.items())
+        resumed = sum(row.get("resumed", False) for row in walk.rows.values())
+        say(f"{counts} in {walk.elapsed_s:.0f} s" + f", {resumed} of them kept from before" * bool(resumed)
+            + (f"; the fastest is {walk.winner['kernel']}" if walk.winner else ""))
+    return results.Record(results.make("ch14_gemm", walk.finish(), experiments.source()), live=True)
+
+
+def _line(row: dict) -> str:
+    found = f"{row['kernel']:34} {row['status']:8} "
+    if "final_ms" in row:
+        again = f"{row['kernel']:34} {'again':8} {row['final_ms'] * 1e3:9.1f} us"
+        return f"{again} {'':14} {row['final_ratio']:6.3f} x cuBLAS   interleaved with the other finalists"
+    if row.get("ms"):
+        return found + (f"{row['ms'] * 1e3:9.1f} us {row['tflops']:6.0f} TFLOP/s {row['ratio']:6.3f} x cuBLAS   error "
+                        f"{row['error']:.1e} (cuBLAS {row['peer_error']:.1e})")
+    if row["status"] == "ok":
+        return found + f"{row['registers']} registers, {row['smem']:,} B of shared memory, {row['spills']} B spilled"
+    return found + row["reason"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""Pictures of block-scaled formats: a block in memory, a tile of scales, the bits of a code, what a block becomes."""
+
+from __future__ import annotations
+
+import torch
+
+from ch14.mx_formats import number_formats, packing
+from ch14.mx_formats.number_formats import BlockFormat, Element
+from tilelab import plots
+from tilelab.diagrams import box, canvas, light, write
+
+SIGN, EXPONENT, MANTISSA = map(plots.colour, ("conservative", "best", "predicted"))
+SCALE, QUARTERS = plots.colour("proposed"), ("#88CCEE", "#44AA99", "#DDCC77", "#CC6677")
+WIDTH = 7.4  # inches
+
+
+def block_picture(names=("mxfp8_e4m3", "mxfp6_e2m3", "mxfp4", "nvfp4")) -> plots.Picture:
+    """One block of each format in memory, to the scale of bits: its elements, a byte outlined, and its scale."""
+    forms = [number_formats.lookup(name) for name in names]
+    height = 0.95 + 0.62 * len(forms)
+    figure, axes = canvas("A block: elements side by side, and one scale for all of them", "widths in bits; outlined: "
+                          "bytes. The first element is in the lowest bits", WIDTH, height)
+    inch = (WIDTH - 2.2) / (32 * 8)
+    for line, form in enumerate(forms):
+        y, bits, count = height - 0.95 - 0.62 * line, form.element.bits, form.block[1]
+        write(axes, 0.12, y + 0.13, form.name, "left", 8, fontweight="bold")
+        for index in range(count):
+            box(axes, 1.15 + index * bits * inch, y, bits * inch, 0.26, light(EXPONENT, 0.25 + 0.3 * (index % 2)))
+        for byte in range(count * bits // 8):
+            box(axes, 1.15 + byte * 8 * inch, y, 8 * inch, 0.26, edge="black", linewidth=0.5)
+        end = 1.15 + count * bits * inch + 0.12
+        box(axes, end, y, 8 * inch, 0.26, SCALE, "black", linewidth=0.5)
+        scale = {"e8m0": "E8M0", "e4m3": "E4M3, and float32 a tensor"}[form.scale]
+        write(axes, end + 8 * inch + 0.06, y + 0.13, scale, "left")
+        write(axes, 1.15, y - 0.13, f"{count} × {bits} bits = {count * bits // 8} B, and 1 B: {form.bits:g} bits an "
+              "element", "left")
+    return figure
+
+
+def scales_picture() -> plots.Picture:
+    """A tile of 128 rows x 4 scales as the 32 x 16 bytes that it takes; each byte says which row's scale it is."""
+    tiled = packing.tile_scales(torch.arange(128, dtype=torch.uint8)[:, None].expand(128, 4).contiguous())
+    shown = (0, 1, 2, 30, 31)
+    figure, axes = canvas("128 rows × 4 scales in 512 bytes: four rows, 32 apart, share 16 bytes",
+                          "a line is 16 bytes; numbers: the row whose scale it is; colours: quarters of 32 rows", WIDTH,
+                          2.55)
+    for line, row in enumerate(shown):
+        y = 1.75 - 0.28 * line - (0.2 if line > 2 else 0)
+        write(axes, 0.62, y + 0.12, f"byte {16 * row}", "right")
+        for column in range(16):
+            owner = int(tiled[16 * row + column])
+            box(axes, 0.75 + 0.4 * column, y, 0.38, 0.24, light(QUARTERS[owner // 32], 0.7), "white", linewidth=0.5)
+            write(axes, 0.94 + 0.4 * column, y + 0.12, str(owner))
+    for quarter in range(4):
+        write(axes, 0.75 + 1.6 * quarter + 0.8, 2.1, f"scales 0 1 2 3 of row {32 * quarter} + r")
+    write(axes, 0.62, 1.08, "…", "right")
+    return figure
+
+
+def describe(element: Element, code: int) -> str:
+    """A code in words: its bits, value, neighbours and spacing. ValueError for a code that it has not."""
+    if not 0 <= code < 2**element.bits:
+        raise ValueError(f"a code of {element.name} is 0 to {2**element.bits - 1}; here it is {code}.")
+    text, value = f"{code:0{element.bits}b}", float(number_formats.decode(torch.tensor(code), element))
+    fields = f"{text[0]} {text[1:1 + element.exponent_bits]} {text[1 + element.exponent_bits:]}"
+    magnitude = code & (2**(element.bits - 1) - 1)
+    if magnitude >= element.codes:
+        return f"{element.name} {code}: {fields} is {value}"
+    numbers = number_formats.decode(torch.arange(element.codes), element)
+    exponent = magnitude >> element.mantissa_bits
+    kind = "zero" if magnitude == 0 else "subnormal" if exponent == 0 else "normal"
+    below = f"{float(numbers[magnitude - 1]):g}" if magnitude else "nothing"
+    above = f"{float(numbers[magnitude + 1]):g}" if magnitude + 1 < element.codes else "nothing"
+    step = 2.0**(max(exponent, 1) - element.bias - element.mantissa_bits)
+    return (f"{element.name} {code}: {fields} is {value:g} ({kind}, exponent {max(exponent, 1) - element.bias}); "
+            f"magnitudes beside it: {below} and {above}, step {step:g}")
+
+
+def code_picture(element: Element, code: int) -> plots.Picture:
+    """The bits of a code, and its place among all magnitudes. ValueError as `describe`."""
+    said = describe(element, code)
+    figure, axes = canvas(said.split(": ")[0] + ": " + said.split(" is ")[1].split(";")[0], "sign, exponent, mantissa; "
+                          "below all magnitudes, their distances logarithmic", 5.5, 1.9)
+    tones = [SIGN] + [EXPONENT] * element.exponent_bits + [MANTISSA] * element.mantissa_bits
+    for index, (bit, tone) in enumerate(zip(f"{code:0{element.bits}b}", tones)):
+        box(axes, 0.3 + 0.36 * index, 1.05, 0.33, 0.33, light(tone, 0.55), "black", linewidth=0.6)
+        write(axes, 0.465 + 0.36 * index, 1.215, bit, size=10)
+    write(axes, 0.45 + 0.36 * element.bits, 1.215, said.split("; ")[-1].replace("magnitudes beside it", "beside it"),
+          "left", 7)
+    numbers = number_formats.decode(torch.arange(element.codes), element)
+    low, high = float(numbers[1].log2()) - 1, float(numbers[-1].log2())
+    places = [(float(number.log2()) if number > 0 else low) - low for number in numbers]
+    axes.plot([0.3, 5.2], [0.6, 0.6], color=plots.GREY, linewidth=0.8)
+    magnitude = code & (2**(element.bits - 1) - 1)
+    for index, place in enumerate(places):
+        x = 0.3 + 4.9 * place / (high - low)
+        here = index == magnitude
+        axes.plot([x, x], [0.52, 0.78 if here else 0.68], color=SIGN if here else "black", linewidth=2 if here else 0.6)
+    for index in (0, element.codes - 1) if element.codes > 32 else (0, 1, element.codes - 1):
+        write(axes, 0.3 + 4.9 * places[index] / (high - low), 0.4, f"{float(numbers[index]):g}")
+    return figure
+
+
+def summary(x: torch.Tensor, form: BlockFormat, rule: str = "floor") -> str:
+    """What a block x, (1, n) bf16, becomes: scale, error, elements cut and lost."""
+    of = number_formats.quantise(x, form, rule)
+    back, scale = number_formats.dequantise(of), float(number_formats.scale_values(of).flatten()[0])
+    error = float((back - x.float()).norm() / x.float().norm().clamp(min=1e-30))
+    cut = int((number_formats.decode(of.codes, form.element).abs() == form.element.max).sum())
+    lost = int(((back == 0) & (x != 0)).sum())
+    code = f" (code {int(of.scales.flatten()[0])})" if form.scale != "fp32" else ""
+    return (f"{form.name}: scale {scale:.4g}{code}, error {error:.1%} of the block's norm; "
+            f"{cut} at ±{form.element.max:g}, {lost} became zero")
+
+
+def values_picture(x: torch.Tensor, form: BlockFormat, rule: str = "floor") -> plots.Picture:
+    """A block x, (1, n) bf16, as lines, and what it becomes as points, on the grid of its scale."""
+    of = number_formats.quantise(x, form, rule)
+    back, scale = number_formats.dequantise(of)[0], float(number_formats.scale_values(of).flatten()[0])
+    figure, axes = plots.figure_of([1], summary(x, form, rule), "lines: the numbers; points: what is left; grey: what "
+                                   "the format can say at this scale", 2.9)
+    numbers = number_formats.decode(torch.arange(form.element.codes), form.element) * scale
+    if form.element.codes <= 32:
+        for number in numbers.tolist():
+            for sign in (1, -1):
+                axes.axhline(sign * number, color="#dddddd", linewidth=0.7, zorder=0)
+    else:
+        for sign in (1, -1):
+            axes.axhline(sign * float(numbers[-1]), color="#dddddd", linewidth=0.7, zorder=0)
+    index = range(x.shape[1])
+    axes.vlines(index, 0, x[0].float(), color=plots.GREY, linewidth=3, alpha=0.6)
+    axes.plot(index, back, "o", color=EXPONENT, markersize=4)
+    axes.axhline(0, color="black", linewidth=0.6)
+    axes.set_xlabel("element of the block", fontsize=8)
+    return figure
