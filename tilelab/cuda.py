@@ -14,6 +14,7 @@ import os
 import pathlib
 import re
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -184,6 +185,20 @@ def current_device():
     device = Device(torch.cuda.current_device())
     device.set_current()
     return device
+
+
+_thread = threading.local()
+
+
+def ensure_cuda_context() -> None:
+    """Give this thread a CUDA context, once.
+
+    Triton 3.6 and 3.7 let the driver encode the tensor maps of host descriptors before they make a context current, so
+    that the first launch of a new thread would fail.
+    """
+    if not hasattr(_thread, "ready"):
+        current_device()
+        _thread.ready = True
 
 
 def load(cubin: bytes, kernel_name: str):

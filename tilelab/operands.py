@@ -1,0 +1,168 @@
+"""Check what an operator is given, and hold what it has prepared.
+
+Each `require_…` function raises one sentence that names the argument, what it is and what is allowed, before a kernel
+could read or write memory that is not its own. `Launch` is what every `prepare` of the course returns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tilelab import device
+
+
+@dataclasses.dataclass
+class Launch:
+    """A prepared operator: call it to run again on the same tensors; it returns `out`.
+
+    `config` is the configuration that was chosen. `skipped` lists (configuration, reason) for each that was tried
+    before it, and `fallback` is a sentence where nothing of the set that was asked for could run. Tensors that the
+    kernel knows by address only are kept alive in `keep_alive`.
+    """
+
+    run: Callable[[], object]
+    out: Any
+    config: Any
+    keep_alive: tuple = ()
+    skipped: Sequence[tuple[Any, str]] = ()
+    fallback: str = ""
+
+    def __call__(self) -> Any:
+        self.run()
+        return self.out
+
+
+def address_range(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the address of the first byte of a tensor, and the address after its last."""
+    if not tensor.numel():
+        return tensor.data_ptr(), tensor.data_ptr()
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def row_stride(matrix: torch.Tensor, unit_bytes: int = 16) -> int:
+    """Return the elements from one row to the next, for a descriptor.
+
+    A matrix of one row may have any stride in torch; a descriptor wants a multiple of `unit_bytes` all the same.
+    """
+    unit = max(1, unit_bytes // matrix.element_size())
+    return matrix.stride(0) if matrix.shape[0] > 1 else math.ceil(matrix.shape[1] / unit) * unit
+
+
+def _sizes(extents: Sequence[int]) -> str:
+    return " x ".join(map(str, extents)) or "a single number"
+
+
+def _dtypes(dtypes: Sequence[torch.dtype]) -> str:
+    names = [str(dtype).removeprefix("torch.") for dtype in dtypes]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def require_tensor(name: str, given: Any, op: str, *, dtype: torch.dtype | Sequence[torch.dtype] | None = None,
+                   ndim: int | None = None, shape: Sequence[int] | None = None, on: torch.device | None = None,
+                   contiguous: bool = False, aligned: int = 1, not_empty: bool = False) -> torch.Tensor:
+    """Return `given` if it is a dense tensor in memory whose elements are what memory holds, else raise ValueError.
+
+    `op` names the operator in the sentence. The other arguments are demanded only where they are given: one of several
+    dtypes, a number of dimensions, a shape, a device, contiguous memory, a start at a multiple of `aligned` bytes.
+    """
+    if not isinstance(given, torch.Tensor):
+        raise ValueError(f"{name} must be a torch.Tensor; it is a {type(given).__name__}.")
+    if given.is_nested or given.is_quantized or given.layout is not torch.strided:
+        kind = "nested" if given.is_nested else "quantized" if given.is_quantized else str(given.layout)[6:]
+        raise ValueError(f"{name} must be a dense tensor of plain numbers; it is {kind}.")
+    if given.is_meta:
+        raise ValueError(f"{name} must be in memory; it is on the meta device.")
+    if given.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{op} has no backward pass and {name} requires a gradient: detach it or use torch.no_grad().")
+    if given.is_conj() or given.is_neg():
+        raise ValueError(f"{name} is a view that conjugates or negates what memory holds: resolve it first.")
+    if ndim is not None and given.ndim != ndim:
+        kind = {1: "a vector", 2: "a matrix"}.get(ndim, f"a tensor of {ndim} dimensions")
+        raise ValueError(f"{name} must be {kind}; its shape is {tuple(given.shape)}.")
+    if shape is not None and tuple(given.shape) != tuple(shape):
+        raise ValueError(f"{name} must be {_sizes(shape)}; it is {_sizes(given.shape)}.")
+    if not_empty and not given.numel():
+        raise ValueError(f"{name} must have at least one element; its shape is {tuple(given.shape)}.")
+    dtypes = (dtype,) if isinstance(dtype, torch.dtype) else dtype
+    if dtypes and given.dtype not in dtypes:
+        raise ValueError(f"{name} must be {_dtypes(dtypes)}; it is {_dtypes([given.dtype])}.")
+    if on is not None and given.device != on:
+        raise ValueError(f"all tensors must be on one device; {name} is on {given.device}, not on {on}.")
+    if contiguous and not given.is_contiguous():
+        raise ValueError(f"{name} must be contiguous; its strides are {given.stride()}: use {name}.contiguous().")
+    if given.data_ptr() % aligned:
+        raise ValueError(f"{name} must start at a multiple of {aligned} bytes; it starts {given.data_ptr() % aligned} "
+                         "bytes past one: copy it first.")
+    return given
+
+
+def require_rows(name: str, matrix: torch.Tensor, unit_bytes: int = 16) -> None:
+    """Raise ValueError unless a matrix is stored row by row, in rows that start at multiples of `unit_bytes` bytes.
+
+    A tensor map can describe no other matrix.
+    """
+    rows, columns = matrix.shape
+    if columns > 1 and matrix.stride(1) != 1:
+        raise ValueError(f"{name} must be stored row by row (stride 1 in its last dimension); its strides are "
+                         f"{matrix.stride()}: use {name}.contiguous().")
+    if rows > 1 and matrix.stride(0) < columns:
+        raise ValueError(f"the rows of {name} overlap (stride {matrix.stride(0)} for {columns} elements): use "
+                         f"{name}.contiguous().")
+    if matrix.data_ptr() % unit_bytes:
+        raise ValueError(f"{name} must start at a multiple of {unit_bytes} bytes; it starts "
+                         f"{matrix.data_ptr() % unit_bytes} bytes past one: copy it first.")
+    if rows > 1 and matrix.stride(0) * matrix.element_size() % unit_bytes:
+        raise ValueError(f"a row of {name} must take a multiple of {unit_bytes} bytes; its stride is "
+                         f"{matrix.stride(0) * matrix.element_size():,} bytes: pad it.")
+
+
+def require_disjoint(out: Mapping[str, torch.Tensor | None], read: Mapping[str, torch.Tensor | None]) -> None:
+    """Raise ValueError if memory that is written overlaps memory that is read, or other memory that is written.
+
+    A kernel stores tiles while others are still being read. None stands for an argument that was left out.
+    """
+    written = {name: address_range(tensor) for name, tensor in out.items() if tensor is not None and tensor.numel()}
+    others = {name: address_range(tensor) for name, tensor in read.items() if tensor is not None and tensor.numel()}
+    while written:
+        name, (begin, end) = written.popitem()
+        for other, (start, stop) in {**others, **written}.items():
+            if begin < stop and start < end:
+                raise ValueError(f"{name} lies in the memory of {other}: give it memory of its own.")
+
+
+def require_gpu(tensor: torch.Tensor, op: str, capability: str = "has_tma", instead: str = "",
+                interpreted: bool = False) -> None:
+    """Raise Unsupported unless `op` can run on the tensor's device; a kernel in Triton's interpreter always can.
+
+    `capability` is a predicate of tilelab.device.Device. `instead` says what to do without one. A tensor map does not
+    say on which GPU its address lies, so the tensor must be on torch's current GPU (ValueError).
+    """
+    if interpreted:
+        return
+    device.require(capability, op, instead)
+    if not tensor.is_cuda:
+        raise device.Unsupported(f"{op} needs its tensors on a GPU; they are on {tensor.device}: move them there.")
+    if tensor.device.index != torch.cuda.current_device():
+        raise ValueError(f"the tensors are on {tensor.device}, and the current GPU is "
+                         f"cuda:{torch.cuda.current_device()}: make theirs the current one, with torch.cuda.device.")
+
+
+def choose_config(config: Any, named: Mapping[str, Any], kind: type, best: Callable[[], Any]) -> Any:
+    """Return the configuration that `config` stands for: itself, a name in `named`, or "best" (what `best()` returns).
+
+    ValueError, which lists the names, for anything else.
+    """
+    if isinstance(config, kind):
+        return config
+    if isinstance(config, str) and config == "best":
+        return best()
+    if isinstance(config, str) and config in named:
+        return named[config]
+    raise ValueError(f"unknown configuration {config!r:.60}; choose best, {', '.join(named)}, or pass a "
+                     f"{kind.__name__}.")
