@@ -164,7 +164,7 @@ def driver(of) -> Finding:
 @NOTE.claim("TMA descriptors in one dimension have a bug in CUDA.", "ch10_tile_pipeline", "The rules of a map")
 def one_dimension(of) -> Finding:
     try:
-        tensor_map.check((65536,), (1,), 4, 4096, (1024,))
+        tensor_map.check_describable((65536,), (1,), 4, 4096, (1024,))
         said = "a box of 1,024 is taken"
     except ValueError as error:
         said = f"a box of 1,024: \"{str(error).rstrip('.')}\""

@@ -43,7 +43,7 @@ def test_attention(shape, causal):
     q, k, v = case(*shape)
     kept = [each.clone() for each in (q, k, v)]
     wanted = attention.spec(q, k, v, causal)
-    flat, touched = check.poisoned((q.numel() // q.shape[-1], q.shape[-1]), q.dtype, q.device)
+    flat, touched = check.make_poisoned((q.numel() // q.shape[-1], q.shape[-1]), q.dtype, q.device)
     result = attention.attention(q, k, v, causal, out=flat.view(q.shape), config=SMALL)
     assert result.data_ptr() == flat.data_ptr() and not touched()
     assert check.relative_error(result, wanted) < check.TOLERANCE[DTYPE]
@@ -263,13 +263,13 @@ def test_a_launch_finds_what_was_built_for_it():
 
 def test_the_sweep_names_each_configuration_once_and_says_why_one_cannot_run():
     grid = sweep.grid()
-    space = sweep.SUBJECT.space((4, 16, 4096, 128), "bf16", "sm_100a")
+    space = sweep.TUNABLE_KERNEL.space((4, 16, 4096, 128), "bf16", "sm_100a")
     labels = [space.label(config)["kernel"] for config in grid]
     assert len(set(labels)) == len(grid)
     assert {bool(space.reject(config)) for config in grid} == {True, False}
     for shape in ((4, 16, 4096), (1, 1, 64, 96), (1, 1, 1 << 20, 64)):
         with pytest.raises(ValueError, match="D 64 or 128"):
-            sweep.SUBJECT.space(shape, "bf16", None)
+            sweep.TUNABLE_KERNEL.space(shape, "bf16", None)
 
 
 @pytest.mark.gpu

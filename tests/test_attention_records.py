@@ -12,7 +12,7 @@ EXPERIMENTS = {"ch14_attention_ladder": experiments.ladder, "ch14_attention_shap
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_record_is_of_todays_kernels(name):
-    assert results.stale(held(name), EXPERIMENTS[name].source()) == ""
+    assert results.stale_reason(held(name), EXPERIMENTS[name].source()) == ""
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "ch14_attention_sweep"])

@@ -130,7 +130,7 @@ def test_against_float64_in_the_interpreter(form):
     for dtype, (m, n, k) in shapes.items():
         a, b = operands(m, n, k, form, tiled=m == 5)
         kept = [each.clone() for of in (a, b) for each in (of.values, of.scales)]
-        out, touched = check.poisoned((m, n), dtype, WHERE)
+        out, touched = check.make_poisoned((m, n), dtype, WHERE)
         launch = blockscaled.prepare(a, b, out=out, path="emulated")
         assert launch() is out and launch.out is out
         reference = blockscaled.spec(a, b)
@@ -384,7 +384,7 @@ def test_the_emulated_path_on_the_gpu(form):
     for m, n, k in SHAPES:
         for dtype in emulated.DTYPES:
             a, b = operands(m, n, k, form, tiled=m == 333)
-            out, touched = check.poisoned((m, n), dtype, WHERE)
+            out, touched = check.make_poisoned((m, n), dtype, WHERE)
             launch = blockscaled.prepare(a, b, out=out, path="emulated")
             launch()
             assert half_an_ulp(out, blockscaled.spec(a, b), 2e-6 + k * 2.0**-27) and not touched(), (m, n, k, dtype)

@@ -52,7 +52,7 @@ def matches(config, shapes):
     for m, n, k in shapes:
         x, packed, scales = case(m, n, k)
         kept = [each.clone() for each in (x, packed, scales)]
-        out, touched = check.poisoned((m, n), torch.bfloat16, WHERE)
+        out, touched = check.make_poisoned((m, n), torch.bfloat16, WHERE)
         launch = blockscaled_decode.prepare(x, packed, scales, out=out, config=config)
         first = launch().clone()
         assert check.relative_error(first, spec(x, packed, scales)) < 2**-8 and not touched(), (config, m, n, k)

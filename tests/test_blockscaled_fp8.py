@@ -162,7 +162,7 @@ def test_the_sass_holds_what_the_kernel_teaches(reports, name):
 def checked(config, m, n, k, bias=False, activation=None):
     given = case(m, n, k)
     bias = torch.randn(n, device="cuda").bfloat16() if bias else None
-    out, touched = check.poisoned((m, n), torch.bfloat16, "cuda")
+    out, touched = check.make_poisoned((m, n), torch.bfloat16, "cuda")
     launch = prepare(*given, bias=bias, activation=activation, out=out, config=config)
     first = launch().clone()
     for _ in range(3):

@@ -62,7 +62,7 @@ def matches(form, config, shapes, dtypes=(torch.bfloat16,)):
         a, b = case(form, m, n, k, tiled)
         kept = [each.clone() for of in (a, b) for each in (of.values, of.scales)]
         for dtype in dtypes:
-            out, touched = check.poisoned((m, n), dtype, WHERE)
+            out, touched = check.make_poisoned((m, n), dtype, WHERE)
             launch = prepare(a, b, out=out, config=config, scales="tiled" if tiled else "pointers")
             first = launch().clone()
             assert check.relative_error(first, spec(a, b)) < check.TOLERANCE[dtype], (form, config, m, n, k, dtype)

@@ -25,7 +25,7 @@ def rows_of(name, of="course"):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_record_is_of_todays_kernels(name):
-    assert results.stale(held(name.removeprefix("ch14_blockscaled_")), EXPERIMENTS[name].source()) == ""
+    assert results.stale_reason(held(name.removeprefix("ch14_blockscaled_")), EXPERIMENTS[name].source()) == ""
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

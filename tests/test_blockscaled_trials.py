@@ -41,7 +41,7 @@ def test_judge_sees_what_is_wrong():
     wanted = torch.randn(6, 8).double()
     for harm, word in ((lambda out, _: None, ""), (lambda out, _: out[3].fill_(float("nan")), "the error inf"),
                        (lambda out, _: out.mul_(1.1), "the error"), (lambda _, around: around.zero_(), "outside")):
-        out, touched = check.poisoned((6, 8), torch.bfloat16, "cpu")
+        out, touched = check.make_poisoned((6, 8), torch.bfloat16, "cpu")
         out.copy_(wanted)
         harm(out, out._base)
         found = checks.judge(out, wanted, touched)
@@ -96,7 +96,7 @@ def test_stream_reads_every_byte(n, k):
 @pytest.mark.parametrize("m, n", [(3, 40), (2, 2056)])
 def test_bias_silu(m, n):
     c, bias = (torch.randn(*shape, device=where()).bfloat16() for shape in ((m, n), (n,)))
-    out, touched = check.poisoned((m, n), torch.bfloat16, where())
+    out, touched = check.make_poisoned((m, n), torch.bfloat16, where())
     blockscaled_impacts.bias_silu(c, bias, out)()
     wanted = torch.nn.functional.silu(c.double() + bias.double())
     assert check.relative_error(out, wanted) < 2**-7 and not touched()

@@ -184,10 +184,10 @@ def test_a_triton_in_a_folder(tmp_path):
 def test_a_process_that_llvm_called_an_error_in_builds_nothing_more():
     carried = LOOP.start | {"LOOP": "carry both", "BLOCK_K": 64, "num_warps": 8}
     builds = Builds(LOOP, environments.installed(), "sm_100a")
-    with child.borrowed("tilelab.build_worker", "the compiler", TRITON_INTERPRET="0") as worker:
+    with child.lease_worker("tilelab.build_worker", "the compiler", TRITON_INTERPRET="0") as worker:
         worker.stop()
     report = build.build_one(LOOP.job(carried, "sm_100a"))
     assert "LLVM ERROR" in report.said and report.said.startswith("RuntimeError: PassManager::run failed")
-    with child.borrowed("tilelab.build_worker", "the compiler", TRITON_INTERPRET="0") as worker:
+    with child.lease_worker("tilelab.build_worker", "the compiler", TRITON_INTERPRET="0") as worker:
         assert not worker.alive
     assert builds.ask([carried | {"LOOP": "plain"}])[0]["outcome"] == "builds"

@@ -168,7 +168,7 @@ def test_a_space_rejects_what_cannot_run_there():
 
 
 def test_the_panel_s_subject():
-    subject = sweep.SUBJECT
+    subject = sweep.TUNABLE_KERNEL
     for op in subject.dtypes:
         for preset in subject.presets.values():
             assert all(axis(config) for axis in subject.axes.values() for config in preset(op))

@@ -18,7 +18,7 @@ EXPERIMENTS = {
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_record_is_of_todays_kernels(name):
-    assert results.stale(held(name), EXPERIMENTS[name].source()) == ""
+    assert results.stale_reason(held(name), EXPERIMENTS[name].source()) == ""
 
 
 @pytest.mark.parametrize("name", ["ch07_bulk_check", "ch07_resample_check", "ch07_sanitizer", "ch07_bulk_hello"])

@@ -24,7 +24,7 @@ EXPERIMENTS = {
 
 @pytest.mark.parametrize("name", list(EXPERIMENTS))
 def test_record_is_of_todays_kernels(name):
-    assert results.stale(held(name), EXPERIMENTS[name].source()) == ""
+    assert results.stale_reason(held(name), EXPERIMENTS[name].source()) == ""
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in ("ch10_gemm_broken", "ch10_gemm_sweep",

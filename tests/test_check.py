@@ -81,7 +81,7 @@ def test_exercise_prints_and_never_raises(capsys):
         assert 1 + 1 == 3, "one and one"
 
     for test in (stub, wrong, lambda: None, lambda: 1 / 0):
-        check.exercise("E", test)
+        check.check_exercise("E", test)
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "E: not solved yet." and said[1].startswith("E: not yet right (one and one")
     assert said[2] == "E: solved." and "division by zero" in said[3]
@@ -115,7 +115,7 @@ def test_a_peer_that_is_not_finite_sets_no_limit():
 @pytest.mark.parametrize("shape", [(7,), (4, 6)])
 @pytest.mark.parametrize("dtype", check.TOLERANCE)
 def test_poisoned_output_is_all_nan_and_guarded_on_both_sides(shape, dtype):
-    inside, touched = check.poisoned(shape, dtype, "cpu")
+    inside, touched = check.make_poisoned(shape, dtype, "cpu")
     assert inside.shape == shape and inside.double().isnan().all()
     inside.fill_(1)
     assert touched() == ""
@@ -219,18 +219,18 @@ esac""")
 
 
 def test_what_is_attempted_may_hang_or_fail():
-    assert check.attempt("print('begun'); print('seen')", 20) == (0, "seen\n", "")
-    assert check.attempt("import time; print('begun', flush=True); time.sleep(60)", 0.3) == (None, "", "")
-    status, said, errors = check.attempt("1 / 0", 20)
+    assert check.run_snippet("print('begun'); print('seen')", 20) == (0, "seen\n", "")
+    assert check.run_snippet("import time; print('begun', flush=True); time.sleep(60)", 0.3) == (None, "", "")
+    status, said, errors = check.run_snippet("1 / 0", 20)
     assert status == 1 and not said and "ZeroDivisionError" in errors
 
 
 def test_side_by_side_is_at_once_and_in_order(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a"))
     met = threading.Barrier(3)
-    assert check.side_by_side(*[lambda name=name: (met.wait(10), name)[1] for name in "abc"]) == ["a", "b", "c"]
+    assert check.run_side_by_side(*[lambda name=name: (met.wait(10), name)[1] for name in "abc"]) == ["a", "b", "c"]
     with pytest.raises(ZeroDivisionError):
-        check.side_by_side(lambda: 1 / 0, lambda: 1)
+        check.run_side_by_side(lambda: 1 / 0, lambda: 1)
 
 
 def test_without_the_sanitizer(monkeypatch):

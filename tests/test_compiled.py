@@ -257,7 +257,7 @@ def test_tables_of_kernels():
 
 
 def compiled_here(family, shape, modes):
-    with child.borrowed("ch14.compiled.worker", "the compiler's process") as worker:
+    with child.lease_worker("ch14.compiled.worker", "the compiler's process") as worker:
         rows = compiled_worker.measure(worker, family, shape, modes, compiled.here(), timed=False)
         worker.stop()
     if any(row["status"] == "unsupported" for row in rows):

@@ -21,7 +21,7 @@ def cell(cells, workload, name):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_record_is_of_todays_code(name):
-    assert results.stale(held(name), EXPERIMENTS[name].source()) == ""
+    assert results.stale_reason(held(name), EXPERIMENTS[name].source()) == ""
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

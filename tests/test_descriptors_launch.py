@@ -86,4 +86,4 @@ def test_a_bound_launch_computes_the_same(op, way, block):
 
 
 def test_source_is_a_hash():
-    assert results.stale({"source": "0" * 16, "recorded": "2026-01-01"}, launch_cost.source())
+    assert results.stale_reason({"source": "0" * 16, "recorded": "2026-01-01"}, launch_cost.source())

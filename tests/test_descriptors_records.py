@@ -14,7 +14,7 @@ EXPERIMENTS = {"ch14_descriptors_speed": experiments.speed, "ch14_descriptors_ma
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_record_is_of_todays_kernels(name):
-    assert results.stale(held(name), EXPERIMENTS[name].source()) == ""
+    assert results.stale_reason(held(name), EXPERIMENTS[name].source()) == ""
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

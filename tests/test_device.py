@@ -84,7 +84,7 @@ def test_known_gpus():
     ("NVIDIA GeForce RTX 5090 Laptop GPU", None),
 ])
 def test_known_by_driver_name(name, entry):
-    assert device.known(name) is (device.KNOWN[entry] if entry else None)
+    assert device.known_gpu(name) is (device.KNOWN[entry] if entry else None)
 
 
 def test_current_reads_torch(cuda_build):
@@ -186,7 +186,7 @@ def test_current_on_this_gpu():
     assert here.sms > 0 and here.memory_bytes > 2**30 and here.l2_bytes > 0
     if here.target in device.TARGETS:
         assert here.smem_per_block == device.limits(here.target).smem_per_block
-    if published := device.known(here.name):
+    if published := device.known_gpu(here.name):
         assert published.target == here.target and published.sms in (None, here.sms)
 
 
@@ -215,9 +215,9 @@ def test_what_processes_hold(monkeypatch, tmp_path):
     tool.write_text("#!/bin/sh\necho 'GPU-a, 129369, 143771'\necho 'GPU-b, [N/A], [N/A]'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert device.held() == {"GPU-a": (129369 / 1024, 143771 / 1024)}
+    assert device.memory_in_use_gib() == {"GPU-a": (129369 / 1024, 143771 / 1024)}
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    assert device.held() == {}
+    assert device.memory_in_use_gib() == {}
 
 
 def test_out_of_memory_is_one_sentence(monkeypatch):

@@ -41,17 +41,17 @@ def test_record_has_its_provenance(name):
 
 @pytest.mark.parametrize("name", [name for name in H200 if name.startswith("ch14_gemm_") and "copy" not in name])
 def test_record_is_of_todays_kernel(name):
-    assert results.stale(H200[name], experiments.source()) == ""
+    assert results.stale_reason(H200[name], experiments.source()) == ""
 
 
 @pytest.mark.parametrize("experiment", SWEEPS.values(), ids=SWEEPS)
 def test_record_is_of_todays_engine(experiment):
     name = next(name for name, run in SWEEPS.items() if run is experiment)
-    assert results.stale(H200[name], experiment.source()) == ""
+    assert results.stale_reason(H200[name], experiment.source()) == ""
 
 
 def test_record_is_of_todays_copy():
-    assert results.stale(H200["ch14_gemm_copy"], tile_copy_experiments.source()) == ""
+    assert results.stale_reason(H200["ch14_gemm_copy"], tile_copy_experiments.source()) == ""
 
 
 @pytest.mark.parametrize("name", ["ch14_gemm_square", "ch14_gemm_llm", "ch14_gemm_fp8", "ch14_gemm_ragged"])
@@ -154,7 +154,7 @@ def test_each_build_is_made_once_and_before_the_first_is_timed(monkeypatch):
     happened = []
     here = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30)
     monkeypatch.setattr(device, "current", lambda: here)
-    monkeypatch.setattr(build, "warm", lambda jobs: happened.append(sorted(job.kernel for job in jobs)))
+    monkeypatch.setattr(build, "compile_ahead", lambda jobs: happened.append(sorted(job.kernel for job in jobs)))
     monkeypatch.setattr(experiments, "measure", lambda config, *case: happened.append(case) or {"status": "ok"})
     sides = (1024, 2048, 1000)
     rows = experiments.best((side, side, side, "bf16", "n") for side in (*sides, 2048))

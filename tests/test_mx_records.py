@@ -12,7 +12,7 @@ EXPERIMENTS = {"ch14_mx_formats_speed": experiments.speed, "ch14_mx_formats_swee
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_record_is_of_todays_kernels(name):
-    assert results.stale(held(name), EXPERIMENTS[name].source()) == ""
+    assert results.stale_reason(held(name), EXPERIMENTS[name].source()) == ""
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

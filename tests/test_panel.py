@@ -17,10 +17,10 @@ from ch14.descriptors import tile_copy_experiments
 from ch14.gemm import experiments
 from tilelab import device, faults, panel, panel_html, panel_rows
 from tilelab.journal import Journal
-from tilelab.space import Roofline, Subject
+from tilelab.space import Roofline, TunableKernel
 
-GEMM, COPY = experiments.SUBJECT, tile_copy_experiments.SUBJECT
-SUBJECTS = GEMM, COPY, sweep.SUBJECT, tile_pipeline_sweep.SUBJECT, wgmma_gemm_sweep.SUBJECT
+GEMM, COPY = experiments.TUNABLE_KERNEL, tile_copy_experiments.TUNABLE_KERNEL
+SUBJECTS = GEMM, COPY, sweep.TUNABLE_KERNEL, tile_pipeline_sweep.TUNABLE_KERNEL, wgmma_gemm_sweep.TUNABLE_KERNEL
 
 
 @pytest.fixture(autouse=True)
@@ -245,7 +245,7 @@ async def test_a_live_sweep_with_faults_has_a_winner(tmp_path):
     def no_record():
         raise FileNotFoundError("no record")
 
-    subject = Subject(
+    subject = TunableKernel(
         "faults", {"5,000": (5000,)}, ("fp32",),
         {"all": lambda _: faults.configs(("segfault in the compiler", "wrong result", "illegal memory access"))},
         {"block": lambda config: str(config.block), "fault": lambda config: config.fault or "none"},

@@ -93,7 +93,7 @@ print(os.environ["CUDA_VISIBLE_DEVICES"])"""
 
 
 def test_every_gpu_takes_the_next_notebook(notebooks, monkeypatch, capsys):
-    monkeypatch.setattr(device, "alike", lambda: ["GPU-a", "GPU-b"])
+    monkeypatch.setattr(device, "same_model_uuids", lambda: ["GPU-a", "GPU-b"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(notebook, "CELL_TIMEOUT_S", 60)
     paths = [write(notebooks / name, MEETS) for name in ("ch07.ipynb", "ch10.ipynb", "ch14.ipynb")]
@@ -145,16 +145,16 @@ def test_one_recording_at_a_time(notebooks, capsys):
 def test_one_recording_on_a_gpu(notebooks, monkeypatch, capsys):
     path = write(notebooks / "a.ipynb", "1")
     before = path.read_bytes()
-    monkeypatch.setattr(device, "alike", lambda: ["GPU-test"])
+    monkeypatch.setattr(device, "same_model_uuids", lambda: ["GPU-test"])
     lock = pathlib.Path(tempfile.gettempdir(), f"tiles-in-flight-{os.getuid()}-GPU-test.recording")
     with filelock.FileLock(lock):  # of another clone
         assert record.main([]) == 2
     assert capsys.readouterr().err.startswith("Another recording is running")
-    monkeypatch.setattr(device, "held", lambda: {"GPU-other": (139, 140), "GPU-test": (126.4, 140)})
+    monkeypatch.setattr(device, "memory_in_use_gib", lambda: {"GPU-other": (139, 140), "GPU-test": (126.4, 140)})
     assert record.main([]) == 2 and path.read_bytes() == before
     assert capsys.readouterr().err == ("Other processes hold 126 of the 140 GiB of GPU-test; recording wants all but "
                                        "35: end them, or choose another GPU with CUDA_VISIBLE_DEVICES.\n")
-    monkeypatch.setattr(device, "held", lambda: {"GPU-other": (139, 140), "GPU-test": (1, 140)})
+    monkeypatch.setattr(device, "memory_in_use_gib", lambda: {"GPU-other": (139, 140), "GPU-test": (1, 140)})
     assert record.main([]) == 0 and path.read_bytes() != before
     lock.unlink()
 

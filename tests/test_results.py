@@ -106,7 +106,7 @@ def test_hash_is_the_same_under_every_python(tmp_path):
 
 def test_save_and_load(own_folder, on):
     on(H200)
-    record = results.make("gemm", ROWS, "1234567890abcdef")
+    record = results.make_record("gemm", ROWS, "1234567890abcdef")
     path = results.save(record)
     assert path == own_folder / "nvidia-h200" / "gemm.json" and os.listdir(path.parent) == ["gemm.json"]
     assert results.load("gemm") == json.loads(json.dumps(record))
@@ -120,13 +120,13 @@ def test_save_and_load(own_folder, on):
 
 def test_save_takes_numpy_and_refuses_nan(own_folder, on):
     on(H200)
-    path = results.save(results.make("a", [{"ms": numpy.float32(0.5), "n": numpy.int64(3)}], ""))
+    path = results.save(results.make_record("a", [{"ms": numpy.float32(0.5), "n": numpy.int64(3)}], ""))
     assert json.loads(path.read_text())["rows"] == [{"ms": 0.5, "n": 3}]
     for bad in (math.nan, math.inf, numpy.float32("nan")):
         with pytest.raises(ValueError, match="row 1 of a holds NaN or infinity"):
-            results.save(results.make("a", [{"ms": 1.0}, {"ms": bad}], ""))
+            results.save(results.make_record("a", [{"ms": 1.0}, {"ms": bad}], ""))
     assert json.loads(path.read_text())["rows"] == [{"ms": 0.5, "n": 3}], "the record that was there stays"
-    assert results.load("a")["rows"] and results.save(results.make("a", [], "")) and results.load("a")["rows"] == []
+    assert results.load("a")["rows"] and results.save(results.make_record("a", [], "")) and results.load("a")["rows"] == []
 
 
 WRITER = """
@@ -166,7 +166,7 @@ def test_writers_at_once_and_killed(own_folder):
 
 def test_a_disk_that_is_full_loses_nothing(own_folder, on, monkeypatch):
     on(H200)
-    path = results.save(results.make("gemm", ROWS, "1234567890abcdef"))
+    path = results.save(results.make_record("gemm", ROWS, "1234567890abcdef"))
     before = path.read_text()
 
     def full(descriptor):
@@ -174,16 +174,16 @@ def test_a_disk_that_is_full_loses_nothing(own_folder, on, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        results.save(results.make("gemm", [], ""))
+        results.save(results.make_record("gemm", [], ""))
     assert path.read_text() == before and os.listdir(path.parent) == ["gemm.json"]
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../a", "a\\b", "*", "a.b", "A", "a b", "a\n", "é", None])
 def test_a_name_that_is_no_files(own_folder, on, name):
     on(H200)
-    named = {**results.make("a", ROWS, ""), "experiment": name}
-    for use in (lambda: results.make(name, ROWS, ""), lambda: results.save(named), lambda: results.load(name),
-                lambda: results.recorded(name, ""), lambda: results.live_or_recorded(name, pytest.fail, "")):
+    named = {**results.make_record("a", ROWS, ""), "experiment": name}
+    for use in (lambda: results.make_record(name, ROWS, ""), lambda: results.save(named), lambda: results.load(name),
+                lambda: results.load_record(name, ""), lambda: results.live_or_recorded(name, pytest.fail, "")):
         with pytest.raises(ValueError, match=r"^an experiment's name is made of a to z, 0 to 9 and _; here .+\.$"):
             use()
     assert not os.listdir(own_folder)
@@ -192,7 +192,7 @@ def test_a_name_that_is_no_files(own_folder, on, name):
 def test_load_prefers_this_gpu_then_the_h200(on):
     for name in ("NVIDIA A100", "NVIDIA H200", "NVIDIA B200"):
         on(dataclasses.replace(H200, name=name))
-        results.save(results.make("gemm", [{"on": name}], ""))
+        results.save(results.make_record("gemm", [{"on": name}], ""))
     assert results.load("gemm")["rows"] == [{"on": "NVIDIA B200"}]
     assert results.load("gemm", "nvidia-a100")["rows"] == [{"on": "NVIDIA A100"}]
     on(device.Device())
@@ -279,7 +279,7 @@ def test_show(on):
     on(H200)
     rows = [{"name": "a", "ms": 0.123456, "tflops": 12345.6, "why": "x" * 80},
             {"name": "b<", "ms": None, "tflops": 2.0}]
-    shown = results.Record(results.make("gemm", rows, ""), live=True)
+    shown = results.Record(results.make_record("gemm", rows, ""), live=True)
     text, markup = repr(shown), shown._repr_html_()
     assert text.splitlines()[0].startswith("gemm: live on NVIDIA H200, 20")
     assert "0.1235" in text and "12346" in text and "x" * 80 in text and "nan" not in text.lower()
@@ -288,18 +288,18 @@ def test_show(on):
     assert chosen.frame.columns.tolist() == ["name", "tflops"] and chosen.frame.name.tolist() == ["b<", "a"]
     assert shown.show(sort="-tflops").frame.name.tolist() == ["a", "b<"]
     assert shown.frame().ms[0] == 0.123456
-    assert repr(results.Record(results.make("gemm", [], ""), live=True)).startswith("gemm: live")
+    assert repr(results.Record(results.make_record("gemm", [], ""), live=True)).startswith("gemm: live")
 
 
 def test_a_recent_record_is_of_this_machine_and_code(monkeypatch, tmp_path):
     monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
-    assert results.recent("x", "a") is None, "there is none"
+    assert results.load_recent_record("x", "a") is None, "there is none"
     monkeypatch.setattr(device, "current", lambda: H200)
-    record = results.make("x", [{"ms": 1}], "a")
+    record = results.make_record("x", [{"ms": 1}], "a")
     results.save(record)
-    assert results.recent("x", "a").rows == [{"ms": 1}] and not results.recent("x", "a").live
-    assert results.recent("x", "b") is None and results.recent("x", "a", within_s=0) is None
+    assert results.load_recent_record("x", "a").rows == [{"ms": 1}] and not results.load_recent_record("x", "a").live
+    assert results.load_recent_record("x", "b") is None and results.load_recent_record("x", "a", within_s=0) is None
     for other in ({"recorded": "2020-01-01T00:00:00Z"}, {"versions": record["versions"] | {"driver": "1"}},
                   {"device": record["device"] | {"sms": 1}}):  # under the same name
         results.save(record | other)
-        assert results.recent("x", "a") is None
+        assert results.load_recent_record("x", "a") is None

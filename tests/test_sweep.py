@@ -31,7 +31,7 @@ RIGHT = [Config(256), Config(512), Config(1024)]
 def one_gpu(request, monkeypatch):
     """What is said of order and of turns is said of one GPU."""
     if "alike" not in request.keywords:
-        monkeypatch.setattr(device, "alike", lambda: [])
+        monkeypatch.setattr(device, "same_model_uuids", lambda: [])
 
 
 @pytest.fixture
@@ -463,7 +463,7 @@ def test_dask_carries_it_further(space):
 def test_every_gpu_of_a_model_takes_its_share(space):
     rows = Sweep([Config(block, "") for block in (64, 128, 256, 512) * 3], space).finish()
     assert all(row["status"] == "ok" and row["device"] == device.current().name for row in rows)
-    assert {row["gpu"] for row in rows} <= set(device.alike())
+    assert {row["gpu"] for row in rows} <= set(device.same_model_uuids())
 
 
 @pytest.mark.alike
@@ -474,7 +474,7 @@ def test_only_gpus_of_one_model_share_a_sweep(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: here)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[index])
-    assert device.alike() == ["GPU-0", "GPU-2"]
+    assert device.same_model_uuids() == ["GPU-0", "GPU-2"]
 
 
 def test_the_parent_keeps_rows_and_no_binaries():

@@ -4,7 +4,7 @@ import torch
 
 from tilelab import tensor_map
 from tilelab.device import Unsupported, current
-from tilelab.tensor_map import SWIZZLES, check, swizzled
+from tilelab.tensor_map import SWIZZLES, check_describable, swizzle_offset
 
 GOOD = {"shape": (100, 64), "strides": (64, 1), "itemsize": 2, "address": 4096, "box": (16, 64)}
 
@@ -12,32 +12,32 @@ GOOD = {"shape": (100, 64), "strides": (64, 1), "itemsize": 2, "address": 4096, 
 @pytest.mark.parametrize("swizzle, span", SWIZZLES.items())
 def test_swizzling_moves_units_of_16_bytes_within_their_span(swizzle, span):
     offsets = numpy.arange(4096)
-    places = swizzled(offsets, swizzle)
+    places = swizzle_offset(offsets, swizzle)
     assert sorted(places) == list(offsets)
     assert (places % 16 == offsets % 16).all()
     assert (places // max(span, 16) == offsets // max(span, 16)).all()
     period = 8 * span or 16
-    assert (swizzled(offsets + period, swizzle) - period == places).all()
+    assert (swizzle_offset(offsets + period, swizzle) - period == places).all()
 
 
 def test_a_column_of_units_meets_every_bank_under_the_128_byte_swizzle():
     column = numpy.arange(8) * 128
-    assert len(set(swizzled(column, "none") % 128)) == 1
-    assert sorted(swizzled(column, "128B") % 128 // 16) == list(range(8))
-    assert len(set(swizzled(column, "64B") % 128 // 16)) == 4
-    assert len(set(swizzled(column, "32B") % 128 // 16)) == 2
+    assert len(set(swizzle_offset(column, "none") % 128)) == 1
+    assert sorted(swizzle_offset(column, "128B") % 128 // 16) == list(range(8))
+    assert len(set(swizzle_offset(column, "64B") % 128 // 16)) == 4
+    assert len(set(swizzle_offset(column, "32B") % 128 // 16)) == 2
 
 
 def test_swizzled_takes_numbers_and_tensors():
-    assert swizzled(128, "128B") == 128 + 16
-    assert swizzled(torch.tensor([0, 128, 256]), "32B").tolist() == [0, 144, 256]
+    assert swizzle_offset(128, "128B") == 128 + 16
+    assert swizzle_offset(torch.tensor([0, 128, 256]), "32B").tolist() == [0, 144, 256]
 
 
 @pytest.mark.parametrize("change", [
     {}, {"shape": (1, 64), "strides": (3, 1)}, {"box": (256, 64)}, {"swizzle": "128B"}, {"fill": "nan"},
     {"shape": (7, 5, 64), "strides": (8192, 128, 1), "box": (1, 4, 8)}, {"shape": (100, 61)}])
 def test_what_a_tensor_map_describes_passes(change):
-    check(**{**GOOD, **change})
+    check_describable(**{**GOOD, **change})
 
 
 @pytest.mark.parametrize("change, said", [
@@ -61,7 +61,7 @@ def test_what_a_tensor_map_describes_passes(change):
 ])
 def test_what_it_cannot_describe_is_said_in_a_sentence(change, said):
     with pytest.raises(ValueError) as caught:
-        check(**{**GOOD, **change})
+        check_describable(**{**GOOD, **change})
     assert said in str(caught.value) and str(caught.value).endswith(".") and "\n" not in str(caught.value)
 
 

@@ -38,7 +38,7 @@ def test_a_box_is_found_again(swizzle):
     wanted = box_dump.box_spec(x, -2, 50, box, "nan")
     plain = wanted.view(torch.uint8).flatten()
     lies = torch.empty_like(plain)
-    lies[tensor_map.swizzled(torch.arange(len(plain)), swizzle)] = plain
+    lies[tensor_map.swizzle_offset(torch.arange(len(plain)), swizzle)] = plain
     assert torch.equal(box_dump.unswizzled(lies, torch.float32, box, swizzle).view(torch.uint8),
                        wanted.view(torch.uint8))
     assert wanted[:2].isnan().all() and wanted[22:].isnan().all() and wanted[2, 0] == 50

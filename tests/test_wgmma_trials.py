@@ -54,11 +54,11 @@ def test_a_space_rejects_what_cannot_run():
 @pytest.mark.parametrize("shape", [(1, 2), (8, 7, 8), (8, 8, 12), (0, 8, 8), (1 << 31, 8, 8)])
 def test_a_bad_shape_of_the_panel_is_one_sentence(shape):
     with pytest.raises(ValueError, match="a shape is M,N,K below 2"):
-        sweep.SUBJECT.space(shape, "bf16", None)
+        sweep.TUNABLE_KERNEL.space(shape, "bf16", None)
 
 
 def test_the_subject_offers_what_exists():
-    subject = sweep.SUBJECT
+    subject = sweep.TUNABLE_KERNEL
     for preset in subject.presets.values():
         for config in preset("bf16"):
             assert all(isinstance(axis(config), str) for axis in subject.axes.values())

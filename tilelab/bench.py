@@ -279,7 +279,7 @@ def _fastest_ms(launch: Callable[[], object]) -> float:
 def roofs() -> results.Record:
     """The ceilings as a Record: measured now where this machine has a GPU with TMA, else the recorded ones.
 
-    They are the machine's and take seconds, so a record that is `results.recent` is not measured anew: all notebooks of
+    They are the machine's and take seconds, so a record that is `results.load_recent_record` is not measured anew: all notebooks of
     a recording stand under the same roof.
     """
     def rows():
@@ -288,7 +288,7 @@ def roofs() -> results.Record:
                 {"name": "cuBLAS bf16", "tflops": roof.bf16_tflops, "status": "ok"}]
 
     source = results.source_hash(_measured, _fastest_ms)
-    return results.recent("ceilings", source) or results.live_or_recorded("ceilings", rows, source)
+    return results.load_recent_record("ceilings", source) or results.live_or_recorded("ceilings", rows, source)
 
 
 def floor_ms(roof: Ceilings, flops: float = 0, nbytes: float = 0) -> float:

@@ -22,8 +22,8 @@ from tilelab import child, cuda
 from tilelab.cubin import ptxas_remarks, sass, sass_counts
 from tilelab.device import limits
 
-__all__ = ["Job", "Report", "build", "build_one", "disassembled", "job_for", "ptxas_remarks", "sass", "sass_counts",
-           "warm"]
+__all__ = ["Job", "Report", "build", "build_one", "disassemble", "job_for", "ptxas_remarks", "sass", "sass_counts",
+           "compile_ahead"]
 
 # Occurrences in the PTX: what the compiler emitted, not how often it runs.
 INSTRUCTIONS = {
@@ -177,14 +177,14 @@ def _build(jobs, count, timeout_s, cache, triton):
         pool.shutdown()
 
 
-def warm(jobs: Iterable[Job]) -> None:
+def compile_ahead(jobs: Iterable[Job]) -> None:
     """Compile them all, every CPU at work, into the caches that launches read: alone, each would wait for its own.
     What does not compile is left to its launch to tell."""
     for _ in build(jobs):
         pass
 
 
-def disassembled(jobs: Iterable[Job]) -> list[Report]:
+def disassemble(jobs: Iterable[Job]) -> list[Report]:
     """Their Reports, in order, each with a listing of its SASS at hand where that can be read: cuobjdump takes as long
     as a compiler, and its listings are kept."""
     def read(report: Report) -> None:
@@ -209,7 +209,7 @@ def build_one(job: Job, timeout_s: float = 120, cache: str | os.PathLike | None 
                "cache": str(cache or os.environ.get("TRITON_CACHE_DIR") or "")}
     try:
         env = {"TRITON_INTERPRET": "0"} | ({"TILES_TRITON": os.path.abspath(triton)} if triton else {})
-        with child.borrowed("tilelab.build_worker", "the compiler", ticket, **env) as worker:
+        with child.lease_worker("tilelab.build_worker", "the compiler", ticket, **env) as worker:
             return _report(job, worker.ask(request, timeout_s))
     except Exception as error:  # a job that is no JSON, a machine out of processes: a row like any other
         return Report(job, "failed", f"{type(error).__name__}: {error}")

@@ -22,7 +22,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10, 
 GUARD_ROWS = 2
 
 
-def poisoned(shape: tuple[int, ...], dtype: torch.dtype, where) -> tuple[torch.Tensor, Callable[[], str]]:
+def make_poisoned(shape: tuple[int, ...], dtype: torch.dtype, where) -> tuple[torch.Tensor, Callable[[], str]]:
     """An output full of NaN inside a larger buffer, and a function that says whether that buffer's rest was touched.
 
     `shape` is (rows, columns) or (n,). The function returns "" or a sentence.
@@ -83,7 +83,7 @@ def compare(kernel: Callable, spec: Callable, cases: Iterable[tuple[str, tuple]]
     for name, inputs in cases:
         shape, dtype = out(*inputs)
         first = next(value for value in inputs if isinstance(value, torch.Tensor))
-        result, touched = poisoned(shape, dtype, first.device)
+        result, touched = make_poisoned(shape, dtype, first.device)
         reference = spec(*inputs)  # before the kernel, which might damage what it reads
         known = peer(*inputs).clone() if peer else None
         kernel(*inputs, out=result)
@@ -120,7 +120,7 @@ def assert_matches(kernel: Callable, spec: Callable, cases: Iterable[tuple[str, 
     return rows
 
 
-def exercise(name: str, test: Callable[[], None]) -> None:
+def check_exercise(name: str, test: Callable[[], None]) -> None:
     """Print whether an exercise is solved; `test` raises what is still wrong, and the notebook goes on."""
     try:
         test()
@@ -132,7 +132,7 @@ def exercise(name: str, test: Callable[[], None]) -> None:
         print(f"{name}: solved.")
 
 
-def side_by_side(*experiments: Callable[[], T]) -> list[T]:
+def run_side_by_side(*experiments: Callable[[], T]) -> list[T]:
     """What they return, in their order: a thread each, at the same time. For experiments that time nothing, most of
     whose time goes to processes of their own: compilers, sanitizers, programs that hang. The first error is raised.
     Without a GPU, where there is nothing to wait for, one after the other."""
@@ -140,7 +140,7 @@ def side_by_side(*experiments: Callable[[], T]) -> list[T]:
         return list(pool.map(lambda run: run(), experiments))
 
 
-def attempt(code: str, limit_s: float) -> tuple[int | None, str, str]:
+def run_snippet(code: str, limit_s: float) -> tuple[int | None, str, str]:
     """(exit status, output, errors) of Python `code` in a process of its own, which may fault or hang. It prints a line
     once it has opened the GPU, which takes longer at some times than at others, and then has `limit_s`; the status of
     one that is killed is None, and the line no part of the output."""

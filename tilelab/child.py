@@ -204,7 +204,7 @@ def _reap() -> None:
 
 
 @contextlib.contextmanager
-def borrowed(module: str, what: str, ticket: object = None, **env: str) -> Iterator[Child]:
+def lease_worker(module: str, what: str, ticket: object = None, **env: str) -> Iterator[Child]:
     """A child that nobody else is asking, kept for the next one afterwards. `kill(ticket)` ends those lent for it, and
     none is lent for it after that: Killed."""
     key = (module, *sorted(env.items()))

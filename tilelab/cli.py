@@ -68,7 +68,7 @@ def answer(module: str, columns: Sequence[str], source: str, path: str | None,
     """
     try:
         rows = measure()
-        record = results.Record(results.make(module.replace(".", "_"), rows, source), live=True)
+        record = results.Record(results.make_record(module.replace(".", "_"), rows, source), live=True)
         if path != "-":
             built = {row["target"] for row in rows if row.get("target")}
             label = f"compiled for {', '.join(sorted(built))}" if built else record.label()

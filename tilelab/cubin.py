@@ -74,7 +74,7 @@ def cuobjdump(flag: str, cubin: bytes, *more: str) -> str:
     # A listing takes as long as it took to compile, and many ask for the same: it is kept beside the cubins.
     what = (flag, *more, version("triton")), cubin
     path = cuda.cubin_folder() / (hashlib.sha256(repr(what).encode()).hexdigest() + ".listing")
-    if kept := cuda.recall(path):
+    if kept := cuda.read_cached(path):
         return zlib.decompress(kept).decode()
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -83,7 +83,7 @@ def cuobjdump(flag: str, cubin: bytes, *more: str) -> str:
     if done.returncode:
         said = (done.stderr + done.stdout).strip().splitlines()
         raise RuntimeError(f"the cuobjdump of Triton {version('triton')} cannot read this cubin: {' '.join(said[:1])}")
-    cuda.keep(path, zlib.compress(done.stdout.encode(), 1))
+    cuda.write_cached(path, zlib.compress(done.stdout.encode(), 1))
     return done.stdout
 
 

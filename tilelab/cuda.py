@@ -109,7 +109,7 @@ def cubin_folder() -> pathlib.Path:
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tiles-in-flight/cubins")
 
 
-def recall(path: pathlib.Path) -> bytes | None:
+def read_cached(path: pathlib.Path) -> bytes | None:
     """What is kept at `path`, unless it is not there or is not what was written."""
     with contextlib.suppress(OSError):
         kept = path.read_bytes()
@@ -118,7 +118,7 @@ def recall(path: pathlib.Path) -> bytes | None:
     return None
 
 
-def keep(path: pathlib.Path, made: bytes) -> None:
+def write_cached(path: pathlib.Path, made: bytes) -> None:
     """Write it whole or not at all, as another process may read or write the same; a full disk only costs time."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ def compile_cubin(source: str, target: str, name: str = "kernel.cu", options: Se
     # A header that is named by a macro, or by an option, would not be seen to change.
     cache &= not any(ELSEWHERE.search(text) for text in (source, *headers.values(), *options))
     path = cubin_folder() / _key(source, headers, folders, target, name, list(options))
-    if cache and (cubin := recall(path)):
+    if cache and (cubin := read_cached(path)):
         return cubin
     from cuda.core import Program
 
@@ -157,7 +157,7 @@ def compile_cubin(source: str, target: str, name: str = "kernel.cu", options: Se
         log = re.sub(r"^\d+: NVRTC_ERROR_\w+, compilation log:\s*", "", str(error).replace("\0", "").strip())
         raise CompileError(f"{name} does not compile for {target}:\n{log}") from error
     if cache:
-        keep(path, cubin)
+        write_cached(path, cubin)
     return cubin
 
 

@@ -125,7 +125,7 @@ KNOWN = {
 }
 
 
-def known(name: str) -> KnownGpu | None:
+def known_gpu(name: str) -> KnownGpu | None:
     """The table's entry for a driver's device name ("NVIDIA H200"), or None; variants and MIG slices do not match."""
     return next((gpu for gpu in KNOWN.values() if re.fullmatch(gpu.pattern, name)), None)
 
@@ -221,7 +221,7 @@ def uuid() -> str:
     return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
 
-def alike() -> list[str]:
+def same_model_uuids() -> list[str]:
     """UUIDs of the visible GPUs that are of one model with the current one: only their figures can be compared."""
     if current().capability is None:
         return []
@@ -243,7 +243,7 @@ def out_of_memory(error: Exception) -> str:
             f"{others / 2**30:.0f}: end them, or hide the GPU with CUDA_VISIBLE_DEVICES=-1 to see what is recorded")
 
 
-def held() -> dict[str, tuple[float, float]]:
+def memory_in_use_gib() -> dict[str, tuple[float, float]]:
     """{UUID: GiB of its memory that processes hold, GiB it has} of each GPU that nvidia-smi knows that of."""
     command = ["nvidia-smi", "--query-gpu=uuid,memory.used,memory.total", "--format=csv,noheader,nounits"]
     try:

@@ -11,7 +11,7 @@ from tilelab import plots
 
 def canvas(title: str, source: str, width: float, height: float):
     """A figure of width x height inches and its one axes, whose coordinates are inches."""
-    figure, axes = plots.figure_of([title], title, source, height, layout="none")  # with another, all is drawn twice
+    figure, axes = plots.new_figure([title], title, source, height, layout="none")  # with another, all is drawn twice
     figure.set_size_inches(width, height)
     axes.set(position=(0, 0, 1, 1), xlim=(0, width), ylim=(0, height))
     axes.set_axis_off()
@@ -41,7 +41,7 @@ def lanes(axes, top: float, left: float, scale: float, longest: float, name: str
         box(axes, left + begin * scale, y, (end - begin) * scale, 0.19, tones[group], "white", linewidth=0.6)
 
 
-def light(tone: str, share: float = 0.4) -> tuple:
+def lighten(tone: str, share: float = 0.4) -> tuple:
     """The colour mixed with white."""
     return tuple(1 - share * (1 - part) for part in to_rgb(tone))
 

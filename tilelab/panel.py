@@ -1,6 +1,6 @@
 """A panel for a lecture hall: choose a kernel, a shape and a target, press Run, and watch its configurations race.
 
-    panel.Panel(gemm_trials.SUBJECT, tile_copy_trials.SUBJECT, preset="grid of 96")
+    panel.Panel(gemm_trials.TUNABLE_KERNEL, tile_copy_trials.TUNABLE_KERNEL, preset="grid of 96")
 
 Recorded rows show before anything has run. A sweep is a task in the notebook's event loop, which it never holds; what
 it found stays in the notebook as a picture and a text table when the widgets are gone.
@@ -19,7 +19,7 @@ from traitlets import TraitError
 
 from tilelab import panel_html, panel_rows, panel_still, sweep
 from tilelab.panel_rows import SHOWS, figure, winner, word
-from tilelab.space import Roofline, Subject
+from tilelab.space import Roofline, TunableKernel
 
 DRAW_S = 0.2
 MENUS = {"kernel": "kernel", "shape": "shape", "sizes": "or sizes", "dtype": "type",
@@ -49,9 +49,9 @@ class Panel:
     sweep under way. ValueError for a choice that its menu does not have.
     """
 
-    def __init__(self, *subjects: Subject, **choice: str):
+    def __init__(self, *subjects: TunableKernel, **choice: str):
         if not subjects:
-            raise ValueError("a panel needs at least one subject, such as ch14.gemm.experiments.SUBJECT.")
+            raise ValueError("a panel needs at least one subject, such as ch14.gemm.experiments.TUNABLE_KERNEL.")
         if unknown := set(choice) - set(MENUS):
             raise ValueError(f"a panel's menus are {', '.join(MENUS)}; here is {', '.join(sorted(unknown))}.")
         self.subjects = {subject.name: subject for subject in subjects}

@@ -15,7 +15,7 @@ from typing import Any
 
 from tilelab import device, sweep
 from tilelab.journal import Journal, journal_for
-from tilelab.space import Space, Subject
+from tilelab.space import Space, TunableKernel
 
 TOP = 10
 # What cells can show: a key, its words (with the name of the peer), and whether less is better (None: neither).
@@ -76,7 +76,7 @@ class Choice:
     `source` where they are from; `like` says whether the record is of this target.
     """
 
-    subject: Subject
+    subject: TunableKernel
     space: Space
     journal: Journal
     name: str
@@ -130,7 +130,7 @@ def targets() -> list[tuple[str, str]]:
     return [(f"this GPU ({here.name})", "")] * here.has_tma + known
 
 
-def choose(subject: Subject, shape: str, dtype: str, preset: str, target: str) -> Choice:
+def choose(subject: TunableKernel, shape: str, dtype: str, preset: str, target: str) -> Choice:
     """The Choice of menu values (target "": the GPU here); ValueError, and what else the subject raises."""
     sizes = shape_of(shape, subject)
     space = subject.space(sizes, dtype, target or None)
@@ -159,7 +159,7 @@ def _recorded(subject, space, shape, dtype) -> tuple[dict[str, dict], str, bool]
     return rows, record.label().partition(" (")[0] if rows else "", True  # the label's brackets hold hashes
 
 
-def shape_of(text: str, subject: Subject) -> tuple[int, ...]:
+def shape_of(text: str, subject: TunableKernel) -> tuple[int, ...]:
     """A subject's shape by its name, or from "4096,4096,4096"; ValueError for anything else."""
     if text in subject.shapes:
         return subject.shapes[text]

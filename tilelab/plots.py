@@ -57,7 +57,7 @@ def colour(name: str) -> str:
     return COLOURS.get(name) or OTHERS[zlib.crc32(name.encode()) % len(OTHERS)]
 
 
-def figure_of(rows, title: str, source: str, height: float = SIZE[1], layout: str = "constrained"):
+def new_figure(rows, title: str, source: str, height: float = SIZE[1], layout: str = "constrained"):
     if not rows:
         raise ValueError("there is nothing to draw: the list of rows is empty.")
     figure = Picture(figsize=(SIZE[0], height), dpi=120, layout=layout)
@@ -117,7 +117,7 @@ _BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # keeps lines
 def ratios(rows: Sequence[dict], *, label: Key, title: str, source: str, peer: str = "cuBLAS",
            floor: float | None = None) -> Picture:
     """Speed against the peer, one line a row: right of 1 ours is faster. `floor` is the least that is asked for."""
-    figure, axes = figure_of(rows, title, source, height=1.2 + 0.21 * len(rows))
+    figure, axes = new_figure(rows, title, source, height=1.2 + 0.21 * len(rows))
     _upright(axes, 1, peer, "-", colour(peer), left=False)
     if floor is not None:
         _upright(axes, floor, f"floor {floor:g}", "--", GREY, left=floor <= 1)
@@ -146,7 +146,7 @@ def ratios(rows: Sequence[dict], *, label: Key, title: str, source: str, peer: s
 def ladder(rows: Sequence[dict], *, label: Key, title: str, source: str, value: str = "tflops",
            unit: str | None = None, ceiling: float | None = None, ceiling_label: str = "") -> Picture:
     """One bar a step, in the order given; a row that did not run, or was wrong, is an outline with its reason."""
-    figure, axes = figure_of(rows, title, source, height=1.3 + 0.27 * len(rows))
+    figure, axes = new_figure(rows, title, source, height=1.3 + 0.27 * len(rows))
     top = max([row[value] for row in rows if _ran(row, value)] + [ceiling or 0]) or 1
     for y, row in zip(range(len(rows))[::-1], rows):
         if _ran(row, value):
@@ -172,7 +172,7 @@ def heat_map(rows: Sequence[dict], x: Key, y: Key, value: str, *, title: str, so
     ValueError when two rows fall in one cell: choose between them first.
     """
     columns, lines = (sorted({_of(row, key) for row in rows}) for key in (x, y))
-    figure, axes = figure_of(rows, title, source, height=max(SIZE[1], 1.2 + 0.3 * len(lines)))
+    figure, axes = new_figure(rows, title, source, height=max(SIZE[1], 1.2 + 0.3 * len(lines)))
     cells = {(lines.index(_of(row, y)), columns.index(_of(row, x))): row for row in rows}
     if len(cells) < len(rows):
         raise ValueError(f"a cell holds one row, and here {len(rows)} rows fall in {len(cells)}: choose one a cell.")
@@ -215,7 +215,7 @@ def build_table(rows: Sequence[dict], *, title: str, source: str) -> Picture:
     """
     names = list(dict.fromkeys((row.get("set", ""), row["name"]) for row in rows))
     targets = list(dict.fromkeys(row["target"] for row in rows))
-    figure, axes = figure_of(rows, title, source, height=0.9 + 0.32 * len(names))
+    figure, axes = new_figure(rows, title, source, height=0.9 + 0.32 * len(names))
     for row in rows:
         x, y = targets.index(row["target"]), len(names) - 1 - names.index((row.get("set", ""), row["name"]))
         tone, words = _verdict(row)
@@ -269,7 +269,7 @@ def _label_points(axes, labels: Sequence[tuple[float, float, str, str]]) -> None
 
 def roofline(rows: Sequence[dict], *, peak_tflops: float, bandwidth_gbps: float, title: str, source: str) -> Picture:
     """Rows (name, intensity in FLOP a byte, tflops) under the two measured ceilings, both axes logarithmic."""
-    figure, axes = figure_of(rows, title, source)
+    figure, axes = new_figure(rows, title, source)
     ridge = peak_tflops * 1e3 / bandwidth_gbps
     left = min([row["intensity"] for row in rows] + [ridge / 4]) / 2
     right = max([row["intensity"] for row in rows] + [ridge * 4]) * 2
@@ -301,7 +301,7 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
 def scatter_predicted(rows: Sequence[dict], *, title: str, source: str, label: Key | None = None) -> Picture:
     """predicted_ms over ms, both logarithmic, with the diagonal and the rank correlation of the rows that ran."""
     rows = [row for row in rows if _ran(row, "ms") and _ran(row, "predicted_ms")]
-    figure, axes = figure_of(rows, title, source)
+    figure, axes = new_figure(rows, title, source)
     measured, predicted = ([row[key] for row in rows] for key in ("ms", "predicted_ms"))
     ends = [min(measured + predicted) / 1.2, max(measured + predicted) * 1.2]
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)

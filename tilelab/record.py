@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     if reason := _nowhere(here):
         print(reason, file=sys.stderr)
         return 2
-    gpus = device.alike()
+    gpus = device.same_model_uuids()
     locks = [results.folder() / ".recording",
              *(pathlib.Path(tempfile.gettempdir(), f"tiles-in-flight-{os.getuid()}-{gpu}.recording") for gpu in gpus)]
     with contextlib.ExitStack() as held:
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _crowded(gpus: list[str]) -> str:
     """Why what wants memory would fail, and be recorded so; empty when the GPUs are next to free."""
-    for gpu, (held, whole) in device.held().items():
+    for gpu, (held, whole) in device.memory_in_use_gib().items():
         if gpu in gpus and held > whole * OTHERS:
             return (f"Other processes hold {held:.0f} of the {whole:.0f} GiB of {gpu}; recording wants all but "
                     f"{whole * OTHERS:.0f}: end them, or choose another GPU with CUDA_VISIBLE_DEVICES.")

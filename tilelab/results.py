@@ -181,7 +181,7 @@ def _check_name(experiment: Any) -> None:
         raise ValueError(f"an experiment's name is made of a to z, 0 to 9 and _; here it is {experiment!r:.60}.")
 
 
-def make(experiment: str, rows: Sequence[dict], source: str, on: device.Device | None = None) -> dict:
+def make_record(experiment: str, rows: Sequence[dict], source: str, on: device.Device | None = None) -> dict:
     """A record of `rows`, measured now on this machine, of code whose `source_hash` is `source`. ValueError for a name
     that is not of a to z, 0 to 9 and _.
 
@@ -268,7 +268,7 @@ def load(experiment: str, gpu: str | None = None) -> dict:
     return record
 
 
-def stale(record: dict, source: str) -> str:
+def stale_reason(record: dict, source: str) -> str:
     """Empty, or a clause saying that the code has changed since the record was made."""
     if record["source"] == source:
         return ""
@@ -375,11 +375,11 @@ def live_or_recorded(experiment: str, run: Callable[[], Sequence[dict]], source:
             if reason := device.out_of_memory(error):
                 raise device.Unsupported(f"{experiment}: {reason}") from error
             raise
-        record = make(experiment, rows, source)
+        record = make_record(experiment, rows, source)
         if os.environ.get("TILES_RECORD") == "1":
             save(record)
         return Record(record, live=True)
-    return recorded(experiment, source)
+    return load_record(experiment, source)
 
 
 def experiment(name: str, source: Callable[[], str], can_run: Callable[[], bool] | None = None):
@@ -396,18 +396,18 @@ def experiment(name: str, source: Callable[[], str], can_run: Callable[[], bool]
     return wrap
 
 
-def recorded(experiment: str, source: str) -> Record:
+def load_record(experiment: str, source: str) -> Record:
     """The record of an experiment as it lies in results/, saying whether code of this `source` is newer; errors of
     `load`."""
     record = load(experiment)
-    return Record(record, live=False, stale=stale(record, source))
+    return Record(record, live=False, stale=stale_reason(record, source))
 
 
-def recent(experiment: str, source: str, within_s: float = 3600) -> Record | None:
+def load_recent_record(experiment: str, source: str, within_s: float = 3600) -> Record | None:
     """The record of an experiment, where it is of this machine's GPU and software, of code of this `source`, and not
     older than `within_s` seconds; else None."""
     try:
-        record = recorded(experiment, source)
+        record = load_record(experiment, source)
         age = datetime.now(UTC) - datetime.fromisoformat(record.data["recorded"])
     except (FileNotFoundError, ValueError):
         return None

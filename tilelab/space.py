@@ -84,7 +84,7 @@ class Roofline:
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class TunableKernel:
     """What a kernel offers to the panel: named shapes, presets and axes, and the Space of a choice.
 
     `presets` give the configurations of a preset for a dtype; `axes` what tells them apart (the first two are shown

@@ -59,7 +59,7 @@ def timed(method: str, space: Space, arguments: tuple, source: str, limit_s: flo
     """
     request = {"method": method, "work": wire.pack((space, arguments)), "source": source, "limit_s": limit_s}
     visible = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
-    with _Turn(gpu), child.borrowed("tilelab.gpu_worker", "the GPU's worker", ticket, **visible) as worker:
+    with _Turn(gpu), child.lease_worker("tilelab.gpu_worker", "the GPU's worker", ticket, **visible) as worker:
         answer = _asked(worker, request)
         if answer.get("died") and "SIGBUS" in answer["reason"]:  # somebody cut a library in the compiler's cache short
             worker.env["TRITON_CACHE_DIR"] = _fresh_cache()
@@ -285,7 +285,7 @@ class Sweep:
         elif self.timers is not None:
             timers = [(executor, "") for executor in self.timers]
         else:
-            gpus = device.alike()
+            gpus = device.same_model_uuids()
             timers = [(ThreadPoolExecutor(1, "time"), gpu) for gpu in (gpus if len(gpus) > 1 else [""])]
             own += [executor for executor, _ in timers]
         return (builders, count), timers, own

@@ -17,7 +17,7 @@ DTYPES = {torch.uint8: "UINT8", torch.int16: "UINT16", torch.int32: "INT32", tor
           torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT32", torch.float64: "FLOAT64"}
 
 
-def swizzled(offset: int, swizzle: str = "none") -> int:
+def swizzle_offset(offset: int, swizzle: str = "none") -> int:
     """Where the byte `offset` of a box, counted row by row, lies in shared memory that is aligned to 1,024 bytes.
 
     Swizzling exchanges units of 16 bytes: their number within 32, 64 or 128 bytes is XORed with bits of the number of
@@ -31,7 +31,7 @@ def swizzled(offset: int, swizzle: str = "none") -> int:
     return offset ^ (((offset >> 7) & bits) << 4)
 
 
-def check(shape: Sequence[int], strides: Sequence[int], itemsize: int, address: int, box: Sequence[int], *,
+def check_describable(shape: Sequence[int], strides: Sequence[int], itemsize: int, address: int, box: Sequence[int], *,
           swizzle: str = "none", l2_promotion: str = "none", fill: str = "zero", floating: bool = True) -> None:
     """ValueError with a sentence for what a tiled tensor map cannot describe. `strides` and `box` in elements, the
     innermost last; needs no GPU."""
@@ -87,7 +87,7 @@ def tensor_map(tensor: torch.Tensor, box: Sequence[int], *, swizzle: str = "none
     if tensor.dtype not in DTYPES:
         raise ValueError(f"a tensor map holds {', '.join(str(dtype)[6:] for dtype in DTYPES)}; this tensor holds "
                          f"{str(tensor.dtype)[6:]}.")
-    check(tensor.shape, tensor.stride(), tensor.element_size(), tensor.data_ptr(), box, swizzle=swizzle,
+    check_describable(tensor.shape, tensor.stride(), tensor.element_size(), tensor.data_ptr(), box, swizzle=swizzle,
           l2_promotion=l2_promotion, fill=fill, floating=tensor.is_floating_point())
     cuda.current_device()
     device.require("has_tma", "a tensor map", "compile the kernel and read its SASS")

@@ -69,7 +69,7 @@ def verify(op: str, config, dtype, n: int, offset: int = 0) -> dict:
 
 def _compile(cases) -> None:
     """Compile what (config, element) will launch, all at once: alone, each launch would wait for its own."""
-    build.warm([bulk_copy.job(config, device.current().target, element) for config, element in cases])
+    build.compile_ahead([bulk_copy.job(config, device.current().target, element) for config, element in cases])
 
 
 @results.experiment("ch07_bulk_check", source)
@@ -227,7 +227,7 @@ def alone(number: int) -> dict:
 def broken():
     """What comes of a ring that lacks a line: all at once, as two of them hang."""
     every = broken_configs()
-    found = check.side_by_side(*(functools.partial(alone, number) for number in range(len(every))))
+    found = check.run_side_by_side(*(functools.partial(alone, number) for number in range(len(every))))
     return [{"op": op, "name": config.leaves_out, "kernel": f"{op}, {config}", **row}
             for (op, config), row in zip(every, found)]
 

@@ -9,7 +9,7 @@ from matplotlib import colormaps
 from matplotlib.patches import Polygon
 
 from tilelab import plots
-from tilelab.diagrams import box, canvas, light, write
+from tilelab.diagrams import box, canvas, lighten, write
 
 LANES = 32  # of a warp
 SECTOR, LINE = 32, 128  # bytes: the least that memory moves, and what a cache keeps together
@@ -116,7 +116,7 @@ def ring_picture(stages: int = 4, chunks: int = 7, load: float = 4, store: float
         x, width = left + begin * step, (until - begin) * step
         y = top if thread else top - 0.06 - pitch * (slot + 1)
         waits = thread and what in WAITS
-        span(x, y, width, deep, what if waits else tone if thread else light(tone))
+        span(x, y, width, deep, what if waits else tone if thread else lighten(tone))
         parity = chunk // stages % 2
         texts = [] if waits else [parity] if what == "full" else [chunk] if thread else [f"{what} {chunk}", chunk]
         text = next((str(text) for text in texts if 0.015 + 0.06 * len(str(text)) <= width), "")
@@ -125,8 +125,8 @@ def ring_picture(stages: int = 4, chunks: int = 7, load: float = 4, store: float
 
     for y, who, keys in ((low - 0.34, "the thread", ((BLUE, "expect_tx, load"), (ORANGE, "store"),
                                                      ("full", "waits until full"), ("read", "waits until read"))),
-                         (low - 0.51, "a slot", ((light(BLUE), "load in flight"), (light(ORANGE), "store reads it"),
-                                                 (light(GREEN), "full: phase 0 or 1 ended"), (PALE, "free")))):
+                         (low - 0.51, "a slot", ((lighten(BLUE), "load in flight"), (lighten(ORANGE), "store reads it"),
+                                                 (lighten(GREEN), "full: phase 0 or 1 ended"), (PALE, "free")))):
         write(axes, left - 0.06, y, who, "right", color=plots.GREY)
         for x, (face, text) in zip((left, left + 1.06, left + 2.06, left + 3.6), keys):
             span(x, y - 0.05, 0.16, 0.1, face)
@@ -155,7 +155,7 @@ def coalescing_picture(narrow: int = 2, wide: int = 16) -> plots.Picture:
 
     def shade(tone, byte, share):
         """Sectors in turn lighter and darker."""
-        return light(tone, share * (1 + byte // SECTOR % 2))
+        return lighten(tone, share * (1 + byte // SECTOR % 2))
 
     def memory(y, lit, tone):
         for begin in range(0, whole, SECTOR):

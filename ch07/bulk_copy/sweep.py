@@ -11,7 +11,7 @@ from ch07 import bulk_copy
 from ch07.bulk_copy import BulkConfig, configs
 from ch07.bulk_copy.experiments import LARGE, OPS, QUICK, against_torch, source, verify
 from tilelab import device, results
-from tilelab.space import Roofline, Subject, TargetSpace
+from tilelab.space import Roofline, TunableKernel, TargetSpace
 from tilelab.sweep import Sweep
 
 
@@ -98,12 +98,12 @@ def _roofline(_: str) -> Roofline:
                     {"torch's copy": copy["gbps"]})
 
 
-SUBJECT = Subject(
+TUNABLE_KERNEL = TunableKernel(
     name="bulk copy", shapes={"512 MiB an array": (LARGE // 2,), "64 MiB an array": (1 << 26,)},
     dtypes=OPS,
     presets={"the course's": lambda dtype: list(configs(dtype).values()),
              "the grid": grid},
     axes={"chunk": lambda c: f"{c.chunk} B", "stages": lambda c: f"{c.stages}",
           "kernel": lambda c: c.kernel, "span": lambda c: f"span {c.span}"},
-    space=_chosen_space, recorded=lambda: results.recorded("ch07_bulk_sweep", source()), roofline=_roofline,
+    space=_chosen_space, recorded=lambda: results.load_record("ch07_bulk_sweep", source()), roofline=_roofline,
     peer="torch")

@@ -62,7 +62,7 @@ def verify(kernel: str, shape: tuple[int, int, int, int], dtype, odd: bool = Fal
     """{status, reason, ulps}: fresh data, a poisoned and guarded output, every element against float64."""
     given = inputs(*shape, dtype, odd)
     reference = resample.spec(*given)  # before the kernel, which might damage what it reads
-    out, touched = check.poisoned(tuple(reference.shape), dtype, "cuda")
+    out, touched = check.make_poisoned(tuple(reference.shape), dtype, "cuda")
     resample.prepare(*given, out, kernel, config)()
     torch.cuda.synchronize()
     # Where the rows cancel to less than this, neither float64 nor the kernel has digits left to compare.
@@ -91,7 +91,7 @@ def _compile(cases, also=()) -> None:
     """Compile what (kernel, dtype, shape) will launch, and the jobs `also`, all at once: alone, each launch would wait
     for its own."""
     jobs = [*also, *(resample.job(kernel, device.current().target, dtype, shape) for kernel, dtype, shape in cases)]
-    build.warm({(job.kernel, *job.constants.items()): job for job in jobs}.values())
+    build.compile_ahead({(job.kernel, *job.constants.items()): job for job in jobs}.values())
 
 
 def _checked(kernel: str, dtype, shapes) -> dict:
@@ -249,7 +249,7 @@ def profiled() -> results.Record:
         return _profiled()
     except NotProfiled as error:
         print(f"Recorded counters: {error}")
-        return results.recorded("ch07_resample_ncu", _profiled.source())
+        return results.load_record("ch07_resample_ncu", _profiled.source())
 
 
 @results.experiment("ch07_resample_ncu", lambda: source(profile, predicted_percent),

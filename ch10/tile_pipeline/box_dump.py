@@ -67,6 +67,6 @@ def box_spec(x, row: int, column: int, box: tuple[int, int], fill: str = "zero")
 
 
 def unswizzled(found: torch.Tensor, dtype: torch.dtype, box: tuple[int, int], swizzle: str) -> torch.Tensor:
-    """The box, row by row, from the bytes that `dump_box` found, as tilelab.tensor_map.swizzled says they lie."""
-    order = tensor_map.swizzled(torch.arange(found.numel(), device=found.device), swizzle)
+    """The box, row by row, from the bytes that `dump_box` found, as tilelab.tensor_map.swizzle_offset says they lie."""
+    order = tensor_map.swizzle_offset(torch.arange(found.numel(), device=found.device), swizzle)
     return found[order].view(dtype).view(box)

@@ -59,7 +59,7 @@ def begin(name: str) -> None:
 
 def run(name: str, limit_s: float = 10) -> str:
     """What the program of that name says, or what became of it."""
-    status, output, errors = check.attempt(f"from ch10 import tile_broken; tile_broken.begin({name!r})", limit_s)
+    status, output, errors = check.run_snippet(f"from ch10 import tile_broken; tile_broken.begin({name!r})", limit_s)
     if status is None:
         return f"no answer within {limit_s:g} s"
     said = [line for line in (output or errors).splitlines() if line.strip()]
@@ -70,7 +70,7 @@ def run(name: str, limit_s: float = 10) -> str:
 @results.experiment("ch10_tile_broken", lambda: experiments.source(box_dump, load_from, store_rows, expect))
 def broken():
     """{program, result} of PROGRAMS, all at once: two of them hang."""
-    found = check.side_by_side(*(functools.partial(run, name) for name in PROGRAMS))
+    found = check.run_side_by_side(*(functools.partial(run, name) for name in PROGRAMS))
     return [{"program": name, "result": result} for name, result in zip(PROGRAMS, found)]
 
 

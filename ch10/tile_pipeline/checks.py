@@ -33,7 +33,7 @@ def check_tensor(name: str, tensor, dimensions: str) -> torch.Tensor:
 def check_layout(name: str, tensor, box, swizzle: str = "none", l2_promotion: str = "128B", fill: str = "zero"):
     """ValueError for what no tensor map describes, or whose rows lie in each other."""
     try:
-        tensor_map.check(tensor.shape, tensor.stride(), tensor.element_size(), tensor.data_ptr(), box, swizzle=swizzle,
+        tensor_map.check_describable(tensor.shape, tensor.stride(), tensor.element_size(), tensor.data_ptr(), box, swizzle=swizzle,
                          l2_promotion=l2_promotion, fill=fill, floating=tensor.is_floating_point())
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None

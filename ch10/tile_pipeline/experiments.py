@@ -57,7 +57,7 @@ _compiling = threading.Lock()  # experiments side by side want the same kernels:
 
 def _compile(chosen) -> None:
     with _compiling:
-        build.warm([tile_pipeline.job(config, device.current().target) for config in chosen])
+        build.compile_ahead([tile_pipeline.job(config, device.current().target) for config in chosen])
 
 
 def _compile_every() -> None:
@@ -165,11 +165,11 @@ def dump_boxes(dtype) -> dict[str, tuple[int, int]]:
 @results.experiment("ch10_tile_dump", lambda: source(box_dump))
 def dumped():
     """Where each byte of a box lies in shared memory, and what fills it outside of the tensor, against
-    tilelab.tensor_map.swizzled: boxes inside, over each edge and outside, of every element and swizzle."""
+    tilelab.tensor_map.swizzle_offset: boxes inside, over each edge and outside, of every element and swizzle."""
     here = device.current().target
     jobs = [box_dump.dump_job(box, dtype.itemsize, here) for dtype in tensor_map.DTYPES
             for box in dump_boxes(dtype).values()]
-    build.warm({job.name: job for job in jobs}.values())
+    build.compile_ahead({job.name: job for job in jobs}.values())
     rows = []
     for dtype in tensor_map.DTYPES:
         x = random((61, 160), dtype)[:, :155]  # ends within a unit of 16 bytes
@@ -285,7 +285,7 @@ def bank_conflicts(config: TileConfig) -> dict[str, int]:
     wide, words = config.box()[1], config.block
 
     def address(row: int, column: int) -> int:
-        within = tensor_map.swizzled((row * wide + column % wide) * 4, config.swizzle)
+        within = tensor_map.swizzle_offset((row * wide + column % wide) * 4, config.swizzle)
         return column // wide * config.rows * wide * 4 + within
 
     def turns(places) -> int:

@@ -3,7 +3,7 @@
     explorer.draw(32, 32, 4, "128B", "column")
     explorer.explorer()  # in a notebook: choose a box, its swizzle and its place on a tensor
 
-A model: addresses are those of `tilelab.tensor_map.swizzled`, costs are counted. Needs no GPU.
+A model: addresses are those of `tilelab.tensor_map.swizzle_offset`, costs are counted. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _places(rows: int, columns: int, itemsize: int, swizzle: str) -> numpy.ndarr
         raise ValueError(f"swizzle is one of {', '.join(tensor_map.SWIZZLES)}; here it is {swizzle!r}.")
     # Rows narrower than the swizzle begin that far apart, and leave gaps: seen on the H200.
     pitch = max(columns * itemsize, tensor_map.SWIZZLES[swizzle])
-    return tensor_map.swizzled(numpy.arange(rows)[:, None] * pitch + numpy.arange(columns) * itemsize, swizzle)
+    return tensor_map.swizzle_offset(numpy.arange(rows)[:, None] * pitch + numpy.arange(columns) * itemsize, swizzle)
 
 
 def banks(rows: int, columns: int, itemsize: int, swizzle: str = "none") -> numpy.ndarray:
@@ -107,7 +107,7 @@ def _count(number: int, name: str) -> str:
 def _check(rows, columns, itemsize, swizzle) -> None:
     """ValueError for a box that no tensor map describes."""
     pitch = -(-columns * itemsize // UNIT) * UNIT // itemsize
-    tensor_map.check((rows, columns), (pitch, 1), itemsize, 0, (rows, columns), swizzle=swizzle)
+    tensor_map.check_describable((rows, columns), (pitch, 1), itemsize, 0, (rows, columns), swizzle=swizzle)
 
 
 def _paint(axes, rows, columns, itemsize, swizzle, access) -> str:
@@ -322,7 +322,7 @@ class Explorer:
         itemsize, swizzle, access, rows, columns, *extents, x, y = chosen.values()
         try:
             self.menus["x"].step = UNIT // itemsize  # of its arrows; what is typed stays as it is
-            tensor_map.check(extents, (extents[1], 1), itemsize, 0, (rows, columns), swizzle=swizzle)
+            tensor_map.check_describable(extents, (extents[1], 1), itemsize, 0, (rows, columns), swizzle=swizzle)
             shown = (_png(draw, rows, columns, itemsize, swizzle, access),
                      _png(draw_box, tuple(extents), (y, x), (rows, columns), itemsize))
         except ValueError as error:

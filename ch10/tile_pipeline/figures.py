@@ -9,7 +9,7 @@ import numpy
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from tilelab import plots, tensor_map
-from tilelab.diagrams import box, canvas, light, write
+from tilelab.diagrams import box, canvas, lighten, write
 
 PALE = "#eeeeee"
 BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
@@ -40,7 +40,7 @@ def tensor_map_picture(rows: int = 40, columns: int = 100, stride: int = 112, bo
                        l2_promotion: str = "128B") -> plots.Picture:
     """A bf16 tensor (rows, columns) whose rows begin `stride` elements apart, a box of it at column x and row y, that
     box in shared memory, and the fields of the tensor map. ValueError for what no map describes."""
-    tensor_map.check((rows, columns), (stride, 1), 2, 0, (box_rows, box_columns), swizzle=swizzle,
+    tensor_map.check_describable((rows, columns), (stride, 1), 2, 0, (box_rows, box_columns), swizzle=swizzle,
                      l2_promotion=l2_promotion)
     if not (0 <= x <= columns - box_columns and 0 <= y <= rows - box_rows):
         raise ValueError(f"the box lies inside of the tensor in this picture; here it is at ({x}, {y}).")
@@ -50,11 +50,11 @@ def tensor_map_picture(rows: int = 40, columns: int = 100, stride: int = 112, bo
     scale = min(2.85 / stride, 1.55 / rows)
     left, top = 0.45, 2.15
     right, low, end = left + columns * scale, top - rows * scale, left + stride * scale
-    box(axes, left, low, columns * scale, rows * scale, light(BLUE, 0.25))
+    box(axes, left, low, columns * scale, rows * scale, lighten(BLUE, 0.25))
     box(axes, right, low, end - right, rows * scale, PALE, "#bbbbbb", hatch="....", linewidth=0)
     box(axes, left, low, columns * scale, rows * scale, edge="black", linewidth=0.8)
     bx, by, wide, high = left + x * scale, top - (y + box_rows) * scale, box_columns * scale, box_rows * scale
-    box(axes, bx, by, wide, high, light(GREEN, 0.7), GREEN, linewidth=1.2)
+    box(axes, bx, by, wide, high, lighten(GREEN, 0.7), GREEN, linewidth=1.2)
     write(axes, bx + wide / 2, by + high / 2, "box")
     write(axes, bx, by + high + 0.09, f"corner ({x}, {y})", "left")
     axes.plot(left, top, "o", color="black", markersize=4, clip_on=False)
@@ -70,7 +70,7 @@ def tensor_map_picture(rows: int = 40, columns: int = 100, stride: int = 112, bo
     mx, pitch = 3.95, min(0.085, 1.4 / box_rows)
     ends = top - 0.1 - pitch * box_rows
     for row in range(box_rows):
-        box(axes, mx, ends + pitch * (box_rows - 1 - row), 0.95, pitch, light(GREEN, 0.35 + 0.35 * (row % 2)), "white",
+        box(axes, mx, ends + pitch * (box_rows - 1 - row), 0.95, pitch, lighten(GREEN, 0.35 + 0.35 * (row % 2)), "white",
             linewidth=0.3)
     write(axes, mx + 0.475, top + 0.19, "shared memory")
     write(axes, mx + 0.475, top + 0.05, "row after row")
@@ -105,7 +105,7 @@ def halo_picture(rows: int = 8, columns: int = 16, halo: int = 1, itemsize: int 
     unit = 16 // itemsize  # elements
     side = -(-halo // unit) * unit
     high, wide = rows + 2 * halo, columns + 2 * side
-    tensor_map.check((2 * high, 4 * wide), (4 * wide, 1), itemsize, 0, (high, wide))
+    tensor_map.check_describable((2 * high, 4 * wide), (4 * wide, 1), itemsize, 0, (high, wide))
     x, y = -side, -halo
     outside = high * wide - (high + y) * (wide + x)
     figure, axes = canvas(f"One box brings tile and halo; {outside} of {high * wide} elements lie outside",
@@ -115,9 +115,9 @@ def halo_picture(rows: int = 8, columns: int = 16, halo: int = 1, itemsize: int 
     left, top = 0.35 - x * scale, 2.2 + y * scale  # of the tensor
     bx, by = left + x * scale, top - (y + high) * scale
     right, low = bx + (wide + 2) * scale, by - scale
-    box(axes, left, low, right - left, top - low, light(BLUE, 0.15))
-    box(axes, left, by, (wide + x) * scale, (high + y) * scale, light(ORANGE, 0.45))
-    box(axes, left, by, (columns + halo) * scale, (high + y) * scale, light(GREEN, 0.45))
+    box(axes, left, low, right - left, top - low, lighten(BLUE, 0.15))
+    box(axes, left, by, (wide + x) * scale, (high + y) * scale, lighten(ORANGE, 0.45))
+    box(axes, left, by, (columns + halo) * scale, (high + y) * scale, lighten(GREEN, 0.45))
     hatched(axes, bx, top, wide * scale, -y * scale, GREEN)
     hatched(axes, bx, by, -x * scale, (high + y) * scale, GREEN)
     box(axes, left, top - rows * scale, columns * scale, rows * scale, BLUE)
@@ -130,10 +130,10 @@ def halo_picture(rows: int = 8, columns: int = 16, halo: int = 1, itemsize: int 
     write(axes, left + columns * scale / 2, top - rows * scale / 2, f"tile {rows} × {columns}", color="white", size=8,
           bbox={"facecolor": BLUE, "edgecolor": "none", "pad": 1})
     kx, ky = right + 0.2, 2.0
-    for index, (face, text) in enumerate(((BLUE, "written by this CTA"), (light(GREEN, 0.45), "halo, from the tensor"),
-                                          (light(ORANGE, 0.45), "rest of a unit, not used"),
+    for index, (face, text) in enumerate(((BLUE, "written by this CTA"), (lighten(GREEN, 0.45), "halo, from the tensor"),
+                                          (lighten(ORANGE, 0.45), "rest of a unit, not used"),
                                           (None, "outside: filled with zero"),
-                                          (light(BLUE, 0.15), "rest of the tensor"))):
+                                          (lighten(BLUE, 0.15), "rest of the tensor"))):
         at = ky - 0.22 * index
         if face is None:
             hatched(axes, kx, at - 0.06, 0.18, 0.12, GREEN)
@@ -175,11 +175,11 @@ def gemm_tiles_picture(block_m: int = 128, block_n: int = 256, block_k: int = 64
     box(axes, cx, by, wide, deep, "white", "#999999", linewidth=0.6)
     for rank, tone in enumerate(tones):
         y = low + total - high * (rank + 1)
-        box(axes, left, y, deep, high, light(tone, 0.25), "white", linewidth=0.8)
+        box(axes, left, y, deep, high, lighten(tone, 0.25), "white", linewidth=0.8)
         box(axes, left + 2 * step, y, step, high, tone, "white", linewidth=0.8)
-        box(axes, cx, y, wide, high, light(tone, 0.5), "white", linewidth=0.8)
+        box(axes, cx, y, wide, high, lighten(tone, 0.5), "white", linewidth=0.8)
         write(axes, cx + wide / 2, y + high / 2, f"CTA {rank}")
-        box(axes, cx + part * rank, by, part, deep, light(tone, 0.25))
+        box(axes, cx + part * rank, by, part, deep, lighten(tone, 0.25))
         box(axes, cx + part * rank, by + deep - 3 * step, part, step, tone, "white", linewidth=0.8)
     write(axes, left + 0.02, low + total + 0.09, "A", "left", 9, fontweight="bold")
     write(axes, cx - 0.05, by + deep - 0.08, "B", "right", 9, fontweight="bold")
@@ -252,8 +252,8 @@ def roles_picture(stages: int = 4, consumers: int = 2, producer_registers: int =
     write(axes, x + wide + 0.2, top + 0.12, "full", color="#00684b")
     for stage in range(stages):
         y = top - pitch * (stage + 1)
-        box(axes, x, y + 0.03, wide / 2, pitch - 0.06, light(BLUE, 0.35))
-        box(axes, x + wide / 2, y + 0.03, wide / 2, pitch - 0.06, light(BLUE, 0.6))
+        box(axes, x, y + 0.03, wide / 2, pitch - 0.06, lighten(BLUE, 0.35))
+        box(axes, x + wide / 2, y + 0.03, wide / 2, pitch - 0.06, lighten(BLUE, 0.6))
         write(axes, x + wide / 4, y + pitch / 2, "A")
         write(axes, x + wide * 3 / 4, y + pitch / 2, "B")
         axes.plot(x - 0.2, y + pitch / 2, "o", color=ORANGE, markersize=7)
@@ -304,7 +304,7 @@ def timeline(rows: Sequence[dict], *, title: str, source: str = "", clock_mhz: f
     deep = {role: 1 + max(line for line, _ in placed) for role, placed in lines.items()}
     bar = 0.28
     heights = {role: max(bar, min(0.12, 0.9 / deep[role]) * deep[role]) for role in roles}
-    figure, axes = plots.figure_of(rows, title, source, height=1.35 + sum(heights.values()) + 0.1 * len(roles))
+    figure, axes = plots.new_figure(rows, title, source, height=1.35 + sum(heights.values()) + 0.1 * len(roles))
     figure.set_size_inches(7.4, figure.get_size_inches()[1])
     start, stop = min(row["begin"] for row in rows), max(row["end"] for row in rows)
     unit = clock_mhz or 1
@@ -322,7 +322,7 @@ def timeline(rows: Sequence[dict], *, title: str, source: str = "", clock_mhz: f
                 box(axes, begin, at, width, each, "white", "#aaaaaa", hatch="//////", linewidth=0)
                 continue
             tone = EVENT_TONES[row["event"]]
-            box(axes, begin, at, width, each * 0.94, light(tone, 0.55) if other else tone, "white", linewidth=0.3)
+            box(axes, begin, at, width, each * 0.94, lighten(tone, 0.55) if other else tone, "white", linewidth=0.3)
             text = str(row["step"])
             if row["event"] != "store" and each > 0.13 and width / span * 6.2 > 0.05 + 0.07 * len(text):
                 axes.text(begin + width / 2, at + each / 2, text, fontsize=7, ha="center", va="center_baseline",
@@ -337,7 +337,7 @@ def timeline(rows: Sequence[dict], *, title: str, source: str = "", clock_mhz: f
                          edgecolor="#aaaaaa", hatch=None if event in EVENT_TONES else "//////") for event in seen]
     names = [EVENTS[event] for event in seen]
     if len(tiles) > 1:
-        handles.append(Rectangle((0, 0), 1, 1, facecolor=light(plots.GREY, 0.4)))
+        handles.append(Rectangle((0, 0), 1, 1, facecolor=lighten(plots.GREY, 0.4)))
         names.append("lighter: every other tile")
     axes.legend(handles, names, fontsize=7, ncols=len(names), frameon=False, loc="lower left", bbox_to_anchor=(0, 1),
                 borderaxespad=0.1, handlelength=1.2, columnspacing=1.2)

@@ -11,7 +11,7 @@ from ch10.tile_pipeline import checks
 from ch10.tile_pipeline.configs import PRODUCERS, TileConfig, configs
 from ch10.tile_pipeline.experiments import LARGE, OPS, QUICK, UNEVEN, WIDE, against_torch, dimensions, source, verify
 from tilelab import device, results
-from tilelab.space import Roofline, Subject, TargetSpace
+from tilelab.space import Roofline, TunableKernel, TargetSpace
 from tilelab.sweep import Sweep
 
 
@@ -105,12 +105,12 @@ def _roofline(_: str) -> Roofline:
                     {"torch's copy": copy["gbps"]})
 
 
-SUBJECT = Subject(
+TUNABLE_KERNEL = TunableKernel(
     name="tiles by tensor map", shapes={"16384 x 8192": LARGE, "4096 x 32768": WIDE, "10007 x 13331": UNEVEN},
     dtypes=tuple(op for op in OPS if dimensions(op) == 2),  # one shape serves all of them
     presets={"the course's": lambda dtype: list(configs(dtype).values()),
              "the grid": grid},
     axes={"tile": lambda c: f"{c.rows} × {c.columns}", "stages": lambda c: f"{c.stages}",
           "span": lambda c: f"span {c.span}", "threads": lambda c: f"{c.block_threads}"},
-    space=_chosen_space, recorded=lambda: results.recorded("ch10_tile_sweep", source()), roofline=_roofline,
+    space=_chosen_space, recorded=lambda: results.load_record("ch10_tile_sweep", source()), roofline=_roofline,
     peer="torch")

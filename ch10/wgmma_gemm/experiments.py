@@ -94,7 +94,7 @@ _compiling = threading.Lock()
 def _compile(configs) -> None:
     """Compile them all at once, for others too who ask meanwhile: alone, each launch would wait for its own."""
     with _compiling:
-        build.warm(map(wgmma_gemm.job, configs))
+        build.compile_ahead(map(wgmma_gemm.job, configs))
 
 
 def _compile_every() -> None:
@@ -308,7 +308,7 @@ def try_broken(what: str) -> dict:
 
 def outcome(what: str, limit_s: float = 10) -> dict:
     """What `try_broken` says in a process of its own, or what became of that."""
-    status, said, errors = check.attempt("import json; from ch10 import wgmma_trials; "
+    status, said, errors = check.run_snippet("import json; from ch10 import wgmma_trials; "
                                          f"print(json.dumps(wgmma_trials.try_broken({what!r})))", limit_s)
     if status is None:
         return {"status": "failed", "reason": f"no answer within {limit_s:g} s"}
@@ -323,7 +323,7 @@ def broken():
     """What comes of a kernel that lacks a line: all at once, for some hang."""
     configs = broken_configs()
     _compile_every()
-    found = check.side_by_side(*(functools.partial(outcome, config.leaves_out) for config in configs))
+    found = check.run_side_by_side(*(functools.partial(outcome, config.leaves_out) for config in configs))
     return [{"name": config.leaves_out, "kernel": str(config), **row} for config, row in zip(configs, found)]
 
 

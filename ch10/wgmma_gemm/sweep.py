@@ -19,7 +19,7 @@ from ch10.wgmma_gemm.experiments import (
     verify,
 )
 from tilelab import device, results
-from tilelab.space import Roofline, Subject, TargetSpace
+from tilelab.space import Roofline, TunableKernel, TargetSpace
 from tilelab.sweep import Sweep
 
 
@@ -114,7 +114,7 @@ def _roofline(_: str) -> Roofline:
                     {f"cuBLAS bf16, {gpu}": rows["cuBLAS bf16"]["tflops"]})
 
 
-SUBJECT = Subject(
+TUNABLE_KERNEL = TunableKernel(
     name="WGMMA GEMM: C = A Bᵀ",
     shapes={**{f"{side}³": (side,) * 3 for side in SQUARES}, **{f"{m} × {n} × {k}": (m, n, k) for m, n, k in (
         (64, 6144, 4096), (512, 6144, 4096), (4096, 28672, 4096))}},
@@ -125,4 +125,4 @@ SUBJECT = Subject(
           "cluster, raster": lambda c: f"cluster {c.cluster}, group {c.group}",
           "tile, cluster": lambda c: f"{c.block_m}×{c.block_n}, cluster {c.cluster}",
           "raster": lambda c: f"group {c.group}", "kernel": lambda c: c.kernel},
-    space=_chosen_space, recorded=lambda: results.recorded("ch10_gemm_sweep", source()), roofline=_roofline)
+    space=_chosen_space, recorded=lambda: results.load_record("ch10_gemm_sweep", source()), roofline=_roofline)

@@ -82,7 +82,7 @@ def verify(config: AttentionConfig | None, case, dtype=torch.bfloat16) -> dict:
     where, causal = "cuda" if device.current().has_tma else "cpu", case[-1]
     q, k, v, _ = inputs(case, dtype, where)
     wanted = reference(q, k, v, causal)
-    flat, touched = check.poisoned((q.numel() // q.shape[-1], q.shape[-1]), dtype, where)
+    flat, touched = check.make_poisoned((q.numel() // q.shape[-1], q.shape[-1]), dtype, where)
     attention.attention(q, k, v, causal, out=flat.view(q.shape), config=config)
     peer = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
     error, peer_error = (check.relative_error(result, wanted) for result in (flat.view(q.shape), peer))
@@ -145,7 +145,7 @@ experiment = functools.partial(results.experiment, source=source)
 def warm(*dtypes: str) -> None:
     """Compile every step that runs here, with and without a mask, all CPUs at work."""
     target, every = device.current().target, itertools.product(dtypes, HEAD_DIMS, (False, True))
-    build.warm([attention_job(config, target, d, causal, dtype)
+    build.compile_ahead([attention_job(config, target, d, causal, dtype)
                 for dtype, d, causal in every for config in _ladder(d).values()
                 if not config.persistent])  # it differs from the step before it by its grid alone
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ch14.attention.configs import clocks
 from tilelab import plots
-from tilelab.diagrams import box, canvas, lanes, light, write
+from tilelab.diagrams import box, canvas, lanes, lighten, write
 
 BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
 GROUPS = (BLUE, ORANGE)  # the colours of the two warp groups
@@ -26,24 +26,24 @@ def blocks_picture(queries: int = 700, keys: int = 1000, block: int = 128, causa
             size = min(step, left + wide - x), min(step, queries * scale - row * step)
             seen = not causal or column <= row
             mixed = causal and column == row or column == columns - 1 and keys % block
-            tone = light(GREEN, 0.75 if mixed else 0.3) if row == chosen and seen else "#f2f2f2" if seen else "white"
+            tone = lighten(GREEN, 0.75 if mixed else 0.3) if row == chosen and seen else "#f2f2f2" if seen else "white"
             box(axes, x, y, *size, tone, "#aaaaaa", linewidth=0.4)
     if causal:
         end = min(queries, keys)
         axes.plot([left, left + end * scale], [top, top - end * scale], color="black", linewidth=0.8)
     y = top - min((chosen + 1) * block, queries) * scale
     tall = min(step, (queries - chosen * block) * scale)
-    box(axes, left - 0.42, top - high, 0.3, high, light(BLUE, 0.25), "black", linewidth=0.6)
+    box(axes, left - 0.42, top - high, 0.3, high, lighten(BLUE, 0.25), "black", linewidth=0.6)
     box(axes, left - 0.42, y, 0.3, tall, BLUE)
     write(axes, left - 0.27, top + 0.1, "Q")
     write(axes, left + wide / 2, top + 0.34, "K, V: by TMA, a ring of blocks")
-    box(axes, left, top + 0.1, wide, 0.14, light(ORANGE, 0.25), "black", linewidth=0.6)
+    box(axes, left, top + 0.1, wide, 0.14, lighten(ORANGE, 0.25), "black", linewidth=0.6)
     box(axes, left, top + 0.1, min(visited * step, wide), 0.14, ORANGE)
-    box(axes, left + wide + 0.15, top - high, 0.3, high, light(BLUE, 0.25), "black", linewidth=0.6)
+    box(axes, left + wide + 0.15, top - high, 0.3, high, lighten(BLUE, 0.25), "black", linewidth=0.6)
     box(axes, left + wide + 0.15, y, 0.3, tall, BLUE)
     write(axes, left + wide + 0.3, top + 0.1, "O")
-    for line, (tone, text) in enumerate(((light(GREEN, 0.3), "whole blocks: no mask"),
-                                         (light(GREEN, 0.75), "mask: diagonal or end"),
+    for line, (tone, text) in enumerate(((lighten(GREEN, 0.3), "whole blocks: no mask"),
+                                         (lighten(GREEN, 0.75), "mask: diagonal or end"),
                                          ("#f2f2f2", "other tiles' scores"))):
         box(axes, left + wide + 0.7, top - 0.25 - 0.24 * line, 0.14, 0.14, tone, "#aaaaaa", linewidth=0.4)
         write(axes, left + wide + 0.92, top - 0.18 - 0.24 * line, text, "left")

@@ -9,7 +9,7 @@ from ch14.attention.configs import HEAD_DIMS, AttentionConfig, configs, rejectio
 from ch14.attention.configs import job as attention_job
 from ch14.attention.experiments import against_cudnn, experiment, ours, peer_of, source, verify
 from tilelab import results
-from tilelab.space import Roofline, Subject, TargetSpace
+from tilelab.space import Roofline, TunableKernel, TargetSpace
 from tilelab.sweep import Sweep
 
 
@@ -87,7 +87,7 @@ def _roofline(_: str) -> Roofline:
                     lambda config: config.block_m, {"cuBLAS bf16": rows["cuBLAS bf16"]["tflops"]})
 
 
-SUBJECT = Subject(
+TUNABLE_KERNEL = TunableKernel(
     name="flash attention",
     shapes={"4 × 16 × 4096 × 128": (4, 16, 4096, 128), "4 × 32 × 4096 × 64": (4, 32, 4096, 64)},
     dtypes=("bf16",),
@@ -95,5 +95,5 @@ SUBJECT = Subject(
     axes={"tile": lambda c: f"{c.block_m}×{c.block_n}, {c.num_warps} warps",
           "stages, kernel": lambda c: str(c).split(",")[3].replace("hopper ", ""),
           "stages": lambda c: f"{c.num_stages} stages", "kernel": lambda c: c.kernel},
-    space=_chosen_space, recorded=lambda: results.recorded("ch14_attention_sweep", source()), roofline=_roofline,
+    space=_chosen_space, recorded=lambda: results.load_record("ch14_attention_sweep", source()), roofline=_roofline,
     peer="cuDNN")

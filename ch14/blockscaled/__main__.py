@@ -253,7 +253,7 @@ def _verified(options, kernel: str) -> dict:
     tolerance = check.TOLERANCE[dtype] + k * STEP_LOSS
     for _ in range(count):
         given = _operands(options, kernel == "native")
-        out, touched = check.poisoned((m, n), dtype, "cuda")
+        out, touched = check.make_poisoned((m, n), dtype, "cuda")
         reference = blockscaled.spec(*given[2:])
         launch = _launcher(options, kernel, *given, out)
         launch()

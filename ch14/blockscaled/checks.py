@@ -48,7 +48,7 @@ def verify(shape, config="best", bias: bool = False, activation: str | None = No
     wanted = fp8.spec(*made, vector, activation)
     a, b, scale_a, scale_b = (each.cuda() for each in made)  # keeps strides
     options = dict(bias=None if vector is None else vector.cuda(), activation=activation, config=config)
-    out, touched = check.poisoned(shape[:2], BF16, "cuda")
+    out, touched = check.make_poisoned(shape[:2], BF16, "cuda")
     launch = fp8.prepare(a, b, scale_a, scale_b, out=out, **options)
     first = launch().clone()
     for _ in range(2):
@@ -75,7 +75,7 @@ def verify_emulated(forms: tuple[str, str], shape, reference_on: str = "cuda") -
     a, b = (mx_formats.quantise(torch.randn(rows, k, device=where).to(BF16), form)
             for rows, form in zip((m, n), forms))
     wanted = emulated.spec(*(_on(each, reference_on if where == "cuda" else "cpu") for each in (a, b)))
-    out, touched = check.poisoned((m, n), BF16, where)
+    out, touched = check.make_poisoned((m, n), BF16, where)
     emulated.prepare(a, b, out=out)()
     return judge(out, wanted, touched)
 
@@ -88,7 +88,7 @@ def verify_decode(m: int, n: int, k: int, config=None, reference_on: str = "cuda
     of = number_formats.quantise(torch.randn(n, k, device=reference_on), number_formats.lookup("mxfp4"))
     packed = (of.codes[:, ::2] | of.codes[:, 1::2] << 4).contiguous()
     wanted = decode.spec(x, packed, of.scales)
-    out, touched = check.poisoned((m, n), BF16, where)
+    out, touched = check.make_poisoned((m, n), BF16, where)
     decode.decode(x.to(where), packed.to(where), of.scales.to(where), out=out, config=config)
     return judge(out, wanted, touched)
 
@@ -122,7 +122,7 @@ def checked() -> list[dict]:
         here, ragged = device.current(), (333, 384, 640)
         finished = {"best": fp8.best(*ragged, here.sms), "split": SHARED}
         named = fp8.configs() | finished
-        build.warm([job for options in (None, *EPILOGUES)
+        build.compile_ahead([job for options in (None, *EPILOGUES)
                     for job in fp8_jobs((finished if options else named).values(), options)]
                    + [decode.job(decode.best(m, 300, 4128, here), here.target, m)
                       for m in TOKENS])

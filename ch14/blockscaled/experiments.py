@@ -131,7 +131,7 @@ def under_load(launch, seconds: float = 0.5) -> dict:
 def shapes():
     """fp8 with block scales beside torch's and beside fp8 with one scale a matrix; at LONG the clock under each."""
     rows, candidates = [], {"torch": torch_blocks, "course": course(), "one scale": one_scale}
-    build.warm(fp8_jobs({*map(best, SHAPES)}))
+    build.compile_ahead(fp8_jobs({*map(best, SHAPES)}))
     for shape in SHAPES:
         rows += timed(candidates, shape, {"course": verify(shape) | {"config": str(best(shape))}})
     made = scaled(*LONG)
@@ -152,7 +152,7 @@ def unsplit(split: Fp8Config) -> dict[str, Fp8Config]:
 def thin():
     """The same with few rows of A, `share` of the copy's bandwidth; and at SPLIT every `unsplit` tile."""
     whole = unsplit(best(SPLIT))
-    build.warm(fp8_jobs({*map(best, (*THIN, SPLIT)), *whole.values()}))
+    build.compile_ahead(fp8_jobs({*map(best, (*THIN, SPLIT)), *whole.values()}))
     rows = []
     for shape in THIN:
         rows += timed({"torch": torch_blocks, "course": course()}, shape,
@@ -181,7 +181,7 @@ def emulated():
     """MX and NVFP4 at CUBE by way of bf16, beside cuBLAS bf16 and the fastest naive dot_scaled; the decoding apart."""
     m, n, k = CUBE
     every = {form: native.configs(form, scales="pointers") for form in FORMS}
-    build.warm(native.job(form, config, "sm_90a") for form in FORMS for config in every[form])
+    build.compile_ahead(native.job(form, config, "sm_90a") for form in FORMS for config in every[form])
     rows = []
     for form in FORMS:
         def inputs(form=form):
@@ -236,7 +236,7 @@ def stream(x, packed, scales, dense):
 def decode():
     """MXFP4 weights times M tokens beside cuBLAS on the same weights in bf16, and a kernel that only reads them."""
     n = k = 8192
-    build.warm(blockscaled_decode.job(blockscaled_decode.best(m, n, k, device.current()), "sm_90a", m) for m in TOKENS)
+    build.compile_ahead(blockscaled_decode.job(blockscaled_decode.best(m, n, k, device.current()), "sm_90a", m) for m in TOKENS)
     rows = []
     for m in TOKENS:
         def inputs(m=m):

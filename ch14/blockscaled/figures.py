@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilelab import plots
-from tilelab.diagrams import box, canvas, lanes, light, write
+from tilelab.diagrams import box, canvas, lanes, lighten, write
 
 BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
 GROUPS = (BLUE, ORANGE, GREEN)  # the colours of warp groups
@@ -21,7 +21,7 @@ def scales_picture(blocks: int = 5) -> plots.Picture:
     def operand(y, tone, name, each_row):
         for block in range(blocks):
             x = left + block * (side + 0.14)
-            box(axes, x, y, side, side, light(tone, 0.8 if block == chosen else 0.25), "black", linewidth=0.5)
+            box(axes, x, y, side, side, lighten(tone, 0.8 if block == chosen else 0.25), "black", linewidth=0.5)
             if each_row:  # a scale a row
                 for row in range(8):
                     box(axes, x - 0.1, y + row * side / 8 + 0.012, 0.06, side / 8 - 0.024, tone)
@@ -38,7 +38,7 @@ def scales_picture(blocks: int = 5) -> plots.Picture:
     write(axes, middle, top - side - 0.21, "×", size=9, fontweight="bold")
     right = left + blocks * (side + 0.14) + 0.25
     for y, tone, title, below in (
-            (top - side, light(GREEN, 0.35), "scratch", "tensor core:\none block of 128,\nno scales"),
+            (top - side, lighten(GREEN, 0.35), "scratch", "tensor core:\none block of 128,\nno scales"),
             (top - 2 * side - 0.42, GREEN, "C", "CUDA cores, float32:\nC += scratch ·\nscale A · scale B")):
         box(axes, right, y, side, side, tone, "black", linewidth=0.5)
         write(axes, right + side / 2, y + side / 2, title, size=7.5, fontweight="bold")

@@ -76,7 +76,7 @@ def epilogue():
     """Bias, SiLU and MXFP8 at EPILOGUE_SHAPES: in passes, in part and wholly in the epilogue; the product and the
     passes apart. `c_bytes` are those of C on the way."""
     every = {*map(best, EPILOGUE_SHAPES)}
-    build.warm(fp8_jobs(every) + fp8_jobs(every, FUSED))
+    build.compile_ahead(fp8_jobs(every) + fp8_jobs(every, FUSED))
     return [row for shape in EPILOGUE_SHAPES for row in _epilogue(shape)]
 
 
@@ -123,7 +123,7 @@ def groups(sms: int = 132) -> list[tuple[str, str, tuple[int, int, int], dict[st
 def impacts():
     """Every group of `groups`, a row a configuration; the peer is the first of the group."""
     every = groups()
-    build.warm(fp8_jobs({config for *_, configs in every for config in configs.values()}))
+    build.compile_ahead(fp8_jobs({config for *_, configs in every for config in configs.values()}))
     rows = []
     for claim, what, shape, configs in every:
         checks = {name: verify((min(shape[0], 300), 384, 1664), config) for name, config in configs.items()}

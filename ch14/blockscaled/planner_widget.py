@@ -17,7 +17,7 @@ from ch14.blockscaled import note_attempts, smem_planner, smem_planner_hopper
 from ch14.blockscaled.smem_planner import Blackwell, Plan
 from ch14.blockscaled.smem_planner_hopper import Hopper
 from tilelab import plots, results
-from tilelab.diagrams import box, canvas, light, write
+from tilelab.diagrams import box, canvas, lighten, write
 
 BLUE, ORANGE, GREEN, PINK, RED, SKY = map(plots.colour, ("best", "proposed", "predicted", "plain", "conservative",
                                                          "roles"))
@@ -43,7 +43,7 @@ def _segments(axes, y: float, high: float, parts, capacity: int) -> None:
         wide = BAR * min(size, capacity - at) / capacity
         if wide <= 0:
             return
-        box(axes, LEFT + BAR * at / capacity, y, wide, high, light(tone, 0.7), "white", linewidth=0.5)
+        box(axes, LEFT + BAR * at / capacity, y, wide, high, lighten(tone, 0.7), "white", linewidth=0.5)
         if label and wide > 0.065 * len(label) + 0.04:
             write(axes, LEFT + BAR * at / capacity + wide / 2, y + high / 2, label)
         at += size
@@ -79,7 +79,7 @@ def _legend(axes, y: float, hopper: bool = False) -> None:
     x = LEFT
     for name, tone in KEY:
         name = "scales" if hopper and name == "scale factors" else name
-        box(axes, x, y - 0.045, 0.09, 0.09, light(tone, 0.7))
+        box(axes, x, y - 0.045, 0.09, 0.09, lighten(tone, 0.7))
         write(axes, x + 0.13, y, name, "left")
         x += 0.35 + 0.065 * len(name)
 

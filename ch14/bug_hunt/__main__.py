@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         rows, status = _matrix(options) if options.matrix else _hunt(options)
         if options.json:
-            record = results.make("ch14_bug_hunt", rows, experiments.source(), on=results.NO_GPU)
+            record = results.make_record("ch14_bug_hunt", rows, experiments.source(), on=results.NO_GPU)
             text = results.to_json(record)
             print(text, end="") if options.json == "-" else results.write_atomically(pathlib.Path(options.json), text)
         return status

@@ -87,7 +87,7 @@ def source() -> str:
 
 def recorded(name: str) -> results.Record:
     """The record of an experiment ("matrix", "loop", "warp_specialize"), wherever it is read."""
-    return results.recorded(f"ch14_bug_hunt_{name}", source())
+    return results.load_record(f"ch14_bug_hunt_{name}", source())
 
 
 def built(name: str, version: str) -> list[dict]:
@@ -120,7 +120,7 @@ def _difference(before: dict, now: dict) -> str:
 
 def save(name: str, rows: Sequence[dict]) -> None:
     """Write an experiment's record."""
-    results.save(results.make(f"ch14_bug_hunt_{name}", rows, source(), on=results.NO_GPU))
+    results.save(results.make_record(f"ch14_bug_hunt_{name}", rows, source(), on=results.NO_GPU))
 
 
 def builds(hunt: str, version: str, target: str) -> Builds:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ch14.bug_hunt.hunts import Hunt
 from tilelab import plots
-from tilelab.diagrams import box, canvas, light, write
+from tilelab.diagrams import box, canvas, lighten, write
 
 TONES = {"builds": "#009E73", "native": "#009E73", "real": "#009E73", "ignored": "#E69F00", "emulated": "#E69F00",
          "fails": "#D55E00"}
@@ -64,7 +64,7 @@ def path_picture(hunt: Hunt, steps: Sequence, title: str, source: str) -> plots.
         outcomes = {step.config[step.axis]: f"{step.wanted[0]}, known"} | asked
         for place, value in enumerate(hunt.axes[step.axis]):
             x, outcome = 1.4 + place * wide, outcomes.get(value)
-            box(axes, x, y, wide - 0.05, 0.31, light(TONES[re.match(r"\w+", outcome)[0]]) if outcome else PALE)
+            box(axes, x, y, wide - 0.05, 0.31, lighten(TONES[re.match(r"\w+", outcome)[0]]) if outcome else PALE)
             write(axes, x + wide / 2 - 0.025, y + 0.215, value)
             write(axes, x + wide / 2 - 0.025, y + 0.085, outcome or "not asked",
                   color="black" if outcome else plots.GREY)
@@ -95,7 +95,7 @@ def matrix_picture(rows: Sequence[dict], title: str, source: str, x: str = "targ
             counts = _counts([row for row in rows if (row[x], row[y]) == (other, name)])
             x0, total, begin = 0.7 + wide * column, sum(counts.values()), 0.0
             for (outcome, _), number in counts.items():
-                box(axes, x0 + begin, y0, (wide - 0.05) * number / total, high - 0.05, light(TONES[outcome]))
+                box(axes, x0 + begin, y0, (wide - 0.05) * number / total, high - 0.05, lighten(TONES[outcome]))
                 begin += (wide - 0.05) * number / total
             for index, ((outcome, stage), number) in enumerate(counts.items()):
                 write(axes, x0 + wide / 2 - 0.025, y0 + high / 2 - 0.03 + 0.14 * ((len(counts) - 1) / 2 - index),
@@ -122,7 +122,7 @@ def rule_picture(rows: Sequence[dict], says: Callable[[dict], bool], lines: str,
         x = 1.4 + wide * places.index(tuple(row[axis] for axis in columns))
         y = 0.3 + high * (len(down) - 1 - down.index(row[lines]))
         fails = row["outcome"] == "fails"
-        box(axes, x, y, wide * 0.92, high * 0.9, TONES["fails"] if fails else light(TONES["builds"], 0.35))
+        box(axes, x, y, wide * 0.92, high * 0.9, TONES["fails"] if fails else lighten(TONES["builds"], 0.35))
         if fails:
             write(axes, x + wide * 0.46, y + high * 0.43, "×", size=7, color="white")
         if says(row):

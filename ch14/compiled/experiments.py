@@ -42,7 +42,7 @@ _experiment = functools.partial(results.experiment, source=source)
 
 def measured(cases=CASES, say: Callable[[str], None] = compiled_worker.quiet) -> list[dict]:
     """The rows of compiled_worker.measure for `cases`, with the generated code and all candidates in them."""
-    with child.borrowed("ch14.compiled.worker", "the compiler's process") as worker:
+    with child.lease_worker("ch14.compiled.worker", "the compiler's process") as worker:
         compiled_worker.ask(worker, "start", 120, say, where="cuda")
         rows = [row for family, shape, modes in cases
                 for row in compiled_worker.measure(worker, family, shape, modes, say=say)]
@@ -80,7 +80,7 @@ def profiled() -> results.Record:
         return _profiled()
     except NotProfiled as error:
         print(f"Recorded counters: {error}")
-        return results.recorded("ch14_compiled_ncu", _profiled.source())
+        return results.load_record("ch14_compiled_ncu", _profiled.source())
 
 
 profiled.source = _profiled.source
@@ -132,7 +132,7 @@ def table(rows: list[dict], counters: list[dict]) -> list[dict]:
 
 def checked() -> list[dict]:
     """SMALL against float64, here and now: compiled for the GPU, or for the CPU where there is none."""
-    with child.borrowed("ch14.compiled.worker", "the compiler's process") as worker:
+    with child.lease_worker("ch14.compiled.worker", "the compiler's process") as worker:
         return [row for family, shape, modes in SMALL  # the process stays, for `measured`
                 for row in compiled_worker.measure(worker, family, shape, modes, compiled.here(), timed=False)]
 

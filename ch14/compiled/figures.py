@@ -17,7 +17,7 @@ OFFERED = (("eager, default", (1, 0, 0)), ("max-autotune", (1, 1, 0)), ("max-aut
 
 def candidates_picture() -> plots.Picture:
     """Modes by candidates: a filled cell is a candidate that the mode may choose, a white one is not offered."""
-    figure, axes = plots.figure_of(OFFERED, "A mode decides who may compete; the clock decides who wins", "",
+    figure, axes = plots.new_figure(OFFERED, "A mode decides who may compete; the clock decides who wins", "",
                                    height=3.0)
     for column, (name, how, tone) in enumerate(CANDIDATES):
         axes.text(column + 0.48, len(OFFERED) + 0.95, name, ha="center", fontsize=8, fontweight="bold")

@@ -21,7 +21,7 @@ from ch14.descriptors import launch_cost, tile_copy_experiments
 from ch14.descriptors.configs import OPS, TileConfig, configs
 from ch14.descriptors.configs import chosen as descriptors_chosen
 from tilelab import bench, build, check, device, results
-from tilelab.space import Subject, TargetSpace
+from tilelab.space import TunableKernel, TargetSpace
 from tilelab.sweep import Sweep
 
 PEER = {"copy": "torch copy_", "add": "torch add", "gather": "torch index_select"}
@@ -103,7 +103,7 @@ def checked() -> list[dict]:
     """Every variant that runs here on ragged shapes, here and now: cases, largest error, what was wrong."""
     live, rows = device.current().has_tma, []
     if live:
-        build.warm([descriptors.job(op, config, device.current().target, element) for op in OPS
+        build.compile_ahead([descriptors.job(op, config, device.current().target, element) for op in OPS
                     for config in runnable(op).values()
                     for element in (("fp32", "bf16", "fp16") if op == "add" else ("u8", "i16", "i32", "i64"))])
     for op in OPS:
@@ -256,7 +256,7 @@ def _chosen_space(shape: tuple[int, ...], dtype: str, target: str | None) -> Des
     return DescriptorSpace(dtype, *tile_copy_experiments.matrix(shape), target)
 
 
-SUBJECT = Subject(
+TUNABLE_KERNEL = TunableKernel(
     name="descriptors",
     shapes={"512 MiB an array": LARGE, "512 MiB, rows of 16 KiB": SHAPES["gather"][0],
             "512 MiB, rows of 512 B": SHAPES["gather"][1], "32 MiB an array": (4096, 4096)},
@@ -266,7 +266,7 @@ SUBJECT = Subject(
           "way": lambda c: f"{c.way}, {c.num_warps} warp{'s' * (c.num_warps > 1)}",
           "span": lambda c: f"span {c.span}" if c.span else f"{c.ctas} an SM",
           "stages": lambda c: f"{c.stages} stage{'s' * (c.stages > 1)}"},
-    space=_chosen_space, recorded=lambda: results.recorded("ch14_descriptors_sweep", kernels()),
+    space=_chosen_space, recorded=lambda: results.load_record("ch14_descriptors_sweep", kernels()),
     roofline=tile_copy_experiments.roofline(lambda config: 2 * config.elements), peer="torch")
 
 
@@ -278,7 +278,7 @@ def built(targets=device.TARGETS[1:], ops=OPS) -> list[dict]:
     holds; needs no GPU."""
     jobs = [(op, name, descriptors.job(op, config, target)) for op in ops for name, config in configs(op).items()
             for target in targets]
-    reports = build.disassembled([job for *_, job in jobs])
+    reports = build.disassemble([job for *_, job in jobs])
     rows = []
     for (op, name, _), report in zip(jobs, reports):
         row = {"op": op, **report.row(), "name": name, "gather4": report.ptx.count("tile::gather4"),

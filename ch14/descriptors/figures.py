@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.patches import FancyBboxPatch
 
 from tilelab import plots
-from tilelab.diagrams import box, canvas, light, write
+from tilelab.diagrams import box, canvas, lighten, write
 
 BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
 PALE = "#eeeeee"
@@ -20,7 +20,7 @@ def _arrow(axes, start, end, tone=plots.GREY, dashed=False):
 
 def _place(axes, x, y, width, height, tone, *lines):
     axes.add_patch(FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0,rounding_size=0.05", linewidth=1.2,
-                                  facecolor=light(tone, 0.25), edgecolor=tone))
+                                  facecolor=lighten(tone, 0.25), edgecolor=tone))
     for index, line in enumerate(lines):
         write(axes, x + width / 2, y + height / 2 + 0.07 * (len(lines) - 1) - 0.14 * index, line)
 
@@ -34,7 +34,7 @@ def ways_picture() -> plots.Picture:
         write(axes, x, 2.95, name, size=8, fontweight="bold")
     rows = (("host", 2.1, BLUE), ("device", 1.2, GREEN), ("pointers", 0.3, ORANGE))
     for name, y, tone in rows:
-        box(axes, 0.08, y - 0.06, 7.24, 0.78, light(tone, 0.08))
+        box(axes, 0.08, y - 0.06, 7.24, 0.78, lighten(tone, 0.08))
         write(axes, 0.13, y + 0.63, name, "left", 8, fontweight="bold", color=tone)
         _place(axes, 3.95, y, 1.2, 0.5, tone, "tile of x", "tile of out")
     for y, tone in ((2.1, BLUE), (1.2, GREEN)):
@@ -75,7 +75,7 @@ def boxes_picture(blocks: Sequence[tuple[tuple[int, int], tuple[int, int]]], ite
         for i in range(down):
             for j in range(across):
                 box(axes, left + wide * j / across, y + high * i / down, wide / across, high / down,
-                    light(BLUE, 0.35 + 0.3 * ((i + j) % 2)), "white", linewidth=0.6)
+                    lighten(BLUE, 0.35 + 0.3 * ((i + j) % 2)), "white", linewidth=0.6)
         write(axes, left, y - 0.1, f"{across * down} box{'es' * (across * down > 1)} of {cut[0]} × {cut[1]}, "
                                    f"{cut[0] * cut[1] * itemsize:,} B each", "left")
     return figure

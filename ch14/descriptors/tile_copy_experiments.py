@@ -12,7 +12,7 @@ import torch
 from ch14.descriptors import tile_copy
 from ch14.descriptors.tile_copy import CopyConfig
 from tilelab import bench, build, device, results
-from tilelab.space import Roofline, Subject, TargetSpace
+from tilelab.space import Roofline, TunableKernel, TargetSpace
 
 SIDE = 16384  # bf16: 512 MiB read and 512 MiB written
 
@@ -49,7 +49,7 @@ def copies() -> results.Record:
     """The field note's copy configurations and the course's, 1 GiB moved, against torch's copy_."""
     def rows():
         every = dict.fromkeys(config for which in tile_copy.SETS for config in tile_copy.configs(which))
-        build.warm(map(CopySpace(SIDE, SIDE).job, every))
+        build.compile_ahead(map(CopySpace(SIDE, SIDE).job, every))
         return [CopySpace(SIDE, SIDE, which=which).label(config) | measure(config)
                 for which in tile_copy.SETS for config in tile_copy.configs(which)]
 
@@ -114,7 +114,7 @@ def roofline(nbytes: Callable[[Any], int]) -> Callable[[str], Roofline]:
     return of
 
 
-SUBJECT = Subject(
+TUNABLE_KERNEL = TunableKernel(
     name="TMA copy",
     shapes={"1 GiB moved": (SIDE, SIDE), "64 MiB moved": (4096, 4096)},
     dtypes=("bf16",),
@@ -123,5 +123,5 @@ SUBJECT = Subject(
              "the course's 4": lambda _: tile_copy.configs("course")},
     axes={"tile": lambda c: f"{c.block_m}×{c.block_n}",
           "warps, stages": lambda c: f"{c.num_warps} warps, {c.num_stages} stage{'s' * (c.num_stages > 1)}"},
-    space=_chosen_space, recorded=lambda: results.recorded("ch14_gemm_copy", source()),
+    space=_chosen_space, recorded=lambda: results.load_record("ch14_gemm_copy", source()),
     roofline=roofline(lambda config: 2 * config.block_m * config.block_n), peer="torch")

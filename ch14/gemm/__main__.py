@@ -89,7 +89,7 @@ def _walked(options, journal: Journal | None) -> results.Record:
         m, n, k = (int(part) for part in options.mnk.split(","))
     except ValueError:
         raise ValueError(f"--mnk takes three sizes such as 4096,4096,4096; here it is {options.mnk!r}.") from None
-    space = experiments.SUBJECT.space((m, n, k), options.dtype, options.target)
+    space = experiments.TUNABLE_KERNEL.space((m, n, k), options.dtype, options.target)
     if options.target:
         device.limits(options.target)
     else:
@@ -108,7 +108,7 @@ def _walked(options, journal: Journal | None) -> results.Record:
         resumed = sum(row.get("resumed", False) for row in walk.rows.values())
         say(f"{counts} in {walk.elapsed_s:.0f} s" + f", {resumed} of them kept from before" * bool(resumed)
             + (f"; the fastest is {walk.winner['kernel']}" if walk.winner else ""))
-    return results.Record(results.make("ch14_gemm", walk.finish(), experiments.source()), live=True)
+    return results.Record(results.make_record("ch14_gemm", walk.finish(), experiments.source()), live=True)
 
 
 def _line(row: dict) -> str:

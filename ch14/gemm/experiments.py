@@ -18,7 +18,7 @@ from ch14.gemm.configs import ITEMSIZE, GemmConfig, Rates, _course, configs, ran
 from ch14.gemm.configs import job as gemm_job
 from ch14.gemm.configs import predicted_ms as gemm_predicted_ms
 from tilelab import bench, build, check, device, results
-from tilelab.space import Roofline, Subject, TargetSpace
+from tilelab.space import Roofline, TunableKernel, TargetSpace
 from tilelab.sweep import Sweep
 
 SQUARES = (2048, 4096, 8192)
@@ -146,7 +146,7 @@ class GemmSpace(TargetSpace):
 
 def compile_ahead(cases: Iterable[tuple]) -> None:
     """Compile what (configuration, m, n, k, dtype, layout) launch, all at once; sizes that divide alike are one."""
-    build.warm({repr(job): job for config, *case in cases for job in (GemmSpace(*case).job(config),)}.values())
+    build.compile_ahead({repr(job): job for config, *case in cases for job in (GemmSpace(*case).job(config),)}.values())
 
 
 def best(cases: Iterable[tuple]) -> list[dict]:
@@ -285,7 +285,7 @@ def _roofline(dtype: str) -> Roofline:
                     flat, {f"from L2, {from_l2:.0f} TB/s (model)": from_l2})  # DRAM's is no roof: tiles meet in L2
 
 
-SUBJECT = Subject(
+TUNABLE_KERNEL = TunableKernel(
     name="GEMM: C = A B",
     shapes={**{f"{s}³": (s, s, s) for s in SQUARES}, **{f"{m} × {n} × {k}": (m, n, k) for m, n, k in (
         (64, 6144, 4096), (512, 6144, 4096), (4096, 28672, 4096))}},
@@ -299,4 +299,4 @@ SUBJECT = Subject(
           "warps": lambda c: f"{c.num_warps} warps",
           "tile, warps": lambda c: f"{c.block_m}×{c.block_n}, {c.num_warps} warps",
           "K step": lambda c: f"BLOCK_K {c.block_k}", "kernel": lambda c: c.kernel},
-    space=_chosen_space, recorded=lambda: results.recorded("ch14_gemm_sweep", source()), roofline=_roofline)
+    space=_chosen_space, recorded=lambda: results.load_record("ch14_gemm_sweep", source()), roofline=_roofline)

@@ -170,7 +170,7 @@ def _outcome(fault: str) -> str:
 @_experiment("sweep_autotune_faults", autotuned_fault, _outcome, KERNELS)
 def autotune_faults():
     """What triton.autotune makes of a fault among its configurations."""
-    found = check.side_by_side(*(functools.partial(_outcome, fault) for fault in TUNED_FAULTS))
+    found = check.run_side_by_side(*(functools.partial(_outcome, fault) for fault in TUNED_FAULTS))
     return [{"fault": fault, "autotune": outcome, "status": "ok"} for fault, outcome in zip(TUNED_FAULTS, found)]
 
 
@@ -217,13 +217,13 @@ def memory():
 
 
 @_experiment("sweep_gpus", experiments.GemmSpace, experiments.grid,
-             can_run=lambda: device.current().has_tma and len(device.alike()) > 1)
+             can_run=lambda: device.current().has_tma and len(device.same_model_uuids()) > 1)
 def gpus():
     """The timing phase of a warm, careful sweep of the grid: on one GPU, and on every visible one of its model; then
     both winners against each other."""
     rows = []
     with tempfile.TemporaryDirectory() as cache:
-        for visible in (device.alike()[:1], device.alike()):
+        for visible in (device.same_model_uuids()[:1], device.same_model_uuids()):
             rows.append(_timed_alone("warm sweep", cache, CUDA_VISIBLE_DEVICES=",".join(visible)))
     return _compared(rows)
 

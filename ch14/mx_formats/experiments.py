@@ -100,9 +100,9 @@ def case_jobs(name: str, shape: tuple[int, int], rule: str, tiled: bool, variant
 
 
 def warm(jobs: Iterable[build.Job]) -> None:
-    """`build.warm` of each once, where the GPU is one that is built for."""
+    """`build.compile_ahead` of each once, where the GPU is one that is built for."""
     if device.current().target in device.TARGETS:
-        build.warm({str(job): job for job in jobs}.values())
+        build.compile_ahead({str(job): job for job in jobs}.values())
 
 
 def checked(names=FUSED) -> list[dict]:
@@ -255,7 +255,7 @@ def built(targets=device.TARGETS[1:], back: bool = False) -> list[dict]:
     """Every format and variant compiled for those targets, with `instructions`: runs anywhere."""
     jobs = [(form, variant, mx_formats.job(form, config, target, back=back)) for target in targets
             for form in FUSED for variant, config in configs(form).items() if not back or config.convert]
-    reports = build.disassembled([made for *_, made in jobs])
+    reports = build.disassemble([made for *_, made in jobs])
     rows = []
     for (form, variant, _), report in zip(jobs, reports):
         rows.append({**report.row(), "name": form, "variant": variant} | instructions(report))

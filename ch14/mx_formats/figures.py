@@ -7,7 +7,7 @@ import torch
 from ch14.mx_formats import number_formats, packing
 from ch14.mx_formats.number_formats import BlockFormat, Element
 from tilelab import plots
-from tilelab.diagrams import box, canvas, light, write
+from tilelab.diagrams import box, canvas, lighten, write
 
 SIGN, EXPONENT, MANTISSA = map(plots.colour, ("conservative", "best", "predicted"))
 SCALE, QUARTERS = plots.colour("proposed"), ("#88CCEE", "#44AA99", "#DDCC77", "#CC6677")
@@ -25,7 +25,7 @@ def block_picture(names=("mxfp8_e4m3", "mxfp6_e2m3", "mxfp4", "nvfp4")) -> plots
         y, bits, count = height - 0.95 - 0.62 * line, form.element.bits, form.block[1]
         write(axes, 0.12, y + 0.13, form.name, "left", 8, fontweight="bold")
         for index in range(count):
-            box(axes, 1.15 + index * bits * inch, y, bits * inch, 0.26, light(EXPONENT, 0.25 + 0.3 * (index % 2)))
+            box(axes, 1.15 + index * bits * inch, y, bits * inch, 0.26, lighten(EXPONENT, 0.25 + 0.3 * (index % 2)))
         for byte in range(count * bits // 8):
             box(axes, 1.15 + byte * 8 * inch, y, 8 * inch, 0.26, edge="black", linewidth=0.5)
         end = 1.15 + count * bits * inch + 0.12
@@ -49,7 +49,7 @@ def scales_picture() -> plots.Picture:
         write(axes, 0.62, y + 0.12, f"byte {16 * row}", "right")
         for column in range(16):
             owner = int(tiled[16 * row + column])
-            box(axes, 0.75 + 0.4 * column, y, 0.38, 0.24, light(QUARTERS[owner // 32], 0.7), "white", linewidth=0.5)
+            box(axes, 0.75 + 0.4 * column, y, 0.38, 0.24, lighten(QUARTERS[owner // 32], 0.7), "white", linewidth=0.5)
             write(axes, 0.94 + 0.4 * column, y + 0.12, str(owner))
     for quarter in range(4):
         write(axes, 0.75 + 1.6 * quarter + 0.8, 2.1, f"scales 0 1 2 3 of row {32 * quarter} + r")
@@ -83,7 +83,7 @@ def code_picture(element: Element, code: int) -> plots.Picture:
                           "below all magnitudes, their distances logarithmic", 5.5, 1.9)
     tones = [SIGN] + [EXPONENT] * element.exponent_bits + [MANTISSA] * element.mantissa_bits
     for index, (bit, tone) in enumerate(zip(f"{code:0{element.bits}b}", tones)):
-        box(axes, 0.3 + 0.36 * index, 1.05, 0.33, 0.33, light(tone, 0.55), "black", linewidth=0.6)
+        box(axes, 0.3 + 0.36 * index, 1.05, 0.33, 0.33, lighten(tone, 0.55), "black", linewidth=0.6)
         write(axes, 0.465 + 0.36 * index, 1.215, bit, size=10)
     write(axes, 0.45 + 0.36 * element.bits, 1.215, said.split("; ")[-1].replace("magnitudes beside it", "beside it"),
           "left", 7)
@@ -117,7 +117,7 @@ def values_picture(x: torch.Tensor, form: BlockFormat, rule: str = "floor") -> p
     """A block x, (1, n) bf16, as lines, and what it becomes as points, on the grid of its scale."""
     of = number_formats.quantise(x, form, rule)
     back, scale = number_formats.dequantise(of)[0], float(number_formats.scale_values(of).flatten()[0])
-    figure, axes = plots.figure_of([1], summary(x, form, rule), "lines: the numbers; points: what is left; grey: what "
+    figure, axes = plots.new_figure([1], summary(x, form, rule), "lines: the numbers; points: what is left; grey: what "
                                    "the format can say at this scale", 2.9)
     numbers = number_formats.decode(torch.arange(form.element.codes), form.element) * scale
     if form.element.codes <= 32:
