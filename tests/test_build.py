@@ -15,7 +15,7 @@ from ch14 import gemm
 from ch14.gemm.configs import GemmConfig, parse
 from ch14.gemm.configs import configs as gemm_configs
 from ch14.gemm.configs import job as gemm_job
-from tilelab import build, build_worker, child, cubin, device
+from tilelab import build, build_worker, worker_pool, cubin, device
 
 CONFIG = GemmConfig(128, 128, 64, 8, 3)
 COPY = {"kernel": "tilelab.doctor_copy:copy_tma_kernel", "constants": {"BLOCK_M": 64, "BLOCK_N": 64},
@@ -332,9 +332,9 @@ extern "C" __global__ void big(const float* in, float* out) {
     float held[64];
     for (int i = 0; i < 64; i++) held[i] = in[i * threadIdx.x];
     tile[threadIdx.x] = held[int(in[0])];
-    async_load16(shared_address(more), in);
-    async_commit();
-    async_wait<0>();
+    cp_async_16(shared_address(more), in);
+    cp_async_commit();
+    cp_async_wait<0>();
     __syncthreads();
     out[threadIdx.x] = tile[1023 - threadIdx.x] + more[5];
 }
@@ -490,5 +490,5 @@ os.write(2, b"x" * 300_000)
 os.ftruncate(2, 0)
 build_worker._answer({{"kernel": "nowhere:kernel", "cache": "", "cubins": {str(tmp_path)!r}}})
 os.write(2, b"LLVM ERROR: at last")"""
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=child.ROOT)
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=worker_pool.ROOT)
     assert log.read_bytes() == b"LLVM ERROR: at last"

@@ -14,7 +14,7 @@ extern "C" __global__ void bulk_copy(const unsigned char* source, unsigned char*
 
     mbarrier_init(barrier, 1);
     fence_mbarrier_init();
-    mbarrier_expect_tx(barrier, size);
+    mbarrier_arrive_expect_tx(barrier, size);
     bulk_load(shared_address(tile), source + offset, size, barrier);
     mbarrier_wait(barrier, 0);  // the first phase has parity 0
 

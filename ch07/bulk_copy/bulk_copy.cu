@@ -102,18 +102,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) cp_async(ARGUMENTS) {
         if (chunk < all.end) {
             const u64 first = static_cast<u64>(chunk) * (CHUNK / UNIT);
             for (u32 i = threadIdx.x; i < units_of(all, chunk); i += THREADS) {
-                async_load16(base + slot * INPUTS * CHUNK + i * UNIT, all.x + first + i);
-                if constexpr (!COPY) async_load16(base + (slot * INPUTS + 1) * CHUNK + i * UNIT, all.y + first + i);
+                cp_async_16(base + slot * INPUTS * CHUNK + i * UNIT, all.x + first + i);
+                if constexpr (!COPY) cp_async_16(base + (slot * INPUTS + 1) * CHUNK + i * UNIT, all.y + first + i);
             }
         }
-        async_commit();  // an empty group counts too: the wait below counts groups
+        cp_async_commit();  // an empty group counts too: the wait below counts groups
     };
 
     for (u32 stage = 0; stage + 1 < STAGES; ++stage) fill(all.first + stage * all.step, stage);
     u32 slot = 0;
     for (u32 chunk = all.first; chunk < all.end; chunk += all.step) {
         fill(chunk + (STAGES - 1) * all.step, (slot + STAGES - 1) % STAGES);
-        async_wait<STAGES - 1>();
+        cp_async_wait<STAGES - 1>();
         const u64 first = static_cast<u64>(chunk) * (CHUNK / UNIT);
         const uint4* tile = reinterpret_cast<const uint4*>(ring + slot * INPUTS * CHUNK);
         for (u32 i = threadIdx.x; i < units_of(all, chunk); i += THREADS)
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) bulk(ARGUMENTS) {
         const u32 barrier = shared_address(full + slot);
         const u64 first = static_cast<u64>(chunk) * (CHUNK / UNIT);
         if constexpr (BREAK == EXPECT_TX) mbarrier_arrive(barrier);
-        else mbarrier_expect_tx(barrier, INPUTS * bytes);
+        else mbarrier_arrive_expect_tx(barrier, INPUTS * bytes);
         bulk_load(tile, all.x + first, bytes, barrier);
         if constexpr (!COPY) bulk_load(tile + CHUNK, all.y + first, bytes, barrier);
     };
@@ -194,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) bulk_in_order(ARGUMENTS, u
         const u32 chunk = chunk_of[slot] = next;
         if (chunk >= chunks) return;
         const u32 bytes = units_of(all, chunk) * UNIT, barrier = shared_address(full + slot);
-        mbarrier_expect_tx(barrier, bytes);
+        mbarrier_arrive_expect_tx(barrier, bytes);
         bulk_load(base + slot * CHUNK, all.x + static_cast<u64>(chunk) * (CHUNK / UNIT), bytes, barrier);
         next = atomicAdd(taken, 1);
     };

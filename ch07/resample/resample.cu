@@ -329,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) bulk_rows(PARAMETERS) {
     if (bytes > ROWS * ROW_BYTES) return blend_rows<VECTOR>(p, item, found);
 
     if (threadIdx.x == 0) {
-        mbarrier_expect_tx(shared_address(&landed), bytes);
+        mbarrier_arrive_expect_tx(shared_address(&landed), bytes);
         bulk_load(shared_address(rows), rows_of(p, item) + first, bytes, shared_address(&landed));
     }
     mbarrier_wait(shared_address(&landed), 0);

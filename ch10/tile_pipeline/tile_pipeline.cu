@@ -26,19 +26,6 @@ __device__ constexpr u32 rounded(u32 value, u32 unit) { return (value + unit - 1
 constexpr u32 TILE_BYTES = ROWS * COLUMNS * ITEMSIZE, SLOT = rounded(TILE_BYTES, 128);
 extern __shared__ __align__(128) u8 memory[];
 
-// ---- copies of three dimensions, for a batch of matrices: a tile that sticks out of one must not reach into the next
-
-__device__ __forceinline__ void tensor_load_3d(u32 tile, const TensorMap& map, int x, int y, int z, u32 barrier) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-                 " [%0], [%1, {%3, %4, %5}], [%2];"
-                 ::"r"(tile), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z) : "memory");
-}
-
-__device__ __forceinline__ void tensor_store_3d(const TensorMap& map, u32 tile, int x, int y, int z) {
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];"
-                 ::"l"(&map), "r"(tile), "r"(x), "r"(y), "r"(z) : "memory");
-}
-
 // ---- copy and accumulate: one thread gives the orders, and none touches the data
 
 // The CTA's `tiles`, one after the other, through a ring of STAGES slots: `load` fills a slot, `store` empties it.
@@ -52,7 +39,7 @@ __device__ __forceinline__ void through_ring(u32 tiles, Load load, Store store) 
     auto fill = [&](u32 tile) {
         if (tile >= tiles) return;
         const u32 slot = tile % STAGES, barrier = shared_address(full + slot);
-        mbarrier_expect_tx(barrier, TILE_BYTES);
+        mbarrier_arrive_expect_tx(barrier, TILE_BYTES);
         load(tile, ring + slot * SLOT, barrier);
     };
     for (u32 tile = 0; tile < STAGES; ++tile) fill(tile);
@@ -90,8 +77,8 @@ tile_copy(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap
     const Run run(wide);
     const int row = static_cast<int>(run.line * ROWS);
     through_ring(run.tiles,
-                 [&](u32 tile, u32 slot, u32 barrier) { tensor_load(slot, x, run.column(tile), row, barrier); },
-                 [&](u32 tile, u32 slot) { tensor_store(out, slot, run.column(tile), row); });
+                 [&](u32 tile, u32 slot, u32 barrier) { tma_load_2d(slot, x, run.column(tile), row, barrier); },
+                 [&](u32 tile, u32 slot) { tma_store_2d(out, slot, run.column(tile), row); });
 }
 #endif
 
@@ -104,9 +91,9 @@ accumulate(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMa
     const int row = static_cast<int>(run.line % tall * ROWS), batch = static_cast<int>(run.line / tall);
     through_ring(run.tiles,
                  [&](u32 tile, u32 slot, u32 barrier) {
-                     tensor_load_3d(slot, x, run.column(tile), row, batch, barrier);
+                     tma_load_3d(slot, x, run.column(tile), row, batch, barrier);
                  },
-                 [&](u32 tile, u32 slot) { tensor_add(out, slot, run.column(tile), row); });
+                 [&](u32 tile, u32 slot) { tma_reduce_add_2d(out, slot, run.column(tile), row); });
 }
 #endif
 
@@ -137,9 +124,9 @@ stencil(const __grid_constant__ TensorMap x, float* out, u64 stride, u32 rows, u
 
     auto fill = [&](u32 tile) {
         const u32 slot = tile % STAGES, barrier = shared_address(full + slot);
-        mbarrier_expect_tx(barrier, HALO_BYTES);
+        mbarrier_arrive_expect_tx(barrier, HALO_BYTES);
         // Coordinates may be negative: what lies outside is filled in.
-        tensor_load(shared_address(memory) + slot * HALO_SLOT, x, run.column(tile) - static_cast<int>(LEFT),
+        tma_load_2d(shared_address(memory) + slot * HALO_SLOT, x, run.column(tile) - static_cast<int>(LEFT),
                     static_cast<int>(row) - 1, barrier);
     };
 
@@ -195,7 +182,7 @@ constexpr u32 BOX_COLUMNS = SWIZZLE ? SWIZZLE / 4 : 32, BOXES = TILE / BOX_COLUM
 
 template <typename T>
 __device__ __forceinline__ T& element(u8* tile, u32 row, u32 column) {
-    const u32 offset = swizzled((row * BOX_COLUMNS + column % BOX_COLUMNS) * 4, SWIZZLE ? SWIZZLE : 16);
+    const u32 offset = swizzle_offset((row * BOX_COLUMNS + column % BOX_COLUMNS) * 4, SWIZZLE ? SWIZZLE : 16);
     return *reinterpret_cast<T*>(tile + column / BOX_COLUMNS * BOX_BYTES + offset);
 }
 
@@ -243,9 +230,9 @@ transpose(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap
     if (threadIdx.x == 0) {
         mbarrier_init(barrier, 1);
         fence_mbarrier_init();
-        mbarrier_expect_tx(barrier, SQUARE_BYTES);
+        mbarrier_arrive_expect_tx(barrier, SQUARE_BYTES);
         for (u32 box = 0; box < BOXES; ++box)
-            tensor_load(tile + box * BOX_BYTES, x, column + box * BOX_COLUMNS, row, barrier);
+            tma_load_2d(tile + box * BOX_BYTES, x, column + box * BOX_COLUMNS, row, barrier);
     }
     __syncthreads();
     mbarrier_wait(barrier, 0);
@@ -273,7 +260,7 @@ transpose(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap
     __syncthreads();
     if (threadIdx.x == 0) {
         for (u32 box = 0; box < BOXES; ++box)
-            tensor_store(out, tile + box * BOX_BYTES, row + box * BOX_COLUMNS, column);
+            tma_store_2d(out, tile + box * BOX_BYTES, row + box * BOX_COLUMNS, column);
         bulk_commit();
         bulk_wait_read<0>();
     }
@@ -297,16 +284,16 @@ add_shared(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMa
     if (leads) {
         mbarrier_init(barrier, 1);
         fence_mbarrier_init();
-        mbarrier_expect_tx(barrier, 2 * TILE_BYTES);  // the shares of all CTAs land here
-        tensor_load_3d(tile, x, column, row, batch, barrier);
-        if constexpr (CLUSTER == 1) tensor_load(shared_tile, y, column, row, barrier);
+        mbarrier_arrive_expect_tx(barrier, 2 * TILE_BYTES);  // the shares of all CTAs land here
+        tma_load_3d(tile, x, column, row, batch, barrier);
+        if constexpr (CLUSTER == 1) tma_load_2d(shared_tile, y, column, row, barrier);
     }
     if constexpr (CLUSTER > 1) {
         __syncwarp();
         cluster_arrive();
         cluster_wait();  // the barriers of all CTAs are ready to count what the others send
         if (leads)
-            tensor_load_multicast(shared_tile + rank * SHARE, y, column, row + rank * (ROWS / CLUSTER), barrier,
+            tma_load_2d_multicast(shared_tile + rank * SHARE, y, column, row + rank * (ROWS / CLUSTER), barrier,
                                   (1 << CLUSTER) - 1);
     } else {
         __syncthreads();
@@ -325,7 +312,7 @@ add_shared(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMa
     fence_proxy_async();
     __syncthreads();
     if (leads) {
-        tensor_store_3d(out, tile, column, row, batch);
+        tma_store_3d(out, tile, column, row, batch);
         bulk_commit();
         bulk_wait_read<0>();
     }
@@ -346,8 +333,8 @@ dump(const __grid_constant__ TensorMap x, u8* bytes, int column, int row) {
     if (threadIdx.x == 0) {
         mbarrier_init(barrier, 1);
         fence_mbarrier_init();
-        mbarrier_expect_tx(barrier, TILE_BYTES);
-        tensor_load(tile, x, column, row, barrier);
+        mbarrier_arrive_expect_tx(barrier, TILE_BYTES);
+        tma_load_2d(tile, x, column, row, barrier);
     }
     __syncthreads();
     mbarrier_wait(barrier, 0);

@@ -44,7 +44,7 @@ __device__ __forceinline__ void multiply(float (&acc)[FRAGMENTS][BLOCK_N / 2], u
         const int box = k / 4, within = k % 4 * 32;
 #pragma unroll
         for (int f = 0; f < FRAGMENTS; ++f)
-            product<BLOCK_N>(acc[f], a_descriptor + (box * A_BOX_BYTES + f * 64 * 128 + within) / 16,
+            wgmma_m64k16<BLOCK_N>(acc[f], a_descriptor + (box * A_BOX_BYTES + f * 64 * 128 + within) / 16,
                              b_descriptor + (box * B_BOX_BYTES + within) / 16, accumulate || k > 0);
     }
     wgmma_commit();
@@ -58,16 +58,16 @@ __device__ __forceinline__ void stage_part(const float (&acc)[FRAGMENTS][BLOCK_N
 #pragma unroll
         for (int j = 0; j < COLUMNS; j += 16) {  // two 8 x 8 matrices wide, two high
             const float* d = acc[f] + (part * COLUMNS + j) / 2;
-            const u32 left_top = bf16_pair(d[0], d[1]), left_low = bf16_pair(d[2], d[3]);
-            const u32 right_top = bf16_pair(d[4], d[5]), right_low = bf16_pair(d[6], d[7]);
+            const u32 left_top = pack_bf16x2(d[0], d[1]), left_low = pack_bf16x2(d[2], d[3]);
+            const u32 right_top = pack_bf16x2(d[4], d[5]), right_low = pack_bf16x2(d[6], d[7]);
             if constexpr (SWAP) {
                 const u32 row = j + lane % 8 + lane / 16 * 8, unit = 2 * warp + lane / 8 % 2;
-                store_matrices_transposed(staged + f * BLOCK_N * 128 + swizzled(row * 128 + unit * 16, 128),
+                stmatrix_x4_trans(staged + f * BLOCK_N * 128 + swizzle_offset(row * 128 + unit * 16, 128),
                                           left_top, left_low, right_top, right_low);
             } else {
                 const u32 row = 16 * warp + lane % 16, unit = j % BOX / 8 + lane / 16;
-                store_matrices(staged + (j / BOX * FRAGMENTS + f) * 64 * BOX * 2
-                                   + swizzled(row * BOX * 2 + unit * 16, BOX * 2),
+                stmatrix_x4(staged + (j / BOX * FRAGMENTS + f) * 64 * BOX * 2
+                                   + swizzle_offset(row * BOX * 2 + unit * 16, BOX * 2),
                                left_top, left_low, right_top, right_low);
             }
         }
@@ -76,11 +76,11 @@ __device__ __forceinline__ void stage_part(const float (&acc)[FRAGMENTS][BLOCK_N
 // One thread of the consumer hands the staged boxes to the copy engine, which leaves out what lies outside of C.
 __device__ __forceinline__ void store_part(const TensorMap& c_map, u32 staged, int row, int column, int part) {
     if constexpr (SWAP) {
-        for (int f = 0; f < FRAGMENTS; ++f) tensor_store(c_map, staged + f * BLOCK_N * 128, row + f * 64, column);
+        for (int f = 0; f < FRAGMENTS; ++f) tma_store_2d(c_map, staged + f * BLOCK_N * 128, row + f * 64, column);
     } else {
         for (int j = 0; j < COLUMNS; j += BOX)
             for (int f = 0; f < FRAGMENTS; ++f)
-                tensor_store(c_map, staged + (j / BOX * FRAGMENTS + f) * 64 * BOX * 2, column + part * COLUMNS + j,
+                tma_store_2d(c_map, staged + (j / BOX * FRAGMENTS + f) * 64 * BOX * 2, column + part * COLUMNS + j,
                              row + f * 64);
     }
     bulk_commit();
@@ -95,10 +95,10 @@ __device__ __forceinline__ void epilogue(const float (&acc)[FRAGMENTS][BLOCK_N /
     for (int part = 0; part < PARTS; ++part) {
         const u32 buffer = staged + parts++ % BUFFERS * PART_BYTES;
         if (leader) bulk_wait_read<BUFFERS - 1>();  // all but the part before this one have left their buffer
-        group_sync(name, 128);
+        named_barrier_sync(name, 128);
         stage_part(acc, buffer, part);
         if (BREAK != PROXY_FENCE) fence_proxy_async();
-        group_sync(name, 128);
+        named_barrier_sync(name, 128);
         if (leader) store_part(c_map, buffer, row, column, part);
     }
 }
@@ -114,7 +114,7 @@ struct Recorder {
     __device__ __forceinline__ void operator()(Event event, u32 step) {
         if constexpr (TIMELINE) {
             if (blockIdx.x || !left) return;
-            at[0] = clock_cycles();
+            at[0] = clock64();
             at[1] = static_cast<u64>(event) << 32 | step;
             at += 2, --left;
         }
@@ -142,10 +142,10 @@ extern "C" __global__ void __launch_bounds__(128, CTAS) one_group(ARGUMENTS) {
     auto load = [&](int step, u32 stage) {
         const u32 a = ring + stage * STAGE_BYTES, b = a + A_BYTES, barrier = full + 8 * stage;
         // 8 KiB less than what comes: the phase ends before the tile is whole.
-        mbarrier_expect_tx(barrier, STAGE_BYTES - (BREAK == EXPECT_LESS ? 8192 : 0));
+        mbarrier_arrive_expect_tx(barrier, STAGE_BYTES - (BREAK == EXPECT_LESS ? 8192 : 0));
         for (int box = 0; box < DEPTH; ++box) {
-            tensor_load(a + box * A_BOX_BYTES, a_map, step * BLOCK_K + box * BOX_K, row, barrier);
-            tensor_load(b + box * B_BOX_BYTES, b_map, step * BLOCK_K + box * BOX_K, column, barrier);
+            tma_load_2d(a + box * A_BOX_BYTES, a_map, step * BLOCK_K + box * BOX_K, row, barrier);
+            tma_load_2d(b + box * B_BOX_BYTES, b_map, step * BLOCK_K + box * BOX_K, column, barrier);
         }
     };
     if (leader)
@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(128, CTAS) one_group(ARGUMENTS) {
     Ring<STAGES> turn;
     u32 before = 0;
     for (int step = 0; step < steps; ++step, turn.advance()) {
-        mbarrier_wait(full + 8 * turn.stage, BREAK == PHASE ? 0 : turn.parity);
+        mbarrier_wait(full + 8 * turn.stage, BREAK == PHASE ? 0 : turn.phase);
         recorder(ARRIVED, step);
         const u32 a = ring + turn.stage * STAGE_BYTES;
         multiply(acc, a, a + A_BYTES, step > 0);
@@ -214,19 +214,19 @@ __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap&
     constexpr u32 EACH = BLOCK_N / CLUSTER;
     for (int step = first; step < last; ++step, turn.advance()) {
         // A fresh barrier lets a wait for the phase before its first pass.
-        mbarrier_wait(barriers.empty + 8 * turn.stage, BREAK == PHASE ? 1 : turn.parity ^ 1);
+        mbarrier_wait(barriers.empty + 8 * turn.stage, BREAK == PHASE ? 1 : turn.phase ^ 1);
         recorder(WAITED, step);
         const u32 a = ring + turn.stage * STAGE_BYTES, b = a + A_BYTES, barrier = barriers.full + 8 * turn.stage;
-        mbarrier_expect_tx(barrier, STAGE_BYTES - (BREAK == EXPECT_LESS ? 8192 : 0));
+        mbarrier_arrive_expect_tx(barrier, STAGE_BYTES - (BREAK == EXPECT_LESS ? 8192 : 0));
         for (int box = 0; box < DEPTH; ++box) {
             const int k = step * BLOCK_K + box * BOX_K;
-            tensor_load(a + box * A_BOX_BYTES, a_map, k, row, barrier);
+            tma_load_2d(a + box * A_BOX_BYTES, a_map, k, row, barrier);
             if constexpr (SHARED) {
                 const u32 rank = cluster_rank();
-                tensor_load_multicast(b + box * B_BOX_BYTES + rank * EACH * 128, b_map, k, column + rank * EACH,
+                tma_load_2d_multicast(b + box * B_BOX_BYTES + rank * EACH * 128, b_map, k, column + rank * EACH,
                                       barrier, (1 << CLUSTER) - 1);
             } else {
-                tensor_load(b + box * B_BOX_BYTES, b_map, k, column, barrier);
+                tma_load_2d(b + box * B_BOX_BYTES, b_map, k, column, barrier);
             }
         }
         recorder(LOADED, step);
@@ -238,7 +238,7 @@ template <bool SHARED>
 __device__ __forceinline__ void release(u32 barrier) {
     const u32 lane = threadIdx.x % 32;
     if constexpr (SHARED) {
-        if (lane < CLUSTER) mbarrier_arrive_at(barrier, lane);
+        if (lane < CLUSTER) mbarrier_arrive_cluster(barrier, lane);
     } else {
         if (lane == 0) mbarrier_arrive(barrier);
     }
@@ -250,7 +250,7 @@ __device__ __forceinline__ void consume(float (&acc)[FRAGMENTS][BLOCK_N / 2], u3
     const u32 consumer = threadIdx.x / 128 - 1;
     u32 before = 0;
     for (int step = first; step < last; ++step, turn.advance()) {
-        mbarrier_wait(barriers.full + 8 * turn.stage, BREAK == PHASE ? 0 : turn.parity);
+        mbarrier_wait(barriers.full + 8 * turn.stage, BREAK == PHASE ? 0 : turn.phase);
         recorder(ARRIVED, step);
         const u32 a = ring + turn.stage * STAGE_BYTES;
         multiply(acc, a + consumer * ROWS * 128, a + A_BYTES, step > first);
@@ -283,11 +283,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) specialised(ARGUMENT
     Recorder recorder(trace, group);
     Ring<STAGES> turn;
     if (group == 0) {
-        give_registers<PRODUCER_REGISTERS>();
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
-            prefetch_map(a_map), prefetch_map(b_map), prefetch_map(c_map);
-            wait_for_previous_kernel();
-            let_next_kernel_start();
+            prefetch_tensormap(a_map), prefetch_tensormap(b_map), prefetch_tensormap(c_map);
+            griddepcontrol_wait();
+            griddepcontrol_launch_dependents();
             for (int index = blockIdx.x / CLUSTER; index < tiles_m * tiles_n; index += clusters) {
                 const Tile tile = tile_at(index, tiles_m, tiles_n, GROUP);
                 produce<(CLUSTER > 1)>(a_map, b_map, ring, barriers, turn, (tile.m * CLUSTER + rank) * BLOCK_M,
@@ -296,7 +296,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) specialised(ARGUMENT
         }
         __syncwarp();
     } else {
-        take_registers<CONSUMER_REGISTERS>();
+        warpgroup_reg_alloc<CONSUMER_REGISTERS>();
         const u32 consumer = group - 1, staged = ring + RING_BYTES + consumer * BUFFERS * PART_BYTES;
         u32 parts = 0;
         Recorder mine(trace, threadIdx.x % 128 ? 0 : group);
@@ -332,22 +332,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) split(ARGUMENTS) {
     Recorder recorder(trace, group);
     Ring<STAGES> turn;
     if (group == 0) {
-        give_registers<PRODUCER_REGISTERS>();
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
-            prefetch_map(a_map), prefetch_map(b_map);
-            wait_for_previous_kernel();
-            let_next_kernel_start();
+            prefetch_tensormap(a_map), prefetch_tensormap(b_map);
+            griddepcontrol_wait();
+            griddepcontrol_launch_dependents();
             produce<false>(a_map, b_map, ring, barriers, turn, row, column, first, last, recorder);
         }
         __syncwarp();
     } else {
-        take_registers<CONSUMER_REGISTERS>();
+        warpgroup_reg_alloc<CONSUMER_REGISTERS>();
         const int consumer = group - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         Recorder none(trace, 0);
         none.left = 0;
         float acc[FRAGMENTS][BLOCK_N / 2];
         consume<false>(acc, ring, barriers, turn, first, last, none);
-        group_sync(8, 128 * CONSUMERS);  // the others' products still read the ring, which now takes the sums
+        named_barrier_sync(8, 128 * CONSUMERS);  // the others' products still read the ring, which now takes the sums
 #pragma unroll
         for (int f = 0; f < FRAGMENTS; ++f)
 #pragma unroll
@@ -370,12 +370,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) split(ARGUMENTS) {
 #pragma unroll
             for (u32 other = 0; other < CLUSTER; ++other) {
                 const u32 from = ring + 4 * (line * PITCH + begin);
-                const float4 low = load_shared_of(from, other), high = load_shared_of(from + 16, other);
+                const float4 low = load_shared_cluster(from, other), high = load_shared_cluster(from + 16, other);
                 sum[0] += low.x, sum[1] += low.y, sum[2] += low.z, sum[3] += low.w;
                 sum[4] += high.x, sum[5] += high.y, sum[6] += high.z, sum[7] += high.w;
             }
-            const uint4 packed = {bf16_pair(sum[0], sum[1]), bf16_pair(sum[2], sum[3]), bf16_pair(sum[4], sum[5]),
-                                  bf16_pair(sum[6], sum[7])};
+            const uint4 packed = {pack_bf16x2(sum[0], sum[1]), pack_bf16x2(sum[2], sum[3]), pack_bf16x2(sum[4], sum[5]),
+                                  pack_bf16x2(sum[6], sum[7])};
             *reinterpret_cast<uint4*>(c + (c_row + line) * stride_c + c_column + begin) = packed;
         }
     }

@@ -23,25 +23,6 @@ constexpr int THREADS = 128 * (1 + CONSUMERS), CONSUMER_REGISTERS = consumer_reg
 static_assert(STAGES > 2, "one stage is added up while the next is multiplied and a third loaded");
 static_assert(BLOCK_N == 128 || BLOCK_N == 64 && !MX, "a part of MXFP8 is 128 columns wide");
 
-// d (64 x BLOCK_N) = or += A (64 x 32) B^T (BLOCK_N x 32).
-__device__ __forceinline__ void product32(float (&d)[SUMS], u64 a, u64 b, u32 accumulate) {
-#if BLOCK_N == 128
-    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n"
-                 " wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" NAMES_64 "}, %64, %65, p, 1, 1;\n}"
-                 : HELD_64 : "l"(a), "l"(b), "r"(accumulate));
-#else
-    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %34, 0;\n"
-                 " wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" NAMES_32 "}, %32, %33, p, 1, 1;\n}"
-                 : HELD_32 : "l"(a), "l"(b), "r"(accumulate));
-#endif
-}
-
-// The compiler sees no tie between a wait and the registers that it waits for.
-__device__ __forceinline__ void pin(float (&d)[SUMS]) {
-#pragma unroll
-    for (int i = 0; i < SUMS; ++i) asm volatile("" : "+f"(d[i])::"memory");
-}
-
 // SiLU by two instructions of the special unit and no more: __expf and a division would guard subnormal numbers, which
 // end as zero or value all the same.
 __device__ __forceinline__ float activated(float value) {
@@ -75,8 +56,8 @@ __device__ __forceinline__ void stage_bf16(const float (&d)[SUMS], u32 staged, i
 #pragma unroll
     for (int j = 0; j < 64; j += 16) {
         const float* v = d + half * 32 + j / 2;
-        store_matrices(staged + swizzled(row * 128 + (j / 8 + lane / 16) * 16, 128), bf16_pair(v[0], v[1]),
-                       bf16_pair(v[2], v[3]), bf16_pair(v[4], v[5]), bf16_pair(v[6], v[7]));
+        stmatrix_x4(staged + swizzle_offset(row * 128 + (j / 8 + lane / 16) * 16, 128), pack_bf16x2(v[0], v[1]),
+                       pack_bf16x2(v[2], v[3]), pack_bf16x2(v[4], v[5]), pack_bf16x2(v[6], v[7]));
     }
 }
 
@@ -95,7 +76,7 @@ __device__ __forceinline__ void stage_mx(const float (&d)[SUMS], u32 staged, uns
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const float* from = d + 16 * block + 4 * j + 2 * half;
-                pairs[j] = bf16_pair(from[0], from[1]);
+                pairs[j] = pack_bf16x2(from[0], from[1]);
                 most = __vmaxu2(most, pairs[j] & 0x7FFF7FFF);  // of positive floats the larger has the larger bits
             }
             most = __vmaxu2(most, __shfl_xor_sync(~0u, most, 1));
@@ -112,7 +93,7 @@ __device__ __forceinline__ void stage_mx(const float (&d)[SUMS], u32 staged, uns
                       "f"(__uint_as_float(pairs[j] << 16) * multiplier));
                 const u32 at = within * 128 + block * 32 + j * 8 + lane % 4 * 2;
                 asm volatile("st.shared.u16 [%0], %1;"
-                             ::"r"(staged + swizzled(at, 128)), "h"(dead ? static_cast<unsigned short>(0) : two)
+                             ::"r"(staged + swizzle_offset(at, 128)), "h"(dead ? static_cast<unsigned short>(0) : two)
                              : "memory");
             }
             if (lane % 4 == block) mine = code;
@@ -131,12 +112,12 @@ __device__ __forceinline__ void epilogue(float (&acc)[SUMS], const TensorMap& c_
     for (int half = 0; half < (MX ? 1 : BLOCK_N / 64); ++half) {
         const u32 buffer = staged + parts++ % BUFFERS * PART_BYTES;
         if (leader) bulk_wait_read<BUFFERS - 1>();  // the part that was last in this buffer has left it
-        group_sync(name, 128);
+        named_barrier_sync(name, 128);
         if constexpr (MX) stage_mx(acc, buffer, scales + column / 32, row, M, N / 32);
         else stage_bf16(acc, buffer, half);
         fence_proxy_async();
-        group_sync(name, 128);
-        if (leader) tensor_store(c_map, buffer, column + half * 64, row), bulk_commit();
+        named_barrier_sync(name, 128);
+        if (leader) tma_store_2d(c_map, buffer, column + half * 64, row), bulk_commit();
     }
 }
 
@@ -151,12 +132,12 @@ __device__ __forceinline__ bool gathered(float (&acc)[SUMS], float4* parts, u32*
     for (int i = 0; i < SUMS; i += 4)
         if (inside) __stcg(mine + i * 32, make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]));
     __threadfence();
-    group_sync(name, 128);
+    named_barrier_sync(name, 128);
     if (thread == 0) {
         const u32 before = atomicAdd(arrivals + tile * CONSUMERS + consumer, 1);
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(flag), "r"(before) : "memory");
     }
-    group_sync(name, 128);
+    named_barrier_sync(name, 128);
     u32 before;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(before) : "r"(flag) : "memory");
     if (before != splits - 1) return false;
@@ -185,7 +166,7 @@ __device__ __forceinline__ void multiply(float (&sum)[SUMS], u32 a, u32 b) {
     const u64 a_tile = wgmma_descriptor(a), b_tile = wgmma_descriptor(b);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < BLOCK_K / 32; ++k) product32(sum, a_tile + 2 * k, b_tile + 2 * k, k > 0);
+    for (int k = 0; k < BLOCK_K / 32; ++k) wgmma_m64k32_e4m3<BLOCK_N>(sum, a_tile + 2 * k, b_tile + 2 * k, k > 0);
     wgmma_commit();
 }
 
@@ -209,11 +190,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             mbarrier_init(empty + 8 * s, 4 * CONSUMERS);  // each warp that reads the stage
         }
         fence_mbarrier_init();
-        prefetch_map(a_map), prefetch_map(b_map), prefetch_map(scale_a_map), prefetch_map(c_map);
+        prefetch_tensormap(a_map), prefetch_tensormap(b_map);
+        prefetch_tensormap(scale_a_map), prefetch_tensormap(c_map);
     }
     __syncthreads();
-    wait_for_previous_kernel();
-    let_next_kernel_start();
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
 
     const int tiles_m = (M + BLOCK_M - 1) / BLOCK_M, tiles_n = N / BLOCK_N, steps = K / BLOCK_K;
     if (!SPLIT) splits = 1;  // known to the compiler
@@ -221,25 +203,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     auto begins = [&](int split) { return static_cast<int>(static_cast<long long>(steps) * split / splits); };
     Ring<STAGES> turn;
     if (group == 0) {
-        give_registers<PRODUCER_REGISTERS>();
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
             for (int index = blockIdx.x; index < works; index += gridDim.x) {
                 const Tile tile = tile_at(index / splits, tiles_m, tiles_n, GROUP);
                 const int row = tile.m * BLOCK_M, column = tile.n * BLOCK_N, split = index % splits;
                 for (int step = begins(split); step < begins(split + 1); ++step, turn.advance()) {
                     // A fresh barrier lets a wait for the phase before its first pass.
-                    mbarrier_wait(empty + 8 * turn.stage, turn.parity ^ 1);
+                    mbarrier_wait(empty + 8 * turn.stage, turn.phase ^ 1);
                     const u32 a = ring + turn.stage * STAGE_BYTES, ready = full + 8 * turn.stage;
-                    mbarrier_expect_tx(ready, B_BYTES + rows * (BLOCK_K + 4));
-                    tensor_load(a, a_map, step * BLOCK_K, row, ready);
-                    tensor_load(a + A_BYTES, b_map, step * BLOCK_K, column, ready);
+                    mbarrier_arrive_expect_tx(ready, B_BYTES + rows * (BLOCK_K + 4));
+                    tma_load_2d(a, a_map, step * BLOCK_K, row, ready);
+                    tma_load_2d(a + A_BYTES, b_map, step * BLOCK_K, column, ready);
                     // By the copy engine, too: a warp that copied scales with cp.async cost 15 % of the speed.
-                    tensor_load(scales + turn.stage * SCALE_BYTES, scale_a_map, row, step, ready);
+                    tma_load_2d(scales + turn.stage * SCALE_BYTES, scale_a_map, row, step, ready);
                 }
             }
         }
     } else {
-        take_registers<CONSUMER_REGISTERS>();
+        warpgroup_reg_alloc<CONSUMER_REGISTERS>();
         const u32 consumer = group - 1, within = consumer * ROWS + warp % 4 * 16 + lane / 4;  // and eight rows below
         const u32 staged = ring + RING_BYTES + consumer * BUFFERS * PART_BYTES;
         u32 staged_parts = 0;
@@ -257,14 +239,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             auto start = [&](float (&sum)[SUMS]) {
                 const float scale = ahead;
                 ahead = __ldg(of_b + min(++step, steps - 1));
-                mbarrier_wait(full + 8 * turn.stage, turn.parity);
+                mbarrier_wait(full + 8 * turn.stage, turn.phase);
                 const u32 a = ring + turn.stage * STAGE_BYTES, at = scales + turn.stage * SCALE_BYTES + 4 * within;
                 multiply(sum, a + consumer * ROWS * BLOCK_K, a + A_BYTES);
                 upper = load_shared(at) * scale, lower = load_shared(at + 32) * scale;
                 turn.advance();
             };
             auto end = [&](float (&sum)[SUMS], float of_upper, float of_lower) {
-                pin(sum);
+                warpgroup_fence_operand(sum);
                 if (lane == 0) mbarrier_arrive(empty + 8 * before);
 #pragma unroll
                 for (int i = 0; i < SUMS; ++i) acc[i] += sum[i] * (i / 2 % 2 ? of_lower : of_upper);

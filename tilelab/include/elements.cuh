@@ -1,4 +1,4 @@
-// Elements of 2 and 4 bytes, alone and packed into what one instruction moves. Needs no header.
+// Elements of 2 and 4 bytes, and packs of them that a thread moves in one instruction. Includes no other header.
 #pragma once
 
 typedef unsigned int u32;
@@ -8,7 +8,7 @@ typedef unsigned char u8;
 struct bf16 { unsigned short bits; };
 struct f16 { unsigned short bits; };
 
-// What a thread moves in one instruction.
+// The type of BYTES bytes that a thread moves in one instruction.
 template <int BYTES> struct Word;
 template <> struct Word<1> { typedef unsigned char type; };
 template <> struct Word<2> { typedef unsigned short type; };
@@ -28,19 +28,19 @@ __device__ __forceinline__ float high_half(u32 word, f16) {
     asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, high;}" : "=f"(value) : "r"(word));
     return value;
 }
-// Rounds to nearest even.
-__device__ __forceinline__ u32 halves(float low, float high, bf16) {
+// Round to nearest even and pack; `low` takes the low 16 bits.
+__device__ __forceinline__ u32 pack_halves(float low, float high, bf16) {
     u32 word;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
     return word;
 }
-__device__ __forceinline__ u32 halves(float low, float high, f16) {
+__device__ __forceinline__ u32 pack_halves(float low, float high, f16) {
     u32 word;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
     return word;
 }
 
-// BYTES of elements of type T, in registers; a thread loads and stores them with one instruction.
+// BYTES of elements of type T in registers, loaded and stored with one instruction.
 template <typename T, int BYTES>
 struct Pack {
     static constexpr int COUNT = BYTES / sizeof(T);
@@ -54,10 +54,10 @@ struct Pack {
         if constexpr (sizeof(T) == 4) return __uint_as_float(word[index]);
         else return index % 2 ? high_half(word[index / 2], T{}) : low_half(word[index / 2], T{});
     }
-    // Sets elements index and index + 1 (a 4-byte element, or one alone: only the first).
+    // Set elements index and index + 1. Elements of 4 bytes and packs of one element take only the first.
     __device__ __forceinline__ void set(int index, float first, float second) {
         if constexpr (sizeof(T) == 4) word[index] = __float_as_uint(first);
-        else word[index / 2] = halves(first, second, T{});
+        else word[index / 2] = pack_halves(first, second, T{});
     }
 };
 

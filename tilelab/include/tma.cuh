@@ -1,52 +1,68 @@
-// PTX of chapter 10, wrapped once: copies by tensor map, clusters, warp groups and their products. PTX ISA:
+// Wrappers of single PTX instructions: copies by tensor map, clusters, warp groups, dependent launches. PTX ISA:
 // "cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor", "mapa", "wgmma", "setmaxnreg", "griddepcontrol".
 #pragma once
 #include "ptx.cuh"
 
-// What the driver fills in: opaque, passed by value as a __grid_constant__ parameter, never copied.
+// The driver encodes a tensor map. A kernel takes it by value as a __grid_constant__ parameter and never copies it,
+// because the copy engine needs its address in constant memory.
 struct alignas(64) TensorMap {
     u64 opaque[16];
 };
 
-// ---- copies by tensor map: one thread starts one; x is the coordinate of the innermost dimension, in elements
+// ---- copies by tensor map: one thread starts each; x is the innermost coordinate, in elements
 
-__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-__device__ __forceinline__ void tensor_load(u32 tile, const TensorMap& map, int x, int y, u32 barrier) {
+__device__ __forceinline__ void tma_load_2d(u32 tile, const TensorMap& map, int x, int y, u32 barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4}], [%2];"
                  ::"r"(tile), "l"(&map), "r"(barrier), "r"(x), "r"(y) : "memory");
 }
 
-// The box lands at the same offset in every CTA of the cluster whose bit is set, and signals the barrier there.
-__device__ __forceinline__ void tensor_load_multicast(u32 tile, const TensorMap& map, int x, int y, u32 barrier,
+__device__ __forceinline__ void tma_load_3d(u32 tile, const TensorMap& map, int x, int y, int z, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5}], [%2];"
+                 ::"r"(tile), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z) : "memory");
+}
+
+// The box lands at the same offset in each CTA of the cluster whose bit in `ctas` is set, and signals its barrier.
+__device__ __forceinline__ void tma_load_2d_multicast(u32 tile, const TensorMap& map, int x, int y, u32 barrier,
                                                       unsigned short ctas) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
                  " [%0], [%1, {%3, %4}], [%2], %5;"
                  ::"r"(tile), "l"(&map), "r"(barrier), "r"(x), "r"(y), "h"(ctas) : "memory");
 }
 
-// Writes what lies inside the tensor; shared memory may be reused after bulk_commit and bulk_wait_read.
-__device__ __forceinline__ void tensor_store(const TensorMap& map, u32 tile, int x, int y) {
+// The part of the box that lies inside the tensor is written. The tile may be reused after bulk_commit and
+// bulk_wait_read.
+__device__ __forceinline__ void tma_store_2d(const TensorMap& map, u32 tile, int x, int y) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];"
                  ::"l"(&map), "r"(tile), "r"(x), "r"(y) : "memory");
 }
 
-// Adds to what lies there, in the L2 cache.
-__device__ __forceinline__ void tensor_add(const TensorMap& map, u32 tile, int x, int y) {
+__device__ __forceinline__ void tma_store_3d(const TensorMap& map, u32 tile, int x, int y, int z) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];"
+                 ::"l"(&map), "r"(tile), "r"(x), "r"(y), "r"(z) : "memory");
+}
+
+// Add the tile to the tensor; L2 does the additions.
+__device__ __forceinline__ void tma_reduce_add_2d(const TensorMap& map, u32 tile, int x, int y) {
     asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];"
                  ::"l"(&map), "r"(tile), "r"(x), "r"(y) : "memory");
 }
 
-// Where the byte `offset` of a box lies under a swizzle of `bytes` (32, 64 or 128; 16 is none): the unit of 16 bytes is
-// XORed with bits of the number of the 128-byte line. The box starts at a multiple of 1,024.
-__device__ __forceinline__ u32 swizzled(u32 offset, u32 bytes) {
+// Return where byte `offset` of a box lies under a swizzle of `bytes` (32, 64 or 128; 16 is none). The box starts at a
+// multiple of 1,024. The number of the 128-byte line is XORed into the number of the 16-byte unit:
+//
+//     offset bits   9 8 7 | 6 5 4 | 3 2 1 0
+//                   line    unit    byte        128: unit ^= line; 64: the two low bits; 32: the lowest bit
+__device__ __forceinline__ u32 swizzle_offset(u32 offset, u32 bytes) {
     return offset ^ ((offset >> 7 & (bytes / 16 - 1)) << 4);
 }
 
-// ---- clusters: neighbouring CTAs that run together and reach each other's shared memory
+// ---- clusters: neighbouring CTAs that run at the same time and can address each other's shared memory
 
 __device__ __forceinline__ u32 cluster_rank() {
     u32 rank;
@@ -62,45 +78,45 @@ __device__ __forceinline__ void cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// The same address in the shared memory of CTA `rank`.
-__device__ __forceinline__ u32 shared_of(u32 address, u32 rank) {
-    u32 there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    return there;
+// Return the cluster-wide address of the same variable in the shared memory of CTA `rank`.
+__device__ __forceinline__ u32 map_shared_rank(u32 address, u32 rank) {
+    u32 mapped;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+    return mapped;
 }
 
-// For a stage that has been read: nothing was written that the other CTA must see, so no scope wider than the CTA's is
-// named; `.release.cluster` would cost a fence of the whole GPU each time.
-__device__ __forceinline__ void mbarrier_arrive_at(u32 barrier, u32 rank) {
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(shared_of(barrier, rank)) : "memory");
+// Release a stage that was only read. Nothing was written that another CTA must see, so the default scope (the CTA) is
+// enough; `.release.cluster` would add a fence of the whole GPU to each arrival.
+__device__ __forceinline__ void mbarrier_arrive_cluster(u32 barrier, u32 rank) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(map_shared_rank(barrier, rank)) : "memory");
 }
 
-__device__ __forceinline__ float4 load_shared_of(u32 address, u32 rank) {
+__device__ __forceinline__ float4 load_shared_cluster(u32 address, u32 rank) {
     float4 value;
     asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-                 : "r"(shared_of(address, rank)) : "memory");
+                 : "r"(map_shared_rank(address, rank)) : "memory");
     return value;
 }
 
-// ---- warp groups: four warps, of which the first has a number divisible by four
+// ---- warp groups: four consecutive warps, the first of them a multiple of four
 
 template <int REGISTERS>
-__device__ __forceinline__ void give_registers() {
+__device__ __forceinline__ void warpgroup_reg_dealloc() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
 template <int REGISTERS>
-__device__ __forceinline__ void take_registers() {
+__device__ __forceinline__ void warpgroup_reg_alloc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-// Barrier `name` (1 to 15; 0 is __syncthreads) for `threads` threads.
-__device__ __forceinline__ void group_sync(u32 name, u32 threads) {
+// Synchronise `threads` threads at barrier `name`, 1 to 15; 0 is __syncthreads.
+__device__ __forceinline__ void named_barrier_sync(u32 name, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
-// Registers and shared memory that the next product reads are ready.
+// Order earlier accesses to the registers of wgmma before the next wgmma.
 __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -109,54 +125,51 @@ __device__ __forceinline__ void wgmma_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Waits until at most PENDING groups of products are still under way.
+// Wait until at most PENDING committed groups of wgmma are still running.
 template <int PENDING>
 __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// How a product finds a tile of 64-element (128-byte) rows: the address and the 1,024 bytes from one group of eight rows
-// to the next, both in units of 16; bit 62 says that the swizzle is of 128 bytes, for which the field at bit 16 means
-// nothing and is 1. PTX ISA, "Matrix descriptor".
+// Return the matrix descriptor of a tile with rows of 128 bytes and a swizzle of 128 bytes (PTX ISA, "Matrix
+// descriptor"):
+//
+//     bits  0-13   address / 16
+//     bits 16-29   leading dimension offset, unused with this swizzle: 1
+//     bits 32-45   stride from one group of eight rows to the next / 16: 1,024 / 16
+//     bits 62-63   swizzle mode: 1 is 128 bytes
 __device__ __forceinline__ u64 wgmma_descriptor(u32 address) {
     return (1ull << 62) | (static_cast<u64>(1024 >> 4) << 32) | (1ull << 16) | ((address & 0x3FFFF) >> 4);
 }
 
-// Stores four 8 x 8 matrices of two-byte elements; lane l gives the address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
+// Store four 8 x 8 matrices of 16-bit elements. Lane l passes the address of row l % 8 of matrix l / 8; its registers
+// hold elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of each matrix. With .trans rows and columns change places.
+__device__ __forceinline__ void stmatrix_x4(u32 address, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-__device__ __forceinline__ void store_matrices_transposed(u32 address, u32 a, u32 b, u32 c, u32 d) {
+__device__ __forceinline__ void stmatrix_x4_trans(u32 address, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                  ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Two floats, rounded to bf16: `low` in the low half.
-__device__ __forceinline__ u32 bf16_pair(float low, float high) {
+// Round two floats to bf16; `low` takes the low 16 bits.
+__device__ __forceinline__ u32 pack_bf16x2(float low, float high) {
     u32 pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
 
-// ---- kernels that follow each other in a stream
+// ---- dependent launches: kernels that follow each other in a stream
 
-// Returns when the kernel before this one has finished and its writes are visible: at once where none overlaps.
-__device__ __forceinline__ void wait_for_previous_kernel() {
+// Wait until the previous kernel has finished and its writes are visible. Returns at once if the two do not overlap.
+__device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// Once every CTA of this kernel has said so, or has ended, CTAs of the next kernel start where there is room, if it was
-// launched to do so (programmatic dependent launch).
-__device__ __forceinline__ void let_next_kernel_start() {
+// Allow the next kernel to start, if it was launched with programmatic dependent launch: its CTAs start where there is
+// room, once each CTA of this kernel has executed this instruction or has ended.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
-// ---- time
-
-__device__ __forceinline__ u64 clock_cycles() {
-    u64 now;
-    asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");
-    return now;
 }

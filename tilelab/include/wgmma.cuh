@@ -1,5 +1,5 @@
-// What GEMMs of warp groups share: the order of their tiles, the ring between the one that loads and those that
-// multiply, their registers, and the product itself.
+// Warp groups that multiply: the order of their tiles, the ring that feeds them, their registers, and wgmma itself.
+// Used by ch10/wgmma_gemm and ch14/blockscaled. PTX ISA: "wgmma.mma_async", "setmaxnreg".
 #pragma once
 #include "tma.cuh"
 
@@ -7,95 +7,115 @@ struct Tile {
     int m, n;
 };
 
-// `group` rows of tiles sweep the columns together: what runs at one time reads few different tiles, so L2 holds them.
+// Return the row and column, in tiles, of the tile that is computed as number `index`.
+// Bands of `group` rows of tiles are finished one after the other, each band column by column. CTAs that run at the
+// same time then read few different tiles of A and B, so these stay in L2. With group = 2:
+//
+//     0  2  4  6
+//     1  3  5  7
+//     8 10 12 14
+//     9 11 13 15
 __device__ __forceinline__ Tile tile_at(int index, int tiles_m, int tiles_n, int group) {
     group = min(group, tiles_m);
-    const int width = group * tiles_n, first = index / width * group, size = min(tiles_m - first, group);
-    return {first + index % width % size, index % width / size};
+    const int band = group * tiles_n, first = index / band * group, size = min(tiles_m - first, group);
+    return {first + index % band % size, index % band / size};
 }
 
-// A place in a ring of SIZE stages.
+// The position of a producer or a consumer in a ring of SIZE stages. `phase` is the parity that a wait asks for; it
+// flips each time the position passes the end of the ring.
 template <u32 SIZE>
 struct Ring {
-    u32 stage = 0, parity = 0;  // parity of the phase that this turn waits for
+    u32 stage = 0, phase = 0;
     __device__ __forceinline__ void advance() {
-        if (++stage == SIZE) stage = 0, parity ^= 1;
+        if (++stage == SIZE) stage = 0, phase ^= 1;
     }
 };
 
-// Of a consumer's thread, where `ctas` of one warp group that loads and `consumers` share an SM. All threads start with
-// the same share of the registers; then the producer's go to the consumers, in steps of eight.
+// Registers per thread after setmaxnreg, for `ctas` CTAs per SM, each with one producer warp group and `consumers`
+// others. All threads start with an equal share of the SM's 65,536 registers. The producer keeps 40, and the consumers
+// receive the rest in steps of eight, up to 240.
 constexpr int PRODUCER_REGISTERS = 40;
 __device__ constexpr int consumer_registers(int consumers, int ctas) {
-    const int even = 65536 / ctas / (128 * (1 + consumers)) / 8 * 8, share = even > 248 ? 248 : even;
+    const int equal = 65536 / ctas / (128 * (1 + consumers)) / 8 * 8, share = equal > 248 ? 248 : equal;
     const int largest = (share * (consumers + 1) - PRODUCER_REGISTERS) / consumers / 8 * 8;
     return largest > 240 ? 240 : largest;
 }
 
-// The product of one warp group: d (64 x N, float32, in registers) += A (64 x 16) B^T (N x 16), bf16 in shared memory.
-// PTX ISA, "wgmma.mma_async". The instruction names every register of d, so each width has a line of its own.
-
-// %0 to %7, to %15 and so on; d[0] to d[7], to d[15] and so on.
-#define NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define NAMES_16 NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define NAMES_24 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
-#define NAMES_32 NAMES_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
-#define NAMES_40 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
-#define NAMES_48 NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
-#define NAMES_56 NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
-#define NAMES_64 NAMES_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
-#define NAMES_72 NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
-#define NAMES_80 NAMES_72 ", %72, %73, %74, %75, %76, %77, %78, %79"
-#define NAMES_88 NAMES_80 ", %80, %81, %82, %83, %84, %85, %86, %87"
-#define NAMES_96 NAMES_88 ", %88, %89, %90, %91, %92, %93, %94, %95"
-#define NAMES_104 NAMES_96 ", %96, %97, %98, %99, %100, %101, %102, %103"
-#define NAMES_112 NAMES_104 ", %104, %105, %106, %107, %108, %109, %110, %111"
-#define NAMES_120 NAMES_112 ", %112, %113, %114, %115, %116, %117, %118, %119"
-#define NAMES_128 NAMES_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
-#define EIGHT(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
-        "+f"(d[i + 6]), "+f"(d[i + 7])
-#define HELD_8 EIGHT(0)
-#define HELD_16 HELD_8, EIGHT(8)
-#define HELD_24 HELD_16, EIGHT(16)
-#define HELD_32 HELD_24, EIGHT(24)
-#define HELD_40 HELD_32, EIGHT(32)
-#define HELD_48 HELD_40, EIGHT(40)
-#define HELD_56 HELD_48, EIGHT(48)
-#define HELD_64 HELD_56, EIGHT(56)
-#define HELD_72 HELD_64, EIGHT(64)
-#define HELD_80 HELD_72, EIGHT(72)
-#define HELD_88 HELD_80, EIGHT(80)
-#define HELD_96 HELD_88, EIGHT(88)
-#define HELD_104 HELD_96, EIGHT(96)
-#define HELD_112 HELD_104, EIGHT(104)
-#define HELD_120 HELD_112, EIGHT(112)
-#define HELD_128 HELD_120, EIGHT(120)
-
-// `a`, `b` and `accumulate` are the operands after the registers; without `accumulate` what d held counts for nothing.
-#define PRODUCT(N, REGISTERS, A, B, ACCUMULATE)                                                                  \
-    if constexpr (WIDTH == N)                                                                                    \
-        asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #ACCUMULATE ", 0;\n"                                 \
-                     " wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES_##REGISTERS "}, %" #A    \
-                     ", %" #B ", p, 1, 1, 0, 0;\n}"                                                              \
-                     : HELD_##REGISTERS : "l"(a), "l"(b), "r"(accumulate));
-
-template <int WIDTH>
-__device__ __forceinline__ void product(float (&d)[WIDTH / 2], u64 a, u64 b, u32 accumulate) {
-    static_assert(WIDTH % 16 == 0 && WIDTH <= 256, "widths are multiples of 16 up to 256");
-    PRODUCT(16, 8, 8, 9, 10)
-    PRODUCT(32, 16, 16, 17, 18)
-    PRODUCT(48, 24, 24, 25, 26)
-    PRODUCT(64, 32, 32, 33, 34)
-    PRODUCT(80, 40, 40, 41, 42)
-    PRODUCT(96, 48, 48, 49, 50)
-    PRODUCT(112, 56, 56, 57, 58)
-    PRODUCT(128, 64, 64, 65, 66)
-    PRODUCT(144, 72, 72, 73, 74)
-    PRODUCT(160, 80, 80, 81, 82)
-    PRODUCT(176, 88, 88, 89, 90)
-    PRODUCT(192, 96, 96, 97, 98)
-    PRODUCT(208, 104, 104, 105, 106)
-    PRODUCT(224, 112, 112, 113, 114)
-    PRODUCT(240, 120, 120, 121, 122)
-    PRODUCT(256, 128, 128, 129, 130)
+// The compiler does not know that wgmma writes d until wgmma_wait returns. This fence stops it from reading d earlier.
+template <int COUNT>
+__device__ __forceinline__ void warpgroup_fence_operand(float (&d)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
+
+// ---- wgmma: 128 threads compute d (64 x WIDTH, float32) = or += A (64 x K) B^T (WIDTH x K)
+//
+// d is in registers, A and B are in shared memory, found by their descriptors; `accumulate` 0 ignores the old d. Thread
+// t of the warp group (warp w = t / 32, lane l = t % 32) holds, for each group j of eight columns, two pairs:
+//
+//                     column 8j + 2 (l % 4)   column 8j + 2 (l % 4) + 1
+//     row 16w + l / 4        d[4j]                    d[4j + 1]
+//     eight rows below       d[4j + 2]                d[4j + 3]
+//
+// The instruction lists each register of d by name, and inline PTX has no arrays. REGISTERS_r(FIRST, NEXT) lists the
+// numbers 0 to r - 1 in groups of eight, from which WGMMA makes the names (%0, %1, ...) and the operands (d[0], ...).
+
+#define REGISTERS_8(FIRST, NEXT) FIRST(0, 1, 2, 3, 4, 5, 6, 7)
+#define REGISTERS_16(FIRST, NEXT) REGISTERS_8(FIRST, NEXT) NEXT(8, 9, 10, 11, 12, 13, 14, 15)
+#define REGISTERS_24(FIRST, NEXT) REGISTERS_16(FIRST, NEXT) NEXT(16, 17, 18, 19, 20, 21, 22, 23)
+#define REGISTERS_32(FIRST, NEXT) REGISTERS_24(FIRST, NEXT) NEXT(24, 25, 26, 27, 28, 29, 30, 31)
+#define REGISTERS_40(FIRST, NEXT) REGISTERS_32(FIRST, NEXT) NEXT(32, 33, 34, 35, 36, 37, 38, 39)
+#define REGISTERS_48(FIRST, NEXT) REGISTERS_40(FIRST, NEXT) NEXT(40, 41, 42, 43, 44, 45, 46, 47)
+#define REGISTERS_56(FIRST, NEXT) REGISTERS_48(FIRST, NEXT) NEXT(48, 49, 50, 51, 52, 53, 54, 55)
+#define REGISTERS_64(FIRST, NEXT) REGISTERS_56(FIRST, NEXT) NEXT(56, 57, 58, 59, 60, 61, 62, 63)
+#define REGISTERS_72(FIRST, NEXT) REGISTERS_64(FIRST, NEXT) NEXT(64, 65, 66, 67, 68, 69, 70, 71)
+#define REGISTERS_80(FIRST, NEXT) REGISTERS_72(FIRST, NEXT) NEXT(72, 73, 74, 75, 76, 77, 78, 79)
+#define REGISTERS_88(FIRST, NEXT) REGISTERS_80(FIRST, NEXT) NEXT(80, 81, 82, 83, 84, 85, 86, 87)
+#define REGISTERS_96(FIRST, NEXT) REGISTERS_88(FIRST, NEXT) NEXT(88, 89, 90, 91, 92, 93, 94, 95)
+#define REGISTERS_104(FIRST, NEXT) REGISTERS_96(FIRST, NEXT) NEXT(96, 97, 98, 99, 100, 101, 102, 103)
+#define REGISTERS_112(FIRST, NEXT) REGISTERS_104(FIRST, NEXT) NEXT(104, 105, 106, 107, 108, 109, 110, 111)
+#define REGISTERS_120(FIRST, NEXT) REGISTERS_112(FIRST, NEXT) NEXT(112, 113, 114, 115, 116, 117, 118, 119)
+#define REGISTERS_128(FIRST, NEXT) REGISTERS_120(FIRST, NEXT) NEXT(120, 121, 122, 123, 124, 125, 126, 127)
+#define NAMES(a, b, c, d, e, f, g, h) "%" #a ", %" #b ", %" #c ", %" #d ", %" #e ", %" #f ", %" #g ", %" #h
+#define MORE_NAMES(...) ", " NAMES(__VA_ARGS__)
+#define OPERANDS(a, b, c, e, f, g, h, i) \
+    "+f"(d[a]), "+f"(d[b]), "+f"(d[c]), "+f"(d[e]), "+f"(d[f]), "+f"(d[g]), "+f"(d[h]), "+f"(d[i])
+#define MORE_OPERANDS(...) , OPERANDS(__VA_ARGS__)
+
+// A, B and P are the numbers of the operands after the registers: R, R + 1 and R + 2.
+#define WGMMA(N, R, A, B, P, TYPES, SCALES)                                                                \
+    if constexpr (WIDTH == N)                                                                              \
+        asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #P ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N \
+                     TYPES " {" REGISTERS_##R(NAMES, MORE_NAMES) "}, %" #A ", %" #B ", p, " SCALES ";\n}"    \
+                     : REGISTERS_##R(OPERANDS, MORE_OPERANDS) : "l"(a), "l"(b), "r"(accumulate));
+
+// A and B are bf16, 16 columns of each.
+template <int WIDTH>
+__device__ __forceinline__ void wgmma_m64k16(float (&d)[WIDTH / 2], u64 a, u64 b, u32 accumulate) {
+    static_assert(WIDTH % 16 == 0 && WIDTH <= 256, "WIDTH must be a multiple of 16, up to 256");
+    WGMMA(16, 8, 8, 9, 10, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(32, 16, 16, 17, 18, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(48, 24, 24, 25, 26, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(64, 32, 32, 33, 34, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(80, 40, 40, 41, 42, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(96, 48, 48, 49, 50, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(112, 56, 56, 57, 58, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(128, 64, 64, 65, 66, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(144, 72, 72, 73, 74, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(160, 80, 80, 81, 82, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(176, 88, 88, 89, 90, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(192, 96, 96, 97, 98, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(208, 104, 104, 105, 106, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(224, 112, 112, 113, 114, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(240, 120, 120, 121, 122, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(256, 128, 128, 129, 130, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+}
+
+// A and B are fp8 e4m3, 32 columns of each.
+template <int WIDTH>
+__device__ __forceinline__ void wgmma_m64k32_e4m3(float (&d)[WIDTH / 2], u64 a, u64 b, u32 accumulate) {
+    static_assert(WIDTH == 64 || WIDTH == 128, "WIDTH must be 64 or 128");
+    WGMMA(64, 32, 32, 33, 34, "k32.f32.e4m3.e4m3", "1, 1")
+    WGMMA(128, 64, 64, 65, 66, "k32.f32.e4m3.e4m3", "1, 1")
+}
+#undef WGMMA
