@@ -7,7 +7,6 @@ PTX ISA, "Tensors", "tensormap.replace".
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,12 @@ from ch14.descriptors.kernels import counts, job, kernel_of
 from ch14.descriptors.tile_copy import (
     copy_tma_kernel,  # the smallest of them: a tile a program, two descriptors of the host
 )
-from tilelab import cuda, device
+from tilelab import device
+from tilelab.cuda import ensure_cuda_context
+from tilelab.operands import address_range, require_tensor, row_stride
+
+# Old names, for packages that do not use tilelab.operands yet.
+context, span, check_dense = ensure_cuda_context, address_range, require_tensor
 
 __all__ = ["OPS", "TileConfig", "configs", "copy_tma_kernel", "copy", "add", "gather", "prepare", "job"]
 
@@ -47,17 +51,6 @@ def gather_spec(x, index):
 
 # ---- launching
 
-_thread = threading.local()
-
-
-def context() -> None:
-    """Give this thread a CUDA context, once: Triton 3.6 and 3.7 have the driver encode the maps of host descriptors
-    before they do so, and the first launch of a thread would fail."""
-    if not hasattr(_thread, "ready"):
-        cuda.current_device()
-        _thread.ready = True
-
-
 @dataclass
 class Launch:
     """A kernel with its arguments, ready: call it to launch it, on torch's current stream, and get `out`.
@@ -77,7 +70,7 @@ class Launch:
         if self.way == "device":  # a ContextVar: a thread that never set it has none, so set it where it is launched
             triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
         elif self.way in ("host", "gather4"):
-            context()
+            ensure_cuda_context()
         if self.grid:
             self.kernel[(self.grid,)](**self.arguments, **self.options)
         return self.out
@@ -89,23 +82,9 @@ class Launch:
         return found
 
 
-def check_dense(name: str, given, op: str) -> None:
-    """ValueError unless `given` is a tensor whose elements are what memory holds, and none asks `op` for a gradient."""
-    if not isinstance(given, torch.Tensor):
-        raise ValueError(f"{name} must be a torch.Tensor; it is a {type(given).__name__}.")
-    if given.is_nested:  # its layout may be strided, and it has no shape
-        raise ValueError(f"{name} must be a dense tensor; it is a nested one.")
-    if given.layout != torch.strided:
-        raise ValueError(f"{name} must be a dense tensor; its layout is {given.layout}.")
-    if given.requires_grad and torch.is_grad_enabled():
-        raise ValueError(f"{name} requires a gradient, and {op} here has no backward pass: detach it.")
-    if given.is_conj() or given.is_neg():
-        raise ValueError(f"{name} is a view that conjugates or negates what memory holds: resolve it first.")
-
-
 def _tensor(name: str, given, op: str, flat: bool) -> torch.Tensor:
     """`given` as the kernel takes it: bits where they are only moved, one row where it is flat."""
-    check_dense(name, given, op)
+    require_tensor(name, given, op)
     if op == "add" and given.dtype not in FLOATS:
         raise ValueError(f"add takes {', '.join(str(d)[6:] for d in FLOATS)}; {name} is {str(given.dtype)[6:]}.")
     if given.element_size() not in BITS:
@@ -127,12 +106,6 @@ def _tensor(name: str, given, op: str, flat: bool) -> torch.Tensor:
     return tensor
 
 
-def row_stride(matrix) -> int:
-    """Elements from row to row. A single row may have any, and torch reports odd ones; a descriptor wants 16 bytes."""
-    unit = max(1, UNIT // matrix.element_size())
-    return matrix.stride(0) if matrix.shape[0] > 1 else -(-matrix.shape[1] // unit) * unit
-
-
 def describable(name: str, tensor, block, written: bool) -> None:
     """ValueError for what a tensor descriptor cannot say of `tensor`, or, if it is `written`, would overwrite."""
     size, otherwise = tensor.element_size(), "or take pointers"
@@ -149,12 +122,6 @@ def describable(name: str, tensor, block, written: bool) -> None:
         raise ValueError(f"a row of {name} must end at a multiple of {UNIT} bytes: a descriptor stores whole units of "
                          f"them, and would overwrite what lies behind its {tensor.shape[-1] * size:,} bytes: pad it, "
                          f"{otherwise}.")
-
-
-def span(tensor) -> tuple[int, int]:
-    """Addresses of the first byte of a tensor that is not empty, and of the first behind its last element."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def _checked(op, x, out, y, index, config) -> dict[str, torch.Tensor]:
@@ -185,8 +152,8 @@ def _checked(op, x, out, y, index, config) -> dict[str, torch.Tensor]:
         raise ValueError("an extent has at most 2^31 - 1 elements: coordinates of a tile are 32 bits.")
     if x.is_meta:
         raise ValueError("x must be in memory; it is on the meta device.")
-    spans = {name: span(tensor) for name, tensor in [*tensors.items(), *([("index", index)] if op == "gather" else [])]
-             if tensor.numel()}
+    spans = {name: address_range(tensor) for name, tensor in {**tensors, "index": index}.items()
+             if tensor is not None and tensor.numel()}
     begin, end = spans.pop("out", (0, 0))
     for name, (start, stop) in spans.items():  # tiles are stored while others are still read
         if begin < stop and start < end:

@@ -11,7 +11,7 @@ from tilelab import build, cli, device
 
 
 def _arguments(argv):
-    parser = cli.parser("ch14.descriptors", "Check and time copy, add and gather by descriptors and by pointers "
+    parser = cli.make_parser("ch14.descriptors", "Check and time copy, add and gather by descriptors and by pointers "
                         "against torch, in bf16; with --target only compile them.")
     parser.add_argument("--op", default="copy", choices=OPS)
     parser.add_argument("--shape", default="16384,16384", metavar="R,C",
@@ -19,7 +19,7 @@ def _arguments(argv):
     parser.add_argument("--variant", default="all", metavar="NAME|best|all",
                         help="; ".join(f"{op}: {', '.join(configs(op))}" for op in OPS) + "; best or all (default)")
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
-    options = cli.parse(parser, argv)
+    options = cli.parse_options(parser, argv)
     try:
         options.rows, options.columns = map(int, options.shape.split(","))
     except ValueError:
@@ -27,7 +27,7 @@ def _arguments(argv):
     if options.rows < 1 or options.columns < 8 or options.columns % 8 or options.rows * options.columns > 1 << 33:
         parser.error("--shape takes rows from 1 and columns in multiples of 8, which are 16 bytes of bf16, and up to "
                      f"2^33 elements; here it is {options.shape[:60]}.")
-    options.chosen = cli.variants(parser, options.variant, configs(options.op))
+    options.chosen = cli.choose_variants(parser, options.variant, configs(options.op))
     return options
 
 
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     options = _arguments(argv)
     columns = ["name", "config", "status", "ms", "gbps", "ratio", "ulps", "registers", "smem", "tma_load", "tma_store",
                "reason"]
-    return cli.answer("ch14.descriptors", columns, experiments.kernels(), options.json,
+    return cli.run_and_report("ch14.descriptors", columns, experiments.kernels(), options.json,
                       lambda: _measured(options) if options.target is None else _compiled(options))
 
 

@@ -81,7 +81,7 @@ class TileConfig:
 
     def rejection(self, target: str) -> str:
         """Why it cannot run on `target`, in a sentence; empty when it may."""
-        limit = device.limits(target)
+        limit = device.target_limits(target)
         if self.described and not limit.has_tma:
             return f"{target} has no TMA: descriptors need sm_90a or newer, pointers run there."
         if self.way == "gather4" and limit.capability < (10, 0):

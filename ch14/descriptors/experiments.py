@@ -21,8 +21,8 @@ from ch14.descriptors import launch_cost, tile_copy_experiments
 from ch14.descriptors.configs import OPS, TileConfig, configs
 from ch14.descriptors.configs import chosen as descriptors_chosen
 from tilelab import bench, build, check, device, results
-from tilelab.space import TunableKernel, TargetSpace
 from tilelab.sweep import Sweep
+from tilelab.tunable import TargetSpace, TunableKernel
 
 PEER = {"copy": "torch copy_", "add": "torch add", "gather": "torch index_select"}
 LARGE = (16384, 16384)  # bf16: 512 MiB an array
@@ -188,7 +188,7 @@ class DescriptorSpace(TargetSpace):
     op: str
     rows: int
     columns: int
-    on: str | None = None
+    compile_for: str | None = None
 
     def label(self, config):
         return {"name": config.way, "config": str(config), "kernel": str(config), "shape": [self.rows, self.columns],
@@ -203,7 +203,7 @@ class DescriptorSpace(TargetSpace):
     def job(self, config):
         return descriptors.job(self.op, config, self.target)
 
-    def warm(self):
+    def warm_up(self):
         torch.zeros(1, device="cuda")
         return {}
 
@@ -214,7 +214,7 @@ class DescriptorSpace(TargetSpace):
         row, = against_torch(self.op, {"it": config}, self.rows, self.columns, **QUICK)
         return {**right, **_figures(row)}
 
-    def finals(self, chosen):
+    def measure_finalists(self, chosen):
         rows = against_torch(self.op, {str(config): config for config in chosen}, self.rows, self.columns)
         return [_figures(row) for row in rows]
 
@@ -266,7 +266,7 @@ TUNABLE_KERNEL = TunableKernel(
           "way": lambda c: f"{c.way}, {c.num_warps} warp{'s' * (c.num_warps > 1)}",
           "span": lambda c: f"span {c.span}" if c.span else f"{c.ctas} an SM",
           "stages": lambda c: f"{c.stages} stage{'s' * (c.stages > 1)}"},
-    space=_chosen_space, recorded=lambda: results.load_record("ch14_descriptors_sweep", kernels()),
+    space=_chosen_space, load_record=lambda: results.load_record("ch14_descriptors_sweep", kernels()),
     roofline=tile_copy_experiments.roofline(lambda config: 2 * config.elements), peer="torch")
 
 

@@ -33,7 +33,7 @@ def parameters(ptx: str) -> list[int]:
     return [int(array) if array else int(bits) // 8 for array, bits in found]
 
 
-def layout(compiled, arguments: dict, encode: Callable = tensor_map.tensor_map) -> list:
+def layout(compiled, arguments: dict, encode: Callable = tensor_map.make_tensor_map) -> list:
     """The parameters of Triton's CompiledKernel for `arguments` by name, but for its two of scratch; a descriptor is a
     map, a shape (32 bits) and strides (64). RuntimeError when the binary wants others."""
     values, maps = [], iter(compiled.metadata.tensordesc_meta or ())

@@ -22,7 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ch14 import descriptors
 from ch14.descriptors.configs import TileConfig
-from tilelab import build, child, cuda, device, results
+from tilelab import build, cuda, device, results, worker_pool
 
 ROWS, WIDE = 8, 64  # of int16: a row is 128 bytes
 CANARY = -7
@@ -186,7 +186,7 @@ def _asked(rule: str) -> dict:
     while len(found) < len(WAYS):
         command = [sys.executable, "-m", "ch14.descriptors.rules", rule, *WAYS[len(found):]]
         try:
-            done = subprocess.run(command, text=True, capture_output=True, cwd=child.ROOT, timeout=LIMIT_S, check=False)
+            done = subprocess.run(command, text=True, capture_output=True, cwd=worker_pool.ROOT, timeout=LIMIT_S, check=False)
             last = (done.stderr.strip().splitlines() or ["no word"])[-1]
             said = [json.loads(line) for line in done.stdout.splitlines()]
             found += said or [f"its process ended with status {done.returncode}: {last}"]

@@ -12,7 +12,7 @@ import torch
 from ch14.descriptors import tile_copy
 from ch14.descriptors.tile_copy import CopyConfig
 from tilelab import bench, build, device, results
-from tilelab.space import Roofline, TunableKernel, TargetSpace
+from tilelab.tunable import Roofline, TargetSpace, TunableKernel
 
 SIDE = 16384  # bf16: 512 MiB read and 512 MiB written
 
@@ -62,7 +62,7 @@ class CopySpace(TargetSpace):
 
     rows: int
     columns: int
-    on: str | None = None
+    compile_for: str | None = None
     which: str = ""
 
     def label(self, config):
@@ -73,7 +73,7 @@ class CopySpace(TargetSpace):
         return source()
 
     def reject(self, config):
-        if device.limits(self.target).has_tma:
+        if device.target_limits(self.target).has_tma:
             return ""
         return f"{self.target} has no TMA: descriptors need sm_90a or newer."
 
@@ -83,14 +83,14 @@ class CopySpace(TargetSpace):
                          {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}, self.target, config.num_warps,
                          config.num_stages, name=str(config))
 
-    def warm(self):
+    def warm_up(self):
         torch.zeros(1, device="cuda")
         return {}
 
     def measure(self, config):
         return measure(config, self.rows, self.columns, rounds=8, warm_s=0)
 
-    def finals(self, chosen):
+    def measure_finalists(self, chosen):
         return _against_torch(chosen, self.rows, self.columns)
 
 
@@ -123,5 +123,5 @@ TUNABLE_KERNEL = TunableKernel(
              "the course's 4": lambda _: tile_copy.configs("course")},
     axes={"tile": lambda c: f"{c.block_m}×{c.block_n}",
           "warps, stages": lambda c: f"{c.num_warps} warps, {c.num_stages} stage{'s' * (c.num_stages > 1)}"},
-    space=_chosen_space, recorded=lambda: results.load_record("ch14_gemm_copy", source()),
+    space=_chosen_space, load_record=lambda: results.load_record("ch14_gemm_copy", source()),
     roofline=roofline(lambda config: 2 * config.block_m * config.block_n), peer="torch")

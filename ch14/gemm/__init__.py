@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ch14.descriptors import context, span
 from ch14.gemm.configs import SETS, GemmConfig, configs, parse, ranked, rejection
 from tilelab import device
+from tilelab.cuda import ensure_cuda_context
+from tilelab.operands import address_range, row_stride
 
 __all__ = ["spec", "gemm", "prepare", "configs", "GemmConfig", "rejection"]
 
@@ -220,7 +221,7 @@ def _check(a, b, scale_a, scale_b, out):
     spans = [("a", a), ("b", stored), ("scale_a", scale_a), ("scale_b", scale_b)]
     for name, matrix in ((name, given) for name, given in spans if given is not None):
         # Tiles are stored while others are still read.
-        if span(out)[0] < span(matrix)[1] and span(matrix)[0] < span(out)[1]:
+        if address_range(out)[0] < address_range(matrix)[1] and address_range(matrix)[0] < address_range(out)[1]:
             raise ValueError(f"out lies in the memory that {name} spans: give it memory of its own.")
     return dtype, stored, b_k_major, out
 
@@ -298,7 +299,7 @@ def _launcher(config, a, stored, out, scale_a, scale_b, mnk, b_k_major, sms):
     options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
     if config.kernel == "plain":
         kernel, programs = gemm_plain_kernel, config.tiles(*mnk[:2])
-        args = (a, stored, out, scale_a, scale_b, *mnk, *map(_row_stride, (a, stored, out)))
+        args = (a, stored, out, scale_a, scale_b, *mnk, *map(row_stride, (a, stored, out)))
     else:
         kernel, programs = gemm_persistent_kernel, min(constants["PROGRAMS"], config.tiles(*mnk[:2]))
         a_block, b_block, rest_block, c_block = config.blocks(b_k_major)
@@ -313,7 +314,7 @@ def _launcher(config, a, stored, out, scale_a, scale_b, mnk, b_k_major, sms):
             # A ContextVar: a thread that never set it has no allocator, so set it where the launch happens.
             triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
         elif not _interpreted():
-            context()
+            ensure_cuda_context()
         if warmup:
             kernel.warmup(*args, grid=(programs,), **constants, **options)._init_handles()
         else:
@@ -322,14 +323,8 @@ def _launcher(config, a, stored, out, scale_a, scale_b, mnk, b_k_major, sms):
     return launch
 
 
-def _row_stride(matrix) -> int:
-    """Elements from row to row. A single row may have any, and torch reports odd ones; a descriptor wants 16 bytes."""
-    unit = 16 // matrix.element_size()
-    return matrix.stride(0) if matrix.shape[0] > 1 else -(-matrix.shape[1] // unit) * unit
-
-
 def _describe(matrix, block):
-    return TensorDescriptor(matrix, list(matrix.shape), [_row_stride(matrix), 1], block)
+    return TensorDescriptor(matrix, list(matrix.shape), [row_stride(matrix), 1], block)
 
 
 def gemm(a, b, *, scale_a=None, scale_b=None, out=None, config="best"):

@@ -15,7 +15,7 @@ from tilelab.sweep import Sweep
 
 
 def _arguments(argv):
-    parser = cli.parser("ch14.gemm", "Check and time tile configurations of a descriptor GEMM against cuBLAS; with "
+    parser = cli.make_parser("ch14.gemm", "Check and time tile configurations of a descriptor GEMM against cuBLAS; with "
                         "--target only compile them.")
     parser.add_argument("--mnk", default="4096,4096,4096", help="M,N,K (default 4096,4096,4096)")
     parser.add_argument("--dtype", default="bf16", choices=tuple(ITEMSIZE))
@@ -26,7 +26,7 @@ def _arguments(argv):
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
     parser.add_argument("--copy", action="store_true", help="the copy configurations instead of the GEMM")
     parser.add_argument("--journal", metavar="PATH", help="keep each row in this JSONL file, and resume from it")
-    options = cli.parse(parser, argv)
+    options = cli.parse_options(parser, argv)
     given = {name for name in vars(options) if getattr(options, name) != parser.get_default(name)}
     if options.copy and given - {"copy", "json"}:
         parser.error(f"--copy goes with --json only; here is --{min(given - {'copy', 'json'})} too.")
@@ -91,7 +91,7 @@ def _walked(options, journal: Journal | None) -> results.Record:
         raise ValueError(f"--mnk takes three sizes such as 4096,4096,4096; here it is {options.mnk!r}.") from None
     space = experiments.TUNABLE_KERNEL.space((m, n, k), options.dtype, options.target)
     if options.target:
-        device.limits(options.target)
+        device.target_limits(options.target)
     else:
         device.require("has_tma", "timing the GEMM", "compile it with --target sm_100a")
     chosen = _chosen(options, m, n, k)

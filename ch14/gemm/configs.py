@@ -109,7 +109,7 @@ class GemmConfig:
 
     def tensor_core(self, target: str) -> str:
         """The instruction family the compiler chooses on `target`: wgmma, tcgen05 or mma.sync."""
-        limit = device.limits(target)
+        limit = device.target_limits(target)
         if limit.has_wgmma and self.num_warps % 4 == 0 and self.block_m >= 64:
             return "wgmma"
         # Triton gives tensor memory to kernels of 4 or 8 warps; with 16 it falls back to Ampere's instruction.
@@ -137,7 +137,7 @@ REGISTERS_BESIDE_ACCUMULATOR = 26
 
 def rejection(config: GemmConfig, target: str, dtype: str) -> str:
     """Why `config` cannot run on `target`, in one sentence; empty when the resource model lets it pass."""
-    limit = device.limits(target)
+    limit = device.target_limits(target)
     if not limit.has_tma:
         return f"{target} has no TMA: descriptors need sm_90a or newer."
     unit = config.tensor_core(target)
@@ -263,7 +263,7 @@ def predicted_ms(config: GemmConfig, m: int, n: int, k: int, dtype: str, sms: in
 
 def _plain_resident(config: GemmConfig, dtype: str) -> int:
     """How many programs of the plain kernel share an SM of sm_90a."""
-    limit = device.limits("sm_90a")
+    limit = device.target_limits("sm_90a")
     threads = 32 * config.num_warps
     registers = config.block_m * config.block_n // threads + REGISTERS_BESIDE_ACCUMULATOR
     return max(1, min(limit.smem_per_sm // (config.smem_bytes(dtype, limit.target) + 1024),

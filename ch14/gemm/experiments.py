@@ -18,8 +18,8 @@ from ch14.gemm.configs import ITEMSIZE, GemmConfig, Rates, _course, configs, ran
 from ch14.gemm.configs import job as gemm_job
 from ch14.gemm.configs import predicted_ms as gemm_predicted_ms
 from tilelab import bench, build, check, device, results
-from tilelab.space import Roofline, TunableKernel, TargetSpace
 from tilelab.sweep import Sweep
+from tilelab.tunable import Roofline, TargetSpace, TunableKernel
 
 SQUARES = (2048, 4096, 8192)
 LLM_M = (64, 512, 4096, 8192)
@@ -99,7 +99,7 @@ class GemmSpace(TargetSpace):
     k: int
     dtype: str = "bf16"
     layout: str = "k"
-    on: str | None = None
+    compile_for: str | None = None
     which: str = ""
     careful: bool = False
 
@@ -129,18 +129,18 @@ class GemmSpace(TargetSpace):
                                 self.dtype == "fp8")
 
     def predicted_ms(self, config):
-        if not device.limits(self.target).has_wgmma:  # the model's rates are of Hopper's instruction
+        if not device.target_limits(self.target).has_wgmma:  # the model's rates are of Hopper's instruction
             return None
         return gemm_predicted_ms(config, *self.case[:4], self.sms)
 
-    def warm(self):
+    def warm_up(self):
         library(*inputs(*self.case))()
         return {}
 
     def measure(self, config):
         return measure(config, *self.case, **({} if self.careful else QUICK))
 
-    def finals(self, chosen):
+    def measure_finalists(self, chosen):
         return _against_cublas(chosen, *self.case)
 
 
@@ -235,7 +235,7 @@ def latency():
              "prepared, host descriptors": gemm.prepare(a, b, out=out, config=host),
              "prepared, device descriptors": gemm.prepare(a, b, out=out, config=plain),
              "gemm(), everything each time": lambda: gemm.gemm(a, b, out=out, config=host)}
-    return [{"name": name, "us": bench.call_us(call), "status": "ok"} for name, call in calls.items()]
+    return [{"name": name, "us": bench.measure_call_us(call), "status": "ok"} for name, call in calls.items()]
 
 
 GRID_TILES = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 192), (128, 256), (256, 128))
@@ -264,14 +264,14 @@ def built(targets=device.TARGETS[1:], sets=("conservative", "proposed"), dtype: 
             for job, (which, config, target) in zip(jobs, order)]
 
 
-roofs = bench.roofs
+roofs = bench.measured_roofs
 
 
 def _chosen_space(shape: tuple[int, ...], dtype: str, target: str | None) -> GemmSpace:
     if len(shape) != 3 or not 1 <= min(shape) <= max(shape) < 2**31:
         raise ValueError(f"a shape is M,N,K, each at least 1 and below 2,147,483,648; here it is "
                          f"{str(shape)[:60]}.")
-    return GemmSpace(*shape, dtype, on=target)
+    return GemmSpace(*shape, dtype, compile_for=target)
 
 
 def _roofline(dtype: str) -> Roofline:
@@ -299,4 +299,4 @@ TUNABLE_KERNEL = TunableKernel(
           "warps": lambda c: f"{c.num_warps} warps",
           "tile, warps": lambda c: f"{c.block_m}×{c.block_n}, {c.num_warps} warps",
           "K step": lambda c: f"BLOCK_K {c.block_k}", "kernel": lambda c: c.kernel},
-    space=_chosen_space, recorded=lambda: results.load_record("ch14_gemm_sweep", source()), roofline=_roofline)
+    space=_chosen_space, load_record=lambda: results.load_record("ch14_gemm_sweep", source()), roofline=_roofline)

@@ -17,7 +17,7 @@ import tempfile
 import time
 
 from ch14.gemm import experiments
-from tilelab import check, child, device, faults, gpu_worker, results, sweep
+from tilelab import check, device, faults, gpu_worker, results, sweep, worker_pool
 from tilelab.journal import Journal
 from tilelab.sweep import Sweep
 
@@ -27,7 +27,7 @@ KERNELS = pathlib.Path(faults.__file__).with_name("faults_kernels.py")
 
 def source(*things) -> str:
     """Hash of the engine, and of what an experiment runs beside it."""
-    return results.source_hash(sweep.Sweep, sweep.built, sweep.timed, sweep.fastest, child, gpu_worker, *things)
+    return results.source_hash(sweep.Sweep, sweep.build_configuration, sweep.measure_configuration, sweep.sort_by_speed, worker_pool, gpu_worker, *things)
 
 
 def _experiment(name: str, *things, can_run=lambda: device.current().has_tma):
@@ -93,7 +93,7 @@ def _timed_alone(name: str, cache: str, **env: str) -> dict:
     """Run a contender in a fresh process: what it prints, and `seconds` from start to end."""
     begun = time.monotonic()
     done = subprocess.run([sys.executable, "-m", "ch14.gemm.sweep_experiments", name], capture_output=True, text=True,
-                          env={**os.environ, "TRITON_CACHE_DIR": cache, **env}, cwd=child.ROOT, check=False)
+                          env={**os.environ, "TRITON_CACHE_DIR": cache, **env}, cwd=worker_pool.ROOT, check=False)
     seconds = time.monotonic() - begun
     if done.returncode:
         raise RuntimeError(f"{name} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
@@ -118,7 +118,7 @@ def _compared(rows: list[dict]) -> list[dict]:
     """The rows with their winners' times, interleaved with each other and cuBLAS."""
     by_name = {config.name: config for config in experiments.grid()}
     winners = list(dict.fromkeys(row["kernel"] for row in rows))
-    finals = dict(zip(winners, experiments.GemmSpace(SIDE, SIDE, SIDE).finals([by_name[name] for name in winners])))
+    finals = dict(zip(winners, experiments.GemmSpace(SIDE, SIDE, SIDE).measure_finalists([by_name[name] for name in winners])))
     return [row | {key: finals[row["kernel"]][key] for key in ("ms", "peer", "peer_ms", "ratio", "tflops")}
             | {"status": "ok", "configurations": len(by_name), "cores": os.cpu_count()} for row in rows]
 
@@ -158,7 +158,7 @@ def _outcome(fault: str) -> str:
     """What `autotuned_fault` says or dies of, in a process of its own."""
     try:
         done = subprocess.run([sys.executable, "-m", "ch14.gemm.sweep_experiments", fault], capture_output=True, text=True,
-                              cwd=child.ROOT, timeout=PATIENCE_S, check=False)
+                              cwd=worker_pool.ROOT, timeout=PATIENCE_S, check=False)
     except subprocess.TimeoutExpired:
         return f"no answer within {PATIENCE_S} s, then killed"
     if done.returncode == 0:
