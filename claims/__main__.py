@@ -16,8 +16,8 @@ from tilelab import notebook, results
 
 
 async def _run(path) -> None:
-    async with notebook.kernel_for(path, TILES_RECORD="1") as client:
-        await notebook.record(path, client)
+    async with notebook.start_kernel(path, TILES_RECORD="1") as client:
+        await notebook.record_notebook(path, client)
 
 
 def main(argv: list[str] | None = None) -> int:

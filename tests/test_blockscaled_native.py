@@ -186,7 +186,7 @@ def test_native_on_the_gpu(form):
 def gpu(monkeypatch):
     """The choice of a kernel as it is made on a GPU that is not here: `gpu(target)(form, scales, out)`."""
     def on(target):
-        here = device.Device(f"a GPU of {target}", device.limits(target).capability, target, 100)
+        here = device.Device(f"a GPU of {target}", device.target_limits(target).capability, target, 100)
         monkeypatch.setattr(device, "current", lambda: here)
         monkeypatch.setattr(native, "_interpreted", lambda: False)
 

@@ -20,7 +20,7 @@ rows = {name: experiments.recorded(name).rows for name in experiments.EXPERIMENT
 def test_a_record_is_whole_and_of_todays_kernels(name):
     record = experiments.recorded(name)
     assert not record.stale and record.label().startswith("recorded without a GPU, 2")
-    assert results.slug(record.data) == "no-gpu"
+    assert results.gpu_folder(record.data) == "no-gpu"
     wanted = [experiments.key({"triton": version, "target": target, "hunt": hunt, **config})
               for version, target, hunt, config in experiments.EXPERIMENTS[name]()]
     assert [experiments.key(row) for row in record.rows] == wanted

@@ -8,7 +8,7 @@ from tilelab import cli
 
 
 def answered(rows, path=None):
-    return cli.answer("ch99.module", ["name", "absent", "status"], "0" * 12, path, lambda: rows)
+    return cli.run_and_report("ch99.module", ["name", "absent", "status"], "0" * 12, path, lambda: rows)
 
 
 @pytest.mark.parametrize("statuses, status", [(["ok", "ok"], 0), (["ok", "unsupported"], 2),
@@ -38,7 +38,7 @@ def test_what_cannot_run_is_one_line_and_two(capsys, error):
     def measure():
         raise error("No GPU.\nand a long story")
 
-    assert cli.answer("ch99.module", ["name"], "0" * 12, None, measure) == 2
+    assert cli.run_and_report("ch99.module", ["name"], "0" * 12, None, measure) == 2
     assert capsys.readouterr().err == "python -m ch99.module: No GPU.\n"
 
 
@@ -46,7 +46,7 @@ def test_ctrl_c_is_one_line(capsys):
     def measure():
         raise KeyboardInterrupt
 
-    assert cli.answer("ch99.module", ["name"], "0" * 12, None, measure) == 130
+    assert cli.run_and_report("ch99.module", ["name"], "0" * 12, None, measure) == 130
     assert capsys.readouterr().err == "python -m ch99.module: interrupted.\n"
 
 
@@ -59,6 +59,6 @@ def test_ctrl_c_is_one_line(capsys):
 ])
 def test_bad_usage_is_one_line_and_two(capsys, argv, said):
     with pytest.raises(SystemExit) as stopped:
-        cli.parse(cli.parser("ch99.module", "Nothing."), argv)
+        cli.parse_options(cli.make_parser("ch99.module", "Nothing."), argv)
     assert stopped.value.code == 2
     assert capsys.readouterr().err == f"python -m ch99.module: {said}\n"

@@ -229,46 +229,46 @@ def loaded(monkeypatch):
     monkeypatch.setattr(cuda, "current_device", lambda: types.SimpleNamespace(device_id=0))
     monkeypatch.setattr(cuda, "_kernels", {})
     names = []
-    monkeypatch.setattr(cuda, "load", lambda cubin, name: names.append(name) or object())
+    monkeypatch.setattr(cuda, "load_cubin", lambda cubin, name: names.append(name) or object())
     return names
 
 
 def test_kernel_is_loaded_once_until_edited(tmp_path, loaded, monkeypatch):
     path = write(tmp_path, kernel='#include "inner.cuh"\n' + FILL, inner="#define VALUE 7\n")
-    first = cuda.kernel(path, "fill")
-    assert cuda.kernel(str(path), "fill") is first
+    first = cuda.load_kernel(path, "fill")
+    assert cuda.load_kernel(str(path), "fill") is first
     monkeypatch.chdir(tmp_path)
-    assert cuda.kernel("kernel.cu", "fill") is first and len(loaded) == 1
-    assert cuda.kernel(path, "fill", ["-DOTHER=1"]) is not first and cuda.kernel(path, "fill") is first
+    assert cuda.load_kernel("kernel.cu", "fill") is first and len(loaded) == 1
+    assert cuda.load_kernel(path, "fill", ["-DOTHER=1"]) is not first and cuda.load_kernel(path, "fill") is first
     for edited in (path, tmp_path / "inner.cuh"):
         edited.write_text(edited.read_text() + "\n")
-        second = cuda.kernel(path, "fill")
-        assert second is not first and cuda.kernel(path, "fill") is second
+        second = cuda.load_kernel(path, "fill")
+        assert second is not first and cuda.load_kernel(path, "fill") is second
         first = second
     path.unlink()
     with pytest.raises(FileNotFoundError):
-        cuda.kernel(path, "fill")
+        cuda.load_kernel(path, "fill")
 
 
 def test_kernel_is_cheap_to_ask_for(tmp_path, loaded):
     path = write(tmp_path, kernel='#include "ptx.cuh"\n' + FILL)
-    cuda.kernel(path, "fill", ["-DVALUE=7"])
+    cuda.load_kernel(path, "fill", ["-DVALUE=7"])
     begun = time.process_time()
     for _ in range(1000):
-        cuda.kernel(path, "fill", ["-DVALUE=7"])
+        cuda.load_kernel(path, "fill", ["-DVALUE=7"])
     assert time.process_time() - begun < 0.1 and len(loaded) == 1  # 100 us each, and it takes a few
 
 
 def test_without_a_gpu_is_unsupported(monkeypatch, tmp_path):
     monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
     with pytest.raises(device.Unsupported, match=r"here is no GPU \(torch is a CPU build\)"):
-        cuda.load(b"", "fill")
+        cuda.load_cubin(b"", "fill")
     with pytest.raises(device.Unsupported):
         cuda.launch(None, 1, 32, [])
     with pytest.raises(device.Unsupported):
         cuda.prepare_launch(None, 1, 32, [])
     with pytest.raises(device.Unsupported):
-        cuda.kernel(tmp_path / "none.cu", "fill")
+        cuda.load_kernel(tmp_path / "none.cu", "fill")
 
 
 def test_too_much_shared_memory_is_unsupported(monkeypatch):
@@ -293,7 +293,7 @@ def test_cpu_tensor_is_refused():
 @pytest.mark.gpu
 def test_launch_with_much_shared_memory_on_a_side_stream():
     here = device.current()
-    kernel = cuda.load(cuda.compile_cubin(LAST_WORD, here.target), "last_word")
+    kernel = cuda.load_cubin(cuda.compile_cubin(LAST_WORD, here.target), "last_word")
     source = torch.randn(3, 128, device="cuda")
     late, out = torch.full_like(source, float("nan")), torch.full_like(source, float("nan"))
     stream = torch.cuda.Stream()
@@ -309,7 +309,7 @@ def test_launch_with_much_shared_memory_on_a_side_stream():
 
 @pytest.mark.gpu
 def test_launch_on_the_default_stream():
-    kernel = cuda.load(cuda.compile_cubin(FILL, device.current().target, options=["-DVALUE=7"]), "fill")
+    kernel = cuda.load_cubin(cuda.compile_cubin(FILL, device.current().target, options=["-DVALUE=7"]), "fill")
     out = torch.full((32,), -1, dtype=torch.int32, device="cuda")
     cuda.launch(kernel, 1, 32, [out, ctypes.c_int(20)])
     assert out.tolist() == [7] * 20 + [-1] * 12
@@ -318,7 +318,7 @@ def test_launch_on_the_default_stream():
 @pytest.mark.gpu
 def test_prepared_launch_follows_the_stream_and_keeps_its_tensors(tmp_path):
     here = device.current()
-    kernel = cuda.kernel(write(tmp_path, kernel=LAST_WORD), "last_word")
+    kernel = cuda.load_kernel(write(tmp_path, kernel=LAST_WORD), "last_word")
     source, out = torch.randn(3, 128, device="cuda"), torch.zeros(3, 128, device="cuda")
     expected = 1.5 * source
     words = ctypes.c_uint32(here.smem_per_block // 4)
@@ -342,7 +342,7 @@ def test_prepared_launch_follows_the_stream_and_keeps_its_tensors(tmp_path):
 
 @pytest.mark.gpu
 def test_kernel_with_cccl_runs(tmp_path):
-    kernel = cuda.kernel(write(tmp_path, kernel=BARRIER), "copy")
+    kernel = cuda.load_kernel(write(tmp_path, kernel=BARRIER), "copy")
     source, out = torch.randn(256, 4, device="cuda"), torch.zeros(256, 4, device="cuda")
     cuda.launch(kernel, 1, 256, [source, out])
     torch.testing.assert_close(out, source.flip(0), rtol=0, atol=0)
@@ -360,7 +360,7 @@ def test_static_and_dynamic_shared_memory_together(static, dynamic):
         __syncthreads();
         out[threadIdx.x] = tile[{static} * 256 - 32 + threadIdx.x] + more[{dynamic} * 256 - 32 + threadIdx.x];
     }}"""
-    kernel = cuda.load(cuda.compile_cubin(source, device.current().target), "sum")
+    kernel = cuda.load_cubin(cuda.compile_cubin(source, device.current().target), "sum")
     out = torch.zeros(32, dtype=torch.int32, device="cuda")
     for size in (0, 512, 0):  # a smaller launch in between takes nothing back
         cuda.launch(kernel, 1, 32, [out], dynamic * 1024 + size)

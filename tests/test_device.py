@@ -46,21 +46,21 @@ def fake_gpu(monkeypatch, name="NVIDIA H200", capability=(9, 0)):
     ("sm_121a", 101376, 1536, ("has_tma", "has_native_block_scale")),
 ])
 def test_limits(target, smem, threads, has):
-    found = device.limits(target)
+    found = device.target_limits(target)
     assert (found.target, found.smem_per_block, found.threads_per_sm) == (target, smem, threads)
     assert found.smem_per_sm == smem + 1024  # the runtime keeps 1 KiB of each block
     assert tuple(name for name in PREDICATES if getattr(found, name)) == has
 
 
 def test_limits_cover_the_targets():
-    assert tuple(device.limits(target).target for target in device.TARGETS) == device.TARGETS
+    assert tuple(device.target_limits(target).target for target in device.TARGETS) == device.TARGETS
 
 
 def test_unknown_target_says_which_exist():
     with pytest.raises(ValueError, match=r"^sm_90 lacks .* sm_90a\.$"):
-        device.limits("sm_90")
+        device.target_limits("sm_90")
     with pytest.raises(ValueError, match=r"unknown target 'hopper'.*" + ", ".join(device.TARGETS)):
-        device.limits("hopper")
+        device.target_limits("hopper")
 
 
 def test_known_gpus():
@@ -185,7 +185,7 @@ def test_current_on_this_gpu():
     assert here.capability == torch.cuda.get_device_capability() and here.name == torch.cuda.get_device_name()
     assert here.sms > 0 and here.memory_bytes > 2**30 and here.l2_bytes > 0
     if here.target in device.TARGETS:
-        assert here.smem_per_block == device.limits(here.target).smem_per_block
+        assert here.smem_per_block == device.target_limits(here.target).smem_per_block
     if published := device.known_gpu(here.name):
         assert published.target == here.target and published.sms in (None, here.sms)
 
@@ -223,7 +223,7 @@ def test_what_processes_hold(monkeypatch, tmp_path):
 def test_out_of_memory_is_one_sentence(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4 << 30, 140 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 10 << 30)
-    assert device.out_of_memory(ValueError("other")) == ""
-    assert device.out_of_memory(torch.OutOfMemoryError("tried to")) == (
+    assert device.out_of_memory_reason(ValueError("other")) == ""
+    assert device.out_of_memory_reason(torch.OutOfMemoryError("tried to")) == (
         "the GPU's memory does not suffice, of whose 140 GiB other processes hold 126: end them, or hide the GPU with "
         "CUDA_VISIBLE_DEVICES=-1 to see what is recorded")

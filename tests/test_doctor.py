@@ -141,18 +141,18 @@ def test_a_home_that_cannot_be_written(machine, monkeypatch, tmp_path):
     for variable in ("TRITON_CACHE_DIR", "TRITON_HOME", "TILES_CUBINS", "XDG_CACHE_HOME"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    rows = by_name(doctor.examine())
+    rows = by_name(doctor.run_checks())
     assert (rows["Triton cache"].status, rows["CUDA cache"].status) == ("failed", "warn")
     monkeypatch.setenv("HOME", "/")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    assert by_name(doctor.examine())["Triton cache"] == Row("Triton cache", "ok", str(tmp_path))
+    assert by_name(doctor.run_checks())["Triton cache"] == Row("Triton cache", "ok", str(tmp_path))
 
 
 def test_a_disk_that_is_full(machine, monkeypatch, tmp_path):
     machine()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(doctor.tempfile, "TemporaryFile", lambda dir: open("/dev/full", "wb"))
-    row = by_name(doctor.examine())["Triton cache"]
+    row = by_name(doctor.run_checks())["Triton cache"]
     assert row.status == "failed" and "No space left on device" in row.detail
 
 
@@ -168,7 +168,7 @@ def test_no_folder_for_temporary_files(monkeypatch):
 def test_cache_is_examined_without_being_made(machine, monkeypatch, tmp_path):
     machine()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "new" / "cache"))
-    assert by_name(doctor.examine())["Triton cache"].status == "ok" and not list(tmp_path.iterdir())
+    assert by_name(doctor.run_checks())["Triton cache"].status == "ok" and not list(tmp_path.iterdir())
 
 
 def test_gpu_that_torch_cannot_see(machine, capsys):
@@ -181,7 +181,7 @@ def test_gpu_that_torch_cannot_see(machine, capsys):
 
 def test_gpu_hidden_on_purpose_is_no_failure(machine):
     machine(device.Device(note="CUDA_VISIBLE_DEVICES hides every GPU"), "nvidia-smi lists NVIDIA H200", "580.95.05")
-    rows = by_name(doctor.examine())
+    rows = by_name(doctor.run_checks())
     assert rows["GPU"].status == "skipped" and "CUDA_VISIBLE_DEVICES" in rows["GPU"].detail
     assert not [row for row in rows.values() if row.status == "failed"]
 
@@ -190,14 +190,14 @@ def test_gpu_hidden_on_purpose_is_no_failure(machine):
     ("570.124.06", "failed"), ("580.65.06", "ok"), ("590.10", "ok"), (None, "warn")])
 def test_driver_version(machine, driver, status):
     machine(device.Device("NVIDIA H200", (9, 0), "sm_90a", driver=driver), driver=driver)
-    row = by_name(doctor.examine())["driver"]
+    row = by_name(doctor.run_checks())["driver"]
     assert row.status == status and "580" in row.detail
 
 
 def test_no_driver_is_skipped(machine, monkeypatch, tmp_path):
     machine()
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert by_name(doctor.examine())["driver"].status == "skipped"
+    assert by_name(doctor.run_checks())["driver"].status == "skipped"
 
 
 OLD = """case "$*" in *-L*) echo "GPU 0: NVIDIA H200 (UUID: GPU-1)";; *) echo 535.104.05;; esac"""
@@ -216,7 +216,7 @@ def test_what_nvidia_smi_says(monkeypatch, tmp_path, capsys, script, status, dri
     monkeypatch.setattr(device, "current", lambda: NO_GPU)
     monkeypatch.setattr(doctor, "_proof", lambda kind, targets, skip_run: [])
     assert doctor.main([]) == status and "Traceback" not in capsys.readouterr().out
-    rows = by_name(doctor.examine())
+    rows = by_name(doctor.run_checks())
     assert (rows["driver"].status, rows["driver"].detail) == driver and rows["GPU"].status == gpu
 
 
@@ -238,13 +238,13 @@ def test_gpu_runs_its_own_target(machine, capsys):
 
 def test_gpu_is_not_run_for_another_target(machine):
     machine(H200, driver="580.95.05")
-    row = by_name(doctor.examine("sm_100a"))["CUDA copy runs"]
+    row = by_name(doctor.run_checks("sm_100a"))["CUDA copy runs"]
     assert row.status == "skipped" and "sm_100a" in row.detail and "sm_90a" in row.detail
 
 
 def test_gpu_without_tma(machine):
     machine(A100, driver="580.95.05")
-    rows = doctor.examine()
+    rows = doctor.run_checks()
     named = by_name(rows)
     assert named["GPU"].status == "ok" and "no TMA" in named["GPU"].detail
     assert named["Triton copy runs"].status == "skipped" and "8.0" in named["Triton copy runs"].detail
@@ -259,7 +259,7 @@ def test_wrong_nvrtc(machine, monkeypatch, nvrtc_version, architectures, says):
     machine()
     monkeypatch.setattr(nvrtc, "nvrtcVersion", lambda: nvrtc_version)
     monkeypatch.setattr(nvrtc, "nvrtcGetSupportedArchs", lambda: (0, architectures))
-    rows = by_name(doctor.examine())
+    rows = by_name(doctor.run_checks())
     assert rows["NVRTC"].status == "failed" and says in rows["NVRTC"].detail
     assert rows["CUDA copy"].status == "skipped" and "NVRTC" in rows["CUDA copy"].detail
 
@@ -272,7 +272,7 @@ def test_nvrtc_absent(machine, monkeypatch):
 
     machine()
     monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", nowhere)
-    rows = by_name(doctor.examine())
+    rows = by_name(doctor.run_checks())
     assert rows["NVRTC"] == Row("NVRTC", "failed", "libnvrtc is not found: install cuda-toolkit[nvrtc]==13.0.3.")
     assert rows["CUDA copy"].status == "skipped"
 
@@ -357,7 +357,7 @@ def test_help(capsys):
 
 @pytest.mark.gpu
 def test_on_this_gpu():
-    rows = by_name(doctor.examine())
+    rows = by_name(doctor.run_checks())
     assert not [row for row in rows.values() if row.status == "failed"], rows
     if device.current().has_tma:
         for name in ("Triton copy runs", "CUDA copy runs"):

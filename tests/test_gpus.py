@@ -73,7 +73,7 @@ def test_refusals(two):
         gpus.table(two, "ratio", by=["shape"])
     with pytest.raises(ValueError, match=r"^no row of speed has 'speed': choose of config, name, .*, status\.$"):
         gpus.picture(two, "speed", title="")
-    (results.folder() / "nvidia-b200" / "speed.json").write_text("{")
+    (results.results_folder() / "nvidia-b200" / "speed.json").write_text("{")
     with pytest.raises(ValueError, match="nvidia-b200/speed.json is not JSON"):
         gpus.table(two, "ratio")
 

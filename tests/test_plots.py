@@ -127,7 +127,7 @@ def test_labels_of_crowded_points_do_not_overlap():
 
 @pytest.mark.parametrize("config", [*configs("course"), *configs("proposed")], ids=lambda config: config.name)
 def test_gemm_picture(config):
-    figure = diagrams.gemm_picture(config, 1024, 2048, 1024)
+    figure = diagrams.draw_gemm(config, 1024, 2048, 1024)
     assert f"stage {config.num_stages - 1}" in words(figure)
     assert f"A {config.block_m * config.block_k * 2 / 1024:g} KB" in words(figure)
     assert_draws(figure)
@@ -137,11 +137,11 @@ def test_gemm_picture(config):
 def test_gemm_picture_of_any_shape_and_anything_like_a_config(shape):
     config = SimpleNamespace(block_m=256, block_n=64, block_k=32, num_stages=16, epilogue_parts=4,
                              smem_bytes=lambda dtype, target: 2**18)
-    assert_draws(diagrams.gemm_picture(config, *shape))
+    assert_draws(diagrams.draw_gemm(config, *shape))
 
 
 def test_sweep_picture():
-    assert_draws(diagrams.sweep_picture())
+    assert_draws(diagrams.draw_sweep())
 
 
 def test_colours_are_fixed():

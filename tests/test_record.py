@@ -135,8 +135,8 @@ def test_refusals(notebooks, monkeypatch, capsys):
 def test_one_recording_at_a_time(notebooks, capsys):
     path = write(notebooks / "a.ipynb", "1")
     before = path.read_bytes()
-    results.folder().mkdir()
-    with filelock.FileLock(results.folder() / ".recording"):
+    results.results_folder().mkdir()
+    with filelock.FileLock(results.results_folder() / ".recording"):
         assert record.main([]) == 2
     assert capsys.readouterr().err.startswith("Another recording is running") and path.read_bytes() == before
     assert record.main([]) == 0 and path.read_bytes() != before
@@ -173,7 +173,7 @@ def test_nowhere_to_write_is_said_before_measuring(notebooks, monkeypatch, tmp_p
 def test_a_relative_folder_is_one_for_all(notebooks, monkeypatch):
     monkeypatch.chdir(notebooks.parent)
     monkeypatch.setenv("TILES_RESULTS", "kept")
-    write(notebooks / "a.ipynb", "from tilelab import results\nprint(results.folder())")
+    write(notebooks / "a.ipynb", "from tilelab import results\nprint(results.results_folder())")
     assert record.main([]) == 0
     assert nbformat.read(notebooks / "a.ipynb", 4).cells[1].outputs[0].text.strip() == str(notebooks.parent / "kept")
 
@@ -218,7 +218,7 @@ def _until(happened, seconds=120):
 
 def test_tests_that_end_without_a_report(notebooks, monkeypatch, tmp_path, capsys):
     (tmp_path / "conftest.py").write_text("import os\nos._exit(9)\n")
-    kept = results.folder() / "nvidia-h200" / "tests.json"
+    kept = results.results_folder() / "nvidia-h200" / "tests.json"
     results.write_atomically(kept, "of before")
     assert record.main(["--notebooks", "--tests"]) == 1
     assert capsys.readouterr().out == ("tests: failed, tests.json left as it was: "

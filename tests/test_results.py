@@ -197,7 +197,7 @@ def test_load_prefers_this_gpu_then_the_h200(on):
     assert results.load("gemm", "nvidia-a100")["rows"] == [{"on": "NVIDIA A100"}]
     on(device.Device())
     assert results.load("gemm")["rows"] == [{"on": "NVIDIA H200"}]
-    os.remove(results.folder() / "nvidia-h200" / "gemm.json")
+    os.remove(results.results_folder() / "nvidia-h200" / "gemm.json")
     assert results.load("gemm")["rows"] == [{"on": "NVIDIA A100"}]
     with pytest.raises(FileNotFoundError, match="gemm on nvidia-h200 in .*: there is nvidia-a100/gemm, nv"):
         results.load("gemm", "nvidia-h200")

@@ -10,17 +10,17 @@ import urllib.parse
 import pytest
 
 from tilelab import site
-from tilelab.child import ROOT
+from tilelab.worker_pool import ROOT
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    return site.write(tmp_path_factory.mktemp("site"))
+    return site.write_pages(tmp_path_factory.mktemp("site"))
 
 
 def test_a_page_for_the_readme_and_for_each_notebook(pages):
-    assert [page.stem for page in pages] == ["index", *(path.stem for path in site.notebooks())]
-    assert {path.stem for path in site.notebooks()} == {path.stem for path in (site.ROOT / "notebooks").glob("*.ipynb")}
+    assert [page.stem for page in pages] == ["index", *(path.stem for path in site.notebooks_in_order())]
+    assert {path.stem for path in site.notebooks_in_order()} == {path.stem for path in (site.ROOT / "notebooks").glob("*.ipynb")}
 
 
 def test_nothing_is_fetched_and_nothing_runs(pages):

@@ -67,15 +67,15 @@ def test_what_it_cannot_describe_is_said_in_a_sentence(change, said):
 
 def test_a_tensor_is_checked_before_the_gpu_is_asked_for():
     with pytest.raises(ValueError, match="this tensor holds complex64"):
-        tensor_map.tensor_map(torch.zeros(8, 8, dtype=torch.complex64), (8, 8))
+        tensor_map.make_tensor_map(torch.zeros(8, 8, dtype=torch.complex64), (8, 8))
     with pytest.raises(ValueError, match="1 to 256"):
-        tensor_map.tensor_map(torch.zeros(512, 8), (512, 8))
+        tensor_map.make_tensor_map(torch.zeros(512, 8), (512, 8))
 
 
 @pytest.mark.skipif(current().capability is not None, reason="says what lacks without a GPU")
 def test_without_a_gpu_a_map_is_unsupported():
     with pytest.raises(Unsupported, match="needs an NVIDIA GPU"):
-        tensor_map.tensor_map(torch.zeros(8, 8), (8, 8))
+        tensor_map.make_tensor_map(torch.zeros(8, 8), (8, 8))
 
 
 @pytest.mark.gpu
@@ -83,5 +83,5 @@ def test_without_a_gpu_a_map_is_unsupported():
 def test_the_driver_takes_every_dtype(dtype):
     x = torch.zeros(40, 64, device="cuda").to(dtype)
     for fill in ("zero", "nan") if dtype.is_floating_point else ("zero",):
-        tensor_map.tensor_map(x, (8, 16), swizzle="128B" if dtype.itemsize <= 8 else "none", fill=fill)
-    tensor_map.tensor_map(x[:1].as_strided((1, 64), (1, 1)), (8, 16))  # a stride that is never taken
+        tensor_map.make_tensor_map(x, (8, 16), swizzle="128B" if dtype.itemsize <= 8 else "none", fill=fill)
+    tensor_map.make_tensor_map(x[:1].as_strided((1, 64), (1, 1)), (8, 16))  # a stride that is never taken

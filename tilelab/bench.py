@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tilelab import child, device, results
+from tilelab import device, results, worker_pool
 
 # A cool chip runs faster for some tenths of a second: figures are of a warm one. Even: the order turns every round.
 WARM_S, ROUNDS = 0.3, 22
@@ -205,7 +205,7 @@ def _interleave(bursts, peer: str, calls: dict[str, int], failed: dict[str, str]
     return {name: statistics.median(values) for name, values in times.items() if name not in failed}
 
 
-def call_us(launch: Callable[[], object], calls: int = 200) -> float:
+def measure_call_us(launch: Callable[[], object], calls: int = 200) -> float:
     """End-to-end microseconds of one call, launch and completion, as a program that waits for each result sees it."""
     for _ in range(5):
         launch()
@@ -219,7 +219,7 @@ def call_us(launch: Callable[[], object], calls: int = 200) -> float:
     return statistics.median(values)
 
 
-def first_launches(module: str) -> list[dict]:
+def measure_first_launches(module: str) -> list[dict]:
     """What `python -m module` prints, a JSON object, in fresh processes: with an empty cache of cubins, then with a
     filled one. `process_s` is all of it in seconds, Python and torch's import included."""
     rows = []
@@ -228,7 +228,7 @@ def first_launches(module: str) -> list[dict]:
         env = {**os.environ, "TILES_CUBINS": f"{folder}/cubins", "CUDA_CACHE_PATH": f"{folder}/cuda"}
         for cache in ("empty", "filled"):
             begun = time.perf_counter()
-            done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, cwd=child.ROOT,
+            done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, cwd=worker_pool.ROOT,
                                   env=env, check=True)
             rows.append({"cache": cache, **json.loads(done.stdout), "process_s": time.perf_counter() - begun})
     return rows
@@ -244,8 +244,8 @@ class Ceilings:
 
 @functools.cache
 def ceilings() -> Ceilings:
-    """What `roofs` says, looked up once a process."""
-    copy, product = roofs().rows
+    """What `measured_roofs` says, looked up once a process."""
+    copy, product = measured_roofs().rows
     return Ceilings(copy["gbps"], product["tflops"])
 
 
@@ -276,7 +276,7 @@ def _fastest_ms(launch: Callable[[], object]) -> float:
     return min(times)
 
 
-def roofs() -> results.Record:
+def measured_roofs() -> results.Record:
     """The ceilings as a Record: measured now where this machine has a GPU with TMA, else the recorded ones.
 
     They are the machine's and take seconds, so a record that is `results.load_recent_record` is not measured anew: all notebooks of

@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilelab import child, cuda
+from tilelab import cuda, worker_pool
 from tilelab.cubin import ptxas_remarks, sass, sass_counts
-from tilelab.device import limits
+from tilelab.device import target_limits
 
 __all__ = ["Job", "Report", "build", "build_one", "disassemble", "job_for", "ptxas_remarks", "sass", "sass_counts",
            "compile_ahead"]
@@ -105,7 +105,7 @@ class Report:
         """How many programs fit on an SM of the target together: its occupancy. None where it was not built."""
         if self.smem is None or not self.registers:
             return None
-        limit, warps = limits(self.job.target), self.threads // 32
+        limit, warps = target_limits(self.job.target), self.threads // 32
         of_a_warp = -(-self.registers * 32 // 256) * 256  # registers are given out by 256 a warp
         own = _own_smem(self.smem, self.smem_static, self.job.target)
         return min(limit.smem_per_sm // (own + 1024), limit.threads_per_sm // self.threads,
@@ -126,7 +126,7 @@ class Report:
 
 def _own_smem(dynamic: int, static: int | None, target: str) -> int:
     """Shared memory that a block asks for: all but the 1,024 B of the system, which a cubin from sm_90 on counts in."""
-    return dynamic + max((static or 0) - (1024 if limits(target).capability >= (9, 0) else 0), 0)
+    return dynamic + max((static or 0) - (1024 if target_limits(target).capability >= (9, 0) else 0), 0)
 
 
 def job_for(kernel, signature: dict[str, str], constants: dict[str, Any], target: str, **rest) -> Job:
@@ -155,7 +155,7 @@ def build(jobs: Iterable[Job], workers: int | None = None, timeout_s: float = 12
     """
     jobs = list(jobs)
     for job in jobs:
-        limits(job.target)
+        target_limits(job.target)
     if timeout_s <= 0 or (workers is not None and workers < 1):
         raise ValueError(f"workers and timeout_s must be positive; they are {workers} and {timeout_s}.")
     return _build(jobs, min(workers or _cpus(), max(len(jobs), 1)), timeout_s, cache, triton)
@@ -173,7 +173,7 @@ def _build(jobs, count, timeout_s, cache, triton):
             yield future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        child.kill(ticket)  # the caller stopped early
+        worker_pool.kill(ticket)  # the caller stopped early
         pool.shutdown()
 
 
@@ -202,14 +202,14 @@ def disassemble(jobs: Iterable[Job]) -> list[Report]:
 
 def build_one(job: Job, timeout_s: float = 120, cache: str | os.PathLike | None = None,
               ticket: object = None, triton: str | os.PathLike | None = None) -> Report:
-    """`build` of a single job, in a worker that `child.kill(ticket)` ends."""
-    limits(job.target)
+    """`build` of a single job, in a worker that `worker_pool.kill(ticket)` ends."""
+    target_limits(job.target)
     kernel = os.path.abspath(job.kernel) if re.search(r"\.(py|cu):", job.kernel) else job.kernel
     request = {**dataclasses.asdict(job), "kernel": kernel, "cubins": os.path.abspath(cache or cuda.cubin_folder()),
                "cache": str(cache or os.environ.get("TRITON_CACHE_DIR") or "")}
     try:
         env = {"TRITON_INTERPRET": "0"} | ({"TILES_TRITON": os.path.abspath(triton)} if triton else {})
-        with child.lease_worker("tilelab.build_worker", "the compiler", ticket, **env) as worker:
+        with worker_pool.lease_worker("tilelab.build_worker", "the compiler", ticket, **env) as worker:
             return _report(job, worker.ask(request, timeout_s))
     except Exception as error:  # a job that is no JSON, a machine out of processes: a row like any other
         return Report(job, "failed", f"{type(error).__name__}: {error}")
@@ -218,7 +218,7 @@ def build_one(job: Job, timeout_s: float = 120, cache: str | os.PathLike | None 
 def _report(job: Job, answer: dict) -> Report:
     if "reason" in answer:
         return Report(job, "failed", answer["reason"].rstrip(".") + ".", said=answer.get("said", answer["reason"]))
-    limit = limits(job.target)
+    limit = target_limits(job.target)
     if "counts" not in answer:
         answer["counts"] = {name: len(re.findall(pattern, answer["ptx"])) for name, pattern in INSTRUCTIONS.items()}
     reason, smem = "", _own_smem(answer["smem"], answer["smem_static"], job.target)

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 
-from tilelab import child, cuda
+from tilelab import worker_pool, cuda
 from tilelab.cubin import OPCODES, entries, resources, sass_counts
 
 
@@ -148,4 +148,4 @@ if __name__ == "__main__":
     if another := os.environ.get("TILES_TRITON"):
         sys.path.insert(0, another)
         importlib.import_module("triton")  # now, for each request brings the path of its caller
-    child.serve(_answer)
+    worker_pool.serve(_answer)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from tilelab import child, device
+from tilelab import device, worker_pool
 
 T = TypeVar("T")
 
@@ -146,7 +146,7 @@ def run_snippet(code: str, limit_s: float) -> tuple[int | None, str, str]:
     one that is killed is None, and the line no part of the output."""
     # Without a buffer, or the first line might take the second with it.
     with subprocess.Popen([sys.executable, "-c", code], 0, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          cwd=child.ROOT) as run:
+                          cwd=worker_pool.ROOT) as run:
         try:
             run.stdout.readline()
             said, errors = run.communicate(timeout=limit_s)
@@ -184,7 +184,7 @@ def sanitize(module: str, kernels: str = "", shares: int = 1) -> list[dict]:
                    *(["--kernel-name", f"kernel_substring={kernels}"] if kernels else []),
                    sys.executable, "-c", f"from {module} import sanitizer_cases; "
                    f"sanitizer_cases({f'{share}, {shares}' if shares > 1 else ''})"]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=child.ROOT, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=worker_pool.ROOT, check=False)
         said = [line.strip("= ") for line in (done.stdout + done.stderr).splitlines() if line.strip("= ")]
         summary = next((line for line in said if "SUMMARY" in line), "")
         good = done.returncode == 0 and summary

@@ -12,31 +12,31 @@ from collections.abc import Callable, Sequence
 from tilelab import device, results
 
 
-def plain(module: str, description: str) -> argparse.ArgumentParser:
+def make_plain_parser(module: str, description: str) -> argparse.ArgumentParser:
     """A parser for `python -m module` whose errors are one line on stderr and status 2."""
     made = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     made.error = lambda message: made.exit(2, f"{made.prog}: {message}\n")
     return made
 
 
-def parser(module: str, description: str) -> argparse.ArgumentParser:
+def make_parser(module: str, description: str) -> argparse.ArgumentParser:
     """The same, with --json."""
-    made = plain(module, description)
+    made = make_plain_parser(module, description)
     made.add_argument("--json", metavar="PATH", help="write one JSON object to PATH, - for standard output")
     return made
 
 
-def parse(made: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+def parse_options(made: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """The options; a --json that names no file is refused here, before the work."""
     options = made.parse_args(argv)
     if options.json == "":
         made.error("--json takes a file or -.")
-    if options.json not in (None, "-") and (reason := no_file(options.json)):
+    if options.json not in (None, "-") and (reason := unwritable_reason(options.json)):
         made.error(f"--json takes a file; {reason}.")
     return options
 
 
-def variants(made: argparse.ArgumentParser, asked: str, named: dict) -> dict:
+def choose_variants(made: argparse.ArgumentParser, asked: str, named: dict) -> dict:
     """Those of `named` that --variant asks for: one by its name, the first as "best", or "all"."""
     wanted = {"all": list(named), "best": list(named)[:1]}.get(asked, [asked])
     if wanted[0] not in named:
@@ -44,7 +44,7 @@ def variants(made: argparse.ArgumentParser, asked: str, named: dict) -> dict:
     return {name: named[name] for name in wanted}
 
 
-def no_file(path: str) -> str:
+def unwritable_reason(path: str) -> str:
     """Why nothing can be written to `path`, before the work that is to be written; empty when it seems that it can."""
     try:
         file = pathlib.Path(path)
@@ -60,7 +60,7 @@ def no_file(path: str) -> str:
         return f"{path[:60]} cannot be one ({error.strerror})"
 
 
-def answer(module: str, columns: Sequence[str], source: str, path: str | None,
+def run_and_report(module: str, columns: Sequence[str], source: str, path: str | None,
            measure: Callable[[], list[dict]]) -> int:
     """Show the rows of `measure()` as a table of those `columns` that they have, or as JSON at `path`.
 

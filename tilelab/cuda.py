@@ -138,7 +138,7 @@ def compile_cubin(source: str, target: str, name: str = "kernel.cu", options: Se
     `target` is an architecture such as "sm_90a"; `name` appears in diagnostics, and its folder is searched for quoted
     headers. `options` are -DNAME=VALUE, -IPATH and --field[=value] for a field of cuda.core.ProgramOptions
     (--max-register-count=64, --lineinfo); else ValueError. Headers of CCCL (<cuda/barrier>, <cub/...>) and of the CUDA
-    runtime (<cuda_bf16.h>) are found where they are installed. Declare kernels extern "C" so that `load` finds them by
+    runtime (<cuda_bf16.h>) are found where they are installed. Declare kernels extern "C" so that `load_cubin` finds them by
     name. Raises CompileError with the compiler's log.
     """
     headers, toolkit = included_headers(source, name, options)
@@ -201,7 +201,7 @@ def ensure_cuda_context() -> None:
         _thread.ready = True
 
 
-def load(cubin: bytes, kernel_name: str):
+def load_cubin(cubin: bytes, kernel_name: str):
     """Load a cubin on the current device and return its kernel (cuda.core.Kernel). Raises Unsupported without a GPU."""
     from cuda.core import ObjectCode
 
@@ -216,7 +216,7 @@ def _state(files: Sequence[str]) -> list[tuple[int, int]]:
     return [(stat.st_mtime_ns, stat.st_size) for stat in map(os.stat, files)]
 
 
-def kernel(path: str | os.PathLike, name: str, options: Sequence[str] = ()):
+def load_kernel(path: str | os.PathLike, name: str, options: Sequence[str] = ()):
     """The kernel `name` of a .cu file (cuda.core.Kernel), compiled for torch's current device and loaded on it.
 
     Cheap enough to be called at each launch: it is compiled again only when the file, or a header that it includes,
@@ -233,7 +233,7 @@ def kernel(path: str | os.PathLike, name: str, options: Sequence[str] = ()):
     headers, _ = included_headers(pathlib.Path(path).read_text(), key[1], [*options, f"-I{INCLUDE_FOLDER}"])
     files = [key[1], *headers]
     state = _state(files)  # before they are read to be compiled: an edit in between is seen at the next call
-    found = load(compile_file(path, current().target, options), name)
+    found = load_cubin(compile_file(path, current().target, options), name)
     _kernels[key] = files, state, found
     return found
 

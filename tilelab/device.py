@@ -79,7 +79,7 @@ _LIMITS = {
 }
 
 
-def limits(target: str) -> TargetLimits:
+def target_limits(target: str) -> TargetLimits:
     """The limits of one of TARGETS; ValueError for any other string."""
     if target in _LIMITS:
         return _LIMITS[target]
@@ -106,7 +106,7 @@ class KnownGpu:
     @property
     def smem_per_block(self) -> int:
         """Shared memory a block may have, in bytes, with opt-in."""
-        return limits(self.target).smem_per_block
+        return target_limits(self.target).smem_per_block
 
 
 # A datasheet that lists only the rate with 2:4 sparsity is halved here.
@@ -212,7 +212,7 @@ def current() -> Device:
 
 
 @functools.cache
-def uuid() -> str:
+def current_uuid() -> str:
     """The current GPU's, as CUDA_VISIBLE_DEVICES takes it; empty without one."""
     if current().capability is None:
         return ""
@@ -231,7 +231,7 @@ def same_model_uuids() -> list[str]:
     return [f"GPU-{gpu.uuid}" for gpu in every if gpu.name == current().name]
 
 
-def out_of_memory(error: Exception) -> str:
+def out_of_memory_reason(error: Exception) -> str:
     """A sentence where `error` is that the GPU's memory is used up; empty where it is another."""
     import torch
 

@@ -46,7 +46,7 @@ def lighten(tone: str, share: float = 0.4) -> tuple:
     return tuple(1 - share * (1 - part) for part in to_rgb(tone))
 
 
-def gemm_picture(config, m: int, n: int, k: int) -> plots.Picture:
+def draw_gemm(config, m: int, n: int, k: int) -> plots.Picture:
     """What moves where in a tiled bf16 GEMM, C (m, n) = A (m, k) B (k, n), on sm_90a.
 
     `config` has block_m, block_n, block_k, num_stages, epilogue_parts and smem_bytes(dtype, target). A tile is drawn to
@@ -122,7 +122,7 @@ def gemm_picture(config, m: int, n: int, k: int) -> plots.Picture:
     return figure
 
 
-def sweep_picture() -> plots.Picture:
+def draw_sweep() -> plots.Picture:
     """Who does what in a sweep: the notebook, the compilers, the GPU's worker and the journal."""
     figure, axes = canvas("Whatever may crash has a process of its own", "", *plots.SIZE)
     blue, orange, green, grey = (*map(plots.colour, ("best", "proposed", "predicted")), plots.GREY)

@@ -34,7 +34,7 @@ LABEL = {"triton": "Triton", "cuda": "CUDA"}
 def proof_targets(asked: str | None = None) -> tuple[str, ...]:
     """What the proof compiles for: the target asked for, else the GPU's own, else one Hopper and one Blackwell."""
     if asked:
-        if not device.limits(asked).has_tma:
+        if not device.target_limits(asked).has_tma:
             raise ValueError(f"{asked} has no TMA to prove: choose sm_90a or newer.")
         return (asked,)
     here = device.current()
@@ -216,13 +216,13 @@ def _run_copy(kind: str, target: str) -> tuple[str, str]:
         copy_tma(source[:-guard].view(torch.bfloat16), destination[:-guard].view(torch.bfloat16))
         what = f"{shape[0]} x {shape[1]} bf16"
     else:
-        from tilelab.cuda import launch, load
+        from tilelab.cuda import launch, load_cubin
 
         size, guard = 5 * CHUNK_BYTES + 4080, 256  # the last chunk is short
         source = torch.randint(0, 256, (size + guard,), dtype=torch.uint8, device="cuda")
         destination = ~source
         grid = -(-size // CHUNK_BYTES)
-        launch(load(_cuda_cubin(target), "bulk_copy"), grid, 32, [source, destination, ctypes.c_uint64(size)])
+        launch(load_cubin(_cuda_cubin(target), "bulk_copy"), grid, 32, [source, destination, ctypes.c_uint64(size)])
         what = f"{size:,} bytes"
     torch.cuda.synchronize()
     wrong = int((source[:-guard] != destination[:-guard]).sum())
@@ -314,7 +314,7 @@ def _why_not_run(gpu: Row, targets: tuple[str, ...]) -> str:
     return "" if here.target in targets else f"compiled for {targets[0]}, and this GPU is {here.target}."
 
 
-def examine(target: str | None = None) -> list[Row]:
+def run_checks(target: str | None = None) -> list[Row]:
     """All checks as rows, in order. `target`, one of device.TARGETS with TMA, replaces the targets compiled for.
 
     Raises nothing but ValueError for a target that is unknown or has no TMA.
@@ -369,7 +369,7 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
-    rows = examine(options.target)
+    rows = run_checks(options.target)
     failed = any(row.status == "failed" for row in rows)
     if options.json:
         record = {"status": "failed" if failed else "ok", "verdict": verdict(rows), "device": asdict(device.current())}

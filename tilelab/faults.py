@@ -12,7 +12,7 @@ import pathlib
 import time
 
 from tilelab import build, device, results
-from tilelab.space import Space
+from tilelab.tunable import Space
 
 SIZE = 5000
 # What goes wrong, and the words that its row's reason holds: on a GPU, and without one.
@@ -49,7 +49,7 @@ class FaultSpace(Space):
     """y = 2 x of 5,000 elements. `folder` keeps the kernels that kill the compiler, and `log`, a line a measurement."""
 
     folder: str
-    live: bool = True
+    can_measure: bool = True
 
     @property
     def target(self) -> str:
@@ -74,7 +74,7 @@ class FaultSpace(Space):
         return build.Job(kernel, {"x": "*fp32", "y": "*fp32", "n": "i32"},
                          {"BLOCK": config.block, "FAULT": config.fault}, self.target, aligned=("x", "y"))
 
-    def warm(self):
+    def warm_up(self):
         from tilelab import faults_kernels  # noqa: F401
 
         return {}

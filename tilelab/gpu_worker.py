@@ -8,12 +8,12 @@ import socket
 import tempfile
 import time
 
-from tilelab import child, device, wire
+from tilelab import worker_pool, device, wire
 
 
 def _answer(request: dict) -> dict:
     here = device.current()
-    where = {"where": {"device": here.name, "gpu": device.uuid(), "host": socket.gethostname()}}
+    where = {"where": {"device": here.name, "gpu": device.current_uuid(), "host": socket.gethostname()}}
     try:
         space, arguments = wire.unpack(request["work"])
         if request["method"] == "warm":
@@ -95,4 +95,4 @@ def _release() -> None:
 
 
 if __name__ == "__main__":
-    child.serve(_answer)
+    worker_pool.serve(_answer)

@@ -17,10 +17,10 @@ FURTHER = ("how", "loop", "gpus", "kernel", "config")
 MARKS = (("o", "#0072B2"), ("s", "#D55E00"), ("^", "#009E73"), ("D", "#CC79A7"), ("v", "#E69F00"), ("P", "#56B4E9"))
 
 
-def rows_on_all_gpus(record: results.Record) -> list[results.Record]:
+def records_on_all_gpus(record: results.Record) -> list[results.Record]:
     """`record`, then that of the same experiment from each other GPU in results/. Errors are those of results.load."""
-    own, experiment = results.slug(record.data), record.experiment
-    found = sorted(path.parent.name for path in results.folder().glob(f"*/{experiment}.json"))
+    own, experiment = results.gpu_folder(record.data), record.experiment
+    found = sorted(path.parent.name for path in results.results_folder().glob(f"*/{experiment}.json"))
     return [record, *(results.Record(results.load(experiment, gpu), live=False) for gpu in found
                       if gpu not in (own, results.NO_GPU.slug))]
 
@@ -80,7 +80,7 @@ def table(record: results.Record, value: str, by: Sequence[str] | None = None) -
     `by` are the keys that tell rows apart (default: of APART and FURTHER what is needed); ValueError when they do not,
     or when no row has `value`.
     """
-    records = rows_on_all_gpus(record)
+    records = records_on_all_gpus(record)
     keys, found = _matched(records, value, by)
     rows = [dict(zip(keys, key)) | {name: row[value] if row and row.get(value) is not None else _missing(row)
                                     for name, row in zip(_names(records), rows)} for key, rows in found.items()]
@@ -92,7 +92,7 @@ def picture(record: results.Record, value: str, *, title: str, by: Sequence[str]
 
     `by` and ValueError as for `table`.
     """
-    records = rows_on_all_gpus(record)
+    records = records_on_all_gpus(record)
     keys, found = _matched(records, value, by)
     figure, axes = plots.new_figure(list(found), title, _source(records), height=1.5 + 0.21 * len(found))
     varied = [key for at, key in enumerate(keys) if len({values[at] for values in found}) > 1] or keys

@@ -29,7 +29,7 @@ def child_env(**extra: str) -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def kernel_for(path: pathlib.Path, **extra: str):
+async def start_kernel(path: pathlib.Path, **extra: str):
     """An nbclient.NotebookClient of the notebook, whose kernel is a fresh process of this interpreter that waits in the
     notebook's folder and has imported what the first cell will. It is ended at the end, whatever happened."""
     import nbformat
@@ -73,7 +73,7 @@ def _imports(notebook) -> str:
 
 
 async def execute(client):
-    """Run the notebook of a `kernel_for` from top to bottom and return it with its outputs.
+    """Run the notebook of a `start_kernel` from top to bottom and return it with its outputs.
 
     Raises nbclient's CellExecutionError, CellTimeoutError or DeadKernelError.
     """
@@ -109,7 +109,7 @@ def tidy(notebook) -> None:
             output.get("data", {}).pop(WIDGET, None)  # without its state a widget cannot be drawn; its text can
 
 
-def slowest(notebook) -> str:
+def slowest_cells(notebook) -> str:
     """Where the time of an executed notebook went: its three slowest cells, those of a few seconds left out."""
     spent, number = [], 0
     for cell in notebook.cells:
@@ -123,14 +123,14 @@ def slowest(notebook) -> str:
                      if seconds >= SLOW_S)
 
 
-async def record(path: pathlib.Path, client) -> str:
-    """Execute a notebook in the kernel of a `kernel_for`, tidy it and write it back; returns its `slowest` cells.
+async def record_notebook(path: pathlib.Path, client) -> str:
+    """Execute a notebook in the kernel of a `start_kernel`, tidy it and write it back; returns its `slowest_cells` cells.
 
     Raises as `execute` does, and the file then stays as it was."""
     import nbformat
 
     notebook = await execute(client)
-    slow = slowest(notebook)
+    slow = slowest_cells(notebook)
     tidy(notebook)
     results.write_atomically(path, nbformat.writes(notebook).rstrip() + "\n")
     return slow

@@ -19,7 +19,7 @@ from traitlets import TraitError
 
 from tilelab import panel_html, panel_rows, panel_still, sweep
 from tilelab.panel_rows import SHOWS, figure, winner, word
-from tilelab.space import Roofline, TunableKernel
+from tilelab.tunable import Roofline, TunableKernel
 
 DRAW_S = 0.2
 MENUS = {"kernel": "kernel", "shape": "shape", "sizes": "or sizes", "dtype": "type",
@@ -284,7 +284,7 @@ class Panel:
         for button, (place, inside) in zip(self._cells, cells.items()):
             self._draw_cell(button, place, inside, show, values, best)
         text, laid = SHOWS[show][0].format(choice.subject.peer), any(row.get("laid") for row in rows)
-        timed = choice.space.live or any(row.get("ms") for row in rows)
+        timed = choice.space.can_measure or any(row.get("ms") for row in rows)
         source = (choice.source if laid else "") if timed else f"nothing is timed on {choice.space.target}"
         coloured = values and any(row["status"] == "ok" for row in rows)
         _put(self.title, panel_html.heading(text, source, panel_html.scale(values, show) if coloured else ""))
@@ -347,7 +347,7 @@ class Panel:
     def _draw_roofline(self, rows) -> None:
         choice, dtype = self._choice, self.menus["dtype"].value
         subject = choice.subject
-        if not (choice.space.live or choice.like):  # the roofs were measured on another GPU
+        if not (choice.space.can_measure or choice.like):  # the roofs were measured on another GPU
             _put(self.roofline, f"<p>no roofline: nothing is timed on {choice.space.target}</p>")
             return
         if (subject.name, dtype) not in self._roofs:

@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex
 
 from tilelab import plots
 from tilelab.panel_rows import SHOWS, Choice, figure, winner
-from tilelab.space import Roofline
+from tilelab.tunable import Roofline
 from tilelab.sweep import Sweep
 
 SHADES = 24
@@ -75,7 +75,7 @@ def seconds(value: float) -> str:
 
 def ended(walk: Sweep) -> str:
     """What became of a sweep."""
-    took, does = seconds(walk.elapsed_s), "measures" if walk.space.live else "builds"
+    took, does = seconds(walk.elapsed_s), "measures" if walk.space.can_measure else "builds"
     if walk.cancelled:
         return f"cancelled after {took}: Run goes on from here"
     if all(row.get("resumed") or "recorded" not in row for row in walk.rows.values()):
@@ -119,7 +119,7 @@ def status(choice: Choice | None, rows: Sequence[dict], done: int, note: str, pr
     if choice:
         counts = collections.Counter(row["status"] for row in rows)
         found = ", ".join(f"{counts[name]} {name}" for name in ("ok", "rejected", "wrong", "failed") if counts[name])
-        press = f"press Run to {'time' if choice.space.live else 'build'}"
+        press = f"press Run to {'time' if choice.space.can_measure else 'build'}"
         if not note and any(row.get("laid") == "row" for row in rows):
             found, note = f"recorded: {found}", press
         elif not note:

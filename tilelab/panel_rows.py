@@ -15,7 +15,7 @@ from typing import Any
 
 from tilelab import device, sweep
 from tilelab.journal import Journal, journal_for
-from tilelab.space import Space, TunableKernel
+from tilelab.tunable import Space, TunableKernel
 
 TOP = 10
 # What cells can show: a key, its words (with the name of the peer), and whether less is better (None: neither).
@@ -50,17 +50,17 @@ def ranked(rows: Sequence[dict]) -> list[dict]:
     """Best first: timed, as a Sweep ranks them; then by prediction what was built, what waits, the rest."""
     rest = [row for row in rows if row["status"] != "ok" or not row.get("ms")]
     rest.sort(key=lambda row: ({"ok": 0, "waiting": 1}.get(row["status"], 2), row.get("predicted_ms") or math.inf))
-    return sweep.fastest(rows) + rest
+    return sweep.sort_by_speed(rows) + rest
 
 
 def winner(rows: Iterable[dict]) -> dict | None:
     """The fastest, as a Sweep names it; None where nothing is timed."""
-    return next(iter(sweep.fastest(rows)), None)
+    return next(iter(sweep.sort_by_speed(rows)), None)
 
 
 def best(rows: Sequence[dict]) -> list[dict]:
     """The ten fastest; where nothing is timed, those that the model takes for the fastest of what was built."""
-    return (sweep.fastest(rows) or [row for row in ranked(rows) if row["status"] == "ok"])[:TOP]
+    return (sweep.sort_by_speed(rows) or [row for row in ranked(rows) if row["status"] == "ok"])[:TOP]
 
 
 def natural(text: str) -> tuple:
@@ -95,7 +95,7 @@ class Choice:
         past = self.past.get(row["kernel"], {})
         if not fresh and past and row["status"] == "waiting":
             return {**row, **past, "kernel": row["kernel"], "predicted_ms": row["predicted_ms"], "laid": "row"}
-        if fresh and not self.space.live and row["status"] == "ok" and past.get("status") in ("ok", "wrong", "failed"):
+        if fresh and not self.space.can_measure and row["status"] == "ok" and past.get("status") in ("ok", "wrong", "failed"):
             return {**row, **{name: past[name] for name in MEASURED if name in past}, "laid": "times"}
         return row
 
@@ -104,7 +104,7 @@ class Choice:
         timed, built, predicted = (any(row.get(name) for row in rows) for name in ("ms", "registers", "predicted_ms"))
         if show not in TIMED or timed:
             return show
-        return "registers" if built and not self.space.live else "predicted_ms" if predicted else show
+        return "registers" if built and not self.space.can_measure else "predicted_ms" if predicted else show
 
     def cells(self, rows: Iterable[dict], x: str, y: str) -> dict[tuple[str, str], list[dict]]:
         """{(x, y): rows of the cell, best first} over two axes, as a picture is read: from the top left."""
@@ -126,7 +126,7 @@ def sentence(error: BaseException) -> str:
 def targets() -> list[tuple[str, str]]:
     """The target menu: the GPU here, as "", then every target that has TMA."""
     here = device.current()
-    known = [(target, target) for target in device.TARGETS if device.limits(target).has_tma]
+    known = [(target, target) for target in device.TARGETS if device.target_limits(target).has_tma]
     return [(f"this GPU ({here.name})", "")] * here.has_tma + known
 
 
@@ -134,7 +134,7 @@ def choose(subject: TunableKernel, shape: str, dtype: str, preset: str, target: 
     """The Choice of menu values (target "": the GPU here); ValueError, and what else the subject raises."""
     sizes = shape_of(shape, subject)
     space = subject.space(sizes, dtype, target or None)
-    configs = sweep.keys(subject.presets[preset](dtype), space)
+    configs = sweep.config_keys(subject.presets[preset](dtype), space)
     if not configs:
         raise ValueError(f"{preset} holds no configuration of {dtype}.")
     base = {}

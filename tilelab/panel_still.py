@@ -60,7 +60,7 @@ def _provenance(choice: Choice, rows: list[dict]) -> str:
     laid = {row.get("laid") for row in rows}
     built = f"built for {choice.space.target}"
     if laid == {None}:
-        return device.current().name if choice.space.live else f"{built}, not timed"
+        return device.current().name if choice.space.can_measure else f"{built}, not timed"
     return f"{built}; times {choice.source}" if "times" in laid else choice.source
 
 

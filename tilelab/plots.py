@@ -205,7 +205,7 @@ def _verdict(row: dict) -> tuple[str, str]:
         return next(verdict for cause, verdict in causes.items() if cause in reason)
     if row["unit"] != "mma.sync":
         return "#0072B2", f"runs:\n{row['unit']}"
-    return "#56B4E9", "mma.sync,\nnot tcgen05" if device.limits(row["target"]).has_tcgen05 else "runs:\nmma.sync"
+    return "#56B4E9", "mma.sync,\nnot tcgen05" if device.target_limits(row["target"]).has_tcgen05 else "runs:\nmma.sync"
 
 
 def build_table(rows: Sequence[dict], *, title: str, source: str) -> Picture:

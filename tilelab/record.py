@@ -54,7 +54,7 @@ def run_tests(ran: list[str]) -> dict:
     skipped = sum(skips.values())
     return {"passed": len(cases) - failed - skipped, "failed": failed or int(status != 0), "skipped": skipped,
             "skips": sorted(skips.items()), "seconds": seconds,
-            "versions": results.versions(), "device": dataclasses.asdict(device.current()), "recorded": results.now()}
+            "versions": results.versions(), "device": dataclasses.asdict(device.current()), "recorded": results.utc_now()}
 
 
 def _chosen(names: list[str] | None) -> list[pathlib.Path]:
@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(reason, file=sys.stderr)
         return 2
     gpus = device.same_model_uuids()
-    locks = [results.folder() / ".recording",
+    locks = [results.results_folder() / ".recording",
              *(pathlib.Path(tempfile.gettempdir(), f"tiles-in-flight-{os.getuid()}-{gpu}.recording") for gpu in gpus)]
     with contextlib.ExitStack() as held:
         try:
@@ -114,7 +114,7 @@ def _crowded(gpus: list[str]) -> str:
 
 def _nowhere(here: device.Device) -> str:
     """Why what is recorded could not be written, before minutes of measuring; empty when it can."""
-    for folder in (results.folder() / here.slug, ROOT / "notebooks"):
+    for folder in (results.results_folder() / here.slug, ROOT / "notebooks"):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             results.write_atomically(folder / "writable", "x" * 4096)  # a full disk still lets a file be made
@@ -136,11 +136,11 @@ async def _each(paths: list[pathlib.Path], gpus: list[str], ran: list[str], now:
                     if (path := next(left, None)) is None:
                         return False
                     chosen = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
-                    client = await held.enter_async_context(notebook.kernel_for(path, TILES_RECORD="1", **chosen))
+                    client = await held.enter_async_context(notebook.start_kernel(path, TILES_RECORD="1", **chosen))
                     await held.enter_async_context(running)
                 begun = time.monotonic()
                 now.add(path.stem)
-                slow = await notebook.record(path, client)
+                slow = await notebook.record_notebook(path, client)
             outcome = "recorded" + (f"; slowest cells {slow}" if slow else "")
             ran.append(path.stem)
         except Exception as error:  # its own error, a timeout or a dead kernel: say which, and go on to the next
@@ -177,7 +177,7 @@ def _record(paths: list[pathlib.Path], tests: bool, gpus: list[str], here: devic
         if tests:
             now.add("tests.json")
             summary = run_tests(ran)
-            results.write_atomically(results.folder() / here.slug / "tests.json",
+            results.write_atomically(results.results_folder() / here.slug / "tests.json",
                                      json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
             print("{passed} passed, {failed} failed, {skipped} skipped in {seconds} s".format(**summary))
             failed = failed or summary["failed"] > 0

@@ -40,7 +40,7 @@ NO_GPU = device.Device()  # of records that no GPU has a part in; their folder i
 PREFERRED = "nvidia-h200"  # the course's figures come from it; shown where this machine has no record of its own
 
 
-def folder() -> pathlib.Path:
+def results_folder() -> pathlib.Path:
     """results/ of the repository, or the folder that the environment variable TILES_RESULTS names."""
     return pathlib.Path(os.environ.get("TILES_RESULTS") or pathlib.Path(__file__).parents[1] / "results")
 
@@ -170,7 +170,7 @@ def versions() -> dict[str, str | None]:
             "cuda": torch.version.cuda, "driver": device.current().driver, "cublas": _version("nvidia-cublas")}
 
 
-def now() -> str:
+def utc_now() -> str:
     """The time as records hold it: "2026-11-21T04:50:17Z"."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -189,7 +189,7 @@ def make_record(experiment: str, rows: Sequence[dict], source: str, on: device.D
     """
     _check_name(experiment)
     return {"experiment": experiment, "device": dataclasses.asdict(on or device.current()), "versions": versions(),
-            "recorded": now(), "source": source, "rows": list(rows)}
+            "recorded": utc_now(), "source": source, "rows": list(rows)}
 
 
 def json_line(value: Any, what: str) -> str:
@@ -227,7 +227,7 @@ def write_atomically(path: pathlib.Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def slug(record: dict) -> str:
+def gpu_folder(record: dict) -> str:
     """Folder name of the GPU that a record comes from."""
     return device.Device(record["device"]["name"]).slug
 
@@ -236,7 +236,7 @@ def save(record: dict, to: pathlib.Path | None = None) -> pathlib.Path:
     """Write a record under `to` (default: results/) and return its path. ValueError for a name that is none, and for
     NaN or infinity in it."""
     _check_name(record["experiment"])
-    path = (to or folder()) / slug(record) / f"{record['experiment']}.json"
+    path = (to or results_folder()) / gpu_folder(record) / f"{record['experiment']}.json"
     write_atomically(path, to_json(record))
     return path
 
@@ -249,12 +249,12 @@ def load(experiment: str, gpu: str | None = None) -> dict:
     record.
     """
     _check_name(experiment)
-    found = {path.parent.name: path for path in sorted(folder().glob(f"*/{experiment}.json"))}
+    found = {path.parent.name: path for path in sorted(results_folder().glob(f"*/{experiment}.json"))}
     wanted = [gpu] if gpu else [device.current().slug, PREFERRED, *found]
     path = next((found[name] for name in wanted if name in found), None)
     if path is None:
-        others = sorted(path.parent.name + "/" + path.stem for path in folder().glob("*/*.json"))
-        raise FileNotFoundError(f"no record of {experiment}{f' on {gpu}' if gpu else ''} in {folder().name}/: "
+        others = sorted(path.parent.name + "/" + path.stem for path in results_folder().glob("*/*.json"))
+        raise FileNotFoundError(f"no record of {experiment}{f' on {gpu}' if gpu else ''} in {results_folder().name}/: "
                                 f"there is {', '.join(others) or 'nothing yet'}.")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -372,7 +372,7 @@ def live_or_recorded(experiment: str, run: Callable[[], Sequence[dict]], source:
         try:
             rows = run()
         except Exception as error:
-            if reason := device.out_of_memory(error):
+            if reason := device.out_of_memory_reason(error):
                 raise device.Unsupported(f"{experiment}: {reason}") from error
             raise
         record = make_record(experiment, rows, source)

@@ -12,7 +12,7 @@ import nbformat
 from nbconvert import HTMLExporter
 
 from tilelab import cli
-from tilelab.child import ROOT
+from tilelab.worker_pool import ROOT
 
 ELSEWHERE = ("require_js_url", "jquery_url", "mathjax_url", "mermaid_js_url", "widget_renderer_url",
              "jupyter_widgets_base_url")  # scripts that nbconvert would fetch; the notebooks need none of them
@@ -20,7 +20,7 @@ NOTEBOOK = re.compile(r'href="(?:[\w./]*/)?(\w+)\.ipynb(#[^"]*)?"')
 FILE = re.compile(r'<a\b[^>]*\bhref="(?!\w+:|#|\w+\.html)[^"]*"[^>]*>(.*?)</a>', re.S)
 
 
-def notebooks() -> list[pathlib.Path]:
+def notebooks_in_order() -> list[pathlib.Path]:
     """The course's notebooks in the README's order, then those that it does not name."""
     readme, folder = (ROOT / "README.md").read_text(), ROOT / "notebooks"
     named = [folder / name for name in dict.fromkeys(re.findall(r"\(notebooks/(\w+\.ipynb)\)", readme))]
@@ -41,14 +41,14 @@ def _page(exporter: HTMLExporter, notebook, title: str, top: str = "") -> str:
     return _linked(re.sub(r'<link\b[^>]*href="https?:[^>]*>', "", body))
 
 
-def write(folder: str | pathlib.Path) -> list[pathlib.Path]:
+def write_pages(folder: str | pathlib.Path) -> list[pathlib.Path]:
     """Write `index.html`, from the README, and a page a notebook into `folder`; return their paths."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     exporter = HTMLExporter(**dict.fromkeys(set(ELSEWHERE) & set(HTMLExporter.class_trait_names()), ""))
     readme = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell((ROOT / "README.md").read_text())])
     (folder / "index.html").write_text(_page(exporter, readme, "Tiles in Flight"))
-    made, every = [folder / "index.html"], notebooks()
+    made, every = [folder / "index.html"], notebooks_in_order()
     for before, path, after in zip([None, *every], every, [*every[1:], None]):
         around = {"before": before, "next": after}
         top = " · ".join(["[Tiles in Flight](index.ipynb)", *(f"{word}: [{other.stem}]({other.name})"
@@ -59,14 +59,14 @@ def write(folder: str | pathlib.Path) -> list[pathlib.Path]:
 
 
 if __name__ == "__main__":
-    parser = cli.plain("tilelab.site", "Write the notebooks as they were executed, and the README before them, as "
+    parser = cli.make_plain_parser("tilelab.site", "Write the notebooks as they were executed, and the README before them, as "
                        "pages that need no network.")
     parser.add_argument("folder", nargs="?", default=ROOT / "build/site", help="default: build/site")
     folder = parser.parse_args().folder
     if not str(folder):
         parser.error("folder is empty; leave it out for build/site.")
     try:
-        pages = write(folder)
+        pages = write_pages(folder)
     except OSError as error:
         parser.error(f"{folder} cannot be written ({error.strerror}).")
     print(f"{len(pages)} pages, {sum(page.stat().st_size for page in pages) / 2**20:.0f} MiB: open {pages[0]}")

@@ -1,7 +1,7 @@
 """Walk a space of configurations: rejected by a model, built in parallel, checked, then timed; a row as each finishes.
 
 Every configuration ends as one row with a `status`: ok, rejected (it cannot run here), wrong (it ran, the result is not
-right) or failed (it could not be built, or it crashed, hung or ran out of memory), with the reason. Building and timing
+right) or failed (it could not be build_configuration, or it crashed, hung or ran out of memory), with the reason. Building and timing
 happen in processes that may die; a journal keeps every row on disk, so that a sweep can be cancelled, or killed, and
 resumed.
 """
@@ -29,9 +29,9 @@ from typing import Any
 
 import filelock
 
-from tilelab import build, child, device, results, wire
+from tilelab import build, worker_pool, device, results, wire
 from tilelab.journal import Journal
-from tilelab.space import Space
+from tilelab.tunable import Space
 
 STATUSES = ("ok", "rejected", "wrong", "failed")
 FINALISTS = 3
@@ -43,7 +43,7 @@ START_S = 180  # a worker imports torch and opens the GPU
 # ---- what runs in an executor, here or on another machine
 
 
-def built(space: Space, config: Any, timeout_s: float, ticket: object) -> dict:
+def build_configuration(space: Space, config: Any, timeout_s: float, ticket: object) -> dict:
     """What building said: status, reason, resources. A task for an Executor; the compiler has a process of its own."""
     report = build.build_one(space.job(config), timeout_s, ticket=ticket)
     counts = {name: count for name, count in report.counts.items() if count}
@@ -52,14 +52,14 @@ def built(space: Space, config: Any, timeout_s: float, ticket: object) -> dict:
             "counts": counts, "build_s": round(report.seconds, 3)}
 
 
-def timed(method: str, space: Space, arguments: tuple, source: str, limit_s: float, gpu: str, ticket: object) -> dict:
+def measure_configuration(method: str, space: Space, arguments: tuple, source: str, limit_s: float, gpu: str, ticket: object) -> dict:
     """{"value": space.method(*arguments)} or {"reason"}, from the long-lived worker of `gpu` (UUID; "": the only one).
 
     A task for an Executor. Sweeps on one GPU take turns; waiting for a turn does not count to `limit_s`.
     """
     request = {"method": method, "work": wire.pack((space, arguments)), "source": source, "limit_s": limit_s}
     visible = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
-    with _Turn(gpu), child.lease_worker("tilelab.gpu_worker", "the GPU's worker", ticket, **visible) as worker:
+    with _Turn(gpu), worker_pool.lease_worker("tilelab.gpu_worker", "the GPU's worker", ticket, **visible) as worker:
         answer = _asked(worker, request)
         if answer.get("died") and "SIGBUS" in answer["reason"]:  # somebody cut a library in the compiler's cache short
             worker.env["TRITON_CACHE_DIR"] = _fresh_cache()
@@ -70,7 +70,7 @@ def timed(method: str, space: Space, arguments: tuple, source: str, limit_s: flo
         return answer
 
 
-def _asked(worker: child.Child, request: dict) -> dict:
+def _asked(worker: worker_pool.Worker, request: dict) -> dict:
     if not worker.alive or request["method"] == "warm":  # what takes seconds once counts to no configuration
         work = {"tuple": [request["work"]["tuple"][0], wire.pack(())]}  # a configuration may take long to be made
         answer = worker.ask({**request, "method": "warm", "work": work}, START_S)
@@ -91,7 +91,7 @@ class _Turn:
     so that who has just measured cannot be first again."""
 
     def __init__(self, gpu: str):
-        name = f"tiles-in-flight-{os.getuid()}-{gpu or device.uuid() or 'cpu'}"
+        name = f"tiles-in-flight-{os.getuid()}-{gpu or device.current_uuid() or 'cpu'}"
         paths = [pathlib.Path(tempfile.gettempdir(), f"{name}.{which}.lock") for which in ("next", "turn")]
         self.next, self.turn = (filelock.FileLock(path, thread_local=False) for path in paths)
 
@@ -106,11 +106,11 @@ class _Turn:
 # ---- the sweep
 
 
-def keys(configs: Iterable, space: Space) -> dict[str, Any]:
+def config_keys(configs: Iterable, space: Space) -> dict[str, Any]:
     """{key: configuration}. A key is what a row is of: 16 hex digits that change with source, configuration, shape and
     target, with the versions and, where it is timed, the GPU. Equal configurations are one."""
-    versions = {name: value for name, value in results.versions().items() if space.live or name == "triton"}
-    about = [repr(space), space.source(), space.target, device.current().name if space.live else "", versions]
+    versions = {name: value for name, value in results.versions().items() if space.can_measure or name == "triton"}
+    about = [repr(space), space.source(), space.target, device.current().name if space.can_measure else "", versions]
     return {hashlib.sha256(repr([*about, config]).encode(errors="backslashreplace")).hexdigest()[:16]: config
             for config in map(_told, configs)}
 
@@ -137,7 +137,7 @@ class Untold:
         raise ValueError(f"this {self.name} cannot be written as text ({self.reason})")
 
 
-def fastest(rows: Iterable[dict]) -> list[dict]:
+def sort_by_speed(rows: Iterable[dict]) -> list[dict]:
     """The timed rows, fastest first; those that were timed against each other go before the rest.
 
     By their speed against the peer that ran beside them, where there is one: the chip's clock changes during a sweep.
@@ -173,10 +173,10 @@ class Sweep:
             raise ValueError("timers must name at least one executor; here the list is empty.")
         self.space, self.journal, self.again, self.limit_s = space, journal, again, limit_s
         self.builders, self.timers = builders, timers
-        if type(space).__module__ == "__main__" and (space.live or builders is not None):
+        if type(space).__module__ == "__main__" and (space.can_measure or builders is not None):
             raise ValueError(f"a worker cannot import {type(space).__name__} from __main__: define it in a module.")
         self._source = space.source()
-        self.configs = keys(configs, space)
+        self.configs = config_keys(configs, space)
         self.rows: dict[str, dict] = {}
         self.winner: dict | None = None
         self.restarts = 0
@@ -221,7 +221,7 @@ class Sweep:
         if self.running:
             self.cancelled = True
             self._news.put(None)
-            child.kill(self._ticket)
+            worker_pool.kill(self._ticket)
 
     def __iter__(self) -> Iterator[dict]:
         try:
@@ -268,7 +268,7 @@ class Sweep:
             end = error
         for executor in own:
             executor.shutdown(wait=False, cancel_futures=True)
-        child.kill(self._ticket)
+        worker_pool.kill(self._ticket)
         self._ended = time.monotonic()
         self._out.put(end)
 
@@ -277,10 +277,10 @@ class Sweep:
         own, builders, count = [], self.builders, AT_ONCE
         if builders is None:
             cores = len(os.sched_getaffinity(0))
-            count = max(1, cores - 1 if self.space.live else cores)  # launching wants a core
+            count = max(1, cores - 1 if self.space.can_measure else cores)  # launching wants a core
             builders = ThreadPoolExecutor(count, "build")
             own.append(builders)
-        if not self.space.live:
+        if not self.space.can_measure:
             timers = []
         elif self.timers is not None:
             timers = [(executor, "") for executor in self.timers]
@@ -315,19 +315,19 @@ class Sweep:
         free, ready = [], []
         building = timing = 0
         for place in timers if waiting else ():
-            self._submit(place[0], ("warm", None, place), timed, "warm", self.space, (), self._source,
+            self._submit(place[0], ("warm", None, place), measure_configuration, "warm", self.space, (), self._source,
                          self.limit_s, place[1], self._ticket)
         begun = None
         while waiting or building or ready or timing:
             while waiting and building < at_once:
                 order = heapq.heappop(waiting)
-                self._submit(builder, ("built", order, None), built, self.space, order[-1], self.limit_s, self._ticket)
+                self._submit(builder, ("built", order, None), build_configuration, self.space, order[-1], self.limit_s, self._ticket)
                 building += 1
             while ready and free:
                 order, row = heapq.heappop(ready)
                 place = free.pop()
                 begun = begun or time.monotonic()
-                self._submit(place[0], ("timed", (order, row), place), timed, "measure", self.space, order[-1:],
+                self._submit(place[0], ("timed", (order, row), place), measure_configuration, "measure", self.space, order[-1:],
                              self._source, self.limit_s, place[1], self._ticket)
                 timing += 1
             (what, item, place), answer = self._news_of_one()
@@ -336,7 +336,7 @@ class Sweep:
             elif what == "built":
                 building -= 1
                 row = {**item[2], **answer}
-                if row["status"] == "ok" and self.space.live:
+                if row["status"] == "ok" and self.space.can_measure:
                     heapq.heappush(ready, (item, row))
                 else:
                     self._emit(row)
@@ -349,14 +349,14 @@ class Sweep:
 
     def _final(self, timers) -> None:
         """Time the fastest again, interleaved, and name the winner."""
-        fast = fastest(self.rows.values())[:FINALISTS]
+        fast = sort_by_speed(self.rows.values())[:FINALISTS]
         if not fast or not timers:
             return
         key = hashlib.sha256(" ".join(sorted(row["key"] for row in fast)).encode()).hexdigest()[:16]
         kept = (self.journal.rows() if self.journal else {}).get(key)
         if not _finals(kept):
             executor, gpu = timers[0]
-            self._submit(executor, ("finals", None, None), timed, "finals", self.space,
+            self._submit(executor, ("finals", None, None), measure_configuration, "finals", self.space,
                          ([self.configs[row["key"]] for row in fast],), self._source, self.limit_s, gpu, self._ticket)
             what = ""
             while what != "finals":  # not a worker that has only now started
@@ -369,7 +369,7 @@ class Sweep:
             if final.get("ms") and of in self.rows:
                 row = self.rows[of] | {f"final_{name}": final[name] for name in ("ms", "ratio") if final.get(name)}
                 self._emit(row, new=False)
-        self.winner = fastest(self.rows.values())[0]
+        self.winner = sort_by_speed(self.rows.values())[0]
 
     def _submit(self, executor: Executor, about: tuple, task: Callable, *arguments) -> None:
         def done(future):
@@ -410,7 +410,7 @@ class Sweep:
             reason = f"{type(error).__name__}: {error}"[:REASON]
             row = {"key": row["key"], "kernel": str(row.get("kernel")), "status": "failed", "reason": reason}
         if new:
-            row = {**row, "recorded": results.now()}
+            row = {**row, "recorded": results.utc_now()}
             self._fresh += 1
             if self.journal:
                 self.journal.append(row)

@@ -70,7 +70,7 @@ def check_describable(shape: Sequence[int], strides: Sequence[int], itemsize: in
                          f"elements take {inner} bytes.")
 
 
-def tensor_map(tensor: torch.Tensor, box: Sequence[int], *, swizzle: str = "none", l2_promotion: str = "128B",
+def make_tensor_map(tensor: torch.Tensor, box: Sequence[int], *, swizzle: str = "none", l2_promotion: str = "128B",
                fill: str = "zero"):
     """A tiled tensor map (cuda.core.TensorMapDescriptor, 128 bytes) of a CUDA tensor, to be passed to a launch by
     value.

@@ -12,16 +12,16 @@ from tilelab import build, cli, device
 
 
 def _arguments(argv):
-    parser = cli.parser("ch07.bulk_copy", "Check and time bulk copies against torch; with --target only compile them.")
+    parser = cli.make_parser("ch07.bulk_copy", "Check and time bulk copies against torch; with --target only compile them.")
     parser.add_argument("--op", default="copy", choices=experiments.OPS)
     parser.add_argument("--bytes", type=int, default=1 << 29, help="of each array (default 512 MiB)")
     parser.add_argument("--variant", default="all", metavar="NAME|best|all",
                         help=f"{', '.join(bulk_copy.configs('copy'))}, best or all (default)")
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
-    options = cli.parse(parser, argv)
+    options = cli.parse_options(parser, argv)
     if options.bytes < 4 or options.bytes % 4:
         parser.error(f"--bytes must be a multiple of 4; here it is {options.bytes}.")
-    options.chosen = cli.variants(parser, options.variant, bulk_copy.configs(options.op))
+    options.chosen = cli.choose_variants(parser, options.variant, bulk_copy.configs(options.op))
     return options
 
 
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run it; the exit status is 0 when all is fine, 1 for a wrong result, 2 when something could not run."""
     options = _arguments(argv)
     columns = ["name", "config", "status", "ms", "gbps", "ratio", "ulps", "registers", "smem", "UBLKCP", "reason"]
-    return cli.answer("ch07.bulk_copy", columns, experiments.source(), options.json,
+    return cli.run_and_report("ch07.bulk_copy", columns, experiments.source(), options.json,
                       lambda: _compiled(options) if options.target else _measured(options))
 
 

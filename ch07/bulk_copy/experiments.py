@@ -16,7 +16,7 @@ import torch
 
 from ch07 import bulk_copy
 from ch07.bulk_copy import BulkConfig, configs
-from tilelab import bench, build, check, child, cuda, device, results
+from tilelab import bench, build, check, cuda, device, results, worker_pool
 
 OPS = ("copy", "axpy")
 PEER = {"copy": "torch copy_", "axpy": "torch add"}
@@ -96,7 +96,7 @@ def hello(source_code: str, name: str, block_bytes: int, options=()) -> results.
         x = random(1 << 20, torch.uint8)
         out = ~x
         cubin = cuda.compile_cubin(source_code, device.current().target, f"{name}.cu", options)
-        cuda.launch(cuda.load(cubin, name), x.numel() // block_bytes, 32, [x, out])
+        cuda.launch(cuda.load_cubin(cubin, name), x.numel() // block_bytes, 32, [x, out])
         torch.cuda.synchronize()
         wrong = int((x != out).sum())
         return [{"bytes": x.numel(), "blocks": x.numel() // block_bytes, "wrong": wrong,
@@ -179,8 +179,8 @@ def first_kernel() -> dict:
 
 @results.experiment("ch07_bulk_first", source)
 def first():
-    """`first_kernel` in fresh processes, by tilelab.bench.first_launches."""
-    return bench.first_launches("ch07.bulk_copy.experiments")
+    """`first_kernel` in fresh processes, by tilelab.bench.measure_first_launches."""
+    return bench.measure_first_launches("ch07.bulk_copy.experiments")
 
 
 # ---- what breaks
@@ -215,7 +215,7 @@ def tried(number: int) -> None:
 def alone(number: int) -> dict:
     """What `tried` says in a process of its own, or what became of that."""
     command = [sys.executable, "-c", f"from ch07 import bulk_trials; bulk_trials.tried({number})"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=child.ROOT, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=worker_pool.ROOT, check=False)
     if done.stdout:
         return json.loads(done.stdout)
     hung = done.returncode == -signal.SIGALRM

@@ -11,8 +11,8 @@ from ch07 import bulk_copy
 from ch07.bulk_copy import BulkConfig, configs
 from ch07.bulk_copy.experiments import LARGE, OPS, QUICK, against_torch, source, verify
 from tilelab import device, results
-from tilelab.space import Roofline, TunableKernel, TargetSpace
 from tilelab.sweep import Sweep
+from tilelab.tunable import Roofline, TargetSpace, TunableKernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class BulkSpace(TargetSpace):
 
     op: str
     nbytes: int
-    on: str | None = None
+    compile_for: str | None = None
 
     def label(self, config):
         return {"name": config.kernel, "config": str(config), "kernel": str(config), "shape": [self.nbytes],
@@ -31,7 +31,7 @@ class BulkSpace(TargetSpace):
         return source()
 
     def reject(self, config):
-        limit, needed = device.limits(self.target), config.smem_bytes(OPS.index(self.op) + 1)
+        limit, needed = device.target_limits(self.target), config.smem_bytes(OPS.index(self.op) + 1)
         if not limit.has_tma:
             return f"{self.target} has no TMA: bulk copies need sm_90a or newer."
         if needed + 2048 > limit.smem_per_block:  # the barriers, and what the system keeps
@@ -41,7 +41,7 @@ class BulkSpace(TargetSpace):
     def job(self, config):
         return bulk_copy.job(config, self.target, "u8" if self.op == "copy" else "float")
 
-    def warm(self):
+    def warm_up(self):
         torch.zeros(1, device="cuda")
         return {}
 
@@ -51,7 +51,7 @@ class BulkSpace(TargetSpace):
             return checked
         return {**checked, **_figures(against_torch(self.op, {"it": config}, self.nbytes, **QUICK)[0])}
 
-    def finals(self, chosen):
+    def measure_finalists(self, chosen):
         rows = against_torch(self.op, {str(config): config for config in chosen}, self.nbytes)
         return [_figures(row) for row in rows]
 
@@ -105,5 +105,5 @@ TUNABLE_KERNEL = TunableKernel(
              "the grid": grid},
     axes={"chunk": lambda c: f"{c.chunk} B", "stages": lambda c: f"{c.stages}",
           "kernel": lambda c: c.kernel, "span": lambda c: f"span {c.span}"},
-    space=_chosen_space, recorded=lambda: results.load_record("ch07_bulk_sweep", source()), roofline=_roofline,
+    space=_chosen_space, load_record=lambda: results.load_record("ch07_bulk_sweep", source()), roofline=_roofline,
     peer="torch")

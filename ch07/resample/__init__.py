@@ -210,7 +210,7 @@ def prepare(features, source_times, target_times, out, kernel: str = "best", con
     if max(grid, items) >= 1 << 31:
         raise ValueError("a launch has fewer than 2^31 blocks and work items; this one would have "
                          f"{max(grid, items):,}: split the batches.")
-    compiled = cuda.kernel(SOURCE, kernel, tuple(f"-D{name}={value}" for name, value in values.items()))
+    compiled = cuda.load_kernel(SOURCE, kernel, tuple(f"-D{name}={value}" for name, value in values.items()))
     sizes = [ctypes.c_int(size) for size in (batches, sources, targets)]
     return cuda.prepare_launch(compiled, grid, config.threads, [features, source_times, target_times, out, *sizes],
                                _smem_bytes(kernel, values))

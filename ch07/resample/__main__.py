@@ -26,13 +26,13 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def _arguments(argv):
-    parser = cli.parser("ch07.resample", "Linear interpolation of feature rows between irregular source times.")
+    parser = cli.make_parser("ch07.resample", "Linear interpolation of feature rows between irregular source times.")
     parser.add_argument("--mode", default="correctness", choices=MODES)
     parser.add_argument("--kernel", default="best", metavar="NAME[,NAME…]|best|all", help=f"of {', '.join(LADDER)}")
     parser.add_argument("--shape", type=_shape, default=experiments.PROFILED, metavar="B,S,T,D")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
-    options = cli.parse(parser, argv)
+    options = cli.parse_options(parser, argv)
     named = {"best": [resample.BEST], "all": list(LADDER)}.get(options.kernel, options.kernel.split(","))
     if any(name not in LADDER for name in named):
         parser.error(f"--kernel is best, all or of {', '.join(LADDER)}; here it is {options.kernel}.")
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     options = _arguments(argv)
     columns = ["kernel", "status", "ulps", "us", "gbps", "ratio", *experiments.METRICS, "registers",
                "smem", "UBLKCP", "reason"]
-    return cli.answer("ch07.resample", columns, experiments.source(), options.json,
+    return cli.run_and_report("ch07.resample", columns, experiments.source(), options.json,
                       lambda: _compiled(options) if options.target else _ran(options))
 
 

@@ -16,7 +16,7 @@ import torch
 
 from ch07 import bulk_copy, resample
 from ch07.resample import LADDER, ResampleConfig
-from tilelab import bench, build, check, child, device, results
+from tilelab import bench, build, check, device, results, worker_pool
 
 # (B, S, T, D): compulsory bytes far past L2, so that the copy beside it is launched plainly, not in a graph.
 LARGE = {32: (4096, 1024, 2048, 32), 128: (1024, 1024, 2048, 128), 256: (512, 1024, 2048, 256),
@@ -223,7 +223,7 @@ def profile(kernels, shape=PROFILED, dtype=torch.bfloat16) -> list[dict]:
                "--kernel-name", f"regex:^({'|'.join(kernels)})$", "--metrics", ",".join(METRICS.values()),
                sys.executable, "-m", "ch07.resample", "--mode", "single_run", "--kernel", ",".join(kernels),
                "--shape", ",".join(map(str, shape)), "--dtype", str(dtype)[6:]]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=child.ROOT, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=worker_pool.ROOT, check=False)
     said = done.stdout + done.stderr
     if "ERR_NVGPUCTRPERM" in said:
         raise NotProfiled("this user may not read the GPU's counters: run as root, or have the administrator load the "

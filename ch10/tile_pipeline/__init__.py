@@ -33,7 +33,7 @@ def job(config: TileConfig, target: str, itemsize: int = 4) -> build.Job:
 
 def compiled(kernel: str, constants: dict):
     """A kernel of SOURCE, compiled for the GPU here."""
-    return cuda.kernel(SOURCE, kernel, tuple(f"-D{name}={value}" for name, value in constants.items()))
+    return cuda.load_kernel(SOURCE, kernel, tuple(f"-D{name}={value}" for name, value in constants.items()))
 
 
 def prepare(op: str, x, out, *, y=None, centre: float = 1.0, edge: float = 1.0, fill: str = "zero", config="best"):
@@ -102,7 +102,7 @@ def _arguments(config: TileConfig, x, y, out, centre: float, edge: float, fill: 
     box = config.box(x.element_size())
 
     def mapped(tensor, box, fill="zero"):
-        return tensor_map.tensor_map(tensor, (1,) * (tensor.ndim - 2) + tuple(box), swizzle=config.swizzle,
+        return tensor_map.make_tensor_map(tensor, (1,) * (tensor.ndim - 2) + tuple(box), swizzle=config.swizzle,
                                      l2_promotion=config.l2_promotion, fill=fill)
 
     if config.op == "stencil":

@@ -12,7 +12,7 @@ from tilelab import build, cli, device
 
 
 def _arguments(argv):
-    parser = cli.parser("ch10.tile_pipeline", "Check and time tiles moved by tensor maps against torch; with --target "
+    parser = cli.make_parser("ch10.tile_pipeline", "Check and time tiles moved by tensor maps against torch; with --target "
                         "only compile them.")
     parser.add_argument("--op", default="copy", choices=experiments.OPS)
     parser.add_argument("--shape", metavar="R,C", help="rows and columns, for add_shared and accumulate B,R,C with a "
@@ -20,9 +20,9 @@ def _arguments(argv):
     parser.add_argument("--variant", default="all", metavar="NAME|best|all",
                         help="a variant of the operation, best or all (default)")
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
-    options = cli.parse(parser, argv)
+    options = cli.parse_options(parser, argv)
     options.shape = _shape(parser, options)
-    options.chosen = cli.variants(parser, options.variant, configs(options.op))
+    options.chosen = cli.choose_variants(parser, options.variant, configs(options.op))
     return options
 
 
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     options = _arguments(argv)
     columns = ["name", "config", "status", "ms", "gbps", "ratio", "error", "registers", "smem", "UTMALDG",
                "UTMASTG", "UTMAREDG", "reason"]
-    return cli.answer("ch10.tile_pipeline", columns, experiments.source(), options.json,
+    return cli.run_and_report("ch10.tile_pipeline", columns, experiments.source(), options.json,
                       lambda: _compiled(options) if options.target else _measured(options))
 
 

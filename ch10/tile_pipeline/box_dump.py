@@ -51,7 +51,7 @@ def dump_box(x, row: int, column: int, box: tuple[int, int], swizzle: str = "non
     checks.check_gpu(x, "ch10.tile_pipeline.box_dump.dump_job")
     what = dump_job(box, x.element_size(), device.current().target)
     found = torch.zeros(box[0] * inner, dtype=torch.uint8, device=x.device)
-    args = [tensor_map.tensor_map(x, box, swizzle=swizzle, fill=fill), found, ctypes.c_int(column), ctypes.c_int(row)]
+    args = [tensor_map.make_tensor_map(x, box, swizzle=swizzle, fill=fill), found, ctypes.c_int(column), ctypes.c_int(row)]
     cuda.launch(tile_pipeline.compiled("dump", what.constants), 1, 128, args, what.smem_bytes)
     return found
 

@@ -76,7 +76,7 @@ def broken():
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program of that name; without a GPU show what is recorded of all."""
-    made = cli.plain("ch10.tile_pipeline.broken_programs", "Run a program that breaks a rule.")
+    made = cli.make_plain_parser("ch10.tile_pipeline.broken_programs", "Run a program that breaks a rule.")
     made.add_argument("name", nargs="?", choices=PROGRAMS, help="without one, and without a GPU: the table of all")
     asked = made.parse_args(argv)
     if asked.name and device.current().has_tma:

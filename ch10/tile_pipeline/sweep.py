@@ -11,8 +11,8 @@ from ch10.tile_pipeline import checks
 from ch10.tile_pipeline.configs import PRODUCERS, TileConfig, configs
 from ch10.tile_pipeline.experiments import LARGE, OPS, QUICK, UNEVEN, WIDE, against_torch, dimensions, source, verify
 from tilelab import device, results
-from tilelab.space import Roofline, TunableKernel, TargetSpace
 from tilelab.sweep import Sweep
+from tilelab.tunable import Roofline, TargetSpace, TunableKernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class TileSpace(TargetSpace):
 
     op: str
     shape: tuple[int, ...]
-    on: str | None = None
+    compile_for: str | None = None
 
     def label(self, config):
         return {"name": config.op, "config": str(config), "kernel": str(config), "shape": list(self.shape),
@@ -31,7 +31,7 @@ class TileSpace(TargetSpace):
         return source()
 
     def reject(self, config):
-        limit, needed = device.limits(self.target), config.smem_bytes()
+        limit, needed = device.target_limits(self.target), config.smem_bytes()
         if not limit.has_tma:
             return f"{self.target} has no TMA: tensor maps need sm_90a or newer."
         needed += 128  # barriers
@@ -42,7 +42,7 @@ class TileSpace(TargetSpace):
     def job(self, config):
         return tile_pipeline.job(config, self.target)
 
-    def warm(self):
+    def warm_up(self):
         torch.zeros(1, device="cuda")
         return {}
 
@@ -52,7 +52,7 @@ class TileSpace(TargetSpace):
             return checked
         return {**checked, **_figures(against_torch(self.op, {"it": config}, self.shape, **QUICK)[0])}
 
-    def finals(self, chosen):
+    def measure_finalists(self, chosen):
         rows = against_torch(self.op, {str(config): config for config in chosen}, self.shape)
         return [_figures(row) for row in rows[:len(chosen)]]
 
@@ -112,5 +112,5 @@ TUNABLE_KERNEL = TunableKernel(
              "the grid": grid},
     axes={"tile": lambda c: f"{c.rows} × {c.columns}", "stages": lambda c: f"{c.stages}",
           "span": lambda c: f"span {c.span}", "threads": lambda c: f"{c.block_threads}"},
-    space=_chosen_space, recorded=lambda: results.load_record("ch10_tile_sweep", source()), roofline=_roofline,
+    space=_chosen_space, load_record=lambda: results.load_record("ch10_tile_sweep", source()), roofline=_roofline,
     peer="torch")

@@ -14,7 +14,7 @@ import torch
 
 from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, choose, parse, rejection
 from tilelab import build, cuda, device
-from tilelab.tensor_map import tensor_map
+from tilelab.tensor_map import make_tensor_map
 
 SOURCE = pathlib.Path(__file__).with_name("wgmma_gemm.cu")
 TIMELINE_EVENTS = 4096  # as in wgmma_gemm.cu
@@ -142,11 +142,11 @@ def prepare(a, b, out=None, *, config="best", trace: torch.Tensor | None = None)
         raise ValueError(f"trace is a contiguous int64 tensor of shape {stamps} on {a.device}.")
     first, second, rows, columns = (b, a, n, m) if config.swap else (a, b, m, n)
     shared = config.cluster if config.kernel == "specialised" else 1
-    maps = (tensor_map(first, (config.block_m, 64), swizzle="128B", l2_promotion="128B"),
-            tensor_map(second, (config.block_n // shared, 64), swizzle="128B", l2_promotion="128B"),
-            tensor_map(out, (config.block_n if config.swap else 64, config.box), swizzle=f"{2 * config.box}B"))
+    maps = (make_tensor_map(first, (config.block_m, 64), swizzle="128B", l2_promotion="128B"),
+            make_tensor_map(second, (config.block_n // shared, 64), swizzle="128B", l2_promotion="128B"),
+            make_tensor_map(out, (config.block_n if config.swap else 64, config.box), swizzle=f"{2 * config.box}B"))
     constants = config.constants() | {"TIMELINE": int(trace is not None)}
-    kernel = cuda.kernel(SOURCE, config.kernel, tuple(f"-D{name}={value}" for name, value in constants.items()))
+    kernel = cuda.load_kernel(SOURCE, config.kernel, tuple(f"-D{name}={value}" for name, value in constants.items()))
     args = (*maps, out, *map(ctypes.c_int, (rows, columns, k)), ctypes.c_uint64(out.stride(0) if m > 1 else n),
             ctypes.c_uint64(0) if trace is None else trace)
     launch = cuda.prepare_launch(kernel, config.grid(m, n, device.current().sms), config.threads, args,

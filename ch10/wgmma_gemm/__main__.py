@@ -22,14 +22,14 @@ def _shape(text: str) -> tuple[int, int, int]:
 
 
 def _arguments(argv):
-    parser = cli.parser("ch10.wgmma_gemm", "C = A B^T, bf16, on Hopper's tensor cores, against cuBLAS; with --compile "
+    parser = cli.make_parser("ch10.wgmma_gemm", "C = A B^T, bf16, on Hopper's tensor cores, against cuBLAS; with --compile "
                         "only compile it for sm_90a.")
     parser.add_argument("--mnk", type=_shape, default=(4096, 4096, 4096), metavar="M,N,K")
     parser.add_argument("--step", default="best", metavar="NAME|best|all|CONFIG",
                         help=f"{', '.join(STEPS)}, best (default), all, or "
                              "KERNEL,BLOCK_M,BLOCK_N,STAGES,NAME=NUMBER...")
     parser.add_argument("--compile", action="store_true", help="compile only; needs no GPU")
-    options = cli.parse(parser, argv)
+    options = cli.parse_options(parser, argv)
     names = [*STEPS, "best"] if options.step == "all" else [options.step]
     try:
         options.chosen = {name: wgmma_gemm.chosen(name, *options.mnk, device.current().sms or 132) for name in names}
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     options = _arguments(argv)
     columns = ["name", "config", "status", "ms", "predicted_ms", "tflops", "ratio", "error", "peer_error",
                "registers", "spills", "smem", "HGMMA", "reason"]
-    return cli.answer("ch10.wgmma_gemm", columns, experiments.source(), options.json,
+    return cli.run_and_report("ch10.wgmma_gemm", columns, experiments.source(), options.json,
                       lambda: experiments.built(options.chosen) if options.compile else _measured(options))
 
 

@@ -346,8 +346,8 @@ def first_launch() -> dict:
 
 @experiment("ch10_gemm_first")
 def first():
-    """`first_launch` in fresh processes, by tilelab.bench.first_launches."""
-    return bench.first_launches("ch10.wgmma_gemm.experiments")
+    """`first_launch` in fresh processes, by tilelab.bench.measure_first_launches."""
+    return bench.measure_first_launches("ch10.wgmma_gemm.experiments")
 
 
 # ---- compiled

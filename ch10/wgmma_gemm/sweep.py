@@ -19,8 +19,8 @@ from ch10.wgmma_gemm.experiments import (
     verify,
 )
 from tilelab import device, results
-from tilelab.space import Roofline, TunableKernel, TargetSpace
 from tilelab.sweep import Sweep
+from tilelab.tunable import Roofline, TargetSpace, TunableKernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +30,11 @@ class WgmmaSpace(TargetSpace):
     m: int
     n: int
     k: int
-    on: str | None = None
+    compile_for: str | None = None
 
     @property
-    def live(self) -> bool:
-        return self.on is None and has_wgmma()
+    def can_measure(self) -> bool:
+        return self.compile_for is None and has_wgmma()
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -48,7 +48,7 @@ class WgmmaSpace(TargetSpace):
         return source()
 
     def reject(self, config):
-        if not device.limits(self.target).has_wgmma:
+        if not device.target_limits(self.target).has_wgmma:
             return f"{self.target} has no WGMMA: only sm_90a has."
         if config.kernel == "split" and config.cluster > config.steps(self.k):
             return f"a cluster of {config.cluster} has too few K steps to share: {config.steps(self.k)}."
@@ -60,7 +60,7 @@ class WgmmaSpace(TargetSpace):
     def predicted_ms(self, config):
         return predicted_us(config, *self.shape, device.current().sms or 132) / 1e3
 
-    def warm(self):
+    def warm_up(self):
         cublas(*inputs(*self.shape))()
         return {}
 
@@ -71,7 +71,7 @@ class WgmmaSpace(TargetSpace):
             found |= _figures(against_cublas({"it": config}, *self.shape, **QUICK)[0])
         return found
 
-    def finals(self, chosen):
+    def measure_finalists(self, chosen):
         return [_figures(row) for row in against_cublas({str(config): config for config in chosen}, *self.shape)]
 
 
@@ -103,7 +103,7 @@ def swept():
 def _chosen_space(shape: tuple[int, ...], dtype: str, target: str | None) -> WgmmaSpace:
     if len(shape) != 3 or not 1 <= min(shape) <= max(shape) < 2**31 or shape[1] % 8 or shape[2] % 8:
         raise ValueError(f"a shape is M,N,K below 2^31, N and K multiples of 8; here it is {str(shape)[:60]}.")
-    return WgmmaSpace(*shape, on=target)
+    return WgmmaSpace(*shape, compile_for=target)
 
 
 def _roofline(_: str) -> Roofline:
@@ -125,4 +125,4 @@ TUNABLE_KERNEL = TunableKernel(
           "cluster, raster": lambda c: f"cluster {c.cluster}, group {c.group}",
           "tile, cluster": lambda c: f"{c.block_m}×{c.block_n}, cluster {c.cluster}",
           "raster": lambda c: f"group {c.group}", "kernel": lambda c: c.kernel},
-    space=_chosen_space, recorded=lambda: results.load_record("ch10_gemm_sweep", source()), roofline=_roofline)
+    space=_chosen_space, load_record=lambda: results.load_record("ch10_gemm_sweep", source()), roofline=_roofline)

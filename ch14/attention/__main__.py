@@ -25,14 +25,14 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def _arguments(argv):
-    parser = cli.parser("ch14.attention", "Flash attention, forward, bf16, against cuDNN's; with --target only compile "
+    parser = cli.make_parser("ch14.attention", "Flash attention, forward, bf16, against cuDNN's; with --target only compile "
                         "it.")
     parser.add_argument("--shape", type=_shape, default=(4, 16, 16, 8192, 128), metavar="B,H,HK,S,D",
                         help="batch, heads, key heads, length, head dimension (default 4,16,16,8192,128)")
     parser.add_argument("--causal", action="store_true", help="query i sees keys 0 to i")
     parser.add_argument("--step", default="best", choices=(*STEPS, "best", "all"))
     parser.add_argument("--target", choices=device.TARGETS[1:], help="compile only, for this target; needs no GPU")
-    return cli.parse(parser, argv)
+    return cli.parse_options(parser, argv)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     options = _arguments(argv)
     columns = ["name", "config", "status", "ms", "tflops", "ratio", "error", "peer_error", "registers", "spills",
                "smem", "tma_load", "wgmma", "tcgen05_mma", "mma_sync", "reason"]
-    return cli.answer("ch14.attention", columns, experiments.source(), options.json,
+    return cli.run_and_report("ch14.attention", columns, experiments.source(), options.json,
                       lambda: _compiled(options) if options.target else _measured(options))
 
 

@@ -70,7 +70,7 @@ def best(d: int, target: str | None) -> AttentionConfig:
     """The configuration for head dimension `d` on `target`; None: the interpreter, which wants small tiles."""
     if target is None:
         return AttentionConfig(32, 32, 4, 2)
-    limits = device.limits(target)
+    limits = device.target_limits(target)
     if limits.smem_per_block < 200_000:  # RTX 50, GB10
         return AttentionConfig(128, 64, 8, 2)
     if not limits.has_wgmma:
@@ -80,7 +80,7 @@ def best(d: int, target: str | None) -> AttentionConfig:
 
 def rejection(config: AttentionConfig, target: str) -> str:
     """Why `config` cannot run on `target`, in a sentence; empty when it may."""
-    limits = device.limits(target)
+    limits = device.target_limits(target)
     if not limits.has_tma:
         return f"{target} has no TMA: descriptors need sm_90a or newer."
     if config.kernel == "hopper" and not limits.has_wgmma:

@@ -167,7 +167,7 @@ def checked() -> list[dict]:
 def _ladder(d: int) -> dict[str, AttentionConfig]:
     """Steps that run here: without wgmma the plain kernel, with the tiles that `attention` takes."""
     target = device.current().target
-    return configs(d) if device.limits(target).has_wgmma else {"plain": best(d, target)}
+    return configs(d) if device.target_limits(target).has_wgmma else {"plain": best(d, target)}
 
 
 @experiment("ch14_attention_ladder")

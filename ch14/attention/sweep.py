@@ -9,8 +9,8 @@ from ch14.attention.configs import HEAD_DIMS, AttentionConfig, configs, rejectio
 from ch14.attention.configs import job as attention_job
 from ch14.attention.experiments import against_cudnn, experiment, ours, peer_of, source, verify
 from tilelab import results
-from tilelab.space import Roofline, TunableKernel, TargetSpace
 from tilelab.sweep import Sweep
+from tilelab.tunable import Roofline, TargetSpace, TunableKernel
 
 
 def grid(_: str = "bf16") -> list[AttentionConfig]:
@@ -31,7 +31,7 @@ class AttentionSpace(TargetSpace):
     length: int
     d: int
     causal: bool = False
-    on: str | None = None
+    compile_for: str | None = None
 
     @property
     def case(self) -> tuple:
@@ -51,7 +51,7 @@ class AttentionSpace(TargetSpace):
     def job(self, config):
         return attention_job(config, self.target, self.d, self.causal)
 
-    def warm(self):
+    def warm_up(self):
         peer_of(self.case)
         return {}
 
@@ -62,7 +62,7 @@ class AttentionSpace(TargetSpace):
             found |= {key: value for key, value in row.items() if key not in self.label(config)}
         return found
 
-    def finals(self, chosen):
+    def measure_finalists(self, chosen):
         rows = against_cudnn({str(config): ours(config, self.causal) for config in chosen}, self.case)[1:]
         return [{key: value for key, value in row.items() if key not in self.label(chosen[0])} for row in rows]
 
@@ -78,7 +78,7 @@ def _chosen_space(shape: tuple[int, ...], dtype: str, target: str | None) -> Att
     if len(shape) != 4 or min(shape) < 1 or shape[3] not in HEAD_DIMS or shape[2] > 2**16:
         raise ValueError("a shape is BATCH,HEADS,LENGTH,D with a length up to 65,536 and D 64 or 128; here it is "
                          f"{str(shape)[:60]}.")
-    return AttentionSpace(*shape, on=target)
+    return AttentionSpace(*shape, compile_for=target)
 
 
 def _roofline(_: str) -> Roofline:
@@ -95,5 +95,5 @@ TUNABLE_KERNEL = TunableKernel(
     axes={"tile": lambda c: f"{c.block_m}×{c.block_n}, {c.num_warps} warps",
           "stages, kernel": lambda c: str(c).split(",")[3].replace("hopper ", ""),
           "stages": lambda c: f"{c.num_stages} stages", "kernel": lambda c: c.kernel},
-    space=_chosen_space, recorded=lambda: results.load_record("ch14_attention_sweep", source()), roofline=_roofline,
+    space=_chosen_space, load_record=lambda: results.load_record("ch14_attention_sweep", source()), roofline=_roofline,
     peer="cuDNN")

@@ -30,7 +30,7 @@ def path(form_a: str, form_b: str, mnk: tuple[int, int, int], target: str) -> st
     for name, given in (("form_a", form_a), ("form_b", form_b), ("target", target)):
         if not isinstance(given, str):
             raise ValueError(f"{name} is a name, a str; here it is a {type(given).__name__}.")
-    limit = device.limits(target)
+    limit = device.target_limits(target)
     if not isinstance(mnk, tuple) or len(mnk) != 3 or any(type(side) is not int or side < 1 for side in mnk):
         raise ValueError(f"mnk is three whole numbers (M, N, K), each at least 1; here it is {mnk!r:.60}.")
     m, n, k = mnk

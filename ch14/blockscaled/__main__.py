@@ -28,7 +28,7 @@ STEP_LOSS = 2.0**-27  # a column of K: tensor cores add 16 at a time and cut the
 
 
 def _arguments(argv):
-    made = cli.parser("ch14.blockscaled", "Check a block-scaled GEMM against float64 and time it against cuBLAS bf16; "
+    made = cli.make_parser("ch14.blockscaled", "Check a block-scaled GEMM against float64 and time it against cuBLAS bf16; "
                       "with --target compile it and plan its stages, without a GPU.")
     usual = smem_planner.Blackwell()
     made.add_argument("--mnkl", default="8192,8192,1024,1", metavar="M,N,K,L",
@@ -46,7 +46,7 @@ def _arguments(argv):
     made.add_argument("--skip_ref_check", action="store_true", help="do not compare with float64")
     made.add_argument("--benchmark_mode", action="store_true", help="time it against cuBLAS bf16")
     made.add_argument("--target", choices=device.TARGETS[1:], help="compile and plan only, for this target")
-    options = cli.parse(made, argv)
+    options = cli.parse_options(made, argv)
     try:
         _understood(options)
     except ValueError as error:
@@ -95,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     options = _arguments(argv)
     columns = ["name", "config", "status", "error", "tolerance", "ms", "tflops", "peer_ms", "ratio", "ab_stages",
                "c_stages", "instruction", "count", "block_scale", "tma_load", "registers", "smem", "tmem", "reason"]
-    return cli.answer("ch14.blockscaled", columns, source(), options.json,
+    return cli.run_and_report("ch14.blockscaled", columns, source(), options.json,
                       lambda: _compiled(options) if options.target else _measured(options))
 
 
@@ -200,7 +200,7 @@ def _compiled(options) -> list[dict]:
                     instruction, count = name, made.counts[name]
             rows.append(made.row() | {"name": each, "config": job.name, "tmem": made.tmem, "instruction": instruction,
                                       "count": count})
-    if device.limits(target).has_tcgen05:
+    if device.target_limits(target).has_tcgen05:
         plan = smem_planner.plan(options.choice)
         rows.append({"name": "plan", "config": "CUTLASS's", "target": target, "ab_stages": plan.ab_stages,
                      "c_stages": plan.c_stages, "smem": plan.smem_bytes, "tmem": plan.tmem_columns,

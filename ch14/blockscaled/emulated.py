@@ -180,7 +180,7 @@ def jobs(form: str, target: str, mnk: tuple[int, int, int], c_dtype: torch.dtype
     """The decoding and the GEMM as they are launched for A and B in `form`, for tilelab.build. ValueError for another
     format, tilelab.device.Unsupported for a target without TMA."""
     check_form("a", form)
-    if not device.limits(target).has_tma:
+    if not device.target_limits(target).has_tma:
         raise device.Unsupported(f"the emulated GEMM needs TMA (sm_90a or newer); the target is {target}: dequantise "
                                  "with ch14.mx_formats and use torch.mm.")
     if c_dtype not in DTYPES:

@@ -100,7 +100,7 @@ def configs(form: str | number_formats.BlockFormat, target: str | None = None, s
     if kernel == "naive":
         return [NativeConfig(*tile, "naive") for tile in ((128, 128, 128, 8, 3), (128, 256, 64, 8, 4),
                                                           (256, 128, 64, 8, 4), (128, 128, 64, 4, 4))]
-    if target in device.TARGETS and not device.limits(target).has_tcgen05:  # 99 KB of shared memory
+    if target in device.TARGETS and not device.target_limits(target).has_tcgen05:  # 99 KB of shared memory
         return [NativeConfig(128, 128, k, 8, 3, parts=2, fused=True), NativeConfig(128, 128, k, 8, 2, parts=2)]
     # 512 columns of tensor memory: two accumulators of 256 leave none for the scales, so wide tiles are not fused.
     stages = 3 if form.scale == "e4m3" else 4  # twice the scales

@@ -1,7 +1,7 @@
-"""The field note's two reverted attempts as arithmetic: what each asks for, what it gets, and what hides the latency.
+"""Compute what the field note's two reverted attempts ask for, what they get, and how much latency their stages hide.
 
 Source of the cases: the note "Blackwell BlockScaled GEMM Kernel Optimizations", attempts 1 and 2. Speeds are those of
-datasheets (`tilelab.device.KNOWN`), so times here are floors; the latency is what chapter 10 read off an H200.
+datasheets (`tilelab.device.KNOWN`), so times are floors. The latency was measured by chapter 10 on an H200.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from dataclasses import dataclass
 
 from ch10.wgmma_gemm.configs import Rates
 from ch14.blockscaled import smem_planner
-from ch14.blockscaled.smem_planner import Blackwell, Plan
+from ch14.blockscaled.smem_planner import COLUMNS, Blackwell, Plan
 from tilelab import device
 
-LATENCY_US = Rates.latency_us  # from the order of a load to its data, on an H200; no figure of a B200 is at hand
-TARGET = {"ab_stages": 5, "c_stages": 4}  # attempt 2
+LATENCY_US = Rates.latency_us  # from a TMA load to its data on an H200; no figure for a B200 is at hand
+ATTEMPT_2 = {"ab_stages": 5, "c_stages": 4}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One of the note's tests: M, N, K, L, its tile and cluster, and microseconds before and with attempt 2 (None: it
-    crashed). The note names no cluster for test 2; (2, 1) is the least that its tile allows."""
+    """Describe one of the note's tests: M, N, K, L, tile, cluster, and microseconds before and with attempt 2.
+
+    None stands for the test that crashed. The note names no cluster for it; (2, 1) is the smallest that its tile allows.
+    """
 
     name: str
     mnkl: tuple[int, int, int, int]
@@ -32,7 +34,7 @@ class Case:
     after_us: float | None
 
     def choice(self, **changes) -> Blackwell:
-        """The case as the planner's input: fp4, E8M0 over 16, C in fp16."""
+        """Return the planner's input: fp4, E8M0 over 16, C in fp16, with `changes`."""
         return Blackwell(self.tile, self.cluster, **changes)
 
     @property
@@ -47,29 +49,29 @@ CASES = (Case("test 1", (8192, 8192, 1024, 1), (256, 128), (2, 1), 45.65, 49.36)
 
 
 def attempt_1(choice: Blackwell) -> Blackwell:
-    """Always two accumulators."""
+    """Return the choice with two accumulators, whatever N is."""
     return dataclasses.replace(choice, accumulators="two")
 
 
 def attempt_2(choice: Blackwell) -> Blackwell:
-    """5 A/B and 4 C stages, what is left over to C; where they do not fit, the same, for the plan to say so."""
-    asked = dataclasses.replace(choice, **TARGET)
-    more = dataclasses.replace(choice, **TARGET | {"c_stages": None})
-    return more if smem_planner.plan(asked).fits and smem_planner.plan(more).c_stages > TARGET["c_stages"] else asked
+    """Return the choice with 5 A/B stages and 4 C stages, or more of C where room is left."""
+    asked = dataclasses.replace(choice, **ATTEMPT_2)
+    more = dataclasses.replace(asked, c_stages=None)
+    return more if smem_planner.plan(asked).fits and smem_planner.plan(more).c_stages > asked.c_stages else asked
 
 
-def same(one: Plan, other: Plan) -> bool:
-    """Whether two plans of one tile are one and the same kernel."""
+def same_kernel(one: Plan, other: Plan) -> bool:
+    """Return whether two plans of one tile are the same kernel."""
     return (one.ab_stages, one.c_stages, one.tmem) == (other.ab_stages, other.c_stages, other.tmem)
 
 
 @dataclass(frozen=True)
 class Flight:
-    """Little's law for a ring: one stage is multiplied while the others are on their way.
+    """Hold Little's law for a ring: one stage is multiplied while the others are on their way.
 
-    `step_us` is the tensor core's time for a stage at the datasheet's dense rate; the stages in flight, `in_flight`
-    bytes, hide `hidden_us`. `memory_bytes` an SM in flight keep all of DRAM busy. `for_tensor_core` and `for_memory`
-    stages would hide the latency from either. Bytes from L2 or a neighbour in the cluster ask less of DRAM.
+    `step_us` is the tensor core's time per stage at the datasheet's dense rate. The stages in flight are `in_flight`
+    bytes and hide `hidden_us` of `latency_us`. `memory_bytes` in flight per SM keep DRAM busy. `for_tensor_core` and
+    `for_memory` are the stages that would hide the latency from either. Bytes from L2 ask less of DRAM.
     """
 
     latency_us: float
@@ -82,37 +84,36 @@ class Flight:
 
     @property
     def speed(self) -> float:
-        """The most that a loop without end reaches, as a fraction of the tensor core's rate."""
+        """The fraction of the tensor core's rate that an endless loop reaches at most."""
         return min(1.0, self.hidden_us / self.latency_us)
 
 
 def flight(plan: Plan, latency_us: float = LATENCY_US) -> Flight:
-    """What the stages of a plan hide. ValueError for a latency that is not positive and finite."""
+    """Return what the stages of a plan hide. Raise ValueError for a latency that is not positive and finite."""
     if not 0 < latency_us < math.inf:
-        raise ValueError(f"latency_us is a positive, finite number of microseconds; here it is {latency_us!r}.")
+        raise ValueError(f"latency_us is {latency_us!r}; it must be a positive, finite number of microseconds.")
     choice, gpu = plan.choice, device.KNOWN[plan.choice.gpu]
     flops = 2 * choice.rows * choice.n * choice.k
-    step = flops / (gpu.bf16_tflops * 1e6 * choice.format.speed / gpu.sms)
-    memory = gpu.peak_gbps * 1e3 * latency_us / gpu.sms
+    step_us = flops / (gpu.bf16_tflops * 1e6 * choice.format.speed / gpu.sms)
+    memory_bytes = gpu.peak_gbps * 1e3 * latency_us / gpu.sms
     flying = max(plan.ab_stages - 1, 0)
-    return Flight(latency_us, step, flying * step, flying * plan.stage_bytes, memory,
-                  math.ceil(latency_us / step) + 1, math.ceil(memory / plan.stage_bytes) + 1)
+    return Flight(latency_us, step_us, flying * step_us, flying * plan.stage_bytes, memory_bytes,
+                  math.ceil(latency_us / step_us) + 1, math.ceil(memory_bytes / plan.stage_bytes) + 1)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a persistent kernel has to do: tiles, those of the busiest CTA, its steps of K, and two floors."""
+    """Hold what a persistent kernel has to do: tiles, K steps and two floors in microseconds."""
 
     tiles: int
-    tiles_a_cta: int
-    steps_a_tile: int
+    tiles_per_cta: int  # of the busiest CTA
+    steps_per_tile: int
     tensor_core_us: float
     memory_us: float
 
     @property
-    def steps_a_cta(self) -> int:
-        """Stages that the busiest CTA loads from first to last."""
-        return self.tiles_a_cta * self.steps_a_tile
+    def steps_per_cta(self) -> int:
+        return self.tiles_per_cta * self.steps_per_tile
 
     @property
     def floor_us(self) -> float:
@@ -120,70 +121,72 @@ class Work:
 
 
 def work(choice: Blackwell, mnkl: tuple[int, int, int, int]) -> Work:
-    """The work of C (m, n) = A (m, k) B (n, k), l times over, on the choice's GPU with one CTA an SM."""
+    """Return the Work of C (M, N) = A (M, K) B (K, N), L times, on the choice's GPU with one CTA per SM."""
     gpu, (m, n, k, batch) = device.KNOWN[choice.gpu], mnkl
     cluster = math.prod(choice.cluster_shape_mn)
-    down, across = choice.cluster_shape_mn[0] * choice.rows, choice.cluster_shape_mn[1] * choice.n
-    tiles = math.ceil(m / down) * math.ceil(n / across) * batch  # one a cluster and round
-    flops = 2 * m * n * k * batch
+    cluster_m, cluster_n = choice.cluster_shape_mn[0] * choice.rows, choice.cluster_shape_mn[1] * choice.n
+    cluster_tiles = math.ceil(m / cluster_m) * math.ceil(n / cluster_n) * batch
     operands = (m + n) * k * batch * (choice.format.bits / 8 + 1 / choice.sf_vec_size)
-    bytes_ = operands + m * n * batch * smem_planner.C_ITEMSIZE[choice.c_dtype]
-    return Work(tiles * cluster // choice.ctas, math.ceil(tiles / (gpu.sms // cluster)), math.ceil(k / choice.k),
-                flops / (gpu.bf16_tflops * 1e6 * choice.format.speed), bytes_ / gpu.peak_gbps / 1e3)
+    c_bytes = m * n * batch * smem_planner.C_ITEMSIZE[choice.c_dtype]
+    return Work(cluster_tiles * cluster // choice.ctas_per_tile, math.ceil(cluster_tiles / (gpu.sms // cluster)),
+                math.ceil(k / choice.k), 2 * m * n * k * batch / (gpu.bf16_tflops * 1e6 * choice.format.speed),
+                (operands + c_bytes) / gpu.peak_gbps / 1e3)
 
 
-def _stages(plan: Plan) -> str:
-    return f"{plan.ab_stages} + {plan.c_stages}"
+def _plans(choice: Blackwell, attempt) -> tuple[Plan, Plan]:
+    """Return the plan of a choice before an attempt, and with it."""
+    return smem_planner.plan(choice), smem_planner.plan(attempt(choice))
 
 
 def accumulator_rows() -> list[dict]:
-    """Attempt 1 a test: accumulators before and with it, columns, and what came of it."""
+    """Return a row per test for attempt 1: accumulators before and with it, TMEM columns, and the verdict."""
     rows = []
     for case in CASES:
-        before, after = smem_planner.plan(case.choice()), smem_planner.plan(attempt_1(case.choice()))
-        rows.append({"test": case.name, "tile": "{} × {}".format(*case.tile), "before": before.choice.accumulating,
-                     "with attempt 1": after.choice.accumulating, "columns": after.tmem_columns, "of": smem_planner.COLUMNS,
-                     "verdict": "the same kernel" if same(before, after) else
-                     "another kernel" if after.fits else f"{after.tmem_columns - smem_planner.COLUMNS} columns too many"})
+        before, after = _plans(case.choice(), attempt_1)
+        verdict = "another kernel" if after.fits else f"{after.tmem_columns - COLUMNS} columns too many"
+        rows.append({"test": case.name, "tile": "{} × {}".format(*case.tile),
+                     "before": before.choice.accumulator_scheme, "with attempt 1": after.choice.accumulator_scheme,
+                     "columns": after.tmem_columns, "of": COLUMNS,
+                     "verdict": "the same kernel" if same_kernel(before, after) else verdict})
     return rows
 
 
 def stage_rows(latency_us: float = LATENCY_US) -> list[dict]:
-    """Attempt 2 a test: A/B + C stages before and with it, what they hide, the steps there are, the loss reported."""
+    """Return a row per test for attempt 2: A/B + C stages, hidden latency, K steps, and the loss that the note reports."""
     rows = []
     for case in CASES:
-        before, after = smem_planner.plan(case.choice()), smem_planner.plan(attempt_2(case.choice()))
-        flights, load = [flight(each, latency_us) for each in (before, after)], work(case.choice(), case.mnkl)
-        rows.append({"test": case.name, "greedy": _stages(before), "attempt 2": _stages(after),
-                     "same kernel": same(before, after), "hidden us": flights[0].hidden_us,
-                     "with attempt 2": flights[1].hidden_us, "stages to hide": flights[0].for_tensor_core,
-                     "for memory": flights[0].for_memory, "steps a tile": load.steps_a_tile,
-                     "steps a CTA": load.steps_a_cta, "floor us": load.floor_us, "note us": case.before_us,
-                     "note says": f"{case.slower:.1%} slower" if case.slower else "crash"})
+        before, after = _plans(case.choice(), attempt_2)
+        flight_before, load = flight(before, latency_us), work(case.choice(), case.mnkl)
+        rows.append({"test": case.name, "greedy": f"{before.ab_stages} + {before.c_stages}",
+                     "attempt 2": f"{after.ab_stages} + {after.c_stages}", "same kernel": same_kernel(before, after),
+                     "hidden us": flight_before.hidden_us, "with attempt 2": flight(after, latency_us).hidden_us,
+                     "stages to hide": flight_before.for_tensor_core, "for memory": flight_before.for_memory,
+                     "steps a tile": load.steps_per_tile, "steps a CTA": load.steps_per_cta, "floor us": load.floor_us,
+                     "note us": case.before_us, "note says": f"{case.slower:.1%} slower" if case.slower else "crash"})
     return rows
 
 
-def sentence_1(choice: Blackwell) -> str:
-    """What attempt 1 does to a tile."""
-    before, after = smem_planner.plan(choice), smem_planner.plan(attempt_1(choice))
-    if same(before, after):
+def describe_attempt_1(choice: Blackwell) -> str:
+    """Return a sentence on what attempt 1 does to a tile."""
+    before, after = _plans(choice, attempt_1)
+    if same_kernel(before, after):
         return (f"Attempt 1 changes nothing at N = {choice.n}: the rule has two accumulators there already, so a "
                 "measured difference is noise.")
     if after.fits:
-        return f"Attempt 1 fits at N = {choice.n}: {after.choice.held()}."
+        return f"Attempt 1 fits at N = {choice.n}: {after.choice.describe_accumulators()}."
     shared = smem_planner.plan(dataclasses.replace(choice, accumulators="overlapped"))
-    sums = shared.tmem[0][1]
-    return (f"Attempt 1 does not fit: {after.choice.too_much()}. The example allocates all {smem_planner.COLUMNS} columns "
-            f"whatever it needs and would put the scale factors at column {after.tmem[0][1]}, past the last. Two that "
+    sums = shared.tmem["accumulators"]
+    return (f"Attempt 1 does not fit: {after.choice.overflow()}. The example allocates all {COLUMNS} columns whatever it "
+            f"needs and would put the scale factors at column {after.tmem['accumulators']}, past the last. Two that "
             f"share columns do fit: {sums} and {shared.tmem_columns - sums} make {shared.tmem_columns}.")
 
 
-def sentence_2(choice: Blackwell, latency_us: float = LATENCY_US) -> str:
-    """What attempt 2 does to a tile."""
-    before, after = smem_planner.plan(choice), smem_planner.plan(attempt_2(choice))
+def describe_attempt_2(choice: Blackwell, latency_us: float = LATENCY_US) -> str:
+    """Return a sentence on what attempt 2 does to a tile."""
+    before, after = _plans(choice, attempt_2)
     if not after.fits:
         return f"Attempt 2 does not fit: {after.problem}."
-    if same(before, after):
+    if same_kernel(before, after):
         return (f"Attempt 2 changes nothing here: as many A/B stages as fit are {before.ab_stages} already, and C gets "
                 f"{before.c_stages} from what is left.")
     one, two = flight(before, latency_us), flight(after, latency_us)
@@ -194,23 +197,23 @@ def sentence_2(choice: Blackwell, latency_us: float = LATENCY_US) -> str:
 
 
 def hopper_rows(rows: list[dict], tile: str = "128 × 128") -> list[dict]:
-    """Measured on sm_90a: what a step of K takes with each number of A/B stages, beside Little's law.
+    """Return the time of a K step on sm_90a for each number of A/B stages, beside Little's law.
 
-    `rows` are those of ch10_gemm_sweep; kept is the fastest without a cluster of each number of stages, by its ratio to
-    the peer beside it: the clock moves during a sweep. The model's rates are ch10.wgmma_gemm.configs.Rates, read off the
-    same sweep, so this is a description, not a prediction.
+    `rows` are those of ch10_gemm_sweep. The fastest configuration without a cluster is kept for each number of stages,
+    by its ratio to the peer beside it, because the clock moves during a sweep. The model's rates
+    (ch10.wgmma_gemm.configs.Rates) were fitted to the same sweep, so the model describes and does not predict.
     """
-    rates, found = Rates(), {}
+    rates, by_stages = Rates(), {}
     for row in rows:
         words = row["config"].split(", ")
         if row["status"] == "ok" and words[0] == f"specialised {tile}" and "cluster 2" not in words:
-            found.setdefault(int(words[1].split()[0]), []).append(row)
-    told = []
-    for count, these in sorted(found.items()):
-        row = max(these, key=lambda row: row["ratio"])
-        (high, wide), (m, n, k) = map(int, tile.split(" × ")), row["shape"]
-        steps = math.ceil(math.ceil(m / high) * math.ceil(n / wide) / device.KNOWN["H200"].sms) * math.ceil(k / 64)
-        told.append({"stages": count, "bytes in flight": (count - 1) * (high + wide) * 128, "ms": row["ms"],
-                     "ratio": row["ratio"], "step_us": row["ms"] * 1e3 / steps,
-                     "model_us": max(2 * high * wide * 64 / rates.flops, rates.latency_us / (count - 1))})
-    return told
+            by_stages.setdefault(int(words[1].split()[0]), []).append(row)
+    found = []
+    for stages, candidates in sorted(by_stages.items()):
+        row = max(candidates, key=lambda row: row["ratio"])
+        (tile_m, tile_n), (m, n, k) = map(int, tile.split(" × ")), row["shape"]
+        steps = math.ceil(math.ceil(m / tile_m) * math.ceil(n / tile_n) / device.KNOWN["H200"].sms) * math.ceil(k / 64)
+        found.append({"stages": stages, "bytes in flight": (stages - 1) * (tile_m + tile_n) * 128, "ms": row["ms"],
+                      "ratio": row["ratio"], "step_us": row["ms"] * 1e3 / steps,
+                      "model_us": max(2 * tile_m * tile_n * 64 / rates.flops, rates.latency_us / (stages - 1))})
+    return found

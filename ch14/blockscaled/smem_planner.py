@@ -1,11 +1,11 @@
-"""How a GEMM kernel divides an SM: shared memory and tensor memory (TMEM) between stages of A/B, of C, accumulators.
+"""Divide the shared memory and the tensor memory (TMEM) of an SM between the stages of A and B, of C, and accumulators.
 
-    stages.plan(stages.Blackwell((256, 128)))    # stages as CUTLASS's example chooses them
-    stages.plan(stages_hopper.Hopper(128, 256))  # the analogous choice on sm_90a
+    smem_planner.plan(Blackwell((256, 128)))  # the stages that CUTLASS's example chooses
+    smem_planner.plan(Hopper(128, 256))       # the same choice on sm_90a (smem_planner_hopper)
 
-Arithmetic alone: needs neither torch nor a GPU. The Blackwell rules are those of CUTLASS's CuTe-DSL example
-examples/python/CuTeDSL/blackwell/dense_blockscaled_gemm_persistent.py (`_setup_attributes`, `_compute_stages`), of the
-layouts it asks for (cutlass.utils.blackwell_helpers, blockscaled_layout), and of the PTX ISA, "tcgen05: tensor memory".
+The planner only computes: it needs neither torch nor a GPU. The Blackwell rules come from CUTLASS's CuTe-DSL example
+examples/python/CuTeDSL/blackwell/dense_blockscaled_gemm_persistent.py (`_setup_attributes`, `_compute_stages`), from
+the layouts it uses (cutlass.utils.blackwell_helpers, blockscaled_layout), and from the PTX ISA, "tcgen05: tensor memory".
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 
 from tilelab import device
 
-BARRIER_BYTES = 1024  # what the example keeps for mbarriers and the address of its tensor memory
-LANES, COLUMNS = 128, 512  # of TMEM, 32 bits each; an allocation is a power of two of columns, 32 to 512
-SCALE_ROWS, SCALES = 128, 4  # scale factors lie, and are copied to TMEM, in blocks of 128 rows x 4: 512 bytes
+BARRIER_BYTES = 1024  # the example reserves this for mbarriers and the address of its tensor memory
+COLUMNS = 512  # of TMEM: each has 128 lanes of 32 bits
+SCALE_ROWS, SCALES = 128, 4  # tcgen05.cp moves scale factors to TMEM in blocks of 128 rows x 4: 512 bytes
 C_ITEMSIZE = {"Float32": 4, "Float16": 2, "BFloat16": 2, "Float8E4M3FN": 1, "Float8E5M2": 1}
 ACCUMULATORS = ("rule", "one", "two", "overlapped")
 
 
 @dataclass(frozen=True)
 class Format:
-    """An operand: bits of an element in shared memory, K of one instruction, speed in units of bf16's, scales."""
+    """Describe an operand: bits per element in shared memory, K of one instruction, speed relative to bf16, scales."""
 
     bits: int
     instruction_k: int
@@ -32,34 +32,35 @@ class Format:
     scales: tuple[tuple[str, int], ...] = (("Float8E8M0FNU", 32),)
 
 
-# Six bits lie in shared memory as bytes: TMA spreads 16 elements over 16 bytes (PTX ISA, .b6x16_p32). The instruction
-# takes them; the example has no path for them.
+# TMA spreads 16 six-bit elements over 16 bytes (PTX ISA, .b6x16_p32), so shared memory holds them as bytes. The
+# instruction reads that layout, but the example has no path for it.
 FORMATS = {"Float4E2M1FN": Format(4, 64, 4, (("Float8E8M0FNU", 32), ("Float8E8M0FNU", 16), ("Float8E4M3FN", 16))),
            "Float8E4M3FN": Format(8, 32, 2), "Float8E5M2": Format(8, 32, 2),
            "Float6E3M2FN": Format(8, 32, 2), "Float6E2M3FN": Format(8, 32, 2)}
 
 
-def among(name: str, value, allowed) -> None:
-    """ValueError unless `value` is one of `allowed`, of the same type: 16.0 is not 16."""
+def require_one_of(name: str, value, allowed) -> None:
+    """Raise ValueError unless `value` is one of `allowed` and has its type, so that 16.0 is not 16."""
     if not any(type(value) is type(each) and value == each for each in allowed):
-        raise ValueError(f"{name} is one of {', '.join(map(str, allowed))}; here it is {value!r:.40}.")
+        raise ValueError(f"{name} is {value!r:.40}; choose one of {', '.join(map(str, allowed))}.")
 
 
-def check_counts(choice) -> None:
+def require_stage_counts(choice) -> None:
+    """Raise ValueError unless each number of stages is None (as many as fit) or from 1 to 64."""
     for name in ("ab_stages", "c_stages"):
         value = getattr(choice, name)
         if value is not None and (type(value) is not int or not 1 <= value <= 64):
-            raise ValueError(f"{name} is a whole number from 1 to 64, or None (as many as fit); here it is {value!r}.")
+            raise ValueError(f"{name} is {value!r}; it must be None (as many as fit) or a whole number from 1 to 64.")
 
 
 @dataclass(frozen=True)
 class Blackwell:
-    """A tile of the block-scaled GEMM on sm_100a, in the words of the example's command line.
+    """Describe a tile of the block-scaled GEMM on sm_100a, in the words of the example's command line.
 
-    `mma_tiler_mn` is the tile of one instruction: with 256 rows two CTAs make it, 128 rows each. `tile_k` None is the
-    example's, four instructions. Stages None are as many as fit, A/B first. `accumulators` is one of ACCUMULATORS:
-    "rule" takes one for N = 256 and two for less; "overlapped" is how later versions of the example have two at
-    N = 256: they share as many columns as the scale factors take. ValueError for what the example does not offer.
+    `mma_tiler_mn` is the tile of one instruction; two CTAs share a tile of 256 rows. `tile_k` defaults to four
+    instructions. Stages that are None are planned. `accumulators` is one of ACCUMULATORS: "rule" takes one for N = 256
+    and two below. "overlapped" is how later versions of the example fit two at N = 256: both share as many columns as
+    the scale factors need. Raises ValueError for what the example does not offer.
     """
 
     mma_tiler_mn: tuple[int, int] = (256, 128)
@@ -75,48 +76,46 @@ class Blackwell:
 
     target = "sm_100a"
     gpu = "B200"
+    min_c_stages, max_c_stages = 2, 64  # the minimum is set aside before A and B take the rest
 
     def __post_init__(self):
         for name in ("mma_tiler_mn", "cluster_shape_mn"):
             pair = getattr(self, name)
-            if not isinstance(pair, tuple) or len(pair) != 2 or any(type(side) is not int for side in pair):
-                raise ValueError(f"{name} is a pair of whole numbers (M, N); here it is {pair!r}.")
-        among("the tile's M", self.mma_tiler_mn[0], (128, 256))
-        among("the tile's N", self.mma_tiler_mn[1], (64, 128, 192, 256))
+            if not isinstance(pair, tuple) or [type(side) for side in pair] != [int, int]:
+                raise ValueError(f"{name} is {pair!r}; it must be a pair of whole numbers (M, N).")
+        require_one_of("the tile's M", self.mma_tiler_mn[0], (128, 256))
+        require_one_of("the tile's N", self.mma_tiler_mn[1], (64, 128, 192, 256))
         for side in self.cluster_shape_mn:
-            among("each side of a cluster that shares scale factors", side, (1, 2, 4))
-        if self.cluster_shape_mn[0] % self.ctas:
-            raise ValueError("a tile of 256 rows is made by two CTAs, so the cluster's M is 2 or 4; here it is "
-                             f"{self.cluster_shape_mn[0]}.")
-        among("ab_dtype", self.ab_dtype, FORMATS)
+            require_one_of("a side of a cluster that shares scale factors", side, (1, 2, 4))
+        if self.cluster_shape_mn[0] % self.ctas_per_tile:
+            raise ValueError(f"the cluster's M is {self.cluster_shape_mn[0]}; a tile of 256 rows is made by two CTAs, "
+                             "so it must be 2 or 4.")
+        require_one_of("ab_dtype", self.ab_dtype, FORMATS)
         if type(self.sf_vec_size) is not int or (self.sf_dtype, self.sf_vec_size) not in self.format.scales:
             offered = " or ".join(f"{dtype} over {size}" for dtype, size in self.format.scales)
-            raise ValueError(f"{self.ab_dtype} takes scales {offered}; here are {self.sf_dtype} over "
-                             f"{self.sf_vec_size}.")
-        among("c_dtype", self.c_dtype, C_ITEMSIZE)
-        among("accumulators", self.accumulators, ACCUMULATORS)
+            raise ValueError(f"{self.ab_dtype} takes scales {offered}, not {self.sf_dtype} over {self.sf_vec_size}.")
+        require_one_of("c_dtype", self.c_dtype, C_ITEMSIZE)
+        require_one_of("accumulators", self.accumulators, ACCUMULATORS)
         if self.accumulators == "overlapped" and self.n != 256:
-            raise ValueError(f"accumulators overlap where N = 256; two of {self.n} columns lie side by side.")
+            raise ValueError(f"accumulators overlap only for N = 256; two of {self.n} columns fit side by side.")
         step = math.lcm(self.format.instruction_k, SCALES * self.sf_vec_size)
-        if self.tile_k is not None and (type(self.tile_k) is not int or not step <= self.tile_k <= 1024
-                                        or self.tile_k % step):
-            raise ValueError(f"tile_k is a multiple of {step} up to 1,024 (whole instructions, and scale factors four "
-                             f"at a time); here it is {self.tile_k!r}.")
-        check_counts(self)
+        if self.tile_k is not None and (type(self.tile_k) is not int or self.tile_k not in range(step, 1025, step)):
+            raise ValueError(f"tile_k is {self.tile_k!r}; it must be a multiple of {step} up to 1,024 (whole "
+                             "instructions, and scale factors four at a time).")
+        require_stage_counts(self)
 
     @property
     def format(self) -> Format:
         return FORMATS[self.ab_dtype]
 
     @property
-    def ctas(self) -> int:
-        """CTAs that make a tile together."""
+    def ctas_per_tile(self) -> int:
         return self.mma_tiler_mn[0] // 128
 
     @property
     def rows(self) -> int:
         """Rows of C that one CTA makes."""
-        return self.mma_tiler_mn[0] // self.ctas
+        return self.mma_tiler_mn[0] // self.ctas_per_tile
 
     @property
     def n(self) -> int:
@@ -124,99 +123,94 @@ class Blackwell:
 
     @property
     def k(self) -> int:
-        """Columns of A and B a stage."""
+        """Columns of A and B per stage."""
         return self.tile_k or 4 * self.format.instruction_k
 
     @property
     def scaled_columns(self) -> int:
-        """N as the scale factors of B have it: whole blocks of 128, in each of two CTAs."""
+        """N as the scale factors of B cover it: whole blocks of 128, in each of two CTAs."""
         return math.ceil(self.n / SCALE_ROWS) * SCALE_ROWS
 
-    def stage(self) -> dict[str, int]:
-        """Bytes that one A/B stage holds in one CTA: two CTAs halve B, not its scale factors."""
-        scales = self.k // self.sf_vec_size
-        return {"A": self.rows * self.k * self.format.bits // 8, "B": self.n // self.ctas * self.k * self.format.bits
-                // 8, "SFA": self.rows * scales, "SFB": self.scaled_columns * scales}
+    def stage_parts(self) -> dict[str, int]:
+        """Return the bytes of each part of an A/B stage in one CTA. Two CTAs halve B but not its scale factors."""
+        scales, bits = self.k // self.sf_vec_size, self.k * self.format.bits
+        return {"A": self.rows * bits // 8, "B": self.n // self.ctas_per_tile * bits // 8, "SFA": self.rows * scales,
+                "SFB": self.scaled_columns * scales}
 
-    def c_stage(self) -> int:
-        """Bytes of one C stage: the epilogue takes the tile (row-major) 4,096 elements at a time, 32 columns."""
+    def c_stage_bytes(self) -> int:
+        """Return the bytes of a C stage. The epilogue takes 4,096 elements of a row-major tile: 32 columns of 128."""
         return self.rows * min(self.n, 4096 // self.rows) * C_ITEMSIZE[self.c_dtype]
 
     def scale_columns(self, packed: bool = False) -> dict[str, int]:
-        """TMEM columns of the scale factors: as the example keeps them, 4 an instruction and 128 rows, or packed.
+        """Return the TMEM columns of the scale factors, as the example keeps them or packed.
 
-        A block of 128 x 4 takes 4 columns; where an instruction needs fewer than four a row (MX formats), the rest of
-        what is kept stays empty.
+        A block of 128 x 4 takes 4 columns. The example keeps one block per instruction, which leaves columns empty
+        where an instruction needs fewer than four scales per row (MX formats).
         """
-        held = self.k // self.sf_vec_size // SCALES if packed else self.k // self.format.instruction_k
-        return {"SFA": 4 * self.rows // SCALE_ROWS * held, "SFB": 4 * self.scaled_columns // SCALE_ROWS * held}
+        blocks = self.k // self.sf_vec_size // SCALES if packed else self.k // self.format.instruction_k
+        return {"SFA": 4 * self.rows // SCALE_ROWS * blocks, "SFB": 4 * self.scaled_columns // SCALE_ROWS * blocks}
 
     @property
-    def accumulating(self) -> str:
-        """`accumulators`, the rule applied."""
+    def accumulator_scheme(self) -> str:
+        """`accumulators` after the rule is applied: one, two or overlapped."""
         return self.accumulators if self.accumulators != "rule" else "one" if self.n == 256 else "two"
 
-    def tmem(self) -> dict[str, int]:
-        """Columns by what they hold; overlapped accumulators share what the scale factors need."""
+    def tmem_parts(self) -> dict[str, int]:
+        """Return the TMEM columns of each part. Overlapped accumulators share what the scale factors need."""
         scales = self.scale_columns()
-        sums = {"one": self.n, "two": 2 * self.n, "overlapped": 2 * self.n - sum(scales.values())}[self.accumulating]
-        return {"accumulators": sums, **scales}
+        sums = {"one": self.n, "two": 2 * self.n, "overlapped": 2 * self.n - sum(scales.values())}
+        return {"accumulators": sums[self.accumulator_scheme], **scales}
 
-    def barriers(self, ab_stages: int) -> int:
+    def barrier_bytes(self, ab_stages: int) -> int:
         return BARRIER_BYTES
 
-    def least_c(self) -> int:
-        """C stages that are set aside before A/B takes the rest."""
-        return 2
-
-    most_c = 64
-
     @property
-    def sums(self) -> str:
-        """What C is summed in, for a title."""
-        return f"{self.accumulating} accumulator{'s' * (self.accumulating != 'one')} and the scale factors"
+    def accumulator_words(self) -> str:
+        """The contents of TMEM, for a title."""
+        scheme = self.accumulator_scheme
+        return f"{scheme} accumulator{'s' * (scheme != 'one')} and the scale factors"
 
     @property
     def remark(self) -> str:
-        """What a reader should know of the operands; empty for what is what it seems."""
+        """A warning about the operands, empty for standard formats."""
         if self.ab_dtype.startswith("Float6"):
-            return " Six bits lie in shared memory as bytes; the instruction takes them, the example does not."
+            return " Shared memory holds six bits as a byte; the instruction takes them, the example does not."
         if self.sf_vec_size == 16 and self.sf_dtype == "Float8E8M0FNU":
             return " E8M0 over 16 is an option of the example, neither MXFP4 (E8M0 over 32) nor NVFP4 (E4M3 over 16)."
         return ""
 
-    def too_much(self) -> str:
-        """Why what lies outside of shared memory does not fit; empty where it does."""
-        columns = self.tmem()
+    def overflow(self) -> str:
+        """Return the reason why TMEM is too small, empty where it is large enough."""
+        columns = self.tmem_parts()
         total, sums = sum(columns.values()), columns.pop("accumulators")
         if total <= COLUMNS:
             return ""
         scales, packed = sum(columns.values()), sum(self.scale_columns(packed=True).values())
-        least = f" ({packed} if packed)" if packed < scales else ""
-        return (f"TMEM has {COLUMNS} columns: {self.accumulating} accumulators of {self.n} take {sums} and leave "
-                f"{max(0, COLUMNS - sums)} to the scale factors, which take {scales}{least}")
+        if_packed = f" ({packed} if packed)" if packed < scales else ""
+        return (f"TMEM has {COLUMNS} columns: {self.accumulator_scheme} accumulators of {self.n} take {sums} and leave "
+                f"{max(0, COLUMNS - sums)} to the scale factors, which take {scales}{if_packed}")
 
-    def held(self) -> str:
-        """What lies outside of shared memory, for a sentence."""
-        columns = self.tmem()
+    def describe_accumulators(self) -> str:
+        """Return words for what lies outside of shared memory."""
+        columns = self.tmem_parts()
         total, sums = sum(columns.values()), columns.pop("accumulators")
-        how = {"one": "one accumulator", "two": "two accumulators", "overlapped": "two overlapping accumulators"}
-        return (f"TMEM: {how[self.accumulating]} ({sums} columns) and scale factors ({sum(columns.values())}), "
+        words = {"one": "one accumulator", "two": "two accumulators", "overlapped": "two overlapping accumulators"}
+        return (f"TMEM: {words[self.accumulator_scheme]} ({sums} columns) and scale factors ({total - sums}), "
                 f"{total} of {COLUMNS} columns")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a choice comes to: stages, and by what they hold bytes of shared memory and columns of TMEM.
+    """Hold the stages of a choice, the bytes of shared memory and the columns of TMEM by what they hold.
 
-    `problem` says why it does not fit, and is empty where it does; a plan that does not fit says what it would take.
+    `problem` says why the plan does not fit; it is empty where it fits.
     """
 
-    choice: Blackwell  # or ch14.blockscaled.smem_planner_hopper.Hopper
+    choice: Blackwell  # or smem_planner_hopper.Hopper
     ab_stages: int
     c_stages: int
-    smem: tuple[tuple[str, int], ...]
-    tmem: tuple[tuple[str, int], ...]
+    smem: dict[str, int]
+    tmem: dict[str, int]
     problem: str = ""
 
     @property
@@ -225,19 +219,19 @@ class Plan:
 
     @property
     def stage_bytes(self) -> int:
-        return sum(self.choice.stage().values())
+        return sum(self.choice.stage_parts().values())
 
     @property
     def smem_bytes(self) -> int:
-        return sum(size for _, size in self.smem)
+        return sum(self.smem.values())
 
     @property
     def tmem_columns(self) -> int:
-        return sum(columns for _, columns in self.tmem)
+        return sum(self.tmem.values())
 
     @property
     def capacity(self) -> int:
-        """Bytes of shared memory a CTA may have."""
+        """Bytes of shared memory that a CTA may have."""
         return device.limits(self.choice.target).smem_per_block
 
     @property
@@ -245,33 +239,32 @@ class Plan:
         if self.problem:
             return f"It does not fit: {self.problem}.{self.choice.remark}"
         return (f"It fits: {self.ab_stages} A/B stages of {self.stage_bytes:,} B and {self.c_stages} of C of "
-                f"{self.choice.c_stage():,} B take {self.smem_bytes:,} of {self.capacity:,} B of shared memory; "
-                f"{self.choice.held()}.{self.choice.remark}")
+                f"{self.choice.c_stage_bytes():,} B take {self.smem_bytes:,} of {self.capacity:,} B of shared memory; "
+                f"{self.choice.describe_accumulators()}.{self.choice.remark}")
 
 
 def plan(choice: Blackwell) -> Plan:
-    """Divide an SM as a Blackwell or a stages_hopper.Hopper asks.
+    """Return the Plan of a Blackwell or Hopper choice.
 
-    Stages that it leaves open: the least of C, then as many A/B stages as fit, then what is left to C.
+    Where the choice leaves the stages open, C gets its minimum, A and B as many stages as fit, and C what remains.
     """
     capacity = device.limits(choice.target).smem_per_block
-    stage, c_stage = choice.stage(), choice.c_stage()
-    size = sum(stage.values())
-    fixed = choice.barriers(0)
-    each = size + choice.barriers(1) - fixed  # on sm_90a a stage brings its own barriers
-    c_stages = choice.c_stages or choice.least_c()
-    ab_stages = choice.ab_stages or max(0, (capacity - fixed - c_stages * c_stage) // each)
-    left = capacity - fixed - ab_stages * each - c_stages * c_stage
-    if choice.c_stages is None and left > 0:
-        c_stages = min(c_stages + left // c_stage, max(choice.most_c, c_stages))
-    smem = {name: ab_stages * share for name, share in stage.items()} | {
-        "C": c_stages * c_stage, "barriers": choice.barriers(ab_stages)}
+    stage_parts, c_stage = choice.stage_parts(), choice.c_stage_bytes()
+    stage, fixed = sum(stage_parts.values()), choice.barrier_bytes(0)
+    stage_and_barriers = stage + choice.barrier_bytes(1) - fixed  # on sm_90a each stage adds its own barriers
+    c_stages = choice.c_stages or choice.min_c_stages
+    ab_stages = choice.ab_stages or max(0, (capacity - fixed - c_stages * c_stage) // stage_and_barriers)
+    unused = capacity - fixed - ab_stages * stage_and_barriers - c_stages * c_stage
+    if choice.c_stages is None and unused > 0:
+        c_stages = min(c_stages + unused // c_stage, max(choice.max_c_stages, c_stages))
+    smem = {name: ab_stages * size for name, size in stage_parts.items()}
+    smem |= {"C": c_stages * c_stage, "barriers": choice.barrier_bytes(ab_stages)}
     total, problems = sum(smem.values()), []
     if ab_stages == 0:
-        problems.append(f"{c_stages} C stages of {c_stage:,} B leave no room for an A/B stage of {size:,} B in "
+        problems.append(f"{c_stages} C stages of {c_stage:,} B leave no room for an A/B stage of {stage:,} B in "
                         f"{capacity:,} B of shared memory")
     elif total > capacity:
-        problems.append(f"{ab_stages} A/B stages of {size:,} B, {c_stages} of C of {c_stage:,} B and the barriers take "
+        problems.append(f"{ab_stages} A/B stages of {stage:,} B, {c_stages} of C of {c_stage:,} B and the barriers take "
                         f"{total:,} B of shared memory; there are {capacity:,}")
-    problems += filter(None, [choice.too_much()])
-    return Plan(choice, ab_stages, c_stages, tuple(smem.items()), tuple(choice.tmem().items()), "; and ".join(problems))
+    problems += filter(None, [choice.overflow()])
+    return Plan(choice, ab_stages, c_stages, smem, choice.tmem_parts(), "; and ".join(problems))

@@ -1,4 +1,4 @@
-"""The choice of `ch14.blockscaled.smem_planner` on sm_90a: no TMEM, so the sums take registers, and A/B stages compete with C alone.
+"""Describe the choice of `smem_planner` on sm_90a: there is no TMEM, so sums take registers and only C competes with A/B.
 
 The rules are those of the course's own kernels: ch10.wgmma_gemm.configs for bf16, ch14.blockscaled.fp8 for scaled fp8.
 """
@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ch10.wgmma_gemm.configs import REGISTERS_BESIDE_SUMS as BESIDE_SUMS
-from ch14.blockscaled.smem_planner import C_ITEMSIZE, Format, among, check_counts
+from ch10.wgmma_gemm.configs import REGISTERS_BESIDE_SUMS
+from ch14.blockscaled.smem_planner import C_ITEMSIZE, Format, require_one_of, require_stage_counts
 
 FORMATS = {"BFloat16": Format(16, 16, 1, ()), "Float16": Format(16, 16, 1, ()),
            "Float8E4M3FN": Format(8, 32, 2, ()), "Float8E5M2": Format(8, 32, 2, ())}
-PRODUCER = 40  # registers that a thread of the producer keeps
+PRODUCER_REGISTERS = 40  # that a thread of the producer keeps
 
 
 @dataclass(frozen=True)
 class Hopper:
-    """A tile on sm_90a: the chapters' bf16 kernels, plain fp8, and (`scaled`) fp8 with 1 x 128 scales.
+    """Describe a tile on sm_90a: of the bf16 kernels, of plain fp8, or (`scaled`) of fp8 with scales of 1 x 128.
 
-    A stage is 128 bytes of each row of A and B deep, and `scaled` holds a float32 scale a row of A. C is stored in
-    `parts`, of which `c_stages` (None: two, and more where room is left over) are staged. Sums lie in the registers of
-    `consumers` warp groups; `scaled` needs a second accumulator of 64 rows. ValueError for what cannot be built.
+    A stage holds 128 bytes of each row of A and B, and with `scaled` a float32 scale per row of A. C is stored in
+    `parts`, of which `c_stages` are staged (None: two, and more where room is left). The sums lie in the registers of
+    `consumers` warp groups; `scaled` needs a second accumulator of 64 rows. Raises ValueError for what cannot be built.
     """
 
     block_m: int = 128
@@ -36,24 +36,24 @@ class Hopper:
 
     target = "sm_90a"
     gpu = "H200"
-    ctas = 1
-    sums = "the sums in registers"
+    ctas_per_tile = 1
+    accumulator_words = "the sums in registers"
     remark = ""
 
     def __post_init__(self):
-        among("consumers", self.consumers, (1, 2, 3))
-        among("parts", self.parts, (1, 2, 4, 8))
-        for name, step in (("block_m", 64 * self.consumers), ("block_n", 16 * self.parts)):
+        require_one_of("consumers", self.consumers, (1, 2, 3))
+        require_one_of("parts", self.parts, (1, 2, 4, 8))
+        for name, step, limit in (("block_m", 64 * self.consumers, 384), ("block_n", 16 * self.parts, 256)):
             value = getattr(self, name)
-            if type(value) is not int or not step <= value <= 384 - 128 * (name == "block_n") or value % step:
-                raise ValueError(f"{name} is a multiple of {step} (consumers take 64 rows, parts 16 columns) up to "
-                                 f"{384 - 128 * (name == 'block_n')}; here it is {value!r}.")
-        among("ab_dtype", self.ab_dtype, FORMATS)
-        among("c_dtype", self.c_dtype, C_ITEMSIZE)
-        among("scaled", self.scaled, (False, True))
+            if type(value) is not int or value not in range(step, limit + 1, step):
+                raise ValueError(f"{name} is {value!r}; it must be a multiple of {step} up to {limit} (consumers take "
+                                 "64 rows, parts 16 columns).")
+        require_one_of("ab_dtype", self.ab_dtype, FORMATS)
+        require_one_of("c_dtype", self.c_dtype, C_ITEMSIZE)
+        require_one_of("scaled", self.scaled, (False, True))
         if self.scaled and self.format.bits != 8:
-            raise ValueError(f"scales of 1 x 128 belong to fp8; here the operands are {self.ab_dtype}.")
-        check_counts(self)
+            raise ValueError(f"scales of 1 x 128 belong to fp8, and the operands are {self.ab_dtype}.")
+        require_stage_counts(self)
 
     @property
     def format(self) -> Format:
@@ -69,44 +69,46 @@ class Hopper:
 
     @property
     def k(self) -> int:
-        """Columns of A and B a stage: 128 bytes, one row of the widest swizzle."""
+        """Columns of A and B per stage: 128 bytes, one row of the widest swizzle."""
         return 128 * 8 // self.format.bits
 
-    def stage(self) -> dict[str, int]:
-        """Bytes of one A/B stage."""
+    def stage_parts(self) -> dict[str, int]:
+        """Return the bytes of each part of an A/B stage."""
         return {"A": self.block_m * 128, "B": self.block_n * 128} | ({"SFA": self.block_m * 4} if self.scaled else {})
 
-    def c_stage(self) -> int:
-        """Bytes of one staged part of C."""
+    def c_stage_bytes(self) -> int:
+        """Return the bytes of one staged part of C."""
         return self.block_m * self.block_n // self.parts * C_ITEMSIZE[self.c_dtype]
 
-    def tmem(self) -> dict[str, int]:
-        """Hopper has none."""
+    def tmem_parts(self) -> dict[str, int]:
         return {}
 
-    def barriers(self, ab_stages: int) -> int:
-        """Two mbarriers a stage."""
-        return 16 * ab_stages
+    def barrier_bytes(self, ab_stages: int) -> int:
+        return 16 * ab_stages  # two mbarriers per stage
 
-    def least_c(self) -> int:
+    @property
+    def min_c_stages(self) -> int:
         return min(self.parts, 2)
 
     @property
-    def most_c(self) -> int:
+    def max_c_stages(self) -> int:
         return self.parts
 
     def registers(self) -> tuple[int, int]:
-        """What a consumer's thread needs, and what it has once the producer has handed over what it can spare."""
+        """Return the registers that a consumer's thread needs, and those it has after the producer gave up its own."""
         sums = self.block_m * self.block_n // self.consumers // 128 + self.scaled * self.block_n // 2
         threads = 128 * (1 + self.consumers)
-        spare = min(65536 // threads // 8 * 8, 248) * (self.consumers + 1) - PRODUCER
-        return sums + BESIDE_SUMS, min(spare // self.consumers, 240)
+        available = min(65536 // threads // 8 * 8, 248) * (self.consumers + 1) - PRODUCER_REGISTERS
+        return sums + REGISTERS_BESIDE_SUMS, min(available // self.consumers, 240)
 
-    def too_much(self) -> str:
-        needed, there = self.registers()
-        return "" if needed <= there else (f"a consumer's thread has {there} registers, and its sums take "
-                                           f"{needed - BESIDE_SUMS} beside about {BESIDE_SUMS} others")
+    def overflow(self) -> str:
+        """Return the reason why the registers are too few, empty where they are enough."""
+        needed, available = self.registers()
+        return "" if needed <= available else (
+            f"a consumer's thread has {available} registers, and its sums take {needed - REGISTERS_BESIDE_SUMS} beside "
+            f"about {REGISTERS_BESIDE_SUMS} others")
 
-    def held(self) -> str:
-        needed, there = self.registers()
-        return f"registers: about {needed} of {there} a consumer's thread"
+    def describe_accumulators(self) -> str:
+        """Return words for what lies outside of shared memory."""
+        needed, available = self.registers()
+        return f"registers: about {needed} of {available} per consumer thread"

@@ -67,7 +67,7 @@ def row_of(hunt: Hunt, triton: str, config: dict, report: build.Report) -> dict:
     row = {"hunt": hunt.name, "triton": triton, "target": report.job.target, **config,
            "outcome": hunt.outcome(report), "status": report.status}
     if report.status == "failed":
-        return row | failure(report.said or report.reason)
+        return row | failure(report.compiler_output or report.reason)
     counts = {name: sum(report.counts[each] for each in parts) for name, parts in COUNTS.items()}
     found = {"reason": report.reason, "threads": threads(report.ptx), "operands": operands(report.ptx)} | counts
     return row | {name: value for name, value in found.items() if value}
@@ -128,7 +128,7 @@ class Builds:
     def said(self, config: dict) -> str:
         """All that the compiler said about a build that failed here; empty for any other."""
         report = self.report(config)
-        return report.said if report else ""
+        return report.compiler_output if report else ""
 
 
 # ---- the search

@@ -12,7 +12,7 @@ from tilelab import cli, device, results
 
 
 def _arguments(argv):
-    parser = cli.parser("ch14.bug_hunt", "Find the smallest kernel that a Triton does not compile as one hopes for a "
+    parser = cli.make_parser("ch14.bug_hunt", "Find the smallest kernel that a Triton does not compile as one hopes for a "
                         "target, by real builds without a GPU. Exit status: 0 the hunt ended, 1 builds differ from the "
                         "record, 2 something could not run.")
     parser.add_argument("--hunt", default="loop", choices=tuple(HUNTS), help="what is suspected (default loop)")
@@ -28,8 +28,8 @@ def _arguments(argv):
     parser.add_argument("--matrix", nargs="?", const="matrix", choices=tuple(experiments.EXPERIMENTS),
                         help="build a recorded experiment again and compare (with --triton only that Triton's part); "
                         "TILES_RECORD=1 keeps it")
-    options = cli.parse(parser, argv)
-    if options.report is not None and (reason := cli.no_file(options.report)):
+    options = cli.parse_options(parser, argv)
+    if options.report is not None and (reason := cli.unwritable_reason(options.report)):
         parser.error(f"--report takes a file; {reason}.")
     if options.report and options.json and os.path.abspath(options.report) == os.path.abspath(options.json):
         parser.error(f"--report and --json take a file each; here both are {options.report}.")

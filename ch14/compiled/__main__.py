@@ -14,14 +14,14 @@ COLUMNS = ["name", "status", "compile_s", "caches", "ms", "tflops", "ratio", "er
 
 
 def _arguments(argv):
-    parser = cli.parser("ch14.compiled", "Compile a workload with torch.compile in its modes, cold, check them against "
+    parser = cli.make_parser("ch14.compiled", "Compile a workload with torch.compile in its modes, cold, check them against "
                         "float64 and time them; with the instructions of the kernel that won, where they can be had.")
     parser.add_argument("--workload", default="matmul", choices=tuple(compiled.FAMILIES))
     parser.add_argument("--shape", help="M,N,K of a product; T,HIDDEN,INNER of the MLP; B,H,HK,S,D of attention")
     parser.add_argument("--mode", default="all", metavar="NAME|all",
                         help=f"{', '.join(compiled.GEMM_MODES)}; for attention {', '.join(compiled.Attention.modes)}; "
                         "or all (default)")
-    options = cli.parse(parser, argv)
+    options = cli.parse_options(parser, argv)
     usual = next(shape for family, shape, _ in experiments.CASES if family == options.workload)
     try:
         options.shape = usual if options.shape is None else tuple(map(int, options.shape.split(",")))
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         rows = experiments.measured(((options.workload, options.shape, options.modes),), say)
         rows = [{key: value for key, value in row.items() if key not in ("code", "decided")} for row in rows]
         return experiments.table(rows, [])
-    return cli.answer("ch14.compiled", COLUMNS, experiments.source(), options.json, measure)
+    return cli.run_and_report("ch14.compiled", COLUMNS, experiments.source(), options.json, measure)
 
 
 if __name__ == "__main__":

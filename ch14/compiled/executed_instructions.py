@@ -12,7 +12,7 @@ import sys
 from ch07.resample.experiments import NotProfiled
 from ch14 import compiled
 from ch14.compiled import reading
-from tilelab import child
+from tilelab import worker_pool
 
 # (family, shape, modes): what the modes of compiled_trials.CASES run that torch.compile did not write.
 CALLS = (("matmul", (4096, 4096, 4096), ("eager",)), ("mlp", (8192, 4096, 14336), ("eager",)),
@@ -29,7 +29,7 @@ def profile() -> list[dict]:
     command = [ncu, "--profile-from-start", "off", "--clock-control", "none", "--csv", "--page", "raw",
                "--print-units", "base", "--print-metric-instances", "details", "--metrics",
                reading.PER_OPCODE, sys.executable, "-m", "ch14.compiled.executed_instructions"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=child.ROOT, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=worker_pool.ROOT, check=False)
     said = done.stdout + done.stderr
     if "ERR_NVGPUCTRPERM" in said:
         raise NotProfiled("this user may not read the GPU's counters: run as root, or have the administrator load the "

@@ -14,7 +14,7 @@ from ch07.resample.experiments import NotProfiled
 from ch14 import compiled
 from ch14.compiled import TUNED, executed_instructions, reading
 from ch14.compiled import worker as compiled_worker
-from tilelab import bench, child, device, results
+from tilelab import bench, device, results, worker_pool
 
 # (family, shape, modes). `math` keeps all scores in float32, so it has a small shape, where all backends are. The MLP's
 # autotuning is long: `persistent-tma`, whose candidates include the others', is first and alone in timing them.
@@ -42,7 +42,7 @@ _experiment = functools.partial(results.experiment, source=source)
 
 def measured(cases=CASES, say: Callable[[str], None] = compiled_worker.quiet) -> list[dict]:
     """The rows of compiled_worker.measure for `cases`, with the generated code and all candidates in them."""
-    with child.lease_worker("ch14.compiled.worker", "the compiler's process") as worker:
+    with worker_pool.lease_worker("ch14.compiled.worker", "the compiler's process") as worker:
         compiled_worker.ask(worker, "start", 120, say, where="cuda")
         rows = [row for family, shape, modes in cases
                 for row in compiled_worker.measure(worker, family, shape, modes, say=say)]
@@ -132,9 +132,9 @@ def table(rows: list[dict], counters: list[dict]) -> list[dict]:
 
 def checked() -> list[dict]:
     """SMALL against float64, here and now: compiled for the GPU, or for the CPU where there is none."""
-    with child.lease_worker("ch14.compiled.worker", "the compiler's process") as worker:
+    with worker_pool.lease_worker("ch14.compiled.worker", "the compiler's process") as worker:
         return [row for family, shape, modes in SMALL  # the process stays, for `measured`
                 for row in compiled_worker.measure(worker, family, shape, modes, compiled.here(), timed=False)]
 
 
-roofs = bench.roofs
+roofs = bench.measured_roofs

@@ -20,7 +20,7 @@ import torch
 
 from ch14 import compiled
 from ch14.compiled import TUNED, reading
-from tilelab import bench, check, child, device
+from tilelab import bench, check, device, worker_pool
 
 LIMIT_S = 300  # for a step
 # Modes whose autotuning has timed every candidate of this one: from the same cache, it need not time them again.
@@ -31,7 +31,7 @@ def quiet(text: str) -> None:
     """Says nothing."""
 
 
-def ask(worker: child.Child, step: str, timeout_s: float, say: Callable[[str], None] = quiet, **more) -> dict:
+def ask(worker: worker_pool.Worker, step: str, timeout_s: float, say: Callable[[str], None] = quiet, **more) -> dict:
     """The worker's answer to a step; `say` is told what it took."""
     begun = time.perf_counter()
     answer = worker.ask({"do": step, **more}, timeout_s)
@@ -40,7 +40,7 @@ def ask(worker: child.Child, step: str, timeout_s: float, say: Callable[[str], N
     return answer
 
 
-def measure(worker: child.Child, family: str, shape: Sequence[int], modes: Sequence[str], where: str = "cuda",
+def measure(worker: worker_pool.Worker, family: str, shape: Sequence[int], modes: Sequence[str], where: str = "cuda",
             timed: bool = True, say: Callable[[str], None] = quiet) -> list[dict]:
     """A row for each of `modes`: what `_compile` found, and with `timed` also the times and the kernels that ran.
 
@@ -227,4 +227,4 @@ def _answer(request: dict) -> dict:
 
 
 if __name__ == "__main__":
-    child.serve(_answer)
+    worker_pool.serve(_answer)

@@ -359,7 +359,7 @@ def job(form: str | BlockFormat, config: MxConfig | None, target: str, rule: str
     form = fused(form)
     config = _chosen(config, form, back)
     of, matrix = empty(shape, form, "meta", tiled), torch.empty(shape, dtype=torch.bfloat16, device="meta")
-    convert = config.convert and device.limits(target).capability >= (8, 9)
+    convert = config.convert and device.target_limits(target).capability >= (8, 9)
     call = _dequantise_call(of, matrix, config, convert) if back else _quantise_call(matrix, of, rule, config, convert)
     return call.job(target, f"{form.name} {config}{' back' if back else ''}")
 

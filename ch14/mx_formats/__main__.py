@@ -12,7 +12,7 @@ LARGEST = 1 << 20
 
 
 def _arguments(argv):
-    parser = cli.parser("ch14.mx_formats", "Check bf16 to a block-scaled format against its spec, bit for bit, and "
+    parser = cli.make_parser("ch14.mx_formats", "Check bf16 to a block-scaled format against its spec, bit for bit, and "
                         "time it against torch's copy; with --target only compile it.")
     parser.add_argument("--format", default="mxfp8_e4m3", choices=mx_formats.FUSED)
     parser.add_argument("--shape", default="8192,16384", metavar="R,C", help="rows and columns (default 8192,16384)")
@@ -20,13 +20,13 @@ def _arguments(argv):
     parser.add_argument("--rule", default="floor", choices=number_formats.RULES, help="how an E8M0 scale is chosen")
     parser.add_argument("--tiled", action="store_true", help="scales in tiles of 128 x 4, as Blackwell reads them")
     parser.add_argument("--target", choices=device.TARGETS[1:], help="compile only, for this target; needs no GPU")
-    options = cli.parse(parser, argv)
+    options = cli.parse_options(parser, argv)
     parts = options.shape.split(",")
     if len(parts) != 2 or not all(part.isascii() and part.isdigit() and 0 < int(part) <= LARGEST for part in parts):
         parser.error(f"--shape is R,C, whole numbers from 1 to {LARGEST:,}; here it is {options.shape[:60]}.")
     options.shape = tuple(map(int, parts))
     form = number_formats.lookup(options.format)
-    options.chosen = cli.variants(parser, options.variant, mx_formats.configs(options.format))
+    options.chosen = cli.choose_variants(parser, options.variant, mx_formats.configs(options.format))
     if options.tiled and form.scale == "fp32":
         parser.error(f"--tiled is for scales of one byte; those of {form.name} are float32.")
     if options.rule == "ceil" and form.scale != "e8m0":
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     options = _arguments(argv)
     columns = ["name", "variant", "status", "ms", "gbps", "ratio", "registers", "smem", "issued", "load_bits",
                "store_bits", "reason"]
-    return cli.answer("ch14.mx_formats", columns, experiments.source(), options.json,
+    return cli.run_and_report("ch14.mx_formats", columns, experiments.source(), options.json,
                       lambda: _compiled(options) if options.target else _measured(options))
 
 

@@ -18,7 +18,7 @@ class Space(ABC):
     """
 
     target: str
-    live: bool
+    can_measure: bool
 
     @abstractmethod
     def label(self, config: Any) -> dict:
@@ -44,11 +44,11 @@ class Space(ABC):
         """What a model expects; those expected to be fastest go first."""
         return None
 
-    def warm(self) -> dict:
+    def warm_up(self) -> dict:
         """What a worker does once before the first configuration: imports, the library's first call."""
         return {}
 
-    def finals(self, configs: Sequence) -> list[dict]:
+    def measure_finalists(self, configs: Sequence) -> list[dict]:
         """Time several against each other, interleaved, in a worker: {`ms`, `ratio`, ...}, one each, in their order."""
         return []
 
@@ -57,15 +57,15 @@ class TargetSpace(Space):
     """A Space for the target `on`; None stands for the GPU here, where configurations are timed too, or without one for
     the H200's."""
 
-    on: str | None
+    compile_for: str | None
 
     @property
-    def live(self) -> bool:
-        return self.on is None and device.current().has_tma
+    def can_measure(self) -> bool:
+        return self.compile_for is None and device.current().has_tma
 
     @property
     def target(self) -> str:
-        return self.on or (device.current().target if self.live else "sm_90a")
+        return self.compile_for or (device.current().target if self.can_measure else "sm_90a")
 
 
 @dataclasses.dataclass(frozen=True)

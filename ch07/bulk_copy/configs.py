@@ -1,0 +1,83 @@
+"""Configurations of the bulk copy kernels: how a kernel cuts its arrays, and the course's choices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KERNELS = ("loads", "cp_async", "bulk", "bulk_in_order")
+UNIT = 16  # bytes: a bulk copy moves whole units between addresses that are multiples of it
+ALLOWED = {"threads": range(32, 1025, 32), "stages": range(1, 1025), "chunks_per_cta": range(1 << 20),
+           "ctas_per_sm": range(1, 33),
+           # An mbarrier counts fewer than 2^20 bytes, and one phase of a x + y loads a chunk of two arrays.
+           "chunk_bytes": range(UNIT, 1 << 19, UNIT)}
+
+
+@dataclass(frozen=True)
+class BulkConfig:
+    """How a kernel cuts its arrays into chunks of `chunk_bytes`, with a ring of `stages` chunks in shared memory.
+
+    A CTA of `threads` threads handles `chunks_per_cta` neighbouring chunks. With `chunks_per_cta` 0 the grid is
+    persistent: `ctas_per_sm` CTAs run on each SM until all chunks are done.
+    """
+
+    kernel: str
+    threads: int
+    chunk_bytes: int
+    stages: int = 1
+    chunks_per_cta: int = 1
+    ctas_per_sm: int = 1
+
+    def __post_init__(self):
+        if self.kernel not in KERNELS:
+            raise ValueError(f"unknown kernel {self.kernel!r}; choose one of {', '.join(KERNELS)}.")
+        for name, allowed in ALLOWED.items():
+            if getattr(self, name) not in allowed:
+                step = f" in steps of {allowed.step}" if allowed.step > 1 else ""
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be {allowed.start:,} to {allowed[-1]:,}"
+                                 f"{step}.")
+        if self.kernel == "loads" and (self.stages, self.chunks_per_cta) != (1, 1):
+            raise ValueError("loads has no ring; its stages and chunks_per_cta must be 1.")
+        if self.kernel == "bulk_in_order" and self.chunks_per_cta:
+            raise ValueError("bulk_in_order is persistent; its chunks_per_cta must be 0.")
+
+    def __str__(self):
+        text = f"{self.kernel} {self.threads} × {self.chunk_bytes} B"
+        if self.kernel == "loads":
+            return text
+        share = f"{self.chunks_per_cta} per CTA" if self.chunks_per_cta else f"{self.ctas_per_sm} CTAs per SM"
+        return f"{text}, {self.stages} stage{'s' * (self.stages > 1)}, {share}"
+
+    def smem_bytes(self, arrays: int) -> int:
+        """Return the dynamic shared memory of a CTA that reads 1 array (copy) or 2 (a x + y)."""
+        return 0 if self.kernel == "loads" else self.stages * arrays * self.chunk_bytes
+
+    def constants(self, element: str) -> dict:
+        """Return the macros that bulk_copy.cu is compiled with."""
+        return {"ELEMENT": element, "THREADS": self.threads, "CHUNK_BYTES": self.chunk_bytes, "STAGES": self.stages,
+                "CHUNKS_PER_CTA": self.chunks_per_cta}
+
+
+CONFIGS = {  # The first of each operator was the fastest in the sweep on an H200.
+    "copy": {
+        "loads": BulkConfig("loads", 256, 4096),
+        "cp_async": BulkConfig("cp_async", 128, 2048, stages=2, chunks_per_cta=2),
+        "bulk_single": BulkConfig("bulk", 32, 2048),
+        "bulk_batch": BulkConfig("bulk", 32, 2048, stages=2, chunks_per_cta=2),
+        "bulk_ring": BulkConfig("bulk", 32, 2048, stages=4, chunks_per_cta=8),
+    },
+    "axpy": {
+        "bulk_batch": BulkConfig("bulk", 256, 2048, stages=2, chunks_per_cta=2),
+        "loads": BulkConfig("loads", 1024, 16384),
+        "cp_async": BulkConfig("cp_async", 128, 2048, stages=2, chunks_per_cta=2),
+        "bulk_single": BulkConfig("bulk", 256, 4096),
+        "bulk_ring": BulkConfig("bulk", 256, 2048, stages=3, chunks_per_cta=6),
+    },
+}
+OPS = tuple(CONFIGS)
+
+
+def configs(op: str = "copy") -> dict[str, BulkConfig]:
+    """Return the configurations of `op`, "copy" or "axpy", by name. The fastest is the first."""
+    if op not in CONFIGS:
+        raise ValueError(f"unknown op {op!r}; choose {' or '.join(CONFIGS)}.")
+    return CONFIGS[op]
