@@ -88,6 +88,11 @@ class Packed:
     def nbytes(self) -> int:
         return self.values.nbytes + self.scales.nbytes
 
+    @property
+    def T(self) -> Transposed:
+        """The transposed matrix (C, R), in the same memory: block-scaled GEMMs take it as b (K, N)."""
+        return Transposed(self)
+
     def unpacked(self) -> number_formats.Quantised:
         """The same, a code a byte."""
         rows, columns = self.shape
@@ -96,6 +101,17 @@ class Packed:
             scales = packing.untile_scales(scales, rows, -(-columns // self.format.block[1]))
         return number_formats.Quantised(self.format, packing.unpack(self.values, self.format.element.bits, columns), scales,
                                  None if self.pair is None else self.pair[:1])
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """Present a Packed (R, C) as its transpose (C, R), in the same memory; `T` is the Packed."""
+
+    T: Packed
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.T.shape[::-1]
 
 
 def fused(form: str | BlockFormat) -> BlockFormat:
