@@ -1,50 +1,113 @@
-"""What CONTRIBUTING.md asks of a module, where a machine can tell."""
+"""What CONTRIBUTING.md asks of imports and notebooks, where a machine can tell."""
 
+import ast
 import json
 import pathlib
-import subprocess
+import re
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-LINES = 300
+PACKAGES = ("tilelab", "ch07", "ch10", "ch14", "claims")
 CELLS = 45
-ALL_STEPS = "every step of one kernel, from the simplest to the last, for the same compiler run"
-LONGER = {
-    "ch07/resample/resample.cu": ALL_STEPS, "ch10/tile_pipeline/tile_pipeline.cu": ALL_STEPS, "ch10/wgmma_gemm/wgmma_gemm.cu": ALL_STEPS,
-    "ch14/blockscaled/fp8.cu": "one kernel",
-    "ch07/resample/experiments.py": "all experiments of one notebook",
-    "ch10/tile_pipeline/experiments.py": "all experiments of one notebook", "ch10/wgmma_gemm/experiments.py": "all experiments of one notebook",
-    "ch14/descriptors/experiments.py": "all experiments of one notebook",
-    "ch10/tile_pipeline/figures.py": "six drawings, none of which uses another", "ch10/tile_pipeline/explorer.py": "one widget and what it draws",
-    "ch14/gemm/__init__.py": "two kernels and their launcher", "ch14/gemm/configs.py": "one model of what a configuration needs",
-    "ch14/mx_formats/__init__.py": "both ways of each format, and the checks of arguments",
-    "ch14/blockscaled/native.py": "one launcher, and what every target makes of it",
-    "ch14/blockscaled/__main__.py": "the note's whole command line",
-    "tilelab/sweep.py": "one class", "tilelab/panel.py": "one class",
-    "tilelab/panel_html.py": "one page's texts, tables and styles",
-    "tilelab/doctor.py": "a list of checks, one after the other", "tilelab/plots.py": "six plots that share a frame",
-    "tilelab/results.py": "records and tables: one format, read and written", "tilelab/cuda.py": "one way to a kernel",
-}
 
 
-def modules():
-    listed = subprocess.run(["git", "ls-files", "*.py", "*.cu", "*.cuh"], capture_output=True, text=True, cwd=ROOT,
-                            check=False)
-    if listed.returncode:
-        pytest.skip("needs a clone")
-    return {path: len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in listed.stdout.split()
-            if not path.startswith("tests/") and (ROOT / path).exists()}
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def test_a_long_module_has_a_reason():
-    """A reason that a reader accepts: what would have to be torn apart to make it shorter."""
-    long = {path for path, lines in modules().items() if lines > LINES}
-    assert long - set(LONGER) == set(), "split it, or say why it stays whole"
-    assert set(LONGER) - long == set(), "no reason is needed any more"
+def find_modules():
+    """{module name: path} of every file in the course's packages."""
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    return {module_name(path): path for path in paths}
 
 
-def test_a_notebook_stays_short():
-    cells = {path.name: len(json.loads(path.read_text(encoding="utf-8"))["cells"])
-             for path in (ROOT / "notebooks").glob("*.ipynb")}
-    assert cells and {name: count for name, count in cells.items() if count > CELLS} == {}
+MODULES = find_modules()
+
+
+def imported_modules(name):
+    """The files of the course that one file imports, at the top and inside functions, but not for type checking.
+
+    `from a import b` imports the file a/b.py where there is one. To import a.b runs a/__init__.py first, which counts
+    too, unless the importing file lies in the package a itself.
+    """
+    path = MODULES[name]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for_types = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.If)
+                 and ast.unparse(node.test).endswith("TYPE_CHECKING") for inner in ast.walk(node)}
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.add(whole if whole in MODULES else node.module)
+    for module in list(found):
+        parents = [module.rpartition(".")[0]] if "." in module else []
+        while parents and "." in parents[-1]:
+            parents.append(parents[-1].rpartition(".")[0])
+        found |= {parent for parent in parents if not f"{name}.".startswith(f"{parent}.")}
+    return {module for module in found if module in MODULES}
+
+
+IMPORTS = {name: imported_modules(name) for name in MODULES}
+
+
+def find_circle(imports):
+    """A list of modules, each of which imports the next, that begins and ends with the same one; [] without any."""
+    finished = set()
+
+    def visit(name, path):
+        if name in path:
+            return [*path[path.index(name):], name]
+        if name in finished:
+            return []
+        for other in sorted(imports[name]):
+            if circle := visit(other, [*path, name]):
+                return circle
+        finished.add(name)
+        return []
+
+    return next((circle for name in sorted(imports) if (circle := visit(name, []))), [])
+
+
+def test_a_circle_is_found():
+    assert find_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert find_circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_imports_form_a_circle(package):
+    names = {name for name in MODULES if name.split(".")[0] == package}
+    assert find_circle({name: IMPORTS[name] & names for name in names}) == []
+
+
+def test_no_packages_import_each_other_in_a_circle():
+    assert find_circle(IMPORTS) == []
+
+
+def test_no_file_imports_a_command_line():
+    assert {name: found for name, others in IMPORTS.items()
+            if (found := [other for other in others if other.endswith("__main__")])} == {}
+
+
+def test_imports_point_from_later_chapters_to_earlier_ones_and_to_tilelab():
+    order = {package: number for number, package in enumerate(PACKAGES)}
+    assert {name: found for name, others in IMPORTS.items() if (found := [
+        other for other in others if order[other.split(".")[0]] > order[name.split(".")[0]]])} == {}
+
+
+def test_every_chapter_and_topic_is_a_package():
+    assert [folder for folder in {path.parent for path in MODULES.values()}
+            if not (folder / "__init__.py").exists()] == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_is_short_and_named_after_its_topic(path):
+    assert len(json.loads(path.read_text(encoding="utf-8"))["cells"]) <= CELLS
+    topic = re.fullmatch(r"(ch\d\d)_(\w+)", path.stem)
+    assert not topic or ".".join(topic.groups()) in MODULES

@@ -184,7 +184,7 @@ def test_a_name_that_is_no_files(own_folder, on, name):
     named = {**results.make_record("a", ROWS, ""), "experiment": name}
     for use in (lambda: results.make_record(name, ROWS, ""), lambda: results.save(named), lambda: results.load(name),
                 lambda: results.load_record(name, ""), lambda: results.live_or_recorded(name, pytest.fail, "")):
-        with pytest.raises(ValueError, match=r"^an experiment's name is made of a to z, 0 to 9 and _; here .+\.$"):
+        with pytest.raises(ValueError, match=r"^the name of an experiment consists of a to z, 0 to 9 and _; it is .+\.$"):
             use()
     assert not os.listdir(own_folder)
 

@@ -236,7 +236,7 @@ def measure_first_launches(module: str) -> list[dict]:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What this machine was seen to do at its best: the roof that figures are given a percentage of."""
+    """The best rates that were measured on a GPU; figures are given as a share of them."""
 
     copy_gbps: float  # bytes read plus bytes written
     bf16_tflops: float
@@ -244,29 +244,13 @@ class Ceilings:
 
 @functools.cache
 def ceilings() -> Ceilings:
-    """What `measured_roofs` says, looked up once a process."""
+    """Return the rates of `measured_roofs`, read once per process."""
     copy, product = measured_roofs().rows
     return Ceilings(copy["gbps"], product["tflops"])
 
 
-def _measured() -> Ceilings:
-    """Torch's copy of 1 GiB, and cuBLAS bf16 at the better of 4096 and 8192 cubed.
-
-    A roof is the best that was seen, on a chip that has rested: the fastest of ten short bursts.
-    """
-    def random(n):
-        return torch.randn(n, n, device="cuda").bfloat16()
-
-    source, destination = random(16384), random(16384)
-    copy_ms = _fastest_ms(lambda: destination.copy_(source))
-    rates = []
-    for n in (4096, 8192):
-        a, b, c = (random(n) for _ in range(3))
-        rates.append(2 * n**3 / _fastest_ms(functools.partial(torch.mm, a, b, out=c)) / 1e9)
-    return Ceilings(2 * source.nbytes / copy_ms / 1e6, max(rates))
-
-
 def _fastest_ms(launch: Callable[[], object]) -> float:
+    """Return the fastest of ten short bursts, each after a rest that lets the chip cool: a roof is the best case."""
     launch()
     times = []
     for _ in range(10):
@@ -276,21 +260,27 @@ def _fastest_ms(launch: Callable[[], object]) -> float:
     return min(times)
 
 
-def measured_roofs() -> results.Record:
-    """The ceilings as a Record: measured now where this machine has a GPU with TMA, else the recorded ones.
+def _roofs_source() -> str:
+    return results.source_hash(measured_roofs.__wrapped__, _fastest_ms)
 
-    They are the machine's and take seconds, so a record that is `results.load_recent_record` is not measured anew: all notebooks of
-    a recording stand under the same roof.
-    """
-    def rows():
-        roof = _measured()
-        return [{"name": "copy", "gbps": roof.copy_gbps, "status": "ok"},
-                {"name": "cuBLAS bf16", "tflops": roof.bf16_tflops, "status": "ok"}]
 
-    source = results.source_hash(_measured, _fastest_ms)
-    return results.load_recent_record("ceilings", source) or results.live_or_recorded("ceilings", rows, source)
+# Reused within the hour, so that all notebooks of one recording refer to the same roof.
+@results.experiment("ceilings", _roofs_source, reuse_for_s=3600)
+def measured_roofs() -> list[dict]:
+    """Measure torch's copy of 512 MiB, and cuBLAS bf16 at the better of 4096 and 8192 cubed."""
+    def random(n):
+        return torch.randn(n, n, device="cuda").bfloat16()
+
+    source, destination = random(16384), random(16384)
+    copy_ms = _fastest_ms(lambda: destination.copy_(source))
+    rates = []
+    for n in (4096, 8192):
+        a, b, c = (random(n) for _ in range(3))
+        rates.append(2 * n**3 / _fastest_ms(functools.partial(torch.mm, a, b, out=c)) / 1e9)
+    return [{"name": "copy", "gbps": 2 * source.nbytes / copy_ms / 1e6, "status": "ok"},
+            {"name": "cuBLAS bf16", "tflops": max(rates), "status": "ok"}]
 
 
 def floor_ms(roof: Ceilings, flops: float = 0, nbytes: float = 0) -> float:
-    """The least time, in milliseconds, that `flops` and `nbytes` can take under `roof`."""
+    """Return the shortest time, in milliseconds, in which `flops` and `nbytes` fit under `roof`."""
     return max(flops / roof.bf16_tflops / 1e9, nbytes / roof.copy_gbps / 1e6)

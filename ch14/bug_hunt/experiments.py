@@ -90,6 +90,10 @@ def recorded(name: str) -> results.Record:
     return results.load_record(f"ch14_bug_hunt_{name}", source())
 
 
+for _name in EXPERIMENTS:
+    results.register(f"ch14_bug_hunt_{_name}", functools.partial(recorded, _name), source)
+
+
 def built(name: str, version: str) -> list[dict]:
     """The rows of an experiment with one Triton, which must be `bug_hunt_env.known`, built here and now."""
     rows = []
