@@ -1,4 +1,4 @@
-"""The measurements behind `ch14_attention`: checks against float64, the ladder, other shapes, a sweep, beside cuDNN.
+"""The measurements behind `ch14_attention`: checks against float64, the ladder and other shapes against torch's SDPA.
 
 A case is (batch, heads, key heads, queries, keys, head dimension, causal).
 """
@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ch14 import attention
-from ch14.attention import hopper_kernel
-from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best, configs
-from ch14.attention.configs import job as attention_job
+from ch14.attention import hopper_kernel, job, kernels
+from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs
 from tilelab import bench, build, check, device, results
 
 LONG = (4, 16, 16, 8192, 8192, 128)  # the headline: batch 4, 16 heads of 128
@@ -27,34 +26,34 @@ BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTEN
             "efficient": SDPBackend.EFFICIENT_ATTENTION}
 
 
-def inputs(case, dtype=torch.bfloat16, where="cuda") -> list[torch.Tensor]:
-    """Random q, k, v and room for the output."""
+def make_inputs(case, dtype=torch.bfloat16, where="cuda") -> list[torch.Tensor]:
+    """Return random q, k, v, and memory for the output."""
     b, h, hk, s, t, d, _ = case
-    made = [torch.randn(b, heads, length, d, device=where).to(dtype) for heads, length in ((h, s), (hk, t), (hk, t))]
-    return [*made, torch.empty_like(made[0])]
+    q, k, v = (torch.randn(b, heads, length, d, device=where).to(dtype) for heads, length in ((h, s), (hk, t), (hk, t)))
+    return [q, k, v, torch.empty_like(q)]
 
 
-def reference(q, k, v, causal: bool) -> torch.Tensor:
-    """`attention.spec`, a head at a time where the float64 scores of all would be too many."""
+def compute_reference(q, k, v, causal: bool) -> torch.Tensor:
+    """Return `attention.spec`, computed head by head if the float64 scores of all heads would take too much memory."""
     if q[..., 0].numel() * k.shape[2] < 1 << 28:
-        return attention.spec(q, k, v, causal)
+        return attention.spec(q, k, v, is_causal=causal)
     out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
-    share = q.shape[1] // k.shape[1]
+    group = q.shape[1] // k.shape[1]
     for b, h in itertools.product(range(q.shape[0]), range(q.shape[1])):
-        kv = h // share
-        out[b, h] = attention.spec(q[b:b + 1, h:h + 1], k[b:b + 1, kv:kv + 1], v[b:b + 1, kv:kv + 1], causal)[0, 0]
+        one = (q[b, h], k[b, h // group], v[b, h // group])
+        out[b, h] = attention.spec(*(tensor[None, None] for tensor in one), is_causal=causal)[0, 0]
     return out
 
 
 def library(name: str, causal: bool):
-    """A candidate for `bench.compare`: one backend of torch's SDPA, or `eager`, its steps with the scores in memory."""
+    """Return a candidate for `bench.compare`: a backend of torch's SDPA, or `eager`, with the scores in memory."""
     def eager(q, k, v, hidden):
         scores = q @ k.mT * q.shape[-1] ** -0.5
         if causal:
             scores = scores.masked_fill(hidden, float("-inf"))
         return scores.softmax(-1) @ v
 
-    def prepared(q, k, v, out):
+    def prepare(q, k, v, out):
         if name == "eager":
             hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
             return lambda: eager(q, k, v, hidden)
@@ -65,25 +64,26 @@ def library(name: str, causal: bool):
 
         return launch
 
-    return prepared
+    return prepare
 
 
-def ours(config: AttentionConfig | None, causal: bool):
-    """A candidate for `bench.compare`: None stands for the configuration that `attention` takes."""
-    return lambda q, k, v, out: attention.prepare(q, k, v, causal, out=out, config=config)
+def ours(config: str | AttentionConfig, causal: bool):
+    """Return a candidate for `bench.compare`: this kernel in one configuration."""
+    return lambda q, k, v, out: attention.prepare(q, k, v, is_causal=causal, out=out, config=config)
 
 
-def verify(config: AttentionConfig | None, case, dtype=torch.bfloat16) -> dict:
-    """Check against float64 in poisoned, guarded memory: {status, reason, error, peer_error, tolerance}.
+def verify(config: str | AttentionConfig, case, dtype=torch.bfloat16) -> dict:
+    """Check one case against float64, in poisoned and guarded memory.
 
-    The peer is torch's SDPA, its math backend without a GPU; the tolerance 1.5 times its error, or 1.5 times one
-    rounding of the largest result where that is more: by luck a peer errs less, and of one key not at all.
+    Return {status, reason, error, peer_error, tolerance}. The peer is torch's SDPA (its math backend without a GPU).
+    The tolerance is 1.5 times the peer's error, or 1.5 times one rounding of the largest result if that is more. (With
+    a single key the peer is exact.)
     """
     where, causal = "cuda" if device.current().has_tma else "cpu", case[-1]
-    q, k, v, _ = inputs(case, dtype, where)
-    wanted = reference(q, k, v, causal)
+    q, k, v, _ = make_inputs(case, dtype, where)
+    wanted = compute_reference(q, k, v, causal)
     flat, touched = check.make_poisoned((q.numel() // q.shape[-1], q.shape[-1]), dtype, where)
-    attention.attention(q, k, v, causal, out=flat.view(q.shape), config=config)
+    attention.attention(q, k, v, is_causal=causal, out=flat.view(q.shape), config=config)
     peer = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
     error, peer_error = (check.relative_error(result, wanted) for result in (flat.view(q.shape), peer))
     tolerance = 1.5 * max(peer_error, check.TOLERANCE[dtype] / 2)
@@ -92,70 +92,71 @@ def verify(config: AttentionConfig | None, case, dtype=torch.bfloat16) -> dict:
             "tolerance": tolerance}
 
 
-def flops(case) -> float:
-    """Of both products; a causal mask leaves about half of the scores."""
+def count_flops(case) -> float:
+    """Return the operations of both products; a causal mask leaves about half of the scores."""
     b, h, _, s, t, d, causal = case
     scores = sum(min(row + 1, t) for row in range(s)) if causal else s * t
     return 4.0 * b * h * d * scores
 
 
 def label(case, name: str, config: AttentionConfig | None = None) -> dict:
-    """The fields that say what a row is about."""
+    """Return the fields of a row that name its case."""
     return {"name": name, "config": str(config or ""), "shape": list(case[:6]), "causal": case[6], "dtype": "bf16"}
 
 
-def against_cudnn(candidates: dict, case, **timing) -> list[dict]:
-    """Rows of `candidates` ({name: as for bench.compare}), interleaved with cuDNN's SDPA, whose own row is first; with
-    flash's where cuDNN does not take the case."""
-    peer = peer_of(case)
+def compare_with_cudnn(candidates: dict, case, **timing) -> list[dict]:
+    """Time `candidates` ({name: candidate of bench.compare}) interleaved with the peer, and return a row for each.
+
+    The peer is cuDNN's SDPA, or the next backend that takes the case; its row is the first.
+    """
+    peer = choose_peer(case)
     every = {peer: library(peer, case[-1]), **candidates}
-    found = bench.compare(every, lambda: inputs(case), peer, flops=flops(case), **timing)
+    found = bench.compare(every, lambda: make_inputs(case), peer, flops=count_flops(case), **timing)
     return [{**found[name].row(), **label(case, name)} for name in every]
 
 
-def peer_of(case) -> str:
-    """The first of BACKENDS that takes a case, which it has then run once."""
-    return next(name for name in BACKENDS if _takes(name, case))
-
-
-def _takes(name: str, case) -> bool:
-    try:
-        library(name, case[-1])(*inputs(case))()
-    except RuntimeError as error:
-        if isinstance(error, torch.AcceleratorError):
-            raise
-        return False
-    return True
-
-
-def chosen(case) -> AttentionConfig:
-    """What `attention` takes for a case on the GPU here."""
-    return best(case[5], device.current().target)
+def choose_peer(case) -> str:
+    """Run the case in each of BACKENDS until one takes it, and return its name."""
+    for name in BACKENDS:
+        try:
+            library(name, case[-1])(*make_inputs(case))()
+            return name
+        except torch.AcceleratorError:
+            raise  # the CUDA context is lost
+        except RuntimeError as error:
+            reason = error
+    raise reason
 
 
 def source() -> str:
-    """Hash of what is measured: the kernels, their configurations and the choice."""
-    return results.source_hash(attention.attend_blocks, attention.attention_plain_kernel, hopper_kernel,
-                               AttentionConfig, configs, best)
+    """Return the hash of what is measured: the kernels, their configurations and the choice."""
+    return results.source_hash(kernels, hopper_kernel, AttentionConfig, configs, best_config)
 
 
 experiment = functools.partial(results.experiment, source=source)
 
 
-def warm(*dtypes: str) -> None:
-    """Compile every step that runs here, with and without a mask, all CPUs at work."""
-    target, every = device.current().target, itertools.product(dtypes, HEAD_DIMS, (False, True))
-    build.compile_ahead([attention_job(config, target, d, causal, dtype)
-                for dtype, d, causal in every for config in _ladder(d).values()
-                if not config.persistent])  # it differs from the step before it by its grid alone
+def ladder_here(d: int) -> dict[str, AttentionConfig]:
+    """Return the steps that this GPU runs: without wgmma only the plain kernel, with the tiles of "best"."""
+    target = device.current().target
+    return configs(d) if device.target_limits(target).has_wgmma else {"plain": best_config(d, target)}
 
 
-def checked() -> list[dict]:
-    """Kernels on ragged shapes against float64, here and now: bf16 and fp16 on a GPU, fp16 in the interpreter."""
+def compile_ladder(*dtypes: str) -> None:
+    """Compile every step for both head dimensions, with and without a mask, on all CPUs."""
+    target = device.current().target
+    build.compile_ahead([job(config, target, d, causal, dtype)
+                         for dtype, d, causal in itertools.product(dtypes, HEAD_DIMS, (False, True))
+                         for config in ladder_here(d).values()
+                         if not config.persistent])  # only its grid differs from the step before it
+
+
+def check_correctness() -> list[dict]:
+    """Check the kernels on ragged shapes against float64: bf16 and fp16 on a GPU, fp16 in Triton's interpreter."""
     if device.current().has_tma:
         cases = [(dtype, (*shape, causal), name, config) for dtype in (torch.bfloat16, torch.float16)
-                 for causal in (False, True) for shape in RAGGED for name, config in _ladder(shape[5]).items()]
-        warm("bf16", "fp16")
+                 for causal in (False, True) for shape in RAGGED for name, config in ladder_here(shape[5]).items()]
+        compile_ladder("bf16", "fp16")
     else:
         tile = AttentionConfig(32, 16, 4, 2)
         cases = [(torch.float16, (*shape, causal), "plain", tile) for causal in (False, True)
@@ -164,27 +165,22 @@ def checked() -> list[dict]:
             for dtype, case, name, config in cases]
 
 
-def _ladder(d: int) -> dict[str, AttentionConfig]:
-    """Steps that run here: without wgmma the plain kernel, with the tiles that `attention` takes."""
-    target = device.current().target
-    return configs(d) if device.target_limits(target).has_wgmma else {"plain": best(d, target)}
-
-
 @experiment("ch14_attention_ladder")
-def ladder():
-    """Every step at the headline shape, with and without a mask, beside torch's backends; checked there too."""
+def measure_ladder():
+    """Check and time every step at the headline shape, with and without a mask, beside torch's backends."""
     rows = []
-    warm("bf16")  # of both head dimensions: in each process of a sanitizer they would be compiled one by one
+    compile_ladder("bf16")
     for causal in (False, True):
         case = (*LONG, causal)
-        steps = _ladder(case[5])
+        steps = ladder_here(case[5])
         checks = {name: verify(config, case) for name, config in steps.items()}
         right = {name: ours(config, causal) for name, config in steps.items() if checks[name]["status"] == "ok"}
-        peer, *timed = against_cudnn(right, case)
+        peer, *timed = compare_with_cudnn(right, case)
         timed = {row["name"]: row for row in timed}
-        # Apart: what comes after a kernel that leaves the tensor core idle runs on a cooler chip, at a higher clock.
-        others = against_cudnn({name: library(name, causal) for name in ("flash", "efficient", "eager")}, case,
-                               rounds=8)
+        # The slow backends are timed apart: they leave the tensor core idle, so the chip cools down and raises the
+        # clock for the kernel that follows them.
+        others = compare_with_cudnn({name: library(name, causal) for name in ("flash", "efficient", "eager")}, case,
+                                    rounds=8)
         rows += [*others[:0:-1], peer]
         rows += [label(case, name, config) | checks[name] | timed.get(name, {}) | {"config": str(config)}
                  for name, config in steps.items()]
@@ -197,24 +193,23 @@ OTHERS = [(4, 32, 8, 4096, 4096, 128), (1, 32, 4, 16384, 16384, 128), (2, 16, 2,
 
 
 @experiment("ch14_attention_shapes")
-def shapes():
-    """The configuration that `attention` takes over lengths (16,384 tokens in all, 2,048 features), then with grouped
-    queries and ragged lengths."""
+def measure_shapes():
+    """Time the best configuration over lengths (16,384 tokens, 2,048 features), grouped queries and ragged lengths."""
     rows = []
     for shape, causal in itertools.product([*SHAPES, *OTHERS], (False, True)):
         case = (*shape, causal)
-        config = chosen(case)
+        config = best_config(case[5], device.current().target)
         found = verify(config, case) if shape in OTHERS else {"status": "ok", "reason": ""}
-        row = against_cudnn({"best": ours(config, causal)}, case, rounds=8, warm_s=0.1)[1]
+        row = compare_with_cudnn({"best": ours(config, causal)}, case, rounds=8, warm_s=0.1)[1]
         rows.append(found | row | label(case, "best", config))
     return rows
 
 
 def sanitizer_cases() -> None:
-    """Every step on small and ragged cases, for a sanitizer to watch; AssertionError when one is wrong."""
+    """Run every step on small and ragged cases, for a sanitizer to watch; AssertionError if a result is wrong."""
     wrong = []
     for shape, causal in itertools.product(((1, 2, 1, 200, 390, 128), (1, 140, 1, 130, 130, 64)), (False, True)):
-        for name, config in _ladder(shape[5]).items():
+        for name, config in ladder_here(shape[5]).items():
             row = verify(config, (*shape, causal))
             wrong += [f"{name} {shape}: {row['reason']}"] if row["status"] != "ok" else []
     if wrong:
@@ -222,12 +217,15 @@ def sanitizer_cases() -> None:
 
 
 @results.experiment("ch14_attention_sanitizer", source, can_run=check.can_sanitize)
-def sanitized():
-    """What compute-sanitizer finds in `sanitizer_cases`, tool by tool. Where warps have roles racecheck reports the
-    byte from which Triton's dispatch reads them: barriers of the whole block order it, but each role waits at another
-    place in the code. A row with no other race is right."""
+def run_sanitizers():
+    """Run compute-sanitizer on `sanitizer_cases`, tool by tool.
+
+    Racecheck reports the byte from which each warp of a kernel with roles reads its role. Barriers of the whole block
+    order that byte, but each role waits at another address, which racecheck does not see. A row with no other race is
+    right.
+    """
     rows = check.sanitize("ch14.attention.experiments", "attention")
-    known = {f"Read access at attention_hopper_kernel+{offset}" for offset in _dispatches()}
+    known = {f"Read access at attention_hopper_kernel+{offset}" for offset in _find_role_reads()}
     for row in rows:
         if row.get("races") and set(row["races"]) <= known:
             row |= {"status": "ok", "reason": f"{row['reason'].rpartition(': ')[2]}, all of the byte that tells a warp "
@@ -235,21 +233,19 @@ def sanitized():
     return rows
 
 
-def _dispatches() -> set[str]:
-    """Where kernels with roles read them: a byte loaded after a barrier of all warps, by which they branch."""
+def _find_role_reads() -> set[str]:
+    """Return the offsets at which kernels read a role: a byte, loaded after a barrier of all warps, then a branch."""
     target = device.current().target
-    jobs = [attention_job(config, target, d, causal) for d in HEAD_DIMS
-            for causal in (False, True) for config in _ladder(d).values() if config.kernel == "hopper"]
+    jobs = [job(config, target, d, causal) for d in HEAD_DIMS for causal in (False, True)
+            for config in ladder_here(d).values() if config.kernel == "hopper"]
     pattern = r"BAR\.SYNC\S* 0x1 ;(?:(?!BAR\.)[\s\S]){0,900}?/\*(\w+)\*/\s+LDS\.U8 (?:(?!EXIT)[\s\S]){0,2400}? BRX "
     found = {offset for report in build.build(jobs) for offset in re.findall(pattern, report.sass)}
     return {f"0x{int(offset, 16):x}" for offset in found}
 
 
-def built(targets=device.TARGETS[1:], d: int = 128) -> list[dict]:
-    """The ladder compiled for Hopper and the choice for every other target: runs anywhere, no GPU needed."""
-    order = [(name, target, config) for target in targets for name, config in (
-        configs(d) if target == "sm_90a" else {"best": best(d, target)}).items()]
-    jobs = [attention_job(config, target, d) for _, target, config in order]
-    reports = {id(report.job): report for report in build.build(jobs)}
-    return [{**reports[id(job)].row(), "name": name, "config": str(config)}
-            for job, (name, _, config) in zip(jobs, order)]
+def compile_for_targets(targets=device.TARGETS[1:], d: int = 128) -> list[dict]:
+    """Compile the ladder for Hopper and the best configuration for each other target; needs no GPU."""
+    named = [(name, job(config, target, d)) for target in targets for name, config in (
+        configs(d) if target == "sm_90a" else {"best": best_config(d, target)}).items()]
+    reports = {id(report.job): report for report in build.build(one for _, one in named)}
+    return [{**reports[id(one)].row(), "name": name, "config": one.name} for name, one in named]

@@ -1,4 +1,4 @@
-"""Pictures of flash attention: which scores a tile computes, and who is busy when."""
+"""Pictures of flash attention: the scores that a tile computes, and when each unit is busy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GROUPS = (BLUE, ORANGE)  # the colours of the two warp groups
 
 
 def blocks_picture(queries: int = 700, keys: int = 1000, block: int = 128, causal: bool = True) -> plots.Picture:
-    """The scores of one head, cut into blocks, and what one tile of queries visits, to scale."""
+    """Draw the scores of one head, cut into blocks, and the blocks that one tile of queries visits, to scale."""
     row_blocks, columns = -(-queries // block), -(-keys // block)
     chosen = row_blocks - 2 if row_blocks > 1 else 0
     visited = min(columns, chosen + 1) if causal else columns
@@ -19,11 +19,11 @@ def blocks_picture(queries: int = 700, keys: int = 1000, block: int = 128, causa
                           f"{queries} queries, {keys} keys" + (", causal" if causal else ""), 7.0, 3.0)
     scale = min(3.6 / keys, 1.95 / queries)
     left, top = 1.05, 2.42
-    wide, high, step = keys * scale, queries * scale, block * scale
+    width, height, step = keys * scale, queries * scale, block * scale
     for row in range(row_blocks):
         for column in range(columns):
             x, y = left + column * step, top - min((row + 1) * block, queries) * scale
-            size = min(step, left + wide - x), min(step, queries * scale - row * step)
+            size = min(step, left + width - x), min(step, queries * scale - row * step)
             seen = not causal or column <= row
             mixed = causal and column == row or column == columns - 1 and keys % block
             tone = lighten(GREEN, 0.75 if mixed else 0.3) if row == chosen and seen else "#f2f2f2" if seen else "white"
@@ -33,28 +33,30 @@ def blocks_picture(queries: int = 700, keys: int = 1000, block: int = 128, causa
         axes.plot([left, left + end * scale], [top, top - end * scale], color="black", linewidth=0.8)
     y = top - min((chosen + 1) * block, queries) * scale
     tall = min(step, (queries - chosen * block) * scale)
-    box(axes, left - 0.42, top - high, 0.3, high, lighten(BLUE, 0.25), "black", linewidth=0.6)
+    box(axes, left - 0.42, top - height, 0.3, height, lighten(BLUE, 0.25), "black", linewidth=0.6)
     box(axes, left - 0.42, y, 0.3, tall, BLUE)
     write(axes, left - 0.27, top + 0.1, "Q")
-    write(axes, left + wide / 2, top + 0.34, "K, V: by TMA, a ring of blocks")
-    box(axes, left, top + 0.1, wide, 0.14, lighten(ORANGE, 0.25), "black", linewidth=0.6)
-    box(axes, left, top + 0.1, min(visited * step, wide), 0.14, ORANGE)
-    box(axes, left + wide + 0.15, top - high, 0.3, high, lighten(BLUE, 0.25), "black", linewidth=0.6)
-    box(axes, left + wide + 0.15, y, 0.3, tall, BLUE)
-    write(axes, left + wide + 0.3, top + 0.1, "O")
+    write(axes, left + width / 2, top + 0.34, "K, V: by TMA, a ring of blocks")
+    box(axes, left, top + 0.1, width, 0.14, lighten(ORANGE, 0.25), "black", linewidth=0.6)
+    box(axes, left, top + 0.1, min(visited * step, width), 0.14, ORANGE)
+    box(axes, left + width + 0.15, top - height, 0.3, height, lighten(BLUE, 0.25), "black", linewidth=0.6)
+    box(axes, left + width + 0.15, y, 0.3, tall, BLUE)
+    write(axes, left + width + 0.3, top + 0.1, "O")
     for line, (tone, text) in enumerate(((lighten(GREEN, 0.3), "whole blocks: no mask"),
                                          (lighten(GREEN, 0.75), "mask: diagonal or end"),
                                          ("#f2f2f2", "other tiles' scores"))):
-        box(axes, left + wide + 0.7, top - 0.25 - 0.24 * line, 0.14, 0.14, tone, "#aaaaaa", linewidth=0.4)
-        write(axes, left + wide + 0.92, top - 0.18 - 0.24 * line, text, "left")
-    write(axes, left + wide + 0.7, top - 1.1, "no score is ever\nwritten to memory", "left")
+        box(axes, left + width + 0.7, top - 0.25 - 0.24 * line, 0.14, 0.14, tone, "#aaaaaa", linewidth=0.4)
+        write(axes, left + width + 0.92, top - 0.18 - 0.24 * line, text, "left")
+    write(axes, left + width + 0.7, top - 1.1, "no score is ever\nwritten to memory", "left")
     return figure
 
 
 def schedule(step: str, d: int, blocks: int = 4) -> tuple[list[tuple[str, int, float, float]], float]:
-    """Who is busy when, in a model of one SM with two warp groups of 64 queries and blocks of 128 keys: spans (unit,
-    group, begin, end) in clocks, and the share of the time that the tensor core is busy between the first product and
-    the last. Loads and latencies are free. `step` is lockstep, roles or overlap."""
+    """Model one SM with two warp groups of 64 queries and blocks of 128 keys; `step` is lockstep, roles or overlap.
+
+    Return the spans (unit, group, begin, end) in clocks, and the share of the time, from the first product to the last,
+    in which the tensor core is busy. The model counts throughput alone: loads and latencies are free.
+    """
     cost = {name: 64 * 128 * each for name, each in clocks(d).items()}
     product, softmax = cost["products"] / 2, cost["exponential"] + cost["float32"]
     free, ready, spans = {"tensor core": 0.0, "softmax": 0.0}, [0.0, 0.0], []
@@ -93,15 +95,15 @@ def schedule(step: str, d: int, blocks: int = 4) -> tuple[list[tuple[str, int, f
 
 
 def timeline_picture(d: int = 128) -> plots.Picture:
-    """`schedule` of three steps, one below the other."""
+    """Draw the `schedule` of three steps, one below the other."""
     names = {"lockstep": "in lockstep", "roles": "free of each other", "overlap": "and overlapping"}
-    made = {step: schedule(step, d) for step in names}
-    longest = max(end for spans, _ in made.values() for *_, end in spans)
-    figure, axes = canvas(f"Tensor core busy, D {d}: {made['lockstep'][1]:.0%} in lockstep, "
-                          f"{made['roles'][1]:.0%} free, {made['overlap'][1]:.0%} overlapping",
+    schedules = {step: schedule(step, d) for step in names}
+    longest = max(end for spans, _ in schedules.values() for *_, end in spans)
+    figure, axes = canvas(f"Tensor core busy, D {d}: {schedules['lockstep'][1]:.0%} in lockstep, "
+                          f"{schedules['roles'][1]:.0%} free, {schedules['overlap'][1]:.0%} overlapping",
                           "a model of four blocks of keys: throughputs alone, no latency", 7.2, 2.9)
     scale, left = 5.0 / longest, 1.95
-    for line, (step, (spans, _)) in enumerate(made.items()):
+    for line, (step, (spans, _)) in enumerate(schedules.items()):
         lanes(axes, 2.35 - 0.72 * line, left, scale, longest, names[step], spans, GROUPS)
     for group, tone in enumerate(GROUPS):
         box(axes, 0.07, 0.12 + 0.18 * (1 - group), 0.1, 0.1, tone)

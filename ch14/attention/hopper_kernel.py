@@ -1,13 +1,23 @@
-"""Flash attention for Hopper in Gluon, Triton's lower-level language: warp groups with roles, barriers in sight.
+"""Flash attention for Hopper in Gluon, Triton's lower-level language, where each warp group has one role.
 
-One warp loads through descriptors, two warp groups of 64 query rows each compute. OVERLAP starts the next scores ahead
-of this product with V, which then runs under the softmax; with PING_PONG the groups take turns at the tensor core, so
-that one computes exponentials while the other multiplies. A program walks over items of work: with as many programs as
-SMs (persistent) the loads of its next tile run ahead of this one's end. Source: FlashAttention-3, sections
-3.1 and 3.2 (arXiv 2407.08608); Triton's Gluon tutorials.
+A walk through `attention_hopper_kernel`, which a CTA of nine warps runs:
+
+    warps 0-3 | attend, group 0 | wgmma: rows 0-63 of the tile of Q against each block of K and V
+    warps 4-7 | attend, group 1 | wgmma: rows 64-127
+    warp 8    | load_tiles      | TMA: the tile of Q, then its blocks of K and V
+
+1. The kernel allocates the tiles and their mbarriers. A `full` barrier completes when TMA has written the bytes that
+   the loading warp announced; an `empty` barrier completes when both groups have arrived, so TMA may write again.
+2. All three roles go through the same items of work in the same order, and through the same ring of STAGES blocks.
+   `RingState` counts along: which stage is next, and which phase of its barriers to wait for.
+3. A group computes S = Q K^T, takes the exponentials with a running maximum, and adds P V to its accumulator. With
+   OVERLAP it starts the next S before this P V, so the tensor core works while the group computes exponentials.
+   With PING_PONG the groups take turns at the tensor core.
+4. With as many programs as SMs (a persistent grid) the loading warp runs ahead into the next item of work.
+
+Source: FlashAttention-3, sections 3.1 and 3.2 (arXiv 2407.08608); Triton's Gluon tutorials. This file does not import
+annotations from __future__, because an aggregate needs the types of its fields and not their names.
 """
-
-from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -18,180 +28,227 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.core import _aggregate as aggregate
 
-# What TMA writes and wgmma reads: rows of 128 bytes, swizzled so that eight rows of 16 bytes lie in all banks.
+# TMA writes this layout and wgmma reads it. The swizzle moves the 16-byte pieces within rows of 128 bytes, so that the
+# same piece of eight successive rows lies in eight different groups of banks.
 TILE_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-group_barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # Triton 3.7 has renamed it
+group_barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # Triton 3.7 renamed it
+
+
+@aggregate
+class RingState:
+    """A stage of a ring, and the phase in which a wait on its barriers returns."""
+
+    stage: gl.tensor
+    phase: gl.tensor
+    STAGES: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, stage, phase, STAGES):
+        self.stage, self.phase, self.STAGES = stage, phase, gl.constexpr(STAGES)
+
+    @gluon.jit
+    def next(self):
+        stage = self.stage + 1
+        phase = self.phase
+        if stage == self.STAGES:  # a barrier's phase flips each time the ring comes round
+            stage = 0
+            phase ^= 1
+        return RingState(stage, phase, self.STAGES)
+
+
+@aggregate
+class Buffers:
+    """Tiles in shared memory with the barriers that say when a tile has arrived and when it may be overwritten."""
+
+    tiles: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, tiles, full, empty):
+        self.tiles, self.full, self.empty = tiles, full, empty
+
+
+@aggregate
+class Problem:
+    """The items of work, and how they are cut into tiles of BLOCK_M queries and blocks of BLOCK_N keys."""
+
+    items: gl.tensor
+    KEYS: gl.tensor
+    row_blocks: gl.tensor
+    heads: gl.tensor
+    heads_per_kv: gl.tensor
+    CAUSAL: gl.constexpr
+    BLOCK_M: gl.constexpr
+    BLOCK_N: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, items, KEYS, row_blocks, heads, heads_per_kv, CAUSAL, BLOCK_M, BLOCK_N):
+        self.items, self.KEYS, self.row_blocks = items, KEYS, row_blocks
+        self.heads, self.heads_per_kv = heads, heads_per_kv
+        self.CAUSAL, self.BLOCK_M, self.BLOCK_N = map(gl.constexpr, (CAUSAL, BLOCK_M, BLOCK_N))
+
+    @gluon.jit
+    def locate(self, item):
+        # Return the head of an item of work, its first and its last row block, and the number of its tiles. Under a
+        # causal mask a late tile meets more keys than an early one, so an item is a pair of tiles of one head. Five
+        # row blocks make the items (4, 0), (3, 1) and (2).
+        if self.CAUSAL:
+            pairs = (self.row_blocks + 1) // 2
+            late = self.row_blocks - 1 - item % pairs
+            early = item % pairs
+            head = item // pairs
+        else:
+            late = item % self.row_blocks
+            early = late
+            head = item // self.row_blocks
+        return head, late, early, 1 + (late != early).to(gl.int32)
+
+    @gluon.jit
+    def count_key_blocks(self, row):
+        # Return how many blocks of keys the tile that starts at `row` meets.
+        last = self.KEYS
+        if self.CAUSAL:
+            last = gl.minimum(self.KEYS, row + self.BLOCK_M)
+        return (last + self.BLOCK_N - 1) // self.BLOCK_N
 
 
 @gluon.jit
-def turned(index, phase, STAGES: gl.constexpr):
-    # The next stage of the ring. A barrier's phase flips each time the ring comes round.
-    index += 1
-    if index == STAGES:
-        index = 0
-        phase ^= 1
-    return index, phase
-
-
-@gluon.jit
-def tiles_of(item, row_blocks, CAUSAL: gl.constexpr):
-    # An item of work: a tile or, under a causal mask, a long and a short tile of a head, so that all items are equal.
-    # Returns the head, the first and the last row block, and how many tiles that is.
-    if CAUSAL:
-        pairs = (row_blocks + 1) // 2
-        late = row_blocks - 1 - item % pairs
-        early = item % pairs
-        head = item // pairs
-    else:
-        late = item % row_blocks
-        early = late
-        head = item // row_blocks
-    return head, late, early, 1 + (late != early).to(gl.int32)
-
-
-@gluon.jit
-def blocks_of(row, KEYS, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    # Blocks of keys that the tile from `row` on meets.
-    last = KEYS
-    if CAUSAL:
-        last = gl.minimum(KEYS, row + BLOCK_M)
-    return (last + BLOCK_N - 1) // BLOCK_N
-
-
-@gluon.jit
-def load_tiles(q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, v_full, k_empty, v_empty,
-               items, KEYS, row_blocks, heads, heads_per_kv, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr,
-               BLOCK_N: gl.constexpr, STAGES: gl.constexpr):
-    # The producer: Q of a tile, then K and V of each block, the last block first (it is the one that may need a mask).
-    rows: gl.constexpr = q_desc.block_type.shape[2]
-    stage = 0
-    phase = 1  # a fresh barrier counts as past its phase 1: the first round finds every stage empty
+def load_tiles(problem, q_desc, k_desc, v_desc, queries, keys, values, STAGES: gl.constexpr):
+    # The role of warp 8. It loads the last block of keys first, because only that block may need a mask.
+    ROWS: gl.constexpr = q_desc.block_type.shape[2]
+    # A new barrier counts as past its phase 1, so the first round finds every stage empty.
+    state = RingState(gl.to_tensor(0), gl.to_tensor(1), STAGES)
     q_phase = 1
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        head, late, early, count = tiles_of(item, row_blocks, CAUSAL)
-        batch = head // heads
-        kv_head = head % heads // heads_per_kv
-        for each in range(count):
-            row = (late + each * (early - late)) * BLOCK_M
-            blocks = blocks_of(row, KEYS, CAUSAL, BLOCK_M, BLOCK_N)
-            mbarrier.wait(q_empty, q_phase)
-            mbarrier.expect(q_full, 2 * q_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(q_desc, [batch, head % heads, row, 0], q_full, q_tiles.index(0))
-            tma.async_copy_global_to_shared(q_desc, [batch, head % heads, row + rows, 0], q_full, q_tiles.index(1))
+    for item in range(gl.program_id(0), problem.items, gl.num_programs(0)):
+        head, late, early, count = problem.locate(item)
+        batch = head // problem.heads
+        q_head = head % problem.heads
+        kv_head = q_head // problem.heads_per_kv
+        for tile in range(count):
+            row = (late + tile * (early - late)) * problem.BLOCK_M
+            blocks = problem.count_key_blocks(row)
+            mbarrier.wait(queries.empty, q_phase)
+            mbarrier.expect(queries.full, 2 * q_desc.block_type.nbytes)
+            for group in gl.static_range(2):
+                tma.async_copy_global_to_shared(q_desc, [batch, q_head, row + group * ROWS, 0], queries.full,
+                                                queries.tiles.index(group))
             q_phase ^= 1
             for block in range(blocks):
-                at = [batch, kv_head, (blocks - 1 - block) * BLOCK_N, 0]
-                mbarrier.wait(k_empty.index(stage), phase)
-                mbarrier.expect(k_full.index(stage), k_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(k_desc, at, k_full.index(stage), k_tiles.index(stage))
-                mbarrier.wait(v_empty.index(stage), phase)
-                mbarrier.expect(v_full.index(stage), v_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(v_desc, at, v_full.index(stage), v_tiles.index(stage))
-                stage, phase = turned(stage, phase, STAGES)
+                origin = [batch, kv_head, (blocks - 1 - block) * problem.BLOCK_N, 0]
+                stage = state.stage
+                mbarrier.wait(keys.empty.index(stage), state.phase)
+                mbarrier.expect(keys.full.index(stage), k_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(k_desc, origin, keys.full.index(stage), keys.tiles.index(stage))
+                mbarrier.wait(values.empty.index(stage), state.phase)
+                mbarrier.expect(values.full.index(stage), v_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(v_desc, origin, values.full.index(stage), values.tiles.index(stage))
+                state = state.next()
 
 
 @gluon.jit
-def attend(GROUP: gl.constexpr, o_desc, q_tiles, k_tiles, v_tiles, o_tiles, q_full, q_empty, k_full, v_full, k_empty,
-           v_empty, turns, scale, items, KEYS, row_blocks, heads, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr,
-           BLOCK_N: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
-           PING_PONG: gl.constexpr):
-    # A consumer: 64 rows of Q against every block. `scale` holds log2(e): exponentials are powers of two.
+def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, values, turns,
+           STAGES: gl.constexpr, OVERLAP: gl.constexpr, PING_PONG: gl.constexpr):
+    # The role of a group of four warps: 64 rows of Q against every block. The hardware computes powers of two, so
+    # `scale` holds log2(e).
     ROWS: gl.constexpr = o_desc.block_type.shape[2]
     D: gl.constexpr = o_desc.block_type.shape[3]
-    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    output: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    weights: gl.constexpr = gl.DotOperandLayout(0, output, 2)  # as wgmma takes its first operand from registers
-    q = q_tiles.index(GROUP).reshape([ROWS, D])
-    none = gl.zeros([ROWS, BLOCK_N], gl.float32, scores)
-    stage = 0
-    phase = 0
+    BLOCK_N: gl.constexpr = problem.BLOCK_N
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)  # wgmma takes P from registers in this layout
+    q = queries.tiles.index(GROUP).reshape([ROWS, D])
+    zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, s_layout)
+    state = RingState(gl.to_tensor(0), gl.to_tensor(0), STAGES)
     q_phase = 0
-    turn = 0
+    turn_phase = 0
     if PING_PONG and GROUP == 1:
         mbarrier.arrive(turns.index(0), count=1)  # group 0 begins
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        head, late, early, count = tiles_of(item, row_blocks, CAUSAL)
-        for each in range(count):
-            row = (late + each * (early - late)) * BLOCK_M
-            blocks = blocks_of(row, KEYS, CAUSAL, BLOCK_M, BLOCK_N)
+    for item in range(gl.program_id(0), problem.items, gl.num_programs(0)):
+        head, late, early, count = problem.locate(item)
+        for tile in range(count):
+            row = (late + tile * (early - late)) * problem.BLOCK_M
+            blocks = problem.count_key_blocks(row)
             row += GROUP * ROWS
-            acc = gl.zeros([ROWS, D], gl.float32, output)
-            mbarrier.wait(q_full, q_phase)
-            mbarrier.wait(k_full.index(stage), phase)
-            k = k_tiles.index(stage).reshape([BLOCK_N, D]).permute((1, 0))
-            s = warpgroup_mma(q, k, none, use_acc=False, is_async=True)
+            acc = gl.zeros([ROWS, D], gl.float32, o_layout)
+            mbarrier.wait(queries.full, q_phase)
+            mbarrier.wait(keys.full.index(state.stage), state.phase)
+            k = keys.tiles.index(state.stage).reshape([BLOCK_N, D]).permute((1, 0))
+            s = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
             s = warpgroup_mma_wait(0, [s])
-            mbarrier.arrive(k_empty.index(stage), count=1)
-            columns = (blocks - 1) * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, scores))[None, :]
-            keep = columns < KEYS
-            if CAUSAL:  # a block of keys is as long as the rows of both groups: only this block crosses the diagonal
-                keep = keep & (columns <= row + gl.arange(0, ROWS, gl.SliceLayout(1, scores))[:, None])
+            mbarrier.arrive(keys.empty.index(state.stage), count=1)
+            columns = (blocks - 1) * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, s_layout))[None, :]
+            keep = columns < problem.KEYS
+            if problem.CAUSAL:  # BLOCK_M = BLOCK_N, so the diagonal crosses this block alone
+                keep = keep & (columns <= row + gl.arange(0, ROWS, gl.SliceLayout(1, s_layout))[:, None])
             s = gl.where(keep, s, float("-inf"))
-            top = gl.max(s, 1) * scale
-            w = gl.exp2(s * scale - top[:, None])
-            total = gl.sum(w, 1)
-            p = gl.convert_layout(w.to(o_desc.dtype), weights)
+            row_max = gl.max(s, 1) * scale
+            p_float = gl.exp2(s * scale - row_max[:, None])
+            row_sum = gl.sum(p_float, 1)
+            p = gl.convert_layout(p_float.to(o_desc.dtype), p_layout)
 
             for _ in range(1, blocks):
-                v = v_tiles.index(stage).reshape([BLOCK_N, D])
-                v_stage = stage
-                v_phase = phase
-                stage, phase = turned(stage, phase, STAGES)
-                mbarrier.wait(k_full.index(stage), phase)
+                last = state
+                v = values.tiles.index(last.stage).reshape([BLOCK_N, D])
+                state = state.next()
+                mbarrier.wait(keys.full.index(state.stage), state.phase)
                 if PING_PONG:
-                    mbarrier.wait(turns.index(GROUP), turn)
-                k = k_tiles.index(stage).reshape([BLOCK_N, D]).permute((1, 0))
+                    mbarrier.wait(turns.index(GROUP), turn_phase)
+                k = keys.tiles.index(state.stage).reshape([BLOCK_N, D]).permute((1, 0))
                 if OVERLAP:
-                    s = warpgroup_mma(q, k, none, use_acc=False, is_async=True)
-                    mbarrier.wait(v_full.index(v_stage), v_phase)
+                    s = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
+                    mbarrier.wait(values.full.index(last.stage), last.phase)
                     acc = warpgroup_mma(p, v, acc, is_async=True)
                 else:
-                    mbarrier.wait(v_full.index(v_stage), v_phase)
+                    mbarrier.wait(values.full.index(last.stage), last.phase)
                     acc = warpgroup_mma(p, v, acc, is_async=True)
                     acc = warpgroup_mma_wait(0, [acc])
-                    mbarrier.arrive(v_empty.index(v_stage), count=1)
-                    s = warpgroup_mma(q, k, none, use_acc=False, is_async=True)
+                    mbarrier.arrive(values.empty.index(last.stage), count=1)
+                    s = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
                 if PING_PONG:
                     mbarrier.arrive(turns.index(1 - GROUP), count=1)
-                    turn ^= 1
-                s = warpgroup_mma_wait(1 if OVERLAP else 0, [s])  # with OVERLAP the product with V runs on
-                mbarrier.arrive(k_empty.index(stage), count=1)
-                higher = gl.maximum(top, gl.max(s, 1) * scale)
-                shrink = gl.exp2(top - higher)
-                w = gl.exp2(s * scale - higher[:, None])
-                total = total * shrink + gl.sum(w, 1)
-                top = higher
+                    turn_phase ^= 1
+                s = warpgroup_mma_wait(1 if OVERLAP else 0, [s])  # with OVERLAP the product P V is still running
+                mbarrier.arrive(keys.empty.index(state.stage), count=1)
+                new_max = gl.maximum(row_max, gl.max(s, 1) * scale)
+                rescale = gl.exp2(row_max - new_max)
+                p_float = gl.exp2(s * scale - new_max[:, None])
+                row_sum = row_sum * rescale + gl.sum(p_float, 1)
+                row_max = new_max
                 if OVERLAP:
                     acc = warpgroup_mma_wait(0, [acc])
-                    mbarrier.arrive(v_empty.index(v_stage), count=1)
-                acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, output))[:, None]
-                p = gl.convert_layout(w.to(o_desc.dtype), weights)
+                    mbarrier.arrive(values.empty.index(last.stage), count=1)
+                acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, o_layout))[:, None]
+                p = gl.convert_layout(p_float.to(o_desc.dtype), p_layout)
 
-            mbarrier.arrive(q_empty, count=1)
+            mbarrier.arrive(queries.empty, count=1)
             q_phase ^= 1
-            mbarrier.wait(v_full.index(stage), phase)
-            acc = warpgroup_mma(p, v_tiles.index(stage).reshape([BLOCK_N, D]), acc)
-            mbarrier.arrive(v_empty.index(stage), count=1)
-            stage, phase = turned(stage, phase, STAGES)
-            acc = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, output))[:, None]
-            tma.store_wait(0)  # of the last tile: it has left this group's staging space
-            group_barrier()  # the thread that waited speaks for the group
+            mbarrier.wait(values.full.index(state.stage), state.phase)
+            acc = warpgroup_mma(p, values.tiles.index(state.stage).reshape([BLOCK_N, D]), acc)
+            mbarrier.arrive(values.empty.index(state.stage), count=1)
+            state = state.next()
+            acc = acc * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, o_layout))[:, None]
+            tma.store_wait(0)  # the store of the last tile has read this group's staging tile
+            group_barrier()  # one thread issued that store and waited for it; now all threads may write
             o_tiles.index(GROUP).reshape([ROWS, D]).store(acc.to(o_desc.dtype))
             fence_async_shared()
-            tma.async_copy_shared_to_global(o_desc, [head // heads, head % heads, row, 0], o_tiles.index(GROUP))
+            tma.async_copy_shared_to_global(o_desc, [head // problem.heads, head % problem.heads, row, 0],
+                                            o_tiles.index(GROUP))
     tma.store_wait(0)
 
 
 @gluon.jit
-def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+def allocate_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    # Return COUNT new mbarriers. Each completes after ARRIVALS arrivals.
+    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for index in gl.static_range(COUNT):
-        mbarrier.init(made.index(index), count=ARRIVALS)
-    return made
+        mbarrier.init(barriers.index(index), count=ARRIVALS)
+    return barriers
 
 
-# Lengths are not specialised: a new prompt length must not compile a new kernel.
+# Lengths are not specialised, so a new prompt length does not compile a new kernel.
 @gluon.jit(do_not_specialize=["items", "KEYS", "row_blocks", "heads", "heads_per_kv"])
 def attention_hopper_kernel(q_desc, k_desc, v_desc, o_desc, scale, items, KEYS, row_blocks, heads, heads_per_kv,
                             CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
@@ -200,20 +257,21 @@ def attention_hopper_kernel(q_desc, k_desc, v_desc, o_desc, scale, items, KEYS, 
     o_tiles = gl.allocate_shared_memory(o_desc.dtype, [2] + o_desc.block_type.shape, o_desc.layout)
     k_tiles = gl.allocate_shared_memory(k_desc.dtype, [STAGES] + k_desc.block_type.shape, k_desc.layout)
     v_tiles = gl.allocate_shared_memory(v_desc.dtype, [STAGES] + v_desc.block_type.shape, v_desc.layout)
-    q_full = barriers(1, 1).index(0)
-    q_empty = barriers(1, 2).index(0)  # 2: both groups have read it
-    k_full = barriers(STAGES, 1)
-    v_full = barriers(STAGES, 1)
-    k_empty = barriers(STAGES, 2)
-    v_empty = barriers(STAGES, 2)
-    turns = barriers(2, 1)
-    fence_async_shared()  # the copy engine sees the barriers initialised
+    q_full = allocate_barriers(1, 1).index(0)
+    q_empty = allocate_barriers(1, 2).index(0)  # 2 arrivals: both groups read each tile
+    k_full = allocate_barriers(STAGES, 1)
+    v_full = allocate_barriers(STAGES, 1)
+    k_empty = allocate_barriers(STAGES, 2)
+    v_empty = allocate_barriers(STAGES, 2)
+    turns = allocate_barriers(2, 1)
+    fence_async_shared()  # without it TMA might not see the initialised barriers
+    queries = Buffers(q_tiles, q_full, q_empty)
+    keys = Buffers(k_tiles, k_full, k_empty)
+    values = Buffers(v_tiles, v_full, v_empty)
+    problem = Problem(items, KEYS, row_blocks, heads, heads_per_kv, CAUSAL, BLOCK_M, BLOCK_N)
 
     gl.warp_specialize([
-        (attend, (0, o_desc, q_tiles, k_tiles, v_tiles, o_tiles, q_full, q_empty, k_full, v_full, k_empty, v_empty,
-                  turns, scale, items, KEYS, row_blocks, heads, CAUSAL, BLOCK_M, BLOCK_N, STAGES, OVERLAP, PING_PONG)),
-        (attend, (1, o_desc, q_tiles, k_tiles, v_tiles, o_tiles, q_full, q_empty, k_full, v_full, k_empty, v_empty,
-                  turns, scale, items, KEYS, row_blocks, heads, CAUSAL, BLOCK_M, BLOCK_N, STAGES, OVERLAP, PING_PONG)),
-        (load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, v_full, k_empty,
-                      v_empty, items, KEYS, row_blocks, heads, heads_per_kv, CAUSAL, BLOCK_M, BLOCK_N, STAGES)),
-    ], [4, 1], [240, 24])  # warps, and registers a thread, of the second group and of the producer
+        (attend, (0, problem, scale, o_desc, o_tiles, queries, keys, values, turns, STAGES, OVERLAP, PING_PONG)),
+        (attend, (1, problem, scale, o_desc, o_tiles, queries, keys, values, turns, STAGES, OVERLAP, PING_PONG)),
+        (load_tiles, (problem, q_desc, k_desc, v_desc, queries, keys, values, STAGES)),
+    ], [4, 1], [240, 24])  # warps, and registers per thread, of the second group and of the loading warp

@@ -1,30 +1,31 @@
-"""The sweep of `ch14.attention`: a grid of configurations, their Space, and what the panel shows of them."""
+"""The sweep of `ch14.attention`: its grid of configurations, and how the sweep and the panel see the kernel."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 
-from ch14.attention.configs import HEAD_DIMS, AttentionConfig, configs, rejection
-from ch14.attention.configs import job as attention_job
-from ch14.attention.experiments import against_cudnn, experiment, ours, peer_of, source, verify
+from ch14.attention import AttentionConfig, configs, job
+from ch14.attention.configs import HEAD_DIMS, rejection
+from ch14.attention.experiments import choose_peer, compare_with_cudnn, experiment, ours, source, verify
 from tilelab import results
 from tilelab.sweep import Sweep
 from tilelab.tunable import Roofline, TargetSpace, TunableKernel
 
 
 def grid(_: str = "bf16") -> list[AttentionConfig]:
-    """Plain tiles good and bad, and the hopper kernel in every form."""
+    """Return plain tiles, good and bad, and the hopper kernel in every form."""
     plain = [AttentionConfig(m, n, warps, stages) for m, n, warps, stages in itertools.product(
         (64, 128), (64, 128), (4, 8), (2, 3)) if (m, warps) != (64, 8)]
-    hopper = [AttentionConfig(num_stages=stages, kernel="hopper", overlap=overlap, ping_pong=turns, persistent=stays)
-              for stages, overlap, turns, stays in itertools.product((2, 3), *[(False, True)] * 3)]
+    hopper = [AttentionConfig(num_stages=stages, kernel="hopper", overlap=overlap, ping_pong=ping_pong,
+                              persistent=persistent)
+              for stages, overlap, ping_pong, persistent in itertools.product((2, 3), *[(False, True)] * 3)]
     return plain + hopper
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpace(TargetSpace):
-    """Configurations at one shape: self-attention, bf16."""
+    """Configurations at one shape of self-attention in bf16."""
 
     batch: int
     heads: int
@@ -35,7 +36,6 @@ class AttentionSpace(TargetSpace):
 
     @property
     def case(self) -> tuple:
-        """As this module's functions take it."""
         return self.batch, self.heads, self.heads, self.length, self.length, self.d, self.causal
 
     def label(self, config):
@@ -49,41 +49,41 @@ class AttentionSpace(TargetSpace):
         return rejection(config, self.target)
 
     def job(self, config):
-        return attention_job(config, self.target, self.d, self.causal)
+        return job(config, self.target, self.d, self.causal)
 
     def warm_up(self):
-        peer_of(self.case)
+        choose_peer(self.case)
         return {}
 
     def measure(self, config):
         found = verify(config, (1, 2, 2, 515, 515, self.d, self.causal))
         if found["status"] == "ok":
-            row = against_cudnn({"sweep": ours(config, self.causal)}, self.case, rounds=6, warm_s=0)[1]
+            row = compare_with_cudnn({"sweep": ours(config, self.causal)}, self.case, rounds=6, warm_s=0)[1]
             found |= {key: value for key, value in row.items() if key not in self.label(config)}
         return found
 
-    def measure_finalists(self, chosen):
-        rows = against_cudnn({str(config): ours(config, self.causal) for config in chosen}, self.case)[1:]
-        return [{key: value for key, value in row.items() if key not in self.label(chosen[0])} for row in rows]
+    def measure_finalists(self, configs):
+        rows = compare_with_cudnn({str(config): ours(config, self.causal) for config in configs}, self.case)[1:]
+        return [{key: value for key, value in row.items() if key not in self.label(configs[0])} for row in rows]
 
 
 @experiment("ch14_attention_sweep")
-def swept():
-    """Every configuration of `grid` at 4096 tokens, head dimensions 64 and 128."""
+def measure_sweep():
+    """Measure every configuration of `grid` at 4096 tokens, for head dimensions 64 and 128."""
     return [row for shape in ((4, 32, 4096, 64), (4, 16, 4096, 128))
             for row in Sweep(grid(), AttentionSpace(*shape)).finish()]
 
 
-def _chosen_space(shape: tuple[int, ...], dtype: str, target: str | None) -> AttentionSpace:
+def _make_space(shape: tuple[int, ...], dtype: str, target: str | None) -> AttentionSpace:
     if len(shape) != 4 or min(shape) < 1 or shape[3] not in HEAD_DIMS or shape[2] > 2**16:
-        raise ValueError("a shape is BATCH,HEADS,LENGTH,D with a length up to 65,536 and D 64 or 128; here it is "
+        raise ValueError("a shape is BATCH,HEADS,LENGTH,D with a length up to 65,536 and D 64 or 128; it is "
                          f"{str(shape)[:60]}.")
     return AttentionSpace(*shape, compile_for=target)
 
 
-def _roofline(_: str) -> Roofline:
+def _make_roofline(_: str) -> Roofline:
     rows = {row["name"]: row for row in results.load("ceilings")["rows"]}
-    return Roofline("operations a byte of K and V that TMA fetches, FLOP/B", "tflops", "TFLOP/s",
+    return Roofline("operations per byte of K and V that TMA fetches, FLOP/B", "tflops", "TFLOP/s",
                     lambda config: config.block_m, {"cuBLAS bf16": rows["cuBLAS bf16"]["tflops"]})
 
 
@@ -91,9 +91,9 @@ TUNABLE_KERNEL = TunableKernel(
     name="flash attention",
     shapes={"4 × 16 × 4096 × 128": (4, 16, 4096, 128), "4 × 32 × 4096 × 64": (4, 32, 4096, 64)},
     dtypes=("bf16",),
-    presets={"the grid": grid, "the ladder": lambda _: list(configs(128).values())},
+    presets={"the grid": grid, "the ladder": lambda _: list(configs().values())},
     axes={"tile": lambda c: f"{c.block_m}×{c.block_n}, {c.num_warps} warps",
           "stages, kernel": lambda c: str(c).split(",")[3].replace("hopper ", ""),
           "stages": lambda c: f"{c.num_stages} stages", "kernel": lambda c: c.kernel},
-    space=_chosen_space, load_record=lambda: results.load_record("ch14_attention_sweep", source()), roofline=_roofline,
-    peer="cuDNN")
+    space=_make_space, load_record=lambda: results.load_record("ch14_attention_sweep", source()),
+    roofline=_make_roofline, peer="cuDNN")

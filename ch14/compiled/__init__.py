@@ -156,7 +156,7 @@ class Attention(Workload):
         if mode == "course":
             from ch14 import attention
 
-            return functools.partial(attention.attention, causal=self.causal)
+            return functools.partial(attention.attention, is_causal=self.causal)
         if mode.startswith("flex"):
             return self._flex(grouped, {"USE_TMA": True} if mode == "flex-tma" else None)
         if mode.startswith("unfused"):
@@ -239,7 +239,7 @@ def launcher(work: Workload, mode: str, function: Callable) -> Callable:
     if mode == "course":
         from ch14 import attention
 
-        return lambda *inputs: attention.prepare(*inputs, work.causal)
+        return lambda *inputs: attention.prepare(*inputs, is_causal=work.causal)
     return lambda *inputs: functools.partial(function, *inputs)
 
 
