@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ch10.wgmma_gemm.configs import WgmmaConfig, resident
+from ch10.wgmma_gemm.configs import WgmmaConfig, count_resident_ctas, rename_old_steps
 from claims.judge import Finding, Note, decide, holds, only_if, refuted, span, untested
 from tilelab import bench, build
 
@@ -76,12 +76,13 @@ def bandwidth_used(of) -> Finding:
 
 @NOTE.claim("More warps saturate the tensor core better.", "ch10_wgmma_gemm", "The ladder")
 def more_warps(of) -> Finding:
-    ratio = {row["name"]: row["ratio"] for row in of("ch10_gemm_ladder") if row["shape"][0] == 4096}
-    figure = (f"128 × 128: {ratio['ring']:.2f} × cuBLAS with 4 warps, {ratio['pair']:.2f} with 12; "
-              f"128 × 256: {ratio['wide']:.2f} with 12")
-    if max(ratio["roles"], ratio["pair"]) > ratio["ring"]:
+    rows = rename_old_steps(of("ch10_gemm_ladder"))
+    ratio = {row["name"]: row["ratio"] for row in rows if row["shape"][0] == 4096}
+    figure = (f"128 × 128: {ratio['ring']:.2f} × cuBLAS with 4 warps, {ratio['two_consumers']:.2f} with 12; "
+              f"128 × 256: {ratio['tile_128x256']:.2f} with 12")
+    if max(ratio["warp_specialized"], ratio["two_consumers"]) > ratio["ring"]:
         return holds(figure)
-    return only_if("the tile grows with them", figure) if ratio["wide"] > ratio["ring"] else refuted(figure)
+    return only_if("the tile grows with them", figure) if ratio["tile_128x256"] > ratio["ring"] else refuted(figure)
 
 
 @NOTE.claim("Deeper pipelines overlap better.", "ch10_wgmma_gemm", "Verdict")
@@ -104,7 +105,7 @@ def deeper_pipelines(of) -> Finding:
 @NOTE.claim("Larger tiles improve the occupancy of the multiprocessors.", "ch10_wgmma_gemm", "Verdict")
 def occupancy(of) -> Finding:
     tiles = ((64, 64), (64, 128), (128, 128), (128, 192))
-    found = [resident(WgmmaConfig("one_group", *tile, 1)) for tile in tiles]
+    found = [count_resident_ctas(WgmmaConfig("one_group", *tile, 1)) for tile in tiles]
     return decide(found == sorted(found), "programs an SM, one stage: "
                   + ", ".join(f"{m} × {n} {count}" for (m, n), count in zip(tiles, found)))
 

@@ -9,6 +9,7 @@ import shutil
 import nbformat
 import pytest
 
+from ch10.wgmma_gemm.configs import STEPS
 from claims import answers, judge, trial
 from claims.__main__ import main
 from claims.judge import HOLDS, NO_RECORD, ONLY_IF, REFUTED, UNTESTED
@@ -139,14 +140,15 @@ def planted(experiment, which, **change):
 
 
 SQUARE = {"workload": "matmul", "name": "default"}
+TWO_CONSUMERS, TILE_128X256 = ({"config": str(STEPS[step])} for step in ("two_consumers", "tile_128x256"))
 
 
 @pytest.mark.parametrize("name, before, after, evidence", [
     ("tested_and_working", REFUTED, HOLDS, planted("ch14_gemm_claim", {"name": "proposed"}, status="ok")),
     ("closer_to_cublas", HOLDS, REFUTED, planted("ch14_gemm_claim", {"name": "proposed"}, ratio=0.2)),
     ("speedup", HOLDS, REFUTED, planted("ch14_gemm_claim", {"shape": [4096] * 3, "name": "proposed"}, factor=1.83)),
-    ("more_warps", ONLY_IF, HOLDS, planted("ch10_gemm_ladder", {"name": "pair"}, ratio=1.0)),
-    ("more_warps", ONLY_IF, REFUTED, planted("ch10_gemm_ladder", {"name": "wide"}, ratio=0.5)),
+    ("more_warps", ONLY_IF, HOLDS, planted("ch10_gemm_ladder", TWO_CONSUMERS, ratio=1.0)),
+    ("more_warps", ONLY_IF, REFUTED, planted("ch10_gemm_ladder", TILE_128X256, ratio=0.5)),
     ("autotune_fallback", REFUTED, HOLDS, planted("sweep_autotune_faults", {}, autotune="chooses: the right one")),
     ("fixed_in_3_5", REFUTED, HOLDS, planted("ch14_bug_hunt_matrix", {"stage": "TritonGPUAssignLatencies"}, stage="")),
     ("large_copies", REFUTED, HOLDS,

@@ -27,16 +27,14 @@ def test_all_steps_compile_and_are_printed_as_json(capsys):
 
 def test_a_table_is_shown_and_a_file_written(capsys, tmp_path):
     path = tmp_path / "rows.json"
-    status, out, err = run(capsys, "--compile", "--step", "specialised,64,64,4", "--json", str(path))
+    status, out, err = run(capsys, "--compile", "--step", "ring", "--json", str(path))
     assert status == 0 and not err and "HGMMA" in out and json.loads(path.read_text())["rows"][0]["registers"]
 
 
 @pytest.mark.parametrize("arguments, said", [
-    (["--mnk", "1,2"], "M,N,K from 1 and below 2^31, N and K multiples of 8; here it is '1,2'."),
-    (["--mnk", "8,8,9"], "here it is '8,8,9'."),
-    (["--step", "nix"], "--step: the steps are best, tile"),
-    (["--step", "specialised,128,256,9,consumers=2"], "cannot run: it needs"),
-    (["--step", "split,64,64,4,cluster=8", "--mnk", "8,8,64"], "at least as many K steps"),
+    (["--mnk", "1,2"], "bad shape '1,2'; give M,N,K below 2^31, N and K multiples of 8."),
+    (["--mnk", "8,8,9"], "bad shape '8,8,9'"),
+    (["--step", "nix"], "--step: unknown configuration 'nix'; choose best, tile"),
     (["--json", ""], "--json takes a file"),
     (["--json", "."], "--json takes a file; . is a folder."),
     (["--stepp", "x"], "unrecognized arguments"),
@@ -53,7 +51,7 @@ def test_without_wgmma_it_is_one_line_and_two(capsys):
 
 
 def test_a_compiler_s_refusal_is_one_line(capsys, monkeypatch):
-    monkeypatch.setattr(experiments, "built", lambda *_: (_ for _ in ()).throw(RuntimeError("no\nmore")))
+    monkeypatch.setattr(experiments, "compile_steps", lambda *_: (_ for _ in ()).throw(RuntimeError("no\nmore")))
     status, out, err = run(capsys, "--compile")
     assert status == 2 and err == "python -m ch10.wgmma_gemm: no.\n" and not out
 

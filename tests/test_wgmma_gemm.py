@@ -7,9 +7,9 @@ from ch10 import wgmma_gemm
 from ch10.wgmma_gemm import experiments
 from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, candidates
 from tilelab import build, device
+from tilelab.patch import patched_source
 
-H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
-A, B = torch.zeros(16, 64, dtype=torch.bfloat16), torch.zeros(24, 64, dtype=torch.bfloat16)
+A, B = torch.zeros(16, 64, dtype=torch.bfloat16), torch.zeros(24, 64, dtype=torch.bfloat16).T
 EVERY = {**STEPS, **{str(config): config for config in candidates()}}
 
 
@@ -29,19 +29,19 @@ def test_every_configuration_compiles_and_holds_what_it_teaches(built, name):
     report, config = built[name], EVERY[name]
     assert report.launchable and report.spills == 0 and report.threads == config.threads, report.reason
     counts = report.counts
-    assert counts["HGMMA"] == 4 * config.depth * config.block_m // config.consumers // 64
+    assert counts["HGMMA"] == 4 * config.boxes_per_stage * config.block_m // config.consumers // 64
     assert counts["UTMALDG"] and counts["SYNCS"] and bool(counts["UTMASTG"]) == (config.kernel != "split")
     assert not re.search(r"\bHMMA|\bLDGSTS", report.sass)
 
 
 def test_the_products_of_a_step_follow_each_other_without_a_wait(built):
-    lines = [line for line in built["wide"].sass.splitlines() if "HGMMA" in line or "WARPGROUP.DEPBAR" in line]
+    lines = [line for line in built["tile_128x256"].sass.splitlines() if "HGMMA" in line or "WARPGROUP.DEPBAR" in line]
     first = next(index for index, line in enumerate(lines) if "HGMMA" in line)
     assert all("HGMMA" in line for line in lines[first:first + 4]) and "DEPBAR" in lines[first + 4]
 
 
 def test_registers_are_handed_over(built):
-    for name, sass in ((name, built[name].sass) for name in ("roles", "wide")):
+    for name, sass in ((name, built[name].sass) for name in ("warp_specialized", "tile_128x256")):
         assert "USETMAXREG.DEALLOC" in sass and "USETMAXREG.TRY_ALLOC" in sass, name
     assert "USETMAXREG" not in built["ring"].sass
 
@@ -59,41 +59,56 @@ def test_no_other_target_has_wgmma(target):
     assert re.search(rf"not supported on \.target '{target}'|does not compile for {target}", report.reason)
 
 
-def test_time_stamps_are_written_only_when_asked_for(built):
+def test_time_stamps_are_in_the_patched_kernel_alone(built):
     assert "CS2R" not in built["tile"].sass
-    traced = wgmma_gemm.job(STEPS["tile"])
-    traced.constants["TIMELINE"] = 1
-    assert "CS2R" in build.build_one(traced).sass
+    with patched_source(wgmma_gemm.SOURCE, *experiments.time_stamp_patch()) as patched:
+        for config in experiments.TIMELINE_CONFIGS.values():
+            report = build.build_one(wgmma_gemm.job(config, source=patched))
+            assert report.launchable and "CS2R" in report.sass, report.reason
+
+
+@pytest.mark.parametrize("fault", experiments.fault_patches())
+def test_each_fault_compiles_to_another_kernel(fault):
+    with patched_source(wgmma_gemm.SOURCE, *experiments.fault_patches()[fault]) as patched:
+        report = build.build_one(wgmma_gemm.job(experiments.BROKEN_CONFIG, source=patched))
+    whole = build.build_one(wgmma_gemm.job(experiments.BROKEN_CONFIG))
+    assert report.launchable and report.spills == 0 and (report.sass == whole.sass) == (fault == "nothing")
+
+
+def test_a_patch_that_no_longer_matches_is_found():
+    with pytest.raises(AssertionError, match="contains 'no such line' 0 times, not 1 times"), patched_source(
+            wgmma_gemm.SOURCE, ("no such line", "", 1)):
+        pass
 
 
 # ---- arguments
 
 
-def sentence(caught):
-    text = str(caught.value)
-    return text.endswith(".") and "\n" not in text
+def test_the_arguments_follow_torch_mm():
+    a, b = torch.randn(5, 8), torch.randn(8, 16)
+    torch.testing.assert_close(wgmma_gemm.spec(a, b), torch.mm(a.double(), b.double()))
 
 
 @pytest.mark.parametrize("a, b, out, said", [
     ([1.0], B, None, "a must be a torch.Tensor; it is a list."),
-    (A.to_sparse(), B, None, "a must be dense; it is sparse_coo."),
-    (A[0], B, None, "a must be a matrix with at least one element; its shape is (64,)."),
-    (A[:0], B, None, "its shape is (0, 64)"),
+    (A[0], B, None, "a must be a matrix; its shape is (64,)."),
     (A.float(), B, None, "a must be bfloat16; it is float32."),
-    (A.clone().requires_grad_(), B, None, "gemm has no backward pass and a requires a gradient"),
-    (torch._neg_view(A), B, None, "a is a view that negates"),
-    (A.expand(16, 64)[:1].expand(16, 64), B, None, "a must be stored row by row; its strides are (0, 1)"),
-    (A.T, B, None, "a must be stored row by row; its strides are (1, 64): use contiguous()."),
+    (A.clone().requires_grad_(), B, None, "wgmma_gemm has no backward pass and a requires a gradient"),
+    (A.expand(16, 64)[:1].expand(16, 64), B, None, "the rows of a overlap (stride 0 for 64 elements)"),
+    (torch.zeros(64, 16, dtype=torch.bfloat16).T, B, None, "a must be stored row by row"),
+    (A, B.contiguous(), None, "b must have K contiguous, as weight.T has; its strides are (24, 1): use"),
     (A.flatten()[1:961].view(15, 64), B, None, "a must start at a multiple of 16 bytes"),
-    (torch.zeros(4, 68, dtype=torch.bfloat16)[:, :64], B, None, "a multiple of 8 elements"),
-    (A, B[:, :32], None, "a (M, K) and b (N, K) differ in K: a is 16 x 64 and b is 24 x 32."),
-    (A, torch.zeros(20, 64, dtype=torch.bfloat16), None, "here N is 20 and K is 64: pad them with zeros."),
-    (A[:, :60], B[:, :60], None, "here N is 24 and K is 60"),
+    (torch.zeros(4, 68, dtype=torch.bfloat16)[:, :64], B, None, "a row of a must take a multiple of 16 bytes"),
+    (A, B[:32], None, "a (M, K) and b (K, N) must agree in K; a is 16 x 64 and b is 32 x 24."),
+    (A, torch.zeros(20, 64, dtype=torch.bfloat16).T, None, "N is 20 and K is 64: pad them with zeros."),
+    (A[:, :60], B[:60], None, "N is 24 and K is 60"),
+    (A, B, torch.zeros(16, 16, dtype=torch.bfloat16), "out must be 16 x 24; it is 16 x 16."),
+    (A, B, A.flatten()[:384].view(16, 24), "out lies in the memory of a"),
 ])
 def test_bad_matrices_are_one_sentence(a, b, out, said):
     with pytest.raises(ValueError) as caught:
-        wgmma_gemm.prepare(a, b, out)
-    assert said in str(caught.value) and sentence(caught)
+        wgmma_gemm.prepare(a, b, out=out)
+    assert said in str(caught.value) and str(caught.value).endswith(".") and "\n" not in str(caught.value)
 
 
 @pytest.mark.skipif(device.current().has_wgmma, reason="runs there")
@@ -102,37 +117,19 @@ def test_without_wgmma_it_says_what_to_do():
         wgmma_gemm.gemm(A, B)
 
 
-def test_matrices_on_the_cpu_are_refused(monkeypatch):
-    monkeypatch.setattr(device, "current", lambda: H200)
-    with pytest.raises(ValueError, match="a and b must be on the GPU; they are on cpu."):
-        wgmma_gemm.gemm(A, B)
-
-
-@pytest.mark.parametrize("config, said", [
-    (7, "config is a WgmmaConfig or its text, best or one of tile, .*; here it is a int."),
-    ("fast", "the steps are best, tile, .*; here it is 'fast'."),
-    ("split,64,64,4,cluster=8", "a cluster of 8 shares at least as many K steps of 64; K is 64."),
-    ("a,b", "a configuration is KERNEL"),
+@pytest.mark.parametrize("config, error, said", [
+    ("fast", ValueError, "unknown configuration 'fast'; choose best, tile, .*, or pass a WgmmaConfig."),
+    (WgmmaConfig("split", 64, 64, 4, cluster=8), ValueError, "a cluster of 8 needs as many K steps of 64"),
+    (WgmmaConfig("specialised", 128, 256, 5, consumers=2), device.Unsupported, "cannot run: it needs 311,376 B"),
 ])
-def test_a_bad_choice_is_one_sentence(config, said):
-    with pytest.raises(ValueError, match=said) as caught:
-        wgmma_gemm.chosen(config, 64, 64, 64, 132)
-    assert sentence(caught)
+def test_a_configuration_that_does_not_fit_is_refused(config, error, said):
+    with pytest.raises(error, match=said):
+        wgmma_gemm.resolve_config(config, 64, 64, 64)
 
 
-def test_a_choice_that_does_not_fit_is_unsupported():
-    with pytest.raises(device.Unsupported, match="cannot run: it needs 311,376 B of shared memory"):
-        wgmma_gemm.chosen("specialised,128,256,5,consumers=2", 64, 64, 64, 132)
-
-
-def test_a_choice_is_found():
-    assert wgmma_gemm.chosen("raster", 1, 8, 8, 132) is STEPS["raster"] is wgmma_gemm.configs()["raster"]
-    assert wgmma_gemm.chosen("best", 4096, 4096, 4096, 132) in candidates()
-
-
-def test_the_spec():
-    a, b = torch.randn(5, 8), torch.randn(16, 8)
-    torch.testing.assert_close(wgmma_gemm.spec(a, b), a.double() @ b.double().T)
+def test_a_configuration_is_found_by_name():
+    assert wgmma_gemm.resolve_config("raster", 1, 8, 8) is STEPS["raster"] is wgmma_gemm.configs()["raster"]
+    assert wgmma_gemm.resolve_config("best", 4096, 4096, 4096) in candidates()
 
 
 # ---- on a GPU
@@ -155,16 +152,17 @@ def test_every_configuration_is_right(name):
 @pytest.mark.parametrize("size", [128, 1024])
 def test_kernels_that_start_early_wait_for_what_they_read_and_overwrite(size):
     """A chain in which each result is the next one's operand, and buffers are written again while others read."""
-    kinds = [STEPS["raster"], WgmmaConfig("split", 64, 128, 2, cluster=2, early=True), STEPS["tile"],
-             WgmmaConfig("specialised", 64, 64, 4, persistent=True, early=True)]
+    kinds = [STEPS["raster"], WgmmaConfig("split", 64, 128, 2, cluster=2, pdl=True), STEPS["tile"],
+             WgmmaConfig("specialised", 64, 64, 4, persistent=True, pdl=True)]
     b = torch.nn.init.orthogonal_(torch.empty(size, size)).bfloat16().cuda()
     buffers = [torch.randn(size, size, device="cuda").bfloat16() for _ in range(3)]
     slow = [buffer.clone() for buffer in buffers]
-    launches = [wgmma_gemm.prepare(buffers[i % 3], b, buffers[(i + 1) % 3], config=kinds[i % 4]) for i in range(60)]
+    launches = [wgmma_gemm.prepare(buffers[i % 3], b.T, out=buffers[(i + 1) % 3], config=kinds[i % 4])
+                for i in range(60)]
     for launch in launches:
         launch()
     for i in range(60):
-        wgmma_gemm.gemm(slow[i % 3], b, slow[(i + 1) % 3], config=kinds[i % 4])
+        wgmma_gemm.gemm(slow[i % 3], b.T, out=slow[(i + 1) % 3], config=kinds[i % 4])
         torch.cuda.synchronize()
     assert all(map(torch.equal, buffers, slow))
 
@@ -172,8 +170,8 @@ def test_kernels_that_start_early_wait_for_what_they_read_and_overwrite(size):
 @HOPPER
 @pytest.mark.parametrize("name", ["raster", "best"])
 def test_a_launch_is_replayed_in_a_graph(name):
-    a, b, out = experiments.inputs(300, 264, 520)
-    launch = wgmma_gemm.prepare(a, b, out, config=name)
+    a, b, out = experiments.make_inputs(300, 264, 520)
+    launch = wgmma_gemm.prepare(a, b, out=out, config=name)
     launch()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -187,14 +185,19 @@ def test_a_launch_is_replayed_in_a_graph(name):
 @HOPPER
 def test_out_of_the_operands_and_views_of_a_buffer():
     buffer = torch.randn(64, 192, device="cuda").bfloat16()
-    a, b, out = buffer[:, :64], buffer[:, 64:128], buffer[:, 128:]
-    with pytest.raises(ValueError, match="out lies in the memory that a spans"):
-        wgmma_gemm.gemm(a, b, out)
+    a, b, out = buffer[:, :64], buffer[:, 64:128].T, buffer[:, 128:]
+    with pytest.raises(ValueError, match="out lies in the memory of"):
+        wgmma_gemm.gemm(a, b, out=out)
     wide = torch.full((64, 96), float("nan"), device="cuda", dtype=torch.bfloat16)
-    assert wgmma_gemm.gemm(a, b, wide[:, 16:80]).data_ptr() == wide[:, 16:].data_ptr()
+    assert wgmma_gemm.gemm(a, b, out=wide[:, 16:80]).data_ptr() == wide[:, 16:].data_ptr()
     assert not wide[:, 16:80].isnan().any() and wide[:, :16].isnan().all() and wide[:, 80:].isnan().all()
-    with pytest.raises(ValueError, match="trace is a contiguous int64 tensor of shape"):
-        wgmma_gemm.prepare(a, b, trace=torch.zeros(1, device="cuda"))
+
+
+@HOPPER
+@pytest.mark.parametrize("m, n, k", [(0, 16, 64), (16, 0, 64), (16, 16, 0)])
+def test_empty_operands_give_an_empty_or_a_zero_result(m, n, k):
+    a, b, out = experiments.make_inputs(m, n, k)
+    assert torch.equal(wgmma_gemm.gemm(a, b, out=out.fill_(7)), torch.zeros_like(out))
 
 
 @HOPPER

@@ -4,7 +4,7 @@ import pytest
 
 from ch10.wgmma_gemm import experiments, sweep
 from ch10.wgmma_gemm.configs import rejection
-from ch10.wgmma_gemm.experiments import EVENTS, intervals
+from ch10.wgmma_gemm.experiments import EVENTS, pair_events
 from ch10.wgmma_gemm.sweep import WgmmaSpace
 from tilelab import results
 
@@ -15,19 +15,19 @@ def stamps(*events):
     return [(cycles, CODE[name], step) for cycles, name, step in events]
 
 
-def test_intervals_of_one_group():
-    rows = intervals([stamps((100, "arrived", 0), (150, "arrived", 1), (180, "multiplied", 0), (260, "multiplied", 1),
+def test_events_of_one_group():
+    rows = pair_events([stamps((100, "arrived", 0), (150, "arrived", 1), (180, "multiplied", 0), (260, "multiplied", 1),
                              (300, "stored", 0))], one_group=True)
     assert [(row["event"], row["step"], row["begin"], row["end"]) for row in rows] == [
         ("wait", 0, 0, 0), ("wait", 1, 0, 50), ("product", 0, 0, 80), ("product", 1, 50, 160), ("store", 0, 160, 200)]
     assert {row["role"] for row in rows} == {"loads and multiplies"}
 
 
-def test_intervals_of_roles_count_tiles():
+def test_events_of_roles_count_tiles():
     producer = stamps((10, "waited", 0), (12, "loaded", 0), (30, "waited", 0), (33, "loaded", 0))
     consumer = stamps((20, "arrived", 0), (25, "multiplied", 0), (28, "stored", 7), (40, "arrived", 0),
                       (45, "multiplied", 0), (50, "stored", 8))
-    rows = intervals([producer, consumer, consumer], one_group=False)
+    rows = pair_events([producer, consumer, consumer], one_group=False)
     assert [(row["event"], row["tile"], row["begin"], row["end"]) for row in rows if row["role"] == "producer"] == [
         ("wait", 0, 0, 0), ("load", 0, 0, 2), ("wait", 1, 2, 20), ("load", 1, 20, 23)]
     of = [row for row in rows if row["role"] == "consumer 1"]
@@ -38,22 +38,22 @@ def test_the_grid_and_the_widths_hold_what_they_say():
     grid = sweep.grid()
     assert len(grid) == 168 == len({str(config) for config in grid})
     assert 100 < sum(not rejection(config) for config in grid) < 168
-    widths = [experiments._widest(columns) for columns in (128, 160, 192, 208, 224, 256)]
+    widths = [experiments._most_stages(columns) for columns in (128, 160, 192, 208, 224, 256)]
     assert [config.stages for config in widths] == [6, 5, 4, 4, 4, 4] and not any(map(rejection, widths))
 
 
 def test_a_space_rejects_what_cannot_run():
     config = experiments.STEPS["raster"]
-    assert WgmmaSpace(64, 64, 64, on="sm_100a").reject(config) == "sm_100a has no WGMMA: only sm_90a has."
-    assert "too few K steps to share: 1" in WgmmaSpace(64, 64, 64, on="sm_90a").reject(
+    assert WgmmaSpace(64, 64, 64, compile_for="sm_100a").reject(config) == "sm_100a has no wgmma; only sm_90a has it."
+    assert "too few K steps to share: 1" in WgmmaSpace(64, 64, 64, compile_for="sm_90a").reject(
         next(config for config in experiments.candidates() if config.kernel == "split"))
-    space = WgmmaSpace(4096, 4096, 4096, on="sm_90a")
-    assert space.reject(config) == "" and not space.live and 0.15 < space.predicted_ms(config) < 0.25
+    space = WgmmaSpace(4096, 4096, 4096, compile_for="sm_90a")
+    assert space.reject(config) == "" and not space.can_measure and 0.15 < space.predicted_ms(config) < 0.25
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (8, 7, 8), (8, 8, 12), (0, 8, 8), (1 << 31, 8, 8)])
 def test_a_bad_shape_of_the_panel_is_one_sentence(shape):
-    with pytest.raises(ValueError, match="a shape is M,N,K below 2"):
+    with pytest.raises(ValueError, match="give M,N,K below 2"):
         sweep.TUNABLE_KERNEL.space(shape, "bf16", None)
 
 
@@ -62,11 +62,11 @@ def test_the_subject_offers_what_exists():
     for preset in subject.presets.values():
         for config in preset("bf16"):
             assert all(isinstance(axis(config), str) for axis in subject.axes.values())
-    assert subject.roofline("bf16").reach(experiments.STEPS["wide"]) == pytest.approx(128 * 256 / 384)
+    assert subject.roofline("bf16").intensity(experiments.STEPS["tile_128x256"]) == pytest.approx(128 * 256 / 384)
 
 
 def test_only_the_source_of_what_is_measured_counts():
-    assert experiments.source() == experiments.checked.source() != results.source_hash(experiments.wgmma_gemm)
+    assert experiments.source() == experiments.check_correctness.source() != results.source_hash(experiments.wgmma_gemm)
 
 
 FAKE = r"""#!/bin/sh
@@ -80,19 +80,13 @@ esac
 """
 
 
-def test_what_became_of_a_broken_kernel(monkeypatch, tmp_path):
+def test_how_a_broken_kernel_ended(monkeypatch, tmp_path):
     program = tmp_path / "python"
     program.write_text(FAKE)
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    found = {what: experiments.outcome(what, 0.3) for what in experiments.wgmma_configs.BREAKS[:4]}
+    found = {fault: experiments.run_fault(fault, 0.3) for fault in ("nothing", "phase", "proxy_fence", "expect_less")}
     assert found == {"nothing": {"status": "ok", "reason": "right"},
                      "phase": {"status": "failed", "reason": "no answer within 0.3 s"},
                      "expect_less": {"status": "failed", "reason": "torch.AcceleratorError: CUDA error: gone"},
                      "proxy_fence": {"status": "failed", "reason": "exit status 3"}}
-
-
-def test_broken_kernels_differ_in_one_thing_each():
-    configs = experiments.broken_configs()
-    assert [config.leaves_out for config in configs] == list(experiments.wgmma_configs.BREAKS)
-    assert all(WgmmaSpace(1024, 1024, 2048, on="sm_90a").reject(config) == "" for config in configs)

@@ -1,25 +1,28 @@
-"""Configurations of the WGMMA GEMM: what they need, the ladder that the chapter climbs, and which one a shape gets."""
+"""Configurations of the WGMMA GEMM: their limits, the steps of the ladder, and the model that picks one for a shape."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 KERNELS = ("one_group", "specialised", "split")
-BREAKS = ("nothing", "phase", "proxy_fence", "expect_less", "release_early")
-BOX_K = 64  # columns of A and B a box: 128 bytes, one row of the widest swizzle
+BOX_K = 64  # columns of A and B in a box: 128 bytes, the widest swizzle
+LIMITS = {"block_m": 256, "block_n": 256, "stages": 16, "consumers": 2, "cluster": 8, "ctas_per_sm": 8,
+          "epilogue_subtiles": 16, "group": 4096, "boxes_per_stage": 4}
 
 
 @dataclass(frozen=True)
 class WgmmaConfig:
-    """A tile of `block_m` x `block_n` elements of C, and how a kernel of wgmma_gemm.cu makes it.
+    """A tile of `block_m` x `block_n` elements of C, and how a kernel of wgmma_gemm.cu computes it.
 
-    `consumers` warp groups multiply, from a ring of `stages`, each `depth` boxes of 64 columns deep. `cluster` CTAs
-    share tiles of B or, in `split`, the K steps of a tile. A persistent kernel starts as many CTAs as fit, `ctas`
-    an SM. C is staged in `parts`, two at a time; the raster keeps `group` rows of tiles together; `swap` computes C
-    transposed, so that block_m counts columns of C; `early` lets the kernel start while the one before it drains.
-    `leaves_out` (one of BREAKS) makes a kernel that is wrong on purpose.
+    `consumers` warp groups multiply what lies in a ring of `stages`; a stage holds `boxes_per_stage` boxes of 64
+    columns of A and of B. `cluster` CTAs share tiles of B; in the kernel `split` they share the K steps of one tile. A
+    `persistent` kernel starts only as many CTAs as fit, `ctas_per_sm` on each SM. The epilogue stores C in
+    `epilogue_subtiles`, two of which are in shared memory at a time. The raster walks over bands of `group` rows of
+    tiles. With `swap`, the kernel computes C transposed, and block_m counts columns of C. With `pdl` (programmatic
+    dependent launch), CTAs may start while the previous kernel in the stream still runs.
     """
 
     kernel: str
@@ -29,44 +32,36 @@ class WgmmaConfig:
     consumers: int = 1
     cluster: int = 1
     persistent: bool = False
-    ctas: int = 1
-    parts: int = 1
+    ctas_per_sm: int = 1
+    epilogue_subtiles: int = 1
     group: int = 1
     swap: bool = False
-    early: bool = False
-    depth: int = 1
-    leaves_out: str = "nothing"
+    pdl: bool = False
+    boxes_per_stage: int = 1
 
     def __post_init__(self):
         if self.kernel not in KERNELS:
-            raise ValueError(f"the kernels are {', '.join(KERNELS)}; here it is {self.kernel!r}.")
-        if self.leaves_out not in BREAKS:
-            raise ValueError(f"leaves_out is one of {', '.join(BREAKS)}; here it is {self.leaves_out!r}.")
-        for name, most in (("block_m", 256), ("block_n", 256), ("stages", 16), ("consumers", 2), ("cluster", 8),
-                           ("ctas", 8), ("parts", 16), ("group", 4096), ("depth", 4)):
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= most:
-                raise ValueError(f"{name} is a whole number from 1 to {most:,}; here it is {value!r}.")
-        for name in ("persistent", "swap", "early"):
-            if type(getattr(self, name)) is not bool:
-                raise ValueError(f"{name} is True or False; here it is {getattr(self, name)!r}.")
+            raise ValueError(f"unknown kernel {self.kernel!r}; choose {', '.join(KERNELS)}.")
+        for name, largest in LIMITS.items():
+            if not 1 <= getattr(self, name) <= largest:
+                raise ValueError(f"{name} must be from 1 to {largest:,}; it is {getattr(self, name)!r}.")
         if self.block_m % (64 * self.consumers):
-            raise ValueError(f"each of {self.consumers} consumers takes a multiple of 64 rows, as a product does; "
-                             f"block_m is {self.block_m}.")
-        if self.block_n % (16 * self.parts):
-            raise ValueError(f"block_n is a multiple of 16 in each of its {self.parts} parts; it is {self.block_n}.")
-        if self.swap and self.parts != 1:
-            raise ValueError(f"a transposed C is staged whole: parts is 1; here it is {self.parts}.")
-        if self.kernel == "one_group" and (self.consumers, self.cluster, self.persistent, self.early) != (1, 1, 0, 0):
-            raise ValueError("one_group has one consumer, no cluster, and neither persists nor starts early.")
+            raise ValueError(f"block_m must be a multiple of 64 for each of {self.consumers} consumers, because wgmma "
+                             f"takes 64 rows; it is {self.block_m}.")
+        if self.block_n % (16 * self.epilogue_subtiles):
+            raise ValueError(f"block_n must be a multiple of 16 in each of {self.epilogue_subtiles} subtiles; it is "
+                             f"{self.block_n}.")
+        if self.swap and self.epilogue_subtiles != 1:
+            raise ValueError(f"epilogue_subtiles must be 1 with swap; it is {self.epilogue_subtiles}.")
+        if self.kernel == "one_group" and (self.consumers, self.cluster, self.persistent, self.pdl) != (1, 1, 0, 0):
+            raise ValueError("the kernel one_group has one consumer, no cluster, and no persistent or early start.")
         if self.kernel != "one_group" and self.stages < 2:
-            raise ValueError(f"{self.kernel} has 2 stages at least: one is free only when the next is multiplied.")
+            raise ValueError(f"the kernel {self.kernel} needs 2 stages, because it releases one only while the next is "
+                             "multiplied.")
         if self.kernel == "specialised" and self.cluster > 2:
-            raise ValueError(f"specialised has clusters of 1 or 2; here of {self.cluster}.")
-        if self.kernel == "split" and (self.cluster not in (2, 4, 8) or self.persistent or self.parts > 1):
-            raise ValueError("split has clusters of 2, 4 or 8, is not persistent and stores C in one part.")
-        if self.kernel == "split" and self.leaves_out == "proxy_fence":
-            raise ValueError("split has no proxy fence to leave out: threads store its C.")
+            raise ValueError(f"cluster must be 1 or 2 for the kernel specialised; it is {self.cluster}.")
+        if self.kernel == "split" and (self.cluster not in (2, 4, 8) or self.persistent or self.epilogue_subtiles > 1):
+            raise ValueError("the kernel split takes clusters of 2, 4 or 8, is not persistent and has one subtile.")
 
     @property
     def accumulators(self) -> int:
@@ -79,192 +74,179 @@ class WgmmaConfig:
 
     @property
     def stage_bytes(self) -> int:
-        return (self.block_m + self.block_n) * BOX_K * self.depth * 2
+        return (self.block_m + self.block_n) * BOX_K * self.boxes_per_stage * 2
 
     @property
     def box(self) -> int:
-        """Columns of the boxes in which C is stored: those of a swizzle, of which a part takes a whole number."""
-        return next(width for width in (64, 32, 16) if self.swap or self.block_n // self.parts % width == 0)
+        """Columns of the boxes in which C is stored: the widest swizzle that divides a subtile."""
+        return next(width for width in (64, 32, 16) if self.swap or self.block_n // self.epilogue_subtiles % width == 0)
 
     def steps(self, k: int) -> int:
-        """Stages that K columns take."""
-        return math.ceil(k / (BOX_K * self.depth))
+        """Return the number of stages that K columns fill."""
+        return math.ceil(k / (BOX_K * self.boxes_per_stage))
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA: the ring, C as it is staged, the barriers; the sums of `split` lie in the
-        ring."""
+        """Dynamic shared memory of a CTA: ring, staged C and barriers. The sums of `split` replace the ring."""
         ring, barriers = self.stages * self.stage_bytes, 8 * self.stages * (1 + (self.kernel != "one_group"))
         if self.kernel == "split":
             lines, line = (self.block_n, self.block_m) if self.swap else (self.block_m, self.block_n)
             return barriers + max(ring, lines * (line + 8) * 4)
-        return barriers + ring + self.block_m * self.block_n * 2 // self.parts * min(self.parts, 2)
+        staged = self.block_m * self.block_n * 2 // self.epilogue_subtiles * min(self.epilogue_subtiles, 2)
+        return barriers + ring + staged
 
     def constants(self) -> dict:
-        """What wgmma_gemm.cu is compiled with."""
+        """Return the macros with which wgmma_gemm.cu is compiled."""
         return {"KERNEL": self.kernel.upper(), "BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "STAGES": self.stages,
-                "DEPTH": self.depth, "CONSUMERS": self.consumers,
-                "CLUSTER": self.cluster, "CTAS": self.ctas, "PARTS": self.parts, "GROUP": self.group,
-                "SWAP": int(self.swap),
-                "BREAK": BREAKS.index(self.leaves_out), "TIMELINE": 0}
+                "BOXES_PER_STAGE": self.boxes_per_stage, "CONSUMERS": self.consumers, "CLUSTER": self.cluster,
+                "CTAS_PER_SM": self.ctas_per_sm, "EPILOGUE_SUBTILE": self.epilogue_subtiles, "GROUP": self.group,
+                "SWAP": int(self.swap)}
 
     def __str__(self):
         words = [f"{self.kernel} {self.block_m} × {self.block_n}", f"{self.stages} stage{'s' * (self.stages > 1)}"]
         if self.kernel != "one_group":
             words.append(f"{self.consumers} consumer{'s' * (self.consumers > 1)}")
-        words += [f"{64 * self.depth} deep"] * (self.depth > 1)
+        words += [f"{64 * self.boxes_per_stage} deep"] * (self.boxes_per_stage > 1)
         words += [f"cluster {self.cluster}"] * (self.cluster > 1) + ["persistent"] * self.persistent
-        words += [f"{self.ctas} an SM"] * (self.ctas > 1) + [f"{self.parts} parts"] * (self.parts > 1)
-        words += [f"group {self.group}"] * (self.group > 1) + ["swapped"] * self.swap + ["early"] * self.early
-        words += [f"without {self.leaves_out}"] * (self.leaves_out != "nothing")
+        words += [f"{self.ctas_per_sm} an SM"] * (self.ctas_per_sm > 1)
+        words += [f"{self.epilogue_subtiles} parts"] * (self.epilogue_subtiles > 1)
+        words += [f"group {self.group}"] * (self.group > 1) + ["swapped"] * self.swap + ["early"] * self.pdl
         return ", ".join(words)
 
     def tiles(self, m: int, n: int) -> int:
-        """How many tiles cover C, in whole clusters."""
+        """Return the number of tiles that cover C (m, n), in whole clusters."""
         if self.swap:
             m, n = n, m
         below = self.cluster if self.kernel == "specialised" else 1
         return math.ceil(m / (self.block_m * below)) * below * math.ceil(n / self.block_n)
 
     def grid(self, m: int, n: int, sms: int) -> int:
-        """CTAs of a launch."""
+        """Return the number of CTAs of a launch for C (m, n) on a GPU with `sms` SMs."""
         tiles = self.tiles(m, n)
         if self.kernel == "split":
             return tiles * self.cluster
-        return min(tiles, sms * self.ctas // self.cluster * self.cluster) if self.persistent else tiles
+        return min(tiles, sms * self.ctas_per_sm // self.cluster * self.cluster) if self.persistent else tiles
 
 
-def _steps() -> dict[str, WgmmaConfig]:
+def _ladder() -> dict[str, WgmmaConfig]:
     tile = WgmmaConfig("one_group", 128, 128, 1)
-    roles = WgmmaConfig("specialised", 128, 128, 4)
-    pair = dataclasses.replace(roles, consumers=2)
-    wide = dataclasses.replace(pair, block_n=256, parts=4)
+    warp_specialized = WgmmaConfig("specialised", 128, 128, 4)
+    two_consumers = dataclasses.replace(warp_specialized, consumers=2)
+    wide = dataclasses.replace(two_consumers, block_n=256, epilogue_subtiles=4)
     cluster = dataclasses.replace(wide, cluster=2)
     persistent = dataclasses.replace(cluster, persistent=True)
-    early = dataclasses.replace(persistent, early=True)
-    return {"tile": tile, "ring": dataclasses.replace(tile, stages=4), "roles": roles, "pair": pair, "wide": wide,
-            "cluster": cluster, "persistent": persistent, "early": early,
-            "raster": dataclasses.replace(early, group=4)}
+    pdl = dataclasses.replace(persistent, pdl=True)
+    return {"tile": tile, "ring": dataclasses.replace(tile, stages=4), "warp_specialized": warp_specialized,
+            "two_consumers": two_consumers, "tile_128x256": wide, "cluster": cluster, "persistent": persistent,
+            "pdl": pdl, "raster": dataclasses.replace(pdl, group=4)}
 
 
-# The ladder: one idea a step, the tile chosen by shape ("best") as its last.
-STEPS = _steps()
+STEPS = _ladder()  # each step adds one idea to the step before it
+# records made before the steps were renamed
+OLD_STEP_NAMES = {"roles": "warp_specialized", "pair": "two_consumers", "wide": "tile_128x256", "early": "pdl"}
+
+
+def rename_old_steps(rows: Iterable[dict]) -> list[dict]:
+    """Return recorded rows of the ladder with today's names of its steps."""
+    return [{**row, "name": OLD_STEP_NAMES.get(row["name"], row["name"])} for row in rows]
 
 
 REGISTERS_BESIDE_SUMS = 40  # addresses, barrier phases, loop state; with fewer ptxas spills
 
 
 def rejection(config: WgmmaConfig, smem_per_block: int = 232448, smem_per_sm: int = 233472) -> str:
-    """Why `config` cannot run on sm_90a, in one sentence; empty when it may."""
+    """Return in one sentence why `config` cannot run on sm_90a, or an empty string if it can."""
     needed = config.smem_bytes
     if needed > smem_per_block:
-        return f"it needs {needed:,} B of shared memory a block; sm_90a has {smem_per_block:,} B."
-    each = smem_per_sm // config.ctas - 1024  # the driver keeps 1 KiB a block
-    if needed > each:
-        return f"{config.ctas} CTAs an SM leave {each:,} B of shared memory each; it needs {needed:,} B."
-    share = 65536 // config.ctas // config.threads // 8 * 8
-    handed = (min(share, 248) * (config.consumers + 1) - 40) // config.consumers
-    available = min(share if config.kernel == "one_group" else handed, 240)
-    if available < config.accumulators + REGISTERS_BESIDE_SUMS:
-        return (f"a consumer's threads have {available} registers each and need about {REGISTERS_BESIDE_SUMS} beside "
-                f"their {config.accumulators} sums.")
-    needed = config.block_n // 2 + 26  # one product names all its sums at once, before the registers are handed over
+        return f"it needs {needed:,} B of shared memory per block; sm_90a has {smem_per_block:,} B."
+    available = smem_per_sm // config.ctas_per_sm - 1024  # the driver keeps 1 KiB per block
+    if needed > available:
+        return (f"{config.ctas_per_sm} CTAs per SM have {available:,} B of shared memory each; it needs "
+                f"{needed:,} B.")
+    share = 65536 // config.ctas_per_sm // config.threads // 8 * 8
+    after_transfer = (min(share, 248) * (config.consumers + 1) - 40) // config.consumers
+    registers = min(share if config.kernel == "one_group" else after_transfer, 240)
+    if registers < config.accumulators + REGISTERS_BESIDE_SUMS:
+        return (f"a consumer's thread has {registers} registers; it needs about {REGISTERS_BESIDE_SUMS} beside its "
+                f"{config.accumulators} sums.")
+    needed = config.block_n // 2 + 26  # ptxas allocates one wgmma's sums before setmaxnreg raises the limit
     if share < needed:
-        return f"a product of {config.block_n} columns needs {needed} registers; a thread starts with {share}."
+        return f"a wgmma of {config.block_n} columns needs {needed} registers; a thread starts with {share}."
     return ""
 
 
 def candidates() -> list[WgmmaConfig]:
-    """The configurations among which `choose` looks, large tiles first."""
+    """Return the configurations among which `best_config` chooses, large tiles first."""
     def persistent(*tile, **rest):
-        return WgmmaConfig("specialised", *tile, persistent=True, early=True, **{"group": 16, **rest})
+        return WgmmaConfig("specialised", *tile, persistent=True, pdl=True, **{"group": 16, **rest})
 
-    large = [persistent(128, 256, 4, consumers=2, parts=4, group=4), persistent(128, 224, 4, consumers=2, parts=7),
+    large = [persistent(128, 256, 4, consumers=2, epilogue_subtiles=4, group=4),
+             persistent(128, 224, 4, consumers=2, epilogue_subtiles=7),
              persistent(128, 192, 4, consumers=2), persistent(128, 128, 6, consumers=2)]
-    # Few tiles: what counts is how many bytes are on their way; with depth=2 they are asked for in rows of 256 bytes.
-    thin = [persistent(64, 64, 6, depth=2), persistent(64, 128, 8)]
-    thin += [WgmmaConfig("split", 64, 192, 6, cluster=2, early=True),
-             WgmmaConfig("split", 64, 128, 8, cluster=2, early=True)]
-    # Few rows of C: they become its columns, of which a product may have as few as 16.
-    thin += [persistent(64, 16, 10, depth=2, swap=True), persistent(64, 32, 8, depth=2, swap=True)]
+    # With few tiles, speed depends on the bytes in flight. Two boxes per stage fetch rows of 256 bytes from DRAM.
+    thin = [persistent(64, 64, 6, boxes_per_stage=2), persistent(64, 128, 8)]
+    thin += [WgmmaConfig("split", 64, 192, 6, cluster=2, pdl=True),
+             WgmmaConfig("split", 64, 128, 8, cluster=2, pdl=True)]
+    # A C of few rows is computed transposed: wgmma takes 64 rows, but as few as 16 columns.
+    thin += [persistent(64, 16, 10, boxes_per_stage=2, swap=True), persistent(64, 32, 8, boxes_per_stage=2, swap=True)]
     return [*large, *thin]
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What one SM does in a microsecond, and what things cost; read off the H200's sweep."""
+    """Rates of one SM per microsecond, and fixed costs, read off the sweep on an H200."""
 
-    flops: float = 5.65e6  # with random data, which keeps the clock below its highest
-    bytes_in: float = 130e3  # from L2 through its copy engine
+    flops: float = 5.65e6  # with random data, which lowers the clock
+    bytes_in: float = 130e3  # from L2, through the SM's copy engine
     latency_us: float = 1.0  # from the issue of a load to its data
     dram_bytes: float = 4.1e6  # all SMs together
-    launch_us: float = 3.5  # with a first fill and a last store, where nothing overlaps
-    start_us: float = 1.0  # of a CTA that is not persistent
-    store_us: float = 0.5  # of a tile, in boxes of 64 columns, while nobody multiplies
-    split_us: float = 2.0  # sums through the cluster's shared memory
-    overlap: float = 0.07  # of the shorter of two things that go on at one time, which is felt
+    launch_us: float = 3.5  # launch, first fill and last store, which overlap with nothing
+    start_us: float = 1.0  # start of a CTA that is not persistent
+    store_us: float = 0.5  # store of a tile in boxes of 64 columns, during which the CTA does not multiply
+    split_us: float = 2.0  # adding sums through the cluster's shared memory
+    overlap: float = 0.07  # share of the shorter of two overlapping activities that still adds to the time
 
 
-def resident(config: WgmmaConfig) -> int:
-    """CTAs that share an SM of sm_90a."""
+def count_resident_ctas(config: WgmmaConfig) -> int:
+    """Return how many CTAs share an SM of sm_90a."""
     if config.persistent or config.kernel != "one_group":
-        return config.ctas
+        return config.ctas_per_sm
     registers = config.accumulators + 40
     return max(1, min(233472 // (config.smem_bytes + 1024), 65536 // (config.threads * registers)))
 
 
-def predicted_us(config: WgmmaConfig, m: int, n: int, k: int, sms: int, rates: Rates | None = None) -> float:
-    """Predicted time in microseconds: waves of tiles, or DRAM's time where that is more.
+def predict_us(config: WgmmaConfig, m: int, n: int, k: int, sms: int, rates: Rates | None = None) -> float:
+    """Return the predicted time in microseconds: waves of tiles, or the time of DRAM if that is longer.
 
-    A step takes as long as the slowest of three: its products, its operands' way from L2, and the latency of a load
-    spread over the loads in flight. Between tiles a CTA that is not persistent starts, fills its ring and stores.
+    A step along K takes as long as the slowest of three things: its products, the loads of its operands from L2, and
+    the latency of a load divided by the loads in flight. Between two tiles, a CTA that is not persistent starts, fills
+    its ring and stores.
     """
     rates, split = rates or Rates(), config.cluster if config.kernel == "split" else 1
-    together = resident(config)
-    waves = math.ceil(config.tiles(m, n) * split / (sms * together))
-    products = 2 * config.block_m * config.block_n * BOX_K * config.depth / rates.flops
-    shared = config.block_n * (1 - 1 / config.cluster) if config.kernel == "specialised" else 0  # loaded by a neighbour
+    resident = count_resident_ctas(config)
+    waves = math.ceil(config.tiles(m, n) * split / (sms * resident))
+    products = 2 * config.block_m * config.block_n * BOX_K * config.boxes_per_stage / rates.flops
+    # With multicast, the other CTAs of the cluster load a part of B for this one.
+    shared = config.block_n * (1 - 1 / config.cluster) if config.kernel == "specialised" else 0
     operands = config.stage_bytes * (1 - shared / (config.block_m + config.block_n)) / rates.bytes_in
-    operands *= 1 if k % BOX_K == 0 else 1.5  # rows that begin within a line of 128 bytes: a box's row touches two
+    operands *= 1 if k % BOX_K == 0 else 1.5  # rows start within a line of 128 bytes, so a row of a box touches two
     if config.kernel == "one_group" and config.stages == 1:
-        waited = (rates.latency_us + products) / together
+        waiting = (rates.latency_us + products) / resident
     else:
-        waited = rates.latency_us / (config.stages - 1) / together
+        waiting = rates.latency_us / (config.stages - 1) / resident
     ends = rates.store_us * 64 / config.box + (0 if config.persistent else rates.start_us + rates.latency_us)
-    ends = 0 if together > 1 and not config.persistent else ends  # the other CTAs go on
-    step = max(products, operands, waited) + rates.overlap * min(products, operands)
-    busy = waves * (math.ceil(config.steps(k) / split) * step * together + ends)
+    ends = 0 if resident > 1 and not config.persistent else ends  # other CTAs of the SM multiply meanwhile
+    step = max(products, operands, waiting) + rates.overlap * min(products, operands)
+    busy = waves * (math.ceil(config.steps(k) / split) * step * resident + ends)
     dram = ((m + n) * k + m * n) * 2 / rates.dram_bytes
     return max(busy, dram) + rates.overlap * min(busy, dram) + rates.launch_us + rates.split_us * (split > 1)
 
 
-def choose(m: int, n: int, k: int, sms: int) -> WgmmaConfig:
-    """The configuration that is predicted to be fastest for C (m, n) with inner extent k."""
+def best_config(m: int, n: int, k: int, sms: int) -> WgmmaConfig:
+    """Return the candidate that the model predicts to be fastest for C (m, n) with inner extent k."""
     def fits(config):
         if config.kernel == "split" and config.cluster > config.steps(k):
             return False
-        return not config.swap or m <= config.block_n  # with more rows it would read B again
+        return not config.swap or m <= config.block_n  # a second row of tiles would read all of B again
 
-    return min(filter(fits, candidates()), key=lambda config: predicted_us(config, m, n, k, sms))
-
-
-def parse(text: str) -> WgmmaConfig:
-    """WgmmaConfig from "specialised,128,256,4,consumers=2,cluster=2,persistent=1"; ValueError says how."""
-    fields = {field.name: field.type for field in dataclasses.fields(WgmmaConfig)}
-    names, given = list(fields), {}
-    for index, part in enumerate(text.split(",")):
-        name, equals, value = part.partition("=")
-        name, value = (name.strip(), value) if equals else (names[index] if index < 4 else "", name)
-        kind = fields.get(name)
-        try:
-            if name in given or name == "leaves_out" or not value.isascii():
-                raise ValueError(name)
-            given[name] = {"str": str, "int": int, "bool": {"0": False, "1": True}.__getitem__}[kind](value.strip())
-        except (KeyError, ValueError):
-            given = {}
-            break
-    if not {"kernel", "block_m", "block_n", "stages"} <= set(given):
-        raise ValueError("a configuration is KERNEL,BLOCK_M,BLOCK_N,STAGES and NAME=NUMBER for "
-                         f"{', '.join(names[4:-1])}, such as specialised,128,256,4,consumers=2,parts=2; here it is "
-                         f"{text[:80]!r}.")
-    return WgmmaConfig(**given)
+    return min(filter(fits, candidates()), key=lambda config: predict_us(config, m, n, k, sms))

@@ -1,28 +1,28 @@
-"""The measurements behind the notebook `ch10_wgmma_gemm`: inputs, check and timing of a configuration, experiments.
+"""The measurements behind the notebook `ch10_wgmma_gemm`.
 
-Each experiment is a function that returns a tilelab.results.Record: measured here and now on a GPU with WGMMA, else the
-recorded one, labelled as such.
+Each experiment returns a tilelab.results.Record: measured now on a GPU with wgmma, else the recorded one.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import statistics
 import threading
 import time
+from dataclasses import replace
 
 import torch
 
 from ch10 import wgmma_gemm
-from ch10.wgmma_gemm.configs import BREAKS, STEPS, WgmmaConfig, candidates, choose, predicted_us, rejection
-from tilelab import bench, build, check, device, results, tensor_map
+from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, best_config, candidates, predict_us, rejection
+from tilelab import bench, build, check, device, operands, results, tensor_map
+from tilelab.patch import patched_source
 
 SQUARES = (2048, 4096, 8192)
 LLM = tuple((m, n, k) for m in (64, 512, 4096, 8192) for n, k in
             ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)))
-# Ragged, thin and odd: no tile divides them.
+# Ragged and thin shapes, which no tile divides.
 RAGGED = ((1, 8, 8), (1, 4096, 4096), (17, 1032, 520), (33, 264, 8), (65, 4104, 1000), (129, 520, 72), (333, 520, 136),
           (1000, 1000, 1000), (4097, 4104, 4112), (8192, 8, 4096), (300, 6152, 14344))
 TIMED_RAGGED = ((1, 4096, 4096), (16, 4096, 14336), (100, 5000, 5000), (1000, 1000, 1000), (4097, 4104, 4112),
@@ -32,7 +32,7 @@ BURST = 40
 
 
 def source(*more) -> str:
-    """Hash of what is measured."""
+    """Return the hash of the code that is measured."""
     configurations = wgmma_gemm.SOURCE.with_name("configs.py")
     return results.source_hash(wgmma_gemm, configurations, tensor_map, wgmma_gemm.SOURCE, *more)
 
@@ -44,70 +44,66 @@ def has_wgmma() -> bool:
 experiment = functools.partial(results.experiment, source=source, can_run=has_wgmma)
 
 
-def inputs(m: int, n: int, k: int) -> tuple:
-    """Random normal (a, b, out) on the GPU: bf16, (m, k), (n, k) and (m, n)."""
-    a, b = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (m, n))
-    return a, b, torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+def make_inputs(m: int, n: int, k: int) -> tuple:
+    """Return random normal a (m, k) and b (k, n), and an empty out (m, n), in bf16 on the GPU."""
+    a, weight = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (m, n))
+    return a, weight.T, torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
 
 
-def cublas(a, b, out):
-    """A function that lets cuBLAS compute the same product, through torch."""
-    return lambda: torch.mm(a, b.T, out=out)
+def launch_cublas(a, b, out):
+    """Return a function that multiplies with cuBLAS, through torch."""
+    return lambda: torch.mm(a, b, out=out)
 
 
 def ours(config):
-    """A candidate of tilelab.bench."""
-    return lambda a, b, out: wgmma_gemm.prepare(a, b, out, config=config)
+    """Return a candidate of tilelab.bench that prepares our kernel."""
+    return lambda a, b, out: wgmma_gemm.prepare(a, b, out=out, config=config)
 
 
-def verify(config, m: int, n: int, k: int) -> dict:
-    """A row of tilelab.check: error against float64, and cuBLAS's own, of which ours may be 1.5 times."""
-    a, b, _ = inputs(m, n, k)
-    return check.compare(lambda a, b, out: wgmma_gemm.gemm(a, b, out, config), wgmma_gemm.spec, [(str(config), (a, b))],
-                         out=lambda a, b: ((m, n), torch.bfloat16), peer=lambda a, b: torch.mm(a, b.T))[0]
+def verify(config: WgmmaConfig, m: int, n: int, k: int, prepare=wgmma_gemm.prepare) -> dict:
+    """Return a row of tilelab.check: the error against float64, of which 1.5 times cuBLAS's own is allowed."""
+    a, b, _ = make_inputs(m, n, k)
+    return check.compare(lambda a, b, out: prepare(a, b, out=out, config=config)(), wgmma_gemm.spec,
+                         [(str(config), (a, b))], out=lambda a, b: ((m, n), torch.bfloat16), peer=torch.mm)[0]
 
 
-def against_cublas(chosen: dict[str, WgmmaConfig], m: int, n: int, k: int, **timing) -> list[dict]:
-    """Rows of bench.Timing, one a configuration, all of them and cuBLAS interleaved."""
-    found = bench.compare({"cuBLAS": cublas, **{name: ours(config) for name, config in chosen.items()}},
-                          lambda: inputs(m, n, k), "cuBLAS", flops=2 * m * n * k, **timing)
-    return [{"config": str(config), "shape": [m, n, k], **found[name].row()} for name, config in chosen.items()]
+def compare_with_cublas(configs: dict[str, WgmmaConfig], m: int, n: int, k: int, **timing) -> list[dict]:
+    """Return rows of bench.Timing, one per configuration; all of them and cuBLAS run interleaved."""
+    found = bench.compare({"cuBLAS": launch_cublas, **{name: ours(config) for name, config in configs.items()}},
+                          lambda: make_inputs(m, n, k), "cuBLAS", flops=2 * m * n * k, **timing)
+    return [{"config": str(config), "shape": [m, n, k], **found[name].row()} for name, config in configs.items()]
 
 
-def best(m: int, n: int, k: int, **timing) -> dict:
-    """The row of the configuration that a shape gets: checked, timed, with its predicted time."""
+def measure_best(m: int, n: int, k: int, **timing) -> dict:
+    """Check and time the configuration that the model picks for a shape; the row holds the predicted time, too."""
     sms = device.current().sms
-    config = choose(m, n, k, sms)
+    config = best_config(m, n, k, sms)
     checked = verify(config, m, n, k)
     row = {"name": "best", "config": str(config), "shape": [m, n, k], "status": checked["status"],
            "reason": checked["reason"], "error": checked["error"], "peer_error": checked["peer_error"]}
     if checked["status"] == "ok":
-        row |= against_cublas({"best": config}, m, n, k, **timing)[0]
-    return row | {"predicted_ms": predicted_us(config, m, n, k, sms) / 1e3}
+        row |= compare_with_cublas({"best": config}, m, n, k, **timing)[0]
+    return row | {"predicted_ms": predict_us(config, m, n, k, sms) / 1e3}
 
 
-# ---- right
+# ---- correctness
 
-_compiling = threading.Lock()
+_compile_lock = threading.Lock()
 
 
 def _compile(configs) -> None:
-    """Compile them all at once, for others too who ask meanwhile: alone, each launch would wait for its own."""
-    with _compiling:
+    """Compile all `configs` in parallel before they are launched; experiments that run side by side do it once."""
+    with _compile_lock:
         build.compile_ahead(map(wgmma_gemm.job, configs))
 
 
-def _compile_every() -> None:
-    _compile({*STEPS.values(), *candidates(), *broken_configs()})
-
-
 @experiment("ch10_gemm_check")
-def checked():
-    """Every step and every configuration that a shape may get, at sizes that no tile divides."""
-    every = {**STEPS, **{str(config): config for config in candidates()}}
-    _compile_every()
+def check_correctness():
+    """Check each step, and each configuration that a shape may get, at sizes that no tile divides."""
+    configs = {**STEPS, **{str(config): config for config in candidates()}}
+    _compile(configs.values())
     rows = []
-    for name, config in every.items():
+    for name, config in configs.items():
         for shape in RAGGED:
             if config.kernel == "split" and config.cluster > config.steps(shape[2]):
                 continue
@@ -116,8 +112,7 @@ def checked():
 
 
 def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
-    """Every kernel of the module on small and ragged cases, or every so-manyth, for a sanitizer to watch;
-    AssertionError when wrong."""
+    """Run every `shares`-th kernel on small and ragged shapes under a sanitizer; AssertionError for a wrong result."""
     wrong = []
     for config in (*STEPS.values(), *candidates())[share::shares]:
         for shape in ((130, 264, 392), (300, 136, 1032)):
@@ -128,46 +123,47 @@ def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
 
 
 @results.experiment("ch10_gemm_sanitizer", source, can_run=lambda: has_wgmma() and check.can_sanitize())
-def sanitized():
-    """What compute-sanitizer finds in `sanitizer_cases`, tool by tool."""
-    _compile_every()  # each tool would compile them one after the other
+def run_sanitizers():
+    """Run each tool of compute-sanitizer on `sanitizer_cases`."""
+    _compile([*STEPS.values(), *candidates()])  # each tool would compile them one after the other
     return check.sanitize("ch10.wgmma_gemm.experiments", shares=6)
 
 
-# ---- fast
+# ---- speed
 
 
 @experiment("ch10_gemm_ladder")
-def ladder():
-    """The steps at 4096 and 8192 cubed, all of them and cuBLAS interleaved, with what the model predicts for each."""
+def measure_ladder():
+    """Time all steps and cuBLAS, interleaved, at 4096 and 8192 cubed, beside the model's prediction for each."""
     rows = []
     _compile(STEPS.values())
     for side in SQUARES[1:]:
         shape, sms = (side,) * 3, device.current().sms
-        every = {**STEPS, "best": choose(*shape, sms)}
-        rows += [{**row, "predicted_ms": predicted_us(every[row["name"]], *shape, sms) / 1e3}
-                 for row in against_cublas(every, *shape)]
+        configs = {**STEPS, "best": best_config(*shape, sms)}
+        rows += [{**row, "predicted_ms": predict_us(configs[row["name"]], *shape, sms) / 1e3}
+                 for row in compare_with_cublas(configs, *shape)]
     return rows
 
 
 @experiment("ch10_gemm_squares")
-def squares():
-    """The best at 2048, 4096 and 8192 cubed, against cuBLAS alone: interleaved medians, then bursts of 40 launches."""
+def measure_squares():
+    """Time the best configuration against cuBLAS at 2048, 4096 and 8192 cubed: interleaved, then in bursts."""
     rows = []
     for side in SQUARES:
         shape = (side,) * 3
-        rows.append(best(*shape) | {"how": "interleaved"})
-        rows.append({"name": "best", "shape": list(shape), "how": f"bursts of {BURST}", **burst(*shape)})
+        rows.append(measure_best(*shape) | {"how": "interleaved"})
+        rows.append({"name": "best", "shape": list(shape), "how": f"bursts of {BURST}", **measure_bursts(*shape)})
     return rows
 
 
-def burst(m: int, n: int, k: int, rounds: int = 12, rest_s: float = 0.05) -> dict:
-    """Median of `rounds` bursts of 40 launches, ours and cuBLAS's by turns, each after a rest that cools the chip."""
-    sets = [inputs(m, n, k) for _ in range(4)]
-    launches = {"peer_ms": [cublas(*each) for each in sets], "ms": [ours("best")(*each) for each in sets]}
+def measure_bursts(m: int, n: int, k: int, rounds: int = 12, rest_s: float = 0.05) -> dict:
+    """Return the medians of `rounds` bursts of 40 launches, ours and cuBLAS in turn, each after a rest that cools the
+    chip."""
+    sets = [make_inputs(m, n, k) for _ in range(4)]
+    launches = {"peer_ms": [launch_cublas(*each) for each in sets], "ms": [ours("best")(*each) for each in sets]}
     times = {name: [] for name in launches}
-    for turn in range(rounds + 1):
-        for name in list(launches)[::1 if turn % 2 else -1]:
+    for round_number in range(rounds + 1):
+        for name in list(launches)[::1 if round_number % 2 else -1]:
             torch.cuda.synchronize()
             time.sleep(rest_s)
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -176,87 +172,125 @@ def burst(m: int, n: int, k: int, rounds: int = 12, rest_s: float = 0.05) -> dic
                 launches[name][call % len(sets)]()
             end.record()
             end.synchronize()
-            if turn:  # the first one warms up
+            if round_number:  # the first round warms up
                 times[name].append(begin.elapsed_time(end) / BURST)
     found = {name: statistics.median(values) for name, values in times.items()}
     return {**found, "peer": "cuBLAS", "ratio": found["peer_ms"] / found["ms"],
             "tflops": 2 * m * n * k / found["ms"] / 1e9, "status": "ok", "reason": "",
-            "config": str(choose(m, n, k, device.current().sms))}
+            "config": str(best_config(m, n, k, device.current().sms))}
 
 
 @experiment("ch10_gemm_llm")
-def llm():
-    """Products of a transformer with 4,096 features, at 64 to 8,192 tokens."""
-    return [best(*shape) for shape in LLM]
+def measure_llm():
+    """Time the GEMMs of a transformer with 4,096 features, at 64 to 8,192 tokens."""
+    return [measure_best(*shape) for shape in LLM]
 
 
 @experiment("ch10_gemm_ragged")
-def ragged():
-    """Thin and odd shapes, timed."""
-    return [best(*shape, **QUICK) for shape in TIMED_RAGGED]
+def measure_ragged():
+    """Time thin and ragged shapes."""
+    return [measure_best(*shape, **QUICK) for shape in TIMED_RAGGED]
 
 
 RASTERS = (1, 2, 4, 8, 16, 32, 64)
 
 
 @experiment("ch10_gemm_raster")
-def raster():
-    """The 128 x 256 tile at 8192 cubed, with and without a cluster, in groups of 1 to 64 rows of tiles."""
-    tile = dataclasses.replace(STEPS["raster"], group=1)
-    chosen = {f"{cluster} {group}": dataclasses.replace(tile, cluster=cluster, group=group)
-              for cluster in (1, 2) for group in RASTERS}
-    _compile(chosen.values())
-    rows = against_cublas(chosen, 8192, 8192, 8192, rounds=12)
-    return [{**row, "cluster": chosen[row["name"]].cluster, "group": chosen[row["name"]].group} for row in rows]
+def measure_raster():
+    """Time the 128 x 256 tile at 8192 cubed, with and without a cluster, in bands of 1 to 64 rows of tiles."""
+    tile = replace(STEPS["raster"], group=1)
+    configs = {f"{cluster} {group}": replace(tile, cluster=cluster, group=group)
+               for cluster in (1, 2) for group in RASTERS}
+    _compile(configs.values())
+    rows = compare_with_cublas(configs, 8192, 8192, 8192, rounds=12)
+    return [{**row, "cluster": configs[row["name"]].cluster, "group": configs[row["name"]].group} for row in rows]
 
 
-def _widest(columns: int) -> WgmmaConfig:
-    """The persistent tile of 128 x `columns` with as many stages as fit, four at least: C is staged in parts if need
-    be."""
-    def tile(stages, parts):
-        return WgmmaConfig("specialised", 128, columns, stages, consumers=2, parts=parts, persistent=True, early=True,
-                           group=16)
-
-    return next(tile(stages, parts) for stages, parts in ((6, 1), (5, 1), (4, 1), (4, 4), (4, 7))
-                if columns % (16 * parts) == 0 and not rejection(tile(stages, parts)))
+def _most_stages(columns: int) -> WgmmaConfig:
+    """Return the persistent tile of 128 x `columns` with as many stages as fit, at least four. If need be, C is staged
+    in subtiles."""
+    tiles = (WgmmaConfig("specialised", 128, columns, stages, consumers=2, epilogue_subtiles=subtiles, persistent=True,
+                         pdl=True, group=16)
+             for stages, subtiles in ((6, 1), (5, 1), (4, 1), (4, 4), (4, 7)) if columns % (16 * subtiles) == 0)
+    return next(tile for tile in tiles if not rejection(tile))
 
 
 @experiment("ch10_gemm_width")
-def width():
-    """Tiles of 128 x 128 to 128 x 256 at the three sizes: how evenly they fill the SMs, and what comes of it."""
+def measure_width():
+    """Time tiles of 128 x 128 to 128 x 256 at three sizes, beside the share of the SMs' waves that they fill."""
     rows = []
     for side in SQUARES:
-        chosen = {str(columns): _widest(columns) for columns in (128, 160, 192, 208, 224, 256)}
-        for row in against_cublas(chosen, side, side, side, rounds=10):
-            tiles = chosen[row["name"]].tiles(side, side)
+        configs = {str(columns): _most_stages(columns) for columns in (128, 160, 192, 208, 224, 256)}
+        for row in compare_with_cublas(configs, side, side, side, rounds=10):
+            tiles = configs[row["name"]].tiles(side, side)
             waves = -(-tiles // device.current().sms)
             rows.append({**row, "columns": int(row["name"]), "tiles": tiles, "waves": waves,
                          "useful": side * side / (waves * device.current().sms * 128 * int(row["name"]))})
     return rows
 
 
-# ---- seen in time
+# ---- a timeline, from a patched kernel that writes time stamps
 
-TIMELINE = (4096, 4096, 1024)
-SEEN = {"tile": STEPS["tile"], "ring": STEPS["ring"], "persistent": STEPS["raster"]}
+TIMELINE_SHAPE = (4096, 4096, 1024)
+TIMELINE_CONFIGS = {"tile": STEPS["tile"], "ring": STEPS["ring"], "persistent": STEPS["raster"]}
+WARP_GROUPS, STAMPS = 3, 4096  # stamps of one warp group
 EVENTS = ("waited", "loaded", "arrived", "multiplied", "stored")
 
 
-def intervals(stamps: list[list[tuple[int, int, int]]], one_group: bool) -> list[dict]:
-    """Rows {role, event, step, tile, begin, end} from (cycles, event, step) of each role; cycles from the first stamp.
+def time_stamp_patch() -> list[tuple[str, str, int]]:
+    """Return the replacements that make wgmma_gemm.cu write time stamps to one more argument, `u64* stamps`."""
+    recorder = """enum Event { WAITED, LOADED, ARRIVED, MULTIPLIED, STORED };
 
-    Event "wait" is a wait for a barrier, "load" the issue of loads, "product" from the issue of products to their end,
-    "store" the epilogue.
+// A position in the ring that also records. Thread 0 of each warp group of the first CTA writes pairs of clock and
+// (event << 32 | step).
+struct Recorder : Ring<STAGES> {
+    u64* next;
+    int left;
+    __device__ __forceinline__ explicit Recorder(u64* stamps)
+        : next(stamps + threadIdx.x / 128 * 4096 * 2), left(blockIdx.x || threadIdx.x % 128 ? 0 : 4096) {}
+    __device__ __forceinline__ void record(Event event, u32 step) {
+        if (!left) return;
+        next[0] = clock64();
+        next[1] = static_cast<u64>(event) << 32 | step;
+        next += 2, --left;
+    }
+};
+
+"""
+    records = {  # what follows a line of the kernel
+        "mbarrier_wait(full + 8 * position.stage, position.phase);": "ARRIVED, step",
+        "mbarrier_wait(barriers.full + 8 * position.stage, position.phase);": "ARRIVED, step",
+        "mbarrier_wait(barriers.empty + 8 * position.stage, position.phase ^ 1);": "WAITED, step",
+        "b_map, k, column, barrier);\n            }\n        }\n": "LOADED, step",
+        "wgmma_wait<0>();\n    u32 stored = 0;": "MULTIPLIED, steps - 1",
+        "wgmma_wait<0>();\n    release<MULTICAST>(barriers.empty + 8 * before);": "MULTIPLIED, last - 1",
+        "epilogue(acc, c_map, ring + RING_BYTES, stored, row, column, 1);": "STORED, 0",
+        "epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, group);": "STORED, tile_id"}
+    return [("// All three kernels take", f"{recorder}// All three kernels take", 1),
+            ("u64 stride_c)", "u64 stride_c, u64* stamps)", 3),
+            ("Ring<STAGES>& position", "Recorder& position", 2),
+            ("Ring<STAGES> position;", "Recorder position(stamps);", 3),
+            *((line, f"{line} position.record({event});", 1) for line, event in records.items()),
+            ("wgmma_wait<LAG>();", "wgmma_wait<LAG>(); if (LAG && step) position.record(MULTIPLIED, step - 1);", 1),
+            ("wgmma_wait<1>();", "wgmma_wait<1>(); if (step > first) position.record(MULTIPLIED, step - 1);", 1)]
+
+
+def pair_events(stamps: list[list[tuple[int, int, int]]], one_group: bool) -> list[dict]:
+    """Return rows {role, event, step, tile, begin, end} from each role's (cycles, event, step); cycles count from the
+    first stamp.
+
+    "wait" is a wait for a barrier, "load" the issue of loads, "product" lasts from the issue of products to their end,
+    and "store" is the epilogue.
     """
     roles = ["loads and multiplies"] if one_group else ["producer", "consumer 0", "consumer 1"]
     zero = min(stamp[0] for role in stamps for stamp in role)
     kinds = {"waited": "wait", "arrived": "wait", "loaded": "load", "multiplied": "product", "stored": "store"}
     rows = []
-    for role, seen in zip(roles, stamps):
+    for role, recorded in zip(roles, stamps):
         before, issued, tile = 0, {}, 0
-        for stamp, event, step in seen:
+        for stamp, event, step in recorded:
             now, event = stamp - zero, EVENTS[event]
-            tile += event == "waited" and step == 0 and bool(before)  # the producer begins the next one
+            tile += event == "waited" and step == 0 and bool(before)  # the producer starts the next tile
             begin = issued.pop(step) if event == "multiplied" else before
             rows.append({"role": role, "event": kinds[event], "step": step, "tile": tile, "begin": begin, "end": now})
             if event == "arrived":
@@ -265,78 +299,95 @@ def intervals(stamps: list[list[tuple[int, int, int]]], one_group: bool) -> list
     return rows
 
 
-@experiment("ch10_gemm_timeline")
-def timeline():
-    """What each warp group of the first CTA did and when, in a build that writes time stamps: 4096 x 4096 x 1024."""
+@experiment("ch10_gemm_timeline", source=lambda: source(time_stamp_patch))
+def measure_timeline():
+    """Record what each warp group of the first CTA does and when, at 4096 x 4096 x 1024, with a patched kernel."""
     rows = []
-    for name, config in SEEN.items():
-        a, b, out = inputs(*TIMELINE)
-        trace = torch.zeros(wgmma_gemm.ROLES, wgmma_gemm.TIMELINE_EVENTS, 2, dtype=torch.int64, device="cuda")
-        launch = wgmma_gemm.prepare(a, b, out, config=config, trace=trace)
-        for _ in range(3):  # a cold first launch would show the compiler's work
-            trace.zero_()
-            launch()
-        torch.cuda.synchronize()
-        kept = [[(cycles, code >> 32, code & 0xFFFFFFFF) for cycles, code in role if cycles]
-                for role in trace.cpu().tolist()]
-        rows += [{"name": name, "config": str(config), "status": "ok", **row}
-                 for row in intervals([role for role in kept if role], config.kernel == "one_group")]
+    with patched_source(wgmma_gemm.SOURCE, *time_stamp_patch()) as patched:
+        for name, config in TIMELINE_CONFIGS.items():
+            stamps = torch.zeros(WARP_GROUPS, STAMPS, 2, dtype=torch.int64, device="cuda")
+            launch = wgmma_gemm.build_launch(*make_inputs(*TIMELINE_SHAPE), config, patched, (stamps,))
+            for _ in range(3):  # the first launch runs with cold caches
+                stamps.zero_()
+                launch()
+            recorded = [[(cycles, code >> 32, code & 0xFFFFFFFF) for cycles, code in group if cycles]
+                        for group in stamps.cpu().tolist()]
+            rows += [{"name": name, "config": str(config), "status": "ok", **row}
+                     for row in pair_events([group for group in recorded if group], config.kernel == "one_group")]
     return rows
 
 
-# ---- what breaks
+# ---- faults, planted in a patched kernel
 
+BROKEN_CONFIG = WgmmaConfig("specialised", 128, 128, 4, consumers=2, persistent=True)
 RUNS = 10
 
 
-def broken_configs() -> list[WgmmaConfig]:
-    """A persistent kernel with two consumers as it is, and with one thing left out at a time."""
-    whole = WgmmaConfig("specialised", 128, 128, 4, consumers=2, persistent=True)
-    return [dataclasses.replace(whole, leaves_out=what) for what in BREAKS]
+def fault_patches() -> dict[str, list[tuple[str, str, int]]]:
+    """Return the replacements that plant each fault in wgmma_gemm.cu; "nothing" is the control."""
+    return {
+        "nothing": [],
+        "phase": [("position.phase ^ 1);", "1);", 1), ("position.phase);", "0);", 2)],  # the parity never flips
+        "proxy_fence": [("fence_proxy_async();", "", 1)],
+        # The phase completes when all but 8 KiB have landed.
+        "expect_less": [("mbarrier_arrive_expect_tx(barrier, STAGE_BYTES)",
+                         "mbarrier_arrive_expect_tx(barrier, STAGE_BYTES - 8192)", 2)],
+        # A stage is released when its products are issued, not when they have finished.
+        "release_early": [("wgmma_wait<1>();\n        if (step > first) ", "", 1),
+                          ("release<MULTICAST>(barriers.empty + 8 * before);\n        before",
+                           "release<MULTICAST>(barriers.empty + 8 * position.stage);\n        before", 1),
+                          ("    release<MULTICAST>(barriers.empty + 8 * before);\n}", "}", 1)]}
 
 
-def try_broken(what: str) -> dict:
-    """{status, reason} of RUNS checks of the kernel that lacks `what`, in this process, which may fault or hang."""
-    config = next(config for config in broken_configs() if config.leaves_out == what)
-    verify(STEPS["tile"], 256, 256, 256)  # opens the GPU, which takes longer at some times than at others
-    print("begun", flush=True)
-    wrong = [row["reason"] for row in (verify(config, 1024, 1024, 2048) for _ in range(RUNS)) if row["status"] != "ok"]
+def try_fault(fault: str) -> dict:
+    """Return {status, reason} of RUNS checks of the kernel with this fault. The process may fault or hang."""
+    with patched_source(wgmma_gemm.SOURCE, *fault_patches()[fault]) as patched:
+        def prepare(a, b, *, out, config):
+            return operands.Launch(wgmma_gemm.build_launch(a, b, out, config, patched), out, config)
+
+        a, b, out = make_inputs(1024, 1024, 2048)
+        prepare(a, b, out=out, config=BROKEN_CONFIG)  # compile
+        verify(STEPS["tile"], 256, 256, 256)
+        print("begun", flush=True)  # the GPU is open and the kernel is compiled: the time limit starts here
+        rows = [verify(BROKEN_CONFIG, 1024, 1024, 2048, prepare) for _ in range(RUNS)]
+    wrong = [row["reason"] for row in rows if row["status"] != "ok"]
     if wrong:
         return {"status": "wrong", "reason": f"wrong in {len(wrong)} of {RUNS} runs: {wrong[-1]}"}
     return {"status": "ok", "reason": f"right in all {RUNS} runs"}
 
 
-def outcome(what: str, limit_s: float = 10) -> dict:
-    """What `try_broken` says in a process of its own, or what became of that."""
-    status, said, errors = check.run_snippet("import json; from ch10 import wgmma_trials; "
-                                         f"print(json.dumps(wgmma_trials.try_broken({what!r})))", limit_s)
+def run_fault(fault: str, limit_s: float = 10) -> dict:
+    """Return what `try_fault` returns in a process of its own, or how that process ended."""
+    status, output, errors = check.run_snippet("import json; from ch10.wgmma_gemm import experiments; "
+                                               f"print(json.dumps(experiments.try_fault({fault!r})))", limit_s)
     if status is None:
         return {"status": "failed", "reason": f"no answer within {limit_s:g} s"}
     if status == 0:
-        return json.loads(said)
+        return json.loads(output)
     lines = errors.splitlines() or [f"exit status {status}"]
     return {"status": "failed", "reason": next((line for line in lines if "CUDA error" in line), lines[-1])[:300]}
 
 
-@experiment("ch10_gemm_broken")
-def broken():
-    """What comes of a kernel that lacks a line: all at once, for some hang."""
-    configs = broken_configs()
-    _compile_every()
-    found = check.run_side_by_side(*(functools.partial(outcome, config.leaves_out) for config in configs))
-    return [{"name": config.leaves_out, "kernel": str(config), **row} for config, row in zip(configs, found)]
+@experiment("ch10_gemm_broken", source=lambda: source(fault_patches))
+def run_broken_kernels():
+    """Run the kernel with each fault, all at once, because some hang."""
+    _compile([STEPS["tile"]])
+    faults = fault_patches()
+    found = check.run_side_by_side(*(functools.partial(run_fault, fault) for fault in faults))
+    return [{"name": fault, "kernel": str(BROKEN_CONFIG) + (f", without {fault}" if fault != "nothing" else ""), **row}
+            for fault, row in zip(faults, found)]
 
 
-# ---- how long until the first result
+# ---- the first launch
 
 
 def first_launch() -> dict:
-    """In this process, with nothing compiled before: seconds from source to a result, by part."""
+    """Return the seconds from source to result, by part, in this process, which has compiled nothing before."""
     marks = [time.perf_counter()]
-    a, b, out = inputs(256, 512, 256)
+    a, b, out = make_inputs(256, 512, 256)
     torch.cuda.synchronize()
     marks.append(time.perf_counter())
-    wgmma_gemm.gemm(a, b, out, STEPS["raster"])
+    wgmma_gemm.gemm(a, b, out=out, config=STEPS["raster"])
     torch.cuda.synchronize()
     marks.append(time.perf_counter())
     right = check.relative_error(out, wgmma_gemm.spec(a, b)) < check.TOLERANCE[torch.bfloat16]
@@ -345,18 +396,17 @@ def first_launch() -> dict:
 
 
 @experiment("ch10_gemm_first")
-def first():
-    """`first_launch` in fresh processes, by tilelab.bench.measure_first_launches."""
+def measure_first_launch():
+    """Run `first_launch` in fresh processes."""
     return bench.measure_first_launches("ch10.wgmma_gemm.experiments")
 
 
-# ---- compiled
+# ---- compilation
 
 
-def built(chosen: dict[str, WgmmaConfig] | None = None, target: str = "sm_90a") -> list[dict]:
-    """The steps (or `chosen`) compiled here for `target`, with the instructions that their SASS holds; needs no GPU."""
-    chosen = chosen or STEPS
-    jobs = {name: wgmma_gemm.job(config, target) for name, config in chosen.items()}
+def compile_steps(configs: dict[str, WgmmaConfig] = STEPS, target: str = "sm_90a") -> list[dict]:
+    """Compile the steps or `configs` and return their resources and SASS instructions; needs no GPU."""
+    jobs = {name: wgmma_gemm.job(config, target) for name, config in configs.items()}
     reports = {report.job.name: report for report in build.build(jobs.values())}
     return [{**reports[job.name].row(), "name": name} for name, job in jobs.items()]
 

@@ -6,18 +6,8 @@ import dataclasses
 import itertools
 
 from ch10 import wgmma_gemm
-from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, candidates, predicted_us, rejection
-from ch10.wgmma_gemm.experiments import (
-    QUICK,
-    SQUARES,
-    against_cublas,
-    cublas,
-    experiment,
-    has_wgmma,
-    inputs,
-    source,
-    verify,
-)
+from ch10.wgmma_gemm import experiments
+from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, candidates, predict_us, rejection
 from tilelab import device, results
 from tilelab.sweep import Sweep
 from tilelab.tunable import Roofline, TargetSpace, TunableKernel
@@ -34,7 +24,7 @@ class WgmmaSpace(TargetSpace):
 
     @property
     def can_measure(self) -> bool:
-        return self.compile_for is None and has_wgmma()
+        return self.compile_for is None and experiments.has_wgmma()
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -45,11 +35,11 @@ class WgmmaSpace(TargetSpace):
                 "dtype": "bf16"}
 
     def source(self):
-        return source()
+        return experiments.source()
 
     def reject(self, config):
         if not device.target_limits(self.target).has_wgmma:
-            return f"{self.target} has no WGMMA: only sm_90a has."
+            return f"{self.target} has no wgmma; only sm_90a has it."
         if config.kernel == "split" and config.cluster > config.steps(self.k):
             return f"a cluster of {config.cluster} has too few K steps to share: {config.steps(self.k)}."
         return rejection(config)
@@ -58,66 +48,65 @@ class WgmmaSpace(TargetSpace):
         return wgmma_gemm.job(config, self.target)
 
     def predicted_ms(self, config):
-        return predicted_us(config, *self.shape, device.current().sms or 132) / 1e3
+        return predict_us(config, *self.shape, device.current().sms or 132) / 1e3
 
     def warm_up(self):
-        cublas(*inputs(*self.shape))()
+        experiments.launch_cublas(*experiments.make_inputs(*self.shape))()
         return {}
 
     def measure(self, config):
-        row = verify(config, *self.shape)
+        row = experiments.verify(config, *self.shape)
         found = {key: row[key] for key in ("status", "reason", "error", "peer_error")}
         if row["status"] == "ok":
-            found |= _figures(against_cublas({"it": config}, *self.shape, **QUICK)[0])
+            timing = experiments.QUICK
+            found |= _keep_figures(experiments.compare_with_cublas({"config": config}, *self.shape, **timing)[0])
         return found
 
-    def measure_finalists(self, chosen):
-        return [_figures(row) for row in against_cublas({str(config): config for config in chosen}, *self.shape)]
+    def measure_finalists(self, configs):
+        named = {str(config): config for config in configs}
+        return [_keep_figures(row) for row in experiments.compare_with_cublas(named, *self.shape)]
 
 
-def _figures(row: dict) -> dict:
+def _keep_figures(row: dict) -> dict:
     return {key: row[key] for key in ("status", "reason", "ms", "peer", "peer_ms", "ratio", "tflops") if key in row}
 
 
 def grid() -> list[WgmmaConfig]:
-    """What is swept: tiles, stages, clusters and rasters of the persistent kernel."""
-    found = []
-    for (rows, columns), stages, cluster, group in itertools.product(
-            ((128, 128), (128, 160), (128, 192), (128, 208), (128, 224), (128, 256), (256, 128)), (2, 3, 4, 6), (1, 2),
-            (1, 4, 16)):
-        parts = 4 if rows * columns == 1 << 15 else 1
-        found.append(WgmmaConfig("specialised", rows, columns, stages, consumers=2, cluster=cluster, persistent=True,
-                                 early=True, parts=parts, group=group))
-    return found
+    """Return the configurations that are swept: tiles, stages, clusters and rasters of the persistent kernel."""
+    tiles = (128, 128), (128, 160), (128, 192), (128, 208), (128, 224), (128, 256), (256, 128)
+    return [WgmmaConfig("specialised", rows, columns, stages, consumers=2, cluster=cluster, persistent=True, pdl=True,
+                        epilogue_subtiles=4 if rows * columns == 1 << 15 else 1, group=group)
+            for (rows, columns), stages, cluster, group in itertools.product(tiles, (2, 3, 4, 6), (1, 2), (1, 4, 16))]
 
 
-@experiment("ch10_gemm_sweep")
-def swept():
-    """The grid at 4096 cubed, through the engine."""
+@experiments.experiment("ch10_gemm_sweep")
+def measure_sweep():
+    """Sweep the grid at 4096 cubed."""
     kept = ("name", "config", "kernel", "shape", "dtype", "status", "reason", "ms", "peer_ms", "ratio", "tflops",
             "registers", "smem", "final_ms", "final_ratio")
     return [{key: row[key] for key in kept if key in row}
             for row in Sweep(grid(), WgmmaSpace(4096, 4096, 4096)).finish()]
 
 
-def _chosen_space(shape: tuple[int, ...], dtype: str, target: str | None) -> WgmmaSpace:
+def _make_space(shape: tuple[int, ...], dtype: str, target: str | None) -> WgmmaSpace:
     if len(shape) != 3 or not 1 <= min(shape) <= max(shape) < 2**31 or shape[1] % 8 or shape[2] % 8:
-        raise ValueError(f"a shape is M,N,K below 2^31, N and K multiples of 8; here it is {str(shape)[:60]}.")
+        raise ValueError(f"bad shape {str(shape)[:60]}; give M,N,K below 2^31, N and K multiples of 8.")
     return WgmmaSpace(*shape, compile_for=target)
 
 
 def _roofline(_: str) -> Roofline:
     record = results.load("ceilings")
     rows, gpu = {row["name"]: row for row in record["rows"]}, record["device"]["name"]
-    return Roofline("operations a byte that TMA fetches, FLOP/B", "tflops", "TFLOP/s",
+    return Roofline("operations per byte that TMA fetches, FLOP/B", "tflops", "TFLOP/s",
                     lambda config: config.block_m * config.block_n / (config.block_m + config.block_n / config.cluster),
                     {f"cuBLAS bf16, {gpu}": rows["cuBLAS bf16"]["tflops"]})
 
 
 TUNABLE_KERNEL = TunableKernel(
-    name="WGMMA GEMM: C = A Bᵀ",
-    shapes={**{f"{side}³": (side,) * 3 for side in SQUARES}, **{f"{m} × {n} × {k}": (m, n, k) for m, n, k in (
-        (64, 6144, 4096), (512, 6144, 4096), (4096, 28672, 4096))}},
+    name="WGMMA GEMM: C = A B",
+    shapes={**{f"{side}³": (side,) * 3 for side in experiments.SQUARES},
+            "64 × 6144 × 4096": (64, 6144, 4096), "512 × 6144 × 4096": (512, 6144, 4096),
+            "4096 × 28672 × 4096": (4096, 28672, 4096)},
     dtypes=("bf16",),
     presets={"the ladder": lambda dtype: list(STEPS.values()), "the course's": lambda dtype: candidates(),
              "the grid": lambda dtype: grid()},
@@ -125,4 +114,5 @@ TUNABLE_KERNEL = TunableKernel(
           "cluster, raster": lambda c: f"cluster {c.cluster}, group {c.group}",
           "tile, cluster": lambda c: f"{c.block_m}×{c.block_n}, cluster {c.cluster}",
           "raster": lambda c: f"group {c.group}", "kernel": lambda c: c.kernel},
-    space=_chosen_space, load_record=lambda: results.load_record("ch10_gemm_sweep", source()), roofline=_roofline)
+    space=_make_space, load_record=lambda: results.load_record("ch10_gemm_sweep", experiments.source()),
+    roofline=_roofline)

@@ -1,134 +1,145 @@
-// C (M x N, bf16) = A (M x K, bf16) B^T (N x K, bf16), sums in float32, on Hopper's tensor cores.
+// C (M x N, bf16) = A (M x K, bf16) B^T (B is N x K, bf16), with sums in float32, on Hopper's tensor cores.
 //
-// Three kernels, of which KERNEL names the one that is compiled: ONE_GROUP loads and multiplies by turns; SPECIALISED
-// gives loading to a warp group of its own (warp specialisation); SPLIT shares the K steps of a tile among the CTAs of a
-// cluster. Other -D: BLOCK_M x BLOCK_N elements of C a tile, STAGES of the ring, DEPTH (boxes of 64 columns of A and B a
-// stage), CONSUMERS (warp groups that multiply), CLUSTER (CTAs below each other that share tiles of B, or for SPLIT the
-// CTAs of a tile), CTAS an SM, PARTS in which C is staged (epilogue subtiles), GROUP (rows of tiles that the raster keeps
-// together), SWAP (operands swapped: C is stored transposed), BREAK (0: nothing), TIMELINE (1: write time stamps).
+// The way of a tile of C, BLOCK_M x BLOCK_N:
+//
+//     A, B in L2 --TMA--> ring of STAGES --wgmma--> registers --stmatrix--> shared memory --TMA--> C
+//
+//   1. One thread asks TMA for the next boxes of A and B. Their rows are 64 elements long (128 bytes) and swizzled.
+//   2. The `full` barrier of the stage completes when all its bytes have landed.
+//   3. Warp groups (128 threads each) issue wgmma, which reads the stage; the sums stay in registers.
+//   4. When wgmma has finished with a stage, the stage is empty, and step 1 may fill it again.
+//   5. After the last step along K, the epilogue rounds the sums to bf16 and TMA stores them.
+//
+// KERNEL selects one of three kernels:
+//   ONE_GROUP    one warp group does everything, loads and products by turns.
+//   SPECIALISED  one warp group (the producer) loads, CONSUMERS warp groups multiply; persistent if the grid is small.
+//   SPLIT        like SPECIALISED, but the CTAs of a cluster divide the K steps of one tile and then add up its parts.
+//
+// The other macros, set with -D:
+//   STAGES, BOXES_PER_STAGE   size of the ring; a stage holds 64 columns of A and B per box
+//   CLUSTER                   CTAs that share tiles of B (one below the other), for SPLIT those that share a tile of C
+//   CTAS_PER_SM               CTAs that must fit on an SM together
+//   EPILOGUE_SUBTILE          number of parts in which the epilogue stores its tile
+//   GROUP                     rows of tiles in a band of the raster (tile_at)
+//   SWAP                      1: A and B have changed places, and C is stored transposed
 #include "wgmma.cuh"
 
 #define ONE_GROUP 0
 #define SPECIALISED 1
 #define SPLIT 2
 
-constexpr int BOX_K = 64;  // 128 bytes: one row of the widest swizzle, and as wide as a box may then be
-constexpr int BLOCK_K = BOX_K * DEPTH;
-constexpr int ROWS = BLOCK_M / CONSUMERS, FRAGMENTS = ROWS / 64;  // of a consumer
+constexpr int BOX_K = 64;  // 128 bytes, the widest swizzle; a swizzled box cannot be wider
+constexpr int BLOCK_K = BOX_K * BOXES_PER_STAGE;
+constexpr int ROWS = BLOCK_M / CONSUMERS, FRAGMENTS = ROWS / 64;  // of one consumer; wgmma takes 64 rows at a time
 constexpr u32 A_BOX_BYTES = BLOCK_M * BOX_K * 2, B_BOX_BYTES = BLOCK_N * BOX_K * 2;
-constexpr u32 A_BYTES = A_BOX_BYTES * DEPTH, STAGE_BYTES = A_BYTES + B_BOX_BYTES * DEPTH;
-constexpr int COLUMNS = BLOCK_N / PARTS;  // of C in one part
-// C is stored in boxes as wide as a swizzle; transposed ones have 64 rows of the product as their columns.
+constexpr u32 A_BYTES = A_BOX_BYTES * BOXES_PER_STAGE, STAGE_BYTES = A_BYTES + B_BOX_BYTES * BOXES_PER_STAGE;
+constexpr u32 RING_BYTES = STAGES * STAGE_BYTES;
+
+// The epilogue stages C in subtiles of COLUMNS columns, cut into boxes as wide as a swizzle. A transposed C has boxes
+// of 64 columns, which are 64 rows of the product.
+constexpr int COLUMNS = BLOCK_N / EPILOGUE_SUBTILE;
 constexpr int BOX = SWAP || COLUMNS % 64 == 0 ? 64 : COLUMNS % 32 == 0 ? 32 : 16;
-constexpr u32 PART_BYTES = ROWS * COLUMNS * 2;  // of a consumer
-constexpr u32 BUFFERS = PARTS > 1 ? 2 : 1;  // while one part is stored the next is staged
-constexpr u32 RING_BYTES = STAGES * STAGE_BYTES, STAGED_BYTES = CONSUMERS * BUFFERS * PART_BYTES;
-// Sums of `split`, as C lies in memory; rows begin 8 banks apart.
+constexpr u32 SUBTILE_BYTES = ROWS * COLUMNS * 2;  // of one consumer
+constexpr u32 BUFFERS = EPILOGUE_SUBTILE > 1 ? 2 : 1;  // one is stored while the next is written
+constexpr u32 STAGED_BYTES = CONSUMERS * BUFFERS * SUBTILE_BYTES;
+
+// SPLIT keeps the sums in shared memory as C lies in global memory. A row begins 8 banks after the one before it.
 constexpr int LINES = SWAP ? BLOCK_N : BLOCK_M, LINE = SWAP ? BLOCK_M : BLOCK_N, PITCH = LINE + 8;
 constexpr u32 SUMS_BYTES = LINES * PITCH * 4, SPLIT_BYTES = RING_BYTES > SUMS_BYTES ? RING_BYTES : SUMS_BYTES;
-// What a reader may leave out, to see what it is for.
-enum { NOTHING, PHASE, PROXY_FENCE, EXPECT_LESS, RELEASE_EARLY };
-static_assert(ROWS % 64 == 0 && BLOCK_N % (16 * PARTS) == 0 && (!SWAP || PARTS == 1), "");
+static_assert(ROWS % 64 == 0 && BLOCK_N % (16 * EPILOGUE_SUBTILE) == 0 && (!SWAP || EPILOGUE_SUBTILE == 1), "");
 
-// The ring, then C as it is staged, then the barriers. Tiles are aligned to the 1,024 bytes after which a swizzle
-// repeats; a static array would come first and cost as much again.
+// The ring, the staged C, the barriers. The swizzle pattern repeats every 1,024 bytes, so tiles are aligned to that. A
+// static array would be placed first and cost another 1,024 bytes.
 extern __shared__ __align__(1024) char shared[];
 
-// One K step: the products of 16 columns each of A's rows and of B's.
+// One step along K: issue the products of one stage and commit them as a group. They are still running on return.
 __device__ __forceinline__ void multiply(float (&acc)[FRAGMENTS][BLOCK_N / 2], u32 a, u32 b, bool accumulate) {
     const u64 a_descriptor = wgmma_descriptor(a), b_descriptor = wgmma_descriptor(b);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < BLOCK_K / 16; ++k) {
-        // In a swizzled row of 128 bytes the next 16 elements begin 32 bytes on: the hardware XORs address bits alone.
+        // The next 16 columns start 32 bytes further in a row of 128 bytes, in spite of the swizzle: the hardware
+        // applies the XOR to the address that it has computed.
         const int box = k / 4, within = k % 4 * 32;
 #pragma unroll
         for (int f = 0; f < FRAGMENTS; ++f)
             wgmma_m64k16<BLOCK_N>(acc[f], a_descriptor + (box * A_BOX_BYTES + f * 64 * 128 + within) / 16,
-                             b_descriptor + (box * B_BOX_BYTES + within) / 16, accumulate || k > 0);
+                                  b_descriptor + (box * B_BOX_BYTES + within) / 16, accumulate || k > 0);
     }
     wgmma_commit();
 }
 
-// Writes a consumer's part of C to shared memory as bf16, in boxes that a tensor map stores.
-__device__ __forceinline__ void stage_part(const float (&acc)[FRAGMENTS][BLOCK_N / 2], u32 staged, int part) {
+// Write one subtile of a consumer's C to shared memory as bf16, in the swizzled boxes that the tensor map describes.
+//
+// A warp holds 16 rows (drawing in wgmma.cuh). One stmatrix stores 16 of their columns, j to j + 15; d is acc + j / 2:
+//
+//                 columns j .. j + 7    j + 8 .. j + 15
+//     rows 0-7    matrix 0: d[0] d[1]   matrix 2: d[4] d[5]
+//     rows 8-15   matrix 1: d[2] d[3]   matrix 3: d[6] d[7]
+//
+// Lane l passes the address of row l % 8 of matrix l / 8: row l % 16 of the warp, and the 16-byte unit j / 8 + l / 16.
+// If C is transposed, a matrix row is a column of the product: row j + l % 8 + 8 (l / 16), unit 2 warp + l / 8 % 2.
+__device__ __forceinline__ void stage_subtile(const float (&acc)[FRAGMENTS][BLOCK_N / 2], u32 staged, int subtile) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; ++f)
 #pragma unroll
-        for (int j = 0; j < COLUMNS; j += 16) {  // two 8 x 8 matrices wide, two high
-            const float* d = acc[f] + (part * COLUMNS + j) / 2;
-            const u32 left_top = pack_bf16x2(d[0], d[1]), left_low = pack_bf16x2(d[2], d[3]);
-            const u32 right_top = pack_bf16x2(d[4], d[5]), right_low = pack_bf16x2(d[6], d[7]);
+        for (int j = 0; j < COLUMNS; j += 16) {
+            const float* d = acc[f] + (subtile * COLUMNS + j) / 2;
+            const u32 matrix0 = pack_bf16x2(d[0], d[1]), matrix1 = pack_bf16x2(d[2], d[3]);
+            const u32 matrix2 = pack_bf16x2(d[4], d[5]), matrix3 = pack_bf16x2(d[6], d[7]);
             if constexpr (SWAP) {
                 const u32 row = j + lane % 8 + lane / 16 * 8, unit = 2 * warp + lane / 8 % 2;
                 stmatrix_x4_trans(staged + f * BLOCK_N * 128 + swizzle_offset(row * 128 + unit * 16, 128),
-                                          left_top, left_low, right_top, right_low);
+                                  matrix0, matrix1, matrix2, matrix3);
             } else {
                 const u32 row = 16 * warp + lane % 16, unit = j % BOX / 8 + lane / 16;
                 stmatrix_x4(staged + (j / BOX * FRAGMENTS + f) * 64 * BOX * 2
-                                   + swizzle_offset(row * BOX * 2 + unit * 16, BOX * 2),
-                               left_top, left_low, right_top, right_low);
+                                + swizzle_offset(row * BOX * 2 + unit * 16, BOX * 2),
+                            matrix0, matrix1, matrix2, matrix3);
             }
         }
 }
 
-// One thread of the consumer hands the staged boxes to the copy engine, which leaves out what lies outside of C.
-__device__ __forceinline__ void store_part(const TensorMap& c_map, u32 staged, int row, int column, int part) {
+// One thread per consumer asks TMA to store the staged boxes. TMA leaves out what lies outside of C.
+__device__ __forceinline__ void store_subtile(const TensorMap& c_map, u32 staged, int row, int column, int subtile) {
     if constexpr (SWAP) {
         for (int f = 0; f < FRAGMENTS; ++f) tma_store_2d(c_map, staged + f * BLOCK_N * 128, row + f * 64, column);
     } else {
         for (int j = 0; j < COLUMNS; j += BOX)
             for (int f = 0; f < FRAGMENTS; ++f)
-                tma_store_2d(c_map, staged + (j / BOX * FRAGMENTS + f) * 64 * BOX * 2, column + part * COLUMNS + j,
+                tma_store_2d(c_map, staged + (j / BOX * FRAGMENTS + f) * 64 * BOX * 2, column + subtile * COLUMNS + j,
                              row + f * 64);
     }
     bulk_commit();
 }
 
-// `staged` is this consumer's, `parts` how many it has staged before, `name` the barrier of its warp group. Returns
-// before the stores have read shared memory.
+// Store one consumer's part of a tile. `staged` is the consumer's memory, `stored` counts the subtiles that it has
+// staged so far, and `barrier` is the named barrier of its warp group. The last stores may still read shared memory
+// when this returns.
 __device__ __forceinline__ void epilogue(const float (&acc)[FRAGMENTS][BLOCK_N / 2], const TensorMap& c_map, u32 staged,
-                                         u32& parts, int row, int column, u32 name) {
+                                         u32& stored, int row, int column, u32 barrier) {
     const bool leader = threadIdx.x % 128 == 0;
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part) {
-        const u32 buffer = staged + parts++ % BUFFERS * PART_BYTES;
-        if (leader) bulk_wait_read<BUFFERS - 1>();  // all but the part before this one have left their buffer
-        named_barrier_sync(name, 128);
-        stage_part(acc, buffer, part);
-        if (BREAK != PROXY_FENCE) fence_proxy_async();
-        named_barrier_sync(name, 128);
-        if (leader) store_part(c_map, buffer, row, column, part);
+    for (int subtile = 0; subtile < EPILOGUE_SUBTILE; ++subtile) {
+        const u32 buffer = staged + stored++ % BUFFERS * SUBTILE_BYTES;
+        if (leader) bulk_wait_read<BUFFERS - 1>();  // the earlier stores from this buffer have read it
+        named_barrier_sync(barrier, 128);
+        stage_subtile(acc, buffer, subtile);
+        fence_proxy_async();  // TMA must see what the threads have written
+        named_barrier_sync(barrier, 128);
+        if (leader) store_subtile(c_map, buffer, row, column, subtile);
     }
 }
 
-// Time stamps of the first CTA, for a picture: {cycles, event << 32 | step}, TIMELINE_EVENTS for each of its roles.
-enum Event { WAITED, LOADED, ARRIVED, MULTIPLIED, STORED };
-constexpr int TIMELINE_EVENTS = 4096;
+// All three kernels take the same arguments. Only SPLIT writes C through `c`, whose rows are `stride_c` elements apart.
 
-struct Recorder {
-    u64* at;
-    int left;
-    __device__ Recorder(u64* trace, int role) : at(trace + role * TIMELINE_EVENTS * 2), left(TIMELINE_EVENTS) {}
-    __device__ __forceinline__ void operator()(Event event, u32 step) {
-        if constexpr (TIMELINE) {
-            if (blockIdx.x || !left) return;
-            at[0] = clock64();
-            at[1] = static_cast<u64>(event) << 32 | step;
-            at += 2, --left;
-        }
-    }
-};
-
-#define ARGUMENTS \
-    const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, \
-    const __grid_constant__ TensorMap c_map, unsigned short *c, int M, int N, int K, u64 stride_c, u64 *trace
-
-// ---- loading and multiplying by turns
+// ---- ONE_GROUP: one warp group loads and multiplies
 
 #if KERNEL == ONE_GROUP
-extern "C" __global__ void __launch_bounds__(128, CTAS) one_group(ARGUMENTS) {
+extern "C" __global__ void __launch_bounds__(128, CTAS_PER_SM)
+one_group(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
+          const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c) {
     const u32 ring = shared_address(shared), full = ring + RING_BYTES + STAGED_BYTES;
     const bool leader = threadIdx.x == 0;
     if (leader) {
@@ -141,9 +152,8 @@ extern "C" __global__ void __launch_bounds__(128, CTAS) one_group(ARGUMENTS) {
 
     auto load = [&](int step, u32 stage) {
         const u32 a = ring + stage * STAGE_BYTES, b = a + A_BYTES, barrier = full + 8 * stage;
-        // 8 KiB less than what comes: the phase ends before the tile is whole.
-        mbarrier_arrive_expect_tx(barrier, STAGE_BYTES - (BREAK == EXPECT_LESS ? 8192 : 0));
-        for (int box = 0; box < DEPTH; ++box) {
+        mbarrier_arrive_expect_tx(barrier, STAGE_BYTES);
+        for (int box = 0; box < BOXES_PER_STAGE; ++box) {
             tma_load_2d(a + box * A_BOX_BYTES, a_map, step * BLOCK_K + box * BOX_K, row, barrier);
             tma_load_2d(b + box * B_BOX_BYTES, b_map, step * BLOCK_K + box * BOX_K, column, barrier);
         }
@@ -151,220 +161,203 @@ extern "C" __global__ void __launch_bounds__(128, CTAS) one_group(ARGUMENTS) {
     if (leader)
         for (int step = 0; step < min(STAGES, steps); ++step) load(step, step);
 
-    Recorder recorder(trace, 0);
-    if (!leader) recorder.left = 0;
     float acc[FRAGMENTS][BLOCK_N / 2];
-    // With a second stage the products of one step stay under way while the next is waited for.
+    // With two or more stages, the products of one step keep running while the next stage is waited for.
     constexpr int LAG = STAGES > 1;
-    Ring<STAGES> turn;
+    Ring<STAGES> position;
     u32 before = 0;
-    for (int step = 0; step < steps; ++step, turn.advance()) {
-        mbarrier_wait(full + 8 * turn.stage, BREAK == PHASE ? 0 : turn.phase);
-        recorder(ARRIVED, step);
-        const u32 a = ring + turn.stage * STAGE_BYTES;
+    for (int step = 0; step < steps; ++step, position.advance()) {
+        mbarrier_wait(full + 8 * position.stage, position.phase);
+        const u32 a = ring + position.stage * STAGE_BYTES;
         multiply(acc, a, a + A_BYTES, step > 0);
-        if (BREAK != RELEASE_EARLY) wgmma_wait<LAG>();
-        if (step >= LAG) recorder(MULTIPLIED, step - LAG);
-        __syncthreads();  // all four warps have read the stage of LAG steps before: it may be filled again
-        if (leader && step >= LAG && step - LAG + STAGES < steps) load(step - LAG + STAGES, LAG ? before : turn.stage);
-        before = turn.stage;
+        wgmma_wait<LAG>();
+        __syncthreads();  // all four warps have read the stage of LAG steps ago, so it may be filled again
+        if (leader && step >= LAG && step - LAG + STAGES < steps)
+            load(step - LAG + STAGES, LAG ? before : position.stage);
+        before = position.stage;
     }
     wgmma_wait<0>();
-    if (LAG) recorder(MULTIPLIED, steps - 1);
-    u32 parts = 0;
-    epilogue(acc, c_map, ring + RING_BYTES, parts, row, column, 1);
-    recorder(STORED, 0);
-    if (leader) bulk_wait_read<0>();
+    u32 stored = 0;
+    epilogue(acc, c_map, ring + RING_BYTES, stored, row, column, 1);
+    if (leader) bulk_wait_read<0>();  // shared memory must outlive the stores that read it
 }
 #endif
 
-// ---- one warp group loads, the others multiply
+// ---- SPECIALISED and SPLIT: one warp group loads, the others multiply
 
 #if KERNEL != ONE_GROUP
-static_assert(STAGES > 1, "a stage is free only when the next one is being multiplied");
+static_assert(STAGES > 1, "a stage is only released while the next one is being multiplied");
 
-constexpr int THREADS = 128 * (1 + CONSUMERS), CONSUMER_REGISTERS = consumer_registers(CONSUMERS, CTAS);
-constexpr u32 WARPS = 4 * CONSUMERS;
+constexpr int THREADS = 128 * (1 + CONSUMERS), CONSUMER_REGISTERS = consumer_registers(CONSUMERS, CTAS_PER_SM);
 
 struct Barriers {
-    u32 full, empty;  // one of each a stage, 8 bytes apart
+    u32 full, empty;  // the first of STAGES barriers each, 8 bytes apart
 };
 
-// All threads: a stage is full when its bytes have landed, empty when every warp that reads it says so.
-__device__ __forceinline__ Barriers make_barriers(u32 at, u32 ctas) {
-    const Barriers barriers = {at, at + 8 * STAGES};
+// All threads call this. A stage becomes empty when each warp that reads it has arrived, in each of `ctas` CTAs.
+__device__ __forceinline__ Barriers make_barriers(u32 address, u32 ctas) {
+    const Barriers barriers = {address, address + 8 * STAGES};
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
             mbarrier_init(barriers.full + 8 * s, 1);
-            mbarrier_init(barriers.empty + 8 * s, WARPS * ctas);
+            mbarrier_init(barriers.empty + 8 * s, 4 * CONSUMERS * ctas);
         }
         fence_mbarrier_init();
     }
     __syncwarp();
-    if (CLUSTER > 1) cluster_arrive(), cluster_wait();  // the other CTAs signal these barriers too
+    if (CLUSTER > 1) cluster_arrive(), cluster_wait();  // other CTAs will signal these barriers
     else __syncthreads();
     return barriers;
 }
 
-// One thread fills the ring, stage after stage. With SHARED each CTA of the cluster loads a part of B for all of them.
-template <bool SHARED>
+// The producer's thread fills the ring, stage by stage. With MULTICAST, each CTA of the cluster loads 1 / CLUSTER of B
+// into the shared memory of all of them.
+template <bool MULTICAST>
 __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, u32 ring, Barriers barriers,
-                                        Ring<STAGES>& turn, int row, int column, int first, int last,
-                                        Recorder& recorder) {
-    constexpr u32 EACH = BLOCK_N / CLUSTER;
-    for (int step = first; step < last; ++step, turn.advance()) {
-        // A fresh barrier lets a wait for the phase before its first pass.
-        mbarrier_wait(barriers.empty + 8 * turn.stage, BREAK == PHASE ? 1 : turn.phase ^ 1);
-        recorder(WAITED, step);
-        const u32 a = ring + turn.stage * STAGE_BYTES, b = a + A_BYTES, barrier = barriers.full + 8 * turn.stage;
-        mbarrier_arrive_expect_tx(barrier, STAGE_BYTES - (BREAK == EXPECT_LESS ? 8192 : 0));
-        for (int box = 0; box < DEPTH; ++box) {
+                                        Ring<STAGES>& position, int row, int column, int first, int last) {
+    constexpr u32 SHARE = BLOCK_N / CLUSTER;
+    for (int step = first; step < last; ++step, position.advance()) {
+        // On a new barrier, a wait for the phase before the first one returns at once: all stages are empty.
+        mbarrier_wait(barriers.empty + 8 * position.stage, position.phase ^ 1);
+        const u32 a = ring + position.stage * STAGE_BYTES, b = a + A_BYTES;
+        const u32 barrier = barriers.full + 8 * position.stage;
+        mbarrier_arrive_expect_tx(barrier, STAGE_BYTES);
+        for (int box = 0; box < BOXES_PER_STAGE; ++box) {
             const int k = step * BLOCK_K + box * BOX_K;
             tma_load_2d(a + box * A_BOX_BYTES, a_map, k, row, barrier);
-            if constexpr (SHARED) {
+            if constexpr (MULTICAST) {
                 const u32 rank = cluster_rank();
-                tma_load_2d_multicast(b + box * B_BOX_BYTES + rank * EACH * 128, b_map, k, column + rank * EACH,
+                tma_load_2d_multicast(b + box * B_BOX_BYTES + rank * SHARE * 128, b_map, k, column + rank * SHARE,
                                       barrier, (1 << CLUSTER) - 1);
             } else {
                 tma_load_2d(b + box * B_BOX_BYTES, b_map, k, column, barrier);
             }
         }
-        recorder(LOADED, step);
     }
 }
 
-// One lane a CTA tells it that this warp has read the stage.
-template <bool SHARED>
+// A warp has read a stage. One lane per CTA that loads into the stage tells that CTA's `empty` barrier.
+template <bool MULTICAST>
 __device__ __forceinline__ void release(u32 barrier) {
     const u32 lane = threadIdx.x % 32;
-    if constexpr (SHARED) {
+    if constexpr (MULTICAST) {
         if (lane < CLUSTER) mbarrier_arrive_cluster(barrier, lane);
     } else {
         if (lane == 0) mbarrier_arrive(barrier);
     }
 }
 
-template <bool SHARED>
+// A consumer multiplies the steps first to last - 1 of its rows.
+template <bool MULTICAST>
 __device__ __forceinline__ void consume(float (&acc)[FRAGMENTS][BLOCK_N / 2], u32 ring, Barriers barriers,
-                                        Ring<STAGES>& turn, int first, int last, Recorder& recorder) {
+                                        Ring<STAGES>& position, int first, int last) {
     const u32 consumer = threadIdx.x / 128 - 1;
     u32 before = 0;
-    for (int step = first; step < last; ++step, turn.advance()) {
-        mbarrier_wait(barriers.full + 8 * turn.stage, BREAK == PHASE ? 0 : turn.phase);
-        recorder(ARRIVED, step);
-        const u32 a = ring + turn.stage * STAGE_BYTES;
+    for (int step = first; step < last; ++step, position.advance()) {
+        mbarrier_wait(barriers.full + 8 * position.stage, position.phase);
+        const u32 a = ring + position.stage * STAGE_BYTES;
         multiply(acc, a + consumer * ROWS * 128, a + A_BYTES, step > first);
-        // One step stays under way, so that the tensor cores never wait for this loop: the stage before it is free.
-        if (BREAK == RELEASE_EARLY) release<SHARED>(barriers.empty + 8 * turn.stage);
-        else {
-            wgmma_wait<1>();
-            if (step > first) {
-                recorder(MULTIPLIED, step - 1);
-                release<SHARED>(barriers.empty + 8 * before);
-            }
-        }
-        before = turn.stage;
+        // One group of products stays in flight, so the tensor cores never wait for this loop. The group before it has
+        // finished, and so its stage is free.
+        wgmma_wait<1>();
+        if (step > first) release<MULTICAST>(barriers.empty + 8 * before);
+        before = position.stage;
     }
     wgmma_wait<0>();
-    recorder(MULTIPLIED, last - 1);
-    if (BREAK != RELEASE_EARLY) release<SHARED>(barriers.empty + 8 * before);
+    release<MULTICAST>(barriers.empty + 8 * before);
 }
-
 #endif
 
 #if KERNEL == SPECIALISED
-// CTAs of a cluster take tiles below each other. A grid that is smaller than the number of tiles is persistent: the
-// producer runs ahead into the next tile while the consumers store this one.
-extern "C" __global__ void __launch_bounds__(THREADS, CTAS) specialised(ARGUMENTS) {
+// The CTAs of a cluster take tiles one below the other. If the grid has fewer CTAs than there are tiles, each CTA takes
+// several (persistent): the producer already loads the next tile while the consumers store this one.
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
+specialised(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
+            const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c) {
     const u32 ring = shared_address(shared), group = threadIdx.x / 128, rank = CLUSTER > 1 ? cluster_rank() : 0;
     const Barriers barriers = make_barriers(ring + RING_BYTES + STAGED_BYTES, CLUSTER);
     const int tiles_m = (M + BLOCK_M * CLUSTER - 1) / (BLOCK_M * CLUSTER), tiles_n = (N + BLOCK_N - 1) / BLOCK_N;
     const int steps = (K + BLOCK_K - 1) / BLOCK_K, clusters = gridDim.x / CLUSTER;
-    Recorder recorder(trace, group);
-    Ring<STAGES> turn;
+    Ring<STAGES> position;
     if (group == 0) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
             prefetch_tensormap(a_map), prefetch_tensormap(b_map), prefetch_tensormap(c_map);
             griddepcontrol_wait();
             griddepcontrol_launch_dependents();
-            for (int index = blockIdx.x / CLUSTER; index < tiles_m * tiles_n; index += clusters) {
-                const Tile tile = tile_at(index, tiles_m, tiles_n, GROUP);
-                produce<(CLUSTER > 1)>(a_map, b_map, ring, barriers, turn, (tile.m * CLUSTER + rank) * BLOCK_M,
-                                       tile.n * BLOCK_N, 0, steps, recorder);
+            for (int tile_id = blockIdx.x / CLUSTER; tile_id < tiles_m * tiles_n; tile_id += clusters) {
+                const Tile tile = tile_at(tile_id, tiles_m, tiles_n, GROUP);
+                produce<(CLUSTER > 1)>(a_map, b_map, ring, barriers, position, (tile.m * CLUSTER + rank) * BLOCK_M,
+                                       tile.n * BLOCK_N, 0, steps);
             }
         }
         __syncwarp();
     } else {
         warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-        const u32 consumer = group - 1, staged = ring + RING_BYTES + consumer * BUFFERS * PART_BYTES;
-        u32 parts = 0;
-        Recorder mine(trace, threadIdx.x % 128 ? 0 : group);
-        if (threadIdx.x % 128) mine.left = 0;
+        const u32 consumer = group - 1, staged = ring + RING_BYTES + consumer * BUFFERS * SUBTILE_BYTES;
+        u32 stored = 0;
         float acc[FRAGMENTS][BLOCK_N / 2];
-        for (int index = blockIdx.x / CLUSTER; index < tiles_m * tiles_n; index += clusters) {
-            const Tile tile = tile_at(index, tiles_m, tiles_n, GROUP);
-            consume<(CLUSTER > 1)>(acc, ring, barriers, turn, 0, steps, mine);
+        for (int tile_id = blockIdx.x / CLUSTER; tile_id < tiles_m * tiles_n; tile_id += clusters) {
+            const Tile tile = tile_at(tile_id, tiles_m, tiles_n, GROUP);
+            consume<(CLUSTER > 1)>(acc, ring, barriers, position, 0, steps);
             const int row = (tile.m * CLUSTER + rank) * BLOCK_M + consumer * ROWS;
-            epilogue(acc, c_map, staged, parts, row, tile.n * BLOCK_N, group);
-            mine(STORED, index);
+            epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, group);
         }
-        if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
+        if (threadIdx.x % 128 == 0) bulk_wait_read<0>();  // shared memory must outlive the stores that read it
     }
-    // A CTA that left would take its shared memory along, into which the others still signal.
+    // The other CTAs of the cluster still signal barriers in this CTA's shared memory, which ends with the CTA.
     __syncwarp();
     if (CLUSTER > 1) cluster_arrive(), cluster_wait();
 }
 #endif
 
-// ---- a tile's K steps shared by a cluster
+// ---- SPLIT: a cluster shares the K steps of a tile
 
 #if KERNEL == SPLIT
-// For few tiles and many K steps: every CTA of the cluster sums a part, then each adds up a part of the tile, always in
-// the same order, through the cluster's shared memory.
-extern "C" __global__ void __launch_bounds__(THREADS, CTAS) split(ARGUMENTS) {
+// For a C of few tiles and a long K. Each CTA of the cluster multiplies a part of the K steps and leaves its sums in
+// shared memory. Then each CTA adds up 1 / CLUSTER of the tile, reading the sums of all CTAs in a fixed order.
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
+split(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
+      const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c) {
     const u32 ring = shared_address(shared), group = threadIdx.x / 128, rank = cluster_rank();
     const Barriers barriers = make_barriers(ring + SPLIT_BYTES, 1);
     const int tiles_m = (M + BLOCK_M - 1) / BLOCK_M, tiles_n = (N + BLOCK_N - 1) / BLOCK_N;
     const Tile tile = tile_at(blockIdx.x / CLUSTER, tiles_m, tiles_n, GROUP);
     const int row = tile.m * BLOCK_M, column = tile.n * BLOCK_N, steps = (K + BLOCK_K - 1) / BLOCK_K;
     const int first = steps * rank / CLUSTER, last = steps * (rank + 1) / CLUSTER;
-    Recorder recorder(trace, group);
-    Ring<STAGES> turn;
+    Ring<STAGES> position;
     if (group == 0) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
             prefetch_tensormap(a_map), prefetch_tensormap(b_map);
             griddepcontrol_wait();
             griddepcontrol_launch_dependents();
-            produce<false>(a_map, b_map, ring, barriers, turn, row, column, first, last, recorder);
+            produce<false>(a_map, b_map, ring, barriers, position, row, column, first, last);
         }
         __syncwarp();
     } else {
         warpgroup_reg_alloc<CONSUMER_REGISTERS>();
         const int consumer = group - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-        Recorder none(trace, 0);
-        none.left = 0;
         float acc[FRAGMENTS][BLOCK_N / 2];
-        consume<false>(acc, ring, barriers, turn, first, last, none);
-        named_barrier_sync(8, 128 * CONSUMERS);  // the others' products still read the ring, which now takes the sums
+        consume<false>(acc, ring, barriers, position, first, last);
+        named_barrier_sync(8, 128 * CONSUMERS);  // the sums overwrite the ring, which other consumers may still read
 #pragma unroll
         for (int f = 0; f < FRAGMENTS; ++f)
 #pragma unroll
-            for (int i = 0; i < BLOCK_N / 2; ++i) {
+            for (int i = 0; i < BLOCK_N / 2; ++i) {  // the place of acc[f][i] is drawn in wgmma.cuh
                 const u32 r = consumer * ROWS + f * 64 + 16 * warp + lane / 4 + i / 2 % 2 * 8;
                 const u32 c = i / 4 * 8 + lane % 4 * 2 + i % 2;
                 asm volatile("st.shared.f32 [%0], %1;"
                              ::"r"(ring + 4 * (SWAP ? c * PITCH + r : r * PITCH + c)), "f"(acc[f][i]) : "memory");
             }
     }
-    cluster_arrive(), cluster_wait();
+    cluster_arrive(), cluster_wait();  // all sums of the cluster are written
     if (group > 0) {
         const int c_rows = SWAP ? N : M, c_columns = SWAP ? M : N;
         const int c_row = SWAP ? column : row, c_column = SWAP ? row : column;
-        constexpr int EACH = LINES * LINE / 8 / CLUSTER;  // eight elements, 16 bytes of C, at a time
-        for (int i = threadIdx.x - 128; i < EACH; i += 128 * CONSUMERS) {
-            const int at = rank * EACH + i, line = at / (LINE / 8), begin = at % (LINE / 8) * 8;
+        constexpr int SHARE = LINES * LINE / 8 / CLUSTER;  // in units of eight elements, 16 bytes of C
+        for (int i = threadIdx.x - 128; i < SHARE; i += 128 * CONSUMERS) {
+            const int unit = rank * SHARE + i, line = unit / (LINE / 8), begin = unit % (LINE / 8) * 8;
             if (c_row + line >= c_rows || c_column + begin >= c_columns) continue;
             float sum[8] = {};
 #pragma unroll
@@ -374,11 +367,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) split(ARGUMENTS) {
                 sum[0] += low.x, sum[1] += low.y, sum[2] += low.z, sum[3] += low.w;
                 sum[4] += high.x, sum[5] += high.y, sum[6] += high.z, sum[7] += high.w;
             }
-            const uint4 packed = {pack_bf16x2(sum[0], sum[1]), pack_bf16x2(sum[2], sum[3]), pack_bf16x2(sum[4], sum[5]),
-                                  pack_bf16x2(sum[6], sum[7])};
+            const uint4 packed = {pack_bf16x2(sum[0], sum[1]), pack_bf16x2(sum[2], sum[3]),
+                                  pack_bf16x2(sum[4], sum[5]), pack_bf16x2(sum[6], sum[7])};
             *reinterpret_cast<uint4*>(c + (c_row + line) * stride_c + c_column + begin) = packed;
         }
     }
-    cluster_arrive(), cluster_wait();  // nobody leaves while its sums are read
+    cluster_arrive(), cluster_wait();  // no CTA ends while another still reads its sums
 }
 #endif
