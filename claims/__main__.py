@@ -15,11 +15,6 @@ from claims.judge import counted
 from tilelab import notebook, results
 
 
-async def _run(path) -> None:
-    async with notebook.start_kernel(path, TILES_RECORD="1") as client:
-        await notebook.record_notebook(path, client)
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m claims", description="The field notes' claims and their verdicts.")
     parser.add_argument("--write", action="store_true", help="into README.md and notebooks/01_claims.ipynb")
@@ -30,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
             print(error, file=sys.stderr)
             return 2
         results.write_atomically(trial.README, text)
-        asyncio.run(_run(trial.NOTEBOOK))
+        asyncio.run(notebook.record_notebook(trial.NOTEBOOK, TILES_RECORD="1"))
         return 0
     for note in trial.NOTES:
         print(f"{note.title}: {counted(trial.judged(note))}")

@@ -324,8 +324,10 @@ def test_sass_without_tma_is_no_proof():
     (["--bogus"], "unrecognized arguments"), (["--target", "sm_90"], "sm_90a"),
     (["--target", "hopper"], "unknown target"), (["--target", "sm_80"], "no TMA")])
 def test_bad_usage_is_one_line_on_stderr(arguments, says, capsys):
-    assert doctor.main(arguments) == 2
+    with pytest.raises(SystemExit) as stopped:
+        doctor.main(arguments)
     captured = capsys.readouterr()
+    assert stopped.value.code == 2
     assert says in captured.err and captured.err.count("\n") == 1 and not captured.out
 
 
@@ -352,7 +354,9 @@ def test_the_proof_is_compiled_and_not_recalled(monkeypatch, tmp_path):
 
 
 def test_help(capsys):
-    assert doctor.main(["--help"]) == 0 and "--target" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        doctor.main(["--help"])
+    assert stopped.value.code == 0 and "--target" in capsys.readouterr().out
 
 
 @pytest.mark.gpu

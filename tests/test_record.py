@@ -108,28 +108,19 @@ def test_every_gpu_takes_the_next_notebook(notebooks, monkeypatch, capsys):
     assert all(nbformat.read(path, 4).cells[1].outputs[0].text == "None\n" for path in alone)
 
 
-def test_the_next_kernel_starts_while_a_notebook_runs(notebooks, capsys):
-    (notebooks / "marked.py").write_text("import pathlib\npathlib.Path('imported').touch()\n")
-    write(notebooks / "a.ipynb", "import pathlib, time\nend = time.monotonic() + 120\n"
-          "while not pathlib.Path('imported').exists():\n    assert time.monotonic() < end\n    time.sleep(0.05)")
-    write(notebooks / "b.ipynb", "import marked\nprint('of the cell')")
-    write(notebooks / "c.ipynb", "%pwd\nimport missing")
-    write(notebooks / "d.ipynb", "import missing")
-    write(notebooks / "e.ipynb", "%pwd")
-    assert record.main([]) == 1
-    said = [line for line in capsys.readouterr().out.splitlines() if line[1:2] == ":"]
-    failed = "failed, left as it was: ModuleNotFoundError: No module named 'missing'"
-    assert [line.partition(" s, ")[2] for line in said] == ["recorded", "recorded", failed, failed, "recorded"]
-    assert [line[0] for line in said] == list("abcde"), "in their order"
-    assert nbformat.read(notebooks / "b.ipynb", 4).cells[1].outputs[0].text == "of the cell\n"
+def refused(arguments, capsys):
+    """The one line with which a recording is refused, with status 2."""
+    with pytest.raises(SystemExit) as stopped:
+        record.main(arguments)
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and said.count("\n") == 1
+    return said.removeprefix("python -m tilelab.record: ")
 
 
 def test_refusals(notebooks, monkeypatch, capsys):
-    assert record.main(["--notebooks", "ch99"]) == 2
-    assert capsys.readouterr().err == "no notebook ch99: there is none yet.\n"
+    assert refused(["--notebooks", "ch99"], capsys) == "unknown notebook ch99; choose from none.\n"
     monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
-    assert record.main([]) == 2
-    assert capsys.readouterr().err == "Recording needs a GPU; here is no GPU (torch is a CPU build).\n"
+    assert refused([], capsys) == "recording needs a GPU; this machine has no GPU (torch is a CPU build).\n"
 
 
 def test_one_recording_at_a_time(notebooks, capsys):
@@ -137,8 +128,7 @@ def test_one_recording_at_a_time(notebooks, capsys):
     before = path.read_bytes()
     results.results_folder().mkdir()
     with filelock.FileLock(results.results_folder() / ".recording"):
-        assert record.main([]) == 2
-    assert capsys.readouterr().err.startswith("Another recording is running") and path.read_bytes() == before
+        assert refused([], capsys).startswith("another recording is running") and path.read_bytes() == before
     assert record.main([]) == 0 and path.read_bytes() != before
 
 
@@ -148,12 +138,11 @@ def test_one_recording_on_a_gpu(notebooks, monkeypatch, capsys):
     monkeypatch.setattr(device, "same_model_uuids", lambda: ["GPU-test"])
     lock = pathlib.Path(tempfile.gettempdir(), f"tiles-in-flight-{os.getuid()}-GPU-test.recording")
     with filelock.FileLock(lock):  # of another clone
-        assert record.main([]) == 2
-    assert capsys.readouterr().err.startswith("Another recording is running")
+        assert refused([], capsys).startswith("another recording is running")
     monkeypatch.setattr(device, "memory_in_use_gib", lambda: {"GPU-other": (139, 140), "GPU-test": (126.4, 140)})
-    assert record.main([]) == 2 and path.read_bytes() == before
-    assert capsys.readouterr().err == ("Other processes hold 126 of the 140 GiB of GPU-test; recording wants all but "
-                                       "35: end them, or choose another GPU with CUDA_VISIBLE_DEVICES.\n")
+    assert refused([], capsys) == ("other processes hold 126 of the 140 GiB of GPU-test, and recording allows 35: end "
+                                   "them, or choose another GPU with CUDA_VISIBLE_DEVICES.\n")
+    assert path.read_bytes() == before
     monkeypatch.setattr(device, "memory_in_use_gib", lambda: {"GPU-other": (139, 140), "GPU-test": (1, 140)})
     assert record.main([]) == 0 and path.read_bytes() != before
     lock.unlink()
@@ -164,9 +153,8 @@ def test_nowhere_to_write_is_said_before_measuring(notebooks, monkeypatch, tmp_p
     before = path.read_bytes()
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("TILES_RESULTS", str(tmp_path / "file"))
-    assert record.main([]) == 2
-    said = capsys.readouterr().err
-    assert said == f"{tmp_path}/file/nvidia-h200 cannot be written (Not a directory): nothing was recorded.\n"
+    assert refused([], capsys) == (f"{tmp_path}/file/nvidia-h200 cannot be written (Not a directory): nothing was "
+                                   "recorded.\n")
     assert path.read_bytes() == before
 
 

@@ -41,23 +41,23 @@ def test_what_a_tensor_map_describes_passes(change):
 
 
 @pytest.mark.parametrize("change, said", [
-    ({"swizzle": "256B"}, "swizzle is one of none, 32B, 64B, 128B; here it is '256B'."),
-    ({"l2_promotion": "32B"}, "l2_promotion is one of none, 64B, 128B, 256B; here it is '32B'."),
-    ({"fill": "one"}, "fill is zero or nan; here it is 'one'."),
-    ({"fill": "nan", "floating": False}, "only floating point"),
+    ({"swizzle": "256B"}, "unknown swizzle '256B'; choose one of none, 32B, 64B, 128B."),
+    ({"l2_promotion": "32B"}, "unknown l2_promotion '32B'; choose one of none, 64B, 128B, 256B."),
+    ({"fill": "one"}, "unknown fill 'one'; choose one of zero, nan."),
+    ({"fill": "nan", "floating": False}, "fill must be zero for a tensor of integers"),
     ({"shape": (2,) * 6}, "1 to 5 dimensions; this tensor has 6"),
-    ({"box": (16,)}, "as many extents as the tensor, 2; here it is (16,)"),
-    ({"box": (257, 64)}, "1 to 256 elements; here the box is (257, 64)"),
+    ({"box": (16,)}, "2 extents, as many as the tensor; it is (16,)"),
+    ({"box": (257, 64)}, "1 to 256 elements; the box is (257, 64)"),
     ({"box": (0, 64)}, "1 to 256 elements"),
-    ({"shape": (0, 64)}, "1 to 2^32; here they are (0, 64)"),
+    ({"shape": (0, 64)}, "1 to 2^32; the shape is (0, 64)"),
     ({"address": 4098}, "starts 2 past one: copy it first"),
     ({"strides": (64, 2)}, "must be contiguous (stride 1); the strides are (64, 2)"),
-    ({"strides": (65, 1)}, "positive multiples of 16 bytes (8 elements) below 2^40; here one is 130 bytes"),
+    ({"strides": (65, 1)}, "positive multiples of 16 bytes (8 elements) below 2^40; one is 130 bytes"),
     ({"strides": (-64, 1)}, "positive multiples of 16 bytes"),
-    ({"strides": (0, 1)}, "here one is 0 bytes: make it contiguous"),
+    ({"strides": (0, 1)}, "one is 0 bytes: make it contiguous"),
     ({"strides": (1 << 40, 1)}, "below 2^40"),
     ({"box": (16, 4)}, "multiple of 16 bytes; 4 elements take 8"),
-    ({"swizzle": "64B"}, "with a swizzle of 64B the innermost extent of a box is at most that; 64 elements take 128"),
+    ({"swizzle": "64B"}, "with the swizzle 64B the innermost extent of a box takes at most as many bytes; it takes 128."),
 ])
 def test_what_it_cannot_describe_is_said_in_a_sentence(change, said):
     with pytest.raises(ValueError) as caught:
@@ -66,7 +66,7 @@ def test_what_it_cannot_describe_is_said_in_a_sentence(change, said):
 
 
 def test_a_tensor_is_checked_before_the_gpu_is_asked_for():
-    with pytest.raises(ValueError, match="this tensor holds complex64"):
+    with pytest.raises(ValueError, match="the tensor is complex64"):
         tensor_map.make_tensor_map(torch.zeros(8, 8, dtype=torch.complex64), (8, 8))
     with pytest.raises(ValueError, match="1 to 256"):
         tensor_map.make_tensor_map(torch.zeros(512, 8), (512, 8))

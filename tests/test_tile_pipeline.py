@@ -200,7 +200,7 @@ def new(*shape, dtype=torch.float32, **rest):
     ("copy", ROOM[:, :6], None, new(16, 6), r"out: outer strides are positive multiples of 16 bytes"),
     ("copy", ROOM[:, 1:5], None, new(16, 4), "x: a tensor map starts at a multiple of 16 bytes; .* starts 4 past one"),
     ("copy", ROOM.T, None, new(64, 16), r"x: the last dimension must be contiguous"),
-    ("copy", new(1, 8).expand(4, 8), None, new(4, 8), "x: outer strides are positive .* here one is 0 bytes"),
+    ("copy", new(1, 8).expand(4, 8), None, new(4, 8), "x: outer strides are positive .* one is 0 bytes"),
     ("copy", new(4, 8), None, new(64).as_strided((4, 8), (4, 1)), "the rows of out lie in each other"),
     ("copy", ROOM[:8], None, ROOM[4:12], "out lies in the memory that x spans: give it memory of its own"),
     ("add_shared", new(2, 8, 64), BATCH[0], BATCH, "out lies in the memory that y spans: give it memory of its own"),

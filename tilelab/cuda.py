@@ -1,13 +1,12 @@
 """Compile CUDA C++ with NVRTC for any target, load the cubin and launch it on torch's current stream.
 
-Compiling needs no driver and no GPU; loading and launching need both. Cubins are kept on disk, in TILES_CUBINS or else
-under the user's cache folder, for as long as everything that went into them stays the same.
+Compiling needs no driver and no GPU; loading and launching need both. Cubins are kept on disk, in the folder that
+`cubin_folder` returns, and are compiled again when the source, a header, an option or the compiler changes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import os
@@ -20,49 +19,36 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
+from tilelab import device
+
 INCLUDE_FOLDER = pathlib.Path(__file__).with_name("include")  # the headers that chapters share
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
-ELSEWHERE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[^<\"\s]|^--pre-include", re.MULTILINE)
+INCLUDE_BY_MACRO = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[^<\"\s]", re.MULTILINE)
 TOOLKIT = re.compile(r"(cuda|cub|thrust|nv)/|cuda_\w+\.h|(cooperative_groups|mma|math_constants)\.h")
 
 
 class CompileError(RuntimeError):
-    """NVRTC refused the source; the message holds the compiler's log, with file, line and the line itself."""
+    """NVRTC refused the source; the message holds the compiler's log, with file, line and the text of the line."""
 
 
-def _program_options(target: str, name: str, options: Sequence[str], folders: Sequence[str] = ()):
+def _program_options(target: str, name: str, options: Sequence[str], folders: Sequence[str]):
+    """Return cuda.core's ProgramOptions for options of the forms -DNAME, -DNAME=VALUE and -IPATH."""
     from cuda.core import ProgramOptions
 
-    fields = {field.name for field in dataclasses.fields(ProgramOptions)} - {"arch", "name"}
-    macros, includes, named = [], [], {}
-    for option in options:
-        if option.startswith("-D"):
-            key, equals, value = option[2:].partition("=")
-            macros.append((key, value if equals else "1"))
-        elif option.startswith("-I"):
-            includes.append(option[2:])
-        else:
-            key, equals, value = option.removeprefix("--").partition("=")
-            key = key.replace("-", "_")
-            if not option.startswith("--") or key not in fields:
-                raise ValueError(f"unknown compiler option {option!r}: use -DNAME=VALUE, -IPATH or --field[=value] "
-                                 "for a field of cuda.core.ProgramOptions.")
-            named[key] = _value(value) if equals else True
-    if macros:
-        named["define_macro"] = macros
-    if includes or folders:
-        named["include_path"] = [*includes, *folders]
-    return ProgramOptions(arch=target, name=name, **named)
-
-
-def _value(text: str):
-    """An option's value: a word that is not empty would count as true."""
-    return {"true": True, "false": False}.get(text.lower(), int(text) if text.isdigit() else text)
+    if unknown := [option for option in options if option[:2] not in ("-D", "-I")]:
+        raise ValueError(f"unknown compiler option {unknown[0]!r}; use -DNAME=VALUE or -IPATH.")
+    definitions = [option[2:].partition("=") for option in options if option[:2] == "-D"]
+    macros = [(macro, value if equals else "1") for macro, equals, value in definitions]
+    includes = [option[2:] for option in options if option[:2] == "-I"]
+    return ProgramOptions(arch=target, name=name, define_macro=macros or None,
+                          include_path=[*includes, *folders] or None)
 
 
 def included_headers(source: str, name: str, options: Sequence[str]) -> tuple[dict[str, str], str]:
-    """The texts, by path, of what `source` includes from its own folder or an -I, itself or through another; and the
-    first header of the toolkit that any of them includes, or ""."""
+    """Return the headers that `source` includes from its own folder or an -I, directly or through another header.
+
+    The result is ({path: text}, name of the first header of the CUDA toolkit that is included, or "").
+    """
     folders = [option[2:] for option in options if option.startswith("-I")]
     found, toolkit, unread = {}, "", [(os.path.dirname(name), source)]
     while unread:
@@ -81,79 +67,75 @@ def included_headers(source: str, name: str, options: Sequence[str]) -> tuple[di
     return found, toolkit
 
 
-def _toolkit(name: str, header: str) -> dict[str, str]:
-    """The folders of the CCCL and CUDA runtime headers in the wheels or the CUDA toolkit, each with what tells its
-    version. CompileError when they are not here."""
+def _toolkit_folders(name: str, header: str) -> dict[str, str]:
+    """Return the folders of the CCCL and CUDA runtime headers, each with the text of the file that holds its version.
+
+    CompileError, which names the file `name` and its `header`, where they are not installed.
+    """
     from cuda import pathfinder
 
     folders = {}
-    for part, says_version in (("cccl", "cuda/std/__cccl/version.h"), ("cudart", "cuda_runtime_api.h")):
+    for part, version_file in (("cccl", "cuda/std/__cccl/version.h"), ("cudart", "cuda_runtime_api.h")):
         folder = pathfinder.find_nvidia_header_directory(part)
         if folder is None:
             raise CompileError(f"{name} includes <{header}>, and the {part} headers are not installed: "
                                "run pip install -r requirements.txt.")
-        folders[folder] = pathlib.Path(folder, says_version).read_text()
+        folders[folder] = pathlib.Path(folder, version_file).read_text()
     return folders
 
 
-def _key(*parts: object) -> str:
-    from cuda.bindings import nvrtc
-
-    return hashlib.sha256(repr((parts, nvrtc.nvrtcVersion(), version("cuda-core"))).encode()).hexdigest()
-
-
 def cubin_folder() -> pathlib.Path:
-    """Where cubins are kept: TILES_CUBINS, else tiles-in-flight/cubins in XDG_CACHE_HOME or ~/.cache."""
+    """Return the folder of cached cubins: TILES_CUBINS, else tiles-in-flight/cubins in XDG_CACHE_HOME or ~/.cache."""
     if folder := os.environ.get("TILES_CUBINS"):
         return pathlib.Path(folder)
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tiles-in-flight/cubins")
 
 
 def read_cached(path: pathlib.Path) -> bytes | None:
-    """What is kept at `path`, unless it is not there or is not what was written."""
+    """Return the bytes that `write_cached` wrote to `path`; None where there is no file or it is damaged."""
     with contextlib.suppress(OSError):
-        kept = path.read_bytes()
-        if kept[:32] == hashlib.sha256(kept[32:]).digest():
-            return kept[32:]
+        content = path.read_bytes()
+        if content[:32] == hashlib.sha256(content[32:]).digest():
+            return content[32:]
     return None
 
 
-def write_cached(path: pathlib.Path, made: bytes) -> None:
-    """Write it whole or not at all, as another process may read or write the same; a full disk only costs time."""
+def write_cached(path: pathlib.Path, content: bytes) -> None:
+    """Write bytes after their checksum, atomically: other processes may use the file. A full disk is no error."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, part = tempfile.mkstemp(dir=path.parent)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
         try:
             with open(handle, "wb") as file:
-                file.write(hashlib.sha256(made).digest() + made)
-            os.replace(part, path)
+                file.write(hashlib.sha256(content).digest() + content)
+            os.replace(temporary, path)
         except OSError:
-            os.unlink(part)
+            os.unlink(temporary)
 
 
 def compile_cubin(source: str, target: str, name: str = "kernel.cu", options: Sequence[str] = (),
                   cache: bool = True) -> bytes:
-    """Compile CUDA C++ to a cubin with NVRTC, or recall it from disk where `cache`.
+    """Compile CUDA C++ to a cubin with NVRTC, or with `cache` read an earlier result from disk.
 
-    `target` is an architecture such as "sm_90a"; `name` appears in diagnostics, and its folder is searched for quoted
-    headers. `options` are -DNAME=VALUE, -IPATH and --field[=value] for a field of cuda.core.ProgramOptions
-    (--max-register-count=64, --lineinfo); else ValueError. Headers of CCCL (<cuda/barrier>, <cub/...>) and of the CUDA
-    runtime (<cuda_bf16.h>) are found where they are installed. Declare kernels extern "C" so that `load_cubin` finds them by
-    name. Raises CompileError with the compiler's log.
+    `target` is an architecture such as "sm_90a". `name` appears in diagnostics, and its folder is searched for quoted
+    headers. `options` are -DNAME=VALUE and -IPATH (ValueError for any other). Headers of CCCL (<cuda/barrier>,
+    <cub/...>) and of the CUDA runtime (<cuda_bf16.h>) are found where they are installed. Declare kernels extern "C",
+    so that `load_cubin` finds them by name. Raises CompileError with the compiler's log.
     """
-    headers, toolkit = included_headers(source, name, options)
-    folders = _toolkit(name, toolkit) if toolkit else {}
-    # A header that is named by a macro, or by an option, would not be seen to change.
-    cache &= not any(ELSEWHERE.search(text) for text in (source, *headers.values(), *options))
-    path = cubin_folder() / _key(source, headers, folders, target, name, list(options))
-    if cache and (cubin := read_cached(path)):
-        return cubin
+    from cuda.bindings import nvrtc
     from cuda.core import Program
 
-    prepared = _program_options(target, name, options, list(folders))
+    headers, toolkit_header = included_headers(source, name, options)
+    folders = _toolkit_folders(name, toolkit_header) if toolkit_header else {}
+    cache &= not any(map(INCLUDE_BY_MACRO.search, (source, *headers.values())))  # an edit of that header goes unseen
+    key = (source, headers, folders, target, name, list(options)), nvrtc.nvrtcVersion(), version("cuda-core")
+    path = cubin_folder() / hashlib.sha256(repr(key).encode()).hexdigest()
+    if cache and (cubin := read_cached(path)):
+        return cubin
+    program_options = _program_options(target, name, options, list(folders))
     try:
-        cubin = bytes(Program(source, "c++", prepared).compile("cubin").code)
-    except Exception as error:  # NVRTCError is private to cuda.core; the log is the only part a reader can use
+        cubin = bytes(Program(source, "c++", program_options).compile("cubin").code)
+    except Exception as error:  # NVRTCError is private to cuda.core; only the log in it helps a reader
         log = re.sub(r"^\d+: NVRTC_ERROR_\w+, compilation log:\s*", "", str(error).replace("\0", "").strip())
         raise CompileError(f"{name} does not compile for {target}:\n{log}") from error
     if cache:
@@ -162,29 +144,27 @@ def compile_cubin(source: str, target: str, name: str = "kernel.cu", options: Se
 
 
 def compile_file(path: str | os.PathLike, target: str, options: Sequence[str] = (), cache: bool = True) -> bytes:
-    """`compile_cubin` of a .cu file: quoted headers are found beside it and in tilelab/include/. OSError when it
-    cannot be read."""
+    """Compile a .cu file as `compile_cubin` does; quoted headers may be beside it or in tilelab/include/."""
     path = pathlib.Path(path).absolute()
-    try:  # by its whole path, so that the compiler looks beside it and no further
+    try:  # the absolute path makes the compiler search the file's folder, not the current one
         return compile_cubin(path.read_text(), target, str(path), [*options, f"-I{INCLUDE_FOLDER}"], cache)
     except CompileError as error:
         raise CompileError(str(error).replace(f"{path.parent}{os.sep}", "")) from error.__cause__
 
 
 def current_device():
-    """cuda.core's view of torch's device, with torch's primary context current in this thread."""
+    """Return the cuda.core Device of torch's current GPU, and make its primary context current in this thread."""
     import torch
     from cuda.core import Device
 
-    from tilelab.device import Unsupported, current
-
-    if current().capability is None:
-        raise Unsupported(f"a CUDA kernel needs an NVIDIA GPU to run; here is {current().describe()}: "
-                          "compile it and read its SASS.")
+    here = device.current()
+    if here.capability is None:
+        raise device.Unsupported(f"a CUDA kernel needs an NVIDIA GPU to run; here is {here.describe()}: "
+                                 "compile it and read its SASS.")
     torch.cuda.init()
-    device = Device(torch.cuda.current_device())
-    device.set_current()
-    return device
+    core_device = Device(torch.cuda.current_device())
+    core_device.set_current()
+    return core_device
 
 
 _thread = threading.local()
@@ -193,8 +173,8 @@ _thread = threading.local()
 def ensure_cuda_context() -> None:
     """Give this thread a CUDA context, once.
 
-    Triton 3.6 and 3.7 let the driver encode the tensor maps of host descriptors before they make a context current, so
-    that the first launch of a new thread would fail.
+    Triton 3.6 and 3.7 encode the tensor maps of host descriptors before they make a context current, so the first
+    launch of a new thread would fail.
     """
     if not hasattr(_thread, "ready"):
         current_device()
@@ -202,74 +182,72 @@ def ensure_cuda_context() -> None:
 
 
 def load_cubin(cubin: bytes, kernel_name: str):
-    """Load a cubin on the current device and return its kernel (cuda.core.Kernel). Raises Unsupported without a GPU."""
+    """Load a cubin on the current GPU and return its kernel (cuda.core.Kernel). Raises Unsupported without a GPU."""
     from cuda.core import ObjectCode
 
     current_device()
     return ObjectCode.from_cubin(cubin).get_kernel(kernel_name)
 
 
-_kernels: dict[tuple, tuple] = {}  # by device, file, name and options: the files it was made of, their state, itself
+# {(device, file, name, options): (files that were compiled, their state then, kernel)}
+_kernels: dict[tuple, tuple] = {}
 
 
-def _state(files: Sequence[str]) -> list[tuple[int, int]]:
+def _file_states(files: Sequence[str]) -> list[tuple[int, int]]:
     return [(stat.st_mtime_ns, stat.st_size) for stat in map(os.stat, files)]
 
 
 def load_kernel(path: str | os.PathLike, name: str, options: Sequence[str] = ()):
-    """The kernel `name` of a .cu file (cuda.core.Kernel), compiled for torch's current device and loaded on it.
+    """Return the kernel `name` of a .cu file (cuda.core.Kernel), compiled for torch's current GPU and loaded on it.
 
-    Cheap enough to be called at each launch: it is compiled again only when the file, or a header that it includes,
-    has been edited. Raises CompileError as `compile_file` does and Unsupported without a GPU.
+    The kernel is kept until the file or a header that it includes is edited, so a call takes microseconds. Raises
+    CompileError as `compile_file` does, and Unsupported without a GPU.
     """
-    from tilelab.device import current
-
-    device = current_device()
-    key = (device.device_id, os.path.abspath(path), name, tuple(options))
+    key = (current_device().device_id, os.path.abspath(path), name, tuple(options))
     with contextlib.suppress(KeyError, OSError):
-        files, state, found = _kernels[key]
-        if _state(files) == state:
-            return found
+        files, states, kernel = _kernels[key]
+        if _file_states(files) == states:
+            return kernel
     headers, _ = included_headers(pathlib.Path(path).read_text(), key[1], [*options, f"-I{INCLUDE_FOLDER}"])
     files = [key[1], *headers]
-    state = _state(files)  # before they are read to be compiled: an edit in between is seen at the next call
-    found = load_cubin(compile_file(path, current().target, options), name)
-    _kernels[key] = files, state, found
-    return found
+    states = _file_states(files)  # before they are compiled: the next call notices an edit in between
+    kernel = load_cubin(compile_file(path, device.current().target, options), name)
+    _kernels[key] = files, states, kernel
+    return kernel
 
 
 def _argument(value: Any) -> Any:
-    """A tensor becomes its address; a scalar must carry its C width, or the kernel reads the wrong bytes."""
+    """Return a kernel argument for cuda.core: a tensor as its address; TypeError for a number without a C width."""
     if hasattr(value, "data_ptr"):
         if not value.is_cuda:
             raise ValueError("a kernel argument is a CPU tensor: move it to the GPU first.")
         return value.data_ptr()
-    if type(value) in (bool, int, float):  # a numpy scalar may be a float too, and has a width
+    if type(value) in (bool, int, float):  # a numpy scalar is an instance of float too, but has a width
         raise TypeError(f"kernel argument {value!r} has no C width: pass ctypes.c_int, ctypes.c_uint64 or the like.")
     return value
 
 
-# Bytes of dynamic shared memory that the driver has been asked to allow, by kernel and device.
-_opted: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+# {kernel: {device: bytes of dynamic shared memory that the driver allows}}
+_allowed_smem: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
-def _opt_in(kernel, device, smem_bytes: int) -> None:
-    """Above 48 KiB, static shared memory counted in, the driver wants to be asked: once a kernel and device."""
+def _allow_smem(kernel, device_id: int, smem_bytes: int) -> None:
+    """Ask the driver once to allow this much dynamic shared memory; it must be asked above 48 KiB in total."""
     from cuda.bindings import driver
 
-    opted = _opted.setdefault(kernel, {})
-    if smem_bytes <= opted.get(device.device_id, 0):
+    allowed = _allowed_smem.setdefault(kernel, {})
+    if smem_bytes <= allowed.get(device_id, 0):
         return
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    (status,) = driver.cuKernelSetAttribute(attribute, smem_bytes, kernel.handle, device.device_id)
+    (status,) = driver.cuKernelSetAttribute(attribute, smem_bytes, kernel.handle, device_id)
     if status != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"the driver refused {smem_bytes:,} B of dynamic shared memory: {status.name}.")
-    opted[device.device_id] = smem_bytes
+    allowed[device_id] = smem_bytes
 
 
 @functools.lru_cache(64)
 def _stream(device_id: int, handle: int):
-    """cuda.core's view of a stream: kept, as making it costs more than a launch."""
+    """Return the cuda.core Stream of a CUDA stream; making one takes longer than a launch, so it is kept."""
     from cuda.core import Stream
 
     return Stream.from_handle(handle)
@@ -277,53 +255,50 @@ def _stream(device_id: int, handle: int):
 
 def prepare_launch(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any],
                    smem_bytes: int = 0, cluster: int = 1, early: bool = False) -> Callable[[], None]:
-    """Check a launch once and return a function that only launches it, on torch's current stream at that time.
+    """Check a launch once and return a function that only launches it, on torch's current stream of that moment.
 
-    `grid` and `block` are in blocks and threads, an int or up to three of them (x first). `args` are CUDA tensors
-    (passed as pointers, and kept alive by the function), ctypes or numpy scalars of the parameter's own width, or
-    cuda.core tensor maps; TypeError for a plain Python number. `smem_bytes` is dynamic shared memory, above 48 KiB
-    too. `cluster` blocks that are neighbours along x run together, at most 8 and a divisor of the grid's x. With
-    `early` the kernel may start while the one before it drains: it must wait for that one itself (griddepcontrol.wait).
-    Raises Unsupported when there is no GPU or a block of it has less shared memory than that. Launches are for the
-    device that is current now, in any thread, and leave it current there.
+    `grid` and `block` count blocks and threads: one int or up to three, x first. `args` are CUDA tensors (passed as
+    pointers, and kept alive by the function), ctypes or numpy scalars as wide as the parameter, or cuda.core tensor
+    maps; TypeError for a plain Python number. `smem_bytes` is the dynamic shared memory of a block. `cluster` is the
+    number of blocks, neighbours along x, that run together: 1 to 8, and a divisor of the grid's x. With `early` the
+    kernel may start before the one before it has ended (programmatic dependent launch), and must wait for it with
+    griddepcontrol.wait. Launches use the GPU that is current now, from any thread, and leave it current there. Raises
+    Unsupported without a GPU or with too little shared memory per block.
     """
     import torch
     from cuda.core import LaunchConfig
     from cuda.core import launch as core_launch
 
-    from tilelab.device import Unsupported, current, require
-
-    device = current_device()
-    needed = smem_bytes + getattr(getattr(kernel, "attributes", None), "shared_size_bytes", 0)  # static, too
-    if needed > current().smem_per_block:
-        raise Unsupported(f"the launch needs {needed:,} B of shared memory a block; {current().name} has "
-                          f"{current().smem_per_block:,} B: take a smaller tile or fewer stages.")
+    core_device, here = current_device(), device.current()
+    needed = smem_bytes + getattr(getattr(kernel, "attributes", None), "shared_size_bytes", 0)  # plus static memory
+    if needed > here.smem_per_block:
+        raise device.Unsupported(f"the launch needs {needed:,} B of shared memory per block; {here.name} has "
+                                 f"{here.smem_per_block:,} B: take a smaller tile or fewer stages.")
+    device_id = core_device.device_id
     for value in args:
-        if getattr(value, "is_cuda", False) and value.device.index != device.device_id:
-            raise ValueError(f"a kernel argument lies on {value.device}, and the launch is for cuda:"
-                             f"{device.device_id}: make the tensors' GPU the current one, with torch.cuda.device.")
+        if getattr(value, "is_cuda", False) and value.device.index != device_id:
+            raise ValueError(f"a kernel argument is on {value.device}, and the current GPU is cuda:{device_id}: make "
+                             "the tensors' GPU the current one, with torch.cuda.device.")
     grid, block = ((extent,) if isinstance(extent, int) else tuple(extent) for extent in (grid, block))
-    if not 1 <= cluster <= 8:
-        raise ValueError(f"a cluster has 1 to 8 blocks; here {cluster}.")
-    if grid[0] % cluster:
-        raise ValueError(f"a grid is whole clusters along x; here are {grid[0]} blocks and clusters of {cluster}.")
+    if not 1 <= cluster <= 8 or grid[0] % cluster:
+        raise ValueError(f"cluster is {cluster}; it must be 1 to 8 and divide the grid's {grid[0]} blocks along x.")
     if cluster > 1 or early:
-        require("has_tma", "a cluster or an early start", "launch without")
-    _opt_in(kernel, device, smem_bytes)
+        device.require("has_tma", "a cluster or an early start", "launch without")
+    _allow_smem(kernel, device_id, smem_bytes)
     # cuda.core counts the grid in clusters where there are any.
     clusters = {"cluster": cluster, "grid": (grid[0] // cluster, *grid[1:])} if cluster > 1 else {"grid": grid}
     config = LaunchConfig(block=block, shmem_size=smem_bytes, programmatic_stream_serialization=early, **clusters)
     values = tuple(map(_argument, args))
-    raw_stream = torch._C._cuda_getCurrentRawStream  # as Triton asks; torch.cuda.current_stream() takes 15 times longer
+    raw_stream = torch._C._cuda_getCurrentRawStream  # Triton uses it too; torch.cuda.current_stream takes 15 x longer
 
-    def launched(kept_alive=tuple(args)) -> None:
-        device.set_current()
-        core_launch(_stream(device.device_id, raw_stream(device.device_id)), config, kernel, *values)
+    def run(keep_alive=tuple(args)) -> None:
+        core_device.set_current()
+        core_launch(_stream(device_id, raw_stream(device_id)), config, kernel, *values)
 
-    return launched
+    return run
 
 
 def launch(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any],
            smem_bytes: int = 0, cluster: int = 1, early: bool = False) -> None:
-    """Launch a loaded kernel on torch's current stream; asynchronous, like any torch operation. As `prepare_launch`."""
+    """Launch a loaded kernel on torch's current stream, asynchronously. The arguments are those of `prepare_launch`."""
     prepare_launch(kernel, grid, block, args, smem_bytes, cluster, early)()

@@ -1,6 +1,7 @@
-"""Tensor maps: what the copy engine is told of a tensor, and where it puts each byte of a box in shared memory.
+"""Make tensor maps (CUtensorMap), and compute the address at which a swizzled box holds each byte in shared memory.
 
-Source: CUDA driver API, "Tensor Map Object Management"; PTX ISA, "Tensors" (tiled mode, swizzling modes).
+A tensor map describes a tensor, a box of it and a swizzle to the Tensor Memory Accelerator. Source: CUDA driver API,
+"Tensor Map Object Management"; PTX ISA, "Tensors" (tiled mode, swizzling modes).
 """
 
 from __future__ import annotations
@@ -9,75 +10,82 @@ from collections.abc import Sequence
 
 import torch
 
-SWIZZLES = {"none": 0, "32B": 32, "64B": 64, "128B": 128}  # bytes of a row that are shuffled
+SWIZZLES = {"none": 0, "32B": 32, "64B": 64, "128B": 128}  # bytes within which units of 16 bytes change places
 PROMOTIONS = ("none", "64B", "128B", "256B")
 FILLS = ("zero", "nan")
-# torch's dtype: cuda.core's name of it.
+# {torch's dtype: cuda.core's name of it}
 DTYPES = {torch.uint8: "UINT8", torch.int16: "UINT16", torch.int32: "INT32", torch.int64: "INT64",
           torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT32", torch.float64: "FLOAT64"}
 
 
 def swizzle_offset(offset: int, swizzle: str = "none") -> int:
-    """Where the byte `offset` of a box, counted row by row, lies in shared memory that is aligned to 1,024 bytes.
+    """Return the address in shared memory of byte `offset` of a box, where `offset` counts row by row.
 
-    Swizzling exchanges units of 16 bytes: their number within 32, 64 or 128 bytes is XORed with bits of the number of
-    the 128-byte line. Works on integers and on numpy or torch arrays of them.
+    Both are relative to the start of the box, which must be aligned to 1,024 bytes. The swizzle exchanges units of 16
+    bytes within 32, 64 or 128 bytes: it XORs bits 4 to 6 of the offset with bits 7 to 9.
+
+        offset   ... | 9 8 7 | 6 5 4 | 3 2 1 0      128B uses three bits, 64B the lower two, 32B the lowest one
+                         |       ^ byte within its unit of 16
+                         +--XOR--+
+
+    Works on integers, and on numpy or torch arrays of them.
     """
-    span = SWIZZLES[swizzle]
-    if not span:
+    width = SWIZZLES[swizzle]
+    if not width:
         return offset
-    bits = span // 16 - 1
-    # The pattern repeats every 256, 512 or 1,024 bytes: the bits above those of the unit, from bit 7 on.
-    return offset ^ (((offset >> 7) & bits) << 4)
+    mask = width // 16 - 1
+    return offset ^ (((offset >> 7) & mask) << 4)
 
 
 def check_describable(shape: Sequence[int], strides: Sequence[int], itemsize: int, address: int, box: Sequence[int], *,
-          swizzle: str = "none", l2_promotion: str = "none", fill: str = "zero", floating: bool = True) -> None:
-    """ValueError with a sentence for what a tiled tensor map cannot describe. `strides` and `box` in elements, the
-    innermost last; needs no GPU."""
-    if not isinstance(swizzle, str) or swizzle not in SWIZZLES:
-        raise ValueError(f"swizzle is one of {', '.join(SWIZZLES)}; here it is {swizzle!r}.")
-    if l2_promotion not in PROMOTIONS:
-        raise ValueError(f"l2_promotion is one of {', '.join(PROMOTIONS)}; here it is {l2_promotion!r}.")
-    if fill not in FILLS:
-        raise ValueError(f"fill is zero or nan; here it is {fill!r}.")
-    if fill == "nan" and not floating:
-        raise ValueError("only floating point tensors can be filled with nan outside; this one holds integers.")
+                      swizzle: str = "none", l2_promotion: str = "none", fill: str = "zero",
+                      floating: bool = True) -> None:
+    """Raise ValueError with one sentence for a tensor or box that a tiled tensor map cannot describe.
+
+    The driver itself answers every such case with CUDA_ERROR_INVALID_VALUE. `strides` and `box` are in elements, the
+    innermost last; `itemsize` and `address` are in bytes. Needs no GPU.
+    """
+    for name, value, allowed in (("swizzle", swizzle, tuple(SWIZZLES)), ("l2_promotion", l2_promotion, PROMOTIONS),
+                                 ("fill", fill, FILLS)):
+        if value not in allowed:
+            raise ValueError(f"unknown {name} {value!r}; choose one of {', '.join(allowed)}.")
     if not 1 <= len(shape) <= 5:
         raise ValueError(f"a tensor map has 1 to 5 dimensions; this tensor has {len(shape)}.")
     if len(box) != len(shape):
-        raise ValueError(f"a box has as many extents as the tensor, {len(shape)}; here it is {tuple(box)}.")
-    if any(type(extent) is not int or not 1 <= extent <= 256 for extent in box):
-        raise ValueError(f"each extent of a box is 1 to 256 elements; here the box is {tuple(box)}.")
-    if any(not 1 <= extent <= 1 << 32 for extent in shape):
-        raise ValueError(f"each extent of the tensor is 1 to 2^32; here they are {tuple(shape)}.")
-    if address % 16:
-        raise ValueError(f"a tensor map starts at a multiple of 16 bytes; this tensor starts {address % 16} past one: "
-                         "copy it first.")
-    if strides[-1] != 1 and shape[-1] > 1:
-        raise ValueError(f"the last dimension must be contiguous (stride 1); the strides are {tuple(strides)}.")
-    for extent, stride in zip(shape[:-1], strides):
-        if extent > 1 and (stride * itemsize % 16 or stride < 1 or stride * itemsize >= 1 << 40):
-            raise ValueError(f"outer strides are positive multiples of 16 bytes ({max(1, 16 // itemsize)} elements) "
-                             f"below 2^40; here one is {stride * itemsize:,} bytes: make it contiguous, or pad its "
-                             "rows.")
-    inner = box[-1] * itemsize
-    if inner % 16:
-        raise ValueError(f"the innermost extent of a box takes a multiple of 16 bytes; {box[-1]} elements take "
-                         f"{inner}.")
-    if SWIZZLES[swizzle] and inner > SWIZZLES[swizzle]:
-        raise ValueError(f"with a swizzle of {swizzle} the innermost extent of a box is at most that; {box[-1]} "
-                         f"elements take {inner} bytes.")
+        raise ValueError(f"box must have {len(shape)} extents, as many as the tensor; it is {tuple(box)}.")
+    inner_bytes = box[-1] * itemsize
+    outer_bytes = [stride * itemsize for extent, stride in zip(shape[:-1], strides) if extent > 1]
+    wrong_bytes = next((size for size in outer_bytes if size % 16 or not 0 < size < 1 << 40), None)
+    rules = (
+        (fill == "zero" or floating, "fill must be zero for a tensor of integers; it is nan."),
+        (all(type(extent) is int and 1 <= extent <= 256 for extent in box),
+         f"each extent of a box must be 1 to 256 elements; the box is {tuple(box)}."),
+        (all(1 <= extent <= 1 << 32 for extent in shape),
+         f"each extent of the tensor must be 1 to 2^32; the shape is {tuple(shape)}."),
+        (address % 16 == 0,
+         f"a tensor map starts at a multiple of 16 bytes; the tensor starts {address % 16} past one: copy it first."),
+        (strides[-1] == 1 or shape[-1] == 1,
+         f"the last dimension must be contiguous (stride 1); the strides are {tuple(strides)}."),
+        (wrong_bytes is None,
+         f"outer strides are positive multiples of 16 bytes ({max(1, 16 // itemsize)} elements) below 2^40; one is "
+         f"{wrong_bytes or 0:,} bytes: make it contiguous, or pad its rows."),
+        (inner_bytes % 16 == 0,
+         f"the innermost extent of a box takes a multiple of 16 bytes; {box[-1]} elements take {inner_bytes}."),
+        (inner_bytes <= (SWIZZLES[swizzle] or inner_bytes),
+         f"with the swizzle {swizzle} the innermost extent of a box takes at most as many bytes; it takes "
+         f"{inner_bytes}."))
+    for holds, sentence in rules:
+        if not holds:
+            raise ValueError(sentence)
 
 
 def make_tensor_map(tensor: torch.Tensor, box: Sequence[int], *, swizzle: str = "none", l2_promotion: str = "128B",
-               fill: str = "zero"):
-    """A tiled tensor map (cuda.core.TensorMapDescriptor, 128 bytes) of a CUDA tensor, to be passed to a launch by
-    value.
+                    fill: str = "zero"):
+    """Return a tiled tensor map of a CUDA tensor (cuda.core.TensorMapDescriptor, 128 bytes), a kernel's argument.
 
-    `box` is in elements, innermost last, as the tensor's shape. What a box covers outside of the tensor is loaded as
-    zero or nan (`fill`) and never stored. The map holds the address: keep the tensor. Raises ValueError as `check` does
-    and for a dtype that has no tensor map, and tilelab.device.Unsupported without a GPU.
+    `box` is in elements, innermost last like the tensor's shape. Elements of a box outside of the tensor are loaded as
+    `fill` and never stored. The map holds the tensor's address, so keep the tensor alive. Raises ValueError as
+    `check_describable` does and for a dtype not in DTYPES, and tilelab.device.Unsupported without a GPU that has TMA.
     """
     from cuda.core import _tensor_map as core  # its enums have no public name yet
     from cuda.core.utils import StridedMemoryView
@@ -85,13 +93,13 @@ def make_tensor_map(tensor: torch.Tensor, box: Sequence[int], *, swizzle: str = 
     from tilelab import cuda, device
 
     if tensor.dtype not in DTYPES:
-        raise ValueError(f"a tensor map holds {', '.join(str(dtype)[6:] for dtype in DTYPES)}; this tensor holds "
+        raise ValueError(f"a tensor map holds {', '.join(str(dtype)[6:] for dtype in DTYPES)}; the tensor is "
                          f"{str(tensor.dtype)[6:]}.")
     check_describable(tensor.shape, tensor.stride(), tensor.element_size(), tensor.data_ptr(), box, swizzle=swizzle,
-          l2_promotion=l2_promotion, fill=fill, floating=tensor.is_floating_point())
+                      l2_promotion=l2_promotion, fill=fill, floating=tensor.is_floating_point())
     cuda.current_device()
     device.require("has_tma", "a tensor map", "compile the kernel and read its SASS")
-    # A stride that is never taken may be anything in torch; the driver wants a multiple of 16 bytes.
+    # Torch allows any stride for an extent of 1; the driver demands a multiple of 16 bytes for it too.
     strides, whole = [1], -(-tensor.shape[-1] * tensor.element_size() // 16) * 16 // tensor.element_size()
     for extent, stride in list(zip(tensor.shape, tensor.stride()))[-2::-1]:
         strides.insert(0, stride if extent > 1 else whole)
