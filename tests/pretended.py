@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 from triton.runtime import driver
 
-from tilelab import build_worker, child
+from tilelab import build_worker, worker_pool
 
 HOPPER, noted = GPUTarget("cuda", 90, 32), set()
 
@@ -50,13 +50,14 @@ def built(jobs) -> set:
     noted.clear()
     for job in jobs:
         with contextlib.suppress(AttributeError):  # it looks for the binary
-            build_worker._compile(dataclasses.asdict(job))
+            build_worker._compile_triton(dataclasses.asdict(job))
     return set(noted)
 
 
 def run(script: str) -> None:
     """Run the script, AssertionError with what it said when it fails."""
-    path = os.pathsep.join([str(child.ROOT), str(child.ROOT / "tests")])
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=child.ROOT,
-                          env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path})
+    path = os.pathsep.join([str(worker_pool.ROOT), str(worker_pool.ROOT / "tests")])
+    env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=env,
+                          cwd=worker_pool.ROOT)
     assert done.returncode == 0, done.stderr[-2000:]

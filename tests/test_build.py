@@ -15,7 +15,7 @@ from ch14 import gemm
 from ch14.gemm.configs import GemmConfig, parse
 from ch14.gemm.configs import configs as gemm_configs
 from ch14.gemm.configs import job as gemm_job
-from tilelab import build, build_worker, worker_pool, cubin, device
+from tilelab import build, build_worker, cubin, device, worker_pool
 
 CONFIG = GemmConfig(128, 128, 64, 8, 3)
 COPY = {"kernel": "tilelab.doctor_copy:copy_tma_kernel", "constants": {"BLOCK_M": 64, "BLOCK_N": 64},
@@ -71,7 +71,7 @@ def test_sixteen_warps_lose_the_fifth_tensor_core():
 def test_rejection_gives_the_numbers():
     report = build.build_one(gemm_job(GemmConfig(128, 128, 128, 8, 4), "sm_90a"))
     assert (report.status, report.launchable) == ("rejected", False)
-    assert report.reason == "it needs 262,176 B of shared memory a block; sm_90a has 232,448 B."
+    assert report.reason == "it needs 262,176 B of shared memory per block; sm_90a has 232,448 B."
     assert report.row()["smem"] == 262176
 
 
@@ -91,7 +91,7 @@ def test_a_real_failing_pass_is_named():
 
 def test_failing_pass_is_named():
     said = "x.mlir:3:1: error: operand does not dominate this use\nPipeline failed while executing [`SomePass` on"
-    assert build_worker._why(RuntimeError("PassManager::run failed"), said) == \
+    assert build_worker._describe_error(RuntimeError("PassManager::run failed"), said) == \
         "the compiler pass SomePass failed: operand does not dominate this use"
 
 
@@ -389,8 +389,9 @@ def test_cu_shared_memory_and_threads_decide(cu_job):
     assert build.build_one(cu_job("big", "sm_80", smem_bytes=79000)).programs_per_sm == 1
     refused = reports["sm_121a"]
     assert refused.status == "rejected"
-    assert refused.reason == "it needs 102,400 B of shared memory a block; sm_121a has 101,376 B."
-    assert build.build_one(cu_job("small", num_warps=33)).reason == "it has 1,056 threads a block; sm_90a allows 1,024."
+    assert refused.reason == "it needs 102,400 B of shared memory per block; sm_121a has 101,376 B."
+    reason = build.build_one(cu_job("small", num_warps=33)).reason
+    assert reason == "it has 1,056 threads per block; sm_90a allows 1,024."
 
 
 def test_cu_constants_and_options_reach_the_compiler(cu_job):
@@ -442,7 +443,7 @@ def test_cu_whose_sass_cannot_be_read(cu_job, monkeypatch):
     monkeypatch.setattr(cubin, "cuobjdump", too_old)
     answer = build_worker._compile_cu(dataclasses.asdict(cu_job("small")))
     assert answer["counts"] == {} and answer["registers"]
-    assert build._report(cu_job("small"), answer).launchable
+    assert build._make_report(cu_job("small"), answer).launchable
 
 
 def test_cu_needs_neither_triton_nor_torch(cu_job):

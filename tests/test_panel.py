@@ -3,24 +3,26 @@
 import asyncio
 import dataclasses
 import functools
-import html
 import re
 import statistics
 import time
 
 import pytest
 
-from ch07.bulk_copy import sweep
+from ch07.bulk_copy import sweep as bulk_copy_sweep
 from ch10.tile_pipeline import sweep as tile_pipeline_sweep
 from ch10.wgmma_gemm import sweep as wgmma_gemm_sweep
 from ch14.descriptors import tile_copy_experiments
-from ch14.gemm import experiments
-from tilelab import device, faults, panel, panel_html, panel_rows
+from ch14.gemm import sweep as gemm_sweep
+from tilelab import device, faults, panel
 from tilelab.journal import Journal
-from tilelab.space import Roofline, TunableKernel
+from tilelab.panel import rows as panel_rows
+from tilelab.panel import views
+from tilelab.tunable import Roofline, TunableKernel
 
-GEMM, COPY = experiments.TUNABLE_KERNEL, tile_copy_experiments.TUNABLE_KERNEL
-SUBJECTS = GEMM, COPY, sweep.TUNABLE_KERNEL, tile_pipeline_sweep.TUNABLE_KERNEL, wgmma_gemm_sweep.TUNABLE_KERNEL
+GEMM, COPY = gemm_sweep.TUNABLE_KERNEL, tile_copy_experiments.TUNABLE_KERNEL
+KERNELS = (GEMM, COPY, bulk_copy_sweep.TUNABLE_KERNEL, tile_pipeline_sweep.TUNABLE_KERNEL,
+           wgmma_gemm_sweep.TUNABLE_KERNEL)
 
 
 @pytest.fixture(autouse=True)
@@ -67,15 +69,15 @@ def fresh(**choice):
 # ---- menus
 
 
-@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
-def test_every_choice_draws(subject):
-    shown = panel.Panel(*SUBJECTS, kernel=subject.name)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_every_choice_draws(kernel):
+    shown = panel.Panel(*KERNELS, kernel=kernel.name)
     for name in ("target", "dtype", "preset", "show", "x", "y"):
         menu = shown.menus[name]
         for index in range(len(menu.options)):
             menu.index = index
             assert "tiles-problem" not in shown.status.value and cells(shown)
-    for shape in subject.shapes:
+    for shape in kernel.shapes:
         shown.menus["shape"].value = shape
         assert "tiles-problem" not in shown.status.value
 
@@ -98,12 +100,13 @@ def test_a_kernel_brings_its_own_menus_and_keeps_what_both_have():
 
 
 @pytest.mark.parametrize("choice, says", [
-    ({"preset": "none such"}, "preset is one of the field note's"), ({"colour": "red"}, "menus are kernel, shape"),
-    ({"target": "sm_80"}, "target is one of")])
+    ({"preset": "none such"}, "unknown preset 'none such'; choose one of the field note's"),
+    ({"colour": "red"}, "menus are kernel, shape"),
+    ({"target": "sm_80"}, "unknown target 'sm_80'; choose one of")])
 def test_a_choice_that_no_menu_has_is_refused(choice, says):
     with pytest.raises(ValueError, match=says):
         panel.Panel(GEMM, **choice)
-    with pytest.raises(ValueError, match="at least one subject"):
+    with pytest.raises(ValueError, match="at least one kernel"):
         panel.Panel()
 
 
@@ -132,13 +135,13 @@ def test_a_shape_is_named_or_written_as_sizes():
     assert (name.value, sizes.value) == ("4096³", "4096,4096,4096") and shown.rows()[0]["shape"] == [4096] * 3
 
 
-def test_whatever_a_subject_raises_is_a_sentence():
+def test_whatever_a_kernel_raises_is_a_sentence():
     def broken(*_):
         raise KeyError("oops")
 
     shown = panel.Panel(dataclasses.replace(COPY, space=broken))
     assert "KeyError" in shown.status.value
-    shown = panel.Panel(dataclasses.replace(COPY, roofline=broken, recorded=broken))
+    shown = panel.Panel(dataclasses.replace(COPY, roofline=broken, load_record=broken))
     assert "KeyError" in shown.status.value
 
 
@@ -175,10 +178,10 @@ async def test_recorded_times_are_laid_over_what_is_built_here():
 @in_loop
 async def test_building_leaves_the_recorded_winner_and_its_top_ten():
     shown = panel.Panel(GEMM, preset="grid of 96", shape="4096³", target="sm_90a")
-    before = panel_rows.winner(shown.rows()), shown.top.value
+    before = panel_rows.find_winner(shown.rows()), shown.top.value
     shown.buttons["run"].click()
     await ended(shown)
-    after = panel_rows.winner(shown.rows())
+    after = panel_rows.find_winner(shown.rows())
     assert after["final_ms"] == before[0]["final_ms"] and after["kernel"] == before[0]["kernel"]
     assert shown.top.value == before[1] and "tiles-rule" in shown.top.value
     assert sum(text.startswith("★") for text in texts(shown)) == 1
@@ -245,13 +248,13 @@ async def test_a_live_sweep_with_faults_has_a_winner(tmp_path):
     def no_record():
         raise FileNotFoundError("no record")
 
-    subject = TunableKernel(
+    kernel = TunableKernel(
         "faults", {"5,000": (5000,)}, ("fp32",),
         {"all": lambda _: faults.configs(("segfault in the compiler", "wrong result", "illegal memory access"))},
         {"block": lambda config: str(config.block), "fault": lambda config: config.fault or "none"},
         lambda shape, dtype, target: faults.FaultSpace(str(tmp_path)), no_record,
         lambda _: Roofline("block", "gbps", "GB/s", lambda config: config.block, {"roof": 1.0}), peer="torch")
-    shown = panel.Panel(subject)
+    shown = panel.Panel(kernel)
     shown.buttons["run"].click()
     await ended(shown)
     assert "8 ok, 1 wrong, 2 failed" in shown.status.value and "fastest: " in shown.status.value
@@ -286,8 +289,8 @@ async def test_the_notebook_goes_on_while_a_sweep_runs():
 async def test_a_target_switch_on_what_is_built_redraws_within_300_ms(sweeps):
     shown = panel.Panel(GEMM, preset="grid of 96", shape="4096³", target="sm_90a")
     for target in ("sm_90a", "sm_100a"):  # rows as a sweep leaves them, in the journal
-        choice = panel_rows.choose(GEMM, "4096³", "bf16", "grid of 96", target)
-        for row in choice.base.values():
+        choice = panel_rows.make_choice(GEMM, "4096³", "bf16", "grid of 96", target)
+        for row in choice.initial_rows.values():
             if row["status"] == "waiting":
                 choice.journal.append({**row, "status": "ok", "registers": 168, "spills": 0, "smem": 99328,
                                        "threads": 128, "programs_per_sm": 1, "counts": {}})
@@ -319,16 +322,16 @@ def test_a_rejected_cell_says_why():
 def test_text_from_data_is_escaped():
     row = {"kernel": "<i>k</i>", "config": "<i>", "status": "failed", "reason": "<script>", "predicted_ms": 1.0,
            "counts": {"<b>": 1}}
-    for text in (panel_html.detail([row], "<peer>", "<source>"), panel_html.top([row], "<peer>", "<title>")):
+    for text in (views.details([row], "<peer>", "<source>"), views.top_table([row], "<peer>", "<title>")):
         assert not re.search(r"<(i|script|b|peer|source|title)>", text)
 
 
 def test_words_and_shades():
     row = {"status": "rejected", "reason": "256 threads have at most 255 registers each."}
-    assert panel_rows.word(row) == "registers"
-    assert panel_rows.word({"status": "failed", "reason": "no answer within 60 s"}) == "failed"
-    assert panel_html.shade(2.0, [1.0, 2.0], "ms") == 0 and panel_html.shade(1.0, [1.0, 2.0], "ms") == 23
-    assert panel_html.shade(1.0, [0.1, 1.0], "ratio") == 23 and panel_html.shade(5, [5], "registers") == 23
+    assert panel_rows.short_status(row) == "registers"
+    assert panel_rows.short_status({"status": "failed", "reason": "no answer within 60 s"}) == "failed"
+    assert views.shade(2.0, [1.0, 2.0], "ms") == 0 and views.shade(1.0, [1.0, 2.0], "ms") == 23
+    assert views.shade(1.0, [0.1, 1.0], "ratio") == 23 and views.shade(5, [5], "registers") == 23
 
 
 def test_the_winner_was_timed_again_and_is_fastest_beside_the_peer():
@@ -336,15 +339,15 @@ def test_the_winner_was_timed_again_and_is_fastest_beside_the_peer():
              "ratio": ratio, **({"final_ms": ms, "final_ratio": final} if final else {})}
             for ms, ratio, final, predicted in (
                 (1.0, 0.90, 0.89, 2), (1.1, 0.95, 0.96, 2), (1.2, 0.94, 0.955, 1), (0.9, 0.97, None, 3))]
-    assert panel_rows.winner(rows) is rows[1]
-    assert panel_rows.best(rows) == panel_rows.ranked(rows) == [rows[1], rows[2], rows[0], rows[3]]
-    fastest, near, model = panel_html.verdict(rows, "cuBLAS")
+    assert panel_rows.find_winner(rows) is rows[1]
+    assert panel_rows.top_rows(rows) == panel_rows.rank_rows(rows) == [rows[1], rows[2], rows[0], rows[3]]
+    fastest, near, model = views.verdict(rows, "cuBLAS")
     assert fastest == "fastest: 1.1, 1.10 ms, 0.96 × cuBLAS" and near == "within 1 %: 2 more configurations"
     assert model.endswith("predicted place 2, shared by 2")
 
 
 def test_numbers_keep_their_zeros():
-    assert [panel_html.number(value) for value in (0.028, 0.0277, 25.0, 99.97, 1234.5, 168, None)] == [
+    assert [views.format_number(value) for value in (0.028, 0.0277, 25.0, 99.97, 1234.5, 168, None)] == [
         "0.0280", "0.0277", "25.0", "100", "1,234", "168", "–"]
 
 
@@ -359,7 +362,7 @@ async def test_a_picture_and_a_table_stay_in_the_notebook(outputs):
     for menu, value in (("target", "sm_120a"), ("show", "registers"), ("x", "warps, stages")):
         shown.menus[menu].value = value
     await asyncio.sleep(0)
-    while shown._keeping:
+    while shown._snapshot_busy:
         await asyncio.sleep(0.02)
     assert outputs[3]["update"] and outputs[3]["transient"] == outputs[1]["transient"]
     assert outputs[-2]["data"]["image/png"] != picture["image/png"]
@@ -367,7 +370,7 @@ async def test_a_picture_and_a_table_stay_in_the_notebook(outputs):
 
 
 def test_targets_are_those_with_tma():
-    offered = [value for _, value in panel_rows.targets()]
+    offered = [value for _, value in panel_rows.target_options()]
     assert [value for value in offered if value] == list(device.TARGETS[1:])
     assert ("" in offered) == device.current().has_tma
 
@@ -390,14 +393,6 @@ async def test_a_task_that_somebody_cancels_leaves_the_buttons_alive():
     await ended(shown)
     await asyncio.sleep(0.05)
     assert not shown.buttons["run"].disabled and shown.buttons["cancel"].disabled
-
-
-def test_an_axis_or_a_reach_that_raises_is_a_sentence():
-    shown = panel.Panel(dataclasses.replace(COPY, axes={"broken": lambda config: {}["no such"]}), target="sm_90a")
-    assert "KeyError: 'no such'" in html.unescape(shown.status.value)
-    roofline = dataclasses.replace(COPY.roofline("bf16"), reach=lambda config: 1 / 0)
-    shown = panel.Panel(dataclasses.replace(COPY, roofline=lambda dtype: roofline), target="sm_90a")
-    assert "no roofline: ZeroDivisionError" in shown.roofline.value
 
 
 def test_without_an_event_loop_run_says_where_it_belongs():

@@ -1,8 +1,7 @@
-"""Compile Triton and CUDA C++ kernels for any target with no GPU, in worker processes that may crash, and read what
-came out.
+"""Compile Triton and CUDA C++ kernels for any target, without a GPU, in worker processes that may crash.
 
 A compiler that raises, aborts, faults or hangs becomes a Report with the reason. Nothing here imports Triton: it lives
-in the workers, where TRITON_INTERPRET=0 lets a machine without a GPU compile.
+in the workers, where TRITON_INTERPRET=0 makes it compile on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from tilelab import cuda, worker_pool
 from tilelab.cubin import ptxas_remarks, sass, sass_counts
 from tilelab.device import target_limits
 
-__all__ = ["Job", "Report", "build", "build_one", "disassemble", "job_for", "ptxas_remarks", "sass", "sass_counts",
-           "compile_ahead"]
+__all__ = ["Job", "Report", "build", "build_one", "compile_ahead", "disassemble", "job_for", "ptxas_remarks", "sass",
+           "sass_counts"]
 
-# Occurrences in the PTX: what the compiler emitted, not how often it runs.
+# Instructions that are counted in the PTX: what the compiler emitted, not how often it runs.
 INSTRUCTIONS = {
     "tma_load": r"cp\.async\.bulk\.tensor\.[^;\n]*shared::cluster\.global|"
                 r"cp\.async\.bulk\.tensor\.[^;\n]*shared::cta\.global",
@@ -37,18 +36,22 @@ INSTRUCTIONS = {
     "tensormap_replace": r"tensormap\.replace",
     "setmaxnreg": r"setmaxnreg",
 }
+SYSTEM_SMEM = 1024  # bytes of shared memory per block that the system keeps, from sm_90 on
+TENSOR_MEMORY_COLUMNS = 512
 
 
 @dataclass(frozen=True)
 class Job:
     """One kernel, specialised for one target.
 
-    kernel: "ch14.gemm:gemm_plain_kernel" or "path/to/file.py:name". signature: a Triton type for each argument that is
-    no constexpr ("*bf16", "i32", "tensordesc<bf16[128, 64]>"). constants: the constexpr arguments. aligned: names of
-    pointers and integers known to be multiples of 16. options: further compile options, {"launch_pdl": True}.
+    For Triton, `kernel` is "ch14.gemm:gemm_plain_kernel" or "path/to/file.py:name". `signature` gives the Triton type
+    of each argument that is not a constexpr ("*bf16", "i32", "tensordesc<bf16[128, 64]>"), `constants` the constexpr
+    arguments, `aligned` the names of pointers and integers that are multiples of 16, and `options` further compile
+    options such as {"launch_pdl": True}.
 
-    Or "path/to/file.cu:name", for NVRTC: constants are -DNAME=VALUE (a bool 0 or 1), options fields of
-    cuda.core.ProgramOptions, `smem_bytes` the dynamic shared memory of its launch; signature and aligned stay empty.
+    For CUDA C++, `kernel` is "path/to/file.cu:name". `constants` become -DNAME=VALUE (a bool 0 or 1), `options` are
+    fields of cuda.core.ProgramOptions, and `smem_bytes` is the dynamic shared memory of the launch; signature and
+    aligned stay empty.
     """
 
     kernel: str
@@ -63,21 +66,21 @@ class Job:
     smem_bytes: int = 0
 
     @property
-    def _entry(self) -> str:
-        """The name in the cubin of a .cu file's kernel, which may hold others; empty for Triton's, which holds one."""
+    def _kernel_in_cubin(self) -> str:
+        """The kernel's name where the cubin may hold several (.cu), else "" for the only one."""
         path, _, name = self.kernel.rpartition(":")
         return name if path.endswith(".cu") else ""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the compiler made of a Job: `status` is ok, rejected (compiled, cannot launch there) or failed.
+    """What the compiler made of a Job. `status` is ok, rejected (compiled, but cannot launch there) or failed.
 
-    Sizes in bytes: `smem` dynamic and `smem_static` a block (from sm_90 on 1,024 of it are the system's), `spills`
-    local memory a thread; `tmem` columns of tensor memory a block; None where they could not be read. `counts` are
-    instructions in the PTX (INSTRUCTIONS), or those in the SASS of a .cu kernel (cubin.OPCODES, and what tensor core
-    instructions it has), empty where that cannot be read. `seconds` the compiler's. `reason` is a sentence, empty when
-    all is well; `said` all that the compiler said about a failure: the exception's name and text, then its log.
+    In bytes: `smem` is dynamic and `smem_static` static shared memory per block (from sm_90 on, 1,024 of it are the
+    system's), `spills` local memory per thread. `tmem` counts columns of tensor memory per block. None stands for what
+    could not be read. `counts` are the instructions in the PTX (INSTRUCTIONS), or those in the SASS of a .cu kernel
+    (cubin.OPCODES, and its tensor core instructions). `seconds` is the compiler's time. `reason` is one sentence, empty
+    when all is well; `compiler_output` holds the exception and the compiler's log of a failure.
     """
 
     job: Job
@@ -93,23 +96,23 @@ class Report:
     seconds: float = 0.0
     ptx: str = field(default="", repr=False)
     cubin: bytes = field(default=b"", repr=False)
-    said: str = field(default="", repr=False)
+    compiler_output: str = field(default="", repr=False)
 
     @property
     def sass(self) -> str:
-        """SASS of the kernel; RuntimeError says why it could not be read."""
-        return sass(self.cubin, self.job._entry)
+        """Return the SASS of the kernel. RuntimeError says why it cannot be read."""
+        return sass(self.cubin, self.job._kernel_in_cubin)
 
     @property
     def programs_per_sm(self) -> int | None:
-        """How many programs fit on an SM of the target together: its occupancy. None where it was not built."""
+        """Return how many programs run on an SM at a time (the occupancy); None where nothing was built."""
         if self.smem is None or not self.registers:
             return None
         limit, warps = target_limits(self.job.target), self.threads // 32
-        of_a_warp = -(-self.registers * 32 // 256) * 256  # registers are given out by 256 a warp
-        own = _own_smem(self.smem, self.smem_static, self.job.target)
-        return min(limit.smem_per_sm // (own + 1024), limit.threads_per_sm // self.threads,
-                   limit.regs_per_sm // (of_a_warp * warps), 32)
+        registers_per_warp = -(-self.registers * 32 // 256) * 256  # the SM hands out registers 256 per warp at a time
+        smem = _requested_smem(self.smem, self.smem_static, self.job.target) + SYSTEM_SMEM
+        return min(limit.smem_per_sm // smem, limit.threads_per_sm // self.threads,
+                   limit.regs_per_sm // (registers_per_warp * warps), 32)
 
     @property
     def launchable(self) -> bool:
@@ -117,20 +120,21 @@ class Report:
         return self.status == "ok"
 
     def row(self) -> dict:
-        """Flat, for a table or results/; without the PTX."""
-        kept = {"name": self.job.name or self.job.kernel, "target": self.job.target, "status": self.status,
-                "reason": self.reason, "registers": self.registers, "spills": self.spills, "smem": self.smem,
-                "smem_static": self.smem_static, "threads": self.threads, "seconds": round(self.seconds, 3)}
-        return kept | self.counts
+        """Return a flat dict for a table or results/, without PTX and cubin."""
+        row = {"name": self.job.name or self.job.kernel, "target": self.job.target, "status": self.status,
+               "reason": self.reason, "registers": self.registers, "spills": self.spills, "smem": self.smem,
+               "smem_static": self.smem_static, "threads": self.threads, "seconds": round(self.seconds, 3)}
+        return row | self.counts
 
 
-def _own_smem(dynamic: int, static: int | None, target: str) -> int:
-    """Shared memory that a block asks for: all but the 1,024 B of the system, which a cubin from sm_90 on counts in."""
-    return dynamic + max((static or 0) - (1024 if target_limits(target).capability >= (9, 0) else 0), 0)
+def _requested_smem(dynamic: int, static: int | None, target: str) -> int:
+    """Return the shared memory that a block asks for: a cubin counts the system's share as static from sm_90 on."""
+    system = SYSTEM_SMEM if target_limits(target).capability >= (9, 0) else 0
+    return dynamic + max((static or 0) - system, 0)
 
 
-def job_for(kernel, signature: dict[str, str], constants: dict[str, Any], target: str, **rest) -> Job:
-    """The Job of a `@triton.jit` function, interpreted or autotuned too; `rest` are further fields of Job.
+def job_for(kernel, signature: dict[str, str], constants: dict[str, Any], target: str, **fields) -> Job:
+    """Return the Job of a `@triton.jit` function, also an interpreted or autotuned one; `fields` are others of Job.
 
     Raises ValueError for a kernel that another process cannot import by name.
     """
@@ -140,59 +144,58 @@ def job_for(kernel, signature: dict[str, str], constants: dict[str, Any], target
         raise ValueError(f"the compiler's process cannot import {kernel.__qualname__} from {kernel.__module__}: "
                          "define it at the top level of a module.")
     where = kernel.__module__ if kernel.__module__ in sys.modules else kernel.__code__.co_filename
-    return Job(f"{where}:{kernel.__name__}", signature, constants, target, **rest)
+    return Job(f"{where}:{kernel.__name__}", signature, constants, target, **fields)
 
 
 def build(jobs: Iterable[Job], workers: int | None = None, timeout_s: float = 120,
           cache: str | os.PathLike | None = None, triton: str | os.PathLike | None = None) -> Iterator[Report]:
-    """Compile `jobs` in parallel and yield a Report for each as it finishes, in whatever order.
+    """Compile `jobs` in parallel and yield a Report for each as it finishes, in any order.
 
-    `workers` processes (default: one a CPU), each given `timeout_s` a job; `cache` replaces the cache folders of Triton
-    and of tilelab.cuda for these jobs. A damaged cache entry is compiled again elsewhere. `triton` is the folder that
-    another Triton was installed into (pip's --target), for kernels that import nothing but Triton. Builds may overlap,
-    each with workers of its own; an iterator that is closed early kills what it was building. Raises ValueError at once
-    for a target that is none of tilelab.device.TARGETS.
+    `workers` is the number of processes (default: one per CPU), `timeout_s` the limit per job. `cache` replaces the
+    cache folders of Triton and of tilelab.cuda. `triton` is the folder that another Triton was installed into (pip's
+    --target), for kernels that import nothing but Triton. Closing the iterator early kills what is being built. Raises
+    ValueError at once for a target that is not in tilelab.device.TARGETS.
     """
     jobs = list(jobs)
     for job in jobs:
         target_limits(job.target)
-    if timeout_s <= 0 or (workers is not None and workers < 1):
-        raise ValueError(f"workers and timeout_s must be positive; they are {workers} and {timeout_s}.")
-    return _build(jobs, min(workers or _cpus(), max(len(jobs), 1)), timeout_s, cache, triton)
+    return _build(jobs, min(workers or _count_cpus(), max(len(jobs), 1)), timeout_s, cache, triton)
 
 
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0))  # those it may use: in a cpuset, or a test beside another, not all
+def _count_cpus() -> int:
+    return len(os.sched_getaffinity(0))  # those that this process may use
 
 
 def _build(jobs, count, timeout_s, cache, triton):
-    ticket = object()
+    cancel_token = object()
     pool = ThreadPoolExecutor(count, "build")
     try:
-        for future in as_completed([pool.submit(build_one, job, timeout_s, cache, ticket, triton) for job in jobs]):
+        futures = [pool.submit(build_one, job, timeout_s, cache, cancel_token, triton) for job in jobs]
+        for future in as_completed(futures):
             yield future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        worker_pool.kill(ticket)  # the caller stopped early
+        worker_pool.kill_workers(cancel_token)  # the caller may have stopped early
         pool.shutdown()
 
 
 def compile_ahead(jobs: Iterable[Job]) -> None:
-    """Compile them all, every CPU at work, into the caches that launches read: alone, each would wait for its own.
-    What does not compile is left to its launch to tell."""
+    """Compile the jobs in parallel into the caches that launches read. A failure shows again at the launch."""
     for _ in build(jobs):
         pass
 
 
 def disassemble(jobs: Iterable[Job]) -> list[Report]:
-    """Their Reports, in order, each with a listing of its SASS at hand where that can be read: cuobjdump takes as long
-    as a compiler, and its listings are kept."""
+    """Return the Reports of the jobs, in order, and put their SASS into the cache.
+
+    cuobjdump takes as long as a compiler, so the listings are read in parallel.
+    """
     def read(report: Report) -> None:
         with contextlib.suppress(RuntimeError):
-            sass(report.cubin, report.job._entry)
+            sass(report.cubin, report.job._kernel_in_cubin)
 
     jobs, reports = list(jobs), {}
-    with ThreadPoolExecutor(_cpus()) as pool:
+    with ThreadPoolExecutor(_count_cpus()) as pool:
         for report in build(jobs):
             reports[id(report.job)] = report
             if report.cubin:
@@ -201,36 +204,41 @@ def disassemble(jobs: Iterable[Job]) -> list[Report]:
 
 
 def build_one(job: Job, timeout_s: float = 120, cache: str | os.PathLike | None = None,
-              ticket: object = None, triton: str | os.PathLike | None = None) -> Report:
-    """`build` of a single job, in a worker that `worker_pool.kill(ticket)` ends."""
+              cancel_token: object = None, triton: str | os.PathLike | None = None) -> Report:
+    """Compile a single job like `build`, in a worker that `worker_pool.kill_workers(cancel_token)` ends."""
     target_limits(job.target)
     kernel = os.path.abspath(job.kernel) if re.search(r"\.(py|cu):", job.kernel) else job.kernel
     request = {**dataclasses.asdict(job), "kernel": kernel, "cubins": os.path.abspath(cache or cuda.cubin_folder()),
                "cache": str(cache or os.environ.get("TRITON_CACHE_DIR") or "")}
+    env = {"TRITON_INTERPRET": "0"} | ({"TILES_TRITON": os.path.abspath(triton)} if triton else {})
     try:
-        env = {"TRITON_INTERPRET": "0"} | ({"TILES_TRITON": os.path.abspath(triton)} if triton else {})
-        with worker_pool.lease_worker("tilelab.build_worker", "the compiler", ticket, **env) as worker:
-            return _report(job, worker.ask(request, timeout_s))
-    except Exception as error:  # a job that is no JSON, a machine out of processes: a row like any other
+        with worker_pool.lease_worker("tilelab.build_worker", "the compiler", cancel_token, **env) as worker:
+            return _make_report(job, worker.ask(request, timeout_s))
+    except Exception as error:  # a job that cannot be sent as JSON, a machine out of processes
         return Report(job, "failed", f"{type(error).__name__}: {error}")
 
 
-def _report(job: Job, answer: dict) -> Report:
+def _make_report(job: Job, answer: dict) -> Report:
     if "reason" in answer:
-        return Report(job, "failed", answer["reason"].rstrip(".") + ".", said=answer.get("said", answer["reason"]))
-    limit = target_limits(job.target)
+        output = answer.get("compiler_output", answer["reason"])
+        return Report(job, "failed", answer["reason"].rstrip(".") + ".", compiler_output=output)
     if "counts" not in answer:
         answer["counts"] = {name: len(re.findall(pattern, answer["ptx"])) for name, pattern in INSTRUCTIONS.items()}
-    reason, smem = "", _own_smem(answer["smem"], answer["smem_static"], job.target)
-    if smem > limit.smem_per_block:
-        reason = (f"it needs {smem:,} B of shared memory a block; {job.target} has "
-                  f"{limit.smem_per_block:,} B.")
-    elif (answer.get("tmem") or 0) > 512:  # Triton's kernel is a trap then, and its launcher refuses
-        reason = f"it needs {answer['tmem']:,} columns of tensor memory a block; {job.target} has 512."
-    elif answer["threads"] > 1024:
-        reason = f"it has {answer['threads']:,} threads a block; {job.target} allows 1,024."
-    elif answer["threads"] * (answer.get("registers") or 0) > limit.regs_per_sm:
-        reason = (f"its {answer['threads']} threads with {answer['registers']} registers each exceed the "
-                  f"{limit.regs_per_sm:,} of an SM.")
+    reason = _find_exceeded_limit(job.target, **answer)
     return Report(job, "rejected" if reason else "ok", reason,
                   **{**answer, "cubin": base64.b64decode(answer["cubin"])})
+
+
+def _find_exceeded_limit(target: str, smem: int, smem_static: int, threads: int, registers: int | None,
+                         tmem: int | None = None, **_) -> str:
+    """Return a sentence about the first limit of the target that a launch would exceed, or ""."""
+    limit, smem = target_limits(target), _requested_smem(smem, smem_static, target)
+    if smem > limit.smem_per_block:
+        return f"it needs {smem:,} B of shared memory per block; {target} has {limit.smem_per_block:,} B."
+    if (tmem or 0) > TENSOR_MEMORY_COLUMNS:  # Triton compiles a trap, and its launcher refuses
+        return f"it needs {tmem:,} columns of tensor memory per block; {target} has {TENSOR_MEMORY_COLUMNS}."
+    if threads > 1024:
+        return f"it has {threads:,} threads per block; {target} allows 1,024."
+    if threads * (registers or 0) > limit.regs_per_sm:
+        return f"its {threads} threads with {registers} registers each exceed the {limit.regs_per_sm:,} of an SM."
+    return ""

@@ -1,7 +1,7 @@
-"""A sweep in which every kind of fault happens once, to show that the rest of it comes out right.
+"""A sweep in which every kind of fault happens once, to show that its other rows come out right.
 
-Small blocks of y = 2 x are built, checked and timed on the GPU, or without one in Triton's interpreter, where a write
-to an out-of-bounds address is a segmentation fault.
+Small blocks of y = 2 x are built, checked and timed on the GPU. Without one they run in Triton's interpreter, where a
+write to an out-of-bounds address is a segmentation fault.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tilelab import build, device, results
 from tilelab.tunable import Space
 
 SIZE = 5000
-# What goes wrong, and the words that its row's reason holds: on a GPU, and without one.
+# Each fault, and the words that its row's reason must hold: on a GPU, and without one.
 FAULTS = {
     "failing compiler pass": ("TritonGPUFuseNestedLoops failed", "TritonGPUFuseNestedLoops failed"),
     "segfault in the compiler": ("SIGSEGV", "SIGSEGV"),
@@ -25,28 +25,28 @@ FAULTS = {
     "out of memory": ("out of memory", "allocate memory"),
     "wrong result": ("never written", "never written"),
 }
-IN_THE_COMPILER = {"segfault in the compiler": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
-                   "abort in the compiler": "import os; os.write(2, b'LLVM ERROR: planted\\n'); os.abort()"}
+COMPILER_CRASHES = {"segfault in the compiler": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+                    "abort in the compiler": "import os; os.write(2, b'LLVM ERROR: planted\\n'); os.abort()"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Elements a program computes, and what goes wrong ("": nothing)."""
+    """`block` elements per program; `fault` is a key of FAULTS, or "" for a kernel that is right."""
 
     block: int
     fault: str = ""
 
 
 def configs(faults: tuple[str, ...] = tuple(FAULTS)) -> list[Config]:
-    """Eight configurations that are right, and one for each fault among them."""
+    """Return eight configurations that are right, and between them one for each of `faults`."""
     right = [Config(2**power) for power in range(4, 12)]
-    return [config for pair in zip(right, [Config(64, fault) for fault in faults]) for config in pair] + \
-        right[len(faults):]
+    pairs = [config for pair in zip(right, [Config(64, fault) for fault in faults]) for config in pair]
+    return pairs + right[len(faults):]
 
 
 @dataclasses.dataclass(frozen=True)
 class FaultSpace(Space):
-    """y = 2 x of 5,000 elements. `folder` keeps the kernels that kill the compiler, and `log`, a line a measurement."""
+    """y = 2 x of 5,000 elements. `folder` holds kernels that crash the compiler, and a `log` of measurements."""
 
     folder: str
     can_measure: bool = True
@@ -60,14 +60,14 @@ class FaultSpace(Space):
                 "fault": config.fault, "shape": [SIZE], "dtype": "fp32"}
 
     def predicted_ms(self, config):
-        return float(config.block)  # in this order, whatever it means
+        return float(config.block)  # no model: it only fixes the order
 
     def source(self):
         return results.source_hash(pathlib.Path(__file__).with_name("faults_kernels.py"))
 
     def job(self, config):
         kernel = "tilelab.faults_kernels:double_kernel"
-        if crash := IN_THE_COMPILER.get(config.fault):
+        if crash := COMPILER_CRASHES.get(config.fault):
             path = pathlib.Path(self.folder, f"{config.fault.replace(' ', '_')}.py")
             results.write_atomically(path, crash)
             kernel = f"{path}:kernel"
@@ -84,7 +84,7 @@ class FaultSpace(Space):
 
         from tilelab import check, faults_kernels
 
-        self._note("begin", config)
+        self._log("begin", config)
         where = "cuda" if device.current().capability else "cpu"
         if config.fault == "out of memory":
             torch.empty(1 << 46, device=where)
@@ -97,15 +97,15 @@ class FaultSpace(Space):
         row = check.compare(double, lambda x: 2 * x.double(), [("y", (x,))], out=lambda x: (x.shape, x.dtype))[0]
         if row["status"] != "ok":
             return {"status": row["status"], "reason": row["reason"]}
-        begun, y = time.perf_counter(), torch.empty_like(x)
+        begin, y = time.perf_counter(), torch.empty_like(x)
         for _ in range(3):
             double(x, y)
         if x.is_cuda:
             torch.cuda.synchronize()
-        ms = (time.perf_counter() - begun) / 3 * 1e3
-        self._note("end", config)
+        ms = (time.perf_counter() - begin) / 3 * 1e3
+        self._log("end", config)
         return {"status": "ok", "reason": "", "ms": ms}
 
-    def _note(self, what: str, config: Config) -> None:
+    def _log(self, event: str, config: Config) -> None:
         with open(pathlib.Path(self.folder, "log"), "a") as log:
-            print(what, os.getpid(), time.monotonic(), self.label(config)["kernel"], sep=",", file=log)
+            print(event, os.getpid(), time.monotonic(), self.label(config)["kernel"], sep=",", file=log)

@@ -1,4 +1,4 @@
-"""Rows of a sweep on disk: a JSON line each, safe from a crash, to resume from."""
+"""Keep the rows of a sweep on disk, one JSON line each, so that a sweep can be resumed after a crash."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilelab import results
 
 
 class Journal:
-    """Rows on disk, one JSON line each, on stable storage before `append` returns. Several sweeps may share one."""
+    """Rows on disk. A row is on stable storage before `append` returns, and several sweeps may share a file."""
 
     def __init__(self, path: str | os.PathLike):
         self.path = pathlib.Path(path)
@@ -22,8 +22,8 @@ class Journal:
         return filelock.FileLock(f"{self.path}.lock", timeout=10)  # its Timeout is an OSError
 
     def append(self, row: dict) -> None:
-        """Add a row; OSError when the disk refuses it."""
-        line = _line(row).encode()
+        """Add a row. Raises OSError when the disk refuses it."""
+        line = _format_line(row)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._lock(), open(self.path, "a+b") as file:
             if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
@@ -33,43 +33,36 @@ class Journal:
             os.fsync(file.fileno())
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Drop the rows of `keys`, and what was made of them; OSError."""
+        """Drop the rows of `keys`, and the comparisons that they took part in. Raises OSError."""
         keys = set(keys)
         if not self.path.exists():
             return
         with self._lock():
             kept = [row for key, row in self.rows().items()
-                    if key not in keys and not any(str(part) in keys for part in _parts(row))]
-            results.write_atomically(self.path, "".join(map(_line, kept)))
+                    if key not in keys and not keys.intersection(row.get("of", []))]
+            results.write_atomically(self.path, b"".join(map(_format_line, kept)).decode())
 
     def rows(self) -> dict[str, dict]:
-        """The last row of each key. A line that is torn or no row counts for nothing."""
+        """Return the last row of each key. A line that is torn, or no row, is passed over."""
         found = {}
-        try:
-            with open(self.path, "rb") as file:
-                for line in file:
-                    try:
-                        row = json.loads(line)
-                    except (ValueError, RecursionError):
-                        continue
-                    if isinstance(row, dict) and isinstance(row.get("key"), str):
-                        found[row["key"]] = row
-        except FileNotFoundError:
-            pass
+        if not self.path.exists():
+            return found
+        for line in self.path.read_bytes().splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict) and "key" in row:
+                found[row["key"]] = row
         return found
 
 
-def _line(row: dict) -> str:
-    """JSON that UTF-8 can hold: half a surrogate, which an error's text may bring, is escaped as JSON does."""
-    return results.json_line(row, "a row").encode(errors="backslashreplace").decode() + "\n"
-
-
-def _parts(row: dict) -> list:
-    """Keys of the rows that a comparison is of."""
-    return row["of"] if isinstance(row.get("of"), list) else []
+def _format_line(row: dict) -> bytes:
+    # The text of an error may hold half a surrogate pair, which UTF-8 cannot: escape it as JSON does.
+    return results.json_line(row, "a row").encode(errors="backslashreplace") + b"\n"
 
 
 def journal_for(name: str) -> Journal:
-    """The journal of an experiment: sweeps/<name>.jsonl in the repository, or in the folder that TILES_SWEEPS names."""
+    """Return the journal sweeps/<name>.jsonl in the repository, or in the folder that TILES_SWEEPS names."""
     folder = os.environ.get("TILES_SWEEPS") or pathlib.Path(__file__).parents[1] / "sweeps"
     return Journal(pathlib.Path(folder) / f"{name}.jsonl")

@@ -1,4 +1,4 @@
-"""What a kernel offers to a sweep, and to the panel: how its configurations are named, refused, built and measured."""
+"""Describe a kernel to the sweep engine and to the panel: its configurations, how they are built and measured."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from tilelab import build, device, results
 
 
 class Space(ABC):
-    """What a sweep needs to know of a kernel at one shape. It is sent to the workers as JSON: define it in a module.
+    """A kernel at one shape, as a sweep needs to know it.
 
-    A frozen dataclass of what `wire.pack` takes, as a configuration is: its repr is part of what a row is of. `target`
-    is what it is built for; `live` says whether configurations are timed here too, or only built.
+    Make it a frozen dataclass in a module, because it is pickled for the worker processes, and because its repr is part
+    of a row's key. `target` is the target to compile for. `can_measure` says whether configurations are measured here
+    as well, or only built.
     """
 
     target: str
@@ -22,40 +23,42 @@ class Space(ABC):
 
     @abstractmethod
     def label(self, config: Any) -> dict:
-        """The row's first fields; `kernel` is a name that no other configuration of the space has."""
+        """Return the first fields of the row. `kernel` is a name that no other configuration of the space has."""
 
     @abstractmethod
     def source(self) -> str:
-        """results.source_hash of what is measured: a row of other code is not taken for one of this."""
+        """Return the results.source_hash of what is measured. Rows of other code are not resumed."""
 
     @abstractmethod
     def job(self, config: Any) -> build.Job:
-        """How to build it, exactly as it will be launched: the GPU's worker then finds it in the compiler's cache."""
+        """Return how to build it, exactly as it is launched: then the GPU's worker finds it in the compiler's cache."""
 
     @abstractmethod
     def measure(self, config: Any) -> dict:
-        """Check, then time, in a worker on the GPU: a row with `status`, `reason` and, when ok, `ms` and `ratio`."""
+        """Check the result, then time it, on the GPU: return `status`, `reason` and, when ok, `ms` and `ratio`."""
 
     def reject(self, config: Any) -> str:
-        """Why it cannot run on the target, in a sentence; empty when it may."""
+        """Return a sentence that says why it cannot run on the target, or "" when it may."""
         return ""
 
     def predicted_ms(self, config: Any) -> float | None:
-        """What a model expects; those expected to be fastest go first."""
+        """Return the time that a model expects. The sweep starts with those expected to be fastest."""
         return None
 
     def warm_up(self) -> dict:
-        """What a worker does once before the first configuration: imports, the library's first call."""
+        """Do what a worker needs once before the first configuration: imports, the first call of a library."""
         return {}
 
     def measure_finalists(self, configs: Sequence) -> list[dict]:
-        """Time several against each other, interleaved, in a worker: {`ms`, `ratio`, ...}, one each, in their order."""
+        """Time several configurations interleaved: return {`ms`, `ratio`, ...} for each, in their order."""
         return []
 
 
 class TargetSpace(Space):
-    """A Space for the target `on`; None stands for the GPU here, where configurations are timed too, or without one for
-    the H200's."""
+    """A Space for the target `compile_for`.
+
+    None stands for the GPU of this machine, which then measures as well. Without a GPU it stands for sm_90a.
+    """
 
     compile_for: str | None
 
@@ -70,26 +73,29 @@ class TargetSpace(Space):
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """Axes and roofs: a configuration stands at `reach(config)`, its speed is the row's `speed` ("tflops") in `unit`.
+    """The axes and roofs of a roofline plot, both axes logarithmic.
 
-    `flat` roofs are {label: speed in `unit`}, `slopes` {label: `unit` per unit of reach}.
+    A configuration stands at `intensity(config)` on the x axis: operations per byte for a GEMM, bytes in flight or per
+    tile for a copy. Its speed is the row's field `speed_field` ("tflops") in `unit`. `flat_roofs` are {label: speed},
+    `bandwidth_roofs` {label: speed per unit of intensity}.
     """
 
-    reach_label: str
-    speed: str
+    intensity_label: str
+    speed_field: str
     unit: str
-    reach: Callable[[Any], float]
-    flat: dict[str, float] = dataclasses.field(default_factory=dict)
-    slopes: dict[str, float] = dataclasses.field(default_factory=dict)
+    intensity: Callable[[Any], float]
+    flat_roofs: dict[str, float] = dataclasses.field(default_factory=dict)
+    bandwidth_roofs: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class TunableKernel:
-    """What a kernel offers to the panel: named shapes, presets and axes, and the Space of a choice.
+    """A kernel as the panel offers it: named shapes, presets, axes, and the Space of a choice.
 
-    `presets` give the configurations of a preset for a dtype; `axes` what tells them apart (the first two are shown
-    first); `space(shape, dtype, target)` takes target None for the GPU here, ValueError says what it cannot take;
-    `recorded()` is a results.Record of earlier rows of any shape, `roofline(dtype)` the picture's axes.
+    `presets` map a name to a function from dtype to configurations. `axes` map a name to a function from configuration
+    to tick label; the panel starts with the first two. `space(shape, dtype, target)` raises ValueError for what it
+    cannot take; target None is the GPU here. `load_record()` returns recorded rows of any shape, `roofline(dtype)` the
+    axes of the plot. `peer` names what speeds are compared with.
     """
 
     name: str
@@ -98,6 +104,6 @@ class TunableKernel:
     presets: dict[str, Callable[[str], list]]
     axes: dict[str, Callable[[Any], str]]
     space: Callable[[tuple[int, ...], str, str | None], Space]
-    recorded: Callable[[], results.Record]
+    load_record: Callable[[], results.Record]
     roofline: Callable[[str], Roofline]
     peer: str = "cuBLAS"

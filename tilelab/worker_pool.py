@@ -1,15 +1,14 @@
-"""Processes that do what may crash: one JSON line a request, one a reply; a death or a hang is a reply with the reason.
+"""Run code that may crash or hang in worker processes; a death or a hang becomes an answer with a reason.
 
-A caller borrows a child, asks, and puts it back, so that each imports its compiler or opens its GPU once.
+A worker is `python -m module`, whose module calls `serve`. It reads one JSON object per line and answers each with
+another. A caller leases a worker, asks it, and gives it back, so that a compiler is imported and a GPU opened once.
 """
 
 from __future__ import annotations
 
 import atexit
-import concurrent.futures.thread
+import collections
 import contextlib
-import ctypes
-import itertools
 import json
 import os
 import pathlib
@@ -25,46 +24,43 @@ import time
 from collections.abc import Callable, Iterator
 
 ROOT = pathlib.Path(__file__).parents[1]
-STOP_S = 10
-REAP_S = 1  # what the end of this process waits for all of them
-SAID = 1 << 16  # how much of what it wrote is read, from either end
+STOP_S = 10  # how long a killed process may take to disappear
+EXIT_S = 1  # the same for all workers together when this process ends
+LOG_BYTES = 1 << 16  # how much of a dead worker's standard error is read, from either end
 
 
-class Killed(RuntimeError):
-    """Nobody waits for the answer any more."""
+class Cancelled(RuntimeError):
+    """The caller's cancel token was killed, so no worker starts for it any more."""
 
 
-def _path() -> list[str]:
-    """Where a child finds what this process can import; in a notebook, "" is the folder it lies in."""
-    return [str(ROOT), *(os.path.abspath(entry) for entry in sys.path if isinstance(entry, str))]
+def _import_path() -> list[str]:
+    """Return where a worker finds what this process can import ("" in a notebook stands for its folder)."""
+    return [str(ROOT), *map(os.path.abspath, sys.path)]
 
 
-class Child:
-    """`python -m module` in its own process, started when first asked and again after it died.
+class Worker:
+    """`python -m module` in its own process, started by the first request and again after it died.
 
-    `env` are variables it sees beside the caller's; `what` names it in a reason ("the compiler").
+    `what` names it in a reason ("the compiler"); `env` adds to the environment variables of this process.
     """
 
     def __init__(self, module: str, what: str, **env: str):
         self.module, self.what, self.env = module, what, env
-        self.ticket = self.process = self.said = None
-        self.killed = False
-        self.unread = b""
-        self.numbers = itertools.count()
-        self.starting = threading.Lock()
+        self.cancel_token = self.process = self.stderr_file = None
+        self.cancelled = False
+        self._unread = b""
+        self._lock = threading.Lock()  # a kill must not come between the check of `cancelled` and the start
 
     def _start(self) -> None:
-        self.said, self.unread = tempfile.TemporaryFile("a+b"), b""
-        path = os.pathsep.join(_path())
-        with self.starting:
-            if self.killed or _lent.ended:
-                self.said.close()
-                raise Killed("it was cancelled")
-            env = {**os.environ, "PYTHONPATH": path, "TILELAB_PARENT": str(os.getpid()), **self.env}
-            # By a thread that lives as long as this process: with that thread the kernel would end the child.
-            self.process = _lent.starter.submit(
-                subprocess.Popen, [sys.executable, "-m", self.module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=self.said, env=env, start_new_session=True).result()  # an interrupt is the notebook's alone
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(_import_path()), **self.env}
+        with self._lock:
+            if self.cancelled or _pool.closed:
+                raise Cancelled("it was cancelled")
+            self.stderr_file, self._unread = tempfile.TemporaryFile(), b""
+            # A session of its own: Ctrl+C in the notebook must not reach the worker.
+            self.process = subprocess.Popen([sys.executable, "-m", self.module], stdin=subprocess.PIPE,
+                                            stdout=subprocess.PIPE, stderr=self.stderr_file, env=env,
+                                            start_new_session=True)
 
     @property
     def alive(self) -> bool:
@@ -72,220 +68,202 @@ class Child:
         return self.process is not None and self.process.poll() is None
 
     def ask(self, request: dict, timeout_s: float) -> dict:
-        """Its answer, or {"reason": why there is none, "died": True}. Raises Killed when it was."""
-        if not self.alive:
+        """Return the answer, or {"reason", "died": True} where none came in time. Raises Cancelled."""
+        request = {**request, "path": _import_path()}
+        answer = self._ask_once(request, timeout_s)
+        if answer.get("outdated"):  # a source file was edited after the worker had imported it
             self.stop()
-            self._start()
-        request = {**request, "path": _path()}
-        answer = self._answer(request, timeout_s)
-        if answer.get("edited"):  # it would run what a module was before somebody changed its file
-            self.stop()
-            self._start()
-            answer = self._answer(request, timeout_s)
-        if answer.pop("leaving", False):
+            answer = self._ask_once(request, timeout_s)
+        if answer.pop("retire", False):
             self.stop()
         return answer
 
-    def _answer(self, request: dict, timeout_s: float) -> dict:
-        deadline, number = time.monotonic() + timeout_s, next(self.numbers)
-        with contextlib.suppress(BrokenPipeError):  # it died between requests; reading says how
-            self.process.stdin.write(json.dumps({**request, "number": number}).encode() + b"\n")
+    def _ask_once(self, request: dict, timeout_s: float) -> dict:
+        if not self.alive:
+            self.stop()
+            self._start()
+        deadline = time.monotonic() + timeout_s
+        with contextlib.suppress(BrokenPipeError):  # it has just died: reading finds out how
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
-        while line := self._line(deadline):
-            answer = json.loads(line)
-            if answer.pop("number", None) == number:  # else it is of a process that a request forked
-                return answer
+        line = self._read_line(deadline)
+        if line:
+            return json.loads(line)
         if line is None:
             self.stop()
             return {"reason": f"{self.what} gave no answer within {timeout_s:g} s", "died": True}
-        return {"reason": self._death(), "died": True}
+        return {"reason": self._describe_death(), "died": True}
 
-    def _line(self, deadline: float) -> bytes | None:
-        """One line of its output, empty when it died, None when it took too long."""
-        with selectors.DefaultSelector() as ready:
-            ready.register(self.process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self.unread:
-                left = deadline - time.monotonic()
-                if left <= 0 or not ready.select(left):
+    def _read_line(self, deadline: float) -> bytes | None:
+        """Return one line of its output, b"" when it died, None when the time is over."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._unread:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0 or not selector.select(remaining):
                     return None
                 chunk = os.read(self.process.stdout.fileno(), 1 << 20)
                 if not chunk:
                     return b""
-                self.unread += chunk
-        line, _, self.unread = self.unread.partition(b"\n")
+                self._unread += chunk
+        line, _, self._unread = self._unread.partition(b"\n")
         return line
 
-    def _death(self) -> str:
+    def _describe_death(self) -> str:
         try:
             status = self.process.wait(STOP_S)
-        except subprocess.TimeoutExpired:  # it closed its output and lives on
+        except subprocess.TimeoutExpired:
             self.stop()
             return f"{self.what} closed its output without an answer"
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        lines = [line for line in self._wrote().splitlines() if line.strip()]
-        told = [line for line in lines if re.search(r"LLVM ERROR|Assertion|error:|Error|Running pass", line)]
-        told = told or lines[-1:]
+        lines = [line for line in self._read_log().splitlines() if line.strip()]
+        errors = [line for line in lines if re.search(r"LLVM ERROR|Assertion|error:|Error|Running pass", line)]
+        detail = (errors or lines[-1:] or [""])[0].strip()[:300]
         self.stop()
-        return f"{self.what} died ({how})" + (f": {told[0].strip()[:300]}" if told else "")
+        return f"{self.what} died ({how})" + (f": {detail}" if detail else "")
 
-    def _wrote(self) -> str:
-        size = os.fstat(self.said.fileno()).st_size
-        text = os.pread(self.said.fileno(), SAID, 0)
-        if size > SAID:
-            text += b"\n" + os.pread(self.said.fileno(), SAID, max(SAID, size - SAID))
+    def _read_log(self) -> str:
+        log = self.stderr_file.fileno()
+        size = os.fstat(log).st_size
+        text = os.pread(log, LOG_BYTES, 0)
+        if size > LOG_BYTES:
+            text += b"\n" + os.pread(log, LOG_BYTES, max(LOG_BYTES, size - LOG_BYTES))
         return text.decode(errors="replace")
 
     def kill(self) -> None:
-        """End its process, from any thread, and let it start no other while it is lent: who waits is told of the
-        death."""
-        with self.starting:
-            self.killed = True
-            _end_group(self.process)
+        """End its process, from any thread, and start no other during this lease."""
+        with self._lock:
+            self.cancelled = True
+            _kill_group(self.process)
 
-    def stop(self, within_s: float = STOP_S) -> None:
-        """End its process and close its pipes."""
-        with self.starting:
+    def stop(self, timeout_s: float = STOP_S) -> None:
+        """End its process and close its files. The next request starts another process."""
+        with self._lock:
             process, self.process = self.process, None
-            _end_group(process)
+            _kill_group(process)
         if process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may keep what is dead for a while
-                process.wait(within_s)
-            for pipe in (process.stdin, process.stdout, self.said):
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a GPU driver may hold a dead process for a while
+                process.wait(timeout_s)
+            for file in (process.stdin, process.stdout, self.stderr_file):
                 with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+                    file.close()
 
 
-def _end_group(process: subprocess.Popen | None) -> None:
-    """The process and what it has started, even where itself is dead."""
+def _kill_group(process: subprocess.Popen | None) -> None:
+    """Kill a process and all that it has started, also where it is dead itself."""
     if process is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-class _Lent:
-    """The children of this process. A forked process begins with none: two must not ask one child."""
+class WorkerPool:
+    """The workers of this process: idle ones by module and environment, and those that somebody leases."""
 
     def __init__(self):
-        self.children: list[Child] = []
-        self.idle: dict[tuple, list[Child]] = {}
-        self.busy: set[Child] = set()
-        self.killed: set = set()
-        self.lock = threading.Lock()
-        self.starter = concurrent.futures.ThreadPoolExecutor(1, "starter")
-        self.ended = False
+        self.idle: dict[tuple, list[Worker]] = collections.defaultdict(list)
+        self.busy: set[Worker] = set()
+        self.killed_tokens: set = set()
+        self.closed = False
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def lease(self, module: str, what: str, cancel_token: object, **env: str) -> Iterator[Worker]:
+        idle = self.idle[module, *sorted(env.items())]
+        with self._lock:
+            if cancel_token in self.killed_tokens:
+                raise Cancelled("it was cancelled")
+            worker = idle.pop() if idle else Worker(module, what, **env)
+            worker.cancel_token, worker.cancelled = cancel_token, False
+            self.busy.add(worker)
+        try:
+            yield worker
+        except BaseException:
+            worker.stop()  # an answer that still comes must not reach the next caller
+            raise
+        finally:
+            with self._lock:
+                self.busy.discard(worker)
+                worker.cancel_token = None
+                idle.append(worker)
+
+    def kill(self, cancel_token: object) -> None:
+        with self._lock:
+            self.killed_tokens.add(cancel_token)
+            for worker in self.busy:
+                if worker.cancel_token == cancel_token:
+                    worker.kill()
+
+    def close(self) -> None:
+        """Kill all workers, then wait a moment for them to disappear."""
+        self.closed = True
+        workers = [*self.busy, *(worker for idle in self.idle.values() for worker in idle)]
+        for worker in workers:
+            worker.kill()
+        deadline = time.monotonic() + EXIT_S
+        for worker in workers:
+            worker.stop(max(0, deadline - time.monotonic()))
 
 
-_lent = _Lent()
+_pool = WorkerPool()
 
 
-def _forked() -> None:
-    global _lent
-    _lent = _Lent()
+def _start_empty_pool() -> None:
+    global _pool
+    _pool = WorkerPool()
 
 
-def _end() -> None:
-    """All at once, and without waiting for a GPU to let its worker go. Their pipes stay open: threads wait on them."""
-    _lent.ended = True
-    for each in _lent.children:
-        each.kill()
+os.register_at_fork(after_in_child=_start_empty_pool)  # two processes must not ask the same worker
+atexit.register(lambda: _pool.close())
 
 
-os.register_at_fork(after_in_child=_forked)
-# Earlier than atexit: before that, Python waits for the threads that wait for children.
-threading._register_atexit(_end)
+def lease_worker(module: str, what: str, cancel_token: object = None, **env: str):
+    """Lease a Worker that nobody else is asking: `with lease_worker("module", "its name in reasons") as worker:`.
+
+    It is kept for the next lease afterwards. `kill_workers(cancel_token)` ends the workers that are leased with that
+    token; from then on a lease with it raises Cancelled.
+    """
+    return _pool.lease(module, what, cancel_token, **env)
 
 
-@atexit.register
-def _reap() -> None:
-    """Nobody waits on their pipes any more. All are dead by now, though a GPU may not let its worker go at once."""
-    deadline = time.monotonic() + REAP_S
-    for each in _lent.children:
-        each.stop(max(0, deadline - time.monotonic()))
+def kill_workers(cancel_token: object) -> None:
+    """End the processes that are leased with `cancel_token`, and lease none for it any more."""
+    _pool.kill(cancel_token)
 
 
-@contextlib.contextmanager
-def lease_worker(module: str, what: str, ticket: object = None, **env: str) -> Iterator[Child]:
-    """A child that nobody else is asking, kept for the next one afterwards. `kill(ticket)` ends those lent for it, and
-    none is lent for it after that: Killed."""
-    key = (module, *sorted(env.items()))
-    lent = _lent
-    with lent.lock:
-        if ticket in lent.killed:
-            raise Killed("it was cancelled")
-        idle = lent.idle.setdefault(key, [])
-        found = idle.pop() if idle else Child(module, what, **env)
-        if found not in lent.children:
-            lent.children.append(found)
-        found.ticket, found.killed = ticket, False
-        lent.busy.add(found)
-    try:
-        yield found
-    except BaseException:
-        found.stop()  # its answer, if one comes, belongs to nobody
-        raise
-    finally:
-        with lent.lock:
-            lent.busy.discard(found)
-            found.ticket = None
-            idle.append(found)
-
-
-def kill(ticket: object) -> None:
-    """End the processes of the children that are busy for `ticket`, for good."""
-    with _lent.lock:
-        _lent.killed.add(ticket)
-        for each in _lent.busy:
-            if each.ticket == ticket:
-                each.kill()
-
-
-# ---- in the child
+# ---- inside a worker
 
 
 def serve(answer: Callable[[dict], dict]) -> None:
-    """Reply to each request. Standard error is a file that the caller reads when the child dies."""
-    _die_with_parent()
+    """Answer requests until the caller is gone. An answer with "retire": True asks the caller for a fresh process."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the code prints is no answer
+    os.dup2(2, 1)  # what the code prints goes to the log, not among the answers
     requests = queue.SimpleQueue()
-    files: dict[str, int] = {}
+    edit_times: dict[str, int] = {}
 
     def read():
         for line in sys.stdin:
             requests.put(line)
-        os.killpg(0, signal.SIGKILL)  # the caller is gone: so is all interest in what still runs, or hangs
+        os.killpg(0, signal.SIGKILL)  # the caller is gone, so nobody wants what still runs or hangs
 
     threading.Thread(target=read, daemon=True).start()
     while True:
         request = json.loads(requests.get())
-        number, sys.path[:] = request.pop("number"), request.pop("path")
+        sys.path[:] = request.pop("path")
         os.ftruncate(2, 0)
-        reply = {"edited": True} if _edited(files) else answer(request)
-        try:
-            os.fstat(1), os.fstat(2)
-        except OSError:  # the request closed them; the next one would suffer for it
-            reply["leaving"] = True
-        text = json.dumps({**reply, "number": number}, default=lambda scalar: scalar.item())
-        answers.write(text + "\n")
+        os.lseek(2, 0, os.SEEK_SET)  # otherwise the log would begin with a hole as long as the last one
+        reply = {"outdated": True} if _is_edited(edit_times) else answer(request)
+        answers.write(json.dumps(reply, default=lambda scalar: scalar.item()) + "\n")  # numpy and torch scalars
         answers.flush()
-        _edited(files)
+        _is_edited(edit_times)
 
 
-def _die_with_parent() -> None:
-    """Even while the interpreter is held by code that never ends. Linux only; elsewhere the end of stdin must do."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != int(os.environ.get("TILELAB_PARENT", os.getppid())):
-        os._exit(0)
-
-
-def _edited(files: dict[str, int]) -> bool:
-    """Whether a file of one of the course's modules, or of the reader's, has changed since it was first seen here."""
+def _is_edited(edit_times: dict[str, int]) -> bool:
+    """Return whether a file of the course's or the reader's modules has changed since this process first saw it."""
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None) or ""
         if path.endswith(".py") and "site-packages" not in path and not path.startswith(sys.base_prefix):
             with contextlib.suppress(OSError):
                 changed = os.stat(path).st_mtime_ns
-                if files.setdefault(path, changed) != changed:
+                if edit_times.setdefault(path, changed) != changed:
                     return True
     return False

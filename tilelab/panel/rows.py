@@ -1,0 +1,173 @@
+"""The rows behind the sweep panel: one per configuration, from this session, from the journal or from a record.
+
+A row is one of a Sweep. Its `status` is "waiting" before the sweep has come to it. `overlay` says that values of a
+record are laid over it: "row" for a whole recorded row, "times" for recorded times over what was built here.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tilelab import device, sweep
+from tilelab.journal import Journal, journal_for
+from tilelab.tunable import Space, TunableKernel
+
+TOP = 10
+# What cells can show: a field, its label (with the name of the peer), and whether less is better (None: neither).
+SHOWN_FIELDS = {"ratio": ("speed × {}", False), "ms": ("ms", True), "predicted_ms": ("predicted ms", True),
+                "registers": ("registers", None), "smem": ("shared memory, KiB", None),
+                "programs_per_sm": ("programs per SM", None)}
+TIMES, RATES = ("ratio", "ms"), ("tflops", "gbps")
+# What a record adds to a configuration that was only built here.
+MEASURED_FIELDS = ("status", "reason", "ms", "peer_ms", "ratio", "final_ms", "final_ratio", "tflops", "gbps", "error",
+                   "peer_error")
+
+
+def get_value(row: dict, field: str) -> float | None:
+    """Return a field's number as the panel shows it, or None. The interleaved timing goes before the first."""
+    if row["status"] != "ok" and (row["status"], field) != ("waiting", "predicted_ms"):
+        return None
+    value = row.get(f"final_{field}") or row.get(field)
+    if value and field in RATES and row.get("final_ms"):
+        value *= row["ms"] / row["final_ms"]
+    return value / 1024 if value and field == "smem" else value
+
+
+def short_status(row: dict) -> str:
+    """Return one word for a row without a value: the resource that it exceeds, or its status."""
+    if row["status"] in ("ok", "wrong", "waiting"):
+        return "·" if row["status"] == "waiting" else row["status"]
+    causes = {"register": "registers", "shared memory": "smem", "tensor memory": "tmem"}
+    return next((word for cause, word in causes.items() if cause in row["reason"]), row["status"])
+
+
+def rank_rows(rows: Sequence[dict]) -> list[dict]:
+    """Return the best first: timed rows as a Sweep ranks them, then built, waiting and other rows by prediction."""
+    order = {"ok": 0, "waiting": 1}
+    untimed = [row for row in rows if row["status"] != "ok" or not row.get("ms")]
+    untimed.sort(key=lambda row: (order.get(row["status"], 2), row.get("predicted_ms") or math.inf))
+    return sweep.sort_by_speed(rows) + untimed
+
+
+def find_winner(rows: Iterable[dict]) -> dict | None:
+    """Return the fastest row as a Sweep names it; None where nothing is timed."""
+    return next(iter(sweep.sort_by_speed(rows)), None)
+
+
+def top_rows(rows: Sequence[dict]) -> list[dict]:
+    """Return the ten fastest rows; where nothing is timed, those of what was built that the model ranks first."""
+    return (sweep.sort_by_speed(rows) or [row for row in rank_rows(rows) if row["status"] == "ok"])[:TOP]
+
+
+def natural_key(text: str) -> tuple:
+    """Return a sort key that puts "64×256" before "128×64"."""
+    return [int(part) for part in re.findall(r"\d+", text)], text
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The choice in the menus, and what is known of it without a sweep.
+
+    `configs` and `initial_rows` are the configurations and their first rows by key, `recorded_rows` the rows of the
+    record by the configuration's name, and `source` says where those were measured. `same_target` says whether the
+    record is of this target.
+    """
+
+    kernel: TunableKernel
+    space: Space
+    journal: Journal
+    name: str
+    configs: dict[str, Any]
+    initial_rows: dict[str, dict]
+    recorded_rows: dict[str, dict]
+    source: str
+    same_target: bool
+
+    def rows(self, session_rows: dict[str, dict], running: bool = False) -> list[dict]:
+        """Return a row for every configuration: from `session_rows` (by key), overlaid with or else from the record."""
+        swept = running or any(key in session_rows for key in self.initial_rows)
+        return [self._overlay({**row, **session_rows.get(key, {})}, swept) for key, row in self.initial_rows.items()]
+
+    def _overlay(self, row: dict, swept: bool) -> dict:
+        recorded = self.recorded_rows.get(row["kernel"], {})
+        if not swept and recorded and row["status"] == "waiting":
+            return {**row, **recorded, "kernel": row["kernel"], "predicted_ms": row["predicted_ms"], "overlay": "row"}
+        only_built = swept and not self.space.can_measure and row["status"] == "ok"
+        if only_built and recorded.get("status") in ("ok", "wrong", "failed"):
+            return {**row, **{name: recorded[name] for name in MEASURED_FIELDS if name in recorded}, "overlay": "times"}
+        return row
+
+    def choose_field(self, rows: Iterable[dict], wanted: str) -> str:
+        """Return the field that cells show: the wanted one, or what is known instead where nothing is timed."""
+        timed, built, predicted = (any(row.get(name) for row in rows) for name in ("ms", "registers", "predicted_ms"))
+        if wanted not in TIMES or timed:
+            return wanted
+        return "registers" if built and not self.space.can_measure else "predicted_ms" if predicted else wanted
+
+    def group_cells(self, rows: Iterable[dict], x: str, y: str) -> dict[tuple[str, str], list[dict]]:
+        """Return {(x, y): rows of the cell, best first} over two axes, in reading order from the top left."""
+        x_label, y_label = self.kernel.axes[x], self.kernel.axes[y]
+        cells = collections.defaultdict(list)
+        for config, row in zip(self.configs.values(), rows):
+            cells[x_label(config), y_label(config)].append(row)
+        places = sorted(cells, key=lambda place: natural_key(place[0]))
+        places.sort(key=lambda place: natural_key(place[1]), reverse=True)
+        return {place: rank_rows(cells[place]) for place in places}
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the sentence of an error that is meant for the reader; any other with the name of its class."""
+    expected = isinstance(error, (ValueError, OSError, device.Unsupported))
+    return str(error) if expected and str(error) else f"{type(error).__name__}: {error}"
+
+
+def target_options() -> list[tuple[str, str]]:
+    """Return the target menu as (label, value): the GPU here as "", then every target that has TMA."""
+    here = device.current()
+    targets = [(target, target) for target in device.TARGETS if device.target_limits(target).has_tma]
+    return [(f"this GPU ({here.name})", "")] * here.has_tma + targets
+
+
+def make_choice(kernel: TunableKernel, shape: str, dtype: str, preset: str, target: str) -> Choice:
+    """Return the Choice of the menus' values. ValueError says what the kernel cannot take."""
+    sizes = parse_shape(shape, kernel)
+    space = kernel.space(sizes, dtype, target or None)
+    configs = sweep.config_keys(kernel.presets[preset](dtype), space)
+    if not configs:
+        raise ValueError(f"{preset} holds no configuration of {dtype}.")
+    initial_rows = {}
+    for key, config in configs.items():
+        reason = space.reject(config)
+        initial_rows[key] = {**space.label(config), "key": key, "predicted_ms": space.predicted_ms(config),
+                             "reason": reason, "status": "rejected" if reason else "waiting"}
+    journal = journal_for(re.sub(r"\W+", "-", kernel.name.lower()).strip("-"))
+    name = f"{kernel.name}, {shape}, {dtype}, {space.target}"
+    return Choice(kernel, space, journal, name, configs, initial_rows, *_load_recorded(kernel, space, sizes, dtype))
+
+
+def _load_recorded(kernel: TunableKernel, space: Space, sizes: tuple, dtype: str) -> tuple[dict[str, dict], str, bool]:
+    try:
+        record = kernel.load_record()
+    except FileNotFoundError:
+        return {}, "", False
+    if record.device["target"] != space.target:
+        return {}, "", False
+    rows = {row.get("kernel") or row["config"]: row for row in record.rows
+            if row["shape"] == list(sizes) and row["dtype"] == dtype}
+    return rows, record.label().partition(" (")[0] if rows else "", True  # the label's brackets hold hashes
+
+
+def parse_shape(text: str, kernel: TunableKernel) -> tuple[int, ...]:
+    """Return the sizes of a shape that is named in the menu or written as "4096,4096,4096"; else ValueError."""
+    if text in kernel.shapes:
+        return kernel.shapes[text]
+    sizes = re.split(r"\s*[,;x×]\s*|\s+", text.strip())
+    if not all(re.fullmatch(r"[0-9]{1,18}", size) for size in sizes):
+        example = ",".join(map(str, next(iter(kernel.shapes.values()))))
+        raise ValueError(f"a shape is a name of the menu or whole numbers such as {example}; it is {text[:60]!r}.")
+    return tuple(map(int, sizes))

@@ -1,0 +1,80 @@
+"""What the sweep panel leaves in a saved notebook: the heat map as PNG and the top ten as text."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import io
+
+from IPython.display import HTML, Image
+
+from tilelab import device, plots, results
+from tilelab.panel.rows import RATES, SHOWN_FIELDS, TIMES, TOP, Choice, get_value, natural_key, short_status, top_rows
+from tilelab.panel.views import verdict
+
+FORMATS = {"ratio": "{:.2f}", "ms": "{:#.3g}", "predicted_ms": "{:#.3g}"}
+COLUMNS = ("kernel", "ms", "ratio", "tflops", "gbps", "predicted_ms", "registers", "smem", "programs_per_sm")
+
+
+@functools.total_ordering
+@dataclasses.dataclass(frozen=True)
+class _Tick:
+    """A label on an axis, which sorts by its numbers."""
+
+    text: str
+
+    def __lt__(self, other):
+        return natural_key(self.text) < natural_key(other.text)
+
+    def __str__(self):
+        return self.text
+
+
+def make_outputs(choice: Choice, rows: list[dict], x: str, y: str, field: str) -> tuple:
+    """Return the picture and the table, or two empty outputs where nothing is known."""
+    if not any(row["status"] != "waiting" for row in rows):
+        return HTML(""), HTML("")
+    return Image(data=draw_heat_map(choice, rows, x, y, field)), make_table(choice, rows)
+
+
+def draw_heat_map(choice: Choice, rows: list[dict], x: str, y: str, field: str) -> bytes:
+    """Return a PNG of the best row of each cell."""
+    field = choice.choose_field(rows, field)
+    cells = choice.group_cells(rows, x, y)
+    drawn = [{**inside[0], "x": _Tick(x_label), "y": _Tick(y_label), field: get_value(inside[0], field)}
+             for (x_label, y_label), inside in cells.items()]
+    label = SHOWN_FIELDS[field][0].format(choice.kernel.peer)
+    finding = [*verdict(rows, choice.kernel.peer), label][0]
+    figure = plots.heat_map(drawn, "x", "y", field, mark=short_status, fmt=FORMATS.get(field, "{:.3g}"),
+                            title=f"{choice.name}: {finding}", source=f"{label}; {_describe_origin(choice, rows)}",
+                            x_label=x, y_label=y)
+    x_labels = {x_label for x_label, _ in cells}
+    if len(x_labels) > 9 or sum(map(len, x_labels)) > 80:  # horizontal labels would touch
+        figure.axes[0].tick_params(axis="x", rotation=60)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def _describe_origin(choice: Choice, rows: list[dict]) -> str:
+    overlays = {row.get("overlay") for row in rows}
+    built = f"built for {choice.space.target}"
+    if overlays == {None}:
+        return device.current().name if choice.space.can_measure else f"{built}, not timed"
+    return f"{built}; times {choice.source}" if "times" in overlays else choice.source
+
+
+def make_table(choice: Choice, rows: list[dict]) -> results.Table:
+    """Return the top ten as text, or the reasons why there is none."""
+    top = top_rows(rows)
+    counts = ", ".join(f"{n} {status}" for status, n in collections.Counter(row["status"] for row in rows).items())
+    if not top:
+        return results.table([row for row in rows if row["reason"]][:TOP], f"{choice.name}: {counts}",
+                             ["kernel", "status", "reason"])
+    order = "the fastest" if any(row.get("ms") for row in top) else "predicted fastest first"
+    order += ", those timed again before the rest" if any("final_ms" in row for row in top) else ""
+    columns = [name for name in COLUMNS if any(row.get(name) is not None for row in top)]
+    shown = [{name: get_value(row, name) if name in TIMES + RATES else row.get(name) for name in columns}
+             for row in top]
+    return results.table(shown, f"{choice.name}: {order}, {_describe_origin(choice, rows)} ({counts})", columns)

@@ -1,0 +1,425 @@
+"""The sweep panel's widgets, and the sweep behind them, which runs as a task of the notebook's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import html
+from collections.abc import Coroutine
+
+import ipywidgets as widgets
+from IPython.display import display
+from traitlets import TraitError
+
+from tilelab import sweep
+from tilelab.panel import rows as panel_rows
+from tilelab.panel import snapshot, views
+from tilelab.panel.rows import SHOWN_FIELDS, describe_error, get_value
+from tilelab.tunable import Roofline, TunableKernel
+
+DRAW_S = 0.2  # between two drawings while a sweep runs
+MENUS = {"kernel": "kernel", "shape": "shape", "sizes": "or sizes", "dtype": "type",
+         "preset": "configurations", "target": "target", "x": "across", "y": "upwards", "show": "show"}
+VIEW_MENUS = ("x", "y", "show")  # these change the picture only
+BUTTONS = {"run": ("Run", "sweep, or go on where a sweep was cancelled"),
+           "cancel": ("Cancel", "stop now; what is finished stays"),
+           "again": ("Start over", "forget this choice's rows and sweep again"),
+           "theme": ("Dark", "light or dark")}
+
+
+class Panel:
+    """The sweep panel of some kernels. `choice` presets menus (kernel, shape, dtype, preset, target, x, y, show).
+
+    A cell that ends with it shows the widgets and, beneath them, a picture and a text table that stay in the notebook;
+    `box` is the widgets alone. `shape` is a name, or sizes such as "512,512,512". `menus` and `buttons` hold the
+    widgets, `task` the running sweep. Raises ValueError for a choice that its menu does not offer.
+    """
+
+    def __init__(self, *kernels: TunableKernel, **choice: str):
+        if not kernels:
+            raise ValueError("a panel needs at least one kernel, such as ch14.gemm.experiments.TUNABLE_KERNEL.")
+        if unknown := set(choice) - set(MENUS):
+            raise ValueError(f"unknown menu {', '.join(sorted(unknown))}; a panel's menus are {', '.join(MENUS)}.")
+        self.kernels = {kernel.name: kernel for kernel in kernels}
+        self.task: asyncio.Task | None = None
+        self._sweep: sweep.Sweep | None = None
+        self._session_rows: dict[str, dict] = {}  # by key, for every choice so far
+        self._choice: panel_rows.Choice | None = None
+        self._roofs: dict[tuple, Roofline | str | None] = {}
+        self._selected = self._snapshot_handles = self._layout = None
+        self._problem = self._note = ""
+        self._snapshot_busy = self._snapshot_outdated = self._filling = False
+        self._make_widgets()
+        for name in filter(choice.__contains__, MENUS):  # in this order: the kernel decides what the others offer
+            self._set_menu(name, choice[name])
+        for name, menu in self.menus.items():
+            menu.observe(functools.partial(self._on_menu, name), "value")
+        self._choose()
+
+    # -- widgets and menus
+
+    def _make_widgets(self) -> None:
+        self.menus = {name: widgets.Text(description=text, continuous_update=False) if name == "sizes" else
+                      widgets.Dropdown(description=text) for name, text in MENUS.items()}
+        self.buttons = {name: widgets.Button(description=text, tooltip=tip) for name, (text, tip) in BUTTONS.items()}
+        self.progress = widgets.IntProgress(min=0)
+        self.status, self.title, self.detail, self.top, self.roofline = (widgets.HTML() for _ in range(5))
+        self.grid = widgets.GridBox()
+        self._cells: list[widgets.Button] = []  # every grid uses the same buttons and ticks again
+        self._ticks: list[widgets.HTML] = []
+        self._blank = widgets.HTML()
+        self._place_of_cell: dict[widgets.Button, tuple[str, str]] = {}
+        self.left = widgets.VBox([self.title, self.grid])
+        right = widgets.VBox([self.detail, self.roofline, self.top])
+        actions = widgets.HBox(list(self.buttons.values()))
+        controls = [widgets.HBox(list(self.menus.values())),
+                    widgets.HBox([widgets.VBox([actions, self.progress]), self.status])]
+        main = widgets.HBox([self.left, right])
+        self.box = widgets.VBox([widgets.HTML(views.CSS), *controls, main])
+        named = {"panel": self.box, **self.menus, **self.buttons, "progress": self.progress, "status": self.status,
+                 "title": self.title, "detail": self.detail, "top": self.top, "roofline": self.roofline,
+                 "map": self.grid, "left": self.left, "right": right, "main": main, "actions": actions}
+        for name, widget in named.items():
+            widget.add_class(f"tiles-{name}")
+        for widget in controls:
+            widget.add_class("tiles-controls")
+        for name, act in (("run", self._run), ("cancel", self.cancel), ("again", self._start_over),
+                          ("theme", self._switch_theme)):
+            self.buttons[name].add_class("tiles-button")
+            self.buttons[name].on_click(lambda _, act=act: act())
+        _set_options(self.menus["kernel"], list(self.kernels))
+        _set_options(self.menus["target"], panel_rows.target_options())
+        self._fill_menus()
+
+    def _fill_menus(self) -> None:
+        """Fill the menus that depend on the kernel; a value that the new kernel offers too stays chosen."""
+        kernel = self.kernels[self.menus["kernel"].value]
+        axes = list(kernel.axes)
+        for name, options in (("dtype", kernel.dtypes), ("preset", kernel.presets), ("x", axes), ("y", axes)):
+            _set_options(self.menus[name], list(options), default=int(name == "y" and len(axes) > 1))
+        _set_options(self.menus["show"], [(text.format(kernel.peer), field)
+                                          for field, (text, _) in SHOWN_FIELDS.items()])
+        self.menus["shape"].options = list(kernel.shapes)
+        self._fill_shape(next(iter(kernel.shapes)))
+
+    def _fill_shape(self, text: str) -> None:
+        """Show a shape's name in its menu and its sizes in their field; text that is no shape goes to the field."""
+        kernel = self.kernels[self.menus["kernel"].value]
+        try:
+            sizes = panel_rows.parse_shape(text, kernel)
+            text = ",".join(map(str, sizes))
+        except ValueError:
+            sizes = None
+        self.menus["shape"].value = next((name for name, known in kernel.shapes.items() if known == sizes), None)
+        self.menus["sizes"].value = text
+
+    def _set_menu(self, name: str, value: str) -> None:
+        if name in ("shape", "sizes"):
+            self._fill_shape(value)
+            return
+        try:
+            self.menus[name].value = value
+        except TraitError:
+            offered = ", ".join(option or "'' (the GPU here)" for option in _option_values(self.menus[name].options))
+            raise ValueError(f"unknown {name} {value!r}; choose one of {offered}.") from None
+        if name == "kernel":
+            self._fill_menus()
+
+    def _ipython_display_(self) -> None:
+        bundle = {**self.box._repr_mimebundle_(), "text/plain": f"Panel({', '.join(self.kernels)})"}
+        display(bundle, raw=True)  # its own text would name every widget
+        # Drawn at once: a notebook that is executed without a browser drops what comes after its cell has ended.
+        handles = [display(output, display_id=True) for output in snapshot.make_outputs(*self._snapshot_arguments())]
+        self._snapshot_handles = None if None in handles else handles  # None: not in a notebook
+
+    def _on_menu(self, name: str, change) -> None:
+        if self._filling:
+            return
+        self._filling = True
+        try:
+            if name == "kernel":
+                self._fill_menus()
+            elif name in ("shape", "sizes"):
+                self._fill_shape(change["new"])
+        finally:
+            self._filling = False
+        if name in VIEW_MENUS:
+            self._draw()
+            self._save_snapshot()
+        else:
+            self._choose()
+
+    # -- the choice, and what is known of it
+
+    @property
+    def running(self) -> bool:
+        """Whether a sweep runs."""
+        return self.task is not None and not self.task.done()
+
+    def _choose(self) -> bool:
+        """Take the menus' values and show what is known of them; return False, with a sentence, for no valid choice."""
+        if self.running:
+            return False
+        values = {name: self.menus[name].value for name in ("shape", "dtype", "preset", "target")}
+        values["shape"] = values["shape"] or self.menus["sizes"].value
+        try:
+            choice = panel_rows.make_choice(self.kernels[self.menus["kernel"].value], **values)
+            known = {key: row for key, row in choice.journal.rows().items() if key in choice.configs}
+        except Exception as error:  # the panel lives on, whatever a kernel raises
+            self._complain(describe_error(error))
+            return False
+        self._session_rows = known | self._session_rows
+        self._choice, self._problem, self._note = choice, "", ""
+        self._draw()
+        self._save_snapshot()
+        return True
+
+    def _complain(self, problem: str) -> None:
+        self._problem = problem
+        self._draw_status(self.rows())
+
+    def rows(self) -> list[dict]:
+        """Return a row for every configuration of the choice; `status` is "waiting" before anything is known."""
+        return self._choice.rows(self._session_rows, self.running) if self._choice else []
+
+    # -- the sweep
+
+    def _run(self) -> None:
+        if self.running or not self._choose():
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._complain("a sweep needs an event loop: use the panel in a notebook, and tilelab.sweep in a script.")
+            return
+        choice = self._choice
+        self._sweep = sweep.Sweep(choice.configs.values(), choice.space, journal=choice.journal)
+        self.task = loop.create_task(self._follow(self._sweep))
+        self._draw()
+
+    async def _follow(self, running: sweep.Sweep) -> None:
+        """Take rows as they come, draw a few times per second, and leave the end in the notebook."""
+        drawing = asyncio.create_task(self._draw_repeatedly())
+        try:
+            async for row in running:
+                self._session_rows[row["key"]] = row
+        except Exception as error:
+            self._problem = f"the sweep ended early: {describe_error(error)}"
+        finally:
+            running.cancel()
+            drawing.cancel()
+            self._sweep = self.task = None
+            self._note = views.describe_end(running)
+            self._draw()
+            self._save_snapshot()
+
+    async def _draw_repeatedly(self) -> None:
+        while True:
+            await asyncio.sleep(DRAW_S)
+            self._draw()
+
+    def cancel(self) -> None:
+        """Stop the sweep now. Finished rows are kept, here and in the journal."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._note = "cancelling"
+            self._draw_status(self.rows())
+
+    def _start_over(self) -> None:
+        if self.running or not self._choose():
+            return
+        try:
+            self._choice.journal.forget(self._choice.configs)
+        except OSError as error:
+            self._complain(describe_error(error))
+            return
+        for key in self._choice.configs:
+            self._session_rows.pop(key, None)
+        self._run()
+
+    def _switch_theme(self) -> None:
+        to_dark = self.buttons["theme"].description == "Dark"
+        (self.box.add_class if to_dark else self.box.remove_class)("tiles-dark")
+        self.buttons["theme"].description = "Light" if to_dark else "Dark"
+
+    # -- drawing
+
+    def _draw(self) -> None:
+        """Bring every widget up to date; only what has changed is sent to the browser."""
+        if self._choice is None:
+            return
+        choice, rows = self._choice, self.rows()
+        peer = choice.kernel.peer
+        field = choice.choose_field(rows, self.menus["show"].value)
+        values = [value for row in rows if (value := get_value(row, field)) is not None]
+        best = panel_rows.find_winner(rows)
+        cells = choice.group_cells(rows, self.menus["x"].value, self.menus["y"].value)
+        self._arrange_grid(list(cells))
+        for button, (place, cell_rows) in zip(self._cells, cells.items()):
+            self._draw_cell(button, place, cell_rows, field, values, best)
+        overlaid = any("overlay" in row for row in rows)
+        timed = choice.space.can_measure or any(row.get("ms") for row in rows)
+        source = choice.source * overlaid if timed else f"nothing is timed on {choice.space.target}"
+        has_colors = values and any(row["status"] == "ok" for row in rows)
+        legend = views.color_scale(values, field) if has_colors else ""
+        _update(self.title, value=views.heading(SHOWN_FIELDS[field][0].format(peer), source, legend))
+        title = "top ten" + ", recorded" * overlaid if best else "predicted fastest of what builds" if any(
+            row.get("predicted_ms") for row in rows) else "ten of what builds"
+        _update(self.top, value=views.top_table(panel_rows.top_rows(rows), peer, title))
+        _update(self.detail, value=views.details(cells.get(self._selected, []), peer, choice.source))
+        self._draw_roofline(rows)
+        self._draw_status(rows)
+
+    def _arrange_grid(self, places: list[tuple[str, str]]) -> None:
+        """Lay out cells and ticks, unless they lie so already."""
+        layout = self.menus["x"].value, self.menus["y"].value, places
+        if self._layout == layout:
+            return
+        self._layout = layout
+        columns = sorted({x for x, _ in places}, key=panel_rows.natural_key)
+        lines = list(dict.fromkeys(y for _, y in places))
+        while len(self._cells) < len(places):
+            shared = {name: getattr(self._cells[0], name) for name in ("layout", "style")} if self._cells else {}
+            self._cells.append(widgets.Button(**shared))
+            self._cells[-1].on_click(self._select)
+        while len(self._ticks) < len(columns) + len(lines):
+            self._ticks.append(widgets.HTML())
+        cells = dict(zip(places, self._cells))
+        self._place_of_cell = {button: place for place, button in cells.items()}
+        ticks = iter(self._ticks)
+        children = []
+        for line in lines:
+            children.append(_set_tick(next(ticks), html.escape(line), "tiles-tick", "tiles-line"))
+            children += [cells.get((column, line), self._blank) for column in columns]
+        children.append(self._blank)
+        for column in columns:
+            children.append(_set_tick(next(ticks), html.escape(column).replace(", ", ",<br>"), "tiles-tick"))
+        self.grid.layout.grid_template_columns = f"max-content repeat({len(columns)}, minmax(66px, 1fr))"
+        self.left.layout.flex = f"1 1 {145 + 68 * len(columns)}px"  # many columns push the right half beneath
+        self.grid.children = children
+
+    def _draw_cell(self, button, place, cell_rows, field, values, best) -> None:
+        row = cell_rows[0]
+        value = get_value(row, field)
+        text = panel_rows.short_status(row) if value is None else views.format_number(value, field)
+        classes = ["tiles-cell", f"tiles-{row['status']}"]
+        if value is not None and row["status"] == "ok":
+            classes.append(views.cell_class(value, values, field))
+        if best is not None and any(one is best for one in cell_rows):
+            text = f"★ {text}"  # not by colour alone
+            classes.append("tiles-best")
+        if place == self._selected:
+            classes.append("tiles-selected")
+        if len(cell_rows) > 1:
+            text += f" +{len(cell_rows) - 1}"
+        tooltip = views.summary(row, self._choice.kernel.peer)
+        _update(button, description=text, tooltip=tooltip, _dom_classes=tuple(classes))
+
+    def _select(self, button) -> None:
+        self._selected = self._place_of_cell.get(button)
+        self._draw()
+
+    def _draw_roofline(self, rows: list[dict]) -> None:
+        choice, dtype = self._choice, self.menus["dtype"].value
+        key = choice.kernel.name, dtype
+        if not (choice.space.can_measure or choice.same_target):  # the roofs are of another GPU
+            _update(self.roofline, value=f"<p>no roofline: nothing is timed on {choice.space.target}</p>")
+            return
+        if key not in self._roofs:
+            self._roofs[key] = None
+            _run_later(self._load_roof(choice.kernel, dtype))
+        roof = self._roofs[key]
+        if roof is None or isinstance(roof, str):
+            _update(self.roofline, value=f"<p>{html.escape(roof or '')}</p>")
+            return
+        intensities = [roof.intensity(config) for config in choice.configs.values()]
+        points = [(intensity, row) for intensity, row in zip(intensities, rows)
+                  if row["status"] == "ok" and row.get(roof.speed_field)]
+        _update(self.roofline, value=views.roofline(points, intensities, roof))
+
+    async def _load_roof(self, kernel: TunableKernel, dtype: str) -> None:
+        try:
+            roof = await asyncio.to_thread(kernel.roofline, dtype)  # a kernel may measure its roofs
+        except Exception as error:
+            roof = f"no roofline: {describe_error(error)}"
+        self._roofs[kernel.name, dtype] = roof
+        if self._choice.kernel is kernel:
+            self._draw_roofline(self.rows())
+
+    def _draw_status(self, rows: list[dict]) -> None:
+        """Show progress and the status line, and enable the buttons and menus that can be used."""
+        running, choice = self._sweep, self._choice
+        swept = running or choice and any(key in self._session_rows for key in choice.configs)
+        done = sum(row["status"] != "waiting" for row in rows) if swept else 0  # recorded rows do not count
+        note = self._note
+        if running and not running.cancelled:
+            left = running.seconds_left
+            note = f"about {views.format_seconds(left)} left" if left else "starting"
+        _update(self.status, value=views.status(choice, rows, done, note, self._problem))
+        _update(self.progress, max=max(len(rows), 1), value=done)
+        for name, menu in self.menus.items():
+            _update(menu, disabled=self.running and name not in VIEW_MENUS)
+        for name in ("run", "again"):
+            _update(self.buttons[name], disabled=self.running)
+        _update(self.buttons["cancel"], disabled=not self.running)
+
+    # -- what stays in the notebook
+
+    def _snapshot_arguments(self) -> tuple:
+        return self._choice, self.rows(), *(self.menus[name].value for name in VIEW_MENUS)
+
+    def _save_snapshot(self) -> None:
+        self._snapshot_outdated = True
+        if self._snapshot_handles and not self._snapshot_busy:
+            self._snapshot_busy = True
+            _run_later(self._update_snapshot())
+
+    async def _update_snapshot(self) -> None:
+        """Replace the picture and the table beneath the widgets until they show the latest choice."""
+        try:
+            while self._snapshot_outdated:
+                self._snapshot_outdated = False
+                outputs = await asyncio.to_thread(snapshot.make_outputs, *self._snapshot_arguments())
+                for handle, output in zip(self._snapshot_handles, outputs):
+                    handle.update(output)
+        finally:
+            self._snapshot_busy = False
+
+
+_tasks: set[asyncio.Task] = set()  # the event loop itself holds tasks weakly
+
+
+def _run_later(work: Coroutine) -> None:
+    """Run a coroutine when the event loop is free; at once where there is none."""
+    try:
+        task = asyncio.get_running_loop().create_task(work)
+    except RuntimeError:
+        asyncio.run(work)
+        return
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+
+
+def _update(widget, **traits) -> None:
+    """Set the traits that differ, in one message."""
+    changed = {name: value for name, value in traits.items() if getattr(widget, name) != value}
+    if changed:
+        with widget.hold_sync():
+            for name, value in changed.items():
+                setattr(widget, name, value)
+
+
+def _option_values(options) -> list[str]:
+    return [option if isinstance(option, str) else option[1] for option in options]
+
+
+def _set_options(menu: widgets.Dropdown, options: list, default: int = 0) -> None:
+    """Replace a menu's options; the chosen value stays where it is still offered."""
+    before, values = menu.value, _option_values(options)
+    menu.options = options
+    menu.index = values.index(before) if before in values else default
+
+
+def _set_tick(widget: widgets.HTML, text: str, *classes: str) -> widgets.HTML:
+    _update(widget, value=text, _dom_classes=classes)
+    return widget
