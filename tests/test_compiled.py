@@ -14,14 +14,14 @@ from ch14 import compiled
 from ch14.compiled import TMA_FLAG, TUNED, executed_instructions, experiments, reading
 from ch14.compiled import __main__ as command
 from ch14.compiled import worker as compiled_worker
-from tilelab import check, child, device, results
+from tilelab import check, device, results, worker_pool
 
 SHAPES = {"matmul": (33, 40, 24), "mlp": (7, 16, 24), "attention": (2, 4, 2, 37, 64),
           "causal attention": (1, 4, 1, 50, 128)}
 
 
 def make(family, dtype=torch.float32):
-    return compiled.workload(family, SHAPES[family], where="cpu", dtype=dtype)
+    return compiled.make_workload(family, SHAPES[family], where="cpu", dtype=dtype)
 
 
 # ---- workloads
@@ -56,17 +56,17 @@ def test_modes_mean_the_spec(family, modes):
 
 @pytest.mark.skipif(not device.current().has_tma, reason="needs a GPU: the kernel is tested in test_attention.py")
 def test_course_attention_is_a_mode():
-    work = compiled.workload("causal attention", (2, 4, 2, 300, 64))
+    work = compiled.make_workload("causal attention", (2, 4, 2, 300, 64))
     inputs = work.inputs()
     function = compiled.prepare(work, "course")
-    for result in (function(*inputs), compiled.launcher(work, "course", function)(*inputs)()):
+    for result in (function(*inputs), compiled.make_candidate(work, "course", function)(*inputs)()):
         assert check.relative_error(result, work.spec(*inputs)) < 0.01
 
 
 def test_a_launcher_takes_its_inputs_once():
     work = make("matmul")
     a, b = work.inputs()
-    assert torch.equal(compiled.launcher(work, "eager", compiled.prepare(work, "eager"))(a, b)(), a @ b)
+    assert torch.equal(compiled.make_candidate(work, "eager", compiled.prepare(work, "eager"))(a, b)(), a @ b)
 
 
 def test_flops_count_a_product_a_causal_half_and_three_products():
@@ -80,22 +80,22 @@ def test_inputs_are_fresh():
 
 
 @pytest.mark.parametrize("family, shape, message", [
-    ("conv", (1,), "the workloads are matmul, mlp, attention, causal attention; here it is 'conv'."),
-    ("matmul", (4096, 4096), "a shape of matmul is M,N,K, each from 1 to 2^20; here it is 4096,4096."),
-    ("mlp", (0, 1, 1), "a shape of mlp is T,HIDDEN,INNER, each from 1 to 2^20; here it is 0,1,1."),
-    ("attention", (1, 4, 3, 8, 64), "HK must divide H, and D be 64 or 128; here H, HK, D are 4, 3, 64."),
-    ("attention", (1, 4, 2, 8, 80), "HK must divide H, and D be 64 or 128; here H, HK, D are 4, 2, 80."),
+    ("conv", (1,), "unknown workload 'conv'; choose matmul, mlp, attention, causal attention."),
+    ("matmul", (4096, 4096), "a shape of matmul is M,N,K, each from 1 to 2^20; it is 4096,4096."),
+    ("mlp", (0, 1, 1), "a shape of mlp is T,HIDDEN,INNER, each from 1 to 2^20; it is 0,1,1."),
+    ("attention", (1, 4, 3, 8, 64), "HK must divide H, and D be 64 or 128; H, HK, D are 4, 3, 64."),
+    ("attention", (1, 4, 2, 8, 80), "HK must divide H, and D be 64 or 128; H, HK, D are 4, 2, 80."),
 ])
 def test_bad_workload_is_one_sentence(family, shape, message):
     with pytest.raises(ValueError) as error:
-        compiled.workload(family, shape, where="meta")
+        compiled.make_workload(family, shape, where="meta")
     assert str(error.value) == message
 
 
 def test_bad_mode_names_those_there_are():
-    with pytest.raises(ValueError, match="the modes of mlp are eager, default, max-autotune, .*; here it is 'flash'"):
+    with pytest.raises(ValueError, match="unknown mode 'flash' of mlp; choose eager, default, max-autotune"):
         compiled.prepare(make("mlp"), "flash")
-    with pytest.raises(ValueError, match="the modes of attention are .*math; here it is 'fast'"):
+    with pytest.raises(ValueError, match="unknown mode 'fast' of attention; choose .*math"):
         compiled.prepare(make("attention"), "fast")
 
 
@@ -107,22 +107,24 @@ def test_no_mode_of_torch_sets_the_descriptor_flag():
 
     assert config.triton.enable_persistent_tma_matmul is False
     assert not any(TMA_FLAG in options for options in list_mode_options().values())
-    assert compiled.arguments("persistent-tma") == {"options": {**list_mode_options(TUNED), TMA_FLAG: True}}
-    assert compiled.arguments("default") == {} and compiled.arguments("max-autotune") == {"mode": "max-autotune"}
+    assert compiled.compile_arguments("persistent-tma") == {"options": {**list_mode_options(TUNED), TMA_FLAG: True}}
+    assert compiled.compile_arguments("default") == {}
+    assert compiled.compile_arguments("max-autotune") == {"mode": "max-autotune"}
 
 
 @pytest.mark.parametrize("mode", compiled.COMPILED)
 def test_torch_knows_every_option(mode):
-    torch.compile(torch.matmul, **compiled.arguments(mode))  # RuntimeError for an option that it does not have
+    torch.compile(torch.matmul, **compiled.compile_arguments(mode))  # RuntimeError for an option that it does not have
 
 
 def test_a_filter_of_candidates_matches_inductors_names():
     from torch._inductor.kernel import mm
 
     names = [f"triton_{template.name}_7" for template in (mm.mm_template, mm.persistent_tma_mm_template)]
-    assert [reading.in_words(name) for name in names] == ["Triton, pointers", "Triton, persistent TMA"]
+    assert [reading.describe_choice(name) for name in names] == ["Triton, pointers", "Triton, persistent TMA"]
     for mode, kept in (("pointers-only", names[:1]), ("tma-only", names[1:])):
-        assert [name for name in names if re.search(compiled.COMPILED[mode]["options"][compiled.ONLY], name)] == kept
+        pattern = compiled.COMPILED[mode]["options"][compiled.CANDIDATE_FILTER]
+        assert [name for name in names if re.search(pattern, name)] == kept
 
 
 def test_gb10_is_offered_no_triton_product():
@@ -159,9 +161,9 @@ class Runner:
 
 
 def test_calls_and_descriptors_of_a_generated_program():
-    assert reading.calls(PROGRAM) == ["triton_tem_fused_mm_0", "library mm", "library flash attention",
+    assert reading.list_calls(PROGRAM) == ["triton_tem_fused_mm_0", "library mm", "library flash attention",
                                                "cpp_fused_mul_silu_1"]
-    assert reading.descriptors(PROGRAM) == 2 and reading.calls("") == []
+    assert reading.count_descriptors(PROGRAM) == 2 and reading.list_calls("") == []
 
 
 @pytest.mark.parametrize("name, wanted", [
@@ -173,7 +175,7 @@ def test_calls_and_descriptors_of_a_generated_program():
     ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::X<2> >(int)", "multi_tensor_apply_kernel"),
     ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD"), ("triton_tem_fused_mm_0", "triton_tem_fused_mm_0")])
 def test_short_names(name, wanted):
-    assert reading.short(name) == wanted
+    assert reading.shorten_name(name) == wanted
 
 
 def test_inductors_feedback_becomes_rows_in_order_of_speed():
@@ -184,11 +186,11 @@ def test_inductors_feedback_becomes_rows_in_order_of_speed():
     nodes = [types.SimpleNamespace(get_size=lambda size=size: size) for size in ([64, 32], [32, 16])]
     mm, slow, dead = (choice("mm", ""), choice("triton_mm_3", "BLOCK_M=64"),
                       choice("triton_mm_persistent_tma_5", "BLOCK_M=256"))
-    with reading.listening() as decided:
+    with reading.record_decisions() as decided:
         saver, = select_algorithm.get_algorithm_selector_cache().feedback_saver_fns
         saver({dead: float("inf"), slow: 0.2, mm: 0.1}, "mm", nodes, [mm, slow, dead], None, {})
     assert [(row["choice"], row["ms"]) for row in decided] == [("mm", 0.1), ("triton_mm_3", 0.2), (dead.name, None)]
-    assert decided[0]["operands"] == [[64, 32], [32, 16]] and reading.winners(decided) == ["library (mm)"]
+    assert decided[0]["operands"] == [[64, 32], [32, 16]] and reading.find_winners(decided) == ["library (mm)"]
     assert not select_algorithm.get_algorithm_selector_cache().feedback_saver_fns
 
 
@@ -203,16 +205,16 @@ SAID = '''==PROF== Connected to process 2086 (/usr/bin/python3.12)
 
 
 def test_ncu_counters():
-    rows = reading.counters(SAID)
+    rows = reading.parse_counters(SAID)
     assert rows[1] == {"kernel": "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", "UTMALDG": 163840, "UTMASTG": 32768,
                        "instructions": 6924254 + 2097152 + 163840 + 32768, "LDGSTS": 0, "HGMMA": 2097152}
-    assert [[row["UTMALDG"] for row in call] for call in reading.between_marks(rows)] == [[163840], []]
+    assert [[row["UTMALDG"] for row in call] for call in reading.split_at_marks(rows)] == [[163840], []]
     with pytest.raises(ValueError, match="no column"):
-        reading.counters("==ERROR== no kernels were profiled")
+        reading.parse_counters("==ERROR== no kernels were profiled")
     with pytest.raises(ValueError, match="no instances"):
-        reading.counters(SAID.replace("13 (ISETP: 4; LDC: 2; EXIT: 2; CS2R: 2; BRA: 1)", "13"))
+        reading.parse_counters(SAID.replace("13 (ISETP: 4; LDC: 2; EXIT: 2; CS2R: 2; BRA: 1)", "13"))
     with pytest.raises(ValueError, match=r"ncu saw 2 calls of \d+"):
-        executed_instructions.by_call(rows)
+        executed_instructions.group_by_call(rows)
 
 
 def test_every_call_under_ncu_is_a_case():
@@ -221,7 +223,7 @@ def test_every_call_under_ncu_is_a_case():
         assert set(modes) <= set(cases[family, shape])
     for family, shape, modes in experiments.CASES:
         for mode in modes:
-            compiled.check_mode(compiled.workload(family, shape, where="meta"), mode)
+            compiled.check_mode(compiled.make_workload(family, shape, where="meta"), mode)
         assert "eager" in modes or family.endswith("attention")
 
 
@@ -231,24 +233,24 @@ ROW = {"workload": "matmul", "shape": [1, 1, 1], "name": "default", "triton": {"
 
 
 def test_no_kernel_claims_tma_without_a_count():
-    main, pointwise, _ = experiments.evidence(ROW, [])
+    main, pointwise, _ = experiments.list_kernels(ROW, [])
     assert main == {"kernel": "nvjet", "us": 10, "share": 10 / 16.1, "UTMALDG": None, "UTMASTG": None, "LDGSTS": None,
                     "proof": "none"}
     assert (pointwise["kernel"], pointwise["UTMALDG"], pointwise["proof"]) == ("triton_poi_0", 0, "SASS")
     counted = {"workload": "matmul", "shape": [1, 1, 1], "kernel": "nvjet", "UTMALDG": 8, "UTMASTG": 2, "LDGSTS": 0}
-    assert experiments.evidence(ROW, [counted])[0]["proof"] == "ncu"
-    assert experiments.evidence(ROW, [counted | {"shape": [2, 2, 2]}])[0]["proof"] == "none"
+    assert experiments.list_kernels(ROW, [counted])[0]["proof"] == "ncu"
+    assert experiments.list_kernels(ROW, [counted | {"shape": [2, 2, 2]}])[0]["proof"] == "none"
     own = ROW | {"triton": {"nvjet": {"UTMALDG": 2, "UTMASTG": 0, "LDGSTS": 0}}}
-    assert experiments.evidence(own, [counted])[0]["UTMALDG"] == 2
-    assert experiments.evidence({"workload": "matmul", "shape": []}, []) == []  # a mode that failed
+    assert experiments.list_kernels(own, [counted])[0]["UTMALDG"] == 2
+    assert experiments.list_kernels({"workload": "matmul", "shape": []}, []) == []  # a mode that failed
 
 
 def test_tables_of_kernels():
     failed = {"workload": "matmul", "shape": [1, 1, 1], "name": "tma-only", "status": "failed"}
-    made = experiments.table([ROW, failed], [])
+    made = experiments.make_table([ROW, failed], [])
     assert [(row["winner"], row["main"], row["proof"]) for row in made] == [("nothing to choose", "nvjet", "none"),
                                                                           ("", "", "none")]
-    both = experiments.ran([ROW, ROW | {"name": "eager"}, failed], [])
+    both = experiments.list_distinct_kernels([ROW, ROW | {"name": "eager"}, failed], [])
     assert [(row["kernel"], row["modes"], row["proof"]) for row in both] == [
         ("nvjet", "default, eager", "none"), ("triton_poi_0", "default, eager", "SASS")]
 
@@ -257,8 +259,8 @@ def test_tables_of_kernels():
 
 
 def compiled_here(family, shape, modes):
-    with child.lease_worker("ch14.compiled.worker", "the compiler's process") as worker:
-        rows = compiled_worker.measure(worker, family, shape, modes, compiled.here(), timed=False)
+    with worker_pool.lease_worker("ch14.compiled.worker", "the compiler's process") as worker:
+        rows = compiled_worker.measure_modes(worker, family, shape, modes, compiled.device_here(), timed=False)
         worker.stop()
     if any(row["status"] == "unsupported" for row in rows):
         pytest.skip(rows[-1]["reason"])
@@ -270,13 +272,13 @@ def test_a_mode_whose_candidates_were_timed_has_no_compile_time():
     asked = []
     answers = types.SimpleNamespace(ask=lambda request, _: asked.append(request) or {"status": "ok", "compile_s": 1.0})
     modes = ("eager", "persistent-tma", "max-autotune", TUNED, "default")
-    rows = compiled_worker.measure(answers, "mlp", (1, 8, 8), modes, timed=False)
+    rows = compiled_worker.measure_modes(answers, "mlp", (1, 8, 8), modes, timed=False)
     assert [(row["name"], row.get("caches"), "compile_s" in row) for row in rows] == [
         ("eager", None, True), ("persistent-tma", "persistent-tma", True), ("max-autotune", "persistent-tma", False),
         (TUNED, "persistent-tma", False), ("default", "default", True)]
     assert [request["folder"].rsplit("/", 1)[1] for request in asked] == [
         "eager", "persistent-tma", "persistent-tma", "persistent-tma", "default"]
-    alone = compiled_worker.measure(answers, "mlp", (1, 8, 8), ("max-autotune", TUNED), timed=False)
+    alone = compiled_worker.measure_modes(answers, "mlp", (1, 8, 8), ("max-autotune", TUNED), timed=False)
     assert [row["caches"] for row in alone] == ["max-autotune", "max-autotune"]
 
 
@@ -286,8 +288,8 @@ def test_modules_of_graphs_and_of_fusions_that_were_only_timed(monkeypatch):
     graph, fusion, other = types.SimpleNamespace(call=1), types.SimpleNamespace(
         call=1, benchmark_all_configs=1), types.SimpleNamespace()
     monkeypatch.setattr(PyCodeCache, "modules", [fusion, other, graph])
-    assert reading.modules() == ([graph], [fusion])
-    assert reading.is_product("@triton_heuristics.template(\n") and not reading.is_product(PROGRAM)
+    assert reading.find_modules() == ([graph], [fusion])
+    assert reading.is_template("@triton_heuristics.template(\n") and not reading.is_template(PROGRAM)
 
 
 def test_compiles_and_reads_an_mlp():
@@ -297,7 +299,7 @@ def test_compiles_and_reads_an_mlp():
     assert default["calls"] == ["library mm", "library mm", kernel, "library mm"] and default["descriptors"] == 0
     assert default["compile_s"] > 0 and "compile_s" not in eager and default["winner"] == []
     assert default["fusions_timed"] == 0 and default["caches"] == "default"
-    assert wrong["status"] == "failed" and "the modes of mlp are" in wrong["reason"]
+    assert wrong["status"] == "failed" and "unknown mode" in wrong["reason"]
 
 
 def test_unfused_attention_is_recognised():
@@ -318,10 +320,10 @@ def run(capsys, *arguments):
 
 @pytest.mark.parametrize("arguments, message", [
     (["--workload", "conv"], "invalid choice: 'conv'"),
-    (["--shape", "1,2"], "a shape of matmul is M,N,K, each from 1 to 2^20; here it is 1,2"),
-    (["--shape", "a,b,c"], "--shape takes sizes such as 4096,4096,4096; here it is 'a,b,c'"),
-    (["--mode", "fast"], "the modes of matmul are eager, default, max-autotune"),
-    (["--workload", "mlp", "--mode", "flash"], "the modes of mlp are eager"),
+    (["--shape", "1,2"], "a shape of matmul is M,N,K, each from 1 to 2^20; it is 1,2"),
+    (["--shape", "a,b,c"], "--shape takes sizes such as 4096,4096,4096; it is 'a,b,c'"),
+    (["--mode", "fast"], "choose eager, default, max-autotune"),
+    (["--workload", "mlp", "--mode", "flash"], "unknown mode 'flash' of mlp"),
     (["--json", "."], "--json takes a file; . is a folder"),
 ])
 def test_bad_usage_is_one_line_and_two(capsys, arguments, message):
@@ -354,7 +356,7 @@ def test_the_descriptor_template_is_offered_and_holds_tma():
     rows = {row["name"]: row for row in compiled_here("matmul", (1000, 1024, 520), (
         "eager", "persistent-tma", "tma-only", "pointers-only"))}
     assert all(row["status"] == "ok" for row in rows.values()), rows
-    kinds = {reading.in_words(each["choice"]) for each in rows["persistent-tma"]["decided"]}
+    kinds = {reading.describe_choice(each["choice"]) for each in rows["persistent-tma"]["decided"]}
     assert {"library (mm)", "Triton, pointers", "Triton, persistent TMA"} <= kinds
     tma, pointers = (list(rows[mode]["triton"].values())[0] for mode in ("tma-only", "pointers-only"))
     assert rows["tma-only"]["descriptors"] >= 2 and tma["UTMALDG"] >= 2 and tma["LDGSTS"] == 0
@@ -365,7 +367,7 @@ def test_the_descriptor_template_is_offered_and_holds_tma():
 def test_rows_off_the_16_byte_grid_get_no_descriptor_template():
     _, row = compiled_here("matmul", (512, 1001, 520), ("eager", "persistent-tma"))
     assert row["status"] == "ok"
-    assert "Triton, persistent TMA" not in {reading.in_words(each["choice"]) for each in row["decided"]}
+    assert "Triton, persistent TMA" not in {reading.describe_choice(each["choice"]) for each in row["decided"]}
 
 
 @pytest.mark.gpu

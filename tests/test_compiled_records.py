@@ -27,15 +27,15 @@ def test_a_compile_time_is_given_where_caches_were_cold(cells):
 
 def test_no_kernel_claims_tma_without_a_count(cells):
     counters = held("ch14_compiled_ncu")["rows"]
-    found = [each for row in cells.values() for each in experiments.evidence(row, counters)]
+    found = [each for row in cells.values() for each in experiments.list_kernels(row, counters)]
     assert all((each["UTMALDG"] is None) == (each["proof"] == "none") for each in found)
     large = [row for row in cells.values() if row["name"] != "unfused" and row["shape"] != [1, 16, 16, 2048, 128]]
-    assert all(row["proof"] in ("SASS", "ncu") for row in experiments.table(large, counters))
+    assert all(row["proof"] in ("SASS", "ncu") for row in experiments.make_table(large, counters))
 
 
 def test_eager_loads_by_tma_and_max_autotune_has_no_template_for_it(cells):
     counters = held("ch14_compiled_ncu")["rows"]
-    row, = experiments.table([cell(cells, "matmul", "eager")], counters)
+    row, = experiments.make_table([cell(cells, "matmul", "eager")], counters)
     assert row["UTMALDG"] > 0 and row["proof"] == "ncu"
     choices = held("ch14_compiled_choices")["rows"]
     offered = {row["name"] for row in choices if row["whose"] == "Triton, persistent TMA"}
@@ -63,6 +63,6 @@ def test_what_compiling_gains(cells):
 def test_attention_is_the_librarys_kernel_in_every_mode(cells):
     counters = held("ch14_compiled_ncu")["rows"]
     rows = [cell(cells, "attention", name) for name in ("cuDNN", "eager", "default", "max-autotune", "unfused-default")]
-    assert len({row["main"] for row in experiments.table(rows, counters)}) == 1
+    assert len({row["main"] for row in experiments.make_table(rows, counters)}) == 1
     slow = cell(cells, "attention", "unfused")["ratio"]
     assert all(cell(cells, "attention", name)["ratio"] > 1.3 * slow for name in ("flash", "efficient"))

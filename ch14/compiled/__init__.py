@@ -1,44 +1,53 @@
-"""What torch.compile makes of a product, an MLP and attention: their meaning in plain torch, and the modes to run them.
+"""torch.compile on a GEMM, an MLP and attention: the workloads in plain torch, and the modes that run them.
 
-A workload has a float64 `spec`, fresh random `inputs()`, and `prepare(workload, mode)` gives the function that a mode
-runs. Source: the PyTorch documentation of torch.compile, torch.nn.attention and flex_attention, and the source of
+`make_workload` gives a workload, with fresh random `inputs()`; `prepare(work, mode)` gives the function that runs it.
+Read `reading` next: it finds out which kernels a compilation chose. There is no kernel of our own here, so no `job`.
+Source: the PyTorch documentation of torch.compile, torch.nn.attention and flex_attention, and the source of
 torch._inductor (list_mode_options, config.triton).
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Callable
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import sdpa_kernel
 
+from ch14 import attention
+from ch14.attention.configs import HEAD_DIMS
+from ch14.attention.experiments import BACKENDS as FUSED_BACKENDS
+from ch14.attention.experiments import compute_reference
 from tilelab import device
+
+__all__ = ["spec", "make_workload", "prepare", "configs"]
 
 TUNED = "max-autotune-no-cudagraphs"  # torch's own name
 TMA_FLAG = "triton.enable_persistent_tma_matmul"
-ONLY = "test_configs.autotune_choice_name_regex"  # Inductor drops every other candidate
-# What torch.compile is given; a mode that is not here runs as it is.
+CANDIDATE_FILTER = "test_configs.autotune_choice_name_regex"  # Inductor drops every other candidate
+# The arguments of torch.compile by mode. Modes that are not here run without it.
 COMPILED = {"default": {}, "max-autotune": {"mode": "max-autotune"}, TUNED: {"mode": TUNED},
             "persistent-tma": {"mode": TUNED, "options": {TMA_FLAG: True}},
-            "tma-only": {"mode": TUNED, "options": {TMA_FLAG: True, ONLY: "mm_persistent_tma"}},
-            "pointers-only": {"mode": TUNED, "options": {ONLY: r"^triton_mm_\d+$"}},
+            "tma-only": {"mode": TUNED, "options": {TMA_FLAG: True, CANDIDATE_FILTER: "mm_persistent_tma"}},
+            "pointers-only": {"mode": TUNED, "options": {CANDIDATE_FILTER: r"^triton_mm_\d+$"}},
             "unfused-default": {}, "flex": {}, "flex-tma": {}, "flex-max-autotune": {"mode": TUNED}}
-BACKENDS = {"cuDNN": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH"}
+BACKENDS = {**FUSED_BACKENDS, "math": torch.nn.attention.SDPBackend.MATH}
 GEMM_MODES = ("eager", "default", "max-autotune", TUNED, "persistent-tma", "tma-only", "pointers-only")
 
 
 class Workload:
-    """A computation of one shape, on `where`, a torch device. `peer` is the mode that others are measured against."""
+    """A computation of one shape, on the torch device `where`. Other modes are compared with the mode `peer`."""
 
     family, sizes = "", ()
     modes, peer = GEMM_MODES, "eager"
 
     def __init__(self, *shape: int, where: str = "cuda", dtype: torch.dtype = torch.bfloat16):
-        if len(shape) != len(self.sizes) or any(
-                type(size) is not int or not 1 <= size <= 1 << 20 for size in shape):
-            raise ValueError(f"a shape of {self.family} is {','.join(self.sizes)}, each from 1 to 2^20; here it is "
+        if len(shape) != len(self.sizes) or not all(1 <= size <= 1 << 20 for size in shape):
+            raise ValueError(f"a shape of {self.family} is {','.join(self.sizes)}, each from 1 to 2^20; it is "
                              f"{','.join(map(str, shape))[:60]}.")
         self.shape, self.where, self.dtype = shape, where, dtype
 
@@ -46,7 +55,7 @@ class Workload:
         return torch.randn(*shape, device=self.where).to(self.dtype)
 
     def function(self, mode: str) -> Callable:
-        """What `mode` calls, or has torch.compile compile."""
+        """Return the function that `mode` calls, or that torch.compile compiles."""
         raise NotImplementedError
 
     def __str__(self):
@@ -76,13 +85,13 @@ class Matmul(Workload):
 class GatedMlp(torch.nn.Module):
     """down(silu(gate(x)) * up(x)): x (tokens, HIDDEN), gate and up HIDDEN -> INNER, down INNER -> HIDDEN, no bias.
 
-    The weights are parameters, as in a model: torch.compile may then take their addresses for constants.
+    The weights are parameters, as in a model: torch.compile may treat their addresses as constants.
     """
 
     def __init__(self, hidden: int, inner: int, where: str, dtype: torch.dtype):
         super().__init__()
         for name, rows, columns in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
-            # Scaled so that every product has the spread of its input.
+            # The factor keeps the variance of every product equal to the variance of its input.
             weight = torch.randn(rows, columns, device=where) * columns**-0.5
             self.register_parameter(name, torch.nn.Parameter(weight.to(dtype), requires_grad=False))
 
@@ -91,7 +100,7 @@ class GatedMlp(torch.nn.Module):
 
 
 class Mlp(Workload):
-    """The gated MLP of a decoder: T tokens, HIDDEN features, INNER between. Its weights are made once."""
+    """The gated MLP of a decoder for T tokens, with HIDDEN features and INNER between its layers."""
 
     family, sizes = "mlp", ("T", "HIDDEN", "INNER")
 
@@ -122,11 +131,10 @@ class Attention(Workload):
                    "flex", "flex-tma", "flex-max-autotune", "course"), "cuDNN"
     causal = False
 
-    def __init__(self, *shape: int, **rest):
-        super().__init__(*shape, **rest)
-        if shape[1] % shape[2] or shape[4] not in (64, 128):
-            raise ValueError(f"HK must divide H, and D be 64 or 128; here H, HK, D are {shape[1]}, {shape[2]}, "
-                             f"{shape[4]}.")
+    def __init__(self, *shape: int, **options):
+        super().__init__(*shape, **options)
+        if shape[1] % shape[2] or shape[4] not in HEAD_DIMS:
+            raise ValueError(f"HK must divide H, and D be 64 or 128; H, HK, D are {shape[1]}, {shape[2]}, {shape[4]}.")
 
     @property
     def flops(self) -> float:
@@ -135,27 +143,14 @@ class Attention(Workload):
 
     def inputs(self):
         batch, heads, kv_heads, length, depth = self.shape
-        return tuple(self.random(batch, each, length, depth) for each in (heads, kv_heads, kv_heads))
+        return tuple(self.random(batch, count, length, depth) for count in (heads, kv_heads, kv_heads))
 
     def spec(self, q, k, v):
-        length, group = self.shape[3], self.shape[1] // self.shape[2]
-        future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1) if self.causal else None
-        out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
-        for batch in range(q.shape[0]):
-            for head in range(q.shape[1]):  # one head at a time: its scores alone are S * S * 8 bytes
-                queries, keys, values = (t.double() for t in (q[batch, head], k[batch, head // group],
-                                                              v[batch, head // group]))
-                scores = queries @ keys.T * q.shape[3]**-0.5
-                if future is not None:
-                    scores.masked_fill_(future, -math.inf)
-                out[batch, head] = scores.softmax(-1) @ values
-        return out
+        return compute_reference(q, k, v, self.causal)
 
     def function(self, mode):
         grouped = self.shape[1] != self.shape[2]
         if mode == "course":
-            from ch14 import attention
-
             return functools.partial(attention.attention, is_causal=self.causal)
         if mode.startswith("flex"):
             return self._flex(grouped, {"USE_TMA": True} if mode == "flex-tma" else None)
@@ -164,12 +159,11 @@ class Attention(Workload):
         library = functools.partial(F.scaled_dot_product_attention, is_causal=self.causal, enable_gqa=grouped)
         if mode not in BACKENDS:
             return library
-        from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        def pinned(q, k, v):
-            with sdpa_kernel(getattr(SDPBackend, BACKENDS[mode])):
+        def run_backend(q, k, v):
+            with sdpa_kernel(BACKENDS[mode]):
                 return library(q, k, v)
-        return pinned
+        return run_backend
 
     def _unfused(self, q, k, v):
         group = self.shape[1] // self.shape[2]
@@ -184,11 +178,11 @@ class Attention(Workload):
     def _flex(self, grouped: bool, kernel_options: dict | None):
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-        def past(batch, head, query, key):
+        def is_visible(batch, head, query, key):
             return query >= key
 
         length = self.shape[3]
-        mask = create_block_mask(past, None, None, length, length, device=self.where) if self.causal else None
+        mask = create_block_mask(is_visible, None, None, length, length, device=self.where) if self.causal else None
         return lambda q, k, v: flex_attention(q, k, v, block_mask=mask, enable_gqa=grouped,
                                               kernel_options=kernel_options)
 
@@ -202,66 +196,70 @@ class CausalAttention(Attention):
 FAMILIES = {kind.family: kind for kind in (Matmul, Mlp, Attention, CausalAttention)}
 
 
-def workload(family: str, shape: tuple[int, ...], **rest) -> Workload:
-    """The workload of one of FAMILIES; ValueError for another name, and for a shape that it does not take."""
+def make_workload(family: str, shape: tuple[int, ...], **options) -> Workload:
+    """Return the workload of one of FAMILIES; ValueError for another name or a bad shape."""
     if family not in FAMILIES:
-        raise ValueError(f"the workloads are {', '.join(FAMILIES)}; here it is {family!r}.")
-    return FAMILIES[family](*shape, **rest)
+        raise ValueError(f"unknown workload {family!r}; choose {', '.join(FAMILIES)}.")
+    return FAMILIES[family](*shape, **options)
 
 
-def configs(family: str) -> tuple[str, ...]:
-    """The modes of a family of workloads, `math` and others that only small shapes can take left out."""
-    return FAMILIES[family].modes
+def configs() -> dict[str, tuple[str, ...]]:
+    """Return the modes of each family of workloads, without `math`, which only a small shape can take."""
+    return {family: kind.modes for family, kind in FAMILIES.items()}
+
+
+def spec(work: Workload, *inputs: torch.Tensor) -> torch.Tensor:
+    """Return the result of a workload for `inputs`, in float64."""
+    return work.spec(*inputs)
 
 
 def check_mode(work: Workload, mode: str) -> None:
-    """ValueError, which names the modes there are, for one that the workload does not have."""
-    allowed = (*work.modes, *BACKENDS) if isinstance(work, Attention) else work.modes
-    if mode not in allowed:
-        raise ValueError(f"the modes of {work.family} are {', '.join(dict.fromkeys(allowed))}; here it is {mode!r}.")
+    """Raise ValueError, which lists the modes, unless the workload has `mode`."""
+    modes = (*work.modes, *BACKENDS) if isinstance(work, Attention) else work.modes
+    if mode not in modes:
+        raise ValueError(f"unknown mode {mode!r} of {work.family}; choose {', '.join(dict.fromkeys(modes))}.")
 
 
 def prepare(work: Workload, mode: str) -> Callable:
-    """The function of the workload's inputs that `mode` runs; torch.compile compiles when it is first called.
+    """Return the function of `work.inputs()` that `mode` runs; torch.compile compiles it at its first call.
 
-    Raises ValueError for a mode that the workload does not have.
+    It allocates its result, as torch does, so it is no Launch. ValueError for a mode that the workload does not have.
     """
     check_mode(work, mode)
     function = work.function(mode)
-    return torch.compile(function, dynamic=False, fullgraph=True, **arguments(mode)) if mode in COMPILED else function
+    if mode not in COMPILED:
+        return function
+    return torch.compile(function, dynamic=False, fullgraph=True, **compile_arguments(mode))
 
 
-def launcher(work: Workload, mode: str, function: Callable) -> Callable:
-    """A candidate for tilelab.bench.compare: of inputs, what launches `function`, made by `prepare`, on them.
+def make_candidate(work: Workload, mode: str, function: Callable) -> Callable:
+    """Return the candidate of tilelab.bench.compare that launches `function`, which `prepare` made, on given inputs.
 
-    The course's attention makes its descriptors for given tensors; they are made once here, for a launch is timed.
+    The course's attention builds its descriptors once for given inputs, so that only the launch is timed.
     """
     if mode == "course":
-        from ch14 import attention
-
         return lambda *inputs: attention.prepare(*inputs, is_causal=work.causal)
     return lambda *inputs: functools.partial(function, *inputs)
 
 
-def arguments(mode: str) -> dict:
-    """What torch.compile is given besides the function. It takes a mode or options, so a mode with options becomes the
-    options that torch lists for it."""
+def compile_arguments(mode: str) -> dict:
+    """Return the arguments of torch.compile for `mode`.
+
+    torch.compile takes a mode or options, not both, so a mode becomes the options that torch lists for it.
+    """
     from torch._inductor import list_mode_options
 
-    given = dict(COMPILED[mode])
-    if "options" in given:
-        given["options"] = {**list_mode_options(given.pop("mode")), **given["options"]}
-    return given
+    chosen = dict(COMPILED[mode])
+    if "options" in chosen:
+        chosen["options"] = {**list_mode_options(chosen.pop("mode")), **chosen["options"]}
+    return chosen
 
 
 def offers_triton_gemm(sms: int) -> bool:
-    """Whether the installed torch would offer Triton's products in max-autotune on an NVIDIA GPU of so many SMs.
+    """Return whether the installed torch offers Triton's GEMMs in max-autotune on an NVIDIA GPU with `sms` SMs.
 
-    It asks Inductor's own function (torch._inductor.utils.is_big_gpu) with that number in place of this machine's.
+    It asks Inductor's own function (torch._inductor.utils.is_big_gpu) with this number instead of this machine's.
     """
-    import logging
-    from unittest import mock
-
     from torch._inductor import utils
 
     properties = mock.Mock(multi_processor_count=sms, major=9)
@@ -271,15 +269,15 @@ def offers_triton_gemm(sms: int) -> bool:
 
 
 def pointwise_bytes(tokens: int, inner: int, itemsize: int = 2) -> dict[str, int]:
-    """Bytes that silu(g) * u moves outside the MLP's products, by how much of it is fused.
+    """Return the bytes that silu(g) * u moves besides the MLP's products, by how much of it is fused.
 
     g, u and the result are (tokens, inner). Eager writes silu(g) and reads it again. In the epilogue of the product
-    that makes u, g is all that is left to read: the result is written in the place of u.
+    that computes u, only g is read in addition, and the result is written instead of u.
     """
     one = tokens * inner * itemsize
     return {"eager, two kernels": 5 * one, "one kernel": 3 * one, "in a product's epilogue": one}
 
 
-def here() -> str:
-    """The torch device that a workload of this machine lives on."""
+def device_here() -> str:
+    """Return the torch device that a workload of this machine lives on."""
     return "cuda" if device.current().capability else "cpu"

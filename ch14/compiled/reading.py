@@ -1,5 +1,7 @@
-"""Reading what torch.compile did: the candidates that it timed, the code that it wrote, the instructions in that code,
-and, for a library's kernels, the instructions that Nsight Compute saw them execute."""
+"""Read what torch.compile did: the candidates that it timed, the code that it generated, and its instructions.
+
+For a library's kernels, whose code is closed, read the instructions that Nsight Compute saw them execute.
+"""
 
 from __future__ import annotations
 
@@ -14,48 +16,48 @@ from collections.abc import Iterator
 
 from tilelab import build
 
-# How tiles arrive and leave: by the copy engine, or by threads that copy to shared memory; and the tensor core.
+# Instructions that move tiles (by TMA in and out, or by a thread's asynchronous copy), and the tensor core's.
 OPCODES = ("UTMALDG", "UTMASTG", "LDGSTS", "HGMMA")
 DESCRIPTOR = re.compile(r"make_tensor_descriptor\(|TensorDescriptor\b|tensormap_create")
+MARK = "spin_kernel"  # torch.cuda._sleep launches it; a profiled program calls that before each call of interest
+PER_OPCODE = "sass__inst_executed_per_opcode"  # Nsight Compute's metric
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[list[dict]]:
-    """A list that fills with what Inductor's autotuning decides meanwhile: rows {op, shape, choice, ms, what}, in the
-    order of speed. `ms` is None for a candidate that could not run.
+def record_decisions() -> Iterator[list[dict]]:
+    """Yield a list that fills with the decisions of Inductor's autotuning: {op, operands, choice, what, ms}.
 
-    Inductor calls a feedback saver after each decision (torch._inductor.select_algorithm.add_feedback_saver), so this
-    is what it decided by, not what it printed.
+    The candidates of a decision are in the order of speed; `ms` is None for a candidate that could not run. Inductor
+    calls a feedback saver after each decision (torch._inductor.select_algorithm.add_feedback_saver).
     """
     from torch._inductor import select_algorithm
 
-    decided: list[dict] = []
+    decisions: list[dict] = []
 
-    def saver(timings, op, nodes, *_):
+    def save(timings, op, nodes, *_):
         shapes = [[int(size) for size in node.get_size()] for node in nodes]
         for choice in sorted(timings, key=timings.__getitem__):
             ms = float(timings[choice])
-            decided.append({"op": op, "operands": shapes, "choice": choice.name, "what": choice.description,
-                            "ms": ms if math.isfinite(ms) else None})
+            decisions.append({"op": op, "operands": shapes, "choice": choice.name, "what": choice.description,
+                              "ms": ms if math.isfinite(ms) else None})
 
-    select_algorithm.add_feedback_saver(saver)
+    select_algorithm.add_feedback_saver(save)
     try:
-        yield decided
+        yield decisions
     finally:
         select_algorithm.clear_feedback_savers()
 
 
-def winners(decided: list[dict]) -> list[str]:
-    """The fastest candidate of each decision, in words; `decided` as `listening` fills it."""
+def find_winners(decisions: list[dict]) -> list[str]:
+    """Return the fastest candidate of each decision, in words."""
     best = {}
-    for row in decided:
+    for row in decisions:
         best.setdefault((row["op"], str(row["operands"])), row["choice"])
-    return [in_words(choice) for choice in best.values()]
+    return [describe_choice(choice) for choice in best.values()]
 
 
-def in_words(choice: str) -> str:
-    """Whose kernel a candidate is: Inductor calls its Triton templates triton_NAME_NUMBER, a library's product by the
-    name of the operation."""
+def describe_choice(choice: str) -> str:
+    """Return the origin of a candidate. Inductor names its Triton templates triton_NAME_NUMBER, others by operation."""
     template = re.fullmatch(r"triton_(\w+?)_\d+", choice)
     if not template:
         return f"library ({choice})"
@@ -63,28 +65,26 @@ def in_words(choice: str) -> str:
                                                                                        f"Triton, {template[1]}")
 
 
-# ---- the generated code
+def find_modules() -> tuple[list, list]:
+    """Return the modules that Inductor generated since its caches were last cleared: of graphs, and of fusions.
 
-
-def modules() -> tuple[list, list]:
-    """The modules with a `call` that Inductor wrote since its caches were last cleared: of graphs, and of fusions that
-    it only timed, to decide whether a product takes what follows it into its kernel."""
+    Inductor only times a fusion, to decide whether a GEMM kernel includes the operations that follow the GEMM.
+    """
     from torch._inductor.codecache import PyCodeCache
 
-    made = [module for module in PyCodeCache.modules if hasattr(module, "call")]
-    timed = [module for module in made if hasattr(module, "benchmark_all_configs")]
-    return [module for module in made if module not in timed], timed
+    callable_modules = [module for module in PyCodeCache.modules if hasattr(module, "call")]
+    timed = [module for module in callable_modules if hasattr(module, "benchmark_all_configs")]
+    return [module for module in callable_modules if module not in timed], timed
 
 
-def is_product(code: str) -> bool:
-    """Whether a generated kernel is made from a template, of a product or of attention."""
+def is_template(code: str) -> bool:
+    """Return whether a generated kernel is made from a template, of a GEMM or of attention."""
     return "@triton_heuristics.template" in code
 
 
-def calls(code: str) -> list[str]:
-    """What the `call` of a generated module launches, in order: "library mm", "library flash attention", or the name of
-    a generated kernel."""
-    begin = re.search(r"def (?:partition_\d+|call)\(", code)  # a partition is what a CUDA graph captures
+def list_calls(code: str) -> list[str]:
+    """Return what the `call` of a generated module launches, in order: "library mm", or a generated kernel's name."""
+    begin = re.search(r"def (?:partition_\d+|call)\(", code)  # a CUDA graph captures a partition
     body = code[begin.start():] if begin else ""
     found = re.findall(r"extern_kernels\.(\w+)\(|aten\.(_?\w+)\.\w+\(|\b((?:triton|cpp)_\w+)(?:\.run)?\(", body)
     return [f"library {extern}" if extern else
@@ -92,16 +92,15 @@ def calls(code: str) -> list[str]:
             for extern, aten, kernel in found]
 
 
-def descriptors(code: str) -> int:
-    """How often a source makes or takes a tensor descriptor."""
+def count_descriptors(code: str) -> int:
+    """Return how often a source makes or takes a tensor descriptor."""
     return len(DESCRIPTOR.findall(code))
 
 
-def kernels(module, folder: pathlib.Path) -> dict[str, dict]:
-    """What the Triton kernels of a generated module became: OPCODES counted in their SASS, registers, and `code`.
+def read_kernels(module, folder: pathlib.Path) -> dict[str, dict]:
+    """Return {registers, and each of OPCODES, counted in the SASS} of a generated module's Triton kernels, by name.
 
-    `folder` is TORCHINDUCTOR_CACHE_DIR of that compilation: Triton left the cubins there. A kernel whose cubin is not
-    found is missing from the answer.
+    Triton left the cubins in `folder`, the TORCHINDUCTOR_CACHE_DIR of the compilation. A kernel without one is missing.
     """
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
@@ -115,17 +114,14 @@ def kernels(module, folder: pathlib.Path) -> dict[str, dict]:
     return found
 
 
-def short(kernel: str) -> str:
-    """The name of a kernel without return type, name spaces, template and function arguments."""
+def shorten_name(kernel: str) -> str:
+    """Return the name of a kernel without its return type, namespaces, template arguments and parameters."""
     plain = re.sub(r"\(anonymous namespace\)::|<unnamed>::", "", kernel.removeprefix("void "))
     return re.split(r"[<(]", plain, maxsplit=1)[0].rsplit("::", 1)[-1].strip()
 
 
-MARK = "spin_kernel"  # what torch.cuda._sleep launches: a program being profiled puts it before each call
-
-
-def between_marks(launches: list[dict]) -> list[list[dict]]:
-    """Launches ({kernel, ...}, in order) by the call that made them: a list for each MARK."""
+def split_at_marks(launches: list[dict]) -> list[list[dict]]:
+    """Return the launches ({kernel, ...}, in order) that follow each MARK: one list per profiled call."""
     sections: list[list[dict]] = []
     for launch in launches:
         if launch["kernel"] == MARK:
@@ -135,17 +131,14 @@ def between_marks(launches: list[dict]) -> list[list[dict]]:
     return sections
 
 
-# ---- Nsight Compute
+def parse_counters(output: str) -> list[dict]:
+    """Return {kernel, instructions, and each of OPCODES} of each launch, from the CSV of ncu.
 
-PER_OPCODE = "sass__inst_executed_per_opcode"
-
-
-def counters(said: str) -> list[dict]:
-    """Rows {kernel, instructions, and each of OPCODES} of launches, from `ncu --csv --page raw` with PER_OPCODE and
-    --print-metric-instances details, which writes a launch as "12 (HGMMA: 8; UTMALDG: 4)". ValueError when it is
-    missing."""
-    csv.field_size_limit(1 << 24)  # a field may list a value a line of the kernel
-    table = [line for line in said.splitlines() if line.startswith('"')]
+    The options are `--metrics` PER_OPCODE and `--print-metric-instances details`, with which ncu writes a launch as
+    "12 (HGMMA: 8; UTMALDG: 4)". ValueError if that is missing.
+    """
+    csv.field_size_limit(1 << 24)  # a field may list a value for each line of the kernel
+    table = [line for line in output.splitlines() if line.startswith('"')]
     heads, _, *lines = csv.reader(io.StringIO("\n".join(table))) if len(table) > 2 else ((), ())
     if PER_OPCODE not in heads:
         raise ValueError(f"ncu's answer has no column {PER_OPCODE}.")
@@ -157,6 +150,6 @@ def counters(said: str) -> list[dict]:
             executed[opcode] += int(count.replace(",", ""))
         if not executed:
             raise ValueError(f"ncu gave no instances of {PER_OPCODE}: {launch[PER_OPCODE][:60]!r}.")
-        rows.append({"kernel": short(launch["Kernel Name"]), "instructions": sum(executed.values()),
+        rows.append({"kernel": shorten_name(launch["Kernel Name"]), "instructions": sum(executed.values()),
                      **{opcode: executed[opcode] for opcode in OPCODES}})
     return rows

@@ -1,7 +1,7 @@
-"""A process of its own for torch.compile: compile a workload in its modes, read what came out, then time them.
+"""The process for torch.compile: compile a workload in its modes, read what came out, then time them.
 
-Dynamo and Inductor keep state for the life of a process, and a candidate that faults takes its process along: neither
-may touch the notebook's. `measure` is the caller's side.
+Dynamo and Inductor keep state for the life of a process, and a candidate that faults kills its process, so neither runs
+in the notebook's process. `measure_modes` is the caller's side.
 """
 
 from __future__ import annotations
@@ -18,38 +18,39 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ch14 import compiled
-from ch14.compiled import TUNED, reading
+from ch14.compiled import COMPILED, TUNED, make_candidate, make_workload, prepare, reading
 from tilelab import bench, check, device, worker_pool
 
-LIMIT_S = 300  # for a step
-# Modes whose autotuning has timed every candidate of this one: from the same cache, it need not time them again.
+MODULE, WHAT = "ch14.compiled.worker", "the compiler's process"
+LIMIT_S = 300  # for one step
+# Modes whose autotuning times every candidate of this mode: with their cache it does not time them again.
 TIMED_BY = {TUNED: ("max-autotune", "persistent-tma"), "max-autotune": ("persistent-tma", TUNED)}
 
 
-def quiet(text: str) -> None:
-    """Says nothing."""
+def ignore(text: str) -> None:
+    """Print nothing."""
 
 
-def ask(worker: worker_pool.Worker, step: str, timeout_s: float, say: Callable[[str], None] = quiet, **more) -> dict:
-    """The worker's answer to a step; `say` is told what it took."""
+def ask(worker: worker_pool.Worker, step: str, timeout_s: float, report: Callable[[str], None] = ignore,
+        **request) -> dict:
+    """Return the worker's answer to a step, and call `report` with the time that it took."""
     begun = time.perf_counter()
-    answer = worker.ask({"do": step, **more}, timeout_s)
-    told = " ".join(str(more[key]) for key in ("family", "shape", "mode") if key in more)
-    say(f"{time.perf_counter() - begun:6.1f} s  {step} {told} {answer.get('reason', '')}".rstrip())
+    answer = worker.ask({"do": step, **request}, timeout_s)
+    subject = " ".join(str(request[key]) for key in ("family", "shape", "mode") if key in request)
+    report(f"{time.perf_counter() - begun:6.1f} s  {step} {subject} {answer.get('reason', '')}".rstrip())
     return answer
 
 
-def measure(worker: worker_pool.Worker, family: str, shape: Sequence[int], modes: Sequence[str], where: str = "cuda",
-            timed: bool = True, say: Callable[[str], None] = quiet) -> list[dict]:
-    """A row for each of `modes`: what `_compile` found, and with `timed` also the times and the kernels that ran.
+def measure_modes(worker: worker_pool.Worker, family: str, shape: Sequence[int], modes: Sequence[str],
+                  where: str = "cuda", timed: bool = True, report: Callable[[str], None] = ignore) -> list[dict]:
+    """Return a row for each of `modes`: the fields of `_compile` and, if `timed`, the times and the kernels that ran.
 
     A mode that fails, or kills its process, has status "failed" or "unsupported" and its reason. `ratio` is to the
-    workload's peer, or to the first mode where the peer is not among `modes`. A mode begins with empty caches of its
-    own, unless one before it has timed its candidates (TIMED_BY): `caches` says whose it used, and a mode that used
+    workload's peer, or to the first mode if the peer is not among `modes`. A mode begins with empty caches, unless one
+    before it timed its candidates (TIMED_BY): `caches` names the mode whose caches it used, and a mode that used
     another's has no `compile_s`.
     """
-    case = {"family": family, "shape": list(shape), "where": where, "say": say}
+    case = {"family": family, "shape": list(shape), "where": where, "report": report}
     rows, caches = [], {}
     with tempfile.TemporaryDirectory(prefix="compiled-") as folder:
         for mode in modes:
@@ -59,11 +60,11 @@ def measure(worker: worker_pool.Worker, family: str, shape: Sequence[int], modes
             if timed_by:
                 found.pop("compile_s", None)
             rows.append({"name": mode, "workload": family, "shape": list(shape), "dtype": "bf16", "status": "failed",
-                         **({"caches": caches[mode]} if mode in compiled.COMPILED else {}), **found})
+                         **({"caches": caches[mode]} if mode in COMPILED else {}), **found})
             rows[-1].pop("died", None)
         ran = [row["name"] for row in rows if row["status"] == "ok"]
         if timed and ran:
-            answer = ask(worker, "time", LIMIT_S, modes=ran, folder=folder, **case)  # compiles again what a death lost
+            answer = ask(worker, "time", LIMIT_S, modes=ran, folder=folder, **case)
             for row in rows:
                 if row["name"] in ran:
                     row |= answer["rows"][row["name"]] if "rows" in answer else {"status": "failed",
@@ -75,44 +76,42 @@ def measure(worker: worker_pool.Worker, family: str, shape: Sequence[int], modes
 
 
 @functools.lru_cache(maxsize=1)
-def _workload(family: str, shape: tuple[int, ...], where: str):
-    """The one before is forgotten, with its tensors and all that was compiled for it."""
-    _checked.cache_clear()
-    _prepared.cache_clear()
+def _make_workload(family: str, shape: tuple[int, ...], where: str):
+    """Return a workload, after freeing the tensors and the compiled code of the last one."""
+    _make_reference.cache_clear()
+    _prepare.cache_clear()
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
-    return compiled.workload(family, shape, where=where)
+    return make_workload(family, shape, where=where)
 
 
 @functools.cache
-def _checked(work) -> tuple:
-    """Inputs, the float64 reference, and eager's own error."""
+def _make_reference(work) -> tuple:
+    """Return inputs, the float64 result, and eager's own error."""
     inputs = work.inputs()
     reference = work.spec(*inputs)
-    return inputs, reference, check.relative_error(compiled.prepare(work, "eager")(*inputs), reference)
+    return inputs, reference, check.relative_error(prepare(work, "eager")(*inputs), reference)
 
 
-@functools.cache
-def _prepared(work, mode: str):
-    return compiled.prepare(work, mode)
+_prepare = functools.cache(prepare)
 
 
-def _finish(work) -> None:
+def _synchronize(work) -> None:
     if work.where == "cuda":
         torch.cuda.synchronize()
 
 
 def _start(where: str) -> dict:
-    """Pay for what comes once: CUDA's context, the imports of Inductor, its pool of compiler processes."""
-    with tempfile.TemporaryDirectory(prefix="compiled-") as folder, _caches(folder):
+    """Pay the costs of the first compilation: CUDA's context, the imports of Inductor, its pool of processes."""
+    with tempfile.TemporaryDirectory(prefix="compiled-") as folder, _use_caches(folder):
         torch.compile(lambda x: x + 1)(torch.ones(64, device=where))
     return {}
 
 
 @contextlib.contextmanager
-def _caches(folder: str):
-    """Inductor's and Triton's caches in `folder`, and nothing of them in memory."""
+def _use_caches(folder: str):
+    """Keep Inductor's and Triton's caches in `folder`, and clear what they hold in memory."""
     from torch._inductor.utils import clear_caches
 
     names = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
@@ -128,43 +127,43 @@ def _caches(folder: str):
 
 
 def _compile(work, mode: str, folder: str) -> dict:
-    """Run `mode` with its caches in `folder`, empty when they are to be cold, and check its result.
+    """Run `mode` with its caches in `folder`, and check its result.
 
-    {status, reason, error, eager_error, tolerance}, and for a compiled mode {compile_s, decided, winner, calls,
+    Return {status, reason, error, eager_error, tolerance} and, for a compiled mode, {compile_s, decided, winner, calls,
     descriptors, fusions_timed, triton, code}. `compile_s` is the time of the first two calls: a mode with CUDA graphs
-    compiles in the first and records in the second. The third call's result is the one checked. `fusions_timed` counts
-    the templates that were also built with what follows the product in them.
+    compiles in the first and records in the second. `fusions_timed` counts the templates that Inductor also built with
+    the operations that follow the GEMM. The result of the third call is checked.
     """
-    inputs, reference, eager_error = _checked(work)
+    inputs, reference, eager_error = _make_reference(work)
     found = {}
-    with _caches(folder), reading.listening() as decided:
-        function = _prepared(work, mode)
-        _finish(work)
+    with _use_caches(folder), reading.record_decisions() as decisions:
+        function = _prepare(work, mode)
+        _synchronize(work)
         begun = time.perf_counter()
         for _ in range(2):
             function(*inputs)
-            _finish(work)
+            _synchronize(work)
         seconds = time.perf_counter() - begun
-        if mode in compiled.COMPILED:
-            made, timed = reading.modules()
-            code = "\n".join(map(_code, made))
-            found = {"compile_s": seconds, "decided": decided, "winner": reading.winners(decided),
-                     "calls": reading.calls(code), "descriptors": reading.descriptors(code),
-                     "fusions_timed": sum(reading.is_product(_code(module)) for module in timed),
+        if mode in COMPILED:
+            graphs, timed = reading.find_modules()
+            code = "\n".join(map(_read_code, graphs))
+            found = {"compile_s": seconds, "decided": decisions, "winner": reading.find_winners(decisions),
+                     "calls": reading.list_calls(code), "descriptors": reading.count_descriptors(code),
+                     "fusions_timed": sum(reading.is_template(_read_code(module)) for module in timed),
                      "triton": {}, "code": code}
-            for module in made if work.where == "cuda" else ():
-                found["triton"] |= reading.kernels(module, pathlib.Path(folder))
-    return {**found, **_verdict(function(*inputs).clone(), reference, eager_error, mode)}
+            for module in graphs if work.where == "cuda" else ():
+                found["triton"] |= reading.read_kernels(module, pathlib.Path(folder))
+    return {**found, **_judge(function(*inputs).clone(), reference, eager_error, mode)}
 
 
-def _code(module) -> str:
+def _read_code(module) -> str:
     return pathlib.Path(module.__file__).read_text()
 
 
-def _verdict(result, reference, eager_error: float, mode: str) -> dict:
+def _judge(result, reference, eager_error: float, mode: str) -> dict:
     error = check.relative_error(result, reference)
     tolerance = max(1.5 * eager_error, check.TOLERANCE[result.dtype])
-    if mode == "unfused":  # a weight is exp(score), the score twice rounded to bf16 and, of random inputs, below 8
+    if mode == "unfused":  # its weights are exp(score), and a score below 8 is rounded to bf16 twice
         tolerance += 8 * 2**-8
     reason = "" if error <= tolerance else f"the error {error:.1e} is above {tolerance:.1e}"
     return {"status": "wrong" if reason else "ok", "reason": reason, "error": error if error < float("inf") else None,
@@ -172,42 +171,44 @@ def _verdict(result, reference, eager_error: float, mode: str) -> dict:
 
 
 def _time(work, modes: list[str], folder: str) -> dict:
-    """{"rows": {mode: fields of bench.Timing.row, and `kernels`, what ran}}.
+    """Return {"rows": {mode: the fields of bench.Timing.row, and the `kernels` that ran}}.
 
-    Each mode is interleaved with the peer alone: the chip's clock follows what ran just before, and a slow mode that
-    leaves the tensor core idle would be a present to its neighbour. They follow one another, so the chip stays warm.
+    Each mode is interleaved with the peer alone, because the clock depends on what ran just before: after a slow mode,
+    which leaves the tensor core idle, its neighbour would run faster.
     """
-    _checked.cache_clear()  # the reference's room
-    candidates = {mode: compiled.launcher(work, mode, _prepared(work, mode)) for mode in modes}
+    _make_reference.cache_clear()  # the reference takes memory
+    candidates = {mode: make_candidate(work, mode, _prepare(work, mode)) for mode in modes}
     peer = work.peer if work.peer in modes else modes[0]
     rows = {}
-    with _caches(os.path.join(folder, "again")):
+    with _use_caches(os.path.join(folder, "again")):  # a new process, after a crash, compiles again here
         for mode in [mode for mode in modes if mode != peer] or [peer]:
             timings = bench.compare({name: candidates[name] for name in (peer, mode)}, work.inputs, peer,
                                     flops=work.flops, warm_s=0.1)
             rows = {peer: timings[peer].row(), **rows, mode: timings[mode].row()}
-        ran = _ran(work, [mode for mode in modes if rows[mode]["ms"]])
-    return {"rows": {mode: {"kernels": ran.get(mode, []), **rows[mode]} for mode in modes}}
+        kernels = _profile_kernels(work, [mode for mode in modes if rows[mode]["ms"]])
+    return {"rows": {mode: {"kernels": kernels.get(mode, []), **rows[mode]} for mode in modes}}
 
 
-def _ran(work, modes: list[str], repeats: int = 5) -> dict[str, list[dict]]:
-    """The kernels and copies of a call in each mode, {kernel, us}, by torch's profiler; `us` is the median of repeats,
-    the modes in turns. Empty where the profiler does not see them."""
+def _profile_kernels(work, modes: list[str], repeats: int = 5) -> dict[str, list[dict]]:
+    """Return the kernels and copies {kernel, us} of a call in each mode, by torch's profiler; `us` is a median.
+
+    The repeats are interleaved over the modes. The result is empty if the profiler does not see the launches.
+    """
     inputs = work.inputs()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(repeats):
             for mode in modes:
                 torch.cuda._sleep(1)
-                _prepared(work, mode)(*inputs)
-                _finish(work)
+                _prepare(work, mode)(*inputs)
+                _synchronize(work)
     events = sorted((event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA),
                     key=lambda event: event.time_range.start)
-    calls = reading.between_marks([{"kernel": reading.short(event.name),
-                                             "us": event.time_range.elapsed_us()} for event in events])
+    calls = reading.split_at_marks([{"kernel": reading.shorten_name(event.name), "us": event.time_range.elapsed_us()}
+                                    for event in events])
     if len(calls) != repeats * len(modes):
         return {}
-    return {mode: [{"kernel": each[0]["kernel"], "us": statistics.median(one["us"] for one in each)}
-                   for each in zip(*calls[index::len(modes)])] for index, mode in enumerate(modes)}
+    return {mode: [{"kernel": launches[0]["kernel"], "us": statistics.median(launch["us"] for launch in launches)}
+                   for launches in zip(*calls[index::len(modes)])] for index, mode in enumerate(modes)}
 
 
 def _answer(request: dict) -> dict:
@@ -215,15 +216,15 @@ def _answer(request: dict) -> dict:
     try:
         if step == "start":
             return _start(**request)
-        work = _workload(request.pop("family"), tuple(request.pop("shape")), request.pop("where"))
+        work = _make_workload(request.pop("family"), tuple(request.pop("shape")), request.pop("where"))
         return _compile(work, **request) if step == "compile" else _time(work, **request)
+    except torch.AcceleratorError:
+        raise  # the CUDA context is lost, and this process with it
     except Exception as error:
-        if isinstance(error, torch.AcceleratorError):
-            raise  # the CUDA context is lost, and this process with it
-        said = [line for line in str(error).splitlines() if line.strip() and not line.endswith("raised:")]
+        lines = [line for line in str(error).splitlines() if line.strip() and not line.endswith("raised:")]
         missing = isinstance(error, device.Unsupported) or "InvalidCxxCompiler" in str(error)
         return {"status": "unsupported" if missing else "failed",
-                "reason": f"{type(error).__name__}: {' '.join(said[:1])}"[:300]}
+                "reason": f"{type(error).__name__}: {' '.join(lines[:1])}"[:300]}
 
 
 if __name__ == "__main__":
