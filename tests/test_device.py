@@ -179,7 +179,6 @@ def test_require(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.gpu
 def test_current_on_this_gpu():
     here = device.current()
     assert here.capability == torch.cuda.get_device_capability() and here.name == torch.cuda.get_device_name()
@@ -225,5 +224,5 @@ def test_out_of_memory_is_one_sentence(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 10 << 30)
     assert device.out_of_memory_reason(ValueError("other")) == ""
     assert device.out_of_memory_reason(torch.OutOfMemoryError("tried to")) == (
-        "the GPU's memory does not suffice, of whose 140 GiB other processes hold 126: end them, or hide the GPU with "
-        "CUDA_VISIBLE_DEVICES=-1 to see what is recorded")
+        "the GPU has too little free memory; other processes hold 126 of its 140 GiB: end them, or hide the GPU with "
+        "CUDA_VISIBLE_DEVICES=-1 to see the recorded rows")

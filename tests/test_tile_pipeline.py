@@ -228,7 +228,7 @@ def test_an_operation_that_is_none_is_refused(op):
     ("copy", {"config": None}, "here it is None"),
     ("copy", {"config": configs("stencil")["warp"]}, "a TileConfig of copy is wanted; here is one of stencil"),
     ("move", {}, "the operations are copy, .*; here it is 'move'"),
-    ("stencil", {"fill": "one"}, "fill is zero or nan; here it is 'one'"),
+    ("stencil", {"fill": "one"}, "unknown fill 'one'; choose one of zero, nan"),
     ("copy", {"fill": "nan"}, "only the stencil reads what lies outside; here copy is to fill it with nan"),
     ("copy", {"config": TileConfig("copy", 4, 6)}, "x: the innermost extent of a box takes a multiple of 16 bytes"),
 ])

@@ -1,6 +1,6 @@
-"""What this machine is and can do, and a table of known GPUs.
+"""Describe this machine's GPU and what it can do, and list known GPUs.
 
-Code that differs by architecture asks here (`current().has_tma`), in one place.
+Code that differs by architecture asks the predicates here, such as `current().has_tma`.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a", "sm_121a")
 
 
 class Unsupported(RuntimeError):
-    """A kernel cannot run here. The message is one sentence: what is needed, what is here, what to do instead."""
+    """A kernel cannot run here. The message is one sentence: what it needs, what is here, what to do instead."""
 
 
 class _Capabilities:
-    """Predicates over `capability`, a (major, minor) tuple or None without a GPU (every predicate is then False)."""
+    """Predicates over `capability`, a (major, minor) tuple; without a GPU it is None and every predicate is False."""
 
     @property
     def has_tma(self) -> bool:
-        """Tensor Memory Accelerator: `cp.async.bulk` and tensor maps, capability 9.0 and newer."""
+        """Whether there is a Tensor Memory Accelerator (`cp.async.bulk`, tensor maps): capability 9.0 and newer."""
         return self.capability is not None and self.capability >= (9, 0)
 
     @property
     def has_wgmma(self) -> bool:
-        """`wgmma.mma_async`, the Hopper warp-group product: capability 9.0 exactly, no later GPU kept it."""
+        """Whether `wgmma.mma_async` exists: capability 9.0 exactly, since no later GPU kept it."""
         return self.capability == (9, 0)
 
     @property
     def has_tcgen05(self) -> bool:
-        """`tcgen05` products and tensor memory: 10.x (and 11.0, which took over sm_101), not the 12.x GPUs."""
+        """Whether `tcgen05` and tensor memory exist: 10.x and 11.0 (which took over sm_101), not 12.x."""
         return self.capability is not None and self.capability[0] in (10, 11)
 
     @property
     def has_native_block_scale(self) -> bool:
-        """Block-scaled products (MX, NVFP4) in the tensor cores: 10.x to 12.x, whatever a compiler makes of them."""
+        """Whether tensor cores multiply block-scaled operands (MX, NVFP4): capability 10.x to 12.x."""
         return self.capability is not None and 10 <= self.capability[0] <= 12
 
 
@@ -55,7 +55,7 @@ _NEEDS = {
 
 @dataclass(frozen=True)
 class TargetLimits(_Capabilities):
-    """What one compilation target allows: bytes of shared memory (per block: with opt-in), 32-bit registers, threads.
+    """Limits of one compilation target. Shared memory is in bytes, per block with opt-in; registers have 32 bits.
 
     Source: CUDA Programming Guide, "Compute Capabilities", technical specifications.
     """
@@ -63,36 +63,36 @@ class TargetLimits(_Capabilities):
     target: str
     capability: tuple[int, int]
     smem_per_block: int
-    smem_per_sm: int
     threads_per_sm: int
     regs_per_thread: int = 255
     regs_per_sm: int = 65536
 
+    @property
+    def smem_per_sm(self) -> int:
+        """Shared memory of an SM, in bytes; the runtime keeps 1 KiB of it for each resident block."""
+        return self.smem_per_block + 1024
 
-_LIMITS = {
-    "sm_80": TargetLimits("sm_80", (8, 0), 166912, 167936, 2048),
-    "sm_90a": TargetLimits("sm_90a", (9, 0), 232448, 233472, 2048),
-    "sm_100a": TargetLimits("sm_100a", (10, 0), 232448, 233472, 2048),
-    "sm_103a": TargetLimits("sm_103a", (10, 3), 232448, 233472, 2048),
-    "sm_120a": TargetLimits("sm_120a", (12, 0), 101376, 102400, 1536),
-    "sm_121a": TargetLimits("sm_121a", (12, 1), 101376, 102400, 1536),
-}
+
+_LIMITS = {limits.target: limits for limits in (
+    TargetLimits("sm_80", (8, 0), 166912, 2048), TargetLimits("sm_90a", (9, 0), 232448, 2048),
+    TargetLimits("sm_100a", (10, 0), 232448, 2048), TargetLimits("sm_103a", (10, 3), 232448, 2048),
+    TargetLimits("sm_120a", (12, 0), 101376, 1536), TargetLimits("sm_121a", (12, 1), 101376, 1536))}
 
 
 def target_limits(target: str) -> TargetLimits:
-    """The limits of one of TARGETS; ValueError for any other string."""
+    """Return the limits of one of TARGETS; ValueError for any other string."""
     if target in _LIMITS:
         return _LIMITS[target]
     if f"{target}a" in _LIMITS:
-        raise ValueError(f"{target} lacks the architecture-specific instructions: the target meant is {target}a.")
-    raise ValueError(f"unknown target {target!r:.40}: the targets are {', '.join(TARGETS)}.")
+        raise ValueError(f"{target} lacks the architecture-specific instructions: choose {target}a.")
+    raise ValueError(f"unknown target {target!r:.40}; choose one of {', '.join(TARGETS)}.")
 
 
 @dataclass(frozen=True)
 class KnownGpu:
-    """A published GPU: peak_gbps is memory bandwidth in GB/s, bf16_tflops the dense bf16 peak with fp32 accumulation.
+    """Published figures of a GPU: memory bandwidth in GB/s, and dense bf16 TFLOP/s with float32 accumulation.
 
-    None stands where no figure could be backed. `pattern` matches the name that the driver gives.
+    None stands for a figure without a reliable source. `pattern` matches the name that the driver reports.
     """
 
     target: str
@@ -105,11 +105,11 @@ class KnownGpu:
 
     @property
     def smem_per_block(self) -> int:
-        """Shared memory a block may have, in bytes, with opt-in."""
+        """Shared memory that a block may have with opt-in, in bytes."""
         return target_limits(self.target).smem_per_block
 
 
-# A datasheet that lists only the rate with 2:4 sparsity is halved here.
+# The rate is half of the one in a datasheet that lists only the rate with 2:4 sparsity.
 KNOWN = {
     "A100 SXM 80 GB": KnownGpu("sm_80", 108, "HBM2e", 2039, 312, "NVIDIA A100 datasheet", r"NVIDIA A100-SXM4?-80GB"),
     "H100 SXM": KnownGpu("sm_90a", 132, "HBM3", 3350, 989, "NVIDIA H100 datasheet", r"NVIDIA H100 80GB HBM3"),
@@ -126,13 +126,13 @@ KNOWN = {
 
 
 def known_gpu(name: str) -> KnownGpu | None:
-    """The table's entry for a driver's device name ("NVIDIA H200"), or None; variants and MIG slices do not match."""
+    """Return the entry of KNOWN for a name from the driver ("NVIDIA H200"), or None; variants have no entry."""
     return next((gpu for gpu in KNOWN.values() if re.fullmatch(gpu.pattern, name)), None)
 
 
 @dataclass(frozen=True)
 class Device(_Capabilities):
-    """The GPU that kernels run on, or its absence (capability None, zero sizes). Sizes in bytes; `note` says why."""
+    """The GPU that kernels run on. Without one, capability is None, sizes (bytes) are 0 and `note` gives the reason."""
 
     name: str = "no GPU"
     capability: tuple[int, int] | None = None
@@ -146,33 +146,38 @@ class Device(_Capabilities):
 
     @property
     def slug(self) -> str:
-        """Folder name in results/: "nvidia-h200", or "no-gpu"."""
+        """The name of its folder in results/: "nvidia-h200", or "no-gpu"."""
         return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
 
     def describe(self) -> str:
-        """One line for a table or an error message."""
+        """Return one line for a table or an error message."""
         if self.capability is None:
             return f"no GPU ({self.note})" if self.note else "no GPU"
-        return (f"{self.name} ({self.target}, {self.sms} SMs, {self.smem_per_block:,} B of shared memory a block, "
+        return (f"{self.name} ({self.target}, {self.sms} SMs, {self.smem_per_block:,} B of shared memory per block, "
                 f"{self.memory_bytes / 2**30:.0f} GiB, driver {self.driver or 'unknown'})")
 
 
+def _query_smi(query: str, options: str) -> str:
+    """Return the output of nvidia-smi; "" where it does not exist or does not answer."""
+    command = ["nvidia-smi", f"--query-gpu={query}", f"--format=csv,noheader{options}"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
 def driver_version() -> str | None:
-    """Version of the NVIDIA kernel driver ("580.95.05"), or None where neither /proc nor nvidia-smi tells it."""
+    """Return the version of the NVIDIA kernel driver ("580.95.05"), or None where nothing reports it."""
     try:
         text = pathlib.Path("/proc/driver/nvidia/version").read_text()
     except OSError:
-        try:
-            command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-            text = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-        except (OSError, subprocess.SubprocessError):
-            return None
+        text = _query_smi("driver_version", "")
     found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", text)
     return found.group() if found else None
 
 
-def _absent() -> str:
-    """Why torch sees no NVIDIA GPU; empty when it sees one."""
+def _reason_for_no_gpu() -> str:
+    """Return why torch sees no NVIDIA GPU; "" when it sees one."""
     try:
         import torch
     except Exception as error:  # a broken wheel raises OSError as readily as ImportError
@@ -191,15 +196,15 @@ def _absent() -> str:
 
 
 def first_line(error: object) -> str:
-    """The first line of a message, without its full stop; the type of an error that has none."""
+    """Return the first line of a message without its full stop; for an error without a message, its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(". ")
 
 
 @functools.cache
 def current() -> Device:
-    """The CUDA device that torch is using, or a Device saying why there is none. Decided once; never raises."""
+    """Return torch's current GPU, or a Device whose note says why there is none. Decided once; never raises."""
     try:
-        if reason := _absent():
+        if reason := _reason_for_no_gpu():
             return Device(note=reason)
         import torch
 
@@ -213,7 +218,7 @@ def current() -> Device:
 
 @functools.cache
 def current_uuid() -> str:
-    """The current GPU's, as CUDA_VISIBLE_DEVICES takes it; empty without one."""
+    """Return the UUID of the current GPU in the form of CUDA_VISIBLE_DEVICES; "" without a GPU."""
     if current().capability is None:
         return ""
     import torch
@@ -222,7 +227,7 @@ def current_uuid() -> str:
 
 
 def same_model_uuids() -> list[str]:
-    """UUIDs of the visible GPUs that are of one model with the current one: only their figures can be compared."""
+    """Return the UUIDs of the visible GPUs of the current GPU's model; only their figures can be compared."""
     if current().capability is None:
         return []
     import torch
@@ -232,49 +237,45 @@ def same_model_uuids() -> list[str]:
 
 
 def out_of_memory_reason(error: Exception) -> str:
-    """A sentence where `error` is that the GPU's memory is used up; empty where it is another."""
+    """Return a sentence if `error` says that the GPU has no memory left; "" for any other error."""
     import torch
 
     if not isinstance(error, torch.OutOfMemoryError):
         return ""
-    free, whole = torch.cuda.mem_get_info()
-    others = whole - free - torch.cuda.memory_reserved()
-    return (f"the GPU's memory does not suffice, of whose {whole / 2**30:.0f} GiB other processes hold "
-            f"{others / 2**30:.0f}: end them, or hide the GPU with CUDA_VISIBLE_DEVICES=-1 to see what is recorded")
+    free, total = torch.cuda.mem_get_info()
+    others = total - free - torch.cuda.memory_reserved()
+    return (f"the GPU has too little free memory; other processes hold {others / 2**30:.0f} of its {total / 2**30:.0f} "
+            "GiB: end them, or hide the GPU with CUDA_VISIBLE_DEVICES=-1 to see the recorded rows")
 
 
 def memory_in_use_gib() -> dict[str, tuple[float, float]]:
-    """{UUID: GiB of its memory that processes hold, GiB it has} of each GPU that nvidia-smi knows that of."""
-    command = ["nvidia-smi", "--query-gpu=uuid,memory.used,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    rows = re.findall(r"^(GPU-\S+), (\d+), (\d+)$", said, re.MULTILINE)  # "[N/A]" where the CPU shares it
-    return {gpu: (int(used) / 1024, int(total) / 1024) for gpu, used, total in rows}
+    """Return {UUID: (GiB in use, GiB in total)} of each GPU for which nvidia-smi reports them."""
+    text = _query_smi("uuid,memory.used,memory.total", ",nounits")
+    rows = re.findall(r"^(GPU-\S+), (\d+), (\d+)$", text, re.MULTILINE)  # "[N/A]" where the CPU shares the memory
+    return {uuid: (int(used) / 1024, int(total) / 1024) for uuid, used, total in rows}
 
 
 def require(predicate: str, what: str, instead: str) -> None:
-    """Raise Unsupported unless the current device has `predicate` ("has_tma").
+    """Raise Unsupported unless the current GPU has `predicate`, such as "has_tma".
 
-    `what` names the kernel or experiment; `instead` is an imperative clause saying what to do.
+    `what` names the kernel or experiment; `instead` is an imperative clause that says what to do.
     """
     if predicate not in _NEEDS:
-        raise ValueError(f"unknown predicate {predicate!r}: they are {', '.join(_NEEDS)}.")
-    device = current()
-    if not getattr(device, predicate):
-        raise Unsupported(f"{what} needs {_NEEDS[predicate]}; here is {device.describe()}: {instead.rstrip('.')}.")
+        raise ValueError(f"unknown predicate {predicate!r}; choose one of {', '.join(_NEEDS)}.")
+    here = current()
+    if not getattr(here, predicate):
+        raise Unsupported(f"{what} needs {_NEEDS[predicate]}; here is {here.describe()}: {instead.rstrip('.')}.")
 
 
 def interpret_without_gpu() -> None:
-    """Have Triton run kernels in its interpreter where there is no GPU; a chapter's __init__ calls it.
+    """Let Triton run kernels in its interpreter where there is no GPU; each chapter's __init__ calls this.
 
-    Triton asks TRITON_INTERPRET as it defines each kernel, those of its own library first, so it must be set before
-    `import triton`: RuntimeError when that is past. A value that is set already stays: "0" is for who only compiles.
+    Triton reads TRITON_INTERPRET when it defines a kernel, including those of its own library, so the variable must be
+    set before `import triton`; RuntimeError if it is too late. A value that is already set stays: "0" allows compiling.
     """
     if "TRITON_INTERPRET" in os.environ or current().capability is not None:
         return
     if "triton" in sys.modules:
-        raise RuntimeError("Triton was imported before the chapter: without a GPU kernels run in Triton's interpreter, "
-                           "which it chooses as it is imported; restart, and import the chapter first.")
+        raise RuntimeError("Triton was imported before the chapter, but without a GPU kernels run in its interpreter, "
+                           "which it selects when it is imported: restart, and import the chapter first.")
     os.environ["TRITON_INTERPRET"] = "1"
