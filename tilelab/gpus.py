@@ -105,7 +105,7 @@ def picture(record: results.Record, value: str, *, title: str, by: Sequence[str]
     absent = ["; ".join(f"{name}: {_missing(row)}" for name, row in zip(_names(records), rows)
                         if row and row.get(value) is None) for rows in found.values()]
     for y, text in enumerate(absent):
-        axes.text(0.01, len(found) - 1 - y, plots._plain(text), transform=axes.get_yaxis_transform(), va="center",
+        axes.text(0.01, len(found) - 1 - y, plots.escape_math(text), transform=axes.get_yaxis_transform(), va="center",
                   fontsize=7, color=plots.GREY)
     if value == "ratio":
         axes.axvline(1, color="black", linewidth=1, zorder=1)
@@ -113,9 +113,9 @@ def picture(record: results.Record, value: str, *, title: str, by: Sequence[str]
     low, high = axes.get_xlim()
     share = min(0.7, 0.0125 * max(map(len, absent)))  # of the axes: what is said stands left of every point
     axes.set_xlim(high - (high - low) / (1 - share))
-    plots._steps(axes, labels, "label")
+    plots.label_lines(axes, labels, "label")
     peers = {row.get("peer") for each in records for row in each.rows} - {None}
     unit = f"speed, × {peers.pop() if len(peers) == 1 else 'the peer'}" if value == "ratio" else value
-    axes.set_xlabel(plots._plain(plots.UNITS.get(value, unit)), fontsize=8)
+    axes.set_xlabel(plots.escape_math(plots.UNITS.get(value, unit)), fontsize=8)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0, ncols=4, fontsize=7.5, frameon=False)
     return figure

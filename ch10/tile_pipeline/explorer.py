@@ -173,7 +173,7 @@ def draw(rows: int, columns: int, itemsize: int, swizzle: str = "none", access: 
     title = finding(rows, columns, itemsize, swizzle, access)
     if axes is not None:
         _paint(axes, rows, columns, itemsize, swizzle, access)
-        axes.set_title(plots._plain(title), fontsize=8, loc="left")
+        axes.set_title(plots.escape_math(title), fontsize=8, loc="left")
         return axes.figure
     high, wide = _size(rows), min(max(0.16 * columns, 0.5), 5.0)
     height = high + 1.15
