@@ -125,7 +125,7 @@ def listing_runs(of) -> Finding:
 def readers(*names: str) -> tuple[str, ...]:
     """Which of triton and torch hold one of the words, in source or library."""
     return tuple(package for package in ("triton", "torch")
-                 if any(experiments.found_in(package, list(names)).values()))
+                 if any(experiments.find_words(package, list(names)).values()))
 
 
 def read(name: str) -> Finding:

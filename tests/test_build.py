@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from ch14 import gemm
+from ch14.descriptors import tile_copy
+from ch14.gemm import kernels as gemm_kernels
 from ch14.gemm.configs import GemmConfig, parse
 from ch14.gemm.configs import configs as gemm_configs
 from ch14.gemm.configs import job as gemm_job
@@ -157,10 +158,7 @@ def test_what_a_kernel_file_prints_is_not_taken_for_an_answer(tmp_path):
 
 def test_kernel_file_may_hold_a_dataclass():
     """Dataclasses with postponed annotations look their module up in sys.modules."""
-    config = gemm_configs("conservative")[0]
-    path = pathlib.Path(gemm.__file__)
-    job = dataclasses.replace(gemm_job(config, "sm_90a"), kernel=f"{path}:gemm_plain_kernel")
-    report = build.build_one(job)
+    report = build.build_one(copy_job(kernel=f"{tile_copy.__file__}:copy_tma_kernel"))
     assert report.launchable, report.reason
 
 
@@ -213,7 +211,7 @@ def test_importing_is_light():
 
 
 def test_cold_cache_is_used_and_sixty_builds_take_less_than_a_minute(tmp_path):
-    from ch14.gemm.experiments import grid
+    from ch14.gemm.sweep import grid
 
     begun = time.perf_counter()
     reports = list(build.build([gemm_job(config, "sm_90a") for config in grid()[:60]], cache=tmp_path))
@@ -288,7 +286,7 @@ def test_job_for_a_kernel_object():
 @pytest.mark.parametrize("dtype, b_k_major", [("bf16", True), ("bf16", False), ("fp16", False), ("fp8", True)])
 def test_no_wgmma_is_serialized(dtype, b_k_major):
     """ptxas only remarks on it, Triton drops the remark, and it costs a third of the speed."""
-    configs = gemm_configs("course", dtype, "sm_90a")
+    configs = gemm_configs("course", dtype, "sm_90a").values()
     reports = list(build.build([gemm_job(config, "sm_90a", dtype, b_k_major) for config in configs]))
     assert len(reports) == len(configs) == 8
     for report in reports:
@@ -297,8 +295,8 @@ def test_no_wgmma_is_serialized(dtype, b_k_major):
 
 def test_serialized_wgmma_is_remarked_on(tmp_path):
     """The course's kernel with its two accumulators in a flattened loop: what the test above must be able to see."""
-    source = pathlib.Path(gemm.__file__).read_text()
-    flattened = source.replace("flatten=N_REST == 0", "flatten=True").replace("from __future__ import annotations", "")
+    source = pathlib.Path(gemm_kernels.__file__).read_text()
+    flattened = source.replace("flatten=EXTRA_N == 0", "flatten=True").replace("from __future__ import annotations", "")
     assert "flatten=True" in flattened
     path = tmp_path / "flattened.py"
     path.write_text(flattened)
@@ -483,13 +481,11 @@ def test_cu_and_triton_jobs_mix(cu_job):
 
 def test_what_the_compiler_says_after_a_long_log_has_no_hole_before_it(tmp_path):
     """A worker's log is cut to nothing between jobs; where the next is written is the worker's to set."""
-    log = tmp_path / "log"
-    program = f"""import os
-os.dup2(os.open({str(log)!r}, os.O_RDWR | os.O_CREAT), 2)
-from tilelab import build_worker
-os.write(2, b"x" * 300_000)
-os.ftruncate(2, 0)
-build_worker._answer({{"kernel": "nowhere:kernel", "cache": "", "cubins": {str(tmp_path)!r}}})
-os.write(2, b"LLVM ERROR: at last")"""
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=worker_pool.ROOT)
-    assert log.read_bytes() == b"LLVM ERROR: at last"
+    with worker_pool.lease_worker("tilelab.build_worker", "the compiler", TRITON_INTERPRET="0") as worker:
+        worker.stop()
+    for name, code in (("long", "os.write(2, b'x' * 300_000)\nraise ValueError('long')"),
+                       ("dies", "os.write(2, b'LLVM ERROR: at last')\nos.abort()")):
+        path = tmp_path / f"{name}.py"
+        path.write_text(f"import os\n{code}\n")
+        reason = build.build_one(copy_job(kernel=f"{path}:kernel")).reason
+    assert reason == "the compiler died (SIGABRT): LLVM ERROR: at last."

@@ -6,12 +6,13 @@ import triton
 
 from ch14 import descriptors
 from ch14.descriptors import experiments
-from ch14.descriptors.configs import OPS, TileConfig, chosen, configs
+from ch14.descriptors.configs import OPS, TileConfig, choose_variant, configs
+from ch14.descriptors.tile_copy import copy_tma_kernel
 from tilelab import build, device
 
 WHERE = "cuda" if device.current().capability else "cpu"
 LIVE = device.current().has_tma
-EVERY = [(op, name) for op in OPS for name in experiments.runnable(op)]
+EVERY = [(op, name) for op in OPS for name in experiments.runnable_configs(op)]
 # Small tiles, so that several programs, several tiles a program and ragged ends occur in the interpreter too.
 SMALL = {"copy": [TileConfig("host", 4, 32, 1, 3, 2), TileConfig("device", 8, 16, 1, 0, 3, 2),
                   TileConfig("host", 0, 64, 1), TileConfig("device", 0, 128, 1, 0, 2),
@@ -56,10 +57,10 @@ def test_pointers_take_what_descriptors_do_not():
     x = room[1:, 1:68]
     for op, config in (("copy", "tile_pointers"), ("add", "tile_pointers"), ("copy", TileConfig("pointers", 4, 16))):
         out = torch.full((8, 71), float("nan"), device=WHERE)[:, 2:69]
-        descriptors.prepare(op, x, out, y=x if op == "add" else None, config=config)()
+        descriptors.prepare(op, x, out=out, y=x if op == "add" else None, config=config)()
         assert torch.equal(out, 2 * x if op == "add" else x)
     index = torch.tensor([7, 0, 0, -1, 8], dtype=torch.int32, device=WHERE)
-    assert torch.equal(descriptors.gather(x, index, config="rows_pointers"), descriptors.gather_spec(x, index))
+    assert torch.equal(descriptors.gather(x, index, config="rows_pointers"), descriptors.spec("gather", x, index=index))
     flat = torch.randn(1001, device=WHERE)
     assert torch.equal(descriptors.copy(flat, config="flat_pointers"), flat)
 
@@ -68,7 +69,7 @@ def test_a_ragged_source_is_fine_where_the_result_is_whole():
     """A load past the end of a row gives zeros; it is the store that knows only whole units."""
     x = torch.randn(8, 72, device=WHERE)[:, :66]
     with pytest.raises(ValueError, match="a row of out must end at a multiple of 16 bytes.* behind its 264 bytes"):
-        descriptors.copy(x, torch.empty(8, 68, device=WHERE)[:, :66], config="tile_host")
+        descriptors.copy(x, out=torch.empty(8, 68, device=WHERE)[:, :66], config="tile_host")
 
 
 def test_empty_and_tiny():
@@ -80,10 +81,10 @@ def test_empty_and_tiny():
 
 def test_specs():
     x = torch.randn(3, 4)
-    assert descriptors.copy_spec(x).data_ptr() != x.data_ptr()
-    assert descriptors.add_spec(x, x).dtype == torch.float64
+    assert descriptors.spec("copy", x).data_ptr() != x.data_ptr()
+    assert descriptors.spec("add", x, x).dtype == torch.float64
     index = torch.tensor([2, -1, 3, 0], dtype=torch.int32)
-    assert torch.equal(descriptors.gather_spec(x, index), torch.stack([x[2], x[0] * 0, x[0] * 0, x[0]]))
+    assert torch.equal(descriptors.spec("gather", x, index=index), torch.stack([x[2], x[0] * 0, x[0] * 0, x[0]]))
 
 
 # ---- what the compiler makes of it
@@ -91,7 +92,8 @@ def test_specs():
 
 @pytest.fixture(scope="module")
 def built():
-    rows = experiments.built(ops=("copy", "gather")) + experiments.built(("sm_90a", "sm_120a"), ("add",))
+    rows = experiments.compile_for_targets(ops=("copy", "gather"))
+    rows += experiments.compile_for_targets(("sm_90a", "sm_120a"), ("add",))
     return {(row["op"], row["name"], row["target"]): row for row in rows}
 
 
@@ -105,12 +107,12 @@ def test_ptx_and_sass_hold_what_a_variant_teaches(built, op, name, target):
         return
     assert row["status"] == "ok", row["reason"]
     assert row["spills"] == 0 or target != "sm_90a"  # the ptxas in Triton 3.6 keeps a stack for sm_120a
-    assert (row["tma_load"] > 0, row["tma_store"] > 0) == (config.described, config.described)
+    assert (row["tma_load"] > 0, row["tma_store"] > 0) == (config.uses_descriptors, config.uses_descriptors)
     assert (row["gather4"] > 0) == (config.way == "gather4")
     assert (row["tensormap_replace"] > 0) == (config.way == "device")
     assert (row["loads_16b"] > 0) == (config.way == "pointers") or config.way == "gather4"  # which reads indices so
     if "UTMALDG" in row:  # the cuobjdump in Triton 3.6 cannot read sm_103a and sm_121a
-        assert (row["UTMALDG"] > 0, row["UTMASTG"] > 0) == (config.described, config.described)
+        assert (row["UTMALDG"] > 0, row["UTMASTG"] > 0) == (config.uses_descriptors, config.uses_descriptors)
         assert (row["STG"] > 0) == (config.way == "pointers")
 
 
@@ -118,16 +120,16 @@ def test_a_block_is_split_into_boxes():
     """256 elements a side at most; 8 rows or more are swizzled, which keeps a box to 128 bytes of a row."""
     boxes = {}
     for tile in ((1, 256), (1, 1024), (4, 2048), (8, 1024), (64, 64), (0, 4096)):
-        report = build.build_one(descriptors.job("copy", TileConfig("host", *tile, 1), "sm_90a"))
+        report = build.build_one(descriptors.job(TileConfig("host", *tile, 1), "sm_90a"))
         boxes[tile] = report.counts["tma_load"]
     assert boxes == {(1, 256): 1, (1, 1024): 4, (4, 2048): 8, (8, 1024): 16, (64, 64): 1, (0, 4096): 16}
 
 
 def test_a_copied_tile_stays_in_shared_memory():
     """Loaded and stored from one buffer: as many bytes as the tile and a barrier, and no thread reads them."""
-    report = build.build_one(descriptors.job("copy", TileConfig("host", 4, 256, 1), "sm_90a"))
+    report = build.build_one(descriptors.job(TileConfig("host", 4, 256, 1), "sm_90a"))
     assert report.smem < 2 * 2048 and "ld.shared" not in report.ptx and "st.shared" not in report.ptx
-    report = build.build_one(descriptors.job("add", TileConfig("host", 4, 256, 1), "sm_90a"))
+    report = build.build_one(descriptors.job(TileConfig("host", 4, 256, 1), "sm_90a", "add"))
     one, other = (report.ptx.index(f"[%rd{number}, {{") for number in (1, 2))
     assert "ld.shared" in report.ptx[one:other], "x is waited for and read before y is asked for"
 
@@ -136,15 +138,13 @@ def test_a_copied_tile_stays_in_shared_memory():
 
 
 @pytest.mark.parametrize("change, message", [
-    ({"way": "tma"}, "way is one of host, device, pointers, gather4; here it is 'tma'"),
-    ({"block_m": 3}, "block_m must be a power of two or 0; here it is 3"),
-    ({"block_n": 0}, "block_n must be a power of two; here it is 0"),
-    ({"num_warps": 64}, "a block has at most 32 warps; here are 64"),
-    ({"num_warps": 4.0}, r"num_warps must be a power of two; here it is 4\.0"),
-    ({"span": -1}, "span must be a whole number from 0; here it is -1"),
-    ({"stages": 0}, "stages must be a whole number from 1; here it is 0"),
-    ({"block_m": 2048, "block_n": 1024}, "a tile has at most 1,048,576 elements in Triton; here are 2,097,152"),
-    ({"way": "gather4"}, "gather4 wants tiles of 8 rows or more; here are 4"),
+    ({"way": "tma"}, "unknown way 'tma'; choose host, device, pointers, gather4"),
+    ({"block_m": 3}, "block_m must be a power of two; it is 3"),
+    ({"block_n": 0}, "block_n must be a power of two; it is 0"),
+    ({"num_warps": 64}, "num_warps must be at most 32 .*; it is 64"),
+    ({"tiles_per_cta": -1}, "tiles_per_cta must be at least 0; it is -1"),
+    ({"block_m": 2048, "block_n": 1024}, "at most 1,048,576 elements in Triton; it has 2,097,152"),
+    ({"way": "gather4"}, "block_m must be at least 8 for gather4; it is 4"),
 ])
 def test_bad_configuration_is_one_sentence(change, message):
     with pytest.raises(ValueError, match=message) as caught:
@@ -153,16 +153,15 @@ def test_bad_configuration_is_one_sentence(change, message):
 
 
 @pytest.mark.parametrize("op, config, message", [
-    ("scale", "best", "op is one of copy, add, gather; here it is 'scale'"),
-    ("copy", "fastest", "the variants of copy are best, tile_host, .*, or a TileConfig; here it is 'fastest'"),
-    ("add", None, "the variants of add are .* here it is None"),
-    ("copy", TileConfig("gather4", 8, 64), "gather4 only gathers; here it is asked to copy"),
-    ("gather", TileConfig("host", 4, 64), "a descriptor's tile is one row where rows are gathered .*; here it is 4"),
-    ("gather", TileConfig("pointers", 0, 64), "gather takes rows: block_m is at least 1; here it is 0"),
+    ("scale", "best", "unknown op 'scale'; choose copy, add, gather"),
+    ("copy", "fastest", "unknown configuration 'fastest'; choose best, tile_host, .*, or pass a TileConfig"),
+    ("copy", TileConfig("gather4", 8, 64), "gather4 only gathers; it cannot copy"),
+    ("gather", TileConfig("host", 4, 64), "block_m must be 1 to gather by descriptors .*; it is 4"),
+    ("gather", TileConfig("pointers", 0, 64), "at least 1 by pointers; it is 0"),
 ])
 def test_bad_variant_is_one_sentence(op, config, message):
     with pytest.raises(ValueError, match=message):
-        chosen(op, config)
+        choose_variant(op, config)
 
 
 ROOM = torch.zeros(16, 64)
@@ -171,28 +170,33 @@ INDEX = torch.zeros(4, dtype=torch.int32)
 
 @pytest.mark.parametrize("op, given, config, message", [
     ("copy", {"x": [1.0]}, "tile_host", "x must be a torch.Tensor; it is a list"),
-    ("copy", {"x": ROOM.requires_grad_(False).clone().requires_grad_()}, "best", "x requires a gradient"),
+    ("copy", {"x": ROOM.requires_grad_(False).clone().requires_grad_()}, "best",
+     "copy has no backward pass and x requires a gradient"),
     ("copy", {"x": torch.zeros(8, 64, dtype=torch.complex64).conj()}, "best", "x is a view that conjugates"),
-    ("copy", {"x": torch.zeros(8, 64, dtype=torch.complex128)}, "best", "1, 2, 4 or 8 bytes; those of x have 16"),
-    ("add", {"x": ROOM.int(), "y": ROOM.int()}, "best", "add takes float32, bfloat16, float16; x is int32"),
+    ("copy", {"x": torch.zeros(8, 64, dtype=torch.complex128)}, "best",
+     "an element of x must have 1, 2, 4 or 8 bytes; it has 16"),
+    ("add", {"x": ROOM.int(), "y": ROOM.int()}, "best", "x must be float32, bfloat16 or float16; it is int32"),
     ("add", {}, "best", "add needs y"),
     ("copy", {"y": ROOM}, "best", "copy takes no y"),
     ("gather", {}, "best", "gather needs index"),
-    ("gather", {"index": INDEX.long()}, "best", "index must be a torch.Tensor of int32 with one dimension"),
-    ("gather", {"index": torch.zeros(32, dtype=torch.int32)[::2]}, "best", "index must be contiguous and on cpu"),
-    ("gather", {"index": INDEX}, "best", r"out must be \(4, 64\) of float32 on cpu; it is \(16, 64\)"),
-    ("copy", {"out": ROOM.half()}, "best", r"out must be \(16, 64\) of float32 on cpu; it is .* of float16"),
-    ("add", {"y": ROOM[:8]}, "best", r"y must be \(16, 64\) of float32 on cpu; it is \(8, 64\)"),
-    ("copy", {"x": ROOM[0]}, "tile_host", r"x must be a matrix for a tile of rows; its shape is \(64,\)"),
-    ("copy", {"x": torch.zeros(64, 16).T}, "flat_host", "x must be contiguous for a flat tile"),
-    ("copy", {"x": torch.zeros(64, 16).T}, "tile_host", r"the last dimension of x must be contiguous .*\(1, 16\)"),
+    ("gather", {"index": INDEX.long()}, "best", "index must be int32; it is int64"),
+    ("gather", {"index": torch.zeros(32, dtype=torch.int32)[::2]}, "best", "index must be contiguous; its strides are"),
+    ("gather", {"index": INDEX}, "best", "out must be 4 x 64; it is 16 x 64"),
+    ("copy", {"out": ROOM.half()}, "best", "out must be float32; it is float16"),
+    ("add", {"y": ROOM[:8]}, "best", "y must be 16 x 64; it is 8 x 64"),
+    ("copy", {"x": ROOM[0]}, "tile_host", r"x must be a matrix; its shape is \(64,\)"),
+    ("copy", {"x": torch.zeros(64, 16).T}, "flat_host", "x must be contiguous; its strides are"),
+    ("copy", {"x": torch.zeros(64, 16).T}, "tile_host", r"x must be stored row by row .*\(1, 16\)"),
     ("copy", {"x": torch.zeros(64).expand(16, 64)}, "tile_host", "the rows of x overlap"),
-    ("copy", {"x": torch.zeros(16, 68)[:, 1:65]}, "tile_host", "x must start at a multiple of 16 bytes .* 4 past one"),
-    ("copy", {"x": torch.zeros(16, 65)[:, :64]}, "tile_device", "a row of x must take a multiple of 16 .* 260 bytes"),
-    ("copy", {}, TileConfig("host", 4, 2), "a descriptor's tile is at least 16 bytes wide; 2 elements of x are 8"),
+    ("copy", {"x": torch.zeros(16, 68)[:, 1:65]}, "tile_host",
+     "x must start at a multiple of 16 bytes; it starts 4 bytes past one"),
+    ("copy", {"x": torch.zeros(16, 65)[:, :64]}, "tile_device",
+     "a row of x must take a multiple of 16 bytes; its stride is 260 bytes"),
+    ("copy", {}, TileConfig("host", 4, 2),
+     "a tile of x must be at least 16 bytes wide for a descriptor; 2 elements are 8"),
     ("copy", {"x": torch.zeros(16, 66), "out": torch.zeros(16, 68)[:, :66]}, "tile_host", "a row of x must take"),
     ("copy", {"x": torch.zeros(1, 66), "out": torch.zeros(1, 66)}, "flat_host", "a row of out must end at a multiple"),
-    ("copy", {"x": ROOM, "out": ROOM}, "tile_pointers", "out lies in the memory that x spans"),
+    ("copy", {"x": ROOM, "out": ROOM}, "tile_pointers", "out lies in the memory of x"),
     ("copy", {"x": torch.empty(8, 8, device="meta")}, "best", "x must be in memory; it is on the meta device"),
 ])
 def test_bad_argument_is_one_sentence(op, given, config, message):
@@ -229,11 +233,11 @@ def test_a_launch_in_a_thread_and_in_a_graph(name):
 
     x = torch.randn(64, 512, device="cuda")
     out = descriptors.copy(x, config=name)
-    thread = threading.Thread(target=descriptors.prepare("copy", x.normal_(), out, config=name))
+    thread = threading.Thread(target=descriptors.prepare("copy", x.normal_(), out=out, config=name))
     thread.start()
     thread.join()
     assert torch.equal(x, out)
-    launch, graph = descriptors.prepare("copy", x, out, config=name), torch.cuda.CUDAGraph()
+    launch, graph = descriptors.prepare("copy", x, out=out, config=name), torch.cuda.CUDAGraph()
     launch()
     with torch.cuda.graph(graph):
         launch()
@@ -246,8 +250,8 @@ def test_a_launch_in_a_thread_and_in_a_graph(name):
 def test_what_does_not_fit_is_said_before_a_launch():
     x = torch.zeros(1024, 1024, device="cuda")
     with pytest.raises(device.Unsupported, match="host 256 × 256, .* cannot run on sm_.*: OutOfResources: .*shared"):
-        descriptors.prepare("copy", x, torch.empty_like(x), config=TileConfig("host", 256, 256))
-    with pytest.raises(ValueError, match="x must be on the GPU; it is on cpu"):
+        descriptors.prepare("copy", x, config=TileConfig("host", 256, 256))
+    with pytest.raises(device.Unsupported, match="a descriptor needs its tensors on a GPU; they are on cpu"):
         descriptors.copy(torch.zeros(8, 8))
 
 
@@ -256,9 +260,9 @@ def test_more_than_2_to_the_31_elements():
     x = torch.randint(0, 256, (40000, 65536), dtype=torch.uint8, device="cuda")
     for name in ("tile_host", "tile_pointers"):
         out = torch.zeros_like(x)
-        descriptors.copy(x, out, config=dataclasses.replace(configs("copy")[name]))
+        descriptors.copy(x, out=out, config=dataclasses.replace(configs("copy")[name]))
         assert torch.equal(x[-3:], out[-3:]) and torch.equal(x, out)
 
 
 def test_the_interpreter_runs_only_without_a_gpu():
-    assert isinstance(descriptors.copy_tma_kernel, triton.JITFunction) == bool(device.current().capability)
+    assert isinstance(copy_tma_kernel, triton.JITFunction) == bool(device.current().capability)

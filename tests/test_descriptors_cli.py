@@ -4,7 +4,7 @@ import re
 import pytest
 
 from ch14.descriptors import __main__ as command
-from ch14.descriptors import experiments, figures
+from ch14.descriptors import experiments, figures, sweep
 from ch14.descriptors.configs import OPS, configs
 from tilelab import device
 
@@ -15,7 +15,7 @@ def test_a_target_is_compiled_and_said_in_json(capsys):
     assert command.main(["--op", "add", "--shape", "4096,4096", "--variant", "tile_host", "--target", "sm_100a",
                                  "--json", "-"]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert set(record) == JSON_KEYS and record["source"] == experiments.kernels()
+    assert set(record) == JSON_KEYS and record["source"] == experiments.source()
     row, = record["rows"]
     assert (row["name"], row["status"], row["target"]) == ("tile_host", "ok", "sm_100a") and row["tma_load"]
 
@@ -27,8 +27,8 @@ def test_what_a_target_cannot_run_is_a_row(capsys):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--shape", "4096"], "--shape takes two sizes such as 16384,16384; here it is '4096'"),
-    (["--shape", "64,12"], "--shape takes rows from 1 and columns in multiples of 8, .*; here it is 64,12"),
+    (["--shape", "4096"], "--shape takes two sizes such as 16384,16384; it is '4096'"),
+    (["--shape", "64,12"], "--shape takes rows from 1 and columns in multiples of 8, .*; it is 64,12"),
     (["--shape", "0,64"], "--shape takes rows from 1"),
     (["--variant", "rows_host"], "--variant is one of tile_host, .*, best or all; here it is rows_host"),
     (["--op", "scale"], "invalid choice: 'scale'"),
@@ -44,7 +44,7 @@ def test_bad_usage_is_one_line(arguments, message, capsys):
 
 def test_an_unknown_target_is_one_line(capsys):
     assert command.main(["--target", "sm_121"]) == 2
-    assert "the target meant is sm_121a" in capsys.readouterr().err
+    assert "choose sm_121a" in capsys.readouterr().err
 
 
 def test_without_a_gpu_it_says_what_to_do_instead(capsys, monkeypatch):
@@ -66,7 +66,7 @@ def test_best_is_checked_and_timed(op, capsys):
 
 @pytest.mark.parametrize("op", OPS)
 def test_what_is_swept_can_be_told_apart_and_launched(op):
-    chosen, space = experiments.grid(op), experiments.DescriptorSpace(op, 4096, 4096, "sm_90a")
+    chosen, space = sweep.grid(op), sweep.DescriptorSpace(op, 4096, 4096, "sm_90a")
     assert len(set(map(str, chosen))) == len(set(chosen)) == len(chosen) > 40
     assert {config.way for config in chosen} == {"host", "device", "pointers"}
     assert [space.reject(config) for config in chosen] == [""] * len(chosen)
@@ -74,11 +74,11 @@ def test_what_is_swept_can_be_told_apart_and_launched(op):
 
 
 def test_the_panel_s_subject():
-    subject = experiments.TUNABLE_KERNEL
+    subject = sweep.TUNABLE_KERNEL
     for op in subject.dtypes:
         for preset in subject.presets.values():
             assert all(axis(config) for axis in subject.axes.values() for config in preset(op))
-    assert subject.space((64, 64), "add", "sm_121a") == experiments.DescriptorSpace("add", 64, 64, "sm_121a")
+    assert subject.space((64, 64), "add", "sm_121a") == sweep.DescriptorSpace("add", 64, 64, "sm_121a")
     assert subject.space((64, 64), "gather", "sm_90a").reject(configs("gather")["gather4"])
     for shape in ((64,), (64, 12), (0, 64)):
         with pytest.raises(ValueError, match="a shape is ROWS,COLUMNS, columns a multiple of 8"):

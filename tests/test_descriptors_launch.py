@@ -9,7 +9,7 @@ import torch
 from ch14 import descriptors
 from ch14.descriptors import launch_cost
 from ch14.descriptors.configs import TileConfig
-from tilelab import build, child, results
+from tilelab import build, results, worker_pool
 
 # In a process that compiles: the kernels of this one may be the interpreter's.
 PROGRAM = """
@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 import triton
-from ch14 import descriptors_kernels as kernels, descriptors_launch as launch
+from ch14.descriptors import kernels, launch_cost
 
 x = torch.zeros(8, 512, dtype=torch.int16)
 found = []
@@ -27,24 +27,26 @@ for kernel, given in ((kernels.tile_host_kernel, {"x": TensorDescriptor.from_ten
                       (kernels.flat_device_kernel, {"x": x, "y": None, "out": x, "elements": 4096, "tiles": 4}),
                       (kernels.tile_pointers_kernel, {"x": x, "y": None, "out": x, "rows": 8, "vectors": 64,
                        "step_x": 64, "step_y": 0, "step_out": 64, "tiles": 4, "tiles_n": 1})):
-    constants = {"BLOCK_M": 8, "BLOCK_N": 64, "SPAN": 1, "STAGES": 1, "VECTOR": 8, "y": None}
+    constants = {"BLOCK_M": 8, "BLOCK_N": 64, "TILES_PER_CTA": 1, "STAGES": 1, "VECTOR": 8, "y": None}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     kinds = {name: f"tensordesc<i16{given[name].block_shape}>" if isinstance(given[name], TensorDescriptor) else
              "*i16" if name in ("x", "out") else "i32" for name in given if name not in constants}
     signature = {name: kinds.get(name, "constexpr") for name in kernel.arg_names}
     binary = triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32))
     maps = []
-    values = launch.layout(binary, {**given, **constants}, lambda *args, **rest: maps.append((args[1], rest)) or "map")
+    values = launch_cost.make_parameters(binary, {**given, **constants},
+                                         lambda *args, **rest: maps.append((args[1], rest)) or "map")
     found.append([[getattr(value, "value", str(type(value).__name__)) for value in values], maps,
-                  launch.parameters(binary.asm["ptx"]), binary.metadata.global_scratch_size])
+                  launch_cost.parameter_bytes(binary.asm["ptx"]), binary.metadata.global_scratch_size])
 print(json.dumps(found))
 """
 
 
 def test_parameters_are_laid_out_as_triton_does():
     env = {**os.environ, "TRITON_INTERPRET": "0"}
-    env["PYTHONPATH"] = os.pathsep.join([str(child.ROOT), *filter(None, sys.path)])
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=env, cwd=child.ROOT)
+    env["PYTHONPATH"] = os.pathsep.join([str(worker_pool.ROOT), *filter(None, sys.path)])
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=env,
+                          cwd=worker_pool.ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     host, made, pointers = json.loads(done.stdout)
     shape = [8, 512, 512, 1]
@@ -57,13 +59,13 @@ def test_parameters_are_laid_out_as_triton_does():
 
 
 def test_parameters_of_ptx():
-    report = build.build_one(descriptors.job("copy", TileConfig("host", 4, 256, 1), "sm_100a"))
-    assert launch_cost.parameters(report.ptx).count(128) == 2
+    report = build.build_one(descriptors.job(TileConfig("host", 4, 256, 1), "sm_100a"))
+    assert launch_cost.parameter_bytes(report.ptx).count(128) == 2
 
 
 @pytest.mark.gpu
 def test_every_way_to_launch_copies():
-    rows = launch_cost.cost()
+    rows = launch_cost.measure_cost()
     assert len(rows) == 9 and {row["status"] for row in rows} == {"ok"}
     assert all(row["us"] > 0 for row in rows)
 
@@ -75,14 +77,15 @@ def test_every_way_to_launch_copies():
 def test_a_bound_launch_computes_the_same(op, way, block):
     from ch14.descriptors import experiments
 
-    given = experiments.inputs(op, 333, 1032, torch.float32)
+    given = experiments.make_inputs(op, 333, 1032, torch.float32)
+    inputs = {name: tensor for name, tensor in given.items() if name != "out"}
     launch = descriptors.prepare(op, config=TileConfig(way, *block, 1), **given)
     call = launch_cost.bind(launch)
     for _ in range(2):
         given["x"].normal_()
         given["out"].fill_(float("nan"))
         call()
-        assert torch.equal(given["out"], experiments.spec(op, **given).float())  # the exact sum, rounded once
+        assert torch.equal(given["out"], descriptors.spec(op, **inputs).float())  # the exact sum, rounded once
 
 
 def test_source_is_a_hash():

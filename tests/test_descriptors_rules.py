@@ -11,21 +11,21 @@ KEPT_BY_NOBODY = ("none is broken", "tiles start at 16 bytes", "an allocator is 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in KEPT_BY_NOBODY])
 def test_the_launcher_has_a_sentence(rule):
-    sentence = rules.said(rule)["launcher"]
+    sentence = rules.quote_checks(rule)["launcher"]
     assert sentence.startswith("ValueError: ") and sentence.endswith(".") and "\n" not in sentence
 
 
 def test_each_rule_has_its_reason():
-    assert list(rules.WHY) == list(RULES)
+    assert [rule for rule, (why, _) in RULES.items() if not why] == ["none is broken"]
 
 
 def test_what_triton_s_class_lets_pass():
-    passed = {rule for rule in RULES if not rules.said(rule)["triton"]}
+    passed = {rule for rule in RULES if not rules.quote_checks(rule)["triton"]}
     assert passed == {*KEPT_BY_NOBODY, "tile 16 bytes wide", "rows end at 16 bytes"}
 
 
 def test_what_lies_outside():
-    zeros, nans = rules.edge("zero"), rules.edge("nan")
+    zeros, nans = rules.load_past_edge("zero"), rules.load_past_edge("nan")
     assert zeros == [*map(float, range(1, 13)), 0, 0, 0, 0]
     assert nans[:12] == zeros[:12] and all(value != value for value in nans[12:])
 
@@ -55,7 +55,7 @@ def test_the_compiler_refuses_for_the_device(block, last, message):
 
 @pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
 def test_the_compiler_takes_a_descriptor_out_of_the_loop(target):
-    assert rules.hoisted(target)
+    assert rules.is_hoisted(target)
 
 
 def test_the_sentence_of_an_error():
@@ -66,12 +66,12 @@ def test_the_sentence_of_an_error():
                           (bare, "AssertionError: raise AssertionError")):
         with pytest.raises((ValueError, AssertionError)) as caught:
             say()
-        assert rules.sentence(caught.value) == expected
+        assert rules.describe_error(caught.value) == expected
 
 
 def test_variables_that_do_not_exist():
     words = ["TRITON_TMA_ENABLE", "TRITON_CUDNN_ALGOS", "DISABLE_TMA", "TRITON_ALWAYS_COMPILE"]
-    assert [word for word, there in experiments.found_in("triton", words).items() if there] == words[3:]
+    assert [word for word, there in experiments.find_words("triton", words).items() if there] == words[3:]
 
 
 # ---- on a GPU
@@ -105,10 +105,10 @@ def test_without_an_allocator():
 def test_what_stops_a_bad_host_descriptor(rule, found):
     with pytest.raises((RuntimeError, AssertionError, ValueError)) as caught:
         rules.attempt("host", rule)
-    assert re.match(found, rules.sentence(caught.value))
+    assert re.match(found, rules.describe_error(caught.value))
 
 
 @pytest.mark.gpu
 def test_a_fault_in_the_worker_is_a_row():
-    row = rules._asked("tiles start at 16 bytes")
+    row = rules._run_rule("tiles start at 16 bytes")
     assert row["host"] == row["device"] == "AcceleratorError: CUDA error: an illegal instruction was encountered"

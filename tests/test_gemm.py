@@ -5,9 +5,10 @@ import torch
 import triton
 
 from ch14 import gemm
-from ch14.gemm import Prepared, experiments, prepare
+from ch14.gemm import experiments, prepare
 from ch14.gemm.configs import SETS, GemmConfig, configs
 from tilelab import build, check, device
+from tilelab.operands import Launch
 
 GPU = device.current().capability is not None
 WHERE = "cuda" if GPU else "cpu"
@@ -54,27 +55,26 @@ def test_a_single_row_may_have_any_stride(config, stride):
 
 def test_out_is_made_when_not_given():
     a, b = random(32, 32), random(32, 32)
-    c = gemm.gemm(a, b, config="64,64,32,4,1")
+    c = gemm.gemm(a, b, config="64,64,32,4,1 plain")
     assert c.dtype == a.dtype and check.relative_error(c, gemm.spec(a, b)) < 1e-3
 
 
 @pytest.mark.parametrize("change, message", [
-    (lambda a, b: (a[0], b), r"a must be a matrix with at least one element; its shape is \(64,\)"),
-    (lambda a, b: (a[:0], b), r"its shape is \(0, 64\)"),
+    (lambda a, b: (a[0], b), r"a must be a matrix; its shape is \(64,\)"),
+    (lambda a, b: (a[:0], b), r"a must have at least one element; its shape is \(0, 64\)"),
     (lambda a, b: (a[:, :32], b), "the inner extents differ: a is 64 x 32 and b is 64 x 64"),
-    (lambda a, b: (a, b.bfloat16()), "they are float16 and bfloat16"),
-    (lambda a, b: (a.float(), b.float()), "share one dtype of bfloat16, float16 and float8_e4m3fn; they are float32"),
-    (lambda a, b: (a.to(torch.int8), b.to(torch.int8)), "they are int8 and int8"),
-    (lambda a, b: (a, b.to("meta")), "must be on one device; they are on .* and meta"),
-    (lambda a, b: (a, b[0]), r"b must be a matrix with at least one element; its shape is \(64,\)"),
+    (lambda a, b: (a, b.bfloat16()), "b must be float16; it is bfloat16"),
+    (lambda a, b: (a.float(), b.float()), "a must be bfloat16, float16 or float8_e4m3fn; it is float32"),
+    (lambda a, b: (a, b.to("meta")), "b must be in memory; it is on the meta device"),
+    (lambda a, b: (a, b[0]), r"b must be a matrix; its shape is \(64,\)"),
     (lambda a, b: (a.T, b), "a must be stored row by row"),
     (lambda a, b: (random(64, 65)[:, 1:], b), "a must start at a multiple of 16 bytes"),
     (lambda a, b: (random(64, 68)[:, :64], b), "a row of a must take a multiple of 16 bytes"),
     (lambda a, b: (random(1, 64).expand(64, 64), b), "the rows of a overlap"),
-    (lambda a, b: (a, random(64, 128)[:, ::2]), "b must have stride 1 along K or along N"),
+    (lambda a, b: (a, random(64, 128)[:, ::2]), "b must be stored row by row"),
     (lambda a, b: (a, random(64, 60)), "a row of b must take a multiple of 16 bytes"),
     (lambda a, b: (a, random(60, 64).T), "N must be a multiple of 8"),
-    (lambda a, b: (a.requires_grad_(), b), "no backward pass and a requires grad"),
+    (lambda a, b: (a.requires_grad_(), b), "gemm has no backward pass and a requires a gradient"),
 ])
 def test_bad_matrix_is_one_sentence(change, message):
     with pytest.raises(ValueError, match=message) as caught:
@@ -83,17 +83,16 @@ def test_bad_matrix_is_one_sentence(change, message):
 
 
 @pytest.mark.parametrize("options, message", [
-    ({"out": torch.empty(64, 32, dtype=torch.float16, device=WHERE)}, "out must be 64 x 64 of float16"),
-    ({"out": torch.empty(64, 64, device=WHERE)}, "it is 64 x 64 of float32"),
-    ({"out": torch.empty(64, 64, dtype=torch.float16, device=WHERE).T}, "rows contiguous"),
-    ({"out": torch.empty(64, dtype=torch.float16, device=WHERE)}, "out must be 64 x 64"),
-    ({"scale_a": torch.ones((), device=WHERE)}, "scale_a is for float8 inputs; these are fp16"),
-    ({"out": random(64, 72)[:, 4:68]}, "out must start at a multiple of 16 bytes .* it starts 8 bytes past one"),
-    ({"out": random(64, 68)[:, :64]}, "a row of out must take a multiple of 16 bytes .* its stride is 68 elements"),
+    ({"out": torch.empty(64, 32, dtype=torch.float16, device=WHERE)}, "out must be 64 x 64; it is 64 x 32"),
+    ({"out": torch.empty(64, 64, device=WHERE)}, "out must be float16; it is float32"),
+    ({"out": torch.empty(64, 64, dtype=torch.float16, device=WHERE).T}, "out must be stored row by row"),
+    ({"out": torch.empty(64, dtype=torch.float16, device=WHERE)}, "out must be 64 x 64; it is 64"),
+    ({"scale_a": torch.ones((), device=WHERE)}, "scale_a must be one value, for float8 inputs; it has 1, for fp16"),
+    ({"out": random(64, 72)[:, 4:68]}, "out must start at a multiple of 16 bytes; it starts 8 bytes past one"),
+    ({"out": random(64, 68)[:, :64]}, "a row of out must take a multiple of 16 bytes; its stride is 136 bytes"),
     ({"out": random(4096).as_strided((64, 64), (8, 1))}, "the rows of out overlap .stride 8 for 64 elements"),
     ({"scale_b": 0.5}, "scale_b must be a torch.Tensor; it is a float"),
-    ({"config": None}, "a configuration is BLOCK_M,BLOCK_N,.* here it is 'None'"),
-    ({"config": "fast"}, "a configuration is BLOCK_M,BLOCK_N.* here it is 'fast'"),
+    ({"config": "fast"}, "unknown configuration 'fast'; choose best, conservative, .* or pass a GemmConfig"),
 ])
 def test_bad_option_is_one_sentence(options, message):
     with pytest.raises(ValueError, match=message) as caught:
@@ -104,11 +103,11 @@ def test_bad_option_is_one_sentence(options, message):
 def test_out_may_not_share_memory_with_an_input():
     wide = random(64, 128)
     for out in (wide[:, :64], wide[:, 64:]):
-        with pytest.raises(ValueError, match="out lies in the memory that a spans: give it memory of its own"):
+        with pytest.raises(ValueError, match="out lies in the memory of a: give it memory of its own"):
             gemm.gemm(wide[:, :64], random(64, 64), out=out)
     a, b = (random(64, 64).to(torch.float8_e4m3fn) for _ in range(2))
     out = torch.empty(64, 64, dtype=torch.bfloat16, device=WHERE)
-    with pytest.raises(ValueError, match="out lies in the memory that scale_a spans"):
+    with pytest.raises(ValueError, match="out lies in the memory of scale_a"):
         gemm.gemm(a, b.T, out=out, scale_a=out.view(torch.float32)[0, :1])
     with pytest.raises(ValueError, match="a must be a torch.Tensor; it is a list"):
         gemm.gemm([[1.0]], random(64, 64))
@@ -118,9 +117,9 @@ def test_float8_wants_k_contiguous_and_float32_scales():
     a, b = (random(64, 64).to(torch.float8_e4m3fn) for _ in range(2))
     with pytest.raises(ValueError, match="float8 tensor cores read B with K contiguous"):
         gemm.gemm(a, b)
-    with pytest.raises(ValueError, match="scale_b must be one float32 value"):
+    with pytest.raises(ValueError, match="scale_b must be one value, for float8 inputs; it has 64"):
         gemm.gemm(a, b.T, scale_b=torch.ones(64, device=WHERE))
-    with pytest.raises(ValueError, match="scale_a must be one float32 value .* of float64"):
+    with pytest.raises(ValueError, match="scale_a must be float32; it is float64"):
         gemm.gemm(a, b.T, scale_a=torch.ones((), dtype=torch.float64, device=WHERE))
 
 
@@ -132,8 +131,8 @@ def test_bfloat16_in_the_interpreter_is_refused():
 
 def test_a_set_says_what_it_passed_over():
     ready = prepare(random(64, 64), random(64, 64), config="proposed")
-    assert isinstance(ready, Prepared) and ready.fell_back == ""
-    assert ready.config in configs("proposed")
+    assert isinstance(ready, Launch) and ready.fallback == ""
+    assert ready.config.name in configs("proposed")
     reasons = {str(config): reason for config, reason in ready.skipped}
     if not GPU or device.current().target == "sm_90a":
         assert set(reasons) == {"256,256,128,16,5", "256,128,128,16,4", "128,256,128,16,4", "128,128,128,8,4"}
@@ -148,15 +147,15 @@ def test_a_set_runs():
 
 
 def test_falling_back_is_reported(monkeypatch):
-    monkeypatch.setattr(gemm, "ranked", lambda which, *rest: [] if which == "proposed" else
-                        configs("conservative"))
+    monkeypatch.setattr(gemm, "rank_configs", lambda which, *_: [] if which == "proposed" else
+                        [*configs("conservative").values()])
     with pytest.warns(UserWarning, match="none of the proposed configurations runs on .*: fell back to 64,64,32,4,1"):
         gemm.gemm(random(64, 64), random(64, 64), config="proposed")
 
 
 def test_one_configuration_that_cannot_run_is_unsupported():
-    with pytest.raises(device.Unsupported, match="256,256,128,16,5 cannot run on .*"):
-        gemm.gemm(random(64, 64), random(64, 64), config="256,256,128,16,5")
+    with pytest.raises(device.Unsupported, match="no configuration .* runs on .*: 256,256,128,16,5 plain: .*"):
+        gemm.gemm(random(64, 64), random(64, 64), config="256,256,128,16,5 plain")
 
 
 # ---- on a GPU
@@ -166,7 +165,7 @@ def test_one_configuration_that_cannot_run_is_unsupported():
 @pytest.mark.parametrize("dtype, layout", [("bf16", "k"), ("bf16", "n"), ("fp16", "k"), ("fp16", "n"), ("fp8", "k")])
 def test_every_configuration_on_ragged_shapes(dtype, layout):
     target = device.current().target
-    chosen = [config for which in SETS for config in configs(which, dtype, target)]
+    chosen = configs(None, dtype, target).values()
     shapes = experiments.RAGGED_FP8 if dtype == "fp8" else experiments.RAGGED
     wrong = [(config.name, shape, row["reason"]) for config in chosen for shape in shapes
              if (row := experiments.verify(config, *shape, dtype, layout))["status"] != "ok"]
@@ -174,9 +173,9 @@ def test_every_configuration_on_ragged_shapes(dtype, layout):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("config", configs("course")[:5], ids=lambda config: config.name)
+@pytest.mark.parametrize("config", [*configs("course").values()][:5], ids=lambda config: config.name)
 def test_the_same_bits_every_time(config):
-    a, b, out, *_ = experiments.inputs(520, 1032, 2056)
+    a, b, out, *_ = experiments.make_inputs(520, 1032, 2056)
     ready = prepare(a, b, out=out, config=config)
     first = ready().clone()
     for _ in range(50):
@@ -187,12 +186,12 @@ def test_the_same_bits_every_time(config):
 @pytest.mark.gpu
 def test_plain_kernel_from_another_thread():
     """triton.set_allocator sets a ContextVar, which a new thread does not inherit."""
-    a, b, out, *_ = experiments.inputs(256, 256, 256)
+    a, b, out, *_ = experiments.make_inputs(256, 256, 256)
     failures = []
 
     def run():
         try:
-            gemm.gemm(a, b, out=out, config=configs("conservative")[0])
+            gemm.gemm(a, b, out=out, config="conservative")
         except Exception as error:
             failures.append(error)
 
@@ -205,9 +204,9 @@ def test_plain_kernel_from_another_thread():
 @pytest.mark.gpu
 def test_back_to_back_launches_do_not_overtake_each_other():
     """Early launch: a kernel that starts before its producer is done must wait before it reads."""
-    a, b, out, *_ = experiments.inputs(2048, 2048, 2048)
+    a, b, out, *_ = experiments.make_inputs(2048, 2048, 2048)
     second = torch.empty_like(out)
-    early = next(config for config in configs("course") if config.early_launch)
+    early = next(config for config in configs("course").values() if config.early_launch)
     first, then = prepare(a, b, out=out, config=early), prepare(out, b, out=second, config=early)
     expected = torch.mm(torch.mm(a, b), b)
     for _ in range(30):
@@ -218,8 +217,7 @@ def test_back_to_back_launches_do_not_overtake_each_other():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("config", [configs("conservative")[0], configs("course")[0]],
-                         ids=lambda config: config.name)
+@pytest.mark.parametrize("config", ["conservative", "128,256,64,8,4 persistent /2"])
 def test_what_was_launched_moves_its_tiles_by_tma(config, monkeypatch):
     launched, run = [], triton.JITFunction.run
 
@@ -228,7 +226,7 @@ def test_what_was_launched_moves_its_tiles_by_tma(config, monkeypatch):
         return launched[-1]
 
     monkeypatch.setattr(triton.JITFunction, "run", recorded)
-    a, b, out, *_ = experiments.inputs(256, 256, 256)
+    a, b, out, *_ = experiments.make_inputs(256, 256, 256)
     gemm.gemm(a, b, out=out, config=config)
     assert launched
     for kernel in launched:

@@ -3,9 +3,9 @@
 import pytest
 
 from ch14.gemm import experiments
-from ch14.gemm.configs import SETS, predicted_ms, ranked, rejection
-from ch14.gemm.configs import configs as gemm_configs
+from ch14.gemm.configs import GemmConfig, configs, predicted_ms, rank_configs, rejection
 from ch14.gemm.experiments import GemmSpace
+from ch14.gemm.sweep import grid
 from tilelab import build, device, results
 from tilelab.plots import rank_correlation
 from tilelab.sweep import Sweep, sort_by_speed
@@ -26,7 +26,7 @@ def ok(rows):
 @pytest.mark.parametrize("name", ["ch14_gemm_square", "ch14_gemm_llm", "ch14_gemm_fp8", "ch14_gemm_ragged"])
 def test_record_is_of_what_best_takes_today(name):
     for row in H200[name]["rows"]:
-        best = ranked("course", *row["shape"], row["dtype"], "sm_90a", 132)[0]
+        best = rank_configs("course", *row["shape"], row["dtype"], "sm_90a", 132)[0]
         assert row["kernel"] == best.name
         assert row["error"] <= 1.5 * row["peer_error"]
 
@@ -46,7 +46,7 @@ def test_record_of_fp8_and_copy_reaches_the_targets():
 def test_record_of_the_claim_rejects_what_the_model_rejects():
     for row in H200["ch14_gemm_claim"]["rows"]:
         if row["name"] == "proposed":
-            config = next(c for c in gemm_configs("proposed") if str(c) == row["config"])
+            config = configs("proposed")[row["kernel"]]
             assert (row["status"] == "rejected") == bool(rejection(config, "sm_90a", "bf16"))
             assert row["reason"] == rejection(config, "sm_90a", "bf16")
     assert len([row for row in H200["ch14_gemm_claim"]["rows"] if row["status"] == "rejected"]) == 3 * 4
@@ -85,22 +85,21 @@ def test_record_of_the_faults_lost_nothing():
 
 def test_a_build_is_what_a_launch_at_that_shape_asks_for():
     """Triton makes other kernels of sizes that are one, or no multiple of 16; the sweep builds the right one."""
-    persistent, plain = gemm_configs("course")[0], gemm_configs("conservative")[0]
+    persistent, plain = configs()["128,256,64,8,4 persistent /2"], GemmConfig(64, 64, 32, 4, 1)
     even, odd, one = (GemmSpace(m, n, 4096).job(persistent) for m, n in ((4096, 4096), (1000, 1000), (1, 4096)))
     assert set(even.aligned) == {"M", "N", "K"} and set(odd.aligned) == {"K"}
     assert one.constants["M"] == 1 and "M" not in one.signature
     strided = GemmSpace(4096, 1000, 4096, layout="n").job(plain)
     assert {"stride_a", "M", "K"} <= set(strided.aligned) and not {"stride_b", "stride_c", "N"} & set(strided.aligned)
-    scaled = GemmSpace(2048, 2048, 2048, "fp8").job(gemm_configs("course", "fp8")[0])
+    scaled = GemmSpace(2048, 2048, 2048, "fp8").job(next(iter(configs("course", "fp8").values())))
     assert scaled.signature["scale_a_ptr"] == "*fp32"
     for job in (even, odd, one, strided, scaled):
         assert build.build_one(job).launchable
 
 
 def test_every_named_set_gives_a_row_each_and_a_reason():
-    configs = [config for which in SETS for config in gemm_configs(which)]
-    rows = Sweep(configs, GemmSpace(4096, 4096, 4096, compile_for="sm_90a")).finish()
-    assert sorted(row["kernel"] for row in rows) == sorted(config.name for config in configs)
+    rows = Sweep(configs().values(), GemmSpace(4096, 4096, 4096, compile_for="sm_90a")).finish()
+    assert sorted(row["kernel"] for row in rows) == sorted(configs())
     rejected = [row for row in rows if row["status"] == "rejected"]
     assert len(rejected) == 4 and all(row["reason"] and "registers" not in row for row in rejected)
 
@@ -111,7 +110,8 @@ def test_what_was_built_is_what_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     for shape, dtype, layout in (((1024, 1024, 1024), "bf16", "k"), ((1000, 1000, 1000), "bf16", "n"),
                                  ((1, 2048, 2048), "bf16", "k"), ((1024, 1024, 1024), "fp8", "k")):
-        for config in (configs_here(dtype)[0], gemm_configs("conservative")[0]):
+        for config in (next(iter(configs("course", dtype, device.current().target).values())),
+                       GemmConfig(64, 64, 32, 4, 1)):
             case = config, *shape, dtype, layout
             experiments.compile_ahead([case])
             before = len(list(tmp_path.glob("*/*.cubin")))
@@ -126,17 +126,14 @@ def test_each_build_is_made_once_and_before_the_first_is_timed(monkeypatch):
     monkeypatch.setattr(build, "compile_ahead", lambda jobs: happened.append(sorted(job.kernel for job in jobs)))
     monkeypatch.setattr(experiments, "measure", lambda config, *case: happened.append(case) or {"status": "ok"})
     sides = (1024, 2048, 1000)
-    rows = experiments.best((side, side, side, "bf16", "n") for side in (*sides, 2048))
+    rows = experiments.measure_best((side, side, side, "bf16", "n") for side in (*sides, 2048))
     assert [row["shape"][0] for row in rows] == [*sides, 2048] and all(row["predicted_ms"] > 0 for row in rows)
     built, *timed = happened
-    assert len(timed) == 4 and 2 <= len(built) < 4 and set(built) == {"ch14.gemm:gemm_persistent_kernel"}
-
-
-def configs_here(dtype):
-    return gemm_configs("course", dtype, device.current().target)
+    assert len(timed) == 4 and 2 <= len(built) < 4 and set(built) == {"ch14.gemm.kernels:gemm_persistent_kernel"}
 
 
 def test_predictions_are_recorded_beside_what_was_measured():
+    by_name = {config.name: config for config in grid()}
     for row in ok(H200["ch14_gemm_sweep"]["rows"]):
-        config = next(config for config in experiments.grid() if config.name == row["kernel"])
+        config = by_name[row["kernel"]]
         assert row["predicted_ms"] == pytest.approx(predicted_ms(config, *row["shape"], "bf16", 132))

@@ -49,7 +49,7 @@ def lighten(tone: str, share: float = 0.4) -> tuple:
 def draw_gemm(config, m: int, n: int, k: int) -> plots.Picture:
     """What moves where in a tiled bf16 GEMM, C (m, n) = A (m, k) B (k, n), on sm_90a.
 
-    `config` has block_m, block_n, block_k, num_stages, epilogue_parts and smem_bytes(dtype, target). A tile is drawn to
+    `config` has block_m, block_n, block_k, num_stages, epilogue_subtile and smem_bytes(dtype, target). A tile is drawn to
     the scale of its matrix, matrices roughly to the same scale: very long sides are shortened.
     """
     bm, bn, bk, stages = config.block_m, config.block_n, config.block_k, config.num_stages
@@ -107,7 +107,7 @@ def draw_gemm(config, m: int, n: int, k: int) -> plots.Picture:
     bottom, middle, edge = top - len(shown) * slot, x + width / 2, cx + wide + 0.06
     box(x, 1.0, width, 0.34, edge="black", linewidth=0.8)
     write(middle, 1.17, "tensor core,\naccumulator in registers", "center")
-    part = getattr(config, "columns", (bn, 0))[0] // config.epilogue_parts  # columns of C that one store moves
+    part = getattr(config, "columns", (bn, 0))[0] // config.epilogue_subtile  # columns of C that one store moves
     count = bn // part
     for index in range(count):
         face, line = (green, "none") if index == 0 else ("none", plots.GREY)

@@ -1,231 +1,173 @@
 """Copy, add and gather rows through Triton's tensor descriptors, and by pointers beside them.
 
-Three ways to the same bytes: a descriptor that the host makes (a tensor map, encoded by the driver, is an argument of
-the kernel), one that the kernel makes itself, and 16-byte loads by threads. Source: Triton's tensor-descriptor API;
-PTX ISA, "Tensors", "tensormap.replace".
+Read `tile_copy.copy_tma_kernel` first, the smallest kernel, then `kernels`, and `rules` for what a descriptor demands.
+Source: Triton's tensor-descriptor API; PTX ISA, "Tensors", "tensormap.replace".
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ch14.descriptors.configs import OPS, UNIT, TileConfig, chosen, configs
-from ch14.descriptors.kernels import counts, job, kernel_of
-from ch14.descriptors.tile_copy import (
-    copy_tma_kernel,  # the smallest of them: a tile a program, two descriptors of the host
-)
+from ch14.descriptors.configs import OPS, UNIT, TileConfig, choose_variant, configs
+from ch14.descriptors.kernels import find_kernel, job, make_sizes, tile_host_kernel
 from tilelab import device
 from tilelab.cuda import ensure_cuda_context
-from tilelab.operands import address_range, require_tensor, row_stride
+from tilelab.operands import (
+    Launch,
+    require_disjoint,
+    require_gpu,
+    require_rows,
+    require_tensor,
+    row_stride,
+)
 
-# Old names, for packages that do not use tilelab.operands yet.
-context, span, check_dense = ensure_cuda_context, address_range, require_tensor
+__all__ = ["OPS", "TileConfig", "configs", "spec", "copy", "add", "gather", "prepare", "job"]
 
-__all__ = ["OPS", "TileConfig", "configs", "copy_tma_kernel", "copy", "add", "gather", "prepare", "job"]
-
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # what moves as it is
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # of elements that are only moved
 FLOATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-def copy_spec(x):
-    """The same bits."""
-    return x.clone()
+def spec(op, x, y=None, index=None):
+    """Return a copy of x, or x + y in float64, or for "gather" row index[i] of x in row i, zeros where x has none."""
+    if op == "copy":
+        return x.clone()
+    if op == "add":
+        return x.double() + y.double()
+    exists = (index >= 0) & (index < len(x))
+    return torch.where(exists[:, None], x[index.clamp(0, len(x) - 1).long()], torch.zeros_like(x[:1]))
 
-
-def add_spec(x, y):
-    """x + y in float64."""
-    return x.double() + y.double()
-
-
-def gather_spec(x, index):
-    """Row index[i] of x in row i, zeros where x has no such row."""
-    there = (index >= 0) & (index < x.shape[0])
-    rows = x[index.clamp(0, x.shape[0] - 1).long()]
-    return torch.where(there[:, None], rows, torch.zeros_like(rows))
-
-
-# ---- launching
 
 @dataclass
-class Launch:
-    """A kernel with its arguments, ready: call it to launch it, on torch's current stream, and get `out`.
+class TileLaunch(Launch):
+    """A Launch that shows its kernel and arguments. It may be called in any thread, on torch's current stream.
 
-    It may be called in any thread. Host descriptors were made once; Triton encodes their tensor maps again at each
-    launch (`ch14.descriptors.launch_cost`). `way` is the configuration's, "" in the interpreter.
+    Host descriptors were made once; Triton encodes their tensor maps again at each launch (`launch_cost`).
     """
 
-    kernel: Any
-    grid: int
-    arguments: dict
-    options: dict
-    out: torch.Tensor
-    way: str
+    kernel: Any = None
+    grid: int = 0
+    arguments: dict = field(default_factory=dict)
+    options: dict = field(default_factory=dict)
 
-    def __call__(self):
-        if self.way == "device":  # a ContextVar: a thread that never set it has none, so set it where it is launched
-            triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
-        elif self.way in ("host", "gather4"):
-            ensure_cuda_context()
-        if self.grid:
-            self.kernel[(self.grid,)](**self.arguments, **self.options)
-        return self.out
-
-    def compiled(self):
-        """Triton's CompiledKernel, loaded, without a launch."""
-        found = self.kernel.warmup(**self.arguments, **self.options, grid=(self.grid,))
-        found._init_handles()
-        return found
+    def compile(self):
+        """Return Triton's CompiledKernel, loaded, without a launch."""
+        compiled = self.kernel.warmup(**self.arguments, **self.options, grid=(self.grid,))
+        compiled._init_handles()
+        return compiled
 
 
-def _tensor(name: str, given, op: str, flat: bool) -> torch.Tensor:
-    """`given` as the kernel takes it: bits where they are only moved, one row where it is flat."""
-    require_tensor(name, given, op)
-    if op == "add" and given.dtype not in FLOATS:
-        raise ValueError(f"add takes {', '.join(str(d)[6:] for d in FLOATS)}; {name} is {str(given.dtype)[6:]}.")
-    if given.element_size() not in BITS:
-        raise ValueError(f"an element has 1, 2, 4 or 8 bytes; those of {name} have {given.element_size()}.")
-    tensor = given if op == "add" else given.view(BITS[given.element_size()])
-    if flat:
-        if not tensor.is_contiguous():
-            raise ValueError(f"{name} must be contiguous for a flat tile; it is {tuple(given.shape)} with strides "
-                             f"{given.stride()}: take a tile of rows.")
-        return tensor.view(-1)
-    if tensor.ndim != 2:
-        raise ValueError(f"{name} must be a matrix for a tile of rows; its shape is {tuple(given.shape)}: take a flat "
-                         "tile, or reshape it.")
-    if tensor.numel() and (tensor.stride(1) != 1 and tensor.shape[1] > 1):
-        raise ValueError(f"the last dimension of {name} must be contiguous (stride 1); its strides are "
-                         f"{given.stride()}: use {name}.contiguous().")
-    if tensor.shape[0] > 1 and tensor.stride(0) < tensor.shape[1]:
-        raise ValueError(f"the rows of {name} overlap (stride {tensor.stride(0)} for {tensor.shape[1]} elements).")
-    return tensor
-
-
-def describable(name: str, tensor, block, written: bool) -> None:
-    """ValueError for what a tensor descriptor cannot say of `tensor`, or, if it is `written`, would overwrite."""
-    size, otherwise = tensor.element_size(), "or take pointers"
-    if tensor.data_ptr() % UNIT:
-        raise ValueError(f"{name} must start at a multiple of {UNIT} bytes for a descriptor; it starts "
-                         f"{tensor.data_ptr() % UNIT} past one: copy it first, {otherwise}.")
-    if tensor.ndim > 1 and row_stride(tensor) * size % UNIT:
-        raise ValueError(f"a row of {name} must take a multiple of {UNIT} bytes for a descriptor; its stride is "
-                         f"{row_stride(tensor) * size:,} bytes: pad it, {otherwise}.")
+def require_describable(name: str, tensor, block, written: bool) -> None:
+    """Raise ValueError for what a tensor descriptor cannot express, or, if `tensor` is `written`, would overwrite."""
+    size = tensor.element_size()
+    require_rows(name, tensor if tensor.ndim == 2 else tensor.view(1, -1), UNIT)
     if block[-1] * size < UNIT:
-        raise ValueError(f"a descriptor's tile is at least {UNIT} bytes wide; {block[-1]} elements of {name} are "
-                         f"{block[-1] * size}.")
+        raise ValueError(f"a tile of {name} must be at least {UNIT} bytes wide for a descriptor; {block[-1]} elements "
+                         f"are {block[-1] * size}.")
     if written and tensor.shape[-1] * size % UNIT:
-        raise ValueError(f"a row of {name} must end at a multiple of {UNIT} bytes: a descriptor stores whole units of "
-                         f"them, and would overwrite what lies behind its {tensor.shape[-1] * size:,} bytes: pad it, "
-                         f"{otherwise}.")
+        raise ValueError(f"a row of {name} must end at a multiple of {UNIT} bytes: a descriptor stores whole units and "
+                         f"would overwrite what lies behind its {tensor.shape[-1] * size:,} bytes: pad it, or take "
+                         "pointers.")
 
 
-def _checked(op, x, out, y, index, config) -> dict[str, torch.Tensor]:
-    """The tensors as the kernel takes them, by name; ValueError says what is wrong."""
-    for name, given, wanted in (("y", y, op == "add"), ("index", index, op == "gather")):
-        if (given is not None) != wanted:
+def _check_operands(op, x, y, index, out, config) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Return the tensors as the kernel takes them (bits where they are only moved, flat ones in one row), and out."""
+    for name, tensor, wanted in (("y", y, op == "add"), ("index", index, op == "gather")):
+        if (tensor is not None) != wanted:
             raise ValueError(f"{op} {'needs' if wanted else 'takes no'} {name}.")
     flat = op != "gather" and not config.block_m
-    given = {"x": x, "y": y, "out": out} if op == "add" else {"x": x, "out": out}
-    tensors = {name: _tensor(name, tensor, op, flat) for name, tensor in given.items()}
+    require_tensor("x", x, op, dtype=tuple(FLOATS) if op == "add" else None, ndim=None if flat else 2)
+    if x.element_size() not in BITS:
+        raise ValueError(f"an element of x must have 1, 2, 4 or 8 bytes; it has {x.element_size()}.")
     shape = x.shape
-    if op == "gather":
-        if not isinstance(index, torch.Tensor) or index.dtype != torch.int32 or index.ndim != 1:
-            raise ValueError("index must be a torch.Tensor of int32 with one dimension, as coordinates of a tensor map "
-                             "are 32 bits.")
-        if not index.is_contiguous() or index.device != x.device:
-            raise ValueError(f"index must be contiguous and on {x.device}; it is on {index.device} with stride "
-                             f"{index.stride(0)}.")
-        if not x.shape[0]:
-            raise ValueError(f"x must have a row to gather; it is {tuple(x.shape)}.")
+    if op == "gather":  # coordinates of a tensor map are 32 bits
+        require_tensor("index", index, op, dtype=torch.int32, ndim=1, on=x.device, contiguous=True)
         shape = (len(index), x.shape[1])
-    for name, tensor in given.items():
-        wanted = shape if name == "out" else x.shape
-        if (tensor.shape, tensor.dtype, tensor.device) != (wanted, x.dtype, x.device):
-            raise ValueError(f"{name} must be {tuple(wanted)} of {str(x.dtype)[6:]} on {x.device}; it is "
-                             f"{tuple(tensor.shape)} of {str(tensor.dtype)[6:]} on {tensor.device}.")
-    if any(extent >= 1 << 31 for tensor in tensors.values() for extent in tensor.shape):
-        raise ValueError("an extent has at most 2^31 - 1 elements: coordinates of a tile are 32 bits.")
-    if x.is_meta:
-        raise ValueError("x must be in memory; it is on the meta device.")
-    spans = {name: address_range(tensor) for name, tensor in {**tensors, "index": index}.items()
-             if tensor is not None and tensor.numel()}
-    begin, end = spans.pop("out", (0, 0))
-    for name, (start, stop) in spans.items():  # tiles are stored while others are still read
-        if begin < stop and start < end:
-            raise ValueError(f"out lies in the memory that {name} spans: give it memory of its own.")
-    if config.described:
-        for name, tensor in tensors.items():
-            describable(name, tensor, config.block, name == "out")
-    return tensors
+        if not len(x):
+            raise ValueError(f"x must have a row to gather; its shape is {tuple(x.shape)}.")
+    out = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
+    tensors = {"x": x, "out": out} | ({"y": y} if op == "add" else {})
+    for name, tensor in tensors.items():
+        require_tensor(name, tensor, op, dtype=x.dtype, shape=shape if name == "out" else x.shape, on=x.device,
+                       contiguous=flat)
+        tensor = tensor if op == "add" else tensor.view(BITS[x.element_size()])
+        tensors[name] = tensor = tensor.view(-1) if flat else tensor
+        if config.uses_descriptors:
+            require_describable(name, tensor, config.block, name == "out")
+        elif not flat:
+            require_rows(name, tensor, 1)
+        if any(extent >= 1 << 31 for extent in tensor.shape):
+            raise ValueError(f"an extent of {name} must be below 2^31: coordinates of a tile are 32 bits.")
+    require_disjoint({"out": tensors["out"]}, {"x": tensors["x"], "y": tensors.get("y"), "index": index})
+    return tensors, out
 
 
-def prepare(op: str, x, out, *, y=None, index=None, config="best") -> Launch:
-    """A Launch of out = x ("copy"), out = x + y ("add") or out[i] = x[index[i]] ("gather").
+def prepare(op: str, x, *, y=None, index=None, out=None, config="best") -> TileLaunch:
+    """Return a Launch of out = x ("copy"), out = x + y ("add") or out[i] = x[index[i]] ("gather").
 
-    x, y, out: tensors of one shape and dtype, matrices for all but flat tiles, with contiguous rows; copy and gather
-    take any dtype of 1, 2, 4 or 8 bytes, add float32, bfloat16 and float16, computed in float32. index: int32; a row
-    that x does not have gives zeros. `config` is a variant's name, "best" or a TileConfig. Raises ValueError for what
-    it cannot take, and tilelab.device.Unsupported where the configuration cannot run (outside the interpreter).
+    x, y, out: tensors of one dtype and shape with contiguous rows, matrices for all but flat tiles. Copy and gather
+    take any dtype of 1, 2, 4 or 8 bytes; add takes float32, bfloat16 and float16, computed in float32. index: int32; a
+    row that x does not have gives zeros. `config` is "best", a variant's name or a TileConfig. Raises ValueError for
+    arguments it cannot take, and tilelab.device.Unsupported where the configuration cannot run.
     """
-    config = chosen(op, config)
-    tensors = _checked(op, x, out, y, index, config)
-    interpreted = not isinstance(copy_tma_kernel, triton.JITFunction)
+    config = choose_variant(op, config)
+    tensors, out = _check_operands(op, x, y, index, out, config)
+    is_interpreted = not isinstance(tile_host_kernel, triton.JITFunction)
     here = device.current()
-    if not interpreted:
-        if config.described:
-            device.require("has_tma", "a descriptor", "take pointers")
-        if not x.is_cuda:
-            raise ValueError(f"x must be on the GPU; it is on {x.device}.")
-        if here.target in device.TARGETS and (reason := config.rejection(here.target)):
-            raise device.Unsupported(reason)
-    kernel, names = kernel_of(op, config)
-    rows, columns = tensors["out"].shape if tensors["out"].ndim == 2 else (1, tensors["out"].numel())
+    if config.uses_descriptors:
+        require_gpu(x, "a descriptor", instead="take pointers", interpreted=is_interpreted)
+    elif not is_interpreted and not x.is_cuda:
+        raise device.Unsupported(f"{op} needs its tensors on a GPU; they are on {x.device}: move them there.")
+    if not is_interpreted and here.target in device.TARGETS and (reason := config.rejection(here.target)):
+        raise device.Unsupported(reason)
+    kernel, names = find_kernel(op, config)
+    rows, columns = out.shape if tensors["out"].ndim == 2 else (1, out.numel())
     strides = {name: row_stride(tensor) for name, tensor in tensors.items() if tensor.ndim == 2}
-    given = counts(config, x.element_size(), rows, columns, x.shape[0] if x.ndim else 1, strides) | {
-        "y": None, "index": index, **tensors}
-    tiles = given["tiles"]
-    if tiles >= 1 << 31:
-        raise ValueError(f"there are at most 2^31 - 1 tiles; here are {tiles:,}: take a larger one.")
-    grid = config.programs(tiles, here.sms or 2)
-    if config.way in ("host", "gather4") and tiles:
-        for name, tensor in tensors.items():
-            given[name] = TensorDescriptor(tensor, list(tensor.shape), [strides[name], 1] if name in strides else [1],
-                                           list(config.block_of(name)))
-    launch = Launch(kernel, grid, {name: given[name] for name in names}, {"num_warps": config.num_warps}, out,
-                    "" if interpreted else config.way)
-    if grid and not interpreted:
+    given = make_sizes(config, x.element_size(), rows, columns, len(x) if x.ndim else 1, strides)
+    given |= {"y": None, "index": index, **tensors}
+    if given["tiles"] >= 1 << 31:
+        raise ValueError(f"there must be fewer than 2^31 tiles; there are {given['tiles']:,}: take a larger tile.")
+    grid = config.programs(given["tiles"], here.sms or 2)
+    if config.way in ("host", "gather4") and grid:
+        given |= {name: TensorDescriptor(tensor, list(tensor.shape), [strides[name], 1] if name in strides else [1],
+                                         list(config.descriptor_block(name))) for name, tensor in tensors.items()}
+    arguments, options = {name: given[name] for name in names}, {"num_warps": config.num_warps}
+
+    def run():
+        if config.way == "device" and not is_interpreted:
+            # A ContextVar: a thread that never set it has no allocator, so set it where the launch happens.
+            triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+        elif config.uses_descriptors and not is_interpreted:
+            ensure_cuda_context()
+        if grid:
+            kernel[(grid,)](**arguments, **options)
+
+    launch = TileLaunch(run, out, config, kernel=kernel, grid=grid, arguments=arguments, options=options)
+    if grid and not is_interpreted:
         try:
-            launch.compiled()
+            launch.compile()
         except torch.AcceleratorError:
             raise
-        except Exception as error:  # too large for shared memory, or for the compiler: said here, not at a launch
+        except Exception as error:  # too large for shared memory or for the compiler: refused here, not at a launch
             raise device.Unsupported(f"{config} cannot run on {here.target}: {type(error).__name__}: "
                                      f"{device.first_line(error)[:200]}.") from error
     return launch
 
 
-def copy(x, out=None, config="best"):
-    """A copy of x, bit for bit, in `out` or in new memory. Arguments and errors as for `prepare`."""
-    out = torch.empty_like(x) if out is None and isinstance(x, torch.Tensor) else out
-    return prepare("copy", x, out, config=config)()
+def copy(x, *, out=None, config="best"):
+    """Return a copy of x, bit for bit. Arguments and errors as for `prepare`."""
+    return prepare("copy", x, out=out, config=config)()
 
 
-def add(x, y, out=None, config="best"):
-    """x + y, computed in float32 and rounded once. Arguments and errors as for `prepare`."""
-    out = torch.empty_like(x) if out is None and isinstance(x, torch.Tensor) else out
-    return prepare("add", x, out, y=y, config=config)()
+def add(x, y, *, out=None, config="best"):
+    """Return x + y, computed in float32 and rounded once. Arguments and errors as for `prepare`."""
+    return prepare("add", x, y=y, out=out, config=config)()
 
 
-def gather(x, index, out=None, config="best"):
-    """x[index]: row i of the result is row index[i] of x, or zeros. Arguments and errors as for `prepare`."""
-    if not isinstance(index, torch.Tensor) or index.ndim != 1:
-        raise ValueError("index must be a torch.Tensor of int32 with one dimension; it is "
-                         f"{tuple(index.shape) if isinstance(index, torch.Tensor) else type(index).__name__}.")
-    if out is None and isinstance(x, torch.Tensor) and x.ndim == 2:
-        out = torch.empty(len(index), x.shape[1], dtype=x.dtype, device=x.device)
-    return prepare("gather", x, out, index=index, config=config)()
+def gather(x, index, *, out=None, config="best"):
+    """Return x[index]: row i is row index[i] of x, or zeros. Arguments and errors as for `prepare`."""
+    return prepare("gather", x, index=index, out=out, config=config)()

@@ -1,4 +1,4 @@
-"""The measurements behind the copy of `ch14.descriptors.tile_copy`: check and timing of a configuration against torch's copy_."""
+"""The measurements behind `ch14.descriptors.tile_copy`: check and time a configuration against torch's copy_."""
 
 from __future__ import annotations
 
@@ -10,48 +10,50 @@ from typing import Any
 import torch
 
 from ch14.descriptors import tile_copy
-from ch14.descriptors.tile_copy import CopyConfig
+from ch14.descriptors.tile_copy import SETS, CopyConfig
 from tilelab import bench, build, device, results
 from tilelab.tunable import Roofline, TargetSpace, TunableKernel
 
 SIDE = 16384  # bf16: 512 MiB read and 512 MiB written
 
 
-def pair(rows: int = SIDE, columns: int = SIDE) -> list[torch.Tensor]:
-    """Two random bf16 matrices, to copy one to the other."""
+def make_pair(rows: int = SIDE, columns: int = SIDE) -> list[torch.Tensor]:
+    """Return two random bf16 matrices, to copy one to the other."""
     return [torch.randn(rows, columns, device="cuda").bfloat16() for _ in range(2)]
 
 
 def measure(config: CopyConfig, rows: int = SIDE, columns: int = SIDE, **timing) -> dict:
-    """Copy, compare bit for bit, then time against torch: {status, reason, ms, peer_ms, ratio, gbps}; when not ok
-    the first two."""
-    source, destination = pair(rows, columns)
+    """Copy, compare bit for bit, then time against torch.
+
+    Return {status, reason}, and when the status is ok also {ms, peer_ms, ratio, gbps}.
+    """
+    source, destination = make_pair(rows, columns)
     destination.fill_(float("nan"))
     tile_copy.copy_tma(source, destination, config)
     if not torch.equal(source.view(torch.int16), destination.view(torch.int16)):
         return {"status": "wrong", "reason": "the bits differ"}
-    return {"status": "ok", "reason": ""} | _against_torch([config], rows, columns, **timing)[0]
+    return {"status": "ok", "reason": ""} | _time_against_torch([config], rows, columns, **timing)[0]
 
 
-def _against_torch(chosen: list[CopyConfig], rows: int, columns: int, **timing) -> list[dict]:
+def _time_against_torch(chosen: list[CopyConfig], rows: int, columns: int, **timing) -> list[dict]:
     candidates = {"torch": lambda s, d: lambda: d.copy_(s),
                   **{str(c): functools.partial(tile_copy.prepare_copy, config=c) for c in chosen}}
-    found = bench.compare(candidates, lambda: pair(rows, columns), "torch", nbytes=4 * rows * columns, **timing)
-    return [{key: value for key, value in found[str(c)].row().items() if key != "name"} for c in chosen]
+    timings = bench.compare(candidates, lambda: make_pair(rows, columns), "torch", nbytes=4 * rows * columns, **timing)
+    return [{key: value for key, value in timings[str(c)].row().items() if key != "name"} for c in chosen]
 
 
 def source() -> str:
-    """Hash of what is measured."""
+    """Return the hash of what is measured."""
     return results.source_hash(tile_copy)
 
 
 @results.experiment("ch14_gemm_copy", source)
 def copies() -> list[dict]:
-    """The field note's copy configurations and the course's, 1 GiB moved, against torch's copy_."""
-    every = dict.fromkeys(config for which in tile_copy.SETS for config in tile_copy.configs(which))
+    """Measure the field note's copy configurations and the course's, with 1 GiB moved, against torch's copy_."""
+    every = dict.fromkeys(config for chosen in SETS.values() for config in chosen)
     build.compile_ahead(map(CopySpace(SIDE, SIDE).job, every))
     return [CopySpace(SIDE, SIDE, which=which).label(config) | measure(config)
-            for which in tile_copy.SETS for config in tile_copy.configs(which)]
+            for which, chosen in SETS.items() for config in chosen]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,37 +91,33 @@ class CopySpace(TargetSpace):
         return measure(config, self.rows, self.columns, rounds=8, warm_s=0)
 
     def measure_finalists(self, chosen):
-        return _against_torch(chosen, self.rows, self.columns)
+        return _time_against_torch(chosen, self.rows, self.columns)
 
 
-def matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """The shape of bf16 matrices that descriptors take; ValueError for another."""
+def check_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return the shape of bf16 matrices that descriptors take; ValueError for another."""
     if len(shape) != 2 or min(shape) < 1 or shape[1] % 8:
-        raise ValueError(f"a shape is ROWS,COLUMNS, columns a multiple of 8; here it is {shape}.")
+        raise ValueError(f"a shape is ROWS,COLUMNS, columns a multiple of 8; it is {shape}.")
     return shape
 
 
-def _chosen_space(shape: tuple[int, ...], dtype: str, target: str | None) -> CopySpace:
-    return CopySpace(*matrix(shape), target)
-
-
-def roofline(nbytes: Callable[[Any], int]) -> Callable[[str], Roofline]:
-    """Axes and roof of tiles of `nbytes(config)`: torch's copy."""
-    def of(_: str) -> Roofline:
+def make_roofline(tile_bytes: Callable[[Any], int]) -> Callable[[str], Roofline]:
+    """Return a function that gives the axes of a copy's plot, with torch's copy as its roof."""
+    def roofline(_: str) -> Roofline:
         copy = next(row for row in results.load("ceilings")["rows"] if row["name"] == "copy")
-        return Roofline("bytes of a tile", "gbps", "GB/s", nbytes, {"torch's copy": copy["gbps"]})
+        return Roofline("bytes per tile", "gbps", "GB/s", tile_bytes, {"torch's copy": copy["gbps"]})
 
-    return of
+    return roofline
 
 
 TUNABLE_KERNEL = TunableKernel(
     name="TMA copy",
     shapes={"1 GiB moved": (SIDE, SIDE), "64 MiB moved": (4096, 4096)},
     dtypes=("bf16",),
-    presets={"the field note's current 5": lambda _: tile_copy.configs("conservative"),
-             "the field note's proposed 5": lambda _: tile_copy.configs("proposed"),
-             "the course's 4": lambda _: tile_copy.configs("course")},
+    presets={"the field note's current 5": lambda _: SETS["conservative"],
+             "the field note's proposed 5": lambda _: SETS["proposed"], "the course's 4": lambda _: SETS["course"]},
     axes={"tile": lambda c: f"{c.block_m}×{c.block_n}",
           "warps, stages": lambda c: f"{c.num_warps} warps, {c.num_stages} stage{'s' * (c.num_stages > 1)}"},
-    space=_chosen_space, load_record=lambda: results.load_record("ch14_gemm_copy", source()),
-    roofline=roofline(lambda config: 2 * config.block_m * config.block_n), peer="torch")
+    space=lambda shape, dtype, target: CopySpace(*check_shape(shape), target),
+    load_record=lambda: results.load_record("ch14_gemm_copy", source()),
+    roofline=make_roofline(lambda config: 2 * config.block_m * config.block_n), peer="torch")

@@ -6,22 +6,25 @@ import dataclasses
 import pathlib
 import sys
 
+from tqdm import tqdm
+
 from ch14.descriptors import tile_copy_experiments
 from ch14.gemm import experiments
-from ch14.gemm.configs import ITEMSIZE, SETS, GemmConfig, configs, parse, ranked, rejection
+from ch14.gemm.configs import ITEMSIZE, SETS, configs, parse, rank_configs, rejection
+from ch14.gemm.sweep import grid, make_space
 from tilelab import cli, device, results
 from tilelab.journal import Journal
 from tilelab.sweep import Sweep
 
 
-def _arguments(argv):
-    parser = cli.make_parser("ch14.gemm", "Check and time tile configurations of a descriptor GEMM against cuBLAS; with "
-                        "--target only compile them.")
+def _parse_options(argv):
+    parser = cli.make_parser("ch14.gemm", "Check and time tile configurations of a descriptor GEMM against cuBLAS; "
+                             "with --target only compile them.")
     parser.add_argument("--mnk", default="4096,4096,4096", help="M,N,K (default 4096,4096,4096)")
     parser.add_argument("--dtype", default="bf16", choices=tuple(ITEMSIZE))
     parser.add_argument("--layout", default="k", choices=("k", "n"), help="B as weight.T (k, default) or by rows (n)")
-    parser.add_argument("--config", default="best", metavar="SET|best|BM,BN,BK,WARPS,STAGES",
-                        help=f"a set ({', '.join(SETS)}), best (default), or one tile")
+    parser.add_argument("--config", default="best", metavar="SET|best|NAME|BM,BN,BK,WARPS,STAGES",
+                        help=f"a set ({', '.join(SETS)}), best (default), a configuration's name, or one tile")
     parser.add_argument("--sweep", action="store_true", help="a grid of 96 configurations, best predicted first")
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
     parser.add_argument("--copy", action="store_true", help="the copy configurations instead of the GEMM")
@@ -29,34 +32,22 @@ def _arguments(argv):
     options = cli.parse_options(parser, argv)
     given = {name for name in vars(options) if getattr(options, name) != parser.get_default(name)}
     if options.copy and given - {"copy", "json"}:
-        parser.error(f"--copy goes with --json only; here is --{min(given - {'copy', 'json'})} too.")
+        parser.error(f"--copy goes with --json only; --{min(given - {'copy', 'json'})} was given too.")
     if options.sweep and "config" in given:
         parser.error("--sweep brings its own configurations: leave out --config.")
-    if options.journal and pathlib.Path(options.journal).is_dir():  # said before the work, not after it
+    if options.journal and pathlib.Path(options.journal).is_dir():  # refused before the work, not after it
         parser.error(f"--journal takes a file; {options.journal} is a folder.")
     if options.dtype == "fp8" and options.layout == "n":
         parser.error("float8 tensor cores read B with K contiguous: leave out --layout n.")
     return options
 
 
-def _chosen(options, m, n, k) -> list[GemmConfig]:
-    here = device.current()
-    if options.sweep:
-        return experiments.grid(options.dtype)
-    if options.config in SETS:
-        return configs(options.config, options.dtype)
-    if options.config != "best":
-        return [parse(options.config)]
-    target, sms = (here.target, here.sms) if here.has_tma else ("sm_90a", 132)
-    return ranked("course", m, n, k, options.dtype, options.target or target, sms)[:1]
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Run it; the exit status is 0 when all is fine, 1 for a wrong result, 2 when nothing could run, 130 cancelled."""
-    options = _arguments(argv)
+    """Run the command; return 0 when all is fine, 1 for a wrong result, 2 when nothing could run, 130 cancelled."""
+    options = _parse_options(argv)
     journal = Journal(options.journal) if options.journal else None
     try:
-        record = _copied(options) if options.copy else _walked(options, journal)
+        record = _measure_copies(options) if options.copy else _run_sweep(options, journal)
         if options.json:
             text = results.to_json(record.data)
             print(text, end="") if options.json == "-" else results.write_atomically(pathlib.Path(options.json), text)
@@ -70,12 +61,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"python -m ch14.gemm: cancelled; {kept}.", file=sys.stderr)
         return 130
     statuses = {row["status"] for row in record.rows}
-    if "wrong" in statuses:
-        return 1
-    return 0 if "ok" in statuses else 2
+    return 1 if "wrong" in statuses else 0 if "ok" in statuses else 2
 
 
-def _copied(options) -> results.Record:
+def _measure_copies(options) -> results.Record:
     device.require("has_tma", "timing the copy", "read results/")
     record = tile_copy_experiments.copies()
     if options.json != "-":
@@ -83,45 +72,61 @@ def _copied(options) -> results.Record:
     return record
 
 
-def _walked(options, journal: Journal | None) -> results.Record:
-    """Sweep what was asked for, printing a row as each finishes."""
+def _choose_configs(options, m, n, k) -> list:
+    here = device.current()
+    if options.sweep:
+        return grid(options.dtype)
+    if options.config in SETS:
+        return list(configs(options.config, options.dtype).values())
+    if options.config != "best":
+        return [parse(options.config, options.dtype)]
+    target, sms = (here.target, here.sms) if here.has_tma else ("sm_90a", 132)
+    return rank_configs("course", m, n, k, options.dtype, options.target or target, sms)[:1]
+
+
+def _run_sweep(options, journal: Journal | None) -> results.Record:
+    """Measure what was asked for; print a row as each finishes, with a progress bar on stderr beside a sweep."""
     try:
         m, n, k = (int(part) for part in options.mnk.split(","))
     except ValueError:
-        raise ValueError(f"--mnk takes three sizes such as 4096,4096,4096; here it is {options.mnk!r}.") from None
-    space = experiments.TUNABLE_KERNEL.space((m, n, k), options.dtype, options.target)
+        raise ValueError(f"--mnk takes three sizes such as 4096,4096,4096; it is {options.mnk!r}.") from None
+    space = make_space((m, n, k), options.dtype, options.target)
     if options.target:
         device.target_limits(options.target)
     else:
         device.require("has_tma", "timing the GEMM", "compile it with --target sm_100a")
-    chosen = _chosen(options, m, n, k)
+    chosen = _choose_configs(options, m, n, k)
     if not chosen:
-        raise device.Unsupported(rejection(configs("course")[0], options.target, options.dtype))
+        raise device.Unsupported(rejection(next(iter(configs().values())), options.target, options.dtype))
     which = "sweep" if options.sweep else options.config if "," not in options.config else "tile"
     space = dataclasses.replace(space, layout=options.layout, which=which, careful=not options.sweep)
-    walk = Sweep(chosen, space, journal=journal)
-    say = print if options.json != "-" else lambda *_, **__: None
-    for row in walk:
-        say(_line(row), flush=True)
+    sweep = Sweep(chosen, space, journal=journal)
+    show = print if options.json != "-" else lambda *_, **__: None
+    # `disable=None` leaves the bar out where stderr is no terminal.
+    with tqdm(total=sweep.total, unit=" configurations", disable=None if options.sweep else True) as bar:
+        for row in sweep:
+            with tqdm.external_write_mode():
+                show(_format_row(row), flush=True)
+            bar.update("final_ms" not in row)  # the fastest few come again
     if options.sweep:
-        counts = ", ".join(f"{count} {status}" for status, count in walk.counts.items())
-        resumed = sum(row.get("resumed", False) for row in walk.rows.values())
-        say(f"{counts} in {walk.elapsed_s:.0f} s" + f", {resumed} of them kept from before" * bool(resumed)
-            + (f"; the fastest is {walk.winner['kernel']}" if walk.winner else ""))
-    return results.Record(results.make_record("ch14_gemm", walk.finish(), experiments.source()), live=True)
+        counts = ", ".join(f"{count} {status}" for status, count in sweep.counts.items())
+        resumed = sum(row.get("resumed", False) for row in sweep.rows.values())
+        show(f"{counts} in {sweep.elapsed_s:.0f} s" + f", {resumed} of them kept from before" * bool(resumed)
+             + (f"; the fastest is {sweep.winner['kernel']}" if sweep.winner else ""))
+    return results.Record(results.make_record("ch14_gemm", sweep.finish(), experiments.source()), live=True)
 
 
-def _line(row: dict) -> str:
-    found = f"{row['kernel']:34} {row['status']:8} "
+def _format_row(row: dict) -> str:
+    start = f"{row['kernel']:34} {row['status']:8} "
     if "final_ms" in row:
         again = f"{row['kernel']:34} {'again':8} {row['final_ms'] * 1e3:9.1f} us"
         return f"{again} {'':14} {row['final_ratio']:6.3f} x cuBLAS   interleaved with the other finalists"
     if row.get("ms"):
-        return found + (f"{row['ms'] * 1e3:9.1f} us {row['tflops']:6.0f} TFLOP/s {row['ratio']:6.3f} x cuBLAS   error "
+        return start + (f"{row['ms'] * 1e3:9.1f} us {row['tflops']:6.0f} TFLOP/s {row['ratio']:6.3f} x cuBLAS   error "
                         f"{row['error']:.1e} (cuBLAS {row['peer_error']:.1e})")
     if row["status"] == "ok":
-        return found + f"{row['registers']} registers, {row['smem']:,} B of shared memory, {row['spills']} B spilled"
-    return found + row["reason"]
+        return start + f"{row['registers']} registers, {row['smem']:,} B of shared memory, {row['spills']} B spilled"
+    return start + row["reason"]
 
 
 if __name__ == "__main__":

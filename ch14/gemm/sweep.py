@@ -1,0 +1,67 @@
+"""A grid of 96 configurations of `ch14.gemm`, its sweep, and what the sweep panel shows of them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+from ch14.gemm import experiments
+from ch14.gemm.configs import ITEMSIZE, GemmConfig, Rates, configs
+from ch14.gemm.experiments import SQUARES, GemmSpace
+from tilelab import results
+from tilelab.sweep import Sweep
+from tilelab.tunable import Roofline, TunableKernel
+
+GRID_TILES = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 192), (128, 256), (256, 128))
+
+
+def grid(dtype: str = "bf16") -> list[GemmConfig]:
+    """Return 96 configurations, good and bad: persistent tiles from 64 x 64 to 256 x 128, their rows 128 bytes."""
+    return [GemmConfig(block_m, block_n, 128 // ITEMSIZE[dtype], warps, stages, "persistent", epilogue_subtile=2)
+            for (block_m, block_n), warps, stages in itertools.product(GRID_TILES, (4, 8), range(2, 8))]
+
+
+@results.experiment("ch14_gemm_sweep", experiments.source)
+def measure_sweep():
+    """Measure every configuration of `grid` at 2048, 4096 and 8192 cubed."""
+    return [row for s in SQUARES for row in Sweep(grid(), GemmSpace(s, s, s)).finish()]
+
+
+def make_space(shape: tuple[int, ...], dtype: str, target: str | None) -> GemmSpace:
+    """Return the Space of a shape M,N,K; ValueError for another shape."""
+    if len(shape) != 3 or not 1 <= min(shape) <= max(shape) < 2**31:
+        raise ValueError(f"a shape is M,N,K, each at least 1 and below 2,147,483,648; it is {str(shape)[:60]}.")
+    return GemmSpace(*shape, dtype, compile_for=target)
+
+
+def _roofline(dtype: str) -> Roofline:
+    record = results.load("ceilings")
+    rows, gpu = {row["name"]: row for row in record["rows"]}, record["device"]["name"]
+    from_l2 = Rates().bytes_in * record["device"]["sms"] / 1e6  # TB/s, the model's for all SMs
+    flat = {f"cuBLAS bf16, {gpu}": rows["cuBLAS bf16"]["tflops"]} if dtype != "fp8" else {}
+    return Roofline("operations per byte that TMA fetches, FLOP/B", "tflops", "TFLOP/s",
+                    lambda config: 2 * config.block_m * config.block_n / (config.block_m + config.block_n)
+                    / ITEMSIZE[dtype],
+                    flat, {f"from L2, {from_l2:.0f} TB/s (model)": from_l2})  # DRAM's is no roof: tiles meet in L2
+
+
+def _list_set(which: str, dtype: str) -> list[GemmConfig]:
+    return list(configs(which, dtype).values())
+
+
+TUNABLE_KERNEL = TunableKernel(
+    name="GEMM: C = A B",
+    shapes={**{f"{s}³": (s, s, s) for s in SQUARES}, **{f"{m} × {n} × {k}": (m, n, k) for m, n, k in (
+        (64, 6144, 4096), (512, 6144, 4096), (4096, 28672, 4096))}},
+    dtypes=tuple(ITEMSIZE),
+    presets={"the field note's conservative 3": functools.partial(_list_set, "conservative"),
+             "the field note's proposed 6": functools.partial(_list_set, "proposed"),
+             "the course's 8": functools.partial(_list_set, "course"), "grid of 96": grid},
+    axes={"tile": lambda c: f"{c.block_m}×{c.block_n}",
+          "warps, stages": lambda c: f"{c.num_warps} warps, {c.num_stages} stage{'s' * (c.num_stages > 1)}",
+          "stages": lambda c: f"{c.num_stages} stage{'s' * (c.num_stages > 1)}",
+          "warps": lambda c: f"{c.num_warps} warps",
+          "tile, warps": lambda c: f"{c.block_m}×{c.block_n}, {c.num_warps} warps",
+          "K step": lambda c: f"BLOCK_K {c.block_k}", "kernel": lambda c: c.kernel},
+    space=make_space, load_record=lambda: results.load_record("ch14_gemm_sweep", experiments.source()),
+    roofline=_roofline)
