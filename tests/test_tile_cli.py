@@ -7,7 +7,7 @@ import pytest
 
 from ch10.tile_pipeline import __main__ as command
 from ch10.tile_pipeline import experiments
-from ch10.tile_pipeline.configs import configs
+from ch10.tile_pipeline.configs import DIMENSIONS, configs
 from tilelab import device, results
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
@@ -51,14 +51,14 @@ def test_no_kernel_for_ampere_is_two(capsys):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--shape", "6"], "--shape of copy is R,C, whole numbers from 1 to 2,147,450,880; here it is 6"),
-    (["--shape", "0,4"], "here it is 0,4"),
-    (["--shape", "4,x"], "here it is 4,x"),
-    (["--shape=-4,4"], "here it is -4,4"),
-    (["--op", "accumulate", "--shape", "4,4"], "--shape of accumulate is B,R,C, whole numbers .*; here it is 4,4"),
+    (["--shape", "6"], "--shape of copy must be R,C, each from 1 to 2,147,450,880; it is 6"),
+    (["--shape", "0,4"], "it is 0,4"),
+    (["--shape", "4,x"], "it is 4,x"),
+    (["--shape=-4,4"], "it is -4,4"),
+    (["--op", "accumulate", "--shape", "4,4"], "--shape of accumulate must be B,R,C, .*; it is 4,4"),
     (["--op", "scale"], "argument --op: invalid choice: 'scale'"),
-    (["--variant", "ringlet"], "--variant is one of single, .*best or all; here it is ringlet"),
-    (["--target", "sm_90"], "the target meant is sm_90a"),
+    (["--variant", "ringlet"], "unknown --variant ringlet; choose one of single, .*best, all"),
+    (["--target", "sm_90"], "choose sm_90a"),
     (["--fast"], "unrecognized arguments: --fast"),
 ])
 def test_bad_usage_is_one_line_and_two(capsys, arguments, message):
@@ -92,7 +92,7 @@ def test_a_wrong_result_is_one_and_not_timed(capsys, monkeypatch):
     monkeypatch.setattr(device, "current", lambda: H200)
     monkeypatch.setattr(experiments, "verify", lambda op, config, shape: {
         "status": "ok" if config.stages == 1 else "wrong", "reason": "", "error": 0.0})
-    monkeypatch.setattr(experiments, "against_torch", lambda op, chosen, shape: [
+    monkeypatch.setattr(experiments, "compare_with_torch", lambda op, chosen, shape: [
         {"name": name, "status": "ok", "reason": "", "ms": 1.0} for name in chosen])
     status, out, _ = run(capsys, "--json", "-", "--shape", "64,64")
     rows = json.loads(out)["rows"]
@@ -106,7 +106,7 @@ def test_a_wrong_result_is_one_and_not_timed(capsys, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", experiments.OPS)
 def test_it_measures(capsys, op):
-    shape = "4100,4100" if experiments.dimensions(op) == 2 else "4,2052,2052"
+    shape = "4100,4100" if DIMENSIONS[op] == 2 else "4,2052,2052"
     status, out, _ = run(capsys, "--op", op, "--shape", shape, "--json", "-")
     rows = json.loads(out)["rows"]
     assert status == 0 and all(row["status"] == "ok" and row["ratio"] > 0.1 and row["gbps"] > 0 for row in rows)

@@ -10,54 +10,49 @@ import ctypes
 import torch
 
 from ch10 import tile_pipeline
-from ch10.tile_pipeline import checks
 from ch10.tile_pipeline.configs import macros
-from tilelab import build, cuda, device, tensor_map
+from tilelab import build, cuda, operands, tensor_map
 
 
 def dump_job(box: tuple[int, int], itemsize: int, target: str) -> build.Job:
-    """The compilation of the kernel that shows a box of `box` elements of `itemsize` bytes."""
+    """Return the compilation of the kernel that dumps a box of `box` elements of `itemsize` bytes."""
     return build.Job(f"{tile_pipeline.SOURCE}:dump", {}, macros("dump", *box, itemsize, 128), target, 4,
                      smem_bytes=box[0] * box[1] * itemsize + 1024, name=f"dump {box[0]} × {box[1]} × {itemsize} B")
 
 
-def dump_box(x, row: int, column: int, box: tuple[int, int], swizzle: str = "none", fill: str = "zero") -> torch.Tensor:
-    """The bytes of shared memory, as uint8 on the GPU, after the box (rows, columns) whose first element is x[row,
-    column] has landed there. The box may stick out of x (R, C) on any side: `fill` is what lies outside.
+def check_corner(column: int, itemsize: int) -> None:
+    """Raise ValueError for a box that would start within a unit of 16 bytes."""
+    if column * itemsize % tile_pipeline.UNIT:
+        raise ValueError(f"column must be a multiple of {tile_pipeline.UNIT // itemsize} elements (16 bytes), or the "
+                         f"load is an illegal instruction; it is {column}.")
 
-    x is of a dtype in tilelab.tensor_map.DTYPES, and `column` starts at a multiple of 16 bytes. Rows of a swizzled box
-    are as long as the swizzle, which leaves no gaps. Raises ValueError for what it cannot take and
-    tilelab.device.Unsupported without TMA.
+
+def dump_box(x, row: int, column: int, box: tuple[int, int], swizzle: str = "none", fill: str = "zero") -> torch.Tensor:
+    """Load the box (rows, columns) whose first element is x[row, column], and return its bytes in shared memory.
+
+    The result is uint8 on the GPU. x (R, C) has a dtype in tilelab.tensor_map.DTYPES. The box may stick out of x on any
+    side; `fill` is what lies outside. Rows of a swizzled box must be as long as the swizzle, which leaves no gaps.
+    Raises ValueError for what the kernel cannot take and tilelab.device.Unsupported without TMA.
     """
-    checks.check_tensor("x", x, "R, C")
-    if x.dtype not in tensor_map.DTYPES:
-        raise ValueError(f"x holds {', '.join(str(dtype)[6:] for dtype in tensor_map.DTYPES)}; here it is "
-                         f"{str(x.dtype)[6:]}.")
-    if not isinstance(box, (tuple, list)) or len(box) != 2:
-        raise ValueError(f"a box has rows and columns; here it is {box!r}.")
-    box = tuple(box)
-    for name, value in (("row", row), ("column", column)):
-        if type(value) is not int or not -(1 << 31) <= value < 1 << 31:
-            raise ValueError(f"{name} must be a whole number of 32 bits; here it is {value!r}.")
-    checks.check_layout("x", x, box, swizzle, fill=fill)
-    if column * x.element_size() % tile_pipeline.UNIT:
-        raise ValueError("a box starts at a multiple of 16 bytes of its row "
-                         f"({tile_pipeline.UNIT // x.element_size()} elements), or the load is an illegal instruction; "
-                         f"here at column {column}.")
-    span, inner = tensor_map.SWIZZLES[swizzle], box[1] * x.element_size()
-    if span and inner != span:
-        raise ValueError(f"rows of a box with a swizzle of {swizzle} take {span} bytes here; {box[1]} elements take "
-                         f"{inner}.")
-    checks.check_gpu(x, "ch10.tile_pipeline.box_dump.dump_job")
-    what = dump_job(box, x.element_size(), device.current().target)
-    found = torch.zeros(box[0] * inner, dtype=torch.uint8, device=x.device)
-    args = [tensor_map.make_tensor_map(x, box, swizzle=swizzle, fill=fill), found, ctypes.c_int(column), ctypes.c_int(row)]
-    cuda.launch(tile_pipeline.compiled("dump", what.constants), 1, 128, args, what.smem_bytes)
+    operands.require_tensor("x", x, "dump_box", dtype=tuple(tensor_map.DTYPES), ndim=2)
+    operands.require_rows("x", x, tile_pipeline.UNIT)
+    tensor_map.check_describable(x.shape, x.stride(), x.element_size(), x.data_ptr(), box, swizzle=swizzle, fill=fill,
+                                 floating=x.is_floating_point())
+    check_corner(column, x.element_size())
+    width, row_bytes = tensor_map.SWIZZLES[swizzle], box[1] * x.element_size()
+    if width and row_bytes != width:
+        raise ValueError(f"rows of a box with a swizzle of {swizzle} must take {width} bytes; they take {row_bytes}.")
+    operands.require_gpu(x, "a copy by tensor map", "has_tma", "compile it with dump_job and read its SASS")
+    job = dump_job(box, x.element_size(), "sm_90a")
+    found = torch.zeros(box[0] * row_bytes, dtype=torch.uint8, device=x.device)
+    arguments = [tensor_map.make_tensor_map(x, box, swizzle=swizzle, fill=fill), found, ctypes.c_int(column),
+                 ctypes.c_int(row)]
+    cuda.launch(tile_pipeline.load_kernel("dump", job.constants), 1, 128, arguments, job.smem_bytes)
     return found
 
 
 def box_spec(x, row: int, column: int, box: tuple[int, int], fill: str = "zero") -> torch.Tensor:
-    """x (R, C) -> box: what a box holds whose first element is x[row, column], with `fill` outside of x."""
+    """Return the box whose first element is x[row, column], with `fill` outside of x (R, C)."""
     found = torch.full(box, float("nan") if fill == "nan" else 0, dtype=x.dtype, device=x.device)
     top, left = max(row, 0), max(column, 0)
     bottom, right = (max(low, min(first + extent, size)) for low, first, extent, size in
@@ -66,7 +61,7 @@ def box_spec(x, row: int, column: int, box: tuple[int, int], fill: str = "zero")
     return found
 
 
-def unswizzled(found: torch.Tensor, dtype: torch.dtype, box: tuple[int, int], swizzle: str) -> torch.Tensor:
-    """The box, row by row, from the bytes that `dump_box` found, as tilelab.tensor_map.swizzle_offset says they lie."""
+def undo_swizzle(found: torch.Tensor, dtype: torch.dtype, box: tuple[int, int], swizzle: str) -> torch.Tensor:
+    """Return the box, row by row, from the bytes of `dump_box`, as tilelab.tensor_map.swizzle_offset places them."""
     order = tensor_map.swizzle_offset(torch.arange(found.numel(), device=found.device), swizzle)
     return found[order].view(dtype).view(box)

@@ -1,27 +1,34 @@
-"""How `ch10.tile_pipeline` cuts its tensors: what a TileConfig may be, what it needs, the course's choices."""
+"""How `ch10.tile_pipeline` cuts its tensors: the fields of a TileConfig, their limits, and the course's choices."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilelab import tensor_map
+from tilelab import operands, tensor_map
 
 KERNELS = {"copy": "tile_copy", "stencil": "stencil", "transpose": "transpose", "add_shared": "add_shared",
            "accumulate": "accumulate"}  # by operation
+DIMENSIONS = {"copy": 2, "stencil": 2, "transpose": 2, "add_shared": 3, "accumulate": 3}  # of x
 PRODUCERS = ("thread", "warp")
 RINGS = ("copy", "stencil", "accumulate")
-MOST_STAGES, MOST_SPAN = 6, 64
+MAX_STAGES = 6
+LIMITS = {"rows": (1, 256), "columns": (1, 256), "threads": (32, 1024), "stages": (1, MAX_STAGES),
+          "tiles_per_cta": (1, 64), "raster": (1, 32)}
+CHOICES = {"producer": PRODUCERS, "swizzle": tuple(tensor_map.SWIZZLES), "block": (1, 4), "cluster": (1, 2, 4),
+           "l2_promotion": tensor_map.PROMOTIONS}
+# Fields that only some operations have; elsewhere they keep their defaults.
+OWN_FIELDS = {"stages": RINGS, "tiles_per_cta": RINGS, "producer": ("stencil",), "cluster": ("add_shared",),
+              "swizzle": ("transpose",), "block": ("transpose",), "raster": ("transpose",)}
 
 
 @dataclass(frozen=True)
 class TileConfig:
-    """How a kernel cuts its tensors: tiles of `rows` x `columns` results, `span` neighbours a CTA of `threads`, through
-    a ring of `stages`.
+    """How a kernel cuts its tensors: tiles of `rows` x `columns` results and `threads` per CTA.
 
-    The stencil's `producer` is one of its computing threads or a warp of its own, on top of `threads`. The
-    transpose has boxes as wide as its `swizzle` (without one, 128 bytes), `block` x `block` elements a thread, and
-    walks bands `raster` tiles tall. In add_shared `cluster` CTAs share a tile. `l2_promotion` is how much of a row
-    L2 fetches at once.
+    A CTA moves `tiles_per_cta` neighbours through a ring of `stages`. The stencil's `producer` is one of its computing
+    threads, or a warp on top of `threads`. The transpose has boxes as wide as its `swizzle` (without one, 128 bytes),
+    turns `block` x `block` elements per thread at a time, and walks along bands `raster` tiles tall. In add_shared,
+    `cluster` CTAs share a tile of y. `l2_promotion` is how much of a row L2 fetches at once.
     """
 
     op: str
@@ -29,7 +36,7 @@ class TileConfig:
     columns: int
     threads: int = 32
     stages: int = 1
-    span: int = 1
+    tiles_per_cta: int = 1
     producer: str = "thread"
     swizzle: str = "none"
     block: int = 1
@@ -38,57 +45,50 @@ class TileConfig:
     l2_promotion: str = "128B"
 
     def __post_init__(self):
-        if not isinstance(self.op, str) or self.op not in KERNELS:
-            raise ValueError(f"the operations are {', '.join(KERNELS)}; here it is {self.op!r}.")
-        for name, least, most in (("rows", 1, 256), ("columns", 1, 256), ("threads", 32, 1024),
-                                  ("stages", 1, MOST_STAGES), ("span", 1, MOST_SPAN), ("raster", 1, 32)):
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= most:
-                raise ValueError(f"{name} must be a whole number from {least} to {most}; here it is {value!r}.")
-        for name, allowed in (("producer", PRODUCERS), ("swizzle", tuple(tensor_map.SWIZZLES)), ("block", (1, 4)),
-                              ("cluster", (1, 2, 4)), ("l2_promotion", tensor_map.PROMOTIONS)):
-            value = getattr(self, name)
-            if type(value) is not type(allowed[0]) or value not in allowed:
-                raise ValueError(f"{name} is one of {', '.join(map(str, allowed))}; here it is {value!r}.")
+        if self.op not in KERNELS:
+            raise ValueError(f"unknown operation {self.op!r}; choose {', '.join(KERNELS)}.")
+        for name, (smallest, largest) in LIMITS.items():
+            if not smallest <= getattr(self, name) <= largest:
+                raise ValueError(f"{name} must be from {smallest} to {largest}; it is {getattr(self, name)!r}.")
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be {' or '.join(map(str, allowed))}; it is {getattr(self, name)!r}.")
         if self.threads % 32:
-            raise ValueError(f"threads must be a multiple of 32; here it is {self.threads}.")
-        for names, ops in ((("stages", "span"), RINGS), (("producer",), ("stencil",)),
-                           (("cluster",), ("add_shared",)), (("swizzle", "block", "raster"), ("transpose",))):
-            for name in names:
-                if self.op not in ops and getattr(self, name) not in (1, "thread", "none"):
-                    raise ValueError(f"only {' and '.join(ops)} can choose {name}; here {self.op} has "
-                                     f"{getattr(self, name)!r}.")
-        getattr(self, f"_check_{self.op}", lambda: None)()
+            raise ValueError(f"threads must be a multiple of 32; it is {self.threads}.")
+        for name, ops in OWN_FIELDS.items():
+            if self.op not in ops and getattr(self, name) != getattr(TileConfig, name):
+                raise ValueError(f"{name} is for {' and '.join(ops)}; {self.op} has {getattr(self, name)!r}.")
+        if self.op == "stencil":
+            self._check_stencil()
+        elif self.op == "transpose":
+            self._check_transpose()
+        elif self.rows % self.cluster or self.rows * self.columns * 4 // self.cluster % 128 and self.op == "add_shared":
+            raise ValueError("each CTA of a cluster must load an equal number of rows, a multiple of 128 bytes; "
+                             f"{self.cluster} CTAs share {self.rows} x {self.columns}.")
 
     def _check_stencil(self):
-        if self.columns % 32 or self.columns > 224 or self.rows > 254:  # a box, halo included, has at most 256
-            raise ValueError("the stencil's tiles are 1 to 254 rows and a multiple of 32 up to 224 columns; "
-                             f"here they are {self.rows} x {self.columns}.")
+        if self.columns % 32 or self.columns > 224 or self.rows > 254:  # a box, with its halo, is at most 256 x 256
+            raise ValueError("the stencil's tiles must have up to 254 rows and 32, 64, ... or 224 columns; they are "
+                             f"{self.rows} x {self.columns}.")
         if self.threads % self.columns or self.rows % (self.threads // self.columns):
-            raise ValueError("the stencil's threads are a multiple of its columns, and the rows a multiple of that; "
-                             f"here are {self.threads} threads for {self.rows} x {self.columns}.")
+            raise ValueError("the stencil's threads must be a multiple of its columns, and rows a multiple of that; "
+                             f"{self.threads} threads compute {self.rows} x {self.columns}.")
         if self.block_threads > 1024:
-            raise ValueError(f"a block has at most 1,024 threads; here are {self.threads} and a producer's warp.")
+            raise ValueError(f"a block has at most 1,024 threads; it has {self.threads} and a producer warp.")
 
     def _check_transpose(self):
         if self.rows != self.columns or self.rows % 32:
-            raise ValueError("the transpose's tiles are squares of a multiple of 32; "
-                             f"here they are {self.rows} x {self.columns}.")
-        held, most = self.rows * self.columns // self.threads, min(128, 65536 // self.threads - 40)
-        if held > most:  # the tile is turned in registers
-            raise ValueError(f"a thread of the transpose holds at most {most} elements; here {self.threads} threads "
-                             f"hold {held} each: take more or a smaller tile.")
-
-    def _check_add_shared(self):
-        share = self.rows * self.columns * 4 // self.cluster
-        if self.rows % self.cluster or share % 128:
-            raise ValueError("each CTA of a cluster loads an equal number of whole rows, together a multiple of 128 "
-                             f"bytes; here {self.cluster} share {self.rows} x {self.columns}.")
+            raise ValueError(f"the transpose's tiles must be squares of a multiple of 32; they are {self.rows} x "
+                             f"{self.columns}.")
+        elements, largest = self.rows * self.columns // self.threads, min(128, 65536 // self.threads - 40)
+        if elements > largest:  # the tile is turned in registers
+            raise ValueError(f"a thread of the transpose can hold {largest} elements; {self.threads} threads hold "
+                             f"{elements} each: take more threads or a smaller tile.")
 
     def __str__(self):
         parts = [f"{self.op} {self.rows} × {self.columns}, {self.threads} threads"]
         if self.op in RINGS:
-            parts += [f"{self.stages} stage{'s' * (self.stages > 1)}", f"span {self.span}"]
+            parts += [f"{self.stages} stage{'s' * (self.stages > 1)}", f"span {self.tiles_per_cta}"]
         if self.op == "stencil":
             parts.append(f"a {self.producer} loads")
         if self.op == "transpose":
@@ -101,62 +101,62 @@ class TileConfig:
 
     @property
     def block_threads(self) -> int:
-        """Threads of a block, a producer's warp included."""
+        """Threads of a block, including a producer warp."""
         return self.threads + 32 * (self.producer == "warp")
 
     def box(self, itemsize: int = 4) -> tuple[int, int]:
-        """Rows and columns of the box that one load of x takes."""
-        if self.op == "stencil":  # a row, and a unit of 16 bytes, more on each side
+        """Return the rows and columns of the box that one load of x brings."""
+        if self.op == "stencil":  # one row and one unit of 16 bytes more on each side
             return self.rows + 2, self.columns + 8
         if self.op == "transpose":
             return self.rows, (tensor_map.SWIZZLES[self.swizzle] or 128) // itemsize
         return self.rows, self.columns
 
     def smem_bytes(self, itemsize: int = 4) -> int:
-        """Dynamic shared memory of a block, for elements of `itemsize` bytes."""
-        if self.op == "transpose":  # and room to start at a multiple of 1,024
+        """Return the dynamic shared memory of a block in bytes, for elements of `itemsize` bytes."""
+        if self.op == "transpose":  # with room to start at a multiple of 1,024
             return self.rows * self.columns * itemsize + 1024
         rows, columns = self.box(itemsize)
         return (2 if self.op == "add_shared" else self.stages) * (-(-rows * columns * itemsize // 128) * 128)
 
     def tiles(self, shape) -> tuple[int, int]:
-        """Tiles across and down a matrix of x, which has this shape."""
+        """Return the number of tiles across and down a matrix of x, which has this shape."""
         return -(-shape[-1] // self.columns), -(-shape[-2] // self.rows)
 
     def blocks(self, shape) -> int:
-        """CTAs of a launch for x of this shape."""
-        wide, tall = self.tiles(shape)
+        """Return the number of CTAs of a launch for x of this shape."""
+        across, down = self.tiles(shape)
         batches = -(-shape[0] // self.cluster) * self.cluster if len(shape) == 3 else 1
-        return -(-wide // self.span) * tall * batches
+        return -(-across // self.tiles_per_cta) * down * batches
 
     def constants(self, itemsize: int = 4) -> dict:
-        """What tile_pipeline.cu is compiled with."""
+        """Return the macros with which tile_pipeline.cu is compiled."""
         return macros(KERNELS[self.op], self.rows, self.columns, itemsize, self.threads, STAGES=self.stages,
-                      SPAN=self.span, PRODUCER=PRODUCERS.index(self.producer),
+                      TILES_PER_CTA=self.tiles_per_cta, PRODUCER=PRODUCERS.index(self.producer),
                       SWIZZLE=tensor_map.SWIZZLES[self.swizzle], BLOCK=self.block, RASTER=self.raster,
                       CLUSTER=self.cluster)
 
 
-def macros(kernel: str, rows: int, columns: int, itemsize: int, threads: int, **rest) -> dict:
-    """What tile_pipeline.cu is compiled with: of the rest, what is not given is one, or none."""
-    plain = {"STAGES": 1, "SPAN": 1, "PRODUCER": 0, "SWIZZLE": 0, "BLOCK": 1, "RASTER": 1, "CLUSTER": 1}
+def macros(kernel: str, rows: int, columns: int, itemsize: int, threads: int, **others) -> dict:
+    """Return the macros of a kernel in tile_pipeline.cu; `others` replace their defaults."""
+    defaults = {"STAGES": 1, "TILES_PER_CTA": 1, "PRODUCER": 0, "SWIZZLE": 0, "BLOCK": 1, "RASTER": 1, "CLUSTER": 1}
     return {"KERNEL": kernel.upper(), "ROWS": rows, "COLUMNS": columns, "ITEMSIZE": itemsize, "THREADS": threads,
-            **plain, **rest}
+            **defaults, **others}
 
 
-# The course's choice of each kind; the first of each operation is the one taken for "best".
+# The first variant of each operation is "best".
 VARIANTS = {
     "copy": {
         "single": TileConfig("copy", 2, 256),
-        "pair": TileConfig("copy", 1, 256, stages=2, span=2),
-        "ring": TileConfig("copy", 8, 256, stages=4, span=8),
-        "square": TileConfig("copy", 32, 32, stages=2, span=2),
+        "pair": TileConfig("copy", 1, 256, stages=2, tiles_per_cta=2),
+        "ring": TileConfig("copy", 8, 256, stages=4, tiles_per_cta=8),
+        "square": TileConfig("copy", 32, 32, stages=2, tiles_per_cta=2),
     },
     "stencil": {
         "single": TileConfig("stencil", 32, 128, 256),
         "warp": TileConfig("stencil", 32, 128, 256, producer="warp"),
-        "ring": TileConfig("stencil", 32, 128, 256, stages=2, span=4),
-        "ring_warp": TileConfig("stencil", 32, 128, 256, stages=2, span=4, producer="warp"),
+        "ring": TileConfig("stencil", 32, 128, 256, stages=2, tiles_per_cta=4),
+        "ring_warp": TileConfig("stencil", 32, 128, 256, stages=2, tiles_per_cta=4, producer="warp"),
     },
     "transpose": {
         "swizzled": TileConfig("transpose", 64, 64, 256, swizzle="128B", block=4, raster=2, l2_promotion="256B"),
@@ -172,28 +172,23 @@ VARIANTS = {
     },
     "accumulate": {
         "single": TileConfig("accumulate", 2, 256),
-        "pair": TileConfig("accumulate", 1, 256, stages=2, span=2),
-        "ring": TileConfig("accumulate", 4, 256, stages=4, span=8),
+        "pair": TileConfig("accumulate", 1, 256, stages=2, tiles_per_cta=2),
+        "ring": TileConfig("accumulate", 4, 256, stages=4, tiles_per_cta=8),
     },
 }
 
 
-def configs(op: str) -> dict[str, TileConfig]:
-    """The variants of `op`, a key of KERNELS, by name; the best first."""
-    if not isinstance(op, str) or op not in VARIANTS:
-        raise ValueError(f"the operations are {', '.join(KERNELS)}; here it is {op!r}.")
+def configs(op: str = "copy") -> dict[str, TileConfig]:
+    """Return the variants of an operation by name, the best first."""
+    if op not in VARIANTS:
+        raise ValueError(f"unknown operation {op!r}; choose {', '.join(VARIANTS)}.")
     return VARIANTS[op]
 
 
-def chosen(op: str, config) -> TileConfig:
-    """The TileConfig that `config`, a variant's name, "best" or a TileConfig, means for `op`; ValueError else."""
+def choose_config(op: str, config: str | TileConfig) -> TileConfig:
+    """Return the configuration of `op` that `config` stands for: itself, a variant's name, or "best"."""
     named = configs(op)
-    if isinstance(config, TileConfig):
-        if config.op != op:
-            raise ValueError(f"a TileConfig of {op} is wanted; here is one of {config.op}.")
-        return config
-    if config == "best":
-        return next(iter(named.values()))
-    if not isinstance(config, str) or config not in named:
-        raise ValueError(f"the variants of {op} are best, {', '.join(named)}, or a TileConfig; here it is {config!r}.")
-    return named[config]
+    config = operands.choose_config(config, named, TileConfig, lambda: next(iter(named.values())))
+    if config.op != op:
+        raise ValueError(f"config must be for {op}; it is for {config.op}.")
+    return config

@@ -1,6 +1,6 @@
 """The measurements behind the notebook `ch10_tile_pipeline`.
 
-Each experiment returns a tilelab.results.Record: measured here and now on a GPU with TMA, else the recorded one.
+Each experiment returns a tilelab.results.Record: measured now on a GPU with TMA, else the recorded one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import threading
 import torch
 
 from ch10 import tile_pipeline
-from ch10.tile_pipeline import box_dump, checks, reference
-from ch10.tile_pipeline.configs import KERNELS, MOST_STAGES, PRODUCERS, TileConfig, configs
+from ch10.tile_pipeline import box_dump
+from ch10.tile_pipeline.configs import DIMENSIONS, KERNELS, MAX_STAGES, PRODUCERS, TileConfig, configs
 from tilelab import bench, build, check, device, results, tensor_map
 
 OPS = tuple(KERNELS)
@@ -26,24 +26,19 @@ RAGGED = {2: ((1, 1), (3, 5), (33, 31), (64, 64), (100, 1000), (257, 513), (1000
           3: ((1, 5, 9), (3, 33, 70), (5, 64, 256), (7, 100, 513))}  # by dimensions
 DUMP_ROWS = 24
 QUICK = {"rounds": 8, "warm_s": 0, "burst_ms": 2}
-STAGES = range(1, MOST_STAGES + 1)
+STAGES = range(1, MAX_STAGES + 1)
 
 
 def source(*things) -> str:
-    """Hash of what is measured, and of what an experiment runs beside it."""
-    return results.source_hash(tile_pipeline, tile_pipeline.SOURCE.with_name("configs.py"), checks, reference,
-                               tile_pipeline.SOURCE, tensor_map, *things)
+    """Return the hash of the code that is measured, and of `things` that an experiment runs beside it."""
+    return results.source_hash(tile_pipeline, tile_pipeline.SOURCE.with_name("configs.py"), tile_pipeline.SOURCE,
+                               tensor_map, *things)
 
 
-def dimensions(op: str) -> int:
-    """Of x: 2 or 3."""
-    return len(checks.DIMENSIONS[op].split(", "))
-
-
-def every(op: str) -> dict[str, TileConfig]:
-    """The variants of `op`, and small tiles with every ring, producer, swizzle and cluster there is."""
-    small = {"copy": [TileConfig("copy", 4, 64, stages=stages, span=7) for stages in STAGES],
-             "accumulate": [TileConfig("accumulate", 4, 64, stages=stages, span=7) for stages in STAGES],
+def all_configs(op: str) -> dict[str, TileConfig]:
+    """Return the variants of `op`, and small tiles with each ring, producer, swizzle and cluster."""
+    small = {"copy": [TileConfig("copy", 4, 64, stages=stages, tiles_per_cta=7) for stages in STAGES],
+             "accumulate": [TileConfig("accumulate", 4, 64, stages=stages, tiles_per_cta=7) for stages in STAGES],
              "stencil": [TileConfig("stencil", 8, 32, 64, stages, 7, producer)
                          for stages in STAGES for producer in PRODUCERS],
              "transpose": [TileConfig("transpose", tile, tile, 96, swizzle=swizzle, block=block, raster=3)
@@ -52,62 +47,56 @@ def every(op: str) -> dict[str, TileConfig]:
     return {**configs(op), **{str(config): config for config in small[op]}}
 
 
-_compiling = threading.Lock()  # experiments side by side want the same kernels: the second finds them made
+_compile_lock = threading.Lock()  # experiments that run side by side want the same kernels
 
 
-def _compile(chosen) -> None:
-    with _compiling:
-        build.compile_ahead([tile_pipeline.job(config, device.current().target) for config in chosen])
+def _compile(configs) -> None:
+    with _compile_lock:
+        build.compile_ahead([tile_pipeline.job(config, device.current().target) for config in configs])
 
 
-def _compile_every() -> None:
-    _compile([config for op in OPS for config in every(op).values()])
+def _compile_all() -> None:
+    _compile([config for op in OPS for config in all_configs(op).values()])
 
 
-# ---- right or wrong
+# ---- correctness
 
 
-def random(shape: tuple[int, ...], dtype=torch.float32) -> torch.Tensor:
-    """Random elements on the GPU, normal or any bits."""
+def make_random(shape: tuple[int, ...], dtype=torch.float32) -> torch.Tensor:
+    """Return normal numbers on the GPU, or random bits of an integer dtype."""
     if dtype.is_floating_point:
         return torch.randn(shape, device="cuda").to(dtype)
     bits = torch.randint(0, 256, (*shape[:-1], shape[-1] * dtype.itemsize), device="cuda", dtype=torch.uint8)
     return bits.view(dtype)
 
 
-def guarded(shape: tuple[int, ...], dtype=torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
-    """A random buffer, and a view of `shape` inside it that has other elements on all sides."""
+def make_guarded(shape: tuple[int, ...], dtype=torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a random buffer, and a view of `shape` inside it that has other elements on all sides."""
     unit = max(1, tile_pipeline.UNIT // dtype.itemsize)
     *outer, rows, columns = shape
-    buffer = random((*outer, rows + 4, (-(-columns // unit) + 2) * unit), dtype)
+    buffer = make_random((*outer, rows + 4, (-(-columns // unit) + 2) * unit), dtype)
     return buffer, buffer[..., 2:-2, unit:unit + columns]
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of a shape and dtype hold the same bits."""
-    a, b = (torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor) for tensor in (a, b))
-    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-
-
-def _expected(op: str, x, y, fill: str) -> torch.Tensor:
-    if op == "stencil":
-        return reference.stencil_spec(x, CENTRE, EDGE, fill)
-    if op == "add_shared":
-        return reference.add_shared_spec(x, y)
-    return getattr(reference, f"{op}_spec")(x)
+    """Return whether two tensors of one shape and dtype hold the same bits."""
+    return torch.equal(*(tensor.contiguous().view(torch.uint8) for tensor in (a, b)))
 
 
 def verify(op: str, config, shape: tuple[int, ...], dtype=torch.float32, fill: str = "zero") -> dict:
-    """{status, reason, error}: fresh random elements, every result and what lies around the output.
+    """Return {status, reason, error} of a run on fresh random data; memory around the output counts, too.
 
-    Bits for copy and transpose; else `check.relative_error` against float64, and NaN exactly where it belongs.
+    Copy and transpose must keep all bits. The others have a `check.relative_error` against float64, and must have NaN
+    exactly where the spec has it.
     """
-    x, y = guarded(shape, dtype)[1], guarded(shape[1:], dtype)[1] if op == "add_shared" else None
-    expected = _expected(op, x, y, fill)
-    buffer, out = guarded(tuple(expected.shape), dtype)
+    arguments = {"y": make_guarded(shape[1:], dtype)[1]} if op == "add_shared" else {}
+    arguments |= {"centre": CENTRE, "edge": EDGE, "fill": fill} if op == "stencil" else {}
+    x = make_guarded(shape, dtype)[1]
+    expected = tile_pipeline.spec(op, x, **arguments)
+    buffer, out = make_guarded(tuple(expected.shape), dtype)
     out.copy_(torch.full_like(out, float("inf")) if dtype.is_floating_point else ~expected)
     before = buffer.clone()
-    tile_pipeline.prepare(op, x, out, y=y, centre=CENTRE, edge=EDGE, fill=fill, config=config)()
+    tile_pipeline.prepare(op, x, **arguments, out=out, config=config)()
     torch.cuda.synchronize()
     unit = max(1, tile_pipeline.UNIT // dtype.itemsize)
     before[..., 2:-2, unit:unit + out.shape[-1]] = out
@@ -118,10 +107,10 @@ def verify(op: str, config, shape: tuple[int, ...], dtype=torch.float32, fill: s
         if not same_bits(out, expected):
             reason = f"{int((out != expected).sum())} elements differ"
     elif not torch.equal(out.isnan(), expected.isnan()):
-        reason = f"{int((out.isnan() != expected.isnan()).sum())} elements are NaN that should not be, or the reverse"
+        reason = f"{int((out.isnan() != expected.isnan()).sum())} elements are NaN in out or in the spec alone"
     else:
         error = check.relative_error(*(torch.where(expected.isnan(), 0.0, tensor) for tensor in (out, expected)))
-        # A sum of many in any order: rounding adds up.
+        # Rounding adds up in a sum of many terms in any order.
         tolerance = check.TOLERANCE[dtype] * max(1.0, shape[0] / 8 if op == "accumulate" else 1.0)
         if error > tolerance:
             reason = f"the error {error:.1e} is above {tolerance:.1e}"
@@ -129,11 +118,10 @@ def verify(op: str, config, shape: tuple[int, ...], dtype=torch.float32, fill: s
 
 
 def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
-    """Every operation on small and ragged cases, or every so-manyth, for a sanitizer to watch; AssertionError when one
-    is wrong."""
-    wrong, cases = [], [(op, name, config) for op in OPS for name, config in every(op).items()]
+    """Run every `shares`-th configuration on small, ragged shapes under a sanitizer; AssertionError if one is wrong."""
+    wrong, cases = [], [(op, name, config) for op in OPS for name, config in all_configs(op).items()]
     for op, name, config in cases[share::shares]:
-        for shape in ((33, 31), (100, 260)) if dimensions(op) == 2 else ((3, 33, 70), (5, 10, 256)):
+        for shape in ((33, 31), (100, 260)) if DIMENSIONS[op] == 2 else ((3, 33, 70), (5, 10, 256)):
             row = verify(op, config, shape)
             wrong += [f"{name} {shape}: {row['reason']}"] if row["status"] != "ok" else []
     if wrong:
@@ -141,15 +129,14 @@ def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
 
 
 @results.experiment("ch10_tile_check", source)
-def checked():
-    """Every operation with every ring, producer, swizzle and cluster on ragged shapes: the number of cases, the largest
-    error, what was wrong."""
-    _compile_every()
+def check_correctness():
+    """Check every operation with each ring, producer, swizzle and cluster on ragged shapes."""
+    _compile_all()
     rows = []
     for op in OPS:
-        for name, config in every(op).items():
+        for name, config in all_configs(op).items():
             fills = tensor_map.FILLS if op == "stencil" else ("zero",)
-            cases = [verify(op, config, shape, fill=fill) for shape in RAGGED[dimensions(op)] for fill in fills]
+            cases = [verify(op, config, shape, fill=fill) for shape in RAGGED[DIMENSIONS[op]] for fill in fills]
             wrong = [case for case in cases if case["status"] != "ok"]
             rows.append({"op": op, "name": name, "config": str(config), "cases": len(cases),
                          "error": max(case["error"] or 0 for case in cases),
@@ -157,32 +144,31 @@ def checked():
     return rows
 
 
-def dump_boxes(dtype) -> dict[str, tuple[int, int]]:
-    """The box that is looked at for each swizzle: rows as long as the swizzle, or of 128 bytes."""
-    return {swizzle: (DUMP_ROWS, (span or 128) // dtype.itemsize) for swizzle, span in tensor_map.SWIZZLES.items()}
+def dump_shapes(dtype) -> dict[str, tuple[int, int]]:
+    """Return the box that is dumped for each swizzle: rows as long as the swizzle, or of 128 bytes."""
+    return {swizzle: (DUMP_ROWS, (width or 128) // dtype.itemsize) for swizzle, width in tensor_map.SWIZZLES.items()}
 
 
 @results.experiment("ch10_tile_dump", lambda: source(box_dump))
-def dumped():
-    """Where each byte of a box lies in shared memory, and what fills it outside of the tensor, against
-    tilelab.tensor_map.swizzle_offset: boxes inside, over each edge and outside, of every element and swizzle."""
-    here = device.current().target
-    jobs = [box_dump.dump_job(box, dtype.itemsize, here) for dtype in tensor_map.DTYPES
-            for box in dump_boxes(dtype).values()]
+def check_dumps():
+    """Compare where each byte of a box lies in shared memory with tilelab.tensor_map.swizzle_offset: boxes inside the
+    tensor, over each edge and outside, for each dtype, swizzle and fill."""
+    target = device.current().target
+    jobs = [box_dump.dump_job(box, dtype.itemsize, target) for dtype in tensor_map.DTYPES
+            for box in dump_shapes(dtype).values()]
     build.compile_ahead({job.name: job for job in jobs}.values())
     rows = []
     for dtype in tensor_map.DTYPES:
-        x = random((61, 160), dtype)[:, :155]  # ends within a unit of 16 bytes
-        for swizzle, box in dump_boxes(dtype).items():
+        x = make_random((61, 160), dtype)[:, :155]  # rows end within a unit of 16 bytes
+        for swizzle, box in dump_shapes(dtype).items():
             unit = tile_pipeline.UNIT // dtype.itemsize
             corners = itertools.product((-DUMP_ROWS - 1, -3, 5, 50, 70),
                                         (-box[1], -unit, 0, unit, 160 - unit, 155 // unit * unit, 170 // unit * unit))
+            fills = tensor_map.FILLS if dtype.is_floating_point else ("zero",)
             cases, wrong = 0, []
-            for (row, column), fill in itertools.product(corners, tensor_map.FILLS):
-                if fill == "nan" and not dtype.is_floating_point:
-                    continue
-                found = box_dump.unswizzled(box_dump.dump_box(x, row, column, box, swizzle, fill), dtype, box,
-                                             swizzle)
+            for (row, column), fill in itertools.product(corners, fills):
+                found = box_dump.dump_box(x, row, column, box, swizzle, fill)
+                found = box_dump.undo_swizzle(found, dtype, box, swizzle)
                 expected, cases = box_dump.box_spec(x, row, column, box, fill), cases + 1
                 if not bool(((found == expected) | ((found != found) & (expected != expected))).all()):
                     wrong.append(f"the box at ({row}, {column}) filled with {fill}")
@@ -191,187 +177,185 @@ def dumped():
     return rows
 
 
-@results.experiment("ch10_tile_sanitizer", lambda: source(), can_run=check.can_sanitize)
-def sanitized():
-    """What compute-sanitizer finds in `sanitizer_cases`, tool by tool."""
-    _compile_every()  # a tool has one CPU, and would compile them one after the other
+@results.experiment("ch10_tile_sanitizer", source, can_run=check.can_sanitize)
+def run_sanitizers():
+    """Run each tool of compute-sanitizer on `sanitizer_cases`."""
+    _compile_all()  # a tool has one CPU, and would compile them one after the other
     return check.sanitize("ch10.tile_pipeline.experiments", shares=4)
 
 
 # ---- speed
 
 
-def moved(op: str, shape: tuple[int, ...]) -> int:
-    """Bytes that `op` has to read and write, float32."""
+def bytes_moved(op: str, shape: tuple[int, ...]) -> int:
+    """Return the bytes that `op` must read and write for x of this shape, float32."""
     *batch, rows, columns = shape
-    count = {"add_shared": lambda b: 2 * b + 1, "accumulate": lambda b: b + 1}.get(op, lambda: 2)(*batch)
-    return count * rows * columns * 4
+    matrices = {"add_shared": lambda b: 2 * b + 1, "accumulate": lambda b: b + 1}.get(op, lambda: 2)(*batch)
+    return matrices * rows * columns * 4
 
 
-def _inputs(op: str, shape: tuple[int, ...]):
+def _input_maker(op: str, shape: tuple[int, ...]):
     def padded(shape):
-        tensor = tile_pipeline.empty(shape, torch.float32, "cuda")
-        return tensor.copy_(torch.randn(shape, device="cuda"))
+        return tile_pipeline.empty_padded(shape, torch.float32, "cuda").normal_()
 
     def make():
-        x = padded(shape)
-        out = tile_pipeline.empty(checks.result_shape(op, x), x.dtype, "cuda")
-        return [x, out] + ([padded(shape[1:])] if op == "add_shared" else [])
+        out = tile_pipeline.empty_padded(tile_pipeline.result_shape(op, shape), torch.float32, "cuda")
+        return [padded(shape), out] + ([padded(shape[1:])] if op == "add_shared" else [])
 
     return make
 
 
 def _flat_copy(x, out):
-    """torch's copy of as many bytes, contiguous, in the same memory."""
-    count = x.numel()
-    source, target = (tensor.as_strided((count,), (1,)) for tensor in (x, out))
+    """Copy as many bytes with torch, contiguous, in the same memory."""
+    source, target = (tensor.as_strided((x.numel(),), (1,)) for tensor in (x, out))
     return lambda: target.copy_(source)
 
 
-def _slices(x, out):
-    def launched():
+def _stencil_of_slices(x, out):
+    def run():
         torch.mul(x, CENTRE, out=out)
         for here, there in (((slice(1, None),), (slice(None, -1),)),
                             ((slice(None), slice(1, None)), (slice(None), slice(None, -1)))):
             out[here].add_(x[there], alpha=EDGE)
             out[there].add_(x[here], alpha=EDGE)
 
-    return launched
+    return run
 
 
-def torch_s(op: str) -> dict:
-    """What torch has for `op`: candidates by name, the peer first."""
-    own = {"copy": {}, "stencil": {"torch slices": _slices},
+def torch_candidates(op: str) -> dict:
+    """Return torch's ways to compute `op` by name, the peer first."""
+    own = {"copy": {}, "stencil": {"torch slices": _stencil_of_slices},
            "transpose": {"torch x.T copy_": lambda x, out: lambda: out.copy_(x.T)},
            "add_shared": {"torch add": lambda x, out, y: lambda: torch.add(x, y, out=out)},
            "accumulate": {"torch sum": lambda x, out: lambda: torch.sum(x, 0, out=out)}}[op]
     return ({PEER[op]: _flat_copy} if PEER[op] == "torch copy_" else {}) | own
 
 
-def _launcher(op: str, config):
-    return lambda x, out, y=None: tile_pipeline.prepare(op, x, out, y=y, centre=CENTRE, edge=EDGE, config=config)
-
-
-def against_torch(op: str, chosen: dict[str, TileConfig], shape: tuple[int, ...], **timing) -> list[dict]:
-    """Rows of bench.Timing, one a configuration and one for torch's own way, all of them interleaved.
+def compare_with_torch(op: str, configs: dict[str, TileConfig], shape: tuple[int, ...], **timing) -> list[dict]:
+    """Return rows of bench.Timing, one per configuration and one for torch's own way; all of them run interleaved.
 
     `ratio` is to torch's copy of as many bytes for copy, stencil and transpose, else to torch's own way.
     """
-    own = torch_s(op)
-    found = bench.compare({**own, **{name: _launcher(op, config) for name, config in chosen.items()}},
-                          _inputs(op, shape), PEER[op], nbytes=moved(op, shape), **timing)
-    return [{"op": op, "config": str(chosen.get(name, "")), "shape": list(shape), **found[name].row()}
-            for name in (*chosen, *own) if name != PEER[op]]
+    own = torch_candidates(op)
+    weights = {"centre": CENTRE, "edge": EDGE} if op == "stencil" else {}
+    ours = {name: lambda x, out, y=None, config=config: tile_pipeline.prepare(op, x, y=y, **weights, out=out,
+                                                                              config=config)
+            for name, config in configs.items()}
+    found = bench.compare({**own, **ours}, _input_maker(op, shape), PEER[op], nbytes=bytes_moved(op, shape), **timing)
+    return [{"op": op, "config": str(configs.get(name, "")), "shape": list(shape), **found[name].row()}
+            for name in (*configs, *own) if name != PEER[op]]
 
 
-def _speed(pairs, **timing) -> list[dict]:
-    """Rows of `against_torch` for (op, chosen, shape) triples, compiled before."""
-    pairs = list(pairs)
-    _compile([config for _, chosen, _ in pairs for config in chosen.values()])
-    return [row for op, chosen, shape in pairs for row in against_torch(op, chosen, shape, **timing)]
+def _measure(cases, **timing) -> list[dict]:
+    """Compile all, then return the rows of `compare_with_torch` for each (op, configs, shape)."""
+    cases = list(cases)
+    _compile([config for _, named, _ in cases for config in named.values()])
+    return [row for op, named, shape in cases for row in compare_with_torch(op, named, shape, **timing)]
 
 
 @results.experiment("ch10_tile_speed", source)
-def speed():
-    """The variants of copy, stencil and transpose against torch's copy of as many bytes: 512 MiB, tall, wide and
+def measure_speed():
+    """Time the variants of copy, stencil and transpose against torch's copy of as many bytes: 512 MiB, tall, wide and
     ragged."""
-    return _speed((op, configs(op), shape) for op in ("copy", "stencil", "transpose")
-                  for shape in (LARGE, WIDE, UNEVEN))
+    return _measure((op, configs(op), shape) for op in ("copy", "stencil", "transpose")
+                    for shape in (LARGE, WIDE, UNEVEN))
 
 
 def bank_conflicts(config: TileConfig) -> dict[str, int]:
-    """How many turns shared memory takes for what one would do, {"read", "write"}: the worst of the transpose's warps,
-    computed from the addresses in tile_pipeline.cu."""
-    wide, words = config.box()[1], config.block
+    """Return how many turns shared memory takes for what one turn could do, {"read", "write"}: the worst of the
+    transpose's warps, from the addresses in tile_pipeline.cu."""
+    width, words = config.box()[1], config.block
 
     def address(row: int, column: int) -> int:
-        within = tensor_map.swizzle_offset((row * wide + column % wide) * 4, config.swizzle)
-        return column // wide * config.rows * wide * 4 + within
+        within = tensor_map.swizzle_offset((row * width + column % width) * 4, config.swizzle)
+        return column // width * config.rows * width * 4 + within
 
-    def turns(places) -> int:
+    def count_turns(places) -> int:
         per_bank = {}
         for row, column in places:
             for word in range(words):
                 per_bank.setdefault((address(row, column) // 4 + word) % 32, set()).add(address(row, column))
         return max(map(len, per_bank.values()))
 
-    def element(i: int) -> tuple[int, int]:
-        """The element of x's tile that the i-th step reads first."""
+    def block_position(i: int) -> tuple[int, int]:
+        """Return the first element of the i-th block, as the function of that name in the kernel does."""
         if config.block == 1:
             return i % config.rows, i // config.rows
-        part, diagonal, down = i // 64, i // 8 % 8, i % 8
-        return (part // (config.rows // 32) * 32 + down * 4, part % (config.rows // 32) * 32 + (down ^ diagonal) * 4)
+        square, diagonal, down = i // 64, i // 8 % 8, i % 8
+        across, squares = down ^ diagonal, config.rows // 32
+        return square // squares * 32 + down * 4, square % squares * 32 + across * 4
 
     lanes = 32 // words  # that shared memory serves at a time
-    steps = config.rows ** 2 // words ** 2
-    groups = [[element(i) for i in range(first, first + lanes)] for first in range(0, steps, lanes)]
-    return {"read": max(turns([(row + k, column) for row, column in group]) for group in groups for k in range(words)),
-            "write": max(turns([(column + k, row) for row, column in group]) for group in groups for k in range(words))}
+    blocks = config.rows ** 2 // words ** 2
+    groups = [[block_position(i) for i in range(first, first + lanes)] for first in range(0, blocks, lanes)]
+    return {"read": max(count_turns([(row + k, column) for row, column in group])
+                        for group in groups for k in range(words)),
+            "write": max(count_turns([(column + k, row) for row, column in group])
+                         for group in groups for k in range(words))}
 
 
 def swizzle_configs() -> dict[str, TileConfig]:
-    """The transpose with each swizzle, element by element and in blocks of 4 x 4."""
-    base = next(iter(configs("transpose").values()))
-    return {f"{swizzle}, {block} × {block}": dataclasses.replace(base, swizzle=swizzle, block=block)
+    """Return the transpose with each swizzle, element by element and in blocks of 4 x 4."""
+    best = next(iter(configs("transpose").values()))
+    return {f"{swizzle}, {block} × {block}": dataclasses.replace(best, swizzle=swizzle, block=block)
             for block in (1, 4) for swizzle in tensor_map.SWIZZLES}
 
 
 @results.experiment("ch10_tile_swizzle", source)
-def swizzles():
-    """`swizzle_configs`, 512 MiB, with `bank_conflicts`."""
-    chosen = swizzle_configs()
-    return [{**row, **(bank_conflicts(chosen[row["name"]]) if row["name"] in chosen else {})}
-            for row in _speed([("transpose", chosen, LARGE)])]
+def measure_swizzles():
+    """Time `swizzle_configs` at 512 MiB, beside their `bank_conflicts`."""
+    named = swizzle_configs()
+    return [{**row, **(bank_conflicts(named[row["name"]]) if row["name"] in named else {})}
+            for row in _measure([("transpose", named, LARGE)])]
 
 
 def stage_configs() -> dict[str, TileConfig]:
-    """The stencil with rings of 1 to 6 stages and either producer, 8 tiles a CTA."""
+    """Return the stencil with rings of 1 to 6 stages and either producer, 8 tiles per CTA."""
     return {f"{stages}, {producer}": TileConfig("stencil", 16, 128, 128, stages, 8, producer)
             for producer in PRODUCERS for stages in STAGES}
 
 
 @results.experiment("ch10_tile_stages", source)
-def staged():
-    """`stage_configs`, 512 MiB."""
-    chosen = stage_configs()
-    rows = _speed([("stencil", chosen, LARGE)])
-    return [{**row, "stages": chosen[row["name"]].stages, "producer": chosen[row["name"]].producer}
-            for row in rows if row["name"] in chosen]
+def measure_stages():
+    """Time `stage_configs` at 512 MiB."""
+    named = stage_configs()
+    return [{**row, "stages": named[row["name"]].stages, "producer": named[row["name"]].producer}
+            for row in _measure([("stencil", named, LARGE)]) if row["name"] in named]
 
 
 @results.experiment("ch10_tile_multicast", source)
-def multicast():
-    """out[b] = x[b] + y, y's tiles loaded by each CTA or once for 2 or 4, against torch's addition."""
-    return _speed([("add_shared", configs("add_shared"), BATCHED)])
+def measure_multicast():
+    """Time out[b] = x[b] + y against torch, with tiles of y loaded by each CTA, or once for 2 or 4."""
+    return _measure([("add_shared", configs("add_shared"), BATCHED)])
 
 
 @results.experiment("ch10_tile_reduction", source)
-def reduction():
-    """The sum over b of x[b], added up in L2, against torch's sum."""
-    return _speed([("accumulate", configs("accumulate"), shape) for shape in (BATCHED, (8, 4096, 4096))])
+def measure_reduction():
+    """Time the sum over b of x[b], added up in L2, against torch's sum."""
+    return _measure([("accumulate", configs("accumulate"), shape) for shape in (BATCHED, (8, 4096, 4096))])
 
 
 def box_configs() -> dict[str, TileConfig]:
-    """The copy with boxes of 4 to 16 KiB, flat to square, and every width that L2 fetches."""
+    """Return the copy with boxes of 4 to 16 KiB, flat to square, and each width that L2 fetches."""
     boxes = ((4, 256), (8, 128), (16, 64), (32, 32), (16, 256), (64, 64))
-    return {f"{rows} × {columns}, {'no promotion' if wide == 'none' else wide}":
-            TileConfig("copy", rows, columns, l2_promotion=wide)
-            for rows, columns in boxes for wide in tensor_map.PROMOTIONS}
+    return {f"{rows} × {columns}, {'no promotion' if width == 'none' else width}":
+            TileConfig("copy", rows, columns, l2_promotion=width)
+            for rows, columns in boxes for width in tensor_map.PROMOTIONS}
 
 
 @results.experiment("ch10_tile_boxes", source)
-def boxes():
-    """`box_configs`, 512 MiB."""
-    chosen = box_configs()
-    return [{**row, "box": [chosen[row["name"]].rows, chosen[row["name"]].columns],
-             "l2_promotion": chosen[row["name"]].l2_promotion} for row in _speed([("copy", chosen, LARGE)])]
+def measure_boxes():
+    """Time `box_configs` at 512 MiB."""
+    named = box_configs()
+    return [{**row, "box": [named[row["name"]].rows, named[row["name"]].columns],
+             "l2_promotion": named[row["name"]].l2_promotion} for row in _measure([("copy", named, LARGE)])]
 
 
-# ---- compiled
+# ---- compilation
 
 
-def built() -> list[dict]:
-    """The variants compiled here for each target, with the instructions that their SASS holds; needs no GPU."""
+def compile_variants() -> list[dict]:
+    """Compile the variants for each target, and return their resources and SASS instructions; needs no GPU."""
     jobs = [(op, name, tile_pipeline.job(config, target)) for op in OPS for name, config in configs(op).items()
             for target in device.TARGETS[1:]]
     reports = {(report.job.name, report.job.target): report for report in build.build([job for _, _, job in jobs])}

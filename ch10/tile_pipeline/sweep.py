@@ -7,9 +7,9 @@ import dataclasses
 import torch
 
 from ch10 import tile_pipeline
-from ch10.tile_pipeline import checks
-from ch10.tile_pipeline.configs import PRODUCERS, TileConfig, configs
-from ch10.tile_pipeline.experiments import LARGE, OPS, QUICK, UNEVEN, WIDE, against_torch, dimensions, source, verify
+from ch10.tile_pipeline import experiments
+from ch10.tile_pipeline.configs import DIMENSIONS, PRODUCERS, TileConfig, configs
+from ch10.tile_pipeline.experiments import LARGE, OPS, UNEVEN, WIDE
 from tilelab import device, results
 from tilelab.sweep import Sweep
 from tilelab.tunable import Roofline, TargetSpace, TunableKernel
@@ -28,7 +28,7 @@ class TileSpace(TargetSpace):
                 "dtype": self.op}
 
     def source(self):
-        return source()
+        return experiments.source()
 
     def reject(self, config):
         limit, needed = device.target_limits(self.target), config.smem_bytes()
@@ -36,7 +36,7 @@ class TileSpace(TargetSpace):
             return f"{self.target} has no TMA: tensor maps need sm_90a or newer."
         needed += 128  # barriers
         if needed > limit.smem_per_block:
-            return f"it needs {needed:,} B of shared memory a block; {self.target} has {limit.smem_per_block:,} B."
+            return f"it needs {needed:,} B of shared memory per block; {self.target} has {limit.smem_per_block:,} B."
         return ""
 
     def job(self, config):
@@ -47,27 +47,29 @@ class TileSpace(TargetSpace):
         return {}
 
     def measure(self, config):
-        checked = verify(self.op, config, (257, 1003) if dimensions(self.op) == 2 else (5, 100, 513))
+        shape = (257, 1003) if DIMENSIONS[self.op] == 2 else (5, 100, 513)
+        checked = experiments.verify(self.op, config, shape)
         if checked["status"] != "ok":
             return checked
-        return {**checked, **_figures(against_torch(self.op, {"it": config}, self.shape, **QUICK)[0])}
+        rows = experiments.compare_with_torch(self.op, {"config": config}, self.shape, **experiments.QUICK)
+        return {**checked, **_keep_figures(rows[0])}
 
-    def measure_finalists(self, chosen):
-        rows = against_torch(self.op, {str(config): config for config in chosen}, self.shape)
-        return [_figures(row) for row in rows[:len(chosen)]]
+    def measure_finalists(self, configs):
+        rows = experiments.compare_with_torch(self.op, {str(config): config for config in configs}, self.shape)
+        return [_keep_figures(row) for row in rows[:len(configs)]]
 
 
-def _figures(row: dict) -> dict:
+def _keep_figures(row: dict) -> dict:
     return {key: row[key] for key in ("status", "reason", "ms", "peer", "peer_ms", "ratio", "gbps") if key in row}
 
 
 def grid(op: str) -> list[TileConfig]:
-    """What is swept: tiles, rings and whatever else the operation can choose."""
+    """Return the configurations that are swept: tiles, rings and the other fields of the operation."""
     rings = ((1, 1), (2, 2), (2, 8), (4, 8))
     if op in ("copy", "accumulate"):
         tiles = ((1, 256), (2, 256), (4, 256), (16, 256), (16, 64), (32, 32))
-        return [TileConfig(op, *tile, 32, *ring, l2_promotion=wide) for tile in tiles for ring in rings
-                for wide in ("128B", "256B")]
+        return [TileConfig(op, *tile, 32, *ring, l2_promotion=width) for tile in tiles for ring in rings
+                for width in ("128B", "256B")]
     if op == "stencil":
         tiles = ((32, 64, 128), (16, 128, 128), (32, 128, 128), (64, 128, 256), (32, 128, 256), (16, 192, 192))
         return [TileConfig(op, *tile, *ring, producer) for tile in tiles for ring in rings
@@ -80,9 +82,9 @@ def grid(op: str) -> list[TileConfig]:
             for threads in (64, 128) for cluster in (1, 2, 4)]
 
 
-@results.experiment("ch10_tile_sweep", source)
-def swept():
-    """The grids of copy, stencil and transpose, through the engine."""
+@results.experiment("ch10_tile_sweep", experiments.source)
+def measure_sweep():
+    """Sweep the grids of copy, stencil and transpose."""
     kept = ("name", "config", "kernel", "shape", "dtype", "status", "reason", "ms", "peer_ms", "ratio", "gbps",
             "registers", "smem", "final_ms", "final_ratio")
     rows = []
@@ -92,25 +94,24 @@ def swept():
     return rows
 
 
-def _chosen_space(shape: tuple[int, ...], dtype: str, target: str | None) -> TileSpace:
-    if len(shape) != dimensions(dtype) or min(shape) < 1:
-        raise ValueError(f"a shape of {dtype} is {checks.DIMENSIONS[dtype]}, numbers from 1; "
-                         f"here it is {shape}.")
+def _make_space(shape: tuple[int, ...], dtype: str, target: str | None) -> TileSpace:
+    if len(shape) != DIMENSIONS[dtype] or min(shape) < 1:
+        raise ValueError(f"a shape of {dtype} must be {DIMENSIONS[dtype]} numbers from 1; it is {shape}.")
     return TileSpace(dtype, tuple(shape), target)
 
 
 def _roofline(_: str) -> Roofline:
     copy = next(row for row in results.load("ceilings")["rows"] if row["name"] == "copy")
-    return Roofline("bytes in flight a CTA", "gbps", "GB/s", lambda config: config.smem_bytes(),
+    return Roofline("bytes in flight per CTA", "gbps", "GB/s", lambda config: config.smem_bytes(),
                     {"torch's copy": copy["gbps"]})
 
 
 TUNABLE_KERNEL = TunableKernel(
     name="tiles by tensor map", shapes={"16384 x 8192": LARGE, "4096 x 32768": WIDE, "10007 x 13331": UNEVEN},
-    dtypes=tuple(op for op in OPS if dimensions(op) == 2),  # one shape serves all of them
+    dtypes=tuple(op for op in OPS if DIMENSIONS[op] == 2),  # one shape serves all of them
     presets={"the course's": lambda dtype: list(configs(dtype).values()),
              "the grid": grid},
     axes={"tile": lambda c: f"{c.rows} × {c.columns}", "stages": lambda c: f"{c.stages}",
-          "span": lambda c: f"span {c.span}", "threads": lambda c: f"{c.block_threads}"},
-    space=_chosen_space, load_record=lambda: results.load_record("ch10_tile_sweep", source()), roofline=_roofline,
-    peer="torch")
+          "span": lambda c: f"span {c.tiles_per_cta}", "threads": lambda c: f"{c.block_threads}"},
+    space=_make_space, load_record=lambda: results.load_record("ch10_tile_sweep", experiments.source()),
+    roofline=_roofline, peer="torch")

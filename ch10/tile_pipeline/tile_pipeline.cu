@@ -1,14 +1,27 @@
-// Tiles of two dimensions, moved by tensor maps: a copy, a stencil, a transpose, a sum with an operand that a cluster
-// shares, a sum that L2 adds up, and a look at where a box lies in shared memory. KERNEL names the one to compile.
+// Tiles of two dimensions, moved by tensor maps (TMA). KERNEL selects the kernel that is compiled:
 //
-// Other -D: ROWS x COLUMNS elements of ITEMSIZE bytes make a tile of results; THREADS of a block, of which copy and
-// accumulate use one; STAGES of a ring, SPAN tiles a CTA, neighbours along x. For the stencil PRODUCER (0: a computing
-// thread starts the loads, 1: a warp of its own); for the transpose SWIZZLE in bytes (0: none), BLOCK x BLOCK elements a
-// thread at a time and bands of RASTER rows of tiles; CLUSTER CTAs that share an operand.
+//   TILE_COPY    out = x                     one thread moves boxes through a ring; no thread touches the data
+//   ACCUMULATE   out = sum over b of x[b]    like the copy, but L2 adds each tile to out
+//   STENCIL      centre x + edge (up + down + left + right): each box brings a tile and its halo
+//   TRANSPOSE    out = x transposed: a box is loaded, turned in registers and stored
+//   ADD_SHARED   out[b] = x[b] + y: the CTAs of a cluster load each tile of y once, for all of them (multicast)
+//   DUMP         one box as it lies in shared memory, byte by byte
 //
-// A box starts at a whole unit of 16 bytes of its row, or the load is an illegal instruction. It may stick out of its
-// tensor: it is loaded with zeros or NaN there, which count as bytes that landed. A store writes whole units of 16 bytes:
-// the rows of a map of results must be whole units long.
+// Each kernel loads in the same four steps:
+//
+//   1. One thread initialises a `full` barrier per stage, and fences so that TMA sees the barrier.
+//   2. It announces the bytes of the whole box to the barrier (mbarrier_arrive_expect_tx).
+//   3. It names the box by the coordinates of its corner (tma_load_2d).
+//   4. Whoever uses the tile waits for the barrier. The phase flips each time the ring comes round.
+//
+// Two rules of TMA shape the code. A load must start at a multiple of 16 bytes of its row; otherwise it is an illegal
+// instruction. A box may stick out of its tensor: a load fills that part with zeros or NaN, which count as landed
+// bytes, and a store leaves it out, but only in whole units of 16 bytes. So rows of results must be whole units.
+//
+// The other macros, set with -D: ROWS x COLUMNS elements of ITEMSIZE bytes in a tile of results; THREADS per block
+// (TILE_COPY and ACCUMULATE use one of them); STAGES of a ring; TILES_PER_CTA neighbours along x. STENCIL: PRODUCER
+// (0: a computing thread starts the loads, 1: a warp of its own). TRANSPOSE: SWIZZLE in bytes (0: none), BLOCK x BLOCK
+// elements per thread at a time, bands of RASTER rows of tiles. ADD_SHARED: CLUSTER CTAs that share y.
 #include "tma.cuh"
 
 #define TILE_COPY 0
@@ -20,17 +33,17 @@
 
 typedef unsigned char u8;
 
-__device__ constexpr u32 rounded(u32 value, u32 unit) { return (value + unit - 1) / unit * unit; }
+__device__ constexpr u32 round_up(u32 value, u32 unit) { return (value + unit - 1) / unit * unit; }
 
-// The copy engine wants tiles at multiples of 128 bytes, and swizzled ones at multiples of 1,024.
-constexpr u32 TILE_BYTES = ROWS * COLUMNS * ITEMSIZE, SLOT = rounded(TILE_BYTES, 128);
+// TMA needs tiles at multiples of 128 bytes, and swizzled ones at multiples of 1,024.
+constexpr u32 TILE_BYTES = ROWS * COLUMNS * ITEMSIZE, STAGE_BYTES = round_up(TILE_BYTES, 128);
 extern __shared__ __align__(128) u8 memory[];
 
-// ---- copy and accumulate: one thread gives the orders, and none touches the data
+// ---- TILE_COPY and ACCUMULATE
 
-// The CTA's `tiles`, one after the other, through a ring of STAGES slots: `load` fills a slot, `store` empties it.
+// Move `tiles` tiles, one after the other, through a ring of STAGES: `load` fills a stage, `store` empties it.
 template <typename Load, typename Store>
-__device__ __forceinline__ void through_ring(u32 tiles, Load load, Store store) {
+__device__ __forceinline__ void move_through_ring(u32 tiles, Load load, Store store) {
     __shared__ __align__(8) u64 full[STAGES];
     const u32 ring = shared_address(memory);
     for (u32 stage = 0; stage < STAGES; ++stage) mbarrier_init(shared_address(full + stage), 1);
@@ -38,134 +51,139 @@ __device__ __forceinline__ void through_ring(u32 tiles, Load load, Store store) 
 
     auto fill = [&](u32 tile) {
         if (tile >= tiles) return;
-        const u32 slot = tile % STAGES, barrier = shared_address(full + slot);
+        const u32 stage = tile % STAGES, barrier = shared_address(full + stage);
         mbarrier_arrive_expect_tx(barrier, TILE_BYTES);
-        load(tile, ring + slot * SLOT, barrier);
+        load(tile, ring + stage * STAGE_BYTES, barrier);
     };
     for (u32 tile = 0; tile < STAGES; ++tile) fill(tile);
     for (u32 tile = 0; tile < tiles; ++tile) {
-        const u32 slot = tile % STAGES;
-        mbarrier_wait(shared_address(full + slot), tile / STAGES & 1);
-        store(tile, ring + slot * SLOT);
+        const u32 stage = tile % STAGES;
+        mbarrier_wait(shared_address(full + stage), tile / STAGES & 1);
+        store(tile, ring + stage * STAGE_BYTES);
         bulk_commit();
-        // With stages to spare, the slot before this one is refilled: its store has had a whole step to finish.
+        // With two or more stages, refill the stage before this one: its store has had a whole step to finish.
         constexpr int BEHIND = STAGES > 1;
         bulk_wait_read<BEHIND>();
         if (!BEHIND || tile) fill(tile + STAGES - BEHIND);
     }
-    bulk_wait_read<0>();  // shared memory goes when the CTA ends
+    bulk_wait_read<0>();  // shared memory must outlive the stores that read it
 }
 
-// The tiles of one CTA among those of a matrix `wide` tiles across. Short-lived CTAs start in the order of their tiles,
-// so the chip walks over memory in one narrow front, which DRAM likes.
-struct Run {
-    u32 first, tiles, line;  // of the line of tiles with this number, counted through all matrices
+// The tiles of one CTA: TILES_PER_CTA neighbours in one line of tiles. Lines are counted through all matrices. CTAs
+// start in the order of their tiles, so the GPU moves over memory in one narrow front, which suits DRAM.
+struct TileRange {
+    u32 first, tiles, line;
 
-    __device__ __forceinline__ explicit Run(u32 wide) {
-        const u32 runs = (wide + SPAN - 1) / SPAN;
-        first = blockIdx.x % runs * SPAN;
-        tiles = min(wide - first, u32{SPAN});
-        line = blockIdx.x / runs;
+    __device__ __forceinline__ explicit TileRange(u32 tiles_x) {
+        const u32 ranges = (tiles_x + TILES_PER_CTA - 1) / TILES_PER_CTA;
+        first = blockIdx.x % ranges * TILES_PER_CTA;
+        tiles = min(tiles_x - first, u32{TILES_PER_CTA});
+        line = blockIdx.x / ranges;
     }
     __device__ __forceinline__ int column(u32 tile) const { return static_cast<int>((first + tile) * COLUMNS); }
 };
 
 #if KERNEL == TILE_COPY
 extern "C" __global__ void __launch_bounds__(THREADS)
-tile_copy(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap out, u32 wide) {
+tile_copy(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap out, u32 tiles_x) {
     if (threadIdx.x != 0) return;
-    const Run run(wide);
-    const int row = static_cast<int>(run.line * ROWS);
-    through_ring(run.tiles,
-                 [&](u32 tile, u32 slot, u32 barrier) { tma_load_2d(slot, x, run.column(tile), row, barrier); },
-                 [&](u32 tile, u32 slot) { tma_store_2d(out, slot, run.column(tile), row); });
+    const TileRange range(tiles_x);
+    const int row = static_cast<int>(range.line * ROWS);
+    move_through_ring(range.tiles,
+                      [&](u32 tile, u32 to, u32 barrier) { tma_load_2d(to, x, range.column(tile), row, barrier); },
+                      [&](u32 tile, u32 from) { tma_store_2d(out, from, range.column(tile), row); });
 }
 #endif
 
 #if KERNEL == ACCUMULATE
-// out = the sum of x's matrices: each tile is added to out where L2 holds it, in whatever order they come.
+// The tiles of the matrices are added to out in the order in which they arrive. The map of x has three dimensions, so
+// that a tile that sticks out of one matrix does not reach into the next.
 extern "C" __global__ void __launch_bounds__(THREADS)
-accumulate(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap out, u32 wide, u32 tall) {
+accumulate(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap out, u32 tiles_x, u32 tiles_y) {
     if (threadIdx.x != 0) return;
-    const Run run(wide);
-    const int row = static_cast<int>(run.line % tall * ROWS), batch = static_cast<int>(run.line / tall);
-    through_ring(run.tiles,
-                 [&](u32 tile, u32 slot, u32 barrier) {
-                     tma_load_3d(slot, x, run.column(tile), row, batch, barrier);
-                 },
-                 [&](u32 tile, u32 slot) { tma_reduce_add_2d(out, slot, run.column(tile), row); });
+    const TileRange range(tiles_x);
+    const int row = static_cast<int>(range.line % tiles_y * ROWS), batch = static_cast<int>(range.line / tiles_y);
+    move_through_ring(range.tiles,
+                      [&](u32 tile, u32 to, u32 barrier) {
+                          tma_load_3d(to, x, range.column(tile), row, batch, barrier);
+                      },
+                      [&](u32 tile, u32 from) { tma_reduce_add_2d(out, from, range.column(tile), row); });
 }
 #endif
 
-// ---- stencil: out = centre x + edge (up + down + left + right)
+// ---- STENCIL
+//
+//     +---+---------+---+   A box is the tile with one more row above and below, and one more unit of 16 bytes (4
+//     |   |  halo   |   |   floats) on each side, of which the stencil reads one column. SPLITS threads share a
+//     |  h|  tile   |h  |   column of the tile and walk down ROWS_PER_THREAD rows each.
+//     |   |  halo   |   |
+//     +---+---------+---+
 
 #if KERNEL == STENCIL
 enum { THREAD, WARP };
-// A tile with one more row on each side, and one more unit of 16 bytes, of which one column is used.
 constexpr u32 LEFT = 4, HALO_ROWS = ROWS + 2, HALO_COLUMNS = LEFT + COLUMNS + 4;
-constexpr u32 HALO_BYTES = HALO_ROWS * HALO_COLUMNS * sizeof(float), HALO_SLOT = rounded(HALO_BYTES, 128);
-// Each thread walks down one column of one of the tile's PARTS.
-constexpr u32 PARTS = THREADS > COLUMNS ? THREADS / COLUMNS : 1, EACH = ROWS > PARTS ? ROWS / PARTS : 1;
+constexpr u32 HALO_BYTES = HALO_ROWS * HALO_COLUMNS * sizeof(float), HALO_STAGE = round_up(HALO_BYTES, 128);
+constexpr u32 SPLITS = THREADS > COLUMNS ? THREADS / COLUMNS : 1, ROWS_PER_THREAD = ROWS > SPLITS ? ROWS / SPLITS : 1;
 
 extern "C" __global__ void __launch_bounds__(THREADS + (PRODUCER == WARP ? 32 : 0))
 stencil(const __grid_constant__ TensorMap x, float* out, u64 stride, u32 rows, u32 columns, float centre, float edge) {
     __shared__ __align__(8) u64 full[STAGES], empty[STAGES];
-    const Run run((columns + COLUMNS - 1) / COLUMNS);
-    const u32 row = run.line * ROWS;
+    const TileRange range((columns + COLUMNS - 1) / COLUMNS);
+    const u32 row = range.line * ROWS;
 
     if (threadIdx.x == 0) {
         for (u32 stage = 0; stage < STAGES; ++stage) {
             mbarrier_init(shared_address(full + stage), 1);
-            mbarrier_init(shared_address(empty + stage), THREADS / 32);  // one arrival a computing warp
+            mbarrier_init(shared_address(empty + stage), THREADS / 32);  // one arrival per computing warp
         }
         fence_mbarrier_init();
     }
     __syncthreads();
 
     auto fill = [&](u32 tile) {
-        const u32 slot = tile % STAGES, barrier = shared_address(full + slot);
+        const u32 stage = tile % STAGES, barrier = shared_address(full + stage);
         mbarrier_arrive_expect_tx(barrier, HALO_BYTES);
-        // Coordinates may be negative: what lies outside is filled in.
-        tma_load_2d(shared_address(memory) + slot * HALO_SLOT, x, run.column(tile) - static_cast<int>(LEFT),
+        // Coordinates may be negative; what lies outside of x is filled in.
+        tma_load_2d(shared_address(memory) + stage * HALO_STAGE, x, range.column(tile) - static_cast<int>(LEFT),
                     static_cast<int>(row) - 1, barrier);
     };
 
     if constexpr (PRODUCER == WARP) {
         if (threadIdx.x >= THREADS) {
             if (threadIdx.x == THREADS)
-                for (u32 tile = 0; tile < run.tiles; ++tile) {
-                    // A wait for the phase before the first returns at once: at first all slots are empty.
+                for (u32 tile = 0; tile < range.tiles; ++tile) {
+                    // On a new barrier, a wait for the phase before the first one returns at once.
                     mbarrier_wait(shared_address(empty + tile % STAGES), (tile / STAGES & 1) ^ 1);
                     fill(tile);
                 }
             return;
         }
     } else if (threadIdx.x == 0) {
-        for (u32 tile = 0; tile < min(run.tiles, u32{STAGES}); ++tile) fill(tile);
+        for (u32 tile = 0; tile < min(range.tiles, u32{STAGES}); ++tile) fill(tile);
     }
 
-    const u32 across = threadIdx.x % COLUMNS, down = threadIdx.x / COLUMNS * EACH;
-    for (u32 tile = 0; tile < run.tiles; ++tile) {
-        const u32 slot = tile % STAGES, column = run.column(tile) + across;
-        mbarrier_wait(shared_address(full + slot), tile / STAGES & 1);
-        const float* box = reinterpret_cast<const float*>(memory + slot * HALO_SLOT);
-        const float* at = box + (down + 1) * HALO_COLUMNS + across + LEFT;
+    const u32 across = threadIdx.x % COLUMNS, down = threadIdx.x / COLUMNS * ROWS_PER_THREAD;
+    for (u32 tile = 0; tile < range.tiles; ++tile) {
+        const u32 stage = tile % STAGES, column = range.column(tile) + across;
+        mbarrier_wait(shared_address(full + stage), tile / STAGES & 1);
+        const float* box = reinterpret_cast<const float*>(memory + stage * HALO_STAGE);
+        const float* from = box + (down + 1) * HALO_COLUMNS + across + LEFT;
         float* to = out + (row + down) * stride + column;
         const u32 inside = column < columns && row + down < rows ? rows - row - down : 0;
-        // Two of the five values are still in registers from the row above: three reads a result.
-        float above = at[-static_cast<int>(HALO_COLUMNS)], here = at[0];
+        // Two of the five values are still in registers from the row above, so each result takes three reads.
+        float above = from[-static_cast<int>(HALO_COLUMNS)], here = from[0];
 #pragma unroll 8
-        for (u32 i = 0; i < EACH; ++i, at += HALO_COLUMNS, to += stride) {
-            const float below = at[HALO_COLUMNS];
-            const float result = fmaf(centre, here, edge * ((above + below) + (at[-1] + at[1])));
+        for (u32 i = 0; i < ROWS_PER_THREAD; ++i, from += HALO_COLUMNS, to += stride) {
+            const float below = from[HALO_COLUMNS];
+            const float result = fmaf(centre, here, edge * ((above + below) + (from[-1] + from[1])));
             if (i < inside) *to = result;
             above = here;
             here = below;
         }
         if constexpr (PRODUCER == WARP) {
-            __syncwarp();  // all lanes have read the slot
-            if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(empty + slot));
-        } else if (tile + STAGES < run.tiles) {
+            __syncwarp();  // all lanes have read the stage
+            if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(empty + stage));
+        } else if (tile + STAGES < range.tiles) {
             __syncthreads();
             if (threadIdx.x == 0) fill(tile + STAGES);
         }
@@ -173,11 +191,11 @@ stencil(const __grid_constant__ TensorMap x, float* out, u64 stride, u32 rows, u
 }
 #endif
 
-// ---- transpose: elements of four bytes, tiles of TILE x TILE
+// ---- TRANSPOSE: elements of four bytes, tiles of TILE x TILE
 
 #if KERNEL == TRANSPOSE
 constexpr u32 TILE = ROWS, SQUARE_BYTES = TILE * TILE * 4;
-// A row of a swizzled box is at most as long as the swizzle, so a tile is several boxes that lie side by side.
+// A row of a swizzled box is at most as long as the swizzle, so a tile consists of several boxes side by side.
 constexpr u32 BOX_COLUMNS = SWIZZLE ? SWIZZLE / 4 : 32, BOXES = TILE / BOX_COLUMNS, BOX_BYTES = TILE * BOX_COLUMNS * 4;
 
 template <typename T>
@@ -186,12 +204,12 @@ __device__ __forceinline__ T& element(u8* tile, u32 row, u32 column) {
     return *reinterpret_cast<T*>(tile + column / BOX_COLUMNS * BOX_BYTES + offset);
 }
 
-template <int SIDE> struct Piece;  // what a thread reads of a row of its block
-template <> struct Piece<1> { using type = u32; };
-template <> struct Piece<4> { using type = uint4; };
+template <int SIDE> struct BlockRow;  // one row of the block of SIDE x SIDE elements that a thread turns in registers
+template <> struct BlockRow<1> { using type = u32; };
+template <> struct BlockRow<4> { using type = uint4; };
 
-__device__ __forceinline__ void turn(u32 (&)[1]) {}
-__device__ __forceinline__ void turn(uint4 (&rows)[4]) {
+__device__ __forceinline__ void transpose_block(u32 (&)[1]) {}
+__device__ __forceinline__ void transpose_block(uint4 (&rows)[4]) {
     const uint4 a = rows[0], b = rows[1], c = rows[2], d = rows[3];
     rows[0] = make_uint4(a.x, b.x, c.x, d.x);
     rows[1] = make_uint4(a.y, b.y, c.y, d.y);
@@ -199,31 +217,35 @@ __device__ __forceinline__ void turn(uint4 (&rows)[4]) {
     rows[3] = make_uint4(a.w, b.w, c.w, d.w);
 }
 
-// A step of the transpose: BLOCK x BLOCK elements that a thread reads and turns in its registers.
-constexpr u32 STEPS = TILE * TILE / (BLOCK * BLOCK), STEPS_EACH = (STEPS + THREADS - 1) / THREADS;
+constexpr u32 BLOCKS = TILE * TILE / (BLOCK * BLOCK), BLOCKS_PER_THREAD = (BLOCKS + THREADS - 1) / THREADS;
 
-struct Place {
+struct Position {
     u32 row, column;
 };
 
-__device__ __forceinline__ Place place(u32 step) {
-    // One by one a warp reads down a column and writes along a row: unswizzled, the 32 reads fall into one bank.
-    if constexpr (BLOCK == 1) return {step % TILE, step / TILE};
-    // Eight lanes, which shared memory serves at a time, take blocks on a diagonal of a 32 x 32 part: with rows of 128
-    // bytes they touch all banks, reading and writing.
-    constexpr u32 PART_COLUMNS = TILE > 32 ? TILE / 32 : 1;
-    const u32 part = step / 64, diagonal = step / 8 % 8, down = step % 8, across = down ^ diagonal;
-    return {part / PART_COLUMNS * 32 + down * 4, part % PART_COLUMNS * 32 + across * 4};
+// Return the first element of a block. Single elements (BLOCK 1) are taken down the columns: a warp reads one column,
+// which lies in one bank without a swizzle, and writes along a row. Blocks of 4 x 4 lie on diagonals of 32 x 32:
+//
+//     a b c d ...   Eight lanes, which shared memory serves at a time, take the blocks of one letter. Their rows and
+//     b a d c       their columns all differ, so in boxes with rows of 128 bytes they touch all banks, both when they
+//     c d a b       read and when they write.
+//     d c b a
+__device__ __forceinline__ Position block_position(u32 block) {
+    if constexpr (BLOCK == 1) return {block % TILE, block / TILE};
+    constexpr u32 SQUARES_ACROSS = TILE > 32 ? TILE / 32 : 1;
+    const u32 square = block / 64, diagonal = block / 8 % 8, down = block % 8, across = down ^ diagonal;
+    return {square / SQUARES_ACROSS * 32 + down * 4, square % SQUARES_ACROSS * 32 + across * 4};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-transpose(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap out, u32 wide, u32 tall) {
+transpose(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap out, u32 tiles_x, u32 tiles_y) {
     __shared__ __align__(8) u64 full;
-    const u32 tile = rounded(shared_address(memory), 1024), barrier = shared_address(&full);
+    const u32 tile = round_up(shared_address(memory), 1024), barrier = shared_address(&full);
     u8* const elements = memory + (tile - shared_address(memory));
-    // CTAs walk down bands RASTER tiles tall: neighbours in time then write long stretches of out's rows, too.
-    const u32 band = blockIdx.x / (wide * RASTER), within = blockIdx.x % (wide * RASTER);
-    const u32 height = min(tall - band * RASTER, u32{RASTER});
+    // CTAs walk along bands that are RASTER tiles tall, column by column. CTAs that run at the same time then write
+    // long stretches of out's rows as well.
+    const u32 band = blockIdx.x / (tiles_x * RASTER), within = blockIdx.x % (tiles_x * RASTER);
+    const u32 height = min(tiles_y - band * RASTER, u32{RASTER});
     const int row = static_cast<int>((band * RASTER + within % height) * TILE);
     const int column = static_cast<int>(within / height * TILE);
 
@@ -237,26 +259,26 @@ transpose(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap
     __syncthreads();
     mbarrier_wait(barrier, 0);
 
-    // All threads read before any writes, so that one tile of shared memory will do.
-    using Vector = typename Piece<BLOCK>::type;
-    Vector held[STEPS_EACH][BLOCK];
+    // All threads read before any thread writes, so one tile of shared memory is enough.
+    using Row = typename BlockRow<BLOCK>::type;
+    Row blocks[BLOCKS_PER_THREAD][BLOCK];
 #pragma unroll
-    for (u32 i = 0; i < STEPS_EACH; ++i) {
-        const u32 step = i * THREADS + threadIdx.x;
-        if (step >= STEPS) break;
-        const Place from = place(step);
-        for (u32 k = 0; k < BLOCK; ++k) held[i][k] = element<Vector>(elements, from.row + k, from.column);
+    for (u32 i = 0; i < BLOCKS_PER_THREAD; ++i) {
+        const u32 block = i * THREADS + threadIdx.x;
+        if (block >= BLOCKS) break;
+        const Position from = block_position(block);
+        for (u32 k = 0; k < BLOCK; ++k) blocks[i][k] = element<Row>(elements, from.row + k, from.column);
     }
     __syncthreads();
 #pragma unroll
-    for (u32 i = 0; i < STEPS_EACH; ++i) {
-        const u32 step = i * THREADS + threadIdx.x;
-        if (step >= STEPS) break;
-        const Place from = place(step);
-        turn(held[i]);
-        for (u32 k = 0; k < BLOCK; ++k) element<Vector>(elements, from.column + k, from.row) = held[i][k];
+    for (u32 i = 0; i < BLOCKS_PER_THREAD; ++i) {
+        const u32 block = i * THREADS + threadIdx.x;
+        if (block >= BLOCKS) break;
+        const Position from = block_position(block);
+        transpose_block(blocks[i]);
+        for (u32 k = 0; k < BLOCK; ++k) element<Row>(elements, from.column + k, from.row) = blocks[i][k];
     }
-    fence_proxy_async();  // each thread orders its own writes before the engine's read; then all of them have
+    fence_proxy_async();  // each thread makes its own writes visible to TMA before the barrier
     __syncthreads();
     if (threadIdx.x == 0) {
         for (u32 box = 0; box < BOXES; ++box)
@@ -267,33 +289,33 @@ transpose(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap
 }
 #endif
 
-// ---- add_shared: out[b] = x[b] + y; the CTAs of a cluster have the same tile of y, and neighbouring b
+// ---- ADD_SHARED: the CTAs of a cluster take the same tile of y, and neighbouring matrices of the batch
 
 #if KERNEL == ADD_SHARED
 extern "C" __global__ void __launch_bounds__(THREADS)
 add_shared(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap y,
-           const __grid_constant__ TensorMap out, u32 wide, u32 tall) {
+           const __grid_constant__ TensorMap out, u32 tiles_x, u32 tiles_y) {
     __shared__ __align__(8) u64 full;
     constexpr u32 SHARE = TILE_BYTES / CLUSTER;
-    const u32 tile = shared_address(memory), shared_tile = tile + SLOT, barrier = shared_address(&full);
-    const u32 position = blockIdx.x / CLUSTER, line = position / wide, rank = CLUSTER > 1 ? cluster_rank() : 0;
-    const int column = static_cast<int>(position % wide * COLUMNS), row = static_cast<int>(line % tall * ROWS);
-    const int batch = static_cast<int>(line / tall * CLUSTER + rank);  // past the last: loads zeros, stores nothing
-    const bool leads = threadIdx.x == 0;
+    const u32 tile = shared_address(memory), y_tile = tile + STAGE_BYTES, barrier = shared_address(&full);
+    const u32 position = blockIdx.x / CLUSTER, line = position / tiles_x, rank = CLUSTER > 1 ? cluster_rank() : 0;
+    const int column = static_cast<int>(position % tiles_x * COLUMNS), row = static_cast<int>(line % tiles_y * ROWS);
+    const int batch = static_cast<int>(line / tiles_y * CLUSTER + rank);  // past the end: loads zeros, stores nothing
+    const bool leader = threadIdx.x == 0;
 
-    if (leads) {
+    if (leader) {
         mbarrier_init(barrier, 1);
         fence_mbarrier_init();
-        mbarrier_arrive_expect_tx(barrier, 2 * TILE_BYTES);  // the shares of all CTAs land here
+        mbarrier_arrive_expect_tx(barrier, 2 * TILE_BYTES);  // x, and the shares of y from all CTAs
         tma_load_3d(tile, x, column, row, batch, barrier);
-        if constexpr (CLUSTER == 1) tma_load_2d(shared_tile, y, column, row, barrier);
+        if constexpr (CLUSTER == 1) tma_load_2d(y_tile, y, column, row, barrier);
     }
     if constexpr (CLUSTER > 1) {
         __syncwarp();
         cluster_arrive();
-        cluster_wait();  // the barriers of all CTAs are ready to count what the others send
-        if (leads)
-            tma_load_2d_multicast(shared_tile + rank * SHARE, y, column, row + rank * (ROWS / CLUSTER), barrier,
+        cluster_wait();  // the barriers of all CTAs are ready to count what other CTAs send
+        if (leader)
+            tma_load_2d_multicast(y_tile + rank * SHARE, y, column, row + rank * (ROWS / CLUSTER), barrier,
                                   (1 << CLUSTER) - 1);
     } else {
         __syncthreads();
@@ -301,35 +323,35 @@ add_shared(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMa
     mbarrier_wait(barrier, 0);
     if constexpr (CLUSTER > 1) {
         __syncwarp();
-        cluster_arrive();  // nothing is under way to this CTA any more
+        cluster_arrive();  // all data for this CTA has landed
     }
     float4* sums = reinterpret_cast<float4*>(memory);
-    const float4* shared = reinterpret_cast<const float4*>(memory + SLOT);
+    const float4* shared = reinterpret_cast<const float4*>(memory + STAGE_BYTES);
     for (u32 i = threadIdx.x; i < TILE_BYTES / sizeof(float4); i += THREADS) {
         const float4 a = sums[i], b = shared[i];
         sums[i] = make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
     }
     fence_proxy_async();
     __syncthreads();
-    if (leads) {
+    if (leader) {
         tma_store_3d(out, tile, column, row, batch);
         bulk_commit();
         bulk_wait_read<0>();
     }
     if constexpr (CLUSTER > 1) {
         __syncwarp();
-        cluster_wait();  // no CTA leaves while another still has something of its own under way to the rest
+        cluster_wait();  // no CTA ends while its own multicast is still on the way to another
     }
 }
 #endif
 
-// ---- dump: the bytes of shared memory after one box has landed there
+// ---- DUMP: the bytes of shared memory after one box has landed
 
 #if KERNEL == DUMP
 extern "C" __global__ void __launch_bounds__(THREADS)
 dump(const __grid_constant__ TensorMap x, u8* bytes, int column, int row) {
     __shared__ __align__(8) u64 full;
-    const u32 tile = rounded(shared_address(memory), 1024), barrier = shared_address(&full);
+    const u32 tile = round_up(shared_address(memory), 1024), barrier = shared_address(&full);
     if (threadIdx.x == 0) {
         mbarrier_init(barrier, 1);
         fence_mbarrier_init();
