@@ -6,8 +6,19 @@ import math
 import pytest
 
 from ch14 import bug_hunt
-from ch14.bug_hunt import HUNTS, Builds, bisect, environments, experiments, failure, find, grid, pipeline, symptom
-from tilelab import build, child
+from ch14.bug_hunt import (
+    HUNTS,
+    Builds,
+    bisect,
+    environments,
+    experiments,
+    failure,
+    find,
+    grid,
+    locate_failing_pass,
+    symptom,
+)
+from tilelab import build, worker_pool
 from tilelab.device import Unsupported
 
 LOOP = HUNTS["loop"]
@@ -48,10 +59,11 @@ def test_what_a_compiler_says(said, stage, message, exception):
     assert failure(said) == {"stage": stage, "message": message, "exception": exception}
 
 
-def test_the_place_in_the_pipeline():
-    assert pipeline(PASS) == "tritongpu-pipeline{dump-intermediate-steps=false num-stages=4}, pass 4 of 5"
-    assert pipeline(SILENT) == pipeline(PTXAS) == pipeline("") == ""
-    assert pipeline(PASS.replace("TritonGPUPipeline", "Canonicalizer")) == "", "a pass that occurs twice has no place"
+def test_the_place_in_the_locate_failing_pass():
+    assert locate_failing_pass(PASS) == "tritongpu-pipeline{dump-intermediate-steps=false num-stages=4}, pass 4 of 5"
+    assert locate_failing_pass(SILENT) == locate_failing_pass(PTXAS) == locate_failing_pass("") == ""
+    twice = PASS.replace("TritonGPUPipeline", "Canonicalizer")
+    assert locate_failing_pass(twice) == "", "a pass that occurs twice has no position"
 
 
 def test_a_symptom_is_a_bug_not_its_sizes():
@@ -117,7 +129,7 @@ def test_a_search_keeps_to_one_bug():
 
     found = find(made_up(fails), LOOP.start | {"LOADS": "host"})
     assert found.config["LOADS"] == "host" and symptom(found.row)[1] == "A"
-    assert found.steps[0].axis == "LOADS" and found.steps[0].told() == {"pointers": "fails elsewhere",
+    assert found.steps[0].axis == "LOADS" and found.steps[0].outcomes() == {"pointers": "fails elsewhere",
                                                                           "device": "builds"}
     assert find(made_up(fails), wanted="B").row["stage"] == "B"
 
@@ -134,9 +146,9 @@ def test_everything_fails():
 
 
 @pytest.mark.parametrize("change, sentence", [
-    ({"LOOP": "round"}, "LOOP is one of plain, guarded, .*; here it is 'round'"),
-    ({"num_warps": 3}, "num_warps is one of 2, 4, 8, 16; here it is 3"),
-    ({"TILE": 3}, "a configuration of loop has LOOP, .*; here is .*TILE")])
+    ({"LOOP": "round"}, "LOOP must be one of plain, guarded, .*; it is 'round'"),
+    ({"num_warps": 3}, "num_warps must be one of 2, 4, 8, 16; it is 3"),
+    ({"TILE": 3}, "a configuration of loop must have LOOP, .*; it has .*TILE")])
 def test_no_configuration(change, sentence):
     with pytest.raises(ValueError, match=sentence):
         find(made_up(lambda config: ""), LOOP.start | change)
@@ -146,25 +158,25 @@ def test_no_configuration(change, sentence):
 
 
 def test_a_record_answers_as_its_builds_did_and_says_what_it_lacks():
-    rows = experiments.recorded("loop").rows
+    rows = experiments.load_record("loop").rows
     found = find(Builds(LOOP, "3.5.1", "sm_100a", rows))
     assert found.config == {"LOOP": "carry b", "LOADS": "pointers", "BLOCK_K": 32, "num_stages": 2, "num_warps": 4}
     assert found.row["stage"] == "TritonGPUAssignLatencies" and not found.builds.live
-    assert found.builds.report(found.config) is None and found.builds.said(found.config) == ""
+    assert found.builds.report(found.config) is None and found.builds.compiler_output(found.config) == ""
     with pytest.raises(Unsupported, match="no build of LOOP=plain.* with Triton 3.5.1 for sm_90a is recorded"):
         find(Builds(LOOP, "3.5.1", "sm_90a", rows))
 
 
 def test_a_live_hunt_on_the_installed_triton():
     """Specialised warps with host descriptors: it fails in 3.6 and 3.7, by two messages."""
-    builds = Builds(HUNTS["warp_specialize"], environments.installed(), "sm_90a")
+    builds = Builds(HUNTS["warp_specialize"], environments.installed_version(), "sm_90a")
     found = find(builds, probes=4)
     assert found.config == {"LOOP": "over K", "LOADS": "host", "BLOCK_M": 128, "num_warps": 4}
     assert found.row["stage"] == "NVGPUWarpSpecialization" and found.row["exception"] == "RuntimeError"
-    assert found.without == {"LOOP": ["over tiles flat"], "LOADS": ["pointers", "device"], "BLOCK_M": [64],
+    assert found.harmless == {"LOOP": ["over tiles flat"], "LOADS": ["pointers", "device"], "BLOCK_M": [64],
                              "num_warps": [8, 16]}
     assert all(predicted == shown for _, predicted, shown in found.probes)
-    assert "nvgpu-warp-specialization{" in pipeline(builds.said(found.config))
+    assert "nvgpu-warp-specialization{" in locate_failing_pass(builds.compiler_output(found.config))
     assert len(builds.rows) == len({bug_hunt.describe(row) for row in builds.rows}), "nothing is built twice"
 
 
@@ -178,16 +190,17 @@ def test_a_triton_in_a_folder(tmp_path):
     job = LOOP.job(LOOP.start | {"num_warps": 4, "BLOCK_K": 32}, "sm_100a")
     assert build.build_one(job, triton=tmp_path / "good").counts["tcgen05_mma"]
     report = build.build_one(job, triton=tmp_path / "bad")
-    assert report.status == "failed" and "half of it" in report.reason and "half of it" in report.said
+    assert report.status == "failed" and "half of it" in report.reason and "half of it" in report.compiler_output
 
 
 def test_a_process_that_llvm_called_an_error_in_builds_nothing_more():
     carried = LOOP.start | {"LOOP": "carry both", "BLOCK_K": 64, "num_warps": 8}
-    builds = Builds(LOOP, environments.installed(), "sm_100a")
-    with child.lease_worker("tilelab.build_worker", "the compiler", TRITON_INTERPRET="0") as worker:
+    builds = Builds(LOOP, environments.installed_version(), "sm_100a")
+    with worker_pool.lease_worker("tilelab.build_worker", "the compiler", TRITON_INTERPRET="0") as worker:
         worker.stop()
     report = build.build_one(LOOP.job(carried, "sm_100a"))
-    assert "LLVM ERROR" in report.said and report.said.startswith("RuntimeError: PassManager::run failed")
-    with child.lease_worker("tilelab.build_worker", "the compiler", TRITON_INTERPRET="0") as worker:
+    assert "LLVM ERROR" in report.compiler_output
+    assert report.compiler_output.startswith("RuntimeError: PassManager::run failed")
+    with worker_pool.lease_worker("tilelab.build_worker", "the compiler", TRITON_INTERPRET="0") as worker:
         assert not worker.alive
     assert builds.ask([carried | {"LOOP": "plain"}])[0]["outcome"] == "builds"

@@ -8,7 +8,7 @@ import zipfile
 import pytest
 
 from ch14.bug_hunt import environments
-from ch14.bug_hunt.environments import environment, folder, installed, known, ready
+from ch14.bug_hunt.environments import environments_folder, install, installed_version, is_available, locate
 from tilelab.device import Unsupported
 
 
@@ -38,72 +38,73 @@ def index(tmp_path, monkeypatch):
 
 
 def names():
-    return sorted(path.name for path in folder().iterdir() if not path.name.endswith(".lock"))
+    return sorted(path.name for path in environments_folder().iterdir() if not path.name.endswith(".lock"))
 
 
 def test_it_is_made_once_and_whole():
     said = []
-    assert not known("0.1.0")
-    with pytest.raises(Unsupported, match="Triton 0.1.0 needs an environment of its own, which is not there; installed "
-                                          r"is [\d.]+: make it with python -m ch14.bug_hunt --triton 0.1.0."):
-        ready("0.1.0")
-    place = environment("0.1.0", said.append)
+    assert not is_available("0.1.0")
+    with pytest.raises(Unsupported, match="Triton 0.1.0 needs an environment of its own; installed "
+                                          r"is [\d.]+: make one with python -m ch14.bug_hunt --triton 0.1.0."):
+        locate("0.1.0")
+    place = install("0.1.0", said.append)
     assert (place / "triton/__init__.py").is_file() and names() == [place.name] and len(said) == 1
-    assert known("0.1.0") and ready("0.1.0") == place == environment("0.1.0", said.append) and len(said) == 1
+    assert is_available("0.1.0") and locate("0.1.0") == place == install("0.1.0", said.append) and len(said) == 1
 
 
 def test_the_installed_one_needs_none():
-    assert environment(installed()) is None and known(installed()) and ready(installed()) is None
+    version = installed_version()
+    assert install(version) is None and is_available(version) and locate(version) is None
 
 
 def test_what_an_interrupted_process_left_is_not_used():
-    left = folder() / f".{environments._place('0.1.0').name}"
+    left = environments_folder() / f".{environments._path('0.1.0').name}"
     (left / "triton").mkdir(parents=True)
     (left / "triton/__init__.py").write_text("half")
-    assert not known("0.1.0")
-    place = environment("0.1.0")
+    assert not is_available("0.1.0")
+    place = install("0.1.0")
     assert "0.1.0" in (place / "triton/__init__.py").read_text() and not left.exists()
 
 
 def test_two_at_once_make_one():
-    code = "from ch14 import bug_hunt_env; print(bug_hunt_env.environment('0.1.0', lambda line: print('makes')))"
+    code = "from ch14.bug_hunt import environments; print(environments.install('0.1.0', lambda line: print('makes')))"
     env = {**os.environ, "TRITON_INTERPRET": "0"}
     both = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env)
             for _ in range(2)]
     said = [each.communicate(timeout=60)[0] for each in both]
-    place = str(environment("0.1.0"))
+    place = str(install("0.1.0"))
     assert all(place in text for text in said) and "".join(said).count("makes") == 1
 
 
 @pytest.mark.parametrize("version, sentence", [
-    ("0.3.0", r"there is no Triton 0.3.0 for Python 3.\d+ on \w+; there are 0.1.0, 0.2.0."),
+    ("0.3.0", r"there is no Triton 0.3.0 for Python 3.\d+ on \w+; choose one of 0.1.0, 0.2.0."),
     ("0.2.0", "Triton 0.2.0 is installed but does not import: ModuleNotFoundError: No module named 'numpy")])
 def test_it_cannot_be_made(version, sentence):
     with pytest.raises(Unsupported, match=sentence):
-        environment(version)
-    assert names() == [] and not known(version)
+        install(version)
+    assert names() == [] and not is_available(version)
 
 
 def test_no_index_in_reach(index):
     for path in index.iterdir():
         path.unlink()
     with pytest.raises(Unsupported, match="the package index has nothing for Python .*, or cannot be reached."):
-        environment("0.1.0")
+        install("0.1.0")
 
 
 def test_no_pip():
-    assert "this Python has no pip" in environments._why_not("0.1.0", "/usr/bin/python: No module named pip")
+    assert "this Python has no pip" in environments.explain_pip("0.1.0", "/usr/bin/python: No module named pip")
 
 
 def test_a_folder_that_cannot_be(monkeypatch):
     monkeypatch.setenv("TILES_TRITONS", "/proc/nowhere")
     with pytest.raises(Unsupported, match="no environment for Triton 0.1.0 can be made in /proc/nowhere: "):
-        environment("0.1.0")
+        install("0.1.0")
 
 
 @pytest.mark.parametrize("version", ["", "3", "3.5", "latest", "3.5.1 --index-url=x", "../3.5.1", "-h"])
 def test_no_version(version):
-    with pytest.raises(ValueError, match="a Triton version is three numbers such as 3.5.1; here it is "):
-        environment(version)
+    with pytest.raises(ValueError, match="a Triton version must be three numbers such as 3.5.1; it is "):
+        install(version)
     with pytest.raises(ValueError):
-        known(version)
+        is_available(version)

@@ -10,23 +10,23 @@ LOOP = HUNTS["loop"]
 
 
 def path():
-    rows = experiments.recorded("loop").rows
+    rows = experiments.load_record("loop").rows
     found = bug_hunt.find(Builds(LOOP, "3.5.1", "sm_100a", rows))
     return figures.path_picture(LOOP, found.steps, "To the smallest trigger", "made up")
 
 
 def matrix(hunt):
-    rows = [row for row in experiments.recorded("matrix").rows if row["hunt"] == hunt]
+    rows = [row for row in experiments.load_record("matrix").rows if row["hunt"] == hunt]
     return figures.matrix_picture(rows, "Versions by targets", "made up")
 
 
 def specialized():
-    rows = [row for row in experiments.recorded("warp_specialize").rows if row["triton"] == "3.9.0"]
+    rows = [row for row in experiments.load_record("warp_specialize").rows if row["triton"] == "3.9.0"]
     return figures.matrix_picture(rows, "Loops", "made up", x="LOOP", y="LOADS")
 
 
 def rule():
-    rows = [row for row in experiments.recorded("loop").rows if row["LOADS"] == "device"]
+    rows = [row for row in experiments.load_record("loop").rows if row["LOADS"] == "device"]
     return figures.rule_picture(rows, lambda row: row["BLOCK_K"] == 64, "LOOP", (
         "BLOCK_K", "num_stages", "num_warps"), "A rule", "made up")
 
@@ -46,7 +46,7 @@ def test_they_say_what_they_are_given():
 
 
 def test_nothing_to_draw():
-    with pytest.raises(ValueError, match="no axis has been asked yet"):
+    with pytest.raises(ValueError, match="steps must not be empty"):
         figures.path_picture(LOOP, [], "", "")
-    with pytest.raises(ValueError, match="the list of rows is empty"):
+    with pytest.raises(ValueError, match="rows must not be empty"):
         figures.matrix_picture([], "", "")

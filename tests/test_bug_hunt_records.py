@@ -12,18 +12,18 @@ from ch14.bug_hunt import HUNTS, Builds, environments, experiments, kernels
 from ch14.bug_hunt.hunts import FORMATS
 from tilelab import check, device, results
 
-INSTALLED = environments.installed()
-rows = {name: experiments.recorded(name).rows for name in experiments.EXPERIMENTS}
+INSTALLED = environments.installed_version()
+rows = {name: experiments.load_record(name).rows for name in experiments.EXPERIMENTS}
 
 
 @pytest.mark.parametrize("name", rows)
 def test_a_record_is_whole_and_of_todays_kernels(name):
-    record = experiments.recorded(name)
+    record = experiments.load_record(name)
     assert not record.stale and record.label().startswith("recorded without a GPU, 2")
     assert results.gpu_folder(record.data) == "no-gpu"
-    wanted = [experiments.key({"triton": version, "target": target, "hunt": hunt, **config})
+    wanted = [experiments.row_key({"triton": version, "target": target, "hunt": hunt, **config})
               for version, target, hunt, config in experiments.EXPERIMENTS[name]()]
-    assert [experiments.key(row) for row in record.rows] == wanted
+    assert [experiments.row_key(row) for row in record.rows] == wanted
 
 
 def test_the_matrix_has_every_triton_and_target():
@@ -53,26 +53,26 @@ def test_tensor_memory_is_for_four_or_eight_warps():
 def test_the_bisected_rule_holds_in_every_build():
     found = bug_hunt.find(Builds(HUNTS["loop"], "3.5.1", "sm_100a", rows["loop"]))
     assert all(found.predicts(row) == (row["outcome"] == "fails") for row in rows["loop"])
-    assert found.without["BLOCK_K"] == found.without["LOADS"] == [] and len(found.builds.rows) < len(rows["loop"]) / 9
+    assert found.harmless["BLOCK_K"] == found.harmless["LOADS"] == [] and len(found.builds.rows) < len(rows["loop"]) / 9
 
 
 def test_the_installed_tritons_row_is_built_as_recorded():
     """All its cells, from an empty cache."""
     if INSTALLED not in experiments.VERSIONS:
         pytest.fail(f"Triton {INSTALLED} is not recorded: TILES_RECORD=1 python -m ch14.bug_hunt --matrix")
-    built = experiments.built("matrix", INSTALLED)
-    assert len(built) == 105 and experiments.differences("matrix", built) == []
+    built = experiments.build_now("matrix", INSTALLED)
+    assert len(built) == 105 and experiments.list_differences("matrix", built) == []
 
 
 def test_a_difference_is_told():
     row = next(row for row in rows["matrix"] if row["outcome"] == "builds")
-    told, = experiments.differences("matrix", [row | {"outcome": "fails"}])
+    told, = experiments.list_differences("matrix", [row | {"outcome": "fails"}])
     assert told.endswith("outcome was 'builds', is 'fails'") and told.startswith("loop, 3.5.0, sm_90a, plain")
-    assert experiments.differences("matrix", [row | {"triton": "1.0.0"}])[0].endswith(": not recorded")
+    assert experiments.list_differences("matrix", [row | {"triton": "1.0.0"}])[0].endswith(": not recorded")
 
 
 def test_every_form_computes_the_same():
-    found = experiments.checked()
+    found = experiments.check_correctness()
     assert len(found) == 6 * 3 + 4 * 3 and [row for row in found if row["status"] != "ok"] == []
 
 

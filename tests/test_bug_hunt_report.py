@@ -7,9 +7,9 @@ import pytest
 
 from ch14 import bug_hunt
 from ch14.bug_hunt import HUNTS, Builds, environments, grid, report
-from ch14.bug_hunt.report import reduced
+from ch14.bug_hunt.report import reduce_source
 
-INSTALLED = environments.installed()
+INSTALLED = environments.installed_version()
 
 
 @pytest.mark.parametrize("name", HUNTS)
@@ -18,7 +18,7 @@ def test_every_reduced_source_has_no_choice_left(name):
     chosen = [config for config in grid(hunt) if config.get("num_stages", 2) == 2 and config["num_warps"] == 4]
     for config in chosen:
         job = hunt.job(config, hunt.target)
-        source, signature = reduced(job)
+        source, signature = reduce_source(job)
         tree = ast.parse(source)
         kernel = tree.body[-1]
         arguments = [each.arg for each in kernel.args.args]
@@ -35,7 +35,7 @@ def test_every_reduced_source_has_no_choice_left(name):
 
 def test_the_reduced_source_is_this():
     config = {"LOOP": "carry b guarded", "LOADS": "host", "BLOCK_K": 32, "num_stages": 2, "num_warps": 4}
-    source, signature = reduced(HUNTS["loop"].job(config, "sm_100a"))
+    source, signature = reduce_source(HUNTS["loop"].job(config, "sm_100a"))
     assert source == """@triton.jit
 def loop_kernel(a, b, c, K):
     m = tl.program_id(0) * 128
@@ -69,7 +69,7 @@ def emulated():
 
 
 def test_a_report_is_ready_to_file(failing):
-    text = report.write(failing)
+    text = report.write_report(failing)
     heads = re.findall(r"^#+ (.+)", text, re.MULTILINE)
     assert heads == [f"[sm_90a] a GEMM loop with warp_specialize=True: NVGPUWarpSpecialization fails (Triton "
                      f"{INSTALLED})", "Environment", "Minimal source", "Command", "Expected", "Actual",
@@ -82,30 +82,30 @@ def test_a_report_is_ready_to_file(failing):
 
 
 def test_its_source_fails_alone_and_with_eight_warps_runs(failing):
-    text, _ = report.script(failing)
+    text, _ = report.make_script(failing)
     assert set(re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)) == {"re", "triton"}
-    where = environments.ready(INSTALLED)
-    status, said = report.run(text, where)
+    where = environments.locate(INSTALLED)
+    status, said = report.run_script(text, where)
     assert status == 1 and "NVGPUWarpSpecialization" in said and "Traceback" not in said and "tt.func" not in said
-    status, said = report.run(text.replace('"num_warps": 4', '"num_warps": 8'), where)
+    status, said = report.run_script(text.replace('"num_warps": 4', '"num_warps": 8'), where)
     assert status == 0 and said.startswith(f"Triton {INSTALLED} compiled it for sm_90a\nthreads a block: 1\n")
     assert "ntid 256" in said and "setmaxnreg: 0" in said
 
 
 def test_a_report_of_what_compiles_to_something_else(emulated):
-    text = report.write(emulated)
+    text = report.write_report(emulated)
     assert "Exit status 0." in text and "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in text
     assert "block_scale: 0" in text and "'e2m1'" in text
 
 
 def test_no_report_of_what_cannot_be_shown(failing, monkeypatch):
-    monkeypatch.setattr(report, "reduced", lambda job: (
+    monkeypatch.setattr(report, "reduce_source", lambda job: (
         "@triton.jit\ndef specialized_kernel(a):\n    tl.store(a, 1)", {"a": "*fp16"}))
     with pytest.raises(RuntimeError, match="the reduced source does not show the bug, so no report is written; the "
                                            "trigger is LOOP=over K, LOADS=host"):
-        report.write(failing)
+        report.write_report(failing)
 
 
 def test_a_script_that_never_ends(monkeypatch):
     monkeypatch.setattr(report, "LIMIT_S", 1)
-    assert report.run("while True: pass", None) == (124, "no answer within 1 s")
+    assert report.run_script("while True: pass", None) == (124, "no answer within 1 s")

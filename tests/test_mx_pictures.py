@@ -14,7 +14,7 @@ def test_pictures_are_legible():
     for element, code in ((E2M1, 5), (E4M3, 0x35), (E4M3, 127), (E5M2, 0xFC), (E2M1, 0)):
         assert_legible(figures.code_picture(element, code))
     for name in ("mxfp4", "nvfp4", "fp8_1x128"):
-        assert_legible(figures.values_picture(explorer.block("outliers", FORMATS[name]), FORMATS[name]))
+        assert_legible(figures.values_picture(explorer.make_block("outliers", FORMATS[name]), FORMATS[name]))
 
 
 @pytest.mark.parametrize("element, code, words", [
@@ -28,17 +28,17 @@ def test_a_code_in_words(element, code, words):
 
 
 def test_a_code_that_is_none():
-    with pytest.raises(ValueError, match="a code of e2m1 is 0 to 15; here it is 16"):
+    with pytest.raises(ValueError, match="code must be from 0 to 15 for e2m1; it is 16"):
         figures.describe(E2M1, 16)
 
 
 def test_a_block_in_words():
-    said = figures.summary(explorer.block("ramp", FORMATS["mxfp4"]), FORMATS["mxfp4"])
-    assert said.startswith("mxfp4: scale 1 (code 127), error ") and "became zero" in said
+    sentence = figures.summarize(explorer.make_block("ramp", FORMATS["mxfp4"]), FORMATS["mxfp4"])
+    assert sentence.startswith("mxfp4: scale 1 (code 127), error ") and "became zero" in sentence
 
 
 def test_widgets_answer_and_lose_nothing():
-    shown = explorer.explorer()
+    shown = explorer.Explorer()
     menus = shown.menus
     assert all(bytes(picture.value).startswith(b"\x89PNG") for picture in (shown.code_picture, shown.block_picture))
     menus["value"].value = 2.6

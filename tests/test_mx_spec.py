@@ -128,7 +128,8 @@ def test_nvfp4_has_two_levels():
     small = x.clone()
     small[0, :16] = 1e-6 * small.abs().max()
     of = number_formats.quantise(small, form)
-    assert int(of.scales[0, 0]) == 0 and not number_formats.dequantise(of)[0, :16].any(), "too small beside the rest: zeros"
+    assert int(of.scales[0, 0]) == 0, "a block that is too small beside the tensor's largest element becomes zero"
+    assert not number_formats.dequantise(of)[0, :16].any()
     assert float(number_formats.tensor_scale(torch.zeros(2, 2))) == 1
     assert float(number_formats.tensor_scale(torch.tensor([[2688.0, float("inf"), float("nan")]]))) == 1
 
@@ -151,10 +152,10 @@ def test_quantising_is_near_and_settles(name, rows, columns, power, seed):
     x[torch.rand(rows, columns, generator=random) < 0.1] = 0
     of = number_formats.quantise(x, form)
     back = number_formats.dequantise(of)
-    amax = number_formats._matrix(number_formats._blocks(x, form.block).abs().amax(-1, keepdim=True).expand(
+    amax = number_formats.join_blocks(number_formats.split_blocks(x, form.block).abs().amax(-1, keepdim=True).expand(
         -1, -1, form.block[0] * form.block[1]), form.block, x.shape)
     top = x.abs().max() if form.scale == "e4m3" else amax  # a small block beside a large one may vanish
-    amax = amax.clamp(min=number_formats.DEEPGEMM_FLOOR) if form.scale == "fp32" else amax
+    amax = amax.clamp(min=number_formats.DEEPGEMM_MIN_AMAX) if form.scale == "fp32" else amax
     # Half a step at the largest, or what is cut off between max and 2^(emax + 1).
     bound = max(2.0**-(form.element.mantissa_bits + 1), 1 - form.element.max / 2.0**(form.element.emax + 1))
     assert bool(((back - x).abs() <= bound * 1.07 * amax + top * 2.0**-11).all())
@@ -193,14 +194,14 @@ def test_tiles_of_scales_have_an_inverse(rows, columns, seed):
 
 
 @pytest.mark.parametrize("call, words", [
-    (lambda: packing.pack(torch.tensor([[16]], dtype=torch.uint8), 4), "a code has 4 bits, 0 to 15; here is 16"),
-    (lambda: packing.pack(torch.zeros(3, dtype=torch.uint8), 4), "codes are a uint8 matrix; here is 1-dimensional"),
-    (lambda: packing.pack(torch.zeros(1, 1, dtype=torch.uint8), 5), "4, 6 and 8 bits are packed; here it is 5"),
-    (lambda: packing.unpack(torch.zeros(1, 3, dtype=torch.uint8), 4, 7), "codes of 4 bits are a uint8 matrix of 4"),
-    (lambda: packing.untile_scales(torch.zeros(500), 100, 3), "take 512 bytes in tiles; here are 500"),
-    (lambda: number_formats.lookup("mxfp5"), "the formats are mxfp8_e4m3, .* here it is 'mxfp5'"),
-    (lambda: number_formats.quantise(torch.ones(1, 1), FORMATS["mxfp4"], "up"), "floor and ceil; here it is 'up'"),
-    (lambda: number_formats.quantise(torch.ones(1, 1), FORMATS["nvfp4"], "ceil"), "for E8M0 scales; those of nvfp4 are e4m3")])
+    (lambda: packing.pack(torch.tensor([[16]], dtype=torch.uint8), 4), "codes of 4 bits must be at most 15; one is 16"),
+    (lambda: packing.pack(torch.zeros(3, dtype=torch.uint8), 4), "must be a uint8 matrix; they are 1-dimensional"),
+    (lambda: packing.pack(torch.zeros(1, 1, dtype=torch.uint8), 5), "bits must be 4, 6 or 8; it is 5"),
+    (lambda: packing.unpack(torch.zeros(1, 3, dtype=torch.uint8), 4, 7), "must be a uint8 matrix of 4 columns"),
+    (lambda: packing.untile_scales(torch.zeros(500), 100, 3), "take 512 bytes in tiles; there are 500"),
+    (lambda: number_formats.lookup("mxfp5"), "unknown format 'mxfp5'; choose one of"),
+    (lambda: number_formats.quantise(torch.ones(1, 1), FORMATS["mxfp4"], "up"), "unknown rule 'up'"),
+    (lambda: number_formats.quantise(torch.ones(1, 1), FORMATS["nvfp4"], "ceil"), "the scales of nvfp4 are e4m3")])
 def test_bad_input_is_told_in_a_sentence(call, words):
     with pytest.raises(ValueError, match=words):
         call()

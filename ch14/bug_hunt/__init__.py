@@ -1,7 +1,9 @@
 """Hunt a compiler bug down without a GPU: build, bisect, name the smallest trigger, write the report.
 
-`find` starts from a suspected configuration and asks a Triton of any version (`ch14.bug_hunt.environments`) to build its way
-to the smallest one that still shows the symptom. Every build is a real one, in a worker that may crash or hang.
+`find` starts from a suspected configuration and builds its way to the smallest one that still shows the symptom, with a
+Triton of any version. Every build is real, in a worker that may crash or hang. Read `hunts.py` first: it says what is
+searched. `kernels.py` holds what is built, `outcomes.py` reads what the compiler wrote, `environments.py` installs
+other Tritons, and `report.py` writes a report that is ready to file.
 """
 
 from __future__ import annotations
@@ -13,240 +15,191 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ch14.bug_hunt import environments
-from ch14.bug_hunt.hunts import HUNTS, Hunt, operands, threads
+from ch14.bug_hunt.hunts import HUNTS, Hunt
+from ch14.bug_hunt.outcomes import failure, locate_failing_pass, make_row
 from tilelab import build
 from tilelab.device import Unsupported
 
-__all__ = ["HUNTS", "Hunt", "Builds", "Finding", "Step", "find", "bisect", "grid", "failure", "pipeline"]
+__all__ = ["HUNTS", "Builds", "Finding", "Hunt", "Step", "bisect", "describe", "failure", "find", "grid",
+           "locate_failing_pass", "symptom"]
 
-COUNTS = {"tcgen05": ("tcgen05_mma",), "wgmma": ("wgmma",), "mma_sync": ("mma_sync",),
-          "block_scale": ("block_scale",), "tma": ("tma_load", "tma_store"), "setmaxnreg": ("setmaxnreg",)}
 LIMIT_S = 60
 
 
-# ---- what a compiler says
-
-
-def failure(said: str) -> dict[str, str]:
-    """{"stage", "message", "exception"} of a failed build, from all that its compiler said.
-
-    `stage` is the MLIR pass, "ptxas", "process" (it died or hung) or "frontend"; `message` one line without paths;
-    `exception` what Python saw, empty for a death.
-    """
-    died = re.match(r"the compiler (died|gave no answer|closed)", said)
-    exception = "" if died else said.partition(":")[0]
-    if found := re.search(r"executing \[?`(\w+)`", said):
-        told = re.findall(r"error: (?!Failures have been)(.+)|(LLVM ERROR: .+)|(Assertion `.+?') failed", said)
-        lines = dict.fromkeys(next(filter(None, each)).strip().rstrip(".") for each in told)
-        return {"stage": found[1], "message": "; ".join(lines) or "without a message", "exception": exception}
-    if found := re.search(r"ptxas (?:\S+, line \d+; )?(?:fatal|error)\s*: (?:\(C\d+\) )?(.+)", said):
-        return {"stage": "ptxas", "message": found[1].strip(), "exception": exception}
-    lines = [line.strip() for line in said.splitlines() if line.strip(" ^")] or ["no message"]
-    return {"stage": "process" if died else "frontend", "message": lines[0 if died else -1][:300],
-            "exception": exception}
-
-
-def pipeline(said: str) -> str:
-    """The failing pass with its options and its place in the pipeline that the compiler dumped; empty where it did
-    not: "tritongpu-assign-latencies{num-stages=4}, pass 21 of 46"."""
-    dumped, failed = re.search(r'pipeline: "builtin\.module\((.+)\)"', said), re.search(r"executing \[?`(\w+)`", said)
-    if not dumped or not failed:
-        return ""
-    passes = re.findall(r"[\w-]+(?:\{[^}]*\})?", dumped[1])
-
-    def plain(name):
-        return re.sub(r"\W", "", name.partition("{")[0]).lower().replace("triton", "")
-
-    places = [index for index, each in enumerate(passes) if plain(each) == plain(failed[1])]
-    return f"{passes[places[0]]}, pass {places[0] + 1} of {len(passes)}" if len(places) == 1 else ""
-
-
-def row_of(hunt: Hunt, triton: str, config: dict, report: build.Report) -> dict:
-    """A build, flat: version, target, axes, `outcome`, `status`; then what failed, or of the PTX threads a block, what
-    its products take, and how many instructions of each kind it has, where it has any."""
-    row = {"hunt": hunt.name, "triton": triton, "target": report.job.target, **config,
-           "outcome": hunt.outcome(report), "status": report.status}
-    if report.status == "failed":
-        return row | failure(report.compiler_output or report.reason)
-    counts = {name: sum(report.counts[each] for each in parts) for name, parts in COUNTS.items()}
-    found = {"reason": report.reason, "threads": threads(report.ptx), "operands": operands(report.ptx)} | counts
-    return row | {name: value for name, value in found.items() if value}
-
-
 class Builds:
-    """What one Triton makes of the configurations of a hunt for one target: built when asked, each once.
+    """What one Triton makes of the configurations of a hunt for one target. Each is built when asked for, once.
 
-    With `recorded` rows nothing is built, and asking for what they lack is Unsupported. `rows` holds the answers in
-    their order. `cache` replaces Triton's cache folder.
+    With `recorded_rows` nothing is built, and `ask` raises Unsupported for what they lack. `cache` replaces Triton's
+    cache folder.
     """
 
-    def __init__(self, hunt: Hunt, triton: str, target: str, recorded: Sequence[dict] | None = None,
+    def __init__(self, hunt: Hunt, triton: str, target: str, recorded_rows: Sequence[dict] | None = None,
                  cache: str | None = None):
         self.hunt, self.triton, self.target, self.cache = hunt, triton, target, cache
-        self.rows: list[dict] = []
+        self.live = recorded_rows is None
+        self._folder = environments.locate(triton) if self.live else None
+        self._recorded = {self._key(row): row for row in recorded_rows or ()
+                          if (row["hunt"], row["triton"], row["target"]) == (hunt.name, triton, target)}
         self._reports: dict[tuple, build.Report] = {}
         self._known: dict[tuple, dict] = {}
-        self._recorded = None if recorded is None else {
-            self._key(row): row for row in recorded
-            if (row["hunt"], row["triton"], row["target"]) == (hunt.name, triton, target)}
-        self._folder = environments.ready(triton) if recorded is None else None
 
     def _key(self, config: dict) -> tuple:
         return tuple(config[axis] for axis in self.hunt.axes)
 
     @property
-    def live(self) -> bool:
-        """Whether it builds, rather than reads what was built before."""
-        return self._recorded is None
+    def rows(self) -> list[dict]:
+        """The rows that have been asked for, each once, in that order."""
+        return list(self._known.values())
 
     def ask(self, configs: Sequence[dict]) -> list[dict]:
-        """A row of each configuration, in order; what is not known is built, in parallel. ValueError for what is no
-        configuration of the hunt."""
+        """Return the row of each configuration, in order. What is not known yet is built, in parallel."""
         for config in configs:
-            self.hunt.check(config)
+            self.hunt.check_config(config)
         new = {self._key(config): config for config in configs if self._key(config) not in self._known}
-        if self.live:
-            jobs = {id(job): (key, job) for key, config in new.items()
-                    for job in [self.hunt.job(config, self.target)]}
-            for report in build.build([job for _, job in jobs.values()], timeout_s=LIMIT_S, cache=self.cache,
-                                      triton=self._folder):
-                key = jobs[id(report.job)][0]
-                self._reports[key] = report
-                self._known[key] = row_of(self.hunt, self.triton, new[key], report)
-        elif missing := [config for key, config in new.items() if key not in self._recorded]:
-            raise Unsupported(f"no build of {describe(missing[0])} with Triton {self.triton} for {self.target} is "
-                              f"recorded: make one with python -m ch14.bug_hunt --triton {self.triton}.")
-        else:
-            self._known |= {key: self._recorded[key] for key in new}
-        self.rows += [self._known[key] for key in new]
+        rows = self._build(new) if self.live else self._recorded
+        for key, config in new.items():
+            if key not in rows:
+                raise Unsupported(f"no build of {describe(config)} with Triton {self.triton} for {self.target} is "
+                                  f"recorded: make one with python -m ch14.bug_hunt --triton {self.triton}.")
+            self._known[key] = rows[key]
         return [self._known[self._key(config)] for config in configs]
 
+    def _build(self, configs: dict[tuple, dict]) -> dict[tuple, dict]:
+        jobs = {key: self.hunt.job(config, self.target) for key, config in configs.items()}
+        keys, rows = {id(job): key for key, job in jobs.items()}, {}
+        for report in build.build(jobs.values(), timeout_s=LIMIT_S, cache=self.cache, triton=self._folder):
+            key = keys[id(report.job)]
+            self._reports[key] = report
+            rows[key] = make_row(self.hunt, self.triton, configs[key], report)
+        return rows
+
     def report(self, config: dict) -> build.Report | None:
-        """What came out of a configuration that was asked for, with its PTX; None where it was not built here."""
+        """Return the report of a configuration, with its PTX, or None if it was not built here."""
         return self._reports.get(self._key(config))
 
-    def said(self, config: dict) -> str:
-        """All that the compiler said about a build that failed here; empty for any other."""
+    def compiler_output(self, config: dict) -> str:
+        """Return everything that the compiler wrote about a build that failed here, or ""."""
         report = self.report(config)
         return report.compiler_output if report else ""
 
 
-# ---- the search
-
-
 def grid(hunt: Hunt) -> list[dict]:
-    """Every configuration of a hunt."""
+    """Return every configuration of a hunt."""
     return [dict(zip(hunt.axes, values)) for values in itertools.product(*hunt.axes.values())]
 
 
 def describe(config: dict) -> str:
-    """A configuration in one line."""
+    """Return a configuration in one line."""
     return ", ".join(f"{axis}={value}" for axis, value in config.items())
 
 
 def symptom(row: dict) -> tuple[str, str, str]:
-    """What two builds share that show the same bug: the outcome, where it failed, and the message but for sizes."""
+    """Return what two builds with the same bug share: outcome, failed stage, and the message without its numbers."""
     return row["outcome"], row.get("stage", ""), re.sub(r"\d+", "#", row.get("message", ""))
 
 
 @dataclass(frozen=True)
 class Step:
-    """One axis simplified: `rows` were asked, in order; `config` is the simplest that shows the symptom `wanted`."""
+    """One axis simplified. `rows` were asked for, in order; `config` is the simplest that still shows `wanted`."""
 
     axis: str
     rows: list[dict]
     config: dict
     wanted: tuple[str, str, str]
 
-    def told(self) -> dict:
-        """What became of each value that was asked, in words: another failure than the one wanted is "elsewhere"."""
-        return {row[self.axis]: row["outcome"] + " elsewhere" * (row["outcome"] == self.wanted[0]
-                                                                 and symptom(row) != self.wanted) for row in self.rows}
+    def outcomes(self) -> dict:
+        """Return the outcome of each value that was asked for; "fails elsewhere" is another failure than `wanted`."""
+        return {row[self.axis]: row["outcome"] + " elsewhere" * (
+            row["outcome"] == self.wanted[0] and symptom(row) != self.wanted) for row in self.rows}
 
     def __str__(self) -> str:
-        asked = ", ".join(f"{value} {what}" for value, what in self.told().items())
+        asked = ", ".join(f"{value} {outcome}" for value, outcome in self.outcomes().items())
         return f"{self.axis}: {asked}; so {self.config[self.axis]}"
 
 
 def bisect(builds: Builds, config: dict, axis: str, wanted: tuple[str, str, str]) -> Step:
-    """The simplest value of `axis` for which `config`, which shows the symptom `wanted`, still does.
+    """Find the simplest value of `axis` with which `config` still shows the symptom `wanted`, which it must show.
 
-    First the simplest of all, then halves: values beyond one that shows it are taken to show it, too.
+    The simplest value is tried first. Then the interval is halved, on the assumption that every value beyond one that
+    shows the symptom shows it, too.
     """
-    values, asked = builds.hunt.axes[axis], []
+    values, rows = builds.hunt.axes[axis], []
 
     def shows(index: int) -> bool:
-        asked.extend(builds.ask([config | {axis: values[index]}]))
-        return symptom(asked[-1]) == wanted
+        rows.extend(builds.ask([config | {axis: values[index]}]))
+        return symptom(rows[-1]) == wanted
 
-    without, shown = -1, values.index(config[axis])
-    if shown and shows(0):
-        shown = 0
-    elif shown:
-        without = 0
-    while shown - without > 1:
-        middle = (without + shown) // 2
-        without, shown = (without, middle) if shows(middle) else (middle, shown)
-    return Step(axis, asked, config | {axis: values[shown]}, wanted)
+    low, high = -1, values.index(config[axis])  # low does not show the symptom, high does
+    if high and shows(0):
+        high = 0
+    elif high:
+        low = 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if shows(middle) else (middle, high)
+    return Step(axis, rows, config | {axis: values[high]}, wanted)
 
 
-def suspect(builds: Builds, start: dict, wanted: str = "", reach: int = 2, at_once: int = 8) -> dict | None:
-    """The first configuration that is not fine, by the number of axes on which it differs from `start`, up to `reach`.
+def find_first_trigger(builds: Builds, start: dict, wanted: str = "", reach: int = 2, batch: int = 8) -> dict | None:
+    """Return the first configuration whose outcome is not good, or None. `find` explains the arguments.
 
-    `wanted` is an outcome or a stage that it must show. None when there is none.
+    Configurations that differ from `start` on fewer axes come first.
     """
     axes = builds.hunt.axes
 
-    def changed(count: int):
+    def change_axes(count: int):
         for chosen in itertools.combinations(axes, count):
             for values in itertools.product(*([value for value in axes[axis] if value != start[axis]]
                                               for axis in chosen)):
                 yield start | dict(zip(chosen, values))
 
     for count in range(min(reach, len(axes)) + 1):
-        following = changed(count)
-        while batch := list(itertools.islice(following, at_once)):
-            for row in builds.ask(batch):
+        candidates = change_axes(count)
+        while configs := list(itertools.islice(candidates, batch)):
+            for row in builds.ask(configs):
                 if row["outcome"] != builds.hunt.good and wanted in ("", *symptom(row)[:2]):
                     return {axis: row[axis] for axis in axes}
     return None
 
 
-def _either(values: list) -> str:
+def _join_values(values: list) -> str:
     *most, last = [f'"{value}"' if isinstance(value, str) else str(value) for value in values]
     return f"{', '.join(most)} or {last}" if most else last
 
 
 @dataclass
 class Finding:
-    """What a search came to: the smallest trigger `config`, its build `row`, and around it, axis by axis, the values
-    that `show` the symptom and those that do not (`without`).
+    """The result of a search: the smallest trigger `config`, its build `row`, and the `steps` that led to it.
 
-    `probes` are (configuration, predicted, built) off these axes: whether their product foretells other builds.
+    triggers and harmless: per axis, the values around `config` that show the symptom and those that do not.
+    probes: (configuration, predicted, shown) away from these axes, which test the rule on other builds.
     """
 
     builds: Builds
     config: dict
     row: dict
     steps: list[Step]
-    show: dict[str, list]
-    without: dict[str, list]
+    triggers: dict[str, list]
+    harmless: dict[str, list]
     probes: list[tuple[dict, bool, bool]] = field(default_factory=list)
 
     def predicts(self, config: dict) -> bool:
-        """Whether the rule says that a configuration shows the symptom: each of its values does."""
-        return all(config[axis] in values for axis, values in self.show.items())
+        """Return whether the rule says that a configuration shows the symptom: each of its values is a trigger."""
+        return all(config[axis] in values for axis, values in self.triggers.items())
+
+    @property
+    def correct_probes(self) -> int:
+        """The number of probes that the rule predicted correctly."""
+        return sum(predicted == shown for _, predicted, shown in self.probes)
 
     @property
     def sentence(self) -> str:
-        """The smallest trigger in words."""
+        """The rule in words."""
         row, builds = self.row, self.builds
-        what = row["outcome"]
-        if what == "fails":
-            what = f"{row['stage']} fails ({row['message']})"
-        limits = [f"{axis} is {_either(self.show[axis])} (not {_either(values)})"
-                  for axis, values in self.without.items() if values]
-        free = [axis for axis, values in self.without.items() if not values]
+        what = f"{row['stage']} fails ({row['message']})" if row["outcome"] == "fails" else row["outcome"]
+        limits = [f"{axis} is {_join_values(self.triggers[axis])} (not {_join_values(values)})"
+                  for axis, values in self.harmless.items() if values]
+        free = [axis for axis, values in self.harmless.items() if not values]
         return (f"Triton {builds.triton}, {builds.target}, {builds.hunt.title}: {what}"
                 + (f" where {' and '.join(limits)}" if limits else ", whatever the axes")
                 + (f"; {', '.join(free)} make{'s' * (len(free) == 1)} no difference" if free and limits else "") + ".")
@@ -254,36 +207,35 @@ class Finding:
 
 def find(builds: Builds, start: dict | None = None, wanted: str = "", probes: int = 12,
          reach: int = 2) -> Finding | None:
-    """The smallest trigger, from `start` (default: the hunt's suspicion); None when nothing within `reach` is wrong.
+    """Find the smallest trigger, from `start` (default: the hunt's suspicion), or return None.
 
-    Three phases: changes of `start`, on up to `reach` axes, until a build shows a symptom (`wanted`: an outcome or a
-    stage); axis by axis to the simplest value that still shows it, until none gets simpler; then all neighbours along
-    the axes, and `probes` random configurations off them, half of which the rule says show it. ValueError for a `start`
-    that is no configuration.
+    1. Change `start` on up to `reach` axes until a build shows a symptom. `wanted` is an outcome or a stage.
+    2. Go axis by axis to the simplest value that still shows it, until no axis gets simpler.
+    3. Build all neighbours along the axes, and `probes` random configurations away from them. The rule predicts the
+       symptom for half of these.
     """
     hunt = builds.hunt
     start = hunt.start if start is None else start
-    hunt.check(start)
-    config = suspect(builds, start, wanted, reach)
+    hunt.check_config(start)
+    config = find_first_trigger(builds, start, wanted, reach)
     if config is None:
         return None
-    showing, steps = symptom(builds.ask([config])[0]), []
-    before = None
+    shown_symptom, steps, before = symptom(builds.ask([config])[0]), [], None
     while config != before:
         before = config
         for axis in hunt.axes:
-            steps.append(bisect(builds, config, axis, showing))
+            steps.append(bisect(builds, config, axis, shown_symptom))
             config = steps[-1].config
     lines = {axis: [config | {axis: value} for value in values] for axis, values in hunt.axes.items()}
-    builds.ask([each for line in lines.values() for each in line])  # all at once: they are built side by side
-    around = {axis: builds.ask(line) for axis, line in lines.items()}
-    show, without = ({axis: [row[axis] for row in rows if (symptom(row) == showing) == shown]
-                      for axis, rows in around.items()} for shown in (True, False))
-    found = Finding(builds, config, builds.ask([config])[0], [step for step in steps if step.rows], show, without)
-    off = [each for each in grid(hunt) if sum(each[axis] != config[axis] for axis in hunt.axes) > 1]
-    random.Random(0).shuffle(off)
-    chosen = [each for shown in (True, False)
-              for each in [each for each in off if found.predicts(each) == shown][:probes // 2]]
-    for each, row in zip(chosen, builds.ask(chosen)):
-        found.probes.append((each, found.predicts(each), symptom(row) == showing))
-    return found
+    builds.ask([neighbour for line in lines.values() for neighbour in line])  # one call builds them in parallel
+    triggers, harmless = ({axis: [row[axis] for row in builds.ask(line) if (symptom(row) == shown_symptom) == shown]
+                           for axis, line in lines.items()} for shown in (True, False))
+    steps = [step for step in steps if step.rows]
+    finding = Finding(builds, config, builds.ask([config])[0], steps, triggers, harmless)
+    away = [other for other in grid(hunt) if sum(other[axis] != config[axis] for axis in hunt.axes) > 1]
+    random.Random(0).shuffle(away)
+    chosen = [other for predicted in (True, False)
+              for other in [other for other in away if finding.predicts(other) == predicted][:probes // 2]]
+    finding.probes = [(other, finding.predicts(other), symptom(row) == shown_symptom)
+                      for other, row in zip(chosen, builds.ask(chosen))]
+    return finding

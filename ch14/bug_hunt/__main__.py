@@ -1,4 +1,4 @@
-"""The command line of `ch14.bug_hunt`: hunt, report, and build the recorded matrix again."""
+"""The command line of `ch14.bug_hunt`: hunt, report, and build the recorded experiments again."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from ch14.bug_hunt import HUNTS, Builds, environments, experiments, report
 from tilelab import cli, device, results
 
 
-def _arguments(argv):
-    parser = cli.make_parser("ch14.bug_hunt", "Find the smallest kernel that a Triton does not compile as one hopes for a "
-                        "target, by real builds without a GPU. Exit status: 0 the hunt ended, 1 builds differ from the "
-                        "record, 2 something could not run.")
+def _parse_options(argv):
+    parser = cli.make_parser("ch14.bug_hunt", "Find the smallest kernel that shows a suspected bug of Triton, by real "
+                             "builds without a GPU. Exit status: 0 the hunt ended, 1 builds differ from the record, "
+                             "2 something could not run.")
     parser.add_argument("--hunt", default="loop", choices=tuple(HUNTS), help="what is suspected (default loop)")
-    parser.add_argument("--triton", metavar="VERSION", help="the Triton to ask, installed privately if need be "
+    parser.add_argument("--triton", metavar="VERSION", help="the Triton to ask, installed privately if necessary "
                         "(default: the installed one)")
-    parser.add_argument("--target", choices=device.TARGETS[1:], help="compile for it (default: where the hunt's "
-                        "suspicion is)")
+    parser.add_argument("--target", choices=device.TARGETS[1:], help="compile for it (default: the suspected target)")
     parser.add_argument("--start", default="", metavar="AXIS=VALUE,...", help="begin with these values")
     parser.add_argument("--symptom", default="", metavar="WORD", help="hunt this outcome, or failures of this pass")
     parser.add_argument("--reach", type=int, default=2, metavar="N", help="change up to N axes to find a first trigger "
@@ -31,45 +30,83 @@ def _arguments(argv):
     options = cli.parse_options(parser, argv)
     if options.report is not None and (reason := cli.unwritable_reason(options.report)):
         parser.error(f"--report takes a file; {reason}.")
-    if options.report and options.json and os.path.abspath(options.report) == os.path.abspath(options.json):
-        parser.error(f"--report and --json take a file each; here both are {options.report}.")
-    hunting = {name for name in ("hunt", "target", "start", "symptom", "reach", "report")
-               if getattr(options, name) != parser.get_default(name)}
-    if options.matrix and hunting:
-        parser.error(f"--matrix goes with --triton and --json; here is --{min(hunting)} too.")
     if options.reach < 0:
-        parser.error(f"--reach is 0 or more; here it is {options.reach}.")
+        parser.error(f"--reach must be 0 or more; it is {options.reach}.")
     options.hunt = HUNTS[options.hunt]
     try:
-        options.start = options.hunt.start | _start(options.hunt, options.start)
+        options.start = options.hunt.start | _parse_start(options.hunt, options.start)
     except ValueError as error:
         parser.error(str(error))
     return options
 
 
-def _start(hunt: bug_hunt.Hunt, text: str) -> dict:
-    """{axis: value} of "LOOP=carry b,num_warps=4"; ValueError for what is none."""
-    found = {}
+def _parse_start(hunt: bug_hunt.Hunt, text: str) -> dict:
+    """Return {axis: value} of "LOOP=carry b,num_warps=4"."""
+    start = {}
     for part in filter(None, text.split(",")):
-        axis, equals, value = part.partition("=")
-        values = {str(each): each for each in hunt.axes.get(axis, ())}
-        if not values or value not in values:
-            takes = f"{axis}={'|'.join(values)}" if values else ", ".join(f"{name}=..." for name in hunt.axes)
-            raise ValueError(f"--start takes {takes}; here it is {part!r}.")
-        found[axis] = values[value]
-    return found
+        axis, _, value = part.partition("=")
+        values = {str(value): value for value in hunt.axes.get(axis, ())}
+        if value not in values:
+            allowed = f"{axis}={'|'.join(values)}" if values else ", ".join(f"{name}=..." for name in hunt.axes)
+            raise ValueError(f"--start takes {allowed}; it is {part!r}.")
+        start[axis] = values[value]
+    return start
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _install(version: str) -> None:
+    environments.install(version, lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _hunt(options) -> tuple[list[dict], int]:
+    version = options.triton or environments.installed_version()
+    _install(version)
+    builds = Builds(options.hunt, version, options.target or options.hunt.target)
+    finding = bug_hunt.find(builds, options.start, options.symptom, reach=options.reach)
+    if finding is None:
+        lines = [f"Triton {version}, {builds.target}, {options.hunt.title}: nothing found within {options.reach} "
+                 f"changes of {bug_hunt.describe(options.start)} ({len(builds.rows)} builds)."]
+    else:
+        lines = [*finding.steps, f"the smallest trigger: {bug_hunt.describe(finding.config)}", finding.sentence,
+                 f"{len(builds.rows)} builds; away from its axes, {finding.correct_probes} of {len(finding.probes)} "
+                 "random configurations behave as this says."]
+        finding.row["sentence"] = finding.sentence
+    if options.report and finding:
+        versions = [other for other in experiments.VERSIONS if environments.is_available(other)]
+        results.write_atomically(pathlib.Path(options.report), report.write_report(finding, versions))
+        lines.append(f"{options.report} holds a report; nothing was sent anywhere.")
+    if options.json != "-":
+        print(*lines, sep="\n")
+    return builds.rows, 0
+
+
+def _rebuild_matrix(options) -> tuple[list[dict], int]:
+    name, rows, differ = options.matrix, [], 0
+    versions = list(dict.fromkeys(version for version, *_ in experiments.EXPERIMENTS[name]()))
+    if options.triton and options.triton not in versions:
+        raise ValueError(f"--triton must be one of {', '.join(versions)} for {name}; it is {options.triton}")
+    keep = os.environ.get("TILES_RECORD") == "1"
+    if keep and options.triton:
+        raise ValueError("TILES_RECORD=1 keeps whole experiments: leave out --triton")
+    for version in [options.triton] if options.triton else versions:
+        _install(version)
+        built = experiments.build_now(name, version)
+        rows += built
+        differences = [] if keep else experiments.list_differences(name, built)
+        differ += len(differences)
+        if options.json != "-":
+            same = "" if keep else f", {len(built) - len(differences)} as recorded"
+            print(f"{name}, Triton {version}: {len(built)} builds{same}", *differences, sep="\n  ", flush=True)
+    if keep:
+        experiments.save_record(name, rows)
+    return rows, int(differ > 0)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run it; the exit status is 0 when it came to its end, whatever it found, 1 when builds differ from the record,
-    2 when something could not run, 130 cancelled."""
-    options = _arguments(argv)
+    """Run the command; the exit status is 0 at the end of a hunt, 1 if builds differ from the record, 2 if something
+    could not run, 130 if it was cancelled."""
+    options = _parse_options(argv)
     try:
-        rows, status = _matrix(options) if options.matrix else _hunt(options)
+        rows, status = _rebuild_matrix(options) if options.matrix else _hunt(options)
         if options.json:
             record = results.make_record("ch14_bug_hunt", rows, experiments.source(), on=results.NO_GPU)
             text = results.to_json(record)
@@ -81,55 +118,6 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("python -m ch14.bug_hunt: cancelled.", file=sys.stderr)
         return 130
-
-
-def _hunt(options) -> tuple[list[dict], int]:
-    version = options.triton or environments.installed()
-    environments.environment(version, _say)
-    builds = Builds(options.hunt, version, options.target or options.hunt.target)
-    found = bug_hunt.find(builds, options.start, options.symptom, reach=options.reach)
-    say = (lambda *_: None) if options.json == "-" else print
-    if found is None:
-        say(f"Triton {version}, {builds.target}, {options.hunt.title}: nothing found within {options.reach} changes of "
-            f"{bug_hunt.describe(options.start)} ({len(builds.rows)} builds)"
-            + (f"; no report is written to {options.report}." if options.report else "."))
-        return builds.rows, 0
-    for step in found.steps:
-        say(step)
-    right = sum(predicted == shown for _, predicted, shown in found.probes)
-    say(f"the smallest trigger: {bug_hunt.describe(found.config)}\n{found.sentence}\n"
-        f"{len(builds.rows)} builds; off its axes {right} of {len(found.probes)} random ones do as this says.")
-    if options.report:
-        others = [each for each in experiments.VERSIONS if environments.known(each)]
-        results.write_atomically(pathlib.Path(options.report), report.write(found, others))
-        say(f"{options.report} holds a report; nothing was sent anywhere.")
-    return [row | ({"sentence": found.sentence} if row is found.row else {}) for row in builds.rows], 0
-
-
-def _matrix(options) -> tuple[list[dict], int]:
-    name, rows, differ = options.matrix, [], 0
-    versions = list(dict.fromkeys(version for version, *_ in experiments.EXPERIMENTS[name]()))
-    if options.triton and options.triton not in versions:
-        raise ValueError(f"{name} has Triton {', '.join(versions)}; here it is {options.triton}")
-    keep = os.environ.get("TILES_RECORD") == "1"
-    if keep and options.triton:
-        raise ValueError("TILES_RECORD=1 keeps whole experiments: leave out --triton")
-    for version in [options.triton] if options.triton else versions:
-        environments.environment(version, _say)
-        built = experiments.built(name, version)
-        rows += built
-        found = [] if keep else experiments.differences(name, built)
-        differ += len(found)
-        if options.json != "-":
-            print(f"{name}, Triton {version}: {len(built)} builds"
-                  + ("" if keep else f", {len(built) - len(found)} as recorded"), *found, sep="\n  ", flush=True)
-    if keep:
-        experiments.save(name, rows)
-    return rows, int(differ > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
 
 
 if __name__ == "__main__":

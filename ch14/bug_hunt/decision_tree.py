@@ -1,28 +1,26 @@
-"""The bug hunt as a decision tree: the reader chooses which axis to bisect next, real builds answer.
+"""The bug hunt as a decision tree: the reader chooses which axis to bisect next, and real builds answer.
 
-    bug_hunt_tree.Tree("loop", "3.5.1", "sm_100a", LOOP="carry both guarded", LOADS="device", num_warps=8)
+    decision_tree.Tree("loop", "3.5.1", "sm_100a", LOOP="carry both guarded", LOADS="device", num_warps=8)
 
-Builds are live where that Triton is at hand, else those of the record. The path so far stays in the notebook, as a
-picture and as text, when the widgets are gone.
+Builds are live if that Triton is available, else they come from the record. The path stays in the notebook as a picture
+and as text when the widgets are gone.
 """
 
 from __future__ import annotations
 
-import asyncio
 import html
 from collections.abc import Callable
 
 import ipywidgets as widgets
 from IPython.display import HTML, Image, display
 
-from ch14 import bug_hunt
-from ch14.bug_hunt import HUNTS, Step, environments, experiments, figures
+from ch14.bug_hunt import HUNTS, Builds, Step, bisect, describe, environments, experiments, figures, find, symptom
 
-_tasks: set[asyncio.Task] = set()  # the loop itself holds tasks weakly
+WRAP = {"flex_flow": "row wrap"}
 
 
 class _Text(str):
-    """Lines, in a notebook and where it is read as text."""
+    """Lines that a notebook shows as they are."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -31,227 +29,186 @@ class _Text(str):
         return f"<pre>{html.escape(self)}</pre>"
 
 
-class Tree:
-    """A path through the axes of a hunt. `config` is where it stands, `row` its build, `steps` the axes bisected.
+def _dropdown(description: str, width: str = "190px", **options) -> widgets.Dropdown:
+    return widgets.Dropdown(description=description, layout={"width": width}, style={"description_width": "90px"},
+                            **options)
 
-    `choice` sets axes, the rest begin as the hunt's suspicion; ValueError for what its menu does not have. `menus`,
-    `axes`, `buttons` and `status` are the widgets, `box` holds all; the path's picture and text stand beneath it. What
-    cannot be built is told in one sentence, `problem`, and the path stays.
+
+class Tree:
+    """A path through the axes of a hunt: `config` is its end, `row` the build of that, `steps` the bisected axes.
+
+    `choice` sets axes; the others begin with the hunt's suspicion. The widgets are `menus`, `axes`, `buttons` and
+    `status`, all in `box`. If something cannot be built, `problem` says so in one sentence, and the path stays.
     """
 
     def __init__(self, hunt: str = "loop", triton: str = "", target: str = "", **choice):
-        triton = triton or environments.installed()
         if hunt not in HUNTS:
-            raise ValueError(f"the hunts are {', '.join(HUNTS)}; here it is {hunt!r}.")
+            raise ValueError(f"unknown hunt {hunt!r}; choose one of {', '.join(HUNTS)}.")
         self.hunt = HUNTS[hunt]
         self.config = self.hunt.start | choice
-        self.hunt.check(self.config)
-        self.steps: list[Step] = []
-        self.row: dict | None = None
-        self.sentence = self.problem = ""
-        self._handles: list | None = None
-        self._known: dict[tuple, bug_hunt.Builds] = {}
-        self._filling = False
-        self._make(hunt, triton, target or self.hunt.target)
-        self._do(self._begin)
-
-    # -- what the reader does
+        self.hunt.check_config(self.config)
+        self.problem, self._handles, self._known, self._drawing = "", [], {}, False
+        self._make_widgets(triton or environments.installed_version(), target or self.hunt.target)
+        self._run(self._start_over)
 
     @property
-    def builds(self) -> bug_hunt.Builds:
-        """What answers for the chosen hunt, Triton and target."""
+    def builds(self) -> Builds:
+        """The builds of the selected hunt, Triton and target."""
         key = self.hunt.name, self.menus["triton"].value, self.menus["target"].value
         if key not in self._known:
-            self._known[key] = experiments.builds(*key)
+            self._known[key] = experiments.open_builds(*key)
         return self._known[key]
 
     @property
-    def open(self) -> list[str]:
-        """The axes that may still get simpler: neither the simplest already, nor bisected since the last change."""
-        settled, before = set(), self._origin
-        for step in self.steps:
-            settled = {step.axis} | (settled if step.config == before else set())
-            before = step.config
+    def open_axes(self) -> list[str]:
+        """The axes that may still get simpler."""
         return [axis for axis, values in self.hunt.axes.items()
-                if axis not in settled and self.config[axis] != values[0]]
+                if axis not in self._settled and self.config[axis] != values[0]]
 
-    def _begin(self) -> None:
-        self.steps, self.sentence, self._origin = [], "", dict(self.config)
-        self.row = None
+    # ---- what the buttons do
+
+    def _start_over(self) -> None:
+        self.steps: list[Step] = []
+        self.sentence, self.row, self._settled = "", None, set()  # _settled: axes bisected since the last change
         self.row = self.builds.ask([self.config])[0]
 
     def bisect(self, axis: str) -> Step | None:
-        """Simplify one axis; None, and a sentence in `problem`, where the configuration is as one hopes."""
+        """Simplify one axis and return the step; None, with a sentence in `problem`, if nothing can be simplified."""
         if axis not in self.hunt.axes:
-            raise ValueError(f"the axes are {', '.join(self.hunt.axes)}; here it is {axis!r}.")
-        self._do(lambda: self._bisect(axis))
-        return self.steps[-1] if self.steps and not self.problem else None
+            raise ValueError(f"unknown axis {axis!r}; choose one of {', '.join(self.hunt.axes)}.")
+        self._run(lambda: self._bisect(axis))
+        return None if self.problem else self.steps[-1]
 
     def _bisect(self, axis: str) -> None:
         if self.row is None or self.row["outcome"] == self.hunt.good:
-            raise ValueError("there is nothing to bisect: choose a configuration that is not as one hopes.")
+            raise ValueError("there is nothing to bisect: choose a configuration that shows the bug.")
         if self.config[axis] == self.hunt.axes[axis][0]:
-            raise ValueError(f"{axis} is {self.config[axis]}, the simplest already.")
-        step = bug_hunt.bisect(self.builds, self.config, axis, bug_hunt.symptom(self.row))
+            raise ValueError(f"{axis} is {self.config[axis]}, its simplest value, already.")
+        step = bisect(self.builds, self.config, axis, symptom(self.row))
+        self._settled = {axis} | (self._settled if step.config == self.config else set())
         self.steps.append(step)
         self.config = dict(step.config)
         self.row = self.builds.ask([self.config])[0]
 
     def _search(self) -> None:
-        found = bug_hunt.find(self.builds, self.config)
-        if found is None:
-            raise ValueError("nothing within two changes of this configuration is wrong.")
-        self._origin, self.steps, self.sentence = dict(self.config), found.steps, found.sentence
-        self.config, self.row = dict(found.config), found.row
+        finding = find(self.builds, self.config)
+        if finding is None:
+            raise ValueError("nothing within two changes of this configuration shows a bug.")
+        self.steps, self.sentence, self._settled = finding.steps, finding.sentence, set(self.hunt.axes)
+        self.config, self.row = dict(finding.config), finding.row
 
-    # -- widgets
+    # ---- widgets
 
-    def _make(self, hunt: str, triton: str, target: str) -> None:
-        wide, narrow = {"width": "330px"}, {"width": "190px"}
-        style = {"description_width": "90px"}
-        versions = list(dict.fromkeys([*experiments.VERSIONS, environments.installed(), triton]))
-        self.menus = {
-            "hunt": widgets.Dropdown(options=[(f"{each.name}: {each.title}", name) for name, each in HUNTS.items()],
-                                     value=hunt, description="hunt", layout=wide, style=style),
-            "triton": widgets.Dropdown(options=versions, value=triton, description="Triton", layout=narrow,
-                                       style=style),
-            "target": widgets.Dropdown(options=experiments.TARGETS, value=target, description="target",
-                                       layout=narrow, style=style),
-            "axis": widgets.Dropdown(description="next axis", layout=narrow, style=style)}
-        self.axes: dict[str, widgets.Dropdown] = {}
+    def _make_widgets(self, triton: str, target: str) -> None:
+        versions = list(dict.fromkeys([*experiments.VERSIONS, environments.installed_version(), triton]))
+        hunts = [(f"{hunt.name}: {hunt.title}", name) for name, hunt in HUNTS.items()]
+        self.menus = {"hunt": _dropdown("hunt", "330px", options=hunts, value=self.hunt.name),
+                      "triton": _dropdown("Triton", options=versions, value=triton),
+                      "target": _dropdown("target", options=experiments.TARGETS, value=target),
+                      "axis": _dropdown("next axis")}
         self.buttons = {name: widgets.Button(description=text, tooltip=tip) for name, text, tip in (
-            ("bisect", "Bisect", "find the simplest value of this axis that still shows it"),
-            ("search", "Search the rest", "let the engine choose the axes, and look around the end"),
+            ("bisect", "Bisect", "find the simplest value of this axis that still shows the bug"),
+            ("search", "Search the rest", "let the search choose the axes, and build the neighbours of its end"),
             ("again", "Start over", "build this configuration, and forget the path"))}
-        self.status = widgets.HTML()
-        self._settings = widgets.HBox(layout={"flex_flow": "row wrap"})
-        flow = {"flex_flow": "row wrap"}
-        self.box = widgets.VBox([
-            widgets.HBox([self.menus[name] for name in ("hunt", "triton", "target")], layout=flow), self._settings,
-            widgets.HBox([self.menus["axis"], *self.buttons.values()], layout=flow), self.status])
+        self.status, self._settings = widgets.HTML(), widgets.HBox(layout=WRAP)
+        selectors = [self.menus[name] for name in ("hunt", "triton", "target")]
+        self.box = widgets.VBox([widgets.HBox(selectors, layout=WRAP), self._settings, widgets.HBox(
+            [self.menus["axis"], *self.buttons.values()], layout=WRAP), self.status])
         for name, widget in {**self.menus, **self.buttons, "status": self.status}.items():
             widget.add_class(f"tree-{name}")
-        self._fill()
-        for name in ("hunt", "triton", "target"):
-            self.menus[name].observe(self._changed, "value")
-        self.buttons["bisect"].on_click(lambda _: self._later(lambda: self._bisect(self.menus["axis"].value)))
-        self.buttons["search"].on_click(lambda _: self._later(self._search))
-        self.buttons["again"].on_click(lambda _: self._later(self._begin))
+        self._make_axes()
+        for menu in selectors:
+            menu.observe(self._select, "value")
+        self.buttons["bisect"].on_click(lambda _: self._run(lambda: self._bisect(self.menus["axis"].value)))
+        self.buttons["search"].on_click(lambda _: self._run(self._search))
+        self.buttons["again"].on_click(lambda _: self._run(self._start_over))
 
-    def _fill(self) -> None:
-        """A menu an axis, for the hunt that is chosen."""
-        self.axes = {axis: widgets.Dropdown(options=[(str(value), value) for value in values], value=self.config[axis],
-                                            description=axis, layout={"width": "230px"},
-                                            style={"description_width": "90px"})
-                     for axis, values in self.hunt.axes.items()}
+    def _make_axes(self) -> None:
+        self.axes = {axis: _dropdown(axis, "230px", options=[(str(value), value) for value in values],
+                                     value=self.config[axis]) for axis, values in self.hunt.axes.items()}
         for axis, menu in self.axes.items():
             menu.add_class(f"tree-{axis.lower().replace('_', '-')}")
-            menu.observe(self._changed, "value")
+            menu.observe(self._select, "value")
         self._settings.children = list(self.axes.values())
 
-    def _changed(self, change) -> None:
-        if self._filling:
+    def _select(self, change) -> None:
+        if self._drawing:
             return
         if change["owner"] is self.menus["hunt"]:
             self.hunt = HUNTS[change["new"]]
             self.config = dict(self.hunt.start)
-            self._filling = True
+            self._drawing = True
             self.menus["target"].value = self.hunt.target
-            self._filling = False
-            self._fill()
+            self._drawing = False
+            self._make_axes()
         self.config = {axis: menu.value for axis, menu in self.axes.items()}
-        self._later(self._begin)
+        self._run(self._start_over)
 
-    def _later(self, work: Callable[[], None]) -> None:
-        """Do it beside the notebook's event loop, with nothing to press meanwhile; at once where there is none."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            self._do(work)
-            return
+    def _run(self, work: Callable[[], None]) -> None:
+        """Do the work while nothing can be pressed, and draw the result."""
+        self.problem = ""
         self._enable(False)
         self.status.value = "<p>building…</p>"
-
-        async def done():
-            try:
-                await asyncio.to_thread(self._try, work)
-            finally:
-                self._draw()
-
-        task = loop.create_task(done())
-        _tasks.add(task)
-        task.add_done_callback(_tasks.discard)
-
-    def _do(self, work: Callable[[], None]) -> None:
-        self._try(work)
-        self._draw()
-
-    def _try(self, work: Callable[[], None]) -> None:
-        self.problem = ""
         try:
             work()
-        except Exception as error:  # what cannot be built is told, and the tree lives on
+        except Exception as error:  # a build that is impossible must not end the tree
             self.problem = str(error)
+        self._draw()
 
-    def _enable(self, yes: bool) -> None:
+    def _enable(self, enabled: bool) -> None:
         for widget in (*self.menus.values(), *self.axes.values(), *self.buttons.values()):
-            widget.disabled = not yes
+            widget.disabled = not enabled
 
-    # -- drawing
+    # ---- drawing
 
     @property
     def text(self) -> str:
-        """The path so far, a line a step, and where it stands."""
-        return "\n".join([*(f"{index + 1}. {step}" for index, step in enumerate(self.steps)), *self._stands()])
+        """The path, one line per step, and its end."""
+        return "\n".join([*(f"{index + 1}. {step}" for index, step in enumerate(self.steps)), *self._describe_end()])
 
-    def _stands(self) -> list[str]:
+    def _describe_end(self) -> list[str]:
         lines = [self.problem]
         if self.row:
             where = f" in {self.row['stage']} ({self.row['message']})" if "stage" in self.row else ""
-            lines.append(f"{bug_hunt.describe(self.config)}: {self.row['outcome']}{where}")
+            lines.append(f"{describe(self.config)}: {self.row['outcome']}{where}")
             if self.row["outcome"] != self.hunt.good and self.steps:
-                lines.append(self.sentence or (f"may still get simpler: {', '.join(self.open)}" if self.open else
-                                               "no axis gets simpler: this is a smallest trigger"))
-        return [*filter(None, lines), self._source()]
+                lines.append(self.sentence or (f"may still get simpler: {', '.join(self.open_axes)}" if self.open_axes
+                                               else "no axis gets simpler: this is a smallest trigger"))
+        return [*filter(None, lines), self._describe_builds()]
 
-    def _source(self) -> str:
+    def _describe_builds(self) -> str:
         builds = self._known.get((self.hunt.name, self.menus["triton"].value, self.menus["target"].value))
         if builds is None:
             return "no builds at hand"
         count = len(builds.rows)
         return f"{count} build{'s' * (count != 1)}, " + ("live" if builds.live else "as recorded without a GPU")
 
-    def _png(self) -> bytes:
-        if not self.steps:
-            return b""
-        title = f"Triton {self.menus['triton'].value}, {self.menus['target'].value}, {self.hunt.title}: " + (
-            f"{self.row['outcome']}" if self.row else "")
-        return figures.path_picture(self.hunt, self.steps, title, self._source())._repr_png_()
-
     def _draw(self) -> None:
-        self._filling = True
-        try:
-            for axis, menu in self.axes.items():
-                menu.value = self.config[axis]
-            self.menus["axis"].options = self.open or list(self.hunt.axes)
-        finally:
-            self._filling = False
+        self._drawing = True
+        for axis, menu in self.axes.items():
+            menu.value = self.config[axis]
+        self.menus["axis"].options = self.open_axes or list(self.hunt.axes)
+        self._drawing = False
         self._enable(True)
-        self.status.value = f"<p style='line-height: 1.4'>{'<br>'.join(map(html.escape, self._stands()))}</p>"
-        if self._handles:
-            for handle, what in zip(self._handles, self._still()):
-                handle.update(what)
+        lines = "<br>".join(map(html.escape, self._describe_end()))
+        self.status.value = f"<p style='line-height: 1.4'>{lines}</p>"
+        for handle, view in zip(self._handles, self.static_views() if self._handles else ()):
+            handle.update(view)
 
-    def _still(self) -> tuple:
-        """What stays in the notebook: the picture, or nothing to see, and the text."""
-        png = self._png()
-        return (Image(data=png) if png else HTML("")), _Text(self.text)
+    def static_views(self) -> tuple:
+        """Return what stays in the notebook: the picture of the path, if there is one, and the text."""
+        picture = HTML("")
+        if self.steps:
+            title = f"Triton {self.menus['triton'].value}, {self.menus['target'].value}, {self.hunt.title}: "
+            outcome = self.row["outcome"] if self.row else ""
+            path = figures.path_picture(self.hunt, self.steps, title + outcome, self._describe_builds())
+            picture = Image(data=path._repr_png_())
+        return picture, _Text(self.text)
 
     def _ipython_display_(self) -> None:
         display({**self.box._repr_mimebundle_(), "text/plain": f"Tree({self.hunt.name})"}, raw=True)
-        self._handles = [display(what, display_id=True) for what in self._still()]
-        if None in self._handles:  # no notebook
-            self._handles = None
+        handles = [display(view, display_id=True) for view in self.static_views()]
+        self._handles = [] if None in handles else handles  # None outside of a notebook
 
     def __repr__(self) -> str:
         return self.text

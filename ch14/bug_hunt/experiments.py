@@ -1,6 +1,6 @@
-"""The builds behind the notebook `ch14_bug_hunt`, recorded once for Tritons that a reader does not have.
+"""The builds behind the notebook `ch14_bug_hunt`, recorded once for the Tritons that a reader does not have.
 
-No GPU has a part in them: their records lie in results/no-gpu, and `python -m ch14.bug_hunt --matrix` makes them again.
+They need no GPU. Their records lie in results/no-gpu, and `python -m ch14.bug_hunt --matrix` makes them again.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ch14 import bug_hunt
-from ch14.bug_hunt import HUNTS, Builds, environments, hunts, kernels
+from ch14.bug_hunt import HUNTS, Builds, environments, grid, hunts, kernels, outcomes
 from tilelab import check, device, results
 
-VERSIONS = ("3.5.0", "3.5.1", "3.6.0", "3.7.1", "3.8.0", "3.9.0")  # the note's, and what followed
+VERSIONS = ("3.5.0", "3.5.1", "3.6.0", "3.7.1", "3.8.0", "3.9.0")  # the version of the note, and later ones
 TARGETS = device.TARGETS[1:]
 
 
-def checked() -> list[dict]:
-    """Every form of both loops computes the same product: rows of `check.compare` on ragged shapes, in float16. On the
-    GPU where it has TMA, with one stage, which the compiler takes in every form; else in Triton's interpreter."""
+def check_correctness() -> list[dict]:
+    """Check that all forms of both loops compute the same product, in float16 on ragged shapes.
+
+    They run on a GPU with TMA, with one stage, which the compiler accepts in every form; else in Triton's interpreter.
+    """
     where = "cuda" if device.current().has_tma else "cpu"
     a, b = (torch.randn(shape, device=where).half() for shape in ((100, 72), (72, 136)))
     forms = [(kernel, loop, loads) for kernel, hunt in ((kernels.loop_kernel, "loop"),
@@ -37,24 +38,24 @@ def checked() -> list[dict]:
 
 
 def _multiply(kernel, loop: str, loads: str, a, b, out) -> None:
-    """out (M, N) = a (M, K) @ b (K, N) by one form of one of the kernels, tiles of 64 x 32 x 32."""
+    """Compute out (M, N) = a (M, K) @ b (K, N) with one form of a kernel, in tiles of 64 x 32 x 32."""
     m, n, k = 64, 32, 32
     constants = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "LOADS": loads, "LOOP": loop}
     if kernel is kernels.specialized_kernel:
-        constants["WARP_SPECIALIZE"] = not a.is_cuda  # the compiler may fail of it: that is what the hunt is about
+        constants["WARP_SPECIALIZE"] = not a.is_cuda  # this is what makes the compiler fail
     matrices = (a, b, out)
     if loads == "host":
         tiles = (m, k), (k, n), (m, n)
-        matrices = [TensorDescriptor.from_tensor(each, list(tile)) for each, tile in zip(matrices, tiles)]
+        matrices = [TensorDescriptor.from_tensor(matrix, list(tile)) for matrix, tile in zip(matrices, tiles)]
     if a.is_cuda:
         triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
-    grid = (2,) if loop.startswith("over tiles") else (triton.cdiv(a.shape[0], m), triton.cdiv(b.shape[1], n))
-    kernel[grid](*matrices, a.shape[0], b.shape[1], a.shape[1], **constants, num_warps=4, num_stages=1)
+    blocks = (2,) if loop.startswith("over tiles") else (triton.cdiv(a.shape[0], m), triton.cdiv(b.shape[1], n))
+    kernel[blocks](*matrices, a.shape[0], b.shape[1], a.shape[1], **constants, num_warps=4, num_stages=1)
 
 
-def _matrix():
-    """Every form of the loop at the note's threshold, by pointers and by descriptors; three specialised loops; three
-    formats in two tiles."""
+def _matrix_cells() -> list[tuple]:
+    """List, for each Triton and target, all loops at the note's threshold, three specialised loops, and three formats
+    in two tiles."""
     threshold = {"BLOCK_K": 64, "num_stages": 4, "num_warps": 8}
     cells = [("loop", {"LOOP": loop, "LOADS": loads, **threshold})
              for loads in ("pointers", "device") for loop in HUNTS["loop"].axes["LOOP"]]
@@ -66,70 +67,68 @@ def _matrix():
             for version, target, (hunt, config) in itertools.product(VERSIONS, TARGETS, cells)]
 
 
-def _grid(name: str, versions: Sequence[str], target: str):
-    return [(version, target, name, config) for version in versions for config in bug_hunt.grid(HUNTS[name])]
+def _grid_cells(name: str, versions: Sequence[str], target: str) -> list[tuple]:
+    return [(version, target, name, config) for version in versions for config in grid(HUNTS[name])]
 
 
-EXPERIMENTS: dict[str, Callable[[], list]] = {
-    "matrix": _matrix,
-    "loop": lambda: _grid("loop", ("3.5.1",), "sm_100a"),
-    "warp_specialize": lambda: _grid("warp_specialize", VERSIONS[2:], "sm_90a")}
+# Each returns its cells: (Triton, target, hunt, configuration).
+EXPERIMENTS: dict[str, Callable[[], list[tuple]]] = {
+    "matrix": _matrix_cells,
+    "loop": lambda: _grid_cells("loop", ("3.5.1",), "sm_100a"),
+    "warp_specialize": lambda: _grid_cells("warp_specialize", VERSIONS[2:], "sm_90a")}
 
 
 def source() -> str:
-    """Hash of what is built, and of how its outcome is told."""
-    spaces = hunts
-    return results.source_hash(kernels, spaces._job, spaces._operands, spaces._loop_job,
-                               spaces._specialize_job, spaces._scaled_job, spaces._loop_outcome,
-                               spaces._specialize_outcome, spaces._scaled_outcome, spaces.threads, spaces.operands,
-                               bug_hunt.failure, bug_hunt.row_of)
+    """Return the hash of what is built and of how its outcome is named."""
+    return results.source_hash(kernels, hunts._job, hunts._operands, hunts._loop_job, hunts._specialize_job,
+                               hunts._scaled_job, hunts._loop_outcome, hunts._specialize_outcome, hunts._scaled_outcome,
+                               hunts.threads, hunts.operands, outcomes.failure, outcomes.row_of)
 
 
-def recorded(name: str) -> results.Record:
-    """The record of an experiment ("matrix", "loop", "warp_specialize"), wherever it is read."""
+def load_record(name: str) -> results.Record:
+    """Return the record of an experiment: "matrix", "loop" or "warp_specialize"."""
     return results.load_record(f"ch14_bug_hunt_{name}", source())
 
 
 for _name in EXPERIMENTS:
-    results.register(f"ch14_bug_hunt_{_name}", functools.partial(recorded, _name), source)
+    results.register(f"ch14_bug_hunt_{_name}", functools.partial(load_record, _name), source)
 
 
-def built(name: str, version: str) -> list[dict]:
-    """The rows of an experiment with one Triton, which must be `bug_hunt_env.known`, built here and now."""
+def build_now(name: str, version: str) -> list[dict]:
+    """Build the cells of an experiment that belong to one available Triton, and return their rows."""
     rows = []
-    wanted = [each for each in EXPERIMENTS[name]() if each[0] == version]
-    with tempfile.TemporaryDirectory() as cache:  # an empty one: what was built before proves nothing
-        for (target, hunt), group in itertools.groupby(wanted, lambda each: each[1:3]):
+    cells = [cell for cell in EXPERIMENTS[name]() if cell[0] == version]
+    with tempfile.TemporaryDirectory() as cache:  # an empty cache, so that everything is built anew
+        for (target, hunt), group in itertools.groupby(cells, lambda cell: cell[1:3]):
             rows += Builds(HUNTS[hunt], version, target, cache=cache).ask([config for *_, config in group])
     return rows
 
 
-def key(row: dict) -> tuple:
-    """What a row is about."""
+def row_key(row: dict) -> tuple:
+    """Return what identifies a row: hunt, Triton, target and configuration."""
     return tuple(row[name] for name in ("hunt", "triton", "target", *HUNTS[row["hunt"]].axes))
 
 
-def differences(name: str, rows: Sequence[dict]) -> list[str]:
-    """How rows that were built now differ from the record, a sentence each; empty when they do not."""
-    before = {key(row): row for row in recorded(name).rows}
-    return [f"{', '.join(map(str, key(row)))}: {_difference(before.get(key(row), {}), row)}"
-            for row in rows if before.get(key(row)) != row]
+def list_differences(name: str, rows: Sequence[dict]) -> list[str]:
+    """Return one sentence for each row that differs from the record in more than `reason`, which is our own wording."""
+    recorded, differences = {row_key(row): row for row in load_record(name).rows}, []
+    for row in rows:
+        before = recorded.get(row_key(row), {})
+        changed = [field for field in {**before, **row} if before.get(field) != row.get(field) and field != "reason"]
+        if changed:
+            what = "; ".join(f"{field} was {before.get(field)!r}, is {row.get(field)!r}" for field in changed)
+            differences.append(f"{', '.join(map(str, row_key(row)))}: {what if before else 'not recorded'}")
+    return differences
 
 
-def _difference(before: dict, now: dict) -> str:
-    changed = [each for each in {**before, **now} if before.get(each) != now.get(each)]
-    return "; ".join(f"{each} was {before.get(each)!r}, is {now.get(each)!r}" for each in changed) if before else (
-        "not recorded")
-
-
-def save(name: str, rows: Sequence[dict]) -> None:
-    """Write an experiment's record."""
+def save_record(name: str, rows: Sequence[dict]) -> None:
+    """Write the record of an experiment."""
     results.save(results.make_record(f"ch14_bug_hunt_{name}", rows, source(), on=results.NO_GPU))
 
 
-def builds(hunt: str, version: str, target: str) -> Builds:
-    """Builds of a hunt, live where this Triton is at hand, else from the records."""
-    if environments.known(version):
-        return Builds(HUNTS[hunt], version, target)
-    rows = [row for name in EXPERIMENTS for row in recorded(name).rows]
+def open_builds(hunt: str, version: str, target: str) -> Builds:
+    """Return the builds of a hunt: live if this Triton is available, else from the records."""
+    rows = None
+    if not environments.is_available(version):
+        rows = [row for name in EXPERIMENTS for row in load_record(name).rows]
     return Builds(HUNTS[hunt], version, target, rows)

@@ -1,4 +1,4 @@
-"""The pictures of `ch14_bug_hunt`: loops, the path of a search, versions by targets, and a rule against builds."""
+"""The pictures of `ch14_bug_hunt`: loops, the path of a search, versions by targets, and a rule beside builds."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from tilelab.diagrams import box, canvas, lighten, write
 TONES = {"builds": "#009E73", "native": "#009E73", "real": "#009E73", "ignored": "#E69F00", "emulated": "#E69F00",
          "fails": "#D55E00"}
 PALE = "#e6e6e6"
+ARROW = {"arrowstyle": "-|>", "color": "black", "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
 
 
 def loops_picture() -> plots.Picture:
-    """A plain loop and one that carries a tile from iteration to iteration: who loads what a product reads."""
+    """Draw a plain loop and one that carries tiles: which iteration loads what a product reads."""
     width, height = plots.SIZE[0], 2.75
     figure, axes = canvas("Plain: a product reads what its own iteration loads. Carry: what the one before has loaded",
                           "k + 1 is loaded while k is multiplied, by hand: a manual double buffer", width, height)
@@ -33,26 +34,21 @@ def loops_picture() -> plots.Picture:
                                   (top - 0.58, f"tl.dot on tile {step}", plots.colour("predicted"))):
                 box(axes, x + 0.08, y, 1.14, 0.2, tone)
                 write(axes, x + 0.65, y + 0.095, text, color="white")
-            begin = (x + 0.65, top - 0.28) if not carried else (x + 1.22, top - 0.18)
-            end = (x + 0.65, top - 0.37) if not carried else (x + 1.48, top - 0.48)
-            if not carried or step < 2:
-                axes.annotate("", end, begin, arrowprops={"arrowstyle": "-|>", "color": "black", "lw": 1.2,
-                                                          "shrinkA": 0, "shrinkB": 0})
+            if not carried:
+                axes.annotate("", (x + 0.65, top - 0.37), (x + 0.65, top - 0.28), arrowprops=ARROW)
+            elif step < 2:
+                axes.annotate("", (x + 1.48, top - 0.48), (x + 1.22, top - 0.18), arrowprops=ARROW)
         if carried:
             box(axes, 0.12, top - 0.58, 0.95, 0.2, plots.colour("best"))
             write(axes, 0.6, top - 0.485, "load tile 0", color="white")
-            axes.annotate("", (1.33, top - 0.48), (1.07, top - 0.48), arrowprops={
-                "arrowstyle": "-|>", "color": "black", "lw": 1.2, "shrinkA": 0, "shrinkB": 0})
+            axes.annotate("", (1.33, top - 0.48), (1.07, top - 0.48), arrowprops=ARROW)
     return figure
 
 
 def path_picture(hunt: Hunt, steps: Sequence, title: str, source: str) -> plots.Picture:
-    """The path of a search: a line a step, each value of its axis with what became of it, the chosen one framed.
-
-    `steps` are `bug_hunt.Step`s.
-    """
+    """Draw the path of a search: one line per Step with the outcomes of its axis. The chosen value has a frame."""
     if not steps:
-        raise ValueError("there is nothing to draw: no axis has been asked yet.")
+        raise ValueError("steps must not be empty: bisect an axis first.")
     most = max(len(hunt.axes[step.axis]) for step in steps)
     width, pitch = 8.4, 0.36
     figure, axes = canvas(title, source, width, pitch * len(steps) + 0.95)
@@ -60,10 +56,9 @@ def path_picture(hunt: Hunt, steps: Sequence, title: str, source: str) -> plots.
     for line, step in enumerate(steps):
         y = pitch * (len(steps) - line) + 0.05
         write(axes, 0.1, y + 0.13, f"{line + 1}  {step.axis}", "left", 7.5, fontweight="bold")
-        asked = step.told()
-        outcomes = {step.config[step.axis]: f"{step.wanted[0]}, known"} | asked
-        for place, value in enumerate(hunt.axes[step.axis]):
-            x, outcome = 1.4 + place * wide, outcomes.get(value)
+        outcomes = {step.config[step.axis]: f"{step.wanted[0]}, known"} | step.outcomes()
+        for column, value in enumerate(hunt.axes[step.axis]):
+            x, outcome = 1.4 + column * wide, outcomes.get(value)
             box(axes, x, y, wide - 0.05, 0.31, lighten(TONES[re.match(r"\w+", outcome)[0]]) if outcome else PALE)
             write(axes, x + wide / 2 - 0.025, y + 0.215, value)
             write(axes, x + wide / 2 - 0.025, y + 0.085, outcome or "not asked",
@@ -75,51 +70,49 @@ def path_picture(hunt: Hunt, steps: Sequence, title: str, source: str) -> plots.
 
 def matrix_picture(rows: Sequence[dict], title: str, source: str, x: str = "target",
                    y: str = "triton") -> plots.Picture:
-    """Versions by targets (or other columns of the rows): in each cell, how many builds came to which outcome, and in
-    which stage they failed."""
+    """Draw versions by targets, or other columns of the rows. A cell counts the builds of each outcome, and names the
+    stage of those that failed."""
     if not rows:
-        raise ValueError("there is nothing to draw: the list of rows is empty.")
-    across, up = (list(dict.fromkeys(row[name] for row in rows)) for name in (x, y))
-    wide, high = 1.5, 0.42
-    lines = max(len(_counts([row for row in rows if (row[x], row[y]) == place])) for place in
-                itertools.product(across, up))
-    high = max(high, 0.15 * lines + 0.1)
-    width, height = 0.75 + wide * len(across), high * len(up) + 0.95
-    figure, axes = canvas(title, source, width, height)
-    for column, name in enumerate(across):
-        write(axes, 0.7 + wide * (column + 0.5), high * len(up) + 0.45, name, size=8)
-    for line, name in enumerate(up):
-        y0 = 0.32 + high * (len(up) - 1 - line)
-        write(axes, 0.1, y0 + high / 2, name, "left", 8)
-        for column, other in enumerate(across):
-            counts = _counts([row for row in rows if (row[x], row[y]) == (other, name)])
-            x0, total, begin = 0.7 + wide * column, sum(counts.values()), 0.0
-            for (outcome, _), number in counts.items():
-                box(axes, x0 + begin, y0, (wide - 0.05) * number / total, high - 0.05, lighten(TONES[outcome]))
-                begin += (wide - 0.05) * number / total
-            for index, ((outcome, stage), number) in enumerate(counts.items()):
-                write(axes, x0 + wide / 2 - 0.025, y0 + high / 2 - 0.03 + 0.14 * ((len(counts) - 1) / 2 - index),
-                      f"{number} {outcome}{f', {stage}' if stage else ''}")
+        raise ValueError("rows must not be empty.")
+    columns, lines = (list(dict.fromkeys(row[name] for row in rows)) for name in (x, y))
+    cells = {(column, line): _count_outcomes([row for row in rows if (row[x], row[y]) == (column, line)])
+             for column in columns for line in lines}
+    wide, high = 1.5, max(0.42, 0.15 * max(map(len, cells.values())) + 0.1)
+    figure, axes = canvas(title, source, 0.75 + wide * len(columns), high * len(lines) + 0.95)
+    for index, column in enumerate(columns):
+        write(axes, 0.7 + wide * (index + 0.5), high * len(lines) + 0.45, column, size=8)
+    for index, line in enumerate(lines):
+        write(axes, 0.1, 0.32 + high * (len(lines) - 0.5 - index), line, "left", 8)
+    for (column, line), counts in cells.items():
+        left, bottom = 0.7 + wide * columns.index(column), 0.32 + high * (len(lines) - 1 - lines.index(line))
+        total, begin = sum(counts.values()), left
+        for (outcome, _), number in counts.items():
+            share = (wide - 0.05) * number / total
+            box(axes, begin, bottom, share, high - 0.05, lighten(TONES[outcome]))
+            begin += share
+        for index, ((outcome, stage), number) in enumerate(counts.items()):
+            write(axes, left + wide / 2 - 0.025, bottom + high / 2 - 0.03 + 0.14 * ((len(counts) - 1) / 2 - index),
+                  f"{number} {outcome}{f', {stage}' if stage else ''}")
     return figure
 
 
-def _counts(rows: Sequence[dict]) -> dict[tuple[str, str], int]:
-    """How many of each outcome, with the stage of failures, shortened; in the order of TONES."""
-    found = collections.Counter((row["outcome"], re.sub("^(TritonGPU|NVGPU)", "", row.get("stage", "")))
+def _count_outcomes(rows: Sequence[dict]) -> dict[tuple[str, str], int]:
+    """Return the number of rows per outcome and shortened stage, in the order of TONES."""
+    counts = collections.Counter((row["outcome"], re.sub("^(TritonGPU|NVGPU)", "", row.get("stage", "")))
                                 for row in rows)
-    return dict(sorted(found.items(), key=lambda each: list(TONES).index(each[0][0])))
+    return dict(sorted(counts.items(), key=lambda item: list(TONES).index(item[0][0])))
 
 
 def rule_picture(rows: Sequence[dict], says: Callable[[dict], bool], lines: str, columns: Sequence[str], title: str,
                  source: str) -> plots.Picture:
-    """A rule against builds: a cell a build, `lines` down and the axes `columns` across, red where it fails; framed
-    where the rule says that it does."""
+    """Draw one cell per build: axis `lines` down and the axes `columns` across. Red cells failed; the rule `says` that
+    framed cells fail."""
     down = list(dict.fromkeys(row[lines] for row in rows))
-    places = list(itertools.product(*(sorted({row[axis] for row in rows}) for axis in columns)))
-    wide, high = 6.9 / len(places), 0.22
+    across = list(itertools.product(*(sorted({row[axis] for row in rows}) for axis in columns)))
+    wide, high = 6.9 / len(across), 0.22
     figure, axes = canvas(title, source, 8.4, high * len(down) + 0.17 * len(columns) + 0.75)
     for row in rows:
-        x = 1.4 + wide * places.index(tuple(row[axis] for axis in columns))
+        x = 1.4 + wide * across.index(tuple(row[axis] for axis in columns))
         y = 0.3 + high * (len(down) - 1 - down.index(row[lines]))
         fails = row["outcome"] == "fails"
         box(axes, x, y, wide * 0.92, high * 0.9, TONES["fails"] if fails else lighten(TONES["builds"], 0.35))
@@ -132,7 +125,7 @@ def rule_picture(rows: Sequence[dict], says: Callable[[dict], bool], lines: str,
     for level, axis in enumerate(columns):
         y = 0.3 + high * len(down) + 0.17 * (len(columns) - 1 - level) + 0.1
         write(axes, 1.34, y, axis, "right")
-        inner = len(places) // len({place[:level + 1] for place in places})
-        for first in range(0, len(places), inner):
-            write(axes, 1.4 + wide * (first + inner / 2), y, places[first][level])
+        inner = len(across) // len({values[:level + 1] for values in across})
+        for first in range(0, len(across), inner):
+            write(axes, 1.4 + wide * (first + inner / 2), y, across[first][level])
     return figure

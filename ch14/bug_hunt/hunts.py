@@ -1,6 +1,8 @@
-"""What `ch14.bug_hunt` searches: three suspicions, each with its axes, the build of a configuration, and what counts.
+"""The three suspicions that `ch14.bug_hunt` searches: axes, how a configuration is built, and the name of its outcome.
 
-Configurations are dicts, one value an axis; values stand with the simplest first.
+A configuration is a dict with one value per axis. The values of an axis are listed with the simplest first. The hash of
+the recorded builds covers `threads`, `operands` and the functions that begin with an underscore. Their names,
+parameters and code stay as they were recorded.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ PRODUCTS = r"(?:tcgen05\.mma|wgmma\.mma_async|mma\.sync)[\w.:]*"
 
 @dataclass(frozen=True)
 class Hunt:
-    """A suspicion. `outcome(report)` is one of `outcomes`, the first of which is what one hopes for.
+    """A suspicion: `start` is the suspected configuration, `target` the suspected target.
 
-    `start` is the configuration that is suspected, `target` where. `words` explain values, axis by axis. `expected`
-    says what should come out; `evidence` names regular expressions over the PTX that show it.
+    outcome(report) returns one of `outcomes`, the first of which is the good one. words: explanations of the values of
+    an axis. expected: what should come out, for a report. evidence: names of regular expressions that show it in PTX.
     """
 
     name: str
@@ -39,26 +41,27 @@ class Hunt:
 
     @property
     def good(self) -> str:
-        """The outcome that is hoped for."""
+        """The outcome of a build without the suspected bug."""
         return self.outcomes[0]
 
-    def check(self, config: dict) -> None:
-        """ValueError for a configuration that is none."""
+    def check_config(self, config: dict) -> None:
+        """Raise ValueError unless `config` has one of the listed values for each axis."""
         if set(config) != set(self.axes):
-            raise ValueError(f"a configuration of {self.name} has {', '.join(self.axes)}; here is {', '.join(config)}.")
+            raise ValueError(f"a configuration of {self.name} must have {', '.join(self.axes)}; it has "
+                             f"{', '.join(config)}.")
         for axis, value in config.items():
             if value not in self.axes[axis]:
-                raise ValueError(f"{axis} is one of {', '.join(map(str, self.axes[axis]))}; here it is {value!r}.")
+                raise ValueError(f"{axis} must be one of {', '.join(map(str, self.axes[axis]))}; it is {value!r}.")
 
 
 def threads(ptx: str) -> int:
-    """Threads a block, as the PTX requires them: the kernel's own warps and those that specialisation adds."""
+    """Return the threads per block that the PTX requires: the kernel's own warps and those that specialisation adds."""
     found = re.search(r"\.(?:req|max)ntid (\d+)", ptx)
     return int(found[1]) if found else 0
 
 
 def operands(ptx: str) -> str:
-    """What the products in the PTX take, in its words: "f16", "bf16", "mxf4nvf4"; tcgen05 calls both of 16 bits f16."""
+    """Return the operand types of the products in the PTX: "f16", "bf16", "mxf4nvf4". tcgen05 calls bf16 f16, too."""
     found = re.findall(PRODUCTS, ptx)
     kinds = (re.search(r"kind::(\w+)|\.f32\.(\w+)\.\w+", each) for each in found)
     return ", ".join(sorted({kind[1] or kind[2] for kind in kinds if kind}))
@@ -67,8 +70,8 @@ def operands(ptx: str) -> str:
 def _operands(loads: str, m: int, n: int, k: int) -> dict[str, str]:
     if loads != "host":
         return dict.fromkeys("abc", "*fp16")
-    return {name: f"tensordesc<fp16[{rows}, {columns}]>" for name, rows, columns in (("a", m, k), ("b", k, n),
-                                                                                     ("c", m, n))}
+    return {name: f"tensordesc<fp16[{rows}, {columns}]>" for name, rows, columns in (
+        ("a", m, k), ("b", k, n), ("c", m, n))}
 
 
 def _job(kernel: str, signature: dict, constants: dict, target: str, warps: int, stages: int) -> Job:
@@ -90,7 +93,7 @@ def _specialize_job(config: dict, target: str) -> Job:
                 config["num_warps"], 3)
 
 
-# (elements a byte, elements a scale, tl.dot_scaled's name, type of the elements, type of the scales)
+# (elements per byte, elements per scale, the name in tl.dot_scaled, type of the elements, type of the scales)
 FORMATS = {"mxfp8": (1, 32, "e4m3", "*fp8e4nv", "*u8"), "mxfp4": (2, 32, "e2m1", "*u8", "*u8"),
            "nvfp4": (2, 16, "e2m1", "*u8", "*fp8e4nv")}
 
@@ -121,11 +124,11 @@ def _scaled_outcome(report: Report) -> str:
 
 LOADS = {"pointers": "tl.load", "device": "descriptors made in the kernel", "host": "descriptors passed to it"}
 LOOPS = {"plain": "loads and product of a step in one iteration", "guarded": "the same in an `if`",
-         "carry b": "a product takes the tile of B that the iteration before has loaded",
+         "carry b": "a product takes the tile of B that the previous iteration loaded",
          "carry b guarded": "the same, loaded in an `if`",
-         "carry both": "a product takes both tiles from the iteration before: a manual double buffer",
+         "carry both": "a product takes both tiles from the previous iteration: a manual double buffer",
          "carry both guarded": "the same, loaded in an `if`"}
-NESTS = {"over K": "one tile a program, the loop over K specialised", "over K flat": "the same, flatten=True",
+NESTS = {"over K": "one tile per program, the loop over K specialised", "over K flat": "the same, flatten=True",
          "over tiles": "a persistent program, its loop over tiles specialised",
          "over tiles flat": "the same, flatten=True"}
 
@@ -140,12 +143,12 @@ HUNTS = {hunt.name: hunt for hunt in (
          {"LOOP": tuple(NESTS), "LOADS": tuple(LOADS), "BLOCK_M": (64, 128), "num_warps": (4, 8, 16)},
          {"LOOP": "over K", "LOADS": "host", "BLOCK_M": 128, "num_warps": 4}, "sm_90a",
          ("real", "ignored", "fails"), _specialize_outcome, _specialize_job, {"LOOP": NESTS, "LOADS": LOADS},
-         "Warps are specialised: the PTX asks for more threads than 32 x num_warps. Where that cannot be done, a "
-         "message says so.", {"threads a block": r"\.(?:req|max)ntid [\d, ]+", "setmaxnreg": r"setmaxnreg\.\w+"}),
+         "Warps are specialised: the PTX asks for more threads than 32 x num_warps. If that is impossible, a message "
+         "says so.", {"threads a block": r"\.(?:req|max)ntid [\d, ]+", "setmaxnreg": r"setmaxnreg\.\w+"}),
     Hunt("dot_scaled", "tl.dot_scaled on block-scaled operands",
          {"FORMAT": ("mxfp8", "mxfp4", "nvfp4"), "BLOCK_M": (128, 64), "num_warps": (4, 8, 16)},
          {"FORMAT": "mxfp4", "BLOCK_M": 128, "num_warps": 4}, "sm_121a",
          ("native", "emulated", "fails"), _scaled_outcome, _scaled_job, {},
-         "The product is a block-scaled tensor core instruction of the target, as PTX has it for capability 10.x and "
-         "12.x.", {"products": PRODUCTS, "block_scale": r"\.block_scale"}),
+         "The product is a block-scaled tensor core instruction, which PTX has for capability 10.x and 12.x.",
+         {"products": PRODUCTS, "block_scale": r"\.block_scale"}),
 )}

@@ -1,7 +1,11 @@
 """The kernels that `ch14.bug_hunt` compiles. They import nothing but Triton and run under 3.5.1 to 3.9.0.
 
-Constexpr arguments choose a form of the kernel; `ch14.bug_hunt.report` folds them away for a report's minimal source.
-LOADS says how tiles come: by "pointers", by descriptors made in the kernel ("device") or passed to it ("host").
+`loop_kernel` is a GEMM whose loop over K has six forms, `specialized_kernel` a GEMM whose warps are to be specialised,
+`scaled_kernel` a GEMM on block-scaled operands. Constexpr arguments choose a form; `report.py` folds them away for the
+minimal source of a report. LOADS says how tiles are loaded: through "pointers", through descriptors that the kernel
+makes ("device"), or through descriptors that are passed to it ("host").
+
+The hash of the recorded builds covers this file without its comments. Its code stays as it was recorded.
 """
 
 import triton
@@ -10,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def load_tile(source, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOADS: tl.constexpr):
-    # The tile of a (rows, columns) matrix whose corner is (row, column); zeros outside of the matrix.
+    # Load the tile of a (rows, columns) matrix whose corner is (row, column), with zeros outside of the matrix.
     if LOADS == "pointers":
         r = row + tl.arange(0, ROWS)
         c = column + tl.arange(0, COLUMNS)
@@ -33,8 +37,8 @@ def store_tile(target, tile, row, column, rows, columns, ROWS: tl.constexpr, COL
 @triton.jit
 def loop_kernel(a, b, c, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                 LOADS: tl.constexpr, LOOP: tl.constexpr):
-    # C (M, N) = A (M, K) B (K, N), one tile a program, the loop over K in one of six forms. "guarded": loads stand in
-    # an `if`. "carry b", "carry both": a product reads what the iteration before has loaded, a manual double buffer.
+    # C (M, N) = A (M, K) B (K, N), one tile per program, the loop over K in one of six forms. "guarded": loads stand in
+    # an `if`. "carry b", "carry both": a product reads what the previous iteration loaded, a manual double buffer.
     if LOADS == "device":
         a = tl.make_tensor_descriptor(a, [M, K], [K, 1], [BLOCK_M, BLOCK_K])
         b = tl.make_tensor_descriptor(b, [K, N], [N, 1], [BLOCK_K, BLOCK_N])
@@ -79,8 +83,8 @@ def loop_kernel(a, b, c, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, 
 @triton.jit
 def specialized_kernel(a, b, c, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                        LOADS: tl.constexpr, LOOP: tl.constexpr, WARP_SPECIALIZE: tl.constexpr):
-    # C (M, N) = A (M, K) B (K, N): warps are to be specialised in the loop over K, or in a persistent loop over tiles;
-    # "flat" asks for the loops to be fused too.
+    # C (M, N) = A (M, K) B (K, N). Warps are to be specialised in the loop over K or in a persistent loop over tiles.
+    # "flat" asks Triton to fuse the two loops, too.
     if LOADS == "device":
         a = tl.make_tensor_descriptor(a, [M, K], [K, 1], [BLOCK_M, BLOCK_K])
         b = tl.make_tensor_descriptor(b, [K, N], [N, 1], [BLOCK_K, BLOCK_N])
@@ -112,8 +116,8 @@ def specialized_kernel(a, b, c, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.cons
 @triton.jit
 def scaled_kernel(a, a_scale, b, b_scale, c, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                   BLOCK_K: tl.constexpr, PACKED: tl.constexpr, GROUP: tl.constexpr, FORMAT: tl.constexpr):
-    # C (M, N) = A (M, K) B (K, N), sizes that tiles divide; elements of FORMAT lie PACKED to a byte along K, and GROUP
-    # of them share a scale: a_scale (M, K / GROUP), b_scale (N, K / GROUP).
+    # C (M, N) = A (M, K) B (K, N), with sizes that are multiples of the tile. PACKED elements of FORMAT share a byte
+    # along K, and GROUP of them share a scale: a_scale (M, K / GROUP), b_scale (N, K / GROUP).
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     byte = tl.arange(0, BLOCK_K // PACKED)

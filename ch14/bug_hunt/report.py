@@ -1,13 +1,14 @@
 """The report of a finding of `ch14.bug_hunt`: a script that shows the bug with Triton alone, and a text ready to file.
 
-The script is the kernel with its constexpr arguments folded away, compiled for the target with no GPU. It is run under
-the Triton in question before the report is written; nothing is ever sent anywhere.
+The script holds the kernel without its constexpr arguments and compiles it for the target, without a GPU. It is run
+under the Triton in question before the report is written. Nothing is ever sent anywhere.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
+import dataclasses
 import os
 import pathlib
 import platform
@@ -19,8 +20,9 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from ch14 import bug_hunt
-from ch14.bug_hunt import Finding, environments
+from ch14.bug_hunt import Builds, Finding, environments
 from ch14.bug_hunt.hunts import KERNELS
+from ch14.bug_hunt.outcomes import locate_failing_pass, make_row
 from tilelab import build
 from tilelab.build import Job
 
@@ -28,11 +30,8 @@ LIMIT_S = 120
 FILE = "reproduce.py"
 
 
-# ---- the minimal source
-
-
 class _Fold(ast.NodeTransformer):
-    """Names that are constants become their values, what is then known is computed, and branches not taken go."""
+    """Replace constants by their values, compute what is then known, and drop the branches that are not taken."""
 
     def __init__(self, constants: dict):
         self.constants = constants
@@ -41,7 +40,7 @@ class _Fold(ast.NodeTransformer):
         return ast.Constant(self.constants[node.id]) if node.id in self.constants else node
 
     def visit_Call(self, node):
-        node.keywords = [each for each in node.keywords if each.arg not in self.constants]
+        node.keywords = [keyword for keyword in node.keywords if keyword.arg not in self.constants]
         return self.generic_visit(node)
 
     def visit_If(self, node):
@@ -50,10 +49,10 @@ class _Fold(ast.NodeTransformer):
             return node
         return node.body if node.test.value else node.orelse
 
-    def visit_BinOp(self, node):
+    def visit_BinOp(self, node):  # k // 1 is k
         self.generic_visit(node)
-        by_one = isinstance(node.op, ast.FloorDiv) and getattr(node.right, "value", 0) == 1
-        return node.left if by_one else node
+        divides_by_one = isinstance(node.op, ast.FloorDiv) and getattr(node.right, "value", 0) == 1
+        return node.left if divides_by_one else node
 
     def visit(self, node):
         node = super().visit(node)
@@ -63,52 +62,55 @@ class _Fold(ast.NodeTransformer):
 
 
 class _Inline(ast.NodeTransformer):
-    """Calls of functions that have come down to one expression become that expression."""
+    """Replace calls of functions that consist of one expression by that expression."""
 
     def __init__(self, functions: dict[str, ast.FunctionDef]):
-        self.functions = {name: each for name, each in functions.items() if len(each.body) == 1}
+        self.functions = {name: function for name, function in functions.items() if len(function.body) == 1}
 
     def visit_Call(self, node):
         self.generic_visit(node)
         function = self.functions.get(getattr(node.func, "id", ""))
         if function is None:
             return node
-        given = dict(zip([each.arg for each in function.args.args], node.args))
+        arguments = dict(zip([parameter.arg for parameter in function.args.args], node.args))
 
-        class Place(ast.NodeTransformer):
+        class Substitute(ast.NodeTransformer):
             def visit_Name(self, name):
-                return copy.deepcopy(given.get(name.id, name))
+                return copy.deepcopy(arguments.get(name.id, name))
 
-        return Place().visit(copy.deepcopy(function.body[0].value))
+        return Substitute().visit(copy.deepcopy(function.body[0].value))
 
 
-def reduced(job: Job) -> tuple[str, dict[str, str]]:
-    """(source, signature) of a job's kernel and what it calls, for `job`'s constants alone: no constexpr is left, no
-    branch that is not taken, and no argument that is not used."""
+def reduce_source(job: Job) -> tuple[str, dict[str, str]]:
+    """Return (source, signature) of a job's kernel, and of what it calls, for the constants of that job.
+
+    No constexpr argument is left, no branch that is not taken, and no argument that is not used.
+    """
     tree = ast.parse(KERNELS.read_text())
-    functions = {each.name: each for each in tree.body if isinstance(each, ast.FunctionDef)}
-    name = job.kernel.rpartition(":")[2]
-    kernel = functions.pop(name)
-    for each in (kernel, *functions.values()):
-        taken = {arg.arg for arg in each.args.args} & set(job.constants)
-        # A helper's tile sizes differ from call to call: only the kernel's own are folded in it.
-        _Fold({key: job.constants[key] for key in taken}).visit(each)
-        each.args.args = [arg for arg in each.args.args if arg.arg not in taken]
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    kernel = functions.pop(job.kernel.rpartition(":")[2])
+    for function in (kernel, *functions.values()):
+        folded = {parameter.arg for parameter in function.args.args} & set(job.constants)
+        # A helper has other names for its tile sizes, because they differ from call to call, so those are not folded.
+        _Fold({name: job.constants[name] for name in folded}).visit(function)
+        function.args.args = [parameter for parameter in function.args.args if parameter.arg not in folded]
     kernel = _Inline(functions).visit(kernel)
-    used = {part.id for part in ast.walk(kernel) if isinstance(part, ast.Name)}
-    kernel.args.args = [arg for arg in kernel.args.args if arg.arg in used]
-    kept = [each for helper, each in functions.items() if helper in used]
-    signature = {arg.arg: job.signature[arg.arg] for arg in kernel.args.args}
-    return "\n\n\n".join(ast.unparse(ast.fix_missing_locations(each)) for each in (*kept, kernel)), signature
+    used = {node.id for node in ast.walk(kernel) if isinstance(node, ast.Name)}
+    kernel.args.args = [parameter for parameter in kernel.args.args if parameter.arg in used]
+    helpers = [function for name, function in functions.items() if name in used]
+    signature = {parameter.arg: job.signature[parameter.arg] for parameter in kernel.args.args}
+    return "\n\n\n".join(ast.unparse(ast.fix_missing_locations(node)) for node in (*helpers, kernel)), signature
 
 
-def script(finding: Finding) -> tuple[str, Job]:
-    """(text, job): a program that compiles the trigger with nothing but its Triton, and a Job of the same kernel but
-    for its file, which is to be named `reproduce.py`."""
+def make_script(finding: Finding) -> tuple[str, Job]:
+    """Return a program that compiles the trigger with nothing but Triton, and the Job of the kernel in that program.
+
+    The program must be saved as `reproduce.py`.
+    """
     builds, job = finding.builds, finding.builds.hunt.job(finding.config, finding.builds.target)
-    source, signature = reduced(job)
+    source, signature = reduce_source(job)
     name = job.kernel.rpartition(":")[2]
-    aligned = [index for index, each in enumerate(signature) if each in job.aligned]
+    aligned = [index for index, argument in enumerate(signature) if argument in job.aligned]
     capability = int(re.sub(r"\D", "", builds.target))
     text = f'''"""Compiles a kernel for {builds.target}. Needs Triton {builds.triton}, no GPU and nothing else."""
 
@@ -134,50 +136,48 @@ if __name__ == "__main__":
         found = re.findall(pattern, ptx)
         print(f"{{what}}: {{len(found)}}", *sorted(set(found)), sep="\\n    ")
 '''
-    return text, Job(f"{FILE}:{name}", signature, {}, builds.target, job.num_warps, job.num_stages,
-                     tuple(each for each in signature if each in job.aligned))
+    return text, dataclasses.replace(job, kernel=f"{FILE}:{name}", signature=signature, constants={},
+                                     aligned=tuple(argument for argument in signature if argument in job.aligned))
 
 
-def run(text: str, triton: pathlib.Path | None) -> tuple[int, str]:
-    """(exit status, what it said) of a script under a Triton, None for the installed one: in a process of its own that
-    sees no other package, with an empty cache. The dump of the module is left out."""
+def run_script(text: str, triton: pathlib.Path | None) -> tuple[int, str]:
+    """Run a script under a Triton (None: the installed one) and return (exit status, its messages).
+
+    The process sees no other package and an empty cache.
+    """
     where = triton or pathlib.Path(find_spec("triton").origin).parents[1]
     with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder, FILE)
-        path.write_text(text)
+        pathlib.Path(folder, FILE).write_text(text)
         env = {key: value for key, value in os.environ.items() if not key.startswith(("TRITON_", "PYTHON"))}
         env |= {"PYTHONPATH": os.fspath(where), "TRITON_CACHE_DIR": folder, "PYTHONDONTWRITEBYTECODE": "1"}
         try:
-            done = subprocess.run([sys.executable, "-S", FILE], cwd=folder, env=env, capture_output=True, text=True,
-                                  timeout=LIMIT_S, check=False)
-            status, said = done.returncode, done.stdout + done.stderr
+            process = subprocess.run([sys.executable, "-S", FILE], cwd=folder, env=env, capture_output=True, text=True,
+                                     timeout=LIMIT_S, check=False)
+            status, output = process.returncode, process.stdout + process.stderr
         except subprocess.TimeoutExpired:
-            status, said = 124, f"no answer within {LIMIT_S} s"
-        return status, _telling(said.replace(f"{folder}/", "").replace(f"{where}/", ""))
+            status, output = 124, f"no answer within {LIMIT_S} s"
+        return status, _keep_messages(output.replace(f"{folder}/", "").replace(f"{where}/", ""))
 
 
-def _telling(said: str) -> str:
-    """The lines of a compiler's output that tell something: not the module, nor where Python was, nor warnings."""
-    if said.startswith("Triton "):  # the script's own lines: it came to its end
-        return "\n".join(line for line in said.splitlines() if "Warning" not in line and "warn(" not in line).rstrip()
-    told = re.findall(r"^(?:.*\b(?:error|note|fatal)\s*: .*|LLVM ERROR.*|.*Assertion `.*|[\w.]+(?:Error|Exception)\b.*|"
-                      r"no answer within.*)$", said, re.MULTILINE)
-    return "\n".join(dict.fromkeys(line.rstrip()[:400] for line in told)) or said[-2000:]
-
-
-# ---- the text
+def _keep_messages(output: str) -> str:
+    """Return the messages in the output of a compiler, without the dumped module, the traceback and warnings."""
+    if output.startswith("Triton "):  # the script came to its end
+        lines = [line for line in output.splitlines() if "Warning" not in line and "warn(" not in line]
+        return "\n".join(lines).rstrip()
+    messages = re.findall(r"^(?:.*\b(?:error|note|fatal)\s*: .*|LLVM ERROR.*|.*Assertion `.*|"
+                          r"[\w.]+(?:Error|Exception)\b.*|no answer within.*)$", output, re.MULTILINE)
+    return "\n".join(dict.fromkeys(line.rstrip()[:400] for line in messages)) or output[-2000:]
 
 
 def reproduces(finding: Finding) -> bool:
-    """Whether the reduced source still shows what the finding does."""
+    """Return whether the reduced source still shows the symptom of the finding."""
     builds = finding.builds
-    text, job = script(finding)
+    text, job = make_script(finding)
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, FILE).write_text(text)
-        named = Job(f"{folder}/{job.kernel}", *(getattr(job, name) for name in (
-            "signature", "constants", "target", "num_warps", "num_stages", "aligned")))
-        report = build.build_one(named, bug_hunt.LIMIT_S, cache=folder, triton=environments.ready(builds.triton))
-    row = bug_hunt.row_of(builds.hunt, builds.triton, finding.config, report)
+        job = dataclasses.replace(job, kernel=f"{folder}/{job.kernel}")
+        report = build.build_one(job, bug_hunt.LIMIT_S, cache=folder, triton=environments.locate(builds.triton))
+    row = make_row(builds.hunt, builds.triton, finding.config, report)
     return bug_hunt.symptom(row) == bug_hunt.symptom(finding.row)
 
 
@@ -186,37 +186,30 @@ def _table(head: Sequence[str], rows: Sequence[Sequence]) -> str:
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def others(finding: Finding, versions: Sequence[str]) -> list[dict]:
-    """A row of the trigger with each of the other `versions`, which must be `known`."""
-    builds = finding.builds
-    return [bug_hunt.Builds(builds.hunt, version, builds.target).ask([finding.config])[0]
-            for version in versions if version != builds.triton]
+def write_report(finding: Finding, versions: Sequence[str] = ()) -> str:
+    """Return the report as Markdown. The trigger is built with the other `versions`, which must be available, too.
 
-
-def write(finding: Finding, versions: Sequence[str] = ()) -> str:
-    """The report as Markdown; RuntimeError when the reduced source does not show the bug. `versions` are tried too."""
-    builds, row = finding.builds, finding.row
+    Raise RuntimeError if the reduced source does not show the bug.
+    """
+    builds, row, trigger = finding.builds, finding.row, bug_hunt.describe(finding.config)
     if not reproduces(finding):
-        raise RuntimeError("the reduced source does not show the bug, so no report is written; "
-                           f"the trigger is {bug_hunt.describe(finding.config)}.")
-    text, _ = script(finding)
-    status, said = run(text, environments.ready(builds.triton))
-    place = bug_hunt.pipeline(builds.said(finding.config))
-    elsewhere = [[each["triton"], each["outcome"], each.get("stage", ""), each.get("message", "")]
-                 for each in others(finding, versions)]
-    right = sum(predicted == shown for _, predicted, shown in finding.probes)
+        raise RuntimeError("the reduced source does not show the bug, so no report is written; the trigger is "
+                           f"{trigger}.")
+    text, _ = make_script(finding)
+    status, output = run_script(text, environments.locate(builds.triton))
+    failing_pass = locate_failing_pass(builds.compiler_output(finding.config))
+    others = [Builds(builds.hunt, version, builds.target).ask([finding.config])[0]
+              for version in versions if version != builds.triton]
     title = f"[{builds.target}] {builds.hunt.title}: " + (
         f"{row['stage']} fails" if row["outcome"] == "fails" else row["outcome"])
-    varied = [[axis, ", ".join(map(str, finding.show[axis])), ", ".join(map(str, finding.without[axis])) or "none"]
-              for axis in finding.config]
-    return "\n\n".join(filter(None, [
+    sections = [
         f"# {title} (Triton {builds.triton})",
         finding.sentence,
         "## Environment",
         _table(["what", "which"], [["Triton", f"{builds.triton}, the wheel from PyPI"],
                                    ["Python", platform.python_version()],
                                    ["system", f"{platform.system()}, {platform.machine()}"],
-                                   ["target", f"{builds.target}, compiled for; no GPU takes part"]]),
+                                   ["target", f"{builds.target}, compiled for it without a GPU"]]),
         "## Minimal source",
         f"`{FILE}`:",
         f"```python\n{text}```",
@@ -225,16 +218,19 @@ def write(finding: Finding, versions: Sequence[str] = ()) -> str:
         "## Expected",
         builds.hunt.expected,
         "## Actual",
-        f"Exit status {status}." + (f" The pass in the dumped pipeline: `{place}`." if place else ""),
-        f"```\n{said}\n```",
+        f"Exit status {status}." + (f" The pass in the dumped pipeline: `{failing_pass}`." if failing_pass else ""),
+        f"```\n{output}\n```",
         "## What was varied",
-        f"One axis at a time, around the smallest trigger ({bug_hunt.describe(finding.config)}). Off these axes, "
-        f"{right} of {len(finding.probes)} random configurations do as the first sentence says. "
-        f"{len(builds.rows)} builds in all.",
-        _table(["axis", "shows it", "does not"], varied),
+        f"One axis at a time was varied around the smallest trigger ({trigger}). Away from these axes, "
+        f"{finding.correct_probes} of {len(finding.probes)} random configurations behave as the first sentence says. "
+        f"There were {len(builds.rows)} builds.",
+        _table(["axis", "shows it", "does not"], [
+            [axis, ", ".join(map(str, values)), ", ".join(map(str, finding.harmless[axis])) or "none"]
+            for axis, values in finding.triggers.items()]),
         "\n".join(f"- {axis} `{value}`: {what}" for axis, words in builds.hunt.words.items()
-                  for value, what in words.items()),
-        "## Other versions" if elsewhere else "",
-        _table(["Triton", "the trigger", "where", "message"], elsewhere) if elsewhere else "",
-        "Before filing: search the tracker for the message, and for the pass.",
-    ])) + "\n"
+                  for value, what in words.items())]
+    if others:
+        sections += ["## Other versions", _table(["Triton", "the trigger", "where", "message"], [
+            [other["triton"], other["outcome"], other.get("stage", ""), other.get("message", "")] for other in others])]
+    sections.append("Before filing: search the tracker for the message, and for the pass.")
+    return "\n\n".join(filter(None, sections)) + "\n"

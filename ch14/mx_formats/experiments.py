@@ -1,118 +1,124 @@
-"""The measurements behind the notebook `ch14_mx_formats`: check against the spec, speed, and what was compiled.
+"""The measurements behind the notebook `ch14_mx_formats`: bits against the spec, speed, and compiled instructions.
 
-Each experiment is a function that returns a tilelab.results.Record: measured here on a GPU, else the recorded one.
+Functions with `@_experiment` return a tilelab.results.Record: measured here on a GPU, otherwise the recorded one.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
+import pathlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy
 import torch
 
 from ch14 import mx_formats
-from ch14.mx_formats import FUSED, MxConfig, Packed, configs, dequantise_kernels, number_formats, quantise_kernels
+from ch14.mx_formats import FUSED, MxConfig, Packed, configs, kernels, number_formats
 from tilelab import bench, build, device, results
 
-LARGE = (8192, 16384)  # bf16: 256 MiB read
-SHAPES = ((3, 256), (5, 100), (1, 1), (130, 160), (1000, 4096), (333, 4099), (4097, 136))  # the first three anywhere
-GUARD, POISON = 64, 0xA5
-SLOTS = 128  # instructions of lanes an SM issues a clock: four schedulers, a warp each
+LARGE = (8192, 16384)  # bf16: 256 MiB are read
+SHAPES = ((3, 256), (5, 100), (1, 1), (130, 160), (1000, 4096), (333, 4099), (4097, 136))
+SMALL_SHAPES = SHAPES[:3]  # for Triton's interpreter
+TILED = ("mxfp8_e4m3", "mxfp4", "nvfp4")
+SWEPT = ("mxfp8_e4m3", "mxfp4", "nvfp4", "fp8_1x128")
+GUARD, POISON = 64, 0xA5  # bytes on each side of an output, and their value
+LANES_PER_CLOCK = 128  # an SM has four schedulers, and each issues one instruction of a warp per clock
 
 
-def data(rows: int, columns: int, where: str = "cpu") -> torch.Tensor:
-    """A bfloat16 matrix with rows of very different size, zeros of both signs, and every kind of special value."""
+def make_matrix(rows: int, columns: int, where: str = "cpu") -> torch.Tensor:
+    """Return a bfloat16 matrix with rows of very different size, zeros of both signs, and every special value."""
     x = torch.randn(rows, columns, device=where) * torch.exp2(torch.randint(-20, 20, (rows, 1), device=where).float())
     x = (x * (torch.rand(rows, columns, device=where) >= 0.05)).bfloat16()
-    strange = torch.randint(-2**15, 2**15, (rows, columns), dtype=torch.int16, device=where)
+    any_bits = torch.randint(-2**15, 2**15, (rows, columns), dtype=torch.int16, device=where)
     chosen = torch.rand(rows, columns, device=where) < 0.003
-    x.view(torch.int16)[chosen] = strange[chosen]  # any bits at all: subnormals, infinities, NaN
+    x.view(torch.int16)[chosen] = any_bits[chosen]  # subnormals, infinities, NaN
     return x
 
 
-def _guarded(like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Poisoned memory of that shape, and the buffer around it."""
+def _make_guarded(like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return poisoned memory of the same shape, and the larger buffer that it lies in."""
     buffer = torch.full((like.nbytes + 2 * GUARD,), POISON, dtype=torch.uint8, device=like.device)
     return buffer[GUARD:-GUARD].view(like.dtype).view(like.shape), buffer
 
 
-def unlike(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Where the bits differ: the sign of zero counts, that and the payload of NaN do not."""
+def bits_differ(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return where the bits differ. The sign of zero counts; the sign and payload of NaN do not."""
     return ((a != b) | (a.signbit() != b.signbit())) & ~(a.isnan() & b.isnan())
 
 
-def same(ours: number_formats.Quantised, theirs: number_formats.Quantised) -> str:
-    """Empty when codes and scales are the same bits (any NaN for a float32 scale), else what differs first."""
-    for what, a, b in (("codes", ours.codes, theirs.codes), ("scales", ours.scales, theirs.scales),
-                       ("tensor scales", ours.tensor_scale, theirs.tensor_scale)):
+def find_difference(ours: number_formats.Quantised, spec: number_formats.Quantised) -> str:
+    """Return "" if codes and scales are the same bits, else a sentence about the first difference."""
+    for what, a, b in (("codes", ours.codes, spec.codes), ("scales", ours.scales, spec.scales),
+                       ("tensor scales", ours.tensor_scale, spec.tensor_scale)):
         if a is None and b is None:
             continue
-        wrong = unlike(a, b)
+        wrong = bits_differ(a, b)
         if bool(wrong.any()):
             at = tuple(wrong.nonzero()[0].tolist())
             return f"{int(wrong.sum())} of {a.numel()} {what} differ, first at {at}: {a[at]} for {b[at]}"
     return ""
 
 
-def verify(form: str, shape: tuple[int, int], rule: str = "floor", tiled: bool = False,
-           config: MxConfig | None = None, x: torch.Tensor | None = None) -> dict:
-    """{status, reason}: quantised into poisoned memory and compared bit for bit with the spec, then brought back."""
+def verify(format: str, shape: tuple[int, int], rule: str = "floor", tiled: bool = False,
+           config: str | MxConfig = "best") -> dict:
+    """Quantise into poisoned memory, compare with the spec bit for bit, dequantise, and return {status, reason}."""
     where = "cuda" if device.current().capability else "cpu"
-    x = data(*shape, where) if x is None else x
-    room = mx_formats.empty(shape, form, where, tiled)
-    (values, around), (scales, beside) = _guarded(room.values), _guarded(room.scales)
+    x, room = make_matrix(*shape, where), mx_formats.empty(shape, format, where, tiled)
+    (values, around_values), (scales, around_scales) = _make_guarded(room.values), _make_guarded(room.scales)
     if tiled:
-        scales.copy_(room.scales)  # padding is zero
+        scales.copy_(room.scales)  # the padding is zero
     out = Packed(room.format, room.shape, values, scales, room.pair, tiled)
-    wanted = number_formats.quantise(x, room.format, rule)
-    with numpy.errstate(all="ignore"):  # the interpreter's arithmetic warns of infinities that are meant
-        mx_formats.prepare_quantise(x, out, rule, config, own_scale=room.pair is not None)()
-        reason = same(out.unpacked(), wanted)
-        back, matrix = mx_formats.dequantise(out), number_formats.dequantise(wanted).bfloat16()
-    wrong = unlike(back, matrix)
+    expected = number_formats.quantise(x, room.format, rule)
+    with numpy.errstate(all="ignore"):  # the interpreter warns of infinities that are intended
+        mx_formats.prepare_quantise(x, format, rule=rule, tiled=tiled, out=out, config=config)()
+        reason = find_difference(out.unpack(), expected)
+        back, expected_back = mx_formats.dequantise(out), number_formats.dequantise(expected).bfloat16()
+    wrong = bits_differ(back, expected_back)
     if not reason and bool(wrong.any()):
-        reason = f"{int(wrong.sum())} elements differ on the way back, first at {tuple(wrong.nonzero()[0].tolist())}"
-    edges = [buffer[side] for buffer in (around, beside) for side in (slice(GUARD), slice(-GUARD, None))]
+        reason = f"{int(wrong.sum())} dequantised elements differ, first at {tuple(wrong.nonzero()[0].tolist())}"
+    edges = [buffer[side] for buffer in (around_values, around_scales)
+             for side in (slice(GUARD), slice(-GUARD, None))]
     if any(bool((edge != POISON).any()) for edge in edges):
         reason = reason or "memory around the output was overwritten"
     return {"status": "wrong" if reason else "ok", "reason": reason}
 
 
-def cases(names=FUSED, shapes=SHAPES) -> list[tuple]:
-    """What is checked: (name, shape, rule, tiled, variant)."""
-    found = []
+def list_cases(names=FUSED, shapes=SHAPES) -> list[tuple]:
+    """Return what is checked: (format, shape, rule, tiled, name of the configuration)."""
+    cases = []
     for name in names:
-        form, variants = number_formats.lookup(name), list(configs(name))
-        ceil, tiled = ("ceil" if form.scale == "e8m0" else "floor"), form.scale != "fp32"
-        found += [(name, shape, *way) for shape in shapes for way in (
+        format, variants = number_formats.lookup(name), list(configs(name))
+        ceil, tiled = ("ceil" if format.scale == "e8m0" else "floor"), format.scale != "fp32"
+        cases += [(name, shape, *options) for shape in shapes for options in (
             ("floor", False, variants[0]), (ceil, tiled, variants[0]), ("floor", tiled, variants[1]))]
-    return found
+    return cases
 
 
 def case_jobs(name: str, shape: tuple[int, int], rule: str, tiled: bool, variant: str, target: str) -> list[build.Job]:
-    """What `verify` launches for a case."""
-    there = mx_formats.job(name, configs(name)[variant], target, rule, tiled=tiled, shape=shape)
-    back = mx_formats.job(name, None, target, back=True, tiled=tiled, shape=shape)
-    return [there, back, *(mx_formats.scale_jobs(target, shape) if number_formats.lookup(name).scale == "e4m3" else ())]
+    """Return how the kernels are compiled that `verify` launches for a case."""
+    quantise = mx_formats.job(variant, target, name, rule=rule, tiled=tiled, shape=shape)
+    dequantise = mx_formats.job("best", target, name, operation="dequantise", tiled=tiled, shape=shape)
+    has_tensor_scale = number_formats.lookup(name).scale == "e4m3"
+    return [quantise, dequantise, *(mx_formats.tensor_scale_jobs(target, shape) if has_tensor_scale else ())]
 
 
-def warm(jobs: Iterable[build.Job]) -> None:
-    """`build.compile_ahead` of each once, where the GPU is one that is built for."""
+def compile_ahead(jobs: list[build.Job]) -> None:
+    """Compile each distinct job in parallel, if this GPU is one of the targets."""
     if device.current().target in device.TARGETS:
         build.compile_ahead({str(job): job for job in jobs}.values())
 
 
-def checked(names=FUSED) -> list[dict]:
-    """Formats, rules, variants and layouts of scales on ragged shapes, here and now; on a GPU larger ones too."""
+def check_correctness(names=FUSED) -> list[dict]:
+    """Check formats, rules, configurations and layouts of scales on ragged shapes; on a GPU on larger ones, too."""
     live, target = device.current().capability is not None, device.current().target
-    rows, chosen = [], cases(names, SHAPES if live else SHAPES[:3])
-    warm(job for case in chosen for job in case_jobs(*case, target))
-    for name, shape, rule, tiled, variant in chosen:
+    rows, cases = [], list_cases(names, SHAPES if live else SMALL_SHAPES)
+    if live:
+        compile_ahead([job for case in cases for job in case_jobs(*case, target)])
+    for name, shape, rule, tiled, variant in cases:
         config = configs(name)[variant]
-        if not live:  # a small program has less to interpret
+        if not live:  # a small program is interpreted faster
             config = MxConfig(512, config.num_warps, config.lanes, config.convert)
         rows.append({"name": name, "variant": variant, "shape": list(shape), "rule": rule, "tiled": tiled}
                     | verify(name, shape, rule, tiled, config))
@@ -120,29 +126,30 @@ def checked(names=FUSED) -> list[dict]:
 
 
 def source() -> str:
-    """Hash of what is measured."""
-    return results.source_hash(quantise_kernels, dequantise_kernels, mx_formats)
+    """Return the hash of the code that is measured."""
+    return results.source_hash(kernels, mx_formats, pathlib.Path(__file__).with_name("configs.py"))
 
 
 _experiment = functools.partial(results.experiment, source=source,
                                 can_run=lambda: (device.current().capability or (0, 0)) >= (8, 0))
 
 
-def moved(form: str, shape: tuple[int, int] = LARGE) -> int:
-    """Bytes that quantising reads and writes: bf16 in, codes and scales out."""
-    return shape[0] * shape[1] * 2 + mx_formats.empty(shape, form, "meta").nbytes
+def bytes_moved(format: str, shape: tuple[int, int] = LARGE) -> int:
+    """Return the bytes that quantising reads and writes: bf16 in, codes and scales out."""
+    return shape[0] * shape[1] * 2 + mx_formats.empty(shape, format, "meta").nbytes
 
 
-def against_copy(candidates: dict, shape: tuple[int, int], nbytes: dict[str, int], **timing) -> list[dict]:
-    """Rows of `candidates`, interleaved with torch's copy of x: `gbps`, and `ratio`, that over the copy's."""
-    def inputs():
+def compare_with_copy(candidates: dict[str, Callable], shape: tuple[int, int], nbytes: dict[str, int],
+                      **timing) -> list[dict]:
+    """Time candidates, interleaved with torch's copy of x. `ratio` is a candidate's bandwidth over that of the copy."""
+    def make_inputs():
         return torch.randn(shape, device="cuda").bfloat16(), torch.empty(shape, dtype=torch.bfloat16, device="cuda")
 
-    every = {"torch copy": lambda x, y: lambda: y.copy_(x), **candidates}
-    found = bench.compare(every, inputs, "torch copy", **timing)
+    timings = bench.compare({"torch copy": lambda x, y: lambda: y.copy_(x), **candidates}, make_inputs, "torch copy",
+                            **timing)
     rows = []
     for name in candidates:
-        timed = found[name]
+        timed = timings[name]
         row = {"name": name, "shape": list(shape), "ms": timed.ms, "peer": "torch copy", "peer_ms": timed.peer_ms,
                "status": "failed" if timed.reason else "ok", "reason": timed.reason}
         if timed.ms:
@@ -152,116 +159,110 @@ def against_copy(candidates: dict, shape: tuple[int, int], nbytes: dict[str, int
     return rows
 
 
-def quantiser(form: str, config: MxConfig | None = None, tiled: bool = False, own_scale: bool = False,
-              rule: str = "floor"):
-    """A candidate for `against_copy`."""
-    def prepare(x, _):
-        scale = 1 / 448 if number_formats.lookup(form).scale == "e4m3" and not own_scale else None
-        out = mx_formats.empty(tuple(x.shape), form, x.device, tiled, scale)
-        return mx_formats.prepare_quantise(x, out, rule, config, own_scale)
-    return prepare
+def quantise_candidate(format: str, config: str | MxConfig = "best", **options) -> Callable:
+    """Return a candidate for `compare_with_copy`: quantise x, by default with a given tensor scale."""
+    if number_formats.lookup(format).scale == "e4m3":
+        options = {"tensor_scale": 1 / 448} | options
+    return lambda x, _: mx_formats.prepare_quantise(x, format, config=config, **options)
 
 
-def dequantiser(form: str, config: MxConfig | None = None):
-    """The way back, into y."""
-    def prepare(x, y):
-        return mx_formats.prepare_dequantise(mx_formats.quantise(x, form), y, config)
-    return prepare
-
-
-TILED = ("mxfp8_e4m3", "mxfp4", "nvfp4")
+def dequantise_candidate(format: str) -> Callable:
+    """Return a candidate for `compare_with_copy`: dequantise into y."""
+    return lambda x, y: mx_formats.prepare_dequantise(mx_formats.quantise(x, format), out=y)
 
 
 def speed_jobs(target: str) -> Iterator[build.Job]:
-    """What `speed` launches."""
-    for form in FUSED:
-        yield from (mx_formats.job(form, config, target) for config in configs(form).values())
-        yield mx_formats.job(form, None, target, back=True)
-    yield from (mx_formats.job(form, None, target, tiled=True) for form in TILED)
-    yield from mx_formats.scale_jobs(target)
+    """Yield how the kernels are compiled that `measure_speed` launches."""
+    for format in FUSED:
+        yield from (mx_formats.job(config, target, format) for config in configs(format))
+        yield mx_formats.job("best", target, format, operation="dequantise")
+    yield from (mx_formats.job("best", target, format, tiled=True) for format in TILED)
+    yield from mx_formats.tensor_scale_jobs(target)
 
 
 @_experiment("ch14_mx_formats_speed")
-def speed():
-    """Every format and variant at LARGE, the way back, the tiled scales, NVFP4 with its own scale, and the spec."""
-    warm(speed_jobs(device.current().target))
+def measure_speed():
+    """Time at LARGE: every format and configuration, dequantising, tiled scales, NVFP4's own tensor scale, the spec."""
+    compile_ahead(list(speed_jobs(device.current().target)))
     candidates, nbytes, about = {}, {}, {}
 
-    def add(form, what, launch, extra=0):
-        name = f"{form} {what}"
-        candidates[name], nbytes[name], about[name] = launch, moved(form) + extra, {"format": form, "what": what}
+    def add(format, what, candidate, extra_bytes=0):
+        name = f"{format} {what}"
+        candidates[name], nbytes[name] = candidate, bytes_moved(format) + extra_bytes
+        about[name] = {"format": format, "what": what}
 
-    for form in FUSED:
-        for variant, config in configs(form).items():
-            add(form, variant, quantiser(form, config))
-        add(form, "back", dequantiser(form))
-    for form in TILED:
-        add(form, "tiled scales", quantiser(form, tiled=True))
-    add("nvfp4", "own scale", quantiser("nvfp4", own_scale=True), 2 * LARGE[0] * LARGE[1])  # x is read twice
-    rows = against_copy(candidates, LARGE, nbytes)
-    spec = number_formats.lookup("mxfp8_e4m3")
-    slow = against_copy({"mxfp8_e4m3 spec": lambda x, _: lambda: number_formats.quantise(x, spec)}, LARGE,
-                        {"mxfp8_e4m3 spec": moved("mxfp8_e4m3")}, rounds=4, warm_s=0)
-    about["mxfp8_e4m3 spec"] = {"format": "mxfp8_e4m3", "what": "spec"}
-    return [about[row["name"]] | row for row in rows + slow]
+    for format in FUSED:
+        for variant in configs(format):
+            add(format, variant, quantise_candidate(format, variant))
+        add(format, "back", dequantise_candidate(format))
+    for format in TILED:
+        add(format, "tiled scales", quantise_candidate(format, tiled=True))
+    x_bytes = 2 * LARGE[0] * LARGE[1]
+    add("nvfp4", "own scale", quantise_candidate("nvfp4", tensor_scale=None), x_bytes)  # x is read twice
+    rows = compare_with_copy(candidates, LARGE, nbytes)
+    mxfp8 = number_formats.lookup("mxfp8_e4m3")
+    add("mxfp8_e4m3", "spec", lambda x, _: lambda: number_formats.quantise(x, mxfp8))
+    spec_candidate = {"mxfp8_e4m3 spec": candidates["mxfp8_e4m3 spec"]}
+    return [about[row["name"]] | row for row in rows
+            + compare_with_copy(spec_candidate, LARGE, nbytes, rounds=4, warm_s=0)]
 
 
-def grid(form: str) -> list[MxConfig]:
-    """Programs small and large."""
-    lanes = (1,) if number_formats.lookup(form).element.bits == 8 else (1, 0)  # of fp8 Triton decides
+def grid(format: str) -> list[MxConfig]:
+    """Return the configurations of the sweep: small and large programs."""
+    lanes = (1,) if number_formats.lookup(format).element.bits == 8 else (1, 0)  # Triton lays out fp8 groups itself
     return [MxConfig(elements, warps, lane) for elements in (1024, 2048, 4096, 8192) for warps in (4, 8)
             for lane in lanes if elements >= 256 * warps]
 
 
-SWEPT = ("mxfp8_e4m3", "mxfp4", "nvfp4", "fp8_1x128")
-
-
 @_experiment("ch14_mx_formats_sweep")
-def swept():
-    """Elements a program, warps, and how a group lies in lanes, at LARGE."""
-    warm(mx_formats.job(form, config, device.current().target) for form in SWEPT for config in grid(form))
+def measure_sweep():
+    """Time the configurations of `grid` at LARGE: elements per program, warps, and lanes per group."""
+    compile_ahead([mx_formats.job(config, device.current().target, format) for format in SWEPT
+                   for config in grid(format)])
     rows = []
-    for form in SWEPT:
-        named = {str(config): config for config in grid(form)}
-        candidates = {name: quantiser(form, config) for name, config in named.items()}
-        for row in against_copy(candidates, LARGE, dict.fromkeys(named, moved(form)), rounds=8, warm_s=0.1):
-            rows.append({"format": form, "config": row.pop("name")} | row | {"name": form})
+    for format in SWEPT:
+        named = {str(config): config for config in grid(format)}
+        candidates = {name: quantise_candidate(format, config) for name, config in named.items()}
+        nbytes = dict.fromkeys(named, bytes_moved(format))
+        for row in compare_with_copy(candidates, LARGE, nbytes, rounds=8, warm_s=0.1):
+            rows.append({"format": format, "config": row.pop("name")} | row | {"name": format})
     return rows
 
 
-def instructions(report: build.Report) -> dict:
-    """Of a kernel's SASS: instructions an element (`issued`; the rare path behind the end of the kernel is left out),
-    the widest load and store, and counts of some opcodes an element. Empty where this Triton's cuobjdump is older than
-    the target, and for what was not built."""
+def count_instructions(report: build.Report) -> dict:
+    """Return figures of a kernel's SASS: instructions per element (`issued`), the widest load and store in bits, and
+    the count of some opcodes per element.
+
+    The rare path behind the last EXIT is not counted. The dict is empty if the kernel was not built, or if Triton's
+    cuobjdump is older than the target.
+    """
     try:
         sass = report.sass if report.status == "ok" else ""
     except RuntimeError:
         sass = ""
-    lines = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", sass, re.MULTILINE)
-    if not lines:
+    opcodes = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", sass, re.MULTILINE)
+    if not opcodes:
         return {}
-    lines = lines[:len(lines) - lines[::-1].index("EXIT")]
-    elements = report.job.constants["BLOCK"] * report.job.constants["GROUP"] / report.threads
-    counts = collections.Counter(line.split(".")[0] for line in lines)
-    widths = {kind: max((int(part) for line in lines if line.startswith(f"{kind}.") for part in line.split(".")
-                         if part in ("64", "128")), default=32) for kind in ("LDG", "STG")}
+    opcodes = opcodes[:len(opcodes) - opcodes[::-1].index("EXIT")]
+    elements = report.job.constants["BLOCK"] * report.job.constants["GROUP"] / report.threads  # per thread
+    counts = collections.Counter(opcode.split(".")[0] for opcode in opcodes)
+    widths = {kind: max((int(part) for opcode in opcodes if opcode.startswith(f"{kind}.")
+                         for part in opcode.split(".") if part in ("64", "128")), default=32)
+              for kind in ("LDG", "STG")}
     fused = {name: counts[name] + 2 * counts[f"{name}2"] for name in ("FFMA", "FMUL")}  # from sm_100a on in pairs
-    return {"issued": round(len(lines) / elements, 2), "load_bits": widths["LDG"], "store_bits": widths["STG"],
+    return {"issued": round(len(opcodes) / elements, 2), "load_bits": widths["LDG"], "store_bits": widths["STG"],
             **{name: round(count / elements, 2) for name, count in fused.items()},
-            "cvt": round(sum("F2FP.SATFINITE" in line for line in lines) / elements, 2)}
+            "cvt": round(sum("F2FP.SATFINITE" in opcode for opcode in opcodes) / elements, 2)}
 
 
-def built(targets=device.TARGETS[1:], back: bool = False) -> list[dict]:
-    """Every format and variant compiled for those targets, with `instructions`: runs anywhere."""
-    jobs = [(form, variant, mx_formats.job(form, config, target, back=back)) for target in targets
-            for form in FUSED for variant, config in configs(form).items() if not back or config.convert]
-    reports = build.disassemble([made for *_, made in jobs])
-    rows = []
-    for (form, variant, _), report in zip(jobs, reports):
-        rows.append({**report.row(), "name": form, "variant": variant} | instructions(report))
-    return rows
+def compile_for_targets(targets=device.TARGETS[1:]) -> list[dict]:
+    """Compile every format and configuration for the targets, and return rows with `count_instructions`."""
+    cases = [(format, variant, target) for target in targets for format in FUSED for variant in configs(format)]
+    reports = build.disassemble([mx_formats.job(variant, target, format) for format, variant, target in cases])
+    return [report.row() | {"name": format, "variant": variant} | count_instructions(report)
+            for (format, variant, _), report in zip(cases, reports)]
 
 
 def issue_us(issued: float, elements: int, sms: int = 132, ghz: float = 1.7) -> float:
-    """Microseconds that issuing takes when every slot is used: of a H200, at a clock that it keeps under load."""
-    return issued * elements / (sms * SLOTS * ghz * 1e3)
+    """Return the microseconds that issuing takes if no slot stays empty, on an H200 at its clock under load."""
+    return issued * elements / (sms * LANES_PER_CLOCK * ghz * 1e3)

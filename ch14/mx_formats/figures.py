@@ -1,4 +1,4 @@
-"""Pictures of block-scaled formats: a block in memory, a tile of scales, the bits of a code, what a block becomes."""
+"""Pictures of block-scaled formats: a block in memory, a tile of scales, the bits of a code, a rounded block."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ WIDTH = 7.4  # inches
 
 
 def block_picture(names=("mxfp8_e4m3", "mxfp6_e2m3", "mxfp4", "nvfp4")) -> plots.Picture:
-    """One block of each format in memory, to the scale of bits: its elements, a byte outlined, and its scale."""
-    forms = [number_formats.lookup(name) for name in names]
-    height = 0.95 + 0.62 * len(forms)
+    """Draw one block of each format in memory, to the scale of bits: elements, outlined bytes, and the scale."""
+    height = 0.95 + 0.62 * len(names)
     figure, axes = canvas("A block: elements side by side, and one scale for all of them", "widths in bits; outlined: "
                           "bytes. The first element is in the lowest bits", WIDTH, height)
     inch = (WIDTH - 2.2) / (32 * 8)
-    for line, form in enumerate(forms):
-        y, bits, count = height - 0.95 - 0.62 * line, form.element.bits, form.block[1]
-        write(axes, 0.12, y + 0.13, form.name, "left", 8, fontweight="bold")
+    for line, name in enumerate(names):
+        format = number_formats.lookup(name)
+        y, bits, count = height - 0.95 - 0.62 * line, format.element.bits, format.block[1]
+        write(axes, 0.12, y + 0.13, name, "left", 8, fontweight="bold")
         for index in range(count):
             box(axes, 1.15 + index * bits * inch, y, bits * inch, 0.26, lighten(EXPONENT, 0.25 + 0.3 * (index % 2)))
         for byte in range(count * bits // 8):
             box(axes, 1.15 + byte * 8 * inch, y, 8 * inch, 0.26, edge="black", linewidth=0.5)
         end = 1.15 + count * bits * inch + 0.12
         box(axes, end, y, 8 * inch, 0.26, SCALE, "black", linewidth=0.5)
-        scale = {"e8m0": "E8M0", "e4m3": "E4M3, and float32 a tensor"}[form.scale]
+        scale = {"e8m0": "E8M0", "e4m3": "E4M3, and float32 a tensor"}[format.scale]
         write(axes, end + 8 * inch + 0.06, y + 0.13, scale, "left")
-        write(axes, 1.15, y - 0.13, f"{count} × {bits} bits = {count * bits // 8} B, and 1 B: {form.bits:g} bits an "
+        write(axes, 1.15, y - 0.13, f"{count} × {bits} bits = {count * bits // 8} B, and 1 B: {format.bits:g} bits an "
               "element", "left")
     return figure
 
 
 def scales_picture() -> plots.Picture:
-    """A tile of 128 rows x 4 scales as the 32 x 16 bytes that it takes; each byte says which row's scale it is."""
+    """Draw a tile of 128 rows x 4 scales as its 32 x 16 bytes; the number in a byte is the row whose scale it holds."""
     tiled = packing.tile_scales(torch.arange(128, dtype=torch.uint8)[:, None].expand(128, 4).contiguous())
     shown = (0, 1, 2, 30, 31)
     figure, axes = canvas("128 rows × 4 scales in 512 bytes: four rows, 32 apart, share 16 bytes",
@@ -58,9 +58,9 @@ def scales_picture() -> plots.Picture:
 
 
 def describe(element: Element, code: int) -> str:
-    """A code in words: its bits, value, neighbours and spacing. ValueError for a code that it has not."""
+    """Return a sentence about a code: its bits, value, neighbours and spacing."""
     if not 0 <= code < 2**element.bits:
-        raise ValueError(f"a code of {element.name} is 0 to {2**element.bits - 1}; here it is {code}.")
+        raise ValueError(f"code must be from 0 to {2**element.bits - 1} for {element.name}; it is {code}.")
     text, value = f"{code:0{element.bits}b}", float(number_formats.decode(torch.tensor(code), element))
     fields = f"{text[0]} {text[1:1 + element.exponent_bits]} {text[1 + element.exponent_bits:]}"
     magnitude = code & (2**(element.bits - 1) - 1)
@@ -77,56 +77,51 @@ def describe(element: Element, code: int) -> str:
 
 
 def code_picture(element: Element, code: int) -> plots.Picture:
-    """The bits of a code, and its place among all magnitudes. ValueError as `describe`."""
-    said = describe(element, code)
-    figure, axes = canvas(said.split(": ")[0] + ": " + said.split(" is ")[1].split(";")[0], "sign, exponent, mantissa; "
-                          "below all magnitudes, their distances logarithmic", 5.5, 1.9)
+    """Draw the bits of a code, and its place among all magnitudes."""
+    description = describe(element, code)
+    title = description.split(": ")[0] + ": " + description.split(" is ")[1].split(";")[0]
+    figure, axes = canvas(title, "sign, exponent, mantissa; below, all magnitudes on a logarithmic axis", 5.5, 1.9)
     tones = [SIGN] + [EXPONENT] * element.exponent_bits + [MANTISSA] * element.mantissa_bits
     for index, (bit, tone) in enumerate(zip(f"{code:0{element.bits}b}", tones)):
         box(axes, 0.3 + 0.36 * index, 1.05, 0.33, 0.33, lighten(tone, 0.55), "black", linewidth=0.6)
         write(axes, 0.465 + 0.36 * index, 1.215, bit, size=10)
-    write(axes, 0.45 + 0.36 * element.bits, 1.215, said.split("; ")[-1].replace("magnitudes beside it", "beside it"),
-          "left", 7)
+    neighbours = description.split("; ")[-1].replace("magnitudes beside it", "beside it")
+    write(axes, 0.45 + 0.36 * element.bits, 1.215, neighbours, "left", 7)
     numbers = number_formats.decode(torch.arange(element.codes), element)
     low, high = float(numbers[1].log2()) - 1, float(numbers[-1].log2())
-    places = [(float(number.log2()) if number > 0 else low) - low for number in numbers]
+    positions = [0.3 + 4.9 * ((float(number.log2()) if number > 0 else low) - low) / (high - low) for number in numbers]
     axes.plot([0.3, 5.2], [0.6, 0.6], color=plots.GREY, linewidth=0.8)
     magnitude = code & (2**(element.bits - 1) - 1)
-    for index, place in enumerate(places):
-        x = 0.3 + 4.9 * place / (high - low)
+    for index, x in enumerate(positions):
         here = index == magnitude
         axes.plot([x, x], [0.52, 0.78 if here else 0.68], color=SIGN if here else "black", linewidth=2 if here else 0.6)
     for index in (0, element.codes - 1) if element.codes > 32 else (0, 1, element.codes - 1):
-        write(axes, 0.3 + 4.9 * places[index] / (high - low), 0.4, f"{float(numbers[index]):g}")
+        write(axes, positions[index], 0.4, f"{float(numbers[index]):g}")
     return figure
 
 
-def summary(x: torch.Tensor, form: BlockFormat, rule: str = "floor") -> str:
-    """What a block x, (1, n) bf16, becomes: scale, error, elements cut and lost."""
-    of = number_formats.quantise(x, form, rule)
-    back, scale = number_formats.dequantise(of), float(number_formats.scale_values(of).flatten()[0])
+def summarize(x: torch.Tensor, format: BlockFormat, rule: str = "floor") -> str:
+    """Return a sentence about a block x, bfloat16 (1, n): scale, error, elements that saturate or become zero."""
+    quantised = number_formats.quantise(x, format, rule)
+    back, scale = number_formats.dequantise(quantised), float(number_formats.scale_values(quantised).flatten()[0])
     error = float((back - x.float()).norm() / x.float().norm().clamp(min=1e-30))
-    cut = int((number_formats.decode(of.codes, form.element).abs() == form.element.max).sum())
-    lost = int(((back == 0) & (x != 0)).sum())
-    code = f" (code {int(of.scales.flatten()[0])})" if form.scale != "fp32" else ""
-    return (f"{form.name}: scale {scale:.4g}{code}, error {error:.1%} of the block's norm; "
-            f"{cut} at ±{form.element.max:g}, {lost} became zero")
+    largest = int((number_formats.decode(quantised.codes, format.element).abs() == format.element.max).sum())
+    zeroed = int(((back == 0) & (x != 0)).sum())
+    code = f" (code {int(quantised.scales.flatten()[0])})" if format.scale != "fp32" else ""
+    return (f"{format.name}: scale {scale:.4g}{code}, error {error:.1%} of the block's norm; "
+            f"{largest} at ±{format.element.max:g}, {zeroed} became zero")
 
 
-def values_picture(x: torch.Tensor, form: BlockFormat, rule: str = "floor") -> plots.Picture:
-    """A block x, (1, n) bf16, as lines, and what it becomes as points, on the grid of its scale."""
-    of = number_formats.quantise(x, form, rule)
-    back, scale = number_formats.dequantise(of)[0], float(number_formats.scale_values(of).flatten()[0])
-    figure, axes = plots.new_figure([1], summary(x, form, rule), "lines: the numbers; points: what is left; grey: what "
-                                   "the format can say at this scale", 2.9)
-    numbers = number_formats.decode(torch.arange(form.element.codes), form.element) * scale
-    if form.element.codes <= 32:
-        for number in numbers.tolist():
-            for sign in (1, -1):
-                axes.axhline(sign * number, color="#dddddd", linewidth=0.7, zorder=0)
-    else:
+def values_picture(x: torch.Tensor, format: BlockFormat, rule: str = "floor") -> plots.Picture:
+    """Draw a block x, bfloat16 (1, n), as lines, and its values in the format as points on the grid of its scale."""
+    quantised = number_formats.quantise(x, format, rule)
+    back, scale = number_formats.dequantise(quantised)[0], float(number_formats.scale_values(quantised).flatten()[0])
+    figure, axes = plots.new_figure([1], summarize(x, format, rule), "lines: the numbers; points: what is left; grey: "
+                                   "what the format can say at this scale", 2.9)
+    numbers = number_formats.decode(torch.arange(format.element.codes), format.element) * scale
+    for number in numbers.tolist() if format.element.codes <= 32 else [float(numbers[-1])]:
         for sign in (1, -1):
-            axes.axhline(sign * float(numbers[-1]), color="#dddddd", linewidth=0.7, zorder=0)
+            axes.axhline(sign * number, color="#dddddd", linewidth=0.7, zorder=0)
     index = range(x.shape[1])
     axes.vlines(index, 0, x[0].float(), color=plots.GREY, linewidth=3, alpha=0.6)
     axes.plot(index, back, "o", color=EXPONENT, markersize=4)

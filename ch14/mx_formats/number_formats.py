@@ -1,5 +1,6 @@
-"""Block-scaled number formats in plain torch: what every code is worth, and what a matrix becomes. The meaning that the
-kernels of `ch14.mx_formats` are checked against, bit for bit.
+"""Block-scaled number formats in plain torch: the value of every code, and what a format makes of a matrix.
+
+This is the meaning of the formats. The kernels of `ch14.mx_formats` agree with it bit for bit.
 
 Sources: OCP Microscaling Formats (MX) Specification v1.0 (elements: 5.3, E8M0: 5.4, concrete formats: 5.2, conversion:
 6.3); OCP 8-bit Floating Point Specification (OFP8) v1.0; NVIDIA, "Introducing NVFP4", and Transformer Engine's
@@ -18,10 +19,10 @@ import torch.nn.functional as F
 
 @dataclass(frozen=True)
 class Element:
-    """A small float: sign, exponent bits (`bias`), mantissa bits; exponent 0 is subnormal.
+    """A small float: a sign, exponent bits and mantissa bits. Exponent 0 is subnormal.
 
-    `specials`: "" (every code is a number), "nan" (all ones is NaN, no infinity: e4m3fn), or "ieee" (the last exponent
-    holds infinity and NaN: e5m2). `dtype` is ml_dtypes' name.
+    specials: "" (every code is a number), "nan" (all ones is NaN, and there is no infinity: e4m3fn), or "ieee" (the
+    last exponent holds infinity and NaN: e5m2). dtype: the name in ml_dtypes.
     """
 
     name: str
@@ -40,23 +41,23 @@ class Element:
 
     @property
     def emin(self) -> int:
-        """Exponent of the smallest normal number, and of the subnormals."""
+        """The exponent of the smallest normal number and of the subnormals."""
         return 1 - self.bias
 
     @property
     def codes(self) -> int:
-        """How many finite magnitudes there are; their codes are 0 to this, without the sign."""
-        taken = {"": 0, "nan": 1, "ieee": 2**self.mantissa_bits}[self.specials]
-        return 2**(self.bits - 1) - taken
+        """The number of finite magnitudes. Their codes, without the sign, count up from 0."""
+        not_numbers = {"": 0, "nan": 1, "ieee": 2**self.mantissa_bits}[self.specials]
+        return 2**(self.bits - 1) - not_numbers
 
     @property
     def max(self) -> float:
         """The largest finite magnitude."""
-        return float(_magnitudes(self)[-1])
+        return float(magnitudes(self)[-1])
 
     @property
     def emax(self) -> int:
-        """Exponent of the largest number: OCP's emax_elem."""
+        """The exponent of the largest number, which OCP calls emax_elem."""
         return math.frexp(self.max)[1] - 1
 
 
@@ -69,8 +70,8 @@ ELEMENTS = {element.name: element for element in (E4M3, E5M2, E3M2, E2M3, E2M1)}
 
 
 @functools.cache
-def _magnitudes(element: Element) -> torch.Tensor:
-    """Finite magnitudes in order of their codes, float32."""
+def magnitudes(element: Element) -> torch.Tensor:
+    """Return the finite magnitudes, float32, in the order of their codes."""
     code = torch.arange(element.codes)
     exponent, mantissa = code >> element.mantissa_bits, code & (2**element.mantissa_bits - 1)
     significand = mantissa + torch.where(exponent > 0, 2**element.mantissa_bits, 0)
@@ -79,57 +80,55 @@ def _magnitudes(element: Element) -> torch.Tensor:
 
 
 @functools.cache
-def _table(element: Element) -> torch.Tensor:
-    """The value of every code, float32."""
+def _value_table(element: Element) -> torch.Tensor:
     half = torch.full((2**(element.bits - 1),), float("nan"))
-    half[:element.codes] = _magnitudes(element)
+    half[:element.codes] = magnitudes(element)
     if element.specials == "ieee":
         half[element.codes] = float("inf")
     return torch.cat([half, -half])
 
 
 def decode(codes: torch.Tensor, element: Element) -> torch.Tensor:
-    """Values, float32, of integer codes of any shape; NaN and infinity where the format has them."""
-    return _table(element).to(codes.device)[codes.long()]
+    """Return the values, float32, of integer codes of any shape. NaN and infinity occur where the format has them."""
+    return _value_table(element).to(codes.device)[codes.long()]
 
 
 def encode(values: torch.Tensor, element: Element, saturate: bool = True) -> torch.Tensor:
-    """Codes, uint8, of float values: to nearest, to the even code of two. The sign of zero is kept.
+    """Return the codes, uint8, of float values, rounded to nearest even. The sign of zero is kept.
 
-    Beyond the largest number: that number (OCP MX 6.3 and PTX's cvt.satfinite), or without `saturate` infinity, or NaN
-    where there is none; formats without either saturate always. ValueError for NaN where the format has no NaN.
+    A value beyond the largest number becomes that number (OCP MX 6.3 and PTX's cvt.satfinite). Without `saturate` it
+    becomes infinity, or NaN in a format without infinity; a format without either always saturates. Raise ValueError
+    for NaN if the format has no NaN.
     """
-    finite = _magnitudes(element).to(values.device)
-    numbers = torch.cat([finite, 2 * finite[-1:] - finite[-2:-1]])  # the next one would be infinity's code, or NaN's
+    finite = magnitudes(element).to(values.device)
+    numbers = torch.cat([finite, 2 * finite[-1:] - finite[-2:-1]])  # the next code would be that of infinity or NaN
     midpoints = (numbers[1:] + numbers[:-1]) / 2
     magnitude = values.abs().float()
     below = torch.searchsorted(midpoints, magnitude)
     above = torch.searchsorted(midpoints, magnitude, right=True)
-    code = torch.where(below % 2 == 0, below, above)  # they differ at a midpoint: one of them is even
+    code = torch.where(below % 2 == 0, below, above)  # they differ at a midpoint, and one of them is even
     if saturate or not element.specials:
         code = code.clamp(max=element.codes - 1)
     nan = magnitude.isnan()
     if element.specials:
         code = torch.where(nan, {"nan": 0x7F, "ieee": 0x7E}[element.specials], code)
     elif bool(nan.any()):
-        raise ValueError(f"{element.name} has no NaN, and a value is NaN: scale it away or use e4m3 or e5m2.")
+        raise ValueError(f"{element.name} has no NaN, and a value is NaN; use e4m3 or e5m2.")
     return (code + torch.signbit(values) * 2**(element.bits - 1)).to(torch.uint8)
 
 
-@functools.cache
-def _e8m0_table() -> torch.Tensor:
-    return torch.tensor([2.0**(code - 127) for code in range(255)] + [float("nan")], dtype=torch.float32)
-
-
 def decode_e8m0(codes: torch.Tensor) -> torch.Tensor:
-    """2^(code - 127), float32: 0 is 2^-127 (there is no zero), 255 is NaN, there is no sign. OCP MX 5.4.1."""
-    return _e8m0_table().to(codes.device)[codes.long()]
+    """Return 2^(code - 127), float32. Code 255 is NaN; there is no zero and no sign. OCP MX 5.4.1."""
+    bits = torch.where(codes == 0, 0x00400000, codes.int() << 23)  # 2^-127 is a subnormal of float32
+    return torch.where(codes == 255, float("nan"), bits.view(torch.float32))
 
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """Elements in blocks of (rows, columns) that share a scale: "e8m0", "e4m3" (with a float32 scale for the tensor
-    above it) or "fp32". `source` says who defines it."""
+    """Elements in blocks of (rows, columns) that share a scale.
+
+    scale: "e8m0", "e4m3" (the tensor then has a float32 scale of its own as well) or "fp32". source: who defines it.
+    """
 
     name: str
     element: Element
@@ -139,12 +138,12 @@ class BlockFormat:
 
     @property
     def bits(self) -> float:
-        """Bits an element takes, its share of the block's scale included."""
+        """Bits per element, with its share of the block's scale."""
         return self.element.bits + (32 if self.scale == "fp32" else 8) / (self.block[0] * self.block[1])
 
 
 _OCP, _DEEPSEEK = "OCP MX v1.0", "DeepSeek-V3"
-FORMATS = {made.name: made for made in (
+FORMATS = {format.name: format for format in (
     BlockFormat("mxfp8_e4m3", E4M3, (1, 32), "e8m0", _OCP),
     BlockFormat("mxfp8_e5m2", E5M2, (1, 32), "e8m0", _OCP),
     BlockFormat("mxfp6_e3m2", E3M2, (1, 32), "e8m0", _OCP),
@@ -155,14 +154,17 @@ FORMATS = {made.name: made for made in (
     BlockFormat("fp8_1x128", E4M3, (1, 128), "fp32", f"{_DEEPSEEK}, activations"),
     BlockFormat("fp8_128x128", E4M3, (128, 128), "fp32", f"{_DEEPSEEK}, weights"))}
 RULES = ("floor", "ceil")
-DEEPGEMM_FLOOR = 1e-4  # the least amax of a block: one of zeros has a scale too
-NVFP4_RANGE = 448.0 * 6.0  # of the largest scale and the largest element
+DEEPGEMM_MIN_AMAX = 1e-4  # the smallest amax of a block, so that a block of zeros has a scale, too
+NVFP4_RANGE = 448.0 * 6.0  # the largest scale times the largest element
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """A matrix (R, C) in a block format: `codes` uint8 (R, C), one a byte; `scales` one a block, uint8 codes of E8M0
-    or E4M3, or float32; `tensor_scale` a float32 tensor of one value, or None."""
+    """A matrix (R, C) in a block format.
+
+    codes: uint8 (R, C), one per byte. scales: one per block, uint8 codes of E8M0 or E4M3, or float32. tensor_scale: a
+    float32 tensor of one value for NVFP4, else None.
+    """
 
     format: BlockFormat
     codes: torch.Tensor
@@ -171,39 +173,40 @@ class Quantised:
 
 
 def lookup(name: str) -> BlockFormat:
-    """The format of that name; ValueError names those that exist."""
-    if not isinstance(name, str) or name not in FORMATS:
-        raise ValueError(f"the formats are {', '.join(FORMATS)}; here it is {name!r:.40}.")
+    """Return the format of that name."""
+    if name not in FORMATS:
+        raise ValueError(f"unknown format {name!r:.40}; choose one of {', '.join(FORMATS)}.")
     return FORMATS[name]
 
 
-def check_rule(rule: str, form: BlockFormat) -> None:
-    """ValueError unless `rule` chooses E8M0 scales of `form`."""
-    if not isinstance(rule, str) or rule not in RULES:
-        raise ValueError(f"the rules for an E8M0 scale are {' and '.join(RULES)}; here it is {rule!r:.40}.")
-    if rule == "ceil" and form.scale != "e8m0":
-        raise ValueError(f"the rule ceil is for E8M0 scales; those of {form.name} are {form.scale}.")
+def check_rule(rule: str, format: BlockFormat) -> None:
+    """Raise ValueError unless scales of `format` can be chosen by `rule`."""
+    if rule not in RULES:
+        raise ValueError(f"unknown rule {rule!r:.40}; choose {' or '.join(RULES)}.")
+    if rule == "ceil" and format.scale != "e8m0":
+        raise ValueError(f"rule ceil is for E8M0 scales; the scales of {format.name} are {format.scale}.")
 
 
-def _blocks(x: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
-    """(R, C) -> (rows of blocks, columns of blocks, elements of a block); what is missing is zero."""
+def split_blocks(x: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
+    """Return x (R, C) as (rows of blocks, columns of blocks, elements per block), padded with zeros at the edges."""
     rows, columns = (-(-size // side) for size, side in zip(x.shape, block))
-    whole = F.pad(x, (0, columns * block[1] - x.shape[1], 0, rows * block[0] - x.shape[0]))
-    return whole.view(rows, block[0], columns, block[1]).transpose(1, 2).flatten(2)
+    padded = F.pad(x, (0, columns * block[1] - x.shape[1], 0, rows * block[0] - x.shape[0]))
+    return padded.view(rows, block[0], columns, block[1]).transpose(1, 2).flatten(2)
 
 
-def _matrix(blocks: torch.Tensor, block: tuple[int, int], shape: torch.Size) -> torch.Tensor:
+def join_blocks(blocks: torch.Tensor, block: tuple[int, int], shape: torch.Size) -> torch.Tensor:
+    """Return the matrix of `shape` that `split_blocks` made these blocks of."""
     rows, columns = blocks.shape[:2]
-    whole = blocks.view(rows, columns, *block).transpose(1, 2).reshape(rows * block[0], columns * block[1])
-    return whole[:shape[0], :shape[1]].contiguous()
+    padded = blocks.view(rows, columns, *block).transpose(1, 2).reshape(rows * block[0], columns * block[1])
+    return padded[:shape[0], :shape[1]].contiguous()
 
 
 def e8m0_scale(amax: torch.Tensor, element: Element, rule: str = "floor") -> torch.Tensor:
-    """E8M0 codes, uint8, for blocks whose largest magnitude is `amax`, float32; 255 where that is not finite.
+    """Return E8M0 codes, uint8, for blocks whose largest magnitude is `amax`, float32; 255 if that is not finite.
 
-    floor: 2^(floor(log2(amax)) - emax), OCP MX 6.3: an amax between element.max and 2^(emax + 1), times the scale,
-    saturates. ceil: the smallest power of two under which it does not (cuBLAS's rule for its MX outputs; RCEIL in
-    torchao). Exponents beyond E8M0's are clamped.
+    floor: 2^(floor(log2(amax)) - emax), OCP MX 6.3. An amax between scale * element.max and scale * 2^(emax + 1)
+    saturates. ceil: the smallest power of two with which amax does not saturate (the rule of cuBLAS for its MX outputs;
+    torchao calls it RCEIL). Exponents beyond the range of E8M0 are clamped.
     """
     mantissa, exponent = torch.frexp(amax)
     exponent = exponent - 1 - element.emax
@@ -214,9 +217,9 @@ def e8m0_scale(amax: torch.Tensor, element: Element, rule: str = "floor") -> tor
 
 
 def tensor_scale(x: torch.Tensor) -> torch.Tensor:
-    """NVFP4's scale of a tensor: the largest finite magnitude / (448 * 6), so that the largest block scale is 448.
+    """Return NVFP4's scale of a tensor, float32 of one value: its largest finite magnitude / (448 * 6).
 
-    A float32 tensor of one value; 1 where all is zero or nothing is there, and at least 2^-126.
+    The largest block scale is then 448. The result is at least 2^-126, and 1 for a tensor of zeros or of no elements.
     """
     if not x.numel():
         return torch.ones(1, device=x.device)
@@ -225,46 +228,48 @@ def tensor_scale(x: torch.Tensor) -> torch.Tensor:
     return torch.where(amax > 0, scale.clamp(min=2.0**-126), 1.0).reshape(1)
 
 
-def quantise(x: torch.Tensor, form: BlockFormat, rule: str = "floor", scale: torch.Tensor | None = None) -> Quantised:
-    """A float matrix (R, C) in `form`. `scale` is NVFP4's for the tensor (default: `tensor_scale(x)`).
+def quantise(x: torch.Tensor, format: BlockFormat, rule: str = "floor",
+             scale: torch.Tensor | None = None) -> Quantised:
+    """Quantise a float matrix (R, C). `scale` is NVFP4's scale of the tensor (default: `tensor_scale(x)`).
 
-    All arithmetic is in float32, a correctly rounded operation at a time, so that a kernel can repeat it. A block that
-    holds NaN or infinity gets the scale NaN and zeros for codes (OCP MX leaves such blocks open): all of it decodes to
-    NaN. A block at the edge may be narrower. ValueError for another rule than `RULES`.
+    All arithmetic is in float32, one correctly rounded operation at a time, so that a kernel can repeat it. A block
+    that holds NaN or infinity gets the scale NaN and the codes zero (OCP MX does not define such blocks), so all of it
+    decodes to NaN. A block at the edge may be narrower.
     """
-    check_rule(rule, form)
-    blocks = _blocks(x.float(), form.block)
+    check_rule(rule, format)
+    blocks = split_blocks(x.float(), format.block)
     amax = blocks.abs().amax(-1)
-    dead, element = ~amax.isfinite(), form.element
-    if form.scale == "e8m0":
+    not_finite, element = ~amax.isfinite(), format.element
+    if format.scale == "e8m0":
         scales = e8m0_scale(amax, element, rule)
         multiplier = 1 / decode_e8m0(scales)  # exact
-    elif form.scale == "fp32":
-        amax = amax.clamp(min=DEEPGEMM_FLOOR)
-        largest = torch.full_like(amax, element.max)  # divided by a number, a tensor may be multiplied by its inverse
-        scales, multiplier = torch.where(dead, float("nan"), amax / largest), largest / amax
+    elif format.scale == "fp32":
+        amax = amax.clamp(min=DEEPGEMM_MIN_AMAX)
+        largest = torch.full_like(amax, element.max)  # torch may multiply by the reciprocal of a Python number
+        scales, multiplier = torch.where(not_finite, float("nan"), amax / largest), largest / amax
     else:
         scale = tensor_scale(x) if scale is None else scale
         reciprocal = 1 / scale
         sixth = torch.tensor(1 / 6, dtype=torch.float32, device=x.device)
-        scales = encode(torch.where(dead, 0, amax * sixth * reciprocal), E4M3)
+        scales = encode(torch.where(not_finite, 0, amax * sixth * reciprocal), E4M3)
         multiplier = (reciprocal / decode(scales, E4M3)).clamp(max=torch.finfo(torch.float32).max)
-        multiplier = torch.where(scales == 0, 0, multiplier)  # too small beside the tensor's largest: zeros
-        scales = torch.where(dead, 0x7F, scales).to(torch.uint8)
-    scaled = torch.where(dead[..., None], 0, blocks * multiplier[..., None])
-    return Quantised(form, _matrix(encode(scaled, element), form.block, x.shape), scales, scale)
+        multiplier = torch.where(scales == 0, 0, multiplier)  # a block that is too small beside amax of the tensor
+        scales = torch.where(not_finite, 0x7F, scales).to(torch.uint8)
+    scaled = torch.where(not_finite[..., None], 0, blocks * multiplier[..., None])
+    return Quantised(format, join_blocks(encode(scaled, element), format.block, x.shape), scales, scale)
 
 
-def scale_values(of: Quantised) -> torch.Tensor:
-    """What the elements of each block are multiplied by, float32."""
-    if of.format.scale == "fp32":
-        return of.scales
-    if of.format.scale == "e8m0":
-        return decode_e8m0(of.scales)
-    return decode(of.scales & 0x7F, E4M3) * of.tensor_scale  # the scale has no sign
+def scale_values(quantised: Quantised) -> torch.Tensor:
+    """Return the numbers, float32, by which the elements of each block are multiplied."""
+    if quantised.format.scale == "fp32":
+        return quantised.scales
+    if quantised.format.scale == "e8m0":
+        return decode_e8m0(quantised.scales)
+    return decode(quantised.scales & 0x7F, E4M3) * quantised.tensor_scale  # the scale has no sign
 
 
-def dequantise(of: Quantised) -> torch.Tensor:
-    """The matrix (R, C) that the codes and scales stand for, float32."""
-    blocks = _blocks(decode(of.codes, of.format.element), of.format.block)
-    return _matrix(blocks * scale_values(of)[..., None], of.format.block, of.codes.shape)
+def dequantise(quantised: Quantised) -> torch.Tensor:
+    """Return the matrix (R, C), float32, that the codes and scales stand for."""
+    block = quantised.format.block
+    blocks = split_blocks(decode(quantised.codes, quantised.format.element), block)
+    return join_blocks(blocks * scale_values(quantised)[..., None], block, quantised.codes.shape)

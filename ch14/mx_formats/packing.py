@@ -8,70 +8,82 @@ scale factor layout".
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
+
+from ch14.mx_formats.configs import format_with_kernels
+from ch14.mx_formats.number_formats import BlockFormat, Quantised
 
 TILE = (128, 4)
 
 
-def _check_bits(bits: int) -> None:
-    if bits not in (4, 6, 8):
-        raise ValueError(f"codes of 4, 6 and 8 bits are packed; here it is {bits}.")
-
-
-def _codes(codes: torch.Tensor, bits: int, whole: int) -> torch.Tensor:
-    """Checked, with rows padded by zeros to a multiple of `whole` codes."""
+def _pad_codes(codes: torch.Tensor, bits: int, multiple: int) -> torch.Tensor:
+    """Check codes, and pad their rows with zeros to a multiple of `multiple` codes."""
     if codes.dtype != torch.uint8 or codes.ndim != 2:
-        raise ValueError(f"codes are a uint8 matrix; here is {codes.ndim}-dimensional {str(codes.dtype)[6:]}.")
+        raise ValueError(f"codes must be a uint8 matrix; they are {codes.ndim}-dimensional {str(codes.dtype)[6:]}.")
     if codes.numel() and int(codes.max()) >= 2**bits:
-        raise ValueError(f"a code has {bits} bits, 0 to {2**bits - 1}; here is {int(codes.max())}.")
-    return F.pad(codes, (0, -codes.shape[1] % whole))
+        raise ValueError(f"codes of {bits} bits must be at most {2**bits - 1}; one is {int(codes.max())}.")
+    return F.pad(codes, (0, -codes.shape[1] % multiple))
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes uint8 (R, C) of 4, 6 or 8 bits -> bytes (R, ceil(C * bits / 8)), a row at a time, the first code lowest.
+    """Pack codes uint8 (R, C) of 4, 6 or 8 bits into bytes (R, ceil(C * bits / 8)), the first code in the lowest bits.
 
-    A row that ends within a byte is filled with zeros. ValueError for other codes.
+    Zeros fill a row that ends within a byte. Raise ValueError for codes that do not fit into `bits`.
+
+        4 bits:  byte 0  b b b b a a a a        6 bits:  byte 0  b b a a a a a a
+                                                         byte 1  c c c c b b b b
+                                                         byte 2  d d d d d d c c
     """
-    _check_bits(bits)
     if bits == 8:
-        return _codes(codes, 8, 1)
+        return _pad_codes(codes, 8, 1)
     if bits == 4:
-        whole = _codes(codes, 4, 2)
-        return whole[:, ::2] | whole[:, 1::2] << 4
-    a, b, c, d = _codes(codes, 6, 4).int().unflatten(1, (-1, 4)).unbind(2)
+        pairs = _pad_codes(codes, 4, 2)
+        return pairs[:, ::2] | pairs[:, 1::2] << 4
+    if bits != 6:
+        raise ValueError(f"bits must be 4, 6 or 8; it is {bits}.")
+    a, b, c, d = _pad_codes(codes, 6, 4).int().unflatten(1, (-1, 4)).unbind(2)
     word = a | b << 6 | c << 12 | d << 18
     packed = torch.stack([word & 255, word >> 8 & 255, word >> 16], 2).flatten(1).to(torch.uint8)
-    return packed[:, :-(-codes.shape[1] * 6 // 8)].contiguous()
+    return packed[:, :math.ceil(codes.shape[1] * 6 / 8)].contiguous()
 
 
 def unpack(packed: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
-    """The inverse of `pack`: codes uint8 (R, columns). ValueError for bytes of another width."""
-    _check_bits(bits)
-    if packed.dtype != torch.uint8 or packed.ndim != 2 or packed.shape[1] != -(-columns * bits // 8):
-        raise ValueError(f"{columns} codes of {bits} bits are a uint8 matrix of {-(-columns * bits // 8)} columns; "
-                         f"here is {tuple(packed.shape)} {str(packed.dtype)[6:]}.")
+    """Return the codes uint8 (R, columns) that `pack` made these bytes from. Raise ValueError for another width."""
+    width = math.ceil(columns * bits / 8)
+    if packed.dtype != torch.uint8 or packed.ndim != 2 or packed.shape[1] != width:
+        raise ValueError(f"packed must be a uint8 matrix of {width} columns to hold {columns} codes of {bits} bits; it "
+                         f"is {tuple(packed.shape)} of {str(packed.dtype)[6:]}.")
     if bits == 8:
         return packed.clone()
     if bits == 4:
         return torch.stack([packed & 15, packed >> 4], 2).flatten(1)[:, :columns].contiguous()
-    low, middle, high = F.pad(packed, (0, -packed.shape[1] % 3)).int().unflatten(1, (-1, 3)).unbind(2)
+    if bits != 6:
+        raise ValueError(f"bits must be 4, 6 or 8; it is {bits}.")
+    low, middle, high = F.pad(packed, (0, -width % 3)).int().unflatten(1, (-1, 3)).unbind(2)
     word = low | middle << 8 | high << 16
     codes = torch.stack([word >> 6 * k & 63 for k in range(4)], 2).flatten(1).to(torch.uint8)
     return codes[:, :columns].contiguous()
 
 
 def tiled_size(rows: int, columns: int) -> int:
-    """Bytes that scales of (rows, columns) take in tiles."""
-    return -(-rows // TILE[0]) * -(-columns // TILE[1]) * TILE[0] * TILE[1]
+    """Return the bytes that scales of (rows, columns) take in tiles."""
+    return math.ceil(rows / TILE[0]) * math.ceil(columns / TILE[1]) * TILE[0] * TILE[1]
 
 
 def tile_scales(scales: torch.Tensor) -> torch.Tensor:
-    """Scales uint8 (rows, blocks of a row) -> the bytes that Blackwell's tensor cores read, one-dimensional.
+    """Return scales uint8 (rows, scales per row) as the bytes, in one dimension, that Blackwell's tensor cores read.
 
-    Tiles of 128 rows x 4 scales take 512 bytes each, tiles of the same rows follow each other; in a tile, scale
-    (r, c) lies at r % 32 * 16 + r // 32 * 4 + c: 16 bytes hold the four scales of four rows, 32 apart. Missing
-    rows and scales are zero.
+    A tile of 128 rows x 4 scales takes 512 bytes. The tiles of the same rows follow each other. In a tile, scale (r, c)
+    lies at byte r % 32 * 16 + r // 32 * 4 + c, so 16 bytes hold the four scales of four rows that are 32 apart:
+
+        byte 0 to 15     row 0: c 0 1 2 3    row 32: c 0 1 2 3    row 64: c 0 1 2 3    row 96: c 0 1 2 3
+        byte 16 to 31    row 1: c 0 1 2 3    row 33: c 0 1 2 3    row 65: c 0 1 2 3    row 97: c 0 1 2 3
+
+    Rows and scales that are missing in the last tiles are zero.
     """
     rows, columns = scales.shape
     padded = F.pad(scales, (0, -columns % 4, 0, -rows % 128))
@@ -80,9 +92,97 @@ def tile_scales(scales: torch.Tensor) -> torch.Tensor:
 
 
 def untile_scales(tiled: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """The inverse of `tile_scales`: (rows, columns). ValueError for another number of bytes."""
+    """Return the scales (rows, columns) that `tile_scales` made these bytes from."""
     if tiled.numel() != tiled_size(rows, columns):
-        raise ValueError(f"scales of {(rows, columns)} take {tiled_size(rows, columns):,} bytes in tiles; here are "
+        raise ValueError(f"scales of {rows} x {columns} take {tiled_size(rows, columns):,} bytes in tiles; there are "
                          f"{tiled.numel():,}.")
     tiles = tiled.view(-(-rows // 128), -(-columns // 4), 32, 4, 4).permute(0, 3, 2, 1, 4)
     return tiles.reshape(-(-rows // 128) * 128, -(-columns // 4) * 4)[:rows, :columns].contiguous()
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A matrix of `shape` (R, C) in a block format, as it lies in memory. All tensors are contiguous, on one device.
+
+    values: uint8 (R, ceil(C * bits / 8)). scales: one per block, uint8 (R, G), or float32 for fp8_1x128; where `tiled`,
+    one-dimensional as `tile_scales` makes them. pair: float32, NVFP4's tensor scale and its reciprocal, else None.
+    `format` may be given by name. Raise ValueError for a format without kernels and for tensors of other shapes.
+    """
+
+    format: BlockFormat
+    shape: tuple[int, int]
+    values: torch.Tensor
+    scales: torch.Tensor
+    pair: torch.Tensor | None = None
+    tiled: bool = False
+
+    def __post_init__(self):
+        object.__setattr__(self, "format", format_with_kernels(self.format))
+        layout, tensors = _layout(self.format, self.shape, self.tiled), self.tensors()
+        if list(layout) != list(tensors):
+            raise ValueError(f"{self.format.name} needs {', '.join(layout)}; it was given {', '.join(tensors)}.")
+        for name, (shape, dtype) in layout.items():
+            found = tensors[name]
+            if (tuple(found.shape), found.dtype, found.device) != (shape, dtype, self.values.device) \
+                    or not found.is_contiguous():
+                raise ValueError(f"{name} of {self.shape[0]} x {self.shape[1]} in {self.format.name} must be {shape} "
+                                 f"of {dtype}, contiguous, on {self.values.device}; it is {tuple(found.shape)} of "
+                                 f"{found.dtype} on {found.device}, with strides {found.stride()}.")
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors by name."""
+        tensors = {"values": self.values, "scales": self.scales, "pair": self.pair}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values and the scales."""
+        return self.values.nbytes + self.scales.nbytes
+
+    @property
+    def T(self) -> Transposed:
+        """The transposed matrix (C, R), in the same memory: block-scaled GEMMs take it as b (K, N)."""
+        return Transposed(self)
+
+    def unpack(self) -> Quantised:
+        """Return the same matrix with one code per byte, which `number_formats` works on."""
+        rows, columns = self.shape
+        scales = self.scales
+        if self.tiled:
+            scales = untile_scales(scales, rows, math.ceil(columns / self.format.block[1]))
+        codes = unpack(self.values, self.format.element.bits, columns)
+        return Quantised(self.format, codes, scales, None if self.pair is None else self.pair[:1])
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """Present a Packed (R, C) as its transpose (C, R), in the same memory; `T` is the Packed."""
+
+    T: Packed
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.T.shape[::-1]
+
+
+def _layout(format: BlockFormat, shape: tuple[int, int], tiled: bool) -> dict[str, tuple[tuple, torch.dtype]]:
+    """Return shape and dtype of each tensor that a Packed of `shape` holds."""
+    if tiled and format.scale == "fp32":
+        raise ValueError(f"tiles of 128 x 4 are for scales of one byte; those of {format.name} are float32.")
+    rows, columns = shape
+    groups = math.ceil(columns / format.block[1])
+    layout = {"values": ((rows, math.ceil(columns * format.element.bits / 8)), torch.uint8),
+              "scales": ((tiled_size(rows, groups),) if tiled else (rows, groups),
+                         torch.float32 if format.scale == "fp32" else torch.uint8)}
+    return layout | ({"pair": ((2,), torch.float32)} if format.scale == "e4m3" else {})
+
+
+def empty(shape: tuple[int, int], format: str | BlockFormat, device: str | torch.device = "cpu",
+          tiled: bool = False) -> Packed:
+    """Return a Packed with new memory for a matrix of `shape`. The padding of tiled scales is zero."""
+    format = format_with_kernels(format)
+    tensors = {name: torch.empty(size, dtype=dtype, device=device)
+               for name, (size, dtype) in _layout(format, shape, tiled).items()}
+    if tiled:
+        tensors["scales"].zero_()
+    return Packed(format, shape, **tensors, tiled=tiled)

@@ -1,0 +1,66 @@
+"""Which formats have kernels, and the launch configurations of those kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ch14.mx_formats.number_formats import BlockFormat, lookup
+from tilelab import operands
+
+FUSED = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "nvfp4", "fp4_e8m0_16", "fp8_1x128")
+
+
+@dataclass(frozen=True)
+class MxConfig:
+    """How a kernel is launched.
+
+    elements: elements per program, a power of two. num_warps: warps per program. lanes: lanes of a warp that share one
+    group of fp4 elements; 0 gives each lane eight elements. convert: round to fp8 with the hardware's conversion
+    instruction; otherwise the kernel rounds in float32 arithmetic.
+    """
+
+    elements: int
+    num_warps: int = 4
+    lanes: int = 1
+    convert: bool = True
+
+    def __post_init__(self):
+        for name, least, most in (("elements", 128, 65536), ("num_warps", 1, 32)):
+            value = getattr(self, name)
+            if not least <= value <= most or value & (value - 1):
+                raise ValueError(f"{name} must be a power of two from {least} to {most:,}; it is {value}.")
+        if self.lanes not in (0, 1, 2, 4):
+            raise ValueError(f"lanes must be 0, 1, 2 or 4; it is {self.lanes}.")
+
+    def __str__(self):
+        return (f"{self.elements},{self.num_warps}" + (f",{self.lanes or 'spread'}" if self.lanes != 1 else "")
+                + ("" if self.convert else ",arithmetic"))
+
+
+DEQUANTISE_CONFIG = MxConfig(2048)
+
+
+def format_with_kernels(format: str | BlockFormat) -> BlockFormat:
+    """Return the format of that name. Raise ValueError for a format that only `number_formats` implements."""
+    if isinstance(format, str):
+        format = lookup(format)
+    if format.name not in FUSED or format != lookup(format.name):
+        raise ValueError(f"{format.name} ({format.element.name}, blocks {format.block}, scales {format.scale}) has no "
+                         f"kernel, only a meaning in number_formats; formats with kernels are {', '.join(FUSED)}.")
+    return format
+
+
+def configs(format: str | BlockFormat = "mxfp8_e4m3") -> dict[str, MxConfig]:
+    """Return the named configurations for quantising to a format, the fastest first. The names depend on the format."""
+    format = format_with_kernels(format)
+    if format.element.bits == 8:
+        return {"cvt": MxConfig(4096), "arithmetic": MxConfig(4096, convert=False)}
+    # A lane that holds a whole group needs no shuffle and computes the group's scale once: as many groups as threads.
+    return {"group_a_lane": MxConfig(128 * format.block[1]), "spread": MxConfig(4096, lanes=0)}
+
+
+def choose_config(config: str | MxConfig, format: BlockFormat, operation: str = "quantise") -> MxConfig:
+    """Return the configuration that `config` ("best", a name or an MxConfig) stands for in an operation."""
+    named = configs(format)
+    best = next(iter(named.values())) if operation == "quantise" else DEQUANTISE_CONFIG
+    return operands.choose_config(config, named, MxConfig, lambda: best)
