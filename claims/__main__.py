@@ -1,7 +1,7 @@
-"""`python -m claims` prints every claim with its verdict; `python -m claims --write` writes the README's table and the
-figures of its measured answers anew, and runs the notebook 01_claims. That needs no GPU.
+"""Print every claim with its verdict or, with --write, write them into the README and run the notebook 01_claims.
 
-Exit status: 0 fine, 2 bad usage, a README without the two marks or an answer's words, or records without its figures.
+--write also writes the figures of the README's measured answers. It needs no GPU. The exit status is 0, or 2 for bad
+usage, for a README without the two marks or the words of an answer, and for records without a figure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import sys
 
 from claims import answers, trial
-from claims.judge import counted
+from claims.judge import count_verdicts
 from tilelab import notebook, results
 
 
@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="into README.md and notebooks/01_claims.ipynb")
     if parser.parse_args(argv).write:
         try:
-            text = answers.rewritten(trial.rewritten(trial.README.read_text(encoding="utf-8")))
+            text = answers.rewrite_figures(trial.rewrite_table(trial.README.read_text(encoding="utf-8")))
         except ValueError as error:
             print(error, file=sys.stderr)
             return 2
@@ -28,9 +28,10 @@ def main(argv: list[str] | None = None) -> int:
         asyncio.run(notebook.record_notebook(trial.NOTEBOOK, TILES_RECORD="1"))
         return 0
     for note in trial.NOTES:
-        print(f"{note.title}: {counted(trial.judged(note))}")
-        for each in trial.judged(note):
-            print(f"  {each.claim.text}\n    " + " | ".join(filter(None, (each.finding.told(), each.finding.figure))))
+        print(f"{note.title}: {count_verdicts(note.judgements)}")
+        for judgement in note.judgements:
+            finding = judgement.finding
+            print(f"  {judgement.claim.text}\n    {' | '.join(filter(None, (finding.describe(), finding.figure)))}")
     return 0
 
 

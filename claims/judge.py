@@ -1,13 +1,15 @@
-"""What a claim is: a sentence of a field note in our words, a rule that judges it, and the cell that shows why.
+"""Claims, and how they are judged.
 
-A rule is a function of the evidence. It reads rows of records (or computes), and returns a finding: the verdict and the
-figure, both from the same rows. Nothing else of a claim is written down, so nothing else can be out of date.
+A claim is a sentence of a field note in our words, a rule that judges it, and the heading of the cells that show why.
+A rule is a function of the evidence: it reads rows of records, or computes, and returns a finding. Its verdict and its
+figure come from the same rows, and nothing else about a claim is written down, so nothing can be out of date.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import pathlib
 import urllib.parse
 from collections.abc import Callable, Iterable
@@ -22,47 +24,37 @@ VERDICTS = (HOLDS, ONLY_IF, REFUTED, UNTESTED, NO_RECORD)
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A verdict and the figure behind it; `why` is the condition of ONLY_IF, or what is missing."""
+    """A verdict and its figure; `reason` is the condition of ONLY_IF, or says what is missing."""
 
     verdict: str
     figure: str
-    why: str = ""
+    reason: str = ""
 
-    def told(self) -> str:
-        """The verdict in words: "holds only if the tile grows too"."""
-        return f"{self.verdict}{' ' if self.verdict == ONLY_IF else ': '}{self.why}" if self.why else self.verdict
-
-
-def holds(figure: str) -> Finding:
-    return Finding(HOLDS, figure)
+    def describe(self) -> str:
+        """Return the verdict in words: "holds only if the tile grows too"."""
+        separator = " " if self.verdict == ONLY_IF else ": "
+        return f"{self.verdict}{separator}{self.reason}" if self.reason else self.verdict
 
 
-def refuted(figure: str) -> Finding:
-    return Finding(REFUTED, figure)
-
-
-def decide(so: bool, figure: str) -> Finding:
-    """Holds or refuted."""
-    return holds(figure) if so else refuted(figure)
-
-
-def only_if(condition: str, figure: str) -> Finding:
-    return Finding(ONLY_IF, figure, condition)
-
-
-def untested(why: str, figure: str) -> Finding:
-    return Finding(UNTESTED, figure, why)
+def decide(is_true: bool, figure: str, condition: str = "", is_true_then: bool = True) -> Finding:
+    """Return that a claim holds, or holds only if `condition` (where `is_true_then`), or is refuted."""
+    if is_true:
+        return Finding(HOLDS, figure)
+    return Finding(ONLY_IF, figure, condition) if condition and is_true_then else Finding(REFUTED, figure)
 
 
 class Evidence:
-    """The rows of a record, of the H200 or, where no GPU has a part, of builds; `used` says which were asked for."""
+    """The rows of a record: of the H200, or of builds if no GPU took part. `used` lists the records asked for."""
 
     def __init__(self):
         self.used: list[str] = []
 
-    def __call__(self, experiment: str) -> list[dict]:
-        """FileNotFoundError where there is no such record."""
+    def __call__(self, experiment: str, **fields) -> list[dict]:
+        """Return the rows of a record that have these fields; FileNotFoundError if there is no record."""
         self.used.append(experiment)
+        return [row for row in self.load(experiment) if fields.items() <= row.items()]
+
+    def load(self, experiment: str) -> list[dict]:
         try:
             return results.load(experiment, results.PREFERRED)["rows"]
         except FileNotFoundError:
@@ -71,7 +63,7 @@ class Evidence:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """`text` is the claim in our words; `notebook` (its stem) and `heading` name the cells that show the figure."""
+    """A claim in our words; `notebook` (its stem) and `heading` name the cells that show the figure."""
 
     text: str
     notebook: str
@@ -86,65 +78,67 @@ class Claim:
     def path(self) -> pathlib.Path:
         return ROOT / "notebooks" / f"{self.notebook}.ipynb"
 
-    def judged(self) -> Judged:
+    def judge(self) -> Judgement:
         evidence = Evidence()
         try:
             finding = self.rule(evidence)
         except FileNotFoundError:
             finding = Finding(NO_RECORD, "", evidence.used[-1])
-        return Judged(self, finding, tuple(evidence.used))
+        return Judgement(self, finding, tuple(evidence.used))
 
 
 @dataclasses.dataclass(frozen=True)
-class Judged:
-    """A claim, what its rule found, and the records that it asked for."""
+class Judgement:
+    """A claim, what its rule found, and the records that the rule asked for."""
 
     claim: Claim
     finding: Finding
     records: tuple[str, ...]
 
     def markdown(self, folder: str) -> str:
-        """A row of a table; `folder` leads from where the table stands to the notebooks."""
+        """Return a row of a table; `folder` leads from the table's file to the notebooks."""
         claim, finding = self.claim, self.finding
         where = f"{claim.notebook}, *{claim.heading}*"
-        if claim.path.exists():  # JupyterLab's anchor of a heading is its text, with a hyphen for each space
+        if claim.path.exists():  # JupyterLab's anchor of a heading is its text with hyphens for spaces
             anchor = urllib.parse.quote(claim.heading.replace(" ", "-"), safe="-,?'")
             where = f"[{where}]({folder}{claim.path.name}#{anchor})"
-        verdict = finding.told().replace(finding.verdict, f"**{finding.verdict}**", 1)
+        verdict = finding.describe().replace(finding.verdict, f"**{finding.verdict}**", 1)
         return f"| {claim.text} | {verdict} | {finding.figure} | {where} |"
 
 
 class Note:
-    """A field note, by its title, and the claims taken from it, in the order in which they are written down."""
+    """A field note, and the claims taken from it, in the order in which they are written down."""
 
     def __init__(self, title: str):
         self.title = title
         self.claims: list[Claim] = []
 
     def claim(self, text: str, notebook: str, heading: str):
-        """Decorator: the function becomes the rule of a claim."""
-        def take(rule):
+        """Decorate a function, which becomes the rule of a new claim."""
+        def add(rule):
             self.claims.append(Claim(text, notebook, heading, rule))
             return rule
-        return take
+        return add
 
-    def judged(self) -> list[Judged]:
-        return [claim.judged() for claim in self.claims]
-
-
-def counted(judged: Iterable[Judged]) -> str:
-    """How many have each verdict: "14 claims (holds: 3, refuted: 11)", say."""
-    found = collections.Counter(each.finding.verdict for each in judged)
-    return f"{found.total()} claims ({', '.join(f'{name}: {found[name]}' for name in VERDICTS if found[name])})"
+    @functools.cached_property
+    def judgements(self) -> list[Judgement]:
+        """The claims, judged once per process."""
+        return [claim.judge() for claim in self.claims]
 
 
-def table(judged: Iterable[Judged], folder: str) -> str:
-    """Markdown; `folder` leads to the notebooks: "notebooks/" for the README, nothing for a notebook."""
+def count_verdicts(judgements: Iterable[Judgement]) -> str:
+    """Return how many claims have each verdict, as in "14 claims (holds: 3, refuted: 11)"."""
+    counts = collections.Counter(judgement.finding.verdict for judgement in judgements)
+    return f"{counts.total()} claims ({', '.join(f'{name}: {counts[name]}' for name in VERDICTS if counts[name])})"
+
+
+def make_table(judgements: Iterable[Judgement], folder: str) -> str:
+    """Return a Markdown table; `folder` leads to the notebooks: "notebooks/" in the README, "" in a notebook."""
     head = ["| claim | verdict | figure | shown in |", "|---|---|---|---|"]
-    return "\n".join([*head, *(each.markdown(folder) for each in judged)])
+    return "\n".join([*head, *(judgement.markdown(folder) for judgement in judgements)])
 
 
-def span(values: Iterable[float], form: str = ".2f") -> str:
-    """The least and the largest: "2.88 to 3.34"; one figure where both are written alike."""
+def format_range(values: Iterable[float], form: str = ".2f") -> str:
+    """Return the least and the largest, as in "2.88 to 3.34"; one figure if both look the same."""
     ordered = sorted(values)
     return " to ".join(dict.fromkeys(f"{end:{form}}" for end in (ordered[0], ordered[-1])))

@@ -1,8 +1,6 @@
-"""All notes and their claims, judged; and the table of them in the README."""
+"""All field notes with their claims, and the README's table of verdicts."""
 
 from __future__ import annotations
-
-import functools
 
 from claims import (
     blockscaled_gemm_optimization_attempts,
@@ -11,7 +9,7 @@ from claims import (
     trajectory_resample_tma_status,
     triton_issue_descriptor_compile_failure,
 )
-from claims.judge import ROOT, Judged, Note, counted, table
+from claims.judge import ROOT, Judgement, count_verdicts, make_table
 
 NOTES = [module.NOTE for module in (tma_config_fix_proposal, tma_setup_guide_gb10, trajectory_resample_tma_status,
                                     triton_issue_descriptor_compile_failure, blockscaled_gemm_optimization_attempts)]
@@ -19,27 +17,22 @@ README, NOTEBOOK = ROOT / "README.md", ROOT / "notebooks" / "01_claims.ipynb"
 BEGIN, END = "<!-- claims: written by python -m claims --write -->", "<!-- end of claims -->"
 
 
-@functools.cache
-def judged(note: Note) -> list[Judged]:
-    """The claims of one of NOTES, judged once a process."""
-    return note.judged()
+def judge_all() -> list[Judgement]:
+    """Return the judgements of all notes, each judged once per process."""
+    return [judgement for note in NOTES for judgement in note.judgements]
 
 
-def every() -> list[Judged]:
-    return [each for note in NOTES for each in judged(note)]
+def make_readme_part() -> str:
+    """Return the text between the marks: the counts, and a folded table for each note."""
+    folded = (f"<details>\n<summary>{note.title}: {count_verdicts(note.judgements)}</summary>\n\n"
+              f"{make_table(note.judgements, 'notebooks/')}\n\n</details>" for note in NOTES)
+    return "\n\n".join([f"{BEGIN}\n{count_verdicts(judge_all())}.", *folded, END])
 
 
-def readme_part() -> str:
-    """What stands between the marks: counts in sight, tables folded."""
-    folded = (f"<details>\n<summary>{note.title}: {counted(judged(note))}</summary>\n\n"
-              f"{table(judged(note), 'notebooks/')}\n\n</details>" for note in NOTES)
-    return "\n\n".join([f"{BEGIN}\n{counted(every())}.", *folded, END])
-
-
-def rewritten(text: str) -> str:
-    """The README with today's table. ValueError where the marks do not stand there once each, in order."""
-    before, begin, rest = text.partition(BEGIN)
+def rewrite_table(readme: str) -> str:
+    """Return the README's text with today's table; ValueError unless each mark is there once, in order."""
+    before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end or BEGIN in rest or END in after:
         raise ValueError(f"README.md must hold the lines {BEGIN} and {END} once each, in this order.")
-    return before + readme_part() + after
+    return before + make_readme_part() + after

@@ -16,7 +16,7 @@ from claims.judge import HOLDS, NO_RECORD, ONLY_IF, REFUTED, UNTESTED
 from tilelab import results
 
 ROOT = pathlib.Path(__file__).parents[1]
-EVERY = trial.every()
+EVERY = trial.judge_all()
 CLAIMS = {each.claim.name: each.claim for each in EVERY}
 
 
@@ -26,15 +26,15 @@ def by_name(found):
 
 def test_thirty_claims_and_more_of_every_note():
     assert len(EVERY) >= 30 and len(CLAIMS) == len(EVERY) == len({each.claim.text for each in EVERY})
-    assert len(trial.NOTES) == 5 and all(len(trial.judged(note)) >= 5 for note in trial.NOTES)
+    assert len(trial.NOTES) == 5 and all(len(note.judgements) >= 5 for note in trial.NOTES)
 
 
 @by_name(EVERY)
 def test_a_claim_is_judged(each):
     found = each.finding
     assert found.verdict in judge.VERDICTS and bool(found.figure) == (found.verdict != NO_RECORD)
-    assert bool(found.why) == (found.verdict in (ONLY_IF, UNTESTED, NO_RECORD))
-    assert each.claim.text.endswith(".") and not re.search(r"[|\n]", each.claim.text + found.figure + found.why)
+    assert bool(found.reason) == (found.verdict in (ONLY_IF, UNTESTED, NO_RECORD))
+    assert each.claim.text.endswith(".") and not re.search(r"[|\n]", each.claim.text + found.figure + found.reason)
     assert len(re.findall(r"(?<!\\)\|", each.markdown(""))) == 5, "four columns"
 
 
@@ -49,35 +49,35 @@ def test_its_cell_exists(each):
 
 def test_the_readme_says_what_the_rules_say():
     text = trial.README.read_text(encoding="utf-8")
-    assert trial.rewritten(text) == text, "run `python -m claims --write`"
-    assert answers.rewritten(text) == text, "run `python -m claims --write`"
+    assert trial.rewrite_table(text) == text, "run `python -m claims --write`"
+    assert answers.rewrite_figures(text) == text, "run `python -m claims --write`"
 
 
 def test_every_notebook_that_measures_has_its_answer_from_a_record():
     stems = {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
     assert {notebook for notebook, *_ in answers.ANSWERS} == stems - {"01_claims"}
     for _, words, figures in answers.ANSWERS:
-        assert "#" not in answers.filled(words, figures(judge.Evidence())), "and the record is there"
+        assert "#" not in answers.fill_in(words, figures(judge.Evidence())), "and the record is there"
 
 
 def test_figures_change_with_the_records_and_words_stay(monkeypatch, tmp_path):
     text = trial.README.read_text(encoding="utf-8")
     monkeypatch.setenv("TILES_RESULTS", os.fspath(tmp_path))
-    assert answers.rewritten(text) == text, "nothing is known better"
+    assert answers.rewrite_figures(text) == text, "nothing is known better"
     shutil.copytree(ROOT / "results", tmp_path, dirs_exist_ok=True)
     path = tmp_path / results.PREFERRED / "ch14_gemm_llm.json"
     record = json.loads(path.read_text())
     for row in record["rows"]:
         row["ratio"] = 0.5
     path.write_text(results.to_json(record))
-    changed = answers.rewritten(text)
+    changed = answers.rewrite_figures(text)
     assert ", 0.50 × on decoder shapes" in changed and changed.count("0.50") == text.count("0.50") + 1
     assert re.sub(r"[\d.]+ × on decoder", "", changed) == re.sub(r"[\d.]+ × on decoder", "", text)
 
 
 def test_figures_have_the_digits_and_the_sign_that_words_ask_for():
-    assert answers.filled("# of #.##, +#.# and +#.#", [2.6, 1 / 3, -0.04, -12.34]) == "3 of 0.33, +0.0 and -12.3"
-    assert answers.filled("#.#", [-0.04]) == "0.0"
+    assert answers.fill_in("# of #.##, +#.# and +#.#", [2.6, 1 / 3, -0.04, -12.34]) == "3 of 0.33, +0.0 and -12.3"
+    assert answers.fill_in("#.#", [-0.04]) == "0.0"
 
 
 def test_a_record_without_the_row_is_one_sentence(monkeypatch, tmp_path):
@@ -89,15 +89,15 @@ def test_a_record_without_the_row_is_one_sentence(monkeypatch, tmp_path):
         record = json.loads(path.read_text())
         path.write_text(results.to_json(record | {"rows": []}))
         with pytest.raises(ValueError, match=r"^the records give no figures for .+ of \w+: \w+\(.*\)\.$"):
-            answers.rewritten(text)
+            answers.rewrite_figures(text)
         path.write_text(results.to_json(record))
-    assert answers.rewritten(text) == text
+    assert answers.rewrite_figures(text) == text
 
 
 def test_an_answer_without_its_words_is_one_sentence():
     text = trial.README.read_text(encoding="utf-8").replace("on decoder shapes", "elsewhere")
     with pytest.raises(ValueError, match=r"^README.md's line about \w+ must hold '.+#.+', with a figure for each #\.$"):
-        answers.rewritten(text)
+        answers.rewrite_figures(text)
 
 
 @pytest.mark.parametrize("note", trial.NOTES, ids=lambda note: note.title)
@@ -105,13 +105,13 @@ def test_the_notebook_says_what_the_rules_say(note):
     cells = json.loads(trial.NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     shown = ["".join(output["data"].get("text/markdown", "")) for cell in cells for output in cell.get("outputs", ())
              if "data" in output]
-    assert judge.table(trial.judged(note), "") in shown, "run `python -m claims --write`"
+    assert judge.make_table(note.judgements, "") in shown, "run `python -m claims --write`"
 
 
 def test_without_records_nothing_is_invented(monkeypatch, tmp_path):
     monkeypatch.setenv("TILES_RESULTS", os.fspath(tmp_path))
     for before in EVERY:
-        after = before.claim.judged()
+        after = before.claim.judge()
         if before.records:
             assert after.finding == judge.Finding(NO_RECORD, "", before.records[0]), before.claim.name
         else:
@@ -121,22 +121,23 @@ def test_without_records_nothing_is_invented(monkeypatch, tmp_path):
 def test_new_records_make_a_new_readme(monkeypatch, tmp_path):
     monkeypatch.setenv("TILES_RESULTS", os.fspath(tmp_path))
     shutil.copytree(ROOT / "results", tmp_path, dirs_exist_ok=True)
-    assert [each.claim.judged().finding for each in EVERY] == [each.finding for each in EVERY]
+    assert [each.claim.judge().finding for each in EVERY] == [each.finding for each in EVERY]
     path = tmp_path / results.PREFERRED / "ch07_resample_ncu.json"
     record = json.loads(path.read_text())
     for row in record["rows"]:
         row["dram_percent"] /= 2
     path.write_text(results.to_json(record))
-    moved = {each.claim.name for each in EVERY if each.claim.judged().finding != each.finding}
+    moved = {each.claim.name for each in EVERY if each.claim.judge().finding != each.finding}
     assert moved == {each.claim.name for each in EVERY if "ch07_resample_ncu" in each.records}
 
 
 def planted(experiment, which, **change):
-    """Evidence in which the rows of one record that `which` matches are changed."""
-    def of(asked):
-        rows = judge.Evidence()(asked)
-        return [row | change if asked == experiment and which.items() <= row.items() else row for row in rows]
-    return of
+    """Return evidence in which the rows of one record that `which` matches are changed."""
+    evidence = judge.Evidence()
+    load = evidence.load
+    evidence.load = lambda asked: [row | change if asked == experiment and which.items() <= row.items() else row
+                                   for row in load(asked)]
+    return evidence
 
 
 SQUARE = {"workload": "matmul", "name": "default"}
@@ -187,14 +188,14 @@ def test_a_verdict_is_of_the_rows(name, before, after, evidence):
 def test_the_marks_must_be_there():
     for text in ("", trial.BEGIN, f"{trial.END}\n{trial.BEGIN}", f"{trial.BEGIN}\n{trial.END}\n{trial.END}"):
         with pytest.raises(ValueError, match="README.md must hold the lines"):
-            trial.rewritten(text)
-    assert trial.rewritten(f"a\n{trial.BEGIN}\nold\n{trial.END}\nb") == f"a\n{trial.readme_part()}\nb"
+            trial.rewrite_table(text)
+    assert trial.rewrite_table(f"a\n{trial.BEGIN}\nold\n{trial.END}\nb") == f"a\n{trial.make_readme_part()}\nb"
 
 
 def test_command_line(monkeypatch, tmp_path, capsys):
     assert main([]) == 0
     said = capsys.readouterr().out
-    assert all(each.claim.text in said and each.finding.told() in said for each in EVERY)
+    assert all(each.claim.text in said and each.finding.describe() in said for each in EVERY)
     readme, notebook = tmp_path / "README.md", tmp_path / "01_claims.ipynb"
     monkeypatch.setattr(trial, "README", readme)
     monkeypatch.setattr(trial, "NOTEBOOK", notebook)
