@@ -135,12 +135,11 @@ def test_a_row_of_other_code_shape_or_versions_is_not_taken(space, journal, tmp_
     assert not known & set(sweep.config_keys(RIGHT, space))
 
 
-def test_failed_rows_stay_unless_asked_again(space, journal):
+def test_wrong_rows_are_resumed_too(space, journal):
     bad = [Config(64, "wrong result")]
     Sweep(bad, space, journal=journal).finish()
     assert Sweep(bad, space, journal=journal).finish()[0]["resumed"]
-    assert "resumed" not in Sweep(bad, space, journal=journal, again=True).finish()[0]
-    assert len(log(space)) == 2
+    assert len(log(space)) == 1
 
 
 @pytest.mark.parametrize("fault", ["hang", ""])

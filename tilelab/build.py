@@ -1,12 +1,11 @@
 """Compile Triton and CUDA C++ kernels for any target, without a GPU, in worker processes that may crash.
 
-A compiler that raises, aborts, faults or hangs becomes a Report with the reason. Nothing here imports Triton: it lives
-in the workers, where TRITON_INTERPRET=0 makes it compile on a machine without a GPU.
+A compiler that raises, aborts, faults or hangs becomes a Report with the reason. Only the workers import Triton, with
+TRITON_INTERPRET=0.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import dataclasses
 import os
@@ -44,14 +43,12 @@ TENSOR_MEMORY_COLUMNS = 512
 class Job:
     """One kernel, specialised for one target.
 
-    For Triton, `kernel` is "ch14.gemm:gemm_plain_kernel" or "path/to/file.py:name". `signature` gives the Triton type
-    of each argument that is not a constexpr ("*bf16", "i32", "tensordesc<bf16[128, 64]>"), `constants` the constexpr
-    arguments, `aligned` the names of pointers and integers that are multiples of 16, and `options` further compile
-    options such as {"launch_pdl": True}.
+    For Triton, `kernel` is "ch14.gemm:gemm_plain_kernel" or "path/to/file.py:name". `signature` maps each argument that
+    is not a constexpr to its Triton type ("*bf16", "i32", "tensordesc<bf16[128, 64]>"). `constants` maps the constexpr
+    arguments to their values. `aligned` names pointers and integers that are multiples of 16.
 
     For CUDA C++, `kernel` is "path/to/file.cu:name". `constants` become -DNAME=VALUE (a bool 0 or 1), `options` are
-    fields of cuda.core.ProgramOptions, and `smem_bytes` is the dynamic shared memory of the launch; signature and
-    aligned stay empty.
+    fields of cuda.core.ProgramOptions, and `smem_bytes` is the dynamic shared memory of the launch.
     """
 
     kernel: str
@@ -66,21 +63,20 @@ class Job:
     smem_bytes: int = 0
 
     @property
-    def _kernel_in_cubin(self) -> str:
-        """The kernel's name where the cubin may hold several (.cu), else "" for the only one."""
+    def _entry(self) -> str:
+        """Return the kernel's name if its cubin may hold several (.cu), else ""."""
         path, _, name = self.kernel.rpartition(":")
         return name if path.endswith(".cu") else ""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the compiler made of a Job. `status` is ok, rejected (compiled, but cannot launch there) or failed.
+    """The result of compiling a Job. `status` is ok, rejected (compiled, but the target cannot launch it) or failed.
 
-    In bytes: `smem` is dynamic and `smem_static` static shared memory per block (from sm_90 on, 1,024 of it are the
-    system's), `spills` local memory per thread. `tmem` counts columns of tensor memory per block. None stands for what
-    could not be read. `counts` are the instructions in the PTX (INSTRUCTIONS), or those in the SASS of a .cu kernel
-    (cubin.OPCODES, and its tensor core instructions). `seconds` is the compiler's time. `reason` is one sentence, empty
-    when all is well; `compiler_output` holds the exception and the compiler's log of a failure.
+    `smem` and `smem_static` are bytes of dynamic and static shared memory per block; from sm_90 on the static ones
+    include 1,024 of the system. `spills` are bytes of local memory per thread, `tmem` columns of tensor memory per
+    block. `counts` has the instructions in the PTX (INSTRUCTIONS), or in the SASS of a .cu kernel (cubin.sass_counts).
+    `reason` is one sentence, empty when all is well; `compiler_output` holds exception and log of a failure.
     """
 
     job: Job
@@ -101,7 +97,7 @@ class Report:
     @property
     def sass(self) -> str:
         """Return the SASS of the kernel. RuntimeError says why it cannot be read."""
-        return sass(self.cubin, self.job._kernel_in_cubin)
+        return sass(self.cubin, self.job._entry)
 
     @property
     def programs_per_sm(self) -> int | None:
@@ -152,9 +148,9 @@ def build(jobs: Iterable[Job], workers: int | None = None, timeout_s: float = 12
     """Compile `jobs` in parallel and yield a Report for each as it finishes, in any order.
 
     `workers` is the number of processes (default: one per CPU), `timeout_s` the limit per job. `cache` replaces the
-    cache folders of Triton and of tilelab.cuda. `triton` is the folder that another Triton was installed into (pip's
-    --target), for kernels that import nothing but Triton. Closing the iterator early kills what is being built. Raises
-    ValueError at once for a target that is not in tilelab.device.TARGETS.
+    cache folders of Triton and of tilelab.cuda. `triton` is a folder with another Triton (pip's --target), for kernels
+    that import nothing but Triton. Closing the iterator early kills the running builds. Raises ValueError at once for a
+    target that is not in tilelab.device.TARGETS.
     """
     jobs = list(jobs)
     for job in jobs:
@@ -186,13 +182,10 @@ def compile_ahead(jobs: Iterable[Job]) -> None:
 
 
 def disassemble(jobs: Iterable[Job]) -> list[Report]:
-    """Return the Reports of the jobs, in order, and put their SASS into the cache.
-
-    cuobjdump takes as long as a compiler, so the listings are read in parallel.
-    """
+    """Return the Reports of the jobs, in order, with their SASS in the cache: cuobjdump runs for them in parallel."""
     def read(report: Report) -> None:
         with contextlib.suppress(RuntimeError):
-            sass(report.cubin, report.job._kernel_in_cubin)
+            sass(report.cubin, report.job._entry)
 
     jobs, reports = list(jobs), {}
     with ThreadPoolExecutor(_count_cpus()) as pool:
@@ -214,7 +207,7 @@ def build_one(job: Job, timeout_s: float = 120, cache: str | os.PathLike | None 
     try:
         with worker_pool.lease_worker("tilelab.build_worker", "the compiler", cancel_token, **env) as worker:
             return _make_report(job, worker.ask(request, timeout_s))
-    except Exception as error:  # a job that cannot be sent as JSON, a machine out of processes
+    except Exception as error:  # a job that cannot be pickled, a machine out of processes
         return Report(job, "failed", f"{type(error).__name__}: {error}")
 
 
@@ -225,8 +218,7 @@ def _make_report(job: Job, answer: dict) -> Report:
     if "counts" not in answer:
         answer["counts"] = {name: len(re.findall(pattern, answer["ptx"])) for name, pattern in INSTRUCTIONS.items()}
     reason = _find_exceeded_limit(job.target, **answer)
-    return Report(job, "rejected" if reason else "ok", reason,
-                  **{**answer, "cubin": base64.b64decode(answer["cubin"])})
+    return Report(job, "rejected" if reason else "ok", reason, **answer)
 
 
 def _find_exceeded_limit(target: str, smem: int, smem_static: int, threads: int, registers: int | None,

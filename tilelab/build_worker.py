@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import importlib
 import importlib.util
 import os
@@ -79,7 +78,7 @@ def _read_binary(triton, source, target, options: dict) -> dict:
     warps = getattr(binary.metadata, "total_num_warps", None) or binary.metadata.num_warps
     return {"smem": binary.metadata.shared, "tmem": getattr(binary.metadata, "tmem_size", None),
             "threads": 32 * warps, "seconds": seconds, "ptx": ptx,
-            "cubin": base64.b64encode(cubin).decode(), **read_resources(cubin)}
+            "cubin": cubin, **read_resources(cubin)}
 
 
 def _compile_cu(job: dict) -> dict:
@@ -104,11 +103,11 @@ def _compile_cu(job: dict) -> dict:
     except (RuntimeError, OSError):  # cuobjdump may be older than the target
         counts = {}
     return {"smem": job["smem_bytes"], "threads": 32 * job["num_warps"], "seconds": seconds, "ptx": "",
-            "counts": counts, "cubin": base64.b64encode(cubin).decode(), **read_resources(cubin, name)}
+            "counts": counts, "cubin": cubin, **read_resources(cubin, name)}
 
 
 def _find_first_error(text: str) -> str:
-    """Return the first error of NVRTC with its file and line, or that of ptxas, which knows only lines of the PTX."""
+    """Return the first error of NVRTC with its file and line, or the first error of ptxas."""
     if found := re.search(r"^.+\(\d+\): (?:catastrophic )?error.*", text, re.MULTILINE):
         return found[0].strip()
     first, *others = text.splitlines()
@@ -129,7 +128,7 @@ def _describe_error(error: BaseException, log: str) -> str:
 
 
 def _answer(request: dict) -> dict:
-    os.environ.pop("TRITON_CACHE_DIR", None)  # that of the job before
+    os.environ.pop("TRITON_CACHE_DIR", None)  # the folder of the previous job
     if request["cache"]:
         os.environ["TRITON_CACHE_DIR"] = request["cache"]
     os.environ["TILES_CUBINS"] = request["cubins"]

@@ -60,7 +60,7 @@ def read_resources(cubin: bytes, kernel: str = "") -> dict:
             symbol, figure = struct.unpack_from("<II", cubin, offset + 4)
             if names.get(symbol, "") == kernel:
                 (registers if attribute == EIATTR_REGCOUNT else stack).append(figure)
-        offset += 4 + (value if form == 4 else 0)  # in form 4, `value` is the length of what follows
+        offset += 4 + (value if form == 4 else 0)  # in form 4, `value` is the length of the data
     static = sum(length for name, (_, length) in sections.items()
                  if name.startswith(".nv.shared.") and "reserved" not in name
                  and (not kernel or name == f".nv.shared.{kernel}"))

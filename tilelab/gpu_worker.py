@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import gc
 import pickle
@@ -15,7 +14,7 @@ def _answer(request: dict) -> dict:
     """Call a method of a Space. `lost` says that the CUDA context is lost, and this process with it."""
     where = {"device": device.current().name, "gpu": device.current_uuid(), "host": socket.gethostname()}
     try:
-        space, arguments = pickle.loads(base64.b64decode(request["work"]))
+        space, arguments = pickle.loads(request["work"])
         if _source(space) != request["source"]:
             raise RuntimeError("the code has changed since the notebook imported it: reload it, or restart the kernel")
         return {"value": getattr(space, request["method"])(*arguments), "where": where}

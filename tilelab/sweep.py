@@ -1,18 +1,17 @@
-"""Sweep a space of configurations: reject by a model, build in parallel, check, then time; one row per configuration.
+"""Sweep a space of configurations: a model rejects, compilers build in parallel, a GPU checks and times.
 
-Every configuration ends as one row with a `status`: ok, rejected (it cannot run here), wrong (it ran, but the result is
-not right) or failed (it could not be built, crashed, hung or ran out of memory), with the reason. Builds and
-measurements run in worker processes that may die. A journal keeps every row on disk, so that a sweep that was cancelled
-or killed can be resumed.
+Every configuration ends as one row with a reason and a `status`: ok, rejected (it cannot run here), wrong (it ran, but
+the result is not right) or failed (it did not build, crashed, hung or ran out of memory). Builds and measurements run
+in worker processes that may die. A journal keeps every row on disk, so that a sweep that was cancelled or killed can be
+resumed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import collections
+import contextlib
 import hashlib
-import heapq
 import math
 import os
 import pathlib
@@ -22,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Executor, Future
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import filelock
@@ -61,8 +60,8 @@ def measure_configuration(method: str, space: Space, arguments: tuple, source: s
     with _GpuTurn(gpu), worker_pool.lease_worker("tilelab.gpu_worker", "the GPU's worker", cancel_token,
                                                  **visible) as worker:
         def ask(method, arguments, timeout_s):
-            work = base64.b64encode(pickle.dumps((space, arguments))).decode()
-            return worker.ask({"method": method, "work": work, "source": source}, timeout_s)
+            request = {"method": method, "work": pickle.dumps((space, arguments)), "source": source}
+            return worker.ask(request, timeout_s)
 
         answer = {}
         if method == "warm_up" or not worker.alive:  # imports count to no configuration's limit
@@ -76,7 +75,7 @@ def measure_configuration(method: str, space: Space, arguments: tuple, source: s
 
 
 class _GpuTurn:
-    """Let one sweep at a time measure on a GPU, in whatever process it runs.
+    """Let one sweep at a time measure on a GPU, across processes.
 
     A waiter holds the `next` lock, so the sweep that measured last cannot take the GPU again before it.
     """
@@ -99,6 +98,7 @@ class _DaemonThreads(Executor):
 
     def submit(self, task: Callable, *arguments) -> Future:
         future = Future()
+        future.set_running_or_notify_cancel()
 
         def run():
             try:
@@ -146,21 +146,20 @@ class Sweep:
     A row comes once. The fastest three come again with `final_ms` and `final_ratio`: they are timed once more,
     interleaved, before the `winner` is named.
 
-    `journal` keeps rows, and gives back those of the same source, configuration, shape, GPU and versions (`resumed`:
-    True); `again` measures failed and wrong ones once more. `builders` is a concurrent.futures.Executor, `timers` a
-    list of them with one entry per configuration measured at a time. By default the workers are processes on this
-    machine, with one that measures per visible GPU of one model. `limit_s` is the time limit of each build, of each
-    measurement and of the last comparison. Raises ValueError for a limit or executors that make no sense, and for a
-    space that a worker cannot import.
+    `journal` keeps rows. A row in it counts again (`resumed`: True) for the same source, configuration, shape, GPU and
+    versions. `builders` is a concurrent.futures.Executor, `timers` a list of executors that each measure one
+    configuration at a time. By default both are processes on this machine, and every visible GPU of one model measures.
+    `limit_s` is the time limit of each build, each measurement and the last comparison. Raises ValueError for a limit
+    that is not positive, an empty list of timers, and a space that a worker cannot import.
     """
 
-    def __init__(self, configs: Iterable, space: Space, *, journal: Journal | None = None, again: bool = False,
+    def __init__(self, configs: Iterable, space: Space, *, journal: Journal | None = None,
                  builders: Executor | None = None, timers: Sequence[Executor] | None = None, limit_s: float = 60):
         if not 0 < limit_s < math.inf:
             raise ValueError(f"limit_s must be a positive number of seconds; it is {limit_s}.")
         if timers is not None and not timers:
             raise ValueError("timers must name at least one executor; the list is empty.")
-        self.space, self.journal, self.again, self.limit_s = space, journal, again, limit_s
+        self.space, self.journal, self.limit_s = space, journal, limit_s
         self.builders, self.timers = builders, timers
         if type(space).__module__ == "__main__" and (space.can_measure or builders is not None):
             raise ValueError(f"a worker cannot import {type(space).__name__} from __main__: define it in a module.")
@@ -171,9 +170,11 @@ class Sweep:
         self.timing_s = 0.0  # from the first measurement to the last
         self.cancelled = False
         self._source = space.source()
-        self._answers, self._row_queue = queue.SimpleQueue(), queue.SimpleQueue()
+        self._row_queue = queue.SimpleQueue()
         self._cancel_token = f"{os.getpid()}-{id(self)}-{time.monotonic()}"
         self._start, self._end, self._new_rows = time.monotonic(), None, 0
+        self._loop = self._task = None
+        self._first_measurement = math.inf
         threading.Thread(target=self._run, name="sweep", daemon=True).start()
 
     # -- for the caller
@@ -208,8 +209,10 @@ class Sweep:
         """Stop at once. Finished rows are kept; what is being built or measured is killed."""
         if self.running:
             self.cancelled = True
-            self._answers.put(None)
             worker_pool.kill_workers(self._cancel_token)
+            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                if self._task:
+                    self._loop.call_soon_threadsafe(self._task.cancel)
 
     def __iter__(self) -> Iterator[dict]:
         try:
@@ -245,11 +248,8 @@ class Sweep:
     def _run(self) -> None:
         end = None
         try:
-            timers = self._choose_timers()
-            self._measure_all(timers)
-            if timers:
-                self._compare_finalists(*timers[0])
-        except _Cancelled:
+            asyncio.run(self._sweep(self._choose_timers()))
+        except asyncio.CancelledError:
             pass
         except BaseException as error:
             end = error
@@ -266,63 +266,61 @@ class Sweep:
         gpus = device.same_model_uuids()
         return [(_DaemonThreads(), gpu) for gpu in (gpus if len(gpus) > 1 else [""])]
 
-    def _triage(self) -> list[tuple]:
-        """Emit the rows that are rejected or resumed; return a heap of (predicted ms, index, label, configuration)."""
+    async def _sweep(self, timers: list[tuple[Executor, str]]) -> None:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        waiting = await self._triage()
+        at_once = BUILDS_AT_ONCE
+        if self.builders is None:
+            cores = len(os.sched_getaffinity(0))
+            self.builders, at_once = _DaemonThreads(), max(1, cores - 1 if timers else cores)  # launching needs a core
+        build_slots = asyncio.Semaphore(at_once)
+        built = asyncio.PriorityQueue() if timers else None
+        timer_tasks = [asyncio.create_task(self._serve_timer(timer, built)) for timer in timers if waiting]
+        await asyncio.gather(*(self._process(order, *waiting[order], build_slots, built) for order in sorted(waiting)))
+        for task in timer_tasks:
+            task.cancel()
+        if timers:
+            await self._compare_finalists(timers[0])
+
+    async def _triage(self) -> dict[tuple, tuple[dict, Any]]:
+        """Emit the rows that are rejected or resumed; return {(predicted ms, index): (label, configuration)}."""
         recorded = self.journal.rows() if self.journal else {}
-        accepted = STATUSES[:2] if self.again else STATUSES
-        waiting = []
+        waiting = {}
         for index, (key, config) in enumerate(self.configs.items()):
             if self.cancelled:
-                raise _Cancelled
+                raise asyncio.CancelledError
             predicted_ms = self.space.predicted_ms(config)
             label = {**self.space.label(config), "key": key, "predicted_ms": predicted_ms}
             if reason := self.space.reject(config):
                 self._emit({**label, "status": "rejected", "reason": reason}, new=False)
-            elif recorded.get(key, {}).get("status") in accepted:
+            elif recorded.get(key, {}).get("status") in STATUSES:
                 self._emit({**recorded[key], "resumed": True}, new=False)
             else:
-                heapq.heappush(waiting, (math.inf if predicted_ms is None else predicted_ms, index, label, config))
+                waiting[math.inf if predicted_ms is None else predicted_ms, index] = label, config
         return waiting
 
-    def _measure_all(self, timers: list[tuple[Executor, str]]) -> None:
-        """Bring every configuration to its row: builds run in parallel, and what is built waits for a free timer."""
-        waiting = self._triage()
-        builder, at_once = self.builders, BUILDS_AT_ONCE
-        if builder is None:
-            cores = len(os.sched_getaffinity(0))
-            builder, at_once = _DaemonThreads(), max(1, cores - 1 if timers else cores)  # launching needs a core
-        for timer in timers if waiting else ():
-            self._ask_gpu(timer, ("warm_up", None), "warm_up", ())
-        built, free_timers = [], []
-        building = measuring = 0
-        first_measurement = None
-        while waiting or building or built or measuring:
-            while waiting and building < at_once:
-                item = heapq.heappop(waiting)
-                self._submit(builder, ("build", item, None), build_configuration, self.space, item[-1], self.limit_s,
-                             self._cancel_token)
-                building += 1
-            while built and free_timers:
-                item, row = heapq.heappop(built)
-                first_measurement = first_measurement or time.monotonic()
-                self._ask_gpu(free_timers.pop(), ("measure", row), "measure", item[-1:])
-                measuring += 1
-            (task, subject, timer), answer = self._next_answer()
-            if timer is not None:
-                free_timers.append(timer)
-            if task == "build":
-                building -= 1
-                row = {**subject[2], **answer}
-                if row["status"] == "ok" and timers:
-                    heapq.heappush(built, (subject, row))
-                else:
-                    self._emit(row)
-            elif task == "measure":
-                measuring -= 1
-                self.timing_s = time.monotonic() - first_measurement
-                self._emit({**subject, **self._judge(answer)})
+    async def _process(self, order: tuple, label: dict, config: Any, build_slots: asyncio.Semaphore,
+                       built: asyncio.PriorityQueue | None) -> None:
+        """Bring one configuration to its row: build it, then wait until a timer has measured it."""
+        async with build_slots:
+            row = label | await self._call(self.builders, build_configuration, self.space, config, self.limit_s,
+                                           self._cancel_token)
+        if built is not None and row["status"] == "ok":
+            measured = self._loop.create_future()
+            built.put_nowait((order, config, measured))
+            row |= self._judge(await measured)
+        self._emit(row)
 
-    def _compare_finalists(self, executor: Executor, gpu: str) -> None:
+    async def _serve_timer(self, timer: tuple[Executor, str], built: asyncio.PriorityQueue) -> None:
+        """Measure what is built, one configuration at a time, those first that are expected to be fastest."""
+        await self._ask_gpu(timer, "warm_up")
+        while True:
+            _, config, measured = await built.get()
+            self._first_measurement = min(time.monotonic(), self._first_measurement)
+            measured.set_result(await self._ask_gpu(timer, "measure", config))
+            self.timing_s = time.monotonic() - self._first_measurement
+
+    async def _compare_finalists(self, timer: tuple[Executor, str]) -> None:
         """Time the fastest again, interleaved, and name the winner."""
         fastest = sort_by_speed(self.rows.values())[:FINALISTS]
         if not fastest:
@@ -331,12 +329,7 @@ class Sweep:
         key = hashlib.sha256(" ".join(sorted(keys)).encode()).hexdigest()[:16]
         comparison = (self.journal.rows() if self.journal else {}).get(key)
         if comparison is None:
-            finalists = [self.configs[key] for key in keys]
-            self._ask_gpu((executor, gpu), ("finals", None), "measure_finalists", (finalists,))
-            task = None
-            while task != "finals":  # a worker may start only now and answer first
-                (task, _, _), answer = self._next_answer()
-            self.restarts += answer.get("lost_worker", False)
+            answer = await self._ask_gpu(timer, "measure_finalists", [self.configs[key] for key in keys])
             comparison = {"key": key, "finals": answer.get("value") or [], "of": keys}
             if self.journal and comparison["finals"]:
                 self.journal.append(comparison)
@@ -346,33 +339,21 @@ class Sweep:
                 self._emit(self.rows[key] | times, new=False)
         self.winner = sort_by_speed(self.rows.values())[0]
 
-    def _ask_gpu(self, timer: tuple[Executor, str], task: tuple, method: str, arguments: tuple) -> None:
+    async def _ask_gpu(self, timer: tuple[Executor, str], method: str, *arguments) -> dict:
         executor, gpu = timer
-        self._submit(executor, (*task, timer), measure_configuration, method, self.space, arguments, self._source,
-                     self.limit_s, gpu, self._cancel_token)
-
-    def _submit(self, executor: Executor, task: tuple, function: Callable, *arguments) -> None:
-        """Run function(*arguments) in the executor; its answer, or why there is none, comes through _next_answer."""
-        def done(future):
-            try:
-                answer = future.result()
-            except CancelledError:
-                answer = {"status": "failed", "reason": "its executor cancelled it."}
-            except BaseException as error:
-                answer = {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
-            self._answers.put((task, answer))
-
-        executor.submit(function, *arguments).add_done_callback(done)
-
-    def _next_answer(self) -> tuple:
-        answer = self._answers.get()
-        if answer is None or self.cancelled:
-            raise _Cancelled
+        answer = await self._call(executor, measure_configuration, method, self.space, arguments, self._source,
+                                  self.limit_s, gpu, self._cancel_token)
+        self.restarts += answer.get("lost_worker", False)
         return answer
 
+    async def _call(self, executor: Executor, function: Callable, *arguments) -> dict:
+        try:
+            return await self._loop.run_in_executor(executor, function, *arguments)
+        except Exception as error:
+            return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+
     def _judge(self, answer: dict) -> dict:
-        """Return the fields that a measurement adds to a row."""
-        self.restarts += answer.get("lost_worker", False)
+        """Return the fields of a row that measuring gives."""
         value, where = answer.get("value"), answer.get("where", {})
         if "value" not in answer:
             return {"status": "failed", "reason": f"{answer['reason'].rstrip('.')}.", **where}
@@ -380,9 +361,9 @@ class Sweep:
             results.json_line(value, "what it measured")
             if value["status"] not in STATUSES:
                 raise ValueError(f"its status is {value['status']!r}; allowed are {', '.join(STATUSES)}.")
-        except (TypeError, ValueError, KeyError) as error:
+            return {**value, "reason": str(value.get("reason", ""))[:REASON_CHARS], **where}
+        except Exception as error:  # NaN, no status, not a dict
             return {"status": "failed", "reason": f"{type(error).__name__}: {error}"[:REASON_CHARS], **where}
-        return {**value, "reason": str(value.get("reason", ""))[:REASON_CHARS], **where}
 
     def _emit(self, row: dict, new: bool = True) -> None:
         if new:
@@ -392,7 +373,3 @@ class Sweep:
                 self.journal.append(row)
         self.rows[row["key"]] = row
         self._row_queue.put(row)
-
-
-class _Cancelled(Exception):
-    pass

@@ -13,9 +13,8 @@ from tilelab import build, device, results
 class Space(ABC):
     """A kernel at one shape, as a sweep needs to know it.
 
-    Make it a frozen dataclass in a module, because it is pickled for the worker processes, and because its repr is part
-    of a row's key. `target` is the target to compile for. `can_measure` says whether configurations are measured here
-    as well, or only built.
+    Make it a frozen dataclass in a module: worker processes unpickle it, and its repr is part of a row's key. `target`
+    is the target to compile for. `can_measure` says whether this machine measures configurations or only builds them.
     """
 
     target: str
@@ -31,7 +30,7 @@ class Space(ABC):
 
     @abstractmethod
     def job(self, config: Any) -> build.Job:
-        """Return how to build it, exactly as it is launched: then the GPU's worker finds it in the compiler's cache."""
+        """Return how to build it, exactly as it is launched, so that the launch finds it in the compiler's cache."""
 
     @abstractmethod
     def measure(self, config: Any) -> dict:
@@ -55,10 +54,7 @@ class Space(ABC):
 
 
 class TargetSpace(Space):
-    """A Space for the target `compile_for`.
-
-    None stands for the GPU of this machine, which then measures as well. Without a GPU it stands for sm_90a.
-    """
+    """A Space for the target `compile_for`; None stands for the GPU here, which then measures, or else for sm_90a."""
 
     compile_for: str | None
 

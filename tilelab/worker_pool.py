@@ -1,7 +1,7 @@
 """Run code that may crash or hang in worker processes; a death or a hang becomes an answer with a reason.
 
-A worker is `python -m module`, whose module calls `serve`. It reads one JSON object per line and answers each with
-another. A caller leases a worker, asks it, and gives it back, so that a compiler is imported and a GPU opened once.
+A worker is `python -m module`, whose module calls `serve`. It receives dicts and answers each with a dict. A caller
+leases a worker, asks it, and gives it back, so that a compiler is imported and a GPU opened once.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
-import json
 import os
 import pathlib
 import queue
 import re
-import selectors
 import signal
 import subprocess
 import sys
@@ -22,11 +20,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 
 ROOT = pathlib.Path(__file__).parents[1]
 STOP_S = 10  # how long a killed process may take to disappear
 EXIT_S = 1  # the same for all workers together when this process ends
-LOG_BYTES = 1 << 16  # how much of a dead worker's standard error is read, from either end
 
 
 class Cancelled(RuntimeError):
@@ -46,9 +45,8 @@ class Worker:
 
     def __init__(self, module: str, what: str, **env: str):
         self.module, self.what, self.env = module, what, env
-        self.cancel_token = self.process = self.stderr_file = None
+        self.cancel_token = self.process = self.stderr_file = self._connection = None
         self.cancelled = False
-        self._unread = b""
         self._lock = threading.Lock()  # a kill must not come between the check of `cancelled` and the start
 
     def _start(self) -> None:
@@ -56,11 +54,14 @@ class Worker:
         with self._lock:
             if self.cancelled or _pool.closed:
                 raise Cancelled("it was cancelled")
-            self.stderr_file, self._unread = tempfile.TemporaryFile(), b""
+            self._connection, workers_end = Pipe()
+            self.stderr_file = tempfile.TemporaryFile()
+            command = [sys.executable, "-m", self.module, str(workers_end.fileno())]
             # A session of its own: Ctrl+C in the notebook must not reach the worker.
-            self.process = subprocess.Popen([sys.executable, "-m", self.module], stdin=subprocess.PIPE,
-                                            stdout=subprocess.PIPE, stderr=self.stderr_file, env=env,
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.stderr_file,
+                                            stderr=self.stderr_file, env=env, pass_fds=[workers_end.fileno()],
                                             start_new_session=True)
+            workers_end.close()
 
     @property
     def alive(self) -> bool:
@@ -82,53 +83,26 @@ class Worker:
         if not self.alive:
             self.stop()
             self._start()
-        deadline = time.monotonic() + timeout_s
-        with contextlib.suppress(BrokenPipeError):  # it has just died: reading finds out how
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
-            self.process.stdin.flush()
-        line = self._read_line(deadline)
-        if line:
-            return json.loads(line)
-        if line is None:
-            self.stop()
-            return {"reason": f"{self.what} gave no answer within {timeout_s:g} s", "died": True}
-        return {"reason": self._describe_death(), "died": True}
-
-    def _read_line(self, deadline: float) -> bytes | None:
-        """Return one line of its output, b"" when it died, None when the time is over."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._unread:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0 or not selector.select(remaining):
-                    return None
-                chunk = os.read(self.process.stdout.fileno(), 1 << 20)
-                if not chunk:
-                    return b""
-                self._unread += chunk
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line
+        try:
+            self._connection.send(request)
+            if self._connection.poll(timeout_s):
+                return self._connection.recv()
+            reason = f"gave no answer within {timeout_s:g} s"
+        except (EOFError, OSError):
+            reason = self._describe_death()
+        self.stop()
+        return {"reason": f"{self.what} {reason}", "died": True}
 
     def _describe_death(self) -> str:
         try:
             status = self.process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            self.stop()
-            return f"{self.what} closed its output without an answer"
+            return "closed its connection without an answer"
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        lines = [line for line in self._read_log().splitlines() if line.strip()]
+        log = os.pread(self.stderr_file.fileno(), 1 << 20, 0).decode(errors="replace")
+        lines = [line.strip() for line in log.splitlines() if line.strip()]
         errors = [line for line in lines if re.search(r"LLVM ERROR|Assertion|error:|Error|Running pass", line)]
-        detail = (errors or lines[-1:] or [""])[0].strip()[:300]
-        self.stop()
-        return f"{self.what} died ({how})" + (f": {detail}" if detail else "")
-
-    def _read_log(self) -> str:
-        log = self.stderr_file.fileno()
-        size = os.fstat(log).st_size
-        text = os.pread(log, LOG_BYTES, 0)
-        if size > LOG_BYTES:
-            text += b"\n" + os.pread(log, LOG_BYTES, max(LOG_BYTES, size - LOG_BYTES))
-        return text.decode(errors="replace")
+        return f"died ({how})" + "".join(f": {line[:300]}" for line in (errors or lines[-1:])[:1])
 
     def kill(self) -> None:
         """End its process, from any thread, and start no other during this lease."""
@@ -144,9 +118,8 @@ class Worker:
         if process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):  # a GPU driver may hold a dead process for a while
                 process.wait(timeout_s)
-            for file in (process.stdin, process.stdout, self.stderr_file):
-                with contextlib.suppress(BrokenPipeError):
-                    file.close()
+            self._connection.close()
+            self.stderr_file.close()
 
 
 def _kill_group(process: subprocess.Popen | None) -> None:
@@ -219,8 +192,8 @@ atexit.register(lambda: _pool.close())
 def lease_worker(module: str, what: str, cancel_token: object = None, **env: str):
     """Lease a Worker that nobody else is asking: `with lease_worker("module", "its name in reasons") as worker:`.
 
-    It is kept for the next lease afterwards. `kill_workers(cancel_token)` ends the workers that are leased with that
-    token; from then on a lease with it raises Cancelled.
+    The pool keeps the worker for the next lease. `kill_workers(cancel_token)` ends the workers that are leased with
+    that token; from then on a lease with it raises Cancelled.
     """
     return _pool.lease(module, what, cancel_token, **env)
 
@@ -235,25 +208,23 @@ def kill_workers(cancel_token: object) -> None:
 
 def serve(answer: Callable[[dict], dict]) -> None:
     """Answer requests until the caller is gone. An answer with "retire": True asks the caller for a fresh process."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the code prints goes to the log, not among the answers
+    connection = Connection(int(sys.argv[1]))
     requests = queue.SimpleQueue()
     edit_times: dict[str, int] = {}
 
-    def read():
-        for line in sys.stdin:
-            requests.put(line)
+    def receive():
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                requests.put(connection.recv())
         os.killpg(0, signal.SIGKILL)  # the caller is gone, so nobody wants what still runs or hangs
 
-    threading.Thread(target=read, daemon=True).start()
+    threading.Thread(target=receive, daemon=True).start()
     while True:
-        request = json.loads(requests.get())
+        request = requests.get()
         sys.path[:] = request.pop("path")
         os.ftruncate(2, 0)
         os.lseek(2, 0, os.SEEK_SET)  # otherwise the log would begin with a hole as long as the last one
-        reply = {"outdated": True} if _is_edited(edit_times) else answer(request)
-        answers.write(json.dumps(reply, default=lambda scalar: scalar.item()) + "\n")  # numpy and torch scalars
-        answers.flush()
+        connection.send({"outdated": True} if _is_edited(edit_times) else answer(request))
         _is_edited(edit_times)
 
 

@@ -18,12 +18,12 @@ from tilelab.journal import Journal, journal_for
 from tilelab.tunable import Space, TunableKernel
 
 TOP = 10
-# What cells can show: a field, its label (with the name of the peer), and whether less is better (None: neither).
+# The fields that cells can show, with a label (for the peer's name) and whether less is better (None: neither).
 SHOWN_FIELDS = {"ratio": ("speed × {}", False), "ms": ("ms", True), "predicted_ms": ("predicted ms", True),
                 "registers": ("registers", None), "smem": ("shared memory, KiB", None),
                 "programs_per_sm": ("programs per SM", None)}
 TIMES, RATES = ("ratio", "ms"), ("tflops", "gbps")
-# What a record adds to a configuration that was only built here.
+# The fields that a record adds to a configuration that was only built here.
 MEASURED_FIELDS = ("status", "reason", "ms", "peer_ms", "ratio", "final_ms", "final_ratio", "tflops", "gbps", "error",
                    "peer_error")
 
@@ -60,7 +60,7 @@ def find_winner(rows: Iterable[dict]) -> dict | None:
 
 
 def top_rows(rows: Sequence[dict]) -> list[dict]:
-    """Return the ten fastest rows; where nothing is timed, those of what was built that the model ranks first."""
+    """Return the ten fastest rows; where nothing is timed, the ten built ones that the model ranks first."""
     return (sweep.sort_by_speed(rows) or [row for row in rank_rows(rows) if row["status"] == "ok"])[:TOP]
 
 
@@ -71,7 +71,7 @@ def natural_key(text: str) -> tuple:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The choice in the menus, and what is known of it without a sweep.
+    """The choice in the menus, with its configurations and the rows that are known without a sweep.
 
     `configs` and `initial_rows` are the configurations and their first rows by key, `recorded_rows` the rows of the
     record by the configuration's name, and `source` says where those were measured. `same_target` says whether the

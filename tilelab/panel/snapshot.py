@@ -1,11 +1,10 @@
-"""What the sweep panel leaves in a saved notebook: the heat map as PNG and the top ten as text."""
+"""Draw what stays in a saved notebook without its widgets: the heat map as PNG, and the top ten as a table."""
 
 from __future__ import annotations
 
 import collections
-import dataclasses
-import functools
 import io
+from collections.abc import Sequence
 
 from IPython.display import HTML, Image
 
@@ -17,18 +16,11 @@ FORMATS = {"ratio": "{:.2f}", "ms": "{:#.3g}", "predicted_ms": "{:#.3g}"}
 COLUMNS = ("kernel", "ms", "ratio", "tflops", "gbps", "predicted_ms", "registers", "smem", "programs_per_sm")
 
 
-@functools.total_ordering
-@dataclasses.dataclass(frozen=True)
-class _Tick:
+class _Tick(str):
     """A label on an axis, which sorts by its numbers."""
 
-    text: str
-
     def __lt__(self, other):
-        return natural_key(self.text) < natural_key(other.text)
-
-    def __str__(self):
-        return self.text
+        return natural_key(self) < natural_key(other)
 
 
 def make_outputs(choice: Choice, rows: list[dict], x: str, y: str, field: str) -> tuple:
@@ -65,8 +57,8 @@ def _describe_origin(choice: Choice, rows: list[dict]) -> str:
     return f"{built}; times {choice.source}" if "times" in overlays else choice.source
 
 
-def make_table(choice: Choice, rows: list[dict]) -> results.Table:
-    """Return the top ten as text, or the reasons why there is none."""
+def make_table(choice: Choice, rows: list[dict], columns: Sequence[str] = COLUMNS) -> results.Table:
+    """Return the top ten with the known ones of `columns`, or the reasons why nothing runs."""
     top = top_rows(rows)
     counts = ", ".join(f"{n} {status}" for status, n in collections.Counter(row["status"] for row in rows).items())
     if not top:
@@ -74,7 +66,7 @@ def make_table(choice: Choice, rows: list[dict]) -> results.Table:
                              ["kernel", "status", "reason"])
     order = "the fastest" if any(row.get("ms") for row in top) else "predicted fastest first"
     order += ", those timed again before the rest" if any("final_ms" in row for row in top) else ""
-    columns = [name for name in COLUMNS if any(row.get(name) is not None for row in top)]
+    columns = [name for name in columns if any(row.get(name) is not None for row in top)]
     shown = [{name: get_value(row, name) if name in TIMES + RATES else row.get(name) for name in columns}
              for row in top]
     return results.table(shown, f"{choice.name}: {order}, {_describe_origin(choice, rows)} ({counts})", columns)

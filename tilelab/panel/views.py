@@ -30,7 +30,7 @@ def format_number(value: float | None, field: str = "ms") -> str:
 
 
 def format_seconds(value: float) -> str:
-    return f"{value:.1f} s" if value < 10 else f"{value:.0f} s" if value < 100 else f"{value / 60:.0f} min"
+    return f"{value:.0f} s" if value < 100 else f"{value / 60:.0f} min"
 
 
 def escape(text: str) -> str:
@@ -38,19 +38,19 @@ def escape(text: str) -> str:
     return re.sub(r"\d{4}-\d\d-\d\d", r"<span class='tiles-date'>\g<0></span>", html.escape(text))
 
 
-def shade(value: float, values: Sequence[float], field: str) -> int:
-    """Return 0 to SHADES - 1, more for better: a ratio from 0 to the peer's speed or above, others over their range."""
+def shade_class(value: float, values: Sequence[float], field: str) -> str:
+    """Return the CSS class of a cell: q0 (worst) to q23 (best), or n0 to n23 (most) where more is not better.
+
+    A ratio is shaded from 0 to the peer's speed or above, any other field logarithmically over its range.
+    """
+    less_is_better = SHOWN_FIELDS[field][1]
     if field == "ratio":
         low, high = 0, max(1, *values)
     else:
         value, low, high = (math.log(max(number, 1e-9)) for number in (value, min(values), max(values)))
     part = (value - low) / (high - low) if high > low else 1
-    return round((1 - part if SHOWN_FIELDS[field][1] and high > low else part) * (SHADES - 1))
-
-
-def cell_class(value: float, values: Sequence[float], field: str) -> str:
-    """Return the CSS class of a cell: bright is better (q); or dark is more, where neither is better (n)."""
-    return f"tiles-{'n' if SHOWN_FIELDS[field][1] is None else 'q'}{shade(value, values, field)}"
+    level = round((1 - part if less_is_better and high > low else part) * (SHADES - 1))
+    return f"tiles-{'n' if less_is_better is None else 'q'}{level}"
 
 
 # ---- sentences
@@ -59,18 +59,6 @@ def cell_class(value: float, values: Sequence[float], field: str) -> str:
 def _speed(row: dict, peer: str) -> str:
     ratio = f", {format_number(get_value(row, 'ratio'), 'ratio')} × {peer}" if row.get("ratio") else ""
     return f"{format_number(get_value(row, 'ms'))} ms{ratio}"
-
-
-def summary(row: dict, peer: str) -> str:
-    """Return a row in one line."""
-    if row["status"] not in ("ok", "waiting"):
-        return f"{row['kernel']}: {row['status']}: {row['reason']}"
-    parts = [_speed(row, peer) + " (recorded)" * ("overlay" in row)] if row.get("ms") else []
-    if row.get("predicted_ms"):
-        parts.append(f"predicted {format_number(row['predicted_ms'])} ms")
-    if row.get("registers"):
-        parts.append(f"{row['registers']} registers, {row.get('smem') or 0:,} B of shared memory")
-    return f"{row['kernel']}: {', '.join(parts) or row['status']}"
 
 
 def describe_end(finished: Sweep) -> str:
@@ -148,11 +136,9 @@ def _row_details(row: dict, peer: str, source: str) -> str:
     if row.get("predicted_ms") and row["status"] in ("ok", "waiting"):
         facts.append(("predicted", f"{format_number(row['predicted_ms'])} ms"))
     if row.get("registers"):
-        build = [f"{row['registers']} registers", f"{row.get('spills') or 0} B spilled",
-                 f"{row.get('smem') or 0:,} B shared memory"]
-        build += [f"{row['threads']} threads"] if row.get("threads") else []
-        build += [f"{row['programs_per_sm']} per SM"] if row.get("programs_per_sm") is not None else []
-        facts.append(("build", ", ".join(build)))
+        build = (f"{row['registers']} registers, {row.get('spills') or 0} B spilled, "
+                 f"{row.get('smem') or 0:,} B shared memory")
+        facts.append(("build", build + (f", {row['programs_per_sm']} per SM" if row.get("programs_per_sm") else "")))
     if row.get("counts"):
         facts.append(("code", ", ".join(f"{count} {name}" for name, count in row["counts"].items())))
     state = row["status"] + (f": {row['reason']}" if row.get("reason") else "")
@@ -161,28 +147,9 @@ def _row_details(row: dict, peer: str, source: str) -> str:
     return f"<h3>{html.escape(row['kernel'])}</h3>{state}<dl>{items}</dl>"
 
 
-def heading(text: str, source: str = "", legend: str = "") -> str:
-    """Return a heading, with the origin of the figures in a line of its own."""
+def heading(text: str, source: str, legend: str = "") -> str:
+    """Return a heading with a legend, and beneath it where the figures come from."""
     return f"<h3>{legend}{html.escape(text)}{f'<small>{escape(source)}</small>' if source else ''}</h3>"
-
-
-def top_table(rows: Sequence[dict], peer: str, title: str) -> str:
-    """Return the best rows as a table; those that are not timed in the predicted order."""
-    if not rows:
-        return ""
-    timed = any(row.get("ms") for row in rows)
-    name = "config" if len({row.get("config") for row in rows}) == len(rows) else "kernel"  # the shorter unique one
-    heads = {"ms": "ms", "ratio": f"× {peer}", "predicted_ms": "predicted ms"} if timed else {
-        "predicted_ms": "predicted ms", "registers": "registers", "programs_per_sm": "per SM"}
-    fields = [field for field in heads if any(row.get(field) for row in rows)]
-    finalists = sum("final_ms" in row for row in rows)  # they come first
-    body = ""
-    for place, row in enumerate(rows, 1):
-        texts = [html.escape(str(row[name])), *(format_number(get_value(row, field), field) for field in fields)]
-        body += f"<tr{' class=tiles-rule' if place == finalists else ''}><td>{'<td>'.join(texts)}"
-    head = "<th>".join(["configuration", *(html.escape(heads[field]) for field in fields)])
-    note = "above the line: timed again" if finalists else ""
-    return f"{heading(title, note)}<table><tr><th>{head}</tr>{body}</table>"
 
 
 def color_scale(values: Sequence[float], field: str) -> str:
@@ -199,7 +166,7 @@ def color_scale(values: Sequence[float], field: str) -> str:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Return round numbers between the ends of a logarithmic axis, three to about six of them."""
+    """Return three to about six round numbers between the ends of a logarithmic axis."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
         found = [digit * 10.0**decade for decade in decades for digit in digits if low <= digit * 10.0**decade <= high]

@@ -9,7 +9,6 @@ from collections.abc import Coroutine
 
 import ipywidgets as widgets
 from IPython.display import display
-from traitlets import TraitError
 
 from tilelab import sweep
 from tilelab.panel import rows as panel_rows
@@ -21,6 +20,7 @@ DRAW_S = 0.2  # between two drawings while a sweep runs
 MENUS = {"kernel": "kernel", "shape": "shape", "sizes": "or sizes", "dtype": "type",
          "preset": "configurations", "target": "target", "x": "across", "y": "upwards", "show": "show"}
 VIEW_MENUS = ("x", "y", "show")  # these change the picture only
+TOP_COLUMNS = ("kernel", "ms", "ratio", "predicted_ms", "registers")
 BUTTONS = {"run": ("Run", "sweep, or go on where a sweep was cancelled"),
            "cancel": ("Cancel", "stop now; what is finished stays"),
            "again": ("Start over", "forget this choice's rows and sweep again"),
@@ -45,7 +45,7 @@ class Panel:
         self._sweep: sweep.Sweep | None = None
         self._session_rows: dict[str, dict] = {}  # by key, for every choice so far
         self._choice: panel_rows.Choice | None = None
-        self._roofs: dict[tuple, Roofline | str | None] = {}
+        self._roofs: dict[tuple, Roofline | str] = {}  # a text where there is no roof
         self._selected = self._snapshot_handles = self._layout = None
         self._problem = self._note = ""
         self._snapshot_busy = self._snapshot_outdated = self._filling = False
@@ -117,39 +117,36 @@ class Panel:
         if name in ("shape", "sizes"):
             self._fill_shape(value)
             return
-        try:
-            self.menus[name].value = value
-        except TraitError:
-            offered = ", ".join(option or "'' (the GPU here)" for option in _option_values(self.menus[name].options))
-            raise ValueError(f"unknown {name} {value!r}; choose one of {offered}.") from None
+        options = _option_values(self.menus[name].options)
+        if value not in options:
+            raise ValueError(f"unknown {name} {value!r}; choose one of {', '.join(filter(None, options))}.")
+        self.menus[name].value = value
         if name == "kernel":
             self._fill_menus()
 
     def _ipython_display_(self) -> None:
         bundle = {**self.box._repr_mimebundle_(), "text/plain": f"Panel({', '.join(self.kernels)})"}
-        display(bundle, raw=True)  # its own text would name every widget
-        # Drawn at once: a notebook that is executed without a browser drops what comes after its cell has ended.
+        display(bundle, raw=True)  # the box's own text would name every widget
+        # Draw at once, because a notebook that is executed without a browser drops later updates.
         handles = [display(output, display_id=True) for output in snapshot.make_outputs(*self._snapshot_arguments())]
         self._snapshot_handles = None if None in handles else handles  # None: not in a notebook
 
     def _on_menu(self, name: str, change) -> None:
         if self._filling:
             return
-        self._filling = True
-        try:
-            if name == "kernel":
-                self._fill_menus()
-            elif name in ("shape", "sizes"):
-                self._fill_shape(change["new"])
-        finally:
-            self._filling = False
+        self._filling = True  # which changes other menus
+        if name == "kernel":
+            self._fill_menus()
+        elif name in ("shape", "sizes"):
+            self._fill_shape(change["new"])
+        self._filling = False
         if name in VIEW_MENUS:
             self._draw()
             self._save_snapshot()
         else:
             self._choose()
 
-    # -- the choice, and what is known of it
+    # -- the choice and its rows
 
     @property
     def running(self) -> bool:
@@ -157,7 +154,7 @@ class Panel:
         return self.task is not None and not self.task.done()
 
     def _choose(self) -> bool:
-        """Take the menus' values and show what is known of them; return False, with a sentence, for no valid choice."""
+        """Read the menus and show the rows that are known; for an invalid choice show why, and return False."""
         if self.running:
             return False
         values = {name: self.menus[name].value for name in ("shape", "dtype", "preset", "target")}
@@ -187,14 +184,9 @@ class Panel:
     def _run(self) -> None:
         if self.running or not self._choose():
             return
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            self._complain("a sweep needs an event loop: use the panel in a notebook, and tilelab.sweep in a script.")
-            return
         choice = self._choice
         self._sweep = sweep.Sweep(choice.configs.values(), choice.space, journal=choice.journal)
-        self.task = loop.create_task(self._follow(self._sweep))
+        self.task = asyncio.get_running_loop().create_task(self._follow(self._sweep))
         self._draw()
 
     async def _follow(self, running: sweep.Sweep) -> None:
@@ -263,9 +255,7 @@ class Panel:
         has_colors = values and any(row["status"] == "ok" for row in rows)
         legend = views.color_scale(values, field) if has_colors else ""
         _update(self.title, value=views.heading(SHOWN_FIELDS[field][0].format(peer), source, legend))
-        title = "top ten" + ", recorded" * overlaid if best else "predicted fastest of what builds" if any(
-            row.get("predicted_ms") for row in rows) else "ten of what builds"
-        _update(self.top, value=views.top_table(panel_rows.top_rows(rows), peer, title))
+        _update(self.top, value=snapshot.make_table(choice, rows, TOP_COLUMNS)._repr_html_())
         _update(self.detail, value=views.details(cells.get(self._selected, []), peer, choice.source))
         self._draw_roofline(rows)
         self._draw_status(rows)
@@ -304,7 +294,7 @@ class Panel:
         text = panel_rows.short_status(row) if value is None else views.format_number(value, field)
         classes = ["tiles-cell", f"tiles-{row['status']}"]
         if value is not None and row["status"] == "ok":
-            classes.append(views.cell_class(value, values, field))
+            classes.append(views.shade_class(value, values, field))
         if best is not None and any(one is best for one in cell_rows):
             text = f"★ {text}"  # not by colour alone
             classes.append("tiles-best")
@@ -312,7 +302,7 @@ class Panel:
             classes.append("tiles-selected")
         if len(cell_rows) > 1:
             text += f" +{len(cell_rows) - 1}"
-        tooltip = views.summary(row, self._choice.kernel.peer)
+        tooltip = f"{row['kernel']}: {row.get('reason') or row['status']}"
         _update(button, description=text, tooltip=tooltip, _dom_classes=tuple(classes))
 
     def _select(self, button) -> None:
@@ -320,22 +310,22 @@ class Panel:
         self._draw()
 
     def _draw_roofline(self, rows: list[dict]) -> None:
-        choice, dtype = self._choice, self.menus["dtype"].value
-        key = choice.kernel.name, dtype
-        if not (choice.space.can_measure or choice.same_target):  # the roofs are of another GPU
-            _update(self.roofline, value=f"<p>no roofline: nothing is timed on {choice.space.target}</p>")
-            return
+        choice = self._choice
+        key = choice.kernel.name, self.menus["dtype"].value
         if key not in self._roofs:
-            self._roofs[key] = None
-            _run_later(self._load_roof(choice.kernel, dtype))
+            self._roofs[key] = ""
+            _run_later(self._load_roof(choice.kernel, self.menus["dtype"].value))
         roof = self._roofs[key]
-        if roof is None or isinstance(roof, str):
-            _update(self.roofline, value=f"<p>{html.escape(roof or '')}</p>")
-            return
-        intensities = [roof.intensity(config) for config in choice.configs.values()]
-        points = [(intensity, row) for intensity, row in zip(intensities, rows)
-                  if row["status"] == "ok" and row.get(roof.speed_field)]
-        _update(self.roofline, value=views.roofline(points, intensities, roof))
+        if not (choice.space.can_measure or choice.same_target):  # the roofs are of another GPU
+            roof = f"no roofline: nothing is timed on {choice.space.target}"
+        if isinstance(roof, str):
+            text = f"<p>{html.escape(roof)}</p>"
+        else:
+            intensities = [roof.intensity(config) for config in choice.configs.values()]
+            points = [(intensity, row) for intensity, row in zip(intensities, rows)
+                      if row["status"] == "ok" and row.get(roof.speed_field)]
+            text = views.roofline(points, intensities, roof)
+        _update(self.roofline, value=text)
 
     async def _load_roof(self, kernel: TunableKernel, dtype: str) -> None:
         try:
