@@ -26,7 +26,7 @@ def run(capsys, cli, *arguments):
     return status, said.out, said.err
 
 
-@pytest.mark.parametrize("op", experiments.OPS)
+@pytest.mark.parametrize("op", bulk_copy.OPS)
 def test_bulk_copy_compiles_for_another_gpu(capsys, op):
     status, out, err = run(capsys, command, "--op", op, "--target", "sm_100a", "--json", "-")
     record = json.loads(out)
@@ -47,7 +47,7 @@ def test_resample_compiles_for_another_gpu(capsys):
 
 @pytest.mark.parametrize("cli, arguments, shown", [
     (command, ["--variant", "best"], ["ch07_bulk_copy: ", "loads 256 × 4096 B", "UBLKCP"]),
-    (command, ["--variant", "bulk_ring", "--op", "axpy"], ["bulk 256 × 2048 B, 3 stages, span 6"]),
+    (command, ["--variant", "bulk_ring", "--op", "axpy"], ["bulk 256 × 2048 B, 3 stages, 6 per CTA"]),
     (resample_command, ["--kernel", "vectors,bulk_rows"], ["ch07_resample: ", "vectors", "bulk_rows", "registers"]),
     (resample_command, ["--dtype", "float32", "--shape", "2,3000,40,10"], ["vectors", "ok"]),
 ])
@@ -65,18 +65,18 @@ def test_no_kernel_for_ampere_is_two(capsys, cli, arguments):
 
 
 @pytest.mark.parametrize("cli, arguments, message", [
-    (command, ["--bytes", "6"], "--bytes must be a multiple of 4; here it is 6"),
-    (command, ["--bytes", "0"], "--bytes must be a multiple of 4; here it is 0"),
+    (command, ["--bytes", "6"], "--bytes is 6; it must be a positive multiple of 4"),
+    (command, ["--bytes", "0"], "--bytes is 0; it must be a positive multiple of 4"),
     (command, ["--bytes", "many"], "argument --bytes: invalid int value: 'many'"),
     (command, ["--op", "scale"], "argument --op: invalid choice: 'scale'"),
-    (command, ["--variant", "ring"], "--variant is one of loads, .*best or all; here it is ring"),
-    (command, ["--target", "sm_90"], "the target meant is sm_90a"),
+    (command, ["--variant", "ring"], "unknown --variant ring; choose one of loads, .*best, all"),
+    (command, ["--target", "sm_90"], "sm_90 lacks .* choose sm_90a"),
     (command, ["--fast"], "unrecognized arguments: --fast"),
-    (resample_command, ["--kernel", "fast"], "--kernel is best, all or of search_a_thread, .*; here it is fast"),
-    (resample_command, ["--kernel", "vectors,slow"], "here it is vectors,slow"),
-    (resample_command, ["--shape", "1,2,3"], "argument --shape: B,S,T,D, four whole numbers from 1; here it is '1,2,3'"),
-    (resample_command, ["--shape", "1,0,3,4"], "here it is '1,0,3,4'"),
-    (resample_command, ["--shape", "1,2,3,x"], "here it is '1,2,3,x'"),
+    (resample_command, ["--kernel", "fast"], "unknown --kernel fast; choose best, all or of search_a_thread, "),
+    (resample_command, ["--kernel", "vectors,slow"], "unknown --kernel vectors,slow"),
+    (resample_command, ["--shape", "1,2,3"], "argument --shape: '1,2,3' is no shape; give B,S,T,D, four positive"),
+    (resample_command, ["--shape", "1,0,3,4"], "'1,0,3,4' is no shape"),
+    (resample_command, ["--shape", "1,2,3,x"], "'1,2,3,x' is no shape"),
     (resample_command, ["--dtype", "float64"], "argument --dtype: invalid choice: 'float64'"),
     (resample_command, ["--mode", "fast"], "argument --mode: invalid choice: 'fast'"),
     (resample_command, ["--target", "sm_42"], "unknown target 'sm_42'"),
@@ -134,7 +134,7 @@ def test_a_wrong_copy_is_one_and_not_timed(capsys, monkeypatch):
     monkeypatch.setattr(device, "current", lambda: H200)
     monkeypatch.setattr(experiments, "verify", lambda op, config, *rest: {
         "status": "ok" if config.kernel == "loads" else "wrong", "reason": "", "ulps": 0.0})
-    monkeypatch.setattr(experiments, "against_torch", lambda op, chosen, nbytes: [
+    monkeypatch.setattr(experiments, "compare_with_torch", lambda op, chosen, nbytes: [
         {"name": name, "status": "ok", "reason": "", "ms": 1.0} for name in chosen])
     status, out, _ = run(capsys, command, "--json", "-")
     rows = json.loads(out)["rows"]
@@ -146,7 +146,7 @@ def test_a_wrong_copy_is_one_and_not_timed(capsys, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("op", experiments.OPS)
+@pytest.mark.parametrize("op", bulk_copy.OPS)
 def test_bulk_copy_measures(capsys, op):
     status, out, _ = run(capsys, command, "--op", op, "--bytes", str(1 << 26), "--json", "-")
     rows = json.loads(out)["rows"]

@@ -30,7 +30,7 @@ def test_what_a_target_cannot_run_is_a_row(capsys):
     (["--shape", "4096"], "--shape takes two sizes such as 16384,16384; it is '4096'"),
     (["--shape", "64,12"], "--shape takes rows from 1 and columns in multiples of 8, .*; it is 64,12"),
     (["--shape", "0,64"], "--shape takes rows from 1"),
-    (["--variant", "rows_host"], "--variant is one of tile_host, .*, best or all; here it is rows_host"),
+    (["--variant", "rows_host"], "unknown --variant rows_host; choose one of tile_host, .*best, all"),
     (["--op", "scale"], "invalid choice: 'scale'"),
     (["--json", ""], "--json takes a file or -"),
 ])
@@ -86,7 +86,7 @@ def test_the_panel_s_subject():
 
 
 def test_pictures_draw():
-    assert figures.ways_picture()._repr_png_().startswith(b"\x89PNG")
-    assert figures.boxes_picture([((4, 2048), (4, 256))])._repr_png_().startswith(b"\x89PNG")
+    assert figures.draw_ways()._repr_png_().startswith(b"\x89PNG")
+    assert figures.draw_boxes([((4, 2048), (4, 256))])._repr_png_().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="boxes of 4 × 256 do not make a block of 4 × 100"):
-        figures.boxes_picture([((4, 100), (4, 256))])
+        figures.draw_boxes([((4, 100), (4, 256))])

@@ -69,9 +69,9 @@ def test_a_sweep_is_told_apart_by_configuration_too(own_folder):
 
 
 def test_refusals(two):
-    with pytest.raises(ValueError, match=r"^rows of speed on NVIDIA H200 are not told apart by shape: choose `by` of"):
+    with pytest.raises(ValueError, match=r"^several rows of speed on NVIDIA H200 have the same shape: choose other keys for `by` from"):
         gpus.table(two, "ratio", by=["shape"])
-    with pytest.raises(ValueError, match=r"^no row of speed has 'speed': choose of config, name, .*, status\.$"):
+    with pytest.raises(ValueError, match=r"^no row of speed has 'speed'; choose one of config, name, .*, status\.$"):
         gpus.picture(two, "speed", title="")
     (results.results_folder() / "nvidia-b200" / "speed.json").write_text("{")
     with pytest.raises(ValueError, match="nvidia-b200/speed.json is not JSON"):

@@ -56,4 +56,4 @@ def test_the_command_line(tmp_path, argument, status, said):
 def test_links_to_what_is_no_page_become_words():
     body = '<a href="notes/x.ipynb#P">a</a> <a href="LICENSE">b</a> <a href="https://x.org">c</a> <a href="#d">d</a>'
     wanted = '<a href="x.html#P">a</a> b <a href="https://x.org">c</a> <a href="#d">d</a>'
-    assert site._linked(body) == wanted
+    assert site._rewrite_links(body) == wanted

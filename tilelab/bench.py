@@ -1,8 +1,9 @@
 """Time implementations against a peer: interleaved medians, random data, operands that come from DRAM.
 
-The GPU's clock moves by 10 to 15 % with load and temperature, so a ratio of interleaved runs is published, never a time
-alone. Below GRAPH_BELOW_US a candidate is captured in a CUDA graph, or events would time the gaps between launches;
-above it is launched plainly, for a graph runs torch's copy, a memcpy node, at two thirds of its speed.
+The GPU's clock moves by 10 to 15 % with load and temperature, so the published figure is a ratio of interleaved runs,
+never a time alone. A candidate that takes less than GRAPH_BELOW_US is captured in a CUDA graph, because events would
+also time the gaps between launches. A slower one is launched plainly: in a graph, torch's copy (a memcpy node) runs at
+two thirds of its speed.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ import torch
 
 from tilelab import device, results, worker_pool
 
-# A cool chip runs faster for some tenths of a second: figures are of a warm one. Even: the order turns every round.
-WARM_S, ROUNDS = 0.3, 22
-BURST_MS = 4  # one timed burst of launches: long enough that events and the chip's power control cost nothing
+WARM_S = 0.3  # a cool chip runs faster for some tenths of a second, which are not counted
+ROUNDS = 22  # even, because every second round runs in the opposite order
+BURST_MS = 4  # one timed burst of launches, long enough to hide the cost of events and of the chip's power control
 GRAPH_BELOW_US = 100
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Median time of one call in milliseconds, the peer's in the same rounds, and what follows from them."""
+    """The median time of one call, that of the peer in the same rounds, and the rates that follow from them."""
 
     name: str
     ms: float | None
@@ -45,11 +46,11 @@ class Timing:
 
     @property
     def ratio(self) -> float | None:
-        """peer_ms / ms: above 1 the candidate is faster."""
+        """peer_ms / ms; above 1 the candidate is faster."""
         return self.peer_ms / self.ms if self.ms else None
 
     def row(self) -> dict:
-        """The fields that results/ keeps."""
+        """Return the fields that results/ keeps."""
         found = {"name": self.name, "ms": self.ms, "peer": self.peer, "peer_ms": self.peer_ms, "ratio": self.ratio,
                  "tflops": self.tflops, "gbps": self.gbps, "status": "failed" if self.reason else "ok",
                  "reason": self.reason}
@@ -59,36 +60,36 @@ class Timing:
 def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence], peer: str, *,
             flops: float | None = None, nbytes: float | None = None, rounds: int = ROUNDS,
             warm_s: float = WARM_S, burst_ms: float = BURST_MS) -> dict[str, Timing]:
-    """Time every candidate against `peer`, one of them, and return a Timing for each.
+    """Time every candidate against `peer`, one of them, and return {name: Timing}.
 
-    A candidate takes the tensors of `make_inputs()` and returns a function that launches on them: descriptors and
-    work space are made once. `make_inputs` is called until its tensors fill three times the L2 cache, and launches
-    rotate through them. `flops` and `nbytes` of one call give the rates. `rounds`
-    of bursts of `burst_ms` are kept after `warm_s` seconds. A candidate that raises gets a `reason`; an
-    error of the peer is raised. Raises tilelab.device.Unsupported without a GPU.
+    A candidate takes the tensors of `make_inputs()` and returns a function that launches on them, so that descriptors
+    and work space are made once. `make_inputs` is called until its tensors fill three times the L2 cache, and launches
+    rotate through them. `flops` and `nbytes` of one call give the rates. `rounds` rounds of bursts of `burst_ms` are
+    kept after `warm_s` seconds. A candidate that raises gets a `reason`; an error of the peer is raised, and so is
+    tilelab.device.Unsupported without a GPU.
     """
     if peer not in candidates:
-        raise ValueError(f"the peer must be one of {', '.join(candidates)}; here it is {peer!r}.")
+        raise ValueError(f"unknown peer {peer!r}; choose one of {', '.join(candidates)}.")
     if device.current().capability is None:
         raise device.Unsupported(f"timing needs a GPU; here is {device.current().describe()}: read results/ instead.")
-    inputs = _rotation(make_inputs)
-    # A graph holds addresses, not tensors: the launches own the work space, so they live until the last replay.
+    inputs = _make_input_sets(make_inputs)
+    # A graph holds addresses, not tensors. The launches own the work space, so they must live until the last replay.
     launches = {peer: [candidates[peer](*tensors) for tensors in inputs]}
     call_ms = _estimate_ms(launches[peer])
-    burst = _graph if call_ms * 1e3 < GRAPH_BELOW_US else _plain
-    calls = {peer: _calls(call_ms, burst_ms)}
-    bursts, failed = {peer: burst(launches[peer], calls[peer])}, {}
+    make_burst = _capture_burst if call_ms * 1e3 < GRAPH_BELOW_US else _make_plain_burst
+    calls = {peer: _calls_per_burst(call_ms, burst_ms)}
+    bursts, failed = {peer: make_burst(launches[peer], calls[peer])}, {}
     for name, candidate in candidates.items():
         if name == peer:
             continue
         try:
             launches[name] = [candidate(*tensors) for tensors in inputs]
-            calls[name] = min(calls[peer], _calls(_estimate_ms(launches[name]), burst_ms))
-            bursts[name] = burst(launches[name], calls[name])
+            calls[name] = min(calls[peer], _calls_per_burst(_estimate_ms(launches[name]), burst_ms))
+            bursts[name] = make_burst(launches[name], calls[name])
         except torch.AcceleratorError:
             raise  # the CUDA context is lost, and with it everything that follows
         except Exception as error:
-            failed[name] = _reason(error)
+            failed[name] = _first_reason(error)
     times = _interleave(bursts, peer, calls, failed, rounds, warm_s)
     timings = {}
     for name in candidates:
@@ -98,23 +99,22 @@ def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence]
     return timings
 
 
-def _reason(error: BaseException) -> str:
-    """The first line of the first error: one raised while a graph is captured makes the capture fail with its own."""
+def _first_reason(error: BaseException) -> str:
+    """Return the first line of the first error; an error during a graph capture makes the capture fail as well."""
     while error.__context__ is not None:
         error = error.__context__
     return device.first_line(error)[:300]
 
 
-def _rotation(make_inputs) -> list[Sequence]:
-    """As many sets of inputs as it takes to push the first out of L2 before it is used again."""
+def _make_input_sets(make_inputs) -> list[Sequence]:
+    """Return enough sets of inputs that the first has left L2 before it is used again."""
     sets = [make_inputs()]
     size = sum(tensor.nbytes for tensor in sets[0] if isinstance(tensor, torch.Tensor))
     wanted = min(32, math.ceil(3 * device.current().l2_bytes / size) + 1)
     return sets + [make_inputs() for _ in range(wanted - 1)]
 
 
-def _calls(call_ms: float, burst_ms: float) -> int:
-    """How many calls make a burst."""
+def _calls_per_burst(call_ms: float, burst_ms: float) -> int:
     return max(2, min(400, math.ceil(burst_ms / call_ms)))
 
 
@@ -130,7 +130,7 @@ def _estimate_ms(launches) -> float:
     return begin.elapsed_time(end) / len(launches)
 
 
-def _plain(launches, calls: int) -> Callable[[], None]:
+def _make_plain_burst(launches, calls: int) -> Callable[[], None]:
     for launch in launches:
         launch()
 
@@ -142,10 +142,10 @@ def _plain(launches, calls: int) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def _no_waiting():
-    """A launch that waits for the GPU raises here: in a capture it would break torch's random state for good."""
+def _forbid_waiting():
+    """Let a launch that waits for the GPU raise; in a graph capture it would break torch's random state for good."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls the mode a prototype
+        warnings.simplefilter("ignore")  # torch warns that this mode is a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -153,12 +153,12 @@ def _no_waiting():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def _graph(launches, calls: int) -> Callable[[], None]:
+def _capture_burst(launches, calls: int) -> Callable[[], None]:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        launches[0]()  # compiles and loads what a capture may not
-        with _no_waiting():
+        launches[0]()  # compiles and loads the kernel, which a capture forbids
+        with _forbid_waiting():
             launches[0]()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
@@ -171,21 +171,22 @@ def _graph(launches, calls: int) -> Callable[[], None]:
 
 def _interleave(bursts, peer: str, calls: dict[str, int], failed: dict[str, str], wanted: int,
                 warm_s: float) -> dict[str, float]:
-    """Median milliseconds a call; the peer runs again after every second candidate, so that it sees the same clocks.
+    """Return the median milliseconds per call of each candidate, from `wanted` rounds.
 
-    A candidate that raises is timed no further and goes to `failed` with its reason.
+    The peer runs again after every second candidate, so that both see the same clocks. A candidate that raises is timed
+    no further; `failed` gets its reason.
     """
     others = [name for name in bursts if name != peer]
     order = [peer] if not others else [name for i, other in enumerate(others)
                                        for name in ([peer, other] if i % 2 == 0 else [other])]
     times = {name: [] for name in bursts}
-    begun, rounds = time.perf_counter(), 0
+    start, rounds = time.perf_counter(), 0
     while rounds < wanted:
         events = []
         for name in order if rounds % 2 else order[::-1]:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             if name in failed:
                 continue
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             try:
                 bursts[name]()
@@ -194,11 +195,11 @@ def _interleave(bursts, peer: str, calls: dict[str, int], failed: dict[str, str]
             except Exception as error:
                 if name == peer:
                     raise
-                failed[name] = _reason(error)
+                failed[name] = _first_reason(error)
             end.record()
             events.append((name, begin, end))
         torch.cuda.synchronize()
-        if time.perf_counter() - begun > warm_s:
+        if time.perf_counter() - start > warm_s:
             rounds += 1
             for name, begin, end in events:
                 times[name].append(begin.elapsed_time(end) / calls[name])
@@ -206,7 +207,7 @@ def _interleave(bursts, peer: str, calls: dict[str, int], failed: dict[str, str]
 
 
 def measure_call_us(launch: Callable[[], object], calls: int = 200) -> float:
-    """End-to-end microseconds of one call, launch and completion, as a program that waits for each result sees it."""
+    """Return the median microseconds from a call to its completion, as seen by a program that waits for each result."""
     for _ in range(5):
         launch()
     torch.cuda.synchronize()
@@ -220,17 +221,20 @@ def measure_call_us(launch: Callable[[], object], calls: int = 200) -> float:
 
 
 def measure_first_launches(module: str) -> list[dict]:
-    """What `python -m module` prints, a JSON object, in fresh processes: with an empty cache of cubins, then with a
-    filled one. `process_s` is all of it in seconds, Python and torch's import included."""
+    """Run `python -m module` in two fresh processes, first with an empty cache of cubins, then with a filled one.
+
+    Return a row for each: the JSON object that the module prints, `cache`, and `process_s`, the seconds of the whole
+    process with its imports.
+    """
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        # NVRTC keeps a cache of its own, which would hide what compiling takes.
+        # NVRTC has a cache of its own, which would hide the time to compile.
         env = {**os.environ, "TILES_CUBINS": f"{folder}/cubins", "CUDA_CACHE_PATH": f"{folder}/cuda"}
         for cache in ("empty", "filled"):
-            begun = time.perf_counter()
+            begin = time.perf_counter()
             done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, cwd=worker_pool.ROOT,
                                   env=env, check=True)
-            rows.append({"cache": cache, **json.loads(done.stdout), "process_s": time.perf_counter() - begun})
+            rows.append({"cache": cache, **json.loads(done.stdout), "process_s": time.perf_counter() - begin})
     return rows
 
 

@@ -1,7 +1,8 @@
-// Bulk copy without a tensor map: global -> shared -> global, one CTA a chunk of CHUNK_BYTES (-D, a multiple of 16).
+// Copy by cp.async.bulk without a tensor map. Each CTA moves one chunk of CHUNK_BYTES (-D, a multiple of 16) from
+// global memory to shared memory and back to global memory.
 #include "ptx.cuh"
 
-// bytes: a multiple of 16; source and destination: 16-byte aligned; launch with ceil(bytes / CHUNK_BYTES) CTAs.
+// bytes is a multiple of 16, source and destination are aligned to 16 bytes; launch ceil(bytes / CHUNK_BYTES) CTAs.
 extern "C" __global__ void bulk_copy(const unsigned char* source, unsigned char* destination, u64 bytes) {
     __shared__ alignas(128) unsigned char tile[CHUNK_BYTES];
     __shared__ alignas(8) u64 barrier_storage;
@@ -18,7 +19,7 @@ extern "C" __global__ void bulk_copy(const unsigned char* source, unsigned char*
     bulk_load(shared_address(tile), source + offset, size, barrier);
     mbarrier_wait(barrier, 0);  // the first phase has parity 0
 
-    // Orders what this thread has seen of the tile before the async proxy reads it for the store.
+    // The store reads the tile through the async proxy, so this thread's view of it must be ordered before.
     fence_proxy_async();
     bulk_store(destination + offset, shared_address(tile), size);
     bulk_commit();

@@ -1,6 +1,6 @@
-"""The doctor's Triton copy: one TMA load and one TMA store a program, through host descriptors.
+"""The doctor's copy in Triton: each program loads one tile by TMA and stores it by TMA, through host descriptors.
 
-Imports Triton at the top, so the doctor imports this module only once it knows that Triton is there.
+It imports Triton at the top, so the doctor imports this module only where Triton is installed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def copy_tma_kernel(source, destination, BLOCK_M: tl.constexpr, BLOCK_N: tl.cons
 
 
 def compile_copy(target: str) -> bytes:
-    """The cubin of the copy for `target` ("sm_90a"). No GPU needed; not under TRITON_INTERPRET."""
+    """Return the cubin of the copy for `target` ("sm_90a"). It needs no GPU, and no TRITON_INTERPRET."""
     descriptor = f"tensordesc<bf16[{BLOCK_M}, {BLOCK_N}]>"
     signature = {"source": descriptor, "destination": descriptor, "BLOCK_M": "constexpr", "BLOCK_N": "constexpr"}
     capability = int(target.removeprefix("sm_").removesuffix("a"))
@@ -30,7 +30,7 @@ def compile_copy(target: str) -> bytes:
 
 
 def copy_tma(source, destination) -> None:
-    """destination[:] = source for CUDA bf16 tensors (M, N); a row takes a multiple of 16 bytes."""
+    """Copy `source` to `destination`, bf16 tensors (M, N) whose rows take a multiple of 16 bytes."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     grid = (triton.cdiv(source.shape[0], BLOCK_M), triton.cdiv(source.shape[1], BLOCK_N))

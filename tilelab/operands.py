@@ -20,9 +20,9 @@ from tilelab import device
 class Launch:
     """A prepared operator: call it to run again on the same tensors; it returns `out`.
 
-    `config` is the configuration that was chosen. `skipped` lists (configuration, reason) for each that was tried
-    before it, and `fallback` is a sentence where nothing of the set that was asked for could run. Tensors that the
-    kernel knows by address only are kept alive in `keep_alive`.
+    `config` is the chosen configuration. `skipped` lists (configuration, reason) for each one that was tried before,
+    and `fallback` is a sentence if none of the requested set could run. `keep_alive` holds the tensors that the kernel
+    knows only by their addresses.
     """
 
     run: Callable[[], object]
@@ -46,9 +46,9 @@ def address_range(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def row_stride(matrix: torch.Tensor, unit_bytes: int = 16) -> int:
-    """Return the elements from one row to the next, for a descriptor.
+    """Return the number of elements from one row to the next, for a descriptor.
 
-    A matrix of one row may have any stride in torch; a descriptor wants a multiple of `unit_bytes` all the same.
+    Torch allows any stride for a matrix of one row; a descriptor demands a multiple of `unit_bytes` for it too.
     """
     unit = max(1, unit_bytes // matrix.element_size())
     return matrix.stride(0) if matrix.shape[0] > 1 else math.ceil(matrix.shape[1] / unit) * unit
@@ -66,10 +66,10 @@ def _dtypes(dtypes: Sequence[torch.dtype]) -> str:
 def require_tensor(name: str, given: Any, op: str, *, dtype: torch.dtype | Sequence[torch.dtype] | None = None,
                    ndim: int | None = None, shape: Sequence[int] | None = None, on: torch.device | None = None,
                    contiguous: bool = False, aligned: int = 1, not_empty: bool = False) -> torch.Tensor:
-    """Return `given` if it is a dense tensor in memory whose elements are what memory holds, else raise ValueError.
+    """Return `given` if it is a dense tensor in memory that a kernel can read by address, else raise ValueError.
 
-    `op` names the operator in the sentence. The other arguments are demanded only where they are given: one of several
-    dtypes, a number of dimensions, a shape, a device, contiguous memory, a start at a multiple of `aligned` bytes.
+    `op` names the operator in the message. Each further argument adds one requirement: one of several dtypes, a number
+    of dimensions, a shape, a device, contiguous memory, a start at a multiple of `aligned` bytes, an element at least.
     """
     if not isinstance(given, torch.Tensor):
         raise ValueError(f"{name} must be a torch.Tensor; it is a {type(given).__name__}.")
@@ -103,9 +103,9 @@ def require_tensor(name: str, given: Any, op: str, *, dtype: torch.dtype | Seque
 
 
 def require_rows(name: str, matrix: torch.Tensor, unit_bytes: int = 16) -> None:
-    """Raise ValueError unless a matrix is stored row by row, in rows that start at multiples of `unit_bytes` bytes.
+    """Raise ValueError unless a matrix is stored row by row, and each row starts at a multiple of `unit_bytes` bytes.
 
-    A tensor map can describe no other matrix.
+    A tensor map cannot describe any other matrix.
     """
     rows, columns = matrix.shape
     if columns > 1 and matrix.stride(1) != 1:
@@ -123,9 +123,9 @@ def require_rows(name: str, matrix: torch.Tensor, unit_bytes: int = 16) -> None:
 
 
 def require_disjoint(out: Mapping[str, torch.Tensor | None], read: Mapping[str, torch.Tensor | None]) -> None:
-    """Raise ValueError if memory that is written overlaps memory that is read, or other memory that is written.
+    """Raise ValueError if an output overlaps an input or another output in memory.
 
-    A kernel stores tiles while others are still being read. None stands for an argument that was left out.
+    A kernel stores some tiles while it still loads others. None stands for an argument that was left out.
     """
     written = {name: address_range(tensor) for name, tensor in out.items() if tensor is not None and tensor.numel()}
     others = {name: address_range(tensor) for name, tensor in read.items() if tensor is not None and tensor.numel()}
@@ -138,10 +138,10 @@ def require_disjoint(out: Mapping[str, torch.Tensor | None], read: Mapping[str, 
 
 def require_gpu(tensor: torch.Tensor, op: str, capability: str = "has_tma", instead: str = "",
                 interpreted: bool = False) -> None:
-    """Raise Unsupported unless `op` can run on the tensor's device; a kernel in Triton's interpreter always can.
+    """Raise Unsupported unless `op` can run on the tensor's device; with `interpreted` it always can.
 
-    `capability` is a predicate of tilelab.device.Device. `instead` says what to do without one. A tensor map does not
-    say on which GPU its address lies, so the tensor must be on torch's current GPU (ValueError).
+    `capability` is a predicate of tilelab.device.Device, and `instead` says what to do on a GPU without it. The tensor
+    must be on torch's current GPU (ValueError), because a tensor map does not say to which GPU its address belongs.
     """
     if interpreted:
         return
@@ -154,7 +154,7 @@ def require_gpu(tensor: torch.Tensor, op: str, capability: str = "has_tma", inst
 
 
 def choose_config(config: Any, named: Mapping[str, Any], kind: type, best: Callable[[], Any]) -> Any:
-    """Return the configuration that `config` stands for: itself, a name in `named`, or "best" (what `best()` returns).
+    """Return the configuration for `config`: a `kind` itself, a name in `named`, or "best", the result of `best()`.
 
     ValueError, which lists the names, for anything else.
     """

@@ -1,7 +1,4 @@
-"""`make site`: the notebooks as they were executed, and the README before them, as pages that need no network.
-
-    python -m tilelab.site [folder]
-"""
+"""Write the README and the executed notebooks as pages that need no network: `python -m tilelab.site [folder]`."""
 
 from __future__ import annotations
 
@@ -14,21 +11,22 @@ from nbconvert import HTMLExporter
 from tilelab import cli
 from tilelab.worker_pool import ROOT
 
-ELSEWHERE = ("require_js_url", "jquery_url", "mathjax_url", "mermaid_js_url", "widget_renderer_url",
-             "jupyter_widgets_base_url")  # scripts that nbconvert would fetch; the notebooks need none of them
+# Scripts that nbconvert's template would fetch; the notebooks need none of them.
+SCRIPT_URLS = ("require_js_url", "jquery_url", "mathjax_url", "mermaid_js_url", "widget_renderer_url",
+               "jupyter_widgets_base_url")
 NOTEBOOK = re.compile(r'href="(?:[\w./]*/)?(\w+)\.ipynb(#[^"]*)?"')
 FILE = re.compile(r'<a\b[^>]*\bhref="(?!\w+:|#|\w+\.html)[^"]*"[^>]*>(.*?)</a>', re.S)
 
 
 def notebooks_in_order() -> list[pathlib.Path]:
-    """The course's notebooks in the README's order, then those that it does not name."""
+    """Return the notebooks in the README's order, then those that it does not name."""
     readme, folder = (ROOT / "README.md").read_text(), ROOT / "notebooks"
     named = [folder / name for name in dict.fromkeys(re.findall(r"\(notebooks/(\w+\.ipynb)\)", readme))]
     return named + sorted(path for path in folder.glob("*.ipynb") if path not in named)
 
 
-def _linked(body: str) -> str:
-    """Links to notebooks lead to their pages; of other files of the repository the name stays, and no link."""
+def _rewrite_links(body: str) -> str:
+    """Point links to notebooks at their pages, and turn links to other files of the repository into plain text."""
     return FILE.sub(r"\1", NOTEBOOK.sub(r'href="\1.html\2"', body))
 
 
@@ -36,31 +34,31 @@ def _page(exporter: HTMLExporter, notebook, title: str, top: str = "") -> str:
     if top:
         notebook.cells.insert(0, nbformat.v4.new_markdown_cell(top))
     body, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": title}})
-    # Without its addresses the template still asks for scripts: the pages are complete without any.
+    # Even without the addresses the template loads scripts, which the pages do not need.
     body = re.sub(r"<script\b[^>]*>.*?</script>", "", body, flags=re.S)
-    return _linked(re.sub(r'<link\b[^>]*href="https?:[^>]*>', "", body))
+    return _rewrite_links(re.sub(r'<link\b[^>]*href="https?:[^>]*>', "", body))
 
 
 def write_pages(folder: str | pathlib.Path) -> list[pathlib.Path]:
-    """Write `index.html`, from the README, and a page a notebook into `folder`; return their paths."""
+    """Write `index.html`, from the README, and a page for each notebook into `folder`; return their paths."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    exporter = HTMLExporter(**dict.fromkeys(set(ELSEWHERE) & set(HTMLExporter.class_trait_names()), ""))
+    exporter = HTMLExporter(**dict.fromkeys(set(SCRIPT_URLS) & set(HTMLExporter.class_trait_names()), ""))
     readme = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell((ROOT / "README.md").read_text())])
     (folder / "index.html").write_text(_page(exporter, readme, "Tiles in Flight"))
-    made, every = [folder / "index.html"], notebooks_in_order()
-    for before, path, after in zip([None, *every], every, [*every[1:], None]):
-        around = {"before": before, "next": after}
-        top = " · ".join(["[Tiles in Flight](index.ipynb)", *(f"{word}: [{other.stem}]({other.name})"
-                                                              for word, other in around.items() if other)])
-        made.append(folder / f"{path.stem}.html")
-        made[-1].write_text(_page(exporter, nbformat.read(path, 4), path.stem, top))
-    return made
+    pages, notebooks = [folder / "index.html"], notebooks_in_order()
+    for before, path, after in zip([None, *notebooks], notebooks, [*notebooks[1:], None]):
+        links = [f"{word}: [{other.stem}]({other.name})"
+                 for word, other in (("before", before), ("next", after)) if other]
+        top = " · ".join(["[Tiles in Flight](index.ipynb)", *links])
+        pages.append(folder / f"{path.stem}.html")
+        pages[-1].write_text(_page(exporter, nbformat.read(path, 4), path.stem, top))
+    return pages
 
 
 if __name__ == "__main__":
-    parser = cli.make_plain_parser("tilelab.site", "Write the notebooks as they were executed, and the README before them, as "
-                       "pages that need no network.")
+    parser = cli.make_plain_parser("tilelab.site", "Write the README and the executed notebooks as "
+                                       "pages that need no network.")
     parser.add_argument("folder", nargs="?", default=ROOT / "build/site", help="default: build/site")
     folder = parser.parse_args().folder
     if not str(folder):
