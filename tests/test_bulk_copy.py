@@ -1,40 +1,36 @@
+import contextlib
 import dataclasses
 import re
-import signal
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
 
 from ch07 import bulk_copy
-from ch07.bulk_copy import BulkConfig, configs, experiments, sweep
-from tilelab import build, child, device
+from ch07.bulk_copy import OPS, BulkConfig, configs, experiments, sweep
+from tilelab import build, check, device
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
 BULK = device.TARGETS[1:]
-EVERY = [(op, name) for op in experiments.OPS for name in configs(op)]
-IN_ORDER = BulkConfig("bulk_in_order", 32, 8192, stages=4, span=0, ctas=2)
-
-
-def element_of(op):
-    return "u8" if op == "copy" else "float"
+EVERY = [(op, name) for op in OPS for name in configs(op)]
+IN_ORDER = BulkConfig("bulk_in_order", 32, 8192, stages=4, chunks_per_cta=0, ctas_per_sm=2)
 
 
 @pytest.fixture(scope="module")
 def built():
-    """Reports by (op, variant, target); the rings that lack a line stand under (op, what is left out, stages)."""
-    jobs = {(op, name, target): bulk_copy.job(configs(op)[name], target, element_of(op))
+    """Reports by (op, variant, target), and those of rings that lack a line by (op, fault, stages)."""
+    jobs = {(op, name, target): bulk_copy.job(configs(op)[name], target, experiments.element_name(op))
             for op, name in EVERY for target in BULK}
     jobs |= {("copy", name, "sm_80"): bulk_copy.job(config, "sm_80") for name, config in configs("copy").items()}
     jobs |= {("copy", "bulk_in_order", target): bulk_copy.job(IN_ORDER, target) for target in BULK}
     jobs |= {("axpy", element, "sm_90a"): bulk_copy.job(configs("axpy")["bulk_batch"], "sm_90a", element)
              for element in ("bf16", "f16")}
-    jobs |= {(op, config.leaves_out, config.stages): bulk_copy.job(config, "sm_90a", element_of(op))
-             for op, config in experiments.broken_configs()}
-    named = [dataclasses.replace(job, name=" ".join(map(str, key))) for key, job in jobs.items()]
-    reports = {report.job.name: report for report in build.build(named)}
+    with contextlib.ExitStack() as stack:
+        for op, config, fault in experiments.broken_cases():
+            path = stack.enter_context(experiments.broken_source(fault))
+            jobs[op, fault, config.stages] = bulk_copy.job(config, "sm_90a", experiments.element_name(op), path)
+        named = [dataclasses.replace(job, name=" ".join(map(str, key))) for key, job in jobs.items()]
+        reports = {report.job.name: report for report in build.build(named)}
     return {key: reports[" ".join(map(str, key))] for key in jobs}
 
 
@@ -85,9 +81,9 @@ def test_ampere_is_refused_with_a_reason(built, name):
 
 def test_a_line_left_out_is_missing_from_the_machine_code(built):
     whole = built["axpy", "nothing", 4]
-    broken = {what: built["axpy", what, 4] for what in bulk_copy.BREAKS if what != "nothing"}
+    broken = {fault: built["axpy", fault, 4] for fault in ("expect_tx", "phase", "proxy_fence", "wait_read")}
     assert all(report.launchable for report in (whole, *broken.values(), built["copy", "wait_read", 1]))
-    assert len({report.sass for report in (whole, *broken.values())}) == len(bulk_copy.BREAKS)
+    assert len({report.sass for report in (whole, *broken.values())}) == 5
     assert broken["proxy_fence"].counts["FENCE"] < whole.counts["FENCE"]
     assert {what for what, report in broken.items() if report.counts["FENCE"] != whole.counts["FENCE"]} \
         == {"proxy_fence"}
@@ -99,59 +95,57 @@ def test_a_line_left_out_is_missing_from_the_machine_code(built):
 
 
 @pytest.mark.parametrize("change, message", [
-    ({"kernel": "tma"}, "the kernels are loads, cp_async, bulk, bulk_in_order; here it is 'tma'"),
-    ({"leaves_out": "fence"}, "leaves_out is one of nothing, expect_tx, .*; here it is 'fence'"),
-    ({"threads": 33}, "threads must be a whole number from 32, a multiple of 32; here it is 33"),
-    ({"threads": 0}, "threads must be .* here it is 0"),
-    ({"threads": 2048}, "a block has at most 1,024 threads; here are 2048"),
-    ({"chunk": 24}, "chunk must be a whole number from 16, a multiple of 16; here it is 24"),
-    ({"chunk": 4096.0}, r"chunk must be .* here it is 4096\.0"),
-    ({"chunk": 1 << 20}, "a chunk has fewer than 524,288 bytes; here it has 1,048,576"),
-    ({"stages": 0}, "stages must be .* here it is 0"),
-    ({"stages": True}, "stages must be .* here it is True"),
-    ({"span": -1}, "span must be .* here it is -1"),
-    ({"ctas": 0}, "ctas must be .* here it is 0"),
-    ({"kernel": "loads", "stages": 2}, "loads has no ring: its stages and span are 1"),
-    ({"kernel": "loads", "span": 0}, "loads has no ring"),
+    ({"kernel": "tma"}, "unknown kernel 'tma'; choose one of loads, cp_async, bulk, bulk_in_order"),
+    ({"threads": 33}, "threads is 33; it must be 32 to 1,024 in steps of 32"),
+    ({"threads": 2048}, "threads is 2048"),
+    ({"chunk_bytes": 24}, "chunk_bytes is 24; it must be 16 to 524,272 in steps of 16"),
+    ({"chunk_bytes": 1 << 20}, "chunk_bytes is 1048576"),
+    ({"stages": 0}, "stages is 0; it must be 1 to 1,024"),
+    ({"chunks_per_cta": -1}, "chunks_per_cta is -1"),
+    ({"ctas_per_sm": 0}, "ctas_per_sm is 0"),
+    ({"kernel": "loads", "stages": 2}, "loads has no ring; its stages and chunks_per_cta must be 1"),
+    ({"kernel": "loads", "chunks_per_cta": 0}, "loads has no ring"),
+    ({"kernel": "bulk_in_order"}, "bulk_in_order is persistent; its chunks_per_cta must be 0"),
 ])
 def test_bad_configuration_is_one_sentence(change, message):
     with pytest.raises(ValueError, match=message) as caught:
-        BulkConfig(**{"kernel": "bulk", "threads": 32, "chunk": 2048, **change})
+        BulkConfig(**{"kernel": "bulk", "threads": 32, "chunk_bytes": 2048, **change})
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 def test_a_configuration_says_what_it_is():
-    ring = BulkConfig("bulk", 32, 2048, stages=4, span=8)
-    assert str(ring) == "bulk 32 × 2048 B, 4 stages, span 8"
-    assert str(dataclasses.replace(ring, span=0, ctas=2)) == "bulk 32 × 2048 B, 4 stages, 2 an SM"
+    ring = BulkConfig("bulk", 32, 2048, stages=4, chunks_per_cta=8)
+    assert str(ring) == "bulk 32 × 2048 B, 4 stages, 8 per CTA"
+    persistent = dataclasses.replace(ring, chunks_per_cta=0, ctas_per_sm=2)
+    assert str(persistent) == "bulk 32 × 2048 B, 4 stages, 2 CTAs per SM"
     assert str(BulkConfig("loads", 256, 4096)) == "loads 256 × 4096 B"
-    assert str(BulkConfig("bulk", 32, 2048, leaves_out="phase")) == "bulk 32 × 2048 B, 1 stage, span 1, without phase"
     assert (ring.smem_bytes(1), ring.smem_bytes(2)) == (8192, 16384)
     assert BulkConfig("loads", 256, 4096).smem_bytes(2) == 0
 
 
 def test_a_job_compiles_what_the_configuration_says():
-    job = bulk_copy.job(BulkConfig("bulk", 256, 4096, stages=3, span=6, leaves_out="phase"), "sm_100a", "bf16")
-    assert job.constants == {"ELEMENT": "bf16", "THREADS": 256, "CHUNK": 4096, "STAGES": 3, "SPAN": 6, "BREAK": 2}
+    job = bulk_copy.job(BulkConfig("bulk", 256, 4096, stages=3, chunks_per_cta=6), "sm_100a", "bf16")
+    assert job.constants == {"ELEMENT": "bf16", "THREADS": 256, "CHUNK_BYTES": 4096, "STAGES": 3, "CHUNKS_PER_CTA": 6}
     assert (job.target, job.num_warps, job.smem_bytes) == ("sm_100a", 8, 3 * 2 * 4096)
-    assert job.kernel.endswith("bulk_copy.cu:bulk") and bulk_copy.job(IN_ORDER, "sm_90a").constants["SPAN"] == 0
-    assert bulk_copy.job(configs("copy")["bulk_ring"], "sm_90a").smem_bytes == 4 * 2048
+    assert job.kernel.endswith("bulk_copy.cu:bulk")
+    assert bulk_copy.job(IN_ORDER, "sm_90a").constants["CHUNKS_PER_CTA"] == 0
+    assert bulk_copy.job("bulk_ring", "sm_90a").smem_bytes == 4 * 2048
 
 
-def test_variants_are_of_copy_or_axpy():
-    assert list(configs("copy"))[0] == "loads" and list(configs("axpy"))[0] == "bulk_batch"
-    with pytest.raises(ValueError, match="op is copy or axpy; here it is 'scale'"):
+def test_configurations_are_of_copy_or_axpy():
+    assert list(configs())[0] == "loads" and list(configs("axpy"))[0] == "bulk_batch"
+    with pytest.raises(ValueError, match="unknown op 'scale'; choose copy or axpy"):
         configs("scale")
 
 
-@pytest.mark.parametrize("op", experiments.OPS)
+@pytest.mark.parametrize("op", OPS)
 def test_what_is_swept_can_be_told_apart_and_launched(op):
     chosen, space = sweep.grid(op), sweep.BulkSpace(op, 1 << 20, "sm_90a")
     assert len(set(map(str, chosen))) == len(set(chosen)) == len(chosen) > 80
     assert {config.kernel for config in chosen} == {"loads", "cp_async", "bulk"}
     assert [space.reject(config) for config in chosen] == [""] * len(chosen)
-    for config in (*chosen, *experiments.fronts().values()):
-        job = dataclasses.replace(space, on="sm_121a").job(config)
+    for config in (*chosen, *experiments.front_configs().values()):
+        job = dataclasses.replace(space, compile_for="sm_121a").job(config)
         assert job.target == "sm_121a" and job.smem_bytes == config.smem_bytes(1 if op == "copy" else 2)
 
 
@@ -159,7 +153,7 @@ def test_a_space_rejects_what_cannot_run_there():
     large = BulkConfig("bulk", 32, 32768, stages=2)
     spaces = {target: sweep.BulkSpace("axpy", 1 << 20, target) for target in device.TARGETS}
     assert spaces["sm_80"].reject(large) == "sm_80 has no TMA: bulk copies need sm_90a or newer."
-    assert spaces["sm_121a"].reject(large) == ("it needs 131,072 B of shared memory a block; "
+    assert spaces["sm_121a"].reject(large) == ("it needs 131,072 B of shared memory per CTA; "
                                                "sm_121a has 101,376 B.")
     assert spaces["sm_90a"].reject(large) == ""
     assert sweep.BulkSpace("copy", 1 << 20, "sm_121a").reject(large) == ""
@@ -174,7 +168,7 @@ def test_the_panel_s_subject():
             assert all(axis(config) for axis in subject.axes.values() for config in preset(op))
     assert subject.space((1 << 20,), "copy", "sm_100a") == sweep.BulkSpace("copy", 1 << 20, "sm_100a")
     for shape in ((6,), (0,), (4, 4)):
-        with pytest.raises(ValueError, match="a shape is BYTES of each array, a multiple of 4"):
+        with pytest.raises(ValueError, match="it must be the BYTES of each array, a positive multiple of 4"):
             subject.space(shape, "copy", None)
 
 
@@ -187,45 +181,42 @@ INTEGERS = torch.zeros(64, dtype=torch.int32)
 @pytest.mark.parametrize("x, y, out, message", [
     ([1.0], None, torch.zeros(1), "x must be a torch.Tensor; it is a list"),
     (torch.zeros(1), 2.0, torch.zeros(1), "y must be a torch.Tensor; it is a float"),
-    (torch.zeros(1), None, None, "out must be a torch.Tensor; it is a NoneType"),
-    (torch.zeros(64)[::2], None, torch.zeros(32), r"x must be contiguous; it is \(32,\) with strides \(2,\)"),
+    (torch.zeros(64)[::2], None, torch.zeros(32), r"x must be contiguous; its strides are \(2,\)"),
     (torch.zeros(8, 4), torch.zeros(4, 8).T, torch.zeros(8, 4), "y must be contiguous"),
-    (torch.zeros(64), None, torch.zeros(63), "x and out must agree .* x has 64 of float32 on cpu, out 63 of float32"),
-    (torch.zeros(64), None, torch.zeros(64).half(), "out 64 of float16 on cpu"),
-    (torch.zeros(64), None, torch.zeros(64, device="meta"), "out 64 of float32 on meta"),
-    (torch.zeros(64), torch.zeros(60), torch.zeros(64), "x and y and out must agree .* y 60 of float32"),
-    (ROOM[1:65], None, torch.zeros(64), "equally far from a multiple of 16 bytes.* x lies 4 past one, out 0"),
-    (torch.zeros(64), ROOM[3:67], torch.zeros(64), "x lies 0 past one, y 12"),
+    (torch.zeros(64), None, torch.zeros(63), "out must be 64; it is 63"),
+    (torch.zeros(64), None, torch.zeros(64).half(), "out must be float32; it is float16"),
+    (torch.zeros(64), torch.zeros(60), torch.zeros(64), "y must be 64; it is 60"),
+    (ROOM[1:65], None, torch.zeros(64), "equally far past a multiple of 16 bytes; x starts 4 bytes past one, out 0"),
+    (torch.zeros(64), ROOM[3:67], torch.zeros(64), "x starts 0 bytes past one, y 12"),
     (ROOM[:64], None, ROOM[32:96], "out lies in the memory of x: give it memory of its own"),
     (torch.zeros(64), ROOM[:64], ROOM[60:124], "out lies in the memory of y: give it memory of its own"),
-    (INTEGERS, INTEGERS, INTEGERS.clone(), "a x . y takes float32, bfloat16, float16; here it is int32"),
-    (INTEGERS.double(), INTEGERS.double(), INTEGERS.double(), "here it is float64"),
+    (INTEGERS, INTEGERS, INTEGERS.clone(), "x must be float32, bfloat16 or float16; it is int32"),
 ])
 def test_bad_array_is_one_sentence(x, y, out, message):
     with pytest.raises(ValueError, match=message) as caught:
-        bulk_copy.prepare(x, out, y=y)
+        bulk_copy.prepare(x, y=y, out=out)
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 @pytest.mark.parametrize("y, config, message", [
-    (None, "fastest", "the variants of copy are best, loads, .*, or a BulkConfig; here it is 'fastest'"),
-    (None, None, "here it is None"),
-    (torch.zeros(64), "ring", "the variants of axpy are best, bulk_batch, .*; here it is 'ring'"),
-    (torch.zeros(64), IN_ORDER, "bulk_in_order only copies: leave out y"),
+    (None, "fastest", "unknown configuration 'fastest'; choose best, loads, .*, or pass a BulkConfig"),
+    (None, None, "unknown configuration None"),
+    (torch.zeros(64), "ring", "unknown configuration 'ring'; choose best, bulk_batch, "),
+    (torch.zeros(64), IN_ORDER, "bulk_in_order can only copy; leave out y"),
 ])
-def test_bad_variant_is_one_sentence(y, config, message):
+def test_bad_configuration_of_a_launch_is_one_sentence(y, config, message):
     with pytest.raises(ValueError, match=message) as caught:
-        bulk_copy.prepare(torch.zeros(64), torch.zeros(64), y=y, config=config)
+        bulk_copy.prepare(torch.zeros(64), y=y, config=config)
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 @pytest.mark.parametrize("x, out", [
     (torch.zeros(64), torch.zeros(64)), (ROOM[:64], ROOM[64:128]), (ROOM[1:65], ROOM[129:193]),
     (INTEGERS, INTEGERS.clone()), (torch.zeros(0), torch.zeros(0)), (torch.zeros(()), torch.zeros(())),
-    (torch.zeros(4, 16), torch.zeros(64))])
+    (ROOM[3:67], None)])
 def test_what_is_right_wants_a_gpu(no_gpu, x, out):
     with pytest.raises(device.Unsupported, match=r"a bulk copy needs TMA .* here is no GPU .*: compile it with .*\.$"):
-        bulk_copy.prepare(x, out)
+        bulk_copy.prepare(x, out=out)
 
 
 def test_the_same_array_may_be_read_twice(no_gpu):
@@ -235,7 +226,7 @@ def test_the_same_array_may_be_read_twice(no_gpu):
 
 def test_tensors_of_the_cpu_are_refused_beside_a_gpu(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: H200)
-    with pytest.raises(ValueError, match="x must be on the GPU; it is on cpu"):
+    with pytest.raises(device.Unsupported, match="a bulk copy needs its tensors on a GPU; they are on cpu"):
         bulk_copy.copy(torch.zeros(64))
 
 
@@ -245,54 +236,49 @@ def test_no_tensor_is_said_without_out_too(call):
         call()
 
 
-def test_a_persistent_kernel_says_so():
-    assert "span" not in str(BulkConfig("bulk_in_order", 32, 8192, stages=4, span=0))
-    with pytest.raises(ValueError, match="bulk_in_order is persistent: its span is 0"):
-        BulkConfig("bulk_in_order", 32, 8192, stages=4)
-    with pytest.raises(ValueError, match="only bulk can leave something out; here loads leaves out phase"):
-        BulkConfig("loads", 256, 4096, leaves_out="phase")
-
-
-def test_specs():
+def test_spec():
     x, y = torch.randn(100), torch.randn(100)
-    same = bulk_copy.copy_spec(x)
+    same = bulk_copy.spec(x)
     assert torch.equal(same, x) and same.data_ptr() != x.data_ptr()
     a = torch.tensor(0.1).double()  # the float32, not the double
-    assert torch.equal(bulk_copy.axpy_spec(0.1, x, y), a * x.double() + y.double())
-    assert not torch.equal(bulk_copy.axpy_spec(0.1, x, y), 0.1 * x.double() + y.double())
+    assert torch.equal(bulk_copy.spec(x, y, 0.1), a * x.double() + y.double())
+    assert not torch.equal(bulk_copy.spec(x, y, 0.1), 0.1 * x.double() + y.double())
 
 
 # ---- rings that lack a line
 
 
-def test_rings_that_lack_a_line_are_tried_at_once(monkeypatch):
+def test_rings_that_lack_a_line_run_at_once(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a"))
-    every = experiments.broken_configs()
-    met = threading.Barrier(len(every))
-    monkeypatch.setattr(experiments, "alone", lambda number: {"status": "ok", "reason": f"{number}, {met.wait(10)}"})
-    rows = experiments.broken.__wrapped__()
-    assert [row["name"] for row in rows] == [config.leaves_out for _, config in every]
-    assert [row["reason"][0] for row in rows] == [str(number) for number in range(len(every))]
+    cases = experiments.broken_cases()
+    met = threading.Barrier(len(cases))
+    monkeypatch.setattr(experiments, "_run_in_process",
+                        lambda number: {"status": "ok", "reason": f"{number}, {met.wait(10)}"})
+    rows = experiments.run_broken_kernels.__wrapped__()
+    assert [row["name"] for row in rows] == [fault for _, _, fault in cases]
+    assert [row["reason"][0] for row in rows] == [str(number) for number in range(len(cases))]
+    assert rows[1]["kernel"] == "axpy, bulk 256 × 4096 B, 4 stages, 4 CTAs per SM, without expect_tx"
 
 
-def test_a_ring_is_tried_in_a_process_of_its_own(monkeypatch):
+def test_a_ring_runs_in_a_process_of_its_own(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    row = experiments.alone(0)
+    row = experiments._run_in_process(0)
     assert row["status"] == "failed" and re.search("CUDA|NVIDIA driver", row["reason"])  # by the build of torch
 
 
-@pytest.mark.parametrize("status, reason", [(-signal.SIGALRM, "no answer within 10 s"),
-                                            (-signal.SIGSEGV, "its process ended with status -11")])
-def test_what_became_of_a_process_is_told(monkeypatch, status, reason):
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], status, "", "said"))
-    assert experiments.alone(0) == {"status": "failed", "reason": reason}
+@pytest.mark.parametrize("found, status, reason", [
+    ((None, "", ""), "failed", "no answer within 10 s"), ((-11, "", ""), "failed", "its process ended with status -11"),
+    ((0, '{"status": "ok", "reason": "right"}', ""), "ok", "right")])
+def test_the_end_of_a_process_is_a_row(monkeypatch, found, status, reason):
+    monkeypatch.setattr(check, "run_snippet", lambda code, limit_s: found)
+    assert experiments._run_in_process(0) == {"status": status, "reason": reason}
 
 
-def test_a_hang_ends_itself():
-    code = ("import time; from ch07 import bulk_trials; bulk_trials.LIMIT_S = 1; "
-            "bulk_trials.verify = lambda *_: time.sleep(60); bulk_trials.tried(0)")
-    done = subprocess.run([sys.executable, "-c", code], cwd=child.ROOT, capture_output=True, check=False)
-    assert done.returncode == -signal.SIGALRM and done.stdout == b""
+def test_a_fault_is_a_line_of_the_kernel():
+    whole = bulk_copy.SOURCE.read_text()
+    for _, _, fault in experiments.broken_cases():
+        with experiments.broken_source(fault) as path:
+            assert (path.read_text() == whole) == (fault == "nothing")
 
 
 # ---- on a GPU
@@ -330,7 +316,7 @@ def test_copy_takes_any_dtype_and_shape(dtype):
 @pytest.mark.parametrize("config", [*configs("copy").values(), IN_ORDER], ids=str)
 def test_a_launch_follows_the_stream(config):
     x, late, out = (experiments.random(1 << 20, torch.uint8) for _ in range(3))
-    launched = bulk_copy.prepare(late, out, config=config)
+    launched = bulk_copy.prepare(late, out=out, config=config)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -345,7 +331,7 @@ def test_a_launch_follows_the_stream(config):
 @pytest.mark.parametrize("config", [*configs("copy").values(), IN_ORDER], ids=str)
 def test_a_launch_is_replayed_in_a_graph(config):
     x, out = (experiments.random((1 << 20) + 5, torch.uint8) for _ in range(2))
-    launched = bulk_copy.prepare(x, out, config=config)
+    launched = bulk_copy.prepare(x, out=out, config=config)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -363,7 +349,7 @@ def test_axpy_in_memory_of_its_own_and_given():
     out = torch.full_like(x, float("nan"))
     assert bulk_copy.axpy(-2.5, x, y, out=out) is out
     assert torch.equal(out, bulk_copy.axpy(-2.5, x, y))
-    torch.testing.assert_close(out.double(), bulk_copy.axpy_spec(-2.5, x, y), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(out.double(), bulk_copy.spec(x, y, -2.5), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.gpu

@@ -7,17 +7,19 @@ import numpy
 import pytest
 
 from ch07.bulk_copy import figures
+from ch07.resample import figures as resample_figures
+from ch07.resample.figures import ballot_search_reads, binary_search_reads, count_wavefronts, touched_units
 from tilelab import plots
 
 PICTURES = {
     "ring": figures.ring_picture,
-    "one slot": lambda: figures.ring_picture(stages=1),
-    "two slots": lambda: figures.ring_picture(2, 12, load=6, store=3),
-    "coalescing": figures.coalescing_picture,
-    "wider": lambda: figures.coalescing_picture(4, 8),
-    "search": figures.search_picture,
-    "search few": lambda: figures.search_picture(3),
-    "search many": lambda: figures.search_picture(1025),
+    "one stage": lambda: figures.ring_picture(stages=1),
+    "two stages": lambda: figures.ring_picture(2, 12, load=6, store=3),
+    "coalescing": resample_figures.coalescing_picture,
+    "wider": lambda: resample_figures.coalescing_picture(4, 8),
+    "search": resample_figures.search_picture,
+    "search few": lambda: resample_figures.search_picture(3),
+    "search many": lambda: resample_figures.search_picture(1025),
 }
 
 
@@ -44,53 +46,54 @@ def test_every_text_lies_inside_and_clear_of_the_others(draw):
         assert not box.padded(-1).overlaps(beside.padded(-1)), f"{one.get_text()!r} is over {other.get_text()!r}"
 
 
-def orders(spans):
-    return [span for span in spans if span.slot is None and span.what in ("load", "store")]
+def orders(intervals):
+    return [interval for interval in intervals if interval.stage is None and interval.what in ("load", "store")]
 
 
 @pytest.mark.parametrize("stages, chunks, load, store", [
     (1, 7, 4, 2), (4, 7, 4, 2), (2, 5, 1, 9), (3, 2, 4, 2), (8, 30, 12.5, 3), (4, 9, 1, 20)])
-def test_a_slot_has_one_thing_at_a_time_and_a_chunk_goes_through_all_of_them(stages, chunks, load, store):
-    spans = figures.ring_schedule(stages, chunks, load, store)
-    for slot in (None, *range(stages)):
-        of_slot = sorted((span for span in spans if span.slot == slot), key=lambda span: span.begin)
-        for before, after in itertools.pairwise(of_slot):
+def test_a_stage_has_one_thing_at_a_time_and_a_chunk_goes_through_all_of_them(stages, chunks, load, store):
+    intervals = figures.ring_schedule(stages, chunks, load, store)
+    for stage in (None, *range(stages)):
+        in_stage = sorted((interval for interval in intervals if interval.stage == stage), key=lambda each: each.begin)
+        for before, after in itertools.pairwise(in_stage):
             assert before.end <= after.begin, f"{before} and {after} overlap"
     for chunk in range(chunks):
-        life = [span for span in spans if span.chunk == chunk and span.slot is not None]
-        assert [span.what for span in life] == ["load", "full", "store"]
-        assert {span.slot for span in life} == {chunk % stages}
+        life = [interval for interval in intervals if interval.chunk == chunk and interval.stage is not None]
+        assert [interval.what for interval in life] == ["load", "full", "store"]
+        assert {interval.stage for interval in life} == {chunk % stages}
         assert all(before.end == after.begin for before, after in itertools.pairwise(life))
-        assert [span.end for span in orders(spans) if span.chunk == chunk] == [life[0].begin, life[2].begin]
-    assert spans[-1].end == max(span.end for span in spans), "the CTA outlives its last store's read"
+        ordered = [interval.end for interval in orders(intervals) if interval.chunk == chunk]
+        assert ordered == [life[0].begin, life[2].begin]
+    assert intervals[-1].end == max(interval.end for interval in intervals), "the CTA outlives its last store's read"
 
 
-def most_at_once(spans, what):
-    of_slots = [span for span in spans if span.slot is not None and span.what in what]
-    return max(sum(span.begin <= other.begin < span.end for span in of_slots) for other in of_slots)
+def most_at_once(intervals, what):
+    in_stages = [interval for interval in intervals if interval.stage is not None and interval.what in what]
+    return max(sum(interval.begin <= other.begin < interval.end for interval in in_stages) for other in in_stages)
 
 
-def test_one_slot_is_serial_and_a_ring_is_not():
+def test_one_stage_is_serial_and_a_ring_is_not():
     serial, ring = (figures.ring_schedule(stages, 7, 4, 2) for stages in (1, 4))
     assert most_at_once(serial, ("load", "store")) == 1 and serial[-1].end == 7 * (1 + 4 + 1 + 2)
     assert most_at_once(ring, ("load",)) == 4
     assert any(one.what == "load" and other.what == "store" and one.begin < other.end and other.begin < one.end
-               for one in ring for other in ring if None not in (one.slot, other.slot)), "a store runs beside a load"
-    # The prologue's four loads, then what the kernel orders: store i, and the load into the slot before.
-    assert " ".join(f"{span.what} {span.chunk}" for span in orders(ring)) == (
+               for one in ring for other in ring if None not in (one.stage, other.stage)), "a store runs beside a load"
+    # The prologue's four loads, then what the kernel orders: store i, and the load into the stage before.
+    assert " ".join(f"{interval.what} {interval.chunk}" for interval in orders(ring)) == (
         "load 0 load 1 load 2 load 3 store 0 store 1 load 4 store 2 load 5 store 3 load 6 store 4 store 5 store 6")
-    assert "7 chunks in 20 steps, one slot takes 56" in figures.ring_picture().get_suptitle()
+    assert "7 chunks in 20 steps, one stage takes 56" in figures.ring_picture().get_suptitle()
 
 
-def test_a_ring_needs_a_slot_and_a_chunk():
-    with pytest.raises(ValueError, match="here it has 0 and 7"):
+def test_a_ring_needs_a_stage_and_a_chunk():
+    with pytest.raises(ValueError, match="stages and chunks are 0 and 7"):
         figures.ring_picture(0)
 
 
 def test_a_warp_touches_two_sectors_or_four_lines():
-    assert figures.touched(2, 32) == [0, 1] and figures.touched(2, 128) == [0]
-    assert figures.touched(16, 32) == list(range(16)) and figures.touched(16, 128) == [0, 1, 2, 3]
-    texts = [text.get_text() for text in words(figures.coalescing_picture())]
+    assert touched_units(2, 32) == [0, 1] and touched_units(2, 128) == [0]
+    assert touched_units(16, 32) == list(range(16)) and touched_units(16, 128) == [0, 1, 2, 3]
+    texts = [text.get_text() for text in words(resample_figures.coalescing_picture())]
     assert "left row: 32 × 2 B = 64 B = 2 sectors" in texts
     assert "32 × 16 B = 512 B = 16 sectors = 4 lines" in texts
 
@@ -98,22 +101,22 @@ def test_a_warp_touches_two_sectors_or_four_lines():
 @pytest.mark.parametrize("sources", [3, 32, 33, 100, 1025, 2048])
 def test_searches_end_at_the_source_before_the_target(sources):
     for target in numpy.linspace(0, sources - 1, 50)[:-1]:
-        for reads in ([[word] for word in figures.halving(sources, target)], figures.ballots(sources, target)):
+        for reads in ([[word] for word in binary_search_reads(sources, target)], ballot_search_reads(sources, target)):
             known = [word for step in reads for word in step if word >= 0]
             below, above = ([word for word in known if (word <= target) == side] for side in (True, False))
             assert max(below, default=0) == int(target) and min(above, default=sources - 1) == int(target) + 1
 
 
 def test_wavefronts():
-    assert figures.wavefronts([7] * 32) == 1, "a broadcast"
-    assert figures.wavefronts(range(32)) == 1
-    assert figures.wavefronts(range(0, 64, 2)) == 2
-    assert figures.wavefronts(range(0, 1024, 32)) == 32
-    assert figures.wavefronts([-1, 5, -1, 37]) == 2
+    assert count_wavefronts([7] * 32) == 1, "a broadcast"
+    assert count_wavefronts(range(32)) == 1
+    assert count_wavefronts(range(0, 64, 2)) == 2
+    assert count_wavefronts(range(0, 1024, 32)) == 32
+    assert count_wavefronts([-1, 5, -1, 37]) == 2
 
 
 def test_search_picture_counts():
     title = "A target a lane takes 0.16 reads, a ballot 1, a search a thread 5"
-    assert figures.search_picture().get_suptitle() == title
-    with pytest.raises(ValueError, match="nothing to search"):
-        figures.search_picture(2)
+    assert resample_figures.search_picture().get_suptitle() == title
+    with pytest.raises(ValueError, match="a search needs at least 3"):
+        resample_figures.search_picture(2)

@@ -89,7 +89,7 @@ def prepare(x, *, y=None, a: float = 1.0, out=None, config="best", source: pathl
     args = [x, x if y is None else y, out, ctypes.c_float(a), ctypes.c_uint64(size)]
     if config.kernel == "bulk_in_order":
         args.append(torch.zeros(2, dtype=torch.int32, device=x.device))
-    run = cuda.prepare_launch(cuda.kernel(source, config.kernel, macros), grid, config.threads, args,
+    run = cuda.prepare_launch(cuda.load_kernel(source, config.kernel, macros), grid, config.threads, args,
                               config.smem_bytes(1 if y is None else 2))
     return operands.Launch(run, out, config)
 

@@ -9,9 +9,6 @@ import contextlib
 import functools
 import json
 import pathlib
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 
@@ -19,7 +16,7 @@ import torch
 
 from ch07 import bulk_copy
 from ch07.bulk_copy import OPS, SOURCE, BulkConfig, configs
-from tilelab import bench, build, check, cuda, device, results, worker_pool
+from tilelab import bench, build, check, cuda, device, results
 
 PEER = {"copy": "torch copy_", "axpy": "torch add"}
 DTYPE = {"copy": torch.uint8, "axpy": torch.float32}  # what is timed
@@ -90,18 +87,20 @@ def check_correctness():
     dtypes = {"copy": {torch.uint8: "u8"}, "axpy": bulk_copy.ELEMENTS}
     cases = [(op, name, dtype) for op in OPS for name in configs(op) for dtype in dtypes[op]]
     _compile((configs(op)[name], dtypes[op][dtype]) for op, name, dtype in cases)
-    rows = []
-    for op, name, dtype in cases:
-        found = [verify(op, name, dtype, n, offset) for n in RAGGED for offset in OFFSETS]
-        wrong = next((row for row in found if row["status"] != "ok"), {"status": "ok", "reason": ""})
-        rows.append({"op": op, "name": name, "dtype": str(dtype)[6:], "cases": len(found),
-                     "ulps": max(row["ulps"] or 0 for row in found), "status": wrong["status"],
-                     "reason": wrong["reason"]})
-    return rows
+    return [{"op": op, "name": name, "dtype": str(dtype)[6:],
+             **summarize([verify(op, name, dtype, n, offset) for n in RAGGED for offset in OFFSETS])}
+            for op, name, dtype in cases]
+
+
+def summarize(rows: list[dict]) -> dict:
+    """Return one row for many of `verify`: how many, the largest error, and the first that is wrong."""
+    wrong = next((row for row in rows if row["status"] != "ok"), {"status": "ok", "reason": ""})
+    return {"cases": len(rows), "ulps": max(row["ulps"] or 0 for row in rows), "status": wrong["status"],
+            "reason": wrong["reason"]}
 
 
 @results.experiment("ch07_bulk_hello", source)
-def hello(source_code: str, name: str, block_bytes: int, options=()) -> list[dict]:
+def run_copy_kernel(source_code: str, name: str, block_bytes: int, options=()):
     """Compile and run a reader's own copy kernel (x, out), one block per `block_bytes` of 1 MiB, and compare bits."""
     x = random(1 << 20, torch.uint8)
     out = ~x
@@ -212,37 +211,32 @@ def broken_cases() -> list[tuple[str, BulkConfig, str]]:
 
 
 def run_broken_kernel(number: int) -> None:
-    """Print {status, reason} of one of `broken_cases` as JSON; SIGALRM ends this process after LIMIT_S seconds."""
+    """Print a line when the GPU is open, then {status, reason} of one of `broken_cases` as JSON; it may hang."""
     op, config, fault = broken_cases()[number]
-    signal.alarm(LIMIT_S)
-    try:
-        with broken_source(fault) as path:
-            rows = [verify(op, config, DTYPE[op], (1 << 24) // DTYPE[op].itemsize, source=path) for _ in range(RUNS)]
-        wrong = [row["reason"] for row in rows if row["status"] != "ok"]
-        found = {"status": "wrong" if wrong else "ok",
-                 "reason": f"wrong in {len(wrong)} of {RUNS} runs: {wrong[-1]}" if wrong else
-                           f"right in all {RUNS} runs"}
-    except Exception as error:
-        found = {"status": "failed", "reason": f"{type(error).__name__}: {device.first_line(error)}"}
-    print(json.dumps(found), flush=True)
+    print(torch.ones(1, device="cuda"), flush=True)
+    with broken_source(fault) as path:
+        rows = [verify(op, config, DTYPE[op], (1 << 24) // DTYPE[op].itemsize, source=path) for _ in range(RUNS)]
+    wrong = [row["reason"] for row in rows if row["status"] != "ok"]
+    print(json.dumps({"status": "wrong" if wrong else "ok",
+                      "reason": f"wrong in {len(wrong)} of {RUNS} runs: {wrong[-1]}" if wrong else
+                                f"right in all {RUNS} runs"}))
 
 
-def run_in_process(number: int) -> dict:
-    """Return what `run_broken_kernel` prints in a process of its own, or how that process ended."""
-    command = [sys.executable, "-c", f"from ch07.bulk_copy import experiments; experiments.run_broken_kernel({number})"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=worker_pool.ROOT, check=False)
-    if done.stdout:
-        return json.loads(done.stdout)
-    hung = done.returncode == -signal.SIGALRM
-    return {"status": "failed",
-            "reason": f"no answer within {LIMIT_S} s" if hung else f"its process ended with status {done.returncode}"}
+def _run_in_process(number: int) -> dict:
+    code = f"from ch07.bulk_copy import experiments; experiments.run_broken_kernel({number})"
+    status, output, errors = check.run_snippet(code, LIMIT_S)
+    if status == 0:
+        return json.loads(output)
+    last = (errors.strip().splitlines() or [""])[-1]
+    return {"status": "failed", "reason": f"no answer within {LIMIT_S} s" if status is None else
+            f"its process ended with status {status}" + f" ({last})" * bool(last)}
 
 
 @results.experiment("ch07_bulk_broken", lambda: source(broken_source, broken_cases))
 def run_broken_kernels():
     """Run every ring that lacks a line, all at once because two of them hang until their limit."""
     cases = broken_cases()
-    found = check.run_side_by_side(*(functools.partial(run_in_process, number) for number in range(len(cases))))
+    found = check.run_side_by_side(*(functools.partial(_run_in_process, number) for number in range(len(cases))))
     return [{"op": op, "name": fault, "kernel": f"{op}, {config}" + f", without {fault}" * (fault != "nothing"), **row}
             for (op, config, fault), row in zip(cases, found)]
 

@@ -1,29 +1,29 @@
 """The measurements behind the notebook `ch07_resample`.
 
-Each experiment returns a tilelab.results.Record: measured here and now on a GPU with TMA, else the recorded one.
+Each experiment returns a tilelab.results.Record: measured now on a GPU with TMA, else the recorded one.
 """
 
 from __future__ import annotations
 
-import csv
 import functools
-import io
-import shutil
-import subprocess
+import pathlib
 import sys
 
 import torch
 
 from ch07 import bulk_copy, resample
-from ch07.resample import LADDER, ResampleConfig
-from tilelab import bench, build, check, device, results, worker_pool
+from ch07.bulk_copy import experiments as bulk_copy_experiments
+from ch07.resample import BEST, EXAMPLE, LADDER
+from tilelab import bench, build, check, device, profiler, results
 
-# (B, S, T, D): compulsory bytes far past L2, so that the copy beside it is launched plainly, not in a graph.
+# (B, S, T, D): the compulsory bytes are far more than L2 holds, so the copy beside it is launched without a graph.
 LARGE = {32: (4096, 1024, 2048, 32), 128: (1024, 1024, 2048, 128), 256: (512, 1024, 2048, 256),
          512: (256, 1024, 2048, 512)}
 RATES = ((1024, 2048, 1024, 128), (1024, 2048, 2048, 128), (1024, 1024, 2048, 128), (1024, 512, 2048, 128))
 NOTE = ((32, 100, 256, 32), (32, 50, 32, 16), (64, 100, 50, 32), (128, 200, 100, 64))
-PROFILED = (512, 1024, 2048, 128)
+SMALL = ((3, 100, 256, 32), (2, 1, 5, 8), (2, 2, 70, 24), (5, 37, 129, 10), (2, 3000, 77, 64), (1, 65, 1000, 7),
+         (3, 333, 3, 257), (2, 20, 40, 2500))
+PROFILED = EXAMPLE
 METRICS = {"dram_percent": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
            "l1_percent": "l1tex__throughput.avg.pct_of_peak_sustained_elapsed",
            "sm_percent": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -33,16 +33,16 @@ METRICS = {"dram_percent": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
 
 
 def source(*things) -> str:
-    """Hash of what is measured, and of what an experiment runs beside it."""
-    return results.source_hash(resample, resample.SOURCE, *things)
+    """Return the hash of the code that is measured, and of `things`."""
+    return results.source_hash(resample, pathlib.Path(__file__).with_name("configs.py"), resample.SOURCE, *things)
 
 
 def inputs(batches: int, sources: int, targets: int, depth: int, dtype=torch.bfloat16, odd: bool = False,
            where: str = "cuda") -> list[torch.Tensor]:
-    """Random features, ascending source times and target times.
+    """Return random features, ascending source times and target times.
 
-    The targets ascend and lie between 0 and 1, as the sources do; with `odd` a fifth lies outside, a third hits a
-    source time, some source times are equal, and every second batch's targets are in no order.
+    All times are between 0 and 1 and ascend. With `odd`, a fifth of the targets lies outside, a third equals a source
+    time, some source times are equal, and the targets of every second batch are in no order.
     """
     features = torch.randn(batches, sources, depth, device=where).to(dtype)
     source_times = torch.rand(batches, sources, device=where).sort(1).values
@@ -57,17 +57,19 @@ def inputs(batches: int, sources: int, targets: int, depth: int, dtype=torch.bfl
     return [features, source_times.contiguous(), target_times.contiguous()]
 
 
-def verify(kernel: str, shape: tuple[int, int, int, int], dtype, odd: bool = False,
-           config: ResampleConfig | None = None) -> dict:
-    """{status, reason, ulps}: fresh data, a poisoned and guarded output, every element against float64."""
+def verify(config, shape: tuple[int, int, int, int], dtype, odd: bool = False) -> dict:
+    """Run a configuration on fresh inputs and compare every element with float64: {status, reason, ulps}.
+
+    The output is poisoned before, and the memory around it must stay as it was.
+    """
     given = inputs(*shape, dtype, odd)
-    reference = resample.spec(*given)  # before the kernel, which might damage what it reads
+    reference = resample.spec(*given)  # before the kernel, which could damage its inputs
     out, touched = check.make_poisoned(tuple(reference.shape), dtype, "cuda")
-    resample.prepare(*given, out, kernel, config)()
+    resample.prepare(*given, out=out, config=config)()
     torch.cuda.synchronize()
-    # Where the rows cancel to less than this, neither float64 nor the kernel has digits left to compare.
-    least = float(given[0].abs().max()) * (2.0**-28 if dtype == torch.float32 else 2.0**-40)
-    error, reason = check.ulps(out, reference, least), touched()
+    # Below this neither float64 nor the kernel has digits left to compare: the rows have cancelled.
+    smallest = float(given[0].abs().max()) * (2.0**-28 if dtype == torch.float32 else 2.0**-40)
+    error, reason = check.ulps(out, reference, smallest), touched()
     if error == float("inf"):
         reason = reason or f"{int((~torch.isfinite(out)).sum())} of {out.numel()} elements were never written"
     elif error > 1:
@@ -75,89 +77,77 @@ def verify(kernel: str, shape: tuple[int, int, int, int], dtype, odd: bool = Fal
     return {"status": "wrong" if reason else "ok", "reason": reason, "ulps": error if error < float("inf") else None}
 
 
-SMALL = ((3, 100, 256, 32), (2, 1, 5, 8), (2, 2, 70, 24), (5, 37, 129, 10), (2, 3000, 77, 64), (1, 65, 1000, 7),
-         (3, 333, 3, 257), (2, 20, 40, 2500))
+def can_run(kernel: str, shape, dtype) -> bool:
+    """Return whether a kernel takes rows of this size: a bulk copy needs multiples of 16 bytes."""
+    return kernel != "bulk_rows" or shape[3] * dtype.itemsize % 16 == 0
 
 
-@results.experiment("ch07_resample_check", source)
-def checked():
-    """Every step and dtype: ragged and odd shapes, then one of 16.8 million elements; the largest error."""
-    shapes = SMALL + ((64, 1024, 2048, 128),)
-    _compile((kernel, dtype, shape) for kernel in LADDER for dtype in resample.ELEMENTS for shape in shapes)
-    return [_checked(kernel, dtype, shapes) for kernel in LADDER for dtype in resample.ELEMENTS]
-
-
-def _compile(cases, also=()) -> None:
-    """Compile what (kernel, dtype, shape) will launch, and the jobs `also`, all at once: alone, each launch would wait
-    for its own."""
-    jobs = [*also, *(resample.job(kernel, device.current().target, dtype, shape) for kernel, dtype, shape in cases)]
+def _compile(cases, others=()) -> None:
+    """Compile all (kernel, dtype, shape) and the jobs `others` in parallel: launches would compile one at a time."""
+    jobs = [*others, *(resample.job(kernel, device.current().target, dtype, shape) for kernel, dtype, shape in cases)]
     build.compile_ahead({(job.kernel, *job.constants.items()): job for job in jobs}.values())
 
 
-def _checked(kernel: str, dtype, shapes) -> dict:
-    shapes = [shape for shape in shapes if kernel != "bulk_rows" or shape[3] * dtype.itemsize % 16 == 0]
-    cases = [verify(kernel, shape, dtype, odd) for shape in shapes for odd in (False, shape[1] > 2)]
-    wrong = [case for case in cases if case["status"] != "ok"]
-    return {"kernel": kernel, "dtype": str(dtype)[6:], "cases": len(cases),
-            "ulps": max(case["ulps"] or 0 for case in cases), "status": "wrong" if wrong else "ok",
-            "reason": wrong[0]["reason"] if wrong else ""}
+@results.experiment("ch07_resample_check", source)
+def check_correctness():
+    """Verify every kernel and dtype on ragged and odd shapes, then on one of 16.8 million elements."""
+    shapes = SMALL + ((64, 1024, 2048, 128),)
+    _compile((kernel, dtype, shape) for kernel in LADDER for dtype in resample.ELEMENTS for shape in shapes)
+    return [{"kernel": kernel, "dtype": str(dtype)[6:], **bulk_copy_experiments.summarize(
+                [verify(kernel, shape, dtype, odd) for shape in shapes if can_run(kernel, shape, dtype)
+                 for odd in (False, shape[1] > 2)])}
+            for kernel in LADDER for dtype in resample.ELEMENTS]
 
 
 # ---- speed
 
 
-def copy_of(nbytes: int):
-    """A launch that copies half of `nbytes`, so that it moves as many."""
-    old, new = (torch.randint(0, 256, (nbytes // 2,), device="cuda", dtype=torch.uint8) for _ in range(2))
-    return lambda: new.copy_(old)
+def compare_with_copy(shape: tuple[int, int, int, int], kernels, dtype=torch.bfloat16, **timing) -> list[dict]:
+    """Time kernels and torch's copy of the compulsory bytes, interleaved; one row of bench.Timing per kernel.
 
+    `kernels` are names, or {name: function of (features, source_times, target_times, out) that returns a Launch}.
+    """
+    def make_inputs():
+        features, *times = inputs(*shape, dtype)
+        return [features, *times, features.new_empty(shape[0], shape[2], shape[3])]
 
-def against_copy(shape: tuple[int, int, int, int], kernels, dtype=torch.bfloat16, **timing) -> list[dict]:
-    """Rows of bench.Timing for `kernels` (names, or {name: launcher of the inputs}) beside torch's copy of the
-    compulsory bytes, all interleaved."""
+    def prepare(kernel, features, source_times, target_times, out):
+        return resample.prepare(features, source_times, target_times, out=out, config=kernel, validate=False)
+
     nbytes = resample.compulsory_bytes(*inputs(*shape, dtype))
-
-    def given():
-        fresh = inputs(*shape, dtype)
-        return [*fresh, fresh[0].new_empty(shape[0], shape[2], shape[3])]
-
-    def launcher(kernel):
-        return lambda *tensors: resample.prepare(*tensors, kernel, validate=False)
-
-    candidates = kernels if isinstance(kernels, dict) else {kernel: launcher(kernel) for kernel in kernels}
-    copy = copy_of(nbytes)
-    found = bench.compare({"torch copy": lambda *_: copy, **candidates}, given, "torch copy", nbytes=nbytes, **timing)
+    old, new = (torch.randint(0, 256, (nbytes // 2,), device="cuda", dtype=torch.uint8) for _ in range(2))
+    if not isinstance(kernels, dict):
+        kernels = {kernel: functools.partial(prepare, kernel) for kernel in kernels}
+    found = bench.compare({"torch copy": lambda *_: lambda: new.copy_(old), **kernels}, make_inputs, "torch copy",
+                          nbytes=nbytes, **timing)
     return [{"shape": list(shape), "dtype": str(dtype)[6:], "mbytes": nbytes / 1e6, **found[name].row()}
-            for name in candidates]
+            for name in kernels]
 
 
 @results.experiment("ch07_resample_ladder", source)
-def ladder():
-    """Every step at D = 128, and the best two at the other depths."""
-    best = [(kernel, torch.bfloat16, LARGE[depth]) for kernel in (resample.BEST, "bulk_rows") for depth in LARGE]
-    _compile([(kernel, torch.bfloat16, LARGE[128]) for kernel in LADDER] + best)
-    rows = against_copy(LARGE[128], list(LADDER))
-    for depth in (32, 256, 512):
-        rows += against_copy(LARGE[depth], [resample.BEST, "bulk_rows"])
-    return rows
+def measure_ladder():
+    """Time every kernel at D = 128, and the best two at the other depths."""
+    runs = {128: list(LADDER), **{depth: [BEST, "bulk_rows"] for depth in (32, 256, 512)}}
+    _compile((kernel, torch.bfloat16, LARGE[depth]) for depth, kernels in runs.items() for kernel in kernels)
+    return [row for depth, kernels in runs.items() for row in compare_with_copy(LARGE[depth], kernels)]
 
 
 @results.experiment("ch07_resample_rates", source)
-def rates():
-    """The best step at other rates of targets to sources, in float32, and at targets in no order."""
-    _compile([(resample.BEST, torch.bfloat16, shape) for shape in RATES] + [(resample.BEST, torch.float32, PROFILED)])
-    rows = [row for shape in RATES for row in against_copy(shape, [resample.BEST])]
-    rows += against_copy(PROFILED, [resample.BEST], torch.float32)
+def measure_rates():
+    """Time the best kernel at other ratios of targets to sources, in float32, and at targets in no order."""
+    _compile([(BEST, torch.bfloat16, shape) for shape in RATES] + [(BEST, torch.float32, PROFILED)])
+    rows = [row for shape in RATES for row in compare_with_copy(shape, [BEST])]
+    rows += compare_with_copy(PROFILED, [BEST], torch.float32)
 
-    def shuffled(features, source_times, target_times, out):
+    def shuffle_targets(features, source_times, target_times, out):
         mixed = target_times[:, torch.randperm(target_times.shape[1], device="cuda")].contiguous()
-        return resample.prepare(features, source_times, mixed, out, validate=False)
+        return resample.prepare(features, source_times, mixed, out=out, validate=False)
 
-    return rows + against_copy(LARGE[128], {f"{resample.BEST}, targets in no order": shuffled})
+    return rows + compare_with_copy(LARGE[128], {f"{BEST}, targets in no order": shuffle_targets})
 
 
 def torch_resample(features, source_times, target_times):
-    """What one would write in torch: `spec` with the interpolation in float32 and the result in features' dtype."""
+    """Resample as one would write it in torch: in float32, with the result in the dtype of features."""
     last = source_times.shape[1] - 1
     left = (torch.searchsorted(source_times, target_times, right=True) - 1).clamp(0, last - 1)
     begin, end = source_times.gather(1, left), source_times.gather(1, left + 1)
@@ -169,106 +159,72 @@ def torch_resample(features, source_times, target_times):
 
 
 def torch_spec(features, source_times, target_times):
-    """The meaning, as exact as the kernels: in float64."""
+    """Resample in float64, as exactly as the kernels."""
     return resample.spec(features, source_times, target_times).to(features.dtype)
 
 
 @results.experiment("ch07_resample_torch", lambda: source(torch_resample, torch_spec))
-def against_torch():
-    """The best step beside torch in float64 and in float32, eager and compiled; `ratio` is to float64 compiled, `ulps`
-    the largest error."""
-    return [row for shape in (PROFILED, (2048, 1024, 2048, 32)) for row in _against_torch(shape)]
+def compare_with_torch():
+    """Time the best kernel beside torch in float64 and float32, eager and compiled.
+
+    `ratio` is relative to float64 compiled, `ulps` the largest error.
+    """
+    return [row for shape in (PROFILED, (2048, 1024, 2048, 32)) for row in _compare_with_torch(shape)]
 
 
-def _against_torch(shape) -> list[dict]:
+def _compare_with_torch(shape) -> list[dict]:
     torch._dynamo.reset()
     functions = {"torch float64, compiled": torch.compile(torch_spec), "torch float64, eager": torch_spec,
                  "torch float32, compiled": torch.compile(torch_resample), "torch float32, eager": torch_resample,
-                 resample.BEST: functools.partial(resample.resample, validate=False)}
+                 BEST: functools.partial(resample.resample, validate=False)}
     given = inputs(*shape)
     reference = resample.spec(*given)
     errors = {name: check.ulps(function(*given), reference) for name, function in functions.items()}
     del reference
-    candidates = {name: lambda *tensors, function=function: functools.partial(function, *tensors)
-                  for name, function in functions.items()}
-    candidates[resample.BEST] = lambda features, source_times, target_times: resample.prepare(
-        features, source_times, target_times, features.new_empty(*target_times.shape, features.shape[2]),
-        validate=False)  # made once, as for the ladder: a call's preparation can take as long as the kernel
+    candidates = {name: functools.partial(functools.partial, function) for name, function in functions.items()}
+    # Prepared once, as for the ladder: preparing each call can take as long as the kernel.
+    candidates[BEST] = functools.partial(resample.prepare, validate=False)
     found = bench.compare(candidates, lambda: inputs(*shape), "torch float64, compiled")
     return [{"shape": list(shape), "ulps": errors[name], **found[name].row()} for name in functions]
 
 
 @results.experiment("ch07_resample_note", source)
-def note():
-    """The field note's shapes, microseconds by graph replay: the best step, the note's search, and torch's copy."""
-    kernels = [resample.BEST, "lane0_search", "bulk_rows"]
+def measure_note_shapes():
+    """Time the field note's shapes by graph replay: the best kernel, the note's search, and rows by TMA."""
+    kernels = [BEST, "lane0_search", "bulk_rows"]
     _compile((kernel, torch.bfloat16, shape) for kernel in kernels for shape in NOTE)
-    rows = [row for shape in NOTE for row in against_copy(shape, kernels)]
+    rows = [row for shape in NOTE for row in compare_with_copy(shape, kernels)]
     return [{**row, "us": row["ms"] * 1e3, "peer_us": row["peer_ms"] * 1e3} for row in rows]
 
 
 # ---- the profiler
 
 
-class NotProfiled(RuntimeError):
-    """Nsight Compute gave no counters; the message is one sentence: why, and what to do."""
+def profile_kernels(kernels, shape=PROFILED, dtype=torch.bfloat16) -> list[dict]:
+    """Return the METRICS of one launch of each kernel, run by this topic's command line under Nsight Compute.
 
-
-def profile(kernels, shape=PROFILED, dtype=torch.bfloat16) -> list[dict]:
-    """METRICS of one launch of each kernel by Nsight Compute, in a process of its own. Raises NotProfiled."""
-    ncu = shutil.which("ncu")
-    if ncu is None:
-        raise NotProfiled("ncu is not on the PATH: install Nsight Compute, or read the counters in results/.")
-    command = [ncu, "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base",
-               "--kernel-name", f"regex:^({'|'.join(kernels)})$", "--metrics", ",".join(METRICS.values()),
-               sys.executable, "-m", "ch07.resample", "--mode", "single_run", "--kernel", ",".join(kernels),
+    Raises tilelab.profiler.ProfilerUnavailable.
+    """
+    command = [sys.executable, "-m", "ch07.resample", "--mode", "single_run", "--kernel", ",".join(kernels),
                "--shape", ",".join(map(str, shape)), "--dtype", str(dtype)[6:]]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=worker_pool.ROOT, check=False)
-    said = done.stdout + done.stderr
-    if "ERR_NVGPUCTRPERM" in said:
-        raise NotProfiled("this user may not read the GPU's counters: run as root, or have the administrator load the "
-                          "driver with NVreg_RestrictProfilingToAdminUsers=0.")
-    table = [line for line in done.stdout.splitlines() if line.startswith('"')]
-    if done.returncode or len(table) < 3:
-        reason = next((line for line in said.splitlines()[::-1] if line.strip()), "it said nothing")
-        raise NotProfiled(f"ncu gave no counters ({reason.strip()[:200]}).")
-    heads, _, *lines = csv.reader(io.StringIO("\n".join(table)))  # names, units, then a line a launch
-    rows = [dict(zip(heads, line)) for line in lines]
-    try:
-        return [{"kernel": row["Kernel Name"].split("(")[0], "shape": list(shape), "dtype": str(dtype)[6:],
-                 "status": "ok", **{key: float(row[metric].replace(",", "")) for key, metric in METRICS.items()}}
-                for row in rows]
-    except (KeyError, ValueError) as error:
-        raise NotProfiled(f"ncu's answer lacks a counter that this version or GPU does not have ({error}).") from error
+    return [{"shape": list(shape), "dtype": str(dtype)[6:], "status": "ok", **row}
+            for row in profiler.profile_kernels(command, kernels, METRICS)]
 
 
-def profiled() -> results.Record:
-    """Every step's counters, beside what `predicted_percent` expects of it; the recorded ones where this user may not
-    read the GPU's."""
-    try:
-        return _profiled()
-    except NotProfiled as error:
-        print(f"Recorded counters: {error}")
-        return results.load_record("ch07_resample_ncu", _profiled.source())
-
-
-@results.experiment("ch07_resample_ncu", lambda: source(profile, predicted_percent),
-                    can_run=lambda: device.current().has_tma and shutil.which("ncu") is not None)
-def _profiled():
+@profiler.experiment("ch07_resample_ncu", lambda: source(profile_kernels, predicted_percent))
+def measure_counters():
+    """Profile every kernel, beside what `predicted_percent` expects of it."""
     nbytes = resample.compulsory_bytes(*inputs(*PROFILED))
     return [{**row, "predicted_percent": predicted_percent(row["kernel"]), "gbps": nbytes / row["ns"]}
-            for row in profile(list(LADDER))]
-
-
-profiled.source = _profiled.source
+            for row in profile_kernels(list(LADDER))]
 
 
 def predicted_percent(kernel: str, shape=PROFILED, peak_gbps: float = 4800, copy_gbps: float = 4200, sms: int = 132,
                       clock_ghz: float = 1.7) -> float:
-    """% of DRAM's peak that a step would reach if only issue slots and bytes counted: no latency, perfect overlap.
+    """Return the % of DRAM's peak that a kernel would reach if only issue slots and bytes counted, without latency.
 
-    Instructions a lane executes, estimated from the source: 8 for a step of a search (10 with a shuffle, 15 with a
-    ballot, 3 without bounds), 45 for the weights, 20 for an element moved alone, 10 for one of a vector.
+    Instructions per lane, estimated from the source: 8 for a step of a search (10 with a shuffle, 15 with a ballot, 3
+    without bounds), 45 for the weights, 20 for an element moved alone, 10 for one of a vector.
     """
     batches, sources, targets, depth = shape
     steps = sources.bit_length()
@@ -280,38 +236,32 @@ def predicted_percent(kernel: str, shape=PROFILED, peak_gbps: float = 4800, copy
     return 100 * copy_gbps / peak_gbps * dram_us / max(issue_us, dram_us)
 
 
-# ---- the sanitizer
-
-def _watched() -> list[tuple]:
-    """(kernel, dtype, shape) of every step on small and ragged cases."""
-    cases = ((torch.bfloat16, (3, 100, 70, 32)), (torch.float16, (2, 37, 129, 10)), (torch.float32, (2, 2, 5, 8)))
-    return [(kernel, dtype, shape) for kernel in LADDER for dtype, shape in cases
-            if kernel != "bulk_rows" or shape[3] * dtype.itemsize % 16 == 0]
+# ---- compute-sanitizer
 
 
 def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
-    """Every kernel of the chapter on small and ragged cases, or every so-manyth, for a sanitizer to watch;
-    AssertionError when one is wrong."""
-    from ch07.bulk_copy import experiments
+    """Verify every kernel of the chapter on small and ragged cases, or every `shares`-th case from `share` on.
 
-    wrong, cases = [], [(op, *named) for op in experiments.OPS for named in bulk_copy.configs(op).items()]
-    for op, name, config in cases[share::shares]:
-        for n, offset in ((17, 1), (100_003, 3)):
-            row = experiments.verify(op, config, torch.uint8 if op == "copy" else torch.bfloat16, n, offset)
-            wrong += [f"{op} {name}: {row['reason']}"] if row["status"] != "ok" else []
-    for kernel, dtype, shape in _watched()[share::shares]:
-        row = verify(kernel, shape, dtype, odd=shape[1] > 2)
-        wrong += [f"{kernel} {shape}: {row['reason']}"] if row["status"] != "ok" else []
+    Raises AssertionError for a wrong result.
+    """
+    rows = [bulk_copy_experiments.verify(op, name, torch.uint8 if op == "copy" else torch.bfloat16, n, offset)
+            for op, name in BULK_CASES[share::shares] for n, offset in ((17, 1), (100_003, 3))]
+    rows += [verify(kernel, shape, dtype, odd=shape[1] > 2) for kernel, dtype, shape in RESAMPLE_CASES[share::shares]]
+    wrong = [row["reason"] for row in rows if row["status"] != "ok"]
     if wrong:
         raise AssertionError("; ".join(wrong))
 
 
-@results.experiment("ch07_sanitizer", lambda: source(sanitizer_cases, _watched, bulk_copy, bulk_copy.SOURCE),
-                    can_run=check.can_sanitize)
-def sanitized():
-    """What compute-sanitizer finds in `sanitizer_cases`, tool by tool."""
-    from ch07.bulk_copy import experiments
+BULK_CASES = [(op, name) for op in bulk_copy.OPS for name in bulk_copy.configs(op)]
+RESAMPLE_CASES = [(kernel, dtype, shape) for kernel in LADDER for dtype, shape in (
+    (torch.bfloat16, (3, 100, 70, 32)), (torch.float16, (2, 37, 129, 10)), (torch.float32, (2, 2, 5, 8)))
+    if can_run(kernel, shape, dtype)]
 
-    _compile(_watched(), [bulk_copy.job(config, device.current().target, "u8" if op == "copy" else "bf16")
-                          for op in experiments.OPS for config in bulk_copy.configs(op).values()])
+
+@results.experiment("ch07_sanitizer", lambda: source(sanitizer_cases, bulk_copy, bulk_copy.SOURCE),
+                    can_run=check.can_sanitize)
+def run_sanitizers():
+    """Run each tool of compute-sanitizer over `sanitizer_cases`."""
+    _compile(RESAMPLE_CASES, [bulk_copy.job(name, device.current().target, "u8" if op == "copy" else "bf16")
+                              for op, name in BULK_CASES])
     return check.sanitize("ch07.resample.experiments", shares=2)

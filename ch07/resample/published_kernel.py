@@ -1,7 +1,7 @@
-"""The errors of the field note's published kernel, one at a time, as torch on the CPU: something for a test to find.
+"""The indexing errors of the field note's published kernel, one at a time, in torch on the CPU.
 
-They are of indexing, so they need no GPU to be seen. Source: the note's "Persistent Thread Block Architecture" and
-"Coalesced Memory Access Pattern", for blocks of 1,024 threads, a warp a target.
+They need no GPU: a test of a kernel should find each of them. Source: the note's "Persistent Thread Block Architecture"
+and "Coalesced Memory Access Pattern", for blocks of 1,024 threads with one target per warp.
 """
 
 from __future__ import annotations
@@ -10,51 +10,44 @@ import torch
 
 from ch07 import resample
 
-WARPS, THREADS = 32, 1024
-FLAWS = ("features strided by the block", "one time array for all batches", "the last batches dropped")
+WARPS = 32  # of a block
 
 
-def right(features, source_times, target_times, out):
-    """out = the interpolation."""
+def correct_kernel(features, source_times, target_times, out):
+    """Write the interpolation to `out`, as all kernels here should."""
     out.copy_(resample.spec(features, source_times, target_times))
 
 
-def features_strided(features, source_times, target_times, out):
-    """A warp owns a target, and its threads take features threadIdx.x, threadIdx.x + blockDim.x, …: those of the block,
-    not of the warp."""
-    whole = resample.spec(features, source_times, target_times).to(out.dtype).flatten(0, 1)
-    rows, depth = out.view(whole.shape), features.shape[2]
-    for flat in range(len(whole)):
-        warp = flat % WARPS
-        for first in range(32 * warp, depth, THREADS):
-            rows[flat, first:first + 32] = whole[flat, first:first + 32]
+def stride_features(features, source_times, target_times, out):
+    """Let a warp step through the features of its target by the 1,024 threads of the block, not by its own 32."""
+    whole = resample.spec(features, source_times, target_times).to(out.dtype)
+    warp = torch.arange(target_times.numel()).view(*target_times.shape, 1) % WARPS
+    visited = torch.arange(features.shape[2]) // 32 % WARPS == warp
+    out.copy_(torch.where(visited, whole, out))
 
 
-def one_time_array(features, source_times, target_times, out):
-    """A block loads the times of its first target's batch, and searches them for targets of the next batch too."""
-    targets = target_times.shape[1]
-    for first in range(0, target_times.numel(), WARPS):
-        for flat in range(first, min(first + WARPS, target_times.numel())):
-            batch, target = divmod(flat, targets)
-            times = source_times[first // targets, None]
-            time = target_times[batch, None, target, None]
-            out[batch, target] = resample.spec(features[batch, None], times, time)[0, 0]
+def share_time_array(features, source_times, target_times, out):
+    """Search the times of the block's first target for all its targets, also for those of the next batch."""
+    batches, targets = target_times.shape
+    target = torch.arange(batches * targets)
+    loaded = target // WARPS * WARPS // targets  # the batch whose times the block has loaded
+    rows = resample.spec(features[target // targets], source_times[loaded], target_times.reshape(-1, 1))
+    out.copy_(rows.view(out.shape))
 
 
-def last_batches_dropped(features, source_times, target_times, out):
-    """The grid is made for whole iterations of WARPS targets; the rest is never visited."""
+def drop_last_batches(features, source_times, target_times, out):
+    """Visit whole rounds of WARPS targets only; nothing visits the targets that are left."""
     whole = resample.spec(features, source_times, target_times).to(out.dtype).flatten(0, 1)
     visited = len(whole) // WARPS * WARPS
     out.view(whole.shape)[:visited] = whole[:visited]
 
 
-def published() -> dict:
-    """The flawed versions by name; each takes (features, source_times, target_times, out) and writes out."""
-    return dict(zip(FLAWS, (features_strided, one_time_array, last_batches_dropped)))
+FLAWED_KERNELS = {"features strided by the block": stride_features, "one time array for all batches": share_time_array,
+                  "the last batches dropped": drop_last_batches}
 
 
-def written(kernel, batches: int, sources: int, targets: int, depth: int) -> float:
-    """The share of the outputs that `kernel` writes at all."""
+def written_share(kernel, batches: int, sources: int, targets: int, depth: int) -> float:
+    """Return the share of the outputs that `kernel` writes at all."""
     out = torch.full((batches, targets, depth), float("nan"))
     kernel(torch.randn(batches, sources, depth), torch.rand(batches, sources).sort(1).values,
            torch.rand(batches, targets), out)

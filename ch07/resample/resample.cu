@@ -1,16 +1,22 @@
-// Linear interpolation of feature rows between irregular source times: a ladder of kernels, one idea a step.
+// Linear interpolation of feature rows between irregular source times: a ladder of kernels, one idea per step.
 //
-// features (B, S, DEPTH), source_times (B, S) float32 ascending, target_times (B, T) float32, out (B, T, DEPTH).
-// -D: ELEMENT (float, bf16, f16), DEPTH, VECTOR bytes a thread moves at once (a divisor of a row's), THREADS, TARGETS of a
-// work item, TIMES (room for source times in shared memory, a power of two; 0: they are searched where they are), AT_ONCE
-// pairs of vectors that a thread loads before it uses the first, ROWS that bulk_rows has room for.
+// features (B, S, DEPTH), source_times (B, S) float32 ascending, target_times (B, T) float32, out (B, T, DEPTH). For
+// each target a kernel searches the two source times around it and blends their rows of features:
+//
+//     source_times   s0     s1        s2     s3          index = 1: the last source at or before the target
+//                     |------|----*----|------|          left  = row 1, weight (s2 - target) / (s2 - s1)
+//                               target                   right = row 2, weight (target - s1) / (s2 - s1)
+//
+// The work is cut into items: TARGETS neighbouring targets of one batch. From shared_search on, the threads of a block
+// first search all targets of an item (search_targets), then share the item's rows (blend_rows).
+//
+// Compile with -D: ELEMENT (float, bf16, f16); DEPTH; VECTOR_BYTES, which a thread moves at once, a divisor of a row's;
+// THREADS; TARGETS; TIMES, the room for source times in shared memory, a power of two (0: search in global memory);
+// TARGETS_IN_FLIGHT, whose vectors a thread loads before it uses the first; ROWS, the room of bulk_rows.
 #include "elements.cuh"
 #include "ptx.cuh"
 
-#define PARAMETERS \
-    const ELEMENT *features, const float *source_times, const float *target_times, ELEMENT *out, int batches, \
-        int sources, int targets
-#define PROBLEM {features, source_times, target_times, out, batches, sources, targets}
+constexpr u32 ROW_BYTES = DEPTH * sizeof(ELEMENT);
 
 struct Problem {
     const ELEMENT* features;
@@ -19,17 +25,9 @@ struct Problem {
     int batches, sources, targets;
 };
 
-// The rows to blend, by their distance in bytes from the batch's first, and the times from the target to their own: the
-// result is (u left + w right) / span. u and w are floats with what those floats round away, so that left and right may
-// cancel to the last bit; a power of two common to all three keeps the products within a float's range.
-struct alignas(16) Between {
-    u32 left, right;
-    float u, u_rest, w, w_rest, inverse, inverse_rest;
-};
+// ---- the search: the index of the last source at or before `target`, at least 0 and at most sources - 2
 
-// ---- who searches: the last source at or before `target`, 0 where there is none, at most sources - 2
-
-// Steps of halving size.
+// Halve the step until it is 1.
 __device__ __forceinline__ int search_alone(const float* times, int sources, float target) {
     int low = 0;
     for (int step = 1 << (31 - __clz(sources)); step > 0; step /= 2)
@@ -37,7 +35,7 @@ __device__ __forceinline__ int search_alone(const float* times, int sources, flo
     return max(min(low, sources - 2), 0);
 }
 
-// The same among TIMES, a power of two, those past the sources infinite: no bound to check, no branch.
+// The same among TIMES, where infinity stands after the last source: there is no bound to check and no branch.
 __device__ __forceinline__ int search_padded(const float* times, int sources, float target) {
     int low = 0;
 #pragma unroll
@@ -46,7 +44,7 @@ __device__ __forceinline__ int search_padded(const float* times, int sources, fl
     return max(min(low, sources - 2), 0);
 }
 
-// Lane 0 compares and tells the others, a shuffle a step: the field note's search.
+// The field note's search: lane 0 compares and sends the result to the other lanes, one shuffle per step.
 __device__ __forceinline__ int search_lane0(const float* times, int sources, float target) {
     int low = 0, high = sources > 2 ? sources - 2 : 0;
     while (low < high) {
@@ -60,259 +58,292 @@ __device__ __forceinline__ int search_lane0(const float* times, int sources, flo
     return low;
 }
 
-// Every lane compares a pivot of its own: a ballot cuts the range to a 32nd a step.
+// Every lane compares its own pivot, and a ballot tells all lanes which pivots the target has passed:
+//
+//     low       + step     + 2 step   + 3 step               low + count
+//     |----------|----------|----------|---- ... --------------|
+//     lane 0     lane 1     lane 2     lane 3                       ballot ...0111: the target is between 2 and 3
+//
+// Each step divides the range by 32.
 __device__ __forceinline__ int search_ballot(const float* times, int sources, float target) {
     const int lane = threadIdx.x % 32;
-    int low = 0, count = sources > 1 ? sources - 1 : 1;  // the answer is one of [low, low + count)
+    int low = 0, count = sources > 1 ? sources - 1 : 1;  // the result is one of [low, low + count)
     while (count > 1) {
         const int step = (count + 31) / 32, pivot = low + lane * step;
         const u32 passed = __ballot_sync(~0u, lane * step < count && times[pivot] <= target);
         const int last = passed ? 31 - __clz(passed) : 0;
-        const int begun = low;
+        const int end = low + count;
         low += last * step;
-        count = min(step, begun + count - low);
+        count = min(step, end - low);
     }
     return low;
 }
 
-constexpr u32 ROW_BYTES = DEPTH * sizeof(ELEMENT);
+// ---- the weights: result = (u left + w right) / (u + w), with u = end - target and w = target - begin
 
-// later - earlier is exactly near + rest.
-__device__ __forceinline__ void difference(float later, float earlier, float& near, float& rest) {
+// `left` and `right` are byte offsets from the batch's first row. u + u_rest and w + w_rest are the exact differences
+// of times, and `inverse` is 1 / (u + w): so the rows may cancel to the last bit. A power of two that scales all of
+// them keeps the products within the range of a float.
+struct alignas(16) Weights {
+    u32 left, right;
+    float u, u_rest, w, w_rest, inverse, inverse_rest;
+};
+
+// The difference later - earlier equals near + rest exactly (Knuth's TwoSum).
+__device__ __forceinline__ void subtract(float later, float earlier, float& near, float& rest) {
     near = later - earlier;
     const float back = near - later;
     rest = (later - (near - back)) - (earlier + back);
 }
 
-__device__ __forceinline__ Between between(const float* times, int sources, int index, float target) {
+__device__ __forceinline__ Weights weigh(const float* times, int sources, int index, float target) {
     const int next = min(index + 1, sources - 1);
     const float begin = times[index], end = times[next];
-    // At a source time, or outside them all, one row alone counts; so equal times are never divided by.
+    // At a source time, or outside all of them, one row is the result. So equal times never divide by zero.
     if (target >= end) return {next * ROW_BYTES, next * ROW_BYTES, 1, 0, 0, 0, 1, 0};
     if (target <= begin) return {index * ROW_BYTES, index * ROW_BYTES, 1, 0, 0, 0, 1, 0};
-    Between at = {index * ROW_BYTES, next * ROW_BYTES};
-    difference(end, target, at.u, at.u_rest);
-    difference(target, begin, at.w, at.w_rest);
-    // Brings the span to between a half and one.
+    Weights weights = {index * ROW_BYTES, next * ROW_BYTES};
+    subtract(end, target, weights.u, weights.u_rest);
+    subtract(target, begin, weights.w, weights.w_rest);
+    // Scale end - begin to between a half and one: the exponent bits of the scale are the complement of its own.
     const float scale = __uint_as_float(0x7e800000u - (__float_as_uint(end - begin) & 0x7f800000u));
-    at.u *= scale, at.u_rest *= scale, at.w *= scale, at.w_rest *= scale;
+    weights.u *= scale, weights.u_rest *= scale, weights.w *= scale, weights.w_rest *= scale;
     if constexpr (sizeof(ELEMENT) == 4) {
         const double inverse = 1.0 / ((static_cast<double>(end) - begin) * scale);
-        at.inverse = static_cast<float>(inverse);
-        at.inverse_rest = static_cast<float>(inverse - at.inverse);
+        weights.inverse = static_cast<float>(inverse);
+        weights.inverse_rest = static_cast<float>(inverse - weights.inverse);
     } else {
-        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(at.inverse) : "f"((end - begin) * scale));
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(weights.inverse) : "f"((end - begin) * scale));
     }
-    return at;
+    return weights;
 }
 
-// To within half a unit in the last place of the result, and a little, as long as left and right do not cancel to less
-// than 2^-40 of themselves (2^-28, for 4-byte elements). Where u and w are exact floats, as they mostly are, RESTS is
-// false.
-template <bool RESTS>
-__device__ __forceinline__ float blend(const Between& at, float left, float right) {
+// The error is little more than half a unit in the last place, unless the rows cancel to less than 2^-40 of themselves
+// (2^-28 for 4-byte elements). EXACT says that u and w are exact floats, so both rests are zero; they mostly are.
+template <bool EXACT>
+__device__ __forceinline__ float blend(const Weights& weights, float left, float right) {
     if constexpr (sizeof(ELEMENT) == 4) {
-        const double u = static_cast<double>(at.u) + at.u_rest, w = static_cast<double>(at.w) + at.w_rest;
-        const double inverse = static_cast<double>(at.inverse) + at.inverse_rest;
+        const double u = static_cast<double>(weights.u) + weights.u_rest;
+        const double w = static_cast<double>(weights.w) + weights.w_rest;
+        const double inverse = static_cast<double>(weights.inverse) + weights.inverse_rest;
         return static_cast<float>(fma(w, static_cast<double>(right), u * left) * inverse);
     } else {
-        const float product = at.w * right;
-        float lost = fmaf(at.w, right, -product);  // exactly what the product rounds away
-        if constexpr (RESTS) lost = fmaf(at.u_rest, left, fmaf(at.w_rest, right, lost));
-        return (fmaf(at.u, left, product) + lost) * at.inverse;
+        const float product = weights.w * right;
+        float lost = fmaf(weights.w, right, -product);  // exactly what rounding the product has lost
+        if constexpr (!EXACT) lost = fmaf(weights.u_rest, left, fmaf(weights.w_rest, right, lost));
+        return (fmaf(weights.u, left, product) + lost) * weights.inverse;
     }
 }
 
-// ---- where the rows are moved
-
-struct Item {  // a work item: some targets of one batch
-    int batch, first, count;
-};
-
-__device__ __forceinline__ int items_of(const Problem& p) { return p.batches * ((p.targets + TARGETS - 1) / TARGETS); }
-
-__device__ __forceinline__ Item item_of(const Problem& p, int index) {
-    const int chunks = (p.targets + TARGETS - 1) / TARGETS, first = index % chunks * TARGETS;
-    return {index / chunks, first, min(TARGETS, p.targets - first)};
-}
-
-__device__ __forceinline__ const float* times_of(const Problem& p, const Item& item) {
-    return p.source_times + static_cast<u64>(item.batch) * p.sources;
-}
-
-__device__ __forceinline__ float target_of(const Problem& p, const Item& item, int target) {
-    return p.target_times[static_cast<u64>(item.batch) * p.targets + item.first + target];
-}
-
-__device__ __forceinline__ const u8* rows_of(const Problem& p, const Item& item) {
-    return reinterpret_cast<const u8*>(p.features) + static_cast<u64>(item.batch) * p.sources * ROW_BYTES;
-}
-
-__device__ __forceinline__ u8* out_of(const Problem& p, const Item& item) {
-    return reinterpret_cast<u8*>(p.out) + (static_cast<u64>(item.batch) * p.targets + item.first) * ROW_BYTES;
-}
-
-// The batch's source times in shared memory, or where they are; the caller synchronises.
-__device__ __forceinline__ const float* staged(const Problem& p, const Item& item, float* shared) {
-    const float* times = times_of(p, item);
-    if constexpr (TIMES == 0) return times;
-    for (int i = threadIdx.x; i < TIMES; i += THREADS) shared[i] = i < p.sources ? times[i] : __int_as_float(0x7f800000);
-    return shared;
-}
-
-template <bool RESTS, int BYTES>
-__device__ __forceinline__ Pack<ELEMENT, BYTES> blended(const Between& at, const Pack<ELEMENT, BYTES>& left,
-                                                        const Pack<ELEMENT, BYTES>& right) {
+template <bool EXACT, int BYTES>
+__device__ __forceinline__ Pack<ELEMENT, BYTES> blend_pack(const Weights& weights, const Pack<ELEMENT, BYTES>& left,
+                                                           const Pack<ELEMENT, BYTES>& right) {
     Pack<ELEMENT, BYTES> result;
-    constexpr int STEP = sizeof(ELEMENT) == 2 && BYTES > 2 ? 2 : 1;
+    constexpr int STEP = sizeof(ELEMENT) == 2 && BYTES > 2 ? 2 : 1;  // two halves are rounded by one instruction
 #pragma unroll
     for (int i = 0; i < left.COUNT; i += STEP)
-        result.set(i, blend<RESTS>(at, left[i], right[i]), STEP == 2 ? blend<RESTS>(at, left[i + 1], right[i + 1]) : 0);
+        result.set(i, blend<EXACT>(weights, left[i], right[i]),
+                   STEP == 2 ? blend<EXACT>(weights, left[i + 1], right[i + 1]) : 0);
     return result;
 }
 
 template <int BYTES>
-__device__ __forceinline__ void blend_pack(const Between& at, const Pack<ELEMENT, BYTES>& left,
-                                           const Pack<ELEMENT, BYTES>& right, u8* out) {
-    if (sizeof(ELEMENT) == 2 && at.u_rest == 0 && at.w_rest == 0) store(out, blended<false>(at, left, right));
-    else store(out, blended<true>(at, left, right));
+__device__ __forceinline__ void store_blend(const Weights& weights, const Pack<ELEMENT, BYTES>& left,
+                                            const Pack<ELEMENT, BYTES>& right, u8* out) {
+    if (sizeof(ELEMENT) == 2 && weights.u_rest == 0 && weights.w_rest == 0)
+        store(out, blend_pack<true>(weights, left, right));
+    else
+        store(out, blend_pack<false>(weights, left, right));
 }
 
-// One element of one target, from global memory; `d` in bytes.
-__device__ __forceinline__ void blend_one(const Problem& p, const Item& item, const Between& at, int target, int d) {
+// ---- items, and where their data is
+
+struct Item {
+    int batch, first, count;  // `count` targets of `batch`, from `first` on
+};
+
+__device__ __forceinline__ int items_per_batch(const Problem& p) { return (p.targets + TARGETS - 1) / TARGETS; }
+
+__device__ __forceinline__ Item get_item(const Problem& p, int index) {
+    const int per_batch = items_per_batch(p), first = index % per_batch * TARGETS;
+    return {index / per_batch, first, min(TARGETS, p.targets - first)};
+}
+
+__device__ __forceinline__ const float* source_times(const Problem& p, const Item& item) {
+    return p.source_times + static_cast<u64>(item.batch) * p.sources;
+}
+
+__device__ __forceinline__ float target_time(const Problem& p, const Item& item, int target) {
+    return p.target_times[static_cast<u64>(item.batch) * p.targets + item.first + target];
+}
+
+__device__ __forceinline__ const u8* source_rows(const Problem& p, const Item& item) {
+    return reinterpret_cast<const u8*>(p.features) + static_cast<u64>(item.batch) * p.sources * ROW_BYTES;
+}
+
+__device__ __forceinline__ u8* out_rows(const Problem& p, const Item& item) {
+    return reinterpret_cast<u8*>(p.out) + (static_cast<u64>(item.batch) * p.targets + item.first) * ROW_BYTES;
+}
+
+// Copy the batch's source times to shared memory where they fit; the caller synchronizes the block.
+__device__ __forceinline__ const float* stage_times(const Problem& p, const Item& item, float* shared) {
+    const float* times = source_times(p, item);
+    if constexpr (TIMES == 0) return times;
+    const float infinity = __int_as_float(0x7f800000);
+    for (int i = threadIdx.x; i < TIMES; i += THREADS) shared[i] = i < p.sources ? times[i] : infinity;
+    return shared;
+}
+
+// ---- steps 1 to 3: every thread or warp searches for itself and moves one element at a time
+
+__device__ __forceinline__ void blend_element(const Problem& p, const Item& item, const Weights& weights, int target,
+                                              int feature) {
     constexpr int SIZE = sizeof(ELEMENT);
-    const u8* rows = rows_of(p, item) + d;
-    blend_pack(at, load<ELEMENT, SIZE>(rows + at.left), load<ELEMENT, SIZE>(rows + at.right),
-               out_of(p, item) + static_cast<u64>(target) * ROW_BYTES + d);
+    const u8* rows = source_rows(p, item) + feature * SIZE;
+    store_blend(weights, load<ELEMENT, SIZE>(rows + weights.left), load<ELEMENT, SIZE>(rows + weights.right),
+                out_rows(p, item) + static_cast<u64>(target) * ROW_BYTES + feature * SIZE);
 }
 
-// A warp a target: its lanes search by `search` and walk over the row one element each.
+extern "C" __global__ void __launch_bounds__(THREADS)
+search_a_thread(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches,
+                int sources, int targets) {
+    const Problem p = {features, source, target, out, batches, sources, targets};
+    const u64 i = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x, per_batch = static_cast<u64>(targets) * DEPTH;
+    if (i >= per_batch * batches) return;
+    const Item item = {static_cast<int>(i / per_batch), static_cast<int>(i % per_batch / DEPTH), 1};
+    const int feature = i % DEPTH;
+    const float time = target_time(p, item, 0);
+    const float* times = source_times(p, item);
+    blend_element(p, item, weigh(times, sources, search_alone(times, sources, time), time), 0, feature);
+}
+
+// One warp per target: its lanes search together, then take the features of the row in turn.
 template <typename Search>
-__device__ __forceinline__ void warp_a_target(const Problem& p, Search search) {
+__device__ __forceinline__ void warp_per_target(const Problem& p, Search search) {
     __shared__ float shared[TIMES + 1];
     const int lane = threadIdx.x % 32;
-    for (int index = blockIdx.x; index < items_of(p); index += gridDim.x) {
-        const Item item = item_of(p, index);
-        const float* times = staged(p, item, shared);
+    for (int index = blockIdx.x; index < p.batches * items_per_batch(p); index += gridDim.x) {
+        const Item item = get_item(p, index);
+        const float* times = stage_times(p, item, shared);
         __syncthreads();
         for (int target = threadIdx.x / 32; target < item.count; target += THREADS / 32) {
-            const float time = target_of(p, item, target);
-            const Between at = between(times, p.sources, search(times, p.sources, time), time);
-            for (int d = lane; d < DEPTH; d += 32) blend_one(p, item, at, target, d * sizeof(ELEMENT));
+            const float time = target_time(p, item, target);
+            const Weights weights = weigh(times, p.sources, search(times, p.sources, time), time);
+            for (int feature = lane; feature < DEPTH; feature += 32) blend_element(p, item, weights, target, feature);
         }
-        __syncthreads();  // the next item's times go where these are
+        __syncthreads();  // before the times of the next item overwrite these
     }
 }
 
-// Each target is searched once, by one thread, for all of the block.
-__device__ __forceinline__ void search_targets(const Problem& p, const Item& item, float* shared, Between* found) {
-    const float* times = staged(p, item, shared);
-    float time = threadIdx.x < item.count ? target_of(p, item, threadIdx.x) : 0;  // on its way while the times are
+extern "C" __global__ void __launch_bounds__(THREADS)
+lane0_search(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches, int sources,
+             int targets) {
+    warp_per_target({features, source, target, out, batches, sources, targets}, search_lane0);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+ballot_search(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches, int sources,
+              int targets) {
+    warp_per_target({features, source, target, out, batches, sources, targets}, search_ballot);
+}
+
+// ---- steps 4 to 7: the block searches each target once
+
+__device__ __forceinline__ void search_targets(const Problem& p, const Item& item, float* shared, Weights* found) {
+    const float* times = stage_times(p, item, shared);
+    float time = threadIdx.x < item.count ? target_time(p, item, threadIdx.x) : 0;  // in flight beside the source times
     __syncthreads();
     for (int target = threadIdx.x; target < item.count; target += THREADS) {
-        if (target >= THREADS) time = target_of(p, item, target);
+        if (target >= THREADS) time = target_time(p, item, target);
         const int index = TIMES ? search_padded(times, p.sources, time) : search_alone(times, p.sources, time);
-        found[target] = between(times, p.sources, index, time);
+        found[target] = weigh(times, p.sources, index, time);
     }
     __syncthreads();
 }
 
-// The block's threads share the item's rows, BYTES each. A thread stays in its column and takes AT_ONCE targets at a time,
-// neighbours, whose rows are mostly the same; their loads are in flight before the first is used. `get` loads what lies at
-// a distance from the batch's first row.
+// The threads share the rows of an item, BYTES each. A thread stays in its column of vectors and takes
+// TARGETS_IN_FLIGHT neighbouring targets at a time, whose source rows are mostly the same. The thread of each vector,
+// for rows of 4 vectors, 12 threads and 2 targets in flight:
+//
+//     target 0, 1 |  0 |  1 |  2 |  3 |     ACROSS = 4 threads cover a row
+//     target 2, 3 |  4 |  5 |  6 |  7 |     DOWN = 3 groups of targets at a time
+//     target 4, 5 |  8 |  9 | 10 | 11 |
+//     target 6, 7 |  0 |  1 |  2 |  3 |
+//
+// `get` loads the vector at a byte offset from the batch's first row.
 template <int BYTES, typename Get>
-__device__ __forceinline__ void blend_rows(const Problem& p, const Item& item, const Between* found, Get get) {
+__device__ __forceinline__ void blend_rows(const Problem& p, const Item& item, const Weights* found, Get get) {
     constexpr int PER_ROW = ROW_BYTES / BYTES, ACROSS = PER_ROW < THREADS ? PER_ROW : THREADS, DOWN = THREADS / ACROSS;
     const int first = threadIdx.x / ACROSS;
-    if (first >= DOWN) return;  // a row's vectors may not divide the block's threads
+    if (first >= DOWN) return;  // where ACROSS does not divide THREADS, some threads are left over
     for (int column = threadIdx.x % ACROSS * BYTES; column < ROW_BYTES; column += ACROSS * BYTES) {
-        u8* out = out_of(p, item) + column;
-        for (int begin = first * AT_ONCE; begin < item.count; begin += DOWN * AT_ONCE) {
-            Pack<ELEMENT, BYTES> left[AT_ONCE], right[AT_ONCE];
+        u8* out = out_rows(p, item) + column;
+        for (int begin = first * TARGETS_IN_FLIGHT; begin < item.count; begin += DOWN * TARGETS_IN_FLIGHT) {
+            Pack<ELEMENT, BYTES> left[TARGETS_IN_FLIGHT], right[TARGETS_IN_FLIGHT];
 #pragma unroll
-            for (int k = 0; k < AT_ONCE; ++k) {
-                const int target = min(begin + k, item.count - 1);  // past the end: loaded, not stored
+            for (int k = 0; k < TARGETS_IN_FLIGHT; ++k) {
+                const int target = min(begin + k, item.count - 1);  // past the end, load the last one and store nothing
                 left[k] = get(found[target].left + column);
                 right[k] = get(found[target].right + column);
             }
 #pragma unroll
-            for (int k = 0; k < AT_ONCE; ++k) {
+            for (int k = 0; k < TARGETS_IN_FLIGHT; ++k) {
                 const int target = begin + k;
-                if (target < item.count) blend_pack(found[target], left[k], right[k], out + target * ROW_BYTES);
+                if (target < item.count) store_blend(found[target], left[k], right[k], out + target * ROW_BYTES);
             }
         }
     }
 }
 
 template <int BYTES>
-__device__ __forceinline__ void blend_rows(const Problem& p, const Item& item, const Between* found) {
-    const u8* rows = rows_of(p, item);
+__device__ __forceinline__ void blend_rows(const Problem& p, const Item& item, const Weights* found) {
+    const u8* rows = source_rows(p, item);
     blend_rows<BYTES>(p, item, found, [&](u32 at) { return load<ELEMENT, BYTES>(rows + at); });
 }
 
-// ---- the ladder
-
-// Each thread has one output element and searches for it.
-extern "C" __global__ void __launch_bounds__(THREADS) search_a_thread(PARAMETERS) {
-    const Problem p = PROBLEM;
-    const u64 i = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x, of_batch = static_cast<u64>(p.targets) * DEPTH;
-    if (i >= of_batch * p.batches) return;
-    const Item item = {static_cast<int>(i / of_batch), static_cast<int>(i % of_batch / DEPTH), 1};
-    const int d = i % DEPTH;
-    const float time = target_of(p, item, 0);
-    const float* times = times_of(p, item);
-    const Between at = between(times, p.sources, search_alone(times, p.sources, time), time);
-    blend_one(p, item, at, 0, d * sizeof(ELEMENT));
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) lane0_search(PARAMETERS) {
-    warp_a_target(PROBLEM, search_lane0);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) ballot_search(PARAMETERS) {
-    warp_a_target(PROBLEM, search_ballot);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) shared_search(PARAMETERS) {
-    const Problem p = PROBLEM;
+template <int BYTES>
+__device__ __forceinline__ void resample_item(const Problem& p, int index) {
     __shared__ float shared[TIMES + 1];
-    __shared__ Between found[TARGETS];
-    const Item item = item_of(p, blockIdx.x);
+    __shared__ Weights found[TARGETS];
+    const Item item = get_item(p, index);
     search_targets(p, item, shared, found);
-    blend_rows<sizeof(ELEMENT)>(p, item, found);
+    blend_rows<BYTES>(p, item, found);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) vectors(PARAMETERS) {
-    const Problem p = PROBLEM;
-    __shared__ float shared[TIMES + 1];
-    __shared__ Between found[TARGETS];
-    const Item item = item_of(p, blockIdx.x);
-    search_targets(p, item, shared, found);
-    blend_rows<VECTOR>(p, item, found);
+extern "C" __global__ void __launch_bounds__(THREADS)
+shared_search(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches, int sources,
+              int targets) {
+    resample_item<sizeof(ELEMENT)>({features, source, target, out, batches, sources, targets}, blockIdx.x);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) persistent(PARAMETERS) {
-    const Problem p = PROBLEM;
-    __shared__ float shared[TIMES + 1];
-    __shared__ Between found[TARGETS];
-    for (int index = blockIdx.x; index < items_of(p); index += gridDim.x) {
-        const Item item = item_of(p, index);
-        search_targets(p, item, shared, found);
-        blend_rows<VECTOR>(p, item, found);
-        __syncthreads();  // the next item's targets go where these are
+extern "C" __global__ void __launch_bounds__(THREADS)
+vectors(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches, int sources,
+        int targets) {
+    resample_item<VECTOR_BYTES>({features, source, target, out, batches, sources, targets}, blockIdx.x);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+persistent(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches, int sources,
+           int targets) {
+    const Problem p = {features, source, target, out, batches, sources, targets};
+    for (int index = blockIdx.x; index < batches * items_per_batch(p); index += gridDim.x) {
+        resample_item<VECTOR_BYTES>(p, index);
+        __syncthreads();  // before the weights of the next item overwrite these
     }
 }
 
-// The rows from the first to the last that the item's targets need lie in one piece: one bulk copy brings them. Targets
-// too far apart for ROWS rows read theirs where they are.
-extern "C" __global__ void __launch_bounds__(THREADS) bulk_rows(PARAMETERS) {
+// The rows from the first to the last that an item needs are contiguous, so one bulk copy brings them. Where the
+// targets are too far apart for ROWS rows, their rows are read from global memory.
+extern "C" __global__ void __launch_bounds__(THREADS)
+bulk_rows(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches, int sources,
+          int targets) {
     extern __shared__ __align__(128) u8 rows[];
     __shared__ float shared[TIMES + 1];
-    __shared__ Between found[TARGETS];
+    __shared__ Weights found[TARGETS];
     __shared__ u32 first_row, last_row;
     __shared__ __align__(8) u64 landed;
-    const Problem p = PROBLEM;
-    const Item item = item_of(p, blockIdx.x);
+    const Problem p = {features, source, target, out, batches, sources, targets};
+    const Item item = get_item(p, blockIdx.x);
     if (threadIdx.x == 0) {
         mbarrier_init(shared_address(&landed), 1);
         fence_mbarrier_init();
@@ -320,18 +351,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) bulk_rows(PARAMETERS) {
         last_row = 0;
     }
     search_targets(p, item, shared, found);
-    for (int target = threadIdx.x; target < item.count; target += THREADS) {
-        atomicMin(&first_row, found[target].left);
-        atomicMax(&last_row, found[target].right);
+    for (int i = threadIdx.x; i < item.count; i += THREADS) {
+        atomicMin(&first_row, found[i].left);
+        atomicMax(&last_row, found[i].right);
     }
     __syncthreads();
     const u32 first = first_row, bytes = last_row + ROW_BYTES - first;
-    if (bytes > ROWS * ROW_BYTES) return blend_rows<VECTOR>(p, item, found);
+    if (bytes > ROWS * ROW_BYTES) return blend_rows<VECTOR_BYTES>(p, item, found);
 
     if (threadIdx.x == 0) {
         mbarrier_arrive_expect_tx(shared_address(&landed), bytes);
-        bulk_load(shared_address(rows), rows_of(p, item) + first, bytes, shared_address(&landed));
+        bulk_load(shared_address(rows), source_rows(p, item) + first, bytes, shared_address(&landed));
     }
     mbarrier_wait(shared_address(&landed), 0);
-    blend_rows<VECTOR>(p, item, found, [&](u32 at) { return load_shared<ELEMENT, VECTOR>(rows + at - first); });
+    blend_rows<VECTOR_BYTES>(p, item, found,
+                             [&](u32 at) { return load_shared<ELEMENT, VECTOR_BYTES>(rows + at - first); });
 }

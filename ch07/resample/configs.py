@@ -1,0 +1,94 @@
+"""The ladder of resample kernels, and how a kernel cuts a problem into work items."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}
+# Each kernel and its idea, in the order of the course.
+LADDER = {
+    "search_a_thread": "a thread an element, each searches",
+    "lane0_search": "a warp a target, lane 0 searches and shuffles: the note's phase 1",
+    "ballot_search": "a warp a target, 32 pivots a step",
+    "shared_search": "one search a target, shared by the block",
+    "vectors": "16 bytes a thread, several rows in flight",
+    "persistent": "the same with a grid that stays",
+    "bulk_rows": "rows by one bulk copy: the note's phase 3",
+}
+BEST = "vectors"
+MAX_SHARED_TIMES = 2048  # source times that a block copies to shared memory; more are searched in global memory
+EXAMPLE = (512, 1024, 2048, 128)  # B, S, T, D
+ALLOWED = {"threads": range(32, 1025, 32), "targets": range(1, 1025), "targets_in_flight": range(1, 9)}
+
+
+@dataclass(frozen=True)
+class ResampleConfig:
+    """A kernel of the ladder, in blocks of `threads` threads, with `targets` targets per work item.
+
+    A thread loads the rows of `targets_in_flight` targets before it uses the first of them.
+    """
+
+    kernel: str
+    threads: int
+    targets: int
+    targets_in_flight: int = 1
+
+    def __post_init__(self):
+        if self.kernel not in LADDER:
+            raise ValueError(f"unknown kernel {self.kernel!r}; choose one of {', '.join(LADDER)}.")
+        for name, allowed in ALLOWED.items():
+            if getattr(self, name) not in allowed:
+                step = f" in steps of {allowed.step}" if allowed.step > 1 else ""
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be {allowed.start:,} to {allowed[-1]:,}"
+                                 f"{step}.")
+
+    def __str__(self):
+        return f"{self.kernel}, {self.threads} threads, {self.targets} targets, {self.targets_in_flight} in flight"
+
+    def constants(self, dtype, shape, vector_bytes: int = 0) -> dict:
+        """Return the macros that resample.cu is compiled with for a problem of `shape` (B, S, T, D).
+
+        A thread moves `vector_bytes` at a time; by default 16, or the largest power of two that divides a row.
+        """
+        _, sources, targets, depth = shape
+        row_bytes = depth * dtype.itemsize
+        times = max(2, 1 << (sources - 1).bit_length()) if sources <= MAX_SHARED_TIMES else 0
+        rows = math.ceil(1.5 * self.targets * sources / max(targets, 1)) + 4  # half more than even targets need
+        return {"ELEMENT": ELEMENTS[dtype], "DEPTH": depth, "VECTOR_BYTES": vector_bytes or math.gcd(16, row_bytes),
+                "THREADS": self.threads, "TARGETS": self.targets, "TIMES": times,
+                "TARGETS_IN_FLIGHT": self.targets_in_flight,
+                "ROWS": min(rows, 65536 // row_bytes)}  # fits every target beside the static shared memory
+
+    def smem_bytes(self, dtype, shape) -> int:
+        """Return the dynamic shared memory of a block: room for the rows that one bulk copy brings."""
+        rows = self.constants(dtype, shape)["ROWS"]
+        return rows * shape[3] * dtype.itemsize if self.kernel == "bulk_rows" else 0
+
+
+def fit_config(kernel: str, shape, itemsize: int, sms: int) -> ResampleConfig:
+    """Return the configuration of `kernel` for a problem of `shape` (B, S, T, D) on a GPU of `sms` SMs.
+
+    A work item writes about 32 KB, because the search weighs too much in a smaller one. But where that would give fewer
+    than four items per SM, items become smaller until they fill the GPU.
+    """
+    if kernel in ("search_a_thread", "lane0_search", "ballot_search"):
+        return ResampleConfig(kernel, 256, 64)
+    batches, _, count, depth = shape
+    row_bytes = depth * itemsize
+    targets = 1 << max(4, min(9, int(math.log2(max(1, 32768 // row_bytes)))))
+    while targets > 32 and batches * math.ceil(count / targets) < 4 * sms:
+        targets //= 2
+    threads = 256 if targets * row_bytes < 32768 or targets == 512 or kernel == "bulk_rows" else 128
+    vectors_per_thread = targets * max(1, row_bytes // math.gcd(16, row_bytes)) // threads
+    # bulk_rows reads shared memory, which answers before a second load could be issued.
+    most = 1 if kernel == "bulk_rows" else 2 if targets == 512 else 4
+    power_of_two = 1 << (max(vectors_per_thread, 1).bit_length() - 1)
+    return ResampleConfig(kernel, threads, targets, min(most, power_of_two))
+
+
+def configs(shape=EXAMPLE, itemsize: int = 2, sms: int = 132) -> dict[str, ResampleConfig]:
+    """Return the configuration of each kernel by the kernel's name, by default for a large problem on an H200."""
+    return {kernel: fit_config(kernel, shape, itemsize, sms) for kernel in LADDER}

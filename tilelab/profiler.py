@@ -1,0 +1,77 @@
+"""Run a command under Nsight Compute (ncu) and read the counters of its kernels."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+
+from tilelab import device, results, worker_pool
+
+
+class ProfilerUnavailable(RuntimeError):
+    """Nsight Compute gave no counters; the message is one sentence with the reason and what to do."""
+
+
+def can_profile() -> bool:
+    """Return whether this machine has a GPU with TMA, and Nsight Compute."""
+    return device.current().has_tma and shutil.which("ncu") is not None
+
+
+def run_ncu(options: Sequence[str], command: Sequence[str]) -> str:
+    """Run `command` under ncu and return the output of both, with ncu's table as CSV. Raises ProfilerUnavailable."""
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise ProfilerUnavailable("ncu is not on the PATH: install Nsight Compute, or read the counters in results/.")
+    done = subprocess.run([ncu, "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base", *options,
+                           *command], capture_output=True, text=True, cwd=worker_pool.ROOT, check=False)
+    output = done.stdout + done.stderr
+    if "ERR_NVGPUCTRPERM" in output:
+        raise ProfilerUnavailable("this user may not read the GPU's counters: run as root, or have the administrator "
+                                  "load the driver with NVreg_RestrictProfilingToAdminUsers=0.")
+    if done.returncode:
+        last = next((line.strip() for line in output.splitlines()[::-1] if line.strip()), "it printed nothing")
+        raise ProfilerUnavailable(f"ncu gave no counters ({last[:200]}).")
+    return done.stdout
+
+
+def profile_kernels(command: Sequence[str], kernels: Sequence[str], metrics: Mapping[str, str]) -> list[dict]:
+    """Return {"kernel", and each key of `metrics`} of every launch of `kernels` that `command` makes.
+
+    `metrics` maps a key of the rows to the name of the metric in ncu. Raises ProfilerUnavailable.
+    """
+    output = run_ncu(["--kernel-name", f"regex:^({'|'.join(kernels)})$", "--metrics", ",".join(metrics.values())],
+                     command)
+    table = [line for line in output.splitlines() if line.startswith('"')]
+    if len(table) < 3:  # names, units, then a line per launch
+        raise ProfilerUnavailable(f"ncu saw no launch of {', '.join(kernels)}.")
+    names, _, *lines = csv.reader(io.StringIO("\n".join(table)))
+    launches = [dict(zip(names, line)) for line in lines]
+    try:
+        return [{"kernel": launch["Kernel Name"].split("(")[0],
+                 **{key: float(launch[metric].replace(",", "")) for key, metric in metrics.items()}}
+                for launch in launches]
+    except (KeyError, ValueError) as error:
+        raise ProfilerUnavailable(f"this ncu or this GPU lacks a counter ({error}).") from error
+
+
+def experiment(name: str, source: Callable[[], str]):
+    """Decorate a function that profiles and returns rows, as `results.experiment` does.
+
+    The recorded rows are shown also where ncu is missing or this user may not read the GPU's counters.
+    """
+    def decorate(profile: Callable[[], Sequence[dict]]) -> Callable[[], results.Record]:
+        measure = results.experiment(name, source, can_profile)(profile)
+
+        @functools.wraps(profile)
+        def run() -> results.Record:
+            try:
+                return measure()
+            except ProfilerUnavailable as error:
+                print(f"Recorded counters: {error}")
+                return results.load_record(name, source())
+        return results.register(name, run, source)
+    return decorate
