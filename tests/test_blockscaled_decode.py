@@ -1,11 +1,12 @@
 """MXFP4 weights for a few tokens: against float64, bit by bit, what it refuses, and what every target gets."""
 
 import re
+from collections import Counter
 
 import pytest
 import torch
 
-from ch14.blockscaled import decode as blockscaled_decode
+from ch14.blockscaled import decode as decode_path
 from ch14.blockscaled.decode import DecodeConfig, decode, spec
 from ch14.blockscaled.decode_kernels import DECODE, DECODE_WIDE
 from tilelab import build, check, device
@@ -14,22 +15,23 @@ HERE = device.current()
 WHERE = "cuda" if HERE.capability else "cpu"
 MAGNITUDES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 SMALL = DecodeConfig("plain", 16, 128, 4, 1)
-EVERY = [*blockscaled_decode.configs(16), DecodeConfig("registers", 16, 128, 1, 1), DecodeConfig("registers", 64, 256, 2, 2)]
+EVERY = [*decode_path.configs(16).values(), DecodeConfig("registers", 16, 128, 1, 1),
+         DecodeConfig("registers", 64, 256, 2, 2)]
 
 
 def case(m, n, k, scales=(118, 128)):
     x = torch.randn(m, k, device=WHERE).bfloat16()
-    packed = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device=WHERE)
-    return x, packed, torch.randint(scales[0], scales[1] + 1, (n, k // 32), device=WHERE).to(torch.uint8)
+    weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device=WHERE)
+    return x, weight, torch.randint(scales[0], scales[1] + 1, (n, k // 32), device=WHERE).to(torch.uint8)
 
 
 def every_code(scale_of_row, tokens):
     """One-hot tokens and weights of all codes: an output is one weight, of a row whose scale is its number."""
     n, k = len(scale_of_row), len(tokens)
     codes = (torch.arange(n)[:, None] + torch.arange(k)) % 16
-    packed = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
+    weight = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
     scales = scale_of_row.to(torch.uint8)[:, None].repeat(1, k // 32)
-    return tokens.bfloat16().to(WHERE), packed.to(WHERE), scales.contiguous().to(WHERE)
+    return tokens.bfloat16().to(WHERE), weight.to(WHERE), scales.contiguous().to(WHERE)
 
 
 def same(result, wanted):
@@ -37,50 +39,50 @@ def same(result, wanted):
 
 
 def test_spec_by_hand():
-    x, packed, scales = (each.cpu() for each in case(3, 4, 64, (100, 140)))
+    x, weight, scales = (each.cpu() for each in case(3, 4, 64, (100, 140)))
     for m in range(3):
         for n in range(4):
             total = 0.0
             for k in range(64):
-                code = int(packed[n, k // 2]) >> 4 * (k % 2) & 15
+                code = int(weight[n, k // 2]) >> 4 * (k % 2) & 15
                 value = (-1) ** (code >> 3) * MAGNITUDES[code & 7] * 2.0 ** (int(scales[n, k // 32]) - 127)
                 total += float(x[m, k]) * value
-            assert abs(total - float(spec(x, packed, scales)[m, n])) <= 1e-9 * abs(total) + 1e-12
+            assert abs(total - float(spec(x, weight, scales)[m, n])) <= 1e-9 * abs(total) + 1e-12
 
 
 def matches(config, shapes):
     for m, n, k in shapes:
-        x, packed, scales = case(m, n, k)
-        kept = [each.clone() for each in (x, packed, scales)]
+        x, weight, scales = case(m, n, k)
+        kept = [each.clone() for each in (x, weight, scales)]
         out, touched = check.make_poisoned((m, n), torch.bfloat16, WHERE)
-        launch = blockscaled_decode.prepare(x, packed, scales, out=out, config=config)
+        launch = decode_path.prepare(x, weight, scales, out=out, config=config)
         first = launch().clone()
-        assert check.relative_error(first, spec(x, packed, scales)) < 2**-8 and not touched(), (config, m, n, k)
+        assert check.relative_error(first, spec(x, weight, scales)) < 2**-8 and not touched(), (config, m, n, k)
         assert first.data_ptr() != out.data_ptr() and torch.equal(launch(), first)  # the counters are back at zero
-        assert all(torch.equal(now, before) for now, before in zip((x, packed, scales), kept))
+        assert all(torch.equal(now, before) for now, before in zip((x, weight, scales), kept))
 
 
 def test_plain_on_ragged_shapes():
     matches(SMALL, [(1, 1, 32), (2, 17, 64), (16, 40, 160), (17, 16, 416), (7, 33, 256), (64, 5, 288)])
-    matches(None, [(3, 70, 96)])
+    matches("best", [(3, 70, 96)])
 
 
 def special(config):
-    x, packed, scales = case(5, 40, 288)
+    x, weight, scales = case(5, 40, 288)
     scales[3, 2] = 255
     scales[4, 8] = 255
     scales[6:9] = 0
     scales[9, 3] = 230
-    packed[11] = 0
-    out = decode(x, packed, scales, config=config)
-    wanted = spec(x, packed, scales)
+    weight[11] = 0
+    out = decode(x, weight, scales, config=config)
+    wanted = spec(x, weight, scales)
     assert out[:, 3:5].isnan().all() and wanted[:, 3:5].isnan().all()
     assert not out[:, 5:].isnan().any() and (out[:, 11] == 0).all()
     for row in (0, 9, 10):
         assert check.relative_error(out[:, row], wanted[:, row]) < 2**-8
     x[1, 7] = float("nan")
     x[2, 8] = float("inf")
-    out, wanted = decode(x, packed, scales, config=config), spec(x, packed, scales)
+    out, wanted = decode(x, weight, scales, config=config), spec(x, weight, scales)
     assert torch.equal(out.isnan(), wanted.isnan())
     assert torch.equal(out.isinf(), wanted.isinf() | (wanted.abs() > 3.4e38))
 
@@ -108,14 +110,14 @@ def test_every_code_at_every_scale():
 def test_every_configuration_on_the_gpu(config):
     matches(config, [(1, 1, 32), (5, 70, 800), (16, 300, 2080), (9, 129, 4128)])
     special(config)
-    if blockscaled_decode.tokens_for(64) * config.share <= 32768 or config.kernel == "plain":
+    if decode_path.padded_tokens(64) * config.share <= 32768 or config.kernel == "plain":
         bits(config)
 
 
 @pytest.mark.gpu
 def test_up_to_64_tokens_on_the_gpu():
     for m in (17, 33, 64):
-        for config in blockscaled_decode.configs(m)[:3]:
+        for config in list(decode_path.configs(m).values())[:3]:
             matches(config, [(m, 200, 1056)])
 
 
@@ -168,51 +170,52 @@ def test_the_ptx_decodes_every_code_in_every_place(wide):
 
 
 def refused(message, *changes, error=ValueError, **options):
-    x, packed, scales = case(4, 20, 64)
+    x, weight, scales = case(4, 20, 64)
     with pytest.raises(error, match=message) as caught:
-        decode(**({"x": x, "packed": packed, "scales": scales} | dict(changes)), **options)
+        decode(**({"x": x, "weight": weight, "scales": scales} | dict(changes)), **options)
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 def test_bad_input_gets_one_sentence():
-    x, packed, scales = case(4, 20, 64)
+    x, weight, scales = case(4, 20, 64)
     refused("x must be a torch.Tensor; it is a list", ("x", [1.0]))
-    refused("matrix of bfloat16", ("x", x.float()))
-    refused("matrix of uint8", ("packed", packed.to(torch.int8)))
-    refused("matrix of uint8", ("scales", scales[0]))
-    refused("not empty", ("x", x[:0]))
-    refused("must be contiguous", ("x", x.T.contiguous().T))
-    refused("must be contiguous", ("packed", torch.cat([packed, packed], 1)[:, ::2]))
-    refused("one device", ("scales", scales.to("meta")))
+    refused("x must be bfloat16; it is float32", ("x", x.float()))
+    refused("weight must be uint8; it is int8", ("weight", weight.to(torch.int8)))
+    refused("scales must be 20 x 2; it is 2", ("scales", scales[0]))
+    refused("x must have at least one element", ("x", x[:0]))
+    refused("x must be contiguous", ("x", x.T.contiguous().T))
+    refused("weight must be contiguous", ("weight", torch.cat([weight, weight], 1)[:, ::2]))
+    refused("scales must be in memory", ("scales", scales.to("meta")))
     refused("no backward", ("x", x.clone().requires_grad_()))
     refused("x must start .* it starts 2 bytes past one", ("x", torch.cat([x, x]).flatten()[1:257].view(4, 64)))
-    refused("packed must start", ("packed", torch.cat([packed, packed]).flatten()[1:641].view(20, 32)))
-    refused("takes 1 to 64 tokens; here it is 65", ("x", case(65, 1, 64)[0]))
-    refused("multiple of 32, .* they are 48 and 20", ("x", x[:, :48].contiguous()))
-    refused("for K = 64 packed is N x 32", ("packed", packed[:, :16].contiguous()))
-    refused("scales N x 2", ("scales", scales[:19]))
+    refused("weight must start", ("weight", torch.cat([weight, weight]).flatten()[1:641].view(20, 32)))
+    refused("x has 65 tokens; decode takes 1 to 64", ("x", case(65, 1, 64)[0]))
+    refused("K is 48 and N is 20; K must be a multiple of 32", ("x", x[:, :48].contiguous()))
+    refused("weight must be 20 x 32; it is 20 x 16", ("weight", weight[:, :16].contiguous()))
+    refused("scales must be 20 x 2; it is 19 x 2", ("scales", scales[:19]))
     refused("out must be 4 x 20; it is 4 x 19", out=torch.empty(4, 19, dtype=torch.bfloat16, device=WHERE))
-    refused("memory that x spans", ("x", x), out=x.flatten()[:80].view(4, 20))
-    refused("memory that packed spans", ("packed", packed), out=packed.flatten()[:160].view(torch.bfloat16).view(4, 20))
+    refused("out lies in the memory of x", ("x", x), out=x.flatten()[:80].view(4, 20))
+    refused("out lies in the memory of weight", ("weight", weight),
+            out=weight.flatten()[:160].view(torch.bfloat16).view(4, 20))
+    refused("unknown configuration 'fast'; choose best, registers,128", config="fast")
 
 
 def test_a_grid_holds_the_shares():
-    x, packed, scales = (torch.empty(1, columns, dtype=kind, device=WHERE) for columns, kind in (
+    x, weight, scales = (torch.empty(1, columns, dtype=kind, device=WHERE) for columns, kind in (
         (2**24, torch.bfloat16), (2**23, torch.uint8), (2**19, torch.uint8)))
-    with pytest.raises(ValueError, match="at most 65,535 shares of K, .* a share of 128 makes 131,072"):
-        blockscaled_decode.prepare(x, packed, scales, config=DecodeConfig("plain", 64, 128, 4, 2))
+    with pytest.raises(ValueError, match="at most 65,535 shares of K; a share of 128 makes 131,072"):
+        decode_path.prepare(x, weight, scales, config=DecodeConfig("plain", 64, 128, 4, 2))
 
 
 @pytest.mark.skipif(HERE.capability is not None, reason="without a GPU")
 def test_the_interpreter_has_no_gluon():
-    refused("Triton, not Gluon", config=blockscaled_decode.configs()[0], error=device.Unsupported)
+    refused("Triton, not Gluon", config=next(iter(decode_path.configs())), error=device.Unsupported)
 
 
 @pytest.mark.parametrize("given, message", [
-    (("fast", 64, 512, 4, 2), "registers and plain"), ((["plain"], 64, 512, 4, 2), "registers and plain"),
-    (("plain", 96, 512, 4, 2), "power of two from 16 to 512"),
-    (("registers", 64, 512, 8, 2), "8 warps need block_n = 128"), (("registers", 64, 128, 4, 2), "more than a share"),
-    (("plain", 64, 64, 4, 2), "share is a power of two"), (("plain", 64, 512, 4, 0), "ahead")])
+    (("fast", 64, 512, 4, 2), "choose registers or plain"), (("plain", 96, 512, 4, 2), "power of two from 16 to 512"),
+    (("registers", 64, 512, 8, 2), "8 warps need 128 rows"), (("registers", 64, 128, 4, 2), "more than a share"),
+    (("plain", 64, 64, 4, 2), "share is 64; it must be a power of two"), (("plain", 64, 512, 4, 0), "ahead")])
 def test_bad_configurations_get_one_sentence(given, message):
     with pytest.raises(ValueError, match=message):
         DecodeConfig(*given)
@@ -220,20 +223,21 @@ def test_bad_configurations_get_one_sentence(given, message):
 
 def test_the_choice_fills_the_gpu_and_fits():
     h200 = device.Device("H200", (9, 0), "sm_90a", 132)
-    assert blockscaled_decode.best(16, 8192, 8192, h200).grid(8192, 8192) == (64, 8)
-    assert blockscaled_decode.best(8, 8192, 8192, h200).grid(8192, 8192) == (64, 4)
-    assert blockscaled_decode.best(4, 1024, 4096, h200).grid(1024, 4096)[1] > 1
-    assert blockscaled_decode.best(1, 64, 64, device.Device("A100", (8, 0), "sm_80", 108)).kernel == "plain"
+    assert decode_path.best_config(16, 8192, 8192, h200).grid(8192, 8192) == (64, 8)
+    assert decode_path.best_config(8, 8192, 8192, h200).grid(8192, 8192) == (64, 4)
+    assert decode_path.best_config(4, 1024, 4096, h200).grid(1024, 4096)[1] > 1
+    assert decode_path.best_config(1, 64, 64, device.Device("A100", (8, 0), "sm_80", 108)).kernel == "plain"
     for m in (1, 8, 9, 33, 64):
-        tokens = blockscaled_decode.tokens_for(m)
-        assert tokens >= m and all(tokens * config.share <= 32768 for config in blockscaled_decode.configs(m)
+        tokens = decode_path.padded_tokens(m)
+        assert tokens >= m and all(tokens * config.share <= 32768 for config in decode_path.configs(m).values()
                                    if config.kernel == "registers")
 
 
 def test_every_target_builds_both_kernels():
     plain = {"sm_90a": "wgmma", "sm_100a": "tcgen05_mma", "sm_103a": "tcgen05_mma", "sm_120a": "mma_sync",
              "sm_121a": "mma_sync"}
-    jobs = [blockscaled_decode.job(config, target) for target in plain for config in (EVERY[0], blockscaled_decode.configs()[-2])]
+    configs = EVERY[0], list(decode_path.configs().values())[-2]
+    jobs = [decode_path.job(config, target) for target in plain for config in configs]
     for report in build.build(jobs):
         assert report.launchable, report.reason
         registers = "registers" in report.job.kernel
@@ -254,9 +258,9 @@ def asked_before_decoded(report):
 
 @pytest.mark.gpu
 def test_a_launch_waits_for_the_tokens_of_the_one_before():
-    x, packed, scales = case(8, 4096, 4096, (115, 118))
+    x, weight, scales = case(8, 4096, 4096, (115, 118))
     steps = [x] + [torch.empty_like(x) for _ in range(4)]
-    chain = [blockscaled_decode.prepare(given, packed, scales, out=out) for given, out in zip(steps, steps[1:])]
+    chain = [decode_path.prepare(given, weight, scales, out=out) for given, out in zip(steps, steps[1:])]
     for launch in chain:
         launch()
         torch.cuda.synchronize()
@@ -269,14 +273,29 @@ def test_a_launch_waits_for_the_tokens_of_the_one_before():
         assert all(torch.equal(found, each) for found, each in zip(steps[1:], wanted)) and wanted[-1].isfinite().all()
 
 
+def main_loop(report):
+    """Count the opcodes, without suffixes, in the shortest loop of the SASS that multiplies on the tensor core."""
+    line = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9_]*)([^;]*);", re.MULTILINE)
+    found = [(int(address, 16), opcode, rest) for address, opcode, rest in line.findall(report.sass)]
+    loops = []
+    for address, opcode, rest in found:
+        target = re.search(r"0x([0-9a-f]+)", rest)
+        if opcode == "BRA" and target and int(target[1], 16) < address:
+            body = Counter(name for place, name, _ in found if int(target[1], 16) <= place <= address)
+            if body["HMMA"] + body["HGMMA"]:
+                loops.append(body)
+    return min(loops, key=Counter.total, default=Counter())
+
+
 @pytest.mark.parametrize("m", [1, 16])
 def test_weights_stay_in_registers_and_cost_few_instructions(m):
-    for config in blockscaled_decode.configs(m)[::4]:
+    for config in list(decode_path.configs(m).values())[::4]:
         if config.kernel == "registers":
-            report = build.build_one(blockscaled_decode.job(config, "sm_90a", m))
-            loop = blockscaled_decode.main_loop(report)
+            report = build.build_one(decode_path.job(config, "sm_90a", m))
+            loop = main_loop(report)
             assert "LDG.E.128" in report.sass and "HMUL2.BF16" in report.sass
             assert report.sass.index("LDG.E.128") < report.sass.index("ACQBULK")  # weights do not wait; all else does
             assert asked_before_decoded(report)
             assert not loop["STS"] and not loop["BAR"] and not loop["SHFL"] and not loop["LDL"]
-            assert loop.total() / blockscaled_decode.weights_a_loop(config) < 3.1
+            weights_per_lane = config.block_n * 128 * config.ahead / (32 * config.num_warps)
+            assert loop.total() / weights_per_lane < 3.1

@@ -16,8 +16,8 @@ from tilelab import build, check, device
 HERE = device.current()
 WHERE = "cuda" if HERE.capability else "cpu"
 NAIVE = NativeConfig(128, 128, 128, 8, 2, "naive")
-TILED = [NativeConfig(128, 128, 128, 8, 2), NativeConfig(128, 256, 256, 8, 2, parts=4),
-         NativeConfig(256, 128, 128, 8, 2, parts=2, fused=True)]
+TILED = [NativeConfig(128, 128, 128, 8, 2), NativeConfig(128, 256, 256, 8, 2, epilogue_subtile=4),
+         NativeConfig(256, 128, 128, 8, 2, epilogue_subtile=2, fused=True)]
 
 
 def case(form, m, n, k, tiled=False):
@@ -31,7 +31,11 @@ def case(form, m, n, k, tiled=False):
         values = packing.pack(made.codes, made.format.element.bits)
         return Packed(made.format, (rows, k), values.to(WHERE), scales.to(WHERE), pair, tiled)
 
-    return operand(m), operand(n)
+    return operand(m), operand(n).T
+
+
+def first(form, target=None):
+    return next(iter(configs(form, target).values()))
 
 
 def matmul(a, b, **options):
@@ -60,14 +64,14 @@ def matches(form, config, shapes, dtypes=(torch.bfloat16,)):
     tiled = config.kernel == "native"
     for m, n, k in shapes:
         a, b = case(form, m, n, k, tiled)
-        kept = [each.clone() for of in (a, b) for each in (of.values, of.scales)]
+        kept = [each.clone() for of in (a, b.T) for each in (of.values, of.scales)]
         for dtype in dtypes:
             out, touched = check.make_poisoned((m, n), dtype, WHERE)
-            launch = prepare(a, b, out=out, config=config, scales="tiled" if tiled else "pointers")
+            launch = prepare(a, b, out=out, config=config)
             first = launch().clone()
             assert check.relative_error(first, spec(a, b)) < check.TOLERANCE[dtype], (form, config, m, n, k, dtype)
             assert not touched() and torch.equal(launch(), first)
-        assert all(torch.equal(now, was) for now, was in zip((a.values, a.scales, b.values, b.scales), kept))
+        assert all(torch.equal(now, was) for now, was in zip((a.values, a.scales, b.T.values, b.T.scales), kept))
 
 
 @pytest.fixture
@@ -125,11 +129,13 @@ def test_native_reads_larger_matrices(dot_scaled):
 def nan_stays_in_its_row(config):
     """Past the end of a row lies the next one: its NaN must not be read, as zero times NaN is NaN."""
     a, b = case("mxfp8_e4m3", 40, 16, 160)
-    a.values[3, 0], a.scales[5, 0], b.values[7, 0], b.scales[9, 0] = 0x7F, 255, 0xFF, 255
+    a.values[3, 0], a.scales[5, 0], b.T.values[7, 0], b.T.scales[9, 0] = 0x7F, 255, 0xFF, 255
     wanted, tiled = spec(a, b), config.kernel == "native"
     if tiled:
-        a, b = (Packed(of.format, of.shape, of.values, packing.tile_scales(of.scales), tiled=True) for of in (a, b))
-    out = matmul(a, b, config=config, scales="tiled" if tiled else "pointers")
+        a, weight = (Packed(of.format, of.shape, of.values, packing.tile_scales(of.scales), tiled=True)
+                     for of in (a, b.T))
+        b = weight.T
+    out = matmul(a, b, config=config)
     assert torch.equal(out.isnan(), wanted.isnan()) and int(wanted.isnan().sum()) == 2 * 40 + 2 * 16 - 4
     assert check.relative_error(out[6:, 10:], wanted[6:, 10:]) < check.TOLERANCE[torch.bfloat16]
 
@@ -142,19 +148,19 @@ def test_nan_stays_in_its_row(dot_scaled, config):
 @pytest.mark.skipif(HERE.capability is not None, reason="without a GPU")
 def test_the_interpreter_has_no_dot_scaled():
     with pytest.raises(device.Unsupported, match="interpreter of Triton .* has no tl.dot_scaled"):
-        matmul(*case("mxfp4", 4, 8, 64), scales="pointers")
+        matmul(*case("mxfp4", 4, 8, 64))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", FORMS)
 def test_naive_on_the_gpu(form):
-    if reason := native.refusal(native.report(form, NAIVE, HERE.target, torch.bfloat16), form, NAIVE):
+    if reason := native.refusal(native.compile_config(form, NAIVE, HERE.target, torch.bfloat16), form, NAIVE):
         with pytest.raises(device.Unsupported) as caught:
-            matmul(*case(form, 4, 8, 64), scales="pointers", config=NAIVE)
+            matmul(*case(form, 4, 8, 64), config=NAIVE)
         assert str(caught.value) == reason and "\n" not in reason
         return
     matches(form, NAIVE, [(1, 1, 32), (130, 257, 1120)], native.OUTPUTS)
-    for config in configs(form, scales="pointers"):
+    for config in configs(form, kernel="naive").values():
         matches(form, config, [(130, 257, 1120), (1000, 333, 2048)])
     if form == "nvfp4":
         matches(form, NAIVE, [(5, 9, 144)])
@@ -172,12 +178,12 @@ def test_native_on_the_gpu(form):
         with pytest.raises(device.Unsupported, match="needs block-scaled tensor cores .* here is .*naive"):
             matmul(*case(form, 4, 8, 64, True))
         return
-    config = configs(form)[0]
-    if native.refusal(native.report(form, config, HERE.target, torch.bfloat16), form, config):
+    config = first(form)
+    if native.refusal(native.compile_config(form, config, HERE.target, torch.bfloat16), form, config):
         with pytest.raises(device.Unsupported):
             matmul(*case(form, 4, 8, 64, True), config=config)
         return
-    for config in configs(form):
+    for config in configs(form, kernel="native").values():
         matches(form, config, [(1, 8, 32), (130, 264, 1120), (1000, 4096, 2048)])
     matmul(*case(form, 256, 256, 256, True), out=torch.empty(256, 256, device=WHERE))
 
@@ -188,10 +194,10 @@ def gpu(monkeypatch):
     def on(target):
         here = device.Device(f"a GPU of {target}", device.target_limits(target).capability, target, 100)
         monkeypatch.setattr(device, "current", lambda: here)
-        monkeypatch.setattr(native, "_interpreted", lambda: False)
+        monkeypatch.setattr(native, "_is_interpreted", lambda: False)
 
-        def choose(form, scales, out=torch.bfloat16, where="cuda"):
-            return native._runnable(form, configs(form, scales=scales), torch.device(where), out)
+        def choose(form, kernel, out=torch.bfloat16, where="cuda"):
+            return native._choose_runnable(form, list(configs(form, kernel=kernel).values()), torch.device(where), out)
 
         return choose
 
@@ -200,19 +206,19 @@ def gpu(monkeypatch):
 
 def test_the_choice_on_other_gpus(gpu):
     hopper = gpu("sm_90a")
-    assert hopper("mxfp8_e4m3", "pointers").kernel == hopper("mxfp4", "pointers").kernel == "naive"
+    assert hopper("mxfp8_e4m3", "naive").kernel == hopper("mxfp4", "naive").kernel == "naive"
     for form in FORMS:
         with pytest.raises(device.Unsupported, match="native kernel needs block-scaled tensor cores"):
-            hopper(form, "tiled")
+            hopper(form, "native")
     with pytest.raises(device.Unsupported, match="needs its operands on a GPU; they are on cpu"):
-        hopper("mxfp4", "pointers", where="cpu")
+        hopper("mxfp4", "naive", where="cpu")
     blackwell = gpu("sm_100a")
-    assert str(blackwell("nvfp4", "tiled")) == str(configs("nvfp4", "sm_100a")[0])
-    wide = blackwell("mxfp8_e4m3", "tiled", torch.float32)  # stored in float32, the first no longer fits
-    assert wide != configs("mxfp8_e4m3", "sm_100a")[0] and wide in configs("mxfp8_e4m3", "sm_100a")
-    if native.report("mxfp4", configs("mxfp4", "sm_121a")[0], "sm_121a", torch.bfloat16).counts["block_scale"] == 0:
+    assert str(blackwell("nvfp4", "native")) == str(first("nvfp4", "sm_100a"))
+    wide = blackwell("mxfp8_e4m3", "native", torch.float32)  # stored in float32, the first no longer fits
+    assert wide != first("mxfp8_e4m3", "sm_100a") and wide in configs("mxfp8_e4m3", "sm_100a").values()
+    if native.compile_config("mxfp4", first("mxfp4", "sm_121a"), "sm_121a", torch.bfloat16).counts["block_scale"] == 0:
         with pytest.raises(device.Unsupported, match="no block-scaled instruction of mxfp4 for sm_121a .*bf16.bf16"):
-            gpu("sm_121a")("mxfp4", "tiled")
+            gpu("sm_121a")("mxfp4", "native")
 
 
 NATIVE = {"sm_100a": {"mxfp8_e4m3": "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X",
@@ -228,7 +234,7 @@ NATIVE["sm_103a"] = NATIVE["sm_100a"]
 
 
 def test_every_target_gets_what_it_has():
-    rows = native.built()
+    rows = native.compile_for_targets()
     assert len(rows) == 5 * len(FORMS) * 2
     for row in rows:
         target, form, count = row["target"], row["format"], row["count"]
@@ -247,15 +253,16 @@ def test_every_target_gets_what_it_has():
 
 
 def test_every_native_configuration_fits():
-    jobs = [native.job(form, config, target) for target in NATIVE for form in FORMS for config in configs(form, target)]
+    jobs = [native.job(config, target, form)
+            for target in NATIVE for form in FORMS for config in configs(form, target).values()]
     for report in build.build(jobs):
         assert report.launchable and report.counts["block_scale"] > 0 and report.spills <= 16, report.reason
 
 
 def test_two_wide_accumulators_leave_no_tensor_memory_for_scales():
     def built(form, n, fused):
-        config = NativeConfig(128, n, 128 if form == "mxfp8_e4m3" else 256, 8, 3, parts=4, fused=fused)
-        return build.build_one(native.job(form, config, "sm_100a"))
+        config = NativeConfig(128, n, 128 if form == "mxfp8_e4m3" else 256, 8, 3, epilogue_subtile=4, fused=fused)
+        return build.build_one(native.job(config, "sm_100a", form))
 
     for form, scales in (("mxfp8_e4m3", 4 + 8), ("mxfp4", 8 + 16), ("nvfp4", 16 + 32)):  # columns for A and B
         report = built(form, 256, True)
@@ -266,7 +273,7 @@ def test_two_wide_accumulators_leave_no_tensor_memory_for_scales():
 
 def refused(message, *changes, error=ValueError, form="mxfp4", tiled=False, **options):
     a, b = case(form, 4, 16, 64, tiled)
-    given = {"a": a, "b": b, "scales": "tiled" if tiled else "pointers"} | dict(changes) | options
+    given = {"a": a, "b": b} | dict(changes) | options
     with pytest.raises(error, match=message) as caught:
         matmul(**given)
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
@@ -276,49 +283,50 @@ def test_bad_input_gets_one_sentence():
     a, b = case("mxfp4", 4, 16, 64)
     other, wide = case("mxfp8_e4m3", 4, 16, 64)[1], case("mxfp4", 4, 16, 96)[1]
     refused("a must be a Packed", ("a", a.values))
-    refused("tiled .* or pointers", ("scales", "rows"))
-    refused("tiled .* or pointers", ("scales", ["tiled"]))
-    refused("native kernel reads scales in tiles; those of a lie row by row", ("scales", "tiled"))
-    refused("naive kernel reads scales row by row; those of a lie in tiles", ("scales", "pointers"), tiled=True)
-    refused("share a format", ("b", other))
-    refused("K one multiple of 32; here are .4, 64. and .16, 96.", ("b", wide))
-    refused("used for mxfp8_e4m3, mxfp4, nvfp4 here; it is mxfp8_e5m2", form="mxfp8_e5m2")
-    refused("N must be a multiple of 8", ("b", case("mxfp4", 4, 9, 64, True)[1]), tiled=True)
+    refused("a must be a Packed .* and b the transpose", ("b", b.T))
+    refused("share a format and a layout of scales; they are mxfp4 and mxfp8_e4m3", ("b", other))
+    refused("they are mxfp4 and mxfp4 tiled", ("b", case("mxfp4", 4, 16, 64, True)[1]))
+    refused("differ in K: a is 4 x 64 and b is 96 x 16", ("b", wide))
+    refused("no kernel for mxfp8_e5m2 here; choose mxfp8_e4m3, mxfp4, nvfp4", form="mxfp8_e5m2")
+    refused("N is 9; it must be a multiple of 8", ("b", case("mxfp4", 4, 9, 64, True)[1]), tiled=True)
     ragged = case("nvfp4", 4, 16, 80, True)
-    refused("K one multiple of 32", ("a", ragged[0]), ("b", ragged[1]), tiled=True)
-    refused("takes a NativeConfig of the naive kernel", config=TILED[0])
-    refused("takes a NativeConfig of the naive kernel", config="128,128")
-    refused("out must be contiguous, 4 x 16", out=torch.empty(4, 17, device=WHERE))
+    refused("4, 16 and 80; K must be a multiple of 32", ("a", ragged[0]), ("b", ragged[1]), tiled=True)
+    refused("scales in rows take the naive kernel; config is native 128", config=TILED[0])
+    refused("unknown configuration '128,128'; choose best, naive 128", config="128,128")
+    refused("out must be 4 x 16; it is 4 x 17", out=torch.empty(4, 17, device=WHERE))
     refused("out must be contiguous", out=torch.empty(4, 32, device=WHERE)[:, ::2])
-    refused("out must be contiguous", out=torch.empty(4, 16, dtype=torch.float64, device=WHERE))
-    refused("memory that the values of a span", ("a", a), out=a.values.view(torch.float16)[:, :16].view(-1)[:64].view(
-        4, 16))
+    refused("out must be bfloat16, float16 or float32", out=torch.empty(4, 16, dtype=torch.float64, device=WHERE))
+    refused("out lies in the memory of the values of a", ("a", a),
+            out=a.values.view(torch.float16)[:, :16].view(-1)[:64].view(4, 16))
     refused("on the meta device", ("a", mx_formats.empty((4, 64), "mxfp4", "meta")))
 
 
 @pytest.mark.parametrize("given, message", [
-    ((64, 128, 128, 4, 3), "block_m is one of 128, 256"), ((128, 128, 96, 4, 3), "block_k is one of"),
-    ((128, 128, 128, 16, 3), "num_warps is one of 4, 8"), ((128, 128, 128, 4, 0), "num_stages is one of"),
-    ((128, 128, 128, True, 3), "num_warps"), ((128, 128, 128, 4, 3, "fast"), "kernel is one of native, naive"),
-    ((128, 128, 128, 4, 3, "naive", 2), "the native kernel's"), ((128, 128, 128, 4, 3, "native", 3), "parts is one of"),
-    ((128, 128, 128, 4, 3, "native", 1, 1), "fused is one of")])
+    ((64, 128, 128, 4, 3), "block_m is .*; choose one of"), ((128, 128, 96, 4, 3), "block_k is .*; choose one of"),
+    ((128, 128, 128, 16, 3), "num_warps is 16; choose one of 4, 8"),
+    ((128, 128, 128, 4, 0), "num_stages is .*; choose one of"),
+    ((128, 128, 128, True, 3), "num_warps"),
+    ((128, 128, 128, 4, 3, "fast"), "kernel is 'fast'; choose one of native, naive"),
+    ((128, 128, 128, 4, 3, "naive", 2), "belong to the native kernel"),
+    ((128, 128, 128, 4, 3, "native", 3), "epilogue_subtile is 3; choose one of"),
+    ((128, 128, 128, 4, 3, "native", 1, 1), "fused is 1; choose one of")])
 def test_bad_configurations_get_one_sentence(given, message):
     with pytest.raises(ValueError, match=message):
         NativeConfig(*given)
 
 
 def test_a_step_holds_whole_tiles_of_scales():
-    with pytest.raises(ValueError, match="block_k is a multiple of 128 for mxfp4; here it is 64"):
-        native.job("mxfp4", NativeConfig(128, 128, 64, 8, 2), "sm_100a")
-    assert native.job("nvfp4", NativeConfig(128, 128, 64, 8, 2), "sm_100a").constants["BLOCK_K"] == 64
+    with pytest.raises(ValueError, match="block_k is 64; for mxfp4 it must be a multiple of 128"):
+        native.job(NativeConfig(128, 128, 64, 8, 2), "sm_100a", "mxfp4")
+    assert native.job(NativeConfig(128, 128, 64, 8, 2), "sm_100a", "nvfp4").constants["BLOCK_K"] == 64
 
 
 def test_a_changed_format_is_not_taken_by_its_name():
     changed = dataclasses.replace(number_formats.FORMATS["mxfp4"], block=(1, 64))
-    with pytest.raises(ValueError, match="mxfp4 with another block has no kernel"):
+    with pytest.raises(ValueError, match="mxfp4 .* has no kernel"):
         configs(changed, "sm_100a")
 
 
 def test_a_job_names_the_types_of_c():
-    with pytest.raises(ValueError, match="out is of bfloat16, float16, float32; here it is torch.int8"):
-        native.job("mxfp4", configs("mxfp4", "sm_100a")[0], "sm_100a", out=torch.int8)
+    with pytest.raises(ValueError, match="out cannot be torch.int8; choose bfloat16, float16, float32"):
+        native.job(first("mxfp4", "sm_100a"), "sm_100a", "mxfp4", out=torch.int8)

@@ -7,22 +7,22 @@ import math
 import pytest
 import torch
 
-from ch14.blockscaled import checks, experiments, figures, fp8
-from ch14.blockscaled import impacts as blockscaled_impacts
-from ch14.blockscaled.impacts import c_bytes, groups, rings, verdict, verdicts
+from ch14.blockscaled import experiments, figures, fp8, verification
+from ch14.blockscaled import impacts as impacts_module
+from ch14.blockscaled.impacts import C_BYTES, groups, rings, verdict, verdicts
 from tilelab import build, check, device, plots
 
 EXPERIMENTS = (experiments.shapes, experiments.thin, experiments.emulated,
-               experiments.decode, experiments.sanitized, blockscaled_impacts.epilogue,
-               blockscaled_impacts.impacts)
+               experiments.decode, experiments.run_sanitizers, impacts_module.epilogue,
+               impacts_module.impacts)
 
 
 @pytest.mark.parametrize("m", [1, 3, 70])
 def test_operands_are_what_torch_and_the_kernel_take(m):
-    a, b, scale_a, scale_b, out = checks.scaled(m, 256, 512, where="cpu")
-    assert a.dtype == b.dtype == torch.float8_e4m3fn and a.shape == (m, 512) and b.shape == (256, 512)
+    a, b, scale_a, scale_b, out = verification.fp8_operands(m, 256, 512, where="cpu")
+    assert a.dtype == b.dtype == torch.float8_e4m3fn and a.shape == (m, 512) and b.shape == (512, 256)
     assert scale_a.shape == (m, 4) and scale_a.stride(0) == 1 and scale_a.stride(1) % 4 == 0
-    assert scale_b.shape == (2, 4) and scale_b.is_contiguous() and out.shape == (m, 256)
+    assert scale_b.shape == (4, 2) and scale_b.T.is_contiguous() and out.shape == (m, 256)
     fp8._check_operands(a, b, scale_a, scale_b, None)
     assert 0.8 < fp8.spec(a, b, scale_a, scale_b).std() / math.sqrt(512) < 1.25  # of normal data
 
@@ -33,7 +33,7 @@ def test_the_scales_of_b_need_no_padding_for_torch():
 
 
 def test_bytes_of_a_product():
-    given = checks.scaled(256, 384, 512, where="cpu")
+    given = verification.fp8_operands(256, 384, 512, where="cpu")
     assert experiments.operand_bytes(256, 384, 512) == sum(tensor.nbytes for tensor in given)
 
 
@@ -44,7 +44,7 @@ def test_judge_sees_what_is_wrong():
         out, touched = check.make_poisoned((6, 8), torch.bfloat16, "cpu")
         out.copy_(wanted)
         harm(out, out._base)
-        found = checks.judge(out, wanted, touched)
+        found = verification.judge(out, wanted, touched)
         assert (found["status"] == "ok") == (not word) and word in found["reason"], found
         assert math.isfinite(found.get("error", 0))  # JSON has no infinity
 
@@ -52,21 +52,21 @@ def test_judge_sees_what_is_wrong():
 def test_paths_are_checked_without_a_gpu():
     if device.current().capability:
         pytest.skip("the whole of it is the GPU test")
-    rows = checks.checked()
+    rows = verification.check_correctness()
     assert {row["path"] for row in rows} == {"emulated", "decode"} and [r for r in rows if r["status"] != "ok"] == []
 
 
 @pytest.mark.gpu
 def test_all_paths_are_right():
-    assert [row for row in checks.checked() if row["status"] != "ok"] == []
+    assert [row for row in verification.check_correctness() if row["status"] != "ok"] == []
 
 
 @pytest.mark.gpu
 def test_peers_compute_the_same_product():
-    given = checks.scaled(256, 512, 1024)
+    given = verification.fp8_operands(256, 512, 1024)
     wanted = fp8.spec(*given[:4])
     assert check.relative_error(experiments.torch_blocks(*given)(), wanted) < 2**-7
-    plain = given[0].double() @ given[1].double().T
+    plain = given[0].double() @ given[1].double()
     assert check.relative_error(experiments.one_scale(*given)(), plain) < 2**-5  # fast accumulation
 
 
@@ -97,15 +97,15 @@ def test_stream_reads_every_byte(n, k):
 def test_bias_silu(m, n):
     c, bias = (torch.randn(*shape, device=where()).bfloat16() for shape in ((m, n), (n,)))
     out, touched = check.make_poisoned((m, n), torch.bfloat16, where())
-    blockscaled_impacts.bias_silu(c, bias, out)()
+    impacts_module.bias_silu(c, bias, out)()
     wanted = torch.nn.functional.silu(c.double() + bias.double())
     assert check.relative_error(out, wanted) < 2**-7 and not touched()
 
 
 def test_what_they_are_held_against_is_built_wide():
-    pointers = {"packed_ptr": "*i32", "scales_ptr": "*i32", "out_ptr": "*i32", "words": "i32", "scale_words": "i32"}
-    stream = build.build_one(build.Job("ch14.blockscaled.experiments:stream_kernel", pointers, {"BLOCK": 4096}, "sm_90a", 4,
-                                       aligned=tuple(pointers)))
+    pointers = {"weight_ptr": "*i32", "scales_ptr": "*i32", "out_ptr": "*i32", "words": "i32", "scale_words": "i32"}
+    stream = build.build_one(build.Job("ch14.blockscaled.experiments:stream_kernel", pointers, {"BLOCK": 4096},
+                                       "sm_90a", 4, aligned=tuple(pointers)))
     silu = build.build_one(build.Job("ch14.blockscaled.impacts:bias_silu_kernel", {
         "c_ptr": "*bf16", "bias_ptr": "*bf16", "out_ptr": "*bf16", "N": "i32"}, {"BLOCK": 2048}, "sm_90a", 4,
         aligned=("c_ptr", "bias_ptr", "out_ptr", "N")))
@@ -121,22 +121,22 @@ def test_the_clock_is_read_while_it_runs_or_left_out(monkeypatch, tmp_path):
         fake.write_text(f'#!/bin/sh\ntest "$4" = GPU-12-34 && echo "{answer}"\n')
         fake.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-        assert experiments.under_load(lambda: launches.append(1), 0.01) == found and launches
+        assert experiments.clock_under_load(lambda: launches.append(1), 0.01) == found and launches
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert experiments.under_load(None) == {}
+    assert experiments.clock_under_load(None) == {}
 
 
 def test_bytes_of_c_on_the_way():
     m, n = 64, 128
     bf16, packed = 2 * m * n, m * n + m * n // 32
-    assert c_bytes("all fused", m, n) == packed
-    assert c_bytes("bias and SiLU fused", m, n) == 2 * bf16 + packed
-    assert c_bytes("in passes", m, n) == 4 * bf16 + packed
+    assert C_BYTES["all fused"] * m * n == packed
+    assert C_BYTES["bias and SiLU fused"] * m * n == 2 * bf16 + packed
+    assert C_BYTES["in passes"] * m * n == 4 * bf16 + packed
 
 
 def test_groups_can_run_and_differ_in_what_they_are_about():
     for claim, what, shape, configs in groups():
-        assert claim in blockscaled_impacts.CLAIMED and what and len(configs) > 1
+        assert claim in impacts_module.CLAIMED and what and len(configs) > 1
         assert len(set(configs.values())) == len(configs)
         assert all(n % 128 == 0 and k % 128 == 0 for _, n, k in [shape])
     kept = [{name: (config.consumers, config.scratch, config.splits) for name, config in configs.items()}
@@ -154,7 +154,7 @@ def test_verdicts_name_the_band():
 @pytest.mark.parametrize("stages, more", [(7, []), (6, ["same tile, unsplit"])])
 def test_a_split_is_held_against_its_own_tile(stages, more):
     split = fp8.Fp8Config(2, 2, stages, 64, splits=2)
-    found = experiments.unsplit(split)
+    found = experiments.unsplit_configs(split)
     assert list(found) == [f"unsplit, {name}" for name in fp8.configs()] + more
     assert dataclasses.replace(split, splits=1) in found.values() and all(each.splits == 1 for each in found.values())
 
@@ -193,7 +193,7 @@ def test_sources_are_told_apart():
     hashes = {experiment.__name__: experiment.source() for experiment in EXPERIMENTS}
     assert all(len(each) == 16 for each in hashes.values())
     assert hashes["shapes"] == hashes["thin"] == hashes["impacts"]
-    assert len({hashes[name] for name in ("shapes", "emulated", "decode", "epilogue", "sanitized")}) == 5
+    assert len({hashes[name] for name in ("shapes", "emulated", "decode", "epilogue", "run_sanitizers")}) == 5
 
 
 def test_an_experiment_that_was_never_recorded_says_so(monkeypatch, tmp_path):
@@ -205,7 +205,7 @@ def test_an_experiment_that_was_never_recorded_says_so(monkeypatch, tmp_path):
             experiment()
 
 
-def test_the_model_of_turns():
+def test_the_schedule_of_the_tensor_core():
     multiply, add = figures.PRODUCT, figures.ADDING
     assert (multiply, add) == (256, 64)  # 4,096 products of fp8 and 128 float32 instructions a clock
     alone = figures.schedule(1, 1, 500)[1]
@@ -224,7 +224,7 @@ def test_the_model_of_turns():
             assert all(begin >= end for (_, end), (begin, _) in later)
 
 
-@pytest.mark.parametrize("picture", [figures.scales_picture, figures.turns_picture])
+@pytest.mark.parametrize("picture", [figures.scales_picture, figures.schedule_picture])
 def test_pictures_are_drawn(picture):
     drawn = picture()
     assert isinstance(drawn, plots.Picture) and drawn._repr_png_()[:4] == b"\x89PNG"
@@ -237,7 +237,7 @@ def test_pictures_are_drawn(picture):
 
 def test_what_the_notebook_lists_is_in_the_kernel():
     text = fp8.SOURCE.read_text()
-    first = [text.index(mark) for mark in ("void multiply(", "auto start = ", "auto end = ")]
+    first = [text.index(mark) for mark in ("void multiply(", "auto start_block = ", "auto add_block = ")]
     assert first == sorted(first) and text.index("if constexpr (SPLIT) {", first[-1]) - first[1] < 4000
 
 

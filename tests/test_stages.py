@@ -55,8 +55,8 @@ PACKED = {("Float4E2M1FN", 16): 16, ("Float4E2M1FN", 32): 8, ("Float8E4M3FN", 32
 @pytest.mark.parametrize("choice, known", BY_HAND, ids=str)
 def test_plans_worked_out_by_hand(choice, known):
     plan = smem_planner.plan(choice)
-    assert (*choice.stage().values(), choice.c_stage(), plan.ab_stages, plan.c_stages,
-            *choice.tmem().values()) == known
+    assert (*choice.stage_parts().values(), choice.c_stage_bytes(), plan.ab_stages, plan.c_stages,
+            *choice.tmem_parts().values()) == known
     assert plan.fits and plan.stage_bytes == sum(known[:4])
     assert plan.smem_bytes == 1024 + plan.ab_stages * sum(known[:4]) + plan.c_stages * known[4] <= 232448
 
@@ -82,11 +82,11 @@ def test_no_plan_is_over_capacity_nor_wastes_a_stage():
         plan = smem_planner.plan(choice)
         assert plan.fits and plan.ab_stages >= 3 and plan.c_stages >= 2, choice
         left = plan.capacity - plan.smem_bytes
-        assert 0 <= left < choice.c_stage(), choice
+        assert 0 <= left < choice.c_stage_bytes(), choice
         assert plan.tmem_columns <= smem_planner.COLUMNS
         # Each buffer begins at a multiple of 1,024 bytes: the example counts no gaps, and none makes it too large.
         end = 0
-        for size in (1024, *(size for name, size in reversed(plan.smem) if name != "barriers")):
+        for size in (1024, *(size for name, size in reversed(plan.smem.items()) if name != "barriers")):
             end = -(-end // 1024) * 1024 + size
         assert end <= plan.capacity, choice
 
@@ -111,7 +111,8 @@ def test_more_of_one_leaves_less_of_the_other():
     for size in (16, 32):
         by_n = [smem_planner.plan(tile(128, n, sf_vec_size=size)).ab_stages for n in (64, 128, 192, 256)]
         assert by_n == sorted(by_n, reverse=True), "wider tiles, fewer stages"
-    assert smem_planner.plan(tile(256, 128, tile_k=128)).ab_stages > smem_planner.plan(tile(256, 128, tile_k=512)).ab_stages
+    deep = smem_planner.plan(tile(256, 128, tile_k=512))
+    assert smem_planner.plan(tile(256, 128, tile_k=128)).ab_stages > deep.ab_stages
 
 
 def test_accumulators_in_tmem():
@@ -120,7 +121,7 @@ def test_accumulators_in_tmem():
             two = smem_planner.plan(tile(m, 256, dtype, sf_dtype, size, accumulators="two"))
             assert not two.fits and "take 512 and leave 0 to the scale factors, which take 48" in two.problem
             overlapped = smem_planner.plan(tile(m, 256, dtype, sf_dtype, size, accumulators="overlapped"))
-            assert overlapped.fits and overlapped.tmem == (("accumulators", 464), ("SFA", 16), ("SFB", 32))
+            assert overlapped.fits and overlapped.tmem == {"accumulators": 464, "SFA": 16, "SFB": 32}
             assert smem_planner.plan(tile(m, 192, dtype, sf_dtype, size)).tmem_columns == 432
     assert "(12 if packed)" in smem_planner.plan(tile(256, 256, "Float8E4M3FN", E8M0, 32, accumulators="two")).sentence
     assert "if packed" not in smem_planner.plan(tile(256, 256, accumulators="two")).sentence
@@ -129,28 +130,29 @@ def test_accumulators_in_tmem():
 def test_six_bits_take_a_byte_and_are_named():
     six, eight = (smem_planner.plan(tile(128, 128, dtype, E8M0, 32)) for dtype in ("Float6E3M2FN", "Float8E4M3FN"))
     assert six.smem == eight.smem
-    assert "Six bits lie in shared memory as bytes" in six.sentence and "Six" not in eight.sentence
+    assert "Shared memory holds six bits as a byte" in six.sentence and "Six" not in eight.sentence
     assert "neither MXFP4" in smem_planner.plan(tile(128, 128)).sentence
     assert "neither MXFP4" not in smem_planner.plan(tile(128, 128, sf_dtype=E4M3)).sentence
 
 
 @pytest.mark.parametrize("changes, words", [
-    ({"mma_tiler_mn": (64, 128)}, "M is one of 128, 256; here it is 64"),
-    ({"mma_tiler_mn": (128, 96)}, "N is one of 64, 128, 192, 256; here it is 96"),
+    ({"mma_tiler_mn": (64, 128)}, "M is 64; choose one of 128, 256"),
+    ({"mma_tiler_mn": (128, 96)}, "N is 96; choose one of 64, 128, 192, 256"),
     ({"mma_tiler_mn": [256, 128]}, "pair of whole numbers"), ({"cluster_shape_mn": (2.0, 1)}, "pair of whole numbers"),
-    ({"cluster_shape_mn": (8, 1)}, "one of 1, 2, 4; here it is 8"),
-    ({"cluster_shape_mn": (1, 1)}, "made by two CTAs, so the cluster's M is 2 or 4; here it is 1"),
-    ({"ab_dtype": "Float16"}, "ab_dtype is one of Float4E2M1FN"), ({"ab_dtype": []}, "one of Float4E2M1FN"),
-    ({"c_dtype": {}}, "c_dtype is one of"), ({"cluster_shape_mn": (True, 1)}, "pair of whole numbers"),
-    ({"sf_vec_size": 16.0}, "here are Float8E8M0FNU over 16.0"), ({"sf_dtype": ["Float8E8M0FNU"]}, "takes scales"),
-    ({"c_dtype": "Int8"}, "c_dtype is one of"),
-    ({"ab_dtype": "Float8E4M3FN"}, "Float8E4M3FN takes scales Float8E8M0FNU over 32; here are Float8E8M0FNU over 16"),
+    ({"cluster_shape_mn": (8, 1)}, "is 8; choose one of 1, 2, 4"),
+    ({"cluster_shape_mn": (1, 1)}, "the cluster's M is 1; a tile of 256 rows is made by two CTAs"),
+    ({"ab_dtype": "Float16"}, "ab_dtype is 'Float16'; choose one of Float4E2M1FN"),
+    ({"ab_dtype": []}, "choose one of Float4E2M1FN"),
+    ({"c_dtype": {}}, "c_dtype is {}"), ({"cluster_shape_mn": (True, 1)}, "pair of whole numbers"),
+    ({"sf_vec_size": 16.0}, "not Float8E8M0FNU over 16.0"), ({"sf_dtype": ["Float8E8M0FNU"]}, "takes scales"),
+    ({"c_dtype": "Int8"}, "c_dtype is 'Int8'; choose one of"),
+    ({"ab_dtype": "Float8E4M3FN"}, "Float8E4M3FN takes scales Float8E8M0FNU over 32, not Float8E8M0FNU over 16"),
     ({"sf_dtype": E4M3, "sf_vec_size": 32}, "over 32 or Float8E8M0FNU over 16 or Float8E4M3FN over 16"),
-    ({"tile_k": 96}, "multiple of 64 up to 1,024"), ({"tile_k": 2048}, "here it is 2048"),
+    ({"tile_k": 96}, "multiple of 64 up to 1,024"), ({"tile_k": 2048}, "tile_k is 2048"),
     ({"tile_k": 64, "sf_vec_size": 32}, "multiple of 128"), ({"tile_k": 128.0}, "tile_k"),
-    ({"ab_stages": 0}, "ab_stages is a whole number from 1"), ({"c_stages": True}, "c_stages is a whole number"),
-    ({"accumulators": "three"}, "one of rule, one, two, overlapped"),
-    ({"accumulators": "overlapped"}, "overlap where N = 256; two of 128 columns lie side by side")])
+    ({"ab_stages": 0}, "ab_stages is 0; it must be None"), ({"c_stages": True}, "c_stages is True"),
+    ({"accumulators": "three"}, "choose one of rule, one, two, overlapped"),
+    ({"accumulators": "overlapped"}, "overlap only for N = 256; two of 128 columns fit side by side")])
 def test_refusals_on_blackwell(changes, words):
     with pytest.raises(ValueError, match=re.escape(words)) as said:
         Blackwell(**{"mma_tiler_mn": (256, 128), **changes})
@@ -186,7 +188,7 @@ def test_hopper_plans_are_the_kernels_own():
 
 def test_hopper_divides_what_is_left_and_scales_cost_a_stage_little():
     plan = smem_planner.plan(Hopper())
-    assert (plan.ab_stages, plan.c_stages, plan.smem_bytes, plan.tmem) == (4, 2, 229440, ())
+    assert (plan.ab_stages, plan.c_stages, plan.smem_bytes, plan.tmem) == (4, 2, 229440, {})
     assert smem_planner.plan(Hopper(c_stages=4)).ab_stages == 3
     plain, scaled = (smem_planner.plan(Hopper(128, 128, E4M3, parts=1, scaled=scaled)) for scaled in (False, True))
     assert scaled.stage_bytes - plain.stage_bytes == 512 and scaled.choice.k == 128
@@ -199,11 +201,12 @@ def test_hopper_divides_what_is_left_and_scales_cost_a_stage_little():
 
 
 @pytest.mark.parametrize("arguments, words", [
-    ({"block_m": 96}, "block_m is a multiple of 128"), ({"block_n": 512}, "up to 256; here it is 512"),
-    ({"ab_dtype": "Float4E2M1FN"}, "ab_dtype is one of BFloat16"), ({"parts": 3}, "parts is one of"),
-    ({"scaled": 2}, "scaled is one of False, True"), ({"parts": 4.0}, "parts is one of"),
-    ({"scaled": True}, "scales of 1 x 128 belong to fp8; here the operands are BFloat16"),
-    ({"consumers": 4}, "consumers is one of"), ({"ab_stages": 0}, "ab_stages")])
+    ({"block_m": 96}, "block_m is 96; it must be a multiple of 128"),
+    ({"block_n": 512}, "block_n is 512; it must be a multiple of 64 up to 256"),
+    ({"ab_dtype": "Float4E2M1FN"}, "choose one of BFloat16"), ({"parts": 3}, "parts is 3; choose one of"),
+    ({"scaled": 2}, "scaled is 2; choose one of False, True"), ({"parts": 4.0}, "parts is 4.0"),
+    ({"scaled": True}, "scales of 1 x 128 belong to fp8, and the operands are BFloat16"),
+    ({"consumers": 4}, "consumers is 4; choose one of"), ({"ab_stages": 0}, "ab_stages")])
 def test_refusals_on_hopper(arguments, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         Hopper(**arguments)
@@ -214,7 +217,7 @@ def test_refusals_on_hopper(arguments, words):
 def test_attempt_1_changes_one_test_of_three_and_has_no_room_there():
     verdicts = [row["verdict"] for row in note_attempts.accumulator_rows()]
     assert verdicts == ["the same kernel", "48 columns too many", "the same kernel"]
-    said = [note_attempts.sentence_1(case.choice()) for case in note_attempts.CASES]
+    said = [note_attempts.describe_attempt_1(case.choice()) for case in note_attempts.CASES]
     assert "changes nothing at N = 128" in said[0] and "at column 512, past the last" in said[1]
     assert said[1].endswith("464 and 48 make 512.")
 
@@ -226,11 +229,12 @@ def test_attempt_2_changes_one_test_of_three():
     assert [(row["steps a tile"], row["steps a CTA"]) for row in rows] == [(4, 112), (4, 56), (2, 4)]
     assert [row["note says"] for row in rows] == ["7.5% slower", "crash", "2.1% slower"]
     assert rows[2]["steps a CTA"] < 5, "test 3 never comes round its ring"
-    assert "turns 7 A/B stages into 5" in note_attempts.sentence_2(note_attempts.CASES[0].choice())
-    assert "changes nothing here" in note_attempts.sentence_2(note_attempts.CASES[1].choice())
+    assert "turns 7 A/B stages into 5" in note_attempts.describe_attempt_2(note_attempts.CASES[0].choice())
+    assert "changes nothing here" in note_attempts.describe_attempt_2(note_attempts.CASES[1].choice())
     large = note_attempts.attempt_2(tile(128, 256))
     assert (large.ab_stages, large.c_stages) == (5, 4) and not smem_planner.plan(large).fits
-    assert note_attempts.sentence_2(tile(128, 256)).startswith("Attempt 2 does not fit: 5 A/B stages of 55,296 B")
+    sentence = note_attempts.describe_attempt_2(tile(128, 256))
+    assert sentence.startswith("Attempt 2 does not fit: 5 A/B stages of 55,296 B")
 
 
 def test_littles_law():
@@ -245,19 +249,20 @@ def test_littles_law():
     one = note_attempts.flight(smem_planner.plan(tile(256, 128, ab_stages=1)))
     assert one.hidden_us == one.in_flight == one.speed == 0
     for latency in (0, -1, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="latency_us is a positive, finite"):
+        with pytest.raises(ValueError, match="latency_us is .*; it must be a positive, finite"):
             note_attempts.flight(smem_planner.plan(tile(256, 128)), latency)
-    needs = [note_attempts.flight(smem_planner.plan(tile(256, 128)), latency).for_tensor_core for latency in (0.5, 1, 2)]
+    plan = smem_planner.plan(tile(256, 128))
+    needs = [note_attempts.flight(plan, latency).for_tensor_core for latency in (0.5, 1, 2)]
     assert needs == sorted(needs)
 
 
 def test_floors_of_the_notes_tests():
     load = note_attempts.work(note_attempts.CASES[2].choice(), note_attempts.CASES[2].mnkl)
     bytes_ = 2 * 2048 * (512 // 2 + 512 // 16) + 2048 * 2048 * 2
-    assert load.tiles == 256 and load.tiles_a_cta == 2
+    assert load.tiles == 256 and load.tiles_per_cta == 2
     assert load.memory_us == pytest.approx(bytes_ / 8e6) and load.floor_us < note_attempts.CASES[2].before_us / 20
     wide = note_attempts.work(tile(256, 128), (256, 128, 256, 3))
-    assert (wide.tiles, wide.tiles_a_cta, wide.steps_a_cta) == (3, 1, 1)
+    assert (wide.tiles, wide.tiles_per_cta, wide.steps_per_cta) == (3, 1, 1)
 
 
 def test_the_hopper_sweep_beside_littles_law():
@@ -323,7 +328,7 @@ def test_every_menu_changes_what_is_shown(target, changes):
         assert shown.plan.choice != before[2], f"{name} changes nothing"
         if name not in ("cluster_shape_mn", "scale"):  # neither moves a byte
             assert (picture(shown), str(shown.outputs()[1])) != before[:2], f"{name} shows nothing"
-        assert html.escape(shown.plan.sentence) in shown.said.value
+        assert html.escape(shown.plan.sentence) in shown.message.value
 
 
 def test_two_clicks():
@@ -331,15 +336,15 @@ def test_two_clicks():
     usual = picture(shown)
     shown.buttons["attempt_1"].click()
     assert shown.menus["mma_tiler_mn"].value == (256, 256) and shown.menus["accumulators"].value == "two"
-    assert not shown.plan.fits and "past the last" in shown.said.value
-    assert shown.said.value.count("<p") == 1, "the reason is told once"
+    assert not shown.plan.fits and "past the last" in shown.message.value
+    assert shown.message.value.count("<p") == 1, "the reason is told once"
     assert picture(shown) != usual
     shown.menus["mma_tiler_mn"].value = (256, 128)
     shown.buttons["attempt_2"].click()
     assert (shown.plan.ab_stages, shown.plan.c_stages) == (5, 10) and shown.menus["accumulators"].value == "rule"
-    assert "turns 7 A/B stages into 5" in shown.said.value and "It fits" in shown.said.value
+    assert "turns 7 A/B stages into 5" in shown.message.value and "It fits" in shown.message.value
     shown.menus["mma_tiler_mn"].value = (128, 256)  # by hand: the attempt's words go, its stages stay
-    assert "Attempt" not in shown.said.value and shown.menus["ab_stages"].value == 5
+    assert "Attempt" not in shown.message.value and shown.menus["ab_stages"].value == 5
     shown.menus["mma_tiler_mn"].value = (256, 128)
     shown.buttons["rule"].click()
     assert (shown.plan.ab_stages, shown.plan.c_stages) == (7, 3) and picture(shown) == usual
@@ -350,24 +355,25 @@ def test_what_cannot_be_chosen_is_told_and_nothing_is_lost():
     before, kept = {name: menu.value for name, menu in shown.menus.items()}, shown.plan
     for name, value, words in (("ab_dtype", E4M3, "takes scales Float8E8M0FNU over 32"),
                                ("cluster_shape_mn", (1, 1), "made by two CTAs"),
-                               ("accumulators", "overlapped", "overlap where N = 256")):
+                               ("accumulators", "overlapped", "overlap only for N = 256")):
         shown.menus[name].value = value
-        assert words in html.unescape(shown.said.value) and "last choice" in shown.said.value and shown.plan == kept
+        assert words in html.unescape(shown.message.value) and "last possible choice" in shown.message.value
+        assert shown.plan == kept
         assert {key: menu.value for key, menu in shown.menus.items()} == {**before, name: value}
         shown.menus[name].value = before[name]
-        assert shown.plan == kept and "It fits" in shown.said.value
+        assert shown.plan == kept and "It fits" in shown.message.value
     shown.menus["cluster_shape_mn"].value = (1, 1)
     shown.buttons["attempt_1"].click()
-    assert "made by two CTAs" in html.unescape(shown.said.value)
-    with pytest.raises(ValueError, match="one of sm_100a, sm_90a"):
+    assert "made by two CTAs" in html.unescape(shown.message.value)
+    with pytest.raises(ValueError, match="choose one of sm_100a, sm_90a"):
         planner_widget.planner("sm_80")
 
 
 def test_labels_are_escaped(monkeypatch):
     shown = planner_widget.planner()
-    monkeypatch.setattr(Blackwell, "held", lambda self: "<b>&</b>")
+    monkeypatch.setattr(Blackwell, "describe_accumulators", lambda self: "<b>&</b>")
     shown.buttons["rule"].click()
-    assert "&lt;b&gt;&amp;&lt;/b&gt;" in shown.said.value and "<b>" not in shown.said.value
+    assert "&lt;b&gt;&amp;&lt;/b&gt;" in shown.message.value and "<b>" not in shown.message.value
     monkeypatch.setattr(planner_widget, "title", lambda plan: "$a_1$ <b>")
     assert_legible(planner_widget.draw(shown.plan))
 

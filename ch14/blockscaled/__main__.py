@@ -1,308 +1,208 @@
-"""The command line of `ch14.blockscaled`, in the words of CUTLASS's example: check and time a block-scaled GEMM, or
-compile it for another GPU and plan its stages."""
+"""Check and time a block-scaled GEMM, or compile it for another GPU and plan its stages: python -m ch14.blockscaled.
+
+The options are those of CUTLASS's example, which the field note uses.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 
 import torch
 
 from ch10 import wgmma_gemm
-from ch14 import blockscaled, gemm, mx_formats
+from ch14 import blockscaled, mx_formats
 from ch14.blockscaled import emulated, fp8, native, native_kernels, smem_planner
-from ch14.mx_formats import Packed, dequantise_kernels, number_formats, packing
+from ch14.blockscaled.cutlass_options import C_DTYPES, PEER, parse
+from ch14.blockscaled.verification import judge
+from ch14.gemm import kernels as gemm_kernels
+from ch14.mx_formats import kernels as mx_kernels
+from ch14.mx_formats import number_formats
 from tilelab import bench, build, check, cli, device, results
 
-FORMS = {("Float4E2M1FN", "Float8E8M0FNU", 32): "mxfp4", ("Float4E2M1FN", "Float8E4M3FN", 16): "nvfp4",
-         ("Float4E2M1FN", "Float8E8M0FNU", 16): "fp4_e8m0_16", ("Float8E4M3FN", "Float8E8M0FNU", 32): "mxfp8_e4m3",
-         ("Float8E5M2", "Float8E8M0FNU", 32): "mxfp8_e5m2", ("Float6E3M2FN", "Float8E8M0FNU", 32): "mxfp6_e3m2",
-         ("Float6E2M3FN", "Float8E8M0FNU", 32): "mxfp6_e2m3"}
-FP8 = ("Float8E4M3FN", "Float32", 128)  # DeepSeek's, which is none of CUTLASS's example: 1 x 128 of A, 128 x 128 of B
-FP8_PLAN = ("Float8E4M3FN", "Float8E8M0FNU", 32)  # whose tiles and clusters the planner knows
-C_DTYPES = {"Float16": torch.float16, "BFloat16": torch.bfloat16, "Float32": torch.float32}
-KERNELS = ("best", "native", "emulated", "naive")
-PEER = "cuBLAS bf16"
-LARGEST = 1 << 17
-STEP_LOSS = 2.0**-27  # a column of K: tensor cores add 16 at a time and cut the sum off, which costs up to 2^-23 of it
-
-
-def _arguments(argv):
-    made = cli.make_parser("ch14.blockscaled", "Check a block-scaled GEMM against float64 and time it against cuBLAS bf16; "
-                      "with --target compile it and plan its stages, without a GPU.")
-    usual = smem_planner.Blackwell()
-    made.add_argument("--mnkl", default="8192,8192,1024,1", metavar="M,N,K,L",
-                      help="C (M, N) = A (M, K) B (N, K)^T, L times (default 8192,8192,1024,1)")
-    for name in ("mma_tiler_mn", "cluster_shape_mn"):
-        default = ",".join(map(str, getattr(usual, name)))
-        made.add_argument(f"--{name}", default=default, metavar="M,N", help=f"of a tcgen05 kernel (default {default})")
-    for name, offered in (("ab_dtype", smem_planner.FORMATS), ("sf_dtype", ("Float8E8M0FNU", "Float8E4M3FN", "Float32")),
-                          ("sf_vec_size", ("16", "32", "128")), ("c_dtype", C_DTYPES)):
-        default = getattr(usual, name)
-        made.add_argument(f"--{name}", default=default, type=type(default), help=f"{', '.join(offered)} "
-                          f"(default {default})")
-    made.add_argument("--kernel", default="best", choices=KERNELS, help="best: what ch14.blockscaled chooses (default)")
-    made.add_argument("--use_baseline", action="store_true", help="time naive dot_scaled beside it, where that exists")
-    made.add_argument("--skip_ref_check", action="store_true", help="do not compare with float64")
-    made.add_argument("--benchmark_mode", action="store_true", help="time it against cuBLAS bf16")
-    made.add_argument("--target", choices=device.TARGETS[1:], help="compile and plan only, for this target")
-    options = cli.parse_options(made, argv)
-    try:
-        _understood(options)
-    except ValueError as error:
-        made.error(str(error))
-    return options
-
-
-def _numbers(name: str, text: str, count: int) -> tuple[int, ...]:
-    parts = text.split(",")
-    if len(parts) != count or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        raise ValueError(f"--{name} is {count} whole numbers with commas between them; here it is {text[:60]!r}.")
-    return tuple(map(int, parts))
-
-
-def _understood(options) -> None:
-    """The words as values: choice, form, shape, timed; ValueError for combinations that do not exist."""
-    given = options.ab_dtype, options.sf_dtype, options.sf_vec_size
-    if options.sf_dtype == "Float32" and given != FP8:
-        raise ValueError("Float32 scales go over 128 elements of Float8E4M3FN; here are Float32 over "
-                         f"{options.sf_vec_size} of {options.ab_dtype}.")
-    tile = (_numbers(name, getattr(options, name), 2) for name in ("mma_tiler_mn", "cluster_shape_mn"))
-    options.choice = smem_planner.Blackwell(*tile, *(FP8_PLAN if given == FP8 else given), c_dtype=options.c_dtype)
-    options.forms = blockscaled.PAIR if given == FP8 else (mx_formats.fused(FORMS[given]).name,) * 2
-    options.form = options.forms[0]
-    smem_planner.among("c_dtype of a kernel that runs (ch14.blockscaled.smem_planner plans more)", options.c_dtype, C_DTYPES)
-    if given == FP8 and options.c_dtype != "BFloat16":
-        raise ValueError(f"with Float32 scales C is BFloat16; here it is {options.c_dtype}.")
-    size = options.sf_vec_size
-    options.mnkl = _numbers("mnkl", options.mnkl, 4)
-    m, n, k, count = options.mnkl
-    if min(options.mnkl) < 1 or max(m, n, k) > LARGEST or count > 1024 or k % size:
-        raise ValueError(f"--mnkl is M, N and K from 1 to {LARGEST:,}, K a multiple of --sf_vec_size ({size}), and L "
-                         f"from 1 to 1,024; here it is {','.join(map(str, options.mnkl))}.")
-    options.timed = options.benchmark_mode or options.use_baseline
-    if options.kernel == "naive" and options.use_baseline:
-        raise ValueError("--kernel naive is the baseline: a kernel compared with itself shows the noise of the clock, "
-                         "not a speedup; leave out one of --kernel naive and --use_baseline.")
-    if options.target and (options.benchmark_mode or options.skip_ref_check):
-        raise ValueError("--target only compiles and plans: leave out --benchmark_mode and --skip_ref_check.")
-    if options.skip_ref_check and not options.timed:
-        raise ValueError("with --skip_ref_check and no --benchmark_mode or --use_baseline there is nothing to do.")
+STEP_LOSS = 2.0**-27  # per column of K: tensor cores truncate each sum of 16 products, which costs up to 2^-23
+COLUMNS = ["name", "config", "status", "error", "tolerance", "ms", "tflops", "peer_ms", "ratio", "ab_stages",
+           "c_stages", "instruction", "count", "block_scale", "tma_load", "registers", "smem", "tmem", "reason"]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run it; the exit status is 0 when all is fine, 1 for a wrong result, 2 when something could not run."""
-    options = _arguments(argv)
-    columns = ["name", "config", "status", "error", "tolerance", "ms", "tflops", "peer_ms", "ratio", "ab_stages",
-               "c_stages", "instruction", "count", "block_scale", "tma_load", "registers", "smem", "tmem", "reason"]
-    return cli.run_and_report("ch14.blockscaled", columns, source(), options.json,
-                      lambda: _compiled(options) if options.target else _measured(options))
+    """Run the command; return 0 when all is fine, 1 for a wrong result, 2 when something could not run."""
+    options = parse(argv)
+    return cli.run_and_report("ch14.blockscaled", COLUMNS, source(), options.json,
+                              lambda: _compile(options) if options.target else _measure(options))
 
 
 def source() -> str:
-    """Hash of what is measured."""
-    return results.source_hash(blockscaled, emulated, native, native_kernels,
-                               fp8, fp8.SOURCE, mx_formats, dequantise_kernels, gemm,
-                               wgmma_gemm, wgmma_gemm.SOURCE)
+    """Return the hash of the measured code."""
+    return results.source_hash(blockscaled, emulated, native, native_kernels, fp8, fp8.SOURCE, mx_formats, mx_kernels,
+                               gemm_kernels, wgmma_gemm, wgmma_gemm.SOURCE)
 
 
-def _say(options, rows: list[dict], *sentences: str) -> list[dict]:
-    """The rows with what they are about and `note`, the sentences, which are printed where JSON is not."""
-    m, n, k, count = options.mnkl
-    said = [each.strip() for each in sentences if each.strip()]
+def _describe_rows(options, rows: list[dict], *sentences: str) -> list[dict]:
+    """Add format, shape and a `note` of the sentences to the rows, and print the note where the output is no JSON."""
+    sentences = [each.strip() for each in sentences if each.strip()]
     if options.json != "-":
-        print("\n".join(said))
-    about = {"format": " x ".join(dict.fromkeys(options.forms)), "shape": [m, n, k, count], "c_dtype": options.c_dtype,
-             "note": " ".join(said)}
+        print("\n".join(sentences))
+    about = {"format": " x ".join(dict.fromkeys(options.forms)), "shape": list(options.mnkl),
+             "c_dtype": options.c_dtype, "note": " ".join(sentences)}
     return [row | about for row in rows]
 
 
-def _tile(options, config: str) -> str:
-    """What becomes of --mma_tiler_mn and --cluster_shape_mn in a kernel that is not CUTLASS's."""
+def _tile_sentence(options, config: str) -> str:
     tile, cluster = options.choice.mma_tiler_mn, options.choice.cluster_shape_mn
     return (f"A tile of {tile[0]} x {tile[1]} and a cluster of {cluster[0]} x {cluster[1]} are CUTLASS's words for a "
             f"tcgen05 kernel; they do not apply to this one, whose tile is its own: {config}.")
 
 
-def _dot_scaled(options, kernel: str, target: str) -> tuple[native.NativeConfig, str, str]:
-    """Of native or naive: the configuration, one with the tile that is asked for where there is one, else the first
-    that can run; a sentence about the tile; and one if it cannot run, else an empty one."""
-    every = native.configs(options.form, target, "tiled" if kernel == "native" else "pointers")
+def _choose_dot_scaled(options, kernel: str, target: str) -> tuple[native.NativeConfig, str, str]:
+    """Return a configuration of native or naive, a sentence about its tile, and the reason why it cannot run, or "".
+
+    The requested tile is taken where the kernel has it, else the first that can run.
+    """
+    every = native.configs(options.form, target, kernel).values()
     asked = [config for config in every if kernel == "native" and options.choice.cluster_shape_mn == (1, 1)
              and (config.block_m, config.block_n) == options.choice.mma_tiler_mn]  # 256 rows are two CTAs' in CUTLASS
-    refused = {}
+    reasons = {}
     for config in asked or every:
-        made = native.report(options.form, config, target, C_DTYPES[options.c_dtype])
-        refused[config] = native.refusal(made, options.form, config)
-        if not refused[config]:
+        report = native.compile_config(options.form, config, target, C_DTYPES[options.c_dtype])
+        reasons[config] = native.refusal(report, options.form, config)
+        if not reasons[config]:
             break
-    config = min(refused, key=lambda each: refused[each] != "")
-    had = f"Triton's kernel has the tile that was asked for: {config}."
-    return config, had if asked else _tile(options, f"{config}"), refused[config]
+    config = min(reasons, key=lambda each: reasons[each] != "")
+    sentence = f"Triton's kernel has the tile that was asked for: {config}."
+    return config, sentence if asked else _tile_sentence(options, f"{config}"), reasons[config]
 
 
-def _kernel(options, target: str) -> str:
-    """One of KERNELS but "best"."""
-    m, n, k, _ = options.mnkl
-    found = blockscaled.path(*options.forms, (m, n, k), target)
-    if found == "fp8" and options.kernel != "best":
-        raise ValueError(f"these operands take the path fp8: leave out --kernel {options.kernel}.")
-    if options.kernel == "native" and found == "emulated":
-        raise device.Unsupported(blockscaled.why(options.form, target, found))
-    return found if options.kernel == "best" else options.kernel
-
-
-def _beside(options, kernel: str, target: str) -> tuple[list[str], str]:
-    """The kernel and the baseline where it was asked for, or why there is none."""
-    if not options.use_baseline:
-        return [kernel], ""
-    reason = f"There is no naive kernel for {' x '.join(dict.fromkeys(options.forms))}."
-    if options.form in native.FORMS:
-        *_, reason = _dot_scaled(options, "naive", target)
-    return ([kernel], f"{reason} The baseline is cuBLAS bf16.") if reason else ([kernel, "naive"], "")
-
-
-def _why(options, target: str, kernel: str) -> str:
+def _choose_kernels(options, target: str) -> tuple[str, list[str], tuple[str, str]]:
+    """Return the kernel, it and the baseline where one was asked for, and sentences on both choices."""
+    kernel = path = blockscaled.choose_path(*options.forms, options.mnkl[:3], target)
+    reason, kernels = "", []
+    if options.kernel != "best":
+        if path == "fp8":
+            raise ValueError(f"these operands take the path fp8: leave out --kernel {options.kernel}.")
+        if options.kernel == "native" and path == "emulated":
+            raise device.Unsupported(blockscaled.explain_path(options.form, target, path))
+        kernel = options.kernel
+    if options.use_baseline:
+        reason = f"There is no naive kernel for {' x '.join(dict.fromkeys(options.forms))}."
+        if options.form in native.FORMS:
+            *_, reason = _choose_dot_scaled(options, "naive", target)
+        kernels, reason = ([], f"{reason} The baseline is {PEER}.") if reason else (["naive"], "")
+    why = blockscaled.explain_path(options.form, target, kernel)
     if kernel == "naive":
-        return f"The naive kernel is tl.dot_scaled on pointers; the compiler decides what becomes of it on {target}."
-    if options.kernel == "emulated":
-        return f"{options.form} is decoded to bf16 and multiplied there, as --kernel emulated asks."
-    return blockscaled.why(options.form, target, kernel)
-
-
-# ---- without a GPU
+        why = f"The naive kernel is tl.dot_scaled on pointers; the compiler decides what becomes of it on {target}."
+    elif options.kernel == "emulated":
+        why = f"{options.form} is decoded to bf16 and multiplied there, as --kernel emulated asks."
+    return kernel, [kernel, *kernels], (why, reason)
 
 
 def _jobs(options, kernel: str, target: str) -> tuple[list[build.Job], str]:
-    (m, n, k, _), c = options.mnkl, C_DTYPES[options.c_dtype]
-    if kernel == "emulated":
-        jobs = emulated.jobs(options.form, target, (m, n, k), c)
-        return jobs, _tile(options, jobs[-1].name)
-    if kernel == "fp8":
-        job = fp8.job(fp8.best(m, n, k, device.KNOWN["H200"].sms), target)
-        return [job], _tile(options, job.name)
-    config, sentence, _ = _dot_scaled(options, kernel, target)
-    return [native.job(options.form, config, target, out=c)], sentence
+    """Return the compilations of a kernel, the one that multiplies last, and a sentence on its tile."""
+    mnk, c = options.mnkl[:3], C_DTYPES[options.c_dtype]
+    if kernel in ("native", "naive"):
+        config, sentence, _ = _choose_dot_scaled(options, kernel, target)
+        return [native.job(config, target, options.form, out=c)], sentence
+    jobs = emulated.jobs(options.form, target, mnk, c) if kernel == "emulated" else [
+        fp8.job(fp8.best_config(*mnk, device.KNOWN["H200"].sms), target)]
+    return jobs, _tile_sentence(options, jobs[-1].name)
 
 
-def _compiled(options) -> list[dict]:
-    target, rows, sentences = options.target, [], []
-    kernel = _kernel(options, target)
-    kernels, missing = _beside(options, kernel, target)
+def _compile(options) -> list[dict]:
+    """Return a row per compilation, and a row for the plan where the target has tensor memory."""
+    target, rows = options.target, []
+    kernel, kernels, (why, missing) = _choose_kernels(options, target)
     for each in kernels:
-        jobs, sentence = _jobs(options, each, target)
-        sentences += [sentence] if each == kernel else []
-        for job in jobs:
+        for job in _jobs(options, each, target)[0]:
             made = build.build_one(job)
-            instruction, count = native.product(made.ptx)
+            instruction, count = native.tensor_core_instruction(made.ptx)
             for name in ("HGMMA", "QGMMA"):  # of bf16 and of fp8; CUDA C++ is counted in SASS
                 if made.counts.get(name):
                     instruction, count = name, made.counts[name]
             rows.append(made.row() | {"name": each, "config": job.name, "tmem": made.tmem, "instruction": instruction,
                                       "count": count})
+    planned = f"{target} has no tensor memory, so there is no stage plan: see --target sm_100a.{options.choice.remark}"
     if device.target_limits(target).has_tcgen05:
         plan = smem_planner.plan(options.choice)
         rows.append({"name": "plan", "config": "CUTLASS's", "target": target, "ab_stages": plan.ab_stages,
                      "c_stages": plan.c_stages, "smem": plan.smem_bytes, "tmem": plan.tmem_columns,
                      "status": "ok" if plan.fits else "rejected", "reason": plan.problem})
-        sentences.append(f"The plan is of CUTLASS's kernel. {plan.sentence}")
-    else:
-        sentences.append(f"{target} has no tensor memory, so that there is no stage plan: --target sm_100a shows it."
-                         + options.choice.remark)
-    return _say(options, rows, _why(options, target, kernel), *sentences, missing)
+        planned = f"The plan is of CUTLASS's kernel. {plan.sentence}"
+    return _describe_rows(options, rows, why, _jobs(options, kernel, target)[1], planned, missing)
 
 
-# ---- on a GPU
+def _operands(options, kernels: list[str]) -> dict:
+    """Return random operands (a, b) for the peer and for each of the kernels."""
+    m, n, k, _ = options.mnkl
+    x, y = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (m, n))
+    found = {PEER: (x, y.T)}
+    for kernel in kernels:
+        tiled = kernel == "native"
+        a = mx_formats.quantise(x, options.form, tiled=tiled)
+        if options.forms == blockscaled.PAIR:
+            weight = number_formats.quantise(y, number_formats.lookup(options.forms[1]))
+            found[kernel] = a, (weight.codes.view(torch.float8_e4m3fn).T, weight.scales.T)
+        else:
+            found[kernel] = a, mx_formats.quantise(y, options.form, tiled=tiled).T
+    return found
 
 
-def _rows(of: Packed) -> Packed:
-    """The same with scales row by row."""
-    if not of.tiled:
-        return of
-    scales = packing.untile_scales(of.scales, of.shape[0], -(-of.shape[1] // of.format.block[1]))
-    return dataclasses.replace(of, scales=scales, tiled=False)
-
-
-def _launcher(options, kernel: str, x: torch.Tensor, y: torch.Tensor, a, b, out: torch.Tensor):
+def _prepare(options, kernel: str, a, b, out: torch.Tensor):
     if kernel == PEER:
         c = torch.empty_like(out, dtype=torch.bfloat16)
-        return lambda: torch.mm(x, y.T, out=c)
+        return lambda: torch.mm(a, b, out=c)
     if kernel in ("native", "naive"):
-        config, *_ = _dot_scaled(options, kernel, device.current().target)
-        if kernel == "native":
-            return native.prepare(a, b, out=out, config=config)
-        return native.prepare(_rows(a), _rows(b), out=out, config=config, scales="pointers")
+        config, *_ = _choose_dot_scaled(options, kernel, device.current().target)
+        return native.prepare(a, b, out=out, config=config)
     return blockscaled.prepare(a, b, out=out, path=kernel)
 
 
-def _operands(options, tiled: bool) -> tuple:
-    """Random A and B in bf16, and as ch14.blockscaled takes them."""
-    m, n, k, _ = options.mnkl
-    x, y = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (m, n))
-    if options.forms == blockscaled.PAIR:
-        b = number_formats.quantise(y, number_formats.lookup(options.forms[1]))
-        return x, y, mx_formats.quantise(x, options.form), (b.codes.view(torch.float8_e4m3fn), b.scales)
-    return x, y, *(mx_formats.quantise(each, options.form, tiled=tiled) for each in (x, y))
-
-
-def _verified(options, kernel: str) -> dict:
-    """{status, reason, error, tolerance}: every product of L, into poisoned memory, against float64. Of the emulated
-    path its `config` too."""
+def _verify(options, kernel: str) -> dict:
+    """Return {status, reason, error, tolerance} over L products into poisoned memory against float64."""
     m, n, k, count = options.mnkl
-    dtype, worst = C_DTYPES[options.c_dtype], 0.0
-    tolerance = check.TOLERANCE[dtype] + k * STEP_LOSS
+    dtype, rows = C_DTYPES[options.c_dtype], []
     for _ in range(count):
-        given = _operands(options, kernel == "native")
+        a, b = _operands(options, [kernel])[kernel]
         out, touched = check.make_poisoned((m, n), dtype, "cuda")
-        reference = blockscaled.spec(*given[2:])
-        launch = _launcher(options, kernel, *given, out)
+        launch = _prepare(options, kernel, a, b, out)
         launch()
-        worst = max(worst, check.relative_error(out, reference))
-        if reason := touched():
-            return {"status": "wrong", "reason": reason}
-    if worst == float("inf"):
-        return {"status": "wrong", "reason": "elements are not finite, or were never written"}
-    reason = f"the error {worst:.1e} is above {tolerance:.1e}" if worst > tolerance else ""
-    return {"status": "wrong" if reason else "ok", "reason": reason, "error": worst, "tolerance": tolerance} | (
-        {"config": launch.kernel} if kernel == "emulated" else {})
+        rows.append(judge(out, blockscaled.spec(a, b), touched, check.TOLERANCE[dtype] + k * STEP_LOSS))
+    worst = max(rows, key=lambda row: (row["status"] == "wrong", row.get("error", 0)))
+    config = launch.config
+    module = type(config).__module__.removesuffix(".configs")
+    return worst | ({"config": f"{module} {getattr(config, 'name', config)}"} if kernel == "emulated" else {})
 
 
-def _timed(options, kernels: list[str]) -> dict[str, dict]:
-    """Rows of bench by name: L products, one after the other, of each kernel and of cuBLAS, interleaved."""
+def _time(options, kernels: list[str]) -> dict[str, dict]:
+    """Return rows by kernel: L products one after the other, interleaved with cuBLAS."""
     (m, n, k, count), dtype = options.mnkl, C_DTYPES[options.c_dtype]
 
     def inputs():
-        each = [_operands(options, "native" in kernels) for _ in range(count)]
-        return [given for operands in each for given in (*operands, torch.empty(m, n, dtype=dtype, device="cuda"))]
+        made = [(_operands(options, kernels), torch.empty(m, n, dtype=dtype, device="cuda")) for _ in range(count)]
+        return made + [tensor for operands, out in made for tensor in (*operands[PEER], out)]  # whose sizes are counted
 
-    def batch(kernel):
-        def prepare(*given):
-            launches = [_launcher(options, kernel, *given[first:first + 5]) for first in range(0, len(given), 5)]
+    def candidate(kernel):
+        def prepare(*made):
+            launches = [_prepare(options, kernel, *operands[kernel], out) for operands, out in made[:count]]
             return lambda: [launch() for launch in launches]
         return prepare
 
-    found = bench.compare({name: batch(name) for name in (PEER, *kernels)}, inputs, PEER, flops=2 * m * n * k * count)
+    found = bench.compare({name: candidate(name) for name in (PEER, *kernels)}, inputs, PEER,
+                          flops=2 * m * n * k * count)
     return {kernel: found[kernel].row() for kernel in kernels}
 
 
-def _measured(options) -> list[dict]:
+def _measure(options) -> list[dict]:
     device.require("has_tma", "running a block-scaled GEMM", "compile and plan it with --target sm_100a, or read the "
                    "records in results/")
     target = device.current().target
-    kernel = _kernel(options, target)
-    kernels, missing = _beside(options, kernel, target)
-    rows = {each: {"status": "ok", "reason": ""} if options.skip_ref_check else _verified(options, each)
+    kernel, kernels, (why, missing) = _choose_kernels(options, target)
+    rows = {each: {"status": "ok", "reason": ""} if options.skip_ref_check else _verify(options, each)
             for each in kernels}
     right = [each for each, row in rows.items() if row["status"] == "ok"]
-    timed = _timed(options, right) if options.timed and right else {}
-    built = {each: _jobs(options, each, target) for each in kernels}
-    made = [{"config": built[each][0][-1].name} | row | timed.get(each, {}) | {"name": each}
-            for each, row in rows.items()]
-    return _say(options, made, options.choice.remark, _why(options, target, kernel), built[kernel][1], missing)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    timed = _time(options, right) if options.timed and right else {}
+    jobs = {each: _jobs(options, each, target) for each in kernels}
+    found = [{"config": jobs[each][0][-1].name} | row | timed.get(each, {}) | {"name": each}
+             for each, row in rows.items()]
+    return _describe_rows(options, found, options.choice.remark, why, jobs[kernel][1], missing)
 
 
 if __name__ == "__main__":

@@ -1,40 +1,42 @@
-"""MXFP4 weights times a few bfloat16 tokens, as in decoding: out (M, N) = x (M, K) W^T, W (N, K) in MXFP4.
+"""Multiply a few bfloat16 tokens by MXFP4 weights, as a language model does for each token: out (M, N) = x (M, K) W^T.
 
-The work is to read W once. Programs own rows of W and a share of K, so that there are enough of them; the last one of a
-row block adds the shares, always in one order: the same launch gives the same bits. Kernels:
-`ch14.blockscaled.decode_kernels`. Source: OCP MX v1.0.
+The time goes into reading W (N, K) once. Each program owns rows of W and a share of K, so that there are enough
+programs. The last program of a block of rows adds the shares, always in the same order, so that the same launch gives
+the same bits. The kernels are in `decode_kernels`. Source: OCP MX v1.0.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections import Counter
 from dataclasses import dataclass
 
 import torch
 import triton
 
 from ch14.blockscaled.decode_kernels import decode_plain_kernel, decode_registers_kernel
-from ch14.descriptors import check_dense, span
 from ch14.mx_formats import number_formats, packing
-from tilelab import build, device
+from tilelab import build, device, operands
+from tilelab.operands import Launch
 
 BLOCK = 32  # weights that share a scale
-MOST_TOKENS = 64
+MAX_TOKENS = 64
+STAGED = 32768  # bf16 elements of x that a program stages at most: 64 KiB of shared memory
 
 
-def spec(x, packed, scales):
-    """x (M, K) @ W^T in float64, W (N, K) as the codes in `packed` (N, K / 2) and `scales` (N, K / 32) stand for."""
-    codes = packing.unpack(packed, 4, 2 * packed.shape[1])
-    weights = number_formats.dequantise(number_formats.Quantised(number_formats.lookup("mxfp4"), codes, scales, None))
-    return x.double() @ weights.double().T
+def spec(x, weight, scales):
+    """Return x (M, K) @ W^T in float64, for W (N, K) in MXFP4. Arguments as for `decode`."""
+    codes = packing.unpack(weight, 4, 2 * weight.shape[1])
+    dense = number_formats.dequantise(number_formats.Quantised(number_formats.lookup("mxfp4"), codes, scales, None))
+    return x.double() @ dense.double().T
 
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """A program takes `block_n` rows of W and `share` columns. `registers` holds `ahead` slabs of 128 columns, one of
-    them being decoded; `plain` has `ahead` stages."""
+    """Hold the tile of a program: `block_n` rows of W and `share` columns; raise ValueError for impossible values.
+
+    `kernel` is "registers" (Gluon), which keeps `ahead` slabs of 128 columns in registers, or "plain" (Triton), which
+    has `ahead` stages.
+    """
 
     kernel: str
     block_n: int
@@ -43,15 +45,14 @@ class DecodeConfig:
     ahead: int
 
     def __post_init__(self):
-        if not isinstance(self.kernel, str) or self.kernel not in ("registers", "plain"):
-            raise ValueError(f"the kernels are registers and plain; here it is {self.kernel!r:.40}.")
-        for name, least, most in (("block_n", 16, 512), ("share", 128, 4096), ("num_warps", 1, 16), ("ahead", 1, 8)):
+        if self.kernel not in ("registers", "plain"):
+            raise ValueError(f"unknown kernel {self.kernel!r:.40}; choose registers or plain.")
+        for name, low, high in (("block_n", 16, 512), ("share", 128, 4096), ("num_warps", 1, 16), ("ahead", 1, 8)):
             value = getattr(self, name)
-            if type(value) is not int or not least <= value <= most or value & (value - 1):
-                raise ValueError(f"{name} is a power of two from {least} to {most}; here it is {value!r}.")
+            if not low <= value <= high or value & (value - 1):
+                raise ValueError(f"{name} is {value!r}; it must be a power of two from {low} to {high}.")
         if self.kernel == "registers" and self.block_n < 16 * self.num_warps:
-            raise ValueError(f"a warp takes 16 rows at least: {self.num_warps} warps need block_n = "
-                             f"{16 * self.num_warps}; here it is {self.block_n}.")
+            raise ValueError(f"block_n is {self.block_n}; {self.num_warps} warps need {16 * self.num_warps} rows.")
         if self.kernel == "registers" and 128 * self.ahead > self.share:
             raise ValueError(f"{self.ahead} slabs of 128 columns are more than a share of {self.share}.")
 
@@ -59,176 +60,137 @@ class DecodeConfig:
         return f"{self.kernel},{self.block_n},{self.share},{self.num_warps},{self.ahead}"
 
     def grid(self, n: int, k: int) -> tuple[int, int]:
-        """Blocks of rows and shares of K."""
+        """Return the blocks of rows and the shares of K."""
         return -(-n // self.block_n), -(-k // self.share)
 
 
-def tokens_for(m: int, kernel: str = "registers") -> int:
-    """The tokens that a kernel computes for M: a power of two, 8 at least, 16 at least for `plain`. ValueError for an M
-    that `decode` does not take."""
-    if type(m) is not int or not 1 <= m <= MOST_TOKENS:
-        raise ValueError(f"decode takes 1 to {MOST_TOKENS} tokens; here it is {m!r:.40}: for more dequantise the "
-                         "weights and use torch.mm.")
+def padded_tokens(m: int, kernel: str = "registers") -> int:
+    """Return the tokens that a kernel computes for M: a power of two, at least 8, for `plain` at least 16.
+
+    Raise ValueError for an M that `decode` does not take.
+    """
+    if not 1 <= m <= MAX_TOKENS:
+        raise ValueError(f"x has {m} tokens; decode takes 1 to {MAX_TOKENS}: for more dequantise the weights and use "
+                         "torch.mm.")
     return max(16 if kernel == "plain" else 8, 1 << (m - 1).bit_length())
 
 
-# block_n, share, num_warps, ahead: the fastest on an H200 at 8192 x 8192, up to 8 tokens and above.
-FEW = (128, 2048, 8, 4)
-MORE = (128, 1024, 8, 2)
+# block_n, share, num_warps, ahead: the fastest on an H200 at 8192 x 8192, up to 8 tokens and for more.
+FEW_TOKENS = (128, 2048, 8, 4)
+MORE_TOKENS = (128, 1024, 8, 2)
 
 
-def configs(m: int = 16) -> list[DecodeConfig]:
-    """Variants for M tokens, the likeliest first. The tokens of a share take 64 KiB of shared memory at most."""
-    most = 32768 // tokens_for(m)
-    tried = [FEW, MORE, (128, 2048, 8, 2), (128, 2048, 4, 4), (64, 2048, 4, 4), (128, 1024, 4, 2), (256, 1024, 8, 2),
-             (256, 2048, 16, 2)]
-    made = [DecodeConfig("registers", n, min(share, most), *rest) for n, share, *rest in tried]
-    return list(dict.fromkeys(made)) + [DecodeConfig("plain", 64, 1024, 4, 4), DecodeConfig("plain", 128, 2048, 4, 2)]
+def configs(m: int = 16) -> dict[str, DecodeConfig]:
+    """Return configurations for M tokens by name, which is their text, the most promising first."""
+    most = STAGED // padded_tokens(m)
+    tiles = [FEW_TOKENS, MORE_TOKENS, (128, 2048, 8, 2), (128, 2048, 4, 4), (64, 2048, 4, 4), (128, 1024, 4, 2),
+             (256, 1024, 8, 2), (256, 2048, 16, 2)]
+    found = [DecodeConfig("registers", n, min(share, most), warps, ahead) for n, share, warps, ahead in tiles]
+    found += [DecodeConfig("plain", 64, 1024, 4, 4), DecodeConfig("plain", 128, 2048, 4, 2)]
+    return {str(config): config for config in found}
 
 
-def best(m: int, n: int, k: int, here: device.Device) -> DecodeConfig:
-    """The configuration for a shape: programs enough for the GPU, and shares as long as that allows."""
+def best_config(m: int, n: int, k: int, here: device.Device) -> DecodeConfig:
+    """Return the configuration for a shape: enough programs for the GPU, and shares as long as that allows."""
     if here.capability is None or here.capability < (9, 0):
         return DecodeConfig("plain", 64, 512, 4, 2)
-    most = 32768 // tokens_for(m)
-    block_n, share, warps, ahead = FEW if m <= 8 else MORE
+    most = STAGED // padded_tokens(m)
+    block_n, share, warps, ahead = FEW_TOKENS if m <= 8 else MORE_TOKENS
     for rows, columns in ((block_n, share), (block_n, 1024), (64, 1024), (64, 512)):
-        columns = min(columns, most)
-        config = DecodeConfig("registers", rows, columns, max(4, warps * rows // block_n), ahead)
+        config = DecodeConfig("registers", rows, min(columns, most), max(4, warps * rows // block_n), ahead)
         if math.prod(config.grid(n, k)) >= 1.5 * here.sms:
             break
     return config
 
 
-def _interpreted() -> bool:
+def _is_interpreted() -> bool:
     return not isinstance(decode_plain_kernel, triton.JITFunction)
 
 
-def _check(x, packed, scales, out) -> None:
-    for name, given, dtype in (("x", x, torch.bfloat16), ("packed", packed, torch.uint8),
-                               ("scales", scales, torch.uint8), ("out", out, torch.bfloat16)):
-        if given is None and name == "out":
-            continue
-        check_dense(name, given, "decode")
-        if given.ndim != 2 or not given.numel() or given.dtype != dtype:
-            raise ValueError(f"{name} must be a matrix of {str(dtype)[6:]}, not empty; it is {tuple(given.shape)} of "
-                             f"{str(given.dtype)[6:]}.")
-        if not given.is_contiguous():
-            raise ValueError(f"{name} must be contiguous; its strides are {given.stride()}.")
-        if given.device != x.device:
-            raise ValueError(f"x, packed, scales and out must be on one device; {name} is on {given.device}, x on "
-                             f"{x.device}.")
-        if given.is_meta:
-            raise ValueError(f"{name} must be in memory; it is on the meta device.")
-        if name in ("x", "packed") and given.data_ptr() % 16:
-            raise ValueError(f"{name} must start at a multiple of 16 bytes; it starts {given.data_ptr() % 16} bytes "
-                             "past one: copy it first.")
-    (m, k), n = x.shape, packed.shape[0]
-    tokens_for(m)
+def _check_operands(x, weight, scales, out) -> tuple[int, int, int]:
+    """Return M, N and K; raise ValueError for operands that the kernels cannot read."""
+    common = dict(op="decode", contiguous=True, not_empty=True)
+    operands.require_tensor("x", x, dtype=torch.bfloat16, ndim=2, aligned=16, **common)
+    operands.require_tensor("weight", weight, dtype=torch.uint8, ndim=2, on=x.device, aligned=16, **common)
+    (m, k), n = x.shape, weight.shape[0]
+    padded_tokens(m)
     if k % BLOCK or k > 2**24 or n > 2**30:
-        raise ValueError(f"K must be a multiple of {BLOCK}, 2^24 at most, and N 2^30 at most; they are {k} and {n}.")
-    if packed.shape[1] != k // 2 or tuple(scales.shape) != (n, k // BLOCK):
-        raise ValueError(f"for K = {k} packed is N x {k // 2} and scales N x {k // BLOCK}; they are "
-                         f"{tuple(packed.shape)} and {tuple(scales.shape)}.")
+        raise ValueError(f"K is {k} and N is {n}; K must be a multiple of {BLOCK} up to 2^24, and N at most 2^30.")
+    operands.require_tensor("weight", weight, "decode", shape=(n, k // 2))
+    operands.require_tensor("scales", scales, dtype=torch.uint8, shape=(n, k // BLOCK), on=x.device, **common)
     if out is not None:
-        if tuple(out.shape) != (m, n):
-            raise ValueError(f"out must be {m} x {n}; it is {out.shape[0]} x {out.shape[1]}.")
-        for name, given in (("x", x), ("packed", packed), ("scales", scales)):
-            if span(out)[0] < span(given)[1] and span(given)[0] < span(out)[1]:
-                raise ValueError(f"out lies in the memory that {name} spans: give it memory of its own.")
+        operands.require_tensor("out", out, dtype=torch.bfloat16, shape=(m, n), on=x.device, **common)
+        operands.require_disjoint({"out": out}, {"x": x, "weight": weight, "scales": scales})
+    return m, n, k
 
 
-def _check_hardware(config: DecodeConfig, where: torch.device) -> None:
+def _check_hardware(config: DecodeConfig, x: torch.Tensor) -> None:
     here = device.current()
-    if _interpreted():
+    if _is_interpreted():
         if config.kernel == "registers":
             raise device.Unsupported("the interpreter runs Triton, not Gluon: use a plain configuration without a GPU.")
-    elif where.type != "cuda":
-        raise device.Unsupported(f"decode needs its tensors on a GPU; they are on {where}: move them there, or set "
+    elif not x.is_cuda:
+        raise device.Unsupported(f"decode needs its tensors on a GPU; they are on {x.device}: move them there, or set "
                                  "TRITON_INTERPRET=1 before the first import to run it without one.")
     elif config.kernel == "registers" and here.capability < (9, 0):
         raise device.Unsupported("the registers kernel needs products of bf16x2 (compute capability 9.0 or newer); "
                                  f"here is {here.describe()}: use a plain configuration.")
 
 
-def prepare(x, packed, scales, *, out=None, config: DecodeConfig | None = None):
-    """A function that computes `decode` and returns `out`; checks and work space are made here. Arguments as there.
+def prepare(x, weight, scales, *, out=None, config="best") -> Launch:
+    """Check the arguments of `decode`, make its work space, and return a Launch. Arguments as there.
 
-    One launch in flight at a time: launches share the work space. A launch of the registers kernel begins before the
-    kernel ahead of it in the stream has ended and asks for weights at once: what writes `packed` or `scales` in place
-    must be followed by a new `prepare`. `x` may change between launches.
+    Launches share the work space, so only one may be in flight. A launch of the registers kernel loads weights before
+    the previous kernel of the stream has ended: after writing `weight` or `scales` in place, prepare again. `x` may
+    change between launches.
     """
-    _check(x, packed, scales, out)
-    if config is not None and not isinstance(config, DecodeConfig):
-        raise ValueError(f"config must be a DecodeConfig or None; it is a {type(config).__name__}.")
-    (m, k), n = x.shape, packed.shape[0]
-    config = config or best(m, n, k, device.current())
-    _check_hardware(config, x.device)
-    tokens, grid = tokens_for(m, config.kernel), config.grid(n, k)
-    if config.kernel == "registers" and tokens * config.share > 32768:
+    m, n, k = _check_operands(x, weight, scales, out)
+    config = operands.choose_config(config, configs(m), DecodeConfig, lambda: best_config(m, n, k, device.current()))
+    _check_hardware(config, x)
+    tokens, grid = padded_tokens(m, config.kernel), config.grid(n, k)
+    if config.kernel == "registers" and tokens * config.share > STAGED:
         raise ValueError(f"{tokens} tokens of a share of {config.share} columns take more than 64 KiB of shared "
-                         f"memory: use a share of {32768 // tokens}.")
+                         f"memory: use a share of {STAGED // tokens}.")
     if grid[1] > 65535:
-        raise ValueError(f"there are at most 65,535 shares of K, an extent of a grid; a share of {config.share} makes "
-                         f"{grid[1]:,}: take a longer one.")
+        raise ValueError(f"a grid has at most 65,535 shares of K; a share of {config.share} makes {grid[1]:,}: take a "
+                         "longer one.")
     out = torch.empty(m, n, dtype=torch.bfloat16, device=x.device) if out is None else out
     parts = torch.empty(grid[1] * tokens * n if grid[1] > 1 else 1, dtype=torch.float32, device=x.device)
     arrivals = torch.zeros(grid[0], dtype=torch.int32, device=x.device)
     constants = dict(BLOCK_N=config.block_n, TOKENS=tokens, SHARE=config.share, num_warps=config.num_warps)
     if config.kernel == "registers":
-        kernel, given = decode_registers_kernel, (x, packed.view(torch.int32), scales, out)
+        kernel, tensors = decode_registers_kernel, (x, weight.view(torch.int32), scales, out)
         constants |= dict(AHEAD=config.ahead, launch_pdl=True)
     else:
-        kernel, given = decode_plain_kernel, (x.view(torch.int16), packed, scales, out.view(torch.int16))
-        constants |= dict(FLOAT32=_interpreted(), num_stages=config.ahead)
+        kernel, tensors = decode_plain_kernel, (x.view(torch.int16), weight, scales, out.view(torch.int16))
+        constants |= dict(FLOAT32=_is_interpreted(), num_stages=config.ahead)
 
-    def launch():
-        kernel[grid](*given, parts, arrivals, m, n, k // BLOCK, **constants)
-        return out
+    def run():
+        kernel[grid](*tensors, parts, arrivals, m, n, k // BLOCK, **constants)
 
-    return launch
+    return Launch(run, out, config)
 
 
-def decode(x, packed, scales, *, out=None, config: DecodeConfig | None = None):
-    """out (M, N) = x (M, K) @ W^T for M from 1 to 64 tokens, accumulated in float32.
+def decode(x, weight, scales, *, out=None, config="best"):
+    """Return out (M, N) = x (M, K) @ W^T for 1 to 64 tokens, accumulated in float32, as F.linear(x, W) does.
 
-    x: bfloat16. W (N, K) in MXFP4: packed (N, K / 2) uint8, two e2m1 a byte, the first in the lower half; scales
-    (N, K / 32) uint8, E8M0, 255 is NaN. K is a multiple of 32, N anything. All contiguous, x and packed from a multiple
-    of 16 bytes. A weight is rounded to bfloat16, which is exact but for infinity (4 x 2^127). The same launch gives the
-    same bits. out: bfloat16. Raises ValueError for what it cannot take and tilelab.device.Unsupported for hardware that
-    cannot run it.
+    x is bfloat16. W (N, K) is in MXFP4: weight (N, K / 2) uint8 holds two e2m1 codes per byte, the first in the lower
+    half, and scales (N, K / 32) uint8 holds E8M0, where 255 is NaN. K is a multiple of 32, N anything. All tensors are
+    contiguous; x and weight start at multiples of 16 bytes. A decoded weight is rounded to bfloat16, which is exact but
+    for infinity (4 x 2^127). `out` is bfloat16. `config` is a DecodeConfig, "best" or a name of `configs`. Raises
+    ValueError for arguments that do not fit and tilelab.device.Unsupported for hardware that cannot run it.
     """
-    return prepare(x, packed, scales, out=out, config=config)()
+    return prepare(x, weight, scales, out=out, config=config)()
 
 
 def job(config: DecodeConfig, target: str, m: int = 16) -> build.Job:
-    """The kernel as it is launched, for tilelab.build."""
+    """Return how the kernel is compiled for M tokens, for tilelab.build."""
     registers = config.kernel == "registers"
-    pointers = dict(x_ptr="*bf16" if registers else "*i16", packed_ptr="*i32" if registers else "*u8", scales_ptr="*u8",
+    pointers = dict(x_ptr="*bf16" if registers else "*i16", weight_ptr="*i32" if registers else "*u8", scales_ptr="*u8",
                     out_ptr="*bf16" if registers else "*i16", parts_ptr="*fp32", arrivals_ptr="*i32")
-    constants = dict(BLOCK_N=config.block_n, TOKENS=tokens_for(m, config.kernel), SHARE=config.share)
+    constants = dict(BLOCK_N=config.block_n, TOKENS=padded_tokens(m, config.kernel), SHARE=config.share)
     constants |= dict(AHEAD=config.ahead) if registers else dict(FLOAT32=False)
-    rest = {"options": {"launch_pdl": True}} if registers else {"num_stages": config.ahead}
+    options = dict(options={"launch_pdl": True}) if registers else dict(num_stages=config.ahead)
     return build.Job(f"ch14.blockscaled.decode_kernels:decode_{config.kernel}_kernel",
                      pointers | dict.fromkeys(("M", "N", "blocks"), "i32"), constants, target, config.num_warps,
-                     aligned=tuple(pointers), name=f"{config}", **rest)
-
-
-def main_loop(report: build.Report) -> Counter:
-    """Opcodes, without suffixes, in the shortest loop of a kernel's SASS that multiplies on the tensor core."""
-    line = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9_]*)([^;]*);", re.MULTILINE)
-    found = [(int(at, 16), opcode, rest) for at, opcode, rest in line.findall(report.sass)]
-    loops = []
-    for at, opcode, rest in found:
-        target = re.search(r"0x([0-9a-f]+)", rest)
-        if opcode == "BRA" and target and int(target[1], 16) < at:
-            body = Counter(name for place, name, _ in found if int(target[1], 16) <= place <= at)
-            if body["HMMA"] + body["HGMMA"]:
-                loops.append(body)
-    return min(loops, key=Counter.total, default=Counter())
-
-
-def weights_a_loop(config: DecodeConfig) -> float:
-    """Weights that a lane has decoded when the main loop has gone round once."""
-    slabs = config.ahead if config.kernel == "registers" else 1
-    return config.block_n * 128 * slabs / (32 * config.num_warps)
+                     aligned=tuple(pointers), name=f"{config}", **options)

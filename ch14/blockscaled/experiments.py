@@ -1,6 +1,6 @@
-"""The measurements behind `ch14_blockscaled`: every path beside its peer, checked against float64 where it is timed.
+"""Measure every path of `ch14.blockscaled` beside its peer, and check it against float64 where it is timed.
 
-What the field note's claims come to is in `ch14.blockscaled.impacts`.
+`impacts` measures the field note's claims.
 """
 
 from __future__ import annotations
@@ -18,57 +18,38 @@ import triton.language as tl
 from torch.nn.functional import ScalingType, scaled_mm
 
 from ch10 import wgmma_gemm
-from ch14 import gemm, mx_formats
-from ch14.blockscaled import (
-    decode as blockscaled_decode,
-)
-from ch14.blockscaled import (
-    decode_kernels,
-    fp8,
-    native,
-    native_kernels,
-)
-from ch14.blockscaled import (
-    emulated as blockscaled_emulated,
-)
-from ch14.blockscaled.checks import BF16, FORMS, TOKENS, fp8_jobs, scaled, verify, verify_decode, verify_emulated
+from ch14 import mx_formats
+from ch14.blockscaled import decode as decode_path
+from ch14.blockscaled import decode_kernels, fp8, native, native_kernels
+from ch14.blockscaled import emulated as emulated_path
 from ch14.blockscaled.fp8 import Fp8Config
-from ch14.mx_formats import dequantise_kernels
+from ch14.blockscaled.verification import (
+    BF16,
+    FORMS,
+    TOKENS,
+    fp8_jobs,
+    fp8_operands,
+    verify_decode,
+    verify_emulated,
+    verify_fp8,
+)
+from ch14.gemm import kernels as gemm_kernels
+from ch14.mx_formats import kernels as mx_kernels
 from tilelab import bench, build, check, device, results
 
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (4096, 7168, 16384), (4096, 24576, 1536), (4096, 4096, 7168))
 LONG, CUBE, SPLIT = SHAPES[2], SHAPES[1], (128, 4096, 16384)
 THIN = tuple((m, n, k) for n, k in ((7168, 2048), (24576, 1536), (7168, 16384)) for m in (16, 64, 128))
-FP8_FLOPS = 8192  # that an SM of Hopper does a clock: twice those of bf16
+FP8_FLOPS = 8192  # per clock and SM of Hopper: twice those of bf16
+# The measured code, for `results.source_hash`.
+FP8_SOURCES = (fp8, fp8.SOURCE)
+EMULATED_SOURCES = (emulated_path, native, native_kernels, mx_formats, mx_kernels, wgmma_gemm, wgmma_gemm.SOURCE,
+                    gemm_kernels)
+DECODE_SOURCES = (decode_path, decode_kernels)
 
 
-def course(config="best", **options):
-    """A candidate for `bench.compare` on what `scaled` makes."""
-    return lambda a, b, scale_a, scale_b, out: fp8.prepare(a, b, scale_a, scale_b, out=out, config=config,
-                                                                       **options)
-
-
-def torch_blocks(a, b, scale_a, scale_b, out):
-    """torch's product with the same scales, cuBLASLt's. (K / 128 must be a multiple of 4, or B's scales be padded.)"""
-    return lambda: scaled_mm(a, b.T, scale_a, ScalingType.BlockWise1x128, scale_b.T, ScalingType.BlockWise128x128,
-                             output_dtype=BF16)
-
-
-def one_scale(a, b, scale_a, scale_b, out):
-    """cuBLASLt's fp8 product with one scale a matrix and fast accumulation: what block scales cost is the distance."""
-    one = torch.ones((), device=a.device)
-    return lambda: torch._scaled_mm(a, b.T, scale_a=one, scale_b=one, out_dtype=BF16, use_fast_accum=True)
-
-
-# What the experiments measure, for `results.source_hash`.
-OF_FP8 = (fp8, fp8.SOURCE)
-OF_EMULATED = (blockscaled_emulated, native, native_kernels, mx_formats, dequantise_kernels,
-               wgmma_gemm, wgmma_gemm.SOURCE, gemm)
-OF_DECODE = (blockscaled_decode, decode_kernels)
-
-
-def hash_of(*things):
-    """A function that returns the source hash of `things`."""
+def hash_later(*things):
+    """Return a function that returns the source hash of `things`."""
     return lambda: results.source_hash(*things)
 
 
@@ -79,21 +60,78 @@ def has_wgmma() -> bool:
 experiment = functools.partial(results.experiment, can_run=has_wgmma)
 
 
-def best(shape) -> Fp8Config:
-    """What `config="best"` stands for here."""
-    return fp8.best(*shape, device.current().sms)
+# ---- candidates for bench.compare: each takes the inputs and returns a launch
+
+def course(config="best", **options):
+    """Return the fp8 kernel as a candidate on `fp8_operands`."""
+    return lambda a, b, scale_a, scale_b, out: fp8.prepare(a, b, scale_a, scale_b, out=out, config=config, **options)
+
+
+def torch_blocks(a, b, scale_a, scale_b, out):
+    """Multiply by torch with the same scales, in cuBLASLt. It needs padded scales unless 4 divides K / 128."""
+    return lambda: scaled_mm(a, b, scale_a, ScalingType.BlockWise1x128, scale_b, ScalingType.BlockWise128x128,
+                             output_dtype=BF16)
+
+
+def one_scale(a, b, scale_a, scale_b, out):
+    """Multiply by cuBLASLt with one scale per matrix and fast accumulation. The distance to it is what block scales
+    cost."""
+    one = torch.ones((), device=a.device)
+    return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=BF16, use_fast_accum=True)
+
+
+def naive(config):
+    """Return the naive dot_scaled kernel as a candidate."""
+    return lambda x, y, a, weight, out: native.prepare(a, weight.T, out=out, config=config)
+
+
+def decoding(x, y, a, weight, out):
+    """Only decode both operands, as the emulated path does before it multiplies."""
+    launches = [mx_formats.prepare_dequantise(matrix) for matrix in (a, weight)]
+    return lambda: [launch() for launch in launches]
+
+
+@triton.jit
+def stream_kernel(weight_ptr, scales_ptr, out_ptr, words, scale_words, BLOCK: tl.constexpr):
+    # Read all words and keep one per program. Scales are a sixteenth of the elements.
+    word = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    scale_word = tl.program_id(0) * (BLOCK // 16) + tl.arange(0, BLOCK // 16)
+    elements = tl.load(weight_ptr + word, mask=word < words, other=0)
+    scales = tl.load(scales_ptr + scale_word, mask=scale_word < scale_words, other=0)
+    tl.store(out_ptr + tl.program_id(0), tl.xor_sum(elements, 0) ^ tl.xor_sum(scales, 0))
+
+
+def stream(x, weight, scales, dense):
+    """Only read the packed weights and their scales: the floor of `decode`."""
+    words, scale_words, block = weight.view(torch.int32), scales.view(torch.int32), 4096
+    programs = triton.cdiv(words.numel(), block)
+    out = torch.empty(programs, dtype=torch.int32, device=weight.device)
+
+    def launch():
+        stream_kernel[(programs,)](words, scale_words, out, words.numel(), scale_words.numel(), block, num_warps=4)
+        return out
+
+    return launch
+
+
+# ---- experiments
+
+def best_config(shape) -> Fp8Config:
+    """Return the configuration that "best" stands for on this GPU."""
+    return fp8.best_config(*shape, device.current().sms)
 
 
 def operand_bytes(m: int, n: int, k: int) -> int:
-    """Bytes that a product reads and writes once: fp8 operands, their scales, C in bf16."""
+    """Return the bytes that a product moves at least: fp8 operands and their scales once, C in bf16 once."""
     return (m + n) * k + 4 * (m * k // 128 + n * k // 128**2) + 2 * m * n
 
 
-def timed(candidates: dict, shape, checks: dict | None = None, **timing) -> list[dict]:
-    """Rows of `candidates` on what `scaled` makes of `shape`, those that `checks` finds right, the peer first."""
+def measure(candidates: dict, shape, checks: dict | None = None, **timing) -> list[dict]:
+    """Return rows of `candidates` on `fp8_operands(*shape)`, the peer first. Those that `checks` found wrong are not
+    timed."""
     checks, (m, n, k) = checks or {}, shape
     right = {name: each for name, each in candidates.items() if checks.get(name, {}).get("status", "ok") == "ok"}
-    found = bench.compare(right, lambda: scaled(*shape), next(iter(candidates)), flops=2 * m * n * k,
+    found = bench.compare(right, lambda: fp8_operands(*shape), next(iter(candidates)), flops=2 * m * n * k,
                           nbytes=operand_bytes(*shape), **timing)
     rows = []
     for name in candidates:
@@ -102,168 +140,138 @@ def timed(candidates: dict, shape, checks: dict | None = None, **timing) -> list
     return rows
 
 
-def under_load(launch, seconds: float = 0.5) -> dict:
-    """{ghz, watts}: clock of the SMs and power of the GPU while it runs over and over, as nvidia-smi says; empty where
-    it says nothing."""
+def clock_under_load(launch, seconds: float = 0.5) -> dict:
+    """Return {ghz, watts} of the GPU while `launch` runs repeatedly, as nvidia-smi reads them; {} without it."""
     if not shutil.which("nvidia-smi"):
         return {}
     command = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits",
                "-i", f"GPU-{torch.cuda.get_device_properties().uuid}"]
-    asked, begun = None, time.perf_counter()
-    while asked is None or asked.poll() is None:
+    query, begun = None, time.perf_counter()
+    while query is None or query.poll() is None:
         for _ in range(20):
             launch()
         torch.cuda.synchronize()
-        passed = time.perf_counter() - begun
-        if asked is None and passed > seconds:  # the power control takes tenths of a second
-            asked = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        elif asked is not None and passed > seconds + 10:
-            asked.kill()
+        elapsed = time.perf_counter() - begun
+        if query is None and elapsed > seconds:  # the power control takes tenths of a second
+            query = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        elif query is not None and elapsed > seconds + 10:
+            query.kill()
             break
     try:
-        mhz, watts = map(float, asked.communicate()[0].strip().split(","))
+        mhz, watts = map(float, query.communicate()[0].strip().split(","))
     except ValueError:
         return {}
     return {"ghz": mhz / 1e3, "watts": watts}
 
 
-@experiment("ch14_blockscaled_fp8", hash_of(*OF_FP8))
+def _verify_with_config(shape, config=None) -> dict:
+    return verify_fp8(shape, config or "best") | {"config": str(config or best_config(shape))}
+
+
+@experiment("ch14_blockscaled_fp8", hash_later(*FP8_SOURCES))
 def shapes():
-    """fp8 with block scales beside torch's and beside fp8 with one scale a matrix; at LONG the clock under each."""
+    """Measure fp8 with block scales beside torch's, and fp8 with one scale per matrix; at LONG also the clock."""
     rows, candidates = [], {"torch": torch_blocks, "course": course(), "one scale": one_scale}
-    build.compile_ahead(fp8_jobs({*map(best, SHAPES)}))
+    build.compile_ahead(fp8_jobs({*map(best_config, SHAPES)}))
     for shape in SHAPES:
-        rows += timed(candidates, shape, {"course": verify(shape) | {"config": str(best(shape))}})
-    made = scaled(*LONG)
+        rows += measure(candidates, shape, {"course": _verify_with_config(shape)})
+    tensors = fp8_operands(*LONG)
     for row in rows:
         if tuple(row["shape"]) == LONG and row["status"] == "ok":
-            row |= under_load(candidates[row["name"]](*made))
+            row |= clock_under_load(candidates[row["name"]](*tensors))
     return rows
 
 
-def unsplit(split: Fp8Config) -> dict[str, Fp8Config]:
-    """By name what a split is held against: every configuration whole, the tile of `split` among them."""
+def unsplit_configs(split: Fp8Config) -> dict[str, Fp8Config]:
+    """Return the configurations that a split is compared with: all unsplit ones, including the tile of `split`."""
     whole = {f"unsplit, {name}": config for name, config in fp8.configs().items()}
     same = dataclasses.replace(split, splits=1)
     return whole if same in whole.values() else whole | {"same tile, unsplit": same}
 
 
-@experiment("ch14_blockscaled_thin", hash_of(*OF_FP8))
+@experiment("ch14_blockscaled_thin", hash_later(*FP8_SOURCES))
 def thin():
-    """The same with few rows of A, `share` of the copy's bandwidth; and at SPLIT every `unsplit` tile."""
-    whole = unsplit(best(SPLIT))
-    build.compile_ahead(fp8_jobs({*map(best, (*THIN, SPLIT)), *whole.values()}))
-    rows = []
+    """Measure few rows of A; `share` is of the copy's bandwidth. At SPLIT every `unsplit_configs` is measured too."""
+    named = {"course": best_config(SPLIT)} | unsplit_configs(best_config(SPLIT))
+    build.compile_ahead(fp8_jobs({*map(best_config, THIN), *named.values()}))
+    rows, timing = [], dict(rounds=10, warm_s=0.15)
     for shape in THIN:
-        rows += timed({"torch": torch_blocks, "course": course()}, shape,
-                      {"course": verify(shape) | {"config": str(best(shape))}}, rounds=10, warm_s=0.15)
-    named = {"course": best(SPLIT)} | whole
-    rows += timed({"torch": torch_blocks} | {name: course(config) for name, config in named.items()}, SPLIT,
-                  {name: verify(SPLIT, config) | {"config": str(config)} for name, config in named.items()},
-                  rounds=10, warm_s=0.15)
+        checks = {"course": _verify_with_config(shape)}
+        rows += measure({"torch": torch_blocks, "course": course()}, shape, checks, **timing)
+    rows += measure({"torch": torch_blocks} | {name: course(config) for name, config in named.items()}, SPLIT,
+                    {name: _verify_with_config(SPLIT, config) for name, config in named.items()}, **timing)
     copy = bench.ceilings().copy_gbps
     return [row | ({"share": row["gbps"] / copy} if "gbps" in row else {}) for row in rows]
 
 
-def naive(config):
-    """A candidate: dot_scaled from pointers, by a configuration of `blockscaled_native`."""
-    return lambda x, y, a, b, out: native.prepare(a, b, out=out, config=config, scales="pointers")
-
-
-def decoding(x, y, a, b, out):
-    """A candidate: only what the emulated path does before it multiplies."""
-    both = [mx_formats.prepare_dequantise(of, torch.empty(of.shape, dtype=BF16, device=x.device)) for of in (a, b)]
-    return lambda: [launch() for launch in both]
-
-
-@experiment("ch14_blockscaled_emulated", hash_of(*OF_EMULATED))
+@experiment("ch14_blockscaled_emulated", hash_later(*EMULATED_SOURCES))
 def emulated():
-    """MX and NVFP4 at CUBE by way of bf16, beside cuBLAS bf16 and the fastest naive dot_scaled; the decoding apart."""
+    """Measure MX and NVFP4 at CUBE decoded to bf16, beside cuBLAS bf16, the fastest naive dot_scaled, and decoding."""
     m, n, k = CUBE
-    every = {form: native.configs(form, scales="pointers") for form in FORMS}
-    build.compile_ahead(native.job(form, config, "sm_90a") for form in FORMS for config in every[form])
+    configs = {form: native.configs(form, kernel="naive").values() for form in FORMS}
+    build.compile_ahead(native.job(config, "sm_90a", form) for form in FORMS for config in configs[form])
     rows = []
     for form in FORMS:
         def inputs(form=form):
             x, y = (torch.randn(size, k, device="cuda").to(BF16) for size in (m, n))
-            return [x, y, *(mx_formats.quantise(each, form) for each in (x, y)), torch.empty(m, n, dtype=BF16,
-                                                                                             device="cuda")]
+            return [x, y, *(mx_formats.quantise(each, form) for each in (x, y)),
+                    torch.empty(m, n, dtype=BF16, device="cuda")]
 
-        def cublas(x, y, a, b, out):
+        def cublas(x, y, a, weight, out):
             return lambda: torch.mm(x, y.T, out=out)
 
-        def way(x, y, a, b, out):
-            return blockscaled_emulated.prepare(a, b, out=out)
+        def decode_and_multiply(x, y, a, weight, out):
+            return emulated_path.prepare(a, weight.T, out=out)
 
-        tried = {f"naive {config}": naive(config) for config in every[form]}
-        found = bench.compare({"cuBLAS bf16": cublas, "emulated": way, "decoding": decoding}, inputs, "cuBLAS bf16",
-                              flops=2 * m * n * k)
-        slow = bench.compare({"cuBLAS bf16": cublas} | tried, inputs, "cuBLAS bf16", flops=2 * m * n * k, rounds=4,
+        found = bench.compare({"cuBLAS bf16": cublas, "emulated": decode_and_multiply, "decoding": decoding}, inputs,
+                              "cuBLAS bf16", flops=2 * m * n * k)
+        candidates = {f"naive {config}": naive(config) for config in configs[form]}
+        slow = bench.compare({"cuBLAS bf16": cublas} | candidates, inputs, "cuBLAS bf16", flops=2 * m * n * k, rounds=4,
                              warm_s=0.1)
-        top = min((slow[name] for name in tried), key=lambda timing: timing.ms or math.inf)
+        fastest = min((slow[name] for name in candidates), key=lambda timing: timing.ms or math.inf)
         about = {"format": form, "shape": list(CUBE)}
         rows += [found["cuBLAS bf16"].row() | about,
                  found["emulated"].row() | about | verify_emulated((form, form), CUBE),
                  {key: value for key, value in found["decoding"].row().items() if key != "tflops"} | about,
-                 top.row() | about | {"name": "naive", "config": top.name.removeprefix("naive ")}]
+                 fastest.row() | about | {"name": "naive", "config": fastest.name.removeprefix("naive ")}]
     return rows
 
 
-@triton.jit
-def stream_kernel(packed_ptr, scales_ptr, out_ptr, words, scale_words, BLOCK: tl.constexpr):
-    # Reads all, and keeps a word a program: scales are a sixteenth of what the elements are.
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    scale_at = tl.program_id(0) * (BLOCK // 16) + tl.arange(0, BLOCK // 16)
-    seen = tl.load(packed_ptr + at, mask=at < words, other=0)
-    scales = tl.load(scales_ptr + scale_at, mask=scale_at < scale_words, other=0)
-    tl.store(out_ptr + tl.program_id(0), tl.xor_sum(seen, 0) ^ tl.xor_sum(scales, 0))
-
-
-def stream(x, packed, scales, dense):
-    """A candidate: reads the packed weights and their scales, and does nothing with them."""
-    words, of_scales, block = packed.view(torch.int32), scales.view(torch.int32), 4096
-    programs = triton.cdiv(words.numel(), block)
-    out = torch.empty(programs, dtype=torch.int32, device=packed.device)
-
-    def launch():
-        stream_kernel[(programs,)](words, of_scales, out, words.numel(), of_scales.numel(), block, num_warps=4)
-        return out
-
-    return launch
-
-
-@experiment("ch14_blockscaled_decode", hash_of(*OF_DECODE, stream_kernel))
+@experiment("ch14_blockscaled_decode", hash_later(*DECODE_SOURCES, stream_kernel))
 def decode():
-    """MXFP4 weights times M tokens beside cuBLAS on the same weights in bf16, and a kernel that only reads them."""
+    """Measure MXFP4 weights times M tokens beside cuBLAS with bf16 weights, and a kernel that only reads."""
     n = k = 8192
-    build.compile_ahead(blockscaled_decode.job(blockscaled_decode.best(m, n, k, device.current()), "sm_90a", m) for m in TOKENS)
+    configs = {m: decode_path.best_config(m, n, k, device.current()) for m in TOKENS}
+    build.compile_ahead(decode_path.job(config, "sm_90a", m) for m, config in configs.items())
     rows = []
-    for m in TOKENS:
+    for m, config in configs.items():
         def inputs(m=m):
-            x, of = torch.randn(m, k, device="cuda").to(BF16), mx_formats.quantise(
-                torch.randn(n, k, device="cuda").to(BF16), "mxfp4")
-            # bf16 weights in a list: the rotation then counts what `decode` reads, and L2 does not hold it.
-            return [x, of.values, of.scales, [mx_formats.dequantise(of)]]
+            x = torch.randn(m, k, device="cuda").to(BF16)
+            weight = mx_formats.quantise(torch.randn(n, k, device="cuda").to(BF16), "mxfp4")
+            # The rotation through L2 counts what `decode` reads, and not the bf16 weights in the list.
+            return [x, weight.values, weight.scales, [mx_formats.dequantise(weight)]]
 
-        def cublas(x, packed, scales, dense):
+        def cublas(x, weight, scales, dense):
             out = torch.empty(x.shape[0], n, dtype=BF16, device="cuda")
             return lambda: torch.mm(x, dense[0].T, out=out)
 
-        found = bench.compare({"cuBLAS bf16": cublas, "decode": lambda x, packed, scales, _: blockscaled_decode.prepare(
-            x, packed, scales), "stream": stream}, inputs, "cuBLAS bf16", nbytes=n * k // 2 + n * k // 32, rounds=10,
-            warm_s=0.15)
+        def decode_weights(x, weight, scales, dense):
+            return decode_path.prepare(x, weight, scales)
+
+        found = bench.compare({"cuBLAS bf16": cublas, "decode": decode_weights, "stream": stream}, inputs,
+                              "cuBLAS bf16", nbytes=n * k // 2 + n * k // 32, rounds=10, warm_s=0.15)
         for name, timing in found.items():
             row = timing.row() | {"tokens": m, "shape": [m, n, k]}
             if name == "cuBLAS bf16":
                 row["gbps"] = 2 * n * k / timing.ms / 1e6
             if name == "decode":
-                row |= verify_decode(m, n, k) | {"config": str(blockscaled_decode.best(m, n, k, device.current()))}
+                row |= verify_decode(m, n, k) | {"config": str(config)}
             rows.append(row)
     return rows
 
 
-@results.experiment("ch14_blockscaled_sanitizer", hash_of(*OF_FP8, *OF_EMULATED, *OF_DECODE),
+@results.experiment("ch14_blockscaled_sanitizer", hash_later(*FP8_SOURCES, *EMULATED_SOURCES, *DECODE_SOURCES),
                     can_run=lambda: has_wgmma() and check.can_sanitize())
-def sanitized():
-    """What compute-sanitizer finds in `sanitizer_cases` of `ch14.blockscaled.checks`, tool by tool."""
-    return check.sanitize("ch14.blockscaled.checks")
+def run_sanitizers():
+    """Return what each tool of compute-sanitizer finds in `verification.sanitizer_cases`."""
+    return check.sanitize("ch14.blockscaled.verification")

@@ -1,4 +1,4 @@
-"""Pictures of the block-scaled GEMM: which scale belongs to what, and who multiplies while others add."""
+"""Draw which scale belongs to which block, and what the tensor core and the CUDA cores do at the same time."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from tilelab.diagrams import box, canvas, lanes, lighten, write
 
 BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
 GROUPS = (BLUE, ORANGE, GREEN)  # the colours of warp groups
-# Clocks of an SM for a block of 64 x 128 sums over 128 of K: fp8 products at 4,096 a clock, then a float32
-# multiplication with addition for each sum, at 128 a clock.
+# Clocks of an SM for a block of 64 x 128 sums over 128 of K: it makes 4,096 fp8 products per clock, and then needs one
+# float32 multiply-add for each sum, 128 per clock.
 PRODUCT, ADDING = 64 * 128 * 128 // 4096, 64 * 128 // 128
 
 
 def scales_picture(blocks: int = 5) -> plots.Picture:
-    """A tile of C, the blocks of A and B that it is made of, and their scales."""
+    """Draw a tile of C, the blocks of A and B that it is the product of, and their scales."""
     figure, axes = canvas("The tensor core sums 128 of K, float32 adds that to C, scaled",
                           "fp8, scales of 1 × 128 (A) and 128 × 128 (B); a tile of 128 × 128", 7.2, 3.0)
     side, left, top, chosen = 0.62, 0.95, 2.3, 1
@@ -22,13 +22,13 @@ def scales_picture(blocks: int = 5) -> plots.Picture:
         for block in range(blocks):
             x = left + block * (side + 0.14)
             box(axes, x, y, side, side, lighten(tone, 0.8 if block == chosen else 0.25), "black", linewidth=0.5)
-            if each_row:  # a scale a row
+            if each_row:  # one scale per row
                 for row in range(8):
                     box(axes, x - 0.1, y + row * side / 8 + 0.012, 0.06, side / 8 - 0.024, tone)
             else:
                 box(axes, x - 0.1, y + side / 2 - 0.05, 0.06, 0.1, tone)
         write(axes, left - 0.18, y + side / 2 + 0.12, name, "right", 8, fontweight="bold")
-        write(axes, left - 0.18, y + side / 2 - 0.1, "128 scales\na block" if each_row else "one scale\na block",
+        write(axes, left - 0.18, y + side / 2 - 0.1, "128 scales\nper block" if each_row else "one scale\nper block",
               "right", 6)
 
     operand(top - side, BLUE, "A", True)
@@ -45,20 +45,22 @@ def scales_picture(blocks: int = 5) -> plots.Picture:
         write(axes, right + side + 0.1, y + side / 2, below, "left", 6.5)
     axes.annotate("", (right + side / 2, top - side - 0.4), (right + side / 2, top - side - 0.02),
                   arrowprops={"arrowstyle": "->", "linewidth": 1})
-    write(axes, left - 0.1, 0.3, "With one scale a matrix there is no scratch: the tensor core goes on adding to C.",
+    write(axes, left - 0.1, 0.3, "With one scale per matrix there is no scratch: the tensor core goes on adding to C.",
           "left", 7)
     return figure
 
 
 def schedule(consumers: int, scratch: int, blocks: int = 6) -> tuple[list[tuple[str, int, float, float]], float]:
-    """Who is busy when, in a model of one SM whose consumers have 64 rows each and `scratch` accumulators: spans (unit,
-    consumer, begin, end) in clocks, and the share of the time that the tensor core is busy between the first product
-    and the last. Loads and latencies are free."""
+    """Return who is busy when in a model of one SM, and the share of time in which the tensor core is busy.
+
+    The first is a list of (unit, consumer, begin, end) in clocks. Each consumer has 64 rows and `scratch` accumulators.
+    The share counts from the first product to the last. Loads and latencies take no time in the model.
+    """
     free = {"tensor core": 0.0, "CUDA cores": 0.0}
-    added: list[list[float]] = [[] for _ in range(consumers)]  # ends of a consumer's additions
+    added: list[list[float]] = [[] for _ in range(consumers)]  # the times at which additions end
     spans = []
 
-    def ready(group):  # a product needs a scratch that has been added
+    def ready(group):  # a product needs a scratch whose sums have been added
         done = len(added[group]) - scratch
         return added[group][done] if done >= 0 else 0.0
 
@@ -76,17 +78,17 @@ def schedule(consumers: int, scratch: int, blocks: int = 6) -> tuple[list[tuple[
     return spans, busy
 
 
-def turns_picture(blocks: int = 4) -> plots.Picture:
-    """`schedule` of one consumer, of one with two scratches, and of two consumers."""
+def schedule_picture(blocks: int = 4) -> plots.Picture:
+    """Draw `schedule` for one consumer, for one with two scratch accumulators, and for two consumers."""
     cases = (("one group, one scratch", 1, 1, 2 * blocks), ("one group, two scratches", 1, 2, 2 * blocks),
              ("two groups, a scratch each", 2, 1, blocks))
-    made = {name: schedule(*of) for name, *of in cases}
-    longest = max(end for spans, _ in made.values() for *_, end in spans)
+    schedules = {name: schedule(*numbers) for name, *numbers in cases}
+    longest = max(end for spans, _ in schedules.values() for *_, end in spans)
     share = schedule(1, 1, 1000)[1]
     figure, axes = canvas(f"Adding costs {1 - share:.0%} of the tensor core's time if nothing else multiplies",
                           "a model: eight blocks of 64 × 128 × 128, "
-                          f"{PRODUCT} clocks to multiply, {ADDING} to add; a colour a group", 7.2, 2.8)
+                          f"{PRODUCT} clocks to multiply, {ADDING} to add; one colour per group", 7.2, 2.8)
     scale, left = 4.4 / longest, 2.5
-    for line, (name, (spans, _)) in enumerate(made.items()):
+    for line, (name, (spans, _)) in enumerate(schedules.items()):
         lanes(axes, 2.2 - 0.68 * line, left, scale, longest, name, spans, GROUPS)
     return figure

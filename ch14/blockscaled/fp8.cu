@@ -1,31 +1,39 @@
-// C (M x N) = sum over blocks of 128 along K of scale_a scale_b (A B^T), on Hopper's tensor cores: A (M x K) and
-// B (N x K) are fp8 e4m3; a scale_a belongs to 1 x 128 elements of A, a scale_b to 128 x 128 of B.
+// C (M x N) = sum over blocks of 128 along K of scale_a scale_b (A B^T), on Hopper's tensor cores. A (M x K) and B
+// (N x K) are fp8 e4m3. A scale_a belongs to 1 x 128 elements of A, a scale_b to 128 x 128 elements of B.
 //
-// The tensor core knows no block scales, and adds fp8 products in fewer bits than float32 has. So each block of 128
-// along K is summed in a scratch accumulator, which the CUDA cores add, scaled, to the real one (two-level
-// accumulation). Meanwhile the tensor core multiplies for the other consumers or into a second scratch. Source:
-// DeepSeek-V3, section 3.3.2 (arXiv 2412.19437).
+// The tensor core knows no block scales, and it adds fp8 products with fewer bits than float32 has. So the kernel sums
+// in two levels. One CTA has a producer warp group and CONSUMERS others:
 //
-// -D: BLOCK_N (columns of a tile, 64 or 128), CONSUMERS (warp groups that multiply, 64 rows each), SCRATCH
-// (accumulators beside the real one, 1 or 2), STAGES of the ring, SPLIT (1: the K steps of a tile are shared by `splits`
-// CTAs), GROUP (rows of tiles that the raster keeps together), BIAS, ACTIVATION (0, SILU 1, GELU 2), MX (1: C is MXFP8,
-// not bf16).
+//     producer    loads blocks of A, B and scale_a into a ring of STAGES, by TMA
+//     consumer    1. wait for a stage; four wgmma sum its 128 columns of K in a scratch accumulator
+//                 2. when these are done, release the stage and add scratch x scale_a x scale_b to C, in float32
+//                 3. after the last block: bias, activation, then C through shared memory to global memory, by TMA
+//
+//     stage       | A: BLOCK_M x 128 B | B: BLOCK_N x 128 B |      scale_a of the stage: BLOCK_M floats
+//
+// During step 2 the tensor core multiplies for another consumer, or into a second scratch. With SPLIT, several CTAs
+// share the K steps of a tile and the last one adds their sums. Source: DeepSeek-V3, section 3.3.2 (arXiv 2412.19437).
+//
+// -D: BLOCK_N (columns of a tile, 64 or 128), CONSUMERS (64 rows each), SCRATCH (1 or 2 scratch accumulators), STAGES,
+// SPLIT (0 or 1), GROUP (rows of tiles that the raster keeps together), BIAS, ACTIVATION (0 none, 1 SiLU, 2 GELU), MX
+// (1: C is MXFP8 and not bf16).
 #include "wgmma.cuh"
 
-constexpr int BLOCK = 128, BLOCK_K = BLOCK;  // what shares a scale of B; 128 bytes are a row of the widest swizzle
-constexpr int ROWS = 64, BLOCK_M = ROWS * CONSUMERS, SUMS = BLOCK_N / 2;  // SUMS: a thread's
+constexpr int BLOCK = 128, BLOCK_K = BLOCK;  // a scale of B covers BLOCK x BLOCK; the widest swizzle has 128 bytes
+constexpr int ROWS = 64, BLOCK_M = ROWS * CONSUMERS;
+constexpr int SUMS = BLOCK_N / 2;  // accumulators per thread: ROWS x BLOCK_N / 128
 constexpr u32 A_BYTES = BLOCK_M * BLOCK_K, B_BYTES = BLOCK_N * BLOCK_K, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr u32 RING_BYTES = STAGES * STAGE_BYTES;
-constexpr u32 SCALE_BYTES = 4 * BLOCK_M;  // of a stage: A's
-constexpr u32 PART_BYTES = ROWS * 128, BUFFERS = 2;  // C leaves in parts with rows of 128 bytes, two a consumer
+constexpr u32 SCALE_BYTES = 4 * BLOCK_M;  // scale_a of one stage
+constexpr u32 PART_BYTES = ROWS * 128, BUFFERS = 2;  // C is staged in parts with rows of 128 bytes, two per consumer
 constexpr u32 STAGED_BYTES = CONSUMERS * BUFFERS * PART_BYTES, BARRIER_BYTES = 16 * STAGES;
 constexpr int THREADS = 128 * (1 + CONSUMERS), CONSUMER_REGISTERS = consumer_registers(CONSUMERS, 1);
-static_assert(STAGES > 2, "one stage is added up while the next is multiplied and a third loaded");
+static_assert(STAGES > 2, "one stage is added, the next multiplied, and a third loaded at the same time");
 static_assert(BLOCK_N == 128 || BLOCK_N == 64 && !MX, "a part of MXFP8 is 128 columns wide");
 
-// SiLU by two instructions of the special unit and no more: __expf and a division would guard subnormal numbers, which
-// end as zero or value all the same.
-__device__ __forceinline__ float activated(float value) {
+// SiLU uses only two instructions of the special function unit. __expf and a division would also handle subnormal
+// numbers, for which the result is zero or `value` in any case.
+__device__ __forceinline__ float apply_activation(float value) {
     if constexpr (ACTIVATION == 1) {
         float power, quotient;
         asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(value * -1.44269504f));
@@ -36,8 +44,8 @@ __device__ __forceinline__ float activated(float value) {
     return value;
 }
 
-// Bias and activation of 64 rows, in place; `column` is the first of this thread's first pair.
-__device__ __forceinline__ void finish(float (&d)[SUMS], const u32* bias, int column) {
+// Apply bias and activation to the fragment (see wgmma.cuh) of 64 rows. `column` is that of this thread's d[0].
+__device__ __forceinline__ void apply_bias_and_activation(float (&d)[SUMS], const u32* bias, int column) {
 #pragma unroll
     for (int i = 0; i < SUMS; i += 4) {
         if constexpr (BIAS) {
@@ -46,122 +54,131 @@ __device__ __forceinline__ void finish(float (&d)[SUMS], const u32* bias, int co
             d[i] += low, d[i + 1] += high, d[i + 2] += low, d[i + 3] += high;
         }
 #pragma unroll
-        for (int j = 0; j < 4; ++j) d[i + j] = activated(d[i + j]);
+        for (int j = 0; j < 4; ++j) d[i + j] = apply_activation(d[i + j]);
     }
 }
 
-// 64 columns from the `half`-th on, as bf16, in rows of 128 bytes.
+// Stage 64 columns of C, the first or second `half`, as bf16 in rows of 128 bytes. One stmatrix_x4 stores 16 x 16
+// elements of a warp:
+//
+//                       columns 0-7     columns 8-15
+//     rows  0-7   of 16   matrix 0        matrix 2       lane l passes the address of row l % 16 in
+//     rows  8-15          matrix 1        matrix 3       the left (l < 16) or right half
 __device__ __forceinline__ void stage_bf16(const float (&d)[SUMS], u32 staged, int half) {
     const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
     for (int j = 0; j < 64; j += 16) {
         const float* v = d + half * 32 + j / 2;
         stmatrix_x4(staged + swizzle_offset(row * 128 + (j / 8 + lane / 16) * 16, 128), pack_bf16x2(v[0], v[1]),
-                       pack_bf16x2(v[2], v[3]), pack_bf16x2(v[4], v[5]), pack_bf16x2(v[6], v[7]));
+                    pack_bf16x2(v[2], v[3]), pack_bf16x2(v[4], v[5]), pack_bf16x2(v[6], v[7]));
     }
 }
 
-// All 128 columns as MXFP8: rounded to bf16, as what would be stored otherwise, then each 32 of a row to e4m3 with a
-// scale e8m0 (OCP MX specification, 6.3). Four lanes hold a row; each writes one of its four scales.
+// Stage all 128 columns as MXFP8: round to bf16, as they would be stored otherwise, then round each 32 of a row to e4m3
+// with a scale e8m0 (OCP MX specification, 6.3). Four lanes hold a row, and each stores one of its four scales:
+//
+//     lane % 4                     0       1       2       3
+//     columns of a block of 32     8j      8j + 2  8j + 4  8j + 6     and the next one, for j = 0, 1, 2, 3
 __device__ __forceinline__ void stage_mx(const float (&d)[SUMS], u32 staged, unsigned char* scales, int row, int rows,
                                          int pitch) {
     const u32 lane = threadIdx.x % 32;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {  // rows lane / 4 and lane / 4 + 8 of a warp's 16
-        const u32 within = threadIdx.x / 32 % 4 * 16 + half * 8 + lane / 4;
-        u32 mine = 0;
+    for (int half = 0; half < 2; ++half) {  // rows lane / 4 and lane / 4 + 8 of the warp's 16
+        const u32 row_in_tile = threadIdx.x / 32 % 4 * 16 + half * 8 + lane / 4;
+        u32 own_scale = 0;
 #pragma unroll
         for (int block = 0; block < 4; ++block) {
-            u32 pairs[4], most = 0;  // most: of the magnitudes at even places, and at odd ones
+            u32 pairs[4], amax_pair = 0;  // the largest magnitudes in even and in odd columns
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                const float* from = d + 16 * block + 4 * j + 2 * half;
-                pairs[j] = pack_bf16x2(from[0], from[1]);
-                most = __vmaxu2(most, pairs[j] & 0x7FFF7FFF);  // of positive floats the larger has the larger bits
+                const float* sums = d + 16 * block + 4 * j + 2 * half;
+                pairs[j] = pack_bf16x2(sums[0], sums[1]);
+                amax_pair = __vmaxu2(amax_pair, pairs[j] & 0x7FFF7FFF);  // positive floats compare like their bits
             }
-            most = __vmaxu2(most, __shfl_xor_sync(~0u, most, 1));
-            most = __vmaxu2(most, __shfl_xor_sync(~0u, most, 2));
-            const u32 largest = max(most >> 16, most & 0xFFFF);
-            const bool dead = largest >= 0x7F80;  // an infinity or NaN
-            const u32 code = dead ? 255 : max(static_cast<int>(largest >> 7) - 8, 0);
-            const float multiplier = __uint_as_float((254 - code) << 23);
+            amax_pair = __vmaxu2(amax_pair, __shfl_xor_sync(~0u, amax_pair, 1));
+            amax_pair = __vmaxu2(amax_pair, __shfl_xor_sync(~0u, amax_pair, 2));
+            const u32 amax = max(amax_pair >> 16, amax_pair & 0xFFFF);
+            const bool not_finite = amax >= 0x7F80;
+            const u32 scale = not_finite ? 255 : max(static_cast<int>(amax >> 7) - 8, 0);
+            const float multiplier = __uint_as_float((254 - scale) << 23);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                unsigned short two;
+                unsigned short codes;
                 asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
-                    : "=h"(two) : "f"(__uint_as_float(pairs[j] & 0xFFFF0000) * multiplier),
+                    : "=h"(codes) : "f"(__uint_as_float(pairs[j] & 0xFFFF0000) * multiplier),
                       "f"(__uint_as_float(pairs[j] << 16) * multiplier));
-                const u32 at = within * 128 + block * 32 + j * 8 + lane % 4 * 2;
+                const u32 offset = row_in_tile * 128 + block * 32 + j * 8 + lane % 4 * 2;
                 asm volatile("st.shared.u16 [%0], %1;"
-                             ::"r"(staged + swizzle_offset(at, 128)), "h"(dead ? static_cast<unsigned short>(0) : two)
-                             : "memory");
+                             ::"r"(staged + swizzle_offset(offset, 128)),
+                               "h"(not_finite ? static_cast<unsigned short>(0) : codes) : "memory");
             }
-            if (lane % 4 == block) mine = code;
+            if (lane % 4 == block) own_scale = scale;
         }
-        if (row + within < rows) scales[static_cast<u64>(row + within) * pitch + lane % 4] = mine;
+        if (row + row_in_tile < rows) scales[static_cast<u64>(row + row_in_tile) * pitch + lane % 4] = own_scale;
     }
 }
 
-// One consumer's rows of C. Returns before the stores have read shared memory; `parts` counts those staged before.
-__device__ __forceinline__ void epilogue(float (&acc)[SUMS], const TensorMap& c_map, u32 staged, u32& parts,
+// Store one consumer's rows of C. Returns before TMA has read shared memory. `staged_parts` counts the parts staged so
+// far, `barrier` is a named barrier for the 128 threads of the consumer.
+__device__ __forceinline__ void epilogue(float (&acc)[SUMS], const TensorMap& c_map, u32 staged, u32& staged_parts,
                                          const u32* bias, unsigned char* scales, int row, int column, int M, int N,
-                                         u32 name) {
+                                         u32 barrier) {
     const bool leader = threadIdx.x % 128 == 0;
-    finish(acc, bias, column + threadIdx.x % 4 * 2);
+    apply_bias_and_activation(acc, bias, column + threadIdx.x % 4 * 2);
 #pragma unroll
     for (int half = 0; half < (MX ? 1 : BLOCK_N / 64); ++half) {
-        const u32 buffer = staged + parts++ % BUFFERS * PART_BYTES;
-        if (leader) bulk_wait_read<BUFFERS - 1>();  // the part that was last in this buffer has left it
-        named_barrier_sync(name, 128);
+        const u32 buffer = staged + staged_parts++ % BUFFERS * PART_BYTES;
+        if (leader) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous part
+        named_barrier_sync(barrier, 128);
         if constexpr (MX) stage_mx(acc, buffer, scales + column / 32, row, M, N / 32);
         else stage_bf16(acc, buffer, half);
         fence_proxy_async();
-        named_barrier_sync(name, 128);
+        named_barrier_sync(barrier, 128);
         if (leader) tma_store_2d(c_map, buffer, column + half * 64, row), bulk_commit();
     }
 }
 
-// Adds up what the CTAs of a tile have summed, always in the same order; false for all but the last of them to come.
-// A warp whose rows lie past the end has nothing to add up.
-__device__ __forceinline__ bool gathered(float (&acc)[SUMS], float4* parts, u32* arrivals, u32 flag, int index,
-                                         int splits, bool inside, u32 name) {
-    const u32 consumer = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, tile = index / splits;
+// Store the sums of one of the `splits` CTAs that share a tile. The last CTA to arrive adds all sums, always in the
+// same order, and gets true. Warps whose rows lie past the end of C (not `inside`) have nothing to add.
+__device__ __forceinline__ bool reduce_splits(float (&acc)[SUMS], float4* parts, u32* arrivals, u32 flag, int work_id,
+                                              int splits, bool inside, u32 barrier) {
+    const u32 consumer = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, tile = work_id / splits;
     auto part = [&](int work) { return parts + (static_cast<u64>(work) * CONSUMERS + consumer) * 32 * SUMS + thread; };
-    float4* mine = part(index);
+    float4* own_part = part(work_id);
 #pragma unroll
     for (int i = 0; i < SUMS; i += 4)
-        if (inside) __stcg(mine + i * 32, make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]));
+        if (inside) __stcg(own_part + i * 32, make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]));
     __threadfence();
-    named_barrier_sync(name, 128);
+    named_barrier_sync(barrier, 128);
     if (thread == 0) {
-        const u32 before = atomicAdd(arrivals + tile * CONSUMERS + consumer, 1);
-        asm volatile("st.shared.u32 [%0], %1;" ::"r"(flag), "r"(before) : "memory");
+        const u32 arrived = atomicAdd(arrivals + tile * CONSUMERS + consumer, 1);
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(flag), "r"(arrived) : "memory");
     }
-    named_barrier_sync(name, 128);
-    u32 before;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(before) : "r"(flag) : "memory");
-    if (before != splits - 1) return false;
+    named_barrier_sync(barrier, 128);
+    u32 arrived;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(arrived) : "r"(flag) : "memory");
+    if (arrived != splits - 1) return false;
     __threadfence();
     for (int split = 0; inside && split < splits; ++split) {
-        const float4* from = part(tile * splits + split);
+        const float4* other = part(tile * splits + split);
 #pragma unroll
         for (int i = 0; i < SUMS; i += 4) {
-            const float4 more = __ldcg(from + i * 32);
-            acc[i] = split ? acc[i] + more.x : more.x, acc[i + 1] = split ? acc[i + 1] + more.y : more.y;
-            acc[i + 2] = split ? acc[i + 2] + more.z : more.z, acc[i + 3] = split ? acc[i + 3] + more.w : more.w;
+            const float4 sum = __ldcg(other + i * 32);
+            acc[i] = split ? acc[i] + sum.x : sum.x, acc[i + 1] = split ? acc[i + 1] + sum.y : sum.y;
+            acc[i + 2] = split ? acc[i + 2] + sum.z : sum.z, acc[i + 3] = split ? acc[i + 3] + sum.w : sum.w;
         }
     }
     if (thread == 0) arrivals[tile * CONSUMERS + consumer] = 0;  // for the next launch
     return true;
 }
 
-__device__ __forceinline__ float load_shared(u32 from) {
+__device__ __forceinline__ float load_shared(u32 address) {
     float value;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
     return value;
 }
 
-// One block of K into `sum`: four products, under way when this returns.
+// Start the four products of one block of K into `sum`. They are still running when this returns.
 __device__ __forceinline__ void multiply(float (&sum)[SUMS], u32 a, u32 b) {
     const u64 a_tile = wgmma_descriptor(a), b_tile = wgmma_descriptor(b);
     wgmma_fence();
@@ -170,24 +187,24 @@ __device__ __forceinline__ void multiply(float (&sum)[SUMS], u32 a, u32 b) {
     wgmma_commit();
 }
 
-// The ring, C as it is staged, scales, the barriers, a word a consumer. Tiles are aligned to the 1,024 bytes after
-// which a swizzle repeats.
+// Shared memory holds the ring, the staged parts of C, scales, barriers, and a flag per consumer. The swizzle repeats
+// every 1,024 bytes, so tiles are aligned to that.
 extern __shared__ __align__(1024) char shared[];
 
+// Each load brings `rows` rows of A, at most BLOCK_M. Those below hold old data, and their results are not stored.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     fp8_blocks(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
                const __grid_constant__ TensorMap scale_a_map, const __grid_constant__ TensorMap c_map,
                const float* scale_b, const u32* bias, unsigned char* c_scales, float4* parts, u32* arrivals, int M,
                int N, int K, int splits, int rows) {
-    // `rows` of A are loaded, at most BLOCK_M: what lies in those below is nobody's.
     const u32 ring = shared_address(shared), scales = ring + RING_BYTES + STAGED_BYTES;
     const u32 full = scales + STAGES * SCALE_BYTES, empty = full + 8 * STAGES;
-    // From one lane, so that the compiler knows it is the same in all, and keeps addresses in uniform registers.
+    // The shuffle shows the compiler that all lanes have the same value, so it keeps addresses in uniform registers.
     const u32 warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
             mbarrier_init(full + 8 * s, 1);
-            mbarrier_init(empty + 8 * s, 4 * CONSUMERS);  // each warp that reads the stage
+            mbarrier_init(empty + 8 * s, 4 * CONSUMERS);  // one arrival per warp that reads the stage
         }
         fence_mbarrier_init();
         prefetch_tensormap(a_map), prefetch_tensormap(b_map);
@@ -198,95 +215,98 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     griddepcontrol_launch_dependents();
 
     const int tiles_m = (M + BLOCK_M - 1) / BLOCK_M, tiles_n = N / BLOCK_N, steps = K / BLOCK_K;
-    if (!SPLIT) splits = 1;  // known to the compiler
-    const int works = tiles_m * tiles_n * splits;
-    auto begins = [&](int split) { return static_cast<int>(static_cast<long long>(steps) * split / splits); };
-    Ring<STAGES> turn;
+    if (!SPLIT) splits = 1;  // a constant for the compiler
+    const int works = tiles_m * tiles_n * splits;  // a work is a tile, or one split of it
+    auto first_step = [&](int split) { return static_cast<int>(static_cast<long long>(steps) * split / splits); };
+    Ring<STAGES> state;
     if (group == 0) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
-            for (int index = blockIdx.x; index < works; index += gridDim.x) {
-                const Tile tile = tile_at(index / splits, tiles_m, tiles_n, GROUP);
-                const int row = tile.m * BLOCK_M, column = tile.n * BLOCK_N, split = index % splits;
-                for (int step = begins(split); step < begins(split + 1); ++step, turn.advance()) {
-                    // A fresh barrier lets a wait for the phase before its first pass.
-                    mbarrier_wait(empty + 8 * turn.stage, turn.phase ^ 1);
-                    const u32 a = ring + turn.stage * STAGE_BYTES, ready = full + 8 * turn.stage;
+            for (int work = blockIdx.x; work < works; work += gridDim.x) {
+                const Tile tile = tile_at(work / splits, tiles_m, tiles_n, GROUP);
+                const int row = tile.m * BLOCK_M, column = tile.n * BLOCK_N, split = work % splits;
+                for (int step = first_step(split); step < first_step(split + 1); ++step, state.advance()) {
+                    // On a new barrier a wait for the other phase returns at once: all stages start empty.
+                    mbarrier_wait(empty + 8 * state.stage, state.phase ^ 1);
+                    const u32 a = ring + state.stage * STAGE_BYTES, ready = full + 8 * state.stage;
                     mbarrier_arrive_expect_tx(ready, B_BYTES + rows * (BLOCK_K + 4));
                     tma_load_2d(a, a_map, step * BLOCK_K, row, ready);
                     tma_load_2d(a + A_BYTES, b_map, step * BLOCK_K, column, ready);
-                    // By the copy engine, too: a warp that copied scales with cp.async cost 15 % of the speed.
-                    tma_load_2d(scales + turn.stage * SCALE_BYTES, scale_a_map, row, step, ready);
+                    // TMA loads the scales too: a warp that copied them with cp.async made the kernel 15 % slower.
+                    tma_load_2d(scales + state.stage * SCALE_BYTES, scale_a_map, row, step, ready);
                 }
             }
         }
     } else {
         warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-        const u32 consumer = group - 1, within = consumer * ROWS + warp % 4 * 16 + lane / 4;  // and eight rows below
+        const u32 consumer = group - 1;
+        const u32 upper_row = consumer * ROWS + warp % 4 * 16 + lane / 4;  // this thread also holds the row 8 below
         const u32 staged = ring + RING_BYTES + consumer * BUFFERS * PART_BYTES;
         u32 staged_parts = 0;
         float acc[SUMS], sums[SCRATCH][SUMS];
-        // Both begin together: with the second 2 or 4 blocks behind, so that one's epilogue falls into the other's
-        // products, the H200 was slower at a short K and for MXFP8, and nowhere faster beyond the noise.
-        for (int index = blockIdx.x; index < works; index += gridDim.x) {
-            const Tile tile = tile_at(index / splits, tiles_m, tiles_n, GROUP);
-            const int row = tile.m * BLOCK_M + consumer * ROWS, column = tile.n * BLOCK_N, split = index % splits;
-            const float* of_b = scale_b + static_cast<u64>(column / BLOCK) * steps;
-            int step = begins(split), left = begins(split + 1) - step;
-            float ahead = __ldg(of_b + min(step, steps - 1));  // B's scale of the next block: it comes from L2
-            float upper, lower;  // of the block that is under way: the scales of two rows of A times B's
-            u32 before = turn.stage;  // its stage
-            auto start = [&](float (&sum)[SUMS]) {
-                const float scale = ahead;
-                ahead = __ldg(of_b + min(++step, steps - 1));
-                mbarrier_wait(full + 8 * turn.stage, turn.phase);
-                const u32 a = ring + turn.stage * STAGE_BYTES, at = scales + turn.stage * SCALE_BYTES + 4 * within;
+        // Both consumers begin together. Delaying the second by 2 or 4 blocks, so that the epilogue of one overlaps
+        // with the products of the other, was slower on an H200 for a short K and for MXFP8, and nowhere faster.
+        for (int work = blockIdx.x; work < works; work += gridDim.x) {
+            const Tile tile = tile_at(work / splits, tiles_m, tiles_n, GROUP);
+            const int row = tile.m * BLOCK_M + consumer * ROWS, column = tile.n * BLOCK_N, split = work % splits;
+            const float* tile_scale_b = scale_b + static_cast<u64>(column / BLOCK) * steps;
+            int step = first_step(split), blocks_left = first_step(split + 1) - step;
+            float next_scale_b = __ldg(tile_scale_b + min(step, steps - 1));  // one block ahead, because L2 takes long
+            float upper_scale, lower_scale;  // scale_a x scale_b of this thread's two rows, for the running block
+            u32 used_stage = state.stage;    // the stage of that block
+            auto start_block = [&](float (&sum)[SUMS]) {
+                const float block_scale_b = next_scale_b;
+                next_scale_b = __ldg(tile_scale_b + min(++step, steps - 1));
+                mbarrier_wait(full + 8 * state.stage, state.phase);
+                const u32 a = ring + state.stage * STAGE_BYTES;
+                const u32 stage_scales = scales + state.stage * SCALE_BYTES + 4 * upper_row;
                 multiply(sum, a + consumer * ROWS * BLOCK_K, a + A_BYTES);
-                upper = load_shared(at) * scale, lower = load_shared(at + 32) * scale;
-                turn.advance();
+                upper_scale = load_shared(stage_scales) * block_scale_b;
+                lower_scale = load_shared(stage_scales + 32) * block_scale_b;
+                state.advance();
             };
-            auto end = [&](float (&sum)[SUMS], float of_upper, float of_lower) {
+            auto add_block = [&](float (&sum)[SUMS], float upper, float lower) {
                 warpgroup_fence_operand(sum);
-                if (lane == 0) mbarrier_arrive(empty + 8 * before);
+                if (lane == 0) mbarrier_arrive(empty + 8 * used_stage);
 #pragma unroll
-                for (int i = 0; i < SUMS; ++i) acc[i] += sum[i] * (i / 2 % 2 ? of_lower : of_upper);
+                for (int i = 0; i < SUMS; ++i) acc[i] += sum[i] * (i / 2 % 2 ? lower : upper);
             };
 #pragma unroll
             for (int i = 0; i < SUMS; ++i) acc[i] = 0;
             if constexpr (SCRATCH == 1) {
-                for (; left > 0; --left) {
-                    before = turn.stage;
-                    start(sums[0]);
+                for (; blocks_left > 0; --blocks_left) {
+                    used_stage = state.stage;
+                    start_block(sums[0]);
                     wgmma_wait<0>();
-                    end(sums[0], upper, lower);
+                    add_block(sums[0], upper_scale, lower_scale);
                 }
-            } else if (left > 0) {
-                // Straight on from one block to the next: where products under way cross a branch, the compiler makes
+            } else if (blocks_left > 0) {
+                // The loop has no branch between two blocks: where running products cross a branch, the compiler makes
                 // each wait for the one before.
                 float (&even)[SUMS] = sums[0], (&odd)[SUMS] = sums[SCRATCH - 1];
-                auto both = [&](float (&sum)[SUMS], float (&next)[SUMS]) {
-                    const float of_upper = upper, of_lower = lower;
-                    const u32 stage = turn.stage;
-                    start(next);
+                auto start_next_and_add = [&](float (&sum)[SUMS], float (&next)[SUMS]) {
+                    const float upper = upper_scale, lower = lower_scale;
+                    const u32 next_stage = state.stage;
+                    start_block(next);
                     wgmma_wait<1>();
-                    end(sum, of_upper, of_lower);
-                    before = stage;
+                    add_block(sum, upper, lower);
+                    used_stage = next_stage;
                 };
-                start(even);
-                for (; left > 2; left -= 2) both(even, odd), both(odd, even);
-                if (left == 2) {
-                    both(even, odd);
+                start_block(even);
+                for (; blocks_left > 2; blocks_left -= 2) start_next_and_add(even, odd), start_next_and_add(odd, even);
+                if (blocks_left == 2) {
+                    start_next_and_add(even, odd);
                     wgmma_wait<0>();
-                    end(odd, upper, lower);
+                    add_block(odd, upper_scale, lower_scale);
                 } else {
                     wgmma_wait<0>();
-                    end(even, upper, lower);
+                    add_block(even, upper_scale, lower_scale);
                 }
             }
             if constexpr (SPLIT) {
                 const bool inside = row + static_cast<int>(warp % 4 * 16) < M;
-                if (!gathered(acc, parts, arrivals, full + BARRIER_BYTES + 4 * consumer, index, splits, inside, group))
-                    continue;
+                const u32 flag = full + BARRIER_BYTES + 4 * consumer;
+                if (!reduce_splits(acc, parts, arrivals, flag, work, splits, inside, group)) continue;
             }
             if (row < M) epilogue(acc, c_map, staged, staged_parts, bias, c_scales, row, column, M, N, group);
         }

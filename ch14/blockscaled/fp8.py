@@ -1,5 +1,4 @@
-"""Multiply fp8 matrices with block scales on Hopper: C (M, N) = A B, with a float32 scale for each 1 x 128 elements of A
-and each 128 x 128 of B.
+"""Multiply fp8 matrices with block scales on Hopper: C (M, N) = A B, with float32 scales of 1 x 128 and 128 x 128.
 
 Products of few tiles split their K steps among CTAs. The epilogue adds a bias, applies SiLU or GELU, and quantises to
 MXFP8. The kernel is fp8.cu. Sources: DeepSeek-V3, section 3.3.2 (arXiv 2412.19437); PTX ISA, "wgmma".
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 from ch14 import mx_formats
 from tilelab import build, cuda, device, operands
 from tilelab.operands import Launch
-from tilelab.tensor_map import tensor_map
+from tilelab.tensor_map import make_tensor_map
 
 SOURCE = pathlib.Path(__file__).with_name("fp8.cu")
 BLOCK = 128  # columns of K and of B that share a scale; 128 bytes are a row of the widest swizzle
@@ -86,7 +85,7 @@ class Fp8Config:
         if activation not in ACTIVATIONS:
             raise ValueError(f"unknown activation {activation!r:.40}; choose None, silu or gelu.")
         if mx and self.block_n != 128:
-            raise ValueError(f"an MXFP8 output needs tiles of 128 columns; the configuration {self} has {self.block_n}.")
+            raise ValueError(f"an MXFP8 output needs tiles of 128 columns; {self} has {self.block_n}.")
         return {"BLOCK_N": self.block_n, "CONSUMERS": self.consumers, "SCRATCH": self.scratch, "STAGES": self.stages,
                 "SPLIT": int(self.splits > 1), "GROUP": self.group, "BIAS": int(bias),
                 "ACTIVATION": ACTIVATIONS.index(activation), "MX": int(mx)}
@@ -131,14 +130,15 @@ def spec(a, b, scale_a, scale_b, bias=None, activation=None):
 
 def _check_operands(a, b, scale_a, scale_b, bias) -> tuple[int, int, int]:
     """Return M, N and K; raise ValueError for operands that the kernel cannot read."""
-    operands.require_tensor("a", a, "fp8", dtype=torch.float8_e4m3fn, ndim=2, contiguous=True, aligned=16, not_empty=True)
-    operands.require_tensor("b", b, "fp8", dtype=torch.float8_e4m3fn, ndim=2, on=a.device, aligned=16, not_empty=True)
+    common = dict(op="fp8", dtype=torch.float8_e4m3fn, ndim=2, aligned=16, not_empty=True)
+    operands.require_tensor("a", a, contiguous=True, **common)
+    operands.require_tensor("b", b, on=a.device, **common)
     (m, k), (inner, n) = a.shape, b.shape
     if inner != k:
         raise ValueError(f"a (M, K) and b (K, N) differ in K: a is {m} x {k} and b is {inner} x {n}.")
     if k % BLOCK or n % BLOCK or max(m, n, k) > LARGEST:
-        raise ValueError(f"K and N must be multiples of {BLOCK}, the extent of a scale, and all extents at most 2^30; M, "
-                         f"N and K are {m}, {n} and {k}: pad with zeros.")
+        raise ValueError(f"M, N and K are {m}, {n} and {k}; N and K must be multiples of {BLOCK}, the extent of a "
+                         "scale, and all at most 2^30: pad with zeros.")
     operands.require_tensor("b.T", b.T, "fp8", contiguous=True)
     operands.require_tensor("scale_a", scale_a, "fp8", dtype=torch.float32, shape=(m, k // BLOCK), on=a.device)
     operands.require_tensor("scale_b", scale_b, "fp8", dtype=torch.float32, shape=(k // BLOCK, n // BLOCK), on=a.device)
@@ -153,8 +153,8 @@ def _check_out(out, m: int, n: int, where: torch.device, read: dict) -> None:
     """Raise ValueError unless C can be stored in `out` without overwriting `read`."""
     if isinstance(out, mx_formats.Packed):
         if out.format.name != "mxfp8_e4m3" or out.tiled or out.shape != (m, n):
-            raise ValueError(f"a Packed out must be {m} x {n} in mxfp8_e4m3 with rows of scales; it is {out.shape[0]} x "
-                             f"{out.shape[1]} in {out.format.name}{', tiled' * out.tiled}.")
+            raise ValueError(f"a Packed out must be {(m, n)} in mxfp8_e4m3 with rows of scales; it is {out.shape} in "
+                             f"{out.format.name}{', tiled' * out.tiled}.")
         written = {"out": out.values, "the scales of out": out.scales}
         for name, tensor in written.items():
             operands.require_tensor(name, tensor, "fp8", on=where, aligned=16)
@@ -187,10 +187,11 @@ def prepare(a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, con
     pitch = scale_a.stride(1)
     mappable = scale_a.stride(0) == 1 and pitch >= m and pitch % 4 == 0 and scale_a.data_ptr() % 16 == 0
     scales = scale_a.T if mappable else torch.empty(k // BLOCK, -(-m // 4) * 4, device=a.device)[:, :m]
-    maps = (tensor_map(a.view(torch.uint8), (rows, BLOCK), swizzle="128B"),
-            tensor_map(b.T.view(torch.uint8), (config.block_n, BLOCK), swizzle="128B"), tensor_map(scales, (1, rows)),
-            tensor_map(out.values, (64, 128), swizzle="128B") if packed else tensor_map(out, (64, 64), swizzle="128B"))
-    kernel = cuda.kernel(SOURCE, "fp8_blocks", tuple(f"-D{name}={value}" for name, value in constants.items()))
+    c, c_box = (out.values, (64, 128)) if packed else (out, (64, 64))
+    maps = (make_tensor_map(a.view(torch.uint8), (rows, BLOCK), swizzle="128B"),
+            make_tensor_map(b.T.view(torch.uint8), (config.block_n, BLOCK), swizzle="128B"),
+            make_tensor_map(scales, (1, rows)), make_tensor_map(c, c_box, swizzle="128B"))
+    kernel = cuda.load_kernel(SOURCE, "fp8_blocks", tuple(f"-D{name}={value}" for name, value in constants.items()))
     args = (*maps, scale_b, scale_b if bias is None else bias, out.scales if packed else scale_b, parts, arrivals,
             *map(ctypes.c_int, (m, n, k, config.splits, rows)))
     launch = cuda.prepare_launch(kernel, config.grid(m, n, sms), config.threads, args, config.smem_bytes,

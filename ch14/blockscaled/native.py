@@ -1,8 +1,8 @@
-"""Block-scaled GEMM by Triton's tl.dot_scaled: out (M, N) = A (M, K) B^T, both operands in one block-scaled format.
+"""Multiply block-scaled matrices with Triton's tl.dot_scaled: C (M, N) = A (M, K) B (K, N), both in one format.
 
-Two kernels, one launcher. `native` is for Blackwell: tiles and scales come by TMA, the scales in the 128 x 4 layout
-that its tensor cores read, and programs stay for many tiles. `naive` is what one writes first: pointers, scales row by
-row, a tile a program; it also runs where tl.dot_scaled is an emulation. Kernels: `ch14.blockscaled.native_kernels`.
+`native` is for Blackwell: TMA moves tiles and scales, the scales lie in the tiles of 128 x 4 that its tensor cores
+read, and programs are persistent. `naive` is the first kernel one would write: pointers, scales row by row, one tile
+per program. It also runs where the compiler emulates tl.dot_scaled. The way the scales lie selects the kernel.
 """
 
 from __future__ import annotations
@@ -16,28 +16,31 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ch14.blockscaled.emulated import operand_memory, packed_operands
 from ch14.blockscaled.native_kernels import naive_kernel, native_kernel
-from ch14.descriptors import check_dense, context, span
-from ch14.mx_formats import Packed, fused, number_formats, packing
-from tilelab import build, device
+from ch14.blockscaled.smem_planner import require_one_of
+from ch14.mx_formats import Packed, Transposed, format_with_kernels, number_formats, packing
+from tilelab import build, cuda, device, operands
+from tilelab.operands import Launch
 
 FORMS = {"mxfp8_e4m3": "e4m3", "mxfp4": "e2m1", "nvfp4": "e2m1"}  # tl.dot_scaled's name of the elements
 OUTPUTS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-KERNELS = {"tiled": "native", "pointers": "naive"}  # by how the scales lie and are read
-ROWS, GROUPS = packing.TILE  # a tile of scales
+ROWS, GROUPS = packing.TILE  # of a tile of scales
+EMULATED = "ch14.blockscaled's emulated path"
 
 
-def spec(a: Packed, b: Packed) -> torch.Tensor:
-    """A B^T in float64: A (M, K) and B (N, K) as their codes and scales stand for them."""
-    return number_formats.dequantise(a.unpacked()).double() @ number_formats.dequantise(b.unpacked()).double().T
+def spec(a: Packed, b: Transposed) -> torch.Tensor:
+    """Return A (M, K) @ B (K, N) in float64, of the numbers that the codes and scales stand for."""
+    left, right = (number_formats.dequantise(each.unpack()).double() for each in (a, b.T))
+    return left @ right.T
 
 
 @dataclass(frozen=True)
 class NativeConfig:
-    """A tile of block_m x block_n, steps of block_k elements, warps and stages of `kernel`, "native" or "naive".
+    """Hold the tile of a kernel, "native" or "naive": rows, columns, elements per K step, warps and stages.
 
-    Of `native` alone: `parts` that a tile is stored in, and `fused` loops over tiles and K: the next tile begins while
-    this one is stored, for which the compiler takes a second accumulator in tensor memory.
+    The native kernel stores a tile in `epilogue_subtile` parts. With `fused` loops over tiles and K, the next tile
+    begins while this one is stored, for which the compiler takes a second accumulator in tensor memory.
     """
 
     block_m: int
@@ -46,149 +49,132 @@ class NativeConfig:
     num_warps: int
     num_stages: int
     kernel: str = "native"
-    parts: int = 1
+    epilogue_subtile: int = 1
     fused: bool = False
 
     def __post_init__(self):
         for name, allowed in (("kernel", ("native", "naive")), ("block_m", (128, 256)), ("block_n", (128, 256)),
                               ("block_k", (64, 128, 256, 512)), ("num_warps", (4, 8)), ("num_stages", range(1, 9)),
-                              ("parts", (1, 2, 4)), ("fused", (False, True))):
-            value = getattr(self, name)
-            if type(value) is not type(allowed[0]) or value not in allowed:
-                raise ValueError(f"{name} is one of {', '.join(map(str, allowed))}; here it is {value!r:.40}.")
-        if self.kernel == "naive" and (self.parts, self.fused) != (1, False):
-            raise ValueError("parts and fused are the native kernel's; the naive one has one loop and one store.")
+                              ("epilogue_subtile", (1, 2, 4)), ("fused", (False, True))):
+            require_one_of(name, getattr(self, name), allowed)
+        if self.kernel == "naive" and (self.epilogue_subtile, self.fused) != (1, False):
+            raise ValueError("epilogue_subtile and fused belong to the native kernel; the naive one has neither.")
 
     def __str__(self):
         tile = f"{self.kernel} {self.block_m},{self.block_n},{self.block_k},{self.num_warps},{self.num_stages}"
-        return tile + f" /{self.parts}" * (self.parts > 1) + " fused" * self.fused
+        return tile + f" /{self.epilogue_subtile}" * (self.epilogue_subtile > 1) + " fused" * self.fused
 
     def constants(self, form: number_formats.BlockFormat, sms: int, whole: bool) -> dict:
-        """The kernel's constexpr arguments; ValueError where the tile does not hold whole tiles of scales."""
+        """Return the kernel's constexpr arguments; raise ValueError for a step that cuts through a tile of scales."""
         group = form.block[1]
         if self.kernel == "native" and self.block_k % (GROUPS * group):
-            raise ValueError(f"a step holds whole tiles of scales: block_k is a multiple of {GROUPS * group} for "
-                             f"{form.name}; here it is {self.block_k}.")
-        found = dict(BLOCK_M=self.block_m, BLOCK_N=self.block_n, BLOCK_K=self.block_k, FORMAT=FORMS[form.name],
-                     PACKED=8 // form.element.bits, GROUP=group, GROUP_M=8)
-        native = dict(PARTS=self.parts, FUSED=self.fused, PROGRAMS=sms)
-        return found | (native if self.kernel == "native" else dict(WHOLE=whole))
+            raise ValueError(f"block_k is {self.block_k}; for {form.name} it must be a multiple of {GROUPS * group}, "
+                             "because a step loads whole tiles of scales.")
+        common = dict(BLOCK_M=self.block_m, BLOCK_N=self.block_n, BLOCK_K=self.block_k, FORMAT=FORMS[form.name],
+                      PACKED=8 // form.element.bits, GROUP=group, GROUP_M=8)
+        native = dict(EPILOGUE_SUBTILE=self.epilogue_subtile, FUSED=self.fused, PROGRAMS=sms)
+        return common | (native if self.kernel == "native" else dict(WHOLE=whole))
 
     def blocks(self, form: number_formats.BlockFormat) -> dict[str, list[int]]:
-        """What each descriptor of the native kernel moves, in elements of one byte, and of C."""
+        """Return the box of each descriptor of the native kernel, in elements of one byte, and of C."""
         width, groups = self.block_k * form.element.bits // 8, self.block_k // form.block[1] // GROUPS
-        found = {}
+        boxes = {}
         for name, side in (("a", self.block_m), ("b", self.block_n)):
-            # A box has at most 256 elements a side: the 512 bytes of a tile are two rows of it.
-            found |= {f"{name}_desc": [side, width], f"{name}_scale_desc": [side // ROWS, groups, 2, 256]}
-        return found | {"c_desc": [self.block_m, self.block_n // self.parts]}
+            # A side of a box has at most 256 elements, so the 512 bytes of a tile of scales are two rows of it.
+            boxes |= {f"{name}_desc": [side, width], f"{name}_scale_desc": [side // ROWS, groups, 2, 256]}
+        return boxes | {"c_desc": [self.block_m, self.block_n // self.epilogue_subtile]}
 
 
-def _form(form: str | number_formats.BlockFormat) -> number_formats.BlockFormat:
+def _lookup(form: str | number_formats.BlockFormat) -> number_formats.BlockFormat:
     form = form if isinstance(form, number_formats.BlockFormat) else number_formats.lookup(form)
     if form.name not in FORMS:
-        raise ValueError(f"tl.dot_scaled is used for {', '.join(FORMS)} here; it is {form.name}.")
-    return fused(form)
+        raise ValueError(f"tl.dot_scaled has no kernel for {form.name} here; choose {', '.join(FORMS)}.")
+    return format_with_kernels(form)
 
 
-def configs(form: str | number_formats.BlockFormat, target: str | None = None, scales: str = "tiled") -> list[NativeConfig]:
-    """Configurations of the kernel that reads its `scales` so, for a target (default: this machine's, else sm_100a),
-    the likeliest first. Those of `native` were compiled and not measured. ValueError for what has none."""
-    form, kernel = _form(form), _kernel(scales)
-    target = target or device.current().target or "sm_100a"
+def configs(form: str | number_formats.BlockFormat = "mxfp4", target: str | None = None,
+            kernel: str = "native") -> dict[str, NativeConfig]:
+    """Return configurations of a kernel by name, which is their text, the most promising first.
+
+    The target defaults to this machine's, else sm_100a. Those of `native` were compiled but not measured.
+    """
+    form, target = _lookup(form), target or device.current().target or "sm_100a"
     k = 1024 // form.element.bits  # 128 bytes: a row of the swizzle
     if kernel == "naive":
-        return [NativeConfig(*tile, "naive") for tile in ((128, 128, 128, 8, 3), (128, 256, 64, 8, 4),
-                                                          (256, 128, 64, 8, 4), (128, 128, 64, 4, 4))]
-    if target in device.TARGETS and not device.target_limits(target).has_tcgen05:  # 99 KB of shared memory
-        return [NativeConfig(128, 128, k, 8, 3, parts=2, fused=True), NativeConfig(128, 128, k, 8, 2, parts=2)]
-    # 512 columns of tensor memory: two accumulators of 256 leave none for the scales, so wide tiles are not fused.
-    stages = 3 if form.scale == "e4m3" else 4  # twice the scales
-    return [NativeConfig(128, 256, k, 8, stages, parts=4), NativeConfig(128, 128, k, 8, 5, parts=2, fused=True),
-            NativeConfig(128, 128, k, 8, 4, parts=4, fused=True)]  # where C takes more
-
-
-def _kernel(scales: str) -> str:
-    if not isinstance(scales, str) or scales not in KERNELS:
-        raise ValueError(f"scales are tiled (native kernel) or pointers (naive kernel); here it is {scales!r:.40}.")
-    return KERNELS[scales]
+        found = [NativeConfig(*tile, "naive") for tile in ((128, 128, 128, 8, 3), (128, 256, 64, 8, 4),
+                                                           (256, 128, 64, 8, 4), (128, 128, 64, 4, 4))]
+    elif target in device.TARGETS and not device.target_limits(target).has_tcgen05:  # 99 KB of shared memory
+        found = [NativeConfig(128, 128, k, 8, 3, epilogue_subtile=2, fused=True),
+                 NativeConfig(128, 128, k, 8, 2, epilogue_subtile=2)]
+    else:
+        # Two accumulators of 256 take all 512 columns of tensor memory and leave none for scales, so wide tiles are
+        # not fused. NVFP4 has twice the scales. The last configuration is for a C of four bytes.
+        stages = 3 if form.scale == "e4m3" else 4
+        found = [NativeConfig(128, 256, k, 8, stages, epilogue_subtile=4),
+                 NativeConfig(128, 128, k, 8, 5, epilogue_subtile=2, fused=True),
+                 NativeConfig(128, 128, k, 8, 4, epilogue_subtile=4, fused=True)]
+    return {str(config): config for config in found}
 
 
 def _types(form: number_formats.BlockFormat, kernel: str) -> tuple[str, str]:
-    """Triton's types of elements and scales in memory: the native kernel's are typed, for a cast in its loop would keep
-    the compiler from a second accumulator."""
+    """Return Triton's types of elements and scales in memory. The native kernel's are typed, because a cast in its loop
+    would keep the compiler from a second accumulator."""
     typed = (form.element.bits == 8, form.scale == "e4m3")
     return tuple("fp8e4nv" if fp8 and kernel == "native" else "u8" for fp8 in typed)
 
 
-def _interpreted() -> bool:
+def _is_interpreted() -> bool:
     return not isinstance(naive_kernel, triton.JITFunction)
 
 
-def _check(a: Packed, b: Packed, out, kernel: str) -> None:
-    for name, given in (("a", a), ("b", b)):
-        if not isinstance(given, Packed):
-            raise ValueError(f"{name} must be a Packed, as ch14.mx_formats.quantise makes it; it is a "
-                             f"{type(given).__name__}.")
-        if given.values.is_meta:
-            raise ValueError(f"{name} must be in memory; it is on the meta device.")
-        if given.tiled != (kernel == "native"):
-            wanted, found = ("in tiles", "row by row") if kernel == "native" else ("row by row", "in tiles")
-            raise ValueError(f"the {kernel} kernel reads scales {wanted}; those of {name} lie {found}: quantise with "
-                             f"tiled={kernel == 'native'}, or use the other kernel.")
-    form = _form(a.format)
-    if a.format != b.format or a.values.device != b.values.device:
-        raise ValueError(f"a and b must share a format and a device; they are {a.format.name} on {a.values.device} and "
-                         f"{b.format.name} on {b.values.device}.")
-    (m, k), (n, inner) = a.shape, b.shape
+def _check_operands(a, b, out) -> tuple[Packed, Packed, str]:
+    """Return A, B^T and the kernel that reads their scales."""
+    a, weight = packed_operands(a, b)
+    form = _lookup(a.format)
+    if a.format != weight.format or a.tiled != weight.tiled:
+        layouts = " and ".join(f"{each.format.name}{' tiled' * each.tiled}" for each in (a, weight))
+        raise ValueError(f"a and b must share a format and a layout of scales; they are {layouts}.")
+    (m, k), n, kernel = a.shape, weight.shape[0], "native" if a.tiled else "naive"
     unit = 32 if kernel == "native" else form.block[1]
-    if k != inner or k % unit:
-        raise ValueError(f"a is (M, K) and b (N, K), K one multiple of {unit}; here are {a.shape} and {b.shape}.")
-    if max(m, n, k) >= 1 << 28:
-        raise ValueError(f"M, N and K are less than 2^28; here they are {m:,}, {n:,} and {k:,}.")
+    if k % unit or max(m, n, k) >= 1 << 28:
+        raise ValueError(f"M, N and K are {m:,}, {n:,} and {k:,}; K must be a multiple of {unit}, and all below 2^28.")
     if kernel == "native" and n % 8:
-        raise ValueError(f"N must be a multiple of 8, so that a row of out takes a multiple of 16 bytes; N is {n}.")
-    parts = {f"the {what} of {name}": getattr(of, what) for name, of in (("a", a), ("b", b))
-             for what in ("values", "scales", "pair") if getattr(of, what) is not None}
+        raise ValueError(f"N is {n}; it must be a multiple of 8, so that a row of out takes a multiple of 16 bytes.")
+    memory, op = operand_memory(a, weight), "dot_scaled"
+    aligned = 16 if kernel == "native" else 1  # for descriptors
+    for name, tensor in memory.items():
+        if "pair" not in name:
+            operands.require_tensor(name, tensor, op, aligned=aligned)
     if out is not None:
-        check_dense("out", out, "this GEMM")
-        if (tuple(out.shape), out.device) != ((m, n), a.values.device) or out.dtype not in OUTPUTS \
-                or not out.is_contiguous():
-            raise ValueError(f"out must be contiguous, {m} x {n} of {', '.join(str(d)[6:] for d in OUTPUTS)} on "
-                             f"{a.values.device}; it is {tuple(out.shape)} of {str(out.dtype)[6:]} on {out.device}, "
-                             f"strides {out.stride()}.")
-        for name, given in parts.items():
-            if span(out)[0] < span(given)[1] and span(given)[0] < span(out)[1]:
-                raise ValueError(f"out lies in the memory that {name} span: give it memory of its own.")
-    for name, given in (parts | ({} if out is None else {"out": out})).items():
-        if kernel == "native" and "pair" not in name and given.data_ptr() % 16:
-            raise ValueError(f"{name} must start at a multiple of 16 bytes for a descriptor: copy it first.")
+        operands.require_tensor("out", out, op, dtype=tuple(OUTPUTS), shape=(m, n), on=a.values.device, contiguous=True,
+                                aligned=aligned)
+        operands.require_disjoint({"out": out}, memory)
+    return a, weight, kernel
 
 
 @functools.cache
-@functools.cache
-def report(form: str, config: NativeConfig, target: str, out: torch.dtype) -> build.Report:
-    """What the compiler makes of the kernel, in another process, asked once: here an assertion might end this one."""
-    return build.build_one(job(form, config, target, out=out))
+def compile_config(form: str, config: NativeConfig, target: str, out: torch.dtype) -> build.Report:
+    """Return the compiler's report. It runs once and in another process, because an assertion might end this one."""
+    return build.build_one(job(config, target, form, out=out))
 
 
 def refusal(made: build.Report, form: str, config: NativeConfig) -> str:
-    """Why that build is not to be launched, one sentence; empty when it is what it says."""
+    """Return why a compiled kernel is not to be launched, in one sentence, empty where it is what it claims to be."""
     target, compiler = made.job.target, f"Triton {triton.__version__}"
     if not made.launchable:
         return (f"{form} by {config} does not run on {target} with {compiler} ({made.reason.rstrip('.')}): "
-                "take another configuration, or ch14.blockscaled's emulated path.")
+                f"take another configuration, or {EMULATED}.")
     if config.kernel == "native" and not made.counts["block_scale"]:
-        name, count = product(made.ptx)
+        name, count = tensor_core_instruction(made.ptx)
         return (f"{compiler} makes no block-scaled instruction of {form} for {target} but decodes it to 16 bits "
-                f"({count} x {name}): use the naive kernel, or ch14.blockscaled's emulated path.")
+                f"({count} x {name}): use the naive kernel, or {EMULATED}.")
     return ""
 
 
-def _runnable(form: str, candidates: list[NativeConfig], where: torch.device, out: torch.dtype) -> NativeConfig:
-    """The first of them that runs here; device.Unsupported says why none does."""
+def _choose_runnable(form: str, candidates: list[NativeConfig], where: torch.device, out: torch.dtype) -> NativeConfig:
+    """Return the first candidate that runs here; raise Unsupported, with the reason of the first, if there is none."""
     here = device.current()
-    if _interpreted():
+    if _is_interpreted():
         from triton.runtime.interpreter import InterpreterBuilder
         if not hasattr(InterpreterBuilder, "create_dot_scaled"):
             raise device.Unsupported(f"the interpreter of Triton {triton.__version__} has no tl.dot_scaled: without a "
@@ -197,72 +183,68 @@ def _runnable(form: str, candidates: list[NativeConfig], where: torch.device, ou
     if where.type != "cuda":
         raise device.Unsupported(f"dot_scaled needs its operands on a GPU; they are on {where}: move them there.")
     if candidates[0].kernel == "native":
-        device.require("has_native_block_scale", "the native kernel", "use the naive one, or ch14.blockscaled's "
-                       "emulated path")
+        device.require("has_native_block_scale", "the native kernel", f"use the naive one, or {EMULATED}")
     if here.target not in device.TARGETS:
         raise device.Unsupported(f"this kernel is compiled for {', '.join(device.TARGETS)}; here is {here.describe()}.")
     reasons = []
     for config in candidates:
-        reasons.append(refusal(report(form, config, here.target, out), form, config))
+        reasons.append(refusal(compile_config(form, config, here.target, out), form, config))
         if not reasons[-1]:
             return config
     raise device.Unsupported(reasons[0])
 
 
-def prepare(a: Packed, b: Packed, *, out: torch.Tensor | None = None, config: NativeConfig | None = None,
-            scales: str = "tiled"):
-    """A function that computes A B^T and returns `out`; checks, compilation and descriptors are done here.
+def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config="best") -> Launch:
+    """Check the operands, compile, build descriptors, and return a Launch that computes C (M, N) = A (M, K) B (K, N).
 
-    a (M, K) and b (N, K) in one of FORMS, with blocks along K. `scales` "tiled": the native kernel, for operands with
-    tiled scales (zeros in their padding), K a multiple of 32 and N of 8; "pointers": the naive one, for scales row by
-    row and K a multiple of a block. out: (M, N) contiguous, bfloat16 (the default), float16 or float32, rounded once
-    from float32. Raises ValueError for what it cannot take and tilelab.device.Unsupported where the kernel cannot run.
+    a is a Packed and b the transpose (.T) of one, in one of FORMS with blocks along K. Scales in tiles (with zeros in
+    their padding) take the native kernel, where K is a multiple of 32 and N of 8; scales in rows take the naive one.
+    `out` (M, N) is contiguous, bfloat16 (the default), float16 or float32, rounded once from float32. `config` is a
+    NativeConfig of that kernel, "best" or a name of `configs`. Raises ValueError for operands that do not fit and
+    tilelab.device.Unsupported where the kernel cannot run.
     """
-    kernel = _kernel(scales)
-    _check(a, b, out, kernel)
-    if config is not None and (not isinstance(config, NativeConfig) or config.kernel != kernel):
-        raise ValueError(f"scales={scales!r} takes a NativeConfig of the {kernel} kernel; here it is {config!s:.60}.")
-    (m, k), n, form = a.shape, b.shape[0], a.format
-    config = _runnable(form.name, [config] if config else configs(form, scales=scales), a.values.device,
-                       torch.bfloat16 if out is None else out.dtype)
-    constants = config.constants(form, device.current().sms or 2, k % config.block_k == 0)
-    out = torch.empty(m, n, dtype=torch.bfloat16, device=a.values.device) if out is None else out
-    bytes_a_row, groups = a.values.shape[1], k // form.block[1]
+    a, weight, kernel = _check_operands(a, b, out)
+    (m, k), n, form, where = a.shape, weight.shape[0], a.format, a.values.device
+    named = configs(form, kernel=kernel)
+    config = operands.choose_config(config, named, NativeConfig, lambda: None)
+    if config is not None and config.kernel != kernel:
+        raise ValueError(f"scales {'in tiles' if a.tiled else 'in rows'} take the {kernel} kernel; config is {config}.")
+    out = torch.empty(m, n, dtype=torch.bfloat16, device=where) if out is None else out
+    config = _choose_runnable(form.name, [config] if config else list(named.values()), where, out.dtype)
+    options = config.constants(form, device.current().sms or 2, k % config.block_k == 0)
+    row_bytes, groups = a.values.shape[1], k // form.block[1]
     values, scale = (torch.float8_e4m3fn if kind == "fp8e4nv" else torch.uint8 for kind in _types(form, kernel))
-    given = []
-    for of, rows in ((a, m), (b, n)):
-        given += [of.values.view(values), of.scales.view(scale)]
+    tensors = []
+    for matrix, rows in ((a, m), (weight, n)):
+        tensors += [matrix.values.view(values), matrix.scales.view(scale)]
         if kernel == "native":
-            given[-1] = given[-1].view(-(-rows // ROWS), -(-groups // GROUPS), 2, 256)
+            tensors[-1] = tensors[-1].view(-(-rows // ROWS), -(-groups // GROUPS), 2, 256)
     tiles = -(-m // config.block_m) * -(-n // config.block_n)
-    sizes, pairs = (m, n, bytes_a_row, groups), (a.pair, b.pair)
-    options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
     if kernel == "native":
-        # Strides as of new memory: torch may report any for a single row.
-        given = [TensorDescriptor(tensor, [*tensor.shape], [*torch.empty(tensor.shape, device="meta").stride()], block)
-                 for tensor, block in zip([*given, out], config.blocks(form).values())]
-        launched, grid, sizes = native_kernel, min(tiles, constants["PROGRAMS"]), sizes[:3]
+        # torch may report any stride for a single row; new memory has the strides that a descriptor needs.
+        arguments = [TensorDescriptor(tensor, list(tensor.shape), [*torch.empty(tensor.shape, device="meta").stride()],
+                                      box) for tensor, box in zip([*tensors, out], config.blocks(form).values())]
+        function, grid, sizes = native_kernel, min(tiles, options["PROGRAMS"]), (m, n, row_bytes)
     else:
-        launched, grid, given = naive_kernel, tiles, [*given, out]
+        function, grid, sizes, arguments = naive_kernel, tiles, (m, n, row_bytes, groups), [*tensors, out]
+    options |= dict(num_warps=config.num_warps, num_stages=config.num_stages)
 
-    def launch():
-        if kernel == "native" and not _interpreted():
-            context()
-        launched[(grid,)](*given, *pairs, *sizes, **constants, **options)
-        return out
+    def run():
+        if kernel == "native" and not _is_interpreted():
+            cuda.ensure_cuda_context()
+        function[(grid,)](*arguments, a.pair, weight.pair, *sizes, **options)
 
-    return launch
+    return Launch(run, out, config)
 
 
-def job(form: str | number_formats.BlockFormat, config: NativeConfig, target: str, sms: int = 132,
+def job(config: NativeConfig, target: str, form: str | number_formats.BlockFormat = "mxfp4", sms: int = 132,
         out: torch.dtype = torch.bfloat16) -> build.Job:
-    """The kernel as it is launched on large matrices that its tiles divide, for tilelab.build."""
+    """Return how the kernel is compiled for large matrices that its tiles divide, for tilelab.build."""
     if out not in OUTPUTS:
-        raise ValueError(f"out is of {', '.join(str(d)[6:] for d in OUTPUTS)}; here it is {out!r:.40}.")
-    form, native = _form(form), config.kernel == "native"
-    constants = config.constants(form, sms, True)
-    of_each = _types(form, config.kernel)
-    types = dict(zip(("a", "a_scale", "b", "b_scale", "c"), (*of_each, *of_each, OUTPUTS[out])))
+        raise ValueError(f"out cannot be {out!r:.40}; choose {', '.join(str(dtype)[6:] for dtype in OUTPUTS)}.")
+    form, native = _lookup(form), config.kernel == "native"
+    constants, kinds = config.constants(form, sms, True), _types(form, config.kernel)
+    types = dict(zip(("a", "a_scale", "b", "b_scale", "c"), (*kinds, *kinds, OUTPUTS[out])))
     if native:
         blocks = config.blocks(form)
         signature = {f"{name}_desc": f"tensordesc<{kind}{blocks[f'{name}_desc']}>" for name, kind in types.items()}
@@ -273,7 +255,7 @@ def job(form: str | number_formats.BlockFormat, config: NativeConfig, target: st
         signature |= dict.fromkeys(pairs, "*fp32")
     else:
         constants |= dict.fromkeys(pairs)
-    signature |= dict.fromkeys(("M", "N", "row") + ("groups",) * (not native), "i32")
+    signature |= dict.fromkeys(("M", "N", "row_bytes") + ("groups",) * (not native), "i32")
     aligned = tuple(name for name in signature if not name.endswith("desc"))
     return build.Job(f"ch14.blockscaled.native_kernels:{config.kernel}_kernel", signature, constants, target,
                      config.num_warps, config.num_stages, aligned, name=f"{form.name} {config}")
@@ -283,26 +265,25 @@ PRODUCT = re.compile(r"\b((?:tcgen05\.mma|wgmma\.mma_async|mma\.sync)\.[\w.:]+)"
 LOAD = re.compile(r"\bcp\.async\.bulk\.tensor\.(\d)d\.shared")
 
 
-def product(ptx: str) -> tuple[str, int]:
-    """The tensor core instruction that stands most often in it, in PTX's words, and how often; ("", 0) without one."""
+def tensor_core_instruction(ptx: str) -> tuple[str, int]:
+    """Return the tensor core instruction that occurs most often in PTX, and how often; ("", 0) without one."""
     return next(iter(collections.Counter(PRODUCT.findall(ptx)).most_common(1)), ("", 0))
 
 
-def built(targets=device.TARGETS[1:], kernels=("native", "naive")) -> list[dict]:
-    """What every format becomes on those targets; runs anywhere. Rows {target, format, kernel, config, status,
-    instruction, count, tma_operands, tma_scales, tcgen05_cp, smem, tmem, registers, spills, reason}.
+def compile_for_targets(targets=device.TARGETS[1:], kernels=("native", "naive")) -> list[dict]:
+    """Return a row for each target, format and kernel: what the compiler makes of the first configuration.
 
-    `count` and the rest of the counts are occurrences in the PTX; TMA loads are told apart by their dimensions, two for
-    operands and four for scales. `tcgen05_cp` copies scales from shared to tensor memory. `tmem` in columns.
+    `count` and the other counts are occurrences in the PTX. TMA loads of operands have two dimensions, those of scales
+    four. `tcgen05_cp` copies scales from shared to tensor memory, `tmem` is in columns. Needs no GPU.
     """
+    cases = [(kernel, form, next(iter(configs(form, target, kernel).values())), target)
+             for target in targets for form in FORMS for kernel in kernels]
+    wanted = [job(config, target, form) for _, form, config, target in cases]
+    reports = {id(made.job): made for made in build.build(wanted)}
     rows = []
-    scales = {kernel: name for name, kernel in KERNELS.items()}
-    jobs = {(target, form, kernel): (config := configs(form, target, scales[kernel])[0], job(form, config, target))
-            for target in targets for form in FORMS for kernel in kernels}
-    reports = {id(made.job): made for made in build.build([made for _, made in jobs.values()])}
-    for (target, form, kernel), (config, wanted) in jobs.items():
-        made = reports[id(wanted)]
-        name, count = product(made.ptx)
+    for (kernel, form, config, target), each in zip(cases, wanted):
+        made = reports[id(each)]
+        name, count = tensor_core_instruction(made.ptx)
         loads = collections.Counter(LOAD.findall(made.ptx))
         rows.append({"target": target, "format": form, "kernel": kernel, "config": str(config), "status": made.status,
                      "instruction": name, "count": count, "tma_operands": loads["2"], "tma_scales": loads["4"],

@@ -23,7 +23,7 @@ ATTEMPT_2 = {"ab_stages": 5, "c_stages": 4}
 class Case:
     """Describe one of the note's tests: M, N, K, L, tile, cluster, and microseconds before and with attempt 2.
 
-    None stands for the test that crashed. The note names no cluster for it; (2, 1) is the smallest that its tile allows.
+    None stands for the test that crashed. Its cluster, which the note does not name, is the smallest possible.
     """
 
     name: str
@@ -152,7 +152,7 @@ def accumulator_rows() -> list[dict]:
 
 
 def stage_rows(latency_us: float = LATENCY_US) -> list[dict]:
-    """Return a row per test for attempt 2: A/B + C stages, hidden latency, K steps, and the loss that the note reports."""
+    """Return a row per test for attempt 2: stages, hidden latency, K steps, and the loss that the note reports."""
     rows = []
     for case in CASES:
         before, after = _plans(case.choice(), attempt_2)
@@ -176,8 +176,8 @@ def describe_attempt_1(choice: Blackwell) -> str:
         return f"Attempt 1 fits at N = {choice.n}: {after.choice.describe_accumulators()}."
     shared = smem_planner.plan(dataclasses.replace(choice, accumulators="overlapped"))
     sums = shared.tmem["accumulators"]
-    return (f"Attempt 1 does not fit: {after.choice.overflow()}. The example allocates all {COLUMNS} columns whatever it "
-            f"needs and would put the scale factors at column {after.tmem['accumulators']}, past the last. Two that "
+    return (f"Attempt 1 does not fit: {after.choice.overflow()}. The example allocates all {COLUMNS} columns whatever "
+            f"it needs and would put the scale factors at column {after.tmem['accumulators']}, past the last. Two that "
             f"share columns do fit: {sums} and {shared.tmem_columns - sums} make {shared.tmem_columns}.")
 
 

@@ -12,7 +12,7 @@ import ipywidgets as widgets
 from IPython.display import Image, display
 
 from ch14.blockscaled import note_attempts, smem_planner, smem_planner_hopper
-from ch14.blockscaled.smem_planner import C_ITEMSIZE, COLUMNS, Blackwell, Plan
+from ch14.blockscaled.smem_planner import ACCUMULATORS, C_ITEMSIZE, COLUMNS, Blackwell, Plan
 from ch14.blockscaled.smem_planner_hopper import Hopper
 from tilelab import plots, results
 from tilelab.diagrams import box, canvas, lighten, write
@@ -166,7 +166,7 @@ def _blackwell_menus() -> dict[str, widgets.Dropdown]:
             "tile_k": _count_menu("K per stage", "4 products", (64, 128, 256, 512)),
             "ab_stages": _count_menu("A/B stages", "all that fit", range(1, 17)),
             "c_stages": _count_menu("C stages", "2 and the rest", range(1, 17)),
-            "accumulators": _menu("accumulators", [("by the rule", "rule"), "one", "two", "overlapped"], "rule")}
+            "accumulators": _menu("accumulators", list(ACCUMULATORS), "rule")}
 
 
 def _hopper_menus() -> dict[str, widgets.Dropdown]:

@@ -5,7 +5,7 @@
 
 The planner only computes: it needs neither torch nor a GPU. The Blackwell rules come from CUTLASS's CuTe-DSL example
 examples/python/CuTeDSL/blackwell/dense_blockscaled_gemm_persistent.py (`_setup_attributes`, `_compute_stages`), from
-the layouts it uses (cutlass.utils.blackwell_helpers, blockscaled_layout), and from the PTX ISA, "tcgen05: tensor memory".
+the layouts it uses (cutlass.utils.blackwell_helpers, blockscaled_layout), and from the PTX ISA ("tcgen05").
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class Plan:
     @property
     def capacity(self) -> int:
         """Bytes of shared memory that a CTA may have."""
-        return device.limits(self.choice.target).smem_per_block
+        return device.target_limits(self.choice.target).smem_per_block
 
     @property
     def sentence(self) -> str:
@@ -248,7 +248,7 @@ def plan(choice: Blackwell) -> Plan:
 
     Where the choice leaves the stages open, C gets its minimum, A and B as many stages as fit, and C what remains.
     """
-    capacity = device.limits(choice.target).smem_per_block
+    capacity = device.target_limits(choice.target).smem_per_block
     stage_parts, c_stage = choice.stage_parts(), choice.c_stage_bytes()
     stage, fixed = sum(stage_parts.values()), choice.barrier_bytes(0)
     stage_and_barriers = stage + choice.barrier_bytes(1) - fixed  # on sm_90a each stage adds its own barriers
@@ -264,7 +264,7 @@ def plan(choice: Blackwell) -> Plan:
         problems.append(f"{c_stages} C stages of {c_stage:,} B leave no room for an A/B stage of {stage:,} B in "
                         f"{capacity:,} B of shared memory")
     elif total > capacity:
-        problems.append(f"{ab_stages} A/B stages of {stage:,} B, {c_stages} of C of {c_stage:,} B and the barriers take "
-                        f"{total:,} B of shared memory; there are {capacity:,}")
+        problems.append(f"{ab_stages} A/B stages of {stage:,} B, {c_stages} of C of {c_stage:,} B and the barriers "
+                        f"take {total:,} B of shared memory; there are {capacity:,}")
     problems += filter(None, [choice.overflow()])
     return Plan(choice, ab_stages, c_stages, smem, choice.tmem_parts(), "; and ".join(problems))

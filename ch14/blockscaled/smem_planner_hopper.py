@@ -1,4 +1,4 @@
-"""Describe the choice of `smem_planner` on sm_90a: there is no TMEM, so sums take registers and only C competes with A/B.
+"""Describe the choice of `smem_planner` on sm_90a, where sums take registers and shared memory holds only A, B and C.
 
 The rules are those of the course's own kernels: ch10.wgmma_gemm.configs for bf16, ch14.blockscaled.fp8 for scaled fp8.
 """

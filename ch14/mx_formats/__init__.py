@@ -20,7 +20,7 @@ from tilelab import build, device
 from tilelab.operands import Launch, require_disjoint, require_rows, require_tensor
 
 __all__ = ["FUSED", "MxConfig", "Packed", "Transposed", "configs", "dequantise", "empty", "format_with_kernels", "job",
-           "prepare", "prepare_dequantise", "prepare_quantise", "quantise", "spec", "tensor_scale_jobs"]
+           "prepare", "prepare_dequantise", "prepare_quantise", "quantise", "spec"]
 
 _TRITON_TYPES = {torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.float32: "fp32"}
 _MAX_GRID_Y = 32768  # rows beyond this many go into the third dimension of the grid
@@ -110,14 +110,6 @@ def _quantise_call(x: torch.Tensor, out: Packed, rule: str, config: MxConfig, co
                        constants | {"LANES": config.lanes or most_lanes, "WHOLE": whole})
 
 
-def _tensor_scale_calls(x: torch.Tensor, amax_bits: torch.Tensor, pair: torch.Tensor) -> list[_KernelCall]:
-    """Return the launches that find NVFP4's tensor scale of a contiguous x; `amax_bits`, int32, must begin as zero."""
-    grid = (triton.cdiv(x.numel(), 8192),)
-    return [_KernelCall(kernels.amax_kernel, grid, (x.view(torch.int16).view(-1), amax_bits, x.numel()),
-                        {"BLOCK": 8192, "num_warps": 8}),
-            _KernelCall(kernels.tensor_scale_kernel, (1,), (amax_bits, pair), {"num_warps": 1})]
-
-
 def _dequantise_call(packed: Packed, out: torch.Tensor, config: MxConfig, convert: bool) -> _KernelCall:
     format, element = packed.format, packed.format.element
     whole = packed.shape[1] % format.block[1] == 0
@@ -140,17 +132,28 @@ def _require_packed(name: str, packed: Packed, op: str, on: torch.device | None 
         require_tensor(f"{name}.{part}", tensor, op, on=on)
 
 
-def _launch(steps: list, out, config: MxConfig) -> Launch:
+@dataclass
+class KernelLaunch(Launch):
+    """A Launch that consists of `steps`: kernels, and functions of torch."""
+
+    steps: tuple = ()
+
+    def jobs(self, target: str) -> list[build.Job]:
+        """Return how its kernels are compiled for a target."""
+        return [step.job(target, step.kernel.__name__) for step in self.steps if isinstance(step, _KernelCall)]
+
+
+def _launch(out, config: MxConfig, *steps) -> KernelLaunch:
     def run():
         for step in steps:
             step()
 
-    return Launch(run, out, config)
+    return KernelLaunch(run, out, config, steps=steps)
 
 
 def prepare_quantise(x: torch.Tensor, format: str | BlockFormat = "mxfp8_e4m3", *, rule: str = "floor",
                      tiled: bool = False, tensor_scale: float | torch.Tensor | None = None, out: Packed | None = None,
-                     config: str | MxConfig = "best") -> Launch:
+                     config: str | MxConfig = "best") -> KernelLaunch:
     """Prepare the quantisation of x, bfloat16 (R, C) with contiguous rows at any stride, to a Packed.
 
     rule: how an E8M0 scale is chosen (number_formats.RULES). tiled: lay the scales out in tiles of 128 x 4.
@@ -177,13 +180,16 @@ def prepare_quantise(x: torch.Tensor, format: str | BlockFormat = "mxfp8_e4m3", 
         scale = torch.tensor([float(tensor_scale)], device=x.device)
         out.pair.copy_(torch.cat([scale, 1 / scale]))
     if not x.numel():
-        return _launch([], out, config)
-    steps = [_quantise_call(x, out, rule, config, _can_convert(config))]
-    if format.scale == "e4m3" and tensor_scale is None:
-        require_tensor("x", x, "quantise", contiguous=True)
-        amax_bits = torch.zeros(1, dtype=torch.int32, device=x.device)
-        steps = [amax_bits.zero_, *_tensor_scale_calls(x, amax_bits, out.pair), *steps]
-    return _launch(steps, out, config)
+        return _launch(out, config)
+    quantise_call = _quantise_call(x, out, rule, config, _can_convert(config))
+    if format.scale != "e4m3" or tensor_scale is not None:
+        return _launch(out, config, quantise_call)
+    require_tensor("x", x, "quantise", contiguous=True)
+    amax_bits, pair = torch.zeros(1, dtype=torch.int32, device=x.device), out.pair
+    find_amax = _KernelCall(kernels.amax_kernel, (triton.cdiv(x.numel(), 8192),),
+                            (x.view(torch.int16).view(-1), amax_bits, x.numel()), {"BLOCK": 8192, "num_warps": 8})
+    find_scale = _KernelCall(kernels.tensor_scale_kernel, (1,), (amax_bits, pair), {"num_warps": 1})
+    return _launch(out, config, amax_bits.zero_, find_amax, find_scale, quantise_call)
 
 
 def quantise(x: torch.Tensor, format: str | BlockFormat = "mxfp8_e4m3", *, rule: str = "floor", tiled: bool = False,
@@ -196,7 +202,7 @@ def quantise(x: torch.Tensor, format: str | BlockFormat = "mxfp8_e4m3", *, rule:
 
 
 def prepare_dequantise(packed: Packed, *, out: torch.Tensor | None = None,
-                       config: str | MxConfig = "best") -> Launch:
+                       config: str | MxConfig = "best") -> KernelLaunch:
     """Prepare the conversion of a Packed to bfloat16 (R, C): element times scale in float32, rounded once."""
     _require_packed("packed", packed, "dequantise")
     config = choose_config(config, packed.format, "dequantise")
@@ -205,8 +211,9 @@ def prepare_dequantise(packed: Packed, *, out: torch.Tensor | None = None,
     require_tensor("out", out, "dequantise", dtype=torch.bfloat16, shape=packed.shape, on=packed.values.device,
                    contiguous=True)
     require_disjoint({"out": out}, {f"packed.{name}": tensor for name, tensor in packed.tensors().items()})
-    steps = [_dequantise_call(packed, out, config, _can_convert(config))] if out.numel() else []
-    return _launch(steps, out, config)
+    if not out.numel():
+        return _launch(out, config)
+    return _launch(out, config, _dequantise_call(packed, out, config, _can_convert(config)))
 
 
 def dequantise(packed: Packed, *, out: torch.Tensor | None = None, config: str | MxConfig = "best") -> torch.Tensor:
@@ -215,7 +222,7 @@ def dequantise(packed: Packed, *, out: torch.Tensor | None = None, config: str |
 
 
 def prepare(source: torch.Tensor | Packed, *args, out: torch.Tensor | Packed | None = None,
-            config: str | MxConfig = "best", **options) -> Launch:
+            config: str | MxConfig = "best", **options) -> KernelLaunch:
     """Prepare `dequantise` of a Packed, or `quantise` of a tensor, with the arguments of that operator."""
     prepare_operator = prepare_dequantise if isinstance(source, Packed) else prepare_quantise
     return prepare_operator(source, *args, out=out, config=config, **options)
@@ -236,10 +243,3 @@ def job(config: str | MxConfig, target: str, format: str | BlockFormat = "mxfp8_
     else:
         call = _dequantise_call(packed, matrix, config, convert)
     return call.job(target, f"{format.name} {config} {operation}")
-
-
-def tensor_scale_jobs(target: str, shape: tuple[int, int] = (128, 4096)) -> list[build.Job]:
-    """Return how the kernels that find NVFP4's tensor scale of a matrix are compiled."""
-    x, amax_bits, pair = (torch.empty(size, dtype=dtype, device="meta") for size, dtype in (
-        (shape, torch.bfloat16), (1, torch.int32), (2, torch.float32)))
-    return [call.job(target, call.kernel.__name__) for call in _tensor_scale_calls(x, amax_bits, pair)]
