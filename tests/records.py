@@ -1,4 +1,4 @@
-"""What the tests of every chapter's records share."""
+"""Read the H200's records in tests."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,6 @@ from tilelab import results
 ROOT = Path(__file__).parents[1]
 
 
-def held(name: str) -> dict:
-    """The H200's record, wherever the tests run."""
+def load_h200(name: str) -> dict:
+    """Return the H200's record of an experiment, on whatever machine the tests run."""
     return json.loads((ROOT / "results" / results.PREFERRED / f"{name}.json").read_text())

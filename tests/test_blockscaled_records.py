@@ -9,7 +9,7 @@ from tilelab import results
 
 
 def held(name):
-    return records.held(f"ch14_blockscaled_{name}")
+    return records.load_h200(f"ch14_blockscaled_{name}")
 
 
 def rows_of(name, of="course"):

@@ -1,14 +1,15 @@
 """Records of `ch14_compiled`: what the notebook says of them."""
 
 import pytest
-from records import held
+from records import load_h200
 
 from ch14.compiled import experiments
 
 
 @pytest.fixture(scope="module")
 def cells():
-    return {(row["workload"], tuple(row["shape"]), row["name"]): row for row in held("ch14_compiled_cells")["rows"]}
+    rows = load_h200("ch14_compiled_cells")["rows"]
+    return {(row["workload"], tuple(row["shape"]), row["name"]): row for row in rows}
 
 
 def cell(cells, workload, name):
@@ -26,7 +27,7 @@ def test_a_compile_time_is_given_where_caches_were_cold(cells):
 
 
 def test_no_kernel_claims_tma_without_a_count(cells):
-    counters = held("ch14_compiled_ncu")["rows"]
+    counters = load_h200("ch14_compiled_ncu")["rows"]
     found = [each for row in cells.values() for each in experiments.list_kernels(row, counters)]
     assert all((each["UTMALDG"] is None) == (each["proof"] == "none") for each in found)
     large = [row for row in cells.values() if row["name"] != "unfused" and row["shape"] != [1, 16, 16, 2048, 128]]
@@ -34,10 +35,10 @@ def test_no_kernel_claims_tma_without_a_count(cells):
 
 
 def test_eager_loads_by_tma_and_max_autotune_has_no_template_for_it(cells):
-    counters = held("ch14_compiled_ncu")["rows"]
+    counters = load_h200("ch14_compiled_ncu")["rows"]
     row, = experiments.make_table([cell(cells, "matmul", "eager")], counters)
     assert row["UTMALDG"] > 0 and row["proof"] == "ncu"
-    choices = held("ch14_compiled_choices")["rows"]
+    choices = load_h200("ch14_compiled_choices")["rows"]
     offered = {row["name"] for row in choices if row["whose"] == "Triton, persistent TMA"}
     assert offered == {"persistent-tma", "tma-only"}
     assert "max-autotune" in {row["name"] for row in choices if row["whose"] == "Triton, pointers"}
@@ -61,7 +62,7 @@ def test_what_compiling_gains(cells):
 
 
 def test_attention_is_the_librarys_kernel_in_every_mode(cells):
-    counters = held("ch14_compiled_ncu")["rows"]
+    counters = load_h200("ch14_compiled_ncu")["rows"]
     rows = [cell(cells, "attention", name) for name in ("cuDNN", "eager", "default", "max-autotune", "unfused-default")]
     assert len({row["main"] for row in experiments.make_table(rows, counters)}) == 1
     slow = cell(cells, "attention", "unfused")["ratio"]

@@ -19,8 +19,9 @@ def pages(tmp_path_factory):
 
 
 def test_a_page_for_the_readme_and_for_each_notebook(pages):
-    assert [page.stem for page in pages] == ["index", *(path.stem for path in site.notebooks_in_order())]
-    assert {path.stem for path in site.notebooks_in_order()} == {path.stem for path in (site.ROOT / "notebooks").glob("*.ipynb")}
+    stems = [path.stem for path in site.notebooks_in_order()]
+    assert [page.stem for page in pages] == ["index", *stems]
+    assert set(stems) == {path.stem for path in (site.ROOT / "notebooks").glob("*.ipynb")}
 
 
 def test_nothing_is_fetched_and_nothing_runs(pages):

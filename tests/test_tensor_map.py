@@ -57,7 +57,7 @@ def test_what_a_tensor_map_describes_passes(change):
     ({"strides": (0, 1)}, "one is 0 bytes: make it contiguous"),
     ({"strides": (1 << 40, 1)}, "below 2^40"),
     ({"box": (16, 4)}, "multiple of 16 bytes; 4 elements take 8"),
-    ({"swizzle": "64B"}, "with the swizzle 64B the innermost extent of a box takes at most as many bytes; it takes 128."),
+    ({"swizzle": "64B"}, "the innermost extent of a box takes at most as many bytes; it takes 128."),
 ])
 def test_what_it_cannot_describe_is_said_in_a_sentence(change, said):
     with pytest.raises(ValueError) as caught:

@@ -58,37 +58,37 @@ def _one_line(error: object) -> str:
 
 
 def _major_minor(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version.split("+")[0])[:2])
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
 # ---- the checks: each returns (status, detail)
+
+
+def _check_version(found: str, package: str, oldest: str, newest: str) -> tuple[str, str]:
+    """Check that the version at the start of `found` is one that the course is tested with."""
+    if _major_minor(oldest) <= _major_minor(found) <= _major_minor(newest):
+        return "ok", found
+    return "warn", f"{found}; the course is tested with {package} {oldest} to {newest}."
 
 
 def _check_python() -> tuple[str, str]:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < (3, 11):
         return "failed", f"{version}: the course needs Python 3.11 or 3.12."
-    if sys.version_info >= (3, 13):
-        return "warn", f"{version}; the course is tested with 3.11 and 3.12."
-    return "ok", version
+    return _check_version(version, "Python", "3.11", "3.12")
 
 
 def _check_torch() -> tuple[str, str]:
     import torch
 
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "ROCm" if torch.version.hip else "CPU"
-    found = f"{torch.__version__} ({build} build)"
-    if not (2, 11) <= _major_minor(torch.__version__) <= (2, 13):
-        return "warn", f"{found}; the course is tested with 2.11 to 2.13."
-    return "ok", found
+    return _check_version(f"{torch.__version__} ({build} build)", "torch", "2.11", "2.13")
 
 
 def _check_triton() -> tuple[str, str]:
     import triton
 
-    if not (3, 6) <= _major_minor(triton.__version__) <= (3, 7):
-        return "warn", f"{triton.__version__}; the course is tested with 3.6 and 3.7."
-    return "ok", triton.__version__
+    return _check_version(triton.__version__, "Triton", "3.6", "3.7")
 
 
 def gpu_evidence() -> str | None:
