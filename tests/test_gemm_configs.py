@@ -55,7 +55,8 @@ def test_the_model_picks_the_tile_that_was_fastest(shape, expected):
     assert rank_configs("course", *shape, "bf16", "sm_90a", 132)[0].tile == expected
 
 
-@pytest.mark.parametrize("config", [*configs("course").values(), *configs("conservative").values()], ids=lambda config: config.name)
+@pytest.mark.parametrize("config", [*configs("course").values(), *configs("conservative").values()],
+                         ids=lambda config: config.name)
 def test_prediction_grows_with_the_work(config):
     times = [predicted_ms(config, size, size, size, "bf16", 132) for size in (256, 1024, 4096, 8192)]
     assert times == sorted(times) and times[0] > 0

@@ -27,12 +27,6 @@ def test_copy_tma_is_equal_bit_for_bit_and_stays_inside(config, shape):
 ROOM = bits(12, 8)
 
 
-@pytest.mark.parametrize("numbers, message", [((48, 64, 4, 1), "block_m must be a power of two; it is 48")])
-def test_bad_configuration_is_one_sentence(numbers, message):
-    with pytest.raises(ValueError, match=message):
-        CopyConfig(*numbers)
-
-
 @pytest.mark.parametrize("source, destination, message", [
     (bits(8, 8)[0], bits(8, 8), "source must be a matrix"),
     (bits(8, 8), bits(8, 8).T, "destination must be stored row by row"),

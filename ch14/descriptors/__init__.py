@@ -17,14 +17,7 @@ from ch14.descriptors.configs import OPS, UNIT, TileConfig, choose_variant, conf
 from ch14.descriptors.kernels import find_kernel, job, make_sizes, tile_host_kernel
 from tilelab import device
 from tilelab.cuda import ensure_cuda_context
-from tilelab.operands import (
-    Launch,
-    require_disjoint,
-    require_gpu,
-    require_rows,
-    require_tensor,
-    row_stride,
-)
+from tilelab.operands import Launch, require_disjoint, require_gpu, require_rows, require_tensor, row_stride
 
 __all__ = ["OPS", "TileConfig", "configs", "spec", "copy", "add", "gather", "prepare", "job"]
 
@@ -33,7 +26,7 @@ FLOATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def spec(op, x, y=None, index=None):
-    """Return a copy of x, or x + y in float64, or for "gather" row index[i] of x in row i, zeros where x has none."""
+    """Return a copy of x ("copy"), x + y in float64 ("add"), or rows of x by index, zeros for no row ("gather")."""
     if op == "copy":
         return x.clone()
     if op == "add":
@@ -70,12 +63,15 @@ def require_describable(name: str, tensor, block, written: bool) -> None:
                          f"are {block[-1] * size}.")
     if written and tensor.shape[-1] * size % UNIT:
         raise ValueError(f"a row of {name} must end at a multiple of {UNIT} bytes: a descriptor stores whole units and "
-                         f"would overwrite what lies behind its {tensor.shape[-1] * size:,} bytes: pad it, or take "
+                         f"would overwrite memory behind its {tensor.shape[-1] * size:,} bytes: pad it, or take "
                          "pointers.")
 
 
 def _check_operands(op, x, y, index, out, config) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Return the tensors as the kernel takes them (bits where they are only moved, flat ones in one row), and out."""
+    """Return the tensors as the kernel takes them, by name, and out.
+
+    Elements that are only moved become integers of the same size, and tensors for flat tiles one row.
+    """
     for name, tensor, wanted in (("y", y, op == "add"), ("index", index, op == "gather")):
         if (tensor is not None) != wanted:
             raise ValueError(f"{op} {'needs' if wanted else 'takes no'} {name}.")
@@ -109,10 +105,12 @@ def _check_operands(op, x, y, index, out, config) -> tuple[dict[str, torch.Tenso
 def prepare(op: str, x, *, y=None, index=None, out=None, config="best") -> TileLaunch:
     """Return a Launch of out = x ("copy"), out = x + y ("add") or out[i] = x[index[i]] ("gather").
 
-    x, y, out: tensors of one dtype and shape with contiguous rows, matrices for all but flat tiles. Copy and gather
-    take any dtype of 1, 2, 4 or 8 bytes; add takes float32, bfloat16 and float16, computed in float32. index: int32; a
-    row that x does not have gives zeros. `config` is "best", a variant's name or a TileConfig. Raises ValueError for
-    arguments it cannot take, and tilelab.device.Unsupported where the configuration cannot run.
+    x, y, out: tensors of one dtype and shape with contiguous rows, matrices unless the tile is flat. Copy and gather
+    take any dtype of 1, 2, 4 or 8 bytes. Add takes float32, bfloat16 and float16, and computes in float32.
+    index: int32. A row that x does not have gives zeros.
+    config: "best", a variant's name or a TileConfig.
+
+    Raises ValueError for bad arguments, and tilelab.device.Unsupported where the configuration cannot run.
     """
     config = choose_variant(op, config)
     tensors, out = _check_operands(op, x, y, index, out, config)

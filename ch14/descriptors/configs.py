@@ -9,19 +9,18 @@ from tilelab.operands import choose_config
 
 OPS = ("copy", "add", "gather")
 WAYS = ("host", "device", "pointers", "gather4")
-MAX_ELEMENTS = 1 << 20  # of a block in Triton
-UNIT = 16  # bytes: a tensor map counts addresses and strides in them, and one thread loads as many at once
+MAX_ELEMENTS = 1 << 20  # Triton's limit for a block
+UNIT = 16  # bytes: a tensor map counts addresses and strides in this unit, and one thread loads one unit at once
 
 
 @dataclass(frozen=True)
 class TileConfig:
     """One way to move tiles.
 
-    `way` is `host` or `device` (who makes the descriptors), `pointers`, or `gather4` (a host descriptor of one row, and
-    four rows per instruction, on sm_100a and newer). A tile is block_m x block_n elements, powers of two; block_m 0
-    stands for a flat tile of block_n. A program moves `tiles_per_cta` neighbouring tiles. With 0 there are
-    `ctas_per_sm` programs per SM, and each takes every n-th tile to the end. A program's loop keeps `stages` tiles in
-    flight.
+    `way` is `host` or `device` (where descriptors are made), `pointers`, or `gather4` (a host descriptor of one row and
+    four rows per instruction, on sm_100a and newer). A tile is block_m x block_n elements, powers of two, or a flat
+    one of block_n when block_m is 0. A program moves `tiles_per_cta` neighbouring tiles. When that is 0, `ctas_per_sm`
+    programs per SM take every n-th tile to the end. A program's loop keeps `stages` tiles in flight.
     """
 
     way: str
@@ -119,7 +118,7 @@ VARIANTS = {
 
 
 def configs(op: str | None = None) -> dict[str, TileConfig]:
-    """Return the variants of `op` by name, "best" first, or those of all operations as "copy tile_host"."""
+    """Return the variants of `op` by name, the best first; without `op` all variants, named as "copy tile_host"."""
     if op is None:
         return {f"{op} {name}": config for op, named in VARIANTS.items() for name, config in named.items()}
     if op not in VARIANTS:

@@ -42,7 +42,7 @@ def runnable_configs(op: str, target: str | None = None) -> dict[str, TileConfig
 def make_inputs(op: str, rows: int, columns: int, dtype=torch.bfloat16, n: int | None = None) -> dict:
     """Return random arguments of `descriptors.prepare` by name, with `out`.
 
-    For gather, `index` is a permutation of the rows, or `n` of them and some that do not exist.
+    For gather, `index` is a permutation of the rows, or `n` random numbers, some of them out of range.
     """
     where = "cuda" if device.current().capability else "cpu"
 
@@ -163,7 +163,7 @@ def measure_launch_cost():
     return launch_cost.measure_cost()
 
 
-# ---- what the compiler makes of them
+# ---- compiled code
 
 
 def compile_for_targets(targets=device.TARGETS[1:], ops=OPS) -> list[dict]:

@@ -9,8 +9,8 @@ program takes its share of the tile_ids, and loads, computes and stores one tile
     +---+---+---+---+---+---+---+---+---+        +---+---+---+---+---+---+---+---+---+
     TILES_PER_CTA = 3                            TILES_PER_CTA = 0
 
-The ways differ in who describes a tile, and in who moves it: `*_host_kernel` takes descriptors that the host made,
-`*_device_kernel` makes its own and then calls the host's kernel, and in `*_pointers_kernel` threads load 16 bytes each.
+`*_host_kernel` takes descriptors that the host made. `*_device_kernel` makes its descriptors and then calls the host's
+kernel. In `*_pointers_kernel` no tile is described: each thread loads and stores 16 bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import inspect
 import triton
 import triton.language as tl
 
-from ch14.descriptors.configs import UNIT, TileConfig
+from ch14.descriptors.configs import UNIT, VARIANTS, TileConfig
 from tilelab import build
 
 NUMBERS = ("rows_x", "rows", "columns", "elements", "vectors", "stride_x", "stride_y", "stride_out", "step_x", "step_y",
@@ -29,7 +29,7 @@ NUMBERS = ("rows_x", "rows", "columns", "elements", "vectors", "stride_x", "stri
 jit_any_size = triton.jit(do_not_specialize=NUMBERS)
 
 
-# ---- what all of them share
+# ---- helpers
 
 
 @triton.jit
@@ -51,6 +51,14 @@ def add_in_float32(x, y):
     return (x.to(tl.float32) + y.to(tl.float32)).to(x.dtype)
 
 
+@triton.jit
+def load_tile(x, y, at):
+    value = x.load(at)
+    if y is not None:
+        value = add_in_float32(value, y.load(at))
+    return value
+
+
 # ---- flat: a tensor as one row
 
 
@@ -59,18 +67,14 @@ def flat_host_kernel(x, y, out, tiles, BLOCK_N: tl.constexpr, TILES_PER_CTA: tl.
     first, count, step = program_tiles(tiles, TILES_PER_CTA)
     for i in tl.range(0, count, num_stages=STAGES):
         tile_id = first + i * step
-        at = tile_id * BLOCK_N
-        if y is None:
-            out.store([at], x.load([at]))
-        else:
-            out.store([at], add_in_float32(x.load([at]), y.load([at])))
+        at = [tile_id * BLOCK_N]
+        out.store(at, load_tile(x, y, at))
 
 
 @jit_any_size
 def flat_device_kernel(x, y, out, elements, tiles, BLOCK_N: tl.constexpr, TILES_PER_CTA: tl.constexpr,
                        STAGES: tl.constexpr):
-    # Before the loop, because each is edited in shared memory, copied to the program's scratch in global memory, and
-    # fenced.
+    # Descriptors are made before the loop: each is edited in shared memory, copied to scratch in global memory, fenced.
     x_desc = tl.make_tensor_descriptor(x, [elements], [1], [BLOCK_N])
     out_desc = tl.make_tensor_descriptor(out, [elements], [1], [BLOCK_N])
     if y is None:
@@ -83,8 +87,7 @@ def flat_device_kernel(x, y, out, elements, tiles, BLOCK_N: tl.constexpr, TILES_
 @jit_any_size
 def flat_pointers_kernel(x, y, out, vectors, tiles, BLOCK_N: tl.constexpr, TILES_PER_CTA: tl.constexpr,
                          STAGES: tl.constexpr, VECTOR: tl.constexpr):
-    # Sizes are given in whole vectors. The compiler then knows that a mask never cuts one, and each thread loads
-    # 16 bytes.
+    # Sizes are given in whole vectors: the compiler then knows that a mask never cuts one, and loads 16 bytes at once.
     first, count, step = program_tiles(tiles, TILES_PER_CTA)
     for i in tl.range(0, count, num_stages=STAGES):
         tile_id = first + i * step
@@ -107,10 +110,7 @@ def tile_host_kernel(x, y, out, tiles, tiles_n, BLOCK_M: tl.constexpr, BLOCK_N: 
         tile_id = first + i * step
         # Columns vary fastest over tiles, so that programs which run together read neighbouring DRAM pages.
         at = [tile_id // tiles_n * BLOCK_M, tile_id % tiles_n * BLOCK_N]
-        if y is None:
-            out.store(at, x.load(at))
-        else:
-            out.store(at, add_in_float32(x.load(at), y.load(at)))
+        out.store(at, load_tile(x, y, at))
 
 
 @jit_any_size
@@ -170,7 +170,7 @@ def rows_device_kernel(x, index, out, rows_x, rows, columns, stride_x, stride_ou
 @jit_any_size
 def rows_gather4_kernel(x, index, out, rows, tiles, tiles_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                         TILES_PER_CTA: tl.constexpr, STAGES: tl.constexpr):
-    # The descriptor of x has boxes of one row; one tile::gather4 instruction takes the numbers of four rows.
+    # The descriptor of x has boxes of one row. One tile::gather4 instruction takes the numbers of four rows.
     first, count, step = program_tiles(tiles, TILES_PER_CTA)
     for i in tl.range(0, count, num_stages=STAGES):
         tile_id = first + i * step
@@ -227,11 +227,13 @@ def make_sizes(config: TileConfig, itemsize: int, rows: int, columns: int, rows_
         f"step_{name}": stride // vector for name, stride in strides.items()}
 
 
-def job(config: TileConfig, target: str, op: str = "copy", element: str = "") -> build.Job:
+def job(config: TileConfig, target: str, op: str = "", element: str = "") -> build.Job:
     """Return the Job that compiles `config` for `target`, as `ch14.descriptors` launches it for rows of whole vectors.
 
-    `element` is Triton's type, by default bf16 to add and i16 to move.
+    `op` is by default the one that has `config` among its variants, or else copy. `element` is Triton's type, by
+    default bf16 to add and i16 to move.
     """
+    op = op or next((op for op, named in VARIANTS.items() if config in named.values()), "copy")
     element = element or ("bf16" if op == "add" else "i16")
     kernel, names = find_kernel(op, config)
     tensors = ("x", "y", "out") if op == "add" else ("x", "out")

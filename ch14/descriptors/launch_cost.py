@@ -1,8 +1,8 @@
-"""What a launch costs before the kernel starts, and a way to encode a descriptor once.
+"""The cost of a launch before the kernel starts, and a way to encode a descriptor only once.
 
 Triton 3.6 and 3.7 call `cuTensorMapEncodeTiled` for each host descriptor at each launch, also for a TensorDescriptor
-that was kept (`triton/backends/nvidia/driver.py`, `make_tensordesc_arg`). `bind` encodes the maps once, and launches
-Triton's binary through the driver with the parameters in the order of that file.
+that was kept (`triton/backends/nvidia/driver.py`, `make_tensordesc_arg`). `bind` encodes the maps once and
+launches Triton's binary through the driver. Its parameters are in the order that driver.py gives them.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def prepare_launches(x, out) -> dict[str, Callable[[], object]]:
 def measure_enqueue_us(calls: dict[str, Callable[[], object]], each: int = 200, batches: int = 25) -> dict[str, float]:
     """Return the CPU's microseconds for a launch that nobody waits for, by name.
 
-    They are medians of interleaved batches of `each` launches, which fit into the driver's queue of 1,024.
+    Each figure is the median of interleaved batches. A batch of `each` launches fits into the driver's queue of 1,024.
     """
     times = {name: [] for name in calls}
     for batch in range(batches + 1):

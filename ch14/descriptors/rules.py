@@ -1,4 +1,4 @@
-"""What each rule of a descriptor is for: a tile that keeps them all, and the same with one broken, past every check.
+"""Rules of a descriptor and their reasons: run one tile that keeps all rules, and the same tile with one rule broken.
 
 `quote_checks` returns the sentences of the course's launcher and of Triton's class, on any machine. `attempt` runs the
 tile on a GPU, and `run_broken_rules` does so in processes that may fault. Source: CUDA driver API,
@@ -87,9 +87,9 @@ def quote_checks(rule: str) -> dict:
 
 
 def attempt(way: str, rule: str) -> str:
-    """Run one tile with `rule` broken on the GPU, with no check but those of compiler and driver; return what came out.
+    """Run one tile with `rule` broken on the GPU, past the launcher's checks; return what came out.
 
-    `way` is who describes it. Errors are those of compiler, driver and hardware; a fault loses the CUDA context.
+    `way` says where the descriptors are made. Compiler, driver and hardware raise; a fault loses the CUDA context.
     """
     _, change = RULES[rule]
     block, shift = change.get("block", (ROWS, WIDE)), change.get("shift", 0)
@@ -177,12 +177,12 @@ def source() -> str:
 
 @results.experiment("ch14_descriptors_rules", source)
 def run_broken_rules():
-    """Break each rule once by each way, past the checks: record what compiler, driver or hardware make of it."""
+    """Break each rule once in each way, past the checks, and record how compiler, driver or hardware react."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(_run_rule, RULES))
 
 
-# ---- what lies outside
+# ---- elements past the edge
 
 
 def load_past_edge(padding: str) -> list[float]:

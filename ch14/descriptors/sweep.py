@@ -1,4 +1,4 @@
-"""A grid of configurations of `ch14.descriptors`, its sweep, and what the sweep panel shows of them."""
+"""The sweep of `ch14.descriptors` over a grid of configurations, and its entry in the sweep panel."""
 
 from __future__ import annotations
 

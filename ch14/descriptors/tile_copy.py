@@ -22,18 +22,12 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, tor
 
 @dataclass(frozen=True)
 class CopyConfig:
-    """A tile of block_m x block_n elements, powers of two, and two options; `num_stages` has no loop to act on."""
+    """A tile of block_m x block_n elements (powers of two) and two options; `num_stages` has no loop to act on."""
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
-
-    def __post_init__(self):
-        for name in ("block_m", "block_n", "num_warps"):
-            value = getattr(self, name)
-            if value < 1 or value & (value - 1):
-                raise ValueError(f"{name} must be a power of two; it is {value}.")
 
     def __str__(self):
         return f"{self.block_m},{self.block_n},{self.num_warps},{self.num_stages}"

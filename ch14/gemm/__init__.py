@@ -1,7 +1,7 @@
 """GEMM on tiles that tensor descriptors move: C = A B in Triton, on sm_90a and newer.
 
-Read `kernels` first, for the two kernels, and then `configs`, for what a tile configuration needs of a GPU and which
-one suits a shape. Source: Triton's persistent matmul tutorial; CUTLASS's tile rasters.
+Read `kernels` first. Then read `configs`: it says what a tile configuration needs of a GPU, and which configuration
+suits a shape. Source: Triton's persistent matmul tutorial; CUTLASS's tile rasters.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _is_interpreted() -> bool:
 
 
 def _check_operands(a, b, scale_a, scale_b, out):
-    """Return (the name of the dtype, B as it is stored, whether its rows run along K, out)."""
+    """Return (dtype name, B with its rows as they are stored, True when these rows run along K, out)."""
     require_tensor("a", a, "gemm", dtype=tuple(DTYPES), ndim=2, not_empty=True)
     require_tensor("b", b, "gemm", dtype=a.dtype, ndim=2, not_empty=True, on=a.device)
     (m, k), (rows, n), dtype = a.shape, b.shape, DTYPES[a.dtype]
@@ -65,7 +65,7 @@ def _check_operands(a, b, scale_a, scale_b, out):
             require_tensor(name, scale, "gemm", dtype=torch.float32, on=a.device)
             if dtype != "fp8" or scale.numel() != 1:
                 raise ValueError(f"{name} must be one value, for float8 inputs; it has {scale.numel()}, for {dtype}.")
-    if n % 8:  # a descriptor stores whole 16-byte chunks: past N it would overwrite what lies behind
+    if n % 8:  # a descriptor stores whole 16-byte chunks, also past the last column
         raise ValueError(f"N must be a multiple of 8, so that a row of C takes a multiple of 16 bytes; N is {n}.")
     out_dtype = torch.bfloat16 if dtype == "fp8" else a.dtype
     out = torch.empty(m, n, dtype=out_dtype, device=a.device) if out is None else out
@@ -78,8 +78,8 @@ def _check_operands(a, b, scale_a, scale_b, out):
 def prepare(a, b, *, scale_a=None, scale_b=None, out=None, config="best") -> Launch:
     """Check the arguments, choose a configuration and build its descriptors once; return a Launch.
 
-    Arguments as for `gemm`. The Launch has `out`, the `config` that was chosen, `skipped` with the reasons of those
-    that were passed over, and `fallback`, a sentence where nothing of the set that was asked for can run. Keep one
+    Arguments as for `gemm`. The Launch has `out` and the chosen `config`. It lists in `skipped` the configurations that
+    cannot run, with reasons. `fallback` is a sentence when no configuration of the requested set can run. Keep one
     launch in flight at a time.
     """
     dtype, stored_b, b_k_major, out = _check_operands(a, b, scale_a, scale_b, out)
@@ -146,13 +146,16 @@ def _bind(config, a, stored_b, out, scale_a, scale_b, shape, b_k_major, sms):
 def gemm(a, b, *, scale_a=None, scale_b=None, out=None, config="best"):
     """Return C (M, N) = A (M, K) @ B (K, N), accumulated in float32 (float8 on Hopper: in a shorter format).
 
-    a, b: bfloat16, float16 or float8_e4m3fn on one GPU with TMA. A is stored row by row; B either way (weight.T is the
-    usual case, with K contiguous; float8 needs it). Rows take a multiple of 16 bytes, N a multiple of 8; M is free.
-    scale_a, scale_b: one float32 value each, for float8 only. out: of A's dtype, or bfloat16 for float8.
-    config: "best" (the course's fastest for the shape, by prediction), a set ("conservative", "proposed", "course"), a
-    name from `configs()` or a GemmConfig. A set of which nothing runs here falls back to a conservative configuration,
-    with a warning. Raises ValueError for arguments it cannot take, and tilelab.device.Unsupported for hardware or a
-    configuration that cannot run.
+    a, b: bfloat16, float16 or float8_e4m3fn on one GPU with TMA. A is stored row by row. B may be stored either way:
+    weight.T, with K contiguous, is the usual case, and float8 needs it. A row must take a multiple of 16 bytes, and N
+    must be a multiple of 8.
+    scale_a, scale_b: one float32 value each, for float8 only.
+    out: has A's dtype, or bfloat16 for float8.
+    config: "best" (the configuration of the course that should be fastest for the shape), a set ("conservative",
+    "proposed", "course"), a name from `configs()` or a GemmConfig. If no configuration of a set can run, gemm warns and
+    falls back to a conservative one.
+
+    Raises ValueError for bad arguments, and tilelab.device.Unsupported for hardware or a configuration that cannot run.
     """
     launch = prepare(a, b, scale_a=scale_a, scale_b=scale_b, out=out, config=config)
     if launch.fallback:

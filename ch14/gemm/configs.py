@@ -156,9 +156,9 @@ _PROPOSED = [(256, 256, 128, 16, 5), (256, 128, 128, 16, 4), (128, 256, 128, 16,
 
 
 def _course(dtype: str) -> list[GemmConfig]:
-    """Return the course's set, from large tiles (most products per byte) to small ones (most tiles for the SMs).
+    """Return the course's set, from large tiles (most products per byte) to small tiles (enough for all SMs).
 
-    A row of the A tile is 128 bytes, one swizzle row. Thin tiles take two, so that a step is worth its barrier.
+    A row of the A tile is 128 bytes, one swizzle row. Thin tiles have rows of two, so that a step is worth its barrier.
     """
     k = 128 // ITEMSIZE[dtype]
 
@@ -179,7 +179,7 @@ def _course(dtype: str) -> list[GemmConfig]:
 
 
 def configs(which: str | None = None, dtype: str = "bf16", target: str | None = None) -> dict[str, GemmConfig]:
-    """Return configurations by name: a set, or all of them.
+    """Return a dict of configurations by name: one set, or all three.
 
     The sets are the field note's `conservative` (3) and `proposed` (6), for the plain kernel, and the `course`'s (8).
     With `target` only those that pass the resource model there; `rejection` gives the reasons of the others.
@@ -195,10 +195,10 @@ def configs(which: str | None = None, dtype: str = "bf16", target: str | None = 
 
 
 def parse(text: str, dtype: str = "bf16") -> GemmConfig:
-    """Return the configuration of that name, or of a tile "BM,BN,BK,WARPS,STAGES" with or without its kernel's name.
+    """Return the configuration that `text` names: a key of `configs()`, or "BM,BN,BK,WARPS,STAGES" and maybe a kernel.
 
-    A tile alone means the one configuration of the sets that has it, or else the persistent kernel. ValueError for
-    other text, and for a tile that several configurations share.
+    A tile without a kernel's name means the configuration in `configs()` with this tile, or else the persistent kernel.
+    ValueError for other text, and for a tile that several configurations share.
     """
     named = configs(dtype=dtype)
     if text in named:
@@ -218,25 +218,24 @@ def parse(text: str, dtype: str = "bf16") -> GemmConfig:
 
 @dataclass(frozen=True)
 class Rates:
-    """What one SM does in a microsecond, and what things cost, from the H200's recorded sweep."""
+    """The throughput of one SM per microsecond, and fixed costs, fitted to the recorded sweep of the H200."""
 
-    flops: float = 6.2e6  # of two-byte elements; one-byte ones take half the time
+    flops: float = 6.2e6  # for two-byte elements; twice as many for one byte
     bytes_in: float = 120e3  # from L2, through the SM's TMA engine
     latency_us: float = 1.03  # from the issue of a TMA load to its data
-    contention: float = 0.15  # share of the operands' time that is felt although it overlaps with products
-    launch_us: float = 2.0  # half of it with early launch
+    contention: float = 0.15  # of the operands' time also delays the products that overlap with it
+    launch_us: float = 2.0  # early launch hides half of this time
     dram_bytes: float = 4.1e6  # for all SMs together
 
 
-def predicted_ms(config: GemmConfig, m: int, n: int, k: int, dtype: str, sms: int, rates: Rates | None = None) -> float:
+def predicted_ms(config: GemmConfig, m: int, n: int, k: int, dtype: str, sms: int) -> float:
     """Return the predicted time in milliseconds, from waves of tiles, the cost of a step of K, and DRAM.
 
-    A step takes as long as the slowest of three: its products, its operands' way from L2, and the latency of a load
-    divided by the loads in flight (one per stage but the one in use, in every program of the SM).
+    A step takes as long as the slowest of three: its products, the loads of its operands from L2, and the latency of
+    one load divided by the number of loads in flight. Every program has a load in flight per stage, but for the stage
+    in use.
     """
-    rates = rates or Rates()
-    size = ITEMSIZE[dtype]
-    tiles = config.tiles(m, n)
+    rates, size = Rates(), ITEMSIZE[dtype]
     products = 2 * config.block_m * config.block_n * config.block_k / (rates.flops * 2 / size)
     operands = (config.block_m + config.block_n) * config.block_k * size / rates.bytes_in
     exposed = rates.latency_us + products * (config.num_stages == 1)  # with one stage nothing overlaps
@@ -249,7 +248,7 @@ def predicted_ms(config: GemmConfig, m: int, n: int, k: int, dtype: str, sms: in
         felt = rates.contention * operands / (programs if size == 2 else 1)
         return steps * max(products + felt, operands, latency)
 
-    together, left = divmod(math.ceil(tiles / sms), resident)
+    together, left = divmod(math.ceil(config.tiles(m, n) / sms), resident)
     busy = together * resident * tile_us(resident) + left * tile_us(max(left, 1))
     if config.kernel == "plain" and resident == 1:  # no other program computes while this one fills its ring
         busy += (together + left) * rates.latency_us

@@ -47,7 +47,7 @@ def prepare_cublas(a, b, out, scale_a=None, scale_b=None):
 
 
 def verify(config, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k") -> dict:
-    """Return a row of tilelab.check: the error against float64, which may be 1.5 times that of cuBLAS."""
+    """Return a row of tilelab.check with the error against float64; it may be 1.5 times the error of cuBLAS."""
     a, b, out, *scales = make_inputs(m, n, k, dtype, layout)
     named = dict(zip(("scale_a", "scale_b"), scales))
     peer = prepare_cublas(a, b, out, *scales) if a.is_cuda else None
@@ -108,9 +108,8 @@ class GemmSpace(TargetSpace):
     @property
     def sms(self) -> int:
         """The SMs of the GPU here when it is the target, else of the first known GPU of the target."""
-        here = device.current()
-        return here.sms if here.target == self.target else next(
-            (gpu.sms for gpu in device.KNOWN.values() if gpu.target == self.target and gpu.sms), 132)
+        gpus = (device.current(), *device.KNOWN.values())
+        return next((gpu.sms for gpu in gpus if gpu.target == self.target and gpu.sms), 132)
 
     @property
     def case(self) -> tuple:
@@ -152,7 +151,7 @@ def compile_ahead(cases: Iterable[tuple]) -> None:
 
 
 def measure_best(cases: Iterable[tuple]) -> list[dict]:
-    """Return a row for what `config="best"` takes in each (m, n, k, dtype, layout); compile all before timing one."""
+    """Measure what `config="best"` chooses for each (m, n, k, dtype, layout). All are compiled before one is timed."""
     here, cases = device.current(), list(cases)
     chosen = [rank_configs("course", *case[:4], here.target, here.sms)[0] for case in cases]
     compile_ahead((config, *case) for config, case in zip(chosen, cases))
@@ -210,7 +209,7 @@ def fp8():
 def claim():
     """Measure the field note's two sets, and the course's best, at its three sizes; B is stored row by row, as there.
 
-    `factor` is a row's speed over that of the fastest conservative configuration at the same size.
+    `factor` divides the time of the fastest conservative configuration at the same size by the row's time.
     """
     sets = [(which, config) for which in ("conservative", "proposed") for config in configs(which).values()]
     rows = []

@@ -1,4 +1,4 @@
-"""A grid of 96 configurations of `ch14.gemm`, its sweep, and what the sweep panel shows of them."""
+"""The sweep of `ch14.gemm` over a grid of 96 configurations, and its entry in the sweep panel."""
 
 from __future__ import annotations
 

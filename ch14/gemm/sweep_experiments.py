@@ -54,19 +54,14 @@ def run_autotune() -> dict:
 
     sms = device.current().sms
     a, b, out, *_ = make_inputs(SIDE, SIDE, SIDE)
-    by_tile = {}
 
-    def set_block_shapes(arguments):
-        config = by_tile[arguments["BLOCK_M"], arguments["BLOCK_N"], arguments["EXTRA_N"]]
+    def set_block_shapes(config, arguments):
         for name, block in zip(("a_desc", "b_desc", "b_extra_desc", "c_desc"), config.blocks(True)):
             if block:
                 arguments[name].block_shape = block
 
-    choices = []
-    for config in grid():
-        constants = config.constants(sms, True)
-        by_tile[constants["BLOCK_M"], constants["BLOCK_N"], constants["EXTRA_N"]] = config
-        choices.append(triton.Config(constants, config.num_warps, config.num_stages, pre_hook=set_block_shapes))
+    choices = [triton.Config(config.constants(sms, True), config.num_warps, config.num_stages,
+                             pre_hook=functools.partial(set_block_shapes, config)) for config in grid()]
     kernel = triton.autotune(choices, key=["M", "N", "K"])(gemm_persistent_kernel)
     descriptors = [TensorDescriptor(matrix, list(matrix.shape), [row_stride(matrix), 1], block) for matrix, block in
                    ((a, [64, 64]), (b.T, [64, 64]), (b.T, [64, 64]), (out, [64, 32]))]
@@ -94,11 +89,15 @@ def run_warm_sweep() -> dict:
 CONTENDERS = {"autotune": run_autotune, "sweep": run_sweep, "warm sweep": run_warm_sweep}
 
 
+def _run_in_process(name: str, timeout_s: float | None = None, **env: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "ch14.gemm.sweep_experiments", name], capture_output=True, text=True,
+                          env={**os.environ, **env}, cwd=worker_pool.ROOT, timeout=timeout_s, check=False)
+
+
 def _time_in_process(name: str, cache: str, **env: str) -> dict:
     """Run a contender in a fresh process; return what it prints, and the `seconds` from start to end."""
     begun = time.monotonic()
-    done = subprocess.run([sys.executable, "-m", "ch14.gemm.sweep_experiments", name], capture_output=True, text=True,
-                          env={**os.environ, "TRITON_CACHE_DIR": cache, **env}, cwd=worker_pool.ROOT, check=False)
+    done = _run_in_process(name, TRITON_CACHE_DIR=cache, **env)
     seconds = time.monotonic() - begun
     if done.returncode:
         raise RuntimeError(f"{name} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
@@ -161,8 +160,7 @@ def autotune_one_fault(fault: str) -> dict:
 def _describe_outcome(fault: str) -> str:
     """Run `autotune_one_fault` in a process of its own, and return its choice or the error that ends it."""
     try:
-        done = subprocess.run([sys.executable, "-m", "ch14.gemm.sweep_experiments", fault], capture_output=True,
-                              text=True, cwd=worker_pool.ROOT, timeout=PATIENCE_S, check=False)
+        done = _run_in_process(fault, PATIENCE_S)
     except subprocess.TimeoutExpired:
         return f"no answer within {PATIENCE_S} s, then killed"
     if done.returncode == 0:
@@ -182,8 +180,8 @@ def autotune_faults():
 def measure_cancel():
     """Cancel a sweep, four times while configurations are timed and once while one hangs.
 
-    A row holds the milliseconds from the call to the end of the iteration, the rows that had come, and how many of
-    those the journal has lost.
+    `answered_ms` is the time from the call to the end of the iteration. `rows` counts the rows that had come, and
+    `lost` those that are not in the journal.
     """
     space = GemmSpace(SIDE, SIDE, SIDE)
     with tempfile.TemporaryDirectory() as folder:
