@@ -39,38 +39,37 @@ def off(x, out):
     out[3, 3] += 1
 
 
+def find_reasons(kernel, cases, spec=spec, **options):
+    """The reason of each case, "" for a right one."""
+    return [row["reason"] for row in check.compare(kernel, spec, cases, out=out, **options)]
+
+
 CASES = [("one", (torch.randn(8, 16).half(),)), ("two", (torch.randn(5, 3),))]
 
 
 def test_right_kernel_passes():
-    rows = check.assert_matches(right, spec, CASES, out=out)
+    rows = check.compare(right, spec, CASES, out=out)
     assert [row["status"] for row in rows] == ["ok", "ok"] and rows[0]["shape"] == [8, 16]
 
 
 @pytest.mark.parametrize("kernel, message", [
-    (short, "one: 16 of 128 elements are not finite, or were never written"),
+    (short, "16 of 128 elements are not finite, or were never written"),
     (beyond, "1 elements outside the output were overwritten"),
     (before, "1 elements outside the output were overwritten"),
 ])
 def test_wrong_kernel_is_caught(kernel, message):
-    with pytest.raises(AssertionError, match=message):
-        check.assert_matches(kernel, spec, CASES, out=out)
+    assert find_reasons(kernel, CASES)[0] == message
 
 
 def test_one_wrong_element_is_caught():
-    with pytest.raises(AssertionError, match=r"one: the error .* is above 9.8e-04"):
-        check.assert_matches(off, spec, CASES[:1], out=out)
+    reason, = find_reasons(off, CASES[:1])
+    assert reason.startswith("the error ") and reason.endswith(" is above 9.8e-04")
 
 
 def test_the_peer_sets_the_limit():
     row = check.compare(right, spec, CASES[:1], out=out, peer=lambda x: spec(x) + 0.1)[0]
     assert row["tolerance"] == pytest.approx(1.5 * row["peer_error"]) and row["status"] == "ok"
     assert check.compare(off, spec, CASES[:1], out=out, peer=lambda x: spec(x))[0]["status"] == "wrong"
-
-
-def test_no_case_is_no_proof():
-    with pytest.raises(AssertionError, match="no case was checked"):
-        check.assert_matches(right, spec, [], out=out)
 
 
 def test_exercise_prints_and_never_raises(capsys):
@@ -93,8 +92,7 @@ def test_a_value_that_is_not_finite_is_caught(value):
         right(x, out)
         out[0, 0] = value
 
-    with pytest.raises(AssertionError, match="one: 1 of 128 elements are not finite"):
-        check.assert_matches(kernel, spec, CASES[:1], out=out)
+    assert find_reasons(kernel, CASES[:1])[0].startswith("1 of 128 elements are not finite")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -214,7 +212,8 @@ racecheck*'sanitizer_cases(1, 3)'*)
   printf 'first\\nRace reported between one in a and b\\nRACECHECK SUMMARY: 1 hazard\\n'; exit 9;;
 racecheck*'sanitizer_cases('[02]', 3)'*|memcheck*'sanitizer_cases()'*) echo 'SUMMARY: 0 errors';;
 esac""")
-    found = {row["tool"]: (row["status"], row.get("races")) for row in check.sanitize("ch07.resample.experiments", shares=3)}
+    rows = check.sanitize("ch07.resample.experiments", shares=3)
+    found = {row["tool"]: (row["status"], row.get("races")) for row in rows}
     assert found == {"memcheck": ("ok", None), "racecheck": ("wrong", ["one"]), "synccheck": ("wrong", None)}
 
 

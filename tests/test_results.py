@@ -126,7 +126,8 @@ def test_save_takes_numpy_and_refuses_nan(own_folder, on):
         with pytest.raises(ValueError, match="row 1 of a holds NaN or infinity"):
             results.save(results.make_record("a", [{"ms": 1.0}, {"ms": bad}], ""))
     assert json.loads(path.read_text())["rows"] == [{"ms": 0.5, "n": 3}], "the record that was there stays"
-    assert results.load("a")["rows"] and results.save(results.make_record("a", [], "")) and results.load("a")["rows"] == []
+    results.save(results.make_record("a", [], ""))
+    assert results.load("a")["rows"] == []
 
 
 WRITER = """
@@ -184,7 +185,7 @@ def test_a_name_that_is_no_files(own_folder, on, name):
     named = {**results.make_record("a", ROWS, ""), "experiment": name}
     for use in (lambda: results.make_record(name, ROWS, ""), lambda: results.save(named), lambda: results.load(name),
                 lambda: results.load_record(name, ""), lambda: results.live_or_recorded(name, pytest.fail, "")):
-        with pytest.raises(ValueError, match=r"^the name of an experiment consists of a to z, 0 to 9 and _; it is .+\.$"):
+        with pytest.raises(ValueError, match=r"^the name of an experiment consists of a to z, 0 to 9 and _; .+\.$"):
             use()
     assert not os.listdir(own_folder)
 

@@ -112,16 +112,6 @@ def compare(kernel: Callable, spec: Callable, cases: Iterable[tuple[str, tuple]]
     return rows
 
 
-def assert_matches(kernel: Callable, spec: Callable, cases: Iterable[tuple[str, tuple]], *, out: Callable,
-                   peer: Callable | None = None) -> list[dict]:
-    """Return the rows of `compare`; raise AssertionError, which names each wrong case, if any is wrong."""
-    rows = compare(kernel, spec, cases, out=out, peer=peer)
-    wrong = [f"{row['name']}: {row['reason']}" for row in rows if row["status"] != "ok"]
-    if wrong or not rows:  # no assert statement: python -O would drop it
-        raise AssertionError("; ".join(wrong) or "no case was checked")
-    return rows
-
-
 def check_exercise(name: str, test: Callable[[], None]) -> None:
     """Print whether an exercise is solved. `test` raises an error if it is not; the notebook goes on in any case."""
     try:
