@@ -65,14 +65,11 @@ class Evidence:
 class Claim:
     """A claim in our words; `notebook` (its stem) and `heading` name the cells that show the figure."""
 
+    name: str
     text: str
     notebook: str
     heading: str
     rule: Callable[[Evidence], Finding]
-
-    @property
-    def name(self) -> str:
-        return self.rule.__name__
 
     @property
     def path(self) -> pathlib.Path:
@@ -113,10 +110,10 @@ class Note:
         self.title = title
         self.claims: list[Claim] = []
 
-    def claim(self, text: str, notebook: str, heading: str):
-        """Decorate a function, which becomes the rule of a new claim."""
+    def claim(self, text: str, notebook: str, heading: str, name: str = ""):
+        """Decorate a function, which becomes the rule of a new claim; its name is the claim's, unless one is given."""
         def add(rule):
-            self.claims.append(Claim(text, notebook, heading, rule))
+            self.claims.append(Claim(name or rule.__name__, text, notebook, heading, rule))
             return rule
         return add
 

@@ -124,24 +124,13 @@ def find_readers(variable: str) -> tuple[str, ...]:
     return tuple(package for package in ("triton", "torch") if any(find_words(package, [variable]).values()))
 
 
-def expect_read(variable: str) -> Finding:
-    readers = find_readers(variable)
-    return decide(bool(readers), f"read by {' and '.join(readers)}" if readers else "in no file of Triton or torch")
-
-
-@NOTE.claim("`TRITON_TMA_ENABLE=1` enables TMA in Triton.", "ch14_descriptors", VARIABLES)
-def tma_enable(evidence):
-    return expect_read("TRITON_TMA_ENABLE")
-
-
-@NOTE.claim("`DISABLE_TMA=1` disables it.", "ch14_descriptors", VARIABLES)
-def tma_disable(evidence):
-    return expect_read("DISABLE_TMA")
-
-
-@NOTE.claim("`TRITON_CUDNN_ALGOS=1` enables cuDNN's algorithms.", "ch14_descriptors", VARIABLES)
-def cudnn_algos(evidence):
-    return expect_read("TRITON_CUDNN_ALGOS")
+for variable, text in {"TRITON_TMA_ENABLE": "`TRITON_TMA_ENABLE=1` enables TMA in Triton.",
+                       "DISABLE_TMA": "`DISABLE_TMA=1` disables it.",
+                       "TRITON_CUDNN_ALGOS": "`TRITON_CUDNN_ALGOS=1` enables cuDNN's algorithms."}.items():
+    @NOTE.claim(text, "ch14_descriptors", VARIABLES, name=variable)
+    def is_read(evidence, variable=variable):
+        readers = find_readers(variable)
+        return decide(bool(readers), f"read by {' and '.join(readers)}" if readers else "in no file of Triton or torch")
 
 
 @NOTE.claim("`nsys profile` verifies that TMA is used.", "ch14_compiled", "No instruction, no claim")

@@ -59,14 +59,7 @@ def test_course_attention_is_a_mode():
     work = compiled.make_workload("causal attention", (2, 4, 2, 300, 64))
     inputs = work.inputs()
     function = compiled.prepare(work, "course")
-    for result in (function(*inputs), compiled.make_candidate(work, "course", function)(*inputs)()):
-        assert check.relative_error(result, work.spec(*inputs)) < 0.01
-
-
-def test_a_launcher_takes_its_inputs_once():
-    work = make("matmul")
-    a, b = work.inputs()
-    assert torch.equal(compiled.make_candidate(work, "eager", compiled.prepare(work, "eager"))(a, b)(), a @ b)
+    assert check.relative_error(function(*inputs), work.spec(*inputs)) < 0.01
 
 
 def test_flops_count_a_product_a_causal_half_and_three_products():

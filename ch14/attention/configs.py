@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 from tilelab import device
 
@@ -11,7 +10,7 @@ KERNELS = ("plain", "hopper")
 HEAD_DIMS = (64, 128)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class AttentionConfig:
     """A tile of `block_m` queries that meets blocks of `block_n` keys, with `num_stages` blocks in flight.
 
@@ -36,16 +35,13 @@ class AttentionConfig:
             value = getattr(self, name)
             if not low <= value <= high or value & (value - 1):
                 raise ValueError(f"{name} must be a power of two from {low} to {high}; it is {value}.")
-        if not 1 <= self.num_stages <= 16:
-            raise ValueError(f"num_stages must be 1 to 16; it is {self.num_stages}.")
+        if self.num_stages < (2 if self.kernel == "hopper" else 1):
+            raise ValueError(f"the {self.kernel} kernel cannot have {self.num_stages} stages.")
         if self.kernel == "plain" and (self.overlap or self.ping_pong or self.persistent):
             raise ValueError("overlap, ping_pong and persistent need kernel='hopper'; this configuration is plain.")
-        if self.kernel == "hopper" and ((self.block_m, self.block_n, self.num_warps) != (128, 128, 8)
-                                        or self.num_stages < 2):
-            raise ValueError("the hopper kernel has two warp groups of 64 queries, blocks of 128 keys, so that the "
-                             "diagonal crosses only one, and 2 stages or more: block_m, block_n, num_warps must be "
-                             f"128, 128, 8; they are {self.block_m}, {self.block_n}, {self.num_warps} with "
-                             f"{self.num_stages} stages.")
+        if self.kernel == "hopper" and (self.block_m, self.block_n, self.num_warps) != (128, 128, 8):
+            raise ValueError("block_m, block_n, num_warps of the hopper kernel must be 128, 128, 8: it has two warp "
+                             "groups of 64 queries, and blocks of 128 keys, so that the diagonal crosses only one.")
 
     def __str__(self):
         tile = f"{self.block_m},{self.block_n},{self.num_warps},{self.num_stages} {self.kernel}"

@@ -33,15 +33,13 @@ def blocks_picture(queries: int = 700, keys: int = 1000, block: int = 128, causa
         axes.plot([left, left + end * scale], [top, top - end * scale], color="black", linewidth=0.8)
     y = top - min((chosen + 1) * block, queries) * scale
     tall = min(step, (queries - chosen * block) * scale)
-    box(axes, left - 0.42, top - height, 0.3, height, lighten(BLUE, 0.25), "black", linewidth=0.6)
-    box(axes, left - 0.42, y, 0.3, tall, BLUE)
-    write(axes, left - 0.27, top + 0.1, "Q")
+    for x, name in ((left - 0.42, "Q"), (left + width + 0.15, "O")):
+        box(axes, x, top - height, 0.3, height, lighten(BLUE, 0.25), "black", linewidth=0.6)
+        box(axes, x, y, 0.3, tall, BLUE)
+        write(axes, x + 0.15, top + 0.1, name)
     write(axes, left + width / 2, top + 0.34, "K, V: by TMA, a ring of blocks")
     box(axes, left, top + 0.1, width, 0.14, lighten(ORANGE, 0.25), "black", linewidth=0.6)
     box(axes, left, top + 0.1, min(visited * step, width), 0.14, ORANGE)
-    box(axes, left + width + 0.15, top - height, 0.3, height, lighten(BLUE, 0.25), "black", linewidth=0.6)
-    box(axes, left + width + 0.15, y, 0.3, tall, BLUE)
-    write(axes, left + width + 0.3, top + 0.1, "O")
     for line, (tone, text) in enumerate(((lighten(GREEN, 0.3), "whole blocks: no mask"),
                                          (lighten(GREEN, 0.75), "mask: diagonal or end"),
                                          ("#f2f2f2", "other tiles' scores"))):

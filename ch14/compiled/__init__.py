@@ -16,12 +16,10 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import sdpa_kernel
 
 from ch14 import attention
 from ch14.attention.configs import HEAD_DIMS
-from ch14.attention.experiments import BACKENDS as FUSED_BACKENDS
-from ch14.attention.experiments import compute_reference
+from ch14.attention.experiments import BACKENDS, compute_reference, run_backend
 from tilelab import device
 
 __all__ = ["spec", "make_workload", "prepare", "configs"]
@@ -35,7 +33,6 @@ COMPILED = {"default": {}, "max-autotune": {"mode": "max-autotune"}, TUNED: {"mo
             "tma-only": {"mode": TUNED, "options": {TMA_FLAG: True, CANDIDATE_FILTER: "mm_persistent_tma"}},
             "pointers-only": {"mode": TUNED, "options": {CANDIDATE_FILTER: r"^triton_mm_\d+$"}},
             "unfused-default": {}, "flex": {}, "flex-tma": {}, "flex-max-autotune": {"mode": TUNED}}
-BACKENDS = {**FUSED_BACKENDS, "math": torch.nn.attention.SDPBackend.MATH}
 GEMM_MODES = ("eager", "default", "max-autotune", TUNED, "persistent-tma", "tma-only", "pointers-only")
 
 
@@ -156,14 +153,9 @@ class Attention(Workload):
             return self._flex(grouped, {"USE_TMA": True} if mode == "flex-tma" else None)
         if mode.startswith("unfused"):
             return self._unfused
-        library = functools.partial(F.scaled_dot_product_attention, is_causal=self.causal, enable_gqa=grouped)
-        if mode not in BACKENDS:
-            return library
-
-        def run_backend(q, k, v):
-            with sdpa_kernel(BACKENDS[mode]):
-                return library(q, k, v)
-        return run_backend
+        if mode in BACKENDS:
+            return functools.partial(run_backend, mode, self.causal)
+        return functools.partial(F.scaled_dot_product_attention, is_causal=self.causal, enable_gqa=grouped)
 
     def _unfused(self, q, k, v):
         group = self.shape[1] // self.shape[2]
@@ -230,16 +222,6 @@ def prepare(work: Workload, mode: str) -> Callable:
     if mode not in COMPILED:
         return function
     return torch.compile(function, dynamic=False, fullgraph=True, **compile_arguments(mode))
-
-
-def make_candidate(work: Workload, mode: str, function: Callable) -> Callable:
-    """Return the candidate of tilelab.bench.compare that launches `function`, which `prepare` made, on given inputs.
-
-    The course's attention builds its descriptors once for given inputs, so that only the launch is timed.
-    """
-    if mode == "course":
-        return lambda *inputs: attention.prepare(*inputs, is_causal=work.causal)
-    return lambda *inputs: functools.partial(function, *inputs)
 
 
 def compile_arguments(mode: str) -> dict:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
+import logging
 import sys
 
 from ch14 import compiled
-from ch14.compiled import experiments, worker
+from ch14.compiled import experiments
 from tilelab import cli, device
 
 COLUMNS = ["name", "status", "compile_s", "caches", "ms", "tflops", "ratio", "error", "winner", "main", "UTMALDG",
@@ -45,8 +45,9 @@ def main(argv: list[str] | None = None) -> int:
 
     def measure():
         device.require("has_tma", "timing torch.compile", "read results/")
-        report = worker.ignore if options.json == "-" else functools.partial(print, flush=True)
-        rows = experiments.measure_cases(((options.workload, options.shape, options.modes),), report)
+        if options.json != "-":
+            logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+        rows = experiments.measure_cases([(options.workload, options.shape, options.modes)])
         return experiments.make_table(experiments.drop_details(rows), [])
     return cli.run_and_report("ch14.compiled", COLUMNS, experiments.source(), options.json, measure)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable
 
 from ch14 import compiled
 from ch14.compiled import TUNED, executed_instructions, reading, worker
@@ -34,12 +33,11 @@ def source() -> str:
 _experiment = functools.partial(results.experiment, source=source)
 
 
-def measure_cases(cases=CASES, report: Callable[[str], None] = worker.ignore) -> list[dict]:
+def measure_cases(cases=CASES) -> list[dict]:
     """Return the rows of worker.measure_modes for `cases`, with the generated code and all candidates."""
     with worker_pool.lease_worker(worker.MODULE, worker.WHAT) as process:
-        worker.ask(process, "start", 120, report, where="cuda")
-        rows = [row for family, shape, modes in cases
-                for row in worker.measure_modes(process, family, shape, modes, report=report)]
+        worker.ask(process, "start", 120, where="cuda")
+        rows = [row for case in cases for row in worker.measure_modes(process, *case)]
         process.stop()  # frees its memory on the GPU
     return rows
 

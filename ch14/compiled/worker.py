@@ -9,40 +9,39 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import logging
 import os
 import pathlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from unittest import mock
 
 import torch
 
-from ch14.compiled import COMPILED, TUNED, make_candidate, make_workload, prepare, reading
+from ch14 import attention
+from ch14.compiled import COMPILED, TUNED, make_workload, prepare, reading
 from tilelab import bench, check, device, worker_pool
 
 MODULE, WHAT = "ch14.compiled.worker", "the compiler's process"
 LIMIT_S = 300  # for one step
+LOG = logging.getLogger(__name__)
 # Modes whose autotuning times every candidate of this mode: with their cache it does not time them again.
 TIMED_BY = {TUNED: ("max-autotune", "persistent-tma"), "max-autotune": ("persistent-tma", TUNED)}
 
 
-def ignore(text: str) -> None:
-    """Print nothing."""
-
-
-def ask(worker: worker_pool.Worker, step: str, timeout_s: float, report: Callable[[str], None] = ignore,
-        **request) -> dict:
-    """Return the worker's answer to a step, and call `report` with the time that it took."""
+def ask(worker: worker_pool.Worker, step: str, timeout_s: float, **request) -> dict:
+    """Return the worker's answer to a step, and log the time that it took."""
     begun = time.perf_counter()
     answer = worker.ask({"do": step, **request}, timeout_s)
     subject = " ".join(str(request[key]) for key in ("family", "shape", "mode") if key in request)
-    report(f"{time.perf_counter() - begun:6.1f} s  {step} {subject} {answer.get('reason', '')}".rstrip())
+    LOG.info("%6.1f s  %s %s %s", time.perf_counter() - begun, step, subject, answer.get("reason", ""))
     return answer
 
 
 def measure_modes(worker: worker_pool.Worker, family: str, shape: Sequence[int], modes: Sequence[str],
-                  where: str = "cuda", timed: bool = True, report: Callable[[str], None] = ignore) -> list[dict]:
+                  where: str = "cuda", timed: bool = True) -> list[dict]:
     """Return a row for each of `modes`: the fields of `_compile` and, if `timed`, the times and the kernels that ran.
 
     A mode that fails, or kills its process, has status "failed" or "unsupported" and its reason. `ratio` is to the
@@ -50,7 +49,7 @@ def measure_modes(worker: worker_pool.Worker, family: str, shape: Sequence[int],
     before it timed its candidates (TIMED_BY): `caches` names the mode whose caches it used, and a mode that used
     another's has no `compile_s`.
     """
-    case = {"family": family, "shape": list(shape), "where": where, "report": report}
+    case = {"family": family, "shape": list(shape), "where": where}
     rows, caches = [], {}
     with tempfile.TemporaryDirectory(prefix="compiled-") as folder:
         for mode in modes:
@@ -114,16 +113,10 @@ def _use_caches(folder: str):
     """Keep Inductor's and Triton's caches in `folder`, and clear what they hold in memory."""
     from torch._inductor.utils import clear_caches
 
-    names = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
-    before = {name: os.environ.get(name) for name in names}
     os.makedirs(folder, exist_ok=True)
     clear_caches()
-    os.environ.update(names)
-    try:
+    with mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder, TRITON_CACHE_DIR=os.path.join(folder, "triton")):
         yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def _compile(work, mode: str, folder: str) -> dict:
@@ -177,7 +170,9 @@ def _time(work, modes: list[str], folder: str) -> dict:
     which leaves the tensor core idle, its neighbour would run faster.
     """
     _make_reference.cache_clear()  # the reference takes memory
-    candidates = {mode: make_candidate(work, mode, _prepare(work, mode)) for mode in modes}
+    candidates = {mode: functools.partial(functools.partial, _prepare(work, mode)) for mode in modes}
+    if "course" in modes:  # it builds its descriptors once for given inputs, so that only the launch is timed
+        candidates["course"] = functools.partial(attention.prepare, is_causal=work.causal)
     peer = work.peer if work.peer in modes else modes[0]
     rows = {}
     with _use_caches(os.path.join(folder, "again")):  # a new process, after a crash, compiles again here
