@@ -26,15 +26,15 @@ import torch
 
 from tilelab import device, results, worker_pool
 
-WARM_S = 0.3  # a cool chip runs faster for some tenths of a second, which are not counted
-ROUNDS = 22  # even, because every second round runs in the opposite order
-BURST_MS = 4  # one timed burst of launches, long enough to hide the cost of events and of the chip's power control
+WARM_S = 0.3  # seconds that are not counted, because a cool chip runs faster at first
+ROUNDS = 22  # an even number, because every second round runs in the opposite order
+BURST_MS = 4  # long enough to hide the cost of events and of the chip's power control
 GRAPH_BELOW_US = 100
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The median time of one call, that of the peer in the same rounds, and the rates that follow from them."""
+    """The median time of a candidate's call, the peer's time in the same rounds, and the candidate's rates."""
 
     name: str
     ms: float | None
@@ -60,7 +60,7 @@ class Timing:
 def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence], peer: str, *,
             flops: float | None = None, nbytes: float | None = None, rounds: int = ROUNDS,
             warm_s: float = WARM_S, burst_ms: float = BURST_MS) -> dict[str, Timing]:
-    """Time every candidate against `peer`, one of them, and return {name: Timing}.
+    """Time every candidate against `peer`, the name of one candidate, and return {name: Timing}.
 
     A candidate takes the tensors of `make_inputs()` and returns a function that launches on them, so that descriptors
     and work space are made once. `make_inputs` is called until its tensors fill three times the L2 cache, and launches
@@ -240,7 +240,7 @@ def measure_first_launches(module: str) -> list[dict]:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The best rates that were measured on a GPU; figures are given as a share of them."""
+    """The best rates that a GPU has reached. Notebooks state a figure as a share of these rates."""
 
     copy_gbps: float  # bytes read plus bytes written
     bf16_tflops: float

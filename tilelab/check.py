@@ -58,7 +58,7 @@ def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
 def ulps(result: torch.Tensor, reference: torch.Tensor, least: float = 0.0) -> float:
     """Return the largest difference from the float64 reference in units in the last place of result's dtype.
 
-    The unit is that of the reference, or of `least` where that is larger. A correctly rounded result has at most 0.5.
+    The unit belongs to the reference, or to `least` if `least` is larger. A correctly rounded result has at most 0.5.
     Infinite if the shapes differ or a value is not finite.
     """
     if result.shape != reference.shape or not bool(torch.isfinite(result.double() + reference).all()):
@@ -185,9 +185,9 @@ def sanitize(module: str, kernels: str = "", shares: int = 1) -> list[dict]:
     """Run `sanitizer_cases()` of a module under each tool of compute-sanitizer; return rows {tool, status, reason}.
 
     The tools run at the same time, each in its own process. `kernels` limits them to kernels with this text in their
-    names, because libraries have hazards of their own. A row of races has `races`, the places. racecheck takes several
-    times as long as the others: with `shares`, so many processes of it run `sanitizer_cases(share, shares)`, each on
-    every `shares`-th case, and the row is that of the first process that finds something. Raises
+    names, because libraries have hazards of their own. The row of racecheck lists the places of races in `races`.
+    racecheck takes several times as long as the other tools. With `shares`, several processes run
+    `sanitizer_cases(share, shares)`, each with every `shares`-th case, and the first finding becomes the row. Raises
     tilelab.device.Unsupported without the tools, and torch.OutOfMemoryError if the cases do not fit on the GPU.
     """
     if shutil.which("compute-sanitizer") is None:

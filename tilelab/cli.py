@@ -64,7 +64,7 @@ def unwritable_reason(path: str) -> str:
 
 def run_and_report(module: str, columns: Sequence[str], source: str, path: str | None,
                    measure: Callable[[], list[dict]]) -> int:
-    """Print the rows of `measure()` as a table of those `columns` that they have, or write them as JSON to `path`.
+    """Print the rows of `measure()` as a table with these `columns`, or write the rows as JSON to `path`.
 
     Return the exit status: 0 if all rows are ok, 1 for a wrong result, 2 if something could not run, 130 for Ctrl-C.
     """

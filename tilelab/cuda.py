@@ -127,7 +127,7 @@ def compile_cubin(source: str, target: str, name: str = "kernel.cu", options: Se
 
     headers, toolkit_header = included_headers(source, name, options)
     folders = _toolkit_folders(name, toolkit_header) if toolkit_header else {}
-    cache &= not any(map(INCLUDE_BY_MACRO.search, (source, *headers.values())))  # an edit of that header goes unseen
+    cache &= not any(map(INCLUDE_BY_MACRO.search, (source, *headers.values())))  # that header is unknown here
     key = (source, headers, folders, target, name, list(options)), nvrtc.nvrtcVersion(), version("cuda-core")
     path = cubin_folder() / hashlib.sha256(repr(key).encode()).hexdigest()
     if cache and (cubin := read_cached(path)):
@@ -217,7 +217,7 @@ def load_kernel(path: str | os.PathLike, name: str, options: Sequence[str] = ())
 
 
 def _argument(value: Any) -> Any:
-    """Return a kernel argument for cuda.core: a tensor as its address; TypeError for a number without a C width."""
+    """Return a kernel argument for cuda.core. A tensor becomes its address; a plain number raises TypeError."""
     if hasattr(value, "data_ptr"):
         if not value.is_cuda:
             raise ValueError("a kernel argument is a CPU tensor: move it to the GPU first.")
@@ -247,7 +247,7 @@ def _allow_smem(kernel, device_id: int, smem_bytes: int) -> None:
 
 @functools.lru_cache(64)
 def _stream(device_id: int, handle: int):
-    """Return the cuda.core Stream of a CUDA stream; making one takes longer than a launch, so it is kept."""
+    """Return the cuda.core Stream of a CUDA stream, cached because its construction takes longer than a launch."""
     from cuda.core import Stream
 
     return Stream.from_handle(handle)
@@ -255,7 +255,7 @@ def _stream(device_id: int, handle: int):
 
 def prepare_launch(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any],
                    smem_bytes: int = 0, cluster: int = 1, early: bool = False) -> Callable[[], None]:
-    """Check a launch once and return a function that only launches it, on torch's current stream of that moment.
+    """Check a launch once and return a function that launches the kernel on the then current stream of torch.
 
     `grid` and `block` count blocks and threads: one int or up to three, x first. `args` are CUDA tensors (passed as
     pointers, and kept alive by the function), ctypes or numpy scalars as wide as the parameter, or cuda.core tensor
@@ -300,5 +300,5 @@ def prepare_launch(kernel, grid: int | Sequence[int], block: int | Sequence[int]
 
 def launch(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any],
            smem_bytes: int = 0, cluster: int = 1, early: bool = False) -> None:
-    """Launch a loaded kernel on torch's current stream, asynchronously. The arguments are those of `prepare_launch`."""
+    """Launch a loaded kernel on torch's current stream, asynchronously. Takes the arguments of `prepare_launch`."""
     prepare_launch(kernel, grid, block, args, smem_bytes, cluster, early)()

@@ -69,7 +69,7 @@ class TargetLimits(_Capabilities):
 
     @property
     def smem_per_sm(self) -> int:
-        """Shared memory of an SM, in bytes; the runtime keeps 1 KiB of it for each resident block."""
+        """Shared memory of an SM, in bytes. The runtime reserves 1 KiB for each resident block."""
         return self.smem_per_block + 1024
 
 
@@ -270,8 +270,8 @@ def require(predicate: str, what: str, instead: str) -> None:
 def interpret_without_gpu() -> None:
     """Let Triton run kernels in its interpreter where there is no GPU; each chapter's __init__ calls this.
 
-    Triton reads TRITON_INTERPRET when it defines a kernel, including those of its own library, so the variable must be
-    set before `import triton`; RuntimeError if it is too late. A value that is already set stays: "0" allows compiling.
+    Triton reads TRITON_INTERPRET when it defines a kernel, also in its own library, so the variable must be set before
+    `import triton`; RuntimeError if it is too late. A value that is already set stays: "0" allows compiling.
     """
     if "TRITON_INTERPRET" in os.environ or current().capability is not None:
         return

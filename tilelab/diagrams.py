@@ -75,7 +75,7 @@ def draw_gemm(config, m: int, n: int, k: int) -> plots.Picture:
     column, done = cx + tile_n * (n // bn // 2), step * (k // bk // 3)
     draw(0.05, low - 0.06, deep + wide + 0.21, 2.58, "#f0f0f0")
     label(0.12, 2.7, "global memory", size=7.5)
-    # strip: the rows of A and the columns of B that the tile of C needs; lit: the tiles of one K step, and of C
+    # `strip` holds the rows of A and the columns of B that the tile of C needs, and `lit` the tiles of one K step.
     for line, (name, tone, x, y, width, height, dx, dy, strip, lit, shape) in enumerate((
             ("A", blue, 0.12, low, deep, high, step, tile_m, (0.12, row, deep, tile_m), (0.12 + done, row), (bm, bk)),
             ("B", orange, cx, by, wide, deep, tile_n, step, (column, by, tile_n, deep),

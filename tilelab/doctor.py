@@ -32,7 +32,7 @@ LABEL = {"triton": "Triton", "cuda": "CUDA"}
 
 @dataclass(frozen=True)
 class Row:
-    """One check: `status` is ok, failed, skipped or warn; `detail` is one sentence or the evidence."""
+    """The outcome of one check. `status` is ok, failed, skipped or warn; `detail` is a sentence or the evidence."""
 
     name: str
     status: str

@@ -35,7 +35,7 @@ def _row_key(row: dict, keys: Sequence[str]) -> tuple:
 
 
 def _identifying_keys(records: Sequence[results.Record]) -> list[str]:
-    """Return KEYS that the rows have, and as many of FURTHER_KEYS as it takes to identify each row."""
+    """Return the KEYS in use, and as many of FURTHER_KEYS as are needed to identify each row."""
     used = {key for record in records for row in record.rows for key in row}
     keys = [key for key in KEYS if key in used]
     for further in (key for key in FURTHER_KEYS if key in used):
@@ -71,7 +71,7 @@ def _source(records: Sequence[results.Record]) -> str:
 
 
 def _missing(row: dict | None) -> str:
-    """Return one or two words for a value that was not measured; "" for a GPU that has no such row."""
+    """Return the status of a row without a value; "" for a GPU without this row."""
     return "" if row is None else row.get("status", "ok") if row.get("status", "ok") != "ok" else "not measured"
 
 

@@ -18,7 +18,7 @@ from tilelab import device
 
 @dataclasses.dataclass
 class Launch:
-    """A prepared operator: call it to run again on the same tensors; it returns `out`.
+    """A prepared operator. Call it to run the kernel again on the same tensors; the call returns `out`.
 
     `config` is the chosen configuration. `skipped` lists (configuration, reason) for each one that was tried before,
     and `fallback` is a sentence if none of the requested set could run. `keep_alive` holds the tensors that the kernel

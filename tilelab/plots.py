@@ -244,7 +244,7 @@ def roofline(rows: Sequence[dict], *, peak_tflops: float, bandwidth_gbps: float,
     axes.text(slope * 0.9, slope * bandwidth_gbps / 1e3, f"{bandwidth_gbps / 1e3:.2f} TB/s", fontsize=7, ha="right",
               va="bottom")
     names = dict.fromkeys(row["name"] for row in rows)
-    others = [name for name in names if name not in COLOURS]  # in order, so that few of them share a colour
+    others = [name for name in names if name not in COLOURS]  # numbered, so that few names share a colour
     for name in names:
         tone = COLOURS.get(name) or OTHERS[others.index(name) % len(OTHERS)]
         points = [(row["intensity"], row["tflops"]) for row in rows if row["name"] == name]

@@ -29,8 +29,8 @@ import filelock
 from tilelab import cli, device, notebook, results
 
 ROOT = pathlib.Path(__file__).parents[1]
-ALONE = ("01_sweep", "01_claims")  # come last and alone: the first measures on all GPUs, the second judges all records
-MAX_USED = 0.25  # share of a GPU's memory that other processes may hold: a screen, a reader's notebook
+ALONE = ("01_sweep", "01_claims")  # the first measures on all GPUs, and the second judges all records
+MAX_USED = 0.25  # share of a GPU's memory that other processes may use
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -58,7 +58,7 @@ def run_tests(recorded: list[str]) -> dict:
 
 
 def _find_notebooks(names: list[str] | None) -> list[pathlib.Path]:
-    """Return the notebooks of these names (default: all of them). ValueError for an unknown name."""
+    """Return the notebooks with these names (default: all notebooks). ValueError for an unknown name."""
     found = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
     stems = [pathlib.Path(name).stem for name in (found if names is None else names)]
     if unknown := [stem for stem in stems if stem not in found]:

@@ -32,9 +32,9 @@ from tilelab import device
 
 KEYS = ("experiment", "device", "versions", "recorded", "source", "rows")
 NAME = re.compile(r"[a-z0-9_]+")
-NO_GPU = device.Device()  # the device of records that need no GPU; their folder is results/no-gpu
-PREFERRED = "nvidia-h200"  # its record is shown where this machine's GPU has none: the course's figures come from it
-EXPERIMENTS: dict[str, Callable] = {}  # by name: every function that `experiment` has decorated, see `register`
+NO_GPU = device.Device()  # builds need no GPU; their records are in results/no-gpu
+PREFERRED = "nvidia-h200"  # shown where this machine's GPU has no record
+EXPERIMENTS: dict[str, Callable] = {}  # {name: function that returns the Record}, filled by `register`
 
 _PARSING = threading.Lock()  # Python 3.11 counts the depth of its parser for all threads together
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -215,7 +215,7 @@ def to_json(record: dict) -> str:
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:
-    """Write `text` to `path` so that no reader ever sees half of it; a failed write (OSError) leaves the old file.
+    """Write `text` to `path` so that a reader never sees an incomplete file; after an OSError the old file remains.
 
     A device such as /dev/stdout is written directly.
     """
@@ -398,7 +398,7 @@ def experiment(name: str, source: Callable[[], str], can_run: Callable[[], bool]
     """Decorate a function that measures rows so that it returns a Record, through `live_or_recorded`.
 
     `source()` is the `source_hash` of the measured code; the decorated function has it as `.source`, and EXPERIMENTS
-    lists the function. A record that this machine made in the last `reuse_for_s` seconds is returned as it is.
+    lists the function. A record of this machine that is younger than `reuse_for_s` seconds is returned as it is.
     """
     def decorate(measure: Callable[..., Sequence[dict]]) -> Callable[..., Record]:
         @functools.wraps(measure)

@@ -11,7 +11,7 @@ from nbconvert import HTMLExporter
 from tilelab import cli
 from tilelab.worker_pool import ROOT
 
-# Scripts that nbconvert's template would fetch; the notebooks need none of them.
+# Scripts that nbconvert's template would fetch and that the notebooks do not need.
 SCRIPT_URLS = ("require_js_url", "jquery_url", "mathjax_url", "mermaid_js_url", "widget_renderer_url",
                "jupyter_widgets_base_url")
 NOTEBOOK = re.compile(r'href="(?:[\w./]*/)?(\w+)\.ipynb(#[^"]*)?"')

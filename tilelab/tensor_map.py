@@ -1,7 +1,7 @@
 """Make tensor maps (CUtensorMap), and compute the address at which a swizzled box holds each byte in shared memory.
 
-A tensor map describes a tensor, a box of it and a swizzle to the Tensor Memory Accelerator. Source: CUDA driver API,
-"Tensor Map Object Management"; PTX ISA, "Tensors" (tiled mode, swizzling modes).
+A tensor map tells the Tensor Memory Accelerator the shape of a tensor, the shape of a box, and the swizzle. Sources:
+CUDA driver API, "Tensor Map Object Management", and PTX ISA, "Tensors" (tiled mode, swizzling modes).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 SWIZZLES = {"none": 0, "32B": 32, "64B": 64, "128B": 128}  # bytes within which units of 16 bytes change places
 PROMOTIONS = ("none", "64B", "128B", "256B")
 FILLS = ("zero", "nan")
-# {torch's dtype: cuda.core's name of it}
+# {torch's dtype: cuda.core's name for the dtype}
 DTYPES = {torch.uint8: "UINT8", torch.int16: "UINT16", torch.int32: "INT32", torch.int64: "INT64",
           torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT32", torch.float64: "FLOAT64"}
 
@@ -21,14 +21,14 @@ DTYPES = {torch.uint8: "UINT8", torch.int16: "UINT16", torch.int32: "INT32", tor
 def swizzle_offset(offset: int, swizzle: str = "none") -> int:
     """Return the address in shared memory of byte `offset` of a box, where `offset` counts row by row.
 
-    Both are relative to the start of the box, which must be aligned to 1,024 bytes. The swizzle exchanges units of 16
+    Both count from the start of the box, which must be aligned to 1,024 bytes. The swizzle exchanges units of 16
     bytes within 32, 64 or 128 bytes: it XORs bits 4 to 6 of the offset with bits 7 to 9.
 
         offset   ... | 9 8 7 | 6 5 4 | 3 2 1 0      128B uses three bits, 64B the lower two, 32B the lowest one
                          |       ^ byte within its unit of 16
                          +--XOR--+
 
-    Works on integers, and on numpy or torch arrays of them.
+    `offset` may also be a numpy or torch array of integers.
     """
     width = SWIZZLES[swizzle]
     if not width:
