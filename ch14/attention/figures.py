@@ -59,35 +59,21 @@ def schedule(step: str, d: int, blocks: int = 4) -> tuple[list[tuple[str, int, f
     product, softmax = cost["products"] / 2, cost["exponential"] + cost["float32"]
     free, ready, spans = {"tensor core": 0.0, "softmax": 0.0}, [0.0, 0.0], []
 
-    def run(unit, group, takes, after):
+    def run(unit, group, duration, after):
         begin = max(free[unit], after)
-        free[unit] = begin + takes
-        spans.append((unit, group, begin, begin + takes))
-        return begin + takes
+        free[unit] = begin + duration
+        spans.append((unit, group, begin, free[unit]))
+        return free[unit]
 
-    scored = [0.0, 0.0]
     for block in range(blocks + 1):
-        done = []
-        for group in range(2):
-            now = ready[group]
-            if step == "overlap":  # the product with V of the last block runs under this block's softmax
-                if block < blocks:
-                    scored[group] = run("tensor core", group, product, now)
-                if block:
-                    run("tensor core", group, product, now)
-                done.append(scored[group])
-            else:
-                if block:
-                    now = run("tensor core", group, product, now)
-                if block < blocks:
-                    now = run("tensor core", group, product, now)
-                done.append(now)
+        scored = []
+        for group in range(2):  # the product with V of the last block, and the scores of this block
+            ends = [run("tensor core", group, product, ready[group]) for _ in range((block > 0) + (block < blocks))]
+            scored.append(ends[0 if step == "overlap" else -1])  # overlap computes the scores first
             if step != "lockstep" and block < blocks:
-                ready[group] = run("softmax", group, softmax, done[-1])
+                ready[group] = run("softmax", group, softmax, scored[group])
         if step == "lockstep" and block < blocks:
-            for group in range(2):
-                ready[group] = run("softmax", group, softmax, max(done))
-            ready = [max(ready)] * 2
+            ready = [max(run("softmax", group, softmax, max(scored)) for group in range(2))] * 2
     busy = sum(end - begin for unit, _, begin, end in spans if unit == "tensor core")
     return spans, busy / max(end for unit, _, _, end in spans if unit == "tensor core")
 
