@@ -43,12 +43,13 @@ TENSOR_MEMORY_COLUMNS = 512
 class Job:
     """One kernel, specialised for one target.
 
-    For Triton, `kernel` is "ch14.gemm:gemm_plain_kernel" or "path/to/file.py:name". `signature` maps each argument that
-    is not a constexpr to its Triton type ("*bf16", "i32", "tensordesc<bf16[128, 64]>"). `constants` maps the constexpr
-    arguments to their values. `aligned` names pointers and integers that are multiples of 16.
+    For Triton, `kernel` is "ch14.gemm.kernels:gemm_plain_kernel" or "path/to/file.py:name". `signature` maps each
+    argument that is not a constexpr to its Triton type ("*bf16", "i32", "tensordesc<bf16[128, 64]>"). `constants` maps
+    the constexpr arguments to their values. `aligned` names pointers and integers that are multiples of 16. `options`
+    are further compile options.
 
-    For CUDA C++, `kernel` is "path/to/file.cu:name". `constants` become -DNAME=VALUE (a bool 0 or 1), `options` are
-    fields of cuda.core.ProgramOptions, and `smem_bytes` is the dynamic shared memory of the launch.
+    For CUDA C++, `kernel` is "path/to/file.cu:name". `constants` become -DNAME=VALUE (a bool 0 or 1), and
+    `smem_bytes` is the dynamic shared memory of the launch.
     """
 
     kernel: str
