@@ -48,7 +48,7 @@ def source() -> str:
 
 
 @results.experiment("ch14_gemm_copy", source)
-def copies() -> list[dict]:
+def measure_copies() -> list[dict]:
     """Measure the field note's copy configurations and the course's, with 1 GiB moved, against torch's copy_."""
     every = dict.fromkeys(config for chosen in SETS.values() for config in chosen)
     build.compile_ahead(map(CopySpace(SIDE, SIDE).job, every))

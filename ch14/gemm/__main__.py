@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _measure_copies(options) -> results.Record:
     device.require("has_tma", "timing the copy", "read results/")
-    record = tile_copy_experiments.copies()
+    record = tile_copy_experiments.measure_copies()
     if options.json != "-":
         print(record)
     return record

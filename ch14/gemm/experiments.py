@@ -182,31 +182,31 @@ def check_correctness() -> list[dict]:
 
 
 @_experiment("ch14_gemm_square")
-def squares():
+def measure_squares():
     """Measure the best configuration in bf16 at 2048, 4096 and 8192 cubed, with B stored either way."""
     return measure_best((s, s, s, "bf16", layout) for layout in "kn" for s in SQUARES)
 
 
 @_experiment("ch14_gemm_llm")
-def llm():
+def measure_llm():
     """Measure bf16 at the shapes of a decoder of 7 to 8 billion parameters: M tokens, weight (N, K), B = weight.T."""
     return measure_best((m, n, k, "bf16", "k") for m in LLM_M for n, k in LLM_NK)
 
 
 @_experiment("ch14_gemm_ragged")
-def ragged():
+def measure_ragged():
     """Measure bf16 at sizes that no tile divides."""
     return measure_best((*shape, "bf16", layout) for layout in "kn" for shape in RAGGED)
 
 
 @_experiment("ch14_gemm_fp8")
-def fp8():
+def measure_fp8():
     """Measure e4m3 with one scale per tensor, against cuBLASLt with fast accumulation."""
     return measure_best((s, s, s, "fp8", "k") for s in SQUARES)
 
 
 @_experiment("ch14_gemm_claim")
-def claim():
+def measure_claim():
     """Measure the field note's two sets, and the course's best, at its three sizes; B is stored row by row, as there.
 
     `factor` divides the time of the fastest conservative configuration at the same size by the row's time.
@@ -222,7 +222,7 @@ def claim():
 
 
 @_experiment("ch14_gemm_latency")
-def latency():
+def measure_latency():
     """Measure one call from end to end, launch and completion, at 512 cubed: microseconds in `us`."""
     a, b, out, *_ = make_inputs(512, 512, 512)
     here = device.current()

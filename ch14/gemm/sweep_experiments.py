@@ -118,7 +118,7 @@ def _compare_winners(rows: list[dict]) -> list[dict]:
 
 
 @_experiment("sweep_race", run_autotune, GemmSpace, grid)
-def race():
+def measure_race():
     """Race the engine and triton.autotune: 96 configurations at 4096 cubed, bf16, cold caches, fresh processes.
 
     Then both winners are timed against each other.
