@@ -1,10 +1,8 @@
 """Chapter 10's records: what is asked of them."""
 
-import pytest
 from records import load_h200
 
 from ch10.tile_pipeline import broken_programs
-from tilelab import device
 
 
 def test_no_product_errs_more_than_cublas_by_half():
@@ -31,16 +29,3 @@ def test_the_time_stamps_show_an_overlap():
     store = next(row for row in rows if row["event"] == "store")
     assert any((row["role"], row["event"], row["tile"]) == ("producer", "load", store["tile"] + 1)
                and row["begin"] < store["end"] for row in rows)
-
-
-@pytest.mark.parametrize("argument", ["bogus", "--help", "load from column 1"])
-def test_the_command_line_of_broken_rules(argument, capsys):
-    if argument == "load from column 1":
-        if device.current().has_tma:
-            pytest.skip("it would lose this process's GPU")
-        assert broken_programs.main([argument]) == 0 and "an illegal instruction" in capsys.readouterr().out
-        return
-    with pytest.raises(SystemExit) as ended:
-        broken_programs.main([argument])
-    said = capsys.readouterr()
-    assert ended.value.code == 2 * (argument == "bogus") and said.err.count("\n") == (argument == "bogus")

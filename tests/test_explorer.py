@@ -46,14 +46,14 @@ def test_a_box_as_wide_as_its_swizzle_reads_matrices_without_conflict(swizzle, s
 
 def test_a_word_comes_once_for_all_lanes_that_read_it():
     assert explorer.conflicts(1, 32, 1, "none", "row") == 1
-    assert "32 lanes in 8 banks, no conflict" in explorer.finding(1, 32, 1, "none", "row")
+    assert "32 lanes in 8 banks, no conflict" in explorer.describe_read(1, 32, 1, "none", "row")
     assert explorer.conflicts(32, 1, 1, "none", "column") == 1, "rows of a byte: a column is four lanes a word"
 
 
 def test_eight_bytes_go_by_half_warps():
     assert explorer.conflicts(1, 32, 8, "none", "row") == 1
     assert explorer.conflicts(32, 16, 8, "none", "column") == 16
-    assert explorer.finding(1, 32, 8, "none", "row").endswith("no conflict in each of 2 half warps")
+    assert explorer.describe_read(1, 32, 8, "none", "row").endswith("no conflict in each of 2 half warps")
 
 
 @pytest.mark.parametrize("arguments, sentence", [
@@ -62,16 +62,16 @@ def test_eight_bytes_go_by_half_warps():
     ((32, 64, 2, "128B", "matrix"), "a matrix of 8 rows × 16 bytes: 8 lanes in 32 banks, no conflict"),
     ((1, 4, 4, "none", "column"), "a column of 1 row: 1 lane in 1 bank, no conflict")])
 def test_pictures_say_what_they_find(arguments, sentence):
-    assert explorer.finding(*arguments) == sentence
+    assert explorer.describe_read(*arguments) == sentence
     figure = explorer.draw(*arguments)
     assert figure.get_suptitle().replace("\n", " ") == sentence[0].upper() + sentence[1:]
     assert_legible(figure)
-    assert len(figure.axes[0].patches) == len(explorer.accessed(*arguments[:3], arguments[4]))
+    assert len(figure.axes[1].patches) == len(explorer.elements_read(*arguments[:3], arguments[4]))
 
 
 def test_numbers_where_there_is_room():
     def texts(*arguments):
-        return [text.get_text() for text in explorer.draw(*arguments).axes[0].texts]
+        return [text.get_text() for text in explorer.draw(*arguments).axes[1].texts]
     assert texts(2, 32, 4, "none") == [str(bank) for bank in range(32)] * 2
     assert texts(2, 64, 2, "128B") == [*"01234567", *"10325476"]
     assert texts(256, 256, 1, "none") == []
@@ -89,22 +89,22 @@ def test_all_swizzles_side_by_side(arguments):
 
 @pytest.mark.parametrize("arguments, words", [
     ((32, 3, 4, "none", "row"), "a multiple of 16 bytes; 3 elements take 12"),
-    ((32, 32, 4, "64B", "row"), "with a swizzle of 64B"),
+    ((32, 32, 4, "64B", "row"), "with the swizzle 64B"),
     ((257, 32, 4, "none", "row"), "1 to 256 elements"),
-    ((32, 32, 4, "16B", "row"), "swizzle is one of"),
-    ((32, 32, 4, "none", "diagonal"), "access is one of row, column, matrix"),
-    ((32, 32, 3, "none", "row"), "an element has 1, 2, 4, 8 bytes; here it has 3")])
+    ((32, 32, 4, "16B", "row"), "unknown swizzle"),
+    ((32, 32, 4, "none", "diagonal"), "unknown access .*; choose row, column, matrix"),
+    ((32, 32, 3, "none", "row"), "itemsize must be 1 or 2 or 4 or 8; it is 3")])
 def test_what_cannot_be_drawn(arguments, words):
     with pytest.raises(ValueError, match=words):
         explorer.draw(*arguments)
-    with pytest.raises(ValueError, match="here it is"):
+    with pytest.raises(ValueError, match="it is 0 x 4"):
         explorer.banks(0, 4, 4)
 
 
 def test_a_box_on_the_tensor():
-    assert explorer.outside((48, 96), (0, 0), (32, 32)) == 0
-    assert explorer.outside((48, 96), (-8, 80), (32, 32)) == 32 * 32 - 24 * 16
-    assert explorer.outside((48, 96), (500, 0), (32, 32)) == 32 * 32
+    assert explorer.count_outside((48, 96), (0, 0), (32, 32)) == 0
+    assert explorer.count_outside((48, 96), (-8, 80), (32, 32)) == 32 * 32 - 24 * 16
+    assert explorer.count_outside((48, 96), (500, 0), (32, 32)) == 32 * 32
     figure = explorer.draw_box((48, 96), (-8, 80), (32, 32), 4)
     assert figure.get_suptitle() == "2,560 of 4,096 bytes lie outside; the barrier expects 4,096"
     assert "All of the box" in explorer.draw_box((48, 96), (-100, 0), (32, 32), 4).get_suptitle()
@@ -116,7 +116,7 @@ def test_a_box_on_the_tensor():
                                            (torch.float64, 1)])
 def test_a_box_within_a_unit_is_refused_in_the_words_of_the_launcher(dtype, column):
     box = 8, 32 // dtype.itemsize
-    with pytest.raises(ValueError, match="multiple of 16 bytes of its row") as said:
+    with pytest.raises(ValueError, match="column must be a multiple of") as said:
         explorer.draw_box((48, 96), (0, column), box, dtype.itemsize)
     with pytest.raises(ValueError) as launcher:
         box_dump.dump_box(torch.zeros(48, 96, dtype=dtype), 0, column, box)
@@ -144,9 +144,9 @@ def test_widgets_answer_and_lose_nothing():
         shown.menus[name].value = value
         assert (shown.bank_picture.value, shown.tensor_picture.value) != last, f"{name} changes nothing"
     for name, bad, words in (("columns", 30, "a multiple of 16 bytes; 30 elements take 60"),
-                             ("columns", 72, "a swizzle of 128B the innermost"), ("rows", 260, "1 to 256 elements"),
+                             ("columns", 72, "the swizzle 128B the innermost"), ("rows", 260, "1 to 256 elements"),
                              ("tensor_columns", 101, "pad its rows"),
-                             ("x", 13, "box starts at a multiple of 16 bytes of its row (8 elements)")):
+                             ("x", 13, "olumn must be a multiple of 8 elements (16 bytes)")):
         settings, picture = {key: menu.value for key, menu in shown.menus.items()}, shown.bank_picture.value
         shown.menus[name].value = bad
         assert words in shown.problem.value and shown.pictures.layout.display == "none"

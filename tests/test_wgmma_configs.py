@@ -64,9 +64,7 @@ def test_tiles_and_grids():
 
 @pytest.mark.parametrize("config, said", [
     (WgmmaConfig("specialised", 128, 256, 5, consumers=2), "it needs 311,376 B of shared memory per block; sm_90a has"),
-    (WgmmaConfig("specialised", 64, 128, 5, ctas_per_sm=2), "2 CTAs per SM have 115,712 B of shared memory each"),
     (WgmmaConfig("specialised", 128, 256, 2, epilogue_subtiles=4), "it needs about 40 beside its 256 sums"),
-    (WgmmaConfig("specialised", 64, 128, 2, ctas_per_sm=3), "a wgmma of 128 columns needs 90 registers"),
 ])
 def test_what_cannot_run_is_refused_with_a_reason(config, said):
     assert said in rejection(config)

@@ -1,8 +1,8 @@
 """Tiles of two dimensions, moved by tensor maps: a copy, a stencil, a transpose, a sum with an operand that a cluster
-shares, and a sum that L2 adds up.
+shares, and a sum over a batch that L2 adds up.
 
-Read tile_pipeline.cu first: it walks through the kernels. configs.py says how they cut their tensors; box_dump.py shows
-a box in shared memory. Source: PTX ISA, "cp.async.bulk.tensor", "Tensors" (tiled mode, swizzling modes).
+Start with tile_pipeline.cu, which walks through the kernels. configs.py holds their tiles. box_dump.py shows a box in
+shared memory. Source: PTX ISA, "cp.async.bulk.tensor", "Tensors" (tiled mode, swizzling modes).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["spec", "copy", "stencil", "transpose", "add_shared", "accumulate", "
            "TileConfig"]
 
 SOURCE = pathlib.Path(__file__).with_name("tile_pipeline.cu")
-UNIT = 16  # bytes; rows of tensors and of boxes consist of whole units
-LARGEST_EXTENT = (1 << 31) - (1 << 15)  # coordinates have 32 bits, and those of the last CTA may lie past the end
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers by size; their maps keep all bits
+UNIT = 16  # bytes: rows of tensors and boxes are whole units
+LARGEST_EXTENT = (1 << 31) - (1 << 15)  # coordinates have 32 bits, and the last CTA may start past the end
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # maps of integers keep all bits
 INSTEAD = "compile it with ch10.tile_pipeline.job and read its SASS"
 
 
 def spec(op: str, x, *, y=None, centre: float = 1.0, edge: float = 1.0, fill: str = "zero"):
     """Return what `op` means in torch: the same bits for copy and transpose, else float64.
 
-    The stencil takes its weights as float32, as the kernel does, and `fill` (zero or nan) for what lies outside of x.
+    The stencil takes its weights as float32, as the kernel does, and `fill` (zero or nan) outside of x.
     """
     if op == "copy":
         return x.clone()
@@ -78,7 +78,7 @@ def _check_operands(op: str, x, y, out, fill: str) -> None:
     elif y is not None:
         raise ValueError(f"y is for add_shared; {op} takes none.")
     if fill != "zero" and op != "stencil":
-        raise ValueError(f"fill is for the stencil, which alone reads what lies outside; {op} has {fill!r}.")
+        raise ValueError(f"fill is for the stencil, which alone reads outside of x; {op} has {fill!r}.")
     if out is not None:
         operands.require_tensor("out", out, op, dtype=x.dtype, shape=result_shape(op, x.shape), on=x.device)
         operands.require_disjoint({"out": out}, {"x": x, "y": y})
@@ -92,10 +92,11 @@ def prepare(op: str, x, *, y=None, centre: float = 1.0, edge: float = 1.0, fill:
             config: str | TileConfig = "best") -> operands.Launch:
     """Check the operands, choose a configuration, and return a launch of `op` on torch's current stream.
 
-    copy: out = x; x, out (R, C) of elements of 1, 2, 4 or 8 bytes. stencil: out = centre x + edge (up + down + left +
-    right) of float32, with `fill` (zero or nan) outside. transpose: out (C, R) = x (R, C) transposed, elements of 4
-    bytes. add_shared: out = x + y of float32, x and out (B, R, C), y (R, C). accumulate: out (R, C) = sum over b of x
-    (B, R, C), float32, added in an order that differs from run to run.
+    - copy: out = x, both (R, C), with elements of 1, 2, 4 or 8 bytes.
+    - stencil: out = centre x + edge (up + down + left + right), float32, with `fill` (zero or nan) outside.
+    - transpose: out (C, R) = x (R, C) transposed, with elements of 4 bytes.
+    - add_shared: out[b] = x[b] + y, float32, x and out (B, R, C), y (R, C).
+    - accumulate: out (R, C) = sum over b of x (B, R, C), float32. The order of the terms differs from run to run.
 
     Tensors are on the GPU, of any extents; their rows start at multiples of 16 bytes. New memory for `out` has padded
     rows. TMA stores whole units of 16 bytes, so torch computes the last columns of a row that ends within one, in
@@ -161,7 +162,7 @@ def _kernel_arguments(config: TileConfig, x, y, out, centre: float, edge: float,
 
 
 def copy(x, *, out=None, config="best"):
-    """Return a copy of x (R, C), bit for bit. Arguments, `out` and errors here and below are those of `prepare`."""
+    """Return a copy of x (R, C), bit for bit. `prepare` describes arguments and errors."""
     return prepare("copy", x, out=out, config=config)()
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from ch10 import tile_pipeline
 from ch10.tile_pipeline import LARGEST_EXTENT, experiments
 from ch10.tile_pipeline.configs import DIMENSIONS, configs
-from tilelab import build, cli, device
+from tilelab import cli, device
 
 
 def _parse_arguments(argv):
@@ -44,14 +43,9 @@ def main(argv: list[str] | None = None) -> int:
     options = _parse_arguments(argv)
     columns = ["name", "config", "status", "ms", "gbps", "ratio", "error", "registers", "smem", "UTMALDG",
                "UTMASTG", "UTMAREDG", "reason"]
-    return cli.run_and_report("ch10.tile_pipeline", columns, experiments.source(), options.json,
-                              lambda: _compile(options) if options.target else _check_and_time(options))
-
-
-def _compile(options) -> list[dict]:
-    jobs = {name: tile_pipeline.job(config, options.target) for name, config in options.configs.items()}
-    reports = {report.job.name: report for report in build.build(jobs.values())}
-    return [{**reports[job.name].row(), "name": name, "config": job.name} for name, job in jobs.items()]
+    return cli.run_and_report("ch10.tile_pipeline", columns, experiments.source(), options.json, lambda: (
+        experiments.compile_variants({options.op: options.configs}, [options.target]) if options.target
+        else _check_and_time(options)))
 
 
 def _check_and_time(options) -> list[dict]:

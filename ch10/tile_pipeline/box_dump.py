@@ -30,8 +30,8 @@ def check_corner(column: int, itemsize: int) -> None:
 def dump_box(x, row: int, column: int, box: tuple[int, int], swizzle: str = "none", fill: str = "zero") -> torch.Tensor:
     """Load the box (rows, columns) whose first element is x[row, column], and return its bytes in shared memory.
 
-    The result is uint8 on the GPU. x (R, C) has a dtype in tilelab.tensor_map.DTYPES. The box may stick out of x on any
-    side; `fill` is what lies outside. Rows of a swizzled box must be as long as the swizzle, which leaves no gaps.
+    The result is uint8 on the GPU. x (R, C) has a dtype in tilelab.tensor_map.DTYPES. A box that sticks
+    out of x holds `fill` there. Rows of a swizzled box must be as long as the swizzle, which leaves no gaps.
     Raises ValueError for what the kernel cannot take and tilelab.device.Unsupported without TMA.
     """
     operands.require_tensor("x", x, "dump_box", dtype=tuple(tensor_map.DTYPES), ndim=2)

@@ -1,19 +1,17 @@
 """Programs that break a rule of tensor maps that only a run shows, for the notebook `ch10_tile_pipeline`.
 
-Each runs in a process of its own, which may fault or hang:
-`python -m ch10.tile_pipeline.broken_programs "load from column 1"`.
+Each runs in a process of its own, which may fault or hang.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
 
 import torch
 
 from ch10 import tile_pipeline
 from ch10.tile_pipeline import box_dump, experiments
-from tilelab import check, cli, device, results
+from tilelab import check, results
 from tilelab.patch import patched_source
 
 
@@ -67,22 +65,6 @@ def run_program(name: str, limit_s: float = 10) -> str:
 
 @results.experiment("ch10_tile_broken", lambda: experiments.source(box_dump, load_from, store_rows, expect))
 def run_programs():
-    """Run all programs at once, because two of them hang."""
+    """Run all programs at once, because two programs hang."""
     found = check.run_side_by_side(*(functools.partial(run_program, name) for name in PROGRAMS))
     return [{"program": name, "result": result} for name, result in zip(PROGRAMS, found)]
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the program of that name, or show the table of all."""
-    parser = cli.make_plain_parser("ch10.tile_pipeline.broken_programs", "Run a program that breaks a rule.")
-    parser.add_argument("name", nargs="?", choices=PROGRAMS, help="without one, and without a GPU: the table of all")
-    options = parser.parse_args(argv)
-    if options.name and device.current().has_tma:
-        PROGRAMS[options.name]()
-    else:
-        print(run_programs().show())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

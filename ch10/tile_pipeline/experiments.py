@@ -13,7 +13,7 @@ import torch
 
 from ch10 import tile_pipeline
 from ch10.tile_pipeline import box_dump
-from ch10.tile_pipeline.configs import DIMENSIONS, KERNELS, MAX_STAGES, PRODUCERS, TileConfig, configs
+from ch10.tile_pipeline.configs import DIMENSIONS, KERNELS, MAX_STAGES, PRODUCERS, VARIANTS, TileConfig, configs
 from tilelab import bench, build, check, device, results, tensor_map
 
 OPS = tuple(KERNELS)
@@ -232,7 +232,7 @@ def torch_candidates(op: str) -> dict:
 
 
 def compare_with_torch(op: str, configs: dict[str, TileConfig], shape: tuple[int, ...], **timing) -> list[dict]:
-    """Return rows of bench.Timing, one per configuration and one for torch's own way; all of them run interleaved.
+    """Return rows of bench.Timing, one per configuration and one for torch's own way. All run interleaved.
 
     `ratio` is to torch's copy of as many bytes for copy, stencil and transpose, else to torch's own way.
     """
@@ -278,7 +278,7 @@ def bank_conflicts(config: TileConfig) -> dict[str, int]:
         return max(map(len, per_bank.values()))
 
     def block_position(i: int) -> tuple[int, int]:
-        """Return the first element of the i-th block, as the function of that name in the kernel does."""
+        """Return the first element of the i-th block, as in the kernel."""
         if config.block == 1:
             return i % config.rows, i // config.rows
         square, diagonal, down = i // 64, i // 8 % 8, i % 8
@@ -354,9 +354,10 @@ def measure_boxes():
 # ---- compilation
 
 
-def compile_variants() -> list[dict]:
-    """Compile the variants for each target, and return their resources and SASS instructions; needs no GPU."""
-    jobs = [(op, name, tile_pipeline.job(config, target)) for op in OPS for name, config in configs(op).items()
-            for target in device.TARGETS[1:]]
+def compile_variants(variants: dict[str, dict[str, TileConfig]] = VARIANTS, targets=device.TARGETS[1:]) -> list[dict]:
+    """Compile variants by operation and name for each target; return their resources and SASS instructions."""
+    jobs = [(op, name, tile_pipeline.job(config, target)) for op, named in variants.items()
+            for name, config in named.items() for target in targets]
     reports = {(report.job.name, report.job.target): report for report in build.build([job for _, _, job in jobs])}
-    return [{"op": op, **reports[job.name, job.target].row(), "name": name} for op, name, job in jobs]
+    return [{"op": op, **reports[job.name, job.target].row(), "name": name, "config": job.name}
+            for op, name, job in jobs]

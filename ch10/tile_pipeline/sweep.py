@@ -1,4 +1,4 @@
-"""The sweep of `ch10.tile_pipeline`: a grid of configurations, their Space, and what the panel shows of them."""
+"""The sweep of `ch10.tile_pipeline`: a grid of configurations, their Space, and their description for the panel."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _roofline(_: str) -> Roofline:
 
 TUNABLE_KERNEL = TunableKernel(
     name="tiles by tensor map", shapes={"16384 x 8192": LARGE, "4096 x 32768": WIDE, "10007 x 13331": UNEVEN},
-    dtypes=tuple(op for op in OPS if DIMENSIONS[op] == 2),  # one shape serves all of them
+    dtypes=tuple(op for op in OPS if DIMENSIONS[op] == 2),  # which share their shapes
     presets={"the course's": lambda dtype: list(configs(dtype).values()),
              "the grid": grid},
     axes={"tile": lambda c: f"{c.rows} × {c.columns}", "stages": lambda c: f"{c.stages}",

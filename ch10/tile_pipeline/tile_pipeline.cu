@@ -12,16 +12,19 @@
 //   1. One thread initialises a `full` barrier per stage, and fences so that TMA sees the barrier.
 //   2. It announces the bytes of the whole box to the barrier (mbarrier_arrive_expect_tx).
 //   3. It names the box by the coordinates of its corner (tma_load_2d).
-//   4. Whoever uses the tile waits for the barrier. The phase flips each time the ring comes round.
+//   4. The user of the tile waits for the barrier. The phase flips each time the ring comes round.
 //
 // Two rules of TMA shape the code. A load must start at a multiple of 16 bytes of its row; otherwise it is an illegal
 // instruction. A box may stick out of its tensor: a load fills that part with zeros or NaN, which count as landed
-// bytes, and a store leaves it out, but only in whole units of 16 bytes. So rows of results must be whole units.
+// bytes. A store leaves that part out, but only in whole units of 16 bytes, so rows of results must be whole units.
 //
-// The other macros, set with -D: ROWS x COLUMNS elements of ITEMSIZE bytes in a tile of results; THREADS per block
-// (TILE_COPY and ACCUMULATE use one of them); STAGES of a ring; TILES_PER_CTA neighbours along x. STENCIL: PRODUCER
-// (0: a computing thread starts the loads, 1: a warp of its own). TRANSPOSE: SWIZZLE in bytes (0: none), BLOCK x BLOCK
-// elements per thread at a time, bands of RASTER rows of tiles. ADD_SHARED: CLUSTER CTAs that share y.
+// The other macros, set with -D:
+//   ROWS, COLUMNS, ITEMSIZE   the tile of results, and the bytes of an element
+//   THREADS                   threads per block; TILE_COPY and ACCUMULATE use only one
+//   STAGES, TILES_PER_CTA     size of the ring, and the tiles along x that pass through it
+//   PRODUCER                  STENCIL: 0 if a computing thread starts the loads, 1 if an extra warp does
+//   SWIZZLE, BLOCK, RASTER    TRANSPOSE: bytes (0: none), side of a thread's block, rows of tiles in a band
+//   CLUSTER                   ADD_SHARED: number of CTAs that share y
 #include "tma.cuh"
 
 #define TILE_COPY 0
@@ -143,7 +146,7 @@ stencil(const __grid_constant__ TensorMap x, float* out, u64 stride, u32 rows, u
     auto fill = [&](u32 tile) {
         const u32 stage = tile % STAGES, barrier = shared_address(full + stage);
         mbarrier_arrive_expect_tx(barrier, HALO_BYTES);
-        // Coordinates may be negative; what lies outside of x is filled in.
+        // Coordinates may be negative. TMA fills in the part outside of x.
         tma_load_2d(shared_address(memory) + stage * HALO_STAGE, x, range.column(tile) - static_cast<int>(LEFT),
                     static_cast<int>(row) - 1, barrier);
     };

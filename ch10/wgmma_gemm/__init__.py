@@ -66,8 +66,8 @@ def _check_operands(a, b, out) -> None:
 def resolve_config(config: str | WgmmaConfig, m: int, n: int, k: int) -> WgmmaConfig:
     """Return the configuration for a shape that `config` stands for: itself, a step of the ladder, or "best".
 
-    Raises ValueError for an unknown name and for a cluster that has too few K steps to share, and Unsupported for a
-    configuration that exceeds an SM.
+    Raises ValueError for an unknown name, or for a cluster with too few K steps. Raises Unsupported for a configuration
+    that exceeds an SM.
     """
     config = operands.choose_config(config, STEPS, WgmmaConfig,
                                     lambda: best_config(m, n, k, device.current().sms or 132))
@@ -114,5 +114,5 @@ def prepare(a, b, *, out=None, config: str | WgmmaConfig = "best") -> operands.L
 
 
 def gemm(a, b, *, out=None, config: str | WgmmaConfig = "best"):
-    """Return C (M, N) = a (M, K) b (K, N) in `out` or in new memory. Arguments and errors are those of `prepare`."""
+    """Return C (M, N) = a (M, K) b (K, N) in `out` or in new memory. `prepare` describes arguments and errors."""
     return prepare(a, b, out=out, config=config)()

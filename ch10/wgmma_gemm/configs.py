@@ -1,4 +1,4 @@
-"""Configurations of the WGMMA GEMM: their limits, the steps of the ladder, and the model that picks one for a shape."""
+"""Configurations of the WGMMA GEMM: limits, the steps of the ladder, and the model that picks the best for a shape."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 KERNELS = ("one_group", "specialised", "split")
 BOX_K = 64  # columns of A and B in a box: 128 bytes, the widest swizzle
-LIMITS = {"block_m": 256, "block_n": 256, "stages": 16, "consumers": 2, "cluster": 8, "ctas_per_sm": 8,
-          "epilogue_subtiles": 16, "group": 4096, "boxes_per_stage": 4}
+LIMITS = {"block_m": 256, "block_n": 256, "stages": 16, "consumers": 2, "cluster": 8, "epilogue_subtiles": 16,
+          "group": 4096, "boxes_per_stage": 4}
 
 
 @dataclass(frozen=True)
 class WgmmaConfig:
     """A tile of `block_m` x `block_n` elements of C, and how a kernel of wgmma_gemm.cu computes it.
 
-    `consumers` warp groups multiply what lies in a ring of `stages`; a stage holds `boxes_per_stage` boxes of 64
+    `consumers` warp groups multiply the contents of a ring of `stages`. A stage holds `boxes_per_stage` boxes of 64
     columns of A and of B. `cluster` CTAs share tiles of B; in the kernel `split` they share the K steps of one tile. A
-    `persistent` kernel starts only as many CTAs as fit, `ctas_per_sm` on each SM. The epilogue stores C in
-    `epilogue_subtiles`, two of which are in shared memory at a time. The raster walks over bands of `group` rows of
+    `persistent` kernel starts only one CTA per SM. The epilogue stores C in
+    `epilogue_subtiles`; at most two are in shared memory at a time. The raster walks over bands of `group` rows of
     tiles. With `swap`, the kernel computes C transposed, and block_m counts columns of C. With `pdl` (programmatic
     dependent launch), CTAs may start while the previous kernel in the stream still runs.
     """
@@ -32,7 +32,6 @@ class WgmmaConfig:
     consumers: int = 1
     cluster: int = 1
     persistent: bool = False
-    ctas_per_sm: int = 1
     epilogue_subtiles: int = 1
     group: int = 1
     swap: bool = False
@@ -99,8 +98,7 @@ class WgmmaConfig:
         """Return the macros with which wgmma_gemm.cu is compiled."""
         return {"KERNEL": self.kernel.upper(), "BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "STAGES": self.stages,
                 "BOXES_PER_STAGE": self.boxes_per_stage, "CONSUMERS": self.consumers, "CLUSTER": self.cluster,
-                "CTAS_PER_SM": self.ctas_per_sm, "EPILOGUE_SUBTILE": self.epilogue_subtiles, "GROUP": self.group,
-                "SWAP": int(self.swap)}
+                "EPILOGUE_SUBTILE": self.epilogue_subtiles, "GROUP": self.group, "SWAP": int(self.swap)}
 
     def __str__(self):
         words = [f"{self.kernel} {self.block_m} × {self.block_n}", f"{self.stages} stage{'s' * (self.stages > 1)}"]
@@ -108,7 +106,6 @@ class WgmmaConfig:
             words.append(f"{self.consumers} consumer{'s' * (self.consumers > 1)}")
         words += [f"{64 * self.boxes_per_stage} deep"] * (self.boxes_per_stage > 1)
         words += [f"cluster {self.cluster}"] * (self.cluster > 1) + ["persistent"] * self.persistent
-        words += [f"{self.ctas_per_sm} an SM"] * (self.ctas_per_sm > 1)
         words += [f"{self.epilogue_subtiles} parts"] * (self.epilogue_subtiles > 1)
         words += [f"group {self.group}"] * (self.group > 1) + ["swapped"] * self.swap + ["early"] * self.pdl
         return ", ".join(words)
@@ -125,7 +122,7 @@ class WgmmaConfig:
         tiles = self.tiles(m, n)
         if self.kernel == "split":
             return tiles * self.cluster
-        return min(tiles, sms * self.ctas_per_sm // self.cluster * self.cluster) if self.persistent else tiles
+        return min(tiles, sms // self.cluster * self.cluster) if self.persistent else tiles
 
 
 def _ladder() -> dict[str, WgmmaConfig]:
@@ -154,16 +151,11 @@ def rename_old_steps(rows: Iterable[dict]) -> list[dict]:
 REGISTERS_BESIDE_SUMS = 40  # addresses, barrier phases, loop state; with fewer ptxas spills
 
 
-def rejection(config: WgmmaConfig, smem_per_block: int = 232448, smem_per_sm: int = 233472) -> str:
+def rejection(config: WgmmaConfig) -> str:
     """Return in one sentence why `config` cannot run on sm_90a, or an empty string if it can."""
-    needed = config.smem_bytes
-    if needed > smem_per_block:
-        return f"it needs {needed:,} B of shared memory per block; sm_90a has {smem_per_block:,} B."
-    available = smem_per_sm // config.ctas_per_sm - 1024  # the driver keeps 1 KiB per block
-    if needed > available:
-        return (f"{config.ctas_per_sm} CTAs per SM have {available:,} B of shared memory each; it needs "
-                f"{needed:,} B.")
-    share = 65536 // config.ctas_per_sm // config.threads // 8 * 8
+    if config.smem_bytes > 232448:
+        return f"it needs {config.smem_bytes:,} B of shared memory per block; sm_90a has 232,448 B."
+    share = 65536 // config.threads // 8 * 8
     after_transfer = (min(share, 248) * (config.consumers + 1) - 40) // config.consumers
     registers = min(share if config.kernel == "one_group" else after_transfer, 240)
     if registers < config.accumulators + REGISTERS_BESIDE_SUMS:
@@ -210,19 +202,19 @@ class Rates:
 def count_resident_ctas(config: WgmmaConfig) -> int:
     """Return how many CTAs share an SM of sm_90a."""
     if config.persistent or config.kernel != "one_group":
-        return config.ctas_per_sm
+        return 1
     registers = config.accumulators + 40
     return max(1, min(233472 // (config.smem_bytes + 1024), 65536 // (config.threads * registers)))
 
 
-def predict_us(config: WgmmaConfig, m: int, n: int, k: int, sms: int, rates: Rates | None = None) -> float:
+def predict_us(config: WgmmaConfig, m: int, n: int, k: int, sms: int) -> float:
     """Return the predicted time in microseconds: waves of tiles, or the time of DRAM if that is longer.
 
     A step along K takes as long as the slowest of three things: its products, the loads of its operands from L2, and
     the latency of a load divided by the loads in flight. Between two tiles, a CTA that is not persistent starts, fills
     its ring and stores.
     """
-    rates, split = rates or Rates(), config.cluster if config.kernel == "split" else 1
+    rates, split = Rates(), config.cluster if config.kernel == "split" else 1
     resident = count_resident_ctas(config)
     waves = math.ceil(config.tiles(m, n) * split / (sms * resident))
     products = 2 * config.block_m * config.block_n * BOX_K * config.boxes_per_stage / rates.flops

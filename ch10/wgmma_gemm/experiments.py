@@ -61,14 +61,14 @@ def ours(config):
 
 
 def verify(config: WgmmaConfig, m: int, n: int, k: int, prepare=wgmma_gemm.prepare) -> dict:
-    """Return a row of tilelab.check: the error against float64, of which 1.5 times cuBLAS's own is allowed."""
+    """Return a row of tilelab.check: the error against float64. It may be 1.5 times cuBLAS's own."""
     a, b, _ = make_inputs(m, n, k)
     return check.compare(lambda a, b, out: prepare(a, b, out=out, config=config)(), wgmma_gemm.spec,
                          [(str(config), (a, b))], out=lambda a, b: ((m, n), torch.bfloat16), peer=torch.mm)[0]
 
 
 def compare_with_cublas(configs: dict[str, WgmmaConfig], m: int, n: int, k: int, **timing) -> list[dict]:
-    """Return rows of bench.Timing, one per configuration; all of them and cuBLAS run interleaved."""
+    """Return rows of bench.Timing, one per configuration. All configurations and cuBLAS run interleaved."""
     found = bench.compare({"cuBLAS": launch_cublas, **{name: ours(config) for name, config in configs.items()}},
                           lambda: make_inputs(m, n, k), "cuBLAS", flops=2 * m * n * k, **timing)
     return [{"config": str(config), "shape": [m, n, k], **found[name].row()} for name, config in configs.items()]
@@ -257,7 +257,7 @@ struct Recorder : Ring<STAGES> {
 };
 
 """
-    records = {  # what follows a line of the kernel
+    records = {  # a line of the kernel, and the record after it
         "mbarrier_wait(full + 8 * position.stage, position.phase);": "ARRIVED, step",
         "mbarrier_wait(barriers.full + 8 * position.stage, position.phase);": "ARRIVED, step",
         "mbarrier_wait(barriers.empty + 8 * position.stage, position.phase ^ 1);": "WAITED, step",

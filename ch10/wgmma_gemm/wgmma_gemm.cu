@@ -18,7 +18,6 @@
 // The other macros, set with -D:
 //   STAGES, BOXES_PER_STAGE   size of the ring; a stage holds 64 columns of A and B per box
 //   CLUSTER                   CTAs that share tiles of B (one below the other), for SPLIT those that share a tile of C
-//   CTAS_PER_SM               CTAs that must fit on an SM together
 //   EPILOGUE_SUBTILE          number of parts in which the epilogue stores its tile
 //   GROUP                     rows of tiles in a band of the raster (tile_at)
 //   SWAP                      1: A and B have changed places, and C is stored transposed
@@ -137,7 +136,7 @@ __device__ __forceinline__ void epilogue(const float (&acc)[FRAGMENTS][BLOCK_N /
 // ---- ONE_GROUP: one warp group loads and multiplies
 
 #if KERNEL == ONE_GROUP
-extern "C" __global__ void __launch_bounds__(128, CTAS_PER_SM)
+extern "C" __global__ void __launch_bounds__(128, 1)
 one_group(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
           const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c) {
     const u32 ring = shared_address(shared), full = ring + RING_BYTES + STAGED_BYTES;
@@ -188,7 +187,7 @@ one_group(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tenso
 #if KERNEL != ONE_GROUP
 static_assert(STAGES > 1, "a stage is only released while the next one is being multiplied");
 
-constexpr int THREADS = 128 * (1 + CONSUMERS), CONSUMER_REGISTERS = consumer_registers(CONSUMERS, CTAS_PER_SM);
+constexpr int THREADS = 128 * (1 + CONSUMERS), CONSUMER_REGISTERS = consumer_registers(CONSUMERS, 1);
 
 struct Barriers {
     u32 full, empty;  // the first of STAGES barriers each, 8 bytes apart
@@ -271,7 +270,7 @@ __device__ __forceinline__ void consume(float (&acc)[FRAGMENTS][BLOCK_N / 2], u3
 #if KERNEL == SPECIALISED
 // The CTAs of a cluster take tiles one below the other. If the grid has fewer CTAs than there are tiles, each CTA takes
 // several (persistent): the producer already loads the next tile while the consumers store this one.
-extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 specialised(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
             const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c) {
     const u32 ring = shared_address(shared), group = threadIdx.x / 128, rank = CLUSTER > 1 ? cluster_rank() : 0;
@@ -316,7 +315,7 @@ specialised(const __grid_constant__ TensorMap a_map, const __grid_constant__ Ten
 #if KERNEL == SPLIT
 // For a C of few tiles and a long K. Each CTA of the cluster multiplies a part of the K steps and leaves its sums in
 // shared memory. Then each CTA adds up 1 / CLUSTER of the tile, reading the sums of all CTAs in a fixed order.
-extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 split(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
       const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c) {
     const u32 ring = shared_address(shared), group = threadIdx.x / 128, rank = cluster_rank();
