@@ -56,7 +56,7 @@ def test_spec_by_hand(form):
 
     for m in range(3):
         for n in range(2):
-            total = sum(value(a, m, k) * value(b, n, k) for k in range(64))
+            total = sum(value(a, m, k) * value(b.T, n, k) for k in range(64))
             assert abs(total - float(spec(a, b)[m, n])) <= 1e-5 * float(spec(a, b).abs().max())
 
 

@@ -170,6 +170,6 @@ def configs() -> dict:
 
 
 def job(config, target: str, *args, **options) -> build.Job:
-    """Return how a configuration of any path is compiled, for tilelab.build. Options as for `job` of that path."""
+    """Return how a configuration of any path is compiled, for tilelab.build. The path's own `job` lists the options."""
     owners = {Fp8Config: fp8, NativeConfig: native, DecodeConfig: decode}
     return owners.get(type(config), emulated).job(config, target, *args, **options)

@@ -1,6 +1,6 @@
 """Check and time a block-scaled GEMM, or compile it for another GPU and plan its stages: python -m ch14.blockscaled.
 
-The options are those of CUTLASS's example, which the field note uses.
+The options are the same as in CUTLASS's example, which the field note uses.
 """
 
 from __future__ import annotations

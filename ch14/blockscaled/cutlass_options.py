@@ -1,4 +1,4 @@
-"""Read the command line of `ch14.blockscaled`, whose options are those of CUTLASS's example in the field note."""
+"""Read the command line of `ch14.blockscaled`: the field note uses these options of CUTLASS's example."""
 
 from __future__ import annotations
 

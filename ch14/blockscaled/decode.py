@@ -11,9 +11,9 @@ import math
 from dataclasses import dataclass
 
 import torch
-import triton
 
 from ch14.blockscaled.decode_kernels import decode_plain_kernel, decode_registers_kernel
+from ch14.blockscaled.emulated import is_interpreted
 from ch14.mx_formats import number_formats, packing
 from tilelab import build, device, operands
 from tilelab.operands import Launch
@@ -32,7 +32,7 @@ def spec(x, weight, scales):
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """Hold the tile of a program: `block_n` rows of W and `share` columns; raise ValueError for impossible values.
+    """Hold a program's tile, which is `block_n` rows of W and `share` columns. Raise ValueError for impossible values.
 
     `kernel` is "registers" (Gluon), which keeps `ahead` slabs of 128 columns in registers, or "plain" (Triton), which
     has `ahead` stages.
@@ -103,10 +103,6 @@ def best_config(m: int, n: int, k: int, here: device.Device) -> DecodeConfig:
     return config
 
 
-def _is_interpreted() -> bool:
-    return not isinstance(decode_plain_kernel, triton.JITFunction)
-
-
 def _check_operands(x, weight, scales, out) -> tuple[int, int, int]:
     """Return M, N and K; raise ValueError for operands that the kernels cannot read."""
     common = dict(op="decode", contiguous=True, not_empty=True)
@@ -125,16 +121,14 @@ def _check_operands(x, weight, scales, out) -> tuple[int, int, int]:
 
 
 def _check_hardware(config: DecodeConfig, x: torch.Tensor) -> None:
-    here = device.current()
-    if _is_interpreted():
+    if is_interpreted():
         if config.kernel == "registers":
             raise device.Unsupported("the interpreter runs Triton, not Gluon: use a plain configuration without a GPU.")
     elif not x.is_cuda:
-        raise device.Unsupported(f"decode needs its tensors on a GPU; they are on {x.device}: move them there, or set "
-                                 "TRITON_INTERPRET=1 before the first import to run it without one.")
-    elif config.kernel == "registers" and here.capability < (9, 0):
-        raise device.Unsupported("the registers kernel needs products of bf16x2 (compute capability 9.0 or newer); "
-                                 f"here is {here.describe()}: use a plain configuration.")
+        raise device.Unsupported(f"decode needs its tensors on a GPU; they are on {x.device}: move them there.")
+    elif config.kernel == "registers" and device.current().capability < (9, 0):
+        raise device.Unsupported("the registers kernel needs products of bf16x2 (compute capability 9.0 or newer): "
+                                 "use a plain configuration.")
 
 
 def prepare(x, weight, scales, *, out=None, config="best") -> Launch:
@@ -163,7 +157,7 @@ def prepare(x, weight, scales, *, out=None, config="best") -> Launch:
         constants |= dict(AHEAD=config.ahead, launch_pdl=True)
     else:
         kernel, tensors = decode_plain_kernel, (x.view(torch.int16), weight, scales, out.view(torch.int16))
-        constants |= dict(FLOAT32=_is_interpreted(), num_stages=config.ahead)
+        constants |= dict(FLOAT32=is_interpreted(), num_stages=config.ahead)
 
     def run():
         kernel[grid](*tensors, parts, arrivals, m, n, k // BLOCK, **constants)
@@ -174,10 +168,10 @@ def prepare(x, weight, scales, *, out=None, config="best") -> Launch:
 def decode(x, weight, scales, *, out=None, config="best"):
     """Return out (M, N) = x (M, K) @ W^T for 1 to 64 tokens, accumulated in float32, as F.linear(x, W) does.
 
-    x is bfloat16. W (N, K) is in MXFP4: weight (N, K / 2) uint8 holds two e2m1 codes per byte, the first in the lower
-    half, and scales (N, K / 32) uint8 holds E8M0, where 255 is NaN. K is a multiple of 32, N anything. All tensors are
-    contiguous; x and weight start at multiples of 16 bytes. A decoded weight is rounded to bfloat16, which is exact but
-    for infinity (4 x 2^127). `out` is bfloat16. `config` is a DecodeConfig, "best" or a name of `configs`. Raises
+    x is bfloat16. W (N, K) is in MXFP4. Its weight (N, K / 2) uint8 holds two e2m1 codes per byte, the first in the
+    lower half. Its scales (N, K / 32) uint8 are E8M0, where 255 is NaN. K is a multiple of 32, N anything. All tensors
+    are contiguous; x and weight start at multiples of 16 bytes. A decoded weight is rounded to bfloat16, which is exact
+    but for infinity (4 x 2^127). `out` is bfloat16. `config` is a DecodeConfig, "best" or a name of `configs`. Raises
     ValueError for arguments that do not fit and tilelab.device.Unsupported for hardware that cannot run it.
     """
     return prepare(x, weight, scales, out=out, config=config)()

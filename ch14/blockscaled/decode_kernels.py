@@ -9,7 +9,7 @@
 4. Each program stores its sums. The last program of a block of rows adds the shares and stores bfloat16.
 
 `decode_plain_kernel` (Triton) does the same with tl.dot, for other GPUs and the interpreter. Sources: OCP MX v1.0, 5.3
-and 5.4; PTX ISA, "mma.m16n8k16" (which lane holds which element) and "mul" (bf16x2, subnormals).
+and 5.4. PTX ISA, "mma.m16n8k16" (which lane holds which element) and "mul" (bf16x2, subnormals).
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from ch14.mx_formats.kernels import decode_fp4, decode_scale, to_bf16_bits
 cta_barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # Triton 3.7 renamed it
 
 # Decode a word of eight codes, $8, to eight bf16 ($0 to $7), two codes at a time. A code is s e e m. One multiplication
-# makes two shifted copies of it, and the mask keeps the sign of one and the magnitude of the other:
+# makes two shifted copies of it, and the mask keeps the sign of one and the magnitude of the other. The result is the
+# value times 2^-126 (0.5 becomes a subnormal).
 #
 #     bit       15  14 ... 9   8 7 6   5 ... 0
-#     bf16       s  0  ... 0   e e m   0 ... 0      the value times 2^-126 (0.5 becomes a subnormal)
+#     bf16       s  0  ... 0   e e m   0 ... 0
 #
-# Codes 0 and 4 lie 16 bits apart in $8 and become the pair $0, $1; codes 1 and 5 become $2, $3, and so on. The factor
-# $9 is a pair of 2^126 times the scale. The product with it is exact.
+# Codes 0 and 4 lie 16 bits apart in $8 and become the pair $0, $1. Codes 1 and 5 become $2, $3, and so on. Both halves
+# of the factor $9 are 2^126 times the scale, and the product is exact.
 _STEPS = """
     and.b32 t, {source}, {mask};
     mul.lo.u32 t, t, {copies};
@@ -50,10 +51,10 @@ def _decode_ptx(unscale: str) -> str:
 
 
 DECODE = gl.constexpr(_decode_ptx(""))
-DECODE_WIDE = gl.constexpr(_decode_ptx("mul.rn.bf16x2 t, t, $10;"))  # multiply by 2^126 and by the scale separately
-FENCE = gl.constexpr("bar.warp.sync 0xffffffff;\n    mov.b32 $0, 0;")  # ptxas moves no load past it
-NARROW_SCALES = gl.constexpr(128)  # for a larger scale code, 2^126 times the scale is too large for bf16
-SLAB = gl.constexpr(128)  # columns of W per step: 64 bytes per row, for four lanes
+DECODE_WIDE = gl.constexpr(_decode_ptx("mul.rn.bf16x2 t, t, $10;"))  # Multiply by 2^126 and by the scale separately.
+FENCE = gl.constexpr("bar.warp.sync 0xffffffff;\n    mov.b32 $0, 0;")  # ptxas moves no load past it.
+NARROW_SCALES = gl.constexpr(128)  # A larger scale times 2^126 is too large for bf16.
+SLAB = gl.constexpr(128)  # Columns of W per step, which are 64 bytes of each row.
 
 
 @gluon.constexpr_function
@@ -68,11 +69,12 @@ def power_bases(first, end, rank, dim):
 
 @gluon.constexpr_function
 def slab_layout(rows, warps):
-    # Codes of a slab: rows x 4 blocks x 4 words. The lanes of mma's A operand hold
+    # The codes of a slab are rows x 4 blocks x 4 words. mma's A operand wants them in these lanes. A lane holds all
+    # four words of its block, and in further registers the block of row + 8.
     #
     #     lane       0   1   2   3     4  ...  31
-    #     row        0   0   0   0     1  ...   7     and row + 8 in further registers
-    #     block      0   1   2   3     0  ...   3     all four words of it
+    #     row        0   0   0   0     1  ...   7
+    #     block      0   1   2   3     0  ...   3
     return gl.DistributedLinearLayout(
         [[0, 0, 1], [0, 0, 2], [8, 0, 0]] + power_bases(16 * warps, rows, 3, 0),
         [[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]], power_bases(16, 16 * warps, 3, 0), [], [rows, 4, 4])

@@ -1,10 +1,10 @@
 """Multiply block-scaled matrices on tensor cores without block scales: decode A and B to bf16, then multiply in bf16.
 
-C = t (A B), where t is the product of NVFP4's tensor scales and 1 for other formats. Decoding is exact: an element of
-fp4 or fp8 times a scale has at most 6 significant bits, and bf16 has 8 (an MX scale only moves the exponent, and can
-move an element out of bf16's range, 2^-133 to 2^128). The scale t multiplies the sums in float32, before the only
-rounding to C. So |C - exact| <= (u + 2^-23) |exact| + |t| e: u is 2^-8 for bf16 and 2^-11 for fp16, 2^-23 covers two
-products with t, and e is what any bf16 GEMM loses when it adds K products in float32.
+C = t (A B), where t is the product of NVFP4's tensor scales and 1 for other formats. Decoding is exact, because an
+element of fp4 or fp8 times a scale has at most 6 significant bits, and bf16 has 8. (An MX scale only moves the
+exponent. It can move an element out of bf16's range, 2^-133 to 2^128.) The scale t multiplies the sums in float32,
+before the only rounding to C. So |C - exact| <= (u + 2^-23) |exact| + |t| e. Here u is 2^-8 for bf16 and 2^-11 for
+fp16, and 2^-23 covers two products with t. The loss e of adding K products in float32 is the same for any bf16 GEMM.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INSTEAD = "dequantise with ch14.mx_formats and use torch.mm"
 
 
 def configs() -> dict[str, WgmmaConfig | GemmConfig]:
-    """Return the configurations of the GEMM by name: those of ch10.wgmma_gemm and ch14.gemm's persistent."""
+    """Return the configurations of ch10.wgmma_gemm and the persistent ones of ch14.gemm by name."""
     gemms = {name: config for name, config in gemm_configs().items() if config.kernel == "persistent"}
     return wgmma_gemm.configs() | gemms
 
@@ -58,7 +58,8 @@ def _tensor_scale(matrix: Packed) -> torch.Tensor | float:
     return 1.0 if matrix.pair is None else matrix.pair[0].double()
 
 
-def _is_interpreted() -> bool:
+def is_interpreted() -> bool:
+    """Return whether Triton's interpreter runs the kernels."""
     return not isinstance(gemm_persistent_kernel, triton.JITFunction)
 
 
@@ -102,7 +103,7 @@ def _check_operands(a, b, out) -> tuple[Packed, Packed]:
     if max(m, n, k) > 2**30:
         raise ValueError(f"M, N and K are {m:,}, {n:,} and {k:,}; each must be at most 2^30, because coordinates of a "
                          "tile have 32 bits.")
-    operands.require_gpu(a.values, "the emulated GEMM", "has_tma", INSTEAD, _is_interpreted())
+    operands.require_gpu(a.values, "the emulated GEMM", "has_tma", INSTEAD, is_interpreted())
     if out is not None:
         operands.require_tensor("out", out, "the emulated GEMM", dtype=tuple(DTYPES), shape=(m, n), on=a.values.device)
         operands.require_rows("out", out, unit_bytes=1)
@@ -124,7 +125,7 @@ def _prepare_gemm(a, weight, c, scale_a, scale_b, chosen: GemmConfig | None):
     target, sms = (here.target, here.sms) if here.has_tma else ("sm_90a", 8)
     for config in [chosen] if chosen else rank_configs("course", m, n, k, "bf16", target, sms):
         options = config.constants(sms, True) | dict(num_warps=config.num_warps, num_stages=config.num_stages)
-        options["EARLY_LAUNCH"] &= not _is_interpreted()
+        options["EARLY_LAUNCH"] &= not is_interpreted()
         options |= {"launch_pdl": True} if options["EARLY_LAUNCH"] else {}
         descriptors = [block and TensorDescriptor(matrix, list(matrix.shape), [operands.row_stride(matrix), 1], block)
                        for matrix, block in zip((a, weight, weight, c), config.blocks(True))]
@@ -132,12 +133,12 @@ def _prepare_gemm(a, weight, c, scale_a, scale_b, chosen: GemmConfig | None):
         grid = (min(options["PROGRAMS"], config.tiles(m, n)),)
 
         def launch(arguments=arguments, grid=grid, options=options):
-            if not _is_interpreted():
+            if not is_interpreted():
                 cuda.ensure_cuda_context()
             gemm_persistent_kernel[grid](*arguments, **options)
 
         try:
-            if not _is_interpreted():  # the compiler refuses here and not at the first launch
+            if not is_interpreted():  # the compiler refuses here and not at the first launch
                 cuda.ensure_cuda_context()
                 gemm_persistent_kernel.warmup(*arguments, grid=grid, **options)._init_handles()
             return launch, config
@@ -152,10 +153,10 @@ def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config
     """Check the operands, make work space, and return a Launch that computes C (M, N) = A (M, K) B (K, N).
 
     a is a Packed and b the transpose (.T) of one, each in any of FORMS, with scales in rows or tiles. M and N are
-    anything, K is whole blocks. `out` is bfloat16 (the default), float16 or float32, rounded once from float32. Work
-    space: both operands in bf16, and C where its rows are no multiple of 16 bytes; so only one launch may be in flight.
-    `config` is a WgmmaConfig, a GemmConfig, "best" or a name of `configs`. Raises ValueError for operands that do not
-    fit and tilelab.device.Unsupported for hardware that cannot run it.
+    anything, K is whole blocks. `out` is bfloat16 (the default), float16 or float32, rounded once from float32. The
+    work space holds both operands in bf16, and C if its rows are no multiple of 16 bytes. Only one launch may be in
+    flight. `config` is a WgmmaConfig, a GemmConfig, "best" or a name of `configs`. Raises ValueError for operands that
+    do not fit and tilelab.device.Unsupported for hardware that cannot run it.
     """
     a, weight = _check_operands(a, b, out)
     (m, k), n, where = a.shape, weight.shape[0], a.values.device
@@ -166,7 +167,7 @@ def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config
     steps = [mx_formats.prepare_dequantise(_unscaled(a), out=left),
              mx_formats.prepare_dequantise(_unscaled(weight), out=right[:n])]
     c = out if _is_describable(out) else torch.empty(m, wide, dtype=out.dtype, device=where)
-    if _is_interpreted():  # the interpreter's products of bf16 are wrong, and it rounds to bf16 otherwise
+    if is_interpreted():  # the interpreter's products of bf16 are wrong, and it rounds to bf16 otherwise
         narrow, (left, right) = (left, right), (left.float(), right.float())
         steps += [lambda: left.copy_(narrow[0]), lambda: right.copy_(narrow[1])]
         c = torch.empty(m, wide, dtype=torch.float32, device=where)

@@ -40,7 +40,7 @@ from tilelab import bench, build, check, device, results
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (4096, 7168, 16384), (4096, 24576, 1536), (4096, 4096, 7168))
 LONG, CUBE, SPLIT = SHAPES[2], SHAPES[1], (128, 4096, 16384)
 THIN = tuple((m, n, k) for n, k in ((7168, 2048), (24576, 1536), (7168, 16384)) for m in (16, 64, 128))
-FP8_FLOPS = 8192  # per clock and SM of Hopper: twice those of bf16
+FP8_FLOPS = 8192  # Hopper's rate per clock and SM, twice the rate of bf16.
 # The measured code, for `results.source_hash`.
 FP8_SOURCES = (fp8, fp8.SOURCE)
 EMULATED_SOURCES = (emulated_path, native, native_kernels, mx_formats, mx_kernels, wgmma_gemm, wgmma_gemm.SOURCE,

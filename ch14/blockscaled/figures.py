@@ -7,8 +7,9 @@ from tilelab.diagrams import box, canvas, lanes, lighten, write
 
 BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
 GROUPS = (BLUE, ORANGE, GREEN)  # the colours of warp groups
-# Clocks of an SM for a block of 64 x 128 sums over 128 of K: it makes 4,096 fp8 products per clock, and then needs one
-# float32 multiply-add for each sum, 128 per clock.
+
+# The clocks that an SM needs for a block of 64 x 128 sums over 128 columns of K. It makes 4,096 fp8 products per clock.
+# Then each sum needs one float32 multiply-add, of which it makes 128 per clock.
 PRODUCT, ADDING = 64 * 128 * 128 // 4096, 64 * 128 // 128
 
 

@@ -2,21 +2,22 @@
 // (N x K) are fp8 e4m3. A scale_a belongs to 1 x 128 elements of A, a scale_b to 128 x 128 elements of B.
 //
 // The tensor core knows no block scales, and it adds fp8 products with fewer bits than float32 has. So the kernel sums
-// in two levels. One CTA has a producer warp group and CONSUMERS others:
+// in two levels. A CTA has one producer warp group, which loads A, B and scale_a into a ring of STAGES by TMA, and
+// CONSUMERS warp groups that multiply. For each block of 128 along K, a consumer does this:
 //
-//     producer    loads blocks of A, B and scale_a into a ring of STAGES, by TMA
-//     consumer    1. wait for a stage; four wgmma sum its 128 columns of K in a scratch accumulator
-//                 2. when these are done, release the stage and add scratch x scale_a x scale_b to C, in float32
-//                 3. after the last block: bias, activation, then C through shared memory to global memory, by TMA
+//     1. It waits for a stage. Four wgmma sum its 128 columns of K in a scratch accumulator.
+//     2. It releases the stage, and adds scratch x scale_a x scale_b to its float32 sums of C.
 //
-//     stage       | A: BLOCK_M x 128 B | B: BLOCK_N x 128 B |      scale_a of the stage: BLOCK_M floats
+// After the last block it applies bias and activation, and stores C through shared memory by TMA. A stage holds
+//
+//     | A: BLOCK_M x 128 bytes | B: BLOCK_N x 128 bytes |   and in its own array   | scale_a: BLOCK_M floats |
 //
 // During step 2 the tensor core multiplies for another consumer, or into a second scratch. With SPLIT, several CTAs
 // share the K steps of a tile and the last one adds their sums. Source: DeepSeek-V3, section 3.3.2 (arXiv 2412.19437).
 //
-// -D: BLOCK_N (columns of a tile, 64 or 128), CONSUMERS (64 rows each), SCRATCH (1 or 2 scratch accumulators), STAGES,
-// SPLIT (0 or 1), GROUP (rows of tiles that the raster keeps together), BIAS, ACTIVATION (0 none, 1 SiLU, 2 GELU), MX
-// (1: C is MXFP8 and not bf16).
+// -D options are BLOCK_N (columns of a tile, 64 or 128), CONSUMERS (64 rows each), SCRATCH (1 or 2) and STAGES. SPLIT
+// is 0 or 1. The raster keeps GROUP rows of tiles together. BIAS is 0 or 1. ACTIVATION is 0, 1 (SiLU) or 2 (GELU). MX
+// is 1 if C is MXFP8 and not bf16.
 #include "wgmma.cuh"
 
 constexpr int BLOCK = 128, BLOCK_K = BLOCK;  // a scale of B covers BLOCK x BLOCK; the widest swizzle has 128 bytes
@@ -44,7 +45,7 @@ __device__ __forceinline__ float apply_activation(float value) {
     return value;
 }
 
-// Apply bias and activation to the fragment (see wgmma.cuh) of 64 rows. `column` is that of this thread's d[0].
+// Apply bias and activation to the fragment (see wgmma.cuh) of 64 rows. d[0] of this thread is in `column`.
 __device__ __forceinline__ void apply_bias_and_activation(float (&d)[SUMS], const u32* bias, int column) {
 #pragma unroll
     for (int i = 0; i < SUMS; i += 4) {
@@ -58,12 +59,12 @@ __device__ __forceinline__ void apply_bias_and_activation(float (&d)[SUMS], cons
     }
 }
 
-// Stage 64 columns of C, the first or second `half`, as bf16 in rows of 128 bytes. One stmatrix_x4 stores 16 x 16
-// elements of a warp:
+// Stage 64 columns of C, the first or second `half`, as bf16 in rows of 128 bytes. A warp stores 16 x 16 elements
+// with one stmatrix_x4. Lane l passes the address of row l % 16, in the left half if l < 16, else in the right one.
 //
-//                       columns 0-7     columns 8-15
-//     rows  0-7   of 16   matrix 0        matrix 2       lane l passes the address of row l % 16 in
-//     rows  8-15          matrix 1        matrix 3       the left (l < 16) or right half
+//                  columns 0-7     columns 8-15
+//     rows 0-7       matrix 0        matrix 2
+//     rows 8-15      matrix 1        matrix 3
 __device__ __forceinline__ void stage_bf16(const float (&d)[SUMS], u32 staged, int half) {
     const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
@@ -74,11 +75,12 @@ __device__ __forceinline__ void stage_bf16(const float (&d)[SUMS], u32 staged, i
     }
 }
 
-// Stage all 128 columns as MXFP8: round to bf16, as they would be stored otherwise, then round each 32 of a row to e4m3
-// with a scale e8m0 (OCP MX specification, 6.3). Four lanes hold a row, and each stores one of its four scales:
+// Stage all 128 columns as MXFP8. They are first rounded to bf16, as they would be stored otherwise. Then each block of
+// 32 columns becomes e4m3 with an e8m0 scale (OCP MX specification, 6.3). Four lanes hold a row, and each stores one of
+// its four scales. For j = 0 to 3 a lane holds this column and the next:
 //
-//     lane % 4                     0       1       2       3
-//     columns of a block of 32     8j      8j + 2  8j + 4  8j + 6     and the next one, for j = 0, 1, 2, 3
+//     lane % 4             0       1       2       3
+//     column in block     8j   8j + 2  8j + 4  8j + 6
 __device__ __forceinline__ void stage_mx(const float (&d)[SUMS], u32 staged, unsigned char* scales, int row, int rows,
                                          int pitch) {
     const u32 lane = threadIdx.x % 32;
@@ -216,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     const int tiles_m = (M + BLOCK_M - 1) / BLOCK_M, tiles_n = N / BLOCK_N, steps = K / BLOCK_K;
     if (!SPLIT) splits = 1;  // a constant for the compiler
-    const int works = tiles_m * tiles_n * splits;  // a work is a tile, or one split of it
+    const int works = tiles_m * tiles_n * splits;  // tiles, or splits of tiles
     auto first_step = [&](int split) { return static_cast<int>(static_cast<long long>(steps) * split / splits); };
     Ring<STAGES> state;
     if (group == 0) {
@@ -244,8 +246,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const u32 staged = ring + RING_BYTES + consumer * BUFFERS * PART_BYTES;
         u32 staged_parts = 0;
         float acc[SUMS], sums[SCRATCH][SUMS];
-        // Both consumers begin together. Delaying the second by 2 or 4 blocks, so that the epilogue of one overlaps
-        // with the products of the other, was slower on an H200 for a short K and for MXFP8, and nowhere faster.
+        // Both consumers begin together. With the second 2 or 4 blocks later, the epilogue of one overlaps with the
+        // products of the other. On an H200 that was slower for a short K and for MXFP8, and nowhere faster.
         for (int work = blockIdx.x; work < works; work += gridDim.x) {
             const Tile tile = tile_at(work / splits, tiles_m, tiles_n, GROUP);
             const int row = tile.m * BLOCK_M + consumer * ROWS, column = tile.n * BLOCK_N, split = work % splits;
@@ -253,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             int step = first_step(split), blocks_left = first_step(split + 1) - step;
             float next_scale_b = __ldg(tile_scale_b + min(step, steps - 1));  // one block ahead, because L2 takes long
             float upper_scale, lower_scale;  // scale_a x scale_b of this thread's two rows, for the running block
-            u32 used_stage = state.stage;    // the stage of that block
+            u32 used_stage = state.stage;    // holds the running block
             auto start_block = [&](float (&sum)[SUMS]) {
                 const float block_scale_b = next_scale_b;
                 next_scale_b = __ldg(tile_scale_b + min(++step, steps - 1));

@@ -21,7 +21,7 @@ from tilelab.operands import Launch
 from tilelab.tensor_map import make_tensor_map
 
 SOURCE = pathlib.Path(__file__).with_name("fp8.cu")
-BLOCK = 128  # columns of K and of B that share a scale; 128 bytes are a row of the widest swizzle
+BLOCK = 128  # A scale covers so many columns of K and of B. The widest swizzle has rows of 128 bytes.
 ACTIVATIONS = (None, "silu", "gelu")
 MAX_SPLITS = 64
 LARGEST = 2**30  # extent: coordinates of a tensor map have 32 bits
@@ -208,13 +208,13 @@ def prepare(a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, con
 def fp8(a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, config="best"):
     """Return activation(C + bias), C (M, N) = the sum over blocks of 128 along K of scale_a scale_b (A B).
 
-    a (M, K) and b (K, N) are float8_e4m3fn. As for torch's scaled_mm, a is contiguous and b has K contiguous (pass
-    weight.T); M is anything, K and N are multiples of 128. scale_a (M, K / 128) is float32, best column by column with
-    columns at multiples of 16 bytes. scale_b (K / 128, N / 128) is float32 with K contiguous (pass scales.T).
-    bias (N,) is bfloat16, `activation` None, "silu" or "gelu" (exact). `out` is bfloat16 (M, N), or a Packed of
-    ch14.mx_formats in mxfp8_e4m3: then the bfloat16 result is quantised, bit for bit as mx_formats.quantise does.
-    `config` is an Fp8Config, "best" or a name of `configs`. The same launch gives the same bits. Raises ValueError for
-    arguments that do not fit and tilelab.device.Unsupported without WGMMA.
+    The matrices a (M, K) and b (K, N) are float8_e4m3fn. As for torch's scaled_mm, a is contiguous and b has K
+    contiguous (pass weight.T). M is anything, K and N are multiples of 128. The float32 scale_a (M, K / 128) is copied
+    unless it lies column by column, with columns at multiples of 16 bytes. The float32 scale_b (K / 128, N / 128) has K
+    contiguous (pass scales.T). The bias (N,) is bfloat16, `activation` None, "silu" or "gelu" (exact). `out` is
+    bfloat16 (M, N), or a Packed of ch14.mx_formats in mxfp8_e4m3: then the bfloat16 result is quantised, bit for bit as
+    mx_formats.quantise does. `config` is an Fp8Config, "best" or a name of `configs`. The same launch gives the same
+    bits. Raises ValueError for arguments that do not fit and tilelab.device.Unsupported without WGMMA.
     """
     return prepare(a, b, scale_a, scale_b, bias=bias, activation=activation, out=out, config=config)()
 

@@ -60,7 +60,7 @@ def bias_silu(c: torch.Tensor, bias: torch.Tensor, out: torch.Tensor):
 
 
 def _steps(name: str):
-    """Return a candidate: the product and what follows it until C is MXFP8."""
+    """Return a candidate that multiplies and makes C MXFP8 by the steps of C_BYTES."""
     def prepare(a, b, scale_a, scale_b, c, bias):
         fused = dict(bias=bias, activation="silu") if name in ("bias and SiLU fused", "all fused") else {}
         room = mx_formats.empty(tuple(c.shape), "mxfp8_e4m3", c.device)

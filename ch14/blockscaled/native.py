@@ -16,7 +16,7 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ch14.blockscaled.emulated import operand_memory, packed_operands
+from ch14.blockscaled.emulated import is_interpreted, operand_memory, packed_operands
 from ch14.blockscaled.native_kernels import naive_kernel, native_kernel
 from ch14.blockscaled.smem_planner import require_one_of
 from ch14.mx_formats import Packed, Transposed, format_with_kernels, number_formats, packing
@@ -80,7 +80,7 @@ class NativeConfig:
         width, groups = self.block_k * form.element.bits // 8, self.block_k // form.block[1] // GROUPS
         boxes = {}
         for name, side in (("a", self.block_m), ("b", self.block_n)):
-            # A side of a box has at most 256 elements, so the 512 bytes of a tile of scales are two rows of it.
+            # A side of a box has at most 256 elements, so a tile of 512 scales becomes two rows.
             boxes |= {f"{name}_desc": [side, width], f"{name}_scale_desc": [side // ROWS, groups, 2, 256]}
         return boxes | {"c_desc": [self.block_m, self.block_n // self.epilogue_subtile]}
 
@@ -96,7 +96,7 @@ def configs(form: str | number_formats.BlockFormat = "mxfp4", target: str | None
             kernel: str = "native") -> dict[str, NativeConfig]:
     """Return configurations of a kernel by name, which is their text, the most promising first.
 
-    The target defaults to this machine's, else sm_100a. Those of `native` were compiled but not measured.
+    The target defaults to this machine's, else sm_100a. The configurations of `native` were compiled but not measured.
     """
     form, target = _lookup(form), target or device.current().target or "sm_100a"
     k = 1024 // form.element.bits  # 128 bytes: a row of the swizzle
@@ -121,10 +121,6 @@ def _types(form: number_formats.BlockFormat, kernel: str) -> tuple[str, str]:
     would keep the compiler from a second accumulator."""
     typed = (form.element.bits == 8, form.scale == "e4m3")
     return tuple("fp8e4nv" if fp8 and kernel == "native" else "u8" for fp8 in typed)
-
-
-def _is_interpreted() -> bool:
-    return not isinstance(naive_kernel, triton.JITFunction)
 
 
 def _check_operands(a, b, out) -> tuple[Packed, Packed, str]:
@@ -174,7 +170,7 @@ def refusal(made: build.Report, form: str, config: NativeConfig) -> str:
 def _choose_runnable(form: str, candidates: list[NativeConfig], where: torch.device, out: torch.dtype) -> NativeConfig:
     """Return the first candidate that runs here; raise Unsupported, with the reason of the first, if there is none."""
     here = device.current()
-    if _is_interpreted():
+    if is_interpreted():
         from triton.runtime.interpreter import InterpreterBuilder
         if not hasattr(InterpreterBuilder, "create_dot_scaled"):
             raise device.Unsupported(f"the interpreter of Triton {triton.__version__} has no tl.dot_scaled: without a "
@@ -200,7 +196,7 @@ def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config
     a is a Packed and b the transpose (.T) of one, in one of FORMS with blocks along K. Scales in tiles (with zeros in
     their padding) take the native kernel, where K is a multiple of 32 and N of 8; scales in rows take the naive one.
     `out` (M, N) is contiguous, bfloat16 (the default), float16 or float32, rounded once from float32. `config` is a
-    NativeConfig of that kernel, "best" or a name of `configs`. Raises ValueError for operands that do not fit and
+    NativeConfig of the same kernel, "best" or a name of `configs`. Raises ValueError for operands that do not fit and
     tilelab.device.Unsupported where the kernel cannot run.
     """
     a, weight, kernel = _check_operands(a, b, out)
@@ -230,7 +226,7 @@ def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config
     options |= dict(num_warps=config.num_warps, num_stages=config.num_stages)
 
     def run():
-        if kernel == "native" and not _is_interpreted():
+        if kernel == "native" and not is_interpreted():
             cuda.ensure_cuda_context()
         function[(grid,)](*arguments, a.pair, weight.pair, *sizes, **options)
 
@@ -273,7 +269,7 @@ def tensor_core_instruction(ptx: str) -> tuple[str, int]:
 def compile_for_targets(targets=device.TARGETS[1:], kernels=("native", "naive")) -> list[dict]:
     """Return a row for each target, format and kernel: what the compiler makes of the first configuration.
 
-    `count` and the other counts are occurrences in the PTX. TMA loads of operands have two dimensions, those of scales
+    `count` and the other counts are occurrences in the PTX. TMA loads operands in two dimensions and scales in
     four. `tcgen05_cp` copies scales from shared to tensor memory, `tmem` is in columns. Needs no GPU.
     """
     cases = [(kernel, form, next(iter(configs(form, target, kernel).values())), target)

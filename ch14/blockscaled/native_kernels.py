@@ -1,9 +1,9 @@
 """Kernels of `native`: products by tl.dot_scaled, from tiles that TMA moves (`native_kernel`) and from pointers.
 
-In both, a program loads a tile of A and of B with their scales, multiplies and adds with tl.dot_scaled over K, applies
-NVFP4's tensor scales to the sums, and stores a tile of C. `native_kernel` is persistent: each program computes many
-tiles. `naive_kernel` computes one. Sources: PTX ISA, "tcgen05.mma: block scaling"; Triton's tutorial of block-scaled
-matmul (a descriptor of tiles of scales).
+In both, a program loads tiles of A and B with their scales, and tl.dot_scaled multiplies and adds them. After the last
+step of K the program applies NVFP4's tensor scales and stores the tile of C. `native_kernel` is persistent: each
+program computes many tiles. `naive_kernel` computes one. Sources: PTX ISA, "tcgen05.mma: block scaling", and Triton's
+tutorial of block-scaled matmul, for the descriptor of scales.
 """
 
 import triton
@@ -17,11 +17,11 @@ def load_scales(desc, row, group, ROWS: tl.constexpr, GROUPS: tl.constexpr):
     # Load ROWS x GROUPS scales from tiles of 128 x 4. In memory a tile is 512 bytes in this order:
     #
     #     byte       0     1     2     3     4    ...  15     16   ...
-    #     row        0     0     0     0    32    ...  96      1   ...    r % 32, then r // 32
+    #     row        0     0     0     0    32    ...  96      1   ...
     #     group      0     1     2     3     0    ...   3      0   ...
     #
-    # On sm_100a the compiler sees through the permutation: tcgen05.cp copies the tile from shared to tensor memory as
-    # it is, and no thread moves a byte.
+    # On sm_100a the compiler recognises the permutation. Then tcgen05.cp copies a tile from shared to tensor memory,
+    # and no thread moves a byte.
     tiles = desc.load([row // 128, group // 4, 0, 0]).reshape(ROWS // 128, GROUPS // 4, 32, 4, 4)
     return tiles.trans(0, 3, 2, 1, 4).reshape(ROWS, GROUPS)
 
@@ -31,7 +31,7 @@ def native_kernel(a_desc, a_scale_desc, b_desc, b_scale_desc, c_desc, a_tensor_p
                   BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FORMAT: tl.constexpr,
                   PACKED: tl.constexpr, GROUP: tl.constexpr, GROUP_M: tl.constexpr, EPILOGUE_SUBTILE: tl.constexpr,
                   FUSED: tl.constexpr, PROGRAMS: tl.constexpr):
-    # A row of A or B has `row_bytes` bytes of PACKED elements, and GROUP elements share a scale. TMA fills what lies
+    # A row of A or B has `row_bytes` bytes of PACKED elements, and GROUP elements share a scale. TMA fills the part
     # past an edge with zeros, so the scales beside them do not matter.
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)

@@ -201,8 +201,6 @@ class Planner:
         self._handles, self._note, self._setting = [], "", False
         self.box = widgets.VBox([*(widgets.HBox([*each.values()], layout={"flex_flow": "row wrap"})
                                    for each in (self.menus, self.buttons)), self.message])
-        for name, widget in {**self.menus, **self.buttons, "message": self.message}.items():
-            widget.add_class(f"planner-{name.replace('_', '-')}")
         for menu in self.menus.values():
             menu.observe(self._on_menu, "value")
         for name, button in self.buttons.items():
@@ -270,6 +268,4 @@ class Planner:
         self._handles = [handle for handle in handles if handle]  # outside of a notebook there are none
 
 
-def planner(target: str = "sm_100a") -> Planner:
-    """Return the planner, to end a notebook's cell with."""
-    return Planner(target)
+planner = Planner  # to end a notebook's cell with

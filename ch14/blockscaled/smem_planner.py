@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from tilelab import device
 
-BARRIER_BYTES = 1024  # the example reserves this for mbarriers and the address of its tensor memory
-COLUMNS = 512  # of TMEM: each has 128 lanes of 32 bits
-SCALE_ROWS, SCALES = 128, 4  # tcgen05.cp moves scale factors to TMEM in blocks of 128 rows x 4: 512 bytes
+BARRIER_BYTES = 1024  # The example reserves this for mbarriers and the address of its tensor memory.
+COLUMNS = 512  # TMEM has so many columns, with 128 lanes of 32 bits.
+SCALE_ROWS, SCALES = 128, 4  # tcgen05.cp moves scale factors to TMEM in blocks of 128 rows and 4 columns.
 C_ITEMSIZE = {"Float32": 4, "Float16": 2, "BFloat16": 2, "Float8E4M3FN": 1, "Float8E5M2": 1}
 ACCUMULATORS = ("rule", "one", "two", "overlapped")
 
@@ -79,10 +79,6 @@ class Blackwell:
     min_c_stages, max_c_stages = 2, 64  # the minimum is set aside before A and B take the rest
 
     def __post_init__(self):
-        for name in ("mma_tiler_mn", "cluster_shape_mn"):
-            pair = getattr(self, name)
-            if not isinstance(pair, tuple) or [type(side) for side in pair] != [int, int]:
-                raise ValueError(f"{name} is {pair!r}; it must be a pair of whole numbers (M, N).")
         require_one_of("the tile's M", self.mma_tiler_mn[0], (128, 256))
         require_one_of("the tile's N", self.mma_tiler_mn[1], (64, 128, 192, 256))
         for side in self.cluster_shape_mn:
@@ -127,15 +123,15 @@ class Blackwell:
         return self.tile_k or 4 * self.format.instruction_k
 
     @property
-    def scaled_columns(self) -> int:
-        """N as the scale factors of B cover it: whole blocks of 128, in each of two CTAs."""
-        return math.ceil(self.n / SCALE_ROWS) * SCALE_ROWS
+    def scale_blocks(self) -> tuple[int, int]:
+        """Blocks of 128 rows of scale factors: of A, and of B, whose last block may be partly empty."""
+        return self.rows // SCALE_ROWS, math.ceil(self.n / SCALE_ROWS)
 
     def stage_parts(self) -> dict[str, int]:
         """Return the bytes of each part of an A/B stage in one CTA. Two CTAs halve B but not its scale factors."""
-        scales, bits = self.k // self.sf_vec_size, self.k * self.format.bits
-        return {"A": self.rows * bits // 8, "B": self.n // self.ctas_per_tile * bits // 8, "SFA": self.rows * scales,
-                "SFB": self.scaled_columns * scales}
+        row_bytes, scales = self.k * self.format.bits // 8, SCALE_ROWS * self.k // self.sf_vec_size
+        return {"A": self.rows * row_bytes, "B": self.n // self.ctas_per_tile * row_bytes} | {
+            name: blocks * scales for name, blocks in zip(("SFA", "SFB"), self.scale_blocks)}
 
     def c_stage_bytes(self) -> int:
         """Return the bytes of a C stage. The epilogue takes 4,096 elements of a row-major tile: 32 columns of 128."""
@@ -147,8 +143,8 @@ class Blackwell:
         A block of 128 x 4 takes 4 columns. The example keeps one block per instruction, which leaves columns empty
         where an instruction needs fewer than four scales per row (MX formats).
         """
-        blocks = self.k // self.sf_vec_size // SCALES if packed else self.k // self.format.instruction_k
-        return {"SFA": 4 * self.rows // SCALE_ROWS * blocks, "SFB": 4 * self.scaled_columns // SCALE_ROWS * blocks}
+        per_row = self.k // self.sf_vec_size // SCALES if packed else self.k // self.format.instruction_k
+        return {name: 4 * blocks * per_row for name, blocks in zip(("SFA", "SFB"), self.scale_blocks)}
 
     @property
     def accumulator_scheme(self) -> str:
