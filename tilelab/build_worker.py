@@ -84,10 +84,7 @@ def _read_binary(triton, source, target, options: dict) -> dict:
 def _compile_cu(job: dict) -> dict:
     path, _, name = job["kernel"].rpartition(":")
     file = os.path.basename(path)
-    if job["signature"] or job["aligned"]:
-        raise ValueError(f"{file} is CUDA C++: its job takes no signature and no aligned")
     options = [f"-D{key}={int(value) if isinstance(value, bool) else value}" for key, value in job["constants"].items()]
-    options += [f"--{key}" if value is True else f"--{key}={value}" for key, value in job["options"].items()]
     begin = time.perf_counter()
     try:
         cubin = cuda.compile_file(path, job["target"], options)
@@ -111,9 +108,8 @@ def _find_first_error(text: str) -> str:
     if found := re.search(r"^.+\(\d+\): (?:catastrophic )?error.*", text, re.MULTILINE):
         return found[0].strip()
     first, *others = text.splitlines()
-    if found := re.search(r"^ptxas.*?\b(?:error|fatal)\s*: (.+)", "\n".join(others), re.MULTILINE):
-        return f"{first} ptxas: {found[1].strip()}"
-    return " ".join([first, *others[:1]])
+    found = re.search(r"^ptxas.*?\b(?:error|fatal)\s*: (.+)", text, re.MULTILINE)
+    return f"{first} ptxas: {found[1].strip()}" if found else " ".join([first, *others[:1]])
 
 
 def _describe_error(error: BaseException, log: str) -> str:

@@ -57,8 +57,8 @@ def measure_configuration(method: str, space: Space, arguments: tuple, source: s
     on one GPU take turns; `limit_s` does not count the wait.
     """
     visible = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
-    with _GpuTurn(gpu), worker_pool.lease_worker("tilelab.gpu_worker", "the GPU's worker", cancel_token,
-                                                 **visible) as worker:
+    lease = worker_pool.lease_worker("tilelab.gpu_worker", "the GPU's worker", cancel_token, **visible)
+    with _take_turn(gpu), lease as worker:
         def ask(method, arguments, timeout_s):
             request = {"method": method, "work": pickle.dumps((space, arguments)), "source": source}
             return worker.ask(request, timeout_s)
@@ -74,23 +74,21 @@ def measure_configuration(method: str, space: Space, arguments: tuple, source: s
         return answer
 
 
-class _GpuTurn:
+@contextlib.contextmanager
+def _take_turn(gpu: str) -> Iterator[None]:
     """Let one sweep at a time measure on a GPU, across processes.
 
     A waiter holds the `next` lock, so the sweep that measured last cannot take the GPU again before it.
     """
-
-    def __init__(self, gpu: str):
-        name = f"tiles-in-flight-{os.getuid()}-{gpu or device.current_uuid() or 'cpu'}"
-        paths = [pathlib.Path(tempfile.gettempdir(), f"{name}.{which}.lock") for which in ("next", "turn")]
-        self.next, self.turn = (filelock.FileLock(path, thread_local=False) for path in paths)
-
-    def __enter__(self):
-        with self.next:
-            self.turn.acquire(poll_interval=0.01)
-
-    def __exit__(self, *_):
-        self.turn.release()
+    name = f"tiles-in-flight-{os.getuid()}-{gpu or device.current_uuid() or 'cpu'}"
+    following, turn = (filelock.FileLock(pathlib.Path(tempfile.gettempdir(), f"{name}.{which}.lock"))
+                       for which in ("next", "turn"))
+    with following:
+        turn.acquire(poll_interval=0.01)
+    try:
+        yield
+    finally:
+        turn.release()
 
 
 class _DaemonThreads(Executor):

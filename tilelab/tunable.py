@@ -91,7 +91,7 @@ class TunableKernel:
     `presets` map a name to a function from dtype to configurations. `axes` map a name to a function from configuration
     to tick label; the panel starts with the first two. `space(shape, dtype, target)` raises ValueError for what it
     cannot take; target None is the GPU here. `load_record()` returns recorded rows of any shape, `roofline(dtype)` the
-    axes of the plot. `peer` names what speeds are compared with.
+    axes of the plot; the panel calls it for each drawing. `peer` names what speeds are compared with.
     """
 
     name: str

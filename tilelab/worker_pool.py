@@ -140,7 +140,12 @@ class WorkerPool:
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def lease(self, module: str, what: str, cancel_token: object, **env: str) -> Iterator[Worker]:
+    def lease(self, module: str, what: str, cancel_token: object = None, **env: str) -> Iterator[Worker]:
+        """Lease a Worker that nobody else is asking: `with lease_worker("module", "its name in reasons") as worker:`.
+
+        The pool keeps the worker for the next lease. `kill_workers(cancel_token)` ends the workers that are leased with
+        that token; from then on a lease with it raises Cancelled.
+        """
         idle = self.idle[module, *sorted(env.items())]
         with self._lock:
             if cancel_token in self.killed_tokens:
@@ -160,6 +165,7 @@ class WorkerPool:
                 idle.append(worker)
 
     def kill(self, cancel_token: object) -> None:
+        """End the processes that are leased with `cancel_token`, and lease none for it any more."""
         with self._lock:
             self.killed_tokens.add(cancel_token)
             for worker in self.busy:
@@ -178,29 +184,9 @@ class WorkerPool:
 
 
 _pool = WorkerPool()
-
-
-def _start_empty_pool() -> None:
-    global _pool
-    _pool = WorkerPool()
-
-
-os.register_at_fork(after_in_child=_start_empty_pool)  # two processes must not ask the same worker
-atexit.register(lambda: _pool.close())
-
-
-def lease_worker(module: str, what: str, cancel_token: object = None, **env: str):
-    """Lease a Worker that nobody else is asking: `with lease_worker("module", "its name in reasons") as worker:`.
-
-    The pool keeps the worker for the next lease. `kill_workers(cancel_token)` ends the workers that are leased with
-    that token; from then on a lease with it raises Cancelled.
-    """
-    return _pool.lease(module, what, cancel_token, **env)
-
-
-def kill_workers(cancel_token: object) -> None:
-    """End the processes that are leased with `cancel_token`, and lease none for it any more."""
-    _pool.kill(cancel_token)
+os.register_at_fork(after_in_child=_pool.__init__)  # empty there: two processes must not ask the same worker
+atexit.register(_pool.close)
+lease_worker, kill_workers = _pool.lease, _pool.kill
 
 
 # ---- inside a worker

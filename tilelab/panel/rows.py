@@ -18,10 +18,10 @@ from tilelab.journal import Journal, journal_for
 from tilelab.tunable import Space, TunableKernel
 
 TOP = 10
-# The fields that cells can show, with a label (for the peer's name) and whether less is better (None: neither).
+# The fields that cells can show, with a label (for the peer's name) and whether less is better.
 SHOWN_FIELDS = {"ratio": ("speed × {}", False), "ms": ("ms", True), "predicted_ms": ("predicted ms", True),
-                "registers": ("registers", None), "smem": ("shared memory, KiB", None),
-                "programs_per_sm": ("programs per SM", None)}
+                "registers": ("registers", False), "smem": ("shared memory, KiB", False),
+                "programs_per_sm": ("programs per SM", False)}
 TIMES, RATES = ("ratio", "ms"), ("tflops", "gbps")
 # The fields that a record adds to a configuration that was only built here.
 MEASURED_FIELDS = ("status", "reason", "ms", "peer_ms", "ratio", "final_ms", "final_ratio", "tflops", "gbps", "error",
@@ -66,7 +66,7 @@ def top_rows(rows: Sequence[dict]) -> list[dict]:
 
 def natural_key(text: str) -> tuple:
     """Return a sort key that puts "64×256" before "128×64"."""
-    return [int(part) for part in re.findall(r"\d+", text)], text
+    return [int(part) for part in re.findall(r"\d+", text)], str(text)  # a _Tick would compare by this key again
 
 
 @dataclasses.dataclass(frozen=True)

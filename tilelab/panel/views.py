@@ -7,7 +7,7 @@ import html
 import math
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
@@ -39,18 +39,16 @@ def escape(text: str) -> str:
 
 
 def shade_class(value: float, values: Sequence[float], field: str) -> str:
-    """Return the CSS class of a cell: q0 (worst) to q23 (best), or n0 to n23 (most) where more is not better.
+    """Return the CSS class of a cell, from tiles-shade0 (dark, worst or least) to tiles-shade23.
 
     A ratio is shaded from 0 to the peer's speed or above, any other field logarithmically over its range.
     """
-    less_is_better = SHOWN_FIELDS[field][1]
     if field == "ratio":
         low, high = 0, max(1, *values)
     else:
         value, low, high = (math.log(max(number, 1e-9)) for number in (value, min(values), max(values)))
     part = (value - low) / (high - low) if high > low else 1
-    level = round((1 - part if less_is_better and high > low else part) * (SHADES - 1))
-    return f"tiles-{'n' if less_is_better is None else 'q'}{level}"
+    return f"tiles-shade{round((1 - part if SHOWN_FIELDS[field][1] and high > low else part) * (SHADES - 1))}"
 
 
 # ---- sentences
@@ -74,15 +72,14 @@ def describe_end(finished: Sweep) -> str:
 
 def verdict(rows: Sequence[dict], peer: str) -> list[str]:
     """Return sentences about the fastest configuration, and about how well the model had predicted it."""
-    def relative_time(row: dict) -> float:  # in times of the peer, where there is one
-        ratio = get_value(row, "ratio")
-        return 1 / ratio if ratio else get_value(row, "ms")
+    def speed(row: dict) -> float:  # beside the peer, where there is one
+        return get_value(row, "ratio") or 1 / get_value(row, "ms")
 
     best = find_winner(rows)
     if best is None:
         return []
     timed = [row for row in rows if row["status"] == "ok" and row.get("ms")]
-    near = sum(relative_time(row) <= 1.01 * relative_time(best) for row in timed) - 1
+    near = sum(1.01 * speed(row) >= speed(best) for row in timed) - 1
     sentences = [f"fastest{', recorded' * ('overlay' in best)}: {best['kernel']}, {_speed(best, peer)}"]
     if near:
         sentences.append(f"within 1 %: {near} more configuration{'s' * (near > 1)}")
@@ -92,9 +89,7 @@ def verdict(rows: Sequence[dict], peer: str) -> list[str]:
         correlation = plots.rank_correlation(predicted, [row["ms"] / (row.get("peer_ms") or 1) for row in both])
         if not math.isnan(correlation):
             place = 1 + sum(ms < best["predicted_ms"] for ms in predicted)
-            ties = predicted.count(best["predicted_ms"])
-            sentences.append(f"the model: rank correlation {correlation:.2f}; predicted place {place}"
-                             + f", shared by {ties}" * (ties > 1))
+            sentences.append(f"the model: rank correlation {correlation:.2f}; predicted place {place}")
     return sentences
 
 
@@ -158,8 +153,7 @@ def color_scale(values: Sequence[float], field: str) -> str:
     ends = [format_number(low, field), format_number(high, field)]
     if SHOWN_FIELDS[field][1]:
         ends.reverse()
-    neutral = " tiles-neutral" if SHOWN_FIELDS[field][1] is None else ""
-    return f"<span class='tiles-scale{neutral}'>{ends[0]} <i></i> {ends[1]}</span>"
+    return f"<span class='tiles-scale'>{ends[0]} <i></i> {ends[1]}</span>"
 
 
 # ---- the roofline
@@ -182,8 +176,11 @@ def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
     return f"<text x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}'>{html.escape(text)}</text>"
 
 
-def roofline(points: Sequence[tuple[float, dict]], intensities: Sequence[float], roof: Roofline) -> str:
-    """Return an SVG of (intensity, row) under the roofs, both axes logarithmic; recorded rows are hollow."""
+def roofline(configs: Iterable, rows: Sequence[dict], roof: Roofline) -> str:
+    """Return an SVG of the timed rows under the roofs, both axes logarithmic; recorded rows are hollow."""
+    intensities = [roof.intensity(config) for config in configs]
+    points = [(intensity, row) for intensity, row in zip(intensities, rows)
+              if row["status"] == "ok" and row.get(roof.speed_field)]
     speeds = [row[roof.speed_field] for _, row in points]
     left, right = min(intensities) / 1.35, max(intensities) * 1.35
     slopes = roof.bandwidth_roofs
@@ -228,16 +225,14 @@ def roofline(points: Sequence[tuple[float, dict]], intensities: Sequence[float],
 
 
 def _color_rules() -> str:
-    """Return two scales for the cells: bright is better (q), and dark is more but not better (n)."""
+    """Return the rules for the colours that come from matplotlib: those of the plots, and the shades of the cells."""
     rules = [f".tiles-panel {{ --accent: {plots.COLOURS['best']}; --star: {plots.COLOURS['conservative']}; }}"]
-    for kind, legend, color_map, first, last in (("q", ".tiles-scale", "cividis", 0, 1),
-                                                 ("n", ".tiles-scale.tiles-neutral", "Blues", .1, .8)):
-        colors = [colormaps[color_map](first + (last - first) * level / (SHADES - 1))[:3] for level in range(SHADES)]
-        for level, (red, green, blue) in enumerate(colors):
-            text = "#fff" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "#000"
-            rules.append(f".tiles-panel .tiles-{kind}{level}{{background:{to_hex((red, green, blue))};color:{text}}}")
-        stops = ",".join(map(to_hex, colors[::4] + colors[-1:]))
-        rules.append(f".tiles-panel {legend} i{{background:linear-gradient(90deg,{stops})}}")
+    shades = [colormaps["cividis"](level / (SHADES - 1))[:3] for level in range(SHADES)]
+    for level, (red, green, blue) in enumerate(shades):
+        text = "#fff" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "#000"
+        rules.append(f".tiles-panel .tiles-shade{level}{{background:{to_hex((red, green, blue))};color:{text}}}")
+    stops = ",".join(map(to_hex, shades[::4] + shades[-1:]))
+    rules.append(f".tiles-panel .tiles-scale i{{background:linear-gradient(90deg,{stops})}}")
     return "\n".join(rules)
 
 

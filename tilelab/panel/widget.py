@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import html
-from collections.abc import Coroutine
 
 import ipywidgets as widgets
 from IPython.display import display
@@ -14,9 +13,10 @@ from tilelab import sweep
 from tilelab.panel import rows as panel_rows
 from tilelab.panel import snapshot, views
 from tilelab.panel.rows import SHOWN_FIELDS, describe_error, get_value
-from tilelab.tunable import Roofline, TunableKernel
+from tilelab.tunable import TunableKernel
 
-DRAW_S = 0.2  # between two drawings while a sweep runs
+DRAW_S = 0.2  # from one drawing to the next while a sweep runs
+SNAPSHOT_S = 0.4  # from a change in the menus to a new snapshot
 MENUS = {"kernel": "kernel", "shape": "shape", "sizes": "or sizes", "dtype": "type",
          "preset": "configurations", "target": "target", "x": "across", "y": "upwards", "show": "show"}
 VIEW_MENUS = ("x", "y", "show")  # these change the picture only
@@ -37,7 +37,7 @@ class Panel:
 
     def __init__(self, *kernels: TunableKernel, **choice: str):
         if not kernels:
-            raise ValueError("a panel needs at least one kernel, such as ch14.gemm.experiments.TUNABLE_KERNEL.")
+            raise ValueError("a panel needs at least one kernel, such as ch14.gemm.sweep.TUNABLE_KERNEL.")
         if unknown := set(choice) - set(MENUS):
             raise ValueError(f"unknown menu {', '.join(sorted(unknown))}; a panel's menus are {', '.join(MENUS)}.")
         self.kernels = {kernel.name: kernel for kernel in kernels}
@@ -45,10 +45,9 @@ class Panel:
         self._sweep: sweep.Sweep | None = None
         self._session_rows: dict[str, dict] = {}  # by key, for every choice so far
         self._choice: panel_rows.Choice | None = None
-        self._roofs: dict[tuple, Roofline | str] = {}  # a text where there is no roof
-        self._selected = self._snapshot_handles = self._layout = None
+        self._selected = self._layout = self._snapshot_handles = self._snapshot_task = None
         self._problem = self._note = ""
-        self._snapshot_busy = self._snapshot_outdated = self._filling = False
+        self._filling = False
         self._make_widgets()
         for name in filter(choice.__contains__, MENUS):  # in this order: the kernel decides what the others offer
             self._set_menu(name, choice[name])
@@ -65,28 +64,29 @@ class Panel:
         self.progress = widgets.IntProgress(min=0)
         self.status, self.title, self.detail, self.top, self.roofline = (widgets.HTML() for _ in range(5))
         self.grid = widgets.GridBox()
+        self._cell_layout, self._cell_style = widgets.Layout(), widgets.ButtonStyle()
         self._cells: list[widgets.Button] = []  # every grid uses the same buttons and ticks again
         self._ticks: list[widgets.HTML] = []
         self._blank = widgets.HTML()
         self._place_of_cell: dict[widgets.Button, tuple[str, str]] = {}
         self.left = widgets.VBox([self.title, self.grid])
         right = widgets.VBox([self.detail, self.roofline, self.top])
-        actions = widgets.HBox(list(self.buttons.values()))
+        button_box = widgets.HBox(list(self.buttons.values()))
         controls = [widgets.HBox(list(self.menus.values())),
-                    widgets.HBox([widgets.VBox([actions, self.progress]), self.status])]
+                    widgets.HBox([widgets.VBox([button_box, self.progress]), self.status])]
         main = widgets.HBox([self.left, right])
         self.box = widgets.VBox([widgets.HTML(views.CSS), *controls, main])
         named = {"panel": self.box, **self.menus, **self.buttons, "progress": self.progress, "status": self.status,
                  "title": self.title, "detail": self.detail, "top": self.top, "roofline": self.roofline,
-                 "map": self.grid, "left": self.left, "right": right, "main": main, "actions": actions}
+                 "map": self.grid, "left": self.left, "right": right, "main": main, "actions": button_box}
         for name, widget in named.items():
             widget.add_class(f"tiles-{name}")
         for widget in controls:
             widget.add_class("tiles-controls")
-        for name, act in (("run", self._run), ("cancel", self.cancel), ("again", self._start_over),
-                          ("theme", self._switch_theme)):
+        actions = {"run": self._run, "cancel": self.cancel, "again": self._start_over, "theme": self._switch_theme}
+        for name, action in actions.items():
             self.buttons[name].add_class("tiles-button")
-            self.buttons[name].on_click(lambda _, act=act: act())
+            self.buttons[name].on_click(lambda _, action=action: action())
         _set_options(self.menus["kernel"], list(self.kernels))
         _set_options(self.menus["target"], panel_rows.target_options())
         self._fill_menus()
@@ -255,7 +255,8 @@ class Panel:
         has_colors = values and any(row["status"] == "ok" for row in rows)
         legend = views.color_scale(values, field) if has_colors else ""
         _update(self.title, value=views.heading(SHOWN_FIELDS[field][0].format(peer), source, legend))
-        _update(self.top, value=snapshot.make_table(choice, rows, TOP_COLUMNS)._repr_html_())
+        has_top = any(row["status"] == "ok" for row in rows)
+        _update(self.top, value=snapshot.make_table(choice, rows, TOP_COLUMNS)._repr_html_() if has_top else "")
         _update(self.detail, value=views.details(cells.get(self._selected, []), peer, choice.source))
         self._draw_roofline(rows)
         self._draw_status(rows)
@@ -269,21 +270,19 @@ class Panel:
         columns = sorted({x for x, _ in places}, key=panel_rows.natural_key)
         lines = list(dict.fromkeys(y for _, y in places))
         while len(self._cells) < len(places):
-            shared = {name: getattr(self._cells[0], name) for name in ("layout", "style")} if self._cells else {}
-            self._cells.append(widgets.Button(**shared))
+            self._cells.append(widgets.Button(layout=self._cell_layout, style=self._cell_style))
             self._cells[-1].on_click(self._select)
-        while len(self._ticks) < len(columns) + len(lines):
-            self._ticks.append(widgets.HTML())
+        texts = [(html.escape(line), ("tiles-tick", "tiles-line")) for line in lines]
+        texts += [(html.escape(column).replace(", ", ",<br>"), ("tiles-tick",)) for column in columns]
+        self._ticks += [widgets.HTML() for _ in texts[len(self._ticks):]]
+        for tick, (text, classes) in zip(self._ticks, texts):
+            _update(tick, value=text, _dom_classes=classes)
         cells = dict(zip(places, self._cells))
         self._place_of_cell = {button: place for place, button in cells.items()}
-        ticks = iter(self._ticks)
         children = []
-        for line in lines:
-            children.append(_set_tick(next(ticks), html.escape(line), "tiles-tick", "tiles-line"))
-            children += [cells.get((column, line), self._blank) for column in columns]
-        children.append(self._blank)
-        for column in columns:
-            children.append(_set_tick(next(ticks), html.escape(column).replace(", ", ",<br>"), "tiles-tick"))
+        for tick, line in zip(self._ticks, lines):
+            children += [tick, *(cells.get((column, line), self._blank) for column in columns)]
+        children += [self._blank, *self._ticks[len(lines):len(texts)]]
         self.grid.layout.grid_template_columns = f"max-content repeat({len(columns)}, minmax(66px, 1fr))"
         self.left.layout.flex = f"1 1 {145 + 68 * len(columns)}px"  # many columns push the right half beneath
         self.grid.children = children
@@ -311,30 +310,15 @@ class Panel:
 
     def _draw_roofline(self, rows: list[dict]) -> None:
         choice = self._choice
-        key = choice.kernel.name, self.menus["dtype"].value
-        if key not in self._roofs:
-            self._roofs[key] = ""
-            _run_later(self._load_roof(choice.kernel, self.menus["dtype"].value))
-        roof = self._roofs[key]
-        if not (choice.space.can_measure or choice.same_target):  # the roofs are of another GPU
-            roof = f"no roofline: nothing is timed on {choice.space.target}"
-        if isinstance(roof, str):
-            text = f"<p>{html.escape(roof)}</p>"
-        else:
-            intensities = [roof.intensity(config) for config in choice.configs.values()]
-            points = [(intensity, row) for intensity, row in zip(intensities, rows)
-                      if row["status"] == "ok" and row.get(roof.speed_field)]
-            text = views.roofline(points, intensities, roof)
+        if choice.space.can_measure or choice.same_target:
+            try:
+                roof = choice.kernel.roofline(self.menus["dtype"].value)
+                text = views.roofline(choice.configs.values(), rows, roof)
+            except Exception as error:  # no record of the roofs
+                text = f"<p>no roofline: {html.escape(describe_error(error))}</p>"
+        else:  # the roofs are of another GPU
+            text = f"<p>no roofline: nothing is timed on {choice.space.target}</p>"
         _update(self.roofline, value=text)
-
-    async def _load_roof(self, kernel: TunableKernel, dtype: str) -> None:
-        try:
-            roof = await asyncio.to_thread(kernel.roofline, dtype)  # a kernel may measure its roofs
-        except Exception as error:
-            roof = f"no roofline: {describe_error(error)}"
-        self._roofs[kernel.name, dtype] = roof
-        if self._choice.kernel is kernel:
-            self._draw_roofline(self.rows())
 
     def _draw_status(self, rows: list[dict]) -> None:
         """Show progress and the status line, and enable the buttons and menus that can be used."""
@@ -359,35 +343,16 @@ class Panel:
         return self._choice, self.rows(), *(self.menus[name].value for name in VIEW_MENUS)
 
     def _save_snapshot(self) -> None:
-        self._snapshot_outdated = True
-        if self._snapshot_handles and not self._snapshot_busy:
-            self._snapshot_busy = True
-            _run_later(self._update_snapshot())
+        """Replace the picture and the table beneath the widgets, once the menus have rested for a moment."""
+        if self._snapshot_handles:
+            if self._snapshot_task:
+                self._snapshot_task.cancel()
+            self._snapshot_task = asyncio.get_running_loop().create_task(self._update_snapshot())
 
     async def _update_snapshot(self) -> None:
-        """Replace the picture and the table beneath the widgets until they show the latest choice."""
-        try:
-            while self._snapshot_outdated:
-                self._snapshot_outdated = False
-                outputs = await asyncio.to_thread(snapshot.make_outputs, *self._snapshot_arguments())
-                for handle, output in zip(self._snapshot_handles, outputs):
-                    handle.update(output)
-        finally:
-            self._snapshot_busy = False
-
-
-_tasks: set[asyncio.Task] = set()  # the event loop itself holds tasks weakly
-
-
-def _run_later(work: Coroutine) -> None:
-    """Run a coroutine when the event loop is free; at once where there is none."""
-    try:
-        task = asyncio.get_running_loop().create_task(work)
-    except RuntimeError:
-        asyncio.run(work)
-        return
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
+        await asyncio.sleep(SNAPSHOT_S)
+        for handle, output in zip(self._snapshot_handles, snapshot.make_outputs(*self._snapshot_arguments())):
+            handle.update(output)
 
 
 def _update(widget, **traits) -> None:
@@ -408,8 +373,3 @@ def _set_options(menu: widgets.Dropdown, options: list, default: int = 0) -> Non
     before, values = menu.value, _option_values(options)
     menu.options = options
     menu.index = values.index(before) if before in values else default
-
-
-def _set_tick(widget: widgets.HTML, text: str, *classes: str) -> widgets.HTML:
-    _update(widget, value=text, _dom_classes=classes)
-    return widget
