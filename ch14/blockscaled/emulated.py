@@ -13,18 +13,18 @@ import dataclasses
 
 import torch
 import triton
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm.configs import WgmmaConfig
 from ch10.wgmma_gemm.configs import best_config as best_wgmma_config
 from ch14 import mx_formats
+from ch14.gemm import bind_config
 from ch14.gemm.configs import GemmConfig, rank_configs
 from ch14.gemm.configs import configs as gemm_configs
 from ch14.gemm.configs import job as gemm_job
 from ch14.gemm.kernels import gemm_persistent_kernel
 from ch14.mx_formats import Packed, Transposed, number_formats
-from tilelab import build, cuda, device, operands
+from tilelab import build, device, operands
 from tilelab.operands import Launch
 
 FORMS = tuple(name for name in mx_formats.FUSED if number_formats.lookup(name).scale != "fp32")
@@ -124,24 +124,11 @@ def _prepare_gemm(a, weight, c, scale_a, scale_b, chosen: GemmConfig | None):
     # As in ch14.gemm, the interpreter stands in for sm_90a with eight SMs.
     target, sms = (here.target, here.sms) if here.has_tma else ("sm_90a", 8)
     for config in [chosen] if chosen else rank_configs("course", m, n, k, "bf16", target, sms):
-        options = config.constants(sms, True) | dict(num_warps=config.num_warps, num_stages=config.num_stages)
-        options["EARLY_LAUNCH"] &= not is_interpreted()
-        options |= {"launch_pdl": True} if options["EARLY_LAUNCH"] else {}
-        descriptors = [block and TensorDescriptor(matrix, list(matrix.shape), [operands.row_stride(matrix), 1], block)
-                       for matrix, block in zip((a, weight, weight, c), config.blocks(True))]
-        arguments = (*descriptors, scale_a, scale_b, m, n, k)
-        grid = (min(options["PROGRAMS"], config.tiles(m, n)),)
-
-        def launch(arguments=arguments, grid=grid, options=options):
-            if not is_interpreted():
-                cuda.ensure_cuda_context()
-            gemm_persistent_kernel[grid](*arguments, **options)
-
+        run = bind_config(config, a, weight, c, scale_a, scale_b, (m, n, k), True, sms)
         try:
             if not is_interpreted():  # the compiler refuses here and not at the first launch
-                cuda.ensure_cuda_context()
-                gemm_persistent_kernel.warmup(*arguments, grid=grid, **options)._init_handles()
-            return launch, config
+                run(warmup=True)
+            return run, config
         except torch.AcceleratorError:
             raise
         except Exception as error:  # too much shared memory for a C of four bytes, or with scales on sm_100a

@@ -48,11 +48,6 @@ EMULATED_SOURCES = (emulated_path, native, native_kernels, mx_formats, mx_kernel
 DECODE_SOURCES = (decode_path, decode_kernels)
 
 
-def hash_later(*things):
-    """Return a function that returns the source hash of `things`."""
-    return lambda: results.source_hash(*things)
-
-
 def has_wgmma() -> bool:
     return device.current().has_wgmma
 
@@ -168,7 +163,7 @@ def _verify_with_config(shape, config=None) -> dict:
     return verify_fp8(shape, config or "best") | {"config": str(config or best_config(shape))}
 
 
-@experiment("ch14_blockscaled_fp8", hash_later(*FP8_SOURCES))
+@experiment("ch14_blockscaled_fp8", functools.partial(results.source_hash, *FP8_SOURCES))
 def shapes():
     """Measure fp8 with block scales beside torch's, and fp8 with one scale per matrix; at LONG also the clock."""
     rows, candidates = [], {"torch": torch_blocks, "course": course(), "one scale": one_scale}
@@ -189,7 +184,7 @@ def unsplit_configs(split: Fp8Config) -> dict[str, Fp8Config]:
     return whole if same in whole.values() else whole | {"same tile, unsplit": same}
 
 
-@experiment("ch14_blockscaled_thin", hash_later(*FP8_SOURCES))
+@experiment("ch14_blockscaled_thin", functools.partial(results.source_hash, *FP8_SOURCES))
 def thin():
     """Measure few rows of A; `share` is of the copy's bandwidth. At SPLIT every `unsplit_configs` is measured too."""
     named = {"course": best_config(SPLIT)} | unsplit_configs(best_config(SPLIT))
@@ -204,7 +199,7 @@ def thin():
     return [row | ({"share": row["gbps"] / copy} if "gbps" in row else {}) for row in rows]
 
 
-@experiment("ch14_blockscaled_emulated", hash_later(*EMULATED_SOURCES))
+@experiment("ch14_blockscaled_emulated", functools.partial(results.source_hash, *EMULATED_SOURCES))
 def emulated():
     """Measure MX and NVFP4 at CUBE decoded to bf16, beside cuBLAS bf16, the fastest naive dot_scaled, and decoding."""
     m, n, k = CUBE
@@ -237,7 +232,7 @@ def emulated():
     return rows
 
 
-@experiment("ch14_blockscaled_decode", hash_later(*DECODE_SOURCES, stream_kernel))
+@experiment("ch14_blockscaled_decode", functools.partial(results.source_hash, *DECODE_SOURCES, stream_kernel))
 def decode():
     """Measure MXFP4 weights times M tokens beside cuBLAS with bf16 weights, and a kernel that only reads."""
     n = k = 8192
@@ -270,7 +265,8 @@ def decode():
     return rows
 
 
-@results.experiment("ch14_blockscaled_sanitizer", hash_later(*FP8_SOURCES, *EMULATED_SOURCES, *DECODE_SOURCES),
+@results.experiment("ch14_blockscaled_sanitizer",
+                    functools.partial(results.source_hash, *FP8_SOURCES, *EMULATED_SOURCES, *DECODE_SOURCES),
                     can_run=lambda: has_wgmma() and check.can_sanitize())
 def run_sanitizers():
     """Return what each tool of compute-sanitizer finds in `verification.sanitizer_cases`."""

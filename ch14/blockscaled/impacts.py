@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import operator
 import re
 from collections.abc import Sequence
@@ -20,20 +21,11 @@ import triton.language as tl
 
 from ch14 import mx_formats
 from ch14.blockscaled import fp8
-from ch14.blockscaled.experiments import (
-    FP8_SOURCES,
-    LONG,
-    SPLIT,
-    best_config,
-    course,
-    experiment,
-    hash_later,
-    measure,
-)
+from ch14.blockscaled.experiments import FP8_SOURCES, LONG, SPLIT, best_config, course, experiment, measure
 from ch14.blockscaled.fp8 import Fp8Config
 from ch14.blockscaled.verification import BF16, fp8_jobs, fp8_operands, verify_fp8
 from ch14.mx_formats import kernels as mx_kernels
-from tilelab import bench, build
+from tilelab import bench, build, results
 
 EPILOGUE_SHAPES = ((8192, 14336, 4096), (8192, 8192, 1024))  # with a short K the epilogue is a larger part of the time
 FEW = (64, 7168, 16384)  # bound by memory
@@ -75,7 +67,8 @@ def _steps(name: str):
     return prepare
 
 
-@experiment("ch14_blockscaled_epilogue", hash_later(bias_silu_kernel, _steps, mx_formats, mx_kernels, *FP8_SOURCES))
+@experiment("ch14_blockscaled_epilogue",
+            functools.partial(results.source_hash, bias_silu_kernel, _steps, mx_formats, mx_kernels, *FP8_SOURCES))
 def epilogue():
     """Measure bias, SiLU and MXFP8 at EPILOGUE_SHAPES: in passes, partly and wholly fused, and each part alone."""
     configs = {*map(best_config, EPILOGUE_SHAPES)}
@@ -119,7 +112,7 @@ def groups(sms: int = 132) -> list[tuple[str, str, tuple[int, int, int], dict[st
             ("split-K", "tiles for every SM", MANY, split)]
 
 
-@experiment("ch14_blockscaled_impacts", hash_later(*FP8_SOURCES))
+@experiment("ch14_blockscaled_impacts", functools.partial(results.source_hash, *FP8_SOURCES))
 def impacts():
     """Measure every configuration of every group of `groups`."""
     build.compile_ahead(fp8_jobs({config for *_, configs in groups() for config in configs.values()}))

@@ -96,7 +96,7 @@ def prepare(a, b, *, scale_a=None, scale_b=None, out=None, config="best") -> Lau
         candidates, fallback = [each for each in members if not rejection(each, target, dtype)], []
     skipped, cause = [(each, rejection(each, target, dtype)) for each in members if each not in candidates], None
     for candidate in dict.fromkeys((*candidates, *fallback)):
-        run = _bind(candidate, a, stored_b, out, scale_a, scale_b, shape, b_k_major, sms)
+        run = bind_config(candidate, a, stored_b, out, scale_a, scale_b, shape, b_k_major, sms)
         try:
             if not _is_interpreted():
                 run(warmup=True)  # compile and load, so that a refusal comes here and not at the first launch
@@ -113,7 +113,7 @@ def prepare(a, b, *, scale_a=None, scale_b=None, out=None, config="best") -> Lau
     raise device.Unsupported(f"no configuration that was asked for runs on {target}: {reasons}.") from cause
 
 
-def _bind(config, a, stored_b, out, scale_a, scale_b, shape, b_k_major, sms):
+def bind_config(config, a, stored_b, out, scale_a, scale_b, shape, b_k_major, sms):
     """Return a function that launches `config`'s kernel; host descriptors are built here, once."""
     constants = config.constants(sms, b_k_major)
     options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
