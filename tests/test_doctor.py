@@ -89,7 +89,8 @@ def test_another_package_missing(package, row, proven):
     lines = {line[:19].strip(): line[21:] for line in done.stdout.splitlines()}
     assert lines[row] == f"failed   No module named {package!r}: run pip install -r requirements.txt."
     assert all(lines[name].startswith("ok ") for name in proven)
-    assert done.stdout.splitlines()[-1].startswith("Not ready: 1 of ")
+    last = done.stdout.splitlines()[-1]  # beside a GPU, the GPU check fails without torch too
+    assert last.startswith("Not ready: ") and row in last
 
 
 @pytest.mark.parametrize("kind", doctor.LABEL)

@@ -59,6 +59,8 @@ class _Normalise(ast.NodeTransformer):
         self.local_names: dict[str, str] = {}  # local variables of the current function, and their neutral names
 
     def _normalise_body(self, node):
+        if not getattr(node, "type_params", True):  # Python 3.11 does not have this field
+            del node.type_params
         if isinstance(node, _WITH_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
             node.body.pop(0)
         node.body = [statement for statement in node.body if not _is_administrative(statement)]
@@ -67,12 +69,12 @@ class _Normalise(ast.NodeTransformer):
     visit_Module = visit_ClassDef = _normalise_body
 
     def visit_FunctionDef(self, node):
-        if not getattr(node, "type_params", True):  # Python 3.11 does not have this field
-            del node.type_params
         outer, self.local_names = self.local_names, self.local_names or _neutral_local_names(node)
         node = self._normalise_body(node)
         self.local_names = outer
         return node
+
+    visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_Name(self, node):
         node.id = self.local_names.get(node.id, node.id)
@@ -349,12 +351,6 @@ class Record:
             return f"live on {self.device['name']}, {when}" if has_gpu else "live, without a GPU"
         return (f"recorded {'on ' + self.device['name'] if has_gpu else 'without a GPU'}, "
                 f"{self.stale.removeprefix('recorded ') or when}")
-
-    def frame(self):
-        """Return the rows as a pandas DataFrame, unrounded."""
-        import pandas
-
-        return pandas.DataFrame(self.rows)
 
     def show(self, columns: Sequence[str] | None = None, sort: str | None = None) -> Table:
         """Return a Table of the rows, as `table` does, with the label as its caption."""
