@@ -166,39 +166,29 @@ def test_compiled_for_each_target(target):
 LAUNCHED = """
 import torch
 import pretended
-from ch14.mx_formats import experiments, number_formats
+from ch14 import mx_formats
+from ch14.mx_formats import experiments
 from tilelab import device
 
 
-def launch(candidates, shape, *_, **__):
-    x, y = (torch.empty(shape, dtype=torch.bfloat16) for _ in range(2))
-    for name in candidates:
-        if not name.endswith("spec"):
-            candidates[name](x, y)()
-    return []
-
-
-def check(name, launches, jobs):
-    launched, built = pretended.keys(launches), pretended.built(jobs)
-    assert launched and launched == built, (name, len(launched), len(built), len(launched & built))
+def check(*launches):
+    launched = pretended.list_launch_lookups(lambda: [launch() for launch in launches])
+    built = pretended.list_build_lookups(job for launch in launches for job in launch.jobs("sm_90a"))
+    assert launched and launched == built, (len(launched), len(built), len(launched & built))
+    return launched
 
 
 pretended.begin()
 device.current = lambda: device.Device(target="sm_90a", capability=(9, 0))
-torch.randn = torch.empty  # no values are needed
-experiments.make_matrix = lambda rows, columns, where: torch.empty((rows, columns), dtype=torch.bfloat16)
-experiments.find_difference, experiments.bits_differ = lambda *_: "", lambda *_: torch.zeros(1)
-empty = experiments.mx_formats.empty
-experiments.mx_formats.empty = lambda shape, format, where="cpu", tiled=False: empty(
-    shape, format, "meta" if where == "meta" else "cpu", tiled)
-number_formats.quantise, number_formats.dequantise = lambda *_: None, lambda of: torch.empty(1)
-experiments.compare_with_copy, jobs = launch, []
-experiments.compile_ahead = jobs.extend
-for case in experiments.list_cases():
-    check(case, lambda: experiments.verify(*case), experiments.case_jobs(*case, "sm_90a"))
-check("speed", experiments.measure_speed.__wrapped__, jobs)
-jobs.clear()
-check("sweep", experiments.measure_sweep.__wrapped__, jobs)
+for name, shape, rule, tiled, variant in experiments.list_cases():
+    x = torch.empty(shape, dtype=torch.bfloat16)
+    quantise = mx_formats.prepare_quantise(x, name, rule=rule, tiled=tiled, config=variant)
+    check(quantise, mx_formats.prepare_dequantise(quantise.out))
+for name in mx_formats.FUSED:
+    quantise = mx_formats.prepare_quantise(torch.empty((256, 8192), dtype=torch.bfloat16), name)
+    assert check(quantise) >= pretended.list_build_lookups([mx_formats.job("best", "sm_90a", name)])
+    dequantise = mx_formats.prepare_dequantise(quantise.out)
+    assert check(dequantise) == pretended.list_build_lookups([mx_formats.job("best", "sm_90a", name, operation="dequantise")])
 """
 
 

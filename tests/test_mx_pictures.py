@@ -1,10 +1,9 @@
 """Pictures and explorer of block-scaled formats: they say what they find, and lose nothing."""
 
 import pytest
-import torch
 from test_ch10_pictures import assert_legible
 
-from ch14.mx_formats import explorer, figures, number_formats
+from ch14.mx_formats import explorer, figures
 from ch14.mx_formats.number_formats import E2M1, E4M3, E5M2, FORMATS
 
 
@@ -37,30 +36,23 @@ def test_a_block_in_words():
     assert sentence.startswith("mxfp4: scale 1 (code 127), error ") and "became zero" in sentence
 
 
-def test_widgets_answer_and_lose_nothing():
-    shown = explorer.Explorer()
-    menus = shown.menus
-    assert all(bytes(picture.value).startswith(b"\x89PNG") for picture in (shown.code_picture, shown.block_picture))
-    menus["value"].value = 2.6
-    assert menus["code"].value == 5 and menus["value"].value == 2.6, "what was typed stays, its code is shown"
-    menus["element"].value = "e4m3"
-    assert menus["code"].max == 255 and float(number_formats.decode(torch.tensor(menus["code"].value), E4M3)) == 2.5
-    menus["code"].value = 127
-    assert "is nan" in shown.words.value
-    menus["value"].value = 1e9
-    assert menus["code"].value == 126, "it saturates"
-    menus["element"].value = "e2m1"
-    assert menus["code"].value == 7 and menus["code"].max == 15
-    before = {name: menu.value for name, menu in menus.items()}
-    menus["value"].value = float("nan")
-    assert "has no NaN" in shown.problem.value
-    menus["value"].value = 1.0
-    assert not shown.problem.value and {**before, "value": 1.0, "code": 2} == {n: m.value for n, m in menus.items()}
+def test_widgets_answer_and_explain(capsys):
+    values, codes, blocks = explorer.explore().children
+
+    def change(panel, **settings):
+        capsys.readouterr()
+        for menu in panel.children[:-1]:
+            if menu.description in settings:
+                menu.value = settings[menu.description]
+        return capsys.readouterr().out
+
+    assert "e2m1 4: 0 10 0 is 2 (normal" in change(values, value=2.4) and "Figure(" in change(values, value=2.6)
+    assert "e2m1 7" in change(values, value=1e9), "it saturates"
+    assert "has no NaN" in change(values, value=float("nan"))
+    assert "e4m3 127: 0 1111 111 is nan" in change(values, element="e4m3")
+    assert "code must be from 0 to 15 for e2m1; it is 127" in change(codes, code=127)
+    assert "e4m3 127: 0 1111 111 is nan" in change(codes, element="e4m3")
     for name, value in (("format", "nvfp4"), ("data", "activations"), ("seed", 3)):
-        last = shown.block_picture.value
-        menus[name].value = value
-        assert shown.block_picture.value != last, name
-    menus["rule"].value = "ceil"
-    assert "for E8M0 scales" in shown.problem.value and menus["format"].value == "nvfp4"
-    menus["format"].value = "mxfp4"
-    assert not shown.problem.value
+        assert "Figure(" in change(blocks, **{name: value}), name
+    assert "for E8M0 scales" in change(blocks, rule="ceil")
+    assert "Figure(" in change(blocks, format="mxfp4")

@@ -27,7 +27,7 @@ LIMIT_S = 60
 
 
 class Builds:
-    """What one Triton makes of the configurations of a hunt for one target. Each is built when asked for, once.
+    """The builds of a hunt with one Triton for one target. Each configuration is built once, when it is asked for.
 
     With `recorded_rows` nothing is built, and `ask` raises Unsupported for what they lack. `cache` replaces Triton's
     cache folder.
@@ -52,7 +52,7 @@ class Builds:
         return list(self._known.values())
 
     def ask(self, configs: Sequence[dict]) -> list[dict]:
-        """Return the row of each configuration, in order. What is not known yet is built, in parallel."""
+        """Return the row of each configuration, in order. Build the configurations without a row in parallel."""
         for config in configs:
             self.hunt.check_config(config)
         new = {self._key(config): config for config in configs if self._key(config) not in self._known}
@@ -209,7 +209,7 @@ def find(builds: Builds, start: dict | None = None, wanted: str = "", probes: in
          reach: int = 2) -> Finding | None:
     """Find the smallest trigger, from `start` (default: the hunt's suspicion), or return None.
 
-    1. Change `start` on up to `reach` axes until a build shows a symptom. `wanted` is an outcome or a stage.
+    1. Change `start` on up to `reach` axes until a build shows a symptom; `wanted` restricts outcome or stage.
     2. Go axis by axis to the simplest value that still shows it, until no axis gets simpler.
     3. Build all neighbours along the axes, and `probes` random configurations away from them. The rule predicts the
        symptom for half of these.

@@ -12,21 +12,11 @@ import html
 from collections.abc import Callable
 
 import ipywidgets as widgets
-from IPython.display import HTML, Image, display
+from IPython.display import HTML, Image, Pretty, display
 
 from ch14.bug_hunt import HUNTS, Builds, Step, bisect, describe, environments, experiments, figures, find, symptom
 
 WRAP = {"flex_flow": "row wrap"}
-
-
-class _Text(str):
-    """Lines that a notebook shows as they are."""
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self)}</pre>"
 
 
 def _dropdown(description: str, width: str = "190px", **options) -> widgets.Dropdown:
@@ -35,7 +25,7 @@ def _dropdown(description: str, width: str = "190px", **options) -> widgets.Drop
 
 
 class Tree:
-    """A path through the axes of a hunt: `config` is its end, `row` the build of that, `steps` the bisected axes.
+    """A path through the axes of a hunt. `config` is the end of the path, `row` its build, `steps` the bisected axes.
 
     `choice` sets axes; the others begin with the hunt's suspicion. The widgets are `menus`, `axes`, `buttons` and
     `status`, all in `box`. If something cannot be built, `problem` says so in one sentence, and the path stays.
@@ -203,7 +193,7 @@ class Tree:
             outcome = self.row["outcome"] if self.row else ""
             path = figures.path_picture(self.hunt, self.steps, title + outcome, self._describe_builds())
             picture = Image(data=path._repr_png_())
-        return picture, _Text(self.text)
+        return picture, Pretty(self.text)
 
     def _ipython_display_(self) -> None:
         display({**self.box._repr_mimebundle_(), "text/plain": f"Tree({self.hunt.name})"}, raw=True)

@@ -23,8 +23,8 @@ PRODUCTS = r"(?:tcgen05\.mma|wgmma\.mma_async|mma\.sync)[\w.:]*"
 class Hunt:
     """A suspicion: `start` is the suspected configuration, `target` the suspected target.
 
-    outcome(report) returns one of `outcomes`, the first of which is the good one. words: explanations of the values of
-    an axis. expected: what should come out, for a report. evidence: names of regular expressions that show it in PTX.
+    `outcome(report)` returns one of `outcomes`; the first is the good outcome. `words` explain the values of an axis.
+    `expected` states the good outcome for a report. `evidence` names regular expressions that show it in PTX.
     """
 
     name: str

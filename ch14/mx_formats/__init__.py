@@ -92,8 +92,8 @@ def _quantise_call(x: torch.Tensor, out: Packed, rule: str, config: MxConfig, co
     aligned = x.data_ptr() % 16 == 0 and x.stride(0) % 8 == 0 and out.values.data_ptr() % 16 == 0
     whole = x.shape[1] % format.block[1] == 0 and aligned
     grid, sizes, constants = _plan(out, config, whole, x.stride(0) if x.shape[0] > 1 else x.shape[1])
-    # Rule ceil: this number, added to the bits of amax, carries into the exponent where the mantissa of amax is above
-    # that of the format's largest element.
+    # For rule ceil the kernel adds CARRY to the bits of amax. The sum carries into the exponent if the mantissa of amax
+    # is larger than the mantissa of the format's largest element.
     largest_mantissa = torch.tensor(element.max).view(torch.int32).item() & 0x7FFFFF
     constants["CARRY"] = 0x7FFFFF - largest_mantissa if rule == "ceil" else 0
     if element.bits == 8:
@@ -223,7 +223,7 @@ def dequantise(packed: Packed, *, out: torch.Tensor | None = None, config: str |
 
 def prepare(source: torch.Tensor | Packed, *args, out: torch.Tensor | Packed | None = None,
             config: str | MxConfig = "best", **options) -> KernelLaunch:
-    """Prepare `dequantise` of a Packed, or `quantise` of a tensor, with the arguments of that operator."""
+    """Prepare `dequantise` if the source is a Packed, else `quantise`. The arguments are those operators' own."""
     prepare_operator = prepare_dequantise if isinstance(source, Packed) else prepare_quantise
     return prepare_operator(source, *args, out=out, config=config, **options)
 

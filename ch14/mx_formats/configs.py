@@ -1,4 +1,4 @@
-"""Which formats have kernels, and the launch configurations of those kernels."""
+"""The formats that have kernels, and the launch configurations of the kernels."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DEQUANTISE_CONFIG = MxConfig(2048)
 
 
 def format_with_kernels(format: str | BlockFormat) -> BlockFormat:
-    """Return the format of that name. Raise ValueError for a format that only `number_formats` implements."""
+    """Return a format by its name. Raise ValueError for a format that only `number_formats` implements."""
     if isinstance(format, str):
         format = lookup(format)
     if format.name not in FUSED or format != lookup(format.name):

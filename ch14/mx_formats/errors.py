@@ -1,4 +1,4 @@
-"""What block-scaled formats cost in accuracy: the errors of matrices and of a product, computed on the CPU.
+"""The accuracy that block-scaled formats cost: errors of matrices and of a product, computed on the CPU.
 
 A matrix with one scale stands beside the matrices with one scale per block, so that the gain from blocks shows.
 """
@@ -12,8 +12,8 @@ import torch
 from ch14.mx_formats import number_formats
 from ch14.mx_formats.number_formats import E2M1, E4M3, FORMATS, BlockFormat
 
-LARGE_CHANNELS = 4  # columns of the realistic data that are much larger than the others
-WHOLE = (1 << 20, 1 << 20)  # a block larger than any matrix here: one scale for all of it
+LARGE_CHANNELS = 4  # this many columns of the realistic data are much larger than the others
+WHOLE = (1 << 20, 1 << 20)  # a block that is larger than any matrix here
 
 
 def _gaussian(rows, columns, random):

@@ -9,7 +9,7 @@ import collections
 import functools
 import pathlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 
 import numpy
 import torch
@@ -24,7 +24,7 @@ SMALL_SHAPES = SHAPES[:3]  # for Triton's interpreter
 TILED = ("mxfp8_e4m3", "mxfp4", "nvfp4")
 SWEPT = ("mxfp8_e4m3", "mxfp4", "nvfp4", "fp8_1x128")
 GUARD, POISON = 64, 0xA5  # bytes on each side of an output, and their value
-LANES_PER_CLOCK = 128  # an SM has four schedulers, and each issues one instruction of a warp per clock
+LANES_PER_CLOCK = 128  # four schedulers per SM each issue one instruction of a warp per clock
 
 
 def make_matrix(rows: int, columns: int, where: str = "cpu") -> torch.Tensor:
@@ -96,26 +96,25 @@ def list_cases(names=FUSED, shapes=SHAPES) -> list[tuple]:
     return cases
 
 
-def case_jobs(name: str, shape: tuple[int, int], rule: str, tiled: bool, variant: str, target: str) -> list[build.Job]:
-    """Return how the kernels are compiled that `verify` launches for a case."""
-    quantise = mx_formats.job(variant, target, name, rule=rule, tiled=tiled, shape=shape)
-    dequantise = mx_formats.job("best", target, name, operation="dequantise", tiled=tiled, shape=shape)
-    has_tensor_scale = number_formats.lookup(name).scale == "e4m3"
-    return [quantise, dequantise, *(mx_formats.tensor_scale_jobs(target, shape) if has_tensor_scale else ())]
+def compile_ahead(launches: Iterable[mx_formats.KernelLaunch]) -> None:
+    """Compile the kernels of launches in parallel, if this GPU is one of the targets; each would wait for its own."""
+    target = device.current().target
+    if target in device.TARGETS:
+        build.compile_ahead({str(job): job for launch in launches for job in launch.jobs(target)}.values())
 
 
-def compile_ahead(jobs: list[build.Job]) -> None:
-    """Compile each distinct job in parallel, if this GPU is one of the targets."""
-    if device.current().target in device.TARGETS:
-        build.compile_ahead({str(job): job for job in jobs}.values())
+def _prepare_case(name: str, shape: tuple[int, int], rule: str, tiled: bool, variant: str) -> list:
+    x = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+    quantise = mx_formats.prepare_quantise(x, name, rule=rule, tiled=tiled, config=variant)
+    return [quantise, mx_formats.prepare_dequantise(quantise.out)]
 
 
 def check_correctness(names=FUSED) -> list[dict]:
     """Check formats, rules, configurations and layouts of scales on ragged shapes; on a GPU on larger ones, too."""
-    live, target = device.current().capability is not None, device.current().target
+    live = device.current().capability is not None
     rows, cases = [], list_cases(names, SHAPES if live else SMALL_SHAPES)
     if live:
-        compile_ahead([job for case in cases for job in case_jobs(*case, target)])
+        compile_ahead(launch for case in cases for launch in _prepare_case(*case))
     for name, shape, rule, tiled, variant in cases:
         config = configs(name)[variant]
         if not live:  # a small program is interpreted faster
@@ -141,10 +140,13 @@ def bytes_moved(format: str, shape: tuple[int, int] = LARGE) -> int:
 
 def compare_with_copy(candidates: dict[str, Callable], shape: tuple[int, int], nbytes: dict[str, int],
                       **timing) -> list[dict]:
-    """Time candidates, interleaved with torch's copy of x. `ratio` is a candidate's bandwidth over that of the copy."""
+    """Time candidates, interleaved with torch's copy of x. `ratio` is a candidate's bandwidth / the copy's."""
     def make_inputs():
         return torch.randn(shape, device="cuda").bfloat16(), torch.empty(shape, dtype=torch.bfloat16, device="cuda")
 
+    tensors = make_inputs()
+    compile_ahead(launch for candidate in candidates.values()
+                  if isinstance(launch := candidate(*tensors), mx_formats.KernelLaunch))
     timings = bench.compare({"torch copy": lambda x, y: lambda: y.copy_(x), **candidates}, make_inputs, "torch copy",
                             **timing)
     rows = []
@@ -171,19 +173,9 @@ def dequantise_candidate(format: str) -> Callable:
     return lambda x, y: mx_formats.prepare_dequantise(mx_formats.quantise(x, format), out=y)
 
 
-def speed_jobs(target: str) -> Iterator[build.Job]:
-    """Yield how the kernels are compiled that `measure_speed` launches."""
-    for format in FUSED:
-        yield from (mx_formats.job(config, target, format) for config in configs(format))
-        yield mx_formats.job("best", target, format, operation="dequantise")
-    yield from (mx_formats.job("best", target, format, tiled=True) for format in TILED)
-    yield from mx_formats.tensor_scale_jobs(target)
-
-
 @_experiment("ch14_mx_formats_speed")
 def measure_speed():
     """Time at LARGE: every format and configuration, dequantising, tiled scales, NVFP4's own tensor scale, the spec."""
-    compile_ahead(list(speed_jobs(device.current().target)))
     candidates, nbytes, about = {}, {}, {}
 
     def add(format, what, candidate, extra_bytes=0):
@@ -217,8 +209,6 @@ def grid(format: str) -> list[MxConfig]:
 @_experiment("ch14_mx_formats_sweep")
 def measure_sweep():
     """Time the configurations of `grid` at LARGE: elements per program, warps, and lanes per group."""
-    compile_ahead([mx_formats.job(config, device.current().target, format) for format in SWEPT
-                   for config in grid(format)])
     rows = []
     for format in SWEPT:
         named = {str(config): config for config in grid(format)}

@@ -101,7 +101,7 @@ def code_picture(element: Element, code: int) -> plots.Picture:
 
 
 def summarize(x: torch.Tensor, format: BlockFormat, rule: str = "floor") -> str:
-    """Return a sentence about a block x, bfloat16 (1, n): scale, error, elements that saturate or become zero."""
+    """Return a sentence about x, bfloat16 (1, n), in the format: scale, error, saturated and zeroed elements."""
     quantised = number_formats.quantise(x, format, rule)
     back, scale = number_formats.dequantise(quantised), float(number_formats.scale_values(quantised).flatten()[0])
     error = float((back - x.float()).norm() / x.float().norm().clamp(min=1e-30))

@@ -2,10 +2,10 @@
 
 A program quantises BLOCK groups of one row. A group is the GROUP elements that share a scale. The program
 
-1. loads the elements as integers, and makes float32 of them: bf16 is the upper half of a float32;
-2. finds the largest magnitude of each group (`group_amax`); a group lies within few lanes, so few shuffles are needed;
-3. derives the scale code from it, and the multiplier that brings the elements into the range of the format;
-4. multiplies, rounds to the numbers of the format, takes the bits of the codes out of the float32, and stores them.
+1. loads the elements as integers and converts them to float32, whose upper half is a bf16;
+2. finds the largest magnitude of each group (`group_amax`), which lies within few lanes and needs few shuffles;
+3. derives the scale code, and the multiplier that brings the elements into the range of the format;
+4. multiplies, rounds to the numbers of the format, extracts the bits of the codes from the float32, and stores them.
 
 A dequantising program puts the bits of the codes back into a float32, multiplies by the scale and rounds to bf16.
 
@@ -96,8 +96,8 @@ def group_amax(amax):
 
 @triton.jit
 def e8m0_scale(amax, not_finite, EMAX: tl.constexpr, CARRY: tl.constexpr):
-    # The exponent field of amax is the scale. CARRY adds one to it where the mantissa of amax is above that of the
-    # format's largest element. The multiplier is the reciprocal: the exponent mirrored at 127.
+    # The exponent field of amax is the scale. CARRY adds one to the exponent if the mantissa of amax is larger than the
+    # mantissa of the format's largest element. The multiplier is the reciprocal: the exponent mirrored at 127.
     exponent = (amax.to(tl.int32, bitcast=True) + CARRY) >> 23
     code = tl.where(not_finite, 255, tl.maximum(exponent - EMAX, 0))
     return code.to(tl.uint8), (tl.where(not_finite, 0, 254 - code) << 23).to(tl.float32, bitcast=True)

@@ -1,6 +1,6 @@
-"""Block-scaled number formats in plain torch: the value of every code, and what a format makes of a matrix.
+"""Block-scaled number formats in plain torch: the value of every code, and the quantising of a matrix.
 
-This is the meaning of the formats. The kernels of `ch14.mx_formats` agree with it bit for bit.
+These functions define the formats. The kernels of `ch14.mx_formats` agree with them bit for bit.
 
 Sources: OCP Microscaling Formats (MX) Specification v1.0 (elements: 5.3, E8M0: 5.4, concrete formats: 5.2, conversion:
 6.3); OCP 8-bit Floating Point Specification (OFP8) v1.0; NVIDIA, "Introducing NVFP4", and Transformer Engine's
@@ -101,12 +101,12 @@ def encode(values: torch.Tensor, element: Element, saturate: bool = True) -> tor
     for NaN if the format has no NaN.
     """
     finite = magnitudes(element).to(values.device)
-    numbers = torch.cat([finite, 2 * finite[-1:] - finite[-2:-1]])  # the next code would be that of infinity or NaN
+    numbers = torch.cat([finite, 2 * finite[-1:] - finite[-2:-1]])  # the next code is infinity or NaN
     midpoints = (numbers[1:] + numbers[:-1]) / 2
     magnitude = values.abs().float()
     below = torch.searchsorted(midpoints, magnitude)
     above = torch.searchsorted(midpoints, magnitude, right=True)
-    code = torch.where(below % 2 == 0, below, above)  # they differ at a midpoint, and one of them is even
+    code = torch.where(below % 2 == 0, below, above)  # at a midpoint below and above differ; take the even code
     if saturate or not element.specials:
         code = code.clamp(max=element.codes - 1)
     nan = magnitude.isnan()
@@ -173,7 +173,7 @@ class Quantised:
 
 
 def lookup(name: str) -> BlockFormat:
-    """Return the format of that name."""
+    """Return a format by its name."""
     if name not in FORMATS:
         raise ValueError(f"unknown format {name!r:.40}; choose one of {', '.join(FORMATS)}.")
     return FORMATS[name]
@@ -233,8 +233,8 @@ def quantise(x: torch.Tensor, format: BlockFormat, rule: str = "floor",
     """Quantise a float matrix (R, C). `scale` is NVFP4's scale of the tensor (default: `tensor_scale(x)`).
 
     All arithmetic is in float32, one correctly rounded operation at a time, so that a kernel can repeat it. A block
-    that holds NaN or infinity gets the scale NaN and the codes zero (OCP MX does not define such blocks), so all of it
-    decodes to NaN. A block at the edge may be narrower.
+    that holds NaN or infinity gets the scale NaN and the codes zero (OCP MX does not define such blocks), so its
+    elements decode to NaN. A block at the edge may be narrower.
     """
     check_rule(rule, format)
     blocks = split_blocks(x.float(), format.block)
