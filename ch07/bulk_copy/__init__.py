@@ -66,11 +66,13 @@ def _check_operands(x, y, out) -> torch.Tensor:
 def prepare(x, *, y=None, a: float = 1.0, out=None, config="best", source: pathlib.Path = SOURCE) -> operands.Launch:
     """Return the Launch of out = x or, with `y`, of out = a x + y, on the stream that is current when it is called.
 
-    x, y and out are contiguous CUDA tensors of one shape and dtype: any dtype for the copy; float32, bfloat16 or
-    float16 with `y`, computed in float32 and rounded once. They start equally far past a multiple of 16 bytes, and out
-    overlaps neither input. `config` is "best", a name from `configs(op)` or a BulkConfig; `source` an edited copy of
-    bulk_copy.cu. A CUDA graph may capture the launch and must not outlive it. bulk_in_order counts chunks in memory of
-    its own, so its launches must not overlap. Raises ValueError for bad arguments and Unsupported without TMA.
+    x, y and out are contiguous CUDA tensors of one shape and dtype. A copy takes any dtype. With `y` the dtype is
+    float32, bfloat16 or float16; the kernel computes in float32 and rounds once. The tensors start equally far past a
+    multiple of 16 bytes, and out overlaps neither input. `config` is "best", a name from `configs(op)` or a BulkConfig.
+    `source` may be an edited copy of bulk_copy.cu.
+
+    A CUDA graph may capture the launch and must not outlive it. bulk_in_order counts chunks in memory of its own, so
+    its launches must not overlap. Raises ValueError for bad arguments and Unsupported without TMA.
     """
     config = _choose_config(config, "copy" if y is None else "axpy")
     out = _check_operands(x, y, out)

@@ -1,6 +1,6 @@
 // out = x, or out = a x + y: with 16-byte loads, with cp.async, and with bulk copies into a ring of stages.
 //
-// Every kernel calls divide_work first. It cuts the arrays, and moves the ragged ends element by element:
+// Every kernel calls divide_work first. This function cuts the arrays, and moves the ragged ends element by element.
 //
 //     x, y, out:  | head | unit | unit | unit | unit | unit | tail |      a unit is 16 bytes, at a multiple of 16
 //     chunks:            |------ 0 ----|------ 1 ----|-- 2 -|             CHUNK_BYTES each, the last may be shorter
@@ -9,7 +9,7 @@
 // With CHUNKS_PER_CTA 0 the CTAs are persistent: CTA i takes the chunks i, i + gridDim.x, i + 2 gridDim.x, ...
 //
 // Compile with -D: ELEMENT (u8 copies; float, bf16 and f16 compute a x + y), THREADS, CHUNK_BYTES, STAGES,
-// CHUNKS_PER_CTA. x, y and out start equally far past a multiple of 16 bytes; n counts elements.
+// CHUNKS_PER_CTA. The arrays x, y and out start equally far past a multiple of 16 bytes. They have n elements.
 #include "elements.cuh"
 #include "ptx.cuh"
 
@@ -18,28 +18,19 @@ constexpr int INPUTS = COPY ? 1 : 2;
 constexpr int UNIT = 16, ELEMENTS_PER_UNIT = UNIT / sizeof(ELEMENT), UNITS_PER_CHUNK = CHUNK_BYTES / UNIT;
 constexpr int STAGE_BYTES = INPUTS * CHUNK_BYTES;  // a stage holds a chunk of x, then one of y
 
-__device__ __forceinline__ ELEMENT axpy_element(float a, ELEMENT x, ELEMENT y) {
+// Return BYTES of results: x where ELEMENT is u8, else a x + y.
+template <int BYTES>
+__device__ __forceinline__ typename Word<BYTES>::type axpy(float a, typename Word<BYTES>::type x,
+                                                           typename Word<BYTES>::type y) {
     if constexpr (COPY) return x;
     else {
-        Pack<ELEMENT, sizeof(ELEMENT)> px, py, result;
+        Pack<ELEMENT, BYTES> px, py, result;
         px.word[0] = py.word[0] = 0;
-        *reinterpret_cast<ELEMENT*>(px.word) = x;
-        *reinterpret_cast<ELEMENT*>(py.word) = y;
-        result.set(0, fmaf(a, px[0], py[0]), 0.0f);
-        return *reinterpret_cast<ELEMENT*>(result.word);
-    }
-}
-
-__device__ __forceinline__ uint4 axpy_unit(float a, uint4 x, uint4 y) {
-    if constexpr (COPY) return x;
-    else {
-        Pack<ELEMENT, UNIT> px, py, result;
         px.whole = x;
         py.whole = y;
-        for (int i = 0; i < ELEMENTS_PER_UNIT; i += 2) {
-            result.set(i, fmaf(a, px[i], py[i]), fmaf(a, px[i + 1], py[i + 1]));
-            if constexpr (sizeof(ELEMENT) == 4) result.set(i + 1, fmaf(a, px[i + 1], py[i + 1]), 0.0f);
-        }
+        constexpr int STEP = sizeof(ELEMENT) == 2 && BYTES > 2 ? 2 : 1;  // one instruction rounds two halves
+        for (int i = 0; i < px.COUNT; i += STEP)
+            result.set(i, fmaf(a, px[i], py[i]), STEP == 2 ? fmaf(a, px[i + 1], py[i + 1]) : 0.0f);
         return result.whole;
     }
 }
@@ -57,9 +48,13 @@ __device__ Work divide_work(const ELEMENT* x, const ELEMENT* y, ELEMENT* out, fl
     head = head < n ? head : n;
     const u64 units = (n - head) / ELEMENTS_PER_UNIT, tail = head + units * ELEMENTS_PER_UNIT;
     if (blockIdx.x == 0) {
-        const u64 i = threadIdx.x;
-        if (i < head) out[i] = axpy_element(a, x[i], y[i]);
-        if (tail + i < n) out[tail + i] = axpy_element(a, x[tail + i], y[tail + i]);
+        typedef Word<sizeof(ELEMENT)>::type Bits;
+        auto move = [&](u64 i) {
+            reinterpret_cast<Bits*>(out)[i] = axpy<sizeof(ELEMENT)>(a, reinterpret_cast<const Bits*>(x)[i],
+                                                                    reinterpret_cast<const Bits*>(y)[i]);
+        };
+        if (threadIdx.x < head) move(threadIdx.x);
+        if (tail + threadIdx.x < n) move(tail + threadIdx.x);
     }
     const u32 chunks = static_cast<u32>((units + UNITS_PER_CHUNK - 1) / UNITS_PER_CHUNK);
     // The hardware starts CTAs in order. Short-lived CTAs therefore read and write memory in one narrow, advancing
@@ -96,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) loads(const ELEMENT* x, co
 #pragma unroll
     for (int i = 0; i < UNITS_PER_THREAD; ++i) {
         const u64 at = first + i * THREADS;
-        if (at < work.units) work.out[at] = axpy_unit(a, px[i], py[i]);
+        if (at < work.units) work.out[at] = axpy<UNIT>(a, px[i], py[i]);
     }
 }
 
@@ -127,15 +122,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) cp_async(const ELEMENT* x,
         const u64 first = first_unit(chunk);
         const uint4* tile = reinterpret_cast<const uint4*>(ring + stage * STAGE_BYTES);
         for (u32 i = threadIdx.x; i < count_units(work, chunk); i += THREADS)
-            work.out[first + i] = axpy_unit(a, tile[i], tile[COPY ? i : UNITS_PER_CHUNK + i]);
+            work.out[first + i] = axpy<UNIT>(a, tile[i], tile[COPY ? i : UNITS_PER_CHUNK + i]);
         stage = (stage + 1) % STAGES;
     }
 }
 
 // A ring that bulk copies fill and empty. STAGES 1 is one buffer, and every copy is waited for.
 //
-// One thread, the leader, gives all orders; the other threads only compute, and a copy has nothing to compute. The life
-// of a stage, and the line that ends each part of it:
+// One thread, the leader, gives all orders. The other threads only compute, and a copy has nothing to compute. A stage
+// goes through four states:
 //
 //     load in flight  --mbarrier_wait-->  full  --bulk_store-->  being stored  --bulk_wait_read-->  free  --fill--> ...
 extern "C" __global__ void __launch_bounds__(THREADS) bulk(const ELEMENT* x, const ELEMENT* y, ELEMENT* out, float a,
@@ -170,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) bulk(const ELEMENT* x, con
         if constexpr (!COPY) {
             uint4* tile = reinterpret_cast<uint4*>(ring + stage * STAGE_BYTES);
             for (u32 i = threadIdx.x; i < units; i += THREADS)
-                tile[i] = axpy_unit(a, tile[i], tile[UNITS_PER_CHUNK + i]);
+                tile[i] = axpy<UNIT>(a, tile[i], tile[UNITS_PER_CHUNK + i]);
             // The copy engine reads shared memory through another path (the async proxy) than threads write it. Each
             // thread fences its own writes; after the barrier all writes are visible to the store below.
             fence_proxy_async();
@@ -188,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) bulk(const ELEMENT* x, con
         stage = (stage + 1) % STAGES;
         if (stage == 0) phase ^= 1;
     }
-    if (leader) bulk_wait_read<0>();  // the CTA's shared memory must outlive the engine's reads of it
+    if (leader) bulk_wait_read<0>();  // shared memory must not be freed while the engine reads
 }
 
 // The same ring in persistent CTAs, but each takes the next chunk that no other CTA has taken, so that the front of

@@ -5,11 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KERNELS = ("loads", "cp_async", "bulk", "bulk_in_order")
-UNIT = 16  # bytes: a bulk copy moves whole units between addresses that are multiples of it
+UNIT = 16  # bytes: a bulk copy moves whole units between addresses that are multiples of 16
 ALLOWED = {"threads": range(32, 1025, 32), "stages": range(1, 1025), "chunks_per_cta": range(1 << 20),
            "ctas_per_sm": range(1, 33),
            # An mbarrier counts fewer than 2^20 bytes, and one phase of a x + y loads a chunk of two arrays.
            "chunk_bytes": range(UNIT, 1 << 19, UNIT)}
+
+
+def require_ranges(config, allowed: dict[str, range]) -> None:
+    """Raise ValueError unless each field that `allowed` names is in its range."""
+    for name, values in allowed.items():
+        if getattr(config, name) not in values:
+            step = f" in steps of {values.step}" if values.step > 1 else ""
+            raise ValueError(f"{name} is {getattr(config, name)}; it must be {values[0]:,} to {values[-1]:,}{step}.")
 
 
 @dataclass(frozen=True)
@@ -30,11 +38,7 @@ class BulkConfig:
     def __post_init__(self):
         if self.kernel not in KERNELS:
             raise ValueError(f"unknown kernel {self.kernel!r}; choose one of {', '.join(KERNELS)}.")
-        for name, allowed in ALLOWED.items():
-            if getattr(self, name) not in allowed:
-                step = f" in steps of {allowed.step}" if allowed.step > 1 else ""
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be {allowed.start:,} to {allowed[-1]:,}"
-                                 f"{step}.")
+        require_ranges(self, ALLOWED)
         if self.kernel == "loads" and (self.stages, self.chunks_per_cta) != (1, 1):
             raise ValueError("loads has no ring; its stages and chunks_per_cta must be 1.")
         if self.kernel == "bulk_in_order" and self.chunks_per_cta:

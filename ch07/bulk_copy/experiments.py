@@ -6,6 +6,7 @@ Each experiment returns a tilelab.results.Record: measured now on a GPU with TMA
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import pathlib
@@ -25,8 +26,8 @@ A = 1.5
 RAGGED = (1, 3, 17, 1000, 4096, 100_003, 3_000_017)  # elements
 OFFSETS = (0, 1, 3)  # elements from an aligned address
 QUICK = {"rounds": 8, "warm_s": 0, "burst_ms": 2}
-RUNS = 20  # of a broken ring: some of them give a correct result
-LIMIT_S = 10  # for all runs of a broken ring, on a GPU that it shares with the others
+RUNS = 20  # of a broken ring, because some runs give a correct result
+LIMIT_S = 10  # for the RUNS of a broken ring, while the other rings use the GPU too
 
 
 def source(*things) -> str:
@@ -49,27 +50,26 @@ def random(n: int, dtype) -> torch.Tensor:
 def verify(op: str, config, dtype, n: int, offset: int = 0, source: pathlib.Path = SOURCE) -> dict:
     """Run a configuration on `n` fresh elements, `offset` elements past an aligned address: {status, reason, ulps}.
 
-    A copy must equal its input bit for bit. The error of a x + y is in units in the last place, against float64. The
-    memory around the output must stay as it was.
+    A copy must equal its input bit for bit; the error of a x + y is against float64. The memory around the output must
+    stay as it was.
     """
-    room = 64
-    x, y, buffer = (random(n + 2 * room, dtype) for _ in range(3))
-    x, y, out = (tensor[room + offset:room + offset + n] for tensor in (x, y, buffer))
-    if op == "copy":
-        out.copy_(~x if dtype == torch.uint8 else -x)  # no byte is right by chance
-    else:
-        out.fill_(float("nan"))
-    before = buffer.clone()
+    inside = slice(64 + offset, 64 + offset + n)
+    buffers = [random(n + 128, dtype) for _ in range(3)]
+    before = buffers[2].clone()
+    x, y, out = (buffer[inside] for buffer in buffers)
     y = None if op == "copy" else y
+    out.view(torch.uint8).copy_(~x.view(torch.uint8))  # no byte of a copy is right by chance
+    if y is not None:
+        out.fill_(float("nan"))
     bulk_copy.prepare(x, y=y, a=A, out=out, config=config, source=source)()
     torch.cuda.synchronize()
-    before[room + offset:room + offset + n] = out
-    error = 0.0 if op == "copy" else check.ulps(out, bulk_copy.spec(x, y, A))
-    different = int((out.view(torch.uint8) != x.view(torch.uint8)).sum()) if op == "copy" else 0
+    before[inside] = out
+    error = 0.0 if y is None else check.ulps(out, bulk_copy.spec(x, y, A))
+    different = int((out.view(torch.uint8) != x.view(torch.uint8)).sum())
     reason = ""
-    if not torch.equal(before.view(torch.uint8), buffer.view(torch.uint8)):
+    if not torch.equal(before.view(torch.uint8), buffers[2].view(torch.uint8)):
         reason = "memory outside the output was overwritten"
-    elif different:
+    elif y is None and different:
         reason = f"{different} bytes differ"
     elif error > 1:
         reason = f"the error is {error:.3g} units in the last place"
@@ -145,13 +145,11 @@ def measure_speed():
 def front_configs() -> dict[str, BulkConfig]:
     """Return a ring of 4 stages of 8 KiB that gets its chunks in different orders, then loads of growing size."""
     ring = functools.partial(BulkConfig, "bulk", 32, 8192, stages=4)
-    persistent = {f"persistent, every {2 * (device.current().sms or 132)}th chunk": ring(chunks_per_cta=0,
-                                                                                        ctas_per_sm=2),
-                  "persistent, the next free chunk": BulkConfig("bulk_in_order", 32, 8192, stages=4, chunks_per_cta=0,
-                                                                ctas_per_sm=2)}
-    short = {f"{chunks} chunks a CTA": ring(chunks_per_cta=chunks) for chunks in (64, 16, 8, 4)}
-    loads = {f"loads, {16 * units} B a thread": BulkConfig("loads", 256, 4096 * units) for units in (1, 2, 4, 8)}
-    return {**persistent, **short, **loads}
+    strided = ring(chunks_per_cta=0, ctas_per_sm=2)
+    return {f"persistent, every {2 * (device.current().sms or 132)}th chunk": strided,
+            "persistent, the next free chunk": dataclasses.replace(strided, kernel="bulk_in_order"),
+            **{f"{chunks} chunks a CTA": ring(chunks_per_cta=chunks) for chunks in (64, 16, 8, 4)},
+            **{f"loads, {16 * units} B a thread": BulkConfig("loads", 256, 4096 * units) for units in (1, 2, 4, 8)}}
 
 
 @results.experiment("ch07_bulk_fronts", source)
@@ -163,17 +161,17 @@ def measure_fronts():
 
 def time_first_kernel() -> dict:
     """Return the seconds of each part from source to a verified result, in this process, with nothing compiled yet."""
-    marks = [time.perf_counter()]
-    x = random(1 << 20, torch.uint8)
-    torch.cuda.synchronize()
-    marks.append(time.perf_counter())
-    out = bulk_copy.copy(x)
-    torch.cuda.synchronize()
-    marks.append(time.perf_counter())
-    right = torch.equal(out, x)
-    marks.append(time.perf_counter())
-    return {"gpu_starts_s": marks[1] - marks[0], "compile_load_launch_s": marks[2] - marks[1],
-            "compare_s": marks[3] - marks[2], "status": "ok" if right else "wrong"}
+    def measure(run):
+        begin = time.perf_counter()
+        result = run()
+        torch.cuda.synchronize()
+        return result, time.perf_counter() - begin
+
+    x, gpu_starts_s = measure(lambda: random(1 << 20, torch.uint8))
+    out, compile_load_launch_s = measure(lambda: bulk_copy.copy(x))
+    right, compare_s = measure(lambda: torch.equal(out, x))
+    return {"gpu_starts_s": gpu_starts_s, "compile_load_launch_s": compile_load_launch_s, "compare_s": compare_s,
+            "status": "ok" if right else "wrong"}
 
 
 @results.experiment("ch07_bulk_first", source)
@@ -234,7 +232,7 @@ def _run_in_process(number: int) -> dict:
 
 @results.experiment("ch07_bulk_broken", lambda: source(broken_source, broken_cases))
 def run_broken_kernels():
-    """Run every ring that lacks a line, all at once because two of them hang until their limit."""
+    """Run every ring that lacks a line, in parallel because two rings hang until LIMIT_S."""
     cases = broken_cases()
     found = check.run_side_by_side(*(functools.partial(_run_in_process, number) for number in range(len(cases))))
     return [{"op": op, "name": fault, "kernel": f"{op}, {config}" + f", without {fault}" * (fault != "nothing"), **row}

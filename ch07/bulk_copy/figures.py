@@ -71,8 +71,8 @@ def ring_schedule(stages: int, chunks: int, load: float, store: float) -> list[I
 def ring_picture(stages: int = 4, chunks: int = 7, load: float = 4, store: float = 2) -> plots.Picture:
     """Draw the states of each stage of the ring over time, below the orders of the leading thread.
 
-    A load into the stage is in flight; then the stage is full, marked with the parity of the phase that ended; then a
-    store reads it; then it is free. The times are those of the model `ring_schedule`.
+    First a load into the stage is in flight. Then the stage is full; the digit is the parity of the phase that ended.
+    Then a store reads the stage, and then the stage is free. The model `ring_schedule` gives the times.
     """
     intervals = ring_schedule(stages, chunks, load, store)
     end, serial = intervals[-1].end, ring_schedule(1, chunks, load, store)[-1].end

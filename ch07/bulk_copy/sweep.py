@@ -1,4 +1,4 @@
-"""The sweep of `ch07.bulk_copy`: a grid of configurations, their Space, and what the panel shows of them."""
+"""The sweep of `ch07.bulk_copy`: a grid of configurations, its Space, and the rows and axes of the panel."""
 
 from __future__ import annotations
 

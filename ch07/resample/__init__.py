@@ -32,8 +32,8 @@ def _neighbours(source_times, target_times) -> tuple[torch.Tensor, torch.Tensor]
 def spec(features, source_times, target_times):
     """Interpolate in float64: features (B, S, D), ascending source_times (B, S), target_times (B, T) -> (B, T, D).
 
-    A target before the first source time or after the last takes the row there; at equal source times it takes the
-    last row of them.
+    A target before the first source time takes the first row, and a target after the last source time the last row. At
+    equal source times, a target takes the last of their rows.
     """
     left, right = _neighbours(source_times, target_times)
     begin, end = (source_times.gather(1, index).double()[..., None] for index in (left, right))
@@ -50,7 +50,7 @@ def compulsory_bytes(features, source_times, target_times) -> int:
     left, right = _neighbours(source_times, target_times)
     begin, end = source_times.gather(1, left), source_times.gather(1, right)
     needed = torch.zeros_like(source_times, dtype=torch.int32)
-    # A target at a source time, or outside all of them, needs only one row.
+    # A target at a source time, or outside all source times, needs only one row.
     needed.scatter_add_(1, left, (target_times < end).int())
     needed.scatter_add_(1, right, ((target_times >= end) | (target_times > begin)).int())
     row_bytes = features.shape[2] * features.element_size()
@@ -108,11 +108,12 @@ def _check_times(source_times) -> None:
 def prepare(features, source_times, target_times, *, out=None, config="best", validate: bool = True) -> operands.Launch:
     """Return the Launch of out = the interpolation, on the stream that is current when it is called.
 
-    features (B, S, D) and out (B, T, D) are bfloat16, float16 or float32; source_times (B, S) and target_times (B, T)
-    are float32; all are contiguous on one GPU. B, S and T stay below 2^31 - 1,024. `config` is "best", a step of LADDER
-    or a ResampleConfig. Targets need not be sorted. A NaN target gives NaN; a row with NaN or infinity may give NaN.
-    `validate` checks once that source_times ascend, which waits for the GPU. The error is at most slightly more than
-    half a unit in the last place, unless the two rows cancel to less than 2^-40 of themselves (float32: 2^-28).
+    features (B, S, D) and out (B, T, D) are bfloat16, float16 or float32. source_times (B, S) and target_times (B, T)
+    are float32. All tensors are contiguous on one GPU. B, S and T are below 2^31 - 1,024. `config` is "best", a step of
+    LADDER or a ResampleConfig. `validate` checks once that source_times ascend, and waits for the GPU.
+
+    Targets need not be sorted. A NaN target gives NaN, and a row with NaN or infinity may give NaN. The error is little
+    more than half a unit in the last place, unless two rows cancel to less than 2^-40 of themselves (float32: 2^-28).
     Raises ValueError for bad arguments and Unsupported without TMA.
     """
     out = _check_operands(features, source_times, target_times, out)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ch07.bulk_copy.configs import require_ranges
+
 ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}
 # Each kernel and its idea, in the order of the course.
 LADDER = {
@@ -28,7 +30,7 @@ ALLOWED = {"threads": range(32, 1025, 32), "targets": range(1, 1025), "targets_i
 class ResampleConfig:
     """A kernel of the ladder, in blocks of `threads` threads, with `targets` targets per work item.
 
-    A thread loads the rows of `targets_in_flight` targets before it uses the first of them.
+    A thread loads the rows of `targets_in_flight` targets before it uses the first row.
     """
 
     kernel: str
@@ -39,11 +41,7 @@ class ResampleConfig:
     def __post_init__(self):
         if self.kernel not in LADDER:
             raise ValueError(f"unknown kernel {self.kernel!r}; choose one of {', '.join(LADDER)}.")
-        for name, allowed in ALLOWED.items():
-            if getattr(self, name) not in allowed:
-                step = f" in steps of {allowed.step}" if allowed.step > 1 else ""
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be {allowed.start:,} to {allowed[-1]:,}"
-                                 f"{step}.")
+        require_ranges(self, ALLOWED)
 
     def __str__(self):
         return f"{self.kernel}, {self.threads} threads, {self.targets} targets, {self.targets_in_flight} in flight"
@@ -51,7 +49,8 @@ class ResampleConfig:
     def constants(self, dtype, shape, vector_bytes: int = 0) -> dict:
         """Return the macros that resample.cu is compiled with for a problem of `shape` (B, S, T, D).
 
-        A thread moves `vector_bytes` at a time; by default 16, or the largest power of two that divides a row.
+        A thread loads and stores `vector_bytes` with one instruction: by default 16, or the largest power of two that
+        divides a row.
         """
         _, sources, targets, depth = shape
         row_bytes = depth * dtype.itemsize

@@ -213,7 +213,7 @@ def profile_kernels(kernels, shape=PROFILED, dtype=torch.bfloat16) -> list[dict]
 
 @profiler.experiment("ch07_resample_ncu", lambda: source(profile_kernels, predicted_percent))
 def measure_counters():
-    """Profile every kernel, beside what `predicted_percent` expects of it."""
+    """Profile every kernel, and add the prediction of `predicted_percent`."""
     nbytes = resample.compulsory_bytes(*inputs(*PROFILED))
     return [{**row, "predicted_percent": predicted_percent(row["kernel"]), "gbps": nbytes / row["ns"]}
             for row in profile_kernels(list(LADDER))]
@@ -223,8 +223,8 @@ def predicted_percent(kernel: str, shape=PROFILED, peak_gbps: float = 4800, copy
                       clock_ghz: float = 1.7) -> float:
     """Return the % of DRAM's peak that a kernel would reach if only issue slots and bytes counted, without latency.
 
-    Instructions per lane, estimated from the source: 8 for a step of a search (10 with a shuffle, 15 with a ballot, 3
-    without bounds), 45 for the weights, 20 for an element moved alone, 10 for one of a vector.
+    The source suggests these instructions per lane: 8 per search step (10 with a shuffle, 15 with a ballot, 3 without
+    bounds), 45 for the weights, 20 per element that moves alone, 10 per element of a vector.
     """
     batches, sources, targets, depth = shape
     steps = sources.bit_length()

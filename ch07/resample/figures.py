@@ -53,7 +53,7 @@ def coalescing_picture(narrow: int = 2, wide: int = 16) -> plots.Picture:
             write(axes, x + (lane + 0.5) * wide * scale, y + deep / 2, str(lane))
 
     def connect(y, to, stride, tone):
-        """Draw a band from each lane to its bytes, those of one sector in one shade."""
+        """Draw a band from each lane to its bytes; bands to the same sector have the same shade."""
         for lane in range(LANES):
             corners = (lane * wide, y), ((lane + 1) * wide, y), ((lane + 1) * stride, to), (lane * stride, to)
             axes.add_patch(Polygon(numpy.array(corners) * (scale, 1) + (x, 0), edgecolor="white", linewidth=0.3,
@@ -97,7 +97,7 @@ def binary_search_reads(sources: int, target: float) -> list[int]:
 
 
 def ballot_search_reads(sources: int, target: float) -> list[list[int]]:
-    """Return the source times that the lanes read in each step of search_ballot; -1 where a lane reads none."""
+    """Return the source times that the lanes of search_ballot read, step by step; -1 stands for no read."""
     low, count, reads = 0, sources - 1, []
     while count > 1:
         step = -(-count // LANES)
@@ -108,8 +108,10 @@ def ballot_search_reads(sources: int, target: float) -> list[list[int]]:
 
 
 def count_wavefronts(words) -> int:
-    """Return how many passes through shared memory one load of a warp takes: each reads one word per bank, and lanes
-    that read the same word share it."""
+    """Return the number of wavefronts (reads of one word per bank) that one load of a warp takes.
+
+    Lanes that read the same word share a read.
+    """
     banks = [word % BANKS for word in set(words) if word >= 0]
     return max(map(banks.count, banks))
 
@@ -121,8 +123,8 @@ def _format(value: float) -> str:
 def search_picture(sources: int = 33) -> plots.Picture:
     """Draw three ways to search `sources` times in shared memory: which lane reads which time, and the cost per target.
 
-    A row is a step, a column a lane, and the colour of a cell stands for the source time that the lane reads. Targets
-    are spread evenly.
+    Rows are steps and columns are lanes. The colour of a cell stands for the source time that the lane reads. The
+    targets are spread evenly.
     """
     if sources < 3:
         raise ValueError(f"sources is {sources}; a search needs at least 3.")

@@ -1,6 +1,6 @@
 """The indexing errors of the field note's published kernel, one at a time, in torch on the CPU.
 
-They need no GPU: a test of a kernel should find each of them. Source: the note's "Persistent Thread Block Architecture"
+A test of a kernel should find each error. No GPU is needed. Source: the note's "Persistent Thread Block Architecture"
 and "Coalesced Memory Access Pattern", for blocks of 1,024 threads with one target per warp.
 """
 
@@ -27,7 +27,7 @@ def stride_features(features, source_times, target_times, out):
 
 
 def share_time_array(features, source_times, target_times, out):
-    """Search the times of the block's first target for all its targets, also for those of the next batch."""
+    """Search one batch's times for all targets of a block, also where the block reaches into the next batch."""
     batches, targets = target_times.shape
     target = torch.arange(batches * targets)
     loaded = target // WARPS * WARPS // targets  # the batch whose times the block has loaded

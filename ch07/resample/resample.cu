@@ -1,18 +1,23 @@
 // Linear interpolation of feature rows between irregular source times: a ladder of kernels, one idea per step.
 //
 // features (B, S, DEPTH), source_times (B, S) float32 ascending, target_times (B, T) float32, out (B, T, DEPTH). For
-// each target a kernel searches the two source times around it and blends their rows of features:
+// each target, a kernel searches the two neighbouring source times and blends the two rows of features.
 //
 //     source_times   s0     s1        s2     s3          index = 1: the last source at or before the target
 //                     |------|----*----|------|          left  = row 1, weight (s2 - target) / (s2 - s1)
 //                               target                   right = row 2, weight (target - s1) / (s2 - s1)
 //
-// The work is cut into items: TARGETS neighbouring targets of one batch. From shared_search on, the threads of a block
-// first search all targets of an item (search_targets), then share the item's rows (blend_rows).
+// An item of work is TARGETS neighbouring targets of one batch. From shared_search on, the threads of a block first
+// search all targets of an item (search_targets). Then they share the item's rows (blend_rows).
 //
-// Compile with -D: ELEMENT (float, bf16, f16); DEPTH; VECTOR_BYTES, which a thread moves at once, a divisor of a row's;
-// THREADS; TARGETS; TIMES, the room for source times in shared memory, a power of two (0: search in global memory);
-// TARGETS_IN_FLIGHT, whose vectors a thread loads before it uses the first; ROWS, the room of bulk_rows.
+// Compile with -D:
+//     ELEMENT            float, bf16 or f16
+//     DEPTH, THREADS     features per row, threads per block
+//     TARGETS            targets per item
+//     TIMES              source times that fit in shared memory, a power of two; 0 searches in global memory
+//     VECTOR_BYTES       bytes that a thread loads and stores with one instruction; they divide a row
+//     TARGETS_IN_FLIGHT  targets whose vectors a thread loads before it uses the first one
+//     ROWS               rows that fit in the dynamic shared memory of bulk_rows
 #include "elements.cuh"
 #include "ptx.cuh"
 
@@ -58,7 +63,7 @@ __device__ __forceinline__ int search_lane0(const float* times, int sources, flo
     return low;
 }
 
-// Every lane compares its own pivot, and a ballot tells all lanes which pivots the target has passed:
+// Every lane compares its own pivot. A ballot then tells all lanes which pivots the target has passed.
 //
 //     low       + step     + 2 step   + 3 step               low + count
 //     |----------|----------|----------|---- ... --------------|
@@ -82,8 +87,8 @@ __device__ __forceinline__ int search_ballot(const float* times, int sources, fl
 // ---- the weights: result = (u left + w right) / (u + w), with u = end - target and w = target - begin
 
 // `left` and `right` are byte offsets from the batch's first row. u + u_rest and w + w_rest are the exact differences
-// of times, and `inverse` is 1 / (u + w): so the rows may cancel to the last bit. A power of two that scales all of
-// them keeps the products within the range of a float.
+// of times, and `inverse` is 1 / (u + w). Because they are exact, the rows may cancel to the last bit. One power of two
+// scales u, w and `inverse`, so that no product leaves the range of a float.
 struct alignas(16) Weights {
     u32 left, right;
     float u, u_rest, w, w_rest, inverse, inverse_rest;
@@ -99,7 +104,7 @@ __device__ __forceinline__ void subtract(float later, float earlier, float& near
 __device__ __forceinline__ Weights weigh(const float* times, int sources, int index, float target) {
     const int next = min(index + 1, sources - 1);
     const float begin = times[index], end = times[next];
-    // At a source time, or outside all of them, one row is the result. So equal times never divide by zero.
+    // At a source time, or outside all source times, one row is the result. So equal times never divide by zero.
     if (target >= end) return {next * ROW_BYTES, next * ROW_BYTES, 1, 0, 0, 0, 1, 0};
     if (target <= begin) return {index * ROW_BYTES, index * ROW_BYTES, 1, 0, 0, 0, 1, 0};
     Weights weights = {index * ROW_BYTES, next * ROW_BYTES};
@@ -204,9 +209,8 @@ __device__ __forceinline__ void blend_element(const Problem& p, const Item& item
                 out_rows(p, item) + static_cast<u64>(target) * ROW_BYTES + feature * SIZE);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-search_a_thread(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches,
-                int sources, int targets) {
+extern "C" __global__ void __launch_bounds__(THREADS) search_a_thread(const ELEMENT* features, const float* source,
+        const float* target, ELEMENT* out, int batches, int sources, int targets) {
     const Problem p = {features, source, target, out, batches, sources, targets};
     const u64 i = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x, per_batch = static_cast<u64>(targets) * DEPTH;
     if (i >= per_batch * batches) return;
@@ -235,15 +239,13 @@ __device__ __forceinline__ void warp_per_target(const Problem& p, Search search)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-lane0_search(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches, int sources,
-             int targets) {
+extern "C" __global__ void __launch_bounds__(THREADS) lane0_search(const ELEMENT* features, const float* source,
+        const float* target, ELEMENT* out, int batches, int sources, int targets) {
     warp_per_target({features, source, target, out, batches, sources, targets}, search_lane0);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-ballot_search(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches, int sources,
-              int targets) {
+extern "C" __global__ void __launch_bounds__(THREADS) ballot_search(const ELEMENT* features, const float* source,
+        const float* target, ELEMENT* out, int batches, int sources, int targets) {
     warp_per_target({features, source, target, out, batches, sources, targets}, search_ballot);
 }
 
@@ -262,11 +264,11 @@ __device__ __forceinline__ void search_targets(const Problem& p, const Item& ite
 }
 
 // The threads share the rows of an item, BYTES each. A thread stays in its column of vectors and takes
-// TARGETS_IN_FLIGHT neighbouring targets at a time, whose source rows are mostly the same. The thread of each vector,
-// for rows of 4 vectors, 12 threads and 2 targets in flight:
+// TARGETS_IN_FLIGHT neighbouring targets together, because they mostly need the same source rows. Rows of 4 vectors,
+// 12 threads and 2 targets in flight give this assignment of threads to vectors:
 //
 //     target 0, 1 |  0 |  1 |  2 |  3 |     ACROSS = 4 threads cover a row
-//     target 2, 3 |  4 |  5 |  6 |  7 |     DOWN = 3 groups of targets at a time
+//     target 2, 3 |  4 |  5 |  6 |  7 |     DOWN = 3 groups of targets in one pass
 //     target 4, 5 |  8 |  9 | 10 | 11 |
 //     target 6, 7 |  0 |  1 |  2 |  3 |
 //
@@ -310,21 +312,18 @@ __device__ __forceinline__ void resample_item(const Problem& p, int index) {
     blend_rows<BYTES>(p, item, found);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-shared_search(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches, int sources,
-              int targets) {
+extern "C" __global__ void __launch_bounds__(THREADS) shared_search(const ELEMENT* features, const float* source,
+        const float* target, ELEMENT* out, int batches, int sources, int targets) {
     resample_item<sizeof(ELEMENT)>({features, source, target, out, batches, sources, targets}, blockIdx.x);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-vectors(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches, int sources,
-        int targets) {
+extern "C" __global__ void __launch_bounds__(THREADS) vectors(const ELEMENT* features, const float* source,
+        const float* target, ELEMENT* out, int batches, int sources, int targets) {
     resample_item<VECTOR_BYTES>({features, source, target, out, batches, sources, targets}, blockIdx.x);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-persistent(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches, int sources,
-           int targets) {
+extern "C" __global__ void __launch_bounds__(THREADS) persistent(const ELEMENT* features, const float* source,
+        const float* target, ELEMENT* out, int batches, int sources, int targets) {
     const Problem p = {features, source, target, out, batches, sources, targets};
     for (int index = blockIdx.x; index < batches * items_per_batch(p); index += gridDim.x) {
         resample_item<VECTOR_BYTES>(p, index);
@@ -334,9 +333,8 @@ persistent(const ELEMENT* features, const float* source, const float* target, EL
 
 // The rows from the first to the last that an item needs are contiguous, so one bulk copy brings them. Where the
 // targets are too far apart for ROWS rows, their rows are read from global memory.
-extern "C" __global__ void __launch_bounds__(THREADS)
-bulk_rows(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches, int sources,
-          int targets) {
+extern "C" __global__ void __launch_bounds__(THREADS) bulk_rows(const ELEMENT* features, const float* source,
+        const float* target, ELEMENT* out, int batches, int sources, int targets) {
     extern __shared__ __align__(128) u8 rows[];
     __shared__ float shared[TIMES + 1];
     __shared__ Weights found[TARGETS];
