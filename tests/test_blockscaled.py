@@ -124,7 +124,7 @@ def test_decoding_to_bf16_is_exact():
                   else number_formats.decode_e8m0(scales))
         factor = factor.double().repeat_interleave(form.block[1], 1)
         wanted = number_formats.decode(codes, form.element).double() * factor
-        assert torch.equal(mx_formats.dequantise(emulated._unscaled(given)).double(), wanted)
+        assert torch.equal(mx_formats.dequantise(emulated._without_tensor_scale(given)).double(), wanted)
         assert torch.equal(wanted.bfloat16().double(), wanted)  # the claim itself
 
 
@@ -155,7 +155,7 @@ def test_scales_of_tensors_are_applied_before_the_one_rounding():
         b = weight.T
         reference = blockscaled.spec(a, b)
         assert half_an_ulp(blockscaled.matmul(a, b, path="emulated"), reference)
-        plain = blockscaled.spec(emulated._unscaled(a), emulated._unscaled(weight).T)
+        plain = blockscaled.spec(emulated._without_tensor_scale(a), emulated._without_tensor_scale(weight).T)
         twice = (plain.bfloat16().double() * scales[0] * scales[1]).bfloat16()  # before it is scaled, and after it
         assert half_an_ulp(twice, reference) == (scales[0] < 2.0**-100)  # but by powers of two
 

@@ -194,7 +194,7 @@ def gpu(monkeypatch):
     def on(target):
         here = device.Device(f"a GPU of {target}", device.target_limits(target).capability, target, 100)
         monkeypatch.setattr(device, "current", lambda: here)
-        monkeypatch.setattr(native, "_is_interpreted", lambda: False)
+        monkeypatch.setattr(native, "is_interpreted", lambda: False)
 
         def choose(form, kernel, out=torch.bfloat16, where="cuda"):
             return native._choose_runnable(form, list(configs(form, kernel=kernel).values()), torch.device(where), out)

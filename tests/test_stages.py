@@ -179,7 +179,7 @@ def test_hopper_plans_are_the_kernels_own():
     for stage_count, (m, n, parts), consumers in itertools.product(
             (2, 3, 4, 6), ((128, 128, 1), (128, 256, 4), (256, 128, 4), (128, 192, 2)), (1, 2)):
         config = WgmmaConfig("specialised", m, n, stage_count, consumers=consumers, epilogue_subtiles=parts)
-        plan = smem_planner.plan(Hopper(m, n, parts=parts, consumers=consumers, ab_stages=stage_count,
+        plan = smem_planner.plan(Hopper(m, n, epilogue_subtiles=parts, consumers=consumers, ab_stages=stage_count,
                                   c_stages=min(parts, 2)))
         assert plan.smem_bytes == config.smem_bytes
         refused = rejection(config)
@@ -190,7 +190,8 @@ def test_hopper_divides_what_is_left_and_scales_cost_a_stage_little():
     plan = smem_planner.plan(Hopper())
     assert (plan.ab_stages, plan.c_stages, plan.smem_bytes, plan.tmem) == (4, 2, 229440, {})
     assert smem_planner.plan(Hopper(c_stages=4)).ab_stages == 3
-    plain, scaled = (smem_planner.plan(Hopper(128, 128, E4M3, parts=1, scaled=scaled)) for scaled in (False, True))
+    plain, scaled = (smem_planner.plan(Hopper(128, 128, E4M3, epilogue_subtiles=1, scaled=scaled))
+                     for scaled in (False, True))
     assert scaled.stage_bytes - plain.stage_bytes == 512 and scaled.choice.k == 128
     assert scaled.choice.registers()[0] - plain.choice.registers()[0] == 64
     for m, n, dtype, c, parts in itertools.product((128, 256), (64, 128, 256), smem_planner_hopper.FORMATS,
@@ -203,8 +204,9 @@ def test_hopper_divides_what_is_left_and_scales_cost_a_stage_little():
 @pytest.mark.parametrize("arguments, words", [
     ({"block_m": 96}, "block_m is 96; it must be a multiple of 128"),
     ({"block_n": 512}, "block_n is 512; it must be a multiple of 64 up to 256"),
-    ({"ab_dtype": "Float4E2M1FN"}, "choose one of BFloat16"), ({"parts": 3}, "parts is 3; choose one of"),
-    ({"scaled": 2}, "scaled is 2; choose one of False, True"), ({"parts": 4.0}, "parts is 4.0"),
+    ({"ab_dtype": "Float4E2M1FN"}, "choose one of BFloat16"),
+    ({"epilogue_subtiles": 3}, "epilogue_subtiles is 3; choose one of"),
+    ({"scaled": 2}, "scaled is 2; choose one of False, True"), ({"epilogue_subtiles": 4.0}, "epilogue_subtiles is 4.0"),
     ({"scaled": True}, "scales of 1 x 128 belong to fp8, and the operands are BFloat16"),
     ({"consumers": 4}, "consumers is 4; choose one of"), ({"ab_stages": 0}, "ab_stages")])
 def test_refusals_on_hopper(arguments, words):
@@ -291,7 +293,8 @@ def test_gpus_are_those_of_the_table():
 @pytest.mark.parametrize("choice", [
     tile(256, 128), tile(128, 256), tile(256, 256, accumulators="two"), tile(256, 256, accumulators="overlapped"),
     tile(256, 64, "Float8E4M3FN", E8M0, 32), tile(128, 64, tile_k=64, ab_stages=30), tile(256, 128, ab_stages=64),
-    tile(128, 128, c_stages=64), Hopper(), Hopper(256, 256), Hopper(128, 128, E4M3, parts=1, scaled=True)], ids=str)
+    tile(128, 128, c_stages=64), Hopper(), Hopper(256, 256),
+    Hopper(128, 128, E4M3, epilogue_subtiles=1, scaled=True)], ids=str)
 def test_pictures_of_plans(choice):
     plan = smem_planner.plan(choice)
     figure = planner_widget.draw(plan)
@@ -317,8 +320,8 @@ def picture(shown):
 @pytest.mark.parametrize("target, changes", [
     ("sm_100a", {"mma_tiler_mn": (256, 192), "cluster_shape_mn": (4, 1), "scale": (E4M3, 16), "c_dtype": "Float32",
                  "tile_k": 128, "ab_stages": 4, "c_stages": 3, "accumulators": "one"}),
-    ("sm_90a", {"block_m": 256, "block_n": 128, "ab_dtype": E4M3, "scaled": True, "c_dtype": "Float32", "parts": 2,
-                "consumers": 1, "ab_stages": 3, "c_stages": 1})])
+    ("sm_90a", {"block_m": 256, "block_n": 128, "ab_dtype": E4M3, "scaled": True, "c_dtype": "Float32",
+                "epilogue_subtiles": 2, "consumers": 1, "ab_stages": 3, "c_stages": 1})])
 def test_every_menu_changes_what_is_shown(target, changes):
     shown = planner_widget.planner(target)
     assert all(menu.index is not None for menu in shown.menus.values()), "a menu that shows nothing"

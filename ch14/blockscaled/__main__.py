@@ -9,13 +9,11 @@ import sys
 
 import torch
 
-from ch10 import wgmma_gemm
 from ch14 import blockscaled, mx_formats
-from ch14.blockscaled import emulated, fp8, native, native_kernels, smem_planner
-from ch14.blockscaled.cutlass_options import C_DTYPES, PEER, parse
+from ch14.blockscaled import emulated, fp8, native, smem_planner
+from ch14.blockscaled.cutlass_options import C_DTYPES, PEER, describe_tile, parse
+from ch14.blockscaled.experiments import EMULATED_SOURCES, FP8_SOURCES
 from ch14.blockscaled.verification import judge
-from ch14.gemm import kernels as gemm_kernels
-from ch14.mx_formats import kernels as mx_kernels
 from ch14.mx_formats import number_formats
 from tilelab import bench, build, check, cli, device, results
 
@@ -33,8 +31,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def source() -> str:
     """Return the hash of the measured code."""
-    return results.source_hash(blockscaled, emulated, native, native_kernels, fp8, fp8.SOURCE, mx_formats, mx_kernels,
-                               gemm_kernels, wgmma_gemm, wgmma_gemm.SOURCE)
+    return results.source_hash(blockscaled, *FP8_SOURCES, *EMULATED_SOURCES)
 
 
 def _describe_rows(options, rows: list[dict], *sentences: str) -> list[dict]:
@@ -47,29 +44,20 @@ def _describe_rows(options, rows: list[dict], *sentences: str) -> list[dict]:
     return [row | about for row in rows]
 
 
-def _tile_sentence(options, config: str) -> str:
-    tile, cluster = options.choice.mma_tiler_mn, options.choice.cluster_shape_mn
-    return (f"A tile of {tile[0]} x {tile[1]} and a cluster of {cluster[0]} x {cluster[1]} are CUTLASS's words for a "
-            f"tcgen05 kernel; they do not apply to this one, whose tile is its own: {config}.")
-
-
 def _choose_dot_scaled(options, kernel: str, target: str) -> tuple[native.NativeConfig, str, str]:
-    """Return a configuration of native or naive, a sentence about its tile, and the reason why it cannot run, or "".
-
-    The requested tile is taken where the kernel has it, else the first that can run.
-    """
+    """Return a configuration, with the requested tile if possible, a sentence about it, and why it cannot run."""
     every = native.configs(options.form, target, kernel).values()
     asked = [config for config in every if kernel == "native" and options.choice.cluster_shape_mn == (1, 1)
              and (config.block_m, config.block_n) == options.choice.mma_tiler_mn]  # 256 rows are two CTAs' in CUTLASS
-    reasons = {}
+    found = []
     for config in asked or every:
         report = native.compile_config(options.form, config, target, C_DTYPES[options.c_dtype])
-        reasons[config] = native.refusal(report, options.form, config)
-        if not reasons[config]:
+        found.append((native.refusal(report, options.form, config), config))
+        if not found[-1][0]:
             break
-    config = min(reasons, key=lambda each: reasons[each] != "")
+    reason, config = min(found, key=lambda each: each[0] != "")
     sentence = f"Triton's kernel has the tile that was asked for: {config}."
-    return config, sentence if asked else _tile_sentence(options, f"{config}"), reasons[config]
+    return config, sentence if asked else describe_tile(options, f"{config}"), reason
 
 
 def _choose_kernels(options, target: str) -> tuple[str, list[str], tuple[str, str]]:
@@ -103,7 +91,7 @@ def _jobs(options, kernel: str, target: str) -> tuple[list[build.Job], str]:
         return [native.job(config, target, options.form, out=c)], sentence
     jobs = emulated.jobs(options.form, target, mnk, c) if kernel == "emulated" else [
         fp8.job(fp8.best_config(*mnk, device.KNOWN["H200"].sms), target)]
-    return jobs, _tile_sentence(options, jobs[-1].name)
+    return jobs, describe_tile(options, jobs[-1].name)
 
 
 def _compile(options) -> list[dict]:
@@ -166,9 +154,9 @@ def _verify(options, kernel: str) -> dict:
         launch()
         rows.append(judge(out, blockscaled.spec(a, b), touched, check.TOLERANCE[dtype] + k * STEP_LOSS))
     worst = max(rows, key=lambda row: (row["status"] == "wrong", row.get("error", 0)))
-    config = launch.config
-    module = type(config).__module__.removesuffix(".configs")
-    return worst | ({"config": f"{module} {getattr(config, 'name', config)}"} if kernel == "emulated" else {})
+    module = type(launch.config).__module__.removesuffix(".configs")
+    name = f"{module} {getattr(launch.config, 'name', launch.config)}"
+    return worst | ({"config": name} if kernel == "emulated" else {})
 
 
 def _time(options, kernels: list[str]) -> dict[str, dict]:

@@ -87,3 +87,10 @@ def _interpret(options) -> None:
         raise ValueError("--target only compiles and plans: leave out --benchmark_mode and --skip_ref_check.")
     if options.skip_ref_check and not options.timed:
         raise ValueError("with --skip_ref_check and no --benchmark_mode or --use_baseline there is nothing to do.")
+
+
+def describe_tile(options, config: str) -> str:
+    """Return a sentence that says why the requested tile does not apply to a kernel of the course."""
+    tile, cluster = options.choice.mma_tiler_mn, options.choice.cluster_shape_mn
+    return (f"A tile of {tile[0]} x {tile[1]} and a cluster of {cluster[0]} x {cluster[1]} are CUTLASS's words for a "
+            f"tcgen05 kernel; they do not apply to this one, whose tile is its own: {config}.")

@@ -46,11 +46,11 @@ def _suits_wgmma(target: str, c_dtype: torch.dtype, scaled: bool) -> bool:
 def spec(a: Packed, b: Transposed) -> torch.Tensor:
     """Return C (M, N) = A (M, K) @ B (K, N) in float64, of the numbers that the codes and scales stand for."""
     # NVFP4's tensor scale is applied in float64: its product with an element would be rounded in float32.
-    left, right = (number_formats.dequantise(_unscaled(each).unpack()).double() for each in (a, b.T))
+    left, right = (number_formats.dequantise(_without_tensor_scale(each).unpack()).double() for each in (a, b.T))
     return left @ right.T * _tensor_scale(a) * _tensor_scale(b.T)
 
 
-def _unscaled(matrix: Packed) -> Packed:
+def _without_tensor_scale(matrix: Packed) -> Packed:
     return matrix if matrix.pair is None else dataclasses.replace(matrix, pair=torch.ones_like(matrix.pair))
 
 
@@ -151,8 +151,8 @@ def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config
     wide = -(-n // 8) * 8  # rows of C take whole 16 bytes; the added columns are products with zeros
     left = torch.empty(m, k, dtype=torch.bfloat16, device=where)
     right = torch.zeros(wide, k, dtype=torch.bfloat16, device=where)
-    steps = [mx_formats.prepare_dequantise(_unscaled(a), out=left),
-             mx_formats.prepare_dequantise(_unscaled(weight), out=right[:n])]
+    steps = [mx_formats.prepare_dequantise(_without_tensor_scale(a), out=left),
+             mx_formats.prepare_dequantise(_without_tensor_scale(weight), out=right[:n])]
     c = out if _is_describable(out) else torch.empty(m, wide, dtype=out.dtype, device=where)
     if is_interpreted():  # the interpreter's products of bf16 are wrong, and it rounds to bf16 otherwise
         narrow, (left, right) = (left, right), (left.float(), right.float())

@@ -80,7 +80,7 @@ def naive(config):
     return lambda x, y, a, weight, out: native.prepare(a, weight.T, out=out, config=config)
 
 
-def decoding(x, y, a, weight, out):
+def decode_only(x, y, a, weight, out):
     """Only decode both operands, as the emulated path does before it multiplies."""
     launches = [mx_formats.prepare_dequantise(matrix) for matrix in (a, weight)]
     return lambda: [launch() for launch in launches]
@@ -218,7 +218,7 @@ def emulated():
         def decode_and_multiply(x, y, a, weight, out):
             return emulated_path.prepare(a, weight.T, out=out)
 
-        found = bench.compare({"cuBLAS bf16": cublas, "emulated": decode_and_multiply, "decoding": decoding}, inputs,
+        found = bench.compare({"cuBLAS bf16": cublas, "emulated": decode_and_multiply, "decoding": decode_only}, inputs,
                               "cuBLAS bf16", flops=2 * m * n * k)
         candidates = {f"naive {config}": naive(config) for config in configs[form]}
         slow = bench.compare({"cuBLAS bf16": cublas} | candidates, inputs, "cuBLAS bf16", flops=2 * m * n * k, rounds=4,

@@ -174,7 +174,7 @@ def _hopper_menus() -> dict[str, widgets.Dropdown]:
             "ab_dtype": _menu("A, B", list(smem_planner_hopper.FORMATS), "BFloat16"),
             "c_dtype": _menu("C", list(C_ITEMSIZE), "BFloat16"),
             "scaled": _menu("scales", [("none", False), ("1 × 128", True)], False),
-            "consumers": _menu("consumers", [1, 2, 3], 2), "parts": _menu("parts of C", [1, 2, 4, 8], 4),
+            "consumers": _menu("consumers", [1, 2, 3], 2), "epilogue_subtiles": _menu("parts of C", [1, 2, 4, 8], 4),
             "ab_stages": _count_menu("A/B stages", "all that fit", range(1, 17)),
             "c_stages": _count_menu("C stages", "2 and the rest", range(1, 9))}
 

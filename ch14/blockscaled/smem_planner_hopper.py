@@ -20,15 +20,16 @@ class Hopper:
     """Describe a tile on sm_90a: of the bf16 kernels, of plain fp8, or (`scaled`) of fp8 with scales of 1 x 128.
 
     A stage holds 128 bytes of each row of A and B, and with `scaled` a float32 scale per row of A. C is stored in
-    `parts`, of which `c_stages` are staged (None: two, and more where room is left). The sums lie in the registers of
-    `consumers` warp groups; `scaled` needs a second accumulator of 64 rows. Raises ValueError for what cannot be built.
+    `epilogue_subtiles` parts, of which `c_stages` are staged (None: two, and more where room is left). The sums lie in
+    the registers of `consumers` warp groups; `scaled` needs a second accumulator of 64 rows. Raises ValueError for what
+    cannot be built.
     """
 
     block_m: int = 128
     block_n: int = 256
     ab_dtype: str = "BFloat16"
     c_dtype: str = "BFloat16"
-    parts: int = 4
+    epilogue_subtiles: int = 4
     consumers: int = 2
     scaled: bool = False
     ab_stages: int | None = None
@@ -42,8 +43,8 @@ class Hopper:
 
     def __post_init__(self):
         require_one_of("consumers", self.consumers, (1, 2, 3))
-        require_one_of("parts", self.parts, (1, 2, 4, 8))
-        for name, step, limit in (("block_m", 64 * self.consumers, 384), ("block_n", 16 * self.parts, 256)):
+        require_one_of("epilogue_subtiles", self.epilogue_subtiles, (1, 2, 4, 8))
+        for name, step, limit in (("block_m", 64 * self.consumers, 384), ("block_n", 16 * self.epilogue_subtiles, 256)):
             value = getattr(self, name)
             if type(value) is not int or value not in range(step, limit + 1, step):
                 raise ValueError(f"{name} is {value!r}; it must be a multiple of {step} up to {limit} (consumers take "
@@ -78,7 +79,7 @@ class Hopper:
 
     def c_stage_bytes(self) -> int:
         """Return the bytes of one staged part of C."""
-        return self.block_m * self.block_n // self.parts * C_ITEMSIZE[self.c_dtype]
+        return self.block_m * self.block_n // self.epilogue_subtiles * C_ITEMSIZE[self.c_dtype]
 
     def tmem_parts(self) -> dict[str, int]:
         return {}
@@ -88,11 +89,11 @@ class Hopper:
 
     @property
     def min_c_stages(self) -> int:
-        return min(self.parts, 2)
+        return min(self.epilogue_subtiles, 2)
 
     @property
     def max_c_stages(self) -> int:
-        return self.parts
+        return self.epilogue_subtiles
 
     def registers(self) -> tuple[int, int]:
         """Return the registers that a consumer's thread needs, and those it has after the producer gave up its own."""
