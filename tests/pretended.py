@@ -1,5 +1,7 @@
-"""A Hopper GPU as far as Triton's compiler asks for one: for scripts, in a process of their own, that compare what a
-launch looks up in the compiler's cache with what was built ahead."""
+"""Pretend to Triton that a Hopper GPU is there, in a process of its own.
+
+Tests use it to compare what a launch looks up in the compiler's cache with what was built ahead.
+"""
 
 import contextlib
 import dataclasses
@@ -33,20 +35,20 @@ def note(source, target=None, options=None, **rest):
 
 
 def begin() -> None:
-    """From here on what would be compiled is noted."""
+    """Note what would be compiled from here on, and compile nothing."""
     driver.set_active(Driver())
     triton.compile = triton.compiler.compile = note
 
 
-def keys(work, *arguments) -> set:
-    """What the cache is looked up by while work(*arguments) runs."""
+def list_launch_lookups(work, *arguments) -> set:
+    """Return what the cache is looked up by while work(*arguments) runs."""
     noted.clear()
     work(*arguments)
     return set(noted)
 
 
-def built(jobs) -> set:
-    """What it is looked up by for them."""
+def list_build_lookups(jobs) -> set:
+    """Return what the cache is looked up by when the jobs are built."""
     noted.clear()
     for job in jobs:
         with contextlib.suppress(AttributeError):  # it looks for the binary
@@ -55,7 +57,7 @@ def built(jobs) -> set:
 
 
 def run(script: str) -> None:
-    """Run the script, AssertionError with what it said when it fails."""
+    """Run a script in a process of its own; AssertionError with its last words when it fails."""
     path = os.pathsep.join([str(worker_pool.ROOT), str(worker_pool.ROOT / "tests")])
     env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=env,

@@ -253,8 +253,8 @@ experiments.verify, experiments.compare_with_cudnn = launch, lambda *_, **__: [{
 experiments.build.compile_ahead = jobs.extend
 for experiment in (experiments.check_correctness, experiments.measure_ladder.__wrapped__):
     jobs.clear()
-    launched = pretended.keys(experiment)
-    built = pretended.built(jobs)
+    launched = pretended.list_launch_lookups(experiment)
+    built = pretended.list_build_lookups(jobs)
     assert launched and launched <= built, (experiment, len(launched), len(built), len(launched & built))
     assert experiment is not experiments.check_correctness or launched == built
 """

@@ -1,4 +1,4 @@
-"""The engine: every fault injected for real, cancelling, resuming, turns, executors. Runs with a GPU or without."""
+"""The sweep engine: real faults, cancel, resume, turns on a GPU, executors. It runs with a GPU or without."""
 
 import asyncio
 import dataclasses
@@ -455,13 +455,13 @@ def test_the_parent_keeps_rows_and_no_binaries():
     def grown():
         return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    def walk(side):  # every report reaches the parent anew, though the compiler knows its kernel from the first side
+    def sweep_grid(side):  # every report reaches the parent anew, though the compiler caches all from the first side on
         Sweep(grid(), experiments.GemmSpace(side, side, side, compile_for="sm_90a")).finish()
 
-    walk(4096)
+    sweep_grid(4096)
     before = grown()
     for side in (2048, 8192, 1024):
-        walk(side)
+        sweep_grid(side)
     assert grown() - before < 8 << 20
 
 

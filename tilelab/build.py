@@ -25,8 +25,7 @@ __all__ = ["Job", "Report", "build", "build_one", "compile_ahead", "disassemble"
 
 # Instructions that are counted in the PTX: what the compiler emitted, not how often it runs.
 INSTRUCTIONS = {
-    "tma_load": r"cp\.async\.bulk\.tensor\.[^;\n]*shared::cluster\.global|"
-                r"cp\.async\.bulk\.tensor\.[^;\n]*shared::cta\.global",
+    "tma_load": r"cp\.async\.bulk\.tensor\.[^;\n]*shared::(?:cluster|cta)\.global",
     "tma_store": r"cp\.async\.bulk\.tensor\.[^;\n]*\.global\.shared::cta|cp\.reduce\.async\.bulk\.tensor",
     "wgmma": r"wgmma\.mma_async",
     "tcgen05_mma": r"tcgen05\.mma",
