@@ -51,12 +51,13 @@ def make_inputs(op: str, rows: int, columns: int, dtype=torch.bfloat16, n: int |
             return torch.randn(rows, columns, device=where).to(dtype)
         return torch.randint(-128, 128, (rows, columns), device=where).to(dtype)
 
-    if op == "gather":
-        index = torch.randperm(rows, device=where) if n is None else torch.randint(-2, rows + 2, (n,), device=where)
-        out = torch.empty(len(index), columns, dtype=dtype, device=where)
-        return {"x": random(), "out": out, "index": index.int()}
-    return {"x": random(), "out": torch.empty(rows, columns, dtype=dtype, device=where)} | (
-        {"y": random()} if op == "add" else {})
+    inputs = {"x": random(), "out": torch.empty(n or rows, columns, dtype=dtype, device=where)}
+    if op == "add":
+        inputs["y"] = random()
+    elif op == "gather":
+        inputs["index"] = torch.randperm(rows, device=where).int() if n is None else torch.randint(
+            -2, rows + 2, (n,), device=where).int()
+    return inputs
 
 
 def verify(op: str, config, rows: int, columns: int, dtype=torch.bfloat16, n: int | None = None) -> dict:

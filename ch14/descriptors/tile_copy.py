@@ -33,12 +33,10 @@ class CopyConfig:
         return f"{self.block_m},{self.block_n},{self.num_warps},{self.num_stages}"
 
 
-_CURRENT = [(128, 128, 8, 4), (64, 128, 4, 3), (128, 64, 4, 3), (256, 256, 16, 5), (256, 128, 8, 5)]
-_PROPOSED = [(256, 256, 16, 5), (256, 128, 8, 5), (128, 256, 8, 5), (128, 128, 8, 4), (64, 128, 4, 3)]
-_COURSE = [(32, 128, 4, 1), (64, 64, 4, 1), (8, 1024, 4, 1), (4, 2048, 4, 1)]
-# `conservative` is what the field note calls its current set.
-SETS = {name: [CopyConfig(*tile) for tile in tiles] for name, tiles in (
-    ("conservative", _CURRENT), ("proposed", _PROPOSED), ("course", _COURSE))}
+SETS = {name: [CopyConfig(*tile) for tile in tiles] for name, tiles in {
+    "conservative": [(128, 128, 8, 4), (64, 128, 4, 3), (128, 64, 4, 3), (256, 256, 16, 5), (256, 128, 8, 5)],
+    "proposed": [(256, 256, 16, 5), (256, 128, 8, 5), (128, 256, 8, 5), (128, 128, 8, 4), (64, 128, 4, 3)],
+    "course": [(32, 128, 4, 1), (64, 64, 4, 1), (8, 1024, 4, 1), (4, 2048, 4, 1)]}.items()}
 
 
 @triton.jit

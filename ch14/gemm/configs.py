@@ -150,9 +150,9 @@ def rejection(config: GemmConfig, target: str, dtype: str) -> str:
     return ""
 
 
-_CONSERVATIVE = [(64, 64, 32, 4, 1), (64, 128, 32, 4, 1), (128, 64, 32, 4, 1)]
-_PROPOSED = [(256, 256, 128, 16, 5), (256, 128, 128, 16, 4), (128, 256, 128, 16, 4),
-             (128, 128, 128, 8, 4), (128, 128, 64, 8, 3), (64, 64, 64, 4, 2)]
+_NOTE = {"conservative": [(64, 64, 32, 4, 1), (64, 128, 32, 4, 1), (128, 64, 32, 4, 1)],
+         "proposed": [(256, 256, 128, 16, 5), (256, 128, 128, 16, 4), (128, 256, 128, 16, 4), (128, 128, 128, 8, 4),
+                      (128, 128, 64, 8, 3), (64, 64, 64, 4, 2)]}
 
 
 def _course(dtype: str) -> list[GemmConfig]:
@@ -186,11 +186,10 @@ def configs(which: str | None = None, dtype: str = "bf16", target: str | None = 
     """
     if dtype not in ITEMSIZE:
         raise ValueError(f"unknown dtype {dtype!r}; choose {', '.join(ITEMSIZE)}.")
-    if which is not None and which not in SETS:
+    if which not in (None, *SETS):
         raise ValueError(f"unknown set {which!r}; choose {', '.join(SETS)}.")
-    sets = {"conservative": [GemmConfig(*tile) for tile in _CONSERVATIVE],
-            "proposed": [GemmConfig(*tile) for tile in _PROPOSED], "course": _course(dtype)}
-    members = sets[which] if which else [config for each in sets.values() for config in each]
+    sets = {name: [GemmConfig(*tile) for tile in tiles] for name, tiles in _NOTE.items()} | {"course": _course(dtype)}
+    members = [config for name in ([which] if which else SETS) for config in sets[name]]
     return {config.name: config for config in members if not target or not rejection(config, target, dtype)}
 
 
