@@ -16,7 +16,9 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ch14.blockscaled.emulated import DTYPES as OUTPUTS
 from ch14.blockscaled.emulated import is_interpreted, operand_memory, packed_operands
+from ch14.blockscaled.emulated import spec as spec  # the same meaning on both paths
 from ch14.blockscaled.native_kernels import naive_kernel, native_kernel
 from ch14.blockscaled.smem_planner import require_one_of
 from ch14.mx_formats import Packed, Transposed, format_with_kernels, number_formats, packing
@@ -24,15 +26,8 @@ from tilelab import build, cuda, device, operands
 from tilelab.operands import Launch
 
 FORMS = {"mxfp8_e4m3": "e4m3", "mxfp4": "e2m1", "nvfp4": "e2m1"}  # tl.dot_scaled's name of the elements
-OUTPUTS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 ROWS, GROUPS = packing.TILE  # of a tile of scales
 EMULATED = "ch14.blockscaled's emulated path"
-
-
-def spec(a: Packed, b: Transposed) -> torch.Tensor:
-    """Return A (M, K) @ B (K, N) in float64, of the numbers that the codes and scales stand for."""
-    left, right = (number_formats.dequantise(each.unpack()).double() for each in (a, b.T))
-    return left @ right.T
 
 
 @dataclass(frozen=True)
