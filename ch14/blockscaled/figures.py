@@ -9,7 +9,7 @@ BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
 GROUPS = (BLUE, ORANGE, GREEN)  # the colours of warp groups
 
 # The clocks that an SM needs for a block of 64 x 128 sums over 128 columns of K. It makes 4,096 fp8 products per clock.
-# Then each sum needs one float32 multiply-add, of which it makes 128 per clock.
+# Then each sum needs one float32 multiply-add, at a rate of 128 per clock.
 PRODUCT, ADDING = 64 * 128 * 128 // 4096, 64 * 128 // 128
 
 

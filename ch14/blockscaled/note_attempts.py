@@ -1,6 +1,6 @@
 """Compute what the field note's two reverted attempts ask for, what they get, and how much latency their stages hide.
 
-Source of the cases: the note "Blackwell BlockScaled GEMM Kernel Optimizations", attempts 1 and 2. Speeds are those of
+Source of the cases: the note "Blackwell BlockScaled GEMM Kernel Optimizations", attempts 1 and 2. Speeds come from
 datasheets (`tilelab.device.KNOWN`), so times are floors. The latency was measured by chapter 10 on an H200.
 """
 
@@ -167,7 +167,7 @@ def stage_rows(latency_us: float = LATENCY_US) -> list[dict]:
 
 
 def describe_attempt_1(choice: Blackwell) -> str:
-    """Return a sentence on what attempt 1 does to a tile."""
+    """Describe the effect of attempt 1 on a tile in a sentence."""
     before, after = _plans(choice, attempt_1)
     if same_kernel(before, after):
         return (f"Attempt 1 changes nothing at N = {choice.n}: the rule has two accumulators there already, so a "
@@ -182,7 +182,7 @@ def describe_attempt_1(choice: Blackwell) -> str:
 
 
 def describe_attempt_2(choice: Blackwell, latency_us: float = LATENCY_US) -> str:
-    """Return a sentence on what attempt 2 does to a tile."""
+    """Describe the effect of attempt 2 on a tile in a sentence."""
     before, after = _plans(choice, attempt_2)
     if not after.fits:
         return f"Attempt 2 does not fit: {after.problem}."
@@ -199,8 +199,8 @@ def describe_attempt_2(choice: Blackwell, latency_us: float = LATENCY_US) -> str
 def hopper_rows(rows: list[dict], tile: str = "128 × 128") -> list[dict]:
     """Return the time of a K step on sm_90a for each number of A/B stages, beside Little's law.
 
-    `rows` are those of ch10_gemm_sweep. The fastest configuration without a cluster is kept for each number of stages,
-    by its ratio to the peer beside it, because the clock moves during a sweep. The model's rates
+    `rows` come from the record ch10_gemm_sweep. The fastest configuration without a cluster is kept for each number of
+    stages, by its ratio to the peer beside it, because the clock moves during a sweep. The model's rates
     (ch10.wgmma_gemm.configs.Rates) were fitted to the same sweep, so the model describes and does not predict.
     """
     rates, by_stages = Rates(), {}

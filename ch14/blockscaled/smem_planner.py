@@ -187,7 +187,7 @@ class Blackwell:
                 f"{max(0, COLUMNS - sums)} to the scale factors, which take {scales}{if_packed}")
 
     def describe_accumulators(self) -> str:
-        """Return words for what lies outside of shared memory."""
+        """Describe the use of TMEM in words."""
         columns = self.tmem_parts()
         total, sums = sum(columns.values()), columns.pop("accumulators")
         words = {"one": "one accumulator", "two": "two accumulators", "overlapped": "two overlapping accumulators"}

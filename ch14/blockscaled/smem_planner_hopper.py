@@ -1,6 +1,6 @@
 """Describe the choice of `smem_planner` on sm_90a, where sums take registers and shared memory holds only A, B and C.
 
-The rules are those of the course's own kernels: ch10.wgmma_gemm.configs for bf16, ch14.blockscaled.fp8 for scaled fp8.
+The rules come from the course's own kernels: ch10.wgmma_gemm.configs for bf16, ch14.blockscaled.fp8 for scaled fp8.
 """
 
 from __future__ import annotations
@@ -110,6 +110,6 @@ class Hopper:
             f"about {REGISTERS_BESIDE_SUMS} others")
 
     def describe_accumulators(self) -> str:
-        """Return words for what lies outside of shared memory."""
+        """Describe the use of registers in words."""
         needed, available = self.registers()
         return f"registers: about {needed} of {available} per consumer thread"
