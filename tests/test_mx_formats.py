@@ -188,7 +188,8 @@ for name in mx_formats.FUSED:
     quantise = mx_formats.prepare_quantise(torch.empty((256, 8192), dtype=torch.bfloat16), name)
     assert check(quantise) >= pretended.list_build_lookups([mx_formats.job("best", "sm_90a", name)])
     dequantise = mx_formats.prepare_dequantise(quantise.out)
-    assert check(dequantise) == pretended.list_build_lookups([mx_formats.job("best", "sm_90a", name, operation="dequantise")])
+    job = mx_formats.job("best", "sm_90a", name, operation="dequantise")
+    assert check(dequantise) == pretended.list_build_lookups([job])
 """
 
 
