@@ -19,6 +19,7 @@ from ch07 import bulk_copy
 from ch07.bulk_copy import OPS, SOURCE, BulkConfig, configs
 from tilelab import bench, build, check, cuda, device, results
 
+MEASURED_CODE = (bulk_copy, pathlib.Path(__file__).with_name("configs.py"), SOURCE)
 PEER = {"copy": "torch copy_", "axpy": "torch add"}
 DTYPE = {"copy": torch.uint8, "axpy": torch.float32}  # what is timed
 LARGE = 1 << 30  # bytes of each array of a copy; a x + y has three arrays of half as many
@@ -32,7 +33,7 @@ LIMIT_S = 10  # for the RUNS of a broken ring, while the other rings use the GPU
 
 def source(*things) -> str:
     """Return the hash of the code that is measured, and of `things`."""
-    return results.source_hash(bulk_copy, pathlib.Path(__file__).with_name("configs.py"), SOURCE, *things)
+    return results.source_hash(*MEASURED_CODE, *things)
 
 
 def element_name(op: str) -> str:

@@ -258,7 +258,7 @@ RESAMPLE_CASES = [(kernel, dtype, shape) for kernel in LADDER for dtype, shape i
     if can_run(kernel, shape, dtype)]
 
 
-@results.experiment("ch07_sanitizer", lambda: source(sanitizer_cases, bulk_copy, bulk_copy.SOURCE),
+@results.experiment("ch07_sanitizer", lambda: source(sanitizer_cases, *bulk_copy_experiments.MEASURED_CODE),
                     can_run=check.can_sanitize)
 def run_sanitizers():
     """Run each tool of compute-sanitizer over `sanitizer_cases`."""
