@@ -109,7 +109,7 @@ ANSWERS: list[tuple[str, str, Callable[[Evidence], Iterable[float]]]] = [
 
 
 def rewrite_figures(readme: str) -> str:
-    """Return the README's text with the figures of today's records; without a record a figure stays as it is.
+    """Return the README's text with the figures of today's records. A figure without a record stays.
 
     ValueError if a line of the README lacks its words, or a record lacks a figure.
     """

@@ -21,7 +21,7 @@ def find_failures(rows: list[dict]) -> list[dict]:
 
 
 def expect_builds(rows: list[dict], to_fail: bool = False):
-    """Return that a claim holds if none of these builds fails or, with `to_fail`, if all of them do."""
+    """Judge a claim that holds if no build fails or, with `to_fail`, if every build fails."""
     failures = find_failures(rows)
     return decide(failures == (rows if to_fail else []), f"{len(failures)} of {len(rows)} such builds fail")
 

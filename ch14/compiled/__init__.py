@@ -251,7 +251,7 @@ def offers_triton_gemm(sms: int) -> bool:
 
 
 def pointwise_bytes(tokens: int, inner: int, itemsize: int = 2) -> dict[str, int]:
-    """Return the bytes that silu(g) * u moves besides the MLP's products, by how much of it is fused.
+    """Return the bytes that silu(g) * u moves besides the MLP's products, for three degrees of fusion.
 
     g, u and the result are (tokens, inner). Eager writes silu(g) and reads it again. In the epilogue of the product
     that computes u, only g is read in addition, and the result is written instead of u.

@@ -1,4 +1,4 @@
-"""The picture of the notebook `ch14_compiled`: what each mode of torch.compile has to choose from."""
+"""The picture of the notebook `ch14_compiled`: the candidates of each mode of torch.compile."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from matplotlib.patches import Rectangle
 
 from tilelab import plots
 
-# How each candidate loads its tiles; the rows say which of them Inductor times against each other.
+# Each candidate, how it loads its tiles, and its colour. OFFERED lists which of them a mode lets Inductor time.
 CANDIDATES = (("library kernel", "closed: count what\nit executes", "cuBLAS"),
               ("Triton, pointers", "threads\ncopy tiles", "conservative"),
               ("Triton, descriptors", "the copy engine\nmoves tiles", "best"))
@@ -16,7 +16,7 @@ OFFERED = (("eager, default", (1, 0, 0)), ("max-autotune", (1, 1, 0)), ("max-aut
 
 
 def candidates_picture() -> plots.Picture:
-    """Modes by candidates: a filled cell is a candidate that the mode may choose, a white one is not offered."""
+    """Draw modes by candidates: a filled cell is a candidate that the mode may choose, a white one is not offered."""
     figure, axes = plots.new_figure(OFFERED, "A mode decides who may compete; the clock decides who wins", "",
                                    height=3.0)
     for column, (name, how, tone) in enumerate(CANDIDATES):
