@@ -203,7 +203,7 @@ def test_bad_tensor_is_one_sentence(op, x, y, out, message):
     ("copy", {"config": "fastest"}, "unknown configuration 'fastest'; choose best, single, .*, or pass a TileConfig"),
     ("copy", {"config": configs("stencil")["warp"]}, "config must be for copy; it is for stencil"),
     ("move", {}, "unknown operation 'move'; choose copy, "),
-    ("copy", {"fill": "nan"}, "fill is for the stencil, which alone reads what lies outside; copy has 'nan'"),
+    ("copy", {"fill": "nan"}, "fill is for the stencil, which alone reads outside of x; copy has 'nan'"),
 ])
 def test_bad_choice_is_one_sentence(op, arguments, message):
     with pytest.raises(ValueError, match=message) as caught:

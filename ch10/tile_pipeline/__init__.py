@@ -13,7 +13,7 @@ import pathlib
 import torch
 
 from ch10.tile_pipeline.configs import DIMENSIONS, KERNELS, TileConfig, choose_config, configs
-from tilelab import build, cuda, operands, tensor_map
+from tilelab import build, cuda, device, operands, tensor_map
 
 __all__ = ["spec", "copy", "stencil", "transpose", "add_shared", "accumulate", "prepare", "configs", "job",
            "TileConfig"]
@@ -106,6 +106,10 @@ def prepare(op: str, x, *, y=None, centre: float = 1.0, edge: float = 1.0, fill:
     """
     config = choose_config(op, config)
     _check_operands(op, x, y, out, fill)
+    needed, available = config.smem_bytes(x.element_size()) + 128, device.current().smem_per_block
+    if needed > available:  # the driver refuses to encode the map of such a box without saying why
+        raise device.Unsupported(f"{config} needs {needed:,} B of shared memory per block; {device.current().name} has "
+                                 f"{available:,} B: take a smaller tile or fewer stages.")
     out = empty_padded(result_shape(op, x.shape), x.dtype, x.device) if out is None else out
     if not out.numel() or not x.numel():  # the sum of no matrices is zero
         return operands.Launch(out.zero_, out, config)

@@ -53,13 +53,13 @@ def _check_operands(a, b, out) -> None:
     if n > 1 and k > 1 and b.stride(0) != 1:
         raise ValueError(f"b must have K contiguous, as weight.T has; its strides are {b.stride()}: use "
                          "b.T.contiguous().T.")
-    operands.require_rows("a", a)
-    operands.require_rows("b.T", b.T)
     operands.require_tensor("b", b, "wgmma_gemm", on=a.device)
     if out is not None:
         operands.require_tensor("out", out, "wgmma_gemm", dtype=torch.bfloat16, shape=(m, n), on=a.device)
-        operands.require_rows("out", out)
         operands.require_disjoint({"out": out}, {"a": a, "b": b})
+    for name, tensor in (("a", a), ("b.T", b.T), ("out", out)):
+        if tensor is not None and tensor.numel():
+            operands.require_rows(name, tensor)
     operands.require_gpu(a, "wgmma_gemm", "has_wgmma", INSTEAD)
 
 

@@ -262,7 +262,6 @@ struct Recorder : Ring<STAGES> {
         "mbarrier_wait(barriers.full + 8 * position.stage, position.phase);": "ARRIVED, step",
         "mbarrier_wait(barriers.empty + 8 * position.stage, position.phase ^ 1);": "WAITED, step",
         "b_map, k, column, barrier);\n            }\n        }\n": "LOADED, step",
-        "wgmma_wait<0>();\n    u32 stored = 0;": "MULTIPLIED, steps - 1",
         "wgmma_wait<0>();\n    release<MULTICAST>(barriers.empty + 8 * before);": "MULTIPLIED, last - 1",
         "epilogue(acc, c_map, ring + RING_BYTES, stored, row, column, 1);": "STORED, 0",
         "epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, group);": "STORED, tile_id"}
@@ -271,7 +270,9 @@ struct Recorder : Ring<STAGES> {
             ("Ring<STAGES>& position", "Recorder& position", 2),
             ("Ring<STAGES> position;", "Recorder position(stamps);", 3),
             *((line, f"{line} position.record({event});", 1) for line, event in records.items()),
-            ("wgmma_wait<LAG>();", "wgmma_wait<LAG>(); if (LAG && step) position.record(MULTIPLIED, step - 1);", 1),
+            ("wgmma_wait<LAG>();", "wgmma_wait<LAG>(); if (step >= LAG) position.record(MULTIPLIED, step - LAG);", 1),
+            ("    u32 stored = 0;\n    epilogue", "    if (LAG) position.record(MULTIPLIED, steps - 1);\n"
+             "    u32 stored = 0;\n    epilogue", 1),
             ("wgmma_wait<1>();", "wgmma_wait<1>(); if (step > first) position.record(MULTIPLIED, step - 1);", 1)]
 
 
