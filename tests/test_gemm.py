@@ -151,7 +151,8 @@ def test_a_set_runs():
 def test_falling_back_is_reported(monkeypatch):
     monkeypatch.setattr(gemm, "rank_configs", lambda which, *_: [] if which == "proposed" else
                         [*configs("conservative").values()])
-    with pytest.warns(UserWarning, match="none of the proposed configurations runs on .*: fell back to 64,64,32,4,1"):
+    with pytest.warns(UserWarning, match="no configuration of the set 'proposed' runs on .*; "
+                                         "the conservative configuration 64,64,32,4,1 is used instead"):
         gemm.gemm(random(64, 64), random(64, 64), config="proposed")
 
 
@@ -205,11 +206,11 @@ def test_plain_kernel_from_another_thread():
 
 @pytest.mark.gpu
 def test_back_to_back_launches_do_not_overtake_each_other():
-    """Early launch: a kernel that starts before its producer is done must wait before it reads."""
+    """Programmatic dependent launch: a kernel that starts before its producer is done must wait before it reads."""
     a, b, out, *_ = experiments.make_inputs(2048, 2048, 2048)
     second = torch.empty_like(out)
-    early = next(config for config in configs("course").values() if config.early_launch)
-    first, then = prepare(a, b, out=out, config=early), prepare(out, b, out=second, config=early)
+    with_pdl = next(config for config in configs("course").values() if config.pdl)
+    first, then = prepare(a, b, out=out, config=with_pdl), prepare(out, b, out=second, config=with_pdl)
     expected = torch.mm(torch.mm(a, b), b)
     for _ in range(30):
         out.fill_(float("nan"))

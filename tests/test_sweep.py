@@ -267,8 +267,8 @@ def test_finals_that_are_none_leave_the_first_ranking(tmp_path, own):
 
 
 @pytest.fixture
-def late_timers(tmp_path):
-    """Two timers, of which the second is ready only when the final comparison has begun."""
+def late_measurers(tmp_path):
+    """Two measurers, of which the second is ready only when the final comparison has begun."""
     class Late(ThreadPoolExecutor):
         def submit(self, *_):
             return super().submit(lambda: wait_for((tmp_path / "finals").exists, 60) or {"value": {}})
@@ -278,13 +278,13 @@ def late_timers(tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_worker_that_starts_late_does_not_stand_for_the_finals(tmp_path, late_timers, count):
-    running = Sweep(RIGHT[:count], OddSpace(str(tmp_path), own="slow finals"), timers=late_timers)
+def test_a_worker_that_starts_late_does_not_stand_for_the_finals(tmp_path, late_measurers, count):
+    running = Sweep(RIGHT[:count], OddSpace(str(tmp_path), own="slow finals"), measurers=late_measurers)
     assert all(row["final_ms"] == row["block"] for row in running.finish())
 
 
-def test_cancel_answers_during_the_finals(tmp_path, late_timers):
-    running = Sweep(RIGHT, OddSpace(str(tmp_path), own="slow finals"), timers=late_timers)
+def test_cancel_answers_during_the_finals(tmp_path, late_measurers):
+    running = Sweep(RIGHT, OddSpace(str(tmp_path), own="slow finals"), measurers=late_measurers)
     wait_for((tmp_path / "finals").exists)
     begun = time.monotonic()
     running.cancel()
@@ -297,8 +297,8 @@ def test_bad_arguments_are_one_sentence(space):
     for limit_s in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="limit_s must be a positive number of seconds; it is"):
             Sweep(RIGHT, space, limit_s=limit_s)
-    with pytest.raises(ValueError, match="timers must name at least one executor"):
-        Sweep(RIGHT, space, timers=[])
+    with pytest.raises(ValueError, match="measurers must name at least one executor"):
+        Sweep(RIGHT, space, measurers=[])
 
 
 def test_cancel_answers_while_the_space_is_still_asked(tmp_path):
@@ -379,7 +379,7 @@ def test_children_are_reaped_when_a_script_ends(space, tmp_path):
 
 def test_a_pool_of_processes_carries_it_too(space):
     with ProcessPoolExecutor(2) as pool:
-        rows = Sweep([*RIGHT, Config(64, "wrong result")], space, builders=pool, timers=[pool]).finish()
+        rows = Sweep([*RIGHT, Config(64, "wrong result")], space, builders=pool, measurers=[pool]).finish()
     assert [row["status"] for row in rows] == ["ok"] * 3 + ["wrong"]
 
 
@@ -425,7 +425,8 @@ def test_dask_carries_it_further(space):
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, \
             distributed.Client(cluster) as client:
         executor = client.get_executor()
-        running = Sweep([*RIGHT, Config(64, "illegal memory access")], space, builders=executor, timers=[executor] * 2)
+        running = Sweep([*RIGHT, Config(64, "illegal memory access")], space, builders=executor,
+                        measurers=[executor] * 2)
         rows = running.finish()
     assert [row["status"] for row in rows] == ["ok"] * 3 + ["failed"] and running.restarts == 1
     assert {int(process) for process, *_ in log(space)}.isdisjoint({os.getpid()})

@@ -20,9 +20,9 @@ from tilelab import device
 class Launch:
     """A prepared operator. Call it to run the kernel again on the same tensors; the call returns `out`.
 
-    `config` is the chosen configuration. `skipped` lists (configuration, reason) for each one that was tried before,
-    and `fallback` is a sentence if none of the requested set could run. `keep_alive` holds the tensors that the kernel
-    knows only by their addresses.
+    `config` is the chosen configuration. `skipped` lists (configuration, reason) for each one that the model rejected
+    or that failed to compile, and `fallback` is a sentence if none of the requested set could run. `keep_alive` holds
+    the tensors that the kernel knows only by their addresses.
     """
 
     run: Callable[[], object]
@@ -150,7 +150,8 @@ def require_gpu(tensor: torch.Tensor, op: str, capability: str = "has_tma", inst
         raise device.Unsupported(f"{op} needs its tensors on a GPU; they are on {tensor.device}: move them there.")
     if tensor.device.index != torch.cuda.current_device():
         raise ValueError(f"the tensors are on {tensor.device}, and the current GPU is "
-                         f"cuda:{torch.cuda.current_device()}: make theirs the current one, with torch.cuda.device.")
+                         f"cuda:{torch.cuda.current_device()}: run this inside "
+                         "`with torch.cuda.device(tensor.device):`.")
 
 
 def choose_config(config: Any, named: Mapping[str, Any], kind: type, best: Callable[[], Any]) -> Any:

@@ -49,8 +49,8 @@ def build_configuration(space: Space, config: Any, timeout_s: float, cancel_toke
             "counts": counts, "build_s": round(report.seconds, 3)}
 
 
-def measure_configuration(method: str, space: Space, arguments: tuple, source: str, limit_s: float, gpu: str,
-                          cancel_token: object) -> dict:
+def call_in_gpu_worker(method: str, space: Space, arguments: tuple, source: str, limit_s: float, gpu: str,
+                       cancel_token: object) -> dict:
     """Call space.method(*arguments) in the worker of `gpu` (a UUID, or "" for the only one).
 
     Return {"value": ...} or {"reason": ...}, and "lost_worker" where the process died or lost its CUDA context. Sweeps
@@ -144,21 +144,24 @@ class Sweep:
     A row comes once. The fastest three come again with `final_ms` and `final_ratio`: they are timed once more,
     interleaved, before the `winner` is named.
 
-    `journal` keeps rows. A row in it counts again (`resumed`: True) for the same source, configuration, shape, GPU and
-    versions. `builders` is a concurrent.futures.Executor, `timers` a list of executors that each measure one
-    configuration at a time. By default both are processes on this machine, and every visible GPU of one model measures.
+    `journal` keeps rows. If the journal holds a row made by the same source, configuration, shape, target, GPU and
+    versions, that row is returned with `resumed`: True and nothing is measured. `builders` is a
+    concurrent.futures.Executor, `measurers` a list of executors that each measure one configuration at a time. By
+    default, builds and measurements run in worker processes on this machine, and all visible GPUs of the current model
+    take part.
+
     `limit_s` is the time limit of each build, each measurement and the last comparison. Raises ValueError for a limit
-    that is not positive, an empty list of timers, and a space that a worker cannot import.
+    that is not positive, an empty list of measurers, and a space that a worker cannot import.
     """
 
     def __init__(self, configs: Iterable, space: Space, *, journal: Journal | None = None,
-                 builders: Executor | None = None, timers: Sequence[Executor] | None = None, limit_s: float = 60):
+                 builders: Executor | None = None, measurers: Sequence[Executor] | None = None, limit_s: float = 60):
         if not 0 < limit_s < math.inf:
             raise ValueError(f"limit_s must be a positive number of seconds; it is {limit_s}.")
-        if timers is not None and not timers:
-            raise ValueError("timers must name at least one executor; the list is empty.")
+        if measurers is not None and not measurers:
+            raise ValueError("measurers must name at least one executor; the list is empty.")
         self.space, self.journal, self.limit_s = space, journal, limit_s
-        self.builders, self.timers = builders, timers
+        self.builders, self.measurers = builders, measurers
         if type(space).__module__ == "__main__" and (space.can_measure or builders is not None):
             raise ValueError(f"a worker cannot import {type(space).__name__} from __main__: define it in a module.")
         self.configs = config_keys(configs, space)
@@ -198,7 +201,7 @@ class Sweep:
         return (self._end or time.monotonic()) - self._start
 
     @property
-    def seconds_left(self) -> float | None:
+    def left_s(self) -> float | None:
         """Estimate the seconds left from the pace so far; None before there is a pace."""
         missing = self.total - len(self.rows)
         return self.elapsed_s * missing / self._new_rows if self._new_rows and self.running else None
@@ -246,7 +249,7 @@ class Sweep:
     def _run(self) -> None:
         end = None
         try:
-            asyncio.run(self._sweep(self._choose_timers()))
+            asyncio.run(self._sweep(self._choose_measurers()))
         except asyncio.CancelledError:
             pass
         except BaseException as error:
@@ -255,30 +258,31 @@ class Sweep:
         self._end = time.monotonic()
         self._row_queue.put(end)
 
-    def _choose_timers(self) -> list[tuple[Executor, str]]:
+    def _choose_measurers(self) -> list[tuple[Executor, str]]:
         """Return (executor, GPU) for each configuration that may be measured at one time."""
         if not self.space.can_measure:
             return []
-        if self.timers is not None:
-            return [(executor, "") for executor in self.timers]
+        if self.measurers is not None:
+            return [(executor, "") for executor in self.measurers]
         gpus = device.same_model_uuids()
         return [(_DaemonThreads(), gpu) for gpu in (gpus if len(gpus) > 1 else [""])]
 
-    async def _sweep(self, timers: list[tuple[Executor, str]]) -> None:
+    async def _sweep(self, measurers: list[tuple[Executor, str]]) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         waiting = await self._triage()
         at_once = BUILDS_AT_ONCE
         if self.builders is None:
             cores = len(os.sched_getaffinity(0))
-            self.builders, at_once = _DaemonThreads(), max(1, cores - 1 if timers else cores)  # launching needs a core
+            self.builders = _DaemonThreads()
+            at_once = max(1, cores - 1 if measurers else cores)  # launching needs a core
         build_slots = asyncio.Semaphore(at_once)
-        built = asyncio.PriorityQueue() if timers else None
-        timer_tasks = [asyncio.create_task(self._serve_timer(timer, built)) for timer in timers if waiting]
+        built = asyncio.PriorityQueue() if measurers else None
+        measuring = [asyncio.create_task(self._measure_built(measurer, built)) for measurer in measurers if waiting]
         await asyncio.gather(*(self._process(order, *waiting[order], build_slots, built) for order in sorted(waiting)))
-        for task in timer_tasks:
+        for task in measuring:
             task.cancel()
-        if timers:
-            await self._compare_finalists(timers[0])
+        if measurers:
+            await self._compare_finalists(measurers[0])
 
     async def _triage(self) -> dict[tuple, tuple[dict, Any]]:
         """Emit the rows that are rejected or resumed; return {(predicted ms, index): (label, configuration)}."""
@@ -299,7 +303,7 @@ class Sweep:
 
     async def _process(self, order: tuple, label: dict, config: Any, build_slots: asyncio.Semaphore,
                        built: asyncio.PriorityQueue | None) -> None:
-        """Bring one configuration to its row: build it, then wait until a timer has measured it."""
+        """Bring one configuration to its row: build it, then wait until a measurer has measured it."""
         async with build_slots:
             row = label | await self._call(self.builders, build_configuration, self.space, config, self.limit_s,
                                            self._cancel_token)
@@ -309,16 +313,16 @@ class Sweep:
             row |= self._judge(await measured)
         self._emit(row)
 
-    async def _serve_timer(self, timer: tuple[Executor, str], built: asyncio.PriorityQueue) -> None:
+    async def _measure_built(self, measurer: tuple[Executor, str], built: asyncio.PriorityQueue) -> None:
         """Measure what is built, one configuration at a time, those first that are expected to be fastest."""
-        await self._ask_gpu(timer, "warm_up")
+        await self._ask_gpu(measurer, "warm_up")
         while True:
             _, config, measured = await built.get()
             self._first_measurement = min(time.monotonic(), self._first_measurement)
-            measured.set_result(await self._ask_gpu(timer, "measure", config))
+            measured.set_result(await self._ask_gpu(measurer, "measure", config))
             self.timing_s = time.monotonic() - self._first_measurement
 
-    async def _compare_finalists(self, timer: tuple[Executor, str]) -> None:
+    async def _compare_finalists(self, measurer: tuple[Executor, str]) -> None:
         """Time the fastest again, interleaved, and name the winner."""
         fastest = sort_by_speed(self.rows.values())[:FINALISTS]
         if not fastest:
@@ -327,7 +331,7 @@ class Sweep:
         key = hashlib.sha256(" ".join(sorted(keys)).encode()).hexdigest()[:16]
         comparison = (self.journal.rows() if self.journal else {}).get(key)
         if comparison is None:
-            answer = await self._ask_gpu(timer, "measure_finalists", [self.configs[key] for key in keys])
+            answer = await self._ask_gpu(measurer, "measure_finalists", [self.configs[key] for key in keys])
             comparison = {"key": key, "finals": answer.get("value") or [], "of": keys}
             if self.journal and comparison["finals"]:
                 self.journal.append(comparison)
@@ -337,9 +341,9 @@ class Sweep:
                 self._emit(self.rows[key] | times, new=False)
         self.winner = sort_by_speed(self.rows.values())[0]
 
-    async def _ask_gpu(self, timer: tuple[Executor, str], method: str, *arguments) -> dict:
-        executor, gpu = timer
-        answer = await self._call(executor, measure_configuration, method, self.space, arguments, self._source,
+    async def _ask_gpu(self, measurer: tuple[Executor, str], method: str, *arguments) -> dict:
+        executor, gpu = measurer
+        answer = await self._call(executor, call_in_gpu_worker, method, self.space, arguments, self._source,
                                   self.limit_s, gpu, self._cancel_token)
         self.restarts += answer.get("lost_worker", False)
         return answer
@@ -352,16 +356,16 @@ class Sweep:
 
     def _judge(self, answer: dict) -> dict:
         """Return the fields of a row that measuring gives."""
-        value, where = answer.get("value"), answer.get("where", {})
+        value, provenance = answer.get("value"), answer.get("where", {})
         if "value" not in answer:
-            return {"status": "failed", "reason": f"{answer['reason'].rstrip('.')}.", **where}
+            return {"status": "failed", "reason": f"{answer['reason'].rstrip('.')}.", **provenance}
         try:
             results.json_line(value, "what it measured")
             if value["status"] not in STATUSES:
                 raise ValueError(f"its status is {value['status']!r}; allowed are {', '.join(STATUSES)}.")
-            return {**value, "reason": str(value.get("reason", ""))[:REASON_CHARS], **where}
+            return {**value, "reason": str(value.get("reason", ""))[:REASON_CHARS], **provenance}
         except Exception as error:  # NaN, no status, not a dict
-            return {"status": "failed", "reason": f"{type(error).__name__}: {error}"[:REASON_CHARS], **where}
+            return {"status": "failed", "reason": f"{type(error).__name__}: {error}"[:REASON_CHARS], **provenance}
 
     def _emit(self, row: dict, new: bool = True) -> None:
         if new:

@@ -45,7 +45,7 @@ class Worker:
 
     def __init__(self, module: str, what: str, **env: str):
         self.module, self.what, self.env = module, what, env
-        self.cancel_token = self.process = self.stderr_file = self._connection = None
+        self.cancel_token = self.process = self.log_file = self._connection = None
         self.cancelled = False
         self._lock = threading.Lock()  # a kill must not come between the check of `cancelled` and the start
 
@@ -55,11 +55,11 @@ class Worker:
             if self.cancelled or _pool.closed:
                 raise Cancelled("it was cancelled")
             self._connection, workers_end = Pipe()
-            self.stderr_file = tempfile.TemporaryFile()
+            self.log_file = tempfile.TemporaryFile()
             command = [sys.executable, "-m", self.module, str(workers_end.fileno())]
             # A session of its own: Ctrl+C in the notebook must not reach the worker.
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.stderr_file,
-                                            stderr=self.stderr_file, env=env, pass_fds=[workers_end.fileno()],
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log_file,
+                                            stderr=self.log_file, env=env, pass_fds=[workers_end.fileno()],
                                             start_new_session=True)
             workers_end.close()
 
@@ -99,7 +99,7 @@ class Worker:
         except subprocess.TimeoutExpired:
             return "closed its connection without an answer"
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        log = os.pread(self.stderr_file.fileno(), 1 << 20, 0).decode(errors="replace")
+        log = os.pread(self.log_file.fileno(), 1 << 20, 0).decode(errors="replace")
         lines = [line.strip() for line in log.splitlines() if line.strip()]
         errors = [line for line in lines if re.search(r"LLVM ERROR|Assertion|error:|Error|Running pass", line)]
         return f"died ({how})" + "".join(f": {line[:300]}" for line in (errors or lines[-1:])[:1])
@@ -119,7 +119,7 @@ class Worker:
             with contextlib.suppress(subprocess.TimeoutExpired):  # a GPU driver may hold a dead process for a while
                 process.wait(timeout_s)
             self._connection.close()
-            self.stderr_file.close()
+            self.log_file.close()
 
 
 def _kill_group(process: subprocess.Popen | None) -> None:
@@ -141,11 +141,7 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def lease(self, module: str, what: str, cancel_token: object = None, **env: str) -> Iterator[Worker]:
-        """Lease a Worker that nobody else is asking: `with lease_worker("module", "its name in reasons") as worker:`.
-
-        The pool keeps the worker for the next lease. `kill_workers(cancel_token)` ends the workers that are leased with
-        that token; from then on a lease with it raises Cancelled.
-        """
+        """Lease a Worker that nobody else is asking, and keep it for the next lease; see `lease_worker`."""
         idle = self.idle[module, *sorted(env.items())]
         with self._lock:
             if cancel_token in self.killed_tokens:
@@ -186,7 +182,22 @@ class WorkerPool:
 _pool = WorkerPool()
 os.register_at_fork(after_in_child=_pool.__init__)  # empty there: two processes must not ask the same worker
 atexit.register(_pool.close)
-lease_worker, kill_workers = _pool.lease, _pool.kill
+
+
+def lease_worker(module: str, what: str, cancel_token: object = None,
+                 **env: str) -> contextlib.AbstractContextManager[Worker]:
+    """Lease a Worker that nobody else is asking: `with lease_worker("module", "its name in reasons") as worker:`.
+
+    It runs with `env` added to this process's environment variables, and stays for the next lease.
+    `kill_workers(cancel_token)` ends the workers that are leased with that token; from then on a lease with it raises
+    Cancelled.
+    """
+    return _pool.lease(module, what, cancel_token, **env)
+
+
+def kill_workers(cancel_token: object) -> None:
+    """End the processes of all workers that are leased with `cancel_token`, and lease none for it any more."""
+    _pool.kill(cancel_token)
 
 
 # ---- inside a worker

@@ -79,8 +79,7 @@ def prepare(a, b, *, scale_a=None, scale_b=None, out=None, config="best") -> Lau
     """Check the arguments, choose a configuration and build its descriptors once; return a Launch.
 
     Arguments as for `gemm`. The Launch has `out` and the chosen `config`. It lists in `skipped` the configurations that
-    cannot run, with reasons. `fallback` is a sentence when no configuration of the requested set can run. Keep one
-    launch in flight at a time.
+    cannot run, with reasons. `fallback` is a sentence when no configuration of the requested set can run.
     """
     dtype, stored_b, b_k_major, out = _check_operands(a, b, scale_a, scale_b, out)
     shape = m, n, k = a.shape[0], b.shape[1], a.shape[1]
@@ -106,8 +105,8 @@ def prepare(a, b, *, scale_a=None, scale_b=None, out=None, config="best") -> Lau
             skipped.append((candidate, f"{type(error).__name__}: {device.first_line(error)[:200]}"))
             cause = error
             continue
-        sentence = "" if candidate in candidates else (f"none of the {config} configurations runs on {target}: fell "
-                                                       f"back to {candidate} of the conservative ones.")
+        sentence = "" if candidate in candidates else (f"no configuration of the set {which!r} runs on {target}; the "
+                                                       f"conservative configuration {candidate} is used instead.")
         return Launch(run, out, candidate, skipped=skipped, fallback=sentence)
     reasons = "; ".join(f"{each.name}: {reason.rstrip('.')}" for each, reason in skipped)
     raise device.Unsupported(f"no configuration that was asked for runs on {target}: {reasons}.") from cause
@@ -125,8 +124,8 @@ def bind_config(config, a, stored_b, out, scale_a, scale_b, shape, b_k_major, sm
         descriptors = [block and TensorDescriptor(matrix, list(matrix.shape), [row_stride(matrix), 1], block)
                        for matrix, block in zip((a, stored_b, stored_b, out), config.blocks(b_k_major))]
         args = (*descriptors, scale_a, scale_b, *shape)
-        constants["EARLY_LAUNCH"] &= not _is_interpreted()
-        if constants["EARLY_LAUNCH"]:
+        constants["PDL"] &= not _is_interpreted()
+        if constants["PDL"]:
             options["launch_pdl"] = True
 
     def run(warmup=False):
@@ -144,7 +143,9 @@ def bind_config(config, a, stored_b, out, scale_a, scale_b, shape, b_k_major, sm
 
 
 def gemm(a, b, *, scale_a=None, scale_b=None, out=None, config="best"):
-    """Return C (M, N) = A (M, K) @ B (K, N), accumulated in float32 (float8 on Hopper: in a shorter format).
+    """Return C (M, N) = A (M, K) @ B (K, N), accumulated in float32.
+
+    float8 on Hopper accumulates with fewer mantissa bits than float32.
 
     a, b: bfloat16, float16 or float8_e4m3fn on one GPU with TMA. A is stored row by row. B may be stored either way:
     weight.T, with K contiguous, is the usual case, and float8 needs it. A row must take a multiple of 16 bytes, and N

@@ -22,10 +22,10 @@ _TRITON_TYPES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8e4nv"}
 class GemmConfig:
     """One way to cut C into tiles of block_m x block_n elements and K into steps of block_k.
 
-    `epilogue_subtile` is the number of TMA stores for a finished tile; each part is staged in shared memory alone.
-    `group_m` rows of tiles sweep the columns together, so that their operands meet in L2. `programs_per_sm` sizes the
-    persistent grid, and `early_launch` asks for programmatic dependent launch. A block_n of 192 becomes two
-    accumulators, of 128 and 64 columns.
+    `epilogue_subtile` is the number of equal parts in which the first BLOCK_N columns are stored; a 192-column tile
+    stores its 64 extra columns as one more part. Each part is staged in shared memory alone. `group_m` rows of tiles
+    sweep the columns together, so that their operands meet in L2. `programs_per_sm` sizes the persistent grid, and
+    `pdl` asks for programmatic dependent launch. A block_n of 192 becomes two accumulators, of 128 and 64 columns.
     """
 
     block_m: int
@@ -37,7 +37,7 @@ class GemmConfig:
     epilogue_subtile: int = 1
     group_m: int = 8
     programs_per_sm: int = 1
-    early_launch: bool = False
+    pdl: bool = False
 
     def __post_init__(self):
         allowed = {"kernel": KERNELS, "block_m": _TILE_SIDES, "block_k": _TILE_SIDES,
@@ -64,9 +64,13 @@ class GemmConfig:
 
     @property
     def name(self) -> str:
-        """Return the tile with everything that it leaves out: "128,128,64,4,3 persistent /4 x2 early"."""
+        """Return the full name: the tile, the kernel, and each option that differs from its default.
+
+        "128,128,64,4,3 persistent /4 x2 early" stores C in four parts, runs two programs per SM and uses
+        programmatic dependent launch (`pdl`).
+        """
         extras = [f"/{self.epilogue_subtile}"] * (self.epilogue_subtile > 1)
-        extras += [f"x{self.programs_per_sm}"] * (self.programs_per_sm > 1) + ["early"] * self.early_launch
+        extras += [f"x{self.programs_per_sm}"] * (self.programs_per_sm > 1) + ["early"] * self.pdl
         extras += [f"group {self.group_m}"] * (self.group_m != 8)
         return " ".join([str(self), self.kernel, *extras])
 
@@ -92,7 +96,7 @@ class GemmConfig:
         values = dict(BLOCK_M=self.block_m, BLOCK_N=main, BLOCK_K=self.block_k, B_K_MAJOR=b_k_major,
                       GROUP_M=self.group_m, EPILOGUE_SUBTILE=self.epilogue_subtile)
         if self.kernel == "persistent":
-            values |= dict(EXTRA_N=extra, PROGRAMS=sms * self.programs_per_sm, EARLY_LAUNCH=self.early_launch)
+            values |= dict(EXTRA_N=extra, PROGRAMS=sms * self.programs_per_sm, PDL=self.pdl)
         return values
 
     def tensor_core(self, target: str) -> str:
@@ -167,11 +171,11 @@ def _course(dtype: str) -> list[GemmConfig]:
 
     return [
         persistent(128, 256, k, 8, 4, epilogue_subtile=2),
-        persistent(128, 128, k, 4, 3, epilogue_subtile=4, programs_per_sm=2, early_launch=True),
-        persistent(128, 128, k, 4, 6, epilogue_subtile=2, early_launch=True),
-        persistent(128, 192, k, 4, 5, epilogue_subtile=2, early_launch=True),
-        persistent(64, 128, 128, 4, 4, early_launch=True),
-        persistent(64, 64, 128, 4, 6, early_launch=True),
+        persistent(128, 128, k, 4, 3, epilogue_subtile=4, programs_per_sm=2, pdl=True),
+        persistent(128, 128, k, 4, 6, epilogue_subtile=2, pdl=True),
+        persistent(128, 192, k, 4, 5, epilogue_subtile=2, pdl=True),
+        persistent(64, 128, 128, 4, 4, pdl=True),
+        persistent(64, 64, 128, 4, 6, pdl=True),
         # For GB10 and the GeForce cards, which have 99 KB of shared memory per block; compiled, not measured there.
         persistent(128, 128, k, 8, 3, epilogue_subtile=2),
         persistent(64, 128, k, 4, 4, epilogue_subtile=2),
@@ -217,14 +221,17 @@ def parse(text: str, dtype: str = "bf16") -> GemmConfig:
 
 @dataclass(frozen=True)
 class Rates:
-    """The throughput of one SM per microsecond, and fixed costs, fitted to the recorded sweep of the H200."""
+    """Throughputs per microsecond, of one SM unless it says otherwise, and fixed costs.
 
-    flops: float = 6.2e6  # for two-byte elements; twice as many for one byte
-    bytes_in: float = 120e3  # from L2, through the SM's TMA engine
+    All are fitted to the recorded sweep of the H200.
+    """
+
+    flops_per_us: float = 6.2e6  # for two-byte elements; twice as many for one byte
+    l2_bytes_per_us: float = 120e3  # from L2, through the SM's TMA engine
     latency_us: float = 1.03  # from the issue of a TMA load to its data
-    contention: float = 0.15  # of the operands' time also delays the products that overlap with it
-    launch_us: float = 2.0  # early launch hides half of this time
-    dram_bytes: float = 4.1e6  # for all SMs together
+    contention: float = 0.15  # the fraction of the operands' time that also delays the products beside it
+    launch_us: float = 2.0  # programmatic dependent launch hides half of this time
+    dram_bytes_per_us: float = 4.1e6  # for all SMs together
 
 
 def predicted_ms(config: GemmConfig, m: int, n: int, k: int, dtype: str, sms: int) -> float:
@@ -235,8 +242,8 @@ def predicted_ms(config: GemmConfig, m: int, n: int, k: int, dtype: str, sms: in
     in use.
     """
     rates, size = Rates(), ITEMSIZE[dtype]
-    products = 2 * config.block_m * config.block_n * config.block_k / (rates.flops * 2 / size)
-    operands = (config.block_m + config.block_n) * config.block_k * size / rates.bytes_in
+    products = 2 * config.block_m * config.block_n * config.block_k / (rates.flops_per_us * 2 / size)
+    operands = (config.block_m + config.block_n) * config.block_k * size / rates.l2_bytes_per_us
     exposed = rates.latency_us + products * (config.num_stages == 1)  # with one stage nothing overlaps
     resident = _plain_programs_per_sm(config, dtype) if config.kernel == "plain" else config.programs_per_sm
     steps = math.ceil(k / config.block_k)
@@ -251,11 +258,12 @@ def predicted_ms(config: GemmConfig, m: int, n: int, k: int, dtype: str, sms: in
     busy = together * resident * tile_us(resident) + left * tile_us(max(left, 1))
     if config.kernel == "plain" and resident == 1:  # no other program computes while this one fills its ring
         busy += (together + left) * rates.latency_us
-    ends = rates.latency_us + config.block_m * config.block_n * 2 / rates.bytes_in  # the first fill, the last store
-    dram = ((m + n) * k * size + m * n * 2) / rates.dram_bytes
+    # the first fill, the last store
+    ends = rates.latency_us + config.block_m * config.block_n * 2 / rates.l2_bytes_per_us
+    dram = ((m + n) * k * size + m * n * 2) / rates.dram_bytes_per_us
     if config.columns[1]:  # with two accumulators the loops are not fused, so each tile pays for its ends
         busy += (together + left - 1) * ends
-    return (max(busy, dram) + ends + rates.launch_us / (1 + config.early_launch)) / 1e3
+    return (max(busy, dram) + ends + rates.launch_us / (1 + config.pdl)) / 1e3
 
 
 def _plain_programs_per_sm(config: GemmConfig, dtype: str) -> int:
@@ -276,8 +284,8 @@ def job(config: GemmConfig, target: str, dtype: str = "bf16", b_k_major: bool = 
         mnk: tuple[int, int, int] = (1000, 4096, 4096), scaled: bool = False) -> Job:
     """Return the `tilelab.build.Job` that compiles `config` for `target` as `ch14.gemm` launches it at `mnk`.
 
-    Triton specialises sizes: multiples of 16 and ones make other kernels than the rest. `scaled` adds the scales of
-    float8 inputs, for which the epilogue on sm_100a needs more shared memory than the resource model knows.
+    Triton compiles a different kernel when a size is 1 or a multiple of 16, so pass the real `mnk`. `scaled` adds the
+    scales of float8 inputs, for which the epilogue on sm_100a needs more shared memory than the resource model knows.
     """
     element, of_c = _TRITON_TYPES[dtype], _TRITON_TYPES["bf16" if dtype == "fp8" else dtype]
     constants = config.constants(sms, b_k_major)
@@ -300,4 +308,4 @@ def job(config: GemmConfig, target: str, dtype: str = "bf16", b_k_major: bool = 
     signature = pointers | {name: "i32" for name, size in sizes.items() if size > 1}
     aligned = [name for name in signature if sizes.get(name, 16) % 16 == 0 and not name.endswith("desc")]
     return Job(f"ch14.gemm.kernels:gemm_{config.kernel}_kernel", signature, constants, target, config.num_warps,
-               config.num_stages, tuple(aligned), {"launch_pdl": True} if config.early_launch else {}, config.name)
+               config.num_stages, tuple(aligned), {"launch_pdl": True} if config.pdl else {}, config.name)

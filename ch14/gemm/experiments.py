@@ -94,7 +94,10 @@ def source() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class GemmSpace(TargetSpace):
-    """Configurations at one shape. `careful` takes as many rounds for each as a figure that is kept deserves."""
+    """Configurations at one shape.
+
+    `careful` times each configuration with bench.compare's default rounds; otherwise QUICK is used.
+    """
 
     m: int
     n: int
@@ -145,7 +148,10 @@ class GemmSpace(TargetSpace):
 
 
 def compile_ahead(cases: Iterable[tuple]) -> None:
-    """Compile at once what all (configuration, m, n, k, dtype, layout) launch. Sizes that divide alike share a job."""
+    """Compile the kernels of all cases (configuration, m, n, k, dtype, layout) in parallel.
+
+    Cases whose sizes Triton specialises alike share one job.
+    """
     jobs = [GemmSpace(*case).job(config) for config, *case in cases]
     build.compile_ahead({repr(job): job for job in jobs}.values())
 

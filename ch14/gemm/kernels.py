@@ -109,9 +109,9 @@ def gemm_plain_kernel(a_ptr, b_ptr, c_ptr, scale_a_ptr, scale_b_ptr, M, N, K, st
 def gemm_persistent_kernel(a_desc, b_desc, b_extra_desc, c_desc, scale_a_ptr, scale_b_ptr, M, N, K,
                            BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                            B_K_MAJOR: tl.constexpr, GROUP_M: tl.constexpr, EPILOGUE_SUBTILE: tl.constexpr,
-                           EXTRA_N: tl.constexpr, PROGRAMS: tl.constexpr, EARLY_LAUNCH: tl.constexpr):
+                           EXTRA_N: tl.constexpr, PROGRAMS: tl.constexpr, PDL: tl.constexpr):
     # The tile is BLOCK_M x (BLOCK_N + EXTRA_N). Triton's shapes are powers of two, so 192 columns are 128 + 64.
-    if EARLY_LAUNCH:
+    if PDL:
         # Programmatic dependent launch: this kernel starts while the previous one drains, waits here before its first
         # load, and lets the next kernel start early too.
         tl.extra.cuda.gdc_wait()

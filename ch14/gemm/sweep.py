@@ -37,7 +37,7 @@ def make_space(shape: tuple[int, ...], dtype: str, target: str | None) -> GemmSp
 def _roofline(dtype: str) -> Roofline:
     record = results.load("ceilings")
     rows, gpu = {row["name"]: row for row in record["rows"]}, record["device"]["name"]
-    from_l2 = Rates().bytes_in * record["device"]["sms"] / 1e6  # TB/s, the model's for all SMs
+    from_l2 = Rates().l2_bytes_per_us * record["device"]["sms"] / 1e6  # TB/s, the model's for all SMs
     flat = {f"cuBLAS bf16, {gpu}": rows["cuBLAS bf16"]["tflops"]} if dtype != "fp8" else {}
     return Roofline("operations per byte that TMA fetches, FLOP/B", "tflops", "TFLOP/s",
                     lambda config: 2 * config.block_m * config.block_n / (config.block_m + config.block_n)

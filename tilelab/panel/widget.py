@@ -327,7 +327,7 @@ class Panel:
         done = sum(row["status"] != "waiting" for row in rows) if swept else 0  # recorded rows do not count
         note = self._note
         if running and not running.cancelled:
-            left = running.seconds_left
+            left = running.left_s
             note = f"about {views.format_seconds(left)} left" if left else "starting"
         _update(self.status, value=views.status(choice, rows, done, note, self._problem))
         _update(self.progress, max=max(len(rows), 1), value=done)

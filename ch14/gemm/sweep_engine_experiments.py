@@ -1,7 +1,7 @@
 """The measurements behind the notebook `01_sweep`: the engine of `tilelab.sweep`, and triton.autotune beside it.
 
-Each experiment returns a tilelab.results.Record, live or recorded. `python -m ch14.gemm.sweep_experiments NAME` runs
-one contender (a key of CONTENDERS, or a fault) in a fresh process and prints one JSON object.
+Each experiment returns a tilelab.results.Record, live or recorded. `python -m ch14.gemm.sweep_engine_experiments NAME`
+runs one contender (a key of CONTENDERS, or a fault) in a fresh process and prints one JSON object.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PATIENCE_S = 20
 
 def source(*things) -> str:
     """Return the hash of the engine, and of what an experiment runs beside it."""
-    return results.source_hash(sweep.Sweep, sweep.build_configuration, sweep.measure_configuration,
+    return results.source_hash(sweep.Sweep, sweep.build_configuration, sweep.call_in_gpu_worker,
                                sweep.sort_by_speed, worker_pool, gpu_worker, *things)
 
 
@@ -90,8 +90,9 @@ CONTENDERS = {"autotune": run_autotune, "sweep": run_sweep, "warm sweep": run_wa
 
 
 def _run_in_process(name: str, timeout_s: float | None = None, **env: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "ch14.gemm.sweep_experiments", name], capture_output=True, text=True,
-                          env={**os.environ, **env}, cwd=worker_pool.ROOT, timeout=timeout_s, check=False)
+    command = [sys.executable, "-m", "ch14.gemm.sweep_engine_experiments", name]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env}, cwd=worker_pool.ROOT,
+                          timeout=timeout_s, check=False)
 
 
 def _time_in_process(name: str, cache: str, **env: str) -> dict:
