@@ -14,7 +14,7 @@ from ch10.wgmma_gemm.configs import (
     rename_old_steps,
 )
 
-GOOD = {"kernel": "specialised", "block_m": 128, "block_n": 256, "stages": 4, "consumers": 2, "epilogue_subtiles": 4}
+GOOD = {"kernel": "specialised", "block_m": 128, "block_n": 256, "stages": 4, "consumers": 2, "epilogue_subtile": 4}
 
 
 @pytest.mark.parametrize("change, said", [
@@ -24,13 +24,13 @@ GOOD = {"kernel": "specialised", "block_m": 128, "block_n": 256, "stages": 4, "c
     ({"group": 4097}, "group must be from 1 to 4,096"),
     ({"block_m": 64}, "block_m must be a multiple of 64 for each of 2 consumers"),
     ({"block_n": 72}, "block_n must be a multiple of 16 in each of 4 subtiles; it is 72."),
-    ({"swap": True}, "epilogue_subtiles must be 1 with swap; it is 4."),
+    ({"swap": True}, "epilogue_subtile must be 1 with swap; it is 4."),
     ({"stages": 1}, "the kernel specialised needs 2 stages"),
     ({"cluster": 4}, "cluster must be 1 or 2 for the kernel specialised; it is 4."),
-    ({"kernel": "one_group"}, "one_group has one consumer, no cluster"),
-    ({"kernel": "one_group", "consumers": 1, "pdl": True}, "no persistent or early start"),
-    ({"kernel": "split", "epilogue_subtiles": 1}, "split takes clusters of 2, 4 or 8"),
-    ({"kernel": "split", "cluster": 2}, "has one subtile"),
+    ({"kernel": "one_group"}, "for the kernel one_group; they are 2, 1, False and False."),
+    ({"kernel": "one_group", "consumers": 1, "pdl": True}, "they are 1, 1, False and True."),
+    ({"kernel": "split", "epilogue_subtile": 1}, "cluster must be 2, 4 or 8 for the kernel split; it is 1."),
+    ({"kernel": "split", "cluster": 2}, "epilogue_subtile 1 for the kernel split; they are False and 4."),
 ])
 def test_bad_configuration_is_one_sentence(change, said):
     with pytest.raises(ValueError) as caught:
@@ -42,8 +42,8 @@ def test_what_a_configuration_needs():
     wide = WgmmaConfig(**GOOD)
     assert (wide.threads, wide.accumulators, wide.box, wide.stage_bytes) == (384, 128, 64, 49152)
     assert wide.smem_bytes == 4 * 49152 + 2 * 128 * 64 * 2 + 64  # ring, two parts of C, full and empty barriers
-    assert dataclasses.replace(wide, block_n=224, epilogue_subtiles=7).box == 32
-    assert dataclasses.replace(wide, block_n=208, epilogue_subtiles=1).box == 16
+    assert dataclasses.replace(wide, block_n=224, epilogue_subtile=7).box == 32
+    assert dataclasses.replace(wide, block_n=208, epilogue_subtile=1).box == 16
     deep = WgmmaConfig("specialised", 64, 64, 6, boxes_per_stage=2)
     assert (deep.stage_bytes, deep.steps(4096), deep.steps(4097)) == (32768, 32, 33)
     assert STEPS["tile"].threads == 128 and STEPS["tile"].smem_bytes == 32768 + 32768 + 8
@@ -64,7 +64,7 @@ def test_tiles_and_grids():
 
 @pytest.mark.parametrize("config, said", [
     (WgmmaConfig("specialised", 128, 256, 5, consumers=2), "it needs 311,376 B of shared memory per block; sm_90a has"),
-    (WgmmaConfig("specialised", 128, 256, 2, epilogue_subtiles=4), "it needs about 40 beside its 256 sums"),
+    (WgmmaConfig("specialised", 128, 256, 2, epilogue_subtile=4), "it needs about 40 beside its 256 sums"),
 ])
 def test_what_cannot_run_is_refused_with_a_reason(config, said):
     assert said in rejection(config)
@@ -79,7 +79,7 @@ def test_each_step_changes_one_thing():
     names = [field.name for field in dataclasses.fields(WgmmaConfig)]
     changed = [[name for name in names if getattr(a, name) != getattr(b, name)]
                for a, b in itertools.pairwise(STEPS.values())]
-    assert changed == [["stages"], ["kernel"], ["consumers"], ["block_n", "epilogue_subtiles"], ["cluster"],
+    assert changed == [["stages"], ["kernel"], ["consumers"], ["block_n", "epilogue_subtile"], ["cluster"],
                        ["persistent"], ["pdl"], ["group"]]
 
 

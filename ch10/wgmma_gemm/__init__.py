@@ -11,7 +11,7 @@ import pathlib
 
 import torch
 
-from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, best_config, rejection
+from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, best_config, configs, rejection
 from tilelab import build, cuda, device, operands
 from tilelab.tensor_map import make_tensor_map
 
@@ -26,11 +26,6 @@ INSTEAD = ("read the record or compile it; other GPUs with TMA multiply with ch1
 def spec(a, b):
     """Return C (M, N) = a (M, K) @ b (K, N) in float64."""
     return a.double() @ b.double()
-
-
-def configs() -> dict[str, WgmmaConfig]:
-    """Return the steps of the ladder by name, in their order."""
-    return STEPS
 
 
 def job(config: WgmmaConfig, target: str = "sm_90a", source: pathlib.Path = SOURCE) -> build.Job:

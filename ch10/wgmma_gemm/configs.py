@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 KERNELS = ("one_group", "specialised", "split")
 BOX_K = 64  # columns of A and B in a box: 128 bytes, the widest swizzle
-LIMITS = {"block_m": 256, "block_n": 256, "stages": 16, "consumers": 2, "cluster": 8, "epilogue_subtiles": 16,
+LIMITS = {"block_m": 256, "block_n": 256, "stages": 16, "consumers": 2, "cluster": 8, "epilogue_subtile": 16,
           "group": 4096, "boxes_per_stage": 4}
 
 
@@ -20,7 +20,7 @@ class WgmmaConfig:
     `consumers` warp groups multiply the contents of a ring of `stages`. A stage holds `boxes_per_stage` boxes of 64
     columns of A and of B. `cluster` CTAs share tiles of B; in the kernel `split` they share the K steps of one tile. A
     `persistent` kernel starts only one CTA per SM. The epilogue stores C in
-    `epilogue_subtiles`; at most two are in shared memory at a time. The raster walks over bands of `group` rows of
+    `epilogue_subtile` parts; at most two are in shared memory at a time. The raster walks over bands of `group` rows of
     tiles. With `swap`, the kernel computes C transposed, and block_m counts columns of C. With `pdl` (programmatic
     dependent launch), CTAs may start while the previous kernel in the stream still runs.
     """
@@ -32,7 +32,7 @@ class WgmmaConfig:
     consumers: int = 1
     cluster: int = 1
     persistent: bool = False
-    epilogue_subtiles: int = 1
+    epilogue_subtile: int = 1
     group: int = 1
     swap: bool = False
     pdl: bool = False
@@ -47,20 +47,24 @@ class WgmmaConfig:
         if self.block_m % (64 * self.consumers):
             raise ValueError(f"block_m must be a multiple of 64 for each of {self.consumers} consumers, because wgmma "
                              f"takes 64 rows; it is {self.block_m}.")
-        if self.block_n % (16 * self.epilogue_subtiles):
-            raise ValueError(f"block_n must be a multiple of 16 in each of {self.epilogue_subtiles} subtiles; it is "
+        if self.block_n % (16 * self.epilogue_subtile):
+            raise ValueError(f"block_n must be a multiple of 16 in each of {self.epilogue_subtile} subtiles; it is "
                              f"{self.block_n}.")
-        if self.swap and self.epilogue_subtiles != 1:
-            raise ValueError(f"epilogue_subtiles must be 1 with swap; it is {self.epilogue_subtiles}.")
+        if self.swap and self.epilogue_subtile != 1:
+            raise ValueError(f"epilogue_subtile must be 1 with swap; it is {self.epilogue_subtile}.")
         if self.kernel == "one_group" and (self.consumers, self.cluster, self.persistent, self.pdl) != (1, 1, 0, 0):
-            raise ValueError("the kernel one_group has one consumer, no cluster, and no persistent or early start.")
+            raise ValueError("consumers and cluster must be 1, and persistent and pdl False, for the kernel one_group; "
+                             f"they are {self.consumers}, {self.cluster}, {self.persistent} and {self.pdl}.")
         if self.kernel != "one_group" and self.stages < 2:
             raise ValueError(f"the kernel {self.kernel} needs 2 stages, because it releases one only while the next is "
                              "multiplied.")
         if self.kernel == "specialised" and self.cluster > 2:
             raise ValueError(f"cluster must be 1 or 2 for the kernel specialised; it is {self.cluster}.")
-        if self.kernel == "split" and (self.cluster not in (2, 4, 8) or self.persistent or self.epilogue_subtiles > 1):
-            raise ValueError("the kernel split takes clusters of 2, 4 or 8, is not persistent and has one subtile.")
+        if self.kernel == "split" and self.cluster not in (2, 4, 8):
+            raise ValueError(f"cluster must be 2, 4 or 8 for the kernel split; it is {self.cluster}.")
+        if self.kernel == "split" and (self.persistent or self.epilogue_subtile > 1):
+            raise ValueError("persistent must be False and epilogue_subtile 1 for the kernel split; they are "
+                             f"{self.persistent} and {self.epilogue_subtile}.")
 
     @property
     def accumulators(self) -> int:
@@ -78,7 +82,7 @@ class WgmmaConfig:
     @property
     def box(self) -> int:
         """Columns of the boxes in which C is stored: the widest swizzle that divides a subtile."""
-        return next(width for width in (64, 32, 16) if self.swap or self.block_n // self.epilogue_subtiles % width == 0)
+        return next(width for width in (64, 32, 16) if self.swap or self.block_n // self.epilogue_subtile % width == 0)
 
     def steps(self, k: int) -> int:
         """Return the number of stages that K columns fill."""
@@ -91,14 +95,14 @@ class WgmmaConfig:
         if self.kernel == "split":
             lines, line = (self.block_n, self.block_m) if self.swap else (self.block_m, self.block_n)
             return barriers + max(ring, lines * (line + 8) * 4)
-        staged = self.block_m * self.block_n * 2 // self.epilogue_subtiles * min(self.epilogue_subtiles, 2)
+        staged = self.block_m * self.block_n * 2 // self.epilogue_subtile * min(self.epilogue_subtile, 2)
         return barriers + ring + staged
 
     def constants(self) -> dict:
         """Return the macros with which wgmma_gemm.cu is compiled."""
         return {"KERNEL": self.kernel.upper(), "BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "STAGES": self.stages,
                 "BOXES_PER_STAGE": self.boxes_per_stage, "CONSUMERS": self.consumers, "CLUSTER": self.cluster,
-                "EPILOGUE_SUBTILE": self.epilogue_subtiles, "GROUP": self.group, "SWAP": int(self.swap)}
+                "EPILOGUE_SUBTILE": self.epilogue_subtile, "GROUP_M": self.group, "SWAP": int(self.swap)}
 
     def __str__(self):
         words = [f"{self.kernel} {self.block_m} × {self.block_n}", f"{self.stages} stage{'s' * (self.stages > 1)}"]
@@ -106,7 +110,7 @@ class WgmmaConfig:
             words.append(f"{self.consumers} consumer{'s' * (self.consumers > 1)}")
         words += [f"{64 * self.boxes_per_stage} deep"] * (self.boxes_per_stage > 1)
         words += [f"cluster {self.cluster}"] * (self.cluster > 1) + ["persistent"] * self.persistent
-        words += [f"{self.epilogue_subtiles} parts"] * (self.epilogue_subtiles > 1)
+        words += [f"{self.epilogue_subtile} parts"] * (self.epilogue_subtile > 1)
         words += [f"group {self.group}"] * (self.group > 1) + ["swapped"] * self.swap + ["early"] * self.pdl
         return ", ".join(words)
 
@@ -129,16 +133,23 @@ def _ladder() -> dict[str, WgmmaConfig]:
     tile = WgmmaConfig("one_group", 128, 128, 1)
     warp_specialized = WgmmaConfig("specialised", 128, 128, 4)
     two_consumers = dataclasses.replace(warp_specialized, consumers=2)
-    wide = dataclasses.replace(two_consumers, block_n=256, epilogue_subtiles=4)
-    cluster = dataclasses.replace(wide, cluster=2)
+    tile_128x256 = dataclasses.replace(two_consumers, block_n=256, epilogue_subtile=4)
+    cluster = dataclasses.replace(tile_128x256, cluster=2)
     persistent = dataclasses.replace(cluster, persistent=True)
     pdl = dataclasses.replace(persistent, pdl=True)
     return {"tile": tile, "ring": dataclasses.replace(tile, stages=4), "warp_specialized": warp_specialized,
-            "two_consumers": two_consumers, "tile_128x256": wide, "cluster": cluster, "persistent": persistent,
+            "two_consumers": two_consumers, "tile_128x256": tile_128x256, "cluster": cluster, "persistent": persistent,
             "pdl": pdl, "raster": dataclasses.replace(pdl, group=4)}
 
 
 STEPS = _ladder()  # each step adds one idea to the step before it
+
+
+def configs() -> dict[str, WgmmaConfig]:
+    """Return the steps of the ladder by name, in their order."""
+    return STEPS
+
+
 # records made before the steps were renamed
 OLD_STEP_NAMES = {"roles": "warp_specialized", "pair": "two_consumers", "wide": "tile_128x256", "early": "pdl"}
 
@@ -172,8 +183,8 @@ def candidates() -> list[WgmmaConfig]:
     def persistent(*tile, **rest):
         return WgmmaConfig("specialised", *tile, persistent=True, pdl=True, **{"group": 16, **rest})
 
-    large = [persistent(128, 256, 4, consumers=2, epilogue_subtiles=4, group=4),
-             persistent(128, 224, 4, consumers=2, epilogue_subtiles=7),
+    large = [persistent(128, 256, 4, consumers=2, epilogue_subtile=4, group=4),
+             persistent(128, 224, 4, consumers=2, epilogue_subtile=7),
              persistent(128, 192, 4, consumers=2), persistent(128, 128, 6, consumers=2)]
     # With few tiles, speed depends on the bytes in flight. Two boxes per stage fetch rows of 256 bytes from DRAM.
     thin = [persistent(64, 64, 6, boxes_per_stage=2), persistent(64, 128, 8)]

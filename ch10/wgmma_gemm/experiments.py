@@ -50,12 +50,12 @@ def make_inputs(m: int, n: int, k: int) -> tuple:
     return a, weight.T, torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
 
 
-def launch_cublas(a, b, out):
+def prepare_cublas(a, b, out):
     """Return a function that multiplies with cuBLAS, through torch."""
     return lambda: torch.mm(a, b, out=out)
 
 
-def ours(config):
+def prepare_gemm(config):
     """Return a candidate of tilelab.bench that prepares our kernel."""
     return lambda a, b, out: wgmma_gemm.prepare(a, b, out=out, config=config)
 
@@ -69,7 +69,8 @@ def verify(config: WgmmaConfig, m: int, n: int, k: int, prepare=wgmma_gemm.prepa
 
 def compare_with_cublas(configs: dict[str, WgmmaConfig], m: int, n: int, k: int, **timing) -> list[dict]:
     """Return rows of bench.Timing, one per configuration. All configurations and cuBLAS run interleaved."""
-    found = bench.compare({"cuBLAS": launch_cublas, **{name: ours(config) for name, config in configs.items()}},
+    found = bench.compare({"cuBLAS": prepare_cublas,
+                           **{name: prepare_gemm(config) for name, config in configs.items()}},
                           lambda: make_inputs(m, n, k), "cuBLAS", flops=2 * m * n * k, **timing)
     return [{"config": str(config), "shape": [m, n, k], **found[name].row()} for name, config in configs.items()]
 
@@ -160,7 +161,8 @@ def measure_bursts(m: int, n: int, k: int, rounds: int = 12, rest_s: float = 0.0
     """Return the medians of `rounds` bursts of 40 launches, ours and cuBLAS in turn, each after a rest that cools the
     chip."""
     sets = [make_inputs(m, n, k) for _ in range(4)]
-    launches = {"peer_ms": [launch_cublas(*each) for each in sets], "ms": [ours("best")(*each) for each in sets]}
+    launches = {"peer_ms": [prepare_cublas(*each) for each in sets],
+                "ms": [prepare_gemm("best")(*each) for each in sets]}
     times = {name: [] for name in launches}
     for round_number in range(rounds + 1):
         for name in list(launches)[::1 if round_number % 2 else -1]:
@@ -209,7 +211,7 @@ def measure_raster():
 def _most_stages(columns: int) -> WgmmaConfig:
     """Return the persistent tile of 128 x `columns` with as many stages as fit, at least four. If need be, C is staged
     in subtiles."""
-    tiles = (WgmmaConfig("specialised", 128, columns, stages, consumers=2, epilogue_subtiles=subtiles, persistent=True,
+    tiles = (WgmmaConfig("specialised", 128, columns, stages, consumers=2, epilogue_subtile=subtiles, persistent=True,
                          pdl=True, group=16)
              for stages, subtiles in ((6, 1), (5, 1), (4, 1), (4, 4), (4, 7)) if columns % (16 * subtiles) == 0)
     return next(tile for tile in tiles if not rejection(tile))
@@ -262,9 +264,9 @@ struct Recorder : Ring<STAGES> {
         "mbarrier_wait(barriers.full + 8 * position.stage, position.phase);": "ARRIVED, step",
         "mbarrier_wait(barriers.empty + 8 * position.stage, position.phase ^ 1);": "WAITED, step",
         "b_map, k, column, barrier);\n            }\n        }\n": "LOADED, step",
-        "wgmma_wait<0>();\n    release<MULTICAST>(barriers.empty + 8 * before);": "MULTIPLIED, last - 1",
+        "wgmma_wait<0>();\n    release<MULTICAST>(barriers.empty + 8 * previous_stage);": "MULTIPLIED, last - 1",
         "epilogue(acc, c_map, ring + RING_BYTES, stored, row, column, 1);": "STORED, 0",
-        "epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, group);": "STORED, tile_id"}
+        "epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, warpgroup);": "STORED, tile_id"}
     return [("// All three kernels take", f"{recorder}// All three kernels take", 1),
             ("u64 stride_c)", "u64 stride_c, u64* stamps)", 3),
             ("Ring<STAGES>& position", "Recorder& position", 2),
@@ -335,9 +337,9 @@ def fault_patches() -> dict[str, list[tuple[str, str, int]]]:
                          "mbarrier_arrive_expect_tx(barrier, STAGE_BYTES - 8192)", 2)],
         # A stage is released when its products are issued, not when they have finished.
         "release_early": [("wgmma_wait<1>();\n        if (step > first) ", "", 1),
-                          ("release<MULTICAST>(barriers.empty + 8 * before);\n        before",
-                           "release<MULTICAST>(barriers.empty + 8 * position.stage);\n        before", 1),
-                          ("    release<MULTICAST>(barriers.empty + 8 * before);\n}", "}", 1)]}
+                          ("release<MULTICAST>(barriers.empty + 8 * previous_stage);\n        previous_stage",
+                           "release<MULTICAST>(barriers.empty + 8 * position.stage);\n        previous_stage", 1),
+                          ("    release<MULTICAST>(barriers.empty + 8 * previous_stage);\n}", "}", 1)]}
 
 
 def try_fault(fault: str) -> dict:

@@ -51,7 +51,7 @@ class WgmmaSpace(TargetSpace):
         return predict_us(config, *self.shape, device.current().sms or 132) / 1e3
 
     def warm_up(self):
-        experiments.launch_cublas(*experiments.make_inputs(*self.shape))()
+        experiments.prepare_cublas(*experiments.make_inputs(*self.shape))()
         return {}
 
     def measure(self, config):
@@ -75,7 +75,7 @@ def grid() -> list[WgmmaConfig]:
     """Return the configurations that are swept: tiles, stages, clusters and rasters of the persistent kernel."""
     tiles = (128, 128), (128, 160), (128, 192), (128, 208), (128, 224), (128, 256), (256, 128)
     return [WgmmaConfig("specialised", rows, columns, stages, consumers=2, cluster=cluster, persistent=True, pdl=True,
-                        epilogue_subtiles=4 if rows * columns == 1 << 15 else 1, group=group)
+                        epilogue_subtile=4 if rows * columns == 1 << 15 else 1, group=group)
             for (rows, columns), stages, cluster, group in itertools.product(tiles, (2, 3, 4, 6), (1, 2), (1, 4, 16))]
 
 

@@ -11,16 +11,19 @@
 //   5. After the last step along K, the epilogue rounds the sums to bf16 and TMA stores them.
 //
 // KERNEL selects one of three kernels:
-//   ONE_GROUP    one warp group does everything, loads and products by turns.
+//   ONE_GROUP    one warp group issues both the loads and the products.
 //   SPECIALISED  one warp group (the producer) loads, CONSUMERS warp groups multiply; persistent if the grid is small.
 //   SPLIT        like SPECIALISED, but the CTAs of a cluster divide the K steps of one tile and then add up its parts.
 //
 // The other macros, set with -D:
-//   STAGES, BOXES_PER_STAGE   size of the ring; a stage holds 64 columns of A and B per box
-//   CLUSTER                   CTAs that share tiles of B (one below the other), for SPLIT those that share a tile of C
-//   EPILOGUE_SUBTILE          number of parts in which the epilogue stores its tile
-//   GROUP                     rows of tiles in a band of the raster (tile_at)
-//   SWAP                      1: A and B have changed places, and C is stored transposed
+//   BLOCK_M, BLOCK_N   the tile of C
+//   CONSUMERS          warp groups that multiply; each takes BLOCK_M / CONSUMERS rows of the tile
+//   STAGES             stages of the ring
+//   BOXES_PER_STAGE    boxes of 64 columns of A, and as many of B, that a stage holds
+//   CLUSTER            CTAs that share tiles of B (one below the other), for SPLIT those that share a tile of C
+//   EPILOGUE_SUBTILE   number of parts in which the epilogue stores its tile
+//   GROUP_M            rows of tiles in a band of the raster (tile_coordinates)
+//   SWAP               1: A and B have changed places, and C is stored transposed
 #include "wgmma.cuh"
 
 #define ONE_GROUP 0
@@ -42,13 +45,14 @@ constexpr u32 SUBTILE_BYTES = ROWS * COLUMNS * 2;  // of one consumer
 constexpr u32 BUFFERS = EPILOGUE_SUBTILE > 1 ? 2 : 1;  // one is stored while the next is written
 constexpr u32 STAGED_BYTES = CONSUMERS * BUFFERS * SUBTILE_BYTES;
 
-// SPLIT keeps the sums in shared memory as C lies in global memory. A row begins 8 banks after the one before it.
-constexpr int LINES = SWAP ? BLOCK_N : BLOCK_M, LINE = SWAP ? BLOCK_M : BLOCK_N, PITCH = LINE + 8;
-constexpr u32 SUMS_BYTES = LINES * PITCH * 4, SPLIT_BYTES = RING_BYTES > SUMS_BYTES ? RING_BYTES : SUMS_BYTES;
+// SPLIT keeps the sums in shared memory as C lies in global memory. If C_COLUMNS is a multiple of 32, a row begins 8
+// banks after the one before it.
+constexpr int C_ROWS = SWAP ? BLOCK_N : BLOCK_M, C_COLUMNS = SWAP ? BLOCK_M : BLOCK_N, PITCH = C_COLUMNS + 8;
+constexpr u32 SUMS_BYTES = C_ROWS * PITCH * 4, SPLIT_BYTES = RING_BYTES > SUMS_BYTES ? RING_BYTES : SUMS_BYTES;
 static_assert(ROWS % 64 == 0 && BLOCK_N % (16 * EPILOGUE_SUBTILE) == 0 && (!SWAP || EPILOGUE_SUBTILE == 1), "");
 
-// The ring, the staged C, the barriers. The swizzle pattern repeats every 1,024 bytes, so tiles are aligned to that. A
-// static array would be placed first and cost another 1,024 bytes.
+// The ring and the staged C. The swizzle pattern repeats every 1,024 bytes, so tiles are aligned to that. The barriers
+// are in it too: a separate static array would come first, and aligning the ring behind it would waste 1,024 bytes.
 extern __shared__ __align__(1024) char shared[];
 
 // One step along K: issue the products of one stage and commit them as a group. They are still running on return.
@@ -146,7 +150,7 @@ one_group(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tenso
         fence_mbarrier_init();
     }
     __syncthreads();
-    const Tile tile = tile_at(blockIdx.x, (M + BLOCK_M - 1) / BLOCK_M, (N + BLOCK_N - 1) / BLOCK_N, GROUP);
+    const Tile tile = tile_coordinates(blockIdx.x, (M + BLOCK_M - 1) / BLOCK_M, (N + BLOCK_N - 1) / BLOCK_N, GROUP_M);
     const int row = tile.m * BLOCK_M, column = tile.n * BLOCK_N, steps = (K + BLOCK_K - 1) / BLOCK_K;
 
     auto load = [&](int step, u32 stage) {
@@ -164,7 +168,7 @@ one_group(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tenso
     // With two or more stages, the products of one step keep running while the next stage is waited for.
     constexpr int LAG = STAGES > 1;
     Ring<STAGES> position;
-    u32 before = 0;
+    u32 previous_stage = 0;
     for (int step = 0; step < steps; ++step, position.advance()) {
         mbarrier_wait(full + 8 * position.stage, position.phase);
         const u32 a = ring + position.stage * STAGE_BYTES;
@@ -172,8 +176,8 @@ one_group(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tenso
         wgmma_wait<LAG>();
         __syncthreads();  // all four warps have read the stage of LAG steps ago, so it may be filled again
         if (leader && step >= LAG && step - LAG + STAGES < steps)
-            load(step - LAG + STAGES, LAG ? before : position.stage);
-        before = position.stage;
+            load(step - LAG + STAGES, LAG ? previous_stage : position.stage);
+        previous_stage = position.stage;
     }
     wgmma_wait<0>();
     u32 stored = 0;
@@ -214,7 +218,7 @@ __device__ __forceinline__ Barriers make_barriers(u32 address, u32 ctas) {
 template <bool MULTICAST>
 __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, u32 ring, Barriers barriers,
                                         Ring<STAGES>& position, int row, int column, int first, int last) {
-    constexpr u32 SHARE = BLOCK_N / CLUSTER;
+    constexpr u32 B_ROWS_PER_CTA = BLOCK_N / CLUSTER;
     for (int step = first; step < last; ++step, position.advance()) {
         // On a new barrier, a wait for the phase before the first one returns at once: all stages are empty.
         mbarrier_wait(barriers.empty + 8 * position.stage, position.phase ^ 1);
@@ -226,8 +230,8 @@ __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap&
             tma_load_2d(a + box * A_BOX_BYTES, a_map, k, row, barrier);
             if constexpr (MULTICAST) {
                 const u32 rank = cluster_rank();
-                tma_load_2d_multicast(b + box * B_BOX_BYTES + rank * SHARE * 128, b_map, k, column + rank * SHARE,
-                                      barrier, (1 << CLUSTER) - 1);
+                tma_load_2d_multicast(b + box * B_BOX_BYTES + rank * B_ROWS_PER_CTA * 128, b_map, k,
+                                      column + rank * B_ROWS_PER_CTA, barrier, (1 << CLUSTER) - 1);
             } else {
                 tma_load_2d(b + box * B_BOX_BYTES, b_map, k, column, barrier);
             }
@@ -251,7 +255,7 @@ template <bool MULTICAST>
 __device__ __forceinline__ void consume(float (&acc)[FRAGMENTS][BLOCK_N / 2], u32 ring, Barriers barriers,
                                         Ring<STAGES>& position, int first, int last) {
     const u32 consumer = threadIdx.x / 128 - 1;
-    u32 before = 0;
+    u32 previous_stage = 0;
     for (int step = first; step < last; ++step, position.advance()) {
         mbarrier_wait(barriers.full + 8 * position.stage, position.phase);
         const u32 a = ring + position.stage * STAGE_BYTES;
@@ -259,11 +263,11 @@ __device__ __forceinline__ void consume(float (&acc)[FRAGMENTS][BLOCK_N / 2], u3
         // One group of products stays in flight, so the tensor cores never wait for this loop. The group before it has
         // finished, and so its stage is free.
         wgmma_wait<1>();
-        if (step > first) release<MULTICAST>(barriers.empty + 8 * before);
-        before = position.stage;
+        if (step > first) release<MULTICAST>(barriers.empty + 8 * previous_stage);
+        previous_stage = position.stage;
     }
     wgmma_wait<0>();
-    release<MULTICAST>(barriers.empty + 8 * before);
+    release<MULTICAST>(barriers.empty + 8 * previous_stage);
 }
 #endif
 
@@ -273,19 +277,19 @@ __device__ __forceinline__ void consume(float (&acc)[FRAGMENTS][BLOCK_N / 2], u3
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 specialised(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
             const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c) {
-    const u32 ring = shared_address(shared), group = threadIdx.x / 128, rank = CLUSTER > 1 ? cluster_rank() : 0;
+    const u32 ring = shared_address(shared), warpgroup = threadIdx.x / 128, rank = CLUSTER > 1 ? cluster_rank() : 0;
     const Barriers barriers = make_barriers(ring + RING_BYTES + STAGED_BYTES, CLUSTER);
     const int tiles_m = (M + BLOCK_M * CLUSTER - 1) / (BLOCK_M * CLUSTER), tiles_n = (N + BLOCK_N - 1) / BLOCK_N;
     const int steps = (K + BLOCK_K - 1) / BLOCK_K, clusters = gridDim.x / CLUSTER;
     Ring<STAGES> position;
-    if (group == 0) {
+    if (warpgroup == 0) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
             prefetch_tensormap(a_map), prefetch_tensormap(b_map), prefetch_tensormap(c_map);
             griddepcontrol_wait();
             griddepcontrol_launch_dependents();
             for (int tile_id = blockIdx.x / CLUSTER; tile_id < tiles_m * tiles_n; tile_id += clusters) {
-                const Tile tile = tile_at(tile_id, tiles_m, tiles_n, GROUP);
+                const Tile tile = tile_coordinates(tile_id, tiles_m, tiles_n, GROUP_M);
                 produce<(CLUSTER > 1)>(a_map, b_map, ring, barriers, position, (tile.m * CLUSTER + rank) * BLOCK_M,
                                        tile.n * BLOCK_N, 0, steps);
             }
@@ -293,14 +297,14 @@ specialised(const __grid_constant__ TensorMap a_map, const __grid_constant__ Ten
         __syncwarp();
     } else {
         warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-        const u32 consumer = group - 1, staged = ring + RING_BYTES + consumer * BUFFERS * SUBTILE_BYTES;
+        const u32 consumer = warpgroup - 1, staged = ring + RING_BYTES + consumer * BUFFERS * SUBTILE_BYTES;
         u32 stored = 0;
         float acc[FRAGMENTS][BLOCK_N / 2];
         for (int tile_id = blockIdx.x / CLUSTER; tile_id < tiles_m * tiles_n; tile_id += clusters) {
-            const Tile tile = tile_at(tile_id, tiles_m, tiles_n, GROUP);
+            const Tile tile = tile_coordinates(tile_id, tiles_m, tiles_n, GROUP_M);
             consume<(CLUSTER > 1)>(acc, ring, barriers, position, 0, steps);
             const int row = (tile.m * CLUSTER + rank) * BLOCK_M + consumer * ROWS;
-            epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, group);
+            epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, warpgroup);
         }
         if (threadIdx.x % 128 == 0) bulk_wait_read<0>();  // shared memory must outlive the stores that read it
     }
@@ -313,19 +317,21 @@ specialised(const __grid_constant__ TensorMap a_map, const __grid_constant__ Ten
 // ---- SPLIT: a cluster shares the K steps of a tile
 
 #if KERNEL == SPLIT
+constexpr u32 CONSUMERS_BARRIER = 8;  // the named barrier of all consumers
+
 // For a C of few tiles and a long K. Each CTA of the cluster multiplies a part of the K steps and leaves its sums in
 // shared memory. Then each CTA adds up 1 / CLUSTER of the tile, reading the sums of all CTAs in a fixed order.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 split(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
       const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c) {
-    const u32 ring = shared_address(shared), group = threadIdx.x / 128, rank = cluster_rank();
+    const u32 ring = shared_address(shared), warpgroup = threadIdx.x / 128, rank = cluster_rank();
     const Barriers barriers = make_barriers(ring + SPLIT_BYTES, 1);
     const int tiles_m = (M + BLOCK_M - 1) / BLOCK_M, tiles_n = (N + BLOCK_N - 1) / BLOCK_N;
-    const Tile tile = tile_at(blockIdx.x / CLUSTER, tiles_m, tiles_n, GROUP);
+    const Tile tile = tile_coordinates(blockIdx.x / CLUSTER, tiles_m, tiles_n, GROUP_M);
     const int row = tile.m * BLOCK_M, column = tile.n * BLOCK_N, steps = (K + BLOCK_K - 1) / BLOCK_K;
     const int first = steps * rank / CLUSTER, last = steps * (rank + 1) / CLUSTER;
     Ring<STAGES> position;
-    if (group == 0) {
+    if (warpgroup == 0) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
             prefetch_tensormap(a_map), prefetch_tensormap(b_map);
@@ -336,10 +342,11 @@ split(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
         __syncwarp();
     } else {
         warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-        const int consumer = group - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+        const int consumer = warpgroup - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         float acc[FRAGMENTS][BLOCK_N / 2];
         consume<false>(acc, ring, barriers, position, first, last);
-        named_barrier_sync(8, 128 * CONSUMERS);  // the sums overwrite the ring, which other consumers may still read
+        // The sums overwrite the ring, which other consumers may still read.
+        named_barrier_sync(CONSUMERS_BARRIER, 128 * CONSUMERS);
 #pragma unroll
         for (int f = 0; f < FRAGMENTS; ++f)
 #pragma unroll
@@ -351,12 +358,13 @@ split(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
             }
     }
     cluster_arrive(), cluster_wait();  // all sums of the cluster are written
-    if (group > 0) {
+    if (warpgroup > 0) {
         const int c_rows = SWAP ? N : M, c_columns = SWAP ? M : N;
         const int c_row = SWAP ? column : row, c_column = SWAP ? row : column;
-        constexpr int SHARE = LINES * LINE / 8 / CLUSTER;  // in units of eight elements, 16 bytes of C
-        for (int i = threadIdx.x - 128; i < SHARE; i += 128 * CONSUMERS) {
-            const int unit = rank * SHARE + i, line = unit / (LINE / 8), begin = unit % (LINE / 8) * 8;
+        constexpr int UNITS_PER_CTA = C_ROWS * C_COLUMNS / 8 / CLUSTER;  // in units of eight elements, 16 bytes of C
+        for (int i = threadIdx.x - 128; i < UNITS_PER_CTA; i += 128 * CONSUMERS) {
+            const int unit = rank * UNITS_PER_CTA + i;
+            const int line = unit / (C_COLUMNS / 8), begin = unit % (C_COLUMNS / 8) * 8;
             if (c_row + line >= c_rows || c_column + begin >= c_columns) continue;
             float sum[8] = {};
 #pragma unroll

@@ -225,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
             for (int work = blockIdx.x; work < works; work += gridDim.x) {
-                const Tile tile = tile_at(work / splits, tiles_m, tiles_n, GROUP);
+                const Tile tile = tile_coordinates(work / splits, tiles_m, tiles_n, GROUP);
                 const int row = tile.m * BLOCK_M, column = tile.n * BLOCK_N, split = work % splits;
                 for (int step = first_step(split); step < first_step(split + 1); ++step, state.advance()) {
                     // On a new barrier a wait for the other phase returns at once: all stages start empty.
@@ -249,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         // Both consumers begin together. With the second 2 or 4 blocks later, the epilogue of one overlaps with the
         // products of the other. On an H200 that was slower for a short K and for MXFP8, and nowhere faster.
         for (int work = blockIdx.x; work < works; work += gridDim.x) {
-            const Tile tile = tile_at(work / splits, tiles_m, tiles_n, GROUP);
+            const Tile tile = tile_coordinates(work / splits, tiles_m, tiles_n, GROUP);
             const int row = tile.m * BLOCK_M + consumer * ROWS, column = tile.n * BLOCK_N, split = work % splits;
             const float* tile_scale_b = scale_b + static_cast<u64>(column / BLOCK) * steps;
             int step = first_step(split), blocks_left = first_step(split + 1) - step;

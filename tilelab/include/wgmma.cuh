@@ -7,18 +7,18 @@ struct Tile {
     int m, n;
 };
 
-// Return the row and column, in tiles, of the tile that is computed as number `index`.
-// Bands of `group` rows of tiles are finished one after the other, each band column by column. CTAs that run at the
-// same time then read few different tiles of A and B, so these stay in L2. With group = 2:
+// Return the row and column, in tiles, of the tile that is computed as number `tile_id`.
+// Bands of `group_m` rows of tiles are finished one after the other, each band column by column. CTAs that run at the
+// same time then read few different tiles of A and B, so these stay in L2. With group_m = 2:
 //
 //     0  2  4  6
 //     1  3  5  7
 //     8 10 12 14
 //     9 11 13 15
-__device__ __forceinline__ Tile tile_at(int index, int tiles_m, int tiles_n, int group) {
-    group = min(group, tiles_m);
-    const int band = group * tiles_n, first = index / band * group, size = min(tiles_m - first, group);
-    return {first + index % band % size, index % band / size};
+__device__ __forceinline__ Tile tile_coordinates(int tile_id, int tiles_m, int tiles_n, int group_m) {
+    group_m = min(group_m, tiles_m);
+    const int band = group_m * tiles_n, first = tile_id / band * group_m, size = min(tiles_m - first, group_m);
+    return {first + tile_id % band % size, tile_id % band / size};
 }
 
 // The position of a producer or a consumer in a ring of SIZE stages. `phase` is the parity that a wait asks for; it
