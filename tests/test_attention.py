@@ -10,7 +10,7 @@ import torch
 from ch14 import attention
 from ch14.attention import AttentionConfig, configs, experiments, figures, job, sweep
 from ch14.attention.__main__ import main
-from ch14.attention.configs import HEAD_DIMS, balance, best_config, clocks, rejection
+from ch14.attention.configs import HEAD_DIMS, best_config, estimate_balance, estimate_clocks, rejection
 from tilelab import build, check, device
 
 HERE = device.current()
@@ -155,14 +155,14 @@ def test_the_hopper_kernel_loads_and_multiplies_in_sass():
 
 
 def test_clocks_say_what_bounds_a_head_dimension():
-    assert clocks(64)["exponential"] == clocks(64)["products"]
-    assert clocks(128)["products"] == 2 * clocks(128)["exponential"]
+    assert estimate_clocks(64)["exponential"] == estimate_clocks(64)["products"]
+    assert estimate_clocks(128)["products"] == 2 * estimate_clocks(128)["exponential"]
 
 
 def test_the_model_of_who_is_busy():
     """64 blocks: in lockstep the units take turns, the sum of all costs; free of each other the slower one is busy."""
     for d in HEAD_DIMS:
-        cost = clocks(d)
+        cost = estimate_clocks(d)
         softmax = cost["exponential"] + cost["float32"]
         shares = {step: figures.schedule(step, d, 64)[1] for step in ("lockstep", "roles", "overlap")}
         assert shares["lockstep"] == pytest.approx(cost["products"] / (cost["products"] + softmax), abs=0.02)
@@ -175,9 +175,9 @@ def test_the_model_of_who_is_busy():
 
 def test_pairs_are_equal_work():
     """Busy SMs by hand: four tiles of 5, 4, 3 and 2 on two programs, and in pairs of 7."""
-    assert balance(4, 1, 2, paired=False) == 14 / (2 * (5 + 3))
-    assert balance(4, 1, 2, paired=True) == 1
-    assert balance(3, 1, 1, paired=True) == 1  # the middle one stays alone
+    assert estimate_balance(4, 1, 2, paired=False) == 14 / (2 * (5 + 3))
+    assert estimate_balance(4, 1, 2, paired=True) == 1
+    assert estimate_balance(3, 1, 1, paired=True) == 1  # the middle one stays alone
 
 
 def test_pictures_draw():

@@ -154,7 +154,7 @@ def test_the_interpreter_has_no_dot_scaled():
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", FORMS)
 def test_naive_on_the_gpu(form):
-    if reason := native.refusal(native.compile_config(form, NAIVE, HERE.target, torch.bfloat16), form, NAIVE):
+    if reason := native.rejection(native.compile_config(form, NAIVE, HERE.target, torch.bfloat16), form, NAIVE):
         with pytest.raises(device.Unsupported) as caught:
             matmul(*case(form, 4, 8, 64), config=NAIVE)
         assert str(caught.value) == reason and "\n" not in reason
@@ -179,7 +179,7 @@ def test_native_on_the_gpu(form):
             matmul(*case(form, 4, 8, 64, True))
         return
     config = first(form)
-    if native.refusal(native.compile_config(form, config, HERE.target, torch.bfloat16), form, config):
+    if native.rejection(native.compile_config(form, config, HERE.target, torch.bfloat16), form, config):
         with pytest.raises(device.Unsupported):
             matmul(*case(form, 4, 8, 64, True), config=config)
         return

@@ -9,12 +9,12 @@ import torch
 
 from ch14.blockscaled import experiments, figures, fp8, verification
 from ch14.blockscaled import impacts as impacts_module
-from ch14.blockscaled.impacts import C_BYTES, groups, rings, verdict, verdicts
+from ch14.blockscaled.impacts import C_BYTES, group_configs, vary_stages, verdict, verdicts
 from tilelab import build, check, device, plots
 
-EXPERIMENTS = (experiments.shapes, experiments.thin, experiments.emulated,
-               experiments.decode, experiments.run_sanitizers, impacts_module.epilogue,
-               impacts_module.impacts)
+EXPERIMENTS = (experiments.measure_shapes, experiments.measure_thin_products, experiments.measure_emulated,
+               experiments.measure_decode, experiments.run_sanitizers, impacts_module.measure_epilogue,
+               impacts_module.measure_impacts)
 
 
 @pytest.mark.parametrize("m", [1, 3, 70])
@@ -65,9 +65,9 @@ def test_all_paths_are_right():
 def test_peers_compute_the_same_product():
     given = verification.fp8_operands(256, 512, 1024)
     wanted = fp8.spec(*given[:4])
-    assert check.relative_error(experiments.torch_blocks(*given)(), wanted) < 2**-7
+    assert check.relative_error(experiments.prepare_torch(*given)(), wanted) < 2**-7
     plain = given[0].double() @ given[1].double()
-    assert check.relative_error(experiments.one_scale(*given)(), plain) < 2**-5  # fast accumulation
+    assert check.relative_error(experiments.prepare_one_scale(*given)(), plain) < 2**-5  # fast accumulation
 
 
 def where():
@@ -81,7 +81,7 @@ def test_stream_reads_every_byte(n, k):
 
     def folded():
         total = 0
-        for word in experiments.stream(None, packed, scales, None)().tolist():
+        for word in experiments.prepare_stream(None, packed, scales, None)().tolist():
             total ^= word
         return total
 
@@ -135,14 +135,14 @@ def test_bytes_of_c_on_the_way():
 
 
 def test_groups_can_run_and_differ_in_what_they_are_about():
-    for claim, what, shape, configs in groups():
+    for claim, what, shape, configs in group_configs():
         assert claim in impacts_module.CLAIMED and what and len(configs) > 1
         assert len(set(configs.values())) == len(configs)
         assert all(n % 128 == 0 and k % 128 == 0 for _, n, k in [shape])
     kept = [{name: (config.consumers, config.scratch, config.splits) for name, config in configs.items()}
-            for claim, _, _, configs in groups() if claim == "latency"]
+            for claim, _, _, configs in group_configs() if claim == "latency"]
     assert all(len(set(of.values())) == 1 for of in kept)
-    stages = [config.stages for config in rings(fp8.Fp8Config()).values()]
+    stages = [config.stages for config in vary_stages(fp8.Fp8Config()).values()]
     assert stages == sorted(stages) and len(stages) > 2
 
 

@@ -315,7 +315,7 @@ def test_copy_takes_any_dtype_and_shape(dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("config", [*configs("copy").values(), IN_ORDER], ids=str)
 def test_a_launch_follows_the_stream(config):
-    x, late, out = (experiments.random(1 << 20, torch.uint8) for _ in range(3))
+    x, late, out = (experiments.make_random(1 << 20, torch.uint8) for _ in range(3))
     launched = bulk_copy.prepare(late, out=out, config=config)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -330,14 +330,14 @@ def test_a_launch_follows_the_stream(config):
 @pytest.mark.gpu
 @pytest.mark.parametrize("config", [*configs("copy").values(), IN_ORDER], ids=str)
 def test_a_launch_is_replayed_in_a_graph(config):
-    x, out = (experiments.random((1 << 20) + 5, torch.uint8) for _ in range(2))
+    x, out = (experiments.make_random((1 << 20) + 5, torch.uint8) for _ in range(2))
     launched = bulk_copy.prepare(x, out=out, config=config)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         launched()
     for _ in range(3):  # the ring in order counts its chunks anew each time
-        x.copy_(experiments.random(x.numel(), torch.uint8))
+        x.copy_(experiments.make_random(x.numel(), torch.uint8))
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(out, x)

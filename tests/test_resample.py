@@ -186,14 +186,14 @@ def test_spec_where_the_last_source_times_are_equal():
 
 
 def test_spec_of_nan_is_nan_there_alone():
-    features, times, _ = experiments.inputs(2, 9, 1, 4, where="cpu")
+    features, times, _ = experiments.make_inputs(2, 9, 1, 4, where="cpu")
     targets = torch.tensor([[0.1, math.nan, 0.9]] * 2)
     assert resample.spec(features, times, targets).isnan().any(2).tolist() == [[False, True, False]] * 2
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 4, 3), (2, 2, 5, 8), (3, 40, 7, 10), (2, 5, 400, 1), (2, 6, 0, 4)])
 def test_compulsory_bytes_counts_each_row_once(shape):
-    features, times, targets = experiments.inputs(*shape, torch.float16, where="cpu")
+    features, times, targets = experiments.make_inputs(*shape, torch.float16, where="cpu")
     targets = 1.5 * targets - 0.25
     targets[:, :1] = times[:, -1:]
 
@@ -210,7 +210,7 @@ def test_compulsory_bytes_counts_each_row_once(shape):
 
 
 def test_inputs_of_the_trials_are_odd_where_asked():
-    features, times, targets = experiments.inputs(4, 50, 300, 3, torch.float16, odd=True, where="cpu")
+    features, times, targets = experiments.make_inputs(4, 50, 300, 3, torch.float16, odd=True, where="cpu")
     assert features.dtype == torch.float16 and (times.diff(dim=1) >= 0).all() and times.is_contiguous()
     assert (times.diff(dim=1) == 0).sum(1).min() >= 2 and (targets[0].diff() < 0).any()
     assert (targets < times[:, :1]).any() and (targets > times[:, -1:]).any()
@@ -508,7 +508,7 @@ def test_any_configuration(kernel, sizes):
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", LADDER)
 def test_a_launch_follows_the_stream_and_is_replayed_in_a_graph(kernel):
-    given = experiments.inputs(3, 100, 256, 32)
+    given = experiments.make_inputs(3, 100, 256, 32)
     late, out = torch.zeros_like(given[0]), given[0].new_zeros(3, 256, 32)
     launched = prepare(late, *given[1:], out, kernel)
     stream = torch.cuda.Stream()
@@ -540,7 +540,7 @@ def test_nothing_to_resample(kernel):
 @pytest.mark.parametrize("sources", [1, 2, 100, 3000])
 @pytest.mark.parametrize("kernel", LADDER)
 def test_nan_targets_give_nan_and_leave_the_rest(kernel, sources):
-    features, times, targets = experiments.inputs(2, sources, 70, 16)
+    features, times, targets = experiments.make_inputs(2, sources, 70, 16)
     targets[1, ::7] = math.nan
     out = resample.resample(features, times, targets, config=kernel)
     assert torch.equal(out.isnan(), targets.isnan()[..., None].expand_as(out))
@@ -564,7 +564,7 @@ def test_the_kernel_computes_what_is_emulated(kind, dtype):
 @pytest.mark.gpu
 def test_features_that_start_anywhere():
     for dtype in ELEMENTS:
-        features, times, targets = experiments.inputs(2, 50, 70, 24, dtype)
+        features, times, targets = experiments.make_inputs(2, 50, 70, 24, dtype)
         room = torch.empty(features.numel() + 1, dtype=dtype, device="cuda")
         moved = room[1:].view_as(features).copy_(features)
         assert check.ulps(resample.resample(moved, times, targets), resample.spec(features, times, targets)) <= 1
@@ -572,7 +572,7 @@ def test_features_that_start_anywhere():
 
 @pytest.mark.gpu
 def test_out_is_made_or_filled():
-    given = experiments.inputs(2, 50, 70, 24)
+    given = experiments.make_inputs(2, 50, 70, 24)
     out = given[0].new_zeros(2, 70, 24)
     assert resample.resample(*given, out=out) is out
     assert torch.equal(out, resample.resample(*given))

@@ -178,7 +178,7 @@ def test_what_does_not_fit_says_why(choice, words):
 def test_hopper_plans_are_the_kernels_own():
     for stage_count, (m, n, parts), consumers in itertools.product(
             (2, 3, 4, 6), ((128, 128, 1), (128, 256, 4), (256, 128, 4), (128, 192, 2)), (1, 2)):
-        config = WgmmaConfig("specialised", m, n, stage_count, consumers=consumers, epilogue_subtile=parts)
+        config = WgmmaConfig("specialised", m, n, stage_count, consumers=consumers, epilogue_subtiles=parts)
         plan = smem_planner.plan(Hopper(m, n, epilogue_subtiles=parts, consumers=consumers, ab_stages=stage_count,
                                   c_stages=min(parts, 2)))
         assert plan.smem_bytes == config.smem_bytes
@@ -240,7 +240,8 @@ def test_attempt_2_changes_one_test_of_three():
 
 
 def test_littles_law():
-    flights = {case.name: note_attempts.flight(smem_planner.plan(case.choice())) for case in note_attempts.CASES}
+    flights = {case.name: note_attempts.compute_flight(smem_planner.plan(case.choice()))
+               for case in note_attempts.CASES}
     first = flights["test 1"]
     # 2 x 128 x 128 x 256 operations at 9 PFLOP/s over 148 SMs; six stages in flight.
     assert first.step_us == pytest.approx(8388608 / (9e9 / 148)) and first.hidden_us == pytest.approx(6 * first.step_us)
@@ -248,22 +249,22 @@ def test_littles_law():
     assert (first.for_tensor_core, first.for_memory) == (9, 3)
     assert first.speed == pytest.approx(0.828, abs=1e-3)
     assert flights["test 2"].for_tensor_core == 5 and flights["test 2"].speed == 1
-    one = note_attempts.flight(smem_planner.plan(tile(256, 128, ab_stages=1)))
+    one = note_attempts.compute_flight(smem_planner.plan(tile(256, 128, ab_stages=1)))
     assert one.hidden_us == one.in_flight == one.speed == 0
     for latency in (0, -1, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="latency_us is .*; it must be a positive, finite"):
-            note_attempts.flight(smem_planner.plan(tile(256, 128)), latency)
+            note_attempts.compute_flight(smem_planner.plan(tile(256, 128)), latency)
     plan = smem_planner.plan(tile(256, 128))
-    needs = [note_attempts.flight(plan, latency).for_tensor_core for latency in (0.5, 1, 2)]
+    needs = [note_attempts.compute_flight(plan, latency).for_tensor_core for latency in (0.5, 1, 2)]
     assert needs == sorted(needs)
 
 
 def test_floors_of_the_notes_tests():
-    load = note_attempts.work(note_attempts.CASES[2].choice(), note_attempts.CASES[2].mnkl)
+    load = note_attempts.compute_work(note_attempts.CASES[2].choice(), note_attempts.CASES[2].mnkl)
     bytes_ = 2 * 2048 * (512 // 2 + 512 // 16) + 2048 * 2048 * 2
     assert load.tiles == 256 and load.tiles_per_cta == 2
     assert load.memory_us == pytest.approx(bytes_ / 8e6) and load.floor_us < note_attempts.CASES[2].before_us / 20
-    wide = note_attempts.work(tile(256, 128), (256, 128, 256, 3))
+    wide = note_attempts.compute_work(tile(256, 128), (256, 128, 256, 3))
     assert (wide.tiles, wide.tiles_per_cta, wide.steps_per_cta) == (3, 1, 1)
 
 

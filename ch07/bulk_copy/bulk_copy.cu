@@ -20,8 +20,8 @@ constexpr int STAGE_BYTES = INPUTS * CHUNK_BYTES;  // a stage holds a chunk of x
 
 // Return BYTES of results: x where ELEMENT is u8, else a x + y.
 template <int BYTES>
-__device__ __forceinline__ typename Word<BYTES>::type axpy(float a, typename Word<BYTES>::type x,
-                                                           typename Word<BYTES>::type y) {
+__device__ __forceinline__ typename Word<BYTES>::type compute_unit(float a, typename Word<BYTES>::type x,
+                                                                   typename Word<BYTES>::type y) {
     if constexpr (COPY) return x;
     else {
         Pack<ELEMENT, BYTES> px, py, result;
@@ -42,20 +42,26 @@ struct Work {
     u32 first, end, step;  // the chunks of this CTA
 };
 
+// Compute and store the elements before and after the units, one by one, in the first CTA.
+__device__ __forceinline__ void move_ragged_ends(const ELEMENT* x, const ELEMENT* y, ELEMENT* out, float a, u64 n,
+                                                 u64 head, u64 tail) {
+    if (blockIdx.x != 0) return;
+    typedef Word<sizeof(ELEMENT)>::type Bits;
+    auto move = [&](u64 i) {
+        reinterpret_cast<Bits*>(out)[i] = compute_unit<sizeof(ELEMENT)>(
+            a, reinterpret_cast<const Bits*>(x)[i], reinterpret_cast<const Bits*>(y)[i]);
+    };
+    if (threadIdx.x < head) move(threadIdx.x);
+    if (tail + threadIdx.x < n) move(tail + threadIdx.x);
+}
+
+// Cut the arrays, and move their ragged ends.
 __device__ Work divide_work(const ELEMENT* x, const ELEMENT* y, ELEMENT* out, float a, u64 n) {
     const u32 past = reinterpret_cast<u64>(x) % UNIT / sizeof(ELEMENT);
     u64 head = past ? ELEMENTS_PER_UNIT - past : 0;
     head = head < n ? head : n;
     const u64 units = (n - head) / ELEMENTS_PER_UNIT, tail = head + units * ELEMENTS_PER_UNIT;
-    if (blockIdx.x == 0) {
-        typedef Word<sizeof(ELEMENT)>::type Bits;
-        auto move = [&](u64 i) {
-            reinterpret_cast<Bits*>(out)[i] = axpy<sizeof(ELEMENT)>(a, reinterpret_cast<const Bits*>(x)[i],
-                                                                    reinterpret_cast<const Bits*>(y)[i]);
-        };
-        if (threadIdx.x < head) move(threadIdx.x);
-        if (tail + threadIdx.x < n) move(tail + threadIdx.x);
-    }
+    move_ragged_ends(x, y, out, a, n, head, tail);
     const u32 chunks = static_cast<u32>((units + UNITS_PER_CHUNK - 1) / UNITS_PER_CHUNK);
     // The hardware starts CTAs in order. Short-lived CTAs therefore read and write memory in one narrow, advancing
     // front. Persistent CTAs drift apart, and scattered addresses make DRAM slower.
@@ -91,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) loads(const ELEMENT* x, co
 #pragma unroll
     for (int i = 0; i < UNITS_PER_THREAD; ++i) {
         const u64 at = first + i * THREADS;
-        if (at < work.units) work.out[at] = axpy<UNIT>(a, px[i], py[i]);
+        if (at < work.units) work.out[at] = compute_unit<UNIT>(a, px[i], py[i]);
     }
 }
 
@@ -122,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cp_async(const ELEMENT* x,
         const u64 first = first_unit(chunk);
         const uint4* tile = reinterpret_cast<const uint4*>(ring + stage * STAGE_BYTES);
         for (u32 i = threadIdx.x; i < count_units(work, chunk); i += THREADS)
-            work.out[first + i] = axpy<UNIT>(a, tile[i], tile[COPY ? i : UNITS_PER_CHUNK + i]);
+            work.out[first + i] = compute_unit<UNIT>(a, tile[i], tile[COPY ? i : UNITS_PER_CHUNK + i]);
         stage = (stage + 1) % STAGES;
     }
 }
@@ -165,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) bulk(const ELEMENT* x, con
         if constexpr (!COPY) {
             uint4* tile = reinterpret_cast<uint4*>(ring + stage * STAGE_BYTES);
             for (u32 i = threadIdx.x; i < units; i += THREADS)
-                tile[i] = axpy<UNIT>(a, tile[i], tile[UNITS_PER_CHUNK + i]);
+                tile[i] = compute_unit<UNIT>(a, tile[i], tile[UNITS_PER_CHUNK + i]);
             // The copy engine reads shared memory through another path (the async proxy) than threads write it. Each
             // thread fences its own writes; after the barrier all writes are visible to the store below.
             fence_proxy_async();
@@ -174,7 +180,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) bulk(const ELEMENT* x, con
         if (leader) {
             bulk_store(work.out + first_unit(chunk), base + stage * STAGE_BYTES, units * UNIT);
             bulk_commit();
-            // In a ring, refill the stage before this one: its store has had the time of one chunk to be read.
+            // With several stages, refill the previous stage, not this one: the engine has had one chunk's time to
+            // read it for its store.
             constexpr int BEHIND = STAGES > 1;
             bulk_wait_read<BEHIND>();
             if (!BEHIND || chunk != work.first)

@@ -41,7 +41,7 @@ def element_name(op: str) -> str:
     return "u8" if op == "copy" else bulk_copy.ELEMENTS[DTYPE[op]]
 
 
-def random(n: int, dtype) -> torch.Tensor:
+def make_random(n: int, dtype) -> torch.Tensor:
     """Return n random elements on the GPU: any byte, or normally distributed numbers."""
     if dtype == torch.uint8:
         return torch.randint(0, 256, (n,), device="cuda", dtype=dtype)
@@ -55,7 +55,7 @@ def verify(op: str, config, dtype, n: int, offset: int = 0, source: pathlib.Path
     stay as it was.
     """
     inside = slice(64 + offset, 64 + offset + n)
-    buffers = [random(n + 128, dtype) for _ in range(3)]
+    buffers = [make_random(n + 128, dtype) for _ in range(3)]
     before = buffers[2].clone()
     x, y, out = (buffer[inside] for buffer in buffers)
     y = None if op == "copy" else y
@@ -103,7 +103,7 @@ def summarize(rows: list[dict]) -> dict:
 @results.experiment("ch07_bulk_hello", source)
 def run_copy_kernel(source_code: str, name: str, block_bytes: int, options=()):
     """Compile and run a reader's own copy kernel (x, out), one block per `block_bytes` of 1 MiB, and compare bits."""
-    x = random(1 << 20, torch.uint8)
+    x = make_random(1 << 20, torch.uint8)
     out = ~x
     blocks = x.numel() // block_bytes
     cubin = cuda.compile_cubin(source_code, device.current().target, f"{name}.cu", options)
@@ -122,7 +122,7 @@ def compare_with_torch(op: str, timed: dict[str, BulkConfig], nbytes: int | None
     arrays = 2 if op == "copy" else 3
 
     def make_inputs():  # x, out and, for a x + y, y
-        x, *y = (random(nbytes // dtype.itemsize, dtype) for _ in range(arrays - 1))
+        x, *y = (make_random(nbytes // dtype.itemsize, dtype) for _ in range(arrays - 1))
         return [x, torch.empty_like(x), *y]
 
     def prepare_torch(x, out, y=None):
@@ -168,7 +168,7 @@ def time_first_kernel() -> dict:
         torch.cuda.synchronize()
         return result, time.perf_counter() - begin
 
-    x, gpu_starts_s = measure(lambda: random(1 << 20, torch.uint8))
+    x, gpu_starts_s = measure(lambda: make_random(1 << 20, torch.uint8))
     out, compile_load_launch_s = measure(lambda: bulk_copy.copy(x))
     right, compare_s = measure(lambda: torch.equal(out, x))
     return {"gpu_starts_s": gpu_starts_s, "compile_load_launch_s": compile_load_launch_s, "compare_s": compare_s,

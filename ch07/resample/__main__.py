@@ -71,7 +71,7 @@ def _run(options) -> list[dict]:
     if options.mode == "performance":
         return [{"kernel": row["name"], "us": row["ms"] * 1e3 if row.get("ms") else None, **row}
                 for row in experiments.compare_with_copy(shape, kernels, dtype)]
-    given = experiments.inputs(*shape, dtype)
+    given = experiments.make_inputs(*shape, dtype)
     for kernel in kernels:
         resample.resample(*given, config=kernel, validate=False)
         torch.cuda.synchronize()

@@ -37,7 +37,7 @@ def source(*things) -> str:
     return results.source_hash(resample, pathlib.Path(__file__).with_name("configs.py"), resample.SOURCE, *things)
 
 
-def inputs(batches: int, sources: int, targets: int, depth: int, dtype=torch.bfloat16, odd: bool = False,
+def make_inputs(batches: int, sources: int, targets: int, depth: int, dtype=torch.bfloat16, odd: bool = False,
            where: str = "cuda") -> list[torch.Tensor]:
     """Return random features, ascending source times and target times.
 
@@ -62,7 +62,7 @@ def verify(config, shape: tuple[int, int, int, int], dtype, odd: bool = False) -
 
     The output is poisoned before, and the memory around it must stay as it was.
     """
-    given = inputs(*shape, dtype, odd)
+    given = make_inputs(*shape, dtype, odd)
     reference = resample.spec(*given)  # before the kernel, which could damage its inputs
     out, touched = check.make_poisoned(tuple(reference.shape), dtype, "cuda")
     resample.prepare(*given, out=out, config=config)()
@@ -107,18 +107,18 @@ def compare_with_copy(shape: tuple[int, int, int, int], kernels, dtype=torch.bfl
 
     `kernels` are names, or {name: function of (features, source_times, target_times, out) that returns a Launch}.
     """
-    def make_inputs():
-        features, *times = inputs(*shape, dtype)
+    def make_operands():
+        features, *times = make_inputs(*shape, dtype)
         return [features, *times, features.new_empty(shape[0], shape[2], shape[3])]
 
     def prepare(kernel, features, source_times, target_times, out):
         return resample.prepare(features, source_times, target_times, out=out, config=kernel, validate=False)
 
-    nbytes = resample.compulsory_bytes(*inputs(*shape, dtype))
+    nbytes = resample.compulsory_bytes(*make_inputs(*shape, dtype))
     old, new = (torch.randint(0, 256, (nbytes // 2,), device="cuda", dtype=torch.uint8) for _ in range(2))
     if not isinstance(kernels, dict):
         kernels = {kernel: functools.partial(prepare, kernel) for kernel in kernels}
-    found = bench.compare({"torch copy": lambda *_: lambda: new.copy_(old), **kernels}, make_inputs, "torch copy",
+    found = bench.compare({"torch copy": lambda *_: lambda: new.copy_(old), **kernels}, make_operands, "torch copy",
                           nbytes=nbytes, **timing)
     return [{"shape": list(shape), "dtype": str(dtype)[6:], "mbytes": nbytes / 1e6, **found[name].row()}
             for name in kernels]
@@ -177,14 +177,14 @@ def _compare_with_torch(shape) -> list[dict]:
     functions = {"torch float64, compiled": torch.compile(torch_spec), "torch float64, eager": torch_spec,
                  "torch float32, compiled": torch.compile(torch_resample), "torch float32, eager": torch_resample,
                  BEST: functools.partial(resample.resample, validate=False)}
-    given = inputs(*shape)
+    given = make_inputs(*shape)
     reference = resample.spec(*given)
     errors = {name: check.ulps(function(*given), reference) for name, function in functions.items()}
     del reference
     candidates = {name: functools.partial(functools.partial, function) for name, function in functions.items()}
     # Prepared once, as for the ladder: preparing each call can take as long as the kernel.
     candidates[BEST] = functools.partial(resample.prepare, validate=False)
-    found = bench.compare(candidates, lambda: inputs(*shape), "torch float64, compiled")
+    found = bench.compare(candidates, lambda: make_inputs(*shape), "torch float64, compiled")
     return [{"shape": list(shape), "ulps": errors[name], **found[name].row()} for name in functions]
 
 
@@ -214,7 +214,7 @@ def profile_kernels(kernels, shape=PROFILED, dtype=torch.bfloat16) -> list[dict]
 @profiler.experiment("ch07_resample_ncu", lambda: source(profile_kernels, predicted_percent))
 def measure_counters():
     """Profile every kernel, and add the prediction of `predicted_percent`."""
-    nbytes = resample.compulsory_bytes(*inputs(*PROFILED))
+    nbytes = resample.compulsory_bytes(*make_inputs(*PROFILED))
     return [{**row, "predicted_percent": predicted_percent(row["kernel"]), "gbps": nbytes / row["ns"]}
             for row in profile_kernels(list(LADDER))]
 

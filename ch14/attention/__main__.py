@@ -67,7 +67,8 @@ def _measure(options) -> list[dict]:
     for name, config in steps.items():
         reason = rejection(config, target)
         rows[name] = {"status": "unsupported", "reason": reason} if reason else experiments.verify(config, case)
-    right = {name: experiments.ours(steps[name], options.causal) for name, row in rows.items() if row["status"] == "ok"}
+    right = {name: experiments.prepare_attention(steps[name], options.causal)
+             for name, row in rows.items() if row["status"] == "ok"}
     timed = {row["name"]: row for row in experiments.compare_with_cudnn(right, case)} if right else {}
     return [row | timed.get(name, {}) | experiments.label(case, name, steps[name]) for name, row in rows.items()]
 

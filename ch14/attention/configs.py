@@ -84,7 +84,7 @@ def rejection(config: AttentionConfig, target: str) -> str:
 FLOP_PER_CLOCK, EXP_PER_CLOCK, FP32_PER_CLOCK = 4096, 16, 128
 
 
-def clocks(d: int) -> dict[str, float]:
+def estimate_clocks(d: int) -> dict[str, float]:
     """Return the clocks of an SM that one score takes in each unit, for head dimension `d`.
 
     `products` are Q K^T and P V. `float32` is the rest of the softmax: scale, maximum, sum, half a conversion, and the
@@ -94,7 +94,7 @@ def clocks(d: int) -> dict[str, float]:
             "float32": (3.5 + d / 128) / FP32_PER_CLOCK}
 
 
-def balance(row_blocks: int, heads: int, sms: int, paired: bool) -> float:
+def estimate_balance(row_blocks: int, heads: int, sms: int, paired: bool) -> float:
     """Return the share of the time that `sms` persistent programs are busy under a causal mask, by a model.
 
     A tile takes as long as the blocks of keys that it meets, and two more for its beginning and end. Programs take the

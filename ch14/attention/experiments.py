@@ -45,7 +45,7 @@ def compute_reference(q, k, v, causal: bool) -> torch.Tensor:
     return out
 
 
-def library(name: str, causal: bool):
+def prepare_sdpa(name: str, causal: bool):
     """Return a candidate for `bench.compare`: a backend of torch's SDPA, or `eager`, with the scores in memory."""
     def eager(q, k, v, hidden):
         scores = q @ k.mT * q.shape[-1] ** -0.5
@@ -68,7 +68,7 @@ def run_backend(name: str, causal: bool, q, k, v) -> torch.Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def ours(config: str | AttentionConfig, causal: bool):
+def prepare_attention(config: str | AttentionConfig, causal: bool):
     """Return a candidate for `bench.compare`: this kernel in one configuration."""
     return lambda q, k, v, out: attention.prepare(q, k, v, is_causal=causal, out=out, config=config)
 
@@ -111,7 +111,7 @@ def compare_with_cudnn(candidates: dict, case, **timing) -> list[dict]:
     The peer is cuDNN's SDPA, or the next backend that takes the case; its row is the first.
     """
     peer = choose_peer(case)
-    every = {peer: library(peer, case[-1]), **candidates}
+    every = {peer: prepare_sdpa(peer, case[-1]), **candidates}
     found = bench.compare(every, lambda: make_inputs(case), peer, flops=count_flops(case), **timing)
     return [{**found[name].row(), **label(case, name)} for name in every]
 
@@ -120,7 +120,7 @@ def choose_peer(case) -> str:
     """Run the case in each of BACKENDS until one takes it, and return its name."""
     for name in BACKENDS:
         try:
-            library(name, case[-1])(*make_inputs(case))()
+            prepare_sdpa(name, case[-1])(*make_inputs(case))()
             return name
         except torch.AcceleratorError:
             raise  # the CUDA context is lost
@@ -175,13 +175,14 @@ def measure_ladder():
         case = (*LONG, causal)
         steps = ladder_here(case[5])
         checks = {name: verify(config, case) for name, config in steps.items()}
-        right = {name: ours(config, causal) for name, config in steps.items() if checks[name]["status"] == "ok"}
+        right = {name: prepare_attention(config, causal)
+                 for name, config in steps.items() if checks[name]["status"] == "ok"}
         peer, *timed = compare_with_cudnn(right, case)
         timed = {row["name"]: row for row in timed}
         # The slow backends are timed apart: they leave the tensor core idle, so the chip cools down and raises the
         # clock for the kernel that follows them.
-        others = compare_with_cudnn({name: library(name, causal) for name in ("flash", "efficient", "eager")}, case,
-                                    rounds=8)
+        slow = {name: prepare_sdpa(name, causal) for name in ("flash", "efficient", "eager")}
+        others = compare_with_cudnn(slow, case, rounds=8)
         rows += [*others[:0:-1], peer]
         rows += [label(case, name, config) | checks[name] | timed.get(name, {}) | {"config": str(config)}
                  for name, config in steps.items()]
@@ -201,7 +202,7 @@ def measure_shapes():
         case = (*shape, causal)
         config = best_config(case[5], device.current().target)
         found = verify(config, case) if shape in OTHERS else {"status": "ok", "reason": ""}
-        row = compare_with_cudnn({"best": ours(config, causal)}, case, rounds=8, warm_s=0.1)[1]
+        row = compare_with_cudnn({"best": prepare_attention(config, causal)}, case, rounds=8, warm_s=0.1)[1]
         rows.append(found | row | label(case, "best", config))
     return rows
 

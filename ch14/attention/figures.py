@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ch14.attention.configs import clocks
+from ch14.attention.configs import estimate_clocks
 from tilelab import plots
 from tilelab.diagrams import box, canvas, lanes, lighten, write
 
@@ -55,7 +55,7 @@ def schedule(step: str, d: int, blocks: int = 4) -> tuple[list[tuple[str, int, f
     Return the spans (unit, group, begin, end) in clocks, and the share of the time, from the first product to the last,
     in which the tensor core is busy. The model counts throughput alone: loads and latencies are free.
     """
-    cost = {name: 64 * 128 * each for name, each in clocks(d).items()}
+    cost = {name: 64 * 128 * each for name, each in estimate_clocks(d).items()}
     product, softmax = cost["products"] / 2, cost["exponential"] + cost["float32"]
     free, ready, spans = {"tensor core": 0.0, "softmax": 0.0}, [0.0, 0.0], []
 

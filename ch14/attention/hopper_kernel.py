@@ -1,4 +1,6 @@
-"""Flash attention for Hopper in Gluon, Triton's lower-level language, where each warp group has one role.
+"""The fast kernel, for Hopper alone: flash attention in Gluon, where each warp group has one role.
+
+Gluon is Triton's lower-level language. The kernel for every GPU with TMA is in `kernels`.
 
 A walk through `attention_hopper_kernel`, which a CTA of nine warps runs:
 
@@ -149,7 +151,7 @@ def load_tiles(problem, q_desc, k_desc, v_desc, queries, keys, values, STAGES: g
 
 
 @gluon.jit
-def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, values, turns,
+def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
            STAGES: gl.constexpr, OVERLAP: gl.constexpr, PING_PONG: gl.constexpr):
     # The role of a group of four warps: 64 rows of Q against every block. The hardware computes powers of two, so
     # `scale` holds log2(e).
@@ -163,9 +165,9 @@ def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, 
     zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, s_layout)
     state = RingState(gl.to_tensor(0), gl.to_tensor(0), STAGES)
     q_phase = 0
-    turn_phase = 0
+    tensor_core_phase = 0
     if PING_PONG and GROUP == 1:
-        mbarrier.arrive(turns.index(0), count=1)  # group 0 begins
+        mbarrier.arrive(tensor_core_barriers.index(0), count=1)  # group 0 begins
     for item in range(gl.program_id(0), problem.items, gl.num_programs(0)):
         head, late, early, count = problem.locate(item)
         for tile in range(count):
@@ -195,7 +197,7 @@ def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, 
                 state = state.next()
                 mbarrier.wait(keys.full.index(state.stage), state.phase)
                 if PING_PONG:
-                    mbarrier.wait(turns.index(GROUP), turn_phase)
+                    mbarrier.wait(tensor_core_barriers.index(GROUP), tensor_core_phase)
                 k = keys.tiles.index(state.stage).reshape([BLOCK_N, D]).permute((1, 0))
                 if OVERLAP:
                     s = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
@@ -208,8 +210,8 @@ def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, 
                     mbarrier.arrive(values.empty.index(last.stage), count=1)
                     s = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
                 if PING_PONG:
-                    mbarrier.arrive(turns.index(1 - GROUP), count=1)
-                    turn_phase ^= 1
+                    mbarrier.arrive(tensor_core_barriers.index(1 - GROUP), count=1)
+                    tensor_core_phase ^= 1
                 s = warpgroup_mma_wait(1 if OVERLAP else 0, [s])  # with OVERLAP the product P V is still running
                 mbarrier.arrive(keys.empty.index(state.stage), count=1)
                 new_max = gl.maximum(row_max, gl.max(s, 1) * scale)
@@ -263,7 +265,7 @@ def attention_hopper_kernel(q_desc, k_desc, v_desc, o_desc, scale, items, KEYS, 
     v_full = allocate_barriers(STAGES, 1)
     k_empty = allocate_barriers(STAGES, 2)
     v_empty = allocate_barriers(STAGES, 2)
-    turns = allocate_barriers(2, 1)
+    tensor_core_barriers = allocate_barriers(2, 1)
     fence_async_shared()  # without it TMA might not see the initialised barriers
     queries = Buffers(q_tiles, q_full, q_empty)
     keys = Buffers(k_tiles, k_full, k_empty)
@@ -271,7 +273,9 @@ def attention_hopper_kernel(q_desc, k_desc, v_desc, o_desc, scale, items, KEYS, 
     problem = Problem(items, KEYS, row_blocks, heads, heads_per_kv, CAUSAL, BLOCK_M, BLOCK_N)
 
     gl.warp_specialize([
-        (attend, (0, problem, scale, o_desc, o_tiles, queries, keys, values, turns, STAGES, OVERLAP, PING_PONG)),
-        (attend, (1, problem, scale, o_desc, o_tiles, queries, keys, values, turns, STAGES, OVERLAP, PING_PONG)),
+        (attend, (0, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
+                  STAGES, OVERLAP, PING_PONG)),
+        (attend, (1, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
+                  STAGES, OVERLAP, PING_PONG)),
         (load_tiles, (problem, q_desc, k_desc, v_desc, queries, keys, values, STAGES)),
     ], [4, 1], [240, 24])  # warps, and registers per thread, of the second group and of the loading warp

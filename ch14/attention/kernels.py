@@ -1,4 +1,6 @@
-"""Flash attention in plain Triton, for every GPU with TMA: one program per tile of queries, and one loop over the keys.
+"""The plain kernel, for every GPU with TMA: flash attention in Triton, one program per tile and one loop over the keys.
+
+The fast one, for Hopper, is in `hopper_kernel`.
 
 A walk through `attention_plain_kernel`, which computes BLOCK_M rows of one head:
 

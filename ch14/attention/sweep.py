@@ -7,7 +7,7 @@ import itertools
 
 from ch14.attention import AttentionConfig, configs, job
 from ch14.attention.configs import HEAD_DIMS, rejection
-from ch14.attention.experiments import choose_peer, compare_with_cudnn, experiment, ours, source, verify
+from ch14.attention.experiments import choose_peer, compare_with_cudnn, experiment, prepare_attention, source, verify
 from tilelab import results
 from tilelab.sweep import Sweep
 from tilelab.tunable import Roofline, TargetSpace, TunableKernel
@@ -58,12 +58,14 @@ class AttentionSpace(TargetSpace):
     def measure(self, config):
         found = verify(config, (1, 2, 2, 515, 515, self.d, self.causal))
         if found["status"] == "ok":
-            row = compare_with_cudnn({"sweep": ours(config, self.causal)}, self.case, rounds=6, warm_s=0)[1]
+            candidates = {"sweep": prepare_attention(config, self.causal)}
+            row = compare_with_cudnn(candidates, self.case, rounds=6, warm_s=0)[1]
             found |= {key: value for key, value in row.items() if key not in self.label(config)}
         return found
 
     def measure_finalists(self, configs):
-        rows = compare_with_cudnn({str(config): ours(config, self.causal) for config in configs}, self.case)[1:]
+        candidates = {str(config): prepare_attention(config, self.causal) for config in configs}
+        rows = compare_with_cudnn(candidates, self.case)[1:]
         return [{key: value for key, value in row.items() if key not in self.label(configs[0])} for row in rows]
 
 

@@ -52,7 +52,7 @@ def _choose_dot_scaled(options, kernel: str, target: str) -> tuple[native.Native
     found = []
     for config in asked or every:
         report = native.compile_config(options.form, config, target, C_DTYPES[options.c_dtype])
-        found.append((native.refusal(report, options.form, config), config))
+        found.append((native.rejection(report, options.form, config), config))
         if not found[-1][0]:
             break
     reason, config = min(found, key=lambda each: each[0] != "")

@@ -57,30 +57,30 @@ experiment = functools.partial(results.experiment, can_run=has_wgmma)
 
 # ---- candidates for bench.compare: each takes the inputs and returns a launch
 
-def course(config="best", **options):
+def prepare_course(config="best", **options):
     """Return the fp8 kernel as a candidate on `fp8_operands`."""
     return lambda a, b, scale_a, scale_b, out: fp8.prepare(a, b, scale_a, scale_b, out=out, config=config, **options)
 
 
-def torch_blocks(a, b, scale_a, scale_b, out):
+def prepare_torch(a, b, scale_a, scale_b, out):
     """Multiply by torch with the same scales, in cuBLASLt. It needs padded scales unless 4 divides K / 128."""
     return lambda: scaled_mm(a, b, scale_a, ScalingType.BlockWise1x128, scale_b, ScalingType.BlockWise128x128,
                              output_dtype=BF16)
 
 
-def one_scale(a, b, scale_a, scale_b, out):
+def prepare_one_scale(a, b, scale_a, scale_b, out):
     """Multiply by cuBLASLt with one scale per matrix and fast accumulation. The distance to it is what block scales
     cost."""
     one = torch.ones((), device=a.device)
     return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=BF16, use_fast_accum=True)
 
 
-def naive(config):
+def prepare_naive(config):
     """Return the naive dot_scaled kernel as a candidate."""
     return lambda x, y, a, weight, out: native.prepare(a, weight.T, out=out, config=config)
 
 
-def decode_only(x, y, a, weight, out):
+def prepare_decoding(x, y, a, weight, out):
     """Only decode both operands, as the emulated path does before it multiplies."""
     launches = [mx_formats.prepare_dequantise(matrix) for matrix in (a, weight)]
     return lambda: [launch() for launch in launches]
@@ -96,7 +96,7 @@ def stream_kernel(weight_ptr, scales_ptr, out_ptr, words, scale_words, BLOCK: tl
     tl.store(out_ptr + tl.program_id(0), tl.xor_sum(elements, 0) ^ tl.xor_sum(scales, 0))
 
 
-def stream(x, weight, scales, dense):
+def prepare_stream(x, weight, scales, dense):
     """Only read the packed weights and their scales: the floor of `decode`."""
     words, scale_words, block = weight.view(torch.int32), scales.view(torch.int32), 4096
     programs = triton.cdiv(words.numel(), block)
@@ -164,9 +164,9 @@ def _verify_with_config(shape, config=None) -> dict:
 
 
 @experiment("ch14_blockscaled_fp8", functools.partial(results.source_hash, *FP8_SOURCES))
-def shapes():
+def measure_shapes():
     """Measure fp8 with block scales beside torch's, and fp8 with one scale per matrix; at LONG also the clock."""
-    rows, candidates = [], {"torch": torch_blocks, "course": course(), "one scale": one_scale}
+    rows, candidates = [], {"torch": prepare_torch, "course": prepare_course(), "one scale": prepare_one_scale}
     build.compile_ahead(fp8_jobs({*map(best_config, SHAPES)}))
     for shape in SHAPES:
         rows += measure(candidates, shape, {"course": _verify_with_config(shape)})
@@ -185,22 +185,23 @@ def unsplit_configs(split: Fp8Config) -> dict[str, Fp8Config]:
 
 
 @experiment("ch14_blockscaled_thin", functools.partial(results.source_hash, *FP8_SOURCES))
-def thin():
+def measure_thin_products():
     """Measure few rows of A; `share` is of the copy's bandwidth. At SPLIT every `unsplit_configs` is measured too."""
     named = {"course": best_config(SPLIT)} | unsplit_configs(best_config(SPLIT))
     build.compile_ahead(fp8_jobs({*map(best_config, THIN), *named.values()}))
     rows, timing = [], dict(rounds=10, warm_s=0.15)
     for shape in THIN:
         checks = {"course": _verify_with_config(shape)}
-        rows += measure({"torch": torch_blocks, "course": course()}, shape, checks, **timing)
-    rows += measure({"torch": torch_blocks} | {name: course(config) for name, config in named.items()}, SPLIT,
-                    {name: _verify_with_config(SPLIT, config) for name, config in named.items()}, **timing)
+        rows += measure({"torch": prepare_torch, "course": prepare_course()}, shape, checks, **timing)
+    candidates = {"torch": prepare_torch} | {name: prepare_course(config) for name, config in named.items()}
+    rows += measure(candidates, SPLIT, {name: _verify_with_config(SPLIT, config) for name, config in named.items()},
+                    **timing)
     copy = bench.ceilings().copy_gbps
     return [row | ({"share": row["gbps"] / copy} if "gbps" in row else {}) for row in rows]
 
 
 @experiment("ch14_blockscaled_emulated", functools.partial(results.source_hash, *EMULATED_SOURCES))
-def emulated():
+def measure_emulated():
     """Measure MX and NVFP4 at CUBE decoded to bf16, beside cuBLAS bf16, the fastest naive dot_scaled, and decoding."""
     m, n, k = CUBE
     configs = {form: native.configs(form, kernel="naive").values() for form in FORMS}
@@ -218,9 +219,9 @@ def emulated():
         def decode_and_multiply(x, y, a, weight, out):
             return emulated_path.prepare(a, weight.T, out=out)
 
-        found = bench.compare({"cuBLAS bf16": cublas, "emulated": decode_and_multiply, "decoding": decode_only}, inputs,
-                              "cuBLAS bf16", flops=2 * m * n * k)
-        candidates = {f"naive {config}": naive(config) for config in configs[form]}
+        found = bench.compare({"cuBLAS bf16": cublas, "emulated": decode_and_multiply, "decoding": prepare_decoding},
+                              inputs, "cuBLAS bf16", flops=2 * m * n * k)
+        candidates = {f"naive {config}": prepare_naive(config) for config in configs[form]}
         slow = bench.compare({"cuBLAS bf16": cublas} | candidates, inputs, "cuBLAS bf16", flops=2 * m * n * k, rounds=4,
                              warm_s=0.1)
         fastest = min((slow[name] for name in candidates), key=lambda timing: timing.ms or math.inf)
@@ -233,7 +234,7 @@ def emulated():
 
 
 @experiment("ch14_blockscaled_decode", functools.partial(results.source_hash, *DECODE_SOURCES, stream_kernel))
-def decode():
+def measure_decode():
     """Measure MXFP4 weights times M tokens beside cuBLAS with bf16 weights, and a kernel that only reads."""
     n = k = 8192
     configs = {m: decode_path.best_config(m, n, k, device.current()) for m in TOKENS}
@@ -253,7 +254,7 @@ def decode():
         def decode_weights(x, weight, scales, dense):
             return decode_path.prepare(x, weight, scales)
 
-        found = bench.compare({"cuBLAS bf16": cublas, "decode": decode_weights, "stream": stream}, inputs,
+        found = bench.compare({"cuBLAS bf16": cublas, "decode": decode_weights, "stream": prepare_stream}, inputs,
                               "cuBLAS bf16", nbytes=n * k // 2 + n * k // 32, rounds=10, warm_s=0.15)
         for name, timing in found.items():
             row = timing.row() | {"tokens": m, "shape": [m, n, k]}

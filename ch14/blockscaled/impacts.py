@@ -21,7 +21,7 @@ import triton.language as tl
 
 from ch14 import mx_formats
 from ch14.blockscaled import fp8
-from ch14.blockscaled.experiments import FP8_SOURCES, LONG, SPLIT, best_config, course, experiment, measure
+from ch14.blockscaled.experiments import FP8_SOURCES, LONG, SPLIT, best_config, experiment, measure, prepare_course
 from ch14.blockscaled.fp8 import Fp8Config
 from ch14.blockscaled.verification import BF16, fp8_jobs, fp8_operands, verify_fp8
 from ch14.mx_formats import kernels as mx_kernels
@@ -69,14 +69,14 @@ def _steps(name: str):
 
 @experiment("ch14_blockscaled_epilogue",
             functools.partial(results.source_hash, bias_silu_kernel, _steps, mx_formats, mx_kernels, *FP8_SOURCES))
-def epilogue():
+def measure_epilogue():
     """Measure bias, SiLU and MXFP8 at EPILOGUE_SHAPES: in passes, partly and wholly fused, and each part alone."""
     configs = {*map(best_config, EPILOGUE_SHAPES)}
     build.compile_ahead(fp8_jobs(configs) + fp8_jobs(configs, FUSED))
-    return [row for shape in EPILOGUE_SHAPES for row in _measure_epilogue(shape)]
+    return [row for shape in EPILOGUE_SHAPES for row in _measure_epilogue_at(shape)]
 
 
-def _measure_epilogue(shape: tuple[int, int, int]) -> list[dict]:
+def _measure_epilogue_at(shape: tuple[int, int, int]) -> list[dict]:
     m, n, k = shape
     names = (*C_BYTES, "product alone", "passes alone")
     found = bench.compare({name: _steps(name) for name in names},
@@ -90,7 +90,7 @@ def _measure_epilogue(shape: tuple[int, int, int]) -> list[dict]:
     return list(rows.values())
 
 
-def rings(config: Fp8Config) -> dict[str, Fp8Config]:
+def vary_stages(config: Fp8Config) -> dict[str, Fp8Config]:
     """Return the configuration with each number of stages that there is room for."""
     found = {}
     for stages in range(3, 17):
@@ -99,27 +99,27 @@ def rings(config: Fp8Config) -> dict[str, Fp8Config]:
     return found
 
 
-def groups(sms: int = 132) -> list[tuple[str, str, tuple[int, int, int], dict[str, Fp8Config]]]:
+def group_configs(sms: int = 132) -> list[tuple[str, str, tuple[int, int, int], dict[str, Fp8Config]]]:
     """Return (claim, what, shape, configurations); the first configuration of a group is the peer of the others."""
     warps = {f"{4 * consumers} warps, {scratch} scratch": Fp8Config(consumers=consumers, scratch=scratch, stages=4)
              for consumers, scratch in ((1, 1), (1, 2), (2, 1), (2, 2), (3, 1))}
     square = Fp8Config()
     split = {f"{splits} split{'s' * (splits > 1)}": dataclasses.replace(square, splits=splits) for splits in (1, 2, 4)}
-    return [("latency", "tiles of 128 x 128, bound by the tensor core", LONG, rings(square)),
-            ("latency", "64 rows in all, bound by memory", FEW, rings(fp8.best_config(*FEW, sms))),
+    return [("latency", "tiles of 128 x 128, bound by the tensor core", LONG, vary_stages(square)),
+            ("latency", "64 rows in all, bound by memory", FEW, vary_stages(fp8.best_config(*FEW, sms))),
             ("warps", "64 rows of a tile for each four", LONG, warps),
             ("split-K", "tiles for a quarter of the SMs", SPLIT, split),
             ("split-K", "tiles for every SM", MANY, split)]
 
 
 @experiment("ch14_blockscaled_impacts", functools.partial(results.source_hash, *FP8_SOURCES))
-def impacts():
-    """Measure every configuration of every group of `groups`."""
-    build.compile_ahead(fp8_jobs({config for *_, configs in groups() for config in configs.values()}))
+def measure_impacts():
+    """Measure every configuration of every group of `group_configs`."""
+    build.compile_ahead(fp8_jobs({config for *_, configs in group_configs() for config in configs.values()}))
     rows = []
-    for claim, what, shape, configs in groups():
+    for claim, what, shape, configs in group_configs():
         checks = {name: verify_fp8((min(shape[0], 300), 384, 1664), config) for name, config in configs.items()}
-        candidates = {name: course(config) for name, config in configs.items()}
+        candidates = {name: prepare_course(config) for name, config in configs.items()}
         found = measure(candidates, shape, checks, rounds=8, warm_s=0.15)
         rows += [row | {"claim": claim, "what": what, "config": str(configs[row["name"]])} for row in found]
     return rows

@@ -149,7 +149,7 @@ def compile_config(form: str, config: NativeConfig, target: str, out: torch.dtyp
     return build.build_one(job(config, target, form, out=out))
 
 
-def refusal(made: build.Report, form: str, config: NativeConfig) -> str:
+def rejection(made: build.Report, form: str, config: NativeConfig) -> str:
     """Return why a compiled kernel is not to be launched, in one sentence, empty where it is what it claims to be."""
     target, compiler = made.job.target, f"Triton {triton.__version__}"
     if not made.launchable:
@@ -179,7 +179,7 @@ def _choose_runnable(form: str, candidates: list[NativeConfig], where: torch.dev
         raise device.Unsupported(f"this kernel is compiled for {', '.join(device.TARGETS)}; here is {here.describe()}.")
     reasons = []
     for config in candidates:
-        reasons.append(refusal(compile_config(form, config, here.target, out), form, config))
+        reasons.append(rejection(compile_config(form, config, here.target, out), form, config))
         if not reasons[-1]:
             return config
     raise device.Unsupported(reasons[0])
@@ -279,5 +279,5 @@ def compile_for_targets(targets=device.TARGETS[1:], kernels=("native", "naive"))
         rows.append({"target": target, "format": form, "kernel": kernel, "config": str(config), "status": made.status,
                      "instruction": name, "count": count, "tma_operands": loads["2"], "tma_scales": loads["4"],
                      "tcgen05_cp": made.ptx.count("tcgen05.cp"), "smem": made.smem, "tmem": made.tmem,
-                     "registers": made.registers, "spills": made.spills, "reason": refusal(made, form, config)})
+                     "registers": made.registers, "spills": made.spills, "reason": rejection(made, form, config)})
     return rows

@@ -88,7 +88,7 @@ class Flight:
         return min(1.0, self.hidden_us / self.latency_us)
 
 
-def flight(plan: Plan, latency_us: float = LATENCY_US) -> Flight:
+def compute_flight(plan: Plan, latency_us: float = LATENCY_US) -> Flight:
     """Return what the stages of a plan hide. Raise ValueError for a latency that is not positive and finite."""
     if not 0 < latency_us < math.inf:
         raise ValueError(f"latency_us is {latency_us!r}; it must be a positive, finite number of microseconds.")
@@ -120,7 +120,7 @@ class Work:
         return max(self.tensor_core_us, self.memory_us)
 
 
-def work(choice: Blackwell, mnkl: tuple[int, int, int, int]) -> Work:
+def compute_work(choice: Blackwell, mnkl: tuple[int, int, int, int]) -> Work:
     """Return the Work of C (M, N) = A (M, K) B (K, N), L times, on the choice's GPU with one CTA per SM."""
     gpu, (m, n, k, batch) = device.KNOWN[choice.gpu], mnkl
     cluster = math.prod(choice.cluster_shape_mn)
@@ -156,10 +156,11 @@ def stage_rows(latency_us: float = LATENCY_US) -> list[dict]:
     rows = []
     for case in CASES:
         before, after = _plans(case.choice(), attempt_2)
-        flight_before, load = flight(before, latency_us), work(case.choice(), case.mnkl)
+        flight_before, load = compute_flight(before, latency_us), compute_work(case.choice(), case.mnkl)
         rows.append({"test": case.name, "greedy": f"{before.ab_stages} + {before.c_stages}",
                      "attempt 2": f"{after.ab_stages} + {after.c_stages}", "same kernel": same_kernel(before, after),
-                     "hidden us": flight_before.hidden_us, "with attempt 2": flight(after, latency_us).hidden_us,
+                     "hidden us": flight_before.hidden_us,
+                     "with attempt 2": compute_flight(after, latency_us).hidden_us,
                      "stages to hide": flight_before.for_tensor_core, "for memory": flight_before.for_memory,
                      "steps a tile": load.steps_per_tile, "steps a CTA": load.steps_per_cta, "floor us": load.floor_us,
                      "note us": case.before_us, "note says": f"{case.slower:.1%} slower" if case.slower else "crash"})
@@ -189,7 +190,7 @@ def describe_attempt_2(choice: Blackwell, latency_us: float = LATENCY_US) -> str
     if same_kernel(before, after):
         return (f"Attempt 2 changes nothing here: as many A/B stages as fit are {before.ab_stages} already, and C gets "
                 f"{before.c_stages} from what is left.")
-    one, two = flight(before, latency_us), flight(after, latency_us)
+    one, two = compute_flight(before, latency_us), compute_flight(after, latency_us)
     return (f"Attempt 2 turns {before.ab_stages} A/B stages into {after.ab_stages} and {before.c_stages} of C into "
             f"{after.c_stages}: in flight are {two.in_flight:,} B instead of {one.in_flight:,}, which hide "
             f"{two.hidden_us:.2f} us instead of {one.hidden_us:.2f} at the tensor core's rate; a latency of "
