@@ -8,8 +8,9 @@ import time
 
 from tilelab.faults import FaultSpace
 
-MEASURED = {"ratio": {"ratio": math.nan}, "infinite": {"ms": math.inf}, "no status": {"status": None},
-            "long": {"status": "failed", "reason": "x" * 10**6}, "surrogate": {"status": "failed", "reason": "\udc80"}}
+MEASURED = {"ratio": {"ratio": math.nan}, "text": {"ms": "fast"}, "infinite": {"ms": math.inf},
+            "no status": {"status": None}, "long": {"status": "failed", "reason": "x" * 10**6},
+            "surrogate": {"status": "failed", "reason": "\udc80"}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,9 +19,17 @@ class OddSpace(FaultSpace):
 
     own: str = ""
 
+    def label(self, config):
+        if config.fault == "label":
+            raise KeyError("no label")
+        return super().label(config)
+
+    def predicted_ms(self, config):
+        return "soon" if config.fault == "predicted text" else float(config.block)
+
     def reject(self, config):
         time.sleep(0.05 if self.own == "slow" else 0)
-        return ""
+        return 1 / 0 if config.fault == "reject" else ""
 
     def job(self, config):
         return super().job(dataclasses.replace(config, fault=""))
@@ -31,6 +40,12 @@ class OddSpace(FaultSpace):
             return [row]
         if config.fault == "set":
             return {**row, "extra": {1, 2}}
+        if config.fault == "own key":
+            return {**row, "key": "another", "kernel": "another"}
+        if config.fault == "fork":
+            os.fork()
+        if config.fault == "closes":
+            os.close(1), os.close(2)
         if config.fault == "exit":
             os._exit(0)
         if config.fault == "leaves a process":

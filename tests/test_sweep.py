@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import importlib
+import json
 import os
 import pathlib
 import signal
@@ -233,7 +234,8 @@ def test_speed_beside_the_peer_counts_and_finals_before_it():
     assert sweep.sort_by_speed([row("slow", ms=2.0), row("quick", ms=1.0)])[0]["kernel"] == "quick"
 
 
-ODD = {"ratio": "NaN or infinity", "infinite": "NaN or infinity", "no status": "its status is None",
+ODD = {"ratio": "NaN or infinity", "infinite": "NaN or infinity", "no status": "this one has None",
+       "text": "has 'ok', 'fast'",
        "list": "TypeError", "set": "no attribute 'item'", "surrogate": "\udc80", "long": "xxx",
        "exit": "exit status 0", "leaves a process": "SIGABRT", "raises": "the true reason"}
 
@@ -248,6 +250,33 @@ def test_an_odd_answer_is_one_row_that_failed(tmp_path, journal):
     assert len(journal.rows()) >= len(ODD)
     left = int((tmp_path / "left").read_text())
     wait_for(lambda: not alive(left), 5)
+
+
+@pytest.mark.parametrize("fault", ["own key", "fork", "closes"])
+def test_what_is_odd_and_harmless(tmp_path, journal, fault):
+    odd = Config(64, fault)
+    rows = Sweep([odd, *RIGHT], OddSpace(str(tmp_path)), journal=journal).finish()
+    assert [(row["status"], row["ms"]) for row in rows] == [("ok", float(c.block)) for c in (odd, *RIGHT)]
+    assert rows[0]["kernel"] == f"64 {fault}" and set(journal.rows()) >= {row["key"] for row in rows}
+
+
+@pytest.mark.parametrize("fault", ["label", "reject", "predicted text"])
+def test_a_space_that_raises_for_one_configuration_fails_that_row(tmp_path, fault):
+    rows = Sweep([Config(64, fault), *RIGHT], OddSpace(str(tmp_path))).finish()
+    assert [row["status"] for row in rows] == ["failed", "ok", "ok", "ok"] and "Error" in rows[0]["reason"]
+
+
+def test_odd_lines_of_a_journal_are_passed_over(tmp_path, journal):
+    first = {row["key"]: row for row in Sweep(RIGHT, OddSpace(str(tmp_path)), journal=journal).finish()}
+    comparison = next(row for row in journal.rows().values() if "finals" in row)
+    with open(journal.path, "a") as file:
+        for odd in ({"key": [1], "status": "ok"}, {**comparison, "finals": None}, {**comparison, "of": ["x"]}):
+            file.write(json.dumps(odd) + "\n")
+        file.write("[" * 200_000 + "\n")
+        file.write(json.dumps({**first[next(iter(first))], "ms": "12"}) + "\n")
+    rows = Sweep(RIGHT, OddSpace(str(tmp_path)), journal=journal).finish()
+    assert [row["ms"] for row in rows] == [float(config.block) for config in RIGHT]
+    assert sum(bool(row.get("resumed")) for row in rows) == len(RIGHT) - 1
 
 
 def test_a_configuration_that_cannot_be_sent_is_one_row_that_failed(tmp_path):

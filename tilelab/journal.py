@@ -50,9 +50,9 @@ class Journal:
         for line in self.path.read_bytes().splitlines():
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(row, dict) and "key" in row:
+            if isinstance(row, dict) and isinstance(row.get("key"), str):
                 found[row["key"]] = row
         return found
 

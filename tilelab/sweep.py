@@ -137,6 +137,20 @@ def sort_by_speed(rows: Iterable[dict]) -> list[dict]:
     return sorted((row for row in rows if row["status"] == "ok" and row.get("ms")), key=order)
 
 
+def _is_row(row: Any) -> bool:
+    """Return whether `row` is a dict with a known status whose times are numbers."""
+    return isinstance(row, dict) and row.get("status") in STATUSES and all(
+        isinstance(row.get(name), (int, float, type(None))) for name in ("ms", "ratio"))
+
+
+def _is_comparison(line: Any, keys: list[str]) -> bool:
+    """Return whether a journal's line holds the comparison of exactly these finalists."""
+    try:
+        return sorted(line["of"]) == sorted(keys) and all(isinstance(final, dict) for final in line["finals"])
+    except (KeyError, TypeError):
+        return False
+
+
 class Sweep:
     """A sweep of `configs` over `space`, which starts at once in a thread of its own. Iterate over it for rows.
 
@@ -291,12 +305,20 @@ class Sweep:
         for index, (key, config) in enumerate(self.configs.items()):
             if self.cancelled:
                 raise asyncio.CancelledError
-            predicted_ms = self.space.predicted_ms(config)
-            label = {**self.space.label(config), "key": key, "predicted_ms": predicted_ms}
-            if reason := self.space.reject(config):
+            label = {"key": key}
+            try:
+                predicted_ms = self.space.predicted_ms(config)
+                label = {**self.space.label(config), "key": key, "predicted_ms": predicted_ms}
+                reason = self.space.reject(config)
+                math.isfinite(predicted_ms or 0)  # TypeError where it is no number
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"[:REASON_CHARS]
+                self._emit({**label, "status": "failed", "reason": reason})
+                continue
+            if reason:
                 self._emit({**label, "status": "rejected", "reason": reason}, new=False)
-            elif recorded.get(key, {}).get("status") in STATUSES:
-                self._emit({**recorded[key], "resumed": True}, new=False)
+            elif _is_row(recorded.get(key)):
+                self._emit({**label, **recorded[key], "resumed": True}, new=False)
             else:
                 waiting[math.inf if predicted_ms is None else predicted_ms, index] = label, config
         return waiting
@@ -310,7 +332,7 @@ class Sweep:
         if built is not None and row["status"] == "ok":
             measured = self._loop.create_future()
             built.put_nowait((order, config, measured))
-            row |= self._judge(await measured)
+            row = {**row, **self._judge(await measured), **label}
         self._emit(row)
 
     async def _measure_built(self, measurer: tuple[Executor, str], built: asyncio.PriorityQueue) -> None:
@@ -330,7 +352,7 @@ class Sweep:
         keys = [row["key"] for row in fastest]
         key = hashlib.sha256(" ".join(sorted(keys)).encode()).hexdigest()[:16]
         comparison = (self.journal.rows() if self.journal else {}).get(key)
-        if comparison is None:
+        if not _is_comparison(comparison, keys):
             answer = await self._ask_gpu(measurer, "measure_finalists", [self.configs[key] for key in keys])
             comparison = {"key": key, "finals": answer.get("value") or [], "of": keys}
             if self.journal and comparison["finals"]:
@@ -361,8 +383,9 @@ class Sweep:
             return {"status": "failed", "reason": f"{answer['reason'].rstrip('.')}.", **provenance}
         try:
             results.json_line(value, "what it measured")
-            if value["status"] not in STATUSES:
-                raise ValueError(f"its status is {value['status']!r}; allowed are {', '.join(STATUSES)}.")
+            if not _is_row(value):
+                raise ValueError(f"a measurement has a status of {', '.join(STATUSES)} and numbers as ms and ratio; "
+                                 f"this one has {value['status']!r}, {value.get('ms')!r} and {value.get('ratio')!r}.")
             return {**value, "reason": str(value.get("reason", ""))[:REASON_CHARS], **provenance}
         except Exception as error:  # NaN, no status, not a dict
             return {"status": "failed", "reason": f"{type(error).__name__}: {error}"[:REASON_CHARS], **provenance}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import faulthandler
 import os
 import pathlib
 import queue
@@ -25,6 +26,7 @@ from multiprocessing.connection import Connection
 
 ROOT = pathlib.Path(__file__).parents[1]
 STOP_S = 10  # how long a killed process may take to disappear
+LOG_BYTES = 1 << 20  # read from each end of what a dead worker wrote
 EXIT_S = 1  # the same for all workers together when this process ends
 
 
@@ -70,7 +72,7 @@ class Worker:
 
     def ask(self, request: dict, timeout_s: float) -> dict:
         """Return the answer, or {"reason", "died": True} where none came in time. Raises Cancelled."""
-        request = {**request, "path": _import_path()}
+        request = {**request, "path": _import_path(), "limit_s": timeout_s + STOP_S}
         answer = self._ask_once(request, timeout_s)
         if answer.get("outdated"):  # a source file was edited after the worker had imported it
             self.stop()
@@ -99,7 +101,9 @@ class Worker:
         except subprocess.TimeoutExpired:
             return "closed its connection without an answer"
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        log = os.pread(self.log_file.fileno(), 1 << 20, 0).decode(errors="replace")
+        size = os.fstat(self.log_file.fileno()).st_size
+        ends = [os.pread(self.log_file.fileno(), LOG_BYTES, at) for at in sorted({0, max(0, size - LOG_BYTES)})]
+        log = b"\n".join(ends).decode(errors="replace")
         lines = [line.strip() for line in log.splitlines() if line.strip()]
         errors = [line for line in lines if re.search(r"LLVM ERROR|Assertion|error:|Error|Running pass", line)]
         return f"died ({how})" + "".join(f": {line[:300]}" for line in (errors or lines[-1:])[:1])
@@ -208,6 +212,8 @@ def serve(answer: Callable[[dict], dict]) -> None:
     connection = Connection(int(sys.argv[1]))
     requests = queue.SimpleQueue()
     edit_times: dict[str, int] = {}
+    own_pid = os.getpid()
+    last_words = open(os.devnull, "w")
 
     def receive():
         with contextlib.suppress(EOFError, OSError):
@@ -219,9 +225,20 @@ def serve(answer: Callable[[dict], dict]) -> None:
     while True:
         request = requests.get()
         sys.path[:] = request.pop("path")
-        os.ftruncate(2, 0)
-        os.lseek(2, 0, os.SEEK_SET)  # otherwise the log would begin with a hole as long as the last one
-        connection.send({"outdated": True} if _is_edited(edit_times) else answer(request))
+        # A thread that needs no Python ends this process, also where the caller is gone and the code never returns.
+        faulthandler.dump_traceback_later(request.pop("limit_s"), exit=True, file=last_words)
+        with contextlib.suppress(OSError):  # an earlier request closed its standard error
+            os.ftruncate(2, 0)
+            os.lseek(2, 0, os.SEEK_SET)  # otherwise the log would begin with a hole as long as the last one
+        reply = {"outdated": True} if _is_edited(edit_times) else answer(request)
+        if os.getpid() != own_pid:  # the request forked, and this is the copy: its answer belongs to nobody
+            os._exit(0)
+        faulthandler.cancel_dump_traceback_later()
+        try:
+            os.fstat(2)
+        except OSError:
+            reply["retire"] = True  # the next request could not say what it died of
+        connection.send(reply)
         _is_edited(edit_times)
 
 
