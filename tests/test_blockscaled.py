@@ -234,6 +234,13 @@ def test_bad_outs_get_one_sentence():
         4, 24), path="emulated")
 
 
+@pytest.mark.parametrize("m, n", [(0, 24), (4, 0), (0, 0)])
+def test_an_empty_c(m, n):
+    a, b = operands(m, n, 64, "nvfp4")
+    launch = emulated.prepare(a, b)
+    assert launch().shape == (m, n) and str(launch.config) in map(str, emulated.configs().values())
+
+
 def test_the_emulated_path_says_what_it_takes():
     a, _ = operands(4, 4, 128, "fp8_1x128")
     _, b = operands(4, 4, 128, "mxfp4")

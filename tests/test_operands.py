@@ -71,6 +71,28 @@ def test_require_disjoint():
     assert operands.address_range(memory.view(8, 8)[:, :2]) == (memory.data_ptr(), memory.data_ptr() + 4 * 58)
 
 
+@pytest.mark.parametrize("shape, strides", [((3, 16, 16), (16, 16, 1)), ((3, 16, 16), (4, 16, 1)), ((4, 8), (0, 1)),
+                                            ((2, 5), (4, 1))])
+def test_a_tensor_that_overlaps_itself(shape, strides):
+    with pytest.raises(ValueError, match="^out overlaps itself: its shape is .*; give it memory of its own.$"):
+        operands.require_no_self_overlap("out", torch.zeros(1000).as_strided(shape, strides))
+
+
+@pytest.mark.parametrize("shape, strides", [((3, 16, 16), (256, 16, 1)), ((2, 8, 64), (64, 128, 1)), ((1, 8), (0, 1)),
+                                            ((3, 4, 10), (58, 16, 1)), ((), ())])
+def test_a_tensor_with_memory_of_its_own(shape, strides):
+    operands.require_no_self_overlap("out", torch.zeros(1024).as_strided(shape, strides))
+
+
+def test_require_number():
+    for value in (1, 0.5, -1.0):
+        operands.require_number("scale", value, -1.0, 1.0, "from -1 to 1")
+    for value, found in ((2, "2"), (float("nan"), "nan"), (True, "a bool"), ("0.5", "a str"), (0.5j, "a complex"),
+                         (torch.ones(2), "a Tensor"), (None, "a NoneType")):
+        with pytest.raises(ValueError, match=f"^scale must be a Python number from -1 to 1; it is {found}.$"):
+            operands.require_number("scale", value, -1.0, 1.0, "from -1 to 1")
+
+
 def test_require_gpu_lets_the_interpreter_run():
     operands.require_gpu(torch.ones(1), "gemm", interpreted=True)
     if not torch.cuda.is_available():

@@ -44,6 +44,18 @@ def test_bad_matrix_is_one_sentence(source, destination, message):
         copy_tma(source, destination)
 
 
+@pytest.mark.parametrize("block", [0, -8, 12, 8.0, "8", None])
+def test_a_block_is_a_whole_power_of_two(block):
+    for name, sizes in (("block_m", (block, 8)), ("block_n", (8, block))):
+        with pytest.raises(ValueError, match=f"{name} must be a power of two; it is {block!r}"):
+            CopyConfig(*sizes, 4, 1)
+
+
+def test_a_single_row_has_any_stride():
+    source, destination = bits(99).as_strided((1, 8), (9, 1)), bits(99).as_strided((1, 8), (11, 1))
+    assert torch.equal(copy_tma(source, destination), source)
+
+
 def test_padded_source():
     wide, destination = bits(37, 88), bits(37, 72)
     copy_tma(wide[:, 8:80], destination)

@@ -19,6 +19,8 @@ def test_it_compiles():
     ((torch.zeros(4, 4, dtype=torch.complex64), 0, 0, (4, 4)), "x must be uint8, .*; it is complex64"),
     ((ROOM, 0, 0, (4, 4, 4)), "box must have 2 extents"),
     ((ROOM, 0, 2, (4, 4)), "column must be a multiple of 4 elements .16 bytes., or the load is .*; it is 2"),
+    ((ROOM, 1 << 32, 0, (4, 4)), "row must be a whole number of 32 bits; it is 4294967296"),
+    ((ROOM, 0, 4.0, (4, 4)), "column must be a whole number of 32 bits; it is 4.0"),
     ((ROOM, 0, 0, (4, 3)), "multiple of 16 bytes"),
     ((ROOM, 0, 0, (4, 4), "128B"), "rows of a box with a swizzle of 128B must take 128 bytes; they take 16"),
     ((ROOM.int(), 0, 0, (4, 4), "none", "nan"), "fill must be zero for a tensor of integers"),

@@ -190,6 +190,8 @@ def new(*shape, dtype=torch.float32, **rest):
     ("copy", ROOM.T, None, new(64, 16), "x must be stored row by row"),
     ("copy", new(1, 8).expand(4, 8), None, new(4, 8), "the rows of x overlap"),
     ("copy", new(4, 8), None, new(64).as_strided((4, 8), (4, 1)), "the rows of out overlap"),
+    ("add_shared", new(3, 16, 16), new(16, 16), new(999).as_strided((3, 16, 16), (16, 16, 1)), "out overlaps itself"),
+    ("accumulate", new(999).as_strided((3, 16, 16), (16, 16, 1)), None, new(16, 16), "x overlaps itself"),
     ("copy", ROOM[:8], None, ROOM[4:12], "out lies in the memory of x: give it memory of its own"),
     ("add_shared", new(2, 8, 64), BATCH[0], BATCH, "out lies in the memory of y: give it memory of its own"),
 ])
@@ -208,6 +210,13 @@ def test_bad_tensor_is_one_sentence(op, x, y, out, message):
 def test_bad_choice_is_one_sentence(op, arguments, message):
     with pytest.raises(ValueError, match=message) as caught:
         tile_pipeline.prepare(op, ROOM, out=new(16, 64), **arguments)
+    assert sentence(caught)
+
+
+@pytest.mark.parametrize("weights", [(1e39, 1.0), (1.0, -1e39), (float("inf"), 1.0), (1.0, "2"), (True, 1.0)])
+def test_weights_are_numbers_of_float32(no_gpu, weights):
+    with pytest.raises(ValueError, match="(centre|edge) must be a Python number within float32; it is ") as caught:
+        tile_pipeline.stencil(ROOM, *weights)
     assert sentence(caught)
 
 

@@ -122,6 +122,24 @@ def require_rows(name: str, matrix: torch.Tensor, unit_bytes: int = 16) -> None:
                          f"{matrix.stride(0) * matrix.element_size():,} bytes: pad it.")
 
 
+def require_no_self_overlap(name: str, tensor: torch.Tensor) -> None:
+    """Raise ValueError if two elements of a tensor may share memory, in any of its dimensions."""
+    used = 1  # elements from the first to the last of the dimensions with smaller strides
+    for stride, extent in sorted(zip(tensor.stride(), tensor.shape)):
+        if extent > 1 and stride < used:
+            raise ValueError(f"{name} overlaps itself: its shape is {tuple(tensor.shape)} and its strides are "
+                             f"{tensor.stride()}; give it memory of its own.")
+        used += (extent - 1) * stride
+
+
+def require_number(name: str, given: Any, least: float, most: float, allowed: str) -> None:
+    """Raise ValueError unless `given` is a Python number from `least` to `most`, which `allowed` puts in words."""
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    if not is_number or not least <= given <= most:
+        found = f"{given!r:.40}" if is_number else f"a {type(given).__name__}"
+        raise ValueError(f"{name} must be a Python number {allowed}; it is {found}.")
+
+
 def require_disjoint(out: Mapping[str, torch.Tensor | None], read: Mapping[str, torch.Tensor | None]) -> None:
     """Raise ValueError if an output overlaps an input or another output in memory.
 

@@ -85,6 +85,7 @@ def _check_operands(op: str, x, y, out, fill: str) -> None:
     for name, tensor in {"x": x, "y": y, "out": out}.items():
         if tensor is not None and tensor.numel():
             operands.require_rows(name, tensor if tensor.ndim == 2 else tensor[0], UNIT)
+            operands.require_no_self_overlap(name, tensor)
     operands.require_gpu(x, "a copy by tensor map", "has_tma", INSTEAD)
 
 
@@ -105,6 +106,9 @@ def prepare(op: str, x, *, y=None, centre: float = 1.0, edge: float = 1.0, fill:
     for a GPU without TMA or with too little shared memory.
     """
     config = choose_config(op, config)
+    for name, weight in {"centre": centre, "edge": edge}.items():
+        largest = torch.finfo(torch.float32).max
+        operands.require_number(name, weight, -largest, largest, "within float32")
     _check_operands(op, x, y, out, fill)
     needed, available = config.smem_bytes(x.element_size()) + 128, device.current().smem_per_block
     if needed > available:  # the driver refuses to encode the map of such a box without saying why

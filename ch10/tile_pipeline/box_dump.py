@@ -38,6 +38,9 @@ def dump_box(x, row: int, column: int, box: tuple[int, int], swizzle: str = "non
     operands.require_rows("x", x, tile_pipeline.UNIT)
     tensor_map.check_describable(x.shape, x.stride(), x.element_size(), x.data_ptr(), box, swizzle=swizzle, fill=fill,
                                  floating=x.is_floating_point())
+    for name, value in (("row", row), ("column", column)):
+        if type(value) is not int or not -(1 << 31) <= value < 1 << 31:
+            raise ValueError(f"{name} must be a whole number of 32 bits; it is {value!r:.40}.")
     check_corner(column, x.element_size())
     width, row_bytes = tensor_map.SWIZZLES[swizzle], box[1] * x.element_size()
     if width and row_bytes != width:

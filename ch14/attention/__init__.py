@@ -19,7 +19,15 @@ from ch14.attention.hopper_kernel import TILE_LAYOUT, attention_hopper_kernel
 from ch14.attention.kernels import attention_plain_kernel
 from tilelab import build, device
 from tilelab.cuda import ensure_cuda_context
-from tilelab.operands import Launch, choose_config, require_disjoint, require_gpu, require_tensor
+from tilelab.operands import (
+    Launch,
+    choose_config,
+    require_disjoint,
+    require_gpu,
+    require_no_self_overlap,
+    require_number,
+    require_tensor,
+)
 
 __all__ = ["spec", "attention", "prepare", "configs", "job", "AttentionConfig"]
 
@@ -88,15 +96,13 @@ def _check_operands(q, k, v, out, scale) -> None:
         raise ValueError(f"the head dimension must be 64 or 128; it is {d}.")
     if not hk or h % hk:
         raise ValueError(f"the heads of q must be a multiple of those of k; they are {h} and {hk}.")
-    if scale is not None and not 2.0**-100 <= scale <= 2.0**100:
-        raise ValueError(f"scale must be from 2^-100 to 2^100; it is {scale!r:.40}.")
+    if scale is not None:
+        require_number("scale", scale, 2.0**-100, 2.0**100, "from 2^-100 to 2^100")
     if max(s, t) > 2**30 or b * h * -(-s // 16) >= 2**31:  # the kernels count in 32-bit integers
         raise ValueError("a length is at most 2^30, and batch x heads x length / 16 below 2^31; q is "
                          f"{tuple(q.shape)}, and there are {t} keys.")
     if out is not None:
-        extents = sorted((stride, size) for size, stride in zip(out.shape, out.stride()) if size > 1)
-        if any(inner * size > outer for (inner, size), (outer, _) in zip(extents, extents[1:])):
-            raise ValueError(f"out overlaps itself: its strides are {out.stride()}; give it memory of its own.")
+        require_no_self_overlap("out", out)
         require_disjoint({"out": out}, {"q": q, "k": k, "v": v})
     require_gpu(q, "attention", instead="use torch's scaled_dot_product_attention", interpreted=_is_interpreted())
     if _is_interpreted() and q.dtype == torch.bfloat16:

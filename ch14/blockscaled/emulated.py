@@ -123,7 +123,10 @@ def _prepare_gemm(a, weight, c, scale_a, scale_b, chosen: GemmConfig | None):
     here, reason = device.current(), ""
     # As in ch14.gemm, the interpreter stands in for sm_90a with eight SMs.
     target, sms = (here.target, here.sms) if here.has_tma else ("sm_90a", 8)
-    for config in [chosen] if chosen else rank_configs("course", m, n, k, "bf16", target, sms):
+    candidates = [chosen] if chosen else rank_configs("course", m, n, k, "bf16", target, sms)
+    if not c.numel():  # no descriptor describes a matrix without elements
+        return lambda: None, candidates[0]
+    for config in candidates:
         run = bind_config(config, a, weight, c, scale_a, scale_b, (m, n, k), True, sms)
         try:
             if not is_interpreted():  # the compiler refuses here and not at the first launch

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ch14.descriptors.configs import UNIT
-from tilelab.operands import require_disjoint, require_gpu, require_rows, require_tensor
+from tilelab.operands import require_disjoint, require_gpu, require_rows, require_tensor, row_stride
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int32, torch.int16, torch.int8,
           torch.uint8)
@@ -28,6 +28,12 @@ class CopyConfig:
     block_n: int
     num_warps: int
     num_stages: int
+
+    def __post_init__(self):
+        for name in ("block_m", "block_n"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1 or value & (value - 1):
+                raise ValueError(f"{name} must be a power of two; it is {value!r:.40}.")
 
     def __str__(self):
         return f"{self.block_m},{self.block_n},{self.num_warps},{self.num_stages}"
@@ -66,7 +72,8 @@ def prepare_copy(source, destination, config: CopyConfig):
     grid = (triton.cdiv(columns, config.block_n), triton.cdiv(rows, config.block_m))
     if grid[1] > 65535:
         raise ValueError(f"source must have at most 65,535 rows of tiles; it has {grid[1]}: use a taller tile.")
-    tiles = [TensorDescriptor.from_tensor(matrix, [config.block_m, config.block_n]) for matrix in (source, destination)]
+    tiles = [TensorDescriptor(matrix, [rows, columns], [row_stride(matrix), 1], [config.block_m, config.block_n])
+             for matrix in (source, destination)]
 
     def launch():
         copy_tma_kernel[grid](*tiles, config.block_m, config.block_n, num_warps=config.num_warps,

@@ -197,7 +197,7 @@ def quantise(x: torch.Tensor, format: str | BlockFormat = "mxfp8_e4m3", *, rule:
              config: str | MxConfig = "best") -> Packed:
     """Quantise x, bfloat16 (R, C), with the same bits as `number_formats.quantise`. See `prepare_quantise`."""
     if tensor_scale is None and format_with_kernels(format).scale == "e4m3":
-        x = x.contiguous()
+        x = require_tensor("x", x, "quantise").contiguous()
     return prepare_quantise(x, format, rule=rule, tiled=tiled, tensor_scale=tensor_scale, out=out, config=config)()
 
 

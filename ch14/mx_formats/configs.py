@@ -42,7 +42,7 @@ DEQUANTISE_CONFIG = MxConfig(2048)
 
 def format_with_kernels(format: str | BlockFormat) -> BlockFormat:
     """Return a format by its name. Raise ValueError for a format that only `number_formats` implements."""
-    if isinstance(format, str):
+    if not isinstance(format, BlockFormat):
         format = lookup(format)
     if format.name not in FUSED or format != lookup(format.name):
         raise ValueError(f"{format.name} ({format.element.name}, blocks {format.block}, scales {format.scale}) has no "

@@ -174,7 +174,7 @@ class Quantised:
 
 def lookup(name: str) -> BlockFormat:
     """Return a format by its name."""
-    if name not in FORMATS:
+    if not isinstance(name, str) or name not in FORMATS:
         raise ValueError(f"unknown format {name!r:.40}; choose one of {', '.join(FORMATS)}.")
     return FORMATS[name]
 
