@@ -92,7 +92,7 @@ def test_bad_input_gets_one_sentence():
     refused("strides", *zip("kv", (each[:, :1].expand(-1, 2, -1, -1) for each in (k, v))))
     refused("16 bytes", ("q", torch.cat([q.flatten(), q.flatten()])[1:1 + q.numel()].view(q.shape)))
     refused("backward", ("q", q.clone().requires_grad_()))
-    for scale in (float("nan"), 0, -1, 1e38):
+    for scale in (float("nan"), 0, -1, 1e38, "0.1", 0.1j, torch.tensor(0.1), torch.ones(2)):
         refused("2.-100 to 2.100", scale=scale)
     refused("unknown configuration 'fast'; choose best, plain", config="fast")
     refused("overlaps itself", out=torch.as_strided(torch.zeros(800, dtype=DTYPE, device=q.device), q.shape,

@@ -34,7 +34,7 @@ def test_a_table_is_shown_and_a_file_written(capsys, tmp_path):
 @pytest.mark.parametrize("arguments, said", [
     (["--mnk", "1,2"], "bad shape '1,2'; give M,N,K below 2^31, N and K multiples of 8."),
     (["--mnk", "8,8,9"], "bad shape '8,8,9'"),
-    (["--step", "nix"], "--step: unknown configuration 'nix'; choose best, tile"),
+    (["--step", "nix"], "unknown --step nix; choose one of tile, ring, "),
     (["--json", ""], "--json takes a file"),
     (["--json", "."], "--json takes a file; . is a folder."),
     (["--stepp", "x"], "unrecognized arguments"),
