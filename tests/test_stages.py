@@ -178,7 +178,7 @@ def test_what_does_not_fit_says_why(choice, words):
 def test_hopper_plans_are_the_kernels_own():
     for stage_count, (m, n, parts), consumers in itertools.product(
             (2, 3, 4, 6), ((128, 128, 1), (128, 256, 4), (256, 128, 4), (128, 192, 2)), (1, 2)):
-        config = WgmmaConfig("specialised", m, n, stage_count, consumers=consumers, epilogue_subtiles=parts)
+        config = WgmmaConfig("specialised", m, n, stage_count, consumers=consumers, epilogue_subtile=parts)
         plan = smem_planner.plan(Hopper(m, n, epilogue_subtiles=parts, consumers=consumers, ab_stages=stage_count,
                                   c_stages=min(parts, 2)))
         assert plan.smem_bytes == config.smem_bytes
