@@ -33,6 +33,7 @@ OLDER = {
     "ch14_mx_formats_speed": "functions and parameters were renamed; the machine code is the same",
     "ch14_mx_formats_sweep": "functions and parameters were renamed; the machine code is the same",
     "sweep_gpus": "the sweep's engine was rewritten",
+    "sweep_race": "the sweep's engine was rewritten; only a race on one GPU compares it fairly with triton.autotune",
 }
 # Records of faults that were planted on purpose: rows may be "wrong" there, or have a `result` instead of a status.
 PLANTED = ("ch07_bulk_broken", "ch10_gemm_broken", "ch10_tile_broken", "sweep_faults")
