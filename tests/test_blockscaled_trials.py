@@ -192,8 +192,9 @@ def test_verdicts_compare_the_right_rows():
 def test_sources_are_told_apart():
     hashes = {experiment.__name__: experiment.source() for experiment in EXPERIMENTS}
     assert all(len(each) == 16 for each in hashes.values())
-    assert hashes["shapes"] == hashes["thin"] == hashes["impacts"]
-    assert len({hashes[name] for name in ("shapes", "emulated", "decode", "epilogue", "run_sanitizers")}) == 5
+    assert hashes["measure_shapes"] == hashes["measure_thin_products"] == hashes["measure_impacts"]
+    assert len({hashes[name] for name in ("measure_shapes", "measure_emulated", "measure_decode", "measure_epilogue",
+                                    "run_sanitizers")}) == 5
 
 
 def test_an_experiment_that_was_never_recorded_says_so(monkeypatch, tmp_path):

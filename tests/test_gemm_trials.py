@@ -57,7 +57,11 @@ def test_the_model_ranks_the_recorded_sweep(side):
     rows = sort_by_speed(row for row in H200["ch14_gemm_sweep"]["rows"] if row["shape"][0] == side)
     predicted = [row["predicted_ms"] for row in rows]
     assert len(rows) > 60 and rank_correlation([1 / row["ratio"] for row in rows], predicted) >= 0.8
-    assert sum(other < predicted[0] for other in predicted) < 10, "the fastest is not among the ten predicted fastest"
+    # Finalists within 1 % of each other are a tie: the chip's clock decides which of them comes first in a recording.
+    finalists = [row for row in rows if "final_ratio" in row]
+    ties = [row for row in finalists if row["final_ratio"] >= 0.99 * finalists[0]["final_ratio"]]
+    best_rank = min(sum(other < row["predicted_ms"] for other in predicted) for row in ties)
+    assert best_rank < 10, "the fastest is not among the ten predicted fastest"
 
 
 def test_record_of_the_sweep_reaches_the_targets():
