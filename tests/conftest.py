@@ -1,4 +1,4 @@
-"""Decides, before anything imports triton, whether kernels run on a GPU or in Triton's interpreter."""
+"""Decide where kernels run before anything imports triton, and sort the tests into the tiers of pyproject.toml."""
 
 import contextlib
 import os
@@ -6,21 +6,29 @@ import os
 from tilelab import device
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ["TILES_QUICK"] = "1"  # experiments measure a few rounds only
 device.interpret_without_gpu()
 if beside := os.environ.get("PYTEST_XDIST_WORKER"):
-    # A share of the CPUs each, for what a test starts too: twice as many compilers and threads as CPUs cost time.
+    # Each worker gets a share of the CPUs, also for the compilers and threads that its tests start.
     cpus = sorted(os.sched_getaffinity(0))
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, cpus[int(beside[2:])::int(os.environ["PYTEST_XDIST_WORKER_COUNT"])] or cpus)
 
 import pytest  # noqa: E402
 
-WANT = "needs a GPU"
+NO_GPU = "needs a GPU"
+
+
+@pytest.fixture(autouse=True)
+def full_length_timing(request, monkeypatch):
+    """Let a test that is marked `timing` measure at full length: nothing else runs beside it."""
+    if request.node.get_closest_marker("timing"):
+        monkeypatch.delenv("TILES_QUICK", raising=False)
 
 
 @pytest.fixture
 def outputs(monkeypatch):
-    """What a notebook's cell would hold, in the order it was sent."""
+    """Return the outputs that a notebook's cell would hold, in the order in which they were sent."""
     from IPython.core.displaypub import CapturingDisplayPublisher
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
@@ -33,14 +41,15 @@ def outputs(monkeypatch):
 
 def pytest_collection_modifyitems(items):
     here = device.current()
-    if here.capability is None:
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason=f"{WANT}: {here.describe()}"))
+    for item in items:
+        if item.get_closest_marker("timing"):
+            item.add_marker(pytest.mark.gpu)
+        if here.capability is None and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=f"{NO_GPU}: {here.describe()}"))
 
 
 def pytest_terminal_summary(terminalreporter):
-    skipped = [report for report in terminalreporter.stats.get("skipped", ()) if WANT in str(report.longrepr)]
+    skipped = [report for report in terminalreporter.stats.get("skipped", ()) if NO_GPU in str(report.longrepr)]
     if skipped:
-        terminalreporter.write_line(f"{len(skipped)} tests skipped for want of a GPU: "
+        terminalreporter.write_line(f"{len(skipped)} tests skipped because they need a GPU: "
                                     f"here is {device.current().describe()}.")

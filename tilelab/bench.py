@@ -30,6 +30,7 @@ WARM_S = 0.3  # seconds that are not counted, because a cool chip runs faster at
 ROUNDS = 22  # an even number, because every second round runs in the opposite order
 BURST_MS = 4  # long enough to hide the cost of events and of the chip's power control
 GRAPH_BELOW_US = 100
+QUICK = {"rounds": 4, "warm_s": 0.0, "burst_ms": 1.0}  # at most this much with TILES_QUICK, which tests set
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,15 @@ def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence]
     A candidate takes the tensors of `make_inputs()` and returns a function that launches on them, so that descriptors
     and work space are made once. `make_inputs` is called until its tensors fill three times the L2 cache, and launches
     rotate through them. `flops` and `nbytes` of one call give the rates. `rounds` rounds of bursts of `burst_ms` are
-    kept after `warm_s` seconds. A candidate that raises gets a `reason`; an error of the peer is raised, and so is
+    kept after `warm_s` seconds; with the environment variable TILES_QUICK no more than in QUICK. A candidate that raises gets a `reason`; an error of the peer is raised, and so is
     tilelab.device.Unsupported without a GPU.
     """
     if peer not in candidates:
         raise ValueError(f"unknown peer {peer!r}; choose one of {', '.join(candidates)}.")
     if device.current().capability is None:
         raise device.Unsupported(f"timing needs a GPU; here is {device.current().describe()}: read results/ instead.")
+    if os.environ.get("TILES_QUICK"):
+        rounds, warm_s, burst_ms = map(min, (rounds, warm_s, burst_ms), QUICK.values())
     inputs = _make_input_sets(make_inputs)
     # A graph holds addresses, not tensors. The launches own the work space, so they must live until the last replay.
     launches = {peer: [candidates[peer](*tensors) for tensors in inputs]}

@@ -1,7 +1,7 @@
 """The pictures of the bug hunt: drawn whole and legibly, from the records."""
 
 import pytest
-from test_ch10_pictures import assert_legible, words
+from legible import assert_legible, words
 
 from ch14 import bug_hunt
 from ch14.bug_hunt import HUNTS, Builds, experiments, figures

@@ -15,7 +15,7 @@ from claims.__main__ import main
 from claims.judge import HOLDS, NO_RECORD, ONLY_IF, REFUTED, UNTESTED
 from tilelab import results
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 EVERY = trial.judge_all()
 CLAIMS = {each.claim.name: each.claim for each in EVERY}
 

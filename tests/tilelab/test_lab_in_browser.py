@@ -21,7 +21,7 @@ from ipykernel.kernelspec import write_kernel_spec
 
 from tilelab import notebook
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 DEMO = ROOT / "notebooks" / "demo" / "panel.ipynb"
 SCREENSHOTS = ROOT / "build" / "screenshots"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")

@@ -1,6 +1,6 @@
 """Chapter 10's records: what is asked of them."""
 
-from records import load_h200
+from h200_records import load_h200
 
 from ch10.tile_pipeline import broken_programs
 

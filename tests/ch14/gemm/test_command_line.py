@@ -96,7 +96,7 @@ def test_a_sweep_is_kept_and_resumed(capsys, tmp_path):
 def test_an_interrupted_sweep_says_what_is_kept(tmp_path):
     path = tmp_path / "rows.jsonl"
     command = [sys.executable, "-m", "ch14.gemm", "--sweep", "--target", "sm_103a", "--journal", str(path)]
-    running = subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.DEVNULL,
+    running = subprocess.Popen(command, cwd=Path(__file__).parents[3], stdout=subprocess.DEVNULL,
                                stderr=subprocess.PIPE, text=True,
                                env=notebook.child_env(TRITON_CACHE_DIR=str(tmp_path)),
                                # What runs in the background ignores the signal, and its children inherit that.

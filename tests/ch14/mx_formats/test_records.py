@@ -1,7 +1,7 @@
 """Records of `ch14_mx_formats`: what is asked of them."""
 
 import pytest
-from records import load_h200
+from h200_records import load_h200
 
 from ch14 import mx_formats
 

@@ -1,6 +1,6 @@
 """Chapter 7's records: what is asked of them."""
 
-from records import load_h200
+from h200_records import load_h200
 
 
 def test_every_checked_result_is_within_one_unit_in_the_last_place():

@@ -1,7 +1,7 @@
 """Records of `ch14_blockscaled`: what is asked of them."""
 
+import h200_records as records
 import pytest
-import records
 
 from ch14.blockscaled import experiments, impacts
 from ch14.blockscaled.experiments import CUBE, FORMS, LONG, SHAPES, SPLIT, THIN, TOKENS

@@ -1,7 +1,7 @@
 """Records of `ch14_compiled`: what the notebook says of them."""
 
 import pytest
-from records import load_h200
+from h200_records import load_h200
 
 from ch14.compiled import experiments
 

@@ -6,7 +6,7 @@ import itertools
 import re
 
 import pytest
-from test_ch10_pictures import assert_legible, texts
+from legible import assert_legible, texts
 
 from ch10.wgmma_gemm.configs import WgmmaConfig, rejection
 from ch14.blockscaled import note_attempts, planner_widget, smem_planner, smem_planner_hopper

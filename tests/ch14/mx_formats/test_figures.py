@@ -1,7 +1,7 @@
 """Pictures and explorer of block-scaled formats: they say what they find, and lose nothing."""
 
 import pytest
-from test_ch10_pictures import assert_legible
+from legible import assert_legible
 
 from ch14.mx_formats import explorer, figures
 from ch14.mx_formats.number_formats import E2M1, E4M3, E5M2, FORMATS

@@ -5,7 +5,7 @@ import warnings
 import numpy
 import pytest
 import torch
-from test_ch10_pictures import assert_legible
+from legible import assert_legible
 
 from ch10.tile_pipeline import box_dump, explorer
 from tilelab import tensor_map
