@@ -11,22 +11,19 @@ a notebook or a test failed, 2 for bad usage, no GPU, another recording, too lit
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as xml
 
 import filelock
 
-from tilelab import cli, device, notebook, results
+from tilelab import cli, device, notebook, results, suite
 
 ROOT = pathlib.Path(__file__).parents[1]
 ALONE = ("01_sweep", "01_claims")  # the first measures on all GPUs, and the second judges all records
@@ -35,25 +32,12 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def run_tests(recorded: list[str]) -> dict:
-    """Run pytest and return its summary: counts, skips by reason, seconds, versions and device.
+    """Run the tests and return the summary of `suite.run`, with versions and device.
 
     The notebooks with the stems `recorded` have just run and are left out. RuntimeError if pytest writes no report.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        report = pathlib.Path(folder) / "report.xml"
-        begin = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}",
-                   *(f"--deselect=tests/test_notebooks.py::test_runs[{stem}.ipynb]" for stem in recorded)]
-        status = subprocess.run(command, cwd=ROOT, env=notebook.child_env(), check=False).returncode
-        seconds = round(time.monotonic() - begin, 1)
-        if not report.exists():
-            raise RuntimeError(f"pytest ended with status {status} and no report")
-        cases = list(xml.parse(report).iter("testcase"))
-    skips = collections.Counter(skip.get("message") for case in cases for skip in case.iter("skipped"))
-    failed = sum(1 for case in cases if case.find("failure") is not None or case.find("error") is not None)
-    skipped = sum(skips.values())
-    return {"passed": len(cases) - failed - skipped, "failed": failed or int(status != 0), "skipped": skipped,
-            "skips": sorted(skips.items()), "seconds": seconds, "versions": results.versions(),
+    left_out = [f"--deselect=tests/test_notebooks.py::test_runs[{stem}.ipynb]" for stem in recorded]
+    return {**suite.run(arguments=left_out, env=notebook.child_env()), "versions": results.versions(),
             "device": dataclasses.asdict(device.current()), "recorded": results.utc_now()}
 
 

@@ -10,7 +10,7 @@ import filelock
 import nbformat
 import pytest
 
-from tilelab import device, notebook, record, results
+from tilelab import device, notebook, record, results, suite
 
 new_code, new_text = nbformat.v4.new_code_cell, nbformat.v4.new_markdown_cell
 
@@ -205,6 +205,8 @@ def _until(happened, seconds=120):
 
 
 def test_tests_that_end_without_a_report(notebooks, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(suite, "ROOT", tmp_path)
+    monkeypatch.setattr(suite, "_free_gpu_gib", lambda: None)
     (tmp_path / "conftest.py").write_text("import os\nos._exit(9)\n")
     kept = results.results_folder() / "nvidia-h200" / "tests.json"
     results.write_atomically(kept, "of before")
@@ -212,14 +214,3 @@ def test_tests_that_end_without_a_report(notebooks, monkeypatch, tmp_path, capsy
     assert capsys.readouterr().out == ("tests: failed, tests.json left as it was: "
                                        "pytest ended with status 9 and no report.\n")
     assert kept.read_text() == "of before"
-
-
-def test_summary_of_the_tests(monkeypatch, tmp_path):
-    (tmp_path / "test_it.py").write_text(
-        "import pytest\n@pytest.fixture\ndef broken(): 1 / 0\n"
-        "def test_a(): pass\ndef test_b(): assert 0\ndef test_c(broken): pass\n"
-        "def test_d(): pytest.skip('needs a GPU')\ndef test_e(): pytest.skip('needs a GPU')\n")
-    monkeypatch.setattr(record, "ROOT", tmp_path)
-    summary = record.run_tests([])
-    assert (summary["passed"], summary["failed"], summary["skipped"]) == (1, 2, 2)
-    assert summary["skips"] == [("needs a GPU", 2)]

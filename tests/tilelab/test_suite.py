@@ -1,0 +1,94 @@
+"""The suite's order of tests, on machines with and without a GPU, and `make`'s care for .venv."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tilelab import suite
+
+TESTS = """
+import pytest
+@pytest.fixture
+def broken(): 1 / 0
+def test_a(): pass
+def test_b(): assert 0
+def test_c(broken): pass
+def test_d(): pytest.skip("needs a GPU")
+def test_e(): pytest.skip("needs a GPU")
+@pytest.mark.timing
+def test_f(request): assert not hasattr(request.config, "workerinput")
+"""
+MAKEFILE = pathlib.Path(suite.__file__).parents[1] / "Makefile"
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = timing\n")
+    monkeypatch.setattr(suite, "ROOT", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("gpu_gib, failed", [(None, 3), (100.0, 2)])
+def test_only_on_a_gpu_tests_that_time_run_alone(folder, monkeypatch, gpu_gib, failed):
+    monkeypatch.setattr(suite, "_free_gpu_gib", lambda: gpu_gib)
+    summary = suite.run()
+    assert (summary["passed"], summary["failed"], summary["skipped"]) == (4 - failed, failed, 2)
+    assert summary["skips"] == [("needs a GPU", 2)] and "test_it::test_b" in summary["failures"]
+
+
+def test_tiers():
+    assert suite.select_tiers([]) == "" and suite.select_tiers(["compile", "fault"]) == "compile or fault"
+    assert suite.select_tiers(["unit"]) == "not (compile or fault or browser or notebook or gpu or timing)"
+    with pytest.raises(SystemExit) as ended:
+        suite.main(["fast"])
+    assert ended.value.code == 2
+
+
+def test_processes_fit_the_gpu(monkeypatch):
+    monkeypatch.setattr(suite.os, "sched_getaffinity", lambda pid: set(range(16)))
+    assert [suite.count_processes(gib) for gib in (None, 140.0, 40.0, 8.0)] == [16, 8, 2, 1]
+
+
+def make(folder, *arguments):
+    """Return what `make -n test` would run in `folder`."""
+    command = ["make", "-n", "test", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
+def test_make_rebuilds_a_venv_that_cannot_work(tmp_path):
+    clone = tmp_path / "clone"
+    (clone / ".venv" / "bin").mkdir(parents=True)
+    shutil.copy(MAKEFILE, clone)
+    for name in ("requirements.txt", "requirements.lock", "pyproject.toml"):
+        (clone / name).touch()
+    python, ready = clone / ".venv" / "bin" / "python", clone / ".venv" / ".ready"
+
+    def is_kept(*arguments):
+        return "-m venv" not in make(clone, *arguments)
+
+    def set_up():
+        python.unlink(missing_ok=True)
+        python.symlink_to(sys.executable)
+        ready.write_text(f"{clone}\n")
+
+    set_up()
+    assert is_kept()
+    other = "3.12" if sys.version_info[:2] == (3, 11) else "3.11"
+    fake = tmp_path / "python"
+    fake.write_text(f"#!/bin/sh\necho '({other.replace('.', ', ')})'\n")
+    fake.chmod(0o755)
+    assert not is_kept(f"PYTHON={fake}"), "another version was asked for"
+    set_up()
+    assert is_kept(f"PYTHON={sys.executable}")
+    python.unlink()
+    python.symlink_to(tmp_path / "gone")
+    assert not is_kept(), "its Python is gone"
+    set_up()
+    clone = clone.rename(tmp_path / "moved")
+    assert not is_kept(), "it was moved with its clone"

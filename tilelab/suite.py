@@ -1,0 +1,95 @@
+"""Run the tests in the order that suits this machine: `python -m tilelab.suite [TIER...]`.
+
+Tests that measure times on a GPU run alone, after all others. Those use all CPUs; on a GPU at most as many processes as
+its free memory holds. TIER is unit, compile, fault, browser, notebook, gpu or timing; without one everything runs.
+Exit status: 0 if every test passed, 1 if one failed.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as xml
+
+from tilelab import cli
+
+ROOT = pathlib.Path(__file__).parents[1]
+TIERS = ("compile", "fault", "browser", "notebook", "gpu", "timing")
+GIB_PER_PROCESS = 16  # the largest notebooks and tests use about this much of a GPU's memory
+
+
+def select_tiers(tiers: list[str]) -> str:
+    """Return pytest's marker expression for the tiers; "" for all tests."""
+    if unknown := set(tiers) - {"unit", *TIERS}:
+        raise ValueError(f"unknown tier {min(unknown)!r}; choose one of unit, {', '.join(TIERS)}")
+    named = [f"not ({' or '.join(TIERS)})" if tier == "unit" else tier for tier in tiers]
+    return " or ".join(named)
+
+
+def count_processes(gpu_gib: float | None) -> int:
+    """Return how many test processes run side by side: one per CPU, or fewer where they share `gpu_gib` of a GPU."""
+    cpus = len(os.sched_getaffinity(0))
+    return cpus if gpu_gib is None else max(1, min(cpus // 2, int(gpu_gib / GIB_PER_PROCESS)))
+
+
+def _free_gpu_gib() -> float | None:
+    query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return min(map(int, found)) / 1024 if found else None
+
+
+def run(tiers: list[str] = (), arguments: list[str] = (), env: dict | None = None) -> dict:
+    """Run the tests and return their summary: counts, names of `failures`, `skips` by reason, `seconds`.
+
+    `arguments` are pytest's. RuntimeError if pytest ends without a report.
+    """
+    gpu_gib = _free_gpu_gib()
+    side_by_side = ["--numprocesses", str(count_processes(gpu_gib)), "--dist=worksteal"]
+    # Without a GPU the tests that time are skipped, so one run does everything.
+    phases = [("", side_by_side)] if gpu_gib is None else [("not timing", side_by_side), ("timing", [])]
+    cases, begin, failed, failures = [], time.monotonic(), 0, []
+    for phase, options in phases:
+        chosen = " and ".join(f"({part})" for part in (select_tiers(tiers), phase) if part)
+        with tempfile.TemporaryDirectory() as folder:
+            report = pathlib.Path(folder) / "report.xml"
+            command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *options, *arguments,
+                       *(["-m", chosen] if chosen else [])]
+            status = subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
+            if not report.exists():
+                raise RuntimeError(f"pytest ended with status {status} and no report")
+            found = list(xml.parse(report).iter("testcase"))
+        broken = [f"{case.get('classname')}::{case.get('name')}" for case in found
+                  if case.find("failure") is not None or case.find("error") is not None]
+        failures += broken
+        failed += len(broken) or int(status not in (0, 5))  # 5: no test belongs to this phase
+        cases += found
+    skips = collections.Counter(skip.get("message") for case in cases for skip in case.iter("skipped"))
+    skipped = sum(skips.values())
+    return {"passed": len(cases) - failed - skipped, "failed": failed, "failures": failures, "skipped": skipped,
+            "skips": sorted(skips.items()), "seconds": round(time.monotonic() - begin, 1)}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = cli.make_plain_parser("tilelab.suite", "Run the tests in the order that suits this machine.")
+    parser.add_argument("tiers", nargs="*", metavar="TIER", help=f"unit, {', '.join(TIERS)}; default: all")
+    tiers = parser.parse_args(argv).tiers
+    try:
+        select_tiers(tiers)
+    except ValueError as error:
+        parser.error(f"{error}.")
+    summary = run(tiers)
+    print(f"{summary['passed']} passed, {summary['failed']} failed, {summary['skipped']} skipped "
+          f"in {summary['seconds']:.0f} s", flush=True)
+    return int(summary["failed"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
