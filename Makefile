@@ -2,7 +2,7 @@
 PYTHON ?= $(shell for python in python3 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$python && break; done)
 READY := .venv/.ready
-# Without an NVIDIA driver the CPU build of torch is enough: 1.3 GB on disk instead of 5.3 GB. It comes from the folder
+# Without an NVIDIA driver the CPU build of torch is enough: 2.6 GB on disk instead of 5.3 GB. It comes from the folder
 # of wheels that is configured for pip, if there is one, or from PyTorch's own index.
 HAS_GPU := $(shell test -e /proc/driver/nvidia/version && echo yes || command -v nvidia-smi)
 CPU_TORCH := $(if $(PIP_FIND_LINKS),--offline --find-links $(PIP_FIND_LINKS),--index-url https://download.pytorch.org/whl/cpu)
@@ -25,12 +25,9 @@ demo: $(READY)
 	JUPYTER_PATH="$(CURDIR)/.venv/share/jupyter" .venv/bin/voila notebooks/demo/panel.ipynb --Voila.ip=127.0.0.1 --token \
 		--strip_sources=True $(NO_BROWSER) $(DEMO_ARGS)
 
+# TIER=unit runs the quick tests only; the others are compile, fault, browser, notebook, gpu and timing.
 test: $(READY)
-	.venv/bin/python -m tilelab.suite
-
-# The tests that need no compiler, GPU, browser or broken process: under a minute.
-unit: $(READY)
-	.venv/bin/python -m tilelab.suite unit
+	.venv/bin/python -m tilelab.suite $(TIER)
 
 record: $(READY)
 	.venv/bin/python -m tilelab.record --tests
@@ -55,4 +52,4 @@ lock: $(READY)
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache
 
-.PHONY: lab demo test unit record site lock clean
+.PHONY: lab demo test record site lock clean
