@@ -1,5 +1,11 @@
 """Chapter 14, compilers: Triton's tensor descriptors, a GEMM, what a compiler makes of them, block-scaled formats."""
 
+import os
+
 from tilelab.device import interpret_without_gpu
 
 interpret_without_gpu()  # before any module here imports triton
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from tilelab.interpreter import convert_bfloat16_exactly
+
+    convert_bfloat16_exactly()
