@@ -21,13 +21,13 @@ VERSIONS = ("3.5.0", "3.5.1", "3.6.0", "3.7.1", "3.8.0", "3.9.0")  # the version
 TARGETS = device.TARGETS[1:]
 
 
-def check_correctness() -> list[dict]:
-    """Check that all forms of both loops compute the same product, in float16 on ragged shapes.
+def check_correctness(m: int = 100, k: int = 72, n: int = 136) -> list[dict]:
+    """Check that all forms of both loops compute the same product (m, k) @ (k, n), in float16 on a ragged shape.
 
     They run on a GPU with TMA, with one stage, which the compiler accepts in every form; else in Triton's interpreter.
     """
     where = "cuda" if device.current().has_tma else "cpu"
-    a, b = (torch.randn(shape, device=where).half() for shape in ((100, 72), (72, 136)))
+    a, b = (torch.randn(shape, device=where).half() for shape in ((m, k), (k, n)))
     forms = [(kernel, loop, loads) for kernel, hunt in ((kernels.loop_kernel, "loop"),
                                                         (kernels.specialized_kernel, "warp_specialize"))
              for loop in HUNTS[hunt].axes["LOOP"] for loads in HUNTS[hunt].axes["LOADS"]]
