@@ -1,0 +1,285 @@
+"""The cell magic %%cuda: a notebook cell holds CUDA C++, and its kernels become Python objects.
+
+    %load_ext tilelab.cuda_magic
+
+    %%cuda ring_copy -DBYTES=4096 --changed-from first_copy
+    #include "ptx.cuh"
+    extern "C" __global__ void ring_copy(const unsigned char* x, unsigned char* out, int tiles) { ... }
+
+    ring_copy[blocks, threads](x, out, tiles)
+
+The cell is compiled with NVRTC for the GPU at hand, or for sm_90a where there is none. Errors name the lines of the
+cell. Below the cell stand the registers, the shared memory and the instructions of each kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import dataclasses
+import difflib
+import functools
+import hashlib
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilelab import cubin, cuda, device
+from tilelab.build import SYSTEM_SMEM
+from tilelab.device import target_limits
+
+KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__\w+__\s*\([^)]*\)\s*)*(\w+)\s*\(([^)]*)\)')
+INTEGERS = {"int": ctypes.c_int32, "unsigned": ctypes.c_uint32, "unsigned int": ctypes.c_uint32, "u32": ctypes.c_uint32,
+            "long long": ctypes.c_int64, "unsigned long long": ctypes.c_uint64, "u64": ctypes.c_uint64,
+            "size_t": ctypes.c_uint64, "bool": ctypes.c_bool}
+SCALARS = INTEGERS | {"float": ctypes.c_float, "double": ctypes.c_double}
+# Pointers to bytes take every dtype. A pointer to another type takes tensors of that type only.
+DTYPES = {"float": "float32", "double": "float64", "bf16": "bfloat16", "__nv_bfloat16": "bfloat16", "f16": "float16",
+          "__half": "float16", "int": "int32", "long long": "int64"}
+
+
+def default_target() -> str:
+    """Return the architecture that cells are compiled for: the GPU's, or sm_90a where no GPU has one."""
+    return device.current().target or "sm_90a"
+
+
+@dataclasses.dataclass(frozen=True)
+class CudaKernel:
+    """A kernel of a cell. `kernel[grid, block](...)` launches it; `kernel[grid, block, smem_bytes](...)` also works.
+
+    `parameters` are (type, name) pairs from its signature. Python numbers become the C types of the signature.
+    """
+
+    name: str
+    source: str
+    options: tuple[str, ...]
+    parameters: tuple[tuple[str, str], ...]
+    target: str
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{kind} {name}" for kind, name in self.parameters)
+        return f"{self.name}({arguments}), compiled for {self.target}{''.join(f' {each}' for each in self.options)}"
+
+    @functools.cached_property
+    def cubin(self) -> bytes:
+        """The compiled cell. Raises cuda.CompileError, whose lines are those of the cell."""
+        return _compile(self.source, self.target, self.options)
+
+    def define(self, **constants: Any) -> CudaKernel:
+        """Return the kernel of the same cell compiled with other -D constants."""
+        kept = [option for option in self.options if not any(
+            re.fullmatch(rf"-D{name}(=.*)?", option) for name in constants)]
+        return dataclasses.replace(self, options=(*kept, *(f"-D{name}={value}" for name, value in constants.items())))
+
+    def resources(self) -> dict:
+        """Return `registers`, `spills` (bytes per thread) and `smem_static` (bytes per block, as the source asks)."""
+        found = cubin.read_resources(self.cubin, self.name)
+        if found["smem_static"] and target_limits(self.target).capability >= (9, 0):
+            found["smem_static"] -= SYSTEM_SMEM
+        return found
+
+    def counts(self) -> dict[str, int]:
+        """Return how often each kind of data movement and tensor-core instruction stands in the SASS."""
+        return dict(cubin.sass_counts(self.cubin, self.name))
+
+    def sass(self, pattern: str = "") -> list[str]:
+        """Return the instructions of the kernel that the regular expression `pattern` matches, in their order."""
+        lines = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.+?;)", cubin.sass(self.cubin, self.name), re.MULTILINE)
+        return [line for line in lines if re.search(pattern, line)]
+
+    def ptx(self, pattern: str = "") -> list[str]:
+        """Return the lines of the cell's PTX that the regular expression `pattern` matches."""
+        return [line.strip() for line in _compile_ptx(self.source, self.target, self.options).splitlines()
+                if line.strip() and re.search(pattern, line)]
+
+    def source_hash(self) -> str:
+        """Return 16 hex digits that change with the code, the included headers and the constants of this kernel."""
+        headers, _ = cuda.included_headers(self.source, "", self.options_with_headers())
+        code = [" ".join(_strip_comments(text).split()) for text in (self.source, *headers.values())]
+        return hashlib.sha256(repr([self.name, code, sorted(self.options)]).encode()).hexdigest()[:16]
+
+    def options_with_headers(self) -> list[str]:
+        """Return the compiler's options, with the folder of the course's headers."""
+        return [*self.options, f"-I{cuda.INCLUDE_FOLDER}"]
+
+    def __getitem__(self, shape: tuple) -> Callable[..., None]:
+        if not isinstance(shape, tuple) or len(shape) not in (2, 3):
+            raise ValueError(f"launch {self.name} as {self.name}[grid, block](...) or {self.name}[grid, block, "
+                             "smem_bytes](...).")
+        return lambda *args: self.prepare(*shape[:2], args, *shape[2:])()
+
+    def prepare(self, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any],
+                smem_bytes: int = 0, **options: Any) -> Callable[[], None]:
+        """Return a function that launches the kernel on `args`. Arguments and errors as for `cuda.prepare_launch`."""
+        return cuda.prepare_launch(_load(self), grid, block, self._convert(args), smem_bytes, **options)
+
+    def _convert(self, args: Sequence[Any]) -> list[Any]:
+        """Return the arguments with the C types of the signature; ValueError for one that does not fit."""
+        if len(args) != len(self.parameters):
+            names = ", ".join(name for _, name in self.parameters)
+            raise ValueError(f"{self.name} takes {len(self.parameters)} arguments ({names}); {len(args)} were given.")
+        converted = []
+        for (kind, name), value in zip(self.parameters, args):
+            if kind.endswith("*"):
+                dtype = DTYPES.get(kind.rstrip("* "))
+                if not hasattr(value, "data_ptr"):
+                    raise ValueError(f"{name} of {self.name} is a pointer; pass a tensor on the GPU.")
+                if dtype and str(value.dtype) != f"torch.{dtype}":
+                    raise ValueError(f"{name} of {self.name} points to {dtype}; the tensor is {value.dtype}.")
+            elif kind in SCALARS and isinstance(value, (bool, int, float)):
+                limits = _integer_limits(kind)
+                if limits and (int(value) != value or not limits[0] <= value <= limits[1]):
+                    raise ValueError(f"{name} of {self.name} is {value}, which does not fit its type {kind}.")
+                value = SCALARS[kind](int(value) if limits else value)
+            converted.append(value)
+        return converted
+
+
+def _integer_limits(kind: str) -> tuple[int, int] | None:
+    if kind not in INTEGERS:
+        return None
+    bits, signed = 8 * ctypes.sizeof(INTEGERS[kind]), INTEGERS[kind](-1).value < 0
+    return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 1 if kind == "bool" else 2**bits - 1)
+
+
+def _strip_comments(text: str) -> str:
+    return re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
+
+
+@functools.lru_cache(256)
+def _compile(source: str, target: str, options: tuple[str, ...]) -> bytes:
+    # The magic's own line is line 1 of the cell.
+    return cuda.compile_cubin("\n" + source, target, "cell", [*options, f"-I{cuda.INCLUDE_FOLDER}"])
+
+
+@functools.lru_cache(64)
+def _compile_ptx(source: str, target: str, options: tuple[str, ...]) -> str:
+    from cuda.bindings import nvrtc  # cuda.core would ask the driver, which is missing without a GPU
+
+    options = [*options, f"-I{cuda.INCLUDE_FOLDER}"]
+    _, toolkit_header = cuda.included_headers(source, "cell", options)
+    folders = cuda.toolkit_folders("cell", toolkit_header) if toolkit_header else {}
+    _, program = nvrtc.nvrtcCreateProgram(("\n" + source).encode(), b"cell", 0, [], [])
+    flags = [option.encode() for option in (f"-arch={target.replace('sm_', 'compute_')}", *options,
+                                            *(f"-I{folder}" for folder in folders))]
+    nvrtc.nvrtcCompileProgram(program, len(flags), flags)  # the cubin has been compiled, so this succeeds
+    _, size = nvrtc.nvrtcGetPTXSize(program)
+    text = bytearray(size)
+    nvrtc.nvrtcGetPTX(program, text)
+    nvrtc.nvrtcDestroyProgram(program)
+    return text.decode().rstrip("\0")
+
+
+@functools.lru_cache(256)
+def _load(kernel: CudaKernel):
+    return cuda.load_cubin(kernel.cubin, kernel.name)
+
+
+def find_kernels(source: str, options: Sequence[str] = (), target: str | None = None) -> dict[str, CudaKernel]:
+    """Return the kernels that a CUDA C++ source declares `extern "C" __global__`, by their names."""
+    found = {}
+    for name, parameters in KERNEL.findall(_strip_comments(source)):
+        pairs = []
+        for parameter in filter(None, (part.strip() for part in parameters.split(","))):
+            words = re.sub(r"\b(const|__restrict__|__grid_constant__)\b", " ", parameter)
+            kind, own_name = re.fullmatch(r"\s*(.+?)\s*(\w+)\s*", words, re.DOTALL).groups()
+            pairs.append((re.sub(r"\s+", " ", kind.replace("*", " * ")).replace(" *", "*").strip(), own_name))
+        found[name] = CudaKernel(name, source, tuple(options), tuple(pairs), target or default_target())
+    return found
+
+
+def changed_lines(before: str, after: str) -> list[int]:
+    """Return the numbers of the lines of a cell that are new or changed since another cell; the magic is line 1.
+
+    Comments at the end of a line, such as the mark `// +`, and the name of the kernel do not count.
+    """
+    def normalised(source):
+        names = "|".join(name for name, _ in KERNEL.findall(source)) or "(?!)"
+        return [" ".join(re.sub(rf"//.*|\b({names})\b", "", line).split()) for line in source.splitlines()]
+
+    old, new = normalised(before), normalised(after)
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    return [line + 2 for tag, _, _, begin, end in matcher.get_opcodes() if tag != "equal"
+            for line in range(begin, end) if new[line]]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return numbers as text, such as "3, 5–8"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ", ".join("–".join(map(str, part)) for part in parts)
+
+
+def describe(kernel: CudaKernel) -> str:
+    """Return one line with the resources and the instructions of a kernel."""
+    found = kernel.resources()
+    text = (f"{kernel.name} for {kernel.target}: {found['registers']} registers, "
+            f"{found['smem_static']:,} B of static shared memory")
+    if found["spills"]:
+        text += f", {found['spills']} B spilled per thread"
+    try:
+        counts = sorted(kernel.counts().items(), key=lambda item: -item[1])
+    except RuntimeError:  # cuobjdump may be older than the target
+        return text
+    return text + ("; " + ", ".join(f"{count} {opcode}" for opcode, count in counts) if counts else "")
+
+
+def _parse(line: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="%%cuda", add_help=False)
+
+    def refuse(message: str):
+        raise ValueError(f"%%cuda: {message}.")
+
+    parser.error = refuse
+    parser.add_argument("name", nargs="?")
+    parser.add_argument("-D", action="append", default=[], dest="constants")
+    parser.add_argument("--changed-from", metavar="KERNEL")
+    parser.add_argument("--ptx", metavar="PATTERN")
+    parser.add_argument("--sass", metavar="PATTERN")
+    parser.add_argument("--target", metavar="ARCH")
+    return parser.parse_args(shlex.split(line))
+
+
+def run_cell(line: str, cell: str, names: dict[str, Any]) -> None:
+    """Compile a cell, print what the options ask for, and bind its kernels in `names`.
+
+    ValueError for a wrong option or a cell without a kernel, cuda.CompileError for a source that does not compile.
+    """
+    options = _parse(line)
+    kernels = find_kernels(cell, [f"-D{constant}" for constant in options.constants], options.target)
+    if not kernels:
+        raise ValueError('%%cuda: the cell declares no kernel; write extern "C" __global__ void name(...).')
+    if options.name and options.name not in kernels:
+        raise ValueError(f"%%cuda: the cell declares no kernel {options.name!r}; it declares {', '.join(kernels)}.")
+    before = names.get(options.changed_from) if options.changed_from else None
+    if options.changed_from and not isinstance(before, CudaKernel):
+        raise ValueError(f"%%cuda: {options.changed_from!r} is not a kernel of a cell above.")
+    for name, kernel in kernels.items():
+        print(describe(kernel))
+        for kind, pattern in (("PTX", options.ptx), ("SASS", options.sass)):
+            if pattern is not None:
+                lines = kernel.ptx(pattern) if kind == "PTX" else kernel.sass(pattern)
+                print("\n".join([f"{kind} of {name}:", *(f"    {each}" for each in lines or ["(no such line)"])]))
+    if before:
+        changed = changed_lines(before.source, cell)
+        print(f"{len(changed)} of {len(cell.splitlines())} lines are new or changed since {before.name}: "
+              f"{_ranges(changed) or 'none'}")
+    names.update(kernels)
+
+
+def load_ipython_extension(shell) -> None:
+    """Register %%cuda; `%load_ext tilelab.cuda_magic` calls this."""
+    from IPython.core.error import UsageError
+
+    def magic(line: str, cell: str) -> None:
+        try:
+            run_cell(line, cell, shell.user_ns)
+        except (ValueError, cuda.CompileError) as error:
+            raise UsageError(str(error)) from None  # without a traceback, which would hide the compiler's words
+
+    shell.register_magic_function(magic, "cell", "cuda")
