@@ -6,6 +6,6 @@ from tilelab.device import interpret_without_gpu
 
 interpret_without_gpu()  # before any module here imports triton
 if os.environ.get("TRITON_INTERPRET") == "1":
-    from tilelab.interpreter import convert_bfloat16_exactly
+    from tilelab import interpreter
 
-    convert_bfloat16_exactly()
+    interpreter.mend()

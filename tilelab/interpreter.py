@@ -1,13 +1,18 @@
-"""Let Triton's interpreter convert between float32 and bfloat16 with the bits that a GPU computes.
+"""Mend Triton's interpreter (3.6 and 3.7): exact conversions of bfloat16, and calls in half the time.
 
-Triton 3.6 and 3.7 cut off the lower half of a float32, which rounds towards zero, and convert subnormal numbers wrongly.
+The interpreter cuts off the lower half of a float32 to make a bfloat16, which rounds towards zero, and it converts
+subnormal numbers wrongly. A GPU rounds to nearest even. The interpreter also patches the whole of triton.language again
+at each call of one kernel function by another, although the launch has done so.
 """
 
 import numpy
 import triton.language as tl
+from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 _cast = InterpreterBuilder.cast_impl
+_patch = interpreter._patch_lang
+_patched = set()  # what the current launch has patched: triton.language, triton.language.core or both
 
 
 def _cast_exactly(self, source, kind):
@@ -21,6 +26,24 @@ def _cast_exactly(self, source, kind):
                         kind.scalar)
 
 
-def convert_bfloat16_exactly() -> None:
-    """Replace the interpreter's conversions in this process. Compiled kernels stay as they are."""
+def _patch_once(function):
+    modules = frozenset(id(value) for value in function.__globals__.values() if value is tl or value is tl.core)
+    if modules in _patched:
+        return interpreter._LangPatchScope()
+    scope = _patch(function)
+    scope.set_attr(tl.tensor, "__index__", lambda number: int(number.handle.data.squeeze()))  # for Triton 3.6, numpy 2.5
+    _patched.add(modules)
+    restore = scope.restore
+
+    def end_launch():
+        _patched.clear()
+        restore()
+
+    scope.restore = end_launch
+    return scope
+
+
+def mend() -> None:
+    """Change the interpreter in this process. Compiled kernels stay as they are."""
     InterpreterBuilder.cast_impl = _cast_exactly
+    interpreter._patch_lang = _patch_once

@@ -96,9 +96,7 @@ def check_correctness() -> list[dict]:
                              for config in runnable_configs(op).values()
                              for element in (("fp32", "bf16", "fp16") if op == "add" else ("u8", "i16", "i32", "i64"))])
     for op in OPS:
-        dtypes = [*descriptors.FLOATS, torch.uint8, torch.float8_e4m3fn, torch.int64]
-        if op == "add":  # the interpreter rounds bfloat16 towards zero
-            dtypes = [dtype for dtype in descriptors.FLOATS if has_tma or dtype != torch.bfloat16]
+        dtypes = [*descriptors.FLOATS, *(() if op == "add" else (torch.uint8, torch.float8_e4m3fn, torch.int64))]
         for name in runnable_configs(op):
             cases = [verify(op, name, *shape, dtype, 19 if op == "gather" else None)
                      for shape in RAGGED[:None if has_tma else 2] for dtype in dtypes

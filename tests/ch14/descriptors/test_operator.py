@@ -37,7 +37,7 @@ def test_every_variant_on_ragged_shapes(op, name):
 @pytest.mark.parametrize("op, config", [(op, config) for op in OPS for config in SMALL[op]], ids=str)
 def test_small_tiles_loops_and_padded_rows(op, config):
     for shape in ((1, 8), (9, 24), (33, 136)):
-        for dtype in (torch.float32, torch.float16):
+        for dtype in descriptors.FLOATS:
             row = experiments.verify(op, config, *shape, dtype, 13 if op == "gather" else None)
             assert row["status"] == "ok", (shape, dtype, row["reason"])
 
