@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,9 +24,17 @@ SHOWN_FIELDS = {"ratio": ("speed × {}", False), "ms": ("ms", True), "predicted_
                 "registers": ("registers", False), "smem": ("shared memory, KiB", False),
                 "programs_per_sm": ("programs per SM", False)}
 TIMES, RATES = ("ratio", "ms"), ("tflops", "gbps")
+NUMBERS = {*SHOWN_FIELDS, *RATES, "peer_ms", "final_ms", "final_ratio", "error", "peer_error", "spills"}
 # The fields that a record adds to a configuration that was only built here.
 MEASURED_FIELDS = ("status", "reason", "ms", "peer_ms", "ratio", "final_ms", "final_ratio", "tflops", "gbps", "error",
                    "peer_error")
+
+
+def is_drawable(field: str, value: Any) -> bool:
+    """Return whether a value is of the kind that its field needs: records and journals may hold anything."""
+    if field in NUMBERS:
+        return value is None or isinstance(value, (int, float)) and 0 <= value <= sys.float_info.max
+    return isinstance(value, {"reason": str, "counts": dict}.get(field, object))
 
 
 def get_value(row: dict, field: str) -> float | None:
@@ -33,7 +42,7 @@ def get_value(row: dict, field: str) -> float | None:
     if row["status"] != "ok" and (row["status"], field) != ("waiting", "predicted_ms"):
         return None
     value = row.get(f"final_{field}") or row.get(field)
-    if value and field in RATES and row.get("final_ms"):
+    if value and field in RATES and row.get("ms") and row.get("final_ms"):
         value *= row["ms"] / row["final_ms"]
     return value / 1024 if value and field == "smem" else value
 
@@ -43,7 +52,7 @@ def short_status(row: dict) -> str:
     if row["status"] in ("ok", "wrong", "waiting"):
         return "·" if row["status"] == "waiting" else row["status"]
     causes = {"register": "registers", "shared memory": "smem", "tensor memory": "tmem"}
-    return next((word for cause, word in causes.items() if cause in row["reason"]), row["status"])
+    return next((word for cause, word in causes.items() if cause in row.get("reason", "")), row["status"])
 
 
 def rank_rows(rows: Sequence[dict]) -> list[dict]:
@@ -91,7 +100,8 @@ class Choice:
     def rows(self, session_rows: dict[str, dict], running: bool = False) -> list[dict]:
         """Return a row for every configuration: from `session_rows` (by key), overlaid with or else from the record."""
         swept = running or any(key in session_rows for key in self.initial_rows)
-        return [self._overlay({**row, **session_rows.get(key, {})}, swept) for key, row in self.initial_rows.items()]
+        rows = [self._overlay({**row, **session_rows.get(key, {})}, swept) for key, row in self.initial_rows.items()]
+        return [{field: value for field, value in row.items() if is_drawable(field, value)} for row in rows]
 
     def _overlay(self, row: dict, swept: bool) -> dict:
         recorded = self.recorded_rows.get(row["kernel"], {})
@@ -157,8 +167,8 @@ def _load_recorded(kernel: TunableKernel, space: Space, sizes: tuple, dtype: str
         return {}, "", False
     if record.device["target"] != space.target:
         return {}, "", False
-    rows = {row.get("kernel") or row["config"]: row for row in record.rows
-            if row["shape"] == list(sizes) and row["dtype"] == dtype}
+    rows = {row.get("kernel") or row.get("config"): row for row in record.rows
+            if row.get("status") in sweep.STATUSES and row.get("shape") == list(sizes) and row.get("dtype") == dtype}
     return rows, record.label().partition(" (")[0] if rows else "", True  # the label's brackets hold hashes
 
 

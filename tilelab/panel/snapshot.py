@@ -62,7 +62,7 @@ def make_table(choice: Choice, rows: list[dict], columns: Sequence[str] = COLUMN
     top = top_rows(rows)
     counts = ", ".join(f"{n} {status}" for status, n in collections.Counter(row["status"] for row in rows).items())
     if not top:
-        return results.table([row for row in rows if row["reason"]][:TOP], f"{choice.name}: {counts}",
+        return results.table([row for row in rows if row.get("reason")][:TOP], f"{choice.name}: {counts}",
                              ["kernel", "status", "reason"])
     order = "the fastest" if any(row.get("ms") for row in top) else "predicted fastest first"
     order += ", those timed again before the rest" if any("final_ms" in row for row in top) else ""
