@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 from triton.runtime import driver
 
-from tilelab import build_worker, worker_pool
+from tilelab import build_worker, notebook, worker_pool
 
 HOPPER, noted = GPUTarget("cuda", 90, 32), set()
 
@@ -58,8 +58,8 @@ def list_build_lookups(jobs) -> set:
 
 def run(script: str) -> None:
     """Run a script in a process of its own; AssertionError with its last words when it fails."""
-    path = os.pathsep.join([str(worker_pool.ROOT), str(worker_pool.ROOT / "tests")])
-    env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
+    env = notebook.child_env(TRITON_INTERPRET="0")
+    env["PYTHONPATH"] += os.pathsep + str(worker_pool.ROOT / "tests")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=env,
                           cwd=worker_pool.ROOT)
     assert done.returncode == 0, done.stderr[-2000:]

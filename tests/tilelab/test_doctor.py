@@ -1,7 +1,6 @@
 import errno
 import json
 import os
-import pathlib
 import subprocess
 import sys
 import types
@@ -9,10 +8,10 @@ from importlib.metadata import version
 
 import pytest
 
-from tilelab import device, doctor
+from tilelab import device, doctor, notebook
 from tilelab.doctor import Row
+from tilelab.worker_pool import ROOT
 
-ROOT = pathlib.Path(doctor.__file__).parents[1]
 NO_GPU = device.Device(note="torch is a CPU build")
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
 A100 = device.Device("NVIDIA A100-SXM4-80GB", (8, 0), "sm_80", 108, 166912, 40 << 20, 80 << 30, "580.95.05")
@@ -30,9 +29,8 @@ sys.exit(main(["--target", "sm_90a"]))
 
 
 def python(*arguments, **extra):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **extra}
-    return subprocess.run([sys.executable, *arguments], env=env, cwd=ROOT, capture_output=True, text=True, check=False,
-                          timeout=120)
+    return subprocess.run([sys.executable, *arguments], env=notebook.child_env(**extra), cwd=ROOT, text=True,
+                          capture_output=True, check=False, timeout=120)
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
-import os
 import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 import filelock
@@ -20,7 +18,6 @@ def notebooks(monkeypatch, tmp_path):
     """A repository whose notebooks/ and results/ are empty, on a GPU as far as `record` can tell."""
     here = device.Device("NVIDIA H200", (9, 0), "sm_90a")
     monkeypatch.setattr(device, "current", lambda: here)
-    monkeypatch.setenv("PYTHONPATH", str(record.ROOT))
     monkeypatch.setattr(record, "ROOT", tmp_path)
     monkeypatch.setenv("TILES_RESULTS", str(tmp_path / "results"))
     (tmp_path / "notebooks").mkdir()
@@ -136,7 +133,7 @@ def test_one_recording_on_a_gpu(notebooks, monkeypatch, capsys):
     path = write(notebooks / "a.ipynb", "1")
     before = path.read_bytes()
     monkeypatch.setattr(device, "same_model_uuids", lambda: ["GPU-test"])
-    lock = pathlib.Path(tempfile.gettempdir(), f"tiles-in-flight-{os.getuid()}-GPU-test.recording")
+    lock = device.user_lock_path("GPU-test.recording")
     with filelock.FileLock(lock):  # of another clone
         assert refused([], capsys).startswith("another recording is running")
     monkeypatch.setattr(device, "memory_in_use_gib", lambda: {"GPU-other": (139, 140), "GPU-test": (126.4, 140)})

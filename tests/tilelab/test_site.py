@@ -1,21 +1,23 @@
 """The pages of `make site`: whole, linked among themselves, and in need of nobody."""
 
 import html
-import os
+import pathlib
 import re
 import subprocess
 import sys
 import urllib.parse
 
+import nbconvert
 import pytest
 
-from tilelab import site
-from tilelab.worker_pool import ROOT
+from tilelab import notebook, site
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    return site.write_pages(tmp_path_factory.mktemp("site"))
+    with pytest.MonkeyPatch.context() as patch:  # where packages lie on PYTHONPATH, so do nbconvert's templates
+        patch.setenv("JUPYTER_PATH", str(pathlib.Path(nbconvert.__file__).parents[1] / "share/jupyter"))
+        return site.write_pages(tmp_path_factory.mktemp("site"))
 
 
 def test_a_page_for_the_readme_and_for_each_notebook(pages):
@@ -49,7 +51,7 @@ def test_every_link_within_the_site_leads_somewhere(pages):
     ("--bogus", 2, "unrecognized arguments"), ("--help", 0, "")])
 def test_the_command_line(tmp_path, argument, status, said):
     done = subprocess.run([sys.executable, "-m", "tilelab.site", argument], capture_output=True, text=True,
-                          cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+                          cwd=tmp_path, env=notebook.child_env(), check=False)
     assert done.returncode == status and said in done.stderr and done.stderr.count("\n") == bool(said)
     assert not list(tmp_path.iterdir())
 
