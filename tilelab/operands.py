@@ -172,12 +172,24 @@ def require_gpu(tensor: torch.Tensor, op: str, capability: str = "has_tma", inst
                          "`with torch.cuda.device(tensor.device):`.")
 
 
+def require_whole_numbers(config: Any) -> None:
+    """Raise ValueError unless each field of a configuration that is declared `int` holds an int, and no bool.
+
+    A float such as 256.0 or a True lies in the same ranges, but a kernel cannot be compiled with it.
+    """
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.type in ("int", int) and type(value) is not int:
+            raise ValueError(f"{field.name} of a {type(config).__name__} must be a whole number; it is {value!r:.40}.")
+
+
 def choose_config(config: Any, named: Mapping[str, Any], kind: type, best: Callable[[], Any]) -> Any:
     """Return the configuration for `config`: a `kind` itself, a name in `named`, or "best", the result of `best()`.
 
-    ValueError, which lists the names, for anything else.
+    ValueError, which lists the names, for anything else, and for a configuration as `require_whole_numbers` does.
     """
     if isinstance(config, kind):
+        require_whole_numbers(config)
         return config
     if isinstance(config, str) and config == "best":
         return best()

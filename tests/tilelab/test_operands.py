@@ -107,3 +107,6 @@ def test_choose_config():
     for wrong in ("fast", None, 3):
         with pytest.raises(ValueError, match="unknown configuration .*; choose best, small, large, or pass a Config"):
             operands.choose_config(wrong, named, Config, lambda: Config(1))
+    for wrong in (8.0, True, "8", None):
+        with pytest.raises(ValueError, match=f"^tile of a Config must be a whole number; it is {wrong!r}.$"):
+            operands.choose_config(Config(wrong), named, Config, lambda: Config(1))
