@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -82,6 +83,15 @@ class Roofline:
     intensity: Callable[[Any], float]
     flat_roofs: dict[str, float] = dataclasses.field(default_factory=dict)
     bandwidth_roofs: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+def load_ceiling(name: str, field: str) -> tuple[float, dict]:
+    """Return (the recorded speed of "copy" or "cuBLAS bf16" in "gbps" or "tflops", the GPU). ValueError without one."""
+    record = results.load("ceilings")
+    speed = next((row.get(field) for row in record["rows"] if row.get("name") == name), None)
+    if not isinstance(speed, (int, float)) or not 0 < speed < math.inf:
+        raise ValueError(f"the record of the ceilings has no {field} of {name}: make it again with make record.")
+    return speed, record["device"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ch07.bulk_copy import OPS, BulkConfig, configs
 from ch07.bulk_copy.experiments import DTYPE, LARGE, QUICK, compare_with_torch, element_name, source, verify
 from tilelab import device, results
 from tilelab.sweep import Sweep
-from tilelab.tunable import Roofline, TargetSpace, TunableKernel
+from tilelab.tunable import Roofline, TargetSpace, TunableKernel, load_ceiling
 
 FIGURES = ("status", "reason", "ms", "peer", "peer_ms", "ratio", "gbps")
 RECORDED = ("name", "config", "kernel", "shape", "dtype", "status", "reason", "ms", "peer_ms", "ratio", "gbps",
@@ -91,9 +91,8 @@ def _choose_space(shape: tuple[int, ...], dtype: str, target: str | None) -> Bul
 
 
 def _roofline(_: str) -> Roofline:
-    copy = next(row for row in results.load("ceilings")["rows"] if row["name"] == "copy")
     return Roofline("bytes in flight per CTA", "gbps", "GB/s", lambda config: config.stages * config.chunk_bytes,
-                    {"torch's copy": copy["gbps"]})
+                    {"torch's copy": load_ceiling("copy", "gbps")[0]})
 
 
 TUNABLE_KERNEL = TunableKernel(

@@ -10,7 +10,7 @@ from ch10.wgmma_gemm import experiments
 from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, candidates, predict_us, rejection
 from tilelab import device, results
 from tilelab.sweep import Sweep
-from tilelab.tunable import Roofline, TargetSpace, TunableKernel
+from tilelab.tunable import Roofline, TargetSpace, TunableKernel, load_ceiling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,11 +95,10 @@ def _make_space(shape: tuple[int, ...], dtype: str, target: str | None) -> Wgmma
 
 
 def _roofline(_: str) -> Roofline:
-    record = results.load("ceilings")
-    rows, gpu = {row["name"]: row for row in record["rows"]}, record["device"]["name"]
+    tflops, gpu = load_ceiling("cuBLAS bf16", "tflops")
     return Roofline("operations per byte that TMA fetches, FLOP/B", "tflops", "TFLOP/s",
                     lambda config: config.block_m * config.block_n / (config.block_m + config.block_n / config.cluster),
-                    {f"cuBLAS bf16, {gpu}": rows["cuBLAS bf16"]["tflops"]})
+                    {f"cuBLAS bf16, {gpu['name']}": tflops})
 
 
 TUNABLE_KERNEL = TunableKernel(

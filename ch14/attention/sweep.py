@@ -10,7 +10,7 @@ from ch14.attention.configs import HEAD_DIMS, rejection
 from ch14.attention.experiments import choose_peer, compare_with_cudnn, experiment, prepare_attention, source, verify
 from tilelab import results
 from tilelab.sweep import Sweep
-from tilelab.tunable import Roofline, TargetSpace, TunableKernel
+from tilelab.tunable import Roofline, TargetSpace, TunableKernel, load_ceiling
 
 
 def grid(_: str = "bf16") -> list[AttentionConfig]:
@@ -84,9 +84,8 @@ def _make_space(shape: tuple[int, ...], dtype: str, target: str | None) -> Atten
 
 
 def _make_roofline(_: str) -> Roofline:
-    rows = {row["name"]: row for row in results.load("ceilings")["rows"]}
     return Roofline("operations per byte of K and V that TMA fetches, FLOP/B", "tflops", "TFLOP/s",
-                    lambda config: config.block_m, {"cuBLAS bf16": rows["cuBLAS bf16"]["tflops"]})
+                    lambda config: config.block_m, {"cuBLAS bf16": load_ceiling("cuBLAS bf16", "tflops")[0]})
 
 
 TUNABLE_KERNEL = TunableKernel(

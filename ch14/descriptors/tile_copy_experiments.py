@@ -12,7 +12,7 @@ import torch
 from ch14.descriptors import tile_copy
 from ch14.descriptors.tile_copy import SETS, CopyConfig
 from tilelab import bench, build, device, results
-from tilelab.tunable import Roofline, TargetSpace, TunableKernel
+from tilelab.tunable import Roofline, TargetSpace, TunableKernel, load_ceiling
 
 SIDE = 16384  # bf16: 512 MiB read and 512 MiB written
 
@@ -104,8 +104,7 @@ def check_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 def make_roofline(tile_bytes: Callable[[Any], int]) -> Callable[[str], Roofline]:
     """Return a function that gives the axes of a copy's plot, with torch's copy as its roof."""
     def roofline(_: str) -> Roofline:
-        copy = next(row for row in results.load("ceilings")["rows"] if row["name"] == "copy")
-        return Roofline("bytes per tile", "gbps", "GB/s", tile_bytes, {"torch's copy": copy["gbps"]})
+        return Roofline("bytes per tile", "gbps", "GB/s", tile_bytes, {"torch's copy": load_ceiling("copy", "gbps")[0]})
 
     return roofline
 

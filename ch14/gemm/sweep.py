@@ -10,7 +10,7 @@ from ch14.gemm.configs import ITEMSIZE, GemmConfig, Rates, configs
 from ch14.gemm.experiments import SQUARES, GemmSpace
 from tilelab import results
 from tilelab.sweep import Sweep
-from tilelab.tunable import Roofline, TunableKernel
+from tilelab.tunable import Roofline, TunableKernel, load_ceiling
 
 GRID_TILES = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 192), (128, 256), (256, 128))
 
@@ -35,10 +35,9 @@ def make_space(shape: tuple[int, ...], dtype: str, target: str | None) -> GemmSp
 
 
 def _roofline(dtype: str) -> Roofline:
-    record = results.load("ceilings")
-    rows, gpu = {row["name"]: row for row in record["rows"]}, record["device"]["name"]
-    from_l2 = Rates().l2_bytes_per_us * record["device"]["sms"] / 1e6  # TB/s, the model's for all SMs
-    flat = {f"cuBLAS bf16, {gpu}": rows["cuBLAS bf16"]["tflops"]} if dtype != "fp8" else {}
+    tflops, gpu = load_ceiling("cuBLAS bf16", "tflops")
+    from_l2 = Rates().l2_bytes_per_us * gpu["sms"] / 1e6  # TB/s, the model's for all SMs
+    flat = {f"cuBLAS bf16, {gpu['name']}": tflops} if dtype != "fp8" else {}
     return Roofline("operations per byte that TMA fetches, FLOP/B", "tflops", "TFLOP/s",
                     lambda config: 2 * config.block_m * config.block_n / (config.block_m + config.block_n)
                     / ITEMSIZE[dtype],

@@ -1,10 +1,16 @@
-"""The sweep panel's widgets, and the sweep behind them, which runs as a task of the notebook's event loop."""
+"""The sweep panel's widgets, and the thread that follows the sweep behind them.
+
+JupyterLab runs widget callbacks in a thread of its own (a subshell of the kernel) and ends that thread when its page
+closes; Voila runs them in the main thread. The panel therefore needs no event loop, and a lock guards its state.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import html
+import threading
+import time
+from collections.abc import Callable
 
 import ipywidgets as widgets
 from IPython.display import display
@@ -32,7 +38,7 @@ class Panel:
 
     A cell that ends with it shows the widgets and, beneath them, a picture and a text table that stay in the notebook;
     `box` is the widgets alone. `shape` is a name, or sizes such as "512,512,512". `menus` and `buttons` hold the
-    widgets, `task` the running sweep. Raises ValueError for a choice that its menu does not offer.
+    widgets. Raises ValueError for a choice that its menu does not offer.
     """
 
     def __init__(self, *kernels: TunableKernel, **choice: str):
@@ -41,18 +47,20 @@ class Panel:
         if unknown := set(choice) - set(MENUS):
             raise ValueError(f"unknown menu {', '.join(sorted(unknown))}; a panel's menus are {', '.join(MENUS)}.")
         self.kernels = {kernel.name: kernel for kernel in kernels}
-        self.task: asyncio.Task | None = None
-        self._sweep: sweep.Sweep | None = None
+        self._lock, self._snapshot_lock = threading.RLock(), threading.Lock()
+        self._sweep: sweep.Sweep | None = None  # while one runs
+        self._follower = threading.Thread()
+        self._snapshot_timer = threading.Timer(0, self._update_snapshot)
         self._session_rows: dict[str, dict] = {}  # by key, for every choice so far
         self._choice: panel_rows.Choice | None = None
-        self._selected = self._layout = self._snapshot_handles = self._snapshot_task = None
+        self._selected = self._layout = self._snapshot_handles = None
         self._problem = self._note = ""
         self._filling = False
         self._make_widgets()
         for name in filter(choice.__contains__, MENUS):  # in this order: the kernel decides what the others offer
             self._set_menu(name, choice[name])
         for name, menu in self.menus.items():
-            menu.observe(functools.partial(self._on_menu, name), "value")
+            menu.observe(functools.partial(self._act, self._on_menu, name), "value")
         self._choose()
 
     # -- widgets and menus
@@ -86,7 +94,7 @@ class Panel:
         actions = {"run": self._run, "cancel": self.cancel, "again": self._start_over, "theme": self._switch_theme}
         for name, action in actions.items():
             self.buttons[name].add_class("tiles-button")
-            self.buttons[name].on_click(lambda _, action=action: action())
+            self.buttons[name].on_click(lambda _, action=action: self._act(action))
         _set_options(self.menus["kernel"], list(self.kernels))
         _set_options(self.menus["target"], panel_rows.target_options())
         self._fill_menus()
@@ -128,8 +136,13 @@ class Panel:
         bundle = {**self.box._repr_mimebundle_(), "text/plain": f"Panel({', '.join(self.kernels)})"}
         display(bundle, raw=True)  # the box's own text would name every widget
         # Draw at once, because a notebook that is executed without a browser drops later updates.
-        handles = [display(output, display_id=True) for output in snapshot.make_outputs(*self._snapshot_arguments())]
+        handles = [display(output, display_id=True) for output in self._make_snapshot()]
         self._snapshot_handles = None if None in handles else handles  # None: not in a notebook
+
+    def _act(self, action: Callable, *arguments) -> None:
+        """Call what a widget asks for while no other thread uses the panel."""
+        with self._lock:
+            action(*arguments)
 
     def _on_menu(self, name: str, change) -> None:
         if self._filling:
@@ -151,7 +164,12 @@ class Panel:
     @property
     def running(self) -> bool:
         """Whether a sweep runs."""
-        return self.task is not None and not self.task.done()
+        return self._sweep is not None
+
+    def wait(self) -> None:
+        """Wait until no sweep runs and its end is drawn."""
+        if self._follower.ident:
+            self._follower.join()
 
     def _choose(self) -> bool:
         """Read the menus and show the rows that are known; for an invalid choice show why, and return False."""
@@ -184,38 +202,34 @@ class Panel:
     def _run(self) -> None:
         if self.running or not self._choose():
             return
-        choice = self._choice
-        self._sweep = sweep.Sweep(choice.configs.values(), choice.space, journal=choice.journal)
-        self.task = asyncio.get_running_loop().create_task(self._follow(self._sweep))
+        self._sweep = sweep.Sweep(self._choice.configs.values(), self._choice.space, journal=self._choice.journal)
+        self._follower = threading.Thread(target=self._follow, args=(self._sweep,), name="panel", daemon=True)
+        self._follower.start()
         self._draw()
 
-    async def _follow(self, running: sweep.Sweep) -> None:
-        """Take rows as they come, draw a few times per second, and leave the end in the notebook."""
-        drawing = asyncio.create_task(self._draw_repeatedly())
-        try:
-            async for row in running:
-                self._session_rows[row["key"]] = row
-        except Exception as error:
-            self._problem = f"the sweep ended early: {describe_error(error)}"
-        finally:
-            running.cancel()
-            drawing.cancel()
-            self._sweep = self.task = None
-            self._note = views.describe_end(running)
+    def _follow(self, running: sweep.Sweep) -> None:
+        """Draw a few times per second while a sweep runs, then its end."""
+        while running.running:
+            time.sleep(DRAW_S)
+            with self._lock:
+                self._session_rows |= running.rows
+                self._draw()
+        with self._lock:
+            self._sweep, self._note = None, views.describe_end(running)
+            try:
+                self._session_rows |= {row["key"]: row for row in running.finish()}
+            except Exception as error:
+                self._problem = f"the sweep ended early: {describe_error(error)}"
             self._draw()
             self._save_snapshot()
 
-    async def _draw_repeatedly(self) -> None:
-        while True:
-            await asyncio.sleep(DRAW_S)
-            self._draw()
-
     def cancel(self) -> None:
         """Stop the sweep now. Finished rows are kept, here and in the journal."""
-        if self._sweep is not None:
-            self._sweep.cancel()
-            self._note = "cancelling"
-            self._draw_status(self.rows())
+        with self._lock:
+            if self._sweep is not None:
+                self._sweep.cancel()
+                self._note = "cancelling"
+                self._draw_status(self.rows())
 
     def _start_over(self) -> None:
         if self.running or not self._choose():
@@ -329,6 +343,7 @@ class Panel:
         if running and not running.cancelled:
             left = running.left_s
             note = f"about {views.format_seconds(left)} left" if left else "starting"
+            note += "; another sweep has the GPU" * running.waits_for_gpu
         _update(self.status, value=views.status(choice, rows, done, note, self._problem))
         _update(self.progress, max=max(len(rows), 1), value=done)
         for name, menu in self.menus.items():
@@ -339,20 +354,23 @@ class Panel:
 
     # -- what stays in the notebook
 
-    def _snapshot_arguments(self) -> tuple:
-        return self._choice, self.rows(), *(self.menus[name].value for name in VIEW_MENUS)
+    def _make_snapshot(self) -> tuple:
+        with self._lock:
+            arguments = self._choice, self.rows(), *(self.menus[name].value for name in VIEW_MENUS)
+        return snapshot.make_outputs(*arguments)
 
     def _save_snapshot(self) -> None:
         """Replace the picture and the table beneath the widgets, once the menus have rested for a moment."""
         if self._snapshot_handles:
-            if self._snapshot_task:
-                self._snapshot_task.cancel()
-            self._snapshot_task = asyncio.get_running_loop().create_task(self._update_snapshot())
+            self._snapshot_timer.cancel()
+            self._snapshot_timer = threading.Timer(SNAPSHOT_S, self._update_snapshot)
+            self._snapshot_timer.daemon = True
+            self._snapshot_timer.start()
 
-    async def _update_snapshot(self) -> None:
-        await asyncio.sleep(SNAPSHOT_S)
-        for handle, output in zip(self._snapshot_handles, snapshot.make_outputs(*self._snapshot_arguments())):
-            handle.update(output)
+    def _update_snapshot(self) -> None:
+        with self._snapshot_lock:  # the last one to enter shows the newest rows
+            for handle, output in zip(self._snapshot_handles, self._make_snapshot()):
+                handle.update(output)
 
 
 def _update(widget, **traits) -> None:
