@@ -25,7 +25,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilelab import cubin, cuda, device
+from tilelab import cubin, cuda, device, emulator
 from tilelab.build import SYSTEM_SMEM
 from tilelab.device import target_limits
 
@@ -111,7 +111,12 @@ class CudaKernel:
 
     def prepare(self, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any],
                 smem_bytes: int = 0, **options: Any) -> Callable[[], None]:
-        """Return a function that launches the kernel on `args`. Arguments and errors as for `cuda.prepare_launch`."""
+        """Return a function that launches the kernel on `args`, as `cuda.prepare_launch` does.
+
+        With CPU tensors the function runs the kernel in `tilelab.emulator`.
+        """
+        if any(getattr(value, "is_cpu", False) for value in args):
+            return functools.partial(emulator.run, self, grid, block, self._convert(args), smem_bytes)
         return cuda.prepare_launch(_load(self), grid, block, self._convert(args), smem_bytes, **options)
 
     def _convert(self, args: Sequence[Any]) -> list[Any]:

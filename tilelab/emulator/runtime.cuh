@@ -1,0 +1,271 @@
+// Run a CUDA C++ kernel on the CPU, one block after the other, with a copy engine that is as awkward as it may be.
+//
+// Each thread of a block is a coroutine that runs until it waits. The copy engine (bulk copies) holds its operations
+// back, or completes them in any order that the PTX manual allows: `seed` 0 completes an operation only when every
+// thread waits, the newest first; seed 1 completes it at once; other seeds at random moments. A kernel that is right for every seed does not depend
+// on the engine's speed. The engine sees shared memory through a copy of its own (the async proxy), which is brought up
+// to date by fence_proxy_async.
+#pragma once
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define __shared__ static __attribute__((section("emulated_shared")))
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned char u8;
+
+struct dim3 { u32 x = 1, y = 1, z = 1; };
+struct __align__(8) uint2 { u32 x, y; };
+struct __align__(16) uint4 { u32 x, y, z, w; };
+struct __align__(8) float2 { float x, y; };
+struct __align__(16) float4 { float x, y, z, w; };
+inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+template <typename A, typename B> constexpr auto min(A a, B b) { return a < b ? a : b; }
+template <typename A, typename B> constexpr auto max(A a, B b) { return a > b ? a : b; }
+template <typename T> T __ldg(const T* address) { return *address; }
+template <typename T, typename V> T atomicAdd(T* address, V value) { T old = *address; *address += value; return old; }
+inline float __uint_as_float(u32 bits) { float value; memcpy(&value, &bits, 4); return value; }
+inline u32 __float_as_uint(float value) { u32 bits; memcpy(&bits, &value, 4); return bits; }
+
+extern u8 __start_emulated_shared[], __stop_emulated_shared[];
+__shared__ __align__(128) u8 dynamic_shared[EMULATED_DYNAMIC_SMEM];
+
+static dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulator {
+
+struct Barrier {
+    int arrivals = 0, pending = 0;  // arrivals per phase; arrivals that the current phase still waits for
+    long bytes = 0;                 // bytes that are announced and have not landed
+    u32 phase = 0;
+    bool visible = false;           // to the copy engine, after fence_mbarrier_init
+};
+
+struct Operation {
+    bool is_load;
+    u8* global;
+    u32 tile, bytes, barrier;
+    u32 thread, group;  // of a store
+    bool committed = false, read = false;
+    std::vector<u8> data;
+};
+
+struct Thread {
+    ucontext_t context;
+    std::unique_ptr<u8[]> stack;
+    dim3 index;
+    bool finished = false;
+    std::function<bool()> ready;  // empty: it can run
+    std::function<std::string()> waits_for;
+    u32 groups = 0;  // bulk groups that it has committed
+};
+
+constexpr size_t STACK_BYTES = 64 << 10;
+static std::vector<Thread> threads;
+static std::vector<Operation> operations;
+static std::map<u32, Barrier> barriers;
+static std::vector<u8> engine_view;  // shared memory as the copy engine sees it
+static std::vector<std::pair<u64, u64>> tensors;
+static ucontext_t scheduler;
+static u32 current, block_generation, arrived_at_block;
+static std::map<u32, std::pair<u32, u32>> warp_syncs;  // {warp: (arrived, generation)}
+static std::mt19937 random_numbers;
+static u32 seed;
+static std::string failure;
+static std::function<void()> kernel_call;
+
+inline size_t shared_bytes() { return __stop_emulated_shared - __start_emulated_shared; }
+
+// End the run with a sentence about the current thread.
+[[noreturn]] inline void fail(const char* format, ...) {
+    char text[400];
+    va_list values;
+    va_start(values, format);
+    vsnprintf(text, sizeof text, format, values);
+    va_end(values);
+    char where[80];
+    snprintf(where, sizeof where, "block %u, thread %u: ", blockIdx.x, threadIdx.x);
+    failure = where + std::string(text);
+    setcontext(&scheduler);
+    abort();
+}
+
+inline u8* own_view(u32 tile) { return __start_emulated_shared + tile; }
+
+inline Barrier& find_barrier(u32 address) {
+    auto found = barriers.find(address);
+    if (found == barriers.end()) fail("shared address %u holds no mbarrier that was initialised", address);
+    return found->second;
+}
+
+inline void complete_phase_if_due(Barrier& barrier) {
+    if (barrier.pending == 0 && barrier.bytes == 0) {
+        ++barrier.phase;
+        barrier.pending = barrier.arrivals;
+    }
+}
+
+// Let the engine do one step: a load lands, a store reads its tile, or a store that has read writes memory.
+inline void complete_one() {
+    if (operations.empty()) return;
+    const size_t which = seed == 0 ? operations.size() - 1 : random_numbers() % operations.size();
+    Operation& operation = operations[which];
+    if (operation.is_load) {
+        memcpy(engine_view.data() + operation.tile, operation.global, operation.bytes);
+        memcpy(own_view(operation.tile), operation.global, operation.bytes);
+        Barrier& barrier = barriers[operation.barrier];
+        barrier.bytes -= operation.bytes;
+        complete_phase_if_due(barrier);
+    } else if (!operation.read) {
+        operation.data.assign(engine_view.begin() + operation.tile,
+                              engine_view.begin() + operation.tile + operation.bytes);
+        operation.read = true;
+        return;
+    } else {
+        memcpy(operation.global, operation.data.data(), operation.bytes);
+    }
+    operations.erase(operations.begin() + which);
+}
+
+inline void engine_may_act() {
+    if (seed == 1)
+        while (!operations.empty()) complete_one();
+    else if (seed > 1)
+        while (!operations.empty() && random_numbers() % 3 == 0) complete_one();
+}
+
+inline void wait_until(std::function<bool()> ready, std::function<std::string()> waits_for) {
+    engine_may_act();
+    if (ready()) return;
+    threads[current].ready = std::move(ready);
+    threads[current].waits_for = std::move(waits_for);
+    swapcontext(&threads[current].context, &scheduler);
+}
+
+inline void start(Operation operation, const char* what) {
+    const u64 address = reinterpret_cast<u64>(operation.global);
+    if (address % 16 || operation.tile % 16 || operation.bytes % 16 || !operation.bytes)
+        fail("%s of %u bytes between global address ...%llx and shared address %u: a bulk copy moves whole units of 16 "
+             "bytes between multiples of 16", what, operation.bytes, address & 0xfff, operation.tile);
+    if (operation.tile + size_t(operation.bytes) > shared_bytes())
+        fail("%s of %u bytes at shared address %u leaves shared memory", what, operation.bytes, operation.tile);
+    const bool inside = std::any_of(tensors.begin(), tensors.end(), [&](auto& tensor) {
+        return tensor.first <= address && address + operation.bytes <= tensor.second; });
+    if (!inside) fail("%s of %u bytes leaves the tensors that were passed to the kernel", what, operation.bytes);
+    operations.push_back(std::move(operation));
+    engine_may_act();
+}
+
+inline void run_thread() {
+    kernel_call();
+    threads[current].finished = true;
+    setcontext(&scheduler);
+}
+
+inline u32 count_live() {
+    return std::count_if(threads.begin(), threads.end(), [](auto& thread) { return !thread.finished; });
+}
+
+inline void release_block_barrier() {
+    if (arrived_at_block && arrived_at_block >= count_live()) {
+        arrived_at_block = 0;
+        ++block_generation;
+    }
+}
+
+inline void run_block() {
+    barriers.clear();
+    operations.clear();
+    warp_syncs.clear();
+    arrived_at_block = 0;
+    for (size_t i = 0; i < shared_bytes(); ++i) __start_emulated_shared[i] = u8(random_numbers());
+    engine_view.assign(__start_emulated_shared, __stop_emulated_shared);
+    threads.clear();
+    threads.resize(blockDim.x * blockDim.y * blockDim.z);
+    for (u32 i = 0; i < threads.size(); ++i) {
+        Thread& thread = threads[i];
+        thread.index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
+        thread.stack.reset(new u8[STACK_BYTES]);
+        getcontext(&thread.context);
+        thread.context.uc_stack.ss_sp = thread.stack.get();
+        thread.context.uc_stack.ss_size = STACK_BYTES;
+        thread.context.uc_link = &scheduler;
+        makecontext(&thread.context, run_thread, 0);
+    }
+    while (count_live()) {
+        bool someone_ran = false;
+        const u32 first = seed > 1 ? random_numbers() % threads.size() : 0;
+        for (u32 step = 0; step < threads.size(); ++step) {
+            current = (first + step) % threads.size();
+            Thread& thread = threads[current];
+            if (thread.finished || (thread.ready && !thread.ready())) continue;
+            thread.ready = nullptr;
+            threadIdx = thread.index;
+            someone_ran = true;
+            swapcontext(&scheduler, &thread.context);
+            if (!failure.empty()) return;
+            if (thread.finished) release_block_barrier();
+        }
+        if (someone_ran) continue;
+        if (operations.empty()) {
+            const Thread& stuck = *std::find_if(threads.begin(), threads.end(), [](auto& each) { return !each.finished; });
+            failure = "block " + std::to_string(blockIdx.x) + ", thread " + std::to_string(stuck.index.x) +
+                      " waits for ever " + stuck.waits_for();
+            return;
+        }
+        complete_one();
+    }
+    for (auto& operation : operations)
+        if (operation.is_load || !operation.read) {
+            failure = "block " + std::to_string(blockIdx.x) + " ended while the copy engine " +
+                      (operation.is_load ? "was still writing" : "had not yet read") + " its shared memory";
+            return;
+        }
+    while (!operations.empty()) complete_one();
+}
+
+}  // namespace emulator
+
+inline void __syncthreads() {
+    const u32 generation = emulator::block_generation;
+    ++emulator::arrived_at_block;
+    emulator::release_block_barrier();
+    emulator::wait_until([=] { return emulator::block_generation != generation; }, [] { return "in __syncthreads()"; });
+}
+
+inline void __syncwarp(u32 mask = 0xffffffff) {
+    const u32 warp = emulator::current / 32, first = warp * 32;
+    u32 members = 0;
+    for (u32 lane = 0; lane < 32 && first + lane < emulator::threads.size(); ++lane)
+        members += (mask >> lane & 1) && !emulator::threads[first + lane].finished;
+    auto& [arrived, generation] = emulator::warp_syncs[warp];
+    const u32 before = generation;
+    if (++arrived >= members) {
+        arrived = 0;
+        ++generation;
+    }
+    emulator::wait_until([=] { return emulator::warp_syncs[warp].second != before; }, [] { return "in __syncwarp()"; });
+}

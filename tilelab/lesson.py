@@ -1,0 +1,85 @@
+"""Check and time the versions of a kernel that grows in a notebook, one cell per version.
+
+    ladder = lesson.Ladder("ch07_bulk_copy_ladder", "torch copy_", prepare_torch, make_inputs, check, nbytes=2 << 30)
+    ladder.step(first_copy, prepare_first)     # below the cell that holds first_copy
+
+Each step checks the version, times it together with the peer and the version before, and shows a table of all versions
+so far. Without a GPU a CUDA version is checked in the emulator, and the recorded figures are shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+
+from tilelab import bench, cuda_magic, device, emulator, results
+
+COLUMNS = {"version": "version", "ms": "ms", "gbps": "GB/s", "tflops": "TFLOP/s", "ratio": "× {peer}",
+           "gain": "× version before", "check": "check"}
+
+
+def code_hash(kernel) -> str:
+    """Return 16 hex digits that change with the code of a kernel of a cell: CUDA C++, Triton or a Python function."""
+    if isinstance(kernel, cuda_magic.CudaKernel):
+        return kernel.source_hash()
+    return results.source_hash(kernel)
+
+
+def ladder_hash(codes: Sequence[str]) -> str:
+    """Return the hash of a ladder's record from the hashes of its versions."""
+    return hashlib.sha256(" ".join(codes).encode()).hexdigest()[:16]
+
+
+class Ladder:
+    """The versions of one kernel, from the first to the last.
+
+    `prepare_peer(*inputs)` and the `prepare` of a step return a function that launches on these tensors, and
+    `make_inputs()` returns fresh ones. `check(prepare)` runs a version on other inputs and returns "" or what is wrong;
+    without a GPU it runs in the emulator. `nbytes` or `flops` of one call give the rates.
+    """
+
+    def __init__(self, experiment: str, peer: str, prepare_peer: Callable, make_inputs: Callable,
+                 check: Callable[[Callable], str], *, nbytes: float | None = None, flops: float | None = None):
+        self.experiment, self.peer, self.prepare_peer = experiment, peer, prepare_peer
+        self.make_inputs, self.check, self.nbytes, self.flops = make_inputs, check, nbytes, flops
+        self.rows: list[dict] = []
+        self._before: tuple[str, Callable] | None = None
+
+    def step(self, kernel, prepare: Callable, name: str = "") -> results.Table:
+        """Check and time a version, and return the table of all versions so far."""
+        name, code = name or getattr(kernel, "name", "") or kernel.__name__, code_hash(kernel)
+        if device.current().has_tma:
+            label = self._measure(name, prepare, code)
+        else:
+            label = self._find_recorded(name, prepare, code)
+        columns = [column for column in COLUMNS if any(column in row for row in self.rows)]
+        named = {column: COLUMNS[column].format(peer=self.peer) for column in columns}
+        rows = [{named[column]: row.get(column) for column in columns} for row in self.rows]
+        return results.table(rows, label, list(named.values()))
+
+    def _measure(self, name: str, prepare: Callable, code: str) -> str:
+        if wrong := self.check(prepare):
+            self.rows.append({"version": name, "code": code, "status": "wrong", "reason": wrong,
+                              "check": f"wrong: {wrong}"})
+            return f"live on {device.current().name}"
+        before = {self._before[0]: self._before[1]} if self._before else {}
+        timed = bench.compare({self.peer: self.prepare_peer, **before, name: prepare}, self.make_inputs, self.peer,
+                              flops=self.flops, nbytes=self.nbytes)
+        gain = {"gain": timed[self._before[0]].ms / timed[name].ms} if before else {}
+        self.rows.append({"version": name, "code": code, **timed[name].row(), **gain, "check": "ok"})
+        self._before = name, prepare
+        record = results.make_record(self.experiment, self.rows, ladder_hash([row["code"] for row in self.rows]))
+        if os.environ.get("TILES_RECORD") == "1":
+            results.save(record)
+        return results.Record(record, live=True).label()
+
+    def _find_recorded(self, name: str, prepare: Callable, code: str) -> str:
+        wrong = self.check(prepare) if emulator.is_available() else "not run"
+        record = results.Record(results.load(self.experiment), live=False)
+        row = next((row for row in record.rows if row["version"] == name), None)
+        said = wrong or "ok in the emulator"
+        if row and row["code"] != code:
+            said += "; figures of an earlier text of the cell"
+        self.rows.append({**(row or {"version": name}), "check": said})
+        return record.label() if row else f"{name} is not recorded"
