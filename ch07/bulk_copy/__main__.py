@@ -6,7 +6,7 @@ import sys
 
 from ch07 import bulk_copy
 from ch07.bulk_copy import experiments
-from tilelab import build, cli, device
+from tilelab import cli, device
 
 
 def _parse_arguments(argv):
@@ -28,18 +28,12 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     options = _parse_arguments(argv)
     columns = ["name", "config", "status", "ms", "gbps", "ratio", "ulps", "registers", "smem", "UBLKCP", "reason"]
-    return cli.run_and_report("ch07.bulk_copy", columns, experiments.source(), options.json,
-                      lambda: _compile(options) if options.target else _measure(options))
+    return cli.run_and_report("ch07.bulk_copy", columns, experiments.source(), options.json, lambda: (
+        experiments.compile_for_targets({options.op: options.chosen}, [options.target]) if options.target
+        else _check_and_time(options)))
 
 
-def _compile(options) -> list[dict]:
-    jobs = {name: bulk_copy.job(config, options.target, experiments.element_name(options.op))
-            for name, config in options.chosen.items()}
-    reports = {report.job.name: report for report in build.build(jobs.values())}
-    return [{**reports[job.name].row(), "name": name, "config": job.name} for name, job in jobs.items()]
-
-
-def _measure(options) -> list[dict]:
+def _check_and_time(options) -> list[dict]:
     device.require("has_tma", "a bulk copy", "compile it with --target sm_90a")
     dtype = experiments.DTYPE[options.op]
     rows = {name: {"name": name, "config": str(config),

@@ -16,12 +16,13 @@ import time
 import torch
 
 from ch07 import bulk_copy
-from ch07.bulk_copy import OPS, SOURCE, BulkConfig, configs
+from ch07.bulk_copy import CONFIGS, ELEMENTS, OPS, SOURCE, BulkConfig, configs
 from tilelab import bench, build, check, cuda, device, results
 
 MEASURED_CODE = (bulk_copy, pathlib.Path(__file__).with_name("configs.py"), SOURCE)
 PEER = {"copy": "torch copy_", "axpy": "torch add"}
 DTYPE = {"copy": torch.uint8, "axpy": torch.float32}  # what is timed
+ELEMENT = {"copy": "u8", "axpy": ELEMENTS[torch.float32]}  # what its kernels are compiled for
 LARGE = 1 << 30  # bytes of each array of a copy; a x + y has three arrays of half as many
 A = 1.5
 RAGGED = (1, 3, 17, 1000, 4096, 100_003, 3_000_017)  # elements
@@ -34,11 +35,6 @@ LIMIT_S = 10  # for the RUNS of a broken ring, while the other rings use the GPU
 def source(*things) -> str:
     """Return the hash of the code that is measured, and of `things`."""
     return results.source_hash(*MEASURED_CODE, *things)
-
-
-def element_name(op: str) -> str:
-    """Return the ELEMENT that the timed kernels of `op` are compiled for."""
-    return "u8" if op == "copy" else bulk_copy.ELEMENTS[DTYPE[op]]
 
 
 def make_random(n: int, dtype) -> torch.Tensor:
@@ -56,21 +52,21 @@ def verify(op: str, config, dtype, n: int, offset: int = 0, source: pathlib.Path
     """
     inside = slice(64 + offset, 64 + offset + n)
     buffers = [make_random(n + 128, dtype) for _ in range(3)]
-    before = buffers[2].clone()
     x, y, out = (buffer[inside] for buffer in buffers)
-    y = None if op == "copy" else y
     out.view(torch.uint8).copy_(~x.view(torch.uint8))  # no byte of a copy is right by chance
-    if y is not None:
+    if op == "copy":
+        y = None
+    else:
         out.fill_(float("nan"))
+    expected = buffers[2].clone()
     bulk_copy.prepare(x, y=y, a=A, out=out, config=config, source=source)()
     torch.cuda.synchronize()
-    before[inside] = out
+    expected[inside] = out
     error = 0.0 if y is None else check.ulps(out, bulk_copy.spec(x, y, A))
-    different = int((out.view(torch.uint8) != x.view(torch.uint8)).sum())
     reason = ""
-    if not torch.equal(before.view(torch.uint8), buffers[2].view(torch.uint8)):
+    if not torch.equal(expected.view(torch.uint8), buffers[2].view(torch.uint8)):
         reason = "memory outside the output was overwritten"
-    elif y is None and different:
+    elif y is None and (different := int((out.view(torch.uint8) != x.view(torch.uint8)).sum())):
         reason = f"{different} bytes differ"
     elif error > 1:
         reason = f"the error is {error:.3g} units in the last place"
@@ -85,9 +81,10 @@ def _compile(cases) -> None:
 @results.experiment("ch07_bulk_check", source)
 def check_correctness():
     """Verify every configuration on ragged sizes and offsets: the number of cases, the largest error, what is wrong."""
-    dtypes = {"copy": {torch.uint8: "u8"}, "axpy": bulk_copy.ELEMENTS}
-    cases = [(op, name, dtype) for op in OPS for name in configs(op) for dtype in dtypes[op]]
-    _compile((configs(op)[name], dtypes[op][dtype]) for op, name, dtype in cases)
+    elements = {torch.uint8: "u8", **ELEMENTS}
+    cases = [(op, name, dtype) for op in OPS for name in configs(op)
+             for dtype in ([torch.uint8] if op == "copy" else ELEMENTS)]
+    _compile((configs(op)[name], elements[dtype]) for op, name, dtype in cases)
     return [{"op": op, "name": name, "dtype": str(dtype)[6:],
              **summarize([verify(op, name, dtype, n, offset) for n in RAGGED for offset in OFFSETS])}
             for op, name, dtype in cases]
@@ -95,9 +92,8 @@ def check_correctness():
 
 def summarize(rows: list[dict]) -> dict:
     """Return one row for many of `verify`: how many, the largest error, and the first that is wrong."""
-    wrong = next((row for row in rows if row["status"] != "ok"), {"status": "ok", "reason": ""})
-    return {"cases": len(rows), "ulps": max(row["ulps"] or 0 for row in rows), "status": wrong["status"],
-            "reason": wrong["reason"]}
+    worst = next((row for row in rows if row["status"] != "ok"), rows[0])
+    return {**worst, "cases": len(rows), "ulps": max(row["ulps"] or 0 for row in rows)}
 
 
 @results.experiment("ch07_bulk_hello", source)
@@ -121,25 +117,25 @@ def compare_with_torch(op: str, timed: dict[str, BulkConfig], nbytes: int | None
     nbytes, dtype = nbytes or (LARGE if op == "copy" else LARGE // 2), DTYPE[op]
     arrays = 2 if op == "copy" else 3
 
-    def make_inputs():  # x, out and, for a x + y, y
-        x, *y = (make_random(nbytes // dtype.itemsize, dtype) for _ in range(arrays - 1))
-        return [x, torch.empty_like(x), *y]
+    def make_inputs():  # out, x and, for a x + y, y
+        return [make_random(nbytes // dtype.itemsize, dtype) for _ in range(arrays)]
 
-    def prepare_torch(x, out, y=None):
+    def prepare_torch(out, x, y=None):
         return (lambda: out.copy_(x)) if y is None else (lambda: torch.add(y, x, alpha=A, out=out))
 
-    def prepare_kernel(config):
-        return lambda x, out, y=None: bulk_copy.prepare(x, y=y, a=A, out=out, config=config)
+    def prepare_kernel(config, out, x, y=None):
+        return bulk_copy.prepare(x, y=y, a=A, out=out, config=config)
 
-    candidates = {PEER[op]: prepare_torch, **{name: prepare_kernel(config) for name, config in timed.items()}}
-    found = bench.compare(candidates, make_inputs, PEER[op], nbytes=arrays * nbytes, **timing)
+    candidates = {name: functools.partial(prepare_kernel, config) for name, config in timed.items()}
+    found = bench.compare({PEER[op]: prepare_torch, **candidates}, make_inputs, PEER[op], nbytes=arrays * nbytes,
+                          **timing)
     return [{"op": op, "config": str(config), "shape": [nbytes], **found[name].row()} for name, config in timed.items()]
 
 
 @results.experiment("ch07_bulk_speed", source)
 def measure_speed():
     """Time every configuration of both operators against torch: 2 GiB and 1.5 GiB are moved."""
-    _compile((config, element_name(op)) for op in OPS for config in configs(op).values())
+    _compile((config, ELEMENT[op]) for op in OPS for config in configs(op).values())
     return [row for op in OPS for row in compare_with_torch(op, configs(op))]
 
 
@@ -216,9 +212,8 @@ def run_broken_kernel(number: int) -> None:
     with broken_source(fault) as path:
         rows = [verify(op, config, DTYPE[op], (1 << 24) // DTYPE[op].itemsize, source=path) for _ in range(RUNS)]
     wrong = [row["reason"] for row in rows if row["status"] != "ok"]
-    print(json.dumps({"status": "wrong" if wrong else "ok",
-                      "reason": f"wrong in {len(wrong)} of {RUNS} runs: {wrong[-1]}" if wrong else
-                                f"right in all {RUNS} runs"}))
+    reason = f"wrong in {len(wrong)} of {RUNS} runs: {wrong[-1]}" if wrong else f"right in all {RUNS} runs"
+    print(json.dumps({"status": "wrong" if wrong else "ok", "reason": reason}))
 
 
 def _run_in_process(number: int) -> dict:
@@ -226,9 +221,9 @@ def _run_in_process(number: int) -> dict:
     status, output, errors = check.run_snippet(code, LIMIT_S)
     if status == 0:
         return json.loads(output)
-    last = (errors.strip().splitlines() or [""])[-1]
+    last = f" ({errors.strip().splitlines()[-1]})" if errors.strip() else ""
     return {"status": "failed", "reason": f"no answer within {LIMIT_S} s" if status is None else
-            f"its process ended with status {status}" + f" ({last})" * bool(last)}
+            f"its process ended with status {status}{last}"}
 
 
 @results.experiment("ch07_bulk_broken", lambda: source(broken_source, broken_cases))
@@ -243,12 +238,13 @@ def run_broken_kernels():
 # ---- machine code
 
 
-def compile_for_targets() -> list[dict]:
-    """Compile every configuration for each target, without a GPU, and count the instructions in its SASS."""
-    jobs = [(op, name, bulk_copy.job(config, target, element_name(op)))
-            for op in OPS for name, config in configs(op).items() for target in device.TARGETS[1:]]
-    reports = {id(report.job): report for report in build.build([job for _, _, job in jobs])}
-    return [{"op": op, **reports[id(job)].row(), "name": name} for op, name, job in jobs]
+def compile_for_targets(variants=CONFIGS, targets=device.TARGETS[1:]) -> list[dict]:
+    """Compile {op: {name: configuration}} for each target, without a GPU, and count the instructions in its SASS."""
+    cases = [(op, name, config, target) for op, named in variants.items() for name, config in named.items()
+             for target in targets]
+    reports = build.disassemble(bulk_copy.job(config, target, ELEMENT[op]) for op, _, config, target in cases)
+    return [{"op": op, **report.row(), "name": name, "config": str(config)}
+            for (op, name, config, _), report in zip(cases, reports)]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """A picture of the ring of bulk_copy.cu. It explains and does not measure."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy
@@ -26,13 +24,11 @@ class Interval(NamedTuple):
     end: float
 
 
-def ring_schedule(stages: int, chunks: int, load: float, store: float) -> list[Interval]:
+def ring_schedule(stages: int, chunks: int = 7, load: float = 4, store: float = 2) -> list[Interval]:
     """Return a model of the kernel `bulk` as it copies, its orders in the kernel's sequence.
 
     An order takes one step, a load `load` steps and a store `store` steps, however many are in flight.
     """
-    if min(stages, chunks) < 1:
-        raise ValueError(f"stages and chunks are {stages} and {chunks}; both must be at least 1.")
     intervals, now, load_ends, read_ends = [], 0, {}, {}
 
     def order(what, chunk):
@@ -68,20 +64,19 @@ def ring_schedule(stages: int, chunks: int, load: float, store: float) -> list[I
     return intervals
 
 
-def ring_picture(stages: int = 4, chunks: int = 7, load: float = 4, store: float = 2) -> plots.Picture:
+def ring_picture(stages: int = 4) -> plots.Picture:
     """Draw the states of each stage of the ring over time, below the orders of the leading thread.
 
     First a load into the stage is in flight. Then the stage is full; the digit is the parity of the phase that ended.
     Then a store reads the stage, and then the stage is free. The model `ring_schedule` gives the times.
     """
-    intervals = ring_schedule(stages, chunks, load, store)
-    end, serial = intervals[-1].end, ring_schedule(1, chunks, load, store)[-1].end
-    title = f"{chunks} chunks in {end:g} steps"
-    title = (f"One stage: load and store take turns, {title}" if stages == 1 else
-             f"A ring of {stages} keeps loading: {title}, one stage takes {serial:g}")
+    intervals = ring_schedule(stages)
+    end, serial = intervals[-1].end, ring_schedule(1)[-1].end
+    title = (f"One stage: load and store take turns, 7 chunks in {end} steps" if stages == 1 else
+             f"A ring of {stages} keeps loading: 7 chunks in {end} steps, one stage takes {serial}")
     height, left, pitch, deep = 1.45 + 0.27 * stages, 0.72, 0.27, 0.2
-    figure, axes = canvas(title, f"a model, not measured: an order takes 1 step, a load {load:g}, a store {store:g}, "
-                          "however many are in flight", plots.SIZE[0], height)
+    figure, axes = canvas(title, "a model, not measured: an order takes 1 step, a load 4, a store 2, however many are "
+                          "in flight", plots.SIZE[0], height)
     step, top = (plots.SIZE[0] - 0.15 - left) / end, height - 0.52
     low = top - 0.06 - pitch * stages
 
@@ -96,17 +91,15 @@ def ring_picture(stages: int = 4, chunks: int = 7, load: float = 4, store: float
         y = top - pitch * row - 0.06 * (row > 0)
         write(axes, left - 0.06, y + deep / 2, f"stage {row - 1}" if row else "the thread", "right")
         box(axes, left, y, end * step, deep, PALE if row else "none")
-    marks = numpy.arange(0, end, next(every for every in (1, 2, 5, 10, 20, 50, 100, 1000) if every * step > 0.35))
+    marks = numpy.arange(0, end, next(every for every in (1, 2, 5, 10) if every * step > 0.35))
     axes.vlines(left + marks * step, low - 0.04, top + deep + 0.04, color="#cccccc", linewidth=0.5, zorder=0.9)
     for mark in marks:
         write(axes, left + mark * step, low - 0.11, f"{mark:g}", color=plots.GREY)
     write(axes, left - 0.12, low - 0.11, "step", "right", color=plots.GREY)
 
     for stage, what, chunk, begin, until in intervals:
-        thread, tone = stage is None, COLOURS[what]
-        x, width = left + begin * step, (until - begin) * step
-        y = top if thread else top - 0.06 - pitch * (stage + 1)
-        waits = thread and what in WAITS
+        thread, tone, x, width = stage is None, COLOURS[what], left + begin * step, (until - begin) * step
+        y, waits = top if thread else top - 0.06 - pitch * (stage + 1), thread and what in WAITS
         draw_bar(x, y, width, deep, what if waits else tone if thread else lighten(tone))
         parity = chunk // stages % 2
         texts = [] if waits else [parity] if what == "full" else [chunk] if thread else [f"{what} {chunk}", chunk]

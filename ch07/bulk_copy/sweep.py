@@ -9,18 +9,13 @@ import torch
 
 from ch07 import bulk_copy
 from ch07.bulk_copy import OPS, BulkConfig, configs
-from ch07.bulk_copy.experiments import DTYPE, LARGE, QUICK, compare_with_torch, element_name, source, verify
+from ch07.bulk_copy.experiments import DTYPE, ELEMENT, LARGE, QUICK, compare_with_torch, source, verify
 from tilelab import device, results
 from tilelab.sweep import Sweep
 from tilelab.tunable import Roofline, TargetSpace, TunableKernel, load_ceiling
 
-FIGURES = ("status", "reason", "ms", "peer", "peer_ms", "ratio", "gbps")
 RECORDED = ("name", "config", "kernel", "shape", "dtype", "status", "reason", "ms", "peer_ms", "ratio", "gbps",
             "registers", "smem", "final_ms", "final_ratio")
-
-
-def _select(row: dict, keys) -> dict:
-    return {key: row[key] for key in keys if key in row}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +42,7 @@ class BulkSpace(TargetSpace):
         return ""
 
     def job(self, config):
-        return bulk_copy.job(config, self.target, element_name(self.op))
+        return bulk_copy.job(config, self.target, ELEMENT[self.op])
 
     def warm_up(self):
         torch.zeros(1, device="cuda")
@@ -57,11 +52,10 @@ class BulkSpace(TargetSpace):
         row = verify(self.op, config, DTYPE[self.op], 3_000_017, 1)
         if row["status"] != "ok":
             return row
-        return {**row, **_select(compare_with_torch(self.op, {"it": config}, self.nbytes, **QUICK)[0], FIGURES)}
+        return row | compare_with_torch(self.op, {config.kernel: config}, self.nbytes, **QUICK)[0]
 
     def measure_finalists(self, chosen):
-        rows = compare_with_torch(self.op, {str(config): config for config in chosen}, self.nbytes)
-        return [_select(row, FIGURES) for row in rows]
+        return compare_with_torch(self.op, {str(config): config for config in chosen}, self.nbytes)
 
 
 def grid(op: str) -> list[BulkConfig]:
@@ -81,7 +75,8 @@ def grid(op: str) -> list[BulkConfig]:
 @results.experiment("ch07_bulk_sweep", source)
 def measure_sweep():
     """Measure the grid of both operators with the sweep engine."""
-    return [_select(row, RECORDED) for op in OPS for row in Sweep(grid(op), BulkSpace(op, LARGE // 2)).finish()]
+    return [{key: row[key] for key in RECORDED if key in row}
+            for op in OPS for row in Sweep(grid(op), BulkSpace(op, LARGE // 2)).finish()]
 
 
 def _choose_space(shape: tuple[int, ...], dtype: str, target: str | None) -> BulkSpace:

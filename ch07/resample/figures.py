@@ -1,6 +1,6 @@
 """Pictures of what the kernels of resample.cu ask of memory. They explain and do not measure."""
 
-from __future__ import annotations
+import itertools
 
 import numpy
 from matplotlib import colormaps
@@ -12,80 +12,64 @@ from tilelab.diagrams import box, canvas, lighten, write
 LANES = 32  # of a warp
 SECTOR, LINE = 32, 128  # bytes: the smallest transfer from memory, and a line of a cache
 BANKS = 32  # of shared memory, each 4 bytes wide
-PALE = "#eeeeee"
+NARROW, WIDE = 2, 16  # bytes that a lane loads
 BLUE, ORANGE = map(plots.colour, ("best", "proposed"))
 
 
-# ---- what a warp's load asks of memory
-
-def touched_units(stride: int, unit: int) -> list[int]:
-    """Return the units of memory that a warp's load needs, lane i the `stride` bytes from i * `stride` on."""
-    return sorted({byte // unit for byte in range(LANES * stride)})
-
-
-def coalescing_picture(narrow: int = 2, wide: int = 16) -> plots.Picture:
-    """Draw the sectors and lines that one warp's loads of bf16 features need, at `narrow` and `wide` bytes per lane.
+def coalescing_picture() -> plots.Picture:
+    """Draw the sectors and lines that one warp's loads of bf16 features need, at 2 and at 16 bytes per lane.
 
     The upper part is the field note's: one load from the row before the target, one from the row after it.
     """
-    whole, short = LANES * wide, LANES * narrow
-    title = f"Two loads of {short} bytes are not one of {2 * short}; {wide} bytes a lane make {whole}"
-    figure, axes = canvas(title, f"a row of {whole // 2} features of bf16; thin lines separate sectors of {SECTOR} "
-                          f"bytes, thick lines cache lines of {LINE}", plots.SIZE[0], 3.15)
-    x, deep, fan = 0.32, 0.17, 0.3
-    scale = (plots.SIZE[0] - 2 * x) / whole  # inches per byte
+    title = "Two loads of 64 bytes are not one of 128; 16 bytes a lane make 512"
+    figure, axes = canvas(title, f"a row of 256 features of bf16; thin lines separate sectors of {SECTOR} bytes, thick "
+                          f"lines cache lines of {LINE}", plots.SIZE[0], 3.15)
+    x, right, deep, fan, row_bytes = 0.32, plots.SIZE[0] - 0.32, 0.17, 0.3, LANES * WIDE
+    scale = (right - x) / row_bytes  # inches per byte
 
     def shade(tone, byte, share):
         """Neighbouring sectors differ in shade."""
         return lighten(tone, share * (1 + byte // SECTOR % 2))
 
-    def draw_memory(y, needed, tone):
-        for begin in range(0, whole, SECTOR):
-            face = shade(tone, begin, 0.45) if begin // SECTOR in needed else "white"
+    def draw_memory(y, loaded_bytes, tone):
+        for begin in range(0, row_bytes, SECTOR):
+            face = shade(tone, begin, 0.45) if begin < loaded_bytes else "white"
             box(axes, x + begin * scale, y, SECTOR * scale, deep, face, plots.GREY, linewidth=0.5)
-        for begin in range(0, whole, LINE):
+        for begin in range(0, row_bytes, LINE):
             box(axes, x + begin * scale, y, LINE * scale, deep, edge="black", linewidth=1.3)
 
     def draw_lanes(y):
         write(axes, x - 0.04, y + deep / 2, "lane", "right")
         for lane in range(LANES):
-            box(axes, x + lane * wide * scale, y, wide * scale, deep, PALE, "white", linewidth=0.8)
-            write(axes, x + (lane + 0.5) * wide * scale, y + deep / 2, str(lane))
+            box(axes, x + lane * WIDE * scale, y, WIDE * scale, deep, "#eeeeee", "white", linewidth=0.8)
+            write(axes, x + (lane + 0.5) * WIDE * scale, y + deep / 2, str(lane))
 
     def connect(y, to, stride, tone):
         """Draw a band from each lane to its bytes; bands to the same sector have the same shade."""
         for lane in range(LANES):
-            corners = (lane * wide, y), ((lane + 1) * wide, y), ((lane + 1) * stride, to), (lane * stride, to)
+            corners = (lane * WIDE, y), ((lane + 1) * WIDE, y), ((lane + 1) * stride, to), (lane * stride, to)
             axes.add_patch(Polygon(numpy.array(corners) * (scale, 1) + (x, 0), edgecolor="white", linewidth=0.3,
                                    facecolor=shade(tone, lane * stride, 0.2), zorder=0.5))
 
-    def describe(stride):
-        sectors, lines = touched_units(stride, SECTOR), touched_units(stride, LINE)
-        return f"{LANES} × {stride} B = {LANES * stride} B = {len(sectors)} sectors" + (
-            f" = {len(lines)} lines" if LANES * stride >= LINE else "")
-
     y = 2.5
-    write(axes, x, y + 0.28, f"{narrow} bytes a lane, two loads", "left", 8, fontweight="bold")
-    write(axes, plots.SIZE[0] - x, y + 0.28, f"the note: {LANES} threads × {narrow} bytes × 2 loads = {2 * short} B",
-          "right", color=plots.GREY)
+    write(axes, x, y + 0.28, "2 bytes a lane, two loads", "left", 8, fontweight="bold")
+    write(axes, right, y + 0.28, "the note: 32 threads × 2 bytes × 2 loads = 128 B", "right", color=plots.GREY)
     for up, tone, name in ((0, BLUE, "left"), (1, ORANGE, "right")):
         row = y - 2 * (deep + fan) * up
-        draw_memory(row, touched_units(narrow, SECTOR), tone)
-        connect(y - fan - deep * up, row + deep * up, narrow, tone)
-        write(axes, plots.SIZE[0] - x, row - 0.09 + (deep + 0.18) * up, f"{name} row: {describe(narrow)}", "right")
+        draw_memory(row, LANES * NARROW, tone)
+        connect(y - fan - deep * up, row + deep * up, NARROW, tone)
+        write(axes, right, row - 0.09 + (deep + 0.18) * up, f"{name} row: 32 × 2 B = 64 B = 2 sectors", "right")
     draw_lanes(y - fan - deep)
     y = 0.93
-    write(axes, x, y + 0.28, f"{wide} bytes a lane, one load", "left", 8, fontweight="bold")
-    write(axes, plots.SIZE[0] - x, y + 0.28, describe(wide), "right")
+    write(axes, x, y + 0.28, "16 bytes a lane, one load", "left", 8, fontweight="bold")
+    write(axes, right, y + 0.28, "32 × 16 B = 512 B = 16 sectors = 4 lines", "right")
     draw_lanes(y)
-    connect(y, y - 0.2, wide, BLUE)
-    draw_memory(y - 0.2 - deep, touched_units(wide, SECTOR), BLUE)
-    for line in touched_units(wide, LINE):
+    connect(y, y - 0.2, WIDE, BLUE)
+    draw_memory(y - 0.2 - deep, row_bytes, BLUE)
+    for line in range(row_bytes // LINE):
         write(axes, x + (line + 0.5) * LINE * scale, y - 0.3 - deep, f"line {line}: {LINE} B")
     return figure
 
-
-# ---- which lane searches
 
 def binary_search_reads(sources: int, target: float) -> list[int]:
     """Return the source times that search_lane0 of resample.cu reads; source time i is i."""
@@ -120,33 +104,29 @@ def _format(value: float) -> str:
     return f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
-def search_picture(sources: int = 33) -> plots.Picture:
-    """Draw three ways to search `sources` times in shared memory: which lane reads which time, and the cost per target.
+def search_picture() -> plots.Picture:
+    """Draw three ways to search 33 times in shared memory: which lane reads which time, and the cost per target.
 
     Rows are steps and columns are lanes. The colour of a cell stands for the source time that the lane reads. The
     targets are spread evenly.
     """
-    if sources < 3:
-        raise ValueError(f"sources is {sources}; a search needs at least 3.")
+    sources = 33
     targets = [(lane + 0.5) * (sources - 1) / LANES for lane in range(LANES)]
     one = targets[LANES * 5 // 8]  # the target of the first two panels
-    broadcasts = [[word] * LANES for word in binary_search_reads(sources, one)]
     searches = [binary_search_reads(sources, target) for target in targets]
-    longest = max(map(len, searches))
-    own = list(zip(*(reads + [-1] * (longest - len(reads)) for reads in searches)))
-    panels = (("One search a thread", "a broadcast a step: no more reads than by lane 0 alone", broadcasts, 1),
+    panels = (("One search a thread", "a broadcast a step: no more reads than by lane 0 alone",
+               [[word] * LANES for word in binary_search_reads(sources, one)], 1),
               ("Ballot", f"{LANES} lanes compare {LANES} pivots at once", ballot_search_reads(sources, one), 1),
-              ("A target a lane", f"{LANES} searches side by side", own, LANES))
-    costs = [sum(map(count_wavefronts, steps)) for _, _, steps, _ in panels]
+              ("A target a lane", f"{LANES} searches side by side",
+               list(itertools.zip_longest(*searches, fillvalue=-1)), LANES))
+    costs = [sum(map(count_wavefronts, steps)) for *_, steps, _ in panels]
     first, second, third = (_format(cost / found) for cost, (*_, found) in zip(costs, panels))
     title = f"A target a lane takes {third} reads, a ballot {second}, a search a thread {first}"
 
     high, head = 0.13, 0.38
-    height = 1.25 + sum(head + high * len(steps) for _, _, steps, _ in panels)
-    room = 1 << (sources - 1).bit_length()
-    source = "a model, not measured; reads are wavefronts of shared memory, one word per bank each"
-    figure, axes = canvas(title, f"{source}; search_padded, with room for {room}, takes {room.bit_length() - 1} steps",
-                          plots.SIZE[0], height)
+    height = 1.25 + sum(head + high * len(steps) for *_, steps, _ in panels)
+    figure, axes = canvas(title, "a model, not measured; reads are wavefronts of shared memory, one word per bank "
+                          "each; search_padded, with room for 64, takes 6 steps", plots.SIZE[0], height)
     x, width, columns = 0.55, 2.95, (3.9, 4.27, 4.69, 5.4)
     shades = colormaps["viridis"].with_extremes(bad="#e6e6e6")
 
@@ -155,7 +135,7 @@ def search_picture(sources: int = 33) -> plots.Picture:
         rows = numpy.ma.masked_less(numpy.array(rows), 0)
         down, across = rows.shape
         axes.pcolormesh(numpy.linspace(x, x + width, across + 1), y - high * numpy.arange(down + 1), rows, cmap=shades,
-                        vmin=0, vmax=sources - 1, edgecolors="white", linewidth=0.5 if across < 64 else 0)
+                        vmin=0, vmax=sources - 1, edgecolors="white", linewidth=0.5)
 
     y = height - 0.53
     draw_cells(y, [range(sources)])

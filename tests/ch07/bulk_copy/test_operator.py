@@ -24,7 +24,7 @@ IN_ORDER = BulkConfig("bulk_in_order", 32, 8192, stages=4, chunks_per_cta=0, cta
 @pytest.fixture(scope="module")
 def built():
     """Reports by (op, variant, target), and those of rings that lack a line by (op, fault, stages)."""
-    jobs = {(op, name, target): bulk_copy.job(configs(op)[name], target, experiments.element_name(op))
+    jobs = {(op, name, target): bulk_copy.job(configs(op)[name], target, experiments.ELEMENT[op])
             for op, name, target in BUILT}
     jobs["copy", "bulk_in_order", "sm_90a"] = bulk_copy.job(IN_ORDER, "sm_90a")
     jobs |= {("axpy", element, "sm_90a"): bulk_copy.job(configs("axpy")["bulk_batch"], "sm_90a", element)
@@ -32,7 +32,7 @@ def built():
     with contextlib.ExitStack() as stack:
         for op, config, fault in experiments.broken_cases():
             path = stack.enter_context(experiments.broken_source(fault))
-            jobs[op, fault, config.stages] = bulk_copy.job(config, "sm_90a", experiments.element_name(op), path)
+            jobs[op, fault, config.stages] = bulk_copy.job(config, "sm_90a", experiments.ELEMENT[op], path)
         named = [dataclasses.replace(job, name=" ".join(map(str, key))) for key, job in jobs.items()]
         reports = {report.job.name: report for report in build.build(named)}
     return {key: reports[" ".join(map(str, key))] for key in jobs}
