@@ -18,7 +18,7 @@ from typing import Any
 
 from tilelab import cuda, worker_pool
 from tilelab.cubin import ptxas_remarks, sass, sass_counts
-from tilelab.device import target_limits
+from tilelab.device import Unsupported, target_limits
 
 __all__ = ["Job", "Report", "build", "build_one", "compile_ahead", "disassemble", "job_for", "ptxas_remarks", "sass",
            "sass_counts"]
@@ -144,13 +144,13 @@ def job_for(kernel, signature: dict[str, str], constants: dict[str, Any], target
 
 
 def build(jobs: Iterable[Job], workers: int | None = None, timeout_s: float = 120,
-          cache: str | os.PathLike | None = None, triton: str | os.PathLike | None = None) -> Iterator[Report]:
+          cache: str | os.PathLike | None = None, triton: tuple[str, os.PathLike] | None = None) -> Iterator[Report]:
     """Compile `jobs` in parallel and yield a Report for each as it finishes, in any order.
 
     `workers` is the number of processes (default: one per CPU), `timeout_s` the limit per job. `cache` replaces the
-    cache folders of Triton and of tilelab.cuda. `triton` is a folder with another Triton (pip's --target), for kernels
-    that import nothing but Triton. Closing the iterator early kills the running builds. Raises ValueError at once for a
-    target that is not in tilelab.device.TARGETS.
+    cache folders of Triton and of tilelab.cuda. `triton` is (version, folder) of another Triton (pip's --target), for
+    kernels that import nothing but Triton. Closing the iterator early kills the running builds. Raises ValueError at
+    once for a target that is not in tilelab.device.TARGETS, and Unsupported where the folder does not hold that Triton.
     """
     jobs = list(jobs)
     for job in jobs:
@@ -197,18 +197,23 @@ def disassemble(jobs: Iterable[Job]) -> list[Report]:
 
 
 def build_one(job: Job, timeout_s: float = 120, cache: str | os.PathLike | None = None,
-              cancel_token: object = None, triton: str | os.PathLike | None = None) -> Report:
+              cancel_token: object = None, triton: tuple[str, os.PathLike] | None = None) -> Report:
     """Compile a single job like `build`, in a worker that `worker_pool.kill_workers(cancel_token)` ends."""
     target_limits(job.target)
     kernel = os.path.abspath(job.kernel) if re.search(r"\.(py|cu):", job.kernel) else job.kernel
     request = {**dataclasses.asdict(job), "kernel": kernel, "cubins": os.path.abspath(cache or cuda.cubin_folder()),
                "cache": str(cache or os.environ.get("TRITON_CACHE_DIR") or "")}
-    env = {"TRITON_INTERPRET": "0"} | ({"TILES_TRITON": os.path.abspath(triton)} if triton else {})
+    env = {"TRITON_INTERPRET": "0"}
+    if triton:
+        env |= {"TILES_TRITON_VERSION": triton[0], "TILES_TRITON": os.path.abspath(triton[1])}
     try:
         with worker_pool.lease_worker("tilelab.build_worker", "the compiler", cancel_token, **env) as worker:
-            return _make_report(job, worker.ask(request, timeout_s))
+            answer = worker.ask(request, timeout_s)
     except Exception as error:  # a job that cannot be pickled, a machine out of processes
         return Report(job, "failed", f"{type(error).__name__}: {error}")
+    if "unsupported" in answer:
+        raise Unsupported(answer["unsupported"])
+    return _make_report(job, answer)
 
 
 def _make_report(job: Job, answer: dict) -> Report:

@@ -138,8 +138,18 @@ def _answer(request: dict) -> dict:
                 "retire": bool(re.search("LLVM ERROR|Assertion `", log))}
 
 
+def _import_other_triton(version: str, folder: str) -> str:
+    """Import the Triton in `folder`; return "", or a sentence if that is not the `version` that was asked for."""
+    sys.path.insert(0, folder)
+    try:
+        found = importlib.import_module("triton").__version__
+    except Exception as error:
+        found = f"one that cannot be imported ({type(error).__name__}: {error})"
+    return "" if found == version else f"{folder} must hold Triton {version}, but Python imports {found}."
+
+
 if __name__ == "__main__":
-    if other_triton := os.environ.get("TILES_TRITON"):
-        sys.path.insert(0, other_triton)
-        importlib.import_module("triton")  # now, because each request brings the import path of its caller
-    worker_pool.serve(_answer)
+    problem = ""
+    if other_triton := os.environ.get("TILES_TRITON"):  # now, because each request brings its caller's import path
+        problem = _import_other_triton(os.environ["TILES_TRITON_VERSION"], other_triton)
+    worker_pool.serve((lambda request: {"unsupported": problem}) if problem else _answer)

@@ -37,7 +37,8 @@ class Builds:
                  cache: str | None = None):
         self.hunt, self.triton, self.target, self.cache = hunt, triton, target, cache
         self.live = recorded_rows is None
-        self._folder = environments.locate(triton) if self.live else None
+        folder = environments.locate(triton) if self.live else None
+        self.other_triton = (triton, folder) if folder else None  # as tilelab.build takes it
         self._recorded = {self._key(row): row for row in recorded_rows or ()
                           if (row["hunt"], row["triton"], row["target"]) == (hunt.name, triton, target)}
         self._reports: dict[tuple, build.Report] = {}
@@ -67,7 +68,7 @@ class Builds:
     def _build(self, configs: dict[tuple, dict]) -> dict[tuple, dict]:
         jobs = {key: self.hunt.job(config, self.target) for key, config in configs.items()}
         keys, rows = {id(job): key for key, job in jobs.items()}, {}
-        for report in build.build(jobs.values(), timeout_s=LIMIT_S, cache=self.cache, triton=self._folder):
+        for report in build.build(jobs.values(), timeout_s=LIMIT_S, cache=self.cache, triton=self.other_triton):
             key = keys[id(report.job)]
             self._reports[key] = report
             rows[key] = make_row(self.hunt, self.triton, configs[key], report)

@@ -109,9 +109,10 @@ def main(argv: list[str] | None = None) -> int:
         rows, status = _rebuild_matrix(options) if options.matrix else _hunt(options)
         if options.json:
             record = results.make_record("ch14_bug_hunt", rows, experiments.source(), on=results.NO_GPU)
-            text = results.to_json(record)
-            print(text, end="") if options.json == "-" else results.write_atomically(pathlib.Path(options.json), text)
+            cli.write_json(record, options.json)
         return status
+    except BrokenPipeError:
+        raise  # to `cli.run_main`
     except (ValueError, OSError, RuntimeError) as error:
         print(f"python -m ch14.bug_hunt: {device.first_line(error)}.", file=sys.stderr)
         return 2
@@ -121,4 +122,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run_main(main)

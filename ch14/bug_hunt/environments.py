@@ -38,9 +38,14 @@ def _path(version: str) -> pathlib.Path:
     return environments_folder() / name
 
 
+def _is_complete(path: pathlib.Path, version: str) -> bool:
+    found = importlib.metadata.distributions(name="triton", path=[os.fspath(path)])
+    return (path / "triton").is_dir() and [each.version for each in found] == [version]
+
+
 def is_available(version: str) -> bool:
     """Return whether builds with this Triton can begin at once."""
-    return version == installed_version() or _path(version).is_dir()
+    return version == installed_version() or _is_complete(_path(version), version)
 
 
 def locate(version: str) -> pathlib.Path | None:
@@ -54,8 +59,8 @@ def locate(version: str) -> pathlib.Path | None:
 def install(version: str, report: Callable[[str], object] = lambda line: None) -> pathlib.Path | None:
     """Return the folder of a Triton, which pip installs the first time (0.6 to 1 GB); None for the installed one.
 
-    A folder that exists is complete, because it gets its name after Triton was imported from it. Two processes that
-    want the same folder wait for each other. Raise Unsupported with one sentence if it cannot be made.
+    A folder gets its name after Triton was imported from it; one that has been emptied is made again. Two processes
+    that want the same folder wait for each other. Raise Unsupported with one sentence if it cannot be made.
     """
     if is_available(version):
         return locate(version)
@@ -64,7 +69,7 @@ def install(version: str, report: Callable[[str], object] = lambda line: None) -
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.with_name(f".{path.name}.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until this process closes the file, or ends
-            if not path.is_dir():
+            if not _is_complete(path, version):
                 report(f"installing Triton {version} into {path} (up to 1 GB, once)")
                 _install(version, path)
     except OSError as error:
@@ -86,6 +91,7 @@ def _install(version: str, path: pathlib.Path) -> None:
                       TRITON_INTERPRET="0")
         if output:
             raise Unsupported(f"Triton {version} is installed but does not import: {_last_line(output)}.")
+        shutil.rmtree(path, ignore_errors=True)
         unfinished.rename(path)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -176,7 +176,7 @@ def reproduces(finding: Finding) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, FILE).write_text(text)
         job = dataclasses.replace(job, kernel=f"{folder}/{job.kernel}")
-        report = build.build_one(job, bug_hunt.LIMIT_S, cache=folder, triton=environments.locate(builds.triton))
+        report = build.build_one(job, bug_hunt.LIMIT_S, cache=folder, triton=builds.other_triton)
     row = make_row(builds.hunt, builds.triton, finding.config, report)
     return bug_hunt.symptom(row) == bug_hunt.symptom(finding.row)
 

@@ -4,20 +4,10 @@ import itertools
 import math
 
 import pytest
+import triton
 
-from ch14 import bug_hunt
-from ch14.bug_hunt import (
-    HUNTS,
-    Builds,
-    bisect,
-    environments,
-    experiments,
-    failure,
-    find,
-    grid,
-    locate_failing_pass,
-    symptom,
-)
+from ch14.bug_hunt import HUNTS, Builds, bisect, environments, experiments, find, grid, symptom
+from ch14.bug_hunt.outcomes import failure, locate_failing_pass
 from tilelab import build, worker_pool
 from tilelab.device import Unsupported
 
@@ -167,35 +157,23 @@ def test_a_record_answers_as_its_builds_did_and_says_what_it_lacks():
         find(Builds(LOOP, "3.5.1", "sm_90a", rows))
 
 
-def test_a_live_hunt_on_the_installed_triton():
-    """Specialised warps with host descriptors: it fails in 3.6 and 3.7, by two messages."""
-    builds = Builds(HUNTS["warp_specialize"], environments.installed_version(), "sm_90a")
-    found = find(builds, probes=4)
-    assert found.config == {"LOOP": "over K", "LOADS": "host", "BLOCK_M": 128, "num_warps": 4}
-    assert found.row["stage"] == "NVGPUWarpSpecialization" and found.row["exception"] == "RuntimeError"
-    assert found.harmless == {"LOOP": ["over tiles flat"], "LOADS": ["pointers", "device"], "BLOCK_M": [64],
-                             "num_warps": [8, 16]}
-    assert all(predicted == shown for _, predicted, shown in found.probes)
-    assert "nvgpu-warp-specialization{" in locate_failing_pass(builds.compiler_output(found.config))
-    assert len(builds.rows) == len({bug_hunt.describe(row) for row in builds.rows}), "nothing is built twice"
-
-
-def test_a_triton_in_a_folder(tmp_path):
-    import triton
-
-    (tmp_path / "good").mkdir()
+@pytest.mark.compile
+def test_a_triton_in_a_folder_must_be_the_one_that_was_asked_for(tmp_path):
+    for name in ("good", "bad"):
+        (tmp_path / name).mkdir()
     (tmp_path / "good/triton").symlink_to(triton.__path__[0])
-    (tmp_path / "bad/triton").mkdir(parents=True)
+    (tmp_path / "bad/triton").mkdir()
     (tmp_path / "bad/triton/__init__.py").write_text("raise ImportError('half of it')")
     job = LOOP.job(LOOP.start | {"num_warps": 4, "BLOCK_K": 32}, "sm_100a")
-    assert build.build_one(job, triton=tmp_path / "good").counts["tcgen05_mma"]
-    report = build.build_one(job, triton=tmp_path / "bad")
-    assert report.status == "failed" and "half of it" in report.reason and "half of it" in report.compiler_output
+    assert build.build_one(job, triton=(triton.__version__, tmp_path / "good")).counts["tcgen05_mma"]
+    for version, folder, found in (("3.5.1", "empty", triton.__version__), ("3.5.1", "bad", ".*half of it")):
+        with pytest.raises(Unsupported, match=f"{folder} must hold Triton {version}, but Python imports {found}"):
+            build.build_one(job, triton=(version, tmp_path / folder))
 
 
+@pytest.mark.fault
 def test_a_process_that_llvm_called_an_error_in_builds_nothing_more():
     carried = LOOP.start | {"LOOP": "carry both", "BLOCK_K": 64, "num_warps": 8}
-    builds = Builds(LOOP, environments.installed_version(), "sm_100a")
     with worker_pool.lease_worker("tilelab.build_worker", "the compiler", TRITON_INTERPRET="0") as worker:
         worker.stop()
     report = build.build_one(LOOP.job(carried, "sm_100a"))
@@ -203,4 +181,5 @@ def test_a_process_that_llvm_called_an_error_in_builds_nothing_more():
     assert report.compiler_output.startswith("RuntimeError: PassManager::run failed")
     with worker_pool.lease_worker("tilelab.build_worker", "the compiler", TRITON_INTERPRET="0") as worker:
         assert not worker.alive
+    builds = Builds(LOOP, environments.installed_version(), "sm_100a")
     assert builds.ask([carried | {"LOOP": "plain"}])[0]["outcome"] == "builds"
