@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilelab import device
-from tilelab.operands import choose_config
+from tilelab.operands import choose_config, require_whole_numbers
 
 OPS = ("copy", "add", "gather")
 WAYS = ("host", "device", "pointers", "gather4")
@@ -34,6 +34,7 @@ class TileConfig:
     def __post_init__(self):
         if self.way not in WAYS:
             raise ValueError(f"unknown way {self.way!r}; choose {', '.join(WAYS)}.")
+        require_whole_numbers(self)
         for name, smallest in (("block_m", 0), ("block_n", 1), ("num_warps", 1)):
             value = getattr(self, name)
             if value < smallest or value & (value - 1):

@@ -25,6 +25,7 @@ class MxConfig:
     convert: bool = True
 
     def __post_init__(self):
+        operands.require_whole_numbers(self)
         for name, least, most in (("elements", 128, 65536), ("num_warps", 1, 32)):
             value = getattr(self, name)
             if not least <= value <= most or value & (value - 1):

@@ -123,6 +123,8 @@ class Packed:
             raise ValueError(f"{self.format.name} needs {', '.join(layout)}; it was given {', '.join(tensors)}.")
         for name, (shape, dtype) in layout.items():
             found = tensors[name]
+            if not isinstance(found, torch.Tensor):
+                raise ValueError(f"{name} must be a torch.Tensor; it is a {type(found).__name__}.")
             if (tuple(found.shape), found.dtype, found.device) != (shape, dtype, self.values.device) \
                     or not found.is_contiguous():
                 raise ValueError(f"{name} of {self.shape[0]} x {self.shape[1]} in {self.format.name} must be {shape} "
@@ -169,6 +171,8 @@ def _layout(format: BlockFormat, shape: tuple[int, int], tiled: bool) -> dict[st
     """Return shape and dtype of each tensor that a Packed of `shape` holds."""
     if tiled and format.scale == "fp32":
         raise ValueError(f"tiles of 128 x 4 are for scales of one byte; those of {format.name} are float32.")
+    if len(shape) != 2 or not all(isinstance(extent, int) and extent >= 0 for extent in shape):
+        raise ValueError(f"shape must be two whole numbers from 0; it is {tuple(shape)!r:.60}.")
     rows, columns = shape
     groups = math.ceil(columns / format.block[1])
     layout = {"values": ((rows, math.ceil(columns * format.element.bits / 8)), torch.uint8),
