@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from ch10.tile_pipeline import LARGEST_EXTENT, experiments
 from ch10.tile_pipeline.configs import DIMENSIONS, configs
 from tilelab import cli, device
@@ -29,7 +27,7 @@ def _parse_shape(parser, options) -> tuple[int, ...]:
     if options.shape is None:
         return experiments.LARGE if dimensions == 2 else experiments.BATCHED
     try:
-        shape = tuple(map(int, options.shape.split(",")))
+        shape = cli.parse_sizes(options.shape)
     except ValueError:
         shape = ()
     if len(shape) != dimensions or not 0 < min(shape) <= max(shape) <= LARGEST_EXTENT:
@@ -44,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     columns = ["name", "config", "status", "ms", "gbps", "ratio", "error", "registers", "smem", "UTMALDG",
                "UTMASTG", "UTMAREDG", "reason"]
     return cli.run_and_report("ch10.tile_pipeline", columns, experiments.source(), options.json, lambda: (
-        experiments.compile_variants({options.op: options.configs}, [options.target]) if options.target
+        experiments.compile_variants({options.op: options.configs}, [options.target]) if options.target is not None
         else _check_and_time(options)))
 
 
@@ -59,4 +57,4 @@ def _check_and_time(options) -> list[dict]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run_main(main)

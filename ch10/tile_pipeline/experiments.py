@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import threading
 
 import torch
 
 from ch10 import tile_pipeline
 from ch10.tile_pipeline import box_dump
+from ch10.tile_pipeline.banks import count_wavefronts
 from ch10.tile_pipeline.configs import DIMENSIONS, KERNELS, MAX_STAGES, PRODUCERS, VARIANTS, TileConfig, configs
 from tilelab import bench, build, check, device, results, tensor_map
 
 OPS = tuple(KERNELS)
-PEER = {"copy": "torch copy_", "stencil": "torch copy_", "transpose": "torch copy_", "add_shared": "torch add",
-        "accumulate": "torch sum"}
 CENTRE, EDGE = 0.5, 0.125
 LARGE, WIDE, UNEVEN = (16384, 8192), (4096, 32768), (10_007, 13_331)  # 512 MiB of float32, or nearly
 BATCHED = (32, 1024, 4096)
@@ -37,26 +35,21 @@ def source(*things) -> str:
 
 def all_configs(op: str) -> dict[str, TileConfig]:
     """Return the variants of `op`, and small tiles with each ring, producer, swizzle and cluster."""
-    small = {"copy": [TileConfig("copy", 4, 64, stages=stages, tiles_per_cta=7) for stages in STAGES],
-             "accumulate": [TileConfig("accumulate", 4, 64, stages=stages, tiles_per_cta=7) for stages in STAGES],
-             "stencil": [TileConfig("stencil", 8, 32, 64, stages, 7, producer)
-                         for stages in STAGES for producer in PRODUCERS],
-             "transpose": [TileConfig("transpose", tile, tile, 96, swizzle=swizzle, block=block, raster=3)
-                           for tile in (32, 96) for swizzle in tensor_map.SWIZZLES for block in (1, 4)],
-             "add_shared": [TileConfig("add_shared", 8, 64, 64, cluster=cluster) for cluster in (1, 2, 4)]}
-    return {**configs(op), **{str(config): config for config in small[op]}}
+    if op == "stencil":
+        small = [TileConfig(op, 8, 32, 64, stages, 7, producer) for stages in STAGES for producer in PRODUCERS]
+    elif op == "transpose":
+        small = [TileConfig(op, tile, tile, 96, swizzle=swizzle, block=block, raster=3)
+                 for tile in (32, 96) for swizzle in tensor_map.SWIZZLES for block in (1, 4)]
+    elif op == "add_shared":
+        small = [TileConfig(op, 8, 64, 64, cluster=cluster) for cluster in (1, 2, 4)]
+    else:
+        small = [TileConfig(op, 4, 64, stages=stages, tiles_per_cta=7) for stages in STAGES]
+    return {**configs(op), **{str(config): config for config in small}}
 
 
-_compile_lock = threading.Lock()  # experiments that run side by side want the same kernels
-
-
-def _compile(configs) -> None:
-    with _compile_lock:
-        build.compile_ahead([tile_pipeline.job(config, device.current().target) for config in configs])
-
-
-def _compile_all() -> None:
-    _compile([config for op in OPS for config in all_configs(op).values()])
+def _compile(*named: dict[str, TileConfig]) -> None:
+    build.compile_ahead([tile_pipeline.job(config, device.current().target)
+                         for configs in named for config in configs.values()])
 
 
 # ---- correctness
@@ -81,8 +74,7 @@ def make_guarded(shape: tuple[int, ...], dtype=torch.float32) -> tuple[torch.Ten
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors of one shape and dtype hold the same bits."""
     # Copies, because torch calls a tensor of one column contiguous whatever its strides are, and cannot view it then.
-    a, b = (torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor) for tensor in (a, b))
-    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+    return torch.equal(*(tensor.new_empty(tensor.shape).copy_(tensor).view(torch.uint8) for tensor in (a, b)))
 
 
 def verify(op: str, config, shape: tuple[int, ...], dtype=torch.float32, fill: str = "zero") -> dict:
@@ -100,8 +92,7 @@ def verify(op: str, config, shape: tuple[int, ...], dtype=torch.float32, fill: s
     before = buffer.clone()
     tile_pipeline.prepare(op, x, **arguments, out=out, config=config)()
     torch.cuda.synchronize()
-    unit = max(1, tile_pipeline.UNIT // dtype.itemsize)
-    before[..., 2:-2, unit:unit + out.shape[-1]] = out
+    before.as_strided(out.shape, out.stride(), out.storage_offset()).copy_(out)
     error, reason = 0.0, ""
     if not same_bits(before, buffer):
         reason = "memory outside the output was overwritten"
@@ -133,7 +124,7 @@ def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
 @results.experiment("ch10_tile_check", source)
 def check_correctness():
     """Check every operation with each ring, producer, swizzle and cluster on ragged shapes."""
-    _compile_all()
+    _compile(*map(all_configs, OPS))
     rows = []
     for op in OPS:
         for name, config in all_configs(op).items():
@@ -182,7 +173,7 @@ def check_dumps():
 @results.experiment("ch10_tile_sanitizer", source, can_run=check.can_sanitize)
 def run_sanitizers():
     """Run each tool of compute-sanitizer on `sanitizer_cases`."""
-    _compile_all()  # a tool has one CPU, and would compile them one after the other
+    _compile(*map(all_configs, OPS))  # a tool has one CPU, and would compile them one after the other
     return check.sanitize("ch10.tile_pipeline.experiments", shares=4)
 
 
@@ -192,19 +183,8 @@ def run_sanitizers():
 def bytes_moved(op: str, shape: tuple[int, ...]) -> int:
     """Return the bytes that `op` must read and write for x of this shape, float32."""
     *batch, rows, columns = shape
-    matrices = {"add_shared": lambda b: 2 * b + 1, "accumulate": lambda b: b + 1}.get(op, lambda: 2)(*batch)
+    matrices = 2 if not batch else batch[0] + 1 if op == "accumulate" else 2 * batch[0] + 1
     return matrices * rows * columns * 4
-
-
-def _input_maker(op: str, shape: tuple[int, ...]):
-    def padded(shape):
-        return tile_pipeline.empty_padded(shape, torch.float32, "cuda").normal_()
-
-    def make():
-        out = tile_pipeline.empty_padded(tile_pipeline.result_shape(op, shape), torch.float32, "cuda")
-        return [padded(shape), out] + ([padded(shape[1:])] if op == "add_shared" else [])
-
-    return make
 
 
 def _flat_copy(x, out):
@@ -225,33 +205,43 @@ def _stencil_of_slices(x, out):
 
 
 def torch_candidates(op: str) -> dict:
-    """Return torch's ways to compute `op` by name, the peer first."""
+    """Return torch's ways to compute `op` by name, the peer first: for add_shared and accumulate torch's own way, else
+    a copy of as many bytes."""
+    if op == "add_shared":
+        return {"torch add": lambda x, out, y: lambda: torch.add(x, y, out=out)}
+    if op == "accumulate":
+        return {"torch sum": lambda x, out: lambda: torch.sum(x, 0, out=out)}
     own = {"copy": {}, "stencil": {"torch slices": _stencil_of_slices},
-           "transpose": {"torch x.T copy_": lambda x, out: lambda: out.copy_(x.T)},
-           "add_shared": {"torch add": lambda x, out, y: lambda: torch.add(x, y, out=out)},
-           "accumulate": {"torch sum": lambda x, out: lambda: torch.sum(x, 0, out=out)}}[op]
-    return ({PEER[op]: _flat_copy} if PEER[op] == "torch copy_" else {}) | own
+           "transpose": {"torch x.T copy_": lambda x, out: lambda: out.copy_(x.T)}}[op]
+    return {"torch copy_": _flat_copy, **own}
 
 
 def compare_with_torch(op: str, configs: dict[str, TileConfig], shape: tuple[int, ...], **timing) -> list[dict]:
     """Return rows of bench.Timing, one per configuration and one for torch's own way. All run interleaved.
 
-    `ratio` is to torch's copy of as many bytes for copy, stencil and transpose, else to torch's own way.
+    `ratio` is to the first of `torch_candidates`.
     """
     own = torch_candidates(op)
+    peer, *others = own
     weights = {"centre": CENTRE, "edge": EDGE} if op == "stencil" else {}
-    ours = {name: lambda x, out, y=None, config=config: tile_pipeline.prepare(op, x, y=y, **weights, out=out,
-                                                                              config=config)
-            for name, config in configs.items()}
-    found = bench.compare({**own, **ours}, _input_maker(op, shape), PEER[op], nbytes=bytes_moved(op, shape), **timing)
+
+    def prepare(config):
+        return lambda x, out, y=None: tile_pipeline.prepare(op, x, y=y, **weights, out=out, config=config)
+
+    def make_inputs():
+        shapes = [shape, tile_pipeline.result_shape(op, shape)] + [shape[1:]] * (op == "add_shared")
+        return [tile_pipeline.empty_padded(each, torch.float32, "cuda").normal_() for each in shapes]
+
+    found = bench.compare({**own, **{name: prepare(config) for name, config in configs.items()}}, make_inputs, peer,
+                          nbytes=bytes_moved(op, shape), **timing)
     return [{"op": op, "config": str(configs.get(name, "")), "shape": list(shape), **found[name].row()}
-            for name in (*configs, *own) if name != PEER[op]]
+            for name in (*configs, *others)]
 
 
 def _measure(cases, **timing) -> list[dict]:
     """Compile all, then return the rows of `compare_with_torch` for each (op, configs, shape)."""
     cases = list(cases)
-    _compile([config for _, named, _ in cases for config in named.values()])
+    _compile(*(named for _, named, _ in cases))
     return [row for op, named, shape in cases for row in compare_with_torch(op, named, shape, **timing)]
 
 
@@ -264,65 +254,57 @@ def measure_speed():
 
 
 def bank_conflicts(config: TileConfig) -> dict[str, int]:
-    """Return how many turns shared memory takes for what one turn could do, {"read", "write"}: the worst of the
-    transpose's warps, from the addresses in tile_pipeline.cu."""
-    width, words = config.box()[1], config.block
+    """Return {"read", "write"}, the wavefronts of the transpose's worst warp, from the addresses in the kernel."""
+    width, side = config.box()[1], config.block
 
     def address(row: int, column: int) -> int:
         within = tensor_map.swizzle_offset((row * width + column % width) * 4, config.swizzle)
         return column // width * config.rows * width * 4 + within
 
-    def count_turns(places) -> int:
-        per_bank = {}
-        for row, column in places:
-            for word in range(words):
-                per_bank.setdefault((address(row, column) // 4 + word) % 32, set()).add(address(row, column))
-        return max(map(len, per_bank.values()))
-
     def block_position(i: int) -> tuple[int, int]:
         """Return the first element of the i-th block, as in the kernel."""
-        if config.block == 1:
+        if side == 1:
             return i % config.rows, i // config.rows
         square, diagonal, down = i // 64, i // 8 % 8, i % 8
         across, squares = down ^ diagonal, config.rows // 32
         return square // squares * 32 + down * 4, square % squares * 32 + across * 4
 
-    lanes = 32 // words  # that shared memory serves at a time
-    blocks = config.rows ** 2 // words ** 2
-    groups = [[block_position(i) for i in range(first, first + lanes)] for first in range(0, blocks, lanes)]
-    return {"read": max(count_turns([(row + k, column) for row, column in group])
-                        for group in groups for k in range(words)),
-            "write": max(count_turns([(column + k, row) for row, column in group])
-                         for group in groups for k in range(words))}
-
-
-def swizzle_configs() -> dict[str, TileConfig]:
-    """Return the transpose with each swizzle, element by element and in blocks of 4 x 4."""
-    best = next(iter(configs("transpose").values()))
-    return {f"{swizzle}, {block} × {block}": dataclasses.replace(best, swizzle=swizzle, block=block)
-            for block in (1, 4) for swizzle in tensor_map.SWIZZLES}
+    blocks = [block_position(i) for i in range(config.rows ** 2 // side ** 2)]
+    warps = [(blocks[first:first + 32], k) for first in range(0, len(blocks), 32) for k in range(side)]
+    return {"read": max(count_wavefronts([address(row + k, column) for row, column in warp], 4 * side)
+                        for warp, k in warps),
+            "write": max(count_wavefronts([address(column + k, row) for row, column in warp], 4 * side)
+                         for warp, k in warps)}
 
 
 @results.experiment("ch10_tile_swizzle", source)
 def measure_swizzles():
-    """Time `swizzle_configs` at 512 MiB, beside their `bank_conflicts`."""
-    named = swizzle_configs()
+    """Time the transpose with each swizzle, element by element and in blocks of 4 x 4, beside its bank conflicts."""
+    best = next(iter(configs("transpose").values()))
+    named = {f"{swizzle}, {block} × {block}": dataclasses.replace(best, swizzle=swizzle, block=block)
+             for block in (1, 4) for swizzle in tensor_map.SWIZZLES}
     return [{**row, **(bank_conflicts(named[row["name"]]) if row["name"] in named else {})}
             for row in _measure([("transpose", named, LARGE)])]
 
 
-def stage_configs() -> dict[str, TileConfig]:
-    """Return the stencil with rings of 1 to 6 stages and either producer, 8 tiles per CTA."""
-    return {f"{stages}, {producer}": TileConfig("stencil", 16, 128, 128, stages, 8, producer)
-            for producer in PRODUCERS for stages in STAGES}
-
-
 @results.experiment("ch10_tile_stages", source)
 def measure_stages():
-    """Time `stage_configs` at 512 MiB."""
-    named = stage_configs()
+    """Time the stencil with rings of 1 to 6 stages and either producer, 8 tiles per CTA."""
+    named = {f"{stages}, {producer}": TileConfig("stencil", 16, 128, 128, stages, 8, producer)
+             for producer in PRODUCERS for stages in STAGES}
     return [{**row, "stages": named[row["name"]].stages, "producer": named[row["name"]].producer}
             for row in _measure([("stencil", named, LARGE)]) if row["name"] in named]
+
+
+@results.experiment("ch10_tile_boxes", source)
+def measure_boxes():
+    """Time the copy with boxes of 4 to 16 KiB, flat to square, and each width that L2 fetches."""
+    boxes = (4, 256), (8, 128), (16, 64), (32, 32), (16, 256), (64, 64)
+    named = {f"{rows} × {columns}, {'no promotion' if width == 'none' else width}":
+             TileConfig("copy", rows, columns, l2_promotion=width)
+             for rows, columns in boxes for width in tensor_map.PROMOTIONS}
+    return [{**row, "box": [named[row["name"]].rows, named[row["name"]].columns],
+             "l2_promotion": named[row["name"]].l2_promotion} for row in _measure([("copy", named, LARGE)])]
 
 
 @results.experiment("ch10_tile_multicast", source)
@@ -335,22 +317,6 @@ def measure_multicast():
 def measure_reduction():
     """Time the sum over b of x[b], added up in L2, against torch's sum."""
     return _measure([("accumulate", configs("accumulate"), shape) for shape in (BATCHED, (8, 4096, 4096))])
-
-
-def box_configs() -> dict[str, TileConfig]:
-    """Return the copy with boxes of 4 to 16 KiB, flat to square, and each width that L2 fetches."""
-    boxes = ((4, 256), (8, 128), (16, 64), (32, 32), (16, 256), (64, 64))
-    return {f"{rows} × {columns}, {'no promotion' if width == 'none' else width}":
-            TileConfig("copy", rows, columns, l2_promotion=width)
-            for rows, columns in boxes for width in tensor_map.PROMOTIONS}
-
-
-@results.experiment("ch10_tile_boxes", source)
-def measure_boxes():
-    """Time `box_configs` at 512 MiB."""
-    named = box_configs()
-    return [{**row, "box": [named[row["name"]].rows, named[row["name"]].columns],
-             "l2_promotion": named[row["name"]].l2_promotion} for row in _measure([("copy", named, LARGE)])]
 
 
 # ---- compilation

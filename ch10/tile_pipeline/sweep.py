@@ -14,6 +14,14 @@ from tilelab import device, results
 from tilelab.sweep import Sweep
 from tilelab.tunable import Roofline, TargetSpace, TunableKernel, load_ceiling
 
+FIGURES = ("status", "reason", "ms", "peer", "peer_ms", "ratio", "gbps", "error")
+RECORDED = ("name", "config", "kernel", "shape", "dtype", "status", "reason", "ms", "peer_ms", "ratio", "gbps",
+            "registers", "smem", "final_ms", "final_ratio")
+
+
+def _select(row: dict, keys) -> dict:
+    return {key: row[key] for key in keys if key in row}
+
 
 @dataclasses.dataclass(frozen=True)
 class TileSpace(TargetSpace):
@@ -48,19 +56,14 @@ class TileSpace(TargetSpace):
 
     def measure(self, config):
         shape = (257, 1003) if DIMENSIONS[self.op] == 2 else (5, 100, 513)
-        checked = experiments.verify(self.op, config, shape)
-        if checked["status"] != "ok":
-            return checked
-        rows = experiments.compare_with_torch(self.op, {"config": config}, self.shape, **experiments.QUICK)
-        return {**checked, **_keep_figures(rows[0])}
+        row = experiments.verify(self.op, config, shape)
+        if row["status"] == "ok":
+            row |= experiments.compare_with_torch(self.op, {"config": config}, self.shape, **experiments.QUICK)[0]
+        return _select(row, FIGURES)
 
     def measure_finalists(self, configs):
         rows = experiments.compare_with_torch(self.op, {str(config): config for config in configs}, self.shape)
-        return [_keep_figures(row) for row in rows[:len(configs)]]
-
-
-def _keep_figures(row: dict) -> dict:
-    return {key: row[key] for key in ("status", "reason", "ms", "peer", "peer_ms", "ratio", "gbps") if key in row}
+        return [_select(row, FIGURES) for row in rows[:len(configs)]]
 
 
 def grid(op: str) -> list[TileConfig]:
@@ -85,13 +88,8 @@ def grid(op: str) -> list[TileConfig]:
 @results.experiment("ch10_tile_sweep", experiments.source)
 def measure_sweep():
     """Sweep the grids of copy, stencil and transpose."""
-    kept = ("name", "config", "kernel", "shape", "dtype", "status", "reason", "ms", "peer_ms", "ratio", "gbps",
-            "registers", "smem", "final_ms", "final_ratio")
-    rows = []
-    for op in ("copy", "stencil", "transpose"):
-        found = Sweep(grid(op), TileSpace(op, LARGE)).finish()
-        rows += [{key: row[key] for key in kept if key in row} for row in found]
-    return rows
+    return [_select(row, RECORDED) for op in ("copy", "stencil", "transpose")
+            for row in Sweep(grid(op), TileSpace(op, LARGE)).finish()]
 
 
 def _make_space(shape: tuple[int, ...], dtype: str, target: str | None) -> TileSpace:

@@ -23,31 +23,33 @@ def run(capsys, *arguments):
     return status, said.out, said.err
 
 
-@pytest.mark.parametrize("op", experiments.OPS)
-def test_it_compiles_for_another_gpu(capsys, op):
-    status, out, err = run(capsys, "--op", op, "--target", "sm_100a", "--json", "-")
+@pytest.mark.compile
+def test_it_compiles_for_another_gpu(capsys):
+    status, out, err = run(capsys, "--op", "add_shared", "--target", "sm_100a", "--json", "-")
     record = json.loads(out)
     assert status == 0 and not err and set(results.KEYS) <= set(record) and record["source"] == experiments.source()
-    assert [row["name"] for row in record["rows"]] == list(configs(op))
-    for row, config in zip(record["rows"], configs(op).values()):
+    assert [row["name"] for row in record["rows"]] == list(configs("add_shared"))
+    for row, config in zip(record["rows"], configs("add_shared").values()):
         assert row["status"] == "ok" and row["target"] == "sm_100a" and row["config"] == str(config)
         assert row["spills"] == 0 and row["UTMALDG"] > 0
 
 
-@pytest.mark.parametrize("arguments, shown", [
-    (["--variant", "best"], ["ch10_tile_pipeline: compiled for sm_90a", "copy 2 × 256", "UTMALDG", "UTMASTG"]),
-    (["--variant", "warp", "--op", "stencil", "--shape", "100,200"], ["a warp loads"]),
-])
-def test_a_table_is_shown_and_a_file_written(capsys, tmp_path, arguments, shown):
+@pytest.mark.compile
+def test_a_table_is_shown_and_a_file_written(capsys, tmp_path):
     path = tmp_path / "new" / "rows.json"
-    status, out, err = run(capsys, *arguments, "--target", "sm_90a", "--json", str(path))
+    status, out, err = run(capsys, "--variant", "best", "--shape", "100,200", "--target", "sm_90a", "--json", str(path))
+    shown = "ch10_tile_pipeline: compiled for sm_90a", "copy 2 × 256", "UTMALDG", "UTMASTG"
     assert status == 0 and not err and all(text in out for text in shown)
     assert all(row["status"] == "ok" for row in json.loads(path.read_text())["rows"])
+    (tmp_path / "file").write_text("")
+    status, _, err = run(capsys, "--variant", "best", "--target", "sm_90a", "--json", str(tmp_path / "file" / "x.json"))
+    assert status == 2 and len(err.splitlines()) == 1
 
 
+@pytest.mark.compile
 def test_no_kernel_for_ampere_is_two(capsys):
     status, out, _ = run(capsys, "--target", "sm_80", "--variant", "best")
-    assert status == 2 and "does not compile for sm_80" in out
+    assert status == 2 and "tile_pipeline.cu does not compile for sm_80" in out
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -59,6 +61,8 @@ def test_no_kernel_for_ampere_is_two(capsys):
     (["--op", "scale"], "argument --op: invalid choice: 'scale'"),
     (["--variant", "ringlet"], "unknown --variant ringlet; choose one of single, .*best, all"),
     (["--target", "sm_90"], "choose sm_90a"),
+    (["--target", ""], "unknown target ''"),
+    (["--shape", "9" * 4301 + ",4"], "--shape of copy must be R,C, .* it is 9{60}\\.$"),
     (["--fast"], "unrecognized arguments: --fast"),
 ])
 def test_bad_usage_is_one_line_and_two(capsys, arguments, message):
@@ -67,12 +71,9 @@ def test_bad_usage_is_one_line_and_two(capsys, arguments, message):
     assert err.startswith("python -m ch10.tile_pipeline: ")
 
 
-def test_json_that_cannot_be_written_is_one_line_and_two(capsys, tmp_path):
+def test_a_folder_for_json_is_one_line_and_two(capsys, tmp_path):
     status, out, err = run(capsys, "--json", str(tmp_path))
     assert status == 2 and not out and len(err.splitlines()) == 1 and f"{tmp_path} is a folder" in err
-    (tmp_path / "file").write_text("")
-    status, _, err = run(capsys, "--variant", "best", "--target", "sm_90a", "--json", str(tmp_path / "file" / "x.json"))
-    assert status == 2 and len(err.splitlines()) == 1
 
 
 def test_help_names_the_choices(capsys):
@@ -80,10 +81,9 @@ def test_help_names_the_choices(capsys):
     assert status == 0 and all(name in out for name in ("--target", "--json", "--shape", "best", "all", "add_shared"))
 
 
-@pytest.mark.parametrize("op", experiments.OPS)
-def test_without_a_gpu_is_one_line_and_two(capsys, monkeypatch, op):
+def test_without_a_gpu_is_one_line_and_two(capsys, monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
-    status, out, err = run(capsys, "--op", op)
+    status, out, err = run(capsys)
     assert status == 2 and not out and len(err.splitlines()) == 1
     assert "needs TMA" in err and "compile it with --target sm_90a" in err
 
@@ -109,4 +109,4 @@ def test_it_measures(capsys, op):
     shape = "4100,4100" if DIMENSIONS[op] == 2 else "4,2052,2052"
     status, out, _ = run(capsys, "--op", op, "--shape", shape, "--json", "-")
     rows = json.loads(out)["rows"]
-    assert status == 0 and all(row["status"] == "ok" and row["ratio"] > 0.1 and row["gbps"] > 0 for row in rows)
+    assert status == 0 and all(row["status"] == "ok" and row["gbps"] > 0 for row in rows)

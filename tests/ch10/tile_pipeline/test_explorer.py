@@ -1,14 +1,12 @@
 """The swizzle explorer: known banks and conflicts, pictures that say what they find, widgets that lose nothing."""
 
-import warnings
-
 import numpy
 import pytest
 import torch
-from legible import assert_legible
+from legible import assert_legible, texts
 
 from ch10.tile_pipeline import box_dump, explorer
-from tilelab import tensor_map
+from tilelab import plots
 
 
 def test_banks_of_rows_of_128_bytes():
@@ -61,106 +59,90 @@ def test_eight_bytes_go_by_half_warps():
     ((32, 32, 4, "128B", "column"), "a column of 32 rows: 32 lanes in 8 banks, 4-way conflict"),
     ((32, 64, 2, "128B", "matrix"), "a matrix of 8 rows × 16 bytes: 8 lanes in 32 banks, no conflict"),
     ((1, 4, 4, "none", "column"), "a column of 1 row: 1 lane in 1 bank, no conflict")])
-def test_pictures_say_what_they_find(arguments, sentence):
+def test_a_read_is_described(arguments, sentence):
     assert explorer.describe_read(*arguments) == sentence
-    figure = explorer.draw(*arguments)
-    assert figure.get_suptitle().replace("\n", " ") == sentence[0].upper() + sentence[1:]
+
+
+def numbers(axes):
+    return [text.get_text() for text in axes.texts if text.get_text()]
+
+
+def test_a_picture_shows_what_is_read_and_numbers_the_units():
+    figure = explorer.draw(8, 32, 4, "column", ["128B"])
+    assert figure.get_suptitle() == "A column of 8 rows: 8 lanes in 8 banks, no conflict"
     assert_legible(figure)
-    assert len(figure.axes[1].patches) == len(explorer.elements_read(*arguments[:3], arguments[4]))
+    _, box = figure.axes
+    assert len(box.patches) == 8 and numbers(box)[:16] == [*"01234567", *"10325476"]
+    assert numbers(explorer.draw(256, 256, 1, "row", ["none"]).axes[1]) == [], "there is no room"
 
 
-def test_numbers_where_there_is_room():
-    def texts(*arguments):
-        return [text.get_text() for text in explorer.draw(*arguments).axes[1].texts]
-    assert texts(2, 32, 4, "none") == [str(bank) for bank in range(32)] * 2
-    assert texts(2, 64, 2, "128B") == [*"01234567", *"10325476"]
-    assert texts(256, 256, 1, "none") == []
-
-
-@pytest.mark.parametrize("arguments", [(), (32, 64, 2, "matrix"), (8, 32, 4, "row"), (32, 4, 4, "column")])
-def test_all_swizzles_side_by_side(arguments):
-    figure = explorer.draw_all(*arguments)
+def test_all_swizzles_side_by_side():
+    figure = explorer.draw(9, 32, 4)
+    assert figure.get_suptitle() == "Wavefronts for a column: 9 (none), 2 (32B), 2 (64B), 2 (128B)"
     assert len(figure.axes) == 5, "four boxes and the key"
     assert_legible(figure)
-    if not arguments:
-        assert figure.get_suptitle() == ("A column, rows of 128 bytes: 32-way without a swizzle, "
-                                         "4-way with 128B")
 
 
 @pytest.mark.parametrize("arguments, words", [
-    ((32, 3, 4, "none", "row"), "a multiple of 16 bytes; 3 elements take 12"),
-    ((32, 32, 4, "64B", "row"), "with the swizzle 64B"),
-    ((257, 32, 4, "none", "row"), "1 to 256 elements"),
-    ((32, 32, 4, "16B", "row"), "unknown swizzle"),
-    ((32, 32, 4, "none", "diagonal"), "unknown access .*; choose row, column, matrix"),
-    ((32, 32, 3, "none", "row"), "itemsize must be 1 or 2 or 4 or 8; it is 3")])
+    ((32, 3, 4, "row", ["none"]), "a multiple of 16 bytes; 3 elements take 12"),
+    ((257, 32, 4, "row", ["none"]), "1 to 256 elements")])
 def test_what_cannot_be_drawn(arguments, words):
     with pytest.raises(ValueError, match=words):
         explorer.draw(*arguments)
-    with pytest.raises(ValueError, match="it is 0 x 4"):
-        explorer.banks(0, 4, 4)
 
 
 def test_a_box_on_the_tensor():
-    assert explorer.count_outside((48, 96), (0, 0), (32, 32)) == 0
-    assert explorer.count_outside((48, 96), (-8, 80), (32, 32)) == 32 * 32 - 24 * 16
-    assert explorer.count_outside((48, 96), (500, 0), (32, 32)) == 32 * 32
     figure = explorer.draw_box((48, 96), (-8, 80), (32, 32), 4)
     assert figure.get_suptitle() == "2,560 of 4,096 bytes lie outside; the barrier expects 4,096"
+    assert_legible(figure)
     assert "All of the box" in explorer.draw_box((48, 96), (-100, 0), (32, 32), 4).get_suptitle()
     assert "whole box lies on" in explorer.draw_box((48, 96), (0, 0), (32, 32), 4).get_suptitle()
-    assert_legible(figure)
 
 
-@pytest.mark.parametrize("dtype, column", [(torch.uint8, 8), (torch.float16, -4), (torch.float32, -1),
-                                           (torch.float64, 1)])
-def test_a_box_within_a_unit_is_refused_in_the_words_of_the_launcher(dtype, column):
-    box = 8, 32 // dtype.itemsize
-    with pytest.raises(ValueError, match="column must be a multiple of") as said:
-        explorer.draw_box((48, 96), (0, column), box, dtype.itemsize)
-    with pytest.raises(ValueError) as launcher:
-        box_dump.dump_box(torch.zeros(48, 96, dtype=dtype), 0, column, box)
-    assert str(said.value) == str(launcher.value)
-    for aligned in (-16, 0, 16, 112):
-        assert_legible(explorer.draw_box((48, 96), (0, aligned), box, dtype.itemsize))
+def test_a_box_within_a_unit_is_refused_in_the_words_of_the_launcher():
+    for dtype, column in (torch.uint8, 8), (torch.float16, -4), (torch.float32, -1), (torch.float64, 1):
+        box = 8, 32 // dtype.itemsize
+        with pytest.raises(ValueError, match="column must be a multiple of") as said:
+            explorer.draw_box((48, 96), (0, column), box, dtype.itemsize)
+        with pytest.raises(ValueError) as launcher:
+            box_dump.dump_box(torch.zeros(48, 96, dtype=dtype), 0, column, box)
+        assert str(said.value) == str(launcher.value)
 
 
-def test_the_arrows_of_x_step_by_units():
+@pytest.fixture
+def menus(monkeypatch):
+    """Return the explorer, whose pictures are the texts in them, and its menus by description."""
+    monkeypatch.setattr(plots.Picture, "_repr_png_", lambda self: repr(texts(self)).encode())
+    explorer._draw_png.cache_clear()
     shown = explorer.explorer()
-    steps = [shown.menus["x"].step]
-    for itemsize in (1, 8):
-        shown.menus["itemsize"].value = itemsize
-        steps.append(shown.menus["x"].step)
-    assert steps == [4, 16, 2]
+    yield shown, {menu.description: menu for row in shown.children[:3] for menu in row.children}
+    explorer._draw_png.cache_clear()
 
 
-def test_widgets_answer_and_lose_nothing():
-    shown = explorer.explorer()
-    before = shown.bank_picture.value, shown.tensor_picture.value
-    assert all(bytes(picture).startswith(b"\x89PNG") for picture in before) and not shown.problem.value
-    for name, value in (("swizzle", "128B"), ("access", "matrix"), ("rows", 16), ("itemsize", 2), ("x", -8),
-                        ("y", 40), ("tensor_rows", 64), ("tensor_columns", 104)):
-        last = shown.bank_picture.value, shown.tensor_picture.value
-        shown.menus[name].value = value
-        assert (shown.bank_picture.value, shown.tensor_picture.value) != last, f"{name} changes nothing"
-    for name, bad, words in (("columns", 30, "a multiple of 16 bytes; 30 elements take 60"),
-                             ("columns", 72, "the swizzle 128B the innermost"), ("rows", 260, "1 to 256 elements"),
-                             ("tensor_columns", 101, "pad its rows"),
-                             ("x", 13, "olumn must be a multiple of 8 elements (16 bytes)")):
-        settings, picture = {key: menu.value for key, menu in shown.menus.items()}, shown.bank_picture.value
-        shown.menus[name].value = bad
-        assert words in shown.problem.value and shown.pictures.layout.display == "none"
-        assert {key: menu.value for key, menu in shown.menus.items()} == {**settings, name: bad}
-        shown.menus[name].value = settings[name]
-        assert not shown.problem.value and shown.pictures.layout.display == "flex"
-        assert shown.bank_picture.value == picture
+def test_widgets_answer_and_lose_nothing(menus):
+    shown, menus = menus
+    *_, problem, pictures = shown.children
 
+    def seen():
+        return [bytes(picture.value) for picture in pictures.children]
 
-def test_the_largest_box_and_every_swizzle_draw_without_a_warning():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for swizzle, span in tensor_map.SWIZZLES.items():
-            explorer.draw(256, span or 256, 1, swizzle, "matrix")._repr_png_()
+    steps = [menus["box at x"].step]
+    for name, value in (("box rows", 4), ("swizzle", "128B"), ("read of a", "matrix"), ("element", 2),
+                        ("box at x", -8), ("y", 40), ("tensor rows", 64), ("columns", 104)):
+        last = seen()
+        menus[name].value = value
+        assert seen() != last, f"{name} changes nothing"
+    assert [*steps, menus["box at x"].step] == [4, 8], "the arrows of x step by units of 16 bytes"
+    for name, bad, words in (("box columns", 30, "a multiple of 16 bytes; 30 elements take 60"),
+                             ("box columns", 72, "the swizzle 128B the innermost"),
+                             ("box rows", 260, "1 to 256 elements"), ("columns", 101, "pad its rows"),
+                             ("box at x", 13, "column must be a multiple of 8 elements (16 bytes)")):
+        settings, last = {key: menu.value for key, menu in menus.items()}, seen()
+        menus[name].value = bad
+        assert words in problem.value and pictures.children[0].layout.display == "none"
+        assert {key: menu.value for key, menu in menus.items()} == {**settings, name: bad}
+        menus[name].value = settings[name]
+        assert not problem.value and pictures.children[0].layout.display == "flex" and seen() == last
 
 
 def test_rows_narrower_than_the_swizzle_begin_a_swizzle_apart():
