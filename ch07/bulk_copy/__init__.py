@@ -3,8 +3,6 @@
 Read bulk_copy.cu first, then `prepare` below. Source: PTX ISA, "cp.async.bulk", "mbarrier", "Async proxy".
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import pathlib

@@ -1,8 +1,5 @@
 """The command line of `ch07.bulk_copy`: verify and time its configurations, or compile them for another GPU."""
 
-from __future__ import annotations
-
-import sys
 
 from ch07 import bulk_copy
 from ch07.bulk_copy import experiments
@@ -46,4 +43,4 @@ def _check_and_time(options) -> list[dict]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run_main(main)

@@ -1,7 +1,5 @@
 """Configurations of the bulk copy kernels: how a kernel cuts its arrays, and the course's choices."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 KERNELS = ("loads", "cp_async", "bulk", "bulk_in_order")

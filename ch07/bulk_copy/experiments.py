@@ -3,8 +3,6 @@
 Each experiment returns a tilelab.results.Record: measured now on a GPU with TMA, else the recorded one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -62,15 +60,19 @@ def verify(op: str, config, dtype, n: int, offset: int = 0, source: pathlib.Path
     bulk_copy.prepare(x, y=y, a=A, out=out, config=config, source=source)()
     torch.cuda.synchronize()
     expected[inside] = out
-    error = 0.0 if y is None else check.ulps(out, bulk_copy.spec(x, y, A))
     reason = ""
     if not torch.equal(expected.view(torch.uint8), buffers[2].view(torch.uint8)):
         reason = "memory outside the output was overwritten"
     elif y is None and (different := int((out.view(torch.uint8) != x.view(torch.uint8)).sum())):
         reason = f"{different} bytes differ"
-    elif error > 1:
-        reason = f"the error is {error:.3g} units in the last place"
-    return {"status": "wrong" if reason else "ok", "reason": reason, "ulps": error if error < float("inf") else None}
+    return judge_error(0.0 if y is None else check.ulps(out, bulk_copy.spec(x, y, A)), reason)
+
+
+def judge_error(ulps: float, reason: str = "") -> dict:
+    """Return {status, reason, ulps} of a result that is `ulps` units in the last place off, or wrong for a `reason`."""
+    if ulps > 1:
+        reason = reason or f"the error is {ulps:.3g} units in the last place"
+    return {"status": "wrong" if reason else "ok", "reason": reason, "ulps": ulps if ulps < float("inf") else None}
 
 
 def _compile(cases) -> None:

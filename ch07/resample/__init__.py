@@ -4,8 +4,6 @@ Read the ladder of kernels in resample.cu first, then `prepare` below. Source: t
 Implementation Status", whose three phases are steps of the ladder.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import pathlib

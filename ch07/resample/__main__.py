@@ -1,9 +1,6 @@
 """The command line of `ch07.resample`: correctness, performance, the profiler's counters, or a single launch."""
 
-from __future__ import annotations
-
 import argparse
-import sys
 
 import torch
 
@@ -17,11 +14,11 @@ DTYPES = {str(dtype)[6:]: dtype for dtype in ELEMENTS}
 
 def _parse_shape(text: str) -> tuple[int, ...]:
     try:
-        shape = tuple(int(part) for part in text.split(","))
+        shape = cli.parse_sizes(text)
     except ValueError:
         shape = ()
     if len(shape) != 4 or min(shape) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape; give B,S,T,D, four positive whole numbers.")
+        raise argparse.ArgumentTypeError(f"{text[:60]!r} is no shape; give B,S,T,D, four positive whole numbers.")
     return shape
 
 
@@ -37,7 +34,7 @@ def _parse_arguments(argv):
     named = {"best": [BEST], "all": list(LADDER)}.get(options.kernel, options.kernel.split(","))
     if any(name not in LADDER for name in named):
         parser.error(f"unknown --kernel {options.kernel}; choose best, all or of {', '.join(LADDER)}.")
-    if options.target and options.mode != parser.get_default("mode"):
+    if options.target and options.mode != "correctness":
         parser.error(f"--target only compiles; leave out --mode {options.mode}.")
     options.kernels = [name for name in named if experiments.can_run(name, options.shape, options.dtype)]
     if len(options.kernels) < len(named) and options.kernel != "all":
@@ -49,21 +46,17 @@ def _parse_arguments(argv):
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     options = _parse_arguments(argv)
-    columns = ["kernel", "status", "ulps", "us", "gbps", "ratio", *experiments.METRICS, "registers",
-               "smem", "UBLKCP", "reason"]
-    return cli.run_and_report("ch07.resample", columns, experiments.source(), options.json,
-                              lambda: _compile(options) if options.target else _run(options))
-
-
-def _compile(options) -> list[dict]:
-    jobs = [resample.job(kernel, options.target, options.dtype, options.shape) for kernel in options.kernels]
-    reports = {report.job.name: report for report in build.build(jobs)}
-    return [{"kernel": name, **reports[name].row()} for name in options.kernels]
+    columns = ["kernel", "status", "ulps", "us", "gbps", "ratio", *experiments.METRICS, "registers", "smem", "UBLKCP",
+               "reason"]
+    return cli.run_and_report("ch07.resample", columns, experiments.source(), options.json, lambda: _run(options))
 
 
 def _run(options) -> list[dict]:
-    device.require("has_tma", "resample", "compile it with --target sm_90a")
     kernels, shape, dtype = options.kernels, options.shape, options.dtype
+    if options.target:
+        jobs = [resample.job(kernel, options.target, dtype, shape) for kernel in kernels]
+        return [{"kernel": report.job.name, **report.row()} for report in build.disassemble(jobs)]
+    device.require("has_tma", "resample", "compile it with --target sm_90a")
     if options.mode == "ncu":
         return experiments.profile_kernels(kernels, shape, dtype)
     if options.mode == "correctness":
@@ -74,9 +67,9 @@ def _run(options) -> list[dict]:
     given = experiments.make_inputs(*shape, dtype)
     for kernel in kernels:
         resample.resample(*given, config=kernel, validate=False)
-        torch.cuda.synchronize()
+    torch.cuda.synchronize()
     return [{"kernel": kernel, "status": "ok"} for kernel in kernels]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run_main(main)

@@ -1,7 +1,5 @@
 """The ladder of resample kernels, and how a kernel cuts a problem into work items."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Each experiment returns a tilelab.results.Record: measured now on a GPU with TMA, else the recorded one.
 """
 
-from __future__ import annotations
-
 import functools
 import pathlib
 import sys
@@ -69,12 +67,7 @@ def verify(config, shape: tuple[int, int, int, int], dtype, odd: bool = False) -
     torch.cuda.synchronize()
     # Below this neither float64 nor the kernel has digits left to compare: the rows have cancelled.
     smallest = float(given[0].abs().max()) * (2.0**-28 if dtype == torch.float32 else 2.0**-40)
-    error, reason = check.ulps(out, reference, smallest), touched()
-    if error == float("inf"):
-        reason = reason or f"{int((~torch.isfinite(out)).sum())} of {out.numel()} elements were never written"
-    elif error > 1:
-        reason = reason or f"the error is {error:.3g} units in the last place"
-    return {"status": "wrong" if reason else "ok", "reason": reason, "ulps": error if error < float("inf") else None}
+    return bulk_copy_experiments.judge_error(check.ulps(out, reference, smallest), touched())
 
 
 def can_run(kernel: str, shape, dtype) -> bool:
@@ -111,8 +104,8 @@ def compare_with_copy(shape: tuple[int, int, int, int], kernels, dtype=torch.bfl
         features, *times = make_inputs(*shape, dtype)
         return [features, *times, features.new_empty(shape[0], shape[2], shape[3])]
 
-    def prepare(kernel, features, source_times, target_times, out):
-        return resample.prepare(features, source_times, target_times, out=out, config=kernel, validate=False)
+    def prepare(kernel, *given):
+        return resample.prepare(*given[:3], out=given[3], config=kernel, validate=False)
 
     nbytes = resample.compulsory_bytes(*make_inputs(*shape, dtype))
     old, new = (torch.randint(0, 256, (nbytes // 2,), device="cuda", dtype=torch.uint8) for _ in range(2))
@@ -169,23 +162,21 @@ def compare_with_torch():
 
     `ratio` is relative to float64 compiled, `ulps` the largest error.
     """
-    return [row for shape in (PROFILED, (2048, 1024, 2048, 32)) for row in _compare_with_torch(shape)]
-
-
-def _compare_with_torch(shape) -> list[dict]:
-    torch._dynamo.reset()
-    functions = {"torch float64, compiled": torch.compile(torch_spec), "torch float64, eager": torch_spec,
-                 "torch float32, compiled": torch.compile(torch_resample), "torch float32, eager": torch_resample,
-                 BEST: functools.partial(resample.resample, validate=False)}
-    given = make_inputs(*shape)
-    reference = resample.spec(*given)
-    errors = {name: check.ulps(function(*given), reference) for name, function in functions.items()}
-    del reference
-    candidates = {name: functools.partial(functools.partial, function) for name, function in functions.items()}
-    # Prepared once, as for the ladder: preparing each call can take as long as the kernel.
-    candidates[BEST] = functools.partial(resample.prepare, validate=False)
-    found = bench.compare(candidates, lambda: make_inputs(*shape), "torch float64, compiled")
-    return [{"shape": list(shape), "ulps": errors[name], **found[name].row()} for name in functions]
+    rows = []
+    for shape in (PROFILED, (2048, 1024, 2048, 32)):
+        torch._dynamo.reset()
+        functions = {"torch float64, compiled": torch.compile(torch_spec), "torch float64, eager": torch_spec,
+                     "torch float32, compiled": torch.compile(torch_resample), "torch float32, eager": torch_resample}
+        # The kernel is prepared once, as for the ladder: preparing each call can take as long as the kernel.
+        candidates = {**{name: functools.partial(functools.partial, function) for name, function in functions.items()},
+                      BEST: functools.partial(resample.prepare, validate=False)}
+        given = make_inputs(*shape)
+        reference = resample.spec(*given)
+        errors = {name: check.ulps(prepare(*given)(), reference) for name, prepare in candidates.items()}
+        del reference
+        found = bench.compare(candidates, functools.partial(make_inputs, *shape), "torch float64, compiled")
+        rows += [{"shape": list(shape), "ulps": errors[name], **found[name].row()} for name in candidates]
+    return rows
 
 
 @results.experiment("ch07_resample_note", source)

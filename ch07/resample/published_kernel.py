@@ -4,8 +4,6 @@ A test of a kernel should find each error. No GPU is needed. Source: the note's 
 and "Coalesced Memory Access Pattern", for blocks of 1,024 threads with one target per warp.
 """
 
-from __future__ import annotations
-
 import torch
 
 from ch07 import resample
