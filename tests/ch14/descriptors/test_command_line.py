@@ -2,6 +2,7 @@ import json
 import re
 
 import pytest
+from legible import assert_legible
 
 from ch14.descriptors import __main__ as command
 from ch14.descriptors import experiments, figures, sweep
@@ -11,6 +12,7 @@ from tilelab import device
 JSON_KEYS = {"experiment", "device", "versions", "recorded", "source", "rows"}
 
 
+@pytest.mark.compile
 def test_a_target_is_compiled_and_said_in_json(capsys):
     assert command.main(["--op", "add", "--shape", "4096,4096", "--variant", "tile_host", "--target", "sm_100a",
                                  "--json", "-"]) == 0
@@ -20,6 +22,7 @@ def test_a_target_is_compiled_and_said_in_json(capsys):
     assert (row["name"], row["status"], row["target"]) == ("tile_host", "ok", "sm_100a") and row["tma_load"]
 
 
+@pytest.mark.compile
 def test_what_a_target_cannot_run_is_a_row(capsys):
     assert command.main(["--op", "gather", "--variant", "gather4", "--target", "sm_90a"]) == 2
     assert "unsupported" in (said := capsys.readouterr().out) and "take rows_host" in said
@@ -86,7 +89,7 @@ def test_the_panel_s_subject():
 
 
 def test_pictures_draw():
-    assert figures.draw_ways()._repr_png_().startswith(b"\x89PNG")
-    assert figures.draw_boxes([((4, 2048), (4, 256))])._repr_png_().startswith(b"\x89PNG")
+    assert_legible(figures.draw_ways())
+    assert_legible(figures.draw_boxes([((4, 2048), (4, 256))]))
     with pytest.raises(ValueError, match="boxes of 4 × 256 do not make a block of 4 × 100"):
         figures.draw_boxes([((4, 100), (4, 256))])
