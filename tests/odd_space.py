@@ -1,21 +1,25 @@
-"""A space whose configurations or whose own functions go wrong in ways of their own, for tests/test_sweep.py."""
+"""A space whose configurations or whose own functions go wrong in ways of their own, for the tests of the sweep."""
 
 import dataclasses
 import math
 import os
+import pathlib
 import subprocess
 import time
 
+from tilelab import build, results
 from tilelab.faults import FaultSpace
 
-MEASURED = {"ratio": {"ratio": math.nan}, "text": {"ms": "fast"}, "infinite": {"ms": math.inf},
+HUGE = 10**400  # more than a float can hold
+MEASURED = {"ratio": {"ratio": math.nan}, "text": {"ms": "fast"}, "infinite": {"ms": math.inf}, "huge": {"ms": HUGE},
             "no status": {"status": None}, "long": {"status": "failed", "reason": "x" * 10**6},
-            "surrogate": {"status": "failed", "reason": "\udc80"}}
+            "surrogate": {"status": "failed", "reason": "\udc80"}, "set": {"extra": {1, 2}},
+            "wrong": {"status": "wrong", "reason": "an element is wrong"}, "own key": {"key": "another", "kernel": "x"}}
 
 
 @dataclasses.dataclass(frozen=True)
 class OddSpace(FaultSpace):
-    """`fault` of a Config says what is odd about it; `own` what is odd about the space."""
+    """`fault` of a Config says what is odd about it; `own` what is odd about the space. Its kernel is empty."""
 
     own: str = ""
 
@@ -29,19 +33,22 @@ class OddSpace(FaultSpace):
 
     def reject(self, config):
         time.sleep(0.05 if self.own == "slow" else 0)
-        return 1 / 0 if config.fault == "reject" else ""
+        if config.fault == "reject":
+            return 1 / 0
+        return "it has no tensor cores" if config.fault == "rejected" else ""
 
     def job(self, config):
-        return super().job(dataclasses.replace(config, fault=""))
+        path = pathlib.Path(self.folder, "empty.cu")
+        results.write_atomically(path, 'extern "C" __global__ void empty() {}')
+        return build.Job(f"{path}:empty", {}, {}, self.target)
 
     def measure(self, config):
+        self._log("begin", config)
         row = {"status": "ok", "reason": "", "ms": float(config.block)}
+        if config.fault == "gate":
+            self._wait_for_gate()
         if config.fault == "list":
             return [row]
-        if config.fault == "set":
-            return {**row, "extra": {1, 2}}
-        if config.fault == "own key":
-            return {**row, "key": "another", "kernel": "another"}
         if config.fault == "fork":
             os.fork()
         if config.fault == "closes":
@@ -50,18 +57,25 @@ class OddSpace(FaultSpace):
             os._exit(0)
         if config.fault == "leaves a process":
             started = subprocess.Popen(["sleep", "300"])
-            open(os.path.join(self.folder, "left"), "w").write(str(started.pid))
+            pathlib.Path(self.folder, "left").write_text(str(started.pid))
             os.abort()
+        if config.fault == "hang":
+            time.sleep(300)
         if config.fault == "raises":
             raise ValueError("the true reason")
+        self._log("end", config)
         return {**row, **MEASURED.get(config.fault, {})}
 
     def measure_finalists(self, configs):
-        if self.own == "slow finals":
-            open(os.path.join(self.folder, "finals"), "w").close()
-            time.sleep(1)
+        self._log("finals", configs[0])
+        if self.own == "gate":
+            self._wait_for_gate()
         if self.own == "finals die":
             os._exit(1)
-        if self.own == "finals hang":
-            time.sleep(300)
-        return [{"ms": float(config.block)} for config in configs]
+        finals = [{"ms": float(config.block)} for config in configs]
+        return {"huge finals": [{"ms": HUGE}], "no finals": 5}.get(self.own, finals)
+
+    def _wait_for_gate(self):
+        """Wait until the test makes the file `gate`."""
+        while not pathlib.Path(self.folder, "gate").exists():
+            time.sleep(0.01)

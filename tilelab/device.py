@@ -9,8 +9,10 @@ import functools
 import os
 import pathlib
 import re
+import stat
 import subprocess
 import sys
+import tempfile
 import warnings
 from dataclasses import dataclass
 
@@ -178,14 +180,14 @@ def driver_version() -> str | None:
 
 def _reason_for_no_gpu() -> str:
     """Return why torch sees no NVIDIA GPU; "" when it sees one."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES hides every GPU"
     try:
         import torch
     except Exception as error:  # a broken wheel raises OSError as readily as ImportError
         return f"torch cannot be imported: {first_line(error)}"
     if torch.version.hip:
         return "torch is a ROCm build"
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
-        return "CUDA_VISIBLE_DEVICES hides every GPU"
     if torch.version.cuda is None:
         return "torch is a CPU build"
     with warnings.catch_warnings(record=True) as caught:  # a driver that does not answer is only a warning there
@@ -246,6 +248,19 @@ def out_of_memory_reason(error: Exception) -> str:
     others = total - free - torch.cuda.memory_reserved()
     return (f"the GPU has too little free memory; other processes hold {others / 2**30:.0f} of its {total / 2**30:.0f} "
             "GiB: end them, or hide the GPU with CUDA_VISIBLE_DEVICES=-1 to see the recorded rows")
+
+
+def user_lock_path(name: str) -> pathlib.Path:
+    """Return the path of a lock file in a folder that only this user can open, so that nobody else can hold the lock.
+
+    All processes of the user find it in the folder of temporary files. OSError where another user has made the folder.
+    """
+    folder = pathlib.Path(tempfile.gettempdir(), f"tiles-in-flight-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077 or not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(f"{folder} must be a folder of this user and of mode 0700: remove it, or set TMPDIR.")
+    return folder / f"{name}.lock"
 
 
 def memory_in_use_gib() -> dict[str, tuple[float, float]]:

@@ -14,7 +14,7 @@ import time
 from tilelab import build, device, results
 from tilelab.tunable import Space
 
-SIZE = 5000
+SIZE = 1000
 # Each fault, and the words that its row's reason must hold: on a GPU, and without one.
 FAULTS = {
     "failing compiler pass": ("TritonGPUFuseNestedLoops failed", "TritonGPUFuseNestedLoops failed"),
@@ -46,7 +46,7 @@ def configs(faults: tuple[str, ...] = tuple(FAULTS)) -> list[Config]:
 
 @dataclasses.dataclass(frozen=True)
 class FaultSpace(Space):
-    """y = 2 x of 5,000 elements. `folder` holds kernels that crash the compiler, and a `log` of measurements."""
+    """y = 2 x of 1,000 elements. `folder` holds kernels that crash the compiler, and a `log` of measurements."""
 
     folder: str
     can_measure: bool = True

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
+import stat
+import zlib
 from collections.abc import Iterable
 
 import filelock
 
 from tilelab import results
 
+CHECKSUM = b', "crc32": '  # the last field of a line: a line that is torn or edited does not match it
+
 
 class Journal:
-    """Rows on disk. A row is on stable storage before `append` returns, and several sweeps may share a file."""
+    """Rows on disk. A row is on stable storage before `append` returns, and several sweeps may share a file.
+
+    Raises ValueError for a path that is no regular file, and OSError for one that the system refuses.
+    """
 
     def __init__(self, path: str | os.PathLike):
-        self.path = pathlib.Path(path)
+        self.path = pathlib.Path(os.path.realpath(path))  # a link and its target must lock the same name
+        self._lock_path = f"{self.path}.lock"
+        for file in (self.path, self._lock_path):
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISREG(os.stat(file).st_mode):
+                    raise ValueError(f"a journal is a regular file, or a path where nothing is yet; {file} is neither.")
 
     def _lock(self) -> filelock.FileLock:
-        return filelock.FileLock(f"{self.path}.lock", timeout=10)  # its Timeout is an OSError
+        return filelock.FileLock(self._lock_path, timeout=10)  # its Timeout is an OSError
 
     def append(self, row: dict) -> None:
-        """Add a row. Raises OSError when the disk refuses it."""
+        """Add a row, which has a `key`. Raises OSError when the disk refuses it."""
         line = _format_line(row)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._lock(), open(self.path, "a+b") as file:
@@ -43,23 +56,21 @@ class Journal:
             results.write_atomically(self.path, b"".join(map(_format_line, kept)).decode())
 
     def rows(self) -> dict[str, dict]:
-        """Return the last row of each key. A line that is torn, or no row, is passed over."""
+        """Return the last row of each key. A line that `append` did not write, or not to its end, is passed over."""
         found = {}
-        if not self.path.exists():
-            return found
-        for line in self.path.read_bytes().splitlines():
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict) and isinstance(row.get("key"), str):
-                found[row["key"]] = row
+        if self.path.exists():
+            for line in self.path.read_bytes().splitlines():
+                text, _, checksum = line.rpartition(CHECKSUM)
+                if checksum == b"%d}" % zlib.crc32(text):
+                    row = json.loads(text + b"}")
+                    found[row["key"]] = row
         return found
 
 
 def _format_line(row: dict) -> bytes:
     # The text of an error may hold half a surrogate pair, which UTF-8 cannot: escape it as JSON does.
-    return results.json_line(row, "a row").encode(errors="backslashreplace") + b"\n"
+    text = results.json_line(row, "a row").encode(errors="backslashreplace").removesuffix(b"}")
+    return b"%b%b%d}\n" % (text, CHECKSUM, zlib.crc32(text))
 
 
 def journal_for(name: str) -> Journal:

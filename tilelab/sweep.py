@@ -12,12 +12,12 @@ import asyncio
 import collections
 import contextlib
 import hashlib
+import logging
 import math
 import os
-import pathlib
 import pickle
 import queue
-import tempfile
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -30,11 +30,13 @@ from tilelab import build, device, results, worker_pool
 from tilelab.journal import Journal
 from tilelab.tunable import Space
 
+_log = logging.getLogger(__name__)
 STATUSES = ("ok", "rejected", "wrong", "failed")
 FINALISTS = 3
 REASON_CHARS = 300  # how much of a reason is kept
 BUILDS_AT_ONCE = 64  # builds handed to an executor of the caller's
 START_S = 180  # how long a worker may take to import torch and to open the GPU
+NOTICE_S = 2  # how long a loop over a sweep waits for a row before it looks whether the sweep waits for a GPU
 
 
 # ---- tasks for an executor, on this machine or another
@@ -58,7 +60,7 @@ def call_in_gpu_worker(method: str, space: Space, arguments: tuple, source: str,
     """
     visible = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
     lease = worker_pool.lease_worker("tilelab.gpu_worker", "the GPU's worker", cancel_token, **visible)
-    with _take_turn(gpu), lease as worker:
+    with _take_turn(gpu, cancel_token), lease as worker:
         def ask(method, arguments, timeout_s):
             request = {"method": method, "work": pickle.dumps((space, arguments)), "source": source}
             return worker.ask(request, timeout_s)
@@ -74,17 +76,28 @@ def call_in_gpu_worker(method: str, space: Space, arguments: tuple, source: str,
         return answer
 
 
+_waiting_tokens: set = set()  # the cancel tokens of sweeps in this process that wait for a GPU
+
+
 @contextlib.contextmanager
-def _take_turn(gpu: str) -> Iterator[None]:
-    """Let one sweep at a time measure on a GPU, across processes.
+def _take_turn(gpu: str, cancel_token: object) -> Iterator[None]:
+    """Let one sweep at a time measure on a GPU, across processes. Raises Cancelled when the token is killed.
 
     A waiter holds the `next` lock, so the sweep that measured last cannot take the GPU again before it.
     """
-    name = f"tiles-in-flight-{os.getuid()}-{gpu or device.current_uuid() or 'cpu'}"
-    following, turn = (filelock.FileLock(pathlib.Path(tempfile.gettempdir(), f"{name}.{which}.lock"))
+    def is_killed() -> bool:  # called while another sweep has the lock
+        _waiting_tokens.add(cancel_token)
+        return worker_pool.is_killed(cancel_token)
+
+    following, turn = (filelock.FileLock(device.user_lock_path(f"{gpu or device.current_uuid() or 'cpu'}.{which}"))
                        for which in ("next", "turn"))
-    with following:
-        turn.acquire(poll_interval=0.01)
+    try:
+        with following.acquire(poll_interval=0.01, cancel_check=is_killed):
+            turn.acquire(poll_interval=0.01, cancel_check=is_killed)
+    except filelock.Timeout:
+        raise worker_pool.Cancelled from None
+    finally:
+        _waiting_tokens.discard(cancel_token)
     try:
         yield
     finally:
@@ -137,24 +150,20 @@ def sort_by_speed(rows: Iterable[dict]) -> list[dict]:
     return sorted((row for row in rows if row["status"] == "ok" and row.get("ms")), key=order)
 
 
-def _is_row(row: Any) -> bool:
-    """Return whether `row` is a dict with a known status whose times are numbers."""
-    return isinstance(row, dict) and row.get("status") in STATUSES and all(
-        isinstance(row.get(name), (int, float, type(None))) for name in ("ms", "ratio"))
-
-
-def _is_comparison(line: Any, keys: list[str]) -> bool:
-    """Return whether a journal's line holds the comparison of exactly these finalists."""
-    try:
-        return sorted(line["of"]) == sorted(keys) and all(isinstance(final, dict) for final in line["finals"])
-    except (KeyError, TypeError):
-        return False
+def _read_times(measured: dict) -> dict[str, float | None]:
+    """Return the `ms` and `ratio` of a measurement. ValueError for what no float can hold, such as 10**400 or NaN."""
+    times = {name: measured.get(name) for name in ("ms", "ratio")}
+    for name, value in times.items():
+        if not (value is None or isinstance(value, (int, float)) and 0 <= value <= sys.float_info.max):
+            raise ValueError(f"{name} must be a finite number or None; it is {value!r:.20}.")
+    return times
 
 
 class Sweep:
     """A sweep of `configs` over `space`, which starts at once in a thread of its own. Iterate over it for rows.
 
-    `for row in sweep` waits for rows, `async for row in sweep` lets a notebook go on. Leaving the loop early cancels.
+    `for row in sweep` waits for rows, and logs a warning when another sweep keeps it from the GPU. `async for row in
+    sweep` lets a notebook go on. Leaving the loop early cancels.
     A row comes once. The fastest three come again with `final_ms` and `final_ratio`: they are timed once more,
     interleaved, before the `winner` is named.
 
@@ -210,6 +219,11 @@ class Sweep:
         return self._end is None
 
     @property
+    def waits_for_gpu(self) -> bool:
+        """Whether another sweep measures on the GPU, and this one waits for its turn."""
+        return self._cancel_token in _waiting_tokens
+
+    @property
     def elapsed_s(self) -> float:
         """Return the seconds since the start, or from start to end."""
         return (self._end or time.monotonic()) - self._start
@@ -230,8 +244,18 @@ class Sweep:
                     self._loop.call_soon_threadsafe(self._task.cancel)
 
     def __iter__(self) -> Iterator[dict]:
+        notice_s = NOTICE_S
         try:
-            while (row := self._next_row()) is not None:
+            while True:
+                try:
+                    row = self._next_row(notice_s)
+                except queue.Empty:
+                    if self.waits_for_gpu:
+                        _log.warning("another sweep measures on this GPU; this one waits for its turn")
+                        notice_s = None  # once is enough
+                    continue
+                if row is None:
+                    return
                 yield row
         finally:
             self.cancel()
@@ -251,8 +275,8 @@ class Sweep:
 
     # -- the thread of the sweep
 
-    def _next_row(self) -> dict | None:
-        item = self._row_queue.get()
+    def _next_row(self, timeout_s: float | None = None) -> dict | None:
+        item = self._row_queue.get(timeout=timeout_s)
         if isinstance(item, dict):
             return item
         self._row_queue.put(None)  # for the next caller
@@ -317,8 +341,8 @@ class Sweep:
                 continue
             if reason:
                 self._emit({**label, "status": "rejected", "reason": reason}, new=False)
-            elif _is_row(recorded.get(key)):
-                self._emit({**label, **recorded[key], "resumed": True}, new=False)
+            elif key in recorded:
+                self._emit({**recorded[key], **label, "resumed": True}, new=False)
             else:
                 waiting[math.inf if predicted_ms is None else predicted_ms, index] = label, config
         return waiting
@@ -352,14 +376,16 @@ class Sweep:
         keys = [row["key"] for row in fastest]
         key = hashlib.sha256(" ".join(sorted(keys)).encode()).hexdigest()[:16]
         comparison = (self.journal.rows() if self.journal else {}).get(key)
-        if not _is_comparison(comparison, keys):
+        if comparison is None:
             answer = await self._ask_gpu(measurer, "measure_finalists", [self.configs[key] for key in keys])
-            comparison = {"key": key, "finals": answer.get("value") or [], "of": keys}
+            comparison = {"key": key, "finals": [], "of": keys}
+            with contextlib.suppress(Exception):  # without finals the first ranking stands
+                comparison["finals"] = [_read_times(final) for final in answer.get("value") or []]
             if self.journal and comparison["finals"]:
                 self.journal.append(comparison)
         for key, final in zip(comparison["of"], comparison["finals"]):
-            if final.get("ms"):
-                times = {f"final_{name}": final[name] for name in ("ms", "ratio") if final.get(name)}
+            if final["ms"]:
+                times = {f"final_{name}": value for name, value in final.items() if value}
                 self._emit(self.rows[key] | times, new=False)
         self.winner = sort_by_speed(self.rows.values())[0]
 
@@ -383,9 +409,9 @@ class Sweep:
             return {"status": "failed", "reason": f"{answer['reason'].rstrip('.')}.", **provenance}
         try:
             results.json_line(value, "what it measured")
-            if not _is_row(value):
-                raise ValueError(f"a measurement has a status of {', '.join(STATUSES)} and numbers as ms and ratio; "
-                                 f"this one has {value['status']!r}, {value.get('ms')!r} and {value.get('ratio')!r}.")
+            if value["status"] not in STATUSES:
+                raise ValueError(f"status must be one of {', '.join(STATUSES)}; it is {value['status']!r:.20}.")
+            _read_times(value)
             return {**value, "reason": str(value.get("reason", ""))[:REASON_CHARS], **provenance}
         except Exception as error:  # NaN, no status, not a dict
             return {"status": "failed", "reason": f"{type(error).__name__}: {error}"[:REASON_CHARS], **provenance}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
-import faulthandler
+import fcntl
 import os
 import pathlib
 import queue
@@ -26,12 +26,16 @@ from multiprocessing.connection import Connection
 
 ROOT = pathlib.Path(__file__).parents[1]
 STOP_S = 10  # how long a killed process may take to disappear
-LOG_BYTES = 1 << 20  # read from each end of what a dead worker wrote
 EXIT_S = 1  # the same for all workers together when this process ends
+WATCH_S = 0.1  # how often the process of a silent worker is looked at
+LOG_BYTES = 1 << 20  # read from each end of what a dead worker wrote
 
 
 class Cancelled(RuntimeError):
     """The caller's cancel token was killed, so no worker starts for it any more."""
+
+    def __init__(self):
+        super().__init__("it was cancelled")
 
 
 def _import_path() -> list[str]:
@@ -47,7 +51,7 @@ class Worker:
 
     def __init__(self, module: str, what: str, **env: str):
         self.module, self.what, self.env = module, what, env
-        self.cancel_token = self.process = self.log_file = self._connection = None
+        self.cancel_token = self.process = self.log_file = self._connection = self._lifeline = None
         self.cancelled = False
         self._lock = threading.Lock()  # a kill must not come between the check of `cancelled` and the start
 
@@ -55,15 +59,17 @@ class Worker:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(_import_path()), **self.env}
         with self._lock:
             if self.cancelled or _pool.closed:
-                raise Cancelled("it was cancelled")
+                raise Cancelled
             self._connection, workers_end = Pipe()
+            lifeline, self._lifeline = Pipe(duplex=False)
+            passed = [workers_end.fileno(), lifeline.fileno()]
             self.log_file = tempfile.TemporaryFile()
-            command = [sys.executable, "-m", self.module, str(workers_end.fileno())]
             # A session of its own: Ctrl+C in the notebook must not reach the worker.
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log_file,
-                                            stderr=self.log_file, env=env, pass_fds=[workers_end.fileno()],
-                                            start_new_session=True)
+            self.process = subprocess.Popen([sys.executable, "-m", self.module, *map(str, passed)], env=env,
+                                            stdin=subprocess.DEVNULL, stdout=self.log_file, stderr=self.log_file,
+                                            pass_fds=passed, start_new_session=True)
             workers_end.close()
+            lifeline.close()
 
     @property
     def alive(self) -> bool:
@@ -72,7 +78,7 @@ class Worker:
 
     def ask(self, request: dict, timeout_s: float) -> dict:
         """Return the answer, or {"reason", "died": True} where none came in time. Raises Cancelled."""
-        request = {**request, "path": _import_path(), "limit_s": timeout_s + STOP_S}
+        request = {**request, "path": _import_path()}
         answer = self._ask_once(request, timeout_s)
         if answer.get("outdated"):  # a source file was edited after the worker had imported it
             self.stop()
@@ -87,13 +93,25 @@ class Worker:
             self._start()
         try:
             self._connection.send(request)
-            if self._connection.poll(timeout_s):
+            if self._wait_for_answer(time.monotonic() + timeout_s):
                 return self._connection.recv()
             reason = f"gave no answer within {timeout_s:g} s"
         except (EOFError, OSError):
             reason = self._describe_death()
         self.stop()
         return {"reason": f"{self.what} {reason}", "died": True}
+
+    def _wait_for_answer(self, deadline: float) -> bool:
+        """Return whether there is an answer or the connection has ended. EOFError where the process has.
+
+        A process that an earlier request forked holds the connection open, so the end of the worker must be looked for.
+        """
+        while not self._connection.poll(max(0, min(WATCH_S, deadline - time.monotonic()))):
+            if not self.alive and not self._connection.poll():
+                raise EOFError
+            if time.monotonic() > deadline:
+                return False
+        return True
 
     def _describe_death(self) -> str:
         try:
@@ -122,8 +140,8 @@ class Worker:
         if process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):  # a GPU driver may hold a dead process for a while
                 process.wait(timeout_s)
-            self._connection.close()
-            self.log_file.close()
+            for file in (self._connection, self._lifeline, self.log_file):
+                file.close()
 
 
 def _kill_group(process: subprocess.Popen | None) -> None:
@@ -145,11 +163,16 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def lease(self, module: str, what: str, cancel_token: object = None, **env: str) -> Iterator[Worker]:
-        """Lease a Worker that nobody else is asking, and keep it for the next lease; see `lease_worker`."""
+        """Lease a Worker that nobody else is asking: `with lease_worker("module", "its name in reasons") as worker:`.
+
+        It runs with `env` added to this process's environment variables, and stays for the next lease.
+        `kill_workers(cancel_token)` ends the workers that are leased with that token; from then on a lease with it
+        raises Cancelled.
+        """
         idle = self.idle[module, *sorted(env.items())]
         with self._lock:
             if cancel_token in self.killed_tokens:
-                raise Cancelled("it was cancelled")
+                raise Cancelled
             worker = idle.pop() if idle else Worker(module, what, **env)
             worker.cancel_token, worker.cancelled = cancel_token, False
             self.busy.add(worker)
@@ -165,12 +188,16 @@ class WorkerPool:
                 idle.append(worker)
 
     def kill(self, cancel_token: object) -> None:
-        """End the processes that are leased with `cancel_token`, and lease none for it any more."""
+        """End the processes of all workers that are leased with `cancel_token`, and lease none for it any more."""
         with self._lock:
             self.killed_tokens.add(cancel_token)
             for worker in self.busy:
                 if worker.cancel_token == cancel_token:
                     worker.kill()
+
+    def is_killed(self, cancel_token: object) -> bool:
+        """Return whether `kill` was called with `cancel_token`."""
+        return cancel_token in self.killed_tokens
 
     def close(self) -> None:
         """Kill all workers, then wait a moment for them to disappear."""
@@ -186,22 +213,7 @@ class WorkerPool:
 _pool = WorkerPool()
 os.register_at_fork(after_in_child=_pool.__init__)  # empty there: two processes must not ask the same worker
 atexit.register(_pool.close)
-
-
-def lease_worker(module: str, what: str, cancel_token: object = None,
-                 **env: str) -> contextlib.AbstractContextManager[Worker]:
-    """Lease a Worker that nobody else is asking: `with lease_worker("module", "its name in reasons") as worker:`.
-
-    It runs with `env` added to this process's environment variables, and stays for the next lease.
-    `kill_workers(cancel_token)` ends the workers that are leased with that token; from then on a lease with it raises
-    Cancelled.
-    """
-    return _pool.lease(module, what, cancel_token, **env)
-
-
-def kill_workers(cancel_token: object) -> None:
-    """End the processes of all workers that are leased with `cancel_token`, and lease none for it any more."""
-    _pool.kill(cancel_token)
+lease_worker, kill_workers, is_killed = _pool.lease, _pool.kill, _pool.is_killed
 
 
 # ---- inside a worker
@@ -209,11 +221,15 @@ def kill_workers(cancel_token: object) -> None:
 
 def serve(answer: Callable[[dict], dict]) -> None:
     """Answer requests until the caller is gone. An answer with "retire": True asks the caller for a fresh process."""
-    connection = Connection(int(sys.argv[1]))
+    connection, lifeline = Connection(int(sys.argv[1])), int(sys.argv[2])
+    with contextlib.suppress(OSError):  # a sandbox's kernel may not know it
+        # The kernel kills this process group when the caller is gone, also while compiled code holds the GIL.
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
     requests = queue.SimpleQueue()
     edit_times: dict[str, int] = {}
     own_pid = os.getpid()
-    last_words = open(os.devnull, "w")
 
     def receive():
         with contextlib.suppress(EOFError, OSError):
@@ -225,15 +241,12 @@ def serve(answer: Callable[[dict], dict]) -> None:
     while True:
         request = requests.get()
         sys.path[:] = request.pop("path")
-        # A thread that needs no Python ends this process, also where the caller is gone and the code never returns.
-        faulthandler.dump_traceback_later(request.pop("limit_s"), exit=True, file=last_words)
         with contextlib.suppress(OSError):  # an earlier request closed its standard error
             os.ftruncate(2, 0)
             os.lseek(2, 0, os.SEEK_SET)  # otherwise the log would begin with a hole as long as the last one
         reply = {"outdated": True} if _is_edited(edit_times) else answer(request)
         if os.getpid() != own_pid:  # the request forked, and this is the copy: its answer belongs to nobody
             os._exit(0)
-        faulthandler.cancel_dump_traceback_later()
         try:
             os.fstat(2)
         except OSError:

@@ -1,6 +1,7 @@
 import os
 import pathlib
 import sys
+import tempfile
 import types
 import warnings
 
@@ -12,11 +13,14 @@ from tilelab import device
 PREDICATES = ("has_tma", "has_wgmma", "has_tcgen05", "has_native_block_scale")
 
 
+decided = device.current  # a test may put another function in its place
+
+
 @pytest.fixture(autouse=True)
 def decide_again():
-    device.current.cache_clear()
+    decided.cache_clear()
     yield
-    device.current.cache_clear()
+    decided.cache_clear()
 
 
 @pytest.fixture
@@ -123,6 +127,7 @@ def test_rocm_is_no_nvidia_gpu(cuda_build):
 
 
 def test_missing_torch_is_no_gpu(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     assert device.current().capability is None and "torch cannot be imported" in device.current().note
 
@@ -207,6 +212,21 @@ def test_interpret_without_gpu(cuda_build):
     cuda_build.setenv("TRITON_INTERPRET", "0")  # who only compiles says so
     device.interpret_without_gpu()
     assert os.environ["TRITON_INTERPRET"] == "0"
+
+
+def test_a_lock_lies_where_only_this_user_can_open_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = device.user_lock_path("GPU-a.turn")
+    assert path == device.user_lock_path("GPU-a.turn") and path.parent.parent == tmp_path
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    path.parent.chmod(0o755)
+    with pytest.raises(PermissionError, match="must be a folder of this user and of mode 0700"):
+        device.user_lock_path("GPU-a.turn")
+    path.parent.chmod(0o700)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    (tmp_path / "tiles-in-flight-12345").mkdir(mode=0o700)  # made by another user
+    with pytest.raises(PermissionError):
+        device.user_lock_path("GPU-a.turn")
 
 
 def test_what_processes_hold(monkeypatch, tmp_path):
