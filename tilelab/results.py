@@ -1,7 +1,7 @@
 """Read and write results/<gpu>/<experiment>.json, and give a notebook live rows or recorded ones.
 
-A record is one JSON object with the keys in KEYS. Its `recorded` is a time in UTC. Its `source` is the `source_hash` of
-the measured code, so that a record that is older than its kernel can be recognised.
+A record is one JSON object with the keys and types in KEYS. Its `recorded` is a time in UTC. Its `source` is the
+`source_hash` of the measured code, so that a record that is older than its kernel can be recognised.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 
 from tilelab import device
 
-KEYS = ("experiment", "device", "versions", "recorded", "source", "rows")
+KEYS = {"experiment": str, "device": dict, "versions": dict, "recorded": str, "source": str, "rows": list}
 NAME = re.compile(r"[a-z0-9_]+")
 NO_GPU = device.Device()  # builds need no GPU; their records are in results/no-gpu
 PREFERRED = "nvidia-h200"  # shown where this machine's GPU has no record
@@ -124,9 +124,10 @@ def _neutral_local_names(function: ast.AST) -> dict[str, str]:
     return {name: f"local {number}" for number, name in enumerate(assigned)}
 
 
-def _imported_course_modules(tree: ast.AST) -> set[str]:
-    """Return the names that a file binds to modules of the course, as by `from ch14 import gemm`."""
-    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+@functools.cache
+def _imported_course_modules(whole: str) -> set[str]:
+    """Return the names that a file's text binds to modules of the course, as by `from ch14 import gemm`."""
+    imports = [node for node in ast.walk(ast.parse(whole)) if isinstance(node, (ast.Import, ast.ImportFrom))]
     bound = {alias.asname or alias.name.split(".")[-1] for node in imports for alias in node.names
              if _COURSE.match(getattr(node, "module", None) or alias.name)}
     return {name for name in bound if not name[:1].isupper()}  # a class keeps its attributes
@@ -140,10 +141,15 @@ def _normalised_definitions(thing: Any) -> list[str]:
         return [" ".join(_CUDA_COMMENTS.sub(" ", text).split()) for text in (thing.read_text(), *headers.values())]
     while not isinstance(thing, (type, types.ModuleType)) and hasattr(thing, "fn"):  # triton.jit, autotune
         thing = thing.fn
-    whole = ast.parse(thing.read_text() if isinstance(thing, pathlib.Path) else "".join(inspect.findsource(thing)[0]))
+    whole = thing.read_text() if isinstance(thing, pathlib.Path) else "".join(inspect.findsource(thing)[0])
     is_part = not isinstance(thing, (pathlib.Path, types.ModuleType))
-    tree = ast.parse(textwrap.dedent(inspect.getsource(thing))) if is_part else whole
-    body = _Normalise(_imported_course_modules(whole)).visit(tree).body
+    return _dump_normalised(textwrap.dedent(inspect.getsource(thing)) if is_part else whole, whole)
+
+
+@functools.cache
+def _dump_normalised(code: str, whole: str) -> list[str]:
+    """Return the normalised statements of `code`, which is a part of the file with the text `whole`."""
+    body = _Normalise(_imported_course_modules(whole)).visit(ast.parse(code)).body
     return [ast.dump(statement) for statement in body]  # not ast.unparse: its quotes differ between 3.11 and 3.12
 
 
@@ -268,11 +274,13 @@ def load(experiment: str, gpu: str | None = None) -> dict:
         record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}.") from error
-    missing = [key for key in KEYS if key not in record] if isinstance(record, dict) else list(KEYS)
-    if missing:
-        raise ValueError(f"{path} is not a record: it lacks {', '.join(missing)}.")
-    if not isinstance(record["rows"], list) or not all(isinstance(row, dict) for row in record["rows"]):
-        raise ValueError(f"{path} is not a record: its rows are not a list of objects.")
+    wrong = [key for key, kind in KEYS.items() if not isinstance(record, dict) or not isinstance(record.get(key), kind)]
+    if not wrong and not {"name", "capability", "target"} <= record["device"].keys():
+        wrong = ["device"]
+    if not wrong and not all(isinstance(row, dict) for row in record["rows"]):
+        wrong = ["rows"]
+    if wrong:
+        raise ValueError(f"{path} is not a record: it has no valid {', '.join(wrong)}.")
     return record
 
 
@@ -424,7 +432,7 @@ def load_recent_record(experiment: str, source: str, within_s: float = 3600) -> 
     try:
         record = load_record(experiment, source)
         age = datetime.now(UTC) - datetime.fromisoformat(record.data["recorded"])
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, TypeError, ValueError):  # a date without a zone is a TypeError
         return None
     here = json.loads(json.dumps([dataclasses.asdict(device.current()), versions()]))
     same = [record.device, record.data["versions"]] == here

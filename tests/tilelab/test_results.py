@@ -13,7 +13,7 @@ import numpy
 import pytest
 import torch
 
-from tilelab import device, results
+from tilelab import device, notebook, results
 
 ROOT = pathlib.Path(results.__file__).parents[1]
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
@@ -90,11 +90,15 @@ def test_hash_of_methods_classes_modules_and_cuda(tmp_path):
     assert results.source_hash(kernel) != plain
 
 
+@pytest.mark.compile
 def test_hash_is_the_same_interpreted_or_not():
+    from tilelab import doctor_copy
+
+    other = "1" if device.current().capability else "0"
     code = "from tilelab import doctor_copy, results; print(results.source_hash(doctor_copy.copy_tma_kernel))"
-    said = [subprocess.run([sys.executable, "-c", code], env={**os.environ, "TRITON_INTERPRET": mode}, cwd=ROOT,
-                           capture_output=True, text=True, check=True).stdout for mode in "01"]
-    assert said[0] == said[1] and len(said[0].strip()) == 16
+    said = subprocess.run([sys.executable, "-c", code], env=notebook.child_env(TRITON_INTERPRET=other), cwd=ROOT,
+                          capture_output=True, text=True, check=True).stdout
+    assert said.strip() == results.source_hash(doctor_copy.copy_tma_kernel)
 
 
 def test_hash_is_the_same_under_every_python(tmp_path):
@@ -137,7 +141,7 @@ import dataclasses, sys
 from tilelab import device, results
 on = dataclasses.asdict(device.Device("NVIDIA H200", (9, 0), "sm_90a"))
 record = {"experiment": "x", "device": on, "versions": {}, "recorded": "", "source": sys.argv[1],
-          "rows": [{"by": sys.argv[1], "text": "x" * 100}] * 20_000}
+          "rows": [{"by": sys.argv[1], "text": "x" * 100}] * 2_000}
 results.save(record)
 print("saved", flush=True)
 while True:
@@ -145,25 +149,26 @@ while True:
 """
 
 
+@pytest.mark.fault
 def test_writers_at_once_and_killed(own_folder):
     """Two write one record over and over, one after another is killed: what is read is whole, and of one of them."""
     writers = []
     try:
-        for turn in range(6):
-            writers.append(subprocess.Popen([sys.executable, "-c", WRITER, str(turn)], cwd=ROOT, stdout=subprocess.PIPE,
-                                            env={**os.environ, "PYTHONPATH": str(ROOT)}))
+        for number in range(4):
+            writers.append(subprocess.Popen([sys.executable, "-c", WRITER, str(number)], cwd=ROOT,
+                                            stdout=subprocess.PIPE, env=notebook.child_env()))
             writers[-1].stdout.readline()
             for _ in range(5):
                 found = results.load("x", "nvidia-h200")
-                assert len(found["rows"]) == 20_000 and {row["by"] for row in found["rows"]} == {found["source"]}
-            if turn:
+                assert len(found["rows"]) == 2_000 and {row["by"] for row in found["rows"]} == {found["source"]}
+            if number:
                 writers[-2].kill()
                 writers[-2].wait()
     finally:
         for writer in writers:
             writer.kill()
             writer.communicate()
-    assert len(results.load("x", "nvidia-h200")["rows"]) == 20_000
+    assert len(results.load("x", "nvidia-h200")["rows"]) == 2_000
     assert [path.name for path in own_folder.glob("*/*.json")] == ["x.json"], "what a killed one left is no record"
 
 
@@ -211,11 +216,15 @@ def test_load_refuses_what_is_no_record(own_folder):
         results.load("gemm")
     path = own_folder / "nvidia-h200" / "gemm.json"
     path.parent.mkdir()
-    for text, complaint in (("{", "not JSON"), ("[]", "lacks experiment"), ('{"experiment": 1}', "lacks device"),
-                            (json.dumps(dict.fromkeys(results.KEYS, 1)), "its rows are not")):
+    whole = results.make_record("gemm", [], "")
+    wrong = [whole | change for change in ({"rows": {}}, {"rows": [1]}, {"recorded": 5}, {"device": {"name": "x"}},
+                                           {"device": None}, {"source": None}, {"versions": []}, {"experiment": 1})]
+    for text in ("", "{", "[]", "5", "{}", *map(json.dumps, wrong)):
         path.write_text(text)
-        with pytest.raises(ValueError, match=f"nvidia-h200/gemm.json .*{complaint}"):
+        with pytest.raises(ValueError, match="nvidia-h200/gemm.json is not (JSON|a record)"):
             results.load("gemm")
+    path.write_text(json.dumps(whole))
+    assert results.load("gemm")["rows"] == []
 
 
 def test_too_little_memory_is_said(own_folder, on, monkeypatch):
@@ -301,7 +310,8 @@ def test_a_recent_record_is_of_this_machine_and_code(monkeypatch, tmp_path):
     results.save(record)
     assert results.load_recent_record("x", "a").rows == [{"ms": 1}] and not results.load_recent_record("x", "a").live
     assert results.load_recent_record("x", "b") is None and results.load_recent_record("x", "a", within_s=0) is None
-    for other in ({"recorded": "2020-01-01T00:00:00Z"}, {"versions": record["versions"] | {"driver": "1"}},
+    for other in ({"recorded": "2020-01-01T00:00:00Z"}, {"recorded": record["recorded"].rstrip("Z")},  # in no zone
+                  {"recorded": "today"}, {"versions": record["versions"] | {"driver": "1"}},
                   {"device": record["device"] | {"sms": 1}}):  # under the same name
         results.save(record | other)
         assert results.load_recent_record("x", "a") is None
