@@ -18,6 +18,7 @@ from ch10 import wgmma_gemm
 from ch10.wgmma_gemm.configs import WgmmaConfig
 from ch10.wgmma_gemm.configs import best_config as best_wgmma_config
 from ch14 import mx_formats
+from ch14.blockscaled.native_kernels import factors_kernel
 from ch14.gemm import bind_config
 from ch14.gemm.configs import GemmConfig, rank_configs
 from ch14.gemm.configs import configs as gemm_configs
@@ -156,6 +157,10 @@ def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config
     right = torch.zeros(wide, k, dtype=torch.bfloat16, device=where)
     steps = [mx_formats.prepare_dequantise(_without_tensor_scale(a), out=left),
              mx_formats.prepare_dequantise(_without_tensor_scale(weight), out=right[:n])]
+    factor_a, factor_b = a.pair, weight.pair
+    if a.pair is not None and weight.pair is not None:
+        factor_a, factor_b = torch.empty(2, 4, device=where)  # each starts at a multiple of 16 bytes, like `pair`
+        steps.append(lambda: factors_kernel[(1,)](a.pair, weight.pair, factor_a, factor_b, num_warps=1))
     c = out if _is_describable(out) else torch.empty(m, wide, dtype=out.dtype, device=where)
     if is_interpreted():  # the interpreter's products of bf16 are wrong, and it rounds to bf16 otherwise
         narrow, (left, right) = (left, right), (left.float(), right.float())
@@ -165,7 +170,7 @@ def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config
     if not isinstance(config, WgmmaConfig):
         config = operands.choose_config(config, configs(), GemmConfig, lambda: "best" if suits_wgmma else None)
     if isinstance(config, GemmConfig | None):
-        multiply, config = _prepare_gemm(left, right, c, a.pair, weight.pair, config)
+        multiply, config = _prepare_gemm(left, right, c, factor_a, factor_b, config)
     elif suits_wgmma:
         multiply = wgmma_gemm.prepare(left, right.T, out=c, config=config)
         config = multiply.config

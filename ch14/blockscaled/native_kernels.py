@@ -2,14 +2,41 @@
 
 In both, a program loads tiles of A and B with their scales, and tl.dot_scaled multiplies and adds them. After the last
 step of K the program applies NVFP4's tensor scales and stores the tile of C. `native_kernel` is persistent: each
-program computes many tiles. `naive_kernel` computes one. Sources: PTX ISA, "tcgen05.mma: block scaling", and Triton's
-tutorial of block-scaled matmul, for the descriptor of scales.
+program computes many tiles. `naive_kernel` computes one. `factors_kernel` prepares the tensor scales for the GEMM of
+`emulated`. Sources: PTX ISA, "tcgen05.mma: block scaling", and Triton's tutorial of block-scaled matmul, for the
+descriptor of scales.
 """
 
 import triton
 import triton.language as tl
 
-from ch14.gemm.kernels import apply_scales, store_tile, tile_coordinates
+from ch14.gemm.kernels import store_tile, tile_coordinates
+
+
+@triton.jit
+def order_factors(a_tensor_ptr, b_tensor_ptr):
+    # Return two factors whose product is that of the tensor scales. A sum times a scale of 2^100 may overflow although
+    # the other scale, 2^-100, would bring it back. So a scale below 1 and one above it are multiplied first, which
+    # gives a number between them. If both are on one side of 1, the sum moves only towards the result, in any order.
+    a = tl.load(a_tensor_ptr)
+    b = tl.load(b_tensor_ptr)
+    opposite = (a < 1) != (b < 1)
+    return tl.where(opposite, a * b, a), tl.where(opposite, 1.0, b)
+
+
+@triton.jit
+def factors_kernel(a_tensor_ptr, b_tensor_ptr, first_ptr, second_ptr):
+    first, second = order_factors(a_tensor_ptr, b_tensor_ptr)
+    tl.store(first_ptr, first)
+    tl.store(second_ptr, second)
+
+
+@triton.jit
+def apply_tensor_scales(acc, a_tensor_ptr, b_tensor_ptr):
+    if a_tensor_ptr is not None:  # both operands have one format, so both or neither have a tensor scale
+        first, second = order_factors(a_tensor_ptr, b_tensor_ptr)
+        acc = acc * first * second
+    return acc
 
 
 @triton.jit
@@ -51,7 +78,7 @@ def native_kernel(a_desc, a_scale_desc, b_desc, b_scale_desc, c_desc, a_tensor_p
             acc = tl.dot_scaled(a, a_scale, FORMAT, b.T, b_scale, FORMAT, acc)
         tile_id_c += PROGRAMS
         tile_m, tile_n = tile_coordinates(tile_id_c, tiles_m, tiles_n, GROUP_M)
-        acc = apply_scales(acc, a_tensor_ptr, b_tensor_ptr)
+        acc = apply_tensor_scales(acc, a_tensor_ptr, b_tensor_ptr)
         store_tile(c_desc, acc, tile_m * BLOCK_M, tile_n * BLOCK_N, EPILOGUE_SUBTILE)
 
 
@@ -93,6 +120,6 @@ def naive_kernel(a_ptr, a_scale_ptr, b_ptr, b_scale_ptr, c_ptr, a_tensor_ptr, b_
         b_ptrs += BLOCK_K // PACKED
         a_scale_ptrs += BLOCK_K // GROUP
         b_scale_ptrs += BLOCK_K // GROUP
-    acc = apply_scales(acc, a_tensor_ptr, b_tensor_ptr)
+    acc = apply_tensor_scales(acc, a_tensor_ptr, b_tensor_ptr)
     c_ptrs = c_ptr + m.to(tl.int64)[:, None] * N + n[None, :]
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), (m < M)[:, None] & (n < N)[None, :])
