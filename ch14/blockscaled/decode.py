@@ -49,7 +49,7 @@ class DecodeConfig:
             raise ValueError(f"unknown kernel {self.kernel!r:.40}; choose registers or plain.")
         for name, low, high in (("block_n", 16, 512), ("share", 128, 4096), ("num_warps", 1, 16), ("ahead", 1, 8)):
             value = getattr(self, name)
-            if not low <= value <= high or value & (value - 1):
+            if type(value) is not int or not low <= value <= high or value & (value - 1):
                 raise ValueError(f"{name} is {value!r}; it must be a power of two from {low} to {high}.")
         if self.kernel == "registers" and self.block_n < 16 * self.num_warps:
             raise ValueError(f"block_n is {self.block_n}; {self.num_warps} warps need {16 * self.num_warps} rows.")
