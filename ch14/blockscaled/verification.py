@@ -13,7 +13,7 @@ import torch
 from ch14 import mx_formats
 from ch14.blockscaled import decode, emulated, fp8
 from ch14.blockscaled.fp8 import Fp8Config
-from ch14.mx_formats import Packed, number_formats
+from ch14.mx_formats import Packed, number_formats, packing
 from tilelab import build, check, device
 
 FORMS = ("mxfp8_e4m3", "mxfp4", "nvfp4")
@@ -35,6 +35,16 @@ def fp8_operands(m: int, n: int, k: int, where="cuda") -> list[torch.Tensor]:
     scale_a = torch.empty(k // 128, math.ceil(m / 4) * 4, device=where)[:, :m].copy_(a.scales.T).T
     a_codes, b_codes = a.codes.view(torch.float8_e4m3fn), weight.codes.view(torch.float8_e4m3fn).T
     return [a_codes, b_codes, scale_a, weight.scales.T, torch.empty(m, n, dtype=BF16, device=where)]
+
+
+def make_packed(form: str, rows: int, columns: int, where="cuda", tiled: bool = False) -> Packed:
+    """Return a random matrix in a block format. Its blocks differ in size, so that a scale out of place is seen."""
+    sizes = torch.exp2(torch.randint(-3, 4, (rows, math.ceil(columns / 16)), device=where).float())
+    x = torch.randn(rows, columns, device=where) * sizes.repeat_interleave(16, 1)[:, :columns]
+    made = number_formats.quantise(x, number_formats.lookup(form))
+    pair = None if made.tensor_scale is None else torch.cat([made.tensor_scale, 1 / made.tensor_scale])
+    return Packed(made.format, (rows, columns), packing.pack(made.codes, made.format.element.bits).contiguous(),
+                  packing.tile_scales(made.scales) if tiled else made.scales, pair, tiled)
 
 
 def judge(out, reference, touched, tolerance: float = check.TOLERANCE[BF16], also: str = "") -> dict:
@@ -82,20 +92,18 @@ def _places(reference_on: str) -> tuple[str, str]:
 def verify_emulated(forms: tuple[str, str], shape, reference_on: str = "cuda") -> dict:
     """Check the emulated path against float64."""
     (m, n, k), (where, reference_on) = shape, _places(reference_on)
-    a, weight = (mx_formats.quantise(torch.randn(rows, k, device=where).to(BF16), form)
-                 for rows, form in zip((m, n), forms))
-    reference = emulated.spec(_move(a, reference_on), _move(weight, reference_on).T)
+    a, weight = (make_packed(form, rows, k, reference_on) for rows, form in zip((m, n), forms))
     out, touched = check.make_poisoned((m, n), BF16, where)
-    emulated.prepare(a, weight.T, out=out)()
-    return judge(out, reference, touched)
+    emulated.prepare(_move(a, where), _move(weight, where).T, out=out)()
+    return judge(out, emulated.spec(a, weight.T), touched)
 
 
 def verify_decode(m: int, n: int, k: int, config="best", reference_on: str = "cuda") -> dict:
     """Check the decode path against float64."""
     where, reference_on = _places(reference_on)
     x = torch.randn(m, k, device=reference_on).to(BF16)
-    made = number_formats.quantise(torch.randn(n, k, device=reference_on), number_formats.lookup("mxfp4"))
-    tensors = x, (made.codes[:, ::2] | made.codes[:, 1::2] << 4).contiguous(), made.scales
+    weight = make_packed("mxfp4", n, k, reference_on)
+    tensors = x, weight.values, weight.scales
     out, touched = check.make_poisoned((m, n), BF16, where)
     decode.decode(*(each.to(where) for each in tensors), out=out, config=config)
     return judge(out, decode.spec(*tensors), touched)

@@ -63,7 +63,7 @@ def matches(config, shapes):
 
 
 def test_plain_on_ragged_shapes():
-    matches(SMALL, [(1, 1, 32), (2, 17, 64), (16, 40, 160), (17, 16, 416), (7, 33, 256), (64, 5, 288)])
+    matches(SMALL, [(1, 1, 32), (2, 17, 64), (17, 16, 416), (64, 5, 288)])
     matches("best", [(3, 70, 96)])
 
 
@@ -148,7 +148,7 @@ def run_ptx(asm, word, *operands):
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_the_ptx_decodes_every_code_in_every_place(wide):
-    low, scale = torch.meshgrid(torch.randperm(65536)[:512] if wide else torch.arange(0, 65536, 3),
+    low, scale = torch.meshgrid(torch.arange(0, 65536, 331 if wide else 31),  # every code in each of four places
                                 torch.arange(256) if wide else torch.arange(0, 129, 8), indexing="ij")
     word = low.flatten() | (low.flatten() * 7919 + 11) % 65536 << 16
     scale = scale.flatten()
@@ -215,7 +215,9 @@ def test_the_interpreter_has_no_gluon():
 @pytest.mark.parametrize("given, message", [
     (("fast", 64, 512, 4, 2), "choose registers or plain"), (("plain", 96, 512, 4, 2), "power of two from 16 to 512"),
     (("registers", 64, 512, 8, 2), "8 warps need 128 rows"), (("registers", 64, 128, 4, 2), "more than a share"),
-    (("plain", 64, 64, 4, 2), "share is 64; it must be a power of two"), (("plain", 64, 512, 4, 0), "ahead")])
+    (("plain", 64, 64, 4, 2), "share is 64; it must be a power of two"), (("plain", 64, 512, 4, 0), "ahead"),
+    (("plain", 64.0, 512, 4, 2), "block_n is 64.0; it must be a power of two"),
+    (("plain", 64, "512", 4, 2), "share is '512'; it must be a power of two")])
 def test_bad_configurations_get_one_sentence(given, message):
     with pytest.raises(ValueError, match=message):
         DecodeConfig(*given)
@@ -233,9 +235,9 @@ def test_the_choice_fills_the_gpu_and_fits():
                                    if config.kernel == "registers")
 
 
-def test_every_target_builds_both_kernels():
-    plain = {"sm_90a": "wgmma", "sm_100a": "tcgen05_mma", "sm_103a": "tcgen05_mma", "sm_120a": "mma_sync",
-             "sm_121a": "mma_sync"}
+@pytest.mark.compile
+def test_every_family_of_targets_builds_both_kernels():
+    plain = {"sm_90a": "wgmma", "sm_100a": "tcgen05_mma", "sm_120a": "mma_sync"}
     configs = EVERY[0], list(decode_path.configs().values())[-2]
     jobs = [decode_path.job(config, target) for target in plain for config in configs]
     for report in build.build(jobs):
@@ -287,15 +289,15 @@ def main_loop(report):
     return min(loops, key=Counter.total, default=Counter())
 
 
-@pytest.mark.parametrize("m", [1, 16])
-def test_weights_stay_in_registers_and_cost_few_instructions(m):
-    for config in list(decode_path.configs(m).values())[::4]:
-        if config.kernel == "registers":
-            report = build.build_one(decode_path.job(config, "sm_90a", m))
-            loop = main_loop(report)
-            assert "LDG.E.128" in report.sass and "HMUL2.BF16" in report.sass
-            assert report.sass.index("LDG.E.128") < report.sass.index("ACQBULK")  # weights do not wait; all else does
-            assert asked_before_decoded(report)
-            assert not loop["STS"] and not loop["BAR"] and not loop["SHFL"] and not loop["LDL"]
-            weights_per_lane = config.block_n * 128 * config.ahead / (32 * config.num_warps)
-            assert loop.total() / weights_per_lane < 3.1
+@pytest.mark.compile
+def test_weights_stay_in_registers_and_cost_few_instructions():
+    few, more = ([*decode_path.configs(m).values()] for m in (1, 16))
+    for m, config in ((1, few[0]), (1, few[4]), (16, more[0])):
+        report = build.build_one(decode_path.job(config, "sm_90a", m))
+        loop = main_loop(report)
+        assert "LDG.E.128" in report.sass and "HMUL2.BF16" in report.sass
+        assert report.sass.index("LDG.E.128") < report.sass.index("ACQBULK")  # weights do not wait; all else does
+        assert asked_before_decoded(report)
+        assert not loop["STS"] and not loop["BAR"] and not loop["SHFL"] and not loop["LDL"]
+        weights_per_lane = config.block_n * 128 * config.ahead / (32 * config.num_warps)
+        assert loop.total() / weights_per_lane < 3.1

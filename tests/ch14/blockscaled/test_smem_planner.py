@@ -12,7 +12,7 @@ from ch10.wgmma_gemm.configs import WgmmaConfig, rejection
 from ch14.blockscaled import note_attempts, planner_widget, smem_planner, smem_planner_hopper
 from ch14.blockscaled.smem_planner import Blackwell
 from ch14.blockscaled.smem_planner_hopper import Hopper
-from tilelab import device, plots, results
+from tilelab import device, results
 
 TILES = [*itertools.product((128, 256), (64, 128, 192, 256))]
 SCALED = [(dtype, *scale) for dtype, one in smem_planner.FORMATS.items() for scale in one.scales]
@@ -72,8 +72,8 @@ def test_plans_as_the_library_has_them(dtype, size):
         assert plan.choice.scale_columns(packed=True) == {"SFA": block, "SFB": block * (1 + (plan.choice.n > 128))}
 
 
-def every():
-    for (m, n), (dtype, sf_dtype, size), c in itertools.product(TILES, SCALED, smem_planner.C_ITEMSIZE):
+def every(c_dtypes=tuple(smem_planner.C_ITEMSIZE)):
+    for (m, n), (dtype, sf_dtype, size), c in itertools.product(TILES, SCALED, c_dtypes):
         yield tile(m, n, dtype, sf_dtype, size, c)
 
 
@@ -92,10 +92,8 @@ def test_no_plan_is_over_capacity_nor_wastes_a_stage():
 
 
 def test_what_does_not_fit_says_so_whatever_is_asked():
-    for choice in every():
-        if choice.c_dtype not in ("Float16", "Float32"):
-            continue
-        for ab, c, sums in itertools.product((None, 1, 4, 7, 64), (None, 1, 4, 64), ("one", "two")):
+    for choice in every(("Float32",)):
+        for ab, c, sums in itertools.product((None, 1, 7, 64), (None, 4, 64), ("one", "two")):
             plan = smem_planner.plan(dataclasses.replace(choice, ab_stages=ab, c_stages=c, accumulators=sums))
             over = plan.smem_bytes > plan.capacity or plan.tmem_columns > smem_planner.COLUMNS or plan.ab_stages == 0
             assert plan.fits is not over, plan
@@ -103,7 +101,7 @@ def test_what_does_not_fit_says_so_whatever_is_asked():
 
 
 def test_more_of_one_leaves_less_of_the_other():
-    for choice in every():
+    for choice in every(("Float16",)):
         counts = [smem_planner.plan(dataclasses.replace(choice, c_stages=c)).ab_stages for c in range(1, 12)]
         assert counts == sorted(counts, reverse=True)
         counts = [smem_planner.plan(dataclasses.replace(choice, ab_stages=ab)).c_stages for ab in range(1, 8)]
@@ -139,18 +137,12 @@ def test_six_bits_take_a_byte_and_are_named():
     ({"mma_tiler_mn": (64, 128)}, "M is 64; choose one of 128, 256"),
     ({"mma_tiler_mn": (128, 96)}, "N is 96; choose one of 64, 128, 192, 256"),
     ({"cluster_shape_mn": (2.0, 1)}, "is 2.0; choose one of 1, 2, 4"),
-    ({"cluster_shape_mn": (8, 1)}, "is 8; choose one of 1, 2, 4"),
     ({"cluster_shape_mn": (1, 1)}, "the cluster's M is 1; a tile of 256 rows is made by two CTAs"),
     ({"ab_dtype": "Float16"}, "ab_dtype is 'Float16'; choose one of Float4E2M1FN"),
-    ({"ab_dtype": []}, "choose one of Float4E2M1FN"),
-    ({"c_dtype": {}}, "c_dtype is {}"), ({"cluster_shape_mn": (True, 1)}, "is True; choose one of 1, 2, 4"),
-    ({"sf_vec_size": 16.0}, "not Float8E8M0FNU over 16.0"), ({"sf_dtype": ["Float8E8M0FNU"]}, "takes scales"),
     ({"c_dtype": "Int8"}, "c_dtype is 'Int8'; choose one of"),
     ({"ab_dtype": "Float8E4M3FN"}, "Float8E4M3FN takes scales Float8E8M0FNU over 32, not Float8E8M0FNU over 16"),
-    ({"sf_dtype": E4M3, "sf_vec_size": 32}, "over 32 or Float8E8M0FNU over 16 or Float8E4M3FN over 16"),
-    ({"tile_k": 96}, "multiple of 64 up to 1,024"), ({"tile_k": 2048}, "tile_k is 2048"),
-    ({"tile_k": 64, "sf_vec_size": 32}, "multiple of 128"), ({"tile_k": 128.0}, "tile_k"),
-    ({"ab_stages": 0}, "ab_stages is 0; it must be None"), ({"c_stages": True}, "c_stages is True"),
+    ({"tile_k": 96}, "multiple of 64 up to 1,024"), ({"tile_k": 64, "sf_vec_size": 32}, "multiple of 128"),
+    ({"ab_stages": 0}, "ab_stages is 0; it must be None"),
     ({"accumulators": "three"}, "choose one of rule, one, two, overlapped"),
     ({"accumulators": "overlapped"}, "overlap only for N = 256; two of 128 columns fit side by side")])
 def test_refusals_on_blackwell(changes, words):
@@ -203,12 +195,10 @@ def test_hopper_divides_what_is_left_and_scales_cost_a_stage_little():
 
 @pytest.mark.parametrize("arguments, words", [
     ({"block_m": 96}, "block_m is 96; it must be a multiple of 128"),
-    ({"block_n": 512}, "block_n is 512; it must be a multiple of 64 up to 256"),
     ({"ab_dtype": "Float4E2M1FN"}, "choose one of BFloat16"),
     ({"epilogue_subtiles": 3}, "epilogue_subtiles is 3; choose one of"),
-    ({"scaled": 2}, "scaled is 2; choose one of False, True"), ({"epilogue_subtiles": 4.0}, "epilogue_subtiles is 4.0"),
     ({"scaled": True}, "scales of 1 x 128 belong to fp8, and the operands are BFloat16"),
-    ({"consumers": 4}, "consumers is 4; choose one of"), ({"ab_stages": 0}, "ab_stages")])
+    ({"ab_stages": 0}, "ab_stages")])
 def test_refusals_on_hopper(arguments, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         Hopper(**arguments)
@@ -292,9 +282,7 @@ def test_gpus_are_those_of_the_table():
 # ---- pictures and widget
 
 @pytest.mark.parametrize("choice", [
-    tile(256, 128), tile(128, 256), tile(256, 256, accumulators="two"), tile(256, 256, accumulators="overlapped"),
-    tile(256, 64, "Float8E4M3FN", E8M0, 32), tile(128, 64, tile_k=64, ab_stages=30), tile(256, 128, ab_stages=64),
-    tile(128, 128, c_stages=64), Hopper(), Hopper(256, 256),
+    tile(256, 128, ab_stages=64), tile(256, 256, accumulators="overlapped"), tile(128, 64, tile_k=64, ab_stages=30),
     Hopper(128, 128, E4M3, epilogue_subtiles=1, scaled=True)], ids=str)
 def test_pictures_of_plans(choice):
     plan = smem_planner.plan(choice)
@@ -314,8 +302,9 @@ def test_the_picture_of_the_attempts():
     assert {"560 of\n512 columns", "512 of\n512 columns", "304 of\n512 columns"} <= set(texts(figure))
 
 
-def picture(shown):
-    return bytes(shown.outputs()[0].data)
+def describe(shown):
+    """Return the texts of the picture and the table."""
+    return texts(planner_widget.draw(shown.plan)), str(planner_widget.plan_table(shown.plan))
 
 
 @pytest.mark.parametrize("target, changes", [
@@ -326,23 +315,24 @@ def picture(shown):
 def test_every_menu_changes_what_is_shown(target, changes):
     shown = planner_widget.planner(target)
     assert all(menu.index is not None for menu in shown.menus.values()), "a menu that shows nothing"
+    text = describe(shown)
     for name, value in changes.items():
-        before = picture(shown), str(shown.outputs()[1]), shown.plan.choice
+        choice, before = shown.plan.choice, text
         shown.menus[name].value = value
-        assert shown.plan.choice != before[2], f"{name} changes nothing"
+        text = describe(shown)
+        assert shown.plan.choice != choice, f"{name} changes nothing"
         if name not in ("cluster_shape_mn", "scale"):  # neither moves a byte
-            assert (picture(shown), str(shown.outputs()[1])) != before[:2], f"{name} shows nothing"
+            assert text != before, f"{name} shows nothing"
         assert html.escape(shown.plan.sentence) in shown.message.value
 
 
 def test_two_clicks():
     shown = planner_widget.planner()
-    usual = picture(shown)
+    usual = shown.plan
     shown.buttons["attempt_1"].click()
     assert shown.menus["mma_tiler_mn"].value == (256, 256) and shown.menus["accumulators"].value == "two"
     assert not shown.plan.fits and "past the last" in shown.message.value
     assert shown.message.value.count("<p") == 1, "the reason is told once"
-    assert picture(shown) != usual
     shown.menus["mma_tiler_mn"].value = (256, 128)
     shown.buttons["attempt_2"].click()
     assert (shown.plan.ab_stages, shown.plan.c_stages) == (5, 10) and shown.menus["accumulators"].value == "rule"
@@ -351,7 +341,7 @@ def test_two_clicks():
     assert "Attempt" not in shown.message.value and shown.menus["ab_stages"].value == 5
     shown.menus["mma_tiler_mn"].value = (256, 128)
     shown.buttons["rule"].click()
-    assert (shown.plan.ab_stages, shown.plan.c_stages) == (7, 3) and picture(shown) == usual
+    assert shown.plan == usual
 
 
 def test_what_cannot_be_chosen_is_told_and_nothing_is_lost():
@@ -388,8 +378,8 @@ def test_a_notebook_keeps_a_picture_and_a_table(outputs):
     widget, image, table = outputs
     assert widget["data"]["text/plain"] == "Planner(sm_100a)" and set(image["data"]) >= {"image/png"}
     assert "It fits: 7 A/B stages" in table["data"]["text/plain"]
+    before = image["data"]["image/png"]
     shown.buttons["attempt_1"].click()
     image, table = outputs[-2:]
     assert image["transient"]["display_id"] == outputs[1]["transient"]["display_id"]
-    assert "It does not fit" in table["data"]["text/plain"] and "image/png" in image["data"]
-    assert isinstance(planner_widget.draw(shown.plan), plots.Picture)
+    assert "It does not fit" in table["data"]["text/plain"] and image["data"]["image/png"] != before
