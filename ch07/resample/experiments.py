@@ -21,7 +21,9 @@ RATES = ((1024, 2048, 1024, 128), (1024, 2048, 2048, 128), (1024, 1024, 2048, 12
 NOTE = ((32, 100, 256, 32), (32, 50, 32, 16), (64, 100, 50, 32), (128, 200, 100, 64))
 SMALL = ((3, 100, 256, 32), (2, 1, 5, 8), (2, 2, 70, 24), (5, 37, 129, 10), (2, 3000, 77, 64), (1, 65, 1000, 7),
          (3, 333, 3, 257), (2, 20, 40, 2500))
+LARGEST = (64, 1024, 2048, 128)  # that is checked
 PROFILED = EXAMPLE
+TORCH_SHAPES = (PROFILED, (2048, 1024, 2048, 32))
 METRICS = {"dram_percent": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
            "l1_percent": "l1tex__throughput.avg.pct_of_peak_sustained_elapsed",
            "sm_percent": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -84,7 +86,7 @@ def _compile(cases, others=()) -> None:
 @results.experiment("ch07_resample_check", source)
 def check_correctness():
     """Verify every kernel and dtype on ragged and odd shapes, then on one of 16.8 million elements."""
-    shapes = SMALL + ((64, 1024, 2048, 128),)
+    shapes = (*SMALL, LARGEST)
     _compile((kernel, dtype, shape) for kernel in LADDER for dtype in resample.ELEMENTS for shape in shapes)
     return [{"kernel": kernel, "dtype": str(dtype)[6:], **bulk_copy_experiments.summarize(
                 [verify(kernel, shape, dtype, odd) for shape in shapes if can_run(kernel, shape, dtype)
@@ -163,7 +165,7 @@ def compare_with_torch():
     `ratio` is relative to float64 compiled, `ulps` the largest error.
     """
     rows = []
-    for shape in (PROFILED, (2048, 1024, 2048, 32)):
+    for shape in TORCH_SHAPES:
         torch._dynamo.reset()
         functions = {"torch float64, compiled": torch.compile(torch_spec), "torch float64, eager": torch_spec,
                      "torch float32, compiled": torch.compile(torch_resample), "torch float32, eager": torch_resample}

@@ -10,7 +10,7 @@ import torch
 
 from ch07 import bulk_copy
 from ch07.bulk_copy import OPS, BulkConfig, configs, experiments, sweep
-from tilelab import build, check, device
+from tilelab import bench, build, check, device
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
 EVERY = [(op, name) for op in OPS for name in configs(op)]
@@ -238,6 +238,75 @@ def test_spec():
     a = torch.tensor(0.1).double()  # the float32, not the double
     assert torch.equal(bulk_copy.spec(x, y, 0.1), a * x.double() + y.double())
     assert not torch.equal(bulk_copy.spec(x, y, 0.1), 0.1 * x.double() + y.double())
+
+
+# ---- experiments, with a stand-in for the kernel on the CPU
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """Let experiments run on the CPU with the kernel that the test installs: a function of x, y, a and out."""
+    def install(kernel):
+        monkeypatch.setattr(bulk_copy, "prepare", lambda x, *, y=None, a=1.0, out, config, **rest: (
+            lambda: kernel(x, y, a, out)))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(experiments, "make_random", lambda n, dtype: (
+        torch.randint(0, 256, (n,), dtype=dtype) if dtype == torch.uint8 else torch.randn(n).to(dtype)))
+    monkeypatch.setattr(experiments, "_compile", lambda cases: list(cases))
+    return install
+
+
+def compute(x, y, a, out):
+    out.copy_(bulk_copy.spec(x, y, a))
+
+
+def compute_without_the_last(x, y, a, out):
+    out[:-1] = bulk_copy.spec(x, y, a)[:-1]
+
+
+def overwrite(x, y, a, out):
+    compute(x, y, a, out)
+    torch.as_strided(out, (1,), (1,), out.storage_offset() + len(out)).view(torch.uint8).bitwise_not_()
+
+
+@pytest.mark.parametrize("op, dtype", [("copy", torch.uint8), ("axpy", torch.float32), ("axpy", torch.bfloat16)])
+def test_verify_finds_what_is_wrong(on_cpu, op, dtype):
+    reasons = {}
+    for kernel in (compute, compute_without_the_last, overwrite):
+        on_cpu(kernel)
+        row = experiments.verify(op, "best", dtype, 1000, 3)
+        reasons[kernel] = row["reason"]
+        assert row["status"] == ("wrong" if row["reason"] else "ok")
+    assert reasons == {compute: "", overwrite: "memory outside the output was overwritten", compute_without_the_last:
+                       "1 bytes differ" if op == "copy" else "the error is inf units in the last place"}
+
+
+def test_the_check_covers_every_configuration_and_dtype(on_cpu, monkeypatch):
+    monkeypatch.setattr(experiments, "RAGGED", (17,))
+    on_cpu(compute)
+    rows = experiments.check_correctness.__wrapped__()
+    assert len(rows) == 20 and all(row["status"] == "ok" and row["cases"] == 3 and row["ulps"] <= 1 for row in rows)
+    on_cpu(lambda *given: compute_without_the_last(*given) if len(given[0]) == 17 else None)
+    assert all(row["status"] == "wrong" and row["reason"] for row in experiments.check_correctness.__wrapped__())
+
+
+def test_configurations_are_timed_beside_torch_on_the_same_tensors(on_cpu, monkeypatch):
+    def compare(candidates, make_inputs, peer, *, nbytes):
+        assert peer in candidates and nbytes == 3 << 12
+        found = {}
+        for name, prepare in candidates.items():
+            out, x, y = make_inputs()
+            prepare(out, x, y)()
+            assert check.ulps(out, bulk_copy.spec(x, y, experiments.A)) <= 1
+            found[name] = bench.Timing(name, 2.0, peer, 1.0)
+        return found
+
+    on_cpu(compute)
+    monkeypatch.setattr(bench, "compare", compare)
+    rows = experiments.compare_with_torch("axpy", configs("axpy"), 1 << 12)
+    assert [row["name"] for row in rows] == list(configs("axpy")) and {row["ratio"] for row in rows} == {0.5}
+    row = sweep.BulkSpace("axpy", 1 << 12).measure_finalists([configs("axpy")["loads"]])[0]
+    assert (row["ms"], row["ratio"], row["shape"]) == (2.0, 0.5, [1 << 12])
 
 
 # ---- rings that lack a line

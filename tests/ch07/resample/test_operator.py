@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 import re
+import types
 from fractions import Fraction
 
 import numpy
@@ -15,7 +16,7 @@ import torch
 from ch07 import resample
 from ch07.resample import ELEMENTS, LADDER, ResampleConfig, experiments
 from ch07.resample.configs import MAX_SHARED_TIMES, fit_config
-from tilelab import build, check, device, profiler
+from tilelab import bench, build, check, device, operands, profiler
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
 BUILT = [*((kernel, dtype, "sm_90a") for kernel in LADDER for dtype in (torch.bfloat16, torch.float32)),
@@ -162,7 +163,7 @@ def test_spec_is_numpy_s_interpolation(sources, dtype):
     targets = torch.cat([2 * torch.randn(3, 200), hits, outside], 1)[:, torch.randperm(264)]
     found = resample.spec(features, times, targets)
     assert found.dtype == torch.float64 and found.shape == (3, 264, 5)
-    torch.testing.assert_close(found, by_numpy(features, times, targets), rtol=0, atol=1e-14 * 100)
+    assert (found - by_numpy(features, times, targets)).abs().max() <= 1e-12
 
 
 def test_spec_of_equal_source_times():
@@ -402,6 +403,52 @@ def test_tensors_of_the_cpu_are_refused_beside_a_gpu(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: H200)
     with pytest.raises(device.Unsupported, match="resample needs its tensors on a GPU; they are on cpu"):
         resample.resample(*problem()[:3])
+
+
+# ---- experiments, with the spec as a stand-in for the kernel on the CPU
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """Let experiments run on the CPU; `kernel` writes its result, by default the right one, to `out`."""
+    def install(kernel=lambda *given, out: out.copy_(resample.spec(*given))):
+        def prepare(*given, out=None, config="best", validate=True):
+            features, _, targets = given
+            out = features.new_empty(*targets.shape, features.shape[2]) if out is None else out
+            return operands.Launch(lambda: kernel(*given, out=out), out, config)
+        monkeypatch.setattr(resample, "prepare", prepare)
+    make_poisoned, make_inputs = check.make_poisoned, experiments.make_inputs
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(check, "make_poisoned", lambda shape, dtype, where: make_poisoned(shape, dtype, "cpu"))
+    monkeypatch.setattr(experiments, "make_inputs", lambda *given: make_inputs(*given, where="cpu"))
+    monkeypatch.setattr(experiments, "_compile", lambda *cases: None)
+    return install
+
+
+def test_the_check_covers_every_kernel_and_dtype_and_finds_what_is_wrong(on_cpu, monkeypatch):
+    monkeypatch.setattr(experiments, "SMALL", ((2, 7, 5, 8), (2, 2, 5, 10)))
+    monkeypatch.setattr(experiments, "LARGEST", (1, 3, 4, 8))
+    on_cpu()
+    rows = experiments.check_correctness.__wrapped__()
+    assert len(rows) == len(LADDER) * len(ELEMENTS) and all(row["status"] == "ok" and row["ulps"] <= 1 for row in rows)
+    on_cpu(lambda *given, out: out[:, :-1].copy_(resample.spec(*given)[:, :-1]))
+    row = experiments.verify("vectors", (2, 7, 5, 8), torch.float16)
+    assert row == {"status": "wrong", "reason": "the error is inf units in the last place", "ulps": None}
+
+
+def test_the_kernel_is_timed_beside_torch_in_both_precisions(on_cpu, monkeypatch):
+    def compare(candidates, make_inputs, peer):
+        assert peer in candidates and all(prepare(*make_inputs())().shape for prepare in candidates.values())
+        return {name: bench.Timing(name, 2.0, peer, 1.0) for name in candidates}
+
+    on_cpu()
+    monkeypatch.setattr(experiments, "TORCH_SHAPES", ((2, 7, 5, 8), (1, 9, 3, 4)))
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setitem(vars(torch), "_dynamo", types.SimpleNamespace(reset=lambda: None))  # its import takes seconds
+    monkeypatch.setattr(bench, "compare", compare)
+    rows = experiments.compare_with_torch.__wrapped__()
+    assert [row["name"] for row in rows[5:]] == [row["name"] for row in rows[:5]] and rows[4]["name"] == resample.BEST
+    assert all(row["ulps"] <= 1 for row in rows if "float32" not in row["name"])
 
 
 # ---- the profiler
