@@ -23,8 +23,6 @@ from ch10.tile_pipeline.figures import BLUE, GREEN, draw_outside
 from tilelab import diagrams, plots, tensor_map
 
 UNIT, LINE = 16, 128  # bytes that a swizzle moves, and that all banks deliver at once
-ITEMSIZES = (1, 2, 4, 8)
-ACCESSES = ("row", "column", "matrix")
 SHADES = colormaps["viridis"]
 READ = plots.COLOURS["conservative"]  # outlines the elements that a warp reads
 
@@ -34,11 +32,6 @@ def addresses(rows: int, columns: int, itemsize: int, swizzle: str = "none") -> 
     # Rows that are narrower than the swizzle begin a swizzle apart and leave gaps, as seen on an H200.
     pitch = max(columns * itemsize, tensor_map.SWIZZLES[swizzle])
     return tensor_map.swizzle_offset(numpy.arange(rows)[:, None] * pitch + numpy.arange(columns) * itemsize, swizzle)
-
-
-def banks(rows: int, columns: int, itemsize: int, swizzle: str = "none") -> numpy.ndarray:
-    """Return the first bank, 0 to 31, of each element of a box."""
-    return addresses(rows, columns, itemsize, swizzle) // WORD % BANKS
 
 
 def elements_read(rows: int, columns: int, itemsize: int, access: str) -> tuple[list[tuple[int, int]], int]:
@@ -71,15 +64,9 @@ def describe_read(rows: int, columns: int, itemsize: int, swizzle: str, access: 
     where, size = _reads(rows, columns, itemsize, swizzle, access)
     groups, ways = words_read(where, size), count_wavefronts(where, size)
     used = len({word % BANKS for words in groups for word in words})
-    subject = {"row": f"a row of {columns}", "column": f"a column of {_plural(rows, 'row')}",
-               "matrix": f"a matrix of {_plural(len(where), 'row')} × 16 bytes"}[access]
-    cost = f"{ways}-way conflict" if ways > 1 else "no conflict"
-    return (f"{subject}: {_plural(len(where), 'lane')} in {_plural(used, 'bank')}, {cost}"
+    return (f"{access} of {len(where)} × {size} bytes: {len(where)} lanes touch {used} of {BANKS} banks, "
+            + (f"{ways}-way conflict" if ways > 1 else "no conflict")
             + (f" in each of {len(groups)} half warps" if len(groups) > 1 else ""))
-
-
-def _plural(number: int, name: str) -> str:
-    return f"{number} {name}{'s' * (number != 1)}"
 
 
 # ---- the box in shared memory
@@ -95,12 +82,12 @@ def draw(rows: int = 32, columns: int = 32, itemsize: int = 4, access: str = "co
     wide = {swizzle: min(columns, (tensor_map.SWIZZLES[swizzle] or columns * itemsize) // itemsize)
             for swizzle in swizzles}
     for swizzle, box_columns in wide.items():
-        pitch = -(-box_columns * itemsize // UNIT) * UNIT // itemsize
-        tensor_map.check_describable((rows, box_columns), (pitch, 1), itemsize, 0, (rows, box_columns), swizzle=swizzle)
+        box = rows, box_columns
+        tensor_map.check_describable(box, (box_columns * UNIT, 1), itemsize, 0, box, swizzle=swizzle)
     title = describe_read(rows, wide[swizzles[0]], itemsize, swizzles[0], access)
     if len(swizzles) > 1:
-        ways = (conflicts(rows, wide[swizzle], itemsize, swizzle, access) for swizzle in swizzles)
-        title = f"wavefronts for a {access}: " + ", ".join(f"{way} ({swizzle})" for way, swizzle in zip(ways, swizzles))
+        title = f"wavefronts for a {access}: " + ", ".join(
+            f"{conflicts(rows, wide[swizzle], itemsize, swizzle, access)} ({swizzle})" for swizzle in swizzles)
     width, gap = (9.6, 0.95) if len(swizzles) > 1 else (plots.SIZE[0], 0)
     inch = min((width - 0.7 - gap * (len(wide) - 1)) / sum(wide.values()), 0.3)
     high = min(max(0.13 * rows, 0.35), 4.2)
@@ -202,9 +189,9 @@ def explorer() -> widgets.VBox:
     extent = {"width": "320px", "min": 1, "max": 264, "value": 32, "continuous_update": False}
     x = number("box at x", 80, -512, 4608)
     menus = [
-        menu(widgets.Dropdown, "element", options=[(_plural(size, "byte"), size) for size in ITEMSIZES], value=4),
+        menu(widgets.Dropdown, "bytes each", options=(1, 2, 4, 8), value=4),
         menu(widgets.Dropdown, "swizzle", options=list(tensor_map.SWIZZLES)),
-        menu(widgets.Dropdown, "read of a", options=ACCESSES, value="column"),
+        menu(widgets.Dropdown, "read of a", options=("row", "column", "matrix"), value="column"),
         menu(widgets.IntSlider, "box rows", **extent), menu(widgets.IntSlider, "box columns", **extent),
         number("tensor rows", 48, 1, 4096), number("columns", 96, 1, 4096), x, number("y", -8, -512, 4608)]
     pictures = [widgets.Image(layout={"max_width": "600px", "object_fit": "contain"}) for _ in range(2)]

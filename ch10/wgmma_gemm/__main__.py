@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from ch10.wgmma_gemm import INSTEAD, experiments, resolve_config
 from ch10.wgmma_gemm.configs import STEPS, predict_us
@@ -12,11 +11,11 @@ from tilelab import cli, device
 
 def _shape(text: str) -> tuple[int, int, int]:
     try:
-        m, n, k = (int(part) for part in text.split(","))
+        m, n, k = cli.parse_sizes(text)
     except ValueError:
         m = n = k = 0
     if not 1 <= min(m, n, k) <= max(m, n, k) < 1 << 31 or n % 8 or k % 8:
-        raise argparse.ArgumentTypeError(f"bad shape {text!r}; give M,N,K below 2^31, N and K multiples of 8.")
+        raise argparse.ArgumentTypeError(f"bad shape {text[:60]!r}; give M,N,K below 2^31, N and K multiples of 8.")
     return m, n, k
 
 
@@ -58,4 +57,4 @@ def _check_and_time(options) -> list[dict]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run_main(main)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import json
 import statistics
-import threading
 import time
 from dataclasses import replace
 
@@ -79,43 +78,35 @@ def measure_best(m: int, n: int, k: int, **timing) -> dict:
     """Check and time the configuration that the model picks for a shape; the row holds the predicted time, too."""
     sms = device.current().sms
     config = best_config(m, n, k, sms)
-    checked = verify(config, m, n, k)
-    row = {"name": "best", "config": str(config), "shape": [m, n, k], "status": checked["status"],
-           "reason": checked["reason"], "error": checked["error"], "peer_error": checked["peer_error"]}
-    if checked["status"] == "ok":
-        row |= compare_with_cublas({"best": config}, m, n, k, **timing)[0]
-    return row | {"predicted_ms": predict_us(config, m, n, k, sms) / 1e3}
+    row = {"predicted_ms": predict_us(config, m, n, k, sms) / 1e3,
+           **verify(config, m, n, k), "name": "best", "config": str(config), "shape": [m, n, k]}
+    return row | compare_with_cublas({"best": config}, m, n, k, **timing)[0] if row["status"] == "ok" else row
+
+
+def all_configs() -> dict[str, WgmmaConfig]:
+    """Return the steps of the ladder, and the configurations that a shape may get."""
+    return {**STEPS, **{str(config): config for config in candidates()}}
+
+
+def _compile(configs: dict[str, WgmmaConfig]) -> None:
+    build.compile_ahead(map(wgmma_gemm.job, configs.values()))
 
 
 # ---- correctness
 
-_compile_lock = threading.Lock()
-
-
-def _compile(configs) -> None:
-    """Compile all `configs` in parallel before they are launched; experiments that run side by side do it once."""
-    with _compile_lock:
-        build.compile_ahead(map(wgmma_gemm.job, configs))
-
-
 @experiment("ch10_gemm_check")
 def check_correctness():
     """Check each step, and each configuration that a shape may get, at sizes that no tile divides."""
-    configs = {**STEPS, **{str(config): config for config in candidates()}}
-    _compile(configs.values())
-    rows = []
-    for name, config in configs.items():
-        for shape in RAGGED:
-            if config.kernel == "split" and config.cluster > config.steps(shape[2]):
-                continue
-            rows.append({**verify(config, *shape), "name": name, "shape": list(shape)})
-    return rows
+    _compile(all_configs())
+    return [{**verify(config, *shape), "name": name, "shape": list(shape)}
+            for name, config in all_configs().items() for shape in RAGGED
+            if config.kernel != "split" or config.cluster <= config.steps(shape[2])]
 
 
 def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
     """Run every `shares`-th kernel on small and ragged shapes under a sanitizer; AssertionError for a wrong result."""
     wrong = []
-    for config in (*STEPS.values(), *candidates())[share::shares]:
+    for config in [*all_configs().values()][share::shares]:
         for shape in ((130, 264, 392), (300, 136, 1032)):
             row = verify(config, *shape)
             wrong += [f"{config} {shape}: {row['reason']}"] if row["status"] != "ok" else []
@@ -126,7 +117,7 @@ def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
 @results.experiment("ch10_gemm_sanitizer", source, can_run=lambda: has_wgmma() and check.can_sanitize())
 def run_sanitizers():
     """Run each tool of compute-sanitizer on `sanitizer_cases`."""
-    _compile([*STEPS.values(), *candidates()])  # each tool would compile them one after the other
+    _compile(all_configs())  # each tool would compile them one after the other
     return check.sanitize("ch10.wgmma_gemm.experiments", shares=6)
 
 
@@ -137,7 +128,7 @@ def run_sanitizers():
 def measure_ladder():
     """Time all steps and cuBLAS, interleaved, at 4096 and 8192 cubed, beside the model's prediction for each."""
     rows = []
-    _compile(STEPS.values())
+    _compile(STEPS)
     for side in SQUARES[1:]:
         shape, sms = (side,) * 3, device.current().sms
         configs = {**STEPS, "best": best_config(*shape, sms)}
@@ -149,12 +140,9 @@ def measure_ladder():
 @experiment("ch10_gemm_squares")
 def measure_squares():
     """Time the best configuration against cuBLAS at 2048, 4096 and 8192 cubed: interleaved, then in bursts."""
-    rows = []
-    for side in SQUARES:
-        shape = (side,) * 3
-        rows.append(measure_best(*shape) | {"how": "interleaved"})
-        rows.append({"name": "best", "shape": list(shape), "how": f"bursts of {BURST}", **measure_bursts(*shape)})
-    return rows
+    return [row for side in SQUARES for row in (
+        {**measure_best(side, side, side), "how": "interleaved"},
+        {**measure_bursts(side, side, side), "how": f"bursts of {BURST}"})]
 
 
 def measure_bursts(m: int, n: int, k: int, rounds: int = 12, rest_s: float = 0.05) -> dict:
@@ -174,10 +162,9 @@ def measure_bursts(m: int, n: int, k: int, rounds: int = 12, rest_s: float = 0.0
                 launches[name][call % len(sets)]()
             end.record()
             end.synchronize()
-            if round_number:  # the first round warms up
-                times[name].append(begin.elapsed_time(end) / BURST)
-    found = {name: statistics.median(values) for name, values in times.items()}
-    return {**found, "peer": "cuBLAS", "ratio": found["peer_ms"] / found["ms"],
+            times[name].append(begin.elapsed_time(end) / BURST)
+    found = {name: statistics.median(values[1:]) for name, values in times.items()}  # the first round warms up
+    return {"name": "best", "shape": [m, n, k], **found, "peer": "cuBLAS", "ratio": found["peer_ms"] / found["ms"],
             "tflops": 2 * m * n * k / found["ms"] / 1e9, "status": "ok", "reason": "",
             "config": str(best_config(m, n, k, device.current().sms))}
 
@@ -203,7 +190,7 @@ def measure_raster():
     tile = replace(STEPS["raster"], group=1)
     configs = {f"{cluster} {group}": replace(tile, cluster=cluster, group=group)
                for cluster in (1, 2) for group in RASTERS}
-    _compile(configs.values())
+    _compile(configs)
     rows = compare_with_cublas(configs, 8192, 8192, 8192, rounds=12)
     return [{**row, "cluster": configs[row["name"]].cluster, "group": configs[row["name"]].group} for row in rows]
 
@@ -220,14 +207,15 @@ def _most_stages(columns: int) -> WgmmaConfig:
 @experiment("ch10_gemm_width")
 def measure_width():
     """Time tiles of 128 x 128 to 128 x 256 at three sizes, beside the share of the SMs' waves that they fill."""
-    rows = []
+    rows, sms = [], device.current().sms
+    configs = {str(columns): _most_stages(columns) for columns in (128, 160, 192, 208, 224, 256)}
     for side in SQUARES:
-        configs = {str(columns): _most_stages(columns) for columns in (128, 160, 192, 208, 224, 256)}
         for row in compare_with_cublas(configs, side, side, side, rounds=10):
-            tiles = configs[row["name"]].tiles(side, side)
-            waves = -(-tiles // device.current().sms)
-            rows.append({**row, "columns": int(row["name"]), "tiles": tiles, "waves": waves,
-                         "useful": side * side / (waves * device.current().sms * 128 * int(row["name"]))})
+            config = configs[row["name"]]
+            tiles = config.tiles(side, side)
+            waves = -(-tiles // sms)
+            rows.append({**row, "columns": config.block_n, "tiles": tiles, "waves": waves,
+                         "useful": side * side / (waves * sms * 128 * config.block_n)})
     return rows
 
 
@@ -374,7 +362,7 @@ def run_fault(fault: str, limit_s: float = 10) -> dict:
 @experiment("ch10_gemm_broken", source=lambda: source(fault_patches))
 def run_broken_kernels():
     """Run the kernel with each fault, all at once, because some hang."""
-    _compile([STEPS["tile"]])
+    _compile({"tile": STEPS["tile"]})
     faults = fault_patches()
     found = check.run_side_by_side(*(functools.partial(run_fault, fault) for fault in faults))
     return [{"name": fault, "kernel": str(BROKEN_CONFIG) + (f", without {fault}" if fault != "nothing" else ""), **row}

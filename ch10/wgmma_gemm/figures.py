@@ -175,40 +175,24 @@ def draw_timeline(rows: Sequence[dict], *, title: str, source: str = "") -> plot
     return figure
 
 
-def draw_ladder(rows: Sequence[dict], *, ceiling_tflops: float, title: str, source: str) -> plots.Picture:
-    """Draw the steps of the kernel as percent of the measured ceiling, cuBLAS's fastest burst.
+def draw_ladder(rows: Sequence[dict], *, title: str, source: str) -> plots.Picture:
+    """Draw the speed of the kernel's steps beside cuBLAS in the same run, the median of tflops / ratio.
 
-    Rows have name, shape, tflops, ratio and perhaps `predicted` (TFLOP/s), which is a hollow marker. The dashed line is
-    cuBLAS in the same run, the median of tflops / ratio. A row that did not run is drawn with its reason.
+    Rows have name, shape, tflops, ratio and perhaps `predicted` (TFLOP/s), which is a hollow marker on the bar's edge.
+    A row that did not run is drawn with its reason.
     """
     if len({str(row.get("shape")) for row in rows}) > 1:
         raise ValueError("all rows of a ladder must have one shape, because cuBLAS is one line.")
-    percent = 100 / ceiling_tflops
-    steps = [{**row, "name": "course", "step": row["name"],
-              "percent": row["tflops"] * percent if row.get("tflops") else None} for row in rows]
-    peers = [row["percent"] / row["ratio"] for row in steps if row["percent"] and row.get("ratio")]
-    peer = float(f"{statistics.median(peers):.3g}") if peers else None
-    figure = plots.ladder(steps, label="step", title=title, source=source, value="percent",
-                          unit=f"% of the ceiling, cuBLAS's fastest burst: {ceiling_tflops:,.0f} TFLOP/s", ceiling=peer,
+    peers = [row["tflops"] / row["ratio"] for row in rows if row.get("ratio")]
+    figure = plots.ladder([{**row, "name": "course", "step": row["name"]} for row in rows], label="step", title=title,
+                          source=source, ceiling=float(f"{statistics.median(peers):.3g}") if peers else None,
                           ceiling_label="cuBLAS")
     axes, = figure.axes
-    marks = {len(rows) - 1 - index: row["predicted"] * percent for index, row in enumerate(rows)
-             if row.get("predicted")}
-    if not marks:
-        return figure
-    right = max(axes.get_xlim()[1], 1.12 * max(marks.values()))
-    axes.set_xlim(0, right)
-    for y, value in marks.items():
-        axes.plot(value, y, "D", markerfacecolor="white", markeredgecolor=plots.colour("proposed"), markersize=5,
-                  markeredgewidth=1.4, zorder=4)
-        for text in axes.texts:  # move a number that the marker, or cuBLAS's line, would cover
-            at, line = text.get_position()
-            for there in sorted((value, peer or value)) if line == y else ():
-                if at - 0.02 * right < there < at + 0.065 * right:
-                    at = there + 0.025 * right
-            text.set_x(at)
-    axes.plot([], [], "D", markerfacecolor="white", markeredgecolor=plots.colour("proposed"), markersize=5,
-              markeredgewidth=1.4, label="predicted")
-    axes.legend(fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.1,
-                handletextpad=0.3)
+    marks = {y + 0.35: row["predicted"] for y, row in zip(range(len(rows))[::-1], rows) if row.get("predicted")}
+    if marks:
+        axes.plot(marks.values(), marks.keys(), "D", markerfacecolor="white", markeredgecolor=GREEN, markersize=5,
+                  markeredgewidth=1.4, label="predicted")
+        axes.set_xlim(0, max(axes.get_xlim()[1], 1.05 * max(marks.values())))
+        axes.legend(fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.1,
+                    handletextpad=0.3)
     return figure

@@ -12,6 +12,14 @@ from tilelab import device, results
 from tilelab.sweep import Sweep
 from tilelab.tunable import Roofline, TargetSpace, TunableKernel, load_ceiling
 
+FIGURES = ("status", "reason", "ms", "peer", "peer_ms", "ratio", "tflops", "error", "peer_error")
+RECORDED = ("name", "config", "kernel", "shape", "dtype", "status", "reason", "ms", "peer_ms", "ratio", "tflops",
+            "registers", "smem", "final_ms", "final_ratio")
+
+
+def _select(row: dict, keys) -> dict:
+    return {key: row[key] for key in keys if key in row}
+
 
 @dataclasses.dataclass(frozen=True)
 class WgmmaSpace(TargetSpace):
@@ -56,19 +64,13 @@ class WgmmaSpace(TargetSpace):
 
     def measure(self, config):
         row = experiments.verify(config, *self.shape)
-        found = {key: row[key] for key in ("status", "reason", "error", "peer_error")}
         if row["status"] == "ok":
-            timing = experiments.QUICK
-            found |= _keep_figures(experiments.compare_with_cublas({"config": config}, *self.shape, **timing)[0])
-        return found
+            row |= experiments.compare_with_cublas({"config": config}, *self.shape, **experiments.QUICK)[0]
+        return _select(row, FIGURES)
 
     def measure_finalists(self, configs):
         named = {str(config): config for config in configs}
-        return [_keep_figures(row) for row in experiments.compare_with_cublas(named, *self.shape)]
-
-
-def _keep_figures(row: dict) -> dict:
-    return {key: row[key] for key in ("status", "reason", "ms", "peer", "peer_ms", "ratio", "tflops") if key in row}
+        return [_select(row, FIGURES) for row in experiments.compare_with_cublas(named, *self.shape)]
 
 
 def grid() -> list[WgmmaConfig]:
@@ -82,10 +84,7 @@ def grid() -> list[WgmmaConfig]:
 @experiments.experiment("ch10_gemm_sweep")
 def measure_sweep():
     """Sweep the grid at 4096 cubed."""
-    kept = ("name", "config", "kernel", "shape", "dtype", "status", "reason", "ms", "peer_ms", "ratio", "tflops",
-            "registers", "smem", "final_ms", "final_ratio")
-    return [{key: row[key] for key in kept if key in row}
-            for row in Sweep(grid(), WgmmaSpace(4096, 4096, 4096)).finish()]
+    return [_select(row, RECORDED) for row in Sweep(grid(), WgmmaSpace(4096, 4096, 4096)).finish()]
 
 
 def _make_space(shape: tuple[int, ...], dtype: str, target: str | None) -> WgmmaSpace:

@@ -9,23 +9,27 @@ from ch10.tile_pipeline import box_dump, explorer
 from tilelab import plots
 
 
+def banks(*box):
+    return explorer.addresses(*box) // 4 % 32
+
+
 def test_banks_of_rows_of_128_bytes():
-    plain = explorer.banks(32, 32, 4)
+    plain = banks(32, 32, 4)
     assert plain.shape == (32, 32) and numpy.issubdtype(plain.dtype, numpy.integer)
     assert (plain == numpy.arange(32)).all()
-    shuffled = explorer.banks(32, 32, 4, "128B")
+    shuffled = banks(32, 32, 4, "128B")
     assert shuffled[:9, 0].tolist() == [0, 4, 8, 12, 16, 20, 24, 28, 0]
     assert shuffled[1, :8].tolist() == [4, 5, 6, 7, 0, 1, 2, 3]
     assert (numpy.sort(shuffled, axis=1) == plain).all(), "a row stays in its line"
-    assert explorer.banks(4, 32, 4, "32B")[:, 0].tolist() == [0, 4, 0, 4]
-    assert explorer.banks(5, 32, 4, "64B")[:, 0].tolist() == [0, 4, 8, 12, 0]
+    assert banks(4, 32, 4, "32B")[:, 0].tolist() == [0, 4, 0, 4]
+    assert banks(5, 32, 4, "64B")[:, 0].tolist() == [0, 4, 8, 12, 0]
 
 
 def test_banks_of_narrow_rows_and_of_other_elements():
-    assert explorer.banks(9, 8, 4, "32B")[:, 0].tolist() == [0, 8, 16, 24, 4, 12, 20, 28, 0]
-    assert explorer.banks(5, 16, 4, "64B")[:, 0].tolist() == [0, 16, 4, 20, 8]
-    assert explorer.banks(1, 16, 1)[0].tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
-    assert explorer.banks(1, 17, 8)[0].tolist() == [*range(0, 32, 2), 0]
+    assert banks(9, 8, 4, "32B")[:, 0].tolist() == [0, 8, 16, 24, 4, 12, 20, 28, 0]
+    assert banks(5, 16, 4, "64B")[:, 0].tolist() == [0, 16, 4, 20, 8]
+    assert banks(1, 16, 1)[0].tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+    assert banks(1, 17, 8)[0].tolist() == [*range(0, 32, 2), 0]
 
 
 @pytest.mark.parametrize("swizzle, column, matrix", [("none", 32, 8), ("32B", 16, 4), ("64B", 8, 2), ("128B", 4, 1)])
@@ -44,7 +48,6 @@ def test_a_box_as_wide_as_its_swizzle_reads_matrices_without_conflict(swizzle, s
 
 def test_a_word_comes_once_for_all_lanes_that_read_it():
     assert explorer.conflicts(1, 32, 1, "none", "row") == 1
-    assert "32 lanes in 8 banks, no conflict" in explorer.describe_read(1, 32, 1, "none", "row")
     assert explorer.conflicts(32, 1, 1, "none", "column") == 1, "rows of a byte: a column is four lanes a word"
 
 
@@ -55,10 +58,10 @@ def test_eight_bytes_go_by_half_warps():
 
 
 @pytest.mark.parametrize("arguments, sentence", [
-    ((32, 32, 4, "none", "column"), "a column of 32 rows: 32 lanes in 1 bank, 32-way conflict"),
-    ((32, 32, 4, "128B", "column"), "a column of 32 rows: 32 lanes in 8 banks, 4-way conflict"),
-    ((32, 64, 2, "128B", "matrix"), "a matrix of 8 rows × 16 bytes: 8 lanes in 32 banks, no conflict"),
-    ((1, 4, 4, "none", "column"), "a column of 1 row: 1 lane in 1 bank, no conflict")])
+    ((32, 32, 4, "none", "column"), "column of 32 × 4 bytes: 32 lanes touch 1 of 32 banks, 32-way conflict"),
+    ((32, 32, 4, "128B", "column"), "column of 32 × 4 bytes: 32 lanes touch 8 of 32 banks, 4-way conflict"),
+    ((32, 64, 2, "128B", "matrix"), "matrix of 8 × 16 bytes: 8 lanes touch 32 of 32 banks, no conflict"),
+    ((1, 32, 1, "none", "row"), "row of 32 × 1 bytes: 32 lanes touch 8 of 32 banks, no conflict")])
 def test_a_read_is_described(arguments, sentence):
     assert explorer.describe_read(*arguments) == sentence
 
@@ -69,7 +72,7 @@ def numbers(axes):
 
 def test_a_picture_shows_what_is_read_and_numbers_the_units():
     figure = explorer.draw(8, 32, 4, "column", ["128B"])
-    assert figure.get_suptitle() == "A column of 8 rows: 8 lanes in 8 banks, no conflict"
+    assert figure.get_suptitle() == "Column of 8 × 4 bytes: 8 lanes touch 8 of 32 banks, no conflict"
     assert_legible(figure)
     _, box = figure.axes
     assert len(box.patches) == 8 and numbers(box)[:16] == [*"01234567", *"10325476"]
@@ -127,7 +130,7 @@ def test_widgets_answer_and_lose_nothing(menus):
         return [bytes(picture.value) for picture in pictures.children]
 
     steps = [menus["box at x"].step]
-    for name, value in (("box rows", 4), ("swizzle", "128B"), ("read of a", "matrix"), ("element", 2),
+    for name, value in (("box rows", 4), ("swizzle", "128B"), ("read of a", "matrix"), ("bytes each", 2),
                         ("box at x", -8), ("y", 40), ("tensor rows", 64), ("columns", 104)):
         last = seen()
         menus[name].value = value
@@ -146,6 +149,6 @@ def test_widgets_answer_and_lose_nothing(menus):
 
 
 def test_rows_narrower_than_the_swizzle_begin_a_swizzle_apart():
-    narrow, whole = (explorer.banks(16, columns, 4, "128B") for columns in (8, 32))
+    narrow, whole = (banks(16, columns, 4, "128B") for columns in (8, 32))
     assert (narrow == whole[:, :8]).all()
     assert explorer.conflicts(32, 8, 4, "128B", "column") == explorer.conflicts(32, 32, 4, "128B", "column") == 4

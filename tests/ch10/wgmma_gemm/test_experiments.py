@@ -1,12 +1,16 @@
+"""What is measured and swept: events in order, spaces that reject, and how a broken kernel ends."""
+
 import sys
 
 import pytest
 
+from ch10 import wgmma_gemm
 from ch10.wgmma_gemm import experiments, sweep
 from ch10.wgmma_gemm.configs import rejection
 from ch10.wgmma_gemm.experiments import EVENTS, pair_events
 from ch10.wgmma_gemm.sweep import WgmmaSpace
 from tilelab import results
+from tilelab.patch import patched_source
 
 CODE = {name: index for index, name in enumerate(EVENTS)}
 
@@ -66,7 +70,7 @@ def test_the_subject_offers_what_exists():
 
 
 def test_only_the_source_of_what_is_measured_counts():
-    assert experiments.source() == experiments.check_correctness.source() != results.source_hash(experiments.wgmma_gemm)
+    assert experiments.source() == experiments.check_correctness.source() != results.source_hash(wgmma_gemm)
 
 
 FAKE = r"""#!/bin/sh
@@ -80,6 +84,13 @@ esac
 """
 
 
+def test_a_patch_that_no_longer_matches_is_found():
+    with pytest.raises(AssertionError, match="contains 'no such line' 0 times, not 1 times"), patched_source(
+            wgmma_gemm.SOURCE, ("no such line", "", 1)):
+        pass
+
+
+@pytest.mark.fault
 def test_how_a_broken_kernel_ended(monkeypatch, tmp_path):
     program = tmp_path / "python"
     program.write_text(FAKE)

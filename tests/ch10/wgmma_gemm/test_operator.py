@@ -1,4 +1,4 @@
-import re
+"""The operator: what it refuses, and on a GPU with WGMMA what it computes."""
 
 import pytest
 import torch
@@ -6,87 +6,13 @@ import torch
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm import experiments
 from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, candidates
-from tilelab import build, device
-from tilelab.patch import patched_source
+from tilelab import device
 
 A, B = torch.zeros(16, 64, dtype=torch.bfloat16), torch.zeros(24, 64, dtype=torch.bfloat16).T
-EVERY = {**STEPS, **{str(config): config for config in candidates()}}
-
-
-@pytest.fixture(scope="module")
-def built():
-    """Reports by name, compiled for sm_90a."""
-    jobs = {name: wgmma_gemm.job(config) for name, config in EVERY.items()}
-    reports = {report.job.name: report for report in build.build(jobs.values())}
-    return {name: reports[job.name] for name, job in jobs.items()}
-
-
-# ---- what the compiler makes of it
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_every_configuration_compiles_and_holds_what_it_teaches(built, name):
-    report, config = built[name], EVERY[name]
-    assert report.launchable and report.spills == 0 and report.threads == config.threads, report.reason
-    counts = report.counts
-    assert counts["HGMMA"] == 4 * config.boxes_per_stage * config.block_m // config.consumers // 64
-    assert counts["UTMALDG"] and counts["SYNCS"] and bool(counts["UTMASTG"]) == (config.kernel != "split")
-    assert not re.search(r"\bHMMA|\bLDGSTS", report.sass)
-
-
-def test_the_products_of_a_step_follow_each_other_without_a_wait(built):
-    lines = [line for line in built["tile_128x256"].sass.splitlines() if "HGMMA" in line or "WARPGROUP.DEPBAR" in line]
-    first = next(index for index, line in enumerate(lines) if "HGMMA" in line)
-    assert all("HGMMA" in line for line in lines[first:first + 4]) and "DEPBAR" in lines[first + 4]
-
-
-def test_registers_are_handed_over(built):
-    for name, sass in ((name, built[name].sass) for name in ("warp_specialized", "tile_128x256")):
-        assert "USETMAXREG.DEALLOC" in sass and "USETMAXREG.TRY_ALLOC" in sass, name
-    assert "USETMAXREG" not in built["ring"].sass
-
-
-def test_a_cluster_needs_no_fence_of_the_whole_gpu_at_each_step(built):
-    body = built["cluster"].sass
-    loop = body[body.index("HGMMA"):body.rindex("HGMMA")]
-    assert "MEMBAR" not in loop and "UTMALDG.2D.MULTICAST" in body
-
-
-@pytest.mark.parametrize("target", ["sm_100a", "sm_120a"])
-def test_no_other_target_has_wgmma(target):
-    report = build.build_one(wgmma_gemm.job(STEPS["raster"], target))
-    assert report.status == "failed"
-    assert re.search(rf"not supported on \.target '{target}'|does not compile for {target}", report.reason)
-
-
-def test_time_stamps_are_in_the_patched_kernel_alone(built):
-    assert "CS2R" not in built["tile"].sass
-    with patched_source(wgmma_gemm.SOURCE, *experiments.time_stamp_patch()) as patched:
-        for config in experiments.TIMELINE_CONFIGS.values():
-            report = build.build_one(wgmma_gemm.job(config, source=patched))
-            assert report.launchable and "CS2R" in report.sass, report.reason
-
-
-@pytest.mark.parametrize("fault", experiments.fault_patches())
-def test_each_fault_compiles_to_another_kernel(fault):
-    with patched_source(wgmma_gemm.SOURCE, *experiments.fault_patches()[fault]) as patched:
-        report = build.build_one(wgmma_gemm.job(experiments.BROKEN_CONFIG, source=patched))
-    whole = build.build_one(wgmma_gemm.job(experiments.BROKEN_CONFIG))
-    assert report.launchable and report.spills == 0 and (report.sass == whole.sass) == (fault == "nothing")
-
-
-def test_a_patch_that_no_longer_matches_is_found():
-    with pytest.raises(AssertionError, match="contains 'no such line' 0 times, not 1 times"), patched_source(
-            wgmma_gemm.SOURCE, ("no such line", "", 1)):
-        pass
-
-
-# ---- arguments
-
 
 def test_the_arguments_follow_torch_mm():
     a, b = torch.randn(5, 8), torch.randn(8, 16)
-    torch.testing.assert_close(wgmma_gemm.spec(a, b), torch.mm(a.double(), b.double()))
+    assert torch.equal(wgmma_gemm.spec(a, b), torch.mm(a.double(), b.double()))
 
 
 @pytest.mark.parametrize("a, b, out, said", [
@@ -134,21 +60,19 @@ def test_a_configuration_is_found_by_name():
 
 # ---- on a GPU
 
-HOPPER = pytest.mark.skipif(not device.current().has_wgmma,
-                            reason=f"needs a GPU with WGMMA: here is {device.current().describe()}")
+
+def hopper(test):
+    """Mark a test that needs a GPU with WGMMA."""
+    other = pytest.mark.skipif(not device.current().has_wgmma, reason=f"no WGMMA on {device.current().describe()}")
+    return pytest.mark.gpu(other(test))
 
 
-@HOPPER
-@pytest.mark.parametrize("name", EVERY)
-def test_every_configuration_is_right(name):
-    for shape in experiments.RAGGED:
-        if EVERY[name].kernel == "split" and EVERY[name].cluster > EVERY[name].steps(shape[2]):
-            continue
-        row = experiments.verify(EVERY[name], *shape)
-        assert row["status"] == "ok", (shape, row["reason"])
+@hopper
+def test_every_configuration_is_right_at_ragged_shapes():
+    assert not [row for row in experiments.check_correctness().rows if row["status"] != "ok"]
 
 
-@HOPPER
+@hopper
 @pytest.mark.parametrize("size", [128, 1024])
 def test_kernels_that_start_early_wait_for_what_they_read_and_overwrite(size):
     """A chain in which each result is the next one's operand, and buffers are written again while others read."""
@@ -167,7 +91,7 @@ def test_kernels_that_start_early_wait_for_what_they_read_and_overwrite(size):
     assert all(map(torch.equal, buffers, slow))
 
 
-@HOPPER
+@hopper
 @pytest.mark.parametrize("name", ["raster", "best"])
 def test_a_launch_is_replayed_in_a_graph(name):
     a, b, out = experiments.make_inputs(300, 264, 520)
@@ -182,7 +106,7 @@ def test_a_launch_is_replayed_in_a_graph(name):
     assert torch.equal(out, wanted) and launch.out is out
 
 
-@HOPPER
+@hopper
 def test_out_of_the_operands_and_views_of_a_buffer():
     buffer = torch.randn(64, 192, device="cuda").bfloat16()
     a, b, out = buffer[:, :64], buffer[:, 64:128].T, buffer[:, 128:]
@@ -193,13 +117,13 @@ def test_out_of_the_operands_and_views_of_a_buffer():
     assert not wide[:, 16:80].isnan().any() and wide[:, :16].isnan().all() and wide[:, 80:].isnan().all()
 
 
-@HOPPER
-@pytest.mark.parametrize("m, n, k", [(0, 16, 64), (16, 0, 64), (16, 16, 0)])
-def test_empty_operands_give_an_empty_or_a_zero_result(m, n, k):
-    a, b, out = experiments.make_inputs(m, n, k)
-    assert torch.equal(wgmma_gemm.gemm(a, b, out=out.fill_(7)), torch.zeros_like(out))
+@hopper
+def test_empty_operands_give_an_empty_or_a_zero_result():
+    for shape in (0, 16, 64), (16, 0, 64), (16, 16, 0):
+        a, b, out = experiments.make_inputs(*shape)
+        assert torch.equal(wgmma_gemm.gemm(a, b, out=out.fill_(7)), torch.zeros_like(out)), shape
 
 
-@HOPPER
+@hopper
 def test_cases_for_the_sanitizer_are_right():
     experiments.sanitizer_cases()
