@@ -113,19 +113,18 @@ def rewrite_figures(readme: str) -> str:
 
     ValueError if a line of the README lacks its words, or a record lacks a figure.
     """
-    evidence = Evidence()
     for notebook, words, figures in ANSWERS:
         start = readme.find(f"(notebooks/{notebook}.ipynb) |")
         end = readme.find("\n", start)
         found = re.search(FIGURE.join(map(re.escape, PLACE.split(words))), readme[start:end])
         if start < 0 or found is None:
             raise ValueError(f"README.md's line about {notebook} must hold {words!r}, with a figure for each #.")
+        evidence = Evidence()
         try:
-            new = fill_in(words, figures(evidence))
+            with evidence.explain_errors(f"the answer of {notebook}, {words!r},"):
+                new = fill_in(words, figures(evidence))
         except FileNotFoundError:
             continue
-        except (ArithmeticError, LookupError, StopIteration, TypeError, ValueError) as error:
-            raise ValueError(f"the records give no figures for {words!r} of {notebook}: {error!r}.") from error
         readme = readme[:start] + readme[start:end].replace(found[0], new, 1) + readme[end:]
     return readme
 

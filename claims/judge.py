@@ -8,13 +8,14 @@ figure come from the same rows, and nothing else about a claim is written down, 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import pathlib
 import urllib.parse
 from collections.abc import Callable, Iterable
 
-from tilelab import results
+from tilelab import device, results
 
 ROOT = pathlib.Path(__file__).parents[1]
 HOLDS, ONLY_IF, REFUTED, UNTESTED = "holds", "holds only if", "refuted", "cannot be tested here"
@@ -54,11 +55,23 @@ class Evidence:
         self.used.append(experiment)
         return [row for row in self.load(experiment) if fields.items() <= row.items()]
 
+    @contextlib.contextmanager
+    def explain_errors(self, reader: str):
+        """Turn what `reader` raises for rows without a field, or with a field of another type, into a ValueError."""
+        try:
+            yield
+        except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
+            records, why = " and ".join(dict.fromkeys(self.used)), f"{type(error).__name__}: {device.first_line(error)}"
+            raise ValueError(f"{reader} cannot be judged by {records} ({why}).") from error
+
     def load(self, experiment: str) -> list[dict]:
         try:
-            return results.load(experiment, results.PREFERRED)["rows"]
+            record = results.load(experiment, results.PREFERRED)
         except FileNotFoundError:
-            return results.load(experiment, results.NO_GPU.slug)["rows"]
+            record = results.load(experiment, results.NO_GPU.slug)
+        if not record["rows"]:
+            raise ValueError("the record has no rows")  # a rule about all rows would hold
+        return record["rows"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +89,11 @@ class Claim:
         return ROOT / "notebooks" / f"{self.notebook}.ipynb"
 
     def judge(self) -> Judgement:
+        """Return the judgement by today's records; ValueError if a record that the rule reads is damaged."""
         evidence = Evidence()
         try:
-            finding = self.rule(evidence)
+            with evidence.explain_errors(f"the claim {self.name!r}"):
+                finding = self.rule(evidence)
         except FileNotFoundError:
             finding = Finding(NO_RECORD, "", evidence.used[-1])
         return Judgement(self, finding, tuple(evidence.used))

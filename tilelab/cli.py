@@ -6,18 +6,43 @@ A bad argument is one line on stderr, rows are a table or one JSON object, and t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import pathlib
+import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from tilelab import device, results
 
 
+def run_main(main: Callable[[], int]) -> NoReturn:
+    """Run a command line and end the process with its exit status.
+
+    A reader that closes the pipe early, as `head -1` does, ends the process silently, as SIGPIPE would.
+    """
+    try:
+        try:
+            status = main()
+        except SystemExit as stopped:  # argparse prints --help and leaves
+            status = stopped.code
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        status = 128 + signal.SIGPIPE
+    sys.exit(status)
+
+
 def make_plain_parser(module: str, description: str) -> argparse.ArgumentParser:
     """Return a parser for `python -m module` whose errors are one line on stderr, with exit status 2."""
+    def error(message: str) -> NoReturn:
+        line = re.sub(r"\S{300,}", lambda word: f"{word[0][:60]}…", " ".join(message.split()))
+        parser.exit(2, f"{parser.prog}: {line}\n")
+
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
-    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
+    parser.error = error
     return parser
 
 
@@ -46,12 +71,28 @@ def choose_variants(parser: argparse.ArgumentParser, variant: str, named: dict) 
     return {name: named[name] for name in wanted}
 
 
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Return the whole numbers of "4096,4096,64". ValueError for other text, and for numbers of over 18 digits."""
+    parts = text.split(",")
+    if any(len(part) > 18 for part in parts):
+        raise ValueError(f"a size has at most 18 digits; it is {text[:60]}.")
+    return tuple(map(int, parts))
+
+
+def write_json(record: dict, path: str) -> None:
+    """Write a record as one JSON object to the file `path`, or to standard output for "-"."""
+    text = results.to_json(record)
+    print(text, end="") if path == "-" else results.write_atomically(pathlib.Path(path), text)
+
+
 def unwritable_reason(path: str) -> str:
     """Return why nothing can be written to `path`, for a check before the work; "" when it seems possible."""
     try:
         file = pathlib.Path(path)
         if not path:
             return "it is empty"
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            file.stat()  # an OSError for a symbolic link that leads to itself
         if file.is_dir():
             return f"{path} is a folder"
         nearest = next(parent for parent in (file, *file.absolute().parents) if parent.exists())
@@ -77,8 +118,9 @@ def run_and_report(module: str, columns: Sequence[str], source: str, path: str |
             print(results.table(rows, f"{record.experiment}: {label}",
                                 [name for name in columns if any(name in row for row in rows)]))
         if path:
-            text = results.to_json(record.data)
-            print(text, end="") if path == "-" else results.write_atomically(pathlib.Path(path), text)
+            write_json(record.data, path)
+    except BrokenPipeError:
+        raise  # to `run_main`
     except (ValueError, OSError, RuntimeError) as error:  # Unsupported and CompileError are RuntimeErrors
         print(f"python -m {module}: {device.first_line(error)}.", file=sys.stderr)
         return 2

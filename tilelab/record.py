@@ -14,11 +14,8 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import re
-import sys
-import tempfile
 import time
 
 import filelock
@@ -130,7 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     here, gpus = device.current(), device.same_model_uuids()
     locks = [results.results_folder() / ".recording",
-             *(pathlib.Path(tempfile.gettempdir(), f"tiles-in-flight-{os.getuid()}-{gpu}.recording") for gpu in gpus)]
+             *(device.user_lock_path(f"{gpu}.recording") for gpu in gpus)]
     with contextlib.ExitStack() as stack:
         try:
             paths = _find_notebooks(options.notebooks)
@@ -148,4 +145,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run_main(main)

@@ -256,6 +256,10 @@ def save(record: dict, to: pathlib.Path | None = None) -> pathlib.Path:
     return path
 
 
+def _refuse_constant(name: str):
+    raise ValueError(f"it holds {name}")
+
+
 def load(experiment: str, gpu: str | None = None) -> dict:
     """Return the record of an experiment on `gpu`, a folder of results/.
 
@@ -271,7 +275,7 @@ def load(experiment: str, gpu: str | None = None) -> dict:
         raise FileNotFoundError(f"no record of {experiment}{f' on {gpu}' if gpu else ''} in {results_folder().name}/: "
                                 f"there is {', '.join(others) or 'nothing yet'}.")
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}.") from error
     wrong = [key for key, kind in KEYS.items() if not isinstance(record, dict) or not isinstance(record.get(key), kind)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from ch14.attention import configs, experiments, job
 from ch14.attention.configs import HEAD_DIMS, best_config, rejection
@@ -15,7 +14,7 @@ COLUMNS = ["name", "config", "status", "ms", "tflops", "ratio", "error", "peer_e
 
 def _parse_shape(text: str) -> tuple[int, ...]:
     try:
-        shape = tuple(int(part) for part in text.split(","))
+        shape = cli.parse_sizes(text)
     except ValueError:
         shape = ()
     if len(shape) != 5 or min(shape) < 1 or shape[1] % shape[2] or shape[3] > 1 << 16 or shape[4] not in HEAD_DIMS \
@@ -74,4 +73,4 @@ def _measure(options) -> list[dict]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run_main(main)

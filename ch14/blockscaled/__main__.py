@@ -5,8 +5,6 @@ The options are the same as in CUTLASS's example, which the field note uses.
 
 from __future__ import annotations
 
-import sys
-
 import torch
 
 from ch14 import blockscaled, mx_formats
@@ -194,4 +192,4 @@ def _measure(options) -> list[dict]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run_main(main)

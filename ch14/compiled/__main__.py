@@ -25,7 +25,7 @@ def _parse_options(argv):
     options = cli.parse_options(parser, argv)
     usual = next(shape for family, shape, _ in experiments.CASES if family == options.workload)
     try:
-        options.shape = usual if options.shape is None else tuple(map(int, options.shape.split(",")))
+        options.shape = usual if options.shape is None else cli.parse_sizes(options.shape)
     except ValueError:
         parser.error(f"--shape takes sizes such as {','.join(map(str, usual))}; it is {options.shape[:60]!r}.")
     try:
@@ -53,4 +53,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run_main(main)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from ch14 import descriptors
 from ch14.descriptors import experiments
 from ch14.descriptors.configs import OPS, configs
@@ -21,7 +19,7 @@ def _parse_options(argv):
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
     options = cli.parse_options(parser, argv)
     try:
-        options.rows, options.columns = map(int, options.shape.split(","))
+        options.rows, options.columns = cli.parse_sizes(options.shape)
     except ValueError:
         parser.error(f"--shape takes two sizes such as 16384,16384; it is {options.shape[:60]!r}.")
     if options.rows < 1 or options.columns < 8 or options.columns % 8 or options.rows * options.columns > 1 << 33:
@@ -63,4 +61,4 @@ def _measure(options) -> list[dict]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run_main(main)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import sys
 
 from tqdm import tqdm
@@ -35,8 +34,13 @@ def _parse_options(argv):
         parser.error(f"--copy goes with --json only; --{min(given - {'copy', 'json'})} was given too.")
     if options.sweep and "config" in given:
         parser.error("--sweep brings its own configurations: leave out --config.")
-    if options.journal and pathlib.Path(options.journal).is_dir():  # refused before the work, not after it
-        parser.error(f"--journal takes a file; {options.journal} is a folder.")
+    if options.journal is not None:  # refused before the work, not after it
+        if reason := cli.unwritable_reason(options.journal):
+            parser.error(f"--journal takes a file; {reason}.")
+        try:
+            options.journal = Journal(options.journal)
+        except (OSError, ValueError) as error:
+            parser.error(f"--journal: {error}")
     if options.dtype == "fp8" and options.layout == "n":
         parser.error("float8 tensor cores read B with K contiguous: leave out --layout n.")
     return options
@@ -45,12 +49,13 @@ def _parse_options(argv):
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return 0 when all is fine, 1 for a wrong result, 2 when nothing could run, 130 cancelled."""
     options = _parse_options(argv)
-    journal = Journal(options.journal) if options.journal else None
+    journal = options.journal
     try:
-        record = _measure_copies(options) if options.copy else _run_sweep(options, journal)
+        record = _measure_copies(options) if options.copy else _run_sweep(options)
         if options.json:
-            text = results.to_json(record.data)
-            print(text, end="") if options.json == "-" else results.write_atomically(pathlib.Path(options.json), text)
+            cli.write_json(record.data, options.json)
+    except BrokenPipeError:
+        raise  # to `cli.run_main`
     except (ValueError, OSError, device.Unsupported) as error:
         print(f"python -m ch14.gemm: {error}", file=sys.stderr)
         return 2
@@ -84,12 +89,12 @@ def _choose_configs(options, m, n, k) -> list:
     return rank_configs("course", m, n, k, options.dtype, options.target or target, sms)[:1]
 
 
-def _run_sweep(options, journal: Journal | None) -> results.Record:
+def _run_sweep(options) -> results.Record:
     """Measure what was asked for; print a row as each finishes, with a progress bar on stderr beside a sweep."""
     try:
-        m, n, k = (int(part) for part in options.mnk.split(","))
+        m, n, k = cli.parse_sizes(options.mnk)
     except ValueError:
-        raise ValueError(f"--mnk takes three sizes such as 4096,4096,4096; it is {options.mnk!r}.") from None
+        raise ValueError(f"--mnk takes three sizes such as 4096,4096,4096; it is {options.mnk[:60]!r}.") from None
     space = make_space((m, n, k), options.dtype, options.target)
     if options.target:
         device.target_limits(options.target)
@@ -100,7 +105,7 @@ def _run_sweep(options, journal: Journal | None) -> results.Record:
         raise device.Unsupported(rejection(next(iter(configs().values())), options.target, options.dtype))
     which = "sweep" if options.sweep else options.config if "," not in options.config else "tile"
     space = dataclasses.replace(space, layout=options.layout, which=which, careful=not options.sweep)
-    sweep = Sweep(chosen, space, journal=journal)
+    sweep = Sweep(chosen, space, journal=options.journal)
     show = print if options.json != "-" else lambda *_, **__: None
     # `disable=None` leaves the bar out where stderr is no terminal.
     with tqdm(total=sweep.total, unit=" configurations", disable=None if options.sweep else True) as bar:
@@ -130,4 +135,4 @@ def _format_row(row: dict) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run_main(main)

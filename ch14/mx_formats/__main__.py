@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from ch14 import mx_formats
 from ch14.mx_formats import experiments, number_formats
 from tilelab import build, cli, device
@@ -23,10 +21,13 @@ def _parse_options(argv):
     parser.add_argument("--tiled", action="store_true", help="scales in tiles of 128 x 4, as Blackwell reads them")
     parser.add_argument("--target", choices=device.TARGETS[1:], help="compile only, for this target; needs no GPU")
     options = cli.parse_options(parser, argv)
-    sides = options.shape.split(",")
-    if len(sides) != 2 or not all(side.isascii() and side.isdigit() and 0 < int(side) <= MAX_SIDE for side in sides):
+    try:
+        rows, columns = cli.parse_sizes(options.shape)
+    except ValueError:
+        rows = columns = 0
+    if not 1 <= min(rows, columns) <= max(rows, columns) <= MAX_SIDE:
         parser.error(f"--shape must be R,C, whole numbers from 1 to {MAX_SIDE:,}; it is {options.shape[:60]}.")
-    options.shape = tuple(map(int, sides))
+    options.shape = rows, columns
     options.configs = cli.choose_variants(parser, options.variant, mx_formats.configs(options.format))
     try:
         mx_formats.empty(options.shape, options.format, "meta", options.tiled)
@@ -70,4 +71,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run_main(main)

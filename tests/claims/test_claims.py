@@ -20,31 +20,32 @@ EVERY = trial.judge_all()
 CLAIMS = {each.claim.name: each.claim for each in EVERY}
 
 
-def by_name(found):
-    return pytest.mark.parametrize("each", found, ids=lambda each: each.claim.name)
-
-
-def test_thirty_claims_and_more_of_every_note():
+def test_every_note_has_claims_of_its_own():
     assert len(EVERY) >= 30 and len(CLAIMS) == len(EVERY) == len({each.claim.text for each in EVERY})
     assert len(trial.NOTES) == 5 and all(len(note.judgements) >= 5 for note in trial.NOTES)
 
 
-@by_name(EVERY)
-def test_a_claim_is_judged(each):
-    found = each.finding
-    assert found.verdict in judge.VERDICTS and bool(found.figure) == (found.verdict != NO_RECORD)
-    assert bool(found.reason) == (found.verdict in (ONLY_IF, UNTESTED, NO_RECORD))
-    assert each.claim.text.endswith(".") and not re.search(r"[|\n]", each.claim.text + found.figure + found.reason)
-    assert len(re.findall(r"(?<!\\)\|", each.markdown(""))) == 5, "four columns"
+def test_every_claim_is_judged():
+    for each in EVERY:
+        name, found = each.claim.name, each.finding
+        assert found.verdict in judge.VERDICTS and bool(found.figure) == (found.verdict != NO_RECORD), name
+        assert bool(found.reason) == (found.verdict in (ONLY_IF, UNTESTED, NO_RECORD)), name
+        assert each.claim.text.endswith("."), name
+        assert not re.search(r"[|\n]", each.claim.text + found.figure + found.reason), name
+        assert len(re.findall(r"(?<!\\)\|", each.markdown(""))) == 5, f"{name} needs four columns"
 
 
-@by_name(EVERY)
-def test_its_cell_exists(each):
-    claim = each.claim
-    cells = json.loads(claim.path.read_text(encoding="utf-8"))["cells"]
-    lines = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown").splitlines()
-    assert f"## {claim.heading}" in lines, f"{claim.notebook} has no heading {claim.heading!r}"
-    assert f"](notebooks/{claim.notebook}.ipynb#{claim.heading.replace(' ', '-')})" in each.markdown("notebooks/")
+def test_every_claim_leads_to_a_heading():
+    headings = {}
+    for claim in CLAIMS.values():
+        if claim.path not in headings:
+            cells = json.loads(claim.path.read_text(encoding="utf-8"))["cells"]
+            texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+            headings[claim.path] = "\n".join(texts).splitlines()
+        assert f"## {claim.heading}" in headings[claim.path], f"{claim.notebook} has no heading {claim.heading!r}"
+    for each in EVERY:
+        anchor = f"{each.claim.notebook}.ipynb#{each.claim.heading.replace(' ', '-')}"
+        assert f"](notebooks/{anchor})" in each.markdown("notebooks/")
 
 
 def test_the_readme_says_what_the_rules_say():
@@ -60,16 +61,28 @@ def test_every_notebook_that_measures_has_its_answer_from_a_record():
         assert "#" not in answers.fill_in(words, figures(judge.Evidence())), "and the record is there"
 
 
-def test_figures_change_with_the_records_and_words_stay(monkeypatch, tmp_path):
-    text = trial.README.read_text(encoding="utf-8")
-    monkeypatch.setenv("TILES_RESULTS", os.fspath(tmp_path))
-    assert answers.rewrite_figures(text) == text, "nothing is known better"
+@pytest.fixture
+def change(monkeypatch, tmp_path):
+    """change(name, function) replaces a record in a copy of results/ by what the function makes of it, or by a text."""
     shutil.copytree(ROOT / "results", tmp_path, dirs_exist_ok=True)
-    path = tmp_path / results.PREFERRED / "ch14_gemm_llm.json"
-    record = json.loads(path.read_text())
-    for row in record["rows"]:
-        row["ratio"] = 0.5
-    path.write_text(results.to_json(record))
+    monkeypatch.setenv("TILES_RESULTS", os.fspath(tmp_path))
+
+    def write(name, function):
+        path = tmp_path / results.PREFERRED / f"{name}.json"
+        changed = function(json.loads((ROOT / "results" / results.PREFERRED / path.name).read_text(encoding="utf-8")))
+        path.write_text(changed if isinstance(changed, str) else json.dumps(changed), encoding="utf-8")
+
+    return write
+
+
+def with_rows(**fields):
+    """Return a function that replaces these fields in every row of a record."""
+    return lambda record: record | {"rows": [row | fields for row in record["rows"]]}
+
+
+def test_figures_change_with_the_records_and_words_stay(change):
+    text = trial.README.read_text(encoding="utf-8")
+    change("ch14_gemm_llm", with_rows(ratio=0.5))
     changed = answers.rewrite_figures(text)
     assert ", 0.50 × on decoder shapes" in changed and changed.count("0.50") == text.count("0.50") + 1
     assert re.sub(r"[\d.]+ × on decoder", "", changed) == re.sub(r"[\d.]+ × on decoder", "", text)
@@ -80,17 +93,35 @@ def test_figures_have_the_digits_and_the_sign_that_words_ask_for():
     assert answers.fill_in("#.#", [-0.04]) == "0.0"
 
 
-def test_a_record_without_the_row_is_one_sentence(monkeypatch, tmp_path):
+# What may be wrong with a record: a function of the record that returns a record or the text of the file.
+DAMAGE = {
+    "empty": lambda record: "",
+    "cut": lambda record: json.dumps(record)[:-20],
+    "nothing": lambda record: "null",
+    "a list": lambda record: [record],
+    "no rows": lambda record: {key: value for key, value in record.items() if key != "rows"},
+    "zero rows": lambda record: record | {"rows": []},
+    "rows are an object": lambda record: record | {"rows": {"0": {}}},
+    "rows are numbers": lambda record: record | {"rows": [1, 2]},
+    "empty rows": lambda record: record | {"rows": [{}]},
+    "null": with_rows(ratio=None, seconds=None, us=None),
+    "text": with_rows(ratio="fast", seconds="fast", us="fast"),
+    "a list in a field": with_rows(ratio=[1], seconds=[1], us=[1]),
+    "NaN": with_rows(ratio=float("nan"), seconds=float("nan"), us=float("nan")),
+    "infinity": with_rows(ratio=float("inf"), seconds=float("inf"), us=float("inf")),
+    "device is null": lambda record: record | {"device": None},
+    "device is empty": lambda record: record | {"device": {}},
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_record_is_one_sentence(change, kind):
     text = trial.README.read_text(encoding="utf-8")
-    monkeypatch.setenv("TILES_RESULTS", os.fspath(tmp_path))
-    shutil.copytree(ROOT / "results", tmp_path, dirs_exist_ok=True)
-    for name in ("sweep_race", "ch14_descriptors_launch", "ch14_compiled_cells"):
-        path = tmp_path / results.PREFERRED / f"{name}.json"
-        record = json.loads(path.read_text())
-        path.write_text(results.to_json(record | {"rows": []}))
-        with pytest.raises(ValueError, match=r"^the records give no figures for .+ of \w+: \w+\(.*\)\.$"):
-            answers.rewrite_figures(text)
-        path.write_text(results.to_json(record))
+    for name, claim in (("ch07_resample_ladder", "persistent"), ("sweep_race", ""), ("ch14_descriptors_launch", "")):
+        change(name, DAMAGE[kind])
+        with pytest.raises(ValueError, match=rf"^the \w+ .* cannot be judged by {name}.* \(\w+: .*\)\.$"):
+            CLAIMS[claim].judge() if claim else answers.rewrite_figures(text)
+        change(name, lambda record: record)
     assert answers.rewrite_figures(text) == text
 
 
@@ -100,12 +131,12 @@ def test_an_answer_without_its_words_is_one_sentence():
         answers.rewrite_figures(text)
 
 
-@pytest.mark.parametrize("note", trial.NOTES, ids=lambda note: note.title)
-def test_the_notebook_says_what_the_rules_say(note):
+def test_the_notebook_says_what_the_rules_say():
     cells = json.loads(trial.NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     shown = ["".join(output["data"].get("text/markdown", "")) for cell in cells for output in cell.get("outputs", ())
              if "data" in output]
-    assert judge.make_table(note.judgements, "") in shown, "run `python -m claims --write`"
+    for note in trial.NOTES:
+        assert judge.make_table(note.judgements, "") in shown, f"{note.title}: run `python -m claims --write`"
 
 
 def test_without_records_nothing_is_invented(monkeypatch, tmp_path):
@@ -118,15 +149,10 @@ def test_without_records_nothing_is_invented(monkeypatch, tmp_path):
             assert after.finding == before.finding, before.claim.name
 
 
-def test_new_records_make_a_new_readme(monkeypatch, tmp_path):
-    monkeypatch.setenv("TILES_RESULTS", os.fspath(tmp_path))
-    shutil.copytree(ROOT / "results", tmp_path, dirs_exist_ok=True)
+def test_new_records_make_a_new_readme(change):
     assert [each.claim.judge().finding for each in EVERY] == [each.finding for each in EVERY]
-    path = tmp_path / results.PREFERRED / "ch07_resample_ncu.json"
-    record = json.loads(path.read_text())
-    for row in record["rows"]:
-        row["dram_percent"] /= 2
-    path.write_text(results.to_json(record))
+    change("ch07_resample_ncu", lambda record: record | {"rows": [
+        row | {"dram_percent": row["dram_percent"] / 2} for row in record["rows"]]})
     moved = {each.claim.name for each in EVERY if each.claim.judge().finding != each.finding}
     assert moved == {each.claim.name for each in EVERY if "ch07_resample_ncu" in each.records}
 
@@ -192,21 +218,57 @@ def test_the_marks_must_be_there():
     assert trial.rewrite_table(f"a\n{trial.BEGIN}\nold\n{trial.END}\nb") == f"a\n{trial.make_readme_part()}\nb"
 
 
-def test_command_line(monkeypatch, tmp_path, capsys):
+def test_every_claim_is_printed(capsys):
     assert main([]) == 0
     said = capsys.readouterr().out
     assert all(each.claim.text in said and each.finding.describe() in said for each in EVERY)
-    readme, notebook = tmp_path / "README.md", tmp_path / "01_claims.ipynb"
-    monkeypatch.setattr(trial, "README", readme)
-    monkeypatch.setattr(trial, "NOTEBOOK", notebook)
-    readme.write_text("no marks")
-    assert main(["--write"]) == 2 and "README.md must hold" in capsys.readouterr().err
-    assert readme.read_text() == "no marks"
+
+
+@pytest.fixture
+def own_files(monkeypatch, tmp_path):
+    """A README and a notebook for --write alone; return the path of the README, which is not there yet."""
+    monkeypatch.setattr(trial, "README", tmp_path / "README.md")
+    monkeypatch.setattr(trial, "NOTEBOOK", tmp_path / "01_claims.ipynb")
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("print(6 * 7)")]), trial.NOTEBOOK)
+    return trial.README
+
+
+def refused(capsys, *arguments):
+    """Return the one line with which the command line refuses."""
+    with pytest.raises(SystemExit) as stopped:
+        main(list(arguments))
+    said = capsys.readouterr()
+    assert stopped.value.code == 2 and said.err.count("\n") == 1 and not said.out
+    return said.err.removeprefix("python -m claims: ")
+
+
+def test_refusals(own_files, change, monkeypatch, capsys):
+    assert refused(capsys, "--zz") == "unrecognized arguments: --zz\n"
+    assert refused(capsys, "--write").endswith("No such file or directory: '" + os.fspath(own_files) + "'.\n")
+    own_files.write_text("no marks")
+    assert "README.md must hold" in refused(capsys, "--write") and own_files.read_text() == "no marks"
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    own_files.write_text(text, encoding="utf-8")
+
+    def refuse(path, text):
+        raise PermissionError(13, "Permission denied", os.fspath(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "write_atomically", refuse)
+        assert "Permission denied" in refused(capsys, "--write")
+    change("sweep_race", DAMAGE["cut"])
+    assert "sweep_race.json is not JSON" in refused(capsys, "--write")
+    assert own_files.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.notebook
+def test_write_makes_the_readme_and_runs_the_notebook(own_files, capsys):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     before, after = text.partition(trial.BEGIN)[0], text.partition(trial.END)[2]
     stale = re.sub(r"\d(\.\d\d) ×", r"9\1 ×", before)
     assert stale != before
-    readme.write_text(stale + trial.BEGIN + trial.END + after, encoding="utf-8")
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("print(6 * 7)")]), notebook)
-    assert main(["--write"]) == 0 and readme.read_text(encoding="utf-8") == text
-    assert nbformat.read(notebook, 4).cells[0].outputs[0].text == "42\n"
+    own_files.write_text(stale + trial.BEGIN + trial.END + after, encoding="utf-8")
+    assert main(["--write"]) == 0 and own_files.read_text(encoding="utf-8") == text
+    assert nbformat.read(trial.NOTEBOOK, 4).cells[0].outputs[0].text == "42\n"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 / 0")]), trial.NOTEBOOK)
+    assert refused(capsys, "--write").startswith("An error occurred while executing")

@@ -1,10 +1,14 @@
 """tilelab.cli: one line for what is wrong, the rows as a table or JSON, and a status that says how it went."""
 
+import io
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
-from tilelab import cli
+from tilelab import cli, notebook
 
 
 def answered(rows, path=None):
@@ -56,9 +60,48 @@ def test_ctrl_c_is_one_line(capsys):
     (["--json", "/dev/null/new/rows.json"], "--json takes a file; /dev/null is no folder."),
     (["--json", "a" * 300], f"--json takes a file; {'a' * 60} cannot be one (File name too long)."),
     (["--nix"], "unrecognized arguments: --nix"),
+    (["--nix", "1" * 4301], f"unrecognized arguments: --nix {'1' * 60}…"),
+    (["--nix\nnix"], "unrecognized arguments: --nix nix"),
 ])
 def test_bad_usage_is_one_line_and_two(capsys, argv, said):
     with pytest.raises(SystemExit) as stopped:
         cli.parse_options(cli.make_parser("ch99.module", "Nothing."), argv)
     assert stopped.value.code == 2
     assert capsys.readouterr().err == f"python -m ch99.module: {said}\n"
+
+
+def test_sizes_have_at_most_18_digits():
+    assert cli.parse_sizes("4096,64") == (4096, 64)
+    for text in ("", "4096,", "a,b", "1.5", "9" * 19, "1," + "1" * 4301):
+        with pytest.raises(ValueError) as caught:
+            cli.parse_sizes(text)
+        assert len(str(caught.value)) < 150
+
+
+@pytest.mark.parametrize("shown", ["one line", "x" * 10**6])
+def test_a_reader_that_goes_away_ends_the_process_silently(shown):
+    """Standard output is flushed early for a long text, and only at the end for a short one."""
+    code = f"from tilelab import cli; cli.run_main(lambda: print({shown[0]!r} * {len(shown)}))"
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write) as closed:
+        done = subprocess.run([sys.executable, "-c", code], stdout=closed, stderr=subprocess.PIPE, check=False,
+                              env=notebook.child_env())
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_the_status_of_main_is_that_of_the_process():
+    for end in (lambda: 3, lambda: sys.exit(3)):
+        with pytest.raises(SystemExit) as stopped:
+            cli.run_main(end)
+        assert stopped.value.code == 3
+
+
+def test_a_closed_pipe_is_not_reported_as_an_error_of_the_measurement(monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    with pytest.raises(BrokenPipeError):
+        answered([{"name": "one", "status": "ok"}])
