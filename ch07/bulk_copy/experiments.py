@@ -70,9 +70,11 @@ def verify(op: str, config, dtype, n: int, offset: int = 0, source: pathlib.Path
 
 def judge_error(ulps: float, reason: str = "") -> dict:
     """Return {status, reason, ulps} of a result that is `ulps` units in the last place off, or wrong for a `reason`."""
+    if ulps == float("inf"):
+        return {"status": "wrong", "reason": reason or "elements are not finite, or were never written", "ulps": None}
     if ulps > 1:
         reason = reason or f"the error is {ulps:.3g} units in the last place"
-    return {"status": "wrong" if reason else "ok", "reason": reason, "ulps": ulps if ulps < float("inf") else None}
+    return {"status": "wrong" if reason else "ok", "reason": reason, "ulps": ulps}
 
 
 def _compile(cases) -> None:
