@@ -97,7 +97,7 @@ def _check_operands(q, k, v, out, scale) -> None:
     if not hk or h % hk:
         raise ValueError(f"the heads of q must be a multiple of those of k; they are {h} and {hk}.")
     if scale is not None:
-        require_number("scale", scale, 2.0**-100, 2.0**100, "from 2^-100 to 2^100")
+        require_number("scale", scale, 2.0**-100, 2.0**20, "from 2^-100 to 2^20")
     if max(s, t) > 2**30 or b * h * -(-s // 16) >= 2**31:  # the kernels count in 32-bit integers
         raise ValueError("a length is at most 2^30, and batch x heads x length / 16 below 2^31; q is "
                          f"{tuple(q.shape)}, and there are {t} keys.")
@@ -165,8 +165,10 @@ def attention(q, k, v, *, is_causal: bool = False, scale: float | None = None, o
 
     q is (B, H, S, D), k and v are (B, HK, T, D), in bfloat16 or float16; D is 64 or 128. With grouped queries H is a
     multiple of HK, and head h reads key head h // (H // HK). The last dimension is contiguous and the other strides are
-    multiples of 16 bytes, so a transposed (B, S, H, D) tensor will do. If `is_causal`, query i sees keys 0 to i. The
-    default of `scale` is 1 / sqrt(D). NaN or infinity in V also reaches queries that do not see that key, if they see
-    another key of its block. Raises ValueError for bad arguments, tilelab.device.Unsupported for hardware without TMA.
+    multiples of 16 bytes, so a transposed (B, S, H, D) tensor will do. If `is_causal`, query i sees keys 0 to i.
+    `scale` is from 2^-100 to 2^20; the default is 1 / sqrt(D). A score of -inf hides a key. Finite scores may be up to
+    2^27 after scaling, because float32 rounds larger ones too coarsely. NaN or infinity in V also reaches queries that
+    do not see that key, if they see another key of its block. Raises ValueError for bad arguments,
+    tilelab.device.Unsupported for hardware without TMA.
     """
     return prepare(q, k, v, is_causal=is_causal, scale=scale, out=out, config=config)()

@@ -32,6 +32,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.core import _aggregate as aggregate
 
+from ch14.attention.kernels import LOWEST
+
 # TMA writes this layout and wgmma reads it. The swizzle moves the 16-byte pieces within rows of 128 bytes, so that the
 # same piece of eight successive rows lies in eight different groups of banks.
 TILE_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
@@ -186,7 +188,7 @@ def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, 
             if problem.CAUSAL:  # BLOCK_M = BLOCK_N, so the diagonal crosses this block alone
                 keep = keep & (columns <= row + gl.arange(0, ROWS, gl.SliceLayout(1, s_layout))[:, None])
             s = gl.where(keep, s, float("-inf"))
-            row_max = gl.max(s, 1) * scale
+            row_max = gl.maximum(gl.max(s, 1) * scale, LOWEST)
             p_float = gl.exp2(s * scale - row_max[:, None])
             row_sum = gl.sum(p_float, 1)
             p = gl.convert_layout(p_float.to(o_desc.dtype), p_layout)

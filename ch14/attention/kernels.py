@@ -4,7 +4,7 @@ The fast one, for Hopper, is in `hopper_kernel`.
 
 A walk through `attention_plain_kernel`, which computes BLOCK_M rows of one head:
 
-1. TMA loads the tile of Q. The running values of the softmax start: row_max = -inf, row_sum = 0, acc = 0.
+1. TMA loads the tile of Q. The running values of the softmax start: row_max = LOWEST, row_sum = 0, acc = 0.
 2. `attend_blocks` goes through the blocks of BLOCK_N keys. It computes S = Q K^T and the new maximum of each row. Then
    it multiplies `acc` and `row_sum` by exp(old maximum - new maximum), and adds P V and the sum of P.
 3. It runs twice: without a mask up to `unmasked_end`, then with a mask over the blocks that the diagonal or the last
@@ -18,6 +18,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+# The running maximum starts at the lowest finite float32. Where the first scores of a row are all -inf, a start at -inf
+# would give exp(-inf - -inf) = NaN. From here it is exp(-inf - LOWEST) = 0.
+LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
@@ -62,7 +66,7 @@ def attention_plain_kernel(q_desc, k_desc, v_desc, o_desc, scale, KEYS, row_bloc
     q = q_desc.load([batch, head % heads, row, 0]).reshape(BLOCK_M, D)
     acc = tl.zeros((BLOCK_M, D), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
-    row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    row_max = tl.full((BLOCK_M,), LOWEST, tl.float32)
     acc, row_sum, row_max = attend_blocks(acc, row_sum, row_max, q, k_desc, v_desc, batch, kv_head, row, 0,
                                           unmasked_end, KEYS, scale, False, CAUSAL, BLOCK_M, BLOCK_N)
     acc, row_sum, row_max = attend_blocks(acc, row_sum, row_max, q, k_desc, v_desc, batch, kv_head, row, unmasked_end,

@@ -1,0 +1,83 @@
+"""What the compiler makes of the attention kernels, and that a launch finds what was built for it."""
+
+import json
+
+import pretended
+import pytest
+
+from ch14.attention import configs, experiments, job
+from ch14.attention.__main__ import main
+from tilelab import build
+
+pytestmark = pytest.mark.compile
+TARGETS = {"sm_90a": "wgmma", "sm_100a": "tcgen05_mma", "sm_120a": "mma_sync"}  # one of each family
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """The rows of every step on Hopper, and of the best configuration elsewhere, at head dimension 128."""
+    return experiments.compile_for_targets(tuple(TARGETS))
+
+
+def test_every_target_gets_tma_and_its_tensor_core(rows):
+    assert [row["target"] for row in rows] == ["sm_90a"] * len(configs(128)) + ["sm_100a", "sm_120a"]
+    for row in rows:
+        assert row["status"] == "ok" and row["spills"] <= 16, row  # Triton 3.6 spills 8 bytes on sm_120a, 3.7 none
+        assert row["tma_load"] > 0 and row["tma_store"] > 0 and row[TARGETS[row["target"]]] > 0
+        assert (row["setmaxnreg"] > 0) == ("hopper" in row["config"])
+
+
+def test_the_masked_kernels_load_and_multiply_in_sass():
+    """The masked kernels of both head dimensions are built nowhere else."""
+    jobs = [job(configs(d)[name], "sm_90a", d, True) for d, name in ((64, "plain"), (64, "overlap"), (128, "overlap"))]
+    for report in build.disassemble(jobs):
+        assert report.launchable and report.spills == 0
+        assert all(opcode in report.sass for opcode in ("UTMALDG.4D", "UTMASTG.4D", "HGMMA"))
+        assert ("USETMAXREG" in report.sass) == ("hopper" in report.job.name)
+    assert not build.ptxas_remarks(report.ptx, "sm_90a")  # "wgmma serialized" would be one
+
+
+def test_command_line_compiles(capsys, rows):
+    assert main(["--target", "sm_100a", "--json", "-"]) == 0
+    row, = json.loads(capsys.readouterr().out)["rows"]
+    assert row["status"] == "ok" and row["tcgen05_mma"] > 0
+
+
+LAUNCHED = """
+import torch
+import pretended
+from ch14 import attention
+from ch14.attention import experiments
+from tilelab import device
+
+jobs = []
+
+
+def launch(config, case, dtype=torch.bfloat16):
+    b, h, hk, s, t, d, causal = case
+    q, k, v = (torch.empty(b, heads, length, d, dtype=dtype) for heads, length in ((h, s), (hk, t), (hk, t)))
+    try:
+        attention.prepare(q, k, v, is_causal=causal, config=config)
+    except device.Unsupported as error:  # it wants to load the binary
+        assert "NoneType" in str(error), error
+    return {"status": "not checked"}
+
+
+pretended.begin()
+device.current = lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a", 132)
+attention._check_operands = lambda *_: None  # tensors are on the CPU
+experiments.verify, experiments.compare_with_cudnn = launch, lambda *_, **__: [{"name": "cuDNN"}]
+experiments.build.compile_ahead = jobs.extend
+for experiment in (experiments.check_correctness, experiments.measure_ladder.__wrapped__):
+    jobs.clear()
+    launched = pretended.list_launch_lookups(experiment)
+    built = pretended.list_build_lookups(jobs)
+    assert launched and launched <= built, (experiment, len(launched), len(built), len(launched & built))
+    assert experiment is not experiments.check_correctness or launched == built
+"""
+
+
+def test_a_launch_finds_what_was_built_for_it():
+    """The compiler's cache is looked up by hashes of the options and of the source, which names each argument as a
+    launch sees it."""
+    pretended.run(LAUNCHED)

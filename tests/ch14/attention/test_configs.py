@@ -1,0 +1,39 @@
+"""Configurations of flash attention: what is refused, where each can run, and the models of costs."""
+
+import pytest
+
+from ch14.attention import AttentionConfig, configs, experiments
+from ch14.attention.configs import HEAD_DIMS, best_config, estimate_balance, estimate_clocks, rejection
+from tilelab import device
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"kernel": "fast"}, "choose plain or hopper"), ({"block_m": 96}, "power of two"), ({"block_n": 8}, "16 to 256"),
+    ({"num_stages": 0}, "0 stages"), ({"overlap": True}, "kernel='hopper'"), ({"num_warps": 64}, "from 1 to 32"),
+    ({"kernel": "hopper", "block_m": 64}, "two warp groups"), ({"kernel": "hopper", "num_stages": 1}, "1 stages")])
+def test_bad_configurations_get_one_sentence(changes, message):
+    with pytest.raises(ValueError, match=message):
+        AttentionConfig(**changes)
+
+
+def test_the_choice_can_run_where_it_is_made_for(monkeypatch):
+    for target in device.TARGETS[1:]:
+        monkeypatch.setattr(device, "current", lambda target=target: device.Device("a GPU", (9, 0), target))
+        for d in HEAD_DIMS:
+            steps = experiments.ladder_here(d)
+            assert not any(rejection(config, target) for config in (best_config(d, target), *steps.values()))
+            assert steps == configs(d) if target == "sm_90a" else [*steps] == ["plain"]
+    assert "wgmma" in rejection(configs(128)["overlap"], "sm_100a")
+    assert "TMA" in rejection(AttentionConfig(), "sm_80")
+
+
+def test_clocks_say_what_bounds_a_head_dimension():
+    assert estimate_clocks(64)["exponential"] == estimate_clocks(64)["products"]
+    assert estimate_clocks(128)["products"] == 2 * estimate_clocks(128)["exponential"]
+
+
+def test_pairs_are_equal_work():
+    """Busy SMs by hand: four tiles of 5, 4, 3 and 2 on two programs, and in pairs of 7."""
+    assert estimate_balance(4, 1, 2, paired=False) == 14 / (2 * (5 + 3))
+    assert estimate_balance(4, 1, 2, paired=True) == 1
+    assert estimate_balance(3, 1, 1, paired=True) == 1  # the middle one stays alone
