@@ -110,8 +110,7 @@ def draw_warp_roles() -> plots.Picture:
 
 # ---- what was measured
 
-EVENTS = {"wait": "waits", "load": "load", "product": "product", "store": "store"}
-EVENT_TONES = {"load": BLUE, "product": GREEN, "store": ORANGE}
+TONES = {"wait": "none", "load": BLUE, "product": GREEN, "store": ORANGE}  # by event
 
 
 def _stack_rows(rows: Sequence[dict]) -> list[tuple[int, dict]]:
@@ -128,49 +127,41 @@ def draw_timeline(rows: Sequence[dict], *, title: str, source: str = "") -> plot
     """Draw who did what when, from rows with role, event (wait, load, product, store), step, tile, begin and end in
     cycles.
 
-    Time begins with the first row. Events of every other tile are lighter, and
-    a bar shows its step where there is room. Events of one role that overlap are drawn on several lines.
+    Time begins with the first row. Events of every other tile are lighter, and a bar shows its step where there is
+    room. Events of one role that overlap are drawn on several lines.
     """
-    roles = sorted({row["role"] for row in rows}, key=lambda role: (role != "producer", role))
-    lines = {role: _stack_rows([row for row in rows if row["role"] == role]) for role in roles}
-    lines_of_role = {role: 1 + max(line for line, _ in placed) for role, placed in lines.items()}
-    bar = 0.28
-    heights = {role: max(bar, min(0.12, 0.9 / lines_of_role[role]) * lines_of_role[role]) for role in roles}
-    figure, axes = plots.new_figure(rows, title, source, height=1.35 + sum(heights.values()) + 0.1 * len(roles))
-    figure.set_size_inches(7.4, figure.get_size_inches()[1])
+    figure, axes = plots.new_figure(rows, title, source)
     start, stop = min(row["begin"] for row in rows), max(row["end"] for row in rows)
-    duration = stop - start or 1
-    tiles = sorted({row["tile"] for row in rows})
-    y, ticks = 0.0, []
-    for role in roles:
-        y -= heights[role]
-        ticks.append(y + heights[role] / 2)
-        each = heights[role] / lines_of_role[role]
-        for line, row in lines[role]:
-            begin, width = row["begin"] - start, row["end"] - row["begin"]
-            at, other = y + heights[role] - each * (line + 1), tiles.index(row["tile"]) % 2
+    tiles, duration = sorted({row["tile"] for row in rows}), stop - start
+    y, ticks = 0.0, {}
+    for role in sorted({row["role"] for row in rows}, key=lambda role: (role != "producer", role)):
+        placed = _stack_rows([row for row in rows if row["role"] == role])
+        lines = 1 + max(line for line, _ in placed)
+        high = 0.28 if lines == 1 else 0.15
+        for line, row in placed:
+            x, width, bottom = row["begin"] - start, row["end"] - row["begin"], y - high * (line + 1)
             if row["event"] == "wait":
-                box(axes, begin, at, width, each, "white", "#aaaaaa", hatch="//////", linewidth=0)
+                box(axes, x, bottom, width, high, "white", "#aaaaaa", hatch="//////", linewidth=0)
                 continue
-            tone = EVENT_TONES[row["event"]]
-            box(axes, begin, at, width, each * 0.94, lighten(tone, 0.55) if other else tone, "white", linewidth=0.3)
-            text = str(row["step"])
-            if row["event"] != "store" and each > 0.13 and width / duration * 6.2 > 0.05 + 0.07 * len(text):
-                axes.text(begin + width / 2, at + each / 2, text, fontsize=7, ha="center", va="center_baseline",
-                          color="white" if tone == BLUE and not other else "black")
-        y -= 0.1
+            tone, light, text = TONES[row["event"]], tiles.index(row["tile"]) % 2, str(row["step"])
+            box(axes, x, bottom, width, high * 0.94, lighten(tone, 0.55) if light else tone, "white", linewidth=0.3)
+            if row["event"] != "store" and width / duration * 6.2 > 0.05 + 0.07 * len(text):
+                write(axes, x + width / 2, bottom + high / 2, text,
+                      color="white" if tone == BLUE and not light else "black")
+        ticks[y - high * lines / 2] = role
+        y -= high * lines + 0.1
+    figure.set_size_inches(7.4, 1.35 - y)
     axes.set(xlim=(-0.005 * duration, 1.005 * duration), ylim=(y, 0.06))
-    axes.set_yticks(ticks, roles, fontsize=7.5)
+    axes.set_yticks(list(ticks), ticks.values(), fontsize=7.5)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("time, cycles", fontsize=8)
-    shown = [event for event in EVENTS if any(row["event"] == event for row in rows)]
-    handles = [Rectangle((0, 0), 1, 1, facecolor=EVENT_TONES.get(event, "white"), linewidth=0,
-                         edgecolor="#aaaaaa", hatch=None if event in EVENT_TONES else "//////") for event in shown]
-    names = [EVENTS[event] for event in shown]
+    shown = [event for event in TONES if any(row["event"] == event for row in rows)]
+    handles = [Rectangle((0, 0), 1, 1, facecolor=TONES[event], linewidth=0, edgecolor="#aaaaaa",
+                         hatch="//////" if event == "wait" else None) for event in shown]
     if len(tiles) > 1:
         handles.append(Rectangle((0, 0), 1, 1, facecolor=lighten(plots.GREY, 0.4)))
-        names.append("lighter: every other tile")
-    axes.legend(handles, names, fontsize=7, ncols=len(names), frameon=False, loc="lower left", bbox_to_anchor=(0, 1),
+        shown.append("lighter: every other tile")
+    axes.legend(handles, shown, fontsize=7, ncols=len(shown), frameon=False, loc="lower left", bbox_to_anchor=(0, 1),
                 borderaxespad=0.1, handlelength=1.2, columnspacing=1.2)
     return figure
 
