@@ -24,6 +24,8 @@ def answer(request):
         time.sleep(300)
     if what == "fork and answer too":
         os.fork()
+    if what == "write much":
+        os.write(2, b"x" * 300_000)
     if what == "die":
         os.write(2, b"error: the reason\\n")
         os.abort()
@@ -81,6 +83,12 @@ def test_a_death_or_a_hang_is_an_answer(pool):
         assert worker.ask({"what": "exit"}, 60)["reason"] == "it died (exit status 3)"
         assert worker.ask({"what": "sleep"}, 0.5)["reason"] == "it gave no answer within 0.5 s"
         assert worker.ask({"what": ""}, 60)["pid"] != first
+
+
+def test_what_a_worker_says_after_a_long_log_has_no_hole_before_it(pool):
+    with pool.lease("small_worker", "it") as worker:
+        worker.ask({"what": "write much"}, 60)
+        assert worker.ask({"what": "die"}, 60)["reason"] == "it died (SIGABRT): error: the reason"
 
 
 def test_a_forked_process_does_not_hide_a_death(pool):
