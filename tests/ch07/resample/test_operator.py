@@ -468,6 +468,20 @@ def test_the_profiler_runs_one_launch_of_each_kernel_by_the_command_line(monkeyp
 
 # ---- on a GPU
 
+SIZES = (32, 1), (1024, 1024, 8), (96, 37, 3)  # of configurations that the model never chooses
+SOURCES = 1, 2, 100, 3000
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Build in parallel what the tests below launch, because one launch after the other builds one at a time."""
+    target, dtype = device.current().target, torch.bfloat16
+    build.compile_ahead([
+        *(resample.job(ResampleConfig(kernel, *sizes), target, dtype, (3, 100, 1100, 24))
+          for kernel in LADDER for sizes in SIZES),
+        *(resample.job(kernel, target, dtype, shape) for kernel in LADDER
+          for shape in ((3, 100, 256, 32), *((2, sources, 70, 16) for sources in SOURCES)))])
+
 
 @pytest.mark.gpu
 def test_every_kernel_is_right_on_ragged_and_odd_shapes():
@@ -477,16 +491,16 @@ def test_every_kernel_is_right_on_ragged_and_odd_shapes():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("sizes", [(32, 1), (1024, 1024, 8), (96, 37, 3)], ids=str)
 @pytest.mark.parametrize("kernel", LADDER)
-def test_any_configuration(kernel, sizes):
-    config = ResampleConfig(kernel, *sizes)
-    assert experiments.verify(config, (3, 100, 1100, 24), torch.bfloat16, True)["status"] == "ok"
+def test_any_configuration(compiled, kernel):
+    for sizes in SIZES:
+        row = experiments.verify(ResampleConfig(kernel, *sizes), (3, 100, 1100, 24), torch.bfloat16, True)
+        assert row["status"] == "ok", (sizes, row["reason"])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", LADDER)
-def test_a_launch_follows_the_stream_and_is_replayed_in_a_graph(kernel):
+def test_a_launch_follows_the_stream_and_is_replayed_in_a_graph(compiled, kernel):
     given = experiments.make_inputs(3, 100, 256, 32)
     late, out = torch.zeros_like(given[0]), given[0].new_zeros(3, 256, 32)
     launched = prepare(late, *given[1:], out, kernel)
@@ -508,23 +522,22 @@ def test_a_launch_follows_the_stream_and_is_replayed_in_a_graph(kernel):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kernel", LADDER)
-def test_nothing_to_resample(kernel):
-    for batches, targets in ((0, 5), (2, 0)):
+def test_nothing_to_resample():
+    for kernel, (batches, targets) in itertools.product(LADDER, ((0, 5), (2, 0))):
         given = problem(batches, 4, targets, where="cuda")
         assert resample.resample(*given[:3], config=kernel).shape == (batches, targets, 8)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("sources", [1, 2, 100, 3000])
 @pytest.mark.parametrize("kernel", LADDER)
-def test_nan_targets_give_nan_and_leave_the_rest(kernel, sources):
-    features, times, targets = experiments.make_inputs(2, sources, 70, 16)
-    targets[1, ::7] = math.nan
-    out = resample.resample(features, times, targets, config=kernel)
-    assert torch.equal(out.isnan(), targets.isnan()[..., None].expand_as(out))
-    whole = ~targets.isnan()
-    assert check.ulps(out[whole], resample.spec(features, times, targets)[whole]) <= 1
+def test_nan_targets_give_nan_and_leave_the_rest(compiled, kernel):
+    for sources in SOURCES:
+        features, times, targets = experiments.make_inputs(2, sources, 70, 16)
+        targets[1, ::7] = math.nan
+        out = resample.resample(features, times, targets, config=kernel)
+        assert torch.equal(out.isnan(), targets.isnan()[..., None].expand_as(out)), sources
+        whole = ~targets.isnan()
+        assert check.ulps(out[whole], resample.spec(features, times, targets)[whole]) <= 1, sources
 
 
 @pytest.mark.gpu
