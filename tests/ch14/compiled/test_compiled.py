@@ -54,7 +54,7 @@ def test_modes_mean_the_spec(family, modes):
         assert check.relative_error(result, work.spec(*inputs)) < 1e-5, mode
 
 
-@pytest.mark.skipif(not device.current().has_tma, reason="needs a GPU: the kernel is tested in test_attention.py")
+@pytest.mark.gpu
 def test_course_attention_is_a_mode():
     work = compiled.make_workload("causal attention", (2, 4, 2, 300, 64))
     inputs = work.inputs()
@@ -72,17 +72,16 @@ def test_inputs_are_fresh():
     assert not torch.equal(work.inputs()[0], work.inputs()[0])
 
 
-@pytest.mark.parametrize("family, shape, message", [
-    ("conv", (1,), "unknown workload 'conv'; choose matmul, mlp, attention, causal attention."),
-    ("matmul", (4096, 4096), "a shape of matmul is M,N,K, each from 1 to 2^20; it is 4096,4096."),
-    ("mlp", (0, 1, 1), "a shape of mlp is T,HIDDEN,INNER, each from 1 to 2^20; it is 0,1,1."),
-    ("attention", (1, 4, 3, 8, 64), "HK must divide H, and D be 64 or 128; H, HK, D are 4, 3, 64."),
-    ("attention", (1, 4, 2, 8, 80), "HK must divide H, and D be 64 or 128; H, HK, D are 4, 2, 80."),
-])
-def test_bad_workload_is_one_sentence(family, shape, message):
-    with pytest.raises(ValueError) as error:
-        compiled.make_workload(family, shape, where="meta")
-    assert str(error.value) == message
+def test_bad_workload_is_one_sentence():
+    for family, shape, message in (
+            ("conv", (1,), "unknown workload 'conv'; choose matmul, mlp, attention, causal attention."),
+            ("matmul", (4096, 4096), "a shape of matmul is M,N,K, each from 1 to 2^20; it is 4096,4096."),
+            ("mlp", (0, 1, 1), "a shape of mlp is T,HIDDEN,INNER, each from 1 to 2^20; it is 0,1,1."),
+            ("attention", (1, 4, 3, 8, 64), "HK must divide H, and D be 64 or 128; H, HK, D are 4, 3, 64."),
+            ("attention", (1, 4, 2, 8, 80), "HK must divide H, and D be 64 or 128; H, HK, D are 4, 2, 80.")):
+        with pytest.raises(ValueError) as error:
+            compiled.make_workload(family, shape, where="meta")
+        assert str(error.value) == message
 
 
 def test_bad_mode_names_those_there_are():
@@ -95,7 +94,8 @@ def test_bad_mode_names_those_there_are():
 # ---- what torch is asked, and what it would answer elsewhere
 
 
-def test_no_mode_of_torch_sets_the_descriptor_flag():
+@pytest.mark.compile
+def test_no_mode_of_torch_sets_the_descriptor_flag_and_torch_knows_every_option():
     from torch._inductor import config, list_mode_options
 
     assert config.triton.enable_persistent_tma_matmul is False
@@ -103,13 +103,11 @@ def test_no_mode_of_torch_sets_the_descriptor_flag():
     assert compiled.compile_arguments("persistent-tma") == {"options": {**list_mode_options(TUNED), TMA_FLAG: True}}
     assert compiled.compile_arguments("default") == {}
     assert compiled.compile_arguments("max-autotune") == {"mode": "max-autotune"}
+    for mode in compiled.COMPILED:  # RuntimeError for an option that torch does not have
+        torch.compile(torch.matmul, **compiled.compile_arguments(mode))
 
 
-@pytest.mark.parametrize("mode", compiled.COMPILED)
-def test_torch_knows_every_option(mode):
-    torch.compile(torch.matmul, **compiled.compile_arguments(mode))  # RuntimeError for an option that it does not have
-
-
+@pytest.mark.compile
 def test_a_filter_of_candidates_matches_inductors_names():
     from torch._inductor.kernel import mm
 
@@ -120,6 +118,7 @@ def test_a_filter_of_candidates_matches_inductors_names():
         assert [name for name in names if re.search(pattern, name)] == kept
 
 
+@pytest.mark.compile
 def test_gb10_is_offered_no_triton_product():
     from torch._inductor.utils import is_big_gpu
 
@@ -171,6 +170,7 @@ def test_short_names(name, wanted):
     assert reading.shorten_name(name) == wanted
 
 
+@pytest.mark.compile
 def test_inductors_feedback_becomes_rows_in_order_of_speed():
     """Called as torch._inductor.select_algorithm calls a feedback saver, after each decision."""
     from torch._inductor import select_algorithm
@@ -251,13 +251,18 @@ def test_tables_of_kernels():
 # ---- torch.compile itself, end to end in a process of its own
 
 
-def compiled_here(family, shape, modes):
-    with worker_pool.lease_worker("ch14.compiled.worker", "the compiler's process") as worker:
+@pytest.fixture(scope="module")
+def compile_here():
+    """A function that compiles and checks modes of a workload, in one process for all tests."""
+    def compile_modes(family, shape, modes):
         rows = compiled_worker.measure_modes(worker, family, shape, modes, compiled.device_here(), timed=False)
+        if any(row["status"] == "unsupported" for row in rows):
+            pytest.skip(rows[-1]["reason"])
+        return {row["name"]: row for row in rows}
+
+    with worker_pool.lease_worker(compiled_worker.MODULE, compiled_worker.WHAT) as worker:
+        yield compile_modes
         worker.stop()
-    if any(row["status"] == "unsupported" for row in rows):
-        pytest.skip(rows[-1]["reason"])
-    return rows
 
 
 def test_a_mode_whose_candidates_were_timed_has_no_compile_time():
@@ -275,6 +280,7 @@ def test_a_mode_whose_candidates_were_timed_has_no_compile_time():
     assert [row["caches"] for row in alone] == ["max-autotune", "max-autotune"]
 
 
+@pytest.mark.compile
 def test_modules_of_graphs_and_of_fusions_that_were_only_timed(monkeypatch):
     from torch._inductor.codecache import PyCodeCache
 
@@ -285,8 +291,9 @@ def test_modules_of_graphs_and_of_fusions_that_were_only_timed(monkeypatch):
     assert reading.is_template("@triton_heuristics.template(\n") and not reading.is_template(PROGRAM)
 
 
-def test_compiles_and_reads_an_mlp():
-    eager, default, wrong = compiled_here("mlp", (37, 40, 72), ("eager", "default", "flash"))
+@pytest.mark.compile
+def test_compiles_and_reads_an_mlp(compile_here):
+    eager, default, wrong = compile_here("mlp", (37, 40, 72), ("eager", "default", "flash")).values()
     assert eager["status"] == default["status"] == "ok" and 0 < default["error"] <= default["tolerance"]
     kernel = "triton_poi_fused_mul_silu_0" if device.current().capability else "cpp_fused_mul_silu_0"
     assert default["calls"] == ["library mm", "library mm", kernel, "library mm"] and default["descriptors"] == 0
@@ -295,9 +302,10 @@ def test_compiles_and_reads_an_mlp():
     assert wrong["status"] == "failed" and "unknown mode" in wrong["reason"]
 
 
-def test_unfused_attention_is_recognised():
+@pytest.mark.compile
+def test_unfused_attention_is_recognised(compile_here):
     """Inductor puts the fused operation where three lines of plain torch stood."""
-    unfused, default = compiled_here("attention", (1, 2, 2, 96, 64), ("unfused", "unfused-default"))
+    unfused, default = compile_here("attention", (1, 2, 2, 96, 64), ("unfused", "unfused-default")).values()
     assert unfused["status"] == default["status"] == "ok"
     assert any("attention" in call for call in default["calls"])
 
@@ -305,23 +313,18 @@ def test_unfused_attention_is_recognised():
 # ---- the command line
 
 
-def run(capsys, *arguments):
-    with pytest.raises(SystemExit) as end:
-        command.main(list(arguments))
-    return end.value.code, capsys.readouterr().err
-
-
-@pytest.mark.parametrize("arguments, message", [
-    (["--workload", "conv"], "invalid choice: 'conv'"),
-    (["--shape", "1,2"], "a shape of matmul is M,N,K, each from 1 to 2^20; it is 1,2"),
-    (["--shape", "a,b,c"], "--shape takes sizes such as 4096,4096,4096; it is 'a,b,c'"),
-    (["--mode", "fast"], "choose eager, default, max-autotune"),
-    (["--workload", "mlp", "--mode", "flash"], "unknown mode 'flash' of mlp"),
-    (["--json", "."], "--json takes a file; . is a folder"),
-])
-def test_bad_usage_is_one_line_and_two(capsys, arguments, message):
-    status, err = run(capsys, *arguments)
-    assert status == 2 and message in err and len(err.splitlines()) == 1
+def test_bad_usage_is_one_line_and_two(capsys):
+    for arguments, message in (
+            (["--workload", "conv"], "invalid choice: 'conv'"),
+            (["--shape", "1,2"], "a shape of matmul is M,N,K, each from 1 to 2^20; it is 1,2"),
+            (["--shape", "a,b,c"], "--shape takes sizes such as 4096,4096,4096; it is 'a,b,c'"),
+            (["--mode", "fast"], "choose eager, default, max-autotune"),
+            (["--workload", "mlp", "--mode", "flash"], "unknown mode 'flash' of mlp"),
+            (["--json", "."], "--json takes a file; . is a folder")):
+        with pytest.raises(SystemExit) as end:
+            command.main(arguments)
+        err = capsys.readouterr().err
+        assert end.value.code == 2 and message in err and len(err.splitlines()) == 1
 
 
 @pytest.mark.skipif(device.current().has_tma, reason="this GPU has TMA")
@@ -345,9 +348,8 @@ def test_command_line_measures(capsys):
 
 
 @pytest.mark.gpu
-def test_the_descriptor_template_is_offered_and_holds_tma():
-    rows = {row["name"]: row for row in compiled_here("matmul", (1000, 1024, 520), (
-        "eager", "persistent-tma", "tma-only", "pointers-only"))}
+def test_the_descriptor_template_is_offered_and_holds_tma(compile_here):
+    rows = compile_here("matmul", (1000, 1024, 520), ("eager", "persistent-tma", "tma-only", "pointers-only"))
     assert all(row["status"] == "ok" for row in rows.values()), rows
     kinds = {reading.describe_choice(each["choice"]) for each in rows["persistent-tma"]["decided"]}
     assert {"library (mm)", "Triton, pointers", "Triton, persistent TMA"} <= kinds
@@ -357,16 +359,15 @@ def test_the_descriptor_template_is_offered_and_holds_tma():
 
 
 @pytest.mark.gpu
-def test_rows_off_the_16_byte_grid_get_no_descriptor_template():
-    _, row = compiled_here("matmul", (512, 1001, 520), ("eager", "persistent-tma"))
+def test_rows_off_the_16_byte_grid_get_no_descriptor_template(compile_here):
+    row = compile_here("matmul", (512, 1001, 520), ("persistent-tma",))["persistent-tma"]
     assert row["status"] == "ok"
     assert "Triton, persistent TMA" not in {reading.describe_choice(each["choice"]) for each in row["decided"]}
 
 
 @pytest.mark.gpu
-def test_flex_attention_has_tma_only_when_asked():
-    rows = {row["name"]: row for row in compiled_here("causal attention", (1, 4, 2, 300, 64), (
-        "eager", "flex", "flex-tma"))}
+def test_flex_attention_has_tma_only_when_asked(compile_here):
+    rows = compile_here("causal attention", (1, 4, 2, 300, 64), ("flex", "flex-tma"))
     assert all(row["status"] == "ok" for row in rows.values()), rows
     counts = {mode: max(kernel["UTMALDG"] for kernel in rows[mode]["triton"].values()) for mode in ("flex", "flex-tma")}
     assert counts["flex"] == 0 < counts["flex-tma"]
