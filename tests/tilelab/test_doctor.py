@@ -1,12 +1,13 @@
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import types
-from importlib.metadata import version
 
 import pytest
+import torch
 
 from tilelab import device, doctor, notebook
 from tilelab.doctor import Row
@@ -15,22 +16,17 @@ from tilelab.worker_pool import ROOT
 NO_GPU = device.Device(note="torch is a CPU build")
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
 A100 = device.Device("NVIDIA A100-SXM4-80GB", (8, 0), "sm_80", 108, 166912, 40 << 20, 80 << 30, "580.95.05")
-BLOCK = """
+WITHOUT_PACKAGES = """
 import sys
-missing = sys.argv[1]
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == missing:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Block())
+sys.modules.update(torch=None, triton=None, cuda=None)
 from tilelab.doctor import main
 sys.exit(main(["--target", "sm_90a"]))
 """
 
 
-def python(*arguments, **extra):
-    return subprocess.run([sys.executable, *arguments], env=notebook.child_env(**extra), cwd=ROOT, text=True,
-                          capture_output=True, check=False, timeout=120)
+def run_python(*arguments, **env):
+    return subprocess.run([sys.executable, *arguments], env=notebook.child_env(**env), cwd=ROOT, text=True,
+                          capture_output=True, check=False, timeout=300)
 
 
 @pytest.fixture
@@ -52,67 +48,66 @@ def by_name(rows):
     return {row.name: row for row in rows}
 
 
+@pytest.mark.compile
 def test_without_a_gpu_it_proves_by_compiling():
-    done = python("-m", "tilelab.doctor", "--json", CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1")
+    done = run_python("-m", "tilelab.doctor", "--json", "--target", "sm_90a", CUDA_VISIBLE_DEVICES="",
+                      TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     rows = by_name(Row(**row) for row in report["rows"])
     assert report["status"] == "ok" and report["verdict"].startswith("Ready without a GPU")
-    for target in ("sm_90a", "sm_100a"):
-        triton, cuda = rows[f"Triton copy, {target}"], rows[f"CUDA copy, {target}"]
-        assert triton.status == cuda.status == "ok"
-        assert "UTMALDG.2D" in triton.detail and "UTMASTG.2D" in triton.detail
-        assert "UBLKCP.S.G" in cuda.detail and "UBLKCP.G.S" in cuda.detail
+    triton, cuda = rows["Triton copy, sm_90a"], rows["CUDA copy, sm_90a"]
+    assert triton.status == cuda.status == "ok"
+    assert "UTMALDG.2D" in triton.detail and "UTMASTG.2D" in triton.detail
+    assert "UBLKCP.S.G" in cuda.detail and "UBLKCP.G.S" in cuda.detail
     skipped = [row for row in rows.values() if row.status == "skipped"]
     assert {"GPU", "Triton copy runs", "CUDA copy runs"} <= {row.name for row in skipped}
     assert all(row.detail for row in skipped)
 
 
-def test_triton_missing():
-    done = python("-c", BLOCK, "triton")
+def test_without_any_package_it_still_says_what_is_missing():
+    done = run_python("-c", WITHOUT_PACKAGES)
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
-    lines = done.stdout.splitlines()
-    row = next(line for line in lines if line.startswith("Triton "))
-    assert " failed " in row and "No module named 'triton'" in row and "requirements.txt" in row
-    assert any(line.startswith("Triton copy ") and " skipped " in line for line in lines)
-    assert any(line.startswith("CUDA copy, sm_90a") and "UBLKCP" in line for line in lines)
-    assert lines[-1].startswith("Not ready: ") and "Triton" in lines[-1]
+    rows = {name: rest for name, *rest in (re.split(r"  +", line) for line in done.stdout.splitlines())}
+    for name in ("torch", "Triton", "NVRTC"):
+        status, detail = rows[name]
+        assert status == "failed" and detail.endswith(": run pip install -r requirements.txt.")
+    for name, needs in (("Triton copy", "Triton"), ("CUDA copy", "NVRTC")):
+        assert rows[name] == ["skipped", f"needs {needs} (see {needs} above)."]
 
 
 @pytest.mark.parametrize("package, row, proven", [
-    ("torch", "torch", ("Triton copy, sm_90a", "CUDA copy, sm_90a")), ("cuda", "NVRTC", ("Triton copy, sm_90a",))])
-def test_another_package_missing(package, row, proven):
-    done = python("-c", BLOCK, package, CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 1 and not done.stderr and "Traceback" not in done.stdout
-    lines = {line[:19].strip(): line[21:] for line in done.stdout.splitlines()}
-    assert lines[row] == f"failed   No module named {package!r}: run pip install -r requirements.txt."
-    assert all(lines[name].startswith("ok ") for name in proven)
-    last = done.stdout.splitlines()[-1]  # beside a GPU, the GPU check fails without torch too
-    assert last.startswith("Not ready: ") and row in last
+    ("torch", "torch", {"Triton copy", "CUDA copy"}), ("triton", "Triton", {"CUDA copy"}),
+    ("cuda", "NVRTC", {"Triton copy"})])
+def test_a_package_missing(machine, monkeypatch, package, row, proven):
+    machine()
+    monkeypatch.setitem(sys.modules, package, None)
+    rows = doctor.run_checks("sm_90a")
+    failed, = (each for each in rows if each.status == "failed")
+    assert failed.name == row and package in failed.detail and "requirements.txt" in failed.detail
+    assert {each.name.partition(",")[0] for each in rows if each.name.endswith(", sm_90a")} == proven
+    assert doctor.verdict(rows) == f"Not ready: 1 of {len(rows)} checks failed ({row})."
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("kind", doctor.LABEL)
 def test_other_targets_hold_tma(kind):
-    *compiled, run = doctor._proof(kind, ("sm_103a", "sm_120a", "sm_121a"), "not here.")
-    for row in compiled:
-        if row.status == "warn" and "cannot show its SASS" in row.detail:  # Triton 3.6's cuobjdump is too old for two
-            assert "sm_120a" not in row.name and version("triton").startswith("3.6")
-        else:
-            assert row.status == "ok", row
+    *compiled, run = doctor._proof(kind, ("sm_100a", "sm_120a"), "not here.")
+    for row in compiled:  # an older Triton's cuobjdump does not know every target
+        assert row.status == "ok" or row.status == "warn" and "cannot show its SASS" in row.detail, row
     assert (run.status, run.detail) == ("skipped", "not here.")
 
 
-def test_copy_in_the_interpreter():
-    code = """
-import torch
-from tilelab.doctor_copy import copy_tma
-source = torch.randint(-2**15, 2**15, (130, 72), dtype=torch.int16)
-destination = ~source
-copy_tma(source.view(torch.bfloat16), destination.view(torch.bfloat16))
-assert torch.equal(source, destination)
-"""
-    done = python("-c", code, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 0, done.stderr
+def test_the_copy_in_triton_is_right_on_a_ragged_shape():
+    from tilelab.doctor_copy import copy_tma
+
+    if device.current().capability and not device.current().has_tma:
+        pytest.skip("this GPU has no TMA, and Triton's interpreter is only used without a GPU")
+    source = torch.randint(-2**15, 2**15, (130, 72), dtype=torch.int16,
+                           device="cuda" if device.current().capability else "cpu")
+    destination = ~source
+    copy_tma(source.view(torch.bfloat16), destination.view(torch.bfloat16))
+    assert torch.equal(source, destination)
 
 
 @pytest.mark.parametrize("below", [".", "deep/er"])
@@ -266,10 +261,14 @@ def test_wrong_nvrtc(machine, monkeypatch, nvrtc_version, architectures, says):
 def test_nvrtc_absent(machine, monkeypatch):
     from cuda import pathfinder
 
+    class NotFoundError(RuntimeError):
+        pass
+
     def nowhere(name):
-        raise pathfinder.DynamicLibNotFoundError("No such file: libnvrtc.so.13, No such file: libnvrtc.so.12")
+        raise NotFoundError("No such file: libnvrtc.so.13, No such file: libnvrtc.so.12")
 
     machine()
+    monkeypatch.setattr(pathfinder, "DynamicLibNotFoundError", NotFoundError)
     monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", nowhere)
     rows = by_name(doctor.run_checks())
     assert rows["NVRTC"] == Row("NVRTC", "failed", "libnvrtc is not found: install cuda-toolkit[nvrtc]==13.0.3.")
@@ -330,6 +329,7 @@ def test_bad_usage_is_one_line_on_stderr(arguments, says, capsys):
     assert says in captured.err and captured.err.count("\n") == 1 and not captured.out
 
 
+@pytest.mark.compile
 def test_sass_that_cannot_be_read_is_a_warning(monkeypatch, capsys):
     def too_old(cubin):
         raise RuntimeError("cuobjdump fatal: no compilation option")
@@ -340,6 +340,7 @@ def test_sass_that_cannot_be_read_is_a_warning(monkeypatch, capsys):
     assert shown["status"] == "warn" and "cannot show its SASS" in shown["detail"]
 
 
+@pytest.mark.compile
 def test_a_copy_that_does_not_compile_is_a_failure(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "CHUNK_BYTES", "undeclared")
     doctor._prove("cuda", ["sm_90a"], run=False)
@@ -347,6 +348,7 @@ def test_a_copy_that_does_not_compile_is_a_failure(monkeypatch, capsys):
     assert shown["status"] == "failed" and "undeclared" in shown["detail"]
 
 
+@pytest.mark.compile
 def test_the_proof_is_compiled_and_not_recalled(monkeypatch, tmp_path):
     monkeypatch.setenv("TILES_CUBINS", str(tmp_path))
     assert doctor._cuda_cubin("sm_90a")[:4] == b"\x7fELF" and not list(tmp_path.iterdir())
