@@ -45,17 +45,11 @@ PROGRAMS = {**{f"load from column {column}": functools.partial(load_from, column
             **{f"expect {more:+,} bytes": functools.partial(expect, more) for more in (0, -8192, 8192)}}
 
 
-def run_here(name: str) -> None:
-    """Open the GPU, say so, and run a program in this process."""
-    torch.zeros(1, device="cuda")
-    print("begun", flush=True)
-    PROGRAMS[name]()
-
-
 def run_program(name: str, limit_s: float = 10) -> str:
     """Run a program in a process of its own, and return what it prints or how it ended."""
     status, output, errors = check.run_snippet(
-        f"from ch10.tile_pipeline import broken_programs; broken_programs.run_here({name!r})", limit_s)
+        "import torch; from ch10.tile_pipeline import broken_programs; torch.zeros(1, device='cuda'); "
+        f"print('begun', flush=True); broken_programs.PROGRAMS[{name!r}]()", limit_s)
     if status is None:
         return f"no answer within {limit_s:g} s"
     lines = [line for line in (output or errors).splitlines() if line.strip()]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterable
 
 import torch
 
@@ -47,9 +48,13 @@ def all_configs(op: str) -> dict[str, TileConfig]:
     return {**configs(op), **{str(config): config for config in small}}
 
 
-def _compile(*named: dict[str, TileConfig]) -> None:
-    build.compile_ahead([tile_pipeline.job(config, device.current().target)
-                         for configs in named for config in configs.values()])
+def every_config() -> list[tuple[str, str, TileConfig]]:
+    """Return (operation, name, configuration) for `all_configs` of every operation."""
+    return [(op, name, config) for op in OPS for name, config in all_configs(op).items()]
+
+
+def _compile(configs: Iterable[TileConfig]) -> None:
+    build.compile_ahead([tile_pipeline.job(config, device.current().target) for config in configs])
 
 
 # ---- correctness
@@ -112,8 +117,8 @@ def verify(op: str, config, shape: tuple[int, ...], dtype=torch.float32, fill: s
 
 def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
     """Run every `shares`-th configuration on small, ragged shapes under a sanitizer; AssertionError if one is wrong."""
-    wrong, cases = [], [(op, name, config) for op in OPS for name, config in all_configs(op).items()]
-    for op, name, config in cases[share::shares]:
+    wrong = []
+    for op, name, config in every_config()[share::shares]:
         for shape in ((33, 31), (100, 260)) if DIMENSIONS[op] == 2 else ((3, 33, 70), (5, 10, 256)):
             row = verify(op, config, shape)
             wrong += [f"{name} {shape}: {row['reason']}"] if row["status"] != "ok" else []
@@ -124,16 +129,15 @@ def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
 @results.experiment("ch10_tile_check", source)
 def check_correctness():
     """Check every operation with each ring, producer, swizzle and cluster on ragged shapes."""
-    _compile(*map(all_configs, OPS))
+    _compile(config for *_, config in every_config())
     rows = []
-    for op in OPS:
-        for name, config in all_configs(op).items():
-            fills = tensor_map.FILLS if op == "stencil" else ("zero",)
-            cases = [verify(op, config, shape, fill=fill) for shape in RAGGED[DIMENSIONS[op]] for fill in fills]
-            wrong = [case for case in cases if case["status"] != "ok"]
-            rows.append({"op": op, "name": name, "config": str(config), "cases": len(cases),
-                         "error": max(case["error"] or 0 for case in cases),
-                         "status": "wrong" if wrong else "ok", "reason": wrong[0]["reason"] if wrong else ""})
+    for op, name, config in every_config():
+        fills = tensor_map.FILLS if op == "stencil" else ("zero",)
+        cases = [verify(op, config, shape, fill=fill) for shape in RAGGED[DIMENSIONS[op]] for fill in fills]
+        # The first wrong case, if there is one, gives the row its status and reason.
+        worst = min(cases, key=lambda case: case["status"] == "ok")
+        rows.append({"op": op, "name": name, "config": str(config), "cases": len(cases), **worst,
+                     "error": max(case["error"] or 0 for case in cases)})
     return rows
 
 
@@ -173,7 +177,7 @@ def check_dumps():
 @results.experiment("ch10_tile_sanitizer", source, can_run=check.can_sanitize)
 def run_sanitizers():
     """Run each tool of compute-sanitizer on `sanitizer_cases`."""
-    _compile(*map(all_configs, OPS))  # a tool has one CPU, and would compile them one after the other
+    _compile(config for *_, config in every_config())  # a tool has one CPU, and would compile them one after the other
     return check.sanitize("ch10.tile_pipeline.experiments", shares=4)
 
 
@@ -241,7 +245,7 @@ def compare_with_torch(op: str, configs: dict[str, TileConfig], shape: tuple[int
 def _measure(cases, **timing) -> list[dict]:
     """Compile all, then return the rows of `compare_with_torch` for each (op, configs, shape)."""
     cases = list(cases)
-    _compile(*(named for _, named, _ in cases))
+    _compile(config for _, named, _ in cases for config in named.values())
     return [row for op, named, shape in cases for row in compare_with_torch(op, named, shape, **timing)]
 
 

@@ -54,11 +54,6 @@ def prepare_cublas(a, b, out):
     return lambda: torch.mm(a, b, out=out)
 
 
-def prepare_gemm(config):
-    """Return a candidate of tilelab.bench that prepares our kernel."""
-    return lambda a, b, out: wgmma_gemm.prepare(a, b, out=out, config=config)
-
-
 def verify(config: WgmmaConfig, m: int, n: int, k: int, prepare=wgmma_gemm.prepare) -> dict:
     """Return a row of tilelab.check: the error against float64. It may be 1.5 times cuBLAS's own."""
     a, b, _ = make_inputs(m, n, k)
@@ -68,9 +63,10 @@ def verify(config: WgmmaConfig, m: int, n: int, k: int, prepare=wgmma_gemm.prepa
 
 def compare_with_cublas(configs: dict[str, WgmmaConfig], m: int, n: int, k: int, **timing) -> list[dict]:
     """Return rows of bench.Timing, one per configuration. All configurations and cuBLAS run interleaved."""
-    found = bench.compare({"cuBLAS": prepare_cublas,
-                           **{name: prepare_gemm(config) for name, config in configs.items()}},
-                          lambda: make_inputs(m, n, k), "cuBLAS", flops=2 * m * n * k, **timing)
+    ours = {name: lambda a, b, out, config=config: wgmma_gemm.prepare(a, b, out=out, config=config)
+            for name, config in configs.items()}
+    found = bench.compare({"cuBLAS": prepare_cublas, **ours}, lambda: make_inputs(m, n, k), "cuBLAS",
+                          flops=2 * m * n * k, **timing)
     return [{"config": str(config), "shape": [m, n, k], **found[name].row()} for name, config in configs.items()]
 
 
@@ -105,12 +101,9 @@ def check_correctness():
 
 def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
     """Run every `shares`-th kernel on small and ragged shapes under a sanitizer; AssertionError for a wrong result."""
-    wrong = []
-    for config in [*all_configs().values()][share::shares]:
-        for shape in ((130, 264, 392), (300, 136, 1032)):
-            row = verify(config, *shape)
-            wrong += [f"{config} {shape}: {row['reason']}"] if row["status"] != "ok" else []
-    if wrong:
+    rows = [verify(config, *shape) for config in [*all_configs().values()][share::shares]
+            for shape in ((130, 264, 392), (300, 136, 1032))]
+    if wrong := [f"{row['name']} {row['shape']}: {row['reason']}" for row in rows if row["status"] != "ok"]:
         raise AssertionError("; ".join(wrong))
 
 
@@ -127,10 +120,9 @@ def run_sanitizers():
 @experiment("ch10_gemm_ladder")
 def measure_ladder():
     """Time all steps and cuBLAS, interleaved, at 4096 and 8192 cubed, beside the model's prediction for each."""
-    rows = []
     _compile(STEPS)
-    for side in SQUARES[1:]:
-        shape, sms = (side,) * 3, device.current().sms
+    rows, sms = [], device.current().sms
+    for shape in ((side,) * 3 for side in SQUARES[1:]):
         configs = {**STEPS, "best": best_config(*shape, sms)}
         rows += [{**row, "predicted_ms": predict_us(configs[row["name"]], *shape, sms) / 1e3}
                  for row in compare_with_cublas(configs, *shape)]
@@ -150,7 +142,7 @@ def measure_bursts(m: int, n: int, k: int, rounds: int = 12, rest_s: float = 0.0
     chip."""
     sets = [make_inputs(m, n, k) for _ in range(4)]
     launches = {"peer_ms": [prepare_cublas(*each) for each in sets],
-                "ms": [prepare_gemm("best")(*each) for each in sets]}
+                "ms": [wgmma_gemm.prepare(a, b, out=out) for a, b, out in sets]}
     times = {name: [] for name in launches}
     for round_number in range(rounds + 1):
         for name in list(launches)[::1 if round_number % 2 else -1]:
@@ -224,7 +216,8 @@ def measure_width():
 TIMELINE_SHAPE = (4096, 4096, 1024)
 TIMELINE_CONFIGS = {"tile": STEPS["tile"], "ring": STEPS["ring"], "persistent": STEPS["raster"]}
 WARP_GROUPS, STAMPS = 3, 4096  # stamps of one warp group
-EVENTS = ("waited", "loaded", "arrived", "multiplied", "stored")
+# What a stamp says, in the order of the kernel's enum, and the event that ends there.
+EVENTS = (("waited", "wait"), ("loaded", "load"), ("arrived", "wait"), ("multiplied", "product"), ("stored", "store"))
 
 
 def time_stamp_patch() -> list[tuple[str, str, int]]:
@@ -275,15 +268,14 @@ def pair_events(stamps: list[list[tuple[int, int, int]]], one_group: bool) -> li
     """
     roles = ["loads and multiplies"] if one_group else ["producer", "consumer 0", "consumer 1"]
     zero = min(stamp[0] for role in stamps for stamp in role)
-    kinds = {"waited": "wait", "arrived": "wait", "loaded": "load", "multiplied": "product", "stored": "store"}
     rows = []
     for role, recorded in zip(roles, stamps):
         before, issued, tile = 0, {}, 0
-        for stamp, event, step in recorded:
-            now, event = stamp - zero, EVENTS[event]
+        for stamp, number, step in recorded:
+            now, (event, kind) = stamp - zero, EVENTS[number]
             tile += event == "waited" and step == 0 and bool(before)  # the producer starts the next tile
             begin = issued.pop(step) if event == "multiplied" else before
-            rows.append({"role": role, "event": kinds[event], "step": step, "tile": tile, "begin": begin, "end": now})
+            rows.append({"role": role, "event": kind, "step": step, "tile": tile, "begin": begin, "end": now})
             if event == "arrived":
                 issued[step] = now
             before, tile = now, tile + (event == "stored")
@@ -374,16 +366,15 @@ def run_broken_kernels():
 
 def first_launch() -> dict:
     """Return the seconds from source to result, by part, in this process, which has compiled nothing before."""
-    marks = [time.perf_counter()]
+    begin = time.perf_counter()
     a, b, out = make_inputs(256, 512, 256)
     torch.cuda.synchronize()
-    marks.append(time.perf_counter())
+    ready = time.perf_counter()
     wgmma_gemm.gemm(a, b, out=out, config=STEPS["raster"])
     torch.cuda.synchronize()
-    marks.append(time.perf_counter())
+    done = time.perf_counter()
     right = check.relative_error(out, wgmma_gemm.spec(a, b)) < check.TOLERANCE[torch.bfloat16]
-    return {"gpu_starts_s": marks[1] - marks[0], "compile_load_launch_s": marks[2] - marks[1],
-            "status": "ok" if right else "wrong"}
+    return {"gpu_starts_s": ready - begin, "compile_load_launch_s": done - ready, "status": "ok" if right else "wrong"}
 
 
 @experiment("ch10_gemm_first")

@@ -12,7 +12,7 @@ from ch10.wgmma_gemm.sweep import WgmmaSpace
 from tilelab import results
 from tilelab.patch import patched_source
 
-CODE = {name: index for index, name in enumerate(EVENTS)}
+CODE = {name: index for index, (name, _) in enumerate(EVENTS)}
 
 
 def stamps(*events):
