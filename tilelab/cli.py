@@ -63,11 +63,12 @@ def parse_options(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -
     return options
 
 
-def choose_variants(parser: argparse.ArgumentParser, variant: str, named: dict) -> dict:
-    """Return the part of `named` that --variant selects: one name, "all", or "best" (the first)."""
+def choose_variants(parser: argparse.ArgumentParser, variant: str, named: dict, option: str = "--variant") -> dict:
+    """Return the part of `named` that the option selects: one name, "all", or "best" (the first)."""
     wanted = {"all": list(named), "best": list(named)[:1]}.get(variant, [variant])
     if wanted[0] not in named:
-        parser.error(f"unknown --variant {variant[:60]}; choose one of {', '.join(named)}, best, all.")
+        parser.error(f"unknown {option} {variant[:60]}; choose one of {', '.join(dict.fromkeys([*named, 'best']))}, "
+                     "all.")
     return {name: named[name] for name in wanted}
 
 

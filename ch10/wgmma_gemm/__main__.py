@@ -27,13 +27,8 @@ def _parse_arguments(argv):
                         help=f"{', '.join(STEPS)}, best (default), or all")
     parser.add_argument("--compile", action="store_true", help="compile only; needs no GPU")
     options = cli.parse_options(parser, argv)
-    if options.step not in (*STEPS, "best", "all"):
-        parser.error(f"unknown --step {options.step[:60]}; choose one of {', '.join(STEPS)}, best, all.")
-    names = [*STEPS, "best"] if options.step == "all" else [options.step]
-    try:
-        options.configs = {name: resolve_config(name, *options.mnk) for name in names}
-    except ValueError as error:
-        parser.error(f"--step: {device.first_line(error).rstrip('.')}.")
+    named = {"best": resolve_config("best", *options.mnk), **STEPS}
+    options.configs = cli.choose_variants(parser, options.step, named, "--step")
     return options
 
 
