@@ -105,3 +105,12 @@ def test_a_closed_pipe_is_not_reported_as_an_error_of_the_measurement(monkeypatc
     monkeypatch.setattr(sys, "stdout", Closed())
     with pytest.raises(BrokenPipeError):
         answered([{"name": "one", "status": "ok"}])
+
+
+def test_a_link_that_leads_to_itself_is_refused_before_the_work(capsys, tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(SystemExit):
+        cli.parse_options(cli.make_parser("ch99.module", "Nothing."), ["--json", str(tmp_path / "loop")])
+    assert "(Too many levels of symbolic links)" in capsys.readouterr().err
+    (tmp_path / "dangling").symlink_to(tmp_path / "none yet")
+    assert cli.unwritable_reason(str(tmp_path / "dangling")) == ""
