@@ -46,7 +46,8 @@ class GemmConfig:
                    "epilogue_subtile": (2,) if self.block_n == 192 else (1, 2, 4)}
         for name, values in allowed.items():
             if getattr(self, name) not in values:
-                raise ValueError(f"{name} must be one of {', '.join(map(str, values))}; it is {getattr(self, name)!r}.")
+                raise ValueError(f"{name} must be one of {', '.join(map(str, values))}; it is "
+                                 f"{getattr(self, name)!r:.40}.")
         if min(self.group_m, self.programs_per_sm) < 1:
             raise ValueError("group_m and programs_per_sm must be at least 1; they are "
                              f"{self.group_m} and {self.programs_per_sm}.")
@@ -210,7 +211,7 @@ def parse(text: str, dtype: str = "bf16") -> GemmConfig:
     try:
         block_m, block_n, block_k, num_warps, num_stages = map(int, tile.split(","))
     except ValueError:
-        raise ValueError(f"unknown configuration {text!r}; choose best, a set ({', '.join(SETS)}), a name from "
+        raise ValueError(f"unknown configuration {text[:60]!r}; choose best, a set ({', '.join(SETS)}), a name from "
                          "configs(), or BLOCK_M,BLOCK_N,BLOCK_K,WARPS,STAGES such as 128,256,64,8,3.") from None
     alike = [name for name, config in named.items() if str(config) == tile and not kernel]
     if len(alike) > 1:

@@ -79,7 +79,7 @@ def test_a_wrong_result_is_status_one_and_no_result_is_two(monkeypatch, capsys, 
             for each in statuses]
     monkeypatch.setattr(Sweep, "__iter__", lambda self: iter(rows))
     monkeypatch.setattr(Sweep, "finish", lambda self: rows)
-    assert run(capsys, "--target", "sm_90a", "--config", "proposed")[0] == status
+    assert run(capsys, "--target", "sm_90a", "--config", "256,256,128,16,5")[0] == status
 
 
 @pytest.mark.fault

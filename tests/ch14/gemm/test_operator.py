@@ -31,7 +31,7 @@ def shape_of_c(a, b):
 @pytest.mark.parametrize("config", SMALL, ids=lambda config: config.name)
 def test_gemm_matches_its_spec_on_ragged_shapes(config):
     cases = []
-    for m, n, k in ((100, 104, 72), (1, 200, 64), (300, 520, 40), (64, 8, 8)):  # 300 x 520: more tiles than programs
+    for m, n, k in ((260, config.block_n + 8, 24), (1, 72, 40), (64, 8, 8)):  # the first has ten tiles for 8 programs
         a, weight = random(m, k), random(n, k)
         cases += [(f"{m},{n},{k} K-major", (a, weight.T)), (f"{m},{n},{k} row by row", (a, weight.T.contiguous()))]
     rows = check.compare(run_with(config), gemm.spec, cases, out=shape_of_c)
@@ -48,11 +48,11 @@ def test_padded_rows_are_read_and_left_alone():
 
 
 @pytest.mark.parametrize("config", SMALL[:2], ids=lambda config: config.name)
-@pytest.mark.parametrize("stride", [1, 3, 68])
-def test_a_single_row_may_have_any_stride(config, stride):
-    a, b = random(64).as_strided((1, 64), (stride, 1)), random(64, 64)
-    row, = check.compare(run_with(config), gemm.spec, [(f"stride {stride}", (a, b))], out=shape_of_c)
-    assert row["status"] == "ok", row
+def test_a_single_row_may_have_any_stride(config):
+    cases = [(f"stride {stride}", (random(64).as_strided((1, 64), (stride, 1)), random(64, 64)))
+             for stride in (1, 3, 68)]
+    rows = check.compare(run_with(config), gemm.spec, cases, out=shape_of_c)
+    assert [row for row in rows if row["status"] != "ok"] == []
 
 
 def test_out_is_made_when_not_given():
