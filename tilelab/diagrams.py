@@ -20,9 +20,11 @@ def canvas(title: str, source: str, width: float, height: float):
     return figure, axes
 
 
-def box(axes, x, y, width, height, face="none", edge="none", **rest):
-    """Draw a rectangle whose lower left corner is (x, y); `rest` goes to matplotlib."""
+def box(axes, x, y, width, height, face="none", edge="none", text="", **rest):
+    """Draw a rectangle whose lower left corner is (x, y), with a text in its middle; `rest` goes to matplotlib."""
     axes.add_patch(Rectangle((x, y), width, height, facecolor=face, edgecolor=edge, **rest))
+    if text:
+        write(axes, x + width / 2, y + height / 2, text, color="white" if face == plots.colour("best") else "black")
 
 
 def write(axes, x, y, text, ha="center", size=7, **rest):

@@ -7,7 +7,7 @@ import numpy
 from tilelab import plots
 from tilelab.diagrams import box, canvas, lighten, write
 
-PALE = "#eeeeee"
+MEASURE = "|-|,widthA=0.25,widthB=0.25"
 BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
 
 
@@ -22,10 +22,6 @@ def draw_arrow(axes, start, end, tone=plots.GREY, style="-|>"):
                                               "shrinkB": 0})
 
 
-def _draw_measure(axes, start, end, tone):
-    draw_arrow(axes, start, end, tone, "|-|,widthA=0.25,widthB=0.25")
-
-
 def draw_tensor_map() -> plots.Picture:
     """Draw a bf16 tensor with padded rows, a box on it, that box in shared memory, and the fields of the tensor map."""
     rows, columns, stride, box_rows, box_columns, x, y = 40, 100, 112, 16, 32, 40, 12
@@ -34,19 +30,18 @@ def draw_tensor_map() -> plots.Picture:
     scale, left, top = 2.85 / stride, 0.45, 2.15
     right, low, end = left + columns * scale, top - rows * scale, left + stride * scale
     box(axes, left, low, columns * scale, rows * scale, lighten(BLUE, 0.25))
-    box(axes, right, low, end - right, rows * scale, PALE, "#bbbbbb", hatch="....", linewidth=0)
+    box(axes, right, low, end - right, rows * scale, "#eeeeee", "#bbbbbb", hatch="....", linewidth=0)
     box(axes, left, low, columns * scale, rows * scale, edge="black", linewidth=0.8)
     box_x, box_y, width, height = left + x * scale, top - (y + box_rows) * scale, box_columns * scale, box_rows * scale
-    box(axes, box_x, box_y, width, height, lighten(GREEN, 0.7), GREEN, linewidth=1.2)
-    write(axes, box_x + width / 2, box_y + height / 2, "box")
+    box(axes, box_x, box_y, width, height, lighten(GREEN, 0.7), GREEN, "box", linewidth=1.2)
     write(axes, box_x, box_y + height + 0.09, f"corner ({x}, {y})", "left")
     axes.plot(left, top, "o", color="black", markersize=4, clip_on=False)
     write(axes, left - 0.36, top + 0.19, "address", "left")
-    _draw_measure(axes, (left, top + 0.08), (right, top + 0.08), BLUE)
+    draw_arrow(axes, (left, top + 0.08), (right, top + 0.08), BLUE, MEASURE)
     write(axes, (left + right) / 2 + 0.1, top + 0.19, f"{columns} columns")
-    _draw_measure(axes, (left - 0.12, low), (left - 0.12, top), BLUE)
+    draw_arrow(axes, (left - 0.12, low), (left - 0.12, top), BLUE, MEASURE)
     write(axes, left - 0.24, (low + top) / 2, f"{rows} rows", rotation=90)
-    _draw_measure(axes, (left, low - 0.1), (end, low - 0.1), ORANGE)
+    draw_arrow(axes, (left, low - 0.1), (end, low - 0.1), ORANGE, MEASURE)
     write(axes, (left + end) / 2, low - 0.22, f"row stride: {stride} elements, {stride * 2} bytes; dots: padding")
 
     memory_x, pitch = 3.95, 0.085

@@ -21,8 +21,8 @@ def draw_gemm_tiles(cluster: int = 2) -> plots.Picture:
     """
     a, b = 16, 32  # KB of a tile
     alone, together = cluster * (a + b), cluster * a + b
-    title = (f"{cluster} CTAs read {together} KB a step as a cluster; without, {alone} KB"
-             if cluster > 1 else f"A CTA alone reads {alone} KB a step, all of it for itself")
+    title = (f"{cluster} CTAs read {together} KB per step as a cluster; without, {alone} KB"
+             if cluster > 1 else f"A CTA alone reads {alone} KB per step, all of it for itself")
     figure, axes = canvas(title, "tiles of 128 × 256 × 64, bf16; one step of K; K is not to scale", 6.4, 3.5)
     tones = (BLUE, ORANGE)[:cluster]  # one per CTA
     high, wide, step = 0.6, 1.2, 0.22
@@ -37,8 +37,7 @@ def draw_gemm_tiles(cluster: int = 2) -> plots.Picture:
         y = low + total - high * (rank + 1)
         box(axes, left, y, deep, high, lighten(tone, 0.25), "white", linewidth=0.8)
         box(axes, left + 2 * step, y, step, high, tone, "white", linewidth=0.8)
-        box(axes, c_x, y, wide, high, lighten(tone, 0.5), "white", linewidth=0.8)
-        write(axes, c_x + wide / 2, y + high / 2, f"CTA {rank}")
+        box(axes, c_x, y, wide, high, lighten(tone, 0.5), "white", f"CTA {rank}", linewidth=0.8)
         box(axes, c_x + part * rank, b_y, part, deep, lighten(tone, 0.25))
         box(axes, c_x + part * rank, b_y + deep - 3 * step, part, step, tone, "white", linewidth=0.8)
     write(axes, left + 0.02, low + total + 0.09, "A", "left", 9, fontweight="bold")
@@ -50,15 +49,12 @@ def draw_gemm_tiles(cluster: int = 2) -> plots.Picture:
     for rank, tone in enumerate(tones):
         y = 2.78 - (height + 0.3) * rank
         write(axes, memory_x, y + 0.1, f"shared memory of CTA {rank}, one stage", "left", 7.5)
-        box(axes, memory_x, y - height, a_width, height, tone, "white", linewidth=0.8)
-        write(axes, memory_x + a_width / 2, y - height / 2, f"A {a} KB", color="white" if tone == BLUE else "black")
+        box(axes, memory_x, y - height, a_width, height, tone, "white", f"A {a} KB", linewidth=0.8)
         share = b_width / cluster
         for other, other_tone in enumerate(tones):
-            x, ink = memory_x + a_width + share * other, "white" if other_tone == BLUE else "black"
-            box(axes, x, y - height, share, height, other_tone, "white", linewidth=0.8)
-            write(axes, x + share / 2, y - height / 2 + 0.08, f"B {b // cluster} KB", color=ink)
-            whose = "own load" if other == rank else f"by CTA {other}"
-            write(axes, x + share / 2, y - height / 2 - 0.08, whose, color=ink)
+            text = f"B {b // cluster} KB\n" + ("own load" if other == rank else f"by CTA {other}")
+            box(axes, memory_x + a_width + share * other, y - height, share, height, other_tone, "white", text,
+                linewidth=0.8)
     if cluster > 1:
         write(axes, memory_x, 1.06, "each CTA loads 1/2 of B, for both of them", "left", color=plots.GREY)
         write(axes, memory_x, 0.91, "colour: the CTA whose load brings it", "left", color=plots.GREY)
@@ -80,11 +76,11 @@ def draw_warp_roles() -> plots.Picture:
 
     low, top, x, wide = 0.5, 2.35, 2.6, 1.2
     pitch, middle = (top - low) / stages, (low + top) / 2
-    draw_group(0.12, middle - 0.46, BLUE, "producer", ("40 registers a thread", "one thread of it:",
+    draw_group(0.12, middle - 0.46, BLUE, "producer", ("40 registers per thread", "one thread of it:",
                                                        "waits until empty,", "expects bytes, loads"))
     consumers = 1.48, 0.45
     for index, y in enumerate(consumers):
-        draw_group(4.8, y, GREEN, f"consumer {index}", ("232 registers a thread", "waits until full,",
+        draw_group(4.8, y, GREEN, f"consumer {index}", ("232 registers per thread", "waits until full,",
                                                         "multiplies, arrives"))
         draw_arrow(axes, (x + wide + 0.38, y + 0.46), (4.77, y + 0.46), GREEN)
     write(axes, 4.47, consumers[0] + 0.56, "landed")
@@ -93,10 +89,8 @@ def draw_warp_roles() -> plots.Picture:
     write(axes, x + wide + 0.2, top + 0.12, "full", color="#00684b")
     for stage in range(stages):
         y = top - pitch * (stage + 1)
-        for operand, share in (("A", 0.35), ("B", 0.6)):
-            operand_x = x + (operand == "B") * wide / 2
-            box(axes, operand_x, y + 0.03, wide / 2, pitch - 0.06, lighten(BLUE, share))
-            write(axes, operand_x + wide / 4, y + pitch / 2, operand)
+        box(axes, x, y + 0.03, wide / 2, pitch - 0.06, lighten(BLUE, 0.35), text="A")
+        box(axes, x + wide / 2, y + 0.03, wide / 2, pitch - 0.06, lighten(BLUE, 0.6), text="B")
         axes.plot(x - 0.2, y + pitch / 2, "o", color=ORANGE, markersize=7)
         axes.plot(x + wide + 0.2, y + pitch / 2, "o", color=GREEN, markersize=7)
     draw_arrow(axes, (1.6, middle + 0.25), (x - 0.42, middle + 0.25), BLUE)
@@ -143,11 +137,11 @@ def draw_timeline(rows: Sequence[dict], *, title: str, source: str = "") -> plot
             if row["event"] == "wait":
                 box(axes, x, bottom, width, high, "white", "#aaaaaa", hatch="//////", linewidth=0)
                 continue
-            tone, light, text = TONES[row["event"]], tiles.index(row["tile"]) % 2, str(row["step"])
-            box(axes, x, bottom, width, high * 0.94, lighten(tone, 0.55) if light else tone, "white", linewidth=0.3)
-            if row["event"] != "store" and width / duration * 6.2 > 0.05 + 0.07 * len(text):
-                write(axes, x + width / 2, bottom + high / 2, text,
-                      color="white" if tone == BLUE and not light else "black")
+            tone, text = TONES[row["event"]], str(row["step"])
+            if row["event"] == "store" or width / duration * 6.2 < 0.05 + 0.07 * len(text):
+                text = ""
+            box(axes, x, bottom, width, high * 0.94, lighten(tone, 0.55) if tiles.index(row["tile"]) % 2 else tone,
+                "white", text, linewidth=0.3)
         ticks[y - high * lines / 2] = role
         y -= high * lines + 0.1
     figure.set_size_inches(7.4, 1.35 - y)
