@@ -15,8 +15,8 @@ import pathlib
 import torch
 
 from ch14 import descriptors
-from ch14.descriptors import kernels, launch_cost
-from ch14.descriptors.configs import OPS, TileConfig, choose_variant, configs
+from ch14.descriptors import kernels, launch_cost, tile_copy
+from ch14.descriptors.configs import OPS, TileConfig, configs
 from tilelab import bench, build, check, device, results
 
 PEER = {"copy": "torch copy_", "add": "torch add", "gather": "torch index_select"}
@@ -60,14 +60,20 @@ def make_inputs(op: str, rows: int, columns: int, dtype=torch.bfloat16, n: int |
     return inputs
 
 
+def _prepare(op: str, config, **inputs):
+    if isinstance(config, tile_copy.CopyConfig):
+        return tile_copy.prepare_copy(inputs["x"], inputs["out"], config)
+    return descriptors.prepare(op, config=config, **inputs)
+
+
 def verify(op: str, config, rows: int, columns: int, dtype=torch.bfloat16, n: int | None = None) -> dict:
-    """Check a variant on fresh data: every element, and the memory around the output. Return {status, reason, ulps}.
+    """Check a configuration on fresh data: all elements, and the memory around them. Return {status, reason, ulps}.
 
     Moved elements must have the same bits; sums must be within half a unit in the last place of float64. The output
     lies in padded rows, but for flat tiles.
     """
     inputs, bits = make_inputs(op, rows, columns, dtype, n), descriptors.BITS[dtype.itemsize]
-    flat = op != "gather" and not choose_variant(op, config).block_m
+    flat = op != "gather" and not configs(op).get(config, config).block_m
     inside = (slice(2, -2), slice(None) if flat else slice(16, 16 + columns))
     room = torch.randn(len(inputs.pop("out")) + 4, columns + 32 * (not flat), device=inputs["x"].device).to(dtype)
     out = room[inside]
@@ -76,7 +82,7 @@ def verify(op: str, config, rows: int, columns: int, dtype=torch.bfloat16, n: in
     before = room.clone()
     as_moved = inputs if op == "add" else inputs | {"x": inputs["x"].view(bits)}
     expected = descriptors.spec(op, **as_moved)
-    descriptors.prepare(op, **inputs, out=out, config=config)()
+    _prepare(op, config, **inputs, out=out)()
     error = check.ulps(out, expected) if op == "add" else 0.0
     wrong = 0 if op == "add" else int((out.view(bits) != expected).sum())
     before[inside] = out
@@ -124,7 +130,7 @@ def time_against_torch(op: str, chosen: dict, rows: int, columns: int, **timing)
     names = list(make_inputs(op, 1, 8))
 
     def candidate(config):
-        return lambda *tensors: descriptors.prepare(op, config=config, **dict(zip(names, tensors)))
+        return lambda *tensors: _prepare(op, config, **dict(zip(names, tensors)))
 
     timings = bench.compare({PEER[op]: peers[op], **{name: candidate(config) for name, config in chosen.items()}},
                             lambda: list(make_inputs(op, rows, columns).values()), PEER[op],

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 
-from ch14.descriptors import tile_copy_experiments
 from ch14.descriptors.configs import OPS, TileConfig, configs
 from ch14.descriptors.experiments import LARGE, SHAPES, source, time_against_torch, verify
 from ch14.descriptors.kernels import job
 from tilelab import results
 from tilelab.sweep import Sweep
-from tilelab.tunable import TargetSpace, TunableKernel
+from tilelab.tunable import Roofline, TargetSpace, TunableKernel, load_ceiling
 
 QUICK = {"rounds": 6, "warm_s": 0, "burst_ms": 2}  # enough to find the fastest few, which are then timed again
 KEPT = ("name", "config", "kernel", "shape", "dtype", "status", "reason", "ms", "peer_ms", "ratio", "gbps", "registers",
@@ -29,8 +29,8 @@ class DescriptorSpace(TargetSpace):
     compile_for: str | None = None
 
     def label(self, config):
-        return {"name": config.way, "config": str(config), "kernel": str(config), "shape": [self.rows, self.columns],
-                "dtype": self.op}
+        return {"name": getattr(config, "way", "course"), "config": str(config), "kernel": str(config),
+                "shape": [self.rows, self.columns], "dtype": self.op}
 
     def source(self):
         return source()
@@ -86,6 +86,19 @@ def measure_sweep():
             for row in Sweep(grid(op), DescriptorSpace(op, *shape)).finish()]
 
 
+def check_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return the shape of bf16 matrices that descriptors take; ValueError for another."""
+    if len(shape) != 2 or min(shape) < 1 or shape[1] % 8:
+        raise ValueError(f"a shape is ROWS,COLUMNS, columns a multiple of 8; it is {shape}.")
+    return shape
+
+
+def make_roofline(tile_bytes: Callable) -> Callable[[str], Roofline]:
+    """Return a function that gives the axes of a copy's plot, with torch's copy as its roof."""
+    return lambda _: Roofline("bytes per tile", "gbps", "GB/s", tile_bytes,
+                              {"torch's copy": load_ceiling("copy", "gbps")[0]})
+
+
 TUNABLE_KERNEL = TunableKernel(
     name="descriptors",
     shapes={"512 MiB an array": LARGE, "512 MiB, rows of 16 KiB": SHAPES["gather"][0],
@@ -96,6 +109,6 @@ TUNABLE_KERNEL = TunableKernel(
           "way": lambda c: f"{c.way}, {c.num_warps} warp{'s' * (c.num_warps > 1)}",
           "span": lambda c: f"span {c.tiles_per_cta}" if c.tiles_per_cta else f"{c.ctas_per_sm} an SM",
           "stages": lambda c: f"{c.stages} stage{'s' * (c.stages > 1)}"},
-    space=lambda shape, op, target: DescriptorSpace(op, *tile_copy_experiments.check_shape(shape), target),
+    space=lambda shape, op, target: DescriptorSpace(op, *check_shape(shape), target),
     load_record=lambda: results.load_record("ch14_descriptors_sweep", source()),
-    roofline=tile_copy_experiments.make_roofline(lambda config: 2 * config.elements), peer="torch")
+    roofline=make_roofline(lambda config: 2 * config.elements), peer="torch")
