@@ -1,6 +1,5 @@
 """The command line of `ch07.bulk_copy`: verify and time its configurations, or compile them for another GPU."""
 
-
 from ch07 import bulk_copy
 from ch07.bulk_copy import experiments
 from tilelab import cli, device
@@ -15,8 +14,8 @@ def _parse_arguments(argv):
                         help=f"{', '.join(bulk_copy.configs())}, best or all (default)")
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
     options = cli.parse_options(parser, argv)
-    if options.bytes < 4 or options.bytes % 4:
-        parser.error(f"--bytes is {options.bytes}; it must be a positive multiple of 4.")
+    if options.bytes not in range(4, 1 << 40, 4):
+        parser.error(f"--bytes is {options.bytes}; it must be a positive multiple of 4, below 2^40.")
     options.chosen = cli.choose_variants(parser, options.variant, bulk_copy.configs(options.op))
     return options
 

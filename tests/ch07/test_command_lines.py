@@ -73,6 +73,7 @@ def test_no_kernel_for_ampere_is_two(capsys, cli, arguments):
 @pytest.mark.parametrize("cli, arguments, message", [
     (command, ["--bytes", "6"], "--bytes is 6; it must be a positive multiple of 4"),
     (command, ["--bytes", "0"], "--bytes is 0; it must be a positive multiple of 4"),
+    (command, ["--bytes", f"{1 << 70}"], "--bytes is 1180591620717411303424; it must be .* below 2.40"),
     (command, ["--bytes", "many"], "argument --bytes: invalid int value: 'many'"),
     (command, ["--op", "scale"], "argument --op: invalid choice: 'scale'"),
     (command, ["--variant", "ring"], "unknown --variant ring; choose one of loads, .*best, all"),
