@@ -8,8 +8,7 @@ decode    bf16 tokens times MXFP4 weights, decoded in registers           `ch14.
 Read fp8.cu first. The configurations and checks of each path are in fp8.py, emulated.py, native.py and decode.py; its
 kernels are in fp8.cu, native_kernels.py and decode_kernels.py (the emulated path has none of its own). `smem_planner`
 computes how CUTLASS's kernel for Blackwell divides its memory, `smem_planner_hopper` the same for Hopper, and
-`planner_widget` shows it; `note_attempts` and `impacts` judge the field note. `cutlass_options` is the command line of
-the peer, CUTLASS's example.
+`planner_widget` shows it; `note_attempts` and `impacts` judge the field note.
 """
 
 from __future__ import annotations
@@ -70,12 +69,11 @@ def _require_multiple(name: str, size: int, block: int) -> None:
 
 def explain_path(form: str, target: str, path: str) -> str:
     """Return a sentence on what `path` does with A and B in `form` on `target`, and why it is not another."""
-    if path == "native":
-        return f"{target} multiplies {form} in its tensor cores, scales included."
-    if path == "fp8":
-        return f"{target} multiplies fp8, and its CUDA cores add the scaled blocks of K in float32."
-    if path == "decode":
-        return f"{target} multiplies a few tokens by weights that are decoded to bf16 in registers."
+    products = {"native": f"{form} in its tensor cores, scales included.",
+                "fp8": "fp8, and its CUDA cores add the scaled blocks of K in float32.",
+                "decode": "a few tokens by weights that are decoded to bf16 in registers."}
+    if path in products:
+        return f"{target} multiplies {products[path]}"
     if target == "sm_90a":
         reason = "Hopper's tensor cores know no block scales"
     elif target not in NATIVE:
@@ -100,28 +98,27 @@ def _form_and_shape(name: str, given) -> tuple[str, tuple[int, int]]:
     raise ValueError(f"{name} is a {type(given).__name__}; it must be {kinds} or a pair (float8 matrix, scales).")
 
 
-def _fp8_pair(given) -> tuple[torch.Tensor, torch.Tensor]:
-    return (given.values.view(torch.float8_e4m3fn), given.scales) if isinstance(given, Packed) else given
+def _fp8_operands(a, b) -> tuple[torch.Tensor, ...]:
+    """Return a, b, scale_a and scale_b."""
+    a, scale_a = (a.values.view(torch.float8_e4m3fn), a.scales) if isinstance(a, Packed) else a
+    return a, b[0], scale_a, b[1]
 
 
-def _choose(a, b, target: str) -> tuple[str, str]:
-    """Return the path for two operands, and their formats in words."""
-    (form_a, (m, k)), (form_b, (inner, n)) = _form_and_shape("a", a), _form_and_shape("b", b)
-    if k != inner:
-        raise ValueError(f"a (M, K) and b (K, N) differ in K: a is {m} x {k} and b is {inner} x {n}.")
-    return choose_path(form_a, form_b, (m, n, k), target), " x ".join(dict.fromkeys((form_a, form_b)))
-
-
-def _choose_here(a, b, asked: str) -> str:
+def _choose(a, b, target: str, asked: str = "best") -> str:
+    """Return the path for two operands; raise ValueError or Unsupported where they do not take the one that is asked
+    for."""
     if asked not in ("best", *PATHS):
         raise ValueError(f"unknown path {asked!r:.40}; choose best, {', '.join(PATHS)}.")
-    target = device.current().target or "sm_90a"  # without a GPU the interpreter stands in for it
     if target not in device.TARGETS:
         raise device.Unsupported(f"block-scaled GEMMs are built for {', '.join(device.TARGETS)}; here is "
                                  f"{device.current().describe()}: {emulated.INSTEAD}.")
-    path, forms = _choose(a, b, target)
+    (form_a, (m, k)), (form_b, (inner, n)) = _form_and_shape("a", a), _form_and_shape("b", b)
+    if k != inner:
+        raise ValueError(f"a (M, K) and b (K, N) differ in K: a is {m} x {k} and b is {inner} x {n}.")
+    path = choose_path(form_a, form_b, (m, n, k), target)
     if asked in ("best", path) or (asked, path) == ("emulated", "native"):
         return path if asked == "best" else asked
+    forms = " x ".join(dict.fromkeys((form_a, form_b)))
     if (asked, path) == ("native", "emulated"):
         raise device.Unsupported(f"{explain_path(forms, target, path)[:-1]}, so there is no native path.")
     raise ValueError(f"{forms} takes the path {path}; {asked} does not fit.")
@@ -129,21 +126,19 @@ def _choose_here(a, b, asked: str) -> str:
 
 def spec(a, b) -> torch.Tensor:
     """Return A @ B in float64, (M, N), of the numbers that codes and scales stand for. Operands as for `matmul`."""
-    path, _ = _choose(a, b, "sm_90a")  # which has all paths but the native one
+    path = _choose(a, b, "sm_90a")  # which has all paths but the native one
     if path == "decode":
         return decode.spec(a, b.T.values, b.T.scales)
     if path == "fp8":
-        (a, scale_a), (b, scale_b) = _fp8_pair(a), b
-        return fp8.spec(a, b, scale_a, scale_b)
+        return fp8.spec(*_fp8_operands(a, b))
     return emulated.spec(a, b)
 
 
 def prepare(a, b, *, bias=None, activation=None, out=None, config="best", path="best") -> Launch:
     """Check the arguments of `matmul` and return a Launch that computes it on torch's current stream."""
-    path = _choose_here(a, b, path)
+    path = _choose(a, b, device.current().target or "sm_90a", path)  # without a GPU the interpreter stands in for it
     if path == "fp8":
-        (a, scale_a), (b, scale_b) = _fp8_pair(a), b
-        return fp8.prepare(a, b, scale_a, scale_b, bias=bias, activation=activation, out=out, config=config)
+        return fp8.prepare(*_fp8_operands(a, b), bias=bias, activation=activation, out=out, config=config)
     if bias is not None or activation is not None:
         raise ValueError(f"bias and activation are fused on the fp8 path only, and this is the {path} path: apply them "
                          "to its result.")

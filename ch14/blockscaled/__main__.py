@@ -5,16 +5,27 @@ The options are the same as in CUTLASS's example, which the field note uses.
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
+
 import torch
 
 from ch14 import blockscaled, mx_formats
 from ch14.blockscaled import emulated, fp8, native, smem_planner
-from ch14.blockscaled.cutlass_options import C_DTYPES, PEER, describe_tile, parse
 from ch14.blockscaled.experiments import EMULATED_SOURCES, FP8_SOURCES
 from ch14.blockscaled.verification import judge
 from ch14.mx_formats import number_formats
 from tilelab import bench, build, check, cli, device, results
 
+FORMS = {("Float4E2M1FN", "Float8E8M0FNU", 32): "mxfp4", ("Float4E2M1FN", "Float8E4M3FN", 16): "nvfp4",
+         ("Float4E2M1FN", "Float8E8M0FNU", 16): "fp4_e8m0_16", ("Float8E4M3FN", "Float8E8M0FNU", 32): "mxfp8_e4m3",
+         ("Float8E5M2", "Float8E8M0FNU", 32): "mxfp8_e5m2", ("Float6E3M2FN", "Float8E8M0FNU", 32): "mxfp6_e3m2",
+         ("Float6E2M3FN", "Float8E8M0FNU", 32): "mxfp6_e2m3"}
+FP8 = ("Float8E4M3FN", "Float32", 128)  # DeepSeek's format, which CUTLASS's example does not have
+FP8_PLAN = ("Float8E4M3FN", "Float8E8M0FNU", 32)  # its tiles and clusters, for the planner
+C_DTYPES = {"Float16": torch.float16, "BFloat16": torch.bfloat16, "Float32": torch.float32}
+PEER = "cuBLAS bf16"
+LARGEST = 1 << 17
 STEP_LOSS = 2.0**-27  # per column of K: tensor cores truncate each sum of 16 products, which costs up to 2^-23
 COLUMNS = ["name", "config", "status", "error", "tolerance", "ms", "tflops", "peer_ms", "ratio", "ab_stages",
            "c_stages", "instruction", "count", "block_scale", "tma_load", "registers", "smem", "tmem", "reason"]
@@ -23,13 +34,134 @@ COLUMNS = ["name", "config", "status", "error", "tolerance", "ms", "tflops", "pe
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return 0 when all is fine, 1 for a wrong result, 2 when something could not run."""
     options = parse(argv)
-    return cli.run_and_report("ch14.blockscaled", COLUMNS, source(), options.json,
+    source = results.source_hash(blockscaled, *FP8_SOURCES, *EMULATED_SOURCES)
+    return cli.run_and_report("ch14.blockscaled", COLUMNS, source, options.json,
                               lambda: _compile(options) if options.target else _measure(options))
 
 
-def source() -> str:
-    """Return the hash of the measured code."""
-    return results.source_hash(blockscaled, *FP8_SOURCES, *EMULATED_SOURCES)
+# ---- the options
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options, with what `_interpret` adds. Bad usage ends the process with one line and status 2."""
+    parser = cli.make_parser("ch14.blockscaled", "Check a block-scaled GEMM against float64 and time it against cuBLAS "
+                             "bf16; with --target compile it and plan its stages, without a GPU.")
+    usual = smem_planner.Blackwell()
+    parser.add_argument("--mnkl", default="8192,8192,1024,1", metavar="M,N,K,L",
+                        help="C (M, N) = A (M, K) B (K, N), L times (default 8192,8192,1024,1)")
+    for name in ("mma_tiler_mn", "cluster_shape_mn"):
+        default = ",".join(map(str, getattr(usual, name)))
+        parser.add_argument(f"--{name}", default=default, metavar="M,N", help=f"for tcgen05 (default {default})")
+    for name, choices in (("ab_dtype", smem_planner.FORMATS), ("c_dtype", C_DTYPES), ("sf_vec_size", (16, 32, 128)),
+                          ("sf_dtype", ("Float8E8M0FNU", "Float8E4M3FN", "Float32"))):
+        default = getattr(usual, name)
+        parser.add_argument(f"--{name}", default=default, type=type(default),
+                            help=f"{', '.join(map(str, choices))} (default {default})")
+    parser.add_argument("--kernel", default="best", choices=("best", "native", "emulated", "naive"),
+                        help="best (default): by formats and GPU")
+    for name, text in (("use_baseline", "time naive dot_scaled beside it, where that exists"),
+                       ("skip_ref_check", "do not compare with float64"),
+                       ("benchmark_mode", f"time it against {PEER}")):
+        parser.add_argument(f"--{name}", action="store_true", help=text)
+    parser.add_argument("--target", choices=device.TARGETS[1:], help="compile and plan only, for this target")
+    options = cli.parse_options(parser, argv)
+    try:
+        _interpret(options)
+    except ValueError as error:
+        parser.error(str(error))
+    return options
+
+
+def _numbers(options, name: str, count: int) -> tuple[int, ...]:
+    text = getattr(options, name)
+    parts = text.split(",")
+    if len(parts) != count or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        raise ValueError(f"--{name} is {text[:60]!r}; it must be {count} whole numbers separated by commas.")
+    return tuple(map(int, parts))
+
+
+def _interpret(options) -> None:
+    """Add choice (of the planner), forms, form, timed and mnkl as numbers; raise ValueError for impossible ones."""
+    given = options.ab_dtype, options.sf_dtype, options.sf_vec_size
+    if options.sf_dtype == "Float32" and given != FP8:
+        raise ValueError("Float32 scales go over 128 elements of Float8E4M3FN, not over "
+                         f"{options.sf_vec_size} of {options.ab_dtype}.")
+    tile = (_numbers(options, name, 2) for name in ("mma_tiler_mn", "cluster_shape_mn"))
+    options.choice = smem_planner.Blackwell(*tile, *(FP8_PLAN if given == FP8 else given), c_dtype=options.c_dtype)
+    options.forms = blockscaled.PAIR if given == FP8 else (mx_formats.format_with_kernels(FORMS[given]).name,) * 2
+    options.form = options.forms[0]
+    smem_planner.require_one_of("c_dtype of a kernel that runs (smem_planner plans more)", options.c_dtype, C_DTYPES)
+    if given == FP8 and options.c_dtype != "BFloat16":
+        raise ValueError(f"c_dtype is {options.c_dtype}; with Float32 scales C is BFloat16.")
+    size, (m, n, k, count) = options.sf_vec_size, _numbers(options, "mnkl", 4)
+    if min(m, n, k, count) < 1 or max(m, n, k) > LARGEST or count > 1024 or k % size:
+        raise ValueError(f"--mnkl is {m},{n},{k},{count}; M, N and K must be from 1 to {LARGEST:,}, K a multiple of "
+                         f"--sf_vec_size ({size}), and L from 1 to 1,024.")
+    options.mnkl, options.timed = (m, n, k, count), options.benchmark_mode or options.use_baseline
+    if options.kernel == "naive" and options.use_baseline:
+        raise ValueError("--kernel naive is the baseline: a kernel compared with itself shows the noise of the clock, "
+                         "not a speedup; leave out one of --kernel naive and --use_baseline.")
+    if options.target and (options.benchmark_mode or options.skip_ref_check):
+        raise ValueError("--target only compiles and plans: leave out --benchmark_mode and --skip_ref_check.")
+    if options.skip_ref_check and not options.timed:
+        raise ValueError("with --skip_ref_check and no --benchmark_mode or --use_baseline there is nothing to do.")
+
+
+# ---- the choice of kernels
+
+
+def _describe_tile(options, config: str) -> str:
+    """Return a sentence that says why the requested tile does not apply to a kernel of the course."""
+    tile, cluster = ("{} x {}".format(*pair) for pair in (options.choice.mma_tiler_mn, options.choice.cluster_shape_mn))
+    return (f"A tile of {tile} and a cluster of {cluster} are CUTLASS's words for a tcgen05 kernel; they do not apply "
+            f"to this one, whose tile is its own: {config}.")
+
+
+def _choose_dot_scaled(options, kernel: str, target: str) -> tuple[native.NativeConfig, str, str]:
+    """Return a configuration, with the requested tile if possible, a sentence about it, and why it cannot run."""
+    every = native.configs(options.form, target, kernel).values()
+    asked = [config for config in every if kernel == "native" and options.choice.cluster_shape_mn == (1, 1)
+             and (config.block_m, config.block_n) == options.choice.mma_tiler_mn]  # 256 rows are two CTAs' in CUTLASS
+    for config in asked or every:
+        report = native.compile_config(options.form, config, target, C_DTYPES[options.c_dtype])
+        if not (reason := native.rejection(report, options.form, config)):
+            break
+    sentence = f"Triton's kernel has the tile that was asked for: {config}."
+    return config, sentence if asked else _describe_tile(options, f"{config}"), reason
+
+
+def _choose_kernels(options, target: str) -> tuple[list[str], tuple[str, str]]:
+    """Return the kernel, followed by the baseline where one was asked for, and sentences on both choices."""
+    kernel = path = blockscaled.choose_path(*options.forms, options.mnkl[:3], target)
+    if options.kernel != "best":
+        if path == "fp8":
+            raise ValueError(f"these operands take the path fp8: leave out --kernel {options.kernel}.")
+        if options.kernel == "native" and path == "emulated":
+            raise device.Unsupported(blockscaled.explain_path(options.form, target, path))
+        kernel = options.kernel
+    missing = ""
+    if options.use_baseline:
+        missing = f"There is no naive kernel for {' x '.join(dict.fromkeys(options.forms))}."
+        if options.form in native.FORMS:
+            *_, missing = _choose_dot_scaled(options, "naive", target)
+    kernels = [kernel, "naive"] if options.use_baseline and not missing else [kernel]
+    why = blockscaled.explain_path(options.form, target, kernel)
+    if kernel == "naive":
+        why = f"The naive kernel is tl.dot_scaled on pointers; the compiler decides what becomes of it on {target}."
+    elif options.kernel == "emulated":
+        why = f"{options.form} is decoded to bf16 and multiplied there, as --kernel emulated asks."
+    return kernels, (why, missing and f"{missing} The baseline is {PEER}.")
+
+
+def _jobs(options, kernel: str, target: str) -> tuple[list[build.Job], str]:
+    """Return the compilations of a kernel, the one that multiplies last, and a sentence on its tile."""
+    mnk, c = options.mnkl[:3], C_DTYPES[options.c_dtype]
+    if kernel in ("native", "naive"):
+        config, sentence, _ = _choose_dot_scaled(options, kernel, target)
+        return [native.job(config, target, options.form, out=c)], sentence
+    jobs = emulated.jobs(options.form, target, mnk, c) if kernel == "emulated" else [
+        fp8.job(fp8.best_config(*mnk, device.KNOWN["H200"].sms), target)]
+    return jobs, _describe_tile(options, jobs[-1].name)
 
 
 def _describe_rows(options, rows: list[dict], *sentences: str) -> list[dict]:
@@ -42,69 +174,19 @@ def _describe_rows(options, rows: list[dict], *sentences: str) -> list[dict]:
     return [row | about for row in rows]
 
 
-def _choose_dot_scaled(options, kernel: str, target: str) -> tuple[native.NativeConfig, str, str]:
-    """Return a configuration, with the requested tile if possible, a sentence about it, and why it cannot run."""
-    every = native.configs(options.form, target, kernel).values()
-    asked = [config for config in every if kernel == "native" and options.choice.cluster_shape_mn == (1, 1)
-             and (config.block_m, config.block_n) == options.choice.mma_tiler_mn]  # 256 rows are two CTAs' in CUTLASS
-    found = []
-    for config in asked or every:
-        report = native.compile_config(options.form, config, target, C_DTYPES[options.c_dtype])
-        found.append((native.rejection(report, options.form, config), config))
-        if not found[-1][0]:
-            break
-    reason, config = min(found, key=lambda each: each[0] != "")
-    sentence = f"Triton's kernel has the tile that was asked for: {config}."
-    return config, sentence if asked else describe_tile(options, f"{config}"), reason
-
-
-def _choose_kernels(options, target: str) -> tuple[str, list[str], tuple[str, str]]:
-    """Return the kernel, it and the baseline where one was asked for, and sentences on both choices."""
-    kernel = path = blockscaled.choose_path(*options.forms, options.mnkl[:3], target)
-    reason, kernels = "", []
-    if options.kernel != "best":
-        if path == "fp8":
-            raise ValueError(f"these operands take the path fp8: leave out --kernel {options.kernel}.")
-        if options.kernel == "native" and path == "emulated":
-            raise device.Unsupported(blockscaled.explain_path(options.form, target, path))
-        kernel = options.kernel
-    if options.use_baseline:
-        reason = f"There is no naive kernel for {' x '.join(dict.fromkeys(options.forms))}."
-        if options.form in native.FORMS:
-            *_, reason = _choose_dot_scaled(options, "naive", target)
-        kernels, reason = ([], f"{reason} The baseline is {PEER}.") if reason else (["naive"], "")
-    why = blockscaled.explain_path(options.form, target, kernel)
-    if kernel == "naive":
-        why = f"The naive kernel is tl.dot_scaled on pointers; the compiler decides what becomes of it on {target}."
-    elif options.kernel == "emulated":
-        why = f"{options.form} is decoded to bf16 and multiplied there, as --kernel emulated asks."
-    return kernel, [kernel, *kernels], (why, reason)
-
-
-def _jobs(options, kernel: str, target: str) -> tuple[list[build.Job], str]:
-    """Return the compilations of a kernel, the one that multiplies last, and a sentence on its tile."""
-    mnk, c = options.mnkl[:3], C_DTYPES[options.c_dtype]
-    if kernel in ("native", "naive"):
-        config, sentence, _ = _choose_dot_scaled(options, kernel, target)
-        return [native.job(config, target, options.form, out=c)], sentence
-    jobs = emulated.jobs(options.form, target, mnk, c) if kernel == "emulated" else [
-        fp8.job(fp8.best_config(*mnk, device.KNOWN["H200"].sms), target)]
-    return jobs, describe_tile(options, jobs[-1].name)
-
-
 def _compile(options) -> list[dict]:
     """Return a row per compilation, and a row for the plan where the target has tensor memory."""
     target, rows = options.target, []
-    kernel, kernels, (why, missing) = _choose_kernels(options, target)
-    for each in kernels:
-        for job in _jobs(options, each, target)[0]:
+    kernels, (why, missing) = _choose_kernels(options, target)
+    for kernel in kernels:
+        for job in _jobs(options, kernel, target)[0]:
             made = build.build_one(job)
             instruction, count = native.tensor_core_instruction(made.ptx)
             for name in ("HGMMA", "QGMMA"):  # of bf16 and of fp8; CUDA C++ is counted in SASS
                 if made.counts.get(name):
                     instruction, count = name, made.counts[name]
-            rows.append(made.row() | {"name": each, "config": job.name, "tmem": made.tmem, "instruction": instruction,
-                                      "count": count})
+            rows.append(made.row() | {"name": kernel, "config": job.name, "tmem": made.tmem, "count": count,
+                                      "instruction": instruction})
     planned = f"{target} has no tensor memory, so there is no stage plan: see --target sm_100a.{options.choice.remark}"
     if device.target_limits(target).has_tcgen05:
         plan = smem_planner.plan(options.choice)
@@ -112,7 +194,10 @@ def _compile(options) -> list[dict]:
                      "c_stages": plan.c_stages, "smem": plan.smem_bytes, "tmem": plan.tmem_columns,
                      "status": "ok" if plan.fits else "rejected", "reason": plan.problem})
         planned = f"The plan is of CUTLASS's kernel. {plan.sentence}"
-    return _describe_rows(options, rows, why, _jobs(options, kernel, target)[1], planned, missing)
+    return _describe_rows(options, rows, why, _jobs(options, kernels[0], target)[1], planned, missing)
+
+
+# ---- on this GPU
 
 
 def _operands(options, kernels: list[str]) -> dict:
@@ -180,15 +265,15 @@ def _measure(options) -> list[dict]:
     device.require("has_tma", "running a block-scaled GEMM", "compile and plan it with --target sm_100a, or read the "
                    "records in results/")
     target = device.current().target
-    kernel, kernels, (why, missing) = _choose_kernels(options, target)
-    rows = {each: {"status": "ok", "reason": ""} if options.skip_ref_check else _verify(options, each)
-            for each in kernels}
-    right = [each for each, row in rows.items() if row["status"] == "ok"]
+    kernels, (why, missing) = _choose_kernels(options, target)
+    rows = {kernel: {"status": "ok", "reason": ""} if options.skip_ref_check else _verify(options, kernel)
+            for kernel in kernels}
+    right = [kernel for kernel, row in rows.items() if row["status"] == "ok"]
     timed = _time(options, right) if options.timed and right else {}
-    jobs = {each: _jobs(options, each, target) for each in kernels}
-    found = [{"config": jobs[each][0][-1].name} | row | timed.get(each, {}) | {"name": each}
-             for each, row in rows.items()]
-    return _describe_rows(options, found, options.choice.remark, why, jobs[kernel][1], missing)
+    jobs = {kernel: _jobs(options, kernel, target) for kernel in kernels}
+    found = [{"config": jobs[kernel][0][-1].name} | row | timed.get(kernel, {}) | {"name": kernel}
+             for kernel, row in rows.items()]
+    return _describe_rows(options, found, options.choice.remark, why, jobs[kernels[0]][1], missing)
 
 
 if __name__ == "__main__":

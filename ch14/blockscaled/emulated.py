@@ -76,9 +76,8 @@ def packed_operands(a, b) -> tuple[Packed, Packed]:
     if not isinstance(a, Packed) or not isinstance(b, Transposed):
         raise ValueError("a must be a Packed of ch14.mx_formats and b the transpose (.T) of one; they are "
                          f"{type(a).__name__} and {type(b).__name__}.")
-    for name, matrix in (("a", a), ("b", b.T)):
-        if matrix.values.is_meta:
-            raise ValueError(f"{name} must be in memory; it is on the meta device.")
+    for name, tensor in operand_memory(a, b.T).items():
+        operands.require_tensor(name, tensor, "a block-scaled GEMM")
     if a.shape[1] != b.shape[0]:
         raise ValueError(f"a (M, K) and b (K, N) differ in K: a is {' x '.join(map(str, a.shape))} and b is "
                          f"{' x '.join(map(str, b.shape))}.")
@@ -93,6 +92,14 @@ def operand_memory(a: Packed, weight: Packed) -> dict[str, torch.Tensor]:
             for part, tensor in matrix.tensors().items()}
 
 
+def check_out(out, a: Packed, weight: Packed, op: str, **requirements) -> None:
+    """Raise ValueError unless `out` is None or a tensor for A B that lies in memory of its own."""
+    if out is not None:
+        operands.require_tensor("out", out, op, dtype=tuple(DTYPES), shape=(a.shape[0], weight.shape[0]),
+                                on=a.values.device, **requirements)
+        operands.require_disjoint({"out": out}, operand_memory(a, weight))
+
+
 def _check_operands(a, b, out) -> tuple[Packed, Packed]:
     a, weight = packed_operands(a, b)
     for name, matrix in (("a", a), ("b", weight)):
@@ -105,10 +112,9 @@ def _check_operands(a, b, out) -> tuple[Packed, Packed]:
         raise ValueError(f"M, N and K are {m:,}, {n:,} and {k:,}; each must be at most 2^30, because coordinates of a "
                          "tile have 32 bits.")
     operands.require_gpu(a.values, "the emulated GEMM", "has_tma", INSTEAD, is_interpreted())
+    check_out(out, a, weight, "the emulated GEMM")
     if out is not None:
-        operands.require_tensor("out", out, "the emulated GEMM", dtype=tuple(DTYPES), shape=(m, n), on=a.values.device)
         operands.require_rows("out", out, unit_bytes=1)
-        operands.require_disjoint({"out": out}, operand_memory(a, weight))
     return a, weight
 
 

@@ -17,7 +17,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ch14.blockscaled.emulated import DTYPES as OUTPUTS
-from ch14.blockscaled.emulated import is_interpreted, operand_memory, packed_operands
+from ch14.blockscaled.emulated import check_out, is_interpreted, operand_memory, packed_operands
 from ch14.blockscaled.emulated import spec as spec  # the same meaning on both paths
 from ch14.blockscaled.native_kernels import naive_kernel, native_kernel
 from ch14.blockscaled.smem_planner import require_one_of
@@ -126,20 +126,14 @@ def _check_operands(a, b, out) -> tuple[Packed, Packed, str]:
         layouts = " and ".join(f"{each.format.name}{' tiled' * each.tiled}" for each in (a, weight))
         raise ValueError(f"a and b must share a format and a layout of scales; they are {layouts}.")
     (m, k), n, kernel = a.shape, weight.shape[0], "native" if a.tiled else "naive"
-    unit = 32 if kernel == "native" else form.block[1]
+    unit, aligned = (32, 16) if kernel == "native" else (form.block[1], 1)  # descriptors start at 16 bytes
     if k % unit or max(m, n, k) >= 1 << 28:
         raise ValueError(f"M, N and K are {m:,}, {n:,} and {k:,}; K must be a multiple of {unit}, and all below 2^28.")
     if kernel == "native" and n % 8:
         raise ValueError(f"N is {n}; it must be a multiple of 8, so that a row of out takes a multiple of 16 bytes.")
-    memory, op = operand_memory(a, weight), "dot_scaled"
-    aligned = 16 if kernel == "native" else 1  # for descriptors
-    for name, tensor in memory.items():
-        if "pair" not in name:
-            operands.require_tensor(name, tensor, op, aligned=aligned)
-    if out is not None:
-        operands.require_tensor("out", out, op, dtype=tuple(OUTPUTS), shape=(m, n), on=a.values.device, contiguous=True,
-                                aligned=aligned)
-        operands.require_disjoint({"out": out}, memory)
+    for name, tensor in operand_memory(a, weight).items():
+        operands.require_tensor(name, tensor, "dot_scaled", aligned=1 if "pair" in name else aligned)
+    check_out(out, a, weight, "dot_scaled", contiguous=True, aligned=aligned)
     return a, weight, kernel
 
 
@@ -207,25 +201,23 @@ def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config
         return Launch(lambda: None, out, config)
     row_bytes, groups = a.values.shape[1], k // form.block[1]
     values, scale = (torch.float8_e4m3fn if kind == "fp8e4nv" else torch.uint8 for kind in _types(form, kernel))
-    tensors = []
-    for matrix, rows in ((a, m), (weight, n)):
-        tensors += [matrix.values.view(values), matrix.scales.view(scale)]
-        if kernel == "native":
-            tensors[-1] = tensors[-1].view(-(-rows // ROWS), -(-groups // GROUPS), 2, 256)
+    tensors = [part for matrix in (a, weight) for part in (matrix.values.view(values), matrix.scales.view(scale))]
     tiles = -(-m // config.block_m) * -(-n // config.block_n)
     if kernel == "native":
+        tensors[1::2] = [scales.view(-(-rows // ROWS), -(-groups // GROUPS), 2, 256)
+                         for scales, rows in zip(tensors[1::2], (m, n))]
         # torch may report any stride for a single row; new memory has the strides that a descriptor needs.
         arguments = [TensorDescriptor(tensor, list(tensor.shape), [*torch.empty(tensor.shape, device="meta").stride()],
                                       box) for tensor, box in zip([*tensors, out], config.blocks(form).values())]
         function, grid, sizes = native_kernel, min(tiles, options["PROGRAMS"]), (m, n, row_bytes)
     else:
         function, grid, sizes, arguments = naive_kernel, tiles, (m, n, row_bytes, groups), [*tensors, out]
-    options |= dict(num_warps=config.num_warps, num_stages=config.num_stages)
 
     def run():
         if kernel == "native" and not is_interpreted():
             cuda.ensure_cuda_context()
-        function[(grid,)](*arguments, a.pair, weight.pair, *sizes, **options)
+        function[(grid,)](*arguments, a.pair, weight.pair, *sizes, **options, num_warps=config.num_warps,
+                          num_stages=config.num_stages)
 
     return Launch(run, out, config)
 
@@ -269,17 +261,18 @@ def compile_for_targets(targets=device.TARGETS[1:], kernels=("native", "naive"))
     `count` and the other counts are occurrences in the PTX. TMA loads operands in two dimensions and scales in
     four. `tcgen05_cp` copies scales from shared to tensor memory, `tmem` is in columns. Needs no GPU.
     """
-    cases = [(kernel, form, next(iter(configs(form, target, kernel).values())), target)
+    cases = [(target, form, next(iter(configs(form, target, kernel).values())))
              for target in targets for form in FORMS for kernel in kernels]
-    wanted = [job(config, target, form) for _, form, config, target in cases]
+    wanted = [job(config, target, form) for target, form, config in cases]
     reports = {id(made.job): made for made in build.build(wanted)}
     rows = []
-    for (kernel, form, config, target), each in zip(cases, wanted):
+    for (target, form, config), each in zip(cases, wanted):
         made = reports[id(each)]
         name, count = tensor_core_instruction(made.ptx)
         loads = collections.Counter(LOAD.findall(made.ptx))
-        rows.append({"target": target, "format": form, "kernel": kernel, "config": str(config), "status": made.status,
-                     "instruction": name, "count": count, "tma_operands": loads["2"], "tma_scales": loads["4"],
-                     "tcgen05_cp": made.ptx.count("tcgen05.cp"), "smem": made.smem, "tmem": made.tmem,
-                     "registers": made.registers, "spills": made.spills, "reason": rejection(made, form, config)})
+        rows.append({"target": target, "format": form, "kernel": config.kernel, "config": str(config),
+                     "status": made.status, "instruction": name, "count": count, "tma_operands": loads["2"],
+                     "tma_scales": loads["4"], "tcgen05_cp": made.ptx.count("tcgen05.cp"), "smem": made.smem,
+                     "tmem": made.tmem, "registers": made.registers, "spills": made.spills,
+                     "reason": rejection(made, form, config)})
     return rows

@@ -70,67 +70,55 @@ class Flight:
     """Hold Little's law for a ring: one stage is multiplied while the others are on their way.
 
     `step_us` is the tensor core's time per stage at the datasheet's dense rate. The stages in flight are `in_flight`
-    bytes and hide `hidden_us` of `latency_us`. `memory_bytes` in flight per SM keep DRAM busy. `for_tensor_core` and
-    `for_memory` are the stages that would hide the latency from either. Bytes from L2 ask less of DRAM.
+    bytes and hide `hidden_us` of the latency; `speed` is the fraction of the tensor core's rate that an endless loop
+    reaches at most. `memory_bytes` in flight per SM keep DRAM busy. `for_tensor_core` and `for_memory` are the stages
+    that would hide the latency from either. Bytes from L2 ask less of DRAM.
     """
 
-    latency_us: float
     step_us: float
     hidden_us: float
     in_flight: int
+    speed: float
     memory_bytes: float
     for_tensor_core: int
     for_memory: int
 
-    @property
-    def speed(self) -> float:
-        """The fraction of the tensor core's rate that an endless loop reaches at most."""
-        return min(1.0, self.hidden_us / self.latency_us)
+
+def _tensor_core_us(choice: Blackwell, m: int, n: int, k: int) -> float:
+    """Return the time that all tensor cores of the choice's GPU take for C (M, N), in microseconds."""
+    return 2 * m * n * k / (device.KNOWN[choice.gpu].bf16_tflops * 1e6 * choice.format.speed)
 
 
-def compute_flight(plan: Plan, latency_us: float = LATENCY_US) -> Flight:
-    """Return what the stages of a plan hide. Raise ValueError for a latency that is not positive and finite."""
-    if not 0 < latency_us < math.inf:
-        raise ValueError(f"latency_us is {latency_us!r}; it must be a positive, finite number of microseconds.")
+def compute_flight(plan: Plan) -> Flight:
+    """Return what the stages of a plan hide."""
     choice, gpu = plan.choice, device.KNOWN[plan.choice.gpu]
-    flops = 2 * choice.rows * choice.n * choice.k
-    step_us = flops / (gpu.bf16_tflops * 1e6 * choice.format.speed / gpu.sms)
-    memory_bytes = gpu.peak_gbps * 1e3 * latency_us / gpu.sms
+    step_us = _tensor_core_us(choice, choice.rows, choice.n, choice.k) * gpu.sms
+    memory_bytes = gpu.peak_gbps * 1e3 * LATENCY_US / gpu.sms
     flying = max(plan.ab_stages - 1, 0)
-    return Flight(latency_us, step_us, flying * step_us, flying * plan.stage_bytes, memory_bytes,
-                  math.ceil(latency_us / step_us) + 1, math.ceil(memory_bytes / plan.stage_bytes) + 1)
+    return Flight(step_us, flying * step_us, flying * plan.stage_bytes, min(1.0, flying * step_us / LATENCY_US),
+                  memory_bytes, math.ceil(LATENCY_US / step_us) + 1, math.ceil(memory_bytes / plan.stage_bytes) + 1)
 
 
 @dataclass(frozen=True)
 class Work:
-    """Hold what a persistent kernel has to do: tiles, K steps and two floors in microseconds."""
+    """Hold what a persistent kernel has to do: K steps of a tile and of the busiest CTA, and floors in microseconds."""
 
-    tiles: int
-    tiles_per_cta: int  # of the busiest CTA
     steps_per_tile: int
+    steps_per_cta: int
     tensor_core_us: float
     memory_us: float
-
-    @property
-    def steps_per_cta(self) -> int:
-        return self.tiles_per_cta * self.steps_per_tile
-
-    @property
-    def floor_us(self) -> float:
-        return max(self.tensor_core_us, self.memory_us)
 
 
 def compute_work(choice: Blackwell, mnkl: tuple[int, int, int, int]) -> Work:
     """Return the Work of C (M, N) = A (M, K) B (K, N), L times, on the choice's GPU with one CTA per SM."""
     gpu, (m, n, k, batch) = device.KNOWN[choice.gpu], mnkl
-    cluster = math.prod(choice.cluster_shape_mn)
     cluster_m, cluster_n = choice.cluster_shape_mn[0] * choice.rows, choice.cluster_shape_mn[1] * choice.n
     cluster_tiles = math.ceil(m / cluster_m) * math.ceil(n / cluster_n) * batch
-    operands = (m + n) * k * batch * (choice.format.bits / 8 + 1 / choice.sf_vec_size)
-    c_bytes = m * n * batch * smem_planner.C_ITEMSIZE[choice.c_dtype]
-    return Work(cluster_tiles * cluster // choice.ctas_per_tile, math.ceil(cluster_tiles / (gpu.sms // cluster)),
-                math.ceil(k / choice.k), 2 * m * n * k * batch / (gpu.bf16_tflops * 1e6 * choice.format.speed),
-                (operands + c_bytes) / gpu.peak_gbps / 1e3)
+    tiles_per_cta = math.ceil(cluster_tiles / (gpu.sms // math.prod(choice.cluster_shape_mn)))
+    operands = (m + n) * k * (choice.format.bits / 8 + 1 / choice.sf_vec_size)
+    moved = batch * (operands + m * n * smem_planner.C_ITEMSIZE[choice.c_dtype])
+    steps = math.ceil(k / choice.k)
+    return Work(steps, tiles_per_cta * steps, batch * _tensor_core_us(choice, m, n, k), moved / gpu.peak_gbps / 1e3)
 
 
 def _plans(choice: Blackwell, attempt) -> tuple[Plan, Plan]:
@@ -151,19 +139,19 @@ def accumulator_rows() -> list[dict]:
     return rows
 
 
-def stage_rows(latency_us: float = LATENCY_US) -> list[dict]:
+def stage_rows() -> list[dict]:
     """Return a row per test for attempt 2: stages, hidden latency, K steps, and the loss that the note reports."""
     rows = []
     for case in CASES:
-        before, after = _plans(case.choice(), attempt_2)
-        flight_before, load = compute_flight(before, latency_us), compute_work(case.choice(), case.mnkl)
-        rows.append({"test": case.name, "greedy": f"{before.ab_stages} + {before.c_stages}",
-                     "attempt 2": f"{after.ab_stages} + {after.c_stages}", "same kernel": same_kernel(before, after),
-                     "hidden us": flight_before.hidden_us,
-                     "with attempt 2": compute_flight(after, latency_us).hidden_us,
-                     "stages to hide": flight_before.for_tensor_core, "for memory": flight_before.for_memory,
-                     "steps a tile": load.steps_per_tile, "steps a CTA": load.steps_per_cta, "floor us": load.floor_us,
-                     "note us": case.before_us, "note says": f"{case.slower:.1%} slower" if case.slower else "crash"})
+        before, after = plans = _plans(case.choice(), attempt_2)
+        flight, load = compute_flight(before), compute_work(case.choice(), case.mnkl)
+        stages = [f"{plan.ab_stages} + {plan.c_stages}" for plan in plans]
+        rows.append({"test": case.name, "greedy": stages[0], "attempt 2": stages[1], "same kernel": same_kernel(*plans),
+                     "hidden us": flight.hidden_us, "with attempt 2": compute_flight(after).hidden_us,
+                     "stages to hide": flight.for_tensor_core, "for memory": flight.for_memory,
+                     "steps a tile": load.steps_per_tile, "steps a CTA": load.steps_per_cta,
+                     "floor us": max(load.tensor_core_us, load.memory_us), "note us": case.before_us,
+                     "note says": f"{case.slower:.1%} slower" if case.slower else "crash"})
     return rows
 
 
@@ -182,7 +170,7 @@ def describe_attempt_1(choice: Blackwell) -> str:
             f"share columns do fit: {sums} and {shared.tmem_columns - sums} make {shared.tmem_columns}.")
 
 
-def describe_attempt_2(choice: Blackwell, latency_us: float = LATENCY_US) -> str:
+def describe_attempt_2(choice: Blackwell) -> str:
     """Describe the effect of attempt 2 on a tile in a sentence."""
     before, after = _plans(choice, attempt_2)
     if not after.fits:
@@ -190,11 +178,11 @@ def describe_attempt_2(choice: Blackwell, latency_us: float = LATENCY_US) -> str
     if same_kernel(before, after):
         return (f"Attempt 2 changes nothing here: as many A/B stages as fit are {before.ab_stages} already, and C gets "
                 f"{before.c_stages} from what is left.")
-    one, two = compute_flight(before, latency_us), compute_flight(after, latency_us)
+    one, two = compute_flight(before), compute_flight(after)
     return (f"Attempt 2 turns {before.ab_stages} A/B stages into {after.ab_stages} and {before.c_stages} of C into "
             f"{after.c_stages}: in flight are {two.in_flight:,} B instead of {one.in_flight:,}, which hide "
             f"{two.hidden_us:.2f} us instead of {one.hidden_us:.2f} at the tensor core's rate; a latency of "
-            f"{latency_us:g} us needs {two.for_tensor_core} stages there, and {two.for_memory} to keep DRAM busy.")
+            f"{LATENCY_US:g} us needs {two.for_tensor_core} stages there, and {two.for_memory} to keep DRAM busy.")
 
 
 def hopper_rows(rows: list[dict], tile: str = "128 × 128") -> list[dict]:

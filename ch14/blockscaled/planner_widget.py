@@ -81,9 +81,9 @@ def title(plan: Plan) -> str:
     """Return the finding of a plan, for a picture."""
     tile = f"{plan.choice.rows * plan.choice.ctas_per_tile} × {plan.choice.n}"
     if plan.ab_stages and plan.smem_bytes <= plan.capacity and plan.problem:
-        return f"{tile}: {plan.choice.accumulator_words} do not fit"
-    counts = f"{plan.ab_stages} stage{'s' * (plan.ab_stages != 1)} of A/B, {plan.c_stages} of C"
-    return f"{tile}: {counts} {'fit' if plan.fits else 'do not fit together'}"
+        return f"{tile}: the accumulators do not fit"
+    return (f"{tile}: {plan.ab_stages} stage{'s' * (plan.ab_stages != 1)} of A/B, {plan.c_stages} of C "
+            + ("fit" if plan.fits else "do not fit together"))
 
 
 def draw(plan: Plan) -> plots.Picture:
@@ -141,44 +141,38 @@ def plan_table(plan: Plan) -> results.Table:
 
 # ---- the widget
 
-def _menu(text: str, options, value) -> widgets.Dropdown:
-    return widgets.Dropdown(options=options, value=value, description=text, layout={"width": "230px"},
-                            style={"description_width": "95px"})
+def _counts(default: str, numbers) -> list[tuple[str, int]]:
+    """Return the options of a menu of numbers. 0 leaves the number to the planner: a menu shows None as nothing."""
+    return [(default, 0), *((str(number), number) for number in numbers)]
 
 
-def _count_menu(text: str, default: str, counts) -> widgets.Dropdown:
-    """Return a menu of numbers. Its 0 leaves the number to the planner, because a menu shows None as nothing."""
-    return _menu(text, [(default, 0), *((str(count), count) for count in counts)], 0)
+def _pairs(firsts, seconds) -> list[tuple[str, tuple[int, int]]]:
+    return [(f"{m} × {n}", (m, n)) for m in firsts for n in seconds]
 
 
-def _pair_menu(text: str, firsts, seconds, value) -> widgets.Dropdown:
-    return _menu(text, [(f"{m} × {n}", (m, n)) for m in firsts for n in seconds], value)
-
-
-def _blackwell_menus() -> dict[str, widgets.Dropdown]:
+def _blackwell_menus() -> dict[str, tuple]:
+    """Return (text, options, value) by the field of Blackwell; `scale` stands for two fields."""
     scales = dict.fromkeys(scale for form in smem_planner.FORMATS.values() for scale in form.scales)
-    return {"mma_tiler_mn": _pair_menu("tile", (128, 256), TILES_N, (256, 128)),
-            "cluster_shape_mn": _pair_menu("cluster", (1, 2, 4), (1, 2, 4), (2, 1)),
-            "ab_dtype": _menu("A, B", list(smem_planner.FORMATS), "Float4E2M1FN"),
-            "scale": _menu("scales", [(f"{dtype[6:10]} over {size}", (dtype, size)) for dtype, size in scales],
-                           ("Float8E8M0FNU", 16)),
-            "c_dtype": _menu("C", list(C_ITEMSIZE), "Float16"),
-            "tile_k": _count_menu("K per stage", "4 products", (64, 128, 256, 512)),
-            "ab_stages": _count_menu("A/B stages", "all that fit", range(1, 17)),
-            "c_stages": _count_menu("C stages", "2 and the rest", range(1, 17)),
-            "accumulators": _menu("accumulators", list(ACCUMULATORS), "rule")}
+    return {"mma_tiler_mn": ("tile", _pairs((128, 256), TILES_N), (256, 128)),
+            "cluster_shape_mn": ("cluster", _pairs((1, 2, 4), (1, 2, 4)), (2, 1)),
+            "ab_dtype": ("A, B", list(smem_planner.FORMATS), "Float4E2M1FN"),
+            "scale": ("scales", [(f"{dtype[6:10]} over {size}", (dtype, size)) for dtype, size in scales],
+                      ("Float8E8M0FNU", 16)),
+            "c_dtype": ("C", list(C_ITEMSIZE), "Float16"),
+            "tile_k": ("K per stage", _counts("4 products", (64, 128, 256, 512)), 0),
+            "accumulators": ("accumulators", list(ACCUMULATORS), "rule")}
 
 
-def _hopper_menus() -> dict[str, widgets.Dropdown]:
-    return {"block_m": _menu("tile rows", TILES_N, 128), "block_n": _menu("tile columns", TILES_N, 256),
-            "ab_dtype": _menu("A, B", list(smem_planner_hopper.FORMATS), "BFloat16"),
-            "c_dtype": _menu("C", list(C_ITEMSIZE), "BFloat16"),
-            "scaled": _menu("scales", [("none", False), ("1 × 128", True)], False),
-            "consumers": _menu("consumers", [1, 2, 3], 2), "epilogue_subtiles": _menu("parts of C", [1, 2, 4, 8], 4),
-            "ab_stages": _count_menu("A/B stages", "all that fit", range(1, 17)),
-            "c_stages": _count_menu("C stages", "2 and the rest", range(1, 9))}
+def _hopper_menus() -> dict[str, tuple]:
+    return {"block_m": ("tile rows", TILES_N, 128), "block_n": ("tile columns", TILES_N, 256),
+            "ab_dtype": ("A, B", list(smem_planner_hopper.FORMATS), "BFloat16"),
+            "c_dtype": ("C", list(C_ITEMSIZE), "BFloat16"),
+            "scaled": ("scales", [("none", False), ("1 × 128", True)], False),
+            "consumers": ("consumers", [1, 2, 3], 2), "epilogue_subtiles": ("parts of C", [1, 2, 4, 8], 4)}
 
 
+STAGE_MENUS = {"ab_stages": ("A/B stages", _counts("all that fit", range(1, 17)), 0),
+               "c_stages": ("C stages", _counts("2 and the rest", range(1, 17)), 0)}
 BUTTONS = {"attempt_1": ("attempt 1: two accumulators", note_attempts.attempt_1, note_attempts.describe_attempt_1),
            "attempt_2": ("attempt 2: 5 A/B + 4 C", note_attempts.attempt_2, note_attempts.describe_attempt_2),
            "rule": ("the example's rule", lambda choice: choice, lambda choice: "")}
@@ -193,16 +187,18 @@ class Planner:
 
     def __init__(self, target: str = "sm_100a"):
         smem_planner.require_one_of("the planner's target", target, ("sm_100a", "sm_90a"))
-        blackwell = target == "sm_100a"
         self.target, self.plan, self.message = target, None, widgets.HTML()
-        self.menus = _blackwell_menus() if blackwell else _hopper_menus()
+        menus = _blackwell_menus() if target == "sm_100a" else _hopper_menus()
+        self.menus = {name: widgets.Dropdown(options=options, value=value, description=text, layout={"width": "230px"},
+                                             style={"description_width": "95px"})
+                      for name, (text, options, value) in (menus | STAGE_MENUS).items()}
         self.buttons = {name: widgets.Button(description=text, layout={"width": "230px"})
-                        for name, (text, *_) in BUTTONS.items() if blackwell}
-        self._handles, self._note, self._setting = [], "", False
+                        for name, (text, *_) in BUTTONS.items() if target == "sm_100a"}
+        self._handles, self._setting = [], False
         self.box = widgets.VBox([*(widgets.HBox([*each.values()], layout={"flex_flow": "row wrap"})
                                    for each in (self.menus, self.buttons)), self.message])
         for menu in self.menus.values():
-            menu.observe(self._on_menu, "value")
+            menu.observe(lambda change: self._setting or self._show(), "value")
         for name, button in self.buttons.items():
             button.on_click(lambda _, name=name: self._on_button(name))
         self._show()
@@ -228,34 +224,26 @@ class Planner:
         self._set_menus(ab_stages=0, c_stages=0, accumulators="rule")
         if name == "attempt_1":
             self._set_menus(mma_tiler_mn=(self.menus["mma_tiler_mn"].value[0], 256))
-        self._note = ""
         try:
-            choice, self._note = apply(self.choice()), describe(self.choice())
+            choice, note = apply(self.choice()), describe(self.choice())
+        except ValueError:  # _show explains it
+            note = ""
+        else:
             self._set_menus(ab_stages=choice.ab_stages or 0, c_stages=choice.c_stages or 0,
                             accumulators=choice.accumulators)
-        except ValueError:  # _show explains it
-            pass
-        self._show()
+        self._show(note)
 
-    def _on_menu(self, change) -> None:
-        if not self._setting:
-            self._note = ""
-            self._show()
-
-    def _show(self) -> None:
+    def _show(self, note: str = "") -> None:
         try:
             self.plan = smem_planner.plan(self.choice())
+            sentences = [note] * bool(note) + [self.plan.sentence] * (self.plan.fits or not note)
         except ValueError as error:
             sentence = str(error)
-            self._write([sentence[0].upper() + sentence[1:], "The picture still shows the last possible choice."])
-            return
-        self._write([self._note] * bool(self._note) + [self.plan.sentence] * (self.plan.fits or not self._note))
-        for handle, output in zip(self._handles, self.outputs() if self._handles else ()):
-            handle.update(output)
-
-    def _write(self, sentences) -> None:
+            sentences = [sentence[0].upper() + sentence[1:], "The picture still shows the last possible choice."]
         self.message.value = "".join(f"<p style='font-size: 16px; line-height: 1.4'>{html.escape(sentence)}</p>"
                                      for sentence in sentences)
+        for handle, output in zip(self._handles, self.outputs() if self._handles else ()):
+            handle.update(output)
 
     def outputs(self) -> tuple[Image, results.Table]:
         """Return what stays in the notebook."""

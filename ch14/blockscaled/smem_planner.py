@@ -161,12 +161,6 @@ class Blackwell:
         return BARRIER_BYTES
 
     @property
-    def accumulator_words(self) -> str:
-        """The contents of TMEM, for a title."""
-        scheme = self.accumulator_scheme
-        return f"{scheme} accumulator{'s' * (scheme != 'one')} and the scale factors"
-
-    @property
     def remark(self) -> str:
         """A warning about the operands, empty for standard formats."""
         if self.ab_dtype.startswith("Float6"):
@@ -177,22 +171,20 @@ class Blackwell:
 
     def overflow(self) -> str:
         """Return the reason why TMEM is too small, empty where it is large enough."""
-        columns = self.tmem_parts()
-        total, sums = sum(columns.values()), columns.pop("accumulators")
-        if total <= COLUMNS:
+        sums, *scales = self.tmem_parts().values()
+        packed = sum(self.scale_columns(packed=True).values())
+        if sums + sum(scales) <= COLUMNS:
             return ""
-        scales, packed = sum(columns.values()), sum(self.scale_columns(packed=True).values())
-        if_packed = f" ({packed} if packed)" if packed < scales else ""
         return (f"TMEM has {COLUMNS} columns: {self.accumulator_scheme} accumulators of {self.n} take {sums} and leave "
-                f"{max(0, COLUMNS - sums)} to the scale factors, which take {scales}{if_packed}")
+                f"{max(0, COLUMNS - sums)} to the scale factors, which take {sum(scales)}"
+                + f" ({packed} if packed)" * (packed < sum(scales)))
 
     def describe_accumulators(self) -> str:
         """Describe the use of TMEM in words."""
-        columns = self.tmem_parts()
-        total, sums = sum(columns.values()), columns.pop("accumulators")
+        sums, *scales = self.tmem_parts().values()
         words = {"one": "one accumulator", "two": "two accumulators", "overlapped": "two overlapping accumulators"}
-        return (f"TMEM: {words[self.accumulator_scheme]} ({sums} columns) and scale factors ({total - sums}), "
-                f"{total} of {COLUMNS} columns")
+        return (f"TMEM: {words[self.accumulator_scheme]} ({sums} columns) and scale factors ({sum(scales)}), "
+                f"{sums + sum(scales)} of {COLUMNS} columns")
 
 
 @dataclass(frozen=True)
@@ -255,12 +247,12 @@ def plan(choice: Blackwell) -> Plan:
         c_stages = min(c_stages + unused // c_stage, max(choice.max_c_stages, c_stages))
     smem = {name: ab_stages * size for name, size in stage_parts.items()}
     smem |= {"C": c_stages * c_stage, "barriers": choice.barrier_bytes(ab_stages)}
-    total, problems = sum(smem.values()), []
+    problem, total = "", sum(smem.values())
     if ab_stages == 0:
-        problems.append(f"{c_stages} C stages of {c_stage:,} B leave no room for an A/B stage of {stage:,} B in "
-                        f"{capacity:,} B of shared memory")
+        problem = (f"{c_stages} C stages of {c_stage:,} B leave no room for an A/B stage of {stage:,} B in "
+                   f"{capacity:,} B of shared memory")
     elif total > capacity:
-        problems.append(f"{ab_stages} A/B stages of {stage:,} B, {c_stages} of C of {c_stage:,} B and the barriers "
-                        f"take {total:,} B of shared memory; there are {capacity:,}")
-    problems += filter(None, [choice.overflow()])
-    return Plan(choice, ab_stages, c_stages, smem, choice.tmem_parts(), "; and ".join(problems))
+        problem = (f"{ab_stages} A/B stages of {stage:,} B, {c_stages} of C of {c_stage:,} B and the barriers take "
+                   f"{total:,} B of shared memory; there are {capacity:,}")
+    problem = "; and ".join(filter(None, [problem, choice.overflow()]))
+    return Plan(choice, ab_stages, c_stages, smem, choice.tmem_parts(), problem)

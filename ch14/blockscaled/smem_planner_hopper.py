@@ -38,7 +38,6 @@ class Hopper:
     target = "sm_90a"
     gpu = "H200"
     ctas_per_tile = 1
-    accumulator_words = "the sums in registers"
     remark = ""
 
     def __post_init__(self):

@@ -6,6 +6,7 @@ Without a GPU, the paths that Triton's interpreter runs are checked.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import torch
@@ -80,10 +81,6 @@ def verify_fp8(shape, config="best", bias: bool = False, activation: str | None 
     return judge(out, reference, touched, also=also)
 
 
-def _move(matrix: Packed, where: str) -> Packed:
-    return dataclasses.replace(matrix, **{name: tensor.to(where) for name, tensor in matrix.tensors().items()})
-
-
 def _places(reference_on: str) -> tuple[str, str]:
     """Return where kernels run and where references are computed: without a GPU both on the CPU."""
     return ("cuda", reference_on) if device.current().has_tma else ("cpu", "cpu")
@@ -92,25 +89,22 @@ def _places(reference_on: str) -> tuple[str, str]:
 def verify_emulated(forms: tuple[str, str], shape, reference_on: str = "cuda") -> dict:
     """Check the emulated path against float64."""
     (m, n, k), (where, reference_on) = shape, _places(reference_on)
-    a, weight = (make_packed(form, rows, k, reference_on) for rows, form in zip((m, n), forms))
+    made = [make_packed(form, rows, k, reference_on) for rows, form in zip((m, n), forms)]
+    a, weight = (dataclasses.replace(matrix, **{name: tensor.to(where) for name, tensor in matrix.tensors().items()})
+                 for matrix in made)
     out, touched = check.make_poisoned((m, n), BF16, where)
-    emulated.prepare(_move(a, where), _move(weight, where).T, out=out)()
-    return judge(out, emulated.spec(a, weight.T), touched)
+    emulated.prepare(a, weight.T, out=out)()
+    return judge(out, emulated.spec(made[0], made[1].T), touched)
 
 
 def verify_decode(m: int, n: int, k: int, config="best", reference_on: str = "cuda") -> dict:
     """Check the decode path against float64."""
     where, reference_on = _places(reference_on)
-    x = torch.randn(m, k, device=reference_on).to(BF16)
     weight = make_packed("mxfp4", n, k, reference_on)
-    tensors = x, weight.values, weight.scales
+    tensors = torch.randn(m, k, device=reference_on).to(BF16), weight.values, weight.scales
     out, touched = check.make_poisoned((m, n), BF16, where)
     decode.decode(*(each.to(where) for each in tensors), out=out, config=config)
     return judge(out, decode.spec(*tensors), touched)
-
-
-def _epilogue_words(options: dict) -> str:
-    return " + ".join(key if value is True else str(value) for key, value in options.items())
 
 
 def fp8_jobs(configs, options: dict | None = None) -> list[build.Job]:
@@ -120,31 +114,28 @@ def fp8_jobs(configs, options: dict | None = None) -> list[build.Job]:
             for config in configs for mx in sorted({False, options.get("packed", False)})]
 
 
+def _epilogue_words(options: dict) -> str:
+    return " + ".join(key if value is True else str(value) for key, value in options.items())
+
+
 def check_correctness() -> list[dict]:
     """Return a row {path, name, shape, status, ...} for every check of every path on ragged shapes."""
-    rows, live = [], device.current().has_tma
-
-    def add(path, name, shape, found):
-        rows.append({"path": path, "name": name, "shape": list(shape)} | found)
-
-    if device.current().has_wgmma:
-        here, ragged = device.current(), (333, 384, 640)
+    cases, here, ragged = [], device.current(), (333, 384, 640)  # (path, name, shape, check and its arguments)
+    if here.has_wgmma:
         finished = {"best": fp8.best_config(*ragged, here.sms), "split": SPLIT_CONFIG}
         named = fp8.configs() | finished
         jobs = fp8_jobs(named.values()) + [job for options in EPILOGUES for job in fp8_jobs(finished.values(), options)]
         build.compile_ahead(jobs + [decode.job(decode.best_config(m, 300, 4128, here), here.target, m) for m in TOKENS])
-        for name, config in named.items():
-            for shape in RAGGED:
-                add("fp8", name, shape, verify_fp8(shape, config))
-        for options in EPILOGUES:
-            for name, config in finished.items():
-                add("fp8", f"{name} {_epilogue_words(options)}", ragged, verify_fp8(ragged, config, **options))
-    for forms in [(form, form) for form in FORMS] + [("mxfp8_e4m3", "mxfp4")]:
-        for shape in ((130, 200, 256), (65, 133, 96)) if live else ((20, 24, 64),):
-            add("emulated", " x ".join(dict.fromkeys(forms)), shape, verify_emulated(forms, shape))
-    for m, n, k in [(m, 300, 4128) for m in (*TOKENS, 3, 33)] if live else [(3, 40, 160)]:
-        add("decode", f"M = {m}", (m, n, k), verify_decode(m, n, k))
-    return rows
+        cases += [("fp8", name, shape, verify_fp8, shape, config) for name, config in named.items() for shape in RAGGED]
+        cases += [("fp8", f"{name} {_epilogue_words(options)}", ragged, functools.partial(verify_fp8, **options),
+                   ragged, config) for options in EPILOGUES for name, config in finished.items()]
+    cases += [("emulated", " x ".join(dict.fromkeys(forms)), shape, verify_emulated, forms, shape)
+              for forms in [*((form, form) for form in FORMS), ("mxfp8_e4m3", "mxfp4")]
+              for shape in (((130, 200, 256), (65, 133, 96)) if here.has_tma else ((20, 24, 64),))]
+    cases += [("decode", f"M = {shape[0]}", shape, verify_decode, *shape)
+              for shape in ([(m, 300, 4128) for m in (*TOKENS, 3, 33)] if here.has_tma else [(3, 40, 160)])]
+    return [{"path": path, "name": name, "shape": list(shape)} | verify(*arguments)
+            for path, name, shape, verify, *arguments in cases]
 
 
 def sanitizer_cases() -> None:
@@ -152,16 +143,12 @@ def sanitizer_cases() -> None:
 
     References are computed on the CPU. Raises AssertionError where a result is wrong.
     """
-    rows = {}
-    for name, config in (fp8.configs() | {"split": SPLIT_CONFIG}).items():
-        rows[f"fp8 {name}"] = verify_fp8((200, 256, 512), config, reference_on="cpu")
-    for options in EPILOGUES[2:]:
-        found = verify_fp8((200, 256, 256), Fp8Config(), **options, reference_on="cpu")
-        rows[f"fp8 {_epilogue_words(options)}"] = found
-    for form in FORMS:
-        rows[f"emulated {form}"] = verify_emulated((form, form), (70, 136, 128), "cpu")
-    for m in (3, 16):
-        rows[f"decode {m}"] = verify_decode(m, 300, 1056, reference_on="cpu")
+    named = fp8.configs() | {"split": SPLIT_CONFIG}
+    rows = {f"fp8 {name}": verify_fp8((200, 256, 512), config, reference_on="cpu") for name, config in named.items()}
+    rows |= {f"fp8 {_epilogue_words(options)}": verify_fp8((200, 256, 256), Fp8Config(), **options, reference_on="cpu")
+             for options in EPILOGUES[2:]}
+    rows |= {f"emulated {form}": verify_emulated((form, form), (70, 136, 128), "cpu") for form in FORMS}
+    rows |= {f"decode {m}": verify_decode(m, 300, 1056, reference_on="cpu") for m in (3, 16)}
     wrong = [f"{name}: {row['reason']}" for name, row in rows.items() if row["status"] != "ok"]
     if wrong:
         raise AssertionError("; ".join(wrong))
