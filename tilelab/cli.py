@@ -86,6 +86,16 @@ def write_json(record: dict, path: str) -> None:
     print(text, end="") if path == "-" else results.write_atomically(pathlib.Path(path), text)
 
 
+def check_and_time(chosen: dict, verify: Callable[[object], dict], compare: Callable[[dict], list[dict]]) -> list[dict]:
+    """Return a row for each named configuration: `verify(config)` and, if it is right, its row of `compare(right)`."""
+    rows = {name: {**verify(config), "name": name, "config": str(config)} for name, config in chosen.items()}
+    right = {name: chosen[name] for name, row in rows.items() if row["status"] == "ok"}
+    for timed in compare(right) if right else []:
+        if timed["name"] in rows:  # others are the library's own
+            rows[timed["name"]] |= timed
+    return list(rows.values())
+
+
 def unwritable_reason(path: str) -> str:
     """Return why nothing can be written to `path`, for a check before the work; "" when it seems possible."""
     try:

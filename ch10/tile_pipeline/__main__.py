@@ -48,12 +48,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _check_and_time(options) -> list[dict]:
     device.require("has_tma", "a copy by tensor map", "compile it with --target sm_90a")
-    checked = {name: experiments.verify(options.op, config, options.shape) for name, config in options.configs.items()}
-    right = {name: options.configs[name] for name, row in checked.items() if row["status"] == "ok"}
-    timed = experiments.compare_with_torch(options.op, right, options.shape) if right else []
-    timed = {row["name"]: row for row in timed}
-    return [{"name": name, "config": str(options.configs[name]), **row, **timed.get(name, {})}
-            for name, row in checked.items()]
+    op, shape = options.op, options.shape
+    return cli.check_and_time(options.configs, lambda config: experiments.verify(op, config, shape),
+                              lambda right: experiments.compare_with_torch(op, right, shape))
 
 
 if __name__ == "__main__":

@@ -14,13 +14,8 @@ from tilelab import device, results
 from tilelab.sweep import Sweep
 from tilelab.tunable import Roofline, TargetSpace, TunableKernel, load_ceiling
 
-FIGURES = ("status", "reason", "ms", "peer", "peer_ms", "ratio", "gbps", "error")
 RECORDED = ("name", "config", "kernel", "shape", "dtype", "status", "reason", "ms", "peer_ms", "ratio", "gbps",
             "registers", "smem", "final_ms", "final_ratio")
-
-
-def _select(row: dict, keys) -> dict:
-    return {key: row[key] for key in keys if key in row}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +53,12 @@ class TileSpace(TargetSpace):
         shape = (257, 1003) if DIMENSIONS[self.op] == 2 else (5, 100, 513)
         row = experiments.verify(self.op, config, shape)
         if row["status"] == "ok":
-            row |= experiments.compare_with_torch(self.op, {"config": config}, self.shape, **experiments.QUICK)[0]
-        return _select(row, FIGURES)
+            row |= experiments.compare_with_torch(self.op, {self.op: config}, self.shape, **experiments.QUICK)[0]
+        return row
 
     def measure_finalists(self, configs):
-        rows = experiments.compare_with_torch(self.op, {str(config): config for config in configs}, self.shape)
-        return [_select(row, FIGURES) for row in rows[:len(configs)]]
+        named = {str(config): config for config in configs}
+        return experiments.compare_with_torch(self.op, named, self.shape)[:len(configs)]
 
 
 def grid(op: str) -> list[TileConfig]:
@@ -88,7 +83,7 @@ def grid(op: str) -> list[TileConfig]:
 @results.experiment("ch10_tile_sweep", experiments.source)
 def measure_sweep():
     """Sweep the grids of copy, stencil and transpose."""
-    return [_select(row, RECORDED) for op in ("copy", "stencil", "transpose")
+    return [{key: row[key] for key in RECORDED if key in row} for op in ("copy", "stencil", "transpose")
             for row in Sweep(grid(op), TileSpace(op, LARGE)).finish()]
 
 

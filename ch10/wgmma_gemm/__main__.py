@@ -43,12 +43,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _check_and_time(options) -> list[dict]:
     device.require("has_wgmma", "wgmma_gemm", INSTEAD)
-    checked = {name: experiments.verify(config, *options.mnk) for name, config in options.configs.items()}
-    right = {name: options.configs[name] for name, row in checked.items() if row["status"] == "ok"}
-    timed = {row["name"]: row for row in experiments.compare_with_cublas(right, *options.mnk)} if right else {}
-    return [{"config": str(options.configs[name]), **row, **timed.get(name, {}), "name": name,
-             "predicted_ms": predict_us(options.configs[name], *options.mnk, device.current().sms) / 1e3}
-            for name, row in checked.items()]
+    rows = cli.check_and_time(options.configs, lambda config: experiments.verify(config, *options.mnk),
+                              lambda right: experiments.compare_with_cublas(right, *options.mnk))
+    return [{**row, "predicted_ms": predict_us(options.configs[row["name"]], *options.mnk, device.current().sms) / 1e3}
+            for row in rows]
 
 
 if __name__ == "__main__":

@@ -12,13 +12,8 @@ from tilelab import device, results
 from tilelab.sweep import Sweep
 from tilelab.tunable import Roofline, TargetSpace, TunableKernel, load_ceiling
 
-FIGURES = ("status", "reason", "ms", "peer", "peer_ms", "ratio", "tflops", "error", "peer_error")
 RECORDED = ("name", "config", "kernel", "shape", "dtype", "status", "reason", "ms", "peer_ms", "ratio", "tflops",
             "registers", "smem", "final_ms", "final_ratio")
-
-
-def _select(row: dict, keys) -> dict:
-    return {key: row[key] for key in keys if key in row}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +58,14 @@ class WgmmaSpace(TargetSpace):
         return {}
 
     def measure(self, config):
-        row = experiments.verify(config, *self.shape)
+        checked = experiments.verify(config, *self.shape)
+        row = {key: checked[key] for key in ("status", "reason", "error", "peer_error")}
         if row["status"] == "ok":
-            row |= experiments.compare_with_cublas({"config": config}, *self.shape, **experiments.QUICK)[0]
-        return _select(row, FIGURES)
+            row |= experiments.compare_with_cublas({config.kernel: config}, *self.shape, **experiments.QUICK)[0]
+        return row
 
     def measure_finalists(self, configs):
-        named = {str(config): config for config in configs}
-        return [_select(row, FIGURES) for row in experiments.compare_with_cublas(named, *self.shape)]
+        return experiments.compare_with_cublas({str(config): config for config in configs}, *self.shape)
 
 
 def grid() -> list[WgmmaConfig]:
@@ -84,7 +79,8 @@ def grid() -> list[WgmmaConfig]:
 @experiments.experiment("ch10_gemm_sweep")
 def measure_sweep():
     """Sweep the grid at 4096 cubed."""
-    return [_select(row, RECORDED) for row in Sweep(grid(), WgmmaSpace(4096, 4096, 4096)).finish()]
+    return [{key: row[key] for key in RECORDED if key in row}
+            for row in Sweep(grid(), WgmmaSpace(4096, 4096, 4096)).finish()]
 
 
 def _make_space(shape: tuple[int, ...], dtype: str, target: str | None) -> WgmmaSpace:
