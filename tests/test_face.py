@@ -1,13 +1,18 @@
 """Every topic with an operator shows the public face that CONTRIBUTING.md describes."""
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import typing
 
 import pytest
+import torch
 
-from tilelab import build, operands
+from ch07 import bulk_copy, resample
+from ch10 import tile_pipeline, wgmma_gemm
+from ch14 import attention, blockscaled, descriptors, gemm, mx_formats
+from tilelab import build, device, operands
 
 TOPICS = ("ch07.bulk_copy", "ch07.resample", "ch10.tile_pipeline", "ch10.wgmma_gemm", "ch14.descriptors", "ch14.gemm",
           "ch14.attention", "ch14.mx_formats", "ch14.blockscaled", "ch14.blockscaled.fp8", "ch14.blockscaled.emulated",
@@ -60,3 +65,39 @@ def test_public_functions_are_described_by_what_they_do(topic):
     for name, function in public_functions(topic).items():
         words = (function.__doc__ or "").split()
         assert words and words[0] not in ("What", "Why", "How", "Whether"), f"{topic.__name__}.{name}: {words[:5]}"
+
+
+def test_every_operator_refuses_a_view_that_negates():
+    """A kernel reads memory by address and would take `torch._neg_view(x)` for x."""
+    with torch.device("cpu" if device.current().capability is None else "cuda"):
+        for call in list_calls_with_a_negated_view():
+            with pytest.raises(ValueError, match="is a view that conjugates or negates"):
+                call()
+
+
+def list_calls_with_a_negated_view():
+    def random(*shape, dtype=torch.float16):
+        return torch.randn(*shape).to(dtype)
+
+    halves, bf16, ones = [random(64, 64), random(64, 64)], random(32, 64, dtype=torch.bfloat16), torch.ones(1, 1)
+    fp8, zeros = random(128, 128).to(torch.float8_e4m3fn), torch.zeros(16, 32, dtype=torch.uint8)
+    packed = mx_formats.quantise(bf16, "nvfp4")
+    of_packed = [dataclasses.replace(packed, **{name: torch._neg_view(tensor)})
+                 for name, tensor in packed.tensors().items()]
+    calls = [(bulk_copy.prepare, [halves[0]]), (lambda x, y: bulk_copy.prepare(x, y=y), halves),
+             (resample.prepare, [torch.randn(1, 8, 16), torch.arange(8.0)[None], torch.arange(4.0)[None]]),
+             (functools.partial(tile_pipeline.prepare, "copy"), [torch.randn(32, 32)]),
+             (lambda a, b: wgmma_gemm.prepare(a, b.T), [bf16, bf16]),
+             (lambda x, y: descriptors.prepare("add", x, y=y), halves), (gemm.prepare, halves),
+             (lambda a, b, *scales: gemm.prepare(a, b.T, scale_a=scales[0], scale_b=scales[1]),
+              [fp8, fp8, ones, ones]),
+             (lambda out: gemm.prepare(*halves, out=out), [random(64, 64)]),
+             (attention.prepare, [random(1, 1, 16, 64)] * 3), (mx_formats.prepare, [bf16]),
+             (lambda a, b, scale: blockscaled.fp8.prepare(a, b.T, scale, ones), [fp8, fp8, ones]),
+             (blockscaled.decode.prepare, [bf16[:1], zeros, zeros[:, :2].contiguous()])]
+    refused = [functools.partial(prepare, *given[:at], torch._neg_view(given[at]), *given[at + 1:])
+               for prepare, given in calls for at in range(len(given))]
+    for prepare in (mx_formats.prepare, *(functools.partial(lambda op, a: op.prepare(a, packed.T), op)
+                                          for op in (blockscaled, blockscaled.emulated, blockscaled.native))):
+        refused += [functools.partial(prepare, each) for each in of_packed]
+    return refused
