@@ -238,10 +238,10 @@ class Sweep:
         """Stop at once. Finished rows are kept; what is being built or measured is killed."""
         if self.running:
             self.cancelled = True
-            worker_pool.kill_workers(self._cancel_token)
             with contextlib.suppress(RuntimeError):  # it has ended meanwhile
-                if self._task:
+                if self._task:  # first, so that no killed build becomes a row that failed
                     self._loop.call_soon_threadsafe(self._task.cancel)
+            worker_pool.kill_workers(self._cancel_token)
 
     def __iter__(self) -> Iterator[dict]:
         notice_s = NOTICE_S

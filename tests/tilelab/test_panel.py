@@ -43,7 +43,7 @@ def of_status(shown, status):
 
 
 def grid_of_96(**choice):
-    return panel.Panel(GEMM, preset="grid of 96", shape="4096³", **{"target": "sm_90a", **choice})
+    return panel.Panel(GEMM, preset="grid of 96", **{"shape": "4096³", "target": "sm_90a", **choice})
 
 
 def small(**choice):
