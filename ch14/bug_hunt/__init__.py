@@ -41,7 +41,7 @@ class Builds:
         self.other_triton = (triton, folder) if folder else None  # as tilelab.build takes it
         self._recorded = {self._key(row): row for row in recorded_rows or ()
                           if (row["hunt"], row["triton"], row["target"]) == (hunt.name, triton, target)}
-        self._reports: dict[tuple, build.Report] = {}
+        self._compiler_output: dict[tuple, str] = {}
         self._known: dict[tuple, dict] = {}
 
     def _key(self, config: dict) -> tuple:
@@ -70,18 +70,13 @@ class Builds:
         keys, rows = {id(job): key for key, job in jobs.items()}, {}
         for report in build.build(jobs.values(), timeout_s=LIMIT_S, cache=self.cache, triton=self.other_triton):
             key = keys[id(report.job)]
-            self._reports[key] = report
+            self._compiler_output[key] = report.compiler_output
             rows[key] = make_row(self.hunt, self.triton, configs[key], report)
         return rows
 
-    def report(self, config: dict) -> build.Report | None:
-        """Return the report of a configuration, with its PTX, or None if it was not built here."""
-        return self._reports.get(self._key(config))
-
     def compiler_output(self, config: dict) -> str:
         """Return everything that the compiler wrote about a build that failed here, or ""."""
-        report = self.report(config)
-        return report.compiler_output if report else ""
+        return self._compiler_output.get(self._key(config), "")
 
 
 def grid(hunt: Hunt) -> list[dict]:
@@ -141,11 +136,8 @@ def bisect(builds: Builds, config: dict, axis: str, wanted: tuple[str, str, str]
     return Step(axis, rows, config | {axis: values[high]}, wanted)
 
 
-def find_first_trigger(builds: Builds, start: dict, wanted: str = "", reach: int = 2, batch: int = 8) -> dict | None:
-    """Return the first configuration whose outcome is not good, or None. `find` explains the arguments.
-
-    Configurations that differ from `start` on fewer axes come first.
-    """
+def find_first_trigger(builds: Builds, start: dict, reach: int, batch: int = 8) -> dict | None:
+    """Return the first configuration whose outcome is not good, or None. The nearest to `start` come first."""
     axes = builds.hunt.axes
 
     def change_axes(count: int):
@@ -158,7 +150,7 @@ def find_first_trigger(builds: Builds, start: dict, wanted: str = "", reach: int
         candidates = change_axes(count)
         while configs := list(itertools.islice(candidates, batch)):
             for row in builds.ask(configs):
-                if row["outcome"] != builds.hunt.good and wanted in ("", *symptom(row)[:2]):
+                if row["outcome"] != builds.hunt.good:
                     return {axis: row[axis] for axis in axes}
     return None
 
@@ -206,11 +198,10 @@ class Finding:
                 + (f"; {', '.join(free)} make{'s' * (len(free) == 1)} no difference" if free and limits else "") + ".")
 
 
-def find(builds: Builds, start: dict | None = None, wanted: str = "", probes: int = 12,
-         reach: int = 2) -> Finding | None:
+def find(builds: Builds, start: dict | None = None, probes: int = 12, reach: int = 2) -> Finding | None:
     """Find the smallest trigger, from `start` (default: the hunt's suspicion), or return None.
 
-    1. Change `start` on up to `reach` axes until a build shows a symptom; `wanted` restricts outcome or stage.
+    1. Change `start` on up to `reach` axes until a build shows a symptom.
     2. Go axis by axis to the simplest value that still shows it, until no axis gets simpler.
     3. Build all neighbours along the axes, and `probes` random configurations away from them. The rule predicts the
        symptom for half of these.
@@ -218,7 +209,7 @@ def find(builds: Builds, start: dict | None = None, wanted: str = "", probes: in
     hunt = builds.hunt
     start = hunt.start if start is None else start
     hunt.check_config(start)
-    config = find_first_trigger(builds, start, wanted, reach)
+    config = find_first_trigger(builds, start, reach)
     if config is None:
         return None
     shown_symptom, steps, before = symptom(builds.ask([config])[0]), [], None

@@ -20,7 +20,6 @@ def _parse_options(argv):
                         "(default: the installed one)")
     parser.add_argument("--target", choices=device.TARGETS[1:], help="compile for it (default: the suspected target)")
     parser.add_argument("--start", default="", metavar="AXIS=VALUE,...", help="begin with these values")
-    parser.add_argument("--symptom", default="", metavar="WORD", help="hunt this outcome, or failures of this pass")
     parser.add_argument("--reach", type=int, default=2, metavar="N", help="change up to N axes to find a first trigger "
                         "(default 2)")
     parser.add_argument("--report", metavar="PATH", help="write a report that is ready to file to PATH")
@@ -61,7 +60,7 @@ def _hunt(options) -> tuple[list[dict], int]:
     version = options.triton or environments.installed_version()
     _install(version)
     builds = Builds(options.hunt, version, options.target or options.hunt.target)
-    finding = bug_hunt.find(builds, options.start, options.symptom, reach=options.reach)
+    finding = bug_hunt.find(builds, options.start, reach=options.reach)
     if finding is None:
         lines = [f"Triton {version}, {builds.target}, {options.hunt.title}: nothing found within {options.reach} "
                  f"changes of {bug_hunt.describe(options.start)} ({len(builds.rows)} builds)."]

@@ -121,7 +121,6 @@ def test_a_search_keeps_to_one_bug():
     assert found.config["LOADS"] == "host" and symptom(found.row)[1] == "A"
     assert found.steps[0].axis == "LOADS" and found.steps[0].outcomes() == {"pointers": "fails elsewhere",
                                                                           "device": "builds"}
-    assert find(made_up(fails), wanted="B").row["stage"] == "B"
 
 
 def test_nothing_to_find():
@@ -152,7 +151,7 @@ def test_a_record_answers_as_its_builds_did_and_says_what_it_lacks():
     found = find(Builds(LOOP, "3.5.1", "sm_100a", rows))
     assert found.config == {"LOOP": "carry b", "LOADS": "pointers", "BLOCK_K": 32, "num_stages": 2, "num_warps": 4}
     assert found.row["stage"] == "TritonGPUAssignLatencies" and not found.builds.live
-    assert found.builds.report(found.config) is None and found.builds.compiler_output(found.config) == ""
+    assert found.builds.compiler_output(found.config) == ""
     with pytest.raises(Unsupported, match="no build of LOOP=plain.* with Triton 3.5.1 for sm_90a is recorded"):
         find(Builds(LOOP, "3.5.1", "sm_90a", rows))
 
