@@ -275,8 +275,6 @@ def require(predicate: str, what: str, instead: str) -> None:
 
     `what` names the kernel or experiment; `instead` is an imperative clause that says what to do.
     """
-    if predicate not in _NEEDS:
-        raise ValueError(f"unknown predicate {predicate!r}; choose one of {', '.join(_NEEDS)}.")
     here = current()
     if not getattr(here, predicate):
         raise Unsupported(f"{what} needs {_NEEDS[predicate]}; here is {here.describe()}: {instead.rstrip('.')}.")

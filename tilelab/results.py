@@ -26,6 +26,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
+from statistics import geometric_mean as geometric_mean  # callers take it from here
 from typing import Any
 
 from tilelab import device
@@ -441,8 +442,3 @@ def load_recent_record(experiment: str, source: str, within_s: float = 3600) -> 
     here = json.loads(json.dumps([dataclasses.asdict(device.current()), versions()]))
     same = [record.device, record.data["versions"]] == here
     return record if same and not record.stale and 0 <= age.total_seconds() < within_s else None
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean, which suits ratios: the mean of 0.5 and 2 is 1."""
-    return math.exp(sum(map(math.log, values)) / len(values))
