@@ -19,7 +19,7 @@ from matplotlib.patches import Rectangle
 
 from ch10.tile_pipeline.banks import BANKS, WORD, count_wavefronts, words_read
 from ch10.tile_pipeline.box_dump import check_corner
-from ch10.tile_pipeline.figures import BLUE, GREEN, draw_outside
+from ch10.tile_pipeline.figures import BLUE, GREEN, OUTSIDE
 from tilelab import diagrams, plots, tensor_map
 
 UNIT, LINE = 16, 128  # bytes that a swizzle moves, and that all banks deliver at once
@@ -159,7 +159,7 @@ def draw_box(extents: Sequence[int], corner: Sequence[int], box: Sequence[int], 
         return origin_x + x * scale, origin_y - (y + high) * scale, wide * scale, high * scale
 
     diagrams.box(axes, *place(0, 0, columns, rows), diagrams.lighten(BLUE, 0.25))
-    draw_outside(axes, *place(x, y, wide, high), GREEN)
+    diagrams.box(axes, *place(x, y, wide, high), **OUTSIDE)
     diagrams.box(axes, *place(inner_x, inner_y, inner_wide, inner_high), diagrams.lighten(GREEN, 0.7))
     diagrams.box(axes, *place(0, 0, columns, rows), edge="black", linewidth=1.2)
     diagrams.box(axes, *place(x, y, wide, high), edge=GREEN, linewidth=1.5)

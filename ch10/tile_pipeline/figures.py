@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import numpy
-
 from tilelab import plots
 from tilelab.diagrams import box, canvas, lighten, write
 
 MEASURE = "|-|,widthA=0.25,widthB=0.25"
 BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
-
-
-def draw_outside(axes, x, y, width, height, tone=plots.GREY):
-    """Draw what TMA fills in, because it lies outside of the tensor."""
-    box(axes, x, y, width, height, "white", tone, hatch="/////", linewidth=0.6)
+OUTSIDE = {"face": "white", "edge": GREEN, "hatch": "/////", "linewidth": 0.6}  # what TMA fills in
 
 
 def draw_arrow(axes, start, end, tone=plots.GREY, style="-|>"):
@@ -83,35 +77,34 @@ def draw_halo() -> plots.Picture:
                           plots.SIZE[0] + 0.5, 2.6)
     scale = 3.4 / (wide + 3)
     left, top = 0.35 - x * scale, 2.2 + y * scale  # of the tensor
-    box_x, box_y = left + x * scale, top - (y + high) * scale
-    right, low = box_x + (wide + 2) * scale, box_y - scale
-    box(axes, left, low, right - left, top - low, lighten(BLUE, 0.15))
-    box(axes, left, box_y, (wide + x) * scale, (high + y) * scale, lighten(ORANGE, 0.45))
-    box(axes, left, box_y, (columns + 1) * scale, (high + y) * scale, lighten(GREEN, 0.45))
-    draw_outside(axes, box_x, top, wide * scale, -y * scale, GREEN)
-    draw_outside(axes, box_x, box_y, -x * scale, (high + y) * scale, GREEN)
-    box(axes, left, top - rows * scale, columns * scale, rows * scale, BLUE)
-    for step, ink, width in ((1, "white", 0.4), (unit, "black", 0.7)):  # black: where a box may start
-        lines = numpy.arange(box_x, box_x + wide * scale + 1e-6, step * scale)
-        axes.vlines(lines, box_y, box_y + high * scale, color=ink, linewidth=width)
-    lines = numpy.arange(box_y, box_y + high * scale + 1e-6, scale)
-    axes.hlines(lines, box_x, box_x + wide * scale, color="white", linewidth=0.4)
+
+    def part(column, row, columns, rows, face="none", **rest):  # all in elements
+        box(axes, left + column * scale, top - (row + rows) * scale, columns * scale, rows * scale, face, **rest)
+
+    part(0, 0, wide + x + 2, high + y + 1, lighten(BLUE, 0.15))
+    part(0, 0, wide + x, high + y, lighten(ORANGE, 0.45))
+    part(0, 0, columns + 1, high + y, lighten(GREEN, 0.45))
+    part(x, y, wide, -y, **OUTSIDE)
+    part(x, 0, -x, high + y, **OUTSIDE)
+    part(0, 0, columns, rows, BLUE)
+    for column in range(x, x + wide + 1):  # black: where a box may start
+        part(column, y, 0, high, edge="white", linewidth=0.4)
+    for row in range(y, y + high + 1):
+        part(x, row, wide, 0, edge="white", linewidth=0.4)
+    for column in range(x, x + wide + 1, unit):
+        part(column, y, 0, high, edge="black", linewidth=0.7)
+    right, low = left + (wide + x + 2) * scale, top - (high + y + 1) * scale
     axes.plot([left, left, right], [low, top, top], color="black", linewidth=1.5)
-    box(axes, box_x, box_y, wide * scale, high * scale, edge=GREEN, linewidth=1.5)
+    part(x, y, wide, high, edge=GREEN, linewidth=1.5)
     write(axes, left + columns * scale / 2, top - rows * scale / 2, f"tile {rows} × {columns}", color="white", size=8,
           bbox={"facecolor": BLUE, "edgecolor": "none", "pad": 1})
-    key_x, key_y = right + 0.2, 2.0
-    for index, (face, text) in enumerate((
-            (BLUE, "written by this CTA"), (lighten(GREEN, 0.45), "halo, from the tensor"),
-            (lighten(ORANGE, 0.45), "rest of a unit, not used"), (None, "outside: filled with zero"),
-            (lighten(BLUE, 0.15), "rest of the tensor"))):
-        at = key_y - 0.22 * index
-        if face is None:
-            draw_outside(axes, key_x, at - 0.06, 0.18, 0.12, GREEN)
-        else:
-            box(axes, key_x, at - 0.06, 0.18, 0.12, face)
-        write(axes, key_x + 0.24, at, text, "left")
-    for index, text in enumerate((f"box {high} × {wide} at ({x}, {y}), columns first", "black lines: multiples of 16 "
-                                  "bytes,", f"where a box may start: every {unit}", "no branch to load edges")):
-        write(axes, key_x, key_y - 1.15 - 0.16 * index, text, "left")
+    for index, (style, text) in enumerate((
+            ({"face": BLUE}, "written by this CTA"), ({"face": lighten(GREEN, 0.45)}, "halo, from the tensor"),
+            ({"face": lighten(ORANGE, 0.45)}, "rest of a unit, not used"), (OUTSIDE, "outside: filled with zero"),
+            ({"face": lighten(BLUE, 0.15)}, "rest of the tensor"))):
+        box(axes, right + 0.2, 1.94 - 0.22 * index, 0.18, 0.12, **style)
+        write(axes, right + 0.44, 2.0 - 0.22 * index, text, "left")
+    axes.text(right + 0.2, 0.93, f"box {high} × {wide} at ({x}, {y}), columns first\nblack lines: multiples of 16 "
+              f"bytes,\nwhere a box may start: every {unit}\nno branch to load edges", fontsize=7, va="top",
+              linespacing=1.5)
     return figure
