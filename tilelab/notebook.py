@@ -27,9 +27,11 @@ def child_env(**extra: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": path, **extra}
 
 
-async def _execute(path: pathlib.Path, env: dict[str, str]):
-    """Return the notebook with the outputs of a run from top to bottom. Raises the errors of nbclient's execution."""
-    import nbformat
+async def execute(notebook, folder: pathlib.Path, env: dict[str, str]):
+    """Run a notebook from top to bottom in `folder`, in a fresh kernel with the environment `env`, and return it.
+
+    Raises nbclient's CellExecutionError, CellTimeoutError or DeadKernelError.
+    """
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
@@ -41,9 +43,8 @@ async def _execute(path: pathlib.Path, env: dict[str, str]):
     asyncio.get_running_loop().add_signal_handler = refuse
     # Without folders of kernels, "python3" is this interpreter; an installed kernel may belong to another one.
     manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
-    client = NotebookClient(nbformat.read(path, as_version=4), manager, timeout=CELL_TIMEOUT_S,
-                            resources={"metadata": {"path": str(path.parent)}}, store_widget_state=False,
-                            coalesce_streams=True)
+    client = NotebookClient(notebook, manager, timeout=CELL_TIMEOUT_S, store_widget_state=False,
+                            resources={"metadata": {"path": str(folder)}}, coalesce_streams=True)
     try:
         return await client.async_execute(env=env)
     except DeadKernelError:
@@ -88,13 +89,13 @@ def slowest_cells(notebook) -> str:
 
 
 async def record_notebook(path: pathlib.Path, **env: str) -> str:
-    """Execute a notebook in a fresh kernel with the variables `env`, tidy it, write it back; return `slowest_cells`.
+    """Run a notebook with the variables `env`, tidy it, write it back; return `slowest_cells`.
 
-    Raises nbclient's CellExecutionError, CellTimeoutError or DeadKernelError; the file then stays as it was.
+    Raises as `execute`; the file then stays as it was.
     """
     import nbformat
 
-    notebook = await _execute(path, child_env(**env))
+    notebook = await execute(nbformat.read(path, 4), path.parent, child_env(**env))
     slow = slowest_cells(notebook)
     tidy(notebook)
     results.write_atomically(path, nbformat.writes(notebook).rstrip() + "\n")
