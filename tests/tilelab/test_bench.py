@@ -41,14 +41,14 @@ def test_row_of_a_timing():
     assert bench.Timing("ours", None, "theirs", 1.0, reason="no").row()["status"] == "failed"
 
 
-@pytest.mark.gpu
+@pytest.mark.timing
 @pytest.mark.parametrize("n", [512, 4096])  # in a graph, and not
 def test_a_kernel_against_itself_is_one(n):
     timing = bench.compare({"cuBLAS": mm, "again": mm}, square(n), "cuBLAS", flops=2 * n**3)["again"]
     assert 0.93 < timing.ratio < 1.07 and timing.tflops > 1
 
 
-@pytest.mark.gpu
+@pytest.mark.timing
 def test_twice_the_work_is_half_the_speed():
     def twice(a, b, c):
         return lambda: (torch.mm(a, b, out=c), torch.mm(a, b, out=c))
@@ -65,7 +65,7 @@ def test_a_failing_candidate_stops_nobody():
     assert timings["broken"].reason == "cannot" and timings["broken"].ms is None and timings["again"].ms
 
 
-@pytest.mark.gpu
+@pytest.mark.timing
 def test_one_call_takes_microseconds():
     a, b, c = square(64)()
     assert 1 < bench.measure_call_us(mm(a, b, c)) < 1000
@@ -104,7 +104,7 @@ inputs()
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.gpu
+@pytest.mark.timing
 @pytest.mark.skipif(device.current().name != "NVIDIA H200", reason="the figure is the H200's")
 def test_copy_runs_at_dram_speed():
     elements = 2**28  # 512 MiB of bf16 read and as much written, far above the 60 MB of L2

@@ -57,17 +57,9 @@ def test_draws_without_a_warning_and_leaves_nothing_open(draw):
     assert_draws(figure)
     assert matplotlib.pyplot.get_fignums() == []
     assert TITLES["source"] in words(figure)
-
-
-@each_picture
-def test_nothing_to_draw_is_a_sentence(draw):
+    assert "$" not in words(figure).replace(r"\$", ""), "names are text and not mathematics"
     with pytest.raises(ValueError, match="the list of rows is empty"):
         draw([])
-
-
-@each_picture
-def test_names_are_text_and_not_mathematics(draw):
-    assert "$" not in words(draw(ROWS)).replace(r"\$", "")
 
 
 @pytest.mark.parametrize("name, word", [("ladder", REJECTED["reason"]), ("ratios", REJECTED["reason"]),
@@ -112,16 +104,17 @@ def test_heat_map_refuses_two_rows_in_one_cell():
         PICTURES["heat_map"]([*ROWS, ROWS[0]])
 
 
-@pytest.mark.parametrize("config", [*configs("course").values(), *configs("proposed").values()],
-                         ids=lambda config: config.name)
-def test_gemm_picture(config):
-    figure = diagrams.draw_gemm(config, 1024, 2048, 1024)
-    assert f"stage {config.num_stages - 1}" in words(figure)
-    assert f"A {config.block_m * config.block_k * 2 / 1024:g} KB" in words(figure)
-    assert_draws(figure)
+def test_gemm_picture():
+    every = [*configs("course").values(), *configs("proposed").values()]
+    for config in (max(every, key=lambda config: config.num_stages), max(every, key=lambda config: config.block_m),
+                   max(every, key=lambda config: config.epilogue_subtile)):
+        figure = diagrams.draw_gemm(config, 1024, 2048, 1024)
+        assert f"stage {config.num_stages - 1}" in words(figure)
+        assert f"A {config.block_m * config.block_k * 2 / 1024:g} KB" in words(figure)
+        assert_draws(figure)
 
 
-@pytest.mark.parametrize("shape", [(1, 4096, 4096), (333, 520, 136), (64, 4096, 14336), (8192, 8192, 8192)])
+@pytest.mark.parametrize("shape", [(1, 4096, 4096), (333, 520, 136)])
 def test_gemm_picture_of_any_shape_and_anything_like_a_config(shape):
     config = SimpleNamespace(block_m=256, block_n=64, block_k=32, num_stages=16, epilogue_subtile=4,
                              smem_bytes=lambda dtype, target: 2**18)
