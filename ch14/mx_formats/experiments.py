@@ -103,18 +103,15 @@ def compile_ahead(launches: Iterable[mx_formats.KernelLaunch]) -> None:
         build.compile_ahead({str(job): job for launch in launches for job in launch.jobs(target)}.values())
 
 
-def _prepare_case(name: str, shape: tuple[int, int], rule: str, tiled: bool, variant: str) -> list:
-    x = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
-    quantise = mx_formats.prepare_quantise(x, name, rule=rule, tiled=tiled, config=variant)
-    return [quantise, mx_formats.prepare_dequantise(quantise.out)]
-
-
 def check_correctness(names=FUSED) -> list[dict]:
     """Check formats, rules, configurations and layouts of scales on ragged shapes; on a GPU on larger ones, too."""
     live = device.current().capability is not None
     rows, cases = [], list_cases(names, SHAPES if live else SMALL_SHAPES)
     if live:
-        compile_ahead(launch for case in cases for launch in _prepare_case(*case))
+        quantised = [mx_formats.prepare_quantise(torch.empty(shape, dtype=torch.bfloat16, device="cuda"), name,
+                                                 rule=rule, tiled=tiled, config=variant)
+                     for name, shape, rule, tiled, variant in cases]
+        compile_ahead(quantised + [mx_formats.prepare_dequantise(launch.out) for launch in quantised])
     for name, shape, rule, tiled, variant in cases:
         config = configs(name)[variant]
         if not live:  # a small program is interpreted faster
@@ -151,13 +148,11 @@ def compare_with_copy(candidates: dict[str, Callable], shape: tuple[int, int], n
                             **timing)
     rows = []
     for name in candidates:
-        timed = timings[name]
-        row = {"name": name, "shape": list(shape), "ms": timed.ms, "peer": "torch copy", "peer_ms": timed.peer_ms,
-               "status": "failed" if timed.reason else "ok", "reason": timed.reason}
-        if timed.ms:
-            row["gbps"] = nbytes[name] / timed.ms / 1e6
-            row["ratio"] = row["gbps"] / (4 * shape[0] * shape[1] / timed.peer_ms / 1e6)
-        rows.append({key: value for key, value in row.items() if value is not None})
+        row = timings[name].row() | {"shape": list(shape)}
+        if "ms" in row:
+            row |= {"gbps": nbytes[name] / row["ms"] / 1e6,
+                    "ratio": nbytes[name] / (4 * shape[0] * shape[1]) * row["peer_ms"] / row["ms"]}
+        rows.append(row)
     return rows
 
 
@@ -176,27 +171,18 @@ def dequantise_candidate(format: str) -> Callable:
 @_experiment("ch14_mx_formats_speed")
 def measure_speed():
     """Time at LARGE: every format and configuration, dequantising, tiled scales, NVFP4's own tensor scale, the spec."""
-    candidates, nbytes, about = {}, {}, {}
-
-    def add(format, what, candidate, extra_bytes=0):
-        name = f"{format} {what}"
-        candidates[name], nbytes[name] = candidate, bytes_moved(format) + extra_bytes
-        about[name] = {"format": format, "what": what}
-
+    candidates = {}
     for format in FUSED:
-        for variant in configs(format):
-            add(format, variant, quantise_candidate(format, variant))
-        add(format, "back", dequantise_candidate(format))
-    for format in TILED:
-        add(format, "tiled scales", quantise_candidate(format, tiled=True))
-    x_bytes = 2 * LARGE[0] * LARGE[1]
-    add("nvfp4", "own scale", quantise_candidate("nvfp4", tensor_scale=None), x_bytes)  # x is read twice
-    rows = compare_with_copy(candidates, LARGE, nbytes)
+        candidates |= {(format, variant): quantise_candidate(format, variant) for variant in configs(format)}
+        candidates[format, "back"] = dequantise_candidate(format)
+    candidates |= {(format, "tiled scales"): quantise_candidate(format, tiled=True) for format in TILED}
+    candidates["nvfp4", "own scale"] = quantise_candidate("nvfp4", tensor_scale=None)
     mxfp8 = number_formats.lookup("mxfp8_e4m3")
-    add("mxfp8_e4m3", "spec", lambda x, _: lambda: number_formats.quantise(x, mxfp8))
-    spec_candidate = {"mxfp8_e4m3 spec": candidates["mxfp8_e4m3 spec"]}
-    return [about[row["name"]] | row for row in rows
-            + compare_with_copy(spec_candidate, LARGE, nbytes, rounds=4, warm_s=0)]
+    spec = {("mxfp8_e4m3", "spec"): lambda x, _: lambda: number_formats.quantise(x, mxfp8)}
+    nbytes = {key: bytes_moved(key[0]) for key in candidates | spec}
+    nbytes["nvfp4", "own scale"] += 2 * LARGE[0] * LARGE[1]  # x is read twice
+    rows = compare_with_copy(candidates, LARGE, nbytes) + compare_with_copy(spec, LARGE, nbytes, rounds=4, warm_s=0)
+    return [{"format": row["name"][0], "what": row["name"][1]} | row | {"name": " ".join(row["name"])} for row in rows]
 
 
 def grid(format: str) -> list[MxConfig]:

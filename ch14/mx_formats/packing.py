@@ -18,15 +18,17 @@ from ch14.mx_formats.configs import format_with_kernels
 from ch14.mx_formats.number_formats import BlockFormat, Quantised
 
 TILE = (128, 4)
+CODES_PER_WORD = {4: 2, 6: 4, 8: 1}  # by the bits of a code: the codes that fill whole bytes together
 
 
-def _pad_codes(codes: torch.Tensor, bits: int, multiple: int) -> torch.Tensor:
-    """Check codes, and pad their rows with zeros to a multiple of `multiple` codes."""
-    if codes.dtype != torch.uint8 or codes.ndim != 2:
-        raise ValueError(f"codes must be a uint8 matrix; they are {codes.ndim}-dimensional {str(codes.dtype)[6:]}.")
-    if codes.numel() and int(codes.max()) >= 2**bits:
-        raise ValueError(f"codes of {bits} bits must be at most {2**bits - 1}; one is {int(codes.max())}.")
-    return F.pad(codes, (0, -codes.shape[1] % multiple))
+def _check_bytes(name: str, given: torch.Tensor, bits: int, columns: int | None = None) -> int:
+    """Return the codes per word, or raise ValueError unless `given` is a uint8 matrix with that many columns."""
+    if bits not in CODES_PER_WORD:
+        raise ValueError(f"bits must be 4, 6 or 8; it is {bits}.")
+    if given.dtype != torch.uint8 or given.ndim != 2 or columns not in (None, given.shape[1]):
+        raise ValueError(f"{name} must be a uint8 matrix{'' if columns is None else f' of {columns} columns'}; it is "
+                         f"{tuple(given.shape)} of {str(given.dtype)[6:]}.")
+    return CODES_PER_WORD[bits]
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
@@ -38,34 +40,22 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
                                                          byte 1  c c c c b b b b
                                                          byte 2  d d d d d d c c
     """
-    if bits == 8:
-        return _pad_codes(codes, 8, 1)
-    if bits == 4:
-        pairs = _pad_codes(codes, 4, 2)
-        return pairs[:, ::2] | pairs[:, 1::2] << 4
-    if bits != 6:
-        raise ValueError(f"bits must be 4, 6 or 8; it is {bits}.")
-    a, b, c, d = _pad_codes(codes, 6, 4).int().unflatten(1, (-1, 4)).unbind(2)
-    word = a | b << 6 | c << 12 | d << 18
-    packed = torch.stack([word & 255, word >> 8 & 255, word >> 16], 2).flatten(1).to(torch.uint8)
-    return packed[:, :math.ceil(codes.shape[1] * 6 / 8)].contiguous()
+    count = _check_bytes("codes", codes, bits)
+    if codes.numel() and int(codes.max()) >= 2**bits:
+        raise ValueError(f"codes of {bits} bits must be at most {2**bits - 1}; one is {int(codes.max())}.")
+    padded = F.pad(codes, (0, -codes.shape[1] % count)).int()
+    word = sum(padded[:, k::count] << bits * k for k in range(count))
+    packed = torch.stack([word >> 8 * k & 255 for k in range(bits * count // 8)], 2).flatten(1).to(torch.uint8)
+    return packed[:, :math.ceil(codes.shape[1] * bits / 8)].contiguous()
 
 
 def unpack(packed: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
     """Return the codes uint8 (R, columns) that `pack` made these bytes from. Raise ValueError for another width."""
-    width = math.ceil(columns * bits / 8)
-    if packed.dtype != torch.uint8 or packed.ndim != 2 or packed.shape[1] != width:
-        raise ValueError(f"packed must be a uint8 matrix of {width} columns to hold {columns} codes of {bits} bits; it "
-                         f"is {tuple(packed.shape)} of {str(packed.dtype)[6:]}.")
-    if bits == 8:
-        return packed.clone()
-    if bits == 4:
-        return torch.stack([packed & 15, packed >> 4], 2).flatten(1)[:, :columns].contiguous()
-    if bits != 6:
-        raise ValueError(f"bits must be 4, 6 or 8; it is {bits}.")
-    low, middle, high = F.pad(packed, (0, -width % 3)).int().unflatten(1, (-1, 3)).unbind(2)
-    word = low | middle << 8 | high << 16
-    codes = torch.stack([word >> 6 * k & 63 for k in range(4)], 2).flatten(1).to(torch.uint8)
+    count = _check_bytes("packed", packed, bits, math.ceil(columns * bits / 8))
+    size = bits * count // 8  # bytes per word
+    padded = F.pad(packed, (0, -packed.shape[1] % size)).int()
+    word = sum(padded[:, k::size] << 8 * k for k in range(size))
+    codes = torch.stack([word >> bits * k & 2**bits - 1 for k in range(count)], 2).flatten(1).to(torch.uint8)
     return codes[:, :columns].contiguous()
 
 

@@ -195,7 +195,7 @@ def test_tiles_of_scales_have_an_inverse(rows, columns, seed):
 
 @pytest.mark.parametrize("call, words", [
     (lambda: packing.pack(torch.tensor([[16]], dtype=torch.uint8), 4), "codes of 4 bits must be at most 15; one is 16"),
-    (lambda: packing.pack(torch.zeros(3, dtype=torch.uint8), 4), "must be a uint8 matrix; they are 1-dimensional"),
+    (lambda: packing.pack(torch.zeros(3, dtype=torch.uint8), 4), "codes must be a uint8 matrix; it is .3,. of uint8"),
     (lambda: packing.pack(torch.zeros(1, 1, dtype=torch.uint8), 5), "bits must be 4, 6 or 8; it is 5"),
     (lambda: packing.unpack(torch.zeros(1, 3, dtype=torch.uint8), 4, 7), "must be a uint8 matrix of 4 columns"),
     (lambda: packing.untile_scales(torch.zeros(500), 100, 3), "take 512 bytes in tiles; there are 500"),
