@@ -11,8 +11,10 @@ device.interpret_without_gpu()
 if beside := os.environ.get("PYTEST_XDIST_WORKER"):
     # Each worker gets a share of the CPUs, also for the compilers and threads that its tests start.
     cpus = sorted(os.sched_getaffinity(0))
+    cpus = cpus[int(beside[2:])::int(os.environ["PYTEST_XDIST_WORKER_COUNT"])] or cpus
+    os.environ["OMP_NUM_THREADS"] = str(len(cpus))
     with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, cpus[int(beside[2:])::int(os.environ["PYTEST_XDIST_WORKER_COUNT"])] or cpus)
+        os.sched_setaffinity(0, cpus)
 
 import pytest  # noqa: E402
 

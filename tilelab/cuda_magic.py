@@ -8,6 +8,9 @@
 
     ring_copy[blocks, threads](x, out, tiles)
 
+Options: -DNAME=VALUE defines a constant, --changed-from KERNEL lists the lines that differ from an earlier cell, --ptx
+and --sass PATTERN show instructions, --target ARCH compiles for another GPU, --then EXPRESSION runs Python afterwards.
+
 The cell is compiled with NVRTC for the GPU at hand, or for sm_90a where there is none. Errors name the lines of the
 cell. Below the cell stand the registers, the shared memory and the instructions of each kernel.
 """
@@ -20,6 +23,8 @@ import dataclasses
 import difflib
 import functools
 import hashlib
+import json
+import pathlib
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -93,11 +98,12 @@ class CudaKernel:
         return [line.strip() for line in _compile_ptx(self.source, self.target, self.options).splitlines()
                 if line.strip() and re.search(pattern, line)]
 
-    def source_hash(self) -> str:
-        """Return 16 hex digits that change with the code, the included headers and the constants of this kernel."""
+    def source_hash(self, with_constants: bool = True) -> str:
+        """Return 16 hex digits that change with the code, its headers and, `with_constants`, the -D constants."""
         headers, _ = cuda.included_headers(self.source, "", self.options_with_headers())
         code = [" ".join(_strip_comments(text).split()) for text in (self.source, *headers.values())]
-        return hashlib.sha256(repr([self.name, code, sorted(self.options)]).encode()).hexdigest()[:16]
+        constants = sorted(self.options) if with_constants else []
+        return hashlib.sha256(repr([self.name, code, constants]).encode()).hexdigest()[:16]
 
     def options_with_headers(self) -> list[str]:
         """Return the compiler's options, with the folder of the course's headers."""
@@ -247,11 +253,12 @@ def _parse(line: str) -> argparse.Namespace:
     parser.add_argument("--ptx", metavar="PATTERN")
     parser.add_argument("--sass", metavar="PATTERN")
     parser.add_argument("--target", metavar="ARCH")
+    parser.add_argument("--then", metavar="EXPRESSION", default="None")
     return parser.parse_args(shlex.split(line))
 
 
-def run_cell(line: str, cell: str, names: dict[str, Any]) -> None:
-    """Compile a cell, print what the options ask for, and bind its kernels in `names`.
+def run_cell(line: str, cell: str, names: dict[str, Any]) -> Any:
+    """Compile a cell, print what the options ask for, bind its kernels in `names`, and return the value of --then.
 
     ValueError for a wrong option or a cell without a kernel, cuda.CompileError for a source that does not compile.
     """
@@ -275,15 +282,27 @@ def run_cell(line: str, cell: str, names: dict[str, Any]) -> None:
         print(f"{len(changed)} of {len(cell.splitlines())} lines are new or changed since {before.name}: "
               f"{_ranges(changed) or 'none'}")
     names.update(kernels)
+    return eval(options.then, names)
+
+
+def notebook_kernels(path: pathlib.Path) -> dict[str, CudaKernel]:
+    """Return the kernels of all %%cuda cells of a notebook by name; nothing is compiled."""
+    found = {}
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        line, _, source = "".join(cell["source"]).partition("\n")
+        if cell["cell_type"] == "code" and line.startswith("%%cuda"):
+            options = _parse(line.removeprefix("%%cuda"))
+            found |= find_kernels(source, [f"-D{constant}" for constant in options.constants], options.target)
+    return found
 
 
 def load_ipython_extension(shell) -> None:
     """Register %%cuda; `%load_ext tilelab.cuda_magic` calls this."""
     from IPython.core.error import UsageError
 
-    def magic(line: str, cell: str) -> None:
+    def magic(line: str, cell: str) -> Any:
         try:
-            run_cell(line, cell, shell.user_ns)
+            return run_cell(line, cell, shell.user_ns)
         except (ValueError, cuda.CompileError) as error:
             raise UsageError(str(error)) from None  # without a traceback, which would hide the compiler's words
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Sequence
 
 from tilelab import bench, cuda_magic, device, emulator, results
+from tilelab.worker_pool import ROOT
 
 COLUMNS = {"version": "version", "ms": "ms", "gbps": "GB/s", "tflops": "TFLOP/s", "ratio": "× {peer}",
            "gain": "× version before", "check": "check"}
@@ -29,6 +31,32 @@ def code_hash(kernel) -> str:
 def ladder_hash(codes: Sequence[str]) -> str:
     """Return the hash of a ladder's record from the hashes of its versions."""
     return hashlib.sha256(" ".join(codes).encode()).hexdigest()[:16]
+
+
+def require_written(kernel: cuda_magic.CudaKernel) -> None:
+    """Raise NotImplementedError where the body of a kernel still consists of a comment "your ..."."""
+    if re.search(r"{\s*// your [^}]*}\s*$", kernel.source):
+        raise NotImplementedError
+
+
+def run_everywhere(run: Callable[[str], str]) -> str:
+    """Call `run(where)` with "cpu" for each timing of the emulator's engine, then with "cuda" where there is a GPU.
+
+    Return the first answer that is not "", or the rule that a kernel broke. A kernel that would hang or damage memory
+    is found in the emulator, before it reaches the GPU.
+    """
+    if emulator.is_available():
+        for seed in emulator.SEEDS:
+            try:
+                with emulator.with_seed(seed):
+                    fault = run("cpu")
+            except emulator.EmulationError as error:
+                fault = str(error)
+            if fault:
+                return f"{fault} (in the emulator)"
+    elif not device.current().has_tma:
+        return "not run: that needs a GPU with TMA, or g++ for the emulator"
+    return run("cuda") if device.current().has_tma else ""
 
 
 class Ladder:
@@ -75,11 +103,45 @@ class Ladder:
         return results.Record(record, live=True).label()
 
     def _find_recorded(self, name: str, prepare: Callable, code: str) -> str:
-        wrong = self.check(prepare) if emulator.is_available() else "not run"
-        record = results.Record(results.load(self.experiment), live=False)
+        wrong = self.check(prepare)
+        try:
+            record = results.Record(results.load(self.experiment), live=False)
+        except FileNotFoundError:
+            self.rows.append({"version": name, "check": wrong or "ok in the emulator"})
+            return f"{self.experiment} is not recorded"
         row = next((row for row in record.rows if row["version"] == name), None)
         said = wrong or "ok in the emulator"
         if row and row["code"] != code:
             said += "; figures of an earlier text of the cell"
         self.rows.append({**(row or {"version": name}), "check": said})
         return record.label() if row else f"{name} is not recorded"
+
+    def sweep(self, experiment: str, versions: dict[tuple, tuple], keys: Sequence[str]) -> results.Record:
+        """Time many versions against the peer in one run and return the Record, or the recorded one without a GPU.
+
+        `versions` maps a tuple of values, named by `keys`, to a kernel and its `prepare`.
+        """
+        def measure():
+            timed = bench.compare({self.peer: self.prepare_peer} | {key: prepare for key, (_, prepare) in
+                                                                    versions.items()},
+                                  self.make_inputs, self.peer, flops=self.flops, nbytes=self.nbytes, rounds=8)
+            return [dict(zip(keys, key)) | timed[key].row() | {"name": str(kernel), "code": code_hash(kernel)}
+                    for key, (kernel, _) in versions.items()]
+
+        texts = sorted({kernel.source_hash(with_constants=False) for kernel, _ in versions.values()})
+        return results.experiment(experiment, lambda: ladder_hash(texts))(measure)()
+
+
+def register(experiment: str, notebook: str, *kernels: str, sweep: bool = False) -> None:
+    """Make known which kernels of a notebook's cells an experiment measures, so that its record can be found stale.
+
+    `sweep` says that it is one of `Ladder.sweep`, whose constants are not those of the cells.
+    """
+    path = ROOT / "notebooks" / f"{notebook}.ipynb"
+
+    def source() -> str:
+        found = cuda_magic.notebook_kernels(path)
+        codes = [found[name].source_hash(with_constants=not sweep) for name in kernels]
+        return ladder_hash(sorted(codes) if sweep else codes)
+
+    results.register(experiment, lambda: results.load_record(experiment, source()), source)

@@ -1,10 +1,10 @@
-"""A picture of the ring of bulk_copy.cu. It explains and does not measure."""
+"""Pictures of bulk copies: the two ways, the mbarrier, the ring, the two proxies, and speed against bytes in flight."""
 
 from typing import NamedTuple
 
 import numpy
 
-from tilelab import plots
+from tilelab import plots, results
 from tilelab.diagrams import box, canvas, lighten, write
 
 PALE = "#eeeeee"
@@ -117,3 +117,132 @@ def ring_picture(stages: int = 4) -> plots.Picture:
             draw_bar(x, y - 0.05, 0.16, 0.1, face)
             write(axes, x + 0.2, y, text, "left")
     return figure
+
+
+def _arrow(axes, start, end, tone=plots.GREY, **style) -> None:
+    axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": tone, "linewidth": 1.3, "shrinkA": 0,
+                                              "shrinkB": 0, **style})
+
+
+def draw_two_ways() -> plots.Picture:
+    """Draw how a tile gets from memory to memory: through the registers of many threads, or by the copy engine."""
+    figure, axes = canvas("The same 4 KiB: by 256 threads, or by one order to the copy engine", "", plots.SIZE[0], 2.75)
+    for left, name, tone in ((0.1, "plain loads and stores", ORANGE), (2.85, "bulk copy (TMA)", BLUE)):
+        write(axes, left, 2.38, name, "left", 8, fontweight="bold")
+        box(axes, left, 1.86, 2.5, 0.32, PALE)
+        write(axes, left + 1.25, 2.02, "global memory: DRAM behind L2", size=7.5)
+        box(axes, left, 0.3, 2.5, 1.2, "white", tone, linewidth=1.2)
+        write(axes, left + 0.06, 1.38, "SM", "left", 7.5, color=tone)
+    for index in range(8):  # the threads
+        x = 0.42 + 0.265 * index
+        box(axes, x, 0.72, 0.22, 0.3, lighten(ORANGE), "white")
+        write(axes, x + 0.11, 0.87, "16 B")
+        _arrow(axes, (x + 0.06, 1.86), (x + 0.06, 1.03))
+        _arrow(axes, (x + 0.17, 1.03), (x + 0.17, 1.86))
+    write(axes, 1.35, 0.56, "each thread: an address, a load, a wait, a store;")
+    write(axes, 1.35, 0.42, "the bytes in flight occupy registers")
+    box(axes, 2.97, 0.72, 0.62, 0.42, lighten(GREEN), "white")
+    write(axes, 3.28, 0.93, "thread 0\ngives orders", linespacing=1.2)
+    box(axes, 3.84, 0.72, 0.62, 0.42, lighten(BLUE), "white")
+    write(axes, 4.15, 0.93, "copy engine")
+    box(axes, 4.7, 0.72, 0.58, 0.42, lighten(BLUE), "white")
+    write(axes, 4.99, 0.93, "shared\nmemory", linespacing=1.2)
+    _arrow(axes, (3.59, 0.93), (3.84, 0.93))
+    _arrow(axes, (4.46, 0.99), (4.7, 0.99), BLUE)
+    _arrow(axes, (4.7, 0.86), (4.46, 0.86), BLUE)
+    _arrow(axes, (4.06, 1.86), (4.06, 1.14), BLUE)
+    _arrow(axes, (4.24, 1.14), (4.24, 1.86), BLUE)
+    write(axes, 4.1, 0.56, "one thread: two instructions per tile;")
+    write(axes, 4.1, 0.42, "the bytes in flight occupy shared memory")
+    write(axes, 0.1, 0.12, "An arrow is one transfer. 256 threads move 16 bytes each; the engine moves all 4,096.",
+          "left", color=plots.GREY)
+    return figure
+
+
+# What happens to the mbarrier of a buffer that is used twice: (time, event, pending arrivals, pending bytes, phase).
+BARRIER_EVENTS = ((0, "init(1)", 1, 0, 0), (1, "arrive.expect_tx 4096", 0, 4096, 0), (3, "half has landed", 0, 2048, 0),
+                  (4, "all has landed", 1, 0, 1), (6, "arrive.expect_tx 4096", 0, 4096, 1),
+                  (9, "all has landed", 1, 0, 2))
+
+
+def draw_barrier(events=BARRIER_EVENTS) -> plots.Picture:
+    """Draw pending arrivals, pending bytes and the phase of one mbarrier over time."""
+    figure, axes = canvas("An mbarrier counts arrivals and bytes; both at zero end a phase", "", plots.SIZE[0], 2.75)
+    left, step, end = 1.0, 0.38, 10
+    rows = (("pending arrivals", 2, 1.42, lambda value: value), ("pending bytes", 3, 1.0, lambda value: value / 4096),
+            ("phase (parity)", 4, 0.58, None))
+    tones = (ORANGE, BLUE, GREEN)
+    for (name, field, low, share), tone in zip(rows, tones):
+        write(axes, left - 0.08, low + 0.13, name, "right")
+        for number, event in enumerate(events):
+            begin = event[0]
+            until = events[number + 1][0] if number + 1 < len(events) else end
+            x, width = left + begin * step, (until - begin) * step
+            height = 0.26 if share is None else 0.03 + 0.23 * share(event[field])
+            box(axes, x, low, width, height, lighten(tone, 0.25 + 0.3 * (event[field] % 2) if share is None else 0.4),
+                "white", linewidth=0.5)
+            text = f"{event[field]} ({event[field] % 2})" if share is None else f"{event[field]:,}"
+            write(axes, x + width / 2, low + 0.13, text)
+    for time, event, *_ in events:
+        x = left + time * step
+        axes.plot([x, x], [0.55, 1.76], color="#bbbbbb", linewidth=0.6, zorder=0.5)
+        axes.text(x + 0.02, 1.8, event, fontsize=7, rotation=28, ha="left", va="bottom")
+    for x, until, text in ((1, 4, "wait(parity 0) waits here"), (6, 9, "wait(parity 1) waits here")):
+        box(axes, left + x * step, 0.2, (until - x) * step, 0.2, "white", GREEN, hatch="/////", linewidth=0.6)
+        write(axes, left + (x + until) * step / 2, 0.1, text)
+    write(axes, left - 0.08, 0.3, "thread 0", "right")
+    return figure
+
+
+def draw_proxies() -> plots.Picture:
+    """Draw the two paths to shared memory, and what the proxy fence orders between them."""
+    figure, axes = canvas("Threads and the copy engine reach shared memory on different paths", "", plots.SIZE[0], 2.1)
+    for x, name, tone in ((0.1, "threads", ORANGE), (4.0, "copy engine", BLUE)):
+        box(axes, x, 0.75, 1.35, 0.5, lighten(tone), "white")
+        write(axes, x + 0.675, 1.0, name, size=8)
+    box(axes, 2.2, 0.55, 1.05, 0.9, PALE, plots.GREY, linewidth=0.8)
+    write(axes, 2.725, 1.0, "shared\nmemory", size=8, linespacing=1.2)
+    _arrow(axes, (1.45, 1.1), (2.2, 1.1), ORANGE)
+    _arrow(axes, (2.2, 0.9), (1.45, 0.9), ORANGE)
+    _arrow(axes, (3.25, 0.9), (4.0, 0.9), BLUE)
+    _arrow(axes, (4.0, 1.1), (3.25, 1.1), BLUE)
+    write(axes, 1.825, 1.22, "generic proxy", color=plots.GREY)
+    write(axes, 3.625, 1.22, "async proxy", color=plots.GREY)
+    write(axes, 0.1, 1.66, "1. threads write results    2. fence.proxy.async    3. __syncthreads    4. thread 0 starts "
+          "the bulk store", "left")
+    write(axes, 0.1, 0.34, "Without step 2 a write can still be on the left path when the engine reads on the right.",
+          "left")
+    write(axes, 0.1, 0.18, "A load needs no fence: the wait on its mbarrier makes the engine's writes visible.", "left")
+    return figure
+
+
+def _one_buffer_gbps(rows, kib: int) -> float:
+    return next(row["gbps"] for row in rows if row["kib"] == kib and row["stages"] == 1)
+
+
+def draw_in_flight(record) -> plots.Picture:
+    """Draw the speed of rings against the KiB that each SM has in flight, and what Little's law predicts."""
+    figure, axes = plots.new_figure(record.rows, "Speed grows with the bytes in flight, until the memory is full",
+                                    record.label())
+    for kib, tone in zip((4, 8, 16), (ORANGE, BLUE, GREEN)):
+        rows = [row for row in record.rows if row["kib"] == kib]
+        axes.plot([kib * row["stages"] for row in rows], [row["gbps"] for row in rows], "o-", color=tone,
+                  markersize=4, linewidth=1.2, label=f"buffers of {kib} KiB")
+        first = _one_buffer_gbps(record.rows, kib)
+        axes.plot([0, 4 * kib], [0, 4 * first], ":", color=tone, linewidth=1)
+    peer = record.rows[0]
+    axes.axhline(peer["gbps"] * peer["ms"] / peer["peer_ms"], color=plots.colour("torch"), linewidth=1, linestyle="--",
+                 label=peer["peer"])
+    axes.set(xlabel="KiB in flight per SM (stages × buffer); dotted: n times the speed of one buffer",
+             ylabel="GB/s", xlim=(0, None), ylim=(0, None))
+    axes.legend(fontsize=7, frameon=False, loc="lower right")
+    return figure
+
+
+def little_table(record, kib: int = 8) -> results.Table:
+    """Return, for rings of buffers of `kib` KiB, what n times one buffer predicts and what was measured."""
+    one = _one_buffer_gbps(record.rows, kib)
+    rows = [{"buffers": row["stages"], "KiB in flight per SM": row["stages"] * kib,
+             "GB/s, n × one buffer": row["stages"] * one, "GB/s, measured": row["gbps"], "× torch": row["ratio"]}
+            for row in record.rows if row["kib"] == kib]
+    return results.table(rows, f"buffers of {kib} KiB, {record.label()}")

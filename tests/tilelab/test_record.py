@@ -20,6 +20,7 @@ def notebooks(monkeypatch, tmp_path):
     monkeypatch.setattr(device, "current", lambda: here)
     monkeypatch.setattr(record, "ROOT", tmp_path)
     monkeypatch.setenv("TILES_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # locks of this test's own: others run beside it
     (tmp_path / "notebooks").mkdir()
     return tmp_path / "notebooks"
 

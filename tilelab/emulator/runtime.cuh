@@ -51,7 +51,7 @@ inline float __uint_as_float(u32 bits) { float value; memcpy(&value, &bits, 4); 
 inline u32 __float_as_uint(float value) { u32 bits; memcpy(&bits, &value, 4); return bits; }
 
 extern u8 __start_emulated_shared[], __stop_emulated_shared[];
-__shared__ __align__(128) u8 dynamic_shared[EMULATED_DYNAMIC_SMEM];
+__shared__ __align__(128) __attribute__((used)) u8 dynamic_shared[EMULATED_DYNAMIC_SMEM];
 
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
 

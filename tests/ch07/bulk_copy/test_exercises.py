@@ -34,14 +34,14 @@ def test_the_solutions_pass(kernel, check):
                      "arrive_expect_tx(shared_address(&full[use % 2]), BYTES / 2)")),
     ("mended_ring", ("fence_mbarrier_init();", ""))])
 def test_a_wrong_ring_fails(kernel, change):
-    with pytest.raises(AssertionError, match="blocks, "):
+    with pytest.raises(AssertionError, match="with . blocks?, "):
         exercises.check_ring(answer(kernel, change))
 
 
 @pytest.mark.parametrize("change", [("use / STAGES % 2", "use % 2"), ("load(use + STAGES)", "load(use + 2)"),
                                     ("load(use);", "load(0);"), ("if (tile >= tiles) return;", "")])
 def test_a_ring_that_is_right_for_some_stages_only_fails(change):
-    with pytest.raises(AssertionError, match="stages, "):
+    with pytest.raises(AssertionError, match="with . stages?, "):
         exercises.check_rings(answer("my_ring", change))
 
 
