@@ -96,7 +96,7 @@ def _rebuild_matrix(options) -> tuple[list[dict], int]:
             same = "" if keep else f", {len(built) - len(differences)} as recorded"
             print(f"{name}, Triton {version}: {len(built)} builds{same}", *differences, sep="\n  ", flush=True)
     if keep:
-        experiments.save_record(name, rows)
+        results.save(results.make_record(f"ch14_bug_hunt_{name}", rows, experiments.source(), on=results.NO_GPU))
     return rows, int(differ > 0)
 
 

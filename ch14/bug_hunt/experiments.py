@@ -121,11 +121,6 @@ def list_differences(name: str, rows: Sequence[dict]) -> list[str]:
     return differences
 
 
-def save_record(name: str, rows: Sequence[dict]) -> None:
-    """Write the record of an experiment."""
-    results.save(results.make_record(f"ch14_bug_hunt_{name}", rows, source(), on=results.NO_GPU))
-
-
 def open_builds(hunt: str, version: str, target: str) -> Builds:
     """Return the builds of a hunt: live if this Triton is available, else from the records."""
     rows = None

@@ -47,8 +47,6 @@ def loops_picture() -> plots.Picture:
 
 def path_picture(hunt: Hunt, steps: Sequence, title: str, source: str) -> plots.Picture:
     """Draw the path of a search: one line per Step with the outcomes of its axis. The chosen value has a frame."""
-    if not steps:
-        raise ValueError("steps must not be empty: bisect an axis first.")
     most = max(len(hunt.axes[step.axis]) for step in steps)
     width, pitch = 8.4, 0.36
     figure, axes = canvas(title, source, width, pitch * len(steps) + 0.95)
@@ -72,8 +70,6 @@ def matrix_picture(rows: Sequence[dict], title: str, source: str, x: str = "targ
                    y: str = "triton") -> plots.Picture:
     """Draw versions by targets, or other columns of the rows. A cell counts the builds of each outcome, and names the
     stage of those that failed."""
-    if not rows:
-        raise ValueError("rows must not be empty.")
     columns, lines = (list(dict.fromkeys(row[name] for row in rows)) for name in (x, y))
     cells = {(column, line): _count_outcomes([row for row in rows if (row[x], row[y]) == (column, line)])
              for column in columns for line in lines}

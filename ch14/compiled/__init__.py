@@ -22,8 +22,6 @@ from ch14.attention.configs import HEAD_DIMS
 from ch14.attention.experiments import BACKENDS, compute_reference, run_backend
 from tilelab import device
 
-__all__ = ["spec", "make_workload", "prepare", "configs"]
-
 TUNED = "max-autotune-no-cudagraphs"  # torch's own name
 TMA_FLAG = "triton.enable_persistent_tma_matmul"
 CANDIDATE_FILTER = "test_configs.autotune_choice_name_regex"  # Inductor drops every other candidate
@@ -37,7 +35,10 @@ GEMM_MODES = ("eager", "default", "max-autotune", TUNED, "persistent-tma", "tma-
 
 
 class Workload:
-    """A computation of one shape, on the torch device `where`. Other modes are compared with the mode `peer`."""
+    """A computation of one shape, on the torch device `where`. Other modes are compared with the mode `peer`.
+
+    `function(mode)` is what that mode calls, or what torch.compile compiles; `spec` gives the result in float64.
+    """
 
     family, sizes = "", ()
     modes, peer = GEMM_MODES, "eager"
@@ -50,10 +51,6 @@ class Workload:
 
     def random(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=self.where).to(self.dtype)
-
-    def function(self, mode: str) -> Callable:
-        """Return the function that `mode` calls, or that torch.compile compiles."""
-        raise NotImplementedError
 
     def __str__(self):
         return f"{self.family} {','.join(map(str, self.shape))}"
@@ -193,16 +190,6 @@ def make_workload(family: str, shape: tuple[int, ...], **options) -> Workload:
     if family not in FAMILIES:
         raise ValueError(f"unknown workload {family!r}; choose {', '.join(FAMILIES)}.")
     return FAMILIES[family](*shape, **options)
-
-
-def configs() -> dict[str, tuple[str, ...]]:
-    """Return the modes of each family of workloads, without `math`, which only a small shape can take."""
-    return {family: kind.modes for family, kind in FAMILIES.items()}
-
-
-def spec(work: Workload, *inputs: torch.Tensor) -> torch.Tensor:
-    """Return the result of a workload for `inputs`, in float64."""
-    return work.spec(*inputs)
 
 
 def check_mode(work: Workload, mode: str) -> None:

@@ -18,6 +18,7 @@ from tilelab import build
 
 # Instructions that move tiles (by TMA in and out, or by a thread's asynchronous copy), and the tensor core's.
 OPCODES = ("UTMALDG", "UTMASTG", "LDGSTS", "HGMMA")
+TEMPLATE = "@triton_heuristics.template"  # in the code of a kernel that Inductor made from a template
 DESCRIPTOR = re.compile(r"make_tensor_descriptor\(|TensorDescriptor\b|tensormap_create")
 MARK = "spin_kernel"  # torch.cuda._sleep launches it; a profiled program calls that before each call of interest
 PER_OPCODE = "sass__inst_executed_per_opcode"  # Nsight Compute's metric
@@ -77,11 +78,6 @@ def find_modules() -> tuple[list, list]:
     return [module for module in callable_modules if module not in timed], timed
 
 
-def is_template(code: str) -> bool:
-    """Return whether a generated kernel is made from a template, of a GEMM or of attention."""
-    return "@triton_heuristics.template" in code
-
-
 def list_calls(code: str) -> list[str]:
     """Return what the `call` of a generated module launches, in order: "library mm", or a generated kernel's name."""
     begin = re.search(r"def (?:partition_\d+|call)\(", code)  # a CUDA graph captures a partition
@@ -90,11 +86,6 @@ def list_calls(code: str) -> list[str]:
     return [f"library {extern}" if extern else
             f"library {aten.replace('_scaled_dot_product_', '').replace('_', ' ').strip()}" if aten else kernel
             for extern, aten, kernel in found]
-
-
-def count_descriptors(code: str) -> int:
-    """Return how often a source makes or takes a tensor descriptor."""
-    return len(DESCRIPTOR.findall(code))
 
 
 def read_kernels(module, folder: pathlib.Path) -> dict[str, dict]:

@@ -141,8 +141,8 @@ def _compile(work, mode: str, folder: str) -> dict:
             graphs, timed = reading.find_modules()
             code = "\n".join(map(_read_code, graphs))
             found = {"compile_s": seconds, "decided": decisions, "winner": reading.find_winners(decisions),
-                     "calls": reading.list_calls(code), "descriptors": reading.count_descriptors(code),
-                     "fusions_timed": sum(reading.is_template(_read_code(module)) for module in timed),
+                     "calls": reading.list_calls(code), "descriptors": len(reading.DESCRIPTOR.findall(code)),
+                     "fusions_timed": sum(reading.TEMPLATE in _read_code(module) for module in timed),
                      "triton": {}, "code": code}
             for module in graphs if work.where == "cuda" else ():
                 found["triton"] |= reading.read_kernels(module, pathlib.Path(folder))

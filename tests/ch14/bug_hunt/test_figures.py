@@ -42,10 +42,3 @@ def test_they_say_what_they_are_given():
     failed = [row for row in experiments.load_record("loop").rows
               if (row["LOADS"], row["num_stages"], row["outcome"]) == ("host", 4, "fails")]
     assert sum(text.get_text() == "×" for text in words(draw("rule"))) == len(failed) > 0
-
-
-def test_nothing_to_draw():
-    with pytest.raises(ValueError, match="steps must not be empty"):
-        figures.path_picture(LOOP, [], "", "")
-    with pytest.raises(ValueError, match="rows must not be empty"):
-        figures.matrix_picture([], "", "")
