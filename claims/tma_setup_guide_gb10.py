@@ -118,18 +118,21 @@ def listing_runs(evidence):
     return decide(False, f"without: \"{outcome.split(': ', 1)[1].split(',')[0]}\"", "an allocator is set before")
 
 
+VARIABLE_CLAIMS = {"TRITON_TMA_ENABLE": "`TRITON_TMA_ENABLE=1` enables TMA in Triton.",
+                   "DISABLE_TMA": "`DISABLE_TMA=1` disables it.",
+                   "TRITON_CUDNN_ALGOS": "`TRITON_CUDNN_ALGOS=1` enables cuDNN's algorithms."}
+
+
 @functools.cache
-def find_readers(variable: str) -> tuple[str, ...]:
-    """Return which of triton and torch hold the variable's name, in source or library."""
-    return tuple(package for package in ("triton", "torch") if any(find_words(package, [variable]).values()))
+def find_variables() -> dict[str, dict[str, bool]]:
+    """Return, for triton and for torch, which variables occur in their source or libraries, gigabytes on a GPU."""
+    return {package: find_words(package, list(VARIABLE_CLAIMS)) for package in ("triton", "torch")}
 
 
-for variable, text in {"TRITON_TMA_ENABLE": "`TRITON_TMA_ENABLE=1` enables TMA in Triton.",
-                       "DISABLE_TMA": "`DISABLE_TMA=1` disables it.",
-                       "TRITON_CUDNN_ALGOS": "`TRITON_CUDNN_ALGOS=1` enables cuDNN's algorithms."}.items():
+for variable, text in VARIABLE_CLAIMS.items():
     @NOTE.claim(text, "ch14_descriptors", VARIABLES, name=variable)
     def is_read(evidence, variable=variable):
-        readers = find_readers(variable)
+        readers = [package for package, found in find_variables().items() if found[variable]]
         return decide(bool(readers), f"read by {' and '.join(readers)}" if readers else "in no file of Triton or torch")
 
 

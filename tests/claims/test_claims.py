@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import shutil
+import types
 
 import nbformat
 import pytest
@@ -13,20 +14,34 @@ from ch10.wgmma_gemm.configs import STEPS
 from claims import answers, judge, trial
 from claims.__main__ import main
 from claims.judge import HOLDS, NO_RECORD, ONLY_IF, REFUTED, UNTESTED
-from tilelab import results
+from tilelab import build, results
 
 ROOT = pathlib.Path(__file__).parents[2]
-EVERY = trial.judge_all()
-CLAIMS = {each.claim.name: each.claim for each in EVERY}
+CLAIMS = {claim.name: claim for note in trial.NOTES for claim in note.claims}
+build_in_a_worker = build.build
 
 
-def test_every_note_has_claims_of_its_own():
-    assert len(EVERY) >= 30 and len(CLAIMS) == len(EVERY) == len({each.claim.text for each in EVERY})
+@pytest.fixture(scope="module", autouse=True)
+def every():
+    """All judgements; the one claim that compiles is judged by a build of its own below."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "build", lambda jobs: [types.SimpleNamespace(ptx="the same")] * len(jobs))
+        yield trial.judge_all()
+
+
+@pytest.mark.compile
+def test_the_claim_that_compiles(every, monkeypatch):
+    monkeypatch.setattr(build, "build", build_in_a_worker)
+    assert CLAIMS["copy_stages"].judge() == next(each for each in every if each.claim.name == "copy_stages")
+
+
+def test_every_note_has_claims_of_its_own(every):
+    assert len(every) >= 30 and len(CLAIMS) == len(every) == len({each.claim.text for each in every})
     assert len(trial.NOTES) == 5 and all(len(note.judgements) >= 5 for note in trial.NOTES)
 
 
-def test_every_claim_is_judged():
-    for each in EVERY:
+def test_every_claim_is_judged(every):
+    for each in every:
         name, found = each.claim.name, each.finding
         assert found.verdict in judge.VERDICTS and bool(found.figure) == (found.verdict != NO_RECORD), name
         assert bool(found.reason) == (found.verdict in (ONLY_IF, UNTESTED, NO_RECORD)), name
@@ -35,7 +50,7 @@ def test_every_claim_is_judged():
         assert len(re.findall(r"(?<!\\)\|", each.markdown(""))) == 5, f"{name} needs four columns"
 
 
-def test_every_claim_leads_to_a_heading():
+def test_every_claim_leads_to_a_heading(every):
     headings = {}
     for claim in CLAIMS.values():
         if claim.path not in headings:
@@ -43,7 +58,7 @@ def test_every_claim_leads_to_a_heading():
             texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
             headings[claim.path] = "\n".join(texts).splitlines()
         assert f"## {claim.heading}" in headings[claim.path], f"{claim.notebook} has no heading {claim.heading!r}"
-    for each in EVERY:
+    for each in every:
         anchor = f"{each.claim.notebook}.ipynb#{each.claim.heading.replace(' ', '-')}"
         assert f"](notebooks/{anchor})" in each.markdown("notebooks/")
 
@@ -139,9 +154,9 @@ def test_the_notebook_says_what_the_rules_say():
         assert judge.make_table(note.judgements, "") in shown, f"{note.title}: run `python -m claims --write`"
 
 
-def test_without_records_nothing_is_invented(monkeypatch, tmp_path):
+def test_without_records_nothing_is_invented(every, monkeypatch, tmp_path):
     monkeypatch.setenv("TILES_RESULTS", os.fspath(tmp_path))
-    for before in EVERY:
+    for before in every:
         after = before.claim.judge()
         if before.records:
             assert after.finding == judge.Finding(NO_RECORD, "", before.records[0]), before.claim.name
@@ -149,12 +164,12 @@ def test_without_records_nothing_is_invented(monkeypatch, tmp_path):
             assert after.finding == before.finding, before.claim.name
 
 
-def test_new_records_make_a_new_readme(change):
-    assert [each.claim.judge().finding for each in EVERY] == [each.finding for each in EVERY]
+def test_new_records_make_a_new_readme(every, change):
+    assert [each.claim.judge().finding for each in every] == [each.finding for each in every]
     change("ch07_resample_ncu", lambda record: record | {"rows": [
         row | {"dram_percent": row["dram_percent"] / 2} for row in record["rows"]]})
-    moved = {each.claim.name for each in EVERY if each.claim.judge().finding != each.finding}
-    assert moved == {each.claim.name for each in EVERY if "ch07_resample_ncu" in each.records}
+    moved = {each.claim.name for each in every if each.claim.judge().finding != each.finding}
+    assert moved == {each.claim.name for each in every if "ch07_resample_ncu" in each.records}
 
 
 def planted(experiment, which, **change):
@@ -218,10 +233,10 @@ def test_the_marks_must_be_there():
     assert trial.rewrite_table(f"a\n{trial.BEGIN}\nold\n{trial.END}\nb") == f"a\n{trial.make_readme_part()}\nb"
 
 
-def test_every_claim_is_printed(capsys):
+def test_every_claim_is_printed(every, capsys):
     assert main([]) == 0
     said = capsys.readouterr().out
-    assert all(each.claim.text in said and each.finding.describe() in said for each in EVERY)
+    assert all(each.claim.text in said and each.finding.describe() in said for each in every)
 
 
 @pytest.fixture
