@@ -29,7 +29,7 @@ class OddSpace(FaultSpace):
         return super().label(config)
 
     def predicted_ms(self, config):
-        return "soon" if config.fault == "predicted text" else float(config.block)
+        return {"predicted text": "soon", "predicted NaN": math.nan}.get(config.fault, float(config.block))
 
     def reject(self, config):
         time.sleep(0.05 if self.own == "slow" else 0)

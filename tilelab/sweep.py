@@ -331,14 +331,14 @@ class Sweep:
                 raise asyncio.CancelledError
             label = {"key": key}
             try:
-                predicted_ms = self.space.predicted_ms(config)
-                label = {**self.space.label(config), "key": key, "predicted_ms": predicted_ms}
+                label = {**self.space.label(config), "key": key}
+                predicted_ms = _read_times({"ms": self.space.predicted_ms(config)})["ms"]
                 reason = self.space.reject(config)
-                math.isfinite(predicted_ms or 0)  # TypeError where it is no number
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"[:REASON_CHARS]
                 self._emit({**label, "status": "failed", "reason": reason})
                 continue
+            label["predicted_ms"] = predicted_ms
             if reason:
                 self._emit({**label, "status": "rejected", "reason": reason}, new=False)
             elif key in recorded:

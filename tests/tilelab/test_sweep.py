@@ -141,7 +141,7 @@ def test_speed_beside_the_peer_counts_and_finals_before_it():
 ODD = {"ratio": "NaN or infinity", "infinite": "NaN or infinity", "huge": "ms must be a finite number",
        "no status": "None", "text": "'fast'", "list": "TypeError", "set": "no attribute 'item'", "surrogate": "\udc80",
        "long": "xxx", "raises": "the true reason", "label": "no label", "reject": "ZeroDivisionError",
-       "predicted text": "TypeError"}
+       "predicted text": "it is 'soon'", "predicted NaN": "it is nan"}
 
 
 def test_an_odd_answer_is_one_row_that_failed(space, journal):
