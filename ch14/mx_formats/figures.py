@@ -100,24 +100,20 @@ def code_picture(element: Element, code: int) -> plots.Picture:
     return figure
 
 
-def summarize(x: torch.Tensor, format: BlockFormat, rule: str = "floor") -> str:
-    """Return a sentence about x, bfloat16 (1, n), in the format: scale, error, saturated and zeroed elements."""
-    quantised = number_formats.quantise(x, format, rule)
-    back, scale = number_formats.dequantise(quantised), float(number_formats.scale_values(quantised).flatten()[0])
-    error = float((back - x.float()).norm() / x.float().norm().clamp(min=1e-30))
-    largest = int((number_formats.decode(quantised.codes, format.element).abs() == format.element.max).sum())
-    zeroed = int(((back == 0) & (x != 0)).sum())
-    code = f" (code {int(quantised.scales.flatten()[0])})" if format.scale != "fp32" else ""
-    return (f"{format.name}: scale {scale:.4g}{code}, error {error:.1%} of the block's norm; "
-            f"{largest} at ±{format.element.max:g}, {zeroed} became zero")
-
-
 def values_picture(x: torch.Tensor, format: BlockFormat, rule: str = "floor") -> plots.Picture:
-    """Draw a block x, bfloat16 (1, n), as lines, and its values in the format as points on the grid of its scale."""
+    """Draw a block x, bfloat16 (1, n), as lines, and its values in the format as points on the grid of its scale.
+
+    The title states the scale, the error, and how many elements saturated or became zero.
+    """
     quantised = number_formats.quantise(x, format, rule)
     back, scale = number_formats.dequantise(quantised)[0], float(number_formats.scale_values(quantised).flatten()[0])
-    figure, axes = plots.new_figure([1], summarize(x, format, rule), "lines: the numbers; points: what is left; grey: "
-                                   "what the format can say at this scale", 2.9)
+    error = float((back - x[0].float()).norm() / x.float().norm().clamp(min=1e-30))
+    largest = int((number_formats.decode(quantised.codes, format.element).abs() == format.element.max).sum())
+    code = f" (code {int(quantised.scales.flatten()[0])})" if format.scale != "fp32" else ""
+    title = (f"{format.name}: scale {scale:.4g}{code}, error {error:.1%} of the block's norm; {largest} at "
+             f"±{format.element.max:g}, {int(((back == 0) & (x[0] != 0)).sum())} became zero")
+    figure, axes = plots.new_figure([1], title, "lines: the numbers; points: what is left; grey: what the format can "
+                                   "say at this scale", 2.9)
     numbers = number_formats.decode(torch.arange(format.element.codes), format.element) * scale
     for number in numbers.tolist() if format.element.codes <= 32 else [float(numbers[-1])]:
         for sign in (1, -1):
