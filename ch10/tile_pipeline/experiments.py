@@ -242,19 +242,18 @@ def compare_with_torch(op: str, configs: dict[str, TileConfig], shape: tuple[int
             for name in (*configs, *others)]
 
 
-def _measure(cases, **timing) -> list[dict]:
-    """Compile all, then return the rows of `compare_with_torch` for each (op, configs, shape)."""
-    cases = list(cases)
-    _compile(config for _, named, _ in cases for config in named.values())
-    return [row for op, named, shape in cases for row in compare_with_torch(op, named, shape, **timing)]
+def _measure(op: str, named: dict[str, TileConfig], *shapes, describe=lambda config: {}) -> list[dict]:
+    """Compile all, then return the rows of `compare_with_torch` for each shape, with `describe(config)` in them."""
+    _compile(named.values())
+    return [row | (describe(named[row["name"]]) if row["name"] in named else {})
+            for shape in shapes for row in compare_with_torch(op, named, shape)]
 
 
 @results.experiment("ch10_tile_speed", source)
 def measure_speed():
     """Time the variants of copy, stencil and transpose against torch's copy of as many bytes: 512 MiB, tall, wide and
     ragged."""
-    return _measure((op, configs(op), shape) for op in ("copy", "stencil", "transpose")
-                    for shape in (LARGE, WIDE, UNEVEN))
+    return [row for op in ("copy", "stencil", "transpose") for row in _measure(op, configs(op), LARGE, WIDE, UNEVEN)]
 
 
 def bank_conflicts(config: TileConfig) -> dict[str, int]:
@@ -287,8 +286,7 @@ def measure_swizzles():
     best = next(iter(configs("transpose").values()))
     named = {f"{swizzle}, {block} × {block}": dataclasses.replace(best, swizzle=swizzle, block=block)
              for block in (1, 4) for swizzle in tensor_map.SWIZZLES}
-    return [{**row, **(bank_conflicts(named[row["name"]]) if row["name"] in named else {})}
-            for row in _measure([("transpose", named, LARGE)])]
+    return _measure("transpose", named, LARGE, describe=bank_conflicts)
 
 
 @results.experiment("ch10_tile_stages", source)
@@ -296,8 +294,9 @@ def measure_stages():
     """Time the stencil with rings of 1 to 6 stages and either producer, 8 tiles per CTA."""
     named = {f"{stages}, {producer}": TileConfig("stencil", 16, 128, 128, stages, 8, producer)
              for producer in PRODUCERS for stages in STAGES}
-    return [{**row, "stages": named[row["name"]].stages, "producer": named[row["name"]].producer}
-            for row in _measure([("stencil", named, LARGE)]) if row["name"] in named]
+    rows = _measure("stencil", named, LARGE,
+                    describe=lambda config: {"stages": config.stages, "producer": config.producer})
+    return [row for row in rows if row["name"] in named]
 
 
 @results.experiment("ch10_tile_boxes", source)
@@ -307,20 +306,20 @@ def measure_boxes():
     named = {f"{rows} × {columns}, {'no promotion' if width == 'none' else width}":
              TileConfig("copy", rows, columns, l2_promotion=width)
              for rows, columns in boxes for width in tensor_map.PROMOTIONS}
-    return [{**row, "box": [named[row["name"]].rows, named[row["name"]].columns],
-             "l2_promotion": named[row["name"]].l2_promotion} for row in _measure([("copy", named, LARGE)])]
+    return _measure("copy", named, LARGE, describe=lambda config: {"box": [config.rows, config.columns],
+                                                                   "l2_promotion": config.l2_promotion})
 
 
 @results.experiment("ch10_tile_multicast", source)
 def measure_multicast():
     """Time out[b] = x[b] + y against torch, with tiles of y loaded by each CTA, or once for 2 or 4."""
-    return _measure([("add_shared", configs("add_shared"), BATCHED)])
+    return _measure("add_shared", configs("add_shared"), BATCHED)
 
 
 @results.experiment("ch10_tile_reduction", source)
 def measure_reduction():
     """Time the sum over b of x[b], added up in L2, against torch's sum."""
-    return _measure([("accumulate", configs("accumulate"), shape) for shape in (BATCHED, (8, 4096, 4096))])
+    return _measure("accumulate", configs("accumulate"), BATCHED, (8, 4096, 4096))
 
 
 # ---- compilation

@@ -6,7 +6,7 @@ import torch
 from ch10 import tile_pipeline
 from ch10.tile_pipeline import box_dump, broken_programs, experiments, sweep
 from ch10.tile_pipeline.configs import TileConfig
-from tilelab import device, results
+from tilelab import bench, build, device, results
 
 
 def test_bank_conflicts():
@@ -79,3 +79,16 @@ def test_torch_s_own_ways_mean_the_same():
     assert torch.equal(total, batch + y)
     experiments.torch_candidates("accumulate")["torch sum"](batch, out)()
     assert torch.equal(out, batch.sum(0))
+
+
+def test_rows_are_those_of_the_record(monkeypatch):
+    monkeypatch.setattr(build, "compile_ahead", list)
+    monkeypatch.setattr(bench, "compare", lambda candidates, make_inputs, peer, **_: {
+        name: bench.Timing(name, 1.0, peer, 2.0) for name in candidates})
+    for measure, record in ((experiments.measure_speed, "speed"), (experiments.measure_swizzles, "swizzle"),
+                            (experiments.measure_stages, "stages"), (experiments.measure_boxes, "boxes"),
+                            (experiments.measure_multicast, "multicast"), (experiments.measure_reduction, "reduction")):
+        rows, recorded = measure.__wrapped__(), results.load(f"ch10_tile_{record}", results.PREFERRED)["rows"]
+        measured = {"ms", "peer_ms", "ratio", "gbps"}
+        assert [{key: row[key] for key in row.keys() - measured} for row in rows] == [
+            {key: row[key] for key in row.keys() - measured} for row in recorded]

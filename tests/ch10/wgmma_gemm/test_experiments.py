@@ -9,7 +9,7 @@ from ch10.wgmma_gemm import experiments, sweep
 from ch10.wgmma_gemm.configs import rejection
 from ch10.wgmma_gemm.experiments import EVENTS, pair_events
 from ch10.wgmma_gemm.sweep import WgmmaSpace
-from tilelab import results
+from tilelab import bench, build, device, results
 from tilelab.patch import patched_source
 
 CODE = {name: index for index, (name, _) in enumerate(EVENTS)}
@@ -101,3 +101,22 @@ def test_how_a_broken_kernel_ended(monkeypatch, tmp_path):
                      "phase": {"status": "failed", "reason": "no answer within 0.3 s"},
                      "expect_less": {"status": "failed", "reason": "torch.AcceleratorError: CUDA error: gone"},
                      "proxy_fence": {"status": "failed", "reason": "exit status 3"}}
+
+
+def test_rows_are_those_of_the_record(monkeypatch):
+    monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a", 132))
+    monkeypatch.setattr(build, "compile_ahead", list)
+    monkeypatch.setattr(experiments, "verify", lambda config, *shape: {
+        "name": str(config), "shape": list(shape), "status": "ok", "reason": "", "error": 1.0, "peer_error": 1.0})
+    monkeypatch.setattr(experiments, "measure_bursts", lambda *shape: {"name": "best", "shape": list(shape)})
+    monkeypatch.setattr(bench, "compare", lambda candidates, make_inputs, peer, **_: {
+        name: bench.Timing(name, 1.0, peer, 2.0) for name in candidates})
+    for measure, record in (
+            (experiments.check_correctness, "check"), (experiments.measure_ladder, "ladder"),
+            (experiments.measure_squares, "squares"), (experiments.measure_llm, "llm"),
+            (experiments.measure_ragged, "ragged"), (experiments.measure_raster, "raster"),
+            (experiments.measure_width, "width")):
+        rows, recorded = measure.__wrapped__(), results.load(f"ch10_gemm_{record}", results.PREFERRED)["rows"]
+        for row, kept in zip(rows, recorded, strict=True):
+            for key in ("name", "shape", "how", "predicted_ms", "cluster", "group", "columns", "waves", "useful"):
+                assert row.get(key) == kept.get(key), (record, key)
