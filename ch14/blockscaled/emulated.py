@@ -72,17 +72,15 @@ def require_form(name: str, form: str) -> None:
 
 
 def packed_operands(a, b) -> tuple[Packed, Packed]:
-    """Return A and B^T as Packed; raise ValueError for operands of other types, in no memory, or with other K."""
+    """Return A and B^T as Packed; raise ValueError for operands of other types or with other K."""
     if not isinstance(a, Packed) or not isinstance(b, Transposed):
         raise ValueError("a must be a Packed of ch14.mx_formats and b the transpose (.T) of one; they are "
                          f"{type(a).__name__} and {type(b).__name__}.")
-    for name, tensor in operand_memory(a, b.T).items():
-        operands.require_tensor(name, tensor, "a block-scaled GEMM")
     if a.shape[1] != b.shape[0]:
         raise ValueError(f"a (M, K) and b (K, N) differ in K: a is {' x '.join(map(str, a.shape))} and b is "
                          f"{' x '.join(map(str, b.shape))}.")
-    if a.values.device != b.T.values.device:
-        raise ValueError(f"a and b must be on one device; they are on {a.values.device} and {b.T.values.device}.")
+    for name, tensor in operand_memory(a, b.T).items():
+        operands.require_tensor(name, tensor, "a block-scaled GEMM", on=a.values.device)
     return a, b.T
 
 

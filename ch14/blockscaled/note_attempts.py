@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import namedtuple
 from dataclasses import dataclass
 
 from ch10.wgmma_gemm.configs import Rates
@@ -17,6 +18,8 @@ from tilelab import device
 
 LATENCY_US = Rates.latency_us  # from a TMA load to its data on an H200; no figure for a B200 is at hand
 ATTEMPT_2 = {"ab_stages": 5, "c_stages": 4}
+Flight = namedtuple("Flight", "step_us hidden_us in_flight speed memory_bytes for_tensor_core for_memory")
+Work = namedtuple("Work", "steps_per_tile steps_per_cta tensor_core_us memory_us")
 
 
 @dataclass(frozen=True)
@@ -65,32 +68,19 @@ def same_kernel(one: Plan, other: Plan) -> bool:
     return (one.ab_stages, one.c_stages, one.tmem) == (other.ab_stages, other.c_stages, other.tmem)
 
 
-@dataclass(frozen=True)
-class Flight:
-    """Hold Little's law for a ring: one stage is multiplied while the others are on their way.
-
-    `step_us` is the tensor core's time per stage at the datasheet's dense rate. The stages in flight are `in_flight`
-    bytes and hide `hidden_us` of the latency; `speed` is the fraction of the tensor core's rate that an endless loop
-    reaches at most. `memory_bytes` in flight per SM keep DRAM busy. `for_tensor_core` and `for_memory` are the stages
-    that would hide the latency from either. Bytes from L2 ask less of DRAM.
-    """
-
-    step_us: float
-    hidden_us: float
-    in_flight: int
-    speed: float
-    memory_bytes: float
-    for_tensor_core: int
-    for_memory: int
-
-
 def _tensor_core_us(choice: Blackwell, m: int, n: int, k: int) -> float:
     """Return the time that all tensor cores of the choice's GPU take for C (M, N), in microseconds."""
     return 2 * m * n * k / (device.KNOWN[choice.gpu].bf16_tflops * 1e6 * choice.format.speed)
 
 
 def compute_flight(plan: Plan) -> Flight:
-    """Return what the stages of a plan hide."""
+    """Return Little's law for the ring of a plan: one stage is multiplied while the others are on their way.
+
+    `step_us` is the tensor core's time per stage at the datasheet's dense rate. The stages in flight are `in_flight`
+    bytes and hide `hidden_us` of the latency; `speed` is the fraction of the tensor core's rate that an endless loop
+    reaches at most. `memory_bytes` in flight per SM keep DRAM busy. `for_tensor_core` and `for_memory` are the stages
+    that would hide the latency from either. Bytes from L2 ask less of DRAM.
+    """
     choice, gpu = plan.choice, device.KNOWN[plan.choice.gpu]
     step_us = _tensor_core_us(choice, choice.rows, choice.n, choice.k) * gpu.sms
     memory_bytes = gpu.peak_gbps * 1e3 * LATENCY_US / gpu.sms
@@ -99,18 +89,11 @@ def compute_flight(plan: Plan) -> Flight:
                   memory_bytes, math.ceil(LATENCY_US / step_us) + 1, math.ceil(memory_bytes / plan.stage_bytes) + 1)
 
 
-@dataclass(frozen=True)
-class Work:
-    """Hold what a persistent kernel has to do: K steps of a tile and of the busiest CTA, and floors in microseconds."""
-
-    steps_per_tile: int
-    steps_per_cta: int
-    tensor_core_us: float
-    memory_us: float
-
-
 def compute_work(choice: Blackwell, mnkl: tuple[int, int, int, int]) -> Work:
-    """Return the Work of C (M, N) = A (M, K) B (K, N), L times, on the choice's GPU with one CTA per SM."""
+    """Return what a persistent kernel has to do for C (M, N) = A (M, K) B (K, N), L times, with one CTA per SM.
+
+    These are the K steps of a tile and of the busiest CTA, and the floors that the tensor cores and DRAM set.
+    """
     gpu, (m, n, k, batch) = device.KNOWN[choice.gpu], mnkl
     cluster_m, cluster_n = choice.cluster_shape_mn[0] * choice.rows, choice.cluster_shape_mn[1] * choice.n
     cluster_tiles = math.ceil(m / cluster_m) * math.ceil(n / cluster_n) * batch
@@ -121,8 +104,7 @@ def compute_work(choice: Blackwell, mnkl: tuple[int, int, int, int]) -> Work:
     return Work(steps, tiles_per_cta * steps, batch * _tensor_core_us(choice, m, n, k), moved / gpu.peak_gbps / 1e3)
 
 
-def _plans(choice: Blackwell, attempt) -> tuple[Plan, Plan]:
-    """Return the plan of a choice before an attempt, and with it."""
+def _plans(choice: Blackwell, attempt) -> tuple[Plan, Plan]:  # before an attempt, and with it
     return smem_planner.plan(choice), smem_planner.plan(attempt(choice))
 
 

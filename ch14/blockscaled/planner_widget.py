@@ -1,7 +1,7 @@
 """Draw what `smem_planner` computes, and let the reader choose a tile and its stages.
 
     planner_widget.draw(smem_planner.plan(Blackwell((256, 256))))
-    planner_widget.planner()  # in a notebook; planner_widget.planner("sm_90a") for Hopper
+    planner_widget.Planner()  # in a notebook; planner_widget.Planner("sm_90a") for Hopper
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _blackwell_menus() -> dict[str, tuple]:
 
 
 def _hopper_menus() -> dict[str, tuple]:
-    return {"block_m": ("tile rows", TILES_N, 128), "block_n": ("tile columns", TILES_N, 256),
+    return {"rows": ("tile rows", TILES_N, 128), "n": ("tile columns", TILES_N, 256),
             "ab_dtype": ("A, B", list(smem_planner_hopper.FORMATS), "BFloat16"),
             "c_dtype": ("C", list(C_ITEMSIZE), "BFloat16"),
             "scaled": ("scales", [("none", False), ("1 × 128", True)], False),
@@ -254,6 +254,3 @@ class Planner:
         display({**self.box._repr_mimebundle_(), "text/plain": f"Planner({self.target})"}, raw=True)
         handles = [display(output, display_id=True) for output in self.outputs()]
         self._handles = [handle for handle in handles if handle]  # outside of a notebook there are none
-
-
-planner = Planner  # to end a notebook's cell with

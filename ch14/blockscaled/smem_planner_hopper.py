@@ -25,8 +25,8 @@ class Hopper:
     cannot be built.
     """
 
-    block_m: int = 128
-    block_n: int = 256
+    rows: int = 128
+    n: int = 256
     ab_dtype: str = "BFloat16"
     c_dtype: str = "BFloat16"
     epilogue_subtiles: int = 4
@@ -43,7 +43,7 @@ class Hopper:
     def __post_init__(self):
         require_one_of("consumers", self.consumers, (1, 2, 3))
         require_one_of("epilogue_subtiles", self.epilogue_subtiles, (1, 2, 4, 8))
-        for name, step, limit in (("block_m", 64 * self.consumers, 384), ("block_n", 16 * self.epilogue_subtiles, 256)):
+        for name, step, limit in (("rows", 64 * self.consumers, 384), ("n", 16 * self.epilogue_subtiles, 256)):
             value = getattr(self, name)
             if type(value) is not int or value not in range(step, limit + 1, step):
                 raise ValueError(f"{name} is {value!r}; it must be a multiple of {step} up to {limit} (consumers take "
@@ -60,25 +60,17 @@ class Hopper:
         return FORMATS[self.ab_dtype]
 
     @property
-    def rows(self) -> int:
-        return self.block_m
-
-    @property
-    def n(self) -> int:
-        return self.block_n
-
-    @property
     def k(self) -> int:
         """Columns of A and B per stage: 128 bytes, one row of the widest swizzle."""
         return 128 * 8 // self.format.bits
 
     def stage_parts(self) -> dict[str, int]:
         """Return the bytes of each part of an A/B stage."""
-        return {"A": self.block_m * 128, "B": self.block_n * 128} | ({"SFA": self.block_m * 4} if self.scaled else {})
+        return {"A": self.rows * 128, "B": self.n * 128} | ({"SFA": self.rows * 4} if self.scaled else {})
 
     def c_stage_bytes(self) -> int:
         """Return the bytes of one staged part of C."""
-        return self.block_m * self.block_n // self.epilogue_subtiles * C_ITEMSIZE[self.c_dtype]
+        return self.rows * self.n // self.epilogue_subtiles * C_ITEMSIZE[self.c_dtype]
 
     def tmem_parts(self) -> dict[str, int]:
         return {}
@@ -96,7 +88,7 @@ class Hopper:
 
     def registers(self) -> tuple[int, int]:
         """Return the registers that a consumer's thread needs, and those it has after the producer gave up its own."""
-        sums = self.block_m * self.block_n // self.consumers // 128 + self.scaled * self.block_n // 2
+        sums = self.rows * self.n // self.consumers // 128 + self.scaled * self.n // 2
         threads = 128 * (1 + self.consumers)
         available = min(65536 // threads // 8 * 8, 248) * (self.consumers + 1) - PRODUCER_REGISTERS
         return sums + REGISTERS_BESIDE_SUMS, min(available // self.consumers, 240)

@@ -256,7 +256,7 @@ def test_the_emulated_path_says_what_it_takes():
     with pytest.raises(ValueError, match="M, N and K are 1, 1 and 1,073,741,856; each must be at most 2.30"):
         emulated.prepare(long, long.T)
     with pytest.raises(ValueError, match="meta"):
-        emulated.prepare(mx_formats.empty((4, 64), "mxfp4", "meta"), b)
+        emulated.prepare(mx_formats.empty((4, 128), "mxfp4", "meta"), b)
     with pytest.raises(device.Unsupported, match="needs TMA"):
         emulated.jobs("mxfp4", "sm_80", (8, 8, 32))
 

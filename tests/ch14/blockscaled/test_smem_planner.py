@@ -194,7 +194,7 @@ def test_hopper_divides_what_is_left_and_scales_cost_a_stage_little():
 
 
 @pytest.mark.parametrize("arguments, words", [
-    ({"block_m": 96}, "block_m is 96; it must be a multiple of 128"),
+    ({"rows": 96}, "rows is 96; it must be a multiple of 128"),
     ({"ab_dtype": "Float4E2M1FN"}, "choose one of BFloat16"),
     ({"epilogue_subtiles": 3}, "epilogue_subtiles is 3; choose one of"),
     ({"scaled": True}, "scales of 1 x 128 belong to fp8, and the operands are BFloat16"),
@@ -305,10 +305,10 @@ def describe(shown):
 @pytest.mark.parametrize("target, changes", [
     ("sm_100a", {"mma_tiler_mn": (256, 192), "cluster_shape_mn": (4, 1), "scale": (E4M3, 16), "c_dtype": "Float32",
                  "tile_k": 128, "ab_stages": 4, "c_stages": 3, "accumulators": "one"}),
-    ("sm_90a", {"block_m": 256, "block_n": 128, "ab_dtype": E4M3, "scaled": True, "c_dtype": "Float32",
+    ("sm_90a", {"rows": 256, "n": 128, "ab_dtype": E4M3, "scaled": True, "c_dtype": "Float32",
                 "epilogue_subtiles": 2, "consumers": 1, "ab_stages": 3, "c_stages": 1})])
 def test_every_menu_changes_what_is_shown(target, changes):
-    shown = planner_widget.planner(target)
+    shown = planner_widget.Planner(target)
     assert all(menu.index is not None for menu in shown.menus.values()), "a menu that shows nothing"
     text = describe(shown)
     for name, value in changes.items():
@@ -322,7 +322,7 @@ def test_every_menu_changes_what_is_shown(target, changes):
 
 
 def test_two_clicks():
-    shown = planner_widget.planner()
+    shown = planner_widget.Planner()
     usual = shown.plan
     shown.buttons["attempt_1"].click()
     assert shown.menus["mma_tiler_mn"].value == (256, 256) and shown.menus["accumulators"].value == "two"
@@ -340,7 +340,7 @@ def test_two_clicks():
 
 
 def test_what_cannot_be_chosen_is_told_and_nothing_is_lost():
-    shown = planner_widget.planner()
+    shown = planner_widget.Planner()
     before, kept = {name: menu.value for name, menu in shown.menus.items()}, shown.plan
     for name, value, words in (("ab_dtype", E4M3, "takes scales Float8E8M0FNU over 32"),
                                ("cluster_shape_mn", (1, 1), "made by two CTAs"),
@@ -355,11 +355,11 @@ def test_what_cannot_be_chosen_is_told_and_nothing_is_lost():
     shown.buttons["attempt_1"].click()
     assert "made by two CTAs" in html.unescape(shown.message.value)
     with pytest.raises(ValueError, match="choose one of sm_100a, sm_90a"):
-        planner_widget.planner("sm_80")
+        planner_widget.Planner("sm_80")
 
 
 def test_labels_are_escaped(monkeypatch):
-    shown = planner_widget.planner()
+    shown = planner_widget.Planner()
     monkeypatch.setattr(Blackwell, "describe_accumulators", lambda self: "<b>&</b>")
     shown.buttons["rule"].click()
     assert "&lt;b&gt;&amp;&lt;/b&gt;" in shown.message.value and "<b>" not in shown.message.value
@@ -368,7 +368,7 @@ def test_labels_are_escaped(monkeypatch):
 
 
 def test_a_notebook_keeps_a_picture_and_a_table(outputs):
-    shown = planner_widget.planner()
+    shown = planner_widget.Planner()
     shown._ipython_display_()
     widget, image, table = outputs
     assert widget["data"]["text/plain"] == "Planner(sm_100a)" and set(image["data"]) >= {"image/png"}
