@@ -86,6 +86,17 @@ def write_json(record: dict, path: str) -> None:
     print(text, end="") if path == "-" else results.write_atomically(pathlib.Path(path), text)
 
 
+def require_sizes(parser: argparse.ArgumentParser, option: str, text: str, form: str, largest: int) -> tuple[int, ...]:
+    """Return `parse_sizes(text)`, which must have the form (such as "R,C") and lie from 1 to `largest`."""
+    try:
+        sizes = parse_sizes(text)
+    except ValueError:
+        sizes = ()
+    if len(sizes) != len(form.split(",")) or not 0 < min(sizes) <= max(sizes) <= largest:
+        parser.error(f"{option} must be {form}, each from 1 to {largest:,}; it is {text[:60]}.")
+    return sizes
+
+
 def check_and_time(chosen: dict, verify: Callable[[object], dict], compare: Callable[[dict], list[dict]]) -> list[dict]:
     """Return a row for each named configuration: `verify(config)` and, if it is right, its row of `compare(right)`."""
     rows = {name: {**verify(config), "name": name, "config": str(config)} for name, config in chosen.items()}

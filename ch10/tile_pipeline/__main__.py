@@ -17,23 +17,11 @@ def _parse_arguments(argv):
                         help="a variant of the operation, best or all (default)")
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
     options = cli.parse_options(parser, argv)
-    options.shape = _parse_shape(parser, options)
     options.configs = cli.choose_variants(parser, options.variant, configs(options.op))
+    form, default = ("R,C", experiments.LARGE) if DIMENSIONS[options.op] == 2 else ("B,R,C", experiments.BATCHED)
+    options.shape = default if options.shape is None else cli.require_sizes(
+        parser, f"--shape of {options.op}", options.shape, form, LARGEST_EXTENT)
     return options
-
-
-def _parse_shape(parser, options) -> tuple[int, ...]:
-    dimensions = DIMENSIONS[options.op]
-    if options.shape is None:
-        return experiments.LARGE if dimensions == 2 else experiments.BATCHED
-    try:
-        shape = cli.parse_sizes(options.shape)
-    except ValueError:
-        shape = ()
-    if len(shape) != dimensions or not 0 < min(shape) <= max(shape) <= LARGEST_EXTENT:
-        parser.error(f"--shape of {options.op} must be {'R,C' if dimensions == 2 else 'B,R,C'}, each from 1 to "
-                     f"{LARGEST_EXTENT:,}; it is {options.shape[:60]}.")
-    return shape
 
 
 def main(argv: list[str] | None = None) -> int:

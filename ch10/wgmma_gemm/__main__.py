@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
-
-from ch10.wgmma_gemm import INSTEAD, experiments, resolve_config
+from ch10.wgmma_gemm import INSTEAD, LARGEST_EXTENT, experiments, resolve_config
 from ch10.wgmma_gemm.configs import STEPS, predict_us
 from tilelab import cli, device
-
-
-def _shape(text: str) -> tuple[int, int, int]:
-    try:
-        m, n, k = cli.parse_sizes(text)
-    except ValueError:
-        m = n = k = 0
-    if not 1 <= min(m, n, k) <= max(m, n, k) < 1 << 31 or n % 8 or k % 8:
-        raise argparse.ArgumentTypeError(f"bad shape {text[:60]!r}; give M,N,K below 2^31, N and K multiples of 8.")
-    return m, n, k
 
 
 def _parse_arguments(argv):
     parser = cli.make_parser("ch10.wgmma_gemm", "Check and time C = A B (bf16) against cuBLAS; with --compile only "
                              "compile it for sm_90a.")
-    parser.add_argument("--mnk", type=_shape, default=(4096, 4096, 4096), metavar="M,N,K")
+    parser.add_argument("--mnk", default="4096,4096,4096", metavar="M,N,K", help="sizes (default 4096,4096,4096)")
     parser.add_argument("--step", default="best", metavar="NAME|best|all",
                         help=f"{', '.join(STEPS)}, best (default), or all")
     parser.add_argument("--compile", action="store_true", help="compile only; needs no GPU")
     options = cli.parse_options(parser, argv)
+    options.mnk = cli.require_sizes(parser, "--mnk", options.mnk, "M,N,K", LARGEST_EXTENT)
+    if options.mnk[1] % 8 or options.mnk[2] % 8:
+        parser.error(f"N and K of --mnk must be multiples of 8; they are {options.mnk[1]} and {options.mnk[2]}.")
     named = {"best": resolve_config("best", *options.mnk), **STEPS}
     options.configs = cli.choose_variants(parser, options.step, named, "--step")
     return options

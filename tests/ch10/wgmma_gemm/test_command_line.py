@@ -36,9 +36,9 @@ def test_all_takes_every_step_and_the_best(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("arguments, said", [
-    (["--mnk", "1,2"], "bad shape '1,2'; give M,N,K below 2^31, N and K multiples of 8."),
-    (["--mnk", "8,8,9"], "bad shape '8,8,9'"),
-    (["--mnk", "9" * 4301 + ",8,8"], "9999'; give M,N,K below 2^31"),
+    (["--mnk", "1,2"], "--mnk must be M,N,K, each from 1 to 2,147,482,624; it is 1,2."),
+    (["--mnk", "8,8,9"], "N and K of --mnk must be multiples of 8; they are 8 and 9."),
+    (["--mnk", "9" * 4301 + ",8,8"], f"it is {'9' * 60}."),
     (["--step", "nix"], "unknown --step nix; choose one of best, tile, ring, "),
     (["--json", ""], "--json takes a file"),
     (["--json", "."], "--json takes a file; . is a folder."),
