@@ -126,20 +126,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tests", action="store_true", help="run the tests too and keep their summary")
     options = parser.parse_args(arguments)
     here, gpus = device.current(), device.same_model_uuids()
-    locks = [results.results_folder() / ".recording",
-             *(device.user_lock_path(f"{gpu}.recording") for gpu in gpus)]
     with contextlib.ExitStack() as stack:
         try:
             paths = _find_notebooks(options.notebooks)
             if here.capability is None:
                 raise RuntimeError(f"recording needs a GPU; this machine has {here.describe()}")
             _check_writable(here)
-            for path in locks:
+            locks = (device.user_lock_path(f"{gpu}.recording") for gpu in gpus)
+            for path in (results.results_folder() / ".recording", *locks):
                 stack.enter_context(filelock.FileLock(path, timeout=0))
             _check_memory(gpus)
         except filelock.Timeout:
             parser.error("another recording is running, and the two would disturb each other: wait for its end.")
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, OSError, RuntimeError) as error:
             parser.error(f"{device.first_line(error)}.")
         return _record(paths, options.tests, gpus if options.side_by_side and len(gpus) > 1 else [""], here)
 
