@@ -2,6 +2,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import filelock
