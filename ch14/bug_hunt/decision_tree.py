@@ -20,8 +20,8 @@ WRAP = {"flex_flow": "row wrap"}
 
 
 def _dropdown(description: str, width: str = "190px", **options) -> widgets.Dropdown:
-    return widgets.Dropdown(description=description, layout={"width": width}, style={"description_width": "90px"},
-                            **options)
+    style = {"description_width": "90px"}
+    return widgets.Dropdown(description=description, layout={"width": width}, style=style, **options)
 
 
 class Tree:
@@ -154,7 +154,7 @@ class Tree:
     @property
     def text(self) -> str:
         """The path, one line per step, and its end."""
-        return "\n".join([*(f"{index + 1}. {step}" for index, step in enumerate(self.steps)), *self._describe_end()])
+        return "\n".join([*(f"{number}. {step}" for number, step in enumerate(self.steps, 1)), *self._describe_end()])
 
     def _describe_end(self) -> list[str]:
         lines = [self.problem]

@@ -31,16 +31,16 @@ FILE = "reproduce.py"
 
 
 class _Fold(ast.NodeTransformer):
-    """Replace constants by their values, compute what is then known, and drop the branches that are not taken."""
+    """Replace names by their values, compute what is then known, and drop the branches that are not taken."""
 
-    def __init__(self, constants: dict):
-        self.constants = constants
+    def __init__(self, values: dict[str, ast.expr]):
+        self.values = values
 
     def visit_Name(self, node):
-        return ast.Constant(self.constants[node.id]) if node.id in self.constants else node
+        return copy.deepcopy(self.values.get(node.id, node))
 
     def visit_Call(self, node):
-        node.keywords = [keyword for keyword in node.keywords if keyword.arg not in self.constants]
+        node.keywords = [keyword for keyword in node.keywords if keyword.arg not in self.values]
         return self.generic_visit(node)
 
     def visit_If(self, node):
@@ -73,12 +73,7 @@ class _Inline(ast.NodeTransformer):
         if function is None:
             return node
         arguments = dict(zip([parameter.arg for parameter in function.args.args], node.args))
-
-        class Substitute(ast.NodeTransformer):
-            def visit_Name(self, name):
-                return copy.deepcopy(arguments.get(name.id, name))
-
-        return Substitute().visit(copy.deepcopy(function.body[0].value))
+        return _Fold(arguments).visit(copy.deepcopy(function.body[0].value))
 
 
 def reduce_source(job: Job) -> tuple[str, dict[str, str]]:
@@ -92,7 +87,7 @@ def reduce_source(job: Job) -> tuple[str, dict[str, str]]:
     for function in (kernel, *functions.values()):
         folded = {parameter.arg for parameter in function.args.args} & set(job.constants)
         # A helper has other names for its tile sizes, because they differ from call to call, so those are not folded.
-        _Fold({name: job.constants[name] for name in folded}).visit(function)
+        _Fold({name: ast.Constant(job.constants[name]) for name in folded}).visit(function)
         function.args.args = [parameter for parameter in function.args.args if parameter.arg not in folded]
     kernel = _Inline(functions).visit(kernel)
     used = {node.id for node in ast.walk(kernel) if isinstance(node, ast.Name)}

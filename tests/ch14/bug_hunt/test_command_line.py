@@ -67,7 +67,7 @@ def test_an_empty_environment_is_no_triton_and_one_that_cannot_be_had_is_a_sente
     status, out, err = run("--triton", "3.5.1")
     said = err.splitlines()
     assert status == 2 and not out and len(said) == 2 and said[0].startswith("installing Triton 3.5.1 into ")
-    assert said[1].startswith("python -m ch14.bug_hunt: Triton 3.5.1 cannot be installed: the package index has ")
+    assert re.search("Triton 3.5.1 cannot be installed: (the package index has|this Python has no pip)", said[1])
 
 
 @pytest.mark.compile

@@ -1,5 +1,6 @@
 """Private environments, made by pip from wheels that are made here: no network takes part."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -11,6 +12,8 @@ import pytest
 from ch14.bug_hunt import environments
 from ch14.bug_hunt.environments import environments_folder, install, installed_version, is_available, locate
 from tilelab.device import Unsupported
+
+needs_pip = pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="this Python has no pip")
 
 
 def wheel(where, version, code):
@@ -43,6 +46,7 @@ def names():
 
 
 @pytest.mark.fault
+@needs_pip
 def test_two_at_once_make_one_whole_environment_and_an_emptied_one_is_made_again():
     said = []
     assert not is_available("0.1.0")
@@ -66,6 +70,7 @@ def test_two_at_once_make_one_whole_environment_and_an_emptied_one_is_made_again
 
 
 @pytest.mark.fault
+@needs_pip
 def test_a_triton_that_does_not_import_leaves_nothing():
     with pytest.raises(Unsupported, match="Triton 0.2.0 is installed but does not import: ModuleNotFoundError: No "
                                           "module named 'numpy"):
