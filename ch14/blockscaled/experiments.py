@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import shutil
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import triton
@@ -126,24 +126,19 @@ def measure(candidates: dict, shape, checks: dict | None = None, **timing) -> li
 
 def clock_under_load(launch, seconds: float = 0.5) -> dict:
     """Return {ghz, watts} of the GPU while `launch` runs repeatedly, as nvidia-smi reads them; {} without it."""
-    if not shutil.which("nvidia-smi"):
-        return {}
     command = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits",
                "-i", f"GPU-{torch.cuda.get_device_properties().uuid}"]
     query, begun = None, time.perf_counter()
-    while query is None or query.poll() is None:
-        for _ in range(20):
-            launch()
-        torch.cuda.synchronize()
-        elapsed = time.perf_counter() - begun
-        if query is None and elapsed > seconds:  # the power control takes tenths of a second
-            query = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        elif query is not None and elapsed > seconds + 10:
-            query.kill()
-            break
+    with ThreadPoolExecutor(1) as pool:
+        while query is None or not query.done():
+            for _ in range(20):
+                launch()
+            torch.cuda.synchronize()
+            if query is None and time.perf_counter() - begun > seconds:  # the power control takes tenths of a second
+                query = pool.submit(subprocess.run, command, capture_output=True, text=True, timeout=10)
     try:
-        mhz, watts = map(float, query.communicate()[0].strip().split(","))
-    except ValueError:
+        mhz, watts = map(float, query.result().stdout.strip().split(","))
+    except (ValueError, OSError, subprocess.TimeoutExpired):
         return {}
     return {"ghz": mhz / 1e3, "watts": watts}
 

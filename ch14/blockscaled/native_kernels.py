@@ -15,9 +15,9 @@ from ch14.gemm.kernels import store_tile, tile_coordinates
 
 @triton.jit
 def order_factors(a_tensor_ptr, b_tensor_ptr):
-    # Return two factors whose product is that of the tensor scales. A sum times a scale of 2^100 may overflow although
-    # the other scale, 2^-100, would bring it back. So a scale below 1 and one above it are multiplied first, which
-    # gives a number between them. If both are on one side of 1, the sum moves only towards the result, in any order.
+    # Return two factors with the product of both tensor scales. A sum times a scale of 2^100 may overflow although the
+    # other scale, 2^-100, would bring it back. So a scale below 1 and one above it are multiplied first, which gives a
+    # number between them. If both are on one side of 1, each of them moves the sum towards the result.
     a = tl.load(a_tensor_ptr)
     b = tl.load(b_tensor_ptr)
     opposite = (a < 1) != (b < 1)

@@ -92,7 +92,7 @@ def compute_flight(plan: Plan) -> Flight:
 def compute_work(choice: Blackwell, mnkl: tuple[int, int, int, int]) -> Work:
     """Return what a persistent kernel has to do for C (M, N) = A (M, K) B (K, N), L times, with one CTA per SM.
 
-    These are the K steps of a tile and of the busiest CTA, and the floors that the tensor cores and DRAM set.
+    Work holds the K steps of a tile and of the busiest CTA, and the floors that the tensor cores and DRAM set.
     """
     gpu, (m, n, k, batch) = device.KNOWN[choice.gpu], mnkl
     cluster_m, cluster_n = choice.cluster_shape_mn[0] * choice.rows, choice.cluster_shape_mn[1] * choice.n
@@ -104,7 +104,8 @@ def compute_work(choice: Blackwell, mnkl: tuple[int, int, int, int]) -> Work:
     return Work(steps, tiles_per_cta * steps, batch * _tensor_core_us(choice, m, n, k), moved / gpu.peak_gbps / 1e3)
 
 
-def _plans(choice: Blackwell, attempt) -> tuple[Plan, Plan]:  # before an attempt, and with it
+def plan_with(choice: Blackwell, attempt) -> tuple[Plan, Plan]:
+    """Return the plan of a choice before an attempt, and with it."""
     return smem_planner.plan(choice), smem_planner.plan(attempt(choice))
 
 
@@ -112,7 +113,7 @@ def accumulator_rows() -> list[dict]:
     """Return a row per test for attempt 1: accumulators before and with it, TMEM columns, and the verdict."""
     rows = []
     for case in CASES:
-        before, after = _plans(case.choice(), attempt_1)
+        before, after = plan_with(case.choice(), attempt_1)
         verdict = "another kernel" if after.fits else f"{after.tmem_columns - COLUMNS} columns too many"
         rows.append({"test": case.name, "tile": "{} × {}".format(*case.tile),
                      "before": before.choice.accumulator_scheme, "with attempt 1": after.choice.accumulator_scheme,
@@ -125,7 +126,7 @@ def stage_rows() -> list[dict]:
     """Return a row per test for attempt 2: stages, hidden latency, K steps, and the loss that the note reports."""
     rows = []
     for case in CASES:
-        before, after = plans = _plans(case.choice(), attempt_2)
+        before, after = plans = plan_with(case.choice(), attempt_2)
         flight, load = compute_flight(before), compute_work(case.choice(), case.mnkl)
         stages = [f"{plan.ab_stages} + {plan.c_stages}" for plan in plans]
         rows.append({"test": case.name, "greedy": stages[0], "attempt 2": stages[1], "same kernel": same_kernel(*plans),
@@ -139,7 +140,7 @@ def stage_rows() -> list[dict]:
 
 def describe_attempt_1(choice: Blackwell) -> str:
     """Describe the effect of attempt 1 on a tile in a sentence."""
-    before, after = _plans(choice, attempt_1)
+    before, after = plan_with(choice, attempt_1)
     if same_kernel(before, after):
         return (f"Attempt 1 changes nothing at N = {choice.n}: the rule has two accumulators there already, so a "
                 "measured difference is noise.")
@@ -154,7 +155,7 @@ def describe_attempt_1(choice: Blackwell) -> str:
 
 def describe_attempt_2(choice: Blackwell) -> str:
     """Describe the effect of attempt 2 on a tile in a sentence."""
-    before, after = _plans(choice, attempt_2)
+    before, after = plan_with(choice, attempt_2)
     if not after.fits:
         return f"Attempt 2 does not fit: {after.problem}."
     if same_kernel(before, after):

@@ -20,7 +20,7 @@ from tilelab.diagrams import box, canvas, lighten, write
 BLUE, ORANGE, GREEN, PINK, RED, SKY = map(plots.colour, ("best", "proposed", "predicted", "plain", "conservative",
                                                          "roles"))
 TONES = {"A": BLUE, "B": ORANGE, "SFA": PINK, "SFB": PINK}
-LEGEND = (("A", BLUE), ("B", ORANGE), ("scale factors", PINK), ("C", GREEN), ("barriers", plots.GREY))
+LEGEND = (("A", BLUE), ("B", ORANGE), ("scales", PINK), ("C", GREEN), ("barriers", plots.GREY))
 WIDTH, LEFT, BAR = 7.4, 1.5, 5.0  # inches: the figure, the left end of a bar, the length of a full memory
 TILES_N = (64, 128, 192, 256)
 
@@ -68,10 +68,9 @@ def _tmem_bar(axes, y: float, choice: Blackwell, height: float = 0.3) -> None:
             linewidth=0.5)
 
 
-def _legend(axes, y: float, hopper: bool = False) -> None:
+def _legend(axes, y: float) -> None:
     x = LEFT
     for name, tone in LEGEND:
-        name = "scales" if hopper and name == "scale factors" else name
         box(axes, x, y - 0.045, 0.09, 0.09, lighten(tone, 0.7))
         write(axes, x + 0.13, y, name, "left")
         x += 0.35 + 0.065 * len(name)
@@ -98,20 +97,19 @@ def draw(plan: Plan) -> plots.Picture:
         y -= 0.65
         write(axes, LEFT, y + 0.4, "TMEM", "left", fontweight="bold")
         _tmem_bar(axes, y, plan.choice)
-    _legend(axes, y - 0.18, hopper=not plan.tmem)
+    _legend(axes, y - 0.18)
     return figure
 
 
 def draw_attempts() -> plots.Picture:
     """Draw the note's two attempts: shared memory of three tests before and with attempt 2, and TMEM with attempt 1."""
-    pairs = {case: [smem_planner.plan(case.choice()), smem_planner.plan(note_attempts.attempt_2(case.choice()))]
-             for case in note_attempts.CASES}
-    unchanged = sum(note_attempts.same_kernel(*pair) for pair in pairs.values())
-    figure, axes = canvas(f"Attempt 2 leaves {unchanged} of the {len(pairs)} tests as they were; attempt 1 has no room "
+    plans = {case: note_attempts.plan_with(case.choice(), note_attempts.attempt_2) for case in note_attempts.CASES}
+    unchanged = sum(note_attempts.same_kernel(*pair) for pair in plans.values())
+    figure, axes = canvas(f"Attempt 2 leaves {unchanged} of the {len(plans)} tests as they were; attempt 1 has no room "
                           "where it changes anything", "fp4, E8M0 over 16, C in fp16; greedy: the example's rule",
                           WIDTH, 4.85)
     y = 4.3
-    for case, pair in pairs.items():
+    for case, pair in plans.items():
         same = note_attempts.same_kernel(*pair)
         write(axes, LEFT, y, f"{case.name}, {case.tile[0]} × {case.tile[1]}: "
               + ("attempt 2 is the same plan" if same else "greedy, and below it attempt 2"), "left", fontweight="bold")

@@ -17,7 +17,7 @@ from tilelab import device
 
 BARRIER_BYTES = 1024  # The example reserves this for mbarriers and the address of its tensor memory.
 COLUMNS = 512  # TMEM has so many columns, with 128 lanes of 32 bits.
-SCALE_ROWS, SCALES = 128, 4  # tcgen05.cp moves scale factors to TMEM in blocks of 128 rows and 4 columns.
+SCALES = 4  # tcgen05.cp moves scale factors to TMEM in blocks of 128 rows and 4 columns.
 C_ITEMSIZE = {"Float32": 4, "Float16": 2, "BFloat16": 2, "Float8E4M3FN": 1, "Float8E5M2": 1}
 ACCUMULATORS = ("rule", "one", "two", "overlapped")
 
@@ -76,6 +76,7 @@ class Blackwell:
 
     target = "sm_100a"
     gpu = "B200"
+    rows = 128  # of C that one CTA makes
     min_c_stages, max_c_stages = 2, 64  # the minimum is set aside before A and B take the rest
 
     def __post_init__(self):
@@ -109,11 +110,6 @@ class Blackwell:
         return self.mma_tiler_mn[0] // 128
 
     @property
-    def rows(self) -> int:
-        """Rows of C that one CTA makes."""
-        return self.mma_tiler_mn[0] // self.ctas_per_tile
-
-    @property
     def n(self) -> int:
         return self.mma_tiler_mn[1]
 
@@ -123,19 +119,19 @@ class Blackwell:
         return self.tile_k or 4 * self.format.instruction_k
 
     @property
-    def scale_blocks(self) -> tuple[int, int]:
-        """Blocks of 128 rows of scale factors: of A, and of B, whose last block may be partly empty."""
-        return self.rows // SCALE_ROWS, math.ceil(self.n / SCALE_ROWS)
+    def scale_blocks(self) -> dict[str, int]:
+        """Blocks of 128 rows of scale factors. The last block of B may be partly empty."""
+        return {"SFA": 1, "SFB": math.ceil(self.n / 128)}
 
     def stage_parts(self) -> dict[str, int]:
         """Return the bytes of each part of an A/B stage in one CTA. Two CTAs halve B but not its scale factors."""
-        row_bytes, scales = self.k * self.format.bits // 8, SCALE_ROWS * self.k // self.sf_vec_size
+        row_bytes, scales = self.k * self.format.bits // 8, 128 * self.k // self.sf_vec_size
         return {"A": self.rows * row_bytes, "B": self.n // self.ctas_per_tile * row_bytes} | {
-            name: blocks * scales for name, blocks in zip(("SFA", "SFB"), self.scale_blocks)}
+            name: blocks * scales for name, blocks in self.scale_blocks.items()}
 
     def c_stage_bytes(self) -> int:
         """Return the bytes of a C stage. The epilogue takes 4,096 elements of a row-major tile: 32 columns of 128."""
-        return self.rows * min(self.n, 4096 // self.rows) * C_ITEMSIZE[self.c_dtype]
+        return 4096 * C_ITEMSIZE[self.c_dtype]
 
     def scale_columns(self, packed: bool = False) -> dict[str, int]:
         """Return the TMEM columns of the scale factors, as the example keeps them or packed.
@@ -144,7 +140,7 @@ class Blackwell:
         where an instruction needs fewer than four scales per row (MX formats).
         """
         per_row = self.k // self.sf_vec_size // SCALES if packed else self.k // self.format.instruction_k
-        return {name: 4 * blocks * per_row for name, blocks in zip(("SFA", "SFB"), self.scale_blocks)}
+        return {name: 4 * blocks * per_row for name, blocks in self.scale_blocks.items()}
 
     @property
     def accumulator_scheme(self) -> str:

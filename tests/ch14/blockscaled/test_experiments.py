@@ -120,7 +120,7 @@ def test_the_clock_is_read_while_it_runs_or_left_out(monkeypatch, tmp_path):
         monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
         assert experiments.clock_under_load(lambda: launches.append(1), 0.01) == found and launches
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert experiments.clock_under_load(None) == {}
+    assert experiments.clock_under_load(lambda: None, 0.01) == {}
 
 
 def test_bytes_of_c_on_the_way():

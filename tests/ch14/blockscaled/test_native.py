@@ -315,8 +315,3 @@ def test_a_changed_format_is_not_taken_by_its_name():
     changed = dataclasses.replace(number_formats.FORMATS["mxfp4"], block=(1, 64))
     with pytest.raises(ValueError, match="mxfp4 .* has no kernel"):
         configs(changed, "sm_100a")
-
-
-def test_a_job_names_the_types_of_c():
-    with pytest.raises(ValueError, match="out cannot be torch.int8; choose bfloat16, float16, float32"):
-        native.job(first("mxfp4", "sm_100a"), "sm_100a", "mxfp4", out=torch.int8)
