@@ -19,9 +19,9 @@ TOPICS = ("ch07.bulk_copy", "ch07.resample", "ch10.tile_pipeline", "ch10.wgmma_g
           "ch14.blockscaled.native", "ch14.blockscaled.decode")
 
 
-@pytest.fixture(params=TOPICS)
-def topic(request):
-    return importlib.import_module(request.param)
+@pytest.fixture(scope="module")
+def topics():
+    return [importlib.import_module(name) for name in TOPICS]
 
 
 def public_functions(topic):
@@ -31,40 +31,46 @@ def public_functions(topic):
             if inspect.isfunction(function) and function.__module__.startswith(topic.__name__.rpartition(".")[0])}
 
 
-@pytest.mark.parametrize("name", ["spec", "prepare", "configs", "job"])
-def test_has_the_face(topic, name):
-    assert callable(getattr(topic, name, None)), f"{topic.__name__} has no {name}()"
+def test_every_topic_has_the_face(topics):
+    missing = [f"{topic.__name__}.{name}" for topic in topics for name in ("spec", "prepare", "configs", "job")
+               if not callable(getattr(topic, name, None))]
+    assert missing == []
 
 
-def test_names_in_all_exist(topic):
-    assert [name for name in getattr(topic, "__all__", ()) if not hasattr(topic, name)] == []
+def test_names_in_all_exist(topics):
+    assert [f"{topic.__name__}.{name}" for topic in topics for name in getattr(topic, "__all__", ())
+            if not hasattr(topic, name)] == []
 
 
-def test_configs_are_named_frozen_dataclasses(topic):
-    named = topic.configs()
-    assert isinstance(named, dict) and named and all(isinstance(name, str) for name in named)
-    for config in named.values():
-        assert dataclasses.is_dataclass(config) and not isinstance(config, type), config
-        assert type(config).__dataclass_params__.frozen, f"{type(config).__name__} can be changed"
+def test_configs_are_named_frozen_dataclasses(topics):
+    for topic in topics:
+        named = topic.configs()
+        assert isinstance(named, dict) and named and all(isinstance(name, str) for name in named), topic
+        for config in named.values():
+            assert dataclasses.is_dataclass(config) and not isinstance(config, type), config
+            assert type(config).__dataclass_params__.frozen, f"{type(config).__name__} can be changed"
 
 
-def test_prepare_returns_a_launch(topic):
-    parameters = inspect.signature(topic.prepare).parameters
-    assert parameters["out"].default is None and parameters["config"].default == "best"
-    returned = typing.get_type_hints(topic.prepare)["return"]
-    assert isinstance(returned, type) and issubclass(returned, operands.Launch)
+def test_prepare_returns_a_launch(topics):
+    for topic in topics:
+        parameters = inspect.signature(topic.prepare).parameters
+        assert parameters["out"].default is None and parameters["config"].default == "best", topic
+        returned = typing.get_type_hints(topic.prepare)["return"]
+        assert isinstance(returned, type) and issubclass(returned, operands.Launch), topic
 
 
-def test_every_config_has_a_job(topic):
-    assert list(inspect.signature(topic.job).parameters)[:2] == ["config", "target"]
-    for name, config in topic.configs().items():
-        assert isinstance(topic.job(config, "sm_90a"), build.Job), name
+def test_every_config_has_a_job(topics):
+    for topic in topics:
+        assert list(inspect.signature(topic.job).parameters)[:2] == ["config", "target"], topic
+        for name, config in topic.configs().items():
+            assert isinstance(topic.job(config, "sm_90a"), build.Job), (topic, name)
 
 
-def test_public_functions_are_described_by_what_they_do(topic):
-    for name, function in public_functions(topic).items():
-        words = (function.__doc__ or "").split()
-        assert words and words[0] not in ("What", "Why", "How", "Whether"), f"{topic.__name__}.{name}: {words[:5]}"
+def test_public_functions_are_described_by_what_they_do(topics):
+    for topic in topics:
+        for name, function in public_functions(topic).items():
+            words = (function.__doc__ or "").split()
+            assert words and words[0] not in ("What", "Why", "How", "Whether"), f"{topic.__name__}.{name}: {words[:5]}"
 
 
 def test_every_operator_refuses_a_view_that_negates():

@@ -18,7 +18,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
-from tilelab import cli, device
+from tilelab import cli, device, notebook
 from tilelab.cuda import cubin_folder
 
 MIN_DRIVER = 580  # CUDA 13 Toolkit Release Notes, minimum driver; NVRTC 13 builds what the course loads
@@ -72,10 +72,7 @@ def _check_version(found: str, package: str, oldest: str, newest: str) -> tuple[
 
 
 def _check_python() -> tuple[str, str]:
-    version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < (3, 11):
-        return "failed", f"{version}: the course needs Python 3.11 or 3.12."
-    return _check_version(version, "Python", "3.11", "3.12")
+    return _check_version(".".join(map(str, sys.version_info[:3])), "Python", "3.11", "3.12")
 
 
 def _check_torch() -> tuple[str, str]:
@@ -260,9 +257,8 @@ def _prove(kind: str, targets: list[str], run: bool) -> None:
 def _proof(kind: str, targets: tuple[str, ...], skip_run: str) -> list[Row]:
     """Return the rows of `_prove` in a child process; the copy runs unless `skip_run` says why not."""
     code = f"from tilelab.doctor import _prove; _prove({kind!r}, {list(targets)!r}, {not skip_run})"
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}  # it prevents compiling
-    root = str(pathlib.Path(__file__).parents[1])
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
+    env = notebook.child_env()
+    env.pop("TRITON_INTERPRET", None)  # it prevents compiling
     try:
         with tempfile.TemporaryDirectory() as env["TRITON_CACHE_DIR"]:  # a cached kernel proves nothing
             done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False,
