@@ -32,6 +32,7 @@ from tilelab.operands import (
 __all__ = ["spec", "attention", "prepare", "configs", "job", "AttentionConfig"]
 
 LOG2_E = 1.4426950408889634
+IS_INTERPRETED = not isinstance(attention_plain_kernel, triton.JITFunction)
 
 
 def spec(q, k, v, *, is_causal: bool = False, scale: float | None = None):
@@ -73,12 +74,8 @@ def _query_rows(config: AttentionConfig) -> int:
     return config.block_m // 2 if config.kernel == "hopper" else config.block_m
 
 
-def _is_interpreted() -> bool:
-    return not isinstance(attention_plain_kernel, triton.JITFunction)
-
-
 def _check_operands(q, k, v, out, scale) -> None:
-    dtypes = [torch.bfloat16, torch.float16] + [torch.float32] * _is_interpreted()
+    dtypes = [torch.bfloat16, torch.float16] + [torch.float32] * IS_INTERPRETED
     for name, tensor in {"q": q, "k": k, "v": v, **({} if out is None else {"out": out})}.items():
         first = name == "q"
         require_tensor(name, tensor, "attention", ndim=4, dtype=dtypes if first else q.dtype, aligned=16,
@@ -104,8 +101,8 @@ def _check_operands(q, k, v, out, scale) -> None:
     if out is not None:
         require_no_self_overlap("out", out)
         require_disjoint({"out": out}, {"q": q, "k": k, "v": v})
-    require_gpu(q, "attention", instead="use torch's scaled_dot_product_attention", interpreted=_is_interpreted())
-    if _is_interpreted() and q.dtype == torch.bfloat16:
+    require_gpu(q, "attention", instead="use torch's scaled_dot_product_attention", interpreted=IS_INTERPRETED)
+    if IS_INTERPRETED and q.dtype == torch.bfloat16:
         raise device.Unsupported("Triton's interpreter gets bfloat16 products wrong: use float16 without a GPU.")
 
 
@@ -124,11 +121,11 @@ def prepare(q, k, v, *, is_causal: bool = False, scale: float | None = None, out
     here, d = device.current(), q.shape[3]
     target = here.target if here.has_tma else "sm_90a"  # which the interpreter stands in for
     config = choose_config(config, configs(d), AttentionConfig,
-                           lambda: best_config(d, None if _is_interpreted() else target))
+                           lambda: best_config(d, None if IS_INTERPRETED else target))
     if reason := rejection(config, target):
         raise device.Unsupported(f"configuration {config} cannot run on {target}: {reason}")
     gluon = config.kernel == "hopper"
-    if gluon and _is_interpreted():
+    if gluon and IS_INTERPRETED:
         raise device.Unsupported("the interpreter runs Triton, not Gluon: use a plain configuration without a GPU.")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     if not q.numel() or not k.numel():  # the sum over no keys is zero
@@ -142,7 +139,7 @@ def prepare(q, k, v, *, is_causal: bool = False, scale: float | None = None, out
                q.shape[1], q.shape[1] // k.shape[1])
     constants, options = _compile_options(config, is_causal)
     kernel = attention_hopper_kernel if gluon else attention_plain_kernel
-    if not _is_interpreted():  # compile and load before the first launch, so that a refusal is raised here
+    if not IS_INTERPRETED:  # compile and load before the first launch, so that a refusal is raised here
         try:
             kernel.warmup(*descriptors, *scalars, grid=grid, **constants, **options)._init_handles()
         except torch.AcceleratorError:
@@ -152,7 +149,7 @@ def prepare(q, k, v, *, is_causal: bool = False, scale: float | None = None, out
                                      f"{device.first_line(error)[:200]}") from error
 
     def run():
-        if not _is_interpreted():
+        if not IS_INTERPRETED:
             ensure_cuda_context()  # Triton encodes the tensor maps in this thread
         kernel[grid](*descriptors, *scalars, **constants, **options)
 

@@ -46,18 +46,20 @@ def compute_reference(q, k, v, causal: bool) -> torch.Tensor:
 
 
 def prepare_sdpa(name: str, causal: bool):
-    """Return a candidate for `bench.compare`: a backend of torch's SDPA, or `eager`, with the scores in memory."""
-    def eager(q, k, v, hidden):
-        scores = q @ k.mT * q.shape[-1] ** -0.5
-        if causal:
-            scores = scores.masked_fill(hidden, float("-inf"))
-        return scores.softmax(-1) @ v
+    """Return a candidate for `bench.compare`: one of BACKENDS."""
+    return lambda q, k, v, out: functools.partial(run_backend, name, causal, q, k, v)
 
+
+def prepare_eager(causal: bool):
+    """Return a candidate for `bench.compare`: torch step by step, with the scores in memory."""
     def prepare(q, k, v, out):
-        if name != "eager":
-            return functools.partial(run_backend, name, causal, q, k, v)
         hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
-        return functools.partial(eager, q, k, v, hidden)
+
+        def run():
+            scores = q @ k.mT * q.shape[-1] ** -0.5
+            return (scores.masked_fill(hidden, float("-inf")) if causal else scores).softmax(-1) @ v
+
+        return run
 
     return prepare
 
@@ -106,14 +108,15 @@ def label(case, name: str, config: AttentionConfig | None = None) -> dict:
 
 
 def compare_with_cudnn(candidates: dict, case, **timing) -> list[dict]:
-    """Time `candidates` ({name: candidate of bench.compare}) interleaved with the peer, and return a row for each.
+    """Time `candidates` ({name: candidate of bench.compare}) interleaved with the peer.
 
-    The peer is cuDNN's SDPA, or the next backend that takes the case; its row is the first.
+    Return bench.Timing.row of each. The peer is cuDNN's SDPA, or the next backend that takes the case; its row is the
+    first.
     """
     peer = choose_peer(case)
     every = {peer: prepare_sdpa(peer, case[-1]), **candidates}
     found = bench.compare(every, lambda: make_inputs(case), peer, flops=count_flops(case), **timing)
-    return [{**found[name].row(), **label(case, name)} for name in every]
+    return [found[name].row() for name in every]
 
 
 def choose_peer(case) -> str:
@@ -181,11 +184,10 @@ def measure_ladder():
         timed = {row["name"]: row for row in timed}
         # The slow backends are timed apart: they leave the tensor core idle, so the chip cools down and raises the
         # clock for the kernel that follows them.
-        slow = {name: prepare_sdpa(name, causal) for name in ("flash", "efficient", "eager")}
+        slow = {name: prepare_sdpa(name, causal) for name in ("flash", "efficient")} | {"eager": prepare_eager(causal)}
         others = compare_with_cudnn(slow, case, rounds=8)
-        rows += [*others[:0:-1], peer]
-        rows += [label(case, name, config) | checks[name] | timed.get(name, {}) | {"config": str(config)}
-                 for name, config in steps.items()]
+        rows += [row | label(case, row["name"]) for row in (*others[:0:-1], peer)]
+        rows += [label(case, name, config) | checks[name] | timed.get(name, {}) for name, config in steps.items()]
     return rows
 
 
@@ -242,9 +244,9 @@ def _find_role_reads() -> set[str]:
     return {f"0x{int(offset, 16):x}" for offset in found}
 
 
-def compile_for_targets(targets=device.TARGETS[1:], d: int = 128) -> list[dict]:
-    """Compile the ladder for Hopper and the best configuration for each other target; needs no GPU."""
-    named = [(name, job(config, target, d)) for target in targets for name, config in (
-        configs(d) if target == "sm_90a" else {"best": best_config(d, target)}).items()]
+def compile_for_targets(targets=device.TARGETS[1:]) -> list[dict]:
+    """Compile the ladder for Hopper and the best configuration for each other target, D 128; needs no GPU."""
+    named = [(name, job(config, target)) for target in targets for name, config in (
+        configs() if target == "sm_90a" else {"best": best_config(128, target)}).items()]
     reports = {id(report.job): report for report in build.build(one for _, one in named)}
     return [{**reports[id(one)].row(), "name": name, "config": one.name} for name, one in named]

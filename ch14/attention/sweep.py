@@ -57,16 +57,13 @@ class AttentionSpace(TargetSpace):
 
     def measure(self, config):
         found = verify(config, (1, 2, 2, 515, 515, self.d, self.causal))
-        if found["status"] == "ok":
-            candidates = {"sweep": prepare_attention(config, self.causal)}
-            row = compare_with_cudnn(candidates, self.case, rounds=6, warm_s=0)[1]
-            found |= {key: value for key, value in row.items() if key not in self.label(config)}
-        return found
+        if found["status"] != "ok":
+            return found
+        return found | self.measure_finalists([config], rounds=6, warm_s=0)[0]
 
-    def measure_finalists(self, configs):
+    def measure_finalists(self, configs, **timing):
         candidates = {str(config): prepare_attention(config, self.causal) for config in configs}
-        rows = compare_with_cudnn(candidates, self.case)[1:]
-        return [{key: value for key, value in row.items() if key not in self.label(configs[0])} for row in rows]
+        return [row | {"name": "sweep"} for row in compare_with_cudnn(candidates, self.case, **timing)[1:]]
 
 
 @experiment("ch14_attention_sweep")

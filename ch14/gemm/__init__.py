@@ -29,6 +29,7 @@ from tilelab.operands import (
 __all__ = ["spec", "gemm", "prepare", "configs", "GemmConfig", "rejection", "job"]
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8"}
+IS_INTERPRETED = not isinstance(gemm_plain_kernel, triton.JITFunction)
 TORCH = {name: dtype for dtype, name in DTYPES.items()}
 
 
@@ -40,10 +41,6 @@ def spec(a, b, scale_a=None, scale_b=None):
     return c
 
 
-def _is_interpreted() -> bool:
-    return not isinstance(gemm_plain_kernel, triton.JITFunction)
-
-
 def _check_operands(a, b, scale_a, scale_b, out):
     """Return (dtype name, B with its rows as they are stored, True when these rows run along K, out)."""
     require_tensor("a", a, "gemm", dtype=tuple(DTYPES), ndim=2, not_empty=True)
@@ -51,8 +48,8 @@ def _check_operands(a, b, scale_a, scale_b, out):
     (m, k), (rows, n), dtype = a.shape, b.shape, DTYPES[a.dtype]
     if rows != k:
         raise ValueError(f"the inner extents differ: a is {m} x {k} and b is {rows} x {n}.")
-    require_gpu(a, "gemm", instead="use torch.mm", interpreted=_is_interpreted())
-    if _is_interpreted() and dtype == "bf16":
+    require_gpu(a, "gemm", instead="use torch.mm", interpreted=IS_INTERPRETED)
+    if IS_INTERPRETED and dtype == "bf16":
         raise device.Unsupported("Triton's interpreter gets bfloat16 products wrong: use float16 without a GPU.")
     require_rows("a", a)
     b_k_major = b.stride(0) == 1 and (b.stride(1) >= k or n == 1)
@@ -97,7 +94,7 @@ def prepare(a, b, *, scale_a=None, scale_b=None, out=None, config="best") -> Lau
     for candidate in dict.fromkeys((*candidates, *fallback)):
         run = bind_config(candidate, a, stored_b, out, scale_a, scale_b, shape, b_k_major, sms)
         try:
-            if not _is_interpreted():
+            if not IS_INTERPRETED:
                 run(warmup=True)  # compile and load, so that a refusal comes here and not at the first launch
         except torch.AcceleratorError:
             raise  # the context is lost: no other configuration could run either
@@ -124,15 +121,15 @@ def bind_config(config, a, stored_b, out, scale_a, scale_b, shape, b_k_major, sm
         descriptors = [block and TensorDescriptor(matrix, list(matrix.shape), [row_stride(matrix), 1], block)
                        for matrix, block in zip((a, stored_b, stored_b, out), config.blocks(b_k_major))]
         args = (*descriptors, scale_a, scale_b, *shape)
-        constants["PDL"] &= not _is_interpreted()
+        constants["PDL"] &= not IS_INTERPRETED
         if constants["PDL"]:
             options["launch_pdl"] = True
 
     def run(warmup=False):
-        if config.kernel == "plain" and not _is_interpreted():
+        if config.kernel == "plain" and not IS_INTERPRETED:
             # A ContextVar: a thread that never set it has no allocator, so set it where the launch happens.
             triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
-        elif not _is_interpreted():
+        elif not IS_INTERPRETED:
             ensure_cuda_context()
         if warmup:
             kernel.warmup(*args, grid=(programs,), **constants, **options)._init_handles()

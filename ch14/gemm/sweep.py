@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 
 from ch14.gemm import experiments
@@ -44,18 +43,14 @@ def _roofline(dtype: str) -> Roofline:
                     flat, {f"from L2, {from_l2:.0f} TB/s (model)": from_l2})  # DRAM's is no roof: tiles meet in L2
 
 
-def _list_set(which: str, dtype: str) -> list[GemmConfig]:
-    return list(configs(which, dtype).values())
-
-
 TUNABLE_KERNEL = TunableKernel(
     name="GEMM: C = A B",
     shapes={**{f"{s}³": (s, s, s) for s in SQUARES}, **{f"{m} × {n} × {k}": (m, n, k) for m, n, k in (
         (64, 6144, 4096), (512, 6144, 4096), (4096, 28672, 4096))}},
     dtypes=tuple(ITEMSIZE),
-    presets={"the field note's conservative 3": functools.partial(_list_set, "conservative"),
-             "the field note's proposed 6": functools.partial(_list_set, "proposed"),
-             "the course's 8": functools.partial(_list_set, "course"), "grid of 96": grid},
+    presets={"the field note's conservative 3": lambda dtype: [*configs("conservative", dtype).values()],
+             "the field note's proposed 6": lambda dtype: [*configs("proposed", dtype).values()],
+             "the course's 8": lambda dtype: [*configs("course", dtype).values()], "grid of 96": grid},
     axes={"tile": lambda c: f"{c.block_m}×{c.block_n}",
           "warps, stages": lambda c: f"{c.num_warps} warps, {c.num_stages} stage{'s' * (c.num_stages > 1)}",
           "stages": lambda c: f"{c.num_stages} stage{'s' * (c.num_stages > 1)}",

@@ -16,28 +16,28 @@ import sys
 import tempfile
 import time
 
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
 from ch14.gemm.experiments import GemmSpace, make_inputs
 from ch14.gemm.kernels import gemm_persistent_kernel
 from ch14.gemm.sweep import grid
-from tilelab import check, device, faults, gpu_worker, results, sweep, worker_pool
+from tilelab import check, device, faults, faults_kernels, gpu_worker, results, sweep, worker_pool
 from tilelab.journal import Journal
 from tilelab.operands import row_stride
 from tilelab.sweep import Sweep
 
 SIDE = 4096
-FAULT_KERNELS = pathlib.Path(faults.__file__).with_name("faults_kernels.py")
 TUNED_FAULTS = ("wrong result", "failing compiler pass", "illegal memory access", "hang")
 PATIENCE_S = 20
 
 
-def source(*things) -> str:
-    """Return the hash of the engine, and of what an experiment runs beside it."""
-    return results.source_hash(sweep.Sweep, sweep.build_configuration, sweep.call_in_gpu_worker,
-                               sweep.sort_by_speed, worker_pool, gpu_worker, *things)
-
-
 def _experiment(name: str, *things, can_run=lambda: device.current().has_tma):
-    return lambda rows: results.experiment(name, lambda: source(rows, *things), can_run)(rows)
+    """Register an experiment whose source is the engine, the function itself, and what it runs beside the engine."""
+    engine = (sweep.Sweep, sweep.build_configuration, sweep.call_in_gpu_worker, sweep.sort_by_speed, worker_pool,
+              gpu_worker)
+    return lambda rows: results.experiment(name, lambda: results.source_hash(*engine, rows, *things), can_run)(rows)
 
 
 # ---- the contenders
@@ -48,10 +48,6 @@ def run_autotune() -> dict:
 
     A hook gives the descriptors the block shapes of each configuration, as in Triton's persistent matmul tutorial.
     """
-    import torch
-    import triton
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
     sms = device.current().sms
     a, b, out, *_ = make_inputs(SIDE, SIDE, SIDE)
 
@@ -131,7 +127,7 @@ def measure_race():
     return _compare_winners(rows)
 
 
-@_experiment("sweep_faults", faults, FAULT_KERNELS, can_run=lambda: True)
+@_experiment("sweep_faults", faults, faults_kernels, can_run=lambda: True)
 def run_faults():
     """Run a sweep with every fault injected; the last row counts restarts."""
     with tempfile.TemporaryDirectory() as folder:
@@ -144,11 +140,6 @@ def run_faults():
 
 def autotune_one_fault(fault: str) -> dict:
     """Run triton.autotune over a correct configuration and one that has `fault`; return {kernel} if it survives."""
-    import torch
-    import triton
-
-    from tilelab import faults_kernels
-
     choices = [triton.Config({"BLOCK": 16, "FAULT": ""}), triton.Config({"BLOCK": 1024, "FAULT": fault})]
     kernel = triton.autotune(choices, key=["n"])(faults_kernels.double_kernel)
     size = 1 << 22  # so large that 1,024 elements per program are faster than 16
@@ -170,7 +161,7 @@ def _describe_outcome(fault: str) -> str:
     return f"raises: {errors[-1][:90]}"
 
 
-@_experiment("sweep_autotune_faults", autotune_one_fault, _describe_outcome, FAULT_KERNELS)
+@_experiment("sweep_autotune_faults", autotune_one_fault, _describe_outcome, faults_kernels)
 def autotune_faults():
     """Run triton.autotune with one fault at a time among its configurations."""
     outcomes = check.run_side_by_side(*(functools.partial(_describe_outcome, fault) for fault in TUNED_FAULTS))

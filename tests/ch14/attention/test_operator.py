@@ -46,9 +46,10 @@ def test_attention(shape, causal):
 
 def test_large_scores_and_a_scale_of_ones_own():
     q, k, v = case(s=20, t=70)
-    for factor, scale in ((40, None), (40, 0.5), (1, 2.0**20)):
-        wanted = attention.spec(factor * q, k, v, scale=scale)
-        assert check.relative_error(attention.attention(factor * q, k, v, scale=scale, config=SMALL), wanted) < 2**-9
+    # Scores of whole numbers are exact, so that the largest scale cannot magnify a rounding error.
+    for q, k, scale in ((40 * q, k, None), (40 * q, k, 0.5), (q.round(), k.round(), 2.0**20)):
+        wanted = attention.spec(q, k, v, scale=scale)
+        assert check.relative_error(attention.attention(q, k, v, scale=scale, config=SMALL), wanted) < 2**-9
 
 
 def hide_keys(q, k, hidden):
@@ -57,6 +58,7 @@ def hide_keys(q, k, hidden):
     k[:, :, hidden, 0] = -math.inf
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of NaN in the interpreter
 @pytest.mark.parametrize("causal, hidden", [(False, slice(0, 20)), (False, slice(18, 50)), (True, slice(0, 20))])
 def test_blocks_of_scores_that_are_all_minus_infinity(causal, hidden):
     """The first or the last blocks of 16 keys have no weight. A query that sees no other key gets NaN, as in torch."""
