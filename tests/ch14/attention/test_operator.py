@@ -47,9 +47,10 @@ def test_attention(shape, causal):
 def test_large_scores_and_a_scale_of_ones_own():
     q, k, v = case(s=20, t=70)
     # Scores of whole numbers are exact, so that the largest scale cannot magnify a rounding error.
-    for q, k, scale in ((40 * q, k, None), (40 * q, k, 0.5), (q.round(), k.round(), 2.0**20)):
-        wanted = attention.spec(q, k, v, scale=scale)
-        assert check.relative_error(attention.attention(q, k, v, scale=scale, config=SMALL), wanted) < 2**-9
+    for queries, keys, scale in ((40 * q, k, None), (40 * q, k, 0.5), (q.round(), k.round(), 2.0**20)):
+        wanted = attention.spec(queries, keys, v, scale=scale)
+        result = attention.attention(queries, keys, v, scale=scale, config=SMALL)
+        assert check.relative_error(result, wanted) < 2**-9
 
 
 def hide_keys(q, k, hidden):
