@@ -216,8 +216,9 @@ class Panel:
                 self._draw()
         with self._lock:
             self._sweep, self._note = None, views.describe_end(running)
+            self._session_rows |= running.rows
             try:
-                self._session_rows |= {row["key"]: row for row in running.finish()}
+                running.finish()
             except Exception as error:
                 self._problem = f"the sweep ended early: {describe_error(error)}"
             self._draw()
