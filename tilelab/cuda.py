@@ -67,7 +67,7 @@ def included_headers(source: str, name: str, options: Sequence[str]) -> tuple[di
     return found, toolkit
 
 
-def _toolkit_folders(name: str, header: str) -> dict[str, str]:
+def toolkit_folders(name: str, header: str) -> dict[str, str]:
     """Return the folders of the CCCL and CUDA runtime headers, each with the text of the file that holds its version.
 
     CompileError, which names the file `name` and its `header`, where they are not installed.
@@ -126,15 +126,15 @@ def compile_cubin(source: str, target: str, name: str = "kernel.cu", options: Se
     from cuda.core import Program
 
     headers, toolkit_header = included_headers(source, name, options)
-    folders = _toolkit_folders(name, toolkit_header) if toolkit_header else {}
+    folders = toolkit_folders(name, toolkit_header) if toolkit_header else {}
     cache &= not any(map(INCLUDE_BY_MACRO.search, (source, *headers.values())))  # that header is unknown here
     key = (source, headers, folders, target, name, list(options)), nvrtc.nvrtcVersion(), version("cuda-core")
     path = cubin_folder() / hashlib.sha256(repr(key).encode()).hexdigest()
     if cache and (cubin := read_cached(path)):
         return cubin
-    program_options = _program_options(target, name, options, list(folders))
+    program = Program(source, "c++", _program_options(target, name, options, list(folders)))
     try:
-        cubin = bytes(Program(source, "c++", program_options).compile("cubin").code)
+        cubin = bytes(program.compile("cubin").code)
     except Exception as error:  # NVRTCError is private to cuda.core; only the log in it helps a reader
         log = re.sub(r"^\d+: NVRTC_ERROR_\w+, compilation log:\s*", "", str(error).replace("\0", "").strip())
         raise CompileError(f"{name} does not compile for {target}:\n{log}") from error
