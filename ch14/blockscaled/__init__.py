@@ -6,7 +6,7 @@ emulated  any other MX or NVFP4: both operands are decoded to bf16 first  `ch14.
 decode    bf16 tokens times MXFP4 weights, decoded in registers           `ch14.blockscaled.decode`
 
 Read fp8.cu first. The configurations and checks of each path are in fp8.py, emulated.py, native.py and decode.py; its
-kernels are in fp8.cu, native_kernels.py and decode_kernels.py (the emulated path has none of its own). `smem_planner`
+kernels are in fp8.cu, native_kernels.py and decode_kernels.py (the emulated path takes other chapters'). `smem_planner`
 computes how CUTLASS's kernel for Blackwell divides its memory, `smem_planner_hopper` the same for Hopper, and
 `planner_widget` shows it; `note_attempts` and `impacts` judge the field note.
 """

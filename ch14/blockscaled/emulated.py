@@ -2,9 +2,10 @@
 
 C = t (A B), where t is the product of NVFP4's tensor scales and 1 for other formats. Decoding is exact, because an
 element of fp4 or fp8 times a scale has at most 6 significant bits, and bf16 has 8. (An MX scale only moves the
-exponent. It can move an element out of bf16's range, 2^-133 to 2^128.) The scale t multiplies the sums in float32,
-before the only rounding to C. So |C - exact| <= (u + 2^-23) |exact| + |t| e. Here u is 2^-8 for bf16 and 2^-11 for
-fp16, and 2^-23 covers two products with t. The loss e of adding K products in float32 is the same for any bf16 GEMM.
+exponent. It can move an element out of bf16's range, 2^-133 to 2^128.) The scale t multiplies the sums in float32, as
+two factors (`native_kernels.order_factors`), before the only rounding to C. So |C - exact| <= (u + 2^-23) |exact| +
+|t| e. Here u is 2^-8 for bf16 and 2^-11 for fp16, and 2^-23 covers two products with t. The loss e of adding K products
+in float32 is the same for any bf16 GEMM.
 """
 
 from __future__ import annotations

@@ -20,19 +20,10 @@ from torch.nn.functional import ScalingType, scaled_mm
 from ch10 import wgmma_gemm
 from ch14 import mx_formats
 from ch14.blockscaled import decode as decode_path
-from ch14.blockscaled import decode_kernels, fp8, native, native_kernels
+from ch14.blockscaled import decode_kernels, fp8, native, native_kernels, verification
 from ch14.blockscaled import emulated as emulated_path
 from ch14.blockscaled.fp8 import Fp8Config
-from ch14.blockscaled.verification import (
-    BF16,
-    FORMS,
-    TOKENS,
-    fp8_jobs,
-    fp8_operands,
-    verify_decode,
-    verify_emulated,
-    verify_fp8,
-)
+from ch14.blockscaled.verification import BF16, FORMS, TOKENS, fp8_jobs, fp8_operands, verify_fp8
 from ch14.gemm import kernels as gemm_kernels
 from ch14.mx_formats import kernels as mx_kernels
 from tilelab import bench, build, check, device, results
@@ -48,11 +39,7 @@ EMULATED_SOURCES = (emulated_path, native, native_kernels, mx_formats, mx_kernel
 DECODE_SOURCES = (decode_path, decode_kernels)
 
 
-def has_wgmma() -> bool:
-    return device.current().has_wgmma
-
-
-experiment = functools.partial(results.experiment, can_run=has_wgmma)
+experiment = functools.partial(results.experiment, can_run=lambda: device.current().has_wgmma)
 
 
 # ---- candidates for bench.compare: each takes the inputs and returns a launch
@@ -218,7 +205,7 @@ def measure_emulated():
         fastest = min(slow.values(), key=lambda timing: timing.ms or math.inf)
         about = {"format": form, "shape": list(CUBE)}
         rows += [found["cuBLAS bf16"].row() | about,
-                 found["emulated"].row() | about | verify_emulated((form, form), CUBE),
+                 found["emulated"].row() | about | verification.verify_emulated((form, form), CUBE),
                  {key: value for key, value in found["decoding"].row().items() if key != "tflops"} | about,
                  fastest.row() | about | {"name": "naive", "config": fastest.name}]
     return rows
@@ -248,7 +235,7 @@ def measure_decode():
         found = bench.compare({"cuBLAS bf16": cublas, "decode": decode_weights, "stream": prepare_stream}, inputs,
                               "cuBLAS bf16", nbytes=n * k // 2 + n * k // 32, rounds=10, warm_s=0.15)
         more = {"cuBLAS bf16": {"gbps": 2 * n * k / found["cuBLAS bf16"].ms / 1e6},
-                "decode": verify_decode(m, n, k) | {"config": str(config)}}
+                "decode": verification.verify_decode(m, n, k) | {"config": str(config)}}
         rows += [timing.row() | {"tokens": m, "shape": [m, n, k]} | more.get(name, {})
                  for name, timing in found.items()]
     return rows
@@ -256,7 +243,7 @@ def measure_decode():
 
 @results.experiment("ch14_blockscaled_sanitizer",
                     functools.partial(results.source_hash, *FP8_SOURCES, *EMULATED_SOURCES, *DECODE_SOURCES),
-                    can_run=lambda: has_wgmma() and check.can_sanitize())
+                    can_run=lambda: device.current().has_wgmma and check.can_sanitize())
 def run_sanitizers():
     """Return what each tool of compute-sanitizer finds in `verification.sanitizer_cases`."""
     return check.sanitize("ch14.blockscaled.verification")

@@ -134,11 +134,6 @@ def verdict(claim: str, share: float) -> str:
     return "as claimed" if low <= share <= high else "less" if share < low else "more"
 
 
-def saved_share(slow: dict, fast: dict) -> float:
-    """Return the share of time saved between two rows, by the ratios to their peers, because the clock moves."""
-    return 1 - slow["ratio"] / fast["ratio"]
-
-
 def verdicts(impacts: Sequence[dict], epilogue: Sequence[dict], thin: Sequence[dict],
              bf16: Sequence[dict] = ()) -> list[dict]:
     """Return a row per pair of measurements: the note's band, the time saved from one to the other, and the verdict.
@@ -165,7 +160,8 @@ def verdicts(impacts: Sequence[dict], epilogue: Sequence[dict], thin: Sequence[d
               ("split-K", "against the fastest unsplit tile", max(unsplit, key=ratio), split)]
     rows = []
     for claim, where, slow, fast in sorted(pairs, key=lambda pair: list(CLAIMED).index(pair[0])):
-        (low, high), share = CLAIMED[claim], saved_share(slow, fast)
+        # The ratios to the peers beside them, and not the times, because the clock moves.
+        (low, high), share = CLAIMED[claim], 1 - slow["ratio"] / fast["ratio"]
         rows.append({"claim": claim, "note": f"{low:.0%} to {high:.0%}".replace("% to", " to"), "where": where,
                      "shape": slow["shape"], "from": slow["name"], "to": fast["name"], "time saved": f"{share:.0%}",
                      "verdict": verdict(claim, share)})

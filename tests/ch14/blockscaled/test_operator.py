@@ -33,8 +33,8 @@ def fp8(m, n, k):
     return (a, scale_a), (b, scale_b)
 
 
-def half_an_ulp(out, reference, sums=2e-6):
-    """Rounded once: half a unit in the last place, and what float32 loses where terms cancel."""
+def half_an_ulp(out, reference, sums=4e-6):
+    """Return whether C was rounded once: half a unit in the last place, and what float32 loses where terms cancel."""
     bits, lowest = check.FORMAT[out.dtype]
     unit = torch.exp2((torch.frexp(reference)[1] - bits).clamp(min=lowest).double())
     return bool(((out.double() - reference).abs() <= unit / 2 + sums * reference.abs().max()).all())
@@ -233,7 +233,7 @@ def test_an_empty_c(m, n):
     a, b = (mx_formats.empty((rows, 64), "nvfp4", WHERE) for rows in (m, n))
     a.pair.fill_(1), b.pair.fill_(1)
     launch = emulated.prepare(a, b.T)
-    assert launch().shape == (m, n) and launch.config in emulated.configs().values()
+    assert launch().shape == (m, n) and str(launch.config) in map(str, emulated.configs().values())
 
 
 def test_the_emulated_path_says_what_it_takes():
