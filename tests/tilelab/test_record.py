@@ -1,3 +1,4 @@
+import json
 import pathlib
 import signal
 import subprocess
@@ -154,6 +155,14 @@ def test_a_relative_folder_is_one_for_all(notebooks, monkeypatch):
     write(notebooks / "a.ipynb", "from tilelab import results\nprint(results.results_folder())")
     assert record.main([]) == 0
     assert nbformat.read(notebooks / "a.ipynb", 4).cells[1].outputs[0].text.strip() == str(notebooks.parent / "kept")
+
+
+@pytest.mark.notebook
+def test_a_widget_that_holds_outputs_can_be_recorded(notebooks):
+    write(notebooks / "a.ipynb", "import ipywidgets\nheld = ipywidgets.Output()\nwith held:\n    print('inside')\nheld")
+    assert record.main([]) == 0
+    kept = nbformat.read(notebooks / "a.ipynb", 4)
+    assert "widgets" not in kept.metadata and notebook.WIDGET not in json.dumps(kept)
 
 
 INTERRUPTED = """
