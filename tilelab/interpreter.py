@@ -31,7 +31,7 @@ def _patch_once(function):
     if modules in _patched:
         return interpreter._LangPatchScope()
     scope = _patch(function)
-    scope.set_attr(tl.tensor, "__index__", lambda number: int(number.handle.data.squeeze()))  # for Triton 3.6, numpy 2.5
+    scope.set_attr(tl.tensor, "__index__", lambda number: int(number.handle.data.squeeze()))  # Triton 3.6, numpy 2.5
     _patched.add(modules)
     restore = scope.restore
 

@@ -43,7 +43,7 @@ async def execute(notebook, folder: pathlib.Path, env: dict[str, str]):
     asyncio.get_running_loop().add_signal_handler = refuse
     # Without folders of kernels, "python3" is this interpreter; an installed kernel may belong to another one.
     manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
-    # The state of widgets is stored, although `tidy` removes it: without it nbclient fails where a widget shows outputs.
+    # The state of widgets is stored, although `tidy` removes it: nbclient fails without it if a widget shows outputs.
     client = NotebookClient(notebook, manager, timeout=CELL_TIMEOUT_S, store_widget_state=True,
                             resources={"metadata": {"path": str(folder)}}, coalesce_streams=True)
     try:
