@@ -66,8 +66,8 @@ def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence]
     A candidate takes the tensors of `make_inputs()` and returns a function that launches on them, so that descriptors
     and work space are made once. `make_inputs` is called until its tensors fill three times the L2 cache, and launches
     rotate through them. `flops` and `nbytes` of one call give the rates. `rounds` rounds of bursts of `burst_ms` are
-    kept after `warm_s` seconds; with the environment variable TILES_QUICK no more than in QUICK. A candidate that raises gets a `reason`; an error of the peer is raised, and so is
-    tilelab.device.Unsupported without a GPU.
+    kept after `warm_s` seconds, and no more than in QUICK with the environment variable TILES_QUICK. A candidate that
+    raises gets a `reason`; an error of the peer is raised, and so is tilelab.device.Unsupported without a GPU.
     """
     if peer not in candidates:
         raise ValueError(f"unknown peer {peer!r}; choose one of {', '.join(candidates)}.")
