@@ -175,6 +175,11 @@ def test_spec_by_hand():
         assert float(found[m, n]) == pytest.approx(total, rel=1e-12, abs=1e-12)
 
 
+def test_spec_of_a_pair_with_float32_scales():
+    (a, scale_a), (b, scale_b) = pairs = fp8(5, 128, 256)
+    assert torch.equal(blockscaled.spec(*pairs), blockscaled.fp8.spec(a, b, scale_a, scale_b))
+
+
 def test_outs_that_lie_elsewhere():
     a, b = operands(6, 40, 64, "mxfp4")
     wide = torch.full((6, 64), 7.0, dtype=torch.float16, device=WHERE)
