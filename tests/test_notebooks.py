@@ -1,16 +1,15 @@
 """Every notebook, solution and demo: its form, then a run from top to bottom in the environment that a reader gets."""
 
-import asyncio
-import copy
 import html.parser
 import importlib.util
 import json
+import os
 import pathlib
 import re
+import subprocess
+import sys
 
-import nbformat
 import pytest
-from nbclient.exceptions import CellExecutionError
 
 from tilelab import notebook, record
 
@@ -89,29 +88,17 @@ def test_teaches_the_module_of_its_name(path):
     assert importlib.util.find_spec(f"{package}.{module}"), f"{package}/{module}.py is missing"
 
 
-def show_outputs(cell):
-    """What a cell shows, without pictures and widgets, which differ between runs."""
-    return [{kind: "".join(text) for kind, text in output.get("data", {output.get("name"): output.get("text")}).items()
-             if kind not in ("image/png", notebook.WIDGET)} for output in cell["outputs"]]
-
-
 def run_cells(paths):
-    """Run the notebooks one after the other in one kernel, in an environment like a reader's, and check their facts."""
+    """Let nbval run the notebooks, each in a kernel of its own, in an environment like a reader's, and check facts."""
     # Without TRITON_INTERPRET, which conftest sets: a notebook must find its way to the interpreter by itself.
-    env = {name: value for name, value in notebook.child_env().items() if name != "TRITON_INTERPRET"}
-    whole = nbformat.v4.new_notebook()
-    for path in paths:
-        cells = nbformat.read(path, 4).cells
-        whole.cells += [nbformat.v4.new_code_cell(f"%reset -f\n# {path.name}"), *copy.deepcopy(cells)] \
-            if whole.cells else copy.deepcopy(cells)
-    before = copy.deepcopy(whole)
-    try:
-        after = asyncio.run(notebook.execute(whole, paths[0].parent, env))
-    except CellExecutionError as error:
-        pytest.fail(record.COLOUR.sub("", str(error)), pytrace=False)
-    for saved, shown in zip(before.cells, after.cells):
-        if "nbval-check-output" in saved.metadata.get("tags", ()):
-            assert show_outputs(shown) == show_outputs(saved), f"this cell shows something else now: {saved.source}"
+    env = {name: value for name, value in notebook.child_env(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1").items()
+           if name != "TRITON_INTERPRET"}  # and without plugins, whose imports take two seconds
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "nbval.plugin", "--nbval-lax", "--nbval-current-env",
+               "--nbval-cell-timeout=300", "-p", "no:cacheprovider", *map(os.fspath, paths)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1800, check=False)
+    if done.returncode:
+        said = record.COLOUR.sub("", done.stdout + done.stderr)
+        pytest.fail("\n".join(said.splitlines()[-60:]), pytrace=False)
 
 
 @pytest.mark.notebook
@@ -123,5 +110,5 @@ def test_runs(path):
 @pytest.mark.notebook
 @pytest.mark.parametrize("chapter", sorted({path.stem.partition("_")[0] for path in SOLUTIONS}))
 def test_solutions_run(chapter):
-    """The solutions of a chapter share a kernel, because to start one takes longer than most of them."""
+    """The solutions of a chapter share a process of nbval, because its start takes longer than most of them."""
     run_cells([path for path in SOLUTIONS if path.stem.startswith(f"{chapter}_")])
