@@ -15,6 +15,8 @@ if beside := os.environ.get("PYTEST_XDIST_WORKER"):
     os.environ["OMP_NUM_THREADS"] = str(len(cpus))
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, cpus)
+    if gpus := os.environ.get("TILES_TEST_GPUS"):  # each worker uses one GPU
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus.split(",")[int(beside[2:]) % len(gpus.split(","))]
 
 import pytest  # noqa: E402
 

@@ -31,19 +31,22 @@ def select_tiers(tiers: list[str]) -> str:
     return " or ".join(named)
 
 
-def count_processes(gpu_gib: float | None) -> int:
-    """Return how many test processes run side by side: one per CPU, or fewer where they share `gpu_gib` of a GPU."""
+def count_processes(gpus_gib: dict[str, float]) -> int:
+    """Return how many test processes run side by side: one per CPU, or as many as the GPUs' free memory allows."""
     cpus = len(os.sched_getaffinity(0))
-    return cpus if gpu_gib is None else max(1, min(cpus // 2, int(gpu_gib / GIB_PER_PROCESS)))
+    return max(1, min(cpus // 2, int(sum(gpus_gib.values()) / GIB_PER_PROCESS))) if gpus_gib else cpus
 
 
-def _free_gpu_gib() -> float | None:
-    query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+def find_gpus() -> dict[str, float]:
+    """Return the GiB of free memory of each GPU that this process may use, by its number for CUDA_VISIBLE_DEVICES."""
+    query = ["nvidia-smi", "--query-gpu=index,memory.free", "--format=csv,noheader,nounits"]
     try:
-        found = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return min(map(int, found)) / 1024 if found else None
+        lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+        found = {index: int(free) / 1024 for index, free in (line.split(", ") for line in lines)}
+    except (OSError, ValueError, subprocess.CalledProcessError):  # no driver, or memory that the CPU shares
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return found if visible is None else {index: found[index] for index in visible.split(",") if index in found}
 
 
 def run(tiers: list[str] = (), arguments: list[str] = (), env: dict | None = None) -> dict:
@@ -51,10 +54,11 @@ def run(tiers: list[str] = (), arguments: list[str] = (), env: dict | None = Non
 
     `arguments` are pytest's. RuntimeError if pytest ends without a report.
     """
-    gpu_gib = _free_gpu_gib()
-    side_by_side = ["--numprocesses", str(count_processes(gpu_gib)), "--dist=worksteal"]
+    gpus = find_gpus()
+    side_by_side = ["--numprocesses", str(count_processes(gpus)), "--dist=worksteal"]
     # Without a GPU the tests that time are skipped, so one run does everything.
-    phases = [("", side_by_side)] if gpu_gib is None else [("not timing", side_by_side), ("timing", [])]
+    phases = [("not timing", side_by_side), ("timing", [])] if gpus else [("", side_by_side)]
+    env = {**(os.environ if env is None else env), "TILES_TEST_GPUS": ",".join(gpus)}  # the test processes share them
     cases, begin, failed, failures = [], time.monotonic(), 0, []
     for phase, options in phases:
         chosen = " and ".join(f"({part})" for part in (select_tiers(tiers), phase) if part)

@@ -207,7 +207,7 @@ def _until(happened, seconds=120):
 @pytest.mark.fault
 def test_tests_that_end_without_a_report(notebooks, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(suite, "ROOT", tmp_path)
-    monkeypatch.setattr(suite, "_free_gpu_gib", lambda: None)
+    monkeypatch.setattr(suite, "find_gpus", lambda: {})
     (tmp_path / "conftest.py").write_text("import os\nos._exit(9)\n")
     kept = results.results_folder() / "nvidia-h200" / "tests.json"
     results.write_atomically(kept, "of before")

@@ -33,9 +33,9 @@ def folder(monkeypatch, tmp_path):
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("gpu_gib, failed", [(None, 3), (100.0, 2)])
-def test_only_on_a_gpu_tests_that_time_run_alone(folder, monkeypatch, gpu_gib, failed):
-    monkeypatch.setattr(suite, "_free_gpu_gib", lambda: gpu_gib)
+@pytest.mark.parametrize("gpus, failed", [({}, 3), ({"0": 100.0}, 2)])
+def test_only_on_a_gpu_tests_that_time_run_alone(folder, monkeypatch, gpus, failed):
+    monkeypatch.setattr(suite, "find_gpus", lambda: gpus)
     summary = suite.run()
     assert (summary["passed"], summary["failed"], summary["skipped"]) == (4 - failed, failed, 2)
     assert summary["skips"] == [("needs a GPU", 2)] and "test_it::test_b" in summary["failures"]
@@ -51,7 +51,21 @@ def test_tiers():
 
 def test_processes_fit_the_gpu(monkeypatch):
     monkeypatch.setattr(suite.os, "sched_getaffinity", lambda pid: set(range(16)))
-    assert [suite.count_processes(gib) for gib in (None, 140.0, 40.0, 8.0)] == [16, 8, 2, 1]
+    assert [suite.count_processes(gpus) for gpus in ({}, {"0": 140.0}, {"0": 40.0}, {"0": 8.0}, {"0": 40.0, "1": 40.0})
+            ] == [16, 8, 2, 1, 5]
+
+
+def test_only_visible_gpus_count(monkeypatch, tmp_path):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho '0, 1024'\necho '1, 2048'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert suite.find_gpus() == {"0": 1.0, "1": 2.0}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert suite.find_gpus() == {"1": 2.0}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert suite.find_gpus() == {}
 
 
 def make(folder, *arguments):
