@@ -98,3 +98,72 @@ def test_threads_and_the_proxy_fence(fence, right):
 def test_a_source_that_does_not_compile_names_the_line_of_the_cell():
     with pytest.raises(cuda.CompileError, match="cell:18:"):
         run_ring(("bulk_commit();", "bulk_comit();"))
+
+
+WARP = """extern "C" __global__ void warp(const float* x, float* out, int* votes) {
+    const int lane = threadIdx.x % 32;
+    float sum = x[threadIdx.x];
+    for (int lanes = 16; lanes; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    const unsigned positive = __ballot_sync(~0u, x[threadIdx.x] > 0);
+    out[threadIdx.x] = __shfl_sync(~0u, x[threadIdx.x], 5) + __shfl_up_sync(~0u, x[threadIdx.x], 1)
+                       + __shfl_down_sync(~0u, x[threadIdx.x], 3) + __shfl_sync(~0u, sum, lane, 8);
+    votes[4 * threadIdx.x] = __popc(positive);
+    votes[4 * threadIdx.x + 1] = __ffs(positive);
+    votes[4 * threadIdx.x + 2] = __clz(positive);
+    votes[4 * threadIdx.x + 3] = 2 * __any_sync(~0u, x[threadIdx.x] > 1) + __all_sync(~0u, x[threadIdx.x] > -9);
+}
+"""
+
+
+def run_warps(source, threads=64, seed=0, name="warp"):
+    kernel = cuda_magic.find_kernels(source)[name]
+    x, out, votes = torch.randn(threads), torch.full((threads,), float("nan")), torch.full((threads, 4), -1)
+    votes = votes.to(torch.int32)
+    with emulator.with_seed(seed):
+        kernel[1, threads](x, out, votes)
+    return x, out, votes
+
+
+@pytest.mark.parametrize("seed", emulator.SEEDS)
+def test_lanes_exchange_values(seed):
+    x, out, votes = run_warps(WARP, seed=seed)
+    rows = x.view(2, 32)
+    lanes = torch.arange(32)
+    up, down = rows[:, (lanes - 1).clamp(min=0)], rows[:, torch.where(lanes + 3 < 32, lanes + 3, lanes)]
+    torch.testing.assert_close(out.view(2, 32), rows[:, 5:6] + up + down + rows.sum(1, keepdim=True))
+    for warp in range(2):
+        positive = [lane for lane in range(32) if rows[warp, lane] > 0]
+        assert votes.view(2, 32, 4)[warp].tolist() == [[len(positive), positive[0] + 1, 31 - positive[-1],
+                                                        2 * bool((rows[warp] > 1).any()) + 1]] * 32
+
+
+@pytest.mark.parametrize("body, reason", [
+    ("if (threadIdx.x % 32 == 0) out[0] = __shfl_sync(~0u, x[0], 0);", None),  # the other lanes have ended
+    ("if (threadIdx.x % 2) __syncthreads(); else __shfl_sync(~0u, x[0], 0); __syncthreads();",
+     "waits for ever in __shfl_sync.. for the other lanes of mask 0xffffffff"),
+    ("if (threadIdx.x % 2) __shfl_sync(~0u, x[0], 0); else __ballot_sync(~0u, 1);",
+     "lanes of one warp meet in __ballot_sync.. and in __shfl_sync.."),
+    ("__shfl_sync(1u, x[0], 0);", "lane 1 calls __shfl_sync.. with mask 0x1, which does not name it"),
+    ("if (threadIdx.x < 16) out[threadIdx.x] = __shfl_sync(0xffffu, x[0], 20);", "reads from lane 20")])
+def test_lanes_that_do_not_meet_are_named(body, reason):
+    source = f'extern "C" __global__ void warp(const float* x, float* out, int* votes) {{ {body} }}'
+    if reason is None:
+        x, out, _ = run_warps(source, 32)
+        assert out[0] == x[0]
+    else:
+        with pytest.raises(emulator.EmulationError, match=reason):
+            run_warps(source)
+
+
+def test_a_value_of_another_lane_needs_a_sync():
+    """A lane runs until it waits, so what it reads too early is not there yet."""
+    source = """extern "C" __global__ void warp(const float* x, float* out, int* votes) {
+        __shared__ float values[64];
+        values[threadIdx.x] = x[threadIdx.x];
+        __syncwarp();
+        out[threadIdx.x] = values[threadIdx.x ^ 1];
+    }"""
+    x, out, _ = run_warps(source)
+    assert torch.equal(out, x.view(-1, 2).flip(1).flatten())
+    x, out, _ = run_warps(source.replace("__syncwarp();", ""))
+    assert not torch.equal(out, x.view(-1, 2).flip(1).flatten())

@@ -2,8 +2,8 @@
 
 The emulator is for readers without a GPU and for checks of exercises. It compiles a kernel with g++ and finds what a
 GPU may hide: a wrong parity, a missing fence, bytes that were not announced, a buffer that is overwritten too early, a
-wait without end. It knows threads, shared memory, __syncthreads and the wrappers of ptx.cuh
-(mbarriers and bulk copies), and it measures nothing.
+wait without end. It knows threads, shared memory, __syncthreads, shuffles and votes of a warp, and the wrappers of
+ptx.cuh (mbarriers and bulk copies). It measures nothing.
 """
 
 from __future__ import annotations

@@ -47,6 +47,11 @@ template <typename A, typename B> constexpr auto min(A a, B b) { return a < b ? 
 template <typename A, typename B> constexpr auto max(A a, B b) { return a > b ? a : b; }
 template <typename T> T __ldg(const T* address) { return *address; }
 template <typename T, typename V> T atomicAdd(T* address, V value) { T old = *address; *address += value; return old; }
+template <typename T, typename V> T atomicMin(T* address, V value) { T old = *address; if (T(value) < old) *address = value; return old; }
+template <typename T, typename V> T atomicMax(T* address, V value) { T old = *address; if (T(value) > old) *address = value; return old; }
+inline int __popc(u32 bits) { return __builtin_popcount(bits); }
+inline int __clz(u32 bits) { return bits ? __builtin_clz(bits) : 32; }
+inline int __ffs(u32 bits) { return __builtin_ffs(int(bits)); }
 inline float __uint_as_float(u32 bits) { float value; memcpy(&value, &bits, 4); return value; }
 inline u32 __float_as_uint(float value) { u32 bits; memcpy(&bits, &value, 4); return bits; }
 
@@ -91,7 +96,15 @@ static std::vector<u8> engine_view;  // shared memory as the copy engine sees it
 static std::vector<std::pair<u64, u64>> tensors;
 static ucontext_t scheduler;
 static u32 current, block_generation, arrived_at_block;
-static std::map<u32, std::pair<u32, u32>> warp_syncs;  // {warp: (arrived, generation)}
+
+// Lanes of a warp that meet: those of `mask`, in __syncwarp or in an exchange of values.
+struct Meeting {
+    u32 arrived = 0, generation = 0;
+    const char* what = "";     // the call that the first lane has made
+    u64 slots[2][32] = {};     // the lanes' values, for even and odd generations
+    u32 filled[2] = {0, 0};    // the lanes that have given one
+};
+static std::map<std::pair<u32, u32>, Meeting> meetings;  // by warp and mask
 static std::mt19937 random_numbers;
 static u32 seed;
 static std::string failure;
@@ -196,10 +209,62 @@ inline void release_block_barrier() {
     }
 }
 
+inline void release_meeting(u32 warp, u32 mask, Meeting& meeting) {
+    u32 members = 0;
+    for (u32 lane = 0; lane < 32 && warp * 32 + lane < threads.size(); ++lane)
+        members += (mask >> lane & 1) && !threads[warp * 32 + lane].finished;
+    if (meeting.arrived && meeting.arrived >= members) {
+        meeting.arrived = 0;
+        ++meeting.generation;
+    }
+}
+
+// Wait for the lanes of `mask`; return the values that they gave, and which lanes gave one.
+inline std::pair<const u64*, u32> meet(const char* what, u32 mask, u64 value) {
+    const u32 warp = current / 32, lane = current % 32;
+    if (!(mask >> lane & 1)) fail("lane %u calls %s with mask 0x%x, which does not name it", lane, what, mask);
+    Meeting& meeting = meetings[{warp, mask}];
+    if (!meeting.arrived) meeting.what = what;
+    if (strcmp(meeting.what, what)) fail("lanes of one warp meet in %s and in %s", meeting.what, what);
+    const u32 before = meeting.generation, half = before % 2;
+    if (!meeting.arrived) meeting.filled[half] = 0;
+    meeting.slots[half][lane] = value;
+    meeting.filled[half] |= 1u << lane;
+    ++meeting.arrived;
+    release_meeting(warp, mask, meeting);
+    wait_until([&meeting, before] { return meeting.generation != before; }, [what, mask] {
+        char text[120];
+        snprintf(text, sizeof text, "in %s for the other lanes of mask 0x%x", what, mask);
+        return std::string(text);
+    });
+    return {meeting.slots[half], meeting.filled[half]};
+}
+
+// Return what lane `source` gave, or this lane's own value where `source` is none of its group of `width` lanes.
+template <typename T>
+inline T shuffle(const char* what, u32 mask, T value, int source, int width) {
+    static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
+    u64 bits = 0;
+    memcpy(&bits, &value, sizeof(T));
+    const auto [slots, filled] = meet(what, mask, bits);
+    const int first = current % 32 / width * width;
+    if (source < first || source >= first + width) return value;
+    if (!(filled >> source & 1)) fail("%s reads from lane %d, which does not take part", what, source);
+    memcpy(&value, &slots[source], sizeof(T));
+    return value;
+}
+
+inline u32 vote(const char* what, u32 mask, bool value) {
+    const auto [slots, filled] = meet(what, mask, value);
+    u32 bits = 0;
+    for (u32 lane = 0; lane < 32; ++lane) bits |= u32((filled >> lane & 1) && slots[lane]) << lane;
+    return bits;
+}
+
 inline void run_block() {
     barriers.clear();
     operations.clear();
-    warp_syncs.clear();
+    meetings.clear();
     arrived_at_block = 0;
     for (size_t i = 0; i < shared_bytes(); ++i) __start_emulated_shared[i] = u8(random_numbers());
     engine_view.assign(__start_emulated_shared, __stop_emulated_shared);
@@ -227,7 +292,11 @@ inline void run_block() {
             someone_ran = true;
             swapcontext(&scheduler, &thread.context);
             if (!failure.empty()) return;
-            if (thread.finished) release_block_barrier();
+            if (thread.finished) {
+                release_block_barrier();
+                for (auto& [key, meeting] : meetings)
+                    if (key.first == current / 32) release_meeting(key.first, key.second, meeting);
+            }
         }
         if (someone_ran) continue;
         if (operations.empty()) {
@@ -256,16 +325,24 @@ inline void __syncthreads() {
     emulator::wait_until([=] { return emulator::block_generation != generation; }, [] { return "in __syncthreads()"; });
 }
 
-inline void __syncwarp(u32 mask = 0xffffffff) {
-    const u32 warp = emulator::current / 32, first = warp * 32;
-    u32 members = 0;
-    for (u32 lane = 0; lane < 32 && first + lane < emulator::threads.size(); ++lane)
-        members += (mask >> lane & 1) && !emulator::threads[first + lane].finished;
-    auto& [arrived, generation] = emulator::warp_syncs[warp];
-    const u32 before = generation;
-    if (++arrived >= members) {
-        arrived = 0;
-        ++generation;
-    }
-    emulator::wait_until([=] { return emulator::warp_syncs[warp].second != before; }, [] { return "in __syncwarp()"; });
+// The lanes of a warp run one after the other, as on a GPU whose lanes have diverged, so a value reaches another lane
+// only by these calls. Each call waits for all lanes of its mask that have not ended.
+inline void __syncwarp(u32 mask = 0xffffffff) { emulator::meet("__syncwarp()", mask, 0); }
+
+template <typename T> T __shfl_sync(u32 mask, T value, int source, int width = 32) {
+    const int first = emulator::current % 32 / width * width;
+    return emulator::shuffle("__shfl_sync()", mask, value, first + (source & (width - 1)), width);
 }
+template <typename T> T __shfl_up_sync(u32 mask, T value, u32 by, int width = 32) {
+    return emulator::shuffle("__shfl_up_sync()", mask, value, int(emulator::current % 32) - int(by), width);
+}
+template <typename T> T __shfl_down_sync(u32 mask, T value, u32 by, int width = 32) {
+    return emulator::shuffle("__shfl_down_sync()", mask, value, int(emulator::current % 32) + int(by), width);
+}
+template <typename T> T __shfl_xor_sync(u32 mask, T value, int lanes, int width = 32) {
+    return emulator::shuffle("__shfl_xor_sync()", mask, value, int(emulator::current % 32) ^ lanes, width);
+}
+
+inline u32 __ballot_sync(u32 mask, int value) { return emulator::vote("__ballot_sync()", mask, value); }
+inline int __any_sync(u32 mask, int value) { return emulator::vote("__any_sync()", mask, value) != 0; }
+inline int __all_sync(u32 mask, int value) { return emulator::vote("__all_sync()", mask, !value) == 0; }
