@@ -106,7 +106,7 @@ def _gemm_label(gpu: str) -> str:
             dates.add(results.load(experiment, gpu)["recorded"][:10])
         except FileNotFoundError:
             continue
-    return f"chapter 10's GEMM, {' and '.join(sorted(dates))}" if dates else ""
+    return f"chapter 10's GEMM, {'since ' * (len(dates) > 1)}{min(dates)}" if dates else ""
 
 
 def _best(rows: list[dict]) -> float:

@@ -9,7 +9,7 @@ from tilelab import first_steps, results
 from tilelab.first_steps import figures
 
 MACHINE = first_steps.Machine("H200", "sm_90a", 132, 139.8, 60.0, 227.0, 4.17, 789.0, 4.8, 989, 11.4, 1226, 818,
-                              "recorded on NVIDIA H200, 2026-11-22", "chapter 10's GEMM, 2026-11-21 and 2026-11-22")
+                              "recorded on NVIDIA H200, 2026-11-22", "chapter 10's GEMM, since 2026-11-21")
 BARE = dataclasses.replace(MACHINE, peak_tbps=None, peak_tflops=None, l2_tbps=None, load_cycles=None,
                            product_cycles=None, gemm_label="")
 
