@@ -1,4 +1,4 @@
-"""What `notebooks/00_start.ipynb` shows: the machine in figures that have a record, and a finding of each notebook.
+"""Support `notebooks/00_start.ipynb`: the machine in figures that have a record, and a finding of each notebook.
 
 Read `Machine` first; `figures` draws it, `exercises` checks the kernels that a reader writes.
 """
@@ -21,8 +21,8 @@ class Machine:
     """A GPU in figures. None stands for a figure that has no record.
 
     `copy_tbps` is the traffic of a copy (bytes read plus bytes written) and `tflops` the library's best bf16 product;
-    `label` is their origin. The other measured figures come from chapter 10, and `gemm_label` is their origin:
-    `l2_tbps` is the most that L2 has delivered to all SMs in a GEMM, so L2 can do at least as much. `load_cycles` and
+    `label` is their origin. The other measured figures come from chapter 10, and `gemm_label` is their origin. L2 has
+    delivered `l2_tbps` to all SMs in a GEMM, so it can do at least as much. `load_cycles` and
     `product_cycles` are medians of the GEMM with one buffer, the wait for the 32 KiB of a K step and their product.
     `peak_tbps` and `peak_tflops` stand in the datasheet.
     """

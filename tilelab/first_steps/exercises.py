@@ -97,7 +97,7 @@ def check_smallest_tile(solve: Callable) -> None:
 
 
 def check_sizes(kernel: cuda_magic.CudaKernel, predictions: dict[int, bool]) -> None:
-    """Raise AssertionError unless each prediction says whether tiles of that many bytes are copied."""
+    """Raise AssertionError unless each prediction {bytes of a tile: whether it is copied} is right."""
     if ... in predictions.values():
         raise NotImplementedError
     for nbytes, predicted in predictions.items():

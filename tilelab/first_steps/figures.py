@@ -72,7 +72,7 @@ def draw_machine(machine: Machine) -> plots.Picture:
 
 
 def draw_tile(rows: int = 128, columns: int = 128) -> plots.Picture:
-    """Draw what one K step of a tile of C, rows x columns, loads and multiplies."""
+    """Draw the operands of one K step for a small tile of C and for one of rows x columns."""
     figure, axes = canvas("A larger tile uses every element that it loads more often",
                           "C = A B; one K step of a tile of C, 64 deep, in bf16", plots.SIZE[0], 2.6)
     for left, size in ((0.15, (rows // 2, columns // 2)), (2.95, (rows, columns))):
@@ -115,7 +115,7 @@ def draw_need(machine: Machine, sides=(32, 64, 128, 256)) -> plots.Picture:
 
 
 def draw_overlap(machine: Machine, buffers: int = 3, steps: int = 6) -> plots.Picture:
-    """Draw when loads and products run with one buffer and with `buffers` of them, at the recorded lengths."""
+    """Draw when loads and products run with one buffer and with several, at the recorded lengths."""
     load, product = machine.load_cycles or 1200, machine.product_cycles or 800
     origin = f"medians of {machine.gemm_label}" if machine.load_cycles else "not measured"
     figure, axes = canvas(f"One buffer leaves the tensor core waiting; {buffers} keep more of it busy",
