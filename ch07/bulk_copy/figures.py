@@ -216,33 +216,36 @@ def draw_proxies() -> plots.Picture:
     return figure
 
 
-def _one_buffer_gbps(rows, kib: int) -> float:
-    return next(row["gbps"] for row in rows if row["kib"] == kib and row["stages"] == 1)
+def _kib_loading(row: dict) -> int:
+    """Return the KiB that a ring has under way: one stage is being stored, so the others load."""
+    return row["kib"] * max(1, row["stages"] - 1)
 
 
 def draw_in_flight(record) -> plots.Picture:
-    """Draw the speed of rings against the KiB that each SM has in flight, and what Little's law predicts."""
-    figure, axes = plots.new_figure(record.rows, "Speed grows with the bytes in flight, until the memory is full",
+    """Draw the speed of rings against the KiB that each SM has under way, and what Little's law predicts."""
+    figure, axes = plots.new_figure(record.rows, "Speed depends on the bytes under way, not on how they are cut",
                                     record.label())
     for kib, tone in zip((4, 8, 16), (ORANGE, BLUE, GREEN)):
         rows = [row for row in record.rows if row["kib"] == kib]
-        axes.plot([kib * row["stages"] for row in rows], [row["gbps"] for row in rows], "o-", color=tone,
-                  markersize=4, linewidth=1.2, label=f"buffers of {kib} KiB")
-        first = _one_buffer_gbps(record.rows, kib)
-        axes.plot([0, 4 * kib], [0, 4 * first], ":", color=tone, linewidth=1)
-    peer = record.rows[0]
-    axes.axhline(peer["gbps"] * peer["ms"] / peer["peer_ms"], color=plots.colour("torch"), linewidth=1, linestyle="--",
-                 label=peer["peer"])
-    axes.set(xlabel="KiB in flight per SM (stages × buffer); dotted: n times the speed of one buffer",
-             ylabel="GB/s", xlim=(0, None), ylim=(0, None))
+        axes.plot([_kib_loading(row) for row in rows], [row["gbps"] for row in rows], "o", color=tone, markersize=5,
+                  label=f"buffers of {kib} KiB")
+    first = min(record.rows, key=_kib_loading)
+    torch_gbps = first["gbps"] / first["ratio"]
+    reach = torch_gbps / first["gbps"] * _kib_loading(first)
+    axes.plot([0, reach], [0, torch_gbps], ":", color=plots.GREY, linewidth=1.2,
+              label="Little's law with the latency of the smallest buffer")
+    axes.axhline(torch_gbps, color=plots.colour("torch"), linewidth=1, linestyle="--", label=first["peer"])
+    axes.set(xlabel="KiB under way per SM: (stages − 1) × buffer, or one buffer", ylabel="GB/s", xlim=(0, None),
+             ylim=(0, 1.12 * torch_gbps))
     axes.legend(fontsize=7, frameon=False, loc="lower right")
     return figure
 
 
-def little_table(record, kib: int = 8) -> results.Table:
-    """Return, for rings of buffers of `kib` KiB, what n times one buffer predicts and what was measured."""
-    one = _one_buffer_gbps(record.rows, kib)
-    rows = [{"buffers": row["stages"], "KiB in flight per SM": row["stages"] * kib,
-             "GB/s, n × one buffer": row["stages"] * one, "GB/s, measured": row["gbps"], "× torch": row["ratio"]}
-            for row in record.rows if row["kib"] == kib]
-    return results.table(rows, f"buffers of {kib} KiB, {record.label()}")
+def little_table(record) -> results.Table:
+    """Return the rings in the order of the KiB that they have under way; the caption has the smallest one's latency."""
+    rows = [{"KiB under way per SM": _kib_loading(row), "stages": row["stages"], "KiB per buffer": row["kib"],
+             "GB/s": row["gbps"], "× torch": row["ratio"]} for row in sorted(record.rows, key=_kib_loading)]
+    first = min(record.rows, key=_kib_loading)
+    turn_us = first["kib"] * 1024 * record.device["sms"] / (first["gbps"] / 2) / 1e3
+    turn = f"a buffer of {first['kib']} KiB is loaded and stored in {turn_us:.2f} µs"
+    return results.table(rows, f"{record.label()}; {turn}")

@@ -78,7 +78,7 @@ def test_sizes_have_at_most_18_digits():
         assert len(str(caught.value)) < 150
 
 
-@pytest.mark.parametrize("shown", ["one line", "x" * 10**6])
+@pytest.mark.parametrize("shown", ["one line", "x" * 10**6], ids=["short", "long"])
 def test_a_reader_that_goes_away_ends_the_process_silently(shown):
     """Standard output is flushed early for a long text, and only at the end for a short one."""
     code = f"from tilelab import cli; cli.run_main(lambda: print({shown[0]!r} * {len(shown)}))"

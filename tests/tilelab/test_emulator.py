@@ -155,6 +155,16 @@ def test_lanes_that_do_not_meet_are_named(body, reason):
             run_warps(source)
 
 
+def test_an_access_to_memory_that_does_not_exist_ends_the_run_and_not_the_process():
+    source = """extern "C" __global__ void warp(const float* x, float* out, int* votes) {
+        out[threadIdx.x] = x[threadIdx.x + (1ll << 44) * (threadIdx.x == 3)];
+    }"""
+    for _ in range(3):
+        with pytest.raises(emulator.EmulationError, match="block 0, thread 3: reads or writes at address 0x"):
+            run_warps(source)
+    assert run_warps(WARP)[1].isfinite().all()
+
+
 def test_a_value_of_another_lane_needs_a_sync():
     """A lane runs until it waits, so what it reads too early is not there yet."""
     source = """extern "C" __global__ void warp(const float* x, float* out, int* votes) {

@@ -76,6 +76,7 @@ extern "C" const char* run_emulated(const u32* grid, const u32* block, void** va
     tensors.clear();
     for (u32 i = 0; i < count; ++i) tensors.push_back({{ranges[2 * i], ranges[2 * i + 1]}});
     kernel_call = [&] {{ {name}({arguments}); }};
+    const CatchWildAccess guard;
     for (blockIdx.z = 0; blockIdx.z < gridDim.z && failure.empty(); ++blockIdx.z)
         for (blockIdx.y = 0; blockIdx.y < gridDim.y && failure.empty(); ++blockIdx.y)
             for (blockIdx.x = 0; blockIdx.x < gridDim.x && failure.empty(); ++blockIdx.x) {{
@@ -98,7 +99,8 @@ extern "C" const char* run_emulated(const u32* grid, const u32* block, void** va
                        "-o", os.fspath(built)]
             done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise cuda.CompileError(f"cell does not compile for the emulator:\n{done.stderr.strip()[:2000]}")
+                first = next((line for line in done.stderr.splitlines() if "error" in line), "")
+                raise cuda.CompileError(f"the cell does not compile for the emulator: {first}\n{done.stderr[:2000]}")
             built.replace(path)
     library = ctypes.CDLL(os.fspath(path))
     library.run_emulated.restype = ctypes.c_char_p

@@ -33,8 +33,9 @@ inline void mbarrier_wait(u32 address, u32 parity) {
     emulator::wait_until([&barrier, parity] { return (barrier.phase & 1) != (parity & 1); }, [&barrier, address, parity] {
         char text[300];
         snprintf(text, sizeof text, "for parity %u of the mbarrier at shared address %u. Its phase %u (parity %u) still "
-                 "lacks %d of %d arrivals and %ld bytes", parity & 1, address, barrier.phase, barrier.phase & 1,
-                 barrier.pending, barrier.arrivals, barrier.bytes);
+                 "lacks %d of %d arrivals and %s", parity & 1, address, barrier.phase, barrier.phase & 1,
+                 barrier.pending, barrier.arrivals, (barrier.bytes >= 0 ? std::to_string(barrier.bytes) + " bytes" :
+                 "has got " + std::to_string(-barrier.bytes) + " bytes that were not announced").c_str());
         return std::string(text);
     });
 }

@@ -6,6 +6,7 @@
 // on the engine's speed. The engine sees shared memory through a copy of its own (the async proxy), which is brought up
 // to date by fence_proxy_async.
 #pragma once
+#include <signal.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -125,6 +126,35 @@ inline size_t shared_bytes() { return __stop_emulated_shared - __start_emulated_
     setcontext(&scheduler);
     abort();
 }
+
+// While this lives, an access to memory that does not exist ends the run with a sentence, not the process.
+class CatchWildAccess {
+    static inline u8 stack[64 << 10];
+    struct sigaction before[2];
+    stack_t stack_before;
+
+    static void say(int, siginfo_t* info, void*) {
+        fail("reads or writes at address 0x%llx, where no memory is: an index is out of range, or was read too early",
+             reinterpret_cast<u64>(info->si_addr));
+    }
+
+public:
+    CatchWildAccess() {
+        stack_t own = {};
+        own.ss_sp = stack, own.ss_size = sizeof stack;
+        sigaltstack(&own, &stack_before);
+        struct sigaction action = {};
+        action.sa_sigaction = say;
+        action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+        sigaction(SIGSEGV, &action, &before[0]);
+        sigaction(SIGBUS, &action, &before[1]);
+    }
+    ~CatchWildAccess() {
+        sigaction(SIGSEGV, &before[0], nullptr);
+        sigaction(SIGBUS, &before[1], nullptr);
+        sigaltstack(&stack_before, nullptr);
+    }
+};
 
 inline u8* own_view(u32 tile) { return __start_emulated_shared + tile; }
 
@@ -310,7 +340,8 @@ inline void run_block() {
     for (auto& operation : operations)
         if (operation.is_load || !operation.read) {
             failure = "block " + std::to_string(blockIdx.x) + " ended while the copy engine " +
-                      (operation.is_load ? "was still writing" : "had not yet read") + " its shared memory";
+                      (operation.is_load ? "was still writing" : "had not yet read") + " its shared memory" +
+                      (operation.is_load || operation.committed ? "" : ": a store was not committed with bulk_commit");
             return;
         }
     while (!operations.empty()) complete_one();
