@@ -50,6 +50,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.gpu)
         if here.capability is None and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=f"{NO_GPU}: {here.describe()}"))
+    if beside:
+        # A process begins with a share of neighbours in this order, so the longest tests are spread over it.
+        long = [item for item in items if item.get_closest_marker("notebook") or item.get_closest_marker("browser")]
+        others = [item for item in items if item not in long]
+        share = len(others) // max(len(long), 1)
+        items[:] = [item for number, each in enumerate(long)
+                    for item in (each, *others[number * share:(number + 1) * share])] + others[len(long) * share:]
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -136,7 +136,7 @@ ASKED = [
     ("ch14_blockscaled_decode", {"name": "decode", "tokens": 16}, min, 1.4),
     # Asked for was 1.15; while a tile ends, no tensor core works.
     ("ch14_blockscaled_epilogue", {"name": "all fused", "shape": impacts.EPILOGUE_SHAPES[:1]}, min, 1.04),
-    # Asked for was 1.02, which three of four recordings reached (1.020 to 1.028); the last one gave 1.011.
+    # Asked for was 1.02; five recordings gave 1.020, 1.024, 1.028, 1.011 and 1.017.
     ("ch14_compiled_cells", {"workload": "mlp", "name": "default"}, min, 1.00),
     *(("ch14_descriptors_speed", {"op": op, "name": BY_DESCRIPTOR}, max, 0.98) for op in ("copy", "add")),
     *(("ch14_mx_formats_speed", {"format": form, "what": tuple(mx_formats.configs(form))}, max, least)

@@ -29,6 +29,7 @@ METRICS = {"dram_percent": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
            "sm_percent": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
            "issue_percent": "sm__inst_issued.avg.pct_of_peak_sustained_elapsed",
            "instructions": "smsp__inst_executed.sum",
+           "wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",  # of shared memory
            "ns": "gpu__time_duration.sum"}
 
 

@@ -6,14 +6,15 @@ import numpy
 from matplotlib import colormaps
 from matplotlib.patches import Polygon
 
-from tilelab import plots
+from tilelab import plots, results
 from tilelab.diagrams import box, canvas, lighten, write
 
 LANES = 32  # of a warp
 SECTOR, LINE = 32, 128  # bytes: the smallest transfer from memory, and a line of a cache
 BANKS = 32  # of shared memory, each 4 bytes wide
 NARROW, WIDE = 2, 16  # bytes that a lane loads
-BLUE, ORANGE = map(plots.colour, ("best", "proposed"))
+BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
+PALE = "#eeeeee"
 
 
 def coalescing_picture() -> plots.Picture:
@@ -21,7 +22,7 @@ def coalescing_picture() -> plots.Picture:
 
     The upper part is the field note's: one load from the row before the target, one from the row after it.
     """
-    title = "Two loads of 64 bytes are not one of 128; 16 bytes a lane make 512"
+    title = "Two loads of 64 bytes are not one of 128; 16 bytes per lane make 512"
     figure, axes = canvas(title, f"a row of 256 features of bf16; thin lines separate sectors of {SECTOR} bytes, thick "
                           f"lines cache lines of {LINE}", plots.SIZE[0], 3.15)
     x, right, deep, fan, row_bytes = 0.32, plots.SIZE[0] - 0.32, 0.17, 0.3, LANES * WIDE
@@ -52,7 +53,7 @@ def coalescing_picture() -> plots.Picture:
                                    facecolor=shade(tone, lane * stride, 0.2), zorder=0.5))
 
     y = 2.5
-    write(axes, x, y + 0.28, "2 bytes a lane, two loads", "left", 8, fontweight="bold")
+    write(axes, x, y + 0.28, "2 bytes per lane, two loads", "left", 8, fontweight="bold")
     write(axes, right, y + 0.28, "the note: 32 threads × 2 bytes × 2 loads = 128 B", "right", color=plots.GREY)
     for up, tone, name in ((0, BLUE, "left"), (1, ORANGE, "right")):
         row = y - 2 * (deep + fan) * up
@@ -61,7 +62,7 @@ def coalescing_picture() -> plots.Picture:
         write(axes, right, row - 0.09 + (deep + 0.18) * up, f"{name} row: 32 × 2 B = 64 B = 2 sectors", "right")
     draw_lanes(y - fan - deep)
     y = 0.93
-    write(axes, x, y + 0.28, "16 bytes a lane, one load", "left", 8, fontweight="bold")
+    write(axes, x, y + 0.28, "16 bytes per lane, one load", "left", 8, fontweight="bold")
     write(axes, right, y + 0.28, "32 × 16 B = 512 B = 16 sectors = 4 lines", "right")
     draw_lanes(y)
     connect(y, y - 0.2, WIDE, BLUE)
@@ -114,14 +115,14 @@ def search_picture() -> plots.Picture:
     targets = [(lane + 0.5) * (sources - 1) / LANES for lane in range(LANES)]
     one = targets[LANES * 5 // 8]  # the target of the first two panels
     searches = [binary_search_reads(sources, target) for target in targets]
-    panels = (("One search a thread", "a broadcast a step: no more reads than by lane 0 alone",
+    panels = (("One search per thread", "a broadcast per step: no more reads than by lane 0 alone",
                [[word] * LANES for word in binary_search_reads(sources, one)], 1),
               ("Ballot", f"{LANES} lanes compare {LANES} pivots at once", ballot_search_reads(sources, one), 1),
-              ("A target a lane", f"{LANES} searches side by side",
+              ("A target per lane", f"{LANES} searches side by side",
                list(itertools.zip_longest(*searches, fillvalue=-1)), LANES))
     costs = [sum(map(count_wavefronts, steps)) for *_, steps, _ in panels]
     first, second, third = (_format(cost / found) for cost, (*_, found) in zip(costs, panels))
-    title = f"A target a lane takes {third} reads, a ballot {second}, a search a thread {first}"
+    title = f"A target per lane takes {third} reads, a ballot {second}, a search per thread {first}"
 
     high, head = 0.13, 0.38
     height = 1.25 + sum(head + high * len(steps) for *_, steps, _ in panels)
@@ -158,4 +159,134 @@ def search_picture() -> plots.Picture:
             write(axes, at, y + high * len(steps) / 2, _format(value), "right", 9)
     write(axes, x, y - 0.1, "lane 0", "left", color=plots.GREY)
     write(axes, x + width, y - 0.1, f"lane {LANES - 1}", "right", color=plots.GREY)
+    return figure
+
+
+def count_search_wavefronts(sources: int = 1024, targets: int = 2048) -> list[dict]:
+    """Return, for three ways to search, the steps and the wavefronts per target, by the model of `count_wavefronts`.
+
+    The source times and the targets are spread evenly. A warp step is one comparison by a warp.
+    """
+    at = [(target + 0.5) * (sources - 1) / targets for target in range(targets)]
+    single = [binary_search_reads(sources, target) for target in at]
+    groups = [list(itertools.zip_longest(*single[first:first + LANES], fillvalue=-1))
+              for first in range(0, targets, LANES)]
+    searches = {"32 lanes read one word": [[[word] * LANES for word in reads] for reads in single],
+                "lane 0 reads alone": [[[word] for word in reads] for reads in single],
+                "32 lanes read 32 pivots": [ballot_search_reads(sources, target) for target in at[::16]],
+                "32 lanes search 32 targets": groups}
+    rows = []
+    for name, runs in searches.items():
+        found = len(runs) * (LANES if runs is groups else 1)
+        steps, wavefronts = sum(map(len, runs)), sum(count_wavefronts(step) for run in runs for step in run)
+        rows.append({"search": name, "steps": steps / len(runs), "warp steps per target": steps / found,
+                     "wavefronts per target": wavefronts / found})
+    return rows
+
+
+def wavefront_table() -> results.Table:
+    """Return the table of `count_search_wavefronts` for the problem of the notebook."""
+    return results.table(count_search_wavefronts(), "counted, not measured: 1,024 sources, 2,048 targets")
+
+
+def draw_banks(sources: int = 1024, padded: bool = False) -> plots.Picture:
+    """Draw which banks of shared memory the lanes read in one step of a binary search and of a ballot search.
+
+    With `padded`, one unused word stands after every 32 source times.
+    """
+    target = sources * 0.37
+    steps = (("one word for 32 lanes", [binary_search_reads(sources, target)[0]] * LANES),
+             ("32 pivots, first step", ballot_search_reads(sources, target)[0]),
+             ("32 pivots, second step", ballot_search_reads(sources, target)[1]))
+    steps = [(name, [word + word // BANKS * padded for word in words]) for name, words in steps]
+    most = max(count_wavefronts(words) for _, words in steps)
+    figure, axes = canvas(f"A bank gives one word per wavefront: a step takes up to {most}", "", plots.SIZE[0], 2.6)
+    left, wide, low, high = 1.35, 0.098, 0.42, 0.36
+    for row, (name, words) in enumerate(steps):
+        y = 1.72 - row * 0.62
+        read = {bank: len({word for word in words if word >= 0 and word % BANKS == bank}) for bank in range(BANKS)}
+        write(axes, left - 0.08, y + high / 2, name, "right", 7.5)
+        for bank in range(BANKS):
+            box(axes, left + bank * wide, y, wide, high, PALE, "white", linewidth=0.6)
+            if read[bank]:
+                box(axes, left + bank * wide, y, wide, high * (0.15 + 0.85 * read[bank] / LANES),
+                    ORANGE if read[bank] > 1 else BLUE, "white", linewidth=0.6)
+        count = count_wavefronts(words)
+        write(axes, left + BANKS * wide + 0.08, y + high / 2, f"{count} wavefront{'s' * (count > 1)}", "left", 7.5)
+    write(axes, left, low - 0.18, "bank 0", "left", color=plots.GREY)
+    write(axes, left + BANKS * wide, low - 0.18, "bank 31", "right", color=plots.GREY)
+    write(axes, left + BANKS * wide / 2, low - 0.32, "height: how many different words of this bank the lanes read")
+    return figure
+
+
+def draw_who_searches() -> plots.Picture:
+    """Draw when warps search and load: each for its own targets, or a block together for a chunk. A model."""
+    figure, axes = canvas("Search together first, and every warp has loads under way all the time", "a model, not "
+                          "measured; widths are not to scale between the two parts", plots.SIZE[0], 2.85)
+    left, step, high, pitch = 0.75, 0.205, 0.2, 0.25
+
+    def draw(y, name, spans):
+        write(axes, left - 0.06, y + high / 2, name, "right")
+        for begin, width, tone, text in spans:
+            box(axes, left + begin * step, y, width * step, high, tone, "white", linewidth=0.6)
+            write(axes, left + (begin + width / 2) * step, y + high / 2, text)
+
+    search, load, blend = lighten(ORANGE), lighten(BLUE), lighten(GREEN)
+    write(axes, 0.1, 2.33, "a search per warp: each target waits for its search, then for its rows", "left", 8,
+          fontweight="bold")
+    for warp in range(3):
+        spans = []
+        for turn in range(2):
+            begin = turn * 11 + 0.5 * warp
+            spans += [(begin, 6, search, f"search {3 * turn + warp}"), (begin + 6, 4, load, f"rows {3 * turn + warp}"),
+                      (begin + 10, 1, blend, "")]
+        draw(2.02 - pitch * warp, f"warp {warp}", spans)
+    write(axes, 0.1, 1.27, "a search per block: one pass finds 32 targets per warp, then all rows are independent",
+          "left", 8, fontweight="bold")
+    for warp, first in enumerate(((0, 6, search, "search 0 … 31"), (0, 6, search, "search 32 … 63"),
+                                  (0, 6, PALE, "waits"))):
+        draw(0.96 - pitch * warp, f"warp {warp}",
+             [first, *((6.2 + 4.0 * turn, 4, load, f"rows {3 * turn + warp}") for turn in range(4))])
+    axes.plot([left + 6.1 * step] * 2, [0.4, 1.18], color="black", linewidth=1)
+    write(axes, left + 6.1 * step, 0.3, "__syncthreads")
+    return figure
+
+
+def draw_chunk() -> plots.Picture:
+    """Draw what a block of the shared search does with a chunk: stage the times, search, blend."""
+    figure, axes = canvas("A chunk is searched once; then all threads share its rows", "",
+                          plots.SIZE[0], 2.75)
+
+    def arrow(start, end, tone=plots.GREY):
+        axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": tone, "linewidth": 1.2, "shrinkA": 0,
+                                                  "shrinkB": 0})
+
+    for x, name in ((0.1, "1. stage the times"), (1.95, "2. a target per thread"), (3.7, "3. an element per thread")):
+        write(axes, x, 2.42, name, "left", 8, fontweight="bold")
+    box(axes, 0.1, 1.95, 1.5, 0.26, PALE)
+    write(axes, 0.85, 2.08, "source_times, 1 batch")
+    box(axes, 0.1, 1.05, 1.5, 0.36, lighten(ORANGE))
+    write(axes, 0.85, 1.23, "shared memory: times")
+    arrow((0.85, 1.95), (0.85, 1.42))
+    write(axes, 0.92, 1.68, "256 threads", "left")
+    for lane in range(6):
+        x = 1.95 + 0.245 * lane
+        box(axes, x, 1.72, 0.21, 0.26, lighten(BLUE), "white")
+        write(axes, x + 0.105, 1.85, f"t{lane}" if lane < 5 else "…")
+        box(axes, x, 1.05, 0.21, 0.36, lighten(ORANGE), "white")
+        arrow((x + 0.105, 1.72), (x + 0.105, 1.42))
+    write(axes, 2.68, 2.1, "64 threads search 64 targets")
+    write(axes, 2.68, 0.92, "shared memory: found = (left row, weight)")
+    arrow((1.6, 1.3), (1.93, 1.8))
+    for row in range(3):
+        y = 1.72 - 0.33 * row
+        write(axes, 3.7, y + 0.13, f"target {row}" if row < 2 else "…", "left")
+        for column in range(8):
+            box(axes, 4.12 + 0.155 * column, y, 0.15, 0.26, lighten(GREEN), "white")
+    write(axes, 4.55, 2.1, "256 threads, 64 × 128 elements")
+    arrow((3.4, 1.23), (3.68, 1.5))
+    write(axes, 0.1, 0.62, "__syncthreads after 1: all times are there before anyone searches.", "left")
+    write(axes, 0.1, 0.44, "__syncthreads after 2: all targets are found before anyone blends.", "left")
+    write(axes, 0.1, 0.2, "A target is searched once per chunk, not once per element or per warp.", "left",
+          color=plots.GREY)
     return figure

@@ -15,6 +15,10 @@ PICTURES = {
     "one stage": lambda: figures.ring_picture(stages=1),
     "coalescing": resample_figures.coalescing_picture,
     "search": resample_figures.search_picture,
+    "banks": resample_figures.draw_banks,
+    "padded banks": lambda: resample_figures.draw_banks(padded=True),
+    "who searches": resample_figures.draw_who_searches,
+    "chunk": resample_figures.draw_chunk,
 }
 
 
@@ -80,5 +84,17 @@ def test_wavefronts():
 
 
 def test_search_picture_counts():
-    title = "A target a lane takes 0.16 reads, a ballot 1, a search a thread 5"
+    title = "A target per lane takes 0.16 reads, a ballot 1, a search per thread 5"
     assert resample_figures.search_picture().get_suptitle() == title
+
+
+def test_a_search_per_thread_takes_a_thirtieth_of_the_wavefronts_of_a_search_per_warp():
+    lanes, alone, ballot, threads = (row["wavefronts per target"] for row in resample_figures.count_search_wavefronts())
+    assert lanes == alone == pytest.approx(10, abs=0.01), "a broadcast costs no more than a read by one lane"
+    assert ballot == 33, "32 for the first pivots, which share a bank, and one for the second"
+    assert threads == pytest.approx(lanes / 30, rel=0.05)
+
+
+def test_padding_removes_the_bank_conflict_of_the_ballot():
+    assert "up to 32" in resample_figures.draw_banks().get_suptitle()
+    assert "up to 1" in resample_figures.draw_banks(padded=True).get_suptitle()

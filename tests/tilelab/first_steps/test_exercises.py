@@ -12,8 +12,7 @@ KERNELS = cuda_magic.notebook_kernels(NOTEBOOKS / "00_start.ipynb")
 SOLUTIONS = cuda_magic.notebook_kernels(NOTEBOOKS / "solutions" / "00_start.ipynb")
 SIZES = {16: True, 1000: False, 4000: True, 32768: True, 262144: False}
 
-pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++"),
-              pytest.mark.skipif(not SOLUTIONS, reason="the notebook's cells hold no kernels yet")]
+pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
 
 
 def answer(kernel, change=("", "")):
