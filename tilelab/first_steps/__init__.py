@@ -128,8 +128,8 @@ def _bulk_copy() -> str:
 def _resample() -> str:
     first, last = (find_rows("ch07_resample_versions", version=name)[0]["ratio"] for name in ("search_per_thread",
                                                                                              "vectors"))
-    return (f"with a search per thread a kernel reaches {first:.2f} of a copy's speed, with a shared search and 16-byte "
-            f"loads {last:.2f}")
+    return (f"with a search per thread a kernel reaches {first:.2f} of a copy's speed, with a shared search and "
+            f"16-byte loads {last:.2f}")
 
 
 def _tile_pipeline() -> str:
