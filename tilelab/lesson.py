@@ -14,6 +14,8 @@ import os
 import re
 from collections.abc import Callable, Sequence
 
+import torch
+
 from tilelab import bench, cuda_magic, device, emulator, results
 from tilelab.worker_pool import ROOT
 
@@ -37,6 +39,26 @@ def require_written(kernel: cuda_magic.CudaKernel) -> None:
     """Raise NotImplementedError where the body of a kernel still consists of a comment "your ..."."""
     if re.search(r"{\s*// your [^}]*}\s*$", kernel.source):
         raise NotImplementedError
+
+
+GUARD_BYTES, GUARD = 1 << 15, 0x5A  # around an output that is checked; no kernel may change them
+
+
+def make_guarded(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a copy of a 1-D tensor inside a larger buffer of bytes, and the buffer, for `find_fault`."""
+    buffer = torch.full((tensor.nbytes + 2 * GUARD_BYTES,), GUARD, dtype=torch.uint8, device=tensor.device)
+    inside = buffer[GUARD_BYTES:-GUARD_BYTES].view(tensor.dtype)
+    inside.copy_(tensor)
+    return inside, buffer
+
+
+def find_fault(out: torch.Tensor, buffer: torch.Tensor, wrong: torch.Tensor) -> str:
+    """Return "" or what is wrong with a guarded output: elements, as `wrong` marks them, or the memory around it."""
+    if count := int(wrong.sum()):
+        first = int(wrong.nonzero()[0])
+        return f"{count:,} of {out.numel():,} elements are wrong, the first at index {first:,}"
+    around = torch.cat([buffer[:GUARD_BYTES], buffer[-GUARD_BYTES:]])
+    return "memory outside of out was overwritten" if bool((around != GUARD).any()) else ""
 
 
 def run_everywhere(run: Callable[[str], str]) -> str:

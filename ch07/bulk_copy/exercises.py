@@ -31,32 +31,14 @@ def make_axpy_inputs(nbytes: int = LARGE // 2, where="cuda") -> list[torch.Tenso
     return [x, y, torch.full_like(x, float("nan"))]
 
 
-def _guarded(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a copy of `tensor` inside a larger buffer, and the buffer."""
-    guard = 4096 // tensor.element_size()
-    buffer = torch.zeros(tensor.numel() + 2 * guard, dtype=tensor.dtype, device=tensor.device)
-    inside = buffer[guard:-guard]
-    inside.copy_(tensor)
-    return inside, buffer
-
-
-def _find_fault(out: torch.Tensor, buffer: torch.Tensor, wrong: torch.Tensor) -> str:
-    """Return "" or what is wrong with an output: elements, or the memory around it."""
-    if count := int(wrong.sum()):
-        first = int(wrong.nonzero()[0])
-        return f"{count:,} of {out.numel():,} elements are wrong, the first at index {first:,}"
-    out.zero_()
-    return "memory outside of out was overwritten" if bool(buffer.any()) else ""
-
-
 def check_copy(prepare: Callable, tile_bytes: int = TILE_BYTES) -> str:
     """Run a copy on one tile, a few and many; return "" or what is wrong. `prepare(x, out)` returns the launch."""
     def run(where: str) -> str:
         for tiles in (1, 5, 67 if where == "cpu" else 4099):
             x, wrong = make_copy_inputs(tiles * tile_bytes, where)
-            out, buffer = _guarded(wrong)
+            out, buffer = lesson.make_guarded(wrong)
             prepare(x, out)()
-            if fault := _find_fault(out, buffer, out != x):
+            if fault := lesson.find_fault(out, buffer, out != x):
                 return f"{tiles} tiles: {fault}"
         return ""
     return lesson.run_everywhere(run)
@@ -67,10 +49,10 @@ def check_axpy(prepare: Callable) -> str:
     def run(where: str) -> str:
         for tiles in (1, 5, 41 if where == "cpu" else 4099):
             x, y, nan = make_axpy_inputs(tiles * TILE_BYTES, where)
-            out, buffer = _guarded(nan)
+            out, buffer = lesson.make_guarded(nan)
             prepare(x, y, out)()
             error = (out.double() - (A * x.double() + y.double())).abs()
-            if fault := _find_fault(out, buffer, ~(error <= 1e-6 * (A * x.abs() + y.abs()).clamp(min=1e-3))):
+            if fault := lesson.find_fault(out, buffer, ~(error <= 1e-6 * (A * x.abs() + y.abs()).clamp(min=1e-3))):
                 return f"{tiles} tiles: {fault}"
         return ""
     return lesson.run_everywhere(run)
@@ -96,9 +78,9 @@ def check_scale(kernel) -> None:
 
     def run(where: str) -> str:
         x, wrong = torch.randn(13 * 256, device=where), torch.full((13 * 256,), float("nan"), device=where)
-        out, buffer = _guarded(wrong)
+        out, buffer = lesson.make_guarded(wrong)
         kernel.prepare(13, 256, (A, x, out))()
-        return _find_fault(out, buffer, out != A * x)
+        return lesson.find_fault(out, buffer, out != A * x)
 
     fault = lesson.run_everywhere(run)
     assert not fault, fault

@@ -75,24 +75,6 @@ def by_chunk(kernel, blocks: int = 0, smem_bytes: int = 0) -> Callable:
     return prepare
 
 
-def _guarded(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a copy of a 1-D tensor inside a larger buffer, with room for a chunk of rows around it, and the buffer."""
-    guard = CHUNK * DEPTH
-    buffer = torch.zeros(tensor.numel() + 2 * guard, dtype=tensor.dtype, device=tensor.device)
-    inside = buffer[guard:-guard]
-    inside.copy_(tensor)
-    return inside, buffer
-
-
-def _find_fault(out: torch.Tensor, buffer: torch.Tensor, wrong: torch.Tensor) -> str:
-    """Return "" or what is wrong with an output: elements, or the memory around it."""
-    if count := int(wrong.sum()):
-        first = int(wrong.nonzero()[0])
-        return f"{count:,} of {out.numel():,} elements are wrong, the first at index {first:,}"
-    out.zero_()
-    return "memory outside of out was overwritten" if bool(buffer.any()) else ""
-
-
 def find_wrong(features, source_times, target_times, out) -> torch.Tensor:
     """Return where `out` differs from `spec` by more than a few roundings of the larger neighbour."""
     expected = spec(features, source_times, target_times)
@@ -110,10 +92,10 @@ def check_version(prepare: Callable, shapes=SMALL) -> str:
         for batches, sources, targets in shapes if where == "cpu" else (*shapes, (16, TIMES, 2048)):
             for odd in (False, sources > 2):
                 *given, nan = make_inputs((batches, sources, targets, DEPTH), where, odd)
-                out, buffer = _guarded(nan.flatten())
+                out, buffer = lesson.make_guarded(nan.flatten())
                 prepare(*given, out.view(nan.shape))()
                 wrong = find_wrong(*given, out.view(nan.shape)).flatten()
-                if fault := _find_fault(out, buffer, wrong):
+                if fault := lesson.find_fault(out, buffer, wrong):
                     return f"B, S, T = {batches}, {sources}, {targets}{', odd times' * odd}: {fault}"
         return ""
     return lesson.run_everywhere(run)
@@ -164,10 +146,10 @@ def check_search(kernel) -> None:
                 _, source_times, target_times = experiments.make_inputs(batches, sources, targets, 1, torch.float32,
                                                                         odd, where)
                 expected = (torch.searchsorted(source_times, target_times, right=True) - 1).clamp(0, sources - 2).int()
-                out, buffer = _guarded(torch.full_like(expected, -1).flatten())
+                out, buffer = lesson.make_guarded(torch.full_like(expected, -1).flatten())
                 chunks = -(-targets // CHUNK)
                 kernel.prepare(batches * chunks, 256, (source_times, target_times, out, sources, targets, chunks))()
-                if fault := _find_fault(out, buffer, out != expected.flatten()):
+                if fault := lesson.find_fault(out, buffer, out != expected.flatten()):
                     return f"B, S, T = {batches}, {sources}, {targets}{', odd times' * odd}: {fault}"
         return ""
 
@@ -189,11 +171,11 @@ def check_blend(kernel) -> None:
             left = torch.randint(0, 89, (targets,), device=where).sort().values.int()
             left = torch.minimum(left, left[torch.arange(targets, device=where) // 16 * 16] + 62)
             u, w, at = (1 - weights)[:, None], weights[:, None], left.long()
-            out, buffer = _guarded(torch.full((targets * DEPTH,), float("nan"), device=where))
+            out, buffer = lesson.make_guarded(torch.full((targets * DEPTH,), float("nan"), device=where))
             kernel.prepare(-(-targets // 16), 256, (features, left, weights, out, targets), 64 * DEPTH * 4)()
             scale = features[at].abs() + features[at + 1].abs()
             wrong = ~((out.view(targets, DEPTH) - (u * features[at] + w * features[at + 1])).abs() <= 1e-6 * scale)
-            if fault := _find_fault(out, buffer, wrong.flatten()):
+            if fault := lesson.find_fault(out, buffer, wrong.flatten()):
                 return f"{targets} targets: {fault}"
         return ""
 
