@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import textwrap
 import zlib
@@ -41,12 +42,28 @@ Key = str | Callable[[dict], object]
 
 
 class Picture(Figure):
-    """A matplotlib Figure that a notebook shows once with any backend, and that pyplot does not keep alive."""
+    """A matplotlib Figure that a notebook shows once with any backend, and that pyplot does not keep alive.
+
+    Its alternative text, for readers who cannot see it, is its title, or what `describe` has been given.
+    """
+
+    description = ""
+
+    def describe(self, text: str) -> Picture:
+        """Return the picture, with `text` as its alternative text: one or two sentences that say what it shows."""
+        self.description = text
+        return self
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
         self.savefig(buffer, format="png")
         return buffer.getvalue()
+
+    def _repr_mimebundle_(self, **_) -> tuple[dict, dict]:
+        """Return the picture and its alternative text, which a notebook keeps beside it."""
+        title = " ".join(self.get_suptitle().replace("\\$", "$").split())
+        png = base64.b64encode(self._repr_png_()).decode()
+        return {"image/png": png}, {"image/png": {"alt": self.description or title}}
 
 
 def colour(name: str) -> str:
