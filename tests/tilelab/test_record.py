@@ -21,6 +21,7 @@ def notebooks(monkeypatch, tmp_path):
     here = device.Device("NVIDIA H200", (9, 0), "sm_90a")
     monkeypatch.setattr(device, "current", lambda: here)
     monkeypatch.setattr(record, "ROOT", tmp_path)
+    monkeypatch.setattr(device, "memory_in_use_gib", dict)  # by the tests that run beside these
     monkeypatch.setenv("TILES_RESULTS", str(tmp_path / "results"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # locks of this test's own: others run beside it
     (tmp_path / "notebooks").mkdir()
