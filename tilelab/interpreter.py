@@ -1,18 +1,23 @@
-"""Mend Triton's interpreter (3.6 and 3.7): exact conversions of bfloat16, and calls in half the time.
+"""Mend Triton's interpreter (3.6 and 3.7): exact conversions and products of bfloat16, and calls in half the time.
 
 The interpreter cuts off the lower half of a float32 to make a bfloat16, which rounds towards zero, and it converts
-subnormal numbers wrongly. A GPU rounds to nearest even. The interpreter also patches the whole of triton.language again
+subnormal numbers wrongly. A GPU rounds to nearest even. `tl.dot` takes the bits of a bfloat16 for an integer, and the
+subnormal numbers of float8e5 for others. The interpreter also patches the whole of triton.language again
 at each call of one kernel function by another, although the launch has done so.
 """
 
 import numpy
+import torch
 import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 _cast = InterpreterBuilder.cast_impl
+_dot = InterpreterBuilder.create_dot
 _patch = interpreter._patch_lang
 _patched = set()  # what the current launch has patched: triton.language, triton.language.core or both
+
+WIDENED = {tl.bfloat16: torch.bfloat16, tl.float8e5: torch.float8_e5m2, tl.float8e4nv: torch.float8_e4m3fn}
 
 
 def _cast_exactly(self, source, kind):
@@ -24,6 +29,18 @@ def _cast_exactly(self, source, kind):
     nearest = bits + 0x7FFF + (bits >> 16 & 1)  # a tie goes to the even number
     return TensorHandle((numpy.where(numpy.isnan(source.data), 0x7FC00000, nearest) >> 16).astype(numpy.uint16),
                         kind.scalar)
+
+
+def _widen(operand):
+    """Return an operand of `tl.dot` in float32, which holds each value of the formats in WIDENED exactly."""
+    if operand.dtype.scalar not in WIDENED:
+        return operand
+    bits = torch.from_numpy(numpy.ascontiguousarray(operand.data))
+    return TensorHandle(bits.view(WIDENED[operand.dtype.scalar]).float().numpy(), tl.float32)
+
+
+def _dot_exactly(self, a, b, *accumulator_and_options):
+    return _dot(self, _widen(a), _widen(b), *accumulator_and_options)
 
 
 def _patch_once(function):
@@ -46,4 +63,5 @@ def _patch_once(function):
 def mend() -> None:
     """Change the interpreter in this process. Compiled kernels stay as they are."""
     InterpreterBuilder.cast_impl = _cast_exactly
+    InterpreterBuilder.create_dot = _dot_exactly
     interpreter._patch_lang = _patch_once

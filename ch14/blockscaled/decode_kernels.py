@@ -256,8 +256,8 @@ def dot_operand(value, FLOAT32: tl.constexpr):
 @triton.jit(do_not_specialize=["M", "N", "blocks"])
 def decode_plain_kernel(x_ptr, weight_ptr, scales_ptr, out_ptr, parts_ptr, arrivals_ptr, M, N, blocks,
                         BLOCK_N: tl.constexpr, TOKENS: tl.constexpr, SHARE: tl.constexpr, FLOAT32: tl.constexpr):
-    # x and out are passed as the bits of bfloat16. The interpreter multiplies in float32 (FLOAT32), because its
-    # products of bfloat16 are wrong.
+    # x and out are passed as the bits of bfloat16. The interpreter multiplies in float32 (FLOAT32), because
+    # Triton's own gets products of bfloat16 wrong.
     n = tl.program_id(0) * BLOCK_N
     share = tl.program_id(1)
     shares = tl.num_programs(1)

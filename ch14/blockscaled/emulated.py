@@ -167,7 +167,7 @@ def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config
         factor_a, factor_b = torch.empty(2, 4, device=where)  # each starts at a multiple of 16 bytes, like `pair`
         steps.append(lambda: factors_kernel[(1,)](a.pair, weight.pair, factor_a, factor_b, num_warps=1))
     c = out if _is_describable(out) else torch.empty(m, wide, dtype=out.dtype, device=where)
-    if is_interpreted():  # the interpreter's products of bf16 are wrong, and it rounds to bf16 otherwise
+    if is_interpreted():  # in float32: Triton's own interpreter multiplies and rounds bf16 wrongly
         narrow, (left, right) = (left, right), (left.float(), right.float())
         steps += [lambda: left.copy_(narrow[0]), lambda: right.copy_(narrow[1])]
         c = torch.empty(m, wide, dtype=torch.float32, device=where)

@@ -1,5 +1,6 @@
 """Kernels that the interpreter gets right since it is mended; compiled ones are right without."""
 
+import pytest
 import torch
 import triton
 import triton.language as tl
@@ -43,6 +44,29 @@ def test_bfloat16_has_the_bits_of_torch():
     found, wanted = convert(x, torch.bfloat16), x.bfloat16()
     assert torch.equal(found.isnan(), wanted.isnan())
     assert torch.equal(found.view(torch.int16)[~x.isnan()], wanted.view(torch.int16)[~x.isnan()])
+
+
+@triton.jit
+def dot_kernel(a, b, out, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)
+    tl.store(out + at, tl.dot(tl.load(a + at), tl.load(b + at)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e5m2, torch.float8_e4m3fn])
+def test_products_are_those_of_the_values(dtype):
+    """Each value of the format, subnormal ones too, times 1; and products whose sums are exact in float32."""
+    if dtype.itemsize == 1 and (device.current().capability or (9, 0)) < (8, 9):
+        pytest.skip("this GPU has no products of float8")
+    bits = torch.arange(128, dtype=torch.uint8) if dtype.itemsize == 1 else torch.arange(256, dtype=torch.int16) * 127
+    finite = bits.view(dtype).float()
+    finite = finite[finite.isfinite()]
+    values = torch.cat([finite, -finite]).repeat(5)[:1024].reshape(32, 32)
+    numbers = torch.arange(1024).reshape(32, 32) % 15 - 7
+    for pair in ((values, torch.eye(32)), (numbers, numbers.T)):
+        a, b = (matrix.contiguous().to(WHERE, dtype) for matrix in pair)
+        out = torch.empty(32, 32, device=WHERE)
+        dot_kernel[(1,)](a, b, out, 32)
+        assert torch.equal(out.double(), a.double() @ b.double())
 
 
 def test_functions_call_functions_in_launch_after_launch():
