@@ -21,13 +21,23 @@ def can_profile() -> bool:
     return device.current().has_tma and shutil.which("ncu") is not None
 
 
-def run_ncu(options: Sequence[str], command: Sequence[str]) -> str:
-    """Run `command` under ncu and return the output of both, with ncu's table as CSV. Raises ProfilerUnavailable."""
+def run_ncu(options: Sequence[str], command: Sequence[str], report: str | None = None) -> str:
+    """Run `command` under ncu and return the output of both, with ncu's table as CSV. Raises ProfilerUnavailable.
+
+    With `report`, the path of a file that ends in .ncu-rep, ncu collects its full set of sections and keeps them there.
+    """
     ncu = shutil.which("ncu")
     if ncu is None:
         raise ProfilerUnavailable("ncu is not on the PATH: install Nsight Compute, or read the counters in results/.")
-    done = subprocess.run([ncu, "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base", *options,
-                           *command], capture_output=True, text=True, cwd=worker_pool.ROOT, check=False)
+    run = functools.partial(subprocess.run, capture_output=True, text=True, cwd=worker_pool.ROOT, check=False)
+    table = ["--csv", "--page", "raw", "--print-units", "base"]
+    profile = [ncu, "--clock-control", "none", *options]
+    if report:
+        done = run([*profile, "--set", "full", "--force-overwrite", "--export", report, *command])
+        if not done.returncode:  # ncu prints no table while it writes a report
+            done = run([ncu, *table, "--import", report])
+    else:
+        done = run([*profile, *table, *command])
     output = done.stdout + done.stderr
     if "ERR_NVGPUCTRPERM" in output:
         raise ProfilerUnavailable("this user may not read the GPU's counters: run as root, or have the administrator "
@@ -38,13 +48,15 @@ def run_ncu(options: Sequence[str], command: Sequence[str]) -> str:
     return done.stdout
 
 
-def profile_kernels(command: Sequence[str], kernels: Sequence[str], metrics: Mapping[str, str]) -> list[dict]:
+def profile_kernels(command: Sequence[str], kernels: Sequence[str], metrics: Mapping[str, str],
+                    report: str | None = None) -> list[dict]:
     """Return {"kernel", and each key of `metrics`} of every launch of `kernels` that `command` makes.
 
-    `metrics` maps a key of the rows to the name of the metric in ncu. Raises ProfilerUnavailable.
+    `metrics` maps a key of the rows to the name of the metric in ncu; `report` is run_ncu's. Raises
+    ProfilerUnavailable.
     """
     output = run_ncu(["--kernel-name", f"regex:^({'|'.join(kernels)})$", "--metrics", ",".join(metrics.values())],
-                     command)
+                     command, report)
     table = [line for line in output.splitlines() if line.startswith('"')]
     if len(table) < 3:  # names, units, then a line per launch
         raise ProfilerUnavailable(f"ncu saw no launch of {', '.join(kernels)}.")

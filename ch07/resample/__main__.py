@@ -1,12 +1,13 @@
 """The command line of `ch07.resample`: correctness, performance, the profiler's counters, or a single launch."""
 
 import argparse
+import os
 
 import torch
 
 from ch07 import resample
 from ch07.resample import BEST, ELEMENTS, LADDER, experiments
-from tilelab import build, cli, device
+from tilelab import bench, build, cli, device
 
 MODES = ("correctness", "performance", "ncu", "single_run")
 DTYPES = {str(dtype)[6:]: dtype for dtype in ELEMENTS}
@@ -22,12 +23,21 @@ def _parse_shape(text: str) -> tuple[int, ...]:
     return shape
 
 
+def _parse_iterations(text: str) -> int:
+    if not text.isdecimal() or not 2 <= int(text[:9]) <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text[:60]!r} is not a whole number from 2 to 10,000.")
+    return int(text)
+
+
 def _parse_arguments(argv):
     parser = cli.make_parser("ch07.resample", "Linear interpolation of feature rows between irregular source times.")
     parser.add_argument("--mode", default="correctness", choices=MODES)
     parser.add_argument("--kernel", default="best", metavar="NAME[,NAME…]|best|all", help=f"of {', '.join(LADDER)}")
     parser.add_argument("--shape", type=_parse_shape, default=experiments.PROFILED, metavar="B,S,T,D")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
+    parser.add_argument("--iterations", type=_parse_iterations, default=bench.ROUNDS, metavar="N",
+                        help="rounds of --mode performance, 2 to 10,000; a round times each kernel beside the copy")
+    parser.add_argument("--report", metavar="FILE", help="keep the report of --mode ncu in FILE.ncu-rep")
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
     options = cli.parse_options(parser, argv)
     options.dtype = DTYPES[options.dtype]
@@ -36,6 +46,13 @@ def _parse_arguments(argv):
         parser.error(f"unknown --kernel {options.kernel}; choose best, all or of {', '.join(LADDER)}.")
     if options.target and options.mode != "correctness":
         parser.error(f"--target only compiles; leave out --mode {options.mode}.")
+    if options.report and options.mode != "ncu":
+        parser.error("--report keeps the profiler's report; add --mode ncu.")
+    if options.report:
+        options.report = f"{options.report.removesuffix('.ncu-rep')}.ncu-rep"
+        if reason := cli.unwritable_reason(options.report):
+            parser.error(f"--report takes a file; {reason}.")
+        options.report = os.path.abspath(options.report)
     options.kernels = [name for name in named if experiments.can_run(name, options.shape, options.dtype)]
     if len(options.kernels) < len(named) and options.kernel != "all":
         parser.error("bulk_rows needs rows of a multiple of 16 bytes; a row takes "
@@ -58,12 +75,12 @@ def _run(options) -> list[dict]:
         return [{"kernel": report.job.name, **report.row()} for report in build.disassemble(jobs)]
     device.require("has_tma", "resample", "compile it with --target sm_90a")
     if options.mode == "ncu":
-        return experiments.profile_kernels(kernels, shape, dtype)
+        return experiments.profile_kernels(kernels, shape, dtype, options.report)
     if options.mode == "correctness":
         return [{"kernel": kernel, **experiments.verify(kernel, shape, dtype, odd=shape[1] > 2)} for kernel in kernels]
     if options.mode == "performance":
         return [{"kernel": row["name"], "us": row["ms"] * 1e3 if row.get("ms") else None, **row}
-                for row in experiments.compare_with_copy(shape, kernels, dtype)]
+                for row in experiments.compare_with_copy(shape, kernels, dtype, rounds=options.iterations)]
     given = experiments.make_inputs(*shape, dtype)
     for kernel in kernels:
         resample.resample(*given, config=kernel, validate=False)

@@ -194,15 +194,15 @@ def measure_note_shapes():
 # ---- the profiler
 
 
-def profile_kernels(kernels, shape=PROFILED, dtype=torch.bfloat16) -> list[dict]:
+def profile_kernels(kernels, shape=PROFILED, dtype=torch.bfloat16, report: str | None = None) -> list[dict]:
     """Return the METRICS of one launch of each kernel, run by this topic's command line under Nsight Compute.
 
-    Raises tilelab.profiler.ProfilerUnavailable.
+    Its report is kept in the file `report` (.ncu-rep), if one is named. Raises tilelab.profiler.ProfilerUnavailable.
     """
     command = [sys.executable, "-m", "ch07.resample", "--mode", "single_run", "--kernel", ",".join(kernels),
                "--shape", ",".join(map(str, shape)), "--dtype", str(dtype)[6:]]
     return [{"shape": list(shape), "dtype": str(dtype)[6:], "status": "ok", **row}
-            for row in profiler.profile_kernels(command, kernels, METRICS)]
+            for row in profiler.profile_kernels(command, kernels, METRICS, report)]
 
 
 @profiler.experiment("ch07_resample_ncu", lambda: source(profile_kernels, predicted_percent))

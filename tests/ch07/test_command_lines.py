@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -87,6 +88,10 @@ def test_no_kernel_for_ampere_is_two(capsys, cli, arguments):
     (resample_command, ["--dtype", "float64"], "argument --dtype: invalid choice: 'float64'"),
     (resample_command, ["--mode", "fast"], "argument --mode: invalid choice: 'fast'"),
     (resample_command, ["--target", "sm_42"], "unknown target 'sm_42'"),
+    (resample_command, ["--iterations", "1"], "'1' is not a whole number from 2 to 10,000"),
+    (resample_command, ["--iterations", "9" * 40], "is not a whole number"),
+    (resample_command, ["--report", "kept"], "--report keeps the profiler's report; add --mode ncu"),
+    (resample_command, ["--mode", "ncu", "--report", "/dev/null/kept"], "--report takes a file"),
 ])
 def test_bad_usage_is_one_line_and_two(capsys, cli, arguments, message):
     status, out, err = run(capsys, cli, *arguments)
@@ -142,6 +147,17 @@ def test_bulk_copy_measures(capsys, op):
     status, out, _ = run(capsys, command, "--op", op, "--bytes", str(1 << 26), "--json", "-")
     rows = json.loads(out)["rows"]
     assert status == 0 and all(row["status"] == "ok" and row["ratio"] > 0 and row["gbps"] > 0 for row in rows)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(shutil.which("ncu") is None, reason="ncu is not on the PATH")
+def test_the_profilers_report_is_kept(capsys, tmp_path):
+    status, out, err = run(capsys, resample_command, "--mode", "ncu", "--shape", "2,8,8,128", "--report",
+                           str(tmp_path / "kept"), "--json", "-")
+    if "may not read the GPU's counters" in err:
+        pytest.skip("this user may not read the GPU's counters")
+    assert status == 0 and (tmp_path / "kept.ncu-rep").stat().st_size > 1000
+    assert json.loads(out)["rows"][0]["dram_percent"] > 0
 
 
 @pytest.mark.gpu

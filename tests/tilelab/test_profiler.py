@@ -41,6 +41,15 @@ def test_counters_of_a_launch_are_read(ncu):
     assert words[-3:] == ["python", "-m", "ch07.resample"]
 
 
+def test_a_report_is_kept_and_read(ncu, tmp_path):
+    """ncu prints no table while it writes a report, so the table is read from the report."""
+    asked = ncu(COUNTED)
+    rows = profiler.profile_kernels(["python", "-m", "ch07.resample"], ["vectors"], METRICS,
+                                    str(tmp_path / "a.ncu-rep"))
+    assert [row["percent"] for row in rows] == [88.5]
+    assert asked.read_text().splitlines()[-2:] == ["--import", str(tmp_path / "a.ncu-rep")]
+
+
 @pytest.mark.parametrize("text, status, message", [
     ("==ERROR== ERR_NVGPUCTRPERM - The user may not\n", 1, "this user may not read the GPU's counters"),
     ("", 0, "ncu saw no launch of vectors, bulk_rows"),
