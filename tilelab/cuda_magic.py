@@ -34,7 +34,8 @@ from tilelab import cubin, cuda, device, emulator
 from tilelab.build import SYSTEM_SMEM
 from tilelab.device import target_limits
 
-KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__\w+__\s*\([^)]*\)\s*)*(\w+)\s*\(([^)]*)\)')
+KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+'
+                    r'(?:__\w+__\s*\((?:[^()]|\([^()]*\))*\)\s*)*(\w+)\s*\(([^)]*)\)')  # attributes, name, parameters
 INTEGERS = {"int": ctypes.c_int32, "unsigned": ctypes.c_uint32, "unsigned int": ctypes.c_uint32, "u32": ctypes.c_uint32,
             "long long": ctypes.c_int64, "unsigned long long": ctypes.c_uint64, "u64": ctypes.c_uint64,
             "size_t": ctypes.c_uint64, "bool": ctypes.c_bool}
@@ -51,9 +52,11 @@ def default_target() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class CudaKernel:
-    """A kernel of a cell. `kernel[grid, block](...)` launches it; `kernel[grid, block, smem_bytes](...)` also works.
+    """A kernel of a cell. `kernel[grid, block](...)` launches it.
 
-    `parameters` are (type, name) pairs from its signature. Python numbers become the C types of the signature.
+    `kernel[grid, block, smem_bytes, cluster](...)` adds dynamic shared memory and the blocks per cluster. `parameters`
+    are (type, name) pairs from its signature. Python numbers become the C types of the signature; a parameter of type
+    TensorMap takes what `tensor_map.make_tensor_map` returns.
     """
 
     name: str
@@ -110,20 +113,24 @@ class CudaKernel:
         return [*self.options, f"-I{cuda.INCLUDE_FOLDER}"]
 
     def __getitem__(self, shape: tuple) -> Callable[..., None]:
-        if not isinstance(shape, tuple) or len(shape) not in (2, 3):
+        if not isinstance(shape, tuple) or len(shape) not in (2, 3, 4):
             raise ValueError(f"launch {self.name} as {self.name}[grid, block](...) or {self.name}[grid, block, "
-                             "smem_bytes](...).")
+                             "smem_bytes, cluster](...).")
         return lambda *args: self.prepare(*shape[:2], args, *shape[2:])()
 
     def prepare(self, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any],
-                smem_bytes: int = 0, **options: Any) -> Callable[[], None]:
+                smem_bytes: int = 0, cluster: int = 1, early: bool = False) -> Callable[[], None]:
         """Return a function that launches the kernel on `args`, as `cuda.prepare_launch` does.
 
-        With CPU tensors the function runs the kernel in `tilelab.emulator`.
+        With CPU tensors and their maps the function runs the kernel in `tilelab.emulator`, where `early` has no effect.
         """
-        if any(getattr(value, "is_cpu", False) for value in args):
-            return functools.partial(emulator.run, self, grid, block, self._convert(args), smem_bytes)
-        return cuda.prepare_launch(_load(self), grid, block, self._convert(args), smem_bytes, **options)
+        converted = self._convert(args)
+        on_cpu = {value.is_cpu for value in converted if hasattr(value, "is_cpu")}
+        if len(on_cpu) > 1:
+            raise ValueError(f"{self.name} is given tensors or maps on the CPU and others on the GPU.")
+        if True in on_cpu:
+            return emulator.prepare(self, grid, block, converted, smem_bytes, cluster)
+        return cuda.prepare_launch(_load(self), grid, block, converted, smem_bytes, cluster, early)
 
     def _convert(self, args: Sequence[Any]) -> list[Any]:
         """Return the arguments with the C types of the signature; ValueError for one that does not fit."""
@@ -138,6 +145,8 @@ class CudaKernel:
                     raise ValueError(f"{name} of {self.name} is a pointer; pass a tensor on the GPU.")
                 if dtype and str(value.dtype) != f"torch.{dtype}":
                     raise ValueError(f"{name} of {self.name} points to {dtype}; the tensor is {value.dtype}.")
+            elif kind == "TensorMap" and (hasattr(value, "data_ptr") or type(value) in (bool, int, float)):
+                raise ValueError(f"{name} of {self.name} is a tensor map; pass make_tensor_map(tensor, box).")
             elif kind in SCALARS and isinstance(value, (bool, int, float)):
                 limits = _integer_limits(kind)
                 if limits and (int(value) != value or not limits[0] <= value <= limits[1]):

@@ -1,9 +1,13 @@
-"""Run a CUDA C++ kernel on the CPU, with a copy engine that is as slow, as fast or as irregular as PTX allows.
+"""Run a CUDA C++ kernel on the CPU, with a copy engine and a tensor core that are as slow, as fast or as irregular as
+PTX allows.
 
 The emulator is for readers without a GPU and for checks of exercises. It compiles a kernel with g++ and finds what a
 GPU may hide: a wrong parity, a missing fence, bytes that were not announced, a buffer that is overwritten too early, a
-wait without end. It knows threads, shared memory, __syncthreads, shuffles and votes of a warp, and the wrappers of
-ptx.cuh (mbarriers and bulk copies). It measures nothing.
+wait without end. It knows threads, shared memory, barriers, shuffles and votes of a warp, clusters, and the wrappers in
+tilelab/include (mbarriers, bulk copies, tensor maps, wgmma). It measures nothing.
+
+engine.cpp, the engine, is compiled once per machine. A kernel is compiled against its small header emulator.h, which
+takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -18,13 +22,15 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tilelab import cuda, device
 
 FOLDER = pathlib.Path(__file__).parent
 SEEDS = range(6)  # 0: the engine is as slow as possible; 1: as fast as possible; others: at random moments
-EXTERN_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\w+\)\s*)?([\w ]+?)\s+(\w+)\s*\[\s*\]\s*;")
+EXTERN_SHARED = re.compile(
+    r"extern\s+__shared__\s+(?:(?:__align__|alignas)\((\w+)\)\s*)?([\w ]+?)\s+(\w+)\s*\[\s*\]\s*;")
+MOST_SHARED = 232448  # bytes of shared memory per block, as on sm_90
 
 
 _seed = 0
@@ -45,84 +51,137 @@ class EmulationError(RuntimeError):
     """A kernel broke a rule of the copy engine or waits for ever; the message says which block, thread and rule."""
 
 
+class NotEmulated(RuntimeError):
+    """The kernel uses what the emulator does not know; the message says what. It can only run on a GPU."""
+
+
 def is_available() -> bool:
     """Return whether this machine has a C++ compiler."""
     return shutil.which("g++") is not None
 
 
-@functools.lru_cache(64)
-def _compile(source: str, name: str, parameters: tuple[tuple[str, str], ...], options: tuple[str, ...],
-             smem_bytes: int) -> ctypes.CDLL:
-    """Return the library with `run`, compiled once and kept beside the cubins."""
+def _build(source: str, command: Sequence[str], path: pathlib.Path, what: str) -> None:
+    """Compile C++ to the library `path`, unless it is there."""
+    if path.exists():
+        return
     if not is_available():
         raise device.Unsupported("running a CUDA kernel without a GPU needs g++: install it, or read the SASS.")
-    declared = ", ".join(f"{kind} {parameter}" for kind, parameter in parameters)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        built = pathlib.Path(folder, "built.so")
+        # Ubuntu's g++ defines _FORTIFY_SOURCE, which refuses jumps between the stacks of two threads.
+        command = ["g++", "-std=c++17", "-U_FORTIFY_SOURCE", "-w", "-shared", "-fPIC", "-x", "c++", "-", "-o",
+                   os.fspath(built), f"-I{FOLDER}", *command]
+        done = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+        if done.returncode:
+            first = next((line for line in done.stderr.splitlines() if "error" in line), "")
+            raise cuda.CompileError(f"{what} does not compile for the emulator: {first}\n{done.stderr[:2000]}")
+        built.replace(path)
+
+
+def _plain_cpp(header: pathlib.Path) -> str:
+    """Return the parts of a header of the course that g++ understands: those without inline PTX and macros."""
+    parts = re.split(r"\n\n+(?=[^\s])", header.read_text())
+    plain = [part for part in parts if not re.search(r"\basm\b|^ *#|^typedef|WGMMA\(", part, re.MULTILINE)]
+    return "\n\n".join(["#pragma once", *plain]) + "\n"
+
+
+@functools.cache
+def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
+    """Return the folder with the engine and the headers that kernels include, and the loaded engine."""
+    plain = {f"plain_{name}": _plain_cpp(cuda.INCLUDE_FOLDER / name) for name in ("tma.cuh", "wgmma.cuh",
+                                                                                  "elements.cuh")}
+    own = {path.name: path.read_text() for path in sorted(FOLDER.iterdir()) if path.suffix in (".cuh", ".h", ".cpp")}
+    folder = cuda.cubin_folder() / f"emulator-{hashlib.sha256(repr((plain, own)).encode()).hexdigest()[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in plain.items():
+        if not (folder / name).exists():
+            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
+                file.write(text)
+            os.replace(file.name, folder / name)
+    _build(own["engine.cpp"], ["-O3"], folder / "engine.so", "the engine")
+    engine = ctypes.CDLL(os.fspath(folder / "engine.so"))
+    engine.run_emulated.restype = ctypes.c_char_p
+    return folder, engine
+
+
+@functools.lru_cache(256)
+def _compile(source: str, name: str, parameters: tuple[tuple[str, str], ...], options: tuple[str, ...]) -> ctypes.CDLL:
+    """Return the library of a kernel, compiled once and kept beside the engine."""
+    folder, _ = _prepare_engine()
+    headers, toolkit_header = cuda.included_headers(source, "", [f"-I{FOLDER}", f"-I{cuda.INCLUDE_FOLDER}"])
+    if toolkit_header:
+        raise NotEmulated(f"{name} includes <{toolkit_header}>, which the emulator lacks; it runs on a GPU only.")
+    if any(re.search(r"\basm\b", re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL))
+           for text in (source, *headers.values())):
+        raise NotEmulated(f"{name} contains inline PTX, which the emulator does not know; it runs on a GPU only.")
     arguments = ", ".join(f"*static_cast<{kind}*>(values[{index}])" for index, (kind, _) in enumerate(parameters))
-    body = EXTERN_SHARED.sub(r"\1* \2 = reinterpret_cast<\1*>(dynamic_shared);", source)
-    text = f"""#define EMULATED_DYNAMIC_SMEM {max(smem_bytes, 16)}
-#include "ptx.cuh"
+    alignments = [match[1] or "16" for match in EXTERN_SHARED.finditer(source)]
+    body = EXTERN_SHARED.sub(r"\2* \3 = reinterpret_cast<\2*>(emulator::dynamic_shared);", source)
+    # In a namespace without a name, shared variables of templates and inline functions belong to this file alone.
+    text = f"""#include "emulator.h"
+namespace {{
 #line 2 "cell"
 {body}
-// {declared}
-extern "C" const char* run_emulated(const u32* grid, const u32* block, void** values, const u64* ranges, u32 count,
-                                    u32 seed) {{
-    using namespace emulator;
-    static std::string said;
-    gridDim = {{grid[0], grid[1], grid[2]}};
-    blockDim = {{block[0], block[1], block[2]}};
-    emulator::seed = seed;
-    random_numbers.seed(seed);
-    failure.clear();
-    tensors.clear();
-    for (u32 i = 0; i < count; ++i) tensors.push_back({{ranges[2 * i], ranges[2 * i + 1]}});
-    kernel_call = [&] {{ {name}({arguments}); }};
-    const CatchWildAccess guard;
-    for (blockIdx.z = 0; blockIdx.z < gridDim.z && failure.empty(); ++blockIdx.z)
-        for (blockIdx.y = 0; blockIdx.y < gridDim.y && failure.empty(); ++blockIdx.y)
-            for (blockIdx.x = 0; blockIdx.x < gridDim.x && failure.empty(); ++blockIdx.x) {{
-                getcontext(&scheduler);
-                if (failure.empty()) run_block();
-                if (!failure.empty()) break;
-            }}
-    said = failure;
-    return said.c_str();
+}}
+extern "C" {{
+extern u8 __start_emulated_shared[] __attribute__((weak)), __stop_emulated_shared[] __attribute__((weak));
+extern u8* const shared_begin = __start_emulated_shared;
+extern u8* const shared_end = __stop_emulated_shared;
+extern const u32 dynamic_alignment = {max(alignments, key=lambda each: int(each) if each.isdecimal() else 0,
+                                          default=16)};
+void kernel(void** values) {{ {name}({arguments}); }}
 }}
 """
-    headers = "".join(path.read_text() for path in sorted(FOLDER.glob("*.cuh")))
     key = hashlib.sha256(repr((text, headers, options)).encode()).hexdigest()
-    path = cuda.cubin_folder() / f"{key}.so"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            built = pathlib.Path(folder, "kernel.so")
-            command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-x", "c++", "-", *options, f"-I{FOLDER}",
-                       "-o", os.fspath(built)]
-            done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-            if done.returncode:
-                first = next((line for line in done.stderr.splitlines() if "error" in line), "")
-                raise cuda.CompileError(f"the cell does not compile for the emulator: {first}\n{done.stderr[:2000]}")
-            built.replace(path)
-    library = ctypes.CDLL(os.fspath(path))
-    library.run_emulated.restype = ctypes.c_char_p
-    return library
+    _build(text, ["-O1", *options, f"-I{folder}", f"-I{cuda.INCLUDE_FOLDER}", f"-L{folder}", "-l:engine.so",
+                  f"-Wl,-rpath,{folder}"], folder / f"{key}.so", "the cell")
+    return ctypes.CDLL(os.fspath(folder / f"{key}.so"))
 
 
-def run(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence, smem_bytes: int = 0,
-        seed: int | None = None) -> None:
-    """Run a kernel of a %%cuda cell on CPU tensors. `args` are tensors and ctypes scalars.
+def prepare(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence, smem_bytes: int = 0,
+            cluster: int = 1) -> Callable[[], None]:
+    """Return a function that runs a kernel of a %%cuda cell on CPU tensors.
 
-    `seed` says when the copy engine acts (see SEEDS); the default is the one of `with_seed`, or 0.
+    `args` are tensors, tensor maps of CPU tensors and ctypes scalars; `cluster` counts the blocks along x that run
+    together. The function takes `seed`, which says when the copy engine acts (see SEEDS); the default is the one of
+    `with_seed`, or 0. It raises EmulationError, which says the rule that the kernel broke.
 
-    EmulationError says which rule the kernel broke, cuda.CompileError why it does not compile, and Unsupported that
-    there is no C++ compiler.
+    cuda.CompileError says why the kernel does not compile, NotEmulated that it uses a library or inline PTX, and
+    Unsupported that there is no C++ compiler or too little shared memory.
     """
-    library = _compile(kernel.source, kernel.name, kernel.parameters, kernel.options, smem_bytes)
-    extents = [(ctypes.c_uint32 * 3)(*(list([extent] if isinstance(extent, int) else extent) + [1, 1])[:3])
-               for extent in (grid, block)]
+    library, (_, engine) = _compile(kernel.source, kernel.name, kernel.parameters, kernel.options), _prepare_engine()
+    grid, block = ([extent] if isinstance(extent, int) else list(extent) for extent in (grid, block))
+    grid, block = (extents + [1] * (3 - len(extents)) for extents in (grid, block))
+    threads = block[0] * block[1] * block[2]
+    if not 1 <= threads <= 1024:
+        raise ValueError(f"a block has 1 to 1,024 threads; {kernel.name} is launched with {threads:,}.")
+    if not 1 <= cluster <= 8 or grid[0] % cluster:
+        raise ValueError(f"cluster is {cluster}; it must be 1 to 8 and divide the grid's {grid[0]} blocks along x.")
     tensors = [value for value in args if hasattr(value, "data_ptr")]
     values = [ctypes.c_void_p(value.data_ptr()) if hasattr(value, "data_ptr") else value for value in args]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
     ranges = (ctypes.c_uint64 * (2 * len(tensors)))(
         *(bound for tensor in tensors for bound in (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)))
-    if failure := library.run_emulated(*extents, pointers, ranges, len(tensors), _seed if seed is None else seed):
-        raise EmulationError(failure.decode())
+    begin, end = (ctypes.c_void_p.in_dll(library, name) for name in ("shared_begin", "shared_end"))
+    alignment = ctypes.c_uint32.in_dll(library, "dynamic_alignment")
+    needed = (end.value or 0) - (begin.value or 0) + smem_bytes
+    if needed > MOST_SHARED:
+        raise device.Unsupported(f"the launch needs {needed:,} B of shared memory per block; sm_90 has "
+                                 f"{MOST_SHARED:,} B: take a smaller tile or fewer stages.")
+    shape = [(ctypes.c_uint32 * 3)(*extents) for extents in (grid, block)]
+
+    def run(seed: int | None = None, keep_alive=(args, values)) -> None:
+        failure = engine.run_emulated(ctypes.cast(library.kernel, ctypes.c_void_p), pointers, *shape, cluster, begin,
+                                      end, smem_bytes, alignment, ranges, len(tensors),
+                                      _seed if seed is None else seed)
+        if failure:
+            raise EmulationError(failure.decode())
+
+    return run
+
+
+def run(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence, smem_bytes: int = 0,
+        seed: int | None = None, cluster: int = 1) -> None:
+    """Run a kernel of a %%cuda cell on CPU tensors. Takes the arguments of `prepare`, and `seed` as its function."""
+    prepare(kernel, grid, block, args, smem_bytes, cluster)(seed)

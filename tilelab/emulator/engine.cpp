@@ -1,0 +1,995 @@
+// Run the blocks of a CUDA C++ kernel on the CPU, with a copy engine and a tensor core that are as awkward as they may be.
+//
+// Each thread is a coroutine that runs until it waits. A block runs alone, or together with the others of its cluster.
+//
+// The copy engine holds its operations back, or completes them in any order that the PTX manual allows: `seed` 0
+// completes an operation only when every thread waits, the newest first; seed 1 completes it at once; other seeds at
+// random moments. The tensor core reads its tiles at once (seed 1), as late as the wait allows (seed 0), or in between.
+// A kernel that is right for every seed does not depend on their speed.
+//
+// Both see shared memory through a view of their own (the async proxy), which fence_proxy_async brings up to date.
+//
+// Addresses in shared memory: first the static variables, then dynamic memory. The top byte is 0 in a thread's own
+// addresses and 1 + rank in those that name a block of the cluster.
+#include "emulator.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulator {
+
+constexpr u32 MOST_SHARED = 232448;
+alignas(4096) u8 dynamic_shared[MOST_SHARED];
+
+// ---- state
+
+struct Barrier {
+    int arrivals = 0, pending = 0;  // arrivals per phase; arrivals that the current phase still waits for
+    long bytes = 0;                 // bytes that are announced and have not landed
+    u32 phase = 0;
+    bool visible = false;           // to the copy engine and to other blocks, after fence_mbarrier_init
+};
+
+// Threads that meet: the lanes of a mask in __syncwarp or in an exchange of values, or a block in a named barrier.
+struct Meeting {
+    u32 arrived = 0, generation = 0, threads = 0;
+    const char* what = "";     // the call that the first of them has made
+    u64 slots[2][32] = {};     // the lanes' values, for even and odd generations
+    u32 filled[2] = {0, 0};    // the lanes that have given one
+};
+
+// Fields of a tensor map, as tilelab/emulator/tensor_map.py writes them. Index 0 is the innermost dimension.
+struct Map {
+    u64 address, end;    // of the tensor's memory
+    u64 strides[5];      // bytes
+    u32 shape[5];        // elements
+    unsigned short box[5];
+    u8 dimensions, itemsize, swizzle, fill_is_nan;
+    char type[2];        // 'f' float, 'b' bfloat16 or 'i' integer
+    u32 mark;
+};
+static_assert(sizeof(Map) <= 128, "");
+constexpr u32 MAP_MARK = 0x70614d54;
+
+struct Operation {
+    Kind kind;
+    u32 block;          // whose shared memory it uses
+    u32 tile, bytes, barrier;
+    u8* global;         // of a bulk copy
+    bool is_box;
+    Map map;            // of a box
+    int corner[5];
+    u32 thread, group;  // of a store
+    bool committed, read;
+    std::vector<u8> data;
+};
+
+// One wgmma, which the 128 threads of a warp group issue together.
+struct Product {
+    Elements elements;
+    u32 width, block, first_thread, issued = 0;
+    u64 a, b;
+    bool accumulate, executed = false;
+    float* d[128];
+};
+
+struct WarpGroup {
+    std::deque<std::shared_ptr<Product>> products;  // those not yet executed, in their order
+    u32 executed = 0;
+};
+
+// The accumulators of one thread while products use them. Its own array holds NaN meanwhile.
+struct Accumulators {
+    std::vector<float> values;
+    u32 uses = 0;
+};
+
+struct Issued {
+    std::shared_ptr<Product> product;
+    u32 group;
+    float* d;
+};
+
+struct Thread {
+    bool started = false, finished = false;
+    dim3 index;
+    u32 block = 0;
+    std::function<bool()> ready;  // empty: it can run
+    std::function<std::string()> waits_for;
+    bool waits_for_barrier = false;
+    u32 groups = 0;  // bulk groups that it has committed
+    u32 cluster_generation = 0;
+    // wgmma
+    u32 product_groups = 0, products = 0;
+    bool fenced = false;
+    std::vector<Issued> issued;
+    std::map<float*, Accumulators> accumulators;
+    std::map<float*, std::vector<float>> returned;  // what wgmma_wait has returned last
+};
+
+struct Block {
+    dim3 index;
+    u32 first_thread = 0, live = 0;
+    std::vector<u8> memory, engine_view;  // `memory` is used while another block of the cluster runs
+    std::map<u32, Barrier> barriers;
+    std::map<std::pair<u32, u32>, Meeting> meetings;  // by warp and mask
+    Meeting named[16];
+    std::vector<WarpGroup> warp_groups;
+};
+
+struct Coroutine {
+    u8* stack;
+    jmp_buf resume;
+    bool is_idle = false;  // it has ended its kernel and can begin another
+};
+constexpr size_t STACK_BYTES = 128 << 10, PAGE = 4096;
+static std::deque<Coroutine> coroutines;  // one per thread, kept for the next block and the next launch
+static std::vector<Thread> threads;
+static std::vector<Block> blocks;
+static std::vector<Operation> operations;
+static std::vector<std::pair<u64, u64>> tensors;
+static jmp_buf scheduler;
+static u32 current, loaded;  // the thread that runs; the block whose shared memory is in place
+static u32 cluster_arrived, cluster_generation;
+static u8* static_begin;
+static u32 static_bytes, dynamic_base, shared_bytes;
+static u32 seed;
+static u64 random_state;
+static std::string failure;
+static void (*kernel)(void**);
+static void** arguments;
+
+static u32 random_number() {  // splitmix64
+    u64 z = random_state += 0x9e3779b97f4a7c15;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return u32(z >> 32 ^ z);
+}
+
+static Thread& me() { return threads[current]; }
+static Block& my_block() { return blocks[me().block]; }
+static u32 my_number() { return current - my_block().first_thread; }  // within the block
+u32 lane_number() { return my_number() % 32; }
+u32 rank_in_cluster() { return me().block; }
+
+// ---- errors
+
+static std::string text_of(const char* format, va_list values) {
+    char text[600];
+    vsnprintf(text, sizeof text, format, values);
+    return text;
+}
+static std::string text(const char* format, ...) {
+    va_list values;
+    va_start(values, format);
+    std::string said = text_of(format, values);
+    va_end(values);
+    return said;
+}
+static std::string place(const Thread& thread) {
+    return text("block %u, thread %u", blocks[thread.block].index.x, thread.index.x);
+}
+
+void fail(const char* format, ...) {
+    va_list values;
+    va_start(values, format);
+    failure = place(me()) + ": " + text_of(format, values);
+    va_end(values);
+    _longjmp(scheduler, 1);
+}
+
+// While this lives, an access to memory that does not exist ends the run with a sentence, not the process.
+class CatchSignals {
+    static inline u8 stack[64 << 10];
+    static constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE};
+    struct sigaction before[3];
+    stack_t stack_before;
+
+    static void say(int signal, siginfo_t* info, void*) {
+        if (signal == SIGFPE) fail("divides an integer by zero");
+        const u64 address = reinterpret_cast<u64>(info->si_addr);
+        for (auto& coroutine : coroutines)
+            if (address - reinterpret_cast<u64>(coroutine.stack) < PAGE)
+                fail("needs more than %zu KiB for its local variables and calls", STACK_BYTES >> 10);
+        fail("reads or writes at address 0x%llx, where no memory is: an index is out of range, or was read too early",
+             address);
+    }
+
+public:
+    CatchSignals() {
+        stack_t own = {};
+        own.ss_sp = stack, own.ss_size = sizeof stack;
+        sigaltstack(&own, &stack_before);
+        struct sigaction action = {};
+        action.sa_sigaction = say;
+        action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+        for (int i = 0; i < 3; ++i) sigaction(SIGNALS[i], &action, &before[i]);
+    }
+    ~CatchSignals() {
+        for (int i = 0; i < 3; ++i) sigaction(SIGNALS[i], &before[i], nullptr);
+        sigaltstack(&stack_before, nullptr);
+    }
+};
+
+// ---- shared memory
+
+static u8* own_view(u32 block, u32 offset) {
+    if (block != loaded) return blocks[block].memory.data() + offset;
+    return offset < dynamic_base ? static_begin + offset : dynamic_shared + (offset - dynamic_base);
+}
+static u8* engine_view(u32 block, u32 offset) { return blocks[block].engine_view.data() + offset; }
+
+static void copy_loaded(bool out) {
+    u8* memory = blocks[loaded].memory.data();
+    const std::pair<u8*, u8*> parts[] = {{static_begin, memory}, {dynamic_shared, memory + dynamic_base}};
+    const u32 sizes[] = {static_bytes, shared_bytes - dynamic_base};
+    for (int i = 0; i < 2; ++i)
+        if (sizes[i]) memcpy(out ? parts[i].second : parts[i].first, out ? parts[i].first : parts[i].second, sizes[i]);
+}
+
+static void load_block(u32 block) {
+    if (block == loaded) return;
+    copy_loaded(true);
+    loaded = block;
+    copy_loaded(false);
+}
+
+u32 address_of(const void* pointer) {
+    const u8* byte = static_cast<const u8*>(pointer);
+    if (static_bytes && byte >= static_begin && byte < static_begin + static_bytes) return u32(byte - static_begin);
+    if (byte >= dynamic_shared && byte <= dynamic_shared + (shared_bytes - dynamic_base))
+        return dynamic_base + u32(byte - dynamic_shared);
+    fail("shared_address of a pointer that does not point into shared memory; for the emulator, declare __shared__ "
+         "variables in the kernel itself, not in a template");
+}
+
+u32 cluster_address(u32 address, u32 rank) {
+    if (address >> 24) fail("the address 0x%x names a block of the cluster already", address);
+    if (rank >= blocks.size()) fail("names block %u of the cluster, which has %zu", rank, blocks.size());
+    return address | (rank + 1) << 24;
+}
+
+static bool has_ended(u32 block) { return blocks[block].live == 0; }
+
+// Return the number of the block that an address names, and cut the address to the offset.
+static u32 find_block(u32& address) {
+    const u32 rank = address >> 24;
+    address &= 0xffffff;
+    if (!rank) return me().block;
+    if (rank > blocks.size()) fail("an address names block %u of a cluster of %zu", rank - 1, blocks.size());
+    if (has_ended(rank - 1))
+        fail("uses the shared memory of block %u of its cluster, which has ended already", rank - 1);
+    return rank - 1;
+}
+
+static void require_inside(u32 offset, u64 bytes, const char* what) {
+    if (offset + bytes > shared_bytes || (offset < dynamic_base && offset + bytes > dynamic_base))
+        fail("%s of %llu bytes at shared address %u leaves shared memory, which ends at %u", what, bytes, offset,
+             offset < dynamic_base ? dynamic_base : shared_bytes);
+}
+
+u8* find_shared(u32 address, u32 bytes, const char* what) {
+    const u32 block = find_block(address);
+    if (address % bytes) fail("%s at shared address %u, which is no multiple of %u", what, address, bytes);
+    require_inside(address, bytes, what);
+    return own_view(block, address);
+}
+
+void fence_views() {
+    const u32 block = me().block;
+    if (static_bytes) memcpy(engine_view(block, 0), own_view(block, 0), static_bytes);
+    if (shared_bytes > dynamic_base)
+        memcpy(engine_view(block, dynamic_base), own_view(block, dynamic_base), shared_bytes - dynamic_base);
+}
+
+// ---- waiting
+
+static void engine_may_act();
+
+static void switch_to_scheduler();
+
+template <typename Ready, typename Words>
+static void wait_until(Ready ready, Words waits_for, bool for_barrier = false) {
+    engine_may_act();
+    if (ready()) return;
+    me().ready = std::move(ready);
+    me().waits_for = std::move(waits_for);
+    me().waits_for_barrier = for_barrier;
+    switch_to_scheduler();
+}
+
+static void release_meeting(Meeting& meeting, u32 members) {
+    if (meeting.arrived && meeting.arrived >= members) {
+        meeting.arrived = 0;
+        ++meeting.generation;
+    }
+}
+
+static u32 count_lanes(const Block& block, u32 warp, u32 mask) {
+    u32 members = 0;
+    const u32 count = blockDim.x * blockDim.y * blockDim.z;
+    for (u32 lane = 0; lane < 32 && warp * 32 + lane < count; ++lane)
+        members += (mask >> lane & 1) && !threads[block.first_thread + warp * 32 + lane].finished;
+    return members;
+}
+
+Votes meet(const char* what, u32 mask, u64 value) {
+    const u32 warp = my_number() / 32, lane = lane_number();
+    if (!(mask >> lane & 1)) fail("lane %u calls %s with mask 0x%x, which does not name it", lane, what, mask);
+    Meeting& meeting = my_block().meetings[{warp, mask}];
+    if (!meeting.arrived) meeting.what = what;
+    if (strcmp(meeting.what, what)) fail("lanes of one warp meet in %s and in %s", meeting.what, what);
+    const u32 before = meeting.generation, half = before % 2;
+    if (!meeting.arrived) meeting.filled[half] = 0;
+    meeting.slots[half][lane] = value;
+    meeting.filled[half] |= 1u << lane;
+    ++meeting.arrived;
+    release_meeting(meeting, count_lanes(my_block(), warp, mask));
+    wait_until([&meeting, before] { return meeting.generation != before; },
+               [what, mask] { return text("in %s for the other lanes of mask 0x%x", what, mask); });
+    return {meeting.slots[half], meeting.filled[half]};
+}
+
+void block_barrier(u32 name, u32 count, const char* what) {
+    if (name > 15) fail("the named barrier %u does not exist; a block has the barriers 0 to 15", name);
+    if (count % 32) fail("a named barrier counts whole warps; %u threads are none", count);
+    Meeting& meeting = my_block().named[name];
+    if (!meeting.arrived) meeting.threads = count;
+    if (meeting.threads != count)
+        fail("waits at the named barrier %u for %u threads, and another thread for %u", name, count, meeting.threads);
+    const u32 before = meeting.generation;
+    ++meeting.arrived;
+    release_meeting(meeting, count ? count : my_block().live);
+    wait_until([&meeting, before] { return meeting.generation != before; }, [&meeting, name, count, what] {
+        return std::string(what) + (name || count ? text(" at barrier %u, where %u of %u threads have arrived", name,
+                                                         meeting.arrived, count) : ""); });
+}
+
+static u32 count_live() {
+    u32 live = 0;
+    for (auto& block : blocks) live += block.live;
+    return live;
+}
+
+static void release_cluster() {
+    if (cluster_arrived && cluster_arrived >= count_live()) {
+        cluster_arrived = 0;
+        ++cluster_generation;
+    }
+}
+
+void arrive_at_cluster() {
+    me().cluster_generation = cluster_generation + 1;
+    ++cluster_arrived;
+    release_cluster();
+}
+
+void wait_for_cluster() {
+    const u32 generation = me().cluster_generation;
+    if (!generation) fail("calls cluster_wait without cluster_arrive");
+    wait_until([generation] { return cluster_generation >= generation; },
+               [] { return "in cluster_wait() for the other threads of the cluster"; });
+}
+
+// ---- mbarriers
+
+void init_barrier(u32 address, u32 arrivals) {
+    if (address % 8) fail("the mbarrier at shared address %u must lie at a multiple of 8 bytes", address);
+    require_inside(address, 8, "an mbarrier");
+    my_block().barriers[address] = {int(arrivals), int(arrivals)};
+}
+
+void make_barriers_visible() {
+    for (auto& [address, barrier] : my_block().barriers) barrier.visible = true;
+}
+
+static Barrier& find_barrier(u32 block, u32 address) {
+    auto found = blocks[block].barriers.find(address);
+    if (found == blocks[block].barriers.end()) {
+        if (block == me().block) fail("shared address %u holds no mbarrier that was initialised", address);
+        fail("block %u of the cluster has initialised no mbarrier at shared address %u: cluster_arrive and "
+             "cluster_wait are missing behind the initialisation", block, address);
+    }
+    return found->second;
+}
+
+static void complete_phase_if_due(Barrier& barrier) {
+    if (barrier.pending == 0 && barrier.bytes == 0) {
+        ++barrier.phase;
+        barrier.pending = barrier.arrivals;
+    }
+}
+
+void arrive(u32 address, u32 bytes) {
+    const u32 block = find_block(address);
+    Barrier& barrier = find_barrier(block, address);
+    if (barrier.pending == 0)
+        fail("the mbarrier at shared address %u gets more arrivals in a phase than the %d it was initialised for",
+             address, barrier.arrivals);
+    barrier.bytes += bytes;
+    --barrier.pending;
+    complete_phase_if_due(barrier);
+    engine_may_act();
+}
+
+void wait_for_phase(u32 address, u32 parity) {
+    const u32 block = find_block(address);
+    if (block != me().block) fail("waits for an mbarrier of another block; a thread can only wait for its own block's");
+    Barrier& barrier = find_barrier(block, address);
+    wait_until([&barrier, parity] { return (barrier.phase & 1) != (parity & 1); }, [&barrier, address, parity] {
+        return text("for parity %u of the mbarrier at shared address %u. Its phase %u (parity %u) still "
+                    "lacks %d of %d arrivals and %s", parity & 1, address, barrier.phase, barrier.phase & 1,
+                    barrier.pending, barrier.arrivals, (barrier.bytes >= 0 ? std::to_string(barrier.bytes) + " bytes" :
+                    "has got " + std::to_string(-barrier.bytes) + " bytes that were not announced").c_str());
+    }, true);
+}
+
+// ---- numbers
+
+u32 bf16_bits(float value) {
+    u32 bits = __float_as_uint(value);
+    if (value != value) return 0x7fff;
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+float f16_value(u32 bits) {
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const float sign = bits >> 15 & 1 ? -1.0f : 1.0f;
+    if (exponent == 31) return fraction ? NAN : sign * INFINITY;
+    return sign * (exponent ? ldexpf(1024 + fraction, exponent - 25) : ldexpf(fraction, -24));
+}
+
+u32 f16_bits(float value) {
+    const u32 sign = __float_as_uint(value) >> 31 << 15;
+    if (value != value) return 0x7fff;
+    value = fabsf(value);
+    if (value >= 65520) return sign | 0x7c00;
+    int exponent;
+    frexpf(value, &exponent);
+    if (value == 0 || exponent < -13) return sign | u32(nearbyintf(ldexpf(value, 24)));
+    return sign | ((u32(exponent + 13) << 10) + u32(nearbyintf(ldexpf(value, 11 - exponent))));  // may carry upwards
+}
+
+static float bf16_value(u32 bits) { return __uint_as_float(bits << 16); }
+
+static float e4m3_value(u32 bits) {
+    const int exponent = bits >> 3 & 15, fraction = bits & 7;
+    if ((bits & 127) == 127) return NAN;
+    return (bits >> 7 ? -1 : 1) * (exponent ? ldexpf(8 + fraction, exponent - 10) : ldexpf(fraction, -9));
+}
+
+// ---- the copy engine
+
+static u32 place_in_swizzle(u32 address, u32 swizzle) {
+    return swizzle ? address ^ (address >> 7 & (swizzle / 16 - 1)) << 4 : address;
+}
+
+// Call use(shared address, coordinate of the unit's first element, global address or null) for each unit of 16 bytes.
+// The address is null where an outer coordinate lies outside of the tensor.
+template <typename Use>
+static void for_each_unit(const Operation& operation, Use use) {
+    const Map& map = operation.map;
+    const u32 row_bytes = map.box[0] * map.itemsize, pitch = std::max<u32>(row_bytes, map.swizzle);
+    u32 rows = 1;
+    for (u32 d = 1; d < map.dimensions; ++d) rows *= map.box[d];
+    for (u32 row = 0; row < rows; ++row) {
+        u64 from = map.address;
+        bool inside = true;
+        for (u32 d = 1, rest = row; d < map.dimensions; rest /= map.box[d], ++d) {
+            const long at = operation.corner[d] + long(rest % map.box[d]);
+            inside &= at >= 0 && at < long(map.shape[d]);
+            from += at * map.strides[d];
+        }
+        for (u32 byte = 0; byte < row_bytes; byte += 16) {
+            const long x = operation.corner[0] + long(byte / map.itemsize);
+            use(place_in_swizzle(operation.tile + row * pitch + byte, map.swizzle), x,
+                inside ? reinterpret_cast<u8*>(from + x * map.itemsize) : nullptr);
+        }
+    }
+}
+
+static void fill(u8* to, const Map& map, u32 elements) {
+    memset(to, 0, elements * map.itemsize);
+    if (!map.fill_is_nan) return;
+    const u64 nan = map.itemsize == 8 ? 0x7fffffffffffffff : map.itemsize == 4 ? 0x7fffffff : 0x7fff;
+    for (u32 i = 0; i < elements; ++i) memcpy(to + i * map.itemsize, &nan, map.itemsize);
+}
+
+static void load_box(Operation& operation) {
+    const Map& map = operation.map;
+    const long columns = map.shape[0], elements = 16 / map.itemsize;
+    for_each_unit(operation, [&](u32 at, long x, const u8* from) {
+        u8 unit[16];
+        const long first = std::clamp<long>(-x, 0, elements), last = std::clamp<long>(columns - x, 0, elements);
+        if (from && first == 0 && last == elements) {
+            memcpy(unit, from, 16);
+        } else {
+            fill(unit, map, elements);
+            if (from && first < last)
+                memcpy(unit + first * map.itemsize, from + first * map.itemsize, (last - first) * map.itemsize);
+        }
+        memcpy(engine_view(operation.block, at), unit, 16);
+        memcpy(own_view(operation.block, at), unit, 16);
+    });
+}
+
+static void read_box(Operation& operation) {
+    for_each_unit(operation, [&](u32 at, long, const u8*) {
+        const u8* unit = engine_view(operation.block, at);
+        operation.data.insert(operation.data.end(), unit, unit + 16);
+    });
+}
+
+template <typename T> static void add(u8* to, const u8* from) {
+    T sum, value;
+    memcpy(&sum, to, sizeof(T)), memcpy(&value, from, sizeof(T));
+    sum += value;
+    memcpy(to, &sum, sizeof(T));
+}
+
+static void add_element(u8* to, const u8* from, const Map& map) {
+    u32 a = 0, b = 0;
+    if (map.itemsize == 2 && map.type[0] != 'i') {
+        memcpy(&a, to, 2), memcpy(&b, from, 2);
+        a = map.type[0] == 'b' ? bf16_bits(bf16_value(a) + bf16_value(b)) : f16_bits(f16_value(a) + f16_value(b));
+        memcpy(to, &a, 2);
+    } else if (map.itemsize == 4) {
+        map.type[0] == 'i' ? add<u32>(to, from) : add<float>(to, from);
+    } else if (map.itemsize == 8) {
+        map.type[0] == 'i' ? add<u64>(to, from) : add<double>(to, from);
+    }
+}
+
+// TMA leaves out what lies outside of the tensor, in whole units of 16 bytes.
+static void write_box(Operation& operation) {
+    const Map& map = operation.map;
+    const u8* from = operation.data.data();
+    for_each_unit(operation, [&](u32, long x, u8* to) {
+        const u8* unit = from;
+        from += 16;
+        if (!to || x < 0 || x >= long(map.shape[0])) return;
+        const u64 bytes = std::min<u64>(16, map.end - reinterpret_cast<u64>(to));
+        if (operation.kind == STORE) memcpy(to, unit, bytes);
+        else for (u32 i = 0; i < bytes; i += map.itemsize) add_element(to + i, unit + i, map);
+    });
+}
+
+// Let the engine do one step: a load lands, a store reads its tile, or a store that has read writes memory.
+static void complete_one() {
+    const size_t which = seed == 0 ? operations.size() - 1 : random_number() % operations.size();
+    Operation& operation = operations[which];
+    if (operation.kind == LOAD) {
+        if (operation.is_box) {
+            load_box(operation);
+        } else {
+            memcpy(engine_view(operation.block, operation.tile), operation.global, operation.bytes);
+            memcpy(own_view(operation.block, operation.tile), operation.global, operation.bytes);
+        }
+        Barrier& barrier = blocks[operation.block].barriers[operation.barrier];
+        barrier.bytes -= operation.bytes;
+        complete_phase_if_due(barrier);
+    } else if (!operation.read) {
+        const u8* from = engine_view(operation.block, operation.tile);
+        operation.is_box ? read_box(operation) : operation.data.assign(from, from + operation.bytes);
+        operation.read = true;
+        return;
+    } else if (operation.is_box) {
+        write_box(operation);
+    } else {
+        memcpy(operation.global, operation.data.data(), operation.bytes);
+    }
+    operations.erase(operations.begin() + which);
+}
+
+static void execute_next_product(WarpGroup& group);
+
+static void engine_may_act() {
+    while (!operations.empty() && (seed == 1 || (seed > 1 && random_number() % 3 == 0))) complete_one();
+    if (seed == 0) return;
+    for (auto& block : blocks)
+        for (auto& group : block.warp_groups)
+            while (!group.products.empty() && group.products.front()->issued == 128 &&
+                   (seed == 1 || random_number() % 3 == 0))
+                execute_next_product(group);
+}
+
+static void require_signal(u32 block, u32 barrier, const char* what) {
+    if (!find_barrier(block, barrier).visible)
+        fail("%s names an mbarrier that the copy engine cannot see yet: fence_mbarrier_init is missing", what);
+}
+
+static void start(Operation operation) {
+    operation.thread = current;
+    operation.group = me().groups;
+    operations.push_back(std::move(operation));
+}
+
+void move_bytes(Kind kind, void* global, u32 tile, u32 bytes, u32 barrier, const char* what) {
+    const u64 address = reinterpret_cast<u64>(global);
+    if (address % 16 || tile % 16 || bytes % 16 || !bytes)
+        fail("%s of %u bytes between global address ...%llx and shared address %u: a bulk copy moves whole units of 16 "
+             "bytes between multiples of 16", what, bytes, address & 0xfff, tile);
+    if (kind == LOAD) require_signal(me().block, barrier, what);
+    require_inside(tile, bytes, what);
+    if (std::none_of(tensors.begin(), tensors.end(), [&](auto& tensor) {
+            return tensor.first <= address && address + bytes <= tensor.second; }))
+        fail("%s of %u bytes leaves the tensors that were passed to the kernel", what, bytes);
+    Operation operation = {kind, me().block, tile, bytes, barrier, static_cast<u8*>(global)};
+    start(std::move(operation));
+    engine_may_act();
+}
+
+void move_box(Kind kind, const void* map_argument, u32 dimensions, const int* corner, u32 tile, u32 barrier, int ctas,
+              const char* what) {
+    Operation operation = {kind, me().block, tile, 0, barrier};
+    Map& map = operation.map;
+    memcpy(&map, map_argument, sizeof map);
+    if (map.mark != MAP_MARK) fail("%s is given a tensor map that make_tensor_map has not made", what);
+    if (map.dimensions != dimensions)
+        fail("%s is given a tensor map of %u dimensions", what, u32(map.dimensions));
+    if (tile % 128) fail("%s at shared address %u: a tile must lie at a multiple of 128 bytes", what, tile);
+    if (long(corner[0]) * map.itemsize % 16)
+        fail("%s starts at x = %d, within a unit of 16 bytes: on a GPU this is an illegal instruction", what, corner[0]);
+    u32 rows = 1;
+    for (u32 d = 1; d < dimensions; ++d) rows *= map.box[d];
+    const u32 row_bytes = map.box[0] * map.itemsize;
+    require_inside(tile, u64(rows) * std::max<u32>(row_bytes, map.swizzle), what);
+    operation.is_box = true;
+    operation.bytes = rows * row_bytes;  // a box counts in full, also where it lies outside of the tensor
+    std::copy(corner, corner + dimensions, operation.corner);
+    if (kind != LOAD && (map.type[0] == 'i' && map.itemsize < 4 && kind == ADD))
+        fail("%s cannot add integers of %u bytes", what, u32(map.itemsize));
+    if (ctas < 0) ctas = 1 << me().block;
+    for (u32 block = 0; ctas >> block; ++block) {
+        if (!(ctas >> block & 1)) continue;
+        if (block >= blocks.size()) fail("%s names block %u of a cluster of %zu", what, block, blocks.size());
+        if (has_ended(block)) fail("%s sends to block %u of its cluster, which has ended already", what, block);
+        if (kind == LOAD) require_signal(block, barrier, what);
+        operation.block = block;
+        start(operation);
+    }
+    engine_may_act();
+}
+
+void commit_stores() {
+    for (auto& operation : operations)
+        if (operation.kind != LOAD && operation.thread == current) operation.committed = true;
+    ++me().groups;
+}
+
+void wait_for_reads(u32 pending) {
+    const u32 thread = current, groups = me().groups;
+    wait_until([=] {
+        return std::none_of(operations.begin(), operations.end(), [=](auto& operation) {
+            return operation.kind != LOAD && operation.thread == thread && operation.committed && !operation.read &&
+                   operation.group + pending < groups; });
+    }, [] { return "for the copy engine to read the tiles of its stores"; });
+}
+
+// ---- wgmma
+
+void fence_products() { me().fenced = true; }
+
+// Read one row of a matrix from shared memory: `count` elements from byte `begin` of the row on.
+//
+// A descriptor holds, in units of 16 bytes, the address (bits 0-13), the offset from one core matrix of 8 x 16 bytes to
+// the next along K (bits 16-29, used only without a swizzle), and that to the next eight rows (bits 32-45). Bits 62-63
+// hold the swizzle. Rows of a swizzled tile lie one swizzle apart.
+static void read_row(u32 block, u64 descriptor, u32 row, Elements elements, float (&values)[32]) {
+    constexpr u32 SWIZZLES[] = {0, 128, 64, 32};
+    const u32 swizzle = SWIZZLES[descriptor >> 62], base = u32(descriptor & 0x3fff) * 16;
+    const u32 along_k = u32(descriptor >> 16 & 0x3fff) * 16, along_rows = u32(descriptor >> 32 & 0x3fff) * 16;
+    for (u32 unit = 0; unit < 2; ++unit) {
+        const u32 address = base + row / 8 * along_rows + row % 8 * (swizzle ? swizzle : 16)
+                            + unit * (swizzle ? 16 : along_k);
+        const u8* bytes = engine_view(block, place_in_swizzle(address, swizzle) % shared_bytes);
+        if (elements == BF16)
+            for (u32 i = 0; i < 8; ++i) values[unit * 8 + i] = bf16_value(bytes[2 * i] | bytes[2 * i + 1] << 8);
+        else
+            for (u32 i = 0; i < 16; ++i) values[unit * 16 + i] = e4m3_value(bytes[i]);
+    }
+}
+
+// Carry out the oldest product of a warp group. Thread t holds the accumulators that tilelab/include/wgmma.cuh draws.
+static void execute_next_product(WarpGroup& group) {
+    const std::shared_ptr<Product> product = group.products.front();
+    group.products.pop_front();
+    ++group.executed;
+    product->executed = true;
+    const u32 depth = product->elements == BF16 ? 16 : 32, width = product->width;
+    static float a[64][32], b[32][256], row[32], sums[64][256];
+    for (u32 r = 0; r < 64; ++r) read_row(product->block, product->a, r, product->elements, a[r]);
+    for (u32 column = 0; column < width; ++column) {
+        read_row(product->block, product->b, column, product->elements, row);
+        for (u32 k = 0; k < depth; ++k) b[k][column] = row[k];
+    }
+    for (u32 r = 0; r < 64; ++r) {
+        std::fill_n(sums[r], width, 0.0f);
+        for (u32 k = 0; k < depth; ++k)
+            for (u32 column = 0; column < width; ++column) sums[r][column] += a[r][k] * b[k][column];
+    }
+    for (u32 t = 0; t < 128; ++t) {
+        float* d = threads[product->first_thread + t].accumulators[product->d[t]].values.data();
+        const u32 first_row = t / 32 * 16 + t % 32 / 4, first_column = t % 4 * 2;
+        for (u32 i = 0; i < width / 2; ++i) {
+            const float sum = sums[first_row + i / 2 % 2 * 8][i / 4 * 8 + first_column + i % 2];
+            d[i] = product->accumulate ? d[i] + sum : sum;
+        }
+    }
+}
+
+static WarpGroup& my_warp_group() { return my_block().warp_groups[my_number() / 128]; }
+
+static void require_descriptor(u64 descriptor, u32 rows, const char* name) {
+    const u32 base = u32(descriptor & 0x3fff) * 16, along_rows = u32(descriptor >> 32 & 0x3fff) * 16;
+    if (base + u64(rows / 8 - 1) * along_rows + 128 > shared_bytes)
+        fail("the descriptor of %s, of %u rows from shared address %u on, leaves shared memory", name, rows, base);
+    if (descriptor >> 49 & 7) fail("the descriptor of %s has a base offset, which the emulator does not know", name);
+}
+
+void multiply(Elements elements, float* d, u32 width, u64 a, u64 b, bool accumulate) {
+    Thread& thread = me();
+    if (my_number() / 128 >= my_block().warp_groups.size()) fail("calls wgmma, which needs a warp group of 128 threads");
+    WarpGroup& group = my_warp_group();
+    if (!thread.accumulators.count(d) && !thread.fenced) {
+        const auto before = thread.returned.find(d);
+        if (before == thread.returned.end() || !accumulate ||
+            memcmp(before->second.data(), d, width / 2 * sizeof(float)))
+            fail("wgmma_fence() is missing between other uses of d and wgmma");
+    }
+    require_descriptor(a, 64, "A");
+    require_descriptor(b, width, "B");
+
+    const u32 index = thread.products++ - group.executed;
+    if (index == group.products.size()) {
+        group.products.push_back(std::make_shared<Product>());
+        Product& product = *group.products.back();
+        product.elements = elements, product.width = width, product.a = a, product.b = b;
+        product.accumulate = accumulate, product.block = thread.block;
+        product.first_thread = my_block().first_thread + my_number() / 128 * 128;
+    }
+    const std::shared_ptr<Product> product = group.products[index];
+    if (product->a != a || product->b != b || product->width != width || product->accumulate != accumulate)
+        fail("the threads of one warp group give wgmma different operands");
+    product->d[my_number() % 128] = d;
+    ++product->issued;
+
+    Accumulators& own = thread.accumulators[d];
+    if (!own.uses++) {
+        own.values.assign(d, d + width / 2);
+        std::fill_n(d, width / 2, NAN);
+    }
+    if (own.values.size() != width / 2) fail("uses one d for products of different widths without a wait in between");
+    thread.issued.push_back({product, thread.product_groups, d});
+    engine_may_act();
+}
+
+void commit_products() { ++me().product_groups; }
+
+void wait_for_products(u32 pending) {
+    Thread& thread = me();
+    if (thread.product_groups <= pending) return;
+    const u32 limit = thread.product_groups - pending;
+    wait_until([&thread, limit] {
+        return std::all_of(thread.issued.begin(), thread.issued.end(), [=](auto& each) {
+            return each.group >= limit || each.product->issued == 128; });
+    }, [] { return "in wgmma_wait() for the other threads of its warp group to issue the same wgmma"; });
+    size_t done = 0;
+    for (; done < thread.issued.size() && thread.issued[done].group < limit; ++done) {
+        const Issued& each = thread.issued[done];
+        while (!each.product->executed) execute_next_product(my_warp_group());
+        Accumulators& own = thread.accumulators[each.d];
+        if (--own.uses) continue;
+        std::copy(own.values.begin(), own.values.end(), each.d);
+        thread.returned[each.d] = std::move(own.values);
+        thread.accumulators.erase(each.d);
+        thread.fenced = false;
+    }
+    thread.issued.erase(thread.issued.begin(), thread.issued.begin() + done);
+}
+
+// ---- stmatrix: tilelab/include/tma.cuh describes which lane holds what
+
+void store_matrices(u32 address, const u32 (&rows)[4], bool transposed) {
+    const Votes votes = meet("stmatrix", 0xffffffff, address);
+    if (votes.filled != 0xffffffff) fail("stmatrix needs all 32 lanes of the warp");
+    const u32 lane = lane_number();
+    for (u32 matrix = 0; matrix < 4; ++matrix)
+        for (u32 half = 0; half < 2; ++half) {
+            const u32 row = lane / 4, column = lane % 4 * 2 + half, element = rows[matrix] >> 16 * half;
+            const u32 line = u32(votes.slots[matrix * 8 + (transposed ? column : row)]);
+            memcpy(find_shared(line, 16, "a row of stmatrix") + 2 * (transposed ? row : column), &element, 2);
+        }
+}
+
+// ---- running
+
+static void switch_to_scheduler() {
+    if (!_setjmp(coroutines[current].resume)) _longjmp(scheduler, 1);
+}
+
+static void run_thread() {
+    for (;;) {
+        kernel(arguments);
+        if (!me().issued.empty()) fail("ends before wgmma_wait has waited for all of its products");
+        me().finished = true;
+        --my_block().live;
+        coroutines[current].is_idle = true;
+        switch_to_scheduler();
+    }
+}
+
+static void start_coroutine(Coroutine& coroutine) {
+    static ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = coroutine.stack;
+    context.uc_stack.ss_size = STACK_BYTES;
+    context.uc_link = nullptr;
+    makecontext(&context, run_thread, 0);
+    setcontext(&context);
+}
+
+static void add_coroutine() {
+    void* memory = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mprotect(memory, PAGE, PROT_NONE);  // an overflow is caught here
+    coroutines.emplace_back();
+    coroutines.back().stack = static_cast<u8*>(memory);
+}
+
+// Run the current thread until it waits or ends.
+static void run_current() {
+    Coroutine& coroutine = coroutines[current];
+    if (_setjmp(scheduler)) return;
+    const bool begins = !me().started;
+    me().started = true;
+    if (!begins || coroutine.is_idle) {
+        coroutine.is_idle = false;
+        _longjmp(coroutine.resume, 1);
+    }
+    start_coroutine(coroutine);
+}
+
+static std::string find_unfinished(u32 number) {
+    const std::string where = text("block %u ended while the copy engine ", blocks[number].index.x);
+    for (auto& operation : operations) {
+        if (operation.block == number && operation.kind == LOAD) return where + "was still writing its shared memory";
+        if (operation.block == number && !operation.read)
+            return where + "had not yet read its shared memory" +
+                   (operation.committed ? "" : ": a store was not committed with bulk_commit");
+        if (operation.kind == LOAD && threads[operation.thread].block == number)
+            return where + "was still sending its multicast to another block";
+    }
+    return "";
+}
+
+static void thread_has_ended() {
+    Block& block = blocks[me().block];
+    release_meeting(block.named[0], block.live);
+    for (auto& [key, meeting] : block.meetings)
+        if (key.first == my_number() / 32) release_meeting(meeting, count_lanes(block, key.first, key.second));
+    release_cluster();
+    if (!block.live) failure = find_unfinished(me().block);
+}
+
+// Say what the threads wait for: up to two mbarriers, or what the first thread waits for.
+static std::string describe_deadlock() {
+    std::string said, first_reason;
+    for (bool for_barrier : {true, false})
+        for (auto& thread : threads) {
+            if (thread.finished || thread.waits_for_barrier != for_barrier) continue;
+            const std::string reason = thread.waits_for();
+            if (reason == first_reason) continue;
+            if (!said.empty()) return for_barrier ? said + "; " + place(thread) + " waits for ever " + reason : said;
+            first_reason = reason;
+            said = place(thread) + " waits for ever " + reason;
+        }
+    return said;
+}
+
+static void prepare_cluster(u32 size) {
+    const u32 count = blockDim.x * blockDim.y * blockDim.z;
+    operations.clear();
+    blocks.clear();
+    blocks.resize(size);
+    threads.clear();
+    threads.resize(count * size);
+    while (coroutines.size() < threads.size()) add_coroutine();
+    cluster_arrived = cluster_generation = 0;
+    for (u32 b = 0; b < size; ++b) {
+        Block& block = blocks[b];
+        block.index = {blockIdx.x + b, blockIdx.y, blockIdx.z};
+        block.first_thread = b * count;
+        block.live = count;
+        block.warp_groups.resize(count / 128);
+        block.memory.resize(shared_bytes + 128);
+        for (size_t i = 0; i + 4 <= block.memory.size(); i += 4) {
+            const u32 garbage = random_number();
+            memcpy(&block.memory[i], &garbage, 4);
+        }
+        block.engine_view = block.memory;
+        for (u32 i = 0; i < count; ++i) {
+            Thread& thread = threads[block.first_thread + i];
+            thread.block = b;
+            thread.index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
+        }
+    }
+    loaded = 0;
+    copy_loaded(false);
+}
+
+static void run_cluster(u32 size) {
+    prepare_cluster(size);
+    const u32 count = u32(threads.size()) / size;
+    while (count_live()) {
+        bool someone_ran = false;
+        const u32 first_block = seed > 1 ? random_number() % size : 0;
+        for (u32 b = 0; b < size; ++b) {
+            const Block& block = blocks[(first_block + b) % size];
+            const u32 first = seed > 1 ? random_number() % count : 0;
+            for (u32 step = 0; step < count && block.live; ++step) {
+                current = block.first_thread + (first + step) % count;
+                if (me().finished || (me().ready && !me().ready())) continue;
+                load_block(me().block);
+                me().ready = nullptr;
+                threadIdx = me().index;
+                blockIdx = block.index;
+                someone_ran = true;
+                run_current();
+                if (failure.empty() && me().finished) thread_has_ended();
+                if (!failure.empty()) return;
+            }
+        }
+        if (someone_ran) continue;
+        if (operations.empty()) {
+            failure = describe_deadlock();
+            return;
+        }
+        complete_one();
+    }
+    while (!operations.empty()) complete_one();
+}
+
+}  // namespace emulator
+
+// Run a kernel. `ranges` holds the first and the last address of each tensor, `count` of them. Return "" or what the
+// kernel did wrong.
+extern "C" const char* run_emulated(void (*kernel)(void**), void** arguments, const u32* grid, const u32* block,
+                                    u32 cluster, u8* static_begin, u8* static_end, u32 dynamic_bytes,
+                                    u32 dynamic_alignment, const u64* ranges, u32 count, u32 seed) {
+    using namespace emulator;
+    static std::string said;
+    gridDim = {grid[0], grid[1], grid[2]};
+    blockDim = {block[0], block[1], block[2]};
+    emulator::kernel = kernel, emulator::arguments = arguments;
+    emulator::seed = seed, random_state = seed;
+    emulator::static_begin = static_begin;
+    static_bytes = u32(static_end - static_begin);
+    dynamic_base = (static_bytes + dynamic_alignment - 1) / dynamic_alignment * dynamic_alignment;
+    shared_bytes = dynamic_base + dynamic_bytes;
+    failure.clear();
+    tensors.clear();
+    for (u32 i = 0; i < count; ++i) tensors.push_back({ranges[2 * i], ranges[2 * i + 1]});
+    const CatchSignals guard;
+    for (u32 z = 0; z < grid[2] && failure.empty(); ++z)
+        for (u32 y = 0; y < grid[1] && failure.empty(); ++y)
+            for (u32 x = 0; x < grid[0] && failure.empty(); x += cluster) {
+                blockIdx = {x, y, z};
+                run_cluster(cluster);
+            }
+    said = failure;
+    return said.c_str();
+}
