@@ -44,6 +44,7 @@ class Timing:
     tflops: float | None = None
     gbps: float | None = None
     reason: str = ""
+    spread: float | None = None  # half of the distance between the quartiles of the ratio, over the rounds
 
     @property
     def ratio(self) -> float | None:
@@ -53,8 +54,8 @@ class Timing:
     def row(self) -> dict:
         """Return the fields that results/ keeps."""
         found = {"name": self.name, "ms": self.ms, "peer": self.peer, "peer_ms": self.peer_ms, "ratio": self.ratio,
-                 "tflops": self.tflops, "gbps": self.gbps, "status": "failed" if self.reason else "ok",
-                 "reason": self.reason}
+                 "spread": self.spread, "tflops": self.tflops, "gbps": self.gbps,
+                 "status": "failed" if self.reason else "ok", "reason": self.reason}
         return {key: value for key, value in found.items() if value is not None}
 
 
@@ -93,12 +94,12 @@ def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence]
             raise  # the CUDA context is lost, and with it everything that follows
         except Exception as error:
             failed[name] = _first_reason(error)
-    times = _interleave(bursts, peer, calls, failed, rounds, warm_s)
+    times, spreads = _interleave(bursts, peer, calls, failed, rounds, warm_s)
     timings = {}
     for name in candidates:
         ms = times.get(name)
         timings[name] = Timing(name, ms, peer, times[peer], flops / ms / 1e9 if flops and ms else None,
-                               nbytes / ms / 1e6 if nbytes and ms else None, failed.get(name, ""))
+                               nbytes / ms / 1e6 if nbytes and ms else None, failed.get(name, ""), spreads.get(name))
     return timings
 
 
@@ -173,16 +174,16 @@ def _capture_burst(launches, calls: int) -> Callable[[], None]:
 
 
 def _interleave(bursts, peer: str, calls: dict[str, int], failed: dict[str, str], wanted: int,
-                warm_s: float) -> dict[str, float]:
-    """Return the median milliseconds per call of each candidate, from `wanted` rounds.
+                warm_s: float) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the median milliseconds per call of each candidate from `wanted` rounds, and the spread of its ratio.
 
     The peer runs again after every second candidate, so that both see the same clocks. A candidate that raises is timed
-    no further; `failed` gets its reason.
+    no further; `failed` gets its reason. The spread is half of the distance between the quartiles over the rounds.
     """
     others = [name for name in bursts if name != peer]
     order = [peer] if not others else [name for i, other in enumerate(others)
                                        for name in ([peer, other] if i % 2 == 0 else [other])]
-    times = {name: [] for name in bursts}
+    times, ratios = {name: [] for name in bursts}, {name: [] for name in others}
     start, rounds = time.perf_counter(), 0
     while rounds < wanted:
         events = []
@@ -204,9 +205,19 @@ def _interleave(bursts, peer: str, calls: dict[str, int], failed: dict[str, str]
         torch.cuda.synchronize()
         if time.perf_counter() - start > warm_s:
             rounds += 1
+            of_peer = [begin.elapsed_time(end) / calls[peer] for name, begin, end in events if name == peer]
             for name, begin, end in events:
                 times[name].append(begin.elapsed_time(end) / calls[name])
-    return {name: statistics.median(values) for name, values in times.items() if name not in failed}
+                if name != peer:
+                    ratios[name].append(statistics.mean(of_peer) / times[name][-1])
+    medians = {name: statistics.median(values) for name, values in times.items() if name not in failed}
+    return medians, {name: _spread(values) for name, values in ratios.items() if name not in failed and values[1:]}
+
+
+def _spread(values: list[float]) -> float:
+    """Return half of the distance between the quartiles."""
+    low, _, high = statistics.quantiles(values, n=4)
+    return (high - low) / 2
 
 
 def measure_call_us(launch: Callable[[], object], calls: int = 200) -> float:
