@@ -459,6 +459,15 @@ def test_cu_whose_sass_cannot_be_read(cu_job, monkeypatch):
 
 
 @pytest.mark.compile
+def test_a_kernel_is_built_without_torch_until_its_package_is_asked():
+    code = ("import sys; from tilelab import build_worker; "
+            "assert build_worker._load_kernel('ch14.gemm.kernels:gemm_plain_kernel').arg_names; "
+            "assert 'torch' not in sys.modules; from ch14.gemm import spec; assert 'torch' in sys.modules")
+    env = notebook.child_env(TRITON_INTERPRET="0")
+    assert subprocess.run([sys.executable, "-c", code], env=env, check=False, timeout=120).returncode == 0
+
+
+@pytest.mark.compile
 def test_cu_needs_neither_triton_nor_torch(cu_job):
     code = ("import sys, json; from tilelab import build_worker; "
             "answer = build_worker._compile_cu(json.loads(sys.argv[1])); "
