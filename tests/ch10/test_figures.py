@@ -1,6 +1,7 @@
 """The pictures of chapter 10: drawn whole and legibly, with the numbers of what they are given."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from legible import assert_legible, texts
@@ -30,9 +31,20 @@ def ladder(rows):
     return gemm_figures.draw_ladder(rows, title="Up", source="made up")
 
 
+def curve():
+    rows = [{"share": share, "gbps": gbps, "ratio": gbps / 4000, "peer": "torch sum"}
+            for share, gbps in ((1, 900.0), (64, 3900.0), (8192, 250.0))]
+    record = SimpleNamespace(rows=rows, label=lambda: "made up")
+    return figures.draw_curve(record, "share", "tiles that a block adds up", "The middle wins", logarithmic=True)
+
+
 PICTURES = {
     "map": figures.draw_tensor_map,
     "halo": figures.draw_halo,
+    "ring": figures.draw_ring,
+    "wavefronts": figures.draw_wavefronts,
+    "multicast": figures.draw_multicast,
+    "curve": curve,
     "tiles": gemm_figures.draw_gemm_tiles,
     "tiles of one": lambda: gemm_figures.draw_gemm_tiles(1),
     "roles": gemm_figures.draw_warp_roles,
@@ -61,6 +73,16 @@ def test_the_halo_that_is_drawn_is_the_kernels():
     rows, columns = TileConfig("stencil", 8, 32, 32).box()
     assert any(f"box {rows} × {columns - 16} at (-4, -1), columns first" in text for text in texts(figure))
     assert any(patch.get_hatch() for patch in figure.axes[0].patches)
+
+
+def test_wavefronts_are_those_of_the_swizzle():
+    figure = figures.draw_wavefronts()
+    assert figure.get_suptitle() == "A warp reads column 5: 32 wavefronts as it lies, 4 with the swizzle"
+    assert [texts(figure).count(f"wavefront {number}") for number in (1, 2, 3, 16)] == [9, 9, 1, 1]
+
+
+def test_a_curve_tells_its_values():
+    assert "900 at 1, 3900 at 64, 250 at 8,192; torch sum 4000" in curve().description
 
 
 def test_gemm_tiles_count_bytes():
