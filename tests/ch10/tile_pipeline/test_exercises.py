@@ -1,0 +1,145 @@
+"""The notebook's kernels and the solutions pass their checks, and each planted wrong answer fails."""
+
+import json
+import pathlib
+import re
+
+import pytest
+
+from ch10.tile_pipeline import exercises
+from tilelab import cuda_magic, emulator
+from tilelab.tensor_map import make_tensor_map
+
+pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
+NOTEBOOKS = pathlib.Path(__file__).parents[3] / "notebooks"
+NOTEBOOK = NOTEBOOKS / "ch10_tile_pipeline.ipynb"
+KERNELS = cuda_magic.notebook_kernels(NOTEBOOK)
+SOLUTIONS = cuda_magic.notebook_kernels(NOTEBOOKS / "solutions" / "ch10_tile_pipeline.ipynb")
+
+
+def changed(kernel, *changes, among=KERNELS, **constants):
+    """Return a kernel in which lines are changed."""
+    source = among[kernel].source
+    for old, new in changes:
+        assert old in source
+        source = source.replace(old, new)
+    return cuda_magic.find_kernels(source, among[kernel].options)[kernel].define(**constants)
+
+
+@pytest.fixture(scope="module")
+def launches():
+    """The functions of the notebook's cells that prepare launches."""
+    names = {"make_tensor_map": make_tensor_map, "SMS": 4}
+    for cell in json.loads(NOTEBOOK.read_text())["cells"]:
+        for function in re.findall(r"(?ms)^def launch_\w+\(.*?^    return prepare$", "".join(cell["source"])):
+            exec(function, names)
+    return names
+
+
+def run_check(kernel, launches, **options):
+    """Return what the ladder's check says of a version of the notebook."""
+    if kernel.name == "tile_copy":
+        return exercises.check_copy(exercises.by_box(kernel, options.get("box", (4, 256))))
+    if kernel.name == "line_copy":
+        return exercises.check_copy(exercises.by_line(kernel, 4))
+    if kernel.name == "tile_ring":
+        return exercises.check_copy(launches["launch_ring"](kernel, options.get("stages", 8)))
+    if kernel.name.endswith("stencil"):
+        box = () if kernel.name == "plain_stencil" else ((34, 136),)
+        return exercises.check_stencil(launches["launch_stencil"](kernel, *box))
+    if kernel.name == "padded_transpose":
+        return exercises.check_transpose(exercises.by_pointer(kernel))
+    if kernel.name.endswith("transpose"):
+        swizzle = options.get("swizzle", "128B" if kernel.name == "swizzled_transpose" else "none")
+        return exercises.check_transpose(launches["launch_transpose"](kernel, swizzle))
+    if kernel.name.startswith("nearest"):
+        cluster = options.get("cluster", 2 if kernel.name == "nearest_multicast" else 1)
+        return exercises.check_search(launches["launch_search"](kernel, cluster))
+    return exercises.check_sum(exercises.by_share(kernel, options.get("share", {"add_each": 1}.get(kernel.name, 64))))
+
+
+@pytest.mark.parametrize("kernel", ["tile_copy", "line_copy", "tile_ring", "plain_stencil", "fill_stencil",
+                                    "padded_transpose", "tile_transpose", "swizzled_transpose", "nearest",
+                                    "nearest_multicast", "add_each", "add_partial"])
+def test_the_versions_pass(kernel, launches):
+    assert run_check(KERNELS[kernel], launches) == ""
+
+
+@pytest.mark.parametrize("kernel, constants, options", [
+    ("tile_copy", {"ROWS": 32, "COLUMNS": 32}, {"box": (32, 32)}), ("tile_ring", {"STAGES": 2}, {"stages": 2}),
+    ("nearest_multicast", {"CLUSTER": 4}, {"cluster": 4}), ("nearest_multicast", {"CLUSTER": 1}, {"cluster": 1}),
+    ("add_partial", {"SHARE": 4}, {"share": 4})])
+def test_the_other_constants_pass(kernel, constants, options, launches):
+    assert run_check(changed(kernel, **constants), launches, **options) == ""
+
+
+@pytest.mark.parametrize("kernel, change, options", [
+    ("tile_copy", ("x, column, row,", "x, row, column,"), {}),
+    ("tile_copy", ("mbarrier_wait(shared_address(&full), 0);", ""), {}),
+    ("tile_copy", ("sizeof tile", "sizeof tile / 2"), {}),
+    ("tile_copy", ("bulk_wait_read<0>();", ""), {}),
+    ("tile_copy", ("", ""), {"box": (8, 128)}),
+    ("line_copy", ("line[BOXES][256]", "line[BOXES][260]"), {}),
+    ("tile_ring", ("use / STAGES % 2", "use % 2"), {}),
+    ("tile_ring", ("tile / tiles_x * ROWS, barrier", "tile / tiles_x, barrier"), {}),
+    ("fill_stencil", ("left - 4", "left - 1"), {}),
+    ("fill_stencil", ("top - 1", "top"), {}),
+    ("fill_stencil", ("if (column < columns)", ""), {}),
+    ("tile_transpose", ("fence_proxy_async();", ""), {}),
+    ("tile_transpose", ("top, left);", "left, top);"), {}),
+    ("swizzled_transpose", ("row % 8", "row % 4"), {}),
+    ("swizzled_transpose", ("", ""), {"swizzle": "none"}),
+    ("nearest", ("unit ^ threadIdx.x % 8", "unit"), {}),
+    ("nearest_multicast", ("if (tile > 0) cluster_wait();", ""), {}),
+    ("nearest_multicast", ("BYTES);  //", "SHARE);  //"), {}),
+    ("nearest_multicast", ("rank * SHARE", "0"), {}),
+    ("add_partial", ("fence_proxy_async();", ""), {}),
+    ("add_partial", ("        __syncthreads();\n", ""), {}),
+    ("add_partial", ("i / STAGES % 2", "0"), {})])
+def test_a_wrong_version_fails(kernel, change, options, launches):
+    assert run_check(changed(kernel, change), launches, **options)
+
+
+def test_a_fill_of_zero_would_be_a_row_of_the_table(launches):
+    text = "".join(next("".join(cell["source"]) for cell in json.loads(NOTEBOOK.read_text())["cells"]
+                        if "def launch_search" in "".join(cell["source"])))
+    names = {"make_tensor_map": make_tensor_map}
+    exec(re.search(r"(?ms)^def launch_search\(.*?^    return prepare$", text)[0].replace('"nan"', '"zero"'), names)
+    assert run_check(KERNELS["nearest"], names)
+
+
+@pytest.mark.parametrize("exercise, kernel", [("Exercise 2", "mended_stencil"), ("Exercise 3", "wide_stencil"),
+                                              ("Exercise 4", "narrow_transpose")])
+def test_the_solutions_pass(exercise, kernel):
+    exercises.CHECKS[exercise](SOLUTIONS[kernel])
+
+
+@pytest.mark.parametrize("exercise, kernel, change", [
+    ("Exercise 2", "mended_stencil", ("sizeof box);", "ROWS * COLUMNS * 4);")),
+    ("Exercise 2", "mended_stencil", ("sizeof box);", "sizeof box + 16);")),
+    ("Exercise 2", "mended_stencil", ("from[-WIDE]", "from[0]")),
+    ("Exercise 3", "wide_stencil", ("top - 2", "top - 1")),
+    ("Exercise 3", "wide_stencil", ("left - 4", "left - 2")),
+    ("Exercise 3", "wide_stencil", ("row < rows && ", "")),
+    ("Exercise 3", "wide_stencil", ("here[-2] + here[2]", "here[-1] + here[1]")),
+    ("Exercise 3", "wide_stencil", ("__syncthreads();", "")),
+    ("Exercise 4", "narrow_transpose", ("row / 2 % 4", "row % 4")),
+    ("Exercise 4", "narrow_transpose", ("row / 2 % 4", "row % 8")),
+    ("Exercise 4", "narrow_transpose", (" ^ row / 2 % 4", "")),
+    ("Exercise 4", "narrow_transpose", ("row * 16 + unit", "row * 32 + unit"))])
+def test_a_wrong_answer_fails(exercise, kernel, change):
+    with pytest.raises(AssertionError):
+        exercises.CHECKS[exercise](changed(kernel, change, among=SOLUTIONS))
+
+
+def test_what_is_not_written_is_not_solved(capsys):
+    for exercise, kernel in (("Exercise 2", "broken_stencil"), ("Exercise 3", "wide_stencil"),
+                             ("Exercise 4", "narrow_transpose")):
+        exercises.check(exercise, KERNELS[kernel])
+    said = capsys.readouterr().out
+    assert "Exercise 2: not yet right" in said and "bytes that were not announced" in said
+    assert "Exercise 3: not solved yet." in said and "Exercise 4: not solved yet." in said
+
+
+def test_wavefronts_of_the_transposes():
+    assert list(exercises.wavefront_table().frame["read a column"]) == ["1", "32", "4"]
