@@ -30,9 +30,10 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilelab import cubin, cuda, device, emulator
+from tilelab import cubin, cuda, device, emulator, tensor_map
 from tilelab.build import SYSTEM_SMEM
 from tilelab.device import target_limits
+from tilelab.emulator import tensor_map as emulated_tensor_map
 
 KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+'
                     r'(?:__\w+__\s*\((?:[^()]|\([^()]*\))*\)\s*)*(\w+)\s*\(([^)]*)\)')  # attributes, name, parameters
@@ -50,13 +51,22 @@ def default_target() -> str:
     return device.current().target or "sm_90a"
 
 
+def make_tensor_map(tensor, box: Sequence[int], **options: str):
+    """Return a tensor map of a CUDA tensor for the GPU, or of a CPU tensor for the emulator: a kernel's argument.
+
+    Takes the arguments of `tilelab.tensor_map.make_tensor_map` and raises its errors.
+    """
+    make = emulated_tensor_map if tensor.is_cpu else tensor_map
+    return make.make_tensor_map(tensor, box, **options)
+
+
 @dataclasses.dataclass(frozen=True)
 class CudaKernel:
     """A kernel of a cell. `kernel[grid, block](...)` launches it.
 
     `kernel[grid, block, smem_bytes, cluster](...)` adds dynamic shared memory and the blocks per cluster. `parameters`
     are (type, name) pairs from its signature. Python numbers become the C types of the signature; a parameter of type
-    TensorMap takes what `tensor_map.make_tensor_map` returns.
+    TensorMap takes what `make_tensor_map` returns.
     """
 
     name: str

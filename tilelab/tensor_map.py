@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 import torch
 
-from tilelab.emulator.tensor_map import EmulatedTensorMap
-
 SWIZZLES = {"none": 0, "32B": 32, "64B": 64, "128B": 128}  # bytes within which units of 16 bytes change places
 PROMOTIONS = ("none", "64B", "128B", "256B")
 FILLS = ("zero", "nan")
@@ -83,25 +81,22 @@ def check_describable(shape: Sequence[int], strides: Sequence[int], itemsize: in
 
 def make_tensor_map(tensor: torch.Tensor, box: Sequence[int], *, swizzle: str = "none", l2_promotion: str = "128B",
                     fill: str = "zero"):
-    """Return a tiled tensor map (cuda.core.TensorMapDescriptor, 128 bytes), a kernel's argument.
+    """Return a tiled tensor map of a CUDA tensor (cuda.core.TensorMapDescriptor, 128 bytes), a kernel's argument.
 
     `box` is in elements, innermost last like the tensor's shape. Elements of a box outside of the tensor are loaded as
-    `fill` and never stored. The map holds the tensor's address, so keep the tensor alive. The map of a CPU tensor is
-    for kernels that run in `tilelab.emulator`. Raises ValueError as `check_describable` does and for a dtype not in
-    DTYPES, and tilelab.device.Unsupported for a GPU without TMA.
+    `fill` and never stored. The map holds the tensor's address, so keep the tensor alive. Raises ValueError as
+    `check_describable` does and for a dtype not in DTYPES, and tilelab.device.Unsupported without a GPU that has TMA.
     """
-    if tensor.dtype not in DTYPES:
-        raise ValueError(f"a tensor map holds {', '.join(str(dtype)[6:] for dtype in DTYPES)}; the tensor is "
-                         f"{str(tensor.dtype)[6:]}.")
-    check_describable(tensor.shape, tensor.stride(), tensor.element_size(), tensor.data_ptr(), box, swizzle=swizzle,
-                      l2_promotion=l2_promotion, fill=fill, floating=tensor.is_floating_point())
-    if tensor.is_cpu:
-        return EmulatedTensorMap(tensor.detach(), box, swizzle, fill)
     from cuda.core import _tensor_map as core  # its enums have no public name yet
     from cuda.core.utils import StridedMemoryView
 
     from tilelab import cuda, device
 
+    if tensor.dtype not in DTYPES:
+        raise ValueError(f"a tensor map holds {', '.join(str(dtype)[6:] for dtype in DTYPES)}; the tensor is "
+                         f"{str(tensor.dtype)[6:]}.")
+    check_describable(tensor.shape, tensor.stride(), tensor.element_size(), tensor.data_ptr(), box, swizzle=swizzle,
+                      l2_promotion=l2_promotion, fill=fill, floating=tensor.is_floating_point())
     cuda.current_device()
     device.require("has_tma", "a tensor map", "compile the kernel and read its SASS")
     # Torch allows any stride for an extent of 1; the driver demands a multiple of 16 bytes for it too.

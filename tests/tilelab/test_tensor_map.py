@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from tilelab import tensor_map
+from tilelab.device import Unsupported, current
 from tilelab.tensor_map import SWIZZLES, check_describable, swizzle_offset
 
 GOOD = {"shape": (100, 64), "strides": (64, 1), "itemsize": 2, "address": 4096, "box": (16, 64)}
@@ -69,6 +70,12 @@ def test_a_tensor_is_checked_before_the_gpu_is_asked_for():
         tensor_map.make_tensor_map(torch.zeros(8, 8, dtype=torch.complex64), (8, 8))
     with pytest.raises(ValueError, match="1 to 256"):
         tensor_map.make_tensor_map(torch.zeros(512, 8), (512, 8))
+
+
+@pytest.mark.skipif(current().capability is not None, reason="says what lacks without a GPU")
+def test_without_a_gpu_a_map_is_unsupported():
+    with pytest.raises(Unsupported, match="needs an NVIDIA GPU"):
+        tensor_map.make_tensor_map(torch.zeros(8, 8), (8, 8))
 
 
 @pytest.mark.gpu

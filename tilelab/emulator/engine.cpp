@@ -2,9 +2,14 @@
 //
 // Each thread is a coroutine that runs until it waits. A block runs alone, or together with the others of its cluster.
 //
-// The copy engine holds its operations back, or completes them in any order that the PTX manual allows: `seed` 0
-// completes an operation only when every thread waits, the newest first; seed 1 completes it at once; other seeds at
-// random moments. The tensor core reads its tiles at once (seed 1), as late as the wait allows (seed 0), or in between.
+// The copy engine holds its operations back, or completes them in any order that the PTX manual allows, and each warp's
+// part of a wgmma reads its tiles at any moment up to the wait. `seed` chooses the moments:
+//
+//     0       copies complete only when every thread waits, the newest first; products at the wait; low warps run ahead
+//     1       copies and products complete at once; high warps run ahead
+//     2       copies complete at once, products at the wait; low warps run ahead
+//     others  everything at random; some warps lag behind
+//
 // A kernel that is right for every seed does not depend on their speed.
 //
 // Both see shared memory through a view of their own (the async proxy), which fence_proxy_async brings up to date.
@@ -78,18 +83,21 @@ struct Operation {
     std::vector<u8> data;
 };
 
-// One wgmma, which the 128 threads of a warp group issue together.
+// One wgmma, which the 128 threads of a warp group issue. Each warp computes 16 of the 64 rows.
 struct Product {
     Elements elements;
-    u32 width, block, first_thread, issued = 0;
+    u32 width;
     u64 a, b;
-    bool accumulate, executed = false;
+    bool accumulate;
+    u32 issued[4] = {};  // threads of each warp
+    u32 executed = 0;    // one bit per warp
     float* d[128];
 };
 
 struct WarpGroup {
-    std::deque<std::shared_ptr<Product>> products;  // those not yet executed, in their order
-    u32 executed = 0;
+    u32 block, first_thread;
+    std::deque<std::shared_ptr<Product>> products;  // in their order, without the `removed` first ones
+    u32 removed = 0, next[4] = {};                  // the product that each warp executes next
 };
 
 // The accumulators of one thread while products use them. Its own array holds NaN meanwhile.
@@ -124,6 +132,7 @@ struct Thread {
 struct Block {
     dim3 index;
     u32 first_thread = 0, live = 0;
+    std::vector<bool> lags;  // by warp
     std::vector<u8> memory, engine_view;  // `memory` is used while another block of the cluster runs
     std::map<u32, Barrier> barriers;
     std::map<std::pair<u32, u32>, Meeting> meetings;  // by warp and mask
@@ -149,6 +158,7 @@ static u8* static_begin;
 static u32 static_bytes, dynamic_base, shared_bytes;
 static u32 seed;
 static u64 random_state;
+static u32 patience;  // an engine acts in one of so many calls, if it acts at random
 static std::string failure;
 static void (*kernel)(void**);
 static void** arguments;
@@ -570,7 +580,10 @@ static void write_box(Operation& operation) {
 
 // Let the engine do one step: a load lands, a store reads its tile, or a store that has read writes memory.
 static void complete_one() {
-    const size_t which = seed == 0 ? operations.size() - 1 : random_number() % operations.size();
+    size_t which = seed == 0 ? operations.size() - 1 : random_number() % operations.size();
+    if (seed == 0)  // multicasts to other blocks come last
+        for (size_t i = 0; i < operations.size(); ++i)
+            if (operations[i].block == threads[operations[i].thread].block) which = i;
     Operation& operation = operations[which];
     if (operation.kind == LOAD) {
         if (operation.is_box) {
@@ -595,16 +608,17 @@ static void complete_one() {
     operations.erase(operations.begin() + which);
 }
 
-static void execute_next_product(WarpGroup& group);
+static bool has_next_product(const WarpGroup& group, u32 warp);
+static void execute_next_product(WarpGroup& group, u32 warp);
+
+static bool acts_now(bool at_once) { return at_once || (seed > 2 && random_number() % patience == 0); }
 
 static void engine_may_act() {
-    while (!operations.empty() && (seed == 1 || (seed > 1 && random_number() % 3 == 0))) complete_one();
-    if (seed == 0) return;
+    while (!operations.empty() && acts_now(seed == 1 || seed == 2)) complete_one();
     for (auto& block : blocks)
         for (auto& group : block.warp_groups)
-            while (!group.products.empty() && group.products.front()->issued == 128 &&
-                   (seed == 1 || random_number() % 3 == 0))
-                execute_next_product(group);
+            for (u32 warp = 0; warp < 4; ++warp)
+                while (has_next_product(group, warp) && acts_now(seed == 1)) execute_next_product(group, warp);
 }
 
 static void require_signal(u32 block, u32 barrier, const char* what) {
@@ -704,29 +718,36 @@ static void read_row(u32 block, u64 descriptor, u32 row, Elements elements, floa
     }
 }
 
-// Carry out the oldest product of a warp group. Thread t holds the accumulators that tilelab/include/wgmma.cuh draws.
-static void execute_next_product(WarpGroup& group) {
-    const std::shared_ptr<Product> product = group.products.front();
-    group.products.pop_front();
-    ++group.executed;
-    product->executed = true;
+static bool has_next_product(const WarpGroup& group, u32 warp) {
+    const u32 index = group.next[warp] - group.removed;
+    return index < group.products.size() && group.products[index]->issued[warp] == 32;
+}
+
+// Carry out one warp's part of its next product. tilelab/include/wgmma.cuh draws which sums a thread holds.
+static void execute_next_product(WarpGroup& group, u32 warp) {
+    const std::shared_ptr<Product> product = group.products[group.next[warp]++ - group.removed];
+    product->executed |= 1u << warp;
+    while (!group.products.empty() && group.products.front()->executed == 15) {
+        group.products.pop_front();
+        ++group.removed;
+    }
     const u32 depth = product->elements == BF16 ? 16 : 32, width = product->width;
-    static float a[64][32], b[32][256], row[32], sums[64][256];
-    for (u32 r = 0; r < 64; ++r) read_row(product->block, product->a, r, product->elements, a[r]);
+    static float a[16][32], b[32][256], row[32], sums[16][256];
+    for (u32 r = 0; r < 16; ++r) read_row(group.block, product->a, 16 * warp + r, product->elements, a[r]);
     for (u32 column = 0; column < width; ++column) {
-        read_row(product->block, product->b, column, product->elements, row);
+        read_row(group.block, product->b, column, product->elements, row);
         for (u32 k = 0; k < depth; ++k) b[k][column] = row[k];
     }
-    for (u32 r = 0; r < 64; ++r) {
+    for (u32 r = 0; r < 16; ++r) {
         std::fill_n(sums[r], width, 0.0f);
         for (u32 k = 0; k < depth; ++k)
             for (u32 column = 0; column < width; ++column) sums[r][column] += a[r][k] * b[k][column];
     }
-    for (u32 t = 0; t < 128; ++t) {
-        float* d = threads[product->first_thread + t].accumulators[product->d[t]].values.data();
-        const u32 first_row = t / 32 * 16 + t % 32 / 4, first_column = t % 4 * 2;
+    for (u32 lane = 0; lane < 32; ++lane) {
+        const u32 t = 32 * warp + lane;
+        float* d = threads[group.first_thread + t].accumulators[product->d[t]].values.data();
         for (u32 i = 0; i < width / 2; ++i) {
-            const float sum = sums[first_row + i / 2 % 2 * 8][i / 4 * 8 + first_column + i % 2];
+            const float sum = sums[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2];
             d[i] = product->accumulate ? d[i] + sum : sum;
         }
     }
@@ -754,19 +775,18 @@ void multiply(Elements elements, float* d, u32 width, u64 a, u64 b, bool accumul
     require_descriptor(a, 64, "A");
     require_descriptor(b, width, "B");
 
-    const u32 index = thread.products++ - group.executed;
+    const u32 index = thread.products++ - group.removed;
     if (index == group.products.size()) {
         group.products.push_back(std::make_shared<Product>());
         Product& product = *group.products.back();
         product.elements = elements, product.width = width, product.a = a, product.b = b;
-        product.accumulate = accumulate, product.block = thread.block;
-        product.first_thread = my_block().first_thread + my_number() / 128 * 128;
+        product.accumulate = accumulate;
     }
     const std::shared_ptr<Product> product = group.products[index];
     if (product->a != a || product->b != b || product->width != width || product->accumulate != accumulate)
         fail("the threads of one warp group give wgmma different operands");
     product->d[my_number() % 128] = d;
-    ++product->issued;
+    ++product->issued[my_number() / 32 % 4];
 
     Accumulators& own = thread.accumulators[d];
     if (!own.uses++) {
@@ -783,15 +803,15 @@ void commit_products() { ++me().product_groups; }
 void wait_for_products(u32 pending) {
     Thread& thread = me();
     if (thread.product_groups <= pending) return;
-    const u32 limit = thread.product_groups - pending;
-    wait_until([&thread, limit] {
+    const u32 limit = thread.product_groups - pending, warp = my_number() / 32 % 4;
+    wait_until([&thread, limit, warp] {
         return std::all_of(thread.issued.begin(), thread.issued.end(), [=](auto& each) {
-            return each.group >= limit || each.product->issued == 128; });
-    }, [] { return "in wgmma_wait() for the other threads of its warp group to issue the same wgmma"; });
+            return each.group >= limit || each.product->issued[warp] == 32; });
+    }, [] { return "in wgmma_wait() for the other lanes of its warp to issue the same wgmma"; });
     size_t done = 0;
     for (; done < thread.issued.size() && thread.issued[done].group < limit; ++done) {
         const Issued& each = thread.issued[done];
-        while (!each.product->executed) execute_next_product(my_warp_group());
+        while (!(each.product->executed >> warp & 1)) execute_next_product(my_warp_group(), warp);
         Accumulators& own = thread.accumulators[each.d];
         if (--own.uses) continue;
         std::copy(own.values.begin(), own.values.end(), each.d);
@@ -873,6 +893,10 @@ static std::string find_unfinished(u32 number) {
         if (operation.kind == LOAD && threads[operation.thread].block == number)
             return where + "was still sending its multicast to another block";
     }
+    for (auto& group : blocks[number].warp_groups)
+        if (!group.products.empty())
+            return text("block %u ended, and some warps of a warp group have not issued the wgmma of the others",
+                        blocks[number].index.x);
     return "";
 }
 
@@ -902,6 +926,7 @@ static std::string describe_deadlock() {
 
 static void prepare_cluster(u32 size) {
     const u32 count = blockDim.x * blockDim.y * blockDim.z;
+    patience = 2u << random_number() % 6;
     operations.clear();
     blocks.clear();
     blocks.resize(size);
@@ -914,7 +939,9 @@ static void prepare_cluster(u32 size) {
         block.index = {blockIdx.x + b, blockIdx.y, blockIdx.z};
         block.first_thread = b * count;
         block.live = count;
-        block.warp_groups.resize(count / 128);
+        for (u32 warp = 0; warp < (count + 31) / 32; ++warp) block.lags.push_back(random_number() % 4 == 0);
+        for (u32 group = 0; group < count / 128; ++group)
+            block.warp_groups.push_back({b, block.first_thread + 128 * group});
         block.memory.resize(shared_bytes + 128);
         for (size_t i = 0; i + 4 <= block.memory.size(); i += 4) {
             const u32 garbage = random_number();
@@ -931,29 +958,63 @@ static void prepare_cluster(u32 size) {
     copy_loaded(false);
 }
 
+// Let each thread of a warp that can run do so, until it waits. Return whether there was one.
+static bool run_warp(const Block& block, u32 first, u32 count) {
+    bool someone_ran = false;
+    const u32 begin = seed > 2 ? random_number() % count : 0;
+    for (u32 step = 0; step < count; ++step) {
+        current = block.first_thread + first + (begin + step) % count;
+        if (me().finished || (me().ready && !me().ready())) continue;
+        load_block(me().block);
+        me().ready = nullptr;
+        threadIdx = me().index;
+        blockIdx = block.index;
+        someone_ran = true;
+        run_current();
+        if (failure.empty() && me().finished) thread_has_ended();
+        if (!failure.empty()) break;
+    }
+    return someone_ran;
+}
+
+// Let the warps of a block run. Return whether a thread could. Warps that lag behind run seldom, or if they `must`.
+static bool run_block(const Block& block, u32 count, bool must) {
+    bool someone_ran = false;
+    const u32 warps = (count + 31) / 32, begin = seed > 2 ? random_number() % warps : 0;
+    for (u32 step = 0; step < warps; ++step) {
+        const u32 warp = seed == 1 ? warps - 1 - step : (begin + step) % warps;
+        if (seed > 2 && !must && block.lags[warp] && random_number() % 16) continue;
+        while (run_warp(block, 32 * warp, std::min(32u, count - 32 * warp))) {
+            someone_ran = true;
+            if (!failure.empty() || seed > 2) break;
+        }
+        if (!failure.empty()) break;
+    }
+    return someone_ran;
+}
+
+static bool run_blocks(u32 count, bool must) {
+    const u32 size = u32(blocks.size()), begin = seed > 2 ? random_number() % size : 0;
+    bool someone_ran = false;
+    for (u32 step = 0; step < size; ++step) {
+        const Block& block = blocks[seed == 1 ? size - 1 - step : (begin + step) % size];
+        while (run_block(block, count, must)) {
+            someone_ran = true;
+            if (!failure.empty()) return true;
+            if (seed > 2 && random_number() % 2) break;
+        }
+    }
+    return someone_ran;
+}
+
 static void run_cluster(u32 size) {
     prepare_cluster(size);
     const u32 count = u32(threads.size()) / size;
     while (count_live()) {
-        bool someone_ran = false;
-        const u32 first_block = seed > 1 ? random_number() % size : 0;
-        for (u32 b = 0; b < size; ++b) {
-            const Block& block = blocks[(first_block + b) % size];
-            const u32 first = seed > 1 ? random_number() % count : 0;
-            for (u32 step = 0; step < count && block.live; ++step) {
-                current = block.first_thread + (first + step) % count;
-                if (me().finished || (me().ready && !me().ready())) continue;
-                load_block(me().block);
-                me().ready = nullptr;
-                threadIdx = me().index;
-                blockIdx = block.index;
-                someone_ran = true;
-                run_current();
-                if (failure.empty() && me().finished) thread_has_ended();
-                if (!failure.empty()) return;
-            }
+        if (run_blocks(count, false) || run_blocks(count, true)) {
+            if (!failure.empty()) return;
+            continue;
         }
-        if (someone_ran) continue;
         if (operations.empty()) {
             failure = describe_deadlock();
             return;

@@ -1,4 +1,4 @@
-"""A tensor map of a CPU tensor, as the emulator's copy engine reads it (struct Map in engine.cpp)."""
+"""Tensor maps of CPU tensors, as the emulator's copy engine reads them (struct Map in engine.cpp)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
+from tilelab.tensor_map import DTYPES, SWIZZLES, check_describable
+
 MARK = 0x70614D54
-SWIZZLES = {"none": 0, "32B": 32, "64B": 64, "128B": 128}
 
 
 class EmulatedTensorMap(ctypes.Structure):
@@ -34,3 +35,14 @@ class EmulatedTensorMap(ctypes.Structure):
 
 
 assert ctypes.sizeof(EmulatedTensorMap) == 128
+
+
+def make_tensor_map(tensor: torch.Tensor, box: Sequence[int], *, swizzle: str = "none", l2_promotion: str = "128B",
+                    fill: str = "zero") -> EmulatedTensorMap:
+    """Return a tensor map of a CPU tensor. Arguments and errors are those of `tilelab.tensor_map.make_tensor_map`."""
+    if tensor.dtype not in DTYPES:
+        raise ValueError(f"a tensor map holds {', '.join(str(dtype)[6:] for dtype in DTYPES)}; the tensor is "
+                         f"{str(tensor.dtype)[6:]}.")
+    check_describable(tensor.shape, tensor.stride(), tensor.element_size(), tensor.data_ptr(), box, swizzle=swizzle,
+                      l2_promotion=l2_promotion, fill=fill, floating=tensor.is_floating_point())
+    return EmulatedTensorMap(tensor.detach(), box, swizzle, fill)
