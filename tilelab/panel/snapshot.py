@@ -27,7 +27,7 @@ def make_outputs(choice: Choice, rows: list[dict], x: str, y: str, field: str) -
     """Return the picture and the table, or two empty outputs where nothing is known."""
     if not any(row["status"] != "waiting" for row in rows):
         return HTML(""), HTML("")
-    told = f"A heat map: the {field} of the best configuration for each {x} and {y}. The table below lists the ten best."
+    told = f"A heat map: the {field} of the best configuration for each {x} and {y}. The table below lists ten."
     return Image(data=draw_heat_map(choice, rows, x, y, field), alt=told), make_table(choice, rows)
 
 
