@@ -11,41 +11,27 @@ import pytest
 from tilelab import site
 
 
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory):
-    """Every page, which takes seconds: tests of them are in the tier of the notebooks."""
-    with pytest.MonkeyPatch.context() as patch:  # where packages lie on PYTHONPATH, so do nbconvert's templates
-        patch.setenv("JUPYTER_PATH", str(pathlib.Path(nbconvert.__file__).parents[1] / "share/jupyter"))
-        return site.write_pages(tmp_path_factory.mktemp("site"))
-
-
 @pytest.mark.notebook
-def test_a_page_for_the_readme_and_for_each_notebook(pages):
+def test_every_page_needs_nobody_and_every_link_within_the_site_leads_somewhere(monkeypatch, tmp_path):
+    # Where packages lie on PYTHONPATH, so do nbconvert's templates.
+    monkeypatch.setenv("JUPYTER_PATH", str(pathlib.Path(nbconvert.__file__).parents[1] / "share/jupyter"))
+    pages = site.write_pages(tmp_path)
     stems = [path.stem for path in site.notebooks_in_order()]
     assert [page.stem for page in pages] == ["index", *stems]
     assert set(stems) == {path.stem for path in (site.ROOT / "notebooks").glob("*.ipynb")}
-
-
-@pytest.mark.notebook
-def test_nothing_is_fetched_and_nothing_runs(pages):
-    for page in pages:
-        text = page.read_text()
-        assert "<script" not in text, page.name
-        fetched = re.findall(r'(?:src="|<link[^>]*href="|url\(|@import )["\']?(?!data:)(https?:[^"\')]*)', text)
-        assert not fetched, (page.name, fetched[:3])
-        assert not re.search(r'src="(?!data:)', text), page.name
-
-
-@pytest.mark.notebook
-def test_every_link_within_the_site_leads_somewhere(pages):
     texts = {page.name: page.read_text() for page in pages}
+    anchors = {page: {html.unescape(name) for name in re.findall(r' id="([^"]*)"', text)}
+               for page, text in texts.items()}
     for page, text in texts.items():
+        assert "<script" not in text, page
+        fetched = re.findall(r'(?:src="|<link[^>]*href="|url\(|@import )["\']?(?!data:)(https?:[^"\')]*)', text)
+        assert not fetched, (page, fetched[:3])
+        assert not re.search(r'src="(?!data:)', text), page
         for target, anchor in re.findall(r'href="([^":#]*)(?:#([^"]*))?"', text):
             assert not target or target in texts, (page, target)
-            if anchor:  # a browser looks for it as it stands, then decoded
-                there = {html.unescape(name) for name in re.findall(r' id="([^"]*)"', texts[target or page])}
-                wanted = html.unescape(anchor)
-                assert {wanted, urllib.parse.unquote(wanted)} & there, (page, target, anchor)
+            wanted = html.unescape(anchor)  # a browser looks for it as it stands, then decoded
+            there = anchors[target or page]
+            assert not anchor or {wanted, urllib.parse.unquote(wanted)} & there, (page, target, anchor)
 
 
 @pytest.mark.parametrize("arguments, said", [
