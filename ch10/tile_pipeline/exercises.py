@@ -15,7 +15,7 @@ from ch10.tile_pipeline.banks import count_wavefronts
 from ch10.tile_pipeline.experiments import CENTRE, EDGE, LARGE
 from tilelab import bench, lesson, results, tensor_map
 from tilelab.check import check_exercise
-from tilelab.tensor_map import make_tensor_map
+from tilelab.cuda_magic import make_tensor_map
 
 # Rows and columns: less than a tile, ragged in both directions, many tiles. The last is for a GPU only.
 SHAPES = (4, 8), (68, 36), (100, 1000), (1028, 2052)

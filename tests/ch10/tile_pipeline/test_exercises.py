@@ -8,7 +8,7 @@ import pytest
 
 from ch10.tile_pipeline import exercises
 from tilelab import cuda_magic, emulator
-from tilelab.tensor_map import make_tensor_map
+from tilelab.cuda_magic import make_tensor_map
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
 NOTEBOOKS = pathlib.Path(__file__).parents[3] / "notebooks"
