@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tilelab import bench, build, check, cuda_magic, device, emulator, results, triton_cell
+from tilelab import bench, build, check, cuda_magic, device, emulator, gluon_emulator, results, triton_cell
 from tilelab.triton_cell import compile_launch, define, describe_report, lines, notebook_texts
 from tilelab.worker_pool import ROOT
 
@@ -87,7 +87,7 @@ def _surround(tensor: torch.Tensor, keep: bool) -> tuple[torch.Tensor, torch.Ten
 
 
 def check_launch(prepare: Callable, cases: dict[str, Sequence], make_inputs: Callable, spec: Callable,
-                 tolerance: float | None = None, outputs: int = 1) -> str:
+                 tolerance: float | None = None, outputs: int = 1, where: str = "") -> str:
     """Run a Triton version on each case and return "" or what is wrong with its outputs.
 
     `cases` maps "cuda" and "cpu" to cases; the latter run in the interpreter, where there is no GPU. `make_inputs(case,
@@ -95,7 +95,7 @@ def check_launch(prepare: Callable, cases: dict[str, Sequence], make_inputs: Cal
     so that a result with an element from outside is wrong. `spec(*inputs)` returns the result in float64, or a tuple.
     An integer result must be equal; for others `tolerance` replaces `check.TOLERANCE`.
     """
-    where = "cuda" if device.current().has_tma else "cpu"
+    where = where or ("cuda" if device.current().has_tma else "cpu")
     for case in cases[where]:
         given = make_inputs(case, where)
         inputs, buffers = [], []
@@ -141,7 +141,8 @@ def run_everywhere(run: Callable[[str], str]) -> str:
     """Call `run(where)` with "cpu" for each timing of the emulator's engine, then with "cuda" where there is a GPU.
 
     Return the first answer that is not "", or the rule that a kernel broke. A kernel that would hang or damage memory
-    is found in the emulator, before it reaches the GPU.
+    is found in the emulator, before it reaches the GPU. Raises emulator.NotEmulated for a kernel that only a GPU runs,
+    where there is none.
     """
     if emulator.is_available():
         for seed in emulator.SEEDS:
@@ -150,6 +151,10 @@ def run_everywhere(run: Callable[[str], str]) -> str:
                     fault = run("cpu")
             except emulator.EmulationError as error:
                 fault = str(error)
+            except emulator.NotEmulated:
+                if device.current().has_tma:
+                    break
+                raise
             if fault:
                 return f"{fault} (in the emulator)"
     elif not device.current().has_tma:
@@ -222,11 +227,14 @@ class Ladder:
         return results.Record(record, live=True).label()
 
     def _find_recorded(self, kernel, name: str, prepare: Callable, code: str, problem: str) -> str:
-        if triton_cell.is_gluon(kernel):
+        if triton_cell.is_gluon(kernel) and (problem or not gluon_emulator.is_enabled()):
             wrong, fine = problem and f"wrong: {problem}", f"compiled for {cuda_magic.default_target()}"
         else:
-            wrong = self.check(prepare)
-            fine = "ok in the interpreter" if triton_cell.is_triton(kernel) else "ok in the emulator"
+            wrong, fine = "", f"ok in the {'interpreter' if triton_cell.is_interpreted(kernel) else 'emulator'}"
+            try:
+                wrong = self.check(prepare)
+            except emulator.NotEmulated:
+                fine = f"compiled for {cuda_magic.default_target()}"
         try:
             record = results.Record(results.load(self.experiment), live=False)
         except FileNotFoundError:
