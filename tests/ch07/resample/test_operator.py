@@ -19,8 +19,10 @@ from ch07.resample.configs import MAX_SHARED_TIMES, fit_config
 from tilelab import bench, build, check, device, operands, profiler
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
-BUILT = [*((kernel, dtype, "sm_90a") for kernel in LADDER for dtype in (torch.bfloat16, torch.float32)),
-         *((kernel, torch.bfloat16, target) for kernel in LADDER for target in ("sm_100a", "sm_120a"))]
+# Each kernel in each dtype and for two families of targets; the wide accesses and the bulk copy for all three.
+BUILT = [*((kernel, dtype, target) for kernel in LADDER
+           for dtype, target in ((torch.bfloat16, "sm_90a"), (torch.float32, "sm_120a"))),
+         *((kernel, torch.bfloat16, "sm_100a") for kernel in ("vectors", "bulk_rows"))]
 ODD = experiments.SMALL[3:6]  # rows of 20 and 14 bytes, and more source times than shared memory holds
 
 
