@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
@@ -30,6 +31,7 @@ FOLDER = pathlib.Path(__file__).parent
 SEEDS = range(6)  # 0: slow engines; 1: fast engines; 2: fast copies and slow products; others: random
 EXTERN_SHARED = re.compile(
     r"extern\s+__shared__\s+(?:(?:__align__|alignas)\((\w+)\)\s*)?([\w ]+?)\s+(\w+)\s*\[\s*\]\s*;")
+LONGEST_RUN_S = 10.0  # of one thread without waiting
 MOST_SHARED = 232448  # bytes of shared memory per block, as on sm_90
 
 
@@ -61,12 +63,9 @@ def is_available() -> bool:
 
 
 def _build(source: str, command: Sequence[str], path: pathlib.Path, what: str) -> None:
-    """Compile C++ to the library `path`, unless it is there."""
-    if path.exists():
-        return
+    """Compile C++ to the library `path`."""
     if not is_available():
         raise device.Unsupported("running a CUDA kernel without a GPU needs g++: install it, or read the SASS.")
-    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = pathlib.Path(folder, "built.so")
         # Ubuntu's g++ defines _FORTIFY_SOURCE, which refuses jumps between the stacks of two threads.
@@ -99,7 +98,10 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
             with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
                 file.write(text)
             os.replace(file.name, folder / name)
-    _build(own["engine.cpp"], ["-O3"], folder / "engine.so", "the engine")
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes, one compiles the engine
+        if not (folder / "engine.so").exists():
+            _build(own["engine.cpp"], ["-O2"], folder / "engine.so", "the engine")
     engine = ctypes.CDLL(os.fspath(folder / "engine.so"))
     engine.run_emulated.restype = ctypes.c_char_p
     return folder, engine
@@ -125,21 +127,25 @@ extern "C" {{
 extern u8 __start_emulated_shared[] __attribute__((weak)), __stop_emulated_shared[] __attribute__((weak));
 extern u8* const shared_begin = __start_emulated_shared;
 extern u8* const shared_end = __stop_emulated_shared;
+extern const u8 __ehdr_start[] __attribute__((visibility("hidden"))), etext[] __attribute__((visibility("hidden")));
+extern const u8* const code_begin = __ehdr_start;
+extern const u8* const code_end = etext;
 extern const u32 dynamic_alignment = {max(alignments, key=lambda each: int(each) if each.isdecimal() else 0,
                                           default=16)};
 void kernel(void** values) {{ {name}({arguments}); }}
 }}
 """
-    key = hashlib.sha256(repr((text, headers, options)).encode()).hexdigest()
+    path = folder / f"{hashlib.sha256(repr((text, headers, options)).encode()).hexdigest()}.so"
     try:
-        _build(text, ["-O1", *options, f"-I{folder}", f"-I{cuda.INCLUDE_FOLDER}", f"-L{folder}", "-l:engine.so",
-                      f"-Wl,-rpath,{folder}"], folder / f"{key}.so", "the cell")
+        if not path.exists():
+            _build(text, ["-O1", *options, f"-I{folder}", f"-I{cuda.INCLUDE_FOLDER}", f"-L{folder}", "-l:engine.so",
+                          f"-Wl,-rpath,{folder}"], path, "the cell")
     except cuda.CompileError:
         if any(re.search(r"\basm\b", text) for text in (source, *headers.values())):
             raise NotEmulated(f"{name} contains inline PTX, which the emulator does not know; it runs on a GPU "
                               "only.") from None
         raise
-    return ctypes.CDLL(os.fspath(folder / f"{key}.so"))
+    return ctypes.CDLL(os.fspath(path))
 
 
 def prepare(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence, smem_bytes: int = 0,
@@ -166,7 +172,8 @@ def prepare(kernel, grid: int | Sequence[int], block: int | Sequence[int], args:
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
     ranges = (ctypes.c_uint64 * (2 * len(tensors)))(
         *(bound for tensor in tensors for bound in (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)))
-    begin, end = (ctypes.c_void_p.in_dll(library, name) for name in ("shared_begin", "shared_end"))
+    begin, end, *code = (ctypes.c_void_p.in_dll(library, name) for name in ("shared_begin", "shared_end", "code_begin",
+                                                                             "code_end"))
     alignment = ctypes.c_uint32.in_dll(library, "dynamic_alignment")
     needed = (end.value or 0) - (begin.value or 0) + smem_bytes
     if needed > MOST_SHARED:
@@ -175,9 +182,9 @@ def prepare(kernel, grid: int | Sequence[int], block: int | Sequence[int], args:
     shape = [(ctypes.c_uint32 * 3)(*extents) for extents in (grid, block)]
 
     def run(seed: int | None = None, keep_alive=(args, values)) -> None:
-        failure = engine.run_emulated(ctypes.cast(library.kernel, ctypes.c_void_p), pointers, *shape, cluster, begin,
-                                      end, smem_bytes, alignment, ranges, len(tensors),
-                                      _seed if seed is None else seed)
+        failure = engine.run_emulated(ctypes.cast(library.kernel, ctypes.c_void_p), *code, pointers, *shape, cluster,
+                                      begin, end, smem_bytes, alignment, ranges, len(tensors),
+                                      _seed if seed is None else seed, int(10 * LONGEST_RUN_S))
         if failure:
             raise EmulationError(failure.decode())
 

@@ -37,10 +37,18 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 template <typename A, typename B> constexpr auto min(A a, B b) { return a < b ? a : b; }
 template <typename A, typename B> constexpr auto max(A a, B b) { return a > b ? a : b; }
 template <typename T> T __ldg(const T* address) { return *address; }
-template <typename T, typename V> T atomicAdd(T* address, V value) { T old = *address; *address += value; return old; }
-template <typename T, typename V> T atomicMin(T* address, V value) { T old = *address; if (T(value) < old) *address = value; return old; }
-template <typename T, typename V> T atomicMax(T* address, V value) { T old = *address; if (T(value) > old) *address = value; return old; }
-template <typename T, typename V> T atomicExch(T* address, V value) { T old = *address; *address = value; return old; }
+template <typename T, typename V> T atomicExch(T* address, V value) {
+    T old = *address;
+    *address = value;
+    return old;
+}
+template <typename T, typename V> T atomicAdd(T* address, V value) { return atomicExch(address, *address + value); }
+template <typename T, typename V> T atomicMin(T* address, V value) {
+    return atomicExch(address, min(*address, T(value)));
+}
+template <typename T, typename V> T atomicMax(T* address, V value) {
+    return atomicExch(address, max(*address, T(value)));
+}
 inline int __popc(u32 bits) { return __builtin_popcount(bits); }
 inline int __clz(u32 bits) { return bits ? __builtin_clz(bits) : 32; }
 inline int __ffs(u32 bits) { return __builtin_ffs(int(bits)); }

@@ -1,4 +1,4 @@
-// Run the blocks of a CUDA C++ kernel on the CPU, with a copy engine and a tensor core that are as awkward as they may be.
+// Run the blocks of a CUDA C++ kernel on the CPU, with a copy engine and a tensor core as awkward as PTX allows.
 //
 // Each thread is a coroutine that runs until it waits. A block runs alone, or together with the others of its cluster.
 //
@@ -21,6 +21,7 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/time.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -160,6 +161,9 @@ static u32 seed;
 static u64 random_state;
 static u32 patience;  // an engine acts in one of so many calls, if it acts at random
 static std::string failure;
+static volatile sig_atomic_t ticks;  // tenths of a second of CPU time since the current thread began to run
+static int most_ticks;
+static const u8 *code_begin, *code_end;  // of the cell
 static void (*kernel)(void**);
 static void** arguments;
 
@@ -202,14 +206,31 @@ void fail(const char* format, ...) {
     _longjmp(scheduler, 1);
 }
 
-// While this lives, an access to memory that does not exist ends the run with a sentence, not the process.
+// While this lives, an access to memory that does not exist, a division by zero or a loop without end ends the run with
+// a sentence, not the process.
 class CatchSignals {
     static inline u8 stack[64 << 10];
-    static constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE};
-    struct sigaction before[3];
+    static constexpr int COUNT = 4, SIGNALS[COUNT] = {SIGSEGV, SIGBUS, SIGFPE, SIGVTALRM};
+    struct sigaction before[COUNT];
     stack_t stack_before;
 
-    static void say(int signal, siginfo_t* info, void*) {
+    // Return whether the signal has interrupted code of the cell, which may be left, and not the engine or Python.
+    static bool is_in_cell(void* context) {
+#if defined(__x86_64__)
+        const u64 at = static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP];
+#elif defined(__aarch64__)
+        const u64 at = static_cast<ucontext_t*>(context)->uc_mcontext.pc;
+#else
+        const u64 at = 0;
+#endif
+        return at >= reinterpret_cast<u64>(code_begin) && at < reinterpret_cast<u64>(code_end);
+    }
+
+    static void say(int signal, siginfo_t* info, void* context) {
+        if (signal == SIGVTALRM) {
+            if (++ticks < most_ticks || !is_in_cell(context)) return;
+            fail("has run for %.1f s without waiting: a loop does not end", most_ticks / 10.0);
+        }
         if (signal == SIGFPE) fail("divides an integer by zero");
         const u64 address = reinterpret_cast<u64>(info->si_addr);
         for (auto& coroutine : coroutines)
@@ -219,6 +240,11 @@ class CatchSignals {
              address);
     }
 
+    static void set_timer(int microseconds) {
+        const itimerval interval = {{0, microseconds}, {0, microseconds}};
+        setitimer(ITIMER_VIRTUAL, &interval, nullptr);
+    }
+
 public:
     CatchSignals() {
         stack_t own = {};
@@ -226,11 +252,13 @@ public:
         sigaltstack(&own, &stack_before);
         struct sigaction action = {};
         action.sa_sigaction = say;
-        action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-        for (int i = 0; i < 3; ++i) sigaction(SIGNALS[i], &action, &before[i]);
+        action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART;
+        for (int i = 0; i < COUNT; ++i) sigaction(SIGNALS[i], &action, &before[i]);
+        set_timer(100000);
     }
     ~CatchSignals() {
-        for (int i = 0; i < 3; ++i) sigaction(SIGNALS[i], &before[i], nullptr);
+        set_timer(0);
+        for (int i = 0; i < COUNT; ++i) sigaction(SIGNALS[i], &before[i], nullptr);
         sigaltstack(&stack_before, nullptr);
     }
 };
@@ -657,7 +685,8 @@ void move_box(Kind kind, const void* map_argument, u32 dimensions, const int* co
         fail("%s is given a tensor map of %u dimensions", what, u32(map.dimensions));
     if (tile % 128) fail("%s at shared address %u: a tile must lie at a multiple of 128 bytes", what, tile);
     if (long(corner[0]) * map.itemsize % 16)
-        fail("%s starts at x = %d, within a unit of 16 bytes: on a GPU this is an illegal instruction", what, corner[0]);
+        fail("%s starts at x = %d, within a unit of 16 bytes: on a GPU this is an illegal instruction", what,
+             corner[0]);
     u32 rows = 1;
     for (u32 d = 1; d < dimensions; ++d) rows *= map.box[d];
     const u32 row_bytes = map.box[0] * map.itemsize;
@@ -764,7 +793,8 @@ static void require_descriptor(u64 descriptor, u32 rows, const char* name) {
 
 void multiply(Elements elements, float* d, u32 width, u64 a, u64 b, bool accumulate) {
     Thread& thread = me();
-    if (my_number() / 128 >= my_block().warp_groups.size()) fail("calls wgmma, which needs a warp group of 128 threads");
+    if (my_number() / 128 >= my_block().warp_groups.size())
+        fail("calls wgmma, which needs a warp group of 128 threads");
     WarpGroup& group = my_warp_group();
     if (!thread.accumulators.count(d) && !thread.fenced) {
         const auto before = thread.returned.find(d);
@@ -873,6 +903,7 @@ static void add_coroutine() {
 // Run the current thread until it waits or ends.
 static void run_current() {
     Coroutine& coroutine = coroutines[current];
+    ticks = 0;
     if (_setjmp(scheduler)) return;
     const bool begins = !me().started;
     me().started = true;
@@ -1026,16 +1057,19 @@ static void run_cluster(u32 size) {
 
 }  // namespace emulator
 
-// Run a kernel. `ranges` holds the first and the last address of each tensor, `count` of them. Return "" or what the
+// Run a kernel, whose code lies between two addresses. `ranges` holds the first and the last address of each tensor,
+// `count` of them. No thread runs for more than `most_ticks` tenths of a second without waiting. Return "" or what the
 // kernel did wrong.
-extern "C" const char* run_emulated(void (*kernel)(void**), void** arguments, const u32* grid, const u32* block,
-                                    u32 cluster, u8* static_begin, u8* static_end, u32 dynamic_bytes,
-                                    u32 dynamic_alignment, const u64* ranges, u32 count, u32 seed) {
+extern "C" const char* run_emulated(void (*kernel)(void**), const u8* code_begin, const u8* code_end, void** arguments,
+                                    const u32* grid, const u32* block, u32 cluster, u8* static_begin, u8* static_end,
+                                    u32 dynamic_bytes, u32 dynamic_alignment, const u64* ranges, u32 count, u32 seed,
+                                    u32 most_ticks) {
     using namespace emulator;
     static std::string said;
     gridDim = {grid[0], grid[1], grid[2]};
     blockDim = {block[0], block[1], block[2]};
     emulator::kernel = kernel, emulator::arguments = arguments;
+    emulator::code_begin = code_begin, emulator::code_end = code_end, emulator::most_ticks = int(most_ticks);
     emulator::seed = seed, random_state = seed;
     emulator::static_begin = static_begin;
     static_bytes = u32(static_end - static_begin);

@@ -42,7 +42,7 @@ inline float4 load_shared_cluster(u32 address, u32 rank) {
 }
 
 template <int REGISTERS> void warpgroup_reg_dealloc() {
-    static_assert(REGISTERS % 8 == 0 && REGISTERS >= 24 && REGISTERS <= 256, "setmaxnreg takes 24 to 256, in steps of 8");
+    static_assert(REGISTERS % 8 == 0 && REGISTERS >= 24 && REGISTERS <= 256, "setmaxnreg takes 24, 32, ... or 256");
 }
 template <int REGISTERS> void warpgroup_reg_alloc() { warpgroup_reg_dealloc<REGISTERS>(); }
 inline void named_barrier_sync(u32 name, u32 threads) {
