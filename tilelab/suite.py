@@ -50,7 +50,7 @@ def find_gpus() -> dict[str, float]:
 
 
 def run(tiers: list[str] = (), arguments: list[str] = (), env: dict | None = None) -> dict:
-    """Run the tests and return their summary: counts, names of `failures`, `skips` by reason, `seconds`.
+    """Run the tests and return their summary: counts, names of `failures`, `skips` by reason, `slowest`, `seconds`.
 
     `arguments` are pytest's. RuntimeError if pytest ends without a report.
     """
@@ -70,7 +70,7 @@ def run(tiers: list[str] = (), arguments: list[str] = (), env: dict | None = Non
             if not report.exists():
                 raise RuntimeError(f"pytest ended with status {status} and no report")
             found = list(xml.parse(report).iter("testcase"))
-        broken = [f"{case.get('classname')}::{case.get('name')}" for case in found
+        broken = [_name(case) for case in found
                   if case.find("failure") is not None or case.find("error") is not None]
         failures += broken
         failed += len(broken) or int(status not in (0, 5))  # 5: no test belongs to this phase
@@ -78,7 +78,13 @@ def run(tiers: list[str] = (), arguments: list[str] = (), env: dict | None = Non
     skips = collections.Counter(skip.get("message") for case in cases for skip in case.iter("skipped"))
     skipped = sum(skips.values())
     return {"passed": len(cases) - failed - skipped, "failed": failed, "failures": failures, "skipped": skipped,
-            "skips": sorted(skips.items()), "seconds": round(time.monotonic() - begin, 1)}
+            "skips": sorted(skips.items()), "seconds": round(time.monotonic() - begin, 1),
+            "slowest": [(_name(case), round(float(case.get("time")), 1)) for case in
+                        sorted(cases, key=lambda case: float(case.get("time")), reverse=True)[:10]]}
+
+
+def _name(case: xml.Element) -> str:
+    return f"{case.get('classname')}::{case.get('name')}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -90,6 +96,9 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         parser.error(f"{error}.")
     summary = run(tiers)
+    print("The slowest tests:", *(f"{seconds:6.1f} s  {name}" for name, seconds in summary["slowest"]), sep="\n")
+    if summary["failures"]:
+        print("These tests failed:", *summary["failures"], sep="\n")
     print(f"{summary['passed']} passed, {summary['failed']} failed, {summary['skipped']} skipped "
           f"in {summary['seconds']:.0f} s", flush=True)
     return int(summary["failed"] > 0)

@@ -39,6 +39,7 @@ def test_only_on_a_gpu_tests_that_time_run_alone(folder, monkeypatch, gpus, fail
     summary = suite.run()
     assert (summary["passed"], summary["failed"], summary["skipped"]) == (4 - failed, failed, 2)
     assert summary["skips"] == [("needs a GPU", 2)] and "test_it::test_b" in summary["failures"]
+    assert len(summary["slowest"]) == 6 and all(seconds < 5 for _, seconds in summary["slowest"])
 
 
 def test_tiers():
@@ -47,6 +48,16 @@ def test_tiers():
     with pytest.raises(SystemExit) as ended:
         suite.main(["fast"])
     assert ended.value.code == 2
+
+
+def test_the_summary_ends_with_the_failures_and_the_counts(monkeypatch, capsys):
+    monkeypatch.setattr(suite, "run", lambda tiers: {
+        "passed": 2, "failed": 1, "failures": ["test_it::test_b"], "skipped": 3, "skips": [], "seconds": 61.2,
+        "slowest": [("test_it::test_a", 12.3), ("test_it::test_b", 0.1)]})
+    assert suite.main(["unit"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "The slowest tests:", "  12.3 s  test_it::test_a", "   0.1 s  test_it::test_b",
+        "These tests failed:", "test_it::test_b", "2 passed, 1 failed, 3 skipped in 61 s"]
 
 
 def test_processes_fit_the_gpu(monkeypatch):
