@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 KERNELS = ("one_group", "specialised", "split")
@@ -148,15 +147,6 @@ STEPS = _ladder()  # each step adds one idea to the step before it
 def configs() -> dict[str, WgmmaConfig]:
     """Return the steps of the ladder by name, in their order."""
     return STEPS
-
-
-# records made before the steps were renamed
-OLD_STEP_NAMES = {"roles": "warp_specialized", "pair": "two_consumers", "wide": "tile_128x256", "early": "pdl"}
-
-
-def rename_old_steps(rows: Iterable[dict]) -> list[dict]:
-    """Return recorded rows of the ladder with today's names of its steps."""
-    return [{**row, "name": OLD_STEP_NAMES.get(row["name"], row["name"])} for row in rows]
 
 
 REGISTERS_BESIDE_SUMS = 40  # addresses, barrier phases, loop state; with fewer ptxas spills

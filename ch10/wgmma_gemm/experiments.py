@@ -9,7 +9,6 @@ import functools
 import json
 import statistics
 import time
-from dataclasses import replace
 
 import torch
 
@@ -117,18 +116,6 @@ def run_sanitizers():
 # ---- speed
 
 
-@experiment("ch10_gemm_ladder")
-def measure_ladder():
-    """Time all steps and cuBLAS, interleaved, at 4096 and 8192 cubed, beside the model's prediction for each."""
-    _compile(STEPS)
-    rows, sms = [], device.current().sms
-    for shape in ((side,) * 3 for side in SQUARES[1:]):
-        configs = {**STEPS, "best": best_config(*shape, sms)}
-        rows += [{**row, "predicted_ms": predict_us(configs[row["name"]], *shape, sms) / 1e3}
-                 for row in compare_with_cublas(configs, *shape)]
-    return rows
-
-
 @experiment("ch10_gemm_squares")
 def measure_squares():
     """Time the best configuration against cuBLAS at 2048, 4096 and 8192 cubed: interleaved, then in bursts."""
@@ -173,20 +160,6 @@ def measure_ragged():
     return [measure_best(*shape, **QUICK) for shape in TIMED_RAGGED]
 
 
-RASTERS = (1, 2, 4, 8, 16, 32, 64)
-
-
-@experiment("ch10_gemm_raster")
-def measure_raster():
-    """Time the 128 x 256 tile at 8192 cubed, with and without a cluster, in bands of 1 to 64 rows of tiles."""
-    tile = replace(STEPS["raster"], group=1)
-    configs = {f"{cluster} {group}": replace(tile, cluster=cluster, group=group)
-               for cluster in (1, 2) for group in RASTERS}
-    _compile(configs)
-    rows = compare_with_cublas(configs, 8192, 8192, 8192, rounds=12)
-    return [{**row, "cluster": configs[row["name"]].cluster, "group": configs[row["name"]].group} for row in rows]
-
-
 def _most_stages(columns: int) -> WgmmaConfig:
     """Return the persistent tile of 128 x `columns` with as many stages as fit, at least four. If need be, C is staged
     in subtiles."""
@@ -214,7 +187,8 @@ def measure_width():
 # ---- a timeline, from a patched kernel that writes time stamps
 
 TIMELINE_SHAPE = (4096, 4096, 1024)
-TIMELINE_CONFIGS = {"tile": STEPS["tile"], "ring": STEPS["ring"], "persistent": STEPS["raster"]}
+TIMELINE_CONFIGS = {"tile": STEPS["tile"], "ring": STEPS["ring"], "warp_specialized": STEPS["warp_specialized"],
+                    "persistent": STEPS["raster"]}
 WARP_GROUPS, STAMPS = 3, 4096  # stamps of one warp group
 # What a stamp says, in the order of the kernel's enum, and the event that ends there.
 EVENTS = (("waited", "wait"), ("loaded", "load"), ("arrived", "wait"), ("multiplied", "product"), ("stored", "store"))
@@ -300,6 +274,26 @@ def measure_timeline():
     return rows
 
 
+def measure_handover(rows: list[dict], name: str = "warp_specialized") -> dict:
+    """Return median cycles of a step in the timeline of a kernel with a producer: from the end of the products to the
+    producer's order for the same stage, from the order to the arrival of its data, and of the products."""
+    stages = TIMELINE_CONFIGS[name].stages
+    mine = [row for row in rows if row["name"] == name and row["tile"] == 0]
+
+    def ends(role, event):
+        return {row["step"]: row["end"] for row in mine if (row["role"], row["event"]) == (role, event)}
+
+    released, multiplied = ends("producer", "wait"), ends("consumer 0", "product")
+    ordered, arrived = ends("producer", "load"), ends("consumer 0", "wait")
+    later = [step for step in released if step >= stages and step in multiplied and step in arrived]
+    if not later:  # an older record
+        return dict.fromkeys(("handover", "load", "step")) | {"name": name}
+    return {"name": name,
+            "handover": statistics.median(released[step] - multiplied[step - stages] for step in later),
+            "load": statistics.median(arrived[step] - ordered[step] for step in later),
+            "step": (multiplied[later[-1]] - multiplied[later[0]]) / (len(later) - 1)}
+
+
 # ---- faults, planted in a patched kernel
 
 BROKEN_CONFIG = WgmmaConfig("specialised", 128, 128, 4, consumers=2, persistent=True)
@@ -361,28 +355,6 @@ def run_broken_kernels():
             for fault, row in zip(faults, found)]
 
 
-# ---- the first launch
-
-
-def first_launch() -> dict:
-    """Return the seconds from source to result, by part, in this process, which has compiled nothing before."""
-    begin = time.perf_counter()
-    a, b, out = make_inputs(256, 512, 256)
-    torch.cuda.synchronize()
-    ready = time.perf_counter()
-    wgmma_gemm.gemm(a, b, out=out, config=STEPS["raster"])
-    torch.cuda.synchronize()
-    done = time.perf_counter()
-    right = check.relative_error(out, wgmma_gemm.spec(a, b)) < check.TOLERANCE[torch.bfloat16]
-    return {"gpu_starts_s": ready - begin, "compile_load_launch_s": done - ready, "status": "ok" if right else "wrong"}
-
-
-@experiment("ch10_gemm_first")
-def measure_first_launch():
-    """Run `first_launch` in fresh processes."""
-    return bench.measure_first_launches("ch10.wgmma_gemm.experiments")
-
-
 # ---- compilation
 
 
@@ -391,7 +363,3 @@ def compile_steps(configs: dict[str, WgmmaConfig] = STEPS, target: str = "sm_90a
     jobs = {name: wgmma_gemm.job(config, target) for name, config in configs.items()}
     reports = {report.job.name: report for report in build.build(jobs.values())}
     return [{**reports[job.name].row(), "name": name} for name, job in jobs.items()]
-
-
-if __name__ == "__main__":
-    print(json.dumps(first_launch()))

@@ -16,19 +16,10 @@ EVENTS = [{"role": role, "event": event, "step": step, "tile": tile, "begin": 90
               ("producer", "wait", 0, 200), ("producer", "load", 200, 1900), ("consumer 0", "wait", 1900, 2000),
               ("consumer 0", "product", 2000, 2900), ("consumer 1", "product", 2000, 2900),
               *[("consumer 0", "store", 2900, 3600)] * (step == 7))]
-STEPS = [{"name": name, "shape": "4096", "tflops": tflops, "ms": 137.4 / tflops, "peer_ms": 137.4 / 800,
-          "ratio": tflops / 800, "predicted": predicted}
-         for name, tflops, predicted in (("one group", 300, 400), ("ring", 520, 540), ("persistent", 780, 800))]
-REFUSED = {"name": "too large", "shape": "4096", "status": "rejected", "reason": "too much shared memory",
-           "predicted": 700}
 
 
 def timeline():
     return gemm_figures.draw_timeline(EVENTS, title="The producer is a step ahead", source="made up")
-
-
-def ladder(rows):
-    return gemm_figures.draw_ladder(rows, title="Up", source="made up")
 
 
 def curve():
@@ -46,11 +37,12 @@ PICTURES = {
     "multicast": figures.draw_multicast,
     "curve": curve,
     "tiles": gemm_figures.draw_gemm_tiles,
-    "tiles of one": lambda: gemm_figures.draw_gemm_tiles(1),
+    "descriptor": gemm_figures.draw_descriptor,
+    "sums": gemm_figures.draw_accumulators,
     "roles": gemm_figures.draw_warp_roles,
+    "two consumers": lambda: gemm_figures.draw_warp_roles(2, 256),
+    "raster": gemm_figures.draw_raster,
     "timeline": timeline,
-    "ladder": lambda: ladder(STEPS),
-    "ladder with a gap": lambda: ladder([*STEPS, REFUSED]),
 }
 
 
@@ -85,15 +77,33 @@ def test_a_curve_tells_its_values():
     assert "900 at 1, 3900 at 64, 250 at 8,192; torch sum 4000" in curve().description
 
 
-def test_gemm_tiles_count_bytes():
-    figure = gemm_figures.draw_gemm_tiles()
-    assert figure.get_suptitle() == "2 CTAs read 64 KB per step as a cluster; without, 96 KB"
-    assert [texts(figure).count(f"B 16 KB\n{whose}") for whose in ("own load", "by CTA 0", "by CTA 1")] == [2, 1, 1]
-    assert "alone reads 48 KB" in gemm_figures.draw_gemm_tiles(1).get_suptitle()
+def test_gemm_tiles_count_operations_per_byte():
+    said = texts(gemm_figures.draw_gemm_tiles())
+    assert "2.1 M operations, 64 per byte" in said and "4.2 M operations, 85 per byte" in said
 
 
-def test_roles_count_registers():
-    assert "registers: 128 × (40 + 2 × 232) = 64,512 of 65,536 an SM has" in texts(gemm_figures.draw_warp_roles())
+def test_the_descriptor_is_drawn_with_the_swizzle_of_the_hardware():
+    said = texts(gemm_figures.draw_descriptor())
+    row_3 = said.index("row 3")
+    assert said[row_3 + 1:row_3 + 9] == [f"unit {place ^ 3}" for place in range(8)]
+
+
+def test_the_sums_are_drawn_where_the_kernel_stores_them():
+    figure = gemm_figures.draw_accumulators()
+    said = texts(figure)
+    assert [said.count(f"lane {lane}") for lane in range(32)] == [2] * 32
+    assert said[said.index("row 5") + 1] == said[said.index("row 13") + 1] == "lane 20" and figure.description
+
+
+def test_roles_count_arrivals_and_bytes():
+    for consumers, columns, expected in ((1, 128, "1 arrival + 32,768 bytes"), (2, 256, "1 arrival + 49,152 bytes")):
+        said = texts(gemm_figures.draw_warp_roles(consumers, columns))
+        assert expected in said and f"{4 * consumers} arrivals, one per warp" in said
+
+
+def test_the_raster_counts_what_is_read():
+    said = texts(gemm_figures.draw_raster())
+    assert "5 tiles of A + 32 of B: 1.08 MiB" in said and "16 tiles of A + 9 of B: 0.53 MiB" in said
 
 
 def test_timeline():
@@ -105,13 +115,3 @@ def test_timeline():
     placed = gemm_figures._stack_rows([row for row in EVENTS if row["role"] == "producer"])
     for (line, row), (other, later) in itertools.combinations(placed, 2):
         assert line != other or row["end"] <= later["begin"]
-
-
-def test_ladder():
-    axes, = ladder([*STEPS, REFUSED]).axes
-    assert [bar.get_width() for bar in axes.patches[:3]] == [300, 520, 780]
-    assert "cuBLAS 800" in [text.get_text() for text in axes.texts]
-    marks, = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "D"]
-    assert marks == [400, 540, 800, 700]
-    with pytest.raises(ValueError, match="one shape"):
-        ladder([STEPS[0], {**STEPS[1], "shape": "8192"}])

@@ -11,7 +11,6 @@ from ch10.wgmma_gemm.configs import (
     count_resident_ctas,
     predict_us,
     rejection,
-    rename_old_steps,
 )
 
 GOOD = {"kernel": "specialised", "block_m": 128, "block_n": 256, "stages": 4, "consumers": 2, "epilogue_subtile": 4}
@@ -97,8 +96,3 @@ def test_prediction_has_the_right_sign():
     assert at["tile"] > at["ring"] > at["tile_128x256"] > at["persistent"]
     assert predict_us(STEPS["ring"], 4096, 4096, 4104, 132) > 1.02 * at["ring"]
     assert count_resident_ctas(STEPS["tile"]) == 3 and count_resident_ctas(STEPS["ring"]) == 1
-
-
-def test_old_records_get_the_new_names_of_the_steps():
-    assert [row["name"] for row in rename_old_steps([{"name": "pair"}, {"name": "raster"}])] == [
-        "two_consumers", "raster"]

@@ -112,9 +112,8 @@ def test_rows_are_those_of_the_record(monkeypatch):
     monkeypatch.setattr(bench, "compare", lambda candidates, make_inputs, peer, **_: {
         name: bench.Timing(name, 1.0, peer, 2.0) for name in candidates})
     for measure, record in (
-            (experiments.check_correctness, "check"), (experiments.measure_ladder, "ladder"),
-            (experiments.measure_squares, "squares"), (experiments.measure_llm, "llm"),
-            (experiments.measure_ragged, "ragged"), (experiments.measure_raster, "raster"),
+            (experiments.check_correctness, "check"), (experiments.measure_squares, "squares"),
+            (experiments.measure_llm, "llm"), (experiments.measure_ragged, "ragged"),
             (experiments.measure_width, "width")):
         rows, recorded = measure.__wrapped__(), results.load(f"ch10_gemm_{record}", results.PREFERRED)["rows"]
         for row, kept in zip(rows, recorded, strict=True):
