@@ -1,6 +1,7 @@
 """The sweep panel, driven in process as a browser would: menus, buttons, cells. Its sweeps are real, for a target."""
 
 import dataclasses
+import os
 import re
 import statistics
 import threading
@@ -314,7 +315,8 @@ def test_cancel_answers_at_once_and_run_goes_on(tmp_path, monkeypatch):
     wait_for(lambda: of_status(shown, "ok"))
     begun = time.monotonic()
     shown.buttons["cancel"].click()
-    assert re.search("cancelling|cancelled", shown.status.value) and time.monotonic() - begun < 0.5
+    limit_s = 0.5 * max(1, os.getloadavg()[0] / os.cpu_count())  # other processes may share the machine
+    assert re.search("cancelling|cancelled", shown.status.value) and time.monotonic() - begun < limit_s
     shown.wait()
     assert of_status(shown, "waiting") and "cancelled after" in shown.status.value
     built = {row["key"] for row in shown.rows() if row["status"] == "ok"}

@@ -416,7 +416,7 @@ def test_cancel_at_any_moment_leaves_nothing_running(space):
         time.sleep(pause_ms / 1e3)
         running.cancel()
         running.finish()
-        wait_for(lambda: not worker_pool._pool.busy, 30)
+        wait_for(lambda: not worker_pool._pool.busy)
 
 
 SCRIPT = """

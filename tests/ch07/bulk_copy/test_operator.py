@@ -317,7 +317,7 @@ def test_rings_that_lack_a_line_run_at_once(monkeypatch):
     cases = experiments.broken_cases()
     met = threading.Barrier(len(cases))
     monkeypatch.setattr(experiments, "_run_in_process",
-                        lambda number: {"status": "ok", "reason": f"{number}, {met.wait(10)}"})
+                        lambda number: {"status": "ok", "reason": f"{number}, {met.wait(60)}"})
     rows = experiments.run_broken_kernels.__wrapped__()
     assert [row["name"] for row in rows] == [fault for _, _, fault in cases]
     assert [row["reason"][0] for row in rows] == [str(number) for number in range(len(cases))]
