@@ -2,8 +2,10 @@
 
 The interpreter cuts off the lower half of a float32 to make a bfloat16, which rounds towards zero, and it converts
 subnormal numbers wrongly. A GPU rounds to nearest even. `tl.dot` takes the bits of a bfloat16 for an integer, and the
-subnormal numbers of float8e5 for others. The interpreter also patches the whole of triton.language again
-at each call of one kernel function by another, although the launch has done so.
+subnormal numbers of float8e5 for others, and rounds float32 to float8 otherwise than the instruction of a GPU, which
+rounds to nearest even and saturates. The interpreter also patches the whole of triton.language again
+at each call of one kernel function by another, although the launch has done so. It does not know the instructions of
+a dependent launch (`gdc_wait` and `gdc_launch_dependents`), which have nothing to do where one launch follows another.
 """
 
 import numpy
@@ -13,6 +15,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 _cast = InterpreterBuilder.cast_impl
+_convert = InterpreterBuilder.create_fp_to_fp
 _dot = InterpreterBuilder.create_dot
 _patch = interpreter._patch_lang
 _patched = set()  # what the current launch has patched: triton.language, triton.language.core or both
@@ -29,6 +32,15 @@ def _cast_exactly(self, source, kind):
     nearest = bits + 0x7FFF + (bits >> 16 & 1)  # a tie goes to the even number
     return TensorHandle((numpy.where(numpy.isnan(source.data), 0x7FC00000, nearest) >> 16).astype(numpy.uint16),
                         kind.scalar)
+
+
+def _convert_exactly(self, source, kind, rounding_mode):
+    narrow = {tl.float8e5: torch.float8_e5m2, tl.float8e4nv: torch.float8_e4m3fn}.get(kind.scalar)
+    if narrow is None or source.dtype.scalar != tl.float32:
+        return _convert(self, source, kind, rounding_mode)
+    largest = torch.finfo(narrow).max
+    given = torch.from_numpy(numpy.array(source.data)).clamp(-largest, largest)
+    return TensorHandle(given.to(narrow).view(torch.uint8).numpy(), kind.scalar)
 
 
 def _widen(operand):
@@ -64,4 +76,6 @@ def mend() -> None:
     """Change the interpreter in this process. Compiled kernels stay as they are."""
     InterpreterBuilder.cast_impl = _cast_exactly
     InterpreterBuilder.create_dot = _dot_exactly
+    InterpreterBuilder.create_fp_to_fp = _convert_exactly
     interpreter._patch_lang = _patch_once
+    tl.extra.cuda.gdc_wait = tl.extra.cuda.gdc_launch_dependents = lambda: None

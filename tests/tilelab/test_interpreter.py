@@ -46,6 +46,19 @@ def test_bfloat16_has_the_bits_of_torch():
     assert torch.equal(found.view(torch.int16)[~x.isnan()], wanted.view(torch.int16)[~x.isnan()])
 
 
+@pytest.mark.skipif((device.current().capability or (9, 0)) < (8, 9), reason="this GPU cannot convert to float8")
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.float8_e4m3fn])
+def test_float8_is_rounded_to_nearest_even_and_saturates(dtype):
+    numbers = torch.arange(256, dtype=torch.uint8).view(dtype).float()
+    numbers = numbers[numbers.isfinite()].sort().values
+    midpoints = (numbers[1:] + numbers[:-1]) / 2
+    beside = [torch.nextafter(midpoints, torch.tensor(end)) for end in (-1e30, 1e30)]
+    x = torch.cat([numbers, midpoints, *beside, 1.5 * numbers[[0, -1]], 1e30 * numbers[[0, -1]]])
+    x = torch.cat([x, torch.zeros(-len(x) % 8192)])
+    largest = torch.finfo(dtype).max
+    assert torch.equal(convert(x, dtype).view(torch.uint8), x.clamp(-largest, largest).to(dtype).view(torch.uint8))
+
+
 @triton.jit
 def dot_kernel(a, b, out, SIZE: tl.constexpr):
     at = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)
