@@ -150,8 +150,9 @@ def compare_with_copy(candidates: dict[str, Callable], shape: tuple[int, int], n
     for name in candidates:
         row = timings[name].row() | {"shape": list(shape)}
         if "ms" in row:
-            row |= {"gbps": nbytes[name] / row["ms"] / 1e6,
-                    "ratio": nbytes[name] / (4 * shape[0] * shape[1]) * row["peer_ms"] / row["ms"]}
+            share = nbytes[name] / (4 * shape[0] * shape[1])  # of the bytes that the copy moves
+            row |= {"gbps": nbytes[name] / row["ms"] / 1e6, "ratio": share * row["peer_ms"] / row["ms"]}
+            row |= {"spread": share * row["spread"]} if "spread" in row else {}
         rows.append(row)
     return rows
 

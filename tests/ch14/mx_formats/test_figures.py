@@ -3,17 +3,27 @@
 import pytest
 from legible import assert_legible, texts
 
-from ch14.mx_formats import explorer, figures
+from ch14.mx_formats import errors, explorer, figures
 from ch14.mx_formats.number_formats import E2M1, E4M3, E5M2
 
 
 @pytest.mark.parametrize("draw", [
-    figures.block_picture, figures.scales_picture, lambda: figures.code_picture(E4M3, 0x35),
+    figures.block_picture, figures.number_line_picture, figures.rounding_picture, figures.rules_picture,
+    figures.program_picture, figures.packing_picture, figures.scales_picture, figures.strip_picture,
+    lambda: figures.code_picture(E4M3, 0x35),
     lambda: figures.code_picture(E2M1, 0), lambda: figures.code_picture(E5M2, 0xFC),
     lambda: explorer.draw_block("mxfp4", "floor", "outliers", 0),
     lambda: explorer.draw_block("fp8_1x128", "floor", "outliers", 0)])
 def test_pictures_are_legible(draw):
     assert_legible(draw())
+
+
+def test_errors_on_one_scale():
+    rows = errors.matrix_errors(32, 256)
+    names = {"mxfp8_e4m3": "MXFP8, floor", "nvfp4": "NVFP4", "mxfp4": "MXFP4, floor"}
+    picture = figures.errors_picture(rows, names)
+    assert_legible(picture)
+    assert all(label in picture.description for label in names.values())
 
 
 @pytest.mark.parametrize("element, code, words", [
