@@ -78,7 +78,10 @@ def _parse(text: str) -> list[tuple[ast.stmt, str]]:
     for statement in body:
         if isinstance(statement, _STATEMENTS):
             first = min([statement.lineno, *(each.lineno for each in getattr(statement, "decorator_list", []))])
-            found.append((statement, "\n".join(lines[first - 1:statement.end_lineno])))
+            last = statement.end_lineno
+            while last < len(lines) and re.match(r"\s+#", lines[last]):  # a comment at the end of a body
+                last += 1
+            found.append((statement, "\n".join(lines[first - 1:last])))
     return found
 
 

@@ -6,6 +6,7 @@ suits a shape. Source: Triton's persistent matmul tutorial; CUTLASS's tile raste
 
 from __future__ import annotations
 
+import os
 import warnings
 
 import torch
@@ -81,6 +82,8 @@ def prepare(a, b, *, scale_a=None, scale_b=None, out=None, config="best") -> Lau
     here = device.current()
     # Without a GPU the interpreter stands in for one of sm_90a with eight SMs, so that tiles and waves still occur.
     target, sms = (here.target, here.sms) if here.has_tma else ("sm_90a", 8)
+    if isinstance(config, str) and config == "best":
+        config = os.environ.get("TILES_GEMM_CONFIG") or config
     if isinstance(config, str) and config in (*SETS, "best"):
         which = "course" if config == "best" else config
         members, candidates = configs(which, dtype).values(), rank_configs(which, *shape, dtype, target, sms)
@@ -149,7 +152,7 @@ def gemm(a, b, *, scale_a=None, scale_b=None, out=None, config="best"):
     out: has A's dtype, or bfloat16 for float8.
     config: "best" (the configuration of the course that should be fastest for the shape), a set ("conservative",
     "proposed", "course"), a name from `configs()` or a GemmConfig. If no configuration of a set can run, gemm warns and
-    falls back to a conservative one.
+    falls back to a conservative one. The environment variable TILES_GEMM_CONFIG, a set or a name, replaces "best".
 
     Raises ValueError for bad arguments, and tilelab.device.Unsupported for hardware or a configuration that cannot run.
     """

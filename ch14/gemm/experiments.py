@@ -19,6 +19,7 @@ from tilelab.sweep import Sweep
 from tilelab.tunable import TargetSpace
 
 SQUARES = (2048, 4096, 8192)
+SMALL_SQUARES = (256, 512, 1024)
 LLM_M = (64, 512, 4096, 8192)
 LLM_NK = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 RAGGED = ((1000, 1000, 1000), (333, 520, 136), (1, 4096, 4096), (4097, 4104, 4112))
@@ -60,13 +61,23 @@ def measure(config, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "
     """Check `config`, then time it against cuBLAS alone, so that no third kernel heats the chip between the two.
 
     `timing` are options of bench.compare. Return {status, reason, error, peer_error}, and when the status is ok also
-    {ms, peer_ms, ratio, tflops}.
+    {ms, peer_ms, ratio, spread, tflops} and `peak_mib`, the memory that a call needs at most, its matrices included.
     """
     verdict = verify(config, m, n, k, dtype, layout)
     row = {key: verdict.get(key) for key in ("status", "reason", "error", "peer_error")}
     if row["status"] != "ok":
         return row
-    return row | _time_against_cublas([config], m, n, k, dtype, layout, **timing)[0]
+    timed = _time_against_cublas([config], m, n, k, dtype, layout, **timing)[0]
+    return row | timed | {"peak_mib": _measure_peak_mib(config, m, n, k, dtype, layout)}
+
+
+def _measure_peak_mib(config, m: int, n: int, k: int, dtype: str, layout: str) -> float:
+    before = torch.cuda.memory_allocated()
+    a, b, out, *scales = make_inputs(m, n, k, dtype, layout)
+    torch.cuda.reset_peak_memory_stats()  # random numbers are made in float32, which does not count
+    gemm.prepare(a, b, out=out, **dict(zip(("scale_a", "scale_b"), scales)), config=config)()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def _time_against_cublas(chosen: list, m: int, n: int, k: int, dtype: str, layout: str, **timing) -> list[dict]:
@@ -213,13 +224,15 @@ def measure_fp8():
 
 @_experiment("ch14_gemm_claim")
 def measure_claim():
-    """Measure the field note's two sets, and the course's best, at its three sizes; B is stored row by row, as there.
+    """Measure the field note's two sets, and the course's best, at its three sizes and three smaller ones.
 
-    `factor` divides the time of the fastest conservative configuration at the same size by the row's time.
+    B is stored row by row, as in the note. `factor` divides the time of the fastest conservative configuration at the
+    same size by the row's time.
     """
     sets = [(which, config) for which in ("conservative", "proposed") for config in configs(which).values()]
     rows = []
-    for s, course in zip(SQUARES, measure_best((s, s, s, "bf16", "n") for s in SQUARES)):
+    squares = (*SQUARES, *SMALL_SQUARES)
+    for s, course in zip(squares, measure_best((s, s, s, "bf16", "n") for s in squares)):
         sweep = Sweep([config for _, config in sets], GemmSpace(s, s, s, layout="n", careful=True))
         of_size = [*(row | {"name": which} for (which, _), row in zip(sets, sweep.finish())), course]
         slow = min(row["ms"] for row in of_size if row["name"] == "conservative" and row["status"] == "ok")

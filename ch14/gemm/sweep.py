@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 from ch14.gemm import experiments
 from ch14.gemm.configs import ITEMSIZE, GemmConfig, Rates, configs
@@ -20,10 +21,19 @@ def grid(dtype: str = "bf16") -> list[GemmConfig]:
             for (block_m, block_n), warps, stages in itertools.product(GRID_TILES, (4, 8), range(2, 8))]
 
 
+def search_space(dtype: str = "bf16") -> list[GemmConfig]:
+    """Return `grid`, the course's set, and 12 variants of its tiles with two programs per SM."""
+    pairs = [GemmConfig(block_m, 128, 128 // ITEMSIZE[dtype], 4, stages, "persistent", parts, programs_per_sm=2,
+                        pdl=True)
+             for block_m, stages, parts in itertools.product((64, 128), (2, 3, 4), (2, 4))]
+    return list({config.name: config for config in (*grid(dtype), *configs("course", dtype).values(), *pairs)}.values())
+
+
 @results.experiment("ch14_gemm_sweep", experiments.source)
 def measure_sweep():
-    """Measure every configuration of `grid` at 2048, 4096 and 8192 cubed."""
-    return [row for s in SQUARES for row in Sweep(grid(), GemmSpace(s, s, s)).finish()]
+    """Measure every configuration of `search_space` at 2048, 4096 and 8192 cubed, or in a test at 4096 only."""
+    sizes = SQUARES[1:2] if os.environ.get("TILES_QUICK") else SQUARES
+    return [row for s in sizes for row in Sweep(search_space(), GemmSpace(s, s, s)).finish()]
 
 
 def make_space(shape: tuple[int, ...], dtype: str, target: str | None) -> GemmSpace:
@@ -50,7 +60,8 @@ TUNABLE_KERNEL = TunableKernel(
     dtypes=tuple(ITEMSIZE),
     presets={"the field note's conservative 3": lambda dtype: [*configs("conservative", dtype).values()],
              "the field note's proposed 6": lambda dtype: [*configs("proposed", dtype).values()],
-             "the course's 8": lambda dtype: [*configs("course", dtype).values()], "grid of 96": grid},
+             "the course's 8": lambda dtype: [*configs("course", dtype).values()], "grid of 96": grid,
+             "the grid, the course's and two programs per SM": search_space},
     axes={"tile": lambda c: f"{c.block_m}×{c.block_n}",
           "warps, stages": lambda c: f"{c.num_warps} warps, {c.num_stages} stage{'s' * (c.num_stages > 1)}",
           "stages": lambda c: f"{c.num_stages} stage{'s' * (c.num_stages > 1)}",
