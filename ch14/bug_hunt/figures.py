@@ -45,6 +45,32 @@ def loops_picture() -> plots.Picture:
     return figure
 
 
+def draw_definitions() -> plots.Picture:
+    """Draw how the pass walks from the operand of a product to the operation that defines it, in two loops."""
+    figure, axes = canvas("From a product to the load of its tile: a carried tile has no defining operation",
+                          "arrows: from a value to what defines it", 7.2, 2.6)
+    chains = (("plain", ("tc_gen5_mma", "local_alloc", "descriptor_load"), "found: tt.latency = 3"),
+              ("carry b", ("tc_gen5_mma", "local_alloc", "block argument"), "no operation defines it"))
+    for (name, parts, outcome), y in zip(chains, (1.75, 0.95)):
+        write(axes, 0.1, y + 0.14, name, "left", 8, fontweight="bold")
+        for index, part in enumerate(parts):
+            x, last = 0.85 + 1.45 * index, index == 2
+            tone = TONES["builds" if name == "plain" else "fails"] if last else PALE
+            box(axes, x, y, 1.15, 0.28, tone, "none")
+            write(axes, x + 0.575, y + 0.135, part, color="white" if last else "black")
+            if index:
+                axes.annotate("", (x, y + 0.14), (x - 0.3, y + 0.14), arrowprops=ARROW)
+        write(axes, 0.85 + 2.9 + 1.25, y + 0.14, outcome, "left", 7.5)
+    box(axes, 0.85 + 2.9, 0.35, 1.15, 0.28, PALE, "none")
+    write(axes, 0.85 + 2.9 + 0.575, 0.485, "descriptor_load")
+    axes.annotate("", (0.85 + 2.9 + 0.575, 0.95), (0.85 + 2.9 + 0.575, 0.63), arrowprops=ARROW | {"linestyle": "--"})
+    write(axes, 5.0, 0.49, "loaded by the iteration before,\nhanded over by scf.yield", "left", 7)
+    return figure.describe("Two chains. In the plain loop the product's operand leads to local_alloc and to a "
+                           "descriptor_load, which gets tt.latency = 3. In the loop that carries B it leads to "
+                           "local_alloc and to a block argument, which no operation defines: its load belongs to the "
+                           "iteration before.")
+
+
 def path_picture(hunt: Hunt, steps: Sequence, title: str, source: str) -> plots.Picture:
     """Draw the path of a search: one line per Step with the outcomes of its axis. The chosen value has a frame."""
     most = max(len(hunt.axes[step.axis]) for step in steps)
