@@ -13,7 +13,7 @@ from tilelab.worker_pool import ROOT
 
 SIDE = 4096  # of the product that the steps are timed with
 # Shapes (M, N, K) that no tile divides. With three CTAs in the emulator, a persistent CTA makes more than one tile.
-SHAPES = {"cpu": ((130, 520, 328),), "cuda": ((1, 8, 8), (130, 264, 200), (517, 1032, 1000), (3000, 4104, 520))}
+SHAPES = {"cpu": ((130, 264, 328),), "cuda": ((1, 8, 8), (130, 264, 200), (517, 1032, 1000), (3000, 4104, 520))}
 
 NOTEBOOK = "ch10_wgmma_gemm"
 # The rows of the ladder: kernels of the notebook's cells, and constants that differ from those of the cell.

@@ -38,6 +38,16 @@ def test_events_of_roles_count_tiles():
     assert [row["tile"] for row in of] == [0, 0, 0, 1, 1, 1] and of[2]["event"] == "store"
 
 
+def test_the_handover_is_counted_from_the_products_to_the_order():
+    rows = [{"name": "warp_specialized", "role": role, "event": event, "step": step, "tile": 0, "begin": 0,
+             "end": 600 * step + end}
+            for step in range(8) for role, event, end in (("producer", "wait", 100), ("producer", "load", 130),
+                                                          ("consumer 0", "wait", 1130), ("consumer 0", "product", 2460))]
+    found = experiments.measure_handover(rows)
+    assert found == {"name": "warp_specialized", "handover": 4 * 600 + 100 - 2460, "load": 1000, "step": 600}
+    assert experiments.measure_handover([])["step"] is None
+
+
 def test_the_grid_and_the_widths_hold_what_they_say():
     grid = sweep.grid()
     assert len(grid) == 168 == len({str(config) for config in grid})
