@@ -39,10 +39,10 @@ def test_events_of_roles_count_tiles():
 
 
 def test_the_handover_is_counted_from_the_products_to_the_order():
+    ends = (("producer", "wait", 100), ("producer", "load", 130), ("consumer 0", "wait", 1130),
+            ("consumer 0", "product", 2460))
     rows = [{"name": "warp_specialized", "role": role, "event": event, "step": step, "tile": 0, "begin": 0,
-             "end": 600 * step + end}
-            for step in range(8) for role, event, end in (("producer", "wait", 100), ("producer", "load", 130),
-                                                          ("consumer 0", "wait", 1130), ("consumer 0", "product", 2460))]
+             "end": 600 * step + end} for step in range(8) for role, event, end in ends]
     found = experiments.measure_handover(rows)
     assert found == {"name": "warp_specialized", "handover": 4 * 600 + 100 - 2460, "load": 1000, "step": 600}
     assert experiments.measure_handover([])["step"] is None
