@@ -46,7 +46,7 @@ def warp_search(evidence):
     return decide(gain >= 1.2, f"{gain:.2f} ×, shared memory for the times included")
 
 
-@NOTE.claim("32 lanes × 2 bytes × 2 loads make transactions of 128 bytes.", "ch07_resample", "Look inside")
+@NOTE.claim("32 lanes × 2 bytes × 2 loads make transactions of 128 bytes.", "ch07_resample", "Step 5: 16-byte vectors")
 def transactions(evidence):
     return decide(32 * 2 == 128, f"2 bytes a lane make {32 * 2}, two loads are two; 16 a lane make {32 * 16}")
 

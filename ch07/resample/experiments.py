@@ -17,7 +17,6 @@ from tilelab import bench, build, check, device, profiler, results
 # (B, S, T, D): the compulsory bytes are far more than L2 holds, so the copy beside it is launched without a graph.
 LARGE = {32: (4096, 1024, 2048, 32), 128: (1024, 1024, 2048, 128), 256: (512, 1024, 2048, 256),
          512: (256, 1024, 2048, 512)}
-RATES = ((1024, 2048, 1024, 128), (1024, 2048, 2048, 128), (1024, 1024, 2048, 128), (1024, 512, 2048, 128))
 NOTE = ((32, 100, 256, 32), (32, 50, 32, 16), (64, 100, 50, 32), (128, 200, 100, 64))
 SMALL = ((3, 100, 256, 32), (2, 1, 5, 8), (2, 2, 70, 24), (5, 37, 129, 10), (2, 3000, 77, 64), (1, 65, 1000, 7),
          (3, 333, 3, 257), (2, 20, 40, 2500))
@@ -126,20 +125,6 @@ def measure_ladder():
     runs = {128: list(LADDER), **{depth: [BEST, "bulk_rows"] for depth in (32, 256, 512)}}
     _compile((kernel, torch.bfloat16, LARGE[depth]) for depth, kernels in runs.items() for kernel in kernels)
     return [row for depth, kernels in runs.items() for row in compare_with_copy(LARGE[depth], kernels)]
-
-
-@results.experiment("ch07_resample_rates", source)
-def measure_rates():
-    """Time the best kernel at other ratios of targets to sources, in float32, and at targets in no order."""
-    _compile([(BEST, torch.bfloat16, shape) for shape in RATES] + [(BEST, torch.float32, PROFILED)])
-    rows = [row for shape in RATES for row in compare_with_copy(shape, [BEST])]
-    rows += compare_with_copy(PROFILED, [BEST], torch.float32)
-
-    def shuffle_targets(features, source_times, target_times, out):
-        mixed = target_times[:, torch.randperm(target_times.shape[1], device="cuda")].contiguous()
-        return resample.prepare(features, source_times, mixed, out=out, validate=False)
-
-    return rows + compare_with_copy(LARGE[128], {f"{BEST}, targets in no order": shuffle_targets})
 
 
 def torch_resample(features, source_times, target_times):

@@ -5,12 +5,14 @@ import pathlib
 import pytest
 
 from ch07.resample import exercises, published_kernel
-from tilelab import cuda_magic, emulator
+from tilelab import cuda, cuda_magic, device, emulator
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
 NOTEBOOKS = pathlib.Path(__file__).parents[3] / "notebooks"
 KERNELS = cuda_magic.notebook_kernels(NOTEBOOKS / "ch07_resample.ipynb")
 SOLUTIONS = cuda_magic.notebook_kernels(NOTEBOOKS / "solutions" / "ch07_resample.ipynb")
+
+WITH_ROWS = ("bulk_rows", "option_a", "option_b")  # in shared memory
 
 
 def answer(kernel, change=("", ""), kernels=SOLUTIONS):
@@ -24,7 +26,8 @@ def prepare(name, change=("", "")):
     kernel = answer(name, change, KERNELS)[name]
     if name == "search_per_thread":
         return exercises.by_element(kernel)
-    return exercises.by_chunk(kernel, 3 if name == "note_v2" else 0, 64 * 512 if name == "bulk_rows" else 0)
+    return exercises.by_chunk(kernel, 3 if name == "note_v2" else 0, 64 * 512 if name in WITH_ROWS else 0,
+                              (16, exercises.DEPTH) if name == "option_a" else None)
 
 
 @pytest.mark.parametrize("name, change", [
@@ -36,14 +39,34 @@ def prepare(name, change=("", "")):
     ("shared_search", ("    __syncthreads();                                          // + all targets are found", "")),
     ("vectors", ("right[k] = from[ACROSS]", "right[k] = from[1]")),
     ("bulk_rows", ("mbarrier_wait(shared_address(&landed), 0);", "")),
-    ("bulk_rows", ("last_row + 1 - first_row", "last_row - first_row"))])
+    ("bulk_rows", ("last_row + 1 - first_row", "last_row - first_row")),
+    ("option_a", ("batch * sources + first_row + box", "first_row + box")),
+    ("option_a", ("boxes * BOX * DEPTH * 4", "needed * DEPTH * 4"))])
 def test_a_wrong_version_fails(name, change):
     assert exercises.check_version(prepare(name, change))
 
 
 @pytest.mark.parametrize("name", sorted(set(exercises.VERSIONS)))
 def test_the_versions_are_right(name):
-    assert exercises.check_version(prepare(name)) == ""
+    try:
+        assert exercises.check_version(prepare(name)) == ""
+    except emulator.NotEmulated:
+        assert name == "option_b" and not device.current().has_tma
+
+
+def test_the_pipeline_of_the_note_does_not_become_tma():
+    counts = KERNELS["option_b"].counts()
+    assert counts["LDGSTS"] and not counts.get("UBLKCP") and not counts.get("UTMALDG")
+
+
+def test_the_load_of_the_note_without_an_mbarrier_does_not_assemble():
+    source = """extern "C" __global__ void load(const void* map, int x, int y) {
+        __shared__ __align__(128) float tile[1024];
+        asm volatile("cp.async.bulk.tensor.2d.shared.global [%0], [%1, {%2, %3}];" ::
+                     "r"((unsigned)__cvta_generic_to_shared(tile)), "l"(map), "r"(x), "r"(y));
+    }"""
+    with pytest.raises(cuda.CompileError, match="Arguments mismatch for instruction 'cp.async.bulk.tensor'"):
+        cuda_magic.find_kernels(source, target="sm_90a")["load"].counts()
 
 
 def check_ballot(change=("", "")):

@@ -457,13 +457,15 @@ def test_the_kernel_is_timed_beside_torch_in_both_precisions(on_cpu, monkeypatch
 
 
 def test_the_profiler_runs_one_launch_of_each_kernel_by_the_command_line(monkeypatch):
-    def profile_kernels(command, kernels, metrics):
+    def profile_kernels(command, kernels, metrics, report):
+        assert report == "kept.ncu-rep"
         assert " ".join(command[-8:]) == ("--mode single_run --kernel vectors,bulk_rows --shape 2,3,4,8 "
                                           "--dtype float16")
         return [{"kernel": kernel, **dict.fromkeys(metrics, 1.0)} for kernel in kernels]
 
     monkeypatch.setattr(profiler, "profile_kernels", profile_kernels)
-    first, second = experiments.profile_kernels(["vectors", "bulk_rows"], (2, 3, 4, 8), torch.float16)
+    first, second = experiments.profile_kernels(["vectors", "bulk_rows"], (2, 3, 4, 8), torch.float16,
+                                                "kept.ncu-rep")
     assert first == {"kernel": "vectors", "shape": [2, 3, 4, 8], "dtype": "float16", "status": "ok",
                      **dict.fromkeys(experiments.METRICS, 1.0)} and second["kernel"] == "bulk_rows"
 
