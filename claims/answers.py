@@ -73,7 +73,7 @@ def quantising(evidence):
 ANSWERS: list[tuple[str, str, Callable[[Evidence], Iterable[float]]]] = [
     ("00_start", "a copy reaches #.# TB/s, the library's bf16 product # TFLOP/s",
      lambda evidence: (evidence("ceilings")[0]["gbps"] / 1e3, evidence("ceilings")[1]["tflops"])),
-    ("01_sweep", "it takes #.# of `triton.autotune`'s time for 96 configurations",
+    ("ch14_sweep", "it takes #.# of `triton.autotune`'s time for 96 configurations",
      lambda evidence: [evidence("sweep_race")[0]["seconds"] / evidence("sweep_race")[1]["seconds"]]),
     ("ch07_bulk_copy", "plain loads #.## × torch's copy, TMA #.## ×; for a x + y #.## and #.## ×", bulk_copies),
     ("ch07_resample", "reach #.## of the copy's bandwidth, rows by TMA #.##", resampling),

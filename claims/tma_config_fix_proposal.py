@@ -105,8 +105,8 @@ def occupancy(evidence):
                   + ", ".join(f"{m} × {n} {count}" for (m, n), count in zip(tiles, counts)))
 
 
-@NOTE.claim("If a configuration fails, Triton's autotuner falls back to another: a safety net.", "01_sweep",
-            "Four of them before triton.autotune")
+@NOTE.claim("If a configuration fails, Triton's autotuner falls back to another: a safety net.", "ch14_sweep",
+            "The same faults and triton.autotune")
 def autotune_fallback(evidence):
     faults = evidence("sweep_autotune_faults")
     survived = sum("the right one" in row["autotune"] for row in faults)

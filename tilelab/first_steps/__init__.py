@@ -178,9 +178,9 @@ def _blockscaled() -> str:
     return f"fp8 with block scales runs at {mean:.2f} × torch's kernel (geometric mean)"
 
 
-FINDINGS = {"01_sweep": _sweep, "ch07_bulk_copy": _bulk_copy, "ch07_resample": _resample,
-            "ch10_tile_pipeline": _tile_pipeline, "ch10_wgmma_gemm": _wgmma_gemm, "ch14_descriptors": _descriptors,
-            "ch14_gemm": _gemm, "ch14_bug_hunt": _bug_hunt, "ch14_compiled": _compiled, "ch14_attention": _attention,
+FINDINGS = {"ch07_bulk_copy": _bulk_copy, "ch07_resample": _resample, "ch10_tile_pipeline": _tile_pipeline,
+            "ch10_wgmma_gemm": _wgmma_gemm, "ch14_descriptors": _descriptors, "ch14_gemm": _gemm, "ch14_sweep": _sweep,
+            "ch14_bug_hunt": _bug_hunt, "ch14_compiled": _compiled, "ch14_attention": _attention,
             "ch14_mx_formats": _mx_formats, "ch14_blockscaled": _blockscaled}
 
 

@@ -1,6 +1,6 @@
-"""The measurements behind the notebook `01_sweep`: the engine of `tilelab.sweep`, and triton.autotune beside it.
+"""The measurements behind the notebook `ch14_sweep`: the engine of `tilelab.sweep`, and triton.autotune beside it.
 
-Each experiment returns a tilelab.results.Record, live or recorded. `python -m ch14.gemm.sweep_engine_experiments NAME`
+Each experiment returns a tilelab.results.Record, live or recorded. `python -m ch14.sweep.experiments NAME`
 runs one contender (a key of CONTENDERS, or a fault) in a fresh process and prints one JSON object.
 """
 
@@ -86,7 +86,7 @@ CONTENDERS = {"autotune": run_autotune, "sweep": run_sweep, "warm sweep": run_wa
 
 
 def _run_in_process(name: str, timeout_s: float | None = None, **env: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "ch14.gemm.sweep_engine_experiments", name]
+    command = [sys.executable, "-m", "ch14.sweep.experiments", name]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env}, cwd=worker_pool.ROOT,
                           timeout=timeout_s, check=False)
 
