@@ -92,6 +92,15 @@ def _time_against_cublas(chosen: list, m: int, n: int, k: int, dtype: str, layou
     return [{key: value for key, value in timings[config.name].row().items() if key != "name"} for config in chosen]
 
 
+def last_timing(row: dict) -> dict:
+    """Return a row of a sweep with the figures of its last timing: of the side-by-side one for the fastest few."""
+    if "final_ratio" not in row:
+        return row | {"timed": "alone"}
+    kept = {key: value for key, value in row.items() if key != "spread"}  # it belongs to the first timing
+    return kept | {"timed": "side by side", "ms": row["final_ms"], "ratio": row["final_ratio"],
+                   "peer_ms": row["final_ms"] * row["final_ratio"]}
+
+
 def label(config: GemmConfig, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k", which: str = "") -> dict:
     """Return the fields of a row that name its configuration and its case."""
     return {"name": which or "course", "config": str(config), "kernel": config.name, "shape": [m, n, k], "dtype": dtype,
@@ -260,5 +269,5 @@ def compile_for_targets() -> list[dict]:
              for target in device.TARGETS[1:]]
     jobs = [job(config, target, b_k_major=False) for _, config, target in order]
     reports = {id(report.job): report for report in build.build(jobs)}
-    return [{"set": which, **reports[id(each)].row(), "name": str(config), "unit": config.tensor_core(target)}
+    return [{"set": which, **reports[id(each)].row(), "name": config.name, "unit": config.tensor_core(target)}
             for each, (which, config, target) in zip(jobs, order)]
