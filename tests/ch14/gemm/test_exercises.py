@@ -86,7 +86,8 @@ def test_a_wrong_loop_fails(change):
 @pytest.mark.parametrize("change, reason", [
     (("min(tiles_n - first_n, GROUP_N)", "GROUP_N"), "nobody computes"),
     (("within // columns, first_n + within % columns", "tile // tiles_n, tile % tiles_n"), "first group"),
-    (("within // columns, first_n + within % columns", "within % tiles_m, first_n + within // tiles_m"), "share row 0")])
+    (("within // columns, first_n + within % columns", "within % tiles_m, first_n + within // tiles_m"),
+     "share row 0")])
 def test_a_wrong_raster_fails(change, reason):
     with pytest.raises(AssertionError, match=reason):
         exercises.check_raster(*define(SOLUTIONS, "my_pick", change=change))
