@@ -148,7 +148,7 @@ def rejection(config: GemmConfig, target: str, dtype: str) -> str:
         return f"the accumulator needs {accumulator // 128} columns of tensor memory; {target} has 512."
     smem = config.smem_bytes(dtype, target)
     if smem > limit.smem_per_block:
-        return f"it needs {smem:,} B of shared memory a block; {target} has {limit.smem_per_block:,} B."
+        return f"it needs {smem:,} B of shared memory per block; {target} has {limit.smem_per_block:,} B."
     each = limit.smem_per_sm // config.programs_per_sm - 1024  # the driver keeps 1 KiB per block
     if smem > each:
         return f"{config.programs_per_sm} programs an SM leave {each:,} B of shared memory each; it needs {smem:,} B."
