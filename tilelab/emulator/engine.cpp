@@ -146,7 +146,7 @@ struct Coroutine {
     jmp_buf resume;
     bool is_idle = false;  // it has ended its kernel and can begin another
 };
-constexpr size_t STACK_BYTES = 128 << 10, PAGE = 4096;
+constexpr size_t STACK_BYTES = 128 << 10, GUARD_BYTES = 2 << 20;
 static std::deque<Coroutine> coroutines;  // one per thread, kept for the next block and the next launch
 static std::vector<Thread> threads;
 static std::vector<Block> blocks;
@@ -234,7 +234,7 @@ class CatchSignals {
         if (signal == SIGFPE) fail("divides an integer by zero");
         const u64 address = reinterpret_cast<u64>(info->si_addr);
         for (auto& coroutine : coroutines)
-            if (address - reinterpret_cast<u64>(coroutine.stack) < PAGE)
+            if (reinterpret_cast<u64>(coroutine.stack) - 1 - address < GUARD_BYTES)
                 fail("needs more than %zu KiB for its local variables and calls", STACK_BYTES >> 10);
         fail("reads or writes at address 0x%llx, where no memory is: an index is out of range, or was read too early",
              address);
@@ -894,10 +894,12 @@ static void start_coroutine(Coroutine& coroutine) {
 }
 
 static void add_coroutine() {
-    void* memory = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    mprotect(memory, PAGE, PROT_NONE);  // an overflow is caught here
+    // An overflow is caught in the addresses below the stack. There are so many that a large array does not jump over.
+    void* memory = mmap(nullptr, GUARD_BYTES + STACK_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    u8* stack = static_cast<u8*>(memory) + GUARD_BYTES;
+    mprotect(stack, STACK_BYTES, PROT_READ | PROT_WRITE);
     coroutines.emplace_back();
-    coroutines.back().stack = static_cast<u8*>(memory);
+    coroutines.back().stack = stack;
 }
 
 // Run the current thread until it waits or ends.
