@@ -286,8 +286,8 @@ def _wait(barrier, phase, pred=True, deps=()) -> None:
     frame = sys._getframe(1)
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
     _program().pause(lambda: barrier.phase % 2 != int(phase) % 2,
-                     f"in `{line}` for the end of a phase of parity {int(phase) % 2}, and the barrier is in phase "
-                     f"{barrier.phase}, in which {barrier.pending} arrivals and {barrier.bytes} bytes are missing")
+                     f"in `{line}` for parity {int(phase) % 2} (phase {barrier.phase} lacks {barrier.pending} "
+                     f"arrivals, {barrier.bytes} bytes)")
 
 
 def _load(desc, origin, barrier, tile, pred=True) -> None:
