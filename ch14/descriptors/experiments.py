@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import itertools
 import mmap
 import pathlib
 
@@ -143,23 +142,6 @@ def time_against_torch(op: str, chosen: dict, rows: int, columns: int, **timing)
 def measure_speed():
     """Measure the variants of every operation against torch, with 1 to 1.5 GiB moved."""
     return [row for op in OPS for shape in SHAPES[op] for row in time_against_torch(op, runnable_configs(op), *shape)]
-
-
-LOOPS = {"a tile a program": {}, "16 tiles a program": {"tiles_per_cta": 16, "stages": 3},
-         "4 programs an SM": {"tiles_per_cta": 0, "stages": 3, "ctas_per_sm": 4}}
-
-
-@_experiment("ch14_descriptors_made")
-def measure_construction():
-    """Measure the cost of making a descriptor: the same copy and loops, described by the host and by each program."""
-    rows = []
-    for loop, way in itertools.product(LOOPS, ("host", "device")):
-        config = TileConfig(way, 2, 1024, 1, **LOOPS[loop])
-        programs = config.programs(LARGE[0] * LARGE[1] // config.elements, device.current().sms)
-        rows.append({"name": way, "loop": loop, "config": config, "programs": programs,
-                     **verify("copy", config, 257, LARGE[1])})
-    timings = time_against_torch("copy", {f"{row['name']}, {row['loop']}": row["config"] for row in rows}, *LARGE)
-    return [{**timing, **row, "config": str(row["config"])} for row, timing in zip(rows, timings)]
 
 
 @results.experiment("ch14_descriptors_launch", launch_cost.source)

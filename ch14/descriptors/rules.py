@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ch14 import descriptors
 from ch14.descriptors.configs import TileConfig
-from tilelab import build, check, cuda, device, results
+from tilelab import check, cuda, device, results
 
 ROWS, WIDE = 8, 64  # of int16: a row is 128 bytes
 CANARY = -7
@@ -192,22 +192,3 @@ def load_past_edge(padding: str) -> list[float]:
     one_host_kernel[(1,)](TensorDescriptor(x, [1, 12], [12, 1], [1, 16], padding),
                           TensorDescriptor(out, [1, 16], [16, 1], [1, 16]), SHIFT=0, num_warps=1)
     return out[0].tolist()
-
-
-# ---- a descriptor that is written into the loop
-
-
-@triton.jit
-def in_loop_kernel(x, out, rows, columns, tiles, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    for tile_id in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        x_desc = tl.make_tensor_descriptor(x, [rows, columns], [columns, 1], [BLOCK_M, BLOCK_N])
-        out_desc = tl.make_tensor_descriptor(out, [rows, columns], [columns, 1], [BLOCK_M, BLOCK_N])
-        out_desc.store([tile_id * BLOCK_M, 0], x_desc.load([tile_id * BLOCK_M, 0]))
-
-
-def is_hoisted(target: str) -> bool:
-    """Whether the compiler makes the descriptors of `in_loop_kernel` before its loop, by the PTX for `target`."""
-    numbers = dict.fromkeys(("rows", "columns", "tiles"), "i32")
-    ptx = build.build_one(build.job_for(in_loop_kernel, {"x": "*i16", "out": "*i16", **numbers},
-                                        {"BLOCK_M": 4, "BLOCK_N": 256}, target, num_warps=1)).ptx
-    return ptx.rindex("tensormap.replace") < ptx.index("Loop Header")

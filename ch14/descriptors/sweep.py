@@ -86,6 +86,16 @@ def measure_sweep():
             for row in Sweep(grid(op), DescriptorSpace(op, *shape)).finish()]
 
 
+def summarise(rows: list[dict]) -> list[dict]:
+    """Return a row for each operation, shape and way: the best configuration, and best, median and worst ratio."""
+    groups: dict[tuple, list[dict]] = {}
+    for row in sorted((row for row in rows if row["status"] == "ok"), key=lambda row: -row["ratio"]):
+        groups.setdefault((row["dtype"], tuple(row["shape"]), row["name"]), []).append(row)
+    return [{"op": op, "shape": f"{shape[0]} × {shape[1]}", "way": way, "of": len(ok), "best": ok[0]["config"],
+             "ratio": ok[0]["ratio"], "median": ok[len(ok) // 2]["ratio"], "worst": ok[-1]["ratio"]}
+            for (op, shape, way), ok in sorted(groups.items())]
+
+
 def check_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return the shape of bf16 matrices that descriptors take; ValueError for another."""
     if len(shape) != 2 or min(shape) < 1 or shape[1] % 8:

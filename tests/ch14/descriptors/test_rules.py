@@ -52,11 +52,6 @@ def test_the_compiler_uses_tma_and_refuses_what_breaks_its_rules_on_the_device()
         assert reports[case].status == "failed" and message in reports[case].reason
 
 
-@pytest.mark.compile
-def test_the_compiler_takes_a_descriptor_out_of_the_loop():
-    assert rules.is_hoisted("sm_90a")
-
-
 def test_the_sentence_of_an_error():
     def bare():
         raise AssertionError
