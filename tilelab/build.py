@@ -97,6 +97,8 @@ class Report:
     @property
     def sass(self) -> str:
         """Return the SASS of the kernel. RuntimeError says why it cannot be read."""
+        if not self.cubin:
+            raise RuntimeError(f"{self.job.kernel.rpartition(':')[2]} was not built: {self.reason}")
         return sass(self.cubin, self.job._entry)
 
     @property

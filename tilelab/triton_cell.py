@@ -13,6 +13,7 @@ import hashlib
 import inspect
 import json
 import linecache
+import os
 import pathlib
 import re
 import sys
@@ -58,10 +59,19 @@ def notebook_texts(path: pathlib.Path) -> list[str]:
 
 def texts_of(function: Callable) -> list[str]:
     """Return the texts that may define what `function` uses: the cells run so far, or its own file."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     own = "".join(inspect.findsource(function)[0])
-    cells = [*shell.history_manager.input_hist_raw] if shell and function.__module__ == "__main__" else []
-    return cells if any(re.search(rf"^def {function.__name__}\b", cell, re.MULTILINE) for cell in cells) else [own]
+    if function.__module__ != "__main__":
+        return [own]
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    history = [*shell.history_manager.input_hist_raw] if shell else []
+    # A kernel that keeps no history, as under nbval, still keeps the text of each cell as a file in one folder.
+    folder = os.path.dirname(inspect.getfile(function))
+    files = ["".join(entry[2]) for name, entry in linecache.cache.items()
+             if len(entry) > 2 and os.path.dirname(name) == folder]
+    for cells in (history, files):
+        if any(re.search(rf"^def {function.__name__}\b", cell, re.MULTILINE) for cell in cells):
+            return cells
+    return [own]
 
 
 def _parse(text: str) -> list[tuple[ast.stmt, str]]:

@@ -2,12 +2,14 @@
 
 import functools
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 
 import ch14  # noqa: F401 (it selects the interpreter before triton is imported)
-from tilelab import device, lesson, results, triton_cell
+from tilelab import device, lesson, notebook, results, triton_cell
 
 CELLS = ["""import torch
 import triton
@@ -174,3 +176,19 @@ def test_what_is_not_written_is_not_checked():
 def test_a_launch_of_nothing_is_refused():
     with pytest.raises(ValueError, match="launches no Triton function"):
         lesson.compile_launch(lambda x, out: lambda: None, make_inputs())
+
+
+@pytest.mark.notebook
+def test_a_kernel_without_a_history_finds_what_other_cells_define(tmp_path):
+    """nbval keeps no history of the cells that it runs."""
+    cells = [*CELLS[:3], "from tilelab import triton_cell\n"
+             "report = triton_cell.compile_launch(prepare_scale, [torch.zeros(64), torch.zeros(64)], 'sm_90a')\n"
+             "assert report.status == 'ok', report.reason"]
+    path = tmp_path / "cells.ipynb"
+    path.write_text(json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [
+        {"id": f"cell-{number}", "cell_type": "code", "metadata": {}, "execution_count": None, "outputs": [],
+         "source": text} for number, text in enumerate(["import ch14", *cells])]}))
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "nbval.plugin", "--nbval-lax",
+                           "--nbval-current-env", "-p", "no:cacheprovider", path], cwd=tmp_path, capture_output=True,
+                          text=True, env=notebook.child_env(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"), check=False)
+    assert done.returncode == 0, done.stdout
