@@ -120,24 +120,30 @@ def check_kernel(prepare: Callable) -> None:
 
 
 def check_producer(load_blocks, with_producer) -> None:
-    """Raise AssertionError unless the kernel `with_producer` is right with this `load_blocks`, in the emulator.
+    """Raise AssertionError unless two kernels are right with this `load_blocks`, in the emulator.
 
-    With 1, 2 and 3 stages, and one or two groups that consume.
+    `with_producer` runs with 1, 2 and 3 stages. In the notebook's `persistent` two groups consume, and a program takes
+    several tiles, so the first use of the ring is not always number 0.
     """
     gluon_emulator.enable()
     lesson.require_written(load_blocks)
-    for stages in (1, 2, 3):
-        def prepare(q, k, v, out, causal, stages=stages):
-            heads, row_blocks = q.shape[0] * q.shape[1], -(-q.shape[2] // 64)
-            descriptors = [describe(tensor, 64, with_producer) for tensor in (q, k, v, out)]
-            scalars = LOG2_E * q.shape[3] ** -0.5, k.shape[2], row_blocks, q.shape[1] // k.shape[1]
-            return lambda: with_producer[heads * row_blocks,](*descriptors, *scalars, CAUSAL=causal, STAGES=stages)
 
+    def prepare_stages(q, k, v, out, causal, stages):
+        heads, row_blocks = q.shape[0] * q.shape[1], -(-q.shape[2] // 64)
+        descriptors = [describe(tensor, 64, with_producer) for tensor in (q, k, v, out)]
+        scalars = LOG2_E * q.shape[3] ** -0.5, k.shape[2], row_blocks, q.shape[1] // k.shape[1]
+        return lambda: with_producer[heads * row_blocks,](*descriptors, *scalars, CAUSAL=causal, STAGES=stages)
+
+    small, several_tiles = CASES["cpu"][:2], CASES["cpu"][2:]
+    runs = [(f"with {stages} stage{'s' * (stages > 1)}", functools.partial(prepare_stages, stages=stages), small)
+            for stages in (1, 2, 3)]
+    runs.append(("in `persistent`", define_kernels()["prepare_persistent"], several_tiles))
+    for where, prepare, cases in runs:
         for seed in gluon_emulator.SEEDS[:2]:
             with gluon_emulator.with_seed(seed), gluon_emulator.replacing(load_blocks=load_blocks):
-                fault = lesson.check_launch(functools.partial(prepare, causal=True), {"cpu": CASES["cpu"][:2]},
-                                            make_inputs, functools.partial(attention.spec, is_causal=True), where="cpu")
-            assert not fault, f"with {stages} stage{'s' * (stages > 1)}, {fault}"
+                fault = lesson.check_launch(functools.partial(prepare, causal=True), {"cpu": cases}, make_inputs,
+                                            functools.partial(attention.spec, is_causal=True), where="cpu")
+            assert not fault, f"{where}, {fault}"
 
 
 def attend_to_part(q, k, v):

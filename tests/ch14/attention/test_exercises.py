@@ -49,7 +49,9 @@ def test_the_solutions_pass(kernels):
     (("v_full.index(stage), v_tiles.index(stage)", "v_full.index(stage), k_tiles.index(stage)"), "stages?, "),
     (("    row = blocks * k_desc.block_type.shape[1]", "    row = (blocks - 1) * k_desc.block_type.shape[1]"), "wrong"),
     (("kv_head, row, 0], k_full", "0, row, 0], k_full"), "wrong"),
-    (("        use += 1", "        use = use"), "stages?, ")])
+    (("        use += 1", "        use = use"), "stages?, "),
+    (("    row = blocks *", "    use = 0\n    row = blocks *"), "in `persistent`, "),
+    (("    return use", "    return use + 1"), "in `persistent`, ")])
 def test_a_wrong_producer_fails(kernels, change, said):
     with pytest.raises(AssertionError, match=said):
         exercises.check_producer(define(SOLUTIONS, ["my_load_blocks"], change)["my_load_blocks"],
