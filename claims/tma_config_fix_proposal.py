@@ -72,8 +72,8 @@ def tested_and_working(evidence):
     reasons = builds.proposed_on_b200()
     return decide(not any(reasons.values()) and len(on_h200) == len(reasons),
                   f"{sum(not reason for reason in reasons.values())} of {len(reasons)} can be launched on a B200 and "
-                  f"{len(on_h200)} of {len({row['config'] for row in rows})} on an H200. The others need more shared "
-                  "memory or registers than a block can have.")
+                  f"{len(on_h200)} of {len({row['config'] for row in rows})} on an H200. The others exceed "
+                  "the shared memory or the registers of a block.")
 
 
 @NOTE.claim("The aggressive configurations are 1.52, 1.84 and 1.92 times as fast as the cautious ones.",

@@ -142,28 +142,28 @@ def attention(evidence):
 
 @NOTE.claim("With Triton 3.5 on a GB10, BLOCK_K = 32 with one stage and four warps avoids a compiler crash.",
             Quote("Must use conservative settings", "1. Triton 3.5 Compiler Bug"), VERSIONS,
-            "the latency assignment pass fails for sm_121a at other settings", BUILT, "sm_121a (GB10), Triton 3.5.0")
+            "loops with BLOCK_K = 64, 4 stages and 8 warps fail to compile although a ptxas that knows a GB10 is named",
+            BUILT, "sm_121a (GB10), Triton 3.5.0, ptxas of CUDA 13")
 def conservative_settings(evidence):
-    rows = evidence("ch14_bug_hunt_matrix", target="sm_121a", hunt="loop", triton="3.5.0")
-    stages = [row.get("stage", "") for row in rows]
-    return decide("TritonGPUAssignLatencies" in stages, f"At BLOCK_K = 64 with 4 stages and 8 warps the pass that the "
-                  f"note blames fails in {stages.count('TritonGPUAssignLatencies')} of {len(rows)} builds. ptxas "
-                  f"refuses {stages.count('ptxas')} of them, with and without descriptors, since the one in Triton "
-                  "3.5.0 does not know this GPU; a smaller tile does not change that.")
+    rows = evidence("ch14_bug_hunt_ptxas")
+    failures = [row for row in rows if row["outcome"] == "fails"]
+    return decide(failures, f"{len(failures)} of {len(rows)} such builds fail. The ptxas that Triton 3.5.0 brings "
+                            "refuses every "
+                            "kernel for a GB10, also one with the cautious settings.")
 
 
 @NOTE.claim("Triton 3.5.0 builds TMA kernels for a GB10.",
             Quote("Configured Triton 3.5 for SM 12.1 target", "1. ✅ Updated arch_config.py"), VERSIONS,
-            "all loops by descriptor build for sm_121a; holds only if another ptxas is named", BUILT,
-            "sm_121a (GB10), Triton 3.5.0")
+            "all loops by descriptor build for sm_121a, with the ptxas that Triton brings or with another one",
+            BUILT, "sm_121a (GB10), Triton 3.5.0")
 def triton_for_gb10(evidence):
-    rows = evidence("ch14_bug_hunt_matrix", target="sm_121a", hunt="loop", LOADS="device")
-    old, new = ([row["outcome"] for row in rows if row["triton"] == triton] for triton in ("3.5.0", "3.6.0"))
-    figure = (f"{old.count('builds')} of {len(old)} loops build with the ptxas that Triton 3.5.0 brings. Triton 3.6.0 "
-              f"brings a newer one and builds {new.count('builds')} of {len(new)}.")
-    if set(old) == {"builds"}:
-        return decide(True, figure)
-    return Finding(UNTESTED, figure, "Triton 3.5.0 was not tried with the ptxas of CUDA 13")
+    own, newer = ([row["outcome"] for row in rows] for rows in (
+        evidence("ch14_bug_hunt_matrix", target="sm_121a", hunt="loop", triton="3.5.0", LOADS="device"),
+        evidence("ch14_bug_hunt_ptxas", LOADS="device")))
+    return decide(set(own) == {"builds"}, f"{own.count('builds')} of {len(own)} loops build with the ptxas that "
+                                          "Triton 3.5.0 "
+                  f"brings, and {newer.count('builds')} of {len(newer)} with the ptxas of CUDA 13.",
+                  "`TRITON_PTXAS_PATH` names the ptxas of CUDA 13", set(newer) == {"builds"})
 
 
 @NOTE.claim("The guide's Triton kernel with `make_tensor_descriptor` runs as printed.",
