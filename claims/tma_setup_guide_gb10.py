@@ -154,7 +154,7 @@ def conservative_settings(evidence):
 
 @NOTE.claim("Triton 3.5.0 builds TMA kernels for a GB10.",
             Quote("Configured Triton 3.5 for SM 12.1 target", "1. ✅ Updated arch_config.py"), VERSIONS,
-            "all loops by descriptor build for sm_121a, with the ptxas that Triton brings or with another one",
+            "all loops by descriptor build for sm_121a with Triton 3.5.0 as pip installs it",
             BUILT, "sm_121a (GB10), Triton 3.5.0")
 def triton_for_gb10(evidence):
     own, newer = ([row["outcome"] for row in rows] for rows in (
