@@ -1,8 +1,9 @@
 """Claims, and how they are judged.
 
-A claim is a sentence of a field note in our words, a rule that judges it, and the heading of the cells that show why.
-A rule is a function of the evidence: it reads rows of records, or computes, and returns a finding. Its verdict and its
-figure come from the same rows, and nothing else about a claim is written down, so nothing can be out of date.
+A claim is a sentence in our words with a short quotation from a field note, a test in words, a rule that carries out
+the test, and the heading of the cells that show why. A rule is a function of the evidence: it reads rows of records, or
+builds, or computes, and returns a finding. The verdict and the figure come from the same rows, so neither can be out
+of date. `claims.policy` states in words how claims are judged.
 """
 
 from __future__ import annotations
@@ -18,9 +19,34 @@ from collections.abc import Callable, Iterable
 from tilelab import device, results
 
 ROOT = pathlib.Path(__file__).parents[1]
-HOLDS, ONLY_IF, REFUTED, UNTESTED = "holds", "holds only if", "refuted", "cannot be tested here"
+HOLDS, ONLY_IF, REFUTED, UNTESTED = "holds", "holds only if", "refuted", "not settled"
+# The verdicts on a figure that a note gives for another GPU, where this one was measured.
+HOLDS_HERE, ONLY_IF_HERE, NOT_HERE = "holds on an H200", "holds on an H200 only if", "not on an H200"
+ELSEWHERE = {HOLDS: HOLDS_HERE, ONLY_IF: ONLY_IF_HERE, REFUTED: NOT_HERE}
 NO_RECORD = "not recorded yet"
-VERDICTS = (HOLDS, ONLY_IF, REFUTED, UNTESTED, NO_RECORD)
+VERDICTS = (HOLDS, ONLY_IF, REFUTED, HOLDS_HERE, ONLY_IF_HERE, NOT_HERE, UNTESTED, NO_RECORD)
+CONDITIONAL = (ONLY_IF, ONLY_IF_HERE)
+MEASURED, BUILT, ARITHMETIC, DATASHEET, ARGUMENT = "measured", "built", "arithmetic", "datasheet", "argument"
+KINDS = (MEASURED, BUILT, ARITHMETIC, DATASHEET, ARGUMENT)
+
+MARGIN = 0.02  # of two timings that alternate in one run
+QUICK_MARGIN = 0.05  # of the quick timings of a sweep
+ABOUT = 0.2  # "about 2" means 1.6 to 2.4
+
+
+def is_at_least(value: float, claimed: float) -> bool:
+    """Return whether a measured value reaches a claimed one, or falls short of it by no more than MARGIN."""
+    return value >= claimed * (1 - MARGIN)
+
+
+def is_within(value: float, low: float, high: float) -> bool:
+    """Return whether a measured value lies between two claimed ones, each widened by MARGIN."""
+    return low * (1 - MARGIN) <= value <= high * (1 + MARGIN)
+
+
+def is_better(value: float, other: float, margin: float = MARGIN) -> bool:
+    """Return whether one measured value exceeds another by more than the margin."""
+    return value > other * (1 + margin)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +59,7 @@ class Finding:
 
     def describe(self) -> str:
         """Return the verdict in words: "holds only if the tile grows too"."""
-        separator = " " if self.verdict == ONLY_IF else ": "
+        separator = " " if self.verdict in CONDITIONAL else ": "
         return f"{self.verdict}{separator}{self.reason}" if self.reason else self.verdict
 
 
@@ -75,11 +101,35 @@ class Evidence:
 
 
 @dataclasses.dataclass(frozen=True)
+class Quote:
+    """A few words of a field note, verbatim, and the heading of the section that they stand in."""
+
+    words: str
+    section: str
+    note: str = ""  # the note's title, where it is not the claim's own
+
+    def markdown(self) -> str:
+        words = self.words.replace("|", "\\|").replace("`", "").replace("**", "").replace("*", "\\*").replace("<",
+                                                                                                              "&lt;")
+        return f"“{words}” ({', '.join(filter(None, (self.note, self.section)))})"
+
+
+@dataclasses.dataclass(frozen=True)
 class Claim:
-    """A claim in our words; `notebook` (its stem) and `heading` name the cells that show the figure."""
+    """A claim in our words, with its quotations; the first is of the note that the claim belongs to.
+
+    `test` says in words what the rule asks ("holds if …"), `kind` is one of KINDS, and `judged_on` names what was
+    measured, built for or read. `about` is the GPU that the note gives its figure for, where that is not an H200.
+    `notebook` (its stem) and `heading` name the cells that show the figure.
+    """
 
     name: str
     text: str
+    quotes: tuple[Quote, ...]
+    test: str
+    kind: str
+    judged_on: str
+    about: str
     notebook: str
     heading: str
     rule: Callable[[Evidence], Finding]
@@ -93,10 +143,17 @@ class Claim:
         evidence = Evidence()
         try:
             with evidence.explain_errors(f"the claim {self.name!r}"):
-                finding = self.rule(evidence)
+                finding = self.apply(evidence)
         except FileNotFoundError:
             finding = Finding(NO_RECORD, "", evidence.used[-1])
         return Judgement(self, finding, tuple(evidence.used))
+
+    def apply(self, evidence) -> Finding:
+        """Return what the rule finds. A measurement of an H200 says of another GPU's figure only "on an H200"."""
+        finding = self.rule(evidence)
+        if self.about and self.kind == MEASURED:
+            return dataclasses.replace(finding, verdict=ELSEWHERE.get(finding.verdict, finding.verdict))
+        return finding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,28 +164,41 @@ class Judgement:
     finding: Finding
     records: tuple[str, ...]
 
+    def mark_verdict(self) -> str:
+        """Return the verdict in words, with its name in bold."""
+        return self.finding.describe().replace(self.finding.verdict, f"**{self.finding.verdict}**", 1)
+
     def markdown(self, folder: str) -> str:
         """Return a row of a table; `folder` leads from the table's file to the notebooks."""
         claim, finding = self.claim, self.finding
         where = f"{claim.notebook}, *{claim.heading}*"
         if claim.path.exists():  # JupyterLab's anchor of a heading is its text with hyphens for spaces
-            anchor = urllib.parse.quote(claim.heading.replace(" ", "-"), safe="-,?'")
+            anchor = urllib.parse.quote(claim.heading.replace(" ", "-"), safe="-,:?'")
             where = f"[{where}]({folder}{claim.path.name}#{anchor})"
-        verdict = finding.describe().replace(finding.verdict, f"**{finding.verdict}**", 1)
-        return f"| {claim.text} | {verdict} | {finding.figure} | {where} |"
+        said = "; ".join(quote.markdown() for quote in claim.quotes)
+        found = "<br>".join(filter(None, (finding.figure, f"*Holds if {claim.test}.*")))
+        evidence = f"{claim.kind}: {claim.judged_on}"
+        return f"| {claim.text}<br>{said} | {self.mark_verdict()} | {found} | {evidence} | {where} |"
 
 
 class Note:
     """A field note, and the claims taken from it, in the order in which they are written down."""
 
-    def __init__(self, title: str):
-        self.title = title
+    def __init__(self, title: str, about: str, summary: str):
+        self.title, self.about, self.summary = title, about, summary
         self.claims: list[Claim] = []
 
-    def claim(self, text: str, notebook: str, heading: str, name: str = ""):
-        """Decorate a function, which becomes the rule of a new claim; its name is the claim's, unless one is given."""
+    def claim(self, text: str, quotes: Quote | tuple[Quote, ...], cell: tuple[str, str], test: str,
+              kind: str = MEASURED, judged_on: str = "NVIDIA H200", about: str | None = None, name: str = ""):
+        """Decorate a function, which becomes the rule of a new claim; its name is the claim's, unless one is given.
+
+        `cell` is a notebook and a heading in it. `about` is the note's GPU unless another is given; "" means that the
+        claim names none.
+        """
         def add(rule):
-            self.claims.append(Claim(name or rule.__name__, text, notebook, heading, rule))
+            said = quotes if isinstance(quotes, tuple) else (quotes,)
+            self.claims.append(Claim(name or rule.__name__, text, said, test, kind, judged_on,
+                                     self.about if about is None else about, *cell, rule))
             return rule
         return add
 
@@ -139,14 +209,17 @@ class Note:
 
 
 def count_verdicts(judgements: Iterable[Judgement]) -> str:
-    """Return how many claims have each verdict, as in "14 claims (holds: 3, refuted: 11)"."""
+    """Return in a sentence how many claims hold, hold with a condition, do not hold, or have no verdict yet."""
     counts = collections.Counter(judgement.finding.verdict for judgement in judgements)
-    return f"{counts.total()} claims ({', '.join(f'{name}: {counts[name]}' for name in VERDICTS if counts[name])})"
+    hold, conditional, fail, missing = (sum(counts[name] for name in names) for names in (
+        (HOLDS, HOLDS_HERE), CONDITIONAL, (REFUTED, NOT_HERE), (UNTESTED, NO_RECORD)))
+    return (f"Of {counts.total()} claims, {hold} hold, {conditional} hold with a condition, {fail} do not hold, and "
+            f"{missing} are not settled.")
 
 
 def make_table(judgements: Iterable[Judgement], folder: str) -> str:
-    """Return a Markdown table; `folder` leads to the notebooks: "notebooks/" in the README, "" in a notebook."""
-    head = ["| claim | verdict | figure | shown in |", "|---|---|---|---|"]
+    """Return a Markdown table; `folder` leads to the notebooks: "notebooks/" in CLAIMS.md, "" in a notebook."""
+    head = ["| claim, and the note's words | verdict | what we found | evidence | shown in |", "|---|---|---|---|---|"]
     return "\n".join([*head, *(judgement.markdown(folder) for judgement in judgements)])
 
 

@@ -1,6 +1,8 @@
-"""All field notes with their claims, and the README's table of verdicts."""
+"""All field notes with their claims, and what is written about them: CLAIMS.md and the README's verdicts."""
 
 from __future__ import annotations
+
+import collections
 
 from claims import (
     blockscaled_gemm_optimization_attempts,
@@ -9,12 +11,23 @@ from claims import (
     trajectory_resample_tma_status,
     triton_issue_descriptor_compile_failure,
 )
-from claims.judge import ROOT, Judgement, count_verdicts, make_table
+from claims.judge import ROOT, VERDICTS, Judgement, count_verdicts, make_table
+from claims.policy import POLICY
 
 NOTES = [module.NOTE for module in (tma_config_fix_proposal, tma_setup_guide_gb10, trajectory_resample_tma_status,
                                     triton_issue_descriptor_compile_failure, blockscaled_gemm_optimization_attempts)]
-README, NOTEBOOK = ROOT / "README.md", ROOT / "notebooks" / "01_claims.ipynb"
+README, LEDGER, NOTEBOOK = ROOT / "README.md", ROOT / "CLAIMS.md", ROOT / "notebooks" / "01_claims.ipynb"
 BEGIN, END = "<!-- claims: written by python -m claims --write -->", "<!-- end of claims -->"
+# The claims that the README shows, by name: for a reader who sees no other.
+TELLING = ("tested_and_working", "speedup", "its_example", "memory", "warp_search", "attention")
+HEAD = """\
+# Claims on trial
+
+Five field notes, written by others, make confident claims about TMA, Triton and block scaling. The notes are not part \
+of this repository. This page quotes a few words of each claim, says how the claim was tested, and gives the verdict. \
+`python -m claims --write` computes the page from the records in `results/`. Nothing on it is typed by hand.
+
+[The five field notes](docs/field-notes.md) says who wrote the notes and when. The summaries below are ours."""
 
 
 def judge_all() -> list[Judgement]:
@@ -22,11 +35,29 @@ def judge_all() -> list[Judgement]:
     return [judgement for note in NOTES for judgement in note.judgements]
 
 
+def make_overview() -> str:
+    """Return a table that counts the verdicts on each note."""
+    head = ["note", "claims", *VERDICTS]
+    rows = [head, ["---"] * len(head)]
+    for title, judgements in [*((note.title, note.judgements) for note in NOTES), ("all", judge_all())]:
+        counts = collections.Counter(judgement.finding.verdict for judgement in judgements)
+        rows.append([title, str(counts.total()), *(str(counts[name] or "") for name in VERDICTS)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def make_ledger() -> str:
+    """Return the text of CLAIMS.md: the counts, the policy, and a table for each note."""
+    tables = [f"## {note.title}\n\n{note.summary}\n\n{make_table(note.judgements, 'notebooks/')}" for note in NOTES]
+    return "\n\n".join([HEAD, make_overview(), "## How a claim is judged", POLICY, *tables]) + "\n"
+
+
 def make_readme_part() -> str:
-    """Return the text between the marks: the counts, and a folded table for each note."""
-    folded = (f"<details>\n<summary>{note.title}: {count_verdicts(note.judgements)}</summary>\n\n"
-              f"{make_table(note.judgements, 'notebooks/')}\n\n</details>" for note in NOTES)
-    return "\n\n".join([f"{BEGIN}\n{count_verdicts(judge_all())}.", *folded, END])
+    """Return the text between the README's marks: the counts, and a table of the claims in TELLING."""
+    chosen = {judgement.claim.name: judgement for judgement in judge_all()}
+    rows = ["| claim | verdict | what we found |", "|---|---|---|",
+            *(f"| {each.claim.text} | {each.mark_verdict()} | {each.finding.figure} |" for each in
+              (chosen[name] for name in TELLING))]
+    return "\n\n".join([f"{BEGIN}\n{count_verdicts(chosen.values())}", "\n".join(rows), END])
 
 
 def rewrite_table(readme: str) -> str:

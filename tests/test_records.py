@@ -335,7 +335,7 @@ def test_blockscaled_epilogue_gains_by_each_fusion_and_split_k_by_few_tiles_only
 
 @pytest.fixture(scope="module")
 def hunts():
-    """The rows of the three recorded hunts, by name."""
+    """The rows of the recorded hunts, by name."""
     return {name: EVIDENCE(f"ch14_bug_hunt_{name}") for name in builds.EXPERIMENTS}
 
 

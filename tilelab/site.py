@@ -39,7 +39,7 @@ def _read_notebook(path: pathlib.Path):
 
 def _page(exporter: HTMLExporter, notebook, title: str, top: str) -> str:
     notebook.cells.insert(0, nbformat.v4.new_markdown_cell(top))
-    body, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": title}})
+    body, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": title, "path": str(ROOT)}})
     # Even without the addresses the template loads scripts, which the pages do not need.
     body = re.sub(r"<script\b[^>]*>.*?</script>", "", body, flags=re.S)
     return _rewrite_links(re.sub(r'<link\b[^>]*href="https?:[^>]*>', "", body))
@@ -51,7 +51,8 @@ def write_pages(folder: pathlib.Path) -> list[pathlib.Path]:
     OSError where nothing can be written; ValueError names a file that is not a notebook.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    exporter = HTMLExporter(**dict.fromkeys(set(SCRIPT_URLS) & set(HTMLExporter.class_trait_names()), ""))
+    exporter = HTMLExporter(embed_images=True,
+                            **dict.fromkeys(set(SCRIPT_URLS) & set(HTMLExporter.class_trait_names()), ""))
     readme = (ROOT / "README.md").read_text()
     (folder / "index.html").write_text(_page(exporter, nbformat.v4.new_notebook(), "Tiles in Flight", readme))
     pages, notebooks = [folder / "index.html"], notebooks_in_order()

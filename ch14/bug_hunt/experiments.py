@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
+import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
+from unittest import mock
 
 import torch
 import triton
@@ -75,7 +78,9 @@ def _grid_cells(name: str, versions: Sequence[str], target: str) -> list[tuple]:
 EXPERIMENTS: dict[str, Callable[[], list[tuple]]] = {
     "matrix": _matrix_cells,
     "loop": lambda: _grid_cells("loop", ("3.5.1",), "sm_100a"),
-    "warp_specialize": lambda: _grid_cells("warp_specialize", VERSIONS[2:], "sm_90a")}
+    "warp_specialize": lambda: _grid_cells("warp_specialize", VERSIONS[2:], "sm_90a"),
+    # The matrix's loops for GB10 once more, with the installed Triton's ptxas of CUDA 13: that of 3.5.0 is older.
+    "ptxas": lambda: [cell for cell in _matrix_cells() if cell[:3] == ("3.5.0", "sm_121a", "loop")]}
 
 
 def source() -> str:
@@ -98,7 +103,10 @@ def build_now(name: str, version: str) -> list[dict]:
     """Build the cells of an experiment that belong to one available Triton, and return their rows."""
     rows = []
     cells = [cell for cell in EXPERIMENTS[name]() if cell[0] == version]
-    with tempfile.TemporaryDirectory() as cache:  # an empty cache, so that everything is built anew
+    newer = pathlib.Path(triton.__file__).parent / "backends/nvidia/bin/ptxas-blackwell"
+    variables = {"TRITON_PTXAS_PATH": os.fspath(newer)} if name == "ptxas" else {}
+    # An empty cache, so that everything is built anew.
+    with mock.patch.dict(os.environ, variables), tempfile.TemporaryDirectory() as cache:
         for (target, hunt), group in itertools.groupby(cells, lambda cell: cell[1:3]):
             rows += Builds(HUNTS[hunt], version, target, cache=cache).ask([config for *_, config in group])
     return rows
@@ -125,5 +133,5 @@ def open_builds(hunt: str, version: str, target: str) -> Builds:
     """Return the builds of a hunt: live if this Triton is available, else from the records."""
     rows = None
     if not environments.is_available(version):
-        rows = [row for name in EXPERIMENTS for row in load_record(name).rows]
+        rows = [row for name in EXPERIMENTS if name != "ptxas" for row in load_record(name).rows]
     return Builds(HUNTS[hunt], version, target, rows)

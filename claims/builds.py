@@ -1,0 +1,130 @@
+"""What compilers and installed packages say about the field notes' snippets. No GPU is needed; each answer is kept."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import re
+
+from ch14.descriptors.experiments import find_words
+from ch14.gemm.configs import configs, job, parse
+from tilelab import build, cubin, cuda
+
+TILE = "tensordesc<bf16[128, 128]>"
+
+# Option A of the resampling note: one instruction, as printed, with a register for each operand.
+OPTION_A = """.version 8.3
+.target sm_90a
+.address_size 64
+.visible .entry option_a(.param .u64 map) {
+    .reg .b32 %r<4>;
+    .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [map];
+    cp.async.bulk.tensor.2d.shared.global [%r1], [%rd1, {%r2, %r3}];
+    ret;
+}
+"""
+
+# Option B of the resampling note: a pipeline of one thread's copies, with a buffer around it.
+OPTION_B = """#include <cuda/pipeline>
+extern "C" __global__ void option_b(const float* gmem, float* out) {
+    __shared__ alignas(128) float smem[1024];
+    auto pipeline = cuda::make_pipeline();
+    pipeline.producer_acquire();
+    cuda::memcpy_async(smem + 4 * threadIdx.x, gmem + 4 * threadIdx.x, cuda::aligned_size_t<16>(16), pipeline);
+    pipeline.producer_commit();
+    pipeline.consumer_wait();
+    __syncthreads();
+    out[threadIdx.x] = smem[1023 - threadIdx.x];
+    pipeline.consumer_release();
+}
+"""
+
+# Method 3 of the GB10 guide: its three statements, with the declarations that they need.
+METHOD_3 = """#include <cuda/barrier>
+struct alignas(64) CUtensorMap_st { unsigned long long words[16]; };
+namespace cde = cuda::device::experimental;
+extern "C" __global__ void method_3(const __grid_constant__ CUtensorMap desc, int offset) {
+    __shared__ alignas(128) float smem[256];
+    __shared__ cuda::barrier<cuda::thread_scope_block> barrier;
+    cde::cp_async_bulk_tensor_1d_global_to_shared(smem, &desc, offset, barrier);
+    barrier.wait();
+    cde::cp_async_bulk_tensor_1d_shared_to_global(&desc, offset, smem);
+}
+"""
+
+
+@functools.cache
+def proposed_on_b200() -> dict[str, str]:
+    """Return, for each GEMM configuration that the note proposes, why a B200 (sm_100a) cannot launch it, or ""."""
+    reports = build.build([job(config, "sm_100a") for config in configs("proposed").values()])
+    return {report.job.name: report.reason for report in sorted(reports, key=lambda report: report.job.name)}
+
+
+@functools.cache
+def aggressive_on_hopper() -> str:
+    """Return why a tile of 128 × 128 × 128 with 16 warps and 4 stages cannot be launched on sm_90a, or ""."""
+    report, = build.build([job(parse("128,128,128,16,4 plain"), "sm_90a", b_k_major=False)])
+    return report.reason
+
+
+@functools.cache
+def copy_depends_on_stages() -> bool:
+    """Return whether a copy by descriptor for sm_100a compiles to other PTX with 5 stages than with 1."""
+    jobs = [build.Job("ch14.descriptors.tile_copy:copy_tma_kernel", {"source": TILE, "destination": TILE},
+                      {"BLOCK_M": 128, "BLOCK_N": 128}, "sm_100a", num_stages=stages) for stages in (1, 5)]
+    one, five = (report.ptx for report in build.build(jobs))
+    return one != five
+
+
+@functools.cache
+def option_a_error() -> str:
+    """Return ptxas's first complaint about Option A's instruction, or "" if it assembles."""
+    try:
+        cubin.ptxas_remarks(OPTION_A, "sm_90a")
+    except RuntimeError as error:
+        found = re.search(r"error\s*:\s*([^\n\"]+)", str(error))
+        return (found[1] if found else str(error)).strip()
+    return ""
+
+
+@functools.cache
+def option_b_instructions() -> dict[str, int]:
+    """Return how often Option B, compiled for sm_90a, holds an instruction of TMA, and one of cp.async (LDGSTS)."""
+    counts = cubin.sass_counts(cuda.compile_cubin(OPTION_B, "sm_90a", "option_b.cu"))
+    return {"TMA": counts["UBLKCP"] + counts["UTMALDG"], "LDGSTS": counts["LDGSTS"]}
+
+
+@functools.cache
+def method_3_error() -> str:
+    """Return NVRTC's first error in the kernel of method 3 for sm_121a, or "" if it compiles."""
+    try:
+        cuda.compile_cubin(METHOD_3, "sm_121a", "method_3.cu")
+    except cuda.CompileError as error:
+        found = re.search(r"error: (.+)\n\s*(.+)", str(error))
+        return f"{found[1]}: {found[2].strip()}" if found else str(error).splitlines()[-1]
+    return ""
+
+
+@functools.cache
+def autotuner_catches() -> tuple[str, ...]:
+    """Return the exceptions after which the installed triton.autotune goes on to the next configuration."""
+    from triton.runtime.autotuner import Autotuner
+
+    clause = inspect.getsource(Autotuner._bench).partition("except (")[2].partition(")")[0]
+    return tuple(name.strip() for name in clause.split(",") if name.strip())
+
+
+@functools.cache
+def variables_read(*variables: str) -> dict[str, list[str]]:
+    """Return, for each environment variable, which of triton and torch hold its name in a source file or library."""
+    found = {package: find_words(package, list(variables)) for package in ("triton", "torch")}  # gigabytes on a GPU
+    return {variable: [package for package in found if found[package][variable]] for variable in variables}
+
+
+def always_compiles() -> bool:
+    """Return whether Triton compiles anew each time, without its cache, unless TRITON_ALWAYS_COMPILE says so."""
+    from triton import knobs
+
+    return knobs.compilation.always_compile if "TRITON_ALWAYS_COMPILE" not in os.environ else False
