@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import functools
+from collections.abc import Callable
 
 from ch14 import compiled
 from ch14.compiled import TUNED, executed_instructions, reading, worker
-from tilelab import device, profiler, results, worker_pool
+from tilelab import bench, device, profiler, results, worker_pool
 
 # (family, shape, modes). `math` keeps all scores in float32, so it has a small shape, with all backends. The MLP's
 # autotuning takes long, so `persistent-tma`, which times the candidates of the others too, comes first.
@@ -122,3 +123,119 @@ def check_correctness() -> list[dict]:
     with worker_pool.lease_worker(worker.MODULE, worker.WHAT) as process:
         return [row for family, shape, modes in SMALL
                 for row in worker.measure_modes(process, family, shape, modes, compiled.device_here(), timed=False)]
+
+
+# ---- the sixteen cases of `pointwise`
+
+PAYS = 0.02  # a gain below this, or below the spread, does not count
+
+
+def pays(row: dict) -> bool:
+    """Return whether descriptors made a case faster by more than PAYS and more than the spread."""
+    return bool(row.get("ratio")) and row["ratio"] > 1 + max(PAYS, row["spread"])
+
+
+# Rules in one line, from the strictest on. A rule takes a row, without its times.
+RULES: dict[str, Callable[[dict], bool]] = {
+    "never": lambda row: False,
+    "in a reduction whose loads all go by descriptor": lambda row: row["kind"] == "reduction" and row["tma_loads"] > 0
+    and not row["pointer_loads"],
+    "in a reduction over rows of 16 KiB or more": lambda row: row["kind"] == "reduction" and row["tma_loads"] > 0
+    and row["columns"] >= 8192,
+    "in any reduction": lambda row: row["kind"] == "reduction" and row["tma_loads"] > 0,
+    "in any pointwise kernel": lambda row: row["kind"] == "pointwise" and row["tma_loads"] > 0,
+    "wherever a call moves 256 MiB or more": lambda row: row["tma_loads"] > 0 and row["mib"] >= 256,
+    "wherever Inductor can build one": lambda row: row["tma_loads"] > 0}
+
+
+def find_rule(rows: list[dict]) -> tuple[str, list[dict]]:
+    """Return the rule with the fewest misses, the simplest first, and the rows that it gets wrong.
+
+    A case without descriptors, or whose kernel failed, counts as one in which they do not pay.
+    """
+    known = [row for row in rows if row["status"] == "ok"]
+    misses = {name: [row for row in known if rule(row) != pays(row)] for name, rule in RULES.items()}
+    best = min(misses, key=lambda name: len(misses[name]))
+    return best, misses[best]
+
+
+# ---- attention, under the names of the lesson on attention
+
+# In both lessons "eager" is attention step by step, with the scores in memory; the records call this "unfused".
+ATTENTION_NAMES = {"unfused": "eager", "unfused-default": "eager, compiled", "eager": "SDPA",
+                   "default": "SDPA, compiled", "max-autotune": "SDPA, max-autotune"}
+
+
+def read_cells() -> results.Record:
+    """Return the recorded rows of `measure_cells`; measuring them takes two minutes."""
+    return results.load_record("ch14_compiled_cells", source())
+
+
+def read_choices() -> results.Record:
+    """Return the recorded rows of `measure_choices`."""
+    return results.load_record("ch14_compiled_choices", source())
+
+
+def list_attention(cells: results.Record, counters: list[dict]) -> list[dict]:
+    """Return the cells of attention at 8,192 tokens with the names of ATTENTION_NAMES, as `make_table` shows them."""
+    rows = [row for row in make_table(cells.rows, counters) if "attention" in row["workload"] and 8192 in row["shape"]]
+    return [row | {"name": ATTENTION_NAMES.get(row["name"], row["name"]),
+                   "causal": row["workload"].startswith("causal")} for row in rows]
+
+
+# ---- what the lesson's tables show
+
+
+def list_products(cells: results.Record) -> list[dict]:
+    """Return the recorded product and MLP in every mode, with the time of the graph's copies and the winner."""
+    rows = []
+    for row in cells.rows:
+        if row["workload"] in ("matmul", "mlp") and row["status"] == "ok":
+            copies = sum(each["us"] for each in row["kernels"] if "multi_tensor_apply" in each["kernel"])
+            shown = {key: row.get(key) for key in ("workload", "name", "compile_s", "ms", "peer_ms", "ratio", "spread")}
+            rows.append({**shown, "copies, us": copies, "winner": "; ".join(dict.fromkeys(row.get("winner", [])))})
+    return rows
+
+
+def describe_votes(choices: results.Record) -> str:
+    """Return a line per product: the best candidate of each kind as a multiple of the fastest one's time."""
+    best: dict = {}
+    for row in sorted((row for row in choices.rows if row["ms"]), key=lambda row: row["ms"]):
+        if row["name"] == "persistent-tma":
+            best.setdefault((row["workload"], str(row["operands"])), {}).setdefault(row["whose"], row["ms"])
+    return "\n".join(f"{workload:6} {operands:31} " + "; ".join(
+        f"{whose} {ms / min(times.values()):.3f}" for whose, ms in times.items())
+        for (workload, operands), times in best.items())
+
+
+def describe_limit(cells: results.Record, roof) -> str:
+    """Return what the fusion of silu(g) * u can save of the MLP's time at most, from its bytes and the roof."""
+    sizes = compiled.pointwise_bytes(8192, 14336)
+    saved = bench.floor_ms(roof, nbytes=sizes["eager, two kernels"] - sizes["one kernel"])
+    eager_ms = next(row["ms"] for row in cells.rows if (row["workload"], row["name"]) == ("mlp", "eager"))
+    return (f"fusing silu(g) * u saves at most {saved:.2f} of the MLP's {eager_ms:.2f} ms: "
+            f"{eager_ms / (eager_ms - saved):.3f} ×")
+
+
+def judge_claim(cells: results.Record, choices: results.Record) -> str:
+    """Return the note's claims on a product beside the recorded ratios, and who offered the TMA template."""
+    lines = []
+    for name, said in {"default": 1.5, "max-autotune": 2.0}.items():
+        row = next(row for row in cells.rows if (row["workload"], row["name"]) == ("matmul", name))
+        spread = f" ± {row['spread']:.2f}" if row.get("spread") is not None else ""
+        lines.append(f"4096³, {name}: the note says {said:.1f} × eager, measured {row['ratio']:.2f}{spread}: "
+                     + ("holds" if row["ratio"] >= said else "refuted"))
+    offered = sorted({row["name"] for row in choices.rows if row["whose"] == "Triton, persistent TMA"})
+    return "\n".join([*lines, f"a descriptor template was offered by: {', '.join(offered) or 'no mode'}"])
+
+
+def describe_rule(rows: list[dict]) -> str:
+    """Return in how many cases descriptors pay, the rule with the fewest misses, its misses and the failures."""
+    failed = [f"{row['case']} ({row['reason']})" for row in rows if row["status"] in ("failed", "wrong")]
+    if not any(row.get("ratio") for row in rows):
+        return "not timed yet"
+    rule, misses = find_rule(rows)
+    paid = [row["case"] for row in rows if pays(row)]
+    return (f"TMA pays in {len(paid)} of {len(rows)} cases: {', '.join(paid) or 'none'}\n"
+            f"the rule with the fewest misses: TMA pays {rule}\n"
+            f"its misses: {', '.join(row['case'] for row in misses) or 'none'}\nfailed: {'; '.join(failed) or 'none'}")

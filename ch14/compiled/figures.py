@@ -50,8 +50,9 @@ def draw_compile() -> plots.Picture:
     figure, axes = canvas("The first call traces and writes kernels; a later call checks guards and launches", "",
                           7.6, 3.3)
     blue, orange, green = (plots.colour(name) for name in ("best", "proposed", "predicted"))
-    steps = ((0.1, "your function", "Python that\ncalls torch", PALE), (1.65, "Dynamo", "runs the bytecode\nwithout data",
-             lighten(orange)), (3.2, "graph", "operations, one\nafter another", PALE),
+    steps = ((0.1, "your function", "Python that\ncalls torch", PALE),
+             (1.65, "Dynamo", "runs the bytecode\nwithout data", lighten(orange)),
+             (3.2, "graph", "operations, one\nafter another", PALE),
              (4.75, "Inductor", "fuses, writes Triton,\ntimes candidates", lighten(orange)),
              (6.3, "program", "call(): allocate,\nlaunch kernels", lighten(blue)))
     for x, name, text, tone in steps:
@@ -63,15 +64,15 @@ def draw_compile() -> plots.Picture:
     box(axes, 1.65, 0.45, 2.75, 0.75, lighten(green), plots.GREY)
     write(axes, 3.02, 0.98, "guards", size=8.5, fontweight="bold")
     write(axes, 3.02, 0.69, "dtype, device, sizes, strides, Python values\nthat the trace relied on", size=7)
-    _arrow(axes, (2.25, 1.75), (2.25, 1.2))
-    write(axes, 2.32, 1.47, "writes down", "left", 7)
+    _arrow(axes, (1.9, 1.75), (1.9, 1.2))
+    write(axes, 1.84, 1.47, "writes down", "right", 7)
     write(axes, 0.7, 1.02, "a later call", size=8)
     _arrow(axes, (0.25, 0.82), (1.65, 0.82))
     _arrow(axes, (4.4, 0.82), (6.9, 0.82))
     _arrow(axes, (6.9, 0.82), (6.9, 1.75))
     write(axes, 5.6, 0.95, "all hold: launch the program", size=7.5)
-    _arrow(axes, (3.6, 1.2), (3.6, 1.75), plots.colour("conservative"))
-    write(axes, 3.67, 1.47, "one fails: trace again", "left", 7, color=plots.colour("conservative"))
+    _arrow(axes, (2.6, 1.2), (2.6, 1.75), plots.colour("conservative"))
+    write(axes, 2.67, 1.47, "one fails: trace again", "left", 7, color=plots.colour("conservative"))
     return figure.describe("Your function goes through Dynamo, which makes a graph and guards, and through Inductor, "
                            "which writes a program. A later call checks the guards: if all hold it launches the "
                            "program, otherwise Dynamo traces again.")
@@ -107,8 +108,9 @@ def draw_transfers() -> plots.Picture:
     blue, orange, green = (plots.colour(name) for name in ("best", "proposed", "predicted"))
     red = plots.colour("conservative")
     rows = (("pointers", (("load g, u", 0, 2.2, blue), ("compute", 2.2, 0.8, green), ("store", 3.0, 1.2, blue))),
-            ("descriptors, built\nin the kernel", (("build 3 × 128 B, fence", 0, 1.9, red), ("TMA load", 1.9, 2.3, orange),
-                                                   ("compute", 4.2, 0.8, green), ("TMA store", 5.0, 1.2, orange))),
+            ("descriptors, built\nin the kernel", (
+                ("build 3 × 128 B, fence", 0, 1.9, red), ("TMA load", 1.9, 2.3, orange), ("compute", 4.2, 0.8, green),
+                ("TMA store", 5.0, 1.2, orange))),
             ("descriptors from\nthe host", (("TMA load", 0, 2.3, orange), ("compute", 2.3, 0.8, green),
                                             ("TMA store", 3.1, 1.2, orange))))
     for index, (name, parts) in enumerate(rows):
@@ -135,7 +137,7 @@ def draw_pointwise(record) -> plots.Picture | str:
                       color=tones[row["kind"]], capsize=2, lw=1)
     axes.axvline(1, color=plots.GREY, lw=0.8)
     axes.set_yticks(range(len(rows)), [row["case"] for row in reversed(rows)], fontsize=7.5)
-    axes.set_xlabel("time by pointers / time by descriptors; bars: half of the distance between the quartiles", fontsize=8)
+    axes.set_xlabel("time by pointers / time by descriptors; bars: ± half of the interquartile distance", fontsize=8)
     paid = [row["case"] for row in rows if row["ratio"] > 1 + max(0.02, row["spread"])]
     return figure.describe(f"{len(rows)} cases; dots load by TMA, crosses do not; blue: pointwise, orange: reductions. "
                            f"Faster with descriptors: {', '.join(paid) or 'none'}.")
