@@ -1,4 +1,4 @@
-"""Print every claim with its verdict or, with --write, write CLAIMS.md and parts of the README, and run 01_claims.
+"""Print every claim with its verdict or, with --write, write CLAIMS.md and parts of the README, and run claims.
 
 The parts of the README are its telling verdicts and the figures of its findings. --write needs no GPU. The exit status
 is 0, or 2 for bad usage, for a README that cannot be written or lacks the two marks or the words of a finding, for a
@@ -17,7 +17,7 @@ from tilelab import cli, device, notebook, results
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit status 0; errors raise SystemExit with status 2."""
     parser = cli.make_plain_parser("claims", "The field notes' claims and their verdicts.")
-    parser.add_argument("--write", action="store_true", help="CLAIMS.md, parts of README.md, 01_claims.ipynb")
+    parser.add_argument("--write", action="store_true", help="CLAIMS.md, parts of README.md, claims.ipynb")
     options = parser.parse_args(argv)
     try:
         if options.write:

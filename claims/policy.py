@@ -1,4 +1,4 @@
-"""How claims are judged, in words. CLAIMS.md and the notebook `01_claims` print it."""
+"""How claims are judged, in words. CLAIMS.md and the notebook `claims` print it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from claims.policy import POLICY
 
 NOTES = [module.NOTE for module in (tma_config_fix_proposal, tma_setup_guide_gb10, trajectory_resample_tma_status,
                                     triton_issue_descriptor_compile_failure, blockscaled_gemm_optimization_attempts)]
-README, LEDGER, NOTEBOOK = ROOT / "README.md", ROOT / "CLAIMS.md", ROOT / "notebooks" / "01_claims.ipynb"
+README, LEDGER, NOTEBOOK = ROOT / "README.md", ROOT / "CLAIMS.md", ROOT / "notebooks" / "claims.ipynb"
 BEGIN, END = "<!-- claims: written by python -m claims --write -->", "<!-- end of claims -->"
 # The claims that the README shows, by name: for a reader who sees no other.
 TELLING = ("tested_and_working", "speedup", "its_example", "memory", "warp_search", "attention")

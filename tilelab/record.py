@@ -23,7 +23,7 @@ import filelock
 from tilelab import cli, device, notebook, results, suite
 
 ROOT = pathlib.Path(__file__).parents[1]
-ALONE = ("ch14_sweep", "01_claims")  # the first measures on all GPUs, and the second judges all records
+ALONE = ("ch14_sweep", "claims")  # the first measures on all GPUs, and the second judges all records
 MAX_USED = 0.25  # share of a GPU's memory that other processes may use
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 

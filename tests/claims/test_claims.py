@@ -106,7 +106,7 @@ def test_the_pages_say_what_the_rules_say():
 
 def test_every_notebook_that_measures_has_its_answer_from_a_record():
     stems = {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
-    assert {notebook for notebook, *_ in answers.ANSWERS} == stems - {"01_claims"}
+    assert {notebook for notebook, *_ in answers.ANSWERS} == stems - {"claims"}
     for _, words, figures in answers.ANSWERS:
         assert "#" not in answers.fill_in(words, figures(judge.Evidence())), "and the record is there"
 
@@ -324,7 +324,7 @@ def own_files(monkeypatch, tmp_path):
     """A README and a notebook for --write alone; return the path of the README, which is not there yet."""
     monkeypatch.setattr(trial, "README", tmp_path / "README.md")
     monkeypatch.setattr(trial, "LEDGER", tmp_path / "CLAIMS.md")
-    monkeypatch.setattr(trial, "NOTEBOOK", tmp_path / "01_claims.ipynb")
+    monkeypatch.setattr(trial, "NOTEBOOK", tmp_path / "claims.ipynb")
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("print(6 * 7)")]), trial.NOTEBOOK)
     return trial.README
 

@@ -89,6 +89,6 @@ def test_rows_are_those_of_the_record(monkeypatch):
                             (experiments.measure_stages, "stages"), (experiments.measure_boxes, "boxes"),
                             (experiments.measure_multicast, "multicast"), (experiments.measure_reduction, "reduction")):
         rows, recorded = measure.__wrapped__(), results.load(f"ch10_tile_{record}", results.PREFERRED)["rows"]
-        measured = {"ms", "peer_ms", "ratio", "gbps"}
+        measured = {"ms", "peer_ms", "ratio", "gbps", "spread"}
         assert [{key: row[key] for key in row.keys() - measured} for row in rows] == [
             {key: row[key] for key in row.keys() - measured} for row in recorded]
