@@ -124,7 +124,7 @@ def source() -> str:
 def measure():
     """Compile, check and time every case with pointers and with descriptors, interleaved."""
     rows = []
-    with worker_pool.lease_worker(MODULE, WHAT) as worker:
+    with worker_pool.lease_worker(MODULE, WHAT, TORCHINDUCTOR_COMPILE_THREADS="1") as worker:  # few, small kernels
         for index, case in enumerate(CASES):  # after a kernel that faults, the next request starts a new process
             answer = worker.ask({"index": index}, LIMIT_S)
             rows.append(case.describe() | (answer if "status" in answer else {
