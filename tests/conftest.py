@@ -50,6 +50,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.gpu)
         if here.capability is None and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=f"{NO_GPU}: {here.describe()}"))
+        if here.capability and item.get_closest_marker("planted"):
+            item.add_marker(pytest.mark.skip(reason="on a GPU a planted fault can end the CUDA context of later tests"))
     if beside:
         # A process begins with a share of neighbours in this order, so the longest tests are spread over it.
         long = [item for item in items if item.get_closest_marker("notebook") or item.get_closest_marker("browser")]

@@ -168,12 +168,14 @@ def test_a_widget_that_holds_outputs_can_be_recorded(notebooks):
 
 
 INTERRUPTED = """
-import pathlib, signal, sys
+import pathlib, signal, sys, tempfile
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and hands that down
 from tilelab import device, record
 here = device.Device("NVIDIA H200", (9, 0), "sm_90a")
 device.current = lambda: here
 record.ROOT = pathlib.Path(sys.argv[1])
+tempfile.tempdir = sys.argv[1]  # locks of its own: the recording that these tests may be part of holds the GPU's
+device.memory_in_use_gib = dict
 sys.exit(record.main([]))
 """
 
@@ -189,7 +191,8 @@ def test_a_recording_that_is_ended(notebooks, tmp_path, how, status):
     before = [path.read_bytes() for path in paths]
     run = subprocess.Popen([sys.executable, "-c", INTERRUPTED, tmp_path], env=notebook.child_env(), text=True,
                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    _until(lambda: (notebooks / "pid").exists() and (notebooks / "pid").read_text())
+    _until(lambda: run.poll() is not None or (notebooks / "pid").exists() and (notebooks / "pid").read_text())
+    assert run.returncode is None, "the recording did not begin"
     run.send_signal(how)
     said = run.communicate(timeout=60)[0]
     assert run.returncode == status and (how == signal.SIGKILL or said == "interrupted; left as before: a\n")

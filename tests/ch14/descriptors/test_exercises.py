@@ -3,6 +3,8 @@
 import pathlib
 
 import pytest
+import torch
+import triton
 
 from ch14.descriptors import exercises
 from tilelab import device, triton_cell
@@ -28,14 +30,20 @@ def define(names: str, change=("", ""), solved: bool = False) -> list:
     return [found[name] for name in names.split(":")]
 
 
+@pytest.fixture(autouse=True)
+def allocator():
+    """As the notebook sets it, for the maps that a program makes."""
+    if device.current().capability:
+        triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+
+
 @pytest.mark.parametrize("check, names", [(check, names) for check, all_names in VERSIONS.items()
                                           for names in all_names])
 def test_the_versions_are_right(check, names):
-    if "copy_device" in names and device.current().capability:
-        pytest.skip("the notebook sets the allocator of device descriptors")
     assert check(define(names)[1]) == ""
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("check, names, change", [
     (exercises.check_copy, "copy_pointers:prepare_pointers", ("(column < columns)", "(column < columns - 1)")),
     (exercises.check_copy, "copy_host:prepare_host", ("tl.program_id(1) * BLOCK_M", "tl.program_id(1)")),
@@ -60,6 +68,7 @@ def test_the_number_of_boxes_must_be_right():
         exercises.check_boxes(lambda block_m, block_n: -(-block_m // 256) * -(-block_n // 256), copy_host, prepare)
 
 
+@pytest.mark.planted
 @pytest.mark.compile
 @pytest.mark.parametrize("exercise, change", [
     ("Exercise 2", ("[stride_x, 1]", "[columns, 1]")), ("Exercise 2", ("[stride_out, 1]", "[stride_x * 2, 1]")),

@@ -36,6 +36,7 @@ def test_the_versions_are_right_and_start_on_hopper(name, options):
     assert report.launchable and not report.spills and report.counts["wgmma"], report.reason
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("name, change", [
     ("pointers", ("(rows[:, None] < M) & (at[None, :] < K)", "rows[:, None] < M")),
     ("pointers", ("mask=(rows[:, None] < M) & (columns[None, :] < N))", "mask=rows[:, None] < M)")),
@@ -58,6 +59,7 @@ def test_the_solutions_pass():
     exercises.check_persistent(*define(SOLUTIONS, "my_persistent"))
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("options, reason", [
     ({"stages": 3, "parts": 1}, "1 program per SM"), ({"stages": 2, "parts": 1}, "three stages"),
     ({"stages": 4, "parts": 2}, "1 program per SM"), ({"stages": 3, "parts": 4}, "fewer parts"),
@@ -67,6 +69,7 @@ def test_a_wrong_choice_fails(options, reason):
         exercises.check_fit(*define(VERSIONS, "prepare_persistent"), options)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("change", [("tl.cdiv(N, BLOCK_N)", "N // BLOCK_N"),
                                     ("(rows[:, None] < M) & (at[None, :] < K)", "rows[:, None] < M"),
                                     ("(at[None, :] < K), other=0)", "(at[None, :] <= K), other=0)")])
@@ -75,6 +78,7 @@ def test_masks_that_are_not_mended_fail(change):
         exercises.check_masks(*define(SOLUTIONS, "mended_pointers", change=change))
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("change", [("a_desc.load([k, m]).T", "a_desc.load([m, k]).T"),
                                     (", acc)", ")"), ("range(0, K, BLOCK_K)", "range(0, K - BLOCK_K, BLOCK_K)"),
                                     ("[m, n], acc", "[n, m], acc")])
@@ -83,6 +87,7 @@ def test_a_wrong_loop_fails(change):
         exercises.check_loop(*define(SOLUTIONS, "my_gemm", change=change))
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("change, reason", [
     (("min(tiles_n - first_n, GROUP_N)", "GROUP_N"), "nobody computes"),
     (("within // columns, first_n + within % columns", "tile // tiles_n, tile % tiles_n"), "first group"),
@@ -93,6 +98,7 @@ def test_a_wrong_raster_fails(change, reason):
         exercises.check_raster(*define(SOLUTIONS, "my_pick", change=change))
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("change", [
     ("tiles_n, PROGRAMS)", "tiles_n - 1, PROGRAMS)"), ("tl.program_id(0), tl.cdiv", "0, tl.cdiv"),
     ("        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for k",

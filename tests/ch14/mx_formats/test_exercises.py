@@ -32,6 +32,7 @@ def test_the_versions_are_right(name):
     assert check_version(name) == ""
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("name, change, reason", [
     ("block_per_program", (">> 23) - 8", ">> 23) - 7"), "scales: "),
     ("block_per_program", ("448.0", "480.0"), "codes: "),
@@ -55,6 +56,7 @@ def test_the_solutions_pass(exercise):
     exercises.CHECKS[exercise](define(SOLUTIONS, ANSWERS[exercise]))
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("exercise, change", [
     ("Exercise 1", ("+ 0x3FFFFF", "+ 0x400000")),  # six itself takes the larger scale
     ("Exercise 1", ("+ 0x3FFFFF", "+ 0x1FFFFF")),  # the rule "even"
