@@ -43,7 +43,8 @@ def double_kernel(x, y, n, writable, FAULT: tl.constexpr, BLOCK: tl.constexpr):
 def make_run(fault: str = "") -> Callable[[torch.Tensor, torch.Tensor], None]:
     """Return a function `run(x, y)` that writes 2 x to y, with one of FAULTS.
 
-    Both tensors are float32, contiguous and of one length. It writes past y only within the tensor that y is a part of, so that a wrong kernel harms no other memory.
+    Both tensors are float32, contiguous and of one length. It writes past y only within the tensor that y is a part
+    of, so that a wrong kernel harms no other memory.
     """
     def run(x: torch.Tensor, y: torch.Tensor) -> None:
         n = x.numel()
