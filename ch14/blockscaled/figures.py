@@ -187,7 +187,7 @@ def draw_decoding() -> plots.Picture:
         box(axes, left + place * cell, 0.75, cell, 0.19, lighten(tone, 0.45), "black", bit, linewidth=0.4)
     for place, text in ((0.5, "31"), (7.5, "24"), (8.5, "23"), (9.5, "22")):
         write(axes, left + place * cell, 1.03, text, size=5.5)
-    write(axes, left, 0.5, "sign, eight exponent bits, 23 mantissa bits: now the value is 3 · 2⁻¹²⁶, negative. Times "
+    write(axes, left, 0.5, "sign, eight exponent bits, 23 mantissa bits: the value is 3 · 2⁻¹²⁶, negative. Times "
           "2¹²⁶ · scale it is the number.", "left", 7)
     write(axes, left, 0.27, "The code 0001, which is 0.5, becomes a subnormal number of float32, and the same product "
           "is right for it, too.", "left", 7)
@@ -238,7 +238,7 @@ def draw_blackwell() -> plots.Picture:
 
 def draw_in_flight(rows) -> plots.Picture:
     """Draw the latency that the stages of each plan hide, at the tensor core's rate and at that of DRAM."""
-    figure, axes = plots.new_figure(rows, "Stages hide a latency of so many steps, if the tensor core runs at full rate",
+    figure, axes = plots.new_figure(rows, "How much latency the stages hide, if the tensor core runs at full rate",
                                     "datasheet rates of a B200; latency as measured on an H200", 2.4)
     names = [f"{row['test']}, {row['plan']}" for row in rows]
     axes.barh(names, [row["hidden us"] for row in rows], color=[BLUE if row["plan"] == "greedy" else ORANGE
