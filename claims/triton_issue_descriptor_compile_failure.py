@@ -69,7 +69,7 @@ def blackwell_only(evidence):
                   f"The pass fails for {' and '.join(failing)} and not for {', '.join(others)}.")
 
 
-@NOTE.claim("The same code works on Hopper with the aggressive configuration.",
+@NOTE.claim("Similar code works on Hopper with the aggressive configuration.",
             Quote("works on Hopper (SM 9.0) with aggressive configs", "SM 9.0 (Hopper) Comparison"),
             ("ch14_gemm", "Build all nine, for five GPU generations"),
             "the tile of 128 × 128 × 128 with 4 stages and 16 warps fits a Hopper GPU", BUILT,

@@ -118,6 +118,8 @@ def check_exercise(name: str, test: Callable[[], None]) -> None:
         test()
     except NotImplementedError:
         print(f"{name}: not solved yet.")
+    except SystemExit:
+        print(f"{name}: not yet right (the answer calls exit, which would end the notebook).")
     except Exception as error:
         print(f"{name}: not yet right ({(str(error).strip() or type(error).__name__).splitlines()[0]}).")
     else:

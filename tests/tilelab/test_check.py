@@ -1,4 +1,5 @@
 import os
+import sys
 import threading
 
 import numpy
@@ -236,3 +237,8 @@ def test_without_the_sanitizer(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(device.Unsupported, match="compute-sanitizer is not on the PATH"):
         check.sanitize("ch07.resample.experiments")
+
+
+def test_an_answer_that_exits_does_not_end_the_notebook(capsys):
+    check.check_exercise("A", lambda: sys.exit(0))
+    assert capsys.readouterr().out == "A: not yet right (the answer calls exit, which would end the notebook).\n"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ch14  # noqa: F401 (it selects the interpreter before triton is imported)
-from tilelab import device, lesson, notebook, results, triton_cell
+from tilelab import device, gluon_emulator, lesson, notebook, results, triton_cell
 
 CELLS = ["""import torch
 import triton
@@ -105,7 +105,8 @@ def test_the_lines_that_match_are_counted():
 
 
 @pytest.mark.skipif(device.current().capability is not None, reason="shows the recorded figures")
-def test_steps_without_a_gpu(capsys):
+def test_steps_without_a_gpu(capsys, monkeypatch):
+    monkeypatch.setattr(gluon_emulator, "is_enabled", lambda: False)  # whatever ran before in this process
     ladder = make_ladder()
     shown = ladder.step(NAMES["scale_kernel"], NAMES["prepare_scale"], sass="LDG")
     assert list(shown.frame["check"]) == ["ok in the interpreter"] and "not recorded" in shown.caption
