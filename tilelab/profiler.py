@@ -57,9 +57,41 @@ def profile_kernels(command: Sequence[str], kernels: Sequence[str], metrics: Map
     """
     output = run_ncu(["--kernel-name", f"regex:^({'|'.join(kernels)})$", "--metrics", ",".join(metrics.values())],
                      command, report)
+    rows = _read_table(output, metrics)
+    if not rows:
+        raise ProfilerUnavailable(f"ncu saw no launch of {', '.join(kernels)}.")
+    return rows
+
+
+def profile_launches(command: Sequence[str], names: Sequence[str], metrics: Mapping[str, str]) -> list[dict]:
+    """Return {"name", "kernel", and each key of `metrics`} of the launches that `command` passes to `launch_watched`.
+
+    `names` says what they are, in their order. Raises ProfilerUnavailable, also for more or fewer launches.
+    """
+    output = run_ncu(["--profile-from-start", "off", "--metrics", ",".join(metrics.values())], command)
+    rows = _read_table(output, metrics)
+    if len(rows) != len(names):
+        raise ProfilerUnavailable(f"ncu saw {len(rows)} launches of {len(names)}.")
+    return [{"name": name, **row} for name, row in zip(names, rows)]
+
+
+def launch_watched(launch: Callable[[], object]) -> None:
+    """Launch once for `profile_launches` to watch, after a launch that it does not watch, which may compile."""
+    import torch
+
+    launch()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    launch()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+
+
+def _read_table(output: str, metrics: Mapping[str, str]) -> list[dict]:
+    """Return {"kernel", and each key of `metrics`} of every launch in ncu's CSV."""
     table = [line for line in output.splitlines() if line.startswith('"')]
     if len(table) < 3:  # names, units, then a line per launch
-        raise ProfilerUnavailable(f"ncu saw no launch of {', '.join(kernels)}.")
+        return []
     names, _, *lines = csv.reader(io.StringIO("\n".join(table)))
     launches = [dict(zip(names, line)) for line in lines]
     try:
