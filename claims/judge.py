@@ -51,11 +51,15 @@ def is_better(value: float, other: float, margin: float = MARGIN) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A verdict and its figure; `reason` is the condition of ONLY_IF, or says what is missing."""
+    """A verdict and its figure; `reason` is the condition of ONLY_IF, or says what is missing.
+
+    `evidence` replaces the claim's own kind of evidence, where the measurement of the claim has not been recorded.
+    """
 
     verdict: str
     figure: str
     reason: str = ""
+    evidence: str = ""
 
     def describe(self) -> str:
         """Return the verdict in words: "holds only if the tile grows too"."""
@@ -71,15 +75,28 @@ def decide(is_true: bool, figure: str, condition: str = "", is_true_then: bool =
 
 
 class Evidence:
-    """The rows of a record: of the H200, or of builds if no GPU took part. `used` lists the records asked for."""
+    """The rows of a record: of the H200, or of builds if no GPU took part.
+
+    `used` lists the records that a rule needs, and `found` lists the other records that it read.
+    """
 
     def __init__(self):
         self.used: list[str] = []
+        self.found: list[str] = []
 
     def __call__(self, experiment: str, **fields) -> list[dict]:
         """Return the rows of a record that have these fields; FileNotFoundError if there is no record."""
         self.used.append(experiment)
         return [row for row in self.load(experiment) if fields.items() <= row.items()]
+
+    def find(self, experiment: str, **fields) -> list[dict]:
+        """Return the same, or no rows if there is no record: for a rule that then judges by other evidence."""
+        try:
+            rows = self.load(experiment)
+        except FileNotFoundError:
+            return []
+        self.found.append(experiment)
+        return [row for row in rows if fields.items() <= row.items()]
 
     @contextlib.contextmanager
     def explain_errors(self, reader: str):
@@ -87,7 +104,8 @@ class Evidence:
         try:
             yield
         except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
-            records, why = " and ".join(dict.fromkeys(self.used)), f"{type(error).__name__}: {device.first_line(error)}"
+            records = " and ".join(dict.fromkeys(self.used + self.found))
+            why = f"{type(error).__name__}: {device.first_line(error)}"
             raise ValueError(f"{reader} cannot be judged by {records} ({why}).") from error
 
     def load(self, experiment: str) -> list[dict]:
@@ -146,7 +164,7 @@ class Claim:
                 finding = self.apply(evidence)
         except FileNotFoundError:
             finding = Finding(NO_RECORD, "", evidence.used[-1])
-        return Judgement(self, finding, tuple(evidence.used))
+        return Judgement(self, finding, tuple(evidence.used), tuple(evidence.found))
 
     def apply(self, evidence) -> Finding:
         """Return what the rule finds. A measurement of an H200 says of another GPU's figure only "on an H200"."""
@@ -158,11 +176,12 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-    """A claim, what its rule found, and the records that the rule asked for."""
+    """A claim, what its rule found, the records that the rule needs, and others that it also read."""
 
     claim: Claim
     finding: Finding
     records: tuple[str, ...]
+    others: tuple[str, ...] = ()
 
     def mark_verdict(self) -> str:
         """Return the verdict in words, with its name in bold."""
@@ -177,7 +196,9 @@ class Judgement:
             where = f"[{where}]({folder}{claim.path.name}#{anchor})"
         said = "; ".join(quote.markdown() for quote in claim.quotes)
         found = "<br>".join(filter(None, (finding.figure, f"*Holds if {claim.test}.*")))
-        evidence = f"{claim.kind}: {claim.judged_on}"
+        evidence = finding.evidence or f"{claim.kind}: {claim.judged_on}"
+        if records := dict.fromkeys((*self.records, *self.others)):
+            evidence += f"<br>from {', '.join(f'`{record}`' for record in records)}"
         return f"| {claim.text}<br>{said} | {self.mark_verdict()} | {found} | {evidence} | {where} |"
 
 

@@ -35,7 +35,7 @@ KINDS = f"""\
 | kind of evidence | what it is |
 |---|---|
 | {MEASURED} | Times or counters of an H200, from `results/`, each with date, versions and a hash of the \
-measured code. |
+measured code. The row names the records. |
 | {BUILT} | What a compiler made for the named target, or why it refused. No GPU takes part. |
 | {ARITHMETIC} | A calculation from the note's own figures, from rules of the hardware, or from datasheet rates. |
 | {DATASHEET} | A figure of the manufacturer. |

@@ -59,6 +59,19 @@ def find_gains(evidence, name: str) -> list[float]:
                                                                 fastest(evidence, "conservative"))]
 
 
+def find_final_gains(evidence) -> list[float]:
+    """Return the proposed tiles' speed over the cautious ones' in the second pass, at each size.
+
+    The second pass interleaved the fastest few of each size, some of either kind.
+    """
+    gains = []
+    for n in CLAIMED:
+        new, old = (max(row["final_ratio"] for row in evidence("ch14_gemm_claim", name=name, shape=[n] * 3)
+                        if row.get("final_ratio")) for name in ("proposed", "conservative"))
+        gains.append(new / old)
+    return gains
+
+
 def format_gains(gains: list[float]) -> str:
     return ", ".join(f"{gain:.2f}" for gain in gains) + " × at 2048³, 4096³ and 8192³"
 
@@ -81,11 +94,13 @@ def tested_and_working(evidence):
 
 @NOTE.claim("The aggressive configurations are 1.52, 1.84 and 1.92 times as fast as the cautious ones.",
             Quote("+52% to +92% (matrix size dependent)", "Expected Benefits"), MEASURE,
-            "the gain is at least the claimed one at each of the three sizes")
+            "the gain is at least the claimed one at each of the three sizes, where each is timed beside cuBLAS and "
+            "where the fastest are interleaved")
 def speedup(evidence):
-    gains = find_gains(evidence, "proposed")
-    return decide(all(map(is_at_least, gains, CLAIMED.values())),
-                  f"The fastest of those that start gains {format_gains(gains)}.")
+    gains, final = find_gains(evidence, "proposed"), find_final_gains(evidence)
+    return decide(all(map(is_at_least, gains + final, [*CLAIMED.values()] * 2)),
+                  f"The fastest that starts gains {format_gains(gains)} (interleaved "
+                  f"{', '.join(f'{gain:.2f}' for gain in final)}).")
 
 
 @NOTE.claim("Larger matrices gain more from the aggressive configurations.",
@@ -127,8 +142,8 @@ def cost_of_caution(evidence):
              Quote("200-210 TFLOPS (conservative config)", "Performance Degradation", REPORT)), MEASURE,
             "a B200 gives these figures")
 def figures_of_a_b200(evidence):
-    before, after = (format_range((2 * row["shape"][0] ** 3 / (row.get("final_ms") or row["ms"]) / 1e9
-                                   for row in fastest(evidence, name)), ".0f") for name in ("conservative", "proposed"))
+    before, after = (format_range((2 * row["shape"][0] ** 3 / row["ms"] / 1e9 for row in fastest(evidence, name)),
+                                  ".0f") for name in ("conservative", "proposed"))
     return Finding(UNTESTED, f"An H200 reaches {before} and {after} TFLOP/s.", "no B200 was measured")
 
 
@@ -163,15 +178,32 @@ def utilisation_is_the_measure(evidence):
                   "else.")
 
 
+def count_dram(evidence) -> dict[tuple[str, int], dict]:
+    """Return the DRAM counters of the fastest tile of each kind, by kind and size; {} where none were recorded."""
+    fastest = {}
+    for row in evidence.find("ch14_gemm_dram"):
+        key = row["name"], row["shape"][0]
+        if key not in fastest or row["ns"] < fastest[key]["ns"]:
+            fastest[key] = row
+    return fastest
+
+
 @NOTE.claim("The aggressive configurations use 70 to 90 % of the memory bandwidth, where 30 to 50 % were used before.",
             Quote("30-50% → 70-90% utilization", "Resource Utilization"), MEASURE,
-            "the profiler counts that much DRAM traffic")
+            "the profiler counts these shares of the DRAM's peak for the fastest tile of either kind at each size")
 def bandwidth_used(evidence):
     copy, product = evidence("ceilings")
-    roof = bench.Ceilings(copy["gbps"], product["tflops"])
-    shares = [100 * bench.floor_ms(roof, nbytes=6 * n**2) / bench.floor_ms(roof, flops=2 * n**3) for n in CLAIMED]
-    return Finding(UNTESTED, f"On an H200 the bytes that must move take {format_range(shares, '.0f')} % of a copy's "
-                   "bandwidth at cuBLAS's speed. The same note reports 4.7 %.", "DRAM traffic was not counted")
+    counted = count_dram(evidence)
+    if not counted:
+        roof = bench.Ceilings(copy["gbps"], product["tflops"])
+        shares = [100 * bench.floor_ms(roof, nbytes=6 * n**2) / bench.floor_ms(roof, flops=2 * n**3) for n in CLAIMED]
+        return Finding(UNTESTED, f"On an H200 the bytes that must move take {format_range(shares, '.0f')} % of a "
+                       "copy's bandwidth at cuBLAS's speed. The same note reports 4.7 %.",
+                       "the DRAM traffic has not been counted")
+    before, after = ([counted[name, n]["dram_percent"] for n in CLAIMED] for name in ("conservative", "proposed"))
+    as_claimed = [*(is_within(share, 30, 50) for share in before), *(is_within(share, 70, 90) for share in after)]
+    return decide(all(as_claimed), f"The cautious ones use {format_range(before, '.0f')} % of an H200's bandwidth and "
+                  f"the proposed ones that start {format_range(after, '.0f')} %. The same note reports 4.7 %.")
 
 
 def compare_warps(evidence) -> dict[tuple, float]:
@@ -231,10 +263,14 @@ def occupancy(evidence):
 def autotune_fallback(evidence):
     faults, caught = evidence("sweep_autotune_faults"), builds.autotuner_catches()
     survived = sum("the right one" in row["autotune"] for row in faults)
-    return decide(survived == len(faults), f"It catches {', '.join(caught)}, and the note's own four failures are of "
-                  f"these kinds. Of {len(faults)} planted faults of other kinds ("
-                  f"{', '.join(row['fault'] for row in faults)}) it survives {survived}.",
-                  "the failure is one of the kinds that it catches", bool(caught))
+    # Triton raises OutOfResources for shared memory, and ptxas refuses a kernel with too few registers.
+    own = {row["config"]: "OutOfResources" if "shared memory" in row["reason"] else "PTXASError"
+           for row in evidence("ch14_gemm_claim", name="proposed", status="rejected")}
+    own_caught = sum(kind in caught for kind in own.values())
+    return decide(survived == len(faults), f"It catches {', '.join(caught)}, the kinds of {own_caught} of the "
+                  f"{len(own)} proposed configurations that do not start. Of {len(faults)} planted faults of other "
+                  f"kinds ({', '.join(row['fault'] for row in faults)}) it survives {survived}.",
+                  "the failure is one of the kinds that it catches", own_caught == len(own))
 
 
 @NOTE.claim("The failure of the latency assignment pass is fixed in Triton 3.5.",
@@ -246,20 +282,24 @@ def fixed_in_3_5(evidence):
     rows = [row for row in evidence("ch14_bug_hunt_loop") if row["triton"].startswith("3.5")]
     failures = [row for row in rows if row["outcome"] == "fails"]
     carried = sum(row["LOOP"].startswith("carry") for row in failures)
+    plain = sum(row["LOOP"] == "plain" for row in failures)
     return decide(not any(version.startswith("3.5") for version in failed),
                   f"It fails in {' and '.join(sorted(failed)) or 'none'}: {len(failures)} of {len(rows)} builds with "
-                  f"3.5.1, of which {carried} are of loops that carry a tile. The loop that the notes show does build.")
+                  f"3.5.1, of which {carried} are of loops that carry a tile and {plain} of the loop that the notes "
+                  "show.")
 
 
 @NOTE.claim("Large tiles are the best for a copy.",
             Quote("Large tile configs for bulk transfers (optimal for HBM3e)", "Update TMA Copy Configs"), COPY,
-            "no other tile is faster than 256 × 256 by more than the margin")
+            "256 × 256 is faster than every smaller tile by more than the margin")
 def large_copies(evidence):
     rows = sorted(evidence("ch14_gemm_copy", status="ok"), key=lambda row: -row["ratio"])
-    large = next(row for row in rows if row["config"].startswith("256,256"))
-    tile = " × ".join(rows[0]["config"].split(",")[:2])
-    return decide(not is_better(rows[0]["ratio"], large["ratio"]), f"256 × 256 reaches {large['ratio']:.3f} of "
-                  f"torch's copy and {tile} reaches {rows[0]['ratio']:.3f}.")
+    large = max(row["ratio"] for row in rows if row["config"].startswith("256,256"))
+    others = [row for row in rows if not row["config"].startswith("256,256")]
+    tile = " × ".join(others[0]["config"].split(",")[:2])
+    return decide(is_better(large, others[0]["ratio"]), f"256 × 256 reaches {large:.3f} of torch's copy and {tile} "
+                  f"reaches {others[0]['ratio']:.3f}. All tiles lie between "
+                  f"{format_range((row['ratio'] for row in rows), '.3f').replace(' to ', ' and ')}.")
 
 
 @NOTE.claim("The proposed list of copy configurations is faster than the present one.",

@@ -26,6 +26,10 @@ NOTE = Note("TMA Setup Guide for Grace-Blackwell GB10", "GB10",
             "The note is unsigned and undated.")
 GB10, H200 = device.KNOWN["GB10"], device.KNOWN["H200"]
 GB10_FP4_SPARSE_TFLOPS = 1000  # NVIDIA DGX Spark datasheet: "up to 1 PFLOP of FP4", with sparsity
+# github.com/Dao-AILab/flash-attention, "FlashAttention-3 beta release", Requirements
+FLASH_ATTENTION_3_GPUS = "H100 / H800"
+# Nsight Systems User Guide, --trace=cuda and --trace=nvtx
+NSYS_TRACES = ("calls of the CUDA API", "kernels and copies with their times", "NVTX ranges")
 BANDWIDTH = ("ch07_bulk_copy", "The floor, and the figures")
 VARIABLES = ("ch14_descriptors", "The note's GPU and its variables")
 COMPILED, TMA_COUNTED = ("ch14_compiled", "Measure"), ("ch14_compiled", "No instruction, no claim")
@@ -118,9 +122,12 @@ def autotune_adds_tma(evidence):
             ("ch14_attention", "The ladder"), "its authors name a GPU of compute capability 12.1", ARGUMENT,
             "README of FlashAttention")
 def flash_attention_3_on_gb10(evidence):
-    required = "H100 / H800"  # github.com/Dao-AILab/flash-attention, "FlashAttention-3 beta release", Requirements
-    return decide("GB10" in required, f"Its authors require an {required} GPU; the kernels use wgmma, which a GB10 "
-                                      "does not have.")
+    return decide(any(name in FLASH_ATTENTION_3_GPUS for name in ("GB10", "DGX Spark", "12.1")), "Its authors require "
+                  f"an {FLASH_ATTENTION_3_GPUS} GPU; the kernels use wgmma, which a GB10 does not have.")
+
+
+def is_flash_attention_3_or_4(row: dict) -> bool:
+    return row["name"].startswith(("FlashAttention-3", "FlashAttention-4"))
 
 
 @NOTE.claim("FlashAttention-3 with TMA is 2.0 to 2.5 times as fast as standard attention.",
@@ -128,8 +135,9 @@ def flash_attention_3_on_gb10(evidence):
             "FlashAttention-3, or its successor's Hopper kernel, is 2.0 to 2.5 times as fast as attention in steps")
 def attention(evidence):
     rows = evidence("ch14_attention_ladder", causal=False)
-    speed = {row["name"]: row["ratio"] for row in rows}
-    measured = next((name for name in speed if name.lower().startswith("flashattention")), None)
+    peers = evidence.find("ch14_attention_peers", causal=False, status="ok", shape=rows[0]["shape"])
+    speed = {row["name"]: row["ratio"] for row in (rows, peers)[any(map(is_flash_attention_3_or_4, peers))]}
+    measured = next((name for name in speed if is_flash_attention_3_or_4({"name": name})), None)
     if measured is None:
         return Finding(UNTESTED, f"FlashAttention-2, without TMA, runs at {speed['flash'] / speed['eager']:.1f} × "
                        f"attention in steps, and cuDNN, with TMA, at {speed['cuDNN'] / speed['eager']:.1f} ×.",
@@ -147,9 +155,10 @@ def attention(evidence):
 def conservative_settings(evidence):
     rows = evidence("ch14_bug_hunt_ptxas")
     failures = [row for row in rows if row["outcome"] == "fails"]
+    own = [row for row in evidence("ch14_bug_hunt_matrix", target="sm_121a", triton="3.5.0", hunt="loop")
+           if "gpu-name" in row.get("message", "")]
     return decide(failures, f"{len(failures)} of {len(rows)} such builds fail. The ptxas that Triton 3.5.0 brings "
-                            "refuses every "
-                            "kernel for a GB10, also one with the cautious settings.")
+                            f"refuses {len(own)} of them for the name of the target, which no setting changes.")
 
 
 @NOTE.claim("Triton 3.5.0 builds TMA kernels for a GB10.",
@@ -215,9 +224,8 @@ def variables_without_effect(evidence):
             "what that command traces names the instructions of a kernel", ARGUMENT,
             "Nsight Systems User Guide, --trace")
 def nsys(evidence):
-    traced = ("calls of the CUDA API", "kernels and copies with their times", "NVTX ranges")
-    return decide("instructions" in traced, f"It traces {', '.join(traced)}. Instructions are counted by Nsight "
-                                            "Compute or read in the SASS.")
+    return decide("instructions" in NSYS_TRACES, f"It traces {', '.join(NSYS_TRACES)}. Instructions are counted by "
+                                                 "Nsight Compute or read in the SASS.")
 
 
 @NOTE.claim("Driver 550 is new enough for CUDA 13.", Quote("Update NVIDIA driver to 550+", "Runtime errors"),

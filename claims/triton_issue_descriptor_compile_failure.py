@@ -17,6 +17,7 @@ from claims.judge import (
     Note,
     Quote,
     decide,
+    format_range,
 )
 from tilelab import device
 
@@ -194,11 +195,14 @@ def b200_speed(evidence):
             ("ch14_gemm", "Measure the claim"), "the DRAM traffic of a B200 lies in this band", ARITHMETIC,
             "8192³ at 205 TFLOP/s with tiles of 64 × 64")
 def bandwidth_utilisation(evidence):
+    counted = [row["dram_percent"] for row in evidence.find("ch14_gemm_dram", name="conservative", shape=[8192] * 3)]
+    h200 = f" An H200's profiler counts {format_range(counted, '.0f')} % of its 4.8 TB/s." if counted else ""
     n, tile, peak_gbps = 8192, 64, 7800
     seconds = 2 * n**3 / 205e12
     least, most = 3 * 2 * n**2, (n // tile) ** 2 * 2 * tile * n * 2
     low, high = (100 * nbytes / seconds / 1e9 / peak_gbps for nbytes in (least, most))
     return Finding(UNTESTED, f"It is {low:.0f} % if every element moves once, and {high:.0f} % if no tile is ever "
                              "found in "
-                   "the L2 cache. The field note *TMA Configuration Fix Proposal* reports 2.5 % for the same tiles.",
+                   "the L2 cache. The field note *TMA Configuration Fix Proposal* reports 2.5 % for the same tiles."
+                   f"{h200}",
                    "the DRAM traffic of a B200 was not counted")

@@ -37,7 +37,7 @@ METRICS = {"dram_percent": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
 
 
 def find_variant(**constants: str | int) -> cuda_magic.CudaKernel:
-    """Return a kernel of audit.cu, compiled with these -D constants and those of the lesson."""
+    """Return a kernel of audit.cu, compiled with these -D constants and the lesson's DEPTH, TIMES and CHUNK."""
     named = {"DEPTH": exercises.DEPTH, "TIMES": exercises.TIMES, "CHUNK": exercises.CHUNK, **constants}
     kernels = cuda_magic.find_kernels(SOURCE.read_text(), [f"-D{key}={value}" for key, value in named.items()])
     return kernels["search_variant" if "SEARCHES" in constants else "order_variant"]
