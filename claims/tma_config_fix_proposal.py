@@ -128,7 +128,7 @@ def closer_to_cublas(evidence):
              Quote("~2x slower than hardware capability", "Performance Degradation", REPORT),
              Quote("This is ~2x slower than optimal, but required to avoid crash", "1. Triton 3.5 Compiler Bug",
                    GUIDE)),
-            ("ch14_gemm", "Verdict"),
+            MEASURE,
             f"the best configuration is 1.5 to 2 times as fast, or up to {2 * (1 + ABOUT):g} since the notes say about")
 def cost_of_caution(evidence):
     gains = find_gains(evidence, "best")

@@ -197,7 +197,7 @@ def target(evidence):
 
 
 @NOTE.claim("TMA is needed to reach 60 to 80 % of the peak DRAM bandwidth.",
-            Quote("TMA investment required for target 60-80%", "Realistic Expectations"), ("ch07_resample", "Verdict"),
+            Quote("TMA investment required for target 60-80%", "Realistic Expectations"), COUNTERS,
             "no kernel without TMA reaches 60 %")
 def tma_required(evidence):
     percent, steps = get_counters(evidence)["vectors"]["dram_percent"], get_steps(evidence)
@@ -232,7 +232,7 @@ def compare_pointwise(evidence) -> dict[str, tuple[float, float]]:
 
 
 @NOTE.claim("TMA pays where a kernel is bound by memory and uses less than 50 % of the DRAM bandwidth.",
-            Quote("Warp optimizations achieve <50% DRAM BW", "Decision Criteria"), ("ch07_resample", "Verdict"),
+            Quote("Warp optimizations achieve <50% DRAM BW", "Decision Criteria"), COUNTERS,
             "TMA makes each measured kernel to which both conditions apply faster, and no other one")
 def decision_rule(evidence):
     counters, steps = get_counters(evidence), get_steps(evidence)
