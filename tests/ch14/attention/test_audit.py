@@ -42,6 +42,8 @@ def test_its_result_is_checked_in_its_own_layout(installed, causal):
     assert row["status"] == "ok", row["reason"]
     other = audit.verify(audit.prepare_flash_attention_4(function, not causal), (*CASE, causal))
     assert other["status"] == "wrong" and "is above" in other["reason"]
+    refuses = audit.verify(lambda *given: lambda: pretend_flash_attn(q=None), (*CASE, causal))
+    assert refuses["status"] == "failed" and "TypeError" in refuses["reason"]
 
 
 def test_without_it_there_is_a_reason(monkeypatch):
