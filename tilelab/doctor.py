@@ -2,7 +2,8 @@
 
 The proof is a TMA copy in Triton and one in CUDA C++. Both are compiled for the GPU's own target (for sm_90a and
 sm_100a without such a GPU), and their SASS must hold TMA instructions. On a GPU with TMA they also copy random bits,
-which are compared bit for bit. Exit status: 0 if nothing that should work fails, 1 if a check failed, 2 for bad usage.
+which are compared bit for bit. On a GPU, torch.compile compiles a small function, whose result is checked, too. Exit
+status: 0 if nothing that should work fails, 1 if a check failed, 2 for bad usage.
 """
 
 from __future__ import annotations
@@ -246,6 +247,67 @@ def _check_instructions(kind: str, target: str) -> tuple[str, str]:
     return "ok", " | ".join(tma_lines(kind, listing))
 
 
+# (Pattern of an error of torch.compile, the sentence that helps.) The first match counts.
+COMPILE_HELP = (
+    (r"C\+\+ compiler|CppCompileError", "Inductor finds no working C++ compiler: install g++, or set CXX to one."),
+    (r"C compiler|'(gcc|cc|clang)'", "Triton builds its launcher with a C compiler and finds none: install gcc, or set "
+     "CC to one."),
+    (r"Python\.h", "Triton's launcher needs Python.h: install the headers of this Python (python3-dev)."),
+    (r"working triton|No module named 'triton", "Inductor needs Triton on a GPU: run pip install -r requirements.txt."),
+    (r"GPUTooOld|too old", "Inductor's Triton kernels need compute capability 7.0 or newer, which this GPU lacks."),
+    (r"no kernel image|not compatible|Unsupported gpu|not defined for option 'gpu-name'",
+     "this torch or its Triton does not support the GPU: install the torch of requirements.txt."))
+
+
+def explain_compile_error(error: str) -> str:
+    """Return the sentence that helps with an error of torch.compile, else the line that names the problem."""
+    return next((advice for pattern, advice in COMPILE_HELP if re.search(pattern, error)), "") or _one_line(error)
+
+
+def _tma_template() -> str:
+    """Return whether Inductor can choose its matrix product with TMA on this GPU, and by which settings."""
+    from torch._inductor.utils import is_big_gpu
+    from torch.utils._triton import has_triton_tma_device
+
+    here = device.current()
+    if not has_triton_tma_device():
+        return f"its TMA template cannot be chosen, which needs compute capability 9.0; this is {here.target}"
+    if not is_big_gpu():
+        return f"its TMA template cannot be chosen, because {here.sms} SMs are too few for max-autotune's templates"
+    return ("its TMA template can be chosen with mode='max-autotune-no-cudagraphs' and "
+            "ENABLE_PERSISTENT_TMA_MATMUL=1 (off by default)")
+
+
+def _check_compiled() -> tuple[str, str]:
+    """Compile a small function with torch.compile on the GPU, and compare its result with eager torch."""
+    import torch
+
+    def scaled_sum(x, y):
+        return (x * 2 + y).relu()
+
+    x, y = torch.randn(2, 1000, 33, device="cuda")
+    try:
+        error = float((torch.compile(scaled_sum)(x, y) - scaled_sum(x, y)).abs().max())
+    except Exception as problem:
+        return "failed", explain_compile_error(f"{type(problem).__name__}: {problem}")
+    if error > 1e-5:
+        raise ValueError(f"the compiled function errs by {error:.1e}.")
+    return "ok", f"a compiled function is right; {_tma_template()}"
+
+
+def _prove_compiled(skip: str) -> Row:
+    """Return the row of torch.compile; `skip` says why nothing is compiled."""
+    if skip:
+        return Row("torch.compile", "skipped", skip)
+    done, why = _run_child("from tilelab.doctor import _print_compiled; _print_compiled()")
+    return Row("torch.compile", *done.get("compiled", ("failed", why)))
+
+
+def _print_compiled() -> None:
+    row = _row("torch.compile", _check_compiled)
+    print(json.dumps({"step": "compiled", "status": row.status, "detail": row.detail}), flush=True)
+
+
 def _prove(kind: str, targets: list[str], run: bool) -> None:
     """Compile one kind of copy for each target, run it if `run`, and print each result as a line of JSON."""
     steps = [(target, _check_instructions, target) for target in targets]
@@ -254,22 +316,27 @@ def _prove(kind: str, targets: list[str], run: bool) -> None:
         print(json.dumps({"step": name, "status": row.status, "detail": row.detail}), flush=True)
 
 
-def _proof(kind: str, targets: tuple[str, ...], skip_run: str) -> list[Row]:
-    """Return the rows of `_prove` in a child process; the copy runs unless `skip_run` says why not."""
-    code = f"from tilelab.doctor import _prove; _prove({kind!r}, {list(targets)!r}, {not skip_run})"
+def _run_child(code: str) -> tuple[dict[str, tuple[str, str]], str]:
+    """Run code that prints steps as JSON in a process of its own; return them and how a missing one came about."""
     env = notebook.child_env()
     env.pop("TRITON_INTERPRET", None)  # it prevents compiling
     try:
         with tempfile.TemporaryDirectory() as env["TRITON_CACHE_DIR"]:  # a cached kernel proves nothing
+            env |= {"TORCHINDUCTOR_CACHE_DIR": env["TRITON_CACHE_DIR"], "TORCHINDUCTOR_COMPILE_THREADS": "1"}
             done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False,
                                   timeout=PROOF_TIMEOUT_S)
         out, why = done.stdout, f"the process ended with status {done.returncode}: {_one_line(done.stderr)}"
     except subprocess.TimeoutExpired as error:
         out, why = (error.stdout or b"").decode(), f"no answer within {PROOF_TIMEOUT_S} s"
     except OSError as error:  # no folder for temporary files, or no more processes
-        out, why = "", f"the copy cannot be tried: {_one_line(error)}"
+        out, why = "", f"it cannot be tried: {_one_line(error)}"
     lines = [line for line in out.splitlines() if line.startswith('{"step"') and line.endswith("}")]
-    steps = {step["step"]: (step["status"], step["detail"]) for step in map(json.loads, lines)}
+    return {step["step"]: (step["status"], step["detail"]) for step in map(json.loads, lines)}, why
+
+
+def _proof(kind: str, targets: tuple[str, ...], skip_run: str) -> list[Row]:
+    """Return the rows of `_prove` in a child process; the copy runs unless `skip_run` says why not."""
+    steps, why = _run_child(f"from tilelab.doctor import _prove; _prove({kind!r}, {list(targets)!r}, {not skip_run})")
     rows = [Row(f"{LABEL[kind]} copy, {target}", *steps.get(target, ("failed", why))) for target in targets]
     run = ("skipped", skip_run) if skip_run else steps.get("runs", ("failed", why))
     return [*rows, Row(f"{LABEL[kind]} copy runs", *run)]
@@ -291,6 +358,12 @@ def _reason_not_to_run(gpu: Row, targets: tuple[str, ...]) -> str:
 # ---- the command line
 
 
+def check_environment(targets: tuple[str, ...]) -> list[Row]:
+    """Return the rows of the versions and of the GPU; `targets` are those that NVRTC must compile for."""
+    return [_row("Python", _check_python), _row("torch", _check_torch), _row("driver", _check_driver),
+            _row("GPU", _check_gpu), _row("Triton", _check_triton), _row("NVRTC", _check_nvrtc, targets)]
+
+
 def run_checks(target: str | None = None) -> list[Row]:
     """Run all checks and return their rows in order.
 
@@ -298,10 +371,11 @@ def run_checks(target: str | None = None) -> list[Row]:
     """
     targets = proof_targets(target)
     rows = {row.name: row for row in (
-        _row("Python", _check_python), _row("torch", _check_torch), _row("driver", _check_driver),
-        _row("GPU", _check_gpu), _row("Triton", _check_triton), _row("NVRTC", _check_nvrtc, targets),
-        _row("Triton cache", _check_triton_cache), _row("CUDA cache", _check_cuda_cache))}
+        *check_environment(targets), _row("Triton cache", _check_triton_cache), _row("CUDA cache", _check_cuda_cache))}
     skip_run = _reason_not_to_run(rows["GPU"], targets)
+    here = device.current()
+    skip_compile = ("torch cannot use the GPU (see GPU above)." if rows["GPU"].status == "failed" else
+                    "" if here.capability else f"{here.describe()}; ch14_compiled then shows what an H200 recorded.")
 
     def prove(kind: str, needs: str) -> list[Row]:
         if rows[needs].status == "failed":
@@ -309,8 +383,9 @@ def run_checks(target: str | None = None) -> list[Row]:
         return _proof(kind, targets, skip_run)
 
     with ThreadPoolExecutor() as pool:
+        compiled = pool.submit(_prove_compiled, skip_compile)
         proofs = list(pool.map(prove, ("triton", "cuda"), ("Triton", "NVRTC")))
-    return [*rows.values(), *proofs[0], *proofs[1]]
+    return [*rows.values(), *proofs[0], *proofs[1], compiled.result()]
 
 
 def verdict(rows: list[Row]) -> str:

@@ -40,6 +40,8 @@ def machine(monkeypatch):
         monkeypatch.setattr(doctor, "_proof", lambda kind, targets, skip_run: [
             *(Row(f"{doctor.LABEL[kind]} copy, {target}", "ok", "") for target in targets),
             Row(f"{doctor.LABEL[kind]} copy runs", "skipped" if skip_run else "ok", skip_run)])
+        monkeypatch.setattr(doctor, "_prove_compiled",
+                            lambda skip: Row("torch.compile", "skipped" if skip else "ok", skip))
 
     return pretend
 
@@ -228,6 +230,66 @@ def test_gpu_runs_its_own_target(machine, capsys):
     out = capsys.readouterr().out
     assert "Triton copy, sm_90a" in out and "sm_100a" not in out
     assert out.splitlines()[-1] == "Ready: NVIDIA H200 runs the course live."
+
+
+def test_torch_compile_is_checked_on_a_gpu_only(machine):
+    machine()
+    row = by_name(doctor.run_checks())["torch.compile"]
+    assert row.status == "skipped" and row.detail.startswith("no GPU (torch is a CPU build); ")
+    machine(H200, driver="580.95.05")
+    assert by_name(doctor.run_checks())["torch.compile"].status == "ok"
+    machine(NO_GPU, evidence="nvidia-smi lists NVIDIA H200", driver="580.95.05")
+    assert "see GPU above" in by_name(doctor.run_checks())["torch.compile"].detail
+
+
+@pytest.mark.parametrize("error, helps", [
+    ("InductorError: RuntimeError: Failed to find C compiler. Please specify via CC", "install gcc, or set CC"),
+    ("InvalidCxxCompiler: No working C++ compiler found in config.cpp.cxx: (None, 'g++')", "install g++"),
+    ("InductorError: main.c:5:10: fatal error: Python.h: No such file or directory", "python3-dev"),
+    ("TritonMissing: Cannot find a working triton installation.", "pip install -r requirements.txt"),
+    ("GPUTooOldForTriton: Found Tesla P100 which is too old to be supported", "7.0 or newer"),
+    ("AcceleratorError: CUDA error: no kernel image is available for execution", "does not support the GPU"),
+    ("ValueError: something else", "ValueError: something else")])
+def test_an_error_of_torch_compile_becomes_the_sentence_that_helps(error, helps):
+    said = doctor.explain_compile_error(error)
+    assert helps in said and "\n" not in said
+
+
+@pytest.mark.parametrize("has_tma, big, says", [
+    (True, True, "can be chosen with mode='max-autotune-no-cudagraphs' and ENABLE_PERSISTENT_TMA_MATMUL=1"),
+    (False, True, "needs compute capability 9.0; this is sm_90a"), (True, False, "132 SMs are too few")])
+def test_whether_inductor_can_choose_its_tma_template(monkeypatch, has_tma, big, says):
+    import torch._inductor.utils
+    import torch.utils._triton
+
+    monkeypatch.setattr(device, "current", lambda: H200)
+    monkeypatch.setattr(torch.utils._triton, "has_triton_tma_device", lambda: has_tma)
+    monkeypatch.setattr(torch._inductor.utils, "is_big_gpu", lambda: big)
+    assert says in doctor._tma_template()
+
+
+@pytest.mark.parametrize("compile, status, says", [
+    (lambda function: function, "ok", "a compiled function is right; the TMA template"),
+    (lambda function: lambda x, y: function(x, y) + 1, "failed", "the compiled function errs by 1.0e+00"),
+    (lambda function: 1 / 0, "failed", "ZeroDivisionError: division by zero")])
+def test_the_compiled_function_is_checked(monkeypatch, compile, status, says):
+    rand = torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *shape, device: rand(*shape))
+    monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr(doctor, "_tma_template", lambda: "the TMA template")
+    row = doctor._row("torch.compile", doctor._check_compiled)
+    assert row.status == status and says in row.detail
+
+
+def test_a_check_of_torch_compile_that_ends_early_is_a_failed_row(monkeypatch):
+    monkeypatch.setattr(doctor, "_run_child", lambda code: ({}, "no answer within 300 s"))
+    assert doctor._prove_compiled("") == Row("torch.compile", "failed", "no answer within 300 s")
+
+
+@pytest.mark.gpu
+def test_torch_compile_on_this_gpu():
+    row = doctor._prove_compiled("")
+    assert row.status == "ok" and "TMA template" in row.detail, row.detail
 
 
 def test_gpu_is_not_run_for_another_target(machine):
