@@ -27,11 +27,14 @@ def _parse_options(argv):
     parser.add_argument("--sweep", action="store_true", help="a grid of 96 configurations, best predicted first")
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
     parser.add_argument("--copy", action="store_true", help="the copy configurations instead of the GEMM")
+    parser.add_argument("--claim", action="store_true", help="the note's two sets and the best tile at six sizes: "
+                        "speed, bandwidth, memory; recorded figures without a GPU")
     parser.add_argument("--journal", metavar="PATH", help="keep each row in this JSONL file, and resume from it")
     options = cli.parse_options(parser, argv)
     given = {name for name in vars(options) if getattr(options, name) != parser.get_default(name)}
-    if options.copy and given - {"copy", "json"}:
-        parser.error(f"--copy goes with --json only; --{min(given - {'copy', 'json'})} was given too.")
+    for alone in ("copy", "claim"):
+        if getattr(options, alone) and (others := given - {alone, "json"}):
+            parser.error(f"--{alone} goes with --json only; --{min(others)} was given too.")
     if options.sweep and "config" in given:
         parser.error("--sweep brings its own configurations: leave out --config.")
     if options.journal is not None:  # refused before the work, not after it
@@ -51,7 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     options = _parse_options(argv)
     journal = options.journal
     try:
-        record = _measure_copies(options) if options.copy else _run_sweep(options)
+        record = (_measure_copies(options) if options.copy else _show_claim(options) if options.claim else
+                  _run_sweep(options))
         if options.json:
             cli.write_json(record.data, options.json)
     except BrokenPipeError:
@@ -74,6 +78,17 @@ def _measure_copies(options) -> results.Record:
     record = tile_copy_experiments.measure_copies()
     if options.json != "-":
         print(record)
+    return record
+
+
+def _show_claim(options) -> results.Record:
+    record = experiments.measure_claim()
+    if options.json != "-":
+        rows = [experiments.add_bandwidth(row, record.device["name"]) for row in
+                sorted(record.rows, key=lambda row: row["shape"])]
+        columns = ["shape", "name", "kernel", "status", "ms", "tflops", "ratio", "gbps", "floor_percent", "peak_mib"]
+        print(results.table(rows, record.label(), columns), "gbps counts A, B and C once; "
+              "floor_percent is the share that gbps has in the bandwidth of the GPU's datasheet.", sep="\n")
     return record
 
 
@@ -127,8 +142,10 @@ def _format_row(row: dict) -> str:
         again = f"{row['kernel']:34} {'again':8} {row['final_ms'] * 1e3:9.1f} us"
         return f"{again} {'':14} {row['final_ratio']:6.3f} x cuBLAS   interleaved with the other finalists"
     if row.get("ms"):
-        return start + (f"{row['ms'] * 1e3:9.1f} us {row['tflops']:6.0f} TFLOP/s {row['ratio']:6.3f} x cuBLAS   error "
-                        f"{row['error']:.1e} (cuBLAS {row['peer_error']:.1e})")
+        more = experiments.add_bandwidth(row, device.current().name)
+        floor = f" ({more['floor_percent']:.0f} % of the datasheet's)" if "floor_percent" in more else ""
+        return start + (f"{row['ms'] * 1e3:9.1f} us {row['tflops']:6.0f} TFLOP/s {row['ratio']:6.3f} x cuBLAS   "
+                        f"{more['gbps']:5.0f} GB/s{floor}   error {row['error']:.1e} (cuBLAS {row['peer_error']:.1e})")
     if row["status"] == "ok":
         return start + f"{row['registers']} registers, {row['smem']:,} B of shared memory, {row['spills']} B spilled"
     return start + row["reason"]

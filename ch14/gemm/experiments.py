@@ -13,7 +13,7 @@ import torch
 
 from ch14 import gemm
 from ch14.gemm import kernels
-from ch14.gemm.configs import GemmConfig, Rates, _course, configs, job, predicted_ms, rank_configs, rejection
+from ch14.gemm.configs import ITEMSIZE, GemmConfig, Rates, _course, configs, job, predicted_ms, rank_configs, rejection
 from tilelab import bench, build, check, device, results
 from tilelab.sweep import Sweep
 from tilelab.tunable import TargetSpace
@@ -105,6 +105,21 @@ def label(config: GemmConfig, m: int, n: int, k: int, dtype: str = "bf16", layou
     """Return the fields of a row that name its configuration and its case."""
     return {"name": which or "course", "config": str(config), "kernel": config.name, "shape": [m, n, k], "dtype": dtype,
             "layout": layout}
+
+
+def add_bandwidth(row: dict, gpu: str) -> dict:
+    """Return a measured row with `gbps`, the bytes of A, B and C moved once over the row's time.
+
+    `floor_percent` is the time of these bytes at the bandwidth in the datasheet of `gpu` over the row's time. It is
+    left out where the datasheet is not known.
+    """
+    if not row.get("ms"):
+        return row
+    (m, n, k), size = row["shape"], ITEMSIZE[row["dtype"]]
+    gbps = ((m + n) * k * size + m * n * 2) / row["ms"] / 1e6  # C has 2 bytes per element in every dtype
+    known = device.known_gpu(gpu)
+    floor = {"floor_percent": 100 * gbps / known.peak_gbps} if known and known.peak_gbps else {}
+    return row | {"gbps": gbps} | floor
 
 
 def source() -> str:

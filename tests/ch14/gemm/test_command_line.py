@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ch14.gemm import __main__ as gemm_command
+from ch14.gemm import experiments
 from tilelab import device, notebook
 from tilelab.sweep import Sweep
 
@@ -53,7 +54,33 @@ def test_command_line_measures(capsys):
     assert status == 0 and row["status"] == "ok" and row["ratio"] > 0 and row["error"] <= 1.5 * row["peer_error"]
 
 
+@pytest.mark.skipif(device.current().has_tma, reason="this GPU measures it anew")
+def test_the_note_s_benchmark_has_a_bandwidth(capsys):
+    status, out, err = run(capsys, "--claim")
+    assert status == 0 and not err and "recorded on NVIDIA H200" in out
+    assert all(column in out for column in ("tflops", "gbps", "floor_percent", "peak_mib", "256 x 256 x 256"))
+
+
+def test_bandwidth_counts_each_matrix_once():
+    row = {"shape": [4096, 4096, 4096], "dtype": "bf16", "ms": 0.1}
+    found = experiments.add_bandwidth(row, "NVIDIA H200")
+    assert found["gbps"] == pytest.approx(3 * 4096**2 * 2 / 1e-4 / 1e9)
+    assert found["floor_percent"] == pytest.approx(found["gbps"] / 48)
+    fp8 = experiments.add_bandwidth({"shape": [128, 256, 512], "dtype": "fp8", "ms": 1.0}, "some GPU")
+    assert fp8["gbps"] == pytest.approx((128 * 512 + 256 * 512 + 128 * 256 * 2) / 1e6) and "floor_percent" not in fp8
+    assert experiments.add_bandwidth({"shape": [1, 1, 1], "dtype": "bf16", "status": "rejected"}, "") == {
+        "shape": [1, 1, 1], "dtype": "bf16", "status": "rejected"}
+
+
+def test_a_timed_row_shows_its_bandwidth(monkeypatch):
+    monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200"))
+    row = {"kernel": "k", "status": "ok", "shape": [4096, 4096, 4096], "dtype": "bf16", "ms": 0.2, "tflops": 687.0,
+           "ratio": 1.0, "error": 1e-3, "peer_error": 1e-3}
+    assert "503 GB/s (10 % of the datasheet's)" in gemm_command._format_row(row)
+
+
 @pytest.mark.parametrize("arguments, message", [
+    (["--claim", "--sweep"], "--claim goes with --json only; --sweep was given too"),
     (["--copy", "--target", "sm_100a"], "--copy goes with --json only; --target was given too"),
     (["--copy", "--sweep"], "--copy goes with --json only; --sweep was given too"),
     (["--sweep", "--config", "proposed"], "--sweep brings its own configurations: leave out --config"),
