@@ -29,6 +29,7 @@ def folder(monkeypatch, tmp_path):
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = timing\n")
     monkeypatch.setattr(suite, "ROOT", tmp_path)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the imports of plugins take longer than these tests
     return tmp_path
 
 
@@ -36,7 +37,7 @@ def folder(monkeypatch, tmp_path):
 @pytest.mark.parametrize("gpus, failed", [({}, 3), ({"0": 100.0}, 2)])
 def test_only_on_a_gpu_tests_that_time_run_alone(folder, monkeypatch, gpus, failed):
     monkeypatch.setattr(suite, "find_gpus", lambda: gpus)
-    summary = suite.run()
+    summary = suite.run(arguments=["-p", "xdist.plugin"])
     assert (summary["passed"], summary["failed"], summary["skipped"]) == (4 - failed, failed, 2)
     assert summary["skips"] == [("needs a GPU", 2)] and "test_it::test_b" in summary["failures"]
     times = [seconds for _, seconds in summary["slowest"]]
