@@ -60,21 +60,24 @@ def run(tiers: list[str] = (), arguments: list[str] = (), env: dict | None = Non
     phases = [("not timing", side_by_side), ("timing", [])] if gpus else [("", side_by_side)]
     env = {**(os.environ if env is None else env), "TILES_TEST_GPUS": ",".join(gpus)}  # the test processes share them
     cases, begin, failed, failures = [], time.monotonic(), 0, []
-    for phase, options in phases:
-        chosen = " and ".join(f"({part})" for part in (select_tiers(tiers), phase) if part)
-        with tempfile.TemporaryDirectory() as folder:
-            report = pathlib.Path(folder) / "report.xml"
+    with tempfile.TemporaryDirectory() as folder:
+        if env.pop("PYTHONDONTWRITEBYTECODE", ""):
+            # Every one of a hundred Python processes would compile torch's source files anew.
+            env["PYTHONPYCACHEPREFIX"] = f"{folder}/bytecode"
+        for phase, options in phases:
+            chosen = " and ".join(f"({part})" for part in (select_tiers(tiers), phase) if part)
+            report = pathlib.Path(folder, f"{phase}.xml")
             command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *options, *arguments,
                        *(["-m", chosen] if chosen else [])]
             status = subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
             if not report.exists():
                 raise RuntimeError(f"pytest ended with status {status} and no report")
             found = list(xml.parse(report).iter("testcase"))
-        broken = [_name(case) for case in found
-                  if case.find("failure") is not None or case.find("error") is not None]
-        failures += broken
-        failed += len(broken) or int(status not in (0, 5))  # 5: no test belongs to this phase
-        cases += found
+            broken = [_name(case) for case in found
+                      if case.find("failure") is not None or case.find("error") is not None]
+            failures += broken
+            failed += len(broken) or int(status not in (0, 5))  # 5: no test belongs to this phase
+            cases += found
     skips = collections.Counter(skip.get("message") for case in cases for skip in case.iter("skipped"))
     skipped = sum(skips.values())
     return {"passed": len(cases) - failed - skipped, "failed": failed, "failures": failures, "skipped": skipped,
