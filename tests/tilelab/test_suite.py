@@ -10,10 +10,11 @@ import pytest
 from tilelab import suite
 
 TESTS = """
+import sys
 import pytest
 @pytest.fixture
 def broken(): 1 / 0
-def test_a(): pass
+def test_a(): assert not sys.dont_write_bytecode and sys.pycache_prefix
 def test_b(): assert 0
 def test_c(broken): pass
 def test_d(): pytest.skip("needs a GPU")
@@ -29,6 +30,7 @@ def folder(monkeypatch, tmp_path):
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = timing\n")
     monkeypatch.setattr(suite, "ROOT", tmp_path)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the imports of plugins take longer than these tests
     return tmp_path
 
