@@ -32,7 +32,8 @@ FLASH_ATTENTION_3_GPUS = "H100 / H800"
 NSYS_TRACES = ("calls of the CUDA API", "kernels and copies with their times", "NVTX ranges")
 BANDWIDTH = ("ch07_bulk_copy", "The floor, and the figures")
 VARIABLES = ("ch14_descriptors", "The note's GPU and its variables")
-COMPILED, TMA_COUNTED = ("ch14_compiled", "Measure"), ("ch14_compiled", "No instruction, no claim")
+COMPILED = ("ch14_compiled", "The cost of max-autotune")
+TEMPLATE = ("ch14_compiled", "Open the template: a product with TMA")
 EXPECTED, VERSIONS = "Expected Performance Gains", ("ch14_bug_hunt", "Which versions, which GPUs")
 
 
@@ -108,7 +109,7 @@ def autotune_gain(evidence):
 
 @NOTE.claim("`max-autotune` adds TMA that eager lacks.",
             (Quote("Just compile with max-autotune - TMA automatically engaged!", "Method 1"),
-             Quote("Use `mode='max-autotune'` for torch.compile", "3. Best Practices")), TMA_COUNTED,
+             Quote("Use `mode='max-autotune'` for torch.compile", "3. Best Practices")), TEMPLATE,
             "max-autotune offers a kernel with descriptors where eager executes no TMA instruction")
 def autotune_adds_tma(evidence):
     offering = sorted({row["name"] for row in evidence("ch14_compiled_choices", whose="Triton, persistent TMA")})
@@ -222,7 +223,7 @@ def variables_without_effect(evidence):
 
 @NOTE.claim("`nsys profile` shows whether TMA is used.",
             (Quote("Profile with Nsight Systems to verify TMA usage", "3. Best Practices"),
-             Quote("nsys profile --trace=cuda,nvtx", "Quick Start")), TMA_COUNTED,
+             Quote("nsys profile --trace=cuda,nvtx", "Quick Start")), COMPILED,
             "what that command traces names the instructions of a kernel", ARGUMENT,
             "Nsight Systems User Guide, --trace")
 def nsys(evidence):

@@ -21,12 +21,8 @@ BLOCK = 1024
 CASES = {"cpu": [(3, 40), (37, 64), (1, 8)], "cuda": [(3, 40), (37, 64), (1, 8), (513, 14336)]}
 STEPS = ("silu_mul", "silu_mul_pointers:prepare_pointers", "silu_mul_device:prepare_device",
          "silu_mul_host:prepare_host")
+lesson.register("ch14_compiled_ladder", "ch14_compiled", *STEPS)
 _numbers = itertools.count()
-
-
-def register_ladder() -> None:
-    """Make the ladder's record known to the commands that look for stale records."""
-    lesson.register("ch14_compiled_ladder", "ch14_compiled", *STEPS)
 
 
 # ---- the ladder of silu(g) * u
