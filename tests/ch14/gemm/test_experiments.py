@@ -56,6 +56,7 @@ def test_a_row_shows_the_figures_of_its_last_timing():
     assert again["peer_ms"] == pytest.approx(1.6) and "spread" not in again  # that of the first timing
 
 
+@pytest.mark.compile
 def test_the_builds_for_all_targets_have_complete_names():
     rows = experiments.compile_for_targets()
     assert len(rows) == 9 * len(device.TARGETS[1:]) and all(row["name"].endswith(" plain") for row in rows)
