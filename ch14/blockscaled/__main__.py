@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from ch14 import blockscaled, mx_formats
-from ch14.blockscaled import emulated, fp8, native, smem_planner
+from ch14.blockscaled import emulated, fp8, impacts, isolated, native, profile, smem_planner
 from ch14.blockscaled.experiments import EMULATED_SOURCES, FP8_SOURCES
 from ch14.blockscaled.verification import judge
 from ch14.mx_formats import number_formats
@@ -27,6 +27,9 @@ C_DTYPES = {"Float16": torch.float16, "BFloat16": torch.bfloat16, "Float32": tor
 PEER = "cuBLAS bf16"
 LARGEST = 1 << 17
 STEP_LOSS = 2.0**-27  # per column of K: tensor cores truncate each sum of 16 products, which costs up to 2^-23
+# What --mode shows: parts of the fp8 kernel alone, its epilogue in warps of its own, and the profiler's counters.
+MODES = {"isolated": isolated.show_isolated, "epilogue_warps": impacts.show_epilogue_warps,
+         "profile": profile.show_profile}
 COLUMNS = ["name", "config", "status", "error", "tolerance", "ms", "tflops", "peer_ms", "ratio", "ab_stages",
            "c_stages", "instruction", "count", "block_scale", "tma_load", "registers", "smem", "tmem", "reason"]
 
@@ -34,6 +37,9 @@ COLUMNS = ["name", "config", "status", "error", "tolerance", "ms", "tflops", "pe
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return 0 when all is fine, 1 for a wrong result, 2 when something could not run."""
     options = parse(argv)
+    if options.mode != "product":
+        print(MODES[options.mode]())
+        return 0
     source = results.source_hash(blockscaled, *FP8_SOURCES, *EMULATED_SOURCES)
     return cli.run_and_report("ch14.blockscaled", COLUMNS, source, options.json,
                               lambda: _compile(options) if options.target else _measure(options))
@@ -64,7 +70,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
                        ("benchmark_mode", f"time it against {PEER}")):
         parser.add_argument(f"--{name}", action="store_true", help=text)
     parser.add_argument("--target", choices=device.TARGETS[1:], help="compile and plan only, for this target")
+    parser.add_argument("--mode", default="product", choices=("product", *MODES), help="product (default), or an "
+                        "experiment on the fp8 kernel at fixed shapes; recorded figures without a GPU")
     options = cli.parse_options(parser, argv)
+    given = {name for name in vars(options) if getattr(options, name) != parser.get_default(name)} - {"mode"}
+    if options.mode != "product" and given:
+        parser.error(f"--mode {options.mode} has its own shapes and takes no other option: leave out --{min(given)}.")
     try:
         _interpret(options)
     except ValueError as error:

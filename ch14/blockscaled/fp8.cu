@@ -13,11 +13,13 @@
 //     | A: BLOCK_M x 128 bytes | B: BLOCK_N x 128 bytes |   and in its own array   | scale_a: BLOCK_M floats |
 //
 // During step 2 the tensor core multiplies for another consumer, or into a second scratch. With SPLIT, several CTAs
-// share the K steps of a tile and the last one adds their sums. Source: DeepSeek-V3, section 3.3.2 (arXiv 2412.19437).
+// share the K steps of a tile and the last one adds their sums. With EPILOGUE_WARPS, the consumers hand their sums over
+// in shared memory. Warps that the producer's group has to spare then apply bias and activation, and store, while the
+// consumers multiply the next tile. Source: DeepSeek-V3, section 3.3.2 (arXiv 2412.19437).
 //
 // -D options are BLOCK_N (columns of a tile, 64 or 128), CONSUMERS (64 rows each), SCRATCH (1 or 2) and STAGES. SPLIT
 // is 0 or 1. The raster keeps GROUP rows of tiles together. BIAS is 0 or 1. ACTIVATION is 0, 1 (SiLU) or 2 (GELU). MX
-// is 1 if C is MXFP8 and not bf16.
+// is 1 if C is MXFP8 and not bf16. EPILOGUE_WARPS is 0 to 3; above 0, SPLIT and MX are 0.
 #include "wgmma.cuh"
 
 constexpr int BLOCK = 128, BLOCK_K = BLOCK;  // a scale of B covers BLOCK x BLOCK; the widest swizzle has 128 bytes
@@ -27,10 +29,19 @@ constexpr u32 A_BYTES = BLOCK_M * BLOCK_K, B_BYTES = BLOCK_N * BLOCK_K, STAGE_BY
 constexpr u32 RING_BYTES = STAGES * STAGE_BYTES;
 constexpr u32 SCALE_BYTES = 4 * BLOCK_M;  // scale_a of one stage
 constexpr u32 PART_BYTES = ROWS * 128, BUFFERS = 2;  // C is staged in parts with rows of 128 bytes, two per consumer
-constexpr u32 STAGED_BYTES = CONSUMERS * BUFFERS * PART_BYTES, BARRIER_BYTES = 16 * STAGES;
-constexpr int THREADS = 128 * (1 + CONSUMERS), CONSUMER_REGISTERS = consumer_registers(CONSUMERS, 1);
+// Each warp of the consumers has a slot, in which it hands 16 rows of sums over. An epilogue warp stages such rows.
+constexpr u32 SLOTS = EPILOGUE_WARPS ? 4 * CONSUMERS : 0, SLOT_VECTORS = 32 * SUMS / 4;
+constexpr u32 ROWS_BYTES = 16 * 128, ALL_ROWS_BYTES = EPILOGUE_WARPS * BUFFERS * ROWS_BYTES;
+constexpr u32 STAGED_BYTES = EPILOGUE_WARPS ? ALL_ROWS_BYTES + SLOTS * SLOT_VECTORS * 16
+                                            : CONSUMERS * BUFFERS * PART_BYTES;
+constexpr u32 BARRIER_BYTES = 16 * (STAGES + SLOTS);
+constexpr int THREADS = 128 * (1 + CONSUMERS);
+// Epilogue warps need 56 registers per thread, and all four warps of their group get them.
+constexpr int FIRST_GROUP_REGISTERS = EPILOGUE_WARPS ? 56 : PRODUCER_REGISTERS;
+constexpr int CONSUMER_REGISTERS = consumer_registers(CONSUMERS, 1) - (EPILOGUE_WARPS ? 8 : 0);
 static_assert(STAGES > 2, "one stage is added, the next multiplied, and a third loaded at the same time");
 static_assert(BLOCK_N == 128 || BLOCK_N == 64 && !MX, "a part of MXFP8 is 128 columns wide");
+static_assert(!EPILOGUE_WARPS || !MX && !SPLIT, "epilogue warps store whole sums, as bf16");
 
 // SiLU uses only two instructions of the special function unit. __expf and a division would also handle subnormal
 // numbers, for which the result is zero or `value` in any case.
@@ -45,10 +56,11 @@ __device__ __forceinline__ float apply_activation(float value) {
     return value;
 }
 
-// Apply bias and activation to the fragment (see wgmma.cuh) of 64 rows. d[0] of this thread is in `column`.
-__device__ __forceinline__ void apply_bias_and_activation(float (&d)[SUMS], const u32* bias, int column) {
+// Apply bias and activation to a fragment (see wgmma.cuh) or to part of one. d[0] of this thread is in `column`.
+template <int COUNT>
+__device__ __forceinline__ void apply_bias_and_activation(float (&d)[COUNT], const u32* bias, int column) {
 #pragma unroll
-    for (int i = 0; i < SUMS; i += 4) {
+    for (int i = 0; i < COUNT; i += 4) {
         if constexpr (BIAS) {
             const u32 pair = __ldg(bias + (column + 2 * i) / 2);
             const float low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xFFFF0000);
@@ -59,20 +71,16 @@ __device__ __forceinline__ void apply_bias_and_activation(float (&d)[SUMS], cons
     }
 }
 
-// Stage 64 columns of C, the first or second `half`, as bf16 in rows of 128 bytes. A warp stores 16 x 16 elements
-// with one stmatrix_x4. Lane l passes the address of row l % 16, in the left half if l < 16, else in the right one.
+// Stage 16 columns of a warp's 16 rows as bf16, in rows of 128 bytes from row `first_row` of `staged`. One stmatrix_x4
+// stores 16 x 16 elements. Lane l passes the address of row l % 16, in the left half if l < 16, else in the right one.
 //
 //                  columns 0-7     columns 8-15
 //     rows 0-7       matrix 0        matrix 2
 //     rows 8-15      matrix 1        matrix 3
-__device__ __forceinline__ void stage_bf16(const float (&d)[SUMS], u32 staged, int half) {
-    const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
-#pragma unroll
-    for (int j = 0; j < 64; j += 16) {
-        const float* v = d + half * 32 + j / 2;
-        stmatrix_x4(staged + swizzle_offset(row * 128 + (j / 8 + lane / 16) * 16, 128), pack_bf16x2(v[0], v[1]),
-                    pack_bf16x2(v[2], v[3]), pack_bf16x2(v[4], v[5]), pack_bf16x2(v[6], v[7]));
-    }
+__device__ __forceinline__ void stage_bf16(const float* v, u32 staged, u32 first_row, int column) {
+    const u32 lane = threadIdx.x % 32, row = first_row + lane % 16;
+    stmatrix_x4(staged + swizzle_offset(row * 128 + (column / 8 + lane / 16) * 16, 128), pack_bf16x2(v[0], v[1]),
+                pack_bf16x2(v[2], v[3]), pack_bf16x2(v[4], v[5]), pack_bf16x2(v[6], v[7]));
 }
 
 // Stage all 128 columns as MXFP8. They are first rounded to bf16, as they would be stored otherwise. Then each block of
@@ -133,10 +141,34 @@ __device__ __forceinline__ void epilogue(float (&acc)[SUMS], const TensorMap& c_
         if (leader) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous part
         named_barrier_sync(barrier, 128);
         if constexpr (MX) stage_mx(acc, buffer, scales + column / 32, row, M, N / 32);
-        else stage_bf16(acc, buffer, half);
+        else {
+#pragma unroll
+            for (int j = 0; j < 64; j += 16) stage_bf16(acc + half * 32 + j / 2, buffer, threadIdx.x / 32 % 4 * 16, j);
+        }
         fence_proxy_async();
         named_barrier_sync(barrier, 128);
         if (leader) tma_store_2d(c_map, buffer, column + half * 64, row), bulk_commit();
+    }
+}
+
+// Store 16 rows of C whose sums a consumer's warp has left in `slot`. Returns before TMA has read shared memory.
+__device__ __forceinline__ void store_slot(const float4* slot, const TensorMap& c_map, u32 staged, u32& staged_parts,
+                                           const u32* bias, int row, int column) {
+    const u32 lane = threadIdx.x % 32;
+    for (int half = 0; half < BLOCK_N / 64; ++half) {
+        const u32 buffer = staged + staged_parts++ % BUFFERS * ROWS_BYTES;
+        if (lane == 0) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous rows
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < 64; j += 16) {
+            const float4 left = slot[(half * 8 + j / 8) * 32 + lane], right = slot[(half * 8 + j / 8 + 1) * 32 + lane];
+            float d[8] = {left.x, left.y, left.z, left.w, right.x, right.y, right.z, right.w};
+            apply_bias_and_activation(d, bias, column + half * 64 + j + lane % 4 * 2);
+            stage_bf16(d, buffer, 0, j);
+        }
+        fence_proxy_async();
+        __syncwarp();
+        if (lane == 0) tma_store_2d(c_map, buffer, column + half * 64, row), bulk_commit();
     }
 }
 
@@ -189,8 +221,8 @@ __device__ __forceinline__ void multiply(float (&sum)[SUMS], u32 a, u32 b) {
     wgmma_commit();
 }
 
-// Shared memory holds the ring, the staged parts of C, scales, barriers, and a flag per consumer. The swizzle repeats
-// every 1,024 bytes, so tiles are aligned to that.
+// Shared memory holds the ring, the staged parts of C, slots, scales, barriers, and a flag per consumer. The swizzle
+// repeats every 1,024 bytes, so tiles are aligned to that.
 extern __shared__ __align__(1024) char shared[];
 
 // Each load brings `rows` rows of A, at most BLOCK_M. Those below hold old data, and their results are not stored.
@@ -201,6 +233,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                int N, int K, int splits, int rows) {
     const u32 ring = shared_address(shared), scales = ring + RING_BYTES + STAGED_BYTES;
     const u32 full = scales + STAGES * SCALE_BYTES, empty = full + 8 * STAGES;
+    const u32 slot_full = empty + 8 * STAGES, slot_empty = slot_full + 8 * SLOTS;
+    float4* const slots = reinterpret_cast<float4*>(shared + RING_BYTES + ALL_ROWS_BYTES);
     // The shuffle shows the compiler that all lanes have the same value, so it keeps addresses in uniform registers.
     const u32 warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
@@ -208,6 +242,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             mbarrier_init(full + 8 * s, 1);
             mbarrier_init(empty + 8 * s, 4 * CONSUMERS);  // one arrival per warp that reads the stage
         }
+        for (int s = 0; s < SLOTS; ++s) mbarrier_init(slot_full + 8 * s, 1), mbarrier_init(slot_empty + 8 * s, 1);
         fence_mbarrier_init();
         prefetch_tensormap(a_map), prefetch_tensormap(b_map);
         prefetch_tensormap(scale_a_map), prefetch_tensormap(c_map);
@@ -222,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     auto first_step = [&](int split) { return static_cast<int>(static_cast<long long>(steps) * split / splits); };
     Ring<STAGES> state;
     if (group == 0) {
-        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
+        warpgroup_reg_dealloc<FIRST_GROUP_REGISTERS>();
         if (threadIdx.x == 0) {
             for (int work = blockIdx.x; work < works; work += gridDim.x) {
                 const Tile tile = tile_coordinates(work / splits, tiles_m, tiles_n, GROUP);
@@ -238,13 +273,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     tma_load_2d(scales + state.stage * SCALE_BYTES, scale_a_map, row, step, ready);
                 }
             }
+        } else if (warp >= 1 && warp <= EPILOGUE_WARPS) {
+            const u32 staged = ring + RING_BYTES + (warp - 1) * BUFFERS * ROWS_BYTES;
+            u32 staged_parts = 0, phase = 0;
+            for (int work = blockIdx.x; work < works; work += gridDim.x, phase ^= 1) {
+                const Tile tile = tile_coordinates(work, tiles_m, tiles_n, GROUP);
+                for (u32 slot = warp - 1; slot < SLOTS; slot += EPILOGUE_WARPS) {
+                    const int row = tile.m * BLOCK_M + slot * 16;
+                    mbarrier_wait(slot_full + 8 * slot, phase);
+                    if (row < M)
+                        store_slot(slots + slot * SLOT_VECTORS, c_map, staged, staged_parts, bias, row,
+                                   tile.n * BLOCK_N);
+                    __syncwarp();  // all lanes have read the slot
+                    if (lane == 0) mbarrier_arrive(slot_empty + 8 * slot);
+                }
+            }
+            if (lane == 0) bulk_wait_read<0>();
         }
     } else {
         warpgroup_reg_alloc<CONSUMER_REGISTERS>();
         const u32 consumer = group - 1;
         const u32 upper_row = consumer * ROWS + warp % 4 * 16 + lane / 4;  // this thread also holds the row 8 below
         const u32 staged = ring + RING_BYTES + consumer * BUFFERS * PART_BYTES;
-        u32 staged_parts = 0;
+        u32 staged_parts = 0, slot_phase = 0;
         float acc[SUMS], sums[SCRATCH][SUMS];
         // Both consumers begin together. With the second 2 or 4 blocks later, the epilogue of one overlaps with the
         // products of the other. On an H200 that was slower for a short K and for MXFP8, and nowhere faster.
@@ -310,7 +361,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 const u32 flag = full + BARRIER_BYTES + 4 * consumer;
                 if (!reduce_splits(acc, parts, arrivals, flag, work, splits, inside, group)) continue;
             }
-            if (row < M) epilogue(acc, c_map, staged, staged_parts, bias, c_scales, row, column, M, N, group);
+            if constexpr (EPILOGUE_WARPS) {
+                const u32 slot = 4 * consumer + warp % 4;
+                mbarrier_wait(slot_empty + 8 * slot, slot_phase ^ 1);  // a new slot is empty
+                float4* own = slots + slot * SLOT_VECTORS + lane;
+#pragma unroll
+                for (int i = 0; i < SUMS; i += 4)
+                    own[i / 4 * 32] = make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
+                __syncwarp();
+                if (lane == 0) mbarrier_arrive(slot_full + 8 * slot);
+                slot_phase ^= 1;
+            } else if (row < M) epilogue(acc, c_map, staged, staged_parts, bias, c_scales, row, column, M, N, group);
         }
         if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
     }

@@ -34,7 +34,9 @@ class Fp8Config:
 
     A tile has 64 x `consumers` rows and `block_n` columns. Each consumer is a warp group that multiplies into `scratch`
     accumulators alternately. The ring has `stages` of 128 columns of K. `splits` CTAs share the K steps of a tile. The
-    raster keeps `group` rows of tiles together. `pdl` starts the kernel while the one before it drains.
+    raster keeps `group` rows of tiles together. `pdl` starts the kernel while the one before it drains. With
+    `epilogue_warps`, so many warps beside the producer apply bias and activation and store C, in bf16 and without
+    splits; with 0, the consumers do.
     """
 
     consumers: int = 2
@@ -44,10 +46,11 @@ class Fp8Config:
     splits: int = 1
     group: int = 8
     pdl: bool = False
+    epilogue_warps: int = 0
 
     def __post_init__(self):
         for name, lowest, highest in (("consumers", 1, 3), ("scratch", 1, 2), ("stages", 3, 16),
-                                      ("splits", 1, MAX_SPLITS), ("group", 1, 4096)):
+                                      ("splits", 1, MAX_SPLITS), ("group", 1, 4096), ("epilogue_warps", 0, 3)):
             value = getattr(self, name)
             if type(value) is not int or not lowest <= value <= highest:
                 raise ValueError(f"{name} is {value!r:.40}; it must be a whole number from {lowest} to {highest:,}.")
@@ -55,6 +58,8 @@ class Fp8Config:
             raise ValueError(f"block_n is {self.block_n!r:.40}; it must be 64 or 128.")
         if self.consumers == 3 and self.scratch == 2:
             raise ValueError("three consumers have registers for one scratch each, not for two.")
+        if self.epilogue_warps and self.splits > 1:
+            raise ValueError("epilogue warps cannot add the sums of splits: splits must be 1.")
         if self.smem_bytes > 232448:
             raise ValueError(f"{self} needs {self.smem_bytes:,} B of shared memory per block; Hopper has 232,448: take "
                              "fewer stages.")
@@ -69,9 +74,15 @@ class Fp8Config:
 
     @property
     def smem_bytes(self) -> int:
-        """The ring with scales and barriers, and per consumer two parts of C and a flag."""
-        stage = (self.block_m + self.block_n) * BLOCK + 4 * self.block_m + 16
-        return self.stages * stage + self.consumers * (2 * 8192 + 4)
+        """The ring with scales and barriers, and per consumer two parts of C and a flag.
+
+        With epilogue warps, 16 rows of C twice for each, and for each warp of the consumers a slot with two barriers.
+        """
+        stage, warps = (self.block_m + self.block_n) * BLOCK + 4 * self.block_m + 16, 4 * self.consumers
+        staged = self.consumers * 2 * 8192
+        if self.epilogue_warps:
+            staged = self.epilogue_warps * 2 * 2048 + warps * (16 * self.block_n * 4 + 16)
+        return self.stages * stage + staged + 4 * self.consumers
 
     def tiles(self, m: int, n: int) -> int:
         return math.ceil(m / self.block_m) * math.ceil(n / self.block_n)
@@ -86,13 +97,16 @@ class Fp8Config:
             raise ValueError(f"unknown activation {activation!r:.40}; choose None, silu or gelu.")
         if mx and self.block_n != 128:
             raise ValueError(f"an MXFP8 output needs tiles of 128 columns; {self} has {self.block_n}.")
+        if mx and self.epilogue_warps:
+            raise ValueError("epilogue warps store bf16: for an MXFP8 output, epilogue_warps must be 0.")
         return {"BLOCK_N": self.block_n, "CONSUMERS": self.consumers, "SCRATCH": self.scratch, "STAGES": self.stages,
                 "SPLIT": int(self.splits > 1), "GROUP": self.group, "BIAS": int(bias),
-                "ACTIVATION": ACTIVATIONS.index(activation), "MX": int(mx)}
+                "ACTIVATION": ACTIVATIONS.index(activation), "MX": int(mx), "EPILOGUE_WARPS": self.epilogue_warps}
 
     def __str__(self):
         words = [f"{self.block_m} × {self.block_n}", f"{self.consumers} consumer{'s' * (self.consumers > 1)}",
                  f"{self.scratch} scratch", f"{self.stages} stages"]
+        words += [f"{self.epilogue_warps} epilogue warp{'s' * (self.epilogue_warps > 1)}"] * (self.epilogue_warps > 0)
         words += [f"{self.splits} splits"] * (self.splits > 1) + [f"group {self.group}"] + ["pdl"] * self.pdl
         return ", ".join(words)
 
@@ -187,7 +201,7 @@ def prepare(a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, con
     pitch = scale_a.stride(1)
     mappable = scale_a.stride(0) == 1 and pitch >= m and pitch % 4 == 0 and scale_a.data_ptr() % 16 == 0
     scales = scale_a.T if mappable else torch.empty(k // BLOCK, -(-m // 4) * 4, device=a.device)[:, :m]
-    c, c_box = (out.values, (64, 128)) if packed else (out, (64, 64))
+    c, c_box = (out.values, (64, 128)) if packed else (out, (16 if config.epilogue_warps else 64, 64))
     maps = (make_tensor_map(a.view(torch.uint8), (rows, BLOCK), swizzle="128B"),
             make_tensor_map(b.T.view(torch.uint8), (config.block_n, BLOCK), swizzle="128B"),
             make_tensor_map(scales, (1, rows)), make_tensor_map(c, c_box, swizzle="128B"))

@@ -1,9 +1,9 @@
 """Measure on Hopper what the field note says that parts of a block-scaled GEMM are worth.
 
-The parts are the epilogue's fusion, the depth of the ring, the warps that share a tile, and split-K. An impact is the
-share of a time that is saved: 1 - fast / slow, both relative to a peer that ran beside them. The note does not say what
-its percentages are relative to. Source of the claims: "Blackwell BlockScaled GEMM Kernel Optimizations", section
-"Actual Bottlenecks".
+The parts are the epilogue's fusion and its warps, the depth of the ring, the warps that share a tile, and split-K. An
+impact is the share of a time that is saved: 1 - fast / slow, both relative to a peer that ran beside them. The note
+does not say what its percentages are relative to. Source of the claims: "Blackwell BlockScaled GEMM Kernel
+Optimizations", section "Actual Bottlenecks".
 """
 
 from __future__ import annotations
@@ -90,6 +90,54 @@ def _measure_epilogue_at(shape: tuple[int, int, int]) -> list[dict]:
     return list(rows.values())
 
 
+EPILOGUES = {"bf16": {}, "bias, SiLU and bf16": dict(bias=True, activation="silu")}
+BESIDE = "the consumers, 4 stages"  # the peer, with the ring of the versions that have epilogue warps
+WORKERS = {BESIDE: Fp8Config(stages=4), "the consumers, 5 stages": Fp8Config()} | {
+    f"{warps} warp{'s' * (warps > 1)}": Fp8Config(stages=4, epilogue_warps=warps) for warps in (1, 2, 3)}
+
+
+def _with_epilogue(config: Fp8Config, options: dict):
+    """Return a candidate on `fp8_operands`, with bfloat16 output."""
+    def prepare(a, b, scale_a, scale_b, out):
+        bias = torch.randn(b.shape[1], device=a.device).to(BF16) if options.get("bias") else None
+        return fp8.prepare(a, b, scale_a, scale_b, bias=bias, activation=options.get("activation"), out=out,
+                           config=config)
+    return prepare
+
+
+@experiment("ch14_blockscaled_epilogue_warps", functools.partial(results.source_hash, *FP8_SOURCES, _with_epilogue))
+def measure_epilogue_warps():
+    """Measure who does the epilogue, the consumers or 1 to 3 warps of their own, after a short K."""
+    build.compile_ahead(job for options in EPILOGUES.values() for job in fp8_jobs(WORKERS.values(), options))
+    rows = []
+    for epilogue, options in EPILOGUES.items():
+        checks = {name: verify_fp8((300, 384, 1664), config, **options) for name, config in WORKERS.items()}
+        candidates = {name: _with_epilogue(config, options) for name, config in WORKERS.items()}
+        found = measure(candidates, EPILOGUE_SHAPES[1], checks, rounds=12, warm_s=0.15)
+        rows += [row | {"epilogue": epilogue, "config": str(WORKERS[row["name"]])} for row in found]
+    return rows
+
+
+def find_workers() -> results.Record | None:
+    """Return what `measure_epilogue_warps` measures, or None without a GPU and without a record."""
+    try:
+        return measure_epilogue_warps()
+    except FileNotFoundError:
+        return None
+
+
+def show_epilogue_warps(record: results.Record | None = None) -> results.Table | str:
+    """Return a table of `record` or else of `find_workers()`; a sentence without a record."""
+    record = record or find_workers()
+    if record is None:
+        return "ch14_blockscaled_epilogue_warps is not recorded."
+    columns = ["epilogue", "name", "ms", "peer_ms", "ratio", "spread", "status", "reason"]
+    rows = [row | ({"ratio": None, "peer_ms": None, "spread": None} if row["name"] == BESIDE else {})
+            for row in record.rows]
+    return results.table(rows, f"{list(EPILOGUE_SHAPES[1])}; the peer is {BESIDE}; {record.label()}",
+                         [each for each in columns if any(row.get(each) for row in rows)])
+
+
 def vary_stages(config: Fp8Config) -> dict[str, Fp8Config]:
     """Return the configuration with each number of stages that there is room for."""
     found = {}
@@ -135,10 +183,11 @@ def verdict(claim: str, share: float) -> str:
 
 
 def verdicts(impacts: Sequence[dict], epilogue: Sequence[dict], thin: Sequence[dict],
-             bf16: Sequence[dict] = ()) -> list[dict]:
+             bf16: Sequence[dict] = (), workers: Sequence[dict] = ()) -> list[dict]:
     """Return a row per pair of measurements: the note's band, the time saved from one to the other, and the verdict.
 
-    `bf16` are rows of `note_attempts.hopper_rows`: chapter 10's kernel at 4096 cubed.
+    `bf16` are rows of `note_attempts.hopper_rows`: chapter 10's kernel at 4096 cubed. `workers` are rows of
+    `measure_epilogue_warps`.
     """
     pairs, ratio = [], operator.itemgetter("ratio")  # (claim, where, slow row, fast row)
     if bf16:
@@ -152,6 +201,10 @@ def verdicts(impacts: Sequence[dict], epilogue: Sequence[dict], thin: Sequence[d
         by_name = {row["name"]: row for row in epilogue if tuple(row["shape"]) == shape}
         pairs += [("epilogue", f"{what}, K = {shape[2]}", by_name["in passes"], by_name[name]) for what, name in (
             ("bias + SiLU, MXFP8 output", "all fused"), ("bias + SiLU alone, quantised apart", "bias and SiLU fused"))]
+    for kind in dict.fromkeys(row["epilogue"] for row in workers):
+        warps = [row for row in workers if row["epilogue"] == kind and "warp" in row["name"] and row.get("ratio")]
+        if len(warps) > 1:
+            pairs.append(("warps", f"warps of the epilogue, {kind}", warps[0], max(warps[1:], key=ratio)))
     at_split = [row for row in thin if tuple(row["shape"]) == SPLIT and row.get("ratio")]
     split = next(row for row in at_split if row["name"] == "course")
     unsplit = [row for row in at_split if "unsplit" in row["name"]]

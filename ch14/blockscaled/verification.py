@@ -24,6 +24,7 @@ BF16 = torch.bfloat16
 EPILOGUES = (dict(bias=True), dict(bias=True, activation="silu"), dict(bias=True, activation="silu", packed=True),
              dict(activation="gelu", packed=True))
 SPLIT_CONFIG = fp8.best_config(64, 128, 128 * 96, 3, mx=True)  # three CTAs share the K steps of a tile
+EPILOGUE_CONFIG = Fp8Config(stages=4, epilogue_warps=2)
 
 
 def fp8_operands(m: int, n: int, k: int, where="cuda") -> list[torch.Tensor]:
@@ -123,7 +124,7 @@ def check_correctness() -> list[dict]:
     cases, here, ragged = [], device.current(), (333, 384, 640)  # (path, name, shape, check and its arguments)
     if here.has_wgmma:
         finished = {"best": fp8.best_config(*ragged, here.sms), "split": SPLIT_CONFIG}
-        named = fp8.configs() | finished
+        named = fp8.configs() | finished | {"epilogue warps": EPILOGUE_CONFIG}
         jobs = fp8_jobs(named.values()) + [job for options in EPILOGUES for job in fp8_jobs(finished.values(), options)]
         build.compile_ahead(jobs + [decode.job(decode.best_config(m, 300, 4128, here), here.target, m) for m in TOKENS])
         cases += [("fp8", name, shape, verify_fp8, shape, config) for name, config in named.items() for shape in RAGGED]
@@ -143,7 +144,7 @@ def sanitizer_cases() -> None:
 
     References are computed on the CPU. Raises AssertionError where a result is wrong.
     """
-    named = fp8.configs() | {"split": SPLIT_CONFIG}
+    named = fp8.configs() | {"split": SPLIT_CONFIG, "epilogue warps": EPILOGUE_CONFIG}
     rows = {f"fp8 {name}": verify_fp8((200, 256, 512), config, reference_on="cpu") for name, config in named.items()}
     rows |= {f"fp8 {_epilogue_words(options)}": verify_fp8((200, 256, 256), Fp8Config(), **options, reference_on="cpu")
              for options in EPILOGUES[2:]}
