@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from ch07.resample import BEST
 from ch10.tile_pipeline.experiments import LARGE
 from ch14 import mx_formats
+from ch14.blockscaled import note_attempts
 from claims.judge import Evidence
 from claims.tma_setup_guide_gb10 import product_speed
 from tilelab.results import geometric_mean
@@ -52,6 +53,12 @@ def quantising(evidence):
             for name in ("mxfp8_e4m3", "nvfp4")]
 
 
+def changed_kernels(evidence):
+    same = [row["verdict"] == "the same kernel" for row in note_attempts.accumulator_rows()]
+    same += [row["same kernel"] for row in note_attempts.stage_rows()]
+    return len(same) - sum(same), len(same)
+
+
 # (notebook, words, function of the evidence that returns the figures). The README's line about the notebook must hold
 # the words: # stands for a whole number, #.# for one with a digit after the point, +#.# for one with its sign.
 ANSWERS: list[tuple[str, str, Callable[[Evidence], Iterable[float]]]] = [
@@ -73,7 +80,8 @@ ANSWERS: list[tuple[str, str, Callable[[Evidence], Iterable[float]]]] = [
      lambda evidence: get_ratios(evidence("ch14_attention_ladder", name="persistent", causal=False))),
     ("ch14_mx_formats", "MXFP8 is written at #.## × the speed of a copy, NVFP4 at #.## ×", quantising),
     ("ch14_blockscaled", "fp8 runs at #.## × torch",
-     lambda evidence: [mean_ratio(evidence("ch14_blockscaled_fp8", name="course"))])]
+     lambda evidence: [mean_ratio(evidence("ch14_blockscaled_fp8", name="course"))]),
+    ("ch14_blackwell_plan", "Two attempts change # of # kernels", changed_kernels)]
 
 
 def rewrite_figures(readme: str) -> str:

@@ -15,8 +15,8 @@ NOTE = Note("Blackwell BlockScaled GEMM Kernel Optimizations", "a Blackwell GPU"
             "estimates "
             "what "
             "four other changes would gain. The note is unsigned and undated.")
-ATTEMPTS = ("ch14_blockscaled", "Who gets the memory in the note's two attempts")
-HIDE, BANDS = ("ch14_blockscaled", "What five stages hide"), ("ch14_blockscaled", "The four bands, on Hopper")
+ATTEMPTS = ("ch14_blackwell_plan", "The two attempts")
+HIDE, BANDS = ("ch14_blackwell_plan", "How much five stages hide"), ("ch14_blockscaled", "The four impacts")
 FIRST, SECOND = "Attempt 1: Increased ACC (Accumulator) Staging", "Attempt 2: Rebalanced SMEM Stage Allocation"
 BOTTLENECKS, PLANNER = "Actual Bottlenecks (For Future Work)", "the example's rule, B200 (sm_100a)"
 
@@ -101,11 +101,13 @@ def six_to_eight(evidence):
                    "the latency of a B200 is not known")
 
 
-def judge_band(evidence, claim: str) -> Finding:
-    """Judge a band by every place in which `ch14.blockscaled.impacts` measured the impact."""
+def judge_band(evidence, claim: str, where: str = "") -> Finding:
+    """Judge a band by every place in which `ch14.blockscaled.impacts` measured the impact, or by those at `where`."""
     impacts, epilogue, thin = (evidence(f"ch14_blockscaled_{name}") for name in ("impacts", "epilogue", "thin"))
     bf16 = note_attempts.hopper_rows(evidence("ch10_gemm_sweep"))
-    rows = [row for row in blockscaled_impacts.verdicts(impacts, epilogue, thin, bf16) if row["claim"] == claim]
+    workers = evidence.find("ch14_blockscaled_epilogue_warps") if claim == "warps" else []
+    rows = [row for row in blockscaled_impacts.verdicts(impacts, epilogue, thin, bf16, workers)
+            if row["claim"] == claim and row["where"].startswith(where)]
     figure = "; ".join(f"{row['time saved'].replace('%', ' %')} ({row['where']}; from “{row['from']}” to "
                        f"“{row['to']}” at "
                        f"{' × '.join(map(str, row['shape']))})" for row in rows)
@@ -123,8 +125,10 @@ def latency_band(evidence):
 
 @NOTE.claim("The number of warps in the epilogue is worth 20 to 30 %.",
             Quote("Warp Utilization** (20-30% impact)", BOTTLENECKS),
-            BANDS, "the time saved by the best number of epilogue warps lies in this band")
+            BANDS, "the time saved from one epilogue warp to the best number lies in this band in every measured case")
 def warps_band(evidence):
+    if evidence.find("ch14_blockscaled_epilogue_warps"):
+        return judge_band(evidence, "warps", "warps of the epilogue")
     return Finding(UNTESTED, "Where the multiplying warps and the tile vary together: "
                              f"{judge_band(evidence, 'warps').figure}",
                    "the warps of the epilogue alone were not varied")

@@ -216,8 +216,9 @@ def test_new_records_make_a_new_readme(every, change):
     assert "target" in moved and moved <= {each.claim.name for each in every if "ch07_resample_ncu" in each.records}
 
 
+# Where one of these records is missing, a rule judges by other evidence.
 NEW = ("ch07_resample_searches", "ch07_resample_reads", "ch14_gemm_dram", "ch14_attention_peers",
-       "ch14_compiled_pointwise")  # where one is missing, a rule judges by other evidence
+       "ch14_compiled_pointwise", "ch14_blockscaled_epilogue_warps")
 
 
 def with_records(**records):
@@ -438,6 +439,14 @@ def plant_pointwise(*cases):
          "tma_loads": loads, "tma_stores": 0} for i, (percent, gain, mib, loads) in enumerate(cases)]}
 
 
+def plant_workers(plain, activated):
+    """Return rows of 1 to 3 epilogue warps, given the speed of one relative to two, for two epilogues."""
+    return {"ch14_blockscaled_epilogue_warps": [
+        {"epilogue": kind, "name": name, "shape": [8192, 8192, 1024], "ratio": ratio, "status": "ok"}
+        for kind, one in (("bf16", plain), ("bias, SiLU and bf16", activated))
+        for name, ratio in (("the consumers, 4 stages", 2.0), ("1 warp", one), ("2 warps", 1.0), ("3 warps", 0.9))]}
+
+
 LARGE_AT_90, SMALL_AT_10, NO_TMA = (90, 1.0, 500, 2), (10, 0.5, 6, 2), (20, 0.9, 500, 0)
 # (claim, records, its verdict by them)
 BY_RECORDS = [
@@ -456,6 +465,9 @@ BY_RECORDS = [
     ("attention", plant_peers(1.1), ONLY_IF_HERE),
     ("attention", plant_peers(1.5), NOT_HERE),
     ("attention", plant_peers(1.1, status="failed"), UNTESTED),
+    ("warps_band", plant_workers(0.75, 0.75), HOLDS_HERE),
+    ("warps_band", plant_workers(0.75, 0.5), ONLY_IF_HERE),
+    ("warps_band", plant_workers(0.99, 0.5), NOT_HERE),
     ("decision_rule", plant_pointwise((40, 1.2, 500, 2), LARGE_AT_90, SMALL_AT_10, NO_TMA), HOLDS_HERE),
     ("decision_rule", plant_pointwise((40, 0.9, 500, 2), LARGE_AT_90), NOT_HERE),
     ("decision_rule", plant_pointwise((40, 1.2, 500, 2), (80, 1.2, 500, 2)), NOT_HERE),
