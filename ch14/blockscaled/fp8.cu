@@ -242,7 +242,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             mbarrier_init(full + 8 * s, 1);
             mbarrier_init(empty + 8 * s, 4 * CONSUMERS);  // one arrival per warp that reads the stage
         }
-        for (int s = 0; s < SLOTS; ++s) mbarrier_init(slot_full + 8 * s, 1), mbarrier_init(slot_empty + 8 * s, 1);
+        for (int s = 0; s < SLOTS; ++s) mbarrier_init(slot_full + 8 * s, 32), mbarrier_init(slot_empty + 8 * s, 32);
         fence_mbarrier_init();
         prefetch_tensormap(a_map), prefetch_tensormap(b_map);
         prefetch_tensormap(scale_a_map), prefetch_tensormap(c_map);
@@ -284,8 +284,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     if (row < M)
                         store_slot(slots + slot * SLOT_VECTORS, c_map, staged, staged_parts, bias, row,
                                    tile.n * BLOCK_N);
-                    __syncwarp();  // all lanes have read the slot
-                    if (lane == 0) mbarrier_arrive(slot_empty + 8 * slot);
+                    mbarrier_arrive(slot_empty + 8 * slot);  // every lane says that it has read its part
                 }
             }
             if (lane == 0) bulk_wait_read<0>();
@@ -368,8 +367,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
                 for (int i = 0; i < SUMS; i += 4)
                     own[i / 4 * 32] = make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
-                __syncwarp();
-                if (lane == 0) mbarrier_arrive(slot_full + 8 * slot);
+                mbarrier_arrive(slot_full + 8 * slot);  // every lane says that it has written its part
                 slot_phase ^= 1;
             } else if (row < M) epilogue(acc, c_map, staged, staged_parts, bias, c_scales, row, column, M, N, group);
         }
