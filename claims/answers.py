@@ -78,7 +78,7 @@ ANSWERS: list[tuple[str, str, Callable[[Evidence], Iterable[float]]]] = [
     ("ch14_compiled", "A compiled product runs at #.## × eager", lambda evidence: [product_speed(evidence, "default")]),
     ("ch14_attention", "At 8,192 tokens the kernel runs at #.## × cuDNN",
      lambda evidence: get_ratios(evidence("ch14_attention_ladder", name="persistent", causal=False))),
-    ("ch14_mx_formats", "MXFP8 is written at #.## × the speed of a copy, NVFP4 at #.## ×", quantising),
+    ("ch14_mx_formats", "MXFP8 is written at #.## × a copy's speed, NVFP4 at #.## ×", quantising),
     ("ch14_blockscaled", "fp8 runs at #.## × torch",
      lambda evidence: [mean_ratio(evidence("ch14_blockscaled_fp8", name="course"))]),
     ("ch14_blackwell_plan", "Two attempts change # of # kernels", changed_kernels)]
