@@ -234,8 +234,9 @@ def count_verdicts(judgements: Iterable[Judgement]) -> str:
     counts = collections.Counter(judgement.finding.verdict for judgement in judgements)
     hold, conditional, fail, missing = (sum(counts[name] for name in names) for names in (
         (HOLDS, HOLDS_HERE), CONDITIONAL, (REFUTED, NOT_HERE), (UNTESTED, NO_RECORD)))
-    return (f"Of {counts.total()} claims, {hold} hold, {conditional} hold with a condition, {fail} do not hold, and "
-            f"{missing} are not settled.")
+    return (f"Of {counts.total()} claims, {hold} hold{'s' * (hold == 1)}, {conditional} hold{'s' * (conditional == 1)} "
+            f"with a condition, {fail} do{'es' * (fail == 1)} not hold, and {missing} "
+            f"{'is' if missing == 1 else 'are'} not settled.")
 
 
 def make_table(judgements: Iterable[Judgement], folder: str) -> str:
