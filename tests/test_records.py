@@ -34,6 +34,7 @@ REFUSALS = {
     "ch14_attention_sweep": "a sweep rejects what does not fit",
     "ch14_gemm_sweep": "a sweep rejects what does not fit",
     "ch14_gemm_claim": "the claim's configurations do not all fit",
+    "ch14_compiled_pointwise": "with descriptors, three of Inductor's kernels end with an illegal memory access",
     "ch14_blockscaled_emulated": "Triton up to 3.7 does not compile dot_scaled of NVFP4 for Hopper",
     "ch14_bug_hunt_loop": "a hunt for builds that fail",
     "ch14_bug_hunt_matrix": "a hunt for builds that fail",
@@ -43,6 +44,8 @@ REFUSALS = {
 OLDER: dict[str, str] = {}
 # Records of faults that were planted on purpose: rows may be "wrong" there, or have a `result` instead of a status.
 PLANTED = ("ch07_bulk_broken", "ch10_gemm_broken", "ch10_tile_broken", "sweep_faults")
+# Records of rounding errors alone, whose rows need no status.
+ERRORS = ("ch14_blockscaled_sums",)
 
 
 # ---- every record
@@ -97,7 +100,7 @@ def test_the_rows_of_every_record_are_well_formed(records):
         allowed = ["ok", *(["rejected", "failed"] if name in REFUSALS or name in PLANTED else []),
                    *(["wrong"] if name in PLANTED else [])]
         for row in rows:
-            status = row.get("status", "ok" if name in PLANTED else None)
+            status = row.get("status", "ok" if name in PLANTED or name in ERRORS else None)
             if status not in allowed or (status != "ok" and not row.get("reason") and not row.get("message")):
                 return f"a status that is not allowed, or has no reason: {row}"
             ratio = row.get("ratio")

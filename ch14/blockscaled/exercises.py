@@ -384,7 +384,8 @@ def check_split(kernel) -> None:
         _raise(lesson.find_fault(parts, buffer, missing))
         exact = fp8.spec(a, b, scale_a, scale_b)
         error = relative_error(parts.view(splits, m, n).double().sum(0), exact)
-        assert error < 1e-4, f"{(m, n, k)}: the parts do not add up to C (error {error:.0e}); is a step missing?"
+        # Within a block of 128, Hopper's tensor core adds with about 14 bits.
+        assert error < 2**-8, f"{(m, n, k)}: the parts do not add up to C (error {error:.0e}); is a step missing?"
         steps, a_wide = k // 128, a.double() * scale_a.double().repeat_interleave(128, 1)
         b_wide = b.double() * scale_b.double().repeat_interleave(128, 0).repeat_interleave(128, 1)
         longest = -(-steps // splits) * 128
