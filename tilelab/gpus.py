@@ -14,7 +14,7 @@ from tilelab import plots, results
 # The keys that identify a row on any GPU, and further ones for experiments such as sweeps, where these are not enough.
 # The configuration is last, because each GPU may have its own best one.
 KEYS = ("workload", "op", "case", "format", "what", "name", "shape", "dtype", "layout", "causal")
-FURTHER_KEYS = ("how", "loop", "epilogue", "gpus", "kernel", "config", "kind", "ingredient", "stages",
+FURTHER_KEYS = ("how", "loop", "epilogue", "gpus", "kernel", "config", "kind", "ingredient", "stages", "splits",
                 "block_m", "block_n", "num_warps", "num_stages")
 MARKS = (("o", "#0072B2"), ("s", "#D55E00"), ("^", "#009E73"), ("D", "#CC79A7"), ("v", "#E69F00"), ("P", "#56B4E9"))
 
