@@ -48,7 +48,9 @@ def make_parameters(compiled, arguments: Mapping[str, Any], follows: Mapping[str
     for name, kind in compiled.src.signature.items():
         given = arguments[name]
         if isinstance(given, TensorDescriptor | GluonDescriptor):
-            meta = next(maps)
+            meta = next(maps, None)
+            if meta is None:
+                raise UnknownParameters(f"{name} is a descriptor, for which this Triton made no tensor map.")
             matrix = torch.as_strided(given.base, tuple(given.shape), tuple(given.strides))
             matrix = matrix.view(torch.uint8) if matrix.itemsize == 1 else matrix  # the driver has no float8
             made = [encode(matrix, meta["block_size"], swizzle=SWIZZLES[meta["swizzle"]],
