@@ -20,6 +20,8 @@ if beside := os.environ.get("PYTEST_XDIST_WORKER"):
 
 import pytest  # noqa: E402
 
+from tilelab import plans  # noqa: E402
+
 NO_GPU = "needs a GPU"
 
 
@@ -28,6 +30,12 @@ def full_length_timing(request, monkeypatch):
     """Let a test that is marked `timing` measure at full length: nothing else runs beside it."""
     if request.node.get_closest_marker("timing"):
         monkeypatch.delenv("TILES_QUICK", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def new_plans():
+    """Let each test plan its operators anew: it may pretend another GPU, or replace what a plan is made of."""
+    plans.forget_plans()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ Compiling needs no driver and no GPU; loading and launching need both. Cubins ar
 from __future__ import annotations
 
 import contextlib
-import functools
+import ctypes
 import hashlib
 import os
 import pathlib
@@ -15,7 +15,7 @@ import re
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -216,15 +216,85 @@ def load_kernel(path: str | os.PathLike, name: str, options: Sequence[str] = ())
     return kernel
 
 
-def _argument(value: Any) -> Any:
-    """Return a kernel argument for cuda.core. A tensor becomes its address; a plain number raises TypeError."""
+class Address(ctypes.c_uint64):
+    """A pointer among the parameters of a launch."""
+
+    def move(self, address: int) -> None:
+        self.value = address
+
+
+def as_parameter(value: Any) -> Any:
+    """Return a kernel argument as a value in memory of the host; a plain number raises TypeError."""
     if hasattr(value, "data_ptr"):
         if not value.is_cuda:
             raise ValueError("a kernel argument is a CPU tensor: move it to the GPU first.")
-        return value.data_ptr()
+        return Address(value.data_ptr())
     if type(value) in (bool, int, float):  # a numpy scalar is an instance of float too, but has a width
         raise TypeError(f"kernel argument {value!r} has no C width: pass ctypes.c_int, ctypes.c_uint64 or the like.")
+    if hasattr(value, "tobytes"):  # a numpy scalar
+        return ctypes.create_string_buffer(value.tobytes(), value.nbytes)
     return value
+
+
+class PreparedLaunch:
+    """A kernel, its launch configuration and its parameters, where the driver finds them.
+
+    Call it to launch the kernel on torch's current stream. Call it with tensors to write their addresses into the
+    parameters first: parameter i then holds the address of tensor `follows[i]` of the call, unless that is None. A
+    negative position counts from the last tensor.
+    """
+
+    def __init__(self, handle: int, grid: Sequence[int], block: Sequence[int], parameters: Sequence[Any],
+                 follows: Sequence[int | None] = (), smem_bytes: int = 0, cluster: int = 1, early: bool = False,
+                 keep_alive: Any = None):
+        import torch
+        from cuda.bindings import driver
+
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
+        config.blockDimX, config.blockDimY, config.blockDimZ = (*block, 1, 1)[:3]
+        config.sharedMemBytes, config.attrs = smem_bytes, self._attributes(cluster, early)
+        config.numAttrs = len(config.attrs)
+        pointers = [getattr(value, "pointer", None) or ctypes.addressof(value) for value in parameters]
+        self._config, self._kernel, self._launch = config, driver.CUfunction(handle), driver.cuLaunchKernelEx
+        self._parameters, self._pointers = parameters, (ctypes.c_void_p * len(pointers))(*pointers)
+        self._table, self._keep_alive = ctypes.addressof(self._pointers), keep_alive
+        self._following = [(parameter, position) for parameter, position in zip(parameters, follows)
+                           if position is not None]
+        self._addresses: list[int] = []
+        self._core_device, self._lock = current_device(), threading.Lock()
+        self._device_id = self._core_device.device_id
+        # Triton uses this function too; torch.cuda.current_stream takes 15 times longer.
+        self._raw_stream = torch._C._cuda_getCurrentRawStream
+
+    @staticmethod
+    def _attributes(cluster: int, early: bool) -> list:
+        from cuda.bindings import driver
+
+        attributes, names = [], driver.CUlaunchAttributeID
+        if cluster > 1:
+            attributes.append(driver.CUlaunchAttribute())
+            attributes[-1].id, shape = names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, attributes[-1].value.clusterDim
+            shape.x, shape.y, shape.z = cluster, 1, 1
+        if early:
+            attributes.append(driver.CUlaunchAttribute())
+            attributes[-1].id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attributes[-1].value.programmaticStreamSerializationAllowed = 1
+        return attributes
+
+    def __call__(self, *tensors) -> None:
+        with self._lock:  # another thread may not move the parameters before the driver has copied them
+            if tensors:
+                addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+                if addresses != self._addresses:
+                    for parameter, position in self._following:
+                        parameter.move(addresses[position])
+                    self._addresses = addresses
+            self._core_device.set_current()
+            self._config.hStream = self._raw_stream(self._device_id)
+            (status,) = self._launch(self._config, self._kernel, self._table, 0)
+        if status:
+            raise RuntimeError(f"the driver refused to launch the kernel: {status.name}.")
 
 
 # {kernel: {device: bytes of dynamic shared memory that the driver allows}}
@@ -245,30 +315,20 @@ def _allow_smem(kernel, device_id: int, smem_bytes: int) -> None:
     allowed[device_id] = smem_bytes
 
 
-@functools.lru_cache(64)
-def _stream(device_id: int, handle: int):
-    """Return the cuda.core Stream of a CUDA stream, cached because its construction takes longer than a launch."""
-    from cuda.core import Stream
-
-    return Stream.from_handle(handle)
-
-
 def prepare_launch(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any],
-                   smem_bytes: int = 0, cluster: int = 1, early: bool = False) -> Callable[[], None]:
+                   smem_bytes: int = 0, cluster: int = 1, early: bool = False,
+                   follows: Sequence[int | None] | None = None) -> PreparedLaunch:
     """Check a launch once and return a function that launches the kernel on the then current stream of torch.
 
     `grid` and `block` count blocks and threads: one int or up to three, x first. `args` are CUDA tensors (passed as
-    pointers, and kept alive by the function), ctypes or numpy scalars as wide as the parameter, or cuda.core tensor
-    maps; TypeError for a plain Python number. `smem_bytes` is the dynamic shared memory of a block. `cluster` is the
+    pointers, and kept alive by the function), ctypes or numpy scalars as wide as the parameter, or tensor maps;
+    TypeError for a plain Python number. `smem_bytes` is the dynamic shared memory of a block. `cluster` is the
     number of blocks, neighbours along x, that run together: 1 to 8, and a divisor of the grid's x. With `early` the
     kernel may start before the one before it has ended (programmatic dependent launch), and must wait for it with
-    griddepcontrol.wait. Launches use the GPU that is current now, from any thread, and leave it current there. Raises
-    Unsupported without a GPU or with too little shared memory per block.
+    griddepcontrol.wait. Launches use the GPU that is current now, from any thread, and leave it current there.
+    With `follows` the function takes tensors, as `PreparedLaunch` says, and keeps none alive. Raises Unsupported
+    without a GPU or with too little shared memory per block.
     """
-    import torch
-    from cuda.core import LaunchConfig
-    from cuda.core import launch as core_launch
-
     core_device, here = current_device(), device.current()
     needed = smem_bytes + getattr(getattr(kernel, "attributes", None), "shared_size_bytes", 0)  # plus static memory
     if needed > here.smem_per_block:
@@ -285,17 +345,9 @@ def prepare_launch(kernel, grid: int | Sequence[int], block: int | Sequence[int]
     if cluster > 1 or early:
         device.require("has_tma", "a cluster or an early start", "launch without")
     _allow_smem(kernel, device_id, smem_bytes)
-    # cuda.core counts the grid in clusters where there are any.
-    clusters = {"cluster": cluster, "grid": (grid[0] // cluster, *grid[1:])} if cluster > 1 else {"grid": grid}
-    config = LaunchConfig(block=block, shmem_size=smem_bytes, programmatic_stream_serialization=early, **clusters)
-    values = tuple(map(_argument, args))
-    raw_stream = torch._C._cuda_getCurrentRawStream  # Triton uses it too; torch.cuda.current_stream takes 15 x longer
-
-    def run(keep_alive=tuple(args)) -> None:
-        core_device.set_current()
-        core_launch(_stream(device_id, raw_stream(device_id)), config, kernel, *values)
-
-    return run
+    # The driver takes a CUkernel for a CUfunction. A kernel lives as long as its Python object.
+    return PreparedLaunch(int(kernel.handle), grid, block, [as_parameter(value) for value in args], follows or (),
+                          smem_bytes, cluster, early, keep_alive=(kernel, None if follows else tuple(args)))
 
 
 def launch(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any],

@@ -6,6 +6,7 @@ CUDA driver API, "Tensor Map Object Management", and PTX ISA, "Tensors" (tiled m
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
@@ -13,7 +14,7 @@ import torch
 SWIZZLES = {"none": 0, "32B": 32, "64B": 64, "128B": 128}  # bytes within which units of 16 bytes change places
 PROMOTIONS = ("none", "64B", "128B", "256B")
 FILLS = ("zero", "nan")
-# {torch's dtype: cuda.core's name for the dtype}
+# {torch's dtype: the driver's name for the dtype}
 DTYPES = {torch.uint8: "UINT8", torch.int16: "UINT16", torch.int32: "INT32", torch.int64: "INT64",
           torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT32", torch.float64: "FLOAT64"}
 
@@ -79,16 +80,38 @@ def check_describable(shape: Sequence[int], strides: Sequence[int], itemsize: in
             raise ValueError(sentence)
 
 
+class TensorMap:
+    """A tensor map in memory of the host, a kernel's argument. The driver copies its 128 bytes at each launch.
+
+    The map holds the address of a tensor and does not keep the tensor alive.
+    """
+
+    NBYTES = 128
+
+    def __init__(self, encoded):
+        from cuda.bindings import driver
+
+        self._memory = ctypes.create_string_buffer(2 * self.NBYTES)
+        self.pointer = -(-ctypes.addressof(self._memory) // self.NBYTES) * self.NBYTES  # CUDA 13 aligns maps to 128
+        ctypes.memmove(self.pointer, encoded.getPtr(), self.NBYTES)
+        self._map, self._replace_address = driver.CUtensorMap(self.pointer), driver.cuTensorMapReplaceAddress
+
+    def move(self, address: int) -> None:
+        """Let the map describe a tensor of the same shape and strides at another address, a multiple of 16 bytes."""
+        (status,) = self._replace_address(self._map, address)
+        if status:
+            raise RuntimeError(f"the driver refused to move a tensor map to address {address:#x}: {status.name}.")
+
+
 def make_tensor_map(tensor: torch.Tensor, box: Sequence[int], *, swizzle: str = "none", l2_promotion: str = "128B",
-                    fill: str = "zero"):
-    """Return a tiled tensor map of a CUDA tensor (cuda.core.TensorMapDescriptor, 128 bytes), a kernel's argument.
+                    fill: str = "zero") -> TensorMap:
+    """Return a tiled tensor map of a CUDA tensor, a kernel's argument.
 
     `box` is in elements, innermost last like the tensor's shape. Elements of a box outside of the tensor are loaded as
     `fill` and never stored. The map holds the tensor's address, so keep the tensor alive. Raises ValueError as
     `check_describable` does and for a dtype not in DTYPES, and tilelab.device.Unsupported without a GPU that has TMA.
     """
-    from cuda.core import _tensor_map as core  # its enums have no public name yet
-    from cuda.core.utils import StridedMemoryView
+    from cuda.bindings import driver
 
     from tilelab import cuda, device
 
@@ -99,15 +122,25 @@ def make_tensor_map(tensor: torch.Tensor, box: Sequence[int], *, swizzle: str = 
                       l2_promotion=l2_promotion, fill=fill, floating=tensor.is_floating_point())
     cuda.current_device()
     device.require("has_tma", "a tensor map", "compile the kernel and read its SASS")
+    if not tensor.is_cuda:
+        raise ValueError(f"a tensor map describes memory of a GPU; the tensor is on {tensor.device}: move it there.")
     # Torch allows any stride for an extent of 1; the driver demands a multiple of 16 bytes for it too.
-    strides, whole = [1], -(-tensor.shape[-1] * tensor.element_size() // 16) * 16 // tensor.element_size()
+    strides, whole = [], -(-tensor.shape[-1] * tensor.element_size() // 16) * 16  # in bytes, the innermost first
     for extent, stride in list(zip(tensor.shape, tensor.stride()))[-2::-1]:
-        strides.insert(0, stride if extent > 1 else whole)
-        whole = max(whole, strides[0] * extent)
-    plain = tensor.detach().as_strided(tensor.shape, strides)
-    view = StridedMemoryView.from_any_interface(plain, stream_ptr=-1)
-    return view.as_tensor_map(
-        tuple(box), data_type=core.TensorMapDataType[DTYPES[tensor.dtype]],
-        swizzle=core.TensorMapSwizzle["NONE" if swizzle == "none" else f"SWIZZLE_{swizzle}"],
-        l2_promotion=core.TensorMapL2Promotion["NONE" if l2_promotion == "none" else f"L2_{l2_promotion}"],
-        oob_fill=core.TensorMapOOBFill["NONE" if fill == "zero" else "NAN_REQUEST_ZERO_FMA"])
+        strides.append(stride * tensor.element_size() if extent > 1 else whole)
+        whole = max(whole, strides[-1] * extent)
+
+    def choose(enum: str, value: str):
+        return getattr(getattr(driver, f"CUtensorMap{enum}"), f"CU_TENSOR_MAP_{value}")
+
+    status, encoded = driver.cuTensorMapEncodeTiled(
+        choose("DataType", f"DATA_TYPE_{DTYPES[tensor.dtype]}"), tensor.ndim, tensor.data_ptr(),
+        [driver.cuuint64_t(extent) for extent in tensor.shape[::-1]], [driver.cuuint64_t(size) for size in strides],
+        [driver.cuuint32_t(extent) for extent in box[::-1]], [driver.cuuint32_t(1)] * tensor.ndim,
+        choose("Interleave", "INTERLEAVE_NONE"),
+        choose("Swizzle", "SWIZZLE_NONE" if swizzle == "none" else f"SWIZZLE_{swizzle}"),
+        choose("L2promotion", "L2_PROMOTION_NONE" if l2_promotion == "none" else f"L2_PROMOTION_L2_{l2_promotion}"),
+        choose("FloatOOBfill", "FLOAT_OOB_FILL_" + ("NONE" if fill == "zero" else "NAN_REQUEST_ZERO_FMA")))
+    if status:
+        raise RuntimeError(f"the driver refused to encode a tensor map of {tuple(tensor.shape)}: {status.name}.")
+    return TensorMap(encoded)

@@ -10,8 +10,9 @@ import pathlib
 
 import torch
 
+from ch07.resample import operator
 from ch07.resample.configs import BEST, ELEMENTS, EXAMPLE, LADDER, ResampleConfig, configs, fit_config
-from tilelab import build, cuda, device, operands
+from tilelab import build, cuda, device, operands, operators
 
 __all__ = ["BEST", "ELEMENTS", "EXAMPLE", "LADDER", "SOURCE", "ResampleConfig", "compulsory_bytes", "configs",
            "fit_config", "job", "prepare", "resample", "spec"]
@@ -141,9 +142,18 @@ def prepare(features, source_times, target_times, *, out=None, config="best", va
     return operands.Launch(run, out, config)
 
 
+@operator.register
+def resample_operator(features, source_times, target_times, config="best"):
+    # To check the times the host would wait for the GPU, which a CUDA graph cannot.
+    return prepare(features, source_times, target_times, config=config, validate=False)()
+
+
 def resample(features, source_times, target_times, *, out=None, config="best", validate: bool = True):
     """Return features (B, S, D) of source_times (B, S) at target_times (B, T), as (B, T, D).
 
-    Arguments and errors as for `prepare`.
+    Arguments and errors as for `prepare`. Under torch.compile and where autograd records, this is
+    torch.ops.tiles.resample, which does not check the times, has no backward pass, and takes a `config` by name.
     """
+    if operators.is_traced(features, source_times, target_times):
+        return operators.store(resample_operator(features, source_times, target_times, config), out)
     return prepare(features, source_times, target_times, out=out, config=config, validate=validate)()

@@ -11,8 +11,10 @@ import pathlib
 
 import torch
 
+from ch10.wgmma_gemm import operator
 from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, best_config, configs, rejection
-from tilelab import build, cuda, device, operands
+from tilelab import build, cuda, device, operands, operators
+from tilelab.plans import Plan, Planner
 from tilelab.tensor_map import make_tensor_map
 
 __all__ = ["spec", "gemm", "prepare", "configs", "job", "WgmmaConfig"]
@@ -75,10 +77,11 @@ def resolve_config(config: str | WgmmaConfig, m: int, n: int, k: int) -> WgmmaCo
 
 
 def build_launch(a, b, out, config: WgmmaConfig, source: pathlib.Path = SOURCE, more_arguments=()):
-    """Return a function that launches `config` on checked operands. `source` may be a patched copy of the kernel file
-    that takes `more_arguments`."""
+    """Return a function of (a, b, out) that launches `config`; without arguments, on the checked operands given here.
+    `source` may be a patched copy of the kernel file that takes `more_arguments`."""
     (m, k), n, weight = a.shape, b.shape[1], b.T
     first, second, rows, columns = (weight, a, n, m) if config.swap else (a, weight, m, n)
+    follows = (1, 0, 2, 2) if config.swap else (0, 1, 2, 2)
     shares = config.cluster if config.kernel == "specialised" else 1
     maps = (make_tensor_map(first, (config.block_m, 64), swizzle="128B", l2_promotion="128B"),
             make_tensor_map(second, (config.block_n // shares, 64), swizzle="128B", l2_promotion="128B"),
@@ -88,7 +91,25 @@ def build_launch(a, b, out, config: WgmmaConfig, source: pathlib.Path = SOURCE, 
                  *more_arguments)
     return cuda.prepare_launch(cuda.load_kernel(source, config.kernel, macros),
                                config.grid(m, n, device.current().sms), config.threads, arguments, config.smem_bytes,
-                               config.cluster, config.pdl)
+                               config.cluster, config.pdl, follows)
+
+
+def _plan(a, b, out, config) -> Plan:
+    """Check the operands, choose a configuration, and build its launch."""
+    _check_operands(a, b, out)
+    (m, k), n = a.shape, b.shape[1]
+    out = torch.empty(m, n, dtype=a.dtype, device=a.device) if out is None else out
+    config = resolve_config(config, m, n, k)
+    launch = build_launch(a, b, out, config) if out.numel() and k else lambda a, b, out: out.zero_()
+    return Plan(launch, (m, n), a.dtype, a.device, config)
+
+
+planner = Planner(_plan, ("a", "b"))
+
+
+@operator.register
+def wgmma_gemm_operator(a, b, config="best"):
+    return planner.run((a, b), None, config)
 
 
 def prepare(a, b, *, out=None, config: str | WgmmaConfig = "best") -> operands.Launch:
@@ -99,15 +120,15 @@ def prepare(a, b, *, out=None, config: str | WgmmaConfig = "best") -> operands.L
     WgmmaConfig. The launch may be captured in a graph, which it must outlive. Raises ValueError for operands that the
     kernel cannot take and tilelab.device.Unsupported for a GPU without wgmma.
     """
-    _check_operands(a, b, out)
-    (m, k), n = a.shape, b.shape[1]
-    out = torch.empty(m, n, dtype=a.dtype, device=a.device) if out is None else out
-    config = resolve_config(config, m, n, k)
-    if not out.numel() or not k:
-        return operands.Launch(out.zero_, out, config)
-    return operands.Launch(build_launch(a, b, out, config), out, config, keep_alive=(a, b))
+    return planner.prepare((a, b), out, config)
 
 
 def gemm(a, b, *, out=None, config: str | WgmmaConfig = "best"):
-    """Return C (M, N) = a (M, K) b (K, N) in `out` or in new memory. `prepare` describes arguments and errors."""
-    return prepare(a, b, out=out, config=config)()
+    """Return C (M, N) = a (M, K) b (K, N) in `out` or in new memory. `prepare` describes arguments and errors.
+
+    Under torch.compile and where autograd records, this is torch.ops.tiles.wgmma_gemm, whose `config` is a name. It has
+    no backward pass; `ch14.gemm` has one.
+    """
+    if operators.is_traced(a, b):
+        return operators.store(wgmma_gemm_operator(a, b, config), out)
+    return planner.run((a, b), out, config)

@@ -7,6 +7,7 @@ Source: FlashAttention-2 (arXiv 2307.08691); FlashAttention-3 for Hopper (arXiv 
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -14,11 +15,11 @@ import triton
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ch14.attention import operator
 from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs, rejection
 from ch14.attention.hopper_kernel import TILE_LAYOUT, attention_hopper_kernel
 from ch14.attention.kernels import attention_plain_kernel
-from tilelab import build, device
-from tilelab.cuda import ensure_cuda_context
+from tilelab import build, device, operators, triton_launch
 from tilelab.operands import (
     Launch,
     choose_config,
@@ -28,6 +29,7 @@ from tilelab.operands import (
     require_number,
     require_tensor,
 )
+from tilelab.plans import Plan, Planner
 
 __all__ = ["spec", "attention", "prepare", "configs", "job", "AttentionConfig"]
 
@@ -112,9 +114,8 @@ def _describe(tensor, rows: int, gluon: bool):
     return kind(tensor, list(tensor.shape), strides, [1, 1, rows, d], *layout)
 
 
-def prepare(q, k, v, *, is_causal: bool = False, scale: float | None = None, out=None,
-            config: str | AttentionConfig = "best") -> Launch:
-    """Check the arguments of `attention`, build the descriptors, compile the kernel, and return the launch."""
+def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
+    """Check the arguments, build the descriptors and compile the kernel."""
     _check_operands(q, k, v, out, scale)
     here, d = device.current(), q.shape[3]
     target = here.target if here.has_tma else "sm_90a"  # which the interpreter stands in for
@@ -125,33 +126,42 @@ def prepare(q, k, v, *, is_causal: bool = False, scale: float | None = None, out
     gluon = config.kernel == "hopper"
     if gluon and IS_INTERPRETED:
         raise device.Unsupported("the interpreter runs Triton, not Gluon: use a plain configuration without a GPU.")
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    plan = functools.partial(Plan, shape=q.shape, dtype=q.dtype, device=q.device, config=config)
     if not q.numel() or not k.numel():  # the sum over no keys is zero
-        return Launch(out.zero_, out, config)
+        return plan(lambda q, k, v, out: out.zero_())
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     tensors = ((q, _query_rows(config)), (k, config.block_n), (v, config.block_n), (out, _query_rows(config)))
-    descriptors = [_describe(tensor, rows, gluon) for tensor, rows in tensors]
+    names = ("q_desc", "k_desc", "v_desc", "o_desc")
     row_blocks = triton.cdiv(q.shape[2], config.block_m)
     items = ((row_blocks + 1) // 2 if gluon and is_causal else row_blocks) * q.shape[0] * q.shape[1]
     grid = (min(items, here.sms) if config.persistent else items,)
-    scalars = ((d ** -0.5 if scale is None else scale) * LOG2_E, *([items] if gluon else []), k.shape[2], row_blocks,
-               q.shape[1], q.shape[1] // k.shape[1])
+    arguments = {name: _describe(tensor, rows, gluon) for name, (tensor, rows) in zip(names, tensors)}
+    arguments |= {"scale": (d ** -0.5 if scale is None else scale) * LOG2_E, **({"items": items} if gluon else {}),
+                  "KEYS": k.shape[2], "row_blocks": row_blocks, "heads": q.shape[1],
+                  "heads_per_kv": q.shape[1] // k.shape[1]}
     constants, options = _compile_options(config, is_causal)
     kernel = attention_hopper_kernel if gluon else attention_plain_kernel
-    if not IS_INTERPRETED:  # compile and load before the first launch, so that a refusal is raised here
-        try:
-            kernel.warmup(*descriptors, *scalars, grid=grid, **constants, **options)._init_handles()
-        except torch.AcceleratorError:
-            raise  # the CUDA context is lost
-        except Exception as error:
-            raise device.Unsupported(f"configuration {config} cannot run on {target}: {type(error).__name__}: "
-                                     f"{device.first_line(error)[:200]}") from error
+    try:  # to compile and load, so that a refusal is raised here
+        return plan(triton_launch.prepare(kernel, grid, arguments, dict(zip(names, range(4))), **constants, **options))
+    except torch.AcceleratorError:
+        raise  # the CUDA context is lost
+    except Exception as error:
+        raise device.Unsupported(f"configuration {config} cannot run on {target}: {type(error).__name__}: "
+                                 f"{device.first_line(error)[:200]}") from error
 
-    def run():
-        if not IS_INTERPRETED:
-            ensure_cuda_context()  # Triton encodes the tensor maps in this thread
-        kernel[grid](*descriptors, *scalars, **constants, **options)
 
-    return Launch(run, out, config)
+planner = Planner(_plan, "qkv")
+
+
+@operator.register
+def attention_operator(q, k, v, is_causal=False, scale=None, config="best"):
+    return planner.run((q, k, v), None, is_causal, scale, config)
+
+
+def prepare(q, k, v, *, is_causal: bool = False, scale: float | None = None, out=None,
+            config: str | AttentionConfig = "best") -> Launch:
+    """Check the arguments of `attention`, build the descriptors, compile the kernel, and return the launch."""
+    return planner.prepare((q, k, v), out, is_causal, scale, config)
 
 
 def attention(q, k, v, *, is_causal: bool = False, scale: float | None = None, out=None,
@@ -163,7 +173,10 @@ def attention(q, k, v, *, is_causal: bool = False, scale: float | None = None, o
     multiples of 16 bytes, so a transposed (B, S, H, D) tensor will do. If `is_causal`, query i sees keys 0 to i.
     `scale` is from 2^-100 to 2^20; the default is 1 / sqrt(D). A score of -inf hides a key. Finite scores may be up to
     2^27 after scaling, because float32 rounds larger ones too coarsely. NaN or infinity in V also reaches queries that
-    do not see that key, if they see another key of its block. Raises ValueError for bad arguments,
+    do not see that key, if they see another key of its block. Under torch.compile and where autograd records, this is
+    torch.ops.tiles.attention, whose `config` is a name. It has no backward pass. Raises ValueError for bad arguments,
     tilelab.device.Unsupported for hardware without TMA.
     """
-    return prepare(q, k, v, is_causal=is_causal, scale=scale, out=out, config=config)()
+    if operators.is_traced(q, k, v):
+        return operators.store(attention_operator(q, k, v, is_causal, scale, config), out)
+    return planner.run((q, k, v), out, is_causal, scale, config)

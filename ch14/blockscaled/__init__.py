@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import torch
 
-from ch14.blockscaled import decode, emulated, fp8, native
+from ch14.blockscaled import decode, emulated, fp8, native, operator
 from ch14.blockscaled.decode import DecodeConfig
 from ch14.blockscaled.fp8 import Fp8Config
 from ch14.blockscaled.native import NativeConfig
 from ch14.mx_formats import Packed, Transposed, number_formats
-from tilelab import build, device
+from tilelab import build, device, operators
 from tilelab.operands import Launch
 
 PATHS = ("native", "fp8", "emulated", "decode")
@@ -150,6 +150,35 @@ def prepare(a, b, *, bias=None, activation=None, out=None, config="best", path="
     return (native if path == "native" else emulated).prepare(a, b, out=out, config=config)
 
 
+@operator.register_block_scaled_mm
+def block_scaled_mm_operator(a, scale_a, pair_a, form_a, tiled_a, b, scale_b, pair_b, form_b, tiled_b, config="best",
+                             path="best"):
+    left = operator.pack(a, scale_a, pair_a, form_a, tiled_a)
+    weight = operator.pack(b, scale_b, pair_b, form_b, tiled_b)
+    return prepare(left, weight.T, config=config, path=path)()
+
+
+def _list_tensors(given) -> tuple:
+    """Return the tensors of an operand."""
+    packed = given.T if isinstance(given, Transposed) else given
+    if isinstance(packed, Packed):
+        return tuple(packed.tensors().values())
+    return given if isinstance(given, tuple) else (given,)
+
+
+def _call_operator(a, b, bias, activation, config, path):
+    """Return the product by the operator of torch.library for these kinds of operands."""
+    if isinstance(a, Packed) and isinstance(b, Transposed):
+        if bias is not None or activation is not None:
+            raise ValueError("bias and activation are fused on the fp8 path only: apply them to the result.")
+        operands = [part for each in (a, b.T)
+                    for part in (each.values, each.scales, each.pair, each.format.name, each.tiled)]
+        return block_scaled_mm_operator(*operands, config, path)
+    if isinstance(a, torch.Tensor) and isinstance(b, Transposed):
+        return operator.decode(a, b.T.values, b.T.scales, config)
+    return operator.fp8(*_fp8_operands(a, b), bias, activation, config)
+
+
 def matmul(a, b, *, bias=None, activation=None, out=None, config="best", path="best"):
     """Return C (M, N) = A (M, K) B (K, N), in bfloat16 where `out` is not given.
 
@@ -157,9 +186,13 @@ def matmul(a, b, *, bias=None, activation=None, out=None, config="best", path="b
     bfloat16, up to 64 tokens, and b the transpose of an MXFP4 Packed. Or both are pairs (float8_e4m3fn, float32
     scales) as for `fp8.fp8`, where a may be a Packed too. The native path wants tiled scales, the decode path scales in
     rows. `bias` (N,) bfloat16, `activation` "silu" or "gelu", and a Packed `out` belong to the fp8 path. `config` is a
-    configuration of the path, "best" or a name of its `configs`. `path` is one of PATHS or "best". Raises ValueError
-    for arguments that do not fit and tilelab.device.Unsupported for hardware that cannot run it.
+    configuration of the path, "best" or a name of its `configs`. `path` is one of PATHS or "best". Under torch.compile
+    and where autograd records, this is torch.ops.tiles.fp8, decode or block_scaled_mm: `config` is a name, `out` no
+    Packed, and there is no backward pass. Raises ValueError for arguments that do not fit and
+    tilelab.device.Unsupported for hardware that cannot run it.
     """
+    if operators.is_traced(*_list_tensors(a), *_list_tensors(b), bias):
+        return operators.store(_call_operator(a, b, bias, activation, config, path), out)
     return prepare(a, b, bias=bias, activation=activation, out=out, config=config, path=path)()
 
 

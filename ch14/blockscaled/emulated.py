@@ -11,6 +11,7 @@ in float32 is the same for any bf16 GEMM.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 import triton
@@ -133,11 +134,9 @@ def _prepare_gemm(a, weight, c, scale_a, scale_b, chosen: GemmConfig | None):
     if not c.numel():  # no descriptor describes a matrix without elements
         return lambda: None, candidates[0]
     for config in candidates:
-        run = bind_config(config, a, weight, c, scale_a, scale_b, (m, n, k), True, sms)
-        try:
-            if not is_interpreted():  # the compiler refuses here and not at the first launch
-                run(warmup=True)
-            return run, config
+        try:  # to compile, so that a refusal comes here and not at the first launch
+            launch = bind_config(config, a, weight, c, scale_a, scale_b, (m, n, k), True, sms)
+            return functools.partial(launch, a, weight, scale_a, scale_b, c), config
         except torch.AcceleratorError:
             raise
         except Exception as error:  # too much shared memory for a C of four bytes, or with scales on sm_100a

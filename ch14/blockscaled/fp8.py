@@ -228,7 +228,8 @@ def fp8(a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, config=
     contiguous (pass scales.T). The bias (N,) is bfloat16, `activation` None, "silu" or "gelu" (exact). `out` is
     bfloat16 (M, N), or a Packed of ch14.mx_formats in mxfp8_e4m3: then the bfloat16 result is quantised, bit for bit as
     mx_formats.quantise does. `config` is an Fp8Config, "best" or a name of `configs`. The same launch gives the same
-    bits. Raises ValueError for arguments that do not fit and tilelab.device.Unsupported without WGMMA.
+    bits. Under torch.compile, call ch14.blockscaled.matmul or torch.ops.tiles.fp8. Raises ValueError for arguments that
+    do not fit and tilelab.device.Unsupported without WGMMA.
     """
     return prepare(a, b, scale_a, scale_b, bias=bias, activation=activation, out=out, config=config)()
 

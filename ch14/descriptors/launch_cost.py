@@ -2,13 +2,11 @@
 
 Triton 3.6 and 3.7 call `cuTensorMapEncodeTiled` for each host descriptor at each launch, also for a TensorDescriptor
 that was kept (`triton/backends/nvidia/driver.py`, `make_tensordesc_arg`). `bind` encodes the maps once and
-launches Triton's binary through the driver. Its parameters are in the order that driver.py gives them.
+launches Triton's binary through the driver, as `tilelab.triton_launch` does for the course's operators.
 """
 
 from __future__ import annotations
 
-import ctypes
-import re
 import statistics
 import time
 from collections.abc import Callable
@@ -18,58 +16,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ch14 import descriptors
 from ch14.descriptors.configs import TileConfig
-from tilelab import cuda, results, tensor_map
-
-INTEGERS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64}
-SWIZZLES = list(tensor_map.SWIZZLES)  # Triton numbers them as the driver does
-
-
-def parameter_bytes(ptx: str) -> list[int]:
-    """Return the size of each parameter of the kernel in this PTX, in bytes."""
-    entry = ptx[ptx.index(".entry"):]
-    sizes = re.findall(r"\.param \.(?:align \d+ \.b8 \w+\[(\d+)\]|[a-z](\d+))", entry[:entry.index(")")])
-    return [int(array) if array else int(bits) // 8 for array, bits in sizes]
-
-
-def make_parameters(compiled, arguments: dict, encode: Callable = tensor_map.make_tensor_map) -> list:
-    """Return the parameters of Triton's CompiledKernel for `arguments` by name, but for the two of its scratch memory.
-
-    A descriptor becomes a map, a shape (32 bits each) and strides (64). RuntimeError when the binary wants others.
-    """
-    values, maps = [], iter(compiled.metadata.tensordesc_meta or ())
-    for name, kind in compiled.src.signature.items():
-        given = arguments[name]
-        if isinstance(given, TensorDescriptor):
-            meta = next(maps)
-            values.append(encode(torch.as_strided(given.base, tuple(given.shape), tuple(given.strides)),
-                                 meta["block_size"], swizzle=SWIZZLES[meta["swizzle"]],
-                                 fill="nan" if given.padding == "nan" else "zero"))
-            values += [*map(ctypes.c_int32, given.shape), *map(ctypes.c_int64, given.strides)]
-        elif kind.startswith("*"):
-            values.append(given)
-        elif kind != "constexpr":
-            values.append(INTEGERS[kind](given))
-    sizes = [ctypes.sizeof(value) if isinstance(value, ctypes._SimpleCData) else
-             8 if isinstance(value, torch.Tensor) else 128 for value in values]
-    if parameter_bytes(compiled.asm["ptx"]) != [*sizes, 8, 8]:
-        raise RuntimeError(f"this Triton's kernels take parameters of {parameter_bytes(compiled.asm['ptx'])} bytes, "
-                           f"not of {[*sizes, 8, 8]}: launch it through Triton.")
-    return values
+from tilelab import results, triton_launch
 
 
 def bind(launch: descriptors.TileLaunch) -> Callable[[], None]:
     """Return a function that repeats `launch` without Triton's Python, its tensor maps encoded once.
 
-    Keep one launch in flight at a time. RuntimeError for a Triton whose kernels take other parameters; else as
-    `tilelab.cuda.prepare_launch`.
+    UnknownParameters for a Triton whose kernels take other parameters.
     """
-    from cuda.core import ObjectCode
-
-    compiled = launch.compile()
-    kernel = ObjectCode.from_cubin(compiled.asm["cubin"]).get_kernel(compiled.metadata.name)
-    scratch = torch.empty(max(1, launch.grid * compiled.metadata.global_scratch_size), dtype=torch.int8, device="cuda")
-    args = [*make_parameters(compiled, launch.arguments), scratch, ctypes.c_uint64(0)]
-    call = cuda.prepare_launch(kernel, launch.grid, 32 * compiled.metadata.num_warps, args, compiled.metadata.shared)
+    call = triton_launch.bind(launch.compile(), (launch.grid,), launch.arguments)
 
     def run(keep_alive=launch):  # a map holds an address, not the tensor
         call()
@@ -151,5 +106,5 @@ def measure_cost(rows: int = 8, columns: int = 256) -> list[dict]:
 
 def source() -> str:
     """Return the hash of what is measured."""
-    return results.source_hash(bind, make_parameters, prepare_launches, measure_enqueue_us, measure_node_us,
+    return results.source_hash(bind, triton_launch, prepare_launches, measure_enqueue_us, measure_node_us,
                                measure_cost, descriptors.TileLaunch)

@@ -7,16 +7,15 @@ suits a shape. Source: Triton's persistent matmul tutorial; CUTLASS's tile raste
 from __future__ import annotations
 
 import os
-import warnings
 
 import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ch14.gemm import operator
 from ch14.gemm.configs import SETS, GemmConfig, configs, job, rank_configs, rejection
 from ch14.gemm.kernels import gemm_persistent_kernel, gemm_plain_kernel
-from tilelab import device
-from tilelab.cuda import ensure_cuda_context
+from tilelab import device, operators, triton_launch
 from tilelab.operands import (
     Launch,
     choose_config,
@@ -26,6 +25,7 @@ from tilelab.operands import (
     require_tensor,
     row_stride,
 )
+from tilelab.plans import Plan, Planner
 
 __all__ = ["spec", "gemm", "prepare", "configs", "GemmConfig", "rejection", "job"]
 
@@ -44,8 +44,8 @@ def spec(a, b, scale_a=None, scale_b=None):
 
 def _check_operands(a, b, scale_a, scale_b, out):
     """Return (dtype name, B with its rows as they are stored, True when these rows run along K, out)."""
-    require_tensor("a", a, "gemm", dtype=tuple(DTYPES), ndim=2, not_empty=True)
-    require_tensor("b", b, "gemm", dtype=a.dtype, ndim=2, not_empty=True, on=a.device)
+    require_tensor("a", a, "a prepared gemm", dtype=tuple(DTYPES), ndim=2, not_empty=True)
+    require_tensor("b", b, "a prepared gemm", dtype=a.dtype, ndim=2, not_empty=True, on=a.device)
     (m, k), (rows, n), dtype = a.shape, b.shape, DTYPES[a.dtype]
     if rows != k:
         raise ValueError(f"the inner extents differ: a is {m} x {k} and b is {rows} x {n}.")
@@ -65,18 +65,14 @@ def _check_operands(a, b, scale_a, scale_b, out):
         raise ValueError(f"N must be a multiple of 8, so that a row of C takes a multiple of 16 bytes; N is {n}.")
     out_dtype = torch.bfloat16 if dtype == "fp8" else a.dtype
     out = torch.empty(m, n, dtype=out_dtype, device=a.device) if out is None else out
-    require_tensor("out", out, "gemm", dtype=out_dtype, shape=(m, n), on=a.device)
+    require_tensor("out", out, "a prepared gemm", dtype=out_dtype, shape=(m, n), on=a.device)
     require_rows("out", out)
     require_disjoint({"out": out}, {"a": a, "b": stored_b, "scale_a": scale_a, "scale_b": scale_b})
     return dtype, stored_b, b_k_major, out
 
 
-def prepare(a, b, *, scale_a=None, scale_b=None, out=None, config="best") -> Launch:
-    """Check the arguments, choose a configuration and build its descriptors once; return a Launch.
-
-    Arguments as for `gemm`. The Launch has `out` and the chosen `config`. It lists in `skipped` the configurations that
-    cannot run, with reasons. `fallback` is a sentence when no configuration of the requested set can run.
-    """
+def _plan(a, b, scale_a, scale_b, out, config) -> Plan:
+    """Check the arguments, choose the first configuration that compiles, and build its descriptors."""
     dtype, stored_b, b_k_major, out = _check_operands(a, b, scale_a, scale_b, out)
     shape = m, n, k = a.shape[0], b.shape[1], a.shape[1]
     here = device.current()
@@ -93,10 +89,8 @@ def prepare(a, b, *, scale_a=None, scale_b=None, out=None, config="best") -> Lau
         candidates, fallback = [each for each in members if not rejection(each, target, dtype)], []
     skipped, cause = [(each, rejection(each, target, dtype)) for each in members if each not in candidates], None
     for candidate in dict.fromkeys((*candidates, *fallback)):
-        run = bind_config(candidate, a, stored_b, out, scale_a, scale_b, shape, b_k_major, sms)
-        try:
-            if not IS_INTERPRETED:
-                run(warmup=True)  # compile and load, so that a refusal comes here and not at the first launch
+        try:  # to compile and load, so that a refusal comes here and not at the first launch
+            launch = bind_config(candidate, a, stored_b, out, scale_a, scale_b, shape, b_k_major, sms)
         except torch.AcceleratorError:
             raise  # the context is lost: no other configuration could run either
         except Exception as error:
@@ -105,39 +99,50 @@ def prepare(a, b, *, scale_a=None, scale_b=None, out=None, config="best") -> Lau
             continue
         sentence = "" if candidate in candidates else (f"no configuration of the set {which!r} runs on {target}; the "
                                                        f"conservative configuration {candidate} is used instead.")
-        return Launch(run, out, candidate, skipped=skipped, fallback=sentence)
+        return Plan(launch, (m, n), out.dtype, a.device, candidate, skipped, sentence)
     reasons = "; ".join(f"{each.name}: {reason.rstrip('.')}" for each, reason in skipped)
     raise device.Unsupported(f"no configuration that was asked for runs on {target}: {reasons}.") from cause
 
 
 def bind_config(config, a, stored_b, out, scale_a, scale_b, shape, b_k_major, sms):
-    """Return a function that launches `config`'s kernel; host descriptors are built here, once."""
+    """Compile `config`'s kernel and return a function of (a, b, scale_a, scale_b, out) that launches it."""
     constants = config.constants(sms, b_k_major)
     options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
+    follows = {"scale_a_ptr": 2, "scale_b_ptr": 3}
+    arguments = {"scale_a_ptr": scale_a, "scale_b_ptr": scale_b, **dict(zip("MNK", shape))}
     if config.kernel == "plain":
         kernel, programs = gemm_plain_kernel, config.tiles(*shape[:2])
-        args = (a, stored_b, out, scale_a, scale_b, *shape, *map(row_stride, (a, stored_b, out)))
+        arguments = {"a_ptr": a, "b_ptr": stored_b, "c_ptr": out, **arguments, "stride_a": row_stride(a),
+                     "stride_b": row_stride(stored_b), "stride_c": row_stride(out)}
+        follows |= {"a_ptr": 0, "b_ptr": 1, "c_ptr": 4}
     else:
         kernel, programs = gemm_persistent_kernel, min(constants["PROGRAMS"], config.tiles(*shape[:2]))
         descriptors = [block and TensorDescriptor(matrix, list(matrix.shape), [row_stride(matrix), 1], block)
                        for matrix, block in zip((a, stored_b, stored_b, out), config.blocks(b_k_major))]
-        args = (*descriptors, scale_a, scale_b, *shape)
+        named = dict(zip(("a_desc", "b_desc", "b_extra_desc", "c_desc"), descriptors))
+        arguments, follows = named | arguments, follows | dict(zip(named, (0, 1, 1, 4)))
         constants["PDL"] &= not IS_INTERPRETED
         if constants["PDL"]:
             options["launch_pdl"] = True
+    follows = {name: position for name, position in follows.items() if arguments[name] is not None}
+    return triton_launch.prepare(kernel, (programs,), arguments, follows, **constants, **options)
 
-    def run(warmup=False):
-        if config.kernel == "plain" and not IS_INTERPRETED:
-            # A ContextVar: a thread that never set it has no allocator, so set it where the launch happens.
-            triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
-        elif not IS_INTERPRETED:
-            ensure_cuda_context()
-        if warmup:
-            kernel.warmup(*args, grid=(programs,), **constants, **options)._init_handles()
-        else:
-            kernel[(programs,)](*args, **constants, **options)
 
-    return run
+planner = Planner(_plan, ("a", "b", "scale_a", "scale_b"))
+
+
+@operator.register
+def gemm_operator(a, b, scale_a=None, scale_b=None, config="best"):
+    return planner.run((a, b, scale_a, scale_b), None, config)
+
+
+def prepare(a, b, *, scale_a=None, scale_b=None, out=None, config="best") -> Launch:
+    """Check the arguments, choose a configuration and build its descriptors once; return a Launch.
+
+    Arguments as for `gemm`. The Launch has `out` and the chosen `config`. It lists in `skipped` the configurations that
+    cannot run, with reasons. `fallback` is a sentence when no configuration of the requested set can run.
+    """
+    return planner.prepare((a, b, scale_a, scale_b), out, config)
 
 
 def gemm(a, b, *, scale_a=None, scale_b=None, out=None, config="best"):
@@ -152,11 +157,14 @@ def gemm(a, b, *, scale_a=None, scale_b=None, out=None, config="best"):
     out: has A's dtype, or bfloat16 for float8.
     config: "best" (the configuration of the course that should be fastest for the shape), a set ("conservative",
     "proposed", "course"), a name from `configs()` or a GemmConfig. If no configuration of a set can run, gemm warns and
-    falls back to a conservative one. The environment variable TILES_GEMM_CONFIG, a set or a name, replaces "best".
+    falls back to a conservative one. The environment variable TILES_GEMM_CONFIG, a set or a name, replaces "best" when
+    the first call with such tensors is planned.
+
+    Under torch.compile and where autograd records, this is the operator torch.ops.tiles.gemm. It has a backward pass
+    for bfloat16 and float16, and its `config` is a name.
 
     Raises ValueError for bad arguments, and tilelab.device.Unsupported for hardware or a configuration that cannot run.
     """
-    launch = prepare(a, b, scale_a=scale_a, scale_b=scale_b, out=out, config=config)
-    if launch.fallback:
-        warnings.warn(launch.fallback, stacklevel=2)
-    return launch()
+    if operators.is_traced(a, b, scale_a, scale_b):
+        return operators.store(gemm_operator(a, b, scale_a, scale_b, config), out)
+    return planner.run((a, b, scale_a, scale_b), out, config)

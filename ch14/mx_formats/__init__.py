@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from ch14.mx_formats import kernels, number_formats
+from ch14.mx_formats import kernels, number_formats, operator
 from ch14.mx_formats.configs import FUSED, MxConfig, choose_config, configs, format_with_kernels
 from ch14.mx_formats.number_formats import BlockFormat
 from ch14.mx_formats.packing import Packed, Transposed, empty
-from tilelab import build, device
+from tilelab import build, device, operators
 from tilelab.operands import Launch, require_disjoint, require_rows, require_tensor
 
 __all__ = ["FUSED", "MxConfig", "Packed", "Transposed", "configs", "dequantise", "empty", "format_with_kernels", "job",
@@ -192,12 +192,33 @@ def prepare_quantise(x: torch.Tensor, format: str | BlockFormat = "mxfp8_e4m3", 
     return _launch(out, config, amax_bits.zero_, find_amax, find_scale, quantise_call)
 
 
+@operator.register_quantise
+def quantise_operator(x, format="mxfp8_e4m3", rule="floor", tiled=False, tensor_scale=None, config="best"):
+    packed = prepare_quantise(_contiguous_for(format, tensor_scale, x), format, rule=rule, tiled=tiled,
+                              tensor_scale=tensor_scale, config=config)()
+    return operator.list_tensors(packed)
+
+
+def _contiguous_for(format: str | BlockFormat, tensor_scale, x: torch.Tensor) -> torch.Tensor:
+    """Return x, contiguous where another pass over it finds the scale of the tensor."""
+    if tensor_scale is None and format_with_kernels(format).scale == "e4m3":
+        return require_tensor("x", x, "quantise").contiguous()
+    return x
+
+
 def quantise(x: torch.Tensor, format: str | BlockFormat = "mxfp8_e4m3", *, rule: str = "floor", tiled: bool = False,
              tensor_scale: float | torch.Tensor | None = None, out: Packed | None = None,
              config: str | MxConfig = "best") -> Packed:
-    """Quantise x, bfloat16 (R, C), with the same bits as `number_formats.quantise`. See `prepare_quantise`."""
-    if tensor_scale is None and format_with_kernels(format).scale == "e4m3":
-        x = require_tensor("x", x, "quantise").contiguous()
+    """Quantise x, bfloat16 (R, C), with the same bits as `number_formats.quantise`. See `prepare_quantise`.
+
+    Under torch.compile and where autograd records, this is torch.ops.tiles.quantise. It has no backward pass, and
+    takes `format` and `config` by name and `tensor_scale` as a number.
+    """
+    if operators.is_traced(x) and out is None:
+        name = format if isinstance(format, str) else format.name
+        values, scales, pair = quantise_operator(x, name, rule, tiled, tensor_scale, config)
+        return Packed(name, tuple(x.shape), values, scales, pair if pair.numel() else None, tiled)
+    x = _contiguous_for(format, tensor_scale, x)
     return prepare_quantise(x, format, rule=rule, tiled=tiled, tensor_scale=tensor_scale, out=out, config=config)()
 
 
@@ -216,8 +237,20 @@ def prepare_dequantise(packed: Packed, *, out: torch.Tensor | None = None,
     return _launch(out, config, _dequantise_call(packed, out, config, _can_convert(config)))
 
 
+@operator.register_dequantise
+def dequantise_operator(values, scales, pair, format, columns, tiled=False, config="best"):
+    packed = Packed(format, (values.shape[0], columns), values, scales, pair, tiled)
+    return prepare_dequantise(packed, config=config)()
+
+
 def dequantise(packed: Packed, *, out: torch.Tensor | None = None, config: str | MxConfig = "best") -> torch.Tensor:
-    """Return the matrix that a Packed stands for, bfloat16 (R, C). See `prepare_dequantise`."""
+    """Return the matrix that a Packed stands for, bfloat16 (R, C). See `prepare_dequantise`.
+
+    Under torch.compile this is torch.ops.tiles.dequantise.
+    """
+    if isinstance(packed, Packed) and operators.is_traced(packed.values):
+        return operators.store(dequantise_operator(packed.values, packed.scales, packed.pair, packed.format.name,
+                                                   packed.shape[1], packed.tiled, config), out)
     return prepare_dequantise(packed, out=out, config=config)()
 
 

@@ -61,7 +61,7 @@ def unpack(packed: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
 
 def tiled_size(rows: int, columns: int) -> int:
     """Return the bytes that scales of (rows, columns) take in tiles."""
-    return math.ceil(rows / TILE[0]) * math.ceil(columns / TILE[1]) * TILE[0] * TILE[1]
+    return -(-rows // TILE[0]) * -(-columns // TILE[1]) * TILE[0] * TILE[1]
 
 
 def tile_scales(scales: torch.Tensor) -> torch.Tensor:
@@ -161,11 +161,12 @@ def _layout(format: BlockFormat, shape: tuple[int, int], tiled: bool) -> dict[st
     """Return shape and dtype of each tensor that a Packed of `shape` holds."""
     if tiled and format.scale == "fp32":
         raise ValueError(f"tiles of 128 x 4 are for scales of one byte; those of {format.name} are float32.")
-    if len(shape) != 2 or not all(isinstance(extent, int) and extent >= 0 for extent in shape):
+    # Under torch.compile an extent may be a SymInt, which stands for any number.
+    if len(shape) != 2 or not all(isinstance(extent, int | torch.SymInt) and extent >= 0 for extent in shape):
         raise ValueError(f"shape must be two whole numbers from 0; it is {tuple(shape)!r:.60}.")
     rows, columns = shape
-    groups = math.ceil(columns / format.block[1])
-    layout = {"values": ((rows, math.ceil(columns * format.element.bits / 8)), torch.uint8),
+    groups = -(-columns // format.block[1])
+    layout = {"values": ((rows, -(-columns * format.element.bits // 8)), torch.uint8),
               "scales": ((tiled_size(rows, groups),) if tiled else (rows, groups),
                          torch.float32 if format.scale == "fp32" else torch.uint8)}
     return layout | ({"pair": ((2,), torch.float32)} if format.scale == "e4m3" else {})

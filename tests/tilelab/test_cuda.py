@@ -273,9 +273,9 @@ def test_too_much_shared_memory_is_unsupported(monkeypatch):
 def test_plain_numbers_and_cpu_tensors_are_refused():
     for value in (3, 1.5, True):
         with pytest.raises(TypeError, match="no C width"):
-            cuda._argument(value)
+            cuda.as_parameter(value)
     with pytest.raises(ValueError, match="CPU tensor"):
-        cuda._argument(torch.zeros(1))
+        cuda.as_parameter(torch.zeros(1))
 
 
 @pytest.mark.gpu

@@ -1,0 +1,288 @@
+"""torch.ops.tiles: every operator traces, with dynamic shapes, and differentiates or says what to use instead.
+
+The operators with a Triton kernel run in the interpreter. Those in CUDA C++ are traced with fake tensors of a GPU.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.library import opcheck
+
+from ch07 import resample
+from ch10 import wgmma_gemm
+from ch14 import attention, blockscaled, gemm, mx_formats
+from tilelab import check, device, operators
+
+GPU = device.current().capability is not None
+WHERE = "cuda" if GPU else "cpu"
+TILES = torch.ops.tiles
+
+
+def random(*shape, dtype=torch.float16):
+    return torch.randn(*shape, device=WHERE).to(dtype)
+
+
+def list_calls():
+    """Return {test id: (operator, arguments)} of the operators that the interpreter can run."""
+    x, weight = random(40, 96, dtype=torch.bfloat16), random(48, 96, dtype=torch.bfloat16)
+    q, kv = random(1, 4, 24, 64), [random(1, 2, 40, 64) for _ in range(2)]
+    calls = {"gemm": (TILES.gemm, (random(64, 32), random(48, 32).T)),
+             "gemm-row-by-row": (TILES.gemm, (random(5, 40)[:, :32], random(32, 48))),
+             "attention": (TILES.attention, (q, *kv, False, 0.2)),
+             "attention-transposed": (TILES.attention, tuple(random(2, 24, 2, 64).transpose(1, 2) for _ in range(3)))}
+    for form, tiled in (("mxfp8_e4m3", True), ("nvfp4", False), ("fp8_1x128", False)):
+        packed = mx_formats.quantise(x, form, tiled=tiled)
+        name = f"{form}{'-tiled' * tiled}"
+        calls[f"quantise-{name}"] = TILES.quantise, (x, form, "floor", tiled)
+        calls[f"dequantise-{name}"] = TILES.dequantise, (packed.values, packed.scales, packed.pair, form, 96, tiled)
+    a, b = (mx_formats.quantise(matrix, "mxfp4") for matrix in (x, weight))
+    calls["decode"] = TILES.decode, (x[:4], b.values, b.scales)
+    calls["block_scaled_mm"] = TILES.block_scaled_mm, tuple(
+        part for each in (a, b) for part in (each.values, each.scales, each.pair, "mxfp4", False))
+    return calls
+
+
+CALLS = tuple(list_calls()) if not GPU else ()
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(GPU, reason="test_every_operator_passes_opcheck_on_a_gpu has larger shapes")
+@pytest.mark.parametrize("name", CALLS)
+def test_every_operator_passes_opcheck(name):
+    op, arguments = list_calls()[name]
+    assert set(opcheck(op.default, arguments).values()) == {"SUCCESS"}
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(GPU, reason="the CPU's kernels cannot compare float8")
+def test_float8_passes_opcheck():
+    a = random(64, 64).to(torch.float8_e4m3fn)
+    scale = torch.ones(1)
+    tests = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    assert set(opcheck(TILES.gemm.default, (a, a.T, scale, scale), test_utils=tests).values()) == {"SUCCESS"}
+
+
+@pytest.mark.gpu
+def test_every_operator_passes_opcheck_on_a_gpu():
+    a, weight = (random(rows, 512, dtype=torch.bfloat16) for rows in (256, 384))
+    calls = [(TILES.gemm, (a, weight.T)), (TILES.attention, tuple(random(1, 2, 256, 128) for _ in range(3)))]
+    if device.current().has_wgmma:
+        left, right = mx_formats.quantise(a, "fp8_1x128"), random(384, 512).to(torch.float8_e4m3fn)
+        scales = torch.ones(3, 4, device="cuda")
+        calls += [(TILES.wgmma_gemm, (a, weight.T)),
+                  (TILES.fp8, (left.values.view(torch.float8_e4m3fn), right.T, left.scales, scales.T))]
+    features, times = random(2, 64, 32), torch.linspace(0, 1, 64, device="cuda").expand(2, 64).contiguous()
+    calls += [(TILES.resample, (features, times, times[:, ::2].contiguous()))]
+    for op, arguments in calls:
+        tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")[op is TILES.fp8:]
+        assert set(opcheck(op.default, arguments, test_utils=tests).values()) == {"SUCCESS"}, op
+
+
+def multiply_quantised(x, y):
+    return blockscaled.matmul(mx_formats.quantise(x, "mxfp4"), mx_formats.quantise(y, "mxfp4").T)
+
+
+MODELS = {  # a function of tensors whose first one may have any number of rows, and what makes the others
+    "gemm": (lambda a, b: gemm.gemm(a, b) * 2, lambda rows: (random(rows, 32), random(48, 32).T)),
+    "gemm-out": (lambda a, b: gemm.gemm(a, b, out=a.new_empty(a.shape[0], b.shape[1])),
+                 lambda rows: (random(rows, 32), random(48, 32).T)),
+    "attention": (lambda q, k: attention.attention(q, k, k, is_causal=True) + 1,
+                  lambda rows: (random(1, 2, rows, 64), random(1, 2, 40, 64))),
+    "quantise": (lambda x: mx_formats.dequantise(mx_formats.quantise(x, "nvfp4")),
+                 lambda rows: (random(rows, 96, dtype=torch.bfloat16),)),
+    "matmul": (multiply_quantised, lambda rows: (random(rows, 96, dtype=torch.bfloat16),
+                                                 random(48, 96, dtype=torch.bfloat16)))}
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_one_graph_for_any_number_of_rows(name):
+    function, make = MODELS[name]
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for rows in (24, 40, 56):
+            inputs = make(rows)
+            assert torch.equal(compiled(*inputs), function(*inputs))
+    assert counter.frame_count == 1
+
+
+def test_operators_in_cuda_are_traced_without_a_gpu():
+    """make_fx and torch.compile see shapes, strides and dtypes of a GPU's tensors, which are fake."""
+    def trace(function, *tensors):
+        graph = make_fx(function, tracing_mode="symbolic")(*tensors)
+        return [node.target for node in graph.graph.nodes if node.op == "call_function"]
+
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()):
+        a, weight = (torch.empty(rows, 512, dtype=torch.bfloat16, device="cuda") for rows in (100, 384))
+        codes = [matrix.to(torch.float8_e4m3fn) for matrix in (a, weight)]
+        scales = [torch.empty(shape, device="cuda") for shape in ((100, 4), (3, 4))]
+        trajectories = [torch.empty(shape, device="cuda") for shape in ((2, 64, 32), (2, 64), (2, 30))]
+        for function, inputs, op, shape in (
+                (lambda a, w: wgmma_gemm.gemm(a, w.T), (a, weight), TILES.wgmma_gemm, (100, 384)),
+                (lambda a, w: gemm.gemm(a, w.T), (a, weight), TILES.gemm, (100, 384)),
+                (lambda a, b, s, t: blockscaled.matmul((a, s), (b.T, t.T)), (*codes, *scales), TILES.fp8, (100, 384)),
+                (lambda f, s, t: resample.resample(f, s, t), trajectories, TILES.resample, (2, 30, 32))):
+            found = function(*inputs)
+            assert found.shape == shape and found.device.type == "cuda", op
+            assert op.default in trace(function, *inputs)
+
+
+@pytest.mark.parametrize("layout", ["k", "n"])
+@pytest.mark.parametrize("m, n, k", [(24, 48, 32), (13, 16, 40), (8, 24, 20)])  # M and K need not be multiples of 8
+def test_gemm_has_a_backward_pass(layout, m, n, k):
+    whole = (k + 7) // 8 * 8
+    a = random(m, whole)[:, :k].requires_grad_()
+    b = (random(n, whole)[:, :k].T if layout == "k" else random(k, n)).requires_grad_()
+    c, gradient = gemm.gemm(a, b), random(m, n)
+    assert c.grad_fn is not None
+    for found, wanted in zip(torch.autograd.grad(c, (a, b), gradient),
+                             torch.autograd.grad(a.double() @ b.double(), (a, b), gradient.double())):
+        assert check.relative_error(found, wanted) < 2e-3
+    only_b, = torch.autograd.grad(gemm.gemm(a.detach(), b).sum(), b)  # the gradient of sum has strides of zero
+    assert check.relative_error(only_b, a.detach().double().sum(0)[:, None].expand(k, n)) < 2e-3
+
+
+@pytest.mark.compile
+def test_the_backward_pass_is_traced_and_differentiates_again():
+    a, weight = random(16, 32).requires_grad_(), random(24, 32).requires_grad_()
+
+    def loss(a, weight):
+        return (gemm.gemm(a, weight.T).float() ** 2).sum()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    for found, wanted in zip(torch.autograd.grad(compiled(a, weight), (a, weight)),
+                             torch.autograd.grad(loss(a, weight), (a, weight))):
+        assert torch.equal(found, wanted)
+    first, = torch.autograd.grad(loss(a, weight), a, create_graph=True)
+    second, = torch.autograd.grad(first.float().sum(), weight)
+    assert second.shape == weight.shape and second.any()
+
+
+def test_a_linear_layer_learns():
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(32, 8, bias=False, dtype=torch.float16, device=WHERE)
+    x, target = random(64, 32), random(64, 8)
+    losses = []
+    for _ in range(20):
+        loss = ((gemm.gemm(x, layer.weight.T) - target).float() ** 2).mean()
+        layer.weight.grad = None
+        loss.backward()
+        with torch.no_grad():
+            layer.weight -= 0.2 * layer.weight.grad
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_a_backward_pass_that_is_missing_names_the_alternative():
+    q = random(1, 2, 24, 64)
+    x, weight = random(4, 96, dtype=torch.bfloat16), mx_formats.quantise(random(48, 96, dtype=torch.bfloat16), "mxfp4")
+    fp8 = random(64, 64).to(torch.float8_e4m3fn)
+    for function, tensor, instead in (
+            (lambda q: attention.attention(q, q, q), q, "tiles::attention .*: use torch.nn.functional.scaled_dot_"),
+            (lambda x: blockscaled.matmul(x, weight.T), x, "tiles::decode .*: dequantise the operands .* torch.mm"),
+            (lambda s: gemm.gemm(fp8, fp8.T, scale_a=s), torch.ones(1, device=WHERE), "float8: use ch14.gemm with bf")):
+        tensor = tensor.clone().requires_grad_()
+        with pytest.raises(RuntimeError, match=instead):
+            function(tensor).float().sum().backward()
+
+
+def test_out_is_checked_where_the_operator_runs():
+    a, b = random(16, 32).requires_grad_(), random(32, 24)
+    with pytest.raises(ValueError, match=r"out must be \(16, 24\) of torch.float16; it is \(24,\) of torch.float32"):
+        gemm.gemm(a, b, out=torch.empty(24, device=WHERE))
+    out = torch.empty(16, 24, dtype=torch.float16, device=WHERE)
+    assert gemm.gemm(a, b, out=out) is out and torch.equal(out, gemm.gemm(a.detach(), b))
+
+
+def test_a_call_that_nobody_traces_is_not_dispatched(monkeypatch):
+    a, b = random(16, 32), random(32, 24)
+    assert not operators.is_traced(a, b, None, "text") and operators.is_traced(a, b.clone().requires_grad_())
+    monkeypatch.setattr(gemm, "gemm_operator", None)
+    with torch.no_grad():
+        gemm.gemm(a, torch.nn.Parameter(b))
+
+
+# ---- on a GPU
+
+
+def list_functions():
+    """Return the functions that keep plans, each with what makes its arguments and what computes the same."""
+    def make():
+        return [random(264, 512, dtype=torch.bfloat16) for _ in range(2)]
+
+    def multiply(a, weight):
+        return a.double() @ weight.double().T
+
+    found = [(lambda a, w: gemm.gemm(a, w.T), make, multiply),
+             (lambda a, w: gemm.gemm(a, w.T, config="conservative"), make, multiply),  # descriptors made on the GPU
+             (lambda q: attention.attention(q, q, q), lambda: [random(1, 2, 200, 128)],
+              lambda q: attention.spec(q, q, q))]
+    return found + [(lambda a, w: wgmma_gemm.gemm(a, w.T), make, multiply)] * device.current().has_wgmma
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", range(4))
+def test_a_kept_plan_follows_addresses_streams_and_graphs(number):
+    functions = list_functions()
+    if number >= len(functions):
+        pytest.skip("needs wgmma")
+    function, make, spec = functions[number]
+    kept = [make() for _ in range(3)]  # three sets of addresses
+    for inputs in kept * 2:
+        assert check.relative_error(function(*inputs), spec(*inputs)) < 1e-2
+    stream, late = torch.cuda.Stream(), [torch.empty_like(tensor) for tensor in kept[0]]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)  # a launch on any other stream would read `late` before it is filled
+        for tensor, source in zip(late, kept[1]):
+            tensor.copy_(source)
+        found = function(*late)
+    stream.synchronize()
+    assert check.relative_error(found, spec(*kept[1])) < 1e-2
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = [function(*inputs) for inputs in kept]
+    function(*late)  # moves the parameters, of which the graph has copies
+    for tensor in kept[2]:
+        tensor.normal_()
+    graph.replay()
+    torch.cuda.synchronize()
+    for result, inputs in zip(captured, kept):
+        assert check.relative_error(result, spec(*inputs)) < 1e-2
+
+
+@pytest.mark.gpu
+def test_threads_share_a_plan():
+    function, make, spec = list_functions()[0]
+    cases = [make() for _ in range(8)]
+    function(*cases[0])
+
+    def work(inputs):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            results = [function(*inputs) for _ in range(100)]
+            torch.cuda.current_stream().synchronize()
+        return results
+
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(8) as pool:
+        for inputs, results in zip(cases, pool.map(work, cases)):
+            assert all(torch.equal(result, results[0]) for result in results)
+            assert check.relative_error(results[0], spec(*inputs)) < 1e-2
+
+
+@pytest.mark.gpu
+def test_a_compiled_model_runs_in_cuda_graphs():
+    weight = random(384, 512, dtype=torch.bfloat16)
+    model = torch.compile(lambda x: gemm.gemm(x, weight.T).relu(), fullgraph=True, mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(4):
+            x = random(256, 512, dtype=torch.bfloat16)
+            assert check.relative_error(model(x).clone(), (x.double() @ weight.double().T).relu()) < 1e-2
