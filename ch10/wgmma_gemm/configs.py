@@ -59,8 +59,8 @@ class WgmmaConfig:
                              "multiplied.")
         if self.kernel == "specialised" and self.cluster > 2:
             raise ValueError(f"cluster must be 1 or 2 for the kernel specialised; it is {self.cluster}.")
-        if self.kernel == "split" and self.cluster not in (2, 4, 8):
-            raise ValueError(f"cluster must be 2, 4 or 8 for the kernel split; it is {self.cluster}.")
+        if self.kernel == "split" and self.cluster < 2:
+            raise ValueError("cluster must be at least 2 for the kernel split; it is 1.")
         if self.kernel == "split" and (self.persistent or self.epilogue_subtile > 1):
             raise ValueError("persistent must be False and epilogue_subtile 1 for the kernel split; they are "
                              f"{self.persistent} and {self.epilogue_subtile}.")

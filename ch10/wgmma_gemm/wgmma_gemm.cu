@@ -361,9 +361,10 @@ split(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
     if (warpgroup > 0) {
         const int c_rows = SWAP ? N : M, c_columns = SWAP ? M : N;
         const int c_row = SWAP ? column : row, c_column = SWAP ? row : column;
-        constexpr int UNITS_PER_CTA = C_ROWS * C_COLUMNS / 8 / CLUSTER;  // in units of eight elements, 16 bytes of C
-        for (int i = threadIdx.x - 128; i < UNITS_PER_CTA; i += 128 * CONSUMERS) {
-            const int unit = rank * UNITS_PER_CTA + i;
+        constexpr int UNITS = C_ROWS * C_COLUMNS / 8;  // a unit is eight elements, 16 bytes of C
+        constexpr int UNITS_PER_CTA = (UNITS + CLUSTER - 1) / CLUSTER;  // 3 CTAs do not share evenly
+        const int last_unit = min((int(rank) + 1) * UNITS_PER_CTA, UNITS);
+        for (int unit = rank * UNITS_PER_CTA + threadIdx.x - 128; unit < last_unit; unit += 128 * CONSUMERS) {
             const int line = unit / (C_COLUMNS / 8), begin = unit % (C_COLUMNS / 8) * 8;
             if (c_row + line >= c_rows || c_column + begin >= c_columns) continue;
             float sum[8] = {};
