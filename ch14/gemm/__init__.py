@@ -14,8 +14,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ch14.gemm import operator
 from ch14.gemm.configs import SETS, GemmConfig, configs, job, rank_configs, rejection
-from ch14.gemm.kernels import gemm_persistent_kernel, gemm_plain_kernel
-from tilelab import device, operators, triton_launch
+from ch14.gemm.kernels import gemm_persistent_kernel, gemm_plain_kernel, gemm_split_kernel
+from tilelab import device, operators, triton_launch, workspace
 from tilelab.operands import (
     Launch,
     choose_config,
@@ -116,16 +116,32 @@ def bind_config(config, a, stored_b, out, scale_a, scale_b, shape, b_k_major, sm
                      "stride_b": row_stride(stored_b), "stride_c": row_stride(out)}
         follows |= {"a_ptr": 0, "b_ptr": 1, "c_ptr": 4}
     else:
-        kernel, programs = gemm_persistent_kernel, min(constants["PROGRAMS"], config.tiles(*shape[:2]))
+        kernel = gemm_persistent_kernel if config.kernel == "persistent" else gemm_split_kernel
+        programs = min(constants.get("PROGRAMS", 1 << 30), config.tiles(*shape[:2]) * config.splits)
         descriptors = [block and TensorDescriptor(matrix, list(matrix.shape), [row_stride(matrix), 1], block)
                        for matrix, block in zip((a, stored_b, stored_b, out), config.blocks(b_k_major))]
         named = dict(zip(("a_desc", "b_desc", "b_extra_desc", "c_desc"), descriptors))
-        arguments, follows = named | arguments, follows | dict(zip(named, (0, 1, 1, 4)))
+        follows |= dict(zip(named, (0, 1, 1, 4)))
+        if config.kernel == "split":
+            del named["b_extra_desc"], follows["b_extra_desc"]
+            named |= dict(zip(("parts_ptr", "arrivals_ptr"), _make_workspace(config, shape, a.device)))
+            follows |= {"parts_ptr": 5, "arrivals_ptr": 6}
+        arguments = named | arguments
         constants["PDL"] &= not IS_INTERPRETED
         if constants["PDL"]:
             options["launch_pdl"] = True
     follows = {name: position for name, position in follows.items() if arguments[name] is not None}
-    return triton_launch.prepare(kernel, (programs,), arguments, follows, **constants, **options)
+    launch = triton_launch.prepare(kernel, (programs,), arguments, follows, **constants, **options)
+    if config.kernel != "split":
+        return launch
+    return lambda *tensors: launch(*tensors, *_make_workspace(config, shape, tensors[0].device))
+
+
+def _make_workspace(config, shape, where) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return memory for the parts of all tiles, and a counter for each tile."""
+    tiles = config.tiles(*shape[:2])
+    parts = torch.empty(tiles * config.splits * config.block_m * config.block_n, device=where)
+    return parts, workspace.make_counters(tiles, where)
 
 
 planner = Planner(_plan, ("a", "b", "scale_a", "scale_b"))

@@ -12,7 +12,7 @@ from tilelab import device
 from tilelab.build import Job
 
 ITEMSIZE = {"bf16": 2, "fp16": 2, "fp8": 1}
-KERNELS = ("plain", "persistent")
+KERNELS = ("plain", "persistent", "split")
 SETS = ("conservative", "proposed", "course")
 _TILE_SIDES = (16, 32, 64, 128, 256, 512)
 _TRITON_TYPES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8e4nv"}
@@ -26,6 +26,7 @@ class GemmConfig:
     stores its 64 extra columns as one more part. Each part is staged in shared memory alone. `group_m` rows of tiles
     sweep the columns together, so that their operands meet in L2. `programs_per_sm` sizes the persistent grid, and
     `pdl` asks for programmatic dependent launch. A block_n of 192 becomes two accumulators, of 128 and 64 columns.
+    In the kernel "split", `splits` programs share the steps of one tile.
     """
 
     block_m: int
@@ -38,6 +39,7 @@ class GemmConfig:
     group_m: int = 8
     programs_per_sm: int = 1
     pdl: bool = False
+    splits: int = 1
 
     def __post_init__(self):
         allowed = {"kernel": KERNELS, "block_m": _TILE_SIDES, "block_k": _TILE_SIDES,
@@ -48,6 +50,9 @@ class GemmConfig:
             if getattr(self, name) not in values:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, values))}; it is "
                                  f"{getattr(self, name)!r:.40}.")
+        if not (2 <= self.splits <= 64 if self.kernel == "split" else self.splits == 1):
+            raise ValueError("splits must be from 2 to 64 for the kernel split, and 1 for the others; it is "
+                             f"{self.splits!r:.40} for the kernel {self.kernel}.")
         if min(self.group_m, self.programs_per_sm) < 1:
             raise ValueError("group_m and programs_per_sm must be at least 1; they are "
                              f"{self.group_m} and {self.programs_per_sm}.")
@@ -70,7 +75,8 @@ class GemmConfig:
         "128,128,64,4,3 persistent /4 x2 early" stores C in four parts, runs two programs per SM and uses
         programmatic dependent launch (`pdl`).
         """
-        extras = [f"/{self.epilogue_subtile}"] * (self.epilogue_subtile > 1)
+        extras = [f"{self.splits} ways"] * (self.splits > 1)
+        extras += [f"/{self.epilogue_subtile}"] * (self.epilogue_subtile > 1)
         extras += [f"x{self.programs_per_sm}"] * (self.programs_per_sm > 1) + ["early"] * self.pdl
         extras += [f"group {self.group_m}"] * (self.group_m != 8)
         return " ".join([str(self), self.kernel, *extras])
@@ -98,6 +104,8 @@ class GemmConfig:
                       GROUP_M=self.group_m, EPILOGUE_SUBTILE=self.epilogue_subtile)
         if self.kernel == "persistent":
             values |= dict(EXTRA_N=extra, PROGRAMS=sms * self.programs_per_sm, PDL=self.pdl)
+        elif self.kernel == "split":
+            values |= dict(SPLITS=self.splits, PDL=self.pdl)
         return values
 
     def tensor_core(self, target: str) -> str:
@@ -114,13 +122,13 @@ class GemmConfig:
         """Return the bytes of shared memory per program: a ring of A and B tiles, and the staged part of C.
 
         mma.sync reads its operands from registers, so its last stage leaves the ring. The plain kernel stages C (two
-        bytes per element) in the ring, which is empty by then; a persistent one is already filling the ring for the
-        next tile. The compiler adds up to SMEM_SLACK bytes.
+        bytes per element) in the ring, which is empty by then, and so does the split one; a persistent one is already
+        filling the ring for the next tile. The compiler adds up to SMEM_SLACK bytes.
         """
         buffers = self.num_stages if self.tensor_core(target) != "mma.sync" else max(self.num_stages - 1, 1)
         ring = buffers * (self.block_m + self.block_n) * self.block_k * ITEMSIZE[dtype]
         staged = self.block_m * self.columns[0] * 2 // self.epilogue_subtile
-        return max(ring, staged) if self.kernel == "plain" else ring + staged
+        return ring + staged if self.kernel == "persistent" else max(ring, staged)
 
 
 # An mbarrier takes 8 bytes per stage; on tcgen05 a tile of 64 rows also passes 4 KiB through shared memory to change
@@ -233,6 +241,7 @@ class Rates:
     contention: float = 0.15  # the fraction of the operands' time that also delays the products beside it
     launch_us: float = 2.0  # programmatic dependent launch hides half of this time
     dram_bytes_per_us: float = 4.1e6  # for all SMs together
+    split_us: float = 3.0  # from the first program's part to the sum of all
 
 
 def predicted_ms(config: GemmConfig, m: int, n: int, k: int, dtype: str, sms: int) -> float:
@@ -246,8 +255,8 @@ def predicted_ms(config: GemmConfig, m: int, n: int, k: int, dtype: str, sms: in
     products = 2 * config.block_m * config.block_n * config.block_k / (rates.flops_per_us * 2 / size)
     operands = (config.block_m + config.block_n) * config.block_k * size / rates.l2_bytes_per_us
     exposed = rates.latency_us + products * (config.num_stages == 1)  # with one stage nothing overlaps
-    resident = _plain_programs_per_sm(config, dtype) if config.kernel == "plain" else config.programs_per_sm
-    steps = math.ceil(k / config.block_k)
+    resident = config.programs_per_sm if config.kernel == "persistent" else _plain_programs_per_sm(config, dtype)
+    steps = math.ceil(k / config.block_k / config.splits)
 
     def tile_us(programs):
         latency = exposed / (max(config.num_stages - 1, 1) * programs)
@@ -255,15 +264,17 @@ def predicted_ms(config: GemmConfig, m: int, n: int, k: int, dtype: str, sms: in
         felt = rates.contention * operands / (programs if size == 2 else 1)
         return steps * max(products + felt, operands, latency)
 
-    together, left = divmod(math.ceil(config.tiles(m, n) / sms), resident)
+    together, left = divmod(math.ceil(config.tiles(m, n) * config.splits / sms), resident)
     busy = together * resident * tile_us(resident) + left * tile_us(max(left, 1))
-    if config.kernel == "plain" and resident == 1:  # no other program computes while this one fills its ring
+    if config.kernel != "persistent" and resident == 1:  # no other program computes while this one fills its ring
         busy += (together + left) * rates.latency_us
     # the first fill, the last store
     ends = rates.latency_us + config.block_m * config.block_n * 2 / rates.l2_bytes_per_us
     dram = ((m + n) * k * size + m * n * 2) / rates.dram_bytes_per_us
     if config.columns[1]:  # with two accumulators the loops are not fused, so each tile pays for its ends
         busy += (together + left - 1) * ends
+    if config.splits > 1:  # each part of C is written and read in float32, mostly in L2, by all SMs together
+        busy += rates.split_us + config.splits * m * n * 8 / rates.l2_bytes_per_us / sms
     return (max(busy, dram) + ends + rates.launch_us / (1 + config.pdl)) / 1e3
 
 
@@ -300,7 +311,10 @@ def job(config: GemmConfig, target: str, dtype: str = "bf16", b_k_major: bool = 
         blocks = dict(zip(("a_desc", "b_desc", "b_extra_desc", "c_desc"), config.blocks(b_k_major)))
         pointers = {name: f"tensordesc<{of_c if name == 'c_desc' else element}{block}>"
                     for name, block in blocks.items() if block}
-        constants |= {} if blocks["b_extra_desc"] else {"b_extra_desc": None}
+        if config.kernel == "split":
+            pointers |= {"parts_ptr": "*fp32", "arrivals_ptr": "*i32"}
+        elif not blocks["b_extra_desc"]:
+            constants |= {"b_extra_desc": None}
     if scaled:
         pointers |= dict.fromkeys(scales, "*fp32")
     else:

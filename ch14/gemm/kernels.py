@@ -13,7 +13,8 @@ tensor memory on sm_100a). Then the tile is scaled, converted, staged in shared 
 
 `gemm_plain_kernel` is the kernel of the field note: a program computes one tile and builds its descriptors itself.
 `gemm_persistent_kernel` takes descriptors from the host, and each program computes many tiles, so that the loads of the
-next tile run during the epilogue of this one. Source: Triton's persistent matmul tutorial; CUTLASS's tile rasters.
+next tile run during the epilogue of this one. `gemm_split_kernel` is for a C of few tiles and a long K: several
+programs share the steps of a tile, and the last one that is done adds up their parts. Source: Triton's persistent matmul tutorial; CUTLASS's tile rasters.
 """
 
 from __future__ import annotations
@@ -142,3 +143,43 @@ def gemm_persistent_kernel(a_desc, b_desc, b_extra_desc, c_desc, scale_a_ptr, sc
         if EXTRA_N > 0:
             # The extra columns are as wide as one part of the tile (128 / 2), so c_desc serves both.
             store_tile(c_desc, apply_scales(acc_extra, scale_a_ptr, scale_b_ptr), tile_m * BLOCK_M, n + BLOCK_N, 1)
+
+
+@triton.jit
+def add_parts(acc, parts_ptr, arrivals_ptr, tile_id, split, SPLITS: tl.constexpr):
+    # Each program leaves its part of the sum in global memory and counts itself. The one that counts last adds up all
+    # parts, in their order, so that the result does not depend on who is last.
+    rows: tl.constexpr = acc.shape[0]
+    columns: tl.constexpr = acc.shape[1]
+    at = tl.arange(0, rows)[:, None] * columns + tl.arange(0, columns)[None, :]
+    parts_ptr += tile_id.to(tl.int64) * (SPLITS * rows * columns)
+    tl.store(parts_ptr + split * (rows * columns) + at, acc)
+    tl.debug_barrier()  # all threads have stored their part
+    is_last = tl.atomic_add(arrivals_ptr + tile_id, 1) == SPLITS - 1
+    if is_last:
+        acc = tl.zeros((rows, columns), tl.float32)
+        for other in range(SPLITS):
+            acc += tl.load(parts_ptr + other * (rows * columns) + at, cache_modifier=".cg")  # from L2
+        tl.store(arrivals_ptr + tile_id, 0)  # for the next launch
+    return acc, is_last
+
+
+@triton.jit
+def gemm_split_kernel(a_desc, b_desc, c_desc, parts_ptr, arrivals_ptr, scale_a_ptr, scale_b_ptr, M, N, K,
+                      BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, B_K_MAJOR: tl.constexpr,
+                      GROUP_M: tl.constexpr, EPILOGUE_SUBTILE: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    tile_id, split = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
+    tile_m, tile_n = tile_coordinates(tile_id, tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
+    m = tile_m * BLOCK_M
+    n = tile_n * BLOCK_N
+    steps = tl.cdiv(K, BLOCK_K)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for step in range(steps * split // SPLITS, steps * (split + 1) // SPLITS):
+        a = a_desc.load([m, step * BLOCK_K])
+        acc = tl.dot(a, load_b(b_desc, step * BLOCK_K, n, B_K_MAJOR), acc)
+    acc, is_last = add_parts(acc, parts_ptr, arrivals_ptr, tile_id, split, SPLITS)
+    if is_last:
+        store_tile(c_desc, apply_scales(acc, scale_a_ptr, scale_b_ptr), m, n, EPILOGUE_SUBTILE)
