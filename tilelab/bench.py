@@ -44,7 +44,12 @@ class Timing:
     tflops: float | None = None
     gbps: float | None = None
     reason: str = ""
-    spread: float | None = None  # half of the distance between the quartiles of the ratio, over the rounds
+    ratios: tuple[float, ...] = ()  # peer_ms / ms of each round; none for the peer itself
+
+    @property
+    def spread(self) -> float | None:
+        """Half of the distance between the quartiles of the ratio, over the rounds; None with fewer than two."""
+        return find_spread(self.ratios) if len(self.ratios) > 1 else None
 
     @property
     def ratio(self) -> float | None:
@@ -76,11 +81,11 @@ def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence]
         raise device.Unsupported(f"timing needs a GPU; here is {device.current().describe()}: read results/ instead.")
     if os.environ.get("TILES_QUICK"):
         rounds, warm_s, burst_ms = map(min, (rounds, warm_s, burst_ms), QUICK.values())
-    inputs = _make_input_sets(make_inputs)
+    inputs = make_input_sets(make_inputs)
     # A graph holds addresses, not tensors. The launches own the work space, so they must live until the last replay.
     launches = {peer: [candidates[peer](*tensors) for tensors in inputs]}
-    call_ms = _estimate_ms(launches[peer])
-    make_burst = _capture_burst if call_ms * 1e3 < GRAPH_BELOW_US else _make_plain_burst
+    call_ms = estimate_ms(launches[peer])
+    make_burst = capture_burst if call_ms * 1e3 < GRAPH_BELOW_US else _make_plain_burst
     calls = {peer: _calls_per_burst(call_ms, burst_ms)}
     bursts, failed = {peer: make_burst(launches[peer], calls[peer])}, {}
     for name, candidate in candidates.items():
@@ -88,18 +93,18 @@ def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence]
             continue
         try:
             launches[name] = [candidate(*tensors) for tensors in inputs]
-            calls[name] = min(calls[peer], _calls_per_burst(_estimate_ms(launches[name]), burst_ms))
+            calls[name] = min(calls[peer], _calls_per_burst(estimate_ms(launches[name]), burst_ms))
             bursts[name] = make_burst(launches[name], calls[name])
         except torch.AcceleratorError:
             raise  # the CUDA context is lost, and with it everything that follows
         except Exception as error:
             failed[name] = _first_reason(error)
-    times, spreads = _interleave(bursts, peer, calls, failed, rounds, warm_s)
+    times, ratios = _interleave(bursts, peer, calls, failed, rounds, warm_s)
     timings = {}
     for name in candidates:
         ms = times.get(name)
         timings[name] = Timing(name, ms, peer, times[peer], flops / ms / 1e9 if flops and ms else None,
-                               nbytes / ms / 1e6 if nbytes and ms else None, failed.get(name, ""), spreads.get(name))
+                               nbytes / ms / 1e6 if nbytes and ms else None, failed.get(name, ""), ratios.get(name, ()))
     return timings
 
 
@@ -110,7 +115,7 @@ def _first_reason(error: BaseException) -> str:
     return device.first_line(error)[:300]
 
 
-def _make_input_sets(make_inputs) -> list[Sequence]:
+def make_input_sets(make_inputs) -> list[Sequence]:
     """Return enough sets of inputs that the first has left L2 before it is used again."""
     sets = [make_inputs()]
     size = sum(tensor.nbytes for tensor in sets[0] if isinstance(tensor, torch.Tensor))
@@ -122,7 +127,7 @@ def _calls_per_burst(call_ms: float, burst_ms: float) -> int:
     return max(2, min(400, math.ceil(burst_ms / call_ms)))
 
 
-def _estimate_ms(launches) -> float:
+def estimate_ms(launches) -> float:
     for launch in launches:
         launch()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -157,7 +162,7 @@ def _forbid_waiting():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def _capture_burst(launches, calls: int) -> Callable[[], None]:
+def capture_burst(launches, calls: int) -> Callable[[], None]:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -174,11 +179,11 @@ def _capture_burst(launches, calls: int) -> Callable[[], None]:
 
 
 def _interleave(bursts, peer: str, calls: dict[str, int], failed: dict[str, str], wanted: int,
-                warm_s: float) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the median milliseconds per call of each candidate from `wanted` rounds, and the spread of its ratio.
+                warm_s: float) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
+    """Return the median milliseconds per call of each candidate, and the peer's time over its own in each round.
 
     The peer runs again after every second candidate, so that both see the same clocks. A candidate that raises is timed
-    no further; `failed` gets its reason. The spread is half of the distance between the quartiles over the rounds.
+    no further; `failed` gets its reason.
     """
     others = [name for name in bursts if name != peer]
     order = [peer] if not others else [name for i, other in enumerate(others)
@@ -211,11 +216,11 @@ def _interleave(bursts, peer: str, calls: dict[str, int], failed: dict[str, str]
                 if name != peer:
                     ratios[name].append(statistics.mean(of_peer) / times[name][-1])
     medians = {name: statistics.median(values) for name, values in times.items() if name not in failed}
-    return medians, {name: _spread(values) for name, values in ratios.items() if name not in failed and values[1:]}
+    return medians, {name: tuple(values) for name, values in ratios.items() if name not in failed}
 
 
-def _spread(values: list[float]) -> float:
-    """Return half of the distance between the quartiles."""
+def find_spread(values: Sequence[float]) -> float:
+    """Return half of the distance between the quartiles of at least two values."""
     low, _, high = statistics.quantiles(values, n=4)
     return (high - low) / 2
 
@@ -274,7 +279,7 @@ def _fastest_ms(launch: Callable[[], object]) -> float:
     for _ in range(10):
         torch.cuda.synchronize()
         time.sleep(0.1)
-        times.append(_estimate_ms([launch] * 4))
+        times.append(estimate_ms([launch] * 4))
     return min(times)
 
 

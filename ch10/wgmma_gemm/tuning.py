@@ -1,0 +1,79 @@
+"""What the tuner may choose from for the WGMMA GEMM: a wide set of tiles, rings, clusters and splits."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from ch10 import wgmma_gemm
+from ch10.wgmma_gemm import experiments
+from ch10.wgmma_gemm.configs import WgmmaConfig, candidates, predict_us, rejection
+from tilelab import device
+from tilelab.tune import Tunable
+
+MOST_STAGES = 10
+
+
+def _with_most_stages(**fields) -> WgmmaConfig | None:
+    """Return the configuration with as many stages as fit into shared memory, or None if two do not fit."""
+    for stages in range(MOST_STAGES, 1, -1):
+        config = WgmmaConfig(stages=stages, pdl=True, **fields)
+        if not rejection(config):
+            return config
+    return None
+
+
+@functools.cache
+def search_space() -> tuple[WgmmaConfig, ...]:
+    """Return all configurations that the tuner knows, for any shape."""
+    found: list[WgmmaConfig | None] = list(candidates())
+    persistent = functools.partial(_with_most_stages, kernel="specialised", persistent=True)
+    subtiles = {256: 4, 224: 7}
+    for block_m, block_n in [(128, columns) for columns in (64, 96, 128, 160, 192, 208, 224, 256)] + [
+            (256, columns) for columns in (64, 96, 112, 128)]:
+        rasters = (4, 16) if block_m * block_n >= 128 * 192 else (8,)
+        found += [persistent(block_m=block_m, block_n=block_n, consumers=2, cluster=cluster, group=group,
+                             epilogue_subtile=4 if block_m == 256 and block_n == 128 else subtiles.get(block_n, 1))
+                  for cluster in (1, 2) for group in rasters]
+    for block_n in (16, 32, 64, 96, 128, 192, 256):
+        found += [persistent(block_m=64, block_n=block_n, boxes_per_stage=boxes, group=8) for boxes in (1, 2)]
+    # A C of few rows is computed transposed: wgmma takes 64 rows, but as few as 16 columns.
+    found += [persistent(block_m=64, block_n=columns, boxes_per_stage=2, swap=True, group=8)
+              for columns in (16, 32, 64, 128)]
+    found += [persistent(block_m=128, block_n=columns, consumers=2, boxes_per_stage=boxes, swap=True, group=8)
+              for columns in (16, 32, 64, 128, 192) for boxes in (1, 2)]
+    split = functools.partial(_with_most_stages, kernel="split", group=8)
+    for cluster in (2, 3, 4, 5, 6, 8):
+        found += [split(block_m=64, block_n=columns, cluster=cluster, boxes_per_stage=1 + (columns <= 64))
+                  for columns in (64, 128, 192, 256)]
+        found += [split(block_m=128, block_n=columns, consumers=2, cluster=cluster) for columns in (128, 192, 256)]
+        found += [split(block_m=64, block_n=columns, cluster=cluster, swap=True, boxes_per_stage=2)
+                  for columns in (16, 32, 64, 128)]
+        found += [split(block_m=128, block_n=columns, consumers=2, cluster=cluster, swap=True)
+                  for columns in (64, 128, 256)]
+    return tuple(dict.fromkeys(filter(None, found)))
+
+
+def suits(config: WgmmaConfig, m: int, n: int, k: int, sms: int) -> bool:
+    """Return whether a configuration is worth trying: a shape with many tiles needs no split, and so on."""
+    tiles = config.tiles(m, n)
+    if config.kernel == "split":
+        return tiles <= 1.5 * sms and tiles * config.cluster <= 2.2 * sms and config.steps(k) >= 3 * config.cluster
+    if config.swap:
+        return m <= 256
+    if config.block_m == 64:
+        return m <= 64 or tiles <= 8 * sms
+    return m > 64 and config.block_n <= 2 * n
+
+
+def find_candidates(m: int, n: int, k: int) -> list[WgmmaConfig]:
+    """Return the configurations that the tuner tries for C (m, n) with inner extent k."""
+    sms = device.current().sms or 132
+    return [config for config in search_space() if suits(config, m, n, k, sms)]
+
+
+TUNABLE = Tunable(
+    "wgmma_gemm", "cuBLAS", find_candidates,
+    lambda config, m, n, k: predict_us(config, m, n, k, device.current().sms or 132),
+    experiments.make_inputs, lambda config, a, b, out: wgmma_gemm.prepare(a, b, out=out, config=config),
+    experiments.prepare_cublas, lambda config, m, n, k: wgmma_gemm.job(dataclasses.replace(config)))

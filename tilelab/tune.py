@@ -1,0 +1,134 @@
+"""Find the fastest configuration of a kernel for each of many shapes, on the GPU here.
+
+A shape takes about a second. Each candidate is checked against the library's result, then timed in a CUDA graph on
+operands that come from DRAM. The fastest few are timed again, interleaved with the library.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from tilelab import bench, build, device
+
+FINALISTS = 4
+PEER_EVERY = 6  # candidates between two timings of the library: the clock of the chip moves
+BURST_MS = 0.3
+SLOWER = 3.0  # a candidate that the model expects to take this many times as long as the best is not tried
+
+
+@dataclasses.dataclass(frozen=True)
+class Tunable:
+    """A kernel C = A B as the tuner sees it.
+
+    `candidates(m, n, k)` are the configurations that can run a shape. `make_inputs(m, n, k)` returns tensors of which
+    the third is the result, `prepare(config, *tensors)` and `prepare_peer(*tensors)` a launch on them. `predict_us` is
+    the model's time of a configuration at a shape, and `job` its compilation.
+    """
+
+    name: str
+    peer: str
+    candidates: Callable[[int, int, int], Sequence]
+    predict_us: Callable[[Any, int, int, int], float]
+    make_inputs: Callable[[int, int, int], tuple]
+    prepare: Callable[..., Callable]
+    prepare_peer: Callable[..., Callable]
+    job: Callable[[Any, int, int, int], build.Job]
+    dtype: str = "bf16"
+
+
+def choose_candidates(tunable: Tunable, m: int, n: int, k: int, share: float = 1.0) -> list:
+    """Return the candidates for a shape, the one predicted fastest first; `share` of those that can run, at least 4."""
+    found = sorted(tunable.candidates(m, n, k), key=lambda config: tunable.predict_us(config, m, n, k))
+    limit = SLOWER * tunable.predict_us(found[0], m, n, k)
+    kept = [config for config in found if tunable.predict_us(config, m, n, k) <= limit]
+    return kept[:max(4, math.ceil(share * len(found)))]
+
+
+def tune_shapes(tunable: Tunable, shapes: Iterable[tuple[int, int, int]], share: float = 1.0) -> Iterator[dict]:
+    """Yield for each shape (m, n, k) a row with the fastest `config`, its `us`, and its `ratio` to the library.
+
+    `share` is the part of the configurations that is tried, those first that the model expects to be fastest. `trials`
+    lists all of them as (name, predicted µs, measured µs). Raises Unsupported without a GPU.
+    """
+    if not device.current().has_tma:
+        raise device.Unsupported(f"tuning needs a GPU with TMA; here is {device.current().describe()}.")
+    shapes = list(shapes)
+    wanted = {shape: choose_candidates(tunable, *shape, share) for shape in shapes}
+    build.compile_ahead({job.key if hasattr(job, "key") else repr(job): job for shape, configs in wanted.items()
+                         for config in configs for job in [tunable.job(config, *shape)]}.values())
+    for shape in shapes:
+        yield tune_shape(tunable, shape, wanted[shape])
+
+
+def tune_shape(tunable: Tunable, shape: tuple[int, int, int], configs: Sequence) -> dict:
+    """Return the row of `tune_shapes` for one shape and the given configurations."""
+    sets = bench.make_input_sets(lambda: tunable.make_inputs(*shape))
+    row = dict(zip("mnk", shape)) | {"dtype": tunable.dtype, "peer": tunable.peer}
+    peer = [tunable.prepare_peer(*tensors) for tensors in sets]
+    peer[0]()
+    expected = sets[0][2].float()
+    call_ms = bench.estimate_ms(peer)
+    calls = max(2, len(sets), min(100, math.ceil(BURST_MS / call_ms)))
+    replay_peer = bench.capture_burst(peer, calls)
+    trials, rejected, peer_us = [], [], _time_us(replay_peer, calls)
+    for number, config in enumerate(configs):
+        try:
+            launches = [tunable.prepare(config, *tensors) for tensors in sets]
+            if error := _find_error(launches[0], sets[0][2], expected):
+                rejected.append((str(config), error))
+                continue
+            us = _time_us(bench.capture_burst(launches, calls), calls)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            rejected.append((str(config), f"{type(error).__name__}: {device.first_line(error)}"[:200]))
+            continue
+        if number % PEER_EVERY == PEER_EVERY - 1:
+            peer_us = _time_us(replay_peer, calls)
+        trials.append((us / peer_us, us, config))
+    trials.sort(key=lambda trial: trial[0])
+    row |= {"tried": len(trials), "rejected": rejected,
+            "trials": [(_name(config), tunable.predict_us(config, *shape), us) for _, us, config in trials]}
+    if not trials:
+        return row | {"config": None, "reason": "no configuration ran"}
+    finalists = {_name(config): config for _, _, config in trials[:FINALISTS]}
+    again = iter(sets)
+    found = bench.compare({tunable.peer: tunable.prepare_peer,
+                           **{name: lambda *tensors, config=config: tunable.prepare(config, *tensors)
+                              for name, config in finalists.items()}},
+                          again.__next__, tunable.peer, rounds=10, warm_s=0.02, burst_ms=1.5)
+    best = min((found[name] for name in finalists if found[name].ms), key=lambda timing: timing.ms)
+    return row | {"config": finalists[best.name], "us": best.ms * 1e3, "peer_us": best.peer_ms * 1e3,
+                  "ratio": best.ratio, "spread": best.spread}
+
+
+def _name(config) -> str:
+    return getattr(config, "name", None) or str(config)
+
+
+def _find_error(launch: Callable, out: torch.Tensor, expected: torch.Tensor) -> str:
+    """Return in one sentence what is wrong with the result of a launch, or ""."""
+    out.fill_(math.nan)
+    launch()
+    difference = (out.float() - expected).abs().max() / expected.abs().max()
+    return "" if difference < 2**-6 else f"the result differs from the library's by {float(difference):.1e}."
+
+
+def _time_us(replay: Callable, calls: int) -> float:
+    """Return the median microseconds per call of three replays, after one that is not counted."""
+    replay()
+    times = []
+    for _ in range(3):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        replay()
+        end.record()
+        times.append((begin, end))
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) for begin, end in times) * 1e3 / calls
