@@ -14,7 +14,7 @@ import torch
 
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, best_config, candidates, predict_us, rejection
-from tilelab import bench, build, check, device, operands, results, tensor_map
+from tilelab import bench, build, check, device, operands, peers, results, tensor_map
 from tilelab.patch import patched_source
 
 SQUARES = (2048, 4096, 8192)
@@ -146,6 +146,33 @@ def measure_bursts(m: int, n: int, k: int, rounds: int = 12, rest_s: float = 0.0
     return {"name": "best", "shape": [m, n, k], **found, "peer": "cuBLAS", "ratio": found["peer_ms"] / found["ms"],
             "tflops": 2 * m * n * k / found["ms"] / 1e9, "status": "ok", "reason": "",
             "config": str(best_config(m, n, k, device.current().sms))}
+
+
+@experiment("ch10_gemm_peers", source=lambda: source(peers.DeepGemm, peers.Quack))
+def measure_peers():
+    """Check the best configuration and time it beside cuBLAS, quack and DeepGEMM, all interleaved, at SQUARES.
+
+    Rows are those of tilelab.peers.compare: one per peer.
+    """
+    quack, deep_gemm = peers.find("quack"), peers.find("deep_gemm")
+    rivals = {peers.Peer("cuBLAS", results.versions()["cublas"]): prepare_cublas, quack: quack.prepare_gemm,
+              deep_gemm: deep_gemm.prepare_gemm}
+    configs = {side: best_config(side, side, side, device.current().sms) for side in SQUARES}
+    _compile({str(config): config for config in configs.values()})
+    rows = []
+    for side, config in configs.items():
+        found = peers.compare(lambda a, b, out, config=config: wgmma_gemm.prepare(a, b, out=out, config=config), rivals,
+                              functools.partial(make_inputs, side, side, side), functools.partial(find_fault, side),
+                              verify(config, side, side, side), flops=2 * side**3)
+        rows += [row | {"config": str(config), "shape": [side] * 3} for row in found]
+    return rows
+
+
+def find_fault(side: int, prepare) -> str:
+    """Return what is wrong with the product of a candidate of bench.compare at `side` cubed, or ""."""
+    a, b, _ = make_inputs(side, side, side)
+    return check.compare(lambda a, b, out: prepare(a, b, out)(), wgmma_gemm.spec, [("peer", (a, b))],
+                         out=lambda a, b: ((side, side), torch.bfloat16))[0]["reason"]
 
 
 @experiment("ch10_gemm_llm")

@@ -26,11 +26,14 @@ from ch14.blockscaled.fp8 import Fp8Config
 from ch14.blockscaled.verification import BF16, FORMS, TOKENS, fp8_jobs, fp8_operands, verify_fp8
 from ch14.gemm import kernels as gemm_kernels
 from ch14.mx_formats import kernels as mx_kernels
-from tilelab import bench, build, check, device, results
+from tilelab import bench, build, check, device, peers, results
 
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (4096, 7168, 16384), (4096, 24576, 1536), (4096, 4096, 7168))
 LONG, CUBE, SPLIT = SHAPES[2], SHAPES[1], (128, 4096, 16384)
 THIN = tuple((m, n, k) for n, k in ((7168, 2048), (24576, 1536), (7168, 16384)) for m in (16, 64, 128))
+# The weights (N, K) of DeepSeek-V3 that run in fp8: arXiv 2412.19437 and DeepGEMM's tests.
+DEEPSEEK = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
+PEER_SHAPES = tuple((m, n, k) for n, k in DEEPSEEK for m in (1, 16, 64, 256, 1024, 4096, 8192))
 FP8_FLOPS = 8192  # Hopper's rate per clock and SM, twice the rate of bf16.
 # The measured code, for `results.source_hash`.
 FP8_SOURCES = (fp8, fp8.SOURCE)
@@ -146,6 +149,44 @@ def measure_shapes():
         if tuple(row["shape"]) == LONG and row["status"] == "ok":
             row |= clock_under_load(candidates[row["name"]](*tensors))
     return rows
+
+
+@experiment("ch14_blockscaled_peers", functools.partial(results.source_hash, *FP8_SOURCES, peers.DeepGemm,
+                                                        peers.align_columns))
+def measure_peers():
+    """Check fp8 with block scales and time it beside DeepGEMM, interleaved, at PEER_SHAPES.
+
+    Rows are those of tilelab.peers.compare. The course's kernel takes whole blocks of 128 columns. Where N ends within
+    a block, the course multiplies by a weight that is padded to `padded_n`, and DeepGEMM by one that is not.
+    """
+    deep_gemm, rows = peers.find("deep_gemm"), []
+    padded = {shape: (shape[0], math.ceil(shape[1] / fp8.BLOCK) * fp8.BLOCK, shape[2]) for shape in PEER_SHAPES}
+    if not deep_gemm.reason:
+        build.compile_ahead(fp8_jobs({*map(best_config, padded.values())}))
+    for (m, n, k), shape in padded.items():
+        row = {"shape": [m, n, k], "padded_n": shape[1], "config": str(best_config(shape))}
+        if deep_gemm.reason:
+            rows.append(peers.fail(deep_gemm, deep_gemm.reason) | row)
+            continue
+        rows += [found | row for found in peers.compare(
+            prepare_course(), {deep_gemm: prepare_narrower(deep_gemm.prepare_fp8, n)},
+            functools.partial(fp8_operands, *shape), functools.partial(find_fault, fp8_operands(*shape), n),
+            verify_fp8(shape), flops=2 * m * n * k, nbytes=operand_bytes(m, n, k), warm_s=0.2)]
+    return rows
+
+
+def prepare_narrower(prepare, n: int):
+    """Return a candidate on `fp8_operands` that multiplies by the first `n` columns of b only."""
+    def prepare_columns(a, b, scale_a, scale_b, out):
+        return prepare(a, b[:, :n], scale_a, scale_b, out[:, :n].contiguous())
+
+    return prepare_columns
+
+
+def find_fault(tensors, n: int, prepare) -> str:
+    """Return what is wrong with the first `n` columns that a candidate of bench.compare computes, or ""."""
+    error = check.relative_error(prepare(*tensors)(), fp8.spec(*tensors[:4])[:, :n])
+    return "" if error <= check.TOLERANCE[BF16] else f"the error {error:.1e} is above {check.TOLERANCE[BF16]:.1e}"
 
 
 def unsplit_configs(split: Fp8Config) -> dict[str, Fp8Config]:

@@ -9,7 +9,7 @@ from ch10.wgmma_gemm import experiments, sweep
 from ch10.wgmma_gemm.configs import rejection
 from ch10.wgmma_gemm.experiments import EVENTS, pair_events
 from ch10.wgmma_gemm.sweep import WgmmaSpace
-from tilelab import bench, build, device, results
+from tilelab import bench, build, device, peers, results
 from tilelab.patch import patched_source
 
 CODE = {name: index for index, (name, _) in enumerate(EVENTS)}
@@ -129,3 +129,39 @@ def test_rows_are_those_of_the_record(monkeypatch):
         for row, kept in zip(rows, recorded, strict=True):
             for key in ("name", "shape", "how", "predicted_ms", "cluster", "group", "columns", "waves", "useful"):
                 assert row.get(key) == kept.get(key), (record, key)
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_each_peer_has_a_row_at_each_square(monkeypatch, missing):
+    monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a", 132))
+    monkeypatch.setattr(build, "compile_ahead", list)
+    monkeypatch.setattr(experiments, "verify", lambda config, *shape: {
+        "name": str(config), "status": "ok", "reason": "", "error": 1.0, "peer_error": 1.0})
+    monkeypatch.setattr(experiments, "find_fault", lambda side, prepare: "")
+    monkeypatch.setattr(bench, "compare", lambda candidates, make_inputs, peer, **_: {
+        name: bench.Timing(name, 2.0 if name == peer else 1.0, peer, 2.0) for name in candidates})
+    for module in ("quack", "deep_gemm"):
+        monkeypatch.setitem(sys.modules, module, None)
+    if not missing:
+        monkeypatch.setattr(peers, "find", lambda name: peers.KINDS[name](peers.KINDS[name].NAME, "1.0"))
+    rows = experiments.measure_peers().rows
+    assert [(*row["shape"], row["peer"]) for row in rows] == [
+        (side, side, side, peer) for side in experiments.SQUARES for peer in ("cuBLAS", "quack", "DeepGEMM")]
+    failed = [row for row in rows if row["status"] == "failed"]
+    assert {row["peer"] for row in failed} == ({"quack", "DeepGEMM"} if missing else set())
+    assert all("TILES_PEERS" in row["reason"] for row in failed)
+    assert all(row["ratio"] == 0.5 and row["error"] == 1.0 for row in rows if row["status"] == "ok")
+    assert results.EXPERIMENTS["ch10_gemm_peers"].source() != experiments.source()
+
+
+def test_a_product_is_held_against_float64(monkeypatch):
+    import torch
+
+    def make_inputs(m, n, k):
+        a, weight = (torch.randn(rows, k).bfloat16() for rows in (m, n))
+        return a, weight.T, torch.empty(m, n).bfloat16()
+
+    monkeypatch.setattr(experiments, "make_inputs", make_inputs)
+    assert experiments.find_fault(64, experiments.prepare_cublas) == ""
+    assert "is above" in experiments.find_fault(64, lambda a, b, out: lambda: torch.mm(a, 2 * b, out=out))
+    assert "never written" in experiments.find_fault(64, lambda a, b, out: lambda: out)

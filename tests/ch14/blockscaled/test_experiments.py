@@ -5,6 +5,8 @@ import functools
 import itertools
 import math
 import operator
+import sys
+import types
 
 import pytest
 import torch
@@ -12,12 +14,13 @@ import torch
 from ch14.blockscaled import experiments, figures, fp8, verification
 from ch14.blockscaled import impacts as impacts_module
 from ch14.blockscaled.impacts import C_BYTES, group_configs, vary_stages, verdict, verdicts
-from tilelab import build, check, device
+from tilelab import bench, build, check, device, peers
 
 WHERE = "cuda" if device.current().capability else "cpu"
 EXPERIMENTS = (experiments.measure_shapes, experiments.measure_thin_products, experiments.measure_emulated,
                experiments.measure_decode, experiments.run_sanitizers, impacts_module.measure_epilogue,
-               impacts_module.measure_impacts)
+               impacts_module.measure_impacts, experiments.measure_peers)
+HOPPER = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
 
 
 @pytest.mark.parametrize("m", [1, 3, 70])
@@ -184,6 +187,43 @@ def test_verdicts_compare_the_right_rows():
     assert [each["where"] for each in found if each["claim"] == "epilogue"][::3] == [
         "bias + SiLU, MXFP8 output, K = 4", "bias + SiLU alone, quantised apart, K = 3"]
     assert {each["note"] for each in found} == {"40 to 50%", "20 to 30%", "15 to 25%", "10 to 20%"}
+
+
+def test_rows_beside_deep_gemm(monkeypatch):
+    """Every shape has a row, with the reason where DeepGEMM is missing, and DeepGEMM gets whole products."""
+    monkeypatch.setattr(device, "current", lambda: HOPPER)
+    monkeypatch.setitem(sys.modules, "deep_gemm", None)
+    rows = experiments.measure_peers().rows
+    assert [tuple(row["shape"]) for row in rows] == list(experiments.PEER_SHAPES) and len(rows) == 42
+    assert all(row["status"] == "failed" and row["reason"].startswith("DeepGEMM cannot be imported") for row in rows)
+    assert {row["padded_n"] - row["shape"][1] for row in rows} == {0, 64}
+
+    def multiply(a, b, out):
+        (codes, scales), (weight, weight_scales) = a, b
+        assert all(tensor.is_contiguous() for tensor in (codes, weight, weight_scales, out))
+        return out.copy_(fp8.spec(codes, fill(weight).T, scales, weight_scales.T)[:, :weight.shape[0]])
+
+    def fill(weight):  # spec takes whole blocks
+        return torch.nn.functional.pad(weight.float(), (0, 0, 0, -len(weight) % 128))
+
+    def compare(candidates, make_inputs, peer, **timing):
+        tensors = make_inputs()
+        results = [prepare(*tensors)() for name, prepare in candidates.items() if name != "course"]
+        assert peer == "course" and all(len(result) == 3 for result in results)
+        return {name: bench.Timing(name, 1.0, peer, 1.0, timing["flops"] / 1e9) for name in candidates}
+
+    library = types.SimpleNamespace(fp8_gemm_nt=multiply)
+    monkeypatch.setattr(peers, "find", lambda name: peers.DeepGemm("DeepGEMM", "0.1", library=library))
+    monkeypatch.setattr(build, "compile_ahead", list)
+    monkeypatch.setattr(experiments, "PEER_SHAPES", ((3, 192, 256), (3, 256, 256)))
+    monkeypatch.setattr(experiments, "verify_fp8", lambda shape: {"status": "ok", "reason": "", "error": 0.0})
+    monkeypatch.setattr(experiments, "fp8_operands", functools.partial(verification.fp8_operands, where="cpu"))
+    monkeypatch.setattr(bench, "compare", compare)
+    rows = experiments.measure_peers().rows
+    assert [(row["status"], row["ratio"], row["peer_version"], row["padded_n"]) for row in rows] == [
+        ("ok", 1.0, "0.1", 256)] * 2, rows
+    library.fp8_gemm_nt = lambda a, b, out: out.zero_()
+    assert all("the error" in row["reason"] for row in experiments.measure_peers().rows)
 
 
 def test_sources_are_told_apart():
