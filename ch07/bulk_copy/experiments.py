@@ -149,8 +149,8 @@ def front_configs() -> dict[str, BulkConfig]:
     strided = ring(chunks_per_cta=0, ctas_per_sm=2)
     return {f"persistent, every {2 * (device.current().sms or 132)}th chunk": strided,
             "persistent, the next free chunk": dataclasses.replace(strided, kernel="bulk_in_order"),
-            **{f"{chunks} chunks a CTA": ring(chunks_per_cta=chunks) for chunks in (64, 16, 8, 4)},
-            **{f"loads, {16 * units} B a thread": BulkConfig("loads", 256, 4096 * units) for units in (1, 2, 4, 8)}}
+            **{f"{chunks} chunks per CTA": ring(chunks_per_cta=chunks) for chunks in (64, 16, 8, 4)},
+            **{f"loads, {16 * units} B per thread": BulkConfig("loads", 256, 4096 * units) for units in (1, 2, 4, 8)}}
 
 
 @results.experiment("ch07_bulk_fronts", source)

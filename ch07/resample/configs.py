@@ -10,11 +10,11 @@ from ch07.bulk_copy.configs import require_ranges
 ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}
 # Each kernel and its idea, in the order of the course.
 LADDER = {
-    "search_a_thread": "a thread an element, each searches",
-    "lane0_search": "a warp a target, lane 0 searches and shuffles: the note's phase 1",
-    "ballot_search": "a warp a target, 32 pivots a step",
-    "shared_search": "one search a target, shared by the block",
-    "vectors": "16 bytes a thread, several rows in flight",
+    "search_a_thread": "one thread per element, each searches",
+    "lane0_search": "one warp per target, lane 0 searches and shuffles: the note's phase 1",
+    "ballot_search": "one warp per target, 32 pivots per step",
+    "shared_search": "one search per target, shared by the block",
+    "vectors": "16 bytes per thread, several rows in flight",
     "persistent": "the same with a grid that stays",
     "bulk_rows": "rows by one bulk copy: the note's phase 3",
 }

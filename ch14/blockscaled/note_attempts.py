@@ -132,7 +132,7 @@ def stage_rows() -> list[dict]:
         rows.append({"test": case.name, "greedy": stages[0], "attempt 2": stages[1], "same kernel": same_kernel(*plans),
                      "hidden us": flight.hidden_us, "with attempt 2": compute_flight(after).hidden_us,
                      "stages to hide": flight.for_tensor_core, "for memory": flight.for_memory,
-                     "steps a tile": load.steps_per_tile, "steps a CTA": load.steps_per_cta,
+                     "steps per tile": load.steps_per_tile, "steps per CTA": load.steps_per_cta,
                      "floor us": max(load.tensor_core_us, load.memory_us), "note us": case.before_us,
                      "note says": f"{case.slower:.1%} slower" if case.slower else "crash"})
     return rows

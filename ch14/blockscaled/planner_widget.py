@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 
 import ipywidgets as widgets
-from IPython.display import Image, display
+from IPython.display import display
 
 from ch14.blockscaled import note_attempts, smem_planner, smem_planner_hopper
 from ch14.blockscaled.smem_planner import ACCUMULATORS, C_ITEMSIZE, COLUMNS, Blackwell, Plan
@@ -98,7 +98,7 @@ def draw(plan: Plan) -> plots.Picture:
         write(axes, LEFT, y + 0.4, "TMEM", "left", fontweight="bold")
         _tmem_bar(axes, y, plan.choice)
     _legend(axes, y - 0.18)
-    return figure
+    return figure.describe(f"{title(plan)}, drawn as bars of what each memory holds. {plan.sentence}")
 
 
 def draw_attempts() -> plots.Picture:
@@ -243,9 +243,9 @@ class Planner:
         for handle, output in zip(self._handles, self.outputs() if self._handles else ()):
             handle.update(output)
 
-    def outputs(self) -> tuple[Image, results.Table]:
+    def outputs(self) -> tuple[plots.Picture, results.Table]:
         """Return what stays in the notebook."""
-        return Image(data=draw(self.plan)._repr_png_()), plan_table(self.plan)
+        return draw(self.plan), plan_table(self.plan)
 
     def _ipython_display_(self) -> None:
         # The widget's own text would name every menu.

@@ -144,7 +144,7 @@ HUNTS = {hunt.name: hunt for hunt in (
          {"LOOP": "over K", "LOADS": "host", "BLOCK_M": 128, "num_warps": 4}, "sm_90a",
          ("real", "ignored", "fails"), _specialize_outcome, _specialize_job, {"LOOP": NESTS, "LOADS": LOADS},
          "Warps are specialised: the PTX asks for more threads than 32 x num_warps. If that is impossible, a message "
-         "says so.", {"threads a block": r"\.(?:req|max)ntid [\d, ]+", "setmaxnreg": r"setmaxnreg\.\w+"}),
+         "says so.", {"threads per block": r"\.(?:req|max)ntid [\d, ]+", "setmaxnreg": r"setmaxnreg\.\w+"}),
     Hunt("dot_scaled", "tl.dot_scaled on block-scaled operands",
          {"FORMAT": ("mxfp8", "mxfp4", "nvfp4"), "BLOCK_M": (128, 64), "num_warps": (4, 8, 16)},
          {"FORMAT": "mxfp4", "BLOCK_M": 128, "num_warps": 4}, "sm_121a",

@@ -111,8 +111,8 @@ def make_roofline(tile_bytes: Callable) -> Callable[[str], Roofline]:
 
 TUNABLE_KERNEL = TunableKernel(
     name="descriptors",
-    shapes={"512 MiB an array": LARGE, "512 MiB, rows of 16 KiB": SHAPES["gather"][0],
-            "512 MiB, rows of 512 B": SHAPES["gather"][1], "32 MiB an array": (4096, 4096)},
+    shapes={"512 MiB per array": LARGE, "512 MiB, rows of 16 KiB": SHAPES["gather"][0],
+            "512 MiB, rows of 512 B": SHAPES["gather"][1], "32 MiB per array": (4096, 4096)},
     dtypes=OPS,
     presets={"the course's": lambda op: list(configs(op).values()), "the grid": grid},
     axes={"tile": lambda c: " × ".join(map(str, c.block)),

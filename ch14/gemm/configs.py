@@ -159,7 +159,7 @@ def rejection(config: GemmConfig, target: str, dtype: str) -> str:
         return f"it needs {smem:,} B of shared memory per block; {target} has {limit.smem_per_block:,} B."
     each = limit.smem_per_sm // config.programs_per_sm - 1024  # the driver keeps 1 KiB per block
     if smem > each:
-        return f"{config.programs_per_sm} programs an SM leave {each:,} B of shared memory each; it needs {smem:,} B."
+        return f"{config.programs_per_sm} programs per SM leave {each:,} B of shared memory each; it needs {smem:,} B."
     return ""
 
 

@@ -45,7 +45,7 @@ def cubins(tmp_path, monkeypatch):
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """What NVRTC really compiles from here on: one entry a program."""
+    """What NVRTC really compiles from here on: one entry per program."""
     from cuda import core
 
     programs, program = [], core.Program

@@ -377,7 +377,7 @@ def test_a_rejected_cell_says_why():
     assert cell.description == "smem" and "sm_120a has 101,376 B" in cell.tooltip
     cell.click()
     assert "sm_120a has 101,376 B" in shown.detail.value and "tiles-selected" in cell._dom_classes
-    shown.menus["x"].value = "kernel"  # several configurations a cell: all are listed
+    shown.menus["x"].value = "kernel"  # several configurations per cell: all are listed
     cells(shown)[0].click()
     assert shown.detail.value.count("<h3>") == 8
 

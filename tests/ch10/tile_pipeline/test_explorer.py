@@ -48,7 +48,7 @@ def test_a_box_as_wide_as_its_swizzle_reads_matrices_without_conflict(swizzle, s
 
 def test_a_word_comes_once_for_all_lanes_that_read_it():
     assert explorer.conflicts(1, 32, 1, "none", "row") == 1
-    assert explorer.conflicts(32, 1, 1, "none", "column") == 1, "rows of a byte: a column is four lanes a word"
+    assert explorer.conflicts(32, 1, 1, "none", "column") == 1, "rows of a byte: a column is four lanes per word"
 
 
 def test_eight_bytes_go_by_half_warps():

@@ -25,7 +25,7 @@ def tile(m, n, *rest, **changes):
 E8M0, E4M3 = "Float8E8M0FNU", "Float8E4M3FN"
 # Worked out by hand: A, B, SFA, SFB, bytes of a C stage, A/B and C stages, accumulators, SFA, SFB in TMEM.
 BY_HAND = [
-    # 128 x 256 x 4 bits; two CTAs halve B: 64 x 256 x 4 bits; 16 scales a row. (232448 - 1024 - 2 x 8192) / 28672 is
+    # 128 x 256 x 4 bits; two CTAs halve B: 64 x 256 x 4 bits; 16 scales per row. (232448 - 1024 - 2 x 8192) / 28672 is
     # 7.5; what is left, 14336, is one more C.
     (tile(256, 128, "Float4E2M1FN", E8M0, 16, "Float16"), (16384, 8192, 2048, 2048, 8192, 7, 3, 256, 16, 16)),
     # SFB is whole in both CTAs: 256 x 16. 215040 / 38912 = 5.5, and 20480 are left.
@@ -34,7 +34,7 @@ BY_HAND = [
     (tile(128, 128, "Float4E2M1FN", E4M3, 16, "BFloat16"), (16384, 16384, 2048, 2048, 8192, 5, 5, 256, 16, 16)),
     # 64 columns of B have scales of a whole block of 128: 8 a row. C 128 x 32 x 4. 198656 / 26624 = 7.5.
     (tile(128, 64, "Float4E2M1FN", E8M0, 32, "Float32"), (16384, 8192, 1024, 1024, 16384, 7, 2, 128, 16, 16)),
-    # fp8: K 128, 4 scales a row, 192 columns have those of 256. 215040 / 30208 = 7.1.
+    # fp8: K 128, 4 scales per row, 192 columns have those of 256. 215040 / 30208 = 7.1.
     (tile(256, 192, "Float8E4M3FN", E8M0, 32, "Float16"), (16384, 12288, 512, 1024, 8192, 7, 2, 384, 16, 32)),
     # 198656 / 50688 = 3.9, and 46592 are left: two more of 16384.
     (tile(128, 256, "Float8E5M2", E8M0, 32, "Float32"), (16384, 32768, 512, 1024, 16384, 3, 4, 256, 16, 32)),
@@ -218,9 +218,9 @@ def test_attempt_2_changes_one_test_of_three():
     rows = note_attempts.stage_rows()
     assert [(row["greedy"], row["attempt 2"], row["same kernel"]) for row in rows] == [
         ("7 + 3", "5 + 10", False), ("5 + 4", "5 + 4", True), ("5 + 5", "5 + 5", True)]
-    assert [(row["steps a tile"], row["steps a CTA"]) for row in rows] == [(4, 112), (4, 56), (2, 4)]
+    assert [(row["steps per tile"], row["steps per CTA"]) for row in rows] == [(4, 112), (4, 56), (2, 4)]
     assert [row["note says"] for row in rows] == ["7.5% slower", "crash", "2.1% slower"]
-    assert rows[2]["steps a CTA"] < 5, "test 3 never comes round its ring"
+    assert rows[2]["steps per CTA"] < 5, "test 3 never comes round its ring"
     assert "turns 7 A/B stages into 5" in note_attempts.describe_attempt_2(note_attempts.CASES[0].choice())
     assert "changes nothing here" in note_attempts.describe_attempt_2(note_attempts.CASES[1].choice())
     large = note_attempts.attempt_2(tile(128, 256))
@@ -318,6 +318,13 @@ def test_every_menu_changes_what_is_shown(target, changes):
         if name not in ("cluster_shape_mn", "scale"):  # neither moves a byte
             assert text != before, f"{name} shows nothing"
         assert html.escape(shown.plan.sentence) in shown.message.value
+
+
+@pytest.mark.parametrize("target", ["sm_100a", "sm_90a"])
+def test_the_picture_that_stays_says_what_it_shows(target):
+    picture, _ = planner_widget.Planner(target).outputs()
+    _, metadata = picture._repr_mimebundle_()
+    assert "stages of A/B" in metadata["image/png"]["alt"] and "It fits" in metadata["image/png"]["alt"]
 
 
 def test_two_clicks():

@@ -118,7 +118,7 @@ def test_a_report_of_what_compiles_to_something_else():
                              dict.fromkeys(config, ()))
     text = report.write_report(found)
     assert row["outcome"] == "ignored" and "Exit status 0." in text
-    assert f"```\nTriton {INSTALLED} compiled it for sm_90a\nthreads a block: 1\n" in text
+    assert f"```\nTriton {INSTALLED} compiled it for sm_90a\nthreads per block: 1\n" in text
     assert "ntid 256" in text and "setmaxnreg: 0" in text
 
 

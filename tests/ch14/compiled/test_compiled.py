@@ -187,7 +187,7 @@ def test_inductors_feedback_becomes_rows_in_order_of_speed():
     assert not select_algorithm.get_algorithm_selector_cache().feedback_saver_fns
 
 
-# As ncu said on an H200, most columns and opcodes left out; a field that lists a value a line of the kernel is long.
+# As ncu said on an H200, most columns and opcodes left out; a field with one value per line of the kernel is long.
 SAID = '''==PROF== Connected to process 2086 (/usr/bin/python3.12)
 "ID","Kernel Name","Grid Size","sass__inst_executed_per_opcode","inst_executed"
 "","","","inst","inst"

@@ -13,7 +13,7 @@ from tilelab import build, device
 WHERE = "cuda" if device.current().capability else "cpu"
 LIVE = device.current().has_tma
 EVERY = [(op, name) for op in OPS for name in experiments.runnable_configs(op)]
-# Small tiles, so that several programs, several tiles a program and ragged ends occur in the interpreter too.
+# Small tiles, so that several programs, several tiles per program and ragged ends occur in the interpreter too.
 SMALL = {"copy": [TileConfig("host", 4, 32, 1, 3, 2), TileConfig("device", 8, 16, 1, 0, 3, 2),
                   TileConfig("host", 0, 64, 1), TileConfig("device", 0, 128, 1, 0, 2),
                   TileConfig("pointers", 4, 32, 1, 2), TileConfig("pointers", 0, 64)],
