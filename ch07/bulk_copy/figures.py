@@ -241,6 +241,15 @@ def draw_in_flight(record) -> plots.Picture:
     return figure
 
 
+def draw_fronts(record) -> plots.Picture:
+    """Draw each order of the chunks against torch's copy. The title states what the two persistent rings lose."""
+    strided, in_order = (f"{row['name'].removeprefix('persistent, ').removeprefix('the ')}: "
+                         f"{100 * abs(1 - row['ratio']):.0f} % {'slower' if row['ratio'] < 1 else 'faster'}"
+                         for row in record.rows[:2])
+    title = f"{strided[0].upper()}{strided[1:]} than torch; {in_order}"
+    return plots.ratios(record.rows, label="name", peer=record.rows[0]["peer"], source=record.label(), title=title)
+
+
 def little_table(record) -> results.Table:
     """Return the rings in the order of the KiB that they have under way; the caption has the smallest one's latency."""
     rows = [{"KiB under way per SM": _kib_loading(row), "stages": row["stages"], "KiB per buffer": row["kib"],

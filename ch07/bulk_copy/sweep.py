@@ -68,6 +68,16 @@ def measure_sweep():
             for op in OPS for row in Sweep(grid(op), BulkSpace(op, LARGE // 2)).finish()]
 
 
+def list_fastest(record: results.Record, count: int = 8) -> list[dict]:
+    """Return the `count` fastest rows with their `operation`, the highest ratio first.
+
+    The sweep engine selects rows by the key `dtype`, under which this space keeps the operation.
+    """
+    rows = sorted((row for row in record.rows if row["status"] == "ok"), key=lambda row: -row["ratio"])[:count]
+    return [{"operation": row["dtype"], **{key: row[key] for key in ("config", "gbps", "ratio", "registers")}}
+            for row in rows]
+
+
 def _choose_space(shape: tuple[int, ...], dtype: str, target: str | None) -> BulkSpace:
     if len(shape) != 1 or shape[0] < 1 or shape[0] % 4:
         raise ValueError(f"the shape is {shape}; it must be the BYTES of each array, a positive multiple of 4.")
@@ -80,7 +90,7 @@ def _roofline(_: str) -> Roofline:
 
 
 TUNABLE_KERNEL = TunableKernel(
-    name="bulk copy", shapes={"512 MiB an array": (LARGE // 2,), "64 MiB an array": (1 << 26,)}, dtypes=OPS,
+    name="bulk copy", shapes={"512 MiB per array": (LARGE // 2,), "64 MiB per array": (1 << 26,)}, dtypes=OPS,
     presets={"the course's": lambda op: list(configs(op).values()), "the grid": grid},
     axes={"chunk": lambda c: f"{c.chunk_bytes} B", "stages": lambda c: f"{c.stages}", "kernel": lambda c: c.kernel,
           "chunks per CTA": lambda c: f"{c.chunks_per_cta}"},

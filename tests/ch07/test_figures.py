@@ -9,6 +9,7 @@ from legible import assert_legible
 from ch07.bulk_copy import figures
 from ch07.resample import figures as resample_figures
 from ch07.resample.figures import ballot_search_reads, binary_search_reads, count_wavefronts
+from tilelab import results
 
 PICTURES = {
     "ring": figures.ring_picture,
@@ -73,6 +74,13 @@ def test_searches_end_at_the_source_before_the_target(sources):
             known = [word for step in reads for word in step if word >= 0]
             below, above = ([word for word in known if (word <= target) == side] for side in (True, False))
             assert max(below, default=0) == int(target) and min(above, default=sources - 1) == int(target) + 1
+
+
+def test_the_order_of_chunks_is_titled_by_its_figures():
+    record = results.load_record("ch07_bulk_fronts", "")
+    first, second = (f"{100 * abs(1 - row['ratio']):.0f} % slower" for row in record.rows[:2])
+    title = figures.draw_fronts(record).get_suptitle().replace("\n", " ")
+    assert f"chunk: {first} than torch" in title and title.endswith(f"free chunk: {second}")
 
 
 def test_wavefronts():
