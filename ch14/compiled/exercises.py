@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -114,15 +115,28 @@ def count_graphs(function: Callable, calls: Sequence[Sequence], **options) -> in
     return len(made)
 
 
-def describe_breaks(function: Callable, *inputs) -> str:
-    """Return the number of graphs and breaks, and the first line of each different reason, as torch explains them."""
+def _explain_breaks(function: Callable, inputs: tuple):
+    """Return what torch._dynamo.explain says about a function; it runs the function once."""
     torch._dynamo.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            found = torch._dynamo.explain(function)(*inputs)
-        except Exception as error:
-            return f"Dynamo gives up: {device.first_line(error)}"
+        return torch._dynamo.explain(function)(*inputs)
+
+
+def count_pieces(function: Callable, *inputs) -> int:
+    """Return the number of graphs that Dynamo makes of a function; 0 where it gives up."""
+    try:
+        return _explain_breaks(function, inputs).graph_count
+    except Exception:  # describe_breaks says why
+        return 0
+
+
+def describe_breaks(function: Callable, *inputs) -> str:
+    """Return the number of graphs and breaks, and the first line of each different reason, as torch explains them."""
+    try:
+        found = _explain_breaks(function, inputs)
+    except Exception as error:
+        return f"Dynamo gives up: {device.first_line(error)}"
     lines = [f"{found.graph_count} graph{'s' * (found.graph_count != 1)}, {found.graph_break_count} breaks"]
     for reason in dict.fromkeys(each.reason for each in found.break_reasons):
         text = [line.strip() for line in reason.splitlines() if line.strip()]
@@ -169,11 +183,16 @@ def measure_pointwise() -> results.Record:
 
 
 def tabulate_pointwise(record: results.Record) -> results.Table:
-    """Return the table of the timed cases."""
+    """Return the table of the timed cases. The reason of a failure is cut to what the GPU or the check said."""
     columns = ("mib", "ms", "peer_ms", "ratio", "spread", "tma_loads", "pointer_loads", "blocks", "peer_blocks",
-               "status", "reason")
-    return results.table([{"case": row["case"], **{key: row.get(key) for key in columns}} for row in record.rows],
-                         record.label())
+               "status")
+    return results.table([{"case": row["case"], **{key: row.get(key) for key in columns},
+                           "reason": _shorten(row.get("reason", ""))} for row in record.rows], record.label())
+
+
+def _shorten(reason: str) -> str:
+    """Return the last part of a reason, such as "an illegal memory access was encountered", in at most 48 letters."""
+    return textwrap.shorten(reason.rpartition("rror: ")[2], 48, placeholder=" …")
 
 
 # ---- the reader's code

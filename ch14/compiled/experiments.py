@@ -151,7 +151,7 @@ RULES: dict[str, Callable[[dict], bool]] = {
 def find_rule(rows: list[dict]) -> tuple[str, list[dict]]:
     """Return the rule with the fewest misses, the simplest first, and the rows that it gets wrong.
 
-    A case without descriptors, or whose kernel failed, counts as one in which they do not pay.
+    Only cases that ran and gave the right result count (status "ok").
     """
     known = [row for row in rows if row["status"] == "ok"]
     misses = {name: [row for row in known if rule(row) != pays(row)] for name, rule in RULES.items()}
@@ -218,24 +218,33 @@ def describe_limit(cells: results.Record, roof) -> str:
 
 
 def judge_claim(cells: results.Record, choices: results.Record) -> str:
-    """Return the note's claims on a product beside the recorded ratios, and who offered the TMA template."""
-    lines = []
+    """Return the note's claims on a product beside the recorded ratios, and who offered the TMA template.
+
+    The note is about another GPU, so a verdict names the GPU that was measured, as in CLAIMS.md.
+    """
+    lines, gpu = [], cells.device["name"].removeprefix("NVIDIA ")
+    here = f"{'an' if gpu[0] in 'AH' else 'a'} {gpu}"
     for name, said in {"default": 1.5, "max-autotune": 2.0}.items():
         row = next(row for row in cells.rows if (row["workload"], row["name"]) == ("matmul", name))
         spread = f" ± {row['spread']:.2f}" if row.get("spread") is not None else ""
         lines.append(f"4096³, {name}: the note says {said:.1f} × eager, measured {row['ratio']:.2f}{spread}: "
-                     + ("holds" if row["ratio"] >= said else "refuted"))
+                     + (f"holds on {here}" if row["ratio"] >= said else f"not on {here}"))
     offered = sorted({row["name"] for row in choices.rows if row["whose"] == "Triton, persistent TMA"})
     return "\n".join([*lines, f"a descriptor template was offered by: {', '.join(offered) or 'no mode'}"])
 
 
 def describe_rule(rows: list[dict]) -> str:
     """Return in how many cases descriptors pay, the rule with the fewest misses, its misses and the failures."""
-    failed = [f"{row['case']} ({row['reason']})" for row in rows if row["status"] in ("failed", "wrong")]
+    failed: dict[str, list[str]] = {}  # cases by reason
+    for row in rows:
+        if row["status"] in ("failed", "wrong"):
+            failed.setdefault(row["reason"], []).append(row["case"])
+    failures = [f"{'; '.join(cases)} ({reason})" for reason, cases in failed.items()]
     if not any(row.get("ratio") for row in rows):
         return "not timed yet"
     rule, misses = find_rule(rows)
     paid = [row["case"] for row in rows if pays(row)]
     return (f"TMA pays in {len(paid)} of {len(rows)} cases: {', '.join(paid) or 'none'}\n"
             f"the rule with the fewest misses: TMA pays {rule}\n"
-            f"its misses: {', '.join(row['case'] for row in misses) or 'none'}\nfailed: {'; '.join(failed) or 'none'}")
+            f"its misses: {', '.join(row['case'] for row in misses) or 'none'}\n"
+            f"failed: {'; '.join(failures) or 'none'}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from tilelab import plots
@@ -78,13 +79,14 @@ def draw_compile() -> plots.Picture:
                            "program, otherwise Dynamo traces again.")
 
 
-def draw_break() -> plots.Picture:
-    """Draw a function with a graph break in the middle, and the same function with a registered operator."""
-    figure, axes = canvas("A call that Dynamo cannot trace cuts the graph in two", "", 7.6, 2.55)
+def draw_break(graphs: int = 2) -> plots.Picture:
+    """Draw a function that a plain call cuts into `graphs` graphs, and the same with a registered operator."""
+    figure, axes = canvas("A call that Dynamo cannot trace cuts the graph into pieces", "", 7.6, 2.55)
+    inside = f" and {graphs - 2} more graphs" if graphs > 2 else ""
     blue, orange = plots.colour("best"), plots.colour("proposed")
     for y, name, middle, tone, text in (
-            (1.35, "plain call", "Python: your launcher", lighten(plots.colour("conservative")),
-             "two graphs; the values between them go through memory and Python"),
+            (1.35, "plain call", f"launcher: Python{inside}", lighten(plots.colour("conservative")),
+             f"{graphs or 'no'} graphs; between them Python runs, and the values go through memory"),
             (0.3, "operator", "lesson::silu_mul", lighten(orange),
              "one graph; Inductor knows shape and dtype of the result, not what is inside")):
         write(axes, 0.1, y + 0.3, name, "left", 8.5, fontweight="bold")
@@ -97,8 +99,8 @@ def draw_break() -> plots.Picture:
         if not cut:
             box(axes, 1.12, y - 0.08, 5.26, 0.76, "none", "black", linewidth=1.2)
         write(axes, 1.2, y - 0.18, text, "left", 7)
-    return figure.describe("With a plain call, the function becomes a graph, a piece of Python, and a second graph. "
-                           "With a registered operator, the three parts lie in one graph.")
+    return figure.describe(f"With a plain call, the function becomes {graphs or 'no'} graphs with Python between them. "
+                           "With a registered operator, its three parts lie in one graph.")
 
 
 def draw_transfers() -> plots.Picture:
@@ -125,19 +127,34 @@ def draw_transfers() -> plots.Picture:
 
 
 def draw_pointwise(record) -> plots.Picture | str:
-    """Draw the ratio of descriptors to pointers with its spread for each case, or say that it is not measured."""
-    rows = [row for row in record.rows if row.get("ratio")]
-    if not rows:
+    """Draw the ratio of descriptors to pointers with its spread for each case, or say that it is not measured.
+
+    A case that failed, or gave a wrong result, has that word in place of a point.
+    """
+    rows = record.rows
+    timed = [row for row in rows if row.get("ratio")]
+    if not timed:
         return "not timed yet: the record ch14_compiled_pointwise does not exist"
     figure, axes = plots.new_figure(rows, "Descriptors instead of pointers: above 1 they are faster", record.label(),
-                                    height=4.4)
+                                    height=4.7)
     tones = {"pointwise": plots.colour("best"), "reduction": plots.colour("proposed")}
     for index, row in enumerate(reversed(rows)):
-        axes.errorbar(row["ratio"], index, xerr=row["spread"], fmt="o" if row["tma_loads"] else "x", ms=5,
-                      color=tones[row["kind"]], capsize=2, lw=1)
+        if row.get("ratio"):
+            axes.errorbar(row["ratio"], index, xerr=row["spread"], fmt="o" if row["tma_loads"] else "x", ms=5,
+                          color=tones[row["kind"]], capsize=2, lw=1)
+        else:
+            axes.text(0.02, index, row["status"], va="center", fontsize=7.5, color=tones[row["kind"]])
+    keys = [Line2D([], [], color="black", marker=mark, lw=0, ms=5, label=text)
+            for mark, text in (("o", "loads by TMA"), ("x", "loads by pointers"))]
+    keys += [Line2D([], [], color=tone, lw=4, label=kind) for kind, tone in tones.items()]
+    axes.legend(handles=keys, loc="lower left", bbox_to_anchor=(-0.02, 1), ncol=4, fontsize=7.5, frameon=False,
+                borderpad=0, handlelength=1.2, handletextpad=0.4, columnspacing=1.4)
+    axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.axvline(1, color=plots.GREY, lw=0.8)
     axes.set_yticks(range(len(rows)), [row["case"] for row in reversed(rows)], fontsize=7.5)
     axes.set_xlabel("time by pointers / time by descriptors; bars: ± half of the interquartile distance", fontsize=8)
-    paid = [row["case"] for row in rows if row["ratio"] > 1 + max(0.02, row["spread"])]
+    paid = [row["case"] for row in timed if row["ratio"] > 1 + max(0.02, row["spread"])]
+    missing = [f"{row['case']} ({row['status']})" for row in rows if not row.get("ratio")]
     return figure.describe(f"{len(rows)} cases; dots load by TMA, crosses do not; blue: pointwise, orange: reductions. "
-                           f"Faster with descriptors: {', '.join(paid) or 'none'}.")
+                           f"Faster with descriptors: {', '.join(paid) or 'none'}. "
+                           f"Without a time: {', '.join(missing) or 'none'}.")

@@ -89,6 +89,10 @@ def test_the_rule_with_the_fewest_misses_is_the_simplest():
     assert experiments.describe_rule([row | {"ratio": None} for row in slow]) == "not timed yet"
 
 
+LONG_REASON = ("the process that compiles pointwise functions died (exit status 1): torch.AcceleratorError: CUDA "
+               "error: an illegal memory access was encountered")
+
+
 def test_both_lessons_call_attention_step_by_step_eager():
     names = experiments.ATTENTION_NAMES
     assert names["unfused"] == "eager" and names["eager"] == "SDPA"
@@ -103,7 +107,8 @@ def test_tables_of_recorded_modes():
     rows = experiments.list_products(cells)
     assert {row["name"] for row in rows if row["workload"] == "mlp"} >= {"eager", "default", "max-autotune"}
     assert "library (mm) 1.000" in experiments.describe_votes(choices)
-    assert "persistent-tma" in experiments.judge_claim(cells, choices).splitlines()[-1]
+    *verdicts, offered = experiments.judge_claim(cells, choices).splitlines()
+    assert "persistent-tma" in offered and all(line.endswith("on an H200") for line in verdicts)
     assert "×" in experiments.describe_limit(cells, exercises.roof())
 
 
@@ -112,10 +117,23 @@ def test_pictures_say_what_they_show(draw):
     assert len(draw().description) > 60
 
 
+def test_the_picture_of_a_break_counts_the_graphs_that_dynamo_made():
+    texts = [text.get_text() for text in figures.draw_break(4).axes[0].texts]
+    assert any(text.startswith("4 graphs") for text in texts) and any("2 more graphs" in text for text in texts)
+    assert any(text.startswith("2 graphs") for text in [each.get_text() for each in figures.draw_break().axes[0].texts])
+
+
 def test_the_chart_of_cases_says_what_pays():
     rows = [make_row(case, 1.2 if case.reduces else 0.9) for case in pointwise.CASES]
     record = results.Record(results.make_record("ch14_compiled_pointwise", rows, ""), live=False)
     assert "RMS norm" in figures.draw_pointwise(record).description
+    failed = rows[:-1] + [pointwise.CASES[-1].describe() | {"status": "failed", "reason": LONG_REASON}]
+    record = results.Record(results.make_record("ch14_compiled_pointwise", failed, ""), live=False)
+    picture = figures.draw_pointwise(record)
+    assert "largest of all (failed)" in picture.description
+    assert "failed" in [text.get_text() for text in picture.axes[0].texts] and picture.axes[0].get_legend()
+    assert "an illegal memory access was encountered" in str(exercises.tabulate_pointwise(record))
+    assert "the process" not in str(exercises.tabulate_pointwise(record))
     assert "not timed" in figures.draw_pointwise(exercises.results.Record(
         results.make_record("ch14_compiled_pointwise", [], ""), live=False))
 
