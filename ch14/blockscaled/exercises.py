@@ -99,35 +99,6 @@ def order_of(prepare: Callable, pattern: str) -> str:
 # ---- how exactly the tensor core adds
 
 
-def add_with_short_sums(a: torch.Tensor, b: torch.Tensor, promote: bool, bits: int = 14) -> torch.Tensor:
-    """Return a b as a model of Hopper's tensor core adds it: 32 products at a time, with sums of `bits` bits.
-
-    The terms of a sum are aligned with the largest and cut off below the last place. With `promote` a sum ends after
-    128 columns of K and is added in float32. Source of the 14 bits: DeepSeek-V3, section 3.5.2.
-    """
-    total = torch.zeros(a.shape[0], b.shape[1])
-    acc = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
-    for k in range(0, a.shape[1], 32):
-        terms = a[:, k:k + 32, None].double() * b[None, k:k + 32].double()
-        terms = torch.cat([terms, acc[:, None]], 1)
-        step = torch.exp2(torch.frexp(terms.abs().amax(1, keepdim=True).clamp(min=1e-30))[1] - bits + 1.0)
-        acc = (torch.trunc(terms / step) * step).sum(1)
-        if promote and (k + 32) % 128 == 0:
-            total, acc = total + acc.float(), torch.zeros_like(acc)
-    return total.double() + acc
-
-
-def model_sums(sizes=SUMS[::2], rows: int = 16) -> list[dict]:
-    """Return the errors of `add_with_short_sums` for some lengths of K, relative to the largest element of C."""
-    found = []
-    for k in sizes:
-        a, b = (torch.rand(*shape).to(torch.float8_e4m3fn).float() for shape in ((rows, k), (k, rows)))
-        exact = a.double() @ b.double()
-        found.append({"K": k} | {name: relative_error(add_with_short_sums(a, b, promote), exact)
-                                 for name, promote in (("one sum", False), ("promoted", True))})
-    return found
-
-
 def measure_sums(kernel, prepare: Callable) -> results.Record:
     """Measure the errors of one sum over K and of a sum that is promoted every 128 columns.
 
@@ -146,11 +117,7 @@ def measure_sums(kernel, prepare: Callable) -> results.Record:
         return rows
 
     code = lesson.ladder_hash([lesson.code_hash(kernel, prepare)])
-    try:
-        return results.experiment("ch14_blockscaled_sums", lambda: code)(measure)()
-    except FileNotFoundError:
-        made = results.make_record("ch14_blockscaled_sums", model_sums(), "")
-        return results.Record(made, live=False, stale="but not yet measured: these are the model's errors")
+    return results.experiment("ch14_blockscaled_sums", lambda: code)(measure)()
 
 
 # ---- an epilogue that quantises

@@ -15,7 +15,7 @@ PRODUCT, ADDING = 64 * 128 * 128 // 4096, 64 * 128 // 128
 
 def scales_picture(blocks: int = 5) -> plots.Picture:
     """Draw a tile of C, the blocks of A and B that it is the product of, and their scales."""
-    figure, axes = canvas("The tensor core sums 128 of K, float32 adds that to C, scaled",
+    figure, axes = canvas("Tensor cores multiply blocks of 128 along K; CUDA cores scale and add",
                           "fp8, scales of 1 × 128 (A) and 128 × 128 (B); a tile of 128 × 128", 7.2, 3.0)
     side, left, top, chosen = 0.62, 0.95, 2.3, 1
 
@@ -217,16 +217,16 @@ def draw_blackwell() -> plots.Picture:
     box(axes, 3.95, 1.55, 0.95, 0.27, lighten(ORANGE, 0.5), "black", "tensor core", linewidth=0.4)
     box(axes, 3.95, 0.66, 0.95, 0.27, "white", "black", "registers", linewidth=0.4)
 
-    def arrow(x, y, to_x, to_y, text="", above=0.1):
+    def arrow(x, y, to_x, to_y, text="", above=0.1, right=0.0):
         axes.annotate("", (to_x, to_y), (x, y), arrowprops={"arrowstyle": "->", "linewidth": 1})
-        write(axes, (x + to_x) / 2, (y + to_y) / 2 + above, text, size=6)
+        write(axes, (x + to_x) / 2 + right, (y + to_y) / 2 + above, text, size=6)
 
     arrow(1.0, 1.68, 2.16, 1.68, "TMA")
     arrow(1.0, 1.13, 2.16, 1.13, "TMA")
     arrow(3.55, 1.13, 5.27, 1.13, "tcgen05.cp")
     arrow(3.55, 1.68, 3.93, 1.68)
     arrow(5.27, 1.24, 4.7, 1.53)
-    arrow(4.92, 1.68, 5.88, 1.68, "tcgen05.mma")
+    arrow(4.92, 1.68, 5.88, 1.68, "tcgen05.mma", right=0.15)
     arrow(6.3, 0.98, 4.92, 0.75, "tcgen05.ld", -0.13)
     arrow(3.93, 0.79, 3.56, 0.79)
     arrow(2.16, 0.79, 1.02, 0.79, "TMA")
