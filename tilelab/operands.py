@@ -21,8 +21,9 @@ class Launch:
     """A prepared operator. Call it to run the kernel again on the same tensors; the call returns `out`.
 
     `config` is the chosen configuration. `skipped` lists (configuration, reason) for each one that the model rejected
-    or that failed to compile, and `fallback` is a sentence if none of the requested set could run. `keep_alive` holds
-    the tensors that the kernel knows only by their addresses.
+    or that failed to compile, and `fallback` is a sentence if none of the requested set could run. `chosen` says how
+    "best" was found: "tuned", "tuned at 64 × 4096 × 4096" (a shape nearby), or "by the model". `keep_alive` holds the
+    tensors that the kernel knows only by their addresses.
     """
 
     run: Callable[[], object]
@@ -31,6 +32,7 @@ class Launch:
     keep_alive: tuple = ()
     skipped: Sequence[tuple[Any, str]] = ()
     fallback: str = ""
+    chosen: str = ""
 
     def __call__(self) -> Any:
         self.run()

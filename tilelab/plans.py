@@ -24,7 +24,7 @@ class Plan:
     """How an operator runs on one kind of arguments.
 
     `launch` takes the input tensors (None for one that was left out) and then `out`, a tensor of `shape` and `dtype` on
-    `device`. `skipped` and `fallback` mean the same as in a `Launch`.
+    `device`. `skipped`, `fallback` and `chosen` mean the same as in a `Launch`.
     """
 
     launch: Callable[..., object]
@@ -34,6 +34,7 @@ class Plan:
     config: Any
     skipped: Sequence[tuple[Any, str]] = ()
     fallback: str = ""
+    chosen: str = ""
 
     def make_out(self) -> torch.Tensor:
         """Return new memory for the result."""
@@ -90,7 +91,7 @@ class Planner:
         plan = self.make(*inputs, out, *options)
         out = plan.make_out() if out is None else out
         return Launch(functools.partial(plan.launch, *inputs, out), out, plan.config, skipped=plan.skipped,
-                      fallback=plan.fallback)
+                      fallback=plan.fallback, chosen=plan.chosen)
 
 
 _planners: list[Planner] = []

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pathlib
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from tilelab import bench, build, device
+from tilelab import bench, build, device, tuned
 
 FINALISTS = 4
+SHARE = 0.15  # of the configurations that can run a shape: half of the time this finds the fastest of all
 PEER_EVERY = 6  # candidates between two timings of the library: the clock of the chip moves
 BURST_MS = 0.3
-SLOWER = 3.0  # a candidate that the model expects to take this many times as long as the best is not tried
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Tunable:
 
     `candidates(m, n, k)` are the configurations that can run a shape. `make_inputs(m, n, k)` returns tensors of which
     the third is the result, `prepare(config, *tensors)` and `prepare_peer(*tensors)` a launch on them. `predict_us` is
-    the model's time of a configuration at a shape, and `job` its compilation.
+    the model's time of a configuration at a shape, `job` its compilation, and `source` a hash of the kernel's code.
     """
 
     name: str
@@ -39,15 +40,14 @@ class Tunable:
     prepare: Callable[..., Callable]
     prepare_peer: Callable[..., Callable]
     job: Callable[[Any, int, int, int], build.Job]
+    source: Callable[[], str]
     dtype: str = "bf16"
 
 
 def choose_candidates(tunable: Tunable, m: int, n: int, k: int, share: float = 1.0) -> list:
     """Return the candidates for a shape, the one predicted fastest first; `share` of those that can run, at least 4."""
     found = sorted(tunable.candidates(m, n, k), key=lambda config: tunable.predict_us(config, m, n, k))
-    limit = SLOWER * tunable.predict_us(found[0], m, n, k)
-    kept = [config for config in found if tunable.predict_us(config, m, n, k) <= limit]
-    return kept[:max(4, math.ceil(share * len(found)))]
+    return found[:max(4, math.ceil(share * len(found)))]
 
 
 def tune_shapes(tunable: Tunable, shapes: Iterable[tuple[int, int, int]], share: float = 1.0) -> Iterator[dict]:
@@ -58,18 +58,51 @@ def tune_shapes(tunable: Tunable, shapes: Iterable[tuple[int, int, int]], share:
     """
     if not device.current().has_tma:
         raise device.Unsupported(f"tuning needs a GPU with TMA; here is {device.current().describe()}.")
-    shapes = list(shapes)
     wanted = {shape: choose_candidates(tunable, *shape, share) for shape in shapes}
-    build.compile_ahead({job.key if hasattr(job, "key") else repr(job): job for shape, configs in wanted.items()
-                         for config in configs for job in [tunable.job(config, *shape)]}.values())
-    for shape in shapes:
-        yield tune_shape(tunable, shape, wanted[shape])
+    jobs = [tunable.job(config, *shape) for shape, configs in wanted.items() for config in configs]
+    build.compile_ahead({repr(job): job for job in jobs}.values())  # sizes that compile alike share one
+    for shape, configs in wanted.items():
+        yield tune_shape(tunable, shape, configs)
+
+
+def run(tunable: Tunable, path: str, share: float = SHARE) -> int:
+    """Tune the shapes of a file, keep them in the table of the GPU here, and print a sentence for each; return 0.
+
+    A line of the file holds M,N,K; text after a # does not count. Raises ValueError for a bad line or a damaged table,
+    OSError for a file that cannot be read or written, and Unsupported without a GPU.
+    """
+    shapes = read_shapes(path)
+    for row in tune_shapes(tunable, shapes, share):
+        if row["config"] is None:
+            print("{m} × {n} × {k}: no configuration gave the right result.".format_map(row))
+            continue
+        print(*tuned.keep(tunable.name, [row], device.current().name), flush=True)
+    print(f"{tuned.table_path(tunable.name, device.current().name)} keeps them.")
+    return 0
+
+
+def read_shapes(path: str) -> list[tuple[int, int, int]]:
+    """Return the shapes in a file of lines "M,N,K". ValueError, with the number of the line, for another line."""
+    shapes = []
+    for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), 1):
+        if text := line.partition("#")[0].strip():
+            try:
+                m, n, k = map(int, text.replace(",", " ").split())
+                if not 0 < min(m, n, k) <= max(m, n, k) < 2**31 or n % 8 or k % 8:
+                    raise ValueError
+            except ValueError:
+                raise ValueError(f"line {number} of {path} must be M,N,K, each below 2^31 and N and K multiples of 8; "
+                                 f"it is {text[:40]!r}.") from None
+            shapes.append((m, n, k))
+    if not shapes:
+        raise ValueError(f"{path} holds no shapes; a line is M,N,K.")
+    return shapes
 
 
 def tune_shape(tunable: Tunable, shape: tuple[int, int, int], configs: Sequence) -> dict:
     """Return the row of `tune_shapes` for one shape and the given configurations."""
     sets = bench.make_input_sets(lambda: tunable.make_inputs(*shape))
-    row = dict(zip("mnk", shape)) | {"dtype": tunable.dtype, "peer": tunable.peer}
+    row = dict(zip("mnk", shape)) | {"dtype": tunable.dtype, "peer": tunable.peer, "source": tunable.source()}
     peer = [tunable.prepare_peer(*tensors) for tensors in sets]
     peer[0]()
     expected = sets[0][2].float()

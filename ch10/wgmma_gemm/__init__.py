@@ -12,8 +12,8 @@ import pathlib
 import torch
 
 from ch10.wgmma_gemm import operator
-from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, best_config, configs, rejection
-from tilelab import build, cuda, device, operands, operators
+from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, best_config, configs, fits, predict_us, rejection
+from tilelab import build, cuda, device, operands, operators, tuned
 from tilelab.plans import Plan, Planner
 from tilelab.tensor_map import make_tensor_map
 
@@ -60,14 +60,21 @@ def _check_operands(a, b, out) -> None:
     operands.require_gpu(a, "wgmma_gemm", "has_wgmma", INSTEAD)
 
 
+def find_best(m: int, n: int, k: int) -> tuple[WgmmaConfig, str]:
+    """Return the configuration for a shape, and how it was found: in the table of tuned shapes, or by the model."""
+    sms = device.current().sms or 132
+    return tuned.find("wgmma_gemm", WgmmaConfig, m, n, k, "bf16", lambda config: predict_us(config, m, n, k, sms),
+                      lambda config: fits(config, k) and not rejection(config)) or (
+        best_config(m, n, k, sms), "by the model")
+
+
 def resolve_config(config: str | WgmmaConfig, m: int, n: int, k: int) -> WgmmaConfig:
     """Return the configuration for a shape that `config` stands for: itself, a step of the ladder, or "best".
 
     Raises ValueError for an unknown name, or for a cluster with too few K steps. Raises Unsupported for a configuration
     that exceeds an SM.
     """
-    config = operands.choose_config(config, STEPS, WgmmaConfig,
-                                    lambda: best_config(m, n, k, device.current().sms or 132))
+    config = operands.choose_config(config, STEPS, WgmmaConfig, lambda: find_best(m, n, k)[0])
     if config.kernel == "split" and config.cluster > config.steps(k):
         raise ValueError(f"a cluster of {config.cluster} needs as many K steps of {64 * config.boxes_per_stage} to "
                          f"share; K is {k}.")
@@ -99,9 +106,10 @@ def _plan(a, b, out, config) -> Plan:
     _check_operands(a, b, out)
     (m, k), n = a.shape, b.shape[1]
     out = torch.empty(m, n, dtype=a.dtype, device=a.device) if out is None else out
+    chosen = find_best(m, n, k)[1] if config == "best" else ""
     config = resolve_config(config, m, n, k)
     launch = build_launch(a, b, out, config) if out.numel() and k else lambda a, b, out: out.zero_()
-    return Plan(launch, (m, n), a.dtype, a.device, config)
+    return Plan(launch, (m, n), a.dtype, a.device, config, chosen=chosen)
 
 
 planner = Planner(_plan, ("a", "b"))
@@ -116,8 +124,8 @@ def prepare(a, b, *, out=None, config: str | WgmmaConfig = "best") -> operands.L
     """Check the operands, choose a configuration, and return a launch that computes C = a b on torch's current stream.
 
     a (M, K), b (K, N) and out (M, N) are bfloat16 matrices on the GPU. Rows of a and of out are contiguous, and so are
-    columns of b: pass `weight.T`. N and K are multiples of 8. `config` is "best", a step of the ladder or a
-    WgmmaConfig. The launch may be captured in a graph, which it must outlive. Raises ValueError for operands that the
+    columns of b: pass `weight.T`. N and K are multiples of 8. `config` is "best" (the tuned configuration of the
+    shape or of one nearby, or else the model's choice), a step of the ladder or a WgmmaConfig. The launch may be captured in a graph, which it must outlive. Raises ValueError for operands that the
     kernel cannot take and tilelab.device.Unsupported for a GPU without wgmma.
     """
     return planner.prepare((a, b), out, config)

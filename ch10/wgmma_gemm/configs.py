@@ -235,11 +235,13 @@ def predict_us(config: WgmmaConfig, m: int, n: int, k: int, sms: int) -> float:
     return max(busy, dram) + rates.overlap * min(busy, dram) + rates.launch_us + rates.split_us * (split > 1)
 
 
+def fits(config: WgmmaConfig, k: int) -> bool:
+    """Return whether there are K steps for each CTA of a split."""
+    return config.kernel != "split" or config.cluster <= config.steps(k)
+
+
 def best_config(m: int, n: int, k: int, sms: int) -> WgmmaConfig:
     """Return the candidate that the model predicts to be fastest for C (m, n) with inner extent k."""
-    def fits(config):
-        if config.kernel == "split" and config.cluster > config.steps(k):
-            return False
-        return not config.swap or m <= config.block_n  # a second row of tiles would read all of B again
-
-    return min(filter(fits, candidates()), key=lambda config: predict_us(config, m, n, k, sms))
+    # With swap, a second row of tiles would read all of B again.
+    found = [config for config in candidates() if fits(config, k) and (not config.swap or m <= config.block_n)]
+    return min(found, key=lambda config: predict_us(config, m, n, k, sms))

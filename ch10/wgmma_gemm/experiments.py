@@ -13,8 +13,8 @@ import time
 import torch
 
 from ch10 import wgmma_gemm
-from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, best_config, candidates, predict_us, rejection
-from tilelab import bench, build, check, device, operands, peers, results, tensor_map
+from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, best_config, candidates, fits, predict_us, rejection
+from tilelab import bench, build, check, device, llm_shapes, operands, peers, results, tensor_map, tuned
 from tilelab.patch import patched_source
 
 SQUARES = (2048, 4096, 8192)
@@ -26,6 +26,7 @@ RAGGED = ((1, 8, 8), (1, 4096, 4096), (17, 1032, 520), (33, 264, 8), (65, 4104, 
 TIMED_RAGGED = ((1, 4096, 4096), (16, 4096, 14336), (100, 5000, 5000), (1000, 1000, 1000), (4097, 4104, 4112),
                 (16384, 256, 1024))
 QUICK = {"rounds": 6, "warm_s": 0, "burst_ms": 2}
+LAYER_TIMING = {"rounds": 8, "warm_s": 0.02, "burst_ms": 1.5}
 BURST = 40
 
 
@@ -70,17 +71,32 @@ def compare_with_cublas(configs: dict[str, WgmmaConfig], m: int, n: int, k: int,
 
 
 def measure_best(m: int, n: int, k: int, **timing) -> dict:
-    """Check and time the configuration that the model picks for a shape; the row holds the predicted time, too."""
-    sms = device.current().sms
-    config = best_config(m, n, k, sms)
-    row = {"predicted_ms": predict_us(config, m, n, k, sms) / 1e3,
+    """Check and time the configuration that "best" stands for at a shape; the row holds the predicted time, too."""
+    config, chosen = wgmma_gemm.find_best(m, n, k)
+    row = {"predicted_ms": predict_us(config, m, n, k, device.current().sms) / 1e3, "chosen": chosen,
            **verify(config, m, n, k), "name": "best", "config": str(config), "shape": [m, n, k]}
     return row | compare_with_cublas({"best": config}, m, n, k, **timing)[0] if row["status"] == "ok" else row
 
 
 def all_configs() -> dict[str, WgmmaConfig]:
-    """Return the steps of the ladder, and the configurations that a shape may get."""
-    return {**STEPS, **{str(config): config for config in candidates()}}
+    """Return the steps of the ladder, and the configurations that a shape may get: the model's and the tuned ones."""
+    tuned_ones = [WgmmaConfig(**row["config"]) for row in tuned.load("wgmma_gemm", "NVIDIA H200")]
+    return {**STEPS, **{str(config): config for config in (*candidates(), *tuned_ones)}}
+
+
+def one_of_each_kind() -> dict[str, WgmmaConfig]:
+    """Return the ladder, the model's candidates, and a tuned configuration of each other kind of kernel code."""
+    kept = {**STEPS, **{str(config): config for config in candidates()}}
+    kinds = {_kind(config) for config in kept.values()}
+    for name, config in all_configs().items():
+        if _kind(config) not in kinds:
+            kept[name] = config
+            kinds.add(_kind(config))
+    return kept
+
+
+def _kind(config: WgmmaConfig) -> tuple:
+    return config.kernel, config.consumers, config.cluster > 1, config.swap, config.boxes_per_stage
 
 
 def _compile(configs: dict[str, WgmmaConfig]) -> None:
@@ -95,12 +111,12 @@ def check_correctness():
     _compile(all_configs())
     return [{**verify(config, *shape), "name": name, "shape": list(shape)}
             for name, config in all_configs().items() for shape in RAGGED
-            if config.kernel != "split" or config.cluster <= config.steps(shape[2])]
+            if fits(config, shape[2])]
 
 
 def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
     """Run every `shares`-th kernel on small and ragged shapes under a sanitizer; AssertionError for a wrong result."""
-    rows = [verify(config, *shape) for config in [*all_configs().values()][share::shares]
+    rows = [verify(config, *shape) for config in [*one_of_each_kind().values()][share::shares]
             for shape in ((130, 264, 392), (300, 136, 1032))]
     if wrong := [f"{row['name']} {row['shape']}: {row['reason']}" for row in rows if row["status"] != "ok"]:
         raise AssertionError("; ".join(wrong))
@@ -109,7 +125,7 @@ def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
 @results.experiment("ch10_gemm_sanitizer", source, can_run=lambda: has_wgmma() and check.can_sanitize())
 def run_sanitizers():
     """Run each tool of compute-sanitizer on `sanitizer_cases`."""
-    _compile(all_configs())  # each tool would compile them one after the other
+    _compile(one_of_each_kind())  # each tool would compile them one after the other
     return check.sanitize("ch10.wgmma_gemm.experiments", shares=6)
 
 
@@ -145,7 +161,7 @@ def measure_bursts(m: int, n: int, k: int, rounds: int = 12, rest_s: float = 0.0
     found = {name: statistics.median(values[1:]) for name, values in times.items()}  # the first round warms up
     return {"name": "best", "shape": [m, n, k], **found, "peer": "cuBLAS", "ratio": found["peer_ms"] / found["ms"],
             "tflops": 2 * m * n * k / found["ms"] / 1e9, "status": "ok", "reason": "",
-            "config": str(best_config(m, n, k, device.current().sms))}
+            "config": str(wgmma_gemm.find_best(m, n, k)[0])}
 
 
 @experiment("ch10_gemm_peers", source=lambda: source(peers.DeepGemm, peers.Quack))
@@ -157,7 +173,7 @@ def measure_peers():
     quack, deep_gemm = peers.find("quack"), peers.find("deep_gemm")
     rivals = {peers.Peer("cuBLAS", results.versions()["cublas"]): prepare_cublas, quack: quack.prepare_gemm,
               deep_gemm: deep_gemm.prepare_gemm}
-    configs = {side: best_config(side, side, side, device.current().sms) for side in SQUARES}
+    configs = {side: wgmma_gemm.find_best(side, side, side)[0] for side in SQUARES}
     _compile({str(config): config for config in configs.values()})
     rows = []
     for side, config in configs.items():
@@ -179,6 +195,27 @@ def find_fault(side: int, prepare) -> str:
 def measure_llm():
     """Time the GEMMs of a transformer with 4,096 features, at 64 to 8,192 tokens."""
     return [measure_best(*shape) for shape in LLM]
+
+
+@experiment("ch10_gemm_layers", source=lambda: source(llm_shapes.list_products, tuned.find))
+def measure_layers():
+    """Time the tuned configuration and the model's beside cuBLAS, interleaved, for the layers of six models.
+
+    `ratio` and `spread` are of "best", `model_ratio` of the configuration that the model picks from its candidates.
+    """
+    def prepare(config):
+        return lambda a, b, out: wgmma_gemm.prepare(a, b, out=out, config=config)
+
+    rows, sms = [], device.current().sms
+    products = [(layer, shape, *wgmma_gemm.find_best(*shape), best_config(*shape, sms))
+                for layer, shape in llm_shapes.list_products()]
+    _compile({str(config): config for *_, best, _, by_model in products for config in (best, by_model)})
+    for layer, (m, n, k), best, chosen, by_model in products:
+        found = bench.compare({"cuBLAS": prepare_cublas, "best": prepare(best), "model": prepare(by_model)},
+                              lambda: make_inputs(m, n, k), "cuBLAS", flops=2 * m * n * k, **LAYER_TIMING)
+        rows.append(found["best"].row() | {"name": layer, "shape": [m, n, k], "config": str(best), "chosen": chosen,
+                                           "model_ratio": found["model"].ratio})
+    return rows
 
 
 @experiment("ch10_gemm_ragged")

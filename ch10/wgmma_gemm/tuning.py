@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm import experiments
 from ch10.wgmma_gemm.configs import WgmmaConfig, candidates, predict_us, rejection
-from tilelab import device
+from tilelab import device, results
 from tilelab.tune import Tunable
 
 MOST_STAGES = 10
@@ -76,4 +75,5 @@ TUNABLE = Tunable(
     "wgmma_gemm", "cuBLAS", find_candidates,
     lambda config, m, n, k: predict_us(config, m, n, k, device.current().sms or 132),
     experiments.make_inputs, lambda config, a, b, out: wgmma_gemm.prepare(a, b, out=out, config=config),
-    experiments.prepare_cublas, lambda config, m, n, k: wgmma_gemm.job(dataclasses.replace(config)))
+    experiments.prepare_cublas, lambda config, m, n, k: wgmma_gemm.job(config),
+    lambda: results.source_hash(wgmma_gemm.SOURCE))

@@ -18,7 +18,6 @@ import triton
 
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm.configs import WgmmaConfig
-from ch10.wgmma_gemm.configs import best_config as best_wgmma_config
 from ch14 import mx_formats
 from ch14.blockscaled.native_kernels import factors_kernel
 from ch14.gemm import bind_config
@@ -209,6 +208,6 @@ def jobs(form: str, target: str, mnk: tuple[int, int, int], c_dtype: torch.dtype
     """Return how decoding and GEMM are compiled for A and B in `form`, for a target with TMA."""
     (m, n, k), scaled = mnk, number_formats.lookup(form).scale == "e4m3"
     size = m, -(-n // 8) * 8, k
-    config = best_wgmma_config(*size, _sms(target)) if _suits_wgmma(target, c_dtype, scaled) else rank_configs(
+    config = wgmma_gemm.find_best(*size)[0] if _suits_wgmma(target, c_dtype, scaled) else rank_configs(
         "course", *size, "bf16", target, _sms(target))[0]
     return [mx_formats.job("best", target, form, operation="dequantise"), job(config, target, size, c_dtype, scaled)]

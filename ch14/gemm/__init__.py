@@ -13,9 +13,9 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ch14.gemm import operator
-from ch14.gemm.configs import SETS, GemmConfig, configs, job, rank_configs, rejection
+from ch14.gemm.configs import ITEMSIZE, SETS, GemmConfig, configs, job, predicted_ms, rank_configs, rejection
 from ch14.gemm.kernels import gemm_persistent_kernel, gemm_plain_kernel, gemm_split_kernel
-from tilelab import device, operators, triton_launch, workspace
+from tilelab import device, operators, triton_launch, tuned, workspace
 from tilelab.operands import (
     Launch,
     choose_config,
@@ -71,6 +71,19 @@ def _check_operands(a, b, scale_a, scale_b, out):
     return dtype, stored_b, b_k_major, out
 
 
+def find_best(m, n, k, dtype, b_k_major, target, sms) -> tuple[GemmConfig | None, str]:
+    """Return the configuration for a shape, and how it was found: in the table of tuned shapes, or by the model.
+
+    None when no configuration of the course runs on `target`.
+    """
+    found = None
+    if b_k_major and ITEMSIZE[dtype] == 2:  # as the table's operands were
+        found = tuned.find("gemm", GemmConfig, m, n, k, "bf16",
+                           lambda config: predicted_ms(config, m, n, k, dtype, sms),
+                           lambda config: not rejection(config, target, dtype))
+    return found or (next(iter(rank_configs("course", m, n, k, dtype, target, sms)), None), "by the model")
+
+
 def _plan(a, b, scale_a, scale_b, out, config) -> Plan:
     """Check the arguments, choose the first configuration that compiles, and build its descriptors."""
     dtype, stored_b, b_k_major, out = _check_operands(a, b, scale_a, scale_b, out)
@@ -81,12 +94,16 @@ def _plan(a, b, scale_a, scale_b, out, config) -> Plan:
     if isinstance(config, str) and config == "best":
         config = os.environ.get("TILES_GEMM_CONFIG") or config
     if isinstance(config, str) and config in (*SETS, "best"):
-        which = "course" if config == "best" else config
+        which, chosen = "course" if config == "best" else config, ""
         members, candidates = configs(which, dtype).values(), rank_configs(which, *shape, dtype, target, sms)
+        if config == "best":
+            first, chosen = find_best(*shape, dtype, b_k_major, target, sms)
+            candidates = list(dict.fromkeys((first, *candidates))) if first else candidates
         fallback = rank_configs("conservative", *shape, dtype, target, sms)
     else:
         members = [choose_config(config, dict.fromkeys(SETS) | configs(dtype=dtype), GemmConfig, None)]
         candidates, fallback = [each for each in members if not rejection(each, target, dtype)], []
+        chosen = ""
     skipped, cause = [(each, rejection(each, target, dtype)) for each in members if each not in candidates], None
     for candidate in dict.fromkeys((*candidates, *fallback)):
         try:  # to compile and load, so that a refusal comes here and not at the first launch
@@ -99,7 +116,9 @@ def _plan(a, b, scale_a, scale_b, out, config) -> Plan:
             continue
         sentence = "" if candidate in candidates else (f"no configuration of the set {which!r} runs on {target}; the "
                                                        f"conservative configuration {candidate} is used instead.")
-        return Plan(launch, (m, n), out.dtype, a.device, candidate, skipped, sentence)
+        if candidate not in candidates[:1]:
+            chosen = chosen and "by the model"
+        return Plan(launch, (m, n), out.dtype, a.device, candidate, skipped, sentence, chosen)
     reasons = "; ".join(f"{each.name}: {reason.rstrip('.')}" for each, reason in skipped)
     raise device.Unsupported(f"no configuration that was asked for runs on {target}: {reasons}.") from cause
 
@@ -171,7 +190,8 @@ def gemm(a, b, *, scale_a=None, scale_b=None, out=None, config="best"):
     must be a multiple of 8.
     scale_a, scale_b: one float32 value each, for float8 only.
     out: has A's dtype, or bfloat16 for float8.
-    config: "best" (the configuration of the course that should be fastest for the shape), a set ("conservative",
+    config: "best" (the tuned configuration of the shape or of one nearby, or else the one of the course that the model
+    expects to be fastest), a set ("conservative",
     "proposed", "course"), a name from `configs()` or a GemmConfig. If no configuration of a set can run, gemm warns and
     falls back to a conservative one. The environment variable TILES_GEMM_CONFIG, a set or a name, replaces "best" when
     the first call with such tensors is planned.

@@ -8,10 +8,11 @@ import sys
 from tqdm import tqdm
 
 from ch14.descriptors import tile_copy_experiments
+from ch14.gemm import find_best, tuning
 from ch14.gemm import experiments
 from ch14.gemm.configs import ITEMSIZE, SETS, configs, parse, rank_configs, rejection
 from ch14.gemm.sweep import grid, make_space
-from tilelab import cli, device, results
+from tilelab import cli, device, results, tune
 from tilelab.journal import Journal
 from tilelab.sweep import Sweep
 
@@ -29,12 +30,15 @@ def _parse_options(argv):
     parser.add_argument("--copy", action="store_true", help="the copy configurations instead of the GEMM")
     parser.add_argument("--claim", action="store_true", help="the note's two sets and the best tile at six sizes: "
                         "speed, bandwidth, memory; recorded figures without a GPU")
+    parser.add_argument("--tune", metavar="FILE", help="find the fastest configuration for each shape M,N,K of a file, "
+                        "and keep it in tuned/, where config=\"best\" finds it")
     parser.add_argument("--journal", metavar="PATH", help="keep each row in this JSONL file, and resume from it")
     options = cli.parse_options(parser, argv)
     given = {name for name in vars(options) if getattr(options, name) != parser.get_default(name)}
-    for alone in ("copy", "claim"):
-        if getattr(options, alone) and (others := given - {alone, "json"}):
-            parser.error(f"--{alone} goes with --json only; --{min(others)} was given too.")
+    for alone in ("copy", "claim", "tune"):
+        if getattr(options, alone) and (others := given - {alone, *({"json"} if alone != "tune" else ())}):
+            parser.error(f"--{alone} {'stands alone' if alone == 'tune' else 'goes with --json only'}; --{min(others)} "
+                         "was given too.")
     if options.sweep and "config" in given:
         parser.error("--sweep brings its own configurations: leave out --config.")
     if options.journal is not None:  # refused before the work, not after it
@@ -54,6 +58,8 @@ def main(argv: list[str] | None = None) -> int:
     options = _parse_options(argv)
     journal = options.journal
     try:
+        if options.tune:
+            return tune.run(tuning.TUNABLE, options.tune)
         record = (_measure_copies(options) if options.copy else _show_claim(options) if options.claim else
                   _run_sweep(options))
         if options.json:
@@ -101,7 +107,9 @@ def _choose_configs(options, m, n, k) -> list:
     if options.config != "best":
         return [parse(options.config, options.dtype)]
     target, sms = (here.target, here.sms) if here.has_tma else ("sm_90a", 132)
-    return rank_configs("course", m, n, k, options.dtype, options.target or target, sms)[:1]
+    if options.target:
+        return rank_configs("course", m, n, k, options.dtype, options.target, sms)[:1]
+    return [find_best(m, n, k, options.dtype, options.layout == "k", target, sms)[0]]
 
 
 def _run_sweep(options) -> results.Record:

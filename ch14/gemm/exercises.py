@@ -19,6 +19,8 @@ PROGRAMS = 3  # of a persistent kernel that is checked: fewer than tiles
 CASES = {"cpu": [(300, 264, 136), (1, 136, 72)],  # (M, N, K): in the interpreter, then on a GPU
          "cuda": [(300, 264, 136), (2048, 6144, 512)]}
 
+FEW_TILES = (256, 5120, 25600)  # 80 tiles of C, 400 steps each: the last product of an MLP in Qwen 3 32B, 256 tokens
+
 STEPS = ("gemm_pointers:prepare_pointers", "gemm_pointers:prepare_pointers(stages=3)",
          "gemm_descriptors:prepare_descriptors", "gemm_descriptors:prepare_descriptors(stages=3)",
          "gemm_grouped:prepare_grouped", "gemm_parts:prepare_parts", "gemm_persistent:prepare_persistent",
@@ -26,14 +28,16 @@ STEPS = ("gemm_pointers:prepare_pointers", "gemm_pointers:prepare_pointers(stage
          "gemm_persistent:prepare_persistent(stages=3, parts=4, per_sm=2)", "gemm_early:prepare_early")
 lesson.register("ch14_gemm_ladder", "ch14_gemm", *STEPS)
 lesson.register("ch14_gemm_stages", "ch14_gemm", STEPS[0], STEPS[2], sweep=True)
+lesson.register("ch14_gemm_few_tiles", "ch14_gemm", "gemm_parts:prepare_parts", "gemm_split:prepare_split(splits=3)")
+lesson.register("ch14_gemm_splits", "ch14_gemm", "gemm_split:prepare_split", sweep=True)
 for _size in (2048, 4096, 8192):
     lesson.register(f"ch14_gemm_ablation_{_size}", "ch14_gemm", "gemm_once:prepare_once", "gemm_early:prepare_early",
                     "gemm_persistent:prepare_persistent", sweep=True)
 
 
-def make_inputs(size: int) -> tuple[torch.Tensor, ...]:
-    """Return a (size, size), b = weight.T and out in bf16; 256 without a GPU, where only their types count."""
-    return experiments.make_inputs(*(size if device.current().capability else 256,) * 3)[:3]
+def make_inputs(shape: tuple[int, int, int]) -> tuple[torch.Tensor, ...]:
+    """Return a (M, K), b = weight.T and out in bf16; small ones without a GPU, where only their types count."""
+    return experiments.make_inputs(*(shape if device.current().capability else (256,) * 3))[:3]
 
 
 def make_case(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, ...]:
@@ -53,13 +57,15 @@ def check_version(prepare: Callable) -> str:
     return lesson.check_launch(prepare, CASES, make_case, spec)
 
 
-def make_ladder(size: int = 4096, experiment: str = "ch14_gemm_ladder") -> lesson.Ladder:
-    """Return the ladder of the notebook's versions at `size` cubed, beside torch.mm."""
+def make_ladder(size: int | tuple[int, int, int] = 4096, experiment: str = "ch14_gemm_ladder") -> lesson.Ladder:
+    """Return the ladder of the notebook's versions at `size` cubed or at (M, N, K), beside torch.mm."""
+    shape = m, n, k = (size,) * 3 if isinstance(size, int) else size
+
     def prepare_mm(a, b, out):
         return lambda: torch.mm(a, b, out=out)
 
-    return lesson.Ladder(experiment, "torch.mm", prepare_mm, functools.partial(make_inputs, size), check_version,
-                         flops=2 * size**3)
+    return lesson.Ladder(experiment, "torch.mm", prepare_mm, functools.partial(make_inputs, shape), check_version,
+                         flops=2 * m * n * k)
 
 
 # ---- the reader's kernels

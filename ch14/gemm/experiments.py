@@ -14,7 +14,7 @@ import torch
 from ch14 import gemm
 from ch14.gemm import kernels
 from ch14.gemm.configs import ITEMSIZE, GemmConfig, Rates, _course, configs, job, predicted_ms, rank_configs, rejection
-from tilelab import bench, build, check, device, results
+from tilelab import bench, build, check, device, llm_shapes, results, tuned
 from tilelab.sweep import Sweep
 from tilelab.tunable import TargetSpace
 
@@ -24,6 +24,7 @@ LLM_M = (64, 512, 4096, 8192)
 LLM_NK = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 RAGGED = ((1000, 1000, 1000), (333, 520, 136), (1, 4096, 4096), (4097, 4104, 4112))
 RAGGED_FP8 = ((1000, 1008, 1008), (333, 528, 144), (1, 4096, 4096), (4097, 4112, 4112))  # rows of whole 16 bytes
+LAYER_TIMING = {"rounds": 8, "warm_s": 0.02, "burst_ms": 1.5}
 QUICK = {"rounds": 6, "warm_s": 0, "burst_ms": 2}  # enough to find the fastest few, which are then timed again
 
 
@@ -194,10 +195,11 @@ def compile_ahead(cases: Iterable[tuple]) -> None:
 def measure_best(cases: Iterable[tuple]) -> list[dict]:
     """Measure what `config="best"` chooses for each (m, n, k, dtype, layout). All are compiled before one is timed."""
     here, cases = device.current(), list(cases)
-    chosen = [rank_configs("course", *case[:4], here.target, here.sms)[0] for case in cases]
-    compile_ahead((config, *case) for config, case in zip(chosen, cases))
-    return [label(config, *case, "best") | measure(config, *case) | {"predicted_ms": predicted_ms(
-        config, *case[:4], here.sms)} for config, case in zip(chosen, cases)]
+    found = [gemm.find_best(*case[:4], case[4] == "k", here.target, here.sms) for case in cases]
+    compile_ahead((config, *case) for (config, _), case in zip(found, cases))
+    return [label(config, *case, "best") | measure(config, *case) | {
+        "chosen": chosen, "predicted_ms": predicted_ms(config, *case[:4], here.sms)}
+        for (config, chosen), case in zip(found, cases)]
 
 
 _experiment = functools.partial(results.experiment, source=source)
@@ -232,6 +234,31 @@ def measure_squares():
 def measure_llm():
     """Measure bf16 at the shapes of a decoder of 7 to 8 billion parameters: M tokens, weight (N, K), B = weight.T."""
     return measure_best((m, n, k, "bf16", "k") for m in LLM_M for n, k in LLM_NK)
+
+
+@results.experiment("ch14_gemm_layers", lambda: results.source_hash(
+    kernels, GemmConfig, configs, _course, rejection, rank_configs, predicted_ms, Rates, llm_shapes.list_products,
+    tuned.find))
+def measure_layers():
+    """Time the tuned configuration and the model's beside cuBLAS, interleaved, for the layers of six models.
+
+    `ratio` and `spread` are of "best", `model_ratio` of the configuration that the model picks from the course's set.
+    """
+    def prepare(config):
+        return lambda a, b, out, *_: gemm.prepare(a, b, out=out, config=config)
+
+    here, rows = device.current(), []
+    products = [(layer, shape, *gemm.find_best(*shape, "bf16", True, here.target, here.sms),
+                 rank_configs("course", *shape, "bf16", here.target, here.sms)[0])
+                for layer, shape in llm_shapes.list_products()]
+    compile_ahead((config, *shape, "bf16", "k") for _, shape, best, _, by_model in products
+                  for config in (best, by_model))
+    for layer, (m, n, k), best, chosen, by_model in products:
+        found = bench.compare({"cuBLAS": prepare_cublas, "best": prepare(best), "model": prepare(by_model)},
+                              lambda: make_inputs(m, n, k), "cuBLAS", flops=2 * m * n * k, **LAYER_TIMING)
+        rows.append(label(best, m, n, k) | found["best"].row() | {
+            "name": layer, "chosen": chosen, "model_ratio": found["model"].ratio})
+    return rows
 
 
 @_experiment("ch14_gemm_ragged")
@@ -274,7 +301,8 @@ def measure_latency():
     calls = {"torch.mm": prepare_cublas(a, b, out),
              "prepared, host descriptors": gemm.prepare(a, b, out=out, config=persistent),
              "prepared, device descriptors": gemm.prepare(a, b, out=out, config=plain),
-             "gemm(), everything each time": lambda: gemm.gemm(a, b, out=out, config=persistent)}
+             "gemm(), a repeated call": lambda: gemm.gemm(a, b, out=out, config=persistent),
+             "prepare() anew each time": lambda: gemm.prepare(a, b, out=out, config=persistent)()}
     return [{"name": name, "us": bench.measure_call_us(call), "status": "ok"} for name, call in calls.items()]
 
 

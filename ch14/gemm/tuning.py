@@ -6,9 +6,9 @@ import functools
 import itertools
 
 from ch14 import gemm
-from ch14.gemm import experiments
+from ch14.gemm import experiments, kernels
 from ch14.gemm.configs import GemmConfig, configs, job, predicted_ms, rejection
-from tilelab import device
+from tilelab import device, results
 from tilelab.tune import Tunable
 
 MOST_STAGES = 8
@@ -72,4 +72,5 @@ TUNABLE = Tunable(
     lambda config, m, n, k: 1e3 * predicted_ms(config, m, n, k, "bf16", device.current().sms or 132),
     lambda m, n, k: experiments.make_inputs(m, n, k)[:3],
     lambda config, a, b, out: gemm.prepare(a, b, out=out, config=config), experiments.prepare_cublas,
-    lambda config, m, n, k: job(config, "sm_90a", sms=device.current().sms or 132, mnk=(m, n, k)))
+    lambda config, m, n, k: job(config, "sm_90a", sms=device.current().sms or 132, mnk=(m, n, k)),
+    lambda: results.source_hash(kernels))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import pathlib
 import re
@@ -20,10 +21,11 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ch14.gemm import tuning
 from ch14.gemm.experiments import GemmSpace, make_inputs
 from ch14.gemm.kernels import gemm_persistent_kernel
 from ch14.gemm.sweep import grid
-from tilelab import check, device, faults, faults_kernels, gpu_worker, results, sweep, worker_pool
+from tilelab import check, device, faults, faults_kernels, gpu_worker, llm_shapes, results, sweep, tune, worker_pool
 from tilelab.journal import Journal
 from tilelab.operands import row_stride
 from tilelab.sweep import Sweep
@@ -225,6 +227,25 @@ def measure_gpus():
         for visible in (device.same_model_uuids()[:1], device.same_model_uuids()):
             rows.append(_time_in_process("warm sweep", cache, CUDA_VISIBLE_DEVICES=",".join(visible)))
     return _compare_winners(rows)
+
+
+@results.experiment("sweep_regret", lambda: results.source_hash(
+    tune.tune_shape, tune.choose_candidates, tuning.search_space.__wrapped__, tuning.suits, measure_regret.__wrapped__))
+def measure_regret():
+    """Time every configuration of `ch14.gemm` at 20 layers of language models, and see what tune.SHARE of them finds.
+
+    `regret` is the time of the fastest of those that the model ranks first over the time of the fastest of all, less 1.
+    """
+    shapes = [shape for _, shape in llm_shapes.list_products()][2::5][:2 if os.environ.get("TILES_QUICK") else 20]
+    rows = []
+    for tuned in tune.tune_shapes(tuning.TUNABLE, shapes):
+        trials = sorted(tuned["trials"], key=lambda trial: trial[1])
+        tried = trials[:max(4, math.ceil(tune.SHARE * len(trials)))]
+        fastest, found = (min(us for *_, us in some) for some in (trials, tried))
+        rows.append({"name": "regret", "shape": [tuned[extent] for extent in "mnk"], "configurations": len(trials),
+                     "tried": len(tried), "us": found, "regret": found / fastest - 1, "ratio": tuned["ratio"],
+                     "kernel": min(tried, key=lambda trial: trial[2])[0], "status": "ok"})
+    return rows
 
 
 if __name__ == "__main__":

@@ -1,0 +1,134 @@
+"""Tables of tuned configurations: what is kept, what is replaced, and which row serves which shape."""
+
+import dataclasses
+import json
+import multiprocessing
+
+import pytest
+
+from ch10 import wgmma_gemm
+from ch10.wgmma_gemm import tuning as wgmma_tuning
+from ch14 import gemm
+from ch14.gemm import tuning as gemm_tuning
+from ch14.gemm.configs import GemmConfig, configs
+from tilelab import device, tune, tuned
+
+GPU = "NVIDIA H200"
+WHOLE, SPLIT = GemmConfig(128, 128, 64, 4, 3, "persistent"), GemmConfig(64, 64, 128, 4, 4, "split", splits=2)
+ROW = {"m": 64, "n": 4096, "k": 8192, "dtype": "bf16", "config": WHOLE, "us": 20.0, "peer": "cuBLAS", "peer_us": 20.0,
+       "ratio": 1.0, "spread": 0.02, "tried": 9, "source": "1"}
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("TILES_TUNED", str(tmp_path))
+    monkeypatch.setattr(device, "current", lambda: device.Device(GPU, (9, 0), "sm_90a", 132))
+    return tmp_path
+
+
+def find(m, n, k, predict=lambda config: config.block_m, can_run=lambda config: True):
+    return tuned.find("gemm", GemmConfig, m, n, k, "bf16", predict, can_run)
+
+
+def test_a_row_comes_back_for_its_shape_and_serves_those_nearby():
+    assert find(64, 4096, 8192) is None
+    tuned.keep("gemm", [ROW, ROW | {"m": 256, "config": SPLIT}], GPU)
+    assert find(64, 4096, 8192) == (WHOLE, "tuned")
+    assert find(256, 4096, 8192) == (SPLIT, "tuned")
+    assert find(100, 4096, 8192) == (SPLIT, "tuned at 256 × 4096 × 8192")  # the model prefers its smaller tile
+    assert find(100, 64, 64) is None  # too far from both
+
+
+def test_what_cannot_run_or_is_not_known_is_passed_over(folder):
+    tuned.keep("gemm", [ROW, ROW | {"m": 256, "config": SPLIT}], GPU)
+    assert find(64, 4096, 8192, can_run=lambda config: config == SPLIT)[0] == SPLIT
+    path = tuned.table_path("gemm", GPU)
+    table = json.loads(path.read_text())
+    table["rows"][0]["config"] |= {"a field of another version": 1}
+    table["rows"][1]["config"]["num_warps"] = 7
+    path.write_text(json.dumps(table))
+    assert find(64, 4096, 8192) is None
+
+
+def test_a_table_of_another_gpu_is_not_used(monkeypatch):
+    tuned.keep("gemm", [ROW], "NVIDIA H100")
+    assert find(64, 4096, 8192) is None
+
+
+@pytest.mark.parametrize("new, said, kept", [
+    ({"config": SPLIT, "ratio": 1.01}, "keeps", WHOLE), ({"config": SPLIT, "ratio": 1.03}, "in place of", SPLIT),
+    ({"config": SPLIT, "ratio": 1.03, "spread": 0.05}, "keeps", WHOLE), ({"ratio": 0.9}, "0.90 × cuBLAS", WHOLE),
+    ({"config": SPLIT, "ratio": 0.9, "source": "2"}, "in place of", SPLIT)])
+def test_a_row_is_replaced_only_by_a_faster_one_or_for_another_kernel(new, said, kept):
+    tuned.keep("gemm", [ROW], GPU)
+    sentence, = tuned.keep("gemm", [ROW | new], GPU)
+    assert said in sentence and sentence.endswith(".") and find(64, 4096, 8192)[0] == kept
+
+
+def test_replace_is_asked_for():
+    tuned.keep("gemm", [ROW], GPU)
+    tuned.keep("gemm", [ROW | {"config": SPLIT, "ratio": 0.5}], GPU, replace=True)
+    assert find(64, 4096, 8192)[0] == SPLIT
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"gpu": "NVIDIA H200", "rows": [{"m": 1}]}',
+                                    '{"gpu": "NVIDIA H100", "rows": []}',
+                                    '{"gpu": "NVIDIA H200", "rows": [{"m": 0, "n": 8, "k": 8, "us": 1, "config": {}}]}'])
+def test_a_damaged_table_is_left_as_it_is_and_serves_nobody(damage):
+    path = tuned.table_path("gemm", GPU)
+    path.parent.mkdir(parents=True)
+    path.write_text(damage)
+    assert find(64, 4096, 8192) is None
+    with pytest.raises(ValueError, match="is no table of tuned configurations for NVIDIA H200 .*: mend it or delete it"):
+        tuned.keep("gemm", [ROW], GPU)
+    assert path.read_text() == damage
+
+
+def _keep_many(first: int) -> None:
+    for m in range(first, first + 40, 2):
+        tuned.keep("gemm", [ROW | {"m": m}], GPU)
+
+
+@pytest.mark.fault
+def test_two_processes_keep_all_rows():
+    context = multiprocessing.get_context("spawn")
+    both = [context.Process(target=_keep_many, args=(first,)) for first in (1, 2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+    assert len(tuned.load("gemm", GPU)) == 40
+
+
+def test_the_tables_of_the_repository_hold_configurations_that_run(monkeypatch):
+    monkeypatch.delenv("TILES_TUNED")
+    for name, kind, space in (("gemm", GemmConfig, gemm_tuning), ("wgmma_gemm", wgmma_gemm.WgmmaConfig, wgmma_tuning)):
+        rows = tuned.load(name, GPU)
+        assert len(rows) > 100 and all(kind(**row["config"]) in space.search_space() for row in rows)
+        assert {row["source"] for row in rows} == {space.TUNABLE.source()}, "the kernel has changed: tune it again"
+    assert gemm.find_best(256, 5120, 25600, "bf16", True, "sm_90a", 132)[1] == "tuned"
+    assert gemm.find_best(256, 5120, 25600, "bf16", False, "sm_90a", 132)[1] == "by the model"
+    assert wgmma_gemm.find_best(64, 4096, 14336) == (
+        wgmma_gemm.WgmmaConfig("split", 64, 64, 7, cluster=2, boxes_per_stage=2, group=8, pdl=True), "tuned")
+    assert wgmma_gemm.find_best(8, 8, 8)[1] == "by the model"
+
+
+@pytest.mark.parametrize("text, said", [("16,4096,4096\nx,1,2", "line 2 of"), ("16,4096", "line 1 of"),
+                                        ("0,8,8", "line 1 of"), ("8,9,8", "multiples of 8"), ("# nothing", "no shapes"),
+                                        (f"{2**31},8,8", "below 2")])
+def test_a_bad_line_of_shapes_is_one_sentence(text, said, tmp_path):
+    (tmp_path / "shapes.txt").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        tune.read_shapes(str(tmp_path / "shapes.txt"))
+
+
+def test_shapes_are_read(tmp_path):
+    (tmp_path / "shapes.txt").write_text("16,4096,4096  # a layer\n\n64 8 72\n")
+    assert tune.read_shapes(str(tmp_path / "shapes.txt")) == [(16, 4096, 4096), (64, 8, 72)]
+
+
+def test_the_tuner_tries_first_what_the_model_prefers():
+    tunable = dataclasses.replace(gemm_tuning.TUNABLE, candidates=lambda m, n, k: [*configs("course").values()])
+    assert tune.choose_candidates(tunable, 4096, 4096, 4096, 0.1)[0].tile == (128, 128, 64, 4, 3)
+    assert len(tune.choose_candidates(tunable, 4096, 4096, 4096, 0.1)) == 4
+    assert len(tune.choose_candidates(tunable, 4096, 4096, 4096)) == 8

@@ -1,0 +1,141 @@
+"""Keep the fastest configuration of a kernel for each shape that was tuned, and find one for any other shape.
+
+The file tuned/<gpu>/<kernel>.json holds a row per shape: the configuration, its time and its ratio to the library, and
+where the row comes from. A table is used on the GPU that it names and on no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import os
+import pathlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import filelock
+
+from tilelab import device, results
+
+NEIGHBOURS = 6  # tuned shapes whose configurations are compared for a shape that was not tuned
+FARTHEST = 4.0  # in octaves: the extents differ by at most a factor of 16 in all
+
+
+def folder() -> pathlib.Path:
+    """Return the folder of the tables: the one that TILES_TUNED names, else tuned/ in the repository."""
+    return pathlib.Path(os.environ.get("TILES_TUNED") or pathlib.Path(__file__).parents[1] / "tuned")
+
+
+def table_path(kernel: str, gpu: str) -> pathlib.Path:
+    """Return the file of `kernel` for a GPU, by the name that its driver gives it."""
+    return folder() / device.Device(gpu).slug / f"{kernel}.json"
+
+
+def load(kernel: str, gpu: str) -> list[dict]:
+    """Return the rows of a table; none if there is no file. ValueError, in one sentence, for a damaged file."""
+    path = table_path(kernel, gpu)
+    try:
+        state = path.stat()
+    except OSError:
+        return []
+    return _read(path, gpu, state.st_mtime_ns, state.st_size)
+
+
+@functools.lru_cache(maxsize=16)
+def _read(path: pathlib.Path, gpu: str, *_) -> list[dict]:
+    try:
+        table = json.loads(path.read_text())
+        if table["gpu"] != gpu:
+            raise ValueError(f"it was measured on {table['gpu']}")
+        for row in table["rows"]:
+            if not all(isinstance(row[extent], int) and row[extent] > 0 for extent in "mnk") or not row["us"] > 0:
+                raise ValueError("a row has no shape or no time")
+            row["config"].items()
+        return table["rows"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no table of tuned configurations for {gpu} "
+                         f"({type(error).__name__}: {device.first_line(error)[:100]}): mend it or delete it.") from None
+
+
+def keep(kernel: str, rows: Iterable[dict], gpu: str, replace: bool = False) -> list[str]:
+    """Merge rows of `tilelab.tune` into the table of `kernel`, and return a sentence for each row.
+
+    A row has m, n, k, dtype, a `config` (a dataclass), us, peer, peer_us, ratio, spread, tried and `source`. A shape
+    that is in the table keeps its configuration unless the new one is faster by more than the spread, the kernel's
+    source has changed, or `replace` is true. Raises ValueError for a damaged file, which is left as it is, and OSError
+    when the file cannot be written.
+    """
+    path = table_path(kernel, gpu)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    said = []
+    with filelock.FileLock(f"{path}.lock", timeout=60):
+        table = {_key(row): row for row in load(kernel, gpu)}
+        for row in rows:
+            new, old = _format(row), table.get(_key(row))
+            shape = "{m} × {n} × {k}".format_map(row)
+            if old and not (replace or old["config"] == new["config"] or old.get("source") != new["source"]
+                            or new["ratio"] > old["ratio"] + max(old["spread"], new["spread"])):
+                said.append(f"{shape} keeps {old['name']}: {new['name']} is not faster by more than the spread.")
+                continue
+            table[_key(row)] = new
+            said.append(f"{shape}: {new['name']}, {new['us']:.1f} µs, {new['ratio']:.2f} × {new['peer']}"
+                        + (f", in place of {old['name']}" if old and old["config"] != new["config"] else "") + ".")
+        lines = ",\n".join(results.json_line(table[key], "a tuned row") for key in sorted(table))
+        head = f'{{"kernel": {json.dumps(kernel)}, "gpu": {json.dumps(gpu)}, "rows": [\n'
+        results.write_atomically(path, f"{head}{lines}\n]}}\n")
+    return said
+
+
+def _key(row: dict) -> tuple:
+    return row["dtype"], row["n"], row["k"], row["m"]
+
+
+def _format(row: dict) -> dict:
+    """Return a row as the file keeps it: of the configuration only what differs from its defaults."""
+    config = row["config"]
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)
+              if getattr(config, field.name) != field.default}
+    versions = {name: row.get(name) or results.versions().get(name) for name in ("torch", "triton")}
+    return {**{name: row[name] for name in ("m", "n", "k", "dtype")}, "name": getattr(config, "name", str(config)),
+            "config": fields, **{name: float(f"{row[name]:.4g}") for name in ("us", "peer_us", "ratio", "spread")},
+            "peer": row["peer"], "tried": row["tried"], "source": row["source"], **versions,
+            "recorded": row.get("recorded") or results.utc_now()}
+
+
+def find(kernel: str, kind: type, m: int, n: int, k: int, dtype: str,
+         predict_us: Callable[[Any], float], can_run: Callable[[Any], bool]) -> tuple[Any, str] | None:
+    """Return (configuration, how it was chosen) for a shape on the GPU here, or None without a table that helps.
+
+    The row of the shape itself is taken, if there is one. Otherwise the configurations of the six nearest shapes are
+    compared by the model, `predict_us`. Rows whose configuration this version does not know or cannot run are passed
+    over. A damaged table counts as none: `load` says what is wrong with it.
+    """
+    rows: list[dict] = []
+    with contextlib.suppress(ValueError):
+        rows = [row for row in load(kernel, device.current().name or "") if row["dtype"] == dtype]
+    near = []
+    for row in sorted(rows, key=lambda row: _distance(row, m, n, k)):
+        distance = _distance(row, m, n, k)
+        if distance > FARTHEST or len(near) == NEIGHBOURS:
+            break
+        try:
+            config = kind(**row["config"])
+        except (TypeError, ValueError):
+            continue
+        if not can_run(config):
+            continue
+        if distance == 0:
+            return config, "tuned"
+        near.append((config, row))
+    if not near:
+        return None
+    config, row = min(near, key=lambda pair: predict_us(pair[0]))
+    return config, "tuned at {m} × {n} × {k}".format_map(row)
+
+
+def _distance(row: dict, m: int, n: int, k: int) -> float:
+    """Return how far a row's shape is, in octaves; K counts half, because it changes neither tiles nor waves."""
+    return (abs(math.log2(row["m"] / m)) + abs(math.log2(row["n"] / n)) + abs(math.log2(row["k"] / k)) / 2)
