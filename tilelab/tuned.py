@@ -113,6 +113,8 @@ def find(kernel: str, kind: type, m: int, n: int, k: int, dtype: str,
     compared by the model, `predict_us`. Rows whose configuration this version does not know or cannot run are passed
     over. A damaged table counts as none: `load` says what is wrong with it.
     """
+    if not m or not n or not k:  # nothing to multiply
+        return None
     rows: list[dict] = []
     with contextlib.suppress(ValueError):
         rows = [row for row in load(kernel, device.current().name or "") if row["dtype"] == dtype]

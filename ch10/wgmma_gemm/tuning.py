@@ -28,7 +28,7 @@ def search_space() -> tuple[WgmmaConfig, ...]:
     found: list[WgmmaConfig | None] = list(candidates())
     persistent = functools.partial(_with_most_stages, kernel="specialised", persistent=True)
     subtiles = {256: 4, 224: 7}
-    for block_m, block_n in [(128, columns) for columns in (64, 96, 128, 160, 192, 208, 224, 256)] + [
+    for block_m, block_n in [(128, columns) for columns in (64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256)] + [
             (256, columns) for columns in (64, 96, 112, 128)]:
         rasters = (4, 16) if block_m * block_n >= 128 * 192 else (8,)
         found += [persistent(block_m=block_m, block_n=block_n, consumers=2, cluster=cluster, group=group,
@@ -41,11 +41,13 @@ def search_space() -> tuple[WgmmaConfig, ...]:
               for columns in (16, 32, 64, 128)]
     found += [persistent(block_m=128, block_n=columns, consumers=2, boxes_per_stage=boxes, swap=True, group=8)
               for columns in (16, 32, 64, 128, 192) for boxes in (1, 2)]
+    found += [persistent(block_m=64, block_n=columns, swap=True, group=8) for columns in (192, 256)]
     split = functools.partial(_with_most_stages, kernel="split", group=8)
     for cluster in (2, 3, 4, 5, 6, 8):
         found += [split(block_m=64, block_n=columns, cluster=cluster, boxes_per_stage=1 + (columns <= 64))
                   for columns in (64, 128, 192, 256)]
-        found += [split(block_m=128, block_n=columns, consumers=2, cluster=cluster) for columns in (128, 192, 256)]
+        found += [split(block_m=128, block_n=columns, consumers=2, cluster=cluster)
+                  for columns in (96, 128, 160, 192, 224, 256)]
         found += [split(block_m=64, block_n=columns, cluster=cluster, swap=True, boxes_per_stage=2)
                   for columns in (16, 32, 64, 128)]
         found += [split(block_m=128, block_n=columns, consumers=2, cluster=cluster, swap=True)
@@ -59,7 +61,7 @@ def suits(config: WgmmaConfig, m: int, n: int, k: int, sms: int) -> bool:
     if config.kernel == "split":
         return tiles <= 1.5 * sms and tiles * config.cluster <= 2.2 * sms and config.steps(k) >= 3 * config.cluster
     if config.swap:
-        return m <= 256
+        return m <= 256 or config.block_n >= 192 and m <= 2048
     if config.block_m == 64:
         return m <= 64 or tiles <= 8 * sms
     return m > 64 and config.block_n <= 2 * n

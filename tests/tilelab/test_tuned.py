@@ -37,6 +37,7 @@ def test_a_row_comes_back_for_its_shape_and_serves_those_nearby():
     assert find(256, 4096, 8192) == (SPLIT, "tuned")
     assert find(100, 4096, 8192) == (SPLIT, "tuned at 256 × 4096 × 8192")  # the model prefers its smaller tile
     assert find(100, 64, 64) is None  # too far from both
+    assert find(0, 4096, 8192) is None
 
 
 def test_what_cannot_run_or_is_not_known_is_passed_over(folder):
