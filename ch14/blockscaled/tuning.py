@@ -1,0 +1,104 @@
+"""What the tuner may choose from for the fp8 kernel: its tiles, the raster, and splits of K that fill the last wave."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+from ch14.blockscaled import experiments, fp8
+from ch14.blockscaled.fp8 import BLOCK, MAX_SPLITS, Fp8Config
+from tilelab import device, results
+from tilelab.tune import Tunable
+
+# The model of `predict_us`, in clocks of an SM at CLOCK_GHZ: a CTA multiplies with this share of the tensor core's
+# rate, L2 delivers so many bytes per clock to each SM, and a tile takes so long to begin and to store.
+CLOCK_GHZ, RATE_SHARE, L2_BYTES_PER_CLOCK, DRAM_BYTES_PER_US = 1.6, 0.68, 44, 4.2e6
+TILE_CLOCKS, SPLIT_CLOCKS, LAUNCH_US = 1200, 1800, 2.5
+LEAST_STEPS = 4  # of a split: fewer do not fill the ring
+
+
+def _with_most_stages(**fields) -> Fp8Config:
+    """Return the configuration with as many stages as fit into shared memory."""
+    for stages in range(16, 2, -1):
+        try:
+            return Fp8Config(stages=stages, **fields)
+        except ValueError:  # too much shared memory
+            continue
+    raise ValueError(f"no ring of {fields} fits into shared memory")
+
+
+@functools.cache
+def search_space() -> tuple[Fp8Config, ...]:
+    """Return the unsplit configurations that the tuner knows, for any shape."""
+    tiles = [(2, 2, 128), (2, 2, 64), (1, 2, 128), (1, 2, 64), (3, 1, 128), (3, 1, 64), (2, 1, 128)]
+    return tuple(_with_most_stages(consumers=consumers, scratch=scratch, block_n=block_n, group=group, pdl=True)
+                 for consumers, scratch, block_n in tiles for group in (4, 8, 16, 32))
+
+
+def choose_splits(config: Fp8Config, m: int, n: int, k: int, sms: int) -> list[int]:
+    """Return the splits worth trying for the tile of `config`: 1, and those that leave fewer SMs idle than all below.
+
+    The last of the waves of CTAs is rarely full. Splits make the waves shorter, so that a partly filled one costs less.
+    """
+    tiles, found, best = config.tiles(m, n), [], 0.0
+    for splits in range(1, min(MAX_SPLITS, k // BLOCK // LEAST_STEPS) + 1):
+        if tiles * splits > max(tiles, 6 * sms):
+            break
+        waves = tiles * splits / sms
+        busy = waves / math.ceil(waves)
+        if splits == 1 or busy > best + 0.02:
+            found.append(splits)
+            best = max(best, busy)
+    return found or [1]
+
+
+def predict_us(config: Fp8Config, m: int, n: int, k: int, sms: int | None = None) -> float:
+    """Return the time of a product in microseconds that a model of waves of tiles expects."""
+    sms = sms or device.current().sms or 132
+    steps = math.ceil(k / BLOCK / config.splits)
+    share = RATE_SHARE * (0.95 if config.scratch == 1 and config.consumers < 3 else 1)
+    multiply = 2 * config.block_m * config.block_n * BLOCK / experiments.FP8_FLOPS / share
+    load = (min(config.block_m, m) + config.block_n) * BLOCK / L2_BYTES_PER_CLOCK
+    fixed = TILE_CLOCKS + (config.splits > 1) * (SPLIT_CLOCKS + 100 * config.splits)
+    waves = math.ceil(config.tiles(m, n) * config.splits / sms)
+    compute = waves * (steps * max(multiply, load) + fixed) / CLOCK_GHZ / 1e3
+    return max(compute, experiments.operand_bytes(m, n, k) / DRAM_BYTES_PER_US) + LAUNCH_US * (1 - config.pdl / 2)
+
+
+def find_candidates(m: int, n: int, k: int, most: int = 32) -> list[Fp8Config]:
+    """Return at most `most` configurations for C (m, n) with inner extent k: what "best" is, then the others.
+
+    The others start early and come in the order of their predicted times. Rasters differ only where there are several
+    rows of tiles.
+    """
+    sms = device.current().sms or 132
+    found: dict[Fp8Config, None] = {}
+    for tile in search_space():
+        rows = math.ceil(m / tile.block_m)
+        if rows <= tile.group // 2 and tile.group > 4 or tile.block_m >= 2 * max(m, 64):
+            continue  # the same raster as a smaller group; or half of the tile would be empty
+        for splits in choose_splits(tile, m, n, k, sms):
+            found[dataclasses.replace(tile, splits=splits)] = None
+    default = fp8.best_config(m, n, k, sms)
+    ranked = sorted(found, key=lambda config: predict_us(config, m, n, k, sms))
+    return list(dict.fromkeys([default, *ranked]))[:most]
+
+
+def make_inputs(m: int, n: int, k: int) -> tuple:
+    """Return (a, b, out, scale_a, scale_b); the tuner wants the result to be the third."""
+    a, b, scale_a, scale_b, out = experiments.fp8_operands(m, n, k)
+    return a, b, out, scale_a, scale_b
+
+
+def prepare_peer(a, b, out, scale_a, scale_b):
+    """Multiply by torch's scaled_mm with the same scales. `out` gets the result here, because scaled_mm takes no out."""
+    run = experiments.prepare_torch(a, b, scale_a, scale_b, out)
+    out.copy_(run())
+    return run
+
+
+TUNABLE = Tunable(
+    "fp8", "scaled_mm", find_candidates, predict_us, make_inputs,
+    lambda config, a, b, out, scale_a, scale_b: fp8.prepare(a, b, scale_a, scale_b, out=out, config=config),
+    prepare_peer, lambda config, m, n, k: fp8.job(config), lambda: results.source_hash(*experiments.FP8_SOURCES), "fp8")

@@ -1,0 +1,29 @@
+"""What the tuner may choose from for the fp8 kernel."""
+
+import pytest
+
+from ch14.blockscaled import experiments, fp8, tuning
+
+SHAPES = [(m, -(-n // 128) * 128, k) for n, k in experiments.DEEPSEEK for m in (1, 64, 256, 2048, 8192)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_candidates_begin_with_the_default_and_leave_no_split_empty(shape):
+    found = tuning.find_candidates(*shape)
+    assert found[0] == fp8.best_config(*shape, 132) and len(set(found)) == len(found) <= 32
+    assert all(shape[2] // fp8.BLOCK >= config.splits for config in found)
+    assert len(found) >= 3
+
+
+def test_a_product_of_few_tiles_is_split():
+    assert any(config.splits == 2 and config.block_n == 128 for config in tuning.find_candidates(256, 4096, 7168)[:3])
+
+
+def test_splits_are_tried_while_they_leave_fewer_sms_idle():
+    assert tuning.choose_splits(fp8.SQUARE, 256, 4096, 7168, 132)[:2] == [1, 2]  # 64 tiles on 132 SMs
+    assert tuning.choose_splits(fp8.SQUARE, 8192, 8192, 512, 132) == [1]  # K is short, and there are many waves
+
+
+def test_every_candidate_compiles_as_a_job():
+    for config in tuning.search_space():
+        assert config.smem_bytes <= 232448 and fp8.job(config).target == "sm_90a"
