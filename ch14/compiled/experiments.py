@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 
 from ch14 import compiled
-from ch14.compiled import TUNED, executed_instructions, reading, worker
+from ch14.compiled import TUNED, decoder_timing, executed_instructions, reading, worker
 from tilelab import bench, device, profiler, results, worker_pool
 
 # (family, shape, modes). `math` keeps all scores in float32, so it has a small shape, with all backends. The MLP's
@@ -248,3 +248,35 @@ def describe_rule(rows: list[dict]) -> str:
             f"the rule with the fewest misses: TMA pays {rule}\n"
             f"its misses: {', '.join(row['case'] for row in misses) or 'none'}\n"
             f"failed: {'; '.join(failures) or 'none'}")
+
+
+# ---- the decoder block
+
+
+@results.experiment("ch14_compiled_decoder", decoder_timing.source)
+def measure_decoder():
+    """Time a decoder block of Llama 3 8B in decoder_timing.VARIANTS, and check it against float64."""
+    return decoder_timing.measure()
+
+
+def describe_decoder(record: results.Record) -> str:
+    """Return a line per compiled variant and number of tokens: its ratio to eager, graph breaks and graphs."""
+    lines = []
+    for row in record.rows:
+        if row.get("status") != "ok":
+            lines.append(f"{row['tokens']:5} tokens, {row['name']}: {row.get('reason', 'not measured')}")
+        elif "graphs" in row:
+            spread = f" ± {row['spread']:.2f}" if row.get("spread") is not None else ""
+            lines.append(f"{row['tokens']:5} tokens, {row['name']:13}: {row['ratio']:.2f}{spread} × eager under CUDA "
+                         f"graphs, {row['call_ratio']:.2f} × called plainly; {row['breaks']} graph breaks")
+    counted = {row["name"]: row["graphs"] for row in record.rows if "graphs" in row}
+    calls, predicted = ", ".join(map(str, decoder_timing.CALLS)), list(decoder_timing.PREDICTED_GRAPHS["marked"])
+    seen = ", ".join(f"{name} {numbers}" for name, numbers in counted.items())
+    return "\n".join([*lines, f"graphs after calls with {calls} tokens, marked: predicted {predicted}; seen {seen}"])
+
+
+def tabulate_decoder(record: results.Record) -> results.Table:
+    """Return the table of the decoder block's times and errors."""
+    columns = ["tokens", "name", "ms", "ratio", "spread", "call_ms", "call_ratio", "tflops", "error", "breaks"]
+    return results.table([{key: row.get(key) for key in columns} for row in record.rows],
+                         f"a decoder block of Llama 3 8B: {record.label()}", columns)

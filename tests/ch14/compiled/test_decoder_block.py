@@ -1,0 +1,125 @@
+"""The decoder block: its arithmetic against float64, its quantisation, and its traces. No test here needs a GPU."""
+
+import pytest
+import torch
+
+from ch14 import attention
+from ch14.blockscaled import fp8
+from ch14.compiled import decoder_block, decoder_timing, experiments
+from ch14.compiled.decoder_block import DecoderBlock, Sizes
+from tilelab import check, device, results
+
+SMALL = Sizes(hidden=128, heads=4, kv_heads=2, head_dim=64, inner=256, most_tokens=64)
+
+
+def spec(sizes, weights, x):
+    """The block in float64, written with loops and without the block's own helpers."""
+    weights, x = {name: weight.double() for name, weight in weights.items()}, x.double()
+    tokens, half = x.shape[0], sizes.head_dim // 2
+
+    def norm(x):
+        return x / (x.square().mean(1, keepdim=True) + sizes.eps).sqrt()
+
+    def rotate(head):
+        pairs = torch.complex(head[:, :half], head[:, half:])
+        angles = torch.outer(torch.arange(tokens), sizes.theta ** (-torch.arange(half).double() / half))
+        turned = pairs * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat((turned.real, turned.imag), 1)
+
+    heads = (norm(x) @ weights["qkv"].T).split(sizes.head_dim, 1)
+    q, k = heads[:sizes.heads], heads[sizes.heads:sizes.heads + sizes.kv_heads]
+    v, seen = heads[sizes.heads + sizes.kv_heads:], torch.ones(tokens, tokens, dtype=torch.bool).tril()
+    found = []
+    for h in range(sizes.heads):
+        group = h * sizes.kv_heads // sizes.heads
+        scores = rotate(q[h]) @ rotate(k[group]).T / sizes.head_dim ** 0.5
+        found.append(scores.masked_fill(~seen, -torch.inf).softmax(1) @ v[group])
+    x = x + torch.cat(found, 1) @ weights["out"].T
+    both = norm(x) @ weights["gate_up"].T
+    gate, up = both[:, :sizes.inner], both[:, sizes.inner:]
+    return x + (gate / (1 + (-gate).exp()) * up) @ weights["down"].T
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 33])
+@pytest.mark.parametrize("dtype, limit", [(torch.float32, 5e-6), (torch.bfloat16, 2**-5), (torch.float64, 1e-12)])
+def test_the_eager_block_computes_what_the_formulas_say(tokens, dtype, limit):
+    weights = decoder_block.make_weights(SMALL, "cpu", dtype, std=0.1)
+    x = torch.randn(2, tokens, SMALL.hidden).to(dtype)
+    found = DecoderBlock(SMALL, weights)(x)
+    assert found.dtype == dtype
+    for result, row in zip(found, x):
+        assert check.relative_error(result, spec(SMALL, weights, row)) < limit
+
+
+def test_the_reference_is_float64():
+    weights, x = decoder_block.make_weights(SMALL, "cpu"), torch.randn(1, 40, SMALL.hidden).bfloat16()
+    found, = decoder_timing.make_references(SMALL, weights, [x])
+    assert found.dtype == torch.float64
+    assert check.relative_error(found[0], spec(SMALL, weights, x[0])) < 1e-12
+
+
+def test_the_sizes_are_those_of_an_8_billion_parameter_model():
+    parameters = sum(n * k for n, k in Sizes().weights.values())
+    assert parameters == 218_103_808
+    assert 32 * parameters + 2 * 128256 * 4096 == pytest.approx(8.03e9, rel=1e-3)  # 32 blocks, two embeddings
+    assert Sizes().count_flops(4096) == pytest.approx(2 * 4096 * parameters + 4 * 4096 * 4096**2 / 2, rel=1e-4)
+
+
+@pytest.mark.parametrize("rows", [2, 16, 17, 130])
+def test_quantised_layers_multiply_what_they_stand_for(rows):
+    x, weight = torch.randn(rows, 256).bfloat16(), (torch.randn(384, 256) * 0.02).bfloat16()
+    x[0] = 0
+    (values, scales), (codes, blocks) = decoder_block.quantise_rows(x), decoder_block.quantise_weight(weight)
+    assert (scales.shape, blocks.shape) == ((rows, 2), (3, 2)) and scales.T.is_contiguous() and values.is_contiguous()
+    found = fp8.spec(values, codes.T, scales, blocks.T)
+    assert check.relative_error(found, x.double() @ weight.double().T) < 0.05 and not found[0].any()
+    assert values.float().abs().max() == codes.float().abs().max() == decoder_block.E4M3_MAX
+
+
+@pytest.mark.parametrize("tokens", [16, 17])
+def test_the_course_s_attention_takes_few_tokens_with_grouped_queries(tokens):
+    """The block's layout: heads beside each other in a row, so transposed views with gaps."""
+    if torch.cuda.is_available():
+        pytest.skip("the interpreter runs without a GPU")
+    rows = torch.randn(1, tokens, 8, 64).half()
+    q, k, v = (part.transpose(1, 2) for part in rows.split((4, 2, 2), 2))
+    found = decoder_block.attend_tiles(q, k, v)
+    assert check.relative_error(found, attention.spec(q, k, v, is_causal=True)) < check.TOLERANCE[torch.float16]
+
+
+@pytest.mark.compile
+def test_every_variant_is_one_graph_without_breaks():
+    rows = decoder_timing.trace_variants()
+    assert [row["variant"] for row in rows] == [name for name, (_, _, compiled) in decoder_timing.VARIANTS.items()
+                                                if compiled]
+    for row in rows:
+        assert row["breaks"] == 0
+        assert {kind: tuple(row[kind]) for kind in decoder_timing.PREDICTED_GRAPHS} == decoder_timing.PREDICTED_GRAPHS
+    gemm = "wgmma_gemm" if device.current().has_wgmma else "gemm"
+    assert [row["operators"] for row in rows] == ["none", f"4 × {gemm}, 1 × attention", "4 × fp8, 1 × attention"]
+
+
+@pytest.mark.compile
+def test_inputs_without_a_mark_use_the_graph_of_marked_ones():
+    block = DecoderBlock(SMALL, decoder_block.make_weights(SMALL, "cpu"))
+    torch._dynamo.reset()
+    with torch.no_grad():
+        function, graphs = decoder_timing.compile_and_count(block, lambda graph, inputs: graph.forward)
+        inputs = [torch.randn(1, tokens, SMALL.hidden).bfloat16() for tokens in (40, 16, 17)]
+        assert decoder_timing.count_graphs(function, graphs, [x.clone() for x in inputs], True) == [1, 1, 1]
+        for x in inputs:
+            assert torch.equal(function(x), block(x))
+    assert len(graphs) == 1
+
+
+def test_the_record_is_described():
+    rows = [{"name": "eager", "tokens": 16, "status": "ok", "ms": 2.0},
+            {"name": "course fp8", "tokens": 16, "status": "ok", "ms": 1.0, "ratio": 2.0, "spread": 0.01,
+             "call_ratio": 1.5, "breaks": 0, "graphs": [1, 1, 1]},
+            {"name": "course bf16", "tokens": 16, "status": "failed", "reason": "no such kernel"}]
+    record = results.Record({
+        "experiment": "ch14_compiled_decoder", "rows": rows, "recorded": "2026-01-01T00:00:00+00:00",
+        "device": {"name": "NVIDIA H200", "capability": [9, 0]}}, live=True, stale="")
+    text = experiments.describe_decoder(record)
+    assert "2.00 ± 0.01 × eager" in text and "no such kernel" in text and "course fp8 [1, 1, 1]" in text
+    assert "course fp8" in str(experiments.tabulate_decoder(record))
