@@ -259,6 +259,14 @@ def measure_decoder():
     return decoder_timing.measure()
 
 
+def tabulate_traces(rows: list[dict]) -> results.Table:
+    """Return the table of decoder_timing.trace_variants: graph breaks, operators, and graphs after each call."""
+    calls = ", ".join(map(str, decoder_timing.CALLS))
+    shown = [row | {kind: ", ".join(map(str, row[kind])) for kind in decoder_timing.PREDICTED_GRAPHS} for row in rows]
+    return results.table(shown, f"traced without data; graphs after calls with {calls} tokens, marked and unmarked",
+                         ["variant", "breaks", "operators", "marked", "unmarked"])
+
+
 def describe_decoder(record: results.Record) -> str:
     """Return a line per compiled variant and number of tokens: its ratio to eager, graph breaks and graphs."""
     lines = []

@@ -97,6 +97,7 @@ def test_every_variant_is_one_graph_without_breaks():
         assert {kind: tuple(row[kind]) for kind in decoder_timing.PREDICTED_GRAPHS} == decoder_timing.PREDICTED_GRAPHS
     gemm = "wgmma_gemm" if device.current().has_wgmma else "gemm"
     assert [row["operators"] for row in rows] == ["none", f"4 × {gemm}, 1 × attention", "4 × fp8, 1 × attention"]
+    assert "1, 2, 2" in str(experiments.tabulate_traces(rows))
 
 
 @pytest.mark.compile
