@@ -16,6 +16,7 @@ from torch.library import opcheck
 from ch07 import resample
 from ch10 import wgmma_gemm
 from ch14 import attention, blockscaled, gemm, mx_formats
+from ch14.mx_formats import number_formats
 from tilelab import check, device, operators
 
 GPU = device.current().capability is not None
@@ -210,6 +211,79 @@ def test_a_call_that_nobody_traces_is_not_dispatched(monkeypatch):
         gemm.gemm(a, torch.nn.Parameter(b))
 
 
+def list_format_functions(size=264, depth=512):
+    """Return the functions on block formats that keep plans, each with what makes its arguments and the same exactly.
+
+    They run in the interpreter, too.
+    """
+    weight = mx_formats.quantise(random(40, depth, dtype=torch.bfloat16), "mxfp4")
+
+    def make(rows=size):
+        return [random(rows, depth, dtype=torch.bfloat16)]
+
+    def restore(form):
+        return lambda x: number_formats.dequantise(number_formats.quantise(x, number_formats.lookup(form)))
+
+    def restore_scaled(x):
+        scale = torch.tensor([0.3], device=x.device)
+        return number_formats.dequantise(number_formats.quantise(x, number_formats.lookup("nvfp4"), scale=scale))
+
+    def multiply(form):
+        def function(x):
+            packed = mx_formats.quantise(x, form)
+            return blockscaled.matmul(packed, packed.T, path="emulated")
+
+        return function, make, lambda x: restore(form)(x).double() @ restore(form)(x).double().T
+
+    functions = [(lambda x, form=form, tiled=tiled: mx_formats.dequantise(mx_formats.quantise(x, form, tiled=tiled)),
+                  make, restore(form)) for form, tiled in (("mxfp8_e4m3", False), ("mxfp4", True), ("nvfp4", False),
+                                                           ("fp8_1x128", False))]
+    functions += [(lambda x: mx_formats.dequantise(mx_formats.quantise(x, "nvfp4", tensor_scale=0.3)), make,
+                   restore_scaled), multiply("mxfp4"), multiply("nvfp4")]
+    return functions + [(lambda x: blockscaled.matmul(x, weight.T), lambda: make(5),
+                         lambda x: blockscaled.spec(x, weight.T))]
+
+
+FORMAT_FUNCTIONS = 8
+
+
+@pytest.mark.parametrize("number", range(FORMAT_FUNCTIONS))
+def test_a_repeated_call_follows_its_tensors_and_is_not_planned(number):
+    function, make, spec = list_format_functions(24, 128)[number]
+    function(*make())
+    planners = blockscaled.decode.planner, blockscaled.emulated.planner, mx_formats.dequantise_planner
+    kept = [planner.make for planner in planners]
+    for planner in planners:
+        planner.make = None
+    try:
+        for inputs in [make() for _ in range(2)] * 2:
+            assert check.relative_error(function(*inputs), spec(*inputs)) < 1e-2
+    finally:
+        for planner, make in zip(planners, kept):
+            planner.make = make
+
+
+def test_quantising_again_into_the_same_memory():
+    for form, options in (("mxfp4", {"tiled": True}), ("nvfp4", {}), ("nvfp4", {"tensor_scale": 0.7})):
+        out = mx_formats.empty((24, 96), form, WHERE, options.get("tiled", False))
+        for _ in range(3):
+            x = random(24, 96, dtype=torch.bfloat16)
+            assert mx_formats.quantise(x, form, out=out, **options) is out
+            again = mx_formats.quantise(x, form, **options)
+            for name, tensor in again.tensors().items():
+                assert torch.equal(tensor, out.tensors()[name]), (form, name)
+            assert again.values.data_ptr() != out.values.data_ptr()
+    with pytest.raises(ValueError, match="out must be .24, 96. in mxfp4"):
+        mx_formats.quantise(x, "mxfp4", out=out)
+    with pytest.raises(ValueError, match="out.values lies in the memory of x"):
+        values = x.view(torch.uint8).flatten()[:24 * 96].view(24, 96)
+        mx_formats.quantise(x, "mxfp8_e4m3", out=mx_formats.Packed("mxfp8_e4m3", (24, 96), values,
+                                                                   again.scales.new_empty(24, 3)))
+    for scale in (0.0, float("inf")):  # checked at each call
+        with pytest.raises(ValueError, match="tensor_scale must be at least"):
+            mx_formats.quantise(x, "nvfp4", tensor_scale=scale)
+
+
 # ---- on a GPU
 
 
@@ -218,6 +292,16 @@ def list_functions():
     def make():
         return [random(264, 512, dtype=torch.bfloat16) for _ in range(2)]
 
+    def multiply_fp8(x):
+        return blockscaled.matmul(mx_formats.quantise(x, "fp8_1x128"), (codes.T, scales.T))
+
+    def multiply_fp8_exactly(x):
+        exact = number_formats.dequantise(number_formats.quantise(x, number_formats.lookup("fp8_1x128")))
+        return exact.double() @ (codes.double() * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)).T
+
+    codes, scales = random(256, 4096).to(torch.float8_e4m3fn), torch.rand(2, 32, device=WHERE) + 0.5
+    times = torch.rand(2, 100, device=WHERE).sort().values, torch.rand(2, 60, device=WHERE)
+
     def multiply(a, weight):
         return a.double() @ weight.double().T
 
@@ -225,15 +309,23 @@ def list_functions():
              (lambda a, w: gemm.gemm(a, w.T, config="conservative"), make, multiply),  # descriptors made on the GPU
              (lambda q: attention.attention(q, q, q), lambda: [random(1, 2, 200, 128)],
               lambda q: attention.spec(q, q, q))]
-    return found + [(lambda a, w: wgmma_gemm.gemm(a, w.T), make, multiply)] * device.current().has_wgmma
+    found += list_format_functions()
+    found += [(lambda x: resample.resample(x, *times, validate=False), lambda: [random(2, 100, 96)],
+               lambda x: resample.spec(x, *times))]
+    if device.current().has_wgmma:
+        found += [(lambda a, w: wgmma_gemm.gemm(a, w.T), make, multiply)]
+        for rows, columns in ((70, 4096), (200, 4096)):  # with and without splits of K
+            found += [(multiply_fp8, lambda rows=rows, columns=columns: [random(rows, columns, dtype=torch.bfloat16)],
+                       multiply_fp8_exactly)]
+    return found
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(FORMAT_FUNCTIONS + 7))
 def test_a_kept_plan_follows_addresses_streams_and_graphs(number):
     functions = list_functions()
     if number >= len(functions):
-        pytest.skip("needs wgmma")
+        pytest.skip("needs WGMMA")
     function, make, spec = functions[number]
     kept = [make() for _ in range(3)]  # three sets of addresses
     for inputs in kept * 2:

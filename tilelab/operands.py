@@ -41,6 +41,8 @@ class Launch:
 
 def address_range(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the address of the first byte of a tensor, and the address after its last."""
+    if tensor.is_contiguous():
+        return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
     if not tensor.numel():
         return tensor.data_ptr(), tensor.data_ptr()
     last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride()))

@@ -76,9 +76,12 @@ class Planner:
 
     def run(self, inputs: tuple, out: torch.Tensor | None, *options) -> torch.Tensor:
         """Run the operator and return `out`, or new memory."""
-        plan = self.find(inputs, out, *options)
+        return self.launch(self.find(inputs, out, *options), inputs, out)
+
+    def launch(self, plan: Plan, inputs: tuple, out: torch.Tensor | None) -> torch.Tensor:
+        """Run a plan that was found for these tensors, and return `out`, or new memory."""
         if plan.fallback:
-            warnings.warn(plan.fallback, stacklevel=3)
+            warnings.warn(plan.fallback, stacklevel=4)
         if out is None:
             out = plan.make_out()
         else:  # which depends on the addresses

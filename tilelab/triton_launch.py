@@ -70,13 +70,14 @@ def make_parameters(compiled, arguments: Mapping[str, Any], follows: Mapping[str
     return values, positions
 
 
-def bind(compiled, grid: tuple[int, ...], arguments: Mapping[str, Any],
-         follows: Mapping[str, int] | None = None) -> Callable[..., None]:
+def bind(compiled, grid: tuple[int, ...], arguments: Mapping[str, Any], follows: Mapping[str, int] | None = None,
+         early: bool | None = None) -> Callable[..., None]:
     """Return a function of tensors that launches Triton's CompiledKernel without Triton's Python.
 
     `arguments` are all arguments of the kernel by name, and `follows` says which tensor of a call each pointer and
-    descriptor takes the address of. A kernel that makes descriptors itself gets new scratch memory at each launch.
-    UnknownParameters for a Triton whose kernels take other parameters.
+    descriptor takes the address of. A kernel that makes descriptors itself gets new scratch memory at each launch. With
+    `early` it may start before the kernel before it has ended; by default if it was compiled so. UnknownParameters for
+    a Triton whose kernels take other parameters.
     """
     compiled._init_handles()  # load the binary
     parameters, positions = make_parameters(compiled, arguments, follows)
@@ -84,7 +85,7 @@ def bind(compiled, grid: tuple[int, ...], arguments: Mapping[str, Any],
     launch = cuda.PreparedLaunch(
         compiled.function, grid, (32 * meta.num_warps,),
         [*map(cuda.as_parameter, parameters), scratch, cuda.Address(0)],  # the last is a profiler's scratch memory
-        [*positions, -1], meta.shared, early=meta.launch_pdl, keep_alive=compiled)
+        [*positions, -1], meta.shared, early=meta.launch_pdl if early is None else early, keep_alive=compiled)
     size = math.prod(grid) * meta.global_scratch_size
     if not size:
         return lambda *tensors: launch(*tensors, None)
@@ -101,26 +102,32 @@ def _forget_memory(argument: Any) -> Any:
 
 
 def prepare(kernel, grid: tuple[int, ...], arguments: Mapping[str, Any], follows: Mapping[str, int],
-            **constants) -> Callable[..., None]:
+            early: bool | None = None, **constants) -> Callable[..., None]:
     """Compile and load a kernel, and return a function of tensors that launches it on torch's current stream.
 
     `arguments` are the kernel's first arguments by name, with tensors of the kind that later calls will pass. `follows`
-    says which tensor of a call each pointer and descriptor takes the address of. `constants` are the other arguments,
-    and Triton's options. The function keeps no tensor alive. Without a GPU the interpreter runs the kernel.
+    says which tensor of a call each pointer and descriptor takes the address of; the tensor may have another dtype than
+    the argument. `constants` are the other arguments, and Triton's options. `early` is described at `bind`. The
+    function keeps no tensor alive. Without a GPU the interpreter runs the kernel.
     """
     kept = arguments | {name: _forget_memory(arguments[name]) for name in follows}
+    dtypes = {name: getattr(arguments[name], "base", arguments[name]).dtype for name in follows}
 
     def launch_by_triton(*tensors):
-        moved = {name: tensors[position] if kept[name] is None else
-                 dataclasses.replace(kept[name], base=tensors[position]) for name, position in follows.items()}
+        moved = {}
+        for name, position in follows.items():
+            tensor = tensors[position].view(dtypes[name])
+            moved[name] = tensor if kept[name] is None else dataclasses.replace(kept[name], base=tensor)
         kernel[grid](*(kept | moved).values(), **constants)
 
     if not isinstance(kernel, triton.JITFunction):
         return launch_by_triton
     compiled = kernel.warmup(*arguments.values(), grid=grid, **constants)
     try:
-        return bind(compiled, grid, arguments | constants, follows)
+        return bind(compiled, grid, arguments | constants, follows, early)
     except UnknownParameters:
+        constants |= {} if early is None else {"launch_pdl": early}
+
         def launch_in_this_thread(*tensors):
             # A ContextVar: a thread that never set it has no allocator, so set it where the launch happens.
             triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))

@@ -13,6 +13,7 @@ import torch
 from ch07.resample import operator
 from ch07.resample.configs import BEST, ELEMENTS, EXAMPLE, LADDER, ResampleConfig, configs, fit_config
 from tilelab import build, cuda, device, operands, operators
+from tilelab.plans import Plan, Planner
 
 __all__ = ["BEST", "ELEMENTS", "EXAMPLE", "LADDER", "SOURCE", "ResampleConfig", "compulsory_bytes", "configs",
            "fit_config", "job", "prepare", "resample", "spec"]
@@ -95,13 +96,46 @@ def _check_times(source_times) -> None:
     """Raise ValueError unless the source times ascend and are small enough for float32; waits for the GPU."""
     if not source_times.numel():
         return
-    if not bool((source_times.abs() <= LARGEST_TIME).all()):  # NaN compares false
+    ascend = (source_times[:, 1:] >= source_times[:, :-1]).all()
+    if bool((source_times.abs() <= LARGEST_TIME).all() & ascend):  # one wait; NaN compares false
+        return
+    if not bool((source_times.abs() <= LARGEST_TIME).all()):
         raise ValueError(f"source_times must be numbers of at most {LARGEST_TIME:.0e}; some are larger or NaN.")
     unsorted = source_times[:, 1:] < source_times[:, :-1]
     if bool(unsorted.any()):
         batch, index = unsorted.nonzero()[0].tolist()
         raise ValueError(f"source_times must ascend in each batch; in batch {batch}, time {index + 1} is smaller than "
                          f"time {index}: sort them, and features alike.")
+
+
+def _plan(features, source_times, target_times, out, config) -> Plan:
+    """Check the arguments, choose a configuration, and build its launch."""
+    out = _check_operands(features, source_times, target_times, out)
+    (batches, sources, depth), targets = features.shape, target_times.shape[1]
+    shape, itemsize, sms = (batches, sources, targets, depth), features.element_size(), device.current().sms or 132
+    config = _choose_config(config, shape, itemsize, sms)
+    if config.kernel == "bulk_rows" and (depth * itemsize % 16 or features.data_ptr() % 16):
+        raise ValueError(f"bulk_rows needs rows that start at multiples of 16 bytes; a row takes {depth * itemsize} "
+                         f"bytes, and the first starts {features.data_ptr() % 16} past one: choose vectors.")
+    operands.require_gpu(features, "resample", instead="compile it with ch07.resample.job and read its SASS, or use "
+                                                       "ch07.resample.spec")
+    if not out.numel():
+        return Plan(lambda *tensors: None, out.shape, out.dtype, out.device, config)
+    items = batches * math.ceil(targets / config.targets)
+    grid = {"search_a_thread": math.ceil(out.numel() / config.threads), "persistent": min(items, 8 * sms),
+            "lane0_search": min(items, 2 * sms), "ballot_search": min(items, 2 * sms)}.get(config.kernel, items)
+    if max(grid, items) >= 1 << 31:
+        raise ValueError(f"the problem has {max(grid, items):,} work items; a grid allows fewer than 2^31: split it.")
+    vector_bytes = math.gcd(16, depth * itemsize, features.data_ptr(), out.data_ptr())
+    macros = tuple(f"-D{name}={value}" for name, value in config.constants(features.dtype, shape, vector_bytes).items())
+    sizes = [ctypes.c_int(size) for size in (batches, sources, targets)]
+    run = cuda.prepare_launch(cuda.load_kernel(SOURCE, config.kernel, macros), grid, config.threads,
+                              [features, source_times, target_times, out, *sizes],
+                              config.smem_bytes(features.dtype, shape), follows=(0, 1, 2, 3, None, None, None))
+    return Plan(run, out.shape, out.dtype, out.device, config)
+
+
+planner = Planner(_plan, ("features", "source_times", "target_times"))
 
 
 def prepare(features, source_times, target_times, *, out=None, config="best", validate: bool = True) -> operands.Launch:
@@ -115,45 +149,29 @@ def prepare(features, source_times, target_times, *, out=None, config="best", va
     more than half a unit in the last place, unless two rows cancel to less than 2^-40 of themselves (float32: 2^-28).
     Raises ValueError for bad arguments and Unsupported without TMA.
     """
-    out = _check_operands(features, source_times, target_times, out)
-    (batches, sources, depth), targets = features.shape, target_times.shape[1]
-    shape, itemsize, sms = (batches, sources, targets, depth), features.element_size(), device.current().sms or 132
-    config = _choose_config(config, shape, itemsize, sms)
-    if config.kernel == "bulk_rows" and (depth * itemsize % 16 or features.data_ptr() % 16):
-        raise ValueError(f"bulk_rows needs rows that start at multiples of 16 bytes; a row takes {depth * itemsize} "
-                         f"bytes, and the first starts {features.data_ptr() % 16} past one: choose vectors.")
     if validate:
+        _check_operands(features, source_times, target_times, out)
         _check_times(source_times)
-    operands.require_gpu(features, "resample", instead="compile it with ch07.resample.job and read its SASS, or use "
-                                                       "ch07.resample.spec")
-    if not out.numel():
-        return operands.Launch(lambda: None, out, config)
-    items = batches * math.ceil(targets / config.targets)
-    grid = {"search_a_thread": math.ceil(out.numel() / config.threads), "persistent": min(items, 8 * sms),
-            "lane0_search": min(items, 2 * sms), "ballot_search": min(items, 2 * sms)}.get(config.kernel, items)
-    if max(grid, items) >= 1 << 31:
-        raise ValueError(f"the problem has {max(grid, items):,} work items; a grid allows fewer than 2^31: split it.")
-    vector_bytes = math.gcd(16, depth * itemsize, features.data_ptr(), out.data_ptr())
-    macros = tuple(f"-D{name}={value}" for name, value in config.constants(features.dtype, shape, vector_bytes).items())
-    sizes = [ctypes.c_int(size) for size in (batches, sources, targets)]
-    run = cuda.prepare_launch(cuda.load_kernel(SOURCE, config.kernel, macros), grid, config.threads,
-                              [features, source_times, target_times, out, *sizes],
-                              config.smem_bytes(features.dtype, shape))
-    return operands.Launch(run, out, config)
+    return planner.prepare((features, source_times, target_times), out, config)
 
 
 @operator.register
 def resample_operator(features, source_times, target_times, config="best"):
     # To check the times the host would wait for the GPU, which a CUDA graph cannot.
-    return prepare(features, source_times, target_times, config=config, validate=False)()
+    return planner.run((features, source_times, target_times), None, config)
 
 
 def resample(features, source_times, target_times, *, out=None, config="best", validate: bool = True):
     """Return features (B, S, D) of source_times (B, S) at target_times (B, T), as (B, T, D).
 
-    Arguments and errors as for `prepare`. Under torch.compile and where autograd records, this is
-    torch.ops.tiles.resample, which does not check the times, has no backward pass, and takes a `config` by name.
+    Arguments and errors as for `prepare`; `validate` checks the times at each call. Under torch.compile and where
+    autograd records, this is torch.ops.tiles.resample, which does not check the times, has no backward pass, and takes
+    a `config` by name.
     """
     if operators.is_traced(features, source_times, target_times):
         return operators.store(resample_operator(features, source_times, target_times, config), out)
-    return prepare(features, source_times, target_times, out=out, config=config, validate=validate)()
+    tensors = features, source_times, target_times
+    plan = planner.find(tensors, out, config)
+    if validate:
+        _check_times(source_times)
+    return planner.launch(plan, tensors, out)

@@ -13,6 +13,8 @@ computes how CUTLASS's kernel for Blackwell divides its memory, `smem_planner_ho
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from ch14.blockscaled import decode, emulated, fp8, native, operator
@@ -109,10 +111,15 @@ def _choose(a, b, target: str, asked: str = "best") -> str:
     for."""
     if asked not in ("best", *PATHS):
         raise ValueError(f"unknown path {asked!r:.40}; choose best, {', '.join(PATHS)}.")
+    return _choose_once(*_form_and_shape("a", a), *_form_and_shape("b", b), target, asked)
+
+
+@functools.lru_cache(4096)
+def _choose_once(form_a: str, shape_a: tuple[int, int], form_b: str, shape_b: tuple[int, int], target: str, asked: str):
+    (m, k), (inner, n) = shape_a, shape_b
     if target not in device.TARGETS:
         raise device.Unsupported(f"block-scaled GEMMs are built for {', '.join(device.TARGETS)}; here is "
                                  f"{device.current().describe()}: {emulated.INSTEAD}.")
-    (form_a, (m, k)), (form_b, (inner, n)) = _form_and_shape("a", a), _form_and_shape("b", b)
     if k != inner:
         raise ValueError(f"a (M, K) and b (K, N) differ in K: a is {m} x {k} and b is {inner} x {n}.")
     path = choose_path(form_a, form_b, (m, n, k), target)
@@ -136,18 +143,38 @@ def spec(a, b) -> torch.Tensor:
 
 def prepare(a, b, *, bias=None, activation=None, out=None, config="best", path="best") -> Launch:
     """Check the arguments of `matmul` and return a Launch that computes it on torch's current stream."""
-    path = _choose(a, b, device.current().target or "sm_90a", path)  # without a GPU the interpreter stands in for it
+    path = _choose_here(a, b, bias, activation, path)
     if path == "fp8":
         return fp8.prepare(*_fp8_operands(a, b), bias=bias, activation=activation, out=out, config=config)
+    if path == "decode":
+        return decode.prepare(a, b.T.values, b.T.scales, out=out, config=config)
+    return (native if path == "native" else emulated).prepare(a, b, out=out, config=config)
+
+
+def _choose_here(a, b, bias, activation, asked: str) -> str:
+    """Return the path for two operands on this machine; ValueError for what the path does not take."""
+    path = _choose(a, b, device.current().target or "sm_90a", asked)  # without a GPU the interpreter stands in for it
+    if path == "fp8":
+        return path
     if bias is not None or activation is not None:
         raise ValueError(f"bias and activation are fused on the fp8 path only, and this is the {path} path: apply them "
                          "to its result.")
+    if path == "decode" and b.T.tiled:
+        raise ValueError("the decode path reads scales row by row, and those of b are tiled: quantise with "
+                         "tiled=False.")
+    return path
+
+
+def _run(a, b, bias, activation, out, config, path):
+    """Return the product for operands that nobody traces or differentiates."""
+    path = _choose_here(a, b, bias, activation, path)
+    if path == "fp8":
+        return fp8.run(*_fp8_operands(a, b), bias=bias, activation=activation, out=out, config=config)
     if path == "decode":
-        if b.T.tiled:
-            raise ValueError("the decode path reads scales row by row, and those of b are tiled: quantise with "
-                             "tiled=False.")
-        return decode.prepare(a, b.T.values, b.T.scales, out=out, config=config)
-    return (native if path == "native" else emulated).prepare(a, b, out=out, config=config)
+        return decode.planner.run((a, b.T.values, b.T.scales), out, config)
+    if path == "emulated":
+        return emulated.run(a, b, out, config)
+    return native.prepare(a, b, out=out, config=config)()
 
 
 @operator.register_block_scaled_mm
@@ -155,14 +182,14 @@ def block_scaled_mm_operator(a, scale_a, pair_a, form_a, tiled_a, b, scale_b, pa
                              path="best"):
     left = operator.pack(a, scale_a, pair_a, form_a, tiled_a)
     weight = operator.pack(b, scale_b, pair_b, form_b, tiled_b)
-    return prepare(left, weight.T, config=config, path=path)()
+    return _run(left, weight.T, None, None, None, config, path)
 
 
 def _list_tensors(given) -> tuple:
     """Return the tensors of an operand."""
     packed = given.T if isinstance(given, Transposed) else given
     if isinstance(packed, Packed):
-        return tuple(packed.tensors().values())
+        return packed.values, packed.scales, packed.pair
     return given if isinstance(given, tuple) else (given,)
 
 
@@ -193,7 +220,7 @@ def matmul(a, b, *, bias=None, activation=None, out=None, config="best", path="b
     """
     if operators.is_traced(*_list_tensors(a), *_list_tensors(b), bias):
         return operators.store(_call_operator(a, b, bias, activation, config, path), out)
-    return prepare(a, b, bias=bias, activation=activation, out=out, config=config, path=path)()
+    return _run(a, b, bias, activation, out, config, path)
 
 
 def configs() -> dict:

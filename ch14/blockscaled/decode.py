@@ -7,6 +7,7 @@ the same bits. The kernels are in `decode_kernels`. Source: OCP MX v1.0.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -15,8 +16,9 @@ import torch
 from ch14.blockscaled.decode_kernels import decode_plain_kernel, decode_registers_kernel
 from ch14.blockscaled.emulated import is_interpreted
 from ch14.mx_formats import number_formats, packing
-from tilelab import build, device, operands
+from tilelab import build, device, operands, operators, triton_launch, workspace
 from tilelab.operands import Launch
+from tilelab.plans import Plan, Planner
 
 BLOCK = 32  # weights that share a scale
 MAX_TOKENS = 64
@@ -131,12 +133,11 @@ def _check_hardware(config: DecodeConfig, x: torch.Tensor) -> None:
                                  "use a plain configuration.")
 
 
-def prepare(x, weight, scales, *, out=None, config="best") -> Launch:
-    """Check the arguments of `decode`, make its work space, and return a Launch. Arguments as there.
+def _build(x, weight, scales, out, config, early: bool):
+    """Check the arguments and compile the kernel.
 
-    Launches share the work space, so only one may be in flight. A launch of the registers kernel loads weights before
-    the previous kernel of the stream has ended: after writing `weight` or `scales` in place, prepare again. `x` may
-    change between launches.
+    Return a function of (x, weight, scales, out, parts, counters) that launches it, the configuration, and the numbers
+    of parts and of counters.
     """
     m, n, k = _check_operands(x, weight, scales, out)
     config = operands.choose_config(config, configs(m), DecodeConfig, lambda: best_config(m, n, k, device.current()))
@@ -149,8 +150,7 @@ def prepare(x, weight, scales, *, out=None, config="best") -> Launch:
         raise ValueError(f"a grid has at most 65,535 shares of K; a share of {config.share} makes {grid[1]:,}: take a "
                          "longer one.")
     out = torch.empty(m, n, dtype=torch.bfloat16, device=x.device) if out is None else out
-    parts = torch.empty(grid[1] * tokens * n if grid[1] > 1 else 1, dtype=torch.float32, device=x.device)
-    arrivals = torch.zeros(grid[0], dtype=torch.int32, device=x.device)
+    parts, counters = grid[1] * tokens * n if grid[1] > 1 else 1, grid[0]
     constants = dict(BLOCK_N=config.block_n, TOKENS=tokens, SHARE=config.share, num_warps=config.num_warps)
     if config.kernel == "registers":
         kernel, tensors = decode_registers_kernel, (x, weight.view(torch.int32), scales, out)
@@ -158,11 +158,45 @@ def prepare(x, weight, scales, *, out=None, config="best") -> Launch:
     else:
         kernel, tensors = decode_plain_kernel, (x.view(torch.int16), weight, scales, out.view(torch.int16))
         constants |= dict(FLOAT32=is_interpreted(), num_stages=config.ahead)
+        early = False
+    names = ("x_ptr", "weight_ptr", "scales_ptr", "out_ptr", "parts_ptr", "arrivals_ptr")
+    arguments = dict(zip(names, (*tensors, *_make_workspace(parts, counters, x.device))))
+    arguments |= {"M": m, "N": n, "blocks": k // BLOCK}
+    launch = triton_launch.prepare(kernel, grid, arguments, dict(zip(names, range(6))), early, **constants)
+    return launch, config, parts, counters
 
-    def run():
-        kernel[grid](*tensors, parts, arrivals, m, n, k // BLOCK, **constants)
 
-    return Launch(run, out, config)
+def _make_workspace(parts: int, counters: int, where: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    return (torch.empty(parts, dtype=torch.float32, device=where),
+            torch.zeros(counters, dtype=torch.int32, device=where))
+
+
+def _plan(x, weight, scales, out, config) -> Plan:
+    # The kernel before may have written the weights, so none is loaded before it has ended.
+    run, config, parts, counters = _build(x, weight, scales, out, config, False)
+
+    def launch(x, weight, scales, out):
+        run(x, weight, scales, out, torch.empty(parts, dtype=torch.float32, device=x.device),
+            workspace.make_counters(counters, x.device))
+
+    return Plan(launch, (x.shape[0], weight.shape[0]), torch.bfloat16, x.device, config)
+
+
+planner = Planner(_plan, ("x", "weight", "scales"))
+
+
+def prepare(x, weight, scales, *, out=None, config="best") -> Launch:
+    """Check the arguments of `decode`, make its work space, and return a Launch. Arguments as there.
+
+    Launches share the work space, so only one may be in flight. A launch of the registers kernel loads weights before
+    the previous kernel of the stream has ended: after writing `weight` or `scales` in place, prepare again. `x` may
+    change between launches.
+    """
+    launch, config, parts, counters = _build(x, weight, scales, out, config, True)
+    if out is None:
+        out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16, device=x.device)
+    tensors = x, weight, scales, out, *_make_workspace(parts, counters, x.device)
+    return Launch(functools.partial(launch, *tensors), out, config)
 
 
 def decode(x, weight, scales, *, out=None, config="best"):
@@ -174,7 +208,9 @@ def decode(x, weight, scales, *, out=None, config="best"):
     but for infinity (4 x 2^127). `out` is bfloat16. `config` is a DecodeConfig, "best" or a name of `configs`. Raises
     ValueError for arguments that do not fit and tilelab.device.Unsupported for hardware that cannot run it.
     """
-    return prepare(x, weight, scales, out=out, config=config)()
+    if operators.is_traced(x, weight, scales):  # by autograd: `prepare` refuses it
+        return prepare(x, weight, scales, out=out, config=config)()
+    return planner.run((x, weight, scales), out, config)
 
 
 def job(config: DecodeConfig, target: str, m: int = 16) -> build.Job:

@@ -11,7 +11,6 @@ in float32 is the same for any bf16 GEMM.
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import torch
 import triton
@@ -26,8 +25,9 @@ from ch14.gemm.configs import configs as gemm_configs
 from ch14.gemm.configs import job as gemm_job
 from ch14.gemm.kernels import gemm_persistent_kernel
 from ch14.mx_formats import Packed, Transposed, number_formats
-from tilelab import build, device, operands
+from tilelab import build, device, operands, triton_launch
 from tilelab.operands import Launch
+from tilelab.plans import Plan, Planner
 
 FORMS = tuple(name for name in mx_formats.FUSED if number_formats.lookup(name).scale != "fp32")
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}  # of C
@@ -124,18 +124,17 @@ def _is_describable(c: torch.Tensor) -> bool:
 
 
 def _prepare_gemm(a, weight, c, scale_a, scale_b, chosen: GemmConfig | None):
-    """Return a launcher of c = scale_a scale_b a weight^T and its configuration: ch14.gemm's kernel with any C."""
+    """Return a function of (a, weight, scale_a, scale_b, c) and its configuration: ch14.gemm's kernel with any C."""
     (m, k), n = a.shape, weight.shape[0]
     here, reason = device.current(), ""
     # As in ch14.gemm, the interpreter stands in for sm_90a with eight SMs.
     target, sms = (here.target, here.sms) if here.has_tma else ("sm_90a", 8)
     candidates = [chosen] if chosen else rank_configs("course", m, n, k, "bf16", target, sms)
     if not c.numel():  # no descriptor describes a matrix without elements
-        return lambda: None, candidates[0]
+        return lambda *tensors: None, candidates[0]
     for config in candidates:
         try:  # to compile, so that a refusal comes here and not at the first launch
-            launch = bind_config(config, a, weight, c, scale_a, scale_b, (m, n, k), True, sms)
-            return functools.partial(launch, a, weight, scale_a, scale_b, c), config
+            return bind_config(config, a, weight, c, scale_a, scale_b, (m, n, k), True, sms), config
         except torch.AcceleratorError:
             raise
         except Exception as error:  # too much shared memory for a C of four bytes, or with scales on sm_100a
@@ -143,51 +142,103 @@ def _prepare_gemm(a, weight, c, scale_a, scale_b, chosen: GemmConfig | None):
     raise device.Unsupported(f"no configuration of ch14.gemm multiplies {m} x {n} x {k} on {target} ({reason}).")
 
 
-def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config="best") -> Launch:
-    """Check the operands, make work space, and return a Launch that computes C (M, N) = A (M, K) B (K, N).
-
-    a is a Packed and b the transpose (.T) of one, each in any of FORMS, with scales in rows or tiles. M and N are
-    anything, K is whole blocks. `out` is bfloat16 (the default), float16 or float32, rounded once from float32. The
-    work space holds both operands in bf16, and C if its rows are no multiple of 16 bytes. Only one launch may be in
-    flight. `config` is a WgmmaConfig, a GemmConfig, "best" or a name of `configs`. Raises ValueError for operands that
-    do not fit and tilelab.device.Unsupported for hardware that cannot run it.
-    """
-    a, weight = _check_operands(a, b, out)
-    (m, k), n, where = a.shape, weight.shape[0], a.values.device
-    out = torch.empty(m, n, dtype=torch.bfloat16, device=where) if out is None else out
-    wide = -(-n // 8) * 8  # rows of C take whole 16 bytes; the added columns are products with zeros
-    left = torch.empty(m, k, dtype=torch.bfloat16, device=where)
-    right = torch.zeros(wide, k, dtype=torch.bfloat16, device=where)
-    steps = [mx_formats.prepare_dequantise(_without_tensor_scale(a), out=left),
-             mx_formats.prepare_dequantise(_without_tensor_scale(weight), out=right[:n])]
-    factor_a, factor_b = a.pair, weight.pair
-    if a.pair is not None and weight.pair is not None:
-        factor_a, factor_b = torch.empty(2, 4, device=where)  # each starts at a multiple of 16 bytes, like `pair`
-        steps.append(lambda: factors_kernel[(1,)](a.pair, weight.pair, factor_a, factor_b, num_warps=1))
-    c = out if _is_describable(out) else torch.empty(m, wide, dtype=out.dtype, device=where)
-    if is_interpreted():  # in float32: Triton's own interpreter multiplies and rounds bf16 wrongly
-        narrow, (left, right) = (left, right), (left.float(), right.float())
-        steps += [lambda: left.copy_(narrow[0]), lambda: right.copy_(narrow[1])]
-        c = torch.empty(m, wide, dtype=torch.float32, device=where)
-    suits_wgmma = _suits_wgmma(device.current().target, c.dtype, a.pair is not None or weight.pair is not None)
+def _prepare_multiply(left, right, c, factor_a, factor_b, config):
+    """Return a function of (left, right, factor_a, factor_b, c) and its configuration."""
+    suits_wgmma = _suits_wgmma(device.current().target, c.dtype, factor_a is not None or factor_b is not None)
     if not isinstance(config, WgmmaConfig):
         config = operands.choose_config(config, configs(), GemmConfig, lambda: "best" if suits_wgmma else None)
     if isinstance(config, GemmConfig | None):
-        multiply, config = _prepare_gemm(left, right, c, factor_a, factor_b, config)
-    elif suits_wgmma:
-        multiply = wgmma_gemm.prepare(left, right.T, out=c, config=config)
-        config = multiply.config
-    else:
+        return _prepare_gemm(left, right, c, factor_a, factor_b, config)
+    if not suits_wgmma:
         raise device.Unsupported("ch10.wgmma_gemm needs sm_90a, a bfloat16 C and no tensor scales: use ch14.gemm's.")
-    steps.append(multiply)
-    if c is not out:
-        steps.append(lambda: out.copy_(c[:, :n]))
+    plan = wgmma_gemm.planner.make(left, right.T, c, config)
+    return lambda left, right, factor_a, factor_b, c: plan.launch(left, right, c), plan.config  # by addresses
 
-    def run():
-        for step in steps:
-            step()
 
-    return Launch(run, out, config)
+def _prepare_factors(pair_a, pair_b):
+    """Return a function of both pairs that returns the factors of a product with their scales, in float32."""
+    if pair_a is None or pair_b is None:
+        return lambda pair_a, pair_b: (pair_a, pair_b)
+    names = "a_tensor_ptr", "b_tensor_ptr", "first_ptr", "second_ptr"
+    arguments = dict(zip(names, (pair_a, pair_b, *torch.empty(2, 4, device=pair_a.device))))
+    order = triton_launch.prepare(factors_kernel, (1,), arguments, dict(zip(names, range(4))), num_warps=1)
+
+    def find_factors(pair_a, pair_b):
+        factors = torch.empty(2, 4, dtype=torch.float32, device=pair_a.device)
+        first, second = factors.unbind()  # each starts at a multiple of 16 bytes, like a pair
+        order(pair_a, pair_b, first, second)
+        return first, second
+
+    return find_factors
+
+
+def _plan(values_a, scales_a, pair_a, values_b, scales_b, pair_b, out, kind_a, kind_b, config) -> Plan:
+    """Check the operands and compile the kernels. A kind is the (format, shape, tiled) of a Packed."""
+    a, weight = (Packed(form, shape, values, scales, pair, tiled) for (form, shape, tiled), values, scales, pair in (
+        (kind_a, values_a, scales_a, pair_a), (kind_b, values_b, scales_b, pair_b)))
+    _check_operands(a, weight.T, out)
+    (m, k), n, where = a.shape, weight.shape[0], a.values.device
+    out = torch.empty(m, n, dtype=torch.bfloat16, device=where) if out is None else out
+    c_dtype, is_direct, interpreted = out.dtype, _is_describable(out), is_interpreted()
+    wide = -(-n // 8) * 8  # rows of C take whole 16 bytes; the added columns are products with zeros
+
+    def make_work_space():
+        left, right = (torch.empty(rows, k, dtype=torch.bfloat16, device=where) for rows in (m, wide))
+        if wide > n:
+            right[n:].zero_()
+        return left, right
+
+    left, right = make_work_space()
+    decode_a, decode_b = (mx_formats.dequantise_planner.make(
+        matrix.values, matrix.scales, _without_tensor_scale(matrix).pair, to, *kind, "best").launch
+        for matrix, to, kind in ((a, left, kind_a), (weight, right[:n], kind_b)))
+    find_factors = _prepare_factors(a.pair, weight.pair)
+    if interpreted:  # in float32: Triton's own interpreter multiplies and rounds bf16 wrongly
+        left, right, is_direct, c_dtype = left.float(), right.float(), False, torch.float32
+    c = out if is_direct else torch.empty(m, wide, dtype=c_dtype, device=where)
+    multiply, config = _prepare_multiply(left, right, c, *find_factors(a.pair, weight.pair), config)
+
+    def launch(values_a, scales_a, pair_a, values_b, scales_b, pair_b, out):
+        left, right = make_work_space()
+        one = None if pair_a is None and pair_b is None else torch.ones(2, dtype=torch.float32, device=where)
+        decode_a(values_a, scales_a, one, left)
+        decode_b(values_b, scales_b, one, right)
+        if interpreted:
+            left, right = left.float(), right.float()
+        c = out if is_direct else torch.empty(m, wide, dtype=c_dtype, device=where)
+        multiply(left, right, *find_factors(pair_a, pair_b), c)
+        if not is_direct:
+            out.copy_(c[:, :n])
+
+    return Plan(launch, (m, n), torch.bfloat16, where, config)
+
+
+planner = Planner(_plan, tuple(f"the {part} of {name}" for name in "ab" for part in ("values", "scales", "pair")))
+
+
+def describe_operands(a: Packed, weight: Packed) -> tuple[tuple, tuple, tuple]:
+    """Return the tensors and the kinds of two operands, as `planner` takes them."""
+    return ((a.values, a.scales, a.pair, weight.values, weight.scales, weight.pair),
+            (a.format.name, a.shape, a.tiled), (weight.format.name, weight.shape, weight.tiled))
+
+
+def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config="best") -> Launch:
+    """Check the operands, compile, and return a Launch that computes C (M, N) = A (M, K) B (K, N).
+
+    a is a Packed and b the transpose (.T) of one, each in any of FORMS, with scales in rows or tiles. M and N are
+    anything, K is whole blocks. `out` is bfloat16 (the default), float16 or float32, rounded once from float32. A
+    launch takes work space for both operands in bf16, and for C if its rows are no multiple of 16 bytes. `config` is a
+    WgmmaConfig, a GemmConfig, "best" or a name of `configs`. Raises ValueError for operands that do not fit and
+    tilelab.device.Unsupported for hardware that cannot run it.
+    """
+    tensors, *kinds = describe_operands(*packed_operands(a, b))
+    return planner.prepare(tensors, out, *kinds, config)
+
+
+def run(a: Packed, b: Transposed, out: torch.Tensor | None, config) -> torch.Tensor:
+    """Return C, by a plan of an earlier call if there is one. Arguments as for `prepare`."""
+    tensors, *kinds = describe_operands(a, b.T)
+    return planner.run(tensors, out, *kinds, config)
 
 
 def job(config: WgmmaConfig | GemmConfig, target: str, mnk: tuple[int, int, int] = (4096, 4096, 4096),

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 
 from ch14 import mx_formats
-from tilelab import build, cuda, device, operands
+from tilelab import build, cuda, device, operands, operators, workspace
 from tilelab.operands import Launch
+from tilelab.plans import Plan, Planner
 from tilelab.tensor_map import make_tensor_map
 
 SOURCE = pathlib.Path(__file__).with_name("fp8.cu")
@@ -163,60 +164,86 @@ def _check_operands(a, b, scale_a, scale_b, bias) -> tuple[int, int, int]:
     return m, n, k
 
 
-def _check_out(out, m: int, n: int, where: torch.device, read: dict) -> None:
-    """Raise ValueError unless C can be stored in `out` without overwriting `read`."""
-    if isinstance(out, mx_formats.Packed):
-        if out.format.name != "mxfp8_e4m3" or out.tiled or out.shape != (m, n):
-            raise ValueError(f"a Packed out must be {(m, n)} in mxfp8_e4m3 with rows of scales; it is {out.shape} in "
-                             f"{out.format.name}{', tiled' * out.tiled}.")
-        written = {"out": out.values, "the scales of out": out.scales}
-        for name, tensor in written.items():
-            operands.require_tensor(name, tensor, "fp8", on=where, aligned=16)
-    else:
+def _check_out(out, out_scales, packed_as, m: int, n: int, read: dict) -> None:
+    """Raise ValueError unless C can be stored in `out` without overwriting `read`. `_plan` describes the arguments."""
+    where = read["a"].device
+    if packed_as is None:
         written = {"out": operands.require_tensor("out", out, "fp8", dtype=torch.bfloat16, shape=(m, n), on=where,
                                                   contiguous=True, aligned=16)}
+    else:
+        form, tiled, shape = packed_as
+        if packed_as != ("mxfp8_e4m3", False, (m, n)):
+            raise ValueError(f"a Packed out must be {(m, n)} in mxfp8_e4m3 with rows of scales; it is {shape} in "
+                             f"{form}{', tiled' * tiled}.")
+        written = {"out": out, "the scales of out": out_scales}
+        for name, tensor in written.items():
+            operands.require_tensor(name, tensor, "fp8", on=where, aligned=16)
     operands.require_disjoint(written, read)
+
+
+def _plan(a, b, scale_a, scale_b, bias, out_scales, out, activation, config, packed_as) -> Plan:
+    """Check the arguments, choose a configuration, and build its launch.
+
+    For a Packed out, `out` and `out_scales` are its tensors, and `packed_as` is its (format, tiled, shape).
+    """
+    m, n, k = _check_operands(a, b, scale_a, scale_b, bias)
+    Fp8Config().constants(activation=activation)
+    if out is not None:
+        _check_out(out, out_scales, packed_as, m, n,
+                   {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "bias": bias})
+    operands.require_gpu(a, "the fp8 kernel", "has_wgmma", INSTEAD)
+    out = torch.empty(m, n, dtype=torch.bfloat16, device=a.device) if out is None else out
+    packed, sms = packed_as is not None, device.current().sms
+    config = operands.choose_config(config, configs(), Fp8Config, lambda: best_config(m, n, k, sms, packed))
+    constants = config.constants(bias is not None, activation, packed)
+    tiles = config.tiles(m, n)
+    rows = min(config.block_m, -(-m // 8) * 8)  # of A per load: rows past the end would cost the copy engine time
+    # A tensor map needs rows of whole 16 bytes, here columns of scale_a.
+    pitch, padded, groups = scale_a.stride(1), -(-m // 4) * 4, k // BLOCK
+    mappable = scale_a.stride(0) == 1 and pitch >= m and pitch % 4 == 0 and scale_a.data_ptr() % 16 == 0
+    scales = scale_a if mappable else torch.empty_strided((m, groups), (1, padded), dtype=torch.float32,
+                                                                    device=a.device)
+    box = (64, 128) if packed else (16 if config.epilogue_warps else 64, 64)
+    maps = (make_tensor_map(a.view(torch.uint8), (rows, BLOCK), swizzle="128B"),
+            make_tensor_map(b.T.view(torch.uint8), (config.block_n, BLOCK), swizzle="128B"),
+            make_tensor_map(scales.T, (1, rows)), make_tensor_map(out, box, swizzle="128B"))
+    kernel = cuda.load_kernel(SOURCE, "fp8_blocks", tuple(f"-D{name}={value}" for name, value in constants.items()))
+    # The kernel does not read the pointers that it has no use for.
+    args = (*maps, *[scale_b] * 5, *map(ctypes.c_int, (m, n, k, config.splits, rows)))
+    follows = (0, 1, 2, 6, 3, 3 if bias is None else 4, 5 if packed else 3, *((7, 8) if config.splits > 1 else (3, 3)))
+    run = cuda.prepare_launch(kernel, config.grid(m, n, sms), config.threads, args, config.smem_bytes,
+                              early=config.pdl, follows=(*follows, *[None] * 5))
+
+    def launch(a, b, scale_a, *rest):
+        if not mappable:
+            scale_a = torch.empty_strided((m, groups), (1, padded), dtype=torch.float32, device=a.device).copy_(scale_a)
+        if config.splits == 1:
+            return run(a, b, scale_a, *rest)
+        parts = torch.empty(tiles * config.splits * config.block_m * config.block_n, dtype=torch.float32,
+                            device=a.device)
+        return run(a, b, scale_a, *rest, parts, workspace.make_counters(tiles * config.consumers, a.device))
+
+    return Plan(launch, (m, n), torch.bfloat16, a.device, config)
+
+
+planner = Planner(_plan, ("a", "b", "scale_a", "scale_b", "bias", "the scales of out"))
+
+
+def _split_out(out) -> tuple:
+    """Return the tensor for C, that for its scales, and what `_plan` must know of a Packed."""
+    if isinstance(out, mx_formats.Packed):
+        return out.values, out.scales, (out.format.name, out.tiled, out.shape)
+    return out, None, None
 
 
 def prepare(a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, config="best") -> Launch:
     """Check the arguments of `fp8`, compile the kernel, and return a Launch that computes it on torch's current stream.
 
-    Arguments and errors as there. Where K is split, only one launch may be in flight, because launches share the work
-    space. Scales of A that a tensor map cannot describe are copied at each launch.
+    Arguments and errors as there. Scales of A that a tensor map cannot describe are copied at each launch.
     """
-    m, n, k = _check_operands(a, b, scale_a, scale_b, bias)
-    Fp8Config().constants(activation=activation)
-    if out is not None:
-        _check_out(out, m, n, a.device, {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "bias": bias})
-    operands.require_gpu(a, "the fp8 kernel", "has_wgmma", INSTEAD)
-    out = torch.empty(m, n, dtype=torch.bfloat16, device=a.device) if out is None else out
-    packed, sms = isinstance(out, mx_formats.Packed), device.current().sms
-    config = operands.choose_config(config, configs(), Fp8Config, lambda: best_config(m, n, k, sms, packed))
-    constants = config.constants(bias is not None, activation, packed)
-    tiles = config.tiles(m, n) if config.splits > 1 else 0
-    rows = min(config.block_m, -(-m // 8) * 8)  # of A per load: rows past the end would cost the copy engine time
-    parts = torch.empty(max(tiles * config.splits * config.block_m * config.block_n, 4), device=a.device)
-    arrivals = torch.zeros(max(tiles * config.consumers, 1), dtype=torch.int32, device=a.device)
-    # A tensor map needs rows of whole 16 bytes, here columns of scale_a.
-    pitch = scale_a.stride(1)
-    mappable = scale_a.stride(0) == 1 and pitch >= m and pitch % 4 == 0 and scale_a.data_ptr() % 16 == 0
-    scales = scale_a.T if mappable else torch.empty(k // BLOCK, -(-m // 4) * 4, device=a.device)[:, :m]
-    c, c_box = (out.values, (64, 128)) if packed else (out, (16 if config.epilogue_warps else 64, 64))
-    maps = (make_tensor_map(a.view(torch.uint8), (rows, BLOCK), swizzle="128B"),
-            make_tensor_map(b.T.view(torch.uint8), (config.block_n, BLOCK), swizzle="128B"),
-            make_tensor_map(scales, (1, rows)), make_tensor_map(c, c_box, swizzle="128B"))
-    kernel = cuda.load_kernel(SOURCE, "fp8_blocks", tuple(f"-D{name}={value}" for name, value in constants.items()))
-    args = (*maps, scale_b, scale_b if bias is None else bias, out.scales if packed else scale_b, parts, arrivals,
-            *map(ctypes.c_int, (m, n, k, config.splits, rows)))
-    launch = cuda.prepare_launch(kernel, config.grid(m, n, sms), config.threads, args, config.smem_bytes,
-                                 early=config.pdl)
-
-    def run():
-        if not mappable:
-            scales.copy_(scale_a.T)
-        launch()
-
-    return Launch(run, out, config, keep_alive=(a, b))
+    c, out_scales, packed_as = _split_out(out)
+    launch = planner.prepare((a, b, scale_a, scale_b, bias, out_scales), c, activation, config, packed_as)
+    return launch if packed_as is None else dataclasses.replace(launch, out=out)
 
 
 def fp8(a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, config="best"):
@@ -231,7 +258,20 @@ def fp8(a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, config=
     bits. Under torch.compile, call ch14.blockscaled.matmul or torch.ops.tiles.fp8. Raises ValueError for arguments that
     do not fit and tilelab.device.Unsupported without WGMMA.
     """
-    return prepare(a, b, scale_a, scale_b, bias=bias, activation=activation, out=out, config=config)()
+    if operators.is_traced(a, b, scale_a, scale_b, bias):
+        return prepare(a, b, scale_a, scale_b, bias=bias, activation=activation, out=out, config=config)()
+    return run(a, b, scale_a, scale_b, bias=bias, activation=activation, out=out, config=config)
+
+
+def run(a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, config="best"):
+    """Return what `fp8` does, for tensors that nobody traces or differentiates."""
+    c, out_scales, packed_as = _split_out(out)
+    tensors = a, b, scale_a, scale_b, bias, out_scales
+    plan = planner.find(tensors, c, activation, config, packed_as)
+    if packed_as is not None:
+        operands.require_disjoint({planner.names[5]: out_scales}, dict(zip(planner.names, tensors[:5])))
+    c = planner.launch(plan, tensors, c)
+    return c if packed_as is None else out
 
 
 def job(config: Fp8Config, target: str = "sm_90a", bias: bool = False, activation: str | None = None,

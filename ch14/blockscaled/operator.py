@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import torch
 
-from ch14.blockscaled.decode import prepare as prepare_decode
-from ch14.blockscaled.fp8 import prepare as prepare_fp8
+from ch14.blockscaled.decode import planner as decode_planner
+from ch14.blockscaled.fp8 import planner as fp8_planner
 from ch14.mx_formats import Packed, number_formats
 from tilelab import operators
 
 
 def _run_fp8(a, b, scale_a, scale_b, bias=None, activation=None, config="best"):
-    return prepare_fp8(a, b, scale_a, scale_b, bias=bias, activation=activation, config=config)()
+    return fp8_planner.run((a, b, scale_a, scale_b, bias, None), None, activation, config, None)
 
 
 def _fake_fp8(a, b, scale_a, scale_b, bias=None, activation=None, config="best"):
@@ -23,7 +23,7 @@ def _fake_fp8(a, b, scale_a, scale_b, bias=None, activation=None, config="best")
 
 
 def _run_decode(x, weight, scales, config="best"):
-    return prepare_decode(x, weight, scales, config=config)()
+    return decode_planner.run((x, weight, scales), None, config)
 
 
 def _fake_decode(x, weight, scales, config="best"):

@@ -7,6 +7,8 @@ they are launched. This file holds the operators. MXFP6 and blocks of 128 x 128 
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,14 +17,16 @@ import triton
 from ch14.mx_formats import kernels, number_formats, operator
 from ch14.mx_formats.configs import FUSED, MxConfig, choose_config, configs, format_with_kernels
 from ch14.mx_formats.number_formats import BlockFormat
-from ch14.mx_formats.packing import Packed, Transposed, empty
-from tilelab import build, device, operators
+from ch14.mx_formats.packing import Packed, Transposed, empty, make_allocator
+from tilelab import build, device, operators, triton_launch
 from tilelab.operands import Launch, require_disjoint, require_rows, require_tensor
+from tilelab.plans import Plan, Planner
 
 __all__ = ["FUSED", "MxConfig", "Packed", "Transposed", "configs", "dequantise", "empty", "format_with_kernels", "job",
            "prepare", "prepare_dequantise", "prepare_quantise", "quantise", "spec"]
 
 _TRITON_TYPES = {torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.float32: "fp32"}
+_LARGEST = torch.finfo(torch.float32).max
 _MAX_GRID_Y = 32768  # rows beyond this many go into the third dimension of the grid
 
 
@@ -48,6 +52,16 @@ class _KernelCall:
 
     def __call__(self) -> None:
         self.kernel[self.grid](*self.args, **self.constants)
+
+    def bind(self, positions: Mapping[int, int]) -> Callable[..., None]:
+        """Return a function of tensors that launches the kernel on them, without Triton's Python.
+
+        `positions` says at which position of its call each address of `args` will be given.
+        """
+        arguments = dict(zip(self.kernel.arg_names, self.args))
+        follows = {name: positions[argument.data_ptr()] for name, argument in arguments.items()
+                   if isinstance(argument, torch.Tensor)}
+        return triton_launch.prepare(self.kernel, self.grid, arguments, follows, **self.constants)
 
     def job(self, target: str, name: str) -> build.Job:
         """Return how Triton compiles this launch: it knows multiples of 16, and makes a constant of an argument 1."""
@@ -132,6 +146,24 @@ def _require_packed(name: str, packed: Packed, op: str, on: torch.device | None 
         require_tensor(f"{name}.{part}", tensor, op, on=on)
 
 
+def _check_room(out: Packed, x: torch.Tensor, format: BlockFormat, tiled: bool) -> None:
+    """Raise ValueError unless a Packed has room for x in `format`, and memory of its own."""
+    if (out.format.name, out.shape, out.tiled) != (format.name, tuple(x.shape), tiled):
+        raise ValueError(f"out must be {tuple(x.shape)} in {format.name} with tiled={tiled}; it is {out.shape} in "
+                         f"{out.format.name} with tiled={out.tiled}.")
+    require_disjoint({f"out.{name}": tensor for name, tensor in out.tensors().items()}, {"x": x})
+
+
+def _set_tensor_scale(out: Packed, tensor_scale: float | torch.Tensor) -> None:
+    scale = float(tensor_scale)
+    if not 2.0**-126 <= scale <= _LARGEST:
+        raise ValueError(f"tensor_scale must be at least 2^-126 and finite in float32; it is {tensor_scale!r:.40}.")
+    # 1 / scale is that of the scale in float32. A quotient of float32 may be rounded to float64 first.
+    scale = ctypes.c_float(scale).value
+    out.pair.fill_(scale)
+    out.pair[1:].fill_(1 / scale)
+
+
 @dataclass
 class KernelLaunch(Launch):
     """A Launch that consists of `steps`: kernels, and functions of torch."""
@@ -168,17 +200,11 @@ def prepare_quantise(x: torch.Tensor, format: str | BlockFormat = "mxfp8_e4m3", 
     if out is None:
         out = empty(tuple(x.shape), format, x.device, tiled)
     _require_packed("out", out, "quantise", x.device)
-    if (out.format, out.shape, out.tiled) != (format, tuple(x.shape), tiled):
-        raise ValueError(f"out must be {tuple(x.shape)} in {format.name} with tiled={tiled}; it is {out.shape} in "
-                         f"{out.format.name} with tiled={out.tiled}.")
-    require_disjoint({f"out.{name}": tensor for name, tensor in out.tensors().items()}, {"x": x})
+    _check_room(out, x, format, tiled)
     if tensor_scale is not None:
         if format.scale != "e4m3":
             raise ValueError(f"tensor_scale must be None for {format.name}; only nvfp4 has a scale of the tensor.")
-        if not 2.0**-126 <= float(tensor_scale) <= torch.finfo(torch.float32).max:
-            raise ValueError(f"tensor_scale must be at least 2^-126 and finite in float32; it is {tensor_scale!r:.40}.")
-        scale = torch.tensor([float(tensor_scale)], device=x.device)
-        out.pair.copy_(torch.cat([scale, 1 / scale]))
+        _set_tensor_scale(out, tensor_scale)
     if not x.numel():
         return _launch(out, config)
     quantise_call = _quantise_call(x, out, rule, config, _can_convert(config))
@@ -192,18 +218,63 @@ def prepare_quantise(x: torch.Tensor, format: str | BlockFormat = "mxfp8_e4m3", 
     return _launch(out, config, amax_bits.zero_, find_amax, find_scale, quantise_call)
 
 
+@dataclass(frozen=True)
+class _QuantisePlan:
+    """`launch` takes x, values, scales and pair; `allocate` makes new memory for the result."""
+
+    launch: Callable[..., None]
+    allocate: Callable[[], Packed]
+
+
+def _plan_quantise(x, values, scales, pair, _, format, rule, tiled, has_tensor_scale, config) -> _QuantisePlan:
+    """Check the arguments and compile the kernels. `values`, `scales` and `pair` are those of an out, or None."""
+    format = format_with_kernels(format)
+    out = None if values is None else Packed(format, tuple(x.shape), values, scales, pair, tiled)
+    made = prepare_quantise(x, format, rule=rule, tiled=tiled, tensor_scale=1.0 if has_tensor_scale else None, out=out,
+                            config=config)
+    out, finds_scale = made.out, len(made.steps) > 1
+    tensors = [x, out.values, out.scales] + ([] if out.pair is None else [out.pair, out.pair[1:]])
+    positions = {tensor.data_ptr(): position for position, tensor in enumerate(tensors)}
+    if finds_scale:
+        positions[made.steps[1].args[1].data_ptr()] = len(tensors)  # the largest magnitude
+    kernels = [step.bind(positions) for step in made.steps if isinstance(step, _KernelCall)]
+
+    def launch(x, values, scales, pair):
+        given = [x, values, scales]
+        if pair is not None:
+            given += pair, pair[1:]
+        if finds_scale:
+            given.append(torch.zeros(1, dtype=torch.int32, device=x.device))
+        for kernel in kernels:
+            kernel(*given)
+
+    return _QuantisePlan(launch, make_allocator(out))
+
+
+quantise_planner = Planner(_plan_quantise, ("x", "out.values", "out.scales", "out.pair"))
+
+
+def _run_quantise(x, format, rule, tiled, tensor_scale, out, config) -> Packed:
+    if tensor_scale is None and isinstance(x, torch.Tensor) and not x.is_contiguous() and (
+            format_with_kernels(format).scale == "e4m3"):
+        x = x.contiguous()  # another pass over it finds the scale of the tensor
+    room = None, None, None
+    if out is not None:
+        require_tensor("x", x, "quantise")
+        _require_packed("out", out, "quantise", x.device)
+        _check_room(out, x, format_with_kernels(format), tiled)
+        room = out.values, out.scales, out.pair
+    plan = quantise_planner.find((x, *room), None, format, rule, tiled, tensor_scale is not None, config)
+    out = plan.allocate() if out is None else out
+    if tensor_scale is not None:
+        _set_tensor_scale(out, tensor_scale)
+    plan.launch(x, out.values, out.scales, out.pair)
+    return out
+
+
 @operator.register_quantise
 def quantise_operator(x, format="mxfp8_e4m3", rule="floor", tiled=False, tensor_scale=None, config="best"):
-    packed = prepare_quantise(_contiguous_for(format, tensor_scale, x), format, rule=rule, tiled=tiled,
-                              tensor_scale=tensor_scale, config=config)()
-    return operator.list_tensors(packed)
-
-
-def _contiguous_for(format: str | BlockFormat, tensor_scale, x: torch.Tensor) -> torch.Tensor:
-    """Return x, contiguous where another pass over it finds the scale of the tensor."""
-    if tensor_scale is None and format_with_kernels(format).scale == "e4m3":
-        return require_tensor("x", x, "quantise").contiguous()
-    return x
+    return operator.list_tensors(_run_quantise(x, format, rule, tiled, tensor_scale, None, config))
 
 
 def quantise(x: torch.Tensor, format: str | BlockFormat = "mxfp8_e4m3", *, rule: str = "floor", tiled: bool = False,
@@ -218,8 +289,7 @@ def quantise(x: torch.Tensor, format: str | BlockFormat = "mxfp8_e4m3", *, rule:
         name = format if isinstance(format, str) else format.name
         values, scales, pair = quantise_operator(x, name, rule, tiled, tensor_scale, config)
         return Packed(name, tuple(x.shape), values, scales, pair if pair.numel() else None, tiled)
-    x = _contiguous_for(format, tensor_scale, x)
-    return prepare_quantise(x, format, rule=rule, tiled=tiled, tensor_scale=tensor_scale, out=out, config=config)()
+    return _run_quantise(x, format, rule, tiled, tensor_scale, out, config)
 
 
 def prepare_dequantise(packed: Packed, *, out: torch.Tensor | None = None,
@@ -237,10 +307,28 @@ def prepare_dequantise(packed: Packed, *, out: torch.Tensor | None = None,
     return _launch(out, config, _dequantise_call(packed, out, config, _can_convert(config)))
 
 
+def _plan_dequantise(values, scales, pair, out, format, shape, tiled, config) -> Plan:
+    """Check the arguments and compile the kernel."""
+    packed = Packed(format, shape, values, scales, pair, tiled)
+    made = prepare_dequantise(packed, out=out, config=config)
+    tensors = values, scales, pair, made.out
+    positions = {tensor.data_ptr(): position for position, tensor in enumerate(tensors) if tensor is not None}
+    kernels = [step.bind(positions) for step in made.steps]
+
+    def launch(*tensors):
+        for kernel in kernels:
+            kernel(*tensors)
+
+    return Plan(launch, shape, torch.bfloat16, values.device, made.config)
+
+
+dequantise_planner = Planner(_plan_dequantise, ("packed.values", "packed.scales", "packed.pair"))
+
+
 @operator.register_dequantise
 def dequantise_operator(values, scales, pair, format, columns, tiled=False, config="best"):
-    packed = Packed(format, (values.shape[0], columns), values, scales, pair, tiled)
-    return prepare_dequantise(packed, config=config)()
+    shape = values.shape[0], columns
+    return dequantise_planner.run((values, scales, pair), None, format, shape, tiled, config)
 
 
 def dequantise(packed: Packed, *, out: torch.Tensor | None = None, config: str | MxConfig = "best") -> torch.Tensor:
@@ -248,10 +336,13 @@ def dequantise(packed: Packed, *, out: torch.Tensor | None = None, config: str |
 
     Under torch.compile this is torch.ops.tiles.dequantise.
     """
-    if isinstance(packed, Packed) and operators.is_traced(packed.values):
+    if not isinstance(packed, Packed):
+        _require_packed("packed", packed, "dequantise")
+    if operators.is_traced(packed.values):
         return operators.store(dequantise_operator(packed.values, packed.scales, packed.pair, packed.format.name,
                                                    packed.shape[1], packed.tiled, config), out)
-    return prepare_dequantise(packed, out=out, config=config)()
+    return dequantise_planner.run((packed.values, packed.scales, packed.pair), out, packed.format.name, packed.shape,
+                                  packed.tiled, config)
 
 
 def prepare(source: torch.Tensor | Packed, *args, out: torch.Tensor | Packed | None = None,

@@ -109,3 +109,63 @@ for d, config, causal in ((64, "plain", True), (128, "persistent", True), (128, 
 @pytest.mark.skipif(not pretended_gpu.COMPILER, reason="needs a C compiler")
 def test_the_driver_is_given_what_triton_gives_it():
     assert pretended_gpu.run(COMPARE).count("\n") == 8
+
+
+FORMATS = """
+import torch
+import pretended_gpu
+from ch14 import mx_formats
+from ch14.blockscaled import decode
+from tilelab import triton_launch
+
+torch.set_grad_enabled(False)
+bind, seen = triton_launch.bind, []
+triton_launch.bind = lambda compiled, *rest: seen.append(compiled) or bind(compiled, *rest)
+
+
+def note(call, *tensors):
+    return pretended_gpu.note_launch(triton_launch.parameter_bytes(seen[-1].asm["ptx"]), call, *tensors)
+
+
+def compare(name, steps, tensors):  # a step is launched by Triton, and by what `bind` returns
+    for number, step in enumerate(steps):
+        positions = {tensor.data_ptr(): at for at, tensor in enumerate(tensors)}
+        call = step.bind(positions)
+        other = [tensor.clone() for tensor in tensors]
+        assert note(call, *other) != note(call, *tensors) == note(step), (name, number)
+        print(name, number)
+
+
+for form, options in (("mxfp8_e4m3", {}), ("mxfp4", {"tiled": True}), ("nvfp4", {}), ("fp8_1x128", {})):
+    x = torch.randn(130, 160 if form == "mxfp4" else 256).bfloat16()
+    made = mx_formats.prepare_quantise(x, form, **options)
+    out, steps = made.out, [step for step in made.steps if hasattr(step, "bind")]
+    tensors = [x, *out.tensors().values()] + ([] if out.pair is None else [out.pair[1:], steps[0].args[1]])
+    compare(form, steps, tensors)
+    back = mx_formats.prepare_dequantise(out)
+    compare(form, back.steps, [*out.tensors().values(), back.out])
+
+weight = mx_formats.quantise(torch.randn(512, 1024).bfloat16(), "mxfp4")
+x, out = torch.randn(5, 1024).bfloat16(), torch.empty(5, 512, dtype=torch.bfloat16)
+for config in ("best", "plain,64,1024,4,4"):
+    def build(early):
+        return decode._build(x, weight.values, weight.scales, out, config, early)
+
+    call, chosen, parts, counters = build(False)
+    sizes = triton_launch.parameter_bytes(seen[-1].asm["ptx"])
+    tensors = x, weight.values, weight.scales, out, *decode._make_workspace(parts, counters, x.device)
+    moved = [tensor.clone() for tensor in tensors]
+    late, early = note(call, *tensors), note(build(True)[0], *tensors)
+    triton_launch.bind = lambda *_: (_ for _ in ()).throw(triton_launch.UnknownParameters())
+    assert [pretended_gpu.note_launch(sizes, build(mode)[0], *tensors) for mode in (False, True)] == [late, early]
+    triton_launch.bind = lambda compiled, *rest: seen.append(compiled) or bind(compiled, *rest)
+    assert note(call, *moved)[1:5] != late[1:5] == early[1:5]
+    assert ["attribute 6: 1" in found[0] for found in (late, early)] == [False, chosen.kernel == "registers"]
+    print(config)
+"""
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(not pretended_gpu.COMPILER, reason="needs a C compiler")
+def test_kernels_of_block_formats_get_what_triton_gives_them():
+    assert pretended_gpu.run(FORMATS).count("\n") == 4 + 2 + 4 + 2
