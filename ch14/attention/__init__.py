@@ -68,12 +68,13 @@ def _compile_options(config: AttentionConfig, is_causal: bool) -> tuple[dict, di
     constants = {"CAUSAL": bool(is_causal), "BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
     if config.kernel == "plain":
         return constants, {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    constants |= {"STAGES": config.num_stages, "OVERLAP": config.overlap, "PING_PONG": config.ping_pong}
+    constants |= {"STAGES": config.num_stages, "OVERLAP": config.overlap, "PING_PONG": config.ping_pong,
+                  "JOINT": config.joint, "POLY": config.poly_exp}
     return constants, {"num_warps": 4}  # Gluon counts the warps of the first role only
 
 
 def _query_rows(config: AttentionConfig) -> int:
-    return config.block_m // 2 if config.kernel == "hopper" else config.block_m
+    return 64 if config.kernel == "hopper" else config.block_m
 
 
 def _check_operands(q, k, v, out, scale) -> None:

@@ -8,15 +8,18 @@ from tilelab import device
 
 KERNELS = ("plain", "hopper")
 HEAD_DIMS = (64, 128)
+HOPPER_TILES = ((128, 128, 8), (192, 128, 12))  # queries, keys, warps that compute
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
     """A tile of `block_m` queries that meets blocks of `block_n` keys, with `num_stages` blocks in flight.
 
-    The last three fields are for the hopper kernel, which has two warp groups that compute (8 warps) and one warp that
-    loads. `overlap` runs the product P V under the next softmax. With `ping_pong` the groups take turns at the tensor
-    core. A `persistent` kernel has one program per SM, which goes through several tiles. ValueError says what is wrong.
+    The last five fields are for the hopper kernel, which has two warp groups that compute (8 warps) or three (12), for
+    64 queries each, and one warp that loads. `overlap` runs the product P V under the next softmax. With `ping_pong`
+    the groups take turns at the tensor core. A `persistent` kernel has one program per SM, which goes through several
+    tiles. `joint` loads a block of K and of V under one barrier. `poly_exp` of eight exponentials are computed by a
+    polynomial. ValueError says what is wrong.
     """
 
     block_m: int = 128
@@ -27,25 +30,34 @@ class AttentionConfig:
     overlap: bool = False
     ping_pong: bool = False
     persistent: bool = False
+    joint: bool = False
+    poly_exp: int = 0
 
     def __post_init__(self):
         if self.kernel not in KERNELS:
             raise ValueError(f"unknown kernel {self.kernel!r}; choose {' or '.join(KERNELS)}.")
         for name, low, high in (("block_m", 16, 256), ("block_n", 16, 256), ("num_warps", 1, 32)):
             value = getattr(self, name)
-            if not low <= value <= high or value & (value - 1):
+            if not low <= value <= high or value & (value - 1) and self.kernel != "hopper":
                 raise ValueError(f"{name} must be a power of two from {low} to {high}; it is {value}.")
         if self.num_stages < (2 if self.kernel == "hopper" else 1):
             raise ValueError(f"the {self.kernel} kernel cannot have {self.num_stages} stages.")
-        if self.kernel == "plain" and (self.overlap or self.ping_pong or self.persistent):
-            raise ValueError("overlap, ping_pong and persistent need kernel='hopper'; this configuration is plain.")
-        if self.kernel == "hopper" and (self.block_m, self.block_n, self.num_warps) != (128, 128, 8):
-            raise ValueError("block_m, block_n, num_warps of the hopper kernel must be 128, 128, 8: it has two warp "
-                             "groups of 64 queries, and blocks of 128 keys, so that the diagonal crosses only one.")
+        if self.kernel == "plain" and (self.overlap or self.ping_pong or self.persistent or self.joint
+                                       or self.poly_exp):
+            raise ValueError("overlap, ping_pong, persistent, joint and poly_exp need kernel='hopper'; this "
+                             "configuration is plain.")
+        if self.kernel == "hopper" and (self.block_m, self.block_n, self.num_warps) not in HOPPER_TILES:
+            raise ValueError("block_m, block_n, num_warps of the hopper kernel must be 128, 128, 8 or 192, 128, 12: it "
+                             "has two warp groups of 64 queries or three, and blocks of 128 keys, so that the diagonal "
+                             "crosses only one.")
+        if type(self.poly_exp) is not int or not 0 <= self.poly_exp <= 4:
+            raise ValueError(f"poly_exp must be a whole number from 0 to 4; it is {self.poly_exp!r:.40}.")
 
     def __str__(self):
         tile = f"{self.block_m},{self.block_n},{self.num_warps},{self.num_stages} {self.kernel}"
-        return tile + " overlap" * self.overlap + " ping-pong" * self.ping_pong + " persistent" * self.persistent
+        words = [" overlap" * self.overlap, " ping-pong" * self.ping_pong, " persistent" * self.persistent,
+                 " joint" * self.joint, f" polynomial {self.poly_exp}/8" * (self.poly_exp > 0)]
+        return tile + "".join(words)
 
 
 def configs(d: int = 128) -> dict[str, AttentionConfig]:

@@ -2,7 +2,7 @@
 
 Gluon is Triton's lower-level language. The kernel for every GPU with TMA is in `kernels`.
 
-A walk through `attention_hopper_kernel`, which a CTA of nine warps runs:
+A walk through `attention_hopper_kernel`, which a CTA of nine warps runs (13 with a third group):
 
     warps 0-3 | attend, group 0 | wgmma: rows 0-63 of the tile of Q against each block of K and V
     warps 4-7 | attend, group 1 | wgmma: rows 64-127
@@ -16,6 +16,11 @@ A walk through `attention_hopper_kernel`, which a CTA of nine warps runs:
    OVERLAP it starts the next S before this P V, so the tensor core works while the group computes exponentials.
    With PING_PONG the groups take turns at the tensor core.
 4. With as many programs as SMs (a persistent grid) the loading warp runs ahead into the next item of work.
+
+Options for a head dimension of 64, where the exponentials take as long as the products: GROUPS = 3 lets a third group
+fill the gaps that the others leave. JOINT gives a block of K and of V the same barriers, which halves the waits and
+arrivals, and holds a block of K longer. POLY of each eight exponentials are computed by a polynomial, on the units that
+multiply and add.
 
 Source: FlashAttention-3, sections 3.1 and 3.2 (arXiv 2407.08608); Triton's Gluon tutorials. This file does not import
 annotations from __future__, because an aggregate needs the types of its fields and not their names.
@@ -108,21 +113,63 @@ class Problem:
             late = item % self.row_blocks
             early = late
             head = item // self.row_blocks
-        return head, late, early, 1 + (late != early).to(gl.int32)
+        return head, late, early, gl.where(late != early, 2, 1)
 
     @gluon.jit
-    def count_key_blocks(self, row):
-        # Return how many blocks of keys the tile that starts at `row` meets.
+    def count_key_blocks(self, row, ROWS: gl.constexpr):
+        # Return how many blocks of keys the rows from `row` on meet.
         last = self.KEYS
         if self.CAUSAL:
-            last = gl.minimum(self.KEYS, row + self.BLOCK_M)
+            last = gl.minimum(self.KEYS, row + ROWS)
         return (last + self.BLOCK_N - 1) // self.BLOCK_N
 
 
+# 2^x for x <= 0. Adding 1.5 * 2^23 rounds x down to a whole number, which then stands in the lowest bits of the sum. A
+# polynomial of degree 3 gives 2^fraction to 13 bits (bf16 has 8, fp16 11), and a shift adds the number to its exponent.
+POLYNOMIAL = """{
+.reg .f32 x, n, f, p;
+.reg .b32 e, m;
+max.NaN.ftz.f32 x, $IN, 0fC2FE0000;
+add.rm.ftz.f32 n, x, 0f4B400000;
+sub.rn.ftz.f32 f, n, 0f4B400000;
+sub.rn.ftz.f32 f, x, f;
+fma.rn.ftz.f32 p, f, 0f3D9DD565, 0f3E691BBB;
+fma.rn.ftz.f32 p, p, f, 0f3F31F32D;
+fma.rn.ftz.f32 p, p, f, 0f3F800000;
+mov.b32 e, n;
+shl.b32 e, e, 23;
+mov.b32 m, p;
+add.s32 e, e, m;
+mov.b32 $OUT, e;
+}
+"""
+
+
+@gluon.constexpr_function
+def write_exp2(POLY):
+    # Return the PTX of eight powers of two, POLY of them by the polynomial.
+    lines = ["ex2.approx.ftz.f32 $OUT, $IN;"] * 8
+    for number in range(POLY):
+        lines[number * 8 // POLY] = POLYNOMIAL
+    return "\n".join(line.replace("$OUT", f"${number}").replace("$IN", f"${number + 8}")
+                     for number, line in enumerate(lines))
+
+
 @gluon.jit
-def load_tiles(problem, q_desc, k_desc, v_desc, queries, keys, values, STAGES: gl.constexpr):
-    # The role of warp 8. It loads the last block of keys first, because only that block may need a mask.
+def exp2_scores(x, POLY: gl.constexpr):
+    if POLY == 0:
+        powers = gl.exp2(x)
+    else:
+        powers = gl.inline_asm_elementwise(write_exp2(POLY), "=f,=f,=f,=f,=f,=f,=f,=f,f,f,f,f,f,f,f,f", [x],
+                                           gl.float32, is_pure=True, pack=8)
+    return powers
+
+
+@gluon.jit
+def load_tiles(problem, q_desc, k_desc, v_desc, queries, keys, values, STAGES: gl.constexpr, JOINT: gl.constexpr):
+    # The role of the last warp. It loads the last block of keys first, because only that block may need a mask.
     ROWS: gl.constexpr = q_desc.block_type.shape[2]
+    GROUPS: gl.constexpr = problem.BLOCK_M // ROWS
     # A new barrier counts as past its phase 1, so the first round finds every stage empty.
     state = RingState(gl.to_tensor(0), gl.to_tensor(1), STAGES)
     q_phase = 1
@@ -133,10 +180,10 @@ def load_tiles(problem, q_desc, k_desc, v_desc, queries, keys, values, STAGES: g
         kv_head = q_head // problem.heads_per_kv
         for tile in range(count):
             row = (late + tile * (early - late)) * problem.BLOCK_M
-            blocks = problem.count_key_blocks(row)
+            blocks = problem.count_key_blocks(row, problem.BLOCK_M)
             mbarrier.wait(queries.empty, q_phase)
-            mbarrier.expect(queries.full, 2 * q_desc.block_type.nbytes)
-            for group in gl.static_range(2):
+            mbarrier.expect(queries.full, GROUPS * q_desc.block_type.nbytes)
+            for group in gl.static_range(GROUPS):
                 tma.async_copy_global_to_shared(q_desc, [batch, q_head, row + group * ROWS, 0], queries.full,
                                                 queries.tiles.index(group))
             q_phase ^= 1
@@ -144,22 +191,26 @@ def load_tiles(problem, q_desc, k_desc, v_desc, queries, keys, values, STAGES: g
                 origin = [batch, kv_head, (blocks - 1 - block) * problem.BLOCK_N, 0]
                 stage = state.stage
                 mbarrier.wait(keys.empty.index(stage), state.phase)
-                mbarrier.expect(keys.full.index(stage), k_desc.block_type.nbytes)
+                mbarrier.expect(keys.full.index(stage), (2 if JOINT else 1) * k_desc.block_type.nbytes)
                 tma.async_copy_global_to_shared(k_desc, origin, keys.full.index(stage), keys.tiles.index(stage))
-                mbarrier.wait(values.empty.index(stage), state.phase)
-                mbarrier.expect(values.full.index(stage), v_desc.block_type.nbytes)
+                if not JOINT:
+                    mbarrier.wait(values.empty.index(stage), state.phase)
+                    mbarrier.expect(values.full.index(stage), v_desc.block_type.nbytes)
                 tma.async_copy_global_to_shared(v_desc, origin, values.full.index(stage), values.tiles.index(stage))
                 state = state.next()
 
 
 @gluon.jit
 def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
-           STAGES: gl.constexpr, OVERLAP: gl.constexpr, PING_PONG: gl.constexpr):
+           STAGES: gl.constexpr, OVERLAP: gl.constexpr, PING_PONG: gl.constexpr, JOINT: gl.constexpr,
+           POLY: gl.constexpr):
     # The role of a group of four warps: 64 rows of Q against every block. The hardware computes powers of two, so
-    # `scale` holds log2(e).
+    # `scale` holds log2(e). With JOINT, `values` has the barriers of `keys`.
     ROWS: gl.constexpr = o_desc.block_type.shape[2]
     D: gl.constexpr = o_desc.block_type.shape[3]
     BLOCK_N: gl.constexpr = problem.BLOCK_N
+    GROUPS: gl.constexpr = problem.BLOCK_M // ROWS
+    NEXT: gl.constexpr = (GROUP + 1) % GROUPS
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)  # wgmma takes P from registers in this layout
@@ -168,28 +219,43 @@ def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, 
     state = RingState(gl.to_tensor(0), gl.to_tensor(0), STAGES)
     q_phase = 0
     tensor_core_phase = 0
-    if PING_PONG and GROUP == 1:
+    if PING_PONG and NEXT == 0:
         mbarrier.arrive(tensor_core_barriers.index(0), count=1)  # group 0 begins
     for item in range(gl.program_id(0), problem.items, gl.num_programs(0)):
         head, late, early, count = problem.locate(item)
         for tile in range(count):
             row = (late + tile * (early - late)) * problem.BLOCK_M
-            blocks = problem.count_key_blocks(row)
+            blocks = problem.count_key_blocks(row, problem.BLOCK_M)
             row += GROUP * ROWS
+            if problem.CAUSAL and problem.BLOCK_M > BLOCK_N:  # the other groups meet a block that this one does not
+                own_blocks = problem.count_key_blocks(row, ROWS)
+                for _ in range(own_blocks, blocks):
+                    mbarrier.wait(keys.full.index(state.stage), state.phase)
+                    mbarrier.arrive(keys.empty.index(state.stage), count=1)
+                    if not JOINT:
+                        mbarrier.wait(values.full.index(state.stage), state.phase)
+                        mbarrier.arrive(values.empty.index(state.stage), count=1)
+                    if PING_PONG:
+                        mbarrier.wait(tensor_core_barriers.index(GROUP), tensor_core_phase)
+                        mbarrier.arrive(tensor_core_barriers.index(NEXT), count=1)
+                        tensor_core_phase ^= 1
+                    state = state.next()
+                blocks = own_blocks
             acc = gl.zeros([ROWS, D], gl.float32, o_layout)
             mbarrier.wait(queries.full, q_phase)
             mbarrier.wait(keys.full.index(state.stage), state.phase)
             k = keys.tiles.index(state.stage).reshape([BLOCK_N, D]).permute((1, 0))
             s = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
             s = warpgroup_mma_wait(0, [s])
-            mbarrier.arrive(keys.empty.index(state.stage), count=1)
+            if not JOINT:
+                mbarrier.arrive(keys.empty.index(state.stage), count=1)
             columns = (blocks - 1) * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, s_layout))[None, :]
             keep = columns < problem.KEYS
-            if problem.CAUSAL:  # BLOCK_M = BLOCK_N, so the diagonal crosses this block alone
+            if problem.CAUSAL:  # ROWS divides BLOCK_N, so the diagonal crosses this block alone
                 keep = keep & (columns <= row + gl.arange(0, ROWS, gl.SliceLayout(1, s_layout))[:, None])
             s = gl.where(keep, s, float("-inf"))
             row_max = gl.maximum(gl.max(s, 1) * scale, LOWEST)
-            p_float = gl.exp2(s * scale - row_max[:, None])
+            p_float = exp2_scores(s * scale - row_max[:, None], POLY)
             row_sum = gl.sum(p_float, 1)
             p = gl.convert_layout(p_float.to(o_desc.dtype), p_layout)
 
@@ -203,22 +269,25 @@ def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, 
                 k = keys.tiles.index(state.stage).reshape([BLOCK_N, D]).permute((1, 0))
                 if OVERLAP:
                     s = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
-                    mbarrier.wait(values.full.index(last.stage), last.phase)
+                    if not JOINT:
+                        mbarrier.wait(values.full.index(last.stage), last.phase)
                     acc = warpgroup_mma(p, v, acc, is_async=True)
                 else:
-                    mbarrier.wait(values.full.index(last.stage), last.phase)
+                    if not JOINT:
+                        mbarrier.wait(values.full.index(last.stage), last.phase)
                     acc = warpgroup_mma(p, v, acc, is_async=True)
                     acc = warpgroup_mma_wait(0, [acc])
                     mbarrier.arrive(values.empty.index(last.stage), count=1)
                     s = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
                 if PING_PONG:
-                    mbarrier.arrive(tensor_core_barriers.index(1 - GROUP), count=1)
+                    mbarrier.arrive(tensor_core_barriers.index(NEXT), count=1)
                     tensor_core_phase ^= 1
                 s = warpgroup_mma_wait(1 if OVERLAP else 0, [s])  # with OVERLAP the product P V is still running
-                mbarrier.arrive(keys.empty.index(state.stage), count=1)
+                if not JOINT:
+                    mbarrier.arrive(keys.empty.index(state.stage), count=1)
                 new_max = gl.maximum(row_max, gl.max(s, 1) * scale)
                 rescale = gl.exp2(row_max - new_max)
-                p_float = gl.exp2(s * scale - new_max[:, None])
+                p_float = exp2_scores(s * scale - new_max[:, None], POLY)
                 row_sum = row_sum * rescale + gl.sum(p_float, 1)
                 row_max = new_max
                 if OVERLAP:
@@ -229,7 +298,8 @@ def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, 
 
             mbarrier.arrive(queries.empty, count=1)
             q_phase ^= 1
-            mbarrier.wait(values.full.index(state.stage), state.phase)
+            if not JOINT:
+                mbarrier.wait(values.full.index(state.stage), state.phase)
             acc = warpgroup_mma(p, values.tiles.index(state.stage).reshape([BLOCK_N, D]), acc)
             mbarrier.arrive(values.empty.index(state.stage), count=1)
             state = state.next()
@@ -256,28 +326,45 @@ def allocate_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 @gluon.jit(do_not_specialize=["items", "KEYS", "row_blocks", "heads", "heads_per_kv"])
 def attention_hopper_kernel(q_desc, k_desc, v_desc, o_desc, scale, items, KEYS, row_blocks, heads, heads_per_kv,
                             CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-                            OVERLAP: gl.constexpr, PING_PONG: gl.constexpr):
-    q_tiles = gl.allocate_shared_memory(q_desc.dtype, [2] + q_desc.block_type.shape, q_desc.layout)
-    o_tiles = gl.allocate_shared_memory(o_desc.dtype, [2] + o_desc.block_type.shape, o_desc.layout)
+                            OVERLAP: gl.constexpr, PING_PONG: gl.constexpr, JOINT: gl.constexpr, POLY: gl.constexpr):
+    GROUPS: gl.constexpr = BLOCK_M // q_desc.block_type.shape[2]
+    q_tiles = gl.allocate_shared_memory(q_desc.dtype, [GROUPS] + q_desc.block_type.shape, q_desc.layout)
+    o_tiles = gl.allocate_shared_memory(o_desc.dtype, [GROUPS] + o_desc.block_type.shape, o_desc.layout)
     k_tiles = gl.allocate_shared_memory(k_desc.dtype, [STAGES] + k_desc.block_type.shape, k_desc.layout)
     v_tiles = gl.allocate_shared_memory(v_desc.dtype, [STAGES] + v_desc.block_type.shape, v_desc.layout)
     q_full = allocate_barriers(1, 1).index(0)
-    q_empty = allocate_barriers(1, 2).index(0)  # 2 arrivals: both groups read each tile
+    q_empty = allocate_barriers(1, GROUPS).index(0)  # every group reads each tile
     k_full = allocate_barriers(STAGES, 1)
-    v_full = allocate_barriers(STAGES, 1)
-    k_empty = allocate_barriers(STAGES, 2)
-    v_empty = allocate_barriers(STAGES, 2)
-    tensor_core_barriers = allocate_barriers(2, 1)
+    k_empty = allocate_barriers(STAGES, GROUPS)
+    if JOINT:
+        v_full = k_full
+        v_empty = k_empty
+    else:
+        v_full = allocate_barriers(STAGES, 1)
+        v_empty = allocate_barriers(STAGES, GROUPS)
+    tensor_core_barriers = allocate_barriers(GROUPS, 1)
     fence_async_shared()  # without it TMA might not see the initialised barriers
     queries = Buffers(q_tiles, q_full, q_empty)
     keys = Buffers(k_tiles, k_full, k_empty)
     values = Buffers(v_tiles, v_full, v_empty)
     problem = Problem(items, KEYS, row_blocks, heads, heads_per_kv, CAUSAL, BLOCK_M, BLOCK_N)
 
-    gl.warp_specialize([
-        (attend, (0, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
-                  STAGES, OVERLAP, PING_PONG)),
-        (attend, (1, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
-                  STAGES, OVERLAP, PING_PONG)),
-        (load_tiles, (problem, q_desc, k_desc, v_desc, queries, keys, values, STAGES)),
-    ], [4, 1], [240, 24])  # warps, and registers per thread, of the second group and of the loading warp
+    # The numbers are the warps, and the registers per thread, of the groups after the first and of the loading warp.
+    if GROUPS == 2:
+        gl.warp_specialize([
+            (attend, (0, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
+                      STAGES, OVERLAP, PING_PONG, JOINT, POLY)),
+            (attend, (1, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
+                      STAGES, OVERLAP, PING_PONG, JOINT, POLY)),
+            (load_tiles, (problem, q_desc, k_desc, v_desc, queries, keys, values, STAGES, JOINT)),
+        ], [4, 1], [240, 24])
+    else:
+        gl.warp_specialize([
+            (attend, (0, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
+                      STAGES, OVERLAP, PING_PONG, JOINT, POLY)),
+            (attend, (1, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
+                      STAGES, OVERLAP, PING_PONG, JOINT, POLY)),
+            (attend, (2, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
+                      STAGES, OVERLAP, PING_PONG, JOINT, POLY)),
+            (load_tiles, (problem, q_desc, k_desc, v_desc, queries, keys, values, STAGES, JOINT)),
+        ], [4, 4, 1], [160, 160, 24])

@@ -10,7 +10,9 @@ from tilelab import device
 @pytest.mark.parametrize("changes, message", [
     ({"kernel": "fast"}, "choose plain or hopper"), ({"block_m": 96}, "power of two"), ({"block_n": 8}, "16 to 256"),
     ({"num_stages": 0}, "0 stages"), ({"overlap": True}, "kernel='hopper'"), ({"num_warps": 64}, "from 1 to 32"),
-    ({"kernel": "hopper", "block_m": 64}, "two warp groups"), ({"kernel": "hopper", "num_stages": 1}, "1 stages")])
+    ({"kernel": "hopper", "block_m": 64}, "two warp groups"), ({"kernel": "hopper", "num_stages": 1}, "1 stages"),
+    ({"kernel": "hopper", "block_m": 192}, "192, 128, 12"), ({"kernel": "hopper", "poly_exp": 9}, "from 0 to 4"),
+    ({"joint": True}, "kernel='hopper'")])
 def test_bad_configurations_get_one_sentence(changes, message):
     with pytest.raises(ValueError, match=message):
         AttentionConfig(**changes)
