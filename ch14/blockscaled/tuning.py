@@ -92,7 +92,7 @@ def make_inputs(m: int, n: int, k: int) -> tuple:
 
 
 def prepare_peer(a, b, out, scale_a, scale_b):
-    """Multiply by torch's scaled_mm with the same scales. `out` gets the result here, because scaled_mm takes no out."""
+    """Multiply by torch's scaled_mm with the same scales. It takes no out, so `out` gets its result here, untimed."""
     run = experiments.prepare_torch(a, b, scale_a, scale_b, out)
     out.copy_(run())
     return run
