@@ -21,28 +21,41 @@ LADDER = {
 BEST = "vectors"
 MAX_SHARED_TIMES = 2048  # source times that a block copies to shared memory; more are searched in global memory
 EXAMPLE = (512, 1024, 2048, 128)  # B, S, T, D
-ALLOWED = {"threads": range(32, 1025, 32), "targets": range(1, 1025), "targets_in_flight": range(1, 9)}
+ALLOWED = {"threads": range(32, 1025, 32), "targets": range(1, 1025), "targets_in_flight": range(1, 9),
+           "blocks_per_sm": range(0, 33), "sample": range(0, 4097)}
 
 
 @dataclass(frozen=True)
 class ResampleConfig:
     """A kernel of the ladder, in blocks of `threads` threads, with `targets` targets per work item.
 
-    A thread loads the rows of `targets_in_flight` targets before it uses the first row.
+    A thread loads the rows of `targets_in_flight` targets before it uses the first row. Three fields concern only
+    `vectors`. With `flat`, the threads share the vectors of an item in the order of memory, and items are even.
+    `blocks_per_sm` blocks must fit on an SM, which limits the registers (0: no limit). Shared memory holds every `sample`-th source
+    time, a power of two; 0 stands for all, or for none where they are more than MAX_SHARED_TIMES.
     """
 
     kernel: str
     threads: int
     targets: int
     targets_in_flight: int = 1
+    flat: bool = False
+    blocks_per_sm: int = 0
+    sample: int = 0
 
     def __post_init__(self):
         if self.kernel not in LADDER:
             raise ValueError(f"unknown kernel {self.kernel!r}; choose one of {', '.join(LADDER)}.")
         require_ranges(self, ALLOWED)
+        if self.sample & (self.sample - 1):
+            raise ValueError(f"sample is {self.sample}; it must be a power of two or 0.")
+        if self.kernel != "vectors" and (self.flat or self.blocks_per_sm or self.sample):
+            raise ValueError(f"flat, blocks_per_sm and sample are options of vectors; the kernel is {self.kernel}.")
 
     def __str__(self):
-        return f"{self.kernel}, {self.threads} threads, {self.targets} targets, {self.targets_in_flight} in flight"
+        text = f"{self.kernel}, {self.threads} threads, {self.targets} targets, {self.targets_in_flight} in flight"
+        text += ", flat" * self.flat + f", {self.blocks_per_sm} blocks per SM" * (self.blocks_per_sm > 0)
+        return text + f", 1 of {self.sample} times in shared memory" * (self.sample > 1)
 
     def constants(self, dtype, shape, vector_bytes: int = 0) -> dict:
         """Return the macros that resample.cu is compiled with for a problem of `shape` (B, S, T, D).
@@ -52,11 +65,16 @@ class ResampleConfig:
         """
         _, sources, targets, depth = shape
         row_bytes = depth * dtype.itemsize
-        times = max(2, 1 << (sources - 1).bit_length()) if sources <= MAX_SHARED_TIMES else 0
+        sample = self.sample or 1
+        times = max(2, 1 << (-(-sources // sample) - 1).bit_length())
+        # Beside the times, each target takes 32 bytes of the 48 KiB of static shared memory.
+        if times > (MAX_SHARED_TIMES if self.sample == 0 else 12256 - 8 * self.targets):
+            times, sample = 0, 1
         rows = math.ceil(1.5 * self.targets * sources / max(targets, 1)) + 4  # half more than even targets need
         return {"ELEMENT": ELEMENTS[dtype], "DEPTH": depth, "VECTOR_BYTES": vector_bytes or math.gcd(16, row_bytes),
                 "THREADS": self.threads, "TARGETS": self.targets, "TIMES": times,
-                "TARGETS_IN_FLIGHT": self.targets_in_flight,
+                "TARGETS_IN_FLIGHT": self.targets_in_flight, "SAMPLE": sample, "FLAT": int(self.flat),
+                "BLOCKS_PER_SM": self.blocks_per_sm,
                 "ROWS": min(rows, 65536 // row_bytes)}  # fits every target beside the static shared memory
 
     def smem_bytes(self, dtype, shape) -> int:
@@ -84,6 +102,21 @@ def fit_config(kernel: str, shape, itemsize: int, sms: int) -> ResampleConfig:
     most = 1 if kernel == "bulk_rows" else 2 if targets == 512 else 4
     power_of_two = 1 << (max(vectors_per_thread, 1).bit_length() - 1)
     return ResampleConfig(kernel, threads, targets, min(most, power_of_two))
+
+
+def fit_flat_config(shape, itemsize: int, sms: int, threads: int = 128, in_flight: int = 4,
+                    item_bytes: int = 32768) -> ResampleConfig:
+    """Return a flat configuration of `vectors` for a problem of `shape` (B, S, T, D) on a GPU of `sms` SMs.
+
+    An item writes at most `item_bytes`, and items become smaller where there would be fewer than four per SM. Of more
+    than MAX_SHARED_TIMES source times, one of 16 is in shared memory: half of the sectors of 32 bytes are read for it.
+    """
+    batches, sources, count, depth = shape
+    row_bytes = depth * itemsize
+    targets = max(16, min(512, item_bytes // row_bytes))
+    while targets > 32 and batches * math.ceil(count / targets) < 4 * sms:
+        targets //= 2
+    return ResampleConfig("vectors", threads, targets, in_flight, True, sample=16 * (sources > MAX_SHARED_TIMES))
 
 
 def configs(shape=EXAMPLE, itemsize: int = 2, sms: int = 132) -> dict[str, ResampleConfig]:

@@ -15,8 +15,11 @@
 //     DEPTH, THREADS     features per row, threads per block
 //     TARGETS            targets per item
 //     TIMES              source times that fit in shared memory, a power of two; 0 searches in global memory
+//     SAMPLE             shared memory holds every SAMPLE-th source time, a power of two; 1 holds all
 //     VECTOR_BYTES       bytes that a thread loads and stores with one instruction; they divide a row
 //     TARGETS_IN_FLIGHT  targets whose vectors a thread loads before it uses the first one
+//     FLAT               1: the threads of `vectors` share the vectors of an item in order, whatever their row
+//     BLOCKS_PER_SM      blocks that the registers of `vectors` must leave room for
 //     ROWS               rows that fit in the dynamic shared memory of bulk_rows
 #include "elements.cuh"
 #include "ptx.cuh"
@@ -114,12 +117,14 @@ __device__ __forceinline__ u8* out_rows(const Problem& p, const Item& item) {
     return reinterpret_cast<u8*>(p.out) + (static_cast<u64>(item.batch) * p.targets + item.first) * ROW_BYTES;
 }
 
-// Copy the batch's source times to shared memory where they fit; the caller synchronizes the block.
+// Copy the batch's source times, or every SAMPLE-th of them, to shared memory where they fit; the caller synchronizes
+// the block.
 __device__ __forceinline__ const float* stage_times(const Problem& p, const Item& item, float* shared) {
     const float* times = source_times(p, item);
     if constexpr (TIMES == 0) return times;
     const float infinity = __int_as_float(0x7f800000);
-    for (int i = threadIdx.x; i < TIMES; i += THREADS) shared[i] = i < p.sources ? times[i] : infinity;
+    for (int i = threadIdx.x; i < TIMES; i += THREADS)
+        shared[i] = i * SAMPLE < p.sources ? times[i * SAMPLE] : infinity;
     return shared;
 }
 
@@ -187,6 +192,50 @@ __device__ __forceinline__ void search_targets(const Problem& p, const Item& ite
     __syncthreads();
 }
 
+// The same for `vectors` with FLAT or SAMPLE. A thread searches all its targets together, so that their loads of one step
+// do not wait for each other.
+//
+// With SAMPLE > 1 shared memory holds every SAMPLE-th source time. The last steps of the search are in global memory,
+// among SAMPLE neighbouring times: only the first of these loads may miss L1, because the times are mostly in one line.
+__device__ __forceinline__ void search_targets_together(const Problem& p, const Item& item, float* shared,
+                                                        Weights* found) {
+    constexpr int TOGETHER = (TARGETS + THREADS - 1) / THREADS;
+    const float* all = source_times(p, item);
+    const float* times = stage_times(p, item, shared);
+    float time[TOGETHER];
+    int low[TOGETHER];
+#pragma unroll
+    for (int k = 0; k < TOGETHER; ++k) {
+        const int target = threadIdx.x + k * THREADS;
+        time[k] = target < item.count ? target_time(p, item, target) : 0;
+        low[k] = 0;
+    }
+    __syncthreads();
+    if constexpr (TIMES == 0) {
+#pragma unroll
+        for (int k = 0; k < TOGETHER; ++k) low[k] = search_alone(all, p.sources, time[k]);
+    } else {
+#pragma unroll
+        for (int step = TIMES / 2; step > 0; step /= 2)
+#pragma unroll
+            for (int k = 0; k < TOGETHER; ++k)
+                if (times[low[k] + step] <= time[k]) low[k] += step;
+#pragma unroll
+        for (int k = 0; k < TOGETHER; ++k) low[k] *= SAMPLE;
+#pragma unroll
+        for (int step = SAMPLE / 2; step > 0; step /= 2)
+#pragma unroll
+            for (int k = 0; k < TOGETHER; ++k)
+                if (low[k] + step < p.sources && all[low[k] + step] <= time[k]) low[k] += step;
+    }
+#pragma unroll
+    for (int k = 0; k < TOGETHER; ++k) {
+        const int target = threadIdx.x + k * THREADS, index = max(min(low[k], p.sources - 2), 0);
+        if (target < item.count) found[target] = weigh(SAMPLE > 1 ? all : times, p.sources, index, time[k]);
+    }
+    __syncthreads();
+}
+
 // The threads share the rows of an item, BYTES each. A thread stays in its column of vectors and takes
 // TARGETS_IN_FLIGHT neighbouring targets together, because they mostly need the same source rows. Rows of 4 vectors,
 // 12 threads and 2 targets in flight give this assignment of threads to vectors:
@@ -227,6 +276,43 @@ __device__ __forceinline__ void blend_rows(const Problem& p, const Item& item, c
     blend_rows<BYTES>(p, item, found, [&](u32 at) { return load<ELEMENT, BYTES>(rows + at); });
 }
 
+// Divide the targets of a batch evenly between as few items as hold TARGETS each.
+__device__ __forceinline__ Item get_even_item(const Problem& p, int index) {
+    const int per_batch = items_per_batch(p), each = (p.targets + per_batch - 1) / per_batch;
+    const int first = index % per_batch * each;
+    return {index / per_batch, first, min(each, p.targets - first)};
+}
+
+// The threads share the vectors of an item in the order of memory. No thread is left over, whatever the vectors per row
+// are, and a warp stores 32 neighbouring vectors. The compiler divides by PER_ROW with a multiplication. Rows of 3
+// vectors, 4 threads and 2 vectors in flight give this assignment of threads to vectors:
+//
+//     target 0 |  0 |  1 |  2 |
+//     target 1 |  3 |  0 |  1 |     the second vector of threads 0 to 3 is 4 after their first
+//     target 2 |  2 |  3 |  0 |     the next pass
+template <int BYTES>
+__device__ __forceinline__ void blend_flat(const Problem& p, const Item& item, const Weights* found) {
+    constexpr u32 PER_ROW = ROW_BYTES / BYTES;
+    const u8* rows = source_rows(p, item);
+    u8* out = out_rows(p, item);
+    const u32 vectors = item.count * PER_ROW;
+    for (u32 begin = threadIdx.x; begin < vectors; begin += THREADS * TARGETS_IN_FLIGHT) {
+        Pack<ELEMENT, BYTES> left[TARGETS_IN_FLIGHT], right[TARGETS_IN_FLIGHT];
+#pragma unroll
+        for (int k = 0; k < TARGETS_IN_FLIGHT; ++k) {
+            const u32 vector = min(begin + k * THREADS, vectors - 1);  // past the end, load the last one
+            const u32 target = vector / PER_ROW, column = (vector - target * PER_ROW) * BYTES;
+            left[k] = load<ELEMENT, BYTES>(rows + (found[target].left + column));
+            right[k] = load<ELEMENT, BYTES>(rows + (found[target].right + column));
+        }
+#pragma unroll
+        for (int k = 0; k < TARGETS_IN_FLIGHT; ++k) {
+            const u32 vector = begin + k * THREADS;
+            if (vector < vectors) store_blend(found[vector / PER_ROW], left[k], right[k], out + vector * BYTES);
+        }
+    }
+}
+
 template <int BYTES>
 __device__ __forceinline__ void resample_item(const Problem& p, int index) {
     __shared__ float shared[TIMES + 1];
@@ -241,9 +327,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_search(const ELEMEN
     resample_item<sizeof(ELEMENT)>({features, source, target, out, batches, sources, targets}, blockIdx.x);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) vectors(const ELEMENT* features, const float* source,
-        const float* target, ELEMENT* out, int batches, int sources, int targets) {
-    resample_item<VECTOR_BYTES>({features, source, target, out, batches, sources, targets}, blockIdx.x);
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) vectors(const ELEMENT* features,
+        const float* source, const float* target, ELEMENT* out, int batches, int sources, int targets) {
+    const Problem p = {features, source, target, out, batches, sources, targets};
+    if constexpr (FLAT || SAMPLE > 1) {
+        __shared__ float shared[TIMES + 1];
+        __shared__ Weights found[TARGETS];
+        const Item item = FLAT ? get_even_item(p, blockIdx.x) : get_item(p, blockIdx.x);
+        search_targets_together(p, item, shared, found);
+        if constexpr (FLAT) blend_flat<VECTOR_BYTES>(p, item, found);
+        else blend_rows<VECTOR_BYTES>(p, item, found);
+    } else {
+        resample_item<VECTOR_BYTES>(p, blockIdx.x);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) persistent(const ELEMENT* features, const float* source,

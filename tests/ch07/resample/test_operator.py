@@ -15,7 +15,7 @@ import torch
 
 from ch07 import resample
 from ch07.resample import ELEMENTS, LADDER, ResampleConfig, experiments
-from ch07.resample.configs import MAX_SHARED_TIMES, fit_config
+from ch07.resample.configs import MAX_SHARED_TIMES, fit_config, fit_flat_config
 from tilelab import bench, build, check, device, operands, profiler
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
@@ -24,6 +24,12 @@ BUILT = [*((kernel, dtype, target) for kernel in LADDER
            for dtype, target in ((torch.bfloat16, "sm_90a"), (torch.float32, "sm_120a"))),
          *((kernel, torch.bfloat16, "sm_100a") for kernel in ("vectors", "bulk_rows"))]
 ODD = experiments.SMALL[3:6]  # rows of 20 and 14 bytes, and more source times than shared memory holds
+
+
+FLAT = [(ResampleConfig("vectors", 128, 341, 4, flat=True), (1024, 1024, 2048, 48)),
+        (ResampleConfig("vectors", 256, 85, 2, flat=True), (1024, 1024, 2048, 192)),
+        (ResampleConfig("vectors", 128, 128, 4, flat=True, sample=16), (512, 4096, 8192, 128)),
+        (ResampleConfig("vectors", 128, 128, 4, sample=32, blocks_per_sm=4), (512, 4096, 8192, 128))]
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +67,16 @@ def test_every_step_compiles_and_holds_the_instruction_it_teaches(built):
 
 
 @pytest.mark.compile
+def test_flat_blocks_load_all_vectors_before_they_use_the_first():
+    for report in build.build([dataclasses.replace(resample.job(config, "sm_90a", shape=shape), name=str(config))
+                               for config, shape in FLAT]):
+        assert report.launchable and not report.spills, (report.job.name, report.reason)
+        wide = re.findall(r"\b(LDG|STG)\.E\.128\b", report.sass)
+        loads = 2 * report.job.constants["TARGETS_IN_FLIGHT"]
+        assert any(wide[i:i + loads] == ["LDG"] * loads for i in range(len(wide))), report.job.name
+
+
+@pytest.mark.compile
 def test_odd_shapes_compile(built):
     for kernel, shape in itertools.product(("shared_search", "vectors"), ODD):
         report, vector = built[kernel, shape], math.gcd(16, 2 * shape[3])
@@ -89,6 +105,8 @@ def test_bulk_rows_fits_where_a_block_has_less_shared_memory(built):
     ({"threads": 2048}, "threads is 2048"),
     ({"targets": 0}, "targets is 0; it must be 1 to 1,024"),
     ({"targets_in_flight": 9}, "targets_in_flight is 9; it must be 1 to 8"),
+    ({"sample": 12}, "sample is 12; it must be a power of two or 0"),
+    ({"kernel": "bulk_rows", "flat": True}, "options of vectors; the kernel is bulk_rows"),
 ])
 def test_bad_configuration_is_one_sentence(change, message):
     with pytest.raises(ValueError, match=message) as caught:
@@ -119,6 +137,23 @@ def test_any_problem_is_cut_legally():
         assert values["ROWS"] * row <= 98304 and values["ELEMENT"] == ELEMENTS[dtype]
         assert [values[name] for name in ("THREADS", "TARGETS", "TARGETS_IN_FLIGHT")] == [
             config.threads, config.targets, in_flight]
+
+
+def test_a_flat_block_has_room_for_every_problem():
+    chance = random.Random(8)
+    for _ in range(300):
+        shape = tuple(chance.choice((1, 3, 100, 4096)) * chance.randint(1, 40) for _ in range(3)) + (
+            8 * chance.randint(1, 64),)
+        config = fit_flat_config(shape, 2, chance.choice((48, 132)))
+        values = config.constants(torch.bfloat16, shape)
+        assert 32 * values["TARGETS"] + 4 * values["TIMES"] < 48 << 10
+        assert values["TIMES"] == 0 or values["TIMES"] * values["SAMPLE"] >= shape[1]
+
+
+@pytest.mark.parametrize("sources, times, sample", [(4096, 256, 16), (4097, 512, 16), (5, 2, 16), (1 << 20, 0, 1)])
+def test_a_sample_of_the_times_is_a_power_of_two(sources, times, sample):
+    values = dataclasses.replace(CONFIG, sample=16).constants(torch.float16, (1, sources, 100, 8))
+    assert (values["TIMES"], values["SAMPLE"]) == (times, sample)
 
 
 CONFIG = ResampleConfig("vectors", 256, 64)
@@ -500,6 +535,14 @@ def test_any_configuration(compiled, kernel):
     for sizes in SIZES:
         row = experiments.verify(ResampleConfig(kernel, *sizes), (3, 100, 1100, 24), torch.bfloat16, True)
         assert row["status"] == "ok", (sizes, row["reason"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
+def test_flat_blocks_and_sampled_times_on_ragged_and_odd_shapes(dtype):
+    for config, shape in itertools.product([config for config, _ in FLAT], experiments.SMALL):
+        row = experiments.verify(config, shape, dtype, shape[1] > 2)
+        assert row["status"] == "ok", (config, shape, row["reason"])
 
 
 @pytest.mark.gpu
