@@ -299,7 +299,7 @@ def list_functions():
         exact = number_formats.dequantise(number_formats.quantise(x, number_formats.lookup("fp8_1x128")))
         return exact.double() @ (codes.double() * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)).T
 
-    codes, scales = random(256, 4096).to(torch.float8_e4m3fn), torch.rand(2, 32, device=WHERE) + 0.5
+    codes, scales = random(256, 8192).to(torch.float8_e4m3fn), torch.rand(2, 64, device=WHERE) + 0.5
     times = torch.rand(2, 100, device=WHERE).sort().values, torch.rand(2, 60, device=WHERE)
 
     def multiply(a, weight):
@@ -314,7 +314,7 @@ def list_functions():
                lambda x: resample.spec(x, *times))]
     if device.current().has_wgmma:
         found += [(lambda a, w: wgmma_gemm.gemm(a, w.T), make, multiply)]
-        for rows, columns in ((70, 4096), (200, 4096)):  # with and without splits of K
+        for rows, columns in ((70, 8192), (200, 8192)):  # with and without splits of K
             found += [(multiply_fp8, lambda rows=rows, columns=columns: [random(rows, columns, dtype=torch.bfloat16)],
                        multiply_fp8_exactly)]
     return found
