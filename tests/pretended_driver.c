@@ -62,6 +62,7 @@ _Static_assert(sizeof(Map) <= 128, "a tensor map has 128 bytes");
 
 ANSWER(cuTensorMapEncodeTiled, void* map, int type, unsigned rank, void* address, const u64* shape, const u64* strides,
        const uint32_t* box, const uint32_t* steps, int interleave, int swizzle, int promotion, int fill) {
+    if (!shape || !strides || !box || !steps) return 1;  // as CUDA's driver does, also for one dimension
     Map made = {(u64)address, type, rank, interleave, swizzle, promotion, fill};
     for (unsigned i = 0; i < rank; i++) {
         made.shape[i] = shape[i];

@@ -135,7 +135,9 @@ def make_tensor_map(tensor: torch.Tensor, box: Sequence[int], *, swizzle: str = 
 
     status, encoded = driver.cuTensorMapEncodeTiled(
         choose("DataType", f"DATA_TYPE_{DTYPES[tensor.dtype]}"), tensor.ndim, tensor.data_ptr(),
-        [driver.cuuint64_t(extent) for extent in tensor.shape[::-1]], [driver.cuuint64_t(size) for size in strides],
+        [driver.cuuint64_t(extent) for extent in tensor.shape[::-1]],
+        # One dimension has no stride, but the driver refuses a null pointer.
+        [driver.cuuint64_t(size) for size in strides or [whole]],
         [driver.cuuint32_t(extent) for extent in box[::-1]], [driver.cuuint32_t(1)] * tensor.ndim,
         choose("Interleave", "INTERLEAVE_NONE"),
         choose("Swizzle", "SWIZZLE_NONE" if swizzle == "none" else f"SWIZZLE_{swizzle}"),

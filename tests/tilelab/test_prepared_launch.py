@@ -155,3 +155,13 @@ assert len(planned) == 4, len(planned)
 
 def test_block_scaled_products_and_resampling_move_with_their_tensors():
     pretended_gpu.run(FORMATS)
+
+
+def test_a_map_of_one_dimension_is_encoded():
+    pretended_gpu.run("""
+import torch
+from tilelab.tensor_map import make_tensor_map
+
+for shape in ((32,), (1,), (4, 32), (2, 1, 8)):
+    make_tensor_map(torch.zeros(shape), [1] * (len(shape) - 1) + [8])
+""")
