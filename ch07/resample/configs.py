@@ -31,8 +31,8 @@ class ResampleConfig:
 
     A thread loads the rows of `targets_in_flight` targets before it uses the first row. Three fields concern only
     `vectors`. With `flat`, the threads share the vectors of an item in the order of memory, and items are even.
-    `blocks_per_sm` blocks must fit on an SM, which limits the registers (0: no limit). Shared memory holds every `sample`-th source
-    time, a power of two; 0 stands for all, or for none where they are more than MAX_SHARED_TIMES.
+    `blocks_per_sm` blocks must fit on an SM, which limits the registers; 0 sets no limit. Shared memory holds every
+    `sample`-th source time, a power of two; 0 stands for all, or for none where they are more than MAX_SHARED_TIMES.
     """
 
     kernel: str

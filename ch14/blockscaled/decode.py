@@ -37,7 +37,9 @@ class DecodeConfig:
     """Hold a program's tile, which is `block_n` rows of W and `share` columns. Raise ValueError for impossible values.
 
     `kernel` is "registers" (Gluon), which keeps `ahead` slabs of 128 columns in registers, or "plain" (Triton), which
-    has `ahead` stages.
+    has `ahead` stages. Three fields concern only "registers". With `scan` a program looks at all its scales before it
+    multiplies, so that it need not start again where one is large; K must be a multiple of 128, else it has no effect.
+    `chains` is 1 or 2 independent sums. With `eager` all tokens are loaded before the first is stored in shared memory.
     """
 
     kernel: str
@@ -45,6 +47,9 @@ class DecodeConfig:
     share: int
     num_warps: int
     ahead: int
+    scan: bool = False
+    chains: int = 1
+    eager: bool = False
 
     def __post_init__(self):
         if self.kernel not in ("registers", "plain"):
@@ -53,13 +58,24 @@ class DecodeConfig:
             value = getattr(self, name)
             if type(value) is not int or not low <= value <= high or value & (value - 1):
                 raise ValueError(f"{name} is {value!r}; it must be a power of two from {low} to {high}.")
+        if self.chains not in (1, 2):
+            raise ValueError(f"chains is {self.chains!r}; it must be 1 or 2.")
+        if self.kernel == "plain" and (self.scan or self.chains > 1 or self.eager):
+            raise ValueError("scan, chains and eager are options of registers; the kernel is plain.")
         if self.kernel == "registers" and self.block_n < 16 * self.num_warps:
             raise ValueError(f"block_n is {self.block_n}; {self.num_warps} warps need {16 * self.num_warps} rows.")
         if self.kernel == "registers" and 128 * self.ahead > self.share:
             raise ValueError(f"{self.ahead} slabs of 128 columns are more than a share of {self.share}.")
 
     def __str__(self):
-        return f"{self.kernel},{self.block_n},{self.share},{self.num_warps},{self.ahead}"
+        text = f"{self.kernel},{self.block_n},{self.share},{self.num_warps},{self.ahead}"
+        return text + ",scan" * self.scan + ",2 chains" * (self.chains == 2) + ",eager" * self.eager
+
+    def constants(self, k: int, aligned: bool = True) -> dict:
+        """Return the options of the kernel for K columns; `aligned` says that the scales start at a multiple of 4."""
+        if self.kernel == "plain":
+            return {}
+        return dict(AHEAD=self.ahead, SCAN=self.scan and k % 128 == 0 and aligned, CHAINS=self.chains, EAGER=self.eager)
 
     def grid(self, n: int, k: int) -> tuple[int, int]:
         """Return the blocks of rows and the shares of K."""
@@ -154,7 +170,7 @@ def _build(x, weight, scales, out, config, early: bool):
     constants = dict(BLOCK_N=config.block_n, TOKENS=tokens, SHARE=config.share, num_warps=config.num_warps)
     if config.kernel == "registers":
         kernel, tensors = decode_registers_kernel, (x, weight.view(torch.int32), scales, out)
-        constants |= dict(AHEAD=config.ahead, launch_pdl=True)
+        constants |= config.constants(k, scales.data_ptr() % 4 == 0) | dict(launch_pdl=True)
     else:
         kernel, tensors = decode_plain_kernel, (x.view(torch.int16), weight, scales, out.view(torch.int16))
         constants |= dict(FLOAT32=is_interpreted(), num_stages=config.ahead)
@@ -219,7 +235,7 @@ def job(config: DecodeConfig, target: str, m: int = 16) -> build.Job:
     pointers = dict(x_ptr="*bf16" if registers else "*i16", weight_ptr="*i32" if registers else "*u8", scales_ptr="*u8",
                     out_ptr="*bf16" if registers else "*i16", parts_ptr="*fp32", arrivals_ptr="*i32")
     constants = dict(BLOCK_N=config.block_n, TOKENS=padded_tokens(m, config.kernel), SHARE=config.share)
-    constants |= dict(AHEAD=config.ahead) if registers else dict(FLOAT32=False)
+    constants |= config.constants(BLOCK * 128) if registers else dict(FLOAT32=False)
     options = dict(options={"launch_pdl": True}) if registers else dict(num_stages=config.ahead)
     return build.Job(f"ch14.blockscaled.decode_kernels:decode_{config.kernel}_kernel",
                      pointers | dict.fromkeys(("M", "N", "blocks"), "i32"), constants, target, config.num_warps,

@@ -129,11 +129,12 @@ def multiply_plane(acc, codes, plane, mma: gl.constexpr):
 
 @gluon.jit
 def multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_N: gl.constexpr, SLABS: gl.constexpr,
-                   WIDE: gl.constexpr, mma: gl.constexpr, layout: gl.constexpr):
-    # Return the sums over this share of K, and its largest scale. After a slab is decoded, its registers receive a
-    # later one.
+                   WIDE: gl.constexpr, CHAINS: gl.constexpr, mma: gl.constexpr, layout: gl.constexpr):
+    # Return the sums over this share of K, and the largest scales. After a slab is decoded, its registers receive a
+    # later one. Each product waits for the one before it in its chain; 2 chains have a sum each.
     TOKENS: gl.constexpr = tokens.shape[1]
     acc = gl.zeros([BLOCK_N, TOKENS], gl.float32, mma)
+    other = gl.zeros([BLOCK_N, TOKENS], gl.float32, mma)
     max_scale = gl.zeros([BLOCK_N, 4], gl.int32, gl.SliceLayout(2, layout))
     AHEAD: gl.constexpr = len(slabs) + 1  # the loop is unrolled that often, so each slab keeps its registers
     for slab in range(0, gl.cdiv(blocks_left, 4), AHEAD):
@@ -146,13 +147,40 @@ def multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_
             c0, c1, c2, c3 = decode_slab(codes, scales, WIDE)
             max_scale = gl.maximum(max_scale, scales)
             acc = multiply_plane(acc, c0, tokens.index(slab + ahead), mma)
-            acc = multiply_plane(acc, c1, tokens.index(SLABS + slab + ahead), mma)
+            if CHAINS == 2:
+                other = multiply_plane(other, c1, tokens.index(SLABS + slab + ahead), mma)
+            else:
+                acc = multiply_plane(acc, c1, tokens.index(SLABS + slab + ahead), mma)
             acc = multiply_plane(acc, c2, tokens.index(2 * SLABS + slab + ahead), mma)
-            acc = multiply_plane(acc, c3, tokens.index(3 * SLABS + slab + ahead), mma)
+            if CHAINS == 2:
+                other = multiply_plane(other, c3, tokens.index(3 * SLABS + slab + ahead), mma)
+            else:
+                acc = multiply_plane(acc, c3, tokens.index(3 * SLABS + slab + ahead), mma)
         words += 16 * AHEAD
         scale_bytes += 4 * AHEAD
         block += 4 * AHEAD
-    return acc, gl.max(gl.max(max_scale, 1), 0)
+    if CHAINS == 2:
+        acc += other
+    return acc, max_scale
+
+
+@gluon.jit
+def load_all_scales(scales_ptr, n, N, first, blocks, blocks_left, BLOCK_N: gl.constexpr, SHARE: gl.constexpr):
+    # Return the scales of the program's tile, four per word. K is a multiple of 128, so that no word crosses two rows.
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [32 // min(32, SHARE // 128), min(32, SHARE // 128)],
+                                            [gl.num_warps(), 1], [1, 0])
+    row = gl.minimum(n + gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout)), N - 1)[:, None]
+    word = gl.arange(0, SHARE // 128, gl.SliceLayout(0, layout))[None, :]
+    scale_words = scales_ptr.to(gl.pointer_type(gl.int32), bitcast=True)
+    return gl.load(scale_words + row.to(gl.int64) * (blocks // 4) + (first // 4 + word), mask=word * 4 < blocks_left,
+                   other=0)
+
+
+@gluon.jit
+def mark_wide_scales(words):
+    # Bit 7 of a byte is set in the result if the byte is more than NARROW_SCALES, which is 128: then bit 7 is set, and
+    # adding 127 to the other seven bits carries.
+    return ((words & 0x7F7F7F7F) + 0x7F7F7F7F) & words & -0x7F7F7F80
 
 
 @gluon.jit
@@ -173,29 +201,43 @@ def store_plane(tokens, x, FIRST: gl.constexpr):
 
 
 @gluon.jit
-def stage_tokens(tokens, x_ptr, M, first, blocks, TOKENS: gl.constexpr, SLABS: gl.constexpr):
+def store_piece(tokens, x, FIRST: gl.constexpr, SLABS: gl.constexpr):
+    TOKENS: gl.constexpr = x.shape[0]
+    even, odd = gl.split(x.reshape([TOKENS, x.shape[1] // 4, 2, 2]))
+    x0, x2 = gl.split(even)
+    x1, x3 = gl.split(odd)
+    store_plane(tokens, x0, FIRST)
+    store_plane(tokens, x1, SLABS + FIRST)
+    store_plane(tokens, x2, 2 * SLABS + FIRST)
+    store_plane(tokens, x3, 3 * SLABS + FIRST)
+
+
+@gluon.jit
+def stage_tokens(tokens, x_ptr, M, first, blocks, TOKENS: gl.constexpr, SLABS: gl.constexpr, EAGER: gl.constexpr):
     # Store this share of x in four planes. A halfword of W holds four codes, of columns 4i to 4i + 3, and plane p holds
-    # the columns 4i + p: those that the p-th code of each halfword multiplies.
+    # the columns 4i + p: those that the p-th code of each halfword multiplies. EAGER loads all before it stores any.
     WARPS: gl.constexpr = gl.num_warps()
     PIECE: gl.constexpr = min(SLABS, WARPS)
     layout: gl.constexpr = gl.BlockedLayout([1, 32], [8, 4], [1, WARPS], [1, 0])
     token = gl.arange(0, TOKENS, gl.SliceLayout(1, layout))[:, None]
+    pieces = ()
     for slab in gl.static_range(0, SLABS, PIECE):
         column = first * 32 + slab * SLAB + gl.arange(0, PIECE * SLAB, gl.SliceLayout(0, layout))[None, :]
         x = gl.load(x_ptr + token * (blocks * 32) + column, mask=(token < M) & (column // 32 < blocks), other=0.0)
-        even, odd = gl.split(x.reshape([TOKENS, PIECE * 32, 2, 2]))
-        x0, x2 = gl.split(even)
-        x1, x3 = gl.split(odd)
-        store_plane(tokens, x0, slab)
-        store_plane(tokens, x1, SLABS + slab)
-        store_plane(tokens, x2, 2 * SLABS + slab)
-        store_plane(tokens, x3, 3 * SLABS + slab)
+        if EAGER:
+            pieces = pieces + (x,)
+        else:
+            store_piece(tokens, x, slab, SLABS)
+    for piece in gl.static_range(len(pieces)):
+        store_piece(tokens, pieces[piece], piece * PIECE, SLABS)
 
 
 # Without specialisation another number of tokens needs no other compilation.
 @gluon.jit(do_not_specialize=["M", "N", "blocks"])
 def decode_registers_kernel(x_ptr, weight_ptr, scales_ptr, out_ptr, parts_ptr, arrivals_ptr, M, N, blocks,
-                            BLOCK_N: gl.constexpr, TOKENS: gl.constexpr, SHARE: gl.constexpr, AHEAD: gl.constexpr):
+                            BLOCK_N: gl.constexpr, TOKENS: gl.constexpr, SHARE: gl.constexpr, AHEAD: gl.constexpr,
+                            SCAN: gl.constexpr = False, CHAINS: gl.constexpr = 1, EAGER: gl.constexpr = False):
+    # SCAN looks at all scales of the tile first, and so knows how to decode before it starts.
     WARPS: gl.constexpr = gl.num_warps()
     SLABS: gl.constexpr = SHARE // SLAB
     layout: gl.constexpr = slab_layout(BLOCK_N, WARPS)
@@ -213,20 +255,30 @@ def decode_registers_kernel(x_ptr, weight_ptr, scales_ptr, out_ptr, parts_ptr, a
     scale_bytes = scales_ptr + block_offset
     words = weight_ptr + (block_offset[:, :, None] * 4 + word)
     slabs = load_first_slabs(words, scale_bytes, block, blocks_left, AHEAD)
+    if SCAN:
+        wide = mark_wide_scales(load_all_scales(scales_ptr, n, N, first, blocks, blocks_left, BLOCK_N, SHARE))
     # The previous kernel of the stream may still write the tokens and use the work space, but not the weights. So the
     # first weights are on their way while it drains.
     gdc_wait()
     gdc_launch_dependents()
     tokens = gl.allocate_shared_memory(gl.bfloat16, [4 * SLABS, TOKENS, 32], plain)
     stage_tokens(tokens._reinterpret(gl.bfloat16, [4 * SLABS * TOKENS, 32], plain), x_ptr, M, first, blocks, TOKENS,
-                 SLABS)
+                 SLABS, EAGER)
     cta_barrier()
-    acc, max_scale = multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_N, SLABS, False, mma,
-                                    layout)
-    if max_scale > NARROW_SCALES:  # weights of 4 and more, or NaN: start again, with two multiplications per pair
-        slabs = load_first_slabs(words, scale_bytes, block, blocks_left, AHEAD)
-        acc, max_scale = multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_N, SLABS, True,
-                                        mma, layout)
+    if SCAN:
+        if gl.reduce_or(gl.reduce_or(wide, 1), 0) != 0:  # weights of 4 and more, or NaN: two multiplications per pair
+            acc, max_scale = multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_N, SLABS, True,
+                                            CHAINS, mma, layout)
+        else:
+            acc, max_scale = multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_N, SLABS,
+                                            False, CHAINS, mma, layout)
+    else:
+        acc, max_scale = multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_N, SLABS, False,
+                                        CHAINS, mma, layout)
+        if gl.max(gl.max(max_scale, 1), 0) > NARROW_SCALES:  # start again
+            slabs = load_first_slabs(words, scale_bytes, block, blocks_left, AHEAD)
+            acc, max_scale = multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_N, SLABS, True,
+                                            CHAINS, mma, layout)
 
     token = gl.arange(0, TOKENS, gl.SliceLayout(0, mma))[None, :]
     row = n + gl.arange(0, BLOCK_N, gl.SliceLayout(1, mma))[:, None]

@@ -8,7 +8,7 @@ import torch
 
 from ch14.blockscaled import decode as decode_path
 from ch14.blockscaled.decode import DecodeConfig, decode, spec
-from ch14.blockscaled.decode_kernels import DECODE, DECODE_WIDE
+from ch14.blockscaled.decode_kernels import DECODE, DECODE_WIDE, mark_wide_scales
 from tilelab import build, check, device
 
 HERE = device.current()
@@ -16,7 +16,9 @@ WHERE = "cuda" if HERE.capability else "cpu"
 MAGNITUDES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 SMALL = DecodeConfig("plain", 16, 128, 4, 1)
 EVERY = [*decode_path.configs(16).values(), DecodeConfig("registers", 16, 128, 1, 1),
-         DecodeConfig("registers", 64, 256, 2, 2)]
+         DecodeConfig("registers", 64, 256, 2, 2), DecodeConfig("registers", 16, 128, 1, 1, scan=True),
+         DecodeConfig("registers", 64, 1024, 4, 2, scan=True, chains=2, eager=True),
+         DecodeConfig("registers", 128, 2048, 4, 4, scan=True), DecodeConfig("registers", 64, 512, 4, 2, eager=True)]
 
 
 def case(m, n, k, scales=(118, 128)):
@@ -67,8 +69,8 @@ def test_plain_on_ragged_shapes():
     matches("best", [(3, 70, 96)])
 
 
-def special(config):
-    x, weight, scales = case(5, 40, 288)
+def special(config, k=288):
+    x, weight, scales = case(5, 40, k)
     scales[3, 2] = 255
     scales[4, 8] = 255
     scales[6:9] = 0
@@ -87,11 +89,11 @@ def special(config):
     assert torch.equal(out.isinf(), wanted.isinf() | (wanted.abs() > 3.4e38))
 
 
-def bits(config):
+def bits(config, k=64):
     rows = torch.arange(256)
-    given = every_code(rows, 2.0**10 * torch.eye(64))  # so that no product is a subnormal, though weights are
+    given = every_code(rows, 2.0**10 * torch.eye(64, k))  # so that no product is a subnormal, though weights are
     assert same(decode(*given, config=config), spec(*given).bfloat16())
-    given = every_code(rows[2:253], torch.eye(64))
+    given = every_code(rows[2:253], torch.eye(64, k))
     assert same(decode(*given, config=config), spec(*given).bfloat16())
 
 
@@ -110,8 +112,25 @@ def test_every_code_at_every_scale():
 def test_every_configuration_on_the_gpu(config):
     matches(config, [(1, 1, 32), (5, 70, 800), (16, 300, 2080), (9, 129, 4128)])
     special(config)
+    special(config, 384)  # a multiple of 128, as a scan wants it
     if decode_path.padded_tokens(64) * config.share <= 32768 or config.kernel == "plain":
         bits(config)
+        bits(config, 128)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale", [127, 128, 129, 140, 200, 254, 255])
+def test_one_large_scale_anywhere_on_the_gpu(scale):
+    config = DecodeConfig("registers", 64, 512, 4, 2, scan=True)
+    x, weight, scales = case(9, 130, 1280)
+    for row, block in ((0, 0), (63, 15), (64, 16), (129, 39), (77, 31)):
+        scales[row, block] = scale
+        wanted, out = spec(x, weight, scales), decode(x, weight, scales, config=config)
+        number = ~wanted.isnan()
+        assert torch.equal(out.isnan(), ~number)
+        for row in range(0, 130, 7):
+            keep = number[:, row]
+            assert not keep.any() or check.relative_error(out[keep, row], wanted[keep, row]) < 2**-8, (scale, row)
 
 
 @pytest.mark.gpu
@@ -169,6 +188,35 @@ def test_the_ptx_decodes_every_code_in_every_place(wide):
             assert torch.equal(found[number].view(torch.int16), wanted[number].view(torch.int16))
 
 
+def test_the_scan_marks_scales_over_128():
+    scales = torch.arange(256, dtype=torch.uint8)
+    for place in range(4):
+        for rest in (0, 127, 128, 1):
+            words = torch.full((256, 4), rest, dtype=torch.uint8)
+            words[:, place] = scales
+            marked = mark_wide_scales.fn(words.view(torch.int32)).view(torch.uint8)
+            assert (marked[:, place].bool() == (scales > 128)).all() and marked.bool().sum() == 127
+
+
+def test_a_scan_needs_whole_words_of_scales():
+    config = DecodeConfig("registers", 64, 512, 4, 2, scan=True)
+    assert config.constants(384)["SCAN"] and not config.constants(288)["SCAN"]
+    assert not config.constants(384, aligned=False)["SCAN"]
+    assert str(config) == "registers,64,512,4,2,scan"
+
+
+@pytest.mark.compile
+def test_a_scan_decides_before_the_first_product():
+    config = DecodeConfig("registers", 128, 2048, 8, 4, scan=True, chains=2, eager=True)
+    report = build.build_one(decode_path.job(config, "sm_90a", 8))
+    assert report.launchable and not report.spills and report.registers <= 112
+    assert asked_before_decoded(report)
+    weights = [place.start() for place in re.finditer(r"LDG\.E\.128", report.sass)]
+    assert min(weights) < report.sass.index("ACQBULK") < report.sass.index("HMMA")
+    loop = main_loop(report)
+    assert not loop["STS"] and not loop["BAR"] and not loop["SHFL"] and not loop["LDL"]
+
+
 def refused(message, *changes, error=ValueError, **options):
     x, weight, scales = case(4, 20, 64)
     with pytest.raises(error, match=message) as caught:
@@ -217,7 +265,9 @@ def test_the_interpreter_has_no_gluon():
     (("registers", 64, 512, 8, 2), "8 warps need 128 rows"), (("registers", 64, 128, 4, 2), "more than a share"),
     (("plain", 64, 64, 4, 2), "share is 64; it must be a power of two"), (("plain", 64, 512, 4, 0), "ahead"),
     (("plain", 64.0, 512, 4, 2), "block_n is 64.0; it must be a power of two"),
-    (("plain", 64, "512", 4, 2), "share is '512'; it must be a power of two")])
+    (("plain", 64, "512", 4, 2), "share is '512'; it must be a power of two"),
+    (("registers", 64, 512, 4, 2, True, 3), "chains is 3; it must be 1 or 2"),
+    (("plain", 64, 512, 4, 2, True), "options of registers; the kernel is plain")])
 def test_bad_configurations_get_one_sentence(given, message):
     with pytest.raises(ValueError, match=message):
         DecodeConfig(*given)
