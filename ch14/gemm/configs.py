@@ -15,6 +15,7 @@ ITEMSIZE = {"bf16": 2, "fp16": 2, "fp8": 1}
 KERNELS = ("plain", "persistent", "split")
 SETS = ("conservative", "proposed", "course")
 _TILE_SIDES = (16, 32, 64, 128, 256, 512)
+_EXTRA_COLUMNS = {192: 64, 160: 32, 96: 32, 80: 16}  # of a tile whose width is no power of two
 _TRITON_TYPES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8e4nv"}
 
 
@@ -22,10 +23,11 @@ _TRITON_TYPES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8e4nv"}
 class GemmConfig:
     """One way to cut C into tiles of block_m x block_n elements and K into steps of block_k.
 
-    `epilogue_subtile` is the number of equal parts in which the first BLOCK_N columns are stored; a 192-column tile
-    stores its 64 extra columns as one more part. Each part is staged in shared memory alone. `group_m` rows of tiles
+    `epilogue_subtile` is the number of equal parts in which the first BLOCK_N columns are stored; a tile of 192, 160, 96
+    or 80 columns stores its extra columns as one more part. Each part is staged in shared memory alone. `group_m` rows of tiles
     sweep the columns together, so that their operands meet in L2. `programs_per_sm` sizes the persistent grid, and
-    `pdl` asks for programmatic dependent launch. A block_n of 192 becomes two accumulators, of 128 and 64 columns.
+    `pdl` asks for programmatic dependent launch. Triton's shapes are powers of two, so these four widths become two accumulators: 128 + 64, 128 + 32, 64 + 32
+    or 64 + 16 columns.
     In the kernel "split", `splits` programs share the steps of one tile.
     """
 
@@ -43,13 +45,17 @@ class GemmConfig:
 
     def __post_init__(self):
         allowed = {"kernel": KERNELS, "block_m": _TILE_SIDES, "block_k": _TILE_SIDES,
-                   "block_n": (*_TILE_SIDES, *(192,) * (self.kernel == "persistent")),
+                   "block_n": (*_TILE_SIDES, *_EXTRA_COLUMNS) if self.kernel == "persistent" else _TILE_SIDES,
                    "num_warps": (1, 2, 4, 8, 16, 32), "num_stages": range(1, 17),
-                   "epilogue_subtile": (2,) if self.block_n == 192 else (1, 2, 4)}
+                   "epilogue_subtile": (1, 2, 4)}
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, values))}; it is "
                                  f"{getattr(self, name)!r:.40}.")
+        main, extra = self.columns
+        if extra and main != extra * self.epilogue_subtile:  # one descriptor of C serves both accumulators
+            raise ValueError(f"epilogue_subtile must be {main // extra} for a tile of {self.block_n} columns; it is "
+                             f"{self.epilogue_subtile}.")
         if not (2 <= self.splits <= 64 if self.kernel == "split" else self.splits == 1):
             raise ValueError("splits must be from 2 to 64 for the kernel split, and 1 for the others; it is "
                              f"{self.splits!r:.40} for the kernel {self.kernel}.")
@@ -87,8 +93,9 @@ class GemmConfig:
 
     @property
     def columns(self) -> tuple[int, int]:
-        """Return BLOCK_N and EXTRA_N of the kernel: (128, 64) for 192 columns, else (block_n, 0)."""
-        return (128, 64) if self.block_n == 192 else (self.block_n, 0)
+        """Return BLOCK_N and EXTRA_N of the kernel: (128, 64) for 192 columns, (block_n, 0) for a power of two."""
+        extra = _EXTRA_COLUMNS.get(self.block_n, 0)
+        return self.block_n - extra, extra
 
     def blocks(self, b_k_major: bool) -> tuple[list[int], list[int], list[int] | None, list[int]]:
         """Return the shapes of the tiles that descriptors move: of A, of B, of B's extra columns and of C."""
@@ -206,6 +213,11 @@ def configs(which: str | None = None, dtype: str = "bf16", target: str | None = 
     return {config.name: config for config in members if not target or not rejection(config, target, dtype)}
 
 
+def _find_subtile(block_n: int) -> int:
+    extra = _EXTRA_COLUMNS.get(block_n)
+    return (block_n - extra) // extra if extra else 1
+
+
 def parse(text: str, dtype: str = "bf16") -> GemmConfig:
     """Return the configuration that `text` names: a key of `configs()`, or "BM,BN,BK,WARPS,STAGES" and maybe a kernel.
 
@@ -225,7 +237,7 @@ def parse(text: str, dtype: str = "bf16") -> GemmConfig:
     if len(alike) > 1:
         raise ValueError(f"the tile {tile} is that of several configurations; choose {' or '.join(alike)}.")
     return named[alike[0]] if alike else GemmConfig(block_m, block_n, block_k, num_warps, num_stages,
-                                                    kernel or "persistent", 2 if block_n == 192 else 1)
+                                                    kernel or "persistent", _find_subtile(block_n))
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,8 @@ def gemm_persistent_kernel(a_desc, b_desc, b_extra_desc, c_desc, scale_a_ptr, sc
                            BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                            B_K_MAJOR: tl.constexpr, GROUP_M: tl.constexpr, EPILOGUE_SUBTILE: tl.constexpr,
                            EXTRA_N: tl.constexpr, PROGRAMS: tl.constexpr, PDL: tl.constexpr):
-    # The tile is BLOCK_M x (BLOCK_N + EXTRA_N). Triton's shapes are powers of two, so 192 columns are 128 + 64.
+    # The tile is BLOCK_M x (BLOCK_N + EXTRA_N). Triton's shapes are powers of two, so 192 columns are 128 + 64, and
+    # 96 are 64 + 32.
     if PDL:
         # Programmatic dependent launch: this kernel starts while the previous one drains, waits here before its first
         # load, and lets the next kernel start early too.
@@ -141,7 +142,7 @@ def gemm_persistent_kernel(a_desc, b_desc, b_extra_desc, c_desc, scale_a_ptr, sc
         n = tile_n * (BLOCK_N + EXTRA_N)
         store_tile(c_desc, apply_scales(acc, scale_a_ptr, scale_b_ptr), tile_m * BLOCK_M, n, EPILOGUE_SUBTILE)
         if EXTRA_N > 0:
-            # The extra columns are as wide as one part of the tile (128 / 2), so c_desc serves both.
+            # The extra columns are as wide as one part of the others, so c_desc serves both.
             store_tile(c_desc, apply_scales(acc_extra, scale_a_ptr, scale_b_ptr), tile_m * BLOCK_M, n + BLOCK_N, 1)
 
 

@@ -73,7 +73,7 @@ def test_parse():
     ((128, 128, 64, 4, 3), {"group_m": 0}, "group_m and programs_per_sm must be at least 1"),
     ((128, 128, 64, 4, 3), {"kernel": "fast"}, "kernel must be one of plain, persistent"),
     ((128, 128, 64, 4, 3), {"epilogue_subtile": 3}, "epilogue_subtile must be one of 1, 2, 4"),
-    ((128, 192, 64, 4, 3), {"kernel": "persistent"}, "epilogue_subtile must be one of 2; it is 1"),
+    ((128, 192, 64, 4, 3), {"kernel": "persistent"}, "epilogue_subtile must be 2 for a tile of 192 columns; it is 1"),
 ])
 def test_bad_configuration_is_one_sentence(numbers, options, message):
     with pytest.raises(ValueError, match=message):
