@@ -101,7 +101,14 @@ def _can_convert(config: MxConfig) -> bool:
     return config.convert and is_compiled and (device.current().capability or (0, 0)) >= (8, 9)
 
 
-def _quantise_call(x: torch.Tensor, out: Packed, rule: str, config: MxConfig, convert: bool) -> _KernelCall:
+def _can_saturate(config: MxConfig) -> bool:
+    """Whether to encode fp4 with instructions that Triton has no name for; sm_90 has all of them."""
+    is_compiled = isinstance(kernels.quantise_fp4_kernel, triton.JITFunction)
+    return config.saturate and is_compiled and (device.current().capability or (0, 0)) >= (9, 0)
+
+
+def _quantise_call(x: torch.Tensor, out: Packed, rule: str, config: MxConfig, convert: bool,
+                   saturate: bool) -> _KernelCall:
     format, element = out.format, out.format.element
     aligned = x.data_ptr() % 16 == 0 and x.stride(0) % 8 == 0 and out.values.data_ptr() % 16 == 0
     whole = x.shape[1] % format.block[1] == 0 and aligned
@@ -121,7 +128,7 @@ def _quantise_call(x: torch.Tensor, out: Packed, rule: str, config: MxConfig, co
     bits, values = (x.view(torch.int32), out.values.view(torch.int32)) if whole else (x.view(torch.int16), out.values)
     inverse_tensor_scale = out.scales if out.pair is None else out.pair[1:]
     return _KernelCall(kernels.quantise_fp4_kernel, grid, (bits, values, out.scales, inverse_tensor_scale, *sizes),
-                       constants | {"LANES": config.lanes or most_lanes, "WHOLE": whole})
+                       constants | {"LANES": config.lanes or most_lanes, "WHOLE": whole, "SATURATE": saturate})
 
 
 def _dequantise_call(packed: Packed, out: torch.Tensor, config: MxConfig, convert: bool) -> _KernelCall:
@@ -207,7 +214,7 @@ def prepare_quantise(x: torch.Tensor, format: str | BlockFormat = "mxfp8_e4m3", 
         _set_tensor_scale(out, tensor_scale)
     if not x.numel():
         return _launch(out, config)
-    quantise_call = _quantise_call(x, out, rule, config, _can_convert(config))
+    quantise_call = _quantise_call(x, out, rule, config, _can_convert(config), _can_saturate(config))
     if format.scale != "e4m3" or tensor_scale is not None:
         return _launch(out, config, quantise_call)
     require_tensor("x", x, "quantise", contiguous=True)
@@ -361,9 +368,10 @@ def job(config: str | MxConfig, target: str, format: str | BlockFormat = "mxfp8_
     format = format_with_kernels(format)
     config = choose_config(config, format, operation)
     packed, matrix = empty(shape, format, "meta", tiled), torch.empty(shape, dtype=torch.bfloat16, device="meta")
-    convert = config.convert and device.target_limits(target).capability >= (8, 9)
+    capability = device.target_limits(target).capability
+    convert = config.convert and capability >= (8, 9)
     if operation == "quantise":
-        call = _quantise_call(matrix, packed, rule, config, convert)
+        call = _quantise_call(matrix, packed, rule, config, convert, config.saturate and capability >= (9, 0))
     else:
         call = _dequantise_call(packed, matrix, config, convert)
     return call.job(target, f"{format.name} {config} {operation}")

@@ -16,13 +16,15 @@ class MxConfig:
 
     elements: elements per program, a power of two. num_warps: warps per program. lanes: lanes of a warp that share one
     group of fp4 elements; 0 gives each lane eight elements. convert: round to fp8 with the hardware's conversion
-    instruction; otherwise the kernel rounds in float32 arithmetic.
+    instruction; otherwise the kernel rounds in float32 arithmetic. saturate: round to fp4 by saturating additions, which
+    take fewer of the slow instructions; from sm_90 on.
     """
 
     elements: int
     num_warps: int = 4
     lanes: int = 1
     convert: bool = True
+    saturate: bool = False
 
     def __post_init__(self):
         operands.require_whole_numbers(self)
@@ -35,7 +37,7 @@ class MxConfig:
 
     def __str__(self):
         return (f"{self.elements},{self.num_warps}" + (f",{self.lanes or 'spread'}" if self.lanes != 1 else "")
-                + ("" if self.convert else ",arithmetic"))
+                + ("" if self.convert else ",arithmetic") + ",saturate" * self.saturate)
 
 
 DEQUANTISE_CONFIG = MxConfig(2048)
