@@ -16,8 +16,8 @@ class MxConfig:
 
     elements: elements per program, a power of two. num_warps: warps per program. lanes: lanes of a warp that share one
     group of fp4 elements; 0 gives each lane eight elements. convert: round to fp8 with the hardware's conversion
-    instruction; otherwise the kernel rounds in float32 arithmetic. saturate: round to fp4 by saturating additions, which
-    take fewer of the slow instructions; from sm_90 on.
+    instruction; otherwise the kernel rounds in float32 arithmetic. saturate: round to fp4 by saturating additions,
+    which take fewer of the slow instructions; from sm_90 on.
     """
 
     elements: int

@@ -205,8 +205,8 @@ def write_fp4_encoder() -> str:
         saturated      a = sat(m / 2)        b = sat(m / 2 - 1)      c = sat(m / 2 - 2)
         codes          round(4 a), 0 .. 4    round(2 b), 0 .. 2      round(c), 0 or 1
 
-    The code is their sum. Added to 2^23 one after the other, they are rounded to whole numbers, ties to even, and larger
-    m have code 7. Four codes share a float32: before the next one is added, the sum is multiplied by 16.
+    The code is their sum. Added to 2^23 one after the other, they are rounded to whole numbers, ties to even, and
+    larger m have code 7. Four codes share a float32: before the next one is added, the sum is multiplied by 16.
     """
     lines = ["{", ".reg .b32 w, u, v, s, t;", ".reg .f32 m, p, q;"]
     for half in (1, 0):
