@@ -6,9 +6,12 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilelab import build, device, results
+
+if TYPE_CHECKING:
+    from tilelab.tune import Tunable
 
 
 class Space(ABC):
@@ -101,7 +104,8 @@ class TunableKernel:
     `presets` map a name to a function from dtype to configurations. `axes` map a name to a function from configuration
     to tick label; the panel starts with the first two. `space(shape, dtype, target)` raises ValueError for what it
     cannot take; target None is the GPU here. `load_record()` returns recorded rows of any shape, `roofline(dtype)` the
-    axes of the plot; the panel calls it for each drawing. `peer` names what speeds are compared with.
+    axes of the plot; the panel calls it for each drawing. `peer` names what speeds are compared with. `tuner` is the
+    kernel as the tuner knows it, where there is a table of tuned shapes; the panel's Keep writes to this table.
     """
 
     name: str
@@ -113,3 +117,4 @@ class TunableKernel:
     load_record: Callable[[], results.Record]
     roofline: Callable[[str], Roofline]
     peer: str = "cuBLAS"
+    tuner: Tunable | None = None

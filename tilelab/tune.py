@@ -10,12 +10,13 @@ import dataclasses
 import math
 import pathlib
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from tilelab import bench, build, device, tuned
+from tilelab import bench, build, cli, device, tuned
 
 FINALISTS = 4
 SHARE = 0.15  # of the configurations that can run a shape: half of the time this finds the fastest of all
@@ -42,6 +43,8 @@ class Tunable:
     job: Callable[[Any, int, int, int], build.Job]
     source: Callable[[], str]
     dtype: str = "bf16"
+    multiple: int = 8  # N and K must be multiples of it
+    needs: str = "has_tma"  # the predicate of tilelab.device that the GPU must have
 
 
 def choose_candidates(tunable: Tunable, m: int, n: int, k: int, share: float = 1.0) -> list:
@@ -56,8 +59,7 @@ def tune_shapes(tunable: Tunable, shapes: Iterable[tuple[int, int, int]], share:
     `share` is the part of the configurations that is tried, those first that the model expects to be fastest. `trials`
     lists all of them as (name, predicted µs, measured µs). Raises Unsupported without a GPU.
     """
-    if not device.current().has_tma:
-        raise device.Unsupported(f"tuning needs a GPU with TMA; here is {device.current().describe()}.")
+    _require(tunable)
     wanted = {shape: choose_candidates(tunable, *shape, share) for shape in shapes}
     jobs = [tunable.job(config, *shape) for shape, configs in wanted.items() for config in configs]
     build.compile_ahead({repr(job): job for job in jobs}.values())  # sizes that compile alike share one
@@ -65,34 +67,82 @@ def tune_shapes(tunable: Tunable, shapes: Iterable[tuple[int, int, int]], share:
         yield tune_shape(tunable, shape, configs)
 
 
-def run(tunable: Tunable, path: str, share: float = SHARE) -> int:
-    """Tune the shapes of a file, keep them in the table of the GPU here, and print a sentence for each; return 0.
+def _require(tunable: Tunable) -> None:
+    device.require(tunable.needs, f"tuning {tunable.name}", "run it on a GPU that has it")
 
-    A line of the file holds M,N,K; text after a # does not count. Raises ValueError for a bad line or a damaged table,
-    OSError for a file that cannot be read or written, and Unsupported without a GPU.
+
+def run(tunable: Tunable, path: str, share: float = SHARE) -> int:
+    """Tune the shapes of a file, keep them in the table of the GPU here, and print a sentence for each.
+
+    A line of the file holds M,N,K; text after a # does not count. Return 0, or 1 if no configuration gave the right
+    result at one of the shapes. A row is on disk before the next shape begins. Raises ValueError for a bad line or a
+    damaged table, OSError for a file that cannot be read or written, and Unsupported without a GPU: all of them before
+    the work.
     """
-    shapes = read_shapes(path)
+    shapes = read_shapes(path, tunable.multiple)
+    _require(tunable)
+    gpu, status = device.current().name, 0
+    table = tuned.table_path(tunable.name, gpu)
+    tuned.load(tunable.name, gpu)
+    if reason := cli.unwritable_reason(str(table)):
+        raise ValueError(f"the table of tuned shapes cannot be kept: {reason}.")
     for row in tune_shapes(tunable, shapes, share):
         if row["config"] is None:
-            print("{m} × {n} × {k}: no configuration gave the right result.".format_map(row))
-            continue
-        print(*tuned.keep(tunable.name, [row], device.current().name), flush=True)
-    print(f"{tuned.table_path(tunable.name, device.current().name)} keeps them.")
-    return 0
+            status = 1
+            print("{m} × {n} × {k}: no configuration gave the right result.".format_map(row), flush=True)
+        else:
+            print(*tuned.keep(tunable.name, [row], gpu), flush=True)
+    print(f"The table is {table}.")
+    return status
 
 
-def read_shapes(path: str) -> list[tuple[int, int, int]]:
-    """Return the shapes in a file of lines "M,N,K". ValueError, with the number of the line, for another line."""
+def run_command(module: str, tunable: Tunable, path: str) -> int:
+    """Do what `run` does for `python -m module --tune path`. Return the exit status: 2 for an error, told in one line
+    on stderr, and 130 for Ctrl-C."""
+    try:
+        return run(tunable, path)
+    except BrokenPipeError:
+        raise  # to `cli.run_main`
+    except (ValueError, OSError, RuntimeError) as error:  # Unsupported and CompileError are RuntimeErrors
+        print(f"python -m {module}: {device.first_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"python -m {module}: cancelled; the shapes that were printed are kept.", file=sys.stderr)
+        return 130
+
+
+def keep_winner(tunable: Tunable, shape: Sequence[int], dtype: str, config: Any, row: dict, tried: int) -> str:
+    """Keep the fastest configuration of a sweep, measured on the GPU here, as `tuned.keep` does; return its sentence.
+
+    `row` is the configuration's row of the sweep, `tried` the number of configurations that were timed. Raises
+    ValueError for another dtype than the table's, for a row without a time beside the peer, and for a damaged table.
+    """
+    if dtype != tunable.dtype:
+        raise ValueError(f"the table of {tunable.name} holds {tunable.dtype} only; the sweep's dtype is {dtype}.")
+    ms, ratio = (row.get(f"final_{name}") or row.get(name) for name in ("ms", "ratio"))
+    if not ms or not ratio:
+        raise ValueError(f"{row['kernel']} has no time beside {tunable.peer}: sweep it on this GPU.")
+    found = {**dict(zip("mnk", shape)), "dtype": dtype, "config": config, "us": ms * 1e3, "peer": tunable.peer,
+             "peer_us": ms * 1e3 * ratio, "ratio": ratio, "spread": row.get("spread") or 0.0, "tried": tried,
+             "source": tunable.source(), "recorded": row.get("recorded")}
+    return tuned.keep(tunable.name, [found], device.current().name)[0]
+
+
+def read_shapes(path: str, multiple: int = 8) -> list[tuple[int, int, int]]:
+    """Return the shapes in a file of lines "M,N,K". ValueError, with the number of the line, for another line.
+
+    N and K must be multiples of `multiple`.
+    """
     shapes = []
     for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), 1):
         if text := line.partition("#")[0].strip():
             try:
                 m, n, k = map(int, text.replace(",", " ").split())
-                if not 0 < min(m, n, k) <= max(m, n, k) < 2**31 or n % 8 or k % 8:
+                if not 0 < min(m, n, k) <= max(m, n, k) < 2**31 or n % multiple or k % multiple:
                     raise ValueError
             except ValueError:
-                raise ValueError(f"line {number} of {path} must be M,N,K, each below 2^31 and N and K multiples of 8; "
-                                 f"it is {text[:40]!r}.") from None
+                raise ValueError(f"line {number} of {path} must be M,N,K, each below 2^31, N and K multiples of "
+                                 f"{multiple}; it is {text[:40]!r}.") from None
             shapes.append((m, n, k))
     if not shapes:
         raise ValueError(f"{path} holds no shapes; a line is M,N,K.")

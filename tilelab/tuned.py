@@ -18,7 +18,7 @@ from typing import Any
 
 import filelock
 
-from tilelab import device, results
+from tilelab import device, plans, results
 
 NEIGHBOURS = 6  # tuned shapes whose configurations are compared for a shape that was not tuned
 FARTHEST = 4.0  # in octaves: the extents differ by at most a factor of 16 in all
@@ -65,8 +65,8 @@ def keep(kernel: str, rows: Iterable[dict], gpu: str, replace: bool = False) -> 
 
     A row has m, n, k, dtype, a `config` (a dataclass), us, peer, peer_us, ratio, spread, tried and `source`. A shape
     that is in the table keeps its configuration unless the new one is faster by more than the spread, the kernel's
-    source has changed, or `replace` is true. Raises ValueError for a damaged file, which is left as it is, and OSError
-    when the file cannot be written.
+    source has changed, or `replace` is true. The next call of an operator in this process is planned anew, with the new
+    table. Raises ValueError for a damaged file, which is left as it is, and OSError when the file cannot be written.
     """
     path = table_path(kernel, gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,6 +86,7 @@ def keep(kernel: str, rows: Iterable[dict], gpu: str, replace: bool = False) -> 
         lines = ",\n".join(results.json_line(table[key], "a tuned row") for key in sorted(table))
         head = f'{{"kernel": {json.dumps(kernel)}, "gpu": {json.dumps(gpu)}, "rows": [\n'
         results.write_atomically(path, f"{head}{lines}\n]}}\n")
+    plans.forget_plans()
     return said
 
 
@@ -106,12 +107,14 @@ def _format(row: dict) -> dict:
 
 
 def find(kernel: str, kind: type, m: int, n: int, k: int, dtype: str,
-         predict_us: Callable[[Any], float], can_run: Callable[[Any], bool]) -> tuple[Any, str] | None:
+         predict_us: Callable[[Any], float], can_run: Callable[[Any], bool],
+         source: Callable[[], str] | None = None) -> tuple[Any, str] | None:
     """Return (configuration, how it was chosen) for a shape on the GPU here, or None without a table that helps.
 
     The row of the shape itself is taken, if there is one. Otherwise the configurations of the six nearest shapes are
     compared by the model, `predict_us`. Rows whose configuration this version does not know or cannot run are passed
-    over. A damaged table counts as none: `load` says what is wrong with it.
+    over. A row that was measured with other code than `source()`, a hash, is still used, and the answer says so. A
+    damaged table counts as none: `load` says what is wrong with it.
     """
     if not m or not n or not k:  # nothing to multiply
         return None
@@ -130,12 +133,16 @@ def find(kernel: str, kind: type, m: int, n: int, k: int, dtype: str,
         if not can_run(config):
             continue
         if distance == 0:
-            return config, "tuned"
+            return config, "tuned" + _describe_age(row, source)
         near.append((config, row))
     if not near:
         return None
     config, row = min(near, key=lambda pair: predict_us(pair[0]))
-    return config, "tuned at {m} × {n} × {k}".format_map(row)
+    return config, "tuned at {m} × {n} × {k}".format_map(row) + _describe_age(row, source)
+
+
+def _describe_age(row: dict, source: Callable[[], str] | None) -> str:
+    return "" if source is None or row.get("source") == source() else ", for another version of the kernel"
 
 
 def _distance(row: dict, m: int, n: int, k: int) -> float:

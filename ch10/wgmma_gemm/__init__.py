@@ -13,7 +13,7 @@ import torch
 
 from ch10.wgmma_gemm import operator
 from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, best_config, configs, fits, predict_us, rejection
-from tilelab import build, cuda, device, operands, operators, tuned
+from tilelab import build, cuda, device, operands, operators, results, tuned
 from tilelab.plans import Plan, Planner
 from tilelab.tensor_map import make_tensor_map
 
@@ -60,11 +60,16 @@ def _check_operands(a, b, out) -> None:
     operands.require_gpu(a, "wgmma_gemm", "has_wgmma", INSTEAD)
 
 
+def tuned_source() -> str:
+    """Return the hash of the code that the rows of the tuned table are measured with."""
+    return results.source_hash(SOURCE)
+
+
 def find_best(m: int, n: int, k: int) -> tuple[WgmmaConfig, str]:
     """Return the configuration for a shape, and how it was found: in the table of tuned shapes, or by the model."""
     sms = device.current().sms or 132
     return tuned.find("wgmma_gemm", WgmmaConfig, m, n, k, "bf16", lambda config: predict_us(config, m, n, k, sms),
-                      lambda config: fits(config, k) and not rejection(config)) or (
+                      lambda config: fits(config, k) and not rejection(config), tuned_source) or (
         best_config(m, n, k, sms), "by the model")
 
 
@@ -124,9 +129,10 @@ def prepare(a, b, *, out=None, config: str | WgmmaConfig = "best") -> operands.L
     """Check the operands, choose a configuration, and return a launch that computes C = a b on torch's current stream.
 
     a (M, K), b (K, N) and out (M, N) are bfloat16 matrices on the GPU. Rows of a and of out are contiguous, and so are
-    columns of b: pass `weight.T`. N and K are multiples of 8. `config` is "best" (the tuned configuration of the
-    shape or of one nearby, or else the model's choice), a step of the ladder or a WgmmaConfig. The launch may be captured in a graph, which it must outlive. Raises ValueError for operands that the
-    kernel cannot take and tilelab.device.Unsupported for a GPU without wgmma.
+    columns of b: pass `weight.T`. N and K are multiples of 8. `config` is "best" (the tuned configuration of the shape
+    or of one nearby, or else the model's choice), a step of the ladder or a WgmmaConfig. The launch may be captured in
+    a graph, which it must outlive. Raises ValueError for operands that the kernel cannot take and
+    tilelab.device.Unsupported for a GPU without wgmma.
     """
     return planner.prepare((a, b), out, config)
 

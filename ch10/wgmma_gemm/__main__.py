@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from ch10.wgmma_gemm import INSTEAD, LARGEST_EXTENT, experiments, resolve_config, tuning
 from ch10.wgmma_gemm.configs import STEPS, predict_us
 from tilelab import cli, device, tune
@@ -19,7 +17,8 @@ def _parse_arguments(argv):
                         "and keep it in tuned/, where config=\"best\" finds it")
     parser.add_argument("--compile", action="store_true", help="compile only; needs no GPU")
     options = cli.parse_options(parser, argv)
-    if options.tune and (options.compile or options.json or options.step != "best" or options.mnk != "4096,4096,4096"):
+    given = {name for name in vars(options) if getattr(options, name) != parser.get_default(name)}
+    if options.tune is not None and len(given) > 1:
         parser.error("--tune stands alone; another option was given too.")
     options.mnk = cli.require_sizes(parser, "--mnk", options.mnk, "M,N,K", LARGEST_EXTENT)
     if options.mnk[1] % 8 or options.mnk[2] % 8:
@@ -32,12 +31,8 @@ def _parse_arguments(argv):
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return 0 when all is fine, 1 for a wrong result, 2 when something could not run."""
     options = _parse_arguments(argv)
-    if options.tune:
-        try:
-            return tune.run(tuning.TUNABLE, options.tune)
-        except (ValueError, OSError, device.Unsupported) as error:
-            print(f"python -m ch10.wgmma_gemm: {error}", file=sys.stderr)
-            return 2
+    if options.tune is not None:
+        return tune.run_command("ch10.wgmma_gemm", tuning.TUNABLE, options.tune)
     columns = ["name", "config", "status", "ms", "predicted_ms", "tflops", "ratio", "error", "peer_error",
                "registers", "spills", "smem", "HGMMA", "reason"]
     return cli.run_and_report("ch10.wgmma_gemm", columns, experiments.source(), options.json, lambda: (

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 
 from ch10 import wgmma_gemm
-from ch10.wgmma_gemm import experiments
+from ch10.wgmma_gemm import experiments, tuning
 from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, candidates, predict_us, rejection
 from tilelab import device, results
 from tilelab.sweep import Sweep
@@ -109,4 +109,4 @@ TUNABLE_KERNEL = TunableKernel(
           "tile, cluster": lambda c: f"{c.block_m}×{c.block_n}, cluster {c.cluster}",
           "raster": lambda c: f"group {c.group}", "kernel": lambda c: c.kernel},
     space=_make_space, load_record=lambda: results.load_record("ch10_gemm_sweep", experiments.source()),
-    roofline=_roofline)
+    roofline=_roofline, tuner=tuning.TUNABLE)

@@ -7,7 +7,7 @@ import functools
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm import experiments
 from ch10.wgmma_gemm.configs import WgmmaConfig, candidates, predict_us, rejection
-from tilelab import device, results
+from tilelab import device
 from tilelab.tune import Tunable
 
 MOST_STAGES = 10
@@ -28,8 +28,8 @@ def search_space() -> tuple[WgmmaConfig, ...]:
     found: list[WgmmaConfig | None] = list(candidates())
     persistent = functools.partial(_with_most_stages, kernel="specialised", persistent=True)
     subtiles = {256: 4, 224: 7}
-    for block_m, block_n in [(128, columns) for columns in (64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256)] + [
-            (256, columns) for columns in (64, 96, 112, 128)]:
+    widths = {128: (64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256), 256: (64, 96, 112, 128)}
+    for block_m, block_n in ((rows, columns) for rows in widths for columns in widths[rows]):
         rasters = (4, 16) if block_m * block_n >= 128 * 192 else (8,)
         found += [persistent(block_m=block_m, block_n=block_n, consumers=2, cluster=cluster, group=group,
                              epilogue_subtile=4 if block_m == 256 and block_n == 128 else subtiles.get(block_n, 1))
@@ -78,4 +78,4 @@ TUNABLE = Tunable(
     lambda config, m, n, k: predict_us(config, m, n, k, device.current().sms or 132),
     experiments.make_inputs, lambda config, a, b, out: wgmma_gemm.prepare(a, b, out=out, config=config),
     experiments.prepare_cublas, lambda config, m, n, k: wgmma_gemm.job(config),
-    lambda: results.source_hash(wgmma_gemm.SOURCE))
+    wgmma_gemm.tuned_source, needs="has_wgmma")

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import torch
 
 from ch14 import blockscaled, mx_formats
-from ch14.blockscaled import emulated, fp8, impacts, isolated, native, profile, smem_planner
+from ch14.blockscaled import emulated, fp8, impacts, isolated, native, profile, smem_planner, tuning
 from ch14.blockscaled.experiments import EMULATED_SOURCES, FP8_SOURCES
 from ch14.blockscaled.verification import judge
 from ch14.mx_formats import number_formats
-from tilelab import bench, build, check, cli, device, results
+from tilelab import bench, build, check, cli, device, results, tune
 
 FORMS = {("Float4E2M1FN", "Float8E8M0FNU", 32): "mxfp4", ("Float4E2M1FN", "Float8E4M3FN", 16): "nvfp4",
          ("Float4E2M1FN", "Float8E8M0FNU", 16): "fp4_e8m0_16", ("Float8E4M3FN", "Float8E8M0FNU", 32): "mxfp8_e4m3",
@@ -37,6 +37,8 @@ COLUMNS = ["name", "config", "status", "error", "tolerance", "ms", "tflops", "pe
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return 0 when all is fine, 1 for a wrong result, 2 when something could not run."""
     options = parse(argv)
+    if options.tune is not None:
+        return tune.run_command("ch14.blockscaled", tuning.TUNABLE, options.tune)
     if options.mode != "product":
         print(MODES[options.mode]())
         return 0
@@ -72,8 +74,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--target", choices=device.TARGETS[1:], help="compile and plan only, for this target")
     parser.add_argument("--mode", default="product", choices=("product", *MODES), help="product (default), or an "
                         "experiment on the fp8 kernel at fixed shapes; recorded figures without a GPU")
+    parser.add_argument("--tune", metavar="FILE", help="find the fastest configuration of the fp8 kernel for each "
+                        "shape M,N,K of a file, and keep it in tuned/, where config=\"best\" finds it")
     options = cli.parse_options(parser, argv)
-    given = {name for name in vars(options) if getattr(options, name) != parser.get_default(name)} - {"mode"}
+    given = {name for name in vars(options) if getattr(options, name) != parser.get_default(name)}
+    if options.tune is not None and len(given) > 1:
+        parser.error(f"--tune stands alone; --{min(given - {'tune'})} was given too.")
+    given -= {"mode"}
     if options.mode != "product" and given:
         parser.error(f"--mode {options.mode} has its own shapes and takes no other option: leave out --{min(given)}.")
     try:
@@ -171,7 +178,7 @@ def _jobs(options, kernel: str, target: str) -> tuple[list[build.Job], str]:
         config, sentence, _ = _choose_dot_scaled(options, kernel, target)
         return [native.job(config, target, options.form, out=c)], sentence
     jobs = emulated.jobs(options.form, target, mnk, c) if kernel == "emulated" else [
-        fp8.job(fp8.best_config(*mnk, device.KNOWN["H200"].sms), target)]
+        fp8.job(fp8.find_best(*mnk, device.current().sms or device.KNOWN["H200"].sms)[0], target)]
     return jobs, _describe_tile(options, jobs[-1].name)
 
 

@@ -22,7 +22,7 @@ from ch14 import mx_formats
 from ch14.blockscaled import decode as decode_path
 from ch14.blockscaled import decode_kernels, fp8, native, native_kernels, verification
 from ch14.blockscaled import emulated as emulated_path
-from ch14.blockscaled.fp8 import Fp8Config
+from ch14.blockscaled.fp8 import Fp8Config, operand_bytes
 from ch14.blockscaled.verification import BF16, FORMS, TOKENS, fp8_jobs, fp8_operands, verify_fp8
 from ch14.gemm import kernels as gemm_kernels
 from ch14.mx_formats import kernels as mx_kernels
@@ -34,7 +34,7 @@ THIN = tuple((m, n, k) for n, k in ((7168, 2048), (24576, 1536), (7168, 16384)) 
 # The weights (N, K) of DeepSeek-V3 that run in fp8: arXiv 2412.19437 and DeepGEMM's tests.
 DEEPSEEK = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
 PEER_SHAPES = tuple((m, n, k) for n, k in DEEPSEEK for m in (1, 16, 64, 256, 1024, 4096, 8192))
-FP8_FLOPS = 8192  # Hopper's rate per clock and SM, twice the rate of bf16.
+FP8_FLOPS = fp8.FLOPS_PER_CLOCK
 # The measured code, for `results.source_hash`.
 FP8_SOURCES = (fp8, fp8.SOURCE)
 EMULATED_SOURCES = (emulated_path, native, native_kernels, mx_formats, mx_kernels, wgmma_gemm, wgmma_gemm.SOURCE,
@@ -90,14 +90,9 @@ def prepare_stream(x, weight, scales, dense):
 
 # ---- experiments
 
-def best_config(shape) -> Fp8Config:
-    """Return the configuration that "best" stands for on this GPU."""
-    return fp8.best_config(*shape, device.current().sms)
-
-
-def operand_bytes(m: int, n: int, k: int) -> int:
-    """Return the bytes that a product moves at least: fp8 operands and their scales once, C in bf16 once."""
-    return (m + n) * k + 4 * (m * k // 128 + n * k // 128**2) + 2 * m * n
+def best_config(shape, mx: bool = False) -> Fp8Config:
+    """Return the configuration that "best" stands for on this GPU, for an MXFP8 output with `mx`."""
+    return fp8.find_best(*shape, device.current().sms, mx)[0]
 
 
 def measure(candidates: dict, shape, checks: dict | None = None, **timing) -> list[dict]:

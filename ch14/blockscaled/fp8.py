@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from ch14 import mx_formats
-from tilelab import build, cuda, device, operands, operators, workspace
+from tilelab import build, cuda, device, operands, operators, results, tuned, workspace
 from tilelab.operands import Launch
 from tilelab.plans import Plan, Planner
 from tilelab.tensor_map import make_tensor_map
@@ -25,6 +25,7 @@ SOURCE = pathlib.Path(__file__).with_name("fp8.cu")
 BLOCK = 128  # A scale covers so many columns of K and of B. The widest swizzle has rows of 128 bytes.
 ACTIVATIONS = (None, "silu", "gelu")
 MAX_SPLITS = 64
+FLOPS_PER_CLOCK = 8192  # of a Hopper SM in fp8, twice the rate of bf16
 LARGEST = 2**30  # extent: coordinates of a tensor map have 32 bits
 INSTEAD = "compile it with --target sm_90a, or dequantise and multiply in bf16 (the path `emulated`)"
 
@@ -122,7 +123,7 @@ def configs() -> dict[str, Fp8Config]:
 
 
 def best_config(m: int, n: int, k: int, sms: int, mx: bool = False) -> Fp8Config:
-    """Return the configuration for a shape on `sms` SMs.
+    """Return the configuration for a shape on `sms` SMs that no table of tuned shapes helps with.
 
     Few rows get a tile that holds them all and is narrow, so that there are many tiles. Where tiles are still few and K
     is long, `splits` fill the SMs. A short product starts early. An MXFP8 output (`mx`) needs 128 columns.
@@ -133,6 +134,41 @@ def best_config(m: int, n: int, k: int, sms: int, mx: bool = False) -> Fp8Config
     config = dataclasses.replace(config, block_n=128, stages=5) if mx else config
     splits = max(1, min(sms // config.tiles(m, n), steps // 32, MAX_SPLITS))
     return dataclasses.replace(config, splits=splits, pdl=steps <= 32)
+
+
+# The model of `predict_us`, in clocks of an SM at CLOCK_GHZ: a CTA multiplies with this share of the tensor core's
+# rate, L2 delivers so many bytes per clock to each SM, and a tile takes so long to begin and to store.
+CLOCK_GHZ, RATE_SHARE, L2_BYTES_PER_CLOCK, DRAM_BYTES_PER_US = 1.6, 0.68, 44, 4.2e6
+TILE_CLOCKS, SPLIT_CLOCKS, LAUNCH_US = 1200, 1800, 2.5
+
+
+def predict_us(config: Fp8Config, m: int, n: int, k: int, sms: int) -> float:
+    """Return the time of a product in microseconds that a model of waves of tiles expects."""
+    steps = math.ceil(k / BLOCK / config.splits)
+    share = RATE_SHARE * (0.95 if config.scratch == 1 and config.consumers < 3 else 1)
+    multiply = 2 * config.block_m * config.block_n * BLOCK / FLOPS_PER_CLOCK / share
+    load = (min(config.block_m, m) + config.block_n) * BLOCK / L2_BYTES_PER_CLOCK
+    fixed = TILE_CLOCKS + (config.splits > 1) * (SPLIT_CLOCKS + 100 * config.splits)
+    waves = math.ceil(config.tiles(m, n) * config.splits / sms)
+    compute = waves * (steps * max(multiply, load) + fixed) / CLOCK_GHZ / 1e3
+    return max(compute, operand_bytes(m, n, k) / DRAM_BYTES_PER_US) + LAUNCH_US * (1 - config.pdl / 2)
+
+
+def operand_bytes(m: int, n: int, k: int) -> int:
+    """Return the bytes that a product moves at least: fp8 operands and their scales once, C in bf16 once."""
+    return (m + n) * k + 4 * (m * k // 128 + n * k // 128**2) + 2 * m * n
+
+
+def tuned_source() -> str:
+    """Return the hash of the code that the rows of the tuned table are measured with."""
+    return results.source_hash(SOURCE)
+
+
+def find_best(m: int, n: int, k: int, sms: int, mx: bool = False) -> tuple[Fp8Config, str]:
+    """Return the configuration for a shape, and how it was found: in the table of tuned shapes, or by its extents."""
+    return tuned.find("fp8", Fp8Config, m, n, k, "fp8", lambda config: predict_us(config, m, n, k, sms),
+                      lambda config: config.splits <= k // BLOCK and (config.block_n == 128 or not mx),
+                      tuned_source) or (best_config(m, n, k, sms, mx), "by the extents")
 
 
 def spec(a, b, scale_a, scale_b, bias=None, activation=None):
@@ -193,8 +229,10 @@ def _plan(a, b, scale_a, scale_b, bias, out_scales, out, activation, config, pac
                    {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "bias": bias})
     operands.require_gpu(a, "the fp8 kernel", "has_wgmma", INSTEAD)
     out = torch.empty(m, n, dtype=torch.bfloat16, device=a.device) if out is None else out
-    packed, sms = packed_as is not None, device.current().sms
-    config = operands.choose_config(config, configs(), Fp8Config, lambda: best_config(m, n, k, sms, packed))
+    packed, sms, chosen = packed_as is not None, device.current().sms, ""
+    if isinstance(config, str) and config == "best":
+        config, chosen = find_best(m, n, k, sms, packed)
+    config = operands.choose_config(config, configs(), Fp8Config, lambda: None)
     constants = config.constants(bias is not None, activation, packed)
     tiles = config.tiles(m, n)
     rows = min(config.block_m, -(-m // 8) * 8)  # of A per load: rows past the end would cost the copy engine time
@@ -223,7 +261,7 @@ def _plan(a, b, scale_a, scale_b, bias, out_scales, out, activation, config, pac
                             device=a.device)
         return run(a, b, scale_a, *rest, parts, workspace.make_counters(tiles * config.consumers, a.device))
 
-    return Plan(launch, (m, n), torch.bfloat16, a.device, config)
+    return Plan(launch, (m, n), torch.bfloat16, a.device, config, chosen=chosen)
 
 
 planner = Planner(_plan, ("a", "b", "scale_a", "scale_b", "bias", "the scales of out"))

@@ -8,13 +8,9 @@ import math
 
 from ch14.blockscaled import experiments, fp8
 from ch14.blockscaled.fp8 import BLOCK, MAX_SPLITS, Fp8Config
-from tilelab import device, results
+from tilelab import device
 from tilelab.tune import Tunable
 
-# The model of `predict_us`, in clocks of an SM at CLOCK_GHZ: a CTA multiplies with this share of the tensor core's
-# rate, L2 delivers so many bytes per clock to each SM, and a tile takes so long to begin and to store.
-CLOCK_GHZ, RATE_SHARE, L2_BYTES_PER_CLOCK, DRAM_BYTES_PER_US = 1.6, 0.68, 44, 4.2e6
-TILE_CLOCKS, SPLIT_CLOCKS, LAUNCH_US = 1200, 1800, 2.5
 LEAST_STEPS = 4  # of a split: fewer do not fill the ring
 
 
@@ -53,19 +49,6 @@ def choose_splits(config: Fp8Config, m: int, n: int, k: int, sms: int) -> list[i
     return found or [1]
 
 
-def predict_us(config: Fp8Config, m: int, n: int, k: int, sms: int | None = None) -> float:
-    """Return the time of a product in microseconds that a model of waves of tiles expects."""
-    sms = sms or device.current().sms or 132
-    steps = math.ceil(k / BLOCK / config.splits)
-    share = RATE_SHARE * (0.95 if config.scratch == 1 and config.consumers < 3 else 1)
-    multiply = 2 * config.block_m * config.block_n * BLOCK / experiments.FP8_FLOPS / share
-    load = (min(config.block_m, m) + config.block_n) * BLOCK / L2_BYTES_PER_CLOCK
-    fixed = TILE_CLOCKS + (config.splits > 1) * (SPLIT_CLOCKS + 100 * config.splits)
-    waves = math.ceil(config.tiles(m, n) * config.splits / sms)
-    compute = waves * (steps * max(multiply, load) + fixed) / CLOCK_GHZ / 1e3
-    return max(compute, experiments.operand_bytes(m, n, k) / DRAM_BYTES_PER_US) + LAUNCH_US * (1 - config.pdl / 2)
-
-
 def find_candidates(m: int, n: int, k: int, most: int = 32) -> list[Fp8Config]:
     """Return at most `most` configurations for C (m, n) with inner extent k: what "best" is, then the others.
 
@@ -81,7 +64,7 @@ def find_candidates(m: int, n: int, k: int, most: int = 32) -> list[Fp8Config]:
         for splits in choose_splits(tile, m, n, k, sms):
             found[dataclasses.replace(tile, splits=splits)] = None
     default = fp8.best_config(m, n, k, sms)
-    ranked = sorted(found, key=lambda config: predict_us(config, m, n, k, sms))
+    ranked = sorted(found, key=lambda config: fp8.predict_us(config, m, n, k, sms))
     return list(dict.fromkeys([default, *ranked]))[:most]
 
 
@@ -99,6 +82,7 @@ def prepare_peer(a, b, out, scale_a, scale_b):
 
 
 TUNABLE = Tunable(
-    "fp8", "scaled_mm", find_candidates, predict_us, make_inputs,
+    "fp8", "scaled_mm", find_candidates,
+    lambda config, m, n, k: fp8.predict_us(config, m, n, k, device.current().sms or 132), make_inputs,
     lambda config, a, b, out, scale_a, scale_b: fp8.prepare(a, b, scale_a, scale_b, out=out, config=config),
-    prepare_peer, lambda config, m, n, k: fp8.job(config), lambda: results.source_hash(*experiments.FP8_SOURCES), "fp8")
+    prepare_peer, lambda config, m, n, k: fp8.job(config), fp8.tuned_source, "fp8", BLOCK, "has_wgmma")

@@ -12,10 +12,10 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ch14.gemm import operator
+from ch14.gemm import kernels, operator
 from ch14.gemm.configs import ITEMSIZE, SETS, GemmConfig, configs, job, predicted_ms, rank_configs, rejection
 from ch14.gemm.kernels import gemm_persistent_kernel, gemm_plain_kernel, gemm_split_kernel
-from tilelab import device, operators, triton_launch, tuned, workspace
+from tilelab import device, operators, results, triton_launch, tuned, workspace
 from tilelab.operands import (
     Launch,
     choose_config,
@@ -71,6 +71,11 @@ def _check_operands(a, b, scale_a, scale_b, out):
     return dtype, stored_b, b_k_major, out
 
 
+def tuned_source() -> str:
+    """Return the hash of the code that the rows of the tuned table are measured with."""
+    return results.source_hash(kernels)
+
+
 def find_best(m, n, k, dtype, b_k_major, target, sms) -> tuple[GemmConfig | None, str]:
     """Return the configuration for a shape, and how it was found: in the table of tuned shapes, or by the model.
 
@@ -80,7 +85,7 @@ def find_best(m, n, k, dtype, b_k_major, target, sms) -> tuple[GemmConfig | None
     if b_k_major and ITEMSIZE[dtype] == 2:  # as the table's operands were
         found = tuned.find("gemm", GemmConfig, m, n, k, "bf16",
                            lambda config: predicted_ms(config, m, n, k, dtype, sms),
-                           lambda config: not rejection(config, target, dtype))
+                           lambda config: not rejection(config, target, dtype), tuned_source)
     return found or (next(iter(rank_configs("course", m, n, k, dtype, target, sms)), None), "by the model")
 
 
@@ -191,10 +196,9 @@ def gemm(a, b, *, scale_a=None, scale_b=None, out=None, config="best"):
     scale_a, scale_b: one float32 value each, for float8 only.
     out: has A's dtype, or bfloat16 for float8.
     config: "best" (the tuned configuration of the shape or of one nearby, or else the one of the course that the model
-    expects to be fastest), a set ("conservative",
-    "proposed", "course"), a name from `configs()` or a GemmConfig. If no configuration of a set can run, gemm warns and
-    falls back to a conservative one. The environment variable TILES_GEMM_CONFIG, a set or a name, replaces "best" when
-    the first call with such tensors is planned.
+    expects to be fastest), a set ("conservative", "proposed", "course"), a name from `configs()` or a GemmConfig. If no
+    configuration of a set can run, gemm warns and falls back to a conservative one. The environment variable
+    TILES_GEMM_CONFIG, a set or a name, replaces "best" when the first call with such tensors is planned.
 
     Under torch.compile and where autograd records, this is the operator torch.ops.tiles.gemm. It has a backward pass
     for bfloat16 and float16, and its `config` is a name.

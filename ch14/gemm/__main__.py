@@ -8,8 +8,7 @@ import sys
 from tqdm import tqdm
 
 from ch14.descriptors import tile_copy_experiments
-from ch14.gemm import find_best, tuning
-from ch14.gemm import experiments
+from ch14.gemm import experiments, find_best, tuning
 from ch14.gemm.configs import ITEMSIZE, SETS, configs, parse, rank_configs, rejection
 from ch14.gemm.sweep import grid, make_space
 from tilelab import cli, device, results, tune
@@ -36,7 +35,7 @@ def _parse_options(argv):
     options = cli.parse_options(parser, argv)
     given = {name for name in vars(options) if getattr(options, name) != parser.get_default(name)}
     for alone in ("copy", "claim", "tune"):
-        if getattr(options, alone) and (others := given - {alone, *({"json"} if alone != "tune" else ())}):
+        if alone in given and (others := given - {alone, *({"json"} if alone != "tune" else ())}):
             parser.error(f"--{alone} {'stands alone' if alone == 'tune' else 'goes with --json only'}; --{min(others)} "
                          "was given too.")
     if options.sweep and "config" in given:
@@ -56,10 +55,10 @@ def _parse_options(argv):
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return 0 when all is fine, 1 for a wrong result, 2 when nothing could run, 130 cancelled."""
     options = _parse_options(argv)
+    if options.tune is not None:
+        return tune.run_command("ch14.gemm", tuning.TUNABLE, options.tune)
     journal = options.journal
     try:
-        if options.tune:
-            return tune.run(tuning.TUNABLE, options.tune)
         record = (_measure_copies(options) if options.copy else _show_claim(options) if options.claim else
                   _run_sweep(options))
         if options.json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 
-from ch14.gemm import experiments
+from ch14.gemm import experiments, tuning
 from ch14.gemm.configs import ITEMSIZE, GemmConfig, Rates, configs
 from ch14.gemm.experiments import SQUARES, GemmSpace
 from tilelab import results
@@ -69,4 +69,4 @@ TUNABLE_KERNEL = TunableKernel(
           "tile, warps": lambda c: f"{c.block_m}×{c.block_n}, {c.num_warps} warps",
           "K step": lambda c: f"BLOCK_K {c.block_k}", "kernel": lambda c: c.kernel},
     space=make_space, load_record=lambda: results.load_record("ch14_gemm_sweep", experiments.source()),
-    roofline=_roofline)
+    roofline=_roofline, tuner=tuning.TUNABLE)

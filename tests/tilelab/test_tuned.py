@@ -7,11 +7,16 @@ import multiprocessing
 import pytest
 
 from ch10 import wgmma_gemm
+from ch10.wgmma_gemm import __main__ as wgmma_main
 from ch10.wgmma_gemm import tuning as wgmma_tuning
 from ch14 import gemm
+from ch14.blockscaled import __main__ as fp8_main
+from ch14.blockscaled import fp8
+from ch14.blockscaled import tuning as fp8_tuning
+from ch14.gemm import __main__ as gemm_main
 from ch14.gemm import tuning as gemm_tuning
 from ch14.gemm.configs import GemmConfig, configs
-from tilelab import device, tune, tuned
+from tilelab import device, plans, tune, tuned
 
 GPU = "NVIDIA H200"
 WHOLE, SPLIT = GemmConfig(128, 128, 64, 4, 3, "persistent"), GemmConfig(64, 64, 128, 4, 4, "split", splits=2)
@@ -74,13 +79,14 @@ def test_replace_is_asked_for():
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"gpu": "NVIDIA H200", "rows": [{"m": 1}]}',
                                     '{"gpu": "NVIDIA H100", "rows": []}',
-                                    '{"gpu": "NVIDIA H200", "rows": [{"m": 0, "n": 8, "k": 8, "us": 1, "config": {}}]}'])
+                                    '{"gpu": "NVIDIA H200", "rows": '
+                                    '[{"m": 0, "n": 8, "k": 8, "us": 1, "config": {}}]}'])
 def test_a_damaged_table_is_left_as_it_is_and_serves_nobody(damage):
     path = tuned.table_path("gemm", GPU)
     path.parent.mkdir(parents=True)
     path.write_text(damage)
     assert find(64, 4096, 8192) is None
-    with pytest.raises(ValueError, match="is no table of tuned configurations for NVIDIA H200 .*: mend it or delete it"):
+    with pytest.raises(ValueError, match="is no table of tuned configurations for NVIDIA H200 .*: mend it or delete"):
         tuned.keep("gemm", [ROW], GPU)
     assert path.read_text() == damage
 
@@ -133,3 +139,123 @@ def test_the_tuner_tries_first_what_the_model_prefers():
     assert tune.choose_candidates(tunable, 4096, 4096, 4096, 0.1)[0].tile == (128, 128, 64, 4, 3)
     assert len(tune.choose_candidates(tunable, 4096, 4096, 4096, 0.1)) == 4
     assert len(tune.choose_candidates(tunable, 4096, 4096, 4096)) == 8
+
+
+def test_a_row_of_other_code_is_used_and_says_so():
+    tuned.keep("gemm", [ROW], GPU)
+    for source, said in (("1", ""), ("2", ", for another version of the kernel")):
+        asked = ("bf16", lambda config: 0, lambda config: True, lambda source=source: source)
+        assert tuned.find("gemm", GemmConfig, 64, 4096, 8192, *asked) == (WHOLE, "tuned" + said)
+        assert tuned.find("gemm", GemmConfig, 65, 4096, 8192, *asked) == (WHOLE, "tuned at 64 × 4096 × 8192" + said)
+
+
+def test_a_kept_row_makes_operators_plan_anew():
+    planner = plans.Planner(None, ("a",))
+    planner.plans["a kind of arguments"] = None
+    tuned.keep("gemm", [ROW], GPU)
+    assert not planner.plans
+    plans._planners.remove(planner)
+
+
+def test_fp8_takes_the_tuned_tile():
+    wide, narrow = fp8.Fp8Config(2, 2, 5, 128, splits=2, pdl=True), fp8.Fp8Config(1, 2, 11, 64)
+    row = ROW | {"dtype": "fp8", "source": fp8.tuned_source()}
+    assert fp8.find_best(64, 4096, 8192, 132) == (fp8.best_config(64, 4096, 8192, 132), "by the extents")
+    tuned.keep("fp8", [row | {"config": narrow}, row | {"config": wide, "m": 256}], GPU)
+    assert fp8.find_best(64, 4096, 8192, 132) == (narrow, "tuned")
+    assert fp8.find_best(64, 4096, 8192, 132, mx=True) == (wide, "tuned at 256 × 4096 × 8192")  # needs 128 columns
+    assert fp8.find_best(256, 4096, 128, 132)[1] == "by the extents"
+
+
+# ---- the command line, with a tuner that measures nothing
+
+
+TUNERS = {"ch14.gemm": (gemm_main, gemm_tuning), "ch10.wgmma_gemm": (wgmma_main, wgmma_tuning),
+          "ch14.blockscaled": (fp8_main, fp8_tuning)}
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """The rows that the tuner finds; an exception among them is raised in its place."""
+    found = []
+
+    def tune_shapes(tunable, shapes, share):
+        for row in found:
+            if not isinstance(row, dict):
+                raise row
+            yield row
+
+    monkeypatch.setattr(tune, "tune_shapes", tune_shapes)
+    return found
+
+
+@pytest.fixture
+def shapes(tmp_path):
+    path = tmp_path / "shapes.txt"
+    path.write_text("64,4096,8192\n")
+    return path
+
+
+@pytest.mark.parametrize("module", TUNERS)
+def test_tune_keeps_what_it_finds(module, rows, shapes, capsys):
+    main, tuning = TUNERS[module]
+    kernel, config = tuning.TUNABLE.name, tuning.find_candidates(64, 4096, 8192)[0]
+    rows += [ROW | {"config": config, "dtype": tuning.TUNABLE.dtype}, ROW | {"config": None}]
+    assert main.main(["--tune", str(shapes)]) == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("64 × 4096 × 8192: ") and "no configuration gave the right result" in printed[1]
+    assert printed[2] == f"The table is {tuned.table_path(kernel, GPU)}." and len(tuned.load(kernel, GPU)) == 1
+    del rows[1]
+    assert main.main(["--tune", str(shapes)]) == 0
+
+
+@pytest.mark.parametrize("module", TUNERS)
+@pytest.mark.parametrize("text, said", [("64,4096,8192\n64,4096", "line 2 of"), ("", "holds no shapes"),
+                                        ("64,4096,100", "line 1 of"), (None, "No such file")])
+def test_a_bad_file_of_shapes_is_one_line(module, text, said, rows, shapes, capsys):
+    shapes.unlink() if text is None else shapes.write_text(text)
+    assert TUNERS[module][0].main(["--tune", str(shapes)]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out and printed.err.count("\n") == 1 and printed.err.startswith(f"python -m {module}: ")
+    assert said in printed.err
+
+
+@pytest.mark.parametrize("module", TUNERS)
+def test_tune_stands_alone(module, shapes, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        TUNERS[module][0].main(["--tune", str(shapes), "--json", "-"])
+    assert stopped.value.code == 2 and "--tune stands alone" in capsys.readouterr().err
+
+
+def test_what_stops_the_tuner_is_said_before_the_work(rows, shapes, capsys, monkeypatch, folder):
+    path = tuned.table_path("gemm", GPU)
+    path.parent.mkdir()
+    path.write_text("{")
+    assert gemm_main.main(["--tune", str(shapes)]) == 2 and "mend it or delete it" in capsys.readouterr().err
+    monkeypatch.setenv("TILES_TUNED", str(path))
+    assert gemm_main.main(["--tune", str(shapes)]) == 2 and "is no folder" in capsys.readouterr().err
+    monkeypatch.setattr(device, "current", lambda: device.Device("B200", (10, 0), "sm_100a", 148))
+    assert wgmma_main.main(["--tune", str(shapes)]) == 2 and "needs WGMMA" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_the_shapes_that_are_done(rows, shapes, capsys):
+    rows += [ROW, KeyboardInterrupt()]
+    assert gemm_main.main(["--tune", str(shapes)]) == 130
+    assert "cancelled; the shapes that were printed are kept" in capsys.readouterr().err
+    assert find(64, 4096, 8192) == (WHOLE, "tuned")
+
+
+# ---- the winner of a sweep
+
+
+def test_the_winner_of_a_sweep_is_kept_by_its_last_timing():
+    row = {"kernel": WHOLE.name, "ms": 0.03, "ratio": 0.9, "spread": 0.01, "final_ms": 0.02, "final_ratio": 1.1,
+           "recorded": "2026-11-23T08:00:00Z"}
+    said = tune.keep_winner(gemm_tuning.TUNABLE, [64, 4096, 8192], "bf16", WHOLE, row, 7)
+    assert said == f"64 × 4096 × 8192: {WHOLE.name}, 20.0 µs, 1.10 × cuBLAS."
+    kept, = tuned.load("gemm", GPU)
+    assert (kept["tried"], kept["spread"], kept["recorded"]) == (7, 0.01, row["recorded"])
+    assert kept["source"] == gemm.tuned_source()
+    for dtype, bad, said in (("fp16", row, "holds bf16 only"), ("bf16", {"kernel": "x", "ms": 1.0}, "no time beside")):
+        with pytest.raises(ValueError, match=said):
+            tune.keep_winner(gemm_tuning.TUNABLE, [64, 4096, 8192], dtype, WHOLE, bad, 7)

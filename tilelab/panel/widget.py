@@ -11,11 +11,12 @@ import html
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import ipywidgets as widgets
 from IPython.display import display
 
-from tilelab import sweep
+from tilelab import sweep, tune
 from tilelab.panel import rows as panel_rows
 from tilelab.panel import snapshot, views
 from tilelab.panel.rows import SHOWN_FIELDS, describe_error, get_value
@@ -30,6 +31,7 @@ TOP_COLUMNS = ("kernel", "ms", "ratio", "predicted_ms", "registers")
 BUTTONS = {"run": ("Run", "sweep, or go on where a sweep was cancelled"),
            "cancel": ("Cancel", "stop now; what is finished stays"),
            "again": ("Start over", "forget this choice's rows and sweep again"),
+           "keep": ("Keep", "let config=\"best\" take the fastest at this shape; for a GEMM timed on this GPU"),
            "theme": ("Dark", "light or dark")}
 
 
@@ -91,7 +93,8 @@ class Panel:
             widget.add_class(f"tiles-{name}")
         for widget in controls:
             widget.add_class("tiles-controls")
-        actions = {"run": self._run, "cancel": self.cancel, "again": self._start_over, "theme": self._switch_theme}
+        actions = {"run": self._run, "cancel": self.cancel, "again": self._start_over, "keep": self._keep,
+                   "theme": self._switch_theme}
         for name, action in actions.items():
             self.buttons[name].add_class("tiles-button")
             self.buttons[name].on_click(lambda _, action=action: self._act(action))
@@ -244,6 +247,28 @@ class Panel:
             self._session_rows.pop(key, None)
         self._run()
 
+    def _find_kept(self) -> tuple[Any, dict] | None:
+        """Return (configuration, row) of the fastest, for Keep; None unless it was timed on the GPU here."""
+        choice = self._choice
+        if self.running or choice is None or choice.kernel.tuner is None or not choice.space.can_measure:
+            return None
+        best = panel_rows.find_winner(self.rows())
+        return None if best is None or "overlay" in best else (choice.configs[best["key"]], best)
+
+    def _keep(self) -> None:
+        """Put the fastest configuration into the table of tuned shapes, and say so."""
+        found, choice = self._find_kept(), self._choice
+        if found is None:
+            return
+        (config, row), tried = found, sum(bool(row.get("ms")) for row in self.rows())
+        try:
+            sentence = tune.keep_winner(choice.kernel.tuner, row["shape"], row["dtype"], config, row, tried)
+        except Exception as error:
+            self._complain(describe_error(error))
+            return
+        self._note, self._problem = f"in the table of tuned shapes, {sentence.rstrip('.')}", ""
+        self._draw_status(self.rows())
+
     def _switch_theme(self) -> None:
         to_dark = self.buttons["theme"].description == "Dark"
         (self.box.add_class if to_dark else self.box.remove_class)("tiles-dark")
@@ -352,6 +377,7 @@ class Panel:
         for name in ("run", "again"):
             _update(self.buttons[name], disabled=self.running)
         _update(self.buttons["cancel"], disabled=not self.running)
+        _update(self.buttons["keep"], disabled=self._find_kept() is None)
 
     # -- what stays in the notebook
 
