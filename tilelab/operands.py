@@ -22,7 +22,8 @@ class Launch:
 
     `config` is the chosen configuration. `skipped` lists (configuration, reason) for each one that the model rejected
     or that failed to compile, and `fallback` is a sentence if none of the requested set could run. `chosen` says how
-    "best" was found: "tuned", "tuned at 64 × 4096 × 4096" (a shape nearby), or "by the model". `keep_alive` holds the
+    "best" was found: "tuned", "tuned at 64 × 4096 × 4096" (a shape nearby), "by the model", or for fp8 "by the
+    extents". ", for another version of the kernel" is added where the kernel has changed since. `keep_alive` holds the
     tensors that the kernel knows only by their addresses.
     """
 

@@ -12,9 +12,10 @@ import pytest
 from ch07.bulk_copy import sweep as bulk_copy_sweep
 from ch10.tile_pipeline import sweep as tile_pipeline_sweep
 from ch10.wgmma_gemm import sweep as wgmma_gemm_sweep
+from ch14 import gemm
 from ch14.descriptors import tile_copy_experiments
 from ch14.gemm import sweep as gemm_sweep
-from tilelab import device, faults, panel, results, sweep
+from tilelab import device, faults, panel, results, sweep, tuned
 from tilelab.journal import Journal
 from tilelab.panel import rows as panel_rows
 from tilelab.panel import views, widget
@@ -436,3 +437,61 @@ def test_targets_are_those_with_tma():
     offered = [value for _, value in panel_rows.target_options()]
     assert [value for value in offered if value] == list(device.TARGETS[1:])
     assert ("" in offered) == device.current().has_tma
+
+
+# ---- keeping the winner
+
+
+@pytest.fixture
+def on_h200(monkeypatch, tmp_path):
+    """A GPU to which rows of the session belong; nothing is launched."""
+    monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a", 132))
+    monkeypatch.setenv("TILES_TUNED", str(tmp_path / "tuned"))
+
+
+def timed(shown, count=3):
+    """Give the first configurations of the choice times, the second one the best; return its configuration."""
+    keys = list(shown._choice.configs)[:count]
+    for number, key in enumerate(keys):
+        ms = 0.1 + 0.01 * abs(number - 1)
+        shown._session_rows[key] = {**shown._choice.initial_rows[key], "status": "ok", "reason": "", "ms": ms,
+                                    "ratio": 0.1 / ms, "spread": 0.01}
+    shown._draw()
+    return shown._choice.configs[keys[1]]
+
+
+def test_keep_writes_the_winner_where_best_finds_it(on_h200):
+    shown = panel.Panel(GEMM, COPY, shape="512,512,512", preset="the course's 8")
+    keep = shown.buttons["keep"]
+    assert keep.disabled, "nothing is timed"
+    winner = timed(shown)
+    assert not keep.disabled
+    keep.click()
+    assert f"512 × 512 × 512: {winner.name}, 100.0 µs, 1.00 × cuBLAS" in shown.status.value
+    assert gemm.find_best(512, 512, 512, "bf16", True, "sm_90a", 132) == (winner, "tuned")
+    assert tuned.load("gemm", "NVIDIA H200")[0]["tried"] == 3
+    shown.menus["kernel"].value = COPY.name  # for which there is no table
+    timed(shown)
+    assert keep.disabled
+    shown.menus["kernel"].value = GEMM.name
+    shown.menus["target"].value = "sm_90a"  # compiled only
+    assert keep.disabled
+
+
+def test_keep_needs_a_time_of_this_gpu_and_of_a_dtype_with_a_table(on_h200):
+    shown = panel.Panel(GEMM, shape="4096³", preset="grid of 96")
+    assert "recorded on NVIDIA H200" in shown.title.value and shown.buttons["keep"].disabled
+    shown = panel.Panel(GEMM, shape="512,512,512", preset="the course's 8", dtype="fp16")
+    timed(shown)
+    shown.buttons["keep"].click()
+    assert "holds bf16 only" in shown.status.value and "tiles-problem" in shown.status.value
+
+
+def test_a_damaged_table_is_said_and_left(on_h200):
+    path = tuned.table_path("gemm", "NVIDIA H200")
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    shown = panel.Panel(GEMM, shape="512,512,512", preset="the course's 8")
+    timed(shown)
+    shown.buttons["keep"].click()
+    assert "mend it or delete it" in shown.status.value and path.read_text() == "{"
