@@ -180,7 +180,7 @@ def tune_shape(tunable: Tunable, shape: tuple[int, int, int], configs: Sequence)
             "trials": [(_name(config), tunable.predict_us(config, *shape), us) for _, us, config in trials]}
     if not trials:
         return row | {"config": None, "reason": "no configuration ran"}
-    finalists = {_name(config): config for _, _, config in trials[:FINALISTS]}
+    finalists = {_name(config): config for config in _choose_finalists([config for *_, config in trials])}
     again = iter(sets)
     found = bench.compare({tunable.peer: tunable.prepare_peer,
                            **{name: lambda *tensors, config=config: tunable.prepare(config, *tensors)
@@ -189,6 +189,16 @@ def tune_shape(tunable: Tunable, shape: tuple[int, int, int], configs: Sequence)
     best = min((found[name] for name in finalists if found[name].ms), key=lambda timing: timing.ms)
     return row | {"config": finalists[best.name], "us": best.ms * 1e3, "peer_us": best.peer_ms * 1e3,
                   "ratio": best.ratio, "spread": best.spread}
+
+
+def _choose_finalists(configs: Sequence) -> list:
+    """Return the fastest two, and the fastest of other tiles: a short timing tells tiles apart better than variants."""
+    kept, tiles = list(configs[:2]), {(config.block_m, config.block_n) for config in configs[:2]}
+    for config in configs[2:]:
+        if len(kept) < FINALISTS and (config.block_m, config.block_n) not in tiles:
+            kept.append(config)
+            tiles.add((config.block_m, config.block_n))
+    return kept
 
 
 def _name(config) -> str:

@@ -41,6 +41,9 @@ def search_space() -> tuple[GemmConfig, ...]:
     for block_n, group_m in itertools.product((64, 128), (4, 16)):
         found.append(_with_most_stages(256, block_n, 64, num_warps=8, epilogue_subtile=2, group_m=group_m))
     found.append(_with_most_stages(64, 256, 64, num_warps=4, epilogue_subtile=2))
+    for (block_n, parts), block_m in itertools.product(((80, 4), (96, 2), (160, 4)), (64, 128)):
+        found += [_with_most_stages(block_m, block_n, block_k, num_warps=warps, epilogue_subtile=parts)
+                  for block_k, warps in (((64, 4), (64, 8)) if block_m == 128 else ((64, 4), (128, 4)))]
     for splits in (2, 3, 4, 5, 6, 8):
         split = functools.partial(_with_most_stages, kernel="split", splits=splits)
         found += [split(16, 64, 256, num_warps=4), split(32, 64, 128, num_warps=4), split(64, 64, 128, num_warps=4),
