@@ -45,6 +45,7 @@ class Tunable:
     dtype: str = "bf16"
     multiple: int = 8  # N and K must be multiples of it
     needs: str = "has_tma"  # the predicate of tilelab.device that the GPU must have
+    share: float = SHARE  # of the candidates that `run` tries
 
 
 def choose_candidates(tunable: Tunable, m: int, n: int, k: int, share: float = 1.0) -> list:
@@ -71,13 +72,13 @@ def _require(tunable: Tunable) -> None:
     device.require(tunable.needs, f"tuning {tunable.name}", "run it on a GPU that has it")
 
 
-def run(tunable: Tunable, path: str, share: float = SHARE) -> int:
+def run(tunable: Tunable, path: str, share: float | None = None) -> int:
     """Tune the shapes of a file, keep them in the table of the GPU here, and print a sentence for each.
 
-    A line of the file holds M,N,K; text after a # does not count. Return 0, or 1 if no configuration gave the right
-    result at one of the shapes. A row is on disk before the next shape begins. Raises ValueError for a bad line or a
-    damaged table, OSError for a file that cannot be read or written, and Unsupported without a GPU: all of them before
-    the work.
+    A line of the file holds M,N,K; text after a # does not count. `share` is that of `tune_shapes`; None stands for the
+    tunable's. Return 0, or 1 if no configuration gave the right result at one of the shapes. A row is on disk before
+    the next shape begins. Raises ValueError for a bad line or a damaged table, OSError for a file that cannot be read,
+    and Unsupported without a GPU: all of them before the work.
     """
     shapes = read_shapes(path, tunable.multiple)
     _require(tunable)
@@ -86,7 +87,7 @@ def run(tunable: Tunable, path: str, share: float = SHARE) -> int:
     tuned.load(tunable.name, gpu)
     if reason := cli.unwritable_reason(str(table)):
         raise ValueError(f"the table of tuned shapes cannot be kept: {reason}.")
-    for row in tune_shapes(tunable, shapes, share):
+    for row in tune_shapes(tunable, shapes, tunable.share if share is None else share):
         if row["config"] is None:
             status = 1
             print("{m} × {n} × {k}: no configuration gave the right result.".format_map(row), flush=True)

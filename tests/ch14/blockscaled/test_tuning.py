@@ -3,6 +3,7 @@
 import pytest
 
 from ch14.blockscaled import experiments, fp8, tuning
+from tilelab import tune
 
 SHAPES = [(m, -(-n // 128) * 128, k) for n, k in experiments.DEEPSEEK for m in (1, 64, 256, 2048, 8192)]
 
@@ -27,3 +28,8 @@ def test_splits_are_tried_while_they_leave_fewer_sms_idle():
 def test_every_candidate_compiles_as_a_job():
     for config in tuning.search_space():
         assert config.smem_bytes <= 232448 and fp8.job(config).target == "sm_90a"
+
+
+def test_the_tuner_also_times_what_best_is_without_a_table():
+    for shape in SHAPES:
+        assert fp8.best_config(*shape, 132) in tune.choose_candidates(tuning.TUNABLE, *shape, tuning.TUNABLE.share)
