@@ -167,10 +167,10 @@ def multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_
 @gluon.jit
 def load_all_scales(scales_ptr, n, N, first, blocks, blocks_left, BLOCK_N: gl.constexpr, SHARE: gl.constexpr):
     # Return the scales of the program's tile, four per word. K is a multiple of 128, so that no word crosses two rows.
-    layout: gl.constexpr = gl.BlockedLayout([1, 1], [32 // min(32, SHARE // 128), min(32, SHARE // 128)],
-                                            [gl.num_warps(), 1], [1, 0])
-    row = gl.minimum(n + gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout)), N - 1)[:, None]
-    word = gl.arange(0, SHARE // 128, gl.SliceLayout(0, layout))[None, :]
+    WORDS: gl.constexpr = SHARE // 128  # per row
+    index = gl.arange(0, BLOCK_N * WORDS, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    row = gl.minimum(n + index // WORDS, N - 1)
+    word = index % WORDS
     scale_words = scales_ptr.to(gl.pointer_type(gl.int32), bitcast=True)
     return gl.load(scale_words + row.to(gl.int64) * (blocks // 4) + (first // 4 + word), mask=word * 4 < blocks_left,
                    other=0)
@@ -266,7 +266,7 @@ def decode_registers_kernel(x_ptr, weight_ptr, scales_ptr, out_ptr, parts_ptr, a
                  SLABS, EAGER)
     cta_barrier()
     if SCAN:
-        if gl.reduce_or(gl.reduce_or(wide, 1), 0) != 0:  # weights of 4 and more, or NaN: two multiplications per pair
+        if gl.reduce_or(wide, 0) != 0:  # weights of 4 and more, or NaN: two multiplications per pair
             acc, max_scale = multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_N, SLABS, True,
                                             CHAINS, mma, layout)
         else:
