@@ -7,9 +7,10 @@ from tilelab import device
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ["TILES_QUICK"] = "1"  # experiments measure a few rounds only
-device.interpret_without_gpu()
 if beside := os.environ.get("PYTEST_XDIST_WORKER"):
-    # Each worker gets a share of the CPUs, also for the compilers and threads that its tests start.
+    # Each worker gets a share of the CPUs, also for the compilers and threads that its tests start. torch reads both
+    # variables once, when it is imported and when it first looks for a GPU, so nothing may do that before: with more
+    # threads than CPUs, an operation of a microsecond takes milliseconds.
     cpus = sorted(os.sched_getaffinity(0))
     cpus = cpus[int(beside[2:])::int(os.environ["PYTEST_XDIST_WORKER_COUNT"])] or cpus
     os.environ["OMP_NUM_THREADS"] = str(len(cpus))
@@ -17,6 +18,7 @@ if beside := os.environ.get("PYTEST_XDIST_WORKER"):
         os.sched_setaffinity(0, cpus)
     if gpus := os.environ.get("TILES_TEST_GPUS"):  # each worker uses one GPU
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus.split(",")[int(beside[2:]) % len(gpus.split(","))]
+device.interpret_without_gpu()  # with a GPU this imports torch
 
 import pytest  # noqa: E402
 

@@ -1,11 +1,13 @@
 """The suite's order of tests, on machines with and without a GPU, and `make`'s care for .venv."""
 
+import os
 import pathlib
 import shutil
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from tilelab import suite
 
@@ -68,6 +70,11 @@ def test_processes_fit_the_gpu(monkeypatch):
     monkeypatch.setattr(suite.os, "sched_getaffinity", lambda pid: set(range(16)))
     assert [suite.count_processes(gpus) for gpus in ({}, {"0": 140.0}, {"0": 40.0}, {"0": 8.0}, {"0": 40.0, "1": 40.0})
             ] == [16, 8, 2, 1, 5]
+
+
+def test_torch_has_no_more_threads_than_this_test_process_has_cpus():
+    # Only with a GPU could this fail: there tests/conftest.py itself imports torch.
+    assert torch.get_num_threads() <= len(os.sched_getaffinity(0))
 
 
 def test_only_visible_gpus_count(monkeypatch, tmp_path):
