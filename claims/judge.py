@@ -1,7 +1,7 @@
 """Claims, and how they are judged.
 
-A claim is a sentence in our words with a short quotation from a field note, a test in words, a rule that carries out
-the test, and the heading of the cells that show why. A rule is a function of the evidence: it reads rows of records, or
+A claim is a sentence in our words, with a short quotation from a field note. It has a test in words, a rule that
+carries out this test, and the heading of the cells that show why. A rule is a function of the evidence: it reads rows of records, or
 builds, or computes, and returns a finding. The verdict and the figure come from the same rows, so neither can be out
 of date. `claims.policy` states in words how claims are judged.
 """
@@ -35,7 +35,7 @@ ABOUT = 0.2  # "about 2" means 1.6 to 2.4
 
 
 def is_at_least(value: float, claimed: float) -> bool:
-    """Return whether a measured value reaches a claimed one, or falls short of it by no more than MARGIN."""
+    """Return whether a measured value is at least the claimed one, less a tolerance of MARGIN."""
     return value >= claimed * (1 - MARGIN)
 
 
@@ -240,7 +240,7 @@ def count_verdicts(judgements: Iterable[Judgement]) -> str:
 
 
 def make_table(judgements: Iterable[Judgement], folder: str) -> str:
-    """Return a Markdown table; `folder` leads to the notebooks: "notebooks/" in CLAIMS.md, "" in a notebook."""
+    """Return a Markdown table. `folder` stands before the name of a notebook in links: "notebooks/", or ""."""
     head = ["| claim, and the note's words | verdict | what we found | evidence | shown in |", "|---|---|---|---|---|"]
     return "\n".join([*head, *(judgement.markdown(folder) for judgement in judgements)])
 

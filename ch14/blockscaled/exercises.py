@@ -49,7 +49,7 @@ def _where() -> str:
 
 
 def show(record: results.Record, columns: Sequence[str], rows: Sequence[dict] | None = None) -> results.Table:
-    """Return a table of a record's rows, or of some of them, with those of `columns` that they have."""
+    """Return a table of `rows`, or of all rows of the record. Columns in which no row has a value are left out."""
     rows = record.rows if rows is None else rows
     return results.table(rows, f"{record.experiment}: {record.label()}", [
         column for column in columns if any(row.get(column) is not None for row in rows)])

@@ -21,7 +21,7 @@ from tilelab.check import check_exercise
 
 # Rows and columns: rows across tiles of scales, blocks that fill no whole program or tile, and a single block.
 SMALL, LARGER = ((6, 160), (130, 32), (1, 32)), ((333, 4128), (1000, 4096))
-EXAMPLE = (128, 512)  # for a compiler: sizes are multiples of 16, as those of experiments.LARGE are
+EXAMPLE = (128, 512)  # for the compiler. Triton compiles multiples of 16, as in experiments.LARGE, to code of their own
 POISON = 0xA5  # the bytes of an output before a kernel writes them
 
 LADDERS = {
@@ -44,8 +44,10 @@ def make_matrix(rows: int, columns: int, where: str = "cpu") -> torch.Tensor:
     if columns > 32:
         x[0, 32:64] = torch.linspace(-6, 6, 32).bfloat16()  # 6 is the largest number of e2m1
     x[-1, -16:] = 0
-    # Of these the scale of NVFP4 rounds down to the smallest number of e4m3, so the elements come to 8.7 and saturate.
-    x[rows // 2, -32:-16] = x.abs().max() / 448 * 1.45 * 2**-9
+    if rows > 1:
+        # NVFP4 rounds the scale of this block, 1.45 * 2^-9, down to 2^-9, the smallest number of e4m3 above 0. Divided
+        # by it, the elements are 8.7. The largest number of e2m1 is 6, so a quantiser must let them saturate.
+        x[rows // 2, -32:-16] = x.abs().max() / 448 * 1.45 * 2**-9
     return x
 
 

@@ -478,6 +478,7 @@ def test_a_build_leaves_figures_and_no_binaries(tmp_path):
     assert len(pickle.dumps(row)) < 2000
 
 
+@pytest.mark.timing  # it runs alone: a test process that runs beside others sees one GPU only
 @pytest.mark.gpu
 @pytest.mark.fault
 @pytest.mark.alike
