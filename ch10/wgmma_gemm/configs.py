@@ -57,8 +57,11 @@ class WgmmaConfig:
         if self.kernel != "one_group" and self.stages < 2:
             raise ValueError(f"the kernel {self.kernel} needs 2 stages, because it releases one only while the next is "
                              "multiplied.")
-        if self.kernel == "specialised" and self.cluster > 2:
-            raise ValueError(f"cluster must be 1 or 2 for the kernel specialised; it is {self.cluster}.")
+        if self.kernel == "specialised" and self.cluster not in (1, 2, 4):
+            raise ValueError(f"cluster must be 1, 2 or 4 for the kernel specialised; it is {self.cluster}.")
+        if self.kernel == "specialised" and self.block_n % (8 * self.cluster):
+            raise ValueError(f"block_n must be a multiple of {8 * self.cluster} for a cluster of {self.cluster}, because "
+                             f"each CTA loads its share in whole swizzle patterns of 8 rows; it is {self.block_n}.")
         if self.kernel == "split" and self.cluster < 2:
             raise ValueError("cluster must be at least 2 for the kernel split; it is 1.")
         if self.kernel == "split" and (self.persistent or self.epilogue_subtile > 1):
@@ -125,7 +128,9 @@ class WgmmaConfig:
         tiles = self.tiles(m, n)
         if self.kernel == "split":
             return tiles * self.cluster
-        return min(tiles, sms // self.cluster * self.cluster) if self.persistent else tiles
+        # A cluster runs on one GPC, and a GPC of 18 SMs holds four clusters of 4: only each 16 SMs count in full.
+        unit = 16 if self.cluster == 4 else self.cluster
+        return min(tiles, max(sms // unit * unit, self.cluster)) if self.persistent else tiles
 
 
 def _ladder() -> dict[str, WgmmaConfig]:

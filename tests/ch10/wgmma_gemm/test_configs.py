@@ -25,7 +25,8 @@ GOOD = {"kernel": "specialised", "block_m": 128, "block_n": 256, "stages": 4, "c
     ({"block_n": 72}, "block_n must be a multiple of 16 in each of 4 subtiles; it is 72."),
     ({"swap": True}, "epilogue_subtile must be 1 with swap; it is 4."),
     ({"stages": 1}, "the kernel specialised needs 2 stages"),
-    ({"cluster": 4}, "cluster must be 1 or 2 for the kernel specialised; it is 4."),
+    ({"cluster": 3}, "cluster must be 1, 2 or 4 for the kernel specialised; it is 3."),
+    ({"cluster": 4, "block_n": 208, "epilogue_subtile": 1}, "block_n must be a multiple of 32 for a cluster of 4"),
     ({"kernel": "one_group"}, "for the kernel one_group; they are 2, 1, False and False."),
     ({"kernel": "one_group", "consumers": 1, "pdl": True}, "they are 1, 1, False and True."),
     ({"kernel": "split", "epilogue_subtile": 1}, "cluster must be at least 2 for the kernel split; it is 1."),
@@ -56,6 +57,8 @@ def test_tiles_and_grids():
     assert cluster.tiles(4096, 4096) == 512 and cluster.tiles(129, 8) == 2 and cluster.tiles(1, 8) == 2
     assert cluster.grid(4096, 4096, 132) == 512 and STEPS["persistent"].grid(4096, 4096, 132) == 132
     assert STEPS["persistent"].grid(4096, 4096, 133) == 132  # whole clusters
+    four = dataclasses.replace(STEPS["persistent"], cluster=4)
+    assert [four.grid(4096, 4096, sms) for sms in (3, 78, 132, 148)] == [4, 64, 128, 144]
     swapped = WgmmaConfig("specialised", 64, 16, 4, swap=True)
     assert swapped.tiles(16, 4096) == 64
     assert WgmmaConfig("split", 64, 128, 4, cluster=4).grid(64, 4096, 132) == 128
