@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 KERNELS = ("one_group", "specialised", "split")
 BOX_K = 64  # columns of A and B in a box: 128 bytes, the widest swizzle
-LIMITS = {"block_m": 256, "block_n": 256, "stages": 16, "consumers": 2, "cluster": 8, "epilogue_subtile": 16,
+LIMITS = {"block_m": 256, "block_n": 256, "stages": 16, "consumers": 3, "cluster": 8, "epilogue_subtile": 16,
           "group": 4096, "boxes_per_stage": 4}
 
 
@@ -17,8 +17,8 @@ class WgmmaConfig:
     """A tile of `block_m` x `block_n` elements of C, and how a kernel of wgmma_gemm.cu computes it.
 
     `consumers` warp groups multiply the contents of a ring of `stages`. A stage holds `boxes_per_stage` boxes of 64
-    columns of A and of B. `cluster` CTAs share tiles of B; in the kernel `split` they share the K steps of one tile. A
-    `persistent` kernel starts only one CTA per SM. The epilogue stores C in
+    columns of A and of B. `cluster` CTAs (1, 2 or 4) share tiles of B; in the kernel `split` they share the K steps of
+    one tile. A `persistent` kernel starts only one CTA per SM. The epilogue stores C in
     `epilogue_subtile` parts; at most two are in shared memory at a time. The raster walks over bands of `group` rows of
     tiles. With `swap`, the kernel computes C transposed, and block_m counts columns of C. With `pdl` (programmatic
     dependent launch), CTAs may start while the previous kernel in the stream still runs.
@@ -59,9 +59,9 @@ class WgmmaConfig:
                              "multiplied.")
         if self.kernel == "specialised" and self.cluster not in (1, 2, 4):
             raise ValueError(f"cluster must be 1, 2 or 4 for the kernel specialised; it is {self.cluster}.")
-        if self.kernel == "specialised" and self.block_n % (8 * self.cluster):
-            raise ValueError(f"block_n must be a multiple of {8 * self.cluster} for a cluster of {self.cluster}, because "
-                             f"each CTA loads its share in whole swizzle patterns of 8 rows; it is {self.block_n}.")
+        if self.kernel == "specialised" and self.cluster > 1 and self.block_n % (8 * self.cluster):
+            raise ValueError(f"block_n must be a multiple of {8 * self.cluster}, so that each CTA of the cluster loads "
+                             f"whole groups of eight rows of B; it is {self.block_n}.")
         if self.kernel == "split" and self.cluster < 2:
             raise ValueError("cluster must be at least 2 for the kernel split; it is 1.")
         if self.kernel == "split" and (self.persistent or self.epilogue_subtile > 1):
@@ -128,9 +128,9 @@ class WgmmaConfig:
         tiles = self.tiles(m, n)
         if self.kernel == "split":
             return tiles * self.cluster
-        # A cluster runs on one GPC, and a GPC of 18 SMs holds four clusters of 4: only each 16 SMs count in full.
-        unit = 16 if self.cluster == 4 else self.cluster
-        return min(tiles, max(sms // unit * unit, self.cluster)) if self.persistent else tiles
+        # A cluster lies in one GPC. Hopper's GPCs have 16 or 18 SMs, and clusters of four use 16 of them.
+        whole = 16 if self.cluster == 4 else self.cluster
+        return min(tiles, sms // whole * whole) if self.persistent else tiles
 
 
 def _ladder() -> dict[str, WgmmaConfig]:
@@ -162,7 +162,7 @@ def rejection(config: WgmmaConfig) -> str:
     if config.smem_bytes > 232448:
         return f"it needs {config.smem_bytes:,} B of shared memory per block; sm_90a has 232,448 B."
     share = 65536 // config.threads // 8 * 8
-    after_transfer = (min(share, 248) * (config.consumers + 1) - 40) // config.consumers
+    after_transfer = (min(share, 248) * (config.consumers + 1) - 40) // config.consumers // 8 * 8
     registers = min(share if config.kernel == "one_group" else after_transfer, 240)
     if registers < config.accumulators + REGISTERS_BESIDE_SUMS:
         return (f"a consumer's thread has {registers} registers; it needs about {REGISTERS_BESIDE_SUMS} beside its "

@@ -15,7 +15,7 @@ ITEMSIZE = {"bf16": 2, "fp16": 2, "fp8": 1}
 KERNELS = ("plain", "persistent", "split")
 SETS = ("conservative", "proposed", "course")
 _TILE_SIDES = (16, 32, 64, 128, 256, 512)
-_EXTRA_COLUMNS = {192: 64, 160: 32, 96: 32, 80: 16}  # of a tile whose width is no power of two
+_EXTRA_COLUMNS = {320: 64, 192: 64, 160: 32, 96: 32, 80: 16}  # of a tile whose width is no power of two
 _TRITON_TYPES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8e4nv"}
 
 
@@ -23,12 +23,15 @@ _TRITON_TYPES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8e4nv"}
 class GemmConfig:
     """One way to cut C into tiles of block_m x block_n elements and K into steps of block_k.
 
-    `epilogue_subtile` is the number of equal parts in which the first BLOCK_N columns are stored; a tile of 192, 160, 96
-    or 80 columns stores its extra columns as one more part. Each part is staged in shared memory alone. `group_m` rows of tiles
-    sweep the columns together, so that their operands meet in L2. `programs_per_sm` sizes the persistent grid, and
-    `pdl` asks for programmatic dependent launch. Triton's shapes are powers of two, so these four widths become two accumulators: 128 + 64, 128 + 32, 64 + 32
-    or 64 + 16 columns.
-    In the kernel "split", `splits` programs share the steps of one tile.
+    `epilogue_subtile` is the number of equal parts in which the first BLOCK_N columns are stored, and each part is
+    staged in shared memory alone. `group_m` rows of tiles sweep the columns together, so that their operands meet in
+    L2. `programs_per_sm` sizes the persistent grid, and `pdl` asks for programmatic dependent launch. In the kernel
+    "split", `splits` programs share the steps of one tile.
+
+    Triton's shapes are powers of two. The persistent kernel makes tiles of other widths from two accumulators: 320
+    columns are 256 + 64, 192 are 128 + 64, 160 are 128 + 32, 96 are 64 + 32, and 80 are 64 + 16. The extra columns are
+    stored as one more part of the same width, which fixes `epilogue_subtile`: 4 for 320, 160 and 80 columns, 2 for 192
+    and 96. A tile of 128 + 16 columns would need eight parts, and the epilogue makes at most four.
     """
 
     block_m: int

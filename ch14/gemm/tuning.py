@@ -1,4 +1,4 @@
-"""What the tuner may choose from for the Triton GEMM: tiles from 16 x 32 to 256 x 128, whole or split along K."""
+"""What the tuner may choose from for the Triton GEMM: tiles from 16 x 32 to 256 x 192, whole or split along K."""
 
 from __future__ import annotations
 
@@ -44,6 +44,12 @@ def search_space() -> tuple[GemmConfig, ...]:
     for (block_n, parts), block_m in itertools.product(((80, 4), (96, 2), (160, 4)), (64, 128)):
         found += [_with_most_stages(block_m, block_n, block_k, num_warps=warps, epilogue_subtile=parts)
                   for block_k, warps in (((64, 4), (64, 8)) if block_m == 128 else ((64, 4), (128, 4)))]
+    for block_n, parts in ((80, 4), (96, 2), (160, 4), (192, 2)):
+        found += [_with_most_stages(256, block_n, 64, num_warps=8, epilogue_subtile=parts, group_m=group_m)
+                  for group_m in (4, 16)]
+    found += [_with_most_stages(128, 320, 64, num_warps=8, epilogue_subtile=4, group_m=group_m) for group_m in (4, 16)]
+    found += [_with_most_stages(64, block_n, block_k, num_warps=4, epilogue_subtile=parts)
+              for (block_n, parts), block_k in itertools.product(((192, 2), (320, 4)), (64, 128))]
     for splits in (2, 3, 4, 5, 6, 8):
         split = functools.partial(_with_most_stages, kernel="split", splits=splits)
         found += [split(16, 64, 256, num_warps=4), split(32, 64, 128, num_warps=4), split(64, 64, 128, num_warps=4),
@@ -62,7 +68,7 @@ def suits(config: GemmConfig, m: int, n: int, k: int, sms: int) -> bool:
         return m <= 4 * config.block_m
     if config.block_m == 64:
         return m <= 64 or config.tiles(m, n) <= 8 * sms
-    return m > 64
+    return m > 64 and config.block_m < 2 * m
 
 
 def find_candidates(m: int, n: int, k: int) -> list[GemmConfig]:

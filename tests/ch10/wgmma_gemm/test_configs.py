@@ -19,14 +19,15 @@ GOOD = {"kernel": "specialised", "block_m": 128, "block_n": 256, "stages": 4, "c
 @pytest.mark.parametrize("change, said", [
     ({"kernel": "magic"}, "unknown kernel 'magic'; choose one_group, specialised, split."),
     ({"block_n": 512}, "block_n must be from 1 to 256; it is 512."),
-    ({"consumers": 3}, "consumers must be from 1 to 2; it is 3."),
+    ({"consumers": 4}, "consumers must be from 1 to 3; it is 4."),
+    ({"consumers": 3}, "block_m must be a multiple of 64 for each of 3 consumers"),
     ({"group": 4097}, "group must be from 1 to 4,096"),
     ({"block_m": 64}, "block_m must be a multiple of 64 for each of 2 consumers"),
     ({"block_n": 72}, "block_n must be a multiple of 16 in each of 4 subtiles; it is 72."),
     ({"swap": True}, "epilogue_subtile must be 1 with swap; it is 4."),
     ({"stages": 1}, "the kernel specialised needs 2 stages"),
     ({"cluster": 3}, "cluster must be 1, 2 or 4 for the kernel specialised; it is 3."),
-    ({"cluster": 4, "block_n": 208, "epilogue_subtile": 1}, "block_n must be a multiple of 32 for a cluster of 4"),
+    ({"cluster": 4, "block_n": 80, "epilogue_subtile": 1}, "block_n must be a multiple of 32, so that each CTA"),
     ({"kernel": "one_group"}, "for the kernel one_group; they are 2, 1, False and False."),
     ({"kernel": "one_group", "consumers": 1, "pdl": True}, "they are 1, 1, False and True."),
     ({"kernel": "split", "epilogue_subtile": 1}, "cluster must be at least 2 for the kernel split; it is 1."),
@@ -58,7 +59,7 @@ def test_tiles_and_grids():
     assert cluster.grid(4096, 4096, 132) == 512 and STEPS["persistent"].grid(4096, 4096, 132) == 132
     assert STEPS["persistent"].grid(4096, 4096, 133) == 132  # whole clusters
     four = dataclasses.replace(STEPS["persistent"], cluster=4)
-    assert [four.grid(4096, 4096, sms) for sms in (3, 78, 132, 148)] == [4, 64, 128, 144]
+    assert four.tiles(513, 8) == 8 and four.grid(4096, 4096, 132) == 128  # 16 SMs of each GPC
     swapped = WgmmaConfig("specialised", 64, 16, 4, swap=True)
     assert swapped.tiles(16, 4096) == 64
     assert WgmmaConfig("split", 64, 128, 4, cluster=4).grid(64, 4096, 132) == 128
@@ -67,9 +68,16 @@ def test_tiles_and_grids():
 @pytest.mark.parametrize("config, said", [
     (WgmmaConfig("specialised", 128, 256, 5, consumers=2), "it needs 311,376 B of shared memory per block; sm_90a has"),
     (WgmmaConfig("specialised", 128, 256, 2, epilogue_subtile=4), "it needs about 40 beside its 256 sums"),
+    (WgmmaConfig("specialised", 192, 208, 2, consumers=3), "a wgmma of 208 columns needs 130 registers; a thread"),
 ])
 def test_what_cannot_run_is_refused_with_a_reason(config, said):
     assert said in rejection(config)
+
+
+def test_three_consumers_have_registers_for_192_columns():
+    """Threads start with 128 registers, and a consumer gets 152: 96 sums and 40 others fit."""
+    three = WgmmaConfig("specialised", 192, 192, 4, consumers=3, epilogue_subtile=6)
+    assert (three.threads, three.accumulators, three.box, rejection(three)) == (512, 96, 32, "")
 
 
 def test_the_course_s_own_run():

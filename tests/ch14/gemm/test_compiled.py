@@ -5,7 +5,8 @@ import json
 import pytest
 
 from ch14.gemm import __main__ as gemm_command
-from ch14.gemm.configs import SMEM_SLACK, GemmConfig, configs, rejection
+from ch14.gemm import tuning
+from ch14.gemm.configs import SMEM_SLACK, GemmConfig, configs, job, rejection
 from ch14.gemm.experiments import GemmSpace
 from tilelab import build, results
 from tilelab.sweep import Sweep
@@ -35,6 +36,14 @@ def test_resource_model_agrees_with_the_compiler(reports):
         if report.smem is not None:
             assert 0 <= report.smem - config.smem_bytes(dtype, target) <= SMEM_SLACK, what
             assert {unit for name, unit in UNITS.items() if report.counts[name]} == {config.tensor_core(target)}, what
+
+
+def test_the_largest_tiles_of_two_accumulators_do_not_spill():
+    large = {config.tile[:4]: config for config in tuning.search_space()
+             if config.columns[1] and config.block_m * config.block_n >= 128 * 320}
+    assert {(256, 160, 64, 8), (256, 192, 64, 8), (128, 320, 64, 8)} == set(large)
+    for report in build.build(job(config, "sm_90a") for config in large.values()):
+        assert report.launchable and report.spills == 0, (report.job.name, report.reason)
 
 
 def test_the_compiler_refuses_four_of_the_six_proposed(reports):

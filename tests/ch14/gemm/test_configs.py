@@ -74,6 +74,8 @@ def test_parse():
     ((128, 128, 64, 4, 3), {"kernel": "fast"}, "kernel must be one of plain, persistent"),
     ((128, 128, 64, 4, 3), {"epilogue_subtile": 3}, "epilogue_subtile must be one of 1, 2, 4"),
     ((128, 192, 64, 4, 3), {"kernel": "persistent"}, "epilogue_subtile must be 2 for a tile of 192 columns; it is 1"),
+    ((128, 320, 64, 8, 3), {"kernel": "persistent", "epilogue_subtile": 2}, "epilogue_subtile must be 4 for a tile of"),
+    ((128, 144, 64, 8, 3), {"kernel": "persistent"}, "block_n must be one of 16, .*, 320, 192, 160, 96, 80; it is 144"),
 ])
 def test_bad_configuration_is_one_sentence(numbers, options, message):
     with pytest.raises(ValueError, match=message):

@@ -1,0 +1,71 @@
+"""The kernel with one producer in the emulator: three consumers, and clusters of two and four, at ragged shapes."""
+
+import ctypes
+import functools
+
+import pytest
+import torch
+
+from ch10 import wgmma_gemm
+from ch10.wgmma_gemm.configs import WgmmaConfig
+from tilelab import check, cuda_magic, emulator
+
+pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
+THREE = WgmmaConfig("specialised", 192, 32, 3, consumers=3, persistent=True, group=2)
+CLUSTER = WgmmaConfig("specialised", 64, 32, 3, cluster=4, persistent=True, group=2)
+SHAPES = ((400, 72, 136), (200, 104, 264), (130, 40, 24))
+
+
+@functools.cache
+def find_kernel(config: WgmmaConfig, change: tuple[str, str]):
+    source = wgmma_gemm.SOURCE.read_text()
+    assert change[0] in source
+    constants = tuple(f"-D{name}={value}" for name, value in config.constants().items())
+    return cuda_magic.find_kernels(source.replace(*change), constants)[config.kernel]
+
+
+def run(config: WgmmaConfig, shape, seeds, change=("", ""), clusters: int = 1):
+    """Return the largest relative error over the seeds, on `clusters` clusters, which take one tile after another."""
+    m, n, k = shape
+    a, weight = (torch.randn(rows, k).bfloat16() for rows in (m, n))
+    out, touched = check.make_poisoned((m, n), torch.bfloat16, "cpu")
+    maps = (cuda_magic.make_tensor_map(a, (config.block_m, 64), swizzle="128B"),
+            cuda_magic.make_tensor_map(weight, (config.block_n // config.cluster, 64), swizzle="128B"),
+            cuda_magic.make_tensor_map(out, (64, config.box), swizzle=f"{2 * config.box}B"))
+    arguments = (*maps, out, *map(ctypes.c_int, shape), ctypes.c_uint64(out.stride(0)))
+    launch = emulator.prepare(find_kernel(config, change), clusters * config.cluster, config.threads, arguments,
+                              config.smem_bytes, config.cluster)
+    error = 0
+    for seed in seeds:
+        out.fill_(float("nan"))
+        launch(seed)
+        assert touched() == ""
+        error = max(error, check.relative_error(out, wgmma_gemm.spec(a, weight.T)))
+    return error
+
+
+@pytest.mark.parametrize("config", [
+    THREE, WgmmaConfig("specialised", 192, 48, 3, consumers=3, cluster=2, persistent=True, epilogue_subtile=3, group=4),
+    CLUSTER, WgmmaConfig("specialised", 128, 96, 3, consumers=2, cluster=4, persistent=True, epilogue_subtile=3)],
+    ids=str)
+def test_it_is_right_in_every_order(config):
+    for shape in SHAPES:
+        assert run(config, shape, emulator.SEEDS) < 2**-7
+
+
+@pytest.mark.parametrize("config, change", [
+    (THREE, ("4 * CONSUMERS * ctas", "8 * ctas")),  # a stage is free after two of three consumers
+    (THREE, ("4 * CONSUMERS * ctas", "16 * ctas")),
+    (THREE, ("consumer * ROWS * 128", "consumer % 2 * ROWS * 128")),
+    (THREE, ("consumer * BUFFERS * SUBTILE_BYTES", "0")),
+    (CLUSTER, ("4 * CONSUMERS * ctas", "8 * CONSUMERS")),  # a stage is free after two of four CTAs
+    (CLUSTER, ("rank * B_ROWS_PER_CTA * 128", "rank * B_ROWS_PER_CTA * 64")),
+    (CLUSTER, ("if (lane < CLUSTER) mbarrier_arrive_cluster", "if (lane < 2) mbarrier_arrive_cluster"))])
+def test_a_planted_fault_is_found(config, change):
+    found = 0
+    for seed in emulator.SEEDS:
+        try:
+            found += not run(config, SHAPES[0], [seed], change) < 2**-7
+        except emulator.EmulationError:
+            found += 1
+    assert found
