@@ -64,16 +64,11 @@ def search_space() -> tuple[WgmmaConfig, ...]:
     found += [persistent(block_m=128, block_n=columns, consumers=2, boxes_per_stage=boxes, swap=True, group=8)
               for columns in (16, 32, 64, 128, 192) for boxes in (1, 2)]
     found += [persistent(block_m=64, block_n=columns, swap=True, group=8) for columns in (192, 256)]
-    # With many columns per row of A, or the other way round, CTAs that share a tile read less of it from L2.
-    for cluster in (2, 4):
-        found += [persistent(block_m=64, block_n=block_n, cluster=cluster, boxes_per_stage=boxes, group=8)
-                  for block_n in (64, 96, 128, 192, 256) for boxes in (1, 2)]
-        found += [persistent(block_m=64, block_n=columns, cluster=cluster, boxes_per_stage=2, swap=True, group=8)
-                  for columns in (16, 32, 64, 128) if columns % (8 * cluster) == 0]
-        found += [persistent(block_m=128, block_n=columns, consumers=2, cluster=cluster, swap=True, group=8)
-                  for columns in (32, 64, 128, 192)]
-    found += [persistent(block_m=128, block_n=columns, consumers=2, cluster=4, group=8, epilogue_subtile=parts)
-              for columns, parts in ((64, 1), (96, 1), (128, 1), (160, 1), (192, 1), (224, 7), (256, 4))]
+    # In a swapped product the CTAs of a cluster share rows of A.
+    found += [persistent(block_m=64, block_n=columns, cluster=cluster, boxes_per_stage=2, swap=True, group=8)
+              for cluster in (2, 4) for columns in (16, 32, 64, 128) if columns % (8 * cluster) == 0]
+    found += [persistent(block_m=128, block_n=columns, consumers=2, cluster=cluster, swap=True, group=8)
+              for cluster in (2, 4) for columns in (32, 64, 128, 192)]
     split = functools.partial(_with_most_stages, kernel="split", group=8)
     for cluster in (2, 3, 4, 5, 6, 8):
         found += [split(block_m=64, block_n=columns, cluster=cluster, boxes_per_stage=1 + (columns <= 64))
