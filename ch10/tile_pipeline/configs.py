@@ -13,7 +13,7 @@ PRODUCERS = ("thread", "warp")
 RINGS = ("copy", "stencil", "accumulate")
 MAX_STAGES = 6
 LIMITS = {"rows": (1, 256), "columns": (1, 256), "threads": (32, 1024), "stages": (1, MAX_STAGES),
-          "tiles_per_cta": (1, 64), "raster": (1, 32)}
+          "tiles_per_cta": (1, 64), "raster": (1, 1024)}
 CHOICES = {"producer": PRODUCERS, "swizzle": tuple(tensor_map.SWIZZLES), "block": (1, 4), "cluster": (1, 2, 4),
            "l2_promotion": tensor_map.PROMOTIONS}
 # Fields that only some operations have; elsewhere they keep their defaults.
