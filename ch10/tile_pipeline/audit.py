@@ -28,8 +28,10 @@ KEEP_PLACE = ("out, tile + box * BOX_BYTES, row + box * BOX_COLUMNS, column)",
 
 
 def _prepare(op: str, config: TileConfig, *changes: tuple[str, str, int]):
-    """Return a candidate for bench.compare: `op` with a source that has `changes`."""
+    """Return a candidate for bench.compare: `op`, compiled from the source with `changes`."""
     def prepare(x, out):
+        if not changes:
+            return tile_pipeline.prepare(op, x, out=out, config=config)
         original = tile_pipeline.SOURCE
         with patched_source(original, *changes) as tile_pipeline.SOURCE:
             try:
