@@ -10,17 +10,15 @@ KERNELS = {"copy": "tile_copy", "stencil": "stencil", "transpose": "transpose", 
            "accumulate": "accumulate"}  # by operation
 DIMENSIONS = {"copy": 2, "stencil": 2, "transpose": 2, "add_shared": 3, "accumulate": 3}  # of x
 PRODUCERS = ("thread", "warp")
-L2_HINTS = ("none", "loads first", "stores first", "both first")  # what L2 evicts before other lines
 RINGS = ("copy", "stencil", "accumulate")
 MAX_STAGES = 6
 LIMITS = {"rows": (1, 256), "columns": (1, 256), "threads": (32, 1024), "stages": (1, MAX_STAGES),
-          "tiles_per_cta": (1, 64), "raster": (1, 32)}
+          "tiles_per_cta": (1, 64), "raster": (1, 1024)}
 CHOICES = {"producer": PRODUCERS, "swizzle": tuple(tensor_map.SWIZZLES), "block": (1, 4), "cluster": (1, 2, 4),
-           "l2_promotion": tensor_map.PROMOTIONS, "l2_hint": L2_HINTS}
+           "l2_promotion": tensor_map.PROMOTIONS}
 # Fields that only some operations have; elsewhere they keep their defaults.
 OWN_FIELDS = {"stages": RINGS, "tiles_per_cta": RINGS, "producer": ("stencil",), "cluster": ("add_shared",),
-              "swizzle": ("transpose",), "block": ("transpose",), "raster": ("transpose",),
-              "l2_hint": ("transpose",)}
+              "swizzle": ("transpose",), "block": ("transpose",), "raster": ("transpose",)}
 
 
 @dataclass(frozen=True)
@@ -30,8 +28,7 @@ class TileConfig:
     A CTA moves `tiles_per_cta` neighbours through a ring of `stages`. The stencil's `producer` is one of its computing
     threads, or a warp on top of `threads`. The transpose has boxes as wide as its `swizzle` (without one, 128 bytes),
     turns `block` x `block` elements per thread at a time, and walks along bands `raster` tiles tall. In add_shared,
-    `cluster` CTAs share a tile of y. `l2_promotion` is how much of a row L2 fetches at once, and `l2_hint` which copies
-    of the transpose L2 evicts first.
+    `cluster` CTAs share a tile of y. `l2_promotion` is how much of a row L2 fetches at once.
     """
 
     op: str
@@ -46,7 +43,6 @@ class TileConfig:
     raster: int = 1
     cluster: int = 1
     l2_promotion: str = "128B"
-    l2_hint: str = "none"
 
     def __post_init__(self):
         if self.op not in KERNELS:
@@ -101,8 +97,6 @@ class TileConfig:
             parts.append(f"cluster of {self.cluster}")
         if self.l2_promotion != "128B":
             parts.append("no promotion" if self.l2_promotion == "none" else f"L2 {self.l2_promotion}")
-        if self.l2_hint != "none":
-            parts.append(f"L2 evicts {self.l2_hint}")
         return ", ".join(parts)
 
     @property
@@ -115,7 +109,7 @@ class TileConfig:
         if self.op == "stencil":  # one row and one unit of 16 bytes more on each side
             return self.rows + 2, self.columns + 8
         if self.op == "transpose":
-            return self.rows, (tensor_map.SWIZZLES[self.swizzle] or 128) // itemsize
+            return self.rows, tensor_map.SWIZZLES[self.swizzle] // itemsize or self.columns
         return self.rows, self.columns
 
     def smem_bytes(self, itemsize: int = 4) -> int:
@@ -140,13 +134,12 @@ class TileConfig:
         return macros(KERNELS[self.op], self.rows, self.columns, itemsize, self.threads, STAGES=self.stages,
                       TILES_PER_CTA=self.tiles_per_cta, PRODUCER=PRODUCERS.index(self.producer),
                       SWIZZLE=tensor_map.SWIZZLES[self.swizzle], BLOCK=self.block, RASTER=self.raster,
-                      CLUSTER=self.cluster, L2_HINT=L2_HINTS.index(self.l2_hint))
+                      CLUSTER=self.cluster)
 
 
 def macros(kernel: str, rows: int, columns: int, itemsize: int, threads: int, **others) -> dict:
     """Return the macros of a kernel in tile_pipeline.cu; `others` replace their defaults."""
-    defaults = {"STAGES": 1, "TILES_PER_CTA": 1, "PRODUCER": 0, "SWIZZLE": 0, "BLOCK": 1, "RASTER": 1, "CLUSTER": 1,
-                "L2_HINT": 0}
+    defaults = {"STAGES": 1, "TILES_PER_CTA": 1, "PRODUCER": 0, "SWIZZLE": 0, "BLOCK": 1, "RASTER": 1, "CLUSTER": 1}
     return {"KERNEL": kernel.upper(), "ROWS": rows, "COLUMNS": columns, "ITEMSIZE": itemsize, "THREADS": threads,
             **defaults, **others}
 

@@ -25,7 +25,6 @@
 //   PRODUCER                  STENCIL: 0 if a computing thread starts the loads, 1 if an extra warp does
 //   SWIZZLE, BLOCK, RASTER    TRANSPOSE: bytes (0: none), side of a thread's block, rows of tiles in a band
 //   CLUSTER                   ADD_SHARED: number of CTAs that share y
-//   L2_HINT                   TRANSPOSE: 1 if L2 drops what was loaded first, 2 what was stored, 3 both
 #include "tma.cuh"
 
 #define TILE_COPY 0
@@ -199,8 +198,9 @@ stencil(const __grid_constant__ TensorMap x, float* out, u64 stride, u32 rows, u
 
 #if KERNEL == TRANSPOSE
 constexpr u32 TILE = ROWS, SQUARE_BYTES = TILE * TILE * 4;
-// A row of a swizzled box is at most as long as the swizzle, so a tile consists of several boxes side by side.
-constexpr u32 BOX_COLUMNS = SWIZZLE ? SWIZZLE / 4 : 32, BOXES = TILE / BOX_COLUMNS, BOX_BYTES = TILE * BOX_COLUMNS * 4;
+// A row of a swizzled box is at most as long as the swizzle, so a tile consists of several boxes side by side. Without a
+// swizzle one box is the tile.
+constexpr u32 BOX_COLUMNS = SWIZZLE ? SWIZZLE / 4 : TILE, BOXES = TILE / BOX_COLUMNS, BOX_BYTES = TILE * BOX_COLUMNS * 4;
 
 template <typename T>
 __device__ __forceinline__ T& element(u8* tile, u32 row, u32 column) {
@@ -231,40 +231,14 @@ struct Position {
 // which lies in one bank without a swizzle, and writes along a row. Blocks of 4 x 4 lie on diagonals of 32 x 32:
 //
 //     a b c d ...   Eight lanes, which shared memory serves at a time, take the blocks of one letter. Their rows and
-//     b a d c       their columns all differ, so in boxes with rows of 128 bytes they touch all banks, both when they
-//     c d a b       read and when they write.
+//     b a d c       their columns all differ, so in boxes with rows of 128, 256 or more bytes they touch all banks,
+//     c d a b       both when they read and when they write.
 //     d c b a
 __device__ __forceinline__ Position block_position(u32 block) {
     if constexpr (BLOCK == 1) return {block % TILE, block / TILE};
     constexpr u32 SQUARES_ACROSS = TILE > 32 ? TILE / 32 : 1;
     const u32 square = block / 64, diagonal = block / 8 % 8, down = block % 8, across = down ^ diagonal;
     return {square / SQUARES_ACROSS * 32 + down * 4, square % SQUARES_ACROSS * 32 + across * 4};
-}
-
-// The copies of tma.cuh with a hint: L2 evicts these lines before others. Nobody reads x again, and once a line of out is
-// full, it only waits to be written to DRAM.
-__device__ __forceinline__ u64 evict_first() {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-__device__ __forceinline__ void load_box(u32 tile, const TensorMap& map, int x, int y, u32 barrier) {
-    if constexpr (L2_HINT & 1)
-        asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-                     " [%0], [%1, {%3, %4}], [%2], %5;"
-                     ::"r"(tile), "l"(&map), "r"(barrier), "r"(x), "r"(y), "l"(evict_first()) : "memory");
-    else
-        tma_load_2d(tile, map, x, y, barrier);
-}
-
-__device__ __forceinline__ void store_box(const TensorMap& map, u32 tile, int x, int y) {
-    if constexpr (L2_HINT & 2)
-        asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint"
-                     " [%0, {%2, %3}], [%1], %4;"
-                     ::"l"(&map), "r"(tile), "r"(x), "r"(y), "l"(evict_first()) : "memory");
-    else
-        tma_store_2d(map, tile, x, y);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -284,7 +258,7 @@ transpose(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap
         fence_mbarrier_init();
         mbarrier_arrive_expect_tx(barrier, SQUARE_BYTES);
         for (u32 box = 0; box < BOXES; ++box)
-            load_box(tile + box * BOX_BYTES, x, column + box * BOX_COLUMNS, row, barrier);
+            tma_load_2d(tile + box * BOX_BYTES, x, column + box * BOX_COLUMNS, row, barrier);
     }
     __syncthreads();
     mbarrier_wait(barrier, 0);
@@ -312,7 +286,7 @@ transpose(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap
     __syncthreads();
     if (threadIdx.x == 0) {
         for (u32 box = 0; box < BOXES; ++box)
-            store_box(out, tile + box * BOX_BYTES, row + box * BOX_COLUMNS, column);
+            tma_store_2d(out, tile + box * BOX_BYTES, row + box * BOX_COLUMNS, column);
         bulk_commit();
         bulk_wait_read<0>();
     }

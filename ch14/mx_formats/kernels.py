@@ -212,8 +212,9 @@ def write_fp4_encoder() -> str:
     for half in (1, 0):
         for k in (3, 2, 1, 0):
             pair, odd = 1 + 2 * half + k // 2, k % 2
-            lines += [f"and.b32 w, ${pair}, 0x7FFF{'0000' if odd else '7FFF'};", *(["shl.b32 w, w, 16;"] * (not odd)),
-                      "mov.b32 m, w;", "mul.rn.f32 m, m, $5;"]
+            # abs is a modifier of the multiplication and takes no instruction of its own.
+            lines += [f"and.b32 w, ${pair}, 0xFFFF0000;" if odd else f"shl.b32 w, ${pair}, 16;", "mov.b32 m, w;",
+                      "abs.f32 m, m;", "mul.rn.f32 m, m, $5;"]
             # 0f4B000000 is 2^23, 0fCCF00000 is -15 * 2^23.
             lines += ["mov.f32 q, 0f4B000000;" if k == 3 else "fma.rn.f32 q, q, 0f41800000, 0fCCF00000;",
                       "mul.rn.sat.f32 p, m, 0f3F000000;", "fma.rn.f32 q, p, 0f40800000, q;",

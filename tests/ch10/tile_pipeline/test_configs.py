@@ -25,7 +25,7 @@ def sentence(caught):
     ({"block": 4}, "block is for transpose; copy has 4"),
     ({"block": 2}, "block must be 1 or 4; it is 2"),
     ({"raster": 2}, "raster is for transpose; copy has 2"),
-    ({"raster": 33}, "raster must be .* it is 33"),
+    ({"raster": 1025}, "raster must be .* it is 1025"),
     ({"cluster": 2}, "cluster is for add_shared; copy has 2"),
     ({"cluster": 3}, "cluster must be 1 or 2 or 4; it is 3"),
     ({"l2_promotion": "512B"}, "l2_promotion must be none or .*; it is '512B'"),

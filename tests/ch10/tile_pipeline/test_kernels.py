@@ -73,13 +73,3 @@ def test_a_transpose_in_blocks_moves_16_bytes_at_a_time(built):
     for name, config in configs("transpose").items():
         sass = built["transpose", name, "sm_90a"].sass
         assert bool(re.search(r"LDS\.128", sass)) == bool(re.search(r"STS\.128", sass)) == (config.block == 4)
-
-
-def test_a_hint_to_l2_stands_in_the_copies_that_it_is_for():
-    base = configs("transpose")["swizzled"]
-    jobs = [tile_pipeline.job(dataclasses.replace(base, l2_hint=hint), "sm_90a")
-            for hint in ("none", "loads first", "stores first", "both first")]
-    for number, report in enumerate(build.disassemble(jobs)):
-        for bit, opcode in ((1, "UTMALDG"), (2, "UTMASTG")):
-            copies = re.findall(rf"{opcode}\S* .*?;", report.sass)
-            assert copies and all(("desc[" in copy) == bool(number & bit) for copy in copies)

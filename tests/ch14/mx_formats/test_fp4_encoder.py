@@ -27,7 +27,7 @@ def run_ptx(text: str, inputs: list[np.ndarray]) -> np.ndarray:
         return sum(bytes_[(int(selector) >> (4 * i)) & 7] << np.uint32(8 * i) for i in range(4))
 
     steps = {"and": np.bitwise_and, "or": np.bitwise_or, "shl": np.left_shift, "shr": np.right_shift,
-             "mov": lambda a: a, "prmt": permute, "mul": lambda a, b: a * b, "add": lambda a, b: a + b,
+             "mov": lambda a: a, "prmt": permute, "abs": np.abs, "mul": lambda a, b: a * b, "add": lambda a, b: a + b,
              "fma": lambda a, b, c: a * b + c}
     for opcode, operands in re.findall(r"^([a-z]\S*) (.*);$", text, re.MULTILINE):
         target, *names = operands.split(", ")
