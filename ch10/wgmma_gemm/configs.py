@@ -130,7 +130,7 @@ class WgmmaConfig:
             return tiles * self.cluster
         # A cluster lies in one GPC. Hopper's GPCs have 16 or 18 SMs, and clusters of four use 16 of them.
         whole = 16 if self.cluster == 4 else self.cluster
-        return min(tiles, sms // whole * whole) if self.persistent else tiles
+        return min(tiles, max(sms // whole * whole, self.cluster)) if self.persistent else tiles
 
 
 def _ladder() -> dict[str, WgmmaConfig]:

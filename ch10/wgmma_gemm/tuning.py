@@ -64,6 +64,11 @@ def search_space() -> tuple[WgmmaConfig, ...]:
     found += [persistent(block_m=128, block_n=columns, consumers=2, boxes_per_stage=boxes, swap=True, group=8)
               for columns in (16, 32, 64, 128, 192) for boxes in (1, 2)]
     found += [persistent(block_m=64, block_n=columns, swap=True, group=8) for columns in (192, 256)]
+    # In a swapped product the CTAs of a cluster share rows of A.
+    found += [persistent(block_m=64, block_n=columns, cluster=cluster, boxes_per_stage=2, swap=True, group=8)
+              for cluster in (2, 4) for columns in (16, 32, 64, 128) if columns % (8 * cluster) == 0]
+    found += [persistent(block_m=128, block_n=columns, consumers=2, cluster=cluster, swap=True, group=8)
+              for cluster in (2, 4) for columns in (32, 64, 128, 192)]
     split = functools.partial(_with_most_stages, kernel="split", group=8)
     for cluster in (2, 3, 4, 5, 6, 8):
         found += [split(block_m=64, block_n=columns, cluster=cluster, boxes_per_stage=1 + (columns <= 64))
@@ -80,6 +85,8 @@ def search_space() -> tuple[WgmmaConfig, ...]:
 def suits(config: WgmmaConfig, m: int, n: int, k: int, sms: int) -> bool:
     """Return whether a configuration is worth trying: a shape with many tiles needs no split, and so on."""
     tiles = config.tiles(m, n)
+    if config.kernel == "specialised" and config.block_m * (config.cluster - 1) >= (n if config.swap else m):
+        return False  # a whole CTA of each cluster would have nothing to do
     if config.kernel == "split":
         return tiles <= 1.5 * sms and tiles * config.cluster <= 3 * sms and config.steps(k) >= 3 * config.cluster
     if config.cluster == 4 and tiles > config.grid(m, n, sms):
