@@ -1,4 +1,4 @@
-"""The kernel with one producer in the emulator: three consumers, and clusters of two and four, at ragged shapes."""
+"""The specialised kernel in the emulator: three consumers, clusters of two and four, and swapped operands."""
 
 import ctypes
 import functools
@@ -29,10 +29,12 @@ def run(config: WgmmaConfig, shape, seeds, change=("", ""), clusters: int = 1):
     m, n, k = shape
     a, weight = (torch.randn(rows, k).bfloat16() for rows in (m, n))
     out, touched = check.make_poisoned((m, n), torch.bfloat16, "cpu")
-    maps = (cuda_magic.make_tensor_map(a, (config.block_m, 64), swizzle="128B"),
-            cuda_magic.make_tensor_map(weight, (config.block_n // config.cluster, 64), swizzle="128B"),
-            cuda_magic.make_tensor_map(out, (64, config.box), swizzle=f"{2 * config.box}B"))
-    arguments = (*maps, out, *map(ctypes.c_int, shape), ctypes.c_uint64(out.stride(0)))
+    first, second, rows, columns = (weight, a, n, m) if config.swap else (a, weight, m, n)
+    maps = (cuda_magic.make_tensor_map(first, (config.block_m, 64), swizzle="128B"),
+            cuda_magic.make_tensor_map(second, (config.block_n // config.cluster, 64), swizzle="128B"),
+            cuda_magic.make_tensor_map(out, (config.block_n if config.swap else 64, config.box),
+                                       swizzle=f"{2 * config.box}B"))
+    arguments = (*maps, out, *map(ctypes.c_int, (rows, columns, k)), ctypes.c_uint64(out.stride(0)))
     launch = emulator.prepare(find_kernel(config, change), clusters * config.cluster, config.threads, arguments,
                               config.smem_bytes, config.cluster)
     error = 0
@@ -46,7 +48,9 @@ def run(config: WgmmaConfig, shape, seeds, change=("", ""), clusters: int = 1):
 
 @pytest.mark.parametrize("config", [
     THREE, WgmmaConfig("specialised", 192, 48, 3, consumers=3, cluster=2, persistent=True, epilogue_subtile=3, group=4),
-    CLUSTER, WgmmaConfig("specialised", 128, 96, 3, consumers=2, cluster=4, persistent=True, epilogue_subtile=3)],
+    CLUSTER, WgmmaConfig("specialised", 128, 96, 3, consumers=2, cluster=4, persistent=True, epilogue_subtile=3),
+    WgmmaConfig("specialised", 64, 16, 3, cluster=2, persistent=True, swap=True, boxes_per_stage=2),
+    WgmmaConfig("specialised", 128, 32, 3, consumers=2, cluster=4, persistent=True, swap=True, group=2)],
     ids=str)
 def test_it_is_right_in_every_order(config):
     for shape in SHAPES:
