@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ch14 import attention
 from ch14.attention import hopper_kernel, job, kernels
-from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs
+from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs, estimate_useful_share
 from tilelab import bench, build, check, device, results
 
 LONG = (4, 16, 16, 8192, 8192, 128)  # the headline: batch 4, 16 heads of 128
@@ -134,7 +134,7 @@ def choose_peer(case) -> str:
 
 def source() -> str:
     """Return the hash of what is measured: the kernels, their configurations and the choice."""
-    return results.source_hash(kernels, hopper_kernel, AttentionConfig, configs, best_config)
+    return results.source_hash(kernels, hopper_kernel, AttentionConfig, configs, best_config, estimate_useful_share)
 
 
 experiment = functools.partial(results.experiment, source=source)
@@ -151,8 +151,8 @@ def compile_ladder(*dtypes: str) -> None:
     target = device.current().target
     build.compile_ahead([job(config, target, d, causal, dtype)
                          for dtype, d, causal in itertools.product(dtypes, HEAD_DIMS, (False, True))
-                         for config in ladder_here(d).values()
-                         if not config.persistent])  # only its grid differs from the step before it
+                         for name, config in ladder_here(d).items()
+                         if name != "persistent"])  # only its grid differs from the step before it
 
 
 def check_correctness() -> list[dict]:
@@ -202,7 +202,7 @@ def measure_shapes():
     rows = []
     for shape, causal in itertools.product([*SHAPES, *OTHERS], (False, True)):
         case = (*shape, causal)
-        config = best_config(case[5], device.current().target)
+        config = best_config(case[5], device.current().target, case, device.current().sms)
         found = verify(config, case) if shape in OTHERS else {"status": "ok", "reason": ""}
         row = compare_with_cudnn({"best": prepare_attention(config, causal)}, case, rounds=8, warm_s=0.1)[1]
         rows.append(found | row | label(case, "best", config))
