@@ -5,6 +5,7 @@ A case is (batch, heads, key heads, queries, keys, head dimension, causal).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import re
@@ -206,6 +207,36 @@ def measure_shapes():
         found = verify(config, case) if shape in OTHERS else {"status": "ok", "reason": ""}
         row = compare_with_cudnn({"best": prepare_attention(config, causal)}, case, rounds=8, warm_s=0.1)[1]
         rows.append(found | row | label(case, "best", config))
+    return rows
+
+
+SMALL_HEAD = [(*shape, causal) for shape in ((4, 32, 32, 4096, 4096, 64), (16, 32, 32, 1024, 1024, 64))
+              for causal in (False, True)]
+
+
+@experiment("ch14_attention_small_head")
+def measure_small_head():
+    """Check and time the kernels for a head of 64: programs of one group, of two and of three, and three in turns.
+
+    `useful` is configs.estimate_useful_share, and `chosen` marks what `best_config` takes.
+    """
+    here, steps, rows = device.current(), ladder_here(64), []
+    named = {"plain": steps["plain"]}
+    if "three groups" in steps:
+        named |= {"two groups": steps["persistent"],
+                  "three groups, no turns": dataclasses.replace(steps["three groups"], ping_pong=False),
+                  "three groups": steps["three groups"]}
+    build.compile_ahead([job(config, here.target, 64, causal) for config in named.values() for causal in (False, True)])
+    for case in SMALL_HEAD:
+        ragged = (2, 6, 3, 391, 391, 64, case[-1])
+        checks = {name: verify(config, ragged) for name, config in named.items()}
+        right = {name: prepare_attention(named[name], case[-1]) for name, row in checks.items() if row["status"] == "ok"}
+        peer, *timed = compare_with_cudnn(right, case, rounds=8, warm_s=0.1)
+        found = {row["name"]: row for row in timed}
+        rows.append(peer | label(case, peer["name"]))
+        rows += [label(case, name, config) | checks[name] | found.get(name, {})
+                 | {"useful": estimate_useful_share(config, case, here.sms),
+                    "chosen": config == best_config(64, here.target, case, here.sms)} for name, config in named.items()]
     return rows
 
 

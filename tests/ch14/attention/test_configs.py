@@ -49,7 +49,7 @@ def test_pairs_are_equal_work():
 
 
 def test_the_useful_share_by_hand():
-    """Six tiles of 192 queries for 1,024; under a mask each meets the blocks of its last row, and three pairs remain."""
+    """Six tiles of 192 queries for 1,024. Under a mask each meets the blocks of its last row; three pairs remain."""
     assert estimate_useful_share(THREE_GROUPS, (1, 2, 2, 1024, 1024, 64, False), 12) == 1024 / 1152
     blocks = 2 + 3 + 5 + 6 + 8 + 8
     assert estimate_useful_share(THREE_GROUPS, (2, 2, 2, 1024, 1024, 64, True), 12) == 1024 * 1025 / 2 / (
@@ -60,7 +60,7 @@ def test_the_useful_share_by_hand():
 
 
 def test_a_head_of_64_gets_three_groups_where_they_waste_little():
-    """As on an H200: 192 queries lose where a third of the tiles' work lies past the diagonal or the end."""
+    """As on an H200: 192 queries lose where a third of their work lies past the diagonal or the end."""
     found = {case: best_config(64, "sm_90a", case, 132) == THREE_GROUPS for case in (
         (4, 32, 32, 4096, 4096, 64, True), (2, 32, 32, 8192, 8192, 64, False), (16, 32, 32, 1024, 1024, 64, False),
         (16, 32, 32, 1024, 1024, 64, True), (8, 16, 16, 577, 577, 64, True), (1, 16, 16, 1, 8192, 64, False))}

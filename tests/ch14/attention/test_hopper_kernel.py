@@ -14,9 +14,10 @@ SMALL_HEAD = [AttentionConfig(192, 128, 12, 3, "hopper", True, True, True, True,
               for double_q in (False, True)]
 SMALL_HEAD += [AttentionConfig(128, 64, 8, 4, "hopper", False, False, True, True, True),
                AttentionConfig(256, 64, 16, 5, "hopper", True, False, True, True, True)]
-FORMS = SMALL_HEAD + [AttentionConfig(groups * 64, 128, groups * 4, stages, "hopper", overlap, ping_pong, True, joint)
-                      for groups, (overlap, ping_pong), joint, stages in itertools.product(
-                          (2, 3), ((False, False), (True, False), (True, True)), (False, True), (2, 3))]
+FORMS = SMALL_HEAD + [AttentionConfig(groups * 64, 128, groups * 4, stages, "hopper", overlap, ping_pong, True,
+                                      joint=groups > 2)
+                      for groups, (overlap, ping_pong), stages in itertools.product(
+                          (2, 3), ((False, False), (True, False), (True, True)), (2, 3))]
 CASES = [(1, 2, 1, 500, 500, True), (1, 1, 1, 385, 300, True), (1, 2, 2, 200, 640, False), (1, 1, 1, 64, 1, True)]
 
 
