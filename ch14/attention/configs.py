@@ -64,28 +64,25 @@ class AttentionConfig:
         return tile + "".join(words)
 
 
-# At D = 64 three groups compute this many times as many scores per second as the plain kernel, waste aside: the lowest
-# of seven shapes on an H200, whose gains of 0.85 to 1.15 differ by the share of `estimate_useful_share`.
-THREE_GROUPS = AttentionConfig(192, 128, 12, 3, "hopper", overlap=True, ping_pong=True, persistent=True, joint=True)
-THREE_GROUPS_RATE = 1.15
-
-
 def configs(d: int = 128) -> dict[str, AttentionConfig]:
     """Return the steps of the ladder for head dimension `d`, by name, from the simplest to the last."""
     roles = AttentionConfig(kernel="hopper")
     overlap = dataclasses.replace(roles, overlap=True)
-    return {"plain": AttentionConfig(num_stages=3) if d > 64 else AttentionConfig(64, 128, 4, 2), "roles": roles,
-            "overlap": overlap, "ping-pong": dataclasses.replace(overlap, ping_pong=True),
-            "persistent": dataclasses.replace(overlap, persistent=True),
-            **({"three groups": THREE_GROUPS} if d == 64 else {})}
+    steps = {"plain": AttentionConfig(num_stages=3) if d > 64 else AttentionConfig(64, 128, 4, 2), "roles": roles,
+             "overlap": overlap, "ping-pong": dataclasses.replace(overlap, ping_pong=True),
+             "persistent": dataclasses.replace(overlap, persistent=True)}
+    if d == 64:
+        steps["three groups"] = AttentionConfig(192, 128, 12, 3, "hopper", overlap=True, ping_pong=True,
+                                                persistent=True, joint=True)
+    return steps
 
 
 def best_config(d: int, target: str | None, case: tuple = (), sms: int = 132) -> AttentionConfig:
     """Return the fastest configuration for head dimension `d` on `target`; None is Triton's interpreter.
 
-    `case` is (batch, heads, key heads, queries, keys, head dimension, causal). On Hopper it decides at D = 64 whether a
-    tile of 192 queries wastes less than its higher rate gains: see `estimate_useful_share`. Without a case the plain
-    kernel is chosen there.
+    `case` is (batch, heads, key heads, queries, keys, head dimension, causal). It decides on Hopper at D = 64, because a
+    tile of 192 queries computes faster and wastes more than a tile of 64. Without a case the plain kernel is chosen
+    there.
     """
     if target is None:
         return AttentionConfig(32, 32, 4, 2)  # the interpreter is fast with small tiles
@@ -96,9 +93,12 @@ def best_config(d: int, target: str | None, case: tuple = (), sms: int = 132) ->
         return AttentionConfig()
     if d != 64:
         return configs(d)["persistent"]
-    plain = configs(d)["plain"]
-    useful = {config: estimate_useful_share(config, case, sms) if case else 0.0 for config in (plain, THREE_GROUPS)}
-    return THREE_GROUPS if useful[THREE_GROUPS] * THREE_GROUPS_RATE > useful[plain] else plain
+    if not case:
+        return configs(d)["plain"]
+    # The scores per second without what estimate_useful_share counts as waste, relative to the plain kernel: the lowest
+    # of seven shapes on an H200.
+    rates = {configs(d)["plain"]: 1.0, configs(d)["three groups"]: 1.15}
+    return max(rates, key=lambda config: rates[config] * estimate_useful_share(config, case, sms))
 
 
 def estimate_useful_share(config: AttentionConfig, case: tuple, sms: int) -> float:

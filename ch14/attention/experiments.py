@@ -230,7 +230,8 @@ def measure_small_head():
     for case in SMALL_HEAD:
         ragged = (2, 6, 3, 391, 391, 64, case[-1])
         checks = {name: verify(config, ragged) for name, config in named.items()}
-        right = {name: prepare_attention(named[name], case[-1]) for name, row in checks.items() if row["status"] == "ok"}
+        right = {name: prepare_attention(config, case[-1])
+                 for name, config in named.items() if checks[name]["status"] == "ok"}
         peer, *timed = compare_with_cudnn(right, case, rounds=8, warm_s=0.1)
         found = {row["name"]: row for row in timed}
         rows.append(peer | label(case, peer["name"]))

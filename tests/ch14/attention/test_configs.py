@@ -5,7 +5,6 @@ import pytest
 from ch14.attention import AttentionConfig, configs, experiments
 from ch14.attention.configs import (
     HEAD_DIMS,
-    THREE_GROUPS,
     best_config,
     estimate_balance,
     estimate_clocks,
@@ -13,6 +12,8 @@ from ch14.attention.configs import (
     rejection,
 )
 from tilelab import device
+
+THREE_GROUPS = configs(64)["three groups"]
 
 
 @pytest.mark.parametrize("changes, message", [
