@@ -80,7 +80,7 @@ def configs(d: int = 128) -> dict[str, AttentionConfig]:
 def best_config(d: int, target: str | None, case: tuple = (), sms: int = 132) -> AttentionConfig:
     """Return the fastest configuration for head dimension `d` on `target`; None is Triton's interpreter.
 
-    `case` is (batch, heads, key heads, queries, keys, head dimension, causal). It decides on Hopper at D = 64, because a
+    `case` is (batch, heads, key heads, queries, keys, head dimension, causal). It decides on Hopper at D = 64, where a
     tile of 192 queries computes faster and wastes more than a tile of 64. Without a case the plain kernel is chosen
     there.
     """
