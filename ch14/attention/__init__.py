@@ -59,8 +59,8 @@ def job(config: AttentionConfig, target: str, d: int = 128, is_causal: bool = Fa
     if hopper:
         kernel, signature["items"] = "ch14.attention.hopper_kernel:attention_hopper_kernel", "i32"
     constants, options = _compile_options(config, is_causal)
-    return build.Job(kernel, signature, constants, target, options["num_warps"], options.get("num_stages", 3),
-                     name=str(config))
+    return build.Job(kernel, signature, constants, target, options.pop("num_warps"), options.pop("num_stages", 3),
+                     options=options, name=str(config))
 
 
 def _compile_options(config: AttentionConfig, is_causal: bool) -> tuple[dict, dict]:
@@ -68,9 +68,12 @@ def _compile_options(config: AttentionConfig, is_causal: bool) -> tuple[dict, di
     constants = {"CAUSAL": bool(is_causal), "BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
     if config.kernel == "plain":
         return constants, {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    constants |= {"STAGES": config.num_stages, "OVERLAP": config.overlap, "PING_PONG": config.ping_pong,
-                  "JOINT": config.joint, "POLY": config.poly_exp}
-    return constants, {"num_warps": 4}  # Gluon counts the warps of the first role only
+    constants |= {"Q_STAGES": 1 + config.double_q, "STAGES": config.num_stages, "OVERLAP": config.overlap,
+                  "PING_PONG": config.ping_pong, "JOINT": config.joint}
+    options = {"num_warps": 4}  # Gluon counts the warps of the first role only
+    if config.programs_per_sm == 2:  # the kernel's 12 warps get 80 registers per thread, and share them by role
+        options["maxnreg"] = 80
+    return constants, options
 
 
 def _query_rows(config: AttentionConfig) -> int:
@@ -120,8 +123,9 @@ def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
     _check_operands(q, k, v, out, scale)
     here, d = device.current(), q.shape[3]
     target = here.target if here.has_tma else "sm_90a"  # which the interpreter stands in for
+    case = q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], d, is_causal
     config = choose_config(config, configs(d), AttentionConfig,
-                           lambda: best_config(d, None if IS_INTERPRETED else target))
+                           lambda: best_config(d, None if IS_INTERPRETED else target, case, here.sms))
     if reason := rejection(config, target):
         raise device.Unsupported(f"configuration {config} cannot run on {target}: {reason}")
     gluon = config.kernel == "hopper"
@@ -135,7 +139,7 @@ def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
     names = ("q_desc", "k_desc", "v_desc", "o_desc")
     row_blocks = triton.cdiv(q.shape[2], config.block_m)
     items = ((row_blocks + 1) // 2 if gluon and is_causal else row_blocks) * q.shape[0] * q.shape[1]
-    grid = (min(items, here.sms) if config.persistent else items,)
+    grid = (min(items, here.sms * config.programs_per_sm) if config.persistent else items,)
     arguments = {name: _describe(tensor, rows, gluon) for name, (tensor, rows) in zip(names, tensors)}
     arguments |= {"scale": (d ** -0.5 if scale is None else scale) * LOG2_E, **({"items": items} if gluon else {}),
                   "KEYS": k.shape[2], "row_blocks": row_blocks, "heads": q.shape[1],

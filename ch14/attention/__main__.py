@@ -43,7 +43,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _choose_steps(options, target: str) -> dict:
-    every = {**configs(options.shape[4]), "best": best_config(options.shape[4], target)}
+    b, h, hk, s, d = options.shape
+    every = {**configs(d), "best": best_config(d, target, (b, h, hk, s, s, d, options.causal))}
     return every if options.step == "all" else {options.step: every[options.step]}
 
 

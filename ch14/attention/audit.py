@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from ch14.attention import experiments, hopper_kernel, kernels
-from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs
+from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs, estimate_useful_share
 from tilelab import bench, build, check, device, peers, results
 
 LENGTHS = (1024, 4096, 8192)  # with 16,384 tokens and 2,048 features in all
@@ -47,8 +47,8 @@ CASES = [(16384 // s, 2048 // d, 2048 // d, s, s, d, causal)
 
 def source() -> str:
     """Return the hash of what is measured: the kernels, and how the peers are called."""
-    return results.source_hash(kernels, hopper_kernel, AttentionConfig, configs, best_config, compare_case,
-                               peers.FlashAttention4)
+    return results.source_hash(kernels, hopper_kernel, AttentionConfig, configs, best_config,
+                               estimate_useful_share, compare_case, peers.FlashAttention4)
 
 
 def cudnn_version() -> str | None:
@@ -63,7 +63,8 @@ def compare_case(case, flash_4: peers.Peer, **timing) -> list[dict]:
     The first rows have the names of the peers and hold ratios to cuDNN. A row "course" for each peer follows: those of
     tilelab.peers.compare.
     """
-    peer, config = experiments.choose_peer(case), best_config(case[5], device.current().target)
+    peer = experiments.choose_peer(case)
+    config = best_config(case[5], device.current().target, case, device.current().sms)
     others = {"course": experiments.prepare_attention(config, case[6])}
     if not flash_4.reason:
         others[flash_4.name] = flash_4.prepare_attention(case[6])
@@ -94,10 +95,11 @@ def compare_with_peers():
     At `experiments.LONG` without a mask FlashAttention-2 (torch's backend "flash") and attention in steps follow, timed
     apart from the fast ones because they let the chip cool down.
     """
-    build.compile_ahead([experiments.job(best_config(d, device.current().target), device.current().target, d, causal)
-                         for d, causal in itertools.product(HEAD_DIMS, (False, True))])
+    here, cases = device.current(), (*CASES, (*experiments.LONG, False))
+    build.compile_ahead(list({(config, case[5:]): experiments.job(config, here.target, *case[5:]) for case in cases
+                              for config in [best_config(case[5], here.target, case, here.sms)]}.values()))
     flash_4, rows = peers.find("flash_attention_4"), []
-    for case in (*CASES, (*experiments.LONG, False)):
+    for case in cases:
         rows += compare_case(case, flash_4, rounds=12, warm_s=0.2)
     slow = {"flash": experiments.prepare_sdpa("flash", False), "eager": experiments.prepare_eager(False)}
     return rows + [row | experiments.label(case, row["name"])

@@ -5,6 +5,7 @@ A case is (batch, heads, key heads, queries, keys, head dimension, causal).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import re
@@ -15,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ch14 import attention
 from ch14.attention import hopper_kernel, job, kernels
-from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs
+from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs, estimate_useful_share
 from tilelab import bench, build, check, device, results
 
 LONG = (4, 16, 16, 8192, 8192, 128)  # the headline: batch 4, 16 heads of 128
@@ -134,7 +135,7 @@ def choose_peer(case) -> str:
 
 def source() -> str:
     """Return the hash of what is measured: the kernels, their configurations and the choice."""
-    return results.source_hash(kernels, hopper_kernel, AttentionConfig, configs, best_config)
+    return results.source_hash(kernels, hopper_kernel, AttentionConfig, configs, best_config, estimate_useful_share)
 
 
 experiment = functools.partial(results.experiment, source=source)
@@ -151,8 +152,8 @@ def compile_ladder(*dtypes: str) -> None:
     target = device.current().target
     build.compile_ahead([job(config, target, d, causal, dtype)
                          for dtype, d, causal in itertools.product(dtypes, HEAD_DIMS, (False, True))
-                         for config in ladder_here(d).values()
-                         if not config.persistent])  # only its grid differs from the step before it
+                         for name, config in ladder_here(d).items()
+                         if name != "persistent"])  # only its grid differs from the step before it
 
 
 def check_correctness() -> list[dict]:
@@ -202,10 +203,41 @@ def measure_shapes():
     rows = []
     for shape, causal in itertools.product([*SHAPES, *OTHERS], (False, True)):
         case = (*shape, causal)
-        config = best_config(case[5], device.current().target)
+        config = best_config(case[5], device.current().target, case, device.current().sms)
         found = verify(config, case) if shape in OTHERS else {"status": "ok", "reason": ""}
         row = compare_with_cudnn({"best": prepare_attention(config, causal)}, case, rounds=8, warm_s=0.1)[1]
         rows.append(found | row | label(case, "best", config))
+    return rows
+
+
+SMALL_HEAD = [(*shape, causal) for shape in ((4, 32, 32, 4096, 4096, 64), (16, 32, 32, 1024, 1024, 64))
+              for causal in (False, True)]
+
+
+@experiment("ch14_attention_small_head")
+def measure_small_head():
+    """Check and time the kernels for a head of 64: programs of one group, of two and of three, and three in turns.
+
+    `useful` is configs.estimate_useful_share, and `chosen` marks what `best_config` takes.
+    """
+    here, steps, rows = device.current(), ladder_here(64), []
+    named = {"plain": steps["plain"]}
+    if "three groups" in steps:
+        named |= {"two groups": steps["persistent"],
+                  "three groups, no turns": dataclasses.replace(steps["three groups"], ping_pong=False),
+                  "three groups": steps["three groups"]}
+    build.compile_ahead([job(config, here.target, 64, causal) for config in named.values() for causal in (False, True)])
+    for case in SMALL_HEAD:
+        ragged = (2, 6, 3, 391, 391, 64, case[-1])
+        checks = {name: verify(config, ragged) for name, config in named.items()}
+        right = {name: prepare_attention(config, case[-1])
+                 for name, config in named.items() if checks[name]["status"] == "ok"}
+        peer, *timed = compare_with_cudnn(right, case, rounds=8, warm_s=0.1)
+        found = {row["name"]: row for row in timed}
+        rows.append(peer | label(case, peer["name"]))
+        rows += [label(case, name, config) | checks[name] | found.get(name, {})
+                 | {"useful": estimate_useful_share(config, case, here.sms),
+                    "chosen": config == best_config(64, here.target, case, here.sms)} for name, config in named.items()]
     return rows
 
 

@@ -2,14 +2,14 @@
 
 Gluon is Triton's lower-level language. The kernel for every GPU with TMA is in `kernels`.
 
-A walk through `attention_hopper_kernel`, which a CTA of nine warps runs (13 with a third group):
+A walk through `attention_hopper_kernel`, which a CTA of nine warps runs (four more for each further group):
 
     warps 0-3 | attend, group 0 | wgmma: rows 0-63 of the tile of Q against each block of K and V
     warps 4-7 | attend, group 1 | wgmma: rows 64-127
     warp 8    | load_tiles      | TMA: the tile of Q, then its blocks of K and V
 
 1. The kernel allocates the tiles and their mbarriers. A `full` barrier completes when TMA has written the bytes that
-   the loading warp announced; an `empty` barrier completes when both groups have arrived, so TMA may write again.
+   the loading warp announced; an `empty` barrier completes when all groups have arrived, so TMA may write again.
 2. All three roles go through the same items of work in the same order, and through the same ring of STAGES blocks.
    `RingState` counts along: which stage is next, and which phase of its barriers to wait for.
 3. A group computes S = Q K^T, takes the exponentials with a running maximum, and adds P V to its accumulator. With
@@ -17,10 +17,12 @@ A walk through `attention_hopper_kernel`, which a CTA of nine warps runs (13 wit
    With PING_PONG the groups take turns at the tensor core.
 4. With as many programs as SMs (a persistent grid) the loading warp runs ahead into the next item of work.
 
-Options for a head dimension of 64, where the exponentials take as long as the products: GROUPS = 3 lets a third group
-fill the gaps that the others leave. JOINT gives a block of K and of V the same barriers, which halves the waits and
-arrivals, and holds a block of K longer. POLY of each eight exponentials are computed by a polynomial, on the units that
-multiply and add.
+Options for a head dimension of 64, where the exponentials take as long as the products: a third group (BLOCK_M = 192)
+or a fourth (256) fills the gaps that the others leave. JOINT gives a block of K and of V the same barriers, which
+halves the waits and arrivals, and holds a block of K longer. With BLOCK_N = 64 a group needs fewer registers, so an SM
+has room for four groups. They are in one program or in two, of which one computes while the other begins or ends a
+tile. With Q_STAGES = 2 TMA loads the next tile of Q while this one is in use. Each group has its own barriers for Q, so
+it does not wait for the other groups between two tiles.
 
 Source: FlashAttention-3, sections 3.1 and 3.2 (arXiv 2407.08608); Triton's Gluon tutorials. This file does not import
 annotations from __future__, because an aggregate needs the types of its fields and not their names.
@@ -124,55 +126,15 @@ class Problem:
         return (last + self.BLOCK_N - 1) // self.BLOCK_N
 
 
-# 2^x for x <= 0. Adding 1.5 * 2^23 rounds x down to a whole number, which then stands in the lowest bits of the sum. A
-# polynomial of degree 3 gives 2^fraction to 13 bits (bf16 has 8, fp16 11), and a shift adds the number to its exponent.
-POLYNOMIAL = """{
-.reg .f32 x, n, f, p;
-.reg .b32 e, m;
-max.NaN.ftz.f32 x, $IN, 0fC2FE0000;
-add.rm.ftz.f32 n, x, 0f4B400000;
-sub.rn.ftz.f32 f, n, 0f4B400000;
-sub.rn.ftz.f32 f, x, f;
-fma.rn.ftz.f32 p, f, 0f3D9DD565, 0f3E691BBB;
-fma.rn.ftz.f32 p, p, f, 0f3F31F32D;
-fma.rn.ftz.f32 p, p, f, 0f3F800000;
-mov.b32 e, n;
-shl.b32 e, e, 23;
-mov.b32 m, p;
-add.s32 e, e, m;
-mov.b32 $OUT, e;
-}
-"""
-
-
-@gluon.constexpr_function
-def write_exp2(POLY):
-    # Return the PTX of eight powers of two, POLY of them by the polynomial.
-    lines = ["ex2.approx.ftz.f32 $OUT, $IN;"] * 8
-    for number in range(POLY):
-        lines[number * 8 // POLY] = POLYNOMIAL
-    return "\n".join(line.replace("$OUT", f"${number}").replace("$IN", f"${number + 8}")
-                     for number, line in enumerate(lines))
-
-
 @gluon.jit
-def exp2_scores(x, POLY: gl.constexpr):
-    if POLY == 0:
-        powers = gl.exp2(x)
-    else:
-        powers = gl.inline_asm_elementwise(write_exp2(POLY), "=f,=f,=f,=f,=f,=f,=f,=f,f,f,f,f,f,f,f,f", [x],
-                                           gl.float32, is_pure=True, pack=8)
-    return powers
-
-
-@gluon.jit
-def load_tiles(problem, q_desc, k_desc, v_desc, queries, keys, values, STAGES: gl.constexpr, JOINT: gl.constexpr):
+def load_tiles(problem, q_desc, k_desc, v_desc, queries, keys, values, Q_STAGES: gl.constexpr, STAGES: gl.constexpr,
+               JOINT: gl.constexpr):
     # The role of the last warp. It loads the last block of keys first, because only that block may need a mask.
     ROWS: gl.constexpr = q_desc.block_type.shape[2]
     GROUPS: gl.constexpr = problem.BLOCK_M // ROWS
     # A new barrier counts as past its phase 1, so the first round finds every stage empty.
     state = RingState(gl.to_tensor(0), gl.to_tensor(1), STAGES)
-    q_phase = 1
+    q_state = RingState(gl.to_tensor(0), gl.to_tensor(1), Q_STAGES)
     for item in range(gl.program_id(0), problem.items, gl.num_programs(0)):
         head, late, early, count = problem.locate(item)
         batch = head // problem.heads
@@ -181,12 +143,13 @@ def load_tiles(problem, q_desc, k_desc, v_desc, queries, keys, values, STAGES: g
         for tile in range(count):
             row = (late + tile * (early - late)) * problem.BLOCK_M
             blocks = problem.count_key_blocks(row, problem.BLOCK_M)
-            mbarrier.wait(queries.empty, q_phase)
-            mbarrier.expect(queries.full, GROUPS * q_desc.block_type.nbytes)
             for group in gl.static_range(GROUPS):
-                tma.async_copy_global_to_shared(q_desc, [batch, q_head, row + group * ROWS, 0], queries.full,
-                                                queries.tiles.index(group))
-            q_phase ^= 1
+                tile_of_q = q_state.stage * GROUPS + group
+                mbarrier.wait(queries.empty.index(tile_of_q), q_state.phase)
+                mbarrier.expect(queries.full.index(tile_of_q), q_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(q_desc, [batch, q_head, row + group * ROWS, 0],
+                                                queries.full.index(tile_of_q), queries.tiles.index(tile_of_q))
+            q_state = q_state.next()
             for block in range(blocks):
                 origin = [batch, kv_head, (blocks - 1 - block) * problem.BLOCK_N, 0]
                 stage = state.stage
@@ -202,8 +165,8 @@ def load_tiles(problem, q_desc, k_desc, v_desc, queries, keys, values, STAGES: g
 
 @gluon.jit
 def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
-           STAGES: gl.constexpr, OVERLAP: gl.constexpr, PING_PONG: gl.constexpr, JOINT: gl.constexpr,
-           POLY: gl.constexpr):
+           Q_STAGES: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr, PING_PONG: gl.constexpr,
+           JOINT: gl.constexpr):
     # The role of a group of four warps: 64 rows of Q against every block. The hardware computes powers of two, so
     # `scale` holds log2(e). With JOINT, `values` has the barriers of `keys`.
     ROWS: gl.constexpr = o_desc.block_type.shape[2]
@@ -214,10 +177,9 @@ def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, 
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)  # wgmma takes P from registers in this layout
-    q = queries.tiles.index(GROUP).reshape([ROWS, D])
     zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, s_layout)
     state = RingState(gl.to_tensor(0), gl.to_tensor(0), STAGES)
-    q_phase = 0
+    q_state = RingState(gl.to_tensor(0), gl.to_tensor(0), Q_STAGES)
     tensor_core_phase = 0
     if PING_PONG and NEXT == 0:
         mbarrier.arrive(tensor_core_barriers.index(0), count=1)  # group 0 begins
@@ -242,7 +204,9 @@ def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, 
                     state = state.next()
                 blocks = own_blocks
             acc = gl.zeros([ROWS, D], gl.float32, o_layout)
-            mbarrier.wait(queries.full, q_phase)
+            tile_of_q = q_state.stage * GROUPS + GROUP
+            q = queries.tiles.index(tile_of_q).reshape([ROWS, D])
+            mbarrier.wait(queries.full.index(tile_of_q), q_state.phase)
             mbarrier.wait(keys.full.index(state.stage), state.phase)
             k = keys.tiles.index(state.stage).reshape([BLOCK_N, D]).permute((1, 0))
             s = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
@@ -255,7 +219,7 @@ def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, 
                 keep = keep & (columns <= row + gl.arange(0, ROWS, gl.SliceLayout(1, s_layout))[:, None])
             s = gl.where(keep, s, float("-inf"))
             row_max = gl.maximum(gl.max(s, 1) * scale, LOWEST)
-            p_float = exp2_scores(s * scale - row_max[:, None], POLY)
+            p_float = gl.exp2(s * scale - row_max[:, None])
             row_sum = gl.sum(p_float, 1)
             p = gl.convert_layout(p_float.to(o_desc.dtype), p_layout)
 
@@ -287,7 +251,7 @@ def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, 
                     mbarrier.arrive(keys.empty.index(state.stage), count=1)
                 new_max = gl.maximum(row_max, gl.max(s, 1) * scale)
                 rescale = gl.exp2(row_max - new_max)
-                p_float = exp2_scores(s * scale - new_max[:, None], POLY)
+                p_float = gl.exp2(s * scale - new_max[:, None])
                 row_sum = row_sum * rescale + gl.sum(p_float, 1)
                 row_max = new_max
                 if OVERLAP:
@@ -296,8 +260,8 @@ def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, 
                 acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, o_layout))[:, None]
                 p = gl.convert_layout(p_float.to(o_desc.dtype), p_layout)
 
-            mbarrier.arrive(queries.empty, count=1)
-            q_phase ^= 1
+            mbarrier.arrive(queries.empty.index(tile_of_q), count=1)
+            q_state = q_state.next()
             if not JOINT:
                 mbarrier.wait(values.full.index(state.stage), state.phase)
             acc = warpgroup_mma(p, values.tiles.index(state.stage).reshape([BLOCK_N, D]), acc)
@@ -325,17 +289,18 @@ def allocate_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 # Lengths are not specialised, so a new prompt length does not compile a new kernel.
 @gluon.jit(do_not_specialize=["items", "KEYS", "row_blocks", "heads", "heads_per_kv"])
 def attention_hopper_kernel(q_desc, k_desc, v_desc, o_desc, scale, items, KEYS, row_blocks, heads, heads_per_kv,
-                            CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-                            OVERLAP: gl.constexpr, PING_PONG: gl.constexpr, JOINT: gl.constexpr, POLY: gl.constexpr):
+                            CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+                            Q_STAGES: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
+                            PING_PONG: gl.constexpr, JOINT: gl.constexpr):
     GROUPS: gl.constexpr = BLOCK_M // q_desc.block_type.shape[2]
-    q_tiles = gl.allocate_shared_memory(q_desc.dtype, [GROUPS] + q_desc.block_type.shape, q_desc.layout)
+    q_tiles = gl.allocate_shared_memory(q_desc.dtype, [Q_STAGES * GROUPS] + q_desc.block_type.shape, q_desc.layout)
     o_tiles = gl.allocate_shared_memory(o_desc.dtype, [GROUPS] + o_desc.block_type.shape, o_desc.layout)
     k_tiles = gl.allocate_shared_memory(k_desc.dtype, [STAGES] + k_desc.block_type.shape, k_desc.layout)
     v_tiles = gl.allocate_shared_memory(v_desc.dtype, [STAGES] + v_desc.block_type.shape, v_desc.layout)
-    q_full = allocate_barriers(1, 1).index(0)
-    q_empty = allocate_barriers(1, GROUPS).index(0)  # every group reads each tile
+    q_full = allocate_barriers(Q_STAGES * GROUPS, 1)  # each group has its own rows of Q
+    q_empty = allocate_barriers(Q_STAGES * GROUPS, 1)
     k_full = allocate_barriers(STAGES, 1)
-    k_empty = allocate_barriers(STAGES, GROUPS)
+    k_empty = allocate_barriers(STAGES, GROUPS)  # every group reads each tile
     if JOINT:
         v_full = k_full
         v_empty = k_empty
@@ -353,18 +318,30 @@ def attention_hopper_kernel(q_desc, k_desc, v_desc, o_desc, scale, items, KEYS, 
     if GROUPS == 2:
         gl.warp_specialize([
             (attend, (0, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
-                      STAGES, OVERLAP, PING_PONG, JOINT, POLY)),
+                      Q_STAGES, STAGES, OVERLAP, PING_PONG, JOINT)),
             (attend, (1, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
-                      STAGES, OVERLAP, PING_PONG, JOINT, POLY)),
-            (load_tiles, (problem, q_desc, k_desc, v_desc, queries, keys, values, STAGES, JOINT)),
-        ], [4, 1], [240, 24])
+                      Q_STAGES, STAGES, OVERLAP, PING_PONG, JOINT)),
+            (load_tiles, (problem, q_desc, k_desc, v_desc, queries, keys, values, Q_STAGES, STAGES, JOINT)),
+        ], [4, 1], [104 if BLOCK_N == 64 else 240, 24])  # the registers are for two programs, or for one
+    elif GROUPS == 3:
+        gl.warp_specialize([
+            (attend, (0, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
+                      Q_STAGES, STAGES, OVERLAP, PING_PONG, JOINT)),
+            (attend, (1, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
+                      Q_STAGES, STAGES, OVERLAP, PING_PONG, JOINT)),
+            (attend, (2, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
+                      Q_STAGES, STAGES, OVERLAP, PING_PONG, JOINT)),
+            (load_tiles, (problem, q_desc, k_desc, v_desc, queries, keys, values, Q_STAGES, STAGES, JOINT)),
+        ], [4, 4, 1], [160, 160, 24])
     else:
         gl.warp_specialize([
             (attend, (0, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
-                      STAGES, OVERLAP, PING_PONG, JOINT, POLY)),
+                      Q_STAGES, STAGES, OVERLAP, PING_PONG, JOINT)),
             (attend, (1, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
-                      STAGES, OVERLAP, PING_PONG, JOINT, POLY)),
+                      Q_STAGES, STAGES, OVERLAP, PING_PONG, JOINT)),
             (attend, (2, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
-                      STAGES, OVERLAP, PING_PONG, JOINT, POLY)),
-            (load_tiles, (problem, q_desc, k_desc, v_desc, queries, keys, values, STAGES, JOINT)),
-        ], [4, 4, 1], [160, 160, 24])
+                      Q_STAGES, STAGES, OVERLAP, PING_PONG, JOINT)),
+            (attend, (3, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
+                      Q_STAGES, STAGES, OVERLAP, PING_PONG, JOINT)),
+            (load_tiles, (problem, q_desc, k_desc, v_desc, queries, keys, values, Q_STAGES, STAGES, JOINT)),
+        ], [4, 4, 4, 1], [112, 112, 112, 24])
