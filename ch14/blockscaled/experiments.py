@@ -53,9 +53,18 @@ def prepare_course(config="best", **options):
 
 
 def prepare_torch(a, b, scale_a, scale_b, out):
-    """Multiply by torch with the same scales, in cuBLASLt. It needs padded scales unless 4 divides K / 128."""
+    """Multiply by torch with the same scales, in cuBLASLt. It needs padded scales unless 4 divides K / 128.
+
+    torch wants no gap between the columns of `scale_a`, and cuBLASLt wants each at a multiple of 16 bytes. So where 4
+    does not divide M, the launch multiplies rows of zeros, too; they are appended here.
+    """
+    m = a.shape[0]
+    if more := -m % 4:
+        a = torch.cat([a.view(torch.uint8), a.new_zeros(more, a.shape[1], dtype=torch.uint8)]).view(a.dtype)
+        scale_a = torch.cat([scale_a.T, scale_a.new_ones(scale_a.shape[1], more)], 1).T
+
     return lambda: scaled_mm(a, b, scale_a, ScalingType.BlockWise1x128, scale_b, ScalingType.BlockWise128x128,
-                             output_dtype=BF16)
+                             output_dtype=BF16)[:m]
 
 
 def prepare_one_scale(a, b, scale_a, scale_b, out):
