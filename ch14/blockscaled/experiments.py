@@ -194,8 +194,11 @@ def find_fault(tensors, n: int, prepare) -> str:
 
 
 def unsplit_configs(split: Fp8Config) -> dict[str, Fp8Config]:
-    """Return the configurations that a split is compared with: all unsplit ones, including the tile of `split`."""
-    whole = {f"unsplit, {name}": config for name, config in fp8.configs().items()}
+    """Return the configurations that a split is compared with: all unsplit ones, including the tile of `split`.
+
+    They start as early as `split` does, so that the split is the only advantage that it may have.
+    """
+    whole = {f"unsplit, {name}": dataclasses.replace(config, pdl=split.pdl) for name, config in fp8.configs().items()}
     same = dataclasses.replace(split, splits=1)
     return whole if same in whole.values() else whole | {"same tile, unsplit": same}
 

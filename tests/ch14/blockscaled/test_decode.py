@@ -125,13 +125,13 @@ def test_every_configuration_on_the_gpu(config):
 @pytest.mark.parametrize("scale", [127, 128, 129, 140, 200, 254, 255])
 def test_one_large_scale_anywhere_on_the_gpu(scale):
     config = DecodeConfig("registers", 64, 512, 4, 2)
-    for k, (row, block) in itertools.product((1280, 1248), ((0, 0), (63, 15), (64, 16), (129, 38), (77, 31))):
+    for k, (large, block) in itertools.product((1280, 1248), ((0, 0), (63, 15), (64, 16), (129, 38), (77, 31))):
         x, weight, scales = case(9, 130, k)
-        scales[row, block] = scale
+        scales[large, block] = scale
         wanted, out = spec(x, weight, scales), decode(x, weight, scales, config=config)
         number = ~wanted.isnan()
         assert torch.equal(out.isnan(), ~number)
-        for row in {*range(0, 130, 7), row}:
+        for row in {*range(0, 130, 7), large}:
             keep = number[:, row]
             assert not keep.any() or check.relative_error(out[keep, row], wanted[keep, row]) < 2**-8, (scale, row)
 
@@ -281,7 +281,7 @@ def test_bad_configurations_get_one_sentence(given, message):
 def test_the_choice_fills_the_gpu_and_fits():
     h200 = device.Device("H200", (9, 0), "sm_90a", 132)
     assert str(decode_path.best_config(16, 8192, 8192, h200)) == MORE
-    assert str(decode_path.best_config(1, 8192, 8192, h200)) == str(decode_path.best_config(8, 28672, 8192, h200)) == FEW
+    assert {str(decode_path.best_config(m, n, 8192, h200)) for m, n in ((1, 8192), (8, 28672))} == {FEW}
     for m in (8, 16, 64):  # more than one program per SM, or the smallest tile
         for n, k in ((1024, 4096), (4096, 4096), (2880, 2880), (8192, 8192), (28672, 4096), (4096, 14336)):
             config = decode_path.best_config(m, n, k, h200)
