@@ -76,7 +76,8 @@ def run(tunable: Tunable, path: str, share: float | None = None) -> int:
     """Tune the shapes of a file, keep them in the table of the GPU here, and print a sentence for each.
 
     A line of the file holds M,N,K; text after a # does not count. `share` is that of `tune_shapes`; None stands for the
-    tunable's. Return 0, or 1 if no configuration gave the right result at one of the shapes. A row is on disk before
+    tunable's. Return 0, or 1 if a shape gets no row: no configuration was right, or the library refuses it, so that
+    there is no result to compare with. A row is on disk before
     the next shape begins. Raises ValueError for a bad line or a damaged table, OSError for a file that cannot be read,
     and Unsupported without a GPU: all of them before the work.
     """
@@ -90,7 +91,8 @@ def run(tunable: Tunable, path: str, share: float | None = None) -> int:
     for row in tune_shapes(tunable, shapes, tunable.share if share is None else share):
         if row["config"] is None:
             status = 1
-            print("{m} × {n} × {k}: no configuration gave the right result.".format_map(row), flush=True)
+            reason = row.get("reason") or "no configuration gave the right result"
+            print("{m} × {n} × {k}: ".format_map(row) + reason.rstrip(".") + ".", flush=True)
         else:
             print(*tuned.keep(tunable.name, [row], gpu), flush=True)
     print(f"The table is {table}.")
@@ -154,8 +156,13 @@ def tune_shape(tunable: Tunable, shape: tuple[int, int, int], configs: Sequence)
     """Return the row of `tune_shapes` for one shape and the given configurations."""
     sets = bench.make_input_sets(lambda: tunable.make_inputs(*shape))
     row = dict(zip("mnk", shape)) | {"dtype": tunable.dtype, "peer": tunable.peer, "source": tunable.source()}
-    peer = [tunable.prepare_peer(*tensors) for tensors in sets]
-    peer[0]()
+    try:
+        peer = [tunable.prepare_peer(*tensors) for tensors in sets]
+        peer[0]()
+    except torch.AcceleratorError:
+        raise
+    except (ValueError, RuntimeError) as error:  # the other shapes can still be tuned
+        return row | {"config": None, "reason": f"{tunable.peer} refuses the shape: {device.first_line(error)}"}
     expected = sets[0][2].float()
     call_ms = bench.estimate_ms(peer)
     calls = max(2, len(sets), min(100, math.ceil(BURST_MS / call_ms)))
@@ -180,7 +187,7 @@ def tune_shape(tunable: Tunable, shape: tuple[int, int, int], configs: Sequence)
     row |= {"tried": len(trials), "rejected": rejected,
             "trials": [(_name(config), tunable.predict_us(config, *shape), us) for _, us, config in trials]}
     if not trials:
-        return row | {"config": None, "reason": "no configuration ran"}
+        return row | {"config": None, "reason": "no configuration gave the right result"}
     finalists = {_name(config): config for config in _choose_finalists([config for *_, config in trials])}
     again = iter(sets)
     found = bench.compare({tunable.peer: tunable.prepare_peer,

@@ -37,9 +37,7 @@ class DecodeConfig:
     """Hold a program's tile, which is `block_n` rows of W and `share` columns. Raise ValueError for impossible values.
 
     `kernel` is "registers" (Gluon), which keeps `ahead` slabs of 128 columns in registers, or "plain" (Triton), which
-    has `ahead` stages. Three fields concern only "registers". With `scan` a program looks at all its scales before it
-    multiplies, so that it need not start again where one is large; K must be a multiple of 128, else it has no effect.
-    `chains` is 1 or 2 independent sums. With `eager` all tokens are loaded before the first is stored in shared memory.
+    has `ahead` stages.
     """
 
     kernel: str
@@ -47,9 +45,6 @@ class DecodeConfig:
     share: int
     num_warps: int
     ahead: int
-    scan: bool = False
-    chains: int = 1
-    eager: bool = False
 
     def __post_init__(self):
         if self.kernel not in ("registers", "plain"):
@@ -58,24 +53,13 @@ class DecodeConfig:
             value = getattr(self, name)
             if type(value) is not int or not low <= value <= high or value & (value - 1):
                 raise ValueError(f"{name} is {value!r}; it must be a power of two from {low} to {high}.")
-        if self.chains not in (1, 2):
-            raise ValueError(f"chains is {self.chains!r}; it must be 1 or 2.")
-        if self.kernel == "plain" and (self.scan or self.chains > 1 or self.eager):
-            raise ValueError("scan, chains and eager are options of registers; the kernel is plain.")
         if self.kernel == "registers" and self.block_n < 16 * self.num_warps:
             raise ValueError(f"block_n is {self.block_n}; {self.num_warps} warps need {16 * self.num_warps} rows.")
         if self.kernel == "registers" and 128 * self.ahead > self.share:
             raise ValueError(f"{self.ahead} slabs of 128 columns are more than a share of {self.share}.")
 
     def __str__(self):
-        text = f"{self.kernel},{self.block_n},{self.share},{self.num_warps},{self.ahead}"
-        return text + ",scan" * self.scan + ",2 chains" * (self.chains == 2) + ",eager" * self.eager
-
-    def constants(self, k: int, aligned: bool = True) -> dict:
-        """Return the options of the kernel for K columns; `aligned` says that the scales start at a multiple of 4."""
-        if self.kernel == "plain":
-            return {}
-        return dict(AHEAD=self.ahead, SCAN=self.scan and k % 128 == 0 and aligned, CHAINS=self.chains, EAGER=self.eager)
+        return f"{self.kernel},{self.block_n},{self.share},{self.num_warps},{self.ahead}"
 
     def grid(self, n: int, k: int) -> tuple[int, int]:
         """Return the blocks of rows and the shares of K."""
@@ -93,32 +77,36 @@ def padded_tokens(m: int, kernel: str = "registers") -> int:
     return max(16 if kernel == "plain" else 8, 1 << (m - 1).bit_length())
 
 
-# block_n, share, num_warps, ahead: the fastest on an H200 at 8192 x 8192, up to 8 tokens and for more.
-FEW_TOKENS = (128, 2048, 8, 4)
-MORE_TOKENS = (128, 1024, 8, 2)
+# block_n, share, num_warps, ahead: first the fastest on an H200 at 8192 x 8192, then smaller tiles for smaller weights.
+# Each token takes registers for its sums, so more tokens leave room for fewer slabs or rows. Up to 16 tokens, 256 rows
+# halve what the warps read of the tokens.
+SMALLER = ((128, 1024, 8, 4), (64, 1024, 4, 4), (64, 512, 4, 4))
+TILES = {8: ((128, 2048, 8, 4), *SMALLER), 16: ((256, 1024, 8, 2), *SMALLER), MAX_TOKENS: ((128, 1024, 8, 2), *SMALLER)}
+
+
+def _list_tiles(m: int) -> list[DecodeConfig]:
+    """Return the tiles for M tokens, the largest first. Their shares fit into shared memory, and slabs into shares."""
+    most = STAGED // padded_tokens(m)
+    tiles = next(tiles for tokens, tiles in TILES.items() if m <= tokens)
+    return [DecodeConfig("registers", rows, min(share, most), warps, ahead) for rows, share, warps, ahead in tiles]
 
 
 def configs(m: int = 16) -> dict[str, DecodeConfig]:
     """Return configurations for M tokens by name, which is their text, the most promising first."""
-    most = STAGED // padded_tokens(m)
-    tiles = [FEW_TOKENS, MORE_TOKENS, (128, 2048, 8, 2), (128, 2048, 4, 4), (64, 2048, 4, 4), (128, 1024, 4, 2),
-             (256, 1024, 8, 2), (256, 2048, 16, 2)]
-    found = [DecodeConfig("registers", n, min(share, most), warps, ahead) for n, share, warps, ahead in tiles]
-    found += [DecodeConfig("plain", 64, 1024, 4, 4), DecodeConfig("plain", 128, 2048, 4, 2)]
+    found = [*_list_tiles(m), DecodeConfig("plain", 64, 1024, 4, 4), DecodeConfig("plain", 128, 2048, 4, 2)]
     return {str(config): config for config in found}
 
 
 def best_config(m: int, n: int, k: int, here: device.Device) -> DecodeConfig:
-    """Return the configuration for a shape: enough programs for the GPU, and shares as long as that allows."""
+    """Return the configuration for a shape: the largest tile that makes enough programs for the GPU.
+
+    A program waits for its tokens before it multiplies and for its sums to be stored after it, so an SM needs a second
+    program that computes meanwhile. If no tile makes enough, the smallest makes most.
+    """
     if here.capability is None or here.capability < (9, 0):
         return DecodeConfig("plain", 64, 512, 4, 2)
-    most = STAGED // padded_tokens(m)
-    block_n, share, warps, ahead = FEW_TOKENS if m <= 8 else MORE_TOKENS
-    for rows, columns in ((block_n, share), (block_n, 1024), (64, 1024), (64, 512)):
-        config = DecodeConfig("registers", rows, min(columns, most), max(4, warps * rows // block_n), ahead)
-        if math.prod(config.grid(n, k)) >= 1.5 * here.sms:
-            break
-    return config
+    tiles = _list_tiles(m)
+    return next((tile for tile in tiles if math.prod(tile.grid(n, k)) >= 1.5 * here.sms), tiles[-1])
 
 
 def _check_operands(x, weight, scales, out) -> tuple[int, int, int]:
@@ -166,11 +154,14 @@ def _build(x, weight, scales, out, config, early: bool):
         raise ValueError(f"a grid has at most 65,535 shares of K; a share of {config.share} makes {grid[1]:,}: take a "
                          "longer one.")
     out = torch.empty(m, n, dtype=torch.bfloat16, device=x.device) if out is None else out
-    parts, counters = grid[1] * tokens * n if grid[1] > 1 else 1, grid[0]
+    rows = grid[0] * config.block_n if config.kernel == "registers" else n
+    parts, counters = grid[1] * tokens * rows if grid[1] > 1 else 1, grid[0]
     constants = dict(BLOCK_N=config.block_n, TOKENS=tokens, SHARE=config.share, num_warps=config.num_warps)
     if config.kernel == "registers":
         kernel, tensors = decode_registers_kernel, (x, weight.view(torch.int32), scales, out)
-        constants |= config.constants(k, scales.data_ptr() % 4 == 0) | dict(launch_pdl=True)
+        whole_words = k % 128 == 0 and scales.data_ptr() % 4 == 0
+        constants |= dict(AHEAD=config.ahead, SCALES_PER_LOAD=4 if whole_words else 1)
+        constants |= _launch_options(config, m)
     else:
         kernel, tensors = decode_plain_kernel, (x.view(torch.int16), weight, scales, out.view(torch.int16))
         constants |= dict(FLOAT32=is_interpreted(), num_stages=config.ahead)
@@ -180,6 +171,14 @@ def _build(x, weight, scales, out, config, early: bool):
     arguments |= {"M": m, "N": n, "blocks": k // BLOCK}
     launch = triton_launch.prepare(kernel, grid, arguments, dict(zip(names, range(6))), early, **constants)
     return launch, config, parts, counters
+
+
+def _launch_options(config: DecodeConfig, m: int) -> dict:
+    """Return Triton's options for the registers kernel: an early start, and registers for two programs per SM.
+
+    The sums of more than 32 tokens do not fit into so few registers.
+    """
+    return {"launch_pdl": True, "maxnreg": 128 if config.num_warps >= 8 and m <= 32 else 255}
 
 
 def _make_workspace(parts: int, counters: int, where: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -235,8 +234,8 @@ def job(config: DecodeConfig, target: str, m: int = 16) -> build.Job:
     pointers = dict(x_ptr="*bf16" if registers else "*i16", weight_ptr="*i32" if registers else "*u8", scales_ptr="*u8",
                     out_ptr="*bf16" if registers else "*i16", parts_ptr="*fp32", arrivals_ptr="*i32")
     constants = dict(BLOCK_N=config.block_n, TOKENS=padded_tokens(m, config.kernel), SHARE=config.share)
-    constants |= config.constants(BLOCK * 128) if registers else dict(FLOAT32=False)
-    options = dict(options={"launch_pdl": True}) if registers else dict(num_stages=config.ahead)
+    constants |= dict(AHEAD=config.ahead, SCALES_PER_LOAD=4) if registers else dict(FLOAT32=False)
+    options = dict(options=_launch_options(config, m)) if registers else dict(num_stages=config.ahead)
     return build.Job(f"ch14.blockscaled.decode_kernels:decode_{config.kernel}_kernel",
                      pointers | dict.fromkeys(("M", "N", "blocks"), "i32"), constants, target, config.num_warps,
                      aligned=tuple(pointers), name=f"{config}", **options)

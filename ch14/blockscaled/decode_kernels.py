@@ -3,10 +3,11 @@
 `decode_registers_kernel` (Gluon), step by step:
 
 1. Each lane loads a block of 32 weights (16 bytes) and its scale, `AHEAD` - 1 slabs of 128 columns in advance.
-2. The tokens of this share of K are staged in shared memory, once per program.
-3. Per slab, a lane decodes its block with integer instructions, and mma.m16n8k16 takes the weights from the lane's own
+2. The program looks at all scales of its tile. If one is large, the whole tile takes the slower way to decode.
+3. The tokens of this share of K are staged in shared memory, once per program.
+4. Per slab, a lane decodes its block with integer instructions, and mma.m16n8k16 takes the weights from the lane's own
    registers. Weights never pass through shared memory.
-4. Each program stores its sums. The last program of a block of rows adds the shares and stores bfloat16.
+5. Each program stores its sums. The last program of a block of rows adds the shares and stores bfloat16.
 
 `decode_plain_kernel` (Triton) does the same with tl.dot, for other GPUs and the interpreter. Sources: OCP MX v1.0, 5.3
 and 5.4. PTX ISA, "mma.m16n8k16" (which lane holds which element) and "mul" (bf16x2, subnormals).
@@ -53,7 +54,6 @@ def _decode_ptx(unscale: str) -> str:
 DECODE = gl.constexpr(_decode_ptx(""))
 DECODE_WIDE = gl.constexpr(_decode_ptx("mul.rn.bf16x2 t, t, $10;"))  # Multiply by 2^126 and by the scale separately.
 FENCE = gl.constexpr("bar.warp.sync 0xffffffff;\n    mov.b32 $0, 0;")  # ptxas moves no load past it.
-NARROW_SCALES = gl.constexpr(128)  # A larger scale times 2^126 is too large for bf16.
 SLAB = gl.constexpr(128)  # Columns of W per step, which are 64 bytes of each row.
 
 
@@ -129,13 +129,14 @@ def multiply_plane(acc, codes, plane, mma: gl.constexpr):
 
 @gluon.jit
 def multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_N: gl.constexpr, SLABS: gl.constexpr,
-                   WIDE: gl.constexpr, CHAINS: gl.constexpr, mma: gl.constexpr, layout: gl.constexpr):
-    # Return the sums over this share of K, and the largest scales. After a slab is decoded, its registers receive a
-    # later one. Each product waits for the one before it in its chain; 2 chains have a sum each.
+                   WIDE: gl.constexpr, mma: gl.constexpr):
+    # Return the sums over this share of K. After a slab is decoded, its registers receive a later one. Each product
+    # waits for the one before it that adds to the same sums. A warp with 16 rows and 8 tokens has only one tile of
+    # sums, so it adds every second product to a second tile.
     TOKENS: gl.constexpr = tokens.shape[1]
+    SECOND_SUM: gl.constexpr = BLOCK_N == 16 * gl.num_warps() and TOKENS == 8
     acc = gl.zeros([BLOCK_N, TOKENS], gl.float32, mma)
     other = gl.zeros([BLOCK_N, TOKENS], gl.float32, mma)
-    max_scale = gl.zeros([BLOCK_N, 4], gl.int32, gl.SliceLayout(2, layout))
     AHEAD: gl.constexpr = len(slabs) + 1  # the loop is unrolled that often, so each slab keeps its registers
     for slab in range(0, gl.cdiv(blocks_left, 4), AHEAD):
         for ahead in gl.static_range(AHEAD):
@@ -144,42 +145,39 @@ def multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_
             gl.inline_asm_elementwise(FENCE, "=r", [], gl.int32, False, 1)
             codes, scales = slabs[0]
             slabs = slabs[1:]
-            c0, c1, c2, c3 = decode_slab(codes, scales, WIDE)
-            max_scale = gl.maximum(max_scale, scales)
-            acc = multiply_plane(acc, c0, tokens.index(slab + ahead), mma)
-            if CHAINS == 2:
-                other = multiply_plane(other, c1, tokens.index(SLABS + slab + ahead), mma)
-            else:
-                acc = multiply_plane(acc, c1, tokens.index(SLABS + slab + ahead), mma)
-            acc = multiply_plane(acc, c2, tokens.index(2 * SLABS + slab + ahead), mma)
-            if CHAINS == 2:
-                other = multiply_plane(other, c3, tokens.index(3 * SLABS + slab + ahead), mma)
-            else:
-                acc = multiply_plane(acc, c3, tokens.index(3 * SLABS + slab + ahead), mma)
+            planes = decode_slab(codes, scales, WIDE)
+            for plane in gl.static_range(4):
+                x = tokens.index(plane * SLABS + slab + ahead)
+                if SECOND_SUM and plane % 2:
+                    other = multiply_plane(other, planes[plane], x, mma)
+                else:
+                    acc = multiply_plane(acc, planes[plane], x, mma)
         words += 16 * AHEAD
         scale_bytes += 4 * AHEAD
         block += 4 * AHEAD
-    if CHAINS == 2:
-        acc += other
-    return acc, max_scale
+    return acc + other if SECOND_SUM else acc
 
 
 @gluon.jit
-def load_all_scales(scales_ptr, n, N, first, blocks, blocks_left, BLOCK_N: gl.constexpr, SHARE: gl.constexpr):
-    # Return the scales of the program's tile, four per word. K is a multiple of 128, so that no word crosses two rows.
-    WORDS: gl.constexpr = SHARE // 128  # per row
-    index = gl.arange(0, BLOCK_N * WORDS, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-    row = gl.minimum(n + index // WORDS, N - 1)
-    word = index % WORDS
-    scale_words = scales_ptr.to(gl.pointer_type(gl.int32), bitcast=True)
-    return gl.load(scale_words + row.to(gl.int64) * (blocks // 4) + (first // 4 + word), mask=word * 4 < blocks_left,
-                   other=0)
+def load_all_scales(scales_ptr, n, N, first, blocks, blocks_left, BLOCK_N: gl.constexpr, SHARE: gl.constexpr,
+                    PER_LOAD: gl.constexpr):
+    # Return the scales of the program's tile as int32, each with PER_LOAD (4 or 1) scales. Four need a K that is a
+    # multiple of 128, so that no word crosses two rows.
+    LOADS: gl.constexpr = SHARE // (32 * PER_LOAD)  # per row
+    index = gl.arange(0, BLOCK_N * LOADS, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    row = gl.minimum(n + index // LOADS, N - 1)
+    load = index % LOADS
+    if PER_LOAD == 4:
+        scales_ptr = scales_ptr.to(gl.pointer_type(gl.int32), bitcast=True)
+    scales = gl.load(scales_ptr + row.to(gl.int64) * (blocks // PER_LOAD) + (first // PER_LOAD + load),
+                     mask=load * PER_LOAD < blocks_left, other=0)
+    return scales.to(gl.int32)
 
 
 @gluon.jit
 def mark_wide_scales(words):
-    # Bit 7 of a byte is set in the result if the byte is more than NARROW_SCALES, which is 128: then bit 7 is set, and
-    # adding 127 to the other seven bits carries.
+    # A scale of more than 128 times 2^126 is too large for bf16. For such a byte the result has bit 7 set: the byte has
+    # it, and adding 127 to its other seven bits carries.
     return ((words & 0x7F7F7F7F) + 0x7F7F7F7F) & words & -0x7F7F7F80
 
 
@@ -213,9 +211,10 @@ def store_piece(tokens, x, FIRST: gl.constexpr, SLABS: gl.constexpr):
 
 
 @gluon.jit
-def stage_tokens(tokens, x_ptr, M, first, blocks, TOKENS: gl.constexpr, SLABS: gl.constexpr, EAGER: gl.constexpr):
+def stage_tokens(tokens, x_ptr, M, first, blocks, TOKENS: gl.constexpr, SLABS: gl.constexpr):
     # Store this share of x in four planes. A halfword of W holds four codes, of columns 4i to 4i + 3, and plane p holds
-    # the columns 4i + p: those that the p-th code of each halfword multiplies. EAGER loads all before it stores any.
+    # the columns 4i + p: those that the p-th code of each halfword multiplies. All loads come before the first store,
+    # so that the program waits for memory once.
     WARPS: gl.constexpr = gl.num_warps()
     PIECE: gl.constexpr = min(SLABS, WARPS)
     layout: gl.constexpr = gl.BlockedLayout([1, 32], [8, 4], [1, WARPS], [1, 0])
@@ -223,21 +222,33 @@ def stage_tokens(tokens, x_ptr, M, first, blocks, TOKENS: gl.constexpr, SLABS: g
     pieces = ()
     for slab in gl.static_range(0, SLABS, PIECE):
         column = first * 32 + slab * SLAB + gl.arange(0, PIECE * SLAB, gl.SliceLayout(0, layout))[None, :]
-        x = gl.load(x_ptr + token * (blocks * 32) + column, mask=(token < M) & (column // 32 < blocks), other=0.0)
-        if EAGER:
-            pieces = pieces + (x,)
-        else:
-            store_piece(tokens, x, slab, SLABS)
+        pieces = pieces + (gl.load(x_ptr + token * (blocks * 32) + column,
+                                   mask=(token < M) & (column // 32 < blocks), other=0.0),)
     for piece in gl.static_range(len(pieces)):
         store_piece(tokens, pieces[piece], piece * PIECE, SLABS)
+
+
+@gluon.jit
+def add_parts(parts, offset, shares, BLOCK_N: gl.constexpr, TOKENS: gl.constexpr, mma: gl.constexpr):
+    # Add the sums of all shares in their order, four per step: the loads of a step do not wait for each other.
+    SIZE: gl.constexpr = BLOCK_N * TOKENS
+    total = gl.zeros([BLOCK_N, TOKENS], gl.float32, mma)
+    for share in range(0, shares, 4):
+        loaded = ()
+        for part in gl.static_range(4):
+            left = (shares - share - part) * SIZE  # zero or less past the last share
+            loaded = loaded + (gl.load(parts + (share + part).to(gl.int64) * SIZE + offset, mask=offset < left,
+                                       other=0.0, cache_modifier=".cg"),)
+        for part in gl.static_range(4):
+            total += loaded[part]
+    return total
 
 
 # Without specialisation another number of tokens needs no other compilation.
 @gluon.jit(do_not_specialize=["M", "N", "blocks"])
 def decode_registers_kernel(x_ptr, weight_ptr, scales_ptr, out_ptr, parts_ptr, arrivals_ptr, M, N, blocks,
                             BLOCK_N: gl.constexpr, TOKENS: gl.constexpr, SHARE: gl.constexpr, AHEAD: gl.constexpr,
-                            SCAN: gl.constexpr = False, CHAINS: gl.constexpr = 1, EAGER: gl.constexpr = False):
-    # SCAN looks at all scales of the tile first, and so knows how to decode before it starts.
+                            SCALES_PER_LOAD: gl.constexpr):
     WARPS: gl.constexpr = gl.num_warps()
     SLABS: gl.constexpr = SHARE // SLAB
     layout: gl.constexpr = slab_layout(BLOCK_N, WARPS)
@@ -255,49 +266,39 @@ def decode_registers_kernel(x_ptr, weight_ptr, scales_ptr, out_ptr, parts_ptr, a
     scale_bytes = scales_ptr + block_offset
     words = weight_ptr + (block_offset[:, :, None] * 4 + word)
     slabs = load_first_slabs(words, scale_bytes, block, blocks_left, AHEAD)
-    if SCAN:
-        wide = mark_wide_scales(load_all_scales(scales_ptr, n, N, first, blocks, blocks_left, BLOCK_N, SHARE))
+    all_scales = load_all_scales(scales_ptr, n, N, first, blocks, blocks_left, BLOCK_N, SHARE, SCALES_PER_LOAD)
+    wide = mark_wide_scales(all_scales)
     # The previous kernel of the stream may still write the tokens and use the work space, but not the weights. So the
     # first weights are on their way while it drains.
     gdc_wait()
     gdc_launch_dependents()
     tokens = gl.allocate_shared_memory(gl.bfloat16, [4 * SLABS, TOKENS, 32], plain)
     stage_tokens(tokens._reinterpret(gl.bfloat16, [4 * SLABS * TOKENS, 32], plain), x_ptr, M, first, blocks, TOKENS,
-                 SLABS, EAGER)
+                 SLABS)
     cta_barrier()
-    if SCAN:
-        if gl.reduce_or(wide, 0) != 0:  # weights of 4 and more, or NaN: two multiplications per pair
-            acc, max_scale = multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_N, SLABS, True,
-                                            CHAINS, mma, layout)
-        else:
-            acc, max_scale = multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_N, SLABS,
-                                            False, CHAINS, mma, layout)
+    if gl.reduce_or(wide, 0) != 0:  # weights of 4 and more, or NaN: two multiplications per pair
+        acc = multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_N, SLABS, True, mma)
     else:
-        acc, max_scale = multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_N, SLABS, False,
-                                        CHAINS, mma, layout)
-        if gl.max(gl.max(max_scale, 1), 0) > NARROW_SCALES:  # start again
-            slabs = load_first_slabs(words, scale_bytes, block, blocks_left, AHEAD)
-            acc, max_scale = multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_N, SLABS, True,
-                                            CHAINS, mma, layout)
+        acc = multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_N, SLABS, False, mma)
 
     token = gl.arange(0, TOKENS, gl.SliceLayout(0, mma))[None, :]
-    row = n + gl.arange(0, BLOCK_N, gl.SliceLayout(1, mma))[:, None]
-    if shares == 1:
-        gl.store(out_ptr + token.to(gl.int64) * N + row, acc.to(gl.bfloat16), mask=(token < M) & (row < N))
-    else:
-        gl.store(parts_ptr + (share * TOKENS + token).to(gl.int64) * N + row, acc, mask=(token < M) & (row < N))
+    row = gl.arange(0, BLOCK_N, gl.SliceLayout(1, mma))[:, None]
+    is_last = True
+    if shares > 1:
+        # The work space holds a tile of sums per program, and each thread reads again what the same thread of another
+        # program stored. The eight bytes that a lane stores lie beside those of its neighbours.
+        SIZE: gl.constexpr = BLOCK_N * TOKENS
+        parts = parts_ptr + gl.program_id(0).to(gl.int64) * shares * SIZE
+        offset = row * TOKENS + token
+        gl.store(parts + share.to(gl.int64) * SIZE + offset, acc)
         cta_barrier()  # all parts are stored before one thread counts the arrival
-        if gl.atomic_add(arrivals_ptr + gl.program_id(0), 1) == shares - 1:
-            flat: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])
-            m = gl.arange(0, TOKENS, gl.SliceLayout(1, flat))[:, None]
-            c = n + gl.arange(0, BLOCK_N, gl.SliceLayout(0, flat))[None, :]
-            inside = (m < M) & (c < N)
-            total = gl.zeros([TOKENS, BLOCK_N], gl.float32, flat)
-            for part in range(shares):
-                total += gl.load(parts_ptr + (part * TOKENS + m).to(gl.int64) * N + c, mask=inside, other=0.0,
-                                 cache_modifier=".cg")
-            gl.store(out_ptr + m.to(gl.int64) * N + c, total.to(gl.bfloat16), mask=inside)
+        is_last = gl.atomic_add(arrivals_ptr + gl.program_id(0), 1) == shares - 1
+        if is_last:
+            acc = add_parts(parts, offset, shares, BLOCK_N, TOKENS, mma)
             gl.store(arrivals_ptr + gl.program_id(0), 0)  # for the next launch
+    if is_last:
+        inside = (token < M) & (n + row < N)
+        gl.store(out_ptr + token.to(gl.int64) * N + (n + row), acc.to(gl.bfloat16), mask=inside)
 
 
 @triton.jit

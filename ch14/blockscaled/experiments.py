@@ -53,9 +53,18 @@ def prepare_course(config="best", **options):
 
 
 def prepare_torch(a, b, scale_a, scale_b, out):
-    """Multiply by torch with the same scales, in cuBLASLt. It needs padded scales unless 4 divides K / 128."""
+    """Multiply by torch with the same scales, in cuBLASLt. It needs padded scales unless 4 divides K / 128.
+
+    torch wants no gap between the columns of `scale_a`, and cuBLASLt wants each at a multiple of 16 bytes. So where 4
+    does not divide M, the launch multiplies rows of zeros, too; they are appended here.
+    """
+    m = a.shape[0]
+    if more := -m % 4:
+        a = torch.cat([a.view(torch.uint8), a.new_zeros(more, a.shape[1], dtype=torch.uint8)]).view(a.dtype)
+        scale_a = torch.cat([scale_a.T, scale_a.new_ones(scale_a.shape[1], more)], 1).T
+
     return lambda: scaled_mm(a, b, scale_a, ScalingType.BlockWise1x128, scale_b, ScalingType.BlockWise128x128,
-                             output_dtype=BF16)
+                             output_dtype=BF16)[:m]
 
 
 def prepare_one_scale(a, b, scale_a, scale_b, out):
@@ -185,8 +194,11 @@ def find_fault(tensors, n: int, prepare) -> str:
 
 
 def unsplit_configs(split: Fp8Config) -> dict[str, Fp8Config]:
-    """Return the configurations that a split is compared with: all unsplit ones, including the tile of `split`."""
-    whole = {f"unsplit, {name}": config for name, config in fp8.configs().items()}
+    """Return the configurations that a split is compared with: all unsplit ones, including the tile of `split`.
+
+    They start as early as `split` does, so that the split is the only advantage that it may have.
+    """
+    whole = {f"unsplit, {name}": dataclasses.replace(config, pdl=split.pdl) for name, config in fp8.configs().items()}
     same = dataclasses.replace(split, splits=1)
     return whole if same in whole.values() else whole | {"same tile, unsplit": same}
 

@@ -26,6 +26,7 @@ BLOCK = 128  # A scale covers so many columns of K and of B. The widest swizzle 
 ACTIVATIONS = (None, "silu", "gelu")
 MAX_SPLITS = 64
 FLOPS_PER_CLOCK = 8192  # of a Hopper SM in fp8, twice the rate of bf16
+LEAST_STEPS = 28  # of K per split: with fewer, adding the splits takes longer than they save
 LARGEST = 2**30  # extent: coordinates of a tensor map have 32 bits
 INSTEAD = "compile it with --target sm_90a, or dequantise and multiply in bf16 (the path `emulated`)"
 
@@ -113,27 +114,30 @@ class Fp8Config:
         return ", ".join(words)
 
 
-SQUARE, LOW, THIN = Fp8Config(), Fp8Config(2, 2, 7, 64), Fp8Config(1, 2, 11, 64)
+SQUARE, TALL, LOW, THIN = Fp8Config(), Fp8Config(3, 1, 4), Fp8Config(2, 2, 7, 64), Fp8Config(1, 2, 11, 64)
 
 
 def configs() -> dict[str, Fp8Config]:
-    """Return configurations by name. `best_config` takes `square` for many rows, `low` up to 128, `thin` up to 64;
-    `tall` is there for comparison."""
-    return {"square": SQUARE, "tall": Fp8Config(3, 1, 4), "low": LOW, "thin": THIN}
+    """Return configurations by name. `best_config` takes `thin` up to 64 rows, `low` up to 128, and for more rows the
+    one of `square`, `tall` and `low` that `predict_us` expects to be fastest."""
+    return {"square": SQUARE, "tall": TALL, "low": LOW, "thin": THIN}
 
 
 def best_config(m: int, n: int, k: int, sms: int, mx: bool = False) -> Fp8Config:
     """Return the configuration for a shape on `sms` SMs that no table of tuned shapes helps with.
 
     Few rows get a tile that holds them all and is narrow, so that there are many tiles. Where tiles are still few and K
-    is long, `splits` fill the SMs. A short product starts early. An MXFP8 output (`mx`) needs 128 columns.
+    is long, `splits` fill the SMs. More rows get the tile whose waves take the least time: a taller one can save a
+    wave, and a narrower one fills SMs that would be idle. An MXFP8 output (`mx`) needs 128 columns.
     """
     if m > 128:
-        return SQUARE
-    config, steps = THIN if m <= 64 else LOW, k // BLOCK
+        tiles = (SQUARE,) if mx else (SQUARE, TALL, LOW)
+        config = min(tiles, key=lambda tile: predict_us(tile, m, n, k, sms))
+        return dataclasses.replace(config, group=16 if m >= 4096 else 8, pdl=True)
+    config = THIN if m <= 64 else LOW
     config = dataclasses.replace(config, block_n=128, stages=5) if mx else config
-    splits = max(1, min(sms // config.tiles(m, n), steps // 32, MAX_SPLITS))
-    return dataclasses.replace(config, splits=splits, pdl=steps <= 32)
+    splits = max(1, min(sms // config.tiles(m, n), k // BLOCK // LEAST_STEPS, MAX_SPLITS))
+    return dataclasses.replace(config, splits=splits, pdl=True)
 
 
 # The model of `predict_us`, in clocks of an SM at CLOCK_GHZ: a CTA multiplies with this share of the tensor core's
@@ -145,7 +149,7 @@ TILE_CLOCKS, SPLIT_CLOCKS, LAUNCH_US = 1200, 1800, 2.5
 def predict_us(config: Fp8Config, m: int, n: int, k: int, sms: int) -> float:
     """Return the time of a product in microseconds that a model of waves of tiles expects."""
     steps = math.ceil(k / BLOCK / config.splits)
-    share = RATE_SHARE * (0.95 if config.scratch == 1 and config.consumers < 3 else 1)
+    share = RATE_SHARE * (0.95 if config.scratch == 1 else 1)
     multiply = 2 * config.block_m * config.block_n * BLOCK / FLOPS_PER_CLOCK / share
     load = (min(config.block_m, m) + config.block_n) * BLOCK / L2_BYTES_PER_CLOCK
     fixed = TILE_CLOCKS + (config.splits > 1) * (SPLIT_CLOCKS + 100 * config.splits)

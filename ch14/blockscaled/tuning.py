@@ -27,26 +27,18 @@ def _with_most_stages(**fields) -> Fp8Config:
 @functools.cache
 def search_space() -> tuple[Fp8Config, ...]:
     """Return the unsplit configurations that the tuner knows, for any shape."""
-    tiles = [(2, 2, 128), (2, 2, 64), (1, 2, 128), (1, 2, 64), (3, 1, 128), (3, 1, 64), (2, 1, 128)]
+    tiles = [(2, 2, 128), (2, 2, 64), (1, 2, 128), (1, 2, 64), (3, 1, 128)]
     return tuple(_with_most_stages(consumers=consumers, scratch=scratch, block_n=block_n, group=group, pdl=True)
-                 for consumers, scratch, block_n in tiles for group in (4, 8, 16, 32))
+                 for consumers, scratch, block_n in tiles for group in (4, 8, 16))
 
 
 def choose_splits(config: Fp8Config, m: int, n: int, k: int, sms: int) -> list[int]:
-    """Return the splits worth trying for the tile of `config`: 1, and those that leave fewer SMs idle than all below.
+    """Return the splits worth trying for the tile of `config`: all that give each SM at most one split of a tile.
 
-    The last of the waves of CTAs is rarely full. Splits make the waves shorter, so that a partly filled one costs less.
+    More than one wave of CTAs was never worth splitting: the time for the sums of so many tiles exceeds what a fuller
+    last wave saves.
     """
-    tiles, found, best = config.tiles(m, n), [], 0.0
-    for splits in range(1, min(MAX_SPLITS, k // BLOCK // LEAST_STEPS) + 1):
-        if tiles * splits > max(tiles, 6 * sms):
-            break
-        waves = tiles * splits / sms
-        busy = waves / math.ceil(waves)
-        if splits == 1 or busy > best + 0.02:
-            found.append(splits)
-            best = max(best, busy)
-    return found or [1]
+    return list(range(1, max(1, min(MAX_SPLITS, k // BLOCK // LEAST_STEPS, sms // config.tiles(m, n))) + 1))
 
 
 def find_candidates(m: int, n: int, k: int, most: int = 32) -> list[Fp8Config]:

@@ -245,6 +245,20 @@ def test_ctrl_c_keeps_the_shapes_that_are_done(rows, shapes, capsys):
     assert find(64, 4096, 8192) == (WHOLE, "tuned")
 
 
+def test_a_shape_that_the_library_refuses_does_not_end_the_run(monkeypatch, shapes, capsys):
+    def refuse(*tensors):
+        raise ValueError("scale_a must have strides (1, 1); got [1, 128]\nand more")
+
+    monkeypatch.setattr(tune.bench, "make_input_sets", lambda make: [()])
+    monkeypatch.setattr(tune, "_require", lambda tunable: None)
+    monkeypatch.setattr(tune.build, "compile_ahead", lambda jobs: None)
+    tunable = dataclasses.replace(fp8_tuning.TUNABLE, prepare_peer=refuse)
+    assert tune.run(tunable, str(shapes)) == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == ("64 × 4096 × 8192: scaled_mm refuses the shape: scale_a must have strides (1, 1); got "
+                          "[1, 128].") and printed[1].startswith("The table is")
+
+
 # ---- the winner of a sweep
 
 

@@ -67,11 +67,22 @@ def test_all_paths_are_right():
     assert [row for row in verification.check_correctness() if row["status"] != "ok"] == []
 
 
+@pytest.mark.parametrize("m", [1, 6, 8])
+def test_torch_gets_scales_without_gaps_at_multiples_of_16_bytes(m, monkeypatch):
+    def multiply(a, b, scale_a, kind_a, scale_b, kind_b, output_dtype):
+        assert len(a) % 4 == 0 and scale_a.stride() == (1, len(a)) and a.is_contiguous()
+        return fp8.spec(a, b, scale_a, scale_b).to(output_dtype)
+
+    monkeypatch.setattr(experiments, "scaled_mm", multiply)
+    given = verification.fp8_operands(m, 256, 512, "cpu")
+    assert torch.equal(experiments.prepare_torch(*given)(), fp8.spec(*given[:4]).bfloat16())
+
+
 @pytest.mark.gpu
 def test_peers_compute_the_same_product():
-    given = verification.fp8_operands(256, 512, 1024)
-    wanted = fp8.spec(*given[:4])
-    assert check.relative_error(experiments.prepare_torch(*given)(), wanted) < 2**-7
+    for m in (256, 1, 3):
+        given = verification.fp8_operands(m, 512, 1024)
+        assert check.relative_error(experiments.prepare_torch(*given)(), fp8.spec(*given[:4])) < 2**-7
     plain = given[0].double() @ given[1].double()
     assert check.relative_error(experiments.prepare_one_scale(*given)(), plain) < 2**-5  # fast accumulation
 

@@ -1,5 +1,6 @@
 """The fp8 GEMM with block scales: choices and refusals, the SASS it is compiled to, and the GPU against float64."""
 
+import dataclasses
 import functools
 import itertools
 import re
@@ -45,11 +46,16 @@ def test_bad_configurations_get_one_sentence(given, message):
 
 
 def test_the_choice():
-    assert best_config(4096, 7168, 16384, 132) == configs()["square"]
+    assert best_config(4096, 7168, 16384, 132) == dataclasses.replace(configs()["square"], group=16, pdl=True)
+    for shape in ((1024, 2176, 7168), (4096, 2176, 7168)):  # 136 and 544 tiles of 128 x 128 need a wave more
+        assert best_config(*shape, 132).block_m == 192 and best_config(*shape, 132, mx=True).block_m == 128
+    assert best_config(256, 4096, 7168, 132).block_n == 64  # 128 tiles instead of 64 on 132 SMs
+    for shape in ((256, 7168, 2048), (2048, 4096, 7168), (2048, 7168, 18432), (4096, 4096, 7168), (8192, 4096, 7168)):
+        assert best_config(*shape, 132).block_m == best_config(*shape, 132).block_n == 128
     assert best_config(64, 7168, 16384, 132).block_m == 64 and best_config(65, 7168, 2048, 132).block_m == 128
-    assert best_config(64, 7168, 2048, 132).pdl and not best_config(64, 7168, 16384, 132).pdl
+    assert best_config(64, 4096, 7168, 132).splits == 2 and best_config(64, 7168, 2048, 132).splits == 1
     assert best_config(128, 4096, 16384, 132).splits == 2 and best_config(16, 24576, 1536, 132).splits == 1
-    assert best_config(16, 1024, 16384, 132).splits == 4  # no fewer than 32 steps each
+    assert best_config(16, 1024, 16384, 132).splits == 4  # no fewer than 28 steps each
     for m in (1, 64, 65, 128):
         assert best_config(m, 1024, 4096, 132, mx=True).block_n == 128
     for config in [*configs().values(), best_config(16, 1024, 16384, 132)]:

@@ -17,12 +17,13 @@ def test_candidates_begin_with_the_default_and_leave_no_split_empty(shape):
 
 
 def test_a_product_of_few_tiles_is_split():
-    assert any(config.splits == 2 and config.block_n == 128 for config in tuning.find_candidates(256, 4096, 7168)[:3])
+    assert any(config.splits == 2 and config.block_m == 64 for config in tuning.find_candidates(64, 4096, 7168)[:3])
 
 
-def test_splits_are_tried_while_they_leave_fewer_sms_idle():
-    assert tuning.choose_splits(fp8.SQUARE, 256, 4096, 7168, 132)[:2] == [1, 2]  # 64 tiles on 132 SMs
-    assert tuning.choose_splits(fp8.SQUARE, 8192, 8192, 512, 132) == [1]  # K is short, and there are many waves
+def test_splits_are_tried_up_to_one_per_sm():
+    assert tuning.choose_splits(fp8.SQUARE, 256, 4096, 7168, 132) == [1, 2]  # 64 tiles on 132 SMs
+    assert tuning.choose_splits(fp8.SQUARE, 1024, 2176, 7168, 132) == [1]  # 136 tiles
+    assert tuning.choose_splits(fp8.SQUARE, 256, 4096, 512, 132) == [1]  # K is short
 
 
 def test_every_candidate_compiles_as_a_job():
