@@ -286,7 +286,7 @@ def decode_registers_kernel(x_ptr, weight_ptr, scales_ptr, out_ptr, parts_ptr, a
     is_last = True
     if shares > 1:
         # The work space holds a tile of sums per program, and each thread reads again what the same thread of another
-        # program stored. The eight bytes that a lane stores lie beside those of its neighbours.
+        # program stored. The lanes of a row store neighbouring groups of eight bytes.
         SIZE: gl.constexpr = BLOCK_N * TOKENS
         parts = parts_ptr + gl.program_id(0).to(gl.int64) * shares * SIZE
         offset = row * TOKENS + token

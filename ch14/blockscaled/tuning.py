@@ -1,4 +1,4 @@
-"""What the tuner may choose from for the fp8 kernel: its tiles, the raster, and splits of K that fill the last wave."""
+"""List the configurations that the tuner tries for the fp8 kernel: tiles, rasters, and splits of K for few tiles."""
 
 from __future__ import annotations
 
