@@ -284,13 +284,13 @@ class PreparedLaunch:
 
     def __call__(self, *tensors) -> None:
         with self._lock:  # another thread may not move the parameters before the driver has copied them
+            self._core_device.set_current()  # a new thread has no context, and moving a tensor map needs one
             if tensors:
                 addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
                 if addresses != self._addresses:
                     for parameter, position in self._following:
                         parameter.move(addresses[position])
                     self._addresses = addresses
-            self._core_device.set_current()
             self._config.hStream = self._raw_stream(self._device_id)
             (status,) = self._launch(self._config, self._kernel, self._table, 0)
         if status:

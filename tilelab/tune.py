@@ -77,9 +77,8 @@ def run(tunable: Tunable, path: str, share: float | None = None) -> int:
 
     A line of the file holds M,N,K; text after a # does not count. `share` is that of `tune_shapes`; None stands for the
     tunable's. Return 0, or 1 if a shape gets no row: no configuration was right, or the library refuses it, so that
-    there is no result to compare with. A row is on disk before
-    the next shape begins. Raises ValueError for a bad line or a damaged table, OSError for a file that cannot be read,
-    and Unsupported without a GPU: all of them before the work.
+    there is no result to compare with. A row is on disk before the next shape begins. Raises ValueError for a bad line
+    or a damaged table, OSError for a file that cannot be read, and Unsupported without a GPU, all before the work.
     """
     shapes = read_shapes(path, tunable.multiple)
     _require(tunable)
@@ -189,6 +188,8 @@ def tune_shape(tunable: Tunable, shape: tuple[int, int, int], configs: Sequence)
     if not trials:
         return row | {"config": None, "reason": "no configuration gave the right result"}
     finalists = {_name(config): config for config in _choose_finalists([config for *_, config in trials])}
+    predicted = min((config for *_, config in trials), key=lambda config: tunable.predict_us(config, *shape))
+    finalists[_name(predicted)] = predicted  # so that a noisy short timing cannot cost the model's choice
     again = iter(sets)
     found = bench.compare({tunable.peer: tunable.prepare_peer,
                            **{name: lambda *tensors, config=config: tunable.prepare(config, *tensors)

@@ -123,13 +123,17 @@ def check_correctness() -> list[dict]:
     """Return a row {path, name, shape, status, ...} for every check of every path on ragged shapes."""
     cases, here, ragged = [], device.current(), (333, 384, 640)  # (path, name, shape, check and its arguments)
     if here.has_wgmma:
-        finished = {"best": fp8.best_config(*ragged, here.sms), "split": SPLIT_CONFIG}
-        named = fp8.configs() | finished | {"epilogue warps": EPILOGUE_CONFIG}
-        jobs = fp8_jobs(named.values()) + [job for options in EPILOGUES for job in fp8_jobs(finished.values(), options)]
+        def choose(packed: bool) -> dict:
+            return {"best": fp8.best_config(*ragged, here.sms, packed), "split": SPLIT_CONFIG}
+
+        named = fp8.configs() | choose(False) | {"epilogue warps": EPILOGUE_CONFIG}
+        finished = [(options, choose(options.get("packed", False))) for options in EPILOGUES]
+        jobs = fp8_jobs(named.values()) + [job for options, chosen in finished
+                                           for job in fp8_jobs(chosen.values(), options)]
         build.compile_ahead(jobs + [decode.job(decode.best_config(m, 300, 4128, here), here.target, m) for m in TOKENS])
         cases += [("fp8", name, shape, verify_fp8, shape, config) for name, config in named.items() for shape in RAGGED]
         cases += [("fp8", f"{name} {_epilogue_words(options)}", ragged, functools.partial(verify_fp8, **options),
-                   ragged, config) for options in EPILOGUES for name, config in finished.items()]
+                   ragged, config) for options, chosen in finished for name, config in chosen.items()]
     cases += [("emulated", " x ".join(dict.fromkeys(forms)), shape, verify_emulated, forms, shape)
               for forms in [*((form, form) for form in FORMS), ("mxfp8_e4m3", "mxfp4")]
               for shape in (((130, 200, 256), (65, 133, 96)) if here.has_tma else ((20, 24, 64),))]
