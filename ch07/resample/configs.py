@@ -22,25 +22,22 @@ BEST = "vectors"
 MAX_SHARED_TIMES = 2048  # source times that a block copies to shared memory; more are searched in global memory
 EXAMPLE = (512, 1024, 2048, 128)  # B, S, T, D
 ALLOWED = {"threads": range(32, 1025, 32), "targets": range(1, 1025), "targets_in_flight": range(1, 9),
-           "blocks_per_sm": range(0, 33), "sample": range(0, 4097)}
+           "sample": range(0, 4097)}
 
 
 @dataclass(frozen=True)
 class ResampleConfig:
     """A kernel of the ladder, in blocks of `threads` threads, with `targets` targets per work item.
 
-    A thread loads the rows of `targets_in_flight` targets before it uses the first row. Three fields concern only
-    `vectors`. With `flat`, the threads share the vectors of an item in the order of memory, and items are even.
-    `blocks_per_sm` blocks must fit on an SM, which limits the registers; 0 sets no limit. Shared memory holds every
-    `sample`-th source time, a power of two; 0 stands for all, or for none where they are more than MAX_SHARED_TIMES.
+    A thread loads the rows of `targets_in_flight` targets before it uses the first row; in `vectors` these are as many
+    vectors. In `vectors`, shared memory holds every `sample`-th source time, a power of two. 0 stands for all, or for
+    none where they are more than MAX_SHARED_TIMES; so it is in the other kernels.
     """
 
     kernel: str
     threads: int
     targets: int
     targets_in_flight: int = 1
-    flat: bool = False
-    blocks_per_sm: int = 0
     sample: int = 0
 
     def __post_init__(self):
@@ -49,12 +46,11 @@ class ResampleConfig:
         require_ranges(self, ALLOWED)
         if self.sample & (self.sample - 1):
             raise ValueError(f"sample is {self.sample}; it must be a power of two or 0.")
-        if self.kernel != "vectors" and (self.flat or self.blocks_per_sm or self.sample):
-            raise ValueError(f"flat, blocks_per_sm and sample are options of vectors; the kernel is {self.kernel}.")
+        if self.kernel != "vectors" and self.sample:
+            raise ValueError(f"sample is an option of vectors; the kernel is {self.kernel}.")
 
     def __str__(self):
         text = f"{self.kernel}, {self.threads} threads, {self.targets} targets, {self.targets_in_flight} in flight"
-        text += ", flat" * self.flat + f", {self.blocks_per_sm} blocks per SM" * (self.blocks_per_sm > 0)
         return text + f", 1 of {self.sample} times in shared memory" * (self.sample > 1)
 
     def constants(self, dtype, shape, vector_bytes: int = 0) -> dict:
@@ -73,8 +69,7 @@ class ResampleConfig:
         rows = math.ceil(1.5 * self.targets * sources / max(targets, 1)) + 4  # half more than even targets need
         return {"ELEMENT": ELEMENTS[dtype], "DEPTH": depth, "VECTOR_BYTES": vector_bytes or math.gcd(16, row_bytes),
                 "THREADS": self.threads, "TARGETS": self.targets, "TIMES": times,
-                "TARGETS_IN_FLIGHT": self.targets_in_flight, "SAMPLE": sample, "FLAT": int(self.flat),
-                "BLOCKS_PER_SM": self.blocks_per_sm,
+                "TARGETS_IN_FLIGHT": self.targets_in_flight, "SAMPLE": sample,
                 "ROWS": min(rows, 65536 // row_bytes)}  # fits every target beside the static shared memory
 
     def smem_bytes(self, dtype, shape) -> int:
@@ -91,8 +86,10 @@ def fit_config(kernel: str, shape, itemsize: int, sms: int) -> ResampleConfig:
     """
     if kernel in ("search_a_thread", "lane0_search", "ballot_search"):
         return ResampleConfig(kernel, 256, 64)
-    batches, _, count, depth = shape
+    batches, sources, count, depth = shape
     row_bytes = depth * itemsize
+    if kernel == "vectors":
+        return _fit_vectors(batches, sources, count, row_bytes, sms)
     targets = 1 << max(4, min(9, int(math.log2(max(1, 32768 // row_bytes)))))
     while targets > 32 and batches * math.ceil(count / targets) < 4 * sms:
         targets //= 2
@@ -104,19 +101,15 @@ def fit_config(kernel: str, shape, itemsize: int, sms: int) -> ResampleConfig:
     return ResampleConfig(kernel, threads, targets, min(most, power_of_two))
 
 
-def fit_flat_config(shape, itemsize: int, sms: int, threads: int = 128, in_flight: int = 4,
-                    item_bytes: int = 32768) -> ResampleConfig:
-    """Return a flat configuration of `vectors` for a problem of `shape` (B, S, T, D) on a GPU of `sms` SMs.
-
-    An item writes at most `item_bytes`, and items become smaller where there would be fewer than four per SM. Of more
-    than MAX_SHARED_TIMES source times, one of 16 is in shared memory: half of the sectors of 32 bytes are read for it.
-    """
-    batches, sources, count, depth = shape
-    row_bytes = depth * itemsize
-    targets = max(16, min(512, item_bytes // row_bytes))
+def _fit_vectors(batches: int, sources: int, count: int, row_bytes: int, sms: int) -> ResampleConfig:
+    threads = 128
+    targets = max(16, min(512, 32768 // row_bytes))
+    if targets > threads:  # in the last round of the search, all threads have a target
+        targets = math.ceil(targets / threads) * threads
     while targets > 32 and batches * math.ceil(count / targets) < 4 * sms:
         targets //= 2
-    return ResampleConfig("vectors", threads, targets, in_flight, True, sample=16 * (sources > MAX_SHARED_TIMES))
+    # One of 16 times in shared memory: the last four steps of a search read half of a line of 128 bytes.
+    return ResampleConfig("vectors", threads, targets, 4, sample=16 * (sources > MAX_SHARED_TIMES))
 
 
 def configs(shape=EXAMPLE, itemsize: int = 2, sms: int = 132) -> dict[str, ResampleConfig]:

@@ -127,6 +127,24 @@ def measure_ladder():
     return [row for depth, kernels in runs.items() for row in compare_with_copy(LARGE[depth], kernels)]
 
 
+# Bytes per row, by the number of source times; two targets per source, and about 800 MB to move.
+ROW_BYTES = {1024: (64, 80, 96, 128, 192, 256, 320, 384, 512, 768, 1024), 4096: (64, 96, 256, 384, 1024)}
+
+
+def row_shapes() -> list[tuple[int, int, int, int]]:
+    """Return the shapes (B, S, T, D) in bf16 of `measure_rows`."""
+    return [(round(800e6 / (3 * sources * row)), sources, 2 * sources, row // 2)
+            for sources, sizes in ROW_BYTES.items() for row in sizes]
+
+
+@results.experiment("ch07_resample_rows", source)
+def measure_rows():
+    """Time the fastest kernel beside torch's copy for rows of 64 to 1,024 bytes, with 1,024 and 4,096 source times."""
+    _compile((BEST, torch.bfloat16, shape) for shape in row_shapes())
+    return [row | {"sources": shape[1], "row_bytes": 2 * shape[3]}
+            for shape in row_shapes() for row in compare_with_copy(shape, [BEST], rounds=10)]
+
+
 def torch_resample(features, source_times, target_times):
     """Resample as one would write it in torch: in float32, with the result in the dtype of features."""
     last = source_times.shape[1] - 1

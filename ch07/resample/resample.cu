@@ -8,7 +8,8 @@
 //                               target                   right = row 2, weight (target - s1) / (s2 - s1)
 //
 // An item of work is TARGETS neighbouring targets of one batch. From shared_search on, the threads of a block first
-// search all targets of an item (search_targets). Then they share the item's rows (blend_rows).
+// search all targets of an item (search_targets). Then they share the item's rows (blend_rows), or, in `vectors`, its
+// vectors in the order of memory (blend_flat).
 //
 // Compile with -D:
 //     ELEMENT            float, bf16 or f16
@@ -18,8 +19,6 @@
 //     SAMPLE             shared memory holds every SAMPLE-th source time, a power of two; 1 holds all
 //     VECTOR_BYTES       bytes that a thread loads and stores with one instruction; they divide a row
 //     TARGETS_IN_FLIGHT  targets whose vectors a thread loads before it uses the first one
-//     FLAT               1: the threads of `vectors` share the vectors of an item in order, whatever their row
-//     BLOCKS_PER_SM      blocks that the registers of `vectors` must leave room for
 //     ROWS               rows that fit in the dynamic shared memory of bulk_rows
 #include "elements.cuh"
 #include "ptx.cuh"
@@ -192,8 +191,8 @@ __device__ __forceinline__ void search_targets(const Problem& p, const Item& ite
     __syncthreads();
 }
 
-// The same for `vectors` with FLAT or SAMPLE. A thread searches all its targets together, so that their loads of one step
-// do not wait for each other.
+// The same for `vectors`. A thread searches all its targets together, so that their loads of one step do not wait for
+// each other.
 //
 // With SAMPLE > 1 shared memory holds every SAMPLE-th source time. The last steps of the search are in global memory,
 // among SAMPLE neighbouring times: only the first of these loads may miss L1, because the times are mostly in one line.
@@ -327,19 +326,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_search(const ELEMEN
     resample_item<sizeof(ELEMENT)>({features, source, target, out, batches, sources, targets}, blockIdx.x);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) vectors(const ELEMENT* features,
+extern "C" __global__ void __launch_bounds__(THREADS) vectors(const ELEMENT* features,
         const float* source, const float* target, ELEMENT* out, int batches, int sources, int targets) {
+    __shared__ float shared[TIMES + 1];
+    __shared__ Weights found[TARGETS];
     const Problem p = {features, source, target, out, batches, sources, targets};
-    if constexpr (FLAT || SAMPLE > 1) {
-        __shared__ float shared[TIMES + 1];
-        __shared__ Weights found[TARGETS];
-        const Item item = FLAT ? get_even_item(p, blockIdx.x) : get_item(p, blockIdx.x);
-        search_targets_together(p, item, shared, found);
-        if constexpr (FLAT) blend_flat<VECTOR_BYTES>(p, item, found);
-        else blend_rows<VECTOR_BYTES>(p, item, found);
-    } else {
-        resample_item<VECTOR_BYTES>(p, blockIdx.x);
-    }
+    const Item item = get_even_item(p, blockIdx.x);
+    search_targets_together(p, item, shared, found);
+    blend_flat<VECTOR_BYTES>(p, item, found);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) persistent(const ELEMENT* features, const float* source,

@@ -15,7 +15,7 @@ import torch
 
 from ch07 import resample
 from ch07.resample import ELEMENTS, LADDER, ResampleConfig, experiments
-from ch07.resample.configs import MAX_SHARED_TIMES, fit_config, fit_flat_config
+from ch07.resample.configs import MAX_SHARED_TIMES, fit_config
 from tilelab import bench, build, check, device, operands, profiler
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
@@ -26,10 +26,10 @@ BUILT = [*((kernel, dtype, target) for kernel in LADDER
 ODD = experiments.SMALL[3:6]  # rows of 20 and 14 bytes, and more source times than shared memory holds
 
 
-FLAT = [(ResampleConfig("vectors", 128, 341, 4, flat=True), (1024, 1024, 2048, 48)),
-        (ResampleConfig("vectors", 256, 85, 2, flat=True), (1024, 1024, 2048, 192)),
-        (ResampleConfig("vectors", 128, 128, 4, flat=True, sample=16), (512, 4096, 8192, 128)),
-        (ResampleConfig("vectors", 128, 128, 4, sample=32, blocks_per_sm=4), (512, 4096, 8192, 128))]
+# More and fewer targets than threads, rows that do not divide them, and sampled times.
+VECTORS = [(ResampleConfig("vectors", 128, 384, 4), (1024, 1024, 2048, 48)),
+           (ResampleConfig("vectors", 256, 85, 2), (1024, 1024, 2048, 192)),
+           (ResampleConfig("vectors", 128, 128, 4, sample=16), (512, 4096, 8192, 128))]
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +67,9 @@ def test_every_step_compiles_and_holds_the_instruction_it_teaches(built):
 
 
 @pytest.mark.compile
-def test_flat_blocks_load_all_vectors_before_they_use_the_first():
+def test_a_thread_of_vectors_loads_all_its_vectors_before_it_uses_the_first():
     for report in build.build([dataclasses.replace(resample.job(config, "sm_90a", shape=shape), name=str(config))
-                               for config, shape in FLAT]):
+                               for config, shape in VECTORS]):
         assert report.launchable and not report.spills, (report.job.name, report.reason)
         wide = re.findall(r"\b(LDG|STG)\.E\.128\b", report.sass)
         loads = 2 * report.job.constants["TARGETS_IN_FLIGHT"]
@@ -106,7 +106,7 @@ def test_bulk_rows_fits_where_a_block_has_less_shared_memory(built):
     ({"targets": 0}, "targets is 0; it must be 1 to 1,024"),
     ({"targets_in_flight": 9}, "targets_in_flight is 9; it must be 1 to 8"),
     ({"sample": 12}, "sample is 12; it must be a power of two or 0"),
-    ({"kernel": "bulk_rows", "flat": True}, "options of vectors; the kernel is bulk_rows"),
+    ({"kernel": "bulk_rows", "sample": 2}, "sample is an option of vectors; the kernel is bulk_rows"),
 ])
 def test_bad_configuration_is_one_sentence(change, message):
     with pytest.raises(ValueError, match=message) as caught:
@@ -130,7 +130,8 @@ def test_any_problem_is_cut_legally():
         if kernel in ("search_a_thread", "lane0_search", "ballot_search"):
             continue
         in_flight = config.targets_in_flight
-        assert config.targets & (config.targets - 1) == 0 and in_flight & (in_flight - 1) == 0
+        assert in_flight & (in_flight - 1) == 0
+        assert kernel == "vectors" or config.targets & (config.targets - 1) == 0
         assert config.targets <= 32 or batches * math.ceil(targets / config.targets) >= 4 * sms
         values = config.constants(dtype, shape)
         assert row % values["VECTOR_BYTES"] == 0 and dtype.itemsize <= values["VECTOR_BYTES"] <= 16
@@ -139,15 +140,17 @@ def test_any_problem_is_cut_legally():
             config.threads, config.targets, in_flight]
 
 
-def test_a_flat_block_has_room_for_every_problem():
+def test_vectors_has_room_for_every_problem_and_targets_for_all_threads():
     chance = random.Random(8)
     for _ in range(300):
         shape = tuple(chance.choice((1, 3, 100, 4096)) * chance.randint(1, 40) for _ in range(3)) + (
             8 * chance.randint(1, 64),)
-        config = fit_flat_config(shape, 2, chance.choice((48, 132)))
+        config = fit_config("vectors", shape, 2, chance.choice((48, 132)))
         values = config.constants(torch.bfloat16, shape)
         assert 32 * values["TARGETS"] + 4 * values["TIMES"] < 48 << 10
         assert values["TIMES"] == 0 or values["TIMES"] * values["SAMPLE"] >= shape[1]
+    large = {row: fit_config("vectors", (2000, 1024, 2048, row // 2), 2, 132).targets for row in (64, 80, 96, 256, 320)}
+    assert large == {64: 512, 80: 512, 96: 384, 256: 128, 320: 102}
 
 
 @pytest.mark.parametrize("sources, times, sample", [(4096, 256, 16), (4097, 512, 16), (5, 2, 16), (1 << 20, 0, 1)])
@@ -539,8 +542,8 @@ def test_any_configuration(compiled, kernel):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
-def test_flat_blocks_and_sampled_times_on_ragged_and_odd_shapes(dtype):
-    for config, shape in itertools.product([config for config, _ in FLAT], experiments.SMALL):
+def test_vectors_and_sampled_times_on_ragged_and_odd_shapes(dtype):
+    for config, shape in itertools.product([config for config, _ in VECTORS], experiments.SMALL):
         row = experiments.verify(config, shape, dtype, shape[1] > 2)
         assert row["status"] == "ok", (config, shape, row["reason"])
 
