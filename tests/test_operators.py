@@ -211,6 +211,21 @@ def test_a_call_that_nobody_traces_is_not_dispatched(monkeypatch):
         gemm.gemm(a, torch.nn.Parameter(b))
 
 
+def test_an_operator_that_nobody_traces_is_dispatched_once(monkeypatch):
+    a, b = random(16, 32), random(32, 24)
+    expected = TILES.gemm(a, b)
+
+    def refuse(*arguments):
+        raise AssertionError("dispatched again")
+
+    monkeypatch.setattr(torch._ops.OpOverload, "redispatch", refuse)
+    assert torch.equal(TILES.gemm(a, b), expected)
+    with torch.no_grad():
+        assert torch.equal(TILES.gemm(a, b.clone().requires_grad_()), expected)
+    with pytest.raises(AssertionError, match="dispatched again"), FakeTensorMode(allow_non_fake_inputs=True):
+        TILES.gemm(a, b)
+
+
 def list_format_functions(size=264, depth=512):
     """Return the functions on block formats that keep plans, each with what makes its arguments and the same exactly.
 

@@ -3,6 +3,10 @@
 A registered operator works inside torch.compile(fullgraph=True), with dynamic shapes and under CUDA graphs. It costs
 some microseconds more per call than the Python function of the same name, so the function calls it only where
 `is_traced` says so.
+
+torch.library.register_autograd would let each call pass the dispatcher twice: once to find that no gradient is wanted,
+and once more to find the kernel. `_register_autograd` registers a kernel for the key Autograd that calls `run` at once
+where nothing is left to dispatch to.
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ def register(schema: str, run: Callable, fake: Callable, *, instead: str = "", s
 
     `schema` is its name and arguments as torch.library writes them. `run` computes it. `fake` returns empty tensors of
     the shapes, strides and dtypes that `run` returns. torch.library.register_autograd describes `save(ctx, inputs,
-    output)` and `backward(ctx, *gradients)`. Without them a backward pass raises RuntimeError, which names `instead`.
+    output)` and `backward(ctx, *gradients)`; `inputs` ends before arguments that were left at their defaults. Without
+    them a backward pass raises RuntimeError, which names `instead`.
     """
     name = schema.partition("(")[0]
 
@@ -32,8 +37,46 @@ def register(schema: str, run: Callable, fake: Callable, *, instead: str = "", s
     LIBRARY.define(schema, tags=TAGS)
     LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"tiles::{name}", fake, lib=LIBRARY)
-    torch.library.register_autograd(f"tiles::{name}", backward or refuse, setup_context=save, lib=LIBRARY)
+    _register_autograd(name, run, save, backward or refuse)
     return getattr(torch.ops.tiles, name).default
+
+
+def _register_autograd(name: str, run: Callable, save: Callable | None, differentiate: Callable) -> None:
+    """Register what an operator does at the dispatch key Autograd. The arguments are those of `register`.
+
+    `differentiate` is the backward pass.
+    """
+    operator = getattr(torch.ops.tiles, name).default
+    keysets: dict[int, bool] = {}  # does `run` come next? by the bits of the set of dispatch keys
+
+    def dispatch(keyset, *arguments):
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+    class Recorded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *arguments_and_keyset):
+            *arguments, keyset = arguments_and_keyset
+            output = dispatch(keyset, *arguments)
+            if save:
+                save(ctx, arguments, output)
+            return output
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            return *differentiate(ctx, *gradients), None  # the keyset has no gradient
+
+    def run_or_record(keyset, *arguments):
+        bits = keyset.raw_repr()
+        if bits not in keysets:
+            after = keyset & torch._C._after_autograd_keyset
+            # While torch.compile or make_fx traces, and for a subclass of Tensor, another key precedes the device's.
+            keysets[bits] = after.highestPriorityTypeId() in (torch._C.DispatchKey.CUDA, torch._C.DispatchKey.CPU)
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            return Recorded.apply(*arguments, keyset)
+        return run(*arguments) if keysets[bits] else dispatch(keyset, *arguments)
+
+    LIBRARY.impl(name, run_or_record, "Autograd", with_keyset=True)
 
 
 def is_traced(*tensors: Any) -> bool:

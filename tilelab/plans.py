@@ -24,7 +24,8 @@ class Plan:
     """How an operator runs on one kind of arguments.
 
     `launch` takes the input tensors (None for one that was left out) and then `out`, a tensor of `shape` and `dtype` on
-    `device`. `skipped`, `fallback` and `chosen` mean the same as in a `Launch`.
+    `device`, contiguous unless `strides` says otherwise. `skipped`, `fallback` and `chosen` mean the same as in a
+    `Launch`.
     """
 
     launch: Callable[..., object]
@@ -35,10 +36,13 @@ class Plan:
     skipped: Sequence[tuple[Any, str]] = ()
     fallback: str = ""
     chosen: str = ""
+    strides: tuple[int, ...] | None = None
 
     def make_out(self) -> torch.Tensor:
         """Return new memory for the result."""
-        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        if self.strides is None:
+            return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
 
 
 def describe(tensor: torch.Tensor | None) -> tuple | None:

@@ -27,7 +27,8 @@ def make_counters(count: int, where: torch.device) -> torch.Tensor:
     if where not in _for_graphs:
         _for_graphs[where] = torch.zeros(CAPTURED, dtype=torch.int32, device=where), 0
         torch.cuda.synchronize(where)  # a graph on another stream may use them next
-    key = where, torch.cuda.current_stream(where).cuda_stream
+    # torch.cuda.current_stream(where).cuda_stream is the same number, and takes 15 times longer.
+    key = where, torch._C._cuda_getCurrentRawStream(where.index)
     counters = _by_stream.get(key)
     if counters is None or len(counters) < count:
         counters = _by_stream[key] = torch.zeros(max(count, 4096), dtype=torch.int32, device=where)

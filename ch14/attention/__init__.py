@@ -131,10 +131,11 @@ def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
     gluon = config.kernel == "hopper"
     if gluon and IS_INTERPRETED:
         raise device.Unsupported("the interpreter runs Triton, not Gluon: use a plain configuration without a GPU.")
-    plan = functools.partial(Plan, shape=q.shape, dtype=q.dtype, device=q.device, config=config)
+    new = operator.make_out(q)
+    plan = functools.partial(Plan, shape=q.shape, dtype=q.dtype, device=q.device, config=config, strides=new.stride())
     if not q.numel() or not k.numel():  # the sum over no keys is zero
         return plan(lambda q, k, v, out: out.zero_())
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    out = new if out is None else out
     tensors = ((q, _query_rows(config)), (k, config.block_n), (v, config.block_n), (out, _query_rows(config)))
     names = ("q_desc", "k_desc", "v_desc", "o_desc")
     row_blocks = triton.cdiv(q.shape[2], config.block_m)
@@ -175,12 +176,12 @@ def attention(q, k, v, *, is_causal: bool = False, scale: float | None = None, o
 
     q is (B, H, S, D), k and v are (B, HK, T, D), in bfloat16 or float16; D is 64 or 128. With grouped queries H is a
     multiple of HK, and head h reads key head h // (H // HK). The last dimension is contiguous and the other strides are
-    multiples of 16 bytes, so a transposed (B, S, H, D) tensor will do. If `is_causal`, query i sees keys 0 to i.
-    `scale` is from 2^-100 to 2^20; the default is 1 / sqrt(D). A score of -inf hides a key. Finite scores may be up to
-    2^27 after scaling, because float32 rounds larger ones too coarsely. NaN or infinity in V also reaches queries that
-    do not see that key, if they see another key of its block. Under torch.compile and where autograd records, this is
-    torch.ops.tiles.attention, whose `config` is a name. It has no backward pass. Raises ValueError for bad arguments,
-    tilelab.device.Unsupported for hardware without TMA.
+    multiples of 16 bytes, so a transposed (B, S, H, D) tensor will do; where q is one, so is the result. If
+    `is_causal`, query i sees keys 0 to i. `scale` is from 2^-100 to 2^20; the default is 1 / sqrt(D). A score of -inf
+    hides a key. Finite scores may be up to 2^27 after scaling, because float32 rounds larger ones too coarsely. NaN or
+    infinity in V also reaches queries that do not see that key, if they see another key of its block. Under
+    torch.compile and where autograd records, this is torch.ops.tiles.attention, whose `config` is a name. It has no
+    backward pass. Raises ValueError for bad arguments, tilelab.device.Unsupported for hardware without TMA.
     """
     if operators.is_traced(q, k, v):
         return operators.store(attention_operator(q, k, v, is_causal, scale, config), out)

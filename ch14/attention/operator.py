@@ -7,9 +7,16 @@ import torch
 from tilelab import operators
 
 
+def make_out(q):
+    """Return an empty result for q (B, H, S, D). Where q is a transposed (B, S, H, D), the result is one too, as in
+    torch's flash attention: the product that follows reads the heads of a token as one row."""
+    b, h, s, d = q.shape
+    return q.new_empty(b, s, h, d).transpose(1, 2) if q.stride(1) < q.stride(2) else q.new_empty(q.shape)
+
+
 def _fake(q, k, v, is_causal=False, scale=None, config="best"):
     torch._check(k.shape == v.shape, lambda: f"k and v must have one shape; they are {k.shape} and {v.shape}.")
-    return q.new_empty(q.shape)
+    return make_out(q)
 
 
 def register(run):

@@ -7,8 +7,10 @@ process of its own, because Dynamo and Inductor keep state for the life of a pro
 from __future__ import annotations
 
 import functools
+import math
 import pathlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from unittest import mock
 
 import torch
@@ -30,6 +32,11 @@ PREDICTED_GRAPHS = {"marked": (1, 1, 1), "unmarked": (1, 2, 2)}  # after each of
 # Several roundings to the format lie between x and the result.
 LIMITS = {TorchLinear: 4 * check.TOLERANCE[torch.bfloat16], TilesLinear: 4 * check.TOLERANCE[torch.bfloat16],
           Fp8Linear: check.TOLERANCE[torch.float8_e4m3fn]}
+# What a kernel does, by its name; the first that matches counts. The names of Inductor's kernels also list operators
+# for which they only prepare the data. The last names of products are those of the course's CUDA kernels.
+KINDS = {"other": re.compile("triton_"), "attention": re.compile("(?i).*(attention|flash|fmha|sdpa)"),
+         "products": re.compile("(?i).*(gemm|nvjet|cutlass|splitk)|(one_group|specialised|split|fp8_blocks)$")}
+PROFILED = 20  # calls
 
 
 def source() -> str:
@@ -116,7 +123,8 @@ def measure() -> list[dict]:
     """Return a row per variant and number of tokens, with {tokens, ms, call_ms, error, breaks, graphs}.
 
     `ms` is under a CUDA graph and `call_ms` without; `ratio` and `call_ratio` are eager's time, measured in the same
-    way and the same rounds, over them. `graphs` counts the graphs after calls with CALLS tokens.
+    way and the same rounds, over them. `graphs` counts the graphs after calls with CALLS tokens. The row has the fields
+    of `divide_kernels` too, where torch's profiler sees the kernels of a call.
     """
     with worker_pool.lease_worker(MODULE, WHAT) as worker:
         answer = worker.ask({"do": "measure"}, LIMIT_S)
@@ -164,6 +172,35 @@ def _time(functions: dict[str, Callable], sizes: Sizes, tokens: int, weights) ->
                      for prepare in (_capture, functools.partial))
 
 
+def divide_kernels(launches: Sequence[tuple[str, float]], calls: int) -> dict:
+    """Return {launches, products_ms, attention_ms, other_ms} of one of `calls` equal calls.
+
+    `launches` are the (name, microseconds) of the kernels of all calls. The result is empty if they are no whole
+    number of kernels per call.
+    """
+    if not launches or len(launches) % calls:
+        return {}
+    found = {"launches": len(launches) // calls, **{f"{kind}_ms": 0.0 for kind in ("products", "attention", "other")}}
+    for name, us in launches:
+        kind = next((kind for kind, pattern in KINDS.items() if pattern.match(name)), "other")
+        found[f"{kind}_ms"] += us / 1e3 / calls
+    return found
+
+
+def _profile(function: Callable, x: torch.Tensor, ms: float) -> dict:
+    """Return `divide_kernels` of PROFILED calls, after calls for 0.2 s with which the clock settles."""
+    for _ in range(math.ceil(200 / ms)):
+        function(x)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(PROFILED):
+            function(x)
+        torch.cuda.synchronize()
+    launches = [(event.name, event.time_range.elapsed_us()) for event in profile.events()
+                if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation]
+    return divide_kernels(launches, PROFILED)
+
+
 def _count_breaks(block: DecoderBlock, x: torch.Tensor) -> int | None:
     """Return the graph breaks in a call, or None on a GPU that cannot run it."""
     try:
@@ -193,16 +230,16 @@ def _measure(sizes: Sizes = LLAMA_3_8B) -> list[dict]:
             raise
         except Exception as error:
             facts[name] = {"status": "failed", "reason": f"{type(error).__name__}: {device.first_line(error)}"[:300]}
-    rows = []
-    for i, tokens in enumerate(TOKENS):
-        replayed, called = _time(functions, sizes, tokens, weights)
+    rows, times = [], {tokens: _time(functions, sizes, tokens, weights) for tokens in TOKENS}
+    for i, (tokens, (replayed, called)) in enumerate(times.items()):
         for name in VARIANTS:
             row = {"name": name, "workload": "decoder block", "tokens": tokens, "dtype": "fp8" if "fp8" in name else
                    "bf16", "shape": [1, tokens, sizes.hidden]}
             if name in functions:
                 row |= replayed[name].row()
                 row |= {"call_ms": called[name].ms, "call_ratio": called[name].ratio,
-                        "call_spread": called[name].spread, "error": facts[name]["errors"][i]}
+                        "call_spread": called[name].spread, "error": facts[name]["errors"][i],
+                        **_profile(functions[name], inputs[i], called[name].ms)}
             kept = {key: value for key, value in facts[name].items() if key != "errors" and value is not None}
             if kept["status"] == "ok":  # else the timing's status would hide a wrong result
                 kept["status"] = row["status"]

@@ -312,27 +312,8 @@ def check_fake(run: Callable, fake: Callable) -> None:
         _opcheck(operator, (x,))
 
 
-PROGRAM = """
-def call(self, args):
-    extern_kernels.mm(arg0_1, arg1_1, out=buf0)
-    triton_poi_fused_mul_silu_0.run(buf0, buf1, 117440512, stream=stream0)
-    buf3 = torch.ops.aten._scaled_dot_product_flash_attention.default(arg2_1, arg3_1, arg4_1)
-    triton_tem_fused_mm_1.run(buf1, arg5_1, buf4, 132, 1, 1, stream=stream0)
-"""
-
-
-def check_launched(launched: Callable, program: generated.Program) -> None:
-    """Raise AssertionError unless `launched(text)` lists what a program launches, in order."""
-    wanted = ["library", "triton_poi_fused_mul_silu_0", "library", "triton_tem_fused_mm_1"]
-    given = launched(PROGRAM)
-    assert given == wanted, f"of the example it says {given}"
-    real = ["library" if call.startswith("library") else call for call in program.calls]
-    given = launched(program.code)
-    assert given == real, f"of the MLP's program it says {given}"
-
-
 CHECKS = {"Exercise 1": check_recompilations, "Exercise 2": check_halves, "Exercise 3": check_operator,
-          "Exercise 4": check_fake, "Exercise 5": check_launched}
+          "Exercise 4": check_fake}
 
 
 def check_answer(name: str, *answers) -> None:

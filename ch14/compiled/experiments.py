@@ -284,7 +284,15 @@ def describe_decoder(record: results.Record) -> str:
 
 
 def tabulate_decoder(record: results.Record) -> results.Table:
-    """Return the table of the decoder block's times and errors."""
-    columns = ["tokens", "name", "ms", "ratio", "spread", "call_ms", "call_ratio", "tflops", "error", "breaks"]
+    """Return the table of the decoder block's times, with the kernels of a call by kind, and of its errors."""
+    columns = ["tokens", "name", "ms", "ratio", "spread", "products_ms", "attention_ms", "other_ms", "launches",
+               "call_ms", "call_ratio", "error"]
     return results.table([{key: row.get(key) for key in columns} for row in record.rows],
                          f"a decoder block of Llama 3 8B: {record.label()}", columns)
+
+
+def tabulate_host_time(record: results.Record) -> results.Table:
+    """Return the table of what the CPU pays for a call of the products and of attention, beside torch's own."""
+    columns = ["name", "us", "peer", "peer_us", "ratio"]
+    rows = [{key: row[key] for key in columns} for row in record.rows if row["peer"] != "copy_"]
+    return results.table(rows, f"µs of the CPU per repeated call: {record.label()}", columns)

@@ -101,11 +101,12 @@ def make_product_cases() -> list[Case]:
     if device.current().has_wgmma:
         a, b, scale_a, scale_b, _ = fp8_operands(SIZE, SIZE, SIZE, WHERE)
         one = torch.ones((), device=WHERE)
-        cases += [_planned("blockscaled.matmul, fp8", lambda: blockscaled.matmul((a, scale_a), (b, scale_b)),
-                           "torch._scaled_mm, one scale",
-                           lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=BF16),
-                           lambda: fp8.spec(a, b, scale_a, scale_b), fp8.planner,
-                           (a, b, scale_a, scale_b, None, None), (None, "best", None))]
+        beside = ("torch._scaled_mm, one scale",
+                  lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=BF16),
+                  lambda: fp8.spec(a, b, scale_a, scale_b))
+        cases += [_planned("blockscaled.matmul, fp8", lambda: blockscaled.matmul((a, scale_a), (b, scale_b)), *beside,
+                           fp8.planner, (a, b, scale_a, scale_b, None, None), (None, "best", None)),
+                  Case("torch.ops.tiles.fp8", lambda: torch.ops.tiles.fp8(a, b, scale_a, scale_b), *beside)]
     return cases
 
 

@@ -78,6 +78,8 @@ def test_transposed_tensors_are_taken_as_they_are():
     assert not q.is_contiguous()
     result = attention.attention(q, k, v, is_causal=True, config=SMALL)
     assert check.relative_error(result, attention.spec(q, k, v, is_causal=True)) < 2**-9
+    assert result.transpose(1, 2).is_contiguous()  # as torch's flash attention returns it
+    assert attention.attention(q.contiguous(), k, v, config=SMALL).is_contiguous()
 
 
 def test_no_queries_and_no_keys():

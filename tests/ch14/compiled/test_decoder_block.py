@@ -113,6 +113,18 @@ def test_inputs_without_a_mark_use_the_graph_of_marked_ones():
     assert len(graphs) == 1
 
 
+def test_the_kernels_of_a_call_are_divided_by_kind():
+    call = [("nvjet_sm90_tst_128x256_64x4_1x2_h_bz_coopA_NNT", 30.0), ("specialised", 20.0), ("split", 10.0),
+            ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, cutlass::bfloat16_t>>(Params)", 4.0),
+            ("attention_hopper_kernel", 3.0), ("fp8_blocks", 5.0), ("Memset (Device)", 1.0),
+            ("triton_poi_fused_add_attention_cat_mul_wgmma_gemm_1", 2.0),
+            ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16>(Params)", 6.0),
+            ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 4>(float*)", 1.0)]
+    assert decoder_timing.divide_kernels(call * 2, 2) == pytest.approx(
+        {"launches": 10, "products_ms": 0.071, "attention_ms": 0.007, "other_ms": 0.004})
+    assert decoder_timing.divide_kernels(call, 3) == decoder_timing.divide_kernels([], 3) == {}
+
+
 def test_the_record_is_described():
     rows = [{"name": "eager", "tokens": 16, "status": "ok", "ms": 2.0},
             {"name": "course fp8", "tokens": 16, "status": "ok", "ms": 1.0, "ratio": 2.0, "spread": 0.01,

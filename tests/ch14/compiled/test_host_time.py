@@ -6,8 +6,8 @@ import pretended_gpu
 import pytest
 import torch
 
-from ch14.compiled import host_time
-from tilelab import device
+from ch14.compiled import experiments, host_time
+from tilelab import device, results
 
 PRETENDED = """
 import torch
@@ -31,11 +31,15 @@ PARTS = ("traced_us", "find_us", "allocate_us", "launch_us", "moved_us")
 @pytest.mark.skipif(not pretended_gpu.COMPILER, reason="needs a C compiler")
 def test_every_operator_has_a_row_with_its_parts():
     rows = ast.literal_eval(pretended_gpu.run(PRETENDED).replace("inf", "1e999").replace("nan", "1e999"))
-    assert len({row["name"] for row in rows}) == len(rows) == 13
+    assert len({row["name"] for row in rows}) == len(rows) == 14
     assert {row["peer"] for row in rows} == {"torch.mm", "SDPA", "torch._scaled_mm, one scale", "copy_"}
     for row in rows:
         assert row["us"] == row["peer_us"] == row["ratio"] == 1 and row["spread"] == 0
         assert all(part in row for part in PARTS) == ("ops" not in row["name"]), row["name"]
+    record = results.Record({"experiment": "ch14_compiled_host_time", "recorded": "2026-01-01T00:00:00+00:00",
+                             "device": {"name": "NVIDIA H200", "capability": [9, 0]}, "rows": rows}, live=True)
+    table = str(experiments.tabulate_host_time(record))
+    assert "torch.ops.tiles.fp8" in table and "quantise" not in table
 
 
 def test_the_source_is_one_hash():
