@@ -1,5 +1,5 @@
-"""Why a transpose that walks along the rows of x is slower than a copy, and one that walks down is not as slow: counters
-of the profiler, and kernels that do one half of the work.
+"""Why a transpose that walks along the rows of x is slower than a copy, and one that walks down is not as slow:
+counters of the profiler, and kernels that do one half of the work.
 
 `python -m ch10.tile_pipeline.audit` is what the profiler watches.
 """
@@ -98,8 +98,8 @@ def describe(rows: list[dict]) -> str:
         text += f". These bytes explain {across['bytes_share']:.0%} of the gap, and the lower rate the rest"
     return (f"{text} ({across['dram_gbps']:,.0f} GB/s after {copy['dram_gbps']:,.0f}). With tiles that stay in their "
             f"place, turning their elements costs {still['gap']:+.1%}. With elements that stay in their place within a "
-            f"tile, moving the tiles costs {moved['gap']:+.1%}. With a swizzle, {swizzled['conflicts']:,.0f} wavefronts "
-            f"are lost to bank conflicts, without one {across['conflicts']:,.0f}, and the swizzle changes the time by "
+            f"tile, moving the tiles costs {moved['gap']:+.1%}. With a swizzle, {swizzled['conflicts']:,.0f} "
+            f"wavefronts are lost to bank conflicts, without one {across['conflicts']:,.0f}, and the swizzle changes the time by "
             f"{swizzled['ms'] / across['ms'] - 1:+.1%}. The walk down takes {down['gap']:.1%} longer than the copy "
             f"({down['dram_gbps']:,.0f} GB/s).")
 

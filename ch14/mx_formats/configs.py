@@ -54,8 +54,8 @@ def configs(format: str | BlockFormat = "mxfp8_e4m3") -> dict[str, MxConfig]:
     format = format_with_kernels(format)
     if format.element.bits == 8:
         return {"cvt": MxConfig(4096), "arithmetic": MxConfig(4096, convert=False)}
-    # A lane that holds a whole group needs no shuffle and computes the group's scale once. "arithmetic" rounds with what
-    # every GPU has, in programs of as many groups as threads.
+    # A lane that holds a whole group needs no shuffle and computes the group's scale once. "arithmetic" rounds with
+    # what every GPU has, in programs of as many groups as threads.
     return {"group_a_lane": MxConfig(4096 if format.block[1] == 32 else 8192, saturate=True),
             "arithmetic": MxConfig(128 * format.block[1])}
 
