@@ -99,9 +99,9 @@ def describe(rows: list[dict]) -> str:
     return (f"{text} ({across['dram_gbps']:,.0f} GB/s after {copy['dram_gbps']:,.0f}). With tiles that stay in their "
             f"place, turning their elements costs {still['gap']:+.1%}. With elements that stay in their place within a "
             f"tile, moving the tiles costs {moved['gap']:+.1%}. With a swizzle, {swizzled['conflicts']:,.0f} "
-            f"wavefronts are lost to bank conflicts, without one {across['conflicts']:,.0f}, and the swizzle changes the time by "
-            f"{swizzled['ms'] / across['ms'] - 1:+.1%}. The walk down takes {down['gap']:.1%} longer than the copy "
-            f"({down['dram_gbps']:,.0f} GB/s).")
+            f"wavefronts are lost to bank conflicts, without one {across['conflicts']:,.0f}, and the swizzle changes "
+            f"the time by {swizzled['ms'] / across['ms'] - 1:+.1%}. The walk down takes {down['gap']:.1%} longer than "
+            f"the copy ({down['dram_gbps']:,.0f} GB/s).")
 
 
 def launch_all() -> None:
