@@ -105,7 +105,7 @@ def prepare(op: str, x, *, y=None, centre: float = 1.0, edge: float = 1.0, fill:
     which it must outlive. Raises ValueError for operands that the kernel cannot take and tilelab.device.Unsupported
     for a GPU without TMA or with too little shared memory.
     """
-    config = choose_config(op, config)
+    config = choose_config(op, config, getattr(x, "shape", ()))
     for name, weight in {"centre": centre, "edge": edge}.items():
         largest = torch.finfo(torch.float32).max
         operands.require_number(name, weight, -largest, largest, "within float32")

@@ -31,10 +31,10 @@ def _parse_arguments(argv):
         parser.error("--load goes with --report.")
     if options.report is not None:
         return _check_report(parser, options)
-    options.configs = cli.choose_variants(parser, options.variant, configs(options.op))
     form, default = ("R,C", experiments.LARGE) if DIMENSIONS[options.op] == 2 else ("B,R,C", experiments.BATCHED)
     options.shape = default if options.shape is None else cli.require_sizes(
         parser, f"--shape of {options.op}", options.shape, form, LARGEST_EXTENT)
+    options.configs = cli.choose_variants(parser, options.variant, configs(options.op, options.shape))
     return options
 
 

@@ -144,7 +144,7 @@ def macros(kernel: str, rows: int, columns: int, itemsize: int, threads: int, **
             **defaults, **others}
 
 
-# The first variant of each operation is "best".
+# The first variant of each operation is "best", but a transpose walks along the longer side of x.
 VARIANTS = {
     "copy": {
         "single": TileConfig("copy", 2, 256),
@@ -159,11 +159,8 @@ VARIANTS = {
         "ring_warp": TileConfig("stencil", 32, 128, 256, stages=2, tiles_per_cta=4, producer="warp"),
     },
     "transpose": {
-        "swizzled": TileConfig("transpose", 64, 64, 256, swizzle="128B", block=4, raster=2, l2_promotion="256B"),
-        "blocks": TileConfig("transpose", 64, 64, 256, block=4, raster=2, l2_promotion="256B"),
-        "scalar_swizzled": TileConfig("transpose", 64, 64, 256, swizzle="128B", raster=2, l2_promotion="256B"),
-        "scalar": TileConfig("transpose", 64, 64, 256, raster=2, l2_promotion="256B"),
-        "small": TileConfig("transpose", 32, 32, 64, swizzle="128B", block=4, raster=2),
+        "down": TileConfig("transpose", 64, 64, 256, block=4, raster=1024),
+        "across": TileConfig("transpose", 64, 64, 256, block=4, raster=2),
     },
     "add_shared": {
         "alone": TileConfig("add_shared", 4, 256, 64, l2_promotion="256B"),
@@ -178,16 +175,19 @@ VARIANTS = {
 }
 
 
-def configs(op: str = "copy") -> dict[str, TileConfig]:
-    """Return the variants of an operation by name, the best first."""
+def configs(op: str = "copy", shape: tuple[int, ...] = ()) -> dict[str, TileConfig]:
+    """Return the variants of an operation by name, the best first: for x of this shape, else for a tall one."""
     if op not in VARIANTS:
         raise ValueError(f"unknown operation {op!r}; choose {', '.join(VARIANTS)}.")
-    return VARIANTS[op]
+    named = VARIANTS[op]
+    is_wide = op == "transpose" and len(shape) == 2 and shape[0] < shape[1]
+    return {"across": named["across"], **named} if is_wide else named
 
 
-def choose_config(op: str, config: str | TileConfig) -> TileConfig:
-    """Return the configuration of `op` that `config` stands for: itself, a variant's name, or "best"."""
-    named = configs(op)
+def choose_config(op: str, config: str | TileConfig, shape: tuple[int, ...]) -> TileConfig:
+    """Return the configuration of `op` that `config` stands for: itself, a variant's name, or "best" for x of a shape.
+    """
+    named = configs(op, shape)
     config = operands.choose_config(config, named, TileConfig, lambda: next(iter(named.values())))
     if config.op != op:
         raise ValueError(f"config must be for {op}; it is for {config.op}.")

@@ -73,8 +73,8 @@ def grid(op: str) -> list[TileConfig]:
         return [TileConfig(op, *tile, *ring, producer) for tile in tiles for ring in rings
                 for producer in PRODUCERS]
     if op == "transpose":
-        return [TileConfig(op, tile, tile, threads, swizzle=swizzle, block=4, raster=raster, l2_promotion="256B")
-                for tile in (32, 64, 96) for threads in (128, 256) for raster in (1, 4, 16)
+        return [TileConfig(op, tile, tile, threads, swizzle=swizzle, block=4, raster=raster)
+                for tile in (32, 64, 96) for threads in (128, 256) for raster in (2, 16, 1024)
                 for swizzle in ("none", "128B")]
     return [TileConfig(op, *tile, threads, cluster=cluster) for tile in ((4, 256), (8, 256), (16, 128))
             for threads in (64, 128) for cluster in (1, 2, 4)]

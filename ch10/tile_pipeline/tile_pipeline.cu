@@ -246,11 +246,11 @@ transpose(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap
     __shared__ __align__(8) u64 full;
     const u32 tile = round_up(shared_address(memory), 1024), barrier = shared_address(&full);
     u8* const elements = memory + (tile - shared_address(memory));
-    // CTAs walk along bands that are RASTER tiles tall, column by column. CTAs that run at the same time then write
-    // long stretches of out's rows as well.
-    const u32 band = blockIdx.x / (tiles_x * RASTER), within = blockIdx.x % (tiles_x * RASTER);
-    const u32 height = min(tiles_y - band * RASTER, u32{RASTER});
-    const int row = static_cast<int>((band * RASTER + within % height) * TILE);
+    // CTAs walk along bands that are `tall` tiles tall, column by column. In tall bands, CTAs that run at the same time
+    // write long stretches of out's rows, and read short ones of x's.
+    const u32 tall = min(tiles_y, u32{RASTER}), band = blockIdx.x / (tiles_x * tall);
+    const u32 within = blockIdx.x % (tiles_x * tall), height = min(tiles_y - band * tall, tall);
+    const int row = static_cast<int>((band * tall + within % height) * TILE);
     const int column = static_cast<int>(within / height * TILE);
 
     if (threadIdx.x == 0) {

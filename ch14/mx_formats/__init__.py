@@ -122,13 +122,10 @@ def _quantise_call(x: torch.Tensor, out: Packed, rule: str, config: MxConfig, co
                       "EMAX": element.emax, "CVT": convert}
         args = (x.view(torch.int16), out.values, out.scales, *sizes)
         return _KernelCall(kernels.quantise_fp8_kernel, grid, args, constants)
-    most_lanes = format.block[1] // 8
-    if config.lanes > most_lanes:
-        raise ValueError(f"config has {config.lanes} lanes; at most {most_lanes} can share a group of {format.name}.")
     bits, values = (x.view(torch.int32), out.values.view(torch.int32)) if whole else (x.view(torch.int16), out.values)
     inverse_tensor_scale = out.scales if out.pair is None else out.pair[1:]
     return _KernelCall(kernels.quantise_fp4_kernel, grid, (bits, values, out.scales, inverse_tensor_scale, *sizes),
-                       constants | {"LANES": config.lanes or most_lanes, "WHOLE": whole, "SATURATE": saturate})
+                       constants | {"WHOLE": whole, "SATURATE": saturate})
 
 
 def _dequantise_call(packed: Packed, out: torch.Tensor, config: MxConfig, convert: bool) -> _KernelCall:

@@ -14,15 +14,13 @@ FUSED = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "nvfp4", "fp4_e8m0_16", "fp8_1x128
 class MxConfig:
     """How a kernel is launched.
 
-    elements: elements per program, a power of two. num_warps: warps per program. lanes: lanes of a warp that share one
-    group of fp4 elements; 0 gives each lane eight elements. convert: round to fp8 with the hardware's conversion
-    instruction; otherwise the kernel rounds in float32 arithmetic. saturate: round to fp4 by saturating additions,
-    which take fewer of the slow instructions; from sm_90 on.
+    elements: elements per program, a power of two. num_warps: warps per program. convert: round to fp8 with the
+    hardware's conversion instruction; otherwise the kernel rounds in float32 arithmetic. saturate: round to fp4 by
+    saturating additions, which take fewer of the slow instructions; from sm_90 on.
     """
 
     elements: int
     num_warps: int = 4
-    lanes: int = 1
     convert: bool = True
     saturate: bool = False
 
@@ -32,12 +30,10 @@ class MxConfig:
             value = getattr(self, name)
             if not least <= value <= most or value & (value - 1):
                 raise ValueError(f"{name} must be a power of two from {least} to {most:,}; it is {value}.")
-        if self.lanes not in (0, 1, 2, 4):
-            raise ValueError(f"lanes must be 0, 1, 2 or 4; it is {self.lanes}.")
 
     def __str__(self):
-        return (f"{self.elements},{self.num_warps}" + (f",{self.lanes or 'spread'}" if self.lanes != 1 else "")
-                + ("" if self.convert else ",arithmetic") + ",saturate" * self.saturate)
+        return (f"{self.elements},{self.num_warps}" + ("" if self.convert else ",arithmetic")
+                + ",saturate" * self.saturate)
 
 
 DEQUANTISE_CONFIG = MxConfig(2048)
@@ -58,8 +54,10 @@ def configs(format: str | BlockFormat = "mxfp8_e4m3") -> dict[str, MxConfig]:
     format = format_with_kernels(format)
     if format.element.bits == 8:
         return {"cvt": MxConfig(4096), "arithmetic": MxConfig(4096, convert=False)}
-    # A lane that holds a whole group needs no shuffle and computes the group's scale once: as many groups as threads.
-    return {"group_a_lane": MxConfig(128 * format.block[1]), "spread": MxConfig(4096, lanes=0)}
+    # A lane that holds a whole group needs no shuffle and computes the group's scale once. "arithmetic" rounds with
+    # what every GPU has, in programs of as many groups as threads.
+    return {"group_a_lane": MxConfig(4096 if format.block[1] == 32 else 8192, saturate=True),
+            "arithmetic": MxConfig(128 * format.block[1])}
 
 
 def choose_config(config: str | MxConfig, format: BlockFormat, operation: str = "quantise") -> MxConfig:

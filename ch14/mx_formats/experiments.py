@@ -115,7 +115,7 @@ def check_correctness(names=FUSED) -> list[dict]:
     for name, shape, rule, tiled, variant in cases:
         config = configs(name)[variant]
         if not live:  # a small program is interpreted faster
-            config = MxConfig(512, config.num_warps, config.lanes, config.convert)
+            config = MxConfig(512, config.num_warps, config.convert)
         rows.append({"name": name, "variant": variant, "shape": list(shape), "rule": rule, "tiled": tiled}
                     | verify(name, shape, rule, tiled, config))
     return rows
@@ -187,15 +187,15 @@ def measure_speed():
 
 
 def grid(format: str) -> list[MxConfig]:
-    """Return the configurations of the sweep: small and large programs."""
-    lanes = (1,) if number_formats.lookup(format).element.bits == 8 else (1, 0)  # Triton lays out fp8 groups itself
-    return [MxConfig(elements, warps, lane) for elements in (1024, 2048, 4096, 8192) for warps in (4, 8)
-            for lane in lanes if elements >= 256 * warps]
+    """Return the configurations of the sweep: small and large programs, those of fp4 with and without saturation."""
+    ways = (False,) if number_formats.lookup(format).element.bits == 8 else (True, False)
+    return [MxConfig(elements, warps, saturate=saturate) for elements in (1024, 2048, 4096, 8192) for warps in (4, 8)
+            for saturate in ways if elements >= 256 * warps]
 
 
 @_experiment("ch14_mx_formats_sweep")
 def measure_sweep():
-    """Time the configurations of `grid` at LARGE: elements per program, warps, and lanes per group."""
+    """Time the configurations of `grid` at LARGE: elements per program, warps, and how fp4 saturates."""
     rows = []
     for format in SWEPT:
         named = {str(config): config for config in grid(format)}

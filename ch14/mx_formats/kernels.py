@@ -274,10 +274,8 @@ def encode_fp4_word(e, multiplier, not_finite, LIMIT: tl.constexpr):
 
 @triton.jit
 def join_words(words):
-    # One, two or four tensors (groups, lanes) -> (groups, lanes x 1, 2 or 4): the words of a lane side by side.
-    if len(words) == 1:
-        joined = words[0]
-    elif len(words) == 2:
+    # Two or four tensors (groups, lanes) -> (groups, lanes x 2 or 4): the words of a lane side by side.
+    if len(words) == 2:
         joined = tl.join(words[0], words[1])
     else:
         joined = tl.join(tl.join(words[0], words[2]), tl.join(words[1], words[3]))
@@ -286,14 +284,14 @@ def join_words(words):
 
 @triton.jit
 def quantise_fp4_kernel(x, values, scales, inverse_tensor_scale, rows, columns, groups, x_stride, BLOCK: tl.constexpr,
-                        GROUP: tl.constexpr, LANES: tl.constexpr, CARRY: tl.constexpr, SCALE: tl.constexpr,
-                        TILED: tl.constexpr, FLAT: tl.constexpr, WHOLE: tl.constexpr, SATURATE: tl.constexpr):
+                        GROUP: tl.constexpr, CARRY: tl.constexpr, SCALE: tl.constexpr, TILED: tl.constexpr,
+                        FLAT: tl.constexpr, WHOLE: tl.constexpr, SATURATE: tl.constexpr):
     row, first = program_origin(BLOCK, FLAT)
     if row >= rows:
         return
-    CHUNKS: tl.constexpr = GROUP // 8 // LANES  # chunks of eight elements that one lane takes, one after the other
+    CHUNKS: tl.constexpr = GROUP // 8  # one lane takes a whole group: chunks of eight elements, one after the other
     group = tl.arange(0, BLOCK)
-    chunk = group[:, None] * (GROUP // 8) + tl.arange(0, LANES)[None, :] * CHUNKS
+    chunk = group[:, None] * CHUNKS + tl.arange(0, 1)[None, :]
     inside = group < count_inside(groups, first, 1, BLOCK)
     columns_inside = count_inside(columns, first, GROUP, BLOCK)
     x += row * (x_stride // 2) + first * (GROUP // 2) if WHOLE else row * x_stride + first * GROUP
@@ -325,9 +323,9 @@ def quantise_fp4_kernel(x, values, scales, inverse_tensor_scale, rows, columns, 
         words = (encode_fp4_word(elements[0], multiplier[:, None], not_finite[:, None], LIMIT),)
         for k in tl.static_range(1, CHUNKS):
             words = words + (encode_fp4_word(elements[k], multiplier[:, None], not_finite[:, None], LIMIT),)
-    word = group[:, None] * (GROUP // 8) + tl.arange(0, GROUP // 8)[None, :]
+    word = group[:, None] * CHUNKS + tl.arange(0, CHUNKS)[None, :]
     if WHOLE:
-        tl.store(values + (row * groups + first) * (GROUP // 8) + word, join_words(words), mask=inside[:, None])
+        tl.store(values + (row * groups + first) * CHUNKS + word, join_words(words), mask=inside[:, None])
     else:
         values += row * ((columns + 1) // 2) + first * (GROUP // 2)
         for k in tl.static_range(4):

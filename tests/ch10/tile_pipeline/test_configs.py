@@ -3,7 +3,7 @@
 import pytest
 
 from ch10.tile_pipeline import experiments
-from ch10.tile_pipeline.configs import TileConfig, configs
+from ch10.tile_pipeline.configs import TileConfig, choose_config, configs
 
 
 def sentence(caught):
@@ -70,5 +70,8 @@ def test_a_configuration_says_what_it_is():
 
 def test_variants_belong_to_their_operation():
     assert all(config.op == op for op in experiments.OPS for config in experiments.all_configs(op).values())
+    tall, wide = (choose_config("transpose", "best", shape) for shape in ((64, 64), (64, 65)))
+    assert (tall, wide) == tuple(configs("transpose")[name] for name in ("down", "across"))
+    assert list(configs("transpose", (64, 65))) == ["across", "down"]
     with pytest.raises(ValueError, match="unknown operation 'scale'; choose copy, "):
         configs("scale")
