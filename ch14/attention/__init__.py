@@ -68,12 +68,9 @@ def _compile_options(config: AttentionConfig, is_causal: bool) -> tuple[dict, di
     constants = {"CAUSAL": bool(is_causal), "BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
     if config.kernel == "plain":
         return constants, {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    constants |= {"Q_STAGES": 1 + config.double_q, "STAGES": config.num_stages, "OVERLAP": config.overlap,
-                  "PING_PONG": config.ping_pong, "JOINT": config.joint}
-    options = {"num_warps": 4}  # Gluon counts the warps of the first role only
-    if config.programs_per_sm == 2:  # the kernel's 12 warps get 80 registers per thread, and share them by role
-        options["maxnreg"] = 80
-    return constants, options
+    constants |= {"Q_STAGES": 1 + config.four_groups, "STAGES": config.num_stages, "OVERLAP": config.overlap,
+                  "PING_PONG": config.ping_pong, "JOINT": config.four_groups}
+    return constants, {"num_warps": 4}  # Gluon counts the warps of the first role only
 
 
 def _query_rows(config: AttentionConfig) -> int:
@@ -140,7 +137,7 @@ def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
     names = ("q_desc", "k_desc", "v_desc", "o_desc")
     row_blocks = triton.cdiv(q.shape[2], config.block_m)
     items = ((row_blocks + 1) // 2 if gluon and is_causal else row_blocks) * q.shape[0] * q.shape[1]
-    grid = (min(items, here.sms * config.programs_per_sm) if config.persistent else items,)
+    grid = (min(items, here.sms) if config.persistent else items,)
     arguments = {name: _describe(tensor, rows, gluon) for name, (tensor, rows) in zip(names, tensors)}
     arguments |= {"scale": (d ** -0.5 if scale is None else scale) * LOG2_E, **({"items": items} if gluon else {}),
                   "KEYS": k.shape[2], "row_blocks": row_blocks, "heads": q.shape[1],

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from ch14.attention import experiments, hopper_kernel, kernels
-from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs, estimate_useful_share
+from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs
 from tilelab import bench, build, check, device, peers, results
 
 LENGTHS = (1024, 4096, 8192)  # with 16,384 tokens and 2,048 features in all
@@ -48,7 +48,7 @@ CASES = [(16384 // s, 2048 // d, 2048 // d, s, s, d, causal)
 def source() -> str:
     """Return the hash of what is measured: the kernels, and how the peers are called."""
     return results.source_hash(kernels, hopper_kernel, AttentionConfig, configs, best_config,
-                               estimate_useful_share, compare_case, peers.FlashAttention4)
+                               compare_case, peers.FlashAttention4)
 
 
 def cudnn_version() -> str | None:

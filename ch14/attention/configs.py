@@ -9,18 +9,17 @@ from tilelab import device
 
 KERNELS = ("plain", "hopper")
 HEAD_DIMS = (64, 128)
-HOPPER_TILES = ((128, 128, 8), (128, 64, 8), (192, 128, 12), (256, 64, 16))  # queries, keys, warps that compute
+HOPPER_TILES = ((128, 128, 8), (256, 64, 16))  # queries, keys, warps that compute
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
     """A tile of `block_m` queries that meets blocks of `block_n` keys, with `num_stages` blocks in flight.
 
-    The last five fields are for the hopper kernel, which has two to four warp groups that compute (8 to 16 warps), for
+    The last three fields are for the hopper kernel, which has two or four warp groups that compute (8 or 16 warps), for
     64 queries each, and one warp that loads. `overlap` runs the product P V under the next softmax. With `ping_pong`
-    the groups take turns at the tensor core. A `persistent` kernel has as many programs as fit on the SMs at once, and
-    each goes through several tiles. `joint` loads a block of K and of V under one barrier. With `double_q` the next
-    tile of Q is loaded while one is in use. ValueError says what is wrong.
+    the groups take turns at the tensor core. A `persistent` kernel has one program per SM, which goes through several
+    tiles. ValueError says what is wrong.
     """
 
     block_m: int = 128
@@ -31,8 +30,6 @@ class AttentionConfig:
     overlap: bool = False
     ping_pong: bool = False
     persistent: bool = False
-    joint: bool = False
-    double_q: bool = False
 
     def __post_init__(self):
         if self.kernel not in KERNELS:
@@ -43,24 +40,20 @@ class AttentionConfig:
                 raise ValueError(f"{name} must be a power of two from {low} to {high}; it is {value}.")
         if self.num_stages < (2 if self.kernel == "hopper" else 1):
             raise ValueError(f"the {self.kernel} kernel cannot have {self.num_stages} stages.")
-        if self.kernel == "plain" and (self.overlap or self.ping_pong or self.persistent or self.joint
-                                       or self.double_q):
-            raise ValueError("overlap, ping_pong, persistent, joint and double_q need kernel='hopper'; this "
-                             "configuration is plain.")
+        if self.kernel == "plain" and (self.overlap or self.ping_pong or self.persistent):
+            raise ValueError("overlap, ping_pong and persistent need kernel='hopper'; this configuration is plain.")
         if self.kernel == "hopper" and (self.block_m, self.block_n, self.num_warps) not in HOPPER_TILES:
-            raise ValueError("block_m, block_n, num_warps of the hopper kernel must be 128, 128, 8, or 128, 64, 8, "
-                             "or 192, 128, 12, or 256, 64, 16: it has two warp groups of 64 queries or more, and "
-                             "blocks of 64 or 128 keys, so that the diagonal crosses only one.")
+            raise ValueError("block_m, block_n, num_warps of the hopper kernel must be 128, 128, 8 or 256, 64, 16: two "
+                             "warp groups of 64 queries with blocks of 128 keys, or four with blocks of 64.")
 
     @property
-    def programs_per_sm(self) -> int:
-        """The programs of the hopper kernel that share the registers of an SM: two with tiles of 128 x 64."""
-        return 2 if self.kernel == "hopper" and (self.block_m, self.block_n) == (128, 64) else 1
+    def four_groups(self) -> bool:
+        """Whether this is the form of the hopper kernel with four warp groups, for heads of 64 features."""
+        return self.kernel == "hopper" and self.block_m == 256
 
     def __str__(self):
         tile = f"{self.block_m},{self.block_n},{self.num_warps},{self.num_stages} {self.kernel}"
-        words = [" overlap" * self.overlap, " ping-pong" * self.ping_pong, " persistent" * self.persistent,
-                 " joint" * self.joint, " two Q" * self.double_q]
+        words = [" overlap" * self.overlap, " ping-pong" * self.ping_pong, " persistent" * self.persistent]
         return tile + "".join(words)
 
 
@@ -72,17 +65,15 @@ def configs(d: int = 128) -> dict[str, AttentionConfig]:
              "overlap": overlap, "ping-pong": dataclasses.replace(overlap, ping_pong=True),
              "persistent": dataclasses.replace(overlap, persistent=True)}
     if d == 64:
-        steps["three groups"] = AttentionConfig(192, 128, 12, 3, "hopper", overlap=True, ping_pong=True,
-                                                persistent=True, joint=True)
+        steps["four groups"] = AttentionConfig(256, 64, 16, 5, "hopper", overlap=True, persistent=True)
     return steps
 
 
 def best_config(d: int, target: str | None, case: tuple = (), sms: int = 132) -> AttentionConfig:
     """Return the fastest configuration for head dimension `d` on `target`; None is Triton's interpreter.
 
-    `case` is (batch, heads, key heads, queries, keys, head dimension, causal). It decides on Hopper at D = 64, where a
-    tile of 192 queries computes faster and wastes more than a tile of 64. Without a case the plain kernel is chosen
-    there.
+    `case` is (batch, heads, key heads, queries, keys, head dimension, causal). It decides on Hopper at D = 64, where
+    the kernel with four groups needs a tile of 256 queries for each SM. With fewer, small tiles fill the GPU better.
     """
     if target is None:
         return AttentionConfig(32, 32, 4, 2)  # the interpreter is fast with small tiles
@@ -93,33 +84,8 @@ def best_config(d: int, target: str | None, case: tuple = (), sms: int = 132) ->
         return AttentionConfig()
     if d != 64:
         return configs(d)["persistent"]
-    if not case:
-        return configs(d)["plain"]
-    # The scores per second without what estimate_useful_share counts as waste, relative to the plain kernel: the lowest
-    # of seven shapes on an H200.
-    rates = {configs(d)["plain"]: 1.0, configs(d)["three groups"]: 1.15}
-    return max(rates, key=lambda config: rates[config] * estimate_useful_share(config, case, sms))
-
-
-def estimate_useful_share(config: AttentionConfig, case: tuple, sms: int) -> float:
-    """Return the share of the time of all SMs in which `config` computes scores that `case` needs, by a model.
-
-    The rest is lost in three ways. The last tile of a head has rows past the end. A tile goes on until its last row has
-    met all its keys, so under a causal mask its earlier rows wait or compute scores that the mask hides. In the last
-    round some SMs have no work left; a round is one tile for each SM, or one pair of tiles.
-    """
-    batch, heads, _, queries, keys, _, causal = case
-    if not batch * heads * queries * keys:
-        return 0.0
-    tiles = math.ceil(queries / config.block_m)
-    if causal:
-        blocks = sum(math.ceil(min(keys, tile * config.block_m) / config.block_n) for tile in range(1, tiles + 1))
-        full = min(queries, keys)
-        needed = full * (full + 1) // 2 + (queries - full) * keys
-    else:
-        blocks, needed = tiles * math.ceil(keys / config.block_n), queries * keys
-    items = batch * heads * ((tiles + 1) // 2 if causal and config.kernel == "hopper" else tiles)
-    return needed / (blocks * config.block_m * config.block_n) * items / (math.ceil(items / sms) * sms)
+    few = case and case[0] * case[1] * math.ceil(case[3] / 256) < sms
+    return configs(d)["plain" if few else "four groups"]
 
 
 def rejection(config: AttentionConfig, target: str) -> str:

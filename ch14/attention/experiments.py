@@ -5,7 +5,6 @@ A case is (batch, heads, key heads, queries, keys, head dimension, causal).
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import re
@@ -16,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ch14 import attention
 from ch14.attention import hopper_kernel, job, kernels
-from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs, estimate_useful_share
+from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs
 from tilelab import bench, build, check, device, results
 
 LONG = (4, 16, 16, 8192, 8192, 128)  # the headline: batch 4, 16 heads of 128
@@ -135,7 +134,7 @@ def choose_peer(case) -> str:
 
 def source() -> str:
     """Return the hash of what is measured: the kernels, their configurations and the choice."""
-    return results.source_hash(kernels, hopper_kernel, AttentionConfig, configs, best_config, estimate_useful_share)
+    return results.source_hash(kernels, hopper_kernel, AttentionConfig, configs, best_config)
 
 
 experiment = functools.partial(results.experiment, source=source)
@@ -216,16 +215,11 @@ SMALL_HEAD = [(*shape, causal) for shape in ((4, 32, 32, 4096, 4096, 64), (16, 3
 
 @experiment("ch14_attention_small_head")
 def measure_small_head():
-    """Check and time the kernels for a head of 64: programs of one group, of two and of three, and three in turns.
-
-    `useful` is configs.estimate_useful_share, and `chosen` marks what `best_config` takes.
-    """
+    """Check and time the kernels for a head of 64: programs of one group, of two and of four."""
     here, steps, rows = device.current(), ladder_here(64), []
     named = {"plain": steps["plain"]}
-    if "three groups" in steps:
-        named |= {"two groups": steps["persistent"],
-                  "three groups, no turns": dataclasses.replace(steps["three groups"], ping_pong=False),
-                  "three groups": steps["three groups"]}
+    if "four groups" in steps:
+        named |= {"two groups": steps["persistent"], "four groups": steps["four groups"]}
     build.compile_ahead([job(config, here.target, 64, causal) for config in named.values() for causal in (False, True)])
     for case in SMALL_HEAD:
         ragged = (2, 6, 3, 391, 391, 64, case[-1])
@@ -235,9 +229,7 @@ def measure_small_head():
         peer, *timed = compare_with_cudnn(right, case, rounds=8, warm_s=0.1)
         found = {row["name"]: row for row in timed}
         rows.append(peer | label(case, peer["name"]))
-        rows += [label(case, name, config) | checks[name] | found.get(name, {})
-                 | {"useful": estimate_useful_share(config, case, here.sms),
-                    "chosen": config == best_config(64, here.target, case, here.sms)} for name, config in named.items()]
+        rows += [label(case, name, config) | checks[name] | found.get(name, {}) for name, config in named.items()]
     return rows
 
 

@@ -2,7 +2,7 @@
 
 Gluon is Triton's lower-level language. The kernel for every GPU with TMA is in `kernels`.
 
-A walk through `attention_hopper_kernel`, which a CTA of nine warps runs (four more for each further group):
+A walk through `attention_hopper_kernel`, which a CTA of nine warps runs (of 17 with four groups):
 
     warps 0-3 | attend, group 0 | wgmma: rows 0-63 of the tile of Q against each block of K and V
     warps 4-7 | attend, group 1 | wgmma: rows 64-127
@@ -17,12 +17,11 @@ A walk through `attention_hopper_kernel`, which a CTA of nine warps runs (four m
    With PING_PONG the groups take turns at the tensor core.
 4. With as many programs as SMs (a persistent grid) the loading warp runs ahead into the next item of work.
 
-Options for a head dimension of 64, where the exponentials take as long as the products: a third group (BLOCK_M = 192)
-or a fourth (256) fills the gaps that the others leave. JOINT gives a block of K and of V the same barriers, which
-halves the waits and arrivals, and holds a block of K longer. With BLOCK_N = 64 a group needs fewer registers, so an SM
-has room for four groups. They are in one program or in two, of which one computes while the other begins or ends a
-tile. With Q_STAGES = 2 TMA loads the next tile of Q while this one is in use. Each group has its own barriers for Q, so
-it does not wait for the other groups between two tiles.
+For heads of 64 features, where the exponentials take as long as the products, there are four groups (BLOCK_M = 256),
+which fill each other's gaps. Blocks of 64 keys leave each group the registers that it needs. JOINT gives a block of K
+and of V the same barriers, which halves the waits and arrivals, and holds a block of K longer. With Q_STAGES = 2 TMA
+loads the next tile of Q while this one is in use. Each group has its own barriers for Q, so it does not wait for the
+other groups between two tiles.
 
 Source: FlashAttention-3, sections 3.1 and 3.2 (arXiv 2407.08608); Triton's Gluon tutorials. This file does not import
 annotations from __future__, because an aggregate needs the types of its fields and not their names.
@@ -322,17 +321,7 @@ def attention_hopper_kernel(q_desc, k_desc, v_desc, o_desc, scale, items, KEYS, 
             (attend, (1, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
                       Q_STAGES, STAGES, OVERLAP, PING_PONG, JOINT)),
             (load_tiles, (problem, q_desc, k_desc, v_desc, queries, keys, values, Q_STAGES, STAGES, JOINT)),
-        ], [4, 1], [104 if BLOCK_N == 64 else 240, 24])  # the registers are for two programs, or for one
-    elif GROUPS == 3:
-        gl.warp_specialize([
-            (attend, (0, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
-                      Q_STAGES, STAGES, OVERLAP, PING_PONG, JOINT)),
-            (attend, (1, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
-                      Q_STAGES, STAGES, OVERLAP, PING_PONG, JOINT)),
-            (attend, (2, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
-                      Q_STAGES, STAGES, OVERLAP, PING_PONG, JOINT)),
-            (load_tiles, (problem, q_desc, k_desc, v_desc, queries, keys, values, Q_STAGES, STAGES, JOINT)),
-        ], [4, 4, 1], [160, 160, 24])
+        ], [4, 1], [240, 24])
     else:
         gl.warp_specialize([
             (attend, (0, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,

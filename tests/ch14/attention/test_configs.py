@@ -3,24 +3,15 @@
 import pytest
 
 from ch14.attention import AttentionConfig, configs, experiments
-from ch14.attention.configs import (
-    HEAD_DIMS,
-    best_config,
-    estimate_balance,
-    estimate_clocks,
-    estimate_useful_share,
-    rejection,
-)
+from ch14.attention.configs import HEAD_DIMS, best_config, estimate_balance, estimate_clocks, rejection
 from tilelab import device
-
-THREE_GROUPS = configs(64)["three groups"]
 
 
 @pytest.mark.parametrize("changes, message", [
     ({"kernel": "fast"}, "choose plain or hopper"), ({"block_m": 96}, "power of two"), ({"block_n": 8}, "16 to 256"),
     ({"num_stages": 0}, "0 stages"), ({"overlap": True}, "kernel='hopper'"), ({"num_warps": 64}, "from 1 to 32"),
     ({"kernel": "hopper", "block_m": 64}, "two warp groups"), ({"kernel": "hopper", "num_stages": 1}, "1 stages"),
-    ({"kernel": "hopper", "block_m": 192}, "192, 128, 12"), ({"joint": True}, "kernel='hopper'")])
+    ({"kernel": "hopper", "block_m": 192}, "256, 64, 16")])
 def test_bad_configurations_get_one_sentence(changes, message):
     with pytest.raises(ValueError, match=message):
         AttentionConfig(**changes)
@@ -49,22 +40,10 @@ def test_pairs_are_equal_work():
     assert estimate_balance(3, 1, 1, paired=True) == 1  # the middle one stays alone
 
 
-def test_the_useful_share_by_hand():
-    """Six tiles of 192 queries for 1,024. Under a mask each meets the blocks of its last row; three pairs remain."""
-    assert estimate_useful_share(THREE_GROUPS, (1, 2, 2, 1024, 1024, 64, False), 12) == 1024 / 1152
-    blocks = 2 + 3 + 5 + 6 + 8 + 8
-    assert estimate_useful_share(THREE_GROUPS, (2, 2, 2, 1024, 1024, 64, True), 12) == 1024 * 1025 / 2 / (
-        blocks * 192 * 128)
-    # One SM of four works.
-    assert estimate_useful_share(configs(64)["plain"], (1, 1, 1, 64, 128, 64, False), 4) == 1 / 4
-    assert estimate_useful_share(THREE_GROUPS, (1, 1, 1, 0, 128, 64, False), 4) == 0
-
-
-def test_a_head_of_64_gets_three_groups_where_they_waste_little():
-    """As on an H200: 192 queries lose where a third of their work lies past the diagonal or the end."""
-    found = {case: best_config(64, "sm_90a", case, 132) == THREE_GROUPS for case in (
-        (4, 32, 32, 4096, 4096, 64, True), (2, 32, 32, 8192, 8192, 64, False), (16, 32, 32, 1024, 1024, 64, False),
-        (16, 32, 32, 1024, 1024, 64, True), (8, 16, 16, 577, 577, 64, True), (1, 16, 16, 1, 8192, 64, False))}
-    assert [*found.values()] == [True] * 3 + [False] * 3
-    assert best_config(64, "sm_90a") == configs(64)["plain"]
+def test_a_head_of_64_gets_four_groups_where_their_tiles_fill_the_gpu():
+    found = {case: best_config(64, "sm_90a", case, 132) for case in (
+        (4, 32, 32, 4096, 4096, 64, True), (16, 32, 32, 1024, 1024, 64, True), (8, 16, 16, 577, 577, 64, False),
+        (4, 16, 16, 300, 300, 64, True), (1, 16, 16, 1, 8192, 64, False))}
+    assert [config.four_groups for config in found.values()] == [True] * 3 + [False] * 2
+    assert best_config(64, "sm_90a").four_groups
     assert best_config(64, "sm_100a", next(iter(found))).kernel == "plain"
