@@ -31,8 +31,8 @@ def find_cases() -> list[tuple[str, tuple[int, int, int]]]:
 @profiler.experiment("ch10_gemm_lines", source)
 def count_lines():
     """Count the requests and the sectors of 32 bytes that the SMs read from L2, for aligned and unaligned rows."""
-    cases = find_cases()
-    rows = profiler.profile_launches([sys.executable, "-m", "ch10.wgmma_gemm.audit"], [name for name, _ in cases], METRICS)
+    cases, command = find_cases(), [sys.executable, "-m", "ch10.wgmma_gemm.audit"]
+    rows = profiler.profile_launches(command, [name for name, _ in cases], METRICS)
     return [{**row, "shape": list(shape), "us": row["ns"] / 1e3, "row_bytes": 2 * shape[2],
              "sectors_per_request": row["sectors"] / row["requests"]} for row, (_, shape) in zip(rows, cases)]
 
@@ -41,8 +41,8 @@ def launch_all() -> None:
     """Launch every case once for the profiler to watch."""
     for name, shape in find_cases():
         a, b, out = experiments.make_inputs(*shape)
-        prepare = experiments.prepare_cublas if name == "cuBLAS" else lambda a, b, out: wgmma_gemm.prepare(a, b, out=out)
-        profiler.launch_watched(prepare(a, b, out))
+        own = name == "WGMMA"
+        profiler.launch_watched(wgmma_gemm.prepare(a, b, out=out) if own else experiments.prepare_cublas(a, b, out))
 
 
 if __name__ == "__main__":
