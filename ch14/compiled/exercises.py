@@ -115,6 +115,19 @@ def count_graphs(function: Callable, calls: Sequence[Sequence], **options) -> in
     return len(made)
 
 
+def explain_recompilation(function: Callable, first: Sequence, second: Sequence) -> str:
+    """Return the guard for which torch.compile compiles `function` again when `second` follows `first`; "" for none."""
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="eager")
+    compiled(*first)
+    try:
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            compiled(*second)
+    except torch._dynamo.exc.RecompileError as error:
+        return next(line.strip() for line in str(error).splitlines() if line.strip().startswith("- "))[:90]
+    return ""
+
+
 def _explain_breaks(function: Callable, inputs: tuple):
     """Return what torch._dynamo.explain says about a function; it runs the function once."""
     torch._dynamo.reset()
