@@ -72,8 +72,9 @@ def configs(d: int = 128) -> dict[str, AttentionConfig]:
 def best_config(d: int, target: str | None, case: tuple = (), sms: int = 132) -> AttentionConfig:
     """Return the fastest configuration for head dimension `d` on `target`; None is Triton's interpreter.
 
-    `case` is (batch, heads, key heads, queries, keys, head dimension, causal). It decides on Hopper at D = 64, where
-    the kernel with four groups needs a tile of 256 queries for each SM. With fewer, small tiles fill the GPU better.
+    `case` is (batch, heads, key heads, queries, keys, head dimension, causal). It decides on Hopper at D = 64: if the
+    kernel with four groups would leave more than an eighth of the SMs without work, small tiles fill the GPU better.
+    Its unit of work is a tile of 256 queries, or a pair of tiles under a causal mask.
     """
     if target is None:
         return AttentionConfig(32, 32, 4, 2)  # the interpreter is fast with small tiles
@@ -84,8 +85,13 @@ def best_config(d: int, target: str | None, case: tuple = (), sms: int = 132) ->
         return AttentionConfig()
     if d != 64:
         return configs(d)["persistent"]
-    few = case and case[0] * case[1] * math.ceil(case[3] / 256) < sms
-    return configs(d)["plain" if few else "four groups"]
+    four_groups = configs(d)["four groups"]
+    if case:
+        batch, heads, _, queries, _, _, causal = case
+        rows = four_groups.block_m * (2 if causal else 1)
+        if 8 * batch * heads * math.ceil(queries / rows) < 7 * sms:
+            return configs(d)["plain"]
+    return four_groups
 
 
 def rejection(config: AttentionConfig, target: str) -> str:

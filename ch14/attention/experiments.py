@@ -210,12 +210,15 @@ def measure_shapes():
 
 
 SMALL_HEAD = [(*shape, causal) for shape in ((4, 32, 32, 4096, 4096, 64), (16, 32, 32, 1024, 1024, 64))
-              for causal in (False, True)]
+              for causal in (False, True)] + [(1, 16, 16, 1024, 1024, 64, False)]  # the last has 64 tiles of 256 queries
 
 
 @experiment("ch14_attention_small_head")
 def measure_small_head():
-    """Check and time the kernels for a head of 64: programs of one group, of two and of four."""
+    """Check and time the kernels for a head of 64: programs of one group, of two and of four.
+
+    `tiles` is how many tiles of queries a case has.
+    """
     here, steps, rows = device.current(), ladder_here(64), []
     named = {"plain": steps["plain"]}
     if "four groups" in steps:
@@ -229,7 +232,8 @@ def measure_small_head():
         peer, *timed = compare_with_cudnn(right, case, rounds=8, warm_s=0.1)
         found = {row["name"]: row for row in timed}
         rows.append(peer | label(case, peer["name"]))
-        rows += [label(case, name, config) | checks[name] | found.get(name, {}) for name, config in named.items()]
+        rows += [label(case, name, config) | checks[name] | found.get(name, {})
+                 | {"tiles": case[0] * case[1] * -(-case[3] // config.block_m)} for name, config in named.items()]
     return rows
 
 

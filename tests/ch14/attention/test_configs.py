@@ -43,7 +43,8 @@ def test_pairs_are_equal_work():
 def test_a_head_of_64_gets_four_groups_where_their_tiles_fill_the_gpu():
     found = {case: best_config(64, "sm_90a", case, 132) for case in (
         (4, 32, 32, 4096, 4096, 64, True), (16, 32, 32, 1024, 1024, 64, True), (8, 16, 16, 577, 577, 64, False),
+        (2, 32, 32, 1024, 1024, 64, True), (1, 32, 32, 1024, 1024, 64, False), (1, 32, 32, 1024, 1024, 64, True),
         (4, 16, 16, 300, 300, 64, True), (1, 16, 16, 1, 8192, 64, False))}
-    assert [config.four_groups for config in found.values()] == [True] * 3 + [False] * 2
+    assert [config.four_groups for config in found.values()] == [True] * 5 + [False] * 3  # the sixth has 64 pairs
     assert best_config(64, "sm_90a").four_groups
     assert best_config(64, "sm_100a", next(iter(found))).kernel == "plain"

@@ -50,7 +50,8 @@ def test_rows_name_their_case(stand_ins):
     rows = experiments.measure_shapes.__wrapped__()
     assert len(rows) == 2 * len(experiments.SHAPES + experiments.OTHERS) and {row["name"] for row in rows} == {"best"}
     rows = experiments.measure_small_head.__wrapped__()
-    assert [row["name"] for row in rows[:5]] == ["cuDNN", "plain", "two groups", "four groups", "cuDNN"]
+    assert [row["name"] for row in rows[-4:]] == ["cuDNN", "plain", "two groups", "four groups"]
+    assert [row["tiles"] for row in rows[-3:]] == [256, 128, 64]
     space, (first, second) = sweep.TUNABLE_KERNEL.space((1, 2, 64, 64), "bf16", None), sweep.grid()[:2]
     assert (space.label(first) | space.measure(first))["name"] == "sweep"
     assert [row["ratio"] for row in space.measure_finalists([first, second])] == [1.0, 1.0]
