@@ -210,7 +210,7 @@ def measure_shapes():
 
 
 SMALL_HEAD = [(*shape, causal) for shape in ((4, 32, 32, 4096, 4096, 64), (16, 32, 32, 1024, 1024, 64))
-              for causal in (False, True)] + [(1, 16, 16, 1024, 1024, 64, False)]  # the last has 64 tiles of 256 queries
+              for causal in (False, True)] + [(1, 16, 16, 1024, 1024, 64, False)]  # 64 tiles of 256 queries
 
 
 @experiment("ch14_attention_small_head")
