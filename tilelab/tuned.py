@@ -107,14 +107,18 @@ def _format(row: dict) -> dict:
 
 
 def find(kernel: str, kind: type, m: int, n: int, k: int, dtype: str,
-         predict_us: Callable[[Any], float], can_run: Callable[[Any], bool],
-         source: Callable[[], str] | None = None) -> tuple[Any, str] | None:
+         predict_us: Callable[[Any, int, int, int], float], can_run: Callable[[Any], bool],
+         source: Callable[[], str] | None = None, untuned: Any = None) -> tuple[Any, str] | None:
     """Return (configuration, how it was chosen) for a shape on the GPU here, or None without a table that helps.
 
     The row of the shape itself is taken, if there is one. Otherwise the configurations of the six nearest shapes are
-    compared by the model, `predict_us`. Rows whose configuration this version does not know or cannot run are passed
-    over. A row that was measured with other code than `source()`, a hash, is still used, and the answer says so. A
-    damaged table counts as none: `load` says what is wrong with it.
+    compared with each other and with `untuned`, the choice without a table; None stands for it where it wins. The time
+    of a neighbour's configuration is `predict_us(config, m, n, k)`, times the factor by which the model erred at the
+    neighbour's own shape. The time of `untuned` is multiplied by the geometric mean of these factors.
+
+    Rows whose configuration this version does not know or cannot run are passed over. A row that was measured with
+    other code than `source()`, a hash, is still used, and the answer says so. A damaged table counts as none: `load`
+    says what is wrong with it.
     """
     if not m or not n or not k:  # nothing to multiply
         return None
@@ -134,10 +138,14 @@ def find(kernel: str, kind: type, m: int, n: int, k: int, dtype: str,
             continue
         if distance == 0:
             return config, "tuned" + _describe_age(row, source)
-        near.append((config, row))
+        near.append((config, row, row["us"] / predict_us(config, row["m"], row["n"], row["k"])))
     if not near:
         return None
-    config, row = min(near, key=lambda pair: predict_us(pair[0]))
+    config, row, factor = min(near, key=lambda each: each[2] * predict_us(each[0], m, n, k))
+    if untuned is not None:
+        usual = results.geometric_mean([factor for *_, factor in near])
+        if usual * predict_us(untuned, m, n, k) <= factor * predict_us(config, m, n, k):
+            return None
     return config, "tuned at {m} × {n} × {k}".format_map(row) + _describe_age(row, source)
 
 

@@ -68,9 +68,11 @@ def tuned_source() -> str:
 def find_best(m: int, n: int, k: int) -> tuple[WgmmaConfig, str]:
     """Return the configuration for a shape, and how it was found: in the table of tuned shapes, or by the model."""
     sms = device.current().sms or 132
-    return tuned.find("wgmma_gemm", WgmmaConfig, m, n, k, "bf16", lambda config: predict_us(config, m, n, k, sms),
-                      lambda config: fits(config, k) and not rejection(config), tuned_source) or (
-        best_config(m, n, k, sms), "by the model")
+    untuned = best_config(m, n, k, sms)
+    return tuned.find("wgmma_gemm", WgmmaConfig, m, n, k, "bf16",
+                      lambda config, *shape: predict_us(config, *shape, sms),
+                      lambda config: fits(config, k) and not rejection(config), tuned_source, untuned) or (
+        untuned, "by the model")
 
 
 def resolve_config(config: str | WgmmaConfig, m: int, n: int, k: int) -> WgmmaConfig:

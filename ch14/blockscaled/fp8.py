@@ -170,9 +170,10 @@ def tuned_source() -> str:
 
 def find_best(m: int, n: int, k: int, sms: int, mx: bool = False) -> tuple[Fp8Config, str]:
     """Return the configuration for a shape, and how it was found: in the table of tuned shapes, or by its extents."""
-    return tuned.find("fp8", Fp8Config, m, n, k, "fp8", lambda config: predict_us(config, m, n, k, sms),
+    untuned = best_config(m, n, k, sms, mx)
+    return tuned.find("fp8", Fp8Config, m, n, k, "fp8", lambda config, *shape: predict_us(config, *shape, sms),
                       lambda config: config.splits <= k // BLOCK and (config.block_n == 128 or not mx),
-                      tuned_source) or (best_config(m, n, k, sms, mx), "by the extents")
+                      tuned_source, untuned) or (untuned, "by the extents")
 
 
 def spec(a, b, scale_a, scale_b, bias=None, activation=None):

@@ -81,12 +81,12 @@ def find_best(m, n, k, dtype, b_k_major, target, sms) -> tuple[GemmConfig | None
 
     None when no configuration of the course runs on `target`.
     """
-    found = None
+    found, untuned = None, next(iter(rank_configs("course", m, n, k, dtype, target, sms)), None)
     if b_k_major and ITEMSIZE[dtype] == 2:  # as the table's operands were
         found = tuned.find("gemm", GemmConfig, m, n, k, "bf16",
-                           lambda config: predicted_ms(config, m, n, k, dtype, sms),
-                           lambda config: not rejection(config, target, dtype), tuned_source)
-    return found or (next(iter(rank_configs("course", m, n, k, dtype, target, sms)), None), "by the model")
+                           lambda config, *shape: 1e3 * predicted_ms(config, *shape, dtype, sms),
+                           lambda config: not rejection(config, target, dtype), tuned_source, untuned)
+    return found or (untuned, "by the model")
 
 
 def _plan(a, b, scale_a, scale_b, out, config) -> Plan:

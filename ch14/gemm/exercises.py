@@ -28,7 +28,7 @@ STEPS = ("gemm_pointers:prepare_pointers", "gemm_pointers:prepare_pointers(stage
          "gemm_persistent:prepare_persistent(stages=3, parts=4, per_sm=2)", "gemm_early:prepare_early")
 lesson.register("ch14_gemm_ladder", "ch14_gemm", *STEPS)
 lesson.register("ch14_gemm_stages", "ch14_gemm", STEPS[0], STEPS[2], sweep=True)
-lesson.register("ch14_gemm_few_tiles", "ch14_gemm", "gemm_parts:prepare_parts", "gemm_split:prepare_split(splits=3)")
+lesson.register("ch14_gemm_few_tiles", "ch14_gemm", "gemm_parts:prepare_parts", "gemm_split:prepare_split")
 lesson.register("ch14_gemm_splits", "ch14_gemm", "gemm_split:prepare_split", sweep=True)
 for _size in (2048, 4096, 8192):
     lesson.register(f"ch14_gemm_ablation_{_size}", "ch14_gemm", "gemm_once:prepare_once", "gemm_early:prepare_early",

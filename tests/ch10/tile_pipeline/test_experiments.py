@@ -85,7 +85,7 @@ def test_rows_are_those_of_the_record(monkeypatch):
     monkeypatch.setattr(build, "compile_ahead", list)
     monkeypatch.setattr(bench, "compare", lambda candidates, make_inputs, peer, **_: {
         name: bench.Timing(name, 1.0, peer, 2.0) for name in candidates})
-    for measure, record in ((experiments.measure_speed, "speed"), (experiments.measure_swizzles, "swizzle"),
+    for measure, record in ((experiments.measure_speed, "speed"),
                             (experiments.measure_stages, "stages"), (experiments.measure_boxes, "boxes"),
                             (experiments.measure_multicast, "multicast"), (experiments.measure_reduction, "reduction")):
         rows, recorded = measure.__wrapped__(), results.load(f"ch10_tile_{record}", results.PREFERRED)["rows"]
