@@ -407,7 +407,8 @@ def experiment(name: str, source: Callable[[], str], can_run: Callable[[], bool]
     """Decorate a function that measures rows so that it returns a Record, through `live_or_recorded`.
 
     `source()` is the `source_hash` of the measured code; the decorated function has it as `.source`, and EXPERIMENTS
-    lists the function. A record of this machine that is younger than `reuse_for_s` seconds is returned as it is.
+    lists the function. Its `.load()` returns the record without measuring. A record of this machine that is younger
+    than `reuse_for_s` seconds is returned as it is.
     """
     def decorate(measure: Callable[..., Sequence[dict]]) -> Callable[..., Record]:
         @functools.wraps(measure)
@@ -420,8 +421,11 @@ def experiment(name: str, source: Callable[[], str], can_run: Callable[[], bool]
 
 
 def register(name: str, run: Callable[..., Record], source: Callable[[], str]) -> Callable[..., Record]:
-    """Add a function that returns the Record of an experiment to EXPERIMENTS, with `source` as its `.source`."""
-    run.source = source
+    """Add a function that returns the Record of an experiment to EXPERIMENTS, with `source` as its `.source`.
+
+    Its `.load()` returns the Record in results/ and measures nothing.
+    """
+    run.source, run.load = source, lambda: load_record(name, source())
     EXPERIMENTS[name] = run
     return run
 

@@ -127,8 +127,6 @@ def test_rows_are_those_of_the_record(monkeypatch):
             (experiments.measure_width, "width")):
         rows, recorded = measure.__wrapped__(), results.load(f"ch10_gemm_{record}", results.PREFERRED)["rows"]
         for row, kept in zip(rows, recorded, strict=True):
-            if kept.get("chosen", "").startswith("tuned at") and row["chosen"] != kept["chosen"]:
-                continue  # the rule for shapes that are not tuned has changed since
             for key in ("name", "shape", "how", "predicted_ms", "cluster", "group", "columns", "waves", "useful"):
                 assert row.get(key) == kept.get(key), (record, key)
 
