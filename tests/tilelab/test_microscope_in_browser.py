@@ -153,7 +153,7 @@ def test_a_unit_links_its_source_its_place_and_its_banks(page):
     assert "32 lanes touch 8 of 32 banks, 4-way conflict: 4 wavefronts" in text(page, "cost")
     box, memory = (page.locator(f"{ROOT} .scroller").nth(index) for index in (0, 1))
     box.focus()
-    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight"):
+    for key in ["ArrowDown"] * 3 + ["ArrowRight"]:
         page.keyboard.press(key)
     page.wait_for_function(f"document.querySelector('{ROOT} .readout').innerText.includes('Unit 1 of box row 2')")
     assert text(page, "readout") == (

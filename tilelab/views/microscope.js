@@ -322,11 +322,10 @@ function render({ model, el }) {
       if (unit) choose(unit);
     } else if (STEPS[event.key]) {
       const grid = toGrid === null ? box : memory;
-      const [row, column] = unit ? (toGrid ? toGrid(unit) : unit) : [0, -STEPS[event.key][1]];
       const [down, right] = STEPS[event.key];
+      const [row, column] = unit ? (toGrid ? toGrid(unit) : unit) : [-down, -right];  // the first key shows the first unit
       const next = [Math.min(Math.max(row + down, 0), grid.rows - 1), Math.min(Math.max(column + right, 0), grid.columns - 1)];
-      const target = toUnit(next);
-      if (target) unit = target;
+      unit = toUnit(next) ?? unit;
       showUnit();
       schedule();
     } else return;
