@@ -1,8 +1,9 @@
 // The microscope of a TMA box: its rules, its bytes, where each unit of 16 bytes lands in shared memory, and what one
-// read of a warp costs. Everything is computed here, so the view also works on a static page.
+// read of a warp costs. Where data.kind is "scales" it shows the layout of scale factors in tiles of 128 × 4 instead.
+// Everything is computed here, so the view also works on a static page.
 //
 // The first part computes and the second part draws. The functions of the first part are those of tilelab.tensor_map,
-// ch10.tile_pipeline.map_report, .explorer and .banks in JavaScript, and a test compares the two on random cases.
+// ch10.tile_pipeline.map_report, .explorer and .banks, and of ch14.mx_formats.packing, in JavaScript, and a test compares the two on random cases.
 
 const UNIT = 16, LINE = 128, BANKS = 32, WORD = 4;  // bytes, bytes, banks, bytes of a word
 
@@ -133,6 +134,22 @@ function bytesOutside([rows, columns], [y, x], [high, wide], itemsize) {
   return { total: high * wide * itemsize, outside: (high * wide - inside) * itemsize };
 }
 
+// ---- scales in tiles of 128 × 4, one byte each. `columns` counts the scales of a row.
+
+const TILE_ROWS = 128, TILE_COLUMNS = 4, TILE_BYTES = 512;
+
+function byteOfScale(row, column, columns) {
+  const tile = Math.floor(row / TILE_ROWS) * Math.ceil(columns / TILE_COLUMNS) + Math.floor(column / TILE_COLUMNS);
+  return tile * TILE_BYTES + row % 32 * 16 + Math.floor(row % TILE_ROWS / 32) * 4 + column % TILE_COLUMNS;
+}
+
+// Return the [row, column] of the scale that lies at a byte. In the padding of the last tiles it is outside the matrix.
+function scaleAtByte(byte, columns) {
+  const across = Math.ceil(columns / TILE_COLUMNS), tile = Math.floor(byte / TILE_BYTES), within = byte % TILE_BYTES;
+  return [Math.floor(tile / across) * TILE_ROWS + Math.floor(within % 16 / 4) * 32 + Math.floor(within / 16),
+    tile % across * TILE_COLUMNS + within % 4];
+}
+
 // ---- the view
 
 // A colour for each place of a unit in its line of 128 bytes, which is a group of four banks. Black text is legible on
@@ -145,8 +162,7 @@ const HIGH = 20;  // pixels of a cell
 // one. `paint(context, row, column, x, y)` draws a cell, and `over(row, column)` and `choose` report the pointer.
 function makeGrid(label, { paint, over, choose, keys, across }) {
   const canvas = h("canvas", { class: "cells" }), spacer = h("div", { class: "spacer" });
-  const scroller = h("div", { class: "scroller", tabindex: "0", role: "application", "aria-label": label,
-    "aria-roledescription": "grid of units" }, canvas, spacer);
+  const scroller = h("div", { class: "scroller", tabindex: "0", role: "application", "aria-label": label }, canvas, spacer);
   const grid = { element: scroller, rows: 0, columns: 0, label: 34, wide: 40 };
   const find = event => {
     const box = scroller.getBoundingClientRect();
@@ -167,7 +183,7 @@ function makeGrid(label, { paint, over, choose, keys, across }) {
   // A line of few cells takes the width that there is.
   grid.fit = () => {
     const room = Math.floor((scroller.clientWidth - grid.label) / grid.columns);
-    grid.wide = grid.columns <= 8 ? Math.min(Math.max(room, 30), 52) : 40;
+    grid.wide = grid.columns <= 16 ? Math.min(Math.max(room, grid.columns <= 8 ? 30 : 34), 52) : 40;
     spacer.style.width = `${grid.label + grid.columns * grid.wide}px`;
   };
   grid.draw = () => {
@@ -183,6 +199,7 @@ function makeGrid(label, { paint, over, choose, keys, across }) {
     const context = canvas.getContext("2d"), left = scroller.scrollLeft, top = scroller.scrollTop;
     const style = getComputedStyle(scroller);
     grid.ink = style.getPropertyValue("--ink");
+    grid.fade = parseInt(grid.ink.trim().slice(1, 3), 16) > 128 ? 0.28 : 0.45;  // light text needs darker cells
     grid.quiet = style.getPropertyValue("--quiet");
     grid.focus = style.getPropertyValue("--focus");
     grid.paper = style.getPropertyValue("--paper");
@@ -217,18 +234,12 @@ function makeGrid(label, { paint, over, choose, keys, across }) {
 
 let microscopes = 0;  // ids of labels must differ where a page has several
 
-function render({ model, el }) {
-  const { dtypes, swizzles, targets, alignment, start } = model.get("data");
-  const id = `tiles-microscope-${++microscopes}`;
-  const state = { dtype: start.dtype, rows: start.shape[0], columns: start.shape[1], stride: "", start: 0,
-    boxRows: start.box[0], boxColumns: start.box[1], y: start.corner[0], x: start.corner[1], swizzle: start.swizzle,
-    fill: "zero", extra: 0, target: Object.keys(targets)[0], access: start.access, laneBytes: start.laneBytes,
-    readRow: 0, readColumn: 0 };
-  let unit = null, bank = null, found = null, frame = null;  // the unit and the bank that are pointed at
+const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1],
+  PageUp: [-8, 0], PageDown: [8, 0] };
 
-  // ---- controls
-
-  const controls = {};
+// Return functions that make labelled fields of `state`; each calls `update` after a change.
+function makeFields(state, update) {
+  const id = `tiles-microscope-${++microscopes}`, controls = {};
   const change = (name, value) => { state[name] = value; update(); };
   const select = (name, text, options) => {
     const menu = h("select", { id: `${id}-${name}`, onchange: () => change(name, menu.value) },
@@ -249,6 +260,40 @@ function render({ model, el }) {
     return h("label", { for: `${id}-${name}` }, h("span", {}, text), input);
   };
   const group = (title, ...parts) => h("fieldset", {}, h("legend", {}, title), parts);
+  return { id, controls, select, number, group };
+}
+
+const makePanel = (title, text, ...parts) => h("section", {}, h("h4", {}, title), h("p", { class: "hint" }, text), parts);
+
+// Write a cell's text in its colour. A cell that is not `strong` is pale.
+function paintCell(grid, context, x, y, colour, text, strong) {
+  context.globalAlpha = strong ? 1 : grid.fade;
+  context.fillStyle = colour;
+  context.fillRect(x, y, grid.wide - 1, HIGH - 1);
+  context.globalAlpha = 1;
+  context.fillStyle = strong ? "#000000" : grid.ink;
+  context.font = `${strong ? "bold " : ""}${text.length > 4 ? 10 : 11}px ui-monospace, 'DejaVu Sans Mono', monospace`;
+  context.textAlign = "center";
+  context.fillText(text, x + grid.wide / 2 - 0.5, y + HIGH / 2 + 0.5);
+}
+
+function outlineCell(grid, context, x, y, colour, width) {
+  context.strokeStyle = colour;
+  context.lineWidth = width;
+  context.strokeRect(x + 1, y + 1, grid.wide - 3, HIGH - 3);
+}
+
+function renderBox({ model, el }) {
+  const { dtypes, swizzles, targets, alignment, start } = model.get("data");
+  const state = { dtype: start.dtype, rows: start.shape[0], columns: start.shape[1], stride: "", start: 0,
+    boxRows: start.box[0], boxColumns: start.box[1], y: start.corner[0], x: start.corner[1], swizzle: start.swizzle,
+    fill: "zero", extra: 0, target: Object.keys(targets)[0], access: start.access, laneBytes: start.laneBytes,
+    readRow: 0, readColumn: 0 };
+  let unit = null, bank = null, found = null, frame = null;  // the unit and the bank that are pointed at
+
+  // ---- controls
+
+  const { id, controls, select, number, group } = makeFields(state, () => update());
   const more = h("details", {}, h("summary", {}, "More fields"), h("div", { class: "fields" },
     number("stride", "row stride", 1, 1e12, true), number("start", "starts past 16 B", 0, 1e6),
     select("fill", "fill", ["zero", "nan"]), number("extra", "bytes expected beyond the box", -1e6, 1e6),
@@ -281,24 +326,10 @@ function render({ model, el }) {
   const laneAt = (row, column) => found.read.get(row * 4096 + column);
 
   function paintUnit(grid, context, row, column, x, y, pass, text, place, lanes, source) {
-    if (pass === 0) {
-      context.globalAlpha = lanes ? 1 : 0.45;
-      context.fillStyle = PLACES[place];
-      context.fillRect(x, y, grid.wide - 1, HIGH - 1);
-      context.globalAlpha = 1;
-      context.fillStyle = lanes ? "#000000" : grid.ink;
-      context.font = `${lanes ? "bold " : ""}${text.length > 5 ? 10 : 11}px ui-monospace, 'DejaVu Sans Mono', monospace`;
-      context.textAlign = "center";
-      context.fillText(text, x + grid.wide / 2 - 0.5, y + HIGH / 2 + 0.5);
-      return;
-    }
+    if (pass === 0) return paintCell(grid, context, x, y, PLACES[place], text, Boolean(lanes));
     const here = unit && unit[0] === source[0] && unit[1] === source[1];
     const inBank = bank !== null && lanes && Math.floor(bank / 4) === place;
-    if (lanes || here) {
-      context.strokeStyle = here ? grid.focus : grid.ink;
-      context.lineWidth = here ? 4 : inBank ? 4 : 2;
-      context.strokeRect(x + 1, y + 1, grid.wide - 3, HIGH - 3);
-    }
+    if (lanes || here) outlineCell(grid, context, x, y, here ? grid.focus : grid.ink, here || inBank ? 4 : 2);
   }
 
   const point = at => {
@@ -315,8 +346,6 @@ function render({ model, el }) {
     controls.readColumn.value = state.readColumn;
     update();
   };
-  const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1],
-    PageUp: [-8, 0], PageDown: [8, 0] };
   const keysOf = (toGrid, toUnit) => event => {
     if (event.key === "Enter" || event.key === " ") {
       if (unit) choose(unit);
@@ -357,16 +386,15 @@ function render({ model, el }) {
       context.strokeRect(x + 4.5, y + 4.5, memory.wide - 10, HIGH - 10);
     } });
   memory.label = 52;
-  const panel = (title, text, ...parts) => h("section", {}, h("h4", {}, title), h("p", { class: "hint" }, text), parts);
   const bankHeads = h("div", { class: "heads", "aria-hidden": "true" },
     PLACES.map((colour, place) => h("span", { style: `background: ${colour}` }, `${4 * place}–${4 * place + 3}`)));
   const widenHeads = () => { bankHeads.style.setProperty("--cell", `${memory.wide - 1}px`); };
   const headsBox = h("div", { class: "heads-box" }, bankHeads);
   memory.element.addEventListener("scroll", () => { headsBox.scrollLeft = memory.element.scrollLeft; });
   pictures.append(
-    panel("The box, row by row", "A cell is a unit of 16 bytes. Its number and colour: its place in a line of 128 bytes. "
+    makePanel("The box, row by row", "A cell is a unit of 16 bytes. Its number and colour: its place in a line of 128 bytes. "
       + "Outlined: what the warp reads.", box.element),
-    panel("Shared memory, 128 bytes per line", "Row · unit of the box that lies there. The columns are groups of four "
+    makePanel("Shared memory, 128 bytes per line", "Row · unit of the box that lies there. The columns are groups of four "
       + "banks.", headsBox, memory.element));
 
   // ---- drag the box
@@ -560,6 +588,117 @@ function render({ model, el }) {
   observer.observe(root);
   update();
   return () => { observer.disconnect(); if (frame !== null) cancelAnimationFrame(frame); };
+}
+
+const QUARTERS = ["#8ecae6", "#a3dfc0", "#fff1a3", "#f4aa9c"];  // the rows of a tile, 32 per colour
+
+function renderScales({ model, el }) {
+  const { formats, start } = model.get("data");
+  const state = { format: start.format, rows: start.rows, columns: start.columns };
+  let at = start.scale, scales = 1, frame = null;
+  const { controls, select, number, group } = makeFields(state, () => update());
+  const readout = h("p", { class: "readout", "aria-live": "polite" }), facts = h("p", { class: "facts" });
+  const strip = h("svg:svg", { class: "strip", viewBox: "0 0 1000 30", preserveAspectRatio: "none", "aria-hidden": "true" });
+  const point = to => {
+    if (!to || String(to) === String(at)) return;
+    at = to;
+    schedule();
+  };
+  const choose = to => { point(to); show(); };
+  const inside = ([row, column]) => row < state.rows && column < scales;
+  const keysOf = inTiles => event => {
+    const step = STEPS[event.key];
+    if (!step) return;
+    event.preventDefault();
+    let next;
+    if (inTiles) next = scaleAtByte(Math.max(0, byteOfScale(...at, scales) + 16 * step[0] + step[1]), scales);
+    else next = [Math.min(Math.max(at[0] + step[0], 0), state.rows - 1), Math.min(Math.max(at[1] + step[1], 0), scales - 1)];
+    if (inside(next)) choose(next);
+  };
+  const show = () => {
+    const byte = byteOfScale(...at, scales);
+    matrix.show(...at);
+    tiles.show(Math.floor(byte / 16), byte % 16);
+  };
+  const paint = (grid, context, source, x, y, pass, text) => {
+    const line = source[0] % 32 === at[0] % 32 && Math.floor(source[0] / 128) === Math.floor(at[0] / 128)
+      && Math.floor(source[1] / 4) === Math.floor(at[1] / 4);
+    const here = source[0] === at[0] && source[1] === at[1];
+    if (pass === 0) paintCell(grid, context, x, y, QUARTERS[Math.floor(source[0] % 128 / 32)], text, line);
+    else if (line || here) outlineCell(grid, context, x, y, here ? grid.focus : grid.ink, here ? 4 : 1);
+  };
+  const matrix = makeGrid("Scales, row by row: arrow keys point at a scale", {
+    across: () => 1, over: point, choose, keys: keysOf(false),
+    paint: (context, row, column, x, y, pass) =>
+      paint(matrix, context, [row, column], x, y, pass, String(byteOfScale(row, column, scales))) });
+  const tiles = makeGrid("Tiles in memory, 16 bytes per line: arrow keys point at a byte", {
+    across: () => 16, over: to => { const source = to && scaleAtByte(16 * to[0] + to[1], scales); if (source && inside(source)) point(source); },
+    choose: to => { const source = scaleAtByte(16 * to[0] + to[1], scales); if (inside(source)) choose(source); },
+    keys: keysOf(true),
+    paint: (context, line, byte, x, y, pass) => {
+      const source = scaleAtByte(16 * line + byte, scales);
+      if (inside(source)) return paint(tiles, context, source, x, y, pass, `${source[0]}·${source[1]}`);
+      if (pass) return;
+      context.fillStyle = tiles.quiet;
+      context.textAlign = "center";
+      context.font = "11px ui-monospace, 'DejaVu Sans Mono', monospace";
+      context.fillText("0", x + tiles.wide / 2, y + HIGH / 2);
+    } });
+  tiles.label = 52;
+
+  function drawAll() {
+    frame = null;
+    const { block } = formats[state.format], [row, column] = at, byte = byteOfScale(row, column, scales);
+    const first = column * block, last = Math.min(state.columns, first + block) - 1, within = byte % TILE_BYTES;
+    readout.textContent = `Scale ${column} of row ${row} belongs to the block of elements ${first} to ${last} of row ${row}. `
+      + `It lies at byte ${comma(byte)}: tile ${Math.floor(byte / TILE_BYTES)}, line ${Math.floor(within / 16)}, byte ${within % 16} `
+      + `of the line = ${Math.floor(row % 128 / 32)} · 4 + ${column % 4}. Its line also holds rows `
+      + `${[0, 1, 2, 3].map(quarter => Math.floor(row / 128) * 128 + row % 32 + 32 * quarter).filter(other => other !== row && other < state.rows).join(", ")}.`;
+    const wide = 1000 / state.columns;
+    strip.replaceChildren(...Array.from({ length: scales }, (_, index) => h("svg:rect", { x: index * block * wide, y: 4,
+      width: Math.max(1, (Math.min(state.columns, (index + 1) * block) - index * block) * wide - 1), height: 22,
+      class: index === column ? "chosen" : "other" })));
+    matrix.draw();
+    tiles.draw();
+  }
+  const schedule = () => { frame ??= requestAnimationFrame(drawAll); };
+
+  function update() {
+    scales = Math.ceil(state.columns / formats[state.format].block);
+    at = [Math.min(at[0], state.rows - 1), Math.min(at[1], scales - 1)];
+    const bytes = Math.ceil(state.rows / TILE_ROWS) * Math.ceil(scales / TILE_COLUMNS) * TILE_BYTES;
+    const padding = bytes - state.rows * scales;
+    matrix.resize(state.rows, scales);
+    tiles.resize(bytes / 16, 16);
+    facts.textContent = `${comma(state.rows)} rows of ${scales} scale${scales === 1 ? "" : "s"} take ${comma(bytes)} bytes in tiles of 128 × 4`
+      + (padding ? `; ${comma(padding)} of them are padding, and zero.` : ".");
+    if (frame !== null) cancelAnimationFrame(frame);
+    drawAll();
+  }
+
+  const root = h("div", { class: "tiles-view tiles-microscope tiles-scales", role: "group", "aria-label": "Layout of scale factors" },
+    h("div", { class: "controls" }, group("Matrix of elements",
+      select("format", "format", Object.entries(formats).map(([name, { label }]) => [name, label])),
+      number("rows", "rows", 1, 1024), number("columns", "columns", 1, 8192))),
+    facts,
+    h("div", { class: "pictures" },
+      makePanel("Scales, row by row", "A cell is the scale of one block; its number is the byte where it lies. Colours: the "
+        + "four quarters of 128 rows. Outlined: the 16 bytes of one line.", matrix.element),
+      makePanel("Tiles in memory, 16 bytes per line", "Row · scale that lies there. A tile has 32 lines; tiles of the same rows "
+        + "follow each other.", tiles.element)),
+    readout,
+    h("p", { class: "hint" }, "The row of elements, one box per block; the block of the scale is dark."), strip);
+  keepKeys(root);
+  el.append(root);
+  const observer = new ResizeObserver(() => schedule());
+  observer.observe(root);
+  update();
+  show();
+  return () => { observer.disconnect(); if (frame !== null) cancelAnimationFrame(frame); };
+}
+
+function render(context) {
+  return context.model.get("data").kind === "scales" ? renderScales(context) : renderBox(context);
 }
 
 export default { render };
