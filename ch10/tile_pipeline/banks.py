@@ -23,4 +23,10 @@ def words_read(addresses: Sequence[int], itemsize: int) -> list[set[int]]:
 
 def count_wavefronts(addresses: Sequence[int], itemsize: int) -> int:
     """Return how many wavefronts a group of lanes takes at most: 1 without a conflict, n for an n-way conflict."""
-    return max(max(Counter(word % BANKS for word in words).values()) for words in words_read(addresses, itemsize))
+    return max((max(Counter(word % BANKS for word in words).values()) for words in words_read(addresses, itemsize)),
+               default=0)
+
+
+def total_wavefronts(addresses: Sequence[int], itemsize: int) -> int:
+    """Return how many wavefronts all groups of lanes take together, which is what the profiler counts for one read."""
+    return sum(max(Counter(word % BANKS for word in words).values()) for words in words_read(addresses, itemsize))

@@ -1,26 +1,23 @@
 """Explore swizzles: the bank of shared memory that holds each element of a box, and the cost of a warp's read.
 
     explorer.draw(32, 32, 4, "column", ["128B"])
-    explorer.explorer()  # in a notebook: choose a box, its swizzle and its place on a tensor
+    explorer.microscope()  # in a notebook: drag a box over a tensor, choose its swizzle and a warp's read
 
-Addresses come from `tilelab.tensor_map.swizzle_offset`, and wavefronts are counted. Needs no GPU.
+Addresses come from `tilelab.tensor_map.swizzle_offset`, and wavefronts are counted. Needs no GPU. The view
+`tilelab/views/microscope.js` computes the same in the browser; a test compares the two.
 """
 
 from __future__ import annotations
 
-import functools
-import html
 from collections.abc import Sequence
 
-import ipywidgets as widgets
 import numpy
 from matplotlib import colormaps
 from matplotlib.patches import Rectangle
 
-from ch10.tile_pipeline.banks import BANKS, WORD, count_wavefronts, words_read
-from ch10.tile_pipeline.box_dump import check_corner
-from ch10.tile_pipeline.figures import BLUE, GREEN, OUTSIDE
-from tilelab import diagrams, plots, tensor_map
+from ch10.tile_pipeline import map_report
+from ch10.tile_pipeline.banks import BANKS, WORD, count_wavefronts, total_wavefronts, words_read
+from tilelab import device, diagrams, plots, results, tensor_map, views
 
 UNIT, LINE = 16, 128  # bytes that a swizzle moves, and that all banks deliver at once
 SHADES = colormaps["viridis"]
@@ -34,39 +31,54 @@ def addresses(rows: int, columns: int, itemsize: int, swizzle: str = "none") -> 
     return tensor_map.swizzle_offset(numpy.arange(rows)[:, None] * pitch + numpy.arange(columns) * itemsize, swizzle)
 
 
-def elements_read(rows: int, columns: int, itemsize: int, access: str) -> tuple[list[tuple[int, int]], int]:
+def elements_read(rows: int, columns: int, itemsize: int, access: str, lane_bytes: int = 0,
+                  first: tuple[int, int] = (0, 0)) -> tuple[list[tuple[int, int]], int]:
     """Return the element (row, column) at which each lane starts to read, and how many elements a lane reads.
 
-    For a row or a column, up to 32 lanes read one element each. For a matrix, up to 8 lanes read 16 bytes each, one row
-    per lane, as ldmatrix and stmatrix do.
+    For a row or a column, up to 32 lanes read `lane_bytes` each, or one element. For a matrix, up to 8 lanes read 16
+    bytes each, one row per lane, as ldmatrix and stmatrix do. The first lane reads at `first` (row, column). No lane
+    reads outside of the box. ValueError where the first lane would not read at a multiple of its bytes.
     """
+    count = max(1, (UNIT if access == "matrix" else lane_bytes) // itemsize)
+    row, column = first
+    if column % count:
+        raise ValueError(f"a lane that reads {count * itemsize} bytes starts at a multiple of {count} elements; column "
+                         f"is {column}.")
     if access == "row":
-        return [(0, lane) for lane in range(min(32, columns))], 1
-    if access == "column":
-        return [(lane, 0) for lane in range(min(32, rows))], 1
-    return [(lane, 0) for lane in range(min(8, rows))], UNIT // itemsize
+        return [(row, column + lane * count) for lane in range(min(32, (columns - column) // count))], count
+    lanes = min(8 if access == "matrix" else 32, rows - row) if column + count <= columns else 0
+    return [(row + lane, column) for lane in range(lanes)], count
 
 
-def _reads(rows, columns, itemsize, swizzle, access) -> tuple[list[int], int]:
+def _reads(rows, columns, itemsize, swizzle, access, *where) -> tuple[list[int], int]:
     """Return the addresses at which the lanes read, and the bytes that each lane reads."""
-    lanes, count = elements_read(rows, columns, itemsize, access)
-    where = addresses(rows, columns, itemsize, swizzle)
-    return [where[lane] for lane in lanes], count * itemsize
+    lanes, count = elements_read(rows, columns, itemsize, access, *where)
+    places = addresses(rows, columns, itemsize, swizzle)
+    return [places[lane] for lane in lanes], count * itemsize
 
 
-def conflicts(rows: int, columns: int, itemsize: int, swizzle: str, access: str) -> int:
-    """Return how many wavefronts a read takes: 1 without a conflict, n for an n-way conflict."""
-    return count_wavefronts(*_reads(rows, columns, itemsize, swizzle, access))
+def conflicts(rows: int, columns: int, itemsize: int, swizzle: str, access: str, lane_bytes: int = 0,
+              first: tuple[int, int] = (0, 0)) -> int:
+    """Return how many wavefronts a group of lanes takes: 1 without a conflict, n for an n-way conflict."""
+    return count_wavefronts(*_reads(rows, columns, itemsize, swizzle, access, lane_bytes, first))
 
 
-def describe_read(rows: int, columns: int, itemsize: int, swizzle: str, access: str) -> str:
+def wavefronts(rows: int, columns: int, itemsize: int, swizzle: str, access: str, lane_bytes: int = 0,
+               first: tuple[int, int] = (0, 0)) -> int:
+    """Return how many wavefronts the whole read takes."""
+    return total_wavefronts(*_reads(rows, columns, itemsize, swizzle, access, lane_bytes, first))
+
+
+def describe_read(rows: int, columns: int, itemsize: int, swizzle: str, access: str, lane_bytes: int = 0,
+                  first: tuple[int, int] = (0, 0)) -> str:
     """Return one line that says what is read, by how many lanes, from how many banks, with which conflict."""
-    where, size = _reads(rows, columns, itemsize, swizzle, access)
+    where, size = _reads(rows, columns, itemsize, swizzle, access, lane_bytes, first)
     groups, ways = words_read(where, size), count_wavefronts(where, size)
     used = len({word % BANKS for words in groups for word in words})
+    group = "half" if size == 8 else "quarter"
     return (f"{access} of {len(where)} × {size} bytes: {len(where)} lanes touch {used} of {BANKS} banks, "
             + (f"{ways}-way conflict" if ways > 1 else "no conflict")
-            + (f" in each of {len(groups)} half warps" if len(groups) > 1 else ""))
+            + (f" in each of {len(groups)} {group} warps" if len(groups) > 1 else ""))
 
 
 # ---- the box in shared memory
@@ -132,90 +144,30 @@ def _paint(axes, column_inches: float, row_inches: float, rows, columns, itemsiz
                    linespacing=1.2)
 
 
-# ---- the box on the tensor
+# ---- the microscope
 
 
-def draw_box(extents: Sequence[int], corner: Sequence[int], box: Sequence[int], itemsize: int) -> plots.Picture:
-    """Draw a box on its tensor, all (rows, columns) in elements; the part outside is hatched, and filled with zero.
+def microscope(dtype: str = "float32", shape: Sequence[int] = (48, 96), box: Sequence[int] = (32, 32),
+               corner: Sequence[int] = (-8, 80), swizzle: str = "none", access: str = "column",
+               lane_bytes: int = 0) -> views.View:
+    """Return the microscope of a box, which starts with these settings: see tilelab/views/microscope.js.
 
-    Raises ValueError for a corner within a unit of 16 bytes.
+    `shape`, `box` and `corner` are (rows, columns) in elements, `access` is row, column or matrix, and each lane reads
+    `lane_bytes`, or one element. A saved notebook keeps a picture of the box under each swizzle, and a table of the
+    wavefronts of each read. Raises ValueError for a box that no tensor map describes.
     """
-    (rows, columns), (y, x), (high, wide) = extents, corner, box
-    check_corner(x, itemsize)
-    inner_x, inner_y = max(0, x), max(0, y)
-    inner_wide, inner_high = max(0, min(columns, x + wide) - inner_x), max(0, min(rows, y + high) - inner_y)
-    total = high * wide * itemsize
-    outside = total - inner_high * inner_wide * itemsize
-    title = ("All of the box lies outside" if outside == total else
-             f"{outside:,} of {total:,} bytes lie outside" if outside else "The whole box lies on the tensor")
-    figure, axes = diagrams.canvas(f"{title}; the barrier expects {total:,}", f"a tensor of {rows} × {columns}, a box "
-                                   f"of {high} × {wide} × {itemsize} B at x {x}, y {y}; x a multiple of "
-                                   f"{UNIT // itemsize} (16 B); outside is zero", plots.SIZE[0], 2.5)
-    left, right, top, low = min(0, x), max(columns, x + wide), min(0, y), max(rows, y + high)
-    scale = min(4.6 / (right - left), 1.55 / (low - top))
-    origin_x, origin_y = (plots.SIZE[0] - scale * (right - left)) / 2 - left * scale, 2.05 + top * scale
-
-    def place(x, y, wide, high):
-        return origin_x + x * scale, origin_y - (y + high) * scale, wide * scale, high * scale
-
-    diagrams.box(axes, *place(0, 0, columns, rows), diagrams.lighten(BLUE, 0.25))
-    diagrams.box(axes, *place(x, y, wide, high), **OUTSIDE)
-    diagrams.box(axes, *place(inner_x, inner_y, inner_wide, inner_high), diagrams.lighten(GREEN, 0.7))
-    diagrams.box(axes, *place(0, 0, columns, rows), edge="black", linewidth=1.2)
-    diagrams.box(axes, *place(x, y, wide, high), edge=GREEN, linewidth=1.5)
-    return figure
-
-
-# ---- the widget
-
-
-@functools.lru_cache(100)  # pictures with many numbers are slow to draw, and most changes leave one of the two
-def _draw_png(draw, *arguments) -> bytes:
-    return draw(*arguments)._repr_png_()
-
-
-def explorer() -> widgets.VBox:
-    """Return menus, with the box in shared memory and the box on its tensor beneath.
-
-    A sentence replaces the pictures if no tensor map describes the box, or if no box may start at the corner. All
-    settings stay.
-    """
-    def menu(kind, description, width="190px", **settings):
-        return kind(description=description, style={"description_width": "90px"}, layout={"width": width}, **settings)
-
-    def number(description, value, low, high):
-        return menu(widgets.BoundedIntText, description, value=value, min=low, max=high)
-
-    extent = {"width": "320px", "min": 1, "max": 264, "value": 32, "continuous_update": False}
-    x = number("box at x", 80, -512, 4608)
-    menus = [
-        menu(widgets.Dropdown, "bytes each", options=(1, 2, 4, 8), value=4),
-        menu(widgets.Dropdown, "swizzle", options=list(tensor_map.SWIZZLES)),
-        menu(widgets.Dropdown, "read of a", options=("row", "column", "matrix"), value="column"),
-        menu(widgets.IntSlider, "box rows", **extent), menu(widgets.IntSlider, "box columns", **extent),
-        number("tensor rows", 48, 1, 4096), number("columns", 96, 1, 4096), x, number("y", -8, -512, 4608)]
-    pictures = [widgets.Image(layout={"max_width": "600px", "object_fit": "contain"}) for _ in range(2)]
-    problem = widgets.HTML()
-
-    def update(change=None) -> None:
-        itemsize, swizzle, access, rows, columns, *extents, left, top = [menu.value for menu in menus]
-        x.step = UNIT // itemsize  # for the arrows; a typed number stays
-        try:
-            tensor_map.check_describable(extents, (extents[1], 1), itemsize, 0, (rows, columns), swizzle=swizzle)
-            drawn = (_draw_png(draw, rows, columns, itemsize, access, (swizzle,)),
-                     _draw_png(draw_box, tuple(extents), (top, left), (rows, columns), itemsize))
-        except ValueError as error:
-            problem.value, drawn = f"<p style='font-size: 16px'>{html.escape(str(error))}</p>", ()
-        else:
-            problem.value = ""
-            for picture, png in zip(pictures, drawn):
-                picture.value = png
-        for picture in pictures:
-            picture.layout.display = "flex" if drawn else "none"
-
-    for each in menus:
-        each.observe(update, "value")
-    update()
-    rows = menus[:3], menus[3:5], menus[5:], pictures
-    boxes = [widgets.HBox(row, layout={"flex_flow": "row wrap", "align_items": "flex-start"}) for row in rows]
-    return widgets.VBox([*boxes[:3], problem, boxes[3]])
+    (rows, columns), itemsize = box, map_report.DTYPES[dtype].itemsize
+    picture = draw(rows, columns, itemsize, access)
+    wide = {name: min(columns, (span or columns * itemsize) // itemsize) for name, span in tensor_map.SWIZZLES.items()}
+    table = [{"a warp reads": f"a {kind}"} | {name: wavefronts(rows, wide[name], itemsize, name, kind) for name in wide}
+             for kind in ("row", "column", "matrix")]
+    data = {"dtypes": {name: {"bytes": each.itemsize, "floating": each.is_floating_point}
+                       for name, each in map_report.DTYPES.items()},
+            "swizzles": tensor_map.SWIZZLES, "alignment": map_report.ALIGNMENT,
+            "targets": {gpu.target: {"smem": gpu.smem_per_block, "gpu": name}
+                        for name, gpu in reversed(device.KNOWN.items()) if device.target_limits(gpu.target).has_tma},
+            "start": {"dtype": dtype, "shape": list(shape), "box": list(box), "corner": list(corner),
+                      "swizzle": swizzle, "access": access, "laneBytes": lane_bytes}}
+    return views.View("microscope", data, picture=picture, table=results.table(
+        table, f"wavefronts of one read, by swizzle; a box of {rows} rows, as wide as the swizzle allows up to "
+        f"{columns} × {itemsize} bytes"))

@@ -37,23 +37,18 @@ for the right parity.
 
 
 @dataclasses.dataclass(frozen=True)
-class BoxLoad:
-    """One load by tensor map. Extents and strides are in elements, innermost last; `strides` () means contiguous.
-
-    `start` counts the bytes from an aligned address to the tensor. `extra` counts the bytes that the barrier expects in
-    addition to the box.
-    """
+class TiledMap:
+    """The arguments of a tiled tensor map. Extents and strides are in elements, innermost last; `strides` () means
+    contiguous. `start` counts the bytes from an aligned address to the tensor."""
 
     dtype: str = "float32"
     shape: tuple[int, ...] = (65536,)
     strides: tuple[int, ...] = ()
     box: tuple[int, ...] = (1024,)
-    corner: tuple[int, ...] = ()
     swizzle: str = "none"
     l2_promotion: str = "none"
     fill: str = "zero"
     start: int = 0
-    extra: int = 0
 
     def __post_init__(self):
         for name, allowed in (("dtype", DTYPES), ("swizzle", tensor_map.SWIZZLES), ("fill", tensor_map.FILLS),
@@ -65,31 +60,10 @@ class BoxLoad:
             raise ValueError(f"shape must have 1 to 5 extents from 1; it is {self.shape}")
         dense = tuple(math.prod(self.shape[index + 1:]) for index in range(rank))
         object.__setattr__(self, "strides", self.strides or dense)
-        object.__setattr__(self, "corner", self.corner or (0,) * rank)
-        for name in ("strides", "box", "corner"):
-            if len(getattr(self, name)) != rank:
-                raise ValueError(f"{name} must have {rank} numbers, as many as shape; it is {getattr(self, name)}")
-        if min(*self.box, *self.strides) < 1 or max(map(abs, self.corner)) >= 1 << 31 or self.start < 0:
-            raise ValueError("box and strides must be 1 or more, corner must fit in 32 bits, start must be 0 or more")
-        if self.strides[-1] != 1:
-            raise ValueError(f"the last stride must be 1, because a map has no field for it; it is {self.strides[-1]}")
-        if self.box_bytes + self.extra < 0:
-            raise ValueError(f"the barrier cannot expect {self.box_bytes + self.extra} bytes")
-        width = tensor_map.SWIZZLES[self.swizzle]
-        if width and self.box[-1] * self.itemsize < width:  # such a box has gaps
-            raise ValueError(f"rows of a box with a swizzle of {width} bytes must fill these")
-        if self.tensor_bytes > MOST_BYTES:
-            raise ValueError(f"the tensor takes {self.tensor_bytes:,} bytes; the reproducer takes up to {MOST_BYTES:,}")
 
     @property
     def itemsize(self) -> int:
         return DTYPES[self.dtype].itemsize
-
-    @property
-    def tensor_bytes(self) -> int:
-        """The bytes from the start of the allocation to the last element."""
-        last = sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides))
-        return self.start + (last + 1) * self.itemsize
 
     @property
     def box_bytes(self) -> int:
@@ -126,6 +100,40 @@ class BoxLoad:
             except ValueError as error:
                 found.append(str(error))
         return list(dict.fromkeys(found))
+
+
+@dataclasses.dataclass(frozen=True)
+class BoxLoad(TiledMap):
+    """One load by tensor map. `corner` is in elements, and may lie outside of the tensor. `extra` counts the bytes that
+    the barrier expects in addition to the box."""
+
+    corner: tuple[int, ...] = ()
+    extra: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        rank = len(self.shape)
+        object.__setattr__(self, "corner", self.corner or (0,) * rank)
+        for name in ("strides", "box", "corner"):
+            if len(getattr(self, name)) != rank:
+                raise ValueError(f"{name} must have {rank} numbers, as many as shape; it is {getattr(self, name)}")
+        if min(*self.box, *self.strides) < 1 or max(map(abs, self.corner)) >= 1 << 31 or self.start < 0:
+            raise ValueError("box and strides must be 1 or more, corner must fit in 32 bits, start must be 0 or more")
+        if self.strides[-1] != 1:
+            raise ValueError(f"the last stride must be 1, because a map has no field for it; it is {self.strides[-1]}")
+        if self.box_bytes + self.extra < 0:
+            raise ValueError(f"the barrier cannot expect {self.box_bytes + self.extra} bytes")
+        width = tensor_map.SWIZZLES[self.swizzle]
+        if width and self.box[-1] * self.itemsize < width:  # such a box has gaps
+            raise ValueError(f"rows of a box with a swizzle of {width} bytes must fill these")
+        if self.tensor_bytes > MOST_BYTES:
+            raise ValueError(f"the tensor takes {self.tensor_bytes:,} bytes; the reproducer takes up to {MOST_BYTES:,}")
+
+    @property
+    def tensor_bytes(self) -> int:
+        """The bytes from the start of the allocation to the last element."""
+        last = sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides))
+        return self.start + (last + 1) * self.itemsize
 
     def broken_load_rules(self, target: str) -> list[str]:
         """Return a sentence for each rule of the load that does not hold on `target`; only a run shows these."""
@@ -291,8 +299,8 @@ def make_reproducer(load: BoxLoad, target: str) -> str:
 
 # ---- what happens on this GPU
 
-def encode(load: BoxLoad, address: int) -> tuple[str, ctypes.Array, int]:
-    """Return (the driver's answer, memory, address of the map in it) for the tensor at `address`.
+def encode(load: TiledMap, address: int) -> tuple[str, ctypes.Array, int]:
+    """Return (the driver's answer, memory, address of the map in it) for a map of the tensor at `address`.
 
     The driver is called without a wrapper, which would check the arguments or choose where the map lies.
     """

@@ -1,12 +1,12 @@
-"""The swizzle explorer: known banks and conflicts, pictures that say what they find, widgets that lose nothing."""
+"""The swizzle explorer: known banks and conflicts, pictures that say what they find, and what a notebook keeps."""
+
+import json
 
 import numpy
 import pytest
-import torch
-from legible import assert_legible, texts
+from legible import assert_legible
 
-from ch10.tile_pipeline import box_dump, explorer
-from tilelab import plots
+from ch10.tile_pipeline import explorer
 
 
 def banks(*box):
@@ -94,58 +94,37 @@ def test_what_cannot_be_drawn(arguments, words):
         explorer.draw(*arguments)
 
 
-def test_a_box_on_the_tensor():
-    figure = explorer.draw_box((48, 96), (-8, 80), (32, 32), 4)
-    assert figure.get_suptitle() == "2,560 of 4,096 bytes lie outside; the barrier expects 4,096"
-    assert_legible(figure)
-    assert "All of the box" in explorer.draw_box((48, 96), (-100, 0), (32, 32), 4).get_suptitle()
-    assert "whole box lies on" in explorer.draw_box((48, 96), (0, 0), (32, 32), 4).get_suptitle()
+def test_lanes_read_vectors_from_any_place():
+    assert explorer.elements_read(32, 32, 4, "column", 16, (4, 8)) == ([(4 + lane, 8) for lane in range(28)], 4)
+    assert explorer.elements_read(32, 32, 4, "row", 8) == ([(0, 2 * lane) for lane in range(16)], 2)
+    assert explorer.elements_read(8, 16, 8, "row", 4) == ([(0, lane) for lane in range(16)], 1), "at least an element"
+    assert explorer.elements_read(6, 64, 2, "matrix", 4, (2, 8)) == ([(2 + lane, 8) for lane in range(4)], 8)
+    with pytest.raises(ValueError, match="starts at a multiple of 4 elements; column is 6"):
+        explorer.elements_read(32, 32, 4, "column", 16, (0, 6))
 
 
-def test_a_box_within_a_unit_is_refused_in_the_words_of_the_launcher():
-    for dtype, column in (torch.uint8, 8), (torch.float16, -4), (torch.float32, -1), (torch.float64, 1):
-        box = 8, 32 // dtype.itemsize
-        with pytest.raises(ValueError, match="column must be a multiple of") as said:
-            explorer.draw_box((48, 96), (0, column), box, dtype.itemsize)
-        with pytest.raises(ValueError) as launcher:
-            box_dump.dump_box(torch.zeros(48, 96, dtype=dtype), 0, column, box)
-        assert str(said.value) == str(launcher.value)
+@pytest.mark.parametrize("swizzle, ways, total", [("none", 8, 32), ("128B", 1, 4)])
+def test_a_column_of_16_bytes_goes_by_quarter_warps(swizzle, ways, total):
+    column = 32, 32, 4, swizzle, "column", 16
+    assert explorer.conflicts(*column) == ways and explorer.wavefronts(*column) == total
+    assert explorer.describe_read(*column).endswith("in each of 4 quarter warps")
 
 
-@pytest.fixture
-def menus(monkeypatch):
-    """Return the explorer, whose pictures are the texts in them, and its menus by description."""
-    monkeypatch.setattr(plots.Picture, "_repr_png_", lambda self: repr(texts(self)).encode())
-    explorer._draw_png.cache_clear()
-    shown = explorer.explorer()
-    yield shown, {menu.description: menu for row in shown.children[:3] for menu in row.children}
-    explorer._draw_png.cache_clear()
+def test_the_wavefronts_of_a_read_are_those_of_all_its_groups():
+    assert explorer.wavefronts(32, 16, 8, "none", "column") == 32
+    assert explorer.wavefronts(1, 32, 8, "none", "row") == 2 and explorer.wavefronts(32, 32, 4, "none", "column") == 32
+    assert explorer.wavefronts(8, 4, 4, "none", "column", 16, (8, 0)) == 0, "no lane fits"
 
 
-def test_widgets_answer_and_lose_nothing(menus):
-    shown, menus = menus
-    *_, problem, pictures = shown.children
-
-    def seen():
-        return [bytes(picture.value) for picture in pictures.children]
-
-    steps = [menus["box at x"].step]
-    for name, value in (("box rows", 4), ("swizzle", "128B"), ("read of a", "matrix"), ("bytes each", 2),
-                        ("box at x", -8), ("y", 40), ("tensor rows", 64), ("columns", 104)):
-        last = seen()
-        menus[name].value = value
-        assert seen() != last, f"{name} changes nothing"
-    assert [*steps, menus["box at x"].step] == [4, 8], "the arrows of x step by units of 16 bytes"
-    for name, bad, words in (("box columns", 30, "a multiple of 16 bytes; 30 elements take 60"),
-                             ("box columns", 72, "the swizzle 128B the innermost"),
-                             ("box rows", 260, "1 to 256 elements"), ("columns", 101, "pad its rows"),
-                             ("box at x", 13, "column must be a multiple of 8 elements (16 bytes)")):
-        settings, last = {key: menu.value for key, menu in menus.items()}, seen()
-        menus[name].value = bad
-        assert words in problem.value and pictures.children[0].layout.display == "none"
-        assert {key: menu.value for key, menu in menus.items()} == {**settings, name: bad}
-        menus[name].value = settings[name]
-        assert not problem.value and pictures.children[0].layout.display == "flex" and seen() == last
+def test_a_notebook_keeps_a_picture_a_table_and_little_data():
+    view = explorer.microscope("bfloat16", (64, 128), (32, 64), (0, 64), "128B", "matrix")
+    assert_legible(view.picture)
+    assert "64B" in view.picture.get_suptitle() and "a matrix" in repr(view.table) and view.name == "microscope"
+    assert view.data["start"]["corner"] == [0, 64] and view.data["dtypes"]["bfloat16"] == {"bytes": 2, "floating": True}
+    assert view.data["targets"]["sm_120a"]["smem"] == 101_376 and "sm_80" not in view.data["targets"]
+    assert len(json.dumps(view.data)) < 2000
+    with pytest.raises(ValueError, match="3 elements take 12"):
+        explorer.microscope(box=(32, 3))
 
 
 def test_rows_narrower_than_the_swizzle_begin_a_swizzle_apart():

@@ -1,0 +1,67 @@
+"""Open a view on a page of its own in Chromium, as the static site does: no server, no network."""
+
+import contextlib
+import pathlib
+import shutil
+
+import pytest
+
+from tilelab import views
+
+SCREENSHOTS = pathlib.Path(__file__).parents[1] / "build" / "screenshots"
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+SIZES = {"wide": {"width": 1280, "height": 900}, "narrow": {"width": 390, "height": 844}}
+
+
+@contextlib.contextmanager
+def chromium():
+    """Yield Chromium; skip the test where it or Playwright is missing."""
+    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install -r requirements.txt")
+    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if found is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        with contextlib.closing(playwright.chromium.launch(executable_path=found)) as browser:
+            yield browser
+
+
+@contextlib.contextmanager
+def opened(browser, folder: pathlib.Path, view: views.View, size: str = "wide", scheme: str = "light"):
+    """Yield a page that shows the view's recorded data with the network off; an error of the page fails the test."""
+    path = folder / f"{view.name}.html"
+    path.write_text("<!doctype html><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
+                    f"<title>view</title><body>{views.make_page_part(view.name, view.stored_data())}", encoding="utf-8")
+    with contextlib.closing(browser.new_context(viewport=SIZES[size], color_scheme=scheme, offline=True)) as context:
+        page, errors = context.new_page(), []
+        page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(path.as_uri())
+        yield page
+    assert not errors
+
+
+def photograph(page, name: str) -> None:
+    """Keep a picture of the whole page in build/screenshots."""
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
+
+
+def evaluate(page, view: str, expression: str, argument):
+    """Return the value of a JavaScript expression of `given`, in which the functions of a view's file are known."""
+    body = views.read_module(view).replace(views.EXPORT, "")
+    return page.evaluate(f"given => {{ {body}\nreturn {expression}; }}", argument)
+
+
+# Milliseconds from a change until the page has been laid out anew, the longest of several. `change` is a function of
+# the view's root and of the number of the change.
+SLOWEST = """([root, change, times]) => {
+    const element = document.querySelector(root), act = eval(change);
+    let slowest = 0;
+    for (let i = 0; i < times; ++i) {
+        const begun = performance.now();
+        act(element, i);
+        element.getBoundingClientRect();
+        slowest = Math.max(slowest, performance.now() - begun);
+    }
+    return slowest;
+}"""

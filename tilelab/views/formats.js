@@ -1,0 +1,394 @@
+// Small floats: the bits of a code, its value and its neighbours, and what a typed number rounds to. Where data.kind is
+// "block" the view shows a block of numbers under its scale instead.
+//
+// The first part computes what ch14.mx_formats.number_formats computes, and a test compares the two.
+
+// ---- elements: { name, exponentBits, mantissaBits, specials: "", "nan" or "ieee" }
+
+const bitsOf = element => 1 + element.exponentBits + element.mantissaBits;
+const biasOf = element => 2 ** (element.exponentBits - 1) - 1;
+
+// Return the number of finite magnitudes. Their codes, without the sign, count up from 0.
+const countOf = element => 2 ** (bitsOf(element) - 1) - { "": 0, nan: 1, ieee: 2 ** element.mantissaBits }[element.specials];
+
+// Return the value of a code without its sign, as if every code were a number.
+function magnitudeOf(element, code) {
+  const exponent = code >> element.mantissaBits, mantissa = code & (2 ** element.mantissaBits - 1);
+  return (mantissa + (exponent > 0 ? 2 ** element.mantissaBits : 0))
+    * 2 ** (Math.max(exponent, 1) - biasOf(element) - element.mantissaBits);
+}
+
+function decode(element, code) {
+  const half = 2 ** (bitsOf(element) - 1), magnitude = code % half, count = countOf(element), sign = code >= half ? -1 : 1;
+  if (magnitude < count) return sign * magnitudeOf(element, magnitude);
+  return element.specials === "ieee" && magnitude === count ? sign * Infinity : NaN;
+}
+
+// Return the code that a number rounds to, to nearest even. Beyond the largest number it saturates. Null stands for NaN
+// in a format that has none.
+function encode(element, number) {
+  const value = Math.fround(number), count = countOf(element), magnitude = Math.abs(value);
+  const sign = value < 0 || Object.is(value, -0) ? 2 ** (bitsOf(element) - 1) : 0;
+  if (Number.isNaN(value)) return element.specials ? { nan: 0x7f, ieee: 0x7e }[element.specials] : null;
+  let low = 0, high = count - 1;  // the last code whose number is not above the magnitude
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (magnitudeOf(element, middle) <= magnitude) low = middle; else high = middle - 1;
+  }
+  if (low === count - 1) return low + sign;
+  const midpoint = (magnitudeOf(element, low) + magnitudeOf(element, low + 1)) / 2;
+  const up = magnitude > midpoint || (magnitude === midpoint && low % 2 === 1);
+  return low + (up ? 1 : 0) + sign;
+}
+
+// Write a number as Python's "g" does, with six significant digits.
+function formatG(number) {
+  if (Number.isNaN(number)) return "nan";
+  if (!Number.isFinite(number)) return number > 0 ? "inf" : "-inf";
+  if (number === 0) return Object.is(number, -0) ? "-0" : "0";
+  const [mantissa, exponent] = number.toExponential(5).split("e"), power = Number(exponent);
+  const strip = text => text.includes(".") ? text.replace(/\.?0+$/, "") : text;
+  if (power < -4 || power >= 6)
+    return `${strip(mantissa)}e${power < 0 ? "-" : "+"}${String(Math.abs(power)).padStart(2, "0")}`;
+  return strip(number.toFixed(Math.max(0, 5 - power)));
+}
+
+const binary = (code, bits) => code.toString(2).padStart(bits, "0");
+
+// Return a sentence about a code: its bits, value, neighbours and spacing.
+function describeCode(element, code) {
+  const text = binary(code, bitsOf(element)), value = decode(element, code), count = countOf(element);
+  const fields = `${text[0]} ${text.slice(1, 1 + element.exponentBits)} ${text.slice(1 + element.exponentBits)}`;
+  const magnitude = code % 2 ** (bitsOf(element) - 1), head = `${element.name} ${code}: ${fields} is `;
+  if (magnitude >= count) return head + formatG(value);
+  const exponent = magnitude >> element.mantissaBits, power = Math.max(exponent, 1) - biasOf(element);
+  const kind = magnitude === 0 ? "zero" : exponent === 0 ? "subnormal" : "normal";
+  const below = magnitude ? formatG(magnitudeOf(element, magnitude - 1)) : "nothing";
+  const above = magnitude + 1 < count ? formatG(magnitudeOf(element, magnitude + 1)) : "nothing";
+  return `${head}${formatG(value)} (${kind}, exponent ${power}); magnitudes beside it: ${below} and ${above}, `
+    + `step ${formatG(2 ** (power - element.mantissaBits))}`;
+}
+
+// ---- scales and blocks
+
+const decodeE8m0 = code => code === 255 ? NaN : 2 ** (code - 127);
+const maxOf = element => magnitudeOf(element, countOf(element) - 1);
+const exponentOf = number => {  // of a float32 number above 0
+  let exponent = Math.floor(Math.log2(number));
+  if (2 ** exponent > number) exponent -= 1;  // log2 may round up
+  if (2 ** (exponent + 1) <= number) exponent += 1;
+  return exponent;
+};
+
+// Return the E8M0 code of a block with this largest magnitude, by the rule floor or ceil.
+function e8m0Scale(amax, element, rule) {
+  if (!Number.isFinite(amax)) return 255;
+  if (amax === 0) return 0;
+  const largest = maxOf(element), power = exponentOf(amax);
+  let exponent = power - exponentOf(largest);
+  if (rule === "ceil" && amax / 2 ** power > largest / 2 ** exponentOf(largest)) exponent += 1;
+  return Math.min(Math.max(exponent, -127), 127) + 127;
+}
+
+// Return { scaleCode, scale, codes, back } of a block of finite numbers, with one float32 operation at a time.
+function quantiseBlock(numbers, format, elements, rule) {
+  const f = Math.fround, element = elements[format.element];
+  const amax = Math.max(...numbers.map(Math.abs));
+  let scaleCode = null, scale, multiplier;
+  if (format.scale === "e8m0") {
+    scaleCode = e8m0Scale(amax, element, rule);
+    scale = decodeE8m0(scaleCode);
+    multiplier = f(1 / scale);
+  } else if (format.scale === "fp32") {
+    const least = Math.max(amax, f(1e-4));
+    scale = f(least / f(maxOf(element)));
+    multiplier = f(f(maxOf(element)) / least);
+  } else {  // an e4m3 scale, and one float32 scale of the tensor, which is this block alone
+    const tensor = amax > 0 ? Math.max(f(amax / f(448 * 6)), 2 ** -126) : 1, reciprocal = f(1 / tensor);
+    scaleCode = encode(elements.e4m3, f(f(amax * f(1 / 6)) * reciprocal));
+    const block = decode(elements.e4m3, scaleCode);
+    multiplier = block === 0 ? 0 : Math.min(f(reciprocal / block), f(3.4028234663852886e38));
+    scale = f(block * tensor);
+  }
+  const codes = numbers.map(number => encode(element, f(number * multiplier)));
+  return { scaleCode, scale, codes, back: codes.map(code => f(decode(element, code) * scale)), amax };
+}
+
+// ---- the view
+
+const TONES = { sign: "sign", exponent: "exponent", mantissa: "mantissa" };
+const KIND = (element, index) => index === 0 ? "sign" : index <= element.exponentBits ? "exponent" : "mantissa";
+let formatViews = 0;
+
+function labelled(id, text, control) {
+  control.id = id;
+  return h("label", { for: id }, h("span", {}, text), control);
+}
+
+function makeSelect(options, value, onchange) {
+  const menu = h("select", { onchange: () => onchange(menu.value) }, options.map(option => h("option", { value: option }, option)));
+  menu.value = value;
+  return menu;
+}
+
+function renderCode({ model, el }) {
+  const { elements, start } = model.get("data"), id = `tiles-formats-${++formatViews}`;
+  // E8M0 is a scale: eight exponent bits, no sign and no zero.
+  const state = { element: start.element, typed: start.value, code: 0, axis: "" };
+  const isScale = () => state.element === "e8m0";
+  const bits = () => isScale() ? 8 : bitsOf(elements[state.element]);
+  const valueOf = code => isScale() ? decodeE8m0(code) : decode(elements[state.element], code);
+  const round = number => {
+    if (!isScale()) return encode(elements[state.element], number);
+    if (!(number > 0)) return null;
+    return Math.min(Math.max(exponentOf(number), -127), 127) + 127;  // the rule floor
+  };
+
+  const typed = h("input", { type: "number", step: "any", value: state.typed });
+  const codeField = h("input", { type: "number", min: 0 });
+  const buttons = h("div", { class: "bits", role: "group", "aria-label": "Bits of the code" });
+  const sentence = h("p", { class: "sentence", role: "status", "aria-live": "polite" }), formula = h("p", { class: "formula" });
+  const rounding = h("p", { class: "rounding" });
+  const line = h("svg:svg", { class: "line", tabindex: "0", role: "slider", viewBox: "0 0 1000 150" });
+
+  typed.addEventListener("input", () => {
+    if (Number.isNaN(typed.valueAsNumber)) return;
+    state.typed = typed.valueAsNumber;
+    state.code = round(state.typed) ?? state.code;
+    update();
+  });
+  codeField.addEventListener("input", () => {
+    const code = codeField.valueAsNumber;
+    if (Number.isInteger(code) && code >= 0 && code < 2 ** bits()) setCode(code);
+  });
+  codeField.addEventListener("change", () => { codeField.value = state.code; });
+  // A code that the reader chose stands for its own value.
+  const setCode = code => {
+    state.code = code;
+    const value = valueOf(code);
+    state.typed = Number.isFinite(value) ? value : null;
+    typed.value = Number.isFinite(value) ? String(value) : "";
+    update();
+  };
+
+  // The codes of finite numbers, from the smallest number to the largest.
+  const orderedCodes = () => {
+    if (isScale()) return Array.from({ length: 255 }, (_, code) => code);
+    const count = countOf(elements[state.element]), half = 2 ** (bits() - 1);
+    return [...Array.from({ length: count }, (_, i) => half + count - 1 - i), ...Array.from({ length: count }, (_, i) => i)];
+  };
+  const isLinear = () => !isScale() && bits() <= 6;
+  let place = () => 0, marks = [];
+
+  function drawLine() {
+    const element = elements[state.element], left = 30, right = 970, y = 78, parts = [];
+    const codes = orderedCodes();
+    if (isLinear()) {
+      const largest = maxOf(element);
+      place = value => left + (Math.min(Math.max(value, -largest * 1.08), largest * 1.08) / largest / 1.08 + 1) / 2 * (right - left);
+      marks = codes.map(code => ({ code, value: valueOf(code), x: place(valueOf(code)) }));
+    } else {
+      // Powers of two: the numbers of the sign of the code, with zero at the left end.
+      const negative = !isScale() && state.code >= 2 ** (bits() - 1);
+      const shown = codes.filter(code => isScale() || (code >= 2 ** (bits() - 1)) === negative);
+      const positive = shown.map(valueOf).map(Math.abs).filter(value => value > 0);
+      const low = Math.log2(Math.min(...positive)) - 1.5, high = Math.log2(Math.max(...positive)) + 0.5;
+      place = value => {
+        const power = value ? Math.log2(Math.abs(value)) : low;
+        return left + (Math.min(Math.max(power, low), high) - low) / (high - low) * (right - left);
+      };
+      marks = shown.map(code => ({ code, value: valueOf(code), x: place(valueOf(code)) }));
+      const step = Math.ceil((high - low) / 16 / 4) * 4;
+      for (let power = Math.ceil(low / step) * step; power <= high; power += step)
+        parts.push(h("svg:line", { x1: place(2 ** power), x2: place(2 ** power), y1: 108, y2: 114, class: "tick" }),
+          h("svg:text", { x: place(2 ** power), y: 134, class: "label" }, `${negative ? "−" : ""}2^${power}`));
+    }
+    parts.push(h("svg:line", { x1: left, x2: right, y1: y, y2: y, class: "axis" }));
+    for (const mark of marks)
+      parts.push(h("svg:line", { x1: mark.x, x2: mark.x, y1: y - 16, y2: y + 16,
+        class: `mark${mark.code === state.code ? " chosen" : !isScale() && Math.abs(mark.value) < 2 ** (1 - biasOf(element)) ? " subnormal" : ""}` }));
+    if (isLinear() && marks.length <= 32)
+      for (const [index, mark] of marks.entries())
+        if (mark.code !== 2 ** (bits() - 1)) parts.push(h("svg:text", { x: mark.x, y: y + (index % 2 ? 36 : 54), class: "label" }, formatG(mark.value)));
+    const value = valueOf(state.code);
+    if (Number.isFinite(value)) {
+      const x = place(value);
+      parts.push(h("svg:line", { x1: x, x2: x, y1: y - 26, y2: y + 26, class: "chosen mark" }));
+      if (state.typed !== null && state.typed !== value) {
+        const from = place(state.typed);
+        parts.push(h("svg:path", { d: `M ${from - 7} 18 h 14 l -7 14 z`, class: "typed" }),
+          h("svg:line", { x1: from, x2: x, y1: 34, y2: y - 28, class: "arrow" }));
+      }
+    }
+    line.replaceChildren(...parts);
+    line.setAttribute("aria-label", `Numbers of ${state.element}; arrow keys go to the next number`);
+    line.setAttribute("aria-valuemin", 0);
+    line.setAttribute("aria-valuemax", codes.length - 1);
+    line.setAttribute("aria-valuenow", Math.max(0, codes.indexOf(state.code)));
+    line.setAttribute("aria-valuetext", formatG(value));
+  }
+  line.addEventListener("click", event => {
+    const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(line.getScreenCTM().inverse()).x;
+    const best = marks.reduce((near, mark) => Math.abs(mark.x - at) < Math.abs(near.x - at) ? mark : near);
+    setCode(best.code);
+  });
+  line.addEventListener("keydown", event => {
+    const codes = orderedCodes(), now = codes.indexOf(state.code);
+    const step = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1 }[event.key];
+    const next = event.key === "Home" ? 0 : event.key === "End" ? codes.length - 1 : step && now >= 0 ? now + step : step ? 0 : null;
+    if (next === null || next === undefined) return;
+    event.preventDefault();
+    setCode(codes[Math.min(Math.max(next, 0), codes.length - 1)]);
+  });
+
+  function writeFormula() {
+    const code = state.code;
+    if (isScale()) return code === 255 ? "Code 255 is NaN." : `2^(${code} − 127) = 2^${code - 127}`;
+    const element = elements[state.element], half = 2 ** (bits() - 1), magnitude = code % half;
+    if (magnitude >= countOf(element)) return "The highest codes are not numbers in this format.";
+    const exponent = magnitude >> element.mantissaBits, mantissa = magnitude & (2 ** element.mantissaBits - 1);
+    const share = `${mantissa}/${2 ** element.mantissaBits}`, sign = code >= half ? "−" : "";
+    return exponent ? `${sign}2^(${exponent} − ${biasOf(element)}) × (1 + ${share})`
+      : `${sign}2^(1 − ${biasOf(element)}) × ${share}, because exponent 0 has no leading one`;
+  }
+
+  function update() {
+    const element = elements[state.element], text = binary(state.code, bits());
+    if (buttons.children.length !== bits() || buttons.dataset.element !== state.element) {
+      buttons.dataset.element = state.element;
+      buttons.replaceChildren(...Array.from({ length: bits() }, (_, index) => {
+        const kind = isScale() ? "exponent" : KIND(element, index), name = `${kind}, bit ${bits() - 1 - index}`;
+        return h("button", { type: "button", class: `bit ${TONES[kind]}`, title: name,
+          onclick: () => setCode(state.code ^ 2 ** (bits() - 1 - index)) }, h("b", {}), h("span", {}, kind === "sign" ? "sign" : kind === "exponent" ? "exp" : "mant"));
+      }));
+    }
+    [...buttons.children].forEach((button, index) => {
+      button.firstChild.textContent = text[index];
+      button.setAttribute("aria-pressed", text[index] === "1");
+      button.setAttribute("aria-label", `${button.title}: ${text[index]}`);
+    });
+    codeField.max = 2 ** bits() - 1;
+    if (document.activeElement !== codeField) codeField.value = state.code;
+    const value = valueOf(state.code);
+    sentence.textContent = (isScale() ? `e8m0 ${state.code}: ${text} is ${formatG(value)}` : describeCode(element, state.code)) + ".";
+    formula.textContent = writeFormula();
+    rounding.textContent = round(state.typed) === null || state.typed === null ? "" : state.typed === value ? `${formatG(value)} is a number of ${state.element}.`
+      : isScale() ? `The rule floor takes the power of two at or below ${formatG(state.typed)}: ${formatG(value)}.`
+        : `${formatG(state.typed)} rounds to ${formatG(value)}: ${explainRounding(element, state.typed, state.code)}`;
+    drawLine();
+  }
+
+  function explainRounding(element, number, code) {
+    const size = Math.abs(Math.fround(number)), magnitude = code % 2 ** (bits() - 1), here = magnitudeOf(element, magnitude);
+    if (size > maxOf(element)) return "it is beyond the largest number, so it saturates.";
+    const other = magnitudeOf(element, magnitude + (size > here ? 1 : -1)), middle = (here + other) / 2;
+    const between = `it lies between ${formatG(Math.min(here, other))} and ${formatG(Math.max(here, other))}`;
+    return size === middle ? `${between}, exactly in the middle, and the even code wins.` : `${between}, nearer to ${formatG(here)}.`;
+  }
+
+  const menu = makeSelect([...Object.keys(elements), "e8m0"], state.element, value => {
+    state.element = value;
+    const number = state.typed ?? 1;
+    state.typed = number;
+    typed.value = String(number);
+    state.code = round(number) ?? 127;
+    update();
+  });
+  state.code = round(state.typed) ?? 0;
+  const root = h("div", { class: "tiles-view tiles-formats", role: "group", "aria-label": "Number line of small floats" },
+    h("div", { class: "controls" }, labelled(`${id}-element`, "format", menu), labelled(`${id}-typed`, "type a number", typed),
+      labelled(`${id}-code`, "code", codeField), buttons),
+    sentence, formula, rounding, h("div", { class: "line-box" }, line),
+    h("p", { class: "hint" }, "Click a bit to turn it over, or click the line to take the nearest number; arrow keys go to the next "
+      + "number. The triangle is the typed number. Dashed marks: subnormal numbers. Formats of eight bits are drawn by powers of two."));
+  keepKeys(root);
+  el.append(root);
+  update();
+}
+
+function renderBlock({ model, el }) {
+  const { elements, formats, blocks, start } = model.get("data"), id = `tiles-formats-${++formatViews}`;
+  const state = { format: start.format, rule: start.rule, data: start.data, at: 0 };
+  let numbers = [], made = null;
+  const load = () => { numbers = blocks[state.data].slice(0, formats[state.format].block); state.at = Math.min(state.at, numbers.length - 1); };
+  const value = h("input", { type: "number", step: "any" }), sentence = h("p", { class: "sentence", role: "status", "aria-live": "polite" });
+  const readout = h("p", { class: "readout", "aria-live": "polite" });
+  const bars = h("svg:svg", { class: "bars", tabindex: "0", role: "slider", viewBox: "0 0 1000 260" });
+  value.addEventListener("input", () => {
+    if (Number.isNaN(value.valueAsNumber)) return;
+    numbers[state.at] = Math.fround(value.valueAsNumber);
+    update();
+  });
+  const pick = index => { state.at = Math.min(Math.max(index, 0), numbers.length - 1); update(); };
+  const indexOf = event => Math.floor((new DOMPoint(event.clientX, event.clientY).matrixTransform(bars.getScreenCTM().inverse()).x - 30)
+    / (950 / numbers.length));
+  bars.addEventListener("pointermove", event => { const index = indexOf(event); if (index !== state.at && index >= 0 && index < numbers.length) pick(index); });
+  bars.addEventListener("keydown", event => {
+    const next = { ArrowLeft: state.at - 1, ArrowRight: state.at + 1, Home: 0, End: numbers.length - 1 }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    pick(next);
+  });
+
+  function update() {
+    const format = formats[state.format], element = elements[format.element];
+    const ruleFits = format.scale === "e8m0";
+    ruleMenu.disabled = !ruleFits;
+    made = quantiseBlock(numbers, format, elements, ruleFits ? state.rule : "floor");
+    const { scale, scaleCode, codes, back, amax } = made, limit = maxOf(element) * scale;
+    const top = Math.max(amax, Math.min(limit, 2 * amax), 1e-30) * 1.06;
+    const x = index => 30 + (index + 0.5) * 950 / numbers.length, y = number => 130 - number / top * 120;
+    const parts = [];
+    if (countOf(element) <= 32)
+      for (let code = 0; code < countOf(element); ++code)
+        for (const sign of code ? [1, -1] : [1]) {
+          const at = y(sign * magnitudeOf(element, code) * scale);
+          if (at > 4 && at < 256) parts.push(h("svg:line", { x1: 30, x2: 980, y1: at, y2: at, class: "level" }));
+        }
+    else for (const sign of [1, -1])
+      if (Math.abs(limit) < top) parts.push(h("svg:line", { x1: 30, x2: 980, y1: y(sign * limit), y2: y(sign * limit), class: "level" }));
+    parts.push(h("svg:line", { x1: 30, x2: 980, y1: 130, y2: 130, class: "axis" }));
+    const wide = Math.max(2, 950 / numbers.length * 0.5);
+    numbers.forEach((number, index) => {
+      parts.push(h("svg:line", { x1: x(index), x2: x(index), y1: 130, y2: y(number), class: "number", "stroke-width": wide }),
+        h("svg:circle", { cx: x(index), cy: y(back[index]), r: Math.min(6, wide), class: index === state.at ? "left here" : "left" }));
+    });
+    parts.push(h("svg:rect", { x: x(state.at) - 475 / numbers.length, y: 4, width: 950 / numbers.length, height: 252, class: "frame" }));
+    bars.replaceChildren(...parts);
+    const error = Math.hypot(...numbers.map((number, index) => number - back[index])) / Math.max(Math.hypot(...numbers), 1e-30);
+    const largest = codes.filter(code => Math.abs(decode(element, code)) === maxOf(element)).length;
+    const zeros = numbers.filter((number, index) => number !== 0 && back[index] === 0).length;
+    sentence.textContent = `${state.format}: scale ${formatG(scale)}${scaleCode === null ? "" : ` (code ${scaleCode})`}, error `
+      + `${(100 * error).toFixed(1)}% of the block's norm; ${largest} at ±${formatG(maxOf(element))}, ${zeros} became zero.`;
+    const at = state.at, number = numbers[at];
+    readout.textContent = `Element ${at}: ${formatG(number)} / ${formatG(scale)} = ${formatG(number / scale)} → `
+      + `code ${binary(codes[at], bitsOf(element))} (${formatG(decode(element, codes[at]))}) → ${formatG(back[at])}.`;
+    if (document.activeElement !== value) value.value = String(number);
+    bars.setAttribute("aria-label", "Elements of the block; arrow keys go to the next element");
+    bars.setAttribute("aria-valuemin", 0);
+    bars.setAttribute("aria-valuemax", numbers.length - 1);
+    bars.setAttribute("aria-valuenow", at);
+    bars.setAttribute("aria-valuetext", readout.textContent);
+  }
+
+  const change = name => chosen => { state[name] = chosen; if (name !== "rule") load(); update(); };
+  const ruleMenu = makeSelect(["floor", "ceil"], state.rule, change("rule"));
+  const root = h("div", { class: "tiles-view tiles-formats", role: "group", "aria-label": "A block of numbers under its scale" },
+    h("div", { class: "controls" }, labelled(`${id}-format`, "format", makeSelect(Object.keys(formats), state.format, change("format"))),
+      labelled(`${id}-rule`, "rule of the scale", ruleMenu),
+      labelled(`${id}-data`, "numbers", makeSelect(Object.keys(blocks), state.data, change("data"))),
+      labelled(`${id}-value`, "chosen element", value)),
+    sentence, h("div", { class: "line-box" }, bars), readout,
+    h("p", { class: "hint" }, "Bars: the numbers. Points: what is left. Thin lines: what the format can say at this scale. Point at an "
+      + "element or reach it with the arrow keys, and type another number for it."));
+  keepKeys(root);
+  el.append(root);
+  load();
+  update();
+}
+
+function render(context) {
+  (context.model.get("data").kind === "block" ? renderBlock : renderCode)(context);
+}
+
+export default { render };
