@@ -12,15 +12,15 @@ def make_rows(stages=2, steps=6, producer=True):
     rows, loader = [], "producer" if producer else "one"
     consumer = "consumer 0" if producer else "one"
     for step in range(steps):
-        begin = 100 * step
+        begin = 100 * step + 150
         if producer:
-            rows += [{"lane": loader, "kind": "wait", "begin": max(0, begin - 150), "end": max(0, begin - 100)},
-                     {"lane": loader, "kind": "load", "begin": max(0, begin - 100), "end": max(0, begin - 100) + 10}]
+            rows += [{"lane": loader, "kind": "wait", "begin": begin - 140, "end": begin - 50},
+                     {"lane": loader, "kind": "load", "begin": begin - 50, "end": begin - 40}]
         rows += [{"lane": consumer, "kind": "wait", "begin": begin, "end": begin + 40},
                  {"lane": consumer, "kind": "product", "begin": begin + 40, "end": begin + 150}]
         for row in rows[-4 if producer else -2:]:
             row |= {"step": step, "tile": 0}
-    rows.append({"lane": consumer, "kind": "store", "begin": 100 * steps + 50, "end": 100 * steps + 200, "tile": 0})
+    rows.append({"lane": consumer, "kind": "store", "begin": 100 * steps + 200, "end": 100 * steps + 350, "tile": 0})
     return rows
 
 
@@ -39,7 +39,7 @@ def test_lanes_begin_with_the_producer_and_events_are_in_the_order_of_time():
     recording = make_recording()
     assert recording["lanes"] == ["producer", "consumer 0"] and recording["barriers"] == ["full", "empty"]
     begins = [event[timeline.BEGIN] for event in recording["events"]]
-    assert begins == sorted(begins) and recording["length"] == 800
+    assert begins == sorted(begins) and recording["length"] == 950
 
 
 def test_stage_and_phase_follow_the_ring():
@@ -62,14 +62,14 @@ def test_a_fill_is_issued_lands_is_seen_and_is_freed_in_this_order():
 
 def test_without_stamps_of_loads_a_stage_is_loaded_again_when_its_products_have_finished():
     fills = make_recording(producer=False)["fills"]
-    assert [fill[4] for fill in fills] == [0, 0, 150, 250, 350, 450]
+    assert [fill[4] for fill in fills] == [0, 0, 300, 400, 500, 600]
 
 
 def test_the_tensor_core_works_as_long_as_its_products_need():
     recording = make_recording()
     assert sum(end - begin for begin, end in recording["tensor"]) == 6 * 80
-    assert timeline.find_idle_share(recording) == pytest.approx(1 - 480 / 800)
-    assert timeline.find_share_without_products(recording) == pytest.approx(1 - 610 / 800)
+    assert timeline.find_idle_share(recording) == pytest.approx(1 - 480 / 950)
+    assert timeline.find_share_without_products(recording) == pytest.approx(1 - 610 / 950)
 
 
 def test_products_that_queue_follow_each_other():
@@ -90,7 +90,7 @@ def test_the_table_has_a_row_per_lane_and_one_of_the_tensor_core():
     recording = make_recording()
     rows = {row["lane"]: row for row in timeline.summarise(recording)}
     assert list(rows) == ["producer", "consumer 0", "tensor core"]
-    assert rows["consumer 0"]["store %"] == pytest.approx(18.8) and rows["tensor core"]["idle %"] == 40
+    assert rows["consumer 0"]["store %"] == pytest.approx(15.8) and rows["tensor core"]["idle %"] == 49.5
     assert rows["producer"]["product %"] is None
     text = repr(timeline.make_table([recording]))
     assert "a GPU, 2026-11-23" in text and "nan" not in text.lower()
@@ -98,11 +98,11 @@ def test_the_table_has_a_row_per_lane_and_one_of_the_tensor_core():
 
 def test_a_part_of_a_recording_ends_with_its_last_tile():
     rows = make_rows()
-    later = [{**row, "begin": row["begin"] + 800, "end": row["end"] + 800, "tile": 1} for row in make_rows()]
+    later = [{**row, "begin": row["begin"] + 950, "end": row["end"] + 950, "tile": 1} for row in make_rows()]
     recording = timeline.make_recording("two tiles", rows + later, stages=2, gpu="", date="", product_cycles=80)
     kept = timeline.keep_tiles(recording, 1)
-    assert kept["length"] == 800 and len(kept["fills"]) == 6 and timeline.keep_tiles(recording, 2) is recording
-    assert timeline.find_idle_share(kept) == pytest.approx(1 - 480 / 800)
+    assert kept["length"] == 950 and len(kept["fills"]) == 6 and timeline.keep_tiles(recording, 2) is recording
+    assert timeline.find_idle_share(kept) == pytest.approx(1 - 480 / 950)
 
 
 def test_the_chrome_trace_is_json_in_the_order_of_time_and_rows_do_not_overlap():
