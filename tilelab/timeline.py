@@ -12,13 +12,16 @@ A recording is a dict that JSON can hold:
     fills             lists with the values of FILL_FIELDS: each time that a stage is filled, in the order of the loads
     tensor            [begin, end] of each time in which the tensor core works (`find_busy`)
 
+Two entries are optional: `stage_names`, where a ring holds more than one kind of tile, and `step_name`, the word for a
+step where that is not "step".
+
 An event is of one of four KINDS. "load" is the time in which a thread issues loads by TMA. "wait" is a wait for a
 barrier; its `stage` and `phase` are what the wait asks for, and `barrier` is "full" or "empty". "product" lasts from
 the issue of products to the moment at which the warps know that they have finished. "store" is the epilogue. `step`
 counts steps along K within a tile, and `tile` counts the tiles of the CTA. What a recorder does not know is None.
 
-The time at which a load has landed is not stamped: only a wait that returns shows it. `landed` is therefore an estimate,
-the time of the issue plus the shortest latency of the recording, and never later than `seen`.
+The time at which a load has landed is not stamped: only a wait that returns shows it. `landed` is therefore an
+estimate, the time of the issue plus the shortest latency of the recording, and never later than `seen`.
 """
 
 from __future__ import annotations
@@ -69,18 +72,18 @@ def make_recording(name: str, rows: Iterable[dict], *, stages: int, gpu: str, da
     return {"name": name, "config": config, "gpu": gpu, "date": date, "ghz": ghz, "stages": stages,
             "barriers": ["full", "empty"] if has_producer else ["full"], "lanes": lanes,
             "length": max(last, length or 0), "fields": list(FIELDS), "events": events,
-            "fills": find_fills(events, stages), "tensor": find_busy(events, product_cycles)}
+            "fills": find_fills(events), "tensor": find_busy(events, product_cycles)}
 
 
-def find_fills(events: Sequence[Sequence], stages: int) -> list[list]:
-    """Return the fills of a ring, in the order of the loads, from events with the values of FIELDS.
+def find_fills(events: Sequence[Sequence]) -> list[list]:
+    """Return the fills of the stages, in the order of the loads, from events with the values of FIELDS.
 
     Without events of kind "load", a stage is filled again as soon as its products have finished, as a warp group does
     that both loads and multiplies.
     """
-    issued, seen, freed = {}, {}, {}  # by (tile, step)
+    issued, seen, freed, phases = {}, {}, {}, {}  # by tile, step and stage
     for event in events:
-        key = event[TILE], event[STEP]
+        key = event[TILE], event[STEP], event[STAGE]
         if event[KIND] == "load":
             issued[key] = max(event[END], issued.get(key, 0))
         elif event[KIND] == "wait" and event[BARRIER] == "full":
@@ -88,20 +91,22 @@ def find_fills(events: Sequence[Sequence], stages: int) -> list[list]:
         elif event[KIND] == "product":
             freed[key] = max(event[END], freed.get(key, 0))
             seen.setdefault(key, event[BEGIN])
-    order = sorted(freed | issued, key=lambda key: (key[0] or 0, key[1] or 0))
-    stamped = set(issued)
-    for count, key in enumerate(order):
-        if key not in issued:
-            issued[key] = freed.get(order[count - stages], 0) if count >= stages else 0
-    # The first loads of a ring without stamps of loads were issued before cycle 0.
-    latency = min((seen[key] - issued[key] for count, key in enumerate(order)
-                   if key in seen and seen[key] > issued[key] and (key in stamped or count >= stages)), default=0)
-    fills = []
-    for count, key in enumerate(order):
-        tile, step = key
-        known = seen.get(key)
-        landed = issued[key] + latency if known is None else max(min(issued[key] + latency, known), 0)
-        fills.append([count % stages, count // stages % 2, step, tile, issued[key], landed, known, freed.get(key)])
+        if event[KIND] in ("load", "product"):
+            phases[key] = event[PHASE]
+    order = sorted(phases, key=lambda key: tuple(value or 0 for value in key))
+    stamped, last, known_latencies = set(issued), {}, []
+    for key in order:
+        # The first loads of a ring without stamps of loads were issued before cycle 0.
+        known = key in stamped or key[2] in last
+        issued.setdefault(key, last.get(key[2], 0))
+        last[key[2]] = freed.get(key, issued[key])
+        if known and seen.get(key, 0) > issued[key]:
+            known_latencies.append(seen[key] - issued[key])
+    latency, fills = min(known_latencies, default=0), []
+    for key in order:
+        tile, step, stage = key
+        landed = min(issued[key] + latency, seen.get(key, math.inf))
+        fills.append([stage, phases[key], step, tile, issued[key], landed, seen.get(key), freed.get(key)])
     return fills
 
 

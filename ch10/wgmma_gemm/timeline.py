@@ -1,7 +1,7 @@
 """Recordings of wgmma_gemm.cu for the timeline view: who loads, waits, multiplies and stores, with stage and phase.
 
-A patched copy of the kernel writes time stamps. Thread 0 of each warp group writes 8 bytes per stamp, the SM's clock and
-a code, to a part of global memory that no other thread writes: one store, which nothing waits for. `read_record` turns
+A patched copy of the kernel writes time stamps. Thread 0 of each warp group writes 8 bytes per stamp, the SM's clock
+and a code, to a part of global memory that no other thread writes: one store, which nothing waits for. `read_record` turns
 the older record `ch10_gemm_timeline` into the same recordings.
 """
 
@@ -104,6 +104,7 @@ struct Recorder : Ring<STAGES> {{
 
 """
     here, begin = "Recorder position(stamps, watched);", "position.record(STARTED, 0, 0);"
+    ring = "    const u32 ring = shared_address(shared),"
     loop = "for (int tile_id = blockIdx.x / CLUSTER; tile_id < tiles_m * tiles_n; tile_id += clusters)"
     records = {  # a line of the kernel, and the stamp after it
         "mbarrier_wait(full + 8 * position.stage, position.phase);": "ARRIVED, step, position.stage",
@@ -119,7 +120,7 @@ struct Recorder : Ring<STAGES> {{
         ("u64 stride_c)", "u64 stride_c, uint2* stamps, u32 watched)", 3),
         ("Ring<STAGES>& position", "Recorder& position", 2),
         ("Ring<STAGES> position;", "", 3),
-        ("    const u32 ring = shared_address(shared),", f"    {here}\n    const u32 ring = shared_address(shared),", 3),
+        (ring, f"    {here}\n{ring}", 3),
         (loop, f"{begin} {loop}", 2),
         ("    const Tile tile = tile_coordinates(blockIdx.x, (M", f"    {begin}\n"
          "    const Tile tile = tile_coordinates(blockIdx.x, (M", 1),
@@ -208,7 +209,7 @@ def read_stamps(groups: list[list[tuple[int, int]]], one_group: bool) -> tuple[l
 
 
 def find_product_cycles(config: WgmmaConfig) -> float:
-    """Return the cycles of the tensor core for one step of one consumer: wgmma m64nNk16 takes N / 2 at the full rate."""
+    """Return the cycles of the tensor core for a step of one consumer: wgmma m64nNk16 takes N / 2 at the full rate."""
     return config.block_m / config.consumers / 64 * config.block_n / 2 * 4 * config.boxes_per_stage
 
 

@@ -128,7 +128,8 @@ def test_the_chrome_trace_is_json_in_the_order_of_time_and_rows_do_not_overlap()
 
 def test_a_known_clock_gives_microseconds():
     recording = {**make_recording(), "ghz": 2.0}
-    product = next(event for event in timeline.to_chrome_trace([recording])["traceEvents"] if event["name"] == "product")
+    events = timeline.to_chrome_trace([recording])["traceEvents"]
+    product = next(event for event in events if event["name"] == "product")
     assert product["dur"] == pytest.approx(0.055)
 
 

@@ -70,22 +70,26 @@ function idleShare(recording) {
   return 1 - busy / Math.max(recording.length, 1);
 }
 
+const nameStage = (recording, stage) => recording.stage_names ? recording.stage_names[stage] : `stage ${stage}`;
+const nameStep = (recording, step) => `${recording.step_name || "step"} ${step}`;
+
 // One sentence about an event.
 function describeEvent(recording, lane, event) {
   const [, kind, begin, end, step, tile, stage, phase, barrier] = event;
   const length = end - begin;
   const time = recording.ghz ? ` (${number(length / recording.ghz)} ns)` : "";
   const span = `${number(length)} cycles${time}, from ${number(begin)} to ${number(end)}`;
-  const what = step === null || step === undefined ? `tile ${tile}` : `step ${step} of tile ${tile}`;
+  const what = step === null || step === undefined ? `tile ${tile}` : `${nameStep(recording, step)} of tile ${tile}`;
+  const place = nameStage(recording, stage);
   const who = capital(lane.name === "loads and multiplies" ? "the warp group" : lane.name.startsWith("consumer") ? lane.name
     : `the ${lane.name}`);
   if (kind === "idle" || kind === "busy") return `The tensor core ${kind === "idle" ? "is idle" : "works"} for ${span}.`;
-  if (kind === "load") return `${who} orders the loads of ${what} into stage ${stage} by TMA: ${span}.`;
+  if (kind === "load") return `${who} orders the loads of ${what} into ${place} by TMA: ${span}.`;
   if (kind === "wait") {
     const why = barrier === "empty" ? "may be filled again" : "has been filled";
-    return `${who} waits until stage ${stage} ${why}, for phase ${phase} of its ${barrier} barrier, for ${what}: ${span}.`;
+    return `${who} waits until ${place} ${why}, for phase ${phase} of its ${barrier} barrier, for ${what}: ${span}.`;
   }
-  if (kind === "product") return `Products of ${what} from stage ${stage}, issued by ${who.toLowerCase()}, are in flight for ${span}.`;
+  if (kind === "product") return `Products of ${what} from ${place}, issued by ${who.toLowerCase()}, are in flight for ${span}.`;
   return `${who} rounds and stores ${what} in its epilogue: ${span}.`;
 }
 
@@ -364,12 +368,12 @@ function render({ model, el }) {
     const parts = slots.flatMap((slot, at) => {
       const x = at % columns * wide + 3, y = Math.floor(at / columns) * high + 14, level = 46 * slot.level;
       return [
-        h("svg:text", { class: "slot-name", x: x + 32, y: y - 3, "text-anchor": "middle" }, `stage ${slot.stage}`),
+        h("svg:text", { class: "slot-name", x: x + 32, y: y - 3, "text-anchor": "middle" }, nameStage(recording, slot.stage)),
         h("svg:rect", { class: "slot", x, y, width: 64, height: 46 }),
         slot.level > 0 && h("svg:rect", { x, y: y + 46 - level, width: 64, height: level, fill: slot.state === "in use" ? paint("product") : paint("load") }),
         h("svg:rect", { class: "slot-edge", x, y, width: 64, height: 46, fill: "none" }),
         h("svg:text", { class: "slot-state", x: x + 32, y: y + (slot.step === null ? 28 : 21), "text-anchor": "middle" }, slot.state),
-        slot.step !== null && h("svg:text", { class: "slot-step", x: x + 32, y: y + 36, "text-anchor": "middle" }, `step ${slot.step}`),
+        slot.step !== null && h("svg:text", { class: "slot-step", x: x + 32, y: y + 36, "text-anchor": "middle" }, nameStep(recording, slot.step)),
         ...bit(x, y + 59, "full", slot.full), ...(two ? bit(x, y + 75, "empty", slot.empty) : []),
       ];
     });
@@ -379,7 +383,7 @@ function render({ model, el }) {
         h("svg:text", { class: phase ? "bit-value on" : "bit-value", x: x + 53, y: y + 3.5, "text-anchor": "middle" }, phase)];
     }
     const width = columns * wide + 2, height = rows * high + 2;
-    const text = slots.map(slot => `stage ${slot.stage} ${slot.state}${slot.step === null ? "" : `, step ${slot.step}`}, full barrier in phase ${slot.full}${two ? `, empty barrier in phase ${slot.empty}` : ""}`).join("; ");
+    const text = slots.map(slot => `${nameStage(recording, slot.stage)} ${slot.state}${slot.step === null ? "" : `, ${nameStep(recording, slot.step)}`}, full barrier in phase ${slot.full}${two ? `, empty barrier in phase ${slot.empty}` : ""}`).join("; ");
     ring.setAttribute("aria-label", `Ring at cycle ${number(cursor)}: ${text}.`);
     ring.dataset.slots = JSON.stringify(slots);
     ring.replaceChildren(h("p", {}, ended ? `This recording has ended (cycle ${number(recording.length)}).` : `Ring and phases at cycle ${number(cursor)}`),
