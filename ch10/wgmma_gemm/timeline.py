@@ -1,8 +1,8 @@
 """Recordings of wgmma_gemm.cu for the timeline view: who loads, waits, multiplies and stores, with stage and phase.
 
 A patched copy of the kernel writes time stamps. Thread 0 of each warp group writes 8 bytes per stamp, the SM's clock
-and a code, to a part of global memory that no other thread writes: one store, which nothing waits for. `read_record` turns
-the older record `ch10_gemm_timeline` into the same recordings.
+and a code, to a part of global memory that no other thread writes: one store, which nothing waits for. `read_record`
+turns the older record `ch10_gemm_timeline` into the same recordings.
 """
 
 from __future__ import annotations
