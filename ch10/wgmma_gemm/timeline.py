@@ -1,0 +1,370 @@
+"""Recordings of wgmma_gemm.cu for the timeline view: who loads, waits, multiplies and stores, with stage and phase.
+
+A patched copy of the kernel writes time stamps. Thread 0 of each warp group writes 8 bytes per stamp, the SM's clock
+and a code, to a part of global memory that no other thread writes: one store, which nothing waits for. `read_record`
+turns the older record `ch10_gemm_timeline` into the same recordings.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import pathlib
+import statistics
+import sys
+
+import torch
+
+from ch10 import wgmma_gemm
+from ch10.wgmma_gemm import experiments
+from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig
+from tilelab import bench, device, profiler, results, tensor_map, timeline
+from tilelab.patch import patched_source
+
+SHAPE = (4096, 4096, 1024)  # 16 steps along K
+TILES_SHOWN = 2  # tiles that a record keeps of a persistent kernel
+ALL_SMS = 0xFFFFFFFF  # every CTA writes stamps
+ALONE = 120 * 1024  # bytes of shared memory with which one CTA fills an SM
+
+
+class AloneConfig(WgmmaConfig):
+    """A configuration whose CTAs ask for so much shared memory that each has an SM for itself."""
+
+    @property
+    def smem_bytes(self) -> int:
+        return max(super().smem_bytes, ALONE)
+
+
+def _two_consumers(stages: int) -> WgmmaConfig:
+    return dataclasses.replace(STEPS["two_consumers"], stages=stages, persistent=True, group=4)
+
+
+# What is recorded for the view, each with one CTA per SM.
+CONFIGS = {"one stage": AloneConfig("one_group", 128, 128, 1), "four stages": STEPS["ring"],
+           "producer, two stages": _two_consumers(2), "producer, four stages": _two_consumers(4),
+           "128 × 256, persistent": STEPS["raster"]}
+# What is timed with and without stamps, and profiled.
+MEASURED = {"one stage": CONFIGS["one stage"], "four stages": CONFIGS["four stages"],
+            "one consumer": dataclasses.replace(STEPS["warp_specialized"], persistent=True, group=4),
+            "producer, two stages": CONFIGS["producer, two stages"],
+            "producer, four stages": CONFIGS["producer, four stages"],
+            "128 × 256, persistent": CONFIGS["128 × 256, persistent"]}
+
+
+SHORTEST_NS = 5000  # the GPU's timer advances in steps of 32 ns or more: a shorter time says too little about the clock
+
+# ---- the recorder
+
+# Codes of stamps, and the kind of event that ends there.
+STARTED, TIMED, FREE, LOADED, ARRIVED, MULTIPLIED, STORED, ENDED = range(8)
+ENDS = {FREE: ("wait", "empty"), LOADED: ("load", None), ARRIVED: ("wait", "full"), MULTIPLIED: ("product", None),
+        STORED: ("store", None)}
+
+
+def stamp_patch(capacity: int) -> list[tuple[str, str, int]]:
+    """Return the replacements that make wgmma_gemm.cu take `uint2* stamps, u32 watched` and write stamps.
+
+    `capacity` is the number of stamps that a warp group has room for. CTAs on the SM `watched` record, with ALL_SMS
+    every CTA.
+    """
+    recorder = f"""enum Stamp {{ STARTED, TIMED, FREE, LOADED, ARRIVED, MULTIPLIED, STORED, ENDED }};
+
+// A position in the ring that also records. A stamp is the low half of the SM's clock and a code: the kind of stamp in
+// bits 0-2, the phase of the ring in bit 3, the stage in bits 4-7, and the step above.
+struct Recorder : Ring<STAGES> {{
+    uint2 *next, *end;
+    __device__ __forceinline__ Recorder(uint2* stamps, u32 watched) {{
+        u32 sm, nanoseconds;
+        asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+        const bool records = threadIdx.x % 128 == 0 && (watched == {ALL_SMS}u || sm == watched);
+        next = stamps + (blockIdx.x * (blockDim.x / 128) + threadIdx.x / 128) * {capacity};
+        end = records ? next + {capacity} : next;
+        asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(nanoseconds));
+        write(nanoseconds, TIMED);
+        record(STARTED, 0, 0);
+    }}
+    __device__ __forceinline__ void write(u32 value, u32 code) {{
+        if (next >= end) return;
+        asm volatile("st.global.v2.u32 [%0], {{%1, %2}};" ::"l"(next), "r"(value), "r"(code) : "memory");
+        ++next;
+    }}
+    __device__ __forceinline__ void record(Stamp stamp, u32 step, u32 at) {{
+        u32 clock;
+        asm volatile("mov.u32 %0, %%clock;" : "=r"(clock)::"memory");
+        write(clock, stamp | phase << 3 | at << 4 | step << 8);
+    }}
+    __device__ __forceinline__ void finish() {{
+        u32 nanoseconds;
+        record(ENDED, 0, 0);
+        asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(nanoseconds));
+        write(nanoseconds, TIMED);
+    }}
+}};
+
+"""
+    here, begin = "Recorder position(stamps, watched);", "position.record(STARTED, 0, 0);"
+    ring = "    const u32 ring = shared_address(shared),"
+    loop = "for (int tile_id = blockIdx.x / CLUSTER; tile_id < tiles_m * tiles_n; tile_id += clusters)"
+    records = {  # a line of the kernel, and the stamp after it
+        "mbarrier_wait(full + 8 * position.stage, position.phase);": "ARRIVED, step, position.stage",
+        "mbarrier_wait(barriers.full + 8 * position.stage, position.phase);": "ARRIVED, step, position.stage",
+        "mbarrier_wait(barriers.empty + 8 * position.stage, position.phase ^ 1);": "FREE, step, position.stage",
+        "b_map, k, column, barrier);\n            }\n        }\n": "LOADED, step, position.stage",
+        "wgmma_wait<0>();\n    release<MULTICAST>(barriers.empty + 8 * previous_stage);":
+            "MULTIPLIED, last - 1, previous_stage",
+        "epilogue(acc, c_map, ring + RING_BYTES, stored, row, column, 1);": "STORED, 0, 0",
+        "epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, warpgroup);": "STORED, tile_id, 0"}
+    return [
+        ("// All three kernels take", f"{recorder}// All three kernels take", 1),
+        ("u64 stride_c)", "u64 stride_c, uint2* stamps, u32 watched)", 3),
+        ("Ring<STAGES>& position", "Recorder& position", 2),
+        ("Ring<STAGES> position;", "", 3),
+        (ring, f"    {here}\n{ring}", 3),
+        (loop, f"{begin} {loop}", 2),
+        ("    const Tile tile = tile_coordinates(blockIdx.x, (M", f"    {begin}\n"
+         "    const Tile tile = tile_coordinates(blockIdx.x, (M", 1),
+        *((line, f"{line} position.record({stamp});", 1) for line, stamp in records.items()),
+        ("++step) load(step, step);", "++step) load(step, step), position.record(LOADED, step, step);", 1),
+        ("load(step - LAG + STAGES, LAG ? previous_stage : position.stage);",
+         "load(step - LAG + STAGES, LAG ? previous_stage : position.stage), "
+         "position.record(LOADED, step - LAG + STAGES, LAG ? previous_stage : position.stage);", 1),
+        ("wgmma_wait<LAG>();", "wgmma_wait<LAG>(); if (step >= LAG) position.record(MULTIPLIED, step - LAG, 0);", 1),
+        ("    u32 stored = 0;\n    epilogue", "    if (LAG) position.record(MULTIPLIED, steps - 1, 0);\n"
+         "    u32 stored = 0;\n    epilogue", 1),
+        ("wgmma_wait<1>();", "wgmma_wait<1>(); if (step > first) position.record(MULTIPLIED, step - 1, 0);", 1),
+        ("    if (leader) bulk_wait_read<0>();  // shared memory must outlive the stores that read it\n",
+         "    if (leader) bulk_wait_read<0>();\n    position.finish();\n", 1),
+        ("    // The other CTAs of the cluster still signal barriers in this CTA's shared memory",
+         "    position.finish();\n    // The other CTAs of the cluster still signal", 1),
+    ]
+
+
+def count_stamps(config: WgmmaConfig, m: int, n: int, k: int, sms: int) -> int:
+    """Return how many stamps a warp group writes at most."""
+    tiles = -(-config.tiles(m, n) // config.grid(m, n, sms))
+    return tiles * (3 * config.steps(k) + 1) + 6
+
+
+def prepare_recorder(a, b, out, config: WgmmaConfig, watched: int = 0, source: pathlib.Path | None = None):
+    """Return (launch, stamps): a launch of the kernel with time stamps on a, b and out, and the tensor that it fills.
+
+    `stamps` is int32 (CTAs, warp groups, stamps, 2). CTAs on the SM `watched` write to it, with ALL_SMS all of them.
+    `source` is a patched copy of the kernel that outlives this call; by default there is one for this call.
+    """
+    (m, k), n = a.shape, b.shape[1]
+    sms = device.current().sms
+    capacity = count_stamps(config, m, n, k, sms)
+    stamps = torch.zeros(config.grid(m, n, sms), config.threads // 128, capacity, 2, dtype=torch.int32, device=a.device)
+    more = (stamps, ctypes.c_uint32(watched))
+    if source is not None:
+        return wgmma_gemm.build_launch(a, b, out, config, source, more), stamps
+    with patched_source(wgmma_gemm.SOURCE, *stamp_patch(capacity)) as patched:
+        return wgmma_gemm.build_launch(a, b, out, config, patched, more), stamps
+
+
+def read_stamps(groups: list[list[tuple[int, int]]], one_group: bool) -> tuple[list[dict], int, float | None]:
+    """Return (rows, length, ghz) of one CTA from each warp group's pairs of value and code, as unsigned integers.
+
+    The rows are those of timeline.make_recording. Cycle 0 is the first stamp of the CTA, and `length` the last.
+    """
+    lanes = ["loads and multiplies"] if one_group else ["producer", "consumer 0", "consumer 1", "consumer 2"]
+    clocks = [value for group in groups for value, code in group if code & 7 != TIMED]
+    zero = next(value for value, code in groups[0] if code & 7 == STARTED)
+    # A clock of 32 bits wraps around every two seconds. The warp groups start within far less than that.
+    zero = min(clocks, key=lambda value: (value - zero + (1 << 31)) % (1 << 32))
+    rows, rates, length = [], [], 0
+    for lane, group in zip(lanes, groups):
+        before, issued, tile = 0, {}, 0
+        wall: list[tuple[int, int]] = []  # (nanoseconds, cycle) at the first and at the last stamp
+        for value, code in group:
+            kind, phase, stage, step = code & 7, code >> 3 & 1, code >> 4 & 15, code >> 8
+            if kind == TIMED:
+                wall.append((value, before))
+                continue
+            now = (value - zero) % (1 << 32)
+            length = max(length, now)
+            if kind == STARTED:  # at the beginning of the kernel, and again when the barriers are ready
+                wall = [(wall[0][0], now)] if wall and not wall[0][1] else wall
+            elif kind in ENDS:
+                event, barrier = ENDS[kind]
+                tile += kind == FREE and step == 0 and bool(rows) and rows[-1]["lane"] == lane
+                begin = issued.pop(step) if kind == MULTIPLIED else (before, stage, phase)
+                row = {"lane": lane, "kind": event, "begin": begin[0], "end": now, "tile": tile,
+                       "step": None if kind == STORED else step, "barrier": barrier}
+                if kind == MULTIPLIED:
+                    row |= {"stage": begin[1], "phase": begin[2]}
+                elif kind != STORED and not (one_group and kind == LOADED):  # its position is that of the products
+                    row |= {"stage": stage, "phase": phase ^ (kind == FREE)}
+                rows.append(row)
+                if kind == ARRIVED:
+                    issued[step] = now, stage, phase
+                tile += kind == STORED
+            before = now
+        if len(wall) == 2 and wall[1][1] > wall[0][1]:
+            ns = (wall[1][0] - wall[0][0]) % (1 << 32)
+            rates += [(wall[1][1] - wall[0][1]) / ns] if ns >= SHORTEST_NS else []
+    ghz = round(statistics.median(rates), 3) if rates else None
+    return rows, length, ghz
+
+
+def find_product_cycles(config: WgmmaConfig) -> float:
+    """Return the cycles of the tensor core for a step of one consumer: wgmma m64nNk16 takes N / 2 at the full rate."""
+    return config.block_m / config.consumers / 64 * config.block_n / 2 * 4 * config.boxes_per_stage
+
+
+def record_config(name: str, config: WgmmaConfig, shape=SHAPE, watched: int = 0, cold: bool = False) -> list[dict]:
+    """Run the kernel with stamps, and return a recording of each CTA that ran on the SM `watched`, in their order.
+
+    With `cold`, L2 holds nothing of the operands before the launch that is recorded, as under the profiler.
+    """
+    inputs = experiments.make_inputs(*shape)
+    launch, stamps = prepare_recorder(*inputs, config, watched)
+    other = torch.ones(4 * device.current().l2_bytes, dtype=torch.uint8, device="cuda") if cold else None
+    for _ in range(3):
+        stamps.zero_()
+        if cold:
+            other.max()  # reads more than L2 holds
+        launch()
+    torch.cuda.synchronize()
+    written = stamps[(stamps[:, 0, 0, 1] != 0).nonzero().flatten()]
+    values = (written.cpu().to(torch.int64) & 0xFFFFFFFF).tolist()
+    if not values:
+        raise device.Unsupported(f"no CTA of {name} ran on SM {watched}: watch another SM.")
+    here, recordings = device.current(), []
+    for groups in values:
+        # The position of a stamp that nobody wrote holds the code 0 and the value 0.
+        stamped = [[(value, code) for value, code in group if (value, code) != (0, 0)] for group in groups]
+        rows, length, ghz = read_stamps(stamped, config.kernel == "one_group")
+        recordings.append((stamped[0][1][0], timeline.make_recording(
+            name, rows, stages=config.stages, gpu=here.name, date=results.utc_now()[:10], config=str(config), ghz=ghz,
+            product_cycles=find_product_cycles(config), length=length)))
+    first = recordings[0][0]
+    return [recording for _, recording in sorted(recordings, key=lambda pair: (pair[0] - first + 2**31) % 2**32)]
+
+
+# ---- the record for the view
+
+
+def source() -> str:
+    """Return the hash of the code that is measured: the kernel, its configurations, and the recorder."""
+    return results.source_hash(wgmma_gemm.SOURCE, wgmma_gemm.SOURCE.with_name("configs.py"), tensor_map, stamp_patch,
+                               read_stamps, prepare_recorder, record_config, find_product_cycles, _two_consumers,
+                               AloneConfig)
+
+
+experiment = functools.partial(results.experiment, source=source, can_run=experiments.has_wgmma)
+
+
+@experiment("ch10_timeline")
+def measure_timeline():
+    """Record one CTA of each of CONFIGS at 4096 x 4096 x 1024. A row holds a recording, up to its second tile."""
+    rows = []
+    for name, config in CONFIGS.items():
+        recording = record_config(name, config)[0]
+        kept = timeline.keep_tiles(recording, TILES_SHOWN)
+        rows.append({"name": name, "status": "ok", "idle_share": timeline.find_idle_share(recording),
+                     "recording": kept})
+    return rows
+
+
+def load_recordings() -> tuple[list[dict], str]:
+    """Return recordings and their label: live on a GPU with wgmma, else of the record `ch10_timeline`, else of
+    `ch10_gemm_timeline`."""
+    try:
+        found = measure_timeline()
+    except FileNotFoundError:
+        return read_record(experiments.measure_timeline())
+    return [row["recording"] for row in found.rows], found.label()
+
+
+def read_record(record: results.Record) -> tuple[list[dict], str]:
+    """Return recordings, and their label, from the record `ch10_gemm_timeline`, which has a row per event."""
+    titles = {"tile": "one stage", "ring": "four stages", "warp_specialized": "a producer", "persistent": "persistent"}
+    recordings = []
+    for name, config in experiments.TIMELINE_CONFIGS.items():
+        rows = [{"lane": row["role"], "kind": row["event"], "begin": row["begin"], "end": row["end"],
+                 "tile": row["tile"], "step": None if row["event"] == "store" else row["step"]}
+                for row in record.rows if row["name"] == name]
+        if rows:
+            recordings.append(timeline.make_recording(
+                titles[name], rows, stages=config.stages, gpu=record.device["name"], date=record.data["recorded"][:10],
+                config=str(config), product_cycles=find_product_cycles(config)))
+    return recordings, record.label()
+
+
+# ---- what recording costs, and whether the timeline agrees with the profiler
+
+OVERHEAD_SHAPE = (4096, 4096, 4096)
+TIMING = {"rounds": 16, "warm_s": 0.1, "burst_ms": 3}
+
+
+@experiment("ch10_timeline_overhead")
+def measure_overhead():
+    """Time the kernel with stamps beside the plain one, interleaved: with stamps of every CTA, and of those on one SM.
+
+    `overhead` is the share by which stamps of every CTA lengthen the kernel, `overhead_one_sm` that of one SM's.
+    """
+    rows = []
+    for name, config in MEASURED.items():
+        capacity = count_stamps(config, *OVERHEAD_SHAPE, device.current().sms)
+        with patched_source(wgmma_gemm.SOURCE, *stamp_patch(capacity)) as patched:
+            candidates = {"plain": lambda a, b, out, config=config: wgmma_gemm.build_launch(a, b, out, config)}
+            for label, watched in (("every CTA", ALL_SMS), ("one SM", 0)):
+                candidates[label] = _prepare_stamped(config, watched, patched)
+            found = bench.compare(candidates, lambda: experiments.make_inputs(*OVERHEAD_SHAPE), "plain", **TIMING)
+        every, one = found["every CTA"], found["one SM"]
+        row = {**every.row(), "name": name, "config": str(config), "shape": list(OVERHEAD_SHAPE)}
+        if every.ratio and one.ratio:
+            row |= {"overhead": 1 / every.ratio - 1, "overhead_one_sm": 1 / one.ratio - 1}
+        rows.append(row)
+    return rows
+
+
+def _launch(launch, stamps) -> None:
+    """Launch a kernel that writes `stamps`, which live as long as this function's partial."""
+    launch()
+
+
+def _prepare_stamped(config: WgmmaConfig, watched: int, patched: pathlib.Path):
+    return lambda a, b, out: functools.partial(_launch, *prepare_recorder(a, b, out, config, watched, patched))
+
+
+METRICS = {"busy_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+           "active_cycles": "sm__cycles_active.avg", "ns": "gpu__time_duration.sum"}
+
+
+@profiler.experiment("ch10_timeline_idle", source)
+def measure_idle():
+    """Compare the idle share of the tensor core in the timeline with the profiler's, for each of MEASURED.
+
+    `idle` is the timeline's: of all CTAs that ran on one SM, from the first stamp to the last. `idle_profiler` is 1 -
+    sm__pipe_tensor_cycles_active over the cycles in which an SM had a CTA, of the kernel without stamps. `points` is
+    the difference in percentage points. `without_products` is the share in which no products were in flight.
+    """
+    command = [sys.executable, "-m", "ch10.wgmma_gemm.timeline"]
+    counted = profiler.profile_launches(command, list(MEASURED), METRICS)
+    rows = []
+    for (name, config), row in zip(MEASURED.items(), counted):
+        recordings = record_config(name, config, cold=True)
+        # The CTAs of one SM follow each other. Between two of them the SM has none, which the profiler does not count.
+        length = sum(recording["length"] for recording in recordings)
+        idle = sum(timeline.find_idle_share(each) * each["length"] for each in recordings) / length
+        alone = sum(timeline.find_share_without_products(each) * each["length"] for each in recordings) / length
+        by_profiler = 1 - row["busy_percent"] / 100
+        rows.append({"name": name, "config": str(config), "shape": list(SHAPE), "status": "ok", "ctas": len(recordings),
+                     "idle": idle, "without_products": alone, "idle_profiler": by_profiler,
+                     "points": 100 * (idle - by_profiler), "cycles": length,
+                     "active_cycles": row["active_cycles"], "us": row["ns"] / 1e3})
+    return rows
+
+
+def launch_all() -> None:
+    """Launch the kernel of each of MEASURED once for the profiler to watch."""
+    for config in MEASURED.values():
+        a, b, out = experiments.make_inputs(*SHAPE)
+        profiler.launch_watched(functools.partial(wgmma_gemm.build_launch(a, b, out, config)))
+
+
+if __name__ == "__main__":
+    launch_all()

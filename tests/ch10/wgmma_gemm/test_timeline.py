@@ -1,0 +1,119 @@
+"""The recorder of the GEMM: its patch compiles, stamps become recordings, and the older record does too."""
+
+import pytest
+
+from ch10 import wgmma_gemm
+from ch10.wgmma_gemm import experiments
+from ch10.wgmma_gemm import timeline as recorder
+from tilelab import build, timeline
+from tilelab.patch import patched_source
+
+WRAP = 1 << 32
+
+
+def stamp(clock, kind, step=0, stage=0, phase=0):
+    return clock % WRAP, kind | phase << 3 | stage << 4 | step << 8
+
+
+def make_group(begin, events, end):
+    """Stamps of a warp group: the timer, the clock twice, `events`, the clock, the timer. The clock runs at 2 GHz."""
+    return [(1000 + begin // 2, recorder.TIMED), stamp(begin, recorder.STARTED), stamp(begin + 40, recorder.STARTED),
+            *events, stamp(end, recorder.ENDED), (1000 + end // 2, recorder.TIMED)]
+
+
+def make_cta(zero=0):
+    """A producer and a consumer with a ring of two stages, two tiles of two steps; the clock begins at `zero`."""
+    r, producer, consumer = recorder, [], []
+    for tile in range(2):
+        for step in range(2):
+            at = zero + 100 + 8000 * tile + 1000 * step
+            place = {"step": step, "stage": step, "phase": tile % 2}
+            producer += [stamp(at, r.FREE, **place), stamp(at + 100, r.LOADED, **place)]
+            consumer.append(stamp(at + 900, r.ARRIVED, **place))
+            if step:
+                consumer.append(stamp(at + 1000, r.MULTIPLIED, step - 1, 0, place["phase"]))
+        consumer += [stamp(at + 1700, r.MULTIPLIED, 1, 0, tile % 2), stamp(at + 3000, r.STORED, tile)]
+    return [make_group(zero, producer, zero + 20000), make_group(zero + 7, consumer, zero + 20100)]
+
+
+@pytest.mark.parametrize("zero", [0, WRAP - 5000])
+def test_stamps_become_events_also_where_the_clock_wraps_around(zero):
+    rows, length, ghz = recorder.read_stamps(make_cta(zero), one_group=False)
+    assert length == 20100 and ghz == pytest.approx(2, rel=0.01)
+    loads = [row for row in rows if row["kind"] == "load"]
+    assert [(row["tile"], row["step"], row["stage"], row["phase"]) for row in loads] == [
+        (0, 0, 0, 0), (0, 1, 1, 0), (1, 0, 0, 1), (1, 1, 1, 1)]
+    assert [(row["begin"], row["end"]) for row in loads[:2]] == [(100, 200), (1100, 1200)]
+    products = [(row["tile"], row["step"], row["begin"], row["end"]) for row in rows if row["kind"] == "product"]
+    assert products == [(0, 0, 1000, 2100), (0, 1, 2000, 2800), (1, 0, 9000, 10100), (1, 1, 10000, 10800)]
+    first = rows[0]
+    # The wait begins when the barriers are ready, and asks an empty barrier for the phase before.
+    assert (first["kind"], first["barrier"], first["phase"], first["begin"], first["end"]) == ("wait", "empty", 1, 40, 100)
+    assert [row["tile"] for row in rows if row["kind"] == "store"] == [0, 1]
+
+
+def test_a_recording_of_stamps_shows_when_stages_are_full():
+    rows, length, ghz = recorder.read_stamps(make_cta(), one_group=False)
+    recording = timeline.make_recording("made up", rows, stages=2, gpu="", date="", ghz=ghz, length=length,
+                                        product_cycles=512)
+    assert recording["lanes"] == ["producer", "consumer 0"] and recording["length"] == 20100
+    assert [fill[:4] for fill in recording["fills"]] == [[0, 0, 0, 0], [1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 1, 1]]
+    assert all(fill[4] <= fill[5] <= fill[6] <= fill[7] for fill in recording["fills"])
+
+
+def test_one_warp_group_loads_and_multiplies_in_one_lane():
+    r = recorder
+    events = [stamp(100, r.LOADED, 0, 0), stamp(900, r.ARRIVED, 0, 0), stamp(1500, r.MULTIPLIED, 0),
+              stamp(1600, r.LOADED, 1, 0), stamp(2400, r.ARRIVED, 1, 0, 1), stamp(3000, r.MULTIPLIED, 1),
+              stamp(3500, r.STORED)]
+    rows, length, _ = recorder.read_stamps([make_group(0, events, 3600)], one_group=True)
+    recording = timeline.make_recording("one stage", rows, stages=1, gpu="", date="", length=length)
+    assert recording["lanes"] == ["loads and multiplies"] and recording["barriers"] == ["full"]
+    assert [fill[:7] for fill in recording["fills"]] == [[0, 0, 0, 0, 100, 900, 900], [0, 1, 1, 0, 1600, 2400, 2400]]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", recorder.MEASURED)
+def test_the_kernel_with_stamps_compiles_without_spills(name):
+    config = recorder.MEASURED[name]
+    capacity = recorder.count_stamps(config, *recorder.SHAPE, 132)
+    with patched_source(wgmma_gemm.SOURCE, *recorder.stamp_patch(capacity)) as patched:
+        report = build.build_one(wgmma_gemm.job(config, source=patched))
+    plain = build.build_one(wgmma_gemm.job(config))
+    assert report.status == "ok", report.reason
+    assert report.registers == plain.registers and not report.spills
+
+
+def test_there_is_room_for_all_stamps():
+    config = recorder.CONFIGS["128 × 256, persistent"]
+    tiles = 4  # 512 tiles of 128 x 256 on 132 SMs
+    assert recorder.count_stamps(config, *recorder.SHAPE, 132) >= tiles * (2 * 16 + 1) + 5
+    assert recorder.count_stamps(recorder.CONFIGS["four stages"], *recorder.SHAPE, 132) >= 3 * 16 + 1 + 5
+
+
+def test_a_config_that_is_alone_leaves_no_room_for_a_second_cta():
+    config = recorder.CONFIGS["one stage"]
+    assert 2 * (config.smem_bytes + 1024) > 233472 and config.smem_bytes <= 232448 and str(config).endswith("1 stage")
+
+
+def test_products_take_the_cycles_of_the_full_rate():
+    assert recorder.find_product_cycles(recorder.CONFIGS["one stage"]) == 512  # 128 x 128 x 64 at 4,096 per cycle
+    assert recorder.find_product_cycles(recorder.CONFIGS["128 × 256, persistent"]) == 512  # half of the rows each
+
+
+def test_the_older_record_becomes_recordings():
+    recordings, label = recorder.read_record(experiments.measure_timeline())
+    assert "H200" in label and [recording["name"] for recording in recordings] == [
+        "one stage", "four stages", "a producer", "persistent"]
+    for recording in recordings:
+        idle, without = timeline.find_idle_share(recording), timeline.find_share_without_products(recording)
+        assert 0 <= without <= idle < 1
+        assert all(fill[4] <= fill[5] <= fill[7] for fill in recording["fills"])
+    one, four = recordings[:2]
+    assert timeline.find_idle_share(one) > 0.6 > 0.2 > timeline.find_idle_share(four)
+    assert recordings[3]["lanes"] == ["producer", "consumer 0", "consumer 1"]
+
+
+def test_a_notebook_gets_recordings_with_or_without_the_new_record():
+    recordings, label = recorder.load_recordings()
+    assert {"one stage", "four stages"} <= {recording["name"] for recording in recordings} and label
