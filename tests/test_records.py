@@ -42,13 +42,9 @@ REFUSALS = {
 }
 # Records that are older than their code, each with what changed since. Recording one anew means deleting its line here.
 OLDER = {
-    "ch14_attention_sanitizer": "since then heads of 64 have a kernel with four groups, and each group has its own "
-                                "barriers for Q",
-    "ch14_blockscaled_sanitizer": "since then MXFP4 decode scans its scales first, and fp8 chooses other tiles",
     **dict.fromkeys(
         [f"ch10_gemm_{name}" for name in ("broken", "check", "layers", "llm", "ragged", "sanitizer", "squares", "sweep",
-                                          "timeline", "width")]
-        + [f"ch14_blockscaled_{name}" for name in ("emulated", "epilogue", "fp8", "impacts", "thin")] + ["ch14_gemm_layers"],
+                                          "timeline", "width")] + ["ch14_gemm_layers"],
         "since then another rule chooses a configuration for shapes that are not tuned; the kernels are the same"),
 }
 # Records of faults that were planted on purpose: rows may be "wrong" there, or have a `result` instead of a status.
