@@ -343,7 +343,7 @@ def test_blockscaled_epilogue_gains_by_each_fusion_and_split_k_by_few_tiles_only
     assert split["tiles for every SM"]["verdict"] in ("less", "it costs")  # the notebook's verdict says so
     assert split["tiles for a quarter of the SMs"]["verdict"] == "more"
     of = {name.rpartition(" ")[0]: row["from"] for name, row in split.items() if name.startswith("against")}
-    assert of["against the same tile,"] == "unsplit, thin"  # the tile that is chosen
+    assert of["against the same tile,"] == "unsplit, low"  # the tile that is chosen
 
 
 # ---- chapter 14: the bug hunt
