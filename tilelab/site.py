@@ -1,21 +1,45 @@
-"""Write the README and the executed notebooks as pages that need no network: `python -m tilelab.site [folder]`."""
+"""Write the README and the executed notebooks as pages that need no network: `python -m tilelab.site [folder]`.
+
+Each page holds its style sheet, its pictures and the recorded data of its interactive views. Its scripts are those of
+the views (tilelab/views) and that of the table of contents (site.js), and no others.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import html
 import pathlib
 import re
 
 import nbformat
+from bs4 import BeautifulSoup
 from nbconvert import HTMLExporter
+from traitlets.config import Config
 
-from tilelab import cli, device
+from tilelab import cli, device, notebook, views
 from tilelab.worker_pool import ROOT
 
-# Scripts that nbconvert's template would fetch and that the notebooks do not need.
-SCRIPT_URLS = ("require_js_url", "jquery_url", "mathjax_url", "mermaid_js_url", "widget_renderer_url",
-               "jupyter_widgets_base_url")
+FOLDER = pathlib.Path(__file__).parent
 NOTEBOOK = re.compile(r'href="(?:[\w./]*/)?(\w+)\.ipynb(#[^"]*)?"')
 FILE = re.compile(r'<a\b[^>]*\bhref="(?!\w+:|#|\w+\.html)[^"]*"[^>]*>(.*?)</a>', re.S)
+WIDGET_TEXT = re.compile(r"[A-Z]\w*\(.*")  # all that a saved notebook keeps of a widget: "Panel(bulk copy)"
+WIDGET_NOTE = '<p class="note">In a running notebook this cell shows controls here.</p>'
+PICTURES = ("image/svg+xml", "image/png", "image/jpeg")
+CONFIG = Config({"HTMLExporter": {"template_name": "basic", "embed_images": True, "exclude_output_prompt": True},
+                 "HighlightMagicsPreprocessor": {"languages": {"%%cuda": "cuda"}}})
+
+
+@dataclasses.dataclass
+class Page:
+    """A page of the site: the name of its file without the ending, and the notebook that it shows."""
+
+    stem: str
+    notebook: nbformat.NotebookNode
+
+    def title(self) -> str:
+        """Return the text of the first heading, or the name of the page."""
+        headings = (re.search(r"^# +(.+)", cell.source, re.M) for cell in self.notebook.cells)
+        return next((re.sub("[`*]", "", found[1]) for found in headings if found), self.stem)
 
 
 def notebooks_in_order() -> list[pathlib.Path]:
@@ -25,11 +49,6 @@ def notebooks_in_order() -> list[pathlib.Path]:
     return named + sorted(path for path in folder.glob("*.ipynb") if path not in named)
 
 
-def _rewrite_links(body: str) -> str:
-    """Point links to notebooks at their pages, and turn links to other files of the repository into plain text."""
-    return FILE.sub(r"\1", NOTEBOOK.sub(r'href="\1.html\2"', body))
-
-
 def _read_notebook(path: pathlib.Path):
     try:
         return nbformat.read(path, 4)
@@ -37,32 +56,178 @@ def _read_notebook(path: pathlib.Path):
         raise ValueError(f"{path} is not a notebook: {device.first_line(error)}.") from error
 
 
-def _page(exporter: HTMLExporter, notebook, title: str, top: str) -> str:
-    notebook.cells.insert(0, nbformat.v4.new_markdown_cell(top))
-    body, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": title, "path": str(ROOT)}})
-    # Even without the addresses the template loads scripts, which the pages do not need.
-    body = re.sub(r"<script\b[^>]*>.*?</script>", "", body, flags=re.S)
-    return _rewrite_links(re.sub(r'<link\b[^>]*href="https?:[^>]*>', "", body))
+def _rewrite_links(body: str) -> str:
+    """Point links to notebooks at their pages, and turn links to other files of the repository into plain text."""
+    return FILE.sub(r"\1", NOTEBOOK.sub(r'href="\1.html\2"', body))
+
+
+def _find_picture(output) -> str:
+    """Return the MIME type of the picture in an output, or ""."""
+    return next((kind for kind in PICTURES if kind in output.get("data", {})), "")
+
+
+def _is_widget(output) -> bool:
+    """Return whether an output holds nothing but the text of a widget, such as "VBox(children=…"."""
+    data = output.get("data", {})
+    shown = output.output_type == "display_data" or data.get("text/plain", "").startswith(("VBox(", "HBox("))
+    return set(data) == {"text/plain"} and shown and bool(WIDGET_TEXT.fullmatch(data["text/plain"]))
+
+
+def _html_output(text: str):
+    return nbformat.v4.new_output("display_data", {"text/html": text})
+
+
+def _picture_element(output, kind: str) -> str:
+    text = output.metadata[kind]["alt"]
+    if kind == "image/svg+xml":
+        return f'<div role="img" aria-label="{html.escape(text)}">{output.data[kind]}</div>'
+    return f'<img src="data:{kind};base64,{output.data[kind].strip()}" alt="{html.escape(text)}">'
+
+
+def _fold_table(output):
+    """Return a table as an output that the reader unfolds."""
+    table = output.data.get("text/html") or f"<pre>{html.escape(output.data['text/plain'])}</pre>"
+    return _html_output(f'<details class="rendered_html"><summary>The same as a table</summary>{table}</details>')
+
+
+class _Views:
+    """The interactive views of one page. nbconvert sees a placeholder for each, so that it leaves their code alone."""
+
+    def __init__(self):
+        self.parts: list[str] = []
+        self._names: set[str] = set()
+
+    def add(self, view: dict, still: str):
+        """Return an output that stands for a view. `still` is the HTML of the picture for readers without scripts."""
+        name = view["view"]
+        self.parts.append(views.make_page_part(name, view["data"], still=still, with_code=name not in self._names))
+        self._names.add(name)
+        return _html_output(f"<div data-view='{len(self.parts) - 1}'></div>")
+
+    def put_back(self, body: str) -> str:
+        return re.sub(r'<div data-view="(\d+)"></div>', lambda found: self.parts[int(found[1])], body)
+
+
+def _prepare_outputs(outputs: list, heading: str, page_views: _Views) -> list:
+    """Return the outputs of a cell as the page shows them.
+
+    A view takes the place of the picture that it left in the notebook, and its table is folded. The text of a widget
+    becomes a note. A picture without alternative text is described by the heading above it.
+    """
+    for output in outputs:
+        output.get("data", {}).pop(notebook.WIDGET, None)
+        if kind := _find_picture(output):
+            described = output.metadata.setdefault(kind, nbformat.NotebookNode())
+            described.alt = described.get("alt") or f"A picture of the section “{heading}”"
+    prepared, rest = [], list(outputs)
+    while rest:
+        output = rest.pop(0)
+        if view := output.get("data", {}).get(views.MIME):
+            still = ""
+            if rest and (kind := _find_picture(rest[0])):
+                still = _picture_element(rest.pop(0), kind)
+            prepared.append(page_views.add(view, still))
+            if rest and {"text/html", "text/plain"} & set(rest[0].get("data", {})) and views.MIME not in rest[0].data:
+                prepared.append(_fold_table(rest.pop(0)))
+        else:
+            prepared.append(_html_output(WIDGET_NOTE) if _is_widget(output) else output)
+    return prepared
+
+
+def _prepare_notebook(source, page_views: _Views):
+    heading = ""
+    for cell in source.cells:
+        if cell.cell_type == "markdown":
+            heading = ([heading] + re.findall(r"^#+ +(.+)", cell.source, re.M))[-1]
+        elif cell.cell_type == "code":
+            cell.outputs = _prepare_outputs(cell.outputs, heading, page_views)
+    return source
+
+
+def _clean_body(body: str) -> tuple[str, list]:
+    """Return a page's body without foreign scripts and styles, with boxes for what is wide, and its headings."""
+    soup = BeautifulSoup(body, "html.parser")
+    for foreign in soup.find_all(["script", "style", "link"]):
+        foreign.decompose()
+    for wide in soup.find_all(["img", "table"]):
+        wide.wrap(soup.new_tag("div", attrs={"class": "picture" if wide.name == "img" else "wide"}))
+    for paragraph in soup.select("p:has(> .picture)"):
+        paragraph.name = "div"  # a paragraph may not hold a box
+    seen: set[str] = set()
+    headings = soup.select("h1[id], h2[id], h3[id]")
+    for heading in headings:
+        while heading["id"] in seen:
+            heading["id"] += "-again"
+        seen.add(heading["id"])
+        if anchor := heading.select_one(".anchor-link"):
+            anchor.extract()
+            heading.append(" ")
+            heading.append(anchor)
+            anchor["aria-label"], anchor["href"] = "Link to this section", f"#{heading['id']}"
+    return str(soup), headings
+
+
+def _contents(headings: list) -> str:
+    """Return the table of contents: the headings of the second and third level."""
+    lines = []
+    for heading in headings:
+        text = heading.get_text().removesuffix("¶").strip()
+        if heading.name != "h1" and text:
+            lines.append(f'<li class="{heading.name}"><a href="#{html.escape(heading["id"])}">{html.escape(text)}</a>')
+    return "<ul>" + "</li>\n".join(lines) + "</ul>"
+
+
+def _write_page(page: Page, before: Page | None, after: Page | None, exporter: HTMLExporter) -> str:
+    """Return the text of a page with links to the pages before and after it."""
+    title, page_views = page.title(), _Views()
+    resources = {"metadata": {"name": title, "path": str(ROOT)}}
+    body, headings = _clean_body(exporter.from_notebook_node(_prepare_notebook(page.notebook, page_views), resources)[0])
+    links = [f'<a href="{other.stem}.html" rel="{kind}">{word}: {html.escape(other.title())}</a>'
+             for kind, word, other in (("prev", "Before", before), ("next", "Next", after)) if other]
+    home = "" if page.stem == "index" else '<a href="index.html">Tiles in Flight</a>'
+    pages = f'<nav class="pages" aria-label="pages">{home}{"".join(links)}</nav>'
+    style, script = ((FOLDER / f"site.{kind}").read_text() for kind in ("css", "js"))
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{html.escape(title)}</title>
+<link rel="icon" href="data:,">
+<style>
+{style}</style>
+</head>
+<body>
+<div class="page">
+<nav class="toc" aria-label="contents"><details open><summary>On this page</summary>
+{_contents(headings)}</details></nav>
+<script>
+{script}</script>
+<main>
+{pages}
+{page_views.put_back(_rewrite_links(body))}
+{pages}
+</main>
+</div>
+</body>
+</html>
+"""
 
 
 def write_pages(folder: pathlib.Path) -> list[pathlib.Path]:
     """Write `index.html`, from the README, and a page for each notebook into `folder`; return their paths.
 
-    OSError where nothing can be written; ValueError names a file that is not a notebook.
+    OSError where nothing can be written; ValueError names a file that is not a notebook, or an unknown view.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    exporter = HTMLExporter(embed_images=True,
-                            **dict.fromkeys(set(SCRIPT_URLS) & set(HTMLExporter.class_trait_names()), ""))
-    readme = (ROOT / "README.md").read_text()
-    (folder / "index.html").write_text(_page(exporter, nbformat.v4.new_notebook(), "Tiles in Flight", readme))
-    pages, notebooks = [folder / "index.html"], notebooks_in_order()
-    for before, path, after in zip([None, *notebooks], notebooks, [*notebooks[1:], None]):
-        links = [f"{word}: [{other.stem}]({other.name})"
-                 for word, other in (("before", before), ("next", after)) if other]
-        top = " · ".join(["[Tiles in Flight](index.ipynb)", *links])
-        pages.append(folder / f"{path.stem}.html")
-        pages[-1].write_text(_page(exporter, _read_notebook(path), path.stem, top))
-    return pages
+    readme = nbformat.v4.new_markdown_cell((ROOT / "README.md").read_text())
+    pages = [Page("index", nbformat.v4.new_notebook(cells=[readme])),
+             *(Page(path.stem, _read_notebook(path)) for path in notebooks_in_order())]
+    exporter, paths = HTMLExporter(config=CONFIG), []
+    for before, page, after in zip([None, *pages], pages, [*pages[1:], None]):
+        paths.append(folder / f"{page.stem}.html")
+        paths[-1].write_text(_write_page(page, before, after, exporter), encoding="utf-8")
+    return paths
 
 
 def main(argv: list[str] | None = None) -> int:
