@@ -2,7 +2,7 @@
 (() => {
   const contents = document.querySelector(".toc details");
   const links = [...contents.querySelectorAll("a")];
-  const headings = links.map(link => document.getElementById(decodeURIComponent(link.hash.slice(1))));
+  let headings = [];
   const wide = matchMedia("(min-width: 70rem)");
   const fold = () => { contents.open = wide.matches; };
   const mark = () => {
@@ -16,5 +16,8 @@
   wide.addEventListener("change", fold);
   addEventListener("scroll", mark, { passive: true });
   fold();
-  addEventListener("DOMContentLoaded", mark);
+  addEventListener("DOMContentLoaded", () => {  // this script stands before the headings
+    headings = links.map(link => document.getElementById(decodeURIComponent(link.hash.slice(1))));
+    mark();
+  });
 })();

@@ -12,7 +12,6 @@ import pathlib
 import re
 
 import nbformat
-from bs4 import BeautifulSoup
 from nbconvert import HTMLExporter
 from traitlets.config import Config
 
@@ -22,6 +21,7 @@ from tilelab.worker_pool import ROOT
 FOLDER = pathlib.Path(__file__).parent
 NOTEBOOK = re.compile(r'href="(?:[\w./]*/)?(\w+)\.ipynb(#[^"]*)?"')
 FILE = re.compile(r'<a\b[^>]*\bhref="(?!\w+:|#|\w+\.html)[^"]*"[^>]*>(.*?)</a>', re.S)
+HEADING = re.compile(r'<h([1-6]) id="([^"]*)">(.*?)<a class="anchor-link"[^>]*>.*?</a></h\1>', re.S)
 WIDGET_TEXT = re.compile(r"[A-Z]\w*\(.*")  # all that a saved notebook keeps of a widget: "Panel(bulk copy)"
 WIDGET_NOTE = '<p class="note">In a running notebook this cell shows controls here.</p>'
 PICTURES = ("image/svg+xml", "image/png", "image/jpeg")
@@ -134,54 +134,45 @@ def _prepare_outputs(outputs: list, heading: str, page_views: _Views) -> list:
     return prepared
 
 
-def _prepare_notebook(source, page_views: _Views):
+def _prepare_notebook(source, page_views: _Views) -> None:
     heading = ""
     for cell in source.cells:
         if cell.cell_type == "markdown":
             heading = ([heading] + re.findall(r"^#+ +(.+)", cell.source, re.M))[-1]
         elif cell.cell_type == "code":
             cell.outputs = _prepare_outputs(cell.outputs, heading, page_views)
-    return source
 
 
-def _clean_body(body: str) -> tuple[str, list]:
-    """Return a page's body without foreign scripts and styles, with boxes for what is wide, and its headings."""
-    soup = BeautifulSoup(body, "html.parser")
-    for foreign in soup.find_all(["script", "style", "link"]):
-        foreign.decompose()
-    for wide in soup.find_all(["img", "table"]):
-        wide.wrap(soup.new_tag("div", attrs={"class": "picture" if wide.name == "img" else "wide"}))
-    for paragraph in soup.select("p:has(> .picture)"):
-        paragraph.name = "div"  # a paragraph may not hold a box
-    seen: set[str] = set()
-    headings = soup.select("h1[id], h2[id], h3[id]")
-    for heading in headings:
-        while heading["id"] in seen:
-            heading["id"] += "-again"
-        seen.add(heading["id"])
-        if anchor := heading.select_one(".anchor-link"):
-            anchor.extract()
-            heading.append(" ")
-            heading.append(anchor)
-            anchor["aria-label"], anchor["href"] = "Link to this section", f"#{heading['id']}"
-    return str(soup), headings
+def _clean_body(body: str) -> tuple[str, str]:
+    """Return a page's body without foreign scripts and styles, with boxes for what is wide, and its contents.
 
+    The contents are a list of links to the headings of the second and third level.
+    """
+    body = re.sub(r"<(script|style)\b[^>]*>.*?</\1>|<link\b[^>]*>", "", body, flags=re.S)
+    body = re.sub(r"<table\b.*?</table>", r'<div class="wide">\g<0></div>', body, flags=re.S)
+    body = re.sub(r"<img\b[^>]*>", r'<span class="picture">\g<0></span>', body)
+    seen, lines = set(), []
 
-def _contents(headings: list) -> str:
-    """Return the table of contents: the headings of the second and third level."""
-    lines = []
-    for heading in headings:
-        text = heading.get_text().removesuffix("¶").strip()
-        if heading.name != "h1" and text:
-            lines.append(f'<li class="{heading.name}"><a href="#{html.escape(heading["id"])}">{html.escape(text)}</a>')
-    return "<ul>" + "</li>\n".join(lines) + "</ul>"
+    def number(found: re.Match) -> str:
+        level, name, text = found.groups()
+        while name in seen:
+            name += "-again"
+        seen.add(name)
+        if level in "23" and (words := re.sub("<[^>]*>", "", text).strip()):
+            lines.append(f'<li class="h{level}"><a href="#{name}">{words}</a></li>')
+        anchor = f'<a class="anchor-link" href="#{name}" aria-label="Link to this section">¶</a>'
+        return f'<h{level} id="{name}">{text} {anchor}</h{level}>'
+
+    body = HEADING.sub(number, body)
+    return body, "\n".join(["<ul>", *lines, "</ul>"])
 
 
 def _write_page(page: Page, before: Page | None, after: Page | None, exporter: HTMLExporter) -> str:
     """Return the text of a page with links to the pages before and after it."""
     title, page_views = page.title(), _Views()
+    _prepare_notebook(page.notebook, page_views)
     resources = {"metadata": {"name": title, "path": str(ROOT)}}
-    body, headings = _clean_body(exporter.from_notebook_node(_prepare_notebook(page.notebook, page_views), resources)[0])
+    body, contents = _clean_body(exporter.from_notebook_node(page.notebook, resources)[0])
     links = [f'<a href="{other.stem}.html" rel="{kind}">{word}: {html.escape(other.title())}</a>'
              for kind, word, other in (("prev", "Before", before), ("next", "Next", after)) if other]
     home = "" if page.stem == "index" else '<a href="index.html">Tiles in Flight</a>'
@@ -200,7 +191,7 @@ def _write_page(page: Page, before: Page | None, after: Page | None, exporter: H
 <body>
 <div class="page">
 <nav class="toc" aria-label="contents"><details open><summary>On this page</summary>
-{_contents(headings)}</details></nav>
+{contents}</details></nav>
 <script>
 {script}</script>
 <main>

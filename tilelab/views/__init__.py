@@ -53,11 +53,12 @@ def make_page_part(name: str, data: Any, *, still: str = "", with_code: bool = T
     `still` is HTML for readers without scripts; the view takes its place, and it comes back if the view fails. Of
     several parts with one view on a page only the first needs the code of the view.
     """
-    code = f"<style>{read_style(name)}</style><script>\n(window.tilesViews ??= {{}})[{json.dumps(name)}] = (() => {{\n" \
-           f"{read_module(name).replace(EXPORT, 'return render;')}\n}})();\n</script>"
+    body = read_module(name).replace(EXPORT, "return render;")
+    code = (f"<style>{read_style(name)}</style><script>\n(window.tilesViews ??= {{}})[{json.dumps(name)}] = (() => {{\n"
+            f"{body}\n}})();\n</script>") if with_code else ""
     # Within a script element, "</" or "<!--" could change where it ends; JSON allows "\\u003c" for "<".
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return (f"<div class='tiles-page-view'>{code if with_code else ''}<div>{still}</div><script>(() => {{\n"
+    return (f"<div class='tiles-page-view'>{code}<div>{still}</div><script>(() => {{\n"
             "const el = document.currentScript.previousElementSibling, still = [...el.childNodes];\n"
             f"const values = {{ live: false, data: {text} }};\n"
             "const model = { get: name => values[name], set: (name, value) => { values[name] = value; }, "
