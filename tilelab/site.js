@@ -17,7 +17,7 @@
   addEventListener("scroll", mark, { passive: true });
   fold();
   addEventListener("DOMContentLoaded", () => {  // this script stands before the headings
-    headings = links.map(link => document.getElementById(decodeURIComponent(link.hash.slice(1))));
+    headings = links.map(link => document.getElementById(link.getAttribute("href").slice(1)));
     mark();
   });
 })();
