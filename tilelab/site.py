@@ -6,8 +6,10 @@ the views (tilelab/views) and that of the table of contents (site.js), and no ot
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import html
+import mimetypes
 import pathlib
 import re
 
@@ -25,7 +27,8 @@ HEADING = re.compile(r'<h([1-6]) id="([^"]*)">(.*?)<a class="anchor-link"[^>]*>.
 WIDGET_TEXT = re.compile(r"[A-Z]\w*\(.*")  # all that a saved notebook keeps of a widget: "Panel(bulk copy)"
 WIDGET_NOTE = '<p class="note">In a running notebook this cell shows controls here.</p>'
 PICTURES = ("image/svg+xml", "image/png", "image/jpeg")
-CONFIG = Config({"HTMLExporter": {"template_name": "basic", "embed_images": True, "exclude_output_prompt": True},
+# nbconvert's embed_images would close each tag of inline HTML at once: <details></details><summary></summary>.
+CONFIG = Config({"HTMLExporter": {"template_name": "basic", "exclude_output_prompt": True},
                  "HighlightMagicsPreprocessor": {"languages": {"%%cuda": "cuda"}}})
 
 
@@ -135,6 +138,7 @@ def _prepare_outputs(outputs: list, heading: str, page_views: _Views) -> list:
 
 
 def _prepare_notebook(source, page_views: _Views) -> None:
+    source.metadata.language_info = {"name": "python", "pygments_lexer": "ipython3"}  # %%cuda needs IPython's lexer
     heading = ""
     for cell in source.cells:
         if cell.cell_type == "markdown":
@@ -143,14 +147,21 @@ def _prepare_notebook(source, page_views: _Views) -> None:
             cell.outputs = _prepare_outputs(cell.outputs, heading, page_views)
 
 
-def _clean_body(body: str) -> tuple[str, str]:
+def _embed_picture(found: re.Match, folder: pathlib.Path) -> str:
+    """Return the HTML of a picture, with its data in place of the name of its file, in a box that scrolls."""
+    element = re.sub(r'src="(?!data:)([^":]*)"', lambda source: 'src="data:{};base64,{}"'.format(
+        mimetypes.guess_type(source[1])[0], base64.b64encode((folder / source[1]).read_bytes()).decode()), found[0])
+    return f'<span class="picture">{element}</span>'
+
+
+def _clean_body(body: str, folder: pathlib.Path) -> tuple[str, str]:
     """Return a page's body without foreign scripts and styles, with boxes for what is wide, and its contents.
 
-    The contents are a list of links to the headings of the second and third level.
+    Names of pictures are relative to `folder`. The contents link to the headings of the second and third level.
     """
     body = re.sub(r"<(script|style)\b[^>]*>.*?</\1>|<link\b[^>]*>", "", body, flags=re.S)
     body = re.sub(r"<table\b.*?</table>", r'<div class="wide">\g<0></div>', body, flags=re.S)
-    body = re.sub(r"<img\b[^>]*>", r'<span class="picture">\g<0></span>', body)
+    body = re.sub(r"<img\b[^>]*>", lambda found: _embed_picture(found, folder), body)
     seen, lines = set(), []
 
     def number(found: re.Match) -> str:
@@ -171,8 +182,8 @@ def _write_page(page: Page, before: Page | None, after: Page | None, exporter: H
     """Return the text of a page with links to the pages before and after it."""
     title, page_views = page.title(), _Views()
     _prepare_notebook(page.notebook, page_views)
-    resources = {"metadata": {"name": title, "path": str(ROOT)}}
-    body, contents = _clean_body(exporter.from_notebook_node(page.notebook, resources)[0])
+    body, contents = _clean_body(exporter.from_notebook_node(page.notebook, {"metadata": {"name": title}})[0],
+                                 ROOT if page.stem == "index" else ROOT / "notebooks")
     links = [f'<a href="{other.stem}.html" rel="{kind}">{word}: {html.escape(other.title())}</a>'
              for kind, word, other in (("prev", "Before", before), ("next", "Next", after)) if other]
     home = "" if page.stem == "index" else '<a href="index.html">Tiles in Flight</a>'

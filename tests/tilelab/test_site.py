@@ -11,7 +11,7 @@ import nbconvert
 import nbformat
 import pytest
 
-from tilelab import site, views
+from tilelab import notebook, site, views
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCREENSHOTS = ROOT / "build" / "screenshots"
@@ -62,9 +62,11 @@ def small_page(tmp_path):
         (tmp_path / "README.md").write_text("# Title\n")
 
         def write(*outputs, source="show()"):
-            cells = [nbformat.v4.new_markdown_cell("# `One` page\n\n## A *dial*\n\n### Parts\n\nText."),
+            cells = [nbformat.v4.new_markdown_cell("# `One` page\n\n## A *dial*\n\n### Parts\n\nText "
+                                               "<details><summary>Answer</summary>Because.</details>"),
                      nbformat.v4.new_code_cell(source, outputs=list(outputs))]
-            nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "notebooks/one.ipynb")
+            written = nbformat.v4.new_notebook(cells=cells, metadata=notebook.METADATA)
+            nbformat.write(written, tmp_path / "notebooks/one.ipynb")
             return site.write_pages(tmp_path / "pages")[1]
 
         yield write
@@ -125,7 +127,7 @@ def test_a_view_takes_the_place_of_its_picture_and_folds_its_table(small_page):
     scripts = _scripts(text)
     assert len(scripts) == 4 and sum("function render" in script for script in scripts) == 1
     assert text.count(".tiles-dial {") == 1 and "\\u003c/script>" in text
-    assert '<span class="kt">void</span>' in text.replace("kr", "kt")  # highlighted as CUDA C++
+    assert '<span class="kt">void</span>' in text  # highlighted as CUDA C++
 
 
 def test_a_cell_may_leave_an_unknown_view_only_as_an_error(small_page):
@@ -141,6 +143,7 @@ def test_widgets_become_a_note_and_every_picture_is_described(small_page):
     text = text.read_text()
     assert "VBox(" not in text and "Panel(" not in text and text.count(site.WIDGET_NOTE) == 2
     assert "a text (of mine)" in text and "Report(fine=True)" in text and "<b>kept</b>" in text
+    assert "<details><summary>Answer</summary>Because.</details>" in text
     assert "run()" not in text and "color: red" not in text
     assert 'alt="A picture of the section “Parts”"' in text
     assert re.findall(r'<li class="(h\d)"><a href="#([^"]*)">([^<]*)<', text) == [
