@@ -5,12 +5,15 @@
   let headings = [];
   const wide = matchMedia("(min-width: 70rem)");
   const fold = () => { contents.open = wide.matches; };
+  const box = contents.closest(".toc");  // it scrolls where the contents are longer than the window is high
+  let current;
   const mark = () => {
-    const passed = headings.filter(heading => heading.getBoundingClientRect().top < 150).length;
-    links.forEach((link, place) => {
-      if (place === passed - 1) link.setAttribute("aria-current", "location");
-      else link.removeAttribute("aria-current");
-    });
+    const reading = links[headings.filter(heading => heading.getBoundingClientRect().top < 150).length - 1];
+    if (reading === current) return;
+    current?.removeAttribute("aria-current");
+    reading?.setAttribute("aria-current", "location");
+    current = reading;
+    if (reading && wide.matches) box.scrollTop = reading.offsetTop - box.clientHeight / 2;
   };
   contents.addEventListener("click", event => { if (event.target.closest("a") && !wide.matches) fold(); });
   wide.addEventListener("change", fold);
