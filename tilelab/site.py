@@ -1,7 +1,7 @@
 """Write the README and the executed notebooks as pages that need no network: `python -m tilelab.site [folder]`.
 
-Each page holds its style sheet, its pictures and the recorded data of its interactive views. Its scripts are those of
-the views (tilelab/views) and that of the table of contents (site.js), and no others.
+Each page holds its style sheet, its pictures and the recorded data of its interactive views. The views (tilelab/views)
+and the table of contents (site.js) bring the only scripts of a page.
 """
 
 from __future__ import annotations

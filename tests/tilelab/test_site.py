@@ -181,7 +181,7 @@ def test_links_to_what_is_no_page_become_words():
 
 # ---- in Chromium, without a network
 
-# Texts that their background swallows: WCAG 2.2 (1.4.3) asks for 4.5 : 1.
+# Texts with too little contrast: WCAG 2.2 (1.4.3) asks for 4.5 to 1.
 PALE = """() => {
     const rgba = colour => { const [r, g, b, a = 1] = colour.match(/[\\d.]+/g).map(Number); return [r, g, b, a]; };
     const linear = c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
