@@ -147,11 +147,17 @@ def _prepare_notebook(source, page_views: _Views) -> None:
             cell.outputs = _prepare_outputs(cell.outputs, heading, page_views)
 
 
-def _embed_picture(found: re.Match, folder: pathlib.Path) -> str:
-    """Return the HTML of a picture, with its data in place of the name of its file, in a box that scrolls."""
-    element = re.sub(r'src="(?!data:)([^":]*)"', lambda source: 'src="data:{};base64,{}"'.format(
-        mimetypes.guess_type(source[1])[0], base64.b64encode((folder / source[1]).read_bytes()).decode()), found[0])
-    return f'<span class="picture">{element}</span>'
+def _embed_picture(element: str, folder: pathlib.Path) -> str:
+    """Return an <img> element in a box that scrolls, with the picture's data in place of the name of its file."""
+    def embed(source: re.Match) -> str:
+        path = folder / source[1]
+        if not path.is_file():
+            raise ValueError(f"the picture {path} does not exist.")
+        data = base64.b64encode(path.read_bytes()).decode()
+        return f'src="data:{mimetypes.guess_type(path)[0]};base64,{data}"'
+
+    embedded = re.sub(r'src="(?!data:)([^":]*)"', embed, element)
+    return f'<span class="picture">{embedded}</span>'
 
 
 def _clean_body(body: str, folder: pathlib.Path) -> tuple[str, str]:
@@ -161,10 +167,10 @@ def _clean_body(body: str, folder: pathlib.Path) -> tuple[str, str]:
     """
     body = re.sub(r"<(script|style)\b[^>]*>.*?</\1>|<link\b[^>]*>", "", body, flags=re.S)
     body = re.sub(r"<table\b.*?</table>", r'<div class="wide">\g<0></div>', body, flags=re.S)
-    body = re.sub(r"<img\b[^>]*>", lambda found: _embed_picture(found, folder), body)
+    body = re.sub(r"<img\b[^>]*>", lambda found: _embed_picture(found[0], folder), body)
     seen, lines = set(), []
 
-    def number(found: re.Match) -> str:
+    def add_anchor(found: re.Match) -> str:
         level, name, text = found.groups()
         while name in seen:
             name += "-again"
@@ -174,7 +180,7 @@ def _clean_body(body: str, folder: pathlib.Path) -> tuple[str, str]:
         anchor = f'<a class="anchor-link" href="#{name}" aria-label="Link to this section">¶</a>'
         return f'<h{level} id="{name}">{text} {anchor}</h{level}>'
 
-    body = HEADING.sub(number, body)
+    body = HEADING.sub(add_anchor, body)
     return body, "\n".join(["<ul>", *lines, "</ul>"])
 
 
@@ -186,7 +192,7 @@ def _write_page(page: Page, before: Page | None, after: Page | None, exporter: H
                                  ROOT if page.stem == "index" else ROOT / "notebooks")
     links = [f'<a href="{other.stem}.html" rel="{kind}">{word}: {html.escape(other.title())}</a>'
              for kind, word, other in (("prev", "Before", before), ("next", "Next", after)) if other]
-    home = "" if page.stem == "index" else '<a href="index.html">Tiles in Flight</a>'
+    home = '<a href="index.html">Tiles in Flight</a>' if before and before.stem != "index" else ""
     pages = f'<nav class="pages" aria-label="pages">{home}{"".join(links)}</nav>'
     style, script = ((FOLDER / f"site.{kind}").read_text() for kind in ("css", "js"))
     return f"""<!DOCTYPE html>
@@ -200,12 +206,13 @@ def _write_page(page: Page, before: Page | None, after: Page | None, exporter: H
 {style}</style>
 </head>
 <body>
+<a class="skip" href="#main">Skip the table of contents</a>
 <div class="page">
 <nav class="toc" aria-label="contents"><details open><summary>On this page</summary>
 {contents}</details></nav>
 <script>
 {script}</script>
-<main>
+<main id="main">
 {pages}
 {page_views.put_back(_rewrite_links(body))}
 {pages}
@@ -219,7 +226,8 @@ def _write_page(page: Page, before: Page | None, after: Page | None, exporter: H
 def write_pages(folder: pathlib.Path) -> list[pathlib.Path]:
     """Write `index.html`, from the README, and a page for each notebook into `folder`; return their paths.
 
-    OSError where nothing can be written; ValueError names a file that is not a notebook, or an unknown view.
+    OSError where nothing can be written; ValueError names a file that is not a notebook, a missing picture or an
+    unknown view.
     """
     folder.mkdir(parents=True, exist_ok=True)
     readme = nbformat.v4.new_markdown_cell((ROOT / "README.md").read_text())

@@ -1,5 +1,6 @@
 """The pages of `make site`: whole, linked among themselves, readable, and in need of nobody."""
 
+import base64
 import contextlib
 import html
 import pathlib
@@ -133,6 +134,16 @@ def test_a_view_takes_the_place_of_its_picture_and_folds_its_table(small_page):
 def test_a_cell_may_leave_an_unknown_view_only_as_an_error(small_page):
     with pytest.raises(ValueError, match="unknown view 'nothing'; choose one of dial."):
         small_page(nbformat.v4.new_output("display_data", {views.MIME: {"view": "nothing", "data": 1}}))
+
+
+def test_a_picture_of_a_text_is_embedded_and_one_that_is_missing_is_named(small_page, tmp_path):
+    (tmp_path / "README.md").write_text("# Title\n\n![a dot](dot.png)\n")
+    (tmp_path / "dot.png").write_bytes(base64.b64decode(PNG))
+    small_page()
+    assert f'<img alt="a dot" src="data:image/png;base64,{PNG}"/>' in (tmp_path / "pages/index.html").read_text()
+    (tmp_path / "dot.png").unlink()
+    with pytest.raises(ValueError, match="the picture .*dot.png does not exist."):
+        small_page()
 
 
 def test_widgets_become_a_note_and_every_picture_is_described(small_page):
