@@ -83,8 +83,9 @@ def _html_output(text: str):
 def _picture_element(output, kind: str) -> str:
     text = output.metadata[kind]["alt"]
     if kind == "image/svg+xml":
-        return f'<div role="img" aria-label="{html.escape(text)}">{output.data[kind]}</div>'
-    return f'<img src="data:{kind};base64,{output.data[kind].strip()}" alt="{html.escape(text)}">'
+        return f'<div class="picture" role="img" aria-label="{html.escape(text)}">{output.data[kind]}</div>'
+    data = "".join(output.data[kind].split())
+    return f'<div class="picture"><img src="data:{kind};base64,{data}" alt="{html.escape(text)}"></div>'
 
 
 def _fold_table(output):

@@ -123,7 +123,7 @@ def test_a_view_takes_the_place_of_its_picture_and_folds_its_table(small_page):
     text = small_page(_view(3, "</script><!--<script>"), still, _output(text_html="<table><tr><td>3</td></tr></table>"),
                       _view(4), _output(image_png=PNG), source="%%cuda dial\n__global__ void dial() {}").read_text()
     assert "View(dial)" not in text and text.count("a dial at 3") == 1
-    assert re.search(r"<div><img [^>]*></div><script>", text)  # inside the view's box, which the script empties
+    assert re.search(r'<div><div class="picture"><img [^>]*></div></div><script>', text)
     assert re.search(r"<details[^>]*><summary>The same as a table</summary><div class=\"wide\"><table>", text)
     scripts = _scripts(text)
     assert len(scripts) == 4 and sum("function render" in script for script in scripts) == 1
