@@ -17,8 +17,14 @@ endif
 
 NO_BROWSER := $(if $(DISPLAY)$(WAYLAND_DISPLAY),,--no-browser)
 
+# Defaults of this environment: JupyterLab neither asks whether it may fetch news nor looks for newer versions.
+LAB_DEFAULTS := {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}
+
 lab: $(READY)
-	.venv/bin/jupyter lab --ip=127.0.0.1 $(NO_BROWSER) $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS)
+	@mkdir -p .venv/share/jupyter/lab/settings
+	@echo '$(LAB_DEFAULTS)' > .venv/share/jupyter/lab/settings/overrides.json
+	.venv/bin/jupyter lab --ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks/00_start.ipynb $(NO_BROWSER) \
+		$(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS)
 
 # A kernel called python3 that was installed for this user may belong to another interpreter: ours comes first.
 demo: $(READY)

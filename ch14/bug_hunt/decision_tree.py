@@ -192,7 +192,7 @@ class Tree:
             title = f"Triton {self.menus['triton'].value}, {self.menus['target'].value}, {self.hunt.title}: "
             outcome = self.row["outcome"] if self.row else ""
             path = figures.path_picture(self.hunt, self.steps, title + outcome, self._describe_builds())
-            picture = Image(data=path._repr_png_())
+            picture = Image(data=path._repr_png_(), alt=title + outcome)
         return picture, Pretty(self.text)
 
     def _ipython_display_(self) -> None:

@@ -1,7 +1,9 @@
 """The suite's order of tests, on machines with and without a GPU, and `make`'s care for .venv."""
 
+import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -90,9 +92,9 @@ def test_only_visible_gpus_count(monkeypatch, tmp_path):
     assert suite.find_gpus() == {}
 
 
-def make(folder, *arguments):
-    """Return what `make -n test` would run in `folder`."""
-    command = ["make", "-n", "test", *arguments]
+def make(folder, *arguments, target="test"):
+    """Return what `make -n TARGET` would run in `folder`."""
+    command = ["make", "-n", target, *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
 
 
@@ -128,3 +130,20 @@ def test_make_rebuilds_a_venv_that_cannot_work(tmp_path):
     set_up()
     clone = clone.rename(tmp_path / "moved")
     assert not is_kept(), "it was moved with its clone"
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
+def test_make_lab_opens_the_first_notebook_and_changes_settings_that_jupyterlab_knows(tmp_path):
+    shutil.copy(MAKEFILE, tmp_path)
+    for name in ("requirements.txt", "requirements.lock", "pyproject.toml"):
+        (tmp_path / name).touch()
+    commands = make(tmp_path, target="lab")
+    assert (MAKEFILE.parent / re.search("default_url=/lab/tree/(\\S+)", commands)[1]).exists()
+    settings = json.loads(re.search("echo '({.*})' > .venv/share/jupyter/lab/settings/overrides.json", commands)[1])
+    commands = pytest.importorskip("jupyterlab.commands", reason="needs JupyterLab")
+    for plugin, values in settings.items():
+        package, _, name = plugin.partition(":")
+        schema = json.loads((pathlib.Path(commands.get_app_dir()) / "schemas" / package / f"{name}.json").read_text())
+        for key, value in values.items():
+            known = schema["properties"][key]
+            assert value in [choice["const"] for choice in known.get("oneOf", [{"const": False}, {"const": True}])]

@@ -47,17 +47,25 @@ def read_style(name: str) -> str:
     return _read(name, ".css")
 
 
-def make_page_part(name: str, data: Any) -> str:
-    """Return HTML that shows a view of recorded data on a page without a server or a network."""
-    body = read_module(name).replace(EXPORT, "")
-    # Within a script element, "</" could end it; JSON allows "<\/" for it.
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
-    return (f"<div class='tiles-page-view'><style>{read_style(name)}</style><div></div><script>(() => {{\n"
-            f"const el = document.currentScript.previousElementSibling;\n{body}\n"
+def make_page_part(name: str, data: Any, *, still: str = "", with_code: bool = True) -> str:
+    """Return HTML that shows a view of recorded data on a page without a server or a network.
+
+    `still` is HTML for readers without scripts; the view takes its place, and it comes back if the view fails. Of
+    several parts with one view on a page only the first needs the code of the view.
+    """
+    body = read_module(name).replace(EXPORT, "return render;")
+    code = (f"<style>{read_style(name)}</style><script>\n(window.tilesViews ??= {{}})[{json.dumps(name)}] = (() => {{\n"
+            f"{body}\n}})();\n</script>") if with_code else ""
+    # Within a script element, "</" or "<!--" could change where it ends; JSON allows "\\u003c" for "<".
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return (f"<div class='tiles-page-view'>{code}<div>{still}</div><script>(() => {{\n"
+            "const el = document.currentScript.previousElementSibling, still = [...el.childNodes];\n"
             f"const values = {{ live: false, data: {text} }};\n"
             "const model = { get: name => values[name], set: (name, value) => { values[name] = value; }, "
             "on: () => {}, off: () => {}, save_changes: () => {}, send: () => {} };\n"
-            "render({ model, el });\n})();</script></div>")
+            "el.replaceChildren();\n"
+            f"try {{ window.tilesViews[{json.dumps(name)}]({{ model, el }}); }}\n"
+            "catch (error) { el.replaceChildren(...still); console.error(error); }\n})();</script></div>")
 
 
 class View(anywidget.AnyWidget):
