@@ -44,7 +44,7 @@ def _find_uses(name: str) -> list[tuple[str, str]]:
 
 @functools.cache
 def read_module(name: str) -> str:
-    """Return the JavaScript module of a view: shared.js, the views that it uses, then NAME.js. ValueError if unknown."""
+    """Return the JavaScript module of a view: shared.js, what it uses, then NAME.js. ValueError for an unknown view."""
     if not (FOLDER / f"{name}.js").exists():
         known = sorted(path.stem for path in FOLDER.glob("*.js") if path.stem != "shared")
         raise ValueError(f"unknown view {name!r}; choose one of {', '.join(known)}.")
