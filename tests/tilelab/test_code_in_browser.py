@@ -15,8 +15,12 @@ LEFT = [["", "a"], ["tma", "UTMALDG.2D [UR8], [UR4]"], ["", "b R1"], ["barrier",
         ["mma", "HGMMA R8"]]
 RIGHT = [["", "a"], ["tma", "UTMALDG.2D [UR10], [UR6]"], ["", "b R7"], ["barrier", "SYNCS R2"], ["", "c"],
          ["store", "STS R1"], ["", "new"], ["mma", "HGMMA R8"]]
-TEXTS = """side => [...document.querySelectorAll('.tiles-code-lines')[side].querySelectorAll('.tiles-code-row')].map(row =>
-    [...row.children].map(part => part.textContent.trim()).join('|'))"""
+TEXTS = """side => {
+    const rows = document.querySelectorAll('.tiles-code-lines')[side].querySelectorAll('.tiles-code-row');
+    return [...rows].map(row => [...row.children].map(part => part.textContent.trim()).join('|'));
+}"""
+FIRST_ROWS = """[...document.querySelectorAll('.tiles-code-lines')].map(
+    each => Number(each.querySelector('[data-row]').dataset.row))"""
 TIME = """([a, b]) => { const begun = performance.now(); const rows = alignLines(a, b);
     return [performance.now() - begun, rows.filter(row => row.same).length]; }"""
 
@@ -55,7 +59,8 @@ def test_differences_are_marked(show):
     assert page.get_by_text("3 lines differ.").count() == 1
     page.get_by_role("button", name="register numbers").click()
     assert page.get_by_text("5 lines differ.").count() == 1
-    assert "8 lines: 1 TMA (T), 1 barrier (B), 1 MMA (M), 0 load (L), 1 store (S)" in page.inner_text(".tiles-code-body")
+    counts = page.locator(".tiles-code-counts").nth(1).inner_text()
+    assert counts == "8 lines: 1 TMA (T), 1 barrier (B), 1 MMA (M), 0 load (L), 1 store (S)"
 
 
 def test_keys_go_from_mark_to_mark(show):
@@ -91,8 +96,7 @@ def test_long_listings_are_quick_and_scroll_together(show):
     assert page.locator(".tiles-code-row").count() < 200
     page.locator(".tiles-code-lines").nth(1).evaluate("each => { each.scrollTop = 40000; each.scrollLeft = 30; }")
     page.wait_for_function("document.querySelectorAll('.tiles-code-lines')[0].scrollTop === 40000")
-    tops = "[...document.querySelectorAll('.tiles-code-lines')].map(each => +each.querySelector('[data-row]').dataset.row)"
-    page.wait_for_function(f"({tops}).every(row => row > 1000)")
+    page.wait_for_function(f"{FIRST_ROWS}.every(row => row > 1000)")
     module = views.read_module("code").replace(views.EXPORT, "")
     page.add_script_tag(content=module)
     took_ms, same = page.evaluate(TIME, [[text for _, text in side] for side in (left, right)])

@@ -79,7 +79,7 @@ def test_a_sass_listing_has_labels_for_addresses():
 
 @pytest.mark.parametrize("kinds, lines", [
     (code.PTX_KINDS, {"cp.async.bulk.commit_group;": "barrier", "bar.warp.sync -1;": "", "bar.sync 0;": "barrier",
-                      "cp.reduce.async.bulk.tensor.2d.global": "tma", "cp.async.cg.shared.global [%r1], [%rd1], 16;": "load",
+                      "cp.reduce.async.bulk.tensor.2d.global": "tma", "cp.async.cg.shared.global [%r1], [%rd1]": "load",
                       "cp.async.commit_group;": "barrier", "ld.global.b32 %r1, [%rd1];": "load", "ret;": "",
                       "@!%p4 st.shared.b32 [%r1], %r2;": "store", "tcgen05.mma.cta_group::1": "mma",
                       "tcgen05.wait::ld.sync.aligned;": "barrier", "tcgen05.ld.sync": "load"}),

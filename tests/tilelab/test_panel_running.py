@@ -1,4 +1,4 @@
-"""What a panel does with the sweep that an earlier panel of its cell has left running."""
+"""A panel takes over the sweep that an earlier panel of its cell has left running."""
 
 import types
 
@@ -28,8 +28,8 @@ def no_sweeps(tmp_path, monkeypatch):
 
 
 def test_a_panel_adopts_the_sweep_of_its_configurations_and_cancels_the_others():
-    wanted, other, elsewhere = (running.add(FakeSweep(*keys), cell) for keys, cell in ((("k1", "k2"), "a"), (("k1",), "a"),
-                                                                                    (("k1",), "b")))
+    wanted, other = running.add(FakeSweep("k1", "k2"), "a"), running.add(FakeSweep("k1"), "a")
+    elsewhere = running.add(FakeSweep("k1"), "b")
     assert running.claim(["k2", "k1"], "a") is wanted
     assert other.cancelled and not wanted.cancelled and not elsewhere.cancelled
     assert running.claim(["k3"], "a") is None and wanted.cancelled and not elsewhere.cancelled

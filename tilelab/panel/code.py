@@ -7,8 +7,8 @@ import re
 from tilelab import build
 from tilelab.device import Unsupported
 
-# What a line does, by its opcode; the first pattern that matches decides. Fences, and waits for asynchronous work,
-# count as barriers. Synchronisation within a warp, constants and parameters do not count.
+# The kind of a line follows from its opcode; the first pattern that matches decides. Fences, and waits for asynchronous
+# work, count as barriers. Synchronisation within a warp, constants and parameters do not count.
 PTX_KINDS = {
     "barrier": r"mbarrier\.|bar\.(?!warp)|barrier\.|fence\.|membar\.|wgmma\.(fence|commit_group|wait_group)|"
                r"cp\.async\.(bulk\.)?(commit_group|wait_group|wait_all|mbarrier)|"
@@ -35,7 +35,7 @@ def load_code(job: build.Job, timeout_s: float = 120, cancel_token: object = Non
 
     `ptx` and `sass` are lists of [kind, text]; the kind of a line is "tma", "barrier", "mma", "load", "store" or "".
     `notes` says what the listings leave out. `reason` is one sentence where something failed, and a listing that could
-    not be made is empty. What was compiled before comes from the compilers' caches.
+    not be made is empty. A second call reads the compilers' caches.
     """
     code = {"name": job.name or job.kernel.rpartition(":")[2], "target": job.target, "ptx": [], "sass": [],
             "notes": {"ptx": PTX_NOTE, "sass": SASS_NOTE}, "reason": ""}

@@ -35,8 +35,8 @@ def add(sweep: Sweep, cell: str) -> Sweep:
 def claim(keys: Iterable[str], cell: str) -> Sweep | None:
     """Return the running sweep that an earlier panel in `cell` has left, and cancel that panel's other sweeps.
 
-    `keys` are those of the new panel's configurations (sweep.config_keys); a sweep of any others is cancelled. Sweeps
-    of other cells go on, because their panels are still there, and nothing is claimed where `cell` is "".
+    `keys` name the new panel's configurations (sweep.config_keys); a sweep of any others is cancelled. Sweeps of other
+    cells go on, because their panels are still there, and nothing is claimed where `cell` is "".
     """
     if not cell:
         return None
