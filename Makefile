@@ -28,8 +28,8 @@ lab: $(READY)
 
 # A kernel called python3 that was installed for this user may belong to another interpreter: ours comes first.
 demo: $(READY)
-	JUPYTER_PATH="$(CURDIR)/.venv/share/jupyter" .venv/bin/voila notebooks/demo/panel.ipynb --Voila.ip=127.0.0.1 --token \
-		--strip_sources=True $(NO_BROWSER) $(DEMO_ARGS)
+	JUPYTER_PATH="$(CURDIR)/.venv/share/jupyter" .venv/bin/python -m tilelab.demo notebooks/demo/panel.ipynb \
+		$(NO_BROWSER) $(DEMO_ARGS)
 
 # TIER=unit runs the quick tests only; the others are compile, fault, browser, notebook, gpu and timing.
 test: $(READY)

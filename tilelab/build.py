@@ -199,12 +199,16 @@ def disassemble(jobs: Iterable[Job]) -> list[Report]:
 
 
 def build_one(job: Job, timeout_s: float = 120, cache: str | os.PathLike | None = None,
-              cancel_token: object = None, triton: tuple[str, os.PathLike] | None = None) -> Report:
-    """Compile a single job like `build`, in a worker that `worker_pool.kill_workers(cancel_token)` ends."""
+              cancel_token: object = None, triton: tuple[str, os.PathLike] | None = None,
+              keep_ptx: bool = False) -> Report:
+    """Compile a single job like `build`, in a worker that `worker_pool.kill_workers(cancel_token)` ends.
+
+    The report of a Triton kernel has its PTX; that of a .cu kernel has it with `keep_ptx`, which takes longer.
+    """
     target_limits(job.target)
     kernel = os.path.abspath(job.kernel) if re.search(r"\.(py|cu):", job.kernel) else job.kernel
     request = {**dataclasses.asdict(job), "kernel": kernel, "cubins": os.path.abspath(cache or cuda.cubin_folder()),
-               "cache": str(cache or os.environ.get("TRITON_CACHE_DIR") or "")}
+               "cache": str(cache or os.environ.get("TRITON_CACHE_DIR") or ""), "keep_ptx": keep_ptx}
     env = {"TRITON_INTERPRET": "0"}
     if triton:
         env |= {"TILES_TRITON_VERSION": triton[0], "TILES_TRITON": os.path.abspath(triton[1])}

@@ -117,7 +117,8 @@ def _compile_cu(job: dict) -> dict:
         counts = dict.fromkeys(OPCODES, 0) | sass_counts(cubin, name)
     except (RuntimeError, OSError):  # cuobjdump may be older than the target
         counts = {}
-    return {"smem": job["smem_bytes"], "threads": 32 * job["num_warps"], "seconds": seconds, "ptx": "",
+    ptx = cuda.compile_file_to_ptx(path, job["target"], options) if job.get("keep_ptx") else ""
+    return {"smem": job["smem_bytes"], "threads": 32 * job["num_warps"], "seconds": seconds, "ptx": ptx,
             "counts": counts, "cubin": cubin, **read_resources(cubin, name)}
 
 

@@ -143,6 +143,29 @@ def compile_cubin(source: str, target: str, name: str = "kernel.cu", options: Se
     return cubin
 
 
+def compile_ptx(source: str, target: str, name: str = "kernel.cu", options: Sequence[str] = ()) -> str:
+    """Return the PTX from which `compile_cubin` makes its cubin. The source must compile; PTX is not kept on disk."""
+    from cuda.bindings import nvrtc  # cuda.core would ask the driver, which is missing without a GPU
+
+    _, toolkit_header = included_headers(source, name, options)
+    folders = toolkit_folders(name, toolkit_header) if toolkit_header else {}
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
+    flags = [option.encode() for option in (f"-arch={target.replace('sm_', 'compute_')}", *options,
+                                            *(f"-I{folder}" for folder in folders))]
+    nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+    _, size = nvrtc.nvrtcGetPTXSize(program)
+    text = bytearray(size)
+    nvrtc.nvrtcGetPTX(program, text)
+    nvrtc.nvrtcDestroyProgram(program)
+    return text.decode().rstrip("\0")
+
+
+def compile_file_to_ptx(path: str | os.PathLike, target: str, options: Sequence[str] = ()) -> str:
+    """Return the PTX of a .cu file that `compile_file` compiles."""
+    path = pathlib.Path(path).absolute()
+    return compile_ptx(path.read_text(), target, str(path), [*options, f"-I{INCLUDE_FOLDER}"])
+
+
 def compile_file(path: str | os.PathLike, target: str, options: Sequence[str] = (), cache: bool = True) -> bytes:
     """Compile a .cu file as `compile_cubin` does; quoted headers may be beside it or in tilelab/include/."""
     path = pathlib.Path(path).absolute()

@@ -185,20 +185,7 @@ def _compile(source: str, target: str, options: tuple[str, ...]) -> bytes:
 
 @functools.lru_cache(64)
 def _compile_ptx(source: str, target: str, options: tuple[str, ...]) -> str:
-    from cuda.bindings import nvrtc  # cuda.core would ask the driver, which is missing without a GPU
-
-    options = [*options, f"-I{cuda.INCLUDE_FOLDER}"]
-    _, toolkit_header = cuda.included_headers(source, "cell", options)
-    folders = cuda.toolkit_folders("cell", toolkit_header) if toolkit_header else {}
-    _, program = nvrtc.nvrtcCreateProgram(("\n" + source).encode(), b"cell", 0, [], [])
-    flags = [option.encode() for option in (f"-arch={target.replace('sm_', 'compute_')}", *options,
-                                            *(f"-I{folder}" for folder in folders))]
-    nvrtc.nvrtcCompileProgram(program, len(flags), flags)  # the cubin has been compiled, so this succeeds
-    _, size = nvrtc.nvrtcGetPTXSize(program)
-    text = bytearray(size)
-    nvrtc.nvrtcGetPTX(program, text)
-    nvrtc.nvrtcDestroyProgram(program)
-    return text.decode().rstrip("\0")
+    return cuda.compile_ptx("\n" + source, target, "cell", [*options, f"-I{cuda.INCLUDE_FOLDER}"])
 
 
 @functools.lru_cache(256)

@@ -129,13 +129,14 @@ def test_a_killed_token_ends_its_workers_and_starts_no_other(pool):
         pass
 
 
-def test_a_worker_ends_with_its_caller_while_code_holds_the_lock(pool, tmp_path):
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_a_worker_ends_with_its_caller_while_code_holds_the_lock(pool, tmp_path, end):
     path = os.pathsep.join([str(worker_pool.ROOT), str(tmp_path), *filter(None, sys.path)])
     caller = subprocess.Popen([sys.executable, "-c", CALLER, tmp_path / "pid"],
                               env=notebook.child_env(PYTHONPATH=path))
     wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     worker = int((tmp_path / "pid").read_text())
     assert is_alive(worker)
-    os.kill(caller.pid, signal.SIGKILL)
+    os.kill(caller.pid, end)
     caller.wait()
     wait_for(lambda: not is_alive(worker))

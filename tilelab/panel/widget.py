@@ -18,6 +18,7 @@ from IPython.display import display
 
 from tilelab import sweep, tune
 from tilelab.panel import rows as panel_rows
+from tilelab.panel import running as running_sweeps
 from tilelab.panel import snapshot, views
 from tilelab.panel.rows import SHOWN_FIELDS, describe_error, get_value
 from tilelab.tunable import TunableKernel
@@ -64,6 +65,9 @@ class Panel:
         for name, menu in self.menus.items():
             menu.observe(functools.partial(self._act, self._on_menu, name), "value")
         self._choose()
+        self._cell = running_sweeps.find_cell()
+        if self._choice and (left := running_sweeps.claim(self._choice.configs, self._cell)):
+            self._show_sweep(left)
 
     # -- widgets and menus
 
@@ -205,8 +209,12 @@ class Panel:
     def _run(self) -> None:
         if self.running or not self._choose():
             return
-        self._sweep = sweep.Sweep(self._choice.configs.values(), self._choice.space, journal=self._choice.journal)
-        self._follower = threading.Thread(target=self._follow, args=(self._sweep,), name="panel", daemon=True)
+        begun = sweep.Sweep(self._choice.configs.values(), self._choice.space, journal=self._choice.journal)
+        self._show_sweep(running_sweeps.add(begun, self._cell))
+
+    def _show_sweep(self, begun: sweep.Sweep) -> None:
+        self._sweep = begun
+        self._follower = threading.Thread(target=self._follow, args=(begun,), name="panel", daemon=True)
         self._follower.start()
         self._draw()
 

@@ -2,7 +2,8 @@
 
 A view is a file NAME.js in this folder, with an optional NAME.css. It defines `render({ model, el })` and ends with
 `export default { render };`. The files shared.js and shared.css stand before those of each view, so that there is
-neither an import nor a build step. `model.get("data")` holds what the view draws. `model.get("live")` says whether
+neither an import nor a build step. A view may use functions of another one, which its first lines name:
+`// uses: renderCode from code`. `model.get("data")` holds what the view draws. `model.get("live")` says whether
 Python answers: on a static page it is false, and the view then offers only what the recorded data can show.
 
     views.View("timeline", data, picture=figure, table=rows)  # at the end of a notebook cell
@@ -16,6 +17,7 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+import re
 from typing import Any
 
 import anywidget
@@ -27,24 +29,36 @@ MIME = "application/vnd.tiles.view+json"  # a view's name and data in a saved no
 EXPORT = "export default { render };"
 
 
+USES = re.compile(r"^// uses: (\w+(?:, \w+)*) from (\w+)$", re.MULTILINE)
+
+
 def _read(name: str, suffix: str) -> str:
-    paths = [FOLDER / f"{stem}{suffix}" for stem in ("shared", name)]
-    return "\n".join(path.read_text(encoding="utf-8") for path in paths if path.exists())
+    path = FOLDER / f"{name}{suffix}"
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def _find_uses(name: str) -> list[tuple[str, str]]:
+    """Return (names of functions, view) for each view that this one uses."""
+    return USES.findall(_read(name, ".js"))
 
 
 @functools.cache
 def read_module(name: str) -> str:
-    """Return the JavaScript module of a view: shared.js, then NAME.js. ValueError for a view that does not exist."""
+    """Return the JavaScript module of a view: shared.js, what it uses, then NAME.js. ValueError for an unknown view."""
     if not (FOLDER / f"{name}.js").exists():
         known = sorted(path.stem for path in FOLDER.glob("*.js") if path.stem != "shared")
         raise ValueError(f"unknown view {name!r}; choose one of {', '.join(known)}.")
-    return _read(name, ".js")
+    parts = [_read("shared", ".js")]
+    for functions, other in _find_uses(name):
+        body = _read(other, ".js").replace(EXPORT, "")  # in a function, so that no two views share a name
+        parts.append(f"const {{ {functions} }} = (() => {{\n{body}\nreturn {{ {functions} }};\n}})();")
+    return "\n".join([*parts, _read(name, ".js")])
 
 
 @functools.cache
 def read_style(name: str) -> str:
-    """Return the style sheet of a view: shared.css, then NAME.css."""
-    return _read(name, ".css")
+    """Return the style sheet of a view: shared.css, the sheets of the views that it uses, then NAME.css."""
+    return "\n".join(_read(each, ".css") for each in ("shared", *(other for _, other in _find_uses(name)), name))
 
 
 def make_page_part(name: str, data: Any, *, still: str = "", with_code: bool = True) -> str:

@@ -1,0 +1,114 @@
+"""What browser tests share: Chromium, a page that must raise no error, and a Jupyter server of a test's own."""
+
+import contextlib
+import os
+import pathlib
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import nbformat
+import pytest
+from ipykernel.kernelspec import write_kernel_spec
+
+from tilelab import notebook
+
+ROOT = pathlib.Path(__file__).parents[1]
+DEMO = ROOT / "notebooks" / "demo" / "panel.ipynb"
+SCREENSHOTS = ROOT / "build" / "screenshots"
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+SIZE = {"width": 1280, "height": 800}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install -r requirements.txt")
+    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if found is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        with contextlib.closing(playwright.chromium.launch(executable_path=found)) as chromium:
+            yield chromium
+
+
+@contextlib.contextmanager
+def opened(browser, where):
+    """A page of a projector's size; an error in its console, or one that nothing caught, fails the test."""
+    with contextlib.closing(browser.new_context(viewport=SIZE)) as context:
+        # Voila's template takes an icon font from the network, which may be out of reach; nothing else may be missing.
+        context.route("https://cdn.jsdelivr.net/npm/@fortawesome/**",
+                      lambda route: route.fulfill(content_type="text/css", body=""))
+        page = context.new_page()
+        context.set_default_timeout(90_000)  # also of the pages that the test itself opens
+        errors = []
+        page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        try:
+            yield page
+        finally:
+            page.screenshot(path=SCREENSHOTS / f"{where}-end.png")
+            print(*errors, sep="\n")
+        assert not errors
+
+
+@contextlib.contextmanager
+def served(folder: pathlib.Path, *command: str, cell: str = ""):
+    """Run `python -m *command` beside a copy of the demo on a free port, with nothing of the user's.
+
+    With `cell` a notebook one_cell.ipynb that holds this source lies beside it.
+    Yields (port, token, server process).
+    `{port}` and `{token}` in the command are replaced by what is yielded.
+    """
+    course = folder / "course"
+    course.mkdir()
+    shutil.copy(DEMO, course)
+    if cell:
+        made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
+        made.metadata.kernelspec = {"display_name": "Python 3", "language": "python", "name": "python3"}
+        nbformat.write(made, course / "one_cell.ipynb")
+    write_kernel_spec(folder / "jupyter" / "kernels" / "python3")  # this interpreter, whatever else is installed
+    news = folder / "jupyterlab_settings_dir" / "@jupyterlab" / "apputils-extension"
+    news.mkdir(parents=True)  # JupyterLab's question whether to fetch news covers part of the page
+    (news / "notification.jupyterlab-settings").write_text('{"fetchNews": "false", "checkForUpdates": false}')
+    own = {name: str(folder / name.lower()) for name in (
+        "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR",
+        "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR", "TILES_SWEEPS", "TRITON_CACHE_DIR")}
+    env = notebook.child_env(**own, JUPYTER_PATH=str(folder / "jupyter"))
+    env.pop("TRITON_INTERPRET", None)  # conftest sets it here; a notebook finds its way to the interpreter by itself
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    token = secrets.token_hex()
+    log = folder / "server.log"
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(cores)[:2])  # inherited: a sweep then lasts long enough to be cancelled anywhere
+    arguments = [part.format(port=port, token=token) for part in command]
+    try:
+        with open(log, "w") as said:
+            server = subprocess.Popen([sys.executable, "-m", *arguments], cwd=course, env=env, stdout=said, stderr=said,
+                                      start_new_session=True)
+    finally:
+        os.sched_setaffinity(0, cores)
+    try:
+        _wait_for(server, port, log)
+        yield port, token, server
+    finally:
+        server.terminate()  # it ends its kernels, which have sessions of their own
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def _wait_for(server, port, log, limit_s=120):
+    deadline = time.monotonic() + limit_s
+    while server.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"the server did not start:\n{log.read_text()[-3000:]}", pytrace=False)
