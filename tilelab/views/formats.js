@@ -46,11 +46,15 @@ function formatG(number) {
   if (Number.isNaN(number)) return "nan";
   if (!Number.isFinite(number)) return number > 0 ? "inf" : "-inf";
   if (number === 0) return Object.is(number, -0) ? "-0" : "0";
-  const [mantissa, exponent] = number.toExponential(5).split("e"), power = Number(exponent);
-  const strip = text => text.includes(".") ? text.replace(/\.?0+$/, "") : text;
+  // toExponential(5) would round a tie away from zero, and Python rounds it to even.
+  const [long, exponent] = Math.abs(number).toExponential(60).split("e"), digits = long.replace(".", "");
+  const rest = digits.slice(6), tie = /^50*$/.test(rest);
+  const rounded = Number(digits.slice(0, 6)) + ((tie ? Number(digits[5]) % 2 === 1 : rest >= "5") ? 1 : 0);
+  const power = Number(exponent) + (rounded === 1e6 ? 1 : 0), six = String(rounded).slice(0, 6), sign = number < 0 ? "-" : "";
+  const strip = text => text.includes(".") ? text.replace(/\.?0*$/, "") : text;
   if (power < -4 || power >= 6)
-    return `${strip(mantissa)}e${power < 0 ? "-" : "+"}${String(Math.abs(power)).padStart(2, "0")}`;
-  return strip(number.toFixed(Math.max(0, 5 - power)));
+    return `${sign}${strip(`${six[0]}.${six.slice(1)}`)}e${power < 0 ? "-" : "+"}${String(Math.abs(power)).padStart(2, "0")}`;
+  return sign + strip(power < 0 ? `0.${"0".repeat(-power - 1)}${six}` : `${six.slice(0, power + 1)}.${six.slice(power + 1)}`);
 }
 
 const binary = (code, bits) => code.toString(2).padStart(bits, "0");
@@ -131,6 +135,15 @@ function makeSelect(options, value, onchange) {
   return menu;
 }
 
+// The drawing is as wide as the page allows, so that its text keeps its size.
+const widthOf = drawing => Math.max(320, Math.round(drawing.getBoundingClientRect().width) || 900);
+
+function redrawWhenResized(root, draw) {
+  const observer = new ResizeObserver(draw);
+  observer.observe(root);
+  return () => observer.disconnect();
+}
+
 function renderCode({ model, el }) {
   const { elements, start } = model.get("data"), id = `tiles-formats-${++formatViews}`;
   // E8M0 is a scale: eight exponent bits, no sign and no zero.
@@ -149,7 +162,7 @@ function renderCode({ model, el }) {
   const buttons = h("div", { class: "bits", role: "group", "aria-label": "Bits of the code" });
   const sentence = h("p", { class: "sentence", role: "status", "aria-live": "polite" }), formula = h("p", { class: "formula" });
   const rounding = h("p", { class: "rounding" });
-  const line = h("svg:svg", { class: "line", tabindex: "0", role: "slider", viewBox: "0 0 1000 150" });
+  const line = h("svg:svg", { class: "line", tabindex: "0", role: "slider" });
 
   typed.addEventListener("input", () => {
     if (Number.isNaN(typed.valueAsNumber)) return;
@@ -181,7 +194,8 @@ function renderCode({ model, el }) {
   let place = () => 0, marks = [];
 
   function drawLine() {
-    const element = elements[state.element], left = 30, right = 970, y = 78, parts = [];
+    const wide = widthOf(line), element = elements[state.element], left = 22, right = wide - 22, y = 78, parts = [];
+    line.setAttribute("viewBox", `0 0 ${wide} 150`);
     const codes = orderedCodes();
     if (isLinear()) {
       const largest = maxOf(element);
@@ -198,7 +212,7 @@ function renderCode({ model, el }) {
         return left + (Math.min(Math.max(power, low), high) - low) / (high - low) * (right - left);
       };
       marks = shown.map(code => ({ code, value: valueOf(code), x: place(valueOf(code)) }));
-      const step = Math.ceil((high - low) / 16 / 4) * 4;
+      const step = Math.max(4, Math.ceil((high - low) * 60 / (right - left) / 4) * 4);
       for (let power = Math.ceil(low / step) * step; power <= high; power += step)
         parts.push(h("svg:line", { x1: place(2 ** power), x2: place(2 ** power), y1: 108, y2: 114, class: "tick" }),
           h("svg:text", { x: place(2 ** power), y: 134, class: "label" }, `${negative ? "−" : ""}2^${power}`));
@@ -207,13 +221,19 @@ function renderCode({ model, el }) {
     for (const mark of marks)
       parts.push(h("svg:line", { x1: mark.x, x2: mark.x, y1: y - 16, y2: y + 16,
         class: `mark${mark.code === state.code ? " chosen" : !isScale() && Math.abs(mark.value) < 2 ** (1 - biasOf(element)) ? " subnormal" : ""}` }));
-    if (isLinear() && marks.length <= 32)
-      for (const [index, mark] of marks.entries())
-        if (mark.code !== 2 ** (bits() - 1)) parts.push(h("svg:text", { x: mark.x, y: y + (index % 2 ? 36 : 54), class: "label" }, formatG(mark.value)));
+    if (isLinear()) {  // in two lines, where there is room
+      const ends = [-Infinity, -Infinity];
+      for (const [index, mark] of marks.entries()) {
+        const at = index % 2;
+        if (mark.code === 2 ** (bits() - 1) || mark.x - ends[at] < 42) continue;
+        parts.push(h("svg:text", { x: mark.x, y: y + (at ? 36 : 54), class: "label" }, formatG(mark.value)));
+        ends[at] = mark.x;
+      }
+    }
     const value = valueOf(state.code);
     if (Number.isFinite(value)) {
       const x = place(value);
-      parts.push(h("svg:line", { x1: x, x2: x, y1: y - 26, y2: y + 26, class: "chosen mark" }));
+      parts.push(h("svg:line", { x1: x, x2: x, y1: y - 26, y2: y + 18, class: "chosen mark" }));
       if (state.typed !== null && state.typed !== value) {
         const from = place(state.typed);
         parts.push(h("svg:path", { d: `M ${from - 7} 18 h 14 l -7 14 z`, class: "typed" }),
@@ -304,6 +324,7 @@ function renderCode({ model, el }) {
   keepKeys(root);
   el.append(root);
   update();
+  return redrawWhenResized(root, drawLine);
 }
 
 function renderBlock({ model, el }) {
@@ -313,15 +334,16 @@ function renderBlock({ model, el }) {
   const load = () => { numbers = blocks[state.data].slice(0, formats[state.format].block); state.at = Math.min(state.at, numbers.length - 1); };
   const value = h("input", { type: "number", step: "any" }), sentence = h("p", { class: "sentence", role: "status", "aria-live": "polite" });
   const readout = h("p", { class: "readout", "aria-live": "polite" });
-  const bars = h("svg:svg", { class: "bars", tabindex: "0", role: "slider", viewBox: "0 0 1000 260" });
+  const bars = h("svg:svg", { class: "bars", tabindex: "0", role: "slider" });
   value.addEventListener("input", () => {
     if (Number.isNaN(value.valueAsNumber)) return;
     numbers[state.at] = Math.fround(value.valueAsNumber);
     update();
   });
   const pick = index => { state.at = Math.min(Math.max(index, 0), numbers.length - 1); update(); };
-  const indexOf = event => Math.floor((new DOMPoint(event.clientX, event.clientY).matrixTransform(bars.getScreenCTM().inverse()).x - 30)
-    / (950 / numbers.length));
+  const across = () => (widthOf(bars) - 24) / numbers.length;
+  const indexOf = event => Math.floor((new DOMPoint(event.clientX, event.clientY).matrixTransform(bars.getScreenCTM().inverse()).x - 12)
+    / across());
   bars.addEventListener("pointermove", event => { const index = indexOf(event); if (index !== state.at && index >= 0 && index < numbers.length) pick(index); });
   bars.addEventListener("keydown", event => {
     const next = { ArrowLeft: state.at - 1, ArrowRight: state.at + 1, Home: 0, End: numbers.length - 1 }[event.key];
@@ -337,23 +359,25 @@ function renderBlock({ model, el }) {
     made = quantiseBlock(numbers, format, elements, ruleFits ? state.rule : "floor");
     const { scale, scaleCode, codes, back, amax } = made, limit = maxOf(element) * scale;
     const top = Math.max(amax, Math.min(limit, 2 * amax), 1e-30) * 1.06;
-    const x = index => 30 + (index + 0.5) * 950 / numbers.length, y = number => 130 - number / top * 120;
+    const end = widthOf(bars) - 12, step = across();
+    bars.setAttribute("viewBox", `0 0 ${end + 12} 260`);
+    const x = index => 12 + (index + 0.5) * step, y = number => 130 - number / top * 120;
     const parts = [];
     if (countOf(element) <= 32)
       for (let code = 0; code < countOf(element); ++code)
         for (const sign of code ? [1, -1] : [1]) {
           const at = y(sign * magnitudeOf(element, code) * scale);
-          if (at > 4 && at < 256) parts.push(h("svg:line", { x1: 30, x2: 980, y1: at, y2: at, class: "level" }));
+          if (at > 4 && at < 256) parts.push(h("svg:line", { x1: 12, x2: end, y1: at, y2: at, class: "level" }));
         }
     else for (const sign of [1, -1])
-      if (Math.abs(limit) < top) parts.push(h("svg:line", { x1: 30, x2: 980, y1: y(sign * limit), y2: y(sign * limit), class: "level" }));
-    parts.push(h("svg:line", { x1: 30, x2: 980, y1: 130, y2: 130, class: "axis" }));
-    const wide = Math.max(2, 950 / numbers.length * 0.5);
+      if (Math.abs(limit) < top) parts.push(h("svg:line", { x1: 12, x2: end, y1: y(sign * limit), y2: y(sign * limit), class: "level" }));
+    parts.push(h("svg:line", { x1: 12, x2: end, y1: 130, y2: 130, class: "axis" }));
+    const wide = Math.max(1.5, step * 0.5);
     numbers.forEach((number, index) => {
       parts.push(h("svg:line", { x1: x(index), x2: x(index), y1: 130, y2: y(number), class: "number", "stroke-width": wide }),
         h("svg:circle", { cx: x(index), cy: y(back[index]), r: Math.min(6, wide), class: index === state.at ? "left here" : "left" }));
     });
-    parts.push(h("svg:rect", { x: x(state.at) - 475 / numbers.length, y: 4, width: 950 / numbers.length, height: 252, class: "frame" }));
+    parts.push(h("svg:rect", { x: x(state.at) - step / 2, y: 4, width: step, height: 252, class: "frame" }));
     bars.replaceChildren(...parts);
     const error = Math.hypot(...numbers.map((number, index) => number - back[index])) / Math.max(Math.hypot(...numbers), 1e-30);
     const largest = codes.filter(code => Math.abs(decode(element, code)) === maxOf(element)).length;
@@ -363,7 +387,7 @@ function renderBlock({ model, el }) {
     const at = state.at, number = numbers[at];
     readout.textContent = `Element ${at}: ${formatG(number)} / ${formatG(scale)} = ${formatG(number / scale)} → `
       + `code ${binary(codes[at], bitsOf(element))} (${formatG(decode(element, codes[at]))}) → ${formatG(back[at])}.`;
-    if (document.activeElement !== value) value.value = String(number);
+    if (document.activeElement !== value) value.value = String(Number(number.toPrecision(6)));
     bars.setAttribute("aria-label", "Elements of the block; arrow keys go to the next element");
     bars.setAttribute("aria-valuemin", 0);
     bars.setAttribute("aria-valuemax", numbers.length - 1);
@@ -385,10 +409,11 @@ function renderBlock({ model, el }) {
   el.append(root);
   load();
   update();
+  return redrawWhenResized(root, update);
 }
 
 function render(context) {
-  (context.model.get("data").kind === "block" ? renderBlock : renderCode)(context);
+  return (context.model.get("data").kind === "block" ? renderBlock : renderCode)(context);
 }
 
 export default { render };
