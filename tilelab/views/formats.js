@@ -240,6 +240,7 @@ function renderCode({ model, el }) {
           h("svg:line", { x1: from, x2: x, y1: 34, y2: y - 28, class: "arrow" }));
       }
     }
+    line.classList.toggle("dense", marks.length * 5 > right - left);
     line.replaceChildren(...parts);
     line.setAttribute("aria-label", `Numbers of ${state.element}; arrow keys go to the next number`);
     line.setAttribute("aria-valuemin", 0);

@@ -687,7 +687,7 @@ function renderScales({ model, el }) {
       makePanel("Tiles in memory, 16 bytes per line", "Row · scale that lies there. A tile has 32 lines; tiles of the same rows "
         + "follow each other.", tiles.element)),
     readout,
-    h("p", { class: "hint" }, "The row of elements, one box per block; the block of the scale is dark."), strip);
+    h("p", { class: "hint" }, "The row of elements, one box per block; the block of the scale is outlined."), strip);
   keepKeys(root);
   el.append(root);
   const observer = new ResizeObserver(() => schedule());

@@ -64,7 +64,7 @@ def test_a_notebook_keeps_what_the_views_show():
     (lambda: explorer.block("fp8_128x128"), "blocks of one row; choose one of mxfp8_e4m3"),
     (lambda: explorer.block("nvfp4", rule="ceil"), "for E8M0 scales"),
     (lambda: explorer.scale_layout("mxfp6_e2m3"), "choose one of mxfp8_e4m3, mxfp4, nvfp4"),
-    (lambda: explorer.scale_layout(scale=9), "below 192 and 9; they are 33 and 9")])
+    (lambda: explorer.scale_layout(scale=9), "below 192 and 8; they are 33 and 9")])
 def test_what_no_view_shows(make, says):
     with pytest.raises(ValueError, match=says):
         make()

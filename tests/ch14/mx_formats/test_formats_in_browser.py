@@ -35,7 +35,8 @@ def field(page, name):
 
 def test_every_code_of_every_element_is_described_as_in_python(page):
     codes = [[name, code] for name, element in ELEMENTS.items() for code in range(2**element.bits)]
-    found = evaluate(page, "formats", "given[1].map(([name, code]) => describeCode(given[0][name], code))", [GIVEN, codes])
+    found = evaluate(page, "formats", "given[1].map(([name, code]) => describeCode(given[0][name], code))",
+                     [GIVEN, codes])
     assert found == [figures.describe(ELEMENTS[name], code) for name, code in codes]
     scales = evaluate(page, "formats", "given.map(decodeE8m0)", list(range(255)))
     assert list(map(float, scales)) == number_formats.decode_e8m0(torch.arange(255)).tolist()
@@ -81,8 +82,8 @@ def test_scales_lie_where_python_puts_them(page, rows, columns):
     numbers = torch.arange(1, rows * columns + 1).view(rows, columns)
     low, high = (packing.tile_scales(part.to(torch.uint8)).long() for part in (numbers % 251, numbers // 251))
     bytes_of_number = high * 251 + low
-    places = evaluate(page, "microscope", "Array.from({ length: given[0] }, (_, row) => Array.from({ length: given[1] }, "
-                      "(_, column) => byteOfScale(row, column, given[1])))", [rows, columns])
+    places = evaluate(page, "microscope", "Array.from({ length: given[0] }, (_, row) => Array.from("
+                      "{ length: given[1] }, (_, column) => byteOfScale(row, column, given[1])))", [rows, columns])
     assert (bytes_of_number[torch.tensor(places)] == numbers).all()
     back = evaluate(page, "microscope", "given[0].map(byte => scaleAtByte(byte, given[1]))",
                     [[place for line in places for place in line], columns])
@@ -101,7 +102,8 @@ def test_bits_line_and_typed_numbers_answer(page):
     page.keyboard.press("Home")
     assert "is -6 (normal" in sentence.inner_text()
     field(page, "typed").fill("5")
-    assert rounding.inner_text() == "5 rounds to 4: it lies between 4 and 6, exactly in the middle, and the even code wins."
+    assert rounding.inner_text() == ("5 rounds to 4: it lies between 4 and 6, exactly in the middle, and the even code "
+                                     "wins.")
     field(page, "typed").fill("1e9")
     assert "it saturates" in rounding.inner_text() and "is 6" in sentence.inner_text()
     field(page, "element").select_option("e4m3")
@@ -135,19 +137,20 @@ def test_scales_answer_to_the_mouse_and_the_keys(browser, tmp_path):
     with opened(browser, tmp_path, explorer.scale_layout()) as page:
         readout = page.locator(".tiles-scales .readout")
         assert readout.inner_text() == (
-            "Scale 2 of row 33 belongs to the block of elements 64 to 95 of row 33. It lies at byte 22: tile 0, line 1, byte "
-            "6 of the line = 1 · 4 + 2. Its line also holds rows 1, 65, 97.")
+            "Scale 2 of row 33 belongs to the block of elements 64 to 95 of row 33. It lies at byte 22: tile 0, line 1, "
+            "byte 6 of the line = 1 · 4 + 2. Its line also holds rows 1, 65, 97.")
         matrix, tiles = (page.locator(".tiles-scales .scroller").nth(index) for index in (0, 1))
         tiles.focus()
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowRight")
-        page.wait_for_function("document.querySelector('.tiles-scales .readout').innerText.startsWith('Scale 0 of row 65')")
+        says = "document.querySelector('.tiles-scales .readout').innerText"
+        page.wait_for_function(f"{says}.startsWith('Scale 0 of row 65')")
         matrix.focus()
         page.keyboard.press("ArrowUp")
-        page.wait_for_function("document.querySelector('.tiles-scales .readout').innerText.includes('of row 64')")
+        page.wait_for_function(f"{says}.includes('of row 64')")
         assert "byte 8:" in readout.inner_text()
         tiles.hover(position={"x": 60, "y": 30})
-        page.wait_for_function("document.querySelector('.tiles-scales .readout').innerText.startsWith('Scale 0 of row ')")
+        page.wait_for_function(f"{says}.startsWith('Scale 0 of row 1 ')")
 
 
 CHANGES = {
