@@ -35,8 +35,8 @@ def elements_read(rows: int, columns: int, itemsize: int, access: str, lane_byte
                   first: tuple[int, int] = (0, 0)) -> tuple[list[tuple[int, int]], int]:
     """Return the element (row, column) at which each lane starts to read, and how many elements a lane reads.
 
-    For a row or a column, up to 32 lanes read `lane_bytes` each, or one element. For a matrix, up to 8 lanes read 16
-    bytes each, one row per lane, as ldmatrix and stmatrix do. The first lane reads at `first` (row, column). No lane
+    For a row or a column, each of up to 32 lanes reads `lane_bytes`, or one element. For a matrix, each of up to 8 lanes
+    reads 16 bytes of its own row, as ldmatrix and stmatrix do. The first lane reads at `first` (row, column). No lane
     reads outside of the box. ValueError where the first lane would not read at a multiple of its bytes.
     """
     count = max(1, (UNIT if access == "matrix" else lane_bytes) // itemsize)

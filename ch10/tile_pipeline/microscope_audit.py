@@ -21,7 +21,7 @@ from tilelab import cuda, device, profiler, results, tensor_map
 
 SOURCE = pathlib.Path(__file__).with_name("microscope_audit.cu")
 MAPS, READS = 500, 60
-REPEATS = 1000  # of one read in a launch, beside which a few other accesses do not count
+REPEATS = 1000  # reads per launch, so that a few other accesses change nothing
 WAVEFRONTS = {"wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
               "all_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"}
 KINDS = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}  # {bytes per lane: the kernel's KIND}; a matrix is 5
@@ -33,7 +33,7 @@ SMALLEST_SMEM = 99 << 10  # bytes that a block has on every GPU with TMA
 
 
 def make_random_map(source: random.Random) -> TiledMap:
-    """Return a map of 1 to 5 dimensions that keeps every rule, or breaks one or two of them."""
+    """Return a map of 1 to 5 dimensions that keeps every rule, or breaks one or two rules."""
     dtype, rank = source.choice(list(DTYPES)), source.randint(1, 5)
     itemsize, unit = DTYPES[dtype].itemsize, max(1, 16 // DTYPES[dtype].itemsize)
     swizzle = source.choice(list(tensor_map.SWIZZLES))
@@ -82,6 +82,11 @@ def make_random_maps(count: int = MAPS) -> list[TiledMap]:
     return maps
 
 
+def _overlaps(made: TiledMap) -> bool:
+    """Return whether a stride is shorter than what it strides over, which the course's rules allow."""
+    return any(stride < inner * extent for stride, inner, extent in zip(made.strides, made.strides[1:], made.shape[1:]))
+
+
 def judge_maps(maps: list[TiledMap], address: int) -> list[dict]:
     """Return a row per map: the sentences of the course's rules, the driver's answer, and whether the two agree.
 
@@ -94,7 +99,7 @@ def judge_maps(maps: list[TiledMap], address: int) -> list[dict]:
         too_large = made.box_bytes > here.smem_per_block
         agrees = (answer == "CUDA_SUCCESS") == (not broken and not too_large)
         rows.append({"name": f"map {number}", **dataclasses.asdict(made), "rules": broken, "too_large": too_large,
-                     "driver": answer, "agrees": agrees, "status": "ok" if agrees else "wrong",
+                     "overlaps": _overlaps(made), "driver": answer, "agrees": agrees, "status": "ok" if agrees else "wrong",
                      "reason": "" if agrees else f"the driver says {answer}, and {len(broken)} rules are broken"})
     return rows
 
@@ -197,7 +202,7 @@ def prepare_read(read: Read):
                  ctypes.c_int(REPEATS), ctypes.c_uint32(0)]
     kernel = cuda.load_kernel(SOURCE, "read_box")
 
-    def launch() -> None:
+    def launch(keep_alive=x) -> None:
         cuda.launch(kernel, 1, LANES, arguments, smem_bytes)
 
     return launch, x, found, landed

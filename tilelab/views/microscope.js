@@ -1,9 +1,10 @@
-// The microscope of a TMA box: its rules, its bytes, where each unit of 16 bytes lands in shared memory, and what one
-// read of a warp costs. Where data.kind is "scales" it shows the layout of scale factors in tiles of 128 × 4 instead.
+// The microscope of a TMA box: its rules, its bytes, the place of each unit of 16 bytes in shared memory, and the
+// wavefronts of one read. Where data.kind is "scales" it shows the layout of scale factors in tiles of 128 × 4 instead.
 // Everything is computed here, so the view also works on a static page.
 //
-// The first part computes and the second part draws. The functions of the first part are those of tilelab.tensor_map,
-// ch10.tile_pipeline.map_report, .explorer and .banks, and of ch14.mx_formats.packing, in JavaScript, and a test compares the two on random cases.
+// The first part computes and the second part draws. The first part repeats functions of tilelab.tensor_map,
+// ch10.tile_pipeline (map_report, explorer, banks) and ch14.mx_formats.packing in JavaScript. A test compares both
+// languages on random cases.
 
 const UNIT = 16, LINE = 128, BANKS = 32, WORD = 4;  // bytes, bytes, banks, bytes of a word
 
@@ -74,7 +75,7 @@ function brokenLoadRules({ box, corner, itemsize, extra = 0 }, target, smemPerBl
 
 // ---- places in shared memory, and the cost of a read. A layout is { rows, columns, itemsize, swizzle in bytes }.
 
-// The swizzle XORs bits 4 to 6 of an offset with bits 7 to 9, as many of them as its width has.
+// The swizzle XORs bits 4 to 6 of an offset with bits 7 to 9: three bits for 128 bytes, two for 64, one for 32.
 const swizzleOffset = (offset, width) => width ? offset ^ (((offset >> 7) & (width / 16 - 1)) << 4) : offset;
 
 // Rows that are narrower than the swizzle begin a swizzle apart.
@@ -127,7 +128,7 @@ function costOfRead(layout, access, laneBytes = 0, first = [0, 0]) {
     together: BANKS * WORD / Math.max(WORD, size) };
 }
 
-// Return the bytes of a box, and those of them that lie outside of the tensor. All are (rows, columns) in elements.
+// Return the number of bytes in a box, and how many lie outside of the tensor. All are (rows, columns) in elements.
 function bytesOutside([rows, columns], [y, x], [high, wide], itemsize) {
   const inside = Math.max(0, Math.min(rows, y + high) - Math.max(0, y))
     * Math.max(0, Math.min(columns, x + wide) - Math.max(0, x));
@@ -153,7 +154,7 @@ function scaleAtByte(byte, columns) {
 // ---- the view
 
 // A colour for each place of a unit in its line of 128 bytes, which is a group of four banks. Black text is legible on
-// all of them.
+// each colour.
 const PLACES = ["#8ecae6", "#ffd48a", "#a3dfc0", "#f3b4d6", "#fff1a3", "#c8bdf2", "#f4aa9c", "#cdd5dd"];
 const HIGH = 20;  // pixels of a cell
 
@@ -511,7 +512,7 @@ function renderBox({ model, el }) {
       cell.classList.toggle("here", each === bank || (unit !== null && Math.floor(each / 4) === placeOf(unit) % LINE / UNIT));
     }
   }
-  // What only points is drawn with the next frame.
+  // Pointing changes no setting, so it is drawn with the next frame.
   const schedule = () => { frame ??= requestAnimationFrame(drawAll); };
 
   function update() {

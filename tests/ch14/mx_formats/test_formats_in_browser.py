@@ -137,8 +137,8 @@ def test_scales_answer_to_the_mouse_and_the_keys(browser, tmp_path):
     with opened(browser, tmp_path, explorer.scale_layout()) as page:
         readout = page.locator(".tiles-scales .readout")
         assert readout.inner_text() == (
-            "Scale 2 of row 33 belongs to the block of elements 64 to 95 of row 33. It lies at byte 22: tile 0, line 1, "
-            "byte 6 of the line = 1 · 4 + 2. Its line also holds rows 1, 65, 97.")
+            "Scale 2 of row 33 belongs to the block of elements 64 to 95 of row 33. It lies at byte 22: tile 0, line "
+            "1, byte 6 of the line = 1 · 4 + 2. Its line also holds rows 1, 65, 97.")
         matrix, tiles = (page.locator(".tiles-scales .scroller").nth(index) for index in (0, 1))
         tiles.focus()
         page.keyboard.press("ArrowRight")
