@@ -35,9 +35,9 @@ def elements_read(rows: int, columns: int, itemsize: int, access: str, lane_byte
                   first: tuple[int, int] = (0, 0)) -> tuple[list[tuple[int, int]], int]:
     """Return the element (row, column) at which each lane starts to read, and how many elements a lane reads.
 
-    For a row or a column, each of up to 32 lanes reads `lane_bytes`, or one element. For a matrix, each of up to 8 lanes
-    reads 16 bytes of its own row, as ldmatrix and stmatrix do. The first lane reads at `first` (row, column). No lane
-    reads outside of the box. ValueError where the first lane would not read at a multiple of its bytes.
+    Up to 32 lanes read along a row or down a column: one element each, or `lane_bytes`. Up to 8 lanes read a matrix: 16
+    bytes of one row per lane, as ldmatrix and stmatrix do. The first lane reads at `first` (row, column). No lane reads
+    outside of the box. ValueError where the first lane would not read at a multiple of its bytes.
     """
     count = max(1, (UNIT if access == "matrix" else lane_bytes) // itemsize)
     row, column = first

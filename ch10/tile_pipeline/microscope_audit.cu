@@ -1,4 +1,4 @@
-// A warp loads one box by tensor map and repeats one read of it. The profiler counts the wavefronts.
+// A warp loads one box by tensor map and repeats one read. The profiler counts the wavefronts.
 //
 //   1. Lane 0 loads the box. The warp waits for it, with a limit of time, so that a wrong count of bytes ends, too.
 //   2. Each lane takes its address from `offsets`; a lane without an address does not read.

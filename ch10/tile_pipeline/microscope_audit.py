@@ -84,7 +84,8 @@ def make_random_maps(count: int = MAPS) -> list[TiledMap]:
 
 def _overlaps(made: TiledMap) -> bool:
     """Return whether a stride is shorter than what it strides over, which the course's rules allow."""
-    return any(stride < inner * extent for stride, inner, extent in zip(made.strides, made.strides[1:], made.shape[1:]))
+    inner = zip(made.strides[1:], made.shape[1:])
+    return any(stride < below * extent for stride, (below, extent) in zip(made.strides, inner))
 
 
 def judge_maps(maps: list[TiledMap], address: int) -> list[dict]:

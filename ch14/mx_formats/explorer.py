@@ -73,8 +73,8 @@ def scale_layout(format: str = "mxfp8_e4m3", shape: tuple[int, int] = (192, 256)
                  ) -> views.View:
     """Return the layout of the scales of a matrix of `shape` in tiles of 128 × 4, pointing at one scale of one row.
 
-    A saved notebook keeps a picture of one tile, and a line that gives the byte of the scale. Raises ValueError for a format
-    other than the keys of SCALE_LABELS, and for a scale outside of the matrix.
+    A saved notebook keeps a picture of one tile, and a line that gives the byte of the scale. Raises ValueError for a
+    format other than the keys of SCALE_LABELS, and for a scale outside of the matrix.
     """
     if format not in SCALE_LABELS:
         raise ValueError(f"unknown format {format!r:.40}; choose one of {', '.join(SCALE_LABELS)}.")
