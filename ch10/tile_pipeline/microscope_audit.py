@@ -100,7 +100,8 @@ def judge_maps(maps: list[TiledMap], address: int) -> list[dict]:
         too_large = made.box_bytes > here.smem_per_block
         agrees = (answer == "CUDA_SUCCESS") == (not broken and not too_large)
         rows.append({"name": f"map {number}", **dataclasses.asdict(made), "rules": broken, "too_large": too_large,
-                     "overlaps": _overlaps(made), "driver": answer, "agrees": agrees, "status": "ok" if agrees else "wrong",
+                     "overlaps": _overlaps(made), "driver": answer, "agrees": agrees,
+                     "status": "ok" if agrees else "wrong",
                      "reason": "" if agrees else f"the driver says {answer}, and {len(broken)} rules are broken"})
     return rows
 

@@ -128,7 +128,7 @@ function quantiseBlock(numbers, format, elements, rule) {
 
 const TONES = { sign: "sign", exponent: "exponent", mantissa: "mantissa" };
 const KIND = (element, index) => index === 0 ? "sign" : index <= element.exponentBits ? "exponent" : "mantissa";
-let formatViews = 0;
+const makeId = () => `tiles-formats-${Math.random().toString(36).slice(2)}`;  // a page may have several views
 
 function labelled(id, text, control) {
   control.id = id;
@@ -152,7 +152,7 @@ function redrawWhenResized(root, draw) {
 }
 
 function renderCode({ model, el }) {
-  const { elements, start } = model.get("data"), id = `tiles-formats-${++formatViews}`;
+  const { elements, start } = model.get("data"), id = makeId();
   // E8M0 is a scale: eight exponent bits, no sign and no zero.
   const state = { element: start.element, typed: start.value, code: 0, axis: "" };
   const isScale = () => state.element === "e8m0";
@@ -340,8 +340,8 @@ function renderCode({ model, el }) {
       labelled(`${id}-code`, "code", codeField), buttons),
     sentence, formula, rounding, h("div", { class: "line-box" }, line),
     h("p", { class: "hint" }, "Click a bit to turn it over, or click the line to take the nearest number; arrow keys "
-      + "go to the next number. The triangle is the typed number. Dashed marks: subnormal numbers. Formats of eight bits "
-      + "are drawn by powers of two."));
+      + "go to the next number. The triangle is the typed number. Dashed marks: subnormal numbers. Formats of eight "
+      + "bits are drawn by powers of two."));
   keepKeys(root);
   el.append(root);
   update();
@@ -349,7 +349,7 @@ function renderCode({ model, el }) {
 }
 
 function renderBlock({ model, el }) {
-  const { elements, formats, blocks, start } = model.get("data"), id = `tiles-formats-${++formatViews}`;
+  const { elements, formats, blocks, start } = model.get("data"), id = makeId();
   const state = { format: start.format, rule: start.rule, data: start.data, at: 0 };
   let numbers = [], made = null;
   const load = () => {

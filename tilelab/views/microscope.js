@@ -239,14 +239,13 @@ function makeGrid(label, { paint, over, choose, keys, across }) {
   return grid;
 }
 
-let microscopes = 0;  // ids of labels must differ where a page has several
-
 const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1],
   PageUp: [-8, 0], PageDown: [8, 0] };
 
 // Return functions that make labelled fields of `state`; each calls `update` after a change.
 function makeFields(state, update) {
-  const id = `tiles-microscope-${++microscopes}`, controls = {};
+  const controls = {};
+  const id = `tiles-microscope-${Math.random().toString(36).slice(2)}`;  // a page may have several views
   const change = (name, value) => { state[name] = value; update(); };
   const select = (name, text, options) => {
     const menu = h("select", { id: `${id}-${name}`, onchange: () => change(name, menu.value) },
@@ -379,7 +378,12 @@ function renderBox({ model, el }) {
     const place = placeOf(unit);
     memory.show(Math.floor(place / LINE), place % LINE / UNIT);
   };
-  const sourceAt = ([line, place]) => found.sources.get(line * 8 + place) ?? null;
+  // The swizzle undoes itself, so it also leads from a place back to its unit. A gap has none.
+  const sourceAt = ([line, place]) => {
+    const offset = swizzleOffset(line * LINE + place * UNIT, found.layout.swizzle), pitch = pitchOf(found.layout);
+    const row = Math.floor(offset / pitch), column = offset % pitch / UNIT;
+    return row < found.layout.rows && column < unitsPerRow() ? [row, column] : null;
+  };
 
   const box = makeGrid("Units of the box: arrow keys point at a unit, Enter starts the read there", {
     across: () => 1, over: point, choose, keys: keysOf(null, at => at),
@@ -547,7 +551,7 @@ function renderBox({ model, el }) {
     const brokenLoad = brokenLoadRules(load, state.target, targets[state.target].smem, alignment);
     const layout = { rows: state.boxRows, columns: state.boxColumns, itemsize, swizzle: swizzles[state.swizzle] };
     const drawable = box2.every(extent => extent <= 256) && layout.columns * itemsize % UNIT === 0;
-    found = { layout, drawable, read: new Map(), sources: new Map() };
+    found = { layout, drawable, read: new Map() };
     state.readRow = Math.min(state.readRow, state.boxRows - 1);
     if (drawable) {
       const count = elementsRead(layout, state.access, Number(state.laneBytes)).count;
@@ -560,9 +564,6 @@ function renderBox({ model, el }) {
         if (!found.read.has(key)) found.read.set(key, []);
         found.read.get(key).push(lane);
       });
-      for (let row = 0; row < layout.rows; ++row)
-        for (let column = 0; column < unitsPerRow(); ++column)
-          found.sources.set(placeOf([row, column]) / UNIT, [row, column]);
       if (unit && (unit[0] >= layout.rows || unit[1] >= unitsPerRow())) unit = null;
       box.resize(layout.rows, unitsPerRow());
       memory.resize(Math.ceil(layout.rows * pitchOf(layout) / LINE), 8);
@@ -685,7 +686,8 @@ function renderScales({ model, el }) {
       .filter(other => other !== row && other < state.rows);
     readout.textContent = `Scale ${column} of row ${row} belongs to the block of elements ${first} to ${last} of row `
       + `${row}. It lies at byte ${comma(byte)}: tile ${Math.floor(byte / TILE_BYTES)}, line `
-      + `${Math.floor(within / 16)}, byte ${within % 16} of the line = ${Math.floor(row % 128 / 32)} · 4 + ${column % 4}.`
+      + `${Math.floor(within / 16)}, byte ${within % 16} of the line = ${Math.floor(row % 128 / 32)} · 4 + `
+      + `${column % 4}.`
       + (others.length ? ` Its line also holds row${others.length > 1 ? "s" : ""} ${others.join(", ")}.` : "");
     const wide = 1000 / state.columns;
     strip.replaceChildren(...Array.from({ length: scales }, (_, index) => h("svg:rect", { x: index * block * wide, y: 4,
