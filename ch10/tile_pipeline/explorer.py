@@ -164,8 +164,9 @@ def microscope(dtype: str = "float32", shape: Sequence[int] = (48, 96), box: Seq
     data = {"dtypes": {name: {"bytes": each.itemsize, "floating": each.is_floating_point}
                        for name, each in map_report.DTYPES.items()},
             "swizzles": tensor_map.SWIZZLES, "alignment": map_report.ALIGNMENT,
-            "targets": {gpu.target: {"smem": gpu.smem_per_block, "gpu": name}
-                        for name, gpu in reversed(device.KNOWN.items()) if device.target_limits(gpu.target).has_tma},
+            "targets": {target: {"smem": device.target_limits(target).smem_per_block, "gpu": ", ".join(
+                name for name, gpu in device.KNOWN.items() if gpu.target == target)}
+                        for target in device.TARGETS if device.target_limits(target).has_tma},
             "start": {"dtype": dtype, "shape": list(shape), "box": list(box), "corner": list(corner),
                       "swizzle": swizzle, "access": access, "laneBytes": lane_bytes}}
     return views.View("microscope", data, picture=picture, table=results.table(

@@ -172,4 +172,4 @@ def test_it_fits_the_page_and_answers_within_50_ms(browser, tmp_path, name, make
         assert page.evaluate("document.documentElement.scrollWidth") <= view_pages.SIZES[size]["width"]
         median, longest = page.evaluate(view_pages.TIME_CHANGES, [".tiles-view", CHANGES[name], 21])
         print(f"{name}: {median:.1f} ms, at most {longest:.1f} ms")
-        assert median < LIMIT_MS
+        assert median < view_pages.longest_answer_ms(LIMIT_MS)
