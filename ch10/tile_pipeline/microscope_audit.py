@@ -195,7 +195,9 @@ def prepare_read(read: Read):
     (rows, columns), dtype = read.box, tile_pipeline.BITS[read.itemsize]
     x = torch.randint(0, 256, (rows, columns * read.itemsize), dtype=torch.uint8, device="cuda").view(dtype)
     places = read.addresses()
-    offsets = torch.tensor(places + [NO_LANE] * (LANES - len(places)), dtype=torch.int64).to(torch.uint32).cuda()
+    # ldmatrix takes eight rows. Where the box has fewer, the last row is named again, which costs nothing.
+    rest = places[-1] if read.access == "matrix" else NO_LANE
+    offsets = torch.tensor(places + [rest] * (LANES - len(places)), dtype=torch.int64).to(torch.uint32).cuda()
     found, landed = (torch.zeros(LANES, dtype=torch.int32, device="cuda") for _ in range(2))
     kind = 5 if read.access == "matrix" else KINDS[read.size]
     smem_bytes = rows * max(columns * read.itemsize, tensor_map.SWIZZLES[read.swizzle]) + 1024
