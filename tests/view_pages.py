@@ -1,6 +1,7 @@
 """Open a view on a page of its own in Chromium, as the static site does: no server, no network."""
 
 import contextlib
+import os
 import pathlib
 import shutil
 
@@ -46,22 +47,27 @@ def photograph(page, name: str) -> None:
     page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
 
+def longest_answer_ms(limit_ms: float) -> float:
+    """Return how long a change may take: the limit, or more by the load per CPU, where others share the machine."""
+    return limit_ms * max(1, os.getloadavg()[0] / os.cpu_count())
+
+
 def evaluate(page, view: str, expression: str, argument):
     """Return the value of a JavaScript expression of `given`, in which the functions of a view's file are known."""
     body = views.read_module(view).replace(views.EXPORT, "")
     return page.evaluate(f"given => {{ {body}\nreturn {expression}; }}", argument)
 
 
-# Milliseconds from a change until the page has been laid out anew, the longest of several. `change` is a function of
-# the view's root and of the number of the change.
-SLOWEST = """([root, change, times]) => {
-    const element = document.querySelector(root), act = eval(change);
-    let slowest = 0;
+# Milliseconds from a change until the page has been laid out anew: [the median of several, the longest]. `change` is a
+# function of the view's root and of the number of the change.
+TIME_CHANGES = """([root, change, times]) => {
+    const element = document.querySelector(root), act = eval(change), taken = [];
     for (let i = 0; i < times; ++i) {
         const begun = performance.now();
         act(element, i);
         element.getBoundingClientRect();
-        slowest = Math.max(slowest, performance.now() - begun);
+        taken.push(performance.now() - begun);
     }
-    return slowest;
+    taken.sort((a, b) => a - b);
+    return [taken[Math.floor(times / 2)], taken[times - 1]];
 }"""

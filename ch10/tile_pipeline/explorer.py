@@ -35,9 +35,9 @@ def elements_read(rows: int, columns: int, itemsize: int, access: str, lane_byte
                   first: tuple[int, int] = (0, 0)) -> tuple[list[tuple[int, int]], int]:
     """Return the element (row, column) at which each lane starts to read, and how many elements a lane reads.
 
-    For a row or a column, up to 32 lanes read `lane_bytes` each, or one element. For a matrix, up to 8 lanes read 16
-    bytes each, one row per lane, as ldmatrix and stmatrix do. The first lane reads at `first` (row, column). No lane
-    reads outside of the box. ValueError where the first lane would not read at a multiple of its bytes.
+    Up to 32 lanes read along a row or down a column: one element each, or `lane_bytes`. Up to 8 lanes read a matrix: 16
+    bytes of one row per lane, as ldmatrix and stmatrix do. The first lane reads at `first` (row, column). No lane reads
+    outside of the box. ValueError where the first lane would not read at a multiple of its bytes.
     """
     count = max(1, (UNIT if access == "matrix" else lane_bytes) // itemsize)
     row, column = first
@@ -164,8 +164,9 @@ def microscope(dtype: str = "float32", shape: Sequence[int] = (48, 96), box: Seq
     data = {"dtypes": {name: {"bytes": each.itemsize, "floating": each.is_floating_point}
                        for name, each in map_report.DTYPES.items()},
             "swizzles": tensor_map.SWIZZLES, "alignment": map_report.ALIGNMENT,
-            "targets": {gpu.target: {"smem": gpu.smem_per_block, "gpu": name}
-                        for name, gpu in reversed(device.KNOWN.items()) if device.target_limits(gpu.target).has_tma},
+            "targets": {target: {"smem": device.target_limits(target).smem_per_block, "gpu": ", ".join(
+                name for name, gpu in device.KNOWN.items() if gpu.target == target)}
+                        for target in device.TARGETS if device.target_limits(target).has_tma},
             "start": {"dtype": dtype, "shape": list(shape), "box": list(box), "corner": list(corner),
                       "swizzle": swizzle, "access": access, "laneBytes": lane_bytes}}
     return views.View("microscope", data, picture=picture, table=results.table(

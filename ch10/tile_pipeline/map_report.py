@@ -312,7 +312,8 @@ def encode(load: TiledMap, address: int) -> tuple[str, ctypes.Array, int]:
     enums = {"tensorDataType": driver.CUtensorMapDataType, "interleave": driver.CUtensorMapInterleave,
              "swizzle": driver.CUtensorMapSwizzle, "l2Promotion": driver.CUtensorMapL2promotion,
              "oobFill": driver.CUtensorMapFloatOOBfill}
-    arguments = [(lists[name] * max(1, len(value)))(*value) if name in lists else
+    fields["globalStrides"] = fields["globalStrides"] or [16]  # one dimension has no stride, but needs an array
+    arguments = [(lists[name] * len(value))(*value) if name in lists else
                  int(getattr(enums[name], value)) if name in enums else value for name, value in fields.items()]
     memory = (ctypes.c_byte * (128 + 64))()
     place = -(-ctypes.addressof(memory) // 64) * 64  # a map starts at a multiple of 64 bytes

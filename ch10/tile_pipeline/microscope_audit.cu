@@ -1,7 +1,7 @@
-// One box, loaded by tensor map, and one read of a warp from it, many times. The profiler counts the wavefronts.
+// A warp loads one box by tensor map and repeats one read. The profiler counts the wavefronts.
 //
 //   1. Lane 0 loads the box. The warp waits for it, with a limit of time, so that a wrong count of bytes ends, too.
-//   2. Each lane takes its address from `offsets`; a lane without an address does not read.
+//   2. Each lane takes its address from `offsets`; a lane without an address does not read. ldmatrix needs them all.
 //   3. The warp reads `repeats` times: KIND 0 to 4 reads 1, 2, 4, 8 or 16 bytes per lane, and 5 is ldmatrix, for which
 //      lanes 0 to 7 name the rows.
 //   4. Each lane writes the first word that it found.
@@ -74,7 +74,7 @@ read_box(const __grid_constant__ TensorMap x, const u32* offsets, u32* found, u3
     const u32 offset = offsets[threadIdx.x];
     u32 word = 0;
     if (kind == 5) {
-        word = read_many<5>(base + (offset == NO_LANE ? 0 : offset), repeats, mask);  // all lanes take part
+        word = read_many<5>(base + offset, repeats, mask);  // all lanes take part
     } else if (offset != NO_LANE) {
         const u32 address = base + offset;
         switch (kind) {

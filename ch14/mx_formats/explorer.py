@@ -33,8 +33,8 @@ def _elements() -> dict:
 def number_line(element: str = "e2m1", value: float = 2.9) -> views.View:
     """Return the number line of a format, with the bits of the code that `value` rounds to.
 
-    A saved notebook keeps a picture of this code, and a sentence about it. Raises ValueError for an unknown element, and
-    for NaN in a format without NaN.
+    A saved notebook keeps a picture of this code, and a sentence about it. Raises ValueError for an unknown element,
+    and for NaN in a format without NaN.
     """
     if element not in ELEMENTS:
         raise ValueError(f"unknown element {element!r:.40}; choose one of {', '.join(ELEMENTS)}.")
@@ -49,8 +49,8 @@ def number_line(element: str = "e2m1", value: float = 2.9) -> views.View:
 def block(format: str = "mxfp4", data: str = "outliers", rule: str = "floor", seed: int = 0) -> views.View:
     """Return a block of numbers under its scale, whose elements can be changed.
 
-    `data` is a kind in errors.DATA or "ramp", and `rule` is floor or ceil. A saved notebook keeps a picture, whose title
-    states the error. Raises ValueError for a format whose blocks have several rows, and for a rule that it lacks.
+    `data` is a kind in errors.DATA or "ramp", and `rule` is floor or ceil. A saved notebook keeps a picture, whose
+    title states the error. Raises ValueError for a format whose blocks have several rows, and for a rule that it lacks.
     """
     chosen = number_formats.lookup(format)
     number_formats.check_rule(rule, chosen)
@@ -69,12 +69,12 @@ def block(format: str = "mxfp4", data: str = "outliers", rule: str = "floor", se
     return views.View("formats", content, picture=figures.values_picture(make_block(data, chosen, seed), chosen, rule))
 
 
-def scale_layout(format: str = "mxfp8_e4m3", shape: tuple[int, int] = (192, 288), row: int = 33, scale: int = 2
+def scale_layout(format: str = "mxfp8_e4m3", shape: tuple[int, int] = (192, 256), row: int = 33, scale: int = 2
                  ) -> views.View:
     """Return the layout of the scales of a matrix of `shape` in tiles of 128 × 4, pointing at one scale of one row.
 
-    A saved notebook keeps a picture of one tile, and a line with the byte of that scale. Raises ValueError for a format
-    other than the keys of SCALE_LABELS, and for a scale outside of the matrix.
+    A saved notebook keeps a picture of one tile, and a line that gives the byte of the scale. Raises ValueError for a
+    format other than the keys of SCALE_LABELS, and for a scale outside of the matrix.
     """
     if format not in SCALE_LABELS:
         raise ValueError(f"unknown format {format!r:.40}; choose one of {', '.join(SCALE_LABELS)}.")

@@ -9,7 +9,8 @@ const bitsOf = element => 1 + element.exponentBits + element.mantissaBits;
 const biasOf = element => 2 ** (element.exponentBits - 1) - 1;
 
 // Return the number of finite magnitudes. Their codes, without the sign, count up from 0.
-const countOf = element => 2 ** (bitsOf(element) - 1) - { "": 0, nan: 1, ieee: 2 ** element.mantissaBits }[element.specials];
+const countOf = element => 2 ** (bitsOf(element) - 1)
+  - { "": 0, nan: 1, ieee: 2 ** element.mantissaBits }[element.specials];
 
 // Return the value of a code without its sign, as if every code were a number.
 function magnitudeOf(element, code) {
@@ -19,7 +20,8 @@ function magnitudeOf(element, code) {
 }
 
 function decode(element, code) {
-  const half = 2 ** (bitsOf(element) - 1), magnitude = code % half, count = countOf(element), sign = code >= half ? -1 : 1;
+  const half = 2 ** (bitsOf(element) - 1), magnitude = code % half, count = countOf(element);
+  const sign = code >= half ? -1 : 1;
   if (magnitude < count) return sign * magnitudeOf(element, magnitude);
   return element.specials === "ieee" && magnitude === count ? sign * Infinity : NaN;
 }
@@ -46,11 +48,19 @@ function formatG(number) {
   if (Number.isNaN(number)) return "nan";
   if (!Number.isFinite(number)) return number > 0 ? "inf" : "-inf";
   if (number === 0) return Object.is(number, -0) ? "-0" : "0";
-  const [mantissa, exponent] = number.toExponential(5).split("e"), power = Number(exponent);
-  const strip = text => text.includes(".") ? text.replace(/\.?0+$/, "") : text;
-  if (power < -4 || power >= 6)
-    return `${strip(mantissa)}e${power < 0 ? "-" : "+"}${String(Math.abs(power)).padStart(2, "0")}`;
-  return strip(number.toFixed(Math.max(0, 5 - power)));
+  // toExponential(5) would round a tie away from zero, and Python rounds it to even.
+  const [long, exponent] = Math.abs(number).toExponential(60).split("e"), digits = long.replace(".", "");
+  const rest = digits.slice(6), tie = /^50*$/.test(rest);
+  const rounded = Number(digits.slice(0, 6)) + ((tie ? Number(digits[5]) % 2 === 1 : rest >= "5") ? 1 : 0);
+  const power = Number(exponent) + (rounded === 1e6 ? 1 : 0), six = String(rounded).slice(0, 6);
+  const sign = number < 0 ? "-" : "";
+  const strip = text => text.includes(".") ? text.replace(/\.?0*$/, "") : text;
+  if (power < -4 || power >= 6) {
+    const last = String(Math.abs(power)).padStart(2, "0");
+    return `${sign}${strip(`${six[0]}.${six.slice(1)}`)}e${power < 0 ? "-" : "+"}${last}`;
+  }
+  return sign + strip(power < 0 ? `0.${"0".repeat(-power - 1)}${six}`
+    : `${six.slice(0, power + 1)}.${six.slice(power + 1)}`);
 }
 
 const binary = (code, bits) => code.toString(2).padStart(bits, "0");
@@ -118,7 +128,7 @@ function quantiseBlock(numbers, format, elements, rule) {
 
 const TONES = { sign: "sign", exponent: "exponent", mantissa: "mantissa" };
 const KIND = (element, index) => index === 0 ? "sign" : index <= element.exponentBits ? "exponent" : "mantissa";
-let formatViews = 0;
+const makeId = () => `tiles-formats-${Math.random().toString(36).slice(2)}`;  // a page may have several views
 
 function labelled(id, text, control) {
   control.id = id;
@@ -126,13 +136,23 @@ function labelled(id, text, control) {
 }
 
 function makeSelect(options, value, onchange) {
-  const menu = h("select", { onchange: () => onchange(menu.value) }, options.map(option => h("option", { value: option }, option)));
+  const menu = h("select", { onchange: () => onchange(menu.value) },
+    options.map(option => h("option", { value: option }, option)));
   menu.value = value;
   return menu;
 }
 
+// The drawing is as wide as the page allows, so that its text keeps its size.
+const widthOf = drawing => Math.max(320, Math.round(drawing.getBoundingClientRect().width) || 900);
+
+function redrawWhenResized(root, draw) {
+  const observer = new ResizeObserver(draw);
+  observer.observe(root);
+  return () => observer.disconnect();
+}
+
 function renderCode({ model, el }) {
-  const { elements, start } = model.get("data"), id = `tiles-formats-${++formatViews}`;
+  const { elements, start } = model.get("data"), id = makeId();
   // E8M0 is a scale: eight exponent bits, no sign and no zero.
   const state = { element: start.element, typed: start.value, code: 0, axis: "" };
   const isScale = () => state.element === "e8m0";
@@ -147,9 +167,10 @@ function renderCode({ model, el }) {
   const typed = h("input", { type: "number", step: "any", value: state.typed });
   const codeField = h("input", { type: "number", min: 0 });
   const buttons = h("div", { class: "bits", role: "group", "aria-label": "Bits of the code" });
-  const sentence = h("p", { class: "sentence", role: "status", "aria-live": "polite" }), formula = h("p", { class: "formula" });
+  const sentence = h("p", { class: "sentence", role: "status", "aria-live": "polite" });
+  const formula = h("p", { class: "formula" });
   const rounding = h("p", { class: "rounding" });
-  const line = h("svg:svg", { class: "line", tabindex: "0", role: "slider", viewBox: "0 0 1000 150" });
+  const line = h("svg:svg", { class: "line", tabindex: "0", role: "slider" });
 
   typed.addEventListener("input", () => {
     if (Number.isNaN(typed.valueAsNumber)) return;
@@ -175,17 +196,20 @@ function renderCode({ model, el }) {
   const orderedCodes = () => {
     if (isScale()) return Array.from({ length: 255 }, (_, code) => code);
     const count = countOf(elements[state.element]), half = 2 ** (bits() - 1);
-    return [...Array.from({ length: count }, (_, i) => half + count - 1 - i), ...Array.from({ length: count }, (_, i) => i)];
+    return [...Array.from({ length: count }, (_, i) => half + count - 1 - i),
+      ...Array.from({ length: count }, (_, i) => i)];
   };
   const isLinear = () => !isScale() && bits() <= 6;
   let place = () => 0, marks = [];
 
   function drawLine() {
-    const element = elements[state.element], left = 30, right = 970, y = 78, parts = [];
+    const wide = widthOf(line), element = elements[state.element], left = 22, right = wide - 22, y = 78, parts = [];
+    line.setAttribute("viewBox", `0 0 ${wide} 150`);
     const codes = orderedCodes();
     if (isLinear()) {
       const largest = maxOf(element);
-      place = value => left + (Math.min(Math.max(value, -largest * 1.08), largest * 1.08) / largest / 1.08 + 1) / 2 * (right - left);
+      const end = 1.08 * largest;
+      place = value => left + (Math.min(Math.max(value, -end), end) / end + 1) / 2 * (right - left);
       marks = codes.map(code => ({ code, value: valueOf(code), x: place(valueOf(code)) }));
     } else {
       // Powers of two: the numbers of the sign of the code, with zero at the left end.
@@ -198,28 +222,37 @@ function renderCode({ model, el }) {
         return left + (Math.min(Math.max(power, low), high) - low) / (high - low) * (right - left);
       };
       marks = shown.map(code => ({ code, value: valueOf(code), x: place(valueOf(code)) }));
-      const step = Math.ceil((high - low) / 16 / 4) * 4;
+      const step = Math.max(4, Math.ceil((high - low) * 60 / (right - left) / 4) * 4);
       for (let power = Math.ceil(low / step) * step; power <= high; power += step)
         parts.push(h("svg:line", { x1: place(2 ** power), x2: place(2 ** power), y1: 108, y2: 114, class: "tick" }),
           h("svg:text", { x: place(2 ** power), y: 134, class: "label" }, `${negative ? "−" : ""}2^${power}`));
     }
     parts.push(h("svg:line", { x1: left, x2: right, y1: y, y2: y, class: "axis" }));
-    for (const mark of marks)
-      parts.push(h("svg:line", { x1: mark.x, x2: mark.x, y1: y - 16, y2: y + 16,
-        class: `mark${mark.code === state.code ? " chosen" : !isScale() && Math.abs(mark.value) < 2 ** (1 - biasOf(element)) ? " subnormal" : ""}` }));
-    if (isLinear() && marks.length <= 32)
-      for (const [index, mark] of marks.entries())
-        if (mark.code !== 2 ** (bits() - 1)) parts.push(h("svg:text", { x: mark.x, y: y + (index % 2 ? 36 : 54), class: "label" }, formatG(mark.value)));
+    const least = isScale() ? 0 : 2 ** (1 - biasOf(element));  // below it numbers are subnormal
+    for (const mark of marks) {
+      const kind = mark.code === state.code ? " chosen" : Math.abs(mark.value) < least ? " subnormal" : "";
+      parts.push(h("svg:line", { x1: mark.x, x2: mark.x, y1: y - 16, y2: y + 16, class: `mark${kind}` }));
+    }
+    if (isLinear()) {  // in two lines, where there is room
+      const ends = [-Infinity, -Infinity];
+      for (const [index, mark] of marks.entries()) {
+        const at = index % 2;
+        if (mark.code === 2 ** (bits() - 1) || mark.x - ends[at] < 42) continue;
+        parts.push(h("svg:text", { x: mark.x, y: y + (at ? 36 : 54), class: "label" }, formatG(mark.value)));
+        ends[at] = mark.x;
+      }
+    }
     const value = valueOf(state.code);
     if (Number.isFinite(value)) {
       const x = place(value);
-      parts.push(h("svg:line", { x1: x, x2: x, y1: y - 26, y2: y + 26, class: "chosen mark" }));
+      parts.push(h("svg:line", { x1: x, x2: x, y1: y - 26, y2: y + 18, class: "chosen mark" }));
       if (state.typed !== null && state.typed !== value) {
         const from = place(state.typed);
         parts.push(h("svg:path", { d: `M ${from - 7} 18 h 14 l -7 14 z`, class: "typed" }),
           h("svg:line", { x1: from, x2: x, y1: 34, y2: y - 28, class: "arrow" }));
       }
     }
+    line.classList.toggle("dense", marks.length * 5 > right - left);
     line.replaceChildren(...parts);
     line.setAttribute("aria-label", `Numbers of ${state.element}; arrow keys go to the next number`);
     line.setAttribute("aria-valuemin", 0);
@@ -235,8 +268,8 @@ function renderCode({ model, el }) {
   line.addEventListener("keydown", event => {
     const codes = orderedCodes(), now = codes.indexOf(state.code);
     const step = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1 }[event.key];
-    const next = event.key === "Home" ? 0 : event.key === "End" ? codes.length - 1 : step && now >= 0 ? now + step : step ? 0 : null;
-    if (next === null || next === undefined) return;
+    if (!step && event.key !== "Home" && event.key !== "End") return;
+    const next = event.key === "Home" ? 0 : event.key === "End" ? codes.length - 1 : now < 0 ? 0 : now + step;
     event.preventDefault();
     setCode(codes[Math.min(Math.max(next, 0), codes.length - 1)]);
   });
@@ -259,7 +292,8 @@ function renderCode({ model, el }) {
       buttons.replaceChildren(...Array.from({ length: bits() }, (_, index) => {
         const kind = isScale() ? "exponent" : KIND(element, index), name = `${kind}, bit ${bits() - 1 - index}`;
         return h("button", { type: "button", class: `bit ${TONES[kind]}`, title: name,
-          onclick: () => setCode(state.code ^ 2 ** (bits() - 1 - index)) }, h("b", {}), h("span", {}, kind === "sign" ? "sign" : kind === "exponent" ? "exp" : "mant"));
+          onclick: () => setCode(state.code ^ 2 ** (bits() - 1 - index)) }, h("b", {}),
+            h("span", {}, kind === "sign" ? "sign" : kind === "exponent" ? "exp" : "mant"));
       }));
     }
     [...buttons.children].forEach((button, index) => {
@@ -270,20 +304,24 @@ function renderCode({ model, el }) {
     codeField.max = 2 ** bits() - 1;
     if (document.activeElement !== codeField) codeField.value = state.code;
     const value = valueOf(state.code);
-    sentence.textContent = (isScale() ? `e8m0 ${state.code}: ${text} is ${formatG(value)}` : describeCode(element, state.code)) + ".";
+    sentence.textContent = (isScale() ? `e8m0 ${state.code}: ${text} is ${formatG(value)}`
+      : describeCode(element, state.code)) + ".";
     formula.textContent = writeFormula();
-    rounding.textContent = round(state.typed) === null || state.typed === null ? "" : state.typed === value ? `${formatG(value)} is a number of ${state.element}.`
+    rounding.textContent = state.typed === null || round(state.typed) === null ? ""
+      : state.typed === value ? `${formatG(value)} is a number of ${state.element}.`
       : isScale() ? `The rule floor takes the power of two at or below ${formatG(state.typed)}: ${formatG(value)}.`
         : `${formatG(state.typed)} rounds to ${formatG(value)}: ${explainRounding(element, state.typed, state.code)}`;
     drawLine();
   }
 
   function explainRounding(element, number, code) {
-    const size = Math.abs(Math.fround(number)), magnitude = code % 2 ** (bits() - 1), here = magnitudeOf(element, magnitude);
+    const size = Math.abs(Math.fround(number)), magnitude = code % 2 ** (bits() - 1),
+      here = magnitudeOf(element, magnitude);
     if (size > maxOf(element)) return "it is beyond the largest number, so it saturates.";
     const other = magnitudeOf(element, magnitude + (size > here ? 1 : -1)), middle = (here + other) / 2;
     const between = `it lies between ${formatG(Math.min(here, other))} and ${formatG(Math.max(here, other))}`;
-    return size === middle ? `${between}, exactly in the middle, and the even code wins.` : `${between}, nearer to ${formatG(here)}.`;
+    return size === middle ? `${between}, exactly in the middle, and the even code wins.`
+      : `${between}, nearer to ${formatG(here)}.`;
   }
 
   const menu = makeSelect([...Object.keys(elements), "e8m0"], state.element, value => {
@@ -295,34 +333,45 @@ function renderCode({ model, el }) {
     update();
   });
   state.code = round(state.typed) ?? 0;
-  const root = h("div", { class: "tiles-view tiles-formats", role: "group", "aria-label": "Number line of small floats" },
-    h("div", { class: "controls" }, labelled(`${id}-element`, "format", menu), labelled(`${id}-typed`, "type a number", typed),
+  const root = h("div", { class: "tiles-view tiles-formats", role: "group",
+    "aria-label": "Number line of small floats" },
+    h("div", { class: "controls" }, labelled(`${id}-element`, "format", menu),
+      labelled(`${id}-typed`, "type a number", typed),
       labelled(`${id}-code`, "code", codeField), buttons),
     sentence, formula, rounding, h("div", { class: "line-box" }, line),
-    h("p", { class: "hint" }, "Click a bit to turn it over, or click the line to take the nearest number; arrow keys go to the next "
-      + "number. The triangle is the typed number. Dashed marks: subnormal numbers. Formats of eight bits are drawn by powers of two."));
+    h("p", { class: "hint" }, "Click a bit to turn it over, or click the line to take the nearest number; arrow keys "
+      + "go to the next number. The triangle is the typed number. Dashed marks: subnormal numbers. Formats of eight "
+      + "bits are drawn by powers of two."));
   keepKeys(root);
   el.append(root);
   update();
+  return redrawWhenResized(root, drawLine);
 }
 
 function renderBlock({ model, el }) {
-  const { elements, formats, blocks, start } = model.get("data"), id = `tiles-formats-${++formatViews}`;
+  const { elements, formats, blocks, start } = model.get("data"), id = makeId();
   const state = { format: start.format, rule: start.rule, data: start.data, at: 0 };
   let numbers = [], made = null;
-  const load = () => { numbers = blocks[state.data].slice(0, formats[state.format].block); state.at = Math.min(state.at, numbers.length - 1); };
-  const value = h("input", { type: "number", step: "any" }), sentence = h("p", { class: "sentence", role: "status", "aria-live": "polite" });
+  const load = () => {
+    numbers = blocks[state.data].slice(0, formats[state.format].block);
+    state.at = Math.min(state.at, numbers.length - 1);
+  };
+  const value = h("input", { type: "number", step: "any" });
+  const sentence = h("p", { class: "sentence", role: "status", "aria-live": "polite" });
   const readout = h("p", { class: "readout", "aria-live": "polite" });
-  const bars = h("svg:svg", { class: "bars", tabindex: "0", role: "slider", viewBox: "0 0 1000 260" });
+  const bars = h("svg:svg", { class: "bars", tabindex: "0", role: "slider" });
   value.addEventListener("input", () => {
     if (Number.isNaN(value.valueAsNumber)) return;
     numbers[state.at] = Math.fround(value.valueAsNumber);
     update();
   });
   const pick = index => { state.at = Math.min(Math.max(index, 0), numbers.length - 1); update(); };
-  const indexOf = event => Math.floor((new DOMPoint(event.clientX, event.clientY).matrixTransform(bars.getScreenCTM().inverse()).x - 30)
-    / (950 / numbers.length));
-  bars.addEventListener("pointermove", event => { const index = indexOf(event); if (index !== state.at && index >= 0 && index < numbers.length) pick(index); });
+  const across = () => (widthOf(bars) - 24) / numbers.length;
+  const toDrawing = event => new DOMPoint(event.clientX, event.clientY).matrixTransform(bars.getScreenCTM().inverse());
+  bars.addEventListener("pointermove", event => {
+    const index = Math.floor((toDrawing(event).x - 12) / across());
+    if (index !== state.at && index >= 0 && index < numbers.length) pick(index);
+  });
   bars.addEventListener("keydown", event => {
     const next = { ArrowLeft: state.at - 1, ArrowRight: state.at + 1, Home: 0, End: numbers.length - 1 }[event.key];
     if (next === undefined) return;
@@ -337,33 +386,40 @@ function renderBlock({ model, el }) {
     made = quantiseBlock(numbers, format, elements, ruleFits ? state.rule : "floor");
     const { scale, scaleCode, codes, back, amax } = made, limit = maxOf(element) * scale;
     const top = Math.max(amax, Math.min(limit, 2 * amax), 1e-30) * 1.06;
-    const x = index => 30 + (index + 0.5) * 950 / numbers.length, y = number => 130 - number / top * 120;
+    const end = widthOf(bars) - 12, step = across();
+    bars.setAttribute("viewBox", `0 0 ${end + 12} 260`);
+    const x = index => 12 + (index + 0.5) * step, y = number => 130 - number / top * 120;
     const parts = [];
     if (countOf(element) <= 32)
       for (let code = 0; code < countOf(element); ++code)
         for (const sign of code ? [1, -1] : [1]) {
           const at = y(sign * magnitudeOf(element, code) * scale);
-          if (at > 4 && at < 256) parts.push(h("svg:line", { x1: 30, x2: 980, y1: at, y2: at, class: "level" }));
+          if (at > 4 && at < 256) parts.push(h("svg:line", { x1: 12, x2: end, y1: at, y2: at, class: "level" }));
         }
     else for (const sign of [1, -1])
-      if (Math.abs(limit) < top) parts.push(h("svg:line", { x1: 30, x2: 980, y1: y(sign * limit), y2: y(sign * limit), class: "level" }));
-    parts.push(h("svg:line", { x1: 30, x2: 980, y1: 130, y2: 130, class: "axis" }));
-    const wide = Math.max(2, 950 / numbers.length * 0.5);
+      if (Math.abs(limit) < top) parts.push(h("svg:line", { x1: 12, x2: end, y1: y(sign * limit), y2: y(sign * limit),
+        class: "level" }));
+    parts.push(h("svg:line", { x1: 12, x2: end, y1: 130, y2: 130, class: "axis" }));
+    const wide = Math.max(1.5, step * 0.5);
     numbers.forEach((number, index) => {
-      parts.push(h("svg:line", { x1: x(index), x2: x(index), y1: 130, y2: y(number), class: "number", "stroke-width": wide }),
-        h("svg:circle", { cx: x(index), cy: y(back[index]), r: Math.min(6, wide), class: index === state.at ? "left here" : "left" }));
+      parts.push(h("svg:line", { x1: x(index), x2: x(index), y1: 130, y2: y(number), class: "number",
+        "stroke-width": wide }),
+        h("svg:circle", { cx: x(index), cy: y(back[index]), r: Math.min(6, wide),
+          class: index === state.at ? "left here" : "left" }));
     });
-    parts.push(h("svg:rect", { x: x(state.at) - 475 / numbers.length, y: 4, width: 950 / numbers.length, height: 252, class: "frame" }));
+    parts.push(h("svg:rect", { x: x(state.at) - step / 2, y: 4, width: step, height: 252, class: "frame" }));
     bars.replaceChildren(...parts);
-    const error = Math.hypot(...numbers.map((number, index) => number - back[index])) / Math.max(Math.hypot(...numbers), 1e-30);
+    const lost = numbers.map((number, index) => number - back[index]);
+    const error = Math.hypot(...lost) / Math.max(Math.hypot(...numbers), 1e-30);
     const largest = codes.filter(code => Math.abs(decode(element, code)) === maxOf(element)).length;
     const zeros = numbers.filter((number, index) => number !== 0 && back[index] === 0).length;
-    sentence.textContent = `${state.format}: scale ${formatG(scale)}${scaleCode === null ? "" : ` (code ${scaleCode})`}, error `
-      + `${(100 * error).toFixed(1)}% of the block's norm; ${largest} at ±${formatG(maxOf(element))}, ${zeros} became zero.`;
+    const code = scaleCode === null ? "" : ` (code ${scaleCode})`, share = (100 * error).toFixed(1);
+    sentence.textContent = `${state.format}: scale ${formatG(scale)}${code}, error ${share}% of the block's norm; `
+      + `${largest} at ±${formatG(maxOf(element))}, ${zeros} became zero.`;
     const at = state.at, number = numbers[at];
     readout.textContent = `Element ${at}: ${formatG(number)} / ${formatG(scale)} = ${formatG(number / scale)} → `
       + `code ${binary(codes[at], bitsOf(element))} (${formatG(decode(element, codes[at]))}) → ${formatG(back[at])}.`;
-    if (document.activeElement !== value) value.value = String(number);
+    if (document.activeElement !== value) value.value = String(Number(number.toPrecision(6)));
     bars.setAttribute("aria-label", "Elements of the block; arrow keys go to the next element");
     bars.setAttribute("aria-valuemin", 0);
     bars.setAttribute("aria-valuemax", numbers.length - 1);
@@ -373,22 +429,25 @@ function renderBlock({ model, el }) {
 
   const change = name => chosen => { state[name] = chosen; if (name !== "rule") load(); update(); };
   const ruleMenu = makeSelect(["floor", "ceil"], state.rule, change("rule"));
-  const root = h("div", { class: "tiles-view tiles-formats", role: "group", "aria-label": "A block of numbers under its scale" },
-    h("div", { class: "controls" }, labelled(`${id}-format`, "format", makeSelect(Object.keys(formats), state.format, change("format"))),
+  const root = h("div", { class: "tiles-view tiles-formats", role: "group",
+    "aria-label": "A block of numbers under its scale" },
+    h("div", { class: "controls" }, labelled(`${id}-format`, "format",
+      makeSelect(Object.keys(formats), state.format, change("format"))),
       labelled(`${id}-rule`, "rule of the scale", ruleMenu),
       labelled(`${id}-data`, "numbers", makeSelect(Object.keys(blocks), state.data, change("data"))),
       labelled(`${id}-value`, "chosen element", value)),
     sentence, h("div", { class: "line-box" }, bars), readout,
-    h("p", { class: "hint" }, "Bars: the numbers. Points: what is left. Thin lines: what the format can say at this scale. Point at an "
-      + "element or reach it with the arrow keys, and type another number for it."));
+    h("p", { class: "hint" }, "Bars: the numbers. Points: what is left. Thin lines: what the format can say at this "
+      + "scale. Point at an element or reach it with the arrow keys, and type another number for it."));
   keepKeys(root);
   el.append(root);
   load();
   update();
+  return redrawWhenResized(root, update);
 }
 
 function render(context) {
-  (context.model.get("data").kind === "block" ? renderBlock : renderCode)(context);
+  return (context.model.get("data").kind === "block" ? renderBlock : renderCode)(context);
 }
 
 export default { render };

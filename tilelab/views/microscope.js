@@ -1,9 +1,10 @@
-// The microscope of a TMA box: its rules, its bytes, where each unit of 16 bytes lands in shared memory, and what one
-// read of a warp costs. Where data.kind is "scales" it shows the layout of scale factors in tiles of 128 × 4 instead.
+// The microscope of a TMA box: its rules, its bytes, the place of each unit of 16 bytes in shared memory, and the
+// wavefronts of one read. Where data.kind is "scales" it shows the layout of scale factors in tiles of 128 × 4.
 // Everything is computed here, so the view also works on a static page.
 //
-// The first part computes and the second part draws. The functions of the first part are those of tilelab.tensor_map,
-// ch10.tile_pipeline.map_report, .explorer and .banks, and of ch14.mx_formats.packing, in JavaScript, and a test compares the two on random cases.
+// The first part computes and the second part draws. The first part repeats functions of tilelab.tensor_map,
+// ch10.tile_pipeline (map_report, explorer, banks) and ch14.mx_formats.packing in JavaScript. A test compares both
+// languages on random cases.
 
 const UNIT = 16, LINE = 128, BANKS = 32, WORD = 4;  // bytes, bytes, banks, bytes of a word
 
@@ -14,7 +15,8 @@ const tuple = values => values.length === 1 ? `(${values[0]},)` : `(${values.joi
 
 // Return the first rule of a tiled tensor map that does not hold, as a sentence, or null.
 function checkDescribable(map) {
-  const { shape, strides, itemsize, address, box, swizzle = 0, swizzleName = "none", fill = "zero", floating = true } = map;
+  const { shape, strides, itemsize, address, box, swizzle = 0, swizzleName = "none", fill = "zero",
+    floating = true } = map;
   if (shape.length < 1 || shape.length > 5)
     return `a tensor map has 1 to 5 dimensions; this tensor has ${shape.length}.`;
   if (box.length !== shape.length)
@@ -33,12 +35,13 @@ function checkDescribable(map) {
     [strides[last] === 1 || shape[last] === 1,
      `the last dimension must be contiguous (stride 1); the strides are ${tuple(strides)}.`],
     [wrongBytes === undefined,
-     `outer strides are positive multiples of 16 bytes (${Math.max(1, Math.floor(16 / itemsize))} elements) below 2^40; `
-     + `one is ${comma(wrongBytes ?? 0)} bytes: make it contiguous, or pad its rows.`],
+     `outer strides are positive multiples of 16 bytes (${Math.max(1, Math.floor(16 / itemsize))} elements) below `
+     + `2^40; one is ${comma(wrongBytes ?? 0)} bytes: make it contiguous, or pad its rows.`],
     [innerBytes % 16 === 0,
      `the innermost extent of a box takes a multiple of 16 bytes; ${box[last]} elements take ${innerBytes}.`],
     [innerBytes <= (swizzle || innerBytes),
-     `with the swizzle ${swizzleName} the innermost extent of a box takes at most as many bytes; it takes ${innerBytes}.`]];
+     `with the swizzle ${swizzleName} the innermost extent of a box takes at most as many bytes; it takes `
+     + `${innerBytes}.`]];
   const broken = rules.find(([holds]) => !holds);
   return broken ? broken[1] : null;
 }
@@ -64,8 +67,8 @@ function brokenLoadRules({ box, corner, itemsize, extra = 0 }, target, smemPerBl
     found.push("the innermost coordinate of a box must be a multiple of 16 bytes, or the load is an illegal "
       + `instruction; ${first} elements are ${column} bytes.`);
   if (extra)
-    found.push(`the barrier must expect the ${comma(bytes)} bytes of the whole box, fill included, or the wait ends too `
-      + `early or never; it expects ${comma(bytes + extra)}.`);
+    found.push(`the barrier must expect the ${comma(bytes)} bytes of the whole box, fill included, or the wait ends `
+      + `too early or never; it expects ${comma(bytes + extra)}.`);
   if (needed > smemPerBlock)
     found.push(`the box, its alignment and its barrier must fit in shared memory; they take ${comma(needed)} bytes and `
       + `a block on ${target} has ${comma(smemPerBlock)}.`);
@@ -74,7 +77,7 @@ function brokenLoadRules({ box, corner, itemsize, extra = 0 }, target, smemPerBl
 
 // ---- places in shared memory, and the cost of a read. A layout is { rows, columns, itemsize, swizzle in bytes }.
 
-// The swizzle XORs bits 4 to 6 of an offset with bits 7 to 9, as many of them as its width has.
+// The swizzle XORs bits 4 to 6 of an offset with bits 7 to 9: three bits for 128 bytes, two for 64, one for 32.
 const swizzleOffset = (offset, width) => width ? offset ^ (((offset >> 7) & (width / 16 - 1)) << 4) : offset;
 
 // Rows that are narrower than the swizzle begin a swizzle apart.
@@ -119,15 +122,16 @@ function costOfRead(layout, access, laneBytes = 0, first = [0, 0]) {
   });
   const ways = Math.max(0, ...groups.map(group => group.wavefronts));
   const wavefronts = groups.reduce((sum, group) => sum + group.wavefronts, 0);
-  const used = Array.from({ length: BANKS }, (_, bank) => groups.some(group => group.banks[bank])).filter(Boolean).length;
-  const sentence = `${access} of ${lanes.length} × ${size} bytes: ${lanes.length} lanes touch ${used} of ${BANKS} banks, `
-    + (ways > 1 ? `${ways}-way conflict` : "no conflict")
+  const all = Array.from({ length: BANKS }, (_, bank) => bank);
+  const used = all.filter(bank => groups.some(group => group.banks[bank])).length;
+  const sentence = `${access} of ${lanes.length} × ${size} bytes: ${lanes.length} lanes touch ${used} of ${BANKS} `
+    + "banks, " + (ways > 1 ? `${ways}-way conflict` : "no conflict")
     + (groups.length > 1 ? ` in each of ${groups.length} ${size === 8 ? "half" : "quarter"} warps` : "");
   return { lanes, count, size, addresses, groups, ways, wavefronts, sentence,
     together: BANKS * WORD / Math.max(WORD, size) };
 }
 
-// Return the bytes of a box, and those of them that lie outside of the tensor. All are (rows, columns) in elements.
+// Return the number of bytes in a box, and how many lie outside of the tensor. All are (rows, columns) in elements.
 function bytesOutside([rows, columns], [y, x], [high, wide], itemsize) {
   const inside = Math.max(0, Math.min(rows, y + high) - Math.max(0, y))
     * Math.max(0, Math.min(columns, x + wide) - Math.max(0, x));
@@ -153,7 +157,7 @@ function scaleAtByte(byte, columns) {
 // ---- the view
 
 // A colour for each place of a unit in its line of 128 bytes, which is a group of four banks. Black text is legible on
-// all of them.
+// each colour.
 const PLACES = ["#8ecae6", "#ffd48a", "#a3dfc0", "#f3b4d6", "#fff1a3", "#c8bdf2", "#f4aa9c", "#cdd5dd"];
 const HIGH = 20;  // pixels of a cell
 
@@ -162,12 +166,14 @@ const HIGH = 20;  // pixels of a cell
 // one. `paint(context, row, column, x, y)` draws a cell, and `over(row, column)` and `choose` report the pointer.
 function makeGrid(label, { paint, over, choose, keys, across }) {
   const canvas = h("canvas", { class: "cells" }), spacer = h("div", { class: "spacer" });
-  const scroller = h("div", { class: "scroller", tabindex: "0", role: "application", "aria-label": label }, canvas, spacer);
+  const scroller = h("div", { class: "scroller", tabindex: "0", role: "application", "aria-label": label },
+    canvas, spacer);
   const grid = { element: scroller, rows: 0, columns: 0, label: 34, wide: 40 };
   const find = event => {
     const box = scroller.getBoundingClientRect();
     const row = Math.floor((event.clientY - box.top - scroller.clientTop + scroller.scrollTop) / HIGH);
-    const column = Math.floor((event.clientX - box.left - scroller.clientLeft + scroller.scrollLeft - grid.label) / grid.wide);
+    const column = Math.floor((event.clientX - box.left - scroller.clientLeft
+      + scroller.scrollLeft - grid.label) / grid.wide);
     return row >= 0 && row < grid.rows && column >= 0 && column < grid.columns ? [row, column] : null;
   };
   scroller.addEventListener("pointermove", event => over(find(event)));
@@ -227,23 +233,23 @@ function makeGrid(label, { paint, over, choose, keys, across }) {
     if (y < scroller.scrollTop) scroller.scrollTop = y;
     if (y + HIGH > scroller.scrollTop + scroller.clientHeight) scroller.scrollTop = y + HIGH - scroller.clientHeight;
     if (x - grid.label < scroller.scrollLeft) scroller.scrollLeft = x - grid.label;
-    if (x + grid.wide > scroller.scrollLeft + scroller.clientWidth) scroller.scrollLeft = x + grid.wide - scroller.clientWidth;
+    if (x + grid.wide > scroller.scrollLeft + scroller.clientWidth)
+      scroller.scrollLeft = x + grid.wide - scroller.clientWidth;
   };
   return grid;
 }
-
-let microscopes = 0;  // ids of labels must differ where a page has several
 
 const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1],
   PageUp: [-8, 0], PageDown: [8, 0] };
 
 // Return functions that make labelled fields of `state`; each calls `update` after a change.
 function makeFields(state, update) {
-  const id = `tiles-microscope-${++microscopes}`, controls = {};
+  const controls = {};
+  const id = `tiles-microscope-${Math.random().toString(36).slice(2)}`;  // a page may have several views
   const change = (name, value) => { state[name] = value; update(); };
   const select = (name, text, options) => {
     const menu = h("select", { id: `${id}-${name}`, onchange: () => change(name, menu.value) },
-      options.map(option => { const [value, shown] = [option].flat(); return h("option", { value }, shown ?? value); }));
+      options.map(([value, shown = value]) => h("option", { value }, shown)));
     menu.value = String(state[name]);
     controls[name] = menu;
     return h("label", { for: `${id}-${name}` }, h("span", {}, text), menu);
@@ -263,7 +269,8 @@ function makeFields(state, update) {
   return { id, controls, select, number, group };
 }
 
-const makePanel = (title, text, ...parts) => h("section", {}, h("h4", {}, title), h("p", { class: "hint" }, text), parts);
+const makePanel = (title, text, ...parts) =>
+  h("section", {}, h("h4", {}, title), h("p", { class: "hint" }, text), parts);
 
 // Write a cell's text in its colour. A cell that is not `strong` is pale.
 function paintCell(grid, context, x, y, colour, text, strong) {
@@ -296,13 +303,14 @@ function renderBox({ model, el }) {
   const { id, controls, select, number, group } = makeFields(state, () => update());
   const more = h("details", {}, h("summary", {}, "More fields"), h("div", { class: "fields" },
     number("stride", "row stride", 1, 1e12, true), number("start", "starts past 16 B", 0, 1e6),
-    select("fill", "fill", ["zero", "nan"]), number("extra", "bytes expected beyond the box", -1e6, 1e6),
+    select("fill", "fill", [["zero"], ["nan"]]), number("extra", "bytes expected beyond the box", -1e6, 1e6),
     select("target", "GPU", Object.entries(targets).map(([target, { gpu }]) => [target, `${target} (${gpu})`]))));
   const form = h("div", { class: "controls" },
-    group("Tensor", select("dtype", "elements", Object.keys(dtypes)), number("rows", "rows", 1, 2 ** 33),
+    group("Tensor", select("dtype", "elements", Object.keys(dtypes).map(name => [name])),
+      number("rows", "rows", 1, 2 ** 33),
       number("columns", "columns", 1, 2 ** 33)),
     group("Box", number("boxRows", "rows", 1, 999), number("boxColumns", "columns", 1, 999),
-      select("swizzle", "swizzle", Object.keys(swizzles))),
+      select("swizzle", "swizzle", Object.keys(swizzles).map(name => [name]))),
     group("Its corner", number("y", "row", -2147483647, 2147483647), number("x", "column", -2147483647, 2147483647)),
     group("One warp reads", select("access", "a", [["row"], ["column"], ["matrix", "matrix (ldmatrix)"]]),
       select("laneBytes", "bytes per lane", [["0", "one element"], ["4"], ["8"], ["16"]]),
@@ -315,9 +323,11 @@ function renderBox({ model, el }) {
   const facts = h("p", { class: "facts" });
   const tensor = h("svg:svg", { class: "tensor", tabindex: "0", role: "application" });
   const cost = h("p", { class: "cost" });
-  const bankHint = h("p", { class: "hint" }, "Different words that each bank must deliver, for each group of lanes that "
+  const bankHint = h("p", { class: "hint" },
+    "Different words that each bank must deliver, for each group of lanes that "
     + "shared memory serves together. A group takes as many wavefronts as its busiest bank has words.");
-  const banks = h("div", { class: "banks", tabindex: "0", role: "region", "aria-label": "Banks, which scroll sideways" });
+  const banks = h("div", { class: "banks", tabindex: "0", role: "region",
+    "aria-label": "Banks, which scroll sideways" });
   const readout = h("p", { class: "readout", "aria-live": "polite" });
   const pictures = h("div", { class: "pictures" });
 
@@ -352,8 +362,10 @@ function renderBox({ model, el }) {
     } else if (STEPS[event.key]) {
       const grid = toGrid === null ? box : memory;
       const [down, right] = STEPS[event.key];
-      const [row, column] = unit ? (toGrid ? toGrid(unit) : unit) : [-down, -right];  // the first key shows the first unit
-      const next = [Math.min(Math.max(row + down, 0), grid.rows - 1), Math.min(Math.max(column + right, 0), grid.columns - 1)];
+      // The first key shows the first unit.
+      const [row, column] = unit ? (toGrid ? toGrid(unit) : unit) : [-down, -right];
+      const next = [Math.min(Math.max(row + down, 0), grid.rows - 1),
+        Math.min(Math.max(column + right, 0), grid.columns - 1)];
       unit = toUnit(next) ?? unit;
       showUnit();
       schedule();
@@ -366,7 +378,12 @@ function renderBox({ model, el }) {
     const place = placeOf(unit);
     memory.show(Math.floor(place / LINE), place % LINE / UNIT);
   };
-  const sourceAt = ([line, place]) => found.sources.get(line * 8 + place) ?? null;
+  // The swizzle undoes itself, so it also leads from a place back to its unit. A gap has none.
+  const sourceAt = ([line, place]) => {
+    const offset = swizzleOffset(line * LINE + place * UNIT, found.layout.swizzle), pitch = pitchOf(found.layout);
+    const row = Math.floor(offset / pitch), column = offset % pitch / UNIT;
+    return row < found.layout.rows && column < unitsPerRow() ? [row, column] : null;
+  };
 
   const box = makeGrid("Units of the box: arrow keys point at a unit, Enter starts the read there", {
     across: () => 1, over: point, choose, keys: keysOf(null, at => at),
@@ -375,11 +392,14 @@ function renderBox({ model, el }) {
       paintUnit(box, context, row, column, x, y, pass, String(place), place, laneAt(row, column), [row, column]);
     } });
   const memory = makeGrid("Shared memory in lines of 128 bytes: arrow keys point at a unit", {
-    across: () => LINE, over: at => point(at && sourceAt(at)), choose: at => { const source = sourceAt(at); if (source) choose(source); },
-    keys: keysOf(at => { const place = placeOf(at); return [Math.floor(place / LINE), place % LINE / UNIT]; }, sourceAt),
+    across: () => LINE, over: at => point(at && sourceAt(at)),
+    choose: at => { const source = sourceAt(at); if (source) choose(source); },
+    keys: keysOf(at => { const place = placeOf(at); return [Math.floor(place / LINE), place % LINE / UNIT]; },
+      sourceAt),
     paint: (context, line, place, x, y, pass) => {
       const source = sourceAt([line, place]);
-      if (source) return paintUnit(memory, context, line, place, x, y, pass, `${source[0]}·${source[1]}`, place, laneAt(...source), source);
+      if (source) return paintUnit(memory, context, line, place, x, y, pass, `${source[0]}·${source[1]}`, place,
+        laneAt(...source), source);
       if (pass) return;  // a gap, where rows are narrower than the swizzle
       context.strokeStyle = memory.quiet;
       context.lineWidth = 1;
@@ -392,9 +412,11 @@ function renderBox({ model, el }) {
   const headsBox = h("div", { class: "heads-box" }, bankHeads);
   memory.element.addEventListener("scroll", () => { headsBox.scrollLeft = memory.element.scrollLeft; });
   pictures.append(
-    makePanel("The box, row by row", "A cell is a unit of 16 bytes. Its number and colour: its place in a line of 128 bytes. "
+    makePanel("The box, row by row",
+      "A cell is a unit of 16 bytes. Its number and colour: its place in a line of 128 bytes. "
       + "Outlined: what the warp reads.", box.element),
-    makePanel("Shared memory, 128 bytes per line", "Row · unit of the box that lies there. The columns are groups of four "
+    makePanel("Shared memory, 128 bytes per line",
+      "Row · unit of the box that lies there. The columns are groups of four "
       + "banks.", headsBox, memory.element));
 
   // ---- drag the box
@@ -420,13 +442,15 @@ function renderBox({ model, el }) {
     if (!drag) return;
     const columns = Math.round((event.clientX - drag.x) / drag.scale / snap()) * snap();
     const rows = Math.round((event.clientY - drag.y) / drag.scale);
-    if (drag.from[0] + rows !== state.y || drag.from[1] + columns !== state.x) moveTo(drag.from[0] + rows, drag.from[1] + columns);
+    const [y, x] = [drag.from[0] + rows, drag.from[1] + columns];
+    if (y !== state.y || x !== state.x) moveTo(y, x);
   });
   for (const end of ["pointerup", "pointercancel"]) tensor.addEventListener(end, () => { drag = null; update(); });
   tensor.addEventListener("keydown", event => {
     const step = STEPS[event.key];
     if (!step || event.key.startsWith("Page")) return;
-    const far = event.shiftKey ? [state.boxRows, Math.max(1, Math.floor(state.boxColumns / snap())) * snap()] : [1, snap()];
+    const far = event.shiftKey ? [state.boxRows, Math.max(1, Math.floor(state.boxColumns / snap())) * snap()]
+      : [1, snap()];
     moveTo(state.y + step[0] * far[0], state.x + step[1] * far[1]);
     event.preventDefault();
   });
@@ -453,12 +477,14 @@ function renderBox({ model, el }) {
         patternTransform: "rotate(45)" }, h("svg:line", { x1: 0, y1: 0, x2: 0, y2: 6, class: "hatch" }))),
       rectangle(0, 0, rows, columns, 1, { class: "whole" }),
       rectangle(y, x, boxRows, boxColumns, 4, { class: "fill", fill: `url(#${id}-hatch)` })];
-    if (innerHigh > 0 && innerWide > 0) parts.push(rectangle(innerY, innerX, innerHigh, innerWide, 2, { class: "inside" }));
+    if (innerHigh > 0 && innerWide > 0) parts.push(rectangle(innerY, innerX, innerHigh, innerWide, 2,
+      { class: "inside" }));
     parts.push(rectangle(y, x, boxRows, boxColumns, 4, { class: "box" }));
     const perUnit = UNIT / found.layout.itemsize;
     if (unit) parts.push(rectangle(y + unit[0], x + unit[1] * perUnit, 1, perUnit, 5, { class: "unit" }));
     tensor.setAttribute("viewBox", `0 0 ${wide} ${high}`);
-    tensor.setAttribute("aria-label", `A tensor of ${rows} × ${columns}. The box of ${boxRows} × ${boxColumns} starts at row `
+    tensor.setAttribute("aria-label",
+      `A tensor of ${rows} × ${columns}. The box of ${boxRows} × ${boxColumns} starts at row `
       + `${y}, column ${x}. Arrow keys move it by a row or by 16 bytes, with Shift by a whole box.`);
     tensor.replaceChildren(...parts);
   }
@@ -472,16 +498,16 @@ function renderBox({ model, el }) {
       h("th", { scope: "col" }, "wavefronts"));
     const body = groups.map((group, index) => h("tr", {},
       h("th", { scope: "row" }, `${index * together}–${Math.min(lanes.length, (index + 1) * together) - 1}`),
-      group.banks.map((count, each) => h("td", { "data-bank": each, class: count === 0 ? "none" : count === group.wavefronts
-        && count > 1 ? "most" : false, style: count ? `--share: ${count / most}` : false }, count || "·")),
+      group.banks.map((count, each) => h("td", { "data-bank": each, style: count ? `--share: ${count / most}` : false,
+        class: count === 0 ? "none" : count > 1 && count === group.wavefronts ? "most" : false }, count || "·")),
       h("td", { class: "sum" }, group.wavefronts)));
     banks.replaceChildren(h("table", { "aria-label": "Words per bank" }, head, body));
   }
 
   function describeUnit() {
     if (!unit || !found.drawable) {
-      readout.textContent = "Point at a unit, or reach it with the arrow keys: its elements of the tensor, its place in shared memory and its banks "
-        + "are shown here. A click or Enter starts the read there.";
+      readout.textContent = "Point at a unit, or reach it with the arrow keys: its elements of the tensor, its place "
+        + "in shared memory and its banks are shown here. A click or Enter starts the read there.";
       return;
     }
     const [row, column] = unit, per = UNIT / found.layout.itemsize, place = placeOf(unit), tall = state.y + row;
@@ -489,12 +515,12 @@ function renderBox({ model, el }) {
     const inside = tall >= 0 && tall < state.rows && from + per > 0 && from < state.columns;
     const whole = inside && from >= 0 && from + per <= state.columns;
     const lanes = laneAt(row, column);
-    const text = [`Unit ${column} of box row ${row}: `, `tensor row ${tall}, columns ${from} to ${from + per - 1}`,
-      whole ? "" : inside ? " (partly outside)" : ` (outside: ${state.fill === "nan" ? "NaN" : "zero"})`,
-      ` → bytes ${comma(place)} to ${comma(place + UNIT - 1)} of shared memory, line ${Math.floor(place / LINE)}, place `,
-      `${place % LINE / UNIT}, banks ${bankFrom} to ${bankFrom + 3}; `,
-      lanes ? `read by lane${lanes.length > 1 ? "s" : ""} ${lanes.length > 1 ? `${lanes[0]} to ${lanes[lanes.length - 1]}` : lanes[0]}.`
-        : "not read."].join("");
+    const readers = !lanes ? "not read" : lanes.length === 1 ? `read by lane ${lanes[0]}`
+      : `read by lanes ${lanes[0]} to ${lanes[lanes.length - 1]}`;
+    const fill = whole ? "" : inside ? " (partly outside)" : ` (outside: ${state.fill === "nan" ? "NaN" : "zero"})`;
+    const text = `Unit ${column} of box row ${row}: tensor row ${tall}, columns ${from} to ${from + per - 1}${fill} `
+      + `→ bytes ${comma(place)} to ${comma(place + UNIT - 1)} of shared memory, line ${Math.floor(place / LINE)}, `
+      + `place ${place % LINE / UNIT}, banks ${bankFrom} to ${bankFrom + 3}; ${readers}.`;
     readout.textContent = text;
   }
 
@@ -508,10 +534,11 @@ function renderBox({ model, el }) {
     widenHeads();
     for (const cell of banks.querySelectorAll("th[data-bank]")) {
       const each = Number(cell.dataset.bank);
-      cell.classList.toggle("here", each === bank || (unit !== null && Math.floor(each / 4) === placeOf(unit) % LINE / UNIT));
+      cell.classList.toggle("here", each === bank || (unit !== null
+        && Math.floor(each / 4) === placeOf(unit) % LINE / UNIT));
     }
   }
-  // What only points is drawn with the next frame.
+  // Pointing changes no setting, so it is drawn with the next frame.
   const schedule = () => { frame ??= requestAnimationFrame(drawAll); };
 
   function update() {
@@ -524,7 +551,7 @@ function renderBox({ model, el }) {
     const brokenLoad = brokenLoadRules(load, state.target, targets[state.target].smem, alignment);
     const layout = { rows: state.boxRows, columns: state.boxColumns, itemsize, swizzle: swizzles[state.swizzle] };
     const drawable = box2.every(extent => extent <= 256) && layout.columns * itemsize % UNIT === 0;
-    found = { layout, drawable, read: new Map(), sources: new Map() };
+    found = { layout, drawable, read: new Map() };
     state.readRow = Math.min(state.readRow, state.boxRows - 1);
     if (drawable) {
       const count = elementsRead(layout, state.access, Number(state.laneBytes)).count;
@@ -537,8 +564,6 @@ function renderBox({ model, el }) {
         if (!found.read.has(key)) found.read.set(key, []);
         found.read.get(key).push(lane);
       });
-      for (let row = 0; row < layout.rows; ++row)
-        for (let column = 0; column < unitsPerRow(); ++column) found.sources.set(placeOf([row, column]) / UNIT, [row, column]);
       if (unit && (unit[0] >= layout.rows || unit[1] >= unitsPerRow())) unit = null;
       box.resize(layout.rows, unitsPerRow());
       memory.resize(Math.ceil(layout.rows * pitchOf(layout) / LINE), 8);
@@ -555,7 +580,8 @@ function renderBox({ model, el }) {
       : h("p", { class: "fine" }, "✓ The map and the load keep every rule."));
     const { total, outside } = bytesOutside(load.shape, load.corner, box2, itemsize);
     facts.replaceChildren("The barrier expects ", h("b", {}, `${comma(total)} bytes`), ", the whole box. ",
-      outside === 0 ? "All of it lies on the tensor." : h("b", {}, outside === total ? "All of it lies" : `${comma(outside)} bytes lie`),
+      outside === 0 ? "All of it lies on the tensor."
+        : h("b", {}, outside === total ? "All of it lies" : `${comma(outside)} bytes lie`),
       outside === 0 ? "" : ` outside of the tensor and arrive as ${state.fill === "nan" ? "NaN" : "zero"}.`);
     for (const part of [pictures, bankHint, banks, cost]) part.hidden = !drawable;
     if (drawable) {
@@ -575,11 +601,13 @@ function renderBox({ model, el }) {
   });
   banks.addEventListener("pointerleave", () => { bank = null; schedule(); });
 
-  const root = h("div", { class: "tiles-view tiles-microscope", role: "group", "aria-label": "Microscope of a TMA box" },
+  const root = h("div", { class: "tiles-view tiles-microscope", role: "group",
+    "aria-label": "Microscope of a TMA box" },
     form, rules,
     h("div", { class: "stage" },
       h("section", { class: "where" }, h("h4", {}, "The box on the tensor"),
-        h("p", { class: "hint" }, "Drag the box, or move it with the arrow keys (with Shift by a whole box). Hatched: outside."), tensor, facts),
+        h("p", { class: "hint" }, "Drag the box, or move it with the arrow keys (with Shift by a whole box). Hatched: "
+          + "outside."), tensor, facts),
       pictures),
     readout, cost, bankHint, banks);
   keepKeys(root);
@@ -598,7 +626,8 @@ function renderScales({ model, el }) {
   let at = start.scale, scales = 1, frame = null;
   const { controls, select, number, group } = makeFields(state, () => update());
   const readout = h("p", { class: "readout", "aria-live": "polite" }), facts = h("p", { class: "facts" });
-  const strip = h("svg:svg", { class: "strip", viewBox: "0 0 1000 30", preserveAspectRatio: "none", "aria-hidden": "true" });
+  const strip = h("svg:svg", { class: "strip", viewBox: "0 0 1000 30", preserveAspectRatio: "none",
+    "aria-hidden": "true" });
   const point = to => {
     if (!to || String(to) === String(at)) return;
     at = to;
@@ -606,13 +635,15 @@ function renderScales({ model, el }) {
   };
   const choose = to => { point(to); show(); };
   const inside = ([row, column]) => row < state.rows && column < scales;
+  const sourceAt = ([line, byte]) => [scaleAtByte(16 * line + byte, scales)].find(inside);
   const keysOf = inTiles => event => {
     const step = STEPS[event.key];
     if (!step) return;
     event.preventDefault();
     let next;
     if (inTiles) next = scaleAtByte(Math.max(0, byteOfScale(...at, scales) + 16 * step[0] + step[1]), scales);
-    else next = [Math.min(Math.max(at[0] + step[0], 0), state.rows - 1), Math.min(Math.max(at[1] + step[1], 0), scales - 1)];
+    else next = [Math.min(Math.max(at[0] + step[0], 0), state.rows - 1),
+      Math.min(Math.max(at[1] + step[1], 0), scales - 1)];
     if (inside(next)) choose(next);
   };
   const show = () => {
@@ -632,8 +663,9 @@ function renderScales({ model, el }) {
     paint: (context, row, column, x, y, pass) =>
       paint(matrix, context, [row, column], x, y, pass, String(byteOfScale(row, column, scales))) });
   const tiles = makeGrid("Tiles in memory, 16 bytes per line: arrow keys point at a byte", {
-    across: () => 16, over: to => { const source = to && scaleAtByte(16 * to[0] + to[1], scales); if (source && inside(source)) point(source); },
-    choose: to => { const source = scaleAtByte(16 * to[0] + to[1], scales); if (inside(source)) choose(source); },
+    across: () => 16,
+    over: to => { const source = to && sourceAt(to); if (source) point(source); },
+    choose: to => { const source = sourceAt(to); if (source) choose(source); },
     keys: keysOf(true),
     paint: (context, line, byte, x, y, pass) => {
       const source = scaleAtByte(16 * line + byte, scales);
@@ -650,10 +682,13 @@ function renderScales({ model, el }) {
     frame = null;
     const { block } = formats[state.format], [row, column] = at, byte = byteOfScale(row, column, scales);
     const first = column * block, last = Math.min(state.columns, first + block) - 1, within = byte % TILE_BYTES;
-    readout.textContent = `Scale ${column} of row ${row} belongs to the block of elements ${first} to ${last} of row ${row}. `
-      + `It lies at byte ${comma(byte)}: tile ${Math.floor(byte / TILE_BYTES)}, line ${Math.floor(within / 16)}, byte ${within % 16} `
-      + `of the line = ${Math.floor(row % 128 / 32)} · 4 + ${column % 4}. Its line also holds rows `
-      + `${[0, 1, 2, 3].map(quarter => Math.floor(row / 128) * 128 + row % 32 + 32 * quarter).filter(other => other !== row && other < state.rows).join(", ")}.`;
+    const others = [0, 1, 2, 3].map(quarter => Math.floor(row / 128) * 128 + row % 32 + 32 * quarter)
+      .filter(other => other !== row && other < state.rows);
+    readout.textContent = `Scale ${column} of row ${row} belongs to the block of elements ${first} to ${last} of row `
+      + `${row}. It lies at byte ${comma(byte)}: tile ${Math.floor(byte / TILE_BYTES)}, line `
+      + `${Math.floor(within / 16)}, byte ${within % 16} of the line = ${Math.floor(row % 128 / 32)} · 4 + `
+      + `${column % 4}.`
+      + (others.length ? ` Its line also holds row${others.length > 1 ? "s" : ""} ${others.join(", ")}.` : "");
     const wide = 1000 / state.columns;
     strip.replaceChildren(...Array.from({ length: scales }, (_, index) => h("svg:rect", { x: index * block * wide, y: 4,
       width: Math.max(1, (Math.min(state.columns, (index + 1) * block) - index * block) * wide - 1), height: 22,
@@ -670,24 +705,28 @@ function renderScales({ model, el }) {
     const padding = bytes - state.rows * scales;
     matrix.resize(state.rows, scales);
     tiles.resize(bytes / 16, 16);
-    facts.textContent = `${comma(state.rows)} rows of ${scales} scale${scales === 1 ? "" : "s"} take ${comma(bytes)} bytes in tiles of 128 × 4`
+    const each = scales === 1 ? "1 scale" : `${scales} scales`;
+    facts.textContent = `${comma(state.rows)} rows of ${each} take ${comma(bytes)} bytes in tiles of 128 × 4`
       + (padding ? `; ${comma(padding)} of them are padding, and zero.` : ".");
     if (frame !== null) cancelAnimationFrame(frame);
     drawAll();
   }
 
-  const root = h("div", { class: "tiles-view tiles-microscope tiles-scales", role: "group", "aria-label": "Layout of scale factors" },
+  const root = h("div", { class: "tiles-view tiles-microscope tiles-scales", role: "group",
+    "aria-label": "Layout of scale factors" },
     h("div", { class: "controls" }, group("Matrix of elements",
       select("format", "format", Object.entries(formats).map(([name, { label }]) => [name, label])),
       number("rows", "rows", 1, 1024), number("columns", "columns", 1, 8192))),
     facts,
     h("div", { class: "pictures" },
-      makePanel("Scales, row by row", "A cell is the scale of one block; its number is the byte where it lies. Colours: the "
+      makePanel("Scales, row by row",
+        "A cell is the scale of one block; its number is the byte where it lies. Colours: the "
         + "four quarters of 128 rows. Outlined: the 16 bytes of one line.", matrix.element),
-      makePanel("Tiles in memory, 16 bytes per line", "Row · scale that lies there. A tile has 32 lines; tiles of the same rows "
+      makePanel("Tiles in memory, 16 bytes per line",
+        "Row · scale that lies there. A tile has 32 lines; tiles of the same rows "
         + "follow each other.", tiles.element)),
     readout,
-    h("p", { class: "hint" }, "The row of elements, one box per block; the block of the scale is dark."), strip);
+    h("p", { class: "hint" }, "The row of elements, one box per block; the block of the scale is outlined."), strip);
   keepKeys(root);
   el.append(root);
   const observer = new ResizeObserver(() => schedule());

@@ -1,4 +1,6 @@
-"""Pictures and explorer of block-scaled formats: they say what they find, and lose nothing."""
+"""Pictures and views of block-scaled formats: they say what they find, and a notebook keeps a picture and a text."""
+
+import json
 
 import pytest
 from legible import assert_legible, texts
@@ -12,8 +14,8 @@ from ch14.mx_formats.number_formats import E2M1, E4M3, E5M2
     figures.program_picture, figures.packing_picture, figures.scales_picture, figures.strip_picture,
     lambda: figures.code_picture(E4M3, 0x35),
     lambda: figures.code_picture(E2M1, 0), lambda: figures.code_picture(E5M2, 0xFC),
-    lambda: explorer.draw_block("mxfp4", "floor", "outliers", 0),
-    lambda: explorer.draw_block("fp8_1x128", "floor", "outliers", 0)])
+    lambda: explorer.block("mxfp4").picture, lambda: explorer.block("fp8_1x128", "outliers").picture,
+    lambda: explorer.number_line("e5m2", -3e9).picture, lambda: explorer.scale_layout().picture])
 def test_pictures_are_legible(draw):
     assert_legible(draw())
 
@@ -42,27 +44,27 @@ def test_a_code_that_is_none():
 
 
 def test_a_block_states_its_error():
-    title = " ".join(texts(explorer.draw_block("mxfp4", "floor", "ramp", 0)))
+    title = " ".join(texts(explorer.block("mxfp4", "ramp").picture))
     assert "mxfp4: scale 1 (code 127), error " in title and "became zero" in title
 
 
-def test_widgets_answer_and_explain(capsys):
-    values, codes, blocks = explorer.explore().children
+def test_a_notebook_keeps_what_the_views_show():
+    line, scales = explorer.number_line("e2m1", 1e9), explorer.scale_layout("nvfp4", (130, 100), 129, 6)
+    assert "e2m1 7: 0 11 1 is 6" in repr(line.table) and line.data["start"] == {"element": "e2m1", "value": 1e9}
+    assert explorer.number_line("e4m3", float("-inf")).data["start"]["value"] == -448
+    assert repr(scales.table).split()[-6:] == ["129", "6", "1554", "3", "1", "2"], "two tiles of 4 scales per row"
+    view = explorer.block("nvfp4", "weights")
+    assert set(view.data["blocks"]) == {*errors.DATA, "ramp"} and "mxfp4" in view.data["formats"]
+    assert max(len(json.dumps(each.data)) for each in (line, scales, view)) < 20_000
 
-    def change(panel, **settings):
-        capsys.readouterr()
-        for menu in panel.children[:-1]:
-            if menu.description in settings:
-                menu.value = settings[menu.description]
-        return capsys.readouterr().out
 
-    assert "e2m1 4: 0 10 0 is 2 (normal" in change(values, value=2.4) and "Figure(" in change(values, value=2.6)
-    assert "e2m1 7" in change(values, value=1e9), "it saturates"
-    assert "has no NaN" in change(values, value=float("nan"))
-    assert "e4m3 127: 0 1111 111 is nan" in change(values, element="e4m3")
-    assert "code must be from 0 to 15 for e2m1; it is 127" in change(codes, code=127)
-    assert "e4m3 127: 0 1111 111 is nan" in change(codes, element="e4m3")
-    for name, value in (("format", "nvfp4"), ("data", "activations"), ("seed", 3)):
-        assert "Figure(" in change(blocks, **{name: value}), name
-    assert "for E8M0 scales" in change(blocks, rule="ceil")
-    assert "Figure(" in change(blocks, format="mxfp4")
+@pytest.mark.parametrize("make, says", [
+    (lambda: explorer.number_line("e8m7"), "unknown element 'e8m7'; choose one of e4m3"),
+    (lambda: explorer.number_line("e2m1", float("nan")), "e2m1 has no NaN"),
+    (lambda: explorer.block("fp8_128x128"), "blocks of one row; choose one of mxfp8_e4m3"),
+    (lambda: explorer.block("nvfp4", rule="ceil"), "for E8M0 scales"),
+    (lambda: explorer.scale_layout("mxfp6_e2m3"), "choose one of mxfp8_e4m3, mxfp4, nvfp4"),
+    (lambda: explorer.scale_layout(scale=9), "below 192 and 8; they are 33 and 9")])
+def test_what_no_view_shows(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()
