@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tilelab import device, notebook, record
+from tilelab import device, notebook, record, views
 
 ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -72,7 +72,7 @@ def check_that_no_trust_is_needed(code):
     """JupyterLab shows an untrusted notebook, as every clone is, through a sanitiser and without scripts."""
     for output in (output for cell in code for output in cell["outputs"] if "data" in output):
         data = output["data"]
-        assert data.keys() <= {"text/plain", "text/html", "text/markdown", "text/latex", "image/png"}
+        assert data.keys() <= {"text/plain", "text/html", "text/markdown", "text/latex", "image/png", views.MIME}
         assert "text/plain" in data, "nothing is left where a picture or a table cannot be shown"
         markup = _Markup()
         markup.feed("".join(data.get("text/html", "")))
