@@ -75,6 +75,11 @@ def make_recording(name: str, rows: Iterable[dict], *, stages: int, gpu: str, da
             "fills": find_fills(events), "tensor": find_busy(events, product_cycles)}
 
 
+def as_rows(recording: dict) -> list[dict]:
+    """Return the events as dicts, each with the name of its lane."""
+    return [dict(zip(FIELDS, event)) | {"lane": recording["lanes"][event[LANE]]} for event in recording["events"]]
+
+
 def find_fills(events: Sequence[Sequence]) -> list[list]:
     """Return the fills of the stages, in the order of the loads, from events with the values of FIELDS.
 

@@ -17,9 +17,9 @@ import sys
 import torch
 
 from ch10 import wgmma_gemm
-from ch10.wgmma_gemm import experiments
+from ch10.wgmma_gemm import experiments, figures
 from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig
-from tilelab import bench, device, profiler, results, tensor_map, timeline
+from tilelab import bench, device, plots, profiler, results, tensor_map, timeline
 from tilelab.patch import patched_source
 
 SHAPE = (4096, 4096, 1024)  # 16 steps along K
@@ -291,6 +291,19 @@ def read_record(record: results.Record) -> tuple[list[dict], str]:
                 titles[name], rows, stages=config.stages, gpu=record.device["name"], date=record.data["recorded"][:10],
                 config=str(config), product_cycles=find_product_cycles(config)))
     return recordings, record.label()
+
+
+def draw_still(recordings: list[dict], names: list[str], until: int, origin: str) -> plots.Picture:
+    """Return a picture of the first `until` cycles of the recordings in `names`, a row for each warp role."""
+    rows = []
+    for recording in (each for each in recordings if each["name"] in names):
+        for event in timeline.as_rows(recording):
+            lane = recording["name"] if len(recording["lanes"]) == 1 else f"{recording['name']}: {event['lane']}"
+            if event["end"] <= until:
+                rows.append({**event, "role": lane, "event": event["kind"]})
+    order = {name: number for number, name in enumerate(names)}
+    rows.sort(key=lambda row: order[row["role"].split(":")[0]])
+    return figures.draw_timeline(rows, title="What one CTA does, and when", source=origin)
 
 
 # ---- what recording costs, and whether the timeline agrees with the profiler

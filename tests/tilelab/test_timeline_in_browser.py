@@ -128,7 +128,7 @@ def test_steps_go_from_event_to_event_and_say_what_it_is(open_page, recordings):
     press(page, "n")
     assert "orders the loads of step 0 of tile 0 into stage 0 by TMA: 184 cycles, from 0 to 184" in sentence.inner_text()
     press(page, "p", "ArrowDown", "n", "n")
-    assert find_state(page)["lane"] == "consumer 0" and "Consumer 0" in sentence.inner_text()
+    assert find_state(page)["lane"] == "consumer 0" and "issued by consumer 0" in sentence.inner_text()
     for _ in range(200):  # far beyond the range that is shown, which follows
         press(page, "n")
     state = find_state(page)
