@@ -22,9 +22,10 @@ from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig
 from tilelab import bench, device, plots, profiler, results, tensor_map, timeline
 from tilelab.patch import patched_source
 
-SHAPE = (4096, 4096, 1024)  # 16 steps along K
+SHAPE = (4096, 4096, 1024)  # a tile takes 16 steps along K
 TILES_SHOWN = 2  # tiles that a record keeps of a persistent kernel
 ALL_SMS = 0xFFFFFFFF  # every CTA writes stamps
+LAST_WATCHED = 7  # a small grid may leave some SMs without a CTA
 ALONE = 120 * 1024  # bytes of shared memory with which one CTA fills an SM
 
 
@@ -40,15 +41,15 @@ def _two_consumers(stages: int) -> WgmmaConfig:
     return dataclasses.replace(STEPS["two_consumers"], stages=stages, persistent=True, group=4)
 
 
-# What is recorded for the view, each with one CTA per SM.
-CONFIGS = {"one stage": AloneConfig("one_group", 128, 128, 1), "four stages": STEPS["ring"],
-           "producer, two stages": _two_consumers(2), "producer, four stages": _two_consumers(4),
+# The view shows these kernels. Each has one CTA per SM.
+CONFIGS = {"1 stage": AloneConfig("one_group", 128, 128, 1), "4 stages": STEPS["ring"],
+           "producer, 2 stages": _two_consumers(2), "producer, 4 stages": _two_consumers(4),
            "128 × 256, persistent": STEPS["raster"]}
-# What is timed with and without stamps, and profiled.
-MEASURED = {"one stage": CONFIGS["one stage"], "four stages": CONFIGS["four stages"],
+# These kernels are timed with and without stamps, and profiled.
+MEASURED = {"1 stage": CONFIGS["1 stage"], "4 stages": CONFIGS["4 stages"],
             "one consumer": dataclasses.replace(STEPS["warp_specialized"], persistent=True, group=4),
-            "producer, two stages": CONFIGS["producer, two stages"],
-            "producer, four stages": CONFIGS["producer, four stages"],
+            "producer, 2 stages": CONFIGS["producer, 2 stages"],
+            "producer, 4 stages": CONFIGS["producer, 4 stages"],
             "128 × 256, persistent": CONFIGS["128 × 256, persistent"]}
 
 
@@ -149,7 +150,7 @@ def count_stamps(config: WgmmaConfig, m: int, n: int, k: int, sms: int) -> int:
 def prepare_recorder(a, b, out, config: WgmmaConfig, watched: int = 0, source: pathlib.Path | None = None):
     """Return (launch, stamps): a launch of the kernel with time stamps on a, b and out, and the tensor that it fills.
 
-    `stamps` is int32 (CTAs, warp groups, stamps, 2). CTAs on the SM `watched` write to it, with ALL_SMS all of them.
+    `stamps` is int32 (CTAs, warp groups, stamps, 2). CTAs on the SM `watched` write to it; ALL_SMS stands for every SM.
     `source` is a patched copy of the kernel that outlives this call; by default there is one for this call.
     """
     (m, k), n = a.shape, b.shape[1]
@@ -166,7 +167,7 @@ def prepare_recorder(a, b, out, config: WgmmaConfig, watched: int = 0, source: p
 def read_stamps(groups: list[list[tuple[int, int]]], one_group: bool) -> tuple[list[dict], int, float | None]:
     """Return (rows, length, ghz) of one CTA from each warp group's pairs of value and code, as unsigned integers.
 
-    The rows are those of timeline.make_recording. Cycle 0 is the first stamp of the CTA, and `length` the last.
+    timeline.make_recording takes the rows. Cycle 0 is the first stamp of the CTA, and `length` the last.
     """
     lanes = ["loads and multiplies"] if one_group else ["producer", "consumer 0", "consumer 1", "consumer 2"]
     clocks = [value for group in groups for value, code in group if code & 7 != TIMED]
@@ -194,7 +195,7 @@ def read_stamps(groups: list[list[tuple[int, int]]], one_group: bool) -> tuple[l
                        "step": None if kind == STORED else step, "barrier": barrier}
                 if kind == MULTIPLIED:
                     row |= {"stage": begin[1], "phase": begin[2]}
-                elif kind != STORED and not (one_group and kind == LOADED):  # its position is that of the products
+                elif kind != STORED and not (one_group and kind == LOADED):  # the order of the steps gives its stage
                     row |= {"stage": stage, "phase": phase ^ (kind == FREE)}
                 rows.append(row)
                 if kind == ARRIVED:
@@ -229,8 +230,10 @@ def record_config(name: str, config: WgmmaConfig, shape=SHAPE, watched: int = 0,
     torch.cuda.synchronize()
     written = stamps[(stamps[:, 0, 0, 1] != 0).nonzero().flatten()]
     values = (written.cpu().to(torch.int64) & 0xFFFFFFFF).tolist()
+    if not values and watched < LAST_WATCHED:
+        return record_config(name, config, shape, watched + 1, cold)
     if not values:
-        raise device.Unsupported(f"no CTA of {name} ran on SM {watched}: watch another SM.")
+        raise device.Unsupported(f"no CTA of {name} ran on the SMs 0 to {watched}: record another shape.")
     here, recordings = device.current(), []
     for groups in values:
         # The position of a stamp that nobody wrote holds the code 0 and the value 0.
@@ -280,7 +283,7 @@ def load_recordings() -> tuple[list[dict], str]:
 
 def read_record(record: results.Record) -> tuple[list[dict], str]:
     """Return recordings, and their label, from the record `ch10_gemm_timeline`, which has a row per event."""
-    titles = {"tile": "one stage", "ring": "four stages", "warp_specialized": "a producer", "persistent": "persistent"}
+    titles = {"tile": "1 stage", "ring": "4 stages", "warp_specialized": "a producer", "persistent": "persistent"}
     recordings = []
     for name, config in experiments.TIMELINE_CONFIGS.items():
         rows = [{"lane": row["role"], "kind": row["event"], "begin": row["begin"], "end": row["end"],
@@ -301,8 +304,6 @@ def draw_still(recordings: list[dict], names: list[str], until: int, origin: str
             lane = recording["name"] if len(recording["lanes"]) == 1 else f"{recording['name']}: {event['lane']}"
             if event["end"] <= until:
                 rows.append({**event, "role": lane, "event": event["kind"]})
-    order = {name: number for number, name in enumerate(names)}
-    rows.sort(key=lambda row: order[row["role"].split(":")[0]])
     return figures.draw_timeline(rows, title="What one CTA does, and when", source=origin)
 
 
@@ -314,9 +315,10 @@ TIMING = {"rounds": 16, "warm_s": 0.1, "burst_ms": 3}
 
 @experiment("ch10_timeline_overhead")
 def measure_overhead():
-    """Time the kernel with stamps beside the plain one, interleaved: with stamps of every CTA, and of those on one SM.
+    """Time the kernel with stamps beside the plain kernel, interleaved. Every CTA writes stamps, or the CTAs of one SM.
 
-    `overhead` is the share by which stamps of every CTA lengthen the kernel, `overhead_one_sm` that of one SM's.
+    `overhead` is the share by which the kernel takes longer if every CTA writes stamps. `overhead_one_sm` is this share
+    if only the CTAs of one SM do.
     """
     rows = []
     for name, config in MEASURED.items():
@@ -351,16 +353,17 @@ METRICS = {"busy_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustai
 def measure_idle():
     """Compare the idle share of the tensor core in the timeline with the profiler's, for each of MEASURED.
 
-    `idle` is the timeline's: of all CTAs that ran on one SM, from the first stamp to the last. `idle_profiler` is 1 -
-    sm__pipe_tensor_cycles_active over the cycles in which an SM had a CTA, of the kernel without stamps. `points` is
-    the difference in percentage points. `without_products` is the share in which no products were in flight.
+    `idle` is the timeline's: of all CTAs that ran on one SM, from the first stamp to the last. `idle_profiler` is 1
+    minus sm__pipe_tensor_cycles_active divided by the cycles in which an SM had a CTA. The profiler watches the kernel
+    without stamps. `points` is the difference in percentage points. `without_products` is the share of the time in
+    which no products were in flight.
     """
     command = [sys.executable, "-m", "ch10.wgmma_gemm.timeline"]
     counted = profiler.profile_launches(command, list(MEASURED), METRICS)
     rows = []
     for (name, config), row in zip(MEASURED.items(), counted):
         recordings = record_config(name, config, cold=True)
-        # The CTAs of one SM follow each other. Between two of them the SM has none, which the profiler does not count.
+        # The CTAs of one SM follow each other. The profiler does not count the cycles between two CTAs.
         length = sum(recording["length"] for recording in recordings)
         idle = sum(timeline.find_idle_share(each) * each["length"] for each in recordings) / length
         alone = sum(timeline.find_share_without_products(each) * each["length"] for each in recordings) / length

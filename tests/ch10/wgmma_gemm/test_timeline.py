@@ -48,7 +48,7 @@ def test_stamps_become_events_also_where_the_clock_wraps_around(zero):
     assert products == [(0, 0, 1000, 2100), (0, 1, 2000, 2800), (1, 0, 9000, 10100), (1, 1, 10000, 10800)]
     first = rows[0]
     # The wait begins when the barriers are ready, and asks an empty barrier for the phase before.
-    assert (first["kind"], first["barrier"], first["phase"], first["begin"], first["end"]) == ("wait", "empty", 1, 40, 100)
+    assert [first[key] for key in ("kind", "barrier", "phase", "begin", "end")] == ["wait", "empty", 1, 40, 100]
     assert [row["tile"] for row in rows if row["kind"] == "store"] == [0, 1]
 
 
@@ -67,7 +67,7 @@ def test_one_warp_group_loads_and_multiplies_in_one_lane():
               stamp(1600, r.LOADED, 1, 0), stamp(2400, r.ARRIVED, 1, 0, 1), stamp(3000, r.MULTIPLIED, 1),
               stamp(3500, r.STORED)]
     rows, length, _ = recorder.read_stamps([make_group(0, events, 3600)], one_group=True)
-    recording = timeline.make_recording("one stage", rows, stages=1, gpu="", date="", length=length)
+    recording = timeline.make_recording("1 stage", rows, stages=1, gpu="", date="", length=length)
     assert recording["lanes"] == ["loads and multiplies"] and recording["barriers"] == ["full"]
     assert [fill[:7] for fill in recording["fills"]] == [[0, 0, 0, 0, 100, 900, 900], [0, 1, 1, 0, 1600, 2400, 2400]]
 
@@ -88,23 +88,23 @@ def test_there_is_room_for_all_stamps():
     config = recorder.CONFIGS["128 × 256, persistent"]
     tiles = 4  # 512 tiles of 128 x 256 on 132 SMs
     assert recorder.count_stamps(config, *recorder.SHAPE, 132) >= tiles * (2 * 16 + 1) + 5
-    assert recorder.count_stamps(recorder.CONFIGS["four stages"], *recorder.SHAPE, 132) >= 3 * 16 + 1 + 5
+    assert recorder.count_stamps(recorder.CONFIGS["4 stages"], *recorder.SHAPE, 132) >= 3 * 16 + 1 + 5
 
 
 def test_a_config_that_is_alone_leaves_no_room_for_a_second_cta():
-    config = recorder.CONFIGS["one stage"]
+    config = recorder.CONFIGS["1 stage"]
     assert 2 * (config.smem_bytes + 1024) > 233472 and config.smem_bytes <= 232448 and str(config).endswith("1 stage")
 
 
 def test_products_take_the_cycles_of_the_full_rate():
-    assert recorder.find_product_cycles(recorder.CONFIGS["one stage"]) == 512  # 128 x 128 x 64 at 4,096 per cycle
+    assert recorder.find_product_cycles(recorder.CONFIGS["1 stage"]) == 512  # 128 x 128 x 64 at 4,096 per cycle
     assert recorder.find_product_cycles(recorder.CONFIGS["128 × 256, persistent"]) == 512  # half of the rows each
 
 
 def test_the_older_record_becomes_recordings():
     recordings, label = recorder.read_record(experiments.measure_timeline())
     assert "H200" in label and [recording["name"] for recording in recordings] == [
-        "one stage", "four stages", "a producer", "persistent"]
+        "1 stage", "4 stages", "a producer", "persistent"]
     for recording in recordings:
         idle, without = timeline.find_idle_share(recording), timeline.find_share_without_products(recording)
         assert 0 <= without <= idle < 1
@@ -116,4 +116,4 @@ def test_the_older_record_becomes_recordings():
 
 def test_a_notebook_gets_recordings_with_or_without_the_new_record():
     recordings, label = recorder.load_recordings()
-    assert {"one stage", "four stages"} <= {recording["name"] for recording in recordings} and label
+    assert {"1 stage", "4 stages"} <= {recording["name"] for recording in recordings} and label
