@@ -177,6 +177,7 @@ def test_two_recordings_have_one_clock(open_page):
     boxes = [page.locator(".plot").nth(at).bounding_box() for at in range(2)]
     assert boxes[0]["x"] == boxes[1]["x"] and boxes[0]["width"] == boxes[1]["width"]
     press(page, "End")
+    assert find_state(page)["cursor"] == 29_672
     assert "has ended" in page.locator(".ring").nth(1).inner_text()
     page.get_by_label("lower recording").select_option(label="nothing")
     assert page.locator(".plot").count() == 1
