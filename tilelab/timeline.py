@@ -12,8 +12,9 @@ A recording is a dict that JSON can hold:
     fills             lists with the values of FILL_FIELDS. A fill is a load of one stage, and its use.
     tensor            [begin, end] of each time in which the tensor core works (`find_busy`).
 
-Two entries are optional: `stage_names`, where a ring holds more than one kind of tile, and `step_name`, the word for a
-step where that is not "step".
+Four entries are optional: `stage_names`, where a ring holds more than one kind of tile; `step_name`, another word for a
+step; `overhead`, the share by which the stamps lengthen the kernel; `idle_profiler`, the idle share of the tensor core
+that the profiler counts.
 
 An event is of one of four KINDS. "load" is the time in which a thread issues loads by TMA. "wait" is a wait for a
 barrier; its `stage` and `phase` are what the wait asks for, and `barrier` is "full" or "empty". "product" lasts from

@@ -7,6 +7,7 @@ turns the older record `ch10_gemm_timeline` into the same recordings.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -273,12 +274,17 @@ def measure_timeline():
 
 def load_recordings() -> tuple[list[dict], str]:
     """Return recordings and their label: live on a GPU with wgmma, else of the record `ch10_timeline`, else of
-    `ch10_gemm_timeline`."""
+    `ch10_gemm_timeline`. They hold the cost of the stamps and the profiler's idle share where these are recorded."""
     try:
         found = measure_timeline()
     except FileNotFoundError:
         return read_record(experiments.measure_timeline())
-    return [row["recording"] for row in found.rows], found.label()
+    recordings = [row["recording"] for row in found.rows]
+    for experiment, key in (("ch10_timeline_overhead", "overhead"), ("ch10_timeline_idle", "idle_profiler")):
+        with contextlib.suppress(FileNotFoundError):
+            known = {row["name"]: row.get(key) for row in results.load(experiment)["rows"]}
+            recordings = [each | {key: known.get(each["name"])} for each in recordings]
+    return recordings, found.label()
 
 
 def read_record(record: results.Record) -> tuple[list[dict], str]:

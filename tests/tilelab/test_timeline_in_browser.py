@@ -12,7 +12,7 @@ import pytest
 
 from ch10.wgmma_gemm import experiments
 from ch10.wgmma_gemm import timeline as recorder
-from tilelab import timeline, views
+from tilelab import results, timeline, views
 
 pytestmark = pytest.mark.browser
 SCREENSHOTS = pathlib.Path(__file__).parents[2] / "build" / "screenshots"
@@ -32,7 +32,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def recordings():
-    return recorder.read_record(experiments.measure_timeline())[0]
+    return recorder.read_record(results.load_record("ch10_gemm_timeline", experiments.measure_timeline.source()))[0]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ const LETTERS = { load: "L", wait: "W", product: "P", store: "E" };
 const SIZES = { own: 24, flying: 18, gap: 10, label: 128, slot: 70 };
 
 const number = value => Math.round(value).toLocaleString("en-US");
+const percent = share => typeof share === "number" ? `${(100 * share).toFixed(1)} %` : null;
 const capital = text => text.charAt(0).toUpperCase() + text.slice(1);
 
 // Give each event a line of its lane: 0 for what the warps do, 1 and more for products that are in flight.
@@ -188,20 +189,20 @@ function render({ model, el }) {
     };
     options(above, data.shown[0]);
     options(below, data.shown[1], true);
-    legend.replaceChildren(...[...Object.keys(NAMES).map(kind => h("span", {}, swatch(kind), `${LETTERS[kind]} ${NAMES[kind]}`)),
-      h("span", {}, swatch("idle"), "tensor core idle"),
-      recordings.some(one => one.events.some(event => event[TILE] % 2)) && h("span", {}, swatch("product", true), "outlined: every other tile")].filter(Boolean));
     choose();
   }
 
-  function swatch(kind, odd = false) {
+  function swatch(kind) {
     return h("svg:svg", { width: 22, height: 14, "aria-hidden": true },
-      h("svg:rect", { x: 0.5, y: 0.5, width: 21, height: 13, fill: paint(kind), stroke: odd ? "var(--ink)" : "var(--line)" }));
+      h("svg:rect", { x: 0.5, y: 0.5, width: 21, height: 13, fill: paint(kind === "odd" ? "product" : kind), stroke: kind === "odd" ? "var(--ink)" : "var(--line)" }));
   }
 
   function choose() {
     shown = [above, below].map(select => recordings[select.value === "" ? -1 : Number(select.value)]).filter(Boolean);
     selected = { shown: 0, lane: 0, at: -1 };
+    const entries = [...Object.keys(NAMES).map(kind => [kind, `${LETTERS[kind]} ${NAMES[kind]}`]), ["idle", "tensor core idle"]];
+    if (shown.some(one => one.events.some(event => event[TILE] % 2))) entries.push(["odd", "outlined: every other tile"]);
+    legend.replaceChildren(...entries.map(([kind, text]) => h("span", {}, swatch(kind), text)));
     plots.replaceChildren(h("svg:svg", { class: "defs", width: 0, height: 0, "aria-hidden": true }, makePatterns()));
     panels = shown.map((recording, at) => {
       const marks = h("svg:g"), line = h("svg:line", { class: "cursor", y1: 0 });
@@ -210,7 +211,9 @@ function render({ model, el }) {
       const ring = h("div", { class: "ring", role: "img" });
       const clock = recording.ghz ? `, ${recording.ghz} GHz` : "";
       const head = h("p", { class: "head" }, h("strong", {}, recording.name), ` · ${recording.config} · ${recording.gpu}, ${recording.date}${clock} · tensor core idle `,
-        h("strong", {}, `${Math.round(100 * idleShare(recording))} %`), ` of ${number(recording.length)} cycles`);
+        h("strong", {}, `${Math.round(100 * idleShare(recording))} %`), ` of ${number(recording.length)} cycles`,
+        percent(recording.idle_profiler) && ` (the profiler counts ${percent(recording.idle_profiler)} over the whole kernel)`,
+        percent(recording.overhead) && ` · recording costs ${percent(recording.overhead)} of the time`);
       plots.append(h("section", { "data-recording": recording.name }, head, h("div", { class: "pair" }, h("div", { class: "frame" }, plot), ring)));
       const panel = { recording, plot, marks, line, choice, ring, at };
       plot.addEventListener("pointermove", event => point(event, panel));

@@ -1,11 +1,12 @@
 """The recorder of the GEMM: its patch compiles, stamps become recordings, and the older record does too."""
 
 import pytest
+import torch
 
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm import experiments
 from ch10.wgmma_gemm import timeline as recorder
-from tilelab import build, timeline
+from tilelab import build, device, results, timeline
 from tilelab.patch import patched_source
 
 WRAP = 1 << 32
@@ -102,7 +103,8 @@ def test_products_take_the_cycles_of_the_full_rate():
 
 
 def test_the_older_record_becomes_recordings():
-    recordings, label = recorder.read_record(experiments.measure_timeline())
+    record = results.load_record("ch10_gemm_timeline", experiments.measure_timeline.source())
+    recordings, label = recorder.read_record(record)
     assert "H200" in label and [recording["name"] for recording in recordings] == [
         "1 stage", "4 stages", "a producer", "persistent"]
     for recording in recordings:
@@ -117,3 +119,35 @@ def test_the_older_record_becomes_recordings():
 def test_a_notebook_gets_recordings_with_or_without_the_new_record():
     recordings, label = recorder.load_recordings()
     assert {"1 stage", "4 stages"} <= {recording["name"] for recording in recordings} and label
+
+
+@pytest.mark.skipif(experiments.has_wgmma(), reason="this GPU measures instead")
+def test_the_records_of_cost_and_of_the_profiler_reach_the_view(monkeypatch, tmp_path):
+    row = {"name": "1 stage", "status": "ok"}
+    recording = timeline.make_recording("1 stage", [{"lane": "one", "kind": "product", "begin": 0, "end": 9, "tile": 0,
+                                                     "step": 0}], stages=1, gpu="NVIDIA H200", date="2026-11-23")
+    monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
+    h200 = device.Device("NVIDIA H200", (9, 0), "sm_90a")
+    for experiment, rows in (("ch10_timeline", [row | {"recording": recording}]),
+                             ("ch10_timeline_overhead", [row | {"overhead": 0.02}]),
+                             ("ch10_timeline_idle", [row | {"idle_profiler": 0.7}])):
+        results.save(results.make_record(experiment, rows, recorder.source(), h200))
+    found, label = recorder.load_recordings()
+    assert found == [recording | {"overhead": 0.02, "idle_profiler": 0.7}] and label.startswith("recorded on NVIDIA")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not experiments.has_wgmma(), reason="needs a Hopper GPU")
+@pytest.mark.parametrize("name", recorder.CONFIGS)
+def test_on_a_gpu_the_kernel_with_stamps_is_right_and_records_every_step(name):
+    config, shape = recorder.CONFIGS[name], (1024, 1024, 512)
+    a, b, out = experiments.make_inputs(*shape)
+    launch, stamps = recorder.prepare_recorder(a, b, out, config, recorder.ALL_SMS)
+    launch()
+    torch.testing.assert_close(out, torch.mm(a, b), atol=0.5, rtol=0.02)
+    assert bool((stamps[:, 0, 0, 1] != 0).all()), "every CTA records"
+    recording = recorder.record_config(name, config, recorder.SHAPE)[0]
+    tiles = 1 + max(row["tile"] for row in timeline.as_rows(recording))
+    assert len(recording["fills"]) == tiles * config.steps(recorder.SHAPE[2])
+    assert all(fill[4] <= fill[5] <= fill[6] <= fill[7] for fill in recording["fills"])
+    assert recording["ghz"] is None or 0.9 < recording["ghz"] < 2.2
