@@ -14,13 +14,14 @@ import functools
 import pathlib
 import statistics
 import sys
+from collections.abc import Iterator
 
 import torch
 
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm import experiments, figures
 from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig
-from tilelab import bench, device, plots, profiler, results, tensor_map, timeline
+from tilelab import bench, build, device, plots, profiler, results, tensor_map, timeline
 from tilelab.patch import patched_source
 
 SHAPE = (4096, 4096, 1024)  # a tile takes 16 steps along K
@@ -64,8 +65,8 @@ ENDS = {FREE: ("wait", "empty"), LOADED: ("load", None), ARRIVED: ("wait", "full
         STORED: ("store", None)}
 
 
-def stamp_patch(capacity: int) -> list[tuple[str, str, int]]:
-    """Return the replacements that make wgmma_gemm.cu take `uint2* stamps, u32 watched` and write stamps.
+def stamp_patch() -> list[tuple[str, str, int]]:
+    """Return the replacements that make wgmma_gemm.cu take `uint2* stamps, u32 capacity, u32 watched` and write stamps.
 
     `capacity` is the number of stamps that a warp group has room for. CTAs on the SM `watched` record, with ALL_SMS
     every CTA.
@@ -76,12 +77,12 @@ def stamp_patch(capacity: int) -> list[tuple[str, str, int]]:
 // bits 0-2, the phase of the ring in bit 3, the stage in bits 4-7, and the step above.
 struct Recorder : Ring<STAGES> {{
     uint2 *next, *end;
-    __device__ __forceinline__ Recorder(uint2* stamps, u32 watched) {{
+    __device__ __forceinline__ Recorder(uint2* stamps, u32 capacity, u32 watched) {{
         u32 sm, nanoseconds;
         asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
         const bool records = threadIdx.x % 128 == 0 && (watched == {ALL_SMS}u || sm == watched);
-        next = stamps + (blockIdx.x * (blockDim.x / 128) + threadIdx.x / 128) * {capacity};
-        end = records ? next + {capacity} : next;
+        next = stamps + (blockIdx.x * (blockDim.x / 128) + threadIdx.x / 128) * capacity;
+        end = records ? next + capacity : next;
         asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(nanoseconds));
         write(nanoseconds, TIMED);
         record(STARTED, 0, 0);
@@ -105,7 +106,7 @@ struct Recorder : Ring<STAGES> {{
 }};
 
 """
-    here, begin = "Recorder position(stamps, watched);", "position.record(STARTED, 0, 0);"
+    here, begin = "Recorder position(stamps, capacity, watched);", "position.record(STARTED, 0, 0);"
     ring = "    const u32 ring = shared_address(shared),"
     loop = "for (int tile_id = blockIdx.x / CLUSTER; tile_id < tiles_m * tiles_n; tile_id += clusters)"
     records = {  # a line of the kernel, and the stamp after it
@@ -119,7 +120,7 @@ struct Recorder : Ring<STAGES> {{
         "epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, warpgroup);": "STORED, tile_id, 0"}
     return [
         ("// All three kernels take", f"{recorder}// All three kernels take", 1),
-        ("u64 stride_c)", "u64 stride_c, uint2* stamps, u32 watched)", 3),
+        ("u64 stride_c)", "u64 stride_c, uint2* stamps, u32 capacity, u32 watched)", 3),
         ("Ring<STAGES>& position", "Recorder& position", 2),
         ("Ring<STAGES> position;", "", 3),
         (ring, f"    {here}\n{ring}", 3),
@@ -148,21 +149,25 @@ def count_stamps(config: WgmmaConfig, m: int, n: int, k: int, sms: int) -> int:
     return tiles * (3 * config.steps(k) + 1) + 6
 
 
-def prepare_recorder(a, b, out, config: WgmmaConfig, watched: int = 0, source: pathlib.Path | None = None):
-    """Return (launch, stamps): a launch of the kernel with time stamps on a, b and out, and the tensor that it fills.
+@contextlib.contextmanager
+def patched_kernel(*configs: WgmmaConfig) -> Iterator[pathlib.Path]:
+    """Yield the path of a copy of the kernel that writes stamps, compiled for `configs` in parallel."""
+    with patched_source(wgmma_gemm.SOURCE, *stamp_patch()) as patched:
+        build.compile_ahead([wgmma_gemm.job(config, source=patched) for config in configs])
+        yield patched
+
+
+def prepare_recorder(patched: pathlib.Path, a, b, out, config: WgmmaConfig, watched: int = 0):
+    """Return (launch, stamps): a launch of the patched kernel on a, b and out, and the tensor that it fills.
 
     `stamps` is int32 (CTAs, warp groups, stamps, 2). CTAs on the SM `watched` write to it; ALL_SMS stands for every SM.
-    `source` is a patched copy of the kernel that outlives this call; by default there is one for this call.
     """
     (m, k), n = a.shape, b.shape[1]
     sms = device.current().sms
     capacity = count_stamps(config, m, n, k, sms)
     stamps = torch.zeros(config.grid(m, n, sms), config.threads // 128, capacity, 2, dtype=torch.int32, device=a.device)
-    more = (stamps, ctypes.c_uint32(watched))
-    if source is not None:
-        return wgmma_gemm.build_launch(a, b, out, config, source, more), stamps
-    with patched_source(wgmma_gemm.SOURCE, *stamp_patch(capacity)) as patched:
-        return wgmma_gemm.build_launch(a, b, out, config, patched, more), stamps
+    more = stamps, ctypes.c_uint32(capacity), ctypes.c_uint32(watched)
+    return wgmma_gemm.build_launch(a, b, out, config, patched, more), stamps
 
 
 def read_stamps(groups: list[list[tuple[int, int]]], one_group: bool) -> tuple[list[dict], int, float | None]:
@@ -215,13 +220,14 @@ def find_product_cycles(config: WgmmaConfig) -> float:
     return config.block_m / config.consumers / 64 * config.block_n / 2 * 4 * config.boxes_per_stage
 
 
-def record_config(name: str, config: WgmmaConfig, shape=SHAPE, watched: int = 0, cold: bool = False) -> list[dict]:
-    """Run the kernel with stamps, and return a recording of each CTA that ran on the SM `watched`, in their order.
+def record_config(patched: pathlib.Path, name: str, config: WgmmaConfig, watched: int = 0,
+                  cold: bool = False) -> list[dict]:
+    """Run the patched kernel at SHAPE and return a recording of each CTA that ran on the SM `watched`, in their order.
 
     With `cold`, L2 holds nothing of the operands before the launch that is recorded, as under the profiler.
     """
-    inputs = experiments.make_inputs(*shape)
-    launch, stamps = prepare_recorder(*inputs, config, watched)
+    inputs = experiments.make_inputs(*SHAPE)
+    launch, stamps = prepare_recorder(patched, *inputs, config, watched)
     other = torch.ones(4 * device.current().l2_bytes, dtype=torch.uint8, device="cuda") if cold else None
     for _ in range(3):
         stamps.zero_()
@@ -232,7 +238,7 @@ def record_config(name: str, config: WgmmaConfig, shape=SHAPE, watched: int = 0,
     written = stamps[(stamps[:, 0, 0, 1] != 0).nonzero().flatten()]
     values = (written.cpu().to(torch.int64) & 0xFFFFFFFF).tolist()
     if not values and watched < LAST_WATCHED:
-        return record_config(name, config, shape, watched + 1, cold)
+        return record_config(patched, name, config, watched + 1, cold)
     if not values:
         raise device.Unsupported(f"no CTA of {name} ran on the SMs 0 to {watched}: record another shape.")
     here, recordings = device.current(), []
@@ -263,13 +269,10 @@ experiment = functools.partial(results.experiment, source=source, can_run=experi
 @experiment("ch10_timeline")
 def measure_timeline():
     """Record one CTA of each of CONFIGS at 4096 x 4096 x 1024. A row holds a recording, up to its second tile."""
-    rows = []
-    for name, config in CONFIGS.items():
-        recording = record_config(name, config)[0]
-        kept = timeline.keep_tiles(recording, TILES_SHOWN)
-        rows.append({"name": name, "status": "ok", "idle_share": timeline.find_idle_share(recording),
-                     "recording": kept})
-    return rows
+    with patched_kernel(*CONFIGS.values()) as patched:
+        recordings = [record_config(patched, name, config)[0] for name, config in CONFIGS.items()]
+    return [{"name": each["name"], "status": "ok", "idle_share": timeline.find_idle_share(each),
+             "recording": timeline.keep_tiles(each, TILES_SHOWN)} for each in recordings]
 
 
 def load_recordings() -> tuple[list[dict], str]:
@@ -327,18 +330,18 @@ def measure_overhead():
     if only the CTAs of one SM do.
     """
     rows = []
-    for name, config in MEASURED.items():
-        capacity = count_stamps(config, *OVERHEAD_SHAPE, device.current().sms)
-        with patched_source(wgmma_gemm.SOURCE, *stamp_patch(capacity)) as patched:
-            candidates = {"plain": lambda a, b, out, config=config: wgmma_gemm.build_launch(a, b, out, config)}
-            for label, watched in (("every CTA", ALL_SMS), ("one SM", 0)):
-                candidates[label] = _prepare_stamped(config, watched, patched)
+    build.compile_ahead(map(wgmma_gemm.job, MEASURED.values()))
+    with patched_kernel(*MEASURED.values()) as patched:
+        for name, config in MEASURED.items():
+            candidates = {"plain": lambda a, b, out, config=config: wgmma_gemm.build_launch(a, b, out, config),
+                          "every CTA": _prepare_stamped(patched, config, ALL_SMS),
+                          "one SM": _prepare_stamped(patched, config, 0)}
             found = bench.compare(candidates, lambda: experiments.make_inputs(*OVERHEAD_SHAPE), "plain", **TIMING)
-        every, one = found["every CTA"], found["one SM"]
-        row = {**every.row(), "name": name, "config": str(config), "shape": list(OVERHEAD_SHAPE)}
-        if every.ratio and one.ratio:
-            row |= {"overhead": 1 / every.ratio - 1, "overhead_one_sm": 1 / one.ratio - 1}
-        rows.append(row)
+            every, one = found["every CTA"], found["one SM"]
+            row = {**every.row(), "name": name, "config": str(config), "shape": list(OVERHEAD_SHAPE)}
+            if every.ratio and one.ratio:
+                row |= {"overhead": 1 / every.ratio - 1, "overhead_one_sm": 1 / one.ratio - 1}
+            rows.append(row)
     return rows
 
 
@@ -347,8 +350,8 @@ def _launch(launch, stamps) -> None:
     launch()
 
 
-def _prepare_stamped(config: WgmmaConfig, watched: int, patched: pathlib.Path):
-    return lambda a, b, out: functools.partial(_launch, *prepare_recorder(a, b, out, config, watched, patched))
+def _prepare_stamped(patched: pathlib.Path, config: WgmmaConfig, watched: int):
+    return lambda a, b, out: functools.partial(_launch, *prepare_recorder(patched, a, b, out, config, watched))
 
 
 METRICS = {"busy_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
@@ -364,11 +367,13 @@ def measure_idle():
     without stamps. `points` is the difference in percentage points. `without_products` is the share of the time in
     which no products were in flight.
     """
+    build.compile_ahead(map(wgmma_gemm.job, MEASURED.values()))
     command = [sys.executable, "-m", "ch10.wgmma_gemm.timeline"]
     counted = profiler.profile_launches(command, list(MEASURED), METRICS)
+    with patched_kernel(*MEASURED.values()) as patched:
+        recorded = [record_config(patched, name, config, cold=True) for name, config in MEASURED.items()]
     rows = []
-    for (name, config), row in zip(MEASURED.items(), counted):
-        recordings = record_config(name, config, cold=True)
+    for (name, config), row, recordings in zip(MEASURED.items(), counted, recorded):
         # The CTAs of one SM follow each other. The profiler does not count the cycles between two CTAs.
         length = sum(recording["length"] for recording in recordings)
         idle = sum(timeline.find_idle_share(each) * each["length"] for each in recordings) / length

@@ -77,8 +77,7 @@ def test_one_warp_group_loads_and_multiplies_in_one_lane():
 @pytest.mark.parametrize("name", recorder.MEASURED)
 def test_the_kernel_with_stamps_compiles_without_spills(name):
     config = recorder.MEASURED[name]
-    capacity = recorder.count_stamps(config, *recorder.SHAPE, 132)
-    with patched_source(wgmma_gemm.SOURCE, *recorder.stamp_patch(capacity)) as patched:
+    with patched_source(wgmma_gemm.SOURCE, *recorder.stamp_patch()) as patched:
         report = build.build_one(wgmma_gemm.job(config, source=patched))
     plain = build.build_one(wgmma_gemm.job(config))
     assert report.status == "ok", report.reason
@@ -142,11 +141,12 @@ def test_the_records_of_cost_and_of_the_profiler_reach_the_view(monkeypatch, tmp
 def test_on_a_gpu_the_kernel_with_stamps_is_right_and_records_every_step(name):
     config, shape = recorder.CONFIGS[name], (1024, 1024, 512)
     a, b, out = experiments.make_inputs(*shape)
-    launch, stamps = recorder.prepare_recorder(a, b, out, config, recorder.ALL_SMS)
-    launch()
+    with recorder.patched_kernel(config) as patched:
+        launch, stamps = recorder.prepare_recorder(patched, a, b, out, config, recorder.ALL_SMS)
+        launch()
+        recording = recorder.record_config(patched, name, config)[0]
     torch.testing.assert_close(out, torch.mm(a, b), atol=0.5, rtol=0.02)
     assert bool((stamps[:, 0, 0, 1] != 0).all()), "every CTA records"
-    recording = recorder.record_config(name, config, recorder.SHAPE)[0]
     tiles = 1 + max(row["tile"] for row in timeline.as_rows(recording))
     assert len(recording["fills"]) == tiles * config.steps(recorder.SHAPE[2])
     assert all(fill[4] <= fill[5] <= fill[6] <= fill[7] for fill in recording["fills"])
