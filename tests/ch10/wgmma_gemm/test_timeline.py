@@ -6,7 +6,7 @@ import torch
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm import experiments
 from ch10.wgmma_gemm import timeline as recorder
-from tilelab import build, device, results, timeline
+from tilelab import bench, build, device, results, timeline
 from tilelab.patch import patched_source
 
 WRAP = 1 << 32
@@ -151,3 +151,61 @@ def test_on_a_gpu_the_kernel_with_stamps_is_right_and_records_every_step(name):
     assert len(recording["fills"]) == tiles * config.steps(recorder.SHAPE[2])
     assert all(fill[4] <= fill[5] <= fill[6] <= fill[7] for fill in recording["fills"])
     assert recording["ghz"] is None or 0.9 < recording["ghz"] < 2.2
+
+
+@pytest.fixture
+def pretended_recorder(monkeypatch):
+    """Launches that write the stamps of `make_cta` as the CTA 1 of three, on the SM 2."""
+    def prepare(patched, config, watched=0):
+        one_group = config.kernel == "one_group"
+        groups = make_cta(1000)[:1] if one_group else make_cta(1000)
+        stamps = torch.zeros(3, len(groups), 200, 2, dtype=torch.int32)
+
+        def launch():
+            for number, group in enumerate(groups if watched == 2 else []):
+                if one_group:  # which has one lane for what two do
+                    group = make_group(50, [stamp(100, recorder.LOADED), stamp(800, recorder.ARRIVED),
+                                           stamp(1400, recorder.MULTIPLIED), stamp(1500, recorder.STORED)], 1600)
+                pairs = torch.tensor(group, dtype=torch.int64)
+                stamps[1, number, :len(group)] = ((pairs + (1 << 31)) % WRAP - (1 << 31)).to(torch.int32)
+        return launch, stamps
+
+    monkeypatch.setattr(recorder, "prepare_recorder", prepare)
+    monkeypatch.setattr(recorder.experiments, "make_inputs", lambda *shape: ())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(recorder.build, "compile_ahead", lambda jobs: list(jobs))
+
+
+def test_the_recorder_finds_an_sm_that_had_a_cta(pretended_recorder):
+    rows = recorder.measure_timeline.__wrapped__()
+    assert [row["name"] for row in rows] == list(recorder.CONFIGS)
+    for row in rows:
+        recording = row["recording"]
+        assert recording["stages"] == recorder.CONFIGS[row["name"]].stages and 0 < row["idle_share"] < 1
+        assert recording["ghz"] is None or recording["ghz"] == pytest.approx(2, rel=0.01)
+    assert rows[-1]["recording"]["length"] == 20100
+    results.to_json(results.make_record("ch10_timeline", rows, "0" * 16))  # JSON can hold them
+
+
+def test_the_profilers_counts_stand_beside_the_timelines(pretended_recorder, monkeypatch):
+    counts = {"busy_percent": 25.0, "active_cycles": 9e4, "ns": 5e4}
+    monkeypatch.setattr(recorder.profiler, "profile_launches",
+                        lambda command, names, metrics: [{"name": name, **counts} for name in names])
+    monkeypatch.setattr(torch, "ones", lambda *size, **options: torch.zeros(1))
+    rows = recorder.measure_idle.__wrapped__()
+    assert [row["name"] for row in rows] == list(recorder.MEASURED)
+    for row in rows:
+        assert row["idle_profiler"] == 0.75 and row["points"] == pytest.approx(100 * (row["idle"] - 0.75))
+        assert 0 < row["without_products"] <= row["idle"] < 1 and row["ctas"] == 1
+
+
+def test_the_cost_of_recording_is_a_share_of_the_plain_kernels_time(pretended_recorder, monkeypatch):
+    def compare(candidates, make_inputs, peer, **timing):
+        times = {"plain": 1.0, "every CTA": 1.03, "one SM": 1.01}
+        assert peer == "plain" and set(candidates) == set(times)
+        return {name: bench.Timing(name, times[name], peer, 1.0) for name in candidates}
+
+    monkeypatch.setattr(recorder.bench, "compare", compare)
+    rows = recorder.measure_overhead.__wrapped__()
+    assert len(rows) == 6 and all(row["overhead"] == pytest.approx(0.03) for row in rows)
+    assert all(row["overhead_one_sm"] == pytest.approx(0.01) and row["status"] == "ok" for row in rows)
