@@ -294,7 +294,7 @@ function render({ model, el }) {
       parts.push(label);
       const end = Math.min(at.x(recording.length), at.width);
       if (end > at.left) parts.push(h("svg:rect", { class: "track", x: at.left, y: lane.top, width: Math.max(0, end - at.left), height: lane.height }));
-      for (let line = 0; line <= lane.lines; line++) drawLine(parts, lane, line, at);
+      for (let line = 0; line <= lane.lines; line++) drawLine(parts, recording, lane, line, at);
     }
     marks.replaceChildren(...parts);
     panel.line.setAttribute("y2", axis);
@@ -302,7 +302,7 @@ function render({ model, el }) {
   }
 
   // Draw the events of one line. Events that are narrower than a pixel and touch become one mark.
-  function drawLine(parts, lane, line, at) {
+  function drawLine(parts, recording, lane, line, at) {
     const y = lane.top + (line ? size.own + (line - 1) * size.flying : 0), height = (line ? size.flying : size.own) - 2;
     let dense = null;
     const flush = () => {
@@ -319,8 +319,8 @@ function render({ model, el }) {
       }
       flush();
       parts.push(h("svg:rect", { class: `event ${event[KIND]}${event[TILE] % 2 ? " odd" : ""}`, x, y, width: Math.max(width - 0.5, 0.5), height, fill: paint(event[KIND]) }));
-      const text = event[KIND] === "idle" ? "idle" : event[KIND] === "busy" ? "busy"
-        : LETTERS[event[KIND]] + (event[STEP] ?? "");
+      const tile = recording.stage_names?.[event[STAGE]]?.charAt(0) ?? "";  // K, V or Q
+      const text = LETTERS[event[KIND]] ? LETTERS[event[KIND]] + tile + (event[STEP] ?? "") : event[KIND];
       const half = (3.8 * text.length + 2) * type;
       if (width > 2 * half + 2) {
         parts.push(h("svg:rect", { class: `plate ${event[KIND]}`, x: x + width / 2 - half, y: y + height / 2 - 7 * type, width: 2 * half, height: 14 * type }),
