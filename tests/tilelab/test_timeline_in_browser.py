@@ -143,8 +143,8 @@ def test_pointing_selects_an_event(open_page):
     press(page, "0")
     bar = page.locator(".plot .event.store").first.bounding_box()
     page.mouse.move(bar["x"] + bar["width"] / 2, bar["y"] + bar["height"] / 2)
-    assert "rounds and stores tile 0 in its epilogue" in page.locator(".sentence").inner_text()
     assert 8372 <= find_state(page)["cursor"] <= 9039
+    assert "rounds and stores tile 0 in its epilogue" in page.locator(".sentence").inner_text()
 
 
 @pytest.mark.parametrize("name", ["4 stages", "persistent"])

@@ -216,7 +216,7 @@ function render({ model, el }) {
         percent(recording.overhead) && ` · recording costs ${percent(recording.overhead)} of the time`);
       plots.append(h("section", { "data-recording": recording.name }, head, h("div", { class: "pair" }, h("div", { class: "frame" }, plot), ring)));
       const panel = { recording, plot, marks, line, choice, ring, at };
-      plot.addEventListener("pointermove", event => point(event, panel));
+      plot.addEventListener("pointermove", event => move(event, panel));
       plot.addEventListener("pointerdown", event => grab(event, panel));
       plot.addEventListener("pointerup", () => { dragging = null; });
       plot.addEventListener("pointercancel", () => { dragging = null; });
@@ -250,10 +250,11 @@ function render({ model, el }) {
     const columns = Math.max(...shown.map(recording => countColumns(recording.stages)));
     root.style.setProperty("--type", type);
     root.style.setProperty("--ring", `${Math.max(columns * SIZES.slot + 4, 150) * type}px`);
+    for (const panel of panels) panel.width = panel.plot.parentElement.clientWidth;  // read once: reading costs a layout
   }
 
   const place = panel => {
-    const width = panel.plot.parentElement.clientWidth || 600, left = width < 560 ? 4 : size.label;
+    const width = panel.width || 600, left = width < 560 ? 4 : size.label;
     const scale = (width - left - 6) / (view.end - view.begin);
     return { width, left, scale, x: time => left + (time - view.begin) * scale, time: x => view.begin + (x - left) / scale };
   };
@@ -495,12 +496,19 @@ function render({ model, el }) {
     return { time, lane, found };
   }
 
+  // A pointer reports more moves than there are frames: only the last one before a frame counts.
+  let moved = null;
+  function move(event, panel) {
+    if (!moved) requestAnimationFrame(() => { const last = moved; moved = null; point(...last); });
+    moved = [event, panel];
+  }
+
   function point(event, panel) {
     if (dragging) {
-      const moved = event.clientX - dragging.x;
-      if (Math.abs(moved) > 3) dragging.moved = true;
-      const scale = (dragging.end - dragging.begin) / Math.max(place(panel).width - place(panel).left, 1);
-      if (dragging.moved) setView(dragging.begin - moved * scale, dragging.end - moved * scale);
+      const shift = event.clientX - dragging.x, at = place(panel);
+      if (Math.abs(shift) > 3) dragging.moved = true;
+      const scale = (dragging.end - dragging.begin) / Math.max(at.width - at.left, 1);
+      if (dragging.moved) setView(dragging.begin - shift * scale, dragging.end - shift * scale);
       return;
     }
     if (playing) return;
