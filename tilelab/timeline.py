@@ -1,24 +1,25 @@
-"""Recordings of one CTA: what each warp role does and when; tables of them, their view, and Chrome traces for Perfetto.
+"""Record what each warp role of a CTA does and when, and show it: as a table, as a view, as a trace for Perfetto.
 
 A recording is a dict that JSON can hold:
 
-    name, config      what ran
-    gpu, date         where and when; ghz is the SM's clock during the recording, or None where nobody measured it
-    stages            the number of stages of the ring
-    barriers          ["full", "empty"], or ["full"] where the warps that multiply also load
-    lanes             the warp roles in the order of their rows, such as ["producer", "consumer 0", "consumer 1"]
-    length            cycles from the beginning of the recording to its end; cycle 0 is the beginning
-    events            lists with the values of FIELDS, sorted by their beginning
-    fills             lists with the values of FILL_FIELDS: each time that a stage is filled, in the order of the loads
-    tensor            [begin, end] of each time in which the tensor core works (`find_busy`)
+    name, config      the kernel and its configuration.
+    gpu, date, ghz    the GPU, the day, and the SM's clock during the recording. An unknown clock is None.
+    stages            the number of stages of the ring.
+    barriers          ["full", "empty"], or ["full"] where the warps that multiply also load.
+    lanes             the warp roles in the order of their rows, such as ["producer", "consumer 0", "consumer 1"].
+    length            the cycles from the beginning of the recording, cycle 0, to its end.
+    events            lists with the values of FIELDS, sorted by the cycle in which they begin.
+    fills             lists with the values of FILL_FIELDS. A fill is a load of one stage, and its use.
+    tensor            [begin, end] of each time in which the tensor core works (`find_busy`).
 
-Two entries are optional: `stage_names`, where a ring holds more than one kind of tile, and `step_name`, the word for a
-step where that is not "step".
+Four entries are optional: `stage_names`, where a ring holds more than one kind of tile; `step_name`, another word for a
+step; `overhead`, the share by which the stamps lengthen the kernel; `idle_profiler`, the idle share of the tensor core
+that the profiler counts.
 
 An event is of one of four KINDS. "load" is the time in which a thread issues loads by TMA. "wait" is a wait for a
 barrier; its `stage` and `phase` are what the wait asks for, and `barrier` is "full" or "empty". "product" lasts from
 the issue of products to the moment at which the warps know that they have finished. "store" is the epilogue. `step`
-counts steps along K within a tile, and `tile` counts the tiles of the CTA. What a recorder does not know is None.
+counts steps along K within a tile, and `tile` counts the tiles of the CTA. An unknown value is None.
 
 The time at which a load has landed is not stamped: only a wait that returns shows it. `landed` is therefore an
 estimate, the time of the issue plus the shortest latency of the recording, and never later than `seen`.
@@ -43,8 +44,8 @@ def make_recording(name: str, rows: Iterable[dict], *, stages: int, gpu: str, da
                    length: int | None = None) -> dict:
     """Return a recording of `rows`, dicts with lane, kind, step, tile, and begin and end in cycles.
 
-    A row without a stage and phase gets those of a ring of `stages` that is used in the order of the steps. `length`
-    is the end of the recording in cycles, by default that of the last row. `product_cycles` are the cycles that the
+    A row may lack its stage and phase. They then follow from the order of the steps in a ring of `stages`. `length` is
+    the cycle in which the recording ends, by default the end of the last row. `product_cycles` are the cycles that the
     tensor core needs for the products of one row at its full rate; without it, it counts as busy while products are in
     flight. ValueError for an unknown kind or an event that ends before it begins.
     """
@@ -73,6 +74,11 @@ def make_recording(name: str, rows: Iterable[dict], *, stages: int, gpu: str, da
             "barriers": ["full", "empty"] if has_producer else ["full"], "lanes": lanes,
             "length": max(last, length or 0), "fields": list(FIELDS), "events": events,
             "fills": find_fills(events), "tensor": find_busy(events, product_cycles)}
+
+
+def as_rows(recording: dict) -> list[dict]:
+    """Return the events as dicts, each with the name of its lane."""
+    return [dict(zip(FIELDS, event)) | {"lane": recording["lanes"][event[LANE]]} for event in recording["events"]]
 
 
 def find_fills(events: Sequence[Sequence]) -> list[list]:
@@ -113,9 +119,9 @@ def find_fills(events: Sequence[Sequence]) -> list[list]:
 def find_busy(events: Sequence[Sequence], product_cycles: float | None = None) -> list[list]:
     """Return [begin, end] of each time in which the tensor core works, in cycles.
 
-    The tensor core takes products in the order of their issue. Those of one event take `product_cycles` from the later
-    of two moments, their issue and the end of the products before them, and end when the warps know it at the latest.
-    Without `product_cycles`, it works while products are in flight.
+    The tensor core takes products in the order of their issue. The products of an event begin when they are issued and
+    the products before them have ended. They take `product_cycles`, but end no later than the event. Without
+    `product_cycles`, the tensor core works while products are in flight.
     """
     busy, done = [], 0
     for event in events:
@@ -180,7 +186,7 @@ def make_table(recordings: Sequence[dict]) -> results.Table:
 def keep_tiles(recording: dict, tiles: int) -> dict:
     """Return the recording up to the end of its first `tiles` tiles, which keeps a notebook small.
 
-    The recording ends with the last event of those tiles. Events of later tiles stay if they begin before that.
+    The recording then ends with the last event of these tiles. Events of later tiles stay if they begin before.
     """
     end = max((event[END] for event in recording["events"] if (event[TILE] or 0) < tiles), default=0)
     if end >= max((event[END] for event in recording["events"]), default=0):
@@ -196,7 +202,7 @@ def keep_tiles(recording: dict, tiles: int) -> dict:
 
 
 def to_chrome_trace(recordings: Sequence[dict]) -> dict:
-    """Return the recordings as a Chrome trace, which https://ui.perfetto.dev opens: a process each, a thread per row.
+    """Return the recordings as a Chrome trace, which https://ui.perfetto.dev opens. A row of the view is a thread.
 
     Times are in microseconds. Where the clock is unknown, a cycle counts as a nanosecond, and the process says so.
     Products that overlap lie in threads of their own. A counter shows how many stages are full.

@@ -7,24 +7,27 @@ turns the older record `ch10_gemm_timeline` into the same recordings.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
 import pathlib
 import statistics
 import sys
+from collections.abc import Iterator
 
 import torch
 
 from ch10 import wgmma_gemm
-from ch10.wgmma_gemm import experiments
+from ch10.wgmma_gemm import experiments, figures
 from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig
-from tilelab import bench, device, profiler, results, tensor_map, timeline
+from tilelab import bench, build, device, plots, profiler, results, tensor_map, timeline
 from tilelab.patch import patched_source
 
-SHAPE = (4096, 4096, 1024)  # 16 steps along K
+SHAPE = (4096, 4096, 1024)  # a tile takes 16 steps along K
 TILES_SHOWN = 2  # tiles that a record keeps of a persistent kernel
 ALL_SMS = 0xFFFFFFFF  # every CTA writes stamps
+LAST_WATCHED = 7  # a small grid may leave some SMs without a CTA
 ALONE = 120 * 1024  # bytes of shared memory with which one CTA fills an SM
 
 
@@ -40,15 +43,15 @@ def _two_consumers(stages: int) -> WgmmaConfig:
     return dataclasses.replace(STEPS["two_consumers"], stages=stages, persistent=True, group=4)
 
 
-# What is recorded for the view, each with one CTA per SM.
-CONFIGS = {"one stage": AloneConfig("one_group", 128, 128, 1), "four stages": STEPS["ring"],
-           "producer, two stages": _two_consumers(2), "producer, four stages": _two_consumers(4),
+# The view shows these kernels. Each has one CTA per SM.
+CONFIGS = {"1 stage": AloneConfig("one_group", 128, 128, 1), "4 stages": STEPS["ring"],
+           "producer, 2 stages": _two_consumers(2), "producer, 4 stages": _two_consumers(4),
            "128 × 256, persistent": STEPS["raster"]}
-# What is timed with and without stamps, and profiled.
-MEASURED = {"one stage": CONFIGS["one stage"], "four stages": CONFIGS["four stages"],
+# These kernels are timed with and without stamps, and profiled.
+MEASURED = {"1 stage": CONFIGS["1 stage"], "4 stages": CONFIGS["4 stages"],
             "one consumer": dataclasses.replace(STEPS["warp_specialized"], persistent=True, group=4),
-            "producer, two stages": CONFIGS["producer, two stages"],
-            "producer, four stages": CONFIGS["producer, four stages"],
+            "producer, 2 stages": CONFIGS["producer, 2 stages"],
+            "producer, 4 stages": CONFIGS["producer, 4 stages"],
             "128 × 256, persistent": CONFIGS["128 × 256, persistent"]}
 
 
@@ -62,8 +65,8 @@ ENDS = {FREE: ("wait", "empty"), LOADED: ("load", None), ARRIVED: ("wait", "full
         STORED: ("store", None)}
 
 
-def stamp_patch(capacity: int) -> list[tuple[str, str, int]]:
-    """Return the replacements that make wgmma_gemm.cu take `uint2* stamps, u32 watched` and write stamps.
+def stamp_patch() -> list[tuple[str, str, int]]:
+    """Return the replacements that make wgmma_gemm.cu take `uint2* stamps, u32 capacity, u32 watched` and write stamps.
 
     `capacity` is the number of stamps that a warp group has room for. CTAs on the SM `watched` record, with ALL_SMS
     every CTA.
@@ -74,12 +77,12 @@ def stamp_patch(capacity: int) -> list[tuple[str, str, int]]:
 // bits 0-2, the phase of the ring in bit 3, the stage in bits 4-7, and the step above.
 struct Recorder : Ring<STAGES> {{
     uint2 *next, *end;
-    __device__ __forceinline__ Recorder(uint2* stamps, u32 watched) {{
+    __device__ __forceinline__ Recorder(uint2* stamps, u32 capacity, u32 watched) {{
         u32 sm, nanoseconds;
         asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
         const bool records = threadIdx.x % 128 == 0 && (watched == {ALL_SMS}u || sm == watched);
-        next = stamps + (blockIdx.x * (blockDim.x / 128) + threadIdx.x / 128) * {capacity};
-        end = records ? next + {capacity} : next;
+        next = stamps + (blockIdx.x * (blockDim.x / 128) + threadIdx.x / 128) * capacity;
+        end = records ? next + capacity : next;
         asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(nanoseconds));
         write(nanoseconds, TIMED);
         record(STARTED, 0, 0);
@@ -103,7 +106,7 @@ struct Recorder : Ring<STAGES> {{
 }};
 
 """
-    here, begin = "Recorder position(stamps, watched);", "position.record(STARTED, 0, 0);"
+    here, begin = "Recorder position(stamps, capacity, watched);", "position.record(STARTED, 0, 0);"
     ring = "    const u32 ring = shared_address(shared),"
     loop = "for (int tile_id = blockIdx.x / CLUSTER; tile_id < tiles_m * tiles_n; tile_id += clusters)"
     records = {  # a line of the kernel, and the stamp after it
@@ -117,7 +120,7 @@ struct Recorder : Ring<STAGES> {{
         "epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, warpgroup);": "STORED, tile_id, 0"}
     return [
         ("// All three kernels take", f"{recorder}// All three kernels take", 1),
-        ("u64 stride_c)", "u64 stride_c, uint2* stamps, u32 watched)", 3),
+        ("u64 stride_c)", "u64 stride_c, uint2* stamps, u32 capacity, u32 watched)", 3),
         ("Ring<STAGES>& position", "Recorder& position", 2),
         ("Ring<STAGES> position;", "", 3),
         (ring, f"    {here}\n{ring}", 3),
@@ -146,27 +149,31 @@ def count_stamps(config: WgmmaConfig, m: int, n: int, k: int, sms: int) -> int:
     return tiles * (3 * config.steps(k) + 1) + 6
 
 
-def prepare_recorder(a, b, out, config: WgmmaConfig, watched: int = 0, source: pathlib.Path | None = None):
-    """Return (launch, stamps): a launch of the kernel with time stamps on a, b and out, and the tensor that it fills.
+@contextlib.contextmanager
+def patched_kernel(*configs: WgmmaConfig) -> Iterator[pathlib.Path]:
+    """Yield the path of a copy of the kernel that writes stamps, compiled for `configs` in parallel."""
+    with patched_source(wgmma_gemm.SOURCE, *stamp_patch()) as patched:
+        build.compile_ahead([wgmma_gemm.job(config, source=patched) for config in configs])
+        yield patched
 
-    `stamps` is int32 (CTAs, warp groups, stamps, 2). CTAs on the SM `watched` write to it, with ALL_SMS all of them.
-    `source` is a patched copy of the kernel that outlives this call; by default there is one for this call.
+
+def prepare_recorder(patched: pathlib.Path, a, b, out, config: WgmmaConfig, watched: int = 0):
+    """Return (launch, stamps): a launch of the patched kernel on a, b and out, and the tensor that it fills.
+
+    `stamps` is int32 (CTAs, warp groups, stamps, 2). CTAs on the SM `watched` write to it; ALL_SMS stands for every SM.
     """
     (m, k), n = a.shape, b.shape[1]
     sms = device.current().sms
     capacity = count_stamps(config, m, n, k, sms)
     stamps = torch.zeros(config.grid(m, n, sms), config.threads // 128, capacity, 2, dtype=torch.int32, device=a.device)
-    more = (stamps, ctypes.c_uint32(watched))
-    if source is not None:
-        return wgmma_gemm.build_launch(a, b, out, config, source, more), stamps
-    with patched_source(wgmma_gemm.SOURCE, *stamp_patch(capacity)) as patched:
-        return wgmma_gemm.build_launch(a, b, out, config, patched, more), stamps
+    more = stamps, ctypes.c_uint32(capacity), ctypes.c_uint32(watched)
+    return wgmma_gemm.build_launch(a, b, out, config, patched, more), stamps
 
 
 def read_stamps(groups: list[list[tuple[int, int]]], one_group: bool) -> tuple[list[dict], int, float | None]:
     """Return (rows, length, ghz) of one CTA from each warp group's pairs of value and code, as unsigned integers.
 
-    The rows are those of timeline.make_recording. Cycle 0 is the first stamp of the CTA, and `length` the last.
+    timeline.make_recording takes the rows. Cycle 0 is the first stamp of the CTA, and `length` the last.
     """
     lanes = ["loads and multiplies"] if one_group else ["producer", "consumer 0", "consumer 1", "consumer 2"]
     clocks = [value for group in groups for value, code in group if code & 7 != TIMED]
@@ -194,7 +201,7 @@ def read_stamps(groups: list[list[tuple[int, int]]], one_group: bool) -> tuple[l
                        "step": None if kind == STORED else step, "barrier": barrier}
                 if kind == MULTIPLIED:
                     row |= {"stage": begin[1], "phase": begin[2]}
-                elif kind != STORED and not (one_group and kind == LOADED):  # its position is that of the products
+                elif kind != STORED and not (one_group and kind == LOADED):  # the order of the steps gives its stage
                     row |= {"stage": stage, "phase": phase ^ (kind == FREE)}
                 rows.append(row)
                 if kind == ARRIVED:
@@ -213,13 +220,14 @@ def find_product_cycles(config: WgmmaConfig) -> float:
     return config.block_m / config.consumers / 64 * config.block_n / 2 * 4 * config.boxes_per_stage
 
 
-def record_config(name: str, config: WgmmaConfig, shape=SHAPE, watched: int = 0, cold: bool = False) -> list[dict]:
-    """Run the kernel with stamps, and return a recording of each CTA that ran on the SM `watched`, in their order.
+def record_config(patched: pathlib.Path, name: str, config: WgmmaConfig, watched: int = 0,
+                  cold: bool = False) -> list[dict]:
+    """Run the patched kernel at SHAPE and return a recording of each CTA that ran on the SM `watched`, in their order.
 
     With `cold`, L2 holds nothing of the operands before the launch that is recorded, as under the profiler.
     """
-    inputs = experiments.make_inputs(*shape)
-    launch, stamps = prepare_recorder(*inputs, config, watched)
+    inputs = experiments.make_inputs(*SHAPE)
+    launch, stamps = prepare_recorder(patched, *inputs, config, watched)
     other = torch.ones(4 * device.current().l2_bytes, dtype=torch.uint8, device="cuda") if cold else None
     for _ in range(3):
         stamps.zero_()
@@ -229,8 +237,10 @@ def record_config(name: str, config: WgmmaConfig, shape=SHAPE, watched: int = 0,
     torch.cuda.synchronize()
     written = stamps[(stamps[:, 0, 0, 1] != 0).nonzero().flatten()]
     values = (written.cpu().to(torch.int64) & 0xFFFFFFFF).tolist()
+    if not values and watched < LAST_WATCHED:
+        return record_config(patched, name, config, watched + 1, cold)
     if not values:
-        raise device.Unsupported(f"no CTA of {name} ran on SM {watched}: watch another SM.")
+        raise device.Unsupported(f"no CTA of {name} ran on the SMs 0 to {watched}: record another shape.")
     here, recordings = device.current(), []
     for groups in values:
         # The position of a stamp that nobody wrote holds the code 0 and the value 0.
@@ -259,28 +269,30 @@ experiment = functools.partial(results.experiment, source=source, can_run=experi
 @experiment("ch10_timeline")
 def measure_timeline():
     """Record one CTA of each of CONFIGS at 4096 x 4096 x 1024. A row holds a recording, up to its second tile."""
-    rows = []
-    for name, config in CONFIGS.items():
-        recording = record_config(name, config)[0]
-        kept = timeline.keep_tiles(recording, TILES_SHOWN)
-        rows.append({"name": name, "status": "ok", "idle_share": timeline.find_idle_share(recording),
-                     "recording": kept})
-    return rows
+    with patched_kernel(*CONFIGS.values()) as patched:
+        recordings = [record_config(patched, name, config)[0] for name, config in CONFIGS.items()]
+    return [{"name": each["name"], "status": "ok", "idle_share": timeline.find_idle_share(each),
+             "recording": timeline.keep_tiles(each, TILES_SHOWN)} for each in recordings]
 
 
 def load_recordings() -> tuple[list[dict], str]:
     """Return recordings and their label: live on a GPU with wgmma, else of the record `ch10_timeline`, else of
-    `ch10_gemm_timeline`."""
+    `ch10_gemm_timeline`. They hold the cost of the stamps and the profiler's idle share where these are recorded."""
     try:
         found = measure_timeline()
     except FileNotFoundError:
         return read_record(experiments.measure_timeline())
-    return [row["recording"] for row in found.rows], found.label()
+    recordings = [row["recording"] for row in found.rows]
+    for experiment, key in (("ch10_timeline_overhead", "overhead"), ("ch10_timeline_idle", "idle_profiler")):
+        with contextlib.suppress(FileNotFoundError):
+            known = {row["name"]: row.get(key) for row in results.load(experiment)["rows"]}
+            recordings = [each | {key: known.get(each["name"])} for each in recordings]
+    return recordings, found.label()
 
 
 def read_record(record: results.Record) -> tuple[list[dict], str]:
     """Return recordings, and their label, from the record `ch10_gemm_timeline`, which has a row per event."""
-    titles = {"tile": "one stage", "ring": "four stages", "warp_specialized": "a producer", "persistent": "persistent"}
+    titles = {"tile": "1 stage", "ring": "4 stages", "warp_specialized": "a producer", "persistent": "persistent"}
     recordings = []
     for name, config in experiments.TIMELINE_CONFIGS.items():
         rows = [{"lane": row["role"], "kind": row["event"], "begin": row["begin"], "end": row["end"],
@@ -293,6 +305,17 @@ def read_record(record: results.Record) -> tuple[list[dict], str]:
     return recordings, record.label()
 
 
+def draw_still(recordings: list[dict], names: list[str], until: int, origin: str) -> plots.Picture:
+    """Return a picture of the first `until` cycles of the recordings in `names`, a row for each warp role."""
+    rows = []
+    for recording in (each for each in recordings if each["name"] in names):
+        for event in timeline.as_rows(recording):
+            lane = recording["name"] if len(recording["lanes"]) == 1 else f"{recording['name']}: {event['lane']}"
+            if event["end"] <= until:
+                rows.append({**event, "role": lane, "event": event["kind"]})
+    return figures.draw_timeline(rows, title="What one CTA does, and when", source=origin)
+
+
 # ---- what recording costs, and whether the timeline agrees with the profiler
 
 OVERHEAD_SHAPE = (4096, 4096, 4096)
@@ -301,23 +324,24 @@ TIMING = {"rounds": 16, "warm_s": 0.1, "burst_ms": 3}
 
 @experiment("ch10_timeline_overhead")
 def measure_overhead():
-    """Time the kernel with stamps beside the plain one, interleaved: with stamps of every CTA, and of those on one SM.
+    """Time the kernel with stamps beside the plain kernel, interleaved. Every CTA writes stamps, or the CTAs of one SM.
 
-    `overhead` is the share by which stamps of every CTA lengthen the kernel, `overhead_one_sm` that of one SM's.
+    `overhead` is the share by which the kernel takes longer if every CTA writes stamps. `overhead_one_sm` is this share
+    if only the CTAs of one SM do.
     """
     rows = []
-    for name, config in MEASURED.items():
-        capacity = count_stamps(config, *OVERHEAD_SHAPE, device.current().sms)
-        with patched_source(wgmma_gemm.SOURCE, *stamp_patch(capacity)) as patched:
-            candidates = {"plain": lambda a, b, out, config=config: wgmma_gemm.build_launch(a, b, out, config)}
-            for label, watched in (("every CTA", ALL_SMS), ("one SM", 0)):
-                candidates[label] = _prepare_stamped(config, watched, patched)
+    build.compile_ahead(map(wgmma_gemm.job, MEASURED.values()))
+    with patched_kernel(*MEASURED.values()) as patched:
+        for name, config in MEASURED.items():
+            candidates = {"plain": lambda a, b, out, config=config: wgmma_gemm.build_launch(a, b, out, config),
+                          "every CTA": _prepare_stamped(patched, config, ALL_SMS),
+                          "one SM": _prepare_stamped(patched, config, 0)}
             found = bench.compare(candidates, lambda: experiments.make_inputs(*OVERHEAD_SHAPE), "plain", **TIMING)
-        every, one = found["every CTA"], found["one SM"]
-        row = {**every.row(), "name": name, "config": str(config), "shape": list(OVERHEAD_SHAPE)}
-        if every.ratio and one.ratio:
-            row |= {"overhead": 1 / every.ratio - 1, "overhead_one_sm": 1 / one.ratio - 1}
-        rows.append(row)
+            every, one = found["every CTA"], found["one SM"]
+            row = {**every.row(), "name": name, "config": str(config), "shape": list(OVERHEAD_SHAPE)}
+            if every.ratio and one.ratio:
+                row |= {"overhead": 1 / every.ratio - 1, "overhead_one_sm": 1 / one.ratio - 1}
+            rows.append(row)
     return rows
 
 
@@ -326,8 +350,8 @@ def _launch(launch, stamps) -> None:
     launch()
 
 
-def _prepare_stamped(config: WgmmaConfig, watched: int, patched: pathlib.Path):
-    return lambda a, b, out: functools.partial(_launch, *prepare_recorder(a, b, out, config, watched, patched))
+def _prepare_stamped(patched: pathlib.Path, config: WgmmaConfig, watched: int):
+    return lambda a, b, out: functools.partial(_launch, *prepare_recorder(patched, a, b, out, config, watched))
 
 
 METRICS = {"busy_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
@@ -338,16 +362,19 @@ METRICS = {"busy_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustai
 def measure_idle():
     """Compare the idle share of the tensor core in the timeline with the profiler's, for each of MEASURED.
 
-    `idle` is the timeline's: of all CTAs that ran on one SM, from the first stamp to the last. `idle_profiler` is 1 -
-    sm__pipe_tensor_cycles_active over the cycles in which an SM had a CTA, of the kernel without stamps. `points` is
-    the difference in percentage points. `without_products` is the share in which no products were in flight.
+    `idle` is the timeline's: of all CTAs that ran on one SM, from the first stamp to the last. `idle_profiler` is 1
+    minus sm__pipe_tensor_cycles_active divided by the cycles in which an SM had a CTA. The profiler watches the kernel
+    without stamps. `points` is the difference in percentage points. `without_products` is the share of the time in
+    which no products were in flight.
     """
+    build.compile_ahead(map(wgmma_gemm.job, MEASURED.values()))
     command = [sys.executable, "-m", "ch10.wgmma_gemm.timeline"]
     counted = profiler.profile_launches(command, list(MEASURED), METRICS)
+    with patched_kernel(*MEASURED.values()) as patched:
+        recorded = [record_config(patched, name, config, cold=True) for name, config in MEASURED.items()]
     rows = []
-    for (name, config), row in zip(MEASURED.items(), counted):
-        recordings = record_config(name, config, cold=True)
-        # The CTAs of one SM follow each other. Between two of them the SM has none, which the profiler does not count.
+    for (name, config), row, recordings in zip(MEASURED.items(), counted, recorded):
+        # The CTAs of one SM follow each other. The profiler does not count the cycles between two CTAs.
         length = sum(recording["length"] for recording in recordings)
         idle = sum(timeline.find_idle_share(each) * each["length"] for each in recordings) / length
         alone = sum(timeline.find_share_without_products(each) * each["length"] for each in recordings) / length

@@ -29,7 +29,7 @@ from tilelab import device, results, timeline, worker_pool
 from tilelab.patch import patched_source
 
 CONFIG = configs(128)["persistent"]
-SHAPE = (2, 16, 2048, 128)  # batch, heads, length, features: 512 tiles of 128 queries, each with 16 blocks of keys
+SHAPE = (1, 16, 2048, 128)  # batch, heads, length, features: 256 tiles of 128 queries, each with 16 blocks of keys
 ROLES = {0: "consumer 0", 4: "consumer 1", 8: "producer"}  # by the first warp of each role
 # One warp of each role is stamped, with clocks of 32 bits: the room in shared memory is enough for about 1,000 stamps.
 MODE = f"default:sampling_strategy=selective:sampling_options={','.join(map(str, ROLES))}:optimizations=clock32"

@@ -8,6 +8,7 @@ const LETTERS = { load: "L", wait: "W", product: "P", store: "E" };
 const SIZES = { own: 24, flying: 18, gap: 10, label: 128, slot: 70 };
 
 const number = value => Math.round(value).toLocaleString("en-US");
+const percent = share => typeof share === "number" ? `${(100 * share).toFixed(1)} %` : null;
 const capital = text => text.charAt(0).toUpperCase() + text.slice(1);
 
 // Give each event a line of its lane: 0 for what the warps do, 1 and more for products that are in flight.
@@ -188,20 +189,20 @@ function render({ model, el }) {
     };
     options(above, data.shown[0]);
     options(below, data.shown[1], true);
-    legend.replaceChildren(...[...Object.keys(NAMES).map(kind => h("span", {}, swatch(kind), `${LETTERS[kind]} ${NAMES[kind]}`)),
-      h("span", {}, swatch("idle"), "tensor core idle"),
-      recordings.some(one => one.events.some(event => event[TILE] % 2)) && h("span", {}, swatch("product", true), "outlined: every other tile")].filter(Boolean));
     choose();
   }
 
-  function swatch(kind, odd = false) {
+  function swatch(kind) {
     return h("svg:svg", { width: 22, height: 14, "aria-hidden": true },
-      h("svg:rect", { x: 0.5, y: 0.5, width: 21, height: 13, fill: paint(kind), stroke: odd ? "var(--ink)" : "var(--line)" }));
+      h("svg:rect", { x: 0.5, y: 0.5, width: 21, height: 13, fill: paint(kind === "odd" ? "product" : kind), stroke: kind === "odd" ? "var(--ink)" : "var(--line)" }));
   }
 
   function choose() {
     shown = [above, below].map(select => recordings[select.value === "" ? -1 : Number(select.value)]).filter(Boolean);
     selected = { shown: 0, lane: 0, at: -1 };
+    const entries = [...Object.keys(NAMES).map(kind => [kind, `${LETTERS[kind]} ${NAMES[kind]}`]), ["idle", "tensor core idle"]];
+    if (shown.some(one => one.events.some(event => event[TILE] % 2))) entries.push(["odd", "outlined: every other tile"]);
+    legend.replaceChildren(...entries.map(([kind, text]) => h("span", {}, swatch(kind), text)));
     plots.replaceChildren(h("svg:svg", { class: "defs", width: 0, height: 0, "aria-hidden": true }, makePatterns()));
     panels = shown.map((recording, at) => {
       const marks = h("svg:g"), line = h("svg:line", { class: "cursor", y1: 0 });
@@ -210,10 +211,12 @@ function render({ model, el }) {
       const ring = h("div", { class: "ring", role: "img" });
       const clock = recording.ghz ? `, ${recording.ghz} GHz` : "";
       const head = h("p", { class: "head" }, h("strong", {}, recording.name), ` · ${recording.config} · ${recording.gpu}, ${recording.date}${clock} · tensor core idle `,
-        h("strong", {}, `${Math.round(100 * idleShare(recording))} %`), ` of ${number(recording.length)} cycles`);
+        h("strong", {}, `${Math.round(100 * idleShare(recording))} %`), ` of ${number(recording.length)} cycles`,
+        percent(recording.idle_profiler) && ` (the profiler counts ${percent(recording.idle_profiler)} over the whole kernel)`,
+        percent(recording.overhead) && ` · recording costs ${percent(recording.overhead)} of the time`);
       plots.append(h("section", { "data-recording": recording.name }, head, h("div", { class: "pair" }, h("div", { class: "frame" }, plot), ring)));
       const panel = { recording, plot, marks, line, choice, ring, at };
-      plot.addEventListener("pointermove", event => point(event, panel));
+      plot.addEventListener("pointermove", event => move(event, panel));
       plot.addEventListener("pointerdown", event => grab(event, panel));
       plot.addEventListener("pointerup", () => { dragging = null; });
       plot.addEventListener("pointercancel", () => { dragging = null; });
@@ -247,10 +250,11 @@ function render({ model, el }) {
     const columns = Math.max(...shown.map(recording => countColumns(recording.stages)));
     root.style.setProperty("--type", type);
     root.style.setProperty("--ring", `${Math.max(columns * SIZES.slot + 4, 150) * type}px`);
+    for (const panel of panels) panel.width = panel.plot.parentElement.clientWidth;  // read once: reading costs a layout
   }
 
   const place = panel => {
-    const width = panel.plot.parentElement.clientWidth || 600, left = width < 560 ? 4 : size.label;
+    const width = panel.width || 600, left = width < 560 ? 4 : size.label;
     const scale = (width - left - 6) / (view.end - view.begin);
     return { width, left, scale, x: time => left + (time - view.begin) * scale, time: x => view.begin + (x - left) / scale };
   };
@@ -291,7 +295,7 @@ function render({ model, el }) {
       parts.push(label);
       const end = Math.min(at.x(recording.length), at.width);
       if (end > at.left) parts.push(h("svg:rect", { class: "track", x: at.left, y: lane.top, width: Math.max(0, end - at.left), height: lane.height }));
-      for (let line = 0; line <= lane.lines; line++) drawLine(parts, lane, line, at);
+      for (let line = 0; line <= lane.lines; line++) drawLine(parts, recording, lane, line, at);
     }
     marks.replaceChildren(...parts);
     panel.line.setAttribute("y2", axis);
@@ -299,7 +303,7 @@ function render({ model, el }) {
   }
 
   // Draw the events of one line. Events that are narrower than a pixel and touch become one mark.
-  function drawLine(parts, lane, line, at) {
+  function drawLine(parts, recording, lane, line, at) {
     const y = lane.top + (line ? size.own + (line - 1) * size.flying : 0), height = (line ? size.flying : size.own) - 2;
     let dense = null;
     const flush = () => {
@@ -316,8 +320,8 @@ function render({ model, el }) {
       }
       flush();
       parts.push(h("svg:rect", { class: `event ${event[KIND]}${event[TILE] % 2 ? " odd" : ""}`, x, y, width: Math.max(width - 0.5, 0.5), height, fill: paint(event[KIND]) }));
-      const text = event[KIND] === "idle" ? "idle" : event[KIND] === "busy" ? "busy"
-        : LETTERS[event[KIND]] + (event[STEP] ?? "");
+      const tile = recording.stage_names?.[event[STAGE]]?.charAt(0) ?? "";  // K, V or Q
+      const text = LETTERS[event[KIND]] ? LETTERS[event[KIND]] + tile + (event[STEP] ?? "") : event[KIND];
       const half = (3.8 * text.length + 2) * type;
       if (width > 2 * half + 2) {
         parts.push(h("svg:rect", { class: `plate ${event[KIND]}`, x: x + width / 2 - half, y: y + height / 2 - 7 * type, width: 2 * half, height: 14 * type }),
@@ -492,12 +496,19 @@ function render({ model, el }) {
     return { time, lane, found };
   }
 
+  // A pointer reports more moves than there are frames: only the last one before a frame counts.
+  let moved = null;
+  function move(event, panel) {
+    if (!moved) requestAnimationFrame(() => { const last = moved; moved = null; point(...last); });
+    moved = [event, panel];
+  }
+
   function point(event, panel) {
     if (dragging) {
-      const moved = event.clientX - dragging.x;
-      if (Math.abs(moved) > 3) dragging.moved = true;
-      const scale = (dragging.end - dragging.begin) / Math.max(place(panel).width - place(panel).left, 1);
-      if (dragging.moved) setView(dragging.begin - moved * scale, dragging.end - moved * scale);
+      const shift = event.clientX - dragging.x, at = place(panel);
+      if (Math.abs(shift) > 3) dragging.moved = true;
+      const scale = (dragging.end - dragging.begin) / Math.max(at.width - at.left, 1);
+      if (dragging.moved) setView(dragging.begin - shift * scale, dragging.end - shift * scale);
       return;
     }
     if (playing) return;

@@ -1,11 +1,12 @@
 """The recorder of the GEMM: its patch compiles, stamps become recordings, and the older record does too."""
 
 import pytest
+import torch
 
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm import experiments
 from ch10.wgmma_gemm import timeline as recorder
-from tilelab import build, timeline
+from tilelab import bench, build, device, results, timeline
 from tilelab.patch import patched_source
 
 WRAP = 1 << 32
@@ -48,7 +49,7 @@ def test_stamps_become_events_also_where_the_clock_wraps_around(zero):
     assert products == [(0, 0, 1000, 2100), (0, 1, 2000, 2800), (1, 0, 9000, 10100), (1, 1, 10000, 10800)]
     first = rows[0]
     # The wait begins when the barriers are ready, and asks an empty barrier for the phase before.
-    assert (first["kind"], first["barrier"], first["phase"], first["begin"], first["end"]) == ("wait", "empty", 1, 40, 100)
+    assert [first[key] for key in ("kind", "barrier", "phase", "begin", "end")] == ["wait", "empty", 1, 40, 100]
     assert [row["tile"] for row in rows if row["kind"] == "store"] == [0, 1]
 
 
@@ -67,7 +68,7 @@ def test_one_warp_group_loads_and_multiplies_in_one_lane():
               stamp(1600, r.LOADED, 1, 0), stamp(2400, r.ARRIVED, 1, 0, 1), stamp(3000, r.MULTIPLIED, 1),
               stamp(3500, r.STORED)]
     rows, length, _ = recorder.read_stamps([make_group(0, events, 3600)], one_group=True)
-    recording = timeline.make_recording("one stage", rows, stages=1, gpu="", date="", length=length)
+    recording = timeline.make_recording("1 stage", rows, stages=1, gpu="", date="", length=length)
     assert recording["lanes"] == ["loads and multiplies"] and recording["barriers"] == ["full"]
     assert [fill[:7] for fill in recording["fills"]] == [[0, 0, 0, 0, 100, 900, 900], [0, 1, 1, 0, 1600, 2400, 2400]]
 
@@ -76,8 +77,7 @@ def test_one_warp_group_loads_and_multiplies_in_one_lane():
 @pytest.mark.parametrize("name", recorder.MEASURED)
 def test_the_kernel_with_stamps_compiles_without_spills(name):
     config = recorder.MEASURED[name]
-    capacity = recorder.count_stamps(config, *recorder.SHAPE, 132)
-    with patched_source(wgmma_gemm.SOURCE, *recorder.stamp_patch(capacity)) as patched:
+    with patched_source(wgmma_gemm.SOURCE, *recorder.stamp_patch()) as patched:
         report = build.build_one(wgmma_gemm.job(config, source=patched))
     plain = build.build_one(wgmma_gemm.job(config))
     assert report.status == "ok", report.reason
@@ -88,23 +88,24 @@ def test_there_is_room_for_all_stamps():
     config = recorder.CONFIGS["128 × 256, persistent"]
     tiles = 4  # 512 tiles of 128 x 256 on 132 SMs
     assert recorder.count_stamps(config, *recorder.SHAPE, 132) >= tiles * (2 * 16 + 1) + 5
-    assert recorder.count_stamps(recorder.CONFIGS["four stages"], *recorder.SHAPE, 132) >= 3 * 16 + 1 + 5
+    assert recorder.count_stamps(recorder.CONFIGS["4 stages"], *recorder.SHAPE, 132) >= 3 * 16 + 1 + 5
 
 
 def test_a_config_that_is_alone_leaves_no_room_for_a_second_cta():
-    config = recorder.CONFIGS["one stage"]
+    config = recorder.CONFIGS["1 stage"]
     assert 2 * (config.smem_bytes + 1024) > 233472 and config.smem_bytes <= 232448 and str(config).endswith("1 stage")
 
 
 def test_products_take_the_cycles_of_the_full_rate():
-    assert recorder.find_product_cycles(recorder.CONFIGS["one stage"]) == 512  # 128 x 128 x 64 at 4,096 per cycle
+    assert recorder.find_product_cycles(recorder.CONFIGS["1 stage"]) == 512  # 128 x 128 x 64 at 4,096 per cycle
     assert recorder.find_product_cycles(recorder.CONFIGS["128 × 256, persistent"]) == 512  # half of the rows each
 
 
 def test_the_older_record_becomes_recordings():
-    recordings, label = recorder.read_record(experiments.measure_timeline())
+    record = results.load_record("ch10_gemm_timeline", experiments.measure_timeline.source())
+    recordings, label = recorder.read_record(record)
     assert "H200" in label and [recording["name"] for recording in recordings] == [
-        "one stage", "four stages", "a producer", "persistent"]
+        "1 stage", "4 stages", "a producer", "persistent"]
     for recording in recordings:
         idle, without = timeline.find_idle_share(recording), timeline.find_share_without_products(recording)
         assert 0 <= without <= idle < 1
@@ -116,4 +117,95 @@ def test_the_older_record_becomes_recordings():
 
 def test_a_notebook_gets_recordings_with_or_without_the_new_record():
     recordings, label = recorder.load_recordings()
-    assert {"one stage", "four stages"} <= {recording["name"] for recording in recordings} and label
+    assert {"1 stage", "4 stages"} <= {recording["name"] for recording in recordings} and label
+
+
+@pytest.mark.skipif(experiments.has_wgmma(), reason="this GPU measures instead")
+def test_the_records_of_cost_and_of_the_profiler_reach_the_view(monkeypatch, tmp_path):
+    row = {"name": "1 stage", "status": "ok"}
+    recording = timeline.make_recording("1 stage", [{"lane": "one", "kind": "product", "begin": 0, "end": 9, "tile": 0,
+                                                     "step": 0}], stages=1, gpu="NVIDIA H200", date="2026-11-23")
+    monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
+    h200 = device.Device("NVIDIA H200", (9, 0), "sm_90a")
+    for experiment, rows in (("ch10_timeline", [row | {"recording": recording}]),
+                             ("ch10_timeline_overhead", [row | {"overhead": 0.02}]),
+                             ("ch10_timeline_idle", [row | {"idle_profiler": 0.7}])):
+        results.save(results.make_record(experiment, rows, recorder.source(), h200))
+    found, label = recorder.load_recordings()
+    assert found == [recording | {"overhead": 0.02, "idle_profiler": 0.7}] and label.startswith("recorded on NVIDIA")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not experiments.has_wgmma(), reason="needs a Hopper GPU")
+@pytest.mark.parametrize("name", recorder.CONFIGS)
+def test_on_a_gpu_the_kernel_with_stamps_is_right_and_records_every_step(name):
+    config, shape = recorder.CONFIGS[name], (1024, 1024, 512)
+    a, b, out = experiments.make_inputs(*shape)
+    with recorder.patched_kernel(config) as patched:
+        launch, stamps = recorder.prepare_recorder(patched, a, b, out, config, recorder.ALL_SMS)
+        launch()
+        recording = recorder.record_config(patched, name, config)[0]
+    torch.testing.assert_close(out, torch.mm(a, b), atol=0.5, rtol=0.02)
+    assert bool((stamps[:, 0, 0, 1] != 0).all()), "every CTA records"
+    tiles = 1 + max(row["tile"] for row in timeline.as_rows(recording))
+    assert len(recording["fills"]) == tiles * config.steps(recorder.SHAPE[2])
+    assert all(fill[4] <= fill[5] <= fill[6] <= fill[7] for fill in recording["fills"])
+    assert recording["ghz"] is None or 0.9 < recording["ghz"] < 2.2
+
+
+@pytest.fixture
+def pretended_recorder(monkeypatch):
+    """Launches that write the stamps of `make_cta` as the CTA 1 of three, on the SM 2."""
+    def prepare(patched, config, watched=0):
+        one_group = config.kernel == "one_group"
+        groups = make_cta(1000)[:1] if one_group else make_cta(1000)
+        stamps = torch.zeros(3, len(groups), 200, 2, dtype=torch.int32)
+
+        def launch():
+            for number, group in enumerate(groups if watched == 2 else []):
+                if one_group:  # which has one lane for what two do
+                    group = make_group(50, [stamp(100, recorder.LOADED), stamp(800, recorder.ARRIVED),
+                                           stamp(1400, recorder.MULTIPLIED), stamp(1500, recorder.STORED)], 1600)
+                pairs = torch.tensor(group, dtype=torch.int64)
+                stamps[1, number, :len(group)] = ((pairs + (1 << 31)) % WRAP - (1 << 31)).to(torch.int32)
+        return launch, stamps
+
+    monkeypatch.setattr(recorder, "prepare_recorder", prepare)
+    monkeypatch.setattr(recorder.experiments, "make_inputs", lambda *shape: ())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(recorder.build, "compile_ahead", lambda jobs: list(jobs))
+
+
+def test_the_recorder_finds_an_sm_that_had_a_cta(pretended_recorder):
+    rows = recorder.measure_timeline.__wrapped__()
+    assert [row["name"] for row in rows] == list(recorder.CONFIGS)
+    for row in rows:
+        recording = row["recording"]
+        assert recording["stages"] == recorder.CONFIGS[row["name"]].stages and 0 < row["idle_share"] < 1
+        assert recording["ghz"] is None or recording["ghz"] == pytest.approx(2, rel=0.01)
+    assert rows[-1]["recording"]["length"] == 20100
+    results.to_json(results.make_record("ch10_timeline", rows, "0" * 16))  # JSON can hold them
+
+
+def test_the_profilers_counts_stand_beside_the_timelines(pretended_recorder, monkeypatch):
+    counts = {"busy_percent": 25.0, "active_cycles": 9e4, "ns": 5e4}
+    monkeypatch.setattr(recorder.profiler, "profile_launches",
+                        lambda command, names, metrics: [{"name": name, **counts} for name in names])
+    monkeypatch.setattr(torch, "ones", lambda *size, **options: torch.zeros(1))
+    rows = recorder.measure_idle.__wrapped__()
+    assert [row["name"] for row in rows] == list(recorder.MEASURED)
+    for row in rows:
+        assert row["idle_profiler"] == 0.75 and row["points"] == pytest.approx(100 * (row["idle"] - 0.75))
+        assert 0 < row["without_products"] <= row["idle"] < 1 and row["ctas"] == 1
+
+
+def test_the_cost_of_recording_is_a_share_of_the_plain_kernels_time(pretended_recorder, monkeypatch):
+    def compare(candidates, make_inputs, peer, **timing):
+        times = {"plain": 1.0, "every CTA": 1.03, "one SM": 1.01}
+        assert peer == "plain" and set(candidates) == set(times)
+        return {name: bench.Timing(name, times[name], peer, 1.0) for name in candidates}
+
+    monkeypatch.setattr(recorder.bench, "compare", compare)
+    rows = recorder.measure_overhead.__wrapped__()
+    assert len(rows) == 6 and all(row["overhead"] == pytest.approx(0.03) for row in rows)
+    assert all(row["overhead_one_sm"] == pytest.approx(0.01) and row["status"] == "ok" for row in rows)
