@@ -182,9 +182,11 @@ def ladder(rows: Sequence[dict], *, label: Key, title: str, source: str, value: 
 
 
 def heat_map(rows: Sequence[dict], x: Key, y: Key, value: str, *, title: str, source: str, fmt: str = "{:.2f}",
-             mark: Callable[[dict], str] = lambda row: "x", x_label: str = "", y_label: str = "") -> Picture:
+             mark: Callable[[dict], str] = lambda row: "x", x_label: str = "", y_label: str = "",
+             shade: Callable[[float], float] | None = None) -> Picture:
     """Draw `value` over `x` and `y`. A cell whose row did not run is grey and holds `mark(row)`; one without is white.
 
+    `shade` maps a value to its place on the colour scale, from 0 (dark) to 1; by default the scale spans the values.
     ValueError when two rows fall in one cell.
     """
     columns, lines = (sorted({_value(row, key) for row in rows}) for key in (x, y))
@@ -195,10 +197,11 @@ def heat_map(rows: Sequence[dict], x: Key, y: Key, value: str, *, title: str, so
     grid = numpy.ma.masked_all((len(lines), len(columns)))
     for cell, row in cells.items():
         if _ran(row, value):
-            grid[cell] = row[value]
+            grid[cell] = shade(row[value]) if shade else row[value]
     texts = {cell: fmt.format(row[value]) if _ran(row, value) else mark(row) for cell, row in cells.items()}
     size = max(7, min(12, 400 / len(columns) / max(map(len, texts.values()))))
-    shades = axes.imshow(grid, cmap="cividis", aspect="auto", origin="lower")
+    ends = {"vmin": 0, "vmax": 1} if shade else {}
+    shades = axes.imshow(grid, cmap="cividis", aspect="auto", origin="lower", **ends)
     for (i, j), text in texts.items():
         known = _ran(cells[i, j], value)
         if not known:

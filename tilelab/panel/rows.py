@@ -24,17 +24,20 @@ SHOWN_FIELDS = {"ratio": ("speed × {}", False), "ms": ("ms", True), "predicted_
                 "registers": ("registers", False), "smem": ("shared memory, KiB", False),
                 "programs_per_sm": ("programs per SM", False)}
 TIMES, RATES = ("ratio", "ms"), ("tflops", "gbps")
-NUMBERS = {*SHOWN_FIELDS, *RATES, "peer_ms", "final_ms", "final_ratio", "error", "peer_error", "spills"}
+NUMBERS = {*SHOWN_FIELDS, *RATES, "peer_ms", "final_ms", "final_ratio", "error", "peer_error", "spills", "threads"}
 # The fields that a record adds to a configuration that was only built here.
 MEASURED_FIELDS = ("status", "reason", "ms", "peer_ms", "ratio", "final_ms", "final_ratio", "tflops", "gbps", "error",
-                   "peer_error")
+                   "peer_error", "note")
+# The fields of a row that the view in the browser gets as they are; get_value gives it the others.
+SENT_FIELDS = ("kernel", "status", "reason", "note", "registers", "spills", "smem", "threads", "programs_per_sm",
+               "overlay")
 
 
 def is_drawable(field: str, value: Any) -> bool:
     """Return whether a value is of the kind that its field needs: records and journals may hold anything."""
     if field in NUMBERS:
         return value is None or isinstance(value, (int, float)) and 0 <= value <= sys.float_info.max
-    return isinstance(value, {"reason": str, "counts": dict}.get(field, object))
+    return isinstance(value, {"reason": str, "note": str, "counts": dict}.get(field, object))
 
 
 def get_value(row: dict, field: str) -> float | None:
@@ -78,6 +81,33 @@ def natural_key(text: str) -> tuple:
     return [int(part) for part in re.findall(r"\d+", text)], str(text)  # a _Tick would compare by this key again
 
 
+def shade(value: float, values: Sequence[float], field: str) -> float:
+    """Return where a value stands on the colour scale of `values`: 0 is dark (worst or least), 1 is bright.
+
+    A ratio is shaded from 0 to the peer's speed or above, any other field logarithmically over its range. The view in
+    the browser shades by the same rule.
+    """
+    if field == "ratio":
+        low, high = 0, max(1, *values)
+    else:
+        value, low, high = (math.log(max(number, 1e-9)) for number in (value, min(values), max(values)))
+    part = (value - low) / (high - low) if high > low else 1
+    return 1 - part if SHOWN_FIELDS[field][1] and high > low else part
+
+
+def describe_row(row: dict) -> dict:
+    """Return a row as the view in the browser gets it: numbers of six digits, without what is not known."""
+    found = {name: row.get(name) for name in SENT_FIELDS} | {"word": short_status(row)}
+    found |= {name: get_value(row, name) for name in ("predicted_ms", *TIMES, *RATES)}
+    found |= {name: row.get(name) for name in ("error", "peer_error")}
+    found["counts"] = {str(name): count for name, count in row.get("counts", {}).items() if isinstance(count, int)}
+    found["again"] = bool(row.get("final_ms"))
+    rounded = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in found.items()}
+    # The text of an error may hold half a surrogate pair, which no message can carry.
+    return {name: value.encode(errors="replace").decode() if isinstance(value, str) else value
+            for name, value in rounded.items() if not (value is None or value is False or value in ("", {}))}
+
+
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """The choice in the menus, with its configurations and the rows that are known without a sweep.
@@ -112,12 +142,37 @@ class Choice:
             return {**row, **{name: recorded[name] for name in MEASURED_FIELDS if name in recorded}, "overlay": "times"}
         return row
 
-    def choose_field(self, rows: Iterable[dict], wanted: str) -> str:
-        """Return the field that cells show: the wanted one, or what is known instead where nothing is timed."""
-        timed, built, predicted = (any(row.get(name) for row in rows) for name in ("ms", "registers", "predicted_ms"))
-        if wanted not in TIMES or timed:
-            return wanted
-        return "registers" if built and not self.space.can_measure else "predicted_ms" if predicted else wanted
+    def choose_field(self, rows: Sequence[dict], wanted: str) -> str:
+        """Return the field that cells show: the wanted one, or the first that is known where no row has it."""
+        known = [name for name in SHOWN_FIELDS if any(get_value(row, name) for row in rows)]
+        if wanted in known or not known:
+            return wanted if known or self.space.can_measure else "registers"
+        return known[0]
+
+    def describe(self, dtype: str) -> dict:
+        """Return what the view in the browser draws and no sweep changes: names, axes, roofline, Python code."""
+        configs = list(self.configs.values())
+        axes = {}
+        for name, label in self.kernel.axes.items():
+            labels = [str(label(config)) for config in configs]
+            order = sorted(set(labels), key=natural_key)
+            axes[name] = {"labels": order, "of": [order.index(text) for text in labels]}
+        classes = sorted({(type(config).__module__, type(config).__name__) for config in configs})
+        return {"name": self.name, "peer": self.kernel.peer, "target": self.space.target, "source": self.source,
+                "measures": self.space.can_measure, "keys": list(self.configs), "axes": axes,
+                "roofline": self._describe_roofline(configs, dtype), "reprs": [repr(config) for config in configs],
+                "imports": "\n".join(f"from {module} import {name}" for module, name in classes)}
+
+    def _describe_roofline(self, configs: list, dtype: str) -> dict:
+        if not (self.space.can_measure or self.same_target):  # the roofs are of another GPU
+            return {"problem": f"no roofline: nothing is timed on {self.space.target}"}
+        try:
+            roof = self.kernel.roofline(dtype)
+            return {"label": roof.intensity_label, "field": roof.speed_field, "unit": roof.unit,
+                    "flat": roof.flat_roofs, "slopes": roof.bandwidth_roofs,
+                    "intensity": [float(roof.intensity(config)) for config in configs]}
+        except Exception as error:  # no record of the roofs
+            return {"problem": f"no roofline: {describe_error(error)}"}
 
     def group_cells(self, rows: Iterable[dict], x: str, y: str) -> dict[tuple[str, str], list[dict]]:
         """Return {(x, y): rows of the cell, best first} over two axes, in reading order from the top left."""
@@ -136,11 +191,15 @@ def describe_error(error: BaseException) -> str:
     return str(error) if expected and str(error) else f"{type(error).__name__}: {error}"
 
 
-def target_options() -> list[tuple[str, str]]:
-    """Return the target menu as (label, value): the GPU here as "", then every target that has TMA."""
+def target_options() -> dict[str, str]:
+    """Return the target menu as {value: label}: the GPU here as "", then every target that has TMA, with its GPUs."""
     here = device.current()
-    targets = [(target, target) for target in device.TARGETS if device.target_limits(target).has_tma]
-    return [(f"this GPU ({here.name})", "")] * here.has_tma + targets
+    found = {"": f"this GPU ({here.name})"} if here.has_tma else {}
+    for target in device.TARGETS:
+        if device.target_limits(target).has_tma:
+            gpus = [name for name, gpu in device.KNOWN.items() if gpu.target == target]
+            found[target] = f"{target}, {' / '.join(gpus[:2])}"
+    return found
 
 
 def make_choice(kernel: TunableKernel, shape: str, dtype: str, preset: str, target: str) -> Choice:
