@@ -67,12 +67,15 @@ class View(anywidget.AnyWidget):
     `store=False` keeps the data out of the saved notebook, where the site then shows the picture alone.
     """
 
+    _css = traitlets.Unicode().tag(sync=True)
     data = traitlets.Any().tag(sync=True)
     live = traitlets.Bool(True).tag(sync=True)
 
     def __init__(self, name: str, data: Any, *, picture=None, table=None, store: bool = True, **traits):
         self.name, self.picture, self.table, self.store = name, picture, table, store
-        super().__init__(_esm=read_module(name), _css=read_style(name), data=data, **traits)
+        # Views that share an id would also share one style sheet: the last one's.
+        super().__init__(_anywidget_id=f"tilelab.views.{name}", _esm=read_module(name), _css=read_style(name),
+                         data=data, **traits)
 
     def stored_data(self) -> Any:
         """Return the data that a saved notebook keeps, from which the site makes the view again."""
