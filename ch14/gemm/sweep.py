@@ -45,9 +45,10 @@ def make_space(shape: tuple[int, ...], dtype: str, target: str | None) -> GemmSp
 
 def _load_record() -> results.Record:
     """Return the record of the sweep, with the field note's sets from the record of its claim added."""
-    swept = results.load_record("ch14_gemm_sweep", experiments.source())
+    source = experiments.source()
+    swept = results.load_record("ch14_gemm_sweep", source)
     try:
-        claim = results.load_record("ch14_gemm_claim", experiments.source())
+        claim = results.load_record("ch14_gemm_claim", source)
     except FileNotFoundError:
         return swept
     if claim.device["name"] != swept.device["name"]:
@@ -84,5 +85,4 @@ TUNABLE_KERNEL = TunableKernel(
           "warps": lambda c: f"{c.num_warps} warps",
           "tile, warps": lambda c: f"{c.block_m}×{c.block_n}, {c.num_warps} warps",
           "K step": lambda c: f"BLOCK_K {c.block_k}", "kernel": lambda c: c.kernel},
-    space=make_space, load_record=_load_record,
-    roofline=_roofline, tuner=tuning.TUNABLE)
+    space=make_space, load_record=_load_record, roofline=_roofline, tuner=tuning.TUNABLE)

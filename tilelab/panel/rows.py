@@ -54,7 +54,7 @@ def short_status(row: dict) -> str:
     """Return one word for a row without a value: the resource that it exceeds, or its status."""
     if row["status"] in ("ok", "wrong", "waiting"):
         return "·" if row["status"] == "waiting" else row["status"]
-    causes = {"register": "registers", "shared memory": "smem", "tensor memory": "tmem"}
+    causes = {"register": "regs", "shared memory": "smem", "tensor memory": "tmem"}
     return next((word for cause, word in causes.items() if cause in row.get("reason", "")), row["status"])
 
 

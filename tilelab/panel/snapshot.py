@@ -25,7 +25,7 @@ from tilelab.panel.sentences import describe_winner
 
 FORMATS = {"ratio": "{:.2f}", "ms": "{:#.3g}", "predicted_ms": "{:#.3g}"}
 COLUMNS = ("kernel", "ms", "ratio", "tflops", "gbps", "predicted_ms", "registers", "smem", "programs_per_sm")
-NARROW_COLUMNS = 10  # from here on a cell is too narrow for a word such as "registers"
+NARROW_COLUMNS = 10  # from here on a cell is too narrow for a word such as "failed"
 
 
 class _Tick(str):
@@ -55,7 +55,7 @@ def draw_heat_map(choice: Choice, rows: list[dict], x: str, y: str, field: str) 
     narrow = len(x_labels) >= NARROW_COLUMNS
     label = SHOWN_FIELDS[field][0].format(choice.kernel.peer)
     finding = [*describe_winner(rows, choice.kernel.peer), label][0]
-    marks = "; first letters stand for registers, smem, tmem, failed and wrong" if narrow else ""
+    marks = "; first letters stand for regs, smem, tmem, failed and wrong" if narrow else ""
     figure = plots.heat_map(drawn, "x", "y", field, mark=lambda row: short_status(row)[:1 if narrow else None],
                             fmt=FORMATS.get(field, "{:.3g}"), title=f"{choice.name}: {finding}",
                             source=f"{label}; {_describe_origin(choice, rows)}{marks}", x_label=x, y_label=y,

@@ -54,6 +54,12 @@ function shortenNames(names) {
     common: common.join(separator) };
 }
 
+// Text that may break after a comma or a multiplication sign.
+const breakable = text => text.replace(/[,×] ?/g, "$&\u200b");
+
+const makeIcon = () => h("svg:svg", { viewBox: "0 0 16 16", width: "1.1em", height: "1.1em", "aria-hidden": true },
+  h("svg:path", { d: "M2 6V2h4M10 2h4v4M14 10v4h-4M6 14H2v-4", fill: "none", stroke: "currentColor", "stroke-width": 2 }));
+
 // Three to about six round numbers between the ends of a logarithmic axis.
 function chooseTicks(low, high) {
   let found = [];
@@ -128,12 +134,11 @@ function render({ model, el }) {
   const map = h("div", { class: "tiles-map", role: "grid", "aria-label": "map of the configurations" });
   const chosen = h("p", { class: "tiles-chosen" });
   const mapPane = h("section", { class: "tiles-map-pane" },
-    h("div", { class: "tiles-head" }, title, source),
-    h("div", { class: "tiles-head" },
-      h("label", {}, "shows ", menus.show), h("label", {}, "across ", menus.x), h("label", {}, "upwards ", menus.y),
-      scale,
-      button("png", "PNG", "save the map as a picture", exportPicture),
-      button("full", "⛶", "the map on the full screen (F); Esc leaves", () => setFull(!root.classList.contains("tiles-full")))),
+    h("div", { class: "tiles-head" }, title, source, h("span", { class: "tiles-right" },
+      button("full", makeIcon(), "the map on the full screen (F); Esc leaves",
+        () => setFull(!root.classList.contains("tiles-full"))))),
+    h("div", { class: "tiles-head" }, h("label", {}, "shows ", menus.show), h("label", {}, "across ", menus.x),
+      h("label", {}, "upwards ", menus.y), scale),
     map, chosen);
   buttons.full.setAttribute("aria-label", "full screen");
 
@@ -144,7 +149,7 @@ function render({ model, el }) {
   const filter = h("input", { type: "search", class: "tiles-filter", "aria-label": "filter the rows", spellcheck: "false",
     placeholder: "filter: 128, failed, registers<200", oninput: () => drawTable() });
   const table = h("div", { class: "tiles-body tiles-table" },
-    h("div", { class: "tiles-head" }, filter, button("csv", "CSV", "save all rows", exportTable)), tableNote,
+    filter, tableNote,
     h("div", { class: "tiles-scroll" }, h("table", {}, h("thead", {}, tableHead), tableBody)));
   const upper = makeTabs("upper", { details: ["Details", detail], compare: ["Compare", compared] });
   const lower = makeTabs("lower", { roofline: ["Roofline", roofline], table: ["Table", table] });
@@ -152,8 +157,10 @@ function render({ model, el }) {
     button("pin", "Pin", "pin the selected configuration, to compare others with it (P)", pinSelected),
     live ? button("code", "Code", "the code of the pinned and the selected configuration", askForCode) : "",
     button("copy", "Copy as Python", "copy the selected configuration as Python code", copyPython));
+  lower.bar.append(button("csv", "CSV", "save the rows of the table", exportTable),
+    button("png", "PNG", "save the map as a picture", exportPicture));
   const tip = h("div", { class: "tiles-tip", hidden: true });
-  const code = h("dialog", { class: "tiles-code" });
+  const code = h("dialog", { class: "tiles-code-dialog" });
   const root = h("div", { class: `tiles-view tiles-panel${stage ? " tiles-stage" : ""}` },
     h("div", { class: "tiles-in" },
       live && menuBox, h("div", { class: "tiles-run-line" }, live && actions, h("div", { class: "tiles-said" }, live && progress, status)),
@@ -319,7 +326,7 @@ function render({ model, el }) {
       h("div", { class: "tiles-tick tiles-upwards", role: "rowheader" }, line),
       ...columns.map((_, x) => byPlace.get(`${x},${y}`)?.element ?? h("div", { role: "gridcell" })))),
     h("div", { class: "tiles-line", role: "row" }, h("div", { class: "tiles-tick tiles-corner" }),
-      ...columns.map(column => h("div", { class: "tiles-tick tiles-across", role: "columnheader" }, column))));
+      ...columns.map(column => h("div", { class: "tiles-tick tiles-across", role: "columnheader" }, breakable(column)))));
   }
 
   function drawMap() {
@@ -336,7 +343,7 @@ function render({ model, el }) {
       cell.rows.sort((a, b) => rank[a] - rank[b]);
       const row = rows()[cell.rows[0]], value = getValue(row, field), best = cell.rows.includes(data.state.best);
       const more = cell.rows.length > 1 ? ` +${cell.rows.length - 1}` : "";
-      const text = `${best ? "★ " : ""}${value === null ? row.word : formatNumber(value, field)}${more}`;
+      const text = `${best ? "★\u2009" : ""}${value === null ? row.word : formatNumber(value, field)}${more}`;
       const part = value !== null && row.status === "ok" ? shade(value, known, field, lessIsBetter) : null;
       const drawn = JSON.stringify([text, part, row.status, best, row.reason]);
       if (cell.drawn === drawn) continue;
@@ -409,7 +416,7 @@ function render({ model, el }) {
 
   function describeShortly(index) {
     const row = rows()[index], value = getValue(row, "ms");
-    const time = value === null ? row.reason || row.word : `${formatNumber(value)} ms`;
+    const time = value === null ? row.reason || row.status : `${formatNumber(value)} ms`;
     const ratio = getValue(row, "ratio") ? `, ${formatNumber(row.ratio, "ratio")} × ${data.choice.peer}` : "";
     return `${row.kernel}: ${time === "ok" ? "built" : time}${ratio}`;
   }
@@ -501,7 +508,7 @@ function render({ model, el }) {
         return h("tr", { class: differs && "tiles-differs" }, h("th", { scope: "row" }, labels[name] ?? name),
           h("td", {}, show(a)), h("td", {}, show(b)), h("td", {}, change));
       });
-    const head = (kind, row, index) => h("th", { scope: "col", title: row.kernel }, kind, h("br"), peerNames.short[index]);
+    const head = (kind, row, index) => h("th", { scope: "col", title: row.kernel }, kind, h("br"), breakable(peerNames.short[index]));
     compared.replaceChildren(h("table", {}, h("thead", {}, h("tr", {}, h("th"), head("pinned", left, pinned),
       head("selected", right, selected), h("th", { scope: "col" }, "change"))), h("tbody", {}, ...body)));
   }
@@ -514,6 +521,7 @@ function render({ model, el }) {
       roofline.replaceChildren(h("p", {}, roof.problem));
       return;
     }
+    if (!roofline.clientWidth) return; // not on the page yet: the observer of its size calls again
     const em = parseFloat(getComputedStyle(roofline).fontSize);
     const width = Math.max(roofline.clientWidth, 16 * em), height = Math.max(roofline.clientHeight - 4, 12 * em);
     const [L, R, T, B] = [3.6 * em, 0.8 * em, 1.9 * em, 3.2 * em];
@@ -611,7 +619,8 @@ function render({ model, el }) {
     const ranked = rows().some(row => getValue(row, "ratio")) ?
       `ranked by the ratio of paired timings (timed in turns with ${data.choice.peer})` +
       (rows().some(row => row.again) ? ", those timed again first" : "") :
-      rows().some(row => getValue(row, "ms")) ? "ranked by time" : "ranked by predicted time";
+      rows().some(row => getValue(row, "ms")) ? "ranked by time" :
+        rows().some(row => row.predicted_ms) ? "ranked by predicted time" : "not ranked: nothing is timed or predicted";
     tableNote.textContent = `${shown.length} of ${rows().length}, ${sort.column ? `sorted by ${COLUMNS[sort.column].replace("{}", data.choice.peer)}` : ranked}` +
       (peerNames.common ? `; all names: ${peerNames.common}` : "");
     markRows();
@@ -765,6 +774,7 @@ function render({ model, el }) {
   }
 
   function press(event) {
+    tip.hidden = true;
     if (event.ctrlKey || event.metaKey || event.altKey || code.open) return;
     if (event.key === "Escape") {
       if (root.classList.contains("tiles-full")) setFull(false);
