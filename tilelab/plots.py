@@ -194,7 +194,7 @@ def heat_map(rows: Sequence[dict], x: Key, y: Key, value: str, *, title: str, so
     cells = {(lines.index(_value(row, y)), columns.index(_value(row, x))): row for row in rows}
     if len(cells) < len(rows):
         raise ValueError(f"{len(rows)} rows fall in {len(cells)} cells: choose one row per cell.")
-    grid = numpy.ma.masked_all((len(lines), len(columns)))
+    grid = numpy.ma.array(numpy.zeros((len(lines), len(columns))), mask=True)
     for cell, row in cells.items():
         if _ran(row, value):
             grid[cell] = shade(row[value]) if shade else row[value]

@@ -43,6 +43,7 @@ class Panel:
         self._snapshot_timer = threading.Timer(0, self._update_snapshot)
         self._session_rows: dict[str, dict] = {}  # by key, for every choice so far
         self._choice: panel_rows.Choice | None = None
+        self._described: dict | None = None  # the choice as the view in the browser gets it
         self._snapshot_handles = None
         self._problem = self._note = ""
         self._sent: list[dict] = []  # the rows that the browser has
@@ -122,11 +123,12 @@ class Panel:
         try:
             choice = panel_rows.make_choice(self.kernels[self.values["kernel"]], **values)
             known = {key: row for key, row in choice.journal.rows().items() if key in choice.configs}
+            described = choice.describe(values["dtype"])
         except Exception as error:  # the panel lives on, whatever a kernel raises
             self._complain(describe_error(error))
             return False
         self._session_rows = known | self._session_rows
-        self._choice, self._problem, self._note = choice, "", ""
+        self._choice, self._described, self._problem, self._note = choice, described, "", ""
         self._send_data()
         return True
 
@@ -227,9 +229,8 @@ class Panel:
         menus = {name: {"shapes": {text: ",".join(map(str, sizes)) for text, sizes in kernel.shapes.items()},
                         "dtype": list(kernel.dtypes), "preset": list(kernel.presets), "axes": list(kernel.axes)}
                  for name, kernel in self.kernels.items()}
-        choice = self._choice.describe(self.values["dtype"]) if self._choice else None
         self._sent = [panel_rows.describe_row(row) for row in self.rows()]
-        return {"kernels": menus, "targets": self.targets, "fields": SHOWN_FIELDS, "choice": choice,
+        return {"kernels": menus, "targets": self.targets, "fields": SHOWN_FIELDS, "choice": self._described,
                 "rows": self._sent, "state": self.state(), **more}
 
     def stored_data(self) -> dict:
