@@ -102,7 +102,7 @@ function render({ model, el }) {
   const send = (type, more = {}) => live && model.send({ type, ...more });
   const rows = () => data.rows;
   const fieldLabel = field => data.fields[field][0].replace("{}", data.choice ? data.choice.peer : "the peer");
-  const fileName = suffix => data.choice.name.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "") + suffix;
+  const fileName = suffix => data.choice.name.replace(/[^\p{L}\p{N}_]+/gu, "-").replace(/^-|-$/g, "") + suffix;
 
   // ---- elements
 
@@ -112,7 +112,7 @@ function render({ model, el }) {
     menus[name].addEventListener("change", () => changeMenu(name));
   }
   for (const name of ["show", "x", "y"]) {
-    menus[name] = h("select", { "aria-label": { show: "show", x: "across", y: "upwards" }[name] });
+    menus[name] = h("select");
     menus[name].addEventListener("change", () => changeView(name));
   }
   const button = (name, text, title, action) => (buttons[name] = h("button", {
