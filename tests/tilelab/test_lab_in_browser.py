@@ -80,7 +80,7 @@ SWITCH = """async (panel, targets) => {
 
 # Text smaller than `least` pixels, and parts of the panel that no window of this size shows.
 SMALL = """(panel, least) => [...panel.querySelectorAll("*")].filter(element => element.checkVisibility() &&
-    (element.value || [...element.childNodes].some(node => node.nodeType === 3 && node.data.trim())) &&
+    (element.matches("input, select") || [...element.childNodes].some(node => node.nodeType === 3 && node.data.trim())) &&
     parseFloat(getComputedStyle(element).fontSize) < least - 0.01).map(element => element.outerHTML.slice(0, 90))"""
 CUT = """panel => ["scrollWidth", "scrollHeight"].map(side => document.documentElement[side])
     .concat([...panel.querySelectorAll(".tiles-menu, .tiles-button, .tiles-map, .tiles-tick, .tiles-upper, .tiles-lower")]
@@ -100,7 +100,7 @@ PALE = """panel => {
         return [255, 255, 255];
     };
     return [...panel.querySelectorAll("*")].flatMap(element => {
-        const text = element.value || [...element.childNodes].filter(n => n.nodeType === 3).map(n => n.data).join("");
+        const text = element.matches("input, select") ? element.value : [...element.childNodes].filter(n => n.nodeType === 3).map(n => n.data).join("");
         if (!text.trim() || element.disabled || !element.checkVisibility() || element.localName === "style") return [];
         const style = getComputedStyle(element);
         const [ink, paper] = [rgba(element.ownerSVGElement ? style.fill : style.color), behind(element)].map(luminance);

@@ -315,7 +315,7 @@ function render({ model, el }) {
       byPlace.get(key).rows.push(index);
       cellOf[index] = byPlace.get(key);
     });
-    cells = [...byPlace.values()];
+    cells = [...byPlace.values()].sort((a, b) => a.y - b.y || a.x - b.x);
     for (const cell of cells) {
       cell.element = h("div", { class: "tiles-cell", role: "gridcell", tabindex: -1,
         onclick: () => select(cell.rows[0], true), onfocus: () => cell.rows.includes(selected) || select(cell.rows[0]),
