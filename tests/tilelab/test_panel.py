@@ -151,13 +151,12 @@ def test_every_pair_of_axes_shows_every_configuration():
     rows, axes = shown.rows(), shown.box.data["choice"]["axes"]
     for x in GEMM.axes:
         for y in GEMM.axes:
-            cells = shown._choice.group_cells(rows, x, y)
+            cells = snapshot.group_cells(axes, rows, x, y)
             assert sum(map(len, cells.values())) == 96
-            sent = [(axes[x]["labels"][i], axes[y]["labels"][j]) for i, j in zip(axes[x]["of"], axes[y]["of"])]
-            assert {place: sent.count(place) for place in cells} == {place: len(inside) for place, inside in
-                                                                     cells.items()}
-            assert [label for label in axes[x]["labels"]] == sorted({place[0] for place in cells},
-                                                                    key=panel_rows.natural_key)
+            named = {(axes[x]["labels"][i], axes[y]["labels"][j]): len(inside) for (i, j), inside in cells.items()}
+            labels = [(GEMM.axes[x](config), GEMM.axes[y](config)) for config in shown._choice.configs.values()]
+            assert named == {place: labels.count(place) for place in labels}
+            assert axes["tile"]["labels"][:4] == ["64×64", "64×128", "64×256", "128×64"]
 
 
 def test_a_kernel_brings_its_own_menus_keeps_what_both_have_and_gets_its_choices_back(screen):
@@ -574,7 +573,7 @@ def test_targets_are_those_with_tma_and_name_their_gpus():
 
 def test_the_code_of_two_configurations_is_sent_or_a_sentence(screen, monkeypatch):
     code = types.ModuleType("tilelab.panel.code")
-    code.load_code = lambda choice, config: {"kernel": str(config), "ptx": "ret;"}
+    code.load_code = lambda job: {"name": job.name, "ptx": []}
     monkeypatch.setitem(sys.modules, "tilelab.panel.code", code)
     shown = grid_of_96()
     seen, keys = screen(shown), shown.box.data["choice"]["keys"][:2]

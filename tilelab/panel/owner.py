@@ -33,9 +33,13 @@ class SweepOwner:
         return self.sweep is not None
 
     def start(self, choice: Choice) -> None:
-        """Start the sweep of a choice, and a thread that follows it."""
-        self.sweep = sweep.Sweep(choice.configs.values(), choice.space, journal=choice.journal)
-        self._follower = threading.Thread(target=self._follow, args=(self.sweep,), name="panel", daemon=True)
+        """Start the sweep of a choice."""
+        self.follow(sweep.Sweep(choice.configs.values(), choice.space, journal=choice.journal))
+
+    def follow(self, begun: sweep.Sweep) -> None:
+        """Own a sweep that runs already, and start the thread that follows it."""
+        self.sweep = begun
+        self._follower = threading.Thread(target=self._follow, args=(begun,), name="panel", daemon=True)
         self._follower.start()
 
     def cancel(self) -> bool:

@@ -6,8 +6,8 @@ record are laid over it: "row" for a whole recorded row, "times" for recorded ti
 
 from __future__ import annotations
 
-import collections
 import dataclasses
+import functools
 import math
 import re
 import sys
@@ -78,7 +78,7 @@ def top_rows(rows: Sequence[dict]) -> list[dict]:
 
 def natural_key(text: str) -> tuple:
     """Return a sort key that puts "64×256" before "128×64"."""
-    return [int(part) for part in re.findall(r"\d+", text)], str(text)  # a _Tick would compare by this key again
+    return [int(part) for part in re.findall(r"\d+", text)], text
 
 
 def shade(value: float, values: Sequence[float], field: str) -> float:
@@ -149,17 +149,22 @@ class Choice:
             return wanted if known or self.space.can_measure else "registers"
         return known[0]
 
+    @functools.cached_property
+    def axes(self) -> dict[str, dict]:
+        """Return {name of an axis: its labels in order, and "of", the index of the label of each configuration}."""
+        found = {}
+        for name, label in self.kernel.axes.items():
+            labels = [str(label(config)) for config in self.configs.values()]
+            order = sorted(set(labels), key=natural_key)
+            found[name] = {"labels": order, "of": [order.index(text) for text in labels]}
+        return found
+
     def describe(self, dtype: str) -> dict:
         """Return what the view in the browser draws and no sweep changes: names, axes, roofline, Python code."""
         configs = list(self.configs.values())
-        axes = {}
-        for name, label in self.kernel.axes.items():
-            labels = [str(label(config)) for config in configs]
-            order = sorted(set(labels), key=natural_key)
-            axes[name] = {"labels": order, "of": [order.index(text) for text in labels]}
         classes = sorted({(type(config).__module__, type(config).__name__) for config in configs})
         return {"name": self.name, "peer": self.kernel.peer, "target": self.space.target, "source": self.source,
-                "measures": self.space.can_measure, "keys": list(self.configs), "axes": axes,
+                "measures": self.space.can_measure, "keys": list(self.configs), "axes": self.axes,
                 "roofline": self._describe_roofline(configs, dtype), "reprs": [repr(config) for config in configs],
                 "imports": "\n".join(f"from {module} import {name}" for module, name in classes)}
 
@@ -173,16 +178,6 @@ class Choice:
                     "intensity": [float(roof.intensity(config)) for config in configs]}
         except Exception as error:  # no record of the roofs
             return {"problem": f"no roofline: {describe_error(error)}"}
-
-    def group_cells(self, rows: Iterable[dict], x: str, y: str) -> dict[tuple[str, str], list[dict]]:
-        """Return {(x, y): rows of the cell, best first} over two axes, in reading order from the top left."""
-        x_label, y_label = self.kernel.axes[x], self.kernel.axes[y]
-        cells = collections.defaultdict(list)
-        for config, row in zip(self.configs.values(), rows):
-            cells[x_label(config), y_label(config)].append(row)
-        places = sorted(cells, key=lambda place: natural_key(place[0]))
-        places.sort(key=lambda place: natural_key(place[1]), reverse=True)
-        return {place: rank_rows(cells[place]) for place in places}
 
 
 def describe_error(error: BaseException) -> str:

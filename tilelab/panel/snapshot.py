@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import collections
-import functools
 import io
 
 from IPython.display import HTML, Image
 
 from tilelab import device, plots, results
-from tilelab.panel.rows import (
-    RATES,
-    SHOWN_FIELDS,
-    TIMES,
-    TOP,
-    Choice,
-    get_value,
-    natural_key,
-    shade,
-    short_status,
-    top_rows,
-)
+from tilelab.panel import rows as panel_rows
+from tilelab.panel.rows import RATES, SHOWN_FIELDS, TIMES, TOP, Choice, get_value
 from tilelab.panel.sentences import describe_winner
 
 FORMATS = {"ratio": "{:.2f}", "ms": "{:#.3g}", "predicted_ms": "{:#.3g}"}
 COLUMNS = ("kernel", "ms", "ratio", "tflops", "gbps", "predicted_ms", "registers", "smem", "programs_per_sm")
 NARROW_COLUMNS = 10  # from here on a cell is too narrow for a word such as "failed"
-
-
-class _Tick(str):
-    """A label on an axis, which sorts by its numbers."""
-
-    def __lt__(self, other):
-        return natural_key(self) < natural_key(other)
 
 
 def make_outputs(choice: Choice, rows: list[dict], x: str, y: str, field: str) -> tuple:
@@ -48,23 +30,34 @@ def draw_heat_map(choice: Choice, rows: list[dict], x: str, y: str, field: str) 
     """Return a PNG of the best row of each cell, in the colours of the view in the browser."""
     field = choice.choose_field(rows, field)
     values = [value for row in rows if (value := get_value(row, field)) is not None]
-    cells = choice.group_cells(rows, x, y)
-    drawn = [{**inside[0], "x": _Tick(x_label), "y": _Tick(y_label), field: get_value(inside[0], field)}
-             for (x_label, y_label), inside in cells.items()]
-    x_labels = {x_label for x_label, _ in cells}
-    narrow = len(x_labels) >= NARROW_COLUMNS
+    drawn = [{**inside[0], "x": i, "y": j, field: get_value(inside[0], field)}
+             for (i, j), inside in group_cells(choice.axes, rows, x, y).items()]
+    columns, lines = choice.axes[x]["labels"], choice.axes[y]["labels"]
+    narrow = len(columns) >= NARROW_COLUMNS
     label = SHOWN_FIELDS[field][0].format(choice.kernel.peer)
     finding = [*describe_winner(rows, choice.kernel.peer), label][0]
     marks = "; first letters stand for regs, smem, tmem, failed and wrong" if narrow else ""
-    figure = plots.heat_map(drawn, "x", "y", field, mark=lambda row: short_status(row)[:1 if narrow else None],
-                            fmt=FORMATS.get(field, "{:.3g}"), title=f"{choice.name}: {finding}",
-                            source=f"{label}; {_describe_origin(choice, rows)}{marks}", x_label=x, y_label=y,
-                            shade=functools.partial(shade, values=values, field=field))
-    if len(x_labels) > 9 or sum(map(len, x_labels)) > 80:  # horizontal labels would touch
-        figure.axes[0].tick_params(axis="x", rotation=60)
+    figure = plots.heat_map(drawn, "x", "y", field, fmt=FORMATS.get(field, "{:.3g}"),
+                            mark=lambda row: panel_rows.short_status(row)[:1 if narrow else None],
+                            title=f"{choice.name}: {finding}", x_label=x, y_label=y,
+                            source=f"{label}; {_describe_origin(choice, rows)}{marks}",
+                            shade=lambda value: panel_rows.shade(value, values, field))
+    axes = figure.axes[0]
+    axes.set_xticks(range(len(columns)), map(plots.escape_math, columns))
+    axes.set_yticks(range(len(lines)), map(plots.escape_math, lines))
+    if len(columns) > 9 or sum(map(len, columns)) > 80:  # horizontal labels would touch
+        axes.tick_params(axis="x", rotation=60)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
+
+
+def group_cells(axes: dict, rows: list[dict], x: str, y: str) -> dict[tuple[int, int], list[dict]]:
+    """Return {(column, line): rows of the cell, best first} over two of the axes that a Choice describes."""
+    cells = collections.defaultdict(list)
+    for row, place in zip(rows, zip(axes[x]["of"], axes[y]["of"])):
+        cells[place].append(row)
+    return {place: panel_rows.rank_rows(inside) for place, inside in cells.items()}
 
 
 def _describe_origin(choice: Choice, rows: list[dict]) -> str:
@@ -77,7 +70,7 @@ def _describe_origin(choice: Choice, rows: list[dict]) -> str:
 
 def make_table(choice: Choice, rows: list[dict]) -> results.Table:
     """Return the top ten with their known columns, or the reasons why nothing runs."""
-    top = top_rows(rows)
+    top = panel_rows.top_rows(rows)
     counts = ", ".join(f"{n} {status}" for status, n in collections.Counter(row["status"] for row in rows).items())
     if not top:
         return results.table([row for row in rows if row.get("reason")][:TOP], f"{choice.name}: {counts}",

@@ -43,8 +43,7 @@ class Panel:
         self._snapshot_timer = threading.Timer(0, self._update_snapshot)
         self._session_rows: dict[str, dict] = {}  # by key, for every choice so far
         self._choice: panel_rows.Choice | None = None
-        self._described: dict | None = None  # the choice as the view in the browser gets it
-        self._snapshot_handles = None
+        self._described = self._snapshot_handles = None  # the choice as the view in the browser gets it
         self._problem = self._note = ""
         self._sent: list[dict] = []  # the rows that the browser has
         self._outdated = False  # whether the data with which the view was made are old
@@ -267,7 +266,7 @@ class Panel:
             from tilelab.panel.code import load_code
 
             choice = self._choice
-            answer["sides"] = [load_code(choice, choice.configs[key]) for key in keys]
+            answer["sides"] = [load_code(choice.space.job(choice.configs[key])) for key in keys]
         except Exception as error:
             answer["problem"] = describe_error(error)
         self.box.send(answer)
