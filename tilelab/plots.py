@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import io
+import math
+import re
 import textwrap
 import zlib
 from collections.abc import Callable, Sequence
@@ -179,6 +181,25 @@ def ladder(rows: Sequence[dict], *, label: Key, title: str, source: str, value: 
     label_lines(axes, rows, label)
     axes.set_xlabel(escape_math(unit or UNITS.get(value, value)), fontsize=8)
     return figure
+
+
+def natural_key(text: str) -> tuple:
+    """Return a sort key that puts "64×256" before "128×64"."""
+    return [int(part) for part in re.findall(r"\d+", text)], text
+
+
+def place_on_scale(value: float, values: Sequence[float], from_zero_to: float | None = None,
+                   less_is_better: bool = False) -> float:
+    """Return where a value stands on a colour scale of `values`: 0 is dark (worst or least), 1 is bright.
+
+    The scale is logarithmic over their range, or linear from 0 to `from_zero_to` or the largest value if this is more.
+    """
+    if from_zero_to is not None:
+        low, high = 0, max(from_zero_to, *values)
+    else:
+        value, low, high = (math.log(max(number, 1e-9)) for number in (value, min(values), max(values)))
+    part = (value - low) / (high - low) if high > low else 1
+    return 1 - part if less_is_better and high > low else part
 
 
 def heat_map(rows: Sequence[dict], x: Key, y: Key, value: str, *, title: str, source: str, fmt: str = "{:.2f}",

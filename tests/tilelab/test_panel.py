@@ -19,10 +19,10 @@ from ch10.wgmma_gemm import sweep as wgmma_gemm_sweep
 from ch14 import gemm
 from ch14.descriptors import tile_copy_experiments
 from ch14.gemm import sweep as gemm_sweep
-from tilelab import device, faults, panel, plots, results, sweep, tuned, views
+from tilelab import device, faults, panel, plots, results, sweep, sweep_owner, tuned, views
 from tilelab.journal import Journal
-from tilelab.panel import owner, sentences, snapshot, widget
 from tilelab.panel import rows as panel_rows
+from tilelab.panel import sentences, snapshot, widget
 from tilelab.tunable import Roofline, TunableKernel
 
 GEMM, COPY = gemm_sweep.TUNABLE_KERNEL, tile_copy_experiments.TUNABLE_KERNEL
@@ -127,7 +127,7 @@ class MadeUpSweep:
 @pytest.fixture
 def made_up(monkeypatch):
     monkeypatch.setattr(sweep, "Sweep", MadeUpSweep)
-    monkeypatch.setattr(owner, "DRAW_S", 0.01)
+    monkeypatch.setattr(sweep_owner, "DRAW_S", 0.01)
 
 
 # ---- menus
@@ -205,7 +205,7 @@ def test_a_bad_shape_is_a_sentence_and_loses_nothing(screen):
     assert shown.values["shape"] == "4096³"
 
 
-def test_a_shape_is_named_or_written_as_sizes():
+def test_a_shape_is_named_or_written_as_sizes(screen):
     shown = panel.Panel(GEMM, shape="512,512,512")
     assert shown.values["shape"] == "512,512,512" and shown.rows()[0]["shape"] == [512] * 3
     choose(shown, shape="8192³")
@@ -213,6 +213,9 @@ def test_a_shape_is_named_or_written_as_sizes():
     assert shown.rows()[0]["shape"] == [8192] * 3
     choose(shown, shape="4096 4096 4096")
     assert shown.values["shape"] == "4096³" and shown.rows()[0]["shape"] == [4096] * 3
+    seen = screen(shown)
+    choose(shown, shape="4096,4096,4096")
+    assert [one["type"] for one in seen.messages] == ["rows"], "the view waits for an answer"
 
 
 def test_whatever_a_kernel_raises_is_a_sentence():
@@ -566,7 +569,7 @@ def test_words_in_the_cells_of_the_picture_do_not_touch(monkeypatch):
 
 
 def test_targets_are_those_with_tma_and_name_their_gpus():
-    offered = panel_rows.target_options()
+    offered = panel.Panel(GEMM).targets
     assert [value for value in offered if value] == list(device.TARGETS[1:])
     assert ("" in offered) == device.current().has_tma and offered["sm_100a"] == "sm_100a, B200"
 

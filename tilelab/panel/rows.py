@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tilelab import device, sweep
+from tilelab import device, plots, sweep
 from tilelab.journal import Journal, journal_for
 from tilelab.tunable import Space, TunableKernel
 
@@ -76,23 +76,10 @@ def top_rows(rows: Sequence[dict]) -> list[dict]:
     return (sweep.sort_by_speed(rows) or [row for row in rank_rows(rows) if row["status"] == "ok"])[:TOP]
 
 
-def natural_key(text: str) -> tuple:
-    """Return a sort key that puts "64×256" before "128×64"."""
-    return [int(part) for part in re.findall(r"\d+", text)], text
-
-
 def shade(value: float, values: Sequence[float], field: str) -> float:
-    """Return where a value stands on the colour scale of `values`: 0 is dark (worst or least), 1 is bright.
-
-    A ratio is shaded from 0 to the peer's speed or above, any other field logarithmically over its range. The view in
-    the browser shades by the same rule.
-    """
-    if field == "ratio":
-        low, high = 0, max(1, *values)
-    else:
-        value, low, high = (math.log(max(number, 1e-9)) for number in (value, min(values), max(values)))
-    part = (value - low) / (high - low) if high > low else 1
-    return 1 - part if SHOWN_FIELDS[field][1] and high > low else part
+    """Return where a value of a field stands on the colour scale, as the view in the browser shades it."""
+    return plots.place_on_scale(value, values, from_zero_to=1 if field == "ratio" else None,
+                                less_is_better=SHOWN_FIELDS[field][1])
 
 
 def describe_row(row: dict) -> dict:
@@ -155,7 +142,7 @@ class Choice:
         found = {}
         for name, label in self.kernel.axes.items():
             labels = [str(label(config)) for config in self.configs.values()]
-            order = sorted(set(labels), key=natural_key)
+            order = sorted(set(labels), key=plots.natural_key)
             found[name] = {"labels": order, "of": [order.index(text) for text in labels]}
         return found
 
@@ -186,20 +173,9 @@ def describe_error(error: BaseException) -> str:
     return str(error) if expected and str(error) else f"{type(error).__name__}: {error}"
 
 
-def target_options() -> dict[str, str]:
-    """Return the target menu as {value: label}: the GPU here as "", then every target that has TMA, with its GPUs."""
-    here = device.current()
-    found = {"": f"this GPU ({here.name})"} if here.has_tma else {}
-    for target in device.TARGETS:
-        if device.target_limits(target).has_tma:
-            gpus = [name for name, gpu in device.KNOWN.items() if gpu.target == target]
-            found[target] = f"{target}, {' / '.join(gpus[:2])}"
-    return found
-
-
 def make_choice(kernel: TunableKernel, shape: str, dtype: str, preset: str, target: str) -> Choice:
     """Return the Choice of the menus' values. ValueError says what the kernel cannot take."""
-    sizes = parse_shape(shape, kernel)
+    sizes = kernel.parse_shape(shape)
     space = kernel.space(sizes, dtype, target or None)
     configs = sweep.config_keys(kernel.presets[preset](dtype), space)
     if not configs:
@@ -218,20 +194,9 @@ def _load_recorded(kernel: TunableKernel, space: Space, sizes: tuple, dtype: str
     try:
         record = kernel.load_record()
     except FileNotFoundError:
-        return {}, "", False
-    if record.device["target"] != space.target:
+        record = None
+    if record is None or record.device["target"] != space.target:
         return {}, "", False
     rows = {row.get("kernel") or row.get("config"): row for row in record.rows
             if row.get("status") in sweep.STATUSES and row.get("shape") == list(sizes) and row.get("dtype") == dtype}
     return rows, record.label().partition(" (")[0] if rows else "", True  # the label's brackets hold hashes
-
-
-def parse_shape(text: str, kernel: TunableKernel) -> tuple[int, ...]:
-    """Return the sizes of a shape that is named in the menu or written as "4096,4096,4096"; else ValueError."""
-    if text in kernel.shapes:
-        return kernel.shapes[text]
-    sizes = re.split(r"\s*[,;x×]\s*|\s+", text.strip())
-    if not all(re.fullmatch(r"[0-9]{1,18}", size) for size in sizes):
-        example = ",".join(map(str, next(iter(kernel.shapes.values()))))
-        raise ValueError(f"a shape is a name of the menu or whole numbers such as {example}; it is {text[:60]!r}.")
-    return tuple(map(int, sizes))

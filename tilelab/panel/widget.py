@@ -1,8 +1,7 @@
 """The sweep panel: its choices, the rows of the choice, and the messages between Python and the view in the browser.
 
-The view, `tilelab/views/panel.js`, draws everything from the rows. Python gets what a reader asks for as messages
-("choose", "run", "cancel", "again", "keep", "code") and answers with "data" for a new choice, or with "rows": those
-that have changed, and the state of the sweep.
+The view, `tilelab/views/panel.js`, draws everything. It sends what a reader asks for ("choose", "run", "cancel", ...);
+Python answers with "data" for a new choice, or with "rows": those that have changed, and the state of the sweep.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from typing import Any
 
 from IPython.display import display
 
-from tilelab import sweep, tune, views
+from tilelab import device, sweep, tune, views
 from tilelab.panel import rows as panel_rows
 from tilelab.panel import sentences, snapshot
-from tilelab.panel.owner import SweepOwner
 from tilelab.panel.rows import SHOWN_FIELDS, describe_error
+from tilelab.sweep_owner import SweepOwner
 from tilelab.tunable import TunableKernel
 
 SNAPSHOT_S = 0.4  # from a change in the menus to a new snapshot
@@ -37,16 +36,17 @@ class Panel:
         if not kernels:
             raise ValueError("a panel needs at least one kernel, such as ch14.gemm.sweep.TUNABLE_KERNEL.")
         self.kernels = {kernel.name: kernel for kernel in kernels}
-        self.targets = panel_rows.target_options()
+        here = device.current()
+        self.targets = {"": f"this GPU ({here.name})"} if here.has_tma else {}
+        self.targets |= {target: device.describe_target(target) for target in device.TARGETS
+                         if device.target_limits(target).has_tma}
         self._lock, self._snapshot_lock = threading.RLock(), threading.Lock()
         self._owner = SweepOwner(self._lock, self._on_rows, self._on_end)
         self._snapshot_timer = threading.Timer(0, self._update_snapshot)
         self._session_rows: dict[str, dict] = {}  # by key, for every choice so far
-        self._choice: panel_rows.Choice | None = None
-        self._described = self._snapshot_handles = None  # the choice as the view in the browser gets it
+        self._choice = self._described = self._snapshot_handles = None  # `_described` is the choice for the browser
         self._problem = self._note = ""
         self._sent: list[dict] = []  # the rows that the browser has
-        self._outdated = False  # whether the data with which the view was made are old
         self.values: dict[str, str] = {}
         self._values_of: dict[str, dict] = {}  # by kernel, so that going back to a kernel restores its menus
         self.box = views.View("panel", None, store=False)
@@ -54,7 +54,7 @@ class Panel:
         self._set_values(choice)
         self._choose()
         self.box.data = self._make_data(alone=True)
-        self._outdated = False
+        self._outdated = False  # whether the data with which the view was made are old
         self.box.on_msg(self._receive)
 
     # -- the menus
@@ -80,7 +80,7 @@ class Panel:
             value, kernel = values[name], self.kernels[self.values["kernel"]]
             if name == "shape":
                 try:
-                    sizes = panel_rows.parse_shape(value, kernel)
+                    sizes = kernel.parse_shape(value)
                     value = next((known for known in kernel.shapes if kernel.shapes[known] == sizes),
                                  ",".join(map(str, sizes)))
                 except ValueError:
@@ -97,10 +97,12 @@ class Panel:
         with self._lock:
             if self.running:  # the rows on the screen belong to the sweep
                 values = {name: value for name, value in values.items() if name in VIEW_MENUS}
-            before = dict(self.values)
+            before = {**self.values}
             self._set_values(values)
-            if any(self.values[name] != before[name] for name in set(MENUS) - set(VIEW_MENUS)) or self._problem:
+            if self._problem or any(self.values[name] != before[name] for name in MENUS if name not in VIEW_MENUS):
                 self._choose()
+            elif not values.keys() <= set(VIEW_MENUS):
+                self._send_rows()  # the view waits for an answer
             self._save_snapshot()
 
     # -- the choice and its rows
@@ -145,7 +147,8 @@ class Panel:
         """Start a sweep of the choice, or go on where one was cancelled."""
         with self._lock:
             if not self.running and self._choose():
-                self._owner.start(self._choice)
+                choice = self._choice
+                self._owner.follow(sweep.Sweep(choice.configs.values(), choice.space, journal=choice.journal))
                 self._send_rows()
 
     def _on_rows(self, running: sweep.Sweep) -> None:
@@ -184,11 +187,10 @@ class Panel:
 
     def _find_kept(self, rows: list[dict]) -> dict | None:
         """Return the fastest row, for `keep`; None unless it was timed on the GPU here."""
-        choice = self._choice
-        if self.running or choice is None or choice.kernel.tuner is None or not choice.space.can_measure:
+        choice, best = self._choice, panel_rows.find_winner(rows)
+        if best is None or self.running or choice.kernel.tuner is None or not choice.space.can_measure:
             return None
-        best = panel_rows.find_winner(rows)
-        return None if best is None or "overlay" in best else best
+        return None if "overlay" in best else best
 
     def keep(self) -> None:
         """Put the fastest configuration into the table of tuned shapes, and say so."""
@@ -233,7 +235,7 @@ class Panel:
                 "rows": self._sent, "state": self.state(), **more}
 
     def stored_data(self) -> dict:
-        """Return the rows of the choice, as the saved notebook and the site keep them."""
+        """Return what the saved notebook and the site keep."""
         with self._lock:
             return self._make_data()
 

@@ -322,6 +322,7 @@ function render({ model, el }) {
         onpointerenter: () => hover(cell.rows[0], cell.element), onpointerleave: () => hover(-1) });
     }
     map.style.setProperty("--columns", columns.length);
+    map.style.setProperty("--lines", lines.length);
     map.replaceChildren(...lines.map((line, y) => h("div", { class: "tiles-line", role: "row" },
       h("div", { class: "tiles-tick tiles-upwards", role: "rowheader" }, line),
       ...columns.map((_, x) => byPlace.get(`${x},${y}`)?.element ?? h("div", { role: "gridcell" })))),

@@ -10,8 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from tilelab import sweep
-from tilelab.panel.rows import Choice
+from tilelab.sweep import Sweep
 
 DRAW_S = 0.2  # from one report to the next while a sweep runs
 
@@ -24,7 +23,7 @@ class SweepOwner:
 
     def __init__(self, lock: threading.RLock, on_rows: Callable, on_end: Callable):
         self.lock, self.on_rows, self.on_end = lock, on_rows, on_end
-        self.sweep: sweep.Sweep | None = None  # while one runs
+        self.sweep: Sweep | None = None  # while one runs
         self._follower = threading.Thread()
 
     @property
@@ -32,12 +31,8 @@ class SweepOwner:
         """Whether a sweep runs."""
         return self.sweep is not None
 
-    def start(self, choice: Choice) -> None:
-        """Start the sweep of a choice."""
-        self.follow(sweep.Sweep(choice.configs.values(), choice.space, journal=choice.journal))
-
-    def follow(self, begun: sweep.Sweep) -> None:
-        """Own a sweep that runs already, and start the thread that follows it."""
+    def follow(self, begun: Sweep) -> None:
+        """Own a sweep that was started just now, or by an earlier panel, and start the thread that follows it."""
         self.sweep = begun
         self._follower = threading.Thread(target=self._follow, args=(begun,), name="panel", daemon=True)
         self._follower.start()
@@ -54,7 +49,7 @@ class SweepOwner:
         if self._follower.ident:
             self._follower.join()
 
-    def _follow(self, running: sweep.Sweep) -> None:
+    def _follow(self, running: Sweep) -> None:
         while running.running:
             time.sleep(DRAW_S)
             with self.lock:
