@@ -18,7 +18,7 @@ DRAW_S = 0.2  # from one report to the next while a sweep runs
 class SweepOwner:
     """Own the sweep of one panel. `on_rows(sweep)` is called while it runs, and `on_end(sweep)` once at its end.
 
-    Both are called with `lock` held, in the thread that follows the sweep.
+    The thread that follows the sweep holds `lock` while it calls either function.
     """
 
     def __init__(self, lock: threading.RLock, on_rows: Callable, on_end: Callable):

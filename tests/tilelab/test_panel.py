@@ -37,7 +37,7 @@ def sweeps(tmp_path, monkeypatch):
 
 
 class Screen:
-    """What a browser holds that gets the panel's messages: the data of the choice, with the rows that changed since."""
+    """A browser that gets the panel's messages: it holds the data of the choice, with the rows that changed since."""
 
     def __init__(self, shown, monkeypatch):
         self.data, self.messages = shown.box.data, []

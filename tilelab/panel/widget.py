@@ -1,7 +1,7 @@
 """The sweep panel: its choices, the rows of the choice, and the messages between Python and the view in the browser.
 
-The view, `tilelab/views/panel.js`, draws everything. It sends what a reader asks for ("choose", "run", "cancel", ...);
-Python answers with "data" for a new choice, or with "rows": those that have changed, and the state of the sweep.
+The view, `tilelab/views/panel.js`, draws everything. It sends what a reader asks for ("choose", "run", "cancel", ...).
+Python answers with "data" for a new choice. The answer "rows" holds changed rows and the state of the sweep.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ VIEW_MENUS = ("x", "y", "show")  # these change the picture only
 class Panel:
     """The sweep panel of some kernels. `choice` presets menus (kernel, shape, dtype, preset, target, x, y, show).
 
-    A cell that ends with it shows the view and, beneath it, a picture and a text table that stay in the notebook; `box`
-    is the view alone, to which Voila gives the whole page. `shape` is a name, or sizes such as "512,512,512". `values`
-    are those of the menus. Raises ValueError for a choice that its menu does not offer.
+    A cell that ends with it shows the view and, beneath it, a picture and a text table that stay in the notebook. `box`
+    is the view alone, which fills the page in Voila. `shape` is a name, or sizes such as "512,512,512". `values` holds
+    the value of each menu. Raises ValueError for a choice that its menu does not offer.
     """
 
     def __init__(self, *kernels: TunableKernel, **choice: str):

@@ -45,7 +45,7 @@ function formatNumber(value, field = "ms") {
   return value > 0 && value < 1e-4 ? value.toExponential(2) : value.toPrecision(3);
 }
 
-// Names without the words that all of them have, and those words.
+// Leave out the words that all names have; return the short names and the words left out.
 function shortenNames(names) {
   const separator = names.some(name => name.includes(", ")) ? ", " : " ";
   const split = names.map(name => name.split(separator));
