@@ -227,9 +227,8 @@ def test_through_voila(browser, tmp_path):
             page.goto(address)
             panel = show(page, "sm_90a")
             stage_fits(page, panel, "voila")
-            assert panel.evaluate(DETAIL) < DETAIL_MS * load()
-            targets = ["sm_90a", TARGET]
-            assert panel.evaluate(SWITCH, targets) < SWITCH_MS * load()
+            answers_at_once("selection to detail", panel.evaluate(DETAIL), DETAIL_MS)
+            answers_at_once("target switch", panel.evaluate(SWITCH, ["sm_90a", TARGET]), SWITCH_MS)
             truth(panel)
             choices_are_kept(page, panel)
             choose(panel, TARGET)
@@ -248,8 +247,10 @@ def test_through_voila(browser, tmp_path):
             assert panel.locator(".tiles-menu-target select").input_value() == OTHER_TARGET
 
 
-def load():
-    return max(1, os.getloadavg()[0] / os.cpu_count())
+def answers_at_once(what, took_ms, limit_ms):
+    limit_ms *= max(1, os.getloadavg()[0] / os.cpu_count())  # other processes may share the machine
+    print(f"{what}: {took_ms:.0f} ms")
+    assert took_ms < limit_ms, f"{what} took {took_ms:.0f} ms"
 
 
 def show(page, target=TARGET):
@@ -267,9 +268,7 @@ def keep(panel, where, what, near=None):
 
 
 def cancel(panel):
-    cancelled_ms = panel.evaluate(CANCEL)
-    print(f"cancelled in {cancelled_ms:.0f} ms")
-    assert cancelled_ms < CANCEL_MS * load(), f"Cancel took {cancelled_ms:.0f} ms to say so"
+    answers_at_once("cancel", panel.evaluate(CANCEL), CANCEL_MS)
 
 
 def choose(panel, target):
@@ -382,7 +381,7 @@ def test_the_site_draws_recorded_rows_without_a_server(browser, site_page):
         panel = page.locator(".tiles-panel")
         assert not panel.locator(".tiles-run, .tiles-code, .tiles-menu").count(), "nothing here asks Python"
         assert panel.locator(".tiles-cell").count() == 96 and panel.locator(".tiles-point").count() > 50
-        assert panel.evaluate(DETAIL) < DETAIL_MS * load()
+        answers_at_once("selection to detail", panel.evaluate(DETAIL), DETAIL_MS)
         bad = panel.locator(".tiles-cell.tiles-failed")
         bad.click()
         assert bad.inner_text() == "<b>failed</b>" and not page.evaluate("document.querySelectorAll('b, i').length") - 1
