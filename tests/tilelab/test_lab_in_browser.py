@@ -379,7 +379,7 @@ def test_the_site_draws_recorded_rows_without_a_server(browser, site_page):
     with opened(browser, "site-panel") as page:
         page.goto(address)
         panel = page.locator(".tiles-panel")
-        assert not panel.locator(".tiles-run, .tiles-code, .tiles-menu").count(), "nothing here asks Python"
+        assert not panel.locator(".tiles-run, .tiles-listing, .tiles-menu").count(), "nothing here asks Python"
         assert panel.locator(".tiles-cell").count() == 96 and panel.locator(".tiles-point").count() > 50
         answers_at_once("selection to detail", panel.evaluate(DETAIL), DETAIL_MS)
         bad = panel.locator(".tiles-cell.tiles-failed")

@@ -58,7 +58,8 @@ function shortenNames(names) {
 const breakable = text => text.replace(/[,×] ?/g, "$&\u200b");
 
 const makeIcon = () => h("svg:svg", { viewBox: "0 0 16 16", width: "1.1em", height: "1.1em", "aria-hidden": true },
-  h("svg:path", { d: "M2 6V2h4M10 2h4v4M14 10v4h-4M6 14H2v-4", fill: "none", stroke: "currentColor", "stroke-width": 2 }));
+  h("svg:path", { d: "M2 6V2h4M10 2h4v4M14 10v4h-4M6 14H2v-4", fill: "none", stroke: "currentColor",
+    "stroke-width": 2 }));
 
 // Three to about six round numbers between the ends of a logarithmic axis.
 function chooseTicks(low, high) {
@@ -87,11 +88,12 @@ function render({ model, el }) {
   let values = data.state.values; // of the menus
   let selected = -1, pinned = -1, hovered = -1; // indices of rows
   let sort = { column: null, down: false };
-  let peerNames = { short: [], common: "" };
+  let nameParts = { short: [], common: "" };
   let cells = []; // of the map: { element, rows, x, y, drawn }
   let cellOf = []; // the cell of each row
   let columns = [], lines = [];
   const onPage = [];
+  let endCode = () => {}; // what the listings of code leave to be undone
   let wanted = null; // the name of a configuration that the address of the page asks for
   const stage = live && data.alone && document.body.hasAttribute("data-voila");
 
@@ -146,7 +148,8 @@ function render({ model, el }) {
   const compared = h("div", { class: "tiles-body tiles-compared" });
   const roofline = h("div", { class: "tiles-body tiles-roofline" });
   const tableHead = h("tr"), tableBody = h("tbody"), tableNote = h("p", { class: "tiles-note" });
-  const filter = h("input", { type: "search", class: "tiles-filter", "aria-label": "filter the rows", spellcheck: "false",
+  const filter = h("input", { type: "search", class: "tiles-filter", "aria-label": "filter the rows",
+    spellcheck: "false",
     placeholder: "filter: 128, failed, registers<200", oninput: () => drawTable() });
   const table = h("div", { class: "tiles-body tiles-table" },
     filter, tableNote,
@@ -155,7 +158,7 @@ function render({ model, el }) {
   const lower = makeTabs("lower", { roofline: ["Roofline", roofline], table: ["Table", table] });
   upper.bar.append(
     button("pin", "Pin", "pin the selected configuration, to compare others with it (P)", pinSelected),
-    live ? button("code", "Code", "the code of the pinned and the selected configuration", askForCode) : "",
+    live ? button("listing", "Code", "the code of the pinned and the selected configuration", askForCode) : "",
     button("copy", "Copy as Python", "copy the selected configuration as Python code", copyPython));
   lower.bar.append(button("csv", "CSV", "save the rows of the table", exportTable),
     button("png", "PNG", "save the map as a picture", exportPicture));
@@ -163,7 +166,8 @@ function render({ model, el }) {
   const code = h("dialog", { class: "tiles-code-dialog" });
   const root = h("div", { class: `tiles-view tiles-panel${stage ? " tiles-stage" : ""}` },
     h("div", { class: "tiles-in" },
-      live && menuBox, h("div", { class: "tiles-run-line" }, live && actions, h("div", { class: "tiles-said" }, live && progress, status)),
+      live && menuBox, h("div", { class: "tiles-run-line" }, live && actions,
+        h("div", { class: "tiles-said" }, live && progress, status)),
       h("div", { class: "tiles-main" }, mapPane, h("div", { class: "tiles-side" }, upper.pane, lower.pane))),
     tip, code);
   el.append(root);
@@ -264,7 +268,7 @@ function render({ model, el }) {
   }
 
   function nameRows() {
-    peerNames = shortenNames(data.rows.map(row => row.kernel));
+    nameParts = shortenNames(data.rows.map(row => row.kernel));
   }
 
   function receive(message) {
@@ -296,7 +300,8 @@ function render({ model, el }) {
 
   function chooseField() {
     const known = Object.keys(data.fields).filter(name => rows().some(row => getValue(row, name)));
-    if (known.includes(values.show) || !known.length) return known.length || data.choice?.measures ? values.show : "registers";
+    if (known.includes(values.show) || !known.length) return known.length || data.choice?.measures ? values.show
+      : "registers";
     return known[0];
   }
 
@@ -327,7 +332,8 @@ function render({ model, el }) {
       h("div", { class: "tiles-tick tiles-upwards", role: "rowheader" }, line),
       ...columns.map((_, x) => byPlace.get(`${x},${y}`)?.element ?? h("div", { role: "gridcell" })))),
     h("div", { class: "tiles-line", role: "row" }, h("div", { class: "tiles-tick tiles-corner" }),
-      ...columns.map(column => h("div", { class: "tiles-tick tiles-across", role: "columnheader" }, breakable(column)))));
+      ...columns.map(column => h("div", { class: "tiles-tick tiles-across", role: "columnheader" },
+        breakable(column)))));
   }
 
   function drawMap() {
@@ -360,13 +366,15 @@ function render({ model, el }) {
       cell.element.setAttribute("aria-label", `${columns[cell.x]}, ${lines[cell.y]}: ` +
         (value === null ? row.reason || row.status : `${text} (${fieldLabel(field)})`));
     }
-    const overlaid = rows().some(row => row.overlay), timed = data.choice.measures || rows().some(row => getValue(row, "ms"));
+    const overlaid = rows().some(row => row.overlay),
+      timed = data.choice.measures || rows().some(row => getValue(row, "ms"));
     title.textContent = data.choice.name;
     source.textContent = timed ? (overlaid ? data.choice.source : "") : `nothing is timed on ${data.choice.target}`;
     const ends = field === "ratio" ? [0, Math.max(1, ...known)] : [Math.min(...known), Math.max(...known)];
     if (lessIsBetter) ends.reverse();
     const texts = ends.map(end => formatNumber(end, field));
-    scale.replaceChildren(...(known.length && rows().some(row => row.status === "ok") ? [texts[0], h("i"), texts[1]] : []));
+    scale.replaceChildren(...(known.length && rows().some(row => row.status === "ok") ? [texts[0], h("i"), texts[1]]
+      : []));
   }
 
   function markRows() {
@@ -435,7 +443,8 @@ function render({ model, el }) {
   function hover(index, near = null) {
     hovered = index;
     for (const cell of cells) cell.element.classList.toggle("tiles-hovered", index >= 0 && cellOf[index] === cell);
-    for (const mark of root.querySelectorAll("[data-row]")) mark.classList.toggle("tiles-hovered", +mark.dataset.row === index);
+    for (const mark of root.querySelectorAll("[data-row]")) mark.classList.toggle("tiles-hovered",
+      +mark.dataset.row === index);
     tip.hidden = index < 0 || !near;
     if (tip.hidden) return;
     tip.textContent = describeShortly(index);
@@ -483,7 +492,7 @@ function render({ model, el }) {
       h("dl", {}, ...facts.flatMap(([name, text]) => [h("dt", {}, name), h("dd", {}, text)])),
       ...(others.length ? [h("p", { class: "tiles-others" }, "also in this cell: ", ...others.map(index =>
         h("button", { type: "button", class: "tiles-other", title: rows()[index].kernel, "data-row": index,
-          onclick: () => select(index) }, peerNames.short[index])))] : []));
+          onclick: () => select(index) }, nameParts.short[index])))] : []));
   }
 
   function drawCompared() {
@@ -493,23 +502,28 @@ function render({ model, el }) {
       return;
     }
     const [left, right] = [rows()[pinned], rows()[selected]];
-    const lines = [["status", row => row.word], ...["ms", "ratio", "predicted_ms", "tflops", "gbps", "registers", "spills",
+    const lines = [["status", row => row.word], ...["ms", "ratio", "predicted_ms", "tflops", "gbps", "registers",
+      "spills",
       "smem", "programs_per_sm", "threads"].map(name => [name, row => getValue(row, name)])];
     const names = new Set([left, right].flatMap(row => Object.keys(row.counts ?? {})));
-    lines.push(...[...names].map(name => [`${name} instructions`, row => row.registers ? row.counts?.[name] ?? 0 : null]));
-    const labels = { ...COLUMNS, ratio: `× ${data.choice.peer}`, predicted_ms: "predicted ms", programs_per_sm: "programs per SM" };
+    lines.push(...[...names].map(name => [`${name} instructions`,
+      row => row.registers ? row.counts?.[name] ?? 0 : null]));
+    const labels = { ...COLUMNS, ratio: `× ${data.choice.peer}`, predicted_ms: "predicted ms",
+      programs_per_sm: "programs per SM" };
     const body = lines.map(([name, read]) => [name, read(left), read(right)])
       .filter(([, a, b]) => a !== null || b !== null).map(([name, a, b]) => {
         const number = typeof a === "number" && typeof b === "number", differs = a !== b;
         const field = name.endsWith(" instructions") ? "registers" : name;
         const counted = COUNTS.includes(field);
-        const change = !number ? "" : !differs ? "same" : counted || !a ? `${b > a ? "+" : "−"}${formatNumber(Math.abs(b - a), field)}` :
+        const change = !number ? "" : !differs ? "same" : counted || !a
+          ? `${b > a ? "+" : "−"}${formatNumber(Math.abs(b - a), field)}` :
           `${b > a ? "+" : "−"}${(100 * Math.abs(b / a - 1)).toFixed(Math.abs(b / a - 1) < 0.1 ? 1 : 0)} %`;
         const show = value => typeof value === "string" ? value : formatNumber(value, field);
         return h("tr", { class: differs && "tiles-differs" }, h("th", { scope: "row" }, labels[name] ?? name),
           h("td", {}, show(a)), h("td", {}, show(b)), h("td", {}, change));
       });
-    const head = (kind, row, index) => h("th", { scope: "col", title: row.kernel }, kind, h("br"), breakable(peerNames.short[index]));
+    const head = (kind, row, index) => h("th", { scope: "col", title: row.kernel }, kind, h("br"),
+      breakable(nameParts.short[index]));
     compared.replaceChildren(h("table", {}, h("thead", {}, h("tr", {}, h("th"), head("pinned", left, pinned),
       head("selected", right, selected), h("th", { scope: "col" }, "change"))), h("tbody", {}, ...body)));
   }
@@ -526,25 +540,31 @@ function render({ model, el }) {
     const em = parseFloat(getComputedStyle(roofline).fontSize);
     const width = Math.max(roofline.clientWidth, 16 * em), height = Math.max(roofline.clientHeight - 4, 12 * em);
     const [L, R, T, B] = [3.6 * em, 0.8 * em, 1.9 * em, 3.2 * em];
-    const points = rows().map((row, index) => [roof.intensity[index], getValue(row, roof.field), index]).filter(point => point[1]);
+    const points = rows().map((row, index) => [roof.intensity[index], getValue(row, roof.field),
+      index]).filter(point => point[1]);
     const speeds = points.map(point => point[1]), flat = Object.values(roof.flat), slopes = Object.entries(roof.slopes);
     const left = Math.min(...roof.intensity) / 1.35, right = Math.max(...roof.intensity) * 1.35;
-    const ceiling = Math.max(...(flat.length ? flat : speeds.length ? speeds : slopes.length ? slopes.map(([, s]) => s * right) : [1]));
+    const ceiling = Math.max(...(flat.length ? flat : speeds.length ? speeds : slopes.length
+      ? slopes.map(([, s]) => s * right) : [1]));
     const high = 2 * Math.max(ceiling, ...speeds), low = Math.min(high / 14, ...speeds.map(value => 0.6 * value));
     const x = value => L + (width - L - R) * Math.log(value / left) / Math.log(right / left);
     const y = value => height - B - (height - B - T) * Math.log(value / low) / Math.log(high / low);
     const text = (at, up, words, anchor = "start") => h("svg:text", { x: at, y: up, "text-anchor": anchor }, words);
     const path = (kind, d) => h("svg:path", { class: kind, d });
-    const number = value => +value.toPrecision(3) >= 1000 ? Math.round(value).toLocaleString("en-US") : `${+value.toPrecision(3)}`;
+    const number = value => +value.toPrecision(3) >= 1000 ? Math.round(value).toLocaleString("en-US")
+      : `${+value.toPrecision(3)}`;
     const parts = [text((L + width - R) / 2, height - 0.5 * em, roof.label, "middle"), text(0, em, roof.unit)];
     for (const tick of chooseTicks(left, right)) {
-      parts.push(path("tick", `M${x(tick)} ${T}V${height - B}`), text(x(tick), height - B + 1.2 * em, number(tick), "middle"));
+      parts.push(path("tick", `M${x(tick)} ${T}V${height - B}`),
+        text(x(tick), height - B + 1.2 * em, number(tick), "middle"));
     }
     for (const tick of chooseTicks(low, high)) {
-      parts.push(path("tick", `M${L} ${y(tick)}H${width - R}`), text(L - 0.3 * em, y(tick) + 0.35 * em, number(tick), "end"));
+      parts.push(path("tick", `M${L} ${y(tick)}H${width - R}`),
+        text(L - 0.3 * em, y(tick) + 0.35 * em, number(tick), "end"));
     }
     for (const [label, speed] of Object.entries(roof.flat)) {
-      parts.push(path("roof", `M${L} ${y(speed)}H${width - R}`), text(L + 0.3 * em, y(speed) - 0.4 * em, `${label}, ${number(speed)}`));
+      parts.push(path("roof", `M${L} ${y(speed)}H${width - R}`),
+        text(L + 0.3 * em, y(speed) - 0.4 * em, `${label}, ${number(speed)}`));
     }
     slopes.forEach(([label, slope], index) => {
       const [start, end] = [Math.max(left, low / slope), Math.min(right, ceiling / slope)];
@@ -556,9 +576,11 @@ function render({ model, el }) {
     points.sort((a, b) => last(a[2]) - last(b[2]));
     for (const [intensity, speed, index] of points) {
       const best = index === data.state.best;
-      const point = h("svg:g", { "data-row": index, class: `tiles-point${rows()[index].overlay ? " hollow" : ""}${best ? " best" : ""}`,
+      const point = h("svg:g", { "data-row": index,
+        class: `tiles-point${rows()[index].overlay ? " hollow" : ""}${best ? " best" : ""}`,
         transform: `translate(${x(intensity)} ${y(speed)})`, onclick: () => select(index, true) },
-      h("svg:circle", { class: "ring", r: 0.62 * em }), h("svg:circle", { class: "dot", r: (best ? 0.42 : 0.28) * em }));
+      h("svg:circle", { class: "ring", r: 0.62 * em }),
+        h("svg:circle", { class: "dot", r: (best ? 0.42 : 0.28) * em }));
       point.addEventListener("pointerenter", () => hover(index, point));
       point.addEventListener("pointerleave", () => hover(-1));
       parts.push(point);
@@ -575,7 +597,8 @@ function render({ model, el }) {
     return words.every(word => {
       const rule = word.match(/^(\w+)(<=|>=|<|>|=)([\d.]+)$/);
       if (!rule) return text.includes(word);
-      const value = getValue(row, Object.keys(COLUMNS).find(name => name.startsWith(rule[1])) ?? rule[1]), limit = +rule[3];
+      const value = getValue(row, Object.keys(COLUMNS).find(name => name.startsWith(rule[1])) ?? rule[1]),
+        limit = +rule[3];
       return typeof value === "number" && { "<": value < limit, ">": value > limit, "=": value === limit,
         "<=": value <= limit, ">=": value >= limit }[rule[2]];
     });
@@ -609,9 +632,11 @@ function render({ model, el }) {
       const line = h("tr", { "data-row": index, tabindex: index === stop ? 0 : -1, onclick: () => select(index),
         title: row.reason ?? row.kernel }, ...names.map(name => {
         const value = getValue(row, name);
-        const text = name === "kernel" ? `${index === data.state.best ? "★ " : ""}${peerNames.short[index]}` :
-          name === "status" ? (row.status === "ok" ? "ok" : row.word === "·" ? "waiting" : row.word) : formatNumber(value, name);
-        return name === "kernel" ? h("th", { scope: "row", title: row.kernel }, text) : h("td", { "data-field": name }, text);
+        const text = name === "kernel" ? `${index === data.state.best ? "★ " : ""}${nameParts.short[index]}` :
+          name === "status" ? (row.status === "ok" ? "ok" : row.word === "·" ? "waiting" : row.word)
+            : formatNumber(value, name);
+        return name === "kernel" ? h("th", { scope: "row", title: row.kernel }, text)
+          : h("td", { "data-field": name }, text);
       }));
       line.addEventListener("pointerenter", () => hover(index));
       line.addEventListener("pointerleave", () => hover(-1));
@@ -622,20 +647,23 @@ function render({ model, el }) {
       (rows().some(row => row.again) ? ", those timed again first" : "") :
       rows().some(row => getValue(row, "ms")) ? "ranked by time" :
         rows().some(row => row.predicted_ms) ? "ranked by predicted time" : "not ranked: nothing is timed or predicted";
-    tableNote.textContent = `${shown.length} of ${rows().length}, ${sort.column ? `sorted by ${COLUMNS[sort.column].replace("{}", data.choice.peer)}` : ranked}` +
-      (peerNames.common ? `; all names: ${peerNames.common}` : "");
+    const order = sort.column ? `sorted by ${COLUMNS[sort.column].replace("{}", data.choice.peer)}` : ranked;
+    tableNote.textContent = `${shown.length} of ${rows().length}, ${order}` +
+      (nameParts.common ? `; all names: ${nameParts.common}` : "");
     markRows();
     if (hadFocus) tableBody.querySelector("tr[tabindex='0']")?.focus({ preventScroll: true });
   }
 
   function sortBy(name) { // ascending, descending, then as ranked
-    sort = sort.column !== name ? { column: name, down: false } : sort.down ? { column: null, down: false } : { column: name, down: true };
+    sort = sort.column !== name ? { column: name, down: false } : sort.down ? { column: null, down: false }
+      : { column: name, down: true };
     drawTable();
     tableHead.querySelector(`[data-column="${name}"]`).focus();
   }
 
   tableBody.addEventListener("keydown", event => {
-    const line = event.target.closest("tr"), next = { ArrowDown: line?.nextElementSibling, ArrowUp: line?.previousElementSibling }[event.key];
+    const line = event.target.closest("tr"), next = { ArrowDown: line?.nextElementSibling,
+      ArrowUp: line?.previousElementSibling }[event.key];
     if (event.key === "ArrowDown" || event.key === "ArrowUp") event.preventDefault();
     if (!next) return;
     line.tabIndex = -1;
@@ -653,19 +681,22 @@ function render({ model, el }) {
     const lines = listRows().map(index => {
       const row = rows()[index];
       return [...names.map(name => name === "reason" || name === "note" ? row[name] : getValue(row, name)),
-        ...counts.map(name => row.counts?.[name])].map(value => typeof value === "number" ? value : quote(value)).join(",");
+        ...counts.map(name => row.counts?.[name])].map(value => typeof value === "number" ? value
+          : quote(value)).join(",");
     });
     const head = [...names.map(name => name === "smem" ? "smem_kib" : name), ...counts].join(",");
     download(fileName(".csv"), new Blob([[head, ...lines].join("\n") + "\n"], { type: "text/csv" }));
   }
 
   function exportPicture() {
-    const em = 16, cell = [5.5 * em, 2 * em], canvas = document.createElement("canvas"), paint = canvas.getContext("2d");
+    const em = 16, cell = [5.5 * em, 2 * em], canvas = document.createElement("canvas"),
+      paint = canvas.getContext("2d");
     const font = size => `${size}px Arial, "DejaVu Sans", sans-serif`;
     paint.font = font(em);
     const label = Math.max(...lines.map(line => paint.measureText(line).width)) + em;
     for (const column of columns) cell[0] = Math.max(cell[0], paint.measureText(column).width + em);
-    const top = 4 * em, width = Math.max(label + columns.length * cell[0] + em, 40 * em), height = top + (lines.length + 1) * cell[1] + em;
+    const top = 4 * em, width = Math.max(label + columns.length * cell[0] + em, 40 * em),
+      height = top + (lines.length + 1) * cell[1] + em;
     [canvas.width, canvas.height] = [2 * width, 2 * height];
     paint.scale(2, 2);
     paint.fillStyle = "#fff";
@@ -674,13 +705,14 @@ function render({ model, el }) {
     paint.font = `bold ${font(em)}`;
     paint.fillText(data.choice.name, 0.5 * em, 1.4 * em, width - em);
     paint.font = font(em);
-    paint.fillText(`${menus.show.selectedOptions[0].text}; ${values.y} over ${values.x}; ${source.textContent || "this session"}`,
-      0.5 * em, 2.9 * em, width - em);
+    const origin = source.textContent || "this session";
+    paint.fillText(`${menus.show.selectedOptions[0].text}; ${values.y} over ${values.x}; ${origin}`, 0.5 * em, 2.9 * em, width - em);
     paint.textBaseline = "middle";
     paint.textAlign = "right";
     lines.forEach((line, y) => paint.fillText(line, label - 0.5 * em, top + (y + 0.5) * cell[1]));
     paint.textAlign = "center";
-    columns.forEach((column, x) => paint.fillText(column, label + (x + 0.5) * cell[0], top + (lines.length + 0.5) * cell[1]));
+    columns.forEach((column, x) => paint.fillText(column, label + (x + 0.5) * cell[0],
+      top + (lines.length + 0.5) * cell[1]));
     for (const { x, y, element } of cells) {
       paint.fillStyle = element.style.background || "#d4d4d4";
       paint.fillRect(label + x * cell[0] + 1, top + y * cell[1] + 1, cell[0] - 2, cell[1] - 2);
@@ -717,10 +749,12 @@ function render({ model, el }) {
 
   function showCode(message) {
     const close = h("button", { type: "button", class: "tiles-button", onclick: () => code.close() }, "Close");
-    const body = h("div", { class: "tiles-code-body" });
+    const body = h("div", { class: "tiles-view tiles-code" }), [left, right = null] = message.sides ?? [];
+    endCode();
+    endCode = () => {};
     code.replaceChildren(close, body);
     if (message.problem) body.append(h("p", {}, message.problem));
-    else if (typeof renderCode === "function") renderCode(body, message.sides[0], message.sides[1]);
+    else if (typeof renderCode === "function") endCode = renderCode(body, left, right) ?? endCode;
     else body.append(h("pre", {}, JSON.stringify(message.sides, null, 1)));
   }
 
@@ -728,7 +762,8 @@ function render({ model, el }) {
 
   function drawButtons() {
     const { running, keep } = data.state, none = selected < 0;
-    const disabled = { run: running, cancel: !running, again: running, keep: !keep, pin: none, code: none, copy: none };
+    const disabled = { run: running, cancel: !running, again: running, keep: !keep, pin: none, listing: none,
+      copy: none };
     for (const [name, value] of Object.entries(disabled)) if (buttons[name]) buttons[name].disabled = value;
     buttons.pin.textContent = !none && pinned === selected ? "Unpin" : "Pin";
   }
@@ -736,7 +771,8 @@ function render({ model, el }) {
   function drawStatus() {
     const { problem, status: said, winner, done, total } = data.state;
     status.replaceChildren(...(problem ? [h("p", { class: "tiles-problem" }, problem)] : []),
-      ...(said && live ? [h("p", { class: "tiles-count" }, said)] : []), ...(winner.length ? [h("p", {}, winner.join(" · "))] : []));
+      ...(said && live ? [h("p", { class: "tiles-count" }, said)] : []),
+        ...(winner.length ? [h("p", {}, winner.join(" · "))] : []));
     progress.max = Math.max(total, 1);
     progress.value = done;
     mapPane.classList.toggle("tiles-stale", Boolean(problem));
