@@ -706,7 +706,8 @@ function render({ model, el }) {
     paint.fillText(data.choice.name, 0.5 * em, 1.4 * em, width - em);
     paint.font = font(em);
     const origin = source.textContent || "this session";
-    paint.fillText(`${menus.show.selectedOptions[0].text}; ${values.y} over ${values.x}; ${origin}`, 0.5 * em, 2.9 * em, width - em);
+    paint.fillText(`${menus.show.selectedOptions[0].text}; ${values.y} over ${values.x}; ${origin}`,
+      0.5 * em, 2.9 * em, width - em);
     paint.textBaseline = "middle";
     paint.textAlign = "right";
     lines.forEach((line, y) => paint.fillText(line, label - 0.5 * em, top + (y + 0.5) * cell[1]));
