@@ -132,6 +132,11 @@ def known_gpu(name: str) -> KnownGpu | None:
     return next((gpu for gpu in KNOWN.values() if re.fullmatch(gpu.pattern, name)), None)
 
 
+def describe_target(target: str) -> str:
+    """Return a target with the first two GPUs that have it: "sm_90a, H100 SXM / H200"."""
+    return f"{target}, {' / '.join([name for name, gpu in KNOWN.items() if gpu.target == target][:2])}"
+
+
 @dataclass(frozen=True)
 class Device(_Capabilities):
     """The GPU that kernels run on. Without one, capability is None, sizes (bytes) are 0 and `note` gives the reason."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import io
+import math
+import re
 import textwrap
 import zlib
 from collections.abc import Callable, Sequence
@@ -181,10 +183,31 @@ def ladder(rows: Sequence[dict], *, label: Key, title: str, source: str, value: 
     return figure
 
 
+def natural_key(text: str) -> tuple:
+    """Return a sort key that puts "64×256" before "128×64"."""
+    return [int(part) for part in re.findall(r"\d+", text)], text
+
+
+def place_on_scale(value: float, values: Sequence[float], from_zero_to: float | None = None,
+                   less_is_better: bool = False) -> float:
+    """Return where a value stands on a colour scale of `values`: 0 is dark (worst or least), 1 is bright.
+
+    The scale is logarithmic over their range, or linear from 0 to `from_zero_to` or the largest value if this is more.
+    """
+    if from_zero_to is not None:
+        low, high = 0, max(from_zero_to, *values)
+    else:
+        value, low, high = (math.log(max(number, 1e-9)) for number in (value, min(values), max(values)))
+    part = (value - low) / (high - low) if high > low else 1
+    return 1 - part if less_is_better and high > low else part
+
+
 def heat_map(rows: Sequence[dict], x: Key, y: Key, value: str, *, title: str, source: str, fmt: str = "{:.2f}",
-             mark: Callable[[dict], str] = lambda row: "x", x_label: str = "", y_label: str = "") -> Picture:
+             mark: Callable[[dict], str] = lambda row: "x", x_label: str = "", y_label: str = "",
+             shade: Callable[[float], float] | None = None) -> Picture:
     """Draw `value` over `x` and `y`. A cell whose row did not run is grey and holds `mark(row)`; one without is white.
 
+    `shade` maps a value to its place on the colour scale, from 0 (dark) to 1; by default the scale spans the values.
     ValueError when two rows fall in one cell.
     """
     columns, lines = (sorted({_value(row, key) for row in rows}) for key in (x, y))
@@ -192,13 +215,14 @@ def heat_map(rows: Sequence[dict], x: Key, y: Key, value: str, *, title: str, so
     cells = {(lines.index(_value(row, y)), columns.index(_value(row, x))): row for row in rows}
     if len(cells) < len(rows):
         raise ValueError(f"{len(rows)} rows fall in {len(cells)} cells: choose one row per cell.")
-    grid = numpy.ma.masked_all((len(lines), len(columns)))
+    grid = numpy.ma.array(numpy.zeros((len(lines), len(columns))), mask=True)
     for cell, row in cells.items():
         if _ran(row, value):
-            grid[cell] = row[value]
+            grid[cell] = shade(row[value]) if shade else row[value]
     texts = {cell: fmt.format(row[value]) if _ran(row, value) else mark(row) for cell, row in cells.items()}
     size = max(7, min(12, 400 / len(columns) / max(map(len, texts.values()))))
-    shades = axes.imshow(grid, cmap="cividis", aspect="auto", origin="lower")
+    ends = {"vmin": 0, "vmax": 1} if shade else {}
+    shades = axes.imshow(grid, cmap="cividis", aspect="auto", origin="lower", **ends)
     for (i, j), text in texts.items():
         known = _ran(cells[i, j], value)
         if not known:

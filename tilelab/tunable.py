@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -118,3 +119,13 @@ class TunableKernel:
     roofline: Callable[[str], Roofline]
     peer: str = "cuBLAS"
     tuner: Tunable | None = None
+
+    def parse_shape(self, text: str) -> tuple[int, ...]:
+        """Return the sizes of a shape that has a name or is written as "4096,4096,4096"; else ValueError."""
+        if text in self.shapes:
+            return self.shapes[text]
+        sizes = re.split(r"\s*[,;x×]\s*|\s+", text.strip())
+        if not all(re.fullmatch(r"[0-9]{1,18}", size) for size in sizes):
+            example = ",".join(map(str, next(iter(self.shapes.values()))))
+            raise ValueError(f"a shape is a name of the menu or whole numbers such as {example}; it is {text[:60]!r}.")
+        return tuple(map(int, sizes))

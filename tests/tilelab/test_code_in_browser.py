@@ -5,7 +5,7 @@ from browsing import SCREENSHOTS, browser  # noqa: F401, a fixture
 
 from ch14.gemm.sweep import TUNABLE_KERNEL
 from tilelab import views
-from tilelab.panel import code
+from tilelab.listing import load_code
 
 pytestmark = pytest.mark.browser
 LINES, LIMIT_MS = 5000, 200
@@ -109,7 +109,7 @@ def test_two_configurations(show, scheme):
     """Pictures of a real pair are left in build/screenshots."""
     space = TUNABLE_KERNEL.space((4096, 4096, 4096), "bf16", "sm_90a")
     configs = TUNABLE_KERNEL.presets["grid of 96"]("bf16")
-    sides = [code.load_code(space.job(configs[index])) for index in (0, 40)]
+    sides = [load_code(space.job(configs[index])) for index in (0, 40)]
     assert not any(side["reason"] for side in sides)
     page = show(*sides, scheme=scheme)
     page.locator(".tiles-code-body").focus()

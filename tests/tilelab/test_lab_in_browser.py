@@ -1,13 +1,16 @@
 """The sweep panel in a real browser: in JupyterLab, and as the page that `make demo` serves through Voila.
 
-Each test starts its own server on a copy of the demo notebook, and leaves screenshots in build/screenshots.
+Two tests start a server on a copy of the demo notebook; the others open a page as the site makes it. All leave
+screenshots in build/screenshots.
 """
 
 import collections
 import contextlib
+import csv
 import json
 import os
 import pathlib
+import re
 import secrets
 import shutil
 import signal
@@ -18,18 +21,23 @@ import time
 
 import pytest
 from ipykernel.kernelspec import write_kernel_spec
+from matplotlib import colormaps
 
-from tilelab import notebook
+from ch14.gemm import sweep as gemm_sweep
+from tilelab import notebook, views
+from tilelab.panel import Panel
+from tilelab.panel import rows as panel_rows
+from tilelab.panel.rows import SHOWN_FIELDS
 
 pytestmark = pytest.mark.browser
 ROOT = pathlib.Path(__file__).parents[2]
 DEMO = ROOT / "notebooks" / "demo" / "panel.ipynb"
 SCREENSHOTS = ROOT / "build" / "screenshots"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-SIZE = {"width": 1280, "height": 800}
+SIZES = {"720p": {"width": 1280, "height": 720}, "1080p": {"width": 1920, "height": 1080}}
+SMALLEST_PX = {"720p": 16, "1080p": 24}  # of any text on the stage
 TARGET, OTHER_TARGET = "sm_100a", "sm_120a"  # compiled for on any machine
-MENUS = {"sizes": "input"} | dict.fromkeys(("kernel", "shape", "dtype", "preset", "x", "y", "target", "show"), "select")
-CANCEL_MS = 500  # and more by the load per CPU, where other processes share the machine
+CANCEL_MS, DETAIL_MS, SWITCH_MS = 500, 50, 300  # and more by the load per CPU, where others share the machine
 
 # Timed in the page, from the click to the status that says so: what a person at the projector sees.
 CANCEL = """panel => new Promise(done => {
@@ -42,6 +50,42 @@ CANCEL = """panel => new Promise(done => {
     panel.querySelector(".tiles-cancel").click();
     look();
 })"""
+
+# From a click on each of 24 cells to the frame that is painted with its details; the median.
+DETAIL = """async panel => {
+    const times = [];
+    for (const cell of [...panel.querySelectorAll(".tiles-cell")].slice(0, 24)) {
+        const begun = performance.now();
+        cell.click();
+        await new Promise(painted => requestAnimationFrame(() => setTimeout(painted)));
+        times.push(performance.now() - begun);
+    }
+    return times.sort((a, b) => a - b)[12];
+}"""
+
+# From a new choice in the target's menu to the map that shows it, after a first visit to both targets.
+SWITCH = """async (panel, targets) => {
+    const times = [], menu = panel.querySelector(".tiles-menu-target select");
+    for (const target of [...targets, ...targets, ...targets]) {
+        const begun = performance.now();
+        menu.value = target;
+        menu.dispatchEvent(new Event("change"));
+        while (!panel.querySelector(".tiles-name").textContent.endsWith(target)) {
+            await new Promise(painted => requestAnimationFrame(() => setTimeout(painted)));
+        }
+        times.push(performance.now() - begun);
+    }
+    return times.slice(targets.length).sort((a, b) => a - b)[targets.length];
+}"""
+
+# Text smaller than `least` pixels, and parts of the panel that no window of this size shows.
+SMALL = """(panel, least) => [...panel.querySelectorAll("*")].filter(element => element.checkVisibility() &&
+    (element.matches("input, select") || [...element.childNodes].some(n => n.nodeType === 3 && n.data.trim())) &&
+    parseFloat(getComputedStyle(element).fontSize) < least - 0.01).map(element => element.outerHTML.slice(0, 90))"""
+CUT = """panel => ["scrollWidth", "scrollHeight"].map(side => document.documentElement[side])
+    .concat([...panel.querySelectorAll(".tiles-menu, .tiles-button, .tiles-tick, .tiles-upper, .tiles-lower")]
+    .filter(element => element.checkVisibility()).map(element => element.getBoundingClientRect())
+    .filter(box => box.left < 0 || box.top < 0 || box.right > innerWidth + 1 || box.bottom > innerHeight + 1).length)"""
 
 # Text that its background swallows: WCAG 2.2 (1.4.3) asks for 3 : 1 where text is large, and nothing where disabled.
 PALE = """panel => {
@@ -56,7 +100,8 @@ PALE = """panel => {
         return [255, 255, 255];
     };
     return [...panel.querySelectorAll("*")].flatMap(element => {
-        const text = element.value || [...element.childNodes].filter(n => n.nodeType === 3).map(n => n.data).join("");
+        const text = element.matches("input, select") ? element.value :
+            [...element.childNodes].filter(n => n.nodeType === 3).map(n => n.data).join("");
         if (!text.trim() || element.disabled || !element.checkVisibility() || element.localName === "style") return [];
         const style = getComputedStyle(element);
         const [ink, paper] = [rgba(element.ownerSVGElement ? style.fill : style.color), behind(element)].map(luminance);
@@ -78,9 +123,9 @@ def browser():
 
 
 @contextlib.contextmanager
-def opened(browser, where):
+def opened(browser, where, size="720p", **options):
     """A page of a projector's size; an error in its console, or one that nothing caught, fails the test."""
-    with contextlib.closing(browser.new_context(viewport=SIZE)) as context:
+    with contextlib.closing(browser.new_context(viewport=SIZES[size], **options)) as context:
         # Voila's template takes an icon font from the network, which may be out of reach; nothing else may be missing.
         context.route("https://cdn.jsdelivr.net/npm/@fortawesome/**",
                       lambda route: route.fulfill(content_type="text/css", body=""))
@@ -150,53 +195,85 @@ def _wait_for(server, port, log, limit_s=120):
     pytest.fail(f"the server did not start:\n{log.read_text()[-3000:]}", pytrace=False)
 
 
+LAB = ("jupyterlab", "--ip=127.0.0.1", "--port={port}", "--ServerApp.port_retries=0", "--no-browser", "--allow-root",
+       "--IdentityProvider.token={token}")
+VOILA = ("voila", DEMO.name, "--Voila.ip=127.0.0.1", "--port={port}", "--Voila.port_retries=0", "--no-browser",
+         "--token={token}")
+
+
 def test_in_jupyterlab(browser, tmp_path):
-    with served(tmp_path, "jupyterlab", "--ip=127.0.0.1", "--port={port}", "--ServerApp.port_retries=0",
-                "--no-browser", "--allow-root", "--IdentityProvider.token={token}",
-                ) as (port, token), opened(browser, "lab") as page:
+    with served(tmp_path, *LAB) as (port, token), opened(browser, "lab") as page:
         page.goto(f"http://127.0.0.1:{port}/lab/tree/{DEMO.name}?token={token}")
         page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()  # what is run before the kernel is there is lost
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
         panel = show(page)
         sweep_and_cancel(panel, tmp_path, "lab")
-        read_cells_and_change_theme(panel, "lab")
+        press_keys_of_the_notebook(page, panel)
+        assert not panel.evaluate(PALE), "text that cannot be read"
+        page.get_by_role("menuitem", name="Settings", exact=True).click()
+        page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Theme$")).hover()
+        page.locator(".lm-Menu-itemLabel", has_text=re.compile("^JupyterLab Dark$")).click()
+        page.wait_for_function("panel => getComputedStyle(panel).colorScheme === 'dark'", arg=panel.element_handle())
+        keep(panel, "lab", "dark", panel.locator(".tiles-map"))
+        assert not panel.evaluate(PALE), "text that cannot be read in JupyterLab's dark theme"
 
 
 def test_through_voila(browser, tmp_path):
-    """What differs from JupyterLab: the page shows no source, and its callbacks run in the kernel's main thread."""
-    with served(tmp_path, "voila", DEMO.name, "--Voila.ip=127.0.0.1", "--port={port}", "--Voila.port_retries=0",
-                "--no-browser", "--token={token}") as (port, token), opened(browser, "voila") as page:
-        page.goto(f"http://127.0.0.1:{port}/?token={token}")
-        panel = show(page)
-        panel.locator(".tiles-run").click()
-        panel.locator(".tiles-cell.tiles-ok").first.wait_for()
-        cancel(panel)
-        keep(panel, "voila", "cancelled")
-        assert not page.get_by_text("gemm_trials").count(), "the page shows its source"
+    """What differs from JupyterLab: the panel has the whole page, and its callbacks run in the kernel's main thread."""
+    with served(tmp_path, *VOILA) as (port, token):
+        address = f"http://127.0.0.1:{port}/?token={token}"
+        with opened(browser, "voila") as page:
+            page.goto(address)
+            panel = show(page, "sm_90a")
+            stage_fits(page, panel, "voila")
+            answers_at_once("selection to detail", panel.evaluate(DETAIL), DETAIL_MS)
+            answers_at_once("target switch", panel.evaluate(SWITCH, ["sm_90a", TARGET]), SWITCH_MS)
+            truth(panel)
+            choices_are_kept(page, panel)
+            choose(panel, TARGET)
+            panel.locator(".tiles-name").click()
+            page.keyboard.press("r")
+            panel.locator(".tiles-cell.tiles-ok").first.wait_for()
+            cancel(panel)
+            keep(panel, "voila", "cancelled")
+            assert not page.get_by_text("gemm_trials").count(), "the page shows its source"
+            chosen = page.evaluate("location.hash")
+        assert "target=sm_100a" in chosen
+        with opened(browser, "voila-address") as page:
+            page.goto(address + chosen.replace("sm_100a", OTHER_TARGET))
+            panel = page.locator(".tiles-panel")
+            panel.locator(".tiles-name", has_text=OTHER_TARGET).wait_for(timeout=120_000)
+            assert panel.locator(".tiles-menu-target select").input_value() == OTHER_TARGET
 
 
-def show(page):
-    """Return the panel once it shows TARGET, before anything is built."""
+def answers_at_once(what, took_ms, limit_ms):
+    limit_ms *= max(1, os.getloadavg()[0] / os.cpu_count())  # other processes may share the machine
+    print(f"{what}: {took_ms:.0f} ms")
+    assert took_ms < limit_ms, f"{what} took {took_ms:.0f} ms"
+
+
+def show(page, target=TARGET):
+    """Return the panel once it shows a target, before anything is built."""
     panel = page.locator(".tiles-panel")
     panel.wait_for(timeout=120_000)
-    choose(panel, TARGET)
-    panel.locator(".tiles-cell.tiles-ok").first.wait_for(state="detached")
-    tall = {name: panel.locator(f".tiles-{name} {tag}").bounding_box()["height"] for name, tag in MENUS.items()}
-    assert max(tall.values()) < 60, f"a menu is one line high: {tall}"
+    choose(panel, target)
     return panel
 
 
 def keep(panel, where, what, near=None):
-    (near or panel).scroll_into_view_if_needed()
+    if near:
+        near.scroll_into_view_if_needed()
     panel.page.screenshot(path=SCREENSHOTS / f"{where}-{what}.png")
 
 
 def cancel(panel):
-    cancelled_ms = panel.evaluate(CANCEL)
-    print(f"cancelled in {cancelled_ms:.0f} ms")
-    limit_ms = CANCEL_MS * max(1, os.getloadavg()[0] / os.cpu_count())
-    assert cancelled_ms < limit_ms, f"Cancel took {cancelled_ms:.0f} ms to say so"
+    answers_at_once("cancel", panel.evaluate(CANCEL), CANCEL_MS)
+
+
+def choose(panel, target):
+    panel.locator(".tiles-menu-target select").select_option(value=target)
+    panel.locator(".tiles-name", has_text=target).wait_for()
 
 
 def sweep_and_cancel(panel, folder, where):
@@ -220,34 +297,215 @@ def sweep_and_cancel(panel, folder, where):
     assert len(keys) == ok.count() > finished, "cells went on filling in after Cancel"
 
 
-def read_cells_and_change_theme(panel, where):
-    """Read why a configuration is rejected, take another target and the first one again, change the theme."""
+def press_keys_of_the_notebook(page, panel):
+    """Keys that insert, cut and delete cells do nothing while the panel has the focus; its own keys work."""
     panel.locator(".tiles-cell.tiles-rejected").first.click()
-    detail = panel.locator(".tiles-detail", has_text="shared memory")
-    detail.wait_for()
-    keep(panel, where, "rejected", detail)
+    panel.locator(".tiles-detail", has_text="shared memory").wait_for()
+    count = page.locator(".jp-Cell").count()
+    for key in ("b", "x", "d", "d", "a", "Shift+Enter"):
+        page.keyboard.press(key)
+    assert page.locator(".jp-Cell").count() == count and panel.count() == 1
+    page.keyboard.press("ArrowLeft")
+    assert panel.evaluate("panel => panel.contains(document.activeElement)")
 
-    ok = panel.locator(".tiles-cell.tiles-ok")
-    choose(panel, OTHER_TARGET)
-    ok.first.wait_for(state="detached")
-    choose(panel, TARGET)
-    ok.first.wait_for()
-    drawn, pale = look(panel), panel.evaluate(PALE)
+
+def stage_fits(page, panel, where):
+    """At both sizes of a projector everything is within one window, and no text is too small for the last row."""
+    for size, window in SIZES.items():
+        page.set_viewport_size(window)
+        for tab in ("roofline", "table"):
+            panel.locator(f".tiles-tab-{tab}").click()
+            panel.locator(".tiles-cell.tiles-best").click()
+            keep(panel, where, f"{size}-{tab}")
+            assert panel.evaluate(CUT) == [window["width"], window["height"], 0], f"{size}: parts lie outside"
+            assert not panel.evaluate(SMALL, SMALLEST_PX[size])
+            assert not panel.evaluate(PALE), "text that cannot be read"
     panel.locator(".tiles-theme").click()
-    panel.page.wait_for_function("([panel, before]) => getComputedStyle(panel).backgroundColor !== before",
-                                 arg=[panel.element_handle(), drawn])
-    keep(panel, where, "theme", panel.locator(".tiles-top"))
-    assert not pale + panel.evaluate(PALE), "text that cannot be read"
+    keep(panel, where, "dark")
+    assert not panel.evaluate(PALE), "text that cannot be read in the dark theme"
+    panel.locator(".tiles-theme").click()
+    page.set_viewport_size(SIZES["720p"])
 
 
-def choose(panel, target):
-    menu = panel.locator(".tiles-target select")
-    menu.select_option(label=next(label for label in menu.locator("option").all_inner_texts() if target in label))
-    panel.get_by_text(f"nothing is timed on {target}").first.wait_for()
+def truth(panel):
+    """The menu names what is drawn: on a target where nothing is timed it does not say "speed"."""
+    menu = panel.get_by_label("shows")
+    choose(panel, "sm_90a")
+    assert "speed" in menu.evaluate("menu => menu.selectedOptions[0].text")
+    choose(panel, TARGET)
+    assert menu.evaluate("menu => menu.selectedOptions[0].text") == "registers"
+    assert "B200" in panel.locator(".tiles-menu-target select").evaluate("menu => menu.selectedOptions[0].text")
+    choose(panel, "sm_90a")
+    sizes = panel.locator(".tiles-menu-sizes input")
+    sizes.fill("nonsense")
+    sizes.press("Enter")
+    panel.locator(".tiles-problem").wait_for()
+    assert panel.locator(".tiles-map").evaluate("map => +getComputedStyle(map).opacity") < 0.5
+    panel.locator(".tiles-menu-shape select").select_option("4096³")
+    panel.locator(".tiles-problem").wait_for(state="detached")
 
 
-def look(panel):
-    return panel.evaluate("panel => getComputedStyle(panel).backgroundColor")
+def choices_are_kept(page, panel):
+    """A kernel gets its menus back, and the address of the page holds them."""
+    kernel = panel.locator(".tiles-menu-kernel select")
+    panel.get_by_label("upwards").select_option("stages")
+    kernel.select_option("TMA copy")
+    panel.locator(".tiles-name", has_text="TMA copy").wait_for()
+    assert "kernel=TMA+copy" in page.evaluate("location.hash")
+    kernel.select_option("GEMM: C = A B")
+    panel.locator(".tiles-name", has_text="GEMM").wait_for()
+    assert panel.get_by_label("upwards").input_value() == "stages"
+    assert panel.locator(".tiles-menu-shape select").input_value() == "4096³"
+
+
+# ---- recorded rows on a page without a server: no Jupyter is started
+
+
+@pytest.fixture(scope="module")
+def site_page(tmp_path_factory):
+    """A page as the site makes it, of recorded rows."""
+    shown = Panel(gemm_sweep.TUNABLE_KERNEL, preset="grid of 96", shape="4096³", target="sm_90a")
+    data = json.loads(json.dumps(shown.stored_data()))
+    evil = {"kernel": "<i>k</i>", "status": "failed", "reason": "<script>alert(1)</script>", "word": "<b>failed</b>"}
+    data["rows"][0] = evil
+    page = tmp_path_factory.mktemp("site") / "panel.html"
+    page.write_text("<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'><body>"
+                    + views.make_page_part("panel", data))
+    return page.as_uri(), data
+
+
+def test_the_site_draws_recorded_rows_without_a_server(browser, site_page):
+    address, data = site_page
+    with opened(browser, "site-panel") as page:
+        page.goto(address)
+        panel = page.locator(".tiles-panel")
+        assert not panel.locator(".tiles-run, .tiles-listing, .tiles-menu").count(), "nothing here asks Python"
+        assert panel.locator(".tiles-cell").count() == 96 and panel.locator(".tiles-point").count() > 50
+        answers_at_once("selection to detail", panel.evaluate(DETAIL), DETAIL_MS)
+        bad = panel.locator(".tiles-cell.tiles-failed")
+        bad.click()
+        assert bad.inner_text() == "<b>failed</b>" and not page.evaluate("document.querySelectorAll('b, i').length") - 1
+        assert "<script>alert(1)</script>" in panel.locator(".tiles-detail").inner_text()
+        keep(panel, "site", "panel")
+        page.set_viewport_size({"width": 390, "height": 800})
+        keep(panel, "site", "390")
+        assert page.evaluate("document.documentElement.scrollWidth") == 390, "the page scrolls sideways"
+    with opened(browser, "site-dark", color_scheme="dark") as page:
+        page.goto(address)
+        assert not page.locator(".tiles-panel").evaluate(PALE)
+
+
+def test_keys_move_the_selection_and_pin_and_compare(browser, site_page):
+    address, data = site_page
+    with opened(browser, "site-keys") as page:
+        page.goto(address)
+        panel, focus = page.locator(".tiles-panel"), page.locator(":focus")
+        outside = page.evaluate("() => { document.body.addEventListener('keydown', () => { window.heard = true; }); }")
+        assert outside is None
+        stops = panel.locator(".tiles-cell[tabindex='0']")
+        assert stops.count() == 1
+        stops.focus()
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("ArrowRight")
+        assert focus.get_attribute("aria-selected") == "true" and stops.count() == 1
+        name = panel.locator(".tiles-detail h3").inner_text()
+        assert name.startswith("64,128,64,8,6")
+        page.keyboard.press("p")
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("c")
+        table = panel.locator(".tiles-compared")
+        assert table.is_visible() and panel.locator(".tiles-pinned.tiles-cell").count() == 1
+        words = table.inner_text()
+        for field in ("ms", "× cuBLAS", "registers", "spills", "shared", "programs per SM", "wgmma instructions"):
+            assert field in words
+        left, right = (next(row for row in data["rows"] if row["kernel"].startswith(start))
+                       for start in ("64,128,64,8,6", "64,128,64,8,5"))
+        assert f"{left['ratio']:.2f}" in words and f"{right['ratio']:.2f}" in words and "same" in words
+        keep(panel, "site", "compare")
+        page.keyboard.press("Enter")
+        assert panel.locator(".tiles-detail").is_visible()
+        ring = focus.evaluate("cell => getComputedStyle(cell).boxShadow")
+        assert "rgb(0, 0, 0)" in ring and "rgb(255, 255, 255)" in ring, "a ring of two colours shows on every colour"
+        page.keyboard.press("f")
+        assert not panel.locator(".tiles-side").is_visible()
+        keep(panel, "site", "full")
+        page.keyboard.press("ArrowUp")
+        page.keyboard.press("f")
+        panel.locator(".tiles-side").wait_for()
+        assert not page.evaluate("window.heard"), "a key went on to the page behind"
+
+
+def test_the_table_sorts_filters_and_follows_the_map(browser, site_page):
+    address, data = site_page
+    with opened(browser, "site-table") as page:
+        page.goto(address)
+        panel = page.locator(".tiles-panel")
+        panel.locator(".tiles-tab-table").click()
+        lines, note = panel.locator(".tiles-table tbody tr"), panel.locator(".tiles-note")
+        assert lines.count() == 96 and "ranked by the ratio of paired timings" in note.inner_text()
+        assert "★" in lines.first.inner_text()
+        best = data["rows"][data["state"]["best"]]["kernel"]
+        lines.first.click()
+        assert best in panel.locator(".tiles-detail h3").inner_text()
+        assert "★" in panel.locator(".tiles-cell.tiles-selected").inner_text()
+        assert panel.locator("tr.tiles-selected").count() == 1
+        lines.nth(1).hover()
+        assert panel.locator(".tiles-cell.tiles-hovered").count() == 1
+        page.keyboard.press("ArrowDown")
+        assert panel.locator("tr.tiles-selected").get_attribute("data-row") == lines.nth(1).get_attribute("data-row")
+        panel.locator("[data-column=registers]").click()
+        registers = [int(text) for text in panel.locator("td[data-field=registers]").all_inner_texts() if text != "–"]
+        assert registers == sorted(registers)
+        panel.locator(".tiles-filter").fill("rejected 256")
+        assert 0 < lines.count() < 29 and all("–" in text for text in lines.all_inner_texts())
+        panel.locator(".tiles-filter").fill("registers<60")
+        assert lines.count() == sum(row["status"] == "ok" and row.get("registers", 99) < 60 for row in data["rows"])
+        keep(panel, "site", "table")
+
+
+def test_the_panel_exports_rows_picture_and_python(browser, site_page, tmp_path):
+    address, data = site_page
+    with opened(browser, "site-export", permissions=["clipboard-read", "clipboard-write"]) as page:
+        page.goto(address)
+        panel = page.locator(".tiles-panel")
+        found = {}
+        for name in ("csv", "png"):
+            with page.expect_download() as download:
+                panel.locator(f".tiles-button.tiles-{name}").click()
+            assert download.value.suggested_filename == f"GEMM-C-A-B-4096³-bf16-sm_90a.{name}"
+            found[name] = pathlib.Path(download.value.path()).read_bytes()
+        rows = list(csv.DictReader(found["csv"].decode().splitlines()))
+        best = data["rows"][data["state"]["best"]]
+        assert len(rows) == 96 and rows[0]["kernel"] == best["kernel"] and float(rows[0]["ratio"]) == best["ratio"]
+        assert rows[0]["wgmma"] == str(best["counts"]["wgmma"])
+        assert any("shared memory" in row["reason"] for row in rows)
+        assert found["png"].startswith(b"\x89PNG")
+        (SCREENSHOTS / "site-map.png").write_bytes(found["png"])
+        panel.locator(".tiles-cell.tiles-best").click()
+        panel.locator(".tiles-copy").click()
+        panel.get_by_role("button", name="Copied").wait_for()
+        names = {}
+        exec(page.evaluate("navigator.clipboard.readText()"), names)
+        assert names["config"].name == best["kernel"]
+
+
+def test_map_and_still_picture_have_the_same_colors(browser, site_page):
+    address, data = site_page
+    with opened(browser, "site-colors") as page:
+        page.goto(address)
+        panel = page.locator(".tiles-panel")
+        for field in SHOWN_FIELDS:
+            panel.get_by_label("shows").select_option(field)
+            shown = panel.locator(".tiles-cell.tiles-ok").evaluate_all(
+                "cells => cells.map(cell => [getComputedStyle(cell).backgroundColor, cell.textContent])")
+            scale = {"smem": 1 / 1024}.get(field, 1)
+            values = [row[field] * scale for row in data["rows"] if row["status"] == "ok"]
+            low, high = (panel_rows.shade(pick(values), values, field) for pick in (min, max))
+            for part, value in ((low, min(values)), (high, max(values))):
+                color = [round(255 * channel) for channel in colormaps["cividis"](part)[:3]]
+                nearest = min(sum(abs(a - b) for a, b in zip(color, map(int, re.findall(r"\d+", found))))
+                              for found, _ in shown)
+                assert nearest <= 6, (field, value)
 
 
 def journal_keys(folder) -> dict[str, int]:

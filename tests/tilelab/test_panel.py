@@ -1,6 +1,8 @@
-"""The sweep panel, driven in process as a browser would: menus, buttons, cells. Its sweeps are real, for a target."""
+"""The sweep panel, driven in process by the messages of its view in the browser. Its sweeps are real, for a target."""
 
 import dataclasses
+import itertools
+import json
 import os
 import re
 import statistics
@@ -15,10 +17,10 @@ from ch10.wgmma_gemm import sweep as wgmma_gemm_sweep
 from ch14 import gemm
 from ch14.descriptors import tile_copy_experiments
 from ch14.gemm import sweep as gemm_sweep
-from tilelab import device, faults, panel, results, sweep, tuned
+from tilelab import device, faults, listing, panel, plots, results, sweep, sweep_owner, tuned, views
 from tilelab.journal import Journal
 from tilelab.panel import rows as panel_rows
-from tilelab.panel import views, widget
+from tilelab.panel import sentences, snapshot, widget
 from tilelab.tunable import Roofline, TunableKernel
 
 GEMM, COPY = gemm_sweep.TUNABLE_KERNEL, tile_copy_experiments.TUNABLE_KERNEL
@@ -32,16 +34,45 @@ def sweeps(tmp_path, monkeypatch):
     return tmp_path
 
 
-def cells(shown):
-    return [child for child in shown.grid.children if "tiles-cell" in child._dom_classes]
+class Screen:
+    """A browser that gets the panel's messages: it holds the data of the choice, with the rows that changed since."""
+
+    def __init__(self, shown, monkeypatch):
+        self.data, self.messages = shown.box.data, []
+        monkeypatch.setattr(shown.box, "send", self.receive)
+
+    def receive(self, message):
+        json.dumps(message, allow_nan=False).encode()  # a message that no browser could read fails here
+        self.messages.append(message)
+        if message["type"] == "data":
+            self.data = message["data"]
+        elif message["type"] == "rows":
+            rows = [message["rows"].get(index, row) for index, row in enumerate(self.data["rows"])]
+            self.data = {**self.data, "rows": rows, "state": message["state"]}
+
+    @property
+    def said(self):
+        state = self.data["state"]
+        return "\n".join([state["problem"], state["status"], *state["winner"]])
+
+    def of_status(self, status):
+        return [row for row in self.data["rows"] if row["status"] == status]
+
+    def best(self):
+        return self.data["rows"][self.data["state"]["best"]]
 
 
-def texts(shown):
-    return [cell.description for cell in cells(shown)]
+@pytest.fixture
+def screen(monkeypatch):
+    return lambda shown: Screen(shown, monkeypatch)
 
 
-def of_status(shown, status):
-    return [cell for cell in cells(shown) if f"tiles-{status}" in cell._dom_classes]
+def click(shown, type, **more):
+    shown._receive(shown.box, {"type": type, **more}, [])
+
+
+def choose(shown, **values):
+    click(shown, "choose", values=values)
 
 
 def grid_of_96(**choice):
@@ -55,7 +86,7 @@ def small(**choice):
 
 
 def run(shown):
-    shown.buttons["run"].click()
+    click(shown, "run")
     shown.wait()
 
 
@@ -94,82 +125,95 @@ class MadeUpSweep:
 @pytest.fixture
 def made_up(monkeypatch):
     monkeypatch.setattr(sweep, "Sweep", MadeUpSweep)
-    monkeypatch.setattr(widget, "DRAW_S", 0.01)
+    monkeypatch.setattr(sweep_owner, "DRAW_S", 0.01)
 
 
 # ---- menus
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_every_choice_draws(kernel):
+def test_every_choice_draws(kernel, screen):
     shown = panel.Panel(*KERNELS, kernel=kernel.name)
-    for name in ("target", "dtype", "show", "x", "y", "preset"):
-        menu = shown.menus[name]
-        for index in reversed(range(len(menu.options))):
-            menu.index = index
-            assert "tiles-problem" not in shown.status.value and cells(shown)
-    for shape in kernel.shapes:
-        shown.menus["shape"].value = shape
-        assert "tiles-problem" not in shown.status.value
+    seen = screen(shown)
+    offered = {**shown._options(kernel), "shape": list(kernel.shapes)}
+    for name in ("target", "dtype", "show", "x", "y", "preset", "shape"):
+        for value in reversed(offered[name]):
+            choose(shown, **{name: value})
+            assert not seen.data["state"]["problem"] and seen.data["rows"] and shown.values[name] == value
+            assert len(seen.data["rows"]) == len(seen.data["choice"]["keys"]) == len(seen.data["choice"]["reprs"])
+    assert len(json.dumps(shown.stored_data())) < 300_000
 
 
 def test_every_pair_of_axes_shows_every_configuration():
     shown = grid_of_96()
-    rows = shown.rows()
+    rows, axes = shown.rows(), shown.box.data["choice"]["axes"]
     for x in GEMM.axes:
         for y in GEMM.axes:
-            assert sum(map(len, shown._choice.group_cells(rows, x, y).values())) == 96
-    shown.menus["x"].value = "kernel"
-    more = [int(found.group(1)) for text in texts(shown) if (found := re.search(r"\+(\d+)$", text))]
-    assert len(cells(shown)) + sum(more) == 96
+            cells = snapshot.group_cells(axes, rows, x, y)
+            assert sum(map(len, cells.values())) == 96
+            named = {(axes[x]["labels"][i], axes[y]["labels"][j]): len(inside) for (i, j), inside in cells.items()}
+            labels = [(GEMM.axes[x](config), GEMM.axes[y](config)) for config in shown._choice.configs.values()]
+            assert named == {place: labels.count(place) for place in labels}
+            assert axes["tile"]["labels"][:4] == ["64×64", "64×128", "64×256", "128×64"]
 
 
-def test_a_kernel_brings_its_own_menus_and_keeps_what_both_have():
-    shown = panel.Panel(GEMM, COPY, x="tile", dtype="bf16")
-    count = None
+def test_a_kernel_brings_its_own_menus_keeps_what_both_have_and_gets_its_choices_back(screen):
+    shown = panel.Panel(GEMM, COPY, x="stages", y="tile", dtype="bf16", shape="512,512,512", target="sm_100a")
+    seen = screen(shown)
     for _ in range(2):
-        shown.menus["kernel"].value = COPY.name
-        assert shown.menus["preset"].options == tuple(COPY.presets) and shown.menus["x"].value == "tile"
-        assert shown.menus["shape"].value == "1 GiB moved" and "torch" in shown.menus["show"].label
-        shown.menus["kernel"].value = GEMM.name
-        widgets = len(shown._cells) + len(shown._ticks)
-        assert count in (None, widgets), "widgets are used again"
-        count = widgets
+        choose(shown, kernel=COPY.name)
+        menus = seen.data["kernels"][COPY.name]
+        assert menus["preset"] == list(COPY.presets) and shown.values["preset"] in menus["preset"]
+        assert shown.values["shape"] == "1 GiB moved" and shown.values["y"] == "tile"
+        assert shown.values["target"] == "sm_100a" and seen.data["choice"]["peer"] == "torch"
+        choose(shown, kernel=GEMM.name)
+        assert (shown.values["x"], shown.values["shape"]) == ("stages", "512,512,512")
+    assert seen.data["state"]["values"] == shown.values
 
 
 @pytest.mark.parametrize("choice, says", [
     ({"preset": "none such"}, "unknown preset 'none such'; choose one of the field note's"),
     ({"colour": "red"}, "menus are kernel, shape"),
     ({"target": "sm_80"}, "unknown target 'sm_80'; choose one of")])
-def test_a_choice_that_no_menu_has_is_refused(choice, says):
+def test_a_choice_that_no_menu_has_is_refused(choice, says, screen):
     with pytest.raises(ValueError, match=says):
         panel.Panel(GEMM, **choice)
     with pytest.raises(ValueError, match="at least one kernel"):
         panel.Panel()
+    shown = panel.Panel(GEMM)
+    seen = screen(shown)
+    choose(shown, **choice)  # the address of the page may hold anything
+    assert re.search(says, seen.data["state"]["problem"]) and seen.data["rows"]
+    choose(shown, show="ms")
+    assert not seen.data["state"]["problem"]
 
 
-def test_a_bad_shape_is_a_sentence_and_loses_nothing():
+def test_a_bad_shape_is_a_sentence_and_loses_nothing(screen):
     shown = panel.Panel(GEMM, shape="4096³")
-    before = texts(shown)
+    seen = screen(shown)
+    before = seen.data["rows"]
     for text in ("nonsense", "", "4096,4096", "0,1,1", "4096,4096,-1", "9" * 30, "1,1,99999999999", "<b>4096</b>"):
-        shown.menus["sizes"].value = text
-        assert "tiles-problem" in shown.status.value and "a shape is" in shown.status.value
-        assert "<b>" not in shown.status.value and texts(shown) == before
-        shown.buttons["run"].click()
-        assert not shown.running and texts(shown) == before
-    shown.menus["sizes"].value = "4096 x 4096 x 4096"
-    assert "tiles-problem" not in shown.status.value and texts(shown) == before
-    assert shown.menus["shape"].value == "4096³"
+        choose(shown, shape=text)
+        assert "a shape is" in seen.data["state"]["problem"] and seen.data["rows"] == before
+        assert seen.data["state"]["values"]["shape"] == text or "," in text
+        click(shown, "run")
+        assert not shown.running and seen.data["rows"] == before
+    choose(shown, shape="4096 x 4096 x 4096")
+    assert not seen.data["state"]["problem"] and seen.data["rows"] == before
+    assert shown.values["shape"] == "4096³"
 
 
-def test_a_shape_is_named_or_written_as_sizes():
+def test_a_shape_is_named_or_written_as_sizes(screen):
     shown = panel.Panel(GEMM, shape="512,512,512")
-    name, sizes = shown.menus["shape"], shown.menus["sizes"]
-    assert (name.value, sizes.value) == (None, "512,512,512") and shown.rows()[0]["shape"] == [512] * 3
-    name.value = "8192³"
-    assert sizes.value == "8192,8192,8192" and shown.rows()[0]["shape"] == [8192] * 3
-    sizes.value = "4096 4096 4096"
-    assert (name.value, sizes.value) == ("4096³", "4096,4096,4096") and shown.rows()[0]["shape"] == [4096] * 3
+    assert shown.values["shape"] == "512,512,512" and shown.rows()[0]["shape"] == [512] * 3
+    choose(shown, shape="8192³")
+    assert shown.box.data["kernels"][GEMM.name]["shapes"]["8192³"] == "8192,8192,8192"
+    assert shown.rows()[0]["shape"] == [8192] * 3
+    choose(shown, shape="4096 4096 4096")
+    assert shown.values["shape"] == "4096³" and shown.rows()[0]["shape"] == [4096] * 3
+    seen = screen(shown)
+    choose(shown, shape="4096,4096,4096")
+    assert [one["type"] for one in seen.messages] == ["rows"], "the view waits for an answer"
 
 
 def test_whatever_a_kernel_raises_is_a_sentence():
@@ -177,53 +221,82 @@ def test_whatever_a_kernel_raises_is_a_sentence():
         raise KeyError("oops")
 
     shown = panel.Panel(dataclasses.replace(COPY, space=broken))
-    assert "KeyError" in shown.status.value
+    assert "KeyError" in shown.state()["problem"] and shown.box.data["choice"] is None
     shown = panel.Panel(dataclasses.replace(COPY, roofline=broken, load_record=broken))
-    assert "KeyError" in shown.status.value
+    assert "KeyError" in shown.state()["problem"]
+    shown = panel.Panel(dataclasses.replace(COPY, axes={"bad": broken}))
+    assert "KeyError" in shown.state()["problem"] and shown.box.data["choice"] is None
+    shown._ipython_display_()
+
+
+def test_a_message_that_no_view_sends_is_a_sentence(screen):
+    shown = small()
+    seen = screen(shown)
+    for message in ({"type": "none"}, {"type": "choose"}, {}):
+        shown._receive(shown.box, message, [])
+        assert seen.data["state"]["problem"]
 
 
 # ---- records
 
 
-def test_recorded_rows_show_before_anything_runs_and_only_for_their_target():
+def test_recorded_rows_show_before_anything_runs_and_only_for_their_target(screen):
     shown = grid_of_96()
+    seen = screen(shown)
     label = "recorded on NVIDIA H200"
-    assert label in shown.title.value and "recorded" in shown.top.value and "hollow" in shown.roofline.value
-    assert sum(bool(re.fullmatch(r"(★ )?\d\.\d\d", text)) for text in texts(shown)) > 50
-    assert sum(text.startswith("★") for text in texts(shown)) == 1
-    assert "rank correlation" in shown.status.value and "fastest, recorded" in shown.status.value
-    assert "0 of 96 · " in shown.status.value and not shown.progress.value
-    shown.menus["target"].value = "sm_100a"
-    assert label not in shown.title.value and "★" not in "".join(texts(shown)) and "<svg" not in shown.roofline.value
+    assert label in seen.data["choice"]["source"] and seen.data["choice"]["roofline"]["flat"]
+    assert sum("ratio" in row for row in seen.of_status("ok")) > 50
+    assert all(row["overlay"] == "row" for row in seen.of_status("ok"))
+    assert "rank correlation" in seen.said and "fastest, recorded" in seen.said
+    assert "0 of 96 · " in seen.said and not seen.data["state"]["done"]
+    choose(shown, target="sm_100a")
+    assert label not in str(seen.data["choice"]) and seen.data["state"]["best"] is None
+    assert "nothing is timed on sm_100a" in seen.data["choice"]["roofline"]["problem"]
+    assert not any("ms" in row for row in seen.data["rows"])
 
 
-def test_building_leaves_the_recorded_winner_and_its_top_ten():
+def test_building_leaves_the_recorded_winner_and_its_ranks(screen):
     shown = grid_of_96()
-    before = panel_rows.find_winner(shown.rows()), shown.top.value
+    seen = screen(shown)
+    before, order = seen.best(), seen.data["state"]["order"]
     shown._session_rows |= built_rows(shown)
-    shown._draw()
-    after = panel_rows.find_winner(shown.rows())
-    assert after["final_ms"] == before[0]["final_ms"] and after["kernel"] == before[0]["kernel"]
-    names = [re.findall("<td>(.* persistent.*)</td>", text) for text in (before[1], shown.top.value)]
-    assert names[0] == names[1] and len(names[0]) == 10 and "timed again" in shown.top.value
-    assert sum(text.startswith("★") for text in texts(shown)) == 1
-    of_status(shown, "ok")[0].click()
-    assert "168 registers" in shown.detail.value and "recorded on NVIDIA H200" in shown.detail.value
+    shown._send_rows()
+    after = seen.best()
+    assert (after["ms"], after["kernel"]) == (before["ms"], before["kernel"]) and after["again"]
+    assert seen.data["state"]["order"][:10] == order[:10]
+    built = seen.of_status("ok")[0]
+    assert built["registers"] == 168 and built["overlay"] == "times"
+    assert "recorded on NVIDIA H200" in seen.data["choice"]["source"]
+    caption = snapshot.make_table(shown._choice, shown.rows()).caption
+    assert "timed again" in caption and "ranked by the ratio of timings paired with cuBLAS" in caption
 
 
-def test_a_damaged_record_is_drawn_as_far_as_it_can_be():
+def test_the_note_s_proposed_six_show_their_recorded_results():
+    shown = panel.Panel(GEMM, preset="the field note's proposed 6", shape="4096³", target="sm_90a")
+    claim = results.load("ch14_gemm_claim")["rows"]
+    ratios = {row["kernel"]: row.get("final_ratio") or row["ratio"] for row in claim
+              if row["name"] == "proposed" and row["shape"] == [4096] * 3 and row["status"] == "ok"}
+    rows = {row["kernel"]: row for row in shown.box.data["rows"] if "ratio" in row}
+    assert {name: row["ratio"] for name, row in rows.items()} == pytest.approx(ratios, rel=1e-4) and len(rows) == 2
+    assert all("row by row" in row["note"] for row in rows.values())
+    assert sum(row["status"] == "rejected" for row in shown.rows()) == 4
+
+
+def test_a_damaged_record_is_drawn_as_far_as_it_can_be(screen):
     record = COPY.load_record()
     good = [row for row in record.rows if row["name"] == "course" and row["status"] == "ok"]
     damage = [{"error": "oops"}, {"ms": 10**400}, {"ratio": "fast"}, {"reason": 7, "status": "failed"},
-              {"final_ms": [1], "tflops": {}, "counts": 3}]
+              {"final_ms": [1], "tflops": {}, "counts": 3}, {"reason": "half \ud800 of a pair", "status": "wrong"},
+              {"counts": {"x": float("nan"), 3: "y"}, "registers": float("nan")}]
     damaged = [row | change for row, change in zip(good * 2, damage)]
     for rows in [damaged, damaged[4:], [{}], [{**good[0], "status": "?"}], [{**good[0], "shape": None}]]:
         bad = results.Record({**record.data, "rows": rows}, live=False)
         shown = panel.Panel(dataclasses.replace(COPY, load_record=lambda bad=bad: bad), preset="the course's 4",
                             target=record.device["target"], shape="1 GiB moved")
-        for cell in cells(shown):
-            cell.click()
-        assert cells(shown) and "tiles-problem" not in shown.status.value
+        seen = screen(shown)
+        click(shown, "open")
+        shown._send_data()
+        assert len(seen.data["rows"]) == 4 and not seen.data["state"]["problem"]
 
 
 def test_a_record_of_ceilings_without_a_row_is_a_sentence_and_a_sweep_needs_no_event_loop(monkeypatch, made_up):
@@ -232,97 +305,140 @@ def test_a_record_of_ceilings_without_a_row_is_a_sentence_and_a_sweep_needs_no_e
                         if name == "ceilings" else load(name, *gpu))
     for kernel in KERNELS:
         shown = panel.Panel(kernel, target="sm_90a")
-        assert re.search("no roofline: the record of the ceilings has no (gbps|tflops) of", shown.roofline.value)
-    shown.buttons["run"].click()
-    assert shown.running and shown.buttons["run"].disabled
-    shown._sweep.running = False
+        assert re.search("no roofline: the record of the ceilings has no (gbps|tflops) of",
+                         shown.box.data["choice"]["roofline"]["problem"])
+    click(shown, "run")
+    assert shown.running and shown.state()["running"]
+    shown._owner.sweep.running = False
     shown.wait()
-    assert not shown.running and not shown.buttons["run"].disabled and "tiles-problem" not in shown.status.value
+    assert not shown.running and not shown.state()["running"] and not shown.state()["problem"]
 
 
 # ---- sweeping
 
 
-def test_the_word_cancelled_comes_last(made_up):
+def test_the_word_cancelled_comes_last(made_up, screen):
     """JupyterLab calls widgets in a thread of its own, so the end of a sweep may come in the middle of a click."""
     shown = small()
+    seen = screen(shown)
     for _ in range(3):
-        shown.buttons["run"].click()
-        clicks = [threading.Thread(target=shown.buttons["cancel"].click) for _ in range(2)]
-        for click in clicks:
-            click.start()
-        for click in clicks:
-            click.join()
+        click(shown, "run")
+        clicks = [threading.Thread(target=click, args=(shown, "cancel")) for _ in range(2)]
+        for one in clicks:
+            one.start()
+        for one in clicks:
+            one.join()
         shown.wait()
-        assert "cancelled after" in shown.status.value and shown.buttons["cancel"].disabled and not shown.running
+        assert "cancelled after" in seen.said and not seen.data["state"]["running"] and not shown.running
 
 
-def test_the_last_row_is_drawn_and_an_error_is_a_sentence(made_up):
+def test_the_last_row_is_drawn_and_an_error_is_a_sentence(made_up, screen):
     shown = small()
-    shown.buttons["run"].click()
-    running, rows = shown._sweep, built_rows(shown)
+    seen = screen(shown)
+    click(shown, "run")
+    running, rows = shown._owner.sweep, built_rows(shown)
     while len(rows) > 1:
         running.rows |= [rows.popitem()]
-        wait_for(lambda: len(of_status(shown, "ok")) == len(running.rows))
+        wait_for(lambda: len(seen.of_status("ok")) == len(running.rows))
     with shown._lock:  # the last row comes together with the end
         running.rows |= rows
         running.error, running.running = OSError("no space left on the disk"), False
     shown.wait()
-    assert len(of_status(shown, "ok")) == 4 and shown.progress.value == 4
-    assert "the sweep ended early: no space left on the disk" in shown.status.value
+    assert len(seen.of_status("ok")) == 4 and seen.data["state"]["done"] == 4
+    assert "the sweep ended early: no space left on the disk" in seen.said
+
+
+def test_a_row_is_sent_once_and_a_page_that_opens_late_gets_all(made_up, screen):
+    shown = small()
+    opened_first = shown.box.data
+    seen = screen(shown)
+    click(shown, "open")
+    assert not seen.messages, "the view was made with the newest data"
+    click(shown, "run")
+    running, (key, row) = shown._owner.sweep, built_rows(shown).popitem()
+    running.rows |= {key: row}
+    wait_for(lambda: len([one for one in seen.messages if one["type"] == "rows"]) > 4)
+    with shown._lock:
+        sent = [index for one in seen.messages if one["type"] == "rows" for index in one["rows"]]
+        assert len(sent) == 1, "a row that has not changed is not sent again"
+        late = Screen.__new__(Screen)
+        late.data, late.messages = opened_first, []
+        shown.box.send = late.receive
+        click(shown, "open")
+    assert late.data["rows"] == seen.data["rows"] and late.of_status("ok") and late.data["state"]["running"]
+    shown.cancel()
+    shown.wait()
+
+
+def test_while_a_sweep_runs_only_the_picture_changes(made_up, screen):
+    shown = small()
+    seen = screen(shown)
+    click(shown, "run")
+    before = dict(shown.values)
+    choose(shown, target="sm_100a", show="registers")
+    assert shown.values == {**before, "show": "registers"} and shown.running
+    for name in ("run", "again"):
+        click(shown, name)
+    assert sum(one["type"] == "data" for one in seen.messages) == 1
+    click(shown, "cancel")
+    shown.wait()
 
 
 @pytest.mark.compile
-def test_a_sweep_runs_to_its_end_and_can_be_resumed_and_started_over(sweeps):
+def test_a_sweep_runs_to_its_end_and_can_be_resumed_and_started_over(sweeps, screen):
     shown = small()
-    assert len(of_status(shown, "waiting")) == 4 and "0 of 4" in shown.status.value
-    shown.buttons["run"].click()
-    assert shown.buttons["run"].disabled and not shown.buttons["cancel"].disabled
-    assert shown.menus["target"].disabled and not shown.menus["show"].disabled
+    seen = screen(shown)
+    assert len(seen.of_status("waiting")) == 4 and "0 of 4" in seen.said
+    click(shown, "run")
+    assert seen.data["state"]["running"]
     shown.wait()
-    assert "4 of 4" in shown.status.value and "done in" in shown.status.value and shown.progress.value == 4
-    assert not shown.buttons["run"].disabled and shown.buttons["cancel"].disabled
+    assert "4 of 4" in seen.said and "done in" in seen.said and seen.data["state"]["done"] == 4
+    assert not seen.data["state"]["running"]
     written = next(sweeps.glob("*.jsonl")).read_text()
     assert len(written.splitlines()) == 4
 
     other = small()  # as after the notebook's kernel was restarted
-    assert not of_status(other, "waiting")
+    seen = screen(other)
+    assert not seen.of_status("waiting")
     run(other)
-    assert "everything is kept from before; Start over builds again" in other.status.value
+    assert "everything is kept from before; Start over builds again" in seen.said
     assert all(row.get("resumed") for row in other.rows()) and next(sweeps.glob("*.jsonl")).read_text() == written
 
     run(small(shape="512,1024"))
-    other.buttons["again"].click()
-    assert len(of_status(other, "waiting")) == 4
+    click(other, "again")
+    assert len(seen.of_status("waiting")) == 4
     other.wait()
     assert not any(row.get("resumed") for row in other.rows())
     kept = Journal(next(sweeps.glob("*.jsonl"))).rows()
     assert len(kept) == 8 and {row["shape"][1] for row in kept.values()} == {512, 1024}
 
     recorded = small(shape="1 GiB moved")  # recorded times are laid over what is built here
+    seen = screen(recorded)
     run(recorded)
-    assert len(of_status(recorded, "ok")) == len(cells(recorded)) and "recorded on" in recorded.title.value
-    recorded.menus["target"].value = "sm_100a"
+    assert len(seen.of_status("ok")) == len(seen.data["rows"]) and "recorded on" in seen.data["choice"]["source"]
+    assert all(row["overlay"] == "times" for row in seen.data["rows"])
+    choose(recorded, target="sm_100a")
     run(recorded)
-    assert "recorded" not in recorded.title.value + recorded.top.value + recorded.detail.value
-    assert all(re.fullmatch(r"\d+", text) for text in texts(recorded))
+    assert "recorded" not in str(seen.data["choice"]) and not any("overlay" in row for row in seen.data["rows"])
+    assert all(row["registers"] for row in seen.data["rows"])
 
 
 @pytest.mark.compile
-def test_cancel_answers_at_once_and_run_goes_on(tmp_path, monkeypatch):
+def test_cancel_answers_at_once_and_run_goes_on(tmp_path, monkeypatch, screen):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))  # what is built already would be too quick
     shown = grid_of_96(shape="640,640,640")
-    shown.buttons["run"].click()
-    wait_for(lambda: of_status(shown, "ok"))
+    seen = screen(shown)
+    click(shown, "run")
+    wait_for(lambda: seen.of_status("ok"))
     begun = time.monotonic()
-    shown.buttons["cancel"].click()
+    click(shown, "cancel")
     limit_s = 0.5 * max(1, os.getloadavg()[0] / os.cpu_count())  # other processes may share the machine
-    assert re.search("cancelling|cancelled", shown.status.value) and time.monotonic() - begun < limit_s
+    assert re.search("cancelling|cancelled", seen.said) and time.monotonic() - begun < limit_s
     shown.wait()
-    assert of_status(shown, "waiting") and "cancelled after" in shown.status.value
+    assert seen.of_status("waiting") and "cancelled after" in seen.said
     built = {row["key"] for row in shown.rows() if row["status"] == "ok"}
-    assert built and not of_status(shown, "failed")
-    shown.buttons["run"].click()
+    assert built and not seen.of_status("failed")
+    click(shown, "run")
     time.sleep(0.3)
     shown.cancel()
     shown.wait()
@@ -330,7 +446,7 @@ def test_cancel_answers_at_once_and_run_goes_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.fault
-def test_a_live_sweep_with_faults_has_a_winner(tmp_path):
+def test_a_live_sweep_with_faults_has_a_winner(tmp_path, screen):
     def no_record():
         raise FileNotFoundError("no record")
 
@@ -341,29 +457,29 @@ def test_a_live_sweep_with_faults_has_a_winner(tmp_path):
         lambda shape, dtype, target: faults.FaultSpace(str(tmp_path)), no_record,
         lambda _: Roofline("block", "gbps", "GB/s", lambda config: config.block, {"roof": 1.0}), peer="torch")
     shown = panel.Panel(kernel)
+    seen = screen(shown)
     run(shown)
-    assert "8 ok, 1 wrong, 2 failed" in shown.status.value and "fastest: " in shown.status.value
-    assert sorted(cell.description for cell in of_status(shown, "failed")) == ["failed", "failed"]
-    of_status(shown, "wrong")[0].click()
-    assert "never written" in shown.detail.value
-    assert sum(text.startswith("★") for text in texts(shown)) == 1 and "the fastest" in shown.top.value
+    assert "8 ok, 1 wrong, 2 failed" in seen.said and "fastest: " in seen.said
+    assert [row["word"] for row in seen.of_status("failed")] == ["failed", "failed"]
+    assert "never written" in seen.of_status("wrong")[0]["reason"]
+    assert seen.best()["status"] == "ok"
+    assert "the fastest" in snapshot.make_table(shown._choice, shown.rows()).caption
 
 
-def test_a_journal_that_cannot_be_is_a_sentence(sweeps):
+def test_a_journal_that_cannot_be_is_a_sentence(sweeps, screen):
     (sweeps / "tma-copy.jsonl").mkdir()
     shown = small()
-    shown.buttons["run"].click()
-    shown.wait()
-    assert "tiles-problem" in shown.status.value and "tma-copy.jsonl" in shown.status.value
-    assert not shown.buttons["run"].disabled
+    seen = screen(shown)
+    run(shown)
+    assert "tma-copy.jsonl" in seen.data["state"]["problem"] and not seen.data["state"]["running"]
 
 
-def test_a_target_switch_on_what_is_built_redraws_within_300_ms():
+def test_a_target_switch_on_what_is_built_is_sent_within_300_ms():
     shown = grid_of_96()
     took = []
     for target in ("sm_100a", "sm_90a", "sm_100a", "sm_90a"):
         begun = time.process_time()  # without the time that another process on these cores takes
-        shown.menus["target"].value = target
+        choose(shown, target=target)
         took.append(time.process_time() - begun)
         shown._session_rows |= built_rows(shown)
     assert statistics.median(took) < 0.3, took
@@ -372,31 +488,33 @@ def test_a_target_switch_on_what_is_built_redraws_within_300_ms():
 # ---- cells, and what stays
 
 
-def test_a_rejected_cell_says_why():
-    shown = grid_of_96(target="sm_120a")
-    cell = of_status(shown, "rejected")[0]
-    assert cell.description == "smem" and "sm_120a has 101,376 B" in cell.tooltip
-    cell.click()
-    assert "sm_120a has 101,376 B" in shown.detail.value and "tiles-selected" in cell._dom_classes
-    shown.menus["x"].value = "kernel"  # several configurations per cell: all are listed
-    cells(shown)[0].click()
-    assert shown.detail.value.count("<h3>") == 8
+def test_a_rejected_row_says_why(screen):
+    seen = screen(grid_of_96(target="sm_120a"))
+    row = seen.of_status("rejected")[0]
+    assert row["word"] == "smem" and "sm_120a has 101,376 B" in row["reason"]
 
 
-def test_text_from_data_is_escaped():
-    row = {"kernel": "<i>k</i>", "config": "<i>", "status": "failed", "reason": "<script>", "predicted_ms": 1.0,
-           "counts": {"<b>": 1}}
-    text = views.details([row], "<peer>", "<source>") + views.heading("<title>", "<source>")
-    assert not re.search(r"<(i|script|b|peer|source|title)>", text)
+def test_what_is_drawn_is_known_and_predictions_come_before_registers():
+    shown = grid_of_96()
+    choice, rows = shown._choice, shown.rows()
+    assert choice.choose_field(rows, "ratio") == "ratio" and choice.choose_field(rows, "smem") == "smem"
+    built = [{**row, "ms": None, "ratio": None, "final_ms": None, "final_ratio": None} for row in rows]
+    assert choice.choose_field(built, "ratio") == "predicted_ms"
+    assert choice.choose_field(built, "registers") == "registers"
+    unpredicted = [{**row, "predicted_ms": None} for row in built]
+    assert choice.choose_field(unpredicted, "ms") == "registers"
+    assert choice.choose_field([], "ratio") == "registers", "nothing can be timed on this machine"
+    told = snapshot.make_outputs(choice, built, "tile", "stages", "ratio")[0].alt
+    assert "predicted ms" in told and "speed" not in told
 
 
 def test_words_and_shades():
     row = {"status": "rejected", "reason": "256 threads have at most 255 registers each."}
-    assert panel_rows.short_status(row) == "registers"
+    assert panel_rows.short_status(row) == "regs"
     assert panel_rows.short_status({"status": "failed", "reason": "no answer within 60 s"}) == "failed"
-    assert views.shade_class(2.0, [1.0, 2.0], "ms") == "tiles-shade0"
-    assert views.shade_class(1.0, [1.0, 2.0], "ms") == views.shade_class(1.0, [0.1, 1.0], "ratio") == "tiles-shade23"
-    assert views.shade_class(5, [5], "registers") == "tiles-shade23"
+    assert panel_rows.shade(2.0, [1.0, 2.0], "ms") == 0
+    assert panel_rows.shade(1.0, [1.0, 2.0], "ms") == panel_rows.shade(1.0, [0.1, 1.0], "ratio") == 1
+    assert panel_rows.shade(5, [5], "registers") == 1 and panel_rows.shade(0.5, [0.4, 0.5], "ratio") == 0.5
 
 
 def test_the_winner_was_timed_again_and_is_fastest_beside_the_peer():
@@ -406,26 +524,30 @@ def test_the_winner_was_timed_again_and_is_fastest_beside_the_peer():
                 (1.0, 0.90, 0.89, 2), (1.1, 0.95, 0.96, 2), (1.2, 0.94, 0.955, 1), (0.9, 0.97, None, 3))]
     assert panel_rows.find_winner(rows) is rows[1]
     assert panel_rows.top_rows(rows) == panel_rows.rank_rows(rows) == [rows[1], rows[2], rows[0], rows[3]]
-    fastest, near, model = views.verdict(rows, "cuBLAS")
+    fastest, near, model = sentences.describe_winner(rows, "cuBLAS")
     assert fastest == "fastest: 1.1, 1.10 ms, 0.96 × cuBLAS" and near == "within 1 %: 2 more configurations"
     assert model.endswith("predicted place 2")
 
 
 def test_numbers_keep_their_zeros():
-    assert [views.format_number(value) for value in (0.028, 0.0277, 25.0, 99.97, 1234.5, 168, None)] == [
+    assert [sentences.format_number(value) for value in (0.028, 0.0277, 25.0, 99.97, 1234.5, 168, None)] == [
         "0.0280", "0.0277", "25.0", "100", "1,234", "168", "–"]
 
 
-def test_a_picture_and_a_table_stay_in_the_notebook(outputs, monkeypatch):
+def test_a_picture_a_table_and_the_data_stay_in_the_notebook(outputs, monkeypatch):
     monkeypatch.setattr(widget, "SNAPSHOT_S", 0.05)
     shown = grid_of_96()
     shown._ipython_display_()
     assert "application/vnd.jupyter.widget-view+json" in outputs[0]["data"]
+    stored = outputs[0]["data"][views.MIME]
+    assert stored["view"] == "panel" and len(stored["data"]["rows"]) == 96
+    part = views.make_page_part("panel", stored["data"], with_code=False)
+    assert "</script" not in part.removesuffix("</script></div>")
     picture, table = (output["data"] for output in outputs[1:3])  # at once
     assert picture["image/png"]
     assert "recorded on NVIDIA H200" in table["text/plain"] and "128,256,64,8,4 persistent /2" in table["text/plain"]
     for menu, value in (("target", "sm_120a"), ("show", "registers")):
-        shown.menus[menu].value = value
+        choose(shown, **{menu: value})
     shown._snapshot_timer.join()
     assert len(outputs) >= 5 and outputs[3]["update"] and outputs[3]["transient"] == outputs[1]["transient"]
     last = {output["transient"]["display_id"]: output["data"] for output in outputs[1:]}
@@ -433,10 +555,35 @@ def test_a_picture_and_a_table_stay_in_the_notebook(outputs, monkeypatch):
     assert redrawn["image/png"] != picture["image/png"] and "recorded" not in table["text/plain"]
 
 
-def test_targets_are_those_with_tma():
-    offered = [value for _, value in panel_rows.target_options()]
+def test_words_in_the_cells_of_the_picture_do_not_touch(monkeypatch):
+    figures, draw = [], plots.heat_map
+    monkeypatch.setattr(plots, "heat_map", lambda *args, **more: figures.append(draw(*args, **more)) or figures[-1])
+    for kernel, target in itertools.product((GEMM, bulk_copy_sweep.TUNABLE_KERNEL), ("sm_90a", "sm_120a")):
+        shown = panel.Panel(kernel, target=target, preset=list(kernel.presets)[-1])
+        axes = shown.box.data["choice"]["axes"]
+        x = max(axes, key=lambda name: len(axes[name]["labels"]))
+        snapshot.draw_heat_map(shown._choice, shown.rows(), x, shown.values["y"], "ratio")
+        boxes = [text.get_window_extent() for text in figures[-1].axes[0].texts]
+        assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2)), (kernel.name, target, x)
+
+
+def test_targets_are_those_with_tma_and_name_their_gpus():
+    offered = panel.Panel(GEMM).targets
     assert [value for value in offered if value] == list(device.TARGETS[1:])
-    assert ("" in offered) == device.current().has_tma
+    assert ("" in offered) == device.current().has_tma and offered["sm_100a"] == "sm_100a, B200"
+
+
+def test_the_code_of_two_configurations_is_sent_or_a_sentence(screen, monkeypatch):
+    monkeypatch.setattr(listing, "load_code", lambda job: {"name": job.name, "ptx": []})
+    shown = grid_of_96()
+    seen, keys = screen(shown), shown.box.data["choice"]["keys"][:2]
+    for asked in (keys, ["no such key"]):
+        seen.messages.clear()
+        click(shown, "code", keys=asked)
+        wait_for(lambda: seen.messages)
+        answer, = seen.messages
+        assert answer["type"] == "code" and answer["keys"] == asked
+        assert len(answer["sides"]) == 2 if asked is keys else "no such key" in answer["problem"]
 
 
 # ---- keeping the winner
@@ -456,35 +603,35 @@ def timed(shown, count=3):
         ms = 0.1 + 0.01 * abs(number - 1)
         shown._session_rows[key] = {**shown._choice.initial_rows[key], "status": "ok", "reason": "", "ms": ms,
                                     "ratio": 0.1 / ms, "spread": 0.01}
-    shown._draw()
+    shown._send_rows()
     return shown._choice.configs[keys[1]]
 
 
-def test_keep_writes_the_winner_where_best_finds_it(on_h200):
+def test_keep_writes_the_winner_where_best_finds_it(on_h200, screen):
     shown = panel.Panel(GEMM, COPY, shape="512,512,512", preset="the course's 8")
-    keep = shown.buttons["keep"]
-    assert keep.disabled, "nothing is timed"
+    seen = screen(shown)
+    assert not seen.data["state"]["keep"], "nothing is timed"
     winner = timed(shown)
-    assert not keep.disabled
-    keep.click()
-    assert f"512 × 512 × 512: {winner.name}, 100.0 µs, 1.00 × cuBLAS" in shown.status.value
+    assert seen.data["state"]["keep"]
+    click(shown, "keep")
+    assert f"512 × 512 × 512: {winner.name}, 100.0 µs, 1.00 × cuBLAS" in seen.said
     assert gemm.find_best(512, 512, 512, "bf16", True, "sm_90a", 132) == (winner, "tuned")
     assert tuned.load("gemm", "NVIDIA H200")[0]["tried"] == 3
-    shown.menus["kernel"].value = COPY.name  # for which there is no table
+    choose(shown, kernel=COPY.name)  # for which there is no table
     timed(shown)
-    assert keep.disabled
-    shown.menus["kernel"].value = GEMM.name
-    shown.menus["target"].value = "sm_90a"  # compiled only
-    assert keep.disabled
+    assert not seen.data["state"]["keep"]
+    choose(shown, kernel=GEMM.name)
+    choose(shown, target="sm_90a")  # compiled only
+    assert not seen.data["state"]["keep"]
 
 
 def test_keep_needs_a_time_of_this_gpu_and_of_a_dtype_with_a_table(on_h200):
     shown = panel.Panel(GEMM, shape="4096³", preset="grid of 96")
-    assert "recorded on NVIDIA H200" in shown.title.value and shown.buttons["keep"].disabled
+    assert "recorded on NVIDIA H200" in shown.box.data["choice"]["source"] and not shown.state()["keep"]
     shown = panel.Panel(GEMM, shape="512,512,512", preset="the course's 8", dtype="fp16")
     timed(shown)
-    shown.buttons["keep"].click()
-    assert "holds bf16 only" in shown.status.value and "tiles-problem" in shown.status.value
+    click(shown, "keep")
+    assert "holds bf16 only" in shown.state()["problem"]
 
 
 def test_a_damaged_table_is_said_and_left(on_h200):
@@ -493,5 +640,5 @@ def test_a_damaged_table_is_said_and_left(on_h200):
     path.write_text("{")
     shown = panel.Panel(GEMM, shape="512,512,512", preset="the course's 8")
     timed(shown)
-    shown.buttons["keep"].click()
-    assert "mend it or delete it" in shown.status.value and path.read_text() == "{"
+    click(shown, "keep")
+    assert "mend it or delete it" in shown.state()["problem"] and path.read_text() == "{"

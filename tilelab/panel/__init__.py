@@ -2,8 +2,8 @@
 
     panel.Panel(ch14.gemm.sweep.TUNABLE_KERNEL, preset="grid of 96")
 
-Recorded rows are shown before anything has run. `widget` holds the Panel, `rows` what it knows, `views` its texts and
-plots, `style.css` its looks, and `snapshot` what stays in a saved notebook when the widgets are gone.
+Recorded rows are shown before anything has run. `widget` holds the Panel, `rows` what it knows, `sentences` what it
+says, and `snapshot` what stays in a saved notebook. The view `tilelab/views/panel.js` draws it in the browser.
 """
 
 from tilelab.panel.widget import Panel

@@ -6,15 +6,15 @@ record are laid over it: "row" for a whole recorded row, "times" for recorded ti
 
 from __future__ import annotations
 
-import collections
 import dataclasses
+import functools
 import math
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tilelab import device, sweep
+from tilelab import device, plots, sweep
 from tilelab.journal import Journal, journal_for
 from tilelab.tunable import Space, TunableKernel
 
@@ -24,17 +24,20 @@ SHOWN_FIELDS = {"ratio": ("speed × {}", False), "ms": ("ms", True), "predicted_
                 "registers": ("registers", False), "smem": ("shared memory, KiB", False),
                 "programs_per_sm": ("programs per SM", False)}
 TIMES, RATES = ("ratio", "ms"), ("tflops", "gbps")
-NUMBERS = {*SHOWN_FIELDS, *RATES, "peer_ms", "final_ms", "final_ratio", "error", "peer_error", "spills"}
+NUMBERS = {*SHOWN_FIELDS, *RATES, "peer_ms", "final_ms", "final_ratio", "error", "peer_error", "spills", "threads"}
 # The fields that a record adds to a configuration that was only built here.
 MEASURED_FIELDS = ("status", "reason", "ms", "peer_ms", "ratio", "final_ms", "final_ratio", "tflops", "gbps", "error",
-                   "peer_error")
+                   "peer_error", "note")
+# The fields of a row that the view in the browser gets as they are; get_value gives it the others.
+SENT_FIELDS = ("kernel", "status", "reason", "note", "registers", "spills", "smem", "threads", "programs_per_sm",
+               "overlay")
 
 
 def is_drawable(field: str, value: Any) -> bool:
     """Return whether a value is of the kind that its field needs: records and journals may hold anything."""
     if field in NUMBERS:
         return value is None or isinstance(value, (int, float)) and 0 <= value <= sys.float_info.max
-    return isinstance(value, {"reason": str, "counts": dict}.get(field, object))
+    return isinstance(value, {"reason": str, "note": str, "counts": dict}.get(field, object))
 
 
 def get_value(row: dict, field: str) -> float | None:
@@ -51,7 +54,7 @@ def short_status(row: dict) -> str:
     """Return one word for a row without a value: the resource that it exceeds, or its status."""
     if row["status"] in ("ok", "wrong", "waiting"):
         return "·" if row["status"] == "waiting" else row["status"]
-    causes = {"register": "registers", "shared memory": "smem", "tensor memory": "tmem"}
+    causes = {"register": "regs", "shared memory": "smem", "tensor memory": "tmem"}
     return next((word for cause, word in causes.items() if cause in row.get("reason", "")), row["status"])
 
 
@@ -73,9 +76,23 @@ def top_rows(rows: Sequence[dict]) -> list[dict]:
     return (sweep.sort_by_speed(rows) or [row for row in rank_rows(rows) if row["status"] == "ok"])[:TOP]
 
 
-def natural_key(text: str) -> tuple:
-    """Return a sort key that puts "64×256" before "128×64"."""
-    return [int(part) for part in re.findall(r"\d+", text)], str(text)  # a _Tick would compare by this key again
+def shade(value: float, values: Sequence[float], field: str) -> float:
+    """Return where a value of a field stands on the colour scale, as the view in the browser shades it."""
+    return plots.place_on_scale(value, values, from_zero_to=1 if field == "ratio" else None,
+                                less_is_better=SHOWN_FIELDS[field][1])
+
+
+def describe_row(row: dict) -> dict:
+    """Return a row as the view in the browser gets it: numbers of six digits, without what is not known."""
+    found = {name: row.get(name) for name in SENT_FIELDS} | {"word": short_status(row)}
+    found |= {name: get_value(row, name) for name in ("predicted_ms", *TIMES, *RATES)}
+    found |= {name: row.get(name) for name in ("error", "peer_error")}
+    found["counts"] = {str(name): count for name, count in row.get("counts", {}).items() if isinstance(count, int)}
+    found["again"] = bool(row.get("final_ms"))
+    rounded = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in found.items()}
+    # The text of an error may hold half a surrogate pair, which no message can carry.
+    return {name: value.encode(errors="replace").decode() if isinstance(value, str) else value
+            for name, value in rounded.items() if not (value is None or value is False or value in ("", {}))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,22 +129,42 @@ class Choice:
             return {**row, **{name: recorded[name] for name in MEASURED_FIELDS if name in recorded}, "overlay": "times"}
         return row
 
-    def choose_field(self, rows: Iterable[dict], wanted: str) -> str:
-        """Return the field that cells show: the wanted one, or what is known instead where nothing is timed."""
-        timed, built, predicted = (any(row.get(name) for row in rows) for name in ("ms", "registers", "predicted_ms"))
-        if wanted not in TIMES or timed:
-            return wanted
-        return "registers" if built and not self.space.can_measure else "predicted_ms" if predicted else wanted
+    def choose_field(self, rows: Sequence[dict], wanted: str) -> str:
+        """Return the field that cells show: the wanted one, or the first that is known where no row has it."""
+        known = [name for name in SHOWN_FIELDS if any(get_value(row, name) for row in rows)]
+        if wanted in known or not known:
+            return wanted if known or self.space.can_measure else "registers"
+        return known[0]
 
-    def group_cells(self, rows: Iterable[dict], x: str, y: str) -> dict[tuple[str, str], list[dict]]:
-        """Return {(x, y): rows of the cell, best first} over two axes, in reading order from the top left."""
-        x_label, y_label = self.kernel.axes[x], self.kernel.axes[y]
-        cells = collections.defaultdict(list)
-        for config, row in zip(self.configs.values(), rows):
-            cells[x_label(config), y_label(config)].append(row)
-        places = sorted(cells, key=lambda place: natural_key(place[0]))
-        places.sort(key=lambda place: natural_key(place[1]), reverse=True)
-        return {place: rank_rows(cells[place]) for place in places}
+    @functools.cached_property
+    def axes(self) -> dict[str, dict]:
+        """Return {name of an axis: its labels in order, and "of", the index of the label of each configuration}."""
+        found = {}
+        for name, label in self.kernel.axes.items():
+            labels = [str(label(config)) for config in self.configs.values()]
+            order = sorted(set(labels), key=plots.natural_key)
+            found[name] = {"labels": order, "of": [order.index(text) for text in labels]}
+        return found
+
+    def describe(self, dtype: str) -> dict:
+        """Return what the view in the browser draws and no sweep changes: names, axes, roofline, Python code."""
+        configs = list(self.configs.values())
+        classes = sorted({(type(config).__module__, type(config).__name__) for config in configs})
+        return {"name": self.name, "peer": self.kernel.peer, "target": self.space.target, "source": self.source,
+                "measures": self.space.can_measure, "keys": list(self.configs), "axes": self.axes,
+                "roofline": self._describe_roofline(configs, dtype), "reprs": [repr(config) for config in configs],
+                "imports": "\n".join(f"from {module} import {name}" for module, name in classes)}
+
+    def _describe_roofline(self, configs: list, dtype: str) -> dict:
+        if not (self.space.can_measure or self.same_target):  # the roofs are of another GPU
+            return {"problem": f"no roofline: nothing is timed on {self.space.target}"}
+        try:
+            roof = self.kernel.roofline(dtype)
+            return {"label": roof.intensity_label, "field": roof.speed_field, "unit": roof.unit,
+                    "flat": roof.flat_roofs, "slopes": roof.bandwidth_roofs,
+                    "intensity": [float(roof.intensity(config)) for config in configs]}
+        except Exception as error:  # no record of the roofs
+            return {"problem": f"no roofline: {describe_error(error)}"}
 
 
 def describe_error(error: BaseException) -> str:
@@ -136,16 +173,9 @@ def describe_error(error: BaseException) -> str:
     return str(error) if expected and str(error) else f"{type(error).__name__}: {error}"
 
 
-def target_options() -> list[tuple[str, str]]:
-    """Return the target menu as (label, value): the GPU here as "", then every target that has TMA."""
-    here = device.current()
-    targets = [(target, target) for target in device.TARGETS if device.target_limits(target).has_tma]
-    return [(f"this GPU ({here.name})", "")] * here.has_tma + targets
-
-
 def make_choice(kernel: TunableKernel, shape: str, dtype: str, preset: str, target: str) -> Choice:
     """Return the Choice of the menus' values. ValueError says what the kernel cannot take."""
-    sizes = parse_shape(shape, kernel)
+    sizes = kernel.parse_shape(shape)
     space = kernel.space(sizes, dtype, target or None)
     configs = sweep.config_keys(kernel.presets[preset](dtype), space)
     if not configs:
@@ -164,20 +194,9 @@ def _load_recorded(kernel: TunableKernel, space: Space, sizes: tuple, dtype: str
     try:
         record = kernel.load_record()
     except FileNotFoundError:
-        return {}, "", False
-    if record.device["target"] != space.target:
+        record = None
+    if record is None or record.device["target"] != space.target:
         return {}, "", False
     rows = {row.get("kernel") or row.get("config"): row for row in record.rows
             if row.get("status") in sweep.STATUSES and row.get("shape") == list(sizes) and row.get("dtype") == dtype}
     return rows, record.label().partition(" (")[0] if rows else "", True  # the label's brackets hold hashes
-
-
-def parse_shape(text: str, kernel: TunableKernel) -> tuple[int, ...]:
-    """Return the sizes of a shape that is named in the menu or written as "4096,4096,4096"; else ValueError."""
-    if text in kernel.shapes:
-        return kernel.shapes[text]
-    sizes = re.split(r"\s*[,;x×]\s*|\s+", text.strip())
-    if not all(re.fullmatch(r"[0-9]{1,18}", size) for size in sizes):
-        example = ",".join(map(str, next(iter(kernel.shapes.values()))))
-        raise ValueError(f"a shape is a name of the menu or whole numbers such as {example}; it is {text[:60]!r}.")
-    return tuple(map(int, sizes))

@@ -5,8 +5,7 @@ import types
 import pytest
 
 from ch14.descriptors import tile_copy_experiments
-from tilelab import panel
-from tilelab.panel import running
+from tilelab import panel, running_sweeps
 
 COPY = tile_copy_experiments.TUNABLE_KERNEL
 
@@ -23,50 +22,50 @@ class FakeSweep:
 
 @pytest.fixture(autouse=True)
 def no_sweeps(tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "_sweeps", [])
+    monkeypatch.setattr(running_sweeps, "_sweeps", [])
     monkeypatch.setenv("TILES_SWEEPS", str(tmp_path))
 
 
 def test_a_panel_adopts_the_sweep_of_its_configurations_and_cancels_the_others():
-    wanted, other = running.add(FakeSweep("k1", "k2"), "a"), running.add(FakeSweep("k1"), "a")
-    elsewhere = running.add(FakeSweep("k1"), "b")
-    assert running.claim(["k2", "k1"], "a") is wanted
+    wanted, other = running_sweeps.add(FakeSweep("k1", "k2"), "a"), running_sweeps.add(FakeSweep("k1"), "a")
+    elsewhere = running_sweeps.add(FakeSweep("k1"), "b")
+    assert running_sweeps.claim(["k2", "k1"], "a") is wanted
     assert other.cancelled and not wanted.cancelled and not elsewhere.cancelled
-    assert running.claim(["k3"], "a") is None and wanted.cancelled and not elsewhere.cancelled
-    assert running.claim(["k1", "k2"], "a") is None, "a cancelled sweep is not adopted"
+    assert running_sweeps.claim(["k3"], "a") is None and wanted.cancelled and not elsewhere.cancelled
+    assert running_sweeps.claim(["k1", "k2"], "a") is None, "a cancelled sweep is not adopted"
 
 
 def test_nothing_is_claimed_where_cells_have_no_name():
-    sweep = running.add(FakeSweep("k1"), "")
-    assert running.claim(["k1"], "") is None and not sweep.cancelled
+    sweep = running_sweeps.add(FakeSweep("k1"), "")
+    assert running_sweeps.claim(["k1"], "") is None and not sweep.cancelled
 
 
 def test_finished_sweeps_are_forgotten():
-    running.add(FakeSweep("k1"), "a").running = False
-    running.add(FakeSweep("k2"), "a")
-    assert len(running._sweeps) == 1
+    running_sweeps.add(FakeSweep("k1"), "a").running = False
+    running_sweeps.add(FakeSweep("k2"), "a")
+    assert len(running_sweeps._sweeps) == 1
 
 
 @pytest.mark.parametrize("parent, cell", [({"metadata": {"cellId": "ab12"}}, "ab12"), ({"metadata": {}}, ""), ({}, "")])
 def test_find_cell(monkeypatch, parent, cell):
-    monkeypatch.setattr(running, "get_ipython", lambda: types.SimpleNamespace(get_parent=lambda: parent))
-    assert running.find_cell() == cell
+    monkeypatch.setattr(running_sweeps, "get_ipython", lambda: types.SimpleNamespace(get_parent=lambda: parent))
+    assert running_sweeps.find_cell() == cell
 
 
 def test_there_is_no_cell_outside_a_notebook(monkeypatch):
-    monkeypatch.setattr(running, "get_ipython", lambda: None)
-    assert running.find_cell() == ""
+    monkeypatch.setattr(running_sweeps, "get_ipython", lambda: None)
+    assert running_sweeps.find_cell() == ""
 
 
 @pytest.mark.compile
 def test_a_cell_that_is_executed_again_shows_its_sweep(monkeypatch):
-    monkeypatch.setattr(running, "find_cell", lambda: "the cell")
+    monkeypatch.setattr(running_sweeps, "find_cell", lambda: "the cell")
     choice = {"preset": "the course's 4", "target": "sm_90a", "shape": "512,512"}
     first = panel.Panel(COPY, **choice)
-    first.buttons["run"].click()
-    begun = first._sweep
+    first.run()
+    begun = first._owner.sweep
     again = panel.Panel(COPY, **choice)
-    assert again.running and again._sweep is begun
+    assert again.running and again._owner.sweep is begun
     other = panel.Panel(COPY, **{**choice, "target": "sm_100a"})
     again.wait()
     assert begun.cancelled and not other.running and not again.running
