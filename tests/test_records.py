@@ -41,12 +41,9 @@ REFUSALS = {
     "ch14_bug_hunt_warp_specialize": "a hunt for builds that fail",
 }
 # Records that are older than their code, each with what changed since. Recording one anew means deleting its line here.
-OLDER = {
-    **dict.fromkeys(
-        [f"ch10_gemm_{name}" for name in ("broken", "check", "layers", "llm", "ragged", "sanitizer", "squares", "sweep",
-                                          "timeline", "width")] + ["ch14_gemm_layers"],
-        "since then another rule chooses a configuration for shapes that are not tuned; the kernels are the same"),
-}
+OLDER = dict.fromkeys(
+    ("ch10_timeline", "ch10_timeline_idle", "ch10_timeline_overhead"),
+    "since then a stamp is a branch and a store again: as one predicated store it cost more, up to 23 % instead of 18 %")
 # Records of faults that were planted on purpose: rows may be "wrong" there, or have a `result` instead of a status.
 PLANTED = ("ch07_bulk_broken", "ch10_gemm_broken", "ch10_tile_broken", "sweep_faults")
 # Records of rounding errors or of counts alone, whose rows need no status.
@@ -128,13 +125,12 @@ ASKED = [
     ("ch14_attention_ladder", {"name": "persistent", "causal": True}, min, 0.95),
     *(("ch14_gemm_square", {"layout": layout}, summary, least)
       for layout in "kn" for summary, least in ((GEOMETRIC_MEAN, 1.00), (min, 0.97))),
-    # The other rows have 512 tokens. An earlier rule, which lost up to a quarter there, chose for them.
-    ("ch14_gemm_llm", {"layout": "k", "chosen": "tuned"}, GEOMETRIC_MEAN, 0.97),
-    ("ch14_gemm_llm", {"layout": "k", "chosen": "tuned"}, min, 0.88),
+    ("ch14_gemm_llm", {"layout": "k"}, GEOMETRIC_MEAN, 0.97),
+    ("ch14_gemm_llm", {"layout": "k"}, min, 0.88),
     ("ch10_gemm_layers", {}, GEOMETRIC_MEAN, 1.01),
     ("ch10_gemm_layers", {}, min, 0.89),  # asked for was 0.92, which two of 110 do not reach
     ("ch14_gemm_layers", {}, GEOMETRIC_MEAN, 0.97),
-    ("ch14_gemm_layers", {}, min, 0.77),  # asked for was 0.85, which four of 110 do not reach
+    ("ch14_gemm_layers", {}, min, 0.79),  # asked for was 0.85, which three of 110 do not reach
     ("ch14_gemm_fp8", {"shape": ((8192, 8192, 8192),)}, min, 1.00),
     ("ch14_gemm_copy", {}, max, 0.98),
     ("ch14_blockscaled_fp8", {"name": "course"}, GEOMETRIC_MEAN, 1.05),

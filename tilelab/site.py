@@ -103,8 +103,8 @@ class _Views:
 
     def add(self, view: dict, still: str):
         """Return an output that stands for a view. `still` is the HTML of the picture for readers without scripts."""
-        name = view["view"]
-        self.parts.append(views.make_page_part(name, view["data"], still=still, with_code=name not in self._names))
+        name, data = views.read_stored(view)
+        self.parts.append(views.make_page_part(name, data, still=still, with_code=name not in self._names))
         self._names.add(name)
         return _html_output(f"<div data-view='{len(self.parts) - 1}'></div>")
 

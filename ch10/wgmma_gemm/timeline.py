@@ -76,24 +76,21 @@ def stamp_patch() -> list[tuple[str, str, int]]:
 // A position in the ring that also records. A stamp is the low half of the SM's clock and a code: the kind of stamp in
 // bits 0-2, the phase of the ring in bit 3, the stage in bits 4-7, and the step above.
 struct Recorder : Ring<STAGES> {{
-    uint2* base;
-    u32 written, limit;
+    uint2 *next, *end;
     __device__ __forceinline__ Recorder(uint2* stamps, u32 capacity, u32 watched) {{
         u32 sm, nanoseconds;
         asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
         const bool records = threadIdx.x % 128 == 0 && (watched == {ALL_SMS}u || sm == watched);
-        base = stamps + (blockIdx.x * (blockDim.x / 128) + threadIdx.x / 128) * capacity;
-        written = 0, limit = records ? capacity : 0;
+        next = stamps + (blockIdx.x * (blockDim.x / 128) + threadIdx.x / 128) * capacity;
+        end = records ? next + capacity : next;
         asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(nanoseconds));
         write(nanoseconds, TIMED);
         record(STARTED, 0, 0);
     }}
-    // The store is predicated, because a branch would split the warp: thread 0 would run alone, and the warp would wait.
     __device__ __forceinline__ void write(u32 value, u32 code) {{
-        asm volatile("{{\\n.reg .pred records;\\nsetp.lt.u32 records, %0, %1;\\n"
-                     "@records st.global.v2.u32 [%2], {{%3, %4}};\\n}}"
-                     ::"r"(written), "r"(limit), "l"(base + written), "r"(value), "r"(code) : "memory");
-        ++written;
+        if (next >= end) return;
+        asm volatile("st.global.v2.u32 [%0], {{%1, %2}};" ::"l"(next), "r"(value), "r"(code) : "memory");
+        ++next;
     }}
     __device__ __forceinline__ void record(Stamp stamp, u32 step, u32 at) {{
         u32 clock;

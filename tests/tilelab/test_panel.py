@@ -539,9 +539,9 @@ def test_a_picture_a_table_and_the_data_stay_in_the_notebook(outputs, monkeypatc
     shown = grid_of_96()
     shown._ipython_display_()
     assert "application/vnd.jupyter.widget-view+json" in outputs[0]["data"]
-    stored = outputs[0]["data"][views.MIME]
-    assert stored["view"] == "panel" and len(stored["data"]["rows"]) == 96
-    part = views.make_page_part("panel", stored["data"], with_code=False)
+    name, data = views.read_stored(outputs[0]["data"][views.MIME])
+    assert name == "panel" and len(data["rows"]) == 96
+    part = views.make_page_part("panel", data, with_code=False)
     assert "</script" not in part.removesuffix("</script></div>")
     picture, table = (output["data"] for output in outputs[1:3])  # at once
     assert picture["image/png"]

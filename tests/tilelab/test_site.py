@@ -81,8 +81,8 @@ def _output(kind="display_data", metadata=None, **data):
 
 
 def _view(count, text=""):
-    data = {"view": "dial", "data": {"count": count, "text": text}}
-    return nbformat.v4.new_output("display_data", {views.MIME: data, "text/plain": "View(dial)"})
+    stored = views.make_stored("dial", {"count": count, "text": text})
+    return nbformat.v4.new_output("display_data", {**stored, "text/plain": "View(dial)"})
 
 
 def _scripts(text):
@@ -133,7 +133,7 @@ def test_a_view_takes_the_place_of_its_picture_and_folds_its_table(small_page):
 
 def test_a_cell_may_leave_an_unknown_view_only_as_an_error(small_page):
     with pytest.raises(ValueError, match="unknown view 'nothing'; choose one of dial."):
-        small_page(nbformat.v4.new_output("display_data", {views.MIME: {"view": "nothing", "data": 1}}))
+        small_page(nbformat.v4.new_output("display_data", views.make_stored("nothing", 1)))
 
 
 def test_a_picture_of_a_text_is_embedded_and_one_that_is_missing_is_named(small_page, tmp_path):

@@ -282,7 +282,7 @@ class Panel:
         self.box.data = self._make_data(alone=False)
         bundle, metadata = self.box._repr_mimebundle_()
         bundle = {**bundle, "text/plain": f"Panel({', '.join(self.kernels)})",  # its own text would name every trait
-                  views.MIME: {"view": "panel", "data": self.stored_data()}}
+                  **views.make_stored("panel", self.stored_data())}
         display(bundle, metadata=metadata, raw=True)
         # Draw at once, because a notebook that is executed without a browser drops later updates.
         handles = [display(output, display_id=True) for output in self._make_snapshot()]

@@ -82,6 +82,19 @@ def make_page_part(name: str, data: Any, *, still: str = "", with_code: bool = T
             "catch (error) { el.replaceChildren(...still); console.error(error); }\n})();</script></div>")
 
 
+def make_stored(name: str, data: Any) -> dict:
+    """Return the MIME bundle {MIME: ...} that keeps a view in a saved notebook.
+
+    The data are a text of JSON, because a notebook's file gives each number of a nested list a line of its own.
+    """
+    return {MIME: {"view": name, "json": json.dumps(data, separators=(",", ":"), allow_nan=False)}}
+
+
+def read_stored(stored: dict) -> tuple[str, Any]:
+    """Return the name and the data of a view from the value that `make_stored` has under MIME."""
+    return stored["view"], json.loads(stored["json"])
+
+
 class View(anywidget.AnyWidget):
     """The view `name` of `data`, which JSON can hold. A cell that ends with it shows it.
 
@@ -107,7 +120,7 @@ class View(anywidget.AnyWidget):
         bundle, metadata = self._repr_mimebundle_()
         bundle = {**bundle, "text/plain": f"View({self.name})"}  # the widget's own text would name every trait
         if self.store:
-            bundle[MIME] = {"view": self.name, "data": self.stored_data()}
+            bundle |= make_stored(self.name, self.stored_data())
         display(bundle, metadata=metadata, raw=True)
         for output in filter(None, (self.picture, self.table)):
             display(output)
