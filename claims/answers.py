@@ -13,7 +13,6 @@ from ch10.tile_pipeline.experiments import LARGE
 from ch14 import mx_formats
 from ch14.blockscaled import note_attempts
 from claims.judge import Evidence
-from claims.tma_setup_guide_gb10 import product_speed
 from tilelab.results import geometric_mean
 
 PLACE = re.compile(r"\+?#(?:\.#+)?")

@@ -1,9 +1,9 @@
 """Claims, and how they are judged.
 
 A claim is a sentence in our words, with a short quotation from a field note. It has a test in words, a rule that
-carries out this test, and the heading of the cells that show why. A rule is a function of the evidence: it reads rows of records, or
-builds, or computes, and returns a finding. The verdict and the figure come from the same rows, so neither can be out
-of date. `claims.policy` states in words how claims are judged.
+carries out this test, and the heading of the cells that show why. A rule is a function of the evidence: it reads rows
+of records, or builds, or computes, and returns a finding. The verdict and the figure come from the same rows, so
+neither can be out of date. `claims.policy` states in words how claims are judged.
 """
 
 from __future__ import annotations

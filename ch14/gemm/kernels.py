@@ -14,7 +14,8 @@ tensor memory on sm_100a). Then the tile is scaled, converted, staged in shared 
 `gemm_plain_kernel` is the kernel of the field note: a program computes one tile and builds its descriptors itself.
 `gemm_persistent_kernel` takes descriptors from the host, and each program computes many tiles, so that the loads of the
 next tile run during the epilogue of this one. `gemm_split_kernel` is for a C of few tiles and a long K: several
-programs share the steps of a tile, and the last one that is done adds up their parts. Source: Triton's persistent matmul tutorial; CUTLASS's tile rasters.
+programs share the steps of a tile, and the last one that is done adds up their parts. Source: Triton's persistent
+matmul tutorial; CUTLASS's tile rasters.
 """
 
 from __future__ import annotations
