@@ -132,6 +132,8 @@ def test_the_box_moves_with_the_mouse_and_the_arrow_keys(page):
     row, column = (int(each.input_value()) for each in corner)
     assert row == 0 and column == pytest.approx(48 - 64, abs=4) and column % 4 == 0, "it moves by units of 16 bytes"
     assert "keep every rule" in text(page, "rules") and "outside" in text(page, "facts")
+    set_field(page, "x", -64)
+    assert "All of it lies outside of the tensor and arrives as zero." in text(page, "facts")
 
 
 def test_all_broken_rules_are_shown_at_once(page):

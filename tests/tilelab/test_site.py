@@ -272,6 +272,27 @@ def test_every_page_can_be_read(pages, chromium, size, scheme):
         assert 75 <= sorted(lengths)[len(lengths) // 2] <= 105  # the font differs between machines
 
 
+# Cells of the panels' maps whose figures are cut off, and words of their charts that leave the panel.
+CUT = """() => [...document.querySelectorAll(".tiles-panel")].flatMap(panel => [
+    ...[...panel.querySelectorAll(".tiles-cell")].filter(cell => cell.scrollWidth > cell.clientWidth),
+    ...[...panel.querySelectorAll("svg text")].filter(text =>
+        text.getBoundingClientRect().right > panel.getBoundingClientRect().right)]).map(each => each.textContent)"""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_no_figure_of_a_panel_is_cut_off(pages, chromium, size):
+    panels = 0
+    with _opened(chromium, size) as (page, faults):
+        for path in pages:
+            page.goto(path.as_uri())
+            if cells := page.locator(".tiles-panel .tiles-cell").count():
+                panels += 1
+                page.wait_for_function("document.querySelector('.tiles-panel svg text')")
+                assert page.evaluate(CUT) == [], (path.stem, cells)
+    assert panels and not faults
+
+
 @pytest.mark.browser
 def test_the_table_of_contents_follows_the_reader(pages, chromium):
     path = next(page for page in pages if page.stem == "ch14_gemm")

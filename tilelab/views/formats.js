@@ -435,7 +435,7 @@ function renderBlock({ model, el }) {
       makeSelect(Object.keys(formats), state.format, change("format"))),
       labelled(`${id}-rule`, "rule of the scale", ruleMenu),
       labelled(`${id}-data`, "numbers", makeSelect(Object.keys(blocks), state.data, change("data"))),
-      labelled(`${id}-value`, "chosen element", value)),
+      labelled(`${id}-value`, "value of the element", value)),
     sentence, h("div", { class: "line-box" }, bars), readout,
     h("p", { class: "hint" }, "Bars: the numbers. Points: what is left. Thin lines: what the format can say at this "
       + "scale. Point at an element or reach it with the arrow keys, and type another number for it."));

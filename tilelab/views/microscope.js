@@ -582,7 +582,8 @@ function renderBox({ model, el }) {
     facts.replaceChildren("The barrier expects ", h("b", {}, `${comma(total)} bytes`), ", the whole box. ",
       outside === 0 ? "All of it lies on the tensor."
         : h("b", {}, outside === total ? "All of it lies" : `${comma(outside)} bytes lie`),
-      outside === 0 ? "" : ` outside of the tensor and arrive as ${state.fill === "nan" ? "NaN" : "zero"}.`);
+      outside === 0 ? "" : ` outside of the tensor and ${outside === total ? "arrives" : "arrive"} as `
+        + `${state.fill === "nan" ? "NaN" : "zero"}.`);
     for (const part of [pictures, bankHint, banks, cost]) part.hidden = !drawable;
     if (drawable) {
       const { sentence, wavefronts, lanes } = found.cost;

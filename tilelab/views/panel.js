@@ -350,7 +350,7 @@ function render({ model, el }) {
     for (const cell of cells) {
       cell.rows.sort((a, b) => rank[a] - rank[b]);
       const row = rows()[cell.rows[0]], value = getValue(row, field), best = cell.rows.includes(data.state.best);
-      const more = cell.rows.length > 1 ? ` +${cell.rows.length - 1}` : "";
+      const more = cell.rows.length > 1 ? `\u2009+${cell.rows.length - 1}` : "";
       const text = `${best ? "★\u2009" : ""}${value === null ? row.word : formatNumber(value, field)}${more}`;
       const part = value !== null && row.status === "ok" ? shade(value, known, field, lessIsBetter) : null;
       const drawn = JSON.stringify([text, part, row.status, best, row.reason]);
@@ -554,7 +554,9 @@ function render({ model, el }) {
     const path = (kind, d) => h("svg:path", { class: kind, d });
     const number = value => +value.toPrecision(3) >= 1000 ? Math.round(value).toLocaleString("en-US")
       : `${+value.toPrecision(3)}`;
-    const parts = [text((L + width - R) / 2, height - 0.5 * em, roof.label, "middle"), text(0, em, roof.unit)];
+    const centre = (L + width - R) / 2, isWide = centre + 0.3 * em * roof.label.length > width; // no room in the middle
+    const parts = [text(isWide ? width - 2 : centre, height - 0.5 * em, roof.label, isWide ? "end" : "middle"),
+      text(0, em, roof.unit)];
     for (const tick of chooseTicks(left, right)) {
       parts.push(path("tick", `M${x(tick)} ${T}V${height - B}`),
         text(x(tick), height - B + 1.2 * em, number(tick), "middle"));
