@@ -7,8 +7,6 @@ import time
 import pytest
 from browsing import browser, opened, served  # noqa: F401, a fixture
 
-from tilelab import demo
-
 pytestmark = pytest.mark.browser
 RELOADS = 3
 GONE_S = 60  # within which the kernel of a closed tab must be gone
@@ -77,7 +75,7 @@ def test_reloads_leave_one_kernel(browser, tmp_path):  # noqa: F811
             page.get_by_text("ready").wait_for()
             page.reload(wait_until="commit")
         page.get_by_text("ready").wait_for()
-        took_s = wait_until(lambda: len(find_kernels(server)) == 1, demo.LEFT_S / 2)
+        took_s = wait_until(lambda: len(find_kernels(server)) == 1, GONE_S)
         print(f"one kernel {took_s:.1f} s after the last page was there: {memory_mib(find_kernels(server)[0]):.0f} MiB")
 
 
