@@ -1,7 +1,9 @@
 """Decide where kernels run before anything imports triton, and sort the tests into the tiers of pyproject.toml."""
 
 import contextlib
+import faulthandler
 import os
+import sys
 
 from tilelab import device
 
@@ -25,6 +27,7 @@ import pytest  # noqa: E402
 from tilelab import plans  # noqa: E402
 
 NO_GPU = "needs a GPU"
+BROWSER_LIMIT_S = 900
 
 
 @pytest.fixture(autouse=True)
@@ -63,12 +66,28 @@ def pytest_collection_modifyitems(items):
         if here.capability and item.get_closest_marker("planted"):
             item.add_marker(pytest.mark.skip(reason="on a GPU a planted fault can end the CUDA context of later tests"))
     if beside:
-        # A process begins with a share of neighbours in this order, so the longest tests are spread over it.
+        # A process begins with a share of neighbours in this order, so the longest tests are spread over it. Those that
+        # share a browser, a server or the site's pages stay together: a module's fixture ends at the next module.
         long = [item for item in items if item.get_closest_marker("notebook") or item.get_closest_marker("browser")]
         others = [item for item in items if item not in long]
-        share = len(others) // max(len(long), 1)
-        items[:] = [item for number, each in enumerate(long)
-                    for item in (each, *others[number * share:(number + 1) * share])] + others[len(long) * share:]
+        shared = {item.path for item in long if item.get_closest_marker("browser")}
+        blocks: dict = {}
+        for item in long:
+            blocks.setdefault(item.path if item.path in shared else item.nodeid, []).append(item)
+        share = len(others) // max(len(blocks), 1)
+        items[:] = [item for number, block in enumerate(blocks.values())
+                    for item in (*block, *others[number * share:(number + 1) * share])] + others[len(blocks) * share:]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """End the process where a browser never answers: a test that waits for ever would stop the whole run."""
+    if item.get_closest_marker("browser"):
+        faulthandler.dump_traceback_later(BROWSER_LIMIT_S, exit=True, file=sys.__stderr__)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_terminal_summary(terminalreporter):
