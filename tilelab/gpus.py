@@ -15,7 +15,7 @@ from tilelab import plots, results
 # The configuration is last, because each GPU may have its own best one.
 KEYS = ("workload", "op", "case", "format", "what", "name", "shape", "dtype", "layout", "causal")
 FURTHER_KEYS = ("how", "loop", "epilogue", "gpus", "kernel", "config", "kind", "ingredient", "stages", "splits",
-                "block_m", "block_n", "num_warps", "num_stages")
+                "block_m", "block_n", "num_warps", "num_stages", "peer")
 MARKS = (("o", "#0072B2"), ("s", "#D55E00"), ("^", "#009E73"), ("D", "#CC79A7"), ("v", "#E69F00"), ("P", "#56B4E9"))
 
 
