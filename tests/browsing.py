@@ -13,6 +13,7 @@ import time
 
 import nbformat
 import pytest
+import view_pages
 from ipykernel.kernelspec import write_kernel_spec
 
 from tilelab import notebook
@@ -20,19 +21,13 @@ from tilelab import notebook
 ROOT = pathlib.Path(__file__).parents[1]
 DEMO = ROOT / "notebooks" / "demo" / "panel.ipynb"
 SCREENSHOTS = ROOT / "build" / "screenshots"
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 SIZE = {"width": 1280, "height": 800}
 
 
 @pytest.fixture(scope="module")
 def browser():
-    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install -r requirements.txt")
-    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    if found is None:
-        pytest.skip("needs Chromium: apt-get install chromium")
-    with api.sync_playwright() as playwright:
-        with contextlib.closing(playwright.chromium.launch(executable_path=found)) as chromium:
-            yield chromium
+    with view_pages.chromium() as found:
+        yield found
 
 
 @contextlib.contextmanager

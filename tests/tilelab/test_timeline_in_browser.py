@@ -3,31 +3,17 @@
 Screenshots stay in build/screenshots.
 """
 
-import contextlib
 import json
 import pathlib
-import shutil
 
 import pytest
+from browsing import SCREENSHOTS, browser  # noqa: F401, a fixture
 
 from ch10.wgmma_gemm import experiments
 from ch10.wgmma_gemm import timeline as recorder
 from tilelab import results, timeline, views
 
 pytestmark = pytest.mark.browser
-SCREENSHOTS = pathlib.Path(__file__).parents[2] / "build" / "screenshots"
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install -r requirements.txt")
-    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    if found is None:
-        pytest.skip("needs Chromium: apt-get install chromium")
-    with api.sync_playwright() as playwright:
-        with contextlib.closing(playwright.chromium.launch(executable_path=found)) as chromium:
-            yield chromium
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +22,7 @@ def recordings():
 
 
 @pytest.fixture
-def open_page(browser, recordings, tmp_path):
+def open_page(browser, recordings, tmp_path):  # noqa: F811
     """Return a function that opens the view; an error in the page, or a request for the network, fails the test."""
     path, contexts, errors = tmp_path / "page.html", [], []
 
