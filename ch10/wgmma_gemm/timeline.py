@@ -73,35 +73,47 @@ def stamp_patch() -> list[tuple[str, str, int]]:
     """
     recorder = f"""enum Stamp {{ STARTED, TIMED, FREE, LOADED, ARRIVED, MULTIPLIED, STORED, ENDED }};
 
+__device__ __forceinline__ u32 read_clock() {{
+    u32 clock;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(clock)::"memory");
+    return clock;
+}}
+
 // A position in the ring that also records. A stamp is the low half of the SM's clock and a code: the kind of stamp in
 // bits 0-2, the phase of the ring in bit 3, the stage in bits 4-7, and the step above.
 struct Recorder : Ring<STAGES> {{
-    uint2 *next, *end;
+    uint2* next;
+    bool records;  // the same value in all lanes of a warp
+    u32 writes;    // 1 in the lane that writes
     __device__ __forceinline__ Recorder(uint2* stamps, u32 capacity, u32 watched) {{
-        u32 sm, nanoseconds;
+        u32 sm;
         asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
-        const bool records = threadIdx.x % 128 == 0 && (watched == {ALL_SMS}u || sm == watched);
+        const bool first_warp = threadIdx.x % 128 < 32;
+        records = __any_sync(0xFFFFFFFFu, first_warp && (watched == {ALL_SMS}u || sm == watched));
+        writes = threadIdx.x % 32 == 0;
         next = stamps + (blockIdx.x * (blockDim.x / 128) + threadIdx.x / 128) * capacity;
-        end = records ? next + capacity : next;
-        asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(nanoseconds));
-        write(nanoseconds, TIMED);
+        write_timer();
         record(STARTED, 0, 0);
     }}
+    // All lanes of a warp take the same branch. The store has a predicate, which does not split the warp either.
     __device__ __forceinline__ void write(u32 value, u32 code) {{
-        if (next >= end) return;
-        asm volatile("st.global.v2.u32 [%0], {{%1, %2}};" ::"l"(next), "r"(value), "r"(code) : "memory");
+        if (!records) return;
+        asm volatile("{{ .reg .pred p; setp.ne.u32 p, %3, 0; @p st.global.v2.u32 [%0], {{%1, %2}}; }}"
+                     ::"l"(next), "r"(value), "r"(code), "r"(writes) : "memory");
         ++next;
     }}
-    __device__ __forceinline__ void record(Stamp stamp, u32 step, u32 at) {{
-        u32 clock;
-        asm volatile("mov.u32 %0, %%clock;" : "=r"(clock)::"memory");
-        write(clock, stamp | phase << 3 | at << 4 | step << 8);
-    }}
-    __device__ __forceinline__ void finish() {{
+    __device__ __forceinline__ void write_timer() {{
         u32 nanoseconds;
-        record(ENDED, 0, 0);
         asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(nanoseconds));
         write(nanoseconds, TIMED);
+    }}
+    __device__ __forceinline__ void record(Stamp stamp, u32 step, u32 at, u32 clock) {{
+        write(clock, stamp | phase << 3 | at << 4 | step << 8);
+    }}
+    __device__ __forceinline__ void record(Stamp stamp, u32 step, u32 at) {{ record(stamp, step, at, read_clock()); }}
+    __device__ __forceinline__ void finish() {{
+        record(ENDED, 0, 0);
+        write_timer();
     }}
 }};
 
@@ -109,15 +121,25 @@ struct Recorder : Ring<STAGES> {{
     here, begin = "Recorder position(stamps, capacity, watched);", "position.record(STARTED, 0, 0);"
     ring = "    const u32 ring = shared_address(shared),"
     loop = "for (int tile_id = blockIdx.x / CLUSTER; tile_id < tiles_m * tiles_n; tile_id += clusters)"
-    records = {  # a line of the kernel, and the stamp after it
-        "mbarrier_wait(full + 8 * position.stage, position.phase);": "ARRIVED, step, position.stage",
-        "mbarrier_wait(barriers.full + 8 * position.stage, position.phase);": "ARRIVED, step, position.stage",
-        "mbarrier_wait(barriers.empty + 8 * position.stage, position.phase ^ 1);": "FREE, step, position.stage",
-        "b_map, k, column, barrier);\n            }\n        }\n": "LOADED, step, position.stage",
+    # What follows a line of the kernel. Where a barrier or the tensor core waits for the next lines, the clock is read
+    # at once, and the stamp is written after them.
+    added = {
+        "mbarrier_wait(full + 8 * position.stage, position.phase);": "position.record(ARRIVED, step, position.stage);",
+        "mbarrier_wait(barriers.full + 8 * position.stage, position.phase);": "const u32 arrived = read_clock();",
+        "multiply(acc, a + consumer * ROWS * 128, a + A_BYTES, step > first);":
+            "position.record(ARRIVED, step, position.stage, arrived);",
+        "mbarrier_wait(barriers.empty + 8 * position.stage, position.phase ^ 1);": "const u32 freed = read_clock();",
+        "b_map, k, column, barrier);\n            }\n        }\n":
+            "position.record(FREE, step, position.stage, freed); position.record(LOADED, step, position.stage);",
+        "wgmma_wait<LAG>();": "if (step >= LAG) position.record(MULTIPLIED, step - LAG, 0);",
+        "wgmma_wait<1>();": "const u32 multiplied = read_clock();",
+        "if (step > first) release<MULTICAST>(barriers.empty + 8 * previous_stage);":
+            "if (step > first) position.record(MULTIPLIED, step - 1, 0, multiplied);",
         "wgmma_wait<0>();\n    release<MULTICAST>(barriers.empty + 8 * previous_stage);":
-            "MULTIPLIED, last - 1, previous_stage",
-        "epilogue(acc, c_map, ring + RING_BYTES, stored, row, column, 1);": "STORED, 0, 0",
-        "epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, warpgroup);": "STORED, tile_id, 0"}
+            "position.record(MULTIPLIED, last - 1, previous_stage);",
+        "epilogue(acc, c_map, ring + RING_BYTES, stored, row, column, 1);": "position.record(STORED, 0, 0);",
+        "epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, warpgroup);":
+            "position.record(STORED, tile_id, 0);"}
     return [
         ("// All three kernels take", f"{recorder}// All three kernels take", 1),
         ("u64 stride_c)", "u64 stride_c, uint2* stamps, u32 capacity, u32 watched)", 3),
@@ -127,15 +149,13 @@ struct Recorder : Ring<STAGES> {{
         (loop, f"{begin} {loop}", 2),
         ("    const Tile tile = tile_coordinates(blockIdx.x, (M", f"    {begin}\n"
          "    const Tile tile = tile_coordinates(blockIdx.x, (M", 1),
-        *((line, f"{line} position.record({stamp});", 1) for line, stamp in records.items()),
+        *((line, f"{line} {code}", 1) for line, code in added.items()),
         ("++step) load(step, step);", "++step) load(step, step), position.record(LOADED, step, step);", 1),
         ("load(step - LAG + STAGES, LAG ? previous_stage : position.stage);",
          "load(step - LAG + STAGES, LAG ? previous_stage : position.stage), "
          "position.record(LOADED, step - LAG + STAGES, LAG ? previous_stage : position.stage);", 1),
-        ("wgmma_wait<LAG>();", "wgmma_wait<LAG>(); if (step >= LAG) position.record(MULTIPLIED, step - LAG, 0);", 1),
         ("    u32 stored = 0;\n    epilogue", "    if (LAG) position.record(MULTIPLIED, steps - 1, 0);\n"
          "    u32 stored = 0;\n    epilogue", 1),
-        ("wgmma_wait<1>();", "wgmma_wait<1>(); if (step > first) position.record(MULTIPLIED, step - 1, 0);", 1),
         ("    if (leader) bulk_wait_read<0>();  // shared memory must outlive the stores that read it\n",
          "    if (leader) bulk_wait_read<0>();\n    position.finish();\n", 1),
         ("    // The other CTAs of the cluster still signal barriers in this CTA's shared memory",
