@@ -104,12 +104,14 @@ def fit_config(kernel: str, shape, itemsize: int, sms: int) -> ResampleConfig:
 def _fit_vectors(batches: int, sources: int, count: int, row_bytes: int, sms: int) -> ResampleConfig:
     threads = 128
     targets = max(16, min(512, 32768 // row_bytes))
-    if targets > threads:  # in the last round of the search, all threads have a target
-        targets = math.ceil(targets / threads) * threads
+    if targets > threads:  # a power of two: in the last round of the search, all threads have a target
+        targets = 1 << (targets - 1).bit_length()
     while targets > 32 and batches * math.ceil(count / targets) < 4 * sms:
         targets //= 2
-    # One of 16 times in shared memory: the last four steps of a search read half of a line of 128 bytes.
-    return ResampleConfig("vectors", threads, targets, 4, sample=16 * (sources > MAX_SHARED_TIMES))
+    # One of 16 times in shared memory: the last four steps of a search read half of a line of 128 bytes. Up to 4096
+    # times, one of 8 still takes little shared memory and saves a step in global memory.
+    sample = 0 if sources <= MAX_SHARED_TIMES else 8 if sources <= 4096 else 16
+    return ResampleConfig("vectors", threads, targets, 4, sample)
 
 
 def configs(shape=EXAMPLE, itemsize: int = 2, sms: int = 132) -> dict[str, ResampleConfig]:

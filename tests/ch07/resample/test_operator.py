@@ -150,7 +150,9 @@ def test_vectors_has_room_for_every_problem_and_targets_for_all_threads():
         assert 32 * values["TARGETS"] + 4 * values["TIMES"] < 48 << 10
         assert values["TIMES"] == 0 or values["TIMES"] * values["SAMPLE"] >= shape[1]
     large = {row: fit_config("vectors", (2000, 1024, 2048, row // 2), 2, 132).targets for row in (64, 80, 96, 256, 320)}
-    assert large == {64: 512, 80: 512, 96: 384, 256: 128, 320: 102}
+    assert large == {64: 512, 80: 512, 96: 512, 256: 128, 320: 102}
+    samples = {sources: fit_config("vectors", (64, sources, 2048, 32), 2, 132).sample for sources in (2048, 4096, 4097)}
+    assert samples == {2048: 0, 4096: 8, 4097: 16}
 
 
 @pytest.mark.parametrize("sources, times, sample", [(4096, 256, 16), (4097, 512, 16), (5, 2, 16), (1 << 20, 0, 1)])
