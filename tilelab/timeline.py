@@ -160,9 +160,9 @@ def find_share_without_products(recording: dict) -> float:
 def summarise(recording: dict) -> list[dict]:
     """Return a row for each lane: the share of the recording, in percent, that each kind of event covers.
 
-    The last row is of the tensor core, with the share in which it is idle. The profiler's idle share and the cost of the
-    recording stand beside it where they are known. Events of one lane may overlap: products are in flight while the
-    warps wait.
+    The last row is of the tensor core, with the share in which it is idle, and where they are known with the profiler's
+    idle share and the cost of the recording. Events of one lane may overlap: products are in flight while the warps
+    wait.
     """
     length = max(recording["length"], 1)
     rows = []
