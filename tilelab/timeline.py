@@ -160,8 +160,9 @@ def find_share_without_products(recording: dict) -> float:
 def summarise(recording: dict) -> list[dict]:
     """Return a row for each lane: the share of the recording, in percent, that each kind of event covers.
 
-    The last row is of the tensor core, with the share in which it is idle. Events of one lane may overlap: products
-    are in flight while the warps wait.
+    The last row is of the tensor core, with the share in which it is idle, and where they are known with the profiler's
+    idle share and the cost of the recording. Events of one lane may overlap: products are in flight while the warps
+    wait.
     """
     length = max(recording["length"], 1)
     rows = []
@@ -173,6 +174,9 @@ def summarise(recording: dict) -> list[dict]:
                      "idle %": None})
     idle = {"recording": recording["name"], "lane": "tensor core", **{f"{kind} %": None for kind in KINDS},
             "idle %": round(100 * find_idle_share(recording), 1)}
+    for key, title in (("idle_profiler", "idle % by profiler"), ("overhead", "recording costs %")):
+        if recording.get(key) is not None:
+            idle[title] = round(100 * recording[key], 1)
     return [*rows, idle]
 
 

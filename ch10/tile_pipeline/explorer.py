@@ -111,13 +111,14 @@ def draw(rows: int = 32, columns: int = 32, itemsize: int = 4, access: str = "co
     key.set(yticks=[], xticks=[0, 8, 16, 24, 31])
     key.tick_params(labelsize=7, length=2, pad=1)
     key.set_ylabel("bank", fontsize=7, rotation=0, ha="right", va="center")
-    figure.text(0.985, 0.12 / height, "outlined: what is read\nnumbers: 16-byte unit of the 128-byte line", fontsize=7,
-                ha="right", va="bottom", color=plots.GREY)
     left = 0.4
     for swizzle, box_columns in wide.items():
         axes = figure.add_axes((left / width, 0.78 / height, max(box_columns * inch, 0.1) / width, high / height))
         _paint(axes, inch, high / rows, rows, box_columns, itemsize, swizzle, access)
         left += box_columns * inch + gap
+    numbers = "\nnumbers: 16-byte unit of the 128-byte line" * any(axes.texts for axes in figure.axes)
+    figure.text(0.985, 0.12 / height, f"outlined: what is read{numbers}", fontsize=7, ha="right", va="bottom",
+                color=plots.GREY)
     return figure
 
 
@@ -170,5 +171,5 @@ def microscope(dtype: str = "float32", shape: Sequence[int] = (48, 96), box: Seq
             "start": {"dtype": dtype, "shape": list(shape), "box": list(box), "corner": list(corner),
                       "swizzle": swizzle, "access": access, "laneBytes": lane_bytes}}
     return views.View("microscope", data, picture=picture, table=results.table(
-        table, f"wavefronts of one read, by swizzle; a box of {rows} rows, as wide as the swizzle allows up to "
-        f"{columns} × {itemsize} bytes"))
+        table, f"wavefronts of one read, by swizzle; the box has {rows} rows, and {columns} columns or as many as the "
+        "swizzle allows"))

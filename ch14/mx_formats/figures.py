@@ -293,7 +293,7 @@ def code_picture(element: Element, code: int) -> plots.Picture:
 def values_picture(x: torch.Tensor, format: BlockFormat, rule: str = "floor") -> plots.Picture:
     """Draw a block x, bfloat16 (1, n), as lines, and its values in the format as points on the grid of its scale.
 
-    The title states the scale, the error, and how many elements saturated or became zero.
+    The title states the scale, the error, and how many elements have the largest code or became zero.
     """
     quantised = number_formats.quantise(x, format, rule)
     back, scale = number_formats.dequantise(quantised)[0], float(number_formats.scale_values(quantised).flatten()[0])
