@@ -65,7 +65,7 @@ class DeepGemm(Peer):
         """Multiply operands of `ch14.blockscaled.fp8.prepare`: float8_e4m3fn with scales of 1 x 128 and 128 x 128.
 
         DeepGEMM wants the scales of A column by column, each column at a multiple of 16 bytes. It wants b as a weight
-        (N, K) and its scales as (N / 128, K / 128), both contiguous. N may end within a block.
+        (N, K) and its scales as (N / 128 rounded up, K / 128), both contiguous.
         """
         columns, weight, weight_scales = align_columns(scale_a), b.T, scale_b.T.contiguous()
 

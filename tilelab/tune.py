@@ -43,7 +43,7 @@ class Tunable:
     job: Callable[[Any, int, int, int], build.Job]
     source: Callable[[], str]
     dtype: str = "bf16"
-    multiple: int = 8  # N and K must be multiples of it
+    multiples: tuple[int, int] = (8, 8)  # N and K must be multiples of these
     needs: str = "has_tma"  # the predicate of tilelab.device that the GPU must have
     share: float = SHARE  # of the candidates that `run` tries
 
@@ -80,7 +80,7 @@ def run(tunable: Tunable, path: str, share: float | None = None) -> int:
     there is no result to compare with. A row is on disk before the next shape begins. Raises ValueError for a bad line
     or a damaged table, OSError for a file that cannot be read, and Unsupported without a GPU, all before the work.
     """
-    shapes = read_shapes(path, tunable.multiple)
+    shapes = read_shapes(path, tunable.multiples)
     _require(tunable)
     gpu, status = device.current().name, 0
     table = tuned.table_path(tunable.name, gpu)
@@ -130,21 +130,21 @@ def keep_winner(tunable: Tunable, shape: Sequence[int], dtype: str, config: Any,
     return tuned.keep(tunable.name, [found], device.current().name)[0]
 
 
-def read_shapes(path: str, multiple: int = 8) -> list[tuple[int, int, int]]:
+def read_shapes(path: str, multiples: tuple[int, int] = (8, 8)) -> list[tuple[int, int, int]]:
     """Return the shapes in a file of lines "M,N,K". ValueError, with the number of the line, for another line.
 
-    N and K must be multiples of `multiple`.
+    N and K must be multiples of `multiples`.
     """
     shapes = []
     for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), 1):
         if text := line.partition("#")[0].strip():
             try:
                 m, n, k = map(int, text.replace(",", " ").split())
-                if not 0 < min(m, n, k) <= max(m, n, k) < 2**31 or n % multiple or k % multiple:
+                if not 0 < min(m, n, k) <= max(m, n, k) < 2**31 or n % multiples[0] or k % multiples[1]:
                     raise ValueError
             except ValueError:
-                raise ValueError(f"line {number} of {path} must be M,N,K, each below 2^31, N and K multiples of "
-                                 f"{multiple}; it is {text[:40]!r}.") from None
+                raise ValueError(f"line {number} of {path} must be M,N,K, each below 2^31, N a multiple of "
+                                 f"{multiples[0]} and K of {multiples[1]}; it is {text[:40]!r}.") from None
             shapes.append((m, n, k))
     if not shapes:
         raise ValueError(f"{path} holds no shapes; a line is M,N,K.")

@@ -49,7 +49,7 @@ def choose_path(form_a: str, form_b: str, mnk: tuple[int, int, int], target: str
         if (form_a, form_b) != PAIR:
             raise ValueError(f"A in {PAIR[0]} goes with B in {PAIR[1]}; they are in {form_a} and {form_b}.")
         _require_multiple("K", k, fp8.BLOCK)
-        _require_multiple("N", n, fp8.BLOCK)
+        _require_multiple("N", n, fp8.N_MULTIPLE, "because TMA stores rows of whole 16 bytes")
         if not limit.has_wgmma:
             raise device.Unsupported(f"fp8 with float32 block scales needs WGMMA (sm_90a); the target is {target}: "
                                      "quantise to mxfp8_e4m3 or decode both operands.")
@@ -64,9 +64,9 @@ def choose_path(form_a: str, form_b: str, mnk: tuple[int, int, int], target: str
     return "native" if suits and n % 8 == 0 and k % 32 == 0 else "emulated"  # TMA moves whole 16 bytes
 
 
-def _require_multiple(name: str, size: int, block: int) -> None:
-    if size < 1 or size % block:
-        raise ValueError(f"{name} is {size}; it must be a multiple of {block}, the side of a block.")
+def _require_multiple(name: str, size: int, multiple: int, reason: str = "the side of a block") -> None:
+    if size < 1 or size % multiple:
+        raise ValueError(f"{name} is {size}; it must be a multiple of {multiple}, {reason}.")
 
 
 def explain_path(form: str, target: str, path: str) -> str:

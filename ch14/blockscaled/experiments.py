@@ -160,36 +160,26 @@ def measure_shapes():
 def measure_peers():
     """Check fp8 with block scales and time it beside DeepGEMM, interleaved, at PEER_SHAPES.
 
-    Rows are those of tilelab.peers.compare. The course's kernel takes whole blocks of 128 columns. Where N ends within
-    a block, the course multiplies by a weight that is padded to `padded_n`, and DeepGEMM by one that is not.
+    Rows are those of tilelab.peers.compare.
     """
     deep_gemm, rows = peers.find("deep_gemm"), []
-    padded = {shape: (shape[0], math.ceil(shape[1] / fp8.BLOCK) * fp8.BLOCK, shape[2]) for shape in PEER_SHAPES}
     if not deep_gemm.reason:
-        build.compile_ahead(fp8_jobs({*map(best_config, padded.values())}))
-    for (m, n, k), shape in padded.items():
-        row = {"shape": [m, n, k], "padded_n": shape[1], "config": str(best_config(shape))}
+        build.compile_ahead(fp8_jobs({*map(best_config, PEER_SHAPES)}))
+    for shape in PEER_SHAPES:
+        (m, n, k), row = shape, {"shape": list(shape), "config": str(best_config(shape))}
         if deep_gemm.reason:
             rows.append(peers.fail(deep_gemm, deep_gemm.reason) | row)
             continue
         rows += [found | row for found in peers.compare(
-            prepare_course(), {deep_gemm: prepare_narrower(deep_gemm.prepare_fp8, n)},
-            functools.partial(fp8_operands, *shape), functools.partial(find_fault, fp8_operands(*shape), n),
-            verify_fp8(shape), flops=2 * m * n * k, nbytes=operand_bytes(m, n, k), rounds=12, warm_s=0.15)]
+            prepare_course(), {deep_gemm: deep_gemm.prepare_fp8}, functools.partial(fp8_operands, *shape),
+            functools.partial(find_fault, fp8_operands(*shape)), verify_fp8(shape), flops=2 * m * n * k,
+            nbytes=operand_bytes(*shape), rounds=12, warm_s=0.15)]
     return rows
 
 
-def prepare_narrower(prepare, n: int):
-    """Return a candidate on `fp8_operands` that multiplies by the first `n` columns of b only."""
-    def prepare_columns(a, b, scale_a, scale_b, out):
-        return prepare(a, b[:, :n], scale_a, scale_b, out[:, :n].contiguous())
-
-    return prepare_columns
-
-
-def find_fault(tensors, n: int, prepare) -> str:
-    """Return what is wrong with the first `n` columns that a candidate of bench.compare computes, or ""."""
-    error = check.relative_error(prepare(*tensors)(), fp8.spec(*tensors[:4])[:, :n])
+def find_fault(tensors, prepare) -> str:
+    """Return what is wrong with the product that a candidate of bench.compare computes, or ""."""
+    error = check.relative_error(prepare(*tensors)(), fp8.spec(*tensors[:4]))
     return "" if error <= check.TOLERANCE[BF16] else f"the error {error:.1e} is above {check.TOLERANCE[BF16]:.1e}"
 
 

@@ -17,6 +17,9 @@
 // in shared memory. Warps that the producer's group has to spare then apply bias and activation, and store, while the
 // consumers multiply the next tile. Source: DeepSeek-V3, section 3.3.2 (arXiv 2412.19437).
 //
+// A tile may reach past the ends of M and N. There TMA loads zeros and stores nothing. N is a multiple of 8, because
+// TMA stores rows of whole 16 bytes, and of 128 if C is MXFP8.
+//
 // -D options are BLOCK_N (columns of a tile, 64 or 128), CONSUMERS (64 rows each), SCRATCH (1 or 2) and STAGES. SPLIT
 // is 0 or 1. The raster keeps GROUP rows of tiles together. BIAS is 0 or 1. ACTIVATION is 0, 1 (SiLU) or 2 (GELU). MX
 // is 1 if C is MXFP8 and not bf16. EPILOGUE_WARPS is 0 to 3; above 0, SPLIT and MX are 0.
@@ -56,13 +59,15 @@ __device__ __forceinline__ float apply_activation(float value) {
     return value;
 }
 
-// Apply bias and activation to a fragment (see wgmma.cuh) or to part of one. d[0] of this thread is in `column`.
+// Apply bias and activation to a fragment (see wgmma.cuh) or to part of one. d[0] of this thread is in `column`. The
+// bias has N elements. Columns from N on are not stored, so they need none.
 template <int COUNT>
-__device__ __forceinline__ void apply_bias_and_activation(float (&d)[COUNT], const u32* bias, int column) {
+__device__ __forceinline__ void apply_bias_and_activation(float (&d)[COUNT], const u32* bias, int column,
+                                                          int N) {
 #pragma unroll
     for (int i = 0; i < COUNT; i += 4) {
         if constexpr (BIAS) {
-            const u32 pair = __ldg(bias + (column + 2 * i) / 2);
+            const u32 pair = column + 2 * i < N ? __ldg(bias + (column + 2 * i) / 2) : 0;
             const float low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xFFFF0000);
             d[i] += low, d[i + 1] += high, d[i + 2] += low, d[i + 3] += high;
         }
@@ -134,7 +139,7 @@ __device__ __forceinline__ void epilogue(float (&acc)[SUMS], const TensorMap& c_
                                          const u32* bias, unsigned char* scales, int row, int column, int M, int N,
                                          u32 barrier) {
     const bool leader = threadIdx.x % 128 == 0;
-    apply_bias_and_activation(acc, bias, column + threadIdx.x % 4 * 2);
+    apply_bias_and_activation(acc, bias, column + threadIdx.x % 4 * 2, N);
 #pragma unroll
     for (int half = 0; half < (MX ? 1 : BLOCK_N / 64); ++half) {
         const u32 buffer = staged + staged_parts++ % BUFFERS * PART_BYTES;
@@ -153,7 +158,7 @@ __device__ __forceinline__ void epilogue(float (&acc)[SUMS], const TensorMap& c_
 
 // Store 16 rows of C whose sums a consumer's warp has left in `slot`. Returns before TMA has read shared memory.
 __device__ __forceinline__ void store_slot(const float4* slot, const TensorMap& c_map, u32 staged, u32& staged_parts,
-                                           const u32* bias, int row, int column) {
+                                           const u32* bias, int row, int column, int N) {
     const u32 lane = threadIdx.x % 32;
     for (int half = 0; half < BLOCK_N / 64; ++half) {
         const u32 buffer = staged + staged_parts++ % BUFFERS * ROWS_BYTES;
@@ -163,7 +168,7 @@ __device__ __forceinline__ void store_slot(const float4* slot, const TensorMap& 
         for (int j = 0; j < 64; j += 16) {
             const float4 left = slot[(half * 8 + j / 8) * 32 + lane], right = slot[(half * 8 + j / 8 + 1) * 32 + lane];
             float d[8] = {left.x, left.y, left.z, left.w, right.x, right.y, right.z, right.w};
-            apply_bias_and_activation(d, bias, column + half * 64 + j + lane % 4 * 2);
+            apply_bias_and_activation(d, bias, column + half * 64 + j + lane % 4 * 2, N);
             stage_bf16(d, buffer, 0, j);
         }
         fence_proxy_async();
@@ -251,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 
-    const int tiles_m = (M + BLOCK_M - 1) / BLOCK_M, tiles_n = N / BLOCK_N, steps = K / BLOCK_K;
+    const int tiles_m = (M + BLOCK_M - 1) / BLOCK_M, tiles_n = (N + BLOCK_N - 1) / BLOCK_N, steps = K / BLOCK_K;
     if (!SPLIT) splits = 1;  // a constant for the compiler
     const int works = tiles_m * tiles_n * splits;  // tiles, or splits of tiles
     auto first_step = [&](int split) { return static_cast<int>(static_cast<long long>(steps) * split / splits); };
@@ -283,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     mbarrier_wait(slot_full + 8 * slot, phase);
                     if (row < M)
                         store_slot(slots + slot * SLOT_VECTORS, c_map, staged, staged_parts, bias, row,
-                                   tile.n * BLOCK_N);
+                                   tile.n * BLOCK_N, N);
                     mbarrier_arrive(slot_empty + 8 * slot);  // every lane says that it has read its part
                 }
             }

@@ -23,6 +23,7 @@ from tilelab.tensor_map import make_tensor_map
 
 SOURCE = pathlib.Path(__file__).with_name("fp8.cu")
 BLOCK = 128  # A scale covers so many columns of K and of B. The widest swizzle has rows of 128 bytes.
+N_MULTIPLE = 8  # TMA stores rows of whole 16 bytes, and C is bfloat16
 ACTIVATIONS = (None, "silu", "gelu")
 MAX_SPLITS = 64
 FLOPS_PER_CLOCK = 8192  # of a Hopper SM in fp8, twice the rate of bf16
@@ -119,7 +120,7 @@ SQUARE, TALL, LOW, THIN = Fp8Config(), Fp8Config(3, 1, 4), Fp8Config(2, 2, 7, 64
 
 def configs() -> dict[str, Fp8Config]:
     """Return configurations by name. `best_config` takes `thin` up to 64 rows, `low` up to 128, and for more rows the
-    one of `square`, `tall` and `low` that `predict_us` expects to be fastest."""
+    one that `predict_us` expects to be fastest."""
     return {"square": SQUARE, "tall": TALL, "low": LOW, "thin": THIN}
 
 
@@ -131,7 +132,7 @@ def best_config(m: int, n: int, k: int, sms: int, mx: bool = False) -> Fp8Config
     wave, and a narrower one fills SMs that would be idle. An MXFP8 output (`mx`) needs 128 columns.
     """
     if m > 128:
-        tiles = (SQUARE,) if mx else (SQUARE, TALL, LOW)
+        tiles = (SQUARE,) if mx else (SQUARE, TALL, LOW, THIN)
         config = min(tiles, key=lambda tile: predict_us(tile, m, n, k, sms))
         return dataclasses.replace(config, group=16 if m >= 4096 else 8, pdl=True)
     config = THIN if m <= 64 else LOW
@@ -160,7 +161,7 @@ def predict_us(config: Fp8Config, m: int, n: int, k: int, sms: int) -> float:
 
 def operand_bytes(m: int, n: int, k: int) -> int:
     """Return the bytes that a product moves at least: fp8 operands and their scales once, C in bf16 once."""
-    return (m + n) * k + 4 * (m * k // 128 + n * k // 128**2) + 2 * m * n
+    return (m + n) * k + 4 * (m + math.ceil(n / BLOCK)) * (k // BLOCK) + 2 * m * n
 
 
 def tuned_source() -> str:
@@ -179,7 +180,7 @@ def find_best(m: int, n: int, k: int, sms: int, mx: bool = False) -> tuple[Fp8Co
 def spec(a, b, scale_a, scale_b, bias=None, activation=None):
     """Return the product in float64. Arguments as for `fp8`."""
     left = a.double() * scale_a.double().repeat_interleave(BLOCK, 1)
-    right = b.double() * scale_b.double().repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+    right = b.double() * scale_b.double().repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:, :b.shape[1]]
     c = left @ right if bias is None else left @ right + bias.double()
     return c if activation is None else getattr(F, activation)(c)
 
@@ -192,12 +193,14 @@ def _check_operands(a, b, scale_a, scale_b, bias) -> tuple[int, int, int]:
     (m, k), (inner, n) = a.shape, b.shape
     if inner != k:
         raise ValueError(f"a (M, K) and b (K, N) differ in K: a is {m} x {k} and b is {inner} x {n}.")
-    if k % BLOCK or n % BLOCK or max(m, n, k) > LARGEST:
-        raise ValueError(f"M, N and K are {m}, {n} and {k}; N and K must be multiples of {BLOCK}, the extent of a "
-                         "scale, and all at most 2^30: pad with zeros.")
+    if k % BLOCK or n % N_MULTIPLE or max(m, n, k) > LARGEST:
+        raise ValueError(f"M, N and K are {m}, {n} and {k}; K must be a multiple of {BLOCK}, the extent of a scale, N "
+                         f"a multiple of {N_MULTIPLE}, because TMA stores rows of whole 16 bytes, and all at most "
+                         "2^30: pad with zeros.")
     operands.require_tensor("b.T", b.T, "fp8", contiguous=True)
     operands.require_tensor("scale_a", scale_a, "fp8", dtype=torch.float32, shape=(m, k // BLOCK), on=a.device)
-    operands.require_tensor("scale_b", scale_b, "fp8", dtype=torch.float32, shape=(k // BLOCK, n // BLOCK), on=a.device)
+    operands.require_tensor("scale_b", scale_b, "fp8", dtype=torch.float32, shape=(k // BLOCK, math.ceil(n / BLOCK)),
+                            on=a.device)
     operands.require_tensor("scale_b.T", scale_b.T, "fp8", contiguous=True)
     if bias is not None:
         operands.require_tensor("bias", bias, "fp8", dtype=torch.bfloat16, shape=(n,), on=a.device, contiguous=True,
@@ -216,6 +219,8 @@ def _check_out(out, out_scales, packed_as, m: int, n: int, read: dict) -> None:
         if packed_as != ("mxfp8_e4m3", False, (m, n)):
             raise ValueError(f"a Packed out must be {(m, n)} in mxfp8_e4m3 with rows of scales; it is {shape} in "
                              f"{form}{', tiled' * tiled}.")
+        if n % BLOCK:
+            raise ValueError(f"N is {n}; for an MXFP8 output it must be a multiple of {BLOCK}: pad b with zeros.")
         written = {"out": out, "the scales of out": out_scales}
         for name, tensor in written.items():
             operands.require_tensor(name, tensor, "fp8", on=where, aligned=16)
@@ -293,13 +298,13 @@ def fp8(a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, config=
     """Return activation(C + bias), C (M, N) = the sum over blocks of 128 along K of scale_a scale_b (A B).
 
     The matrices a (M, K) and b (K, N) are float8_e4m3fn. As for torch's scaled_mm, a is contiguous and b has K
-    contiguous (pass weight.T). M is anything, K and N are multiples of 128. The float32 scale_a (M, K / 128) is copied
-    unless it lies column by column, with columns at multiples of 16 bytes. The float32 scale_b (K / 128, N / 128) has K
-    contiguous (pass scales.T). The bias (N,) is bfloat16, `activation` None, "silu" or "gelu" (exact). `out` is
-    bfloat16 (M, N), or a Packed of ch14.mx_formats in mxfp8_e4m3: then the bfloat16 result is quantised, bit for bit as
-    mx_formats.quantise does. `config` is an Fp8Config, "best" or a name of `configs`. The same launch gives the same
-    bits. Under torch.compile, call ch14.blockscaled.matmul or torch.ops.tiles.fp8. Raises ValueError for arguments that
-    do not fit and tilelab.device.Unsupported without WGMMA.
+    contiguous (pass weight.T). M is anything, K a multiple of 128 and N a multiple of 8. The float32 scale_a
+    (M, K / 128) is copied unless it lies column by column, with columns at multiples of 16 bytes. The float32 scale_b
+    (K / 128, N / 128 rounded up) has K contiguous (pass scales.T). The bias (N,) is bfloat16, `activation` None, "silu"
+    or "gelu" (exact). `out` is bfloat16 (M, N), or a Packed of ch14.mx_formats in mxfp8_e4m3: then the bfloat16 result
+    is quantised, bit for bit as mx_formats.quantise does, and N is a multiple of 128. `config` is an Fp8Config, "best"
+    or a name of `configs`. The same launch gives the same bits. Under torch.compile, call ch14.blockscaled.matmul or
+    torch.ops.tiles.fp8. Raises ValueError for arguments that do not fit and tilelab.device.Unsupported without WGMMA.
     """
     if operators.is_traced(a, b, scale_a, scale_b, bias):
         return prepare(a, b, scale_a, scale_b, bias=bias, activation=activation, out=out, config=config)()

@@ -77,4 +77,5 @@ TUNABLE = Tunable(
     "fp8", "scaled_mm", find_candidates,
     lambda config, m, n, k: fp8.predict_us(config, m, n, k, device.current().sms or 132), make_inputs,
     lambda config, a, b, out, scale_a, scale_b: fp8.prepare(a, b, scale_a, scale_b, out=out, config=config),
-    prepare_peer, lambda config, m, n, k: fp8.job(config), fp8.tuned_source, "fp8", BLOCK, "has_wgmma", 1.0)
+    prepare_peer, lambda config, m, n, k: fp8.job(config), fp8.tuned_source, "fp8", (fp8.N_MULTIPLE, BLOCK),
+    "has_wgmma", 1.0)

@@ -135,8 +135,8 @@ def test_the_tables_of_the_repository_hold_configurations_that_run(monkeypatch):
 
 
 @pytest.mark.parametrize("text, said", [("16,4096,4096\nx,1,2", "line 2 of"), ("16,4096", "line 1 of"),
-                                        ("0,8,8", "line 1 of"), ("8,9,8", "multiples of 8"), ("# nothing", "no shapes"),
-                                        (f"{2**31},8,8", "below 2")])
+                                        ("0,8,8", "line 1 of"), ("8,9,8", "N a multiple of 8 and K of 8"),
+                                        ("# nothing", "no shapes"), (f"{2**31},8,8", "below 2")])
 def test_a_bad_line_of_shapes_is_one_sentence(text, said, tmp_path):
     (tmp_path / "shapes.txt").write_text(text)
     with pytest.raises(ValueError, match=said):
@@ -146,6 +146,8 @@ def test_a_bad_line_of_shapes_is_one_sentence(text, said, tmp_path):
 def test_shapes_are_read(tmp_path):
     (tmp_path / "shapes.txt").write_text("16,4096,4096  # a layer\n\n64 8 72\n")
     assert tune.read_shapes(str(tmp_path / "shapes.txt")) == [(16, 4096, 4096), (64, 8, 72)]
+    with pytest.raises(ValueError, match="line 3 of .* N a multiple of 8 and K of 128; it is '64 8 72'"):
+        tune.read_shapes(str(tmp_path / "shapes.txt"), (8, 128))
 
 
 def test_the_tuner_tries_first_what_the_model_prefers():

@@ -1,4 +1,4 @@
-"""The fp8 kernel with epilogue warps in the emulator: right results on ragged shapes, whatever waits for what."""
+"""The fp8 kernel in the emulator, with and without epilogue warps: right on ragged shapes, whatever waits for what."""
 
 import ctypes
 import functools
@@ -70,13 +70,26 @@ def test_it_is_right_in_every_order(config, shape, activation):
     assert run(config, shape, emulator.SEEDS, activation=activation) < 2**-7
 
 
+@pytest.mark.parametrize("config", [
+    Fp8Config(stages=4), Fp8Config(3, 1, 3), Fp8Config(1, 2, 5, 64), Fp8Config(stages=4, epilogue_warps=2),
+    Fp8Config(1, 2, 5, 64, epilogue_warps=3)], ids=str)
+@pytest.mark.parametrize("shape", [(70, 64, 256), (130, 192, 384), (70, 200, 256), (20, 2112, 128)])
+def test_n_may_end_within_a_block(config, shape):
+    assert run(config, shape, emulator.SEEDS) < 2**-7
+
+
+def test_a_last_tile_that_is_left_out_is_found():
+    change = "tiles_n = (N + BLOCK_N - 1) / BLOCK_N", "tiles_n = N / BLOCK_N"
+    assert not run(Fp8Config(1, 2, 5, 64), (20, 200, 256), emulator.SEEDS[:1], change) < 2**-7
+
+
 @pytest.mark.parametrize("change", [
     ("mbarrier_wait(slot_empty + 8 * slot, slot_phase ^ 1);", ""), ("slot_phase ^= 1;", ""),
     ("mbarrier_wait(slot_full + 8 * slot, phase);", ""),
     ("        fence_proxy_async();\n        __syncwarp();", "        __syncwarp();"),
     ("if (lane == 0) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous rows", ""),
     ("tile.m * BLOCK_M + slot * 16", "tile.m * BLOCK_M + slot * 8"),
-    (", row,\n                                   tile.n * BLOCK_N);", ", row, 0);")])
+    (", row,\n                                   tile.n * BLOCK_N, N);", ", row, 0, N);")])
 def test_a_planted_fault_is_found(change):
     config, found = Fp8Config(stages=4, epilogue_warps=2), 0
     for shape in ((450, 512, 128), (200, 384, 256)):

@@ -32,6 +32,7 @@ def test_spec_is_the_product_of_what_the_blocks_stand_for():
     assert torch.allclose(spec(a, b, scale_a, scale_b), left @ right.T, rtol=1e-12)
     wanted = torch.nn.functional.silu(left @ right.T + bias.double())
     assert torch.allclose(spec(a, b, scale_a, scale_b, bias, "silu"), wanted, rtol=1e-12)
+    assert torch.allclose(spec(a, b[:, :200], scale_a, scale_b), (left @ right.T)[:, :200], rtol=1e-12)
 
 
 @pytest.mark.parametrize("given, message", [
@@ -50,6 +51,9 @@ def test_the_choice():
     for shape in ((1024, 2176, 7168), (4096, 2176, 7168)):  # 136 and 544 tiles of 128 x 128 need a wave more
         assert best_config(*shape, 132).block_m == 192 and best_config(*shape, 132, mx=True).block_m == 128
     assert best_config(256, 4096, 7168, 132).block_n == 64  # 128 tiles instead of 64 on 132 SMs
+    wave = best_config(256, 2112, 7168, 132)  # 132 tiles of 64 x 64 on 132 SMs
+    assert (wave.block_m, wave.block_n, wave.tiles(256, 2112)) == (64, 64, 132)
+    assert best_config(256, 2176, 7168, 132).block_m == 128  # 136 tiles of 64 x 64 need a wave more
     for shape in ((256, 7168, 2048), (2048, 4096, 7168), (2048, 7168, 18432), (4096, 4096, 7168), (8192, 4096, 7168)):
         assert best_config(*shape, 132).block_m == best_config(*shape, 132).block_n == 128
     assert best_config(64, 7168, 16384, 132).block_m == 64 and best_config(65, 7168, 2048, 132).block_m == 128
@@ -98,10 +102,12 @@ def test_bad_input_gets_one_sentence():
     shifted = torch.cat([a, a]).flatten()[1:1281].view(5, 256)
     refused("a must start at a multiple of 16 bytes; it starts 1", ("a", shifted))
     refused("a .M, K. and b .K, N. differ in K: a is 5 x 256 and b is 128 x 256", ("b", b[:128]))
-    refused("M, N and K are 5, 256 and 64; N and K must be multiples of 128", ("a", a[:, :64].contiguous()),
+    refused("M, N and K are 5, 256 and 64; K must be a multiple of 128", ("a", a[:, :64].contiguous()),
             ("b", b.T[:, :64].contiguous().T))
+    refused("M, N and K are 5, 252 and 256; .* N a multiple of 8, because TMA stores", ("b", b[:, :252]))
     refused("scale_a must be 5 x 2; it is 5 x 1", ("scale_a", scale_a[:, :1]))
     refused("scale_b must be 2 x 2", ("scale_b", torch.ones(2, 3)))
+    refused("scale_b must be 2 x 1", ("b", b[:, :64]))
     refused("scale_b.T must be contiguous", ("scale_b", scale_b.contiguous()))
     refused("scale_b must be in memory", ("scale_b", scale_b.to("meta")))
     refused("requires a gradient", ("scale_b", scale_b.clone().requires_grad_()))
@@ -114,6 +120,8 @@ def test_bad_input_gets_one_sentence():
     twice = Packed(number_formats.lookup("mxfp8_e4m3"), (5, 256), room[:1280].view(5, 256), room[1264:1304].view(5, 8))
     refused("lies in the memory of", out=twice)
     refused("with rows of scales; it is .* tiled", out=mx_formats.empty((5, 256), "mxfp8_e4m3", tiled=True))
+    refused("N is 192; for an MXFP8 output it must be a multiple of 128", ("b", b[:, :192]),
+            out=mx_formats.empty((5, 192), "mxfp8_e4m3"))
 
 
 @pytest.mark.skipif(HERE == "cuda", reason="without WGMMA")
@@ -170,7 +178,8 @@ def run_and_check(config, m, n, k, bias=False, activation=None):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(1, 128, 128), (7, 384, 128), (64, 256, 1664), (129, 128, 640), (1000, 640, 384)])
+@pytest.mark.parametrize("shape", [(1, 128, 128), (7, 384, 128), (64, 256, 1664), (129, 128, 640), (1000, 640, 384),
+                                   (1, 64, 128), (65, 8, 256), (129, 192, 640), (300, 200, 1664), (256, 2112, 896)])
 def test_every_configuration_on_the_gpu(shape):
     device.require("has_wgmma", "this test", "skip it")
     for config in configs().values():
@@ -190,6 +199,14 @@ def test_epilogues_on_the_gpu(m):
                      out=mx_formats.empty((m, 384), "mxfp8_e4m3", "cuda"))
         wanted = mx_formats.quantise(out, "mxfp8_e4m3")
         assert torch.equal(packed.values, wanted.values) and torch.equal(packed.scales, wanted.scales)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [8, 64, 192, 200, 2112])
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_the_bias_of_an_n_that_ends_within_a_block(n, activation):
+    for config in ("square", "tall", "thin", Fp8Config(1, 2, 5, 64, splits=2), Fp8Config(stages=4, epilogue_warps=2)):
+        run_and_check(config, 133, n, 512, True, activation)
 
 
 @pytest.mark.gpu

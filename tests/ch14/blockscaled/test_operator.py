@@ -84,12 +84,13 @@ def test_what_has_no_path():
             (("nvfp4", "mxfp8_e4m3", (8, 8, 48), "sm_90a"), "K is 48; it must be a multiple of 32"),
             (("bf16", "mxfp4", (65, 8, 32), "sm_90a"), "takes 1 to 64"),
             (("bf16", "nvfp4", (8, 8, 32), "sm_90a"), "weights in mxfp4, not in 'nvfp4'"),
-            (("fp8_1x128", "fp8_128x128", (8, 200, 128), "sm_90a"), "N is 200; it must be a multiple of 128"),
+            (("fp8_1x128", "fp8_128x128", (8, 204, 128), "sm_90a"), "N is 204; it must be a multiple of 8, because"),
             (("fp8_1x128", "fp8_1x128", (8, 128, 128), "sm_90a"), "A in fp8_1x128 goes with B in fp8_128x128"),
             (("mxfp6_e3m2", "mxfp4", (8, 8, 32), "sm_90a"), "a is in mxfp6_e3m2"),
             (("int4", "mxfp4", (8, 8, 32), "sm_90a"), "unknown format 'int4'")):
         with pytest.raises(ValueError, match=message):
             blockscaled.choose_path(*given)
+    assert blockscaled.choose_path("fp8_1x128", "fp8_128x128", (8, 200, 128), "sm_90a") == "fp8"
 
 
 def test_ragged_rows_of_c_are_not_for_tma():
