@@ -43,7 +43,7 @@ class Tunable:
     job: Callable[[Any, int, int, int], build.Job]
     source: Callable[[], str]
     dtype: str = "bf16"
-    multiples: tuple[int, int] = (8, 8)  # N and K must be multiples of these
+    multiples: tuple[int, int] = (8, 8)  # the numbers that must divide N and K
     needs: str = "has_tma"  # the predicate of tilelab.device that the GPU must have
     share: float = SHARE  # of the candidates that `run` tries
 
@@ -133,7 +133,7 @@ def keep_winner(tunable: Tunable, shape: Sequence[int], dtype: str, config: Any,
 def read_shapes(path: str, multiples: tuple[int, int] = (8, 8)) -> list[tuple[int, int, int]]:
     """Return the shapes in a file of lines "M,N,K". ValueError, with the number of the line, for another line.
 
-    N and K must be multiples of `multiples`.
+    The two numbers of `multiples` must divide N and K.
     """
     shapes = []
     for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), 1):

@@ -55,16 +55,23 @@ def prepare_course(config="best", **options):
 def prepare_torch(a, b, scale_a, scale_b, out):
     """Multiply by torch with the same scales, in cuBLASLt. It needs padded scales unless 4 divides K / 128.
 
-    torch wants no gap between the columns of `scale_a`, and cuBLASLt wants each at a multiple of 16 bytes. So where 4
-    does not divide M, the launch multiplies rows of zeros, too; they are appended here.
+    torch wants no gap between the columns of `scale_a`, and cuBLASLt wants each at a multiple of 16 bytes. Its scales
+    of B are of whole blocks. So where 4 does not divide M, or 128 does not divide N, the launch multiplies rows of
+    zeros, too; they are appended here.
     """
-    m = a.shape[0]
+    def append_zeros(matrix, more):
+        zeros = matrix.new_zeros(more, matrix.shape[1], dtype=torch.uint8)
+        return torch.cat([matrix.view(torch.uint8), zeros]).view(matrix.dtype)
+
+    m, n = a.shape[0], b.shape[1]
     if more := -m % 4:
-        a = torch.cat([a.view(torch.uint8), a.new_zeros(more, a.shape[1], dtype=torch.uint8)]).view(a.dtype)
+        a = append_zeros(a, more)
         scale_a = torch.cat([scale_a.T, scale_a.new_ones(scale_a.shape[1], more)], 1).T
+    if more := -n % fp8.BLOCK:
+        b = append_zeros(b.T, more).T
 
     return lambda: scaled_mm(a, b, scale_a, ScalingType.BlockWise1x128, scale_b, ScalingType.BlockWise128x128,
-                             output_dtype=BF16)[:m]
+                             output_dtype=BF16)[:m, :n]
 
 
 def prepare_one_scale(a, b, scale_a, scale_b, out):

@@ -69,22 +69,24 @@ def test_all_paths_are_right():
     assert [row for row in verification.check_correctness() if row["status"] != "ok"] == []
 
 
-@pytest.mark.parametrize("m", [1, 6, 8])
-def test_torch_gets_scales_without_gaps_at_multiples_of_16_bytes(m, monkeypatch):
+@pytest.mark.parametrize("m, n", [(1, 256), (6, 256), (8, 256), (6, 200), (8, 192)])
+def test_torch_gets_whole_blocks_and_scales_without_gaps_at_multiples_of_16_bytes(m, n, monkeypatch):
     def multiply(a, b, scale_a, kind_a, scale_b, kind_b, output_dtype):
         assert len(a) % 4 == 0 and scale_a.stride() == (1, len(a)) and a.is_contiguous()
+        assert len(b.T) % 128 == 0 and b.T.is_contiguous()
         return fp8.spec(a, b, scale_a, scale_b).to(output_dtype)
 
     monkeypatch.setattr(experiments, "scaled_mm", multiply)
-    given = verification.fp8_operands(m, 256, 512, "cpu")
+    given = verification.fp8_operands(m, n, 512, "cpu")
     assert torch.equal(experiments.prepare_torch(*given)(), fp8.spec(*given[:4]).bfloat16())
 
 
 @pytest.mark.gpu
 def test_peers_compute_the_same_product():
-    for m in (256, 1, 3):
-        given = verification.fp8_operands(m, 512, 1024)
+    for m, n in ((256, 512), (1, 512), (3, 512), (64, 2112)):
+        given = verification.fp8_operands(m, n, 1024)
         assert check.relative_error(experiments.prepare_torch(*given)(), fp8.spec(*given[:4])) < 2**-7
+    given = verification.fp8_operands(3, 512, 1024)
     plain = given[0].double() @ given[1].double()
     assert check.relative_error(experiments.prepare_one_scale(*given)(), plain) < 2**-5  # fast accumulation
 
