@@ -15,6 +15,7 @@ import importlib.util
 import json
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,15 +23,17 @@ import tempfile
 import torch
 import triton
 
+from ch10.wgmma_gemm import figures
 from ch14 import attention
 from ch14.attention import hopper_kernel
 from ch14.attention.configs import AttentionConfig, configs
-from tilelab import device, results, timeline, worker_pool
+from tilelab import device, plots, results, timeline, worker_pool
 from tilelab.patch import patched_source
 
 CONFIG = configs(128)["persistent"]
 SHAPE = (1, 16, 2048, 128)  # batch, heads, length, features: 256 tiles of 128 queries, each with 16 blocks of keys
-ROLES = {0: "consumer 0", 4: "consumer 1", 8: "producer"}  # by the first warp of each role
+# The role of each warp that is stamped. Triton gives the producer one of the four warps after the consumers'.
+ROLES = {0: "consumer 0", 4: "consumer 1", **dict.fromkeys(range(8, 12), "producer")}
 # One warp of each role is stamped, with clocks of 32 bits: the room in shared memory is enough for about 1,000 stamps.
 MODE = f"default:sampling_strategy=selective:sampling_options={','.join(map(str, ROLES))}:optimizations=clock32"
 PRODUCT_CYCLES = 512  # 64 x 128 x 128 at 4,096 operations per cycle: Q K^T and P V of a block take the same
@@ -108,9 +111,20 @@ def launch_copy(module, q, k, v, out, config: AttentionConfig = CONFIG) -> None:
 # ---- Proton
 
 
-def record_trace(say=lambda text: None) -> dict:
-    """Run the patched kernel once under Proton and return its Chrome trace; `say` is told each step that has worked.
+def time_kernel(launch) -> float | None:
+    """Return the microseconds that the GPU spends in the kernel of `launch`, the shortest of five, or None if unknown."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(5):
+            launch()
+        torch.cuda.synchronize()
+    return min((event.device_time for event in profile.events() if "attention_hopper_kernel" in event.name),
+               default=None)
 
+
+def record_trace(say=lambda text: None) -> tuple[dict, float | None]:
+    """Run the patched kernel under Proton. Return its Chrome trace, and the share by which the scopes lengthen it.
+
+    `say` is told each step that has worked. The share is None if CUPTI does not time a kernel under Proton.
     Raises RuntimeError if the result is wrong or no trace was written.
     """
     from triton import profiler as proton
@@ -118,6 +132,7 @@ def record_trace(say=lambda text: None) -> dict:
     say(f"Triton {triton.__version__} has Proton")
     q, k, v = (torch.randn(SHAPE, device="cuda").bfloat16() for _ in range(3))
     expected = attention.attention(q, k, v, config=CONFIG)  # also fills L2
+    plain_us = time_kernel(functools.partial(launch_copy, hopper_kernel, q, k, v, torch.empty_like(q)))
     out = torch.empty_like(q)
     with tempfile.TemporaryDirectory() as folder, patched_source(pathlib.Path(hopper_kernel.__file__),
                                                                  *scope_patch()) as patched:
@@ -131,14 +146,20 @@ def record_trace(say=lambda text: None) -> dict:
             say("the kernel with scopes has run")
         finally:
             proton.finalize(session)
+        session = proton.start(f"{folder}/timed", backend="instrumentation", data="trace", mode=MODE)
+        try:
+            with_scopes_us = time_kernel(functools.partial(launch_copy, module, q, k, v, out))
+        finally:
+            proton.finalize(session)
         paths = sorted(pathlib.Path(folder).glob("*"))
         say(f"Proton has written {', '.join(path.name for path in paths) or 'nothing'}")
         if not torch.equal(out, expected):
             raise RuntimeError("the kernel with scopes computes something else than the kernel without them.")
-        found = next((path for path in paths if path.suffix == ".chrome_trace"), None)
+        found = next((path for path in paths if path.name == "trace.chrome_trace"), None)
         if found is None:
             raise RuntimeError("Proton wrote no file trace.chrome_trace.")
-        return json.loads(found.read_text())
+        known = plain_us and with_scopes_us
+        return json.loads(found.read_text()), with_scopes_us / plain_us - 1 if known else None
 
 
 def read_trace(trace: dict, stages: int = CONFIG.num_stages, gpu: str = "", date: str = "") -> dict:
@@ -199,8 +220,8 @@ def _read_lane(lane: str, events: list[dict], zero: float, stages: int) -> list[
 
 def source() -> str:
     """Return the hash of the code that is measured."""
-    return results.source_hash(hopper_kernel, AttentionConfig, configs, scope_patch, launch_copy, record_trace,
-                               read_trace, _read_lane)
+    return results.source_hash(hopper_kernel, AttentionConfig, configs, scope_patch, launch_copy, time_kernel,
+                               record_trace, read_trace, _read_lane)
 
 
 @results.experiment("ch14_attention_timeline", source, can_run=lambda: device.current().has_wgmma)
@@ -226,6 +247,31 @@ def measure_timeline():
              "recording": timeline.keep_tiles(recording, 2)}]
 
 
+def load_recording() -> tuple[dict, str]:
+    """Return a recording of the kernel and its label: live on a Hopper GPU, else of `ch14_attention_timeline`.
+
+    Where Proton does not work, the recording is that of the record.
+    """
+    found = measure_timeline()
+    if found.rows[0]["status"] != "ok":
+        found = results.load_record("ch14_attention_timeline", source())
+    return found.rows[0]["recording"], found.label()
+
+
+def find_block_cycles(recording: dict) -> float:
+    """Return the median time, in cycles, from one product Q K^T of consumer 0 to the next of the same tile."""
+    starts = [(row["tile"], row["begin"]) for row in timeline.as_rows(recording)
+              if (row["lane"], row["kind"]) == ("consumer 0", "product") and row["stage"] < CONFIG.num_stages]
+    return statistics.median(later - begin for (tile, begin), (same, later) in zip(starts, starts[1:]) if tile == same)
+
+
+def draw_still(recording: dict, until: int, origin: str) -> plots.Picture:
+    """Return a picture of the first `until` cycles, a row for each warp role. A product bears the number of its block."""
+    rows = [{**row, "role": row["lane"], "event": row["kind"]} for row in timeline.as_rows(recording)
+            if row["end"] <= until]
+    return figures.draw_timeline(rows, title="What one program does, and when", source=origin)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Try to record and say what works. Return 0, or 1 with the error in the last line."""
     parser = argparse.ArgumentParser(prog="python -m ch14.attention.timeline", description=main.__doc__)
@@ -237,11 +283,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"The kernel needs a Hopper GPU; here is {here.describe()}.")
         return 1
     try:
-        trace = record_trace(lambda text: print(f"ok: {text}", flush=True))
+        trace, overhead = record_trace(lambda text: print(f"ok: {text}", flush=True))
         if options.trace:
             pathlib.Path(options.trace).write_text(json.dumps(trace))
         print(f"ok: the trace has {len(trace['traceEvents']):,} events, the first is {trace['traceEvents'][0]}")
-        recording = read_trace(trace, gpu=here.name, date=results.utc_now()[:10])
+        recording = read_trace(trace, gpu=here.name, date=results.utc_now()[:10]) | {"overhead": overhead}
         print(f"ok: the recording has {len(recording['events']):,} events over {recording['length']:,} cycles")
         print(timeline.make_table([recording]))
         if options.json:

@@ -108,6 +108,12 @@ def test_the_stages_of_k_and_v_fill_and_empty():
     assert len(known) == 2 * 2 * BLOCKS and all(fill[4] <= fill[5] <= fill[6] <= fill[7] for fill in known)
 
 
+def test_a_block_takes_the_time_between_two_products_of_one_tile():
+    recording = recorder.read_trace(make_trace())
+    assert recorder.find_block_cycles(recording) == 900
+    assert "one program" in recorder.draw_still(recording, 3000, "made up").get_suptitle()
+
+
 def test_a_trace_without_scopes_is_refused():
     with pytest.raises(ValueError, match="no event of load, wait, product, store"):
         recorder.read_trace({"traceEvents": [{"ph": "X", "name": "kernel", "pid": "", "tid": "", "ts": 0, "dur": 1}]})
