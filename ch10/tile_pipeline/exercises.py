@@ -256,7 +256,7 @@ def _wide_spec(x: torch.Tensor) -> torch.Tensor:
 
 
 def by_halo(kernel, box: tuple[int, int]) -> Callable:
-    """Return a function that prepares a launch with 256 threads per 32 x 128 results; `box` is that of x's map."""
+    """Return a function that prepares a launch with 256 threads per 32 x 128 results; x's map has boxes of `box`."""
     def prepare(x, out):
         blocks = -(-x.shape[1] // 128), -(-x.shape[0] // 32)
         return kernel.prepare(blocks, 256, (make_tensor_map(x, box), out, *x.shape, x.stride(0)))

@@ -96,7 +96,7 @@ def draw_tile(rows: int = 128, columns: int = 128) -> plots.Picture:
 def draw_need(machine: Machine, sides=(32, 64, 128, 256)) -> plots.Picture:
     """Draw the bytes that must arrive per second for square tiles of C, beside what DRAM and L2 deliver."""
     figure, axes = plots.new_figure(
-        sides, "DRAM alone feeds no tile of this size" + "; L2 feeds the large ones" * bool(machine.l2_tbps),
+        sides, "DRAM alone feeds none of these tiles" + "; L2 feeds the largest" * bool(machine.l2_tbps),
         _sources(f"for {machine.tflops:.0f} TFLOP/s, {machine.label}",
                  f"L2: {machine.gemm_label}" if machine.l2_tbps else ""), 2.75)
     need = [bytes_per_operation(side, side) * machine.tflops for side in sides]
@@ -109,7 +109,7 @@ def draw_need(machine: Machine, sides=(32, 64, 128, 256)) -> plots.Picture:
             axes.axhline(value, color=tone, linewidth=1.2, label=f"{text}, {value:.1f} TB/s")
     axes.set_xticks(range(len(sides)), [f"{side} × {side}" for side in sides])
     axes.set_xlabel("tile of C", fontsize=8)
-    axes.set_ylabel("TB/s for all SMs", fontsize=8)
+    axes.set_ylabel("TB/s that all SMs need", fontsize=8)
     axes.legend(fontsize=7.5, frameon=False, loc="upper right")
     return figure
 
@@ -118,7 +118,7 @@ def draw_overlap(machine: Machine, buffers: int = 3, steps: int = 6) -> plots.Pi
     """Draw when loads and products run with one buffer and with several, at the recorded lengths."""
     load, product = machine.load_cycles or 1200, machine.product_cycles or 800
     origin = f"medians of {machine.gemm_label}" if machine.load_cycles else "not measured"
-    figure, axes = canvas(f"One buffer leaves the tensor core waiting; {buffers} keep more of it busy",
+    figure, axes = canvas(f"One buffer leaves the tensor core waiting; {buffers} keep it busy for longer",
                           f"a model: a load takes {load:,.0f} cycles, a product {product:,.0f}; {origin}",
                           plots.SIZE[0], 2.05 + 0.24 * buffers)
     schedules = [_schedule(count, steps, load, product) for count in (1, buffers)]

@@ -1,5 +1,5 @@
-// What a warp group does with one tile in `notebooks/ch10_wgmma_gemm.ipynb`, which shows each function before it is used:
-// the barriers of a ring, the products of a stage, and the two ways of the sums to C. Include "wgmma.cuh" first.
+// The functions that the kernels of `notebooks/ch10_wgmma_gemm.ipynb` share. They make the barriers of a ring, multiply one
+// stage, and store the sums: in C from registers, or in a box of shared memory. Include "wgmma.cuh" first.
 #pragma once
 
 // All threads call this. Thread 0 makes RING_SIZE barriers from `full` on, for one arrival and the bytes that it announces,
