@@ -11,8 +11,8 @@ checkout. Listed are, the worst first:
 
 A ratio may fall by the sum of both spreads, and by --margin per cent of the old ratio. The margin is needed because a
 spread describes the rounds of one run, and two runs differ by more. An H200 recorded 557 ratios with a spread twice,
-with the same code and software. 71 of these ratios fell by more than both spreads. With a margin of 2 %, 7 of them fell
-too far, and with 3 % none did. A ratio without a spread comes from a quick timing, and may also fall by QUICK_MARGIN.
+with the same code and software. 71 of these ratios fell by more than both spreads. With a margin of 2 % there were 7
+such ratios, and with 3 % none. A ratio without a spread comes from a quick timing, and may also fall by QUICK_MARGIN.
 
 A time without a peer is never compared, because the clock of the GPU and the load of the CPU change it. The time of one
 call was 1.8 times as long in the next recording of the same code.
@@ -182,21 +182,24 @@ def _judge_claims(folder: pathlib.Path, records: Records) -> dict[str, str]:
 # ---- what is printed
 
 
-def describe_software(records: Records) -> str:
+def describe_software(records: Iterable[dict]) -> str:
     """Return the versions that records were made with: "torch 2.11.0+cu130, Triton 3.6.0"."""
-    made = collections.Counter((record["versions"].get("torch"), record["versions"].get("triton"))
-                               for record in records.values())
+    made = dict.fromkeys((record["versions"].get("torch"), record["versions"].get("triton")) for record in records)
     return " and ".join(f"torch {torch or 'unknown'}, Triton {triton or 'unknown'}" for torch, triton in made)
 
 
 def describe(old: Records, new: Records) -> str:
-    """Return two lines: the GPU with both sets of software, and how much was compared."""
-    names = dict.fromkeys(record["device"]["name"] for key, record in old.items() if key in new)
-    both = old.keys() & new.keys()
+    """Return a line that names each GPU with both sets of software, and a line that says how much was compared."""
+    both = [key for key in old if key in new]
+    software = {}
+    for gpu, _ in both:
+        sides = ([record for (other, _), record in records.items() if other == gpu] for records in (old, new))
+        software[gpu] = " -> ".join(map(describe_software, sides))
+    names = {gpu: old[gpu, name]["device"]["name"] for gpu, name in both}
     changed = sum(old[key]["source"] != new[key]["source"] for key in both)
     rows = sum(len(old[key]["rows"]) for key in both)
-    return (f"{' and '.join(names)}: {describe_software(old)} -> {describe_software(new)}.\n{len(both)} of {len(old)} "
-            f"records are in both, with {rows:,} rows; the measured code of {changed or 'none'} differs.")
+    return ("; ".join(f"{names[gpu]}: {versions}" for gpu, versions in software.items()) + f".\n{len(both)} of "
+            f"{len(old)} records are in both, with {rows:,} rows; the measured code of {changed or 'none'} differs.")
 
 
 def _shorten(text: str) -> str:

@@ -51,7 +51,7 @@ def stack_name(torch_version: str) -> str:
 def find_folder() -> pathlib.Path:
     """Return the folder for the headlines of this GPU and this version of torch, which need not exist.
 
-    It is results/<gpu>/, or results/<gpu>/torch-2.13/ where results/<gpu>/ holds headlines of another version.
+    The folder is results/<gpu>/, or results/<gpu>/torch-2.13/ where results/<gpu>/ holds headlines of another version.
     """
     folder = results.results_folder() / device.current().slug
     recorded = {stack_name(results.read(path)["versions"]["torch"]) for name in EXPERIMENTS
@@ -82,7 +82,7 @@ def compare_headline(old: dict | None, new: dict | None, fields: dict) -> list[s
 def make_page(folder: pathlib.Path, other: pathlib.Path) -> str:
     """Return the Markdown page that shows the headlines of two folders of records of one GPU.
 
-    ValueError if a folder holds none of them.
+    ValueError for a folder without a headline's record.
     """
     found = [{name: results.read(path) for name in EXPERIMENTS if (path := each / f"{name}.json").exists()}
              for each in (folder, other)]
