@@ -7,6 +7,7 @@ clock.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 
 from tilelab import plots, results
@@ -15,7 +16,8 @@ from tilelab import plots, results
 # The configuration is last, because each GPU may have its own best one.
 KEYS = ("workload", "op", "case", "format", "what", "name", "shape", "dtype", "layout", "causal")
 FURTHER_KEYS = ("how", "loop", "epilogue", "gpus", "kernel", "config", "kind", "ingredient", "stages", "splits",
-                "block_m", "block_n", "num_warps", "num_stages", "peer")
+                "block_m", "block_n", "num_warps", "num_stages", "peer", "tool", "rule", "program", "fault", "hunt",
+                "triton", "target")
 MARKS = (("o", "#0072B2"), ("s", "#D55E00"), ("^", "#009E73"), ("D", "#CC79A7"), ("v", "#E69F00"), ("P", "#56B4E9"))
 
 
@@ -44,6 +46,29 @@ def _identifying_keys(records: Sequence[results.Record]) -> list[str]:
             break
         keys.append(further)
     return keys
+
+
+def _number_rows(rows: Sequence[dict], keys: Sequence[str]) -> dict[tuple, dict]:
+    """Return {(values of the keys, how many rows before have the same ones): row}."""
+    counts, numbered = collections.Counter(), {}
+    for row in rows:
+        key = _row_key(row, keys)
+        numbered[key, counts[key]] = row
+        counts[key] += 1
+    return numbered
+
+
+def pair_rows(old: dict, new: dict) -> list[tuple[str, dict, dict | None]]:
+    """Return for each row of the record `old` its name, the row, and the same row of the record `new`, or None.
+
+    Rows with the same keys are the same row. Where the keys do not identify a row, the order of the rows does. The name
+    holds the keys that vary.
+    """
+    keys = _identifying_keys([results.Record(record, live=False) for record in (old, new)])
+    old_rows, new_rows = (_number_rows(record["rows"], keys) for record in (old, new))
+    varied = [key for key in keys if len({_row_key(row, [key]) for row in old["rows"]}) > 1]
+    return [(", ".join(filter(None, (results.format_cell(row.get(name)) for name in varied))), row, new_rows.get(key))
+            for key, row in old_rows.items()]
 
 
 def _match_rows(records: Sequence[results.Record], value: str,

@@ -3,9 +3,14 @@
 Each notebook runs in a fresh kernel with TILES_RECORD=1, so that its experiments write results/, and is written back in
 place once it has run to its end. --tests also runs the tests and keeps their summary in results/<gpu>/tests.json.
 --side-by-side runs one notebook on each of several GPUs of one model at a time. That is faster, and the measurements
-are less quiet, because their launches share the CPU. Only one recording runs at a time. Exit status: 0 if all ran, 1 if
-a notebook or a test failed, 2 for bad usage, no GPU, another recording, too little free memory or nowhere to write,
-130 if interrupted.
+are less quiet, because their launches share the CPU.
+
+--experiments measures experiments by name, without their notebooks. Without names it measures the headlines of
+tilelab.headlines, in about two minutes. --to names a folder for these records. The default is results/<gpu>/, or a
+folder in it such as torch-2.13 where it holds headlines of another version of torch.
+
+Only one recording runs at a time. Exit status: 0 if all ran, 1 if a notebook, an experiment or a test failed, 2 for bad
+usage, no GPU, another recording, too little free memory or nowhere to write, 130 if interrupted.
 """
 
 from __future__ import annotations
@@ -13,14 +18,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
+import importlib
 import json
 import pathlib
+import pkgutil
 import re
 import time
+from collections.abc import Callable
 
 import filelock
 
-from tilelab import cli, device, notebook, results, suite
+from tilelab import cli, device, headlines, notebook, results, suite
 
 ROOT = pathlib.Path(__file__).parents[1]
 ALONE = ("ch14_sweep", "claims")  # the first measures on all GPUs, and the second judges all records
@@ -47,6 +56,18 @@ def _find_notebooks(names: list[str] | None) -> list[pathlib.Path]:
     return [found[stem] for stem in stems]
 
 
+def _find_experiments(names: list[str]) -> dict[str, Callable]:
+    """Return the experiments with these names (default: the headlines). ValueError for an unknown name."""
+    for chapter in sorted(path.name for path in ROOT.glob("ch[0-9][0-9]")):
+        for module in pkgutil.walk_packages([str(ROOT / chapter)], f"{chapter}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)  # registers its experiments
+    names = names or headlines.EXPERIMENTS
+    if unknown := [name for name in names if name not in results.EXPERIMENTS]:
+        raise ValueError(f"unknown experiment {', '.join(unknown)}; each file in results/ is named after one")
+    return {name: results.EXPERIMENTS[name] for name in names}
+
+
 def _check_memory(gpus: list[str]) -> None:
     """Raise RuntimeError where other processes hold much of a GPU: experiments would fail, and be recorded so."""
     for gpu, (used, total) in device.memory_in_use_gib().items():
@@ -55,9 +76,9 @@ def _check_memory(gpus: list[str]) -> None:
                                f"{total * MAX_USED:.0f}: end them, or choose another GPU with CUDA_VISIBLE_DEVICES")
 
 
-def _check_writable(here: device.Device) -> None:
+def _check_writable(folders: list[pathlib.Path]) -> None:
     """Raise RuntimeError, before minutes of measuring, where the results could not be written."""
-    for folder in (results.results_folder() / here.slug, ROOT / "notebooks"):
+    for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             results.write_atomically(folder / "writable", "x" * 4096)  # a full disk still lets a file be created
@@ -118,20 +139,53 @@ def _record(paths: list[pathlib.Path], tests: bool, gpus: list[str], here: devic
     return int(failed)
 
 
+def _record_experiments(experiments: dict[str, Callable], folder: pathlib.Path) -> int:
+    """Measure experiments one after the other, write their records to `folder`, and return the exit status."""
+    failed = []
+    for name, measure in experiments.items():
+        begin, outcome = time.monotonic(), "recorded"
+        try:
+            record = measure()
+            if not record.live:
+                raise RuntimeError("only its notebook measures it")
+            results.write_atomically(folder / f"{name}.json", results.to_json(record.data))
+        except KeyboardInterrupt:
+            print(f"interrupted; left as before: {', '.join(list(experiments)[list(experiments).index(name):])}")
+            return 130
+        except Exception as error:  # the experiment's own error: report it and go on
+            failed.append(name)
+            outcome = f"failed, left as it was: {type(error).__name__}: {device.first_line(error)}"
+        print(f"{name}: {time.monotonic() - begin:.1f} s, {outcome}", flush=True)
+    print(f"{len(experiments) - len(failed)} of {len(experiments)} recorded in {folder}")
+    return int(bool(failed))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     parser = cli.make_plain_parser("tilelab.record", "Run the notebooks on this GPU and keep their outputs.")
     parser.add_argument("--notebooks", nargs="*", metavar="NAME", help="only these, or none (default: every one)")
     parser.add_argument("--side-by-side", action="store_true", help="a notebook on each GPU of one model at a time")
     parser.add_argument("--tests", action="store_true", help="run the tests too and keep their summary")
+    parser.add_argument("--experiments", nargs="*", metavar="NAME", help="only these experiments (default: headlines)")
+    parser.add_argument("--to", metavar="FOLDER", help="where the records of --experiments go")
     options = parser.parse_args(arguments)
+    if options.experiments is None and options.to:
+        parser.error("--to is for the records of --experiments.")
+    if options.experiments is not None and (options.notebooks is not None or options.side_by_side or options.tests):
+        parser.error("--experiments runs neither notebooks nor tests: the only other option that it takes is --to.")
     here, gpus = device.current(), device.same_model_uuids()
     with contextlib.ExitStack() as stack:
         try:
-            paths = _find_notebooks(options.notebooks)
             if here.capability is None:
                 raise RuntimeError(f"recording needs a GPU; this machine has {here.describe()}")
-            _check_writable(here)
+            if options.experiments is None:
+                folders = [results.results_folder() / here.slug, ROOT / "notebooks"]
+                run = functools.partial(_record, _find_notebooks(options.notebooks), options.tests,
+                                        gpus if options.side_by_side and len(gpus) > 1 else [""], here)
+            else:
+                folders = [pathlib.Path(options.to) if options.to else headlines.find_folder()]
+                run = functools.partial(_record_experiments, _find_experiments(options.experiments), *folders)
+            _check_writable(folders)
             locks = (device.user_lock_path(f"{gpu}.recording") for gpu in gpus)
             for path in (results.results_folder() / ".recording", *locks):
                 stack.enter_context(filelock.FileLock(path, timeout=0))
@@ -140,7 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error("another recording is running, and the two would disturb each other: wait for its end.")
         except (ValueError, OSError, RuntimeError) as error:
             parser.error(f"{device.first_line(error)}.")
-        return _record(paths, options.tests, gpus if options.side_by_side and len(gpus) > 1 else [""], here)
+        return run()
 
 
 if __name__ == "__main__":

@@ -265,7 +265,7 @@ def load(experiment: str, gpu: str | None = None) -> dict:
     """Return the record of an experiment on `gpu`, a folder of results/.
 
     The default is the record of this machine's GPU, else the H200's, else the first one found. FileNotFoundError lists
-    the records there are. ValueError names a file that is not a record.
+    the records there are. ValueError as `read`.
     """
     _check_name(experiment)
     paths = {path.parent.name: path for path in sorted(results_folder().glob(f"*/{experiment}.json"))}
@@ -275,6 +275,11 @@ def load(experiment: str, gpu: str | None = None) -> dict:
         others = sorted(path.parent.name + "/" + path.stem for path in results_folder().glob("*/*.json"))
         raise FileNotFoundError(f"no record of {experiment}{f' on {gpu}' if gpu else ''} in {results_folder().name}/: "
                                 f"there is {', '.join(others) or 'nothing yet'}.")
+    return read(path)
+
+
+def read(path: pathlib.Path) -> dict:
+    """Return the record in a file. ValueError names a file that is not a record."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except ValueError as error:
@@ -314,7 +319,7 @@ class Table:
         return f"<p>{html.escape(self.caption)}</p>\n{self.frame.to_html(index=False, border=0)}"
 
 
-def _format_cell(value: Any) -> str:
+def format_cell(value: Any) -> str:
     """Return a value as text, with the four digits that a measurement justifies."""
     if isinstance(value, (list, tuple)):
         return " x ".join(map(str, value))
@@ -334,7 +339,7 @@ def table(rows: Sequence[dict], caption: str, columns: Sequence[str] | None = No
         frame = frame.sort_values(sort.removeprefix("-"), ascending=not sort.startswith("-"), kind="stable")
     if columns:
         frame = frame[list(columns)]
-    return Table(frame.astype(object).map(_format_cell), caption)
+    return Table(frame.astype(object).map(format_cell), caption)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

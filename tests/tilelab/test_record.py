@@ -115,6 +115,57 @@ def test_refusals(notebooks, monkeypatch, capsys):
     assert refused([], capsys) == "recording needs a GPU; this machine has no GPU (torch is a CPU build).\n"
 
 
+@pytest.fixture
+def experiments(monkeypatch, notebooks):
+    """Three experiments: one that measures, one that fails, and one that only loads its record."""
+    def measure(rows, live=True):
+        return lambda: results.Record(results.make_record("speed", rows, "0" * 16), live=live)
+
+    monkeypatch.setattr(results, "EXPERIMENTS", {
+        "speed": measure([{"name": "best", "ratio": 1.0, "status": "ok"}]),
+        "broken": lambda: 1 / 0, "lesson": measure([], live=False)})
+    monkeypatch.setattr(results, "versions", lambda: {"torch": "2.13.0"})
+    monkeypatch.setattr(record.headlines, "EXPERIMENTS", ("speed",))
+
+
+def test_experiments_without_their_notebooks(experiments, tmp_path, capsys):
+    assert record.main(["--experiments", "--to", str(tmp_path / "to")]) == 0
+    assert [path.name for path in (tmp_path / "to").iterdir()] == ["speed.json"]
+    assert results.read(tmp_path / "to" / "speed.json")["rows"] == [{"name": "best", "ratio": 1.0, "status": "ok"}]
+    said = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"speed: \d+\.\d s, recorded", said[0]) and said[1] == f"1 of 1 recorded in {tmp_path}/to"
+
+
+def test_an_experiment_that_fails_does_not_stop_the_others(experiments, tmp_path, capsys):
+    assert record.main(["--experiments", "broken", "lesson", "speed"]) == 1
+    broken, lesson, speed, end = capsys.readouterr().out.splitlines()
+    assert broken.endswith("failed, left as it was: ZeroDivisionError: division by zero")
+    assert lesson.endswith("only its notebook measures it") and speed.endswith("recorded")
+    assert end == f"1 of 3 recorded in {tmp_path}/results/nvidia-h200"
+    assert results.load("speed")["versions"] == {"torch": "2.13.0"}
+
+
+def test_another_version_of_torch_replaces_no_record(experiments, monkeypatch):
+    assert record.main(["--experiments"]) == 0
+    monkeypatch.setattr(results, "versions", lambda: {"torch": "2.14.0"})
+    assert record.main(["--experiments"]) == 0
+    own = results.results_folder() / "nvidia-h200"
+    assert results.read(own / "speed.json")["versions"]["torch"] == "2.13.0"
+    assert results.read(own / "torch-2.14" / "speed.json")["versions"]["torch"] == "2.14.0"
+
+
+def test_experiments_that_are_refused(experiments, capsys):
+    assert refused(["--experiments", "fast"], capsys) == (
+        "unknown experiment fast; each file in results/ is named after one.\n")
+    assert refused(["--to", "x"], capsys) == "--to is for the records of --experiments.\n"
+    assert refused(["--experiments", "--tests"], capsys).startswith("--experiments runs neither notebooks nor tests: ")
+
+
+def test_every_headline_can_be_measured():
+    found = record._find_experiments([])
+    assert tuple(found) == record.headlines.EXPERIMENTS and all(map(callable, found.values()))
+
+
 def test_one_recording_at_a_time(notebooks, capsys):
     path = write(notebooks / "a.ipynb", "1")
     before = path.read_bytes()

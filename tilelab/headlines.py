@@ -1,0 +1,133 @@
+"""Show the course's headline figures with two versions of torch: `python -m tilelab.headlines`.
+
+`python -m tilelab.record --experiments` measures EXPERIMENTS. results/<gpu>/ holds the records of one version of torch,
+and results/<gpu>/torch-2.13/ holds the headlines of another version. The command prints a page with both for the H200,
+and --write writes it to docs/stacks.md. Exit status: 0, or 2 for bad usage and for a second set that is missing.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import statistics
+
+from tilelab import cli, device, gpus, results
+
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "stacks.md"
+# (what is compared with what, experiment, fields of the rows that count)
+HEADLINES = [
+    ("a bulk copy of 1 GiB, against torch's copy", "ch07_bulk_speed", {"op": "copy", "name": "bulk_single"}),
+    ("resampling, against torch's copy of as many bytes", "ch07_resample_ladder", {"name": "vectors"}),
+    ("a transpose by tensor map, against torch's copy", "ch10_tile_speed", {"op": "transpose", "name": "down"}),
+    ("the CUDA GEMM on layers of language models, against cuBLAS", "ch10_gemm_layers", {}),
+    ("a copy by host descriptor, against torch's copy", "ch14_descriptors_speed", {"op": "copy", "name": "tile_host"}),
+    ("the Triton GEMM on the same layers, against cuBLAS", "ch14_gemm_layers", {}),
+    ("attention at 8,192 tokens, against cuDNN", "ch14_attention_ladder", {"name": "persistent"}),
+    ("quantising to MXFP8 or scaled fp8, against torch's copy", "ch14_mx_formats_speed", {"what": "cvt"}),
+    ("a GEMM in fp8 with block scales, against torch", "ch14_blockscaled_fp8", {"name": "course"}),
+    ("a decoder block compiled with the course's fp8, against eager bf16", "ch14_compiled_decoder",
+     {"name": "course fp8"}),
+]
+EXPERIMENTS = tuple(experiment for _, experiment, _ in HEADLINES)
+TEXT = """\
+# Two versions of torch
+
+The records of the {gpu} come from {old}. This page compares the course's headline figures with those of {new}. \
+`python -m tilelab.headlines --write` computes it from the records in `results/{folder}/`.
+
+Each figure is the course's speed relative to the peer's, timed in the same run; above 1 the course is faster. Several \
+rows are summarised by their geometric mean. The peers belong to the software too, so a difference may come from the \
+course's kernel or from the peer. The spread of a row is half of the distance between the quartiles of its rounds. The \
+table adds the spreads of both records and shows the median over the rows.
+
+{table}
+"""
+
+
+def stack_name(torch_version: str) -> str:
+    """Return the name of the folder for a version of torch: "torch-2.13" for "2.13.0+cu130"."""
+    return "torch-" + ".".join(torch_version.split(".")[:2])
+
+
+def find_folder() -> pathlib.Path:
+    """Return the folder for the headlines of this GPU and this version of torch, which need not exist.
+
+    The folder is results/<gpu>/, or results/<gpu>/torch-2.13/ where results/<gpu>/ holds headlines of another version.
+    """
+    folder = results.results_folder() / device.current().slug
+    recorded = {stack_name(results.read(path)["versions"]["torch"]) for name in EXPERIMENTS
+                if (path := folder / f"{name}.json").exists()}
+    own = stack_name(results.versions()["torch"])
+    return folder if recorded <= {own} else folder / own
+
+
+def compare_headline(old: dict | None, new: dict | None, fields: dict) -> list[str]:
+    """Return the cells of a headline for its two records: rows, both figures, their difference and the spread.
+
+    Words replace the figures where a record is missing or comes from other code, or where a row has no ratio.
+    """
+    if old is None or new is None:
+        return ["", *("not recorded" if record is None else "" for record in (old, new)), "", ""]
+    if old["source"] != new["source"]:
+        return ["", "", "recorded from other code", "", ""]
+    pairs = [(row, other) for _, row, other in gpus.pair_rows(old, new) if fields.items() <= row.items()]
+    timed = [(row, other) for row, other in pairs if other and row.get("ratio") and other.get("ratio")]
+    if not timed:
+        return [f"0 of {len(pairs)}", "", "no ratio", "", ""]
+    figures = [results.geometric_mean(each["ratio"] for each in rows) for rows in zip(*timed)]
+    spread = statistics.median(sum(each.get("spread") or 0 for each in pair) / pair[0]["ratio"] for pair in timed)
+    rows = str(len(pairs)) if len(timed) == len(pairs) else f"{len(timed)} of {len(pairs)}"
+    return [rows, *(f"{figure:.3f}" for figure in figures), f"{figures[1] / figures[0] - 1:+.1%}", f"{spread:.1%}"]
+
+
+def make_page(folder: pathlib.Path, other: pathlib.Path) -> str:
+    """Return the Markdown page that shows the headlines of two folders of records of one GPU.
+
+    ValueError for a folder without a headline's record.
+    """
+    found = [{name: results.read(path) for name in EXPERIMENTS if (path := each / f"{name}.json").exists()}
+             for each in (folder, other)]
+    for records, each in zip(found, (folder, other)):
+        if not records:
+            raise ValueError(f"{each} holds no record of a headline.")
+    old, new = ([f"torch {record['versions']['torch']} with Triton {record['versions']['triton']}"
+                 for record in records.values()][0] for records in found)
+    rows = [["headline", "rows", old.partition(" with")[0], new.partition(" with")[0], "difference", "spread"],
+            ["---"] * 6, *([words, *compare_headline(*(records.get(name) for records in found), fields)]
+                           for words, name, fields in HEADLINES)]
+    gpu = next(iter(found[0].values()))["device"]["name"]
+    return TEXT.format(gpu=gpu, old=old, new=new, folder=folder.name,
+                       table="\n".join(f"| {' | '.join(row)} |" for row in rows))
+
+
+def find_second_set(folder: pathlib.Path) -> pathlib.Path:
+    """Return the newest version's folder among the second sets in the folder of a GPU; ValueError without any."""
+    others = [path for path in folder.glob("torch-*") if path.is_dir()]
+    if not others:
+        raise ValueError(f"{folder} holds no records of a second version of torch: python -m tilelab.record "
+                         "--experiments makes them.")
+    return max(others, key=lambda path: [int(part) for part in path.name.removeprefix("torch-").split(".")])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    parser = cli.make_plain_parser("tilelab.headlines", "The course's headline figures with two versions of torch.")
+    parser.add_argument("--write", action="store_true", help="write docs/stacks.md")
+    parser.add_argument("--folder", action="store_true", help="print the folder for this GPU and this torch")
+    options = parser.parse_args(arguments)
+    try:
+        if options.folder:
+            print(find_folder())
+            return 0
+        folder = results.results_folder() / results.PREFERRED
+        page = make_page(folder, find_second_set(folder))
+        if options.write:
+            results.write_atomically(PAGE, page)
+        else:
+            print(page, end="")
+    except (OSError, ValueError) as error:
+        parser.error(f"{device.first_line(error).rstrip('.')}.")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run_main(main)
