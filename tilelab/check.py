@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -166,7 +167,9 @@ def _sanitize_share(module: str, kernels: str, tool: str, share: int, shares: in
     # cuda-python asks the driver for functions that it may lack, which is not an error of a kernel.
     command = ["compute-sanitizer", "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9",
                *(["--kernel-name", f"kernel_substring={kernels}"] if kernels else []), sys.executable, "-c", cases]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=ROOT, check=False)
+    # Each tensor gets memory of its own from the driver, so that memcheck knows where it ends.
+    env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=ROOT, env=env, check=False)
     lines = [line.strip("= ") for line in (done.stdout + done.stderr).splitlines() if line.strip("= ")]
     summary = next((line for line in lines if "SUMMARY" in line), "")
     clean, found = done.returncode == 0 and summary, done.returncode == 9
