@@ -112,7 +112,7 @@ def launch_copy(module, q, k, v, out, config: AttentionConfig = CONFIG) -> None:
 
 
 def time_kernel(launch) -> float | None:
-    """Return the microseconds that the GPU spends in the kernel of `launch`, the shortest of five, or None if unknown."""
+    """Return the shortest of five times that the kernel of `launch` takes, in microseconds, or None if it is unknown."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(5):
             launch()
@@ -266,7 +266,7 @@ def find_block_cycles(recording: dict) -> float:
 
 
 def draw_still(recording: dict, until: int, origin: str) -> plots.Picture:
-    """Return a picture of the first `until` cycles, a row for each warp role. A product bears the number of its block."""
+    """Return a picture of the first `until` cycles, with a row for each role. A product bears its block's number."""
     rows = [{**row, "role": row["lane"], "event": row["kind"]} for row in timeline.as_rows(recording)
             if row["end"] <= until]
     return figures.draw_timeline(rows, title="What one program does, and when", source=origin)
