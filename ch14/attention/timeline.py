@@ -112,7 +112,7 @@ def launch_copy(module, q, k, v, out, config: AttentionConfig = CONFIG) -> None:
 
 
 def time_kernel(launch) -> float | None:
-    """Return the shortest of five times that the kernel of `launch` takes, in microseconds, or None if it is unknown."""
+    """Return the shortest of five times that the kernel of `launch` takes, in microseconds; None if it is unknown."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(5):
             launch()
