@@ -45,7 +45,7 @@ class SweepOwner:
         return True
 
     def release(self) -> bool:
-        """Leave the sweep to another owner and report nothing more of it. Return whether one ran."""
+        """Leave the sweep to another owner, and report no further row. Return whether a sweep ran."""
         with self.lock:
             released, self.sweep = self.sweep, None
         return released is not None

@@ -158,7 +158,7 @@ class Panel:
         self._owner.follow(running_sweeps.add(begun, self._cell, self._release))
 
     def _release(self) -> None:
-        """Leave the sweep to a newer panel of the cell, and draw no more of it."""
+        """Leave the sweep to a newer panel of the cell, and stop drawing it."""
         with self._lock:
             if self._owner.release():
                 self._note = "a newer panel of this cell shows this sweep"
