@@ -442,8 +442,12 @@ def test_the_table_sorts_filters_and_follows_the_map(browser, site_page):
         panel = page.locator(".tiles-panel")
         panel.locator(".tiles-tab-table").click()
         lines, note = panel.locator(".tiles-table tbody tr"), panel.locator(".tiles-note")
-        assert lines.count() == 96 and "ranked by the ratio of paired timings" in note.inner_text()
-        assert "★" in lines.first.inner_text()
+        assert lines.count() == 96 and "fastest first by × cuBLAS, not by ms" in note.inner_text()
+        shown = [int(row) for row in lines.evaluate_all("lines => lines.map(line => line.dataset.row)")]
+        assert shown == data["state"]["order"] and shown[0] == data["state"]["best"] and "★" in lines.first.inner_text()
+        again = [row.get("again", False) for row in (data["rows"][index] for index in shown)]
+        assert again == sorted(again, reverse=True) and f"the {sum(again)} timed again come first" in note.inner_text()
+        assert lines.filter(has_text="ok, again").count() == sum(again) > 0
         best = data["rows"][data["state"]["best"]]["kernel"]
         lines.first.click()
         assert best in panel.locator(".tiles-detail h3").inner_text()

@@ -524,8 +524,13 @@ def test_the_winner_was_timed_again_and_is_fastest_beside_the_peer():
                 (1.0, 0.90, 0.89, 2), (1.1, 0.95, 0.96, 2), (1.2, 0.94, 0.955, 1), (0.9, 0.97, None, 3))]
     assert panel_rows.find_winner(rows) is rows[1]
     assert panel_rows.top_rows(rows) == panel_rows.rank_rows(rows) == [rows[1], rows[2], rows[0], rows[3]]
-    fastest, near, model = sentences.describe_winner(rows, "cuBLAS")
-    assert fastest == "fastest: 1.1, 1.10 ms, 0.96 × cuBLAS" and near == "within 1 %: 2 more configurations"
+    fastest, why, near, model = sentences.describe_winner(rows, "cuBLAS")
+    assert fastest == "fastest: 1.1, 0.96 × cuBLAS, 1.10 ms" and near == "within 1 %: 2 more configurations"
+    assert why == ("ranked by × cuBLAS, not by ms, because the clock changes during a sweep; the shortest time is "
+                   "0.900 ms")
+    rows[3]["ms"] = 1.15
+    rows[0]["final_ms"] = 1.1
+    assert not any("shortest" in said for said in sentences.describe_winner(rows, "cuBLAS"))
     assert model.endswith("predicted place 2")
 
 

@@ -13,7 +13,7 @@ from tilelab.panel.rows import RATES, SHOWN_FIELDS, TIMES, TOP, Choice, get_valu
 from tilelab.panel.sentences import describe_winner
 
 FORMATS = {"ratio": "{:.2f}", "ms": "{:#.3g}", "predicted_ms": "{:#.3g}"}
-COLUMNS = ("kernel", "ms", "ratio", "tflops", "gbps", "predicted_ms", "registers", "smem", "programs_per_sm")
+COLUMNS = ("kernel", "ratio", "ms", "tflops", "gbps", "predicted_ms", "registers", "smem", "programs_per_sm")
 NARROW_COLUMNS = 10  # from here on a cell is too narrow for a word such as "failed"
 
 
