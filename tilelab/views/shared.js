@@ -30,7 +30,8 @@ function keepKeys(element) {
   element.classList.add("tiles-keeps-keys");
   if (window.tilesKeepKeys) return;
   window.tilesKeepKeys = event => {
-    for (const view of document.querySelectorAll(".tiles-keeps-keys")) view.toggleAttribute(attribute, !isCommand(event));
+    const views = document.querySelectorAll(".tiles-keeps-keys");
+    for (const view of views) view.toggleAttribute(attribute, !isCommand(event));
   };
   window.addEventListener("keydown", window.tilesKeepKeys, true);
 }
