@@ -90,7 +90,8 @@ def draw(rows: int = 32, columns: int = 32, itemsize: int = 4, access: str = "co
     """Draw a box under each of the swizzles, in the colours of its banks, and outline the elements that a warp reads.
 
     A box is as wide as its swizzle allows, up to `columns` elements, and its first DRAWN_ROWS rows are drawn. Where
-    there is room, each 16-byte unit has its number within its line of 128 bytes. Raises ValueError for a box that no tensor map describes.
+    there is room, each 16-byte unit has its number within its line of 128 bytes. Raises ValueError for a box that no
+    tensor map describes.
     """
     wide = {swizzle: min(columns, (tensor_map.SWIZZLES[swizzle] or columns * itemsize) // itemsize)
             for swizzle in swizzles}

@@ -504,8 +504,11 @@ def test_what_is_drawn_is_known_and_predictions_come_before_registers():
     unpredicted = [{**row, "predicted_ms": None} for row in built]
     assert choice.choose_field(unpredicted, "ms") == "registers"
     assert choice.choose_field([], "ratio") == "registers", "nothing can be timed on this machine"
-    told = snapshot.make_outputs(choice, built, "tile", "stages", "ratio")[0].alt
+    told = snapshot.make_outputs(choice, built, "tile", "stages", "ratio")[0].description
     assert "predicted ms" in told and "speed" not in told
+    told = snapshot.make_outputs(choice, rows, "tile", "stages", "ratio")[0].description
+    assert re.search(r"fastest, recorded: \S+ persistent /2, 0.99 × cuBLAS, .* for each tile and stages, from 0.13 to 0.99.",
+                     told)
 
 
 def test_words_and_shades():
