@@ -233,7 +233,11 @@ def heat_map(rows: Sequence[dict], x: Key, y: Key, value: str, *, title: str, so
     axes.set_yticks(range(len(lines)), [escape_math(line) for line in lines])
     axes.set_xlabel(escape_math(x_label or (x if isinstance(x, str) else "")), fontsize=8)
     axes.set_ylabel(escape_math(y_label or (y if isinstance(y, str) else "")), fontsize=8)
-    return figure
+    ran = sorted((row for row in rows if _ran(row, value)), key=lambda row: row[value])
+    least, greatest = ([f"{fmt.format(row[value])} at {str(_value(row, x)).strip()}, {_value(row, y)}" for row in some]
+                       for some in (ran[:1], ran[-1:]))
+    spread = f": the least is {least[0]}, and the greatest {greatest[0]}" if ran else ""
+    return figure.describe(f"{title.rstrip('.')}. A heat map of {len(rows)} cells, {len(ran)} with a value{spread}.")
 
 
 def _describe_build(row: dict) -> tuple[str, str]:

@@ -142,9 +142,19 @@ def _normalised_definitions(thing: Any) -> list[str]:
         return [" ".join(_CUDA_COMMENTS.sub(" ", text).split()) for text in (thing.read_text(), *headers.values())]
     while not isinstance(thing, (type, types.ModuleType)) and hasattr(thing, "fn"):  # triton.jit, autotune
         thing = thing.fn
-    whole = thing.read_text() if isinstance(thing, pathlib.Path) else "".join(inspect.findsource(thing)[0])
+    if isinstance(thing, pathlib.Path):
+        whole = thing.read_text()
+    else:  # of a class inspect finds the file quickly through its module only
+        home = inspect.getmodule(thing) if isinstance(thing, type) else thing
+        whole = "".join(inspect.findsource(home)[0])
     is_part = not isinstance(thing, (pathlib.Path, types.ModuleType))
-    return _dump_normalised(textwrap.dedent(inspect.getsource(thing)) if is_part else whole, whole)
+    return _dump_normalised(_find_part(thing, whole) if is_part else whole, whole)
+
+
+@functools.cache
+def _find_part(thing: Any, whole: str) -> str:
+    """Return the source of a function or class, which is a part of the file with the text `whole`."""
+    return textwrap.dedent(inspect.getsource(thing))
 
 
 @functools.cache

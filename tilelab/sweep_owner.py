@@ -44,6 +44,12 @@ class SweepOwner:
         self.sweep.cancel()
         return True
 
+    def release(self) -> bool:
+        """Leave the sweep to another owner, and report no further row. Return whether a sweep ran."""
+        with self.lock:
+            released, self.sweep = self.sweep, None
+        return released is not None
+
     def wait(self) -> None:
         """Wait until no sweep runs and its end was reported."""
         if self._follower.ident:
@@ -53,7 +59,10 @@ class SweepOwner:
         while running.running:
             time.sleep(DRAW_S)
             with self.lock:
+                if self.sweep is not running:  # it was released
+                    return
                 self.on_rows(running)
         with self.lock:
-            self.sweep = None
-            self.on_end(running)
+            if self.sweep is running:
+                self.sweep = None
+                self.on_end(running)

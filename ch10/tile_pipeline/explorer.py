@@ -21,6 +21,7 @@ from tilelab import device, diagrams, plots, results, tensor_map, views
 
 UNIT, LINE = 16, 128  # bytes that a swizzle moves, and that all banks deliver at once
 SHADES = colormaps["viridis"]
+DRAWN_ROWS = 32  # a swizzle repeats after eight rows, and a warp reads at most 32
 READ = plots.COLOURS["conservative"]  # outlines the elements that a warp reads
 
 
@@ -88,8 +89,9 @@ def draw(rows: int = 32, columns: int = 32, itemsize: int = 4, access: str = "co
          swizzles: Sequence[str] = tuple(tensor_map.SWIZZLES)) -> plots.Picture:
     """Draw a box under each of the swizzles, in the colours of its banks, and outline the elements that a warp reads.
 
-    A box is as wide as its swizzle allows, up to `columns` elements. Where there is room, each 16-byte unit has its
-    number within its line of 128 bytes. Raises ValueError for a box that no tensor map describes.
+    A box is as wide as its swizzle allows, up to `columns` elements, and its first DRAWN_ROWS rows are drawn. Where
+    there is room, each 16-byte unit has its number within its line of 128 bytes. Raises ValueError for a box that no
+    tensor map describes.
     """
     wide = {swizzle: min(columns, (tensor_map.SWIZZLES[swizzle] or columns * itemsize) // itemsize)
             for swizzle in swizzles}
@@ -102,7 +104,8 @@ def draw(rows: int = 32, columns: int = 32, itemsize: int = 4, access: str = "co
             f"{conflicts(rows, wide[swizzle], itemsize, swizzle, access)} ({swizzle})" for swizzle in swizzles)
     width, gap = (9.6, 0.95) if len(swizzles) > 1 else (plots.SIZE[0], 0)
     inch = min((width - 0.7 - gap * (len(wide) - 1)) / sum(wide.values()), 0.3)
-    high = min(max(0.13 * rows, 0.35), 4.2)
+    drawn = min(rows, DRAWN_ROWS)
+    high = max(0.13 * drawn, 0.35)
     height = high + 1.68
     figure, axes = diagrams.canvas(title[0].upper() + title[1:], "", width, height)
     axes.remove()
@@ -111,22 +114,25 @@ def draw(rows: int = 32, columns: int = 32, itemsize: int = 4, access: str = "co
     key.set(yticks=[], xticks=[0, 8, 16, 24, 31])
     key.tick_params(labelsize=7, length=2, pad=1)
     key.set_ylabel("bank", fontsize=7, rotation=0, ha="right", va="center")
-    left = 0.4
+    left, has_numbers = 0.4, False
     for swizzle, box_columns in wide.items():
         axes = figure.add_axes((left / width, 0.78 / height, max(box_columns * inch, 0.1) / width, high / height))
-        _paint(axes, inch, high / rows, rows, box_columns, itemsize, swizzle, access)
+        has_numbers |= _paint(axes, inch, drawn, rows, box_columns, itemsize, swizzle, access)
         left += box_columns * inch + gap
-    numbers = "\nnumbers: 16-byte unit of the 128-byte line" * any(axes.texts for axes in figure.axes)
-    figure.text(0.985, 0.12 / height, f"outlined: what is read{numbers}", fontsize=7, ha="right", va="bottom",
-                color=plots.GREY)
-    return figure
+    notes = [f"drawn: the first {drawn} of {rows} rows"] * (drawn < rows) + ["outlined: what is read"]
+    notes += ["numbers: 16-byte unit of the 128-byte line"] * has_numbers
+    figure.text(0.985, 0.12 / height, "\n".join(notes), fontsize=7, ha="right", va="bottom", color=plots.GREY)
+    return figure.describe(f"{figure.get_suptitle()}. Each box is coloured by the bank of shared memory that holds an "
+                           "element. A column has one colour without a swizzle, and several colours with a swizzle.")
 
 
-def _paint(axes, column_inches: float, row_inches: float, rows, columns, itemsize, swizzle, access) -> None:
-    where, per_unit = addresses(rows, columns, itemsize, swizzle), UNIT // itemsize
+def _paint(axes, column_inches: float, drawn: int, rows, columns, itemsize, swizzle, access) -> bool:
+    """Draw the first rows of one box, and return whether its units have numbers."""
+    where, per_unit = addresses(drawn, columns, itemsize, swizzle), UNIT // itemsize
     axes.imshow(where // WORD % BANKS, cmap=SHADES, vmin=0, vmax=BANKS - 1, aspect="auto", interpolation="nearest")
-    if row_inches >= 0.115 and column_inches * per_unit >= 0.1:
-        for row in range(rows):
+    has_numbers = column_inches * per_unit >= 0.1
+    if has_numbers:
+        for row in range(drawn):
             for column in range(0, columns, per_unit):
                 unit = where[row, column] % LINE // UNIT
                 axes.text(column + (per_unit - 1) / 2, row, str(unit), fontsize=7, ha="center", va="center_baseline",
@@ -134,8 +140,8 @@ def _paint(axes, column_inches: float, row_inches: float, rows, columns, itemsiz
     lanes, count = elements_read(rows, columns, itemsize, access)
     for row, column in lanes:
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), count, 1, fill=False, edgecolor=READ, clip_on=False,
-                                 linewidth=1.6 if row_inches > 0.06 else 0.8))
-    axes.set(xticks=sorted({0, columns - 1}), yticks=sorted({0, rows - 1}))
+                                 linewidth=1.6))
+    axes.set(xticks=sorted({0, columns - 1}), yticks=sorted({0, drawn - 1}))
     axes.tick_params(labelsize=7, length=2)
     axes.spines[:].set_visible(False)
     ways = {name: conflicts(rows, columns, itemsize, name, access) for name in (swizzle, "none")}
@@ -143,6 +149,7 @@ def _paint(axes, column_inches: float, row_inches: float, rows, columns, itemsiz
     without = f"\n({ways['none']}-way without)" if swizzle != "none" else ""
     axes.set_title(f"swizzle {swizzle}\n{columns * itemsize} B per row\n{cost}{without}", fontsize=7.5, loc="left",
                    linespacing=1.2)
+    return has_numbers
 
 
 # ---- the microscope

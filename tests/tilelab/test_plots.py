@@ -100,6 +100,13 @@ def test_no_ratio_is_below_zero():
     assert min(axes.get_xticks()) >= 0 and axes.get_xlim()[0] < 0.1
 
 
+def test_the_alternative_text_of_a_heat_map_says_its_range_and_where_it_ends():
+    said = PICTURES["heat_map"]([*ROWS, REJECTED]).description
+    assert said.startswith(TITLES["title"] + ". A heat map of 4 cells, 3 with a value")
+    assert "the least is 0.20 at 64, 64, and the greatest 1.05 at 64, 128." in said
+    assert PICTURES["heat_map"]([REJECTED]).description.endswith("1 cells, 0 with a value.")
+
+
 def test_heat_map_refuses_two_rows_in_one_cell():
     with pytest.raises(ValueError, match="4 rows fall in 3"):
         PICTURES["heat_map"]([*ROWS, ROWS[0]])

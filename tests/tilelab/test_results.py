@@ -1,3 +1,4 @@
+import ast
 import dataclasses
 import errno
 import importlib
@@ -88,6 +89,20 @@ def test_hash_of_methods_classes_modules_and_cuda(tmp_path):
     assert results.source_hash(kernel) == plain
     kernel.write_text("void copy(int* x) { x[0] = 2; }\n")
     assert results.source_hash(kernel) != plain
+
+
+def test_a_source_that_has_not_changed_is_parsed_once(tmp_path, monkeypatch):
+    """The panel computes hashes at each change of its menus."""
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "changing_module.py"
+    path.write_text("class Twice:\n    factor = 2\n")
+    twice = importlib.import_module(path.stem).Twice
+    plain = results.source_hash(twice, device.Device, H200.describe)
+    with monkeypatch.context() as patch:
+        patch.setattr(ast, "parse", None)
+        assert results.source_hash(twice, device.Device, H200.describe) == plain
+    path.write_text("class Twice:\n    factor = 20\n")
+    assert results.source_hash(twice, device.Device, H200.describe) != plain
 
 
 @pytest.mark.compile

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import collections
-import io
 
-from IPython.display import HTML, Image
+from IPython.display import HTML
 
 from tilelab import device, plots, results
 from tilelab.panel import rows as panel_rows
@@ -13,7 +12,7 @@ from tilelab.panel.rows import RATES, SHOWN_FIELDS, TIMES, TOP, Choice, get_valu
 from tilelab.panel.sentences import describe_winner
 
 FORMATS = {"ratio": "{:.2f}", "ms": "{:#.3g}", "predicted_ms": "{:#.3g}"}
-COLUMNS = ("kernel", "ms", "ratio", "tflops", "gbps", "predicted_ms", "registers", "smem", "programs_per_sm")
+COLUMNS = ("kernel", "ratio", "ms", "tflops", "gbps", "predicted_ms", "registers", "smem", "programs_per_sm")
 NARROW_COLUMNS = 10  # from here on a cell is too narrow for a word such as "failed"
 
 
@@ -21,13 +20,11 @@ def make_outputs(choice: Choice, rows: list[dict], x: str, y: str, field: str) -
     """Return the picture and the table, or two empty outputs where nothing is known."""
     if not any(row["status"] != "waiting" for row in rows):
         return HTML(""), HTML("")
-    label = SHOWN_FIELDS[choice.choose_field(rows, field)][0].format(choice.kernel.peer)
-    told = f"A heat map: the {label} of the best configuration for each {x} and {y}. The table below lists ten."
-    return Image(data=draw_heat_map(choice, rows, x, y, field), alt=told), make_table(choice, rows)
+    return draw_heat_map(choice, rows, x, y, field), make_table(choice, rows)
 
 
-def draw_heat_map(choice: Choice, rows: list[dict], x: str, y: str, field: str) -> bytes:
-    """Return a PNG of the best row of each cell, in the colours of the view in the browser."""
+def draw_heat_map(choice: Choice, rows: list[dict], x: str, y: str, field: str) -> plots.Picture:
+    """Draw the best row of each cell, in the colours of the view in the browser."""
     field = choice.choose_field(rows, field)
     values = [value for row in rows if (value := get_value(row, field)) is not None]
     drawn = [{**inside[0], "x": i, "y": j, field: get_value(inside[0], field)}
@@ -37,7 +34,8 @@ def draw_heat_map(choice: Choice, rows: list[dict], x: str, y: str, field: str) 
     label = SHOWN_FIELDS[field][0].format(choice.kernel.peer)
     finding = [*describe_winner(rows, choice.kernel.peer), label][0]
     marks = "; first letters stand for regs, smem, tmem, failed and wrong" if narrow else ""
-    figure = plots.heat_map(drawn, "x", "y", field, fmt=FORMATS.get(field, "{:.3g}"),
+    style = FORMATS.get(field, "{:.3g}")
+    figure = plots.heat_map(drawn, "x", "y", field, fmt=style,
                             mark=lambda row: panel_rows.short_status(row)[:1 if narrow else None],
                             title=f"{choice.name}: {finding}", x_label=x, y_label=y,
                             source=f"{label}; {_describe_origin(choice, rows)}{marks}",
@@ -47,9 +45,10 @@ def draw_heat_map(choice: Choice, rows: list[dict], x: str, y: str, field: str) 
     axes.set_yticks(range(len(lines)), map(plots.escape_math, lines))
     if len(columns) > 9 or sum(map(len, columns)) > 80:  # horizontal labels would touch
         axes.tick_params(axis="x", rotation=60)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+    shown = [row[field] for row in drawn if row[field] is not None]
+    spread = f", from {style.format(min(shown))} to {style.format(max(shown))}" if shown else ""
+    return figure.describe(f"{choice.name}: {finding}. A heat map of the {label} of the best configuration for each "
+                           f"{x} and {y}{spread}. The table below lists ten.")
 
 
 def group_cells(axes: dict, rows: list[dict], x: str, y: str) -> dict[tuple[int, int], list[dict]]:

@@ -55,7 +55,7 @@ class Panel:
         self._choose()
         self._cell = running_sweeps.find_cell()
         if self._choice and (left := running_sweeps.claim(self._choice.configs, self._cell)):
-            self._owner.follow(left)  # an earlier panel of this cell has started it
+            self._follow(left)  # an earlier panel of this cell has started it
         self.box.data = self._make_data(alone=True)
         self._outdated = False  # whether the data with which the view was made are old
         self.box.on_msg(self._receive)
@@ -151,8 +151,17 @@ class Panel:
         with self._lock:
             if not self.running and self._choose():
                 choice = self._choice
-                begun = sweep.Sweep(choice.configs.values(), choice.space, journal=choice.journal)
-                self._owner.follow(running_sweeps.add(begun, self._cell))
+                self._follow(sweep.Sweep(choice.configs.values(), choice.space, journal=choice.journal))
+                self._send_rows()
+
+    def _follow(self, begun: sweep.Sweep) -> None:
+        self._owner.follow(running_sweeps.add(begun, self._cell, self._release))
+
+    def _release(self) -> None:
+        """Leave the sweep to a newer panel of the cell, and stop drawing it."""
+        with self._lock:
+            if self._owner.release():
+                self._note = "a newer panel of this cell shows this sweep"
                 self._send_rows()
 
     def _on_rows(self, running: sweep.Sweep) -> None:

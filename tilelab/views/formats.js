@@ -204,7 +204,7 @@ function renderCode({ model, el }) {
 
   function drawLine() {
     const wide = widthOf(line), element = elements[state.element], left = 22, right = wide - 22, y = 78, parts = [];
-    line.setAttribute("viewBox", `0 0 ${wide} 150`);
+    line.setAttribute("viewBox", `0 0 ${wide} 172`);
     const codes = orderedCodes();
     if (isLinear()) {
       const largest = maxOf(element);
@@ -225,8 +225,12 @@ function renderCode({ model, el }) {
       const step = Math.max(4, Math.ceil((high - low) * 60 / (right - left) / 4) * 4);
       for (let power = Math.ceil(low / step) * step; power <= high; power += step)
         parts.push(h("svg:line", { x1: place(2 ** power), x2: place(2 ** power), y1: 108, y2: 114, class: "tick" }),
-          h("svg:text", { x: place(2 ** power), y: 134, class: "label" }, `${negative ? "−" : ""}2^${power}`));
+          h("svg:text", { x: place(2 ** power), y: 134, class: "label" },
+            `${negative ? "−" : ""}2^${power < 0 ? "−" : ""}${Math.abs(power)}`));
+      if (!isScale()) parts.push(h("svg:text", { x: left, y: 134, class: "label" }, "0"));
     }
+    parts.push(h("svg:text", { x: wide / 2, y: 162, class: "label title" },
+      `value of the code${isLinear() ? "" : ", on a logarithmic axis"}`));
     parts.push(h("svg:line", { x1: left, x2: right, y1: y, y2: y, class: "axis" }));
     const least = isScale() ? 0 : 2 ** (1 - biasOf(element));  // below it numbers are subnormal
     for (const mark of marks) {
@@ -366,10 +370,11 @@ function renderBlock({ model, el }) {
     update();
   });
   const pick = index => { state.at = Math.min(Math.max(index, 0), numbers.length - 1); update(); };
-  const across = () => (widthOf(bars) - 24) / numbers.length;
+  const LEFT = 58, RIGHT = 12;  // the margins of the drawing; the left one holds the labels of values
+  const across = () => (widthOf(bars) - LEFT - RIGHT) / numbers.length;
   const toDrawing = event => new DOMPoint(event.clientX, event.clientY).matrixTransform(bars.getScreenCTM().inverse());
   bars.addEventListener("pointermove", event => {
-    const index = Math.floor((toDrawing(event).x - 12) / across());
+    const index = Math.floor((toDrawing(event).x - LEFT) / across());
     if (index !== state.at && index >= 0 && index < numbers.length) pick(index);
   });
   bars.addEventListener("keydown", event => {
@@ -379,6 +384,27 @@ function renderBlock({ model, el }) {
     pick(next);
   });
 
+  // Label the levels from the outermost to zero, where there is room, and every so many elements.
+  function labelAxes(levels, top, x, y, end) {
+    const parts = [];
+    const say = (at, up, text, kind = "") => parts.push(h("svg:text", { x: at, y: up, class: `label ${kind}` }, text));
+    const shown = levels.filter(level => level < top && level > 0);
+    const outer = shown.length ? shown : [10 ** Math.floor(Math.log10(top / 1.06))];  // no level is within the drawing
+    let last = Infinity;
+    for (const level of outer.sort((a, b) => b - a)) {
+      const height = y(0) - y(level);
+      if (last - height < 16 || height < 16) continue;
+      last = height;
+      for (const number of [level, -level]) say(LEFT - 6, y(number) + 4,
+        formatG(Number(number.toPrecision(3))), "value");
+    }
+    say(LEFT - 6, y(0) + 4, "0", "value");
+    const every = [1, 2, 4, 8, 16, 32].find(count => count * across() >= 28) ?? 32;
+    for (let index = 0; index < numbers.length; index += every) say(x(index), 274, String(index));
+    say((LEFT + end) / 2, 294, "element of the block; upwards its value", "title");
+    return parts;
+  }
+
   function update() {
     const format = formats[state.format], element = elements[format.element];
     const ruleFits = format.scale === "e8m0";
@@ -386,20 +412,16 @@ function renderBlock({ model, el }) {
     made = quantiseBlock(numbers, format, elements, ruleFits ? state.rule : "floor");
     const { scale, scaleCode, codes, back, amax } = made, limit = maxOf(element) * scale;
     const top = Math.max(amax, Math.min(limit, 2 * amax), 1e-30) * 1.06;
-    const end = widthOf(bars) - 12, step = across();
-    bars.setAttribute("viewBox", `0 0 ${end + 12} 260`);
-    const x = index => 12 + (index + 0.5) * step, y = number => 130 - number / top * 120;
+    const end = widthOf(bars) - RIGHT, step = across();
+    bars.setAttribute("viewBox", `0 0 ${end + RIGHT} 300`);
+    const x = index => LEFT + (index + 0.5) * step, y = number => 130 - number / top * 120;
+    const levels = countOf(element) <= 32
+      ? Array.from({ length: countOf(element) }, (_, code) => magnitudeOf(element, code) * scale) : [0, limit];
     const parts = [];
-    if (countOf(element) <= 32)
-      for (let code = 0; code < countOf(element); ++code)
-        for (const sign of code ? [1, -1] : [1]) {
-          const at = y(sign * magnitudeOf(element, code) * scale);
-          if (at > 4 && at < 256) parts.push(h("svg:line", { x1: 12, x2: end, y1: at, y2: at, class: "level" }));
-        }
-    else for (const sign of [1, -1])
-      if (Math.abs(limit) < top) parts.push(h("svg:line", { x1: 12, x2: end, y1: y(sign * limit), y2: y(sign * limit),
-        class: "level" }));
-    parts.push(h("svg:line", { x1: 12, x2: end, y1: 130, y2: 130, class: "axis" }));
+    for (const level of levels.filter(level => level < top))
+      for (const number of level ? [level, -level] : [0])
+        parts.push(h("svg:path", { d: `M${LEFT} ${y(number)}H${end}`, class: number ? "level" : "axis" }));
+    parts.push(...labelAxes(levels, top, x, y, end));
     const wide = Math.max(1.5, step * 0.5);
     numbers.forEach((number, index) => {
       parts.push(h("svg:line", { x1: x(index), x2: x(index), y1: 130, y2: y(number), class: "number",
@@ -437,8 +459,8 @@ function renderBlock({ model, el }) {
       labelled(`${id}-data`, "numbers", makeSelect(Object.keys(blocks), state.data, change("data"))),
       labelled(`${id}-value`, "value of the element", value)),
     sentence, h("div", { class: "line-box" }, bars), readout,
-    h("p", { class: "hint" }, "Bars: the numbers. Points: what is left. Thin lines: what the format can say at this "
-      + "scale. Point at an element or reach it with the arrow keys, and type another number for it."));
+    h("p", { class: "hint" }, "Bars: the numbers. Points: what is left. Thin lines: the numbers of the format at this "
+      + "scale, or only its largest where there are many. Point at an element or reach it with the arrow keys, and type another number for it."));
   keepKeys(root);
   el.append(root);
   load();

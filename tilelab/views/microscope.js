@@ -721,11 +721,11 @@ function renderScales({ model, el }) {
     facts,
     h("div", { class: "pictures" },
       makePanel("Scales, row by row",
-        "A cell is the scale of one block; its number is the byte where it lies. Colours: the "
-        + "four quarters of 128 rows. Outlined: the 16 bytes of one line.", matrix.element),
+        "A cell is the scale of one block; its number is the byte where it lies. At the left: the row. Colours: "
+        + "the four quarters of 128 rows. Outlined: the 16 bytes of one line.", matrix.element),
       makePanel("Tiles in memory, 16 bytes per line",
-        "Row · scale that lies there. A tile has 32 lines; tiles of the same rows "
-        + "follow each other.", tiles.element)),
+        "A cell names the row · scale that lies there. At the left: the first byte of the line. A tile has 32 "
+        + "lines; tiles of the same rows follow each other.", tiles.element)),
     readout,
     h("p", { class: "hint" }, "The row of elements, one box per block; the block of the scale is outlined."), strip);
   keepKeys(root);

@@ -6,7 +6,7 @@ const CIVIDIS = ["#00224e", "#002e6a", "#1a386f", "#32436d", "#434e6c", "#535a6d
   "#8c8878", "#9b9476", "#aba072", "#bcae6c", "#cdbb63", "#dec958", "#f0d846", "#fee838"]
   .map(text => [1, 3, 5].map(at => parseInt(text.slice(at, at + 2), 16)));
 const COUNTS = ["registers", "spills", "threads", "programs_per_sm"];
-const COLUMNS = { kernel: "configuration", status: "status", ms: "ms", ratio: "× {}", tflops: "TFLOP/s", gbps: "GB/s",
+const COLUMNS = { kernel: "configuration", status: "status", ratio: "× {}", ms: "ms", tflops: "TFLOP/s", gbps: "GB/s",
   predicted_ms: "predicted ms", registers: "registers", spills: "spills, B", smem: "shared, KiB",
   programs_per_sm: "per SM" };
 const MENU_LABELS = { kernel: "kernel", shape: "shape", sizes: "or sizes", dtype: "type", preset: "configurations",
@@ -427,8 +427,8 @@ function render({ model, el }) {
   function describeShortly(index) {
     const row = rows()[index], value = getValue(row, "ms");
     const time = value === null ? row.reason || row.status : `${formatNumber(value)} ms`;
-    const ratio = getValue(row, "ratio") ? `, ${formatNumber(row.ratio, "ratio")} × ${data.choice.peer}` : "";
-    return `${row.kernel}: ${time === "ok" ? "built" : time}${ratio}`;
+    const ratio = getValue(row, "ratio") ? `${formatNumber(row.ratio, "ratio")} × ${data.choice.peer}, ` : "";
+    return `${row.kernel}: ${ratio}${time === "ok" ? "built" : time}`;
   }
 
   function select(index, focused = false) {
@@ -503,9 +503,8 @@ function render({ model, el }) {
       return;
     }
     const [left, right] = [rows()[pinned], rows()[selected]];
-    const lines = [["status", row => row.word], ...["ms", "ratio", "predicted_ms", "tflops", "gbps", "registers",
-      "spills",
-      "smem", "programs_per_sm", "threads"].map(name => [name, row => getValue(row, name)])];
+    const lines = [["status", row => row.word], ...["ratio", "ms", "predicted_ms", "tflops", "gbps", "registers",
+      "spills", "smem", "programs_per_sm", "threads"].map(name => [name, row => getValue(row, name)])];
     const names = new Set([left, right].flatMap(row => Object.keys(row.counts ?? {})));
     lines.push(...[...names].map(name => [`${name} instructions`,
       row => row.registers ? row.counts?.[name] ?? 0 : null]));
@@ -623,12 +622,18 @@ function render({ model, el }) {
     });
   }
 
+  function describeStatus(row) {
+    if (row.status === "ok") return row.again ? "ok, again" : "ok";
+    return row.word === "·" ? "waiting" : row.word;
+  }
+
   function drawTable() {
     const shown = listRows(), names = tableColumns(), hadFocus = tableBody.contains(document.activeElement);
+    const label = name => COLUMNS[name].replace("{}", data.choice.peer);
     tableHead.replaceChildren(...names.map(name => h("th", { scope: "col",
       "aria-sort": sort.column === name ? (sort.down ? "descending" : "ascending") : "none" },
     h("button", { type: "button", class: "tiles-sort", onclick: () => sortBy(name), "data-column": name },
-      COLUMNS[name].replace("{}", data.choice.peer), sort.column === name ? (sort.down ? " ▼" : " ▲") : ""))));
+      label(name), sort.column === name ? (sort.down ? " ▼" : " ▲") : ""))));
     const stop = shown.includes(selected) ? selected : shown[0];
     tableBody.replaceChildren(...shown.map(index => {
       const row = rows()[index];
@@ -636,8 +641,7 @@ function render({ model, el }) {
         title: row.reason ?? row.kernel }, ...names.map(name => {
         const value = getValue(row, name);
         const text = name === "kernel" ? `${index === data.state.best ? "★ " : ""}${nameParts.short[index]}` :
-          name === "status" ? (row.status === "ok" ? "ok" : row.word === "·" ? "waiting" : row.word)
-            : formatNumber(value, name);
+          name === "status" ? describeStatus(row) : formatNumber(value, name);
         return name === "kernel" ? h("th", { scope: "row", title: row.kernel }, text)
           : h("td", { "data-field": name }, text);
       }));
@@ -645,12 +649,13 @@ function render({ model, el }) {
       line.addEventListener("pointerleave", () => hover(-1));
       return line;
     }));
-    const ranked = rows().some(row => getValue(row, "ratio")) ?
-      `ranked by the ratio of paired timings (timed in turns with ${data.choice.peer})` +
-      (rows().some(row => row.again) ? ", those timed again first" : "") :
-      rows().some(row => getValue(row, "ms")) ? "ranked by time" :
+    const again = rows().filter(row => row.again).length, first = again ? `; the ${again} timed again come first` : "";
+    const knows = name => rows().some(row => getValue(row, name));
+    const ranked = knows("ratio") ?
+      `fastest first by ${label("ratio")}, not by ms, because the clock changes during a sweep${first}` :
+      knows("ms") ? `fastest first by ms${first}` :
         rows().some(row => row.predicted_ms) ? "ranked by predicted time" : "not ranked: nothing is timed or predicted";
-    const order = sort.column ? `sorted by ${COLUMNS[sort.column].replace("{}", data.choice.peer)}` : ranked;
+    const order = sort.column ? `sorted by ${label(sort.column)}` : ranked;
     tableNote.textContent = `${shown.length} of ${rows().length}, ${order}` +
       (nameParts.common ? `; all names: ${nameParts.common}` : "");
     markRows();

@@ -16,9 +16,22 @@ function h(tag, properties = {}, ...children) {
   return element;
 }
 
-// Keep keys that the view handles from the notebook behind it, where "b" inserts a cell and "x" cuts one.
+// Keep keys that the view handles from the notebook behind it, where "b" inserts a cell and "x" cuts one. Combinations
+// with ctrl or cmd, such as ctrl+S, go on to the notebook; those with alt as well are letters of some keyboards.
 function keepKeys(element) {
-  for (const type of ["keydown", "keypress", "keyup"]) element.addEventListener(type, event => event.stopPropagation());
-  // JupyterLab reads this attribute: the keys of an element that has it are not its commands.
-  element.setAttribute("data-lm-suppress-shortcuts", "true");
+  const isCommand = event => (event.ctrlKey || event.metaKey) && !event.altKey;
+  for (const type of ["keydown", "keypress", "keyup"]) {
+    element.addEventListener(type, event => isCommand(event) || event.stopPropagation());
+  }
+  // JupyterLab reads this attribute: the keys of an element that has it are not its commands. It looks when an event
+  // comes down to the document, and only the window hears of the event before; one listener there serves all views.
+  const attribute = "data-lm-suppress-shortcuts";
+  element.setAttribute(attribute, "true");
+  element.classList.add("tiles-keeps-keys");
+  if (window.tilesKeepKeys) return;
+  window.tilesKeepKeys = event => {
+    const views = document.querySelectorAll(".tiles-keeps-keys");
+    for (const view of views) view.toggleAttribute(attribute, !isCommand(event));
+  };
+  window.addEventListener("keydown", window.tilesKeepKeys, true);
 }

@@ -76,7 +76,10 @@ def test_a_picture_shows_what_is_read_and_numbers_the_units():
     assert_legible(figure)
     _, box = figure.axes
     assert len(box.patches) == 8 and numbers(box)[:16] == [*"01234567", *"10325476"]
-    assert numbers(explorer.draw(256, 256, 1, "row", ["none"]).axes[1]) == [], "there is no room"
+    assert "numbers: 16-byte unit" in figure.texts[-1].get_text()
+    figure = explorer.draw(256, 256, 8, "row", ["none"])
+    assert numbers(figure.axes[1]) == [], "there is no room"
+    assert figure.texts[-1].get_text() == "drawn: the first 32 of 256 rows\noutlined: what is read"
 
 
 def test_all_swizzles_side_by_side():

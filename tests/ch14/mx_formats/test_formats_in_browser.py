@@ -133,6 +133,28 @@ def test_an_element_of_a_block_can_be_changed(browser, tmp_path):
         assert field(page, "rule").is_disabled() and page.locator(f"{ROOT} circle").count() == 16
 
 
+def test_axes_have_labels(browser, tmp_path):
+    def labels(page):
+        return page.locator(f"{ROOT} .label").all_text_contents()
+
+    with opened(browser, tmp_path, explorer.number_line()) as page:
+        assert {"value of the code", "-6", "0", "1.5"} <= {*labels(page)}
+        field(page, "element").select_option("e4m3")
+        assert {"value of the code, on a logarithmic axis", "0", "2^−8", "2^8"} <= {*labels(page)}
+    with opened(browser, tmp_path, explorer.block("mxfp4", "ramp")) as page:
+        assert {"element of the block; upwards its value", "6", "4", "0", "-6", "31"} <= {*labels(page)}
+        field(page, "format").select_option("nvfp4")
+        assert all(len(label.strip("-")) <= 5 for label in labels(page) if label[-1].isdigit())
+
+
+@pytest.mark.parametrize("width", [830, 1280])  # of a cell's output in JupyterLab on a projector, and of a page
+def test_a_line_of_16_bytes_fits(browser, tmp_path, width):
+    with opened(browser, tmp_path, explorer.scale_layout()) as page:
+        page.set_viewport_size({"width": width, "height": 720})
+        page.wait_for_function("""[...document.querySelectorAll('.tiles-scales .scroller')].every(
+            box => box.scrollWidth === box.clientWidth)""")
+
+
 def test_scales_answer_to_the_mouse_and_the_keys(browser, tmp_path):
     with opened(browser, tmp_path, explorer.scale_layout()) as page:
         readout = page.locator(".tiles-scales .readout")
