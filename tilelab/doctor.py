@@ -19,7 +19,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
-from tilelab import cli, device, notebook
+from tilelab import caches, cli, device, notebook
 from tilelab.cuda import cubin_folder
 
 MIN_DRIVER = 580  # CUDA 13 Toolkit Release Notes, minimum driver; NVRTC 13 builds what the course loads
@@ -149,21 +149,13 @@ def _check_nvrtc(targets: tuple[str, ...]) -> tuple[str, str]:
 
 def _check_folder(folder: pathlib.Path, variable: str, status: str, consequence: str) -> tuple[str, str]:
     """Check that kernels can be kept in `folder`; `status` and `consequence` describe a folder that is not writable."""
-    try:  # write a real file: permission bits mean nothing to root or on a read-only mount
-        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        with tempfile.TemporaryFile(dir=nearest) as file:
-            file.write(bytes(4096))
-            file.flush()  # a full disk still lets a file be created
-        return "ok", re.sub(rf"^{re.escape(os.path.expanduser('~'))}(?=/)", "~", str(folder))
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
+    if reason := caches.why_not_writable(folder):
         return status, f"{folder} cannot be written ({reason}){consequence}: set {variable} to a folder that can."
+    return "ok", re.sub(rf"^{re.escape(os.path.expanduser('~'))}(?=/)", "~", str(folder))
 
 
 def _check_triton_cache() -> tuple[str, str]:
-    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
-    folder = pathlib.Path(os.environ.get("TRITON_CACHE_DIR") or f"{home}/.triton/cache")
-    return _check_folder(folder, "TRITON_CACHE_DIR", "failed", "")
+    return _check_folder(caches.triton_folder(), "TRITON_CACHE_DIR", "failed", "")
 
 
 def _check_cuda_cache() -> tuple[str, str]:

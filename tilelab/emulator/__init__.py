@@ -25,7 +25,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
-from tilelab import cuda, device
+from tilelab import caches, cuda, device
 
 FOLDER = pathlib.Path(__file__).parent
 SEEDS = range(6)  # 0: slow engines; 1: fast engines; 2: fast copies and slow products; others: random
@@ -91,7 +91,8 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
     plain = {f"plain_{name}": _plain_cpp(cuda.INCLUDE_FOLDER / name) for name in ("tma.cuh", "wgmma.cuh",
                                                                                   "elements.cuh")}
     own = {path.name: path.read_text() for path in sorted(FOLDER.iterdir()) if path.suffix in (".cuh", ".h", ".cpp")}
-    folder = cuda.cubin_folder() / f"emulator-{hashlib.sha256(repr((plain, own)).encode()).hexdigest()[:16]}"
+    version = hashlib.sha256(repr((plain, own)).encode()).hexdigest()[:16]
+    folder = caches.replace_if_unwritable(cuda.cubin_folder(), "cubins") / f"emulator-{version}"
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in plain.items():
         if not (folder / name).exists():
