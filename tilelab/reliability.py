@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
 
-from tilelab import cli, device, notebook, results
+from tilelab import cli, device, notebook, results, suite
 from tilelab.journal import Journal
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -34,7 +34,7 @@ PAGE = ROOT / "docs" / "reliability.md"
 COPIED = ("ch07", "ch10", "ch14", "claims", "docs", "notebooks", "results", "tests", "tilelab", "tuned")
 CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TILES_CUBINS": "cubins",
           "CUDA_CACHE_PATH": "cuda"}
-AT_ONCE = 8  # kernels; on a GPU each may use GIB_PER_PROCESS of tilelab.suite
+AT_ONCE = 8  # at most so many notebooks run at a time
 RUN_LIMIT_S = 420
 LONGEST_SENTENCE = 300
 HELD = 0.9  # share of the GPU's memory that the trouble "memory" takes
@@ -154,11 +154,10 @@ def take_snapshot(folder: pathlib.Path) -> dict[str, bytes]:
 def find_damage(before: dict[str, bytes], folder: pathlib.Path, may_change: Collection[str] = ()) -> list[str]:
     """Return a sentence for each file of `before` that is lost, and for each that is damaged or has changed.
 
-    A record of this machine, and a file that `may_change` names, may have changed, but must be whole. A journal may
-    have grown, but must hold every row that it had.
+    Files whose paths begin with one of `may_change` may be new or have changed, but must be whole. A journal may have
+    grown, but must hold every row that it had.
     """
     now, found = take_snapshot(folder), [f"{path} is gone" for path in before if not (folder / path).exists()]
-    own = tuple(f"results/{slug}/" for slug in (device.current().slug, results.NO_GPU.slug))
     with tempfile.TemporaryDirectory() as scratch:
         for path, content in now.items():
             try:
@@ -172,7 +171,7 @@ def find_damage(before: dict[str, bytes], folder: pathlib.Path, may_change: Coll
                     data = json.loads(content)
                     if path.startswith("results/"):
                         results.check_record(data, path)
-                    if not (path.startswith(own) and path in before or path in may_change):
+                    if not path.startswith(tuple(may_change)):
                         found.append(f"{path} has changed" if path in before else f"{path} is new")
             except ValueError as error:
                 found.append(f"{path} is damaged: {device.first_line(error)}")
@@ -235,7 +234,10 @@ class Runner:
         own = ("TILES_RESULTS", "TILES_TUNED", "TILES_SWEEPS", "TILES_RECORD", "TRITON_INTERPRET")
         self.env = {**{variable: value for variable, value in os.environ.items() if variable not in own},
                     **{variable: str(folder / "caches" / cache) for variable, cache in CACHES.items()},
-                    "TILES_QUICK": "1", "PYTHONPATH": os.pathsep.join([str(folder), *others])}
+                    "TILES_QUICK": "1", "PYTHONPATH": os.pathsep.join([str(folder), *others]),
+                    "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // AT_ONCE))}
+        if self.env.pop("PYTHONDONTWRITEBYTECODE", ""):  # else every process would compile torch's source files anew
+            self.env["PYTHONPYCACHEPREFIX"] = str(folder.parents[1] / "bytecode")
 
     async def run(self, path: pathlib.Path, must_fail: bool = False) -> None:
         """Run a notebook from top to bottom and judge its end."""
@@ -282,12 +284,10 @@ class Runner:
 def make_refusing_env(folder: pathlib.Path, refusal: str, refused: pathlib.Path) -> dict[str, str]:
     """Return variables with which a process finds the folder `refused` "read-only" or "full" (refuse_writes.c).
 
-    The library is built in `folder`. RuntimeError without a C compiler.
+    The library is built in `folder` by the C compiler cc. CalledProcessError if that fails.
     """
-    if not (compiler := shutil.which("cc")):
-        raise RuntimeError("there is no C compiler cc, which builds the library that refuses to write")
     library = folder / "refuse_writes.so"
-    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", library, ROOT / "tilelab" / "refuse_writes.c", "-ldl"],
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, ROOT / "tilelab" / "refuse_writes.c", "-ldl"],
                    check=True)
     loaded = " ".join(filter(None, (str(library), os.environ.get("LD_PRELOAD"))))
     return {"LD_PRELOAD": loaded, "TILES_REFUSAL": refusal, "TILES_REFUSED": str(refused)}
@@ -326,16 +326,15 @@ RUN_UNDER = {"twice": _run_twice, "together": _run_two_together, "killed": _run_
              "memory": _run_beside_full_memory}
 
 
-async def meet(name: str, stems: Sequence[str], slots: asyncio.Semaphore) -> dict:
-    """Run the notebooks `stems` under the trouble `name`, in a new copy of the repository; return a row."""
+async def meet(name: str, stems: Sequence[str], folder: pathlib.Path, slots: asyncio.Semaphore) -> dict:
+    """Run the notebooks `stems` under the trouble `name`, in a copy of the repository below `folder`; return a row."""
     begin, run_under = time.monotonic(), RUN_UNDER.get(name, Runner.run)
 
     async def run(path: pathlib.Path) -> None:
         async with slots:
             await run_under(runner, path)
 
-    with tempfile.TemporaryDirectory(prefix="tiles-reliability-") as folder, contextlib.ExitStack() as stack:
-        folder = pathlib.Path(folder).resolve()
+    with contextlib.ExitStack() as stack:
         copy = copy_repository(folder / "repository")
         runner, paths = Runner(name, copy), [_find_path(copy, stem) for stem in stems]
         if SWEEP in stems:
@@ -351,8 +350,10 @@ async def meet(name: str, stems: Sequence[str], slots: asyncio.Semaphore) -> dic
         if name == "memory":
             stack.enter_context(hold_memory())
         await asyncio.gather(*map(run, paths))
-        ended_right = {f"notebooks/{run['notebook']}.ipynb" for run in runner.runs if run["ending"] == "right"}
-        damage = find_damage(before, copy, ended_right) + await _end_processes(copy)
+        may_change = [f"notebooks/{run['notebook']}.ipynb" for run in runner.runs if run["ending"] == "right"]
+        if runner.trouble.records:
+            may_change += [f"results/{slug}/" for slug in (device.current().slug, results.NO_GPU.slug)]
+        damage = find_damage(before, copy, may_change) + await _end_processes(copy)
     return _make_row(name, stems, runner.runs, len(before), damage, time.monotonic() - begin)
 
 
@@ -380,9 +381,18 @@ def _make_row(name: str, stems: Sequence[str], runs: list[dict], files: int, dam
 
 async def _meet_all(chosen: dict[str, Sequence[str]]) -> list[dict]:
     """Meet the troubles {name: notebooks} at the same time, and then "memory", whose notebooks run one by one."""
-    slots = asyncio.Semaphore(min(AT_ONCE, len(os.sched_getaffinity(0))))
-    rows = await asyncio.gather(*(meet(name, stems, slots) for name, stems in chosen.items() if name != "memory"))
-    return [*rows, *([await meet("memory", chosen["memory"], asyncio.Semaphore(1))] if "memory" in chosen else [])]
+    slots, one = asyncio.Semaphore(min(AT_ONCE, suite.count_processes(suite.find_gpus()))), asyncio.Semaphore(1)
+    with tempfile.TemporaryDirectory(prefix="tiles-reliability-", ignore_cleanup_errors=True) as folder:
+        folder = pathlib.Path(folder).resolve()
+
+        async def try_to_meet(name: str) -> dict:
+            try:
+                return await meet(name, chosen[name], folder / name, one if name == "memory" else slots)
+            except (OSError, RuntimeError, subprocess.CalledProcessError) as error:  # the other rows still count
+                return _make_row(name, chosen[name], [], 0, [f"it could not be tried: {device.first_line(error)}"], 0)
+
+        rows = await asyncio.gather(*(try_to_meet(name) for name in chosen if name != "memory"))
+        return [*rows, *([await try_to_meet("memory")] if "memory" in chosen else [])]
 
 
 # ---- the record and the page
@@ -432,6 +442,15 @@ def choose(names: Sequence[str] | None, only: Sequence[str] | None) -> dict[str,
             if name in (only or TROUBLES)}
 
 
+def find_missing(trouble: str) -> str:
+    """Return what this machine lacks for a trouble, as a clause; "" where it lacks nothing."""
+    if trouble == "memory" and device.current().capability is None:
+        return f"it needs a GPU; here is {device.current().describe()}"
+    if trouble in ("read-only", "full") and not shutil.which("cc"):
+        return "it needs a C compiler called cc"
+    return ""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     parser = cli.make_plain_parser("tilelab.reliability", "Run notebooks under trouble and say how they end.")
@@ -446,9 +465,10 @@ def main(arguments: list[str] | None = None) -> int:
         chosen = choose(options.notebooks, options.only)
         if os.environ.get("TILES_RECORD") == "1" and options.only:
             raise ValueError("TILES_RECORD=1 keeps the whole table: leave out --only")
-        if "memory" in chosen and device.current().capability is None:
-            print(f"memory: left out, because it needs a GPU; here is {device.current().describe()}", flush=True)
-            del chosen["memory"]
+        for name in list(chosen):
+            if missing := find_missing(name):
+                print(f"{name}: left out, because {missing}", flush=True)
+                del chosen[name]
         record = run_troubles(chosen)
     except KeyboardInterrupt:
         return 130

@@ -58,7 +58,7 @@ def test_no_damage(files):
     assert len(before) == 4 and reliability.find_damage(before, folder) == []
     Journal(folder / "sweeps" / "s.jsonl").append({"key": "c"})
     results.write_atomically(folder / "notebooks" / "a.ipynb", '{"rows": [1]}')
-    assert reliability.find_damage(before, folder, {"notebooks/a.ipynb"}) == []
+    assert reliability.find_damage(before, folder, ["notebooks/a.ipynb"]) == []
 
 
 @pytest.mark.parametrize("path, content, said", [
@@ -80,11 +80,13 @@ def test_damage_is_named(files, path, content, said):
     assert found.startswith(f"{path} {said}")
 
 
-def test_records_of_this_machine_may_be_made_anew(files, monkeypatch):
+def test_records_of_this_machine_may_be_made_anew_and_must_be_whole(files):
     folder, before = files
-    monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA B200"))
     results.save({**RECORD, "rows": []}, folder / "results")
-    assert reliability.find_damage(before, folder) == []
+    results.save({**RECORD, "experiment": "y"}, folder / "results")
+    assert reliability.find_damage(before, folder, ["results/nvidia-b200/"]) == []
+    (folder / "results" / "nvidia-b200" / "x.json").write_text("{")
+    assert len(reliability.find_damage(before, folder, ["results/nvidia-b200/"])) == 1
 
 
 def test_unknown_names():
@@ -99,7 +101,8 @@ def test_unknown_names():
 def test_the_page_shows_every_record(monkeypatch, tmp_path):
     monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA B200", (10, 0), "sm_100a"))
-    runs = [{"notebook": "a", "ending": "right", "said": ""}, {"notebook": "b", "ending": "one sentence", "said": "No."}]
+    runs = [{"notebook": "a", "ending": "right", "said": ""},
+            {"notebook": "b", "ending": "one sentence", "said": "No."}]
     row = reliability._make_row("full", ["a", "b"], runs, 7, [], 1.0)
     assert row["status"] == "ok" and reliability._make_row("full", ["a"], runs, 7, ["x is gone"], 1.0)["reason"]
     results.save(results.make_record("reliability", [row], reliability.source()))
@@ -150,7 +153,7 @@ def test_a_recording_on_a_full_disk(monkeypatch, tmp_path, capsys):
     made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(save)], metadata=notebook.METADATA)
     nbformat.write(made, tmp_path / "notebooks" / "small.ipynb")
     monkeypatch.setattr(reliability, "ROOT", tmp_path)
-    row = asyncio.run(reliability.meet("full", ["small"], asyncio.Semaphore(1)))
+    row = asyncio.run(reliability.meet("full", ["small"], tmp_path / "full", asyncio.Semaphore(1)))
     assert row["status"] == "ok" and row["one sentence"] == row["runs"] == 1 and row["files"] > 70, row
     assert row["sentences"] == ["OSError: [Errno 28] results/nvidia-b200/x.json cannot be written (No space left on "
                                 "device); nothing that it held is lost"]
