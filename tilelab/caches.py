@@ -6,6 +6,7 @@ in the folder of temporary files, so it serves as a cache all the same.
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import tempfile
@@ -32,6 +33,7 @@ def why_not_writable(folder: pathlib.Path) -> str:
         return error.strerror or type(error).__name__
 
 
+@functools.cache  # one look and one warning for each folder
 def replace_if_unwritable(folder: pathlib.Path, name: str) -> pathlib.Path:
     """Return `folder`, or the temporary folder called `name` of this user with a warning that says why."""
     if not (reason := why_not_writable(folder)):

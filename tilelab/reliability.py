@@ -226,10 +226,14 @@ def _plant_kill(path: pathlib.Path) -> None:
 
 
 class Runner:
-    """Run notebooks in the copy of the repository in `folder`, and keep how each run ended in `runs`."""
+    """Run notebooks in the copy of the repository in `folder`.
+
+    `runs` holds how each run ended, and `rewritten` the notebooks that reached their end and were written back.
+    """
 
     def __init__(self, name: str, folder: pathlib.Path):
-        self.name, self.trouble, self.folder, self.runs = name, TROUBLES[name], folder, []
+        self.name, self.trouble, self.folder = name, TROUBLES[name], folder
+        self.runs, self.rewritten = [], []
         others = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         own = ("TILES_RESULTS", "TILES_TUNED", "TILES_SWEEPS", "TILES_RECORD", "TRITON_INTERPRET")
         self.env = {**{variable: value for variable, value in os.environ.items() if variable not in own},
@@ -245,6 +249,8 @@ class Runner:
         variables = {"TILES_RECORD": "1"} if self.trouble.records else {}
         error = await self.run_python("-c", RUN, str(path), json.dumps(variables))
         ending, said = judge(error, self.trouble.words, must_fail)
+        if error is None:
+            self.rewritten.append(str(path.relative_to(self.folder)))
         if ending == "right" and (fact := find_changed_fact(before, json.loads(path.read_text(encoding="utf-8")))):
             ending, said = "neither", fact
         self._keep(path.stem, ending, said, begin)
@@ -350,7 +356,7 @@ async def meet(name: str, stems: Sequence[str], folder: pathlib.Path, slots: asy
         if name == "memory":
             stack.enter_context(hold_memory())
         await asyncio.gather(*map(run, paths))
-        may_change = [f"notebooks/{run['notebook']}.ipynb" for run in runner.runs if run["ending"] == "right"]
+        may_change = runner.rewritten
         if runner.trouble.records:
             may_change += [f"results/{slug}/" for slug in (device.current().slug, results.NO_GPU.slug)]
         damage = find_damage(before, copy, may_change) + await _end_processes(copy)

@@ -25,7 +25,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
-from tilelab import caches, cuda, device
+from tilelab import cuda, device
 
 FOLDER = pathlib.Path(__file__).parent
 SEEDS = range(6)  # 0: slow engines; 1: fast engines; 2: fast copies and slow products; others: random
@@ -92,7 +92,7 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
                                                                                   "elements.cuh")}
     own = {path.name: path.read_text() for path in sorted(FOLDER.iterdir()) if path.suffix in (".cuh", ".h", ".cpp")}
     version = hashlib.sha256(repr((plain, own)).encode()).hexdigest()[:16]
-    folder = caches.replace_if_unwritable(cuda.cubin_folder(), "cubins") / f"emulator-{version}"
+    folder = cuda.cubin_folder() / f"emulator-{version}"
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in plain.items():
         if not (folder / name).exists():
