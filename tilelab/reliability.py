@@ -5,8 +5,9 @@ checkout is never touched. Its notebooks run there with short experiments (TILES
 right, or with one clear sentence that names the trouble. Afterwards no process may be left, and no file of results/,
 tuned/, notebooks/ and no journal of a sweep may be lost or damaged.
 
-With TILES_RECORD=1 the table is kept as results/<gpu>/reliability.json. --write writes docs/reliability.md from these
-records and runs nothing. Exit status: 0 if all ended well, 1 if not, 2 for bad usage, 130 if interrupted.
+With TILES_RECORD=1 the table is kept as results/<gpu>/reliability.json; --only adds to a table of the last hour.
+--write writes docs/reliability.md from these records and runs nothing. Exit status: 0 if all ended well, 1 if not, 2
+for bad usage, 130 if interrupted.
 """
 
 from __future__ import annotations
@@ -410,8 +411,17 @@ def source() -> str:
 
 
 def run_troubles(chosen: dict[str, Sequence[str]]) -> results.Record:
-    """Return the Record of the troubles {name: notebooks}, one row each; with TILES_RECORD=1 keep it in results/."""
-    return results.live_or_recorded("reliability", lambda: asyncio.run(_meet_all(chosen)), source(), can_run=True)
+    """Return the Record of the troubles {name: notebooks}, a row for each; with TILES_RECORD=1 keep it in results/.
+
+    The record keeps its rows of other troubles that this machine met in the last hour.
+    """
+    def measure() -> list[dict]:
+        rows = {row["trouble"]: row for row in asyncio.run(_meet_all(chosen))}
+        recent = results.load_recent_record("reliability", source()) if os.environ.get("TILES_RECORD") == "1" else None
+        kept = {row["trouble"]: row for row in recent.rows} if recent else {}
+        return [(kept | rows)[name] for name in TROUBLES if name in kept | rows]
+
+    return results.live_or_recorded("reliability", measure, source(), can_run=True)
 
 
 results.register("reliability", run_troubles, source)
@@ -469,8 +479,6 @@ def main(arguments: list[str] | None = None) -> int:
             results.write_atomically(PAGE, make_page())
             return 0
         chosen = choose(options.notebooks, options.only)
-        if os.environ.get("TILES_RECORD") == "1" and options.only:
-            raise ValueError("TILES_RECORD=1 keeps the whole table: leave out --only")
         for name in list(chosen):
             if missing := find_missing(name):
                 print(f"{name}: left out, because {missing}", flush=True)

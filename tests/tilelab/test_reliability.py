@@ -110,6 +110,19 @@ def test_the_page_shows_every_record(monkeypatch, tmp_path):
     assert "\n## B200\n" in page and "| a, b | 2 | 1 | 1 | 0 | 7 | 0 |\n" in page and "\n- *full*: No.\n" in page
 
 
+def test_troubles_of_the_last_hour_stay_in_the_record(monkeypatch, tmp_path):
+    async def pretend(chosen):
+        return [reliability._make_row(name, stems, [], 7, [], 1.0) for name, stems in chosen.items()]
+
+    monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
+    monkeypatch.setattr(reliability, "_meet_all", pretend)
+    assert reliability.main(["--only", "full"]) == 0 and not list(tmp_path.iterdir())
+    monkeypatch.setenv("TILES_RECORD", "1")
+    for name in ("full", "twice", "full"):
+        assert reliability.main(["--only", name]) == 0
+    assert [row["trouble"] for row in results.load("reliability")["rows"]] == ["twice", "full"]
+
+
 def test_the_page_is_that_of_the_records():
     if reliability.PAGE.exists():
         assert reliability.PAGE.read_text(encoding="utf-8") == reliability.make_page(), (
