@@ -66,7 +66,8 @@ def assert_each(records, find_problem):
 
 
 def test_every_record_is_made_by_todays_code_of_its_experiment(records):
-    importlib.import_module("tilelab.first_steps.exercises")
+    for module in ("tilelab.first_steps.exercises", "tilelab.reliability"):
+        importlib.import_module(module)
     for chapter in (ch07, ch10, ch14):  # every module of every topic, so that EXPERIMENTS is complete
         for module in pkgutil.walk_packages(chapter.__path__, f"{chapter.__name__}."):
             if not module.name.endswith("__main__"):

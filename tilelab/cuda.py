@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from tilelab import device
+from tilelab import caches, device
 
 INCLUDE_FOLDER = pathlib.Path(__file__).with_name("include")  # the headers that chapters share
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
@@ -85,7 +85,12 @@ def toolkit_folders(name: str, header: str) -> dict[str, str]:
 
 
 def cubin_folder() -> pathlib.Path:
-    """Return the folder of cached cubins: TILES_CUBINS, else tiles-in-flight/cubins in XDG_CACHE_HOME or ~/.cache."""
+    """Return the folder of cached cubins: `named_cubin_folder`, or a temporary one where that cannot be written."""
+    return caches.replace_if_unwritable(named_cubin_folder(), "cubins")
+
+
+def named_cubin_folder() -> pathlib.Path:
+    """Return the folder that TILES_CUBINS names, else tiles-in-flight/cubins in XDG_CACHE_HOME or ~/.cache."""
     if folder := os.environ.get("TILES_CUBINS"):
         return pathlib.Path(folder)
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tiles-in-flight/cubins")

@@ -5,6 +5,7 @@ Code that differs by architecture asks the predicates here, such as `current().h
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a", "sm_121a")
@@ -253,6 +255,17 @@ def out_of_memory_reason(error: Exception) -> str:
     others = total - free - torch.cuda.memory_reserved()
     return (f"the GPU has too little free memory; other processes hold {others / 2**30:.0f} of its {total / 2**30:.0f} "
             "GiB: end them, or hide the GPU with CUDA_VISIBLE_DEVICES=-1 to see the recorded rows")
+
+
+@contextlib.contextmanager
+def explain_missing_memory(what: str) -> Iterator[None]:
+    """Turn torch's error of a GPU without free memory into an Unsupported that names `what`, in one sentence."""
+    try:
+        yield
+    except Exception as error:
+        if reason := out_of_memory_reason(error):
+            raise Unsupported(f"{what}: {reason}") from error
+        raise
 
 
 def user_lock_path(name: str) -> pathlib.Path:

@@ -19,8 +19,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
-from tilelab import cli, device, notebook
-from tilelab.cuda import cubin_folder
+from tilelab import caches, cli, device, notebook
+from tilelab.cuda import named_cubin_folder
 
 MIN_DRIVER = 580  # CUDA 13 Toolkit Release Notes, minimum driver; NVRTC 13 builds what the course loads
 NVRTC = "cuda-toolkit[nvrtc]==13.0.3"
@@ -147,27 +147,20 @@ def _check_nvrtc(targets: tuple[str, ...]) -> tuple[str, str]:
     return "ok", f"{major}.{minor}"
 
 
-def _check_folder(folder: pathlib.Path, variable: str, status: str, consequence: str) -> tuple[str, str]:
-    """Check that kernels can be kept in `folder`; `status` and `consequence` describe a folder that is not writable."""
-    try:  # write a real file: permission bits mean nothing to root or on a read-only mount
-        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        with tempfile.TemporaryFile(dir=nearest) as file:
-            file.write(bytes(4096))
-            file.flush()  # a full disk still lets a file be created
-        return "ok", re.sub(rf"^{re.escape(os.path.expanduser('~'))}(?=/)", "~", str(folder))
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        return status, f"{folder} cannot be written ({reason}){consequence}: set {variable} to a folder that can."
+def _check_folder(folder: pathlib.Path, variable: str) -> tuple[str, str]:
+    """Check that compiled kernels can be kept in `folder`, the one that the environment variable `variable` names."""
+    if reason := caches.why_not_writable(folder):
+        return "warn", (f"{folder} cannot be written ({reason}), so the course keeps compiled kernels in a temporary "
+                        f"folder: set {variable} to a folder that can.")
+    return "ok", re.sub(rf"^{re.escape(os.path.expanduser('~'))}(?=/)", "~", str(folder))
 
 
 def _check_triton_cache() -> tuple[str, str]:
-    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
-    folder = pathlib.Path(os.environ.get("TRITON_CACHE_DIR") or f"{home}/.triton/cache")
-    return _check_folder(folder, "TRITON_CACHE_DIR", "failed", "")
+    return _check_folder(caches.triton_folder(), "TRITON_CACHE_DIR")
 
 
 def _check_cuda_cache() -> tuple[str, str]:
-    return _check_folder(cubin_folder(), "TILES_CUBINS", "warn", ", so that every process compiles anew")
+    return _check_folder(named_cubin_folder(), "TILES_CUBINS")
 
 
 def _row(name: str, check, *args) -> Row:

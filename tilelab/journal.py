@@ -37,13 +37,18 @@ class Journal:
     def append(self, row: dict) -> None:
         """Add a row, which has a `key`. Raises OSError when the disk refuses it."""
         line = _format_line(row)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock(), open(self.path, "a+b") as file:
-            if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
-                line = b"\n" + line  # the last writer was killed in the middle of a line
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self._lock(), open(self.path, "a+b") as file:
+                if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                    line = b"\n" + line  # the last writer was killed in the middle of a line
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            if isinstance(error, filelock.Timeout):
+                raise
+            raise results.make_write_error(self.path, error) from error
 
     def forget(self, keys: Iterable[str]) -> None:
         """Drop the rows of `keys`, and the comparisons that they took part in. Raises OSError."""

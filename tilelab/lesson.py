@@ -190,7 +190,8 @@ class Ladder:
         if triton_cell.is_triton(kernel):
             problem = self._show_build(kernel, prepare, name, changed_from, ptx, sass)
         if device.current().has_tma:
-            label = self._measure(name, prepare, code)
+            with device.explain_missing_memory(name):
+                label = self._measure(name, prepare, code)
         else:
             label = self._find_recorded(kernel, name, prepare, code, problem)
         columns = [column for column in COLUMNS if any(column in row for row in self.rows)]

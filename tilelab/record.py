@@ -21,6 +21,7 @@ import dataclasses
 import functools
 import importlib
 import json
+import os
 import pathlib
 import pkgutil
 import re
@@ -84,7 +85,8 @@ def _check_writable(folders: list[pathlib.Path]) -> None:
             results.write_atomically(folder / "writable", "x" * 4096)  # a full disk still lets a file be created
             (folder / "writable").unlink()
         except OSError as error:
-            raise RuntimeError(f"{folder} cannot be written ({error.strerror}): nothing was recorded") from error
+            reason = os.strerror(error.errno)
+            raise RuntimeError(f"{folder} cannot be written ({reason}): nothing was recorded") from error
 
 
 async def _record_one(path: pathlib.Path, gpu: str, recorded: list[str], running: set[str]) -> None:

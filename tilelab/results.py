@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -242,16 +243,25 @@ def write_atomically(path: pathlib.Path, text: str) -> None:
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # no process id: containers share those
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())  # some file systems notice only here that the disk is full
         temporary.replace(path)
+    except OSError as error:
+        raise make_write_error(path, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def make_write_error(path: pathlib.Path, error: OSError) -> OSError:
+    """Return an error of the same kind as `error`, whose sentence names the file and the reason."""
+    reason = error.strerror or device.first_line(error)
+    return OSError(error.errno, f"{path} cannot be written ({reason}); nothing that it held is lost")
 
 
 def gpu_folder(record: dict) -> str:
@@ -294,6 +304,12 @@ def read(path: pathlib.Path) -> dict:
         record = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}.") from error
+    check_record(record, path)
+    return record
+
+
+def check_record(record: Any, path: str | os.PathLike) -> None:
+    """Raise ValueError, in one sentence that names the file `path`, if its content is not a record."""
     wrong = [key for key, kind in KEYS.items() if not isinstance(record, dict) or not isinstance(record.get(key), kind)]
     if not wrong and not {"name", "capability", "target"} <= record["device"].keys():
         wrong = ["device"]
@@ -301,7 +317,6 @@ def read(path: pathlib.Path) -> dict:
         wrong = ["rows"]
     if wrong:
         raise ValueError(f"{path} is not a record: it has no valid {', '.join(wrong)}.")
-    return record
 
 
 def stale_reason(record: dict, source: str) -> str:
@@ -405,12 +420,8 @@ def live_or_recorded(experiment: str, measure: Callable[[], Sequence[dict]], sou
     _check_name(experiment)  # before minutes of measuring
     if not (device.current().has_tma if can_run is None else can_run):
         return load_record(experiment, source)
-    try:
+    with device.explain_missing_memory(experiment):
         rows = measure()
-    except Exception as error:
-        if reason := device.out_of_memory_reason(error):
-            raise device.Unsupported(f"{experiment}: {reason}") from error
-        raise
     record = make_record(experiment, rows, source)
     if os.environ.get("TILES_RECORD") == "1":
         save(record)

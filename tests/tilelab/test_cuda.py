@@ -3,6 +3,7 @@
 import ctypes
 import os
 import pathlib
+import tempfile
 import types
 from concurrent.futures import ThreadPoolExecutor
 
@@ -191,12 +192,14 @@ def test_a_damaged_cubin_is_compiled_anew(cubins, compiled):
 
 
 @pytest.mark.parametrize("below", ["", "deep/er"])
-def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, monkeypatch, compiled, below):
+def test_a_folder_that_cannot_be_written_is_replaced(tmp_path, monkeypatch, compiled, below):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("TILES_CUBINS", str(tmp_path / "file" / below))
-    for _ in range(2):
-        assert b"fill" in cuda.compile_cubin(FILL, "sm_90a", options=["-DVALUE=7"])
-    assert len(compiled) == 2 and (tmp_path / "file").read_text() == "in the way"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.warns(UserWarning, match="cannot be written .Not a directory.: compiled kernels are kept in "):
+        for _ in range(2):
+            assert b"fill" in cuda.compile_cubin(FILL, "sm_90a", options=["-DVALUE=7"])
+    assert len(compiled) == 1 and (tmp_path / "file").read_text() == "in the way"
 
 
 def test_a_full_disk_leaves_nothing_behind(cubins, monkeypatch):
@@ -217,9 +220,9 @@ def test_compiling_at_once(cubins):
 def test_where_cubins_are_kept(monkeypatch):
     monkeypatch.delenv("TILES_CUBINS")
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert cuda.cubin_folder() == pathlib.Path("/caches/tiles-in-flight/cubins")
+    assert cuda.named_cubin_folder() == pathlib.Path("/caches/tiles-in-flight/cubins")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cuda.cubin_folder() == pathlib.Path.home() / ".cache/tiles-in-flight/cubins"
+    assert cuda.named_cubin_folder() == pathlib.Path.home() / ".cache/tiles-in-flight/cubins"
 
 
 @pytest.fixture

@@ -117,9 +117,9 @@ def test_cache_that_cannot_be_written(machine, monkeypatch, tmp_path, capsys, be
     machine()
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / below))
-    assert doctor.main([]) == 1
+    assert doctor.main([]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Triton cache"))
-    assert " failed " in row and "set TRITON_CACHE_DIR" in row
+    assert " warn " in row and "keeps compiled kernels in a temporary folder: set TRITON_CACHE_DIR" in row
 
 
 def test_cubins_that_cannot_be_kept_only_cost_time(machine, monkeypatch, tmp_path, capsys):
@@ -128,7 +128,7 @@ def test_cubins_that_cannot_be_kept_only_cost_time(machine, monkeypatch, tmp_pat
     monkeypatch.setenv("TILES_CUBINS", str(tmp_path / "file" / "cubins"))
     assert doctor.main([]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("CUDA cache"))
-    assert " warn " in row and "every process compiles anew: set TILES_CUBINS" in row
+    assert " warn " in row and "keeps compiled kernels in a temporary folder: set TILES_CUBINS" in row
 
 
 def test_a_home_that_cannot_be_written(machine, monkeypatch, tmp_path):
@@ -138,7 +138,7 @@ def test_a_home_that_cannot_be_written(machine, monkeypatch, tmp_path):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     rows = by_name(doctor.run_checks())
-    assert (rows["Triton cache"].status, rows["CUDA cache"].status) == ("failed", "warn")
+    assert (rows["Triton cache"].status, rows["CUDA cache"].status) == ("warn", "warn")
     monkeypatch.setenv("HOME", "/")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     assert by_name(doctor.run_checks())["Triton cache"] == Row("Triton cache", "ok", str(tmp_path))
@@ -149,7 +149,7 @@ def test_a_disk_that_is_full(machine, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(doctor.tempfile, "TemporaryFile", lambda dir: open("/dev/full", "wb"))
     row = by_name(doctor.run_checks())["Triton cache"]
-    assert row.status == "failed" and "No space left on device" in row.detail
+    assert row.status == "warn" and "No space left on device" in row.detail
 
 
 def test_no_folder_for_temporary_files(monkeypatch):

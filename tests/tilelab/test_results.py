@@ -196,7 +196,7 @@ def test_a_disk_that_is_full_loses_nothing(own_folder, on, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=f"{path} cannot be written .No space left on device.; nothing that it held is"):
         results.save(results.make_record("gemm", [], ""))
     assert path.read_text() == before and os.listdir(path.parent) == ["gemm.json"]
 

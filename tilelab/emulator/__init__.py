@@ -91,7 +91,8 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
     plain = {f"plain_{name}": _plain_cpp(cuda.INCLUDE_FOLDER / name) for name in ("tma.cuh", "wgmma.cuh",
                                                                                   "elements.cuh")}
     own = {path.name: path.read_text() for path in sorted(FOLDER.iterdir()) if path.suffix in (".cuh", ".h", ".cpp")}
-    folder = cuda.cubin_folder() / f"emulator-{hashlib.sha256(repr((plain, own)).encode()).hexdigest()[:16]}"
+    version = hashlib.sha256(repr((plain, own)).encode()).hexdigest()[:16]
+    folder = cuda.cubin_folder() / f"emulator-{version}"
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in plain.items():
         if not (folder / name).exists():
