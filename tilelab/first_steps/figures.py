@@ -95,11 +95,17 @@ def draw_tile(rows: int = 128, columns: int = 128) -> plots.Picture:
 
 def draw_need(machine: Machine, sides=(32, 64, 128, 256)) -> plots.Picture:
     """Draw the bytes that must arrive per second for square tiles of C, beside what DRAM and L2 deliver."""
-    figure, axes = plots.new_figure(
-        sides, "DRAM alone feeds none of these tiles" + "; L2 feeds the largest" * bool(machine.l2_tbps),
-        _sources(f"for {machine.tflops:.0f} TFLOP/s, {machine.label}",
-                 f"L2: {machine.gemm_label}" if machine.l2_tbps else ""), 2.75)
     need = [bytes_per_operation(side, side) * machine.tflops for side in sides]
+
+    def name_served(rate: float) -> str:
+        served = [f"{side} × {side}" for side, tbps in zip(sides, need) if tbps <= rate]
+        return " and ".join(served) or "none of these tiles"
+
+    title = f"DRAM alone is fast enough for {name_served(machine.copy_tbps)}"
+    title += f", and L2 is fast enough for {name_served(machine.l2_tbps)}" if machine.l2_tbps else ""
+    figure, axes = plots.new_figure(
+        sides, title, _sources(f"for {machine.tflops:.0f} TFLOP/s, {machine.label}",
+                               f"L2: {machine.gemm_label}" if machine.l2_tbps else ""), 2.75)
     axes.bar(range(len(sides)), need, 0.6, color=lighten(BLUE, 0.6))
     for x, value in enumerate(need):
         axes.annotate(f"{value:.0f}" if value > 20 else f"{value:.1f}", (x, value), (0, 2), fontsize=7.5, ha="center",
@@ -111,23 +117,27 @@ def draw_need(machine: Machine, sides=(32, 64, 128, 256)) -> plots.Picture:
     axes.set_xlabel("tile of C", fontsize=8)
     axes.set_ylabel("TB/s that all SMs need", fontsize=8)
     axes.legend(fontsize=7.5, frameon=False, loc="upper right")
-    return figure
+    bars = ", ".join(f"{side} × {side}: {tbps:.1f}" for side, tbps in zip(sides, need))
+    return figure.describe(f"{title}. The bars are the TB/s that all SMs need for a tile of C ({bars}), and the lines "
+                           "are the TB/s that DRAM and L2 deliver.")
 
 
 def draw_overlap(machine: Machine, buffers: int = 3, steps: int = 6) -> plots.Picture:
     """Draw when loads and products run with one buffer and with several, at the recorded lengths."""
     load, product = machine.load_cycles or 1200, machine.product_cycles or 800
     origin = f"medians of {machine.gemm_label}" if machine.load_cycles else "not measured"
-    figure, axes = canvas(f"One buffer leaves the tensor core waiting; {buffers} keep it busy for longer",
+    title = f"With {buffers} buffers the tensor core waits less than with one buffer"
+    figure, axes = canvas(title,
                           f"a model: a load takes {load:,.0f} cycles, a product {product:,.0f}; {origin}",
                           plots.SIZE[0], 2.05 + 0.24 * buffers)
     schedules = [_schedule(count, steps, load, product) for count in (1, buffers)]
     longest = max(end for spans in schedules for *_, end in spans)
     scale = (plots.SIZE[0] - 1.2) / longest
+    findings = []
     for top, count, spans in zip((1.57 + 0.24 * buffers, 0.68 + 0.24 * buffers), (1, buffers), schedules):
         busy = steps * product / spans[-1][2]
-        write(axes, 0.05, top + 0.1, f"{count} buffer{'s' * (count > 1)}: the tensor core works {busy:.0%} of the time",
-              "left", 7.5, fontweight="bold")
+        findings.append(f"{count} buffer{'s' * (count > 1)}: the tensor core works {busy:.0%} of the time")
+        write(axes, 0.05, top + 0.1, findings[-1], "left", 7.5, fontweight="bold")
         units = list(dict.fromkeys(unit for unit, *_ in spans))
         for lane, unit in enumerate(units):
             write(axes, 1.0, top - 0.12 - 0.24 * lane, unit, "right")
@@ -135,7 +145,7 @@ def draw_overlap(machine: Machine, buffers: int = 3, steps: int = 6) -> plots.Pi
         for unit, begin, end in spans:
             box(axes, 1.07 + begin * scale, top - 0.21 - 0.24 * units.index(unit), (end - begin) * scale, 0.19,
                 lighten(ORANGE, 0.75) if unit == "tensor core" else lighten(BLUE, 0.35), "white", linewidth=0.6)
-    return figure
+    return figure.describe(f"{title}. {'. '.join(findings)}.")
 
 
 def _schedule(buffers: int, steps: int, load: float, product: float) -> list[tuple[str, float, float]]:
@@ -152,7 +162,7 @@ def _schedule(buffers: int, steps: int, load: float, product: float) -> list[tup
 
 def draw_bulk_copy() -> plots.Picture:
     """Draw who does what in one bulk copy, from top to bottom."""
-    figure, axes = canvas("One bulk copy: thread 0 orders, the engine moves, the mbarrier counts", "",
+    figure, axes = canvas("Thread 0 orders, the engine moves the bytes, the mbarrier counts them", "",
                           plots.SIZE[0], 3.9)
     places = {"thread 0": 0.75, "mbarrier": 2.1, "copy engine": 3.45, "shared memory": 4.8}
     for (name, x), tone in zip(places.items(), (GREEN, PALE, BLUE, ORANGE)):
