@@ -12,7 +12,7 @@ import html
 from collections.abc import Callable
 
 import ipywidgets as widgets
-from IPython.display import HTML, Image, Pretty, display
+from IPython.display import HTML, Pretty, display
 
 from ch14.bug_hunt import HUNTS, Builds, Step, bisect, describe, environments, experiments, figures, find, symptom
 
@@ -191,8 +191,7 @@ class Tree:
         if self.steps:
             title = f"Triton {self.menus['triton'].value}, {self.menus['target'].value}, {self.hunt.title}: "
             outcome = self.row["outcome"] if self.row else ""
-            path = figures.path_picture(self.hunt, self.steps, title + outcome, self._describe_builds())
-            picture = Image(data=path._repr_png_(), alt=title + outcome)
+            picture = figures.path_picture(self.hunt, self.steps, title + outcome, self._describe_builds())
         return picture, Pretty(self.text)
 
     def _ipython_display_(self) -> None:

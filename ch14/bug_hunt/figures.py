@@ -89,7 +89,12 @@ def path_picture(hunt: Hunt, steps: Sequence, title: str, source: str) -> plots.
                   color="black" if outcome else plots.GREY)
             if value == step.config[step.axis]:
                 box(axes, x, y, wide - 0.05, 0.31, edge="black", linewidth=1.6)
-    return figure
+    told = []
+    for step in steps:
+        outcomes = [f"{outcome} at {value}" for value, outcome in step.outcomes().items()]
+        told.append(f"{step.axis} {' and '.join(outcomes) or 'was not asked'}, so {step.config[step.axis]} is kept.")
+    return figure.describe(f"{title}. One axis after another, the search keeps the simplest value that still shows the "
+                           f"bug. {' '.join(told)}")
 
 
 def matrix_picture(rows: Sequence[dict], title: str, source: str, x: str = "target",
