@@ -1,4 +1,4 @@
-"""What browser tests share: Chromium, a page that must raise no error, and a Jupyter server of a test's own."""
+"""What browser tests share: a page that must raise no error, and a Jupyter server of a test's own."""
 
 import contextlib
 import os
@@ -13,27 +13,20 @@ import time
 
 import nbformat
 import pytest
-import view_pages
 from ipykernel.kernelspec import write_kernel_spec
+from view_pages import SCREENSHOTS
 
 from tilelab import notebook
 
 ROOT = pathlib.Path(__file__).parents[1]
 DEMO = ROOT / "notebooks" / "demo" / "panel.ipynb"
-SCREENSHOTS = ROOT / "build" / "screenshots"
-SIZE = {"width": 1280, "height": 800}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with view_pages.chromium() as found:
-        yield found
+SIZES = {"720p": {"width": 1280, "height": 720}, "1080p": {"width": 1920, "height": 1080}}  # of a projector
 
 
 @contextlib.contextmanager
-def opened(browser, where):
-    """A page of a projector's size; an error in its console, or one that nothing caught, fails the test."""
-    with contextlib.closing(browser.new_context(viewport=SIZE)) as context:
+def opened(browser, where, **options):
+    """Yield an empty page; an error in its console, or one that nothing caught, fails the test."""
+    with contextlib.closing(browser.new_context(viewport=SIZES["720p"], **options)) as context:
         # Voila's template takes an icon font from the network, which may be out of reach; nothing else may be missing.
         context.route("https://cdn.jsdelivr.net/npm/@fortawesome/**",
                       lambda route: route.fulfill(content_type="text/css", body=""))
@@ -98,6 +91,15 @@ def served(folder: pathlib.Path, *command: str, cell: str = ""):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()
+
+
+@contextlib.contextmanager
+def served_demo(folder: pathlib.Path, cell: str = ""):
+    """Serve the demo, or a notebook that holds this cell, as `make demo` does; yields the address and the process."""
+    name = "one_cell.ipynb" if cell else DEMO.name
+    with served(folder, "tilelab.demo", name, "--port={port}", "--Voila.port_retries=0", "--no-browser",
+                "--token={token}", cell=cell) as (port, token, server):
+        yield f"http://127.0.0.1:{port}/?token={token}", server
 
 
 def _wait_for(server, port, log, limit_s=120):

@@ -43,6 +43,15 @@ def new_plans():
     plans.forget_plans()
 
 
+@pytest.fixture(scope="module")
+def browser():
+    """Return a Chromium that the tests of a module share."""
+    import view_pages  # here, because Playwright's event loop is none of the other tests' business
+
+    with view_pages.chromium() as found:
+        yield found
+
+
 @pytest.fixture
 def outputs(monkeypatch):
     """Return the outputs that a notebook's cell would hold, in the order in which they were sent."""
@@ -66,17 +75,34 @@ def pytest_collection_modifyitems(items):
         if here.capability and item.get_closest_marker("planted"):
             item.add_marker(pytest.mark.skip(reason="on a GPU a planted fault can end the CUDA context of later tests"))
     if beside:
-        # A process begins with a share of neighbours in this order, so the longest tests are spread over it. Those that
-        # share a browser, a server or the site's pages stay together: a module's fixture ends at the next module.
-        long = [item for item in items if item.get_closest_marker("notebook") or item.get_closest_marker("browser")]
-        others = [item for item in items if item not in long]
-        shared = {item.path for item in long if item.get_closest_marker("browser")}
-        blocks: dict = {}
-        for item in long:
-            blocks.setdefault(item.path if item.path in shared else item.nodeid, []).append(item)
-        share = len(others) // max(len(blocks), 1)
-        items[:] = [item for number, block in enumerate(blocks.values())
-                    for item in (*block, *others[number * share:(number + 1) * share])] + others[len(blocks) * share:]
+        items[:] = spread(items, int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+
+
+def spread(items, processes):
+    """Return the tests in an order of which each process gets an equal part, and takes another's last ones when done.
+
+    So each part begins with long tests and ends with short ones. The long tests of a module stay together, because they
+    share a browser, a server or compiled kernels; notebooks share nothing.
+    """
+    def has(item, *tiers):
+        return any(map(item.get_closest_marker, tiers))
+
+    shared = {item.path for item in items if has(item, "browser")}
+    blocks, short = {}, []
+    for item in items:
+        if has(item, "browser", "notebook", "compile", "fault"):
+            alone = has(item, "notebook") and item.path not in shared
+            blocks.setdefault(item.nodeid if alone else item.path, []).append(item)
+        else:
+            short.append(item)
+    longest_first = sorted(blocks.values(), key=lambda block: not has(block[0], "browser", "notebook"))
+    order = []
+    for process in range(processes):
+        order += [item for block in longest_first[process::processes] for item in block]
+        end = max(0, (process + 1) * len(items) // processes - len(order))
+        order += short[:end]
+        del short[:end]
+    return order + short
 
 
 @pytest.hookimpl(wrapper=True)

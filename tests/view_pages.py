@@ -21,6 +21,7 @@ def chromium():
     found = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if found is None:
         pytest.skip("needs Chromium: apt-get install chromium")
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     with api.sync_playwright() as playwright:
         with contextlib.closing(playwright.chromium.launch(executable_path=found)) as browser:
             yield browser
@@ -43,7 +44,6 @@ def opened(browser, folder: pathlib.Path, view: views.View, size: str = "wide", 
 
 def photograph(page, name: str) -> None:
     """Keep a picture of the whole page in build/screenshots."""
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
 

@@ -1,7 +1,7 @@
 """The view of PTX and SASS side by side, on a page without a server."""
 
 import pytest
-from browsing import SCREENSHOTS, browser  # noqa: F401, a fixture
+from view_pages import SCREENSHOTS
 
 from ch14.gemm.sweep import TUNABLE_KERNEL
 from tilelab import views
@@ -30,7 +30,7 @@ def listing(sass, ptx=(), name="k", reason=""):
 
 
 @pytest.fixture
-def show(browser, tmp_path):  # noqa: F811
+def show(browser, tmp_path):
     """Return a function that opens the view of two listings; an error on the page fails the test."""
     contexts, errors = [], []
 
@@ -117,8 +117,7 @@ def test_two_configurations(show, scheme):
         page.locator(f"[data-language={language}]").click()
         for _ in range(20):
             page.keyboard.press("n")
-        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=SCREENSHOTS / f"code-{language}-{scheme}.png")
+            page.screenshot(path=SCREENSHOTS / f"code-{language}-{scheme}.png")
         assert page.locator(".tiles-code-current").count() == 2
     narrow = show(*sides, scheme=scheme, width=390)
     assert narrow.evaluate("document.documentElement.scrollWidth") <= 390

@@ -5,36 +5,24 @@ screenshots in build/screenshots.
 """
 
 import collections
-import contextlib
 import csv
 import json
 import os
 import pathlib
 import re
-import secrets
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
 
 import pytest
-from ipykernel.kernelspec import write_kernel_spec
+from browsing import DEMO, SIZES, opened, served, served_demo
 from matplotlib import colormaps
+from view_pages import SCREENSHOTS
 
 from ch14.gemm import sweep as gemm_sweep
-from tilelab import notebook, views
+from tilelab import views
 from tilelab.panel import Panel
 from tilelab.panel import rows as panel_rows
 from tilelab.panel.rows import SHOWN_FIELDS
 
 pytestmark = pytest.mark.browser
-ROOT = pathlib.Path(__file__).parents[2]
-DEMO = ROOT / "notebooks" / "demo" / "panel.ipynb"
-SCREENSHOTS = ROOT / "build" / "screenshots"
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-SIZES = {"720p": {"width": 1280, "height": 720}, "1080p": {"width": 1920, "height": 1080}}
 SMALLEST_PX = {"720p": 16, "1080p": 24}  # of any text on the stage
 TARGET, OTHER_TARGET = "sm_100a", "sm_120a"  # compiled for on any machine
 CANCEL_MS, DETAIL_MS, SWITCH_MS = 500, 50, 300  # and more by the load per CPU, where others share the machine
@@ -111,98 +99,12 @@ PALE = """panel => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def browser():
-    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install -r requirements.txt")
-    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    if found is None:
-        pytest.skip("needs Chromium: apt-get install chromium")
-    with api.sync_playwright() as playwright:
-        with contextlib.closing(playwright.chromium.launch(executable_path=found)) as chromium:
-            yield chromium
-
-
-@contextlib.contextmanager
-def opened(browser, where, size="720p", **options):
-    """A page of a projector's size; an error in its console, or one that nothing caught, fails the test."""
-    with contextlib.closing(browser.new_context(viewport=SIZES[size], **options)) as context:
-        # Voila's template takes an icon font from the network, which may be out of reach; nothing else may be missing.
-        context.route("https://cdn.jsdelivr.net/npm/@fortawesome/**",
-                      lambda route: route.fulfill(content_type="text/css", body=""))
-        page = context.new_page()
-        page.set_default_timeout(90_000)
-        errors = []
-        page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        try:
-            yield page
-        finally:
-            page.screenshot(path=SCREENSHOTS / f"{where}-end.png")
-            print(*errors, sep="\n")
-        assert not errors
-
-
-@contextlib.contextmanager
-def served(folder: pathlib.Path, *command: str):
-    """Run `python -m *command` beside a copy of the demo on a free port, with nothing of the user's; yields both.
-
-    `{port}` and `{token}` in the command are replaced by what is yielded.
-    """
-    course = folder / "course"
-    course.mkdir()
-    shutil.copy(DEMO, course)
-    write_kernel_spec(folder / "jupyter" / "kernels" / "python3")  # this interpreter, whatever else is installed
-    news = folder / "jupyterlab_settings_dir" / "@jupyterlab" / "apputils-extension"
-    news.mkdir(parents=True)  # JupyterLab's question whether to fetch news covers part of the page
-    (news / "notification.jupyterlab-settings").write_text('{"fetchNews": "false", "checkForUpdates": false}')
-    own = {name: str(folder / name.lower()) for name in (
-        "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR",
-        "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR", "TILES_SWEEPS", "TRITON_CACHE_DIR")}
-    env = notebook.child_env(**own, JUPYTER_PATH=str(folder / "jupyter"))
-    env.pop("TRITON_INTERPRET", None)  # conftest sets it here; a notebook finds its way to the interpreter by itself
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    token = secrets.token_hex()
-    log = folder / "server.log"
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(cores)[:2])  # inherited: a sweep then lasts long enough to be cancelled anywhere
-    arguments = [part.format(port=port, token=token) for part in command]
-    try:
-        with open(log, "w") as said:
-            server = subprocess.Popen([sys.executable, "-m", *arguments], cwd=course, env=env, stdout=said, stderr=said,
-                                      start_new_session=True)
-    finally:
-        os.sched_setaffinity(0, cores)
-    try:
-        _wait_for(server, port, log)
-        yield port, token
-    finally:
-        server.terminate()  # it ends its kernels, which have sessions of their own
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(10)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-
-
-def _wait_for(server, port, log, limit_s=120):
-    deadline = time.monotonic() + limit_s
-    while server.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.1)
-    pytest.fail(f"the server did not start:\n{log.read_text()[-3000:]}", pytrace=False)
-
-
 LAB = ("jupyterlab", "--ip=127.0.0.1", "--port={port}", "--ServerApp.port_retries=0", "--no-browser", "--allow-root",
        "--IdentityProvider.token={token}")
-VOILA = ("voila", DEMO.name, "--Voila.ip=127.0.0.1", "--port={port}", "--Voila.port_retries=0", "--no-browser",
-         "--token={token}")
 
 
 def test_in_jupyterlab(browser, tmp_path):
-    with served(tmp_path, *LAB) as (port, token), opened(browser, "lab") as page:
+    with served(tmp_path, *LAB) as (port, token, _), opened(browser, "lab") as page:
         page.goto(f"http://127.0.0.1:{port}/lab/tree/{DEMO.name}?token={token}")
         page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()  # what is run before the kernel is there is lost
         page.get_by_role("menuitem", name="Run", exact=True).click()
@@ -219,10 +121,9 @@ def test_in_jupyterlab(browser, tmp_path):
         assert not panel.evaluate(PALE), "text that cannot be read in JupyterLab's dark theme"
 
 
-def test_through_voila(browser, tmp_path):
+def test_as_make_demo_serves_it(browser, tmp_path):
     """What differs from JupyterLab: the panel has the whole page, and its callbacks run in the kernel's main thread."""
-    with served(tmp_path, *VOILA) as (port, token):
-        address = f"http://127.0.0.1:{port}/?token={token}"
+    with served_demo(tmp_path) as (address, _):
         with opened(browser, "voila") as page:
             page.goto(address)
             panel = show(page, "sm_90a")

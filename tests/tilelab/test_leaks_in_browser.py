@@ -5,16 +5,25 @@ import pathlib
 import time
 
 import pytest
-from browsing import browser, opened, served  # noqa: F401, a fixture
+from browsing import opened, served_demo
 
 pytestmark = pytest.mark.browser
-RELOADS = 3
+RELOADS = 2
 GONE_S = 60  # within which the kernel of a closed tab must be gone
-SLIDER = "import ipywidgets\nipywidgets.IntSlider(description='ready')"
-SWEEP = """from ch14.gemm.sweep import TUNABLE_KERNEL
+# A sweep whose builds never end and need no CPU.
+CELL = """import dataclasses, pathlib
+import ipywidgets
+from tilelab import faults
 from tilelab.sweep import Sweep
-space = TUNABLE_KERNEL.space((4096, 4096, 4096), "bf16", "sm_100a")
-running = Sweep(TUNABLE_KERNEL.presets["grid of 96"]("bf16"), space)
+
+pathlib.Path("endless.py").write_text("import time; time.sleep(600)")
+
+class EndlessSpace(faults.FaultSpace):
+    def job(self, config):
+        return dataclasses.replace(super().job(config), kernel="endless.py:kernel")
+
+running = Sweep(faults.configs(()), EndlessSpace(".", can_measure=False), limit_s=600)
+ipywidgets.IntSlider(description="ready")
 """
 
 
@@ -25,8 +34,8 @@ def find_children(parent: int) -> dict[int, str]:
         with contextlib.suppress(OSError, IndexError):
             state = (folder / "stat").read_text().rpartition(")")[2].split()
             if state[0] != "Z":
+                commands[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")  # it may end meanwhile
                 parents[int(folder.name)] = int(state[1])
-                commands[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
     found, new = {}, {parent}
     while new:
         new = {process for process, above in parents.items() if above in new}
@@ -51,12 +60,11 @@ def wait_until(condition, limit_s: float) -> float:
     return time.monotonic() - begun
 
 
-@contextlib.contextmanager
-def serve_demo(folder: pathlib.Path, source: str):
-    """Serve a notebook of one cell as `make demo` serves the panel; yields the address and the server's process."""
-    with served(folder, "tilelab.demo", "one_cell.ipynb", "--port={port}", "--Voila.port_retries=0", "--no-browser",
-                "--token={token}", cell=source) as (port, token, server):
-        yield f"http://127.0.0.1:{port}/?token={token}", server
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """Return the address of a notebook that sweeps, and the process that serves it as `make demo` serves the panel."""
+    with served_demo(tmp_path_factory.mktemp("demo"), cell=CELL) as served:
+        yield served
 
 
 def memory_mib(process: int) -> float:
@@ -64,8 +72,9 @@ def memory_mib(process: int) -> float:
     return int(text.partition("VmRSS:")[2].split()[0]) / 1024
 
 
-def test_reloads_leave_one_kernel(browser, tmp_path):  # noqa: F811
-    with serve_demo(tmp_path, SLIDER) as (address, server), opened(browser, "leaks") as page:
+def test_reloads_leave_one_kernel(browser, demo):
+    address, server = demo
+    with opened(browser, "leaks") as page:
         early = page.context.new_page()
         early.goto(address, wait_until="commit")
         wait_until(lambda: find_kernels(server), GONE_S)
@@ -79,8 +88,9 @@ def test_reloads_leave_one_kernel(browser, tmp_path):  # noqa: F811
         print(f"one kernel {took_s:.1f} s after the last page was there: {memory_mib(find_kernels(server)[0]):.0f} MiB")
 
 
-def test_a_sweep_ends_with_its_tab(browser, tmp_path):  # noqa: F811
-    with serve_demo(tmp_path, SWEEP + SLIDER) as (address, server), opened(browser, "leaks") as first:
+def test_a_sweep_ends_with_its_tab(browser, demo):
+    address, server = demo
+    with opened(browser, "leaks") as first:
         for asks in False, True:  # a tab that crashed does not ask for the end of its kernel
             page = first.context.new_page()
             page.goto(address)

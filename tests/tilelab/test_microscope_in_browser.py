@@ -15,12 +15,6 @@ LIMIT_MS = 50  # from a change to the answer
 ROOT = ".tiles-microscope"
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with view_pages.chromium() as found:
-        yield found
-
-
 @pytest.fixture
 def page(browser, tmp_path):
     with opened(browser, tmp_path, explorer.microscope()) as shown:

@@ -11,11 +11,10 @@ import urllib.parse
 import nbconvert
 import nbformat
 import pytest
+from view_pages import SCREENSHOTS
 
 from tilelab import notebook, site, views
 
-ROOT = pathlib.Path(__file__).parents[2]
-SCREENSHOTS = ROOT / "build" / "screenshots"
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGD4DwABBAEAX+XDSwAAAABJRU5ErkJggg=="
 VIEW = """function render({ model, el }) {
@@ -224,28 +223,21 @@ OVERHANGING = """() => document.documentElement.scrollWidth <= innerWidth ? [] :
 PLAIN_LINKS = """() => [...document.querySelectorAll("a:not(.anchor-link)")].filter(link =>
     getComputedStyle(link).textDecorationLine !== "underline" ||
     getComputedStyle(link).color === getComputedStyle(document.body).color).map(link => link.outerHTML)"""
+# Cells of the panels' maps whose figures are cut off, and words of their charts that leave the panel.
+CUT = """() => [...document.querySelectorAll(".tiles-panel")].flatMap(panel => [
+    ...[...panel.querySelectorAll(".tiles-cell")].filter(cell => cell.scrollWidth > cell.clientWidth),
+    ...[...panel.querySelectorAll("svg text")].filter(text =>
+        text.getBoundingClientRect().right > panel.getBoundingClientRect().right)]).map(each => each.textContent)"""
 # Characters per line of the paragraphs that fill several lines.
 LINE_LENGTHS = """() => [...document.querySelectorAll(".rendered_html > p")].map(each => [
     each.innerText.length, Math.round(each.offsetHeight / parseFloat(getComputedStyle(each).lineHeight))])
     .filter(([length, lines]) => lines >= 5).map(([length, lines]) => length / (lines - 0.4))"""
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install -r requirements.txt")
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
-        pytest.skip("needs Chromium: apt-get install chromium")
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    with api.sync_playwright() as playwright:
-        with contextlib.closing(playwright.chromium.launch(executable_path=found)) as browser:
-            yield browser
-
-
 @contextlib.contextmanager
-def _opened(chromium, size, scheme="light"):
+def _opened(browser, size, scheme="light"):
     """Yield a page without a network; an error in its console, or a request for anything but a file, fails the test."""
-    with contextlib.closing(chromium.new_context(viewport=size, color_scheme=scheme, offline=True)) as context:
+    with contextlib.closing(browser.new_context(viewport=size, color_scheme=scheme, offline=True)) as context:
         page = context.new_page()
         faults = []
         page.on("console", lambda said: faults.append(said.text) if said.type in ("error", "warning") else None)
@@ -256,47 +248,31 @@ def _opened(chromium, size, scheme="light"):
 
 @pytest.mark.browser
 @pytest.mark.parametrize("size, scheme", [(WIDE, "light"), (NARROW, "dark")])
-def test_every_page_can_be_read(pages, chromium, size, scheme):
-    lengths = []
-    with _opened(chromium, size, scheme) as (page, faults):
+def test_every_page_can_be_read(pages, browser, size, scheme):
+    lengths, panels = [], 0
+    with _opened(browser, size, scheme) as (page, faults):
         for path in pages:
             page.goto(path.as_uri())
             page.screenshot(path=SCREENSHOTS / f"site-{path.stem}-{size['width']}-{scheme}.png")
+            if page.locator(".tiles-panel .tiles-cell").count():
+                panels += 1
+                page.wait_for_function("document.querySelector('.tiles-panel svg text')")
             found = {name: page.evaluate(look) for name, look in (
-                ("pale", PALE), ("proportional", PROPORTIONAL), ("overhanging", OVERHANGING), ("plain", PLAIN_LINKS))}
+                ("pale", PALE), ("proportional", PROPORTIONAL), ("overhanging", OVERHANGING), ("plain", PLAIN_LINKS),
+                ("cut off", CUT))}
             assert not any(found.values()) and not faults, (path.stem, found, faults)
             dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
             assert dark == (scheme == "dark")
             lengths += page.evaluate(LINE_LENGTHS)
+    assert panels
     if size is WIDE:
         assert 75 <= sorted(lengths)[len(lengths) // 2] <= 105  # the font differs between machines
 
 
-# Cells of the panels' maps whose figures are cut off, and words of their charts that leave the panel.
-CUT = """() => [...document.querySelectorAll(".tiles-panel")].flatMap(panel => [
-    ...[...panel.querySelectorAll(".tiles-cell")].filter(cell => cell.scrollWidth > cell.clientWidth),
-    ...[...panel.querySelectorAll("svg text")].filter(text =>
-        text.getBoundingClientRect().right > panel.getBoundingClientRect().right)]).map(each => each.textContent)"""
-
-
 @pytest.mark.browser
-@pytest.mark.parametrize("size", [WIDE, NARROW])
-def test_no_figure_of_a_panel_is_cut_off(pages, chromium, size):
-    panels = 0
-    with _opened(chromium, size) as (page, faults):
-        for path in pages:
-            page.goto(path.as_uri())
-            if cells := page.locator(".tiles-panel .tiles-cell").count():
-                panels += 1
-                page.wait_for_function("document.querySelector('.tiles-panel svg text')")
-                assert page.evaluate(CUT) == [], (path.stem, cells)
-    assert panels and not faults
-
-
-@pytest.mark.browser
-def test_the_table_of_contents_follows_the_reader(pages, chromium):
+def test_the_table_of_contents_follows_the_reader(pages, browser):
     path = next(page for page in pages if page.stem == "ch14_gemm")
-    with _opened(chromium, WIDE) as (page, faults):
+    with _opened(browser, WIDE) as (page, faults):
         page.goto(path.as_uri())
         contents = page.locator(".toc details")
         assert contents.get_attribute("open") is not None
@@ -317,10 +293,10 @@ def test_the_table_of_contents_follows_the_reader(pages, chromium):
 
 @pytest.mark.browser
 @pytest.mark.parametrize("size, scheme", [(WIDE, "light"), (NARROW, "dark")])
-def test_views_work_on_a_page_and_a_view_that_fails_leaves_its_picture(small_page, chromium, size, scheme):
+def test_views_work_on_a_page_and_a_view_that_fails_leaves_its_picture(small_page, browser, size, scheme):
     still = _output(image_png=PNG, metadata={"image/png": {"alt": "a still"}})
     path = small_page(_view(3, "</script>"), still, _view(7), still, _view(-1), still)
-    with _opened(chromium, size, scheme) as (page, faults):
+    with _opened(browser, size, scheme) as (page, faults):
         page.goto(path.as_uri())
         page.screenshot(path=SCREENSHOTS / f"site-view-{size['width']}-{scheme}.png")
         dials = page.locator(".tiles-dial")

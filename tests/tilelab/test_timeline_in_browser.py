@@ -7,7 +7,7 @@ import json
 import pathlib
 
 import pytest
-from browsing import SCREENSHOTS, browser  # noqa: F401, a fixture
+from view_pages import SCREENSHOTS
 
 from ch10.wgmma_gemm import experiments
 from ch10.wgmma_gemm import timeline as recorder
@@ -22,7 +22,7 @@ def recordings():
 
 
 @pytest.fixture
-def open_page(browser, recordings, tmp_path):  # noqa: F811
+def open_page(browser, recordings, tmp_path):
     """Return a function that opens the view; an error in the page, or a request for the network, fails the test."""
     path, contexts, errors = tmp_path / "page.html", [], []
 
@@ -218,7 +218,6 @@ def test_it_fits_the_page(open_page, width, scheme, shown):
     page = open_page(shown, width=width, color_scheme=scheme)
     press(page, "n")
     page.wait_for_timeout(60)
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=SCREENSHOTS / f"timeline_{shown[0].replace(' ', '_')}_{width}_{scheme}.png", full_page=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     smallest = page.evaluate("""Math.min(...[...document.querySelectorAll('.tiles-timeline *')]

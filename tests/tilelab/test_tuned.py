@@ -112,7 +112,7 @@ def _keep_many(first: int) -> None:
 
 @pytest.mark.fault
 def test_two_processes_keep_all_rows():
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")  # a new process would import torch
     both = [context.Process(target=_keep_many, args=(first,)) for first in (1, 2)]
     for process in both:
         process.start()

@@ -17,12 +17,6 @@ ROOT = ".tiles-formats"
 GIVEN = explorer._elements()
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with view_pages.chromium() as found:
-        yield found
-
-
 @pytest.fixture
 def page(browser, tmp_path):
     with opened(browser, tmp_path, explorer.number_line()) as shown:
