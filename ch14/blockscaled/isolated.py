@@ -50,7 +50,7 @@ def compile_part(name: str, config: fp8.Fp8Config = fp8.SQUARE) -> build.Report:
 
 @experiment("ch14_blockscaled_isolated", functools.partial(results.source_hash, *FP8_SOURCES, prepare_part))
 def measure_isolated():
-    """Measure the kernel and each of PARTS at beside torch's product."""
+    """Measure the kernel and each of PARTS beside torch's product, at SHAPES."""
     candidates = {"torch": prepare_torch, "whole kernel": prepare_course()} | {
         name: prepare_part(name) for name in PARTS}
     return [row for shape in SHAPES for row in measure(candidates, shape, rounds=10, warm_s=0.15)]
