@@ -9,7 +9,7 @@ import pytest
 
 from ch14.attention import hopper_kernel
 from ch14.attention import timeline as recorder
-from tilelab import device, timeline, worker_pool
+from tilelab import device, results, timeline, worker_pool
 from tilelab.patch import patched_source
 
 BLOCKS = 4
@@ -112,6 +112,27 @@ def test_a_block_takes_the_time_between_two_products_of_one_tile():
     recording = recorder.read_trace(make_trace())
     assert recorder.find_block_cycles(recording) == 900
     assert "one program" in recorder.draw_still(recording, 3000, "made up").get_suptitle()
+
+
+def test_the_record_shows_what_the_notebook_says():
+    recording = results.load_record("ch14_attention_timeline", recorder.source()).rows[0]["recording"]
+    rows = timeline.as_rows(recording)
+    products = {(row["lane"], row["tile"], row["step"], row["stage"] >= 2): row for row in rows
+                if row["kind"] == "product"}
+    for lane, tile, step, is_v in products:
+        if step and not is_v:  # Q K^T is issued before P V of the block before, and ends first
+            scores, last = products[lane, tile, step, False], products[lane, tile, step - 1, True]
+            assert scores["begin"] < last["begin"] < scores["end"] < last["end"]
+    for tile in range(2):  # in the middle of a tile, a product of one consumer or the other is always in flight
+        covered, end = (products["consumer 0", tile, step, False]["begin"] for step in (3, 14))
+        for row in sorted(products.values(), key=lambda row: row["begin"]):
+            assert row["begin"] <= covered or covered >= end
+            covered = max(covered, row["end"])
+    for lane in ("consumer 0", "consumer 1"):  # while a consumer stores, the producer loads for the next tile
+        store = next(row for row in rows if (row["lane"], row["kind"]) == (lane, "store"))
+        assert any(row["kind"] == "load" and row["tile"] == 1 and store["begin"] < row["begin"] < store["end"]
+                   for row in rows)
+    assert recorder.find_block_cycles(recording) > 4 * recorder.PRODUCT_CYCLES
 
 
 def test_a_trace_without_scopes_is_refused():
