@@ -333,7 +333,11 @@ def draw_still(recordings: list[dict], names: list[str], until: int, origin: str
             lane = recording["name"] if len(recording["lanes"]) == 1 else f"{recording['name']}: {event['lane']}"
             if event["end"] <= until:
                 rows.append({**event, "role": lane, "event": event["kind"]})
-    return figures.draw_timeline(rows, title="What one CTA does, and when", source=origin)
+    idle = ", ".join(f"{timeline.find_idle_share(each):.0%} of the time with {each['name']}" for each in recordings
+                     if each["name"] in names)
+    return figures.draw_timeline(rows, title="What one CTA does, and when", source=origin).describe(
+        f"A row for each warp role of one CTA, over {until:,} cycles: its loads, waits, products and stores. Over the "
+        f"whole recording the tensor core is idle for {idle}.")
 
 
 # ---- what recording costs, and whether the timeline agrees with the profiler

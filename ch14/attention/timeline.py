@@ -269,7 +269,9 @@ def draw_still(recording: dict, until: int, origin: str) -> plots.Picture:
     """Return a picture of the first `until` cycles, with a row for each role. A product bears its block's number."""
     rows = [{**row, "role": row["lane"], "event": row["kind"]} for row in timeline.as_rows(recording)
             if row["end"] <= until]
-    return figures.draw_timeline(rows, title="What one program does, and when", source=origin)
+    return figures.draw_timeline(rows, title="What one program does, and when", source=origin).describe(
+        f"A row for each warp role of one program, over {until:,} cycles: its loads, waits, products and stores. The "
+        f"products of the two consumers overlap. A block takes {find_block_cycles(recording):,.0f} cycles.")
 
 
 def main(arguments: list[str] | None = None) -> int:
