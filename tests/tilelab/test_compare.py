@@ -57,6 +57,9 @@ def test_equal_records_are_fine(folders, capsys):
     (SQUARE, 0.90, True), (SQUARE, 0.97, False), (SQUARE, 1.3, False),  # a speed
     (COST, 1.3, True), (COST, 1.1, False), (COST, 0.5, False)])  # a cost, with a larger spread
 def test_a_ratio_that_fell_by_more_than_its_spread(folders, capsys, experiment, factor, is_worse):
+    for name in ("old", "new"):
+        change(folders / name / f"{experiment}.json",
+               lambda record: record["rows"][0].update(spread=0.05 if experiment == COST else 0.005))
     change(folders / "new" / f"{experiment}.json", scale_ratio(factor))
     status, said = run(folders, capsys)
     assert status == is_worse
