@@ -135,16 +135,16 @@ def draw_two_ways() -> plots.Picture:
         write(axes, left + 0.06, 1.38, "SM", "left", 7.5, color=tone)
     for index in range(8):  # the threads
         x = 0.42 + 0.265 * index
-        box(axes, x, 0.72, 0.22, 0.3, lighten(ORANGE), "white")
+        box(axes, x - 0.02, 0.72, 0.26, 0.3, lighten(ORANGE), "white")
         write(axes, x + 0.11, 0.87, "16 B")
         _arrow(axes, (x + 0.06, 1.86), (x + 0.06, 1.03))
         _arrow(axes, (x + 0.17, 1.03), (x + 0.17, 1.86))
     write(axes, 1.35, 0.56, "each thread: an address, a load, a wait, a store;")
     write(axes, 1.35, 0.42, "the bytes in flight occupy registers")
     box(axes, 2.97, 0.72, 0.62, 0.42, lighten(GREEN), "white")
-    write(axes, 3.28, 0.93, "thread 0\ngives orders", linespacing=1.2)
+    write(axes, 3.28, 0.93, "thread 0\norders", linespacing=1.2)
     box(axes, 3.84, 0.72, 0.62, 0.42, lighten(BLUE), "white")
-    write(axes, 4.15, 0.93, "copy engine")
+    write(axes, 4.15, 0.93, "copy\nengine", linespacing=1.2)
     box(axes, 4.7, 0.72, 0.58, 0.42, lighten(BLUE), "white")
     write(axes, 4.99, 0.93, "shared\nmemory", linespacing=1.2)
     _arrow(axes, (3.59, 0.93), (3.84, 0.93))
@@ -223,7 +223,7 @@ def _kib_loading(row: dict) -> int:
 
 def draw_in_flight(record) -> plots.Picture:
     """Draw the speed of rings against the KiB that each SM has under way, and what Little's law predicts."""
-    figure, axes = plots.new_figure(record.rows, "Speed depends on the bytes under way, not on how they are cut",
+    figure, axes = plots.new_figure(record.rows, "Speed depends on the bytes under way more than on how they are cut",
                                     record.label())
     for kib, tone in zip((4, 8, 16), (ORANGE, BLUE, GREEN)):
         rows = [row for row in record.rows if row["kib"] == kib]

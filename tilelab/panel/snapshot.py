@@ -31,9 +31,10 @@ def draw_heat_map(choice: Choice, rows: list[dict], x: str, y: str, field: str) 
              for (i, j), inside in group_cells(choice.axes, rows, x, y).items()]
     columns, lines = choice.axes[x]["labels"], choice.axes[y]["labels"]
     narrow = len(columns) >= NARROW_COLUMNS
+    abbreviated = narrow and any(row["status"] != "ok" for row in drawn)
     label = SHOWN_FIELDS[field][0].format(choice.kernel.peer)
     finding = [*describe_winner(rows, choice.kernel.peer), label][0]
-    marks = "; first letters stand for regs, smem, tmem, failed and wrong" if narrow else ""
+    marks = "; first letters stand for regs, smem, tmem, failed and wrong" if abbreviated else ""
     style = FORMATS.get(field, "{:.3g}")
     figure = plots.heat_map(drawn, "x", "y", field, fmt=style,
                             mark=lambda row: panel_rows.short_status(row)[:1 if narrow else None],
