@@ -135,6 +135,21 @@ def test_the_records_of_cost_and_of_the_profiler_reach_the_view(monkeypatch, tmp
     assert found == [recording | {"overhead": 0.02, "idle_profiler": 0.7}] and label.startswith("recorded on NVIDIA")
 
 
+def test_the_records_show_what_the_notebook_says():
+    shown, cost, idle = ({row["name"]: row for row in measure.load().rows} for measure in (
+        recorder.measure_timeline, recorder.measure_overhead, recorder.measure_idle))
+    assert len(idle) == 6 and all(abs(row["points"]) < 3 for row in idle.values())
+    for name in recorder.CONFIGS:
+        # Recording one SM costs about half as much as recording all, and the tiles shown have a larger idle share.
+        assert cost[name]["overhead_one_sm"] == pytest.approx(cost[name]["overhead"] / 2, abs=0.01)
+        assert timeline.find_idle_share(shown[name]["recording"]) > idle[name]["idle"]
+    one, four = (shown[name]["recording"] for name in ("1 stage", "4 stages"))
+    assert timeline.find_idle_share(one) > 0.6 and timeline.find_idle_share(four) < 0.6 * timeline.find_idle_share(one)
+    # With four stages, most of the idle time lies before the first product and after the last.
+    ends = four["tensor"][0][0] + four["length"] - four["tensor"][-1][1]
+    assert ends > 0.8 * timeline.find_idle_share(four) * four["length"]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not experiments.has_wgmma(), reason="needs a Hopper GPU")
 @pytest.mark.parametrize("name", recorder.CONFIGS)
