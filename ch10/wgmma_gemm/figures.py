@@ -138,7 +138,7 @@ def draw_warp_roles(consumers: int = 1, columns: int = 128) -> plots.Picture:
             ((2.59, 1.41), (3.03, 1.41), BLUE, (2.81, 1.53), "4"),
             ((2.26, 1.68), (2.75, 2.2), BLUE, (2.98, 1.93), "5  bytes landed"),
             ((3.97, 2.47), (5.64, 1.79), GREEN, (5.25, 2.4), "6  wait returns"),
-            ((4.13, 1.41), (4.98, 1.41), plots.GREY, (4.56, 1.53), "7  wgmma reads"),
+            ((4.13, 1.41), (4.98, 1.41), plots.GREY, (4.56, 1.53), "7  wgmma"),
             ((5.64, 1.03), (3.97, 0.41), ORANGE, (5.2, 0.5), "8  arrive: read")):
         draw_arrow(axes, start, end, tone)
         write(axes, x, y, text)

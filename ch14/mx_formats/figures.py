@@ -68,11 +68,10 @@ def number_line_picture() -> plots.Picture:
             x = left + (torch.tensor(value).log2().item() - low) * place
             tone = SIGN if value < 2.0**element.emin else "black"
             axes.plot([x, x], [y - 0.09, y + 0.09], color=tone, linewidth=0.5)
-        for value, ha, shift in ((values[0], "right", -0.05), (values[-1], "left", 0.05)):
-            x, exponent = left + (value.log2().item() - low) * place, value.log2().item()
+        for value in (values[0], values[-1]):
+            exponent = value.log2().item()
             label = f"{float(value):g}" if value >= 0.1 else f"2^{exponent:.0f}"
-            ha, shift = ("center", 0) if element.name == "e5m2" else (ha, shift)
-            write(axes, x + shift, y - (0.18 if element.name == "e5m2" else 0), label, ha)
+            write(axes, left + (exponent - low) * place, y - 0.18, label)
     for exponent in range(-16, 17, 4):
         x = left + (exponent - low) * place
         axes.plot([x, x], [0.45, 0.5], color=plots.GREY, linewidth=0.8)
