@@ -196,8 +196,8 @@ class WorkerPool:
                     worker.kill()
 
     def is_killed(self, cancel_token: object) -> bool:
-        """Return whether `kill` was called with `cancel_token`."""
-        return cancel_token in self.killed_tokens
+        """Return whether `kill` was called with `cancel_token`, or this process ends, which kills every worker."""
+        return self.closed or cancel_token in self.killed_tokens
 
     def close(self) -> None:
         """Kill all workers, then wait a moment for them to disappear."""

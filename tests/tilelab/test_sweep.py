@@ -426,9 +426,10 @@ atexit.register(lambda: print(*(worker.process for idle in worker_pool._pool.idl
 from beside import Beside
 from tilelab import worker_pool
 from tilelab.faults import Config
+from tilelab.journal import Journal
 from tilelab.sweep import Sweep
 if __name__ == "__main__":
-    running = Sweep([Config(16), Config(64, "hang")], Beside(sys.argv[1]))
+    running = Sweep([Config(16), Config(64, "hang")], Beside(sys.argv[1]), journal=Journal(sys.argv[2]))
     while running.counts.get("ok", 0) < 1:
         time.sleep(0.05)
     HOW
@@ -438,13 +439,14 @@ if __name__ == "__main__":
 @pytest.mark.compile
 @pytest.mark.fault
 @pytest.mark.parametrize("how", ["running.cancel()", "raise KeyboardInterrupt"])
-def test_a_script_that_ends_leaves_no_process_and_waits_for_no_hang(space, tmp_path, how):
-    """Its space is defined in a module beside it."""
+def test_a_script_that_ends_leaves_no_process_and_waits_for_no_hang(space, journal, tmp_path, how):
+    """Its space is defined in a module beside it. What the end of the script interrupts did not fail."""
     (tmp_path / "beside.py").write_text("from odd_space import OddSpace\nclass Beside(OddSpace): pass\n")
-    script = run_script(tmp_path, SCRIPT.replace("HOW", how), space.folder, stdout=subprocess.PIPE, text=True,
-                        stderr=subprocess.DEVNULL)
+    script = run_script(tmp_path, SCRIPT.replace("HOW", how), space.folder, str(journal.path), stdout=subprocess.PIPE,
+                        text=True, stderr=subprocess.DEVNULL)
     said, _ = script.communicate(timeout=120)  # the hang sleeps for 300 s
     assert set(said.split()) <= {"None"}
+    assert [row["status"] for row in journal.rows().values()] == ["ok"]
     wait_for(lambda: not any(is_alive(int(process)) for process, *_ in log(space)))
 
 
