@@ -16,6 +16,7 @@ from browsing import DEMO, SIZES, opened, served, served_demo
 from matplotlib import colormaps
 from view_pages import SCREENSHOTS
 
+from ch14.attention import sweep as attention_sweep
 from ch14.gemm import sweep as gemm_sweep
 from tilelab import views
 from tilelab.panel import Panel
@@ -128,6 +129,8 @@ def test_as_make_demo_serves_it(browser, tmp_path):
             page.goto(address)
             panel = show(page, "sm_90a")
             stage_fits(page, panel, "voila")
+            code_fits(page, panel)
+            small_window_scrolls(page, panel, "voila")
             answers_at_once("selection to detail", panel.evaluate(DETAIL), DETAIL_MS)
             answers_at_once("target switch", panel.evaluate(SWITCH, ["sm_90a", TARGET]), SWITCH_MS)
             truth(panel)
@@ -235,6 +238,31 @@ def stage_fits(page, panel, where):
     keep(panel, where, "dark")
     assert not panel.evaluate(PALE), "text that cannot be read in the dark theme"
     panel.locator(".tiles-theme").click()
+    page.set_viewport_size(SIZES["720p"])
+
+
+def code_fits(page, panel):
+    """The listing of the code is as large as the rest of the stage and fills its window."""
+    page.set_viewport_size(SIZES["1080p"])
+    panel.locator(".tiles-cell.tiles-best").click()
+    panel.locator(".tiles-listing").click()
+    panel.locator(".tiles-code-row").first.wait_for()
+    keep(panel, "voila", "code")
+    assert not panel.evaluate(SMALL, SMALLEST_PX["1080p"])
+    page.keyboard.press("Escape")
+    page.set_viewport_size(SIZES["720p"])
+
+
+def small_window_scrolls(page, panel, where):
+    """In the window of a telephone no part covers another one, and all can be reached."""
+    for width, height in ((320, 640), (640, 320)):
+        page.set_viewport_size({"width": width, "height": height})
+        keep(panel, where, str(width))
+        ends = panel.evaluate("""panel => ["menus", "run-line", "map", "upper", "lower"]
+            .map(name => panel.querySelector(`.tiles-${name}`).getBoundingClientRect())
+            .flatMap(box => [box.top, box.bottom])""")
+        assert ends == sorted(ends), f"parts cover each other in {width} × {height} pixels: {ends}"
+        assert panel.evaluate("panel => getComputedStyle(panel).overflowY") == "auto"
     page.set_viewport_size(SIZES["720p"])
 
 
@@ -377,7 +405,44 @@ def test_the_table_sorts_filters_and_follows_the_map(browser, site_page):
         assert 0 < lines.count() < 29 and all("–" in text for text in lines.all_inner_texts())
         panel.locator(".tiles-filter").fill("registers<60")
         assert lines.count() == sum(row["status"] == "ok" and row.get("registers", 99) < 60 for row in data["rows"])
+        panel.locator(".tiles-filter").fill("shared < 100")
+        assert lines.count() == sum(row["status"] == "ok" and row.get("smem", 0) < 100 * 1024 for row in data["rows"])
         keep(panel, "site", "table")
+
+
+def test_a_long_label_of_the_roofline_is_not_cut(browser, tmp_path):
+    shown = Panel(attention_sweep.TUNABLE_KERNEL, target="sm_90a")
+    page_file = tmp_path / "panel.html"
+    page_file.write_text("<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'><body>"
+                         + views.make_page_part("panel", json.loads(json.dumps(shown.stored_data()))))
+    with opened(browser, "site-roofline") as page:
+        page.goto(page_file.as_uri())
+        for width in (390, 960, 1280):
+            page.set_viewport_size({"width": width, "height": 800})
+            keep(page.locator(".tiles-panel"), "site-roofline", str(width), page.locator(".tiles-roofline"))
+            assert not page.locator(".tiles-roofline").evaluate("""roofline => {
+                const box = roofline.getBoundingClientRect();
+                return [...roofline.querySelectorAll("text")].filter(text => {
+                    const part = text.getBoundingClientRect();
+                    return part.left < box.left - 1 || part.right > box.right + 1 || part.bottom > box.bottom + 1;
+                }).map(text => text.textContent);
+            }"""), f"cut at {width} pixels"
+
+
+def test_a_comparison_names_what_waits(browser, tmp_path):
+    shown = Panel(gemm_sweep.TUNABLE_KERNEL, target=TARGET)
+    page_file = tmp_path / "panel.html"
+    page_file.write_text("<!doctype html><meta charset=utf-8><body>"
+                         + views.make_page_part("panel", json.loads(json.dumps(shown.stored_data()))))
+    with opened(browser, "site-waiting") as page:
+        page.goto(page_file.as_uri())
+        panel = page.locator(".tiles-panel")
+        panel.locator(".tiles-cell.tiles-waiting").first.click()
+        page.keyboard.press("p")
+        panel.locator(".tiles-cell.tiles-waiting").last.click()
+        page.keyboard.press("c")
+        first = panel.locator(".tiles-compared tbody tr").first.inner_text()
+        assert first.split() == ["status", "waiting", "waiting"]
 
 
 def test_the_panel_exports_rows_picture_and_python(browser, site_page, tmp_path):

@@ -312,7 +312,7 @@ function renderBox({ model, el }) {
     group("Box", number("boxRows", "rows", 1, 999), number("boxColumns", "columns", 1, 999),
       select("swizzle", "swizzle", Object.keys(swizzles).map(name => [name]))),
     group("Its corner", number("y", "row", -2147483647, 2147483647), number("x", "column", -2147483647, 2147483647)),
-    group("One warp reads", select("access", "a", [["row"], ["column"], ["matrix", "matrix (ldmatrix)"]]),
+    group("One warp reads", select("access", "pattern", [["row"], ["column"], ["matrix", "matrix (ldmatrix)"]]),
       select("laneBytes", "bytes per lane", [["0", "one element"], ["4"], ["8"], ["16"]]),
       number("readRow", "from row", 0, 255), number("readColumn", "from column", 0, 255)),
     group("Map and barrier", more));

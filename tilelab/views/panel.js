@@ -219,7 +219,7 @@ function render({ model, el }) {
 
   function drawMenus() {
     const kernel = data.kernels[values.kernel], same = names => names.map(name => [name, name]);
-    const named = values.shape in kernel.shapes;
+    const named = Object.hasOwn(kernel.shapes, values.shape);
     fillMenu(menus.kernel, same(Object.keys(data.kernels)), values.kernel);
     fillMenu(menus.shape, [...same(Object.keys(kernel.shapes)), ["", "other sizes"]], named ? values.shape : "");
     menus.shape.options[menus.shape.options.length - 1].disabled = named;
@@ -370,7 +370,7 @@ function render({ model, el }) {
     const overlaid = rows().some(row => row.overlay),
       timed = data.choice.measures || rows().some(row => getValue(row, "ms"));
     title.textContent = data.choice.name;
-    source.textContent = timed ? (overlaid ? data.choice.source : "") : `nothing is timed on ${data.choice.target}`;
+    source.textContent = timed ? (overlaid ? data.choice.source : "") : "no recorded time for this choice";
     const ends = field === "ratio" ? [0, Math.max(1, ...known)] : [Math.min(...known), Math.max(...known)];
     if (lessIsBetter) ends.reverse();
     const texts = ends.map(end => formatNumber(end, field));
@@ -503,7 +503,7 @@ function render({ model, el }) {
       return;
     }
     const [left, right] = [rows()[pinned], rows()[selected]];
-    const lines = [["status", row => row.word], ...["ratio", "ms", "predicted_ms", "tflops", "gbps", "registers",
+    const lines = [["status", describeStatus], ...["ratio", "ms", "predicted_ms", "tflops", "gbps", "registers",
       "spills", "smem", "programs_per_sm", "threads"].map(name => [name, row => getValue(row, name)])];
     const names = new Set([left, right].flatMap(row => Object.keys(row.counts ?? {})));
     lines.push(...[...names].map(name => [`${name} instructions`,
@@ -539,7 +539,10 @@ function render({ model, el }) {
     if (!roofline.clientWidth) return; // not on the page yet: the observer of its size calls again
     const em = parseFloat(getComputedStyle(roofline).fontSize);
     const width = Math.max(roofline.clientWidth, 16 * em), height = Math.max(roofline.clientHeight - 4, 12 * em);
-    const [L, R, T, B] = [3.6 * em, 0.8 * em, 1.9 * em, 3.2 * em];
+    const middle = roof.label.indexOf(" ", roof.label.length / 2); // where a label that is too wide breaks
+    const label = 0.55 * em * roof.label.length < width ? [roof.label]
+      : [roof.label.slice(0, middle), roof.label.slice(middle + 1)];
+    const [L, R, T, B] = [3.6 * em, 0.8 * em, 1.9 * em, (2 + 1.2 * label.length) * em];
     const points = rows().map((row, index) => [roof.intensity[index], getValue(row, roof.field),
       index]).filter(point => point[1]);
     const speeds = points.map(point => point[1]), flat = Object.values(roof.flat), slopes = Object.entries(roof.slopes);
@@ -553,9 +556,9 @@ function render({ model, el }) {
     const path = (kind, d) => h("svg:path", { class: kind, d });
     const number = value => +value.toPrecision(3) >= 1000 ? Math.round(value).toLocaleString("en-US")
       : `${+value.toPrecision(3)}`;
-    const centre = (L + width - R) / 2, isWide = centre + 0.3 * em * roof.label.length > width; // no room in the middle
-    const parts = [text(isWide ? width - 2 : centre, height - 0.5 * em, roof.label, isWide ? "end" : "middle"),
-      text(0, em, roof.unit)];
+    const centre = (L + width - R) / 2, isWide = centre + 0.3 * em * label[0].length > width; // no room in the middle
+    const parts = [text(0, em, roof.unit), ...label.map((words, line) => text(isWide ? width - 2 : centre,
+      height - (0.5 + 1.2 * (label.length - 1 - line)) * em, words, isWide ? "end" : "middle"))];
     for (const tick of chooseTicks(left, right)) {
       parts.push(path("tick", `M${x(tick)} ${T}V${height - B}`),
         text(x(tick), height - B + 1.2 * em, number(tick), "middle"));
@@ -599,7 +602,8 @@ function render({ model, el }) {
     return words.every(word => {
       const rule = word.match(/^(\w+)(<=|>=|<|>|=)([\d.]+)$/);
       if (!rule) return text.includes(word);
-      const value = getValue(row, Object.keys(COLUMNS).find(name => name.startsWith(rule[1])) ?? rule[1]),
+      const column = Object.keys(COLUMNS).find(name => [name, COLUMNS[name]].some(text => text.startsWith(rule[1])));
+      const value = getValue(row, column ?? rule[1]),
         limit = +rule[3];
       return typeof value === "number" && { "<": value < limit, ">": value > limit, "=": value === limit,
         "<=": value <= limit, ">=": value >= limit }[rule[2]];
@@ -611,7 +615,7 @@ function render({ model, el }) {
   }
 
   function listRows() {
-    const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const words = filter.value.toLowerCase().replace(/\s*([<>]=?|=)\s*/g, "$1").split(/\s+/).filter(Boolean);
     const found = data.state.order.filter(index => keepsRow(rows()[index], words));
     if (!sort.column) return found;
     const value = index => getValue(rows()[index], sort.column), sign = sort.down ? -1 : 1;
