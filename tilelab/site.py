@@ -227,8 +227,8 @@ def _write_page(page: Page, before: Page | None, after: Page | None, exporter: H
 def write_pages(folder: pathlib.Path) -> list[pathlib.Path]:
     """Write `index.html`, from the README, and a page for each notebook into `folder`; return their paths.
 
-    OSError where nothing can be written; ValueError names a file that is not a notebook, a missing picture or an
-    unknown view.
+    OSError where nothing can be written; ValueError names a file that is not a notebook, a missing picture, and
+    an unknown or damaged view.
     """
     folder.mkdir(parents=True, exist_ok=True)
     readme = nbformat.v4.new_markdown_cell((ROOT / "README.md").read_text())
@@ -237,7 +237,11 @@ def write_pages(folder: pathlib.Path) -> list[pathlib.Path]:
     exporter, paths = HTMLExporter(config=CONFIG), []
     for before, page, after in zip([None, *pages], pages, [*pages[1:], None]):
         paths.append(folder / f"{page.stem}.html")
-        paths[-1].write_text(_write_page(page, before, after, exporter), encoding="utf-8")
+        try:
+            text = _write_page(page, before, after, exporter)
+        except ValueError as error:
+            raise ValueError(f"the page of {page.stem} cannot be made: {error}") from error
+        paths[-1].write_text(text, encoding="utf-8")
     return paths
 
 

@@ -135,6 +135,12 @@ def test_a_cell_may_leave_an_unknown_view_only_as_an_error(small_page):
         small_page(nbformat.v4.new_output("display_data", views.make_stored("nothing", 1)))
 
 
+@pytest.mark.parametrize("stored", [{"view": "dial", "json": '{"count": 3, "te'}, {"view": "dial"}, "dial"])
+def test_a_stored_view_that_is_damaged_names_its_notebook(small_page, stored):
+    with pytest.raises(ValueError, match="the page of one cannot be made: a stored view is damaged; run its cell"):
+        small_page(nbformat.v4.new_output("display_data", {views.MIME: stored}))
+
+
 def test_a_picture_of_a_text_is_embedded_and_one_that_is_missing_is_named(small_page, tmp_path):
     (tmp_path / "README.md").write_text("# Title\n\n![a dot](dot.png)\n")
     (tmp_path / "dot.png").write_bytes(base64.b64decode(PNG))

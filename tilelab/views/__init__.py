@@ -91,8 +91,14 @@ def make_stored(name: str, data: Any) -> dict:
 
 
 def read_stored(stored: dict) -> tuple[str, Any]:
-    """Return the name and the data of a view from the value that `make_stored` has under MIME."""
-    return stored["view"], json.loads(stored["json"])
+    """Return the name and the data of a view from the value that `make_stored` has under MIME.
+
+    Raises ValueError for any other value.
+    """
+    try:
+        return stored["view"], json.loads(stored["json"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError("a stored view is damaged; run its cell again.") from error
 
 
 class View(anywidget.AnyWidget):
