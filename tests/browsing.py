@@ -31,7 +31,7 @@ def opened(browser, where, **options):
         context.route("https://cdn.jsdelivr.net/npm/@fortawesome/**",
                       lambda route: route.fulfill(content_type="text/css", body=""))
         page = context.new_page()
-        context.set_default_timeout(90_000)  # also of the pages that the test itself opens
+        context.set_default_timeout(180_000)  # also of the pages that the test itself opens
         errors = []
         page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
