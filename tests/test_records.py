@@ -41,7 +41,9 @@ REFUSALS = {
     "ch14_bug_hunt_warp_specialize": "a hunt for builds that fail",
 }
 # Records that are older than their code, each with what changed since. Recording one anew means deleting its line here.
-OLDER: dict[str, str] = {}
+OLDER = dict.fromkeys(
+    ("sweep_autotune_faults", "sweep_cancel", "sweep_faults", "sweep_gpus", "sweep_memory"),
+    "since then a sweep whose process ends writes no row for the builds that end with it")
 # Records of faults that were planted on purpose: rows may be "wrong" there, or have a `result` instead of a status.
 PLANTED = ("ch07_bulk_broken", "ch10_gemm_broken", "ch10_tile_broken", "sweep_faults")
 # Records of rounding errors or of counts alone, whose rows need no status.

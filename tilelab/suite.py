@@ -32,13 +32,9 @@ def select_tiers(tiers: list[str]) -> str:
 
 
 def count_processes(gpus_gib: dict[str, float]) -> int:
-    """Return how many test processes run side by side: three for two CPUs, or as many as the GPUs' memory allows.
-
-    A process that waits for a browser, a compiler or a kernel leaves its CPU idle, so there are more than CPUs.
-    """
+    """Return how many test processes run side by side: one per CPU, or as many as the GPUs' free memory allows."""
     cpus = len(os.sched_getaffinity(0))
-    most = int(sum(gpus_gib.values()) / GIB_PER_PROCESS)
-    return max(1, min(cpus // 2, most)) if gpus_gib else cpus + cpus // 2
+    return max(1, min(cpus // 2, int(sum(gpus_gib.values()) / GIB_PER_PROCESS))) if gpus_gib else cpus
 
 
 def find_gpus() -> dict[str, float]:
