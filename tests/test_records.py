@@ -42,7 +42,7 @@ REFUSALS = {
 }
 # Records that are older than their code, each with what changed since. Recording one anew means deleting its line here.
 OLDER = dict.fromkeys(
-    ("sweep_autotune_faults", "sweep_cancel", "sweep_faults", "sweep_gpus", "sweep_memory"),
+    ("sweep_autotune_faults", "sweep_cancel", "sweep_faults", "sweep_gpus", "sweep_memory", "sweep_race"),
     "since then a sweep whose process ends writes no row for the builds that end with it")
 # Records of faults that were planted on purpose: rows may be "wrong" there, or have a `result` instead of a status.
 PLANTED = ("ch07_bulk_broken", "ch10_gemm_broken", "ch10_tile_broken", "sweep_faults")
