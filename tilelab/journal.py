@@ -45,9 +45,9 @@ class Journal:
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
+        except filelock.Timeout:
+            raise
         except OSError as error:
-            if isinstance(error, filelock.Timeout):
-                raise
             raise results.make_write_error(self.path, error) from error
 
     def forget(self, keys: Iterable[str]) -> None:

@@ -121,8 +121,8 @@ struct Recorder : Ring<STAGES> {{
     here, begin = "Recorder position(stamps, capacity, watched);", "position.record(STARTED, 0, 0);"
     ring = "    const u32 ring = shared_address(shared),"
     loop = "for (int tile_id = blockIdx.x / CLUSTER; tile_id < tiles_m * tiles_n; tile_id += clusters)"
-    # What follows a line of the kernel. Where a barrier or the tensor core waits for the next lines, the clock is read
-    # at once, and the stamp is written after them.
+    # Each line of the kernel, and the code that is added after it. Where another warp or the tensor core waits for the
+    # next lines of the kernel, the clock is read before them and the stamp is written after them.
     added = {
         "mbarrier_wait(full + 8 * position.stage, position.phase);": "position.record(ARRIVED, step, position.stage);",
         "mbarrier_wait(barriers.full + 8 * position.stage, position.phase);": "const u32 arrived = read_clock();",

@@ -1,4 +1,4 @@
-"""What became worse between two sets of real records, of which a test changes one."""
+"""The comparison of two sets of records: each test changes a copy of real records and reads what is listed."""
 
 import json
 import pathlib

@@ -540,7 +540,7 @@ function render({ model, el }) {
     const em = parseFloat(getComputedStyle(roofline).fontSize);
     const width = Math.max(roofline.clientWidth, 16 * em), height = Math.max(roofline.clientHeight - 4, 12 * em);
     const middle = roof.label.indexOf(" ", roof.label.length / 2); // where a label that is too wide breaks
-    const label = 0.55 * em * roof.label.length < width ? [roof.label]
+    const label = 0.55 * em * roof.label.length < width || middle < 0 ? [roof.label]
       : [roof.label.slice(0, middle), roof.label.slice(middle + 1)];
     const [L, R, T, B] = [3.6 * em, 0.8 * em, 1.9 * em, (2 + 1.2 * label.length) * em];
     const points = rows().map((row, index) => [roof.intensity[index], getValue(row, roof.field),

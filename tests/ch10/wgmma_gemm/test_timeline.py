@@ -84,11 +84,15 @@ def test_the_kernel_with_stamps_compiles_without_spills(name):
     assert report.registers == plain.registers and not report.spills
 
 
-def test_there_is_room_for_all_stamps():
-    config = recorder.CONFIGS["128 × 256, persistent"]
-    tiles = 4  # 512 tiles of 128 x 256 on 132 SMs
-    assert recorder.count_stamps(config, *recorder.SHAPE, 132) >= tiles * (2 * 16 + 1) + 5
-    assert recorder.count_stamps(recorder.CONFIGS["4 stages"], *recorder.SHAPE, 132) >= 3 * 16 + 1 + 5
+@pytest.mark.parametrize("sms", [78, 132])
+@pytest.mark.parametrize("shape", [recorder.SHAPE, recorder.OVERHEAD_SHAPE])
+@pytest.mark.parametrize("config", {**recorder.CONFIGS, **recorder.MEASURED}.values(), ids=str)
+def test_there_is_room_for_all_stamps(config, shape, sms):
+    # The kernel does not check the room. Two stamps of the timer, two of the start and one of the end are always there.
+    m, n, k = shape
+    tiles = -(-config.tiles(m, n) // config.grid(m, n, sms))  # of the CTA that has the most
+    written = 3 * config.steps(k) + 1 if config.kernel == "one_group" else tiles * (2 * config.steps(k) + 1)
+    assert recorder.count_stamps(config, m, n, k, sms) >= written + 5
 
 
 def test_a_config_that_is_alone_leaves_no_room_for_a_second_cta():
