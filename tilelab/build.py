@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import re
 import sys
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilelab import cuda, worker_pool
-from tilelab.cubin import ptxas_remarks, sass, sass_counts
+from tilelab.cubin import OPCODES, ptxas_remarks, sass, sass_counts
 from tilelab.device import Unsupported, target_limits
 
 __all__ = ["Job", "Report", "build", "build_one", "compile_ahead", "disassemble", "job_for", "ptxas_remarks", "sass",
@@ -75,8 +76,7 @@ class Report:
 
     `smem` and `smem_static` are bytes of dynamic and static shared memory per block; from sm_90 on the static ones
     include 1,024 of the system. `spills` are bytes of local memory per thread, `tmem` columns of tensor memory per
-    block. `counts` has the instructions in the PTX (INSTRUCTIONS), or in the SASS of a .cu kernel (cubin.sass_counts).
-    `reason` is one sentence, empty when all is well; `compiler_output` holds exception and log of a failure.
+    block. `reason` is one sentence, empty when all is well; `compiler_output` holds exception and log of a failure.
     """
 
     job: Job
@@ -88,11 +88,23 @@ class Report:
     smem_static: int | None = None
     tmem: int | None = None
     threads: int | None = None
-    counts: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     ptx: str = field(default="", repr=False)
     cubin: bytes = field(default=b"", repr=False)
     compiler_output: str = field(default="", repr=False)
+
+    @functools.cached_property
+    def counts(self) -> dict[str, int]:
+        """Return the number of instructions in the PTX (INSTRUCTIONS), or in the SASS of a .cu kernel, by their names.
+
+        It is empty where nothing was built or the SASS cannot be read. Reading SASS takes part of a second.
+        """
+        if not self.job._entry:
+            return {name: len(re.findall(pattern, self.ptx)) for name, pattern in INSTRUCTIONS.items() if self.ptx}
+        try:
+            return dict.fromkeys(OPCODES, 0) | sass_counts(self.cubin, self.job._entry) if self.cubin else {}
+        except (RuntimeError, OSError):  # cuobjdump may be older than the target
+            return {}
 
     @property
     def sass(self) -> str:
@@ -226,8 +238,6 @@ def _make_report(job: Job, answer: dict) -> Report:
     if "reason" in answer:
         output = answer.get("compiler_output", answer["reason"])
         return Report(job, "failed", answer["reason"].rstrip(".") + ".", compiler_output=output)
-    if "counts" not in answer:
-        answer["counts"] = {name: len(re.findall(pattern, answer["ptx"])) for name, pattern in INSTRUCTIONS.items()}
     reason = _find_exceeded_limit(job.target, **answer)
     return Report(job, "rejected" if reason else "ok", reason, **answer)
 

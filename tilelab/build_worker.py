@@ -13,7 +13,7 @@ import tempfile
 import time
 
 from tilelab import cuda, worker_pool
-from tilelab.cubin import OPCODES, kernel_names, read_resources, sass_counts
+from tilelab.cubin import kernel_names, read_resources
 
 
 def _postpone_packages(module: str) -> None:
@@ -113,13 +113,9 @@ def _compile_cu(job: dict) -> dict:
     if name not in kernels:
         hint = ' (extern "C" leaves a name as it is written)' if any(each.startswith("_Z") for each in kernels) else ""
         return {"reason": f"{file} defines no kernel {name}; it defines {', '.join(kernels) or 'none'}{hint}"}
-    try:
-        counts = dict.fromkeys(OPCODES, 0) | sass_counts(cubin, name)
-    except (RuntimeError, OSError):  # cuobjdump may be older than the target
-        counts = {}
     ptx = cuda.compile_file_to_ptx(path, job["target"], options) if job.get("keep_ptx") else ""
     return {"smem": job["smem_bytes"], "threads": 32 * job["num_warps"], "seconds": seconds, "ptx": ptx,
-            "counts": counts, "cubin": cubin, **read_resources(cubin, name)}
+            "cubin": cubin, **read_resources(cubin, name)}
 
 
 def _find_first_error(text: str) -> str:
