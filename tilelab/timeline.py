@@ -137,24 +137,25 @@ def find_busy(events: Sequence[Sequence], product_cycles: float | None = None) -
     return busy
 
 
-def _union(pairs: Iterable[Sequence]) -> float:
-    """Return the length that intervals [begin, end] cover together."""
-    covered, last = 0, -math.inf
+def _find_covered_share(recording: dict, pairs: Iterable[Sequence]) -> float:
+    """Return the share of the recording that intervals [begin, end] cover together, up to the recording's end."""
+    length, covered, last = max(recording["length"], 1), 0, 0
     for begin, end in sorted(pairs):
+        end = min(end, length)
         covered += max(0, end - max(begin, last))
         last = max(last, end)
-    return covered
+    return covered / length
 
 
 def find_idle_share(recording: dict) -> float:
     """Return the share of the recording in which the tensor core does not work, from 0 to 1."""
-    return 1 - _union(recording["tensor"]) / max(recording["length"], 1)
+    return 1 - _find_covered_share(recording, recording["tensor"])
 
 
 def find_share_without_products(recording: dict) -> float:
     """Return the share of the recording in which no products are in flight, from 0 to 1."""
     pairs = [event[BEGIN:END + 1] for event in recording["events"] if event[KIND] == "product"]
-    return 1 - _union(pairs) / max(recording["length"], 1)
+    return 1 - _find_covered_share(recording, pairs)
 
 
 def summarise(recording: dict) -> list[dict]:
@@ -164,11 +165,11 @@ def summarise(recording: dict) -> list[dict]:
     idle share and the cost of the recording. Events of one lane may overlap: products are in flight while the warps
     wait.
     """
-    length = max(recording["length"], 1)
     rows = []
     for number, lane in enumerate(recording["lanes"]):
-        shares = {kind: 100 * _union(event[BEGIN:END + 1] for event in recording["events"]
-                                     if (event[LANE], event[KIND]) == (number, kind)) / length for kind in KINDS}
+        shares = {kind: 100 * _find_covered_share(recording, (
+            event[BEGIN:END + 1] for event in recording["events"]
+            if (event[LANE], event[KIND]) == (number, kind))) for kind in KINDS}
         rows.append({"recording": recording["name"], "lane": lane,
                      **{f"{kind} %": round(share, 1) if share else None for kind, share in shares.items()},
                      "idle %": None})
@@ -190,7 +191,8 @@ def make_table(recordings: Sequence[dict]) -> results.Table:
 def keep_tiles(recording: dict, tiles: int) -> dict:
     """Return the recording up to the end of its first `tiles` tiles, which keeps a notebook small.
 
-    The recording then ends with the last event of these tiles. Events of later tiles stay if they begin before.
+    The recording then ends with the last event of these tiles. Events of later tiles stay if they begin before,
+    and may end after it: shares count them up to the end of the recording.
     """
     end = max((event[END] for event in recording["events"] if (event[TILE] or 0) < tiles), default=0)
     if end >= max((event[END] for event in recording["events"]), default=0):

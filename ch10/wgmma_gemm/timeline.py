@@ -335,9 +335,11 @@ def draw_still(recordings: list[dict], names: list[str], until: int, origin: str
                 rows.append({**event, "role": lane, "event": event["kind"]})
     idle = ", ".join(f"{timeline.find_idle_share(each):.0%} of the time with {each['name']}" for each in recordings
                      if each["name"] in names)
-    return figures.draw_timeline(rows, title="What one CTA does, and when", source=origin).describe(
-        f"A row for each warp role of one CTA, over {until:,} cycles: its loads, waits, products and stores. Over the "
-        f"whole recording the tensor core is idle for {idle}.")
+    picture = figures.draw_timeline(rows, title=f"What one CTA does in its first {until:,} cycles", source=origin)
+    picture.axes[0].set_xlabel("cycles since the first bar began; the number in a bar is its step", fontsize=8)
+    return picture.describe(
+        f"A row for each warp role of one CTA in its first {until:,} cycles: its loads, waits, products and stores. "
+        f"The clock begins with the first bar. Over the whole recording the tensor core is idle for {idle}.")
 
 
 # ---- what recording costs, and whether the timeline agrees with the profiler

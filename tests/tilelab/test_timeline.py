@@ -110,6 +110,19 @@ def test_a_part_of_a_recording_ends_with_its_last_tile():
     assert timeline.find_idle_share(kept) == pytest.approx(1 - 480 / 950)
 
 
+def test_shares_count_an_event_only_up_to_the_end_of_the_recording():
+    event = {"lane": "producer", "tile": 0, "step": 0}
+    rows = [{**event, "kind": "load", "begin": 0, "end": 60}, {**event, "kind": "wait", "begin": 60, "end": 100},
+            {**event, "kind": "wait", "begin": 100, "end": 900, "tile": 1},
+            {**event, "kind": "product", "begin": 20, "end": 200, "lane": "consumer 0"},
+            {**event, "kind": "product", "begin": 150, "end": 700, "lane": "consumer 0", "tile": 1}]
+    kept = timeline.keep_tiles(timeline.make_recording("x", rows, stages=1, gpu="", date=""), 1)
+    producer, consumer, _ = timeline.summarise(kept)
+    assert kept["length"] == 200 and kept["events"][-1][timeline.END] == 700
+    assert (producer["load %"], producer["wait %"], consumer["product %"]) == (30, 70, 90)
+    assert timeline.find_share_without_products(kept) == pytest.approx(0.1)
+
+
 def test_the_chrome_trace_is_json_in_the_order_of_time_and_rows_do_not_overlap():
     trace = json.loads(json.dumps(timeline.to_chrome_trace([make_recording("one"), make_recording("two", stages=4)])))
     events = trace["traceEvents"]
