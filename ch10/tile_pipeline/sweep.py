@@ -99,11 +99,12 @@ def _roofline(_: str) -> Roofline:
 
 
 TUNABLE_KERNEL = TunableKernel(
-    name="tiles by tensor map", shapes={"16384 x 8192": LARGE, "4096 x 32768": WIDE, "10007 x 13331": UNEVEN},
+    name="tiles by tensor map",
+    shapes={f"{rows} rows of {columns}": (rows, columns) for rows, columns in (LARGE, WIDE, UNEVEN)},
     dtypes=tuple(op for op in OPS if DIMENSIONS[op] == 2),  # which share their shapes
     presets={"the course's": lambda dtype: list(configs(dtype).values()),
              "the grid": grid},
     axes={"tile": lambda c: f"{c.rows} × {c.columns}", "stages": lambda c: f"{c.stages}",
-          "span": lambda c: f"span {c.tiles_per_cta}", "threads": lambda c: f"{c.block_threads}"},
+          "tiles per CTA": lambda c: f"{c.tiles_per_cta} per CTA", "threads": lambda c: f"{c.block_threads}"},
     space=_make_space, load_record=lambda: results.load_record("ch10_tile_sweep", experiments.source()),
     roofline=_roofline, peer="torch")

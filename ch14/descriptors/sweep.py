@@ -117,7 +117,8 @@ TUNABLE_KERNEL = TunableKernel(
     presets={"the course's": lambda op: list(configs(op).values()), "the grid": grid},
     axes={"tile": lambda c: " × ".join(map(str, c.block)),
           "way": lambda c: f"{c.way}, {c.num_warps} warp{'s' * (c.num_warps > 1)}",
-          "span": lambda c: f"span {c.tiles_per_cta}" if c.tiles_per_cta else f"{c.ctas_per_sm} an SM",
+          "loop": lambda c: (f"{c.tiles_per_cta} tile{'s' * (c.tiles_per_cta > 1)} per CTA" if c.tiles_per_cta
+                             else f"{c.ctas_per_sm} CTAs per SM"),
           "stages": lambda c: f"{c.stages} stage{'s' * (c.stages > 1)}"},
     space=lambda shape, op, target: DescriptorSpace(op, *check_shape(shape), target),
     load_record=lambda: results.load_record("ch14_descriptors_sweep", source()),

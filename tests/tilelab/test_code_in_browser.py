@@ -63,6 +63,20 @@ def test_differences_are_marked(show):
     assert counts == "8 lines: 1 TMA (T), 1 barrier (B), 1 MMA (M), 0 load (L), 1 store (S)"
 
 
+def test_a_listing_opens_at_the_signature_of_the_kernel(show):
+    ptx = [["", ".version 9.3"], *[["", f".global .b8 bytes_{i};"] for i in range(50)], ["", ".visible .entry k("],
+           *[["", f"mov.b32 %r{i}, 0;"] for i in range(100)]]
+    page = show(listing(LEFT, ptx), listing(RIGHT, ptx[20:]))
+    top = page.locator(".tiles-code-lines").first
+    first = """lines => [...lines.querySelectorAll(".tiles-code-row")].find(row =>
+        row.getBoundingClientRect().bottom > lines.getBoundingClientRect().top + 3).querySelector("code").textContent"""
+    assert top.evaluate(first) == ".visible .entry k("
+    page.locator("[data-language=sass]").click()
+    assert top.evaluate(first) == "a"
+    page.locator("[data-language=ptx]").click()
+    assert top.evaluate(first) == ".visible .entry k("
+
+
 def test_keys_go_from_mark_to_mark(show):
     page = show(listing(LEFT), listing(RIGHT))
     body = page.locator(".tiles-code-body")

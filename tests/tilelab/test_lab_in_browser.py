@@ -381,7 +381,13 @@ def test_the_table_sorts_filters_and_follows_the_map(browser, site_page):
     with opened(browser, "site-table") as page:
         page.goto(address)
         panel = page.locator(".tiles-panel")
+        explained = panel.locator(".tiles-detail").inner_text()
+        best = data["rows"][data["state"]["best"]]["kernel"]
+        block_m, block_n, block_k, warps, stages = best.split(" ")[0].split(",")
+        assert (f"The name {best} stands for block_m={block_m}, block_n={block_n}, block_k={block_k}, "
+                f"num_warps={warps}, num_stages={stages}, kernel='persistent', epilogue_subtile=2, " in explained)
         panel.locator(".tiles-tab-table").click()
+        assert panel.locator("[data-column=kernel]").get_attribute("title") in explained
         lines, note = panel.locator(".tiles-table tbody tr"), panel.locator(".tiles-note")
         assert lines.count() == 96 and "fastest first by × cuBLAS, not by ms" in note.inner_text()
         shown = [int(row) for row in lines.evaluate_all("lines => lines.map(line => line.dataset.row)")]
@@ -389,7 +395,6 @@ def test_the_table_sorts_filters_and_follows_the_map(browser, site_page):
         again = [row.get("again", False) for row in (data["rows"][index] for index in shown)]
         assert again == sorted(again, reverse=True) and f"the {sum(again)} timed again come first" in note.inner_text()
         assert lines.filter(has_text="ok, again").count() == sum(again) > 0
-        best = data["rows"][data["state"]["best"]]["kernel"]
         lines.first.click()
         assert best in panel.locator(".tiles-detail h3").inner_text()
         assert "★" in panel.locator(".tiles-cell.tiles-selected").inner_text()
@@ -408,6 +413,11 @@ def test_the_table_sorts_filters_and_follows_the_map(browser, site_page):
         panel.locator(".tiles-filter").fill("shared < 100")
         assert lines.count() == sum(row["status"] == "ok" and row.get("smem", 0) < 100 * 1024 for row in data["rows"])
         keep(panel, "site", "table")
+        panel.locator(".tiles-filter").fill("speed<3")
+        assert not lines.count() and note.inner_text() == (
+            "There is no column of numbers named speed; there are ratio, ms, tflops, predicted_ms, registers, spills, "
+            "smem, programs_per_sm.")
+        keep(panel, "site", "no-such-column")
 
 
 def test_a_long_label_of_the_roofline_is_not_cut(browser, tmp_path):

@@ -63,6 +63,18 @@ def press(page, *keys):
         page.locator(".plots").press(key)
 
 
+def test_labels_of_the_time_never_touch(open_page):
+    for width in (1280, 700, 390):
+        page = open_page(width=width)
+        for keys in (["+"], ["+"], *[["ArrowRight"]] * 12):
+            press(page, *keys)
+            page.wait_for_timeout(60)  # a frame
+            boxes = page.locator("text.tick").evaluate_all("""texts => texts.map(text => text.getBoundingClientRect())
+                .map(box => [box.left, box.right]).sort((a, b) => a[0] - b[0])""")
+            assert boxes
+            assert all(left[1] < right[0] for left, right in zip(boxes, boxes[1:])), f"{boxes} in {width} pixels"
+
+
 def test_keys_zoom_and_pan(open_page):
     page = open_page()
     first = find_state(page)
@@ -113,7 +125,7 @@ def test_steps_go_from_event_to_event_and_say_what_it_is(open_page, recordings):
     sentence = page.locator(".sentence")
     assert "waits until stage 0 may be filled again, for phase 1 of its empty barrier" in sentence.inner_text()
     press(page, "n")
-    assert "orders the loads of step 0 of tile 0 into stage 0 by TMA: 184 cycles" in sentence.inner_text()
+    assert "issues the loads of step 0 of tile 0 into stage 0 by TMA: 184 cycles" in sentence.inner_text()
     press(page, "p", "ArrowDown", "n", "n")
     assert find_state(page)["lane"] == "consumer 0" and "issued by consumer 0" in sentence.inner_text()
     for _ in range(200):  # far beyond the range that is shown, which follows

@@ -46,14 +46,14 @@ def describe_end(finished: Sweep) -> str:
 
 def describe_status(choice: Choice, rows: Sequence[dict], done: int, note: str) -> str:
     """Return how far the sweep is, with `note`, or else with what to do next."""
-    counts = collections.Counter(row["status"] for row in rows)
-    found = ", ".join(f"{counts[name]} {name}" for name in ("ok", "rejected", "wrong", "failed") if counts[name])
+    counts, progress = collections.Counter(row["status"] for row in rows), f"{done} of {len(rows)} swept"
     press = f"press Run to {'time' if choice.space.can_measure else 'build'}"
     if not note and any(row.get("overlay") == "row" for row in rows):
-        found, note = f"recorded: {found}", press
+        progress, note = f"not swept here yet; the record has a time for {counts.pop('ok', 0)} of {len(rows)}", press
     elif not note:
-        note = f"{press} {'the rest' if found else 'them'}" if counts["waiting"] else "swept before"
-    return " · ".join(filter(None, (f"{done} of {len(rows)}", found, note)))
+        note = f"{press} {'the rest' if len(counts) > 1 else 'them'}" if counts["waiting"] else "kept from before"
+    found = ", ".join(f"{counts[name]} {name}" for name in ("ok", "rejected", "wrong", "failed") if counts[name])
+    return " · ".join(filter(None, (progress, found, note)))
 
 
 def describe_winner(rows: Sequence[dict], peer: str) -> list[str]:

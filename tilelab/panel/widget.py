@@ -89,7 +89,7 @@ class Panel:
                 except ValueError:
                     pass  # _choose says what is wrong with it
             elif value not in (options := self._options(kernel)[name]):
-                choices = ", ".join(dict.fromkeys(filter(None, options)))
+                choices = "; ".join(dict.fromkeys(filter(None, options)))  # some names hold a comma
                 raise ValueError(f"unknown {name} {value!r}; choose one of {choices}.")
             if name == "kernel":
                 self._set_kernel(value)

@@ -67,7 +67,7 @@ function renderCode(el, left, right) {
   el.replaceChildren();
   const sides = [left, right].filter(Boolean), names = sides.length > 1 ? ["left", "right"] : ["left"];
   let language = sides.some(side => side.ptx.length) ? "ptx" : "sass";
-  let exact = false, rows = [], current = -1, rowHeight = 20, drawn = [-1, -1];
+  let exact = false, rows = [], current = -1, rowHeight = 20, drawn = [-1, -1], begun = false;
   const active = new Set(JUMPS);
   if (!sides.length) {
     el.append(h("p", { class: "tiles-code-reason" }, "No configuration is chosen."));
@@ -77,7 +77,7 @@ function renderCode(el, left, right) {
   const languages = ["ptx", "sass"].map(name =>
     h("button", { type: "button", class: "tiles-code-switch", "data-language": name,
                   title: name === "ptx" ? "the compiler's portable instructions" : "the instructions that the GPU runs",
-                  onclick: () => { language = name; prepare(); } }, name.toUpperCase()));
+                  onclick: () => { language = name; prepare(); begin(); } }, name.toUpperCase()));
   const chips = [...Object.entries(KINDS), ["difference", ["≠", "differences"]]]
     .filter(([kind]) => kind !== "difference" || right)
     .map(([kind, [letter, label]]) =>
@@ -134,6 +134,14 @@ function renderCode(el, left, right) {
       + (right && !exact ? " Numbers of registers and labels do not count as differences." : "");
     measure();
     showState();
+  }
+
+  // The listing opens at the kernel's signature; what stands above it names versions and declares arrays.
+  function begin() {
+    const signature = rows.findIndex(row => /\.entry\b/.test(sides[0][language][row.left]?.[1]));
+    for (const { scroller } of panes) scroller.scrollTop = Math.max(signature, 0) * rowHeight;
+    draw(true);
+    begun = panes[0].scroller.clientHeight > 0; // else the listing is not on the page yet
   }
 
   function measure() {
@@ -258,7 +266,8 @@ function renderCode(el, left, right) {
 
   setStop(buttons[0]);
   prepare();
-  const resized = new ResizeObserver(() => measure());
+  begin();
+  const resized = new ResizeObserver(() => { measure(); if (!begun) begin(); });
   resized.observe(body);
   return () => resized.disconnect();
 }

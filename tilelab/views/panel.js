@@ -464,9 +464,16 @@ function render({ model, el }) {
 
   // ---- details and comparison
 
+  // Python's repr of a configuration, GemmConfig(block_m=128, ...), names the fields that its short name stands for.
+  function explainName(index) {
+    const fields = data.choice.reprs[index]?.replace(/^\w+\((.*)\)$/, "$1");
+    return fields ? `The name ${rows()[index].kernel} stands for ${fields}.` : "";
+  }
+
   function drawDetail() {
     if (selected < 0) {
-      detail.replaceChildren(h("p", {}, "Select a cell, a point or a row for its figures."));
+      detail.replaceChildren(h("p", {}, "Select a cell, a point or a row for its figures."),
+        h("p", {}, explainName(data.state.best ?? 0)));
       return;
     }
     const row = rows()[selected], facts = [], peer = data.choice.peer;
@@ -488,12 +495,13 @@ function render({ model, el }) {
     const counts = Object.entries(row.counts ?? {});
     if (counts.length) facts.push(["code", counts.map(([name, count]) => `${count} ${name}`).join(", ")]);
     const others = (cellOf[selected]?.rows ?? []).filter(index => index !== selected);
-    detail.replaceChildren(h("h3", {}, row.kernel, selected === data.state.best ? " ★ fastest" : ""),
+    const name = explainName(selected);
+    detail.replaceChildren(h("h3", { title: name }, row.kernel, selected === data.state.best ? " ★ fastest" : ""),
       ...(facts.length && row.status === "ok" ? [] : [h("p", {}, row.status + (row.reason ? `: ${row.reason}` : ""))]),
       h("dl", {}, ...facts.flatMap(([name, text]) => [h("dt", {}, name), h("dd", {}, text)])),
       ...(others.length ? [h("p", { class: "tiles-others" }, "also in this cell: ", ...others.map(index =>
         h("button", { type: "button", class: "tiles-other", title: rows()[index].kernel, "data-row": index,
-          onclick: () => select(index) }, nameParts.short[index])))] : []));
+          onclick: () => select(index) }, nameParts.short[index])))] : []), h("p", {}, name));
   }
 
   function drawCompared() {
@@ -597,16 +605,22 @@ function render({ model, el }) {
 
   // ---- the table
 
+  // Return [name of a field, comparison, number] of a word such as "registers<200", or null.
+  function parseRule(word) {
+    const rule = word.match(/^(\w+)(<=|>=|<|>|=)([\d.]+)$/);
+    if (!rule) return null;
+    const column = Object.keys(COLUMNS).find(name => [name, COLUMNS[name]].some(text => text.startsWith(rule[1])));
+    return [column ?? rule[1], rule[2], +rule[3]];
+  }
+
   function keepsRow(row, words) {
     const text = `${row.kernel} ${row.status} ${row.reason ?? ""} ${row.note ?? ""}`.toLowerCase();
     return words.every(word => {
-      const rule = word.match(/^(\w+)(<=|>=|<|>|=)([\d.]+)$/);
+      const rule = parseRule(word);
       if (!rule) return text.includes(word);
-      const column = Object.keys(COLUMNS).find(name => [name, COLUMNS[name]].some(text => text.startsWith(rule[1])));
-      const value = getValue(row, column ?? rule[1]),
-        limit = +rule[3];
+      const [name, comparison, limit] = rule, value = getValue(row, name);
       return typeof value === "number" && { "<": value < limit, ">": value > limit, "=": value === limit,
-        "<=": value <= limit, ">=": value >= limit }[rule[2]];
+        "<=": value <= limit, ">=": value >= limit }[comparison];
     });
   }
 
@@ -614,9 +628,18 @@ function render({ model, el }) {
     return Object.keys(COLUMNS).filter(name => rows().some(row => getValue(row, name) !== null));
   }
 
+  const readFilter = () => filter.value.toLowerCase().replace(/\s*([<>]=?|=)\s*/g, "$1").split(/\s+/).filter(Boolean);
+
+  // Return a sentence for a filter that compares a column which no row has, or "".
+  function describeUnknownColumn() {
+    const isNumber = name => rows().some(row => typeof getValue(row, name) === "number");
+    const unknown = readFilter().map(parseRule).find(rule => rule && !isNumber(rule[0]));
+    return !unknown ? "" : `There is no column of numbers named ${unknown[0]}; there ${
+      tableColumns().filter(isNumber).length ? `are ${tableColumns().filter(isNumber).join(", ")}` : "is none yet"}.`;
+  }
+
   function listRows() {
-    const words = filter.value.toLowerCase().replace(/\s*([<>]=?|=)\s*/g, "$1").split(/\s+/).filter(Boolean);
-    const found = data.state.order.filter(index => keepsRow(rows()[index], words));
+    const words = readFilter(), found = data.state.order.filter(index => keepsRow(rows()[index], words));
     if (!sort.column) return found;
     const value = index => getValue(rows()[index], sort.column), sign = sort.down ? -1 : 1;
     return found.sort((a, b) => {
@@ -636,7 +659,8 @@ function render({ model, el }) {
     const label = name => COLUMNS[name].replace("{}", data.choice.peer);
     tableHead.replaceChildren(...names.map(name => h("th", { scope: "col",
       "aria-sort": sort.column === name ? (sort.down ? "descending" : "ascending") : "none" },
-    h("button", { type: "button", class: "tiles-sort", onclick: () => sortBy(name), "data-column": name },
+    h("button", { type: "button", class: "tiles-sort", onclick: () => sortBy(name), "data-column": name,
+      title: name === "kernel" && explainName(data.state.best ?? 0) },
       label(name), sort.column === name ? (sort.down ? " ▼" : " ▲") : ""))));
     const stop = shown.includes(selected) ? selected : shown[0];
     tableBody.replaceChildren(...shown.map(index => {
@@ -660,7 +684,7 @@ function render({ model, el }) {
       knows("ms") ? `fastest first by ms${first}` :
         rows().some(row => row.predicted_ms) ? "ranked by predicted time" : "not ranked: nothing is timed or predicted";
     const order = sort.column ? `sorted by ${label(sort.column)}` : ranked;
-    tableNote.textContent = `${shown.length} of ${rows().length}, ${order}` +
+    tableNote.textContent = describeUnknownColumn() || `${shown.length} of ${rows().length}, ${order}` +
       (nameParts.common ? `; all names: ${nameParts.common}` : "");
     markRows();
     if (hadFocus) tableBody.querySelector("tr[tabindex='0']")?.focus({ preventScroll: true });

@@ -85,7 +85,7 @@ function describeEvent(recording, lane, event) {
   const who = capital(lane.name === "loads and multiplies" ? "the warp group" : lane.name.startsWith("consumer") ? lane.name
     : `the ${lane.name}`);
   if (kind === "idle" || kind === "busy") return `The tensor core ${kind === "idle" ? "is idle" : "works"} for ${span}.`;
-  if (kind === "load") return `${who} orders the loads of ${what} into ${place} by TMA: ${span}.`;
+  if (kind === "load") return `${who} issues the loads of ${what} into ${place} by TMA: ${span}.`;
   if (kind === "wait") {
     const why = barrier === "empty" ? "may be filled again" : "has been filled";
     return `${who} waits until ${place} ${why}, for phase ${phase} of its ${barrier} barrier, for ${what}: ${span}.`;
@@ -285,8 +285,9 @@ function render({ model, el }) {
     plot.setAttribute("viewBox", `0 0 ${at.width} ${whole}`);
     const parts = [];
     for (const tick of ticks(view.begin, view.end, Math.max(3, at.width / 110))) {
+      const half = 3.6 * type * number(tick).length;  // a label stays beside the word "cycles", and within the plot
       parts.push(h("svg:line", { class: "grid", x1: at.x(tick), x2: at.x(tick), y1: 0, y2: axis }));
-      if (last) parts.push(h("svg:text", { class: "tick", x: Math.min(at.x(tick), at.width - 22), y: axis + 16 * type, "text-anchor": tick === view.begin ? "start" : "middle" }, number(tick)));
+      if (last) parts.push(h("svg:text", { class: "tick", x: Math.max(at.left + half, Math.min(at.x(tick), at.width - half)), y: axis + 16 * type, "text-anchor": "middle" }, number(tick)));
     }
     if (last && !narrow) parts.push(h("svg:text", { class: "tick", x: at.left - 8, y: axis + 16 * type, "text-anchor": "end" }, "cycles"));
     for (const lane of recording.rows) {
