@@ -34,7 +34,8 @@ CONFIG = configs(128)["persistent"]
 SHAPE = (1, 16, 2048, 128)  # batch, heads, length, features: 256 tiles of 128 queries, each with 16 blocks of keys
 # The role of each warp that is stamped. Triton gives the producer one of the four warps after the consumers'.
 ROLES = {0: "consumer 0", 4: "consumer 1", **dict.fromkeys(range(8, 12), "producer")}
-# One warp of each role is stamped, with clocks of 32 bits: the room in shared memory is enough for about 1,000 stamps.
+# Stamps lie in the shared memory that the kernel leaves free: 512 for each of six warps, with clocks of 32 bits. If all
+# 12 warps were stamped, 256 for each would be too few, and Proton would drop the oldest.
 MODE = f"default:sampling_strategy=selective:sampling_options={','.join(map(str, ROLES))}:optimizations=clock32"
 PRODUCT_CYCLES = 512  # 64 x 128 x 128 at 4,096 operations per cycle: Q K^T and P V of a block take the same
 LIMIT_S = 90  # of the process that records

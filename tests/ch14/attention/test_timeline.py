@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 
@@ -133,6 +134,13 @@ def test_the_record_shows_what_the_notebook_says():
         assert any(row["kind"] == "load" and row["tile"] == 1 and store["begin"] < row["begin"] < store["end"]
                    for row in rows)
     assert recorder.find_block_cycles(recording) > 4 * recorder.PRODUCT_CYCLES
+    waits = {lane: [row["end"] - row["begin"] for row in rows if (row["lane"], row["kind"]) == (lane, "wait")
+                    and (lane != "producer" or row["stage"] == 0)] for lane in recording["lanes"]}
+    scope = waits.pop("producer")[0]  # the first wait for K finds its stage empty
+    for lane, each in waits.items():  # most waits are short, and the start and the scopes are most of the waiting
+        start = sum(row["end"] - row["begin"] for row in rows if (row["lane"], row["kind"]) == (lane, "wait")
+                    and row["end"] <= products[lane, 0, 0, False]["begin"])
+        assert statistics.median(each) < 2 * scope and start + len(each) * scope > sum(each) / 2
 
 
 def test_a_trace_without_scopes_is_refused():
