@@ -18,8 +18,8 @@ from tilelab.cuda_magic import make_tensor_map
 DEPTH, TIMES, CHUNK = 128, 1024, 64  # features per row, most source times, targets per chunk
 # B, S, T: a short chunk; two sources; all of shared memory; chunks that end with their batch, and those that do not.
 SMALL = ((2, 33, 70), (1, 2, 5), (1, TIMES, 65), (3, 100, 64))
-VERSIONS = ("search_per_thread", "warp_search", "note_v2", "note_v2", "ballot_search", "shared_search", "vectors",
-            "bulk_rows", "option_a", "option_b")
+VERSIONS = ("search_per_thread", "warp_search", "note_v2", "note_v2", "ballot_search", "shared_search",
+            "wide_loads", "vectors", "bulk_rows", "option_a", "option_b")
 
 lesson.register("ch07_resample_versions", "ch07_resample", *VERSIONS)
 

@@ -23,8 +23,8 @@ def coalescing_picture() -> plots.Picture:
     The upper part is the field note's: one load from the row before the target, one from the row after it.
     """
     title = "Two loads of 64 bytes are not one of 128; 16 bytes per lane make 512"
-    figure, axes = canvas(title, f"a row of 256 features of bf16; thin lines separate sectors of {SECTOR} bytes, thick "
-                          f"lines cache lines of {LINE}", plots.SIZE[0], 3.15)
+    figure, axes = canvas(title, f"rows of 256 bf16 features; thin lines bound sectors of {SECTOR} B, thick lines "
+                          f"cache lines of {LINE} B", plots.SIZE[0], 3.15)
     x, right, deep, fan, row_bytes = 0.32, plots.SIZE[0] - 0.32, 0.17, 0.3, LANES * WIDE
     scale = (right - x) / row_bytes  # inches per byte
 
