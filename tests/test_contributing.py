@@ -1,6 +1,7 @@
 """What CONTRIBUTING.md asks of imports and notebooks, where a machine can tell."""
 
 import ast
+import functools
 import json
 import pathlib
 import re
@@ -52,7 +53,10 @@ def imported_modules(name):
     return {module for module in found if module in MODULES}
 
 
-IMPORTS = {name: imported_modules(name) for name in MODULES}
+@functools.cache
+def list_imports():
+    """{module name: the modules of the course that it imports}."""
+    return {name: imported_modules(name) for name in MODULES}
 
 
 def find_circle(imports):
@@ -79,17 +83,17 @@ def test_a_circle_is_found():
 
 
 def test_no_imports_form_a_circle():
-    assert find_circle(IMPORTS) == []
+    assert find_circle(list_imports()) == []
 
 
 def test_no_file_imports_a_command_line():
-    assert {name: found for name, others in IMPORTS.items()
+    assert {name: found for name, others in list_imports().items()
             if (found := [other for other in others if other.endswith("__main__")])} == {}
 
 
 def test_imports_point_from_later_chapters_to_earlier_ones_and_to_tilelab():
     order = {package: number for number, package in enumerate(PACKAGES)}
-    assert {name: found for name, others in IMPORTS.items() if (found := [
+    assert {name: found for name, others in list_imports().items() if (found := [
         other for other in others if order[other.split(".")[0]] > order[name.split(".")[0]]])} == {}
 
 
