@@ -135,8 +135,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) cp_async(const ELEMENT* x,
 
 // A ring that bulk copies fill and empty. STAGES 1 is one buffer, and every copy is waited for.
 //
-// One thread, the leader, gives all orders. The other threads only compute, and a copy has nothing to compute. A stage
-// goes through four states:
+// One thread, the leader, issues all loads and stores. The other threads only compute, and a copy has nothing to
+// compute. A stage goes through four states:
 //
 //     load in flight  --mbarrier_wait-->  full  --bulk_store-->  being stored  --bulk_wait_read-->  free  --fill--> ...
 extern "C" __global__ void __launch_bounds__(THREADS) bulk(const ELEMENT* x, const ELEMENT* y, ELEMENT* out, float a,

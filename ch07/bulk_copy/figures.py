@@ -15,7 +15,7 @@ WAITS = ("full", "read")  # what the leader waits for
 
 class Interval(NamedTuple):
     """From `begin` to `end`, a stage is in state `what` (load, full or store); or, where `stage` is None, the leading
-    thread gives an order (load or store) or waits (full or read)."""
+    thread issues a load or a store, or waits (full or read)."""
 
     stage: int | None
     what: str
@@ -25,9 +25,9 @@ class Interval(NamedTuple):
 
 
 def ring_schedule(stages: int, chunks: int = 7, load: float = 4, store: float = 2) -> list[Interval]:
-    """Return a model of the kernel `bulk` as it copies, its orders in the kernel's sequence.
+    """Return a model of the kernel `bulk` as it copies: it issues its loads and stores in the kernel's sequence.
 
-    An order takes one step, a load `load` steps and a store `store` steps, however many are in flight.
+    Issuing takes one step, a load `load` steps and a store `store` steps, however many are in flight.
     """
     intervals, now, load_ends, read_ends = [], 0, {}, {}
 
@@ -65,7 +65,7 @@ def ring_schedule(stages: int, chunks: int = 7, load: float = 4, store: float = 
 
 
 def ring_picture(stages: int = 4) -> plots.Picture:
-    """Draw the states of each stage of the ring over time, below the orders of the leading thread.
+    """Draw the states of each stage of the ring over time, below what the leading thread issues.
 
     First a load into the stage is in flight. Then the stage is full; the digit is the parity of the phase that ended.
     Then a store reads the stage, and then the stage is free. The model `ring_schedule` gives the times.
@@ -75,7 +75,7 @@ def ring_picture(stages: int = 4) -> plots.Picture:
     title = (f"One stage: load and store take turns, 7 chunks in {end} steps" if stages == 1 else
              f"A ring of {stages} keeps loading: 7 chunks in {end} steps, one stage takes {serial}")
     height, left, pitch, deep = 1.45 + 0.27 * stages, 0.72, 0.27, 0.2
-    figure, axes = canvas(title, "a model, not measured: an order takes 1 step, a load 4, a store 2, however many are "
+    figure, axes = canvas(title, "a model, not measured: issuing takes 1 step, a load 4, a store 2, however many are "
                           "in flight", plots.SIZE[0], height)
     step, top = (plots.SIZE[0] - 0.15 - left) / end, height - 0.52
     low = top - 0.06 - pitch * stages
@@ -126,7 +126,7 @@ def _arrow(axes, start, end, tone=plots.GREY, **style) -> None:
 
 def draw_two_ways() -> plots.Picture:
     """Draw how a tile gets from memory to memory: through the registers of many threads, or by the copy engine."""
-    figure, axes = canvas("The same 4 KiB: by 256 threads, or by one order to the copy engine", "", plots.SIZE[0], 2.75)
+    figure, axes = canvas("The same 4 KiB: by 256 threads, or by one thread and the engine", "", plots.SIZE[0], 2.75)
     for left, name, tone in ((0.1, "plain loads and stores", ORANGE), (2.85, "bulk copy (TMA)", BLUE)):
         write(axes, left, 2.38, name, "left", 8, fontweight="bold")
         box(axes, left, 1.86, 2.5, 0.32, PALE)
@@ -142,7 +142,7 @@ def draw_two_ways() -> plots.Picture:
     write(axes, 1.35, 0.56, "each thread: an address, a load, a wait, a store;")
     write(axes, 1.35, 0.42, "the bytes in flight occupy registers")
     box(axes, 2.97, 0.72, 0.62, 0.42, lighten(GREEN), "white")
-    write(axes, 3.28, 0.93, "thread 0\norders", linespacing=1.2)
+    write(axes, 3.28, 0.93, "one\nthread", linespacing=1.2)
     box(axes, 3.84, 0.72, 0.62, 0.42, lighten(BLUE), "white")
     write(axes, 4.15, 0.93, "copy\nengine", linespacing=1.2)
     box(axes, 4.7, 0.72, 0.58, 0.42, lighten(BLUE), "white")

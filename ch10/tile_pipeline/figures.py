@@ -135,8 +135,8 @@ def draw_ring() -> plots.Picture:
     write(axes, left, 0.95, "column: tile % 5 × COLUMNS", "left")
 
     ring_x, ring_wide, pitch = 2.8, 0.85, 0.26
-    rows = (("use 4", "stored", "its store has read it: use 8 may be ordered"),
-            ("use 5", "stored", "its store has just been ordered"),
+    rows = (("use 4", "stored", "its store has read it: use 8 may be loaded"),
+            ("use 5", "stored", "its store has just been issued"),
             ("use 6", "loading", "loading, or full"), ("use 7", "loading", "loading"))
     write(axes, ring_x, 2.42, "shared memory at one moment", "left", 7.5)
     for stage, (use, state, text) in enumerate(rows):
@@ -159,7 +159,7 @@ def draw_ring() -> plots.Picture:
             write(axes, x + cell / 2, y + 0.075, str(value(use)))
     return figure.describe(
         "Left: a matrix of 20 tiles, of which block 0 takes every second one as its uses 0 to 9. Right: a ring of "
-        "four stages. Stage 0 held use 4, whose store has read it, so use 8 may be ordered; stage 1 is being stored; "
+        "four stages. Stage 0 held use 4, whose store has read it, so use 8 may be loaded; stage 1 is being stored; "
         "stages 2 and 3 are loading uses 6 and 7. Below: each use with its stage (use modulo 4) and its parity (use "
         "divided by 4, modulo 2).")
 

@@ -341,7 +341,8 @@ def measure_timeline():
 
 def measure_handover(rows: list[dict], name: str = "warp_specialized") -> dict:
     """Return median cycles of a step in the timeline of a kernel with a producer: from the end of the products to the
-    producer's order for the same stage, from the order to the arrival of its data, and of the products."""
+    end of the producer's wait for the same stage, from the issue of its loads to the arrival of their data, and from
+    one step to the next (a mean)."""
     stages = TIMELINE_CONFIGS[name].stages
     mine = [row for row in rows if row["name"] == name and row["tile"] == 0]
 

@@ -143,7 +143,7 @@ def draw_warp_roles(consumers: int = 1, columns: int = 128) -> plots.Picture:
         draw_arrow(axes, start, end, tone)
         write(axes, x, y, text)
     return figure.describe(
-        f"The producer waits on empty (1), arrives on full and announces {stage_bytes:,} bytes (2), and orders two "
+        f"The producer waits on empty (1), arrives on full and announces {stage_bytes:,} bytes (2), and issues two "
         "loads (3). The TMA engine writes the stage (4) and counts the bytes on full (5). When all have landed, the "
         "consumers return from their wait (6), and their products read the stage (7). When a warp's products are done, "
         f"it arrives on empty (8); {warps} arrivals end the phase, and the round begins again.")

@@ -208,9 +208,9 @@ def draw_phases(uses: int = 4) -> plots.Picture:
     write(axes, 0.1, 0.33, "so a wait for parity 1 returns at once, and the first load of a stage waits for nobody.",
           "left", 6.5)
     return figure.describe(
-        "A timeline of one stage of the ring. The producer orders load 0, the tile lands, and the phase of full "
+        "A timeline of one stage of the ring. The producer issues load 0, the tile lands, and the phase of full "
         "changes from 0 to 1. Both groups then compute their scores and arrive at empty, whose phase changes from 0 "
-        "to 1 with the second arrival. Then the producer orders load 1, and so on, in turn.")
+        "to 1 with the second arrival. Then the producer issues load 1, and so on, in turn.")
 
 
 def deal_tiles(row_blocks: int, heads: int, programs: int, paired: bool) -> list[list[int]]:

@@ -61,7 +61,7 @@ def test_one_stage_is_serial_and_a_ring_is_not():
     assert most_at_once(ring, ("load",)) == 4
     assert any(one.what == "load" and other.what == "store" and one.begin < other.end and other.begin < one.end
                for one in ring for other in ring if None not in (one.stage, other.stage)), "a store runs beside a load"
-    # The prologue's four loads, then what the kernel orders: store i, and the load into the stage before.
+    # The prologue's four loads, then what the kernel issues: store i, and the load into the stage before.
     assert " ".join(f"{interval.what} {interval.chunk}" for interval in orders(ring)) == (
         "load 0 load 1 load 2 load 3 store 0 store 1 load 4 store 2 load 5 store 3 load 6 store 4 store 5 store 6")
     assert "7 chunks in 20 steps, one stage takes 56" in figures.ring_picture().get_suptitle()

@@ -57,11 +57,11 @@ def draw_machine(machine: Machine) -> plots.Picture:
     if machine.l2_tbps:
         label(2.14, 2.57, f"at least {machine.l2_tbps:.1f} TB/s to all SMs in a GEMM", "left")
     if machine.load_cycles:
-        label(2.6, 2.12, f"32 KiB: {machine.load_cycles:,.0f} cycles\nfrom order to arrival", "left", linespacing=1.2)
+        label(2.6, 2.12, f"32 KiB: {machine.load_cycles:,.0f} cycles\nfrom issue to arrival", "left", linespacing=1.2)
     _arrow(axes, (1.3, 2.82), (1.3, 0.94))
     label(1.22, 1.45, "plain\nloads", "right", linespacing=1.2)
     _arrow(axes, (1.9, 0.94), (1.9, 1.5), linestyle="--")
-    label(1.84, 1.2, "orders", "right")
+    label(1.84, 1.2, "requests", "right")
     _arrow(axes, (2.5, 0.73), (3.3, 1.22), connectionstyle="arc3,rad=0.15")
     _arrow(axes, (4.865, 1.5), (4.865, 0.94), linestyle="--")
     _arrow(axes, (4.38, 1.5), (2.5, 0.6), ORANGE, connectionstyle="angle,angleA=-90,angleB=0,rad=6")
@@ -162,7 +162,7 @@ def _schedule(buffers: int, steps: int, load: float, product: float) -> list[tup
 
 def draw_bulk_copy() -> plots.Picture:
     """Draw who does what in one bulk copy, from top to bottom."""
-    figure, axes = canvas("Thread 0 orders, the engine moves the bytes, the mbarrier counts them", "",
+    figure, axes = canvas("Thread 0 issues a copy, the engine runs it, the mbarrier counts bytes", "",
                           plots.SIZE[0], 3.9)
     places = {"thread 0": 0.75, "mbarrier": 2.1, "copy engine": 3.45, "shared memory": 4.8}
     for (name, x), tone in zip(places.items(), (GREEN, PALE, BLUE, ORANGE)):
