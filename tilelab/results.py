@@ -332,13 +332,23 @@ def stale_reason(record: dict, source: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A pandas DataFrame with a caption that states its origin, for a notebook and for a terminal."""
+    """Rows of texts with a caption that states their origin. Only a notebook needs pandas to show them."""
 
-    frame: Any
+    columns: list[str]
+    rows: list[list[str]]
     caption: str
 
+    @property
+    def frame(self) -> Any:
+        """The table as a pandas DataFrame."""
+        import pandas
+
+        return pandas.DataFrame(self.rows, columns=self.columns, dtype=object)
+
     def __repr__(self) -> str:
-        return f"{self.caption}\n{self.frame.to_string(index=False)}"
+        lines = [self.columns, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        return "\n".join([self.caption, *(" ".join(map(str.rjust, line, widths)) for line in lines)])
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(self.caption)}</p>\n{self.frame.to_html(index=False, border=0)}"
@@ -349,7 +359,7 @@ def format_cell(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return " x ".join(map(str, value))
     if isinstance(value, float):
-        if math.isnan(value):  # pandas replaces None among numbers by NaN
+        if math.isnan(value):
             return ""
         return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
     return "" if value is None else str(value)
@@ -357,14 +367,17 @@ def format_cell(value: Any) -> str:
 
 def table(rows: Sequence[dict], caption: str, columns: Sequence[str] | None = None, sort: str | None = None) -> Table:
     """Return a Table of `rows` with these `columns`, sorted by the column `sort` ("-tflops": largest first)."""
-    import pandas
-
-    frame = pandas.DataFrame(list(rows))
+    known = dict.fromkeys(name for row in rows for name in row)
+    columns = list(columns or known)
+    if unknown := [name for name in columns if name not in known]:
+        raise KeyError(f"no row has {', '.join(unknown)}")
     if sort:
-        frame = frame.sort_values(sort.removeprefix("-"), ascending=not sort.startswith("-"), kind="stable")
-    if columns:
-        frame = frame[list(columns)]
-    return Table(frame.astype(object).map(format_cell), caption)
+        name = sort.removeprefix("-")
+        without = [row for row in rows if not format_cell(row.get(name))]  # they come last
+        rows = sorted((row for row in rows if format_cell(row.get(name))), key=lambda row: row[name],
+                      reverse=sort.startswith("-")) + without
+    return Table([str(name) for name in columns], [[format_cell(row.get(name)) for name in columns] for row in rows],
+                 caption)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

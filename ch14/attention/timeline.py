@@ -9,7 +9,6 @@ into a recording. Source: Triton 3.6 and 3.7, triton/profiler (language.py, hook
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib.util
 import json
@@ -27,7 +26,7 @@ from ch10.wgmma_gemm import figures
 from ch14 import attention
 from ch14.attention import hopper_kernel
 from ch14.attention.configs import AttentionConfig, configs
-from tilelab import device, plots, results, timeline, worker_pool
+from tilelab import cli, device, plots, results, timeline, worker_pool
 from tilelab.patch import patched_source
 
 CONFIG = configs(128)["persistent"]
@@ -276,15 +275,16 @@ def draw_still(recording: dict, until: int, origin: str) -> plots.Picture:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Try to record and say what works. Return 0, or 1 with the error in the last line."""
-    parser = argparse.ArgumentParser(prog="python -m ch14.attention.timeline", description=main.__doc__)
+    """Record and say what works. Return 0; 1 with the error in the last line; or 2 for hardware that cannot run it."""
+    parser = cli.make_plain_parser("ch14.attention.timeline", "Record what each warp role of the attention kernel "
+                                   "does, and when, with Triton's profiler Proton; needs a Hopper GPU.")
     parser.add_argument("--json", metavar="FILE", help="write the recording here")
     parser.add_argument("--trace", metavar="FILE", help="write Proton's own trace here")
     options = parser.parse_args(arguments)
     here = device.current()
     if not here.has_wgmma:
-        print(f"The kernel needs a Hopper GPU; here is {here.describe()}.")
-        return 1
+        print(f"{parser.prog}: the kernel needs a Hopper GPU; here is {here.describe()}.", file=sys.stderr)
+        return 2
     try:
         trace, overhead = record_trace(lambda text: print(f"ok: {text}", flush=True))
         if options.trace:

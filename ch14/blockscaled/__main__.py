@@ -1,4 +1,4 @@
-"""Check and time a block-scaled GEMM, or compile it for another GPU and plan its stages: python -m ch14.blockscaled.
+"""Check a block-scaled GEMM and time it, or compile it for another GPU and plan its stages: python -m ch14.blockscaled.
 
 The options are the same as in CUTLASS's example, which the field note uses.
 """
@@ -52,8 +52,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the options, with what `_interpret` adds. Bad usage ends the process with one line and status 2."""
-    parser = cli.make_parser("ch14.blockscaled", "Check a block-scaled GEMM against float64 and time it against cuBLAS "
-                             "bf16; with --target compile it and plan its stages, without a GPU.")
+    parser = cli.make_parser("ch14.blockscaled", "Check a block-scaled GEMM against float64; with --benchmark_mode or "
+                             "--use_baseline also time it; with --target compile it and plan its stages, without a "
+                             "GPU.")
     usual = smem_planner.Blackwell()
     parser.add_argument("--mnkl", default="8192,8192,1024,1", metavar="M,N,K,L",
                         help="C (M, N) = A (M, K) B (K, N), L times (default 8192,8192,1024,1)")
@@ -65,6 +66,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default = getattr(usual, name)
         parser.add_argument(f"--{name}", default=default, type=type(default),
                             help=f"{', '.join(map(str, choices))} (default {default})")
+    parser.set_defaults(c_dtype=None)  # `_interpret` chooses it by the scales
     parser.add_argument("--kernel", default="best", choices=("best", "native", "emulated", "naive"),
                         help="best (default): by formats and GPU")
     for name, text in (("use_baseline", "time naive dot_scaled beside it, where that exists"),
@@ -99,8 +101,9 @@ def _numbers(options, name: str, count: int) -> tuple[int, ...]:
 
 
 def _interpret(options) -> None:
-    """Add choice (of the planner), forms, form, timed and mnkl as numbers; raise ValueError for impossible ones."""
+    """Add c_dtype, choice (of the planner), forms, form, timed and mnkl as numbers; ValueError for impossible ones."""
     given = options.ab_dtype, options.sf_dtype, options.sf_vec_size
+    options.c_dtype = options.c_dtype or ("BFloat16" if given == FP8 else smem_planner.Blackwell().c_dtype)
     if options.sf_dtype == "Float32" and given != FP8:
         raise ValueError("Float32 scales go over 128 elements of Float8E4M3FN, not over "
                          f"{options.sf_vec_size} of {options.ab_dtype}.")

@@ -228,14 +228,16 @@ def tensor_scale(x: torch.Tensor) -> torch.Tensor:
     return torch.where(amax > 0, scale.clamp(min=2.0**-126), 1.0).reshape(1)
 
 
-def quantise(x: torch.Tensor, format: BlockFormat, rule: str = "floor",
+def quantise(x: torch.Tensor, format: BlockFormat | str, rule: str = "floor",
              scale: torch.Tensor | None = None) -> Quantised:
-    """Quantise a float matrix (R, C). `scale` is NVFP4's scale of the tensor (default: `tensor_scale(x)`).
+    """Quantise a float matrix (R, C) to a format or its name. `scale` is NVFP4's scale of the tensor (default:
+    `tensor_scale(x)`).
 
     All arithmetic is in float32, one correctly rounded operation at a time, so that a kernel can repeat it. A block
     that holds NaN or infinity gets the scale NaN and the codes zero (OCP MX does not define such blocks), so its
     elements decode to NaN. A block at the edge may be narrower.
     """
+    format = format if isinstance(format, BlockFormat) else lookup(format)
     check_rule(rule, format)
     blocks = split_blocks(x.float(), format.block)
     amax = blocks.abs().amax(-1)

@@ -317,6 +317,18 @@ def test_show(on):
     assert repr(results.Record(results.make_record("gemm", [], ""), live=True)).startswith("gemm: live")
 
 
+def test_a_table_is_printed_without_pandas(monkeypatch):
+    rows = [{"name": "first", "ms": 2, "note": None}, {"name": "second", "note": [64, 128]},
+            {"name": "third", "ms": 0.5}]
+    shown = results.table(rows, "three", sort="ms")
+    expected = f"three\n{shown.frame.to_string(index=False)}"
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert repr(shown) == repr(results.table(rows, "three", sort="ms")) == expected
+    assert [row[0] for row in results.table(rows, "", ["name"], sort="-ms").rows] == ["first", "third", "second"]
+    with pytest.raises(KeyError, match="no row has speed"):
+        results.table(rows, "", ["speed"])
+
+
 def test_a_recent_record_is_of_this_machine_and_code(monkeypatch, tmp_path):
     monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
     assert results.load_recent_record("x", "a") is None, "there is none"

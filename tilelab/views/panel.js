@@ -473,7 +473,8 @@ function render({ model, el }) {
   function drawDetail() {
     if (selected < 0) {
       detail.replaceChildren(h("p", {}, "Select a cell, a point or a row for its figures."),
-        h("p", {}, explainName(data.state.best ?? 0)));
+        h("p", {}, explainName(data.state.best ?? 0)),
+        h("p", {}, "★ marks the fastest. A cell without a figure says why: regs, smem and tmem name what is exceeded."));
       return;
     }
     const row = rows()[selected], facts = [], peer = data.choice.peer;

@@ -175,5 +175,5 @@ def test_the_kernel_with_scopes_compiles_with_protons_passes(tmp_path):
 
 @pytest.mark.skipif(device.current().has_wgmma, reason="this GPU can record")
 def test_without_a_hopper_gpu_the_command_says_why(capsys):
-    assert recorder.main([]) == 1
-    assert "needs a Hopper GPU" in capsys.readouterr().out
+    assert recorder.main([]) == 2
+    assert "needs a Hopper GPU" in capsys.readouterr().err

@@ -289,7 +289,8 @@ FP8 = "--ab_dtype Float8E4M3FN --sf_dtype Float32 --sf_vec_size 128"
     ("--cluster_shape_mn 1,1", "the cluster's M is 1; .* must be 2 or 4"),
     ("--ab_dtype Float6E3M2FN --sf_vec_size 32", "mxfp6_e3m2 .* has no kernel"),
     ("--sf_vec_size 16.0", "invalid int value"), ("--c_dtype Float8E4M3FN", "Float16, BFloat16, Float32"),
-    ("--sf_dtype Float32 --sf_vec_size 32", "Float32 scales go over 128"), (FP8, "C is BFloat16"),
+    ("--sf_dtype Float32 --sf_vec_size 32", "Float32 scales go over 128"),
+    (f"{FP8} --c_dtype Float16", "C is BFloat16"),
     ("--kernel naive --use_baseline", "a kernel compared with itself"), ("--kernel fast", "invalid choice"),
     ("--target sm_90", "invalid choice"), ("--target sm_100a --benchmark_mode", "--target only compiles"),
     ("--skip_ref_check", "there is nothing to do")])
@@ -305,7 +306,7 @@ def test_bad_usage_is_one_line(capsys, argv, message):
     ("--kernel native --target sm_90a --sf_vec_size 32", "mxfp4 is emulated on sm_90a"),
     ("--kernel native --target sm_100a", "tl.dot_scaled takes E8M0 scales over 32 and E4M3 over 16"),
     ("--kernel naive --target sm_100a", "no kernel for fp4_e8m0_16"),
-    (f"{FP8} --c_dtype BFloat16 --target sm_100a", "needs WGMMA"),
+    (f"{FP8} --target sm_100a", "needs WGMMA"),
     (f"{FP8} --c_dtype BFloat16 --target sm_90a --kernel naive", "take the path fp8"),
     pytest.param("", "here is no GPU .*: compile and plan it with --target sm_100a, or read the records in results/",
                  marks=pytest.mark.skipif(HERE.capability is not None, reason="without a GPU"))])

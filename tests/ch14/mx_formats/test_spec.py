@@ -136,7 +136,7 @@ def test_nvfp4_has_two_levels():
 
 def test_deepseek_scales_by_128():
     x = torch.randn(130, 300)
-    rows, blocks = (number_formats.quantise(x, FORMATS[name]) for name in ("fp8_1x128", "fp8_128x128"))
+    rows, blocks = (number_formats.quantise(x, name) for name in ("fp8_1x128", "fp8_128x128"))
     assert rows.scales.shape == (130, 3) and blocks.scales.shape == (2, 3)
     assert torch.equal(rows.scales[:, 2], x[:, 256:].abs().amax(1) / torch.tensor([448.0]))
     assert float(blocks.scales[1, 2]) == float(x[128:, 256:].abs().max() / torch.tensor(448.0))
@@ -200,6 +200,7 @@ def test_tiles_of_scales_have_an_inverse(rows, columns, seed):
     (lambda: packing.unpack(torch.zeros(1, 3, dtype=torch.uint8), 4, 7), "must be a uint8 matrix of 4 columns"),
     (lambda: packing.untile_scales(torch.zeros(500), 100, 3), "take 512 bytes in tiles; there are 500"),
     (lambda: number_formats.lookup("mxfp5"), "unknown format 'mxfp5'; choose one of"),
+    (lambda: number_formats.quantise(torch.zeros(1, 1), "mxfp5"), "unknown format 'mxfp5'; choose one of"),
     (lambda: number_formats.quantise(torch.ones(1, 1), FORMATS["mxfp4"], "up"), "unknown rule 'up'"),
     (lambda: number_formats.quantise(torch.ones(1, 1), FORMATS["nvfp4"], "ceil"), "the scales of nvfp4 are e4m3")])
 def test_bad_input_is_told_in_a_sentence(call, words):
