@@ -367,6 +367,7 @@ def format_cell(value: Any) -> str:
 
 def table(rows: Sequence[dict], caption: str, columns: Sequence[str] | None = None, sort: str | None = None) -> Table:
     """Return a Table of `rows` with these `columns`, sorted by the column `sort` ("-tflops": largest first)."""
+    rows = list(rows)
     known = dict.fromkeys(name for row in rows for name in row)
     columns = list(columns or known)
     if unknown := [name for name in columns if name not in known]:
