@@ -1,8 +1,8 @@
-"""Print every claim with its verdict or, with --write, write CLAIMS.md and parts of the README, and run claims.
+"""Print every claim with its verdict or, with --write, write CLAIMS.md and parts of two pages, and run claims.
 
-The parts of the README are its telling verdicts and the figures of its findings. --write needs no GPU. The exit status
-is 0, or 2 for bad usage, for a README that cannot be written or lacks the two marks or the words of a finding, for a
-record that is damaged or lacks a figure, and for a notebook that fails.
+The parts are the README's telling verdicts and the figures of its findings, and the peers in docs/operators.md. --write
+needs no GPU. The exit status is 0, or 2 for bad usage, for a page that cannot be written or lacks its two marks or the
+words of a finding, for a record that is damaged or lacks a figure, and for a notebook that fails.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from tilelab import cli, device, notebook, results
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit status 0; errors raise SystemExit with status 2."""
     parser = cli.make_plain_parser("claims", "The field notes' claims and their verdicts.")
-    parser.add_argument("--write", action="store_true", help="CLAIMS.md, parts of README.md, claims.ipynb")
+    parser.add_argument("--write", action="store_true", help="CLAIMS.md, claims.ipynb, parts of two pages")
     options = parser.parse_args(argv)
     try:
         if options.write:
             text = answers.rewrite_figures(trial.rewrite_table(trial.README.read_text(encoding="utf-8")))
+            page = answers.rewrite_peers(answers.OPERATORS.read_text(encoding="utf-8"))
             results.write_atomically(trial.README, text)
+            results.write_atomically(answers.OPERATORS, page)
             results.write_atomically(trial.LEDGER, trial.make_ledger())
             asyncio.run(notebook.record_notebook(trial.NOTEBOOK, TILES_RECORD="1"))
         else:

@@ -1,6 +1,7 @@
-"""The figures in the README's column of measured findings, from the records.
+"""The figures in the README's column of measured findings and the peers in docs/operators.md, from the records.
 
-The words are written by hand. `python -m claims --write` writes the figures that stand for #.## in them.
+The words of the findings are written by hand. `python -m claims --write` writes the figures that stand for #.## in
+them.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ from ch07.resample import BEST
 from ch10.tile_pipeline.experiments import LARGE
 from ch14 import mx_formats
 from ch14.blockscaled import note_attempts
-from claims.judge import Evidence
+from claims import trial
+from claims.judge import ROOT, Evidence, count_outcomes
 from tilelab.results import geometric_mean
 
+OPERATORS = ROOT / "docs" / "operators.md"
+BEGIN, END = "<!-- peers: written by python -m claims --write -->", "<!-- end of peers -->"
+PEERS = (("`wgmma_gemm`, bf16", "ch10_gemm_peers"), ("`attention`, bf16", "ch14_attention_peers"),
+         ("`fp8`, block scales", "ch14_blockscaled_peers"))
 PLACE = re.compile(r"\+?#(?:\.#+)?")
 FIGURE = r"[+-]?\d+(?:\.\d+)?"
 
@@ -25,6 +31,10 @@ def get_ratios(rows: Iterable[dict]) -> list[float]:
 
 def mean_ratio(rows: Iterable[dict]) -> float:
     return geometric_mean(get_ratios(rows))
+
+
+def mean_model_ratio(rows: Iterable[dict]) -> float:
+    return geometric_mean(row["model_ratio"] for row in rows)
 
 
 def bulk_copies(evidence):
@@ -58,6 +68,11 @@ def changed_kernels(evidence):
     return len(same) - sum(same), len(same)
 
 
+def judged_claims(evidence):
+    hold, conditional, fail, missing = count_outcomes(trial.judge_all())
+    return hold + conditional, hold + conditional + fail + missing, conditional
+
+
 # (notebook, words, function of the evidence that returns the figures). The README's line about the notebook must hold
 # the words: # stands for a whole number, #.# for one with a digit after the point, +#.# for one with its sign.
 ANSWERS: list[tuple[str, str, Callable[[Evidence], Iterable[float]]]] = [
@@ -66,22 +81,25 @@ ANSWERS: list[tuple[str, str, Callable[[Evidence], Iterable[float]]]] = [
     ("ch07_resample", "Plain loads reach #.## of a copy's bandwidth, TMA #.##", resampling),
     ("ch10_tile_pipeline", "A transpose runs at #.## × torch's copy",
      lambda evidence: [max(get_ratios(evidence("ch10_tile_speed", op="transpose", shape=list(LARGE))))]),
-    ("ch10_wgmma_gemm", "Tuned, it runs at #.## × cuBLAS on # layers of language models",
-     lambda evidence: [mean_ratio(evidence("ch10_gemm_layers")), len(evidence("ch10_gemm_layers"))]),
+    ("ch10_wgmma_gemm", "Tuned, it runs at #.## × cuBLAS on # layers of language models, untuned at #.## ×",
+     lambda evidence: [mean_ratio(evidence("ch10_gemm_layers")), len(evidence("ch10_gemm_layers")),
+                       mean_model_ratio(evidence("ch10_gemm_layers"))]),
     ("ch14_descriptors", "A copy by descriptor runs at #.## × torch's", host_descriptors),
-    ("ch14_gemm", "Tuned, it runs at #.## × cuBLAS on the same layers",
-     lambda evidence: [mean_ratio(evidence("ch14_gemm_layers"))]),
+    ("ch14_gemm", "Tuned, it runs at #.## × cuBLAS on the same layers, untuned at #.## ×",
+     lambda evidence: [mean_ratio(evidence("ch14_gemm_layers")), mean_model_ratio(evidence("ch14_gemm_layers"))]),
     ("ch14_sweep", "The sweep takes #.# of `triton.autotune`'s time",
      lambda evidence: [evidence("sweep_race")[0]["seconds"] / evidence("sweep_race")[1]["seconds"]]),
     ("ch14_bug_hunt", "# of # builds fail", compile_failures),
-    ("ch14_compiled", "A decoder block in fp8 runs at #.## × eager bf16",
-     lambda evidence: get_ratios(evidence("ch14_compiled_decoder", name="course fp8", tokens=4096))),
-    ("ch14_attention", "At 8,192 tokens the kernel runs at #.## × cuDNN",
+    ("ch14_compiled", "A decoder block in fp8 runs at #.## × eager bf16; `torch.compile` in bf16 at #.## ×",
+     lambda evidence: [get_ratios(evidence("ch14_compiled_decoder", name=name, tokens=4096))[0]
+                       for name in ("course fp8", "torch.compile")]),
+    ("ch14_attention", "At 8,192 tokens (4 × 16 heads of 128, no mask) the kernel runs at #.## × cuDNN",
      lambda evidence: get_ratios(evidence("ch14_attention_ladder", name="persistent", causal=False))),
     ("ch14_mx_formats", "MXFP8 is written at #.## × a copy's speed, NVFP4 at #.## ×", quantising),
     ("ch14_blockscaled", "fp8 runs at #.## × torch",
      lambda evidence: [mean_ratio(evidence("ch14_blockscaled_fp8", name="course"))]),
-    ("ch14_blackwell_plan", "Two attempts change # of # kernels", changed_kernels)]
+    ("ch14_blackwell_plan", "Two attempts change # of # kernels", changed_kernels),
+    ("claims", "# of # claims hold, # of them with a condition", judged_claims)]
 
 
 def rewrite_figures(readme: str) -> str:
@@ -103,6 +121,32 @@ def rewrite_figures(readme: str) -> str:
             continue
         readme = readme[:start] + readme[start:end].replace(found[0], new, 1) + readme[end:]
     return readme
+
+
+def make_peers() -> str:
+    """Return a table of the course's speed relative to each peer; ValueError for a record that lacks a figure."""
+    evidence = Evidence()
+    lines = ["| kernel | peer | shapes | lowest | geometric mean | highest |", "|---|---|---|---|---|---|"]
+    for kernel, record in PEERS:
+        ratios: dict[str, list[float]] = {}
+        with evidence.explain_errors("the table of peers"):
+            for row in evidence(record, name="course", status="ok"):
+                ratios.setdefault(f"{row['peer']} {row['peer_version']}", []).append(row["ratio"])
+            lines += [f"| {kernel} | {peer} | {len(found)} | {min(found):.2f} | {geometric_mean(found):.2f} | "
+                      f"{max(found):.2f} |" for peer, found in ratios.items()]
+    return "\n".join(lines)
+
+
+def rewrite_peers(page: str) -> str:
+    """Return the text of docs/operators.md with today's table of peers; without its records the table stays."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{OPERATORS.name} must hold the lines {BEGIN} and {END}, in this order.")
+    try:
+        return f"{before}{BEGIN}\n{make_peers()}\n\n{END}{after}"
+    except FileNotFoundError:
+        return page
 
 
 def fill_in(words: str, figures: Iterable[float]) -> str:

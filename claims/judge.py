@@ -229,12 +229,18 @@ class Note:
         return [claim.judge() for claim in self.claims]
 
 
-def count_verdicts(judgements: Iterable[Judgement]) -> str:
-    """Return in a sentence how many claims hold, hold with a condition, do not hold, or have no verdict yet."""
+def count_outcomes(judgements: Iterable[Judgement]) -> list[int]:
+    """Return how many claims hold, hold with a condition, do not hold, and have no verdict yet."""
     counts = collections.Counter(judgement.finding.verdict for judgement in judgements)
-    hold, conditional, fail, missing = (sum(counts[name] for name in names) for names in (
-        (HOLDS, HOLDS_HERE), CONDITIONAL, (REFUTED, NOT_HERE), (UNTESTED, NO_RECORD)))
-    return (f"Of {counts.total()} claims, {hold} hold{'s' * (hold == 1)}, {conditional} hold{'s' * (conditional == 1)} "
+    return [sum(counts[name] for name in names) for names in (
+        (HOLDS, HOLDS_HERE), CONDITIONAL, (REFUTED, NOT_HERE), (UNTESTED, NO_RECORD))]
+
+
+def count_verdicts(judgements: Iterable[Judgement]) -> str:
+    """Return the counts of `count_outcomes` in a sentence."""
+    hold, conditional, fail, missing = count_outcomes(judgements)
+    total = hold + conditional + fail + missing
+    return (f"Of {total} claims, {hold} hold{'s' * (hold == 1)}, {conditional} hold{'s' * (conditional == 1)} "
             f"with a condition, {fail} do{'es' * (fail == 1)} not hold, and {missing} "
             f"{'is' if missing == 1 else 'are'} not settled.")
 

@@ -11,7 +11,7 @@ from claims import (
     trajectory_resample_tma_status,
     triton_issue_descriptor_compile_failure,
 )
-from claims.judge import ROOT, VERDICTS, Judgement, count_verdicts, make_table
+from claims.judge import NO_RECORD, ROOT, VERDICTS, Judgement, count_verdicts, make_table
 from claims.policy import POLICY
 
 NOTES = [module.NOTE for module in (tma_config_fix_proposal, tma_setup_guide_gb10, trajectory_resample_tma_status,
@@ -36,12 +36,14 @@ def judge_all() -> list[Judgement]:
 
 
 def make_overview() -> str:
-    """Return a table that counts the verdicts on each note."""
-    head = ["note", "claims", *VERDICTS]
+    """Return a table that counts the verdicts on each note. Where every test is recorded, no column says otherwise."""
+    missing = any(judgement.finding.verdict == NO_RECORD for judgement in judge_all())
+    verdicts = [name for name in VERDICTS if missing or name != NO_RECORD]
+    head = ["note", "claims", *verdicts]
     rows = [head, ["---"] * len(head)]
     for title, judgements in [*((note.title, note.judgements) for note in NOTES), ("all", judge_all())]:
         counts = collections.Counter(judgement.finding.verdict for judgement in judgements)
-        rows.append([title, str(counts.total()), *(str(counts[name] or "") for name in VERDICTS)])
+        rows.append([title, str(counts.total()), *(str(counts[name] or "") for name in verdicts)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -3,6 +3,9 @@
 The operators with a Triton kernel run in the interpreter. Those in CUDA C++ are traced with fake tensors of a GPU.
 """
 
+import ast
+import pathlib
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -411,3 +414,25 @@ def test_a_compiled_model_runs_in_cuda_graphs():
         for _ in range(4):
             x = random(256, 512, dtype=torch.bfloat16)
             assert check.relative_error(model(x).clone(), (x.double() @ weight.double().T).relu()) < 1e-2
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/operators.md"])
+def test_programs_of_a_page_use_names_that_exist(page):
+    text = (pathlib.Path(__file__).parents[1] / page).read_text(encoding="utf-8")
+    programs = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert programs
+    for program in programs:
+        tree, names = ast.parse(program), {}
+        imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        exec(compile(ast.Module(imports, []), page, "exec"), names)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
+                assert hasattr(names[node.value.id], node.attr), ast.unparse(node)
+
+
+def test_the_weight_of_the_pages_recipe_is_taken_by_the_fp8_path():
+    x, weight = random(40, 256, dtype=torch.bfloat16), random(136, 256, dtype=torch.bfloat16)
+    q = number_formats.quantise(weight, "fp8_128x128")
+    b = (q.codes.view(torch.float8_e4m3fn).T, q.scales.T)
+    result = blockscaled.spec(mx_formats.quantise(x, "fp8_1x128"), b)
+    assert check.relative_error(result, x.double() @ weight.double().T) < 0.1

@@ -108,11 +108,13 @@ def test_the_pages_say_what_the_rules_say():
     text = trial.README.read_text(encoding="utf-8")
     assert trial.rewrite_table(text) == text, "run `python -m claims --write`"
     assert answers.rewrite_figures(text) == text, "run `python -m claims --write`"
+    page = answers.OPERATORS.read_text(encoding="utf-8")
+    assert answers.rewrite_peers(page) == page, "run `python -m claims --write`"
 
 
 def test_every_notebook_that_measures_has_its_answer_from_a_record():
     stems = {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
-    assert {notebook for notebook, *_ in answers.ANSWERS} == stems - {"claims"}
+    assert {notebook for notebook, *_ in answers.ANSWERS} == stems
     for _, words, find_figures in answers.ANSWERS:
         assert "#" not in answers.fill_in(words, find_figures(judge.Evidence())), "and the record is there"
 
@@ -142,6 +144,17 @@ def test_figures_change_with_the_records_and_words_stay(change):
     changed = answers.rewrite_figures(text)
     assert "the kernel runs at 0.50 × cuDNN" in changed and changed.count("0.50") == text.count("0.50") + 1
     assert re.sub(r"[\d.]+ × cuDNN", "", changed) == re.sub(r"[\d.]+ × cuDNN", "", text)
+
+
+def test_peers_change_with_the_records(change):
+    page = answers.OPERATORS.read_text(encoding="utf-8")
+    change("ch14_blockscaled_peers", with_rows(ratio=0.5))
+    assert "| DeepGEMM 0.1.4.post1 | 42 | 0.50 | 0.50 | 0.50 |" in answers.rewrite_peers(page)
+    change("ch14_blockscaled_peers", with_rows(ratio=None))
+    with pytest.raises(ValueError, match="the table of peers cannot be judged by"):
+        answers.rewrite_peers(page)
+    with pytest.raises(ValueError, match="operators.md must hold the lines"):
+        answers.rewrite_peers("no marks")
 
 
 def test_figures_have_the_digits_and_the_sign_that_words_ask_for():
@@ -511,7 +524,9 @@ def test_every_claim_is_printed(every, capsys):
 
 @pytest.fixture
 def own_files(monkeypatch, tmp_path):
-    """A README and a notebook for --write alone; return the path of the README, which is not there yet."""
+    """Pages and a notebook for --write alone; return the path of the README, which is not there yet."""
+    monkeypatch.setattr(answers, "OPERATORS", tmp_path / "operators.md")
+    answers.OPERATORS.write_text(f"{answers.BEGIN}\nold\n{answers.END}")
     monkeypatch.setattr(trial, "README", tmp_path / "README.md")
     monkeypatch.setattr(trial, "LEDGER", tmp_path / "CLAIMS.md")
     monkeypatch.setattr(trial, "NOTEBOOK", tmp_path / "claims.ipynb")
@@ -555,6 +570,7 @@ def test_write_makes_the_pages_and_runs_the_notebook(own_files, capsys):
     assert stale != before
     own_files.write_text(stale + trial.BEGIN + trial.END + after, encoding="utf-8")
     assert main(["--write"]) == 0 and own_files.read_text(encoding="utf-8") == text
+    assert answers.OPERATORS.read_text(encoding="utf-8") == f"{answers.BEGIN}\n{answers.make_peers()}\n\n{answers.END}"
     assert trial.LEDGER.read_text(encoding="utf-8") == trial.make_ledger()
     assert nbformat.read(trial.NOTEBOOK, 4).cells[0].outputs[0].text == "42\n"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 / 0")]), trial.NOTEBOOK)
