@@ -52,7 +52,8 @@ def make_row(hunt: Hunt, triton: str, config: dict, report: build.Report) -> dic
     A failed build adds `failure`. Any other build adds, if they are not zero, the threads per block, the operand type
     of its products, and how many instructions of each kind its PTX has.
     """
-    return row_of(hunt, triton, config, SimpleNamespace(**vars(report), said=report.compiler_output))
+    found = {**vars(report), "counts": report.counts, "said": report.compiler_output}
+    return row_of(hunt, triton, config, SimpleNamespace(**found))
 
 
 def locate_failing_pass(compiler_output: str) -> str:

@@ -163,13 +163,13 @@ def check_fit(prepare: Callable, options: dict) -> None:
     """Raise AssertionError unless two programs of three stages or more fit on an SM, with as few parts as possible."""
     if not options:
         raise NotImplementedError
-    report = lesson.compile_launch(functools.partial(prepare, **options), make_inputs(256), "sm_90a")
+    report = lesson.compile_launch(functools.partial(prepare, **options), make_inputs((256, 256, 256)), "sm_90a")
     assert report.launchable, report.reason
     assert options.get("stages", 0) >= 3, "keep at least three stages"
     assert report.programs_per_sm == 2, f"{report.programs_per_sm} program per SM: {report.smem:,} B each"
     fewer = functools.partial(prepare, **options | {"parts": options.get("parts", 1) // 2 or 1})
     if options.get("parts", 1) > 1:
-        other = lesson.compile_launch(fewer, make_inputs(256), "sm_90a")
+        other = lesson.compile_launch(fewer, make_inputs((256, 256, 256)), "sm_90a")
         assert other.programs_per_sm != 2, "fewer parts fit too"
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from ch10 import wgmma_gemm
-from ch10.wgmma_gemm import experiments
-from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, candidates
+from ch10.wgmma_gemm import experiments, tuning
+from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig
 from tilelab import device
 
 A, B = torch.zeros(16, 64, dtype=torch.bfloat16), torch.zeros(24, 64, dtype=torch.bfloat16).T
@@ -55,7 +55,7 @@ def test_a_configuration_that_does_not_fit_is_refused(config, error, said):
 
 def test_a_configuration_is_found_by_name():
     assert wgmma_gemm.resolve_config("raster", 1, 8, 8) is STEPS["raster"] is wgmma_gemm.configs()["raster"]
-    assert wgmma_gemm.resolve_config("best", 4096, 4096, 4096) in candidates()
+    assert wgmma_gemm.resolve_config("best", 4096, 4096, 4096) in tuning.search_space()
 
 
 # ---- on a GPU

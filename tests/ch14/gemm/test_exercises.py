@@ -32,7 +32,7 @@ def prepare(name, change=("", ""), **options):
     ("once", {"stages": 3, "group": 8, "parts": 4, "early": True})])
 def test_the_versions_are_right_and_start_on_hopper(name, options):
     assert exercises.check_version(prepare(name, **options)) == ""
-    report = lesson.compile_launch(prepare(name, **options), exercises.make_inputs(256), "sm_90a")
+    report = lesson.compile_launch(prepare(name, **options), exercises.make_inputs((256, 256, 256)), "sm_90a")
     assert report.launchable and not report.spills and report.counts["wgmma"], report.reason
 
 

@@ -126,7 +126,7 @@ def overlapping(x):
     (lambda: mx_formats.quantise(X, "fp4"), "unknown format 'fp4'; choose one of mxfp8_e4m3"),
     (lambda: mx_formats.quantise(X, "mxfp4", rule="up"), "unknown rule 'up'; choose floor or ceil"),
     (lambda: mx_formats.quantise(X, "nvfp4", rule="ceil"), "the scales of nvfp4 are e4m3"),
-    (lambda: mx_formats.quantise(X, "nvfp4", tensor_scale=0.0), "tensor_scale must be at least 2\\^-126"),
+    (lambda: mx_formats.quantise(X.to(WHERE), "nvfp4", tensor_scale=0.0), "tensor_scale must be at least 2\\^-126"),
     (lambda: mx_formats.quantise(X, "mxfp4", tensor_scale=1.0), "must be None for mxfp4; only nvfp4"),
     (lambda: mx_formats.quantise(X, "fp8_1x128", tiled=True), "scales of one byte"),
     (lambda: mx_formats.quantise(X, "mxfp4", config="fast"), "unknown configuration 'fast'; choose best, group_a_lane"),
