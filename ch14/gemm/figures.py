@@ -192,8 +192,10 @@ def draw_stage_sweep(record) -> plots.Picture:
                       [row.get("spread") or 0 for row in mine], color=tone, marker="o", markersize=4, label=kernel,
                       capsize=2)
         for row in mine:
-            axes.annotate(f"{row['programs_per_sm']}", (row["stages"], row["ratio"]), (0, 6), fontsize=6.5,
-                          textcoords="offset points", ha="center", color=tone)
+            # The curves meet at one stage, so the numbers of the descriptors stand below their points.
+            axes.annotate(f"{row['programs_per_sm']}", (row["stages"], row["ratio"]),
+                          (0, -11 if kernel == "descriptors" else 6), fontsize=6.5, textcoords="offset points",
+                          ha="center", color=tone)
     axes.axhline(1, color="black", linewidth=1)
     axes.set(ylim=(0, 1.15), xticks=sorted({row["stages"] for row in rows}))
     axes.set_xlabel("stages; numbers at the points: programs per SM; bars: half the distance of the quartiles",
