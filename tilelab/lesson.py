@@ -112,7 +112,7 @@ def check_launch(prepare: Callable, cases: dict[str, Sequence], make_inputs: Cal
         except (torch.AcceleratorError, NotImplementedError):
             raise
         except Exception as error:
-            return f"{case}: {device.first_line(error)[:200] or type(error).__name__}"
+            return f"{case}: {device.first_line(error)[:400] or type(error).__name__}"
         pairs = zip(inputs[-outputs:], expected if isinstance(expected, tuple) else (expected,))
         fault = next(filter(None, (_find_difference(*pair, tolerance) for pair in pairs)), "")
         if not fault and any(bool((part != 0xFF).any()) for buffer in buffers for part in (buffer[:MARGIN],
