@@ -136,12 +136,14 @@ def test_steps_go_from_event_to_event_and_say_what_it_is(open_page, recordings):
     assert find_state(page)["lane"] == "one warp group" or find_state(page)["lane"] == "loads and multiplies"
 
 
-def test_pointing_selects_an_event(open_page):
+def test_pointing_selects_an_event(open_page, recordings):
+    events = next(each["events"] for each in recordings if each["name"] == "4 stages")
+    store = next(event for event in events if event[timeline.KIND] == "store")
     page = open_page(["4 stages"])
     press(page, "0")
     bar = page.locator(".plot .event.store").first.bounding_box()
     page.mouse.move(bar["x"] + bar["width"] / 2, bar["y"] + bar["height"] / 2)
-    assert 8372 <= find_state(page)["cursor"] <= 9039
+    assert store[timeline.BEGIN] <= find_state(page)["cursor"] <= store[timeline.END]
     assert "rounds and stores tile 0 in its epilogue" in page.locator(".sentence").inner_text()
 
 
