@@ -204,6 +204,7 @@ def read_stamps(groups: list[list[tuple[int, int]]], one_group: bool) -> tuple[l
     for lane, group in zip(lanes, groups):
         before, issued, tile = 0, {}, 0
         wall: list[tuple[int, int]] = []  # (nanoseconds, cycle) at the first and at the last stamp
+        started = False
         for value, code in group:
             kind, phase, stage, step = code & 7, code >> 3 & 1, code >> 4 & 15, code >> 8
             if kind == TIMED:
@@ -212,7 +213,8 @@ def read_stamps(groups: list[list[tuple[int, int]]], one_group: bool) -> tuple[l
             now = (value - zero) % (1 << 32)
             length = max(length, now)
             if kind == STARTED:  # at the beginning of the kernel, and again when the barriers are ready
-                wall = [(wall[0][0], now)] if wall and not wall[0][1] else wall
+                wall = wall if started else [(nanoseconds, now) for nanoseconds, _ in wall]
+                started = True
             elif kind in ENDS:
                 event, barrier = ENDS[kind]
                 tile += kind == FREE and step == 0 and bool(rows) and rows[-1]["lane"] == lane

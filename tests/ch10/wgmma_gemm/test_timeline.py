@@ -62,12 +62,19 @@ def test_a_recording_of_stamps_shows_when_stages_are_full():
     assert all(fill[4] <= fill[5] <= fill[6] <= fill[7] for fill in recording["fills"])
 
 
+def test_the_clock_rate_counts_from_the_first_stamp_and_not_from_when_the_barriers_are_ready():
+    # The first stamp of the CTA is cycle 0, and the barriers are ready 40 cycles later.
+    _, _, ghz = recorder.read_stamps([make_group(0, [], 20000)], one_group=True)
+    assert ghz == 2.0
+
+
 def test_one_warp_group_loads_and_multiplies_in_one_lane():
     r = recorder
     events = [stamp(100, r.LOADED, 0, 0), stamp(900, r.ARRIVED, 0, 0), stamp(1500, r.MULTIPLIED, 0),
               stamp(1600, r.LOADED, 1, 0), stamp(2400, r.ARRIVED, 1, 0, 1), stamp(3000, r.MULTIPLIED, 1),
               stamp(3500, r.STORED)]
-    rows, length, _ = recorder.read_stamps([make_group(0, events, 3600)], one_group=True)
+    rows, length, ghz = recorder.read_stamps([make_group(0, events, 3600)], one_group=True)
+    assert ghz is None  # 3,600 cycles are too short for the GPU's timer
     recording = timeline.make_recording("1 stage", rows, stages=1, gpu="", date="", length=length)
     assert recording["lanes"] == ["loads and multiplies"] and recording["barriers"] == ["full"]
     assert [fill[:7] for fill in recording["fills"]] == [[0, 0, 0, 0, 100, 900, 900], [0, 1, 1, 0, 1600, 2400, 2400]]
