@@ -190,6 +190,17 @@ def prepare_recorder(patched: pathlib.Path, a, b, out, config: WgmmaConfig, watc
     return wgmma_gemm.build_launch(a, b, out, config, patched, more), stamps
 
 
+def sanitizer_cases() -> None:
+    """Run each of MEASURED with stamps on a ragged shape under a sanitizer; AssertionError for a wrong product."""
+    with patched_kernel(*MEASURED.values()) as patched:
+        for config in MEASURED.values():
+            a, b, out = experiments.make_inputs(300, 520, 264)
+            out.fill_(float("nan"))
+            launch, _ = prepare_recorder(patched, a, b, out, config, ALL_SMS)
+            launch()
+            torch.testing.assert_close(out, wgmma_gemm.spec(a, b).to(out.dtype), rtol=0.016, atol=0.01)
+
+
 def read_stamps(groups: list[list[tuple[int, int]]], one_group: bool) -> tuple[list[dict], int, float | None]:
     """Return (rows, length, ghz) of one CTA from each warp group's pairs of value and code, as unsigned integers.
 

@@ -1,12 +1,14 @@
 """The recorder of the GEMM: its patch compiles, stamps become recordings, and the older record does too."""
 
+import os
+
 import pytest
 import torch
 
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm import experiments
 from ch10.wgmma_gemm import timeline as recorder
-from tilelab import bench, build, device, results, timeline
+from tilelab import bench, build, check, device, results, timeline
 from tilelab.patch import patched_source
 
 WRAP = 1 << 32
@@ -177,6 +179,19 @@ def test_on_a_gpu_the_kernel_with_stamps_is_right_and_records_every_step(name):
     assert len(recording["fills"]) == tiles * config.steps(recorder.SHAPE[2])
     assert all(fill[4] <= fill[5] <= fill[6] <= fill[7] for fill in recording["fills"])
     assert recording["ghz"] is None or 0.9 < recording["ghz"] < 2.2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not (experiments.has_wgmma() and check.can_sanitize()), reason="needs a Hopper GPU and sanitizers")
+def test_on_a_gpu_the_sanitizers_find_nothing_in_the_kernel_with_stamps(monkeypatch, tmp_path):
+    assert [row["status"] for row in check.sanitize("ch10.wgmma_gemm.timeline")] == ["ok"] * 3
+    (tmp_path / "without_room.py").write_text(
+        "from ch10.wgmma_gemm import timeline\n"
+        "timeline.count_stamps = lambda *sizes: 4\n"
+        "sanitizer_cases = timeline.sanitizer_cases\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+    row = check.sanitize("without_room")[0]
+    assert row["tool"] == "memcheck" and row["status"] == "wrong" and "Invalid __global__ write" in row["reason"]
 
 
 @pytest.fixture
