@@ -416,6 +416,21 @@ def test_a_compiled_model_runs_in_cuda_graphs():
             assert check.relative_error(model(x).clone(), (x.double() @ weight.double().T).relu()) < 1e-2
 
 
+@pytest.mark.gpu
+def test_the_first_programs_of_the_page_of_operators_run():
+    text = (pathlib.Path(__file__).parents[1] / "docs" / "operators.md").read_text(encoding="utf-8")
+    compiled, scaled = ({} for _ in range(2))
+    for program, names in zip(re.findall(r"```python\n(.*?)```", text, re.S), (compiled, scaled)):
+        exec(program, names)
+    for tokens in (1, 7, 64, 512):  # few rows take the kernel that splits K, whose programs count themselves
+        for _ in range(3):  # the second call captures a CUDA graph, and the third replays it
+            x = random(tokens, 4096, dtype=torch.bfloat16)
+            result = compiled["model"](x)
+            assert check.relative_error(result.detach(), x.double() @ compiled["layer"].weight.double().T) < 1e-2
+            result.sum().backward()
+    assert check.relative_error(scaled["c"], scaled["x"].double() @ scaled["weight"].double().T) < 0.05
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/operators.md"])
 def test_programs_of_a_page_use_names_that_exist(page):
     text = (pathlib.Path(__file__).parents[1] / page).read_text(encoding="utf-8")
