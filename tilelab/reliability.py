@@ -437,8 +437,8 @@ def make_page() -> str:
         head = ["trouble", "what happens", "notebooks", "runs", *ENDINGS, "files", "damaged"]
         table = [f"| {' | '.join(map(str, cells))} |" for cells in (head, ["---"] * len(head), *lines)]
         sentences = [f"- *{row['trouble']}*: {sentence}" for row in record.rows for sentence in row["sentences"]]
-        name = record.device["name"].removeprefix("NVIDIA ")
-        text += "\n".join([f"\n## {name[0].upper() + name[1:]}\n", f"{record.label().capitalize()}.\n", *table, ""])
+        name, label = record.device["name"].removeprefix("NVIDIA "), record.label()
+        text += "\n".join([f"\n## {name[0].upper() + name[1:]}\n", f"{label[0].upper()}{label[1:]}.\n", *table, ""])
         if sentences:
             text += "\n".join(["\nThe runs that did not end right said:\n", *sentences, ""])
     return text
