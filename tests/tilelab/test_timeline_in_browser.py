@@ -59,8 +59,9 @@ def find_ring(page, at=0):
 
 
 def press(page, *keys):
+    page.locator(".plots").focus()
     for key in keys:
-        page.locator(".plots").press(key)
+        page.keyboard.press(key)
 
 
 def test_labels_of_the_time_never_touch(open_page):
@@ -128,8 +129,7 @@ def test_steps_go_from_event_to_event_and_say_what_it_is(open_page, recordings):
     assert "issues the loads of step 0 of tile 0 into stage 0 by TMA: 184 cycles" in sentence.inner_text()
     press(page, "p", "ArrowDown", "n", "n")
     assert find_state(page)["lane"] == "consumer 0" and "issued by consumer 0" in sentence.inner_text()
-    for _ in range(200):  # far beyond the range that is shown, which follows
-        press(page, "n")
+    press(page, *["n"] * 200)  # far beyond the range that is shown, which follows
     state = find_state(page)
     assert state["begin"] <= state["cursor"] <= state["end"] and "epilogue" in sentence.inner_text()
     press(page, "ArrowDown", "ArrowDown", "ArrowDown")
