@@ -23,11 +23,13 @@ HEADLINES = [
     ("the Triton GEMM on the same layers, against cuBLAS", "ch14_gemm_layers", {}),
     ("attention at 8,192 tokens, against cuDNN", "ch14_attention_ladder", {"name": "persistent"}),
     ("quantising to MXFP8 or scaled fp8, against torch's copy", "ch14_mx_formats_speed", {"what": "cvt"}),
+    ("reading MXFP4 back to bfloat16, against torch's copy", "ch14_mx_formats_speed",
+     {"what": "back", "format": "mxfp4"}),
     ("a GEMM in fp8 with block scales, against torch", "ch14_blockscaled_fp8", {"name": "course"}),
     ("a decoder block compiled with the course's fp8, against eager bf16", "ch14_compiled_decoder",
      {"name": "course fp8"}),
 ]
-EXPERIMENTS = tuple(experiment for _, experiment, _ in HEADLINES)
+EXPERIMENTS = tuple(dict.fromkeys(experiment for _, experiment, _ in HEADLINES))
 TEXT = """\
 # Two versions of torch
 
