@@ -139,8 +139,8 @@ ASKED = [
     ("ch14_gemm_llm", {"layout": "k"}, GEOMETRIC_MEAN, 0.97),
     ("ch14_gemm_llm", {"layout": "k"}, min, 0.88),
     ("ch10_gemm_layers", {}, GEOMETRIC_MEAN, 1.01),
-    # Asked for was 0.92. Five recordings gave 0.895, 0.894, 0.879 and, with one shape tuned anew, 0.934 and 0.877: on two
-    # shapes with M = 256 the same kernel is up to 10 % slower in one process than in another.
+    # Asked for was 0.92. Five recordings gave 0.895, 0.894, 0.879 and, with one shape tuned anew, 0.934 and 0.877: on
+    # two shapes with M = 256 the same kernel is up to 10 % slower in one process than in another.
     ("ch10_gemm_layers", {}, find_third_lowest, 0.92),
     ("ch10_gemm_layers", {}, min, 0.87),
     ("ch14_gemm_layers", {}, GEOMETRIC_MEAN, 0.97),

@@ -327,10 +327,10 @@ def strip_errors(data: str = "activations", row: int = 0, count: int = 64) -> di
 
 
 def strip_picture(data: str = "gaussian", row: int = 0) -> plots.Picture:
-    """Draw the errors of the same 64 elements in four formats, on one scale."""
+    """Draw the errors of the same 64 elements in four formats, with one vertical scale."""
     strips = strip_errors(data, row)
     largest = max(float(strip.abs().max()) for strip in strips.values())
-    figure, axes = canvas("The errors of four formats for the same 64 numbers, on one scale",
+    figure, axes = canvas("The errors of four formats for the same 64 numbers, side by side",
                           f"errors over the RMS of the numbers ({data}, row {row}); vertical lines separate blocks",
                           WIDTH, 0.7 + 0.72 * len(strips))
     left, wide, unit = 1.1, 4.7, 0.32 / largest
@@ -353,7 +353,7 @@ def strip_picture(data: str = "gaussian", row: int = 0) -> plots.Picture:
 def errors_picture(rows: list[dict], names: dict[str, str]) -> plots.Picture:
     """Draw the RMS errors of formats for each kind of data, on one logarithmic scale. names: {format: label}."""
     by = {row["format"]: row for row in rows}
-    figure, axes = plots.new_figure(rows, "RMS error of each format, on one scale", "256 x 1,024 numbers per kind of "
+    figure, axes = plots.new_figure(rows, "RMS error of each format, side by side", "256 x 1,024 numbers per kind of "
                                     "data; error over the RMS of the data; computed here", 0.9 + 0.27 * len(names))
     for kind, tone, marker in zip(errors.DATA, QUARTERS, "osD^"):
         axes.plot([by[name][kind] for name in names], range(len(names))[::-1], marker, color=tone, markersize=6,

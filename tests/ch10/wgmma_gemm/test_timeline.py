@@ -187,7 +187,8 @@ def test_on_a_gpu_the_kernel_with_stamps_is_right_and_records_every_step(name):
 @pytest.mark.gpu
 @pytest.mark.skipif(not (experiments.has_wgmma() and check.can_sanitize()), reason="needs a Hopper GPU and sanitizers")
 def test_on_a_gpu_the_sanitizers_find_nothing_in_the_kernel_with_stamps(monkeypatch, tmp_path):
-    assert [row["status"] for row in check.sanitize("ch10.wgmma_gemm.timeline", shares=len(recorder.MEASURED))] == ["ok"] * 3
+    rows = check.sanitize("ch10.wgmma_gemm.timeline", shares=len(recorder.MEASURED))
+    assert [row["status"] for row in rows] == ["ok"] * 3, rows
     (tmp_path / "without_room.py").write_text(
         "from ch10.wgmma_gemm import timeline\n"
         "timeline.count_stamps = lambda *sizes: 4\n"
