@@ -33,13 +33,13 @@ EXPERIMENTS = tuple(dict.fromkeys(experiment for _, experiment, _ in HEADLINES))
 TEXT = """\
 # Two versions of torch
 
-The records of the {gpu} come from {old}. This page compares the course's headline figures with those of {new}. \
+The records of the {gpu} come from {old}. This page compares the course's headline figures with the figures of {new}. \
 `python -m tilelab.headlines --write` computes it from the records in `results/{folder}/`.
 
 Each figure is the course's speed relative to the peer's, timed in the same run; above 1 the course is faster. Several \
 rows are summarised by their geometric mean. The peers belong to the software too, so a difference may come from the \
 course's kernel or from the peer. The spread of a row is half of the distance between the quartiles of its rounds. The \
-table adds the spreads of both records and shows the median over the rows.
+table adds the spreads of both records and shows the median over the rows. A difference below the spread may be noise.
 
 {table}
 """

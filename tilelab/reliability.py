@@ -438,6 +438,8 @@ def make_page() -> str:
         table = [f"| {' | '.join(map(str, cells))} |" for cells in (head, ["---"] * len(head), *lines)]
         sentences = [f"- *{row['trouble']}*: {sentence}" for row in record.rows for sentence in row["sentences"]]
         name, label = record.device["name"].removeprefix("NVIDIA "), record.label()
+        missing = [trouble for trouble in TROUBLES if trouble not in {row["trouble"] for row in record.rows}]
+        label += f". Not recorded yet: {', '.join(missing)}" if missing else ""
         text += "\n".join([f"\n## {name[0].upper() + name[1:]}\n", f"{label[0].upper()}{label[1:]}.\n", *table, ""])
         if sentences:
             text += "\n".join(["\nThe runs that did not end right said:\n", *sentences, ""])

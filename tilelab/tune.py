@@ -78,7 +78,7 @@ def run(tunable: Tunable, path: str, share: float | None = None) -> int:
     A line of the file holds M,N,K; text after a # does not count. `share` is that of `tune_shapes`; None stands for the
     tunable's. Return 0, or 1 if a shape gets no row: no configuration was right, or the library refuses it, so that
     there is no result to compare with. A row is on disk before the next shape begins. Raises ValueError for a bad line
-    or a damaged table, OSError for a file that cannot be read, and Unsupported without a GPU, all before the work.
+    or a damaged table, or a file that cannot be read, and Unsupported without a GPU, all before the work.
     """
     shapes = read_shapes(path, tunable.multiples)
     _require(tunable)
@@ -106,7 +106,7 @@ def run_command(module: str, tunable: Tunable, path: str) -> int:
     except BrokenPipeError:
         raise  # to `cli.run_main`
     except (ValueError, OSError, RuntimeError) as error:  # Unsupported and CompileError are RuntimeErrors
-        print(f"python -m {module}: {device.first_line(error)}", file=sys.stderr)
+        print(f"python -m {module}: {device.first_line(error)}.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"python -m {module}: cancelled; the shapes that were printed are kept.", file=sys.stderr)
@@ -133,10 +133,15 @@ def keep_winner(tunable: Tunable, shape: Sequence[int], dtype: str, config: Any,
 def read_shapes(path: str, multiples: tuple[int, int] = (8, 8)) -> list[tuple[int, int, int]]:
     """Return the shapes in a file of lines "M,N,K". ValueError, with the number of the line, for another line.
 
-    The two numbers of `multiples` must divide N and K.
+    The two numbers of `multiples` must divide N and K. ValueError for a file that cannot be read.
     """
     shapes = []
-    for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), 1):
+    try:
+        lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", "it is no text")
+        raise ValueError(f"the file of shapes {path} cannot be read ({reason}).") from None
+    for number, line in enumerate(lines, 1):
         if text := line.partition("#")[0].strip():
             try:
                 m, n, k = map(int, text.replace(",", " ").split())

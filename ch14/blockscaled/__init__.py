@@ -40,7 +40,8 @@ def choose_path(form_a: str, form_b: str, mnk: tuple[int, int, int], target: str
     limit, (m, n, k) = device.target_limits(target), mnk
     if form_a == "bf16":
         if form_b != "mxfp4":
-            raise ValueError(f"tokens in bf16 are multiplied by weights in mxfp4, not in {form_b!r:.40}.")
+            raise ValueError(f"a is in bfloat16, which goes with b in mxfp4 only, and b is in {form_b!r:.40}: quantise "
+                             "a with ch14.mx_formats.quantise.")
         decode.padded_tokens(m)
         _require_multiple("K", k, decode.BLOCK)
         return "decode"

@@ -54,7 +54,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the options, with what `_interpret` adds. Bad usage ends the process with one line and status 2."""
     parser = cli.make_parser("ch14.blockscaled", "Check a block-scaled GEMM against float64; with --benchmark_mode or "
                              "--use_baseline also time it; with --target compile it and plan its stages, without a "
-                             "GPU.")
+                             "GPU. The options are named as in CUTLASS's example for Blackwell.")
     usual = smem_planner.Blackwell()
     parser.add_argument("--mnkl", default="8192,8192,1024,1", metavar="M,N,K,L",
                         help="C (M, N) = A (M, K) B (K, N), L times (default 8192,8192,1024,1)")
@@ -104,9 +104,9 @@ def _interpret(options) -> None:
     """Add c_dtype, choice (of the planner), forms, form, timed and mnkl as numbers; ValueError for impossible ones."""
     given = options.ab_dtype, options.sf_dtype, options.sf_vec_size
     options.c_dtype = options.c_dtype or ("BFloat16" if given == FP8 else smem_planner.Blackwell().c_dtype)
-    if options.sf_dtype == "Float32" and given != FP8:
-        raise ValueError("Float32 scales go over 128 elements of Float8E4M3FN, not over "
-                         f"{options.sf_vec_size} of {options.ab_dtype}.")
+    if given != FP8 and (options.sf_dtype == FP8[1] or options.sf_vec_size == FP8[2]):
+        raise ValueError("Float32 scales go over 128 elements of Float8E4M3FN, and no other scales do; these are "
+                         f"{options.sf_dtype} over {options.sf_vec_size} of {options.ab_dtype}.")
     tile = (_numbers(options, name, 2) for name in ("mma_tiler_mn", "cluster_shape_mn"))
     options.choice = smem_planner.Blackwell(*tile, *(FP8_PLAN if given == FP8 else given), c_dtype=options.c_dtype)
     options.forms = blockscaled.PAIR if given == FP8 else (mx_formats.format_with_kernels(FORMS[given]).name,) * 2
@@ -283,8 +283,9 @@ def _time(options, kernels: list[str]) -> dict[str, dict]:
 
 
 def _measure(options) -> list[dict]:
-    device.require("has_tma", "running a block-scaled GEMM", "compile and plan it with --target sm_100a, or read the "
-                   "records in results/")
+    instead = "compile it with --target sm_90a" if options.forms == blockscaled.PAIR else (
+        "compile and plan it with --target sm_100a")
+    device.require("has_tma", "running a block-scaled GEMM", f"{instead}, or read the records in results/")
     target = device.current().target
     kernels, (why, missing) = _choose_kernels(options, target)
     rows = {kernel: {"status": "ok", "reason": ""} if options.skip_ref_check else _verify(options, kernel)

@@ -107,6 +107,7 @@ def test_the_page_shows_every_record(monkeypatch, tmp_path):
     assert row["status"] == "ok" and reliability._make_row("full", ["a"], runs, 7, ["x is gone"], 1.0)["reason"]
     results.save(results.make_record("reliability", [row], reliability.source()))
     page = reliability.make_page()
+    assert "Not recorded yet: twice, together, killed, read-only, memory.\n" in page
     assert "\n## B200\n" in page and "| a, b | 2 | 1 | 1 | 0 | 7 | 0 |\n" in page and "\n- *full*: No.\n" in page
 
 

@@ -143,6 +143,13 @@ def test_a_bad_line_of_shapes_is_one_sentence(text, said, tmp_path):
         tune.read_shapes(str(tmp_path / "shapes.txt"))
 
 
+def test_a_file_of_shapes_that_cannot_be_read_is_one_sentence(tmp_path):
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for name, reason in (("missing", "No such file or directory"), ("binary", "it is no text"), ("", "Is a directory")):
+        with pytest.raises(ValueError, match=rf"^the file of shapes .* cannot be read \({reason}\)\.$"):
+            tune.read_shapes(str(tmp_path / name))
+
+
 def test_shapes_are_read(tmp_path):
     (tmp_path / "shapes.txt").write_text("16,4096,4096  # a layer\n\n64 8 72\n")
     assert tune.read_shapes(str(tmp_path / "shapes.txt")) == [(16, 4096, 4096), (64, 8, 72)]

@@ -83,7 +83,8 @@ def test_what_has_no_path():
             (("mxfp4", "mxfp4", (8, 8, 0), "sm_90a"), "K is 0; it must be a multiple of 32"),
             (("nvfp4", "mxfp8_e4m3", (8, 8, 48), "sm_90a"), "K is 48; it must be a multiple of 32"),
             (("bf16", "mxfp4", (65, 8, 32), "sm_90a"), "takes 1 to 64"),
-            (("bf16", "nvfp4", (8, 8, 32), "sm_90a"), "weights in mxfp4, not in 'nvfp4'"),
+            (("bf16", "nvfp4", (8, 8, 32), "sm_90a"), "b in mxfp4 only, and b is in 'nvfp4': quantise a"),
+            (("bf16", "fp8_128x128", (8, 128, 128), "sm_90a"), "b is in 'fp8_128x128': quantise a"),
             (("fp8_1x128", "fp8_128x128", (8, 204, 128), "sm_90a"), "N is 204; it must be a multiple of 8, because"),
             (("fp8_1x128", "fp8_1x128", (8, 128, 128), "sm_90a"), "A in fp8_1x128 goes with B in fp8_128x128"),
             (("mxfp6_e3m2", "mxfp4", (8, 8, 32), "sm_90a"), "a is in mxfp6_e3m2"),
@@ -290,6 +291,7 @@ FP8 = "--ab_dtype Float8E4M3FN --sf_dtype Float32 --sf_vec_size 128"
     ("--ab_dtype Float6E3M2FN --sf_vec_size 32", "mxfp6_e3m2 .* has no kernel"),
     ("--sf_vec_size 16.0", "invalid int value"), ("--c_dtype Float8E4M3FN", "Float16, BFloat16, Float32"),
     ("--sf_dtype Float32 --sf_vec_size 32", "Float32 scales go over 128"),
+    ("--ab_dtype Float8E4M3FN --sf_vec_size 128", "Float32 scales go over 128"),
     (f"{FP8} --c_dtype Float16", "C is BFloat16"),
     ("--kernel naive --use_baseline", "a kernel compared with itself"), ("--kernel fast", "invalid choice"),
     ("--target sm_90", "invalid choice"), ("--target sm_100a --benchmark_mode", "--target only compiles"),
@@ -308,8 +310,10 @@ def test_bad_usage_is_one_line(capsys, argv, message):
     ("--kernel naive --target sm_100a", "no kernel for fp4_e8m0_16"),
     (f"{FP8} --target sm_100a", "needs WGMMA"),
     (f"{FP8} --c_dtype BFloat16 --target sm_90a --kernel naive", "take the path fp8"),
-    pytest.param("", "here is no GPU .*: compile and plan it with --target sm_100a, or read the records in results/",
-                 marks=pytest.mark.skipif(HERE.capability is not None, reason="without a GPU"))])
+    *(pytest.param(argv, f"here is no GPU .*: {instead}, or read the records in results/",
+                   marks=pytest.mark.skipif(HERE.capability is not None, reason="without a GPU"))
+      for argv, instead in (("", "compile and plan it with --target sm_100a"),
+                            (FP8, "compile it with --target sm_90a")))])
 def test_what_cannot_run_is_one_line(capsys, argv, message):
     assert command.main(argv.split()) == 2
     said = capsys.readouterr()
