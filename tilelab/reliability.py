@@ -427,18 +427,25 @@ def run_troubles(chosen: dict[str, Sequence[str]]) -> results.Record:
 results.register("reliability", run_troubles, source)
 
 
+def _list_notebooks(row: dict) -> str:
+    """Return the notebooks of a row in words: their number where the trouble met every one."""
+    every = {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
+    return f"all {len(every)}" if every == set(row["notebooks"]) else ", ".join(row["notebooks"])
+
+
 def make_page() -> str:
     """Return docs/reliability.md: a section for each GPU that has a record."""
     text = INTRODUCTION
     for path in sorted(results.results_folder().glob("*/reliability.json")):
         record = results.Record(results.load("reliability", path.parent.name), live=False)
-        lines = [[row["trouble"], row["what"], ", ".join(row["notebooks"]), row["runs"],
+        lines = [[row["trouble"], row["what"], _list_notebooks(row), row["runs"],
                   *(row[ending] for ending in ENDINGS), row["files"], row["damaged"]] for row in record.rows]
         head = ["trouble", "what happens", "notebooks", "runs", *ENDINGS, "files", "damaged"]
         table = [f"| {' | '.join(map(str, cells))} |" for cells in (head, ["---"] * len(head), *lines)]
         sentences = [f"- *{row['trouble']}*: {sentence}" for row in record.rows for sentence in row["sentences"]]
         name, label = record.device["name"].removeprefix("NVIDIA "), record.label()
-        missing = [trouble for trouble in TROUBLES if trouble not in {row["trouble"] for row in record.rows}]
+        met = {row["trouble"] for row in record.rows} | ({"memory"} if record.device["capability"] is None else set())
+        missing = [trouble for trouble in TROUBLES if trouble not in met]
         label += f". Not recorded yet: {', '.join(missing)}" if missing else ""
         text += "\n".join([f"\n## {name[0].upper() + name[1:]}\n", f"{label[0].upper()}{label[1:]}.\n", *table, ""])
         if sentences:
