@@ -1,13 +1,14 @@
 """Run the notebooks on this GPU and keep their outputs and their records in results/: `python -m tilelab.record`.
 
 Each notebook runs in a fresh kernel with TILES_RECORD=1, so that its experiments write results/, and is written back in
-place once it has run to its end. --tests also runs the tests and keeps their summary in results/<gpu>/tests.json.
+place once it has run to its end. --tests also runs the tests and keeps their summary as tests.json in results/<gpu>/,
+or in a folder in it such as torch-2.13 where results/<gpu>/ holds headlines of another version of torch.
+
 --side-by-side runs one notebook on each of several GPUs of one model at a time. That is faster, and the measurements
 are less quiet, because their launches share the CPU.
 
 --experiments measures experiments by name, without their notebooks. Without names it measures the headlines of
-tilelab.headlines, in about two minutes. --to names a folder for these records. The default is results/<gpu>/, or a
-folder in it such as torch-2.13 where it holds headlines of another version of torch.
+tilelab.headlines, in about two minutes. --to names a folder for these records; the default is that of tests.json.
 
 Only one recording runs at a time. Exit status: 0 if all ran, 1 if a notebook, an experiment or a test failed, 2 for bad
 usage, no GPU, another recording, too little free memory or nowhere to write, 130 if interrupted.
@@ -117,7 +118,7 @@ async def _record_all(paths: list[pathlib.Path], gpus: list[str], recorded: list
     await record_next(last, "")
 
 
-def _record(paths: list[pathlib.Path], tests: bool, gpus: list[str], here: device.Device) -> int:
+def _record(paths: list[pathlib.Path], tests: bool, gpus: list[str]) -> int:
     """Record the notebooks, then the tests; return the exit status."""
     recorded, running, begin = [], set(), time.monotonic()
     try:
@@ -128,7 +129,7 @@ def _record(paths: list[pathlib.Path], tests: bool, gpus: list[str], here: devic
         if tests:
             running.add("tests.json")
             summary = run_tests(recorded)
-            results.write_atomically(results.results_folder() / here.slug / "tests.json",
+            results.write_atomically(headlines.find_folder() / "tests.json",
                                      json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
             print("{passed} passed, {failed} failed, {skipped} skipped in {seconds} s".format(**summary))
             failed = failed or summary["failed"] > 0
@@ -183,7 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
             if options.experiments is None:
                 folders = [results.results_folder() / here.slug, ROOT / "notebooks"]
                 run = functools.partial(_record, _find_notebooks(options.notebooks), options.tests,
-                                        gpus if options.side_by_side and len(gpus) > 1 else [""], here)
+                                        gpus if options.side_by_side and len(gpus) > 1 else [""])
             else:
                 folders = [pathlib.Path(options.to) if options.to else headlines.find_folder()]
                 run = functools.partial(_record_experiments, _find_experiments(options.experiments), *folders)

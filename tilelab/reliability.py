@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -35,7 +37,7 @@ PAGE = ROOT / "docs" / "reliability.md"
 COPIED = ("ch07", "ch10", "ch14", "claims", "docs", "notebooks", "results", "tests", "tilelab", "tuned")
 CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TILES_CUBINS": "cubins",
           "CUDA_CACHE_PATH": "cuda"}
-AT_ONCE = 8  # at most so many notebooks run at a time
+AT_ONCE = 16  # at most so many notebooks run at a time
 RUN_LIMIT_S = 420
 LONGEST_SENTENCE = 300
 HELD = 0.9  # share of the GPU's memory that the trouble "memory" takes
@@ -226,6 +228,11 @@ def _plant_kill(path: pathlib.Path) -> None:
     nbformat.write(planted, _planted_path(path))
 
 
+def _choose_gpu(gpu: str | None) -> dict[str, str]:
+    """Return the variable that lets a process use one GPU only; none for None."""
+    return {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+
+
 class Runner:
     """Run notebooks in the copy of the repository in `folder`.
 
@@ -243,6 +250,12 @@ class Runner:
                     "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // AT_ONCE))}
         if self.env.pop("PYTHONDONTWRITEBYTECODE", ""):  # else every process would compile torch's source files anew
             self.env["PYTHONPYCACHEPREFIX"] = str(folder.parents[1] / "bytecode")
+
+    def on_gpu(self, gpu: str | None) -> Runner:
+        """Return this runner with its processes on one GPU (a number for CUDA_VISIBLE_DEVICES); None: no GPU."""
+        other = copy.copy(self)  # the lists `runs` and `rewritten` stay shared
+        other.env = self.env | _choose_gpu(gpu)
+        return other
 
     async def run(self, path: pathlib.Path, must_fail: bool = False) -> None:
         """Run a notebook from top to bottom and judge its end."""
@@ -301,9 +314,10 @@ def make_refusing_env(folder: pathlib.Path, refusal: str, refused: pathlib.Path)
 
 
 @contextlib.contextmanager
-def hold_memory() -> Iterator[None]:
-    """Let another process hold HELD of the GPU's memory. RuntimeError where it cannot."""
-    with subprocess.Popen([sys.executable, "-c", HOLD_MEMORY], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+def hold_memory(gpu: str | None) -> Iterator[None]:
+    """Let another process hold HELD of the memory of a GPU (None: the first). RuntimeError where it cannot."""
+    with subprocess.Popen([sys.executable, "-c", HOLD_MEMORY], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          env=os.environ | _choose_gpu(gpu)) as holder:
         if not holder.stdout.readline():
             raise RuntimeError("the process that should hold the GPU's memory has failed")
         yield
@@ -333,34 +347,50 @@ RUN_UNDER = {"twice": _run_twice, "together": _run_two_together, "killed": _run_
              "memory": _run_beside_full_memory}
 
 
-async def meet(name: str, stems: Sequence[str], folder: pathlib.Path, slots: asyncio.Semaphore) -> dict:
-    """Run the notebooks `stems` under the trouble `name`, in a copy of the repository below `folder`; return a row."""
+def make_slots(count: int, gpus: Sequence[str] = ()) -> asyncio.Queue:
+    """Return a queue of `count` places in which a notebook may run. A place is a GPU's number, None without GPUs."""
+    slots = asyncio.Queue()
+    for gpu in itertools.islice(itertools.cycle(gpus or [None]), count):
+        slots.put_nowait(gpu)
+    return slots
+
+
+async def meet(name: str, stems: Sequence[str], folder: pathlib.Path, slots: asyncio.Queue) -> dict:
+    """Run the notebooks `stems` under the trouble `name`, in a copy of the repository below `folder`; return a row.
+
+    The trouble "memory" holds the memory of one GPU, so `slots` has one place then.
+    """
     begin, run_under = time.monotonic(), RUN_UNDER.get(name, Runner.run)
 
     async def run(path: pathlib.Path) -> None:
-        async with slots:
-            await run_under(runner, path)
+        gpu = await slots.get()
+        try:
+            await run_under(runner.on_gpu(gpu), path)
+        finally:
+            slots.put_nowait(gpu)
 
     with contextlib.ExitStack() as stack:
-        copy = copy_repository(folder / "repository")
-        runner, paths = Runner(name, copy), [_find_path(copy, stem) for stem in stems]
+        home = copy_repository(folder / "repository")
+        runner, paths = Runner(name, home), [_find_path(home, stem) for stem in stems]
         if SWEEP in stems:
             await runner.run_python("-c", BEGIN_SWEEP)
-            shutil.rmtree(copy / "caches")
-        (copy / "caches").mkdir()
+            shutil.rmtree(home / "caches")
+        (home / "caches").mkdir()
         if name == "killed":
             for path in paths:
                 _plant_kill(path)
-        before = take_snapshot(copy)
+        before = take_snapshot(home)
         if name in ("read-only", "full"):
-            runner.env |= make_refusing_env(folder, name, copy / "caches" if name == "read-only" else copy)
+            runner.env |= make_refusing_env(folder, name, home / "caches" if name == "read-only" else home)
         if name == "memory":
-            stack.enter_context(hold_memory())
+            gpu = slots.get_nowait()
+            stack.enter_context(hold_memory(gpu))
+            slots.put_nowait(gpu)
         await asyncio.gather(*map(run, paths))
         may_change = runner.rewritten
         if runner.trouble.records:
             may_change += [f"results/{slug}/" for slug in (device.current().slug, results.NO_GPU.slug)]
-        damage = find_damage(before, copy, may_change) + await _end_processes(copy)
+        damage = find_damage(before, home, may_change) + await _end_processes(home)
     return _make_row(name, stems, runner.runs, len(before), damage, time.monotonic() - begin)
 
 
@@ -388,7 +418,8 @@ def _make_row(name: str, stems: Sequence[str], runs: list[dict], files: int, dam
 
 async def _meet_all(chosen: dict[str, Sequence[str]]) -> list[dict]:
     """Meet the troubles {name: notebooks} at the same time, and then "memory", whose notebooks run one by one."""
-    slots, one = asyncio.Semaphore(min(AT_ONCE, suite.count_processes(suite.find_gpus()))), asyncio.Semaphore(1)
+    gpus = suite.find_gpus()
+    slots, one = make_slots(min(AT_ONCE, suite.count_processes(gpus)), list(gpus)), make_slots(1, list(gpus))
     with tempfile.TemporaryDirectory(prefix="tiles-reliability-", ignore_cleanup_errors=True) as folder:
         folder = pathlib.Path(folder).resolve()
 

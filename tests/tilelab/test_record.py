@@ -152,6 +152,9 @@ def test_another_version_of_torch_replaces_no_record(experiments, monkeypatch):
     own = results.results_folder() / "nvidia-h200"
     assert results.read(own / "speed.json")["versions"]["torch"] == "2.13.0"
     assert results.read(own / "torch-2.14" / "speed.json")["versions"]["torch"] == "2.14.0"
+    monkeypatch.setattr(suite, "run", lambda **_: {"passed": 1, "failed": 0, "skipped": 0, "seconds": 1.0})
+    assert record.main(["--notebooks", "--tests"]) == 0
+    assert not (own / "tests.json").exists() and (own / "torch-2.14" / "tests.json").exists()
 
 
 def test_experiments_that_are_refused(experiments, capsys):

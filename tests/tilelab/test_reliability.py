@@ -130,6 +130,18 @@ def test_the_page_is_that_of_the_records():
             "run python -m tilelab.reliability --write")
 
 
+def test_runs_are_spread_over_the_gpus(tmp_path):
+    async def take(slots):
+        return [slots.get_nowait() for _ in range(slots.qsize())]
+
+    assert asyncio.run(take(reliability.make_slots(3, ["0", "2"]))) == ["0", "2", "0"]
+    assert asyncio.run(take(reliability.make_slots(2))) == [None, None]
+    runner = reliability.Runner("twice", tmp_path / "twice" / "repository")
+    there = runner.on_gpu("2")
+    assert there.env["CUDA_VISIBLE_DEVICES"] == "2" and there.runs is runner.runs
+    assert runner.on_gpu(None).env == runner.env
+
+
 WRITES = """
 import os, pathlib, sys
 folder = pathlib.Path(sys.argv[1])
@@ -167,7 +179,7 @@ def test_a_recording_on_a_full_disk(monkeypatch, tmp_path, capsys):
     made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(save)], metadata=notebook.METADATA)
     nbformat.write(made, tmp_path / "notebooks" / "small.ipynb")
     monkeypatch.setattr(reliability, "ROOT", tmp_path)
-    row = asyncio.run(reliability.meet("full", ["small"], tmp_path / "full", asyncio.Semaphore(1)))
+    row = asyncio.run(reliability.meet("full", ["small"], tmp_path / "full", reliability.make_slots(1)))
     assert row["status"] == "ok" and row["one sentence"] == row["runs"] == 1 and row["files"] > 70, row
     assert row["sentences"] == ["OSError: [Errno 28] results/nvidia-b200/x.json cannot be written (No space left on "
                                 "device); nothing that it held is lost"]
