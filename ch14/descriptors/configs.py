@@ -20,7 +20,7 @@ class TileConfig:
     `way` is `host` or `device` (where descriptors are made), `pointers`, or `gather4` (a host descriptor of one row and
     four rows per instruction, on sm_100a and newer). A tile is block_m x block_n elements, powers of two, or a flat
     one of block_n when block_m is 0. A program moves `tiles_per_cta` neighbouring tiles. When that is 0, `ctas_per_sm`
-    programs per SM take every n-th tile to the end. A program's loop keeps `stages` tiles in flight.
+    programs per SM take every n-th tile to the end. A program's loop loads `stages` - 1 tiles ahead.
     """
 
     way: str
