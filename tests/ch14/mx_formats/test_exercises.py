@@ -44,6 +44,7 @@ def test_the_versions_are_right(name):
     ("mxfp4_split", ("23 - MANTISSA)", "22 - MANTISSA)"), "codes: "),
     ("mxfp4_integer", ("(bits >> 22 & 1)", "1"), "codes: "),
     ("mxfp4_integer", ("6 * 2.0**-126", "8 * 2.0**-126"), "codes: "),
+    ("mxfp4_integer", ("multiplier[:, None] * 2.0**-126", "(multiplier * 2.0**-126)[:, None]"), "codes: "),
     ("nvfp4", ("amax * (1 / 6)", "amax * 0.25"), "scales: "),
     ("nvfp4", ("tl.minimum(tl.abs(scaled), 6.0)", "tl.abs(scaled)"), "codes: "),
     ("nvfp4_own_scale", ("amax.zero_()", "amax.fill_(1e9)"), "scales: ")])
