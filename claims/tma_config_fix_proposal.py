@@ -133,7 +133,7 @@ def closer_to_cublas(evidence):
 def cost_of_caution(evidence):
     gains = find_gains(evidence, "best")
     return decide(all(is_within(gain, 1.5, 2 * (1 + ABOUT)) for gain in gains),
-                  f"The speed of this course's best tiles is {format_gains(gains)} that of the cautious ones.")
+                  f"Relative to the cautious ones, this course's best tiles run at {format_gains(gains)}.")
 
 
 @NOTE.claim("A B200 reaches 175 to 209 TFLOP/s with the cautious configurations and 265 to 402 with the aggressive "

@@ -89,8 +89,9 @@ def fewer_reads(evidence):
                        f"read by lane 0 takes {lane_0}.")
         return dataclasses.replace(found, evidence=f"{ARITHMETIC}: the 32 banks of shared memory")
     all_lanes, lane_0 = wavefronts["warp_search"], wavefronts["note_v2, a block per chunk"]
-    return decide(is_at_least(all_lanes, 32 * lane_0), f"{serves} Loads take {all_lanes / 1e6:.1f} million where all "
-                  f"lanes search and {lane_0 / 1e6:.1f} million where lane 0 does, {all_lanes / lane_0:.2f} times.")
+    return decide(is_at_least(all_lanes, 32 * lane_0), f"{serves} Loads take {all_lanes / 1e6:.1f} million wavefronts "
+                  f"where all lanes search and {lane_0 / 1e6:.1f} million where lane 0 does, "
+                  f"{all_lanes / lane_0:.2f} times.")
 
 
 @NOTE.claim("A search by lane 0 gains 1.2 to 1.5 times over a search by every lane.",
@@ -316,5 +317,6 @@ def attention_bandwidth(evidence):
 
     shares = {tokens: percent(tokens) for tokens in (512, 1024, 8192, 16384)}
     listed = ", ".join(f"{share:.0f} % at {tokens:,} tokens" for tokens, share in shares.items())
-    return decide(min(shares.values()) >= 80, f"The bytes that must move take at most {listed}. For longer sequences "
-                  "the tensor cores are the limit.", "sequences are short or queries few", max(shares.values()) >= 80)
+    return decide(min(shares.values()) >= 80, "The bytes that must move keep DRAM busy for at most these "
+                  f"shares of the time: {listed}. For longer sequences the tensor cores are the limit.",
+                  "sequences are short", max(shares.values()) >= 80)

@@ -9,6 +9,7 @@ import collections
 
 from claims import builds
 from claims.judge import (
+    ARGUMENT,
     ARITHMETIC,
     BUILT,
     DATASHEET,
@@ -62,7 +63,7 @@ def the_pass(evidence):
 
 @NOTE.claim("The failure is specific to Blackwell.",
             Quote("This appears to be Blackwell-specific", "SM 9.0 (Hopper) Comparison"),
-            VERSIONS, "the pass fails for no target but Blackwell's", BUILT, "five targets, Triton 3.5 to 3.8")
+            VERSIONS, "the pass fails for no target but Blackwell's", BUILT, "five targets, Triton 3.5 to 3.9")
 def blackwell_only(evidence):
     failing = sorted({row["target"] for row in evidence("ch14_bug_hunt_matrix", stage=PASS)})
     others = sorted({row["target"] for row in evidence("ch14_bug_hunt_matrix")} - set(failing))
@@ -99,11 +100,10 @@ def its_example(evidence):
 
 @NOTE.claim("The note's program fails every time on a B200.",
             Quote("100% on B200 with provided reproducer", "References"), VERSIONS, "its program fails on a B200",
-            BUILT, BUILDS)
+            ARGUMENT, "the field notes")
 def reproducer(evidence):
     return Finding(UNTESTED, "The field note *TMA Configuration Fix Proposal* runs a program of the same name with "
-                             "Triton 3.5 "
-                   "and BLOCK_K = 128, and reports success.", "the program is not in the note")
+                   "Triton 3.5 and BLOCK_K = 128, and reports success.", "the program is not in the note")
 
 
 @NOTE.claim("Compilation succeeds if BLOCK_K is at most 32.", Quote("BLOCK_K <= 32", THRESHOLDS), RULE,
