@@ -17,7 +17,7 @@ from tilelab import cli, device, notebook, results
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit status 0; errors raise SystemExit with status 2."""
     parser = cli.make_plain_parser("claims", "The field notes' claims and their verdicts.")
-    parser.add_argument("--write", action="store_true", help="CLAIMS.md, claims.ipynb, parts of two pages")
+    parser.add_argument("--write", action="store_true", help="write CLAIMS.md, claims.ipynb and parts of two pages")
     options = parser.parse_args(argv)
     try:
         if options.write:

@@ -1,4 +1,4 @@
-"""What compilers and installed packages say about the field notes' snippets. No GPU is needed; each answer is kept."""
+"""Ask compilers and installed packages about the field notes' snippets. No GPU is needed; each answer is kept."""
 
 from __future__ import annotations
 

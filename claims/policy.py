@@ -1,4 +1,4 @@
-"""How claims are judged, in words. CLAIMS.md and the notebook `claims` print it."""
+"""State in words how claims are judged. CLAIMS.md and the notebook `claims` print it."""
 
 from __future__ import annotations
 

@@ -70,10 +70,11 @@ def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence]
     """Time every candidate against `peer`, the name of one candidate, and return {name: Timing}.
 
     A candidate takes the tensors of `make_inputs()` and returns a function that launches on them, so that descriptors
-    and work space are made once. `make_inputs` is called until its tensors fill three times the L2 cache, and launches
-    rotate through them. `flops` and `nbytes` of one call give the rates. `rounds` rounds of bursts of `burst_ms` are
-    kept after `warm_s` seconds, and no more than in QUICK with the environment variable TILES_QUICK. A candidate that
-    raises gets a `reason`; an error of the peer is raised, and so is tilelab.device.Unsupported without a GPU.
+    and work space are made once. `make_inputs` is called until its tensors fill three times the L2 cache, but at most
+    32 times: inputs below 1/32 of L2 stay there, for all candidates alike. Launches rotate through these sets. `flops`
+    and `nbytes` of one call give the rates. `rounds` rounds of bursts of `burst_ms` are kept after `warm_s` seconds;
+    with the environment variable TILES_QUICK, QUICK limits all three. A candidate that raises gets a `reason`; an error
+    of the peer is raised, and so is tilelab.device.Unsupported without a GPU.
     """
     if peer not in candidates:
         raise ValueError(f"unknown peer {peer!r}; choose one of {', '.join(candidates)}.")
@@ -116,7 +117,7 @@ def _first_reason(error: BaseException) -> str:
 
 
 def make_input_sets(make_inputs) -> list[Sequence]:
-    """Return enough sets of inputs that the first has left L2 before it is used again."""
+    """Return enough sets of inputs, at most 32, that the first has left L2 before it is used again."""
     sets = [make_inputs()]
     size = sum(tensor.nbytes for tensor in sets[0] if isinstance(tensor, torch.Tensor))
     wanted = min(32, math.ceil(3 * device.current().l2_bytes / size) + 1)

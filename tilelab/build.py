@@ -126,7 +126,7 @@ class Report:
 
     @property
     def launchable(self) -> bool:
-        """Whether the target can launch it."""
+        """Return whether the target can launch it."""
         return self.status == "ok"
 
     def row(self) -> dict:

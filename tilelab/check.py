@@ -16,8 +16,9 @@ import torch
 from tilelab import device
 from tilelab.worker_pool import ROOT
 
-# Twice the relative step of the format, which allows one rounding of a float32 sum (bf16 has 8 significant bits, fp16
-# 11, e4m3 4). Errors are relative to the largest result, because small results are differences of large terms.
+# Twice the largest error of one rounding to the format, which leaves room for the errors of a float32 sum (bf16 has 8
+# significant bits, fp16 11, e4m3 4). A float32 result has only the errors of the sum, and gets about 17 steps of the
+# format. Errors are relative to the largest result, because small results are differences of large terms.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float8_e4m3fn: 2**-3}
 # {dtype: (significant bits, exponent of the smallest step)}
 FORMAT = {torch.float32: (24, -149), torch.bfloat16: (8, -133), torch.float16: (11, -24)}

@@ -30,22 +30,22 @@ class _Capabilities:
 
     @property
     def has_tma(self) -> bool:
-        """Whether there is a Tensor Memory Accelerator (`cp.async.bulk`, tensor maps): capability 9.0 and newer."""
+        """Return whether there is a Tensor Memory Accelerator (`cp.async.bulk`, tensor maps): capability 9.0 and up."""
         return self.capability is not None and self.capability >= (9, 0)
 
     @property
     def has_wgmma(self) -> bool:
-        """Whether `wgmma.mma_async` exists: capability 9.0 exactly, since no later GPU kept it."""
+        """Return whether `wgmma.mma_async` exists: capability 9.0 exactly, since no later GPU kept it."""
         return self.capability == (9, 0)
 
     @property
     def has_tcgen05(self) -> bool:
-        """Whether `tcgen05` and tensor memory exist: 10.x and 11.0 (which took over sm_101), not 12.x."""
+        """Return whether `tcgen05` and tensor memory exist: 10.x and 11.0 (which took over sm_101), not 12.x."""
         return self.capability is not None and self.capability[0] in (10, 11)
 
     @property
     def has_native_block_scale(self) -> bool:
-        """Whether tensor cores multiply block-scaled operands (MX, NVFP4): capability 10.x to 12.x."""
+        """Return whether tensor cores multiply block-scaled operands (MX, NVFP4): capability 10.x to 12.x."""
         return self.capability is not None and 10 <= self.capability[0] <= 12
 
 

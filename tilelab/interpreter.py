@@ -1,11 +1,11 @@
 """Mend Triton's interpreter (3.6 and 3.7): exact conversions and products of bfloat16, and calls in half the time.
 
 The interpreter cuts off the lower half of a float32 to make a bfloat16, which rounds towards zero, and it converts
-subnormal numbers wrongly. A GPU rounds to nearest even. `tl.dot` takes the bits of a bfloat16 for an integer, and the
-subnormal numbers of float8e5 for others, and rounds float32 to float8 otherwise than the instruction of a GPU, which
-rounds to nearest even and saturates. The interpreter also patches the whole of triton.language again
-at each call of one kernel function by another, although the launch has done so. It does not know the instructions of
-a dependent launch (`gdc_wait` and `gdc_launch_dependents`), which have nothing to do where one launch follows another.
+subnormal numbers wrongly. A GPU rounds to nearest even. `tl.dot` takes the bits of a bfloat16 for an integer, and
+misreads the subnormal numbers of float8e5. From float32 to float8 the interpreter rounds in another way than a GPU's
+instruction, which rounds to nearest even and saturates. The interpreter also patches the whole of triton.language again
+at each call of one kernel function by another, although the launch has done so. It does not know the instructions of a
+dependent launch (`gdc_wait` and `gdc_launch_dependents`), which have nothing to do where one launch follows another.
 """
 
 import numpy

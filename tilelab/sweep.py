@@ -215,12 +215,12 @@ class Sweep:
 
     @property
     def running(self) -> bool:
-        """Whether more rows may come."""
+        """Return whether more rows may come."""
         return self._end is None
 
     @property
     def waits_for_gpu(self) -> bool:
-        """Whether another sweep measures on the GPU, and this one waits for its turn."""
+        """Return whether another sweep measures on the GPU, and this one waits for its turn."""
         return self._cancel_token in _waiting_tokens
 
     @property

@@ -28,7 +28,7 @@ class SweepOwner:
 
     @property
     def running(self) -> bool:
-        """Whether a sweep runs."""
+        """Return whether a sweep runs."""
         return self.sweep is not None
 
     def follow(self, begun: Sweep) -> None:

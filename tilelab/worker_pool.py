@@ -73,7 +73,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs."""
+        """Return whether its process runs."""
         return self.process is not None and self.process.poll() is None
 
     def ask(self, request: dict, timeout_s: float) -> dict:

@@ -9,7 +9,7 @@ def _parse_arguments(argv):
     parser = cli.make_parser("ch07.bulk_copy",
                              "Check and time bulk copies against torch; with --target only compile them.")
     parser.add_argument("--op", default="copy", choices=bulk_copy.OPS)
-    parser.add_argument("--bytes", type=int, default=1 << 29, help="of each array (default 512 MiB)")
+    parser.add_argument("--bytes", type=int, default=1 << 29, help="bytes of each array (default 512 MiB)")
     parser.add_argument("--variant", default="all", metavar="NAME|best|all",
                         help=f"{', '.join(bulk_copy.configs())}, best or all (default)")
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")

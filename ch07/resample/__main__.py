@@ -32,8 +32,11 @@ def _parse_iterations(text: str) -> int:
 def _parse_arguments(argv):
     parser = cli.make_parser("ch07.resample", "Linear interpolation of feature rows between irregular source times.")
     parser.add_argument("--mode", default="correctness", choices=MODES)
-    parser.add_argument("--kernel", default="best", metavar="NAME[,NAME…]|best|all", help=f"of {', '.join(LADDER)}")
-    parser.add_argument("--shape", type=_parse_shape, default=experiments.PROFILED, metavar="B,S,T,D")
+    parser.add_argument("--kernel", default="best", metavar="NAME[,NAME…]|best|all",
+                        help=f"one or more of {', '.join(LADDER)}; best (default) or all")
+    parser.add_argument("--shape", type=_parse_shape, default=experiments.PROFILED, metavar="B,S,T,D",
+                        help="batch, source times, target times, features (default "
+                        f"{','.join(map(str, experiments.PROFILED))})")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
     parser.add_argument("--iterations", type=_parse_iterations, default=bench.ROUNDS, metavar="N",
                         help="rounds of --mode performance, 2 to 10,000; a round times each kernel beside the copy")

@@ -1,5 +1,6 @@
-"""Why a transpose that walks along the rows of x is slower than a copy, and one that walks down is not as slow:
-counters of the profiler, and kernels that do one half of the work.
+"""Explain why a transpose that walks along the rows of x is slower than a copy, and one that walks down is not as slow.
+
+The evidence is counters of the profiler, and kernels that do one half of the work.
 
 `python -m ch10.tile_pipeline.audit` is what the profiler watches.
 """

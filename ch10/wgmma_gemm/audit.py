@@ -1,4 +1,4 @@
-"""What the profiler counts where the rows of A and B do not begin at a line of 128 bytes.
+"""Count with the profiler what a GEMM costs where the rows of A and B do not begin at a line of 128 bytes.
 
 `python -m ch10.wgmma_gemm.audit` is what the profiler watches.
 """

@@ -1,4 +1,4 @@
-"""What the tuner may choose from for the WGMMA GEMM: a wide set of tiles, rings, clusters and splits."""
+"""List what the tuner may choose from for the WGMMA GEMM: a wide set of tiles, rings, clusters and splits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 // C (M x N, bf16) = A (M x K, bf16) B^T (B is N x K, bf16), with sums in float32, on Hopper's tensor cores.
 //
-// The way of a tile of C, BLOCK_M x BLOCK_N:
+// How a tile of C, BLOCK_M x BLOCK_N, is computed:
 //
 //     A, B in L2 --TMA--> ring of STAGES --wgmma--> registers --stmatrix--> shared memory --TMA--> C
 //
@@ -12,7 +12,8 @@
 //
 // KERNEL selects one of three kernels:
 //   ONE_GROUP    one warp group issues both the loads and the products.
-//   SPECIALISED  one warp group (the producer) loads, CONSUMERS warp groups multiply; persistent if the grid is small.
+//   SPECIALISED  one warp group (the producer) loads, CONSUMERS warp groups multiply; persistent if the grid
+//                is smaller than the number of tiles.
 //   SPLIT        like SPECIALISED, but the CTAs of a cluster divide the K steps of one tile and then add up its parts.
 //
 // The other macros, set with -D:

@@ -48,7 +48,7 @@ class AttentionConfig:
 
     @property
     def four_groups(self) -> bool:
-        """Whether this is the form of the hopper kernel with four warp groups, for heads of 64 features."""
+        """Return whether this is the form of the hopper kernel with four warp groups, for heads of 64 features."""
         return self.kernel == "hopper" and self.block_m == 256
 
     def __str__(self):

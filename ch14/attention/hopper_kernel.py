@@ -131,7 +131,7 @@ def load_tiles(problem, q_desc, k_desc, v_desc, queries, keys, values, Q_STAGES:
     # The role of the last warp. It loads the last block of keys first, because only that block may need a mask.
     ROWS: gl.constexpr = q_desc.block_type.shape[2]
     GROUPS: gl.constexpr = problem.BLOCK_M // ROWS
-    # A new barrier counts as past its phase 1, so the first round finds every stage empty.
+    # On a new barrier a wait for phase 1 returns at once, so the first round finds every stage empty.
     state = RingState(gl.to_tensor(0), gl.to_tensor(1), STAGES)
     q_state = RingState(gl.to_tensor(0), gl.to_tensor(1), Q_STAGES)
     for item in range(gl.program_id(0), problem.items, gl.num_programs(0)):
@@ -214,7 +214,7 @@ def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, 
                 mbarrier.arrive(keys.empty.index(state.stage), count=1)
             columns = (blocks - 1) * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, s_layout))[None, :]
             keep = columns < problem.KEYS
-            if problem.CAUSAL:  # ROWS divides BLOCK_N, so the diagonal crosses this block alone
+            if problem.CAUSAL:  # ROWS divides BLOCK_N, so the diagonal crosses only this block
                 keep = keep & (columns <= row + gl.arange(0, ROWS, gl.SliceLayout(1, s_layout))[:, None])
             s = gl.where(keep, s, float("-inf"))
             row_max = gl.maximum(gl.max(s, 1) * scale, LOWEST)

@@ -7,8 +7,8 @@ A walk through `attention_plain_kernel`, which computes BLOCK_M rows of one head
 1. TMA loads the tile of Q. The running values of the softmax start: row_max = LOWEST, row_sum = 0, acc = 0.
 2. `attend_blocks` goes through the blocks of BLOCK_N keys. It computes S = Q K^T and the new maximum of each row. Then
    it multiplies `acc` and `row_sum` by exp(old maximum - new maximum), and adds P V and the sum of P.
-3. It runs twice: without a mask up to `unmasked_end`, then with a mask over the blocks that the diagonal or the last
-   key crosses.
+3. `attend_blocks` runs twice: without a mask up to `unmasked_end`, then with a mask over the blocks that the diagonal
+   or the last key crosses.
 4. acc / row_sum is stored by TMA, which clips the rows past the end of the head.
 
 Source: FlashAttention-2, algorithm 1 (arXiv 2307.08691). `ch14.attention.hopper_kernel` is the kernel with roles.

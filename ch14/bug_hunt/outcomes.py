@@ -1,4 +1,4 @@
-"""What a build came to: a row for a table or a record, made from the compiler's report.
+"""Turn the compiler's report on a build into a row for a table or a record.
 
 The hash of the three recorded experiments covers `failure` and `row_of`, and the Tritons that made those records are
 gone from this machine. Their names, parameters and code therefore stay as they were recorded.

@@ -43,7 +43,7 @@ class Program:
 
     @property
     def calls(self) -> list[str]:
-        """What `call` launches, in order: "library mm", or the name of a generated kernel."""
+        """Return what `call` launches, in order: "library mm", or the name of a generated kernel."""
         return reading.list_calls(self.code)
 
     @property
@@ -54,7 +54,7 @@ class Program:
 
     @property
     def descriptors(self) -> int:
-        """How many descriptors the kernels make."""
+        """Return how many descriptors the kernels make."""
         return sum(len(reading.DESCRIPTOR.findall(text)) for text in self.kernels.values())
 
     @property

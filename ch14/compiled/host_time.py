@@ -1,4 +1,4 @@
-"""What the CPU pays for a repeated call of each operator of the course, beside torch's own, and where the time goes.
+"""Measure what the CPU pays for a repeated call of each operator, beside torch's own, and where the time goes.
 
 A model of small layers is as slow as the CPU starts its kernels. `python -m ch14.compiled.host_time` prints the rows.
 """

@@ -1,4 +1,4 @@
-"""How `ch14.descriptors` cuts its tensors: the shape of a tile, how it is moved, and how many one program moves."""
+"""Say how `ch14.descriptors` cuts its tensors: the shape of a tile, how it is moved, and how many one program moves."""
 
 from __future__ import annotations
 

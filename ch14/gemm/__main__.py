@@ -24,11 +24,11 @@ def _parse_options(argv):
     parser.add_argument("--layout", default="k", choices=("k", "n"), help="B as weight.T (k, default) or by rows (n)")
     parser.add_argument("--config", default="best", metavar="SET|best|NAME|BM,BN,BK,WARPS,STAGES",
                         help=f"a set ({', '.join(SETS)}), best (default), a configuration's name, or one tile")
-    parser.add_argument("--sweep", action="store_true", help="a grid of 96 configurations, best predicted first")
+    parser.add_argument("--sweep", action="store_true", help="try a grid of 96 configurations, best predicted first")
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
-    parser.add_argument("--copy", action="store_true", help="the copy configurations instead of the GEMM")
-    parser.add_argument("--claim", action="store_true", help="the note's two sets and the best tile at six sizes: "
-                        "speed, bandwidth, memory; recorded figures without a GPU")
+    parser.add_argument("--copy", action="store_true", help="time the copy configurations instead of the GEMM")
+    parser.add_argument("--claim", action="store_true", help="time the note's two sets and the best tile at six "
+                        "sizes: speed, bandwidth, memory; recorded figures without a GPU")
     parser.add_argument("--tune", metavar="FILE", help="find the fastest configuration for each shape M,N,K of a file, "
                         "and keep it in tuned/, where config=\"best\" finds it")
     parser.add_argument("--journal", metavar="PATH", help="keep each row in this JSONL file, and resume from it")

@@ -1,8 +1,8 @@
 """The Triton kernels of `ch14.gemm`: C (M, N) = A (M, K) B (K, N), with tiles that tensor descriptors move.
 
-Both kernels compute one tile of C in the same way. A loop over K loads a tile of A and a tile of B by TMA into a ring
-of buffers in shared memory, with `num_stages` buffers. `tl.dot` multiplies them into an accumulator in registers (in
-tensor memory on sm_100a). Then the tile is scaled, converted, staged in shared memory and stored by TMA.
+All three kernels compute a tile of C in the same way. A loop over K loads a tile of A and a tile of B by TMA into a
+ring of buffers in shared memory, with `num_stages` buffers. `tl.dot` multiplies them into an accumulator in registers
+(in tensor memory on sm_100a). Then the tile is scaled, converted, staged in shared memory and stored by TMA.
 
     A (M, K)              B (K, N)                  C (M, N)
     +------------+        +---+------+----+         +---+------+----+

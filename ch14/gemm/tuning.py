@@ -1,4 +1,4 @@
-"""What the tuner may choose from for the Triton GEMM: tiles from 16 x 32 to 256 x 192, whole or split along K."""
+"""List what the tuner may choose from for the Triton GEMM: tiles from 16 x 32 to 256 x 192, whole or split along K."""
 
 from __future__ import annotations
 

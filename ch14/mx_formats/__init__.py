@@ -96,13 +96,13 @@ def _plan(packed: Packed, config: MxConfig, whole_groups: bool, x_stride: int) -
 
 
 def _can_convert(config: MxConfig) -> bool:
-    """Whether to use the hardware's fp8 conversion: sm_89 has it, and Triton's interpreter rounds otherwise."""
+    """Return whether to use the hardware's fp8 conversion: sm_89 has it, and Triton's interpreter rounds otherwise."""
     is_compiled = isinstance(kernels.quantise_fp8_kernel, triton.JITFunction)
     return config.convert and is_compiled and (device.current().capability or (0, 0)) >= (8, 9)
 
 
 def _can_saturate(config: MxConfig) -> bool:
-    """Whether to encode fp4 with instructions that Triton has no name for; sm_90 has all of them."""
+    """Return whether to encode fp4 with instructions that Triton has no name for; sm_90 has all of them."""
     is_compiled = isinstance(kernels.quantise_fp4_kernel, triton.JITFunction)
     return config.saturate and is_compiled and (device.current().capability or (0, 0)) >= (9, 0)
 

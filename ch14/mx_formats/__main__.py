@@ -16,7 +16,8 @@ def _parse_options(argv):
                              "spec, bit for bit, and time it beside torch's copy; with --target only compile it.")
     parser.add_argument("--format", default="mxfp8_e4m3", choices=mx_formats.FUSED)
     parser.add_argument("--shape", default="8192,16384", metavar="R,C", help="rows and columns (default 8192,16384)")
-    parser.add_argument("--variant", default="best", metavar="NAME|best|all", help="a configuration, best or all")
+    parser.add_argument("--variant", default="best", metavar="NAME|best|all",
+                        help="a configuration, best (default) or all")
     parser.add_argument("--rule", default="floor", choices=number_formats.RULES, help="how an E8M0 scale is chosen")
     parser.add_argument("--tiled", action="store_true", help="scales in tiles of 128 x 4, as Blackwell reads them")
     parser.add_argument("--target", choices=device.TARGETS[1:], help="compile only, for this target; needs no GPU")

@@ -1,4 +1,4 @@
-"""How codes and scales lie in memory: fp4 two to a byte, fp6 four to three bytes, and scales in tiles of 128 x 4.
+"""Lay codes and scales out in memory: fp4 two to a byte, fp6 four to three bytes, and scales in tiles of 128 x 4.
 
 Sources: PTX ISA, "Packed data types" (e2m1x2: the first element in the lower nibble) and "Tensor dimension, size and
 format", b4x16 and b6x16 (TMA reads 16 six-bit elements from 12 bytes without gaps); CUDA driver API,

@@ -1,4 +1,4 @@
-"""How to search a space of configurations honestly: the trial of the sweep engine that the notebook `ch14_sweep` tells.
+"""Put the sweep engine on trial: the experiments and exercises of the notebook `ch14_sweep`.
 
 The engine itself is `tilelab.sweep`, and the configurations that it races over are those of `ch14.gemm.sweep`.
 """

@@ -9,7 +9,7 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// ---- mbarrier: a phase completes when `arrivals` threads have arrived and all announced bytes have landed
+// ---- mbarrier: a phase completes after `arrivals` arrivals, when all announced bytes have landed too
 
 __device__ __forceinline__ void mbarrier_init(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");

@@ -3,8 +3,8 @@
 #pragma once
 #include "ptx.cuh"
 
-// The driver encodes a tensor map. A kernel takes it by value as a __grid_constant__ parameter and never copies it,
-// because the copy engine needs its address in constant memory.
+// The driver encodes a tensor map. A kernel takes it by value as a __grid_constant__ parameter, which stays in constant
+// memory, and never copies it: a copy would lie in local memory, where the copy engine cannot read it.
 struct alignas(64) TensorMap {
     u64 opaque[16];
 };
@@ -99,7 +99,7 @@ __device__ __forceinline__ float4 load_shared_cluster(u32 address, u32 rank) {
     return value;
 }
 
-// ---- warp groups: four consecutive warps, the first of them a multiple of four
+// ---- warp groups: four consecutive warps; the number of the first warp is a multiple of four
 
 template <int REGISTERS>
 __device__ __forceinline__ void warpgroup_reg_dealloc() {

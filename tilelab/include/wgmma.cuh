@@ -59,6 +59,7 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&d)[COUNT]) {
 //
 // The instruction lists each register of d by name, and inline PTX has no arrays. REGISTERS_r(FIRST, NEXT) lists the
 // numbers 0 to r - 1 in groups of eight, from which WGMMA makes the names (%0, %1, ...) and the operands (d[0], ...).
+// OPERANDS has no parameter called d, because d is the array.
 
 #define REGISTERS_8(FIRST, NEXT) FIRST(0, 1, 2, 3, 4, 5, 6, 7)
 #define REGISTERS_16(FIRST, NEXT) REGISTERS_8(FIRST, NEXT) NEXT(8, 9, 10, 11, 12, 13, 14, 15)
@@ -82,7 +83,9 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&d)[COUNT]) {
     "+f"(d[a]), "+f"(d[b]), "+f"(d[c]), "+f"(d[e]), "+f"(d[f]), "+f"(d[g]), "+f"(d[h]), "+f"(d[i])
 #define MORE_OPERANDS(...) , OPERANDS(__VA_ARGS__)
 
-// A, B and P are the numbers of the operands after the registers: R, R + 1 and R + 2.
+// N is the width of d, and R the number of its registers in a thread. A, B and P are the numbers of the operands after
+// these registers: R, R + 1 and R + 2. SCALES are the last operands of the instruction: 1, 1 keeps the signs of A and
+// B. For bf16, 0, 0 says that neither is transposed, because the rows of both run along K.
 #define WGMMA(N, R, A, B, P, TYPES, SCALES)                                                                \
     if constexpr (WIDTH == N)                                                                              \
         asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #P ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N \

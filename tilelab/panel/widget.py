@@ -112,7 +112,7 @@ class Panel:
 
     @property
     def running(self) -> bool:
-        """Whether a sweep runs."""
+        """Return whether a sweep runs."""
         return self._owner.running
 
     def wait(self) -> None:
