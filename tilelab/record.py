@@ -166,7 +166,7 @@ def _record_experiments(experiments: dict[str, Callable], folder: pathlib.Path) 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     parser = cli.make_plain_parser("tilelab.record", "Run the notebooks on this GPU and keep their outputs.")
-    parser.add_argument("--notebooks", nargs="*", metavar="NAME", help="only these, or none (default: every one)")
+    parser.add_argument("--notebooks", nargs="*", metavar="NAME", help="only these; without a name none (default: all)")
     parser.add_argument("--side-by-side", action="store_true", help="a notebook on each GPU of one model at a time")
     parser.add_argument("--tests", action="store_true", help="run the tests too and keep their summary")
     parser.add_argument("--experiments", nargs="*", metavar="NAME", help="only these experiments (default: headlines)")
