@@ -324,6 +324,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             };
             auto add_block = [&](float (&sum)[SUMS], float upper, float lower) {
                 warpgroup_fence_operand(sum);
+                // One lane speaks for its warp: the lanes have read their scales before their common wgmma_wait.
                 if (lane == 0) mbarrier_arrive(empty + 8 * used_stage);
 #pragma unroll
                 for (int i = 0; i < SUMS; ++i) acc[i] += sum[i] * (i / 2 % 2 ? lower : upper);

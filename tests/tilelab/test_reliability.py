@@ -125,9 +125,11 @@ def test_troubles_of_the_last_hour_stay_in_the_record(monkeypatch, tmp_path):
 
 
 def test_the_page_is_that_of_the_records():
-    if reliability.PAGE.exists():
-        assert reliability.PAGE.read_text(encoding="utf-8") == reliability.make_page(), (
-            "run python -m tilelab.reliability --write")
+    page = reliability.PAGE.read_text(encoding="utf-8")
+    first, *sections = reliability.make_page().split("\n## ")
+    # Who records another GPU need not write the page.
+    shown = [section for section in sections if f"\n## {section.splitlines()[0]}\n" in page]
+    assert page == "\n## ".join([first, *shown]), "run python -m tilelab.reliability --write"
 
 
 def test_runs_are_spread_over_the_gpus(tmp_path):

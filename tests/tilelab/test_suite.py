@@ -71,7 +71,7 @@ def test_the_summary_ends_with_the_failures_and_the_counts(monkeypatch, capsys):
 def test_processes_fit_the_gpu(monkeypatch):
     monkeypatch.setattr(suite.os, "sched_getaffinity", lambda pid: set(range(16)))
     assert [suite.count_processes(gpus) for gpus in ({}, {"0": 140.0}, {"0": 40.0}, {"0": 8.0}, {"0": 40.0, "1": 40.0})
-            ] == [16, 8, 2, 1, 5]
+            ] == [16, 12, 3, 1, 7]
 
 
 def test_torch_has_no_more_threads_than_this_test_process_has_cpus():

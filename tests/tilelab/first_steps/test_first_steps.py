@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from legible import assert_legible, texts
 
-from tilelab import first_steps, results
+from tilelab import device, first_steps, results
 from tilelab.first_steps import figures
 
 MACHINE = first_steps.Machine("H200", "sm_90a", 132, 139.8, 60.0, 227.0, 4.17, 789.0, 4.8, 989, 11.4, 1226, 818,
@@ -50,7 +50,7 @@ def test_figures_of_the_machine_come_from_records_of_one_gpu(monkeypatch):
     monkeypatch.setattr(results, "load", lambda name, gpu=None: asked.append((name, gpu)) or load(name, gpu))
     machine = first_steps.describe_machine()
     assert machine.copy_tbps > 0 and machine.tflops > 0
-    assert {gpu for name, gpu in asked if name.startswith("ch10")} == {"nvidia-" + machine.name.lower()}
+    assert {gpu for name, gpu in asked if name.startswith("ch10")} == {device.Device(f"NVIDIA {machine.name}").slug}
 
 
 def test_what_has_no_record_is_none_and_not_recorded(tmp_path, monkeypatch):
