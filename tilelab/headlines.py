@@ -1,12 +1,14 @@
 """Show the course's headline figures with two versions of torch: `python -m tilelab.headlines`.
 
 `python -m tilelab.record --experiments` measures EXPERIMENTS. results/<gpu>/ holds the records of one version of torch,
-and results/<gpu>/torch-2.13/ holds the headlines of another version. The command prints a page with both for the H200,
-and --write writes it to docs/stacks.md. Exit status: 0, or 2 for bad usage and for a second set that is missing.
+and results/<gpu>/torch-2.13/ holds the headlines of another version. The command prints a page with both for the H200
+and with the summaries of the tests on every GPU, and --write writes it to docs/stacks.md. Exit status: 0, or 2 for bad
+usage and for a second set that is missing.
 """
 
 from __future__ import annotations
 
+import json
 import pathlib
 import statistics
 
@@ -42,6 +44,12 @@ course's kernel or from the peer. The spread of a row is half of the distance be
 table adds the spreads of both records and shows the median over the rows. A difference below the spread may be noise.
 
 {table}
+
+## The tests
+
+`python -m tilelab.record --notebooks --tests` runs every test and every notebook on a GPU and keeps the summary.
+
+{tests}
 """
 
 
@@ -97,8 +105,26 @@ def make_page(folder: pathlib.Path, other: pathlib.Path) -> str:
             ["---"] * 6, *([words, *compare_headline(*(records.get(name) for records in found), fields)]
                            for words, name, fields in HEADLINES)]
     gpu = next(iter(found[0].values()))["device"]["name"]
-    return TEXT.format(gpu=gpu, old=old, new=new, folder=folder.name,
-                       table="\n".join(f"| {' | '.join(row)} |" for row in rows))
+    return TEXT.format(gpu=gpu, old=old, new=new, folder=folder.name, table=_make_table(rows),
+                       tests=summarise_tests(results.results_folder()))
+
+
+def summarise_tests(folder: pathlib.Path) -> str:
+    """Return a table with a row for each summary of the tests below a folder, and the names of those that failed."""
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("**/tests.json"))]
+    if not runs:
+        return "No summary is recorded."
+    head = ["GPU", "torch", "Triton", "passed", "failed", "skipped", "seconds", "date"]
+    rows = [[run["device"]["name"], run["versions"]["torch"], run["versions"]["triton"],
+             *(f"{run[count]:,.0f}" for count in ("passed", "failed", "skipped", "seconds")), run["recorded"][:10]]
+            for run in runs]
+    failed = [f"- Failed with torch {run['versions']['torch']}: `{name.rpartition('::')[2]}`"
+              for run in runs for name in run["failures"]]
+    return "\n".join([_make_table([head, ["---"] * len(head), *rows]), *([""] if failed else []), *failed])
+
+
+def _make_table(rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def find_second_set(folder: pathlib.Path) -> pathlib.Path:

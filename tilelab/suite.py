@@ -1,7 +1,7 @@
 """Run the tests in the order that suits this machine: `python -m tilelab.suite [TIER...]`.
 
 Tests that measure times on a GPU run alone, after all others. Without a GPU the others run in one process per CPU. With
-a GPU there are three processes for four CPUs, but no more than the GPU's free memory holds. TIER is unit, compile, fault,
+a GPU there are three processes for four CPUs, but no more than its free memory holds. TIER is unit, compile, fault,
 browser, notebook, gpu or timing; without one everything runs.
 
 Exit status: 0 if every test passed, 1 if one failed, 2 for bad usage.
