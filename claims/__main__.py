@@ -1,7 +1,7 @@
 """Print every claim with its verdict or, with --write, write CLAIMS.md and parts of two pages, and run claims.
 
-The parts are the README's telling verdicts and the figures of its findings, and the peers in docs/operators.md. --write
-needs no GPU. The exit status is 0, or 2 for bad usage, for a page that cannot be written or lacks its two marks or the
+The parts are the README's telling verdicts and the figures of its findings, and two tables of docs/operators.md.
+--write needs no GPU. The exit status is 0, or 2 for bad usage, for a page that cannot be written or lacks its two marks or the
 words of a finding, for a record that is damaged or lacks a figure, and for a notebook that fails.
 """
 
@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if options.write:
             text = answers.rewrite_figures(trial.rewrite_table(trial.README.read_text(encoding="utf-8")))
-            page = answers.rewrite_peers(answers.OPERATORS.read_text(encoding="utf-8"))
+            page = answers.rewrite_tables(answers.OPERATORS.read_text(encoding="utf-8"))
             results.write_atomically(trial.README, text)
             results.write_atomically(answers.OPERATORS, page)
             results.write_atomically(trial.LEDGER, trial.make_ledger())

@@ -1,4 +1,4 @@
-"""The figures in the README's column of measured findings and the peers in docs/operators.md, from the records.
+"""The figures in the README's column of measured findings and two tables of docs/operators.md, from the records.
 
 The words of the findings are written by hand. `python -m claims --write` writes the figures that stand for #.## in
 them.
@@ -18,7 +18,7 @@ from claims.judge import ROOT, Evidence, count_outcomes
 from tilelab.results import geometric_mean
 
 OPERATORS = ROOT / "docs" / "operators.md"
-BEGIN, END = "<!-- peers: written by python -m claims --write -->", "<!-- end of peers -->"
+BEGIN, END = "<!-- {}: written by python -m claims --write -->", "<!-- end of {} -->"
 # (kernel, record, the least and the most tokens of the rows that count; None for all rows)
 PEERS = (("`wgmma_gemm`, bf16", "ch10_gemm_peers", None), ("`attention`, bf16", "ch14_attention_peers", None),
          ("`fp8`, 1 to 64 tokens", "ch14_blockscaled_peers", (1, 64)),
@@ -141,16 +141,33 @@ def make_peers() -> str:
     return "\n".join(lines)
 
 
-def rewrite_peers(page: str) -> str:
-    """Return the text of docs/operators.md with today's table of peers; without its records the table stays."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{OPERATORS.name} must hold the lines {BEGIN} and {END}, in this order.")
-    try:
-        return f"{before}{BEGIN}\n{make_peers()}\n\n{END}{after}"
-    except FileNotFoundError:
-        return page
+def make_costs() -> str:
+    """Return a table of the CPU's time for a repeated call; ValueError for a record that lacks a figure."""
+    evidence = Evidence()
+    lines = ["| call | µs | beside it | µs |", "|---|---|---|---|"]
+    with evidence.explain_errors("the table of calls"):
+        lines += [f"| `{row['name'].replace(', ', '`, ', 1)}{'' if ', ' in row['name'] else '`'} | {row['us']:.0f} | "
+                  f"{row['peer']} | {row['peer_us']:.0f} |"
+                  for row in evidence("ch14_compiled_host_time", status="ok")]
+    return "\n".join(lines)
+
+
+TABLES = {"peers": make_peers, "calls": make_costs}
+
+
+def rewrite_tables(page: str) -> str:
+    """Return the text of docs/operators.md with today's TABLES; a table without its records stays as it is."""
+    for name, make in TABLES.items():
+        marks = BEGIN.format(name), END.format(name)
+        before, begin, rest = page.partition(marks[0])
+        _, end, after = rest.partition(marks[1])
+        if not begin or not end:
+            raise ValueError(f"{OPERATORS.name} must hold the lines {marks[0]} and {marks[1]}, in this order.")
+        try:
+            page = f"{before}{begin}\n{make()}\n\n{end}{after}"
+        except FileNotFoundError:
+            continue
+    return page
 
 
 def fill_in(words: str, figures: Iterable[float]) -> str:

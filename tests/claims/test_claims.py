@@ -109,7 +109,7 @@ def test_the_pages_say_what_the_rules_say():
     assert trial.rewrite_table(text) == text, "run `python -m claims --write`"
     assert answers.rewrite_figures(text) == text, "run `python -m claims --write`"
     page = answers.OPERATORS.read_text(encoding="utf-8")
-    assert answers.rewrite_peers(page) == page, "run `python -m claims --write`"
+    assert answers.rewrite_tables(page) == page, "run `python -m claims --write`"
 
 
 def test_every_notebook_that_measures_has_its_answer_from_a_record():
@@ -149,13 +149,13 @@ def test_figures_change_with_the_records_and_words_stay(change):
 def test_peers_change_with_the_records(change):
     page = answers.OPERATORS.read_text(encoding="utf-8")
     change("ch14_blockscaled_peers", with_rows(ratio=0.5))
-    shapes = re.findall(r"\| DeepGEMM \S+ \| (\d+) \| 0.50 \| 0.50 \| 0.50 \|", answers.rewrite_peers(page))
+    shapes = re.findall(r"\| DeepGEMM \S+ \| (\d+) \| 0.50 \| 0.50 \| 0.50 \|", answers.rewrite_tables(page))
     assert shapes == ["18", "12", "12"]
     change("ch14_blockscaled_peers", with_rows(ratio=None))
     with pytest.raises(ValueError, match="the table of peers cannot be judged by"):
-        answers.rewrite_peers(page)
+        answers.rewrite_tables(page)
     with pytest.raises(ValueError, match="operators.md must hold the lines"):
-        answers.rewrite_peers("no marks")
+        answers.rewrite_tables("no marks")
 
 
 def test_figures_have_the_digits_and_the_sign_that_words_ask_for():
@@ -523,11 +523,17 @@ def test_every_claim_is_printed(every, capsys):
     assert all(each.claim.text in said and each.finding.describe() in said for each in every)
 
 
+def make_page(table=""):
+    """Return a page with the marks of both tables and `table` in each; the default is today's."""
+    return "\n".join(f"{answers.BEGIN.format(name)}\n{table or make()}\n\n{answers.END.format(name)}"
+                     for name, make in answers.TABLES.items())
+
+
 @pytest.fixture
 def own_files(monkeypatch, tmp_path):
     """Pages and a notebook for --write alone; return the path of the README, which is not there yet."""
     monkeypatch.setattr(answers, "OPERATORS", tmp_path / "operators.md")
-    answers.OPERATORS.write_text(f"{answers.BEGIN}\nold\n{answers.END}")
+    answers.OPERATORS.write_text(make_page("old"))
     monkeypatch.setattr(trial, "README", tmp_path / "README.md")
     monkeypatch.setattr(trial, "LEDGER", tmp_path / "CLAIMS.md")
     monkeypatch.setattr(trial, "NOTEBOOK", tmp_path / "claims.ipynb")
@@ -571,7 +577,7 @@ def test_write_makes_the_pages_and_runs_the_notebook(own_files, capsys):
     assert stale != before
     own_files.write_text(stale + trial.BEGIN + trial.END + after, encoding="utf-8")
     assert main(["--write"]) == 0 and own_files.read_text(encoding="utf-8") == text
-    assert answers.OPERATORS.read_text(encoding="utf-8") == f"{answers.BEGIN}\n{answers.make_peers()}\n\n{answers.END}"
+    assert answers.OPERATORS.read_text(encoding="utf-8") == make_page()
     assert trial.LEDGER.read_text(encoding="utf-8") == trial.make_ledger()
     assert nbformat.read(trial.NOTEBOOK, 4).cells[0].outputs[0].text == "42\n"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 / 0")]), trial.NOTEBOOK)
