@@ -1,8 +1,8 @@
 """Print every claim with its verdict or, with --write, write CLAIMS.md and parts of two pages, and run claims.
 
 The parts are the README's telling verdicts and the figures of its findings, and two tables of docs/operators.md.
---write needs no GPU. The exit status is 0, or 2 for bad usage, for a page that cannot be written or lacks its two marks or the
-words of a finding, for a record that is damaged or lacks a figure, and for a notebook that fails.
+--write needs no GPU. The exit status is 0, or 2 for bad usage, for a page that cannot be written or lacks its two marks
+or the words of a finding, for a record that is damaged or lacks a figure, and for a notebook that fails.
 """
 
 from __future__ import annotations

@@ -510,7 +510,7 @@ def find_missing(trouble: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     parser = cli.make_plain_parser("tilelab.reliability", "Run notebooks under trouble and say how they end.")
-    parser.add_argument("--notebooks", nargs="+", metavar="NAME", help="run these notebooks (default: those of the trouble)")
+    parser.add_argument("--notebooks", nargs="+", metavar="NAME", help="run these (default: those of the trouble)")
     parser.add_argument("--only", nargs="+", metavar="TROUBLE", help=f"choose from {', '.join(TROUBLES)}")
     parser.add_argument("--write", action="store_true", help="run nothing; write docs/reliability.md from the records")
     options = parser.parse_args(arguments)
