@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import torch
@@ -134,8 +135,52 @@ def check_persistent(kernel) -> None:
         assert not fault, f"with {ctas} CTA{'s' * (ctas > 1)}, {fault}"
 
 
+def _make_distinct(where: str) -> torch.Tensor:
+    """Return 64 x 64 different bf16 numbers, ±2^e (1 + m / 64), in random order. `find_wrong` tells any two apart."""
+    positive = torch.outer(2.0 ** torch.arange(32), 1 + torch.arange(64) / 64).flatten()
+    return torch.cat([positive, -positive])[torch.randperm(4096)].view(64, 64).bfloat16().to(where)
+
+
+def _describe_wrong(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> str:
+    """Return how many elements of `out` differ from a b, where the first one is, and which sum it holds instead."""
+    wrong, expected = find_wrong(out, a, b), a.double() @ b.double()
+    row, column = wrong.nonzero()[0].tolist()
+    found = (expected == out[row, column]).nonzero().tolist()
+    held = ("the sum of row {}, column {}".format(*found[0]) if len(found) == 1 else
+            f"{out[row, column]:.5g} instead of {expected[row, column]:.5g}")
+    return (f"{int(wrong.sum()):,} of {out.numel():,} elements are wrong; the first, at row {row}, column {column}, "
+            f"holds {held}")
+
+
+def check_epilogue(kernel) -> None:
+    """Raise AssertionError unless a kernel of one product of 64 x 64 writes its sums to the box of C with stmatrix.
+
+    The first B is the identity, so that C holds the different numbers of A, and a sum in a wrong place can be named.
+    NotImplementedError for a kernel in which the body of a function is still a comment.
+    """
+    if re.search(r"// your [^\n]*\s*}", kernel.source):
+        raise NotImplementedError
+
+    def run(where: str) -> str:
+        for a, weight in ((_make_distinct(where), torch.eye(64, device=where).bfloat16()),
+                          [torch.randn(64, 64, device=where).bfloat16() for _ in range(2)]):
+            nan = torch.full((4096,), float("nan"), dtype=torch.bfloat16, device=where)
+            flat, buffer = lesson.make_guarded(nan)
+            out = flat.view(64, 64)
+            maps = [make_tensor_map(each, (64, 64), swizzle="128B") for each in (a, weight, out)]
+            kernel.prepare(1, 128, maps, 3 * 64 * 128 + 8)()
+            wrong = find_wrong(out, a, weight.T)
+            if fault := lesson.find_fault(flat, buffer, wrong.flatten()):
+                return _describe_wrong(out, a, weight.T) if wrong.any() else fault
+        return ""
+
+    fault = lesson.run_everywhere(run)
+    assert not fault, fault
+    assert kernel.sass("STSM"), "the sums are right, but no stmatrix writes them"
+
+
 CHECKS = {"Exercise 1": check_counts, "Exercise 2": check_consumer, "Exercise 3": check_persistent,
-          "Exercise 4": check_consumer}
+          "Exercise 4": check_consumer, "Exercise 5": check_epilogue}
 
 
 def check(exercise: str, kernel) -> None:

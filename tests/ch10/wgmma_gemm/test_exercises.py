@@ -24,7 +24,8 @@ def answer(kernel, change=("", "")):
 @pytest.mark.parametrize("kernel, check", [("counted", exercises.check_counts),
                                            ("mended_release", exercises.check_consumer),
                                            ("kept_place", exercises.check_persistent),
-                                           ("my_consumer", exercises.check_consumer)])
+                                           ("my_consumer", exercises.check_consumer),
+                                           ("my_epilogue", exercises.check_epilogue)])
 def test_the_solutions_pass(kernel, check):
     check(answer(kernel))
 
@@ -61,12 +62,71 @@ def test_a_persistent_kernel_that_loses_its_place_fails(change):
         exercises.check_persistent(answer("kept_place", change))
 
 
+@pytest.mark.parametrize("change, fault", [
+    # the order of the matrices, and of the two sums in a register
+    (("pack_bf16x2(sums[2], sums[3])", "pack_bf16x2(sums[4], sums[5])"),
+     "row 8, column 0, holds the sum of row 0, column 8"),
+    (("pack_bf16x2(sums[0], sums[1])", "pack_bf16x2(sums[1], sums[0])"),
+     "row 0, column 0, holds the sum of row 0, column 1"),
+    (("row = threadIdx.x / 32 * 16 + threadIdx.x % 16, half = threadIdx.x % 32 / 16",
+      "row = threadIdx.x / 32 * 16 + threadIdx.x % 8 + threadIdx.x % 32 / 16 * 8, half = threadIdx.x % 16 / 8"),
+     "row 0, column 8, holds the sum of row 8, column 0"),
+    # the swizzle: none, the 64-byte swizzle, and one with the wrong bits of the row
+    ((" ^ (row % 8)", ""), "row 1, column 0, holds the sum of row 1, column 8"),
+    ((" ^ (row % 8)", " ^ (row / 2 % 4)"), "row 1, column 0, holds the sum of"),
+    ((" ^ (row % 8)", " ^ (row / 8)"), "row 1, column 0, holds the sum of"),
+    # rows: all warps write to the first 16; a lane passes the row of its registers; a row has 64 bytes
+    (("threadIdx.x / 32 * 16 + ", ""), "row 0, column 0, holds the sum of row (16|32|48), column 0"),
+    (("threadIdx.x % 16, half", "threadIdx.x % 32 / 4, half"), "holds "),
+    (("row * 128", "row * 64"), "holds "),
+    # units and registers
+    (("(2 * j + half)", "(j + half)"), "holds the sum of"),
+    (("d + 8 * j", "d + 4 * j"), "row 0, column 16, holds the sum of row 0, column 8"),
+    (("j < 4", "j < 3"), "1,024 of 4,096 .* row 0, column 48, holds .* instead of"),
+    (("stmatrix_x4(", "stmatrix_x4_trans("), "row 0, column 1, holds the sum of row 1, column 0"),
+    (("unit * 16", "unit * 8"), "no multiple of 16"),
+    (("box + row", "box + 4096 + row"), "leaves shared memory"),
+    (("    stmatrix_x4(", "    if (threadIdx.x % 32 == 0) stmatrix_x4("), "waits for ever in stmatrix"),
+    # what is given: the fence, the barrier, and the end of the store
+    (("    fence_proxy_async();  //", "    //"), "row 0, column 0, holds .* instead of"),
+    (("    __syncthreads();      // all 128", "    // all 128"), "holds .* instead of"),
+    ((", bulk_commit(), bulk_wait_read<0>()", ""), "had not yet read its shared memory")])
+def test_a_wrong_epilogue_fails_and_says_which_sum_is_where(change, fault):
+    with pytest.raises(AssertionError, match=f"{fault}.*emulator"):
+        exercises.check_epilogue(answer("my_epilogue", change))
+
+
+def test_an_epilogue_needs_stmatrix():
+    begin, end = (SOLUTIONS["my_epilogue"].source.index(mark) for mark in ("        stmatrix_x4(", "    }\n}\n"))
+    with_stores = """
+        const u32 r = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+        unsigned char* const bytes = memory_of_box + r * 128 + threadIdx.x % 4 * 4;
+        for (int side = 0; side < 2; ++side)
+            for (int below = 0; below < 2; ++below)
+                *reinterpret_cast<u32*>(bytes + 1024 * below + ((2 * j + side ^ r % 8) * 16)) =
+                    pack_bf16x2(sums[4 * side + 2 * below], sums[4 * side + 2 * below + 1]);
+"""
+    source = SOLUTIONS["my_epilogue"].source
+    source = (source[:begin] + with_stores + source[end:]).replace(
+        "write_box(u32 box,", "write_box(unsigned char* memory_of_box, u32 box,").replace(
+        "write_box(c, d)", "write_box(memory + 2 * BOX_BYTES, c, d)")
+    with pytest.raises(AssertionError, match="the sums are right, but no stmatrix"):
+        exercises.check_epilogue(cuda_magic.find_kernels(source)["my_epilogue"])
+
+
+def test_the_kernel_around_the_epilogue_is_the_same_in_the_solution():
+    given, solved = (kernels["my_epilogue"].source for kernels in (LESSON, SOLUTIONS))
+    body = given.index("    // your")
+    assert solved.startswith(given[:body]) and solved.endswith(given[given.index("\n}", body):])
+    assert solved.count("\n") - given.count("\n") < 8
+
+
 def test_what_is_not_solved_says_so(capsys):
-    for number, name in enumerate(("counted", "early_release", "lost_place", "my_consumer"), 1):
+    for number, name in enumerate(("counted", "early_release", "lost_place", "my_consumer", "my_epilogue"), 1):
         exercises.check(f"Exercise {number}", LESSON[name])
     said = capsys.readouterr().out.splitlines()
     assert [line[:24] for line in said] == [f"Exercise {number}: not yet right"[:24] for number in (1, 2, 3)] + [
-        "Exercise 4: not solved y"]
+        f"Exercise {number}: not solved y" for number in (4, 5)]
 
 
 # ---- the lesson itself
