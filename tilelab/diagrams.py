@@ -121,7 +121,12 @@ def draw_gemm(config, m: int, n: int, k: int) -> plots.Picture:
         axes.annotate("", end, start, arrowprops=dict(arrowstyle="-|>", color=plots.GREY, lw=1.3, shrinkA=0, shrinkB=0))
     label((edge + x) / 2, (top + bottom) / 2 + 0.1, "TMA load", "center", 7.5)
     label((edge + x) / 2, 0.69, "TMA store", "center", 7.5)
-    return figure
+    parts = f" in {count} parts, one at a time" if count > 1 else ""
+    return figure.describe(
+        f"Left: A, B and C in global memory. A tile of {bm} × {bn} of C needs a row of tiles of A and a column of "
+        f"tiles of B; one step of K is a tile of {bm} × {bk} of A and one of {bk} × {bn} of B. Right: TMA loads the "
+        f"steps into a ring of {stages} stages of {size_a + size_b:g} KB each. The tensor core reads a stage and adds "
+        f"to its sums in registers. C is staged in shared memory{parts}, and TMA stores it.")
 
 
 def draw_sweep() -> plots.Picture:

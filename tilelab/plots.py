@@ -129,6 +129,18 @@ def _draw_vertical(axes, x: float, text: str, style: str, tone: str, left: bool)
                   textcoords="offset points", ha="right" if left else "left", va="bottom", color=tone)
 
 
+def _say_values(rows: Sequence[dict], label: Key, value: str, form: str) -> str:
+    """Return the value of each row in words; of more than 16 rows the least and the greatest."""
+    def say(row):
+        name = " ".join(str(_value(row, label)).split())
+        return f"{form.format(row[value])} for {name}" if _ran(row, value) else f"none for {name}"
+
+    ran = sorted((row for row in rows if _ran(row, value)), key=lambda row: row[value])
+    if len(rows) <= 16 or not ran:
+        return "; ".join(map(say, rows))
+    return f"of {len(rows)} rows, the least is {say(ran[0])}, and the greatest {say(ran[-1])}"
+
+
 _WHITE_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # keeps lines from crossing a text
 
 
@@ -158,7 +170,9 @@ def ratios(rows: Sequence[dict], *, label: Key, title: str, source: str, peer: s
     axes.set_xticks([tick for tick in ticks if max(low, 0) <= tick <= high])
     label_lines(axes, rows, label)
     axes.set_xlabel(escape_math(f"speed, × {peer}"), fontsize=8)
-    return figure
+    limit = "" if floor is None else f"; a dashed line marks {floor:g}"
+    return figure.describe(f"{title.rstrip('.')}. Each row has a dot at its speed relative to {peer}, and a bar from 1 "
+                           f"to the dot{limit}: {_say_values(rows, label, 'ratio', f'{{:.{digits}f}}')}.")
 
 
 def ladder(rows: Sequence[dict], *, label: Key, title: str, source: str, value: str = "tflops",
@@ -179,8 +193,11 @@ def ladder(rows: Sequence[dict], *, label: Key, title: str, source: str, value: 
         _draw_vertical(axes, ceiling, f"{ceiling_label} {ceiling:,.4g}".strip(), "--", colour("cuBLAS"), left=True)
     axes.set_xlim(0, top * 1.1)
     label_lines(axes, rows, label)
-    axes.set_xlabel(escape_math(unit or UNITS.get(value, value)), fontsize=8)
-    return figure
+    unit = unit or UNITS.get(value, value)
+    axes.set_xlabel(escape_math(unit), fontsize=8)
+    limit = f"; a dashed line at {ceiling:,.4g}, {ceiling_label}".rstrip(", ") if ceiling else ""
+    return figure.describe(f"{title.rstrip('.')}. Each row has a bar, in {unit}: "
+                           f"{_say_values(rows, label, value, '{:,.4g}')}{limit}.")
 
 
 def natural_key(text: str) -> tuple:
@@ -228,7 +245,8 @@ def heat_map(rows: Sequence[dict], x: Key, y: Key, value: str, *, title: str, so
         if not known:
             axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, color="#dddddd"))
         dark = known and numpy.dot(shades.cmap(shades.norm(grid[i, j]))[:3], (0.3, 0.59, 0.11)) < 0.5
-        axes.text(j, i, escape_math(text), ha="center", va="center", fontsize=size, color="white" if dark else "black")
+        axes.text(j, i, escape_math(text), ha="center", va="center", color="white" if dark else "black",
+                  fontsize=size if known else max(7, 0.8 * size))  # "smem" is wider than "0.99"
     axes.set_xticks(range(len(columns)), [escape_math(column) for column in columns])
     axes.set_yticks(range(len(lines)), [escape_math(line) for line in lines])
     axes.set_xlabel(escape_math(x_label or (x if isinstance(x, str) else "")), fontsize=8)

@@ -110,13 +110,16 @@ def ring_picture(stages: int = 4) -> plots.Picture:
     thread_keys = ((BLUE, "expect_tx, load"), (ORANGE, "store"), ("full", "waits until full"),
                    ("read", "waits until read"))
     stage_keys = ((lighten(BLUE), "load in flight"), (lighten(ORANGE), "store reads it"),
-                  (lighten(GREEN), "full: phase 0 or 1 ended"), (PALE, "free"))
-    for y, who, keys in ((low - 0.34, "the thread", thread_keys), (low - 0.51, "a stage", stage_keys)):
+                  (lighten(GREEN), "full; digit: parity of the ended phase"), (PALE, "free"))
+    for y, who, keys, last in ((low - 0.34, "the thread", thread_keys, 3.6), (low - 0.51, "a stage", stage_keys, 4.25)):
         write(axes, left - 0.06, y, who, "right", color=plots.GREY)
-        for x, (face, text) in zip((left, left + 1.06, left + 2.06, left + 3.6), keys):
+        for x, (face, text) in zip((left, left + 1.06, left + 2.06, left + last), keys):
             draw_bar(x, y - 0.05, 0.16, 0.1, face)
             write(axes, x + 0.2, y, text, "left")
-    return figure
+    return figure.describe(
+        f"{title}. A timeline with a row for the thread, which issues loads and stores or waits, and a row for each "
+        "stage: load in flight, full, read by a store, free. The digit in a full stage is the parity of the phase that "
+        "has ended: 0 for the stage's first chunk, 1 for its second one, and so on in turn.")
 
 
 def _arrow(axes, start, end, tone=plots.GREY, **style) -> None:
@@ -156,7 +159,10 @@ def draw_two_ways() -> plots.Picture:
     write(axes, 4.1, 0.42, "the bytes in flight occupy shared memory")
     write(axes, 0.1, 0.12, "An arrow is one transfer. 256 threads move 16 bytes each; the engine moves all 4,096.",
           "left", color=plots.GREY)
-    return figure
+    return figure.describe(
+        "Left, plain loads and stores: each of 256 threads loads 16 bytes from global memory into its registers and "
+        "stores them again. Right, a bulk copy: one thread instructs the copy engine, which moves all 4,096 bytes from "
+        "global memory to shared memory and back.")
 
 
 # What happens to the mbarrier of a buffer that is used twice: (time, event, pending arrivals, pending bytes, phase).
@@ -191,7 +197,11 @@ def draw_barrier(events=BARRIER_EVENTS) -> plots.Picture:
         box(axes, left + x * step, 0.2, (until - x) * step, 0.2, "white", GREEN, hatch="/////", linewidth=0.6)
         write(axes, left + (x + until) * step / 2, 0.1, text)
     write(axes, left - 0.08, 0.3, "thread 0", "right")
-    return figure
+    said = "; ".join(f"{event}: {arrivals}, {pending:,}, phase {phase}"
+                     for _, event, arrivals, pending, phase in events)
+    return figure.describe(
+        f"A timeline of one mbarrier: pending arrivals, pending bytes and phase after each event. {said}. Thread 0 "
+        "waits for parity 0 until phase 0 ends, and for parity 1 until phase 1 ends.")
 
 
 def draw_proxies() -> plots.Picture:
@@ -213,7 +223,9 @@ def draw_proxies() -> plots.Picture:
     write(axes, 0.1, 0.34, "Without step 2 a write can still be on the left path when the engine reads on the right.",
           "left")
     write(axes, 0.1, 0.18, "A load needs no fence: the wait on its mbarrier makes the engine's writes visible.", "left")
-    return figure
+    return figure.describe(
+        "Threads reach shared memory through the generic proxy, and the copy engine through the async proxy. The order "
+        "of a store: threads write results, fence.proxy.async, __syncthreads, and thread 0 starts the bulk store.")
 
 
 def _kib_loading(row: dict) -> int:
@@ -223,8 +235,8 @@ def _kib_loading(row: dict) -> int:
 
 def draw_in_flight(record) -> plots.Picture:
     """Draw the speed of rings against the KiB that each SM has under way, and what Little's law predicts."""
-    figure, axes = plots.new_figure(record.rows, "Speed depends on the bytes under way more than on how they are cut",
-                                    record.label())
+    title = "Speed depends on the bytes under way more than on how they are cut"
+    figure, axes = plots.new_figure(record.rows, title, record.label())
     for kib, tone in zip((4, 8, 16), (ORANGE, BLUE, GREEN)):
         rows = [row for row in record.rows if row["kib"] == kib]
         axes.plot([_kib_loading(row) for row in rows], [row["gbps"] for row in rows], "o", color=tone, markersize=5,
@@ -238,7 +250,10 @@ def draw_in_flight(record) -> plots.Picture:
     axes.set(xlabel="KiB under way per SM: (stages − 1) × buffer, or one buffer", ylabel="GB/s", xlim=(0, None),
              ylim=(0, 1.12 * torch_gbps))
     axes.legend(fontsize=7, frameon=False, loc="lower right")
-    return figure
+    said = ", ".join(f"{row['gbps']:.0f} at {_kib_loading(row)}" for row in sorted(record.rows, key=_kib_loading))
+    return figure.describe(
+        f"{title}. A dot for each ring with buffers of 4, 8 or 16 KiB; a dotted line for Little's law, a dashed one "
+        f"for {first['peer']} at {torch_gbps:.0f}. GB/s over the KiB under way per SM: {said}.")
 
 
 def draw_fronts(record) -> plots.Picture:

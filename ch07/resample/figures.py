@@ -69,7 +69,10 @@ def coalescing_picture() -> plots.Picture:
     draw_memory(y - 0.2 - deep, row_bytes, BLUE)
     for line in range(row_bytes // LINE):
         write(axes, x + (line + 0.5) * LINE * scale, y - 0.3 - deep, f"line {line}: {LINE} B")
-    return figure
+    return figure.describe(
+        "Bands from the 32 lanes of a warp to the bytes that they load. Above, 2 bytes per lane: one load needs two "
+        "sectors of the row on the left of the target, and another load two sectors of the row on the right. Below, 16 "
+        "bytes per lane: one load needs 16 sectors, four whole cache lines.")
 
 
 def binary_search_reads(sources: int, target: float) -> list[int]:
@@ -199,7 +202,8 @@ def draw_banks(sources: int = 1024, padded: bool = False) -> plots.Picture:
              ("32 pivots, first step", ballot_search_reads(sources, target)[0]),
              ("32 pivots, second step", ballot_search_reads(sources, target)[1]))
     steps = [(name, [word + word // BANKS * padded for word in words]) for name, words in steps]
-    most = max(count_wavefronts(words) for _, words in steps)
+    counts = {name: count_wavefronts(words) for name, words in steps}
+    most = max(counts.values())
     figure, axes = canvas(f"A bank gives one word per wavefront: a step takes up to {most}", "", plots.SIZE[0], 2.6)
     left, wide, low, high = 1.35, 0.098, 0.42, 0.36
     for row, (name, words) in enumerate(steps):
@@ -211,12 +215,14 @@ def draw_banks(sources: int = 1024, padded: bool = False) -> plots.Picture:
             if read[bank]:
                 box(axes, left + bank * wide, y, wide, high * (0.15 + 0.85 * read[bank] / LANES),
                     ORANGE if read[bank] > 1 else BLUE, "white", linewidth=0.6)
-        count = count_wavefronts(words)
+        count = counts[name]
         write(axes, left + BANKS * wide + 0.08, y + high / 2, f"{count} wavefront{'s' * (count > 1)}", "left", 7.5)
     write(axes, left, low - 0.18, "bank 0", "left", color=plots.GREY)
     write(axes, left + BANKS * wide, low - 0.18, "bank 31", "right", color=plots.GREY)
     write(axes, left + BANKS * wide / 2, low - 0.32, "height: how many different words of this bank the lanes read")
-    return figure
+    return figure.describe(
+        "A row for each step, with a bar for each of the 32 banks: how many different words of it the lanes read. "
+        f"Wavefronts: {'; '.join(f'{name}: {count}' for name, count in counts.items())}.")
 
 
 def draw_who_searches() -> plots.Picture:
@@ -249,7 +255,10 @@ def draw_who_searches() -> plots.Picture:
              [first, *((6.2 + 4.0 * turn, 4, load, f"rows {3 * turn + warp}") for turn in range(4))])
     axes.plot([left + 6.1 * step] * 2, [0.4, 1.18], color="black", linewidth=1)
     write(axes, left + 6.1 * step, 0.3, "__syncthreads")
-    return figure
+    return figure.describe(
+        "Timelines of three warps. With a search per warp, each searches for one target, loads its rows, blends them, "
+        "and begins the next search. With a search per block, two warps search for 32 targets each while the third one "
+        "waits; after __syncthreads all three load rows without a pause.")
 
 
 def draw_chunk() -> plots.Picture:
@@ -289,4 +298,7 @@ def draw_chunk() -> plots.Picture:
     write(axes, 0.1, 0.44, "__syncthreads after 2: all targets are found before anyone blends.", "left")
     write(axes, 0.1, 0.2, "A target is searched once per chunk, not once per element or per warp.", "left",
           color=plots.GREY)
-    return figure
+    return figure.describe(
+        "Three steps of a block. 256 threads copy the source times of one batch to shared memory. 64 threads search 64 "
+        "targets, one each, and write the left row and the weight to shared memory. 256 threads blend the 64 × 128 "
+        "elements. A __syncthreads follows the first and the second step.")

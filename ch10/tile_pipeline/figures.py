@@ -104,7 +104,7 @@ def draw_halo() -> plots.Picture:
     write(axes, left + columns * scale / 2, top - rows * scale / 2, f"tile {rows} × {columns}", color="white", size=8,
           bbox={"facecolor": BLUE, "edgecolor": "none", "pad": 1})
     for index, (style, text) in enumerate((
-            ({"face": BLUE}, "written by this CTA"), ({"face": lighten(GREEN, 0.45)}, "halo, from the tensor"),
+            ({"face": BLUE}, "written by this block"), ({"face": lighten(GREEN, 0.45)}, "halo, from the tensor"),
             ({"face": lighten(ORANGE, 0.45)}, "rest of a unit, not used"), (OUTSIDE, "outside: filled with zero"),
             ({"face": lighten(BLUE, 0.15)}, "rest of the tensor"))):
         box(axes, right + 0.2, 1.94 - 0.22 * index, 0.18, 0.12, **style)

@@ -231,4 +231,10 @@ def draw_timeline(rows: Sequence[dict], *, title: str, source: str = "") -> plot
         shown.append("lighter: every other tile")
     axes.legend(handles, shown, fontsize=7, ncols=len(shown), frameon=False, loc="lower left", bbox_to_anchor=(0, 1),
                 borderaxespad=0.1, handlelength=1.2, columnspacing=1.2)
-    return figure
+    said = f"{title}. A row for each of {', '.join(ticks.values())} over {duration:,} cycles ({', '.join(shown)})."
+    for tile in tiles[1:]:
+        firsts = [min((row["begin"] - start for row in rows if (row["tile"], row["role"]) == (tile, role)
+                       and row["event"] != "wait"), default=None) for role in ticks.values()]
+        begins = [f"{first:,} ({role})" for first, role in zip(firsts, ticks.values()) if first is not None]
+        said += f" Tile {tile} begins at cycle {', '.join(begins)}."
+    return figure.describe(said)

@@ -46,7 +46,11 @@ def blocks_picture(queries: int = 700, keys: int = 1000, block: int = 128, causa
         box(axes, left + width + 0.7, top - 0.25 - 0.24 * line, 0.14, 0.14, tone, "#aaaaaa", linewidth=0.4)
         write(axes, left + width + 0.92, top - 0.18 - 0.24 * line, text, "left")
     write(axes, left + width + 0.7, top - 1.1, "no score is ever\nwritten to memory", "left")
-    return figure
+    mask = "the diagonal or the end of the keys" if causal else "the end of the keys"
+    return figure.describe(
+        f"The scores of {queries} queries and {keys} keys in blocks of {block} × {block}, with Q and O on their sides "
+        f"and K and V above. One tile of queries is marked: it meets {visited} of {columns} blocks of keys, the last "
+        f"one first. Only a block at {mask} needs a mask. No score is written to memory.")
 
 
 def schedule(step: str, d: int, blocks: int = 4) -> tuple[list[tuple[str, int, float, float]], float]:
@@ -83,16 +87,19 @@ def timeline_picture(d: int = 128) -> plots.Picture:
     names = {"lockstep": "in lockstep", "roles": "free of each other", "overlap": "and overlapping"}
     schedules = {step: schedule(step, d) for step in names}
     longest = max(end for spans, _ in schedules.values() for *_, end in spans)
-    figure, axes = canvas(f"Tensor core busy, D {d}: {schedules['lockstep'][1]:.0%} in lockstep, "
-                          f"{schedules['roles'][1]:.0%} free, {schedules['overlap'][1]:.0%} overlapping",
-                          "a model of four blocks of keys: throughputs alone, no latency", 7.2, 2.9)
+    lockstep, roles, overlap = (f"{busy:.0%}" for _, busy in schedules.values())
+    title = f"Tensor core busy, D {d}: {lockstep} in lockstep, {roles} free, {overlap} overlapping"
+    figure, axes = canvas(title, "a model of four blocks of keys: throughputs alone, no latency", 7.2, 2.9)
     scale, left = 5.0 / longest, 1.95
     for line, (step, (spans, _)) in enumerate(schedules.items()):
         lanes(axes, 2.35 - 0.72 * line, left, scale, longest, names[step], spans, GROUPS)
     for group, tone in enumerate(GROUPS):
         box(axes, 0.07, 0.12 + 0.18 * (1 - group), 0.1, 0.1, tone)
         write(axes, 0.22, 0.17 + 0.18 * (1 - group), f"warp group {group}", "left", 6.5)
-    return figure
+    return figure.describe(
+        f"{title}. Three timelines of the tensor core and the softmax, which two warp groups use in turn. In lockstep "
+        "the tensor core is idle while the groups compute the softmax; free of each other, one group multiplies while "
+        "the other computes the softmax.")
 
 
 def draw_rescaling(blocks=((1, 3), (5, 2), (4, 1))) -> plots.Picture:

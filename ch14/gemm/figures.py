@@ -145,7 +145,7 @@ def draw_waves(m: int = 512, n: int = 6144, widths=(128, 192)) -> plots.Picture:
 
 def draw_programs() -> plots.Picture:
     """Draw one SM over three tiles for the last steps: who loads, multiplies and stores when."""
-    fill, work, store = 1.0, 3.2, 0.8
+    fill, work, store = 1.0, 3.2, 1.1
     one, pair, pale = fill + work + store, 2 * work, lighten(BLUE, 0.5)
 
     def tile(number, begin):
@@ -161,7 +161,7 @@ def draw_programs() -> plots.Picture:
              [("program 0", [(0, fill, pale, "fill"), *tile(0, fill), *tile(2, fill + pair)]),
               ("program 1", [(0, fill, pale, "fill"), *tile(1, fill + work)])])]
     height = 0.75 + sum(0.3 + 0.23 * len(lanes) for _, lanes in rows)
-    figure, axes = canvas("A persistent loop hides the fill; a second program also hides the store",
+    figure, axes = canvas("A persistent loop hides the fill; two programs also hide the store",
                           "a sketch, not to scale: one SM, three tiles", plots.SIZE[0], height)
     left, scale, top = 0.75, (plots.SIZE[0] - 0.85) / (3 * one), height - 0.45
     for title, lanes in rows:
@@ -202,8 +202,11 @@ def draw_stage_sweep(record) -> plots.Picture:
                     fontsize=7)
     axes.set_ylabel("× torch.mm", fontsize=8)
     axes.legend(fontsize=7, frameon=False, loc="lower right")
-    return figure.describe("Speed against torch.mm over the number of stages, with the number of programs per SM at "
-                           "each point.")
+    said = "; ".join(f"{kernel}: " + ", ".join(f"{row['ratio']:.2f} at {row['stages']}" for row in rows
+                                               if row["kernel"] == kernel)
+                     for kernel in dict.fromkeys(row["kernel"] for row in rows))
+    return figure.describe("A line for each kernel: its speed, × torch.mm, over the number of stages, with the number "
+                           f"of programs per SM at each point. {said}.")
 
 
 def draw_ablation(records: dict[str, object]) -> plots.Picture:

@@ -12,6 +12,8 @@ from ch07.resample.figures import ballot_search_reads, binary_search_reads, coun
 from tilelab import results
 
 PICTURES = {
+    "two ways": figures.draw_two_ways,
+    "proxies": figures.draw_proxies,
     "ring": figures.ring_picture,
     "one stage": lambda: figures.ring_picture(stages=1),
     "coalescing": resample_figures.coalescing_picture,
@@ -26,6 +28,11 @@ PICTURES = {
 @pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
 def test_every_text_lies_inside_and_clear_of_the_others(draw):
     assert_legible(draw())
+
+
+@pytest.mark.parametrize("draw", [figures.draw_barrier, *(draw for name, draw in PICTURES.items() if name != "search")])
+def test_pictures_say_what_they_show(draw):
+    assert len(draw().description) > 100
 
 
 def orders(intervals):

@@ -111,6 +111,8 @@ def test_timeline():
     axes, = figure.axes
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["producer", "consumer 0", "consumer 1"]
     ends = [patch.get_x() + patch.get_width() for patch in axes.patches]
+    assert figure.description.endswith("Tile 1 begins at cycle 9,200 (producer), 11,000 (consumer 0), 11,000 (consumer "
+                                       "1).")
     assert len(axes.patches) == len(EVENTS) and max(ends) == pytest.approx(max(row["end"] for row in EVENTS))
     placed = gemm_figures._stack_rows([row for row in EVENTS if row["role"] == "producer"])
     for (line, row), (other, later) in itertools.combinations(placed, 2):

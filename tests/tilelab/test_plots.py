@@ -1,4 +1,5 @@
 import base64
+import itertools
 import warnings
 from types import SimpleNamespace
 
@@ -105,6 +106,28 @@ def test_the_alternative_text_of_a_heat_map_says_its_range_and_where_it_ends():
     assert said.startswith(TITLES["title"] + ". A heat map of 4 cells, 3 with a value")
     assert "the least is 0.20 at 64, 64, and the greatest 1.05 at 64, 128." in said
     assert PICTURES["heat_map"]([REJECTED]).description.endswith("1 cells, 0 with a value.")
+
+
+def test_the_alternative_texts_of_ratios_and_ladders_say_each_value():
+    rows = [{"name": f"k{index}", "ratio": 0.5 + index / 10, "gbps": 1000 * (index + 1)} for index in range(3)]
+    rows.append({"name": "late", "status": "failed", "reason": "no answer"})
+    said = plots.ratios(rows, label="name", floor=0.9, **TITLES).description
+    assert said.startswith(TITLES["title"]) and "a dashed line marks 0.9" in said
+    assert said.endswith("0.50 for k0; 0.60 for k1; 0.70 for k2; none for late.")
+    said = plots.ladder(rows, label="name", value="gbps", ceiling=4000, ceiling_label="roof", **TITLES).description
+    assert said.endswith("GB/s: 1,000 for k0; 2,000 for k1; 3,000 for k2; none for late; a dashed line at 4,000, "
+                         "roof.")
+    many = plots.ratios(rows * 5, label="name", **TITLES).description
+    assert many.endswith("of 20 rows, the least is 0.50 for k0, and the greatest 0.70 for k2.")
+
+
+def test_the_words_of_neighbouring_cells_do_not_touch():
+    rows = [{"x": x, "y": y, "status": "rejected" if x + y else "ok", "ratio": 0.99} for x in range(8) for y in (0, 1)]
+    figure = plots.heat_map(rows, "x", lambda row: f"{row['y']} warps, 7 stages", "ratio", mark=lambda row: "smem",
+                            **TITLES)
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent().padded(3) for text in figure.axes[0].texts]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
 
 
 def test_heat_map_refuses_two_rows_in_one_cell():

@@ -126,6 +126,7 @@ def test_the_raster_of_the_picture_is_that_of_the_kernel():
 def test_pictures_say_what_they_show(draw):
     picture = draw()
     assert len(picture.description) > 60 and picture._repr_png_()
+    assert "\n" not in picture.get_suptitle(), "the title fits on its line"
 
 
 def test_a_schedule_keeps_its_rules():
