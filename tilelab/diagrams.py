@@ -157,4 +157,6 @@ def draw_sweep() -> plots.Picture:
     arrow((1.57, 1.55), (4.23, 1.55), "rows", 3.0, 1.63)
     axes.text(0.1, 0.12, "dashed: may crash, hang or be killed; the configuration gets a row that says so", fontsize=7,
               va="center", color=grey)
-    return figure
+    return figure.describe("Four parts with arrows. The notebook hands builds to the compilers, one per core, and "
+                           "measurements to one worker per GPU. It writes a line per row to the journal on disk. "
+                           "Compilers and workers may crash, hang or be killed: each is a process of its own.")

@@ -112,8 +112,12 @@ def draw_sums(record) -> plots.Picture:
     axes.axhline(2**-9, color="#999999", linewidth=0.8, linestyle="--")
     axes.text(sizes[0], 2**-9 * 1.1, "half a step of bf16", fontsize=6.5, va="bottom")
     axes.legend(fontsize=7)
-    return figure.describe("The error over K in powers of two. That of one sum in the tensor core is the larger one. "
-                           "That of the sum that is promoted to float32 every 128 columns is the smaller one.")
+    ends = {name: [record.rows[index][name] for index in (0, -1)] for name in ("one sum", "promoted")}
+    (one, longest), (first, last) = ends["one sum"], ends["promoted"]
+    return figure.describe(
+        f"The largest error over the largest element, for K from {sizes[0]:,} to {sizes[-1]:,}. The error of one sum "
+        f"in the tensor core goes from {one:.2g} to {longest:.2g}. The error of a sum that is promoted to float32 "
+        f"every 128 columns goes from {first:.2g} to {last:.2g}. A dashed line marks half a step of bf16, {2**-9:.2g}.")
 
 
 def draw_split(tiles: int = 4, splits: int = 3, places: int = 12) -> plots.Picture:
@@ -239,7 +243,7 @@ def draw_blackwell() -> plots.Picture:
 def draw_in_flight(rows) -> plots.Picture:
     """Draw the latency that the stages of each plan hide, at the tensor core's rate and at that of DRAM."""
     figure, axes = plots.new_figure(rows, "How much latency the stages hide, if the tensor core runs at full rate",
-                                    "datasheet rates of a B200; latency as measured on an H200", 2.4)
+                                    "datasheet rates of a B200; latency fitted to a sweep on an H200", 2.4)
     names = [f"{row['test']}, {row['plan']}" for row in rows]
     axes.barh(names, [row["hidden us"] for row in rows], color=[BLUE if row["plan"] == "greedy" else ORANGE
                                                                 for row in rows])
@@ -248,5 +252,6 @@ def draw_in_flight(rows) -> plots.Picture:
     axes.invert_yaxis()
     axes.set_xlabel("microseconds hidden by the stages in flight", fontsize=8)
     axes.tick_params(labelsize=7)
-    return figure.describe("Bars of the microseconds that the stages in flight hide, for the plans of the three tests, "
-                           "and a dashed line at the latency of a load.")
+    bars = "; ".join(f"{name}: {row['hidden us']:.2f}" for name, row in zip(names, rows))
+    return figure.describe(f"Bars of the microseconds that the stages in flight hide: {bars}. A dashed line marks the "
+                           f"latency of a load, {rows[0]['latency us']:g} µs.")

@@ -20,7 +20,7 @@ ARROW = {"arrowstyle": "-|>", "color": "black", "lw": 1.2, "shrinkA": 0, "shrink
 def loops_picture() -> plots.Picture:
     """Draw a plain loop and one that carries tiles: which iteration loads what a product reads."""
     width, height = plots.SIZE[0], 2.75
-    figure, axes = canvas("Plain: a product reads what its own iteration loads. Carry: what the one before has loaded",
+    figure, axes = canvas("Carry: a product reads what the iteration before has loaded",
                           "k + 1 is loaded while k is multiplied, by hand: a manual double buffer", width, height)
     for line, (name, carried) in enumerate((("plain", False), ("carry both", True))):
         top = 2.18 - 1.08 * line
@@ -42,12 +42,14 @@ def loops_picture() -> plots.Picture:
             box(axes, 0.12, top - 0.58, 0.95, 0.2, plots.colour("best"))
             write(axes, 0.6, top - 0.485, "load tile 0", color="white")
             axes.annotate("", (1.33, top - 0.48), (1.07, top - 0.48), arrowprops=ARROW)
-    return figure
+    return figure.describe("Three iterations of two loops. In the plain loop each iteration loads a tile and "
+                           "multiplies it. In the loop that carries both tiles, tile 0 is loaded before the loop, and "
+                           "each iteration multiplies the tile of the iteration before while it loads the next one.")
 
 
 def draw_definitions() -> plots.Picture:
     """Draw how the pass walks from the operand of a product to the operation that defines it, in two loops."""
-    figure, axes = canvas("From a product to the load of its tile: a carried tile has no defining operation",
+    figure, axes = canvas("From a product to its load: no operation defines a carried tile",
                           "arrows: from a value to what defines it", 7.2, 2.6)
     chains = (("plain", ("tc_gen5_mma", "local_alloc", "descriptor_load"), "found: tt.latency = 3"),
               ("carry b", ("tc_gen5_mma", "local_alloc", "block argument"), "no operation defines it"))
@@ -120,7 +122,22 @@ def matrix_picture(rows: Sequence[dict], title: str, source: str, x: str = "targ
         for index, ((outcome, stage), number) in enumerate(counts.items()):
             write(axes, left + wide / 2 - 0.025, bottom + high / 2 - 0.03 + 0.14 * ((len(counts) - 1) / 2 - index),
                   f"{number} {outcome}{f', {stage}' if stage else ''}")
-    return figure
+    alike: dict[str, list[str]] = {}  # lines with the same outcomes share a sentence
+    for line in lines:
+        found: dict[str, list[str]] = {}
+        for column in columns:
+            counts = cells[column, line].items()
+            found.setdefault(", ".join(itertools.starmap(_describe_outcome, counts)), []).append(column)
+        said = "; ".join(f"{outcomes} ({', '.join(where)})" for outcomes, where in found.items())
+        alike.setdefault(said, []).append(line)
+    told = " ".join(f"{', '.join(names)}: {said}." for said, names in alike.items())
+    return figure.describe(f"{title}. Builds per cell. {told}")
+
+
+def _describe_outcome(outcome: tuple[str, str], number: int) -> str:
+    """Return words such as "12 build" or "1 fails in ptxas"."""
+    verb, stage = outcome
+    return f"{number} {verb if number == 1 else verb.rstrip('s')}{f' in {stage}' if stage else ''}"
 
 
 def _count_outcomes(rows: Sequence[dict]) -> dict[tuple[str, str], int]:
@@ -155,4 +172,11 @@ def rule_picture(rows: Sequence[dict], says: Callable[[dict], bool], lines: str,
         inner = len(across) // len({values[:level + 1] for values in across})
         for first in range(0, len(across), inner):
             write(axes, 1.4 + wide * (first + inner / 2), y, across[first][level])
-    return figure
+    failed, framed = [row for row in rows if row["outcome"] == "fails"], [row for row in rows if says(row)]
+    told = []
+    for axis in (lines, *columns):
+        counts = collections.Counter(row[axis] for row in failed)
+        told.append(f"by {axis}: " + ", ".join(f"{counts[value]} at {value}" for value in
+                                               dict.fromkeys(row[axis] for row in rows)))
+    return figure.describe(f"{title}. {len(failed)} of {len(rows)} builds fail; {'; '.join(told)}. {len(framed)} "
+                           f"builds are framed, and {sum(map(says, failed))} of them fail.")

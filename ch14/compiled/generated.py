@@ -67,10 +67,11 @@ class Program:
         return least
 
     def body(self) -> str:
-        """Return the statements of `call` that allocate, launch or reuse; checks and `del` are left out."""
+        """Return the statements of `call` that allocate, launch or rename, with the checks of an operator's result."""
         text = self.code[re.search(r"def (?:partition_\d+|call)\(", self.code).start():]
         lines = text.partition("return (")[0].splitlines()[1:]
-        wanted = re.compile(r"^(?!.*assert_alignment).*(empty_strided|\.run\(|extern_kernels|torch\.ops\.|# reuse)")
+        wanted = re.compile(r"^(?!.*assert_alignment)(.*(empty_strided|\.run\(|extern_kernels|torch\.ops\.|# reuse)|"
+                            r"\s*buf\d+ = buf\d+$)")
         kept = [line.strip() for line in lines if wanted.search(line)]
         return "\n".join(re.sub(r", stream=\w+", "", line) for line in kept)
 

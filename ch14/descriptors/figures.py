@@ -47,7 +47,11 @@ def draw_ways() -> plots.Picture:
         _draw_arrow(axes, (5.85, y + 0.14), (5.15, y + 0.14), tone)
         for start, end in ((1.5, 2.1), (3.4, 3.95)):
             _draw_arrow(axes, (start, y + 0.25), (end, y + 0.25), tone, dashed=True)
-    return figure
+    return figure.describe(
+        "Three rows. Host: at each launch the driver encodes a map, which is a parameter of the kernel. Device: the "
+        "CPU allocates scratch, and each program writes its map there. Both ways, one thread asks TMA to move tiles "
+        "between global and shared memory. Pointers: the threads compute addresses and move 16 bytes each through "
+        "registers.")
 
 
 def draw_boxes(blocks: Sequence[tuple[tuple[int, int], tuple[int, int]]], itemsize: int = 2) -> plots.Picture:
@@ -60,8 +64,8 @@ def draw_boxes(blocks: Sequence[tuple[tuple[int, int], tuple[int, int]]], itemsi
             raise ValueError(f"boxes of {cut[0]} × {cut[1]} do not make a block of {block[0]} × {block[1]}.")
     height = 0.5 + 0.62 * len(blocks)
     figure, axes = canvas("A block is cut into boxes: each is one TMA instruction",
-                          f"elements of {itemsize} bytes; rows are drawn higher than they are", plots.SIZE[0], height)
-    widest, left = max(block[1] for block, _ in blocks), 1.35
+                          f"elements of {itemsize} bytes; not to scale", plots.SIZE[0], height)
+    widest, left, found = max(block[1] for block, _ in blocks), 1.35, []
     for index, (block, cut) in enumerate(blocks):
         y = height - 0.62 - 0.62 * index
         wide, high = 3.9 * (block[1] / widest) ** 0.5, min(0.36, 0.09 + 0.045 * block[0])
@@ -71,6 +75,8 @@ def draw_boxes(blocks: Sequence[tuple[tuple[int, int], tuple[int, int]]], itemsi
             for j in range(across):
                 box(axes, left + wide * j / across, y + high * i / down, wide / across, high / down,
                     lighten(BLUE, 0.35 + 0.3 * ((i + j) % 2)), "white", linewidth=0.6)
-        write(axes, left, y - 0.1, f"{across * down} box{'es' * (across * down > 1)} of {cut[0]} × {cut[1]}, "
-                                   f"{cut[0] * cut[1] * itemsize:,} B each", "left")
-    return figure
+        boxes = f"{across * down} box{'es' * (across * down > 1)} of {cut[0]} × {cut[1]}"
+        write(axes, left, y - 0.1, f"{boxes}, {cut[0] * cut[1] * itemsize:,} B each", "left")
+        found.append(f"{block[0]} × {block[1]} makes {boxes}")
+    return figure.describe(f"{len(blocks)} blocks of elements of {itemsize} bytes, and the boxes that Triton cuts them "
+                           f"into: {', '.join(found)}.")

@@ -30,19 +30,20 @@ LIMIT_S = 120
 RULES = {
     "none is broken": ("", {}),
     "start at 16 bytes": ("TMA moves units of 16 bytes: a map's address is a multiple of them.", {"offset": 1}),
-    "rows 16 bytes apart": ("So is its stride: each row starts with a whole unit.", {"stride": 65}),
+    "rows 16 bytes apart": ("The stride of a map is a multiple of 16 bytes as well: each row starts with a whole unit.",
+                            {"stride": 65}),
     "last stride 1": ("A map has no stride for the innermost dimension: its elements are neighbours.",
                       {"last": 2, "stride": 128}),
-    "tile 16 bytes wide": ("A row of a box is at least one unit, and whole units.", {"block": (8, 4)}),
-    "powers of two": ("Triton's own: blocks of it are powers of two. The hardware's boxes need not be.",
+    "tile 16 bytes wide": ("A row of a box consists of whole units, at least one.", {"block": (8, 4)}),
+    "powers of two": ("This rule is Triton's: each side of a block is a power of two. A box may have other sides.",
                       {"block": (8, 48)}),
-    "at most 1,048,576": ("Triton's own: no block of it has more elements.", {"block": (2048, 1024)}),
+    "at most 1,048,576": ("This rule is Triton's, too: a block has at most 2^20 elements.", {"block": (2048, 1024)}),
     "tiles start at 16 bytes": ("A box, too, starts with a whole unit of its row.", {"shift": 1}),
     "rows end at 16 bytes": ("A store writes whole units, also where the tensor ends within one.", {"columns": 63}),
     "an allocator is set": ("A map that a program makes lies in global memory, which the launch has to provide.",
                             {"allocator": False}),
-    "a context in the thread": ("The driver encodes a map only in a thread with a CUDA context; Triton asks later.",
-                                {"context": False}),
+    "a context in the thread": ("The driver encodes a map only in a thread with a CUDA context. Triton asks for a "
+                                "context only later.", {"context": False}),
 }
 
 

@@ -286,7 +286,8 @@ def code_picture(element: Element, code: int) -> plots.Picture:
         axes.plot([x, x], [0.52, 0.78 if here else 0.68], color=SIGN if here else "black", linewidth=2 if here else 0.6)
     for index in (0, element.codes - 1) if element.codes > 32 else (0, 1, element.codes - 1):
         write(axes, positions[index], 0.4, f"{float(numbers[index]):g}")
-    return figure
+    return figure.describe(f"{description}. The bits of sign, exponent and mantissa; below, a line of the "
+                           f"{element.codes} magnitudes up to {float(numbers[-1]):g}, with this one marked.")
 
 
 def values_picture(x: torch.Tensor, format: BlockFormat, rule: str = "floor") -> plots.Picture:
@@ -312,7 +313,9 @@ def values_picture(x: torch.Tensor, format: BlockFormat, rule: str = "floor") ->
     axes.plot(index, back, "o", color=EXPONENT, markersize=4)
     axes.axhline(0, color="black", linewidth=0.6)
     axes.set_xlabel("element of the block", fontsize=8)
-    return figure
+    spans = [f"from {float(values.min()):.3g} to {float(values.max()):.3g}" for values in (x, back)]
+    return figure.describe(f"{title}. Lines of the {x.shape[1]} numbers of the block, {spans[0]}, and points of their "
+                           f"values in the format, {spans[1]}.")
 
 
 ERROR_FORMATS = ("mxfp8_e4m3", "nvfp4", "fp4_e8m0_16", "mxfp4")

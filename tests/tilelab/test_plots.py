@@ -153,7 +153,9 @@ def test_gemm_picture_of_any_shape_and_anything_like_a_config(shape):
 
 
 def test_sweep_picture():
-    assert_draws(diagrams.draw_sweep())
+    figure = diagrams.draw_sweep()
+    assert_draws(figure)
+    assert "journal" in figure.description
 
 
 def test_colours_are_fixed():

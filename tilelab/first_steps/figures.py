@@ -68,13 +68,19 @@ def draw_machine(machine: Machine) -> plots.Picture:
     label(3.4, 0.46, "sums, on Hopper", color=plots.GREY)
     sheet = f"\n(datasheet: {machine.peak_tflops:.0f})" if machine.peak_tflops else ""
     label(5.27, 2.13, f"{machine.tflops:.0f} TFLOP/s bf16, all SMs{sheet}", "right", linespacing=1.2)
-    return figure
+    return figure.describe(
+        f"DRAM ({machine.memory_gib:.0f} GiB) above the L2 cache ({machine.l2_mib:.0f} MiB): a copy moves "
+        f"{machine.copy_tbps:.2f} TB/s. Below, one of {machine.sms} SMs. Threads request a tile from TMA, the copy "
+        f"engine, which brings it from L2 to shared memory ({machine.smem_kib:.0f} KiB). There the tensor core reads "
+        f"it ({machine.tflops:.0f} TFLOP/s for all SMs). Plain loads go from L2 to registers. Sums go to registers on "
+        "Hopper and to tensor memory on Blackwell.")
 
 
 def draw_tile(rows: int = 128, columns: int = 128) -> plots.Picture:
     """Draw the operands of one K step for a small tile of C and for one of rows x columns."""
     figure, axes = canvas("A larger tile uses every element that it loads more often",
                           "C = A B; one K step of a tile of C, 64 deep, in bf16", plots.SIZE[0], 2.6)
+    found = []
     for left, size in ((0.15, (rows // 2, columns // 2)), (2.95, (rows, columns))):
         m, n = (0.009 * extent for extent in size)
         x, y, deep = left + 0.62, 0.42, 0.36
@@ -89,8 +95,10 @@ def draw_tile(rows: int = 128, columns: int = 128) -> plots.Picture:
         write(axes, x + 1.22, y + 0.09, "C")
         write(axes, x + n / 2, y + 1.2 - m / 2, f"{size[0]} × {size[1]}")
         kib, mega = sum(size) * 64 * 2 / 1024, 2 * size[0] * size[1] * 64 / 1e6
-        write(axes, left, 0.25, f"loads {kib:.0f} KiB for {mega:.2f} million operations", "left")
-    return figure
+        found.append(f"loads {kib:.0f} KiB for {mega:.2f} million operations")
+        write(axes, left, 0.25, found[-1], "left")
+    return figure.describe(f"Two tiles of C with their parts of A and B, in one K step of 64. {rows // 2} × "
+                           f"{columns // 2} {found[0]}; {rows} × {columns} {found[1]}.")
 
 
 def draw_need(machine: Machine, sides=(32, 64, 128, 256)) -> plots.Picture:
@@ -188,4 +196,6 @@ def draw_bulk_copy() -> plots.Picture:
         box(axes, places["thread 0"] - 0.12, bottom, 0.06, top - bottom, lighten(GREEN, 0.25))
         axes.text(places["thread 0"] - 0.18, (top + bottom) / 2, "waits", fontsize=7, rotation=90, ha="right",
                   va="center")
-    return figure
+    told = "; ".join(f"{' '.join(text.split())} ({start} to {end})" for start, end, text, _ in events)
+    return figure.describe(f"Nine arrows between thread 0, the mbarrier, the copy engine and shared memory: {told}. "
+                           "Thread 0 waits between 3 and 6 and between 7 and 9.")

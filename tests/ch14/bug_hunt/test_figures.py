@@ -42,3 +42,12 @@ def test_they_say_what_they_are_given():
     failed = [row for row in experiments.load_record("loop").rows
               if (row["LOADS"], row["num_stages"], row["outcome"]) == ("host", 4, "fails")]
     assert sum(text.get_text() == "×" for text in words(draw("rule"))) == len(failed) > 0
+
+
+def test_alternative_texts_count_what_fails():
+    assert "8 fail in AssignLatencies (sm_100a)" in draw("loop").description
+    assert "1 fails in AccelerateMatmul" in draw("dot_scaled").description
+    rows = [row for row in experiments.load_record("loop").rows if (row["LOADS"], row["num_stages"]) == ("host", 4)]
+    failed = sum(row["outcome"] == "fails" for row in rows)
+    said = draw("rule").description
+    assert f"{failed} of {len(rows)} builds fail; by LOOP: 0 at plain" in said and "24 builds are framed" in said

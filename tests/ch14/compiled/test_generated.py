@@ -31,6 +31,14 @@ def test_a_pointwise_kernel_by_pointers_and_by_descriptors():
         assert ".run(" in program.body() and bool(program.find_lines("descriptor")) == bool(options)
 
 
+def test_the_listing_says_where_every_buffer_comes_from():
+    kept = ["buf1 = torch.ops.lesson.f.default(arg0_1)", "buf2 = buf1",
+            "assert_size_stride(buf2, 'torch.ops.lesson.f')", "buf3 = buf2; del buf2  # reuse"]
+    lines = ["args.clear()", *kept[:3], "assert_alignment(buf2, 16, 'torch.ops.lesson.f')", "del buf1", kept[3]]
+    program = generated.Program("\n    ".join(["def call(self, args):", *lines, "return (buf3, )"]))
+    assert program.body().splitlines() == kept
+
+
 @pytest.mark.compile
 def test_the_template_wants_the_flag_and_aligned_rows():
     options = generated.as_keywords(generated.TEMPLATE_OPTIONS) | {"triton__enable_persistent_tma_matmul": True}

@@ -89,7 +89,10 @@ def test_the_panel_s_subject():
 
 
 def test_pictures_draw():
-    assert_legible(figures.draw_ways())
-    assert_legible(figures.draw_boxes([((4, 2048), (4, 256))]))
+    boxes = figures.draw_boxes([((4, 2048), (4, 256))])
+    for picture in figures.draw_ways(), boxes:
+        assert_legible(picture)
+        assert len(picture.description) > 60
+    assert "4 × 2048 makes 8 boxes of 4 × 256" in boxes.description
     with pytest.raises(ValueError, match="boxes of 4 × 256 do not make a block of 4 × 100"):
         figures.draw_boxes([((4, 100), (4, 256))])

@@ -44,8 +44,10 @@ def test_a_code_that_is_none():
 
 
 def test_a_block_states_its_error():
-    title = " ".join(texts(explorer.block("mxfp4", "ramp").picture))
+    picture = explorer.block("mxfp4", "ramp").picture
+    title = " ".join(texts(picture))
     assert "mxfp4: scale 1 (code 127), error " in title and "became zero" in title
+    assert "32 numbers of the block, from 0 to 7" in picture.description and "from 0 to 6" in picture.description
 
 
 def test_a_notebook_keeps_what_the_views_show():
