@@ -41,9 +41,7 @@ REFUSALS = {
     "ch14_bug_hunt_warp_specialize": "a hunt for builds that fail",
 }
 # Records that are older than their code, each with what changed since. Recording one anew means deleting its line here.
-OLDER = {
-    "ch14_mx_formats_mxfp4_versions": "since then mxfp4_integer has a second product per element",
-}
+OLDER = {}
 # Records of faults that were planted on purpose: rows may be "wrong" there, or have a `result` instead of a status.
 PLANTED = ("ch07_bulk_broken", "ch10_gemm_broken", "ch10_tile_broken", "sweep_faults")
 # Records of rounding errors or of counts alone, whose rows need no status.
