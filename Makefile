@@ -43,10 +43,10 @@ record: $(READY)
 # the same configuration fell by 4 % more than both spreads.
 compare: $(READY)
 	@committed=$$(.venv/bin/python -m tilelab.headlines --folder) || exit 2; \
-	if test -d "$$committed"; then \
+	if ls "$$committed"/ch*.json >/dev/null 2>&1; then \
 		.venv/bin/python -m tilelab.record --experiments --to build/headlines && \
 		.venv/bin/python -m tilelab.compare "$$committed" build/headlines --headlines --margin 5; \
-	else echo "Nothing is compared: $$committed does not exist, so this GPU has no records of this version of torch."; fi
+	else echo "Nothing is compared: $$committed holds no headlines of this GPU and this version of torch."; fi
 
 site: $(READY)
 	.venv/bin/python -m tilelab.site

@@ -32,6 +32,7 @@ HEADLINES = [
      {"name": "course fp8"}),
 ]
 EXPERIMENTS = tuple(dict.fromkeys(experiment for _, experiment, _ in HEADLINES))
+COUNTS = ("passed", "failed", "skipped", "seconds")
 TEXT = """\
 # Two versions of torch
 
@@ -56,6 +57,11 @@ table adds the spreads of both records and shows the median over the rows. A dif
 def stack_name(torch_version: str) -> str:
     """Return the name of the folder for a version of torch: "torch-2.13" for "2.13.0+cu130"."""
     return "torch-" + ".".join(torch_version.split(".")[:2])
+
+
+def holds_headlines(folder: pathlib.Path) -> bool:
+    """Return whether a folder holds the record of a headline, and not only the summary of the tests."""
+    return any((folder / f"{name}.json").exists() for name in EXPERIMENTS)
 
 
 def find_folder() -> pathlib.Path:
@@ -110,16 +116,23 @@ def make_page(folder: pathlib.Path, other: pathlib.Path) -> str:
 
 
 def summarise_tests(folder: pathlib.Path) -> str:
-    """Return a table with a row for each summary of the tests below a folder, and the names of those that failed."""
-    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("**/tests.json"))]
-    if not runs:
+    """Return a table with a row for each summary of the tests below a folder, and the names of those that failed.
+
+    ValueError names a file that is no summary.
+    """
+    rows, failed = [], []
+    for path in sorted(folder.glob("**/tests.json")):
+        try:
+            run = json.loads(path.read_text(encoding="utf-8"))
+            name, torch, triton = run["device"]["name"], run["versions"]["torch"], run["versions"]["triton"] or "none"
+            rows.append([name, torch, triton, *(f"{run[count]:,.0f}" for count in COUNTS), run["recorded"][:10]])
+            failed += [f"- Failed on {name} with torch {torch}: `{test.partition('::')[2]}`"
+                       for test in run.get("failures", ())]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is no summary of the tests ({type(error).__name__}: {error}).") from error
+    if not rows:
         return "No summary is recorded."
-    head = ["GPU", "torch", "Triton", "passed", "failed", "skipped", "seconds", "date"]
-    rows = [[run["device"]["name"], run["versions"]["torch"], run["versions"]["triton"],
-             *(f"{run[count]:,.0f}" for count in ("passed", "failed", "skipped", "seconds")), run["recorded"][:10]]
-            for run in runs]
-    failed = [f"- Failed with torch {run['versions']['torch']}: `{name.rpartition('::')[2]}`"
-              for run in runs for name in run["failures"]]
+    head = ["GPU", "torch", "Triton", *COUNTS, "date"]
     return "\n".join([_make_table([head, ["---"] * len(head), *rows]), *([""] if failed else []), *failed])
 
 
@@ -129,7 +142,7 @@ def _make_table(rows: list[list[str]]) -> str:
 
 def find_second_set(folder: pathlib.Path) -> pathlib.Path:
     """Return the newest version's folder among the second sets in the folder of a GPU; ValueError without any."""
-    others = [path for path in folder.glob("torch-*") if path.is_dir()]
+    others = [path for path in folder.glob("torch-*") if holds_headlines(path)]
     if not others:
         raise ValueError(f"{folder} holds no records of a second version of torch: python -m tilelab.record "
                          "--experiments makes them.")

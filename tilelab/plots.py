@@ -138,7 +138,8 @@ def _say_values(rows: Sequence[dict], label: Key, value: str, form: str) -> str:
     ran = sorted((row for row in rows if _ran(row, value)), key=lambda row: row[value])
     if len(rows) <= 16 or not ran:
         return "; ".join(map(say, rows))
-    return f"of {len(rows)} rows, the least is {say(ran[0])}, and the greatest {say(ran[-1])}"
+    which = "" if len(ran) == len(rows) else " with a value"
+    return f"of {len(ran)} rows{which}, the least is {say(ran[0])}, and the greatest {say(ran[-1])}"
 
 
 _WHITE_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # keeps lines from crossing a text

@@ -136,7 +136,7 @@ def _record(paths: list[pathlib.Path], tests: bool, gpus: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"interrupted; left as before: {', '.join(sorted(running)) or 'everything'}", flush=True)
         return 130
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         print(f"tests: failed, tests.json left as it was: {device.first_line(error)}.", flush=True)
         return 1
     return int(failed)
@@ -182,7 +182,8 @@ def main(arguments: list[str] | None = None) -> int:
             if here.capability is None:
                 raise RuntimeError(f"recording needs a GPU; this machine has {here.describe()}")
             if options.experiments is None:
-                folders = [results.results_folder() / here.slug, ROOT / "notebooks"]
+                folders = [results.results_folder() / here.slug, ROOT / "notebooks",
+                           *([headlines.find_folder()] if options.tests else [])]
                 run = functools.partial(_record, _find_notebooks(options.notebooks), options.tests,
                                         gpus if options.side_by_side and len(gpus) > 1 else [""])
             else:

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import copy
 import dataclasses
-import itertools
 import json
 import os
 import pathlib
@@ -252,7 +251,7 @@ class Runner:
             self.env["PYTHONPYCACHEPREFIX"] = str(folder.parents[1] / "bytecode")
 
     def on_gpu(self, gpu: str | None) -> Runner:
-        """Return this runner with its processes on one GPU (a number for CUDA_VISIBLE_DEVICES); None: no GPU."""
+        """Return this runner with its processes on the GPU with this UUID; None: without a GPU."""
         other = copy.copy(self)  # the lists `runs` and `rewritten` stay shared
         other.env = self.env | _choose_gpu(gpu)
         return other
@@ -347,10 +346,15 @@ RUN_UNDER = {"twice": _run_twice, "together": _run_two_together, "killed": _run_
              "memory": _run_beside_full_memory}
 
 
-def make_slots(count: int, gpus: Sequence[str] = ()) -> asyncio.Queue:
-    """Return a queue of `count` places in which a notebook may run. A place is a GPU's number, None without GPUs."""
+def make_slots(count: int, free_gib: dict[str, float]) -> asyncio.Queue:
+    """Return a queue of at most `count` places in which a notebook may run.
+
+    A place is the UUID of a GPU, or None without GPUs. Each GPU gets in turn as many as its free memory (GiB) holds.
+    """
+    places = {gpu: max(1, int(free / suite.GIB_PER_PROCESS)) for gpu, free in free_gib.items()} or {None: count}
+    turns = [gpu for turn in range(max(places.values())) for gpu, held in places.items() if turn < held]
     slots = asyncio.Queue()
-    for gpu in itertools.islice(itertools.cycle(gpus or [None]), count):
+    for gpu in turns[:count]:
         slots.put_nowait(gpu)
     return slots
 
@@ -418,8 +422,9 @@ def _make_row(name: str, stems: Sequence[str], runs: list[dict], files: int, dam
 
 async def _meet_all(chosen: dict[str, Sequence[str]]) -> list[dict]:
     """Meet the troubles {name: notebooks} at the same time, and then "memory", whose notebooks run one by one."""
-    gpus = suite.find_gpus()
-    slots, one = make_slots(min(AT_ONCE, suite.count_processes(gpus)), list(gpus)), make_slots(1, list(gpus))
+    memory, uuids = device.memory_in_use_gib(), device.same_model_uuids()  # records name one model
+    free = {gpu: total - used for gpu, (used, total) in memory.items() if gpu in uuids}
+    slots, one = make_slots(min(AT_ONCE, suite.count_processes(free)), free), make_slots(1, free)
     with tempfile.TemporaryDirectory(prefix="tiles-reliability-", ignore_cleanup_errors=True) as folder:
         folder = pathlib.Path(folder).resolve()
 

@@ -60,8 +60,10 @@ def make_inputs(format: str = "mxfp8_e4m3", shape: tuple[int, int] | None = None
     where = "cuda" if device.current().capability else "cpu"
     if shape:
         x = make_matrix(*shape, where)
-        if shape[0] > 1 and format != "nvfp4":  # beside such a block, NVFP4 would have no scale for the others
+        if shape[0] > 3 and format != "nvfp4":  # beside such blocks, NVFP4 would have no scale for the others
             x[1, -32:] *= 2.0**100 / x[1, -32:].abs().max()  # divided by 2^126, its multiplier is zero in float32
+            x[2, :32] = 0
+            x[3, :32] = torch.tensor([1.0, -1.5]).repeat(16) * 2.0**-126  # less emax, its exponent is below zero
     else:
         shape = experiments.LARGE if where == "cuda" else EXAMPLE
         x = torch.randn(shape, dtype=torch.bfloat16, device=where)

@@ -200,7 +200,7 @@ def _cancel_sweep(configs, space, during: str, after: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(pathlib.Path(folder, "journal.jsonl"))
         engine = Sweep(configs, space, journal=journal)
-        while engine.counts.get("ok", 0) < after:
+        while engine.counts.get("ok", 0) < after and engine.running:
             time.sleep(0.003)
         time.sleep(1 if during == "a hang" else 0)
         begun = time.monotonic()

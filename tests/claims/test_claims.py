@@ -158,6 +158,16 @@ def test_peers_change_with_the_records(change):
         answers.rewrite_tables("no marks")
 
 
+def test_the_costs_of_calls_change_with_the_record(change):
+    page = answers.OPERATORS.read_text(encoding="utf-8")
+    change("ch14_compiled_host_time", with_rows(us=7.4, peer_us=9.6))
+    calls = re.findall(r"^\| `(\S+)`.* \| 7 \| .* \| 10 \|$", answers.rewrite_tables(page), re.MULTILINE)
+    assert len(calls) == 14 and calls[0] == "ch14.gemm"
+    change("ch14_compiled_host_time", with_rows(us=None))
+    with pytest.raises(ValueError, match="the table of calls cannot be judged by"):
+        answers.rewrite_tables(page)
+
+
 def test_figures_have_the_digits_and_the_sign_that_words_ask_for():
     assert answers.fill_in("# of #.##, +#.# and +#.#", [2.6, 1 / 3, -0.04, -12.34]) == "3 of 0.33, +0.0 and -12.3"
     assert answers.fill_in("#.#", [-0.04]) == "0.0"

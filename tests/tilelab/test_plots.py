@@ -118,7 +118,7 @@ def test_the_alternative_texts_of_ratios_and_ladders_say_each_value():
     assert said.endswith("GB/s: 1,000 for k0; 2,000 for k1; 3,000 for k2; none for late; a dashed line at 4,000, "
                          "roof.")
     many = plots.ratios(rows * 5, label="name", **TITLES).description
-    assert many.endswith("of 20 rows, the least is 0.50 for k0, and the greatest 0.70 for k2.")
+    assert many.endswith("of 15 rows with a value, the least is 0.50 for k0, and the greatest 0.70 for k2.")
 
 
 def test_the_words_of_neighbouring_cells_do_not_touch():
