@@ -121,7 +121,7 @@ def matrix_picture(rows: Sequence[dict], title: str, source: str, x: str = "targ
             begin += share
         for index, ((outcome, stage), number) in enumerate(counts.items()):
             write(axes, left + wide / 2 - 0.025, bottom + high / 2 - 0.03 + 0.14 * ((len(counts) - 1) / 2 - index),
-                  f"{number} {outcome}{f', {stage}' if stage else ''}")
+                  _describe_outcome((outcome, stage), number, ", "))
     alike: dict[str, list[str]] = {}  # lines with the same outcomes share a sentence
     for line in lines:
         found: dict[str, list[str]] = {}
@@ -134,10 +134,10 @@ def matrix_picture(rows: Sequence[dict], title: str, source: str, x: str = "targ
     return figure.describe(f"{title}. Builds per cell. {told}")
 
 
-def _describe_outcome(outcome: tuple[str, str], number: int) -> str:
+def _describe_outcome(outcome: tuple[str, str], number: int, between: str = " in ") -> str:
     """Return words such as "12 build" or "1 fails in ptxas"."""
     verb, stage = outcome
-    return f"{number} {verb if number == 1 else verb.rstrip('s')}{f' in {stage}' if stage else ''}"
+    return f"{number} {verb if number == 1 else verb.rstrip('s')}{between + stage if stage else ''}"
 
 
 def _count_outcomes(rows: Sequence[dict]) -> dict[tuple[str, str], int]:

@@ -38,7 +38,7 @@ def test_they_say_what_they_are_given():
     said = [text.get_text() for text in words(draw("path"))]
     assert {"1  LOOP", "carry b", "fails, known", "not asked", "builds"} <= set(said)
     said = " ".join(text.get_text() for text in words(draw("loop")))
-    assert "8 fails, AssignLatencies" in said and "12 builds" in said and "12 fails, ptxas" in said
+    assert "8 fail, AssignLatencies" in said and "12 build" in said and "12 fail, ptxas" in said
     failed = [row for row in experiments.load_record("loop").rows
               if (row["LOADS"], row["num_stages"], row["outcome"]) == ("host", 4, "fails")]
     assert sum(text.get_text() == "×" for text in words(draw("rule"))) == len(failed) > 0
