@@ -22,7 +22,7 @@ from tilelab import cli
 
 ROOT = pathlib.Path(__file__).parents[1]
 TIERS = ("compile", "fault", "browser", "notebook", "gpu", "timing")
-GIB_PER_PROCESS = 11  # the largest notebooks use about 16, most tests less than 2: five processes together used 9
+GIB_PER_PROCESS = 11  # the largest notebooks use about 16; seven processes on an H100 held at most 64 together
 
 
 def select_tiers(tiers: list[str]) -> str:
