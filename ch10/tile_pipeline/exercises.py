@@ -13,7 +13,7 @@ from IPython.display import display
 from ch10.tile_pipeline import figures
 from ch10.tile_pipeline.banks import count_wavefronts
 from ch10.tile_pipeline.experiments import CENTRE, EDGE, LARGE
-from tilelab import bench, lesson, results, tensor_map
+from tilelab import bench, emulator, lesson, results, tensor_map
 from tilelab.check import check_exercise
 from tilelab.cuda_magic import make_tensor_map
 
@@ -286,8 +286,73 @@ def check_narrow(kernel) -> None:
     _raise(check_transpose(prepare))
 
 
+STAGES, TILE_ROWS = 4, 64  # of the ring of exercise 5
+# Queries and rows of its table: one tile, fewer tiles than stages, as many, more. The last is for a GPU only.
+SCORES = (4, 40), (4, 190), (4, 256), (4, 620), (264, 5000)
+
+
+def _make_whole(*shape: int, where: str) -> torch.Tensor:
+    """Return random whole numbers, so small that float32 holds every sum of 32 products exactly."""
+    return torch.randint(-512, 512, shape, device=where).float()
+
+
+def _describe_wrong_scores(out: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor) -> str:
+    """Return how many scores are wrong, and which row's score stands in the place of the first one, and why."""
+    query, row = wrong.nonzero()[0].tolist()
+    held = out[query, row].item()
+    rows = (expected[query] == held).nonzero().flatten().tolist()
+    if held == 0:
+        why = ", as if its row lay outside of the table"
+    elif len(rows) != 1:
+        why = ", the score of no row: its row was not in its place when it was read"
+    else:
+        why = f", the score of row {rows[0]}"
+        uses, rest = divmod(rows[0] - row, STAGES * TILE_ROWS)
+        if rest == 0:
+            why += (": its stage was refilled before all threads had read it" if uses > 0 else
+                    ": its stage was read before the new tile had landed")
+    return (f"{int(wrong.sum()):,} of {out.numel():,} scores are wrong; the first, out[{query}][{row}], is {held:.8g} "
+            f"instead of {expected[query, row]:.8g}{why}")
+
+
+def check_scores(kernel) -> None:
+    """Raise AssertionError unless a kernel whose blocks share their loads is right with 1, 2 and 4 blocks per cluster.
+
+    NotImplementedError for a kernel in which a part is still a comment. A wrong barrier would stop a GPU for ever, so
+    nothing runs there before the emulator has passed it.
+    """
+    if "// your " in kernel.source:
+        raise NotImplementedError
+    assert emulator.is_available(), "not run: the emulator needs g++"
+
+    def run_case(case, where):
+        cluster, queries, rows = case
+        table, given = _make_whole(rows, ROW, where=where), _make_whole(queries, ROW, where=where)
+        flat, buffer = lesson.make_guarded(torch.full((queries * rows,), float("nan"), device=where))
+        out, expected = flat.view(queries, rows), given.double() @ table.double().T
+        boxes, broken_rule = make_tensor_map(table, (TILE_ROWS // cluster, ROW), swizzle="128B"), ""
+        try:
+            kernel.define(CLUSTER=cluster, STAGES=STAGES).prepare(
+                queries, TILE_ROWS, (boxes, given, flat, rows), cluster=cluster)()
+        except emulator.EmulationError as error:
+            broken_rule = str(error)
+        wrong = (out != expected) & ~(out.isnan() & bool(broken_rule))  # after an error, only what was written counts
+        said = _describe_wrong_scores(out, expected, wrong) if wrong.any() else ""
+        return "; ".join(filter(None, (broken_rule, said))) or lesson.find_fault(flat, buffer, wrong.flatten())
+
+    def run(where):
+        for cluster in (2, 4, 1):
+            for case in SCORES[:-1] if where == "cpu" else SCORES:
+                if fault := run_case((cluster, *case), where):
+                    return f"CLUSTER={cluster}, {case[0]} queries, {case[1]:,} rows: {fault}"
+        return ""
+
+    _raise(lesson.run_everywhere(run))
+    assert kernel.sass("UTMALDG.*MULTICAST"), "the scores are right, but no load is a multicast"
+
+
 CHECKS = {"Exercise 2": lambda kernel: _raise(check_stencil(by_halo(kernel, (34, 136)))), "Exercise 3": check_wide,
-          "Exercise 4": check_narrow}
+          "Exercise 4": check_narrow, "Exercise 5": check_scores}
 
 
 def check(exercise: str, kernel) -> None:
