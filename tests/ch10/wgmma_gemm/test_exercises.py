@@ -96,7 +96,8 @@ def test_a_wrong_epilogue_fails_and_says_which_sum_is_where(change, fault):
         exercises.check_epilogue(answer("my_epilogue", change))
 
 
-def test_an_epilogue_needs_stmatrix():
+@pytest.mark.parametrize("dead", ["", "if (j > 4) stmatrix_x4(box, 0, 0, 0, 0);"])
+def test_an_epilogue_needs_stmatrix(dead):
     begin, end = (SOLUTIONS["my_epilogue"].source.index(mark) for mark in ("        stmatrix_x4(", "    }\n}\n"))
     with_stores = """
         const u32 r = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
@@ -107,10 +108,10 @@ def test_an_epilogue_needs_stmatrix():
                     pack_bf16x2(sums[4 * side + 2 * below], sums[4 * side + 2 * below + 1]);
 """
     source = SOLUTIONS["my_epilogue"].source
-    source = (source[:begin] + with_stores + source[end:]).replace(
+    source = (source[:begin] + dead + with_stores + source[end:]).replace(
         "write_box(u32 box,", "write_box(unsigned char* memory_of_box, u32 box,").replace(
         "write_box(c, d)", "write_box(memory + 2 * BOX_BYTES, c, d)")
-    with pytest.raises(AssertionError, match="the sums are right, but no stmatrix"):
+    with pytest.raises(AssertionError, match="the sums are right, but stmatrix does not write all"):
         exercises.check_epilogue(cuda_magic.find_kernels(source)["my_epilogue"])
 
 
