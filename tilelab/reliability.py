@@ -352,9 +352,9 @@ def make_slots(count: int, free_gib: dict[str, float]) -> asyncio.Queue:
     A place is the UUID of a GPU, or None without GPUs. Each GPU gets in turn as many as its free memory (GiB) holds.
     """
     places = {gpu: max(1, int(free / suite.GIB_PER_PROCESS)) for gpu, free in free_gib.items()} or {None: count}
-    turns = [gpu for turn in range(max(places.values())) for gpu, held in places.items() if turn < held]
+    in_order = [gpu for number in range(max(places.values())) for gpu, held in places.items() if number < held]
     slots = asyncio.Queue()
-    for gpu in turns[:count]:
+    for gpu in in_order[:count]:
         slots.put_nowait(gpu)
     return slots
 

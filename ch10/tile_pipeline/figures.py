@@ -243,5 +243,5 @@ def draw_curve(record, key: str, label: str, title: str, logarithmic: bool = Fal
     axes.set_xticks([row[key] for row in rows], [f"{row[key]:,}" for row in rows])
     axes.set(xlabel=label, ylabel="GB/s", ylim=(0, 1.12 * max(peer, *(row["gbps"] for row in rows))))
     axes.legend(fontsize=7, frameon=False, loc="best")
-    told = ", ".join(f"{row['gbps']:.0f} at {row[key]:,}" for row in rows)
-    return figure.describe(f"{title}. GB/s over {label}: {told}; {rows[0]['peer']} {peer:.0f}.")
+    speeds = ", ".join(f"{row['gbps']:.0f} at {row[key]:,}" for row in rows)
+    return figure.describe(f"{title}. GB/s over {label}: {speeds}; {rows[0]['peer']} {peer:.0f}.")

@@ -91,12 +91,12 @@ def path_picture(hunt: Hunt, steps: Sequence, title: str, source: str) -> plots.
                   color="black" if outcome else plots.GREY)
             if value == step.config[step.axis]:
                 box(axes, x, y, wide - 0.05, 0.31, edge="black", linewidth=1.6)
-    told = []
+    facts = []
     for step in steps:
         outcomes = [f"{outcome} at {value}" for value, outcome in step.outcomes().items()]
-        told.append(f"{step.axis} {' and '.join(outcomes) or 'was not asked'}, so {step.config[step.axis]} is kept.")
+        facts.append(f"{step.axis} {' and '.join(outcomes) or 'was not asked'}, so {step.config[step.axis]} is kept.")
     return figure.describe(f"{title}. One axis after another, the search keeps the simplest value that still shows the "
-                           f"bug. {' '.join(told)}")
+                           f"bug. {' '.join(facts)}")
 
 
 def matrix_picture(rows: Sequence[dict], title: str, source: str, x: str = "target",
@@ -130,8 +130,8 @@ def matrix_picture(rows: Sequence[dict], title: str, source: str, x: str = "targ
             found.setdefault(", ".join(itertools.starmap(_describe_outcome, counts)), []).append(column)
         said = "; ".join(f"{outcomes} ({', '.join(where)})" for outcomes, where in found.items())
         alike.setdefault(said, []).append(line)
-    told = " ".join(f"{', '.join(names)}: {said}." for said, names in alike.items())
-    return figure.describe(f"{title}. Builds per cell. {told}")
+    facts = " ".join(f"{', '.join(names)}: {said}." for said, names in alike.items())
+    return figure.describe(f"{title}. Builds per cell. {facts}")
 
 
 def _describe_outcome(outcome: tuple[str, str], number: int, between: str = " in ") -> str:
@@ -173,10 +173,10 @@ def rule_picture(rows: Sequence[dict], says: Callable[[dict], bool], lines: str,
         for first in range(0, len(across), inner):
             write(axes, 1.4 + wide * (first + inner / 2), y, across[first][level])
     failed, framed = [row for row in rows if row["outcome"] == "fails"], [row for row in rows if says(row)]
-    told = []
+    facts = []
     for axis in (lines, *columns):
         counts = collections.Counter(row[axis] for row in failed)
-        told.append(f"by {axis}: " + ", ".join(f"{counts[value]} at {value}" for value in
+        facts.append(f"by {axis}: " + ", ".join(f"{counts[value]} at {value}" for value in
                                                dict.fromkeys(row[axis] for row in rows)))
-    return figure.describe(f"{title}. {len(failed)} of {len(rows)} builds fail; {'; '.join(told)}. {len(framed)} "
+    return figure.describe(f"{title}. {len(failed)} of {len(rows)} builds fail; {'; '.join(facts)}. {len(framed)} "
                            f"builds are framed, and {sum(map(says, failed))} of them fail.")

@@ -196,6 +196,6 @@ def draw_bulk_copy() -> plots.Picture:
         box(axes, places["thread 0"] - 0.12, bottom, 0.06, top - bottom, lighten(GREEN, 0.25))
         axes.text(places["thread 0"] - 0.18, (top + bottom) / 2, "waits", fontsize=7, rotation=90, ha="right",
                   va="center")
-    told = "; ".join(f"{' '.join(text.split())} ({start} to {end})" for start, end, text, _ in events)
-    return figure.describe(f"Nine arrows between thread 0, the mbarrier, the copy engine and shared memory: {told}. "
+    arrows = "; ".join(f"{' '.join(text.split())} ({start} to {end})" for start, end, text, _ in events)
+    return figure.describe(f"Nine arrows between thread 0, the mbarrier, the copy engine and shared memory: {arrows}. "
                            "Thread 0 waits between 3 and 6 and between 7 and 9.")
