@@ -321,7 +321,7 @@ def check_scores(kernel) -> None:
     NotImplementedError for a kernel that sends nothing yet. A wrong barrier would stop a GPU for ever, so nothing runs
     there before the emulator has passed it.
     """
-    if "tma_load_2d_multicast(" not in kernel.source:
+    if "// your " in kernel.source and "tma_load_2d_multicast(" not in kernel.source:
         raise NotImplementedError
     assert emulator.is_available(), "not run: the emulator needs g++"
 

@@ -411,6 +411,7 @@ static void release_cluster() {
 }
 
 void arrive_at_cluster() {
+    if (me().cluster_generation) fail("calls cluster_arrive a second time without cluster_wait between");
     me().cluster_generation = cluster_generation + 1;
     ++cluster_arrived;
     release_cluster();
@@ -418,9 +419,10 @@ void arrive_at_cluster() {
 
 void wait_for_cluster() {
     const u32 generation = me().cluster_generation;
-    if (!generation) fail("calls cluster_wait without cluster_arrive");
+    if (!generation) fail("calls cluster_wait without cluster_arrive since the last one");
     wait_until([generation] { return cluster_generation >= generation; },
                [] { return "in cluster_wait() for the other threads of the cluster"; });
+    me().cluster_generation = 0;  // arrivals and waits alternate
 }
 
 // ---- mbarriers

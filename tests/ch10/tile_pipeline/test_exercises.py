@@ -180,7 +180,8 @@ HAS_NO_BARRIER = "block 1 of the cluster has initialised no mbarrier .*: cluster
     ([(FIRST, "    __syncthreads();\n")], HAS_NO_BARRIER),
     ([(FIRST, ""), ("++tile) load(tile);\n", "++tile) load(tile);\n" + FIRST)], HAS_NO_BARRIER),
     # before a refill: no wait, only the own block, the wait behind the load, the tile that is being read, no refill
-    ([("        if (tile > 0) cluster_wait();\n", "")], "the score of row 288: its stage was refilled before"),
+    ([("        if (tile > 0) cluster_wait();\n", "")],
+     "calls cluster_arrive a second time without cluster_wait between"),
     ([(REFILL + LAST, "        __syncthreads();\n        if (leader) load(tile + STAGES);\n    }\n" + FIRST)],
      "the score of row 288: its stage was refilled before"),
     ([("        if (tile > 0) cluster_wait();\n        if (leader && tile > 0) load(tile - 1 + STAGES);\n",
@@ -189,9 +190,10 @@ HAS_NO_BARRIER = "block 1 of the cluster has initialised no mbarrier .*: cluster
     ([("if (leader && tile > 0) load(tile - 1 + STAGES)", "if (leader) load(tile + STAGES)")],
      "the score of row 288: its stage was refilled before"),
     ([("        if (leader && tile > 0) load(tile - 1 + STAGES);\n", "")], "waits for ever .* lacks 1 of 1 arrivals"),
-    # at the end: an arrival without a wait, nothing
+    # at the end: an arrival without a wait, nothing, a wait too many
     ([(LAST, "    }\n")], SENDS_TOO_LATE),
     ([(REFILL + LAST, AT_ONCE.format("if (tile + STAGES < tiles) {") + "    }\n")], SENDS_TOO_LATE),
+    ([(REFILL + LAST, AT_ONCE.format("{") + LAST)], "calls cluster_wait without cluster_arrive since the last one"),
     # what is given: the parity
     ([("tile / STAGES % 2);", "0);")], "the score of row 0: its stage was read before the new tile had landed"),
     # who calls: one thread of each block meets the cluster; every thread loads
