@@ -64,14 +64,20 @@ def holds_headlines(folder: pathlib.Path) -> bool:
     return any((folder / f"{name}.json").exists() for name in EXPERIMENTS)
 
 
-def find_folder() -> pathlib.Path:
+def find_folder(*others: str) -> pathlib.Path:
     """Return the folder for the headlines of this GPU and this version of torch, which need not exist.
 
-    The folder is results/<gpu>/, or results/<gpu>/torch-2.13/ where results/<gpu>/ holds headlines of another version.
+    The folder is results/<gpu>/, or results/<gpu>/torch-2.13/ where results/<gpu>/ holds headlines of another version,
+    or where one of its files `others` (names without ".json") comes from another version. ValueError for a file that
+    names no version.
     """
-    folder = results.results_folder() / device.current().slug
-    recorded = {stack_name(results.read(path)["versions"]["torch"]) for name in EXPERIMENTS
-                if (path := folder / f"{name}.json").exists()}
+    folder, recorded = results.results_folder() / device.current().slug, set()
+    for path in (folder / f"{name}.json" for name in (*EXPERIMENTS, *others)):
+        try:
+            if path.exists():
+                recorded.add(stack_name(json.loads(path.read_text(encoding="utf-8"))["versions"]["torch"]))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} names no version of torch: delete it, or record it anew.") from error
     own = stack_name(results.versions()["torch"])
     return folder if recorded <= {own} else folder / own
 

@@ -2,13 +2,14 @@
 
 Each notebook runs in a fresh kernel with TILES_RECORD=1, so that its experiments write results/, and is written back in
 place once it has run to its end. --tests also runs the tests and keeps their summary as tests.json in results/<gpu>/,
-or in a folder in it such as torch-2.13 where results/<gpu>/ holds headlines of another version of torch.
+or in a folder in it such as torch-2.13 where results/<gpu>/ holds headlines or tests of another version of torch.
 
 --side-by-side runs one notebook on each of several GPUs of one model at a time. That is faster, and the measurements
 are less quiet, because their launches share the CPU.
 
 --experiments measures experiments by name, without their notebooks. Without names it measures the headlines of
-tilelab.headlines, in about two minutes. --to names a folder for these records; the default is that of tests.json.
+tilelab.headlines, in about two minutes. --to names a folder for these records; the default is results/<gpu>/,
+or a folder in it where results/<gpu>/ holds headlines of another version of torch.
 
 Only one recording runs at a time. Exit status: 0 if all ran, 1 if a notebook, an experiment or a test failed, 2 for bad
 usage, no GPU, another recording, too little free memory or nowhere to write, 130 if interrupted.
@@ -129,7 +130,7 @@ def _record(paths: list[pathlib.Path], tests: bool, gpus: list[str]) -> int:
         if tests:
             running.add("tests.json")
             summary = run_tests(recorded)
-            results.write_atomically(headlines.find_folder() / "tests.json",
+            results.write_atomically(headlines.find_folder("tests") / "tests.json",
                                      json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
             print("{passed} passed, {failed} failed, {skipped} skipped in {seconds} s".format(**summary))
             failed = failed or summary["failed"] > 0
@@ -183,7 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
                 raise RuntimeError(f"recording needs a GPU; this machine has {here.describe()}")
             if options.experiments is None:
                 folders = [results.results_folder() / here.slug, ROOT / "notebooks",
-                           *([headlines.find_folder()] if options.tests else [])]
+                           *([headlines.find_folder("tests")] if options.tests else [])]
                 run = functools.partial(_record, _find_notebooks(options.notebooks), options.tests,
                                         gpus if options.side_by_side and len(gpus) > 1 else [""])
             else:

@@ -43,15 +43,19 @@ def count_processes(gpus_gib: dict[str, float]) -> int:
 
 
 def find_gpus() -> dict[str, float]:
-    """Return the GiB of free memory of each GPU that this process may use, by its number for CUDA_VISIBLE_DEVICES."""
-    query = ["nvidia-smi", "--query-gpu=index,memory.free", "--format=csv,noheader,nounits"]
+    """Return the GiB of free memory of each GPU that this process may use, by its name for CUDA_VISIBLE_DEVICES."""
+    query = ["nvidia-smi", "--query-gpu=index,uuid,memory.free", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
-        found = {index: int(free) / 1024 for index, free in (line.split(", ") for line in lines)}
+        found = [(index, uuid, int(free) / 1024) for index, uuid, free in (line.split(", ") for line in lines)]
     except (OSError, ValueError, subprocess.CalledProcessError):  # no driver, or memory that the CPU shares
         return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return found if visible is None else {index: found[index] for index in visible.split(",") if index in found}
+    if visible is None:
+        return {index: free for index, _, free in found}
+    # A name is a number, or the beginning of a UUID.
+    return {name: free for name in visible.split(",") for index, uuid, free in found
+            if name == index or name.startswith("GPU-") and uuid.startswith(name)}
 
 
 def run(tiers: list[str] = (), arguments: list[str] = (), env: dict | None = None) -> dict:

@@ -90,6 +90,19 @@ def test_a_gpu_without_records_has_one_folder(sets, monkeypatch):
     assert headlines.find_folder() == sets[0].parent / "nvidia-b200"
 
 
+def test_tests_of_another_torch_are_kept_too(sets, monkeypatch):
+    monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA B200", (10, 0), "sm_100a"))
+    folder = sets[0].parent / "nvidia-b200"
+    results.write_atomically(folder / "tests.json", json.dumps({"versions": {"torch": "2.10.1"}}))
+    monkeypatch.setattr(results, "versions", lambda: {"torch": "2.13.1+cu130"})
+    assert headlines.find_folder() == folder and headlines.find_folder("tests") == folder / "torch-2.13"
+    monkeypatch.setattr(results, "versions", lambda: {"torch": "2.10.1"})
+    assert headlines.find_folder("tests") == folder
+    (folder / "tests.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"nvidia-b200/tests.json names no version of torch: delete it"):
+        headlines.find_folder("tests")
+
+
 def test_the_newest_second_set_is_shown(sets):
     folder, second = sets
     assert headlines.find_second_set(folder) == second

@@ -268,9 +268,9 @@ def test_tests_that_end_without_a_report(notebooks, monkeypatch, tmp_path, capsy
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     monkeypatch.setattr(suite, "find_gpus", lambda: {})
     (tmp_path / "conftest.py").write_text("import os\nos._exit(9)\n")
-    kept = results.results_folder() / "nvidia-h200" / "tests.json"
-    results.write_atomically(kept, "of before")
+    kept, before = results.results_folder() / "nvidia-h200" / "tests.json", json.dumps({"versions": results.versions()})
+    results.write_atomically(kept, before)
     assert record.main(["--notebooks", "--tests"]) == 1
     assert capsys.readouterr().out == ("tests: failed, tests.json left as it was: "
                                        "pytest ended with status 9 and no report.\n")
-    assert kept.read_text() == "of before"
+    assert kept.read_text() == before

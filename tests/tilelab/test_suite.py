@@ -81,15 +81,15 @@ def test_torch_has_no_more_threads_than_this_test_process_has_cpus():
 
 def test_only_visible_gpus_count(monkeypatch, tmp_path):
     smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho '0, 1024'\necho '1, 2048'\n")
+    smi.write_text("#!/bin/sh\necho '0, GPU-a1, 1024'\necho '1, GPU-b2, 2048'\n")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert suite.find_gpus() == {"0": 1.0, "1": 2.0}
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert suite.find_gpus() == {"1": 2.0}
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert suite.find_gpus() == {}
+    for visible, found in [("1", {"1": 2.0}), ("GPU-b", {"GPU-b": 2.0}), ("1,GPU-a1", {"1": 2.0, "GPU-a1": 1.0}),
+                           ("-1", {}), ("", {}), ("GPU-c", {})]:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert suite.find_gpus() == found
 
 
 def make(folder, *arguments, target="test"):
