@@ -102,8 +102,8 @@ def product_errors(rows: int = 128, columns: int = 256, inner: int = 1024) -> li
 
 
 def measure_saturation(format: BlockFormat, data: str = "gaussian") -> dict:
-    """Return the share of blocks whose largest element saturates under rule floor (`cut`), and the largest relative
-    error that this makes (`by`)."""
+    """Return the share of blocks whose largest element loses more under rule floor than rounding would take (`cut`),
+    and the largest relative error that saturation makes (`by`)."""
     x = make_data(data)
     quantised = number_formats.quantise(x, format)
     block_amax = x.float().unflatten(1, (-1, format.block[1])).abs().amax(-1)

@@ -228,7 +228,7 @@ def count_tile_bytes(byte_of: Callable, rows: int = 128, groups: int = 4) -> int
 
 
 def count_instructions(versions: dict[str, tuple[Callable, int]], gbps: float) -> list[dict]:
-    """Return rows that compare the time of issuing with the time of memory, at experiments.LARGE, on an H200.
+    """Return rows that compare the time of issuing with the time of memory at `gbps`, at experiments.LARGE.
 
     versions: {name: (prepare, elements per program)}. They are compiled for sm_90a and counted up to the last EXIT.
     """
