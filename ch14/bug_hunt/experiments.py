@@ -91,7 +91,7 @@ def source() -> str:
 
 
 def load_record(name: str) -> results.Record:
-    """Return the record of an experiment: "matrix", "loop" or "warp_specialize"."""
+    """Return the record of an experiment: "matrix", "loop", "warp_specialize" or "ptxas"."""
     return results.load_record(f"ch14_bug_hunt_{name}", source())
 
 
