@@ -50,7 +50,7 @@ def loops_picture() -> plots.Picture:
 def draw_definitions() -> plots.Picture:
     """Draw how the pass walks from the operand of a product to the operation that defines it, in two loops."""
     figure, axes = canvas("From a product to its load: no operation defines a carried tile",
-                          "arrows: from a value to what defines it", 7.2, 2.6)
+                          "solid arrow: from a value to what defines it; dashed: to the next iteration", 7.2, 2.6)
     chains = (("plain", ("tc_gen5_mma", "local_alloc", "descriptor_load"), "found: tt.latency = 3"),
               ("carry b", ("tc_gen5_mma", "local_alloc", "block argument"), "no operation defines it"))
     for (name, parts, outcome), y in zip(chains, (1.75, 0.95)):
