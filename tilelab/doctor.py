@@ -19,7 +19,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
-from tilelab import caches, cli, device, notebook
+from tilelab import caches, cli, device, emulator, notebook
 from tilelab.cuda import named_cubin_folder
 
 MIN_DRIVER = 580  # CUDA 13 Toolkit Release Notes, minimum driver; NVRTC 13 builds what the course loads
@@ -365,6 +365,8 @@ def run_checks(target: str | None = None) -> list[Row]:
     targets = proof_targets(target)
     rows = {row.name: row for row in (
         *check_environment(targets), _row("Triton cache", _check_triton_cache), _row("CUDA cache", _check_cuda_cache))}
+    if not emulator.is_available():
+        rows["emulator"] = Row("emulator", "warn", "CUDA kernels cannot be emulated without g++: install it.")
     skip_run = _reason_not_to_run(rows["GPU"], targets)
     here = device.current()
     skip_compile = ("torch cannot use the GPU (see GPU above)." if rows["GPU"].status == "failed" else
@@ -389,7 +391,7 @@ def verdict(rows: list[Row]) -> str:
     if sum(row.status == "ok" for row in rows if row.name.endswith("copy runs")) == 2:
         return f"Ready: {device.current().name} runs the course live."
     if device.current().capability is None:
-        return "Ready without a GPU: kernels compile, and run in Triton's interpreter; figures come from results/."
+        return "Ready without a GPU: kernels compile, and run in emulators; figures come from results/."
     return f"Ready: {device.current().name} runs what it can; the TMA copies were compiled, not run."
 
 

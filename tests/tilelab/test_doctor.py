@@ -9,7 +9,7 @@ import types
 import pytest
 import torch
 
-from tilelab import device, doctor, notebook
+from tilelab import device, doctor, emulator, notebook
 from tilelab.doctor import Row
 from tilelab.worker_pool import ROOT
 
@@ -296,6 +296,15 @@ def test_gpu_is_not_run_for_another_target(machine):
     machine(H200, driver="580.95.05")
     row = by_name(doctor.run_checks("sm_100a"))["CUDA copy runs"]
     assert row.status == "skipped" and "sm_100a" in row.detail and "sm_90a" in row.detail
+
+
+def test_only_a_missing_emulator_has_a_row(machine, monkeypatch):
+    machine()
+    assert ("emulator" in by_name(doctor.run_checks())) != emulator.is_available()
+    monkeypatch.setattr(emulator, "is_available", lambda: False)
+    rows = doctor.run_checks()
+    assert by_name(rows)["emulator"].status == "warn" and "g++" in by_name(rows)["emulator"].detail
+    assert doctor.verdict(rows).startswith("Ready without a GPU")
 
 
 def test_gpu_without_tma(machine):

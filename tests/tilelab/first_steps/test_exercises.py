@@ -46,6 +46,14 @@ def test_a_wrong_kernel_fails(check, kernel, change):
         check(answer(kernel, change))
 
 
+def test_two_stores_do_not_count_as_one():
+    stores = """for (int half = 0; half < 2; ++half)
+        bulk_store(out + 2 * place + half * BYTES, shared_address(both + half * BYTES), BYTES);"""
+    change = ("bulk_store(out + 2 * place, shared_address(both), 2 * BYTES);", stores)
+    with pytest.raises(AssertionError, match="the copies are right, but the kernel has 2 bulk stores"):
+        exercises.check_interleaved(answer("interleave", change))
+
+
 def test_a_kernel_without_bulk_copies_fails():
     source = ('extern "C" __global__ void copy_floats(const float* x, float* out) {\n'
               "    for (int i = threadIdx.x; i < 256; i += 32)\n"
