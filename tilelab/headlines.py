@@ -126,20 +126,26 @@ def summarise_tests(folder: pathlib.Path) -> str:
 
     ValueError names a file that is no summary.
     """
-    rows, failed = [], []
-    for path in sorted(folder.glob("**/tests.json")):
+    runs = []
+    for path in folder.glob("**/tests.json"):
         try:
             run = json.loads(path.read_text(encoding="utf-8"))
-            name, torch, triton = run["device"]["name"], run["versions"]["torch"], run["versions"]["triton"] or "none"
-            rows.append([name, torch, triton, *(f"{run[count]:,.0f}" for count in COUNTS), run["recorded"][:10]])
-            failed += [f"- Failed on {name} with torch {torch}: `{test.partition('::')[2]}`"
-                       for test in run.get("failures", ())]
+            where = [run["device"]["name"], run["versions"]["torch"], run["versions"]["triton"] or "none"]
+            row = [run["recorded"][:10], *where, *(f"{run[count]:,.0f}" for count in COUNTS)]
+            runs.append((run["recorded"], row, list(run.get("failures", ()))))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is no summary of the tests ({type(error).__name__}: {error}).") from error
-    if not rows:
+    if not runs:
         return "No summary is recorded."
-    head = ["GPU", "torch", "Triton", *COUNTS, "date"]
-    return "\n".join([_make_table([head, ["---"] * len(head), *rows]), *([""] if failed else []), *failed])
+    runs.sort(reverse=True)
+    lines = []
+    for _, (date, gpu, torch, *_), failures in runs:
+        for test in failures:
+            since = "" if test in runs[0][2] else "; it did not fail in the newest run"
+            lines.append(f"- Failed on {date}, on {gpu} with torch {torch}: `{test.partition('::')[2]}`{since}.")
+    head = ["date", "GPU", "torch", "Triton", *COUNTS]
+    table = _make_table([head, ["---"] * len(head), *(row for _, row, _ in runs)])
+    return "\n".join([table, *([""] if lines else []), *lines])
 
 
 def _make_table(rows: list[list[str]]) -> str:

@@ -135,8 +135,13 @@ def test_the_summaries_of_the_tests(tmp_path):
     path = tmp_path / "nvidia-b200" / "torch-2.13" / "tests.json"
     results.write_atomically(path, json.dumps(run))
     *_, row, empty, failed = headlines.summarise_tests(tmp_path).splitlines()
-    assert row == "| NVIDIA B200 | 2.13.0 | none | 3,000 | 1 | 2 | 10 | 2026-11-25 |" and empty == ""
-    assert failed == "- Failed on NVIDIA B200 with torch 2.13.0: `test_b[x::y]`"
+    assert row == "| 2026-11-25 | NVIDIA B200 | 2.13.0 | none | 3,000 | 1 | 2 | 10 |" and empty == ""
+    assert failed == "- Failed on 2026-11-25, on NVIDIA B200 with torch 2.13.0: `test_b[x::y]`."
+    later = run | {"failures": [], "failed": 0, "recorded": "2026-11-26T20:00:00Z"}
+    results.write_atomically(tmp_path / "nvidia-b200" / "tests.json", json.dumps(later))
+    *_, newest, older, empty, failed = headlines.summarise_tests(tmp_path).splitlines()
+    assert newest.startswith("| 2026-11-26 |") and older == row
+    assert failed.endswith("`test_b[x::y]`; it did not fail in the newest run.")
     for damaged in ("{", "[]", json.dumps({"passed": 1})):
         path.write_text(damaged)
         with pytest.raises(ValueError, match=r"torch-2.13/tests.json is no summary of the tests \("):
