@@ -433,6 +433,20 @@ def test_the_first_programs_of_the_page_of_operators_run():
     assert check.relative_error(scaled["c"], scaled["x"].double() @ scaled["weight"].double().T) < 0.05
 
 
+def test_the_last_program_of_the_page_of_operators_runs():
+    text = (pathlib.Path(__file__).parents[1] / "docs" / "operators.md").read_text(encoding="utf-8")
+    program, names = re.findall(r"```python\n(.*?)```", text, re.S)[-1], {}
+    if device.current().capability is None:
+        for long, short in (('"cuda"', '"cpu"'), ("1024", "64"), ("4096", "256")):
+            program = program.replace(long, short)
+    exec(program, names)
+    heads = [names[name].double() for name in ("queries", "keys", "values")]
+    expected = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+    assert check.relative_error(names["mixed"], expected) < 1e-2
+    # The error of four bits.
+    assert check.relative_error(names["c"], names["x"].double() @ names["weight"].double().T) < 0.15
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/operators.md"])
 def test_programs_of_a_page_use_names_that_exist(page):
     text = (pathlib.Path(__file__).parents[1] / page).read_text(encoding="utf-8")
