@@ -443,8 +443,8 @@ def test_the_pages_program_for_attention_and_four_bits_runs():
     heads = [names[name].double() for name in ("queries", "keys", "values")]
     expected = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
     assert check.relative_error(names["mixed"], expected) < 1e-2
-    # The error of four bits.
-    assert check.relative_error(names["c"], names["x"].double() @ names["weight"].double().T) < 0.15
+    exact = names["x"].double() @ names["weight"].double().T
+    assert check.relative_error(names["c"], exact) < 0.2  # four bits
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/operators.md"])
