@@ -25,8 +25,8 @@ HEADLINES = [
     ("the Triton GEMM on the same layers, against cuBLAS", "ch14_gemm_layers", {}),
     ("attention at 8,192 tokens, against cuDNN", "ch14_attention_ladder", {"name": "persistent"}),
     ("quantising to MXFP8 or scaled fp8, against torch's copy", "ch14_mx_formats_speed", {"what": "cvt"}),
-    ("reading MXFP4 back to bfloat16, against torch's copy", "ch14_mx_formats_speed",
-     {"what": "back", "format": "mxfp4"}),
+    ("reading MXFP4 back to bfloat16, against torch's copy (see *A layout decides* in `ch14_mx_formats`)",
+     "ch14_mx_formats_speed", {"what": "back", "format": "mxfp4"}),
     ("a GEMM in fp8 with block scales, against torch", "ch14_blockscaled_fp8", {"name": "course"}),
     ("a decoder block compiled with the course's fp8, against eager bf16", "ch14_compiled_decoder",
      {"name": "course fp8"}),
@@ -40,15 +40,17 @@ The records of the {gpu} come from {old}. This page compares the course's headli
 `python -m tilelab.headlines --write` computes it from the records in `results/{folder}/`.
 
 Each figure is the course's speed relative to the peer's, timed in the same run; above 1 the course is faster. Several \
-rows are summarised by their geometric mean. The peers belong to the software too, so a difference may come from the \
-course's kernel or from the peer. The spread of a row is half of the distance between the quartiles of its rounds. The \
-table adds the spreads of both records and shows the median over the rows. A difference below the spread may be noise.
+rows are summarised by their geometric mean, where the README may show one of them. The peers belong to the software \
+too, so a difference may come from the course's kernel or from the peer. The spread of a row is half of the distance \
+between the quartiles of its rounds. The table adds the spreads of both records and shows the median over the rows. A \
+difference below the spread may be noise.
 
 {table}
 
 ## The tests
 
-`python -m tilelab.record --notebooks --tests` runs every test and every notebook on a GPU and keeps the summary.
+`python -m tilelab.record --notebooks --tests` runs every notebook on a GPU, and every test that the machine can run. \
+Its summary, `tests.json`, counts the reasons for which tests were skipped.
 
 {tests}
 """
@@ -138,10 +140,10 @@ def summarise_tests(folder: pathlib.Path) -> str:
     if not runs:
         return "No summary is recorded."
     runs.sort(reverse=True)
-    lines = []
+    lines, (_, newest, still) = [], runs[0]
     for _, (date, gpu, torch, *_), failures in runs:
         for test in failures:
-            since = "" if test in runs[0][2] else "; it did not fail in the newest run"
+            since = "" if test in still else f"; not in the newest run, on {newest[1]} with torch {newest[2]}"
             lines.append(f"- Failed on {date}, on {gpu} with torch {torch}: `{test.partition('::')[2]}`{since}.")
     head = ["date", "GPU", "torch", "Triton", *COUNTS]
     table = _make_table([head, ["---"] * len(head), *(row for _, row, _ in runs)])

@@ -48,13 +48,14 @@ LONGEST = ("ch14_sweep", "ch14_compiled", "ch14_blockscaled", "ch14_attention", 
            "ch14_gemm")  # they begin first
 INTRODUCTION = """# Reliability
 
-This page is written by `python -m tilelab.reliability --write` from the records `reliability`, which
-`TILES_RECORD=1 python -m tilelab.reliability` makes. For each trouble the program copies the repository into a
-temporary folder and runs notebooks there, with short experiments. A run may end *right*, or with *one sentence* that
-names the trouble; *neither* counts all other runs. Afterwards every record, table of tuned shapes, notebook and journal
-of a sweep must be whole, the same as before where nothing was meant to change, and no process may be left. *Damaged*
-counts what is not. The read-only and the full disk are pretended by a library that is loaded into every process
-(`tilelab/refuse_writes.c`).
+This page is written by `python -m tilelab.reliability --write` from the records `reliability`. The same command
+without `--write` makes them if `TILES_RECORD` is 1. For each trouble the program copies the repository into a
+temporary folder and runs notebooks there, with short experiments. A run ends *right* if the notebook reaches its end
+and prints the facts that it printed before. It may also end with *one sentence* that names the trouble; *neither*
+counts all other runs. Under *memory* each notebook also meets the command `python -m tilelab.record`. Afterwards every
+record, table of tuned shapes, notebook and journal of a sweep must be whole, the same as before where nothing was
+meant to change, and no process may be left. *Damaged* counts what is not. The read-only and the full disk are
+pretended by a library that is loaded into every process (`tilelab/refuse_writes.c`).
 """
 
 
