@@ -391,7 +391,8 @@ def verdict(rows: list[Row]) -> str:
     if sum(row.status == "ok" for row in rows if row.name.endswith("copy runs")) == 2:
         return f"Ready: {device.current().name} runs the course live."
     if device.current().capability is None:
-        return "Ready without a GPU: kernels compile, and run in emulators; figures come from results/."
+        how = "run in emulators" if emulator.is_available() else "those in Triton run in its interpreter"
+        return f"Ready without a GPU: kernels compile, and {how}; figures come from results/."
     return f"Ready: {device.current().name} runs what it can; the TMA copies were compiled, not run."
 
 

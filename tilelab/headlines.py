@@ -79,7 +79,7 @@ def find_folder(*others: str) -> pathlib.Path:
             if path.exists():
                 recorded.add(stack_name(json.loads(path.read_text(encoding="utf-8"))["versions"]["torch"]))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} names no version of torch: delete it, or record it anew.") from error
+            raise ValueError(f"{path} names no version of torch: delete it.") from error
     own = stack_name(results.versions()["torch"])
     return folder if recorded <= {own} else folder / own
 
@@ -134,8 +134,10 @@ def summarise_tests(folder: pathlib.Path) -> str:
             run = json.loads(path.read_text(encoding="utf-8"))
             where = [run["device"]["name"], run["versions"]["torch"], run["versions"]["triton"] or "none"]
             row = [run["recorded"][:10], *where, *(f"{run[count]:,.0f}" for count in COUNTS)]
-            runs.append((run["recorded"], row, list(run.get("failures", ()))))
-        except (KeyError, TypeError, ValueError) as error:
+            if not all(isinstance(cell, str) for cell in row):
+                raise TypeError("a name or the date is no text")
+            runs.append((run["recorded"], row, [test.partition("::")[2] for test in run.get("failures", ())]))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is no summary of the tests ({type(error).__name__}: {error}).") from error
     if not runs:
         return "No summary is recorded."
@@ -144,7 +146,7 @@ def summarise_tests(folder: pathlib.Path) -> str:
     for _, (date, gpu, torch, *_), failures in runs:
         for test in failures:
             since = "" if test in still else f"; not in the newest run, on {newest[1]} with torch {newest[2]}"
-            lines.append(f"- Failed on {date}, on {gpu} with torch {torch}: `{test.partition('::')[2]}`{since}.")
+            lines.append(f"- Failed on {date}, on {gpu} with torch {torch}: `{test}`{since}.")
     head = ["date", "GPU", "torch", "Triton", *COUNTS]
     table = _make_table([head, ["---"] * len(head), *(row for _, row, _ in runs)])
     return "\n".join([table, *([""] if lines else []), *lines])

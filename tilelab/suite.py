@@ -54,7 +54,7 @@ def find_gpus() -> dict[str, float]:
     if visible is None:
         return {index: free for index, _, free in found}
     # A name is a number, or the beginning of a UUID.
-    return {name: free for name in visible.split(",") for index, uuid, free in found
+    return {name: free for name in map(str.strip, visible.split(",")) for index, uuid, free in found
             if name == index or name.startswith("GPU-") and uuid.startswith(name)}
 
 

@@ -142,7 +142,8 @@ def test_the_summaries_of_the_tests(tmp_path):
     *_, newest, older, empty, failed = headlines.summarise_tests(tmp_path).splitlines()
     assert newest.startswith("| 2026-11-26 |") and older == row
     assert failed.endswith("`test_b[x::y]`; not in the newest run, on NVIDIA B200 with torch 2.13.0.")
-    for damaged in ("{", "[]", json.dumps({"passed": 1})):
+    no_torch = json.dumps(run | {"versions": {"torch": None, "triton": None}})
+    for damaged in ("{", "[]", json.dumps({"passed": 1}), no_torch, json.dumps(run | {"failures": [1]})):
         path.write_text(damaged)
         with pytest.raises(ValueError, match=r"torch-2.13/tests.json is no summary of the tests \("):
             headlines.summarise_tests(tmp_path)

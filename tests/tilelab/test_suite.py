@@ -87,7 +87,7 @@ def test_only_visible_gpus_count(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert suite.find_gpus() == {"0": 1.0, "1": 2.0}
     for visible, found in [("1", {"1": 2.0}), ("GPU-b", {"GPU-b": 2.0}), ("1,GPU-a1", {"1": 2.0, "GPU-a1": 1.0}),
-                           ("-1", {}), ("", {}), ("GPU-c", {})]:
+                           ("0, 1", {"0": 1.0, "1": 2.0}), ("-1", {}), ("", {}), ("GPU-c", {})]:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert suite.find_gpus() == found
 

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from tilelab import cuda_magic, emulator
+from tilelab import cuda_magic, device, emulator
 from tilelab.first_steps import exercises
 
 NOTEBOOKS = pathlib.Path(__file__).parents[3] / "notebooks"
@@ -52,6 +52,27 @@ def test_two_stores_do_not_count_as_one():
     change = ("bulk_store(out + 2 * place, shared_address(both), 2 * BYTES);", stores)
     with pytest.raises(AssertionError, match="the copies are right, but the kernel has 2 bulk stores"):
         exercises.check_interleaved(answer("interleave", change))
+
+
+def test_two_barriers_do_not_count_as_one():
+    source = SOLUTIONS["interleave"].source
+    for old, new in (("u64 arrived;", "u64 arrived, other;"),
+                     ("mbarrier_init(barrier, 1);",
+                      "u32 second = shared_address(&other); mbarrier_init(second, 1); mbarrier_init(barrier, 1);"),
+                     ("expect_tx(barrier, 2 * BYTES);", "expect_tx(barrier, BYTES), "
+                      "mbarrier_arrive_expect_tx(second, BYTES);"),
+                     ("y + place, BYTES, barrier", "y + place, BYTES, second"),
+                     ("mbarrier_wait(barrier, 0);", "mbarrier_wait(barrier, 0), mbarrier_wait(second, 0);")):
+        assert old in source
+        source = source.replace(old, new)
+    with pytest.raises(AssertionError, match="the copies are right, but the kernel has 2 mbarriers instead of one"):
+        exercises.check_interleaved(cuda_magic.find_kernels(source, SOLUTIONS["interleave"].options)["interleave"])
+
+
+def test_a_size_is_not_judged_where_nothing_runs(monkeypatch):
+    monkeypatch.setattr(exercises, "check_tiles", lambda *_, **__: "not run: that needs a GPU with TMA, or g++")
+    with pytest.raises(device.Unsupported, match="not run"):
+        exercises.check_sizes(answer("by_engine"), dict.fromkeys(SIZES, False))
 
 
 def test_a_kernel_without_bulk_copies_fails():
