@@ -21,7 +21,7 @@ MOST_PLANS = 1024  # of one operator; a program with more kinds of arguments pla
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Say how an operator runs on one kind of arguments.
+    """The way an operator runs on one kind of arguments.
 
     `launch` takes the input tensors (None for one that was left out) and then `out`, a tensor of `shape` and `dtype` on
     `device`, contiguous unless `strides` says otherwise. `skipped`, `fallback` and `chosen` mean the same as in a

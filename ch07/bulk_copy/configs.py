@@ -20,7 +20,7 @@ def require_ranges(config, allowed: dict[str, range]) -> None:
 
 @dataclass(frozen=True)
 class BulkConfig:
-    """Say how a kernel cuts its arrays into chunks of `chunk_bytes`, with a ring of `stages` chunks in shared memory.
+    """A way to cut arrays into chunks of `chunk_bytes`, with a ring of `stages` chunks in shared memory.
 
     A CTA of `threads` threads handles `chunks_per_cta` neighbouring chunks. With `chunks_per_cta` 0 the grid is
     persistent: `ctas_per_sm` CTAs run on each SM until all chunks are done.

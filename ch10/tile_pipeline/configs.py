@@ -23,7 +23,7 @@ OWN_FIELDS = {"stages": RINGS, "tiles_per_cta": RINGS, "producer": ("stencil",),
 
 @dataclass(frozen=True)
 class TileConfig:
-    """Say how a kernel cuts its tensors: tiles of `rows` x `columns` results and `threads` per CTA.
+    """A way to cut tensors: tiles of `rows` x `columns` results and `threads` per CTA.
 
     A CTA moves `tiles_per_cta` neighbours through a ring of `stages`. The stencil's `producer` is one of its computing
     threads, or a warp on top of `threads`. The transpose has boxes as wide as its `swizzle` (without one, 128 bytes),

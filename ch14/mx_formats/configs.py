@@ -12,7 +12,7 @@ FUSED = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "nvfp4", "fp4_e8m0_16", "fp8_1x128
 
 @dataclass(frozen=True)
 class MxConfig:
-    """Say how a kernel is launched.
+    """A way to launch a kernel.
 
     elements: elements per program, a power of two. num_warps: warps per program. convert: round to fp8 with the
     hardware's conversion instruction; otherwise the kernel rounds in float32 arithmetic. saturate: round to fp4 by
