@@ -244,7 +244,7 @@ class Ladder:
         row = next((row for row in record.rows if row["version"] == name), None)
         said = wrong or fine
         if row and row["code"] != code:
-            said += "; figures of an earlier text of the cell"
+            said += "; figures of another text of the cell"
         self.rows.append({**(row or {"version": name}), "check": said})
         return record.label() if row else f"{name} is not recorded"
 

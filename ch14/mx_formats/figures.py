@@ -129,7 +129,7 @@ def rounding_picture() -> plots.Picture:
 def rules_picture(values=(7.0, 3.4, 1.0, 0.3)) -> plots.Picture:
     """Draw what the scales of the rules floor and ceil make of the elements of a block in MXFP4."""
     mxfp4, unit, left = number_formats.lookup("mxfp4"), 0.76, 0.55
-    figure, axes = canvas("Floor cuts the largest element, ceil coarsens the others",
+    figure, axes = canvas("Floor saturates the largest element, ceil coarsens the others",
                           f"a block of MXFP4 with elements {', '.join(f'{value:g}' for value in values)}; ticks: "
                           "scale × magnitudes of e2m1", WIDTH, 3.2)
     x = torch.tensor([[*values] + [0.0] * 28])

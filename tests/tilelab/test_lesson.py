@@ -56,7 +56,7 @@ def test_without_a_gpu_figures_are_recorded_and_the_check_runs_in_the_emulator(r
     assert table.frame.iloc[0].to_dict() == {"version": "add_one", "ms": "1", "GB/s": "4000", "× torch add": "0.98",
                                              "× version before": "1.5", "check": "ok in the emulator"}
     table = ladder.step(KERNEL, prepare_with(KERNEL), "add_two")
-    assert table.frame["check"].iloc[1] == "ok in the emulator; figures of an earlier text of the cell"
+    assert table.frame["check"].iloc[1] == "ok in the emulator; figures of another text of the cell"
     wrong = cuda_magic.find_kernels(ADD.replace("+ 1;", "+ 2;"))["add_one"]
     table = ladder.step(wrong, prepare_with(wrong))
     assert table.frame["check"].iloc[2].startswith("the sums are wrong (in the emulator)")
