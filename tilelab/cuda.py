@@ -67,6 +67,18 @@ def included_headers(source: str, name: str, options: Sequence[str]) -> tuple[di
     return found, toolkit
 
 
+def strip_comments(source: str) -> str:
+    """Return CUDA C++ without its comments."""
+    return re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.DOTALL)
+
+
+def squeeze(source: str) -> str:
+    """Return CUDA C++ without what cannot change a kernel: comments, #include lines, `#pragma once`, and white space that
+    separates no words."""
+    code = re.sub(r"#include[^\n]*|#pragma once|\\\n", " ", strip_comments(source))
+    return re.sub(r"\s*([^\w\s])\s*", r"\1", " ".join(code.split()))
+
+
 def toolkit_folders(name: str, header: str) -> dict[str, str]:
     """Return the folders of the CCCL and CUDA runtime headers, each with the text of the file that holds its version.
 

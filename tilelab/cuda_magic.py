@@ -114,7 +114,7 @@ class CudaKernel:
     def source_hash(self, with_constants: bool = True) -> str:
         """Return 16 hex digits that change with the code, its headers and, `with_constants`, the -D constants."""
         headers, _ = cuda.included_headers(self.source, "", self.options_with_headers())
-        code = [" ".join(_strip_comments(text).split()) for text in (self.source, *headers.values())]
+        code = [cuda.squeeze(text) for text in (self.source, *headers.values())]
         constants = sorted(self.options) if with_constants else []
         return hashlib.sha256(repr([self.name, code, constants]).encode()).hexdigest()[:16]
 
@@ -173,10 +173,6 @@ def _integer_limits(kind: str) -> tuple[int, int] | None:
     return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 1 if kind == "bool" else 2**bits - 1)
 
 
-def _strip_comments(text: str) -> str:
-    return re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
-
-
 @functools.lru_cache(256)
 def _compile(source: str, target: str, options: tuple[str, ...]) -> bytes:
     # The magic's own line is line 1 of the cell.
@@ -196,7 +192,7 @@ def _load(kernel: CudaKernel):
 def find_kernels(source: str, options: Sequence[str] = (), target: str | None = None) -> dict[str, CudaKernel]:
     """Return the kernels that a CUDA C++ source declares `extern "C" __global__`, by their names."""
     found = {}
-    for name, parameters in KERNEL.findall(_strip_comments(source)):
+    for name, parameters in KERNEL.findall(cuda.strip_comments(source)):
         pairs = []
         for parameter in filter(None, (part.strip() for part in parameters.split(","))):
             words = re.sub(r"\b(const|__restrict__|__grid_constant__)\b", " ", parameter)

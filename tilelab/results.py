@@ -40,8 +40,8 @@ EXPERIMENTS: dict[str, Callable] = {}  # {name: function that returns the Record
 
 _PARSING = threading.Lock()  # Python 3.11 counts the depth of its parser for all threads together
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-_CUDA_COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/|#include[^\n]*|#pragma once", re.DOTALL)
 _COURSE = re.compile(r"(ch\d\d|tilelab|claims)\b")
+_FOLDERS = re.compile(r"\b(?:ch\d\d|tilelab|claims)\.(?:\w+\.)*(?=\w)")  # the packages in front of a module's own name
 _ERROR_TEXT = "text of an error"
 
 
@@ -74,6 +74,7 @@ class _Normalise(ast.NodeTransformer):
         outer, self.local_names = self.local_names, self.local_names or _neutral_local_names(node)
         node = self._normalise_body(node)
         self.local_names = outer
+        node.returns = None
         return node
 
     visit_AsyncFunctionDef = visit_FunctionDef
@@ -81,6 +82,14 @@ class _Normalise(ast.NodeTransformer):
     def visit_Name(self, node):
         node.id = self.local_names.get(node.id, node.id)
         return node
+
+    def visit_arg(self, node):
+        if node.annotation and "constexpr" not in ast.unparse(node.annotation):  # that one changes what Triton compiles
+            node.annotation = None
+        return node
+
+    def visit_Constant(self, node):  # a module may move to another package
+        return ast.Constant(_FOLDERS.sub("", node.value)) if isinstance(node.value, str) else node
 
     def visit_Attribute(self, node):  # after a move, `configs.ITEMSIZE` may read `ITEMSIZE`
         if isinstance(node.value, ast.Name) and node.value.id in self.modules:
@@ -140,7 +149,7 @@ def _normalised_definitions(thing: Any) -> list[str]:
         from tilelab import cuda
 
         headers, _ = cuda.included_headers(thing.read_text(), str(thing), [f"-I{cuda.INCLUDE_FOLDER}"])
-        return [" ".join(_CUDA_COMMENTS.sub(" ", text).split()) for text in (thing.read_text(), *headers.values())]
+        return [cuda.squeeze(text) for text in (thing.read_text(), *headers.values())]
     while not isinstance(thing, (type, types.ModuleType)) and hasattr(thing, "fn"):  # triton.jit, autotune
         thing = thing.fn
     if isinstance(thing, pathlib.Path):
@@ -170,8 +179,9 @@ def source_hash(*things: Any) -> str:
 
     `things` are functions, Triton kernels, classes, modules, or the Path of a Python or CUDA C++ file. A CUDA C++ file
     counts together with the headers that it includes in quotes. A function that the code calls counts only when it is
-    given too. Comments, docstrings, layout, imports, texts of errors, names of local variables, `__main__` blocks,
-    names of files and the order of definitions do not count, because they cannot change a measurement.
+    given too. Comments, docstrings, layout, types of arguments, imports, texts of errors, names of local variables,
+    `__main__` blocks, names of files and of packages, and the order of definitions do not count, because they cannot
+    change a measurement.
     """
     with _PARSING:
         definitions = {text for thing in things for text in _normalised_definitions(thing)}

@@ -64,6 +64,17 @@ def test_hash_ignores_what_a_move_or_a_better_name_changes(tmp_path):
         assert hash_of(tmp_path, moved.replace(before, after)) != plain, after
 
 
+def test_hash_ignores_packages_types_and_the_layout_of_cuda(tmp_path):
+    plain = hash_of(tmp_path, "def double(x, n: tl.constexpr):\n    return run('tilelab.worker', x)\n")
+    moved = "def double(x: Tensor, n: tl.constexpr) -> Tensor:\n    return run('tilelab.runtime.worker', x)\n"
+    assert hash_of(tmp_path, moved) == plain
+    for before, after in (("n: tl.constexpr", "n"), (".worker", ".compiler"), ("'tilelab.runtime", "'other.runtime")):
+        assert hash_of(tmp_path, moved.replace(before, after)) != plain, after
+    dense = "int f(int a){return a*-1+b [ 2 ];}"
+    loose = "#include <x.h>\nint f(int a) {\n  // minus\n  return a * -1 + b[2];\n}\n"
+    assert cuda.squeeze(dense) == cuda.squeeze(loose) != cuda.squeeze(loose.replace("int a", "inta"))
+
+
 def test_hash_of_a_module_ignores_its_command_and_the_order_of_its_definitions(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
