@@ -28,28 +28,28 @@ lab: $(READY)
 
 # A kernel called python3 that was installed for this user may belong to another interpreter: ours comes first.
 demo: $(READY)
-	JUPYTER_PATH="$(CURDIR)/.venv/share/jupyter" .venv/bin/python -m tilelab.demo notebooks/demo/panel.ipynb \
+	JUPYTER_PATH="$(CURDIR)/.venv/share/jupyter" .venv/bin/python -m tilelab.course.demo notebooks/demo/panel.ipynb \
 		$(NO_BROWSER) $(DEMO_ARGS)
 
 # TIER=unit runs the quick tests only; the others are compile, fault, browser, notebook, gpu and timing.
 test: $(READY)
-	.venv/bin/python -m tilelab.suite $(TIER)
+	.venv/bin/python -m tilelab.course.suite $(TIER)
 
 record: $(READY)
-	.venv/bin/python -m tilelab.record --tests
+	.venv/bin/python -m tilelab.course.record --tests
 
 # Measure the headlines on this GPU and compare them with the committed records of the same GPU and version of torch. The
 # margin is wider than the default because the layers of language models are timed in short rounds: in one of 220 layers
 # the same configuration fell by 4 % more than both spreads.
 compare: $(READY)
-	@committed=$$(.venv/bin/python -m tilelab.headlines --folder) || exit 2; \
+	@committed=$$(.venv/bin/python -m tilelab.records.headlines --folder) || exit 2; \
 	if ls "$$committed"/ch*.json >/dev/null 2>&1; then \
-		.venv/bin/python -m tilelab.record --experiments --to build/headlines && \
-		.venv/bin/python -m tilelab.compare "$$committed" build/headlines --headlines --margin 5; \
+		.venv/bin/python -m tilelab.course.record --experiments --to build/headlines && \
+		.venv/bin/python -m tilelab.records.compare "$$committed" build/headlines --headlines --margin 5; \
 	else echo "Nothing is compared: $$committed holds no headlines of this GPU and this version of torch."; fi
 
 site: $(READY)
-	.venv/bin/python -m tilelab.site
+	.venv/bin/python -m tilelab.course.site
 
 $(READY): requirements.txt requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "The course needs Python 3.11 or 3.12: install one, or name it with PYTHON=..." >&2; exit 1; }

@@ -2,12 +2,12 @@
 
 import os
 
-from tilelab.caches import replace_unwritable_caches
-from tilelab.device import interpret_without_gpu
+from tilelab.runtime.caches import replace_unwritable_caches
+from tilelab.runtime.device import interpret_without_gpu
 
 interpret_without_gpu()  # before any module here imports triton
 replace_unwritable_caches()
 if os.environ.get("TRITON_INTERPRET") == "1":
-    from tilelab import interpreter
+    from tilelab.cells import interpreter
 
     interpreter.mend()

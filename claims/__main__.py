@@ -11,7 +11,9 @@ import asyncio
 
 from claims import answers, trial
 from claims.judge import count_verdicts
-from tilelab import cli, device, notebook, results
+from tilelab import cli
+from tilelab.course import notebook
+from tilelab.runtime import device, files
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -23,9 +25,9 @@ def main(argv: list[str] | None = None) -> int:
         if options.write:
             text = answers.rewrite_figures(trial.rewrite_table(trial.README.read_text(encoding="utf-8")))
             page = answers.rewrite_tables(answers.OPERATORS.read_text(encoding="utf-8"))
-            results.write_atomically(trial.README, text)
-            results.write_atomically(answers.OPERATORS, page)
-            results.write_atomically(trial.LEDGER, trial.make_ledger())
+            files.write_atomically(trial.README, text)
+            files.write_atomically(answers.OPERATORS, page)
+            files.write_atomically(trial.LEDGER, trial.make_ledger())
             asyncio.run(notebook.record_notebook(trial.NOTEBOOK, TILES_RECORD="1"))
         else:
             _print_verdicts()

@@ -10,12 +10,12 @@ import re
 from collections.abc import Callable, Iterable
 
 from ch07.resample import BEST
-from ch10.tile_pipeline.experiments import LARGE
+from ch10.tile_pipeline.lesson.experiments import LARGE
 from ch14 import mx_formats
-from ch14.blockscaled import note_attempts
+from ch14.blockscaled.lesson import note_attempts
 from claims import trial
 from claims.judge import ROOT, Evidence, count_outcomes
-from tilelab.results import geometric_mean
+from tilelab.records.results import geometric_mean
 
 OPERATORS = ROOT / "docs" / "operators.md"
 BEGIN, END = "<!-- {}: written by python -m claims --write -->", "<!-- end of {} -->"

@@ -7,9 +7,9 @@ import inspect
 import os
 import re
 
-from ch14.descriptors.experiments import find_words
+from ch14.descriptors.lesson.experiments import find_words
 from ch14.gemm.configs import configs, job, parse
-from tilelab import build, cubin, cuda
+from tilelab.runtime import build, cubin, cuda
 
 TILE = "tensordesc<bf16[128, 128]>"
 
@@ -72,7 +72,7 @@ def aggressive_on_hopper() -> str:
 @functools.cache
 def copy_depends_on_stages() -> bool:
     """Return whether a copy by descriptor for sm_100a compiles to other PTX with 5 stages than with 1."""
-    jobs = [build.Job("ch14.descriptors.tile_copy:copy_tma_kernel", {"source": TILE, "destination": TILE},
+    jobs = [build.Job("ch14.descriptors.lesson.tile_copy:copy_tma_kernel", {"source": TILE, "destination": TILE},
                       {"BLOCK_M": 128, "BLOCK_N": 128}, "sm_100a", num_stages=stages) for stages in (1, 5)]
     one, five = (report.ptx for report in build.build(jobs))
     return one != five

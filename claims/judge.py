@@ -16,9 +16,10 @@ import pathlib
 import urllib.parse
 from collections.abc import Callable, Iterable
 
-from tilelab import device, results
+from tilelab import ROOT
+from tilelab.records import results
+from tilelab.runtime import device
 
-ROOT = pathlib.Path(__file__).parents[1]
 HOLDS, ONLY_IF, REFUTED, UNTESTED = "holds", "holds only if", "refuted", "not settled"
 # The verdicts on a figure that a note gives for another GPU, where this one was measured.
 HOLDS_HERE, ONLY_IF_HERE, NOT_HERE = "holds on an H200", "holds on an H200 only if", "not on an H200"

@@ -20,7 +20,8 @@ from claims.judge import (
     is_better,
     is_within,
 )
-from tilelab import bench, device
+from tilelab.measure import bench
+from tilelab.runtime import device
 
 NOTE = Note("TMA Configuration Fix Proposal", "B200",
             "The note proposes six large tile configurations for a Triton GEMM on a B200 in place of three cautious "

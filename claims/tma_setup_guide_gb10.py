@@ -18,7 +18,8 @@ from claims.judge import (
     is_at_least,
     is_within,
 )
-from tilelab import device, doctor, tensor_map
+from tilelab.course import doctor
+from tilelab.runtime import device, tensor_map
 
 NOTE = Note("TMA Setup Guide for Grace-Blackwell GB10", "GB10",
             "The note says how to switch TMA on for a GB10 with PyTorch 2.9 and Triton 3.5.0, and which speeds to "

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from ch07.resample import audit, figures
+from ch07.resample.lesson import audit, figures
 from claims import builds
 from claims.judge import (
     ARITHMETIC,
@@ -22,7 +22,8 @@ from claims.judge import (
     is_better,
     is_within,
 )
-from tilelab import bench, device
+from tilelab.measure import bench
+from tilelab.runtime import device
 
 NOTE = Note("TMA Optimization Implementation Status (trajectory resampling)", "H100",
             "The note plans a faster interpolation between samples for an H100 in three phases. The first phase is "

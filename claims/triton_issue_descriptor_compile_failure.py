@@ -20,7 +20,7 @@ from claims.judge import (
     decide,
     format_range,
 )
-from tilelab import device
+from tilelab.runtime import device
 
 NOTE = Note("[SM 10.0] TMA descriptor compilation fails with deep pipelines", "B200",
             "The note reports a bug: Triton 3.5.0 fails to compile a GEMM with descriptors for a B200, and a rule of "

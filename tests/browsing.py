@@ -16,9 +16,9 @@ import pytest
 from ipykernel.kernelspec import write_kernel_spec
 from view_pages import SCREENSHOTS
 
-from tilelab import notebook
+from tilelab import ROOT
+from tilelab.course import notebook
 
-ROOT = pathlib.Path(__file__).parents[1]
 DEMO = ROOT / "notebooks" / "demo" / "panel.ipynb"
 SIZES = {"720p": {"width": 1280, "height": 720}, "1080p": {"width": 1920, "height": 1080}}  # of a projector
 
@@ -97,7 +97,7 @@ def served(folder: pathlib.Path, *command: str, cell: str = ""):
 def served_demo(folder: pathlib.Path, cell: str = ""):
     """Serve the demo, or a notebook that holds this cell, as `make demo` does; yields the address and the process."""
     name = "one_cell.ipynb" if cell else DEMO.name
-    with served(folder, "tilelab.demo", name, "--port={port}", "--Voila.port_retries=0", "--no-browser",
+    with served(folder, "tilelab.course.demo", name, "--port={port}", "--Voila.port_retries=0", "--no-browser",
                 "--token={token}", cell=cell) as (port, token, server):
         yield f"http://127.0.0.1:{port}/?token={token}", server
 

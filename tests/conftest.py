@@ -5,7 +5,7 @@ import faulthandler
 import os
 import sys
 
-from tilelab import device
+from tilelab.runtime import device
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ["TILES_QUICK"] = "1"  # experiments measure a few rounds only
@@ -24,7 +24,7 @@ device.interpret_without_gpu()  # with a GPU this imports torch
 
 import pytest  # noqa: E402
 
-from tilelab import plans  # noqa: E402
+from tilelab.runtime import plans  # noqa: E402
 
 NO_GPU = "needs a GPU"
 BROWSER_LIMIT_S = 900

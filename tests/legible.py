@@ -5,7 +5,7 @@ import warnings
 
 from matplotlib.text import Text
 
-from tilelab import plots
+from tilelab.pictures import plots
 
 BANKS = set(map(str, range(32)))
 

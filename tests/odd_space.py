@@ -7,8 +7,8 @@ import pathlib
 import subprocess
 import time
 
-from tilelab import build, results
-from tilelab.faults import FaultSpace
+from tilelab.runtime import build, files
+from tilelab.sweeps.faults import FaultSpace
 
 HUGE = 10**400  # more than a float can hold
 MEASURED = {"ratio": {"ratio": math.nan}, "text": {"ms": "fast"}, "infinite": {"ms": math.inf}, "huge": {"ms": HUGE},
@@ -39,7 +39,7 @@ class OddSpace(FaultSpace):
 
     def job(self, config):
         path = pathlib.Path(self.folder, "empty.cu")
-        results.write_atomically(path, 'extern "C" __global__ void empty() {}')
+        files.write_atomically(path, 'extern "C" __global__ void empty() {}')
         return build.Job(f"{path}:empty", {}, {}, self.target)
 
     def measure(self, config):

@@ -14,7 +14,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 from triton.runtime import driver
 
-from tilelab import build_worker, notebook, worker_pool
+from tilelab import ROOT
+from tilelab.course import notebook
+from tilelab.runtime import build_worker
 
 HOPPER, noted = GPUTarget("cuda", 90, 32), set()
 
@@ -59,7 +61,7 @@ def list_build_lookups(jobs) -> set:
 def run(script: str) -> None:
     """Run a script in a process of its own; AssertionError with its last words when it fails."""
     env = notebook.child_env(TRITON_INTERPRET="0")
-    env["PYTHONPATH"] += os.pathsep + str(worker_pool.ROOT / "tests")
+    env["PYTHONPATH"] += os.pathsep + str(ROOT / "tests")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=env,
-                          cwd=worker_pool.ROOT)
+                          cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]

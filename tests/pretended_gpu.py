@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 
-from tilelab import notebook, worker_pool
+from tilelab import ROOT
+from tilelab.course import notebook
 
 COMPILER = shutil.which("cc")
 BEGIN = """
@@ -22,7 +23,7 @@ pretended_gpu.begin()
 def run(script: str) -> str:
     """Run a script after `begin` in a process of its own, and return what it prints; AssertionError when it fails."""
     with tempfile.TemporaryDirectory() as folder:
-        tests = worker_pool.ROOT / "tests"
+        tests = ROOT / "tests"
         subprocess.run([COMPILER, "-O1", "-shared", "-fPIC", "-o", f"{folder}/libcuda.so.1",
                         str(tests / "pretended_driver.c"), "-ldl"], check=True)
         # Triton's launcher is built against this driver, so it has a cache of its own.
@@ -30,7 +31,7 @@ def run(script: str) -> str:
                                  TRITON_LIBCUDA_PATH=folder)
         env["PYTHONPATH"] += os.pathsep + str(tests)
         done = subprocess.run([sys.executable, "-c", BEGIN + script], capture_output=True, text=True, check=False,
-                              env=env, cwd=worker_pool.ROOT)
+                              env=env, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -39,7 +40,7 @@ def begin() -> None:
     """Let tensors of the CPU pass for those of an H200."""
     import torch
 
-    from tilelab import device, operands
+    from tilelab.runtime import device, operands
 
     torch.Tensor.is_cuda = property(lambda tensor: True)
     here, make = torch.device("cpu", 0), torch.empty

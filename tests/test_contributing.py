@@ -3,10 +3,10 @@
 import ast
 import functools
 import json
-import pathlib
 import re
 
-ROOT = pathlib.Path(__file__).parents[1]
+from tilelab import ROOT
+
 PACKAGES = ("tilelab", "ch07", "ch10", "ch14", "claims")
 CELLS = 45
 

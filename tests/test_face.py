@@ -12,7 +12,7 @@ import torch
 from ch07 import bulk_copy, resample
 from ch10 import tile_pipeline, wgmma_gemm
 from ch14 import attention, blockscaled, descriptors, gemm, mx_formats
-from tilelab import build, device, operands
+from tilelab.runtime import build, device, operands
 
 TOPICS = ("ch07.bulk_copy", "ch07.resample", "ch10.tile_pipeline", "ch10.wgmma_gemm", "ch14.descriptors", "ch14.gemm",
           "ch14.attention", "ch14.mx_formats", "ch14.blockscaled", "ch14.blockscaled.fp8", "ch14.blockscaled.emulated",

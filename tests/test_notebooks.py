@@ -4,16 +4,16 @@ import html.parser
 import importlib.util
 import json
 import os
-import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
 
-from tilelab import device, notebook, record, views
+from tilelab import ROOT, views
+from tilelab.course import notebook, record
+from tilelab.runtime import device
 
-ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
 DEMOS = sorted((ROOT / "notebooks" / "demo").glob("*.ipynb"))
@@ -43,7 +43,8 @@ def test_form(path):
     for number, cell in enumerate(kept["cells"]):
         is_kernel = any(mark in "".join(cell["source"]) for mark in ("%%cuda", "@triton.jit", "@gluon.jit"))
         limit = 60 if is_kernel else 25 if cell["cell_type"] == "code" else 40
-        assert len(lines(cell)) <= limit, f"cell {number} is longer than {limit} lines: {lines(cell)[0]}"
+        counted = [line for line in lines(cell) if not line.startswith(("import ", "from ")) or cell["cell_type"] != "code"]
+        assert len(counted) <= limit, f"cell {number} is longer than {limit} lines: {lines(cell)[0]}"
     for cell in code:
         assert all(output["output_type"] != "error" for output in cell["outputs"]), f"an error is saved: {lines(cell)}"
         found = ABSOLUTE_HOME.search(json.dumps(cell["outputs"]))

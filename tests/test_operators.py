@@ -4,7 +4,6 @@ The operators with a Triton kernel run in the interpreter. Those in CUDA C++ are
 """
 
 import ast
-import pathlib
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,7 +19,9 @@ from ch07 import resample
 from ch10 import wgmma_gemm
 from ch14 import attention, blockscaled, gemm, mx_formats
 from ch14.mx_formats import number_formats
-from tilelab import check, device, operators
+from tilelab import ROOT
+from tilelab.measure import check
+from tilelab.runtime import device, operators
 
 GPU = device.current().capability is not None
 WHERE = "cuda" if GPU else "cpu"
@@ -418,7 +419,7 @@ def test_a_compiled_model_runs_in_cuda_graphs():
 
 @pytest.mark.gpu
 def test_the_first_programs_of_the_page_of_operators_run():
-    text = (pathlib.Path(__file__).parents[1] / "docs" / "operators.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
     compiled, scaled = ({} for _ in range(2))
     for program, names in zip(re.findall(r"```python\n(.*?)```", text, re.S), (compiled, scaled)):
         exec(program, names)
@@ -434,7 +435,7 @@ def test_the_first_programs_of_the_page_of_operators_run():
 
 
 def test_the_pages_program_for_attention_and_four_bits_runs():
-    text = (pathlib.Path(__file__).parents[1] / "docs" / "operators.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
     program, names = re.findall(r"```python\n(.*?)```", text, re.S)[2], {}
     if device.current().capability is None:
         for long, short in (('"cuda"', '"cpu"'), ("1024", "64"), ("4096", "256")):
@@ -449,7 +450,7 @@ def test_the_pages_program_for_attention_and_four_bits_runs():
 
 @pytest.mark.parametrize("page", ["README.md", "docs/operators.md"])
 def test_programs_of_a_page_use_names_that_exist(page):
-    text = (pathlib.Path(__file__).parents[1] / page).read_text(encoding="utf-8")
+    text = (ROOT / page).read_text(encoding="utf-8")
     programs = re.findall(r"```python\n(.*?)```", text, re.S)
     assert programs
     for program in programs:

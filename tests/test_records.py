@@ -3,7 +3,6 @@
 import collections
 import importlib
 import json
-import pathlib
 import pkgutil
 
 import pytest
@@ -11,21 +10,23 @@ import pytest
 import ch07
 import ch10
 import ch14
-from ch10.tile_pipeline import broken_programs
+from ch10.tile_pipeline.lesson import broken_programs
 from ch14 import bug_hunt, compiled, descriptors, gemm, mx_formats
-from ch14.blockscaled import impacts
-from ch14.blockscaled.experiments import CUBE, FORMS, FP8_FLOPS, LONG, SHAPES, SPLIT, THIN, TOKENS
+from ch14.blockscaled.lesson import impacts
+from ch14.blockscaled.lesson.experiments import CUBE, FORMS, FP8_FLOPS, LONG, SHAPES, SPLIT, THIN, TOKENS
 from ch14.bug_hunt import HUNTS, Builds
-from ch14.bug_hunt import experiments as builds
-from ch14.compiled.experiments import CASES, list_kernels, make_table
-from ch14.descriptors import rules
-from ch14.gemm import sweep as gemm_sweep
+from ch14.bug_hunt.lesson import experiments as builds
+from ch14.compiled.lesson.experiments import CASES, list_kernels, make_table
+from ch14.descriptors.lesson import rules
 from ch14.gemm.configs import configs, predicted_ms, rejection
-from ch14.gemm.experiments import SQUARES
+from ch14.gemm.lesson import sweep as gemm_sweep
+from ch14.gemm.lesson.experiments import SQUARES
 from claims.judge import Evidence
-from tilelab import device, results
-from tilelab.plots import rank_correlation
-from tilelab.sweep import sort_by_speed
+from tilelab import ROOT
+from tilelab.pictures.plots import rank_correlation
+from tilelab.records import results
+from tilelab.runtime import device
+from tilelab.sweeps.sweep import sort_by_speed
 
 EVIDENCE = Evidence()
 # Records that hold something else than rows that are "ok", and why.
@@ -54,7 +55,7 @@ ERRORS = ("ch14_blockscaled_sums", "ch10_gemm_lines")
 @pytest.fixture(scope="module")
 def records():
     """{folder/name: record} of every record in the repository."""
-    folder = pathlib.Path(results.__file__).parents[1] / "results"
+    folder = ROOT / "results"
     return {f"{path.parent.name}/{path.stem}": json.loads(path.read_text(encoding="utf-8"))
             for path in sorted(folder.glob("*/*.json")) if path.stem != "tests"}
 
@@ -66,7 +67,7 @@ def assert_each(records, find_problem):
 
 
 def test_every_record_is_made_by_todays_code_of_its_experiment(records):
-    for module in ("tilelab.first_steps.exercises", "tilelab.reliability"):
+    for module in ("ch07.start.lesson.exercises", "tilelab.course.reliability"):
         importlib.import_module(module)
     for chapter in (ch07, ch10, ch14):  # every module of every topic, so that EXPERIMENTS is complete
         for module in pkgutil.walk_packages(chapter.__path__, f"{chapter.__name__}."):

@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
-from tilelab import views
+from tilelab import ROOT, views
 
-SCREENSHOTS = pathlib.Path(__file__).parents[1] / "build" / "screenshots"
+SCREENSHOTS = ROOT / "build" / "screenshots"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 SIZES = {"wide": {"width": 1280, "height": 900}, "narrow": {"width": 390, "height": 844}}
 

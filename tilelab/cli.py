@@ -15,7 +15,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from tilelab import device, results
+from tilelab.records import results
+from tilelab.runtime import device, files
 
 
 def run_main(main: Callable[[], int]) -> NoReturn:
@@ -83,7 +84,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 def write_json(record: dict, path: str) -> None:
     """Write a record as one JSON object to the file `path`, or to standard output for "-"."""
     text = results.to_json(record)
-    print(text, end="") if path == "-" else results.write_atomically(pathlib.Path(path), text)
+    print(text, end="") if path == "-" else files.write_atomically(pathlib.Path(path), text)
 
 
 def require_sizes(parser: argparse.ArgumentParser, option: str, text: str, form: str, largest: int) -> tuple[int, ...]:

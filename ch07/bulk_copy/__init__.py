@@ -10,7 +10,7 @@ import pathlib
 import torch
 
 from ch07.bulk_copy.configs import CONFIGS, KERNELS, OPS, UNIT, BulkConfig, configs
-from tilelab import build, cuda, device, operands
+from tilelab.runtime import build, cuda, device, operands
 
 __all__ = ["CONFIGS", "ELEMENTS", "KERNELS", "OPS", "SOURCE", "UNIT", "BulkConfig", "axpy", "configs", "copy", "job",
            "prepare", "spec"]

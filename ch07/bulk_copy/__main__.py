@@ -1,8 +1,9 @@
 """The command line of `ch07.bulk_copy`: verify and time its configurations, or compile them for another GPU."""
 
 from ch07 import bulk_copy
-from ch07.bulk_copy import experiments
-from tilelab import cli, device
+from ch07.bulk_copy.lesson import experiments
+from tilelab import cli
+from tilelab.runtime import device
 
 
 def _parse_arguments(argv):

@@ -12,8 +12,8 @@ import torch
 
 from ch07.resample import operator
 from ch07.resample.configs import BEST, ELEMENTS, EXAMPLE, LADDER, ResampleConfig, configs, fit_config
-from tilelab import build, cuda, device, operands, operators
-from tilelab.plans import Plan, Planner
+from tilelab.runtime import build, cuda, device, operands, operators
+from tilelab.runtime.plans import Plan, Planner
 
 __all__ = ["BEST", "ELEMENTS", "EXAMPLE", "LADDER", "SOURCE", "ResampleConfig", "compulsory_bytes", "configs",
            "fit_config", "job", "prepare", "resample", "spec"]

@@ -6,8 +6,11 @@ import os
 import torch
 
 from ch07 import resample
-from ch07.resample import BEST, ELEMENTS, LADDER, experiments
-from tilelab import bench, build, cli, device
+from ch07.resample import BEST, ELEMENTS, LADDER
+from ch07.resample.lesson import experiments
+from tilelab import cli
+from tilelab.measure import bench
+from tilelab.runtime import build, device
 
 MODES = ("correctness", "performance", "ncu", "single_run")
 DTYPES = {str(dtype)[6:]: dtype for dtype in ELEMENTS}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilelab import operators
+from tilelab.runtime import operators
 
 
 def _fake(features, source_times, target_times, config="best"):

@@ -13,7 +13,7 @@ import pathlib
 import torch
 
 from ch10.tile_pipeline.configs import DIMENSIONS, KERNELS, TileConfig, choose_config, configs
-from tilelab import build, cuda, device, operands, tensor_map
+from tilelab.runtime import build, cuda, device, operands, tensor_map
 
 __all__ = ["spec", "copy", "stencil", "transpose", "add_shared", "accumulate", "prepare", "configs", "job",
            "TileConfig"]
@@ -102,7 +102,7 @@ def prepare(op: str, x, *, y=None, centre: float = 1.0, edge: float = 1.0, fill:
     Tensors are on the GPU, of any extents; their rows start at multiples of 16 bytes. New memory for `out` has padded
     rows. TMA stores whole units of 16 bytes, so torch computes the last columns of a row that ends within one, in
     launches of its own. `config` is a variant's name, "best" or a TileConfig. The launch may be captured in a graph,
-    which it must outlive. Raises ValueError for operands that the kernel cannot take and tilelab.device.Unsupported
+    which it must outlive. Raises ValueError for operands that the kernel cannot take and tilelab.runtime.device.Unsupported
     for a GPU without TMA or with too little shared memory.
     """
     config = choose_config(op, config, getattr(x, "shape", ()))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pathlib
 import sys
 
-from ch10.tile_pipeline import LARGEST_EXTENT, experiments, map_report
+from ch10.tile_pipeline import LARGEST_EXTENT
 from ch10.tile_pipeline.configs import DIMENSIONS, configs
-from tilelab import cli, device, results
-from tilelab.cuda import CompileError
+from ch10.tile_pipeline.lesson import experiments, map_report
+from tilelab import cli
+from tilelab.runtime import device, files
+from tilelab.runtime.cuda import CompileError
 
 
 def _parse_arguments(argv):
@@ -59,7 +61,7 @@ def _write_report(options) -> int:
     """Write the report and print its verdict; return 1 if it may be a bug, 2 if it could not be written."""
     try:
         text, verdict, may_be_bug = map_report.write_report(options.load or "", options.target)
-        results.write_atomically(pathlib.Path(options.report), text)
+        files.write_atomically(pathlib.Path(options.report), text)
     except (OSError, CompileError) as error:
         print(f"python -m ch10.tile_pipeline: {device.first_line(error)}.", file=sys.stderr)
         return 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilelab import operands, tensor_map
+from tilelab.runtime import operands, tensor_map
 
 KERNELS = {"copy": "tile_copy", "stencil": "stencil", "transpose": "transpose", "add_shared": "add_shared",
            "accumulate": "accumulate"}  # by operation

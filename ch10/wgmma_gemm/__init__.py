@@ -13,9 +13,10 @@ import torch
 
 from ch10.wgmma_gemm import operator
 from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, best_config, configs, fits, predict_us, rejection
-from tilelab import build, cuda, device, operands, operators, results, tuned
-from tilelab.plans import Plan, Planner
-from tilelab.tensor_map import make_tensor_map
+from tilelab.records import results
+from tilelab.runtime import build, cuda, device, operands, operators, tuned
+from tilelab.runtime.plans import Plan, Planner
+from tilelab.runtime.tensor_map import make_tensor_map
 
 __all__ = ["spec", "gemm", "prepare", "configs", "job", "WgmmaConfig"]
 
@@ -134,7 +135,7 @@ def prepare(a, b, *, out=None, config: str | WgmmaConfig = "best") -> operands.L
     columns of b: pass `weight.T`. N and K are multiples of 8. `config` is "best" (the tuned configuration of the shape
     or of one nearby, or else the model's choice), a step of the ladder or a WgmmaConfig. The launch may be captured in
     a graph, which it must outlive. Raises ValueError for operands that the kernel cannot take and
-    tilelab.device.Unsupported for a GPU without wgmma.
+    tilelab.runtime.device.Unsupported for a GPU without wgmma.
     """
     return planner.prepare((a, b), out, config)
 

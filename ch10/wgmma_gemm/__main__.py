@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from ch10.wgmma_gemm import INSTEAD, LARGEST_EXTENT, experiments, resolve_config, tuning
+from ch10.wgmma_gemm import INSTEAD, LARGEST_EXTENT, resolve_config
 from ch10.wgmma_gemm.configs import STEPS, predict_us
-from tilelab import cli, device, tune
+from ch10.wgmma_gemm.lesson import experiments, tuning
+from tilelab import cli
+from tilelab.runtime import device
+from tilelab.sweeps import tune
 
 
 def _parse_arguments(argv):

@@ -19,8 +19,8 @@ from ch14.attention import operator
 from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs, rejection
 from ch14.attention.hopper_kernel import TILE_LAYOUT, attention_hopper_kernel
 from ch14.attention.kernels import attention_plain_kernel
-from tilelab import build, device, operators, triton_launch
-from tilelab.operands import (
+from tilelab.runtime import build, device, operators, triton_launch
+from tilelab.runtime.operands import (
     Launch,
     choose_config,
     require_disjoint,
@@ -29,7 +29,7 @@ from tilelab.operands import (
     require_number,
     require_tensor,
 )
-from tilelab.plans import Plan, Planner
+from tilelab.runtime.plans import Plan, Planner
 
 __all__ = ["spec", "attention", "prepare", "configs", "job", "AttentionConfig"]
 
@@ -178,7 +178,7 @@ def attention(q, k, v, *, is_causal: bool = False, scale: float | None = None, o
     hides a key. Finite scores may be up to 2^27 after scaling, because float32 rounds larger ones too coarsely. NaN or
     infinity in V also reaches queries that do not see that key, if they see another key of its block. Under
     torch.compile and where autograd records, this is torch.ops.tiles.attention, whose `config` is a name. It has no
-    backward pass. Raises ValueError for bad arguments, tilelab.device.Unsupported for hardware without TMA.
+    backward pass. Raises ValueError for bad arguments, tilelab.runtime.device.Unsupported for hardware without TMA.
     """
     if operators.is_traced(q, k, v):
         return operators.store(attention_operator(q, k, v, is_causal, scale, config), out)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from ch14.attention import configs, experiments, job
+from ch14.attention import configs, job
 from ch14.attention.configs import HEAD_DIMS, best_config, rejection
-from tilelab import build, cli, device
+from ch14.attention.lesson import experiments
+from tilelab import cli
+from tilelab.runtime import build, device
 
 COLUMNS = ["name", "config", "status", "ms", "tflops", "ratio", "error", "peer_error", "registers", "spills", "smem",
            "tma_load", "wgmma", "tcgen05_mma", "mma_sync", "reason"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from tilelab import device
+from tilelab.runtime import device
 
 KERNELS = ("plain", "hopper")
 HEAD_DIMS = (64, 128)

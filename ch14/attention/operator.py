@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tilelab import operators
+from tilelab.runtime import operators
 
 
 def make_out(q):

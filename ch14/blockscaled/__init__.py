@@ -22,8 +22,8 @@ from ch14.blockscaled.decode import DecodeConfig
 from ch14.blockscaled.fp8 import Fp8Config
 from ch14.blockscaled.native import NativeConfig
 from ch14.mx_formats import Packed, Transposed, number_formats
-from tilelab import build, device, operators
-from tilelab.operands import Launch
+from tilelab.runtime import build, device, operators
+from tilelab.runtime.operands import Launch
 
 PATHS = ("native", "fp8", "emulated", "decode")
 # Targets with block-scaled instructions to which Triton compiles tl.dot_scaled. For sm_121a it does not use them.
@@ -35,7 +35,7 @@ def choose_path(form_a: str, form_b: str, mnk: tuple[int, int, int], target: str
     """Return which of PATHS multiplies A (M, K) in `form_a` by B (K, N) in `form_b` on `target`.
 
     The forms are names of ch14.mx_formats.number_formats.FORMATS, or "bf16" for tokens. Raises ValueError for formats
-    and sizes that no path takes, and tilelab.device.Unsupported for a target without the hardware.
+    and sizes that no path takes, and tilelab.runtime.device.Unsupported for a target without the hardware.
     """
     limit, (m, n, k) = device.target_limits(target), mnk
     if form_a == "bf16":
@@ -217,7 +217,7 @@ def matmul(a, b, *, bias=None, activation=None, out=None, config="best", path="b
     configuration of the path, "best" or a name of its `configs`. `path` is one of PATHS or "best". Under torch.compile
     and where autograd records, this is torch.ops.tiles.fp8, decode or block_scaled_mm: `config` is a name, `out` no
     Packed, and there is no backward pass. Raises ValueError for arguments that do not fit and
-    tilelab.device.Unsupported for hardware that cannot run it.
+    tilelab.runtime.device.Unsupported for hardware that cannot run it.
     """
     if operators.is_traced(*_list_tensors(a), *_list_tensors(b), bias):
         return operators.store(_call_operator(a, b, bias, activation, config, path), out)
@@ -230,6 +230,6 @@ def configs() -> dict:
 
 
 def job(config, target: str, *args, **options) -> build.Job:
-    """Return how a configuration of any path is compiled, for tilelab.build. The path's own `job` lists the options."""
+    """Return how a configuration of any path is compiled, for tilelab.runtime.build. The path's own `job` lists the options."""
     owners = {Fp8Config: fp8, NativeConfig: native, DecodeConfig: decode}
     return owners.get(type(config), emulated).job(config, target, *args, **options)

@@ -11,11 +11,16 @@ from collections.abc import Sequence
 import torch
 
 from ch14 import blockscaled, mx_formats
-from ch14.blockscaled import emulated, fp8, impacts, isolated, native, profile, smem_planner, tuning
-from ch14.blockscaled.experiments import EMULATED_SOURCES, FP8_SOURCES
-from ch14.blockscaled.verification import judge
+from ch14.blockscaled import emulated, fp8, native
+from ch14.blockscaled.lesson import impacts, isolated, profile, smem_planner, tuning
+from ch14.blockscaled.lesson.experiments import EMULATED_SOURCES, FP8_SOURCES
+from ch14.blockscaled.lesson.verification import judge
 from ch14.mx_formats import number_formats
-from tilelab import bench, build, check, cli, device, results, tune
+from tilelab import cli
+from tilelab.measure import bench, check
+from tilelab.records import results
+from tilelab.runtime import build, device
+from tilelab.sweeps import tune
 
 FORMS = {("Float4E2M1FN", "Float8E8M0FNU", 32): "mxfp4", ("Float4E2M1FN", "Float8E4M3FN", 16): "nvfp4",
          ("Float4E2M1FN", "Float8E8M0FNU", 16): "fp4_e8m0_16", ("Float8E4M3FN", "Float8E8M0FNU", 32): "mxfp8_e4m3",

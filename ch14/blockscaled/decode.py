@@ -16,9 +16,9 @@ import torch
 from ch14.blockscaled.decode_kernels import decode_plain_kernel, decode_registers_kernel
 from ch14.blockscaled.emulated import is_interpreted
 from ch14.mx_formats import number_formats, packing
-from tilelab import build, device, operands, operators, triton_launch, workspace
-from tilelab.operands import Launch
-from tilelab.plans import Plan, Planner
+from tilelab.runtime import build, device, operands, operators, triton_launch, workspace
+from tilelab.runtime.operands import Launch
+from tilelab.runtime.plans import Plan, Planner
 
 BLOCK = 32  # weights that share a scale
 MAX_TOKENS = 64
@@ -221,7 +221,7 @@ def decode(x, weight, scales, *, out=None, config="best"):
     lower half. Its scales (N, K / 32) uint8 are E8M0, where 255 is NaN. K is a multiple of 32, N anything. All tensors
     are contiguous; x and weight start at multiples of 16 bytes. A decoded weight is rounded to bfloat16, which is exact
     but for infinity (4 x 2^127). `out` is bfloat16. `config` is a DecodeConfig, "best" or a name of `configs`. Raises
-    ValueError for arguments that do not fit and tilelab.device.Unsupported for hardware that cannot run it.
+    ValueError for arguments that do not fit and tilelab.runtime.device.Unsupported for hardware that cannot run it.
     """
     if operators.is_traced(x, weight, scales):  # by autograd: `prepare` refuses it
         return prepare(x, weight, scales, out=out, config=config)()
@@ -229,7 +229,7 @@ def decode(x, weight, scales, *, out=None, config="best"):
 
 
 def job(config: DecodeConfig, target: str, m: int = 16) -> build.Job:
-    """Return how the kernel is compiled for M tokens, for tilelab.build."""
+    """Return how the kernel is compiled for M tokens, for tilelab.runtime.build."""
     registers = config.kernel == "registers"
     pointers = dict(x_ptr="*bf16" if registers else "*i16", weight_ptr="*i32" if registers else "*u8", scales_ptr="*u8",
                     out_ptr="*bf16" if registers else "*i16", parts_ptr="*fp32", arrivals_ptr="*i32")

@@ -25,9 +25,9 @@ from ch14.gemm.configs import configs as gemm_configs
 from ch14.gemm.configs import job as gemm_job
 from ch14.gemm.kernels import gemm_persistent_kernel
 from ch14.mx_formats import Packed, Transposed, number_formats
-from tilelab import build, device, operands, triton_launch
-from tilelab.operands import Launch
-from tilelab.plans import Plan, Planner
+from tilelab.runtime import build, device, operands, triton_launch
+from tilelab.runtime.operands import Launch
+from tilelab.runtime.plans import Plan, Planner
 
 FORMS = tuple(name for name in mx_formats.FUSED if number_formats.lookup(name).scale != "fp32")
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}  # of C
@@ -229,7 +229,7 @@ def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config
     anything, K is whole blocks. `out` is bfloat16 (the default), float16 or float32, rounded once from float32. A
     launch takes work space for both operands in bf16, and for C if its rows are no multiple of 16 bytes. `config` is a
     WgmmaConfig, a GemmConfig, "best" or a name of `configs`. Raises ValueError for operands that do not fit and
-    tilelab.device.Unsupported for hardware that cannot run it.
+    tilelab.runtime.device.Unsupported for hardware that cannot run it.
     """
     tensors, *kinds = describe_operands(*packed_operands(a, b))
     return planner.prepare(tensors, out, *kinds, config)
@@ -243,7 +243,7 @@ def run(a: Packed, b: Transposed, out: torch.Tensor | None, config) -> torch.Ten
 
 def job(config: WgmmaConfig | GemmConfig, target: str, mnk: tuple[int, int, int] = (4096, 4096, 4096),
         c_dtype: torch.dtype = torch.bfloat16, scaled: bool = False) -> build.Job:
-    """Return how the GEMM is compiled, for tilelab.build; `scaled` where a tensor has a scale."""
+    """Return how the GEMM is compiled, for tilelab.runtime.build; `scaled` where a tensor has a scale."""
     if isinstance(config, WgmmaConfig):
         return wgmma_gemm.job(config, target)
     made = gemm_job(config, target, sms=_sms(target), mnk=mnk, scaled=scaled)

@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 
 from ch14 import mx_formats
-from tilelab import build, cuda, device, operands, operators, results, tuned, workspace
-from tilelab.operands import Launch
-from tilelab.plans import Plan, Planner
-from tilelab.tensor_map import make_tensor_map
+from tilelab.records import results
+from tilelab.runtime import build, cuda, device, operands, operators, tuned, workspace
+from tilelab.runtime.operands import Launch
+from tilelab.runtime.plans import Plan, Planner
+from tilelab.runtime.tensor_map import make_tensor_map
 
 SOURCE = pathlib.Path(__file__).with_name("fp8.cu")
 BLOCK = 128  # A scale covers so many columns of K and of B. The widest swizzle has rows of 128 bytes.
@@ -304,7 +305,7 @@ def fp8(a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, config=
     or "gelu" (exact). `out` is bfloat16 (M, N), or a Packed of ch14.mx_formats in mxfp8_e4m3: then the bfloat16 result
     is quantised, bit for bit as mx_formats.quantise does, and N is a multiple of 128. `config` is an Fp8Config, "best"
     or a name of `configs`. The same launch gives the same bits. Under torch.compile, call ch14.blockscaled.matmul or
-    torch.ops.tiles.fp8. Raises ValueError for arguments that do not fit and tilelab.device.Unsupported without WGMMA.
+    torch.ops.tiles.fp8. Raises ValueError for arguments that do not fit and tilelab.runtime.device.Unsupported without WGMMA.
     """
     if operators.is_traced(a, b, scale_a, scale_b, bias):
         return prepare(a, b, scale_a, scale_b, bias=bias, activation=activation, out=out, config=config)()
@@ -324,6 +325,6 @@ def run(a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, config=
 
 def job(config: Fp8Config, target: str = "sm_90a", bias: bool = False, activation: str | None = None,
         mx: bool = False) -> build.Job:
-    """Return how `config` is compiled, for tilelab.build. Only sm_90a has these instructions."""
+    """Return how `config` is compiled, for tilelab.runtime.build. Only sm_90a has these instructions."""
     return build.Job(f"{SOURCE}:fp8_blocks", {}, config.constants(bias, activation, mx), target, config.threads // 32,
                      smem_bytes=config.smem_bytes, name=str(config))

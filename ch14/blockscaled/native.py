@@ -19,11 +19,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ch14.blockscaled.emulated import DTYPES as OUTPUTS
 from ch14.blockscaled.emulated import check_out, is_interpreted, operand_memory, packed_operands
 from ch14.blockscaled.emulated import spec as spec  # the same meaning on both paths
+from ch14.blockscaled.lesson.smem_planner import require_one_of
 from ch14.blockscaled.native_kernels import naive_kernel, native_kernel
-from ch14.blockscaled.smem_planner import require_one_of
 from ch14.mx_formats import Packed, Transposed, format_with_kernels, number_formats, packing
-from tilelab import build, cuda, device, operands
-from tilelab.operands import Launch
+from tilelab.runtime import build, cuda, device, operands
+from tilelab.runtime.operands import Launch
 
 FORMS = {"mxfp8_e4m3": "e4m3", "mxfp4": "e2m1", "nvfp4": "e2m1"}  # tl.dot_scaled's name of the elements
 ROWS, GROUPS = packing.TILE  # of a tile of scales
@@ -186,7 +186,7 @@ def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config
     their padding) take the native kernel, where K is a multiple of 32 and N of 8; scales in rows take the naive one.
     `out` (M, N) is contiguous, bfloat16 (the default), float16 or float32, rounded once from float32. `config` is a
     NativeConfig of the same kernel, "best" or a name of `configs`. Raises ValueError for operands that do not fit and
-    tilelab.device.Unsupported where the kernel cannot run.
+    tilelab.runtime.device.Unsupported where the kernel cannot run.
     """
     a, weight, kernel = _check_operands(a, b, out)
     (m, k), n, form, where = a.shape, weight.shape[0], a.format, a.values.device
@@ -224,7 +224,7 @@ def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config
 
 def job(config: NativeConfig, target: str, form: str | number_formats.BlockFormat = "mxfp4", sms: int = 132,
         out: torch.dtype = torch.bfloat16) -> build.Job:
-    """Return how the kernel is compiled for large matrices that its tiles divide, for tilelab.build."""
+    """Return how the kernel is compiled for large matrices that its tiles divide, for tilelab.runtime.build."""
     form, native = _lookup(form), config.kernel == "native"
     constants, kinds = config.constants(form, sms, True), _types(form, config.kernel)
     types = dict(zip(("a", "a_scale", "b", "b_scale", "c"), (*kinds, *kinds, OUTPUTS[out])))

@@ -10,7 +10,7 @@ import torch
 from ch14.blockscaled.decode import planner as decode_planner
 from ch14.blockscaled.fp8 import planner as fp8_planner
 from ch14.mx_formats import Packed, number_formats
-from tilelab import operators
+from tilelab.runtime import operators
 
 
 def _run_fp8(a, b, scale_a, scale_b, bias=None, activation=None, config="best"):

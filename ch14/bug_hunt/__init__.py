@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from ch14.bug_hunt import environments
 from ch14.bug_hunt.hunts import HUNTS, Hunt
 from ch14.bug_hunt.outcomes import failure, locate_failing_pass, make_row
-from tilelab import build
-from tilelab.device import Unsupported
+from tilelab.runtime import build
+from tilelab.runtime.device import Unsupported
 
 __all__ = ["HUNTS", "Builds", "Finding", "Hunt", "Step", "bisect", "describe", "failure", "find", "grid",
            "locate_failing_pass", "symptom"]
@@ -38,7 +38,7 @@ class Builds:
         self.hunt, self.triton, self.target, self.cache = hunt, triton, target, cache
         self.live = recorded_rows is None
         folder = environments.locate(triton) if self.live else None
-        self.other_triton = (triton, folder) if folder else None  # as tilelab.build takes it
+        self.other_triton = (triton, folder) if folder else None  # as tilelab.runtime.build takes it
         self._recorded = {self._key(row): row for row in recorded_rows or ()
                           if (row["hunt"], row["triton"], row["target"]) == (hunt.name, triton, target)}
         self._compiler_output: dict[tuple, str] = {}

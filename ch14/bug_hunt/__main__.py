@@ -7,8 +7,11 @@ import pathlib
 import sys
 
 from ch14 import bug_hunt
-from ch14.bug_hunt import HUNTS, Builds, environments, experiments, report
-from tilelab import cli, device, results
+from ch14.bug_hunt import HUNTS, Builds, environments, report
+from ch14.bug_hunt.lesson import experiments
+from tilelab import cli
+from tilelab.records import results
+from tilelab.runtime import device, files
 
 
 def _parse_options(argv):
@@ -71,7 +74,7 @@ def _hunt(options) -> tuple[list[dict], int]:
         finding.row["sentence"] = finding.sentence
     if options.report and finding:
         versions = [other for other in experiments.VERSIONS if environments.is_available(other)]
-        results.write_atomically(pathlib.Path(options.report), report.write_report(finding, versions))
+        files.write_atomically(pathlib.Path(options.report), report.write_report(finding, versions))
         lines.append(f"{options.report} holds a report; nothing was sent anywhere.")
     if options.json != "-":
         print(*lines, sep="\n")

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from tilelab.device import Unsupported
+from tilelab.runtime.device import Unsupported
 
 VERSION = re.compile(r"\d+\.\d+\.\d+((a|b|rc|\.post)\d+)?", re.ASCII)
 LIMIT_S = 1200

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tilelab.build import Job, Report
+from tilelab.runtime.build import Job, Report
 
 KERNELS = pathlib.Path(__file__).with_name("kernels.py")
 BLOCK_N = 128

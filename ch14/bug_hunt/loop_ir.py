@@ -15,7 +15,7 @@ import sys
 import tempfile
 
 from ch14.bug_hunt.hunts import HUNTS
-from tilelab.worker_pool import ROOT
+from tilelab import ROOT
 
 LIMIT_S = 120
 
@@ -28,7 +28,7 @@ def _compile_with_dumps(config: tuple[tuple[str, object], ...], target: str) -> 
     env.pop("TRITON_INTERPRET", None)  # the chapter sets it where there is no GPU
     with tempfile.TemporaryDirectory() as cache:
         done = subprocess.run(
-            [sys.executable, "-c", f"from tilelab import build_worker; build_worker._compile_triton({job!r})"],
+            [sys.executable, "-c", f"from tilelab.runtime import build_worker; build_worker._compile_triton({job!r})"],
             capture_output=True, text=True, errors="replace", cwd=ROOT, check=False, timeout=LIMIT_S,
             env=env | {"TRITON_CACHE_DIR": cache})
     return done.stderr

@@ -10,7 +10,7 @@ import re
 from types import SimpleNamespace
 
 from ch14.bug_hunt.hunts import Hunt, operands, threads
-from tilelab import build
+from tilelab.runtime import build
 
 COUNTS = {"tcgen05": ("tcgen05_mma",), "wgmma": ("wgmma",), "mma_sync": ("mma_sync",),
           "block_scale": ("block_scale",), "tma": ("tma_load", "tma_store"), "setmaxnreg": ("setmaxnreg",)}

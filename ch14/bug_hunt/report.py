@@ -23,8 +23,8 @@ from ch14 import bug_hunt
 from ch14.bug_hunt import Builds, Finding, environments
 from ch14.bug_hunt.hunts import KERNELS
 from ch14.bug_hunt.outcomes import locate_failing_pass, make_row
-from tilelab import build
-from tilelab.build import Job
+from tilelab.runtime import build
+from tilelab.runtime.build import Job
 
 LIMIT_S = 120
 FILE = "reproduce.py"

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 
 from ch14 import attention
 from ch14.attention.configs import HEAD_DIMS
-from ch14.attention.experiments import BACKENDS, compute_reference, run_backend
-from tilelab import device
+from ch14.attention.lesson.experiments import BACKENDS, compute_reference, run_backend
+from tilelab.runtime import device
 
 TUNED = "max-autotune-no-cudagraphs"  # torch's own name
 TMA_FLAG = "triton.enable_persistent_tma_matmul"

@@ -6,8 +6,9 @@ import logging
 import sys
 
 from ch14 import compiled
-from ch14.compiled import experiments
-from tilelab import cli, device
+from ch14.compiled.lesson import experiments
+from tilelab import cli
+from tilelab.runtime import device
 
 COLUMNS = ["name", "status", "compile_s", "caches", "ms", "tflops", "ratio", "error", "winner", "main", "UTMALDG",
            "UTMASTG", "proof", "reason"]

@@ -15,7 +15,7 @@ from torch import nn
 
 from ch10 import wgmma_gemm
 from ch14 import attention, blockscaled, gemm
-from tilelab import device
+from tilelab.runtime import device
 
 BLOCK, E4M3_MAX = 128, 448.0  # columns per scale, and rows per scale of a weight; the largest float8_e4m3fn
 

@@ -15,9 +15,16 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ch14.descriptors.configs import OPS, UNIT, TileConfig, choose_variant, configs
 from ch14.descriptors.kernels import find_kernel, job, make_sizes, tile_host_kernel
-from tilelab import device
-from tilelab.cuda import ensure_cuda_context
-from tilelab.operands import Launch, require_disjoint, require_gpu, require_rows, require_tensor, row_stride
+from tilelab.runtime import device
+from tilelab.runtime.cuda import ensure_cuda_context
+from tilelab.runtime.operands import (
+    Launch,
+    require_disjoint,
+    require_gpu,
+    require_rows,
+    require_tensor,
+    row_stride,
+)
 
 __all__ = ["OPS", "TileConfig", "configs", "spec", "copy", "add", "gather", "prepare", "job"]
 
@@ -110,7 +117,7 @@ def prepare(op: str, x, *, y=None, index=None, out=None, config="best") -> TileL
     index: int32. A row that x does not have gives zeros.
     config: "best", a variant's name or a TileConfig.
 
-    Raises ValueError for bad arguments, and tilelab.device.Unsupported where the configuration cannot run.
+    Raises ValueError for bad arguments, and tilelab.runtime.device.Unsupported where the configuration cannot run.
     """
     config = choose_variant(op, config)
     tensors, out = _check_operands(op, x, y, index, out, config)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ch14 import descriptors
-from ch14.descriptors import experiments
 from ch14.descriptors.configs import OPS, configs
-from tilelab import build, cli, device
+from ch14.descriptors.lesson import experiments
+from tilelab import cli
+from tilelab.runtime import build, device
 
 
 def _parse_options(argv):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilelab import device
-from tilelab.operands import choose_config, require_whole_numbers
+from tilelab.runtime import device
+from tilelab.runtime.operands import choose_config, require_whole_numbers
 
 OPS = ("copy", "add", "gather")
 WAYS = ("host", "device", "pointers", "gather4")

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from ch14.descriptors.configs import UNIT, VARIANTS, TileConfig
-from tilelab import build
+from tilelab.runtime import build
 
 NUMBERS = ("rows_x", "rows", "columns", "elements", "vectors", "stride_x", "stride_y", "stride_out", "step_x", "step_y",
            "step_out", "tiles", "tiles_n")

@@ -15,8 +15,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ch14.gemm import kernels, operator
 from ch14.gemm.configs import ITEMSIZE, SETS, GemmConfig, configs, job, predicted_ms, rank_configs, rejection
 from ch14.gemm.kernels import gemm_persistent_kernel, gemm_plain_kernel, gemm_split_kernel
-from tilelab import device, operators, results, triton_launch, tuned, workspace
-from tilelab.operands import (
+from tilelab.records import results
+from tilelab.runtime import device, operators, triton_launch, tuned, workspace
+from tilelab.runtime.operands import (
     Launch,
     choose_config,
     require_disjoint,
@@ -25,7 +26,7 @@ from tilelab.operands import (
     require_tensor,
     row_stride,
 )
-from tilelab.plans import Plan, Planner
+from tilelab.runtime.plans import Plan, Planner
 
 __all__ = ["spec", "gemm", "prepare", "configs", "GemmConfig", "rejection", "job"]
 
@@ -203,7 +204,7 @@ def gemm(a, b, *, scale_a=None, scale_b=None, out=None, config="best"):
     Under torch.compile and where autograd records, this is the operator torch.ops.tiles.gemm. It has a backward pass
     for bfloat16 and float16, and its `config` is a name.
 
-    Raises ValueError for bad arguments, and tilelab.device.Unsupported for hardware or a configuration that cannot run.
+    Raises ValueError for bad arguments, and tilelab.runtime.device.Unsupported for hardware or a configuration that cannot run.
     """
     if operators.is_traced(a, b, scale_a, scale_b):
         return operators.store(gemm_operator(a, b, scale_a, scale_b, config), out)

@@ -7,13 +7,17 @@ import sys
 
 from tqdm import tqdm
 
-from ch14.descriptors import tile_copy_experiments
-from ch14.gemm import experiments, find_best, tuning
+from ch14.descriptors.lesson import tile_copy_experiments
+from ch14.gemm import find_best
 from ch14.gemm.configs import ITEMSIZE, SETS, configs, parse, rank_configs, rejection
-from ch14.gemm.sweep import grid, make_space
-from tilelab import cli, device, results, tune
-from tilelab.journal import Journal
-from tilelab.sweep import Sweep
+from ch14.gemm.lesson import experiments, tuning
+from ch14.gemm.lesson.sweep import grid, make_space
+from tilelab import cli
+from tilelab.records import results
+from tilelab.runtime import device
+from tilelab.sweeps import tune
+from tilelab.sweeps.journal import Journal
+from tilelab.sweeps.sweep import Sweep
 
 
 def _parse_options(argv):

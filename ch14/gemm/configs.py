@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tilelab import device
-from tilelab.build import Job
+from tilelab.runtime import device
+from tilelab.runtime.build import Job
 
 ITEMSIZE = {"bf16": 2, "fp16": 2, "fp8": 1}
 KERNELS = ("plain", "persistent", "split")
@@ -309,7 +309,7 @@ def rank_configs(which: str, m: int, n: int, k: int, dtype: str, target: str, sm
 
 def job(config: GemmConfig, target: str, dtype: str = "bf16", b_k_major: bool = True, sms: int = 132,
         mnk: tuple[int, int, int] = (1000, 4096, 4096), scaled: bool = False) -> Job:
-    """Return the `tilelab.build.Job` that compiles `config` for `target` as `ch14.gemm` launches it at `mnk`.
+    """Return the `tilelab.runtime.build.Job` that compiles `config` for `target` as `ch14.gemm` launches it at `mnk`.
 
     Triton compiles a different kernel when a size is 1 or a multiple of 16, so pass the real `mnk`. `scaled` adds the
     scales of float8 inputs, for which the epilogue on sm_100a needs more shared memory than the resource model knows.

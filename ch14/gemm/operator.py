@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from tilelab import operators
+from tilelab.runtime import operators
 
 
 def _fake(a, b, scale_a=None, scale_b=None, config="best"):

@@ -18,9 +18,9 @@ from ch14.mx_formats import kernels, number_formats, operator
 from ch14.mx_formats.configs import FUSED, MxConfig, choose_config, configs, format_with_kernels
 from ch14.mx_formats.number_formats import BlockFormat
 from ch14.mx_formats.packing import Packed, Transposed, empty, make_allocator
-from tilelab import build, device, operators, triton_launch
-from tilelab.operands import Launch, require_disjoint, require_rows, require_tensor
-from tilelab.plans import Plan, Planner
+from tilelab.runtime import build, device, operators, triton_launch
+from tilelab.runtime.operands import Launch, require_disjoint, require_rows, require_tensor
+from tilelab.runtime.plans import Plan, Planner
 
 __all__ = ["FUSED", "MxConfig", "Packed", "Transposed", "configs", "dequantise", "empty", "format_with_kernels", "job",
            "prepare", "prepare_dequantise", "prepare_quantise", "quantise", "spec"]

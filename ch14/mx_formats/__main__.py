@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ch14 import mx_formats
-from ch14.mx_formats import experiments, number_formats
-from tilelab import build, cli, device
+from ch14.mx_formats import number_formats
+from ch14.mx_formats.lesson import experiments
+from tilelab import cli
+from tilelab.runtime import build, device
 
 MAX_SIDE = 1 << 20
 COLUMNS = ["name", "variant", "status", "ms", "gbps", "ratio", "registers", "smem", "issued", "load_bits", "store_bits",

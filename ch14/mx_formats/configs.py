@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ch14.mx_formats.number_formats import BlockFormat, lookup
-from tilelab import operands
+from tilelab.runtime import operands
 
 FUSED = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "nvfp4", "fp4_e8m0_16", "fp8_1x128")
 

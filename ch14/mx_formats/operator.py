@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ch14.mx_formats.packing import Packed, empty
-from tilelab import operators
+from tilelab.runtime import operators
 
 
 def list_tensors(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -8,10 +8,11 @@ import pytest
 
 from ch07 import bulk_copy, resample
 from ch07.bulk_copy import __main__ as command
-from ch07.bulk_copy import experiments
+from ch07.bulk_copy.lesson import experiments
 from ch07.resample import __main__ as resample_command
-from ch07.resample import experiments as resample_experiments
-from tilelab import device, results
+from ch07.resample.lesson import experiments as resample_experiments
+from tilelab.records import results
+from tilelab.runtime import device
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
 

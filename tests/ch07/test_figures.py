@@ -6,10 +6,10 @@ import numpy
 import pytest
 from legible import assert_legible
 
-from ch07.bulk_copy import figures
-from ch07.resample import figures as resample_figures
-from ch07.resample.figures import ballot_search_reads, binary_search_reads, count_wavefronts
-from tilelab import results
+from ch07.bulk_copy.lesson import figures
+from ch07.resample.lesson import figures as resample_figures
+from ch07.resample.lesson.figures import ballot_search_reads, binary_search_reads, count_wavefronts
+from tilelab.records import results
 
 PICTURES = {
     "two ways": figures.draw_two_ways,

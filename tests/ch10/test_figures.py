@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from legible import assert_legible, texts
 
-from ch10.tile_pipeline import figures
 from ch10.tile_pipeline.configs import TileConfig
-from ch10.wgmma_gemm import figures as gemm_figures
+from ch10.tile_pipeline.lesson import figures
+from ch10.wgmma_gemm.lesson import figures as gemm_figures
 
 EVENTS = [{"role": role, "event": event, "step": step, "tile": tile, "begin": 9000 * tile + 1000 * step + begin,
            "end": 9000 * tile + 1000 * step + end}

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import pathlib
 import re
 import shutil
 
@@ -11,16 +10,18 @@ import nbformat
 import pytest
 import torch
 
-from ch07.resample import audit, figures
-from ch14.blockscaled import note_attempts
+from ch07.resample.lesson import audit, figures
+from ch14.blockscaled.lesson import note_attempts
 from claims import answers, builds, judge, policy, trial
 from claims import tma_setup_guide_gb10 as guide
 from claims import trajectory_resample_tma_status as resample_note
 from claims.__main__ import main
 from claims.judge import HOLDS, HOLDS_HERE, NO_RECORD, NOT_HERE, ONLY_IF, ONLY_IF_HERE, REFUTED, UNTESTED
-from tilelab import device, doctor, results
+from tilelab import ROOT
+from tilelab.course import doctor
+from tilelab.records import results
+from tilelab.runtime import device, files
 
-ROOT = pathlib.Path(__file__).parents[2]
 CLAIMS = {claim.name: claim for note in trial.NOTES for claim in note.claims}
 SMEM = "it needs {} B of shared memory per block; {} has 232,448 B."
 # What the compilers say; `test_the_compilers_say_so` asks them.
@@ -424,7 +425,7 @@ def test_every_refuted_claim_could_have_come_out_otherwise(every):
 
 
 def plant_searches(lane_0=0.4, every_lane=0.5, every_thread=0.3, every_fourth=0.35, a_row=0.35):
-    """Return rows as `ch07.resample.audit.compare_searches` makes them; 0.6 is the speed of neighbouring lanes."""
+    """Return rows as `ch07.resample.lesson.audit.compare_searches` makes them; 0.6 is the speed of neighbouring lanes."""
     who = {audit.LANE_0: lane_0, audit.EVERY_LANE: every_lane, audit.EVERY_THREAD: every_thread}
     orders = {audit.NEIGHBOURS: 0.6, audit.EVERY_FOURTH: every_fourth, audit.A_ROW_PER_LANE: a_row}
     rows = [(f"{name} searches, times in {where}", name, where, audit.NEIGHBOURS, who[name])
@@ -573,7 +574,7 @@ def test_refusals(own_files, change, monkeypatch, capsys):
         raise PermissionError(13, "Permission denied", os.fspath(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(results, "write_atomically", refuse)
+        patch.setattr(files, "write_atomically", refuse)
         assert "Permission denied" in refused(capsys, "--write")
     change("sweep_race", DAMAGE["cut"])
     assert "sweep_race.json is not JSON" in refused(capsys, "--write")

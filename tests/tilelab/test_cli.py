@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tilelab import cli, notebook
+from tilelab import cli
+from tilelab.course import notebook
 
 
 def answered(rows, path=None):

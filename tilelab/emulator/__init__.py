@@ -25,7 +25,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
-from tilelab import cuda, device
+from tilelab.runtime import cuda, device
 
 FOLDER = pathlib.Path(__file__).parent
 SEEDS = range(6)  # 0: slow engines; 1: fast engines; 2: fast copies and slow products; others: random

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tilelab.tensor_map import DTYPES, SWIZZLES, check_describable
+from tilelab.runtime.tensor_map import DTYPES, SWIZZLES, check_describable
 
 MARK = 0x70614D54
 
@@ -39,7 +39,7 @@ assert ctypes.sizeof(EmulatedTensorMap) == 128
 
 def make_tensor_map(tensor: torch.Tensor, box: Sequence[int], *, swizzle: str = "none", l2_promotion: str = "128B",
                     fill: str = "zero") -> EmulatedTensorMap:
-    """Return a tensor map of a CPU tensor. Arguments and errors are those of `tilelab.tensor_map.make_tensor_map`."""
+    """Return a tensor map of a CPU tensor. Arguments and errors are those of `tilelab.runtime.tensor_map.make_tensor_map`."""
     if tensor.dtype not in DTYPES:
         raise ValueError(f"a tensor map holds {', '.join(str(dtype)[6:] for dtype in DTYPES)}; the tensor is "
                          f"{str(tensor.dtype)[6:]}.")

@@ -1,5 +1,5 @@
 // The PTX or the SASS of one or two configurations, side by side, with the lines marked that move tiles.
-// Each side is what tilelab.listing.load_code returns.
+// Each side is what tilelab.views.listing.load_code returns.
 
 const KINDS = { tma: ["T", "TMA"], barrier: ["B", "barrier"], mma: ["M", "MMA"], load: ["L", "load"],
                 store: ["S", "store"] };

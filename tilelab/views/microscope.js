@@ -2,7 +2,7 @@
 // wavefronts of one read. Where data.kind is "scales" it shows the layout of scale factors in tiles of 128 × 4.
 // Everything is computed here, so the view also works on a static page.
 //
-// The first part computes and the second part draws. The first part repeats functions of tilelab.tensor_map,
+// The first part computes and the second part draws. The first part repeats functions of tilelab.runtime.tensor_map,
 // ch10.tile_pipeline (map_report, explorer, banks) and ch14.mx_formats.packing in JavaScript. A test compares both
 // languages on random cases.
 

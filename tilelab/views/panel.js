@@ -1,6 +1,6 @@
 // uses: renderCode from code
 // The sweep panel: menus, a map of the configurations, their details, a comparison, a roofline and a table.
-// Python sends rows (tilelab/panel/widget.py); everything is drawn here, so that a selection needs no answer from it.
+// Python sends rows (tilelab/views/panel/widget.py); everything is drawn here, so that a selection needs no answer from it.
 
 const CIVIDIS = ["#00224e", "#002e6a", "#1a386f", "#32436d", "#434e6c", "#535a6d", "#61656f", "#6f7073", "#7d7c78",
   "#8c8878", "#9b9476", "#aba072", "#bcae6c", "#cdbb63", "#dec958", "#f0d846", "#fee838"]
@@ -12,7 +12,7 @@ const COLUMNS = { kernel: "configuration", status: "status", ratio: "× {}", ms:
 const MENU_LABELS = { kernel: "kernel", shape: "shape", sizes: "or sizes", dtype: "type", preset: "configurations",
   target: "target" };
 
-// ---- rows: the same rules as tilelab/panel/rows.py
+// ---- rows: the same rules as tilelab/views/panel/rows.py
 
 function getValue(row, field) {
   if (field === "kernel" || field === "status") return row[field];

@@ -1,5 +1,5 @@
 // Who does what in one CTA, and when: a row per warp role, the ring of stages at the cursor, two recordings on one clock.
-// tilelab/timeline.py describes the data.
+// tilelab/records/timeline.py describes the data.
 
 const [LANE, KIND, BEGIN, END, STEP, TILE, STAGE, PHASE, BARRIER] = [0, 1, 2, 3, 4, 5, 6, 7, 8];
 const NAMES = { load: "TMA issue", wait: "barrier wait", product: "product", store: "epilogue" };
@@ -94,7 +94,7 @@ function describeEvent(recording, lane, event) {
   return `${who} rounds and stores ${what} in its epilogue: ${span}.`;
 }
 
-// Recordings as a Chrome trace for Perfetto, as tilelab.timeline.to_chrome_trace makes it.
+// Recordings as a Chrome trace for Perfetto, as tilelab.records.timeline.to_chrome_trace makes it.
 function toChromeTrace(recordings) {
   const trace = [];
   recordings.forEach((recording, pid) => {

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from ch07 import bulk_copy
-from ch07.bulk_copy import OPS, BulkConfig, configs, experiments, sweep
-from tilelab import bench, build, check, device, results
+from ch07.bulk_copy import OPS, BulkConfig, configs
+from ch07.bulk_copy.lesson import experiments, sweep
+from tilelab.measure import bench, check
+from tilelab.records import results
+from tilelab.runtime import build, device
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
 EVERY = [(op, name) for op in OPS for name in configs(op)]

@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from ch07 import resample
-from ch07.resample import ELEMENTS, LADDER, ResampleConfig, experiments
+from ch07.resample import ELEMENTS, LADDER, ResampleConfig
 from ch07.resample.configs import MAX_SHARED_TIMES, fit_config
-from tilelab import bench, build, check, device, operands, profiler
+from ch07.resample.lesson import experiments
+from tilelab.measure import bench, check, profiler
+from tilelab.runtime import build, device, operands
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
 # Each kernel in each dtype and for two families of targets; the wide accesses and the bulk copy for all three.

@@ -6,9 +6,10 @@ import re
 import pytest
 
 from ch10.tile_pipeline import __main__ as command
-from ch10.tile_pipeline import experiments
 from ch10.tile_pipeline.configs import DIMENSIONS, configs
-from tilelab import device, results
+from ch10.tile_pipeline.lesson import experiments
+from tilelab.records import results
+from tilelab.runtime import device
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ch10.tile_pipeline import experiments
 from ch10.tile_pipeline.configs import TileConfig, choose_config, configs
+from ch10.tile_pipeline.lesson import experiments
 
 
 def sentence(caught):

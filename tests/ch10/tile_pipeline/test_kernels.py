@@ -6,9 +6,9 @@ import re
 import pytest
 
 from ch10 import tile_pipeline
-from ch10.tile_pipeline import box_dump, experiments
 from ch10.tile_pipeline.configs import TileConfig, configs
-from tilelab import build, tensor_map
+from ch10.tile_pipeline.lesson import box_dump, experiments
+from tilelab.runtime import build, tensor_map
 
 pytestmark = pytest.mark.compile
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from ch10 import tile_pipeline
-from ch10.tile_pipeline import box_dump, experiments
 from ch10.tile_pipeline.configs import DIMENSIONS, TileConfig, configs
-from tilelab import device
+from ch10.tile_pipeline.lesson import box_dump, experiments
+from tilelab.runtime import device
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from ch10.wgmma_gemm import __main__ as command
-from ch10.wgmma_gemm import experiments
 from ch10.wgmma_gemm.configs import STEPS
-from tilelab import device, results
+from ch10.wgmma_gemm.lesson import experiments
+from tilelab.records import results
+from tilelab.runtime import device
 
 
 def run(capsys, *arguments):

@@ -8,7 +8,9 @@ import torch
 
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm.configs import WgmmaConfig
-from tilelab import check, cuda_magic, emulator
+from tilelab import emulator
+from tilelab.cells import cuda_magic
+from tilelab.measure import check
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
 THREE = WgmmaConfig("specialised", 192, 32, 3, consumers=3, persistent=True, group=2)

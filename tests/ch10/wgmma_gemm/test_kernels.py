@@ -7,10 +7,10 @@ import re
 import pytest
 
 from ch10 import wgmma_gemm
-from ch10.wgmma_gemm import experiments
 from ch10.wgmma_gemm.configs import STEPS
-from tilelab import build
-from tilelab.patch import patched_source
+from ch10.wgmma_gemm.lesson import experiments
+from tilelab.measure.patch import patched_source
+from tilelab.runtime import build
 
 pytestmark = pytest.mark.compile
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from ch10 import wgmma_gemm
-from ch10.wgmma_gemm import experiments, tuning
 from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig
-from tilelab import device
+from ch10.wgmma_gemm.lesson import experiments, tuning
+from tilelab.runtime import device
 
 A, B = torch.zeros(16, 64, dtype=torch.bfloat16), torch.zeros(24, 64, dtype=torch.bfloat16).T
 

@@ -5,9 +5,10 @@ import json
 import pretended
 import pytest
 
-from ch14.attention import configs, experiments, job
+from ch14.attention import configs, job
 from ch14.attention.__main__ import main
-from tilelab import build
+from ch14.attention.lesson import experiments
+from tilelab.runtime import build
 
 pytestmark = pytest.mark.compile
 TARGETS = {"sm_90a": "wgmma", "sm_100a": "tcgen05_mma", "sm_120a": "mma_sync"}  # one of each family
@@ -47,8 +48,8 @@ LAUNCHED = """
 import torch
 import pretended
 from ch14 import attention
-from ch14.attention import experiments
-from tilelab import device
+from ch14.attention.lesson import experiments
+from tilelab.runtime import device
 
 jobs = []
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from ch14.attention import AttentionConfig, configs, experiments
+from ch14.attention import AttentionConfig, configs
 from ch14.attention.configs import HEAD_DIMS, best_config, estimate_balance, estimate_clocks, rejection
-from tilelab import device
+from ch14.attention.lesson import experiments
+from tilelab.runtime import device
 
 
 @pytest.mark.parametrize("changes, message", [

@@ -9,7 +9,8 @@ import triton
 
 from ch14 import attention
 from ch14.attention import AttentionConfig, hopper_kernel, job, spec
-from tilelab import build, gluon_emulator
+from tilelab.emulator import gluon_emulator
+from tilelab.runtime import build
 
 FOUR_GROUPS = attention.configs(64)["four groups"]
 FORMS = [dataclasses.replace(FOUR_GROUPS, num_stages=stages, overlap=overlap, ping_pong=ping_pong)

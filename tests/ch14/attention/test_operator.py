@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from ch14 import attention
-from ch14.attention import AttentionConfig, experiments
+from ch14.attention import AttentionConfig
 from ch14.attention.configs import HEAD_DIMS, best_config
-from tilelab import check, device
+from ch14.attention.lesson import experiments
+from tilelab.measure import check
+from tilelab.runtime import device
 
 HERE = device.current()
 DTYPE = torch.float16

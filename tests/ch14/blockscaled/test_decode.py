@@ -11,7 +11,8 @@ import torch
 from ch14.blockscaled import decode as decode_path
 from ch14.blockscaled.decode import DecodeConfig, decode, spec
 from ch14.blockscaled.decode_kernels import DECODE, DECODE_WIDE, mark_wide_scales
-from tilelab import build, check, device
+from tilelab.measure import check
+from tilelab.runtime import build, device
 
 HERE = device.current()
 WHERE = "cuda" if HERE.capability else "cpu"

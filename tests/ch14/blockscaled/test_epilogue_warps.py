@@ -9,8 +9,11 @@ import torch
 
 from ch14.blockscaled import fp8
 from ch14.blockscaled.fp8 import Fp8Config
-from ch14.blockscaled.verification import fp8_operands
-from tilelab import build, check, cuda_magic, emulator
+from ch14.blockscaled.lesson.verification import fp8_operands
+from tilelab import emulator
+from tilelab.cells import cuda_magic
+from tilelab.measure import check
+from tilelab.runtime import build
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
 PLAIN = (  # what the emulator cannot read: inline PTX, the MXFP8 output, and the sums of splits

@@ -11,9 +11,10 @@ import torch
 from ch14 import mx_formats
 from ch14.blockscaled import fp8 as blockscaled_fp8
 from ch14.blockscaled.fp8 import BLOCK, Fp8Config, best_config, configs, fp8, prepare, spec
-from ch14.blockscaled.verification import fp8_operands
+from ch14.blockscaled.lesson.verification import fp8_operands
 from ch14.mx_formats import Packed, number_formats
-from tilelab import build, check, device
+from tilelab.measure import check
+from tilelab.runtime import build, device
 
 HERE = "cuda" if device.current().has_wgmma else "cpu"
 

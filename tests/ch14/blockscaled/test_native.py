@@ -10,10 +10,11 @@ import torch
 
 from ch14 import mx_formats
 from ch14.blockscaled import native
+from ch14.blockscaled.lesson.verification import make_packed
 from ch14.blockscaled.native import FORMS, NativeConfig, configs, prepare, spec
-from ch14.blockscaled.verification import make_packed
 from ch14.mx_formats import Packed, number_formats, packing
-from tilelab import build, check, device
+from tilelab.measure import check
+from tilelab.runtime import build, device
 
 HERE = device.current()
 WHERE = "cuda" if HERE.capability else "cpu"

@@ -14,9 +14,10 @@ from ch14 import blockscaled, mx_formats
 from ch14.blockscaled import __main__ as command
 from ch14.blockscaled import emulated, native
 from ch14.blockscaled.emulated import FORMS
-from ch14.blockscaled.verification import fp8_operands, make_packed
+from ch14.blockscaled.lesson.verification import fp8_operands, make_packed
 from ch14.mx_formats import number_formats, packing
-from tilelab import build, check, device
+from tilelab.measure import check
+from tilelab.runtime import build, device
 
 HERE = device.current()
 WHERE = "cuda" if HERE.capability else "cpu"

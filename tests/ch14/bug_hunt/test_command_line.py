@@ -5,9 +5,10 @@ import re
 
 import pytest
 
-from ch14.bug_hunt import HUNTS, environments, experiments
+from ch14.bug_hunt import HUNTS, environments
 from ch14.bug_hunt import __main__ as command
-from tilelab import results
+from ch14.bug_hunt.lesson import experiments
+from tilelab.records import results
 
 INSTALLED = environments.installed_version()
 

@@ -11,7 +11,7 @@ import pytest
 
 from ch14.bug_hunt import environments
 from ch14.bug_hunt.environments import environments_folder, install, installed_version, is_available, locate
-from tilelab.device import Unsupported
+from tilelab.runtime.device import Unsupported
 
 needs_pip = pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="this Python has no pip")
 

@@ -6,10 +6,11 @@ import math
 import pytest
 import triton
 
-from ch14.bug_hunt import HUNTS, Builds, bisect, environments, experiments, find, grid, symptom
+from ch14.bug_hunt import HUNTS, Builds, bisect, environments, find, grid, symptom
+from ch14.bug_hunt.lesson import experiments
 from ch14.bug_hunt.outcomes import failure, locate_failing_pass
-from tilelab import build, worker_pool
-from tilelab.device import Unsupported
+from tilelab.runtime import build, worker_pool
+from tilelab.runtime.device import Unsupported
 
 LOOP = HUNTS["loop"]
 PASS = """RuntimeError: PassManager::run failed
@@ -173,12 +174,12 @@ def test_a_triton_in_a_folder_must_be_the_one_that_was_asked_for(tmp_path):
 @pytest.mark.fault
 def test_a_process_that_llvm_called_an_error_in_builds_nothing_more():
     carried = LOOP.start | {"LOOP": "carry both", "BLOCK_K": 64, "num_warps": 8}
-    with worker_pool.lease_worker("tilelab.build_worker", "the compiler", TRITON_INTERPRET="0") as worker:
+    with worker_pool.lease_worker("tilelab.runtime.build_worker", "the compiler", TRITON_INTERPRET="0") as worker:
         worker.stop()
     report = build.build_one(LOOP.job(carried, "sm_100a"))
     assert "LLVM ERROR" in report.compiler_output
     assert report.compiler_output.startswith("RuntimeError: PassManager::run failed")
-    with worker_pool.lease_worker("tilelab.build_worker", "the compiler", TRITON_INTERPRET="0") as worker:
+    with worker_pool.lease_worker("tilelab.runtime.build_worker", "the compiler", TRITON_INTERPRET="0") as worker:
         assert not worker.alive
     builds = Builds(LOOP, environments.installed_version(), "sm_100a")
     assert builds.ask([carried | {"LOOP": "plain"}])[0]["outcome"] == "builds"

@@ -5,9 +5,11 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ch14.bug_hunt import experiments, kernels
+from ch14.bug_hunt import kernels
 from ch14.bug_hunt.hunts import FORMATS
-from tilelab import check, device
+from ch14.bug_hunt.lesson import experiments
+from tilelab.measure import check
+from tilelab.runtime import device
 
 
 def test_every_form_computes_the_same():

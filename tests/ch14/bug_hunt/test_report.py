@@ -9,10 +9,11 @@ import re
 import pytest
 
 from ch14 import bug_hunt
-from ch14.bug_hunt import HUNTS, Builds, environments, experiments, grid, locate_failing_pass, report
+from ch14.bug_hunt import HUNTS, Builds, environments, grid, locate_failing_pass, report
 from ch14.bug_hunt import __main__ as command
+from ch14.bug_hunt.lesson import experiments
 from ch14.bug_hunt.report import reduce_source
-from tilelab import results
+from tilelab.records import results
 
 INSTALLED = environments.installed_version()
 FIXED = {"num_stages": 2, "BLOCK_K": 32, "num_warps": 4}  # axes that put only a number into the source

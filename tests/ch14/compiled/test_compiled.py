@@ -11,10 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from ch14 import compiled
-from ch14.compiled import TMA_FLAG, TUNED, executed_instructions, experiments, reading
+from ch14.compiled import TMA_FLAG, TUNED
 from ch14.compiled import __main__ as command
-from ch14.compiled import worker as compiled_worker
-from tilelab import check, device, results, worker_pool
+from ch14.compiled.lesson import executed_instructions, experiments, reading
+from ch14.compiled.lesson import worker as compiled_worker
+from tilelab.measure import check
+from tilelab.records import results
+from tilelab.runtime import device, worker_pool
 
 SHAPES = {"matmul": (33, 40, 24), "mlp": (7, 16, 24), "attention": (2, 4, 2, 37, 64),
           "causal attention": (1, 4, 1, 50, 128)}

@@ -5,9 +5,12 @@ import torch
 
 from ch14 import attention
 from ch14.blockscaled import fp8
-from ch14.compiled import decoder_block, decoder_timing, experiments
+from ch14.compiled import decoder_block
 from ch14.compiled.decoder_block import DecoderBlock, Sizes
-from tilelab import check, device, results
+from ch14.compiled.lesson import decoder_timing, experiments
+from tilelab.measure import check
+from tilelab.records import results
+from tilelab.runtime import device
 
 SMALL = Sizes(hidden=128, heads=4, kv_heads=2, head_dim=64, inner=256, most_tokens=64)
 

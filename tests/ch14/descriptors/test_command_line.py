@@ -5,9 +5,9 @@ import pytest
 from legible import assert_legible
 
 from ch14.descriptors import __main__ as command
-from ch14.descriptors import experiments, figures, sweep
 from ch14.descriptors.configs import OPS, configs
-from tilelab import device
+from ch14.descriptors.lesson import experiments, figures, sweep
+from tilelab.runtime import device
 
 JSON_KEYS = {"experiment", "device", "versions", "recorded", "source", "rows"}
 

@@ -5,10 +5,10 @@ import torch
 import triton
 
 from ch14 import descriptors
-from ch14.descriptors import experiments
 from ch14.descriptors.configs import OPS, TileConfig, choose_variant, configs
-from ch14.descriptors.tile_copy import copy_tma_kernel
-from tilelab import build, device
+from ch14.descriptors.lesson import experiments
+from ch14.descriptors.lesson.tile_copy import copy_tma_kernel
+from tilelab.runtime import build, device
 
 WHERE = "cuda" if device.current().capability else "cpu"
 LIVE = device.current().has_tma

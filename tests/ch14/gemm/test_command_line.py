@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from ch14.gemm import __main__ as gemm_command
-from ch14.gemm import experiments
-from tilelab import device, notebook
-from tilelab.sweep import Sweep
+from ch14.gemm.lesson import experiments
+from tilelab.course import notebook
+from tilelab.runtime import device
+from tilelab.sweeps.sweep import Sweep
 
 
 def run(capsys, *arguments):

@@ -5,11 +5,12 @@ import json
 import pytest
 
 from ch14.gemm import __main__ as gemm_command
-from ch14.gemm import tuning
 from ch14.gemm.configs import SMEM_SLACK, GemmConfig, configs, job, rejection
-from ch14.gemm.experiments import GemmSpace
-from tilelab import build, results
-from tilelab.sweep import Sweep
+from ch14.gemm.lesson import tuning
+from ch14.gemm.lesson.experiments import GemmSpace
+from tilelab.records import results
+from tilelab.runtime import build
+from tilelab.sweeps.sweep import Sweep
 
 pytestmark = pytest.mark.compile
 UNITS = {"wgmma": "wgmma", "tcgen05_mma": "tcgen05", "mma_sync": "mma.sync"}

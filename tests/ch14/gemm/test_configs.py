@@ -1,7 +1,7 @@
 import pytest
 
 from ch14.gemm.configs import SETS, GemmConfig, configs, parse, predicted_ms, rank_configs, rejection
-from ch14.gemm.sweep import grid
+from ch14.gemm.lesson.sweep import grid
 
 
 def test_four_of_the_six_proposed_cannot_run_on_hopper():

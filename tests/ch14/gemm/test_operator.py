@@ -5,10 +5,12 @@ import torch
 import triton
 
 from ch14 import gemm
-from ch14.gemm import experiments, prepare
+from ch14.gemm import prepare
 from ch14.gemm.configs import SETS, GemmConfig, configs
-from tilelab import build, check, device
-from tilelab.operands import Launch
+from ch14.gemm.lesson import experiments
+from tilelab.measure import check
+from tilelab.runtime import build, device
+from tilelab.runtime.operands import Launch
 
 GPU = device.current().capability is not None
 WHERE = "cuda" if GPU else "cpu"

@@ -8,7 +8,8 @@ import torch
 import view_pages
 from view_pages import evaluate, opened, photograph
 
-from ch14.mx_formats import errors, explorer, figures, number_formats, packing
+from ch14.mx_formats import number_formats, packing
+from ch14.mx_formats.lesson import errors, explorer, figures
 from ch14.mx_formats.number_formats import ELEMENTS, FORMATS
 
 pytestmark = pytest.mark.browser

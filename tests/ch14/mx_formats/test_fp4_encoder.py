@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ch14.mx_formats import MxConfig, job, kernels
-from tilelab import build
+from tilelab.runtime import build
 
 
 def run_ptx(text: str, inputs: list[np.ndarray]) -> np.ndarray:

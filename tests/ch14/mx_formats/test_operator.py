@@ -12,9 +12,11 @@ import triton
 import triton.language as tl
 
 from ch14 import mx_formats
-from ch14.mx_formats import FUSED, MxConfig, configs, errors, experiments, kernels, number_formats, packing
+from ch14.mx_formats import FUSED, MxConfig, configs, kernels, number_formats, packing
 from ch14.mx_formats import __main__ as command
-from tilelab import build, device, results
+from ch14.mx_formats.lesson import errors, experiments
+from tilelab.records import results
+from tilelab.runtime import build, device
 
 WHERE = "cuda" if device.current().capability else "cpu"
 SMALL = {"cvt": MxConfig(512), "arithmetic": MxConfig(512, convert=False), "group_a_lane": MxConfig(512, saturate=True)}
@@ -187,8 +189,8 @@ LAUNCHED = """
 import torch
 import pretended
 from ch14 import mx_formats
-from ch14.mx_formats import experiments
-from tilelab import device
+from ch14.mx_formats.lesson import experiments
+from tilelab.runtime import device
 
 
 def check(*launches):

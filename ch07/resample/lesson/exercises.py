@@ -1,0 +1,208 @@
+"""Inputs, launches and checks for the kernels that a reader writes in `notebooks/ch07_resample.ipynb`.
+
+The kernels of its cells take float32 features (B, S, DEPTH) with at least two source times, at most TIMES.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+from ch07.resample import EXAMPLE, compulsory_bytes, spec
+from ch07.resample.lesson import experiments, figures, published_kernel
+from tilelab.cells import lesson
+from tilelab.cells.cuda_magic import make_tensor_map
+from tilelab.measure.check import check_exercise
+
+DEPTH, TIMES, CHUNK = 128, 1024, 64  # features per row, most source times, targets per chunk
+# B, S, T: a short chunk; two sources; all of shared memory; chunks that end with their batch, and those that do not.
+SMALL = ((2, 33, 70), (1, 2, 5), (1, TIMES, 65), (3, 100, 64))
+VERSIONS = ("search_per_thread", "warp_search", "note_v2", "note_v2", "ballot_search", "shared_search",
+            "wide_loads", "vectors", "bulk_rows", "option_a", "option_b")
+
+lesson.register("ch07_resample_versions", "ch07_resample", *VERSIONS)
+
+
+def make_inputs(shape=EXAMPLE, where="cuda", odd: bool = False) -> list[torch.Tensor]:
+    """Return float32 features, ascending source times, target times, and out, full of NaN. See experiments."""
+    given = experiments.make_inputs(*shape, torch.float32, odd, where)
+    return [*given, torch.full((shape[0], shape[2], shape[3]), float("nan"), device=where)]
+
+
+@functools.cache
+def count_bytes(shape=EXAMPLE) -> int:
+    """Return the bytes that every kernel must move for a problem of `shape`, from a sample of 32 batches."""
+    generator = torch.Generator().manual_seed(0)
+    batches, sources, targets, depth = shape
+    source_times, target_times = (torch.rand(32, count, generator=generator).sort(1).values
+                                  for count in (sources, targets))
+    sample = compulsory_bytes(torch.empty(32, sources, 1).expand(32, sources, depth), source_times, target_times)
+    return sample * batches // 32
+
+
+@functools.cache
+def _copy_buffers(nbytes: int) -> list[torch.Tensor]:
+    return [torch.randint(0, 256, (nbytes // 2,), device="cuda", dtype=torch.uint8) for _ in range(2)]
+
+
+def prepare_copy(features, source_times, target_times, out) -> Callable[[], torch.Tensor]:
+    """Return torch's copy of as many bytes as a problem of these tensors must move."""
+    old, new = _copy_buffers(count_bytes((*source_times.shape, *out.shape[1:])))
+    return lambda: new.copy_(old)
+
+
+def by_element(kernel) -> Callable:
+    """Return a function that prepares a launch with a thread per element, in blocks of 256 threads."""
+    def prepare(features, source_times, target_times, out):
+        (batches, sources), targets = source_times.shape, target_times.shape[1]
+        return kernel.prepare(-(-out.numel() // 256), 256, (features, source_times, target_times, out, sources, targets,
+                                                           batches * targets))
+    return prepare
+
+
+def by_chunk(kernel, blocks: int = 0, smem_bytes: int = 0, box: tuple[int, int] | None = None) -> Callable:
+    """Return a function that prepares a launch with a block of 256 threads per chunk, or with `blocks` blocks.
+
+    The arguments are the four tensors, then the numbers of sources, targets, chunks per batch and chunks in all, as
+    many of them as the kernel takes. With `box` the first argument is a tensor map of all rows, with boxes of this
+    shape.
+    """
+    def prepare(features, source_times, target_times, out):
+        (batches, sources), targets = source_times.shape, target_times.shape[1]
+        chunks = -(-targets // CHUNK)
+        maps = [make_tensor_map(features.flatten(0, 1), box)] if box else []
+        sizes = (sources, targets, chunks, batches * chunks)[:len(kernel.parameters) - len(maps) - 4]
+        return kernel.prepare(blocks or batches * chunks, 256,
+                              (*maps, features, source_times, target_times, out, *sizes), smem_bytes)
+    return prepare
+
+
+def find_wrong(features, source_times, target_times, out) -> torch.Tensor:
+    """Return where `out` differs from `spec` by more than a few roundings of the larger neighbour."""
+    expected = spec(features, source_times, target_times)
+    left = (torch.searchsorted(source_times, target_times, right=True) - 1).clamp(0, source_times.shape[1] - 2)
+    scale = sum(features.abs().gather(1, index[..., None].expand_as(out)) for index in (left, left + 1))
+    return ~((out.double() - expected).abs() <= 1e-6 * scale)
+
+
+def check_version(prepare: Callable, shapes=SMALL) -> str:
+    """Run a kernel on small problems with plain and with odd times; return "" or what is wrong.
+
+    `prepare(features, source_times, target_times, out)` returns the launch.
+    """
+    def run(where: str) -> str:
+        for batches, sources, targets in shapes if where == "cpu" else (*shapes, (16, TIMES, 2048)):
+            for odd in (False, sources > 2):
+                *given, nan = make_inputs((batches, sources, targets, DEPTH), where, odd)
+                out, buffer = lesson.make_guarded(nan.flatten())
+                prepare(*given, out.view(nan.shape))()
+                wrong = find_wrong(*given, out.view(nan.shape)).flatten()
+                if fault := lesson.find_fault(out, buffer, wrong):
+                    return f"B, S, T = {batches}, {sources}, {targets}{', odd times' * odd}: {fault}"
+        return ""
+    return lesson.run_everywhere(run)
+
+
+def _raise(fault: str) -> None:
+    assert not fault, fault
+
+
+def read_places(kernel, count: int = TIMES) -> list[int]:
+    """Return place(0), …, place(count - 1) of the cell of `kernel`, which writes them to `places`."""
+    places = torch.full((count,), -1, dtype=torch.int32)
+
+    def run(where: str) -> str:
+        on = places.to(where)
+        kernel.prepare(1, count, (on,))()
+        places.copy_(on)
+        return ""
+
+    _raise(lesson.run_everywhere(run))
+    return places.tolist()
+
+
+def check_places(places_kernel, kernel) -> None:
+    """Raise AssertionError unless a ballot search is right and no step takes more than two wavefronts.
+
+    `places_kernel(places)` writes the word of shared memory that holds each source time.
+    """
+    places = read_places(places_kernel)
+    assert len(set(places)) == len(places), "two source times share a word of shared memory"
+    most = max(figures.count_wavefronts([places[time] if time >= 0 else -1 for time in step])
+               for target in range(0, TIMES - 1, 37) for step in figures.ballot_search_reads(TIMES, target + 0.5))
+    assert most <= 2, f"one step takes {most} wavefronts"
+    _raise(check_version(by_chunk(kernel)))
+
+
+def check_search(kernel) -> None:
+    """Raise AssertionError unless `kernel(source_times, target_times, left, sources, targets, chunks)` searches.
+
+    It runs with a block of 256 threads per chunk of 64 targets. left (B, T) gets the index of the last source time at
+    or before each target, at least 0 and at most sources - 2.
+    """
+    lesson.require_written(kernel)
+
+    def run(where: str) -> str:
+        for batches, sources, targets in SMALL:
+            for odd in (False, sources > 2):
+                _, source_times, target_times = experiments.make_inputs(batches, sources, targets, 1, torch.float32,
+                                                                        odd, where)
+                expected = (torch.searchsorted(source_times, target_times, right=True) - 1).clamp(0, sources - 2).int()
+                out, buffer = lesson.make_guarded(torch.full_like(expected, -1).flatten())
+                chunks = -(-targets // CHUNK)
+                kernel.prepare(batches * chunks, 256, (source_times, target_times, out, sources, targets, chunks))()
+                if fault := lesson.find_fault(out, buffer, out != expected.flatten()):
+                    return f"B, S, T = {batches}, {sources}, {targets}{', odd times' * odd}: {fault}"
+        return ""
+
+    _raise(lesson.run_everywhere(run))
+    assert kernel.resources()["smem_static"] >= 4 * TIMES, "the source times are not in shared memory"
+
+
+def check_blend(kernel) -> None:
+    """Raise AssertionError unless `kernel(features, left, weights, out, targets)` blends rows of one bulk copy.
+
+    It runs with a block of 256 threads per 16 targets and 64 rows of dynamic shared memory. `left` ascends and spans
+    fewer than 64 rows per block.
+    """
+    lesson.require_written(kernel)
+
+    def run(where: str) -> str:
+        for targets in (16, 5, 70):
+            features, weights = torch.randn(90, DEPTH, device=where), torch.rand(targets, device=where)
+            left = torch.randint(0, 89, (targets,), device=where).sort().values.int()
+            left = torch.minimum(left, left[torch.arange(targets, device=where) // 16 * 16] + 62)
+            u, w, at = (1 - weights)[:, None], weights[:, None], left.long()
+            out, buffer = lesson.make_guarded(torch.full((targets * DEPTH,), float("nan"), device=where))
+            kernel.prepare(-(-targets // 16), 256, (features, left, weights, out, targets), 64 * DEPTH * 4)()
+            scale = features[at].abs() + features[at + 1].abs()
+            wrong = ~((out.view(targets, DEPTH) - (u * features[at] + w * features[at + 1])).abs() <= 1e-6 * scale)
+            if fault := lesson.find_fault(out, buffer, wrong.flatten()):
+                return f"{targets} targets: {fault}"
+        return ""
+
+    _raise(lesson.run_everywhere(run))
+    assert kernel.counts().get("UBLKCP", 0) >= 1, "the kernel has no bulk copy"
+
+
+def check_test(is_wrong: Callable) -> None:
+    """Raise AssertionError unless `is_wrong(kernel)` catches each error of the published kernel and no right kernel.
+
+    NotImplementedError where it catches none.
+    """
+    assert not is_wrong(published_kernel.correct_kernel), "it must pass the right kernel"
+    missed = [name for name, flawed in published_kernel.FLAWED_KERNELS.items() if not is_wrong(flawed)]
+    if len(missed) == len(published_kernel.FLAWED_KERNELS):
+        raise NotImplementedError
+    assert not missed, f"not caught: {', '.join(missed)}"
+
+
+CHECKS = {"Exercise 1": check_places, "Exercise 2": lambda kernel: _raise(check_version(by_chunk(kernel))),
+          "Exercise 3": check_search, "Exercise 4": check_blend, "Exercise 5": check_test}
+
+
+def check(exercise: str, *kernels: Callable) -> None:
+    """Print whether a reader's kernel solves an exercise."""
+    check_exercise(exercise, lambda: CHECKS[exercise](*kernels))

@@ -1,0 +1,1 @@
+"""What the notebook `00_start` and the records need. No model imports it."""

@@ -1,0 +1,202 @@
+"""Pictures for `notebooks/00_start.ipynb`: the machine, a tile and what it needs, waiting or overlap, a bulk copy."""
+
+from __future__ import annotations
+
+import functools
+
+from ch07.start.lesson.machine import Machine, bytes_per_operation
+from tilelab.pictures import plots
+from tilelab.pictures.diagrams import box, canvas, lighten, write
+from tilelab.runtime import device
+
+PALE = "#eeeeee"
+BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
+
+
+def _arrow(axes, start, end, tone=plots.GREY, **style) -> None:
+    axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": tone, "linewidth": 1.3, "shrinkA": 0,
+                                              "shrinkB": 0, **style})
+
+
+def _sources(*labels: str) -> str:
+    return "; ".join(filter(None, labels))
+
+
+def draw_machine(machine: Machine) -> plots.Picture:
+    """Draw the way of a tile from DRAM to the tensor core, with the figures that have a record on the edges."""
+    width, height = plots.SIZE[0], 4.25
+    figure, axes = canvas(f"The way of a tile to the tensor core ({machine.name})",
+                          _sources(f"copy and product: {machine.label}", machine.gemm_label), width, height)
+    limits = device.target_limits(machine.target)
+    draw, label = functools.partial(box, axes), functools.partial(write, axes)
+    draw(0.15, 3.55, 5.2, 0.32, PALE)
+    label(2.75, 3.71, f"DRAM: {machine.memory_gib:.0f} GiB, outside of the chip", size=7.5)
+    draw(0.15, 2.82, 5.2, 0.32, lighten(GREEN, 0.25))
+    label(2.75, 2.98, f"L2 cache: {machine.l2_mib:.0f} MiB, for all {machine.sms} SMs", size=7.5)
+    _arrow(axes, (1.0, 3.55), (1.0, 3.14))
+    _arrow(axes, (0.85, 3.14), (0.85, 3.55))
+    sheet = f" (datasheet: {machine.peak_tbps:.1f})" if machine.peak_tbps else ""
+    label(1.12, 3.345, f"{machine.copy_tbps:.2f} TB/s: a copy, both directions{sheet}", "left")
+
+    draw(0.15, 0.3, 5.2, 2.02, "white", "black", linewidth=0.9)
+    label(0.22, 2.2, f"one of {machine.sms} SMs", "left", 7.5, fontweight="bold")
+    draw(1.55, 1.5, 0.95, 0.45, lighten(BLUE), "white")
+    label(2.02, 1.725, "TMA:\ncopy engine", linespacing=1.2)
+    draw(2.95, 1.22, 0.95, 0.73, lighten(ORANGE), "white")
+    label(3.425, 1.585, f"shared\nmemory\n{machine.smem_kib:.0f} KiB", linespacing=1.25)
+    draw(4.3, 1.5, 0.95, 0.45, BLUE)
+    label(4.775, 1.725, "tensor core", color="white")
+    draw(0.3, 0.52, 2.2, 0.42, lighten(GREEN), "white")
+    label(1.4, 0.73, f"up to {limits.threads_per_sm:,} threads in warps of 32,\n"
+          f"registers: {limits.regs_per_sm // 256} KiB", linespacing=1.25)
+    draw(4.43, 0.52, 0.87, 0.42, "white", plots.GREY, linestyle="--")
+    label(4.865, 0.73, "tensor memory\n(Blackwell)", linespacing=1.25, color=plots.GREY)
+
+    _arrow(axes, (2.02, 2.82), (2.02, 1.95), BLUE)
+    _arrow(axes, (2.5, 1.725), (2.95, 1.725), BLUE)
+    _arrow(axes, (3.9, 1.725), (4.3, 1.725), BLUE)
+    if machine.l2_tbps:
+        label(2.14, 2.57, f"at least {machine.l2_tbps:.1f} TB/s to all SMs in a GEMM", "left")
+    if machine.load_cycles:
+        label(2.6, 2.12, f"32 KiB: {machine.load_cycles:,.0f} cycles\nfrom issue to arrival", "left", linespacing=1.2)
+    _arrow(axes, (1.3, 2.82), (1.3, 0.94))
+    label(1.22, 1.45, "plain\nloads", "right", linespacing=1.2)
+    _arrow(axes, (1.9, 0.94), (1.9, 1.5), linestyle="--")
+    label(1.84, 1.2, "requests", "right")
+    _arrow(axes, (2.5, 0.73), (3.3, 1.22), connectionstyle="arc3,rad=0.15")
+    _arrow(axes, (4.865, 1.5), (4.865, 0.94), linestyle="--")
+    _arrow(axes, (4.38, 1.5), (2.5, 0.6), ORANGE, connectionstyle="angle,angleA=-90,angleB=0,rad=6")
+    label(3.4, 0.46, "sums, on Hopper", color=plots.GREY)
+    sheet = f"\n(datasheet: {machine.peak_tflops:.0f})" if machine.peak_tflops else ""
+    label(5.27, 2.13, f"{machine.tflops:.0f} TFLOP/s bf16, all SMs{sheet}", "right", linespacing=1.2)
+    return figure.describe(
+        f"DRAM ({machine.memory_gib:.0f} GiB) above the L2 cache ({machine.l2_mib:.0f} MiB): a copy moves "
+        f"{machine.copy_tbps:.2f} TB/s. Below, one of {machine.sms} SMs. Threads request a tile from TMA, the copy "
+        f"engine, which brings it from L2 to shared memory ({machine.smem_kib:.0f} KiB). There the tensor core reads "
+        f"it ({machine.tflops:.0f} TFLOP/s for all SMs). Plain loads go from L2 to registers. Sums go to registers on "
+        "Hopper and to tensor memory on Blackwell.")
+
+
+def draw_tile(rows: int = 128, columns: int = 128) -> plots.Picture:
+    """Draw the operands of one K step for a small tile of C and for one of rows x columns."""
+    figure, axes = canvas("A larger tile uses every element that it loads more often",
+                          "C = A B; one K step of a tile of C, 64 deep, in bf16", plots.SIZE[0], 2.6)
+    found = []
+    for left, size in ((0.15, (rows // 2, columns // 2)), (2.95, (rows, columns))):
+        m, n = (0.009 * extent for extent in size)
+        x, y, deep = left + 0.62, 0.42, 0.36
+        box(axes, x, y, 1.3, 1.2, "white", plots.GREY, linewidth=0.6)
+        box(axes, left, y, 0.52, 1.2, "white", plots.GREY, linewidth=0.6)
+        box(axes, x, y + 1.28, 1.3, 0.45, "white", plots.GREY, linewidth=0.6)
+        box(axes, x, y + 1.2 - m, n, m, lighten(GREEN), "white")
+        box(axes, left + 0.08, y + 1.2 - m, deep, m, lighten(BLUE), "white")
+        box(axes, x, y + 1.33, n, deep * 0.9, lighten(ORANGE), "white")
+        write(axes, left + 0.26, y + 1.32, "A")
+        write(axes, x + 1.22, y + 1.62, "B")
+        write(axes, x + 1.22, y + 0.09, "C")
+        write(axes, x + n / 2, y + 1.2 - m / 2, f"{size[0]} × {size[1]}")
+        kib, mega = sum(size) * 64 * 2 / 1024, 2 * size[0] * size[1] * 64 / 1e6
+        found.append(f"loads {kib:.0f} KiB for {mega:.2f} million operations")
+        write(axes, left, 0.25, found[-1], "left")
+    return figure.describe(f"Two tiles of C with their parts of A and B, in one K step of 64. {rows // 2} × "
+                           f"{columns // 2} {found[0]}; {rows} × {columns} {found[1]}.")
+
+
+def draw_need(machine: Machine, sides=(32, 64, 128, 256)) -> plots.Picture:
+    """Draw the bytes that must arrive per second for square tiles of C, beside what DRAM and L2 deliver."""
+    need = [bytes_per_operation(side, side) * machine.tflops for side in sides]
+
+    def name_served(rate: float) -> str:
+        served = [f"{side} × {side}" for side, tbps in zip(sides, need) if tbps <= rate]
+        return " and ".join(served) or "none of these tiles"
+
+    title = f"DRAM alone is fast enough for {name_served(machine.copy_tbps)}"
+    title += f", and L2 is fast enough for {name_served(machine.l2_tbps)}" if machine.l2_tbps else ""
+    figure, axes = plots.new_figure(
+        sides, title, _sources(f"for {machine.tflops:.0f} TFLOP/s, {machine.label}",
+                               f"L2: {machine.gemm_label}" if machine.l2_tbps else ""), 2.75)
+    axes.bar(range(len(sides)), need, 0.6, color=lighten(BLUE, 0.6))
+    for x, value in enumerate(need):
+        axes.annotate(f"{value:.0f}" if value > 20 else f"{value:.1f}", (x, value), (0, 2), fontsize=7.5, ha="center",
+                      textcoords="offset points")
+    for value, text, tone in ((machine.copy_tbps, "DRAM: a copy", ORANGE), (machine.l2_tbps, "L2: at least", GREEN)):
+        if value:
+            axes.axhline(value, color=tone, linewidth=1.2, label=f"{text}, {value:.1f} TB/s")
+    axes.set_xticks(range(len(sides)), [f"{side} × {side}" for side in sides])
+    axes.set_xlabel("tile of C", fontsize=8)
+    axes.set_ylabel("TB/s that all SMs need", fontsize=8)
+    axes.legend(fontsize=7.5, frameon=False, loc="upper right")
+    bars = ", ".join(f"{side} × {side}: {tbps:.1f}" for side, tbps in zip(sides, need))
+    return figure.describe(f"{title}. The bars are the TB/s that all SMs need for a tile of C ({bars}), and the lines "
+                           "are the TB/s that DRAM and L2 deliver.")
+
+
+def draw_overlap(machine: Machine, buffers: int = 3, steps: int = 6) -> plots.Picture:
+    """Draw when loads and products run with one buffer and with several, at the recorded lengths."""
+    load, product = machine.load_cycles or 1200, machine.product_cycles or 800
+    origin = f"medians of {machine.gemm_label}" if machine.load_cycles else "not measured"
+    title = f"With {buffers} buffers the tensor core waits less than with one buffer"
+    figure, axes = canvas(title,
+                          f"a model: a load takes {load:,.0f} cycles, a product {product:,.0f}; {origin}",
+                          plots.SIZE[0], 2.05 + 0.24 * buffers)
+    schedules = [_schedule(count, steps, load, product) for count in (1, buffers)]
+    longest = max(end for spans in schedules for *_, end in spans)
+    scale = (plots.SIZE[0] - 1.2) / longest
+    findings = []
+    for top, count, spans in zip((1.57 + 0.24 * buffers, 0.68 + 0.24 * buffers), (1, buffers), schedules):
+        busy = steps * product / spans[-1][2]
+        findings.append(f"{count} buffer{'s' * (count > 1)}: the tensor core works {busy:.0%} of the time")
+        write(axes, 0.05, top + 0.1, findings[-1], "left", 7.5, fontweight="bold")
+        units = list(dict.fromkeys(unit for unit, *_ in spans))
+        for lane, unit in enumerate(units):
+            write(axes, 1.0, top - 0.12 - 0.24 * lane, unit, "right")
+            box(axes, 1.07, top - 0.21 - 0.24 * lane, longest * scale, 0.19, "#f2f2f2")
+        for unit, begin, end in spans:
+            box(axes, 1.07 + begin * scale, top - 0.21 - 0.24 * units.index(unit), (end - begin) * scale, 0.19,
+                lighten(ORANGE, 0.75) if unit == "tensor core" else lighten(BLUE, 0.35), "white", linewidth=0.6)
+    return figure.describe(f"{title}. {'. '.join(findings)}.")
+
+
+def _schedule(buffers: int, steps: int, load: float, product: float) -> list[tuple[str, float, float]]:
+    """Return spans (unit, begin, end): a load starts when its buffer is free, a product when its load ends."""
+    loads, products, free = [], [], 0.0
+    for step in range(steps):
+        begin = products[step - buffers][2] if step >= buffers else 0.0
+        loads.append((f"buffer {step % buffers}: load", begin, begin + load))
+        free = max(free, begin + load)
+        products.append(("tensor core", free, free + product))
+        free += product
+    return loads + products
+
+
+def draw_bulk_copy() -> plots.Picture:
+    """Draw who does what in one bulk copy, from top to bottom."""
+    figure, axes = canvas("Thread 0 issues a copy, the engine runs it, the mbarrier counts bytes", "",
+                          plots.SIZE[0], 3.9)
+    places = {"thread 0": 0.75, "mbarrier": 2.1, "copy engine": 3.45, "shared memory": 4.8}
+    for (name, x), tone in zip(places.items(), (GREEN, PALE, BLUE, ORANGE)):
+        box(axes, x - 0.5, 3.3, 1.0, 0.24, lighten(tone) if tone != PALE else PALE, "white")
+        write(axes, x, 3.42, name, size=7.5)
+        axes.plot([x, x], [0.12, 3.3], color="#bbbbbb", linewidth=0.8, zorder=0.5)
+    events = (("thread 0", "mbarrier", "1  init: one arrival per phase", GREEN),
+              ("thread 0", "mbarrier", "2  expect_tx: 4,096 bytes will come", GREEN),
+              ("thread 0", "copy engine", "3  bulk_load: from x, to the tile", GREEN),
+              ("copy engine", "shared memory", "4  the bytes land", BLUE),
+              ("copy engine", "mbarrier", "5  so many bytes have landed", BLUE),
+              ("mbarrier", "thread 0", "6  wait returns: phase 0 has ended", plots.GREY),
+              ("thread 0", "copy engine", "7  bulk_store, bulk_commit", GREEN),
+              ("shared memory", "copy engine", "8  the tile is read", BLUE),
+              ("copy engine", "thread 0", "9  bulk_wait_read returns: the tile may go", BLUE))
+    for number, (start, end, text, tone) in enumerate(events):
+        y = 3.0 - 0.33 * number
+        _arrow(axes, (places[start], y), (places[end], y), tone)
+        left = min(places[start], places[end])
+        axes.text(left + 0.06, y + 0.04, text, fontsize=7, ha="left", va="bottom",
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})
+    for top, bottom in ((2.34, 1.36), (1.02, 0.36)):
+        box(axes, places["thread 0"] - 0.12, bottom, 0.06, top - bottom, lighten(GREEN, 0.25))
+        axes.text(places["thread 0"] - 0.18, (top + bottom) / 2, "waits", fontsize=7, rotation=90, ha="right",
+                  va="center")
+    arrows = "; ".join(f"{' '.join(text.split())} ({start} to {end})" for start, end, text, _ in events)
+    return figure.describe(f"Nine arrows between thread 0, the mbarrier, the copy engine and shared memory: {arrows}. "
+                           "Thread 0 waits between 3 and 6 and between 7 and 9.")

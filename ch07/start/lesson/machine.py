@@ -1,0 +1,191 @@
+"""Support `notebooks/00_start.ipynb`: the machine in figures that have a record, and a finding of each notebook.
+
+Read `Machine` first; `figures` draws it, `exercises` checks the kernels that a reader writes.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilelab.measure import bench
+from tilelab.records import results
+from tilelab.runtime import device
+
+BF16_BYTES = 2
+TILE = re.compile(r"(\d+) × (\d+),")  # of C, in the name of a configuration
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A GPU in figures. None stands for a figure that has no record.
+
+    `copy_tbps` is the traffic of a copy (bytes read plus bytes written) and `tflops` the library's best bf16 product;
+    `label` is their origin. The other measured figures come from chapter 10, and `gemm_label` is their origin. L2 has
+    delivered `l2_tbps` to all SMs in a GEMM, so it can do at least as much. `load_cycles` and
+    `product_cycles` are medians of the GEMM with one buffer, the wait for the 32 KiB of a K step and their product.
+    `peak_tbps` and `peak_tflops` stand in the datasheet.
+    """
+
+    name: str
+    target: str
+    sms: int
+    memory_gib: float
+    l2_mib: float
+    smem_kib: float
+    copy_tbps: float
+    tflops: float
+    peak_tbps: float | None
+    peak_tflops: float | None
+    l2_tbps: float | None
+    load_cycles: float | None
+    product_cycles: float | None
+    label: str
+    gemm_label: str = ""
+
+    @property
+    def gflops_per_sm(self) -> float:
+        """Billions of bf16 operations per second that the tensor core of one SM did."""
+        return self.tflops * 1e3 / self.sms
+
+    def per_sm(self, tbps: float) -> float:
+        """Return the share of one SM, in GB/s."""
+        return tbps * 1e3 / self.sms
+
+
+def bytes_per_operation(rows: int, columns: int, element_bytes: float = BF16_BYTES) -> float:
+    """Return the bytes that a tile of C must receive per operation: rows + columns elements per 2 rows columns."""
+    return element_bytes * (rows + columns) / (2 * rows * columns)
+
+
+def find_rows(experiment: str, gpu: str | None = None, **wanted) -> list[dict]:
+    """Return the recorded rows of an experiment with these values; LookupError if there are none."""
+    try:
+        rows = results.load(experiment, gpu)["rows"]
+    except FileNotFoundError as error:
+        raise LookupError(str(error)) from None
+    found = [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
+    if not found:
+        raise LookupError(f"{experiment} has no row with {wanted}")
+    return found
+
+
+def _or_none(compute: Callable[[], float]) -> float | None:
+    try:
+        return compute()
+    except (LookupError, statistics.StatisticsError, ValueError):
+        return None
+
+
+def describe_machine() -> Machine:
+    """Return the figures of this GPU, or the recorded ones of the H200 where there is none."""
+    roofs = bench.measured_roofs()
+    here, gpu = roofs.device, results.gpu_folder(roofs.data)
+    sheet = device.known_gpu(here["name"])
+
+    def delivered() -> float:
+        rows = [(row["tflops"], TILE.search(row["config"])) for row in find_rows("ch10_gemm_sweep", gpu, status="ok")
+                if "cluster" not in row["config"]]  # CTAs of a cluster share what L2 delivers
+        return max(tflops * bytes_per_operation(*map(int, tile.groups())) for tflops, tile in rows if tile)
+
+    def median(event: str) -> float:
+        rows = find_rows("ch10_gemm_timeline", gpu, name="tile", event=event)
+        return statistics.median(row["end"] - row["begin"] for row in rows if row["step"] > 0)
+
+    return Machine(here["name"].removeprefix("NVIDIA "), here["target"], here["sms"], here["memory_bytes"] / 2**30,
+                   here["l2_bytes"] / 2**20, here["smem_per_block"] / 1024, roofs.rows[0]["gbps"] / 1e3,
+                   roofs.rows[1]["tflops"], sheet and sheet.peak_gbps and sheet.peak_gbps / 1e3,
+                   sheet and sheet.bf16_tflops, _or_none(delivered), _or_none(lambda: median("wait")),
+                   _or_none(lambda: median("product")), roofs.label(), _gemm_label(gpu))
+
+
+def _gemm_label(gpu: str) -> str:
+    dates = set()
+    for experiment in ("ch10_gemm_sweep", "ch10_gemm_timeline"):
+        try:
+            dates.add(results.load(experiment, gpu)["recorded"][:10])
+        except FileNotFoundError:
+            continue
+    return f"chapter 10's GEMM, {'since ' * (len(dates) > 1)}{min(dates)}" if dates else ""
+
+
+def _best(rows: list[dict]) -> float:
+    return max(row["ratio"] for row in rows if row.get("ratio"))
+
+
+def _sweep() -> str:
+    mine, theirs = find_rows("sweep_race")
+    return (f"{mine['configurations']} configurations take {mine['seconds']:.0f} s, with triton.autotune "
+            f"{theirs['seconds']:.0f} s")
+
+
+def _bulk_copy() -> str:
+    rows = find_rows("ch07_bulk_speed", op="copy")
+    plain, bulk = (_best([row for row in rows if ("bulk" in row["name"]) == tma]) for tma in (False, True))
+    return f"plain 16-byte loads copy at {plain:.2f} × torch's speed, bulk copies at {bulk:.2f} ×"
+
+
+def _resample() -> str:
+    first, last = (find_rows("ch07_resample_versions", version=name)[0]["ratio"] for name in ("search_per_thread",
+                                                                                             "vectors"))
+    return (f"with a search per thread a kernel reaches {first:.2f} of a copy's speed, with a shared search and "
+            f"16-byte loads {last:.2f}")
+
+
+def _tile_pipeline() -> str:
+    none, swizzled = (find_rows("ch10_tile_swizzle", name=f"{swizzle}, 1 × 1")[0]["ratio"] for swizzle in ("none",
+                                                                                                          "128B"))
+    return f"a transpose reaches {none:.2f} × the speed of a copy without a swizzle, {swizzled:.2f} × with one"
+
+
+def _wgmma_gemm() -> str:
+    rows = find_rows("ch10_gemm_steps")
+    return f"the first GEMM reaches {rows[0]['ratio']:.2f} × cuBLAS at 4096³, the best step {_best(rows):.2f} ×"
+
+
+def _descriptors() -> str:
+    pointers, kept = (find_rows("ch14_descriptors_launch", name=name)[0]["us"] for name in ("pointers", "host, kept"))
+    return f"a launch takes {pointers:.1f} µs with pointers and {kept:.1f} µs with a descriptor that the host keeps"
+
+
+def _gemm() -> str:
+    mean = results.geometric_mean(row["ratio"] for row in find_rows("ch14_gemm_square"))
+    return f"the best tiles reach {mean:.2f} × cuBLAS on squares (geometric mean)"
+
+
+def _bug_hunt() -> str:
+    rows = find_rows("ch14_bug_hunt_loop")
+    return f"{sum(row['outcome'] == 'fails' for row in rows)} of {len(rows)} builds fail, without a GPU"
+
+
+def _compiled() -> str:
+    row, = find_rows("ch14_compiled_cells", workload="matmul", name="max-autotune")
+    return f"max-autotune runs one matrix product at {row['ratio']:.2f} × eager's speed"
+
+
+def _attention() -> str:
+    plain, best = (_best(find_rows("ch14_attention_ladder", name=name, causal=False)) for name in ("plain",
+                                                                                                   "persistent"))
+    return f"plain Triton reaches {plain:.2f} × cuDNN, with roles and overlap {best:.2f} ×"
+
+
+def _mx_formats() -> str:
+    return f"MXFP4 is written at {_best(find_rows('ch14_mx_formats_speed', format='mxfp4')):.2f} × the speed of a copy"
+
+
+def _blockscaled() -> str:
+    mean = results.geometric_mean(row["ratio"] for row in find_rows("ch14_blockscaled_fp8", name="course"))
+    return f"fp8 with block scales runs at {mean:.2f} × torch's kernel (geometric mean)"
+
+
+FINDINGS = {"ch07_bulk_copy": _bulk_copy, "ch07_resample": _resample, "ch10_tile_pipeline": _tile_pipeline,
+            "ch10_wgmma_gemm": _wgmma_gemm, "ch14_descriptors": _descriptors, "ch14_gemm": _gemm, "ch14_sweep": _sweep,
+            "ch14_bug_hunt": _bug_hunt, "ch14_compiled": _compiled, "ch14_attention": _attention,
+            "ch14_mx_formats": _mx_formats, "ch14_blockscaled": _blockscaled}
+
+
+def find_findings() -> list[dict]:
+    """Return one row per notebook: its name and one finding, whose figures come from the records."""
+    return [{"notebook": name, "one finding": _or_none(find) or "not recorded"} for name, find in FINDINGS.items()]

@@ -1,0 +1,433 @@
+"""The measurements behind the notebook `ch10_wgmma_gemm`.
+
+Each experiment returns a tilelab.records.results.Record: measured now on a GPU with wgmma, else the recorded one.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+import time
+
+import torch
+
+from ch10 import wgmma_gemm
+from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, best_config, candidates, fits, predict_us, rejection
+from tilelab.measure import bench, check, llm_shapes, peers
+from tilelab.measure.patch import patched_source
+from tilelab.records import results
+from tilelab.runtime import build, device, operands, tensor_map, tuned
+
+SQUARES = (2048, 4096, 8192)
+LLM = tuple((m, n, k) for m in (64, 512, 4096, 8192) for n, k in
+            ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)))
+# Ragged and thin shapes, which no tile divides.
+RAGGED = ((1, 8, 8), (1, 4096, 4096), (17, 1032, 520), (33, 264, 8), (65, 4104, 1000), (129, 520, 72), (333, 520, 136),
+          (1000, 1000, 1000), (4097, 4104, 4112), (8192, 8, 4096), (300, 6152, 14344))
+TIMED_RAGGED = ((1, 4096, 4096), (16, 4096, 14336), (100, 5000, 5000), (1000, 1000, 1000), (4097, 4104, 4112),
+                (16384, 256, 1024))
+QUICK = {"rounds": 6, "warm_s": 0, "burst_ms": 2}
+LAYER_TIMING = {"rounds": 8, "warm_s": 0.02, "burst_ms": 1.5}
+BURST = 40
+
+
+def source(*more) -> str:
+    """Return the hash of the code that is measured."""
+    configurations = wgmma_gemm.SOURCE.with_name("configs.py")
+    return results.source_hash(wgmma_gemm, configurations, tensor_map, wgmma_gemm.SOURCE, *more)
+
+
+def has_wgmma() -> bool:
+    return device.current().has_wgmma
+
+
+experiment = functools.partial(results.experiment, source=source, can_run=has_wgmma)
+
+
+def make_inputs(m: int, n: int, k: int) -> tuple:
+    """Return random normal a (m, k) and b (k, n), and an empty out (m, n), in bf16 on the GPU."""
+    a, weight = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (m, n))
+    return a, weight.T, torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+
+
+def prepare_cublas(a, b, out):
+    """Return a function that multiplies with cuBLAS, through torch."""
+    return lambda: torch.mm(a, b, out=out)
+
+
+def verify(config: WgmmaConfig, m: int, n: int, k: int, prepare=wgmma_gemm.prepare) -> dict:
+    """Return a row of tilelab.measure.check: the error against float64. It may be 1.5 times cuBLAS's own."""
+    a, b, _ = make_inputs(m, n, k)
+    return check.compare(lambda a, b, out: prepare(a, b, out=out, config=config)(), wgmma_gemm.spec,
+                         [(str(config), (a, b))], out=lambda a, b: ((m, n), torch.bfloat16), peer=torch.mm)[0]
+
+
+def compare_with_cublas(configs: dict[str, WgmmaConfig], m: int, n: int, k: int, **timing) -> list[dict]:
+    """Return rows of bench.Timing, one per configuration. All configurations and cuBLAS run interleaved."""
+    ours = {name: lambda a, b, out, config=config: wgmma_gemm.prepare(a, b, out=out, config=config)
+            for name, config in configs.items()}
+    found = bench.compare({"cuBLAS": prepare_cublas, **ours}, lambda: make_inputs(m, n, k), "cuBLAS",
+                          flops=2 * m * n * k, **timing)
+    return [{"config": str(config), "shape": [m, n, k], **found[name].row()} for name, config in configs.items()]
+
+
+def measure_best(m: int, n: int, k: int, **timing) -> dict:
+    """Check and time the configuration that "best" stands for at a shape; the row holds the predicted time, too."""
+    config, chosen = wgmma_gemm.find_best(m, n, k)
+    row = {"predicted_ms": predict_us(config, m, n, k, device.current().sms) / 1e3, "chosen": chosen,
+           **verify(config, m, n, k), "name": "best", "config": str(config), "shape": [m, n, k]}
+    return row | compare_with_cublas({"best": config}, m, n, k, **timing)[0] if row["status"] == "ok" else row
+
+
+def all_configs() -> dict[str, WgmmaConfig]:
+    """Return the steps of the ladder, and the configurations that a shape may get: the model's and the tuned ones."""
+    tuned_ones = [WgmmaConfig(**row["config"]) for row in tuned.load("wgmma_gemm", "NVIDIA H200")]
+    return {**STEPS, **{str(config): config for config in (*candidates(), *tuned_ones)}}
+
+
+def one_of_each_kind() -> dict[str, WgmmaConfig]:
+    """Return the ladder, the model's candidates, and a tuned configuration of each other kind of kernel code."""
+    kept = {**STEPS, **{str(config): config for config in candidates()}}
+    kinds = {_kind(config) for config in kept.values()}
+    for name, config in all_configs().items():
+        if _kind(config) not in kinds:
+            kept[name] = config
+            kinds.add(_kind(config))
+    return kept
+
+
+def _kind(config: WgmmaConfig) -> tuple:
+    return config.kernel, config.consumers, config.cluster > 1, config.swap, config.boxes_per_stage
+
+
+def _compile(configs: dict[str, WgmmaConfig]) -> None:
+    build.compile_ahead(map(wgmma_gemm.job, configs.values()))
+
+
+# ---- correctness
+
+@experiment("ch10_gemm_check")
+def check_correctness():
+    """Check each step, and each configuration that a shape may get, at sizes that no tile divides."""
+    _compile(all_configs())
+    return [{**verify(config, *shape), "name": name, "shape": list(shape)}
+            for name, config in all_configs().items() for shape in RAGGED
+            if fits(config, shape[2])]
+
+
+def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
+    """Run every `shares`-th kernel on small and ragged shapes under a sanitizer; AssertionError for a wrong result."""
+    rows = [verify(config, *shape) for config in [*one_of_each_kind().values()][share::shares]
+            for shape in ((130, 264, 392), (300, 136, 1032))]
+    if wrong := [f"{row['name']} {row['shape']}: {row['reason']}" for row in rows if row["status"] != "ok"]:
+        raise AssertionError("; ".join(wrong))
+
+
+@results.experiment("ch10_gemm_sanitizer", source, can_run=lambda: has_wgmma() and check.can_sanitize())
+def run_sanitizers():
+    """Run each tool of compute-sanitizer on `sanitizer_cases`."""
+    _compile(one_of_each_kind())  # each tool would compile them one after the other
+    return check.sanitize("ch10.wgmma_gemm.lesson.experiments", shares=6)
+
+
+# ---- speed
+
+
+@experiment("ch10_gemm_squares")
+def measure_squares():
+    """Time the best configuration against cuBLAS at 2048, 4096 and 8192 cubed: interleaved, then in bursts."""
+    return [row for side in SQUARES for row in (
+        {**measure_best(side, side, side), "how": "interleaved"},
+        {**measure_bursts(side, side, side), "how": f"bursts of {BURST}"})]
+
+
+def measure_bursts(m: int, n: int, k: int, rounds: int = 12, rest_s: float = 0.05) -> dict:
+    """Return the medians of `rounds` bursts of 40 launches, ours and cuBLAS in turn, each after a rest that cools the
+    chip."""
+    sets = [make_inputs(m, n, k) for _ in range(4)]
+    launches = {"peer_ms": [prepare_cublas(*each) for each in sets],
+                "ms": [wgmma_gemm.prepare(a, b, out=out) for a, b, out in sets]}
+    times = {name: [] for name in launches}
+    for round_number in range(rounds + 1):
+        for name in list(launches)[::1 if round_number % 2 else -1]:
+            torch.cuda.synchronize()
+            time.sleep(rest_s)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            for call in range(BURST):
+                launches[name][call % len(sets)]()
+            end.record()
+            end.synchronize()
+            times[name].append(begin.elapsed_time(end) / BURST)
+    found = {name: statistics.median(values[1:]) for name, values in times.items()}  # the first round warms up
+    return {"name": "best", "shape": [m, n, k], **found, "peer": "cuBLAS", "ratio": found["peer_ms"] / found["ms"],
+            "tflops": 2 * m * n * k / found["ms"] / 1e9, "status": "ok", "reason": "",
+            "config": str(wgmma_gemm.find_best(m, n, k)[0])}
+
+
+@experiment("ch10_gemm_peers", source=lambda: source(peers.DeepGemm, peers.Quack))
+def measure_peers():
+    """Check the best configuration and time it beside cuBLAS, quack and DeepGEMM, all interleaved, at SQUARES.
+
+    Rows are those of tilelab.measure.peers.compare: one per peer.
+    """
+    quack, deep_gemm = peers.find("quack"), peers.find("deep_gemm")
+    rivals = {peers.Peer("cuBLAS", device.versions()["cublas"]): prepare_cublas, quack: quack.prepare_gemm,
+              deep_gemm: deep_gemm.prepare_gemm}
+    configs = {side: wgmma_gemm.find_best(side, side, side)[0] for side in SQUARES}
+    _compile({str(config): config for config in configs.values()})
+    rows = []
+    for side, config in configs.items():
+        found = peers.compare(lambda a, b, out, config=config: wgmma_gemm.prepare(a, b, out=out, config=config), rivals,
+                              functools.partial(make_inputs, side, side, side), functools.partial(find_fault, side),
+                              verify(config, side, side, side), flops=2 * side**3)
+        rows += [row | {"config": str(config), "shape": [side] * 3} for row in found]
+    return rows
+
+
+def find_fault(side: int, prepare) -> str:
+    """Return what is wrong with the product of a candidate of bench.compare at `side` cubed, or ""."""
+    a, b, _ = make_inputs(side, side, side)
+    return check.compare(lambda a, b, out: prepare(a, b, out)(), wgmma_gemm.spec, [("peer", (a, b))],
+                         out=lambda a, b: ((side, side), torch.bfloat16))[0]["reason"]
+
+
+@experiment("ch10_gemm_llm")
+def measure_llm():
+    """Time the GEMMs of a transformer with 4,096 features, at 64 to 8,192 tokens."""
+    return [measure_best(*shape) for shape in LLM]
+
+
+@experiment("ch10_gemm_layers", source=lambda: source(llm_shapes.list_products, tuned.find))
+def measure_layers():
+    """Time the tuned configuration and the model's beside cuBLAS, interleaved, for the layers of six models.
+
+    `ratio` and `spread` are of "best", `model_ratio` of the configuration that the model picks from its candidates.
+    """
+    def prepare(config):
+        return lambda a, b, out: wgmma_gemm.prepare(a, b, out=out, config=config)
+
+    rows, sms = [], device.current().sms
+    products = [(layer, shape, *wgmma_gemm.find_best(*shape), best_config(*shape, sms))
+                for layer, shape in llm_shapes.list_products()]
+    _compile({str(config): config for *_, best, _, by_model in products for config in (best, by_model)})
+    for layer, (m, n, k), best, chosen, by_model in products:
+        found = bench.compare({"cuBLAS": prepare_cublas, "best": prepare(best), "model": prepare(by_model)},
+                              lambda: make_inputs(m, n, k),  # noqa: B023, it is called before the next shape
+                              "cuBLAS", flops=2 * m * n * k, **LAYER_TIMING)
+        rows.append(found["best"].row() | {"name": layer, "shape": [m, n, k], "config": str(best), "chosen": chosen,
+                                           "model_ratio": found["model"].ratio})
+    return rows
+
+
+@experiment("ch10_gemm_ragged")
+def measure_ragged():
+    """Time thin and ragged shapes."""
+    return [measure_best(*shape, **QUICK) for shape in TIMED_RAGGED]
+
+
+def _most_stages(columns: int) -> WgmmaConfig:
+    """Return the persistent tile of 128 x `columns` with as many stages as fit, at least four. If need be, C is staged
+    in subtiles."""
+    tiles = (WgmmaConfig("specialised", 128, columns, stages, consumers=2, epilogue_subtile=subtiles, persistent=True,
+                         pdl=True, group=16)
+             for stages, subtiles in ((6, 1), (5, 1), (4, 1), (4, 4), (4, 7)) if columns % (16 * subtiles) == 0)
+    return next(tile for tile in tiles if not rejection(tile))
+
+
+@experiment("ch10_gemm_width")
+def measure_width():
+    """Time tiles of 128 x 128 to 128 x 256 at three sizes, beside the share of the SMs' waves that they fill."""
+    rows, sms = [], device.current().sms
+    configs = {str(columns): _most_stages(columns) for columns in (128, 160, 192, 208, 224, 256)}
+    for side in SQUARES:
+        for row in compare_with_cublas(configs, side, side, side, rounds=10):
+            config = configs[row["name"]]
+            tiles = config.tiles(side, side)
+            waves = -(-tiles // sms)
+            rows.append({**row, "columns": config.block_n, "tiles": tiles, "waves": waves,
+                         "useful": side * side / (waves * sms * 128 * config.block_n)})
+    return rows
+
+
+# ---- a timeline, from a patched kernel that writes time stamps
+
+TIMELINE_SHAPE = (4096, 4096, 1024)
+TIMELINE_CONFIGS = {"tile": STEPS["tile"], "ring": STEPS["ring"], "warp_specialized": STEPS["warp_specialized"],
+                    "persistent": STEPS["raster"]}
+WARP_GROUPS, STAMPS = 3, 4096  # stamps of one warp group
+# What a stamp says, in the order of the kernel's enum, and the event that ends there.
+EVENTS = (("waited", "wait"), ("loaded", "load"), ("arrived", "wait"), ("multiplied", "product"), ("stored", "store"))
+
+
+def time_stamp_patch() -> list[tuple[str, str, int]]:
+    """Return the replacements that make wgmma_gemm.cu write time stamps to one more argument, `u64* stamps`."""
+    recorder = """enum Event { WAITED, LOADED, ARRIVED, MULTIPLIED, STORED };
+
+// A position in the ring that also records. Thread 0 of each warp group of the first CTA writes pairs of clock and
+// (event << 32 | step).
+struct Recorder : Ring<STAGES> {
+    u64* next;
+    int left;
+    __device__ __forceinline__ explicit Recorder(u64* stamps)
+        : next(stamps + threadIdx.x / 128 * 4096 * 2), left(blockIdx.x || threadIdx.x % 128 ? 0 : 4096) {}
+    __device__ __forceinline__ void record(Event event, u32 step) {
+        if (!left) return;
+        next[0] = clock64();
+        next[1] = static_cast<u64>(event) << 32 | step;
+        next += 2, --left;
+    }
+};
+
+"""
+    records = {  # a line of the kernel, and the record after it
+        "mbarrier_wait(full + 8 * position.stage, position.phase);": "ARRIVED, step",
+        "mbarrier_wait(barriers.full + 8 * position.stage, position.phase);": "ARRIVED, step",
+        "mbarrier_wait(barriers.empty + 8 * position.stage, position.phase ^ 1);": "WAITED, step",
+        "b_map, k, column, barrier);\n            }\n        }\n": "LOADED, step",
+        "wgmma_wait<0>();\n    release<MULTICAST>(barriers.empty + 8 * previous_stage);": "MULTIPLIED, last - 1",
+        "epilogue(acc, c_map, ring + RING_BYTES, stored, row, column, 1);": "STORED, 0",
+        "epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, warpgroup);": "STORED, tile_id"}
+    return [("// All three kernels take", f"{recorder}// All three kernels take", 1),
+            ("u64 stride_c)", "u64 stride_c, u64* stamps)", 3),
+            ("Ring<STAGES>& position", "Recorder& position", 2),
+            ("Ring<STAGES> position;", "Recorder position(stamps);", 3),
+            *((line, f"{line} position.record({event});", 1) for line, event in records.items()),
+            ("wgmma_wait<LAG>();", "wgmma_wait<LAG>(); if (step >= LAG) position.record(MULTIPLIED, step - LAG);", 1),
+            ("    u32 stored = 0;\n    epilogue", "    if (LAG) position.record(MULTIPLIED, steps - 1);\n"
+             "    u32 stored = 0;\n    epilogue", 1),
+            ("wgmma_wait<1>();", "wgmma_wait<1>(); if (step > first) position.record(MULTIPLIED, step - 1);", 1)]
+
+
+def pair_events(stamps: list[list[tuple[int, int, int]]], one_group: bool) -> list[dict]:
+    """Return rows {role, event, step, tile, begin, end} from each role's (cycles, event, step); cycles count from the
+    first stamp.
+
+    "wait" is a wait for a barrier, "load" the issue of loads, "product" lasts from the issue of products to their end,
+    and "store" is the epilogue.
+    """
+    roles = ["loads and multiplies"] if one_group else ["producer", "consumer 0", "consumer 1"]
+    zero = min(stamp[0] for role in stamps for stamp in role)
+    rows = []
+    for role, recorded in zip(roles, stamps):
+        before, issued, tile = 0, {}, 0
+        for stamp, number, step in recorded:
+            now, (event, kind) = stamp - zero, EVENTS[number]
+            tile += event == "waited" and step == 0 and bool(before)  # the producer starts the next tile
+            begin = issued.pop(step) if event == "multiplied" else before
+            rows.append({"role": role, "event": kind, "step": step, "tile": tile, "begin": begin, "end": now})
+            if event == "arrived":
+                issued[step] = now
+            before, tile = now, tile + (event == "stored")
+    return rows
+
+
+@experiment("ch10_gemm_timeline", source=lambda: source(time_stamp_patch))
+def measure_timeline():
+    """Record what each warp group of the first CTA does and when, at 4096 x 4096 x 1024, with a patched kernel."""
+    rows = []
+    with patched_source(wgmma_gemm.SOURCE, *time_stamp_patch()) as patched:
+        for name, config in TIMELINE_CONFIGS.items():
+            stamps = torch.zeros(WARP_GROUPS, STAMPS, 2, dtype=torch.int64, device="cuda")
+            launch = wgmma_gemm.build_launch(*make_inputs(*TIMELINE_SHAPE), config, patched, (stamps,))
+            for _ in range(3):  # the first launch runs with cold caches
+                stamps.zero_()
+                launch()
+            recorded = [[(cycles, code >> 32, code & 0xFFFFFFFF) for cycles, code in group if cycles]
+                        for group in stamps.cpu().tolist()]
+            rows += [{"name": name, "config": str(config), "status": "ok", **row}
+                     for row in pair_events([group for group in recorded if group], config.kernel == "one_group")]
+    return rows
+
+
+def measure_handover(rows: list[dict], name: str = "warp_specialized") -> dict:
+    """Return median cycles of a step in the timeline of a kernel with a producer: from the end of the products to the
+    end of the producer's wait for the same stage, from the issue of its loads to the arrival of their data, and from
+    one step to the next (a mean)."""
+    stages = TIMELINE_CONFIGS[name].stages
+    mine = [row for row in rows if row["name"] == name and row["tile"] == 0]
+
+    def ends(role, event):
+        return {row["step"]: row["end"] for row in mine if (row["role"], row["event"]) == (role, event)}
+
+    released, multiplied = ends("producer", "wait"), ends("consumer 0", "product")
+    ordered, arrived = ends("producer", "load"), ends("consumer 0", "wait")
+    later = [step for step in released if step >= stages and step in multiplied and step in arrived]
+    if not later:  # an older record
+        return dict.fromkeys(("handover", "load", "step")) | {"name": name}
+    return {"name": name,
+            "handover": statistics.median(released[step] - multiplied[step - stages] for step in later),
+            "load": statistics.median(arrived[step] - ordered[step] for step in later),
+            "step": (multiplied[later[-1]] - multiplied[later[0]]) / (len(later) - 1)}
+
+
+# ---- faults, planted in a patched kernel
+
+BROKEN_CONFIG = WgmmaConfig("specialised", 128, 128, 4, consumers=2, persistent=True)
+RUNS = 10
+
+
+def fault_patches() -> dict[str, list[tuple[str, str, int]]]:
+    """Return the replacements that plant each fault in wgmma_gemm.cu; "nothing" is the control."""
+    return {
+        "nothing": [],
+        "phase": [("position.phase ^ 1);", "1);", 1), ("position.phase);", "0);", 2)],  # the parity never flips
+        "proxy_fence": [("fence_proxy_async();", "", 1)],
+        # The phase completes when all but 8 KiB have landed.
+        "expect_less": [("mbarrier_arrive_expect_tx(barrier, STAGE_BYTES)",
+                         "mbarrier_arrive_expect_tx(barrier, STAGE_BYTES - 8192)", 2)],
+        # A stage is released when its products are issued, not when they have finished.
+        "release_early": [("wgmma_wait<1>();\n        if (step > first) ", "", 1),
+                          ("release<MULTICAST>(barriers.empty + 8 * previous_stage);\n        previous_stage",
+                           "release<MULTICAST>(barriers.empty + 8 * position.stage);\n        previous_stage", 1),
+                          ("    release<MULTICAST>(barriers.empty + 8 * previous_stage);\n}", "}", 1)]}
+
+
+def try_fault(fault: str) -> dict:
+    """Return {status, reason} of RUNS checks of the kernel with this fault. The process may fault or hang."""
+    with patched_source(wgmma_gemm.SOURCE, *fault_patches()[fault]) as patched:
+        def prepare(a, b, *, out, config):
+            return operands.Launch(wgmma_gemm.build_launch(a, b, out, config, patched), out, config)
+
+        a, b, out = make_inputs(1024, 1024, 2048)
+        prepare(a, b, out=out, config=BROKEN_CONFIG)  # compile
+        verify(STEPS["tile"], 256, 256, 256)
+        print("begun", flush=True)  # the GPU is open and the kernel is compiled: the time limit starts here
+        rows = [verify(BROKEN_CONFIG, 1024, 1024, 2048, prepare) for _ in range(RUNS)]
+    wrong = [row["reason"] for row in rows if row["status"] != "ok"]
+    if wrong:
+        return {"status": "wrong", "reason": f"wrong in {len(wrong)} of {RUNS} runs: {wrong[-1]}"}
+    return {"status": "ok", "reason": f"right in all {RUNS} runs"}
+
+
+def run_fault(fault: str, limit_s: float = 10) -> dict:
+    """Return what `try_fault` returns in a process of its own, or how that process ended."""
+    status, output, errors = check.run_snippet("import json; from ch10.wgmma_gemm.lesson import experiments; "
+                                               f"print(json.dumps(experiments.try_fault({fault!r})))", limit_s)
+    if status is None:
+        return {"status": "failed", "reason": f"no answer within {limit_s:g} s"}
+    if status == 0:
+        return json.loads(output)
+    lines = errors.splitlines() or [f"exit status {status}"]
+    return {"status": "failed", "reason": next((line for line in lines if "CUDA error" in line), lines[-1])[:300]}
+
+
+@experiment("ch10_gemm_broken", source=lambda: source(fault_patches))
+def run_broken_kernels():
+    """Run the kernel with each fault, all at once, because some hang."""
+    _compile({"tile": STEPS["tile"]})
+    faults = fault_patches()
+    found = check.run_side_by_side(*(functools.partial(run_fault, fault) for fault in faults))
+    return [{"name": fault, "kernel": str(BROKEN_CONFIG) + (f", without {fault}" if fault != "nothing" else ""), **row}
+            for fault, row in zip(faults, found)]
+
+
+# ---- compilation
+
+
+def compile_steps(configs: dict[str, WgmmaConfig] = STEPS, target: str = "sm_90a") -> list[dict]:
+    """Compile the steps or `configs` and return their resources and SASS instructions; needs no GPU."""
+    jobs = {name: wgmma_gemm.job(config, target) for name, config in configs.items()}
+    reports = {report.job.name: report for report in build.build(jobs.values())}
+    return [{**reports[job.name].row(), "name": name} for name, job in jobs.items()]

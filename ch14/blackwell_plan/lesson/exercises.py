@@ -1,0 +1,185 @@
+"""Inputs, compilations and checks for `notebooks/ch14_blackwell_plan.ipynb`. Nothing here needs a GPU.
+
+A `prepare` of a cell takes the operands of `make_operands` and the options of a version, and returns a launch that is
+only compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ch14.blockscaled.lesson import note_attempts, smem_planner
+from ch14.blockscaled.native import FORMS, tensor_core_instruction
+from ch14.mx_formats import number_formats, packing
+from tilelab.cells import lesson
+from tilelab.measure.check import check_exercise
+from tilelab.runtime import build, device
+
+SHAPE = (256, 256, 1024)  # M, N and K of what is compiled
+COUNTED = {"scales stored": "tcgen05.st", "scales copied": "tcgen05.cp"}
+
+
+def constants_of(form: str) -> dict:
+    """Return FORMAT, PACKED and GROUP: Triton's name of the elements, elements per byte, and elements per scale."""
+    found = number_formats.lookup(form)
+    return {"FORMAT": FORMS[form], "PACKED": 8 // found.element.bits, "GROUP": found.block[1]}
+
+
+def make_operands(form: str) -> list[torch.Tensor]:
+    """Return codes and scales of A (M, K), codes and scales of B's transpose (N, K), and out in bf16, on the CPU.
+
+    Codes are e4m3 or bytes with two codes, scales bytes (E8M0) or e4m3.
+    """
+    (m, n, k), constants = SHAPE, constants_of(form)
+    tensors = []
+    for rows in (m, n):
+        codes, scales = (torch.zeros(rows, k // each, dtype=torch.uint8) for each in (constants["PACKED"],
+                                                                                     constants["GROUP"]))
+        fp8 = torch.float8_e4m3fn
+        tensors += [codes.view(fp8) if constants["PACKED"] == 1 else codes,
+                    scales.view(fp8) if constants["GROUP"] == 16 else scales]
+    return [*tensors, torch.zeros(m, n, dtype=torch.bfloat16)]
+
+
+def compile_versions(versions: dict[tuple, tuple[Callable, str, str]], keys: Sequence[str]) -> list[dict]:
+    """Return a row for each version: what the compiler makes of it.
+
+    `versions` maps a tuple of values, named by `keys`, to a `prepare(operands, form)`, a format and a target. The
+    columns "scales stored" and "scales copied" count instructions that bring scales to tensor memory: by threads, and
+    by the copy unit. `tmem` is in columns.
+    """
+    jobs = {key: lesson.triton_cell.job_of(lesson.triton_cell.record_launch(
+        functools.partial(prepare, form=form), make_operands(form)), target)
+        for key, (prepare, form, target) in versions.items()}
+    reports = {id(made.job): made for made in build.build(jobs.values())}
+    rows = []
+    for key, job in jobs.items():
+        made = reports[id(job)]
+        name, count = tensor_core_instruction(made.ptx or "")
+        rows.append(dict(zip(keys, key)) | {"instruction": name, "count": count} | {
+            column: (made.ptx or "").count(text) for column, text in COUNTED.items()} | {
+            "smem": made.smem, "tmem": made.tmem, "spills": made.spills, "status": made.status,
+            "reason": device.first_line(made.reason) if made.reason else ""})
+    return rows
+
+
+# ---- the reader's kernels
+
+
+def _raise(fault: str) -> None:
+    assert not fault, fault
+
+
+@triton.jit
+def _load_all(desc, out_ptr, GROUPS_IN_ALL, ROWS: tl.constexpr, GROUPS: tl.constexpr, LOAD: tl.constexpr):
+    row, group = tl.program_id(0) * ROWS, tl.program_id(1) * GROUPS
+    scales = LOAD(desc, row, group, ROWS, GROUPS)
+    at = (row + tl.arange(0, ROWS))[:, None] * GROUPS_IN_ALL + group + tl.arange(0, GROUPS)[None, :]
+    tl.store(out_ptr + at, scales)
+
+
+def _where() -> str:
+    return "cuda" if device.current().has_tma else "cpu"
+
+
+def check_load(load) -> None:
+    """Raise AssertionError unless `load(desc, row, group, ROWS, GROUPS)` returns scales from tiles of 128 x 4.
+
+    desc describes bytes (rows / 128, scales per row / 4, 2, 256), two halves of 256 bytes per tile.
+    """
+    lesson.require_written(load)
+    for rows, groups, block_rows, block_groups in ((128, 4, 128, 4), (256, 8, 128, 8), (512, 16, 256, 4)):
+        scales = torch.randint(0, 255, (rows, groups), dtype=torch.uint8, device=_where())
+        tiled = packing.tile_scales(scales).view(rows // 128, groups // 4, 2, 256)
+        out, buffer = lesson.make_guarded(torch.zeros(rows * groups, dtype=torch.uint8, device=_where()))
+        desc = TensorDescriptor.from_tensor(tiled, [block_rows // 128, block_groups // 4, 2, 256])
+        _load_all[(rows // block_rows, groups // block_groups)](desc, out, groups, ROWS=block_rows,
+                                                                GROUPS=block_groups, LOAD=load)
+        if fault := lesson.find_fault(out, buffer, out != scales.flatten()):
+            raise AssertionError(f"{rows} rows of {groups} scales: {fault}")
+
+
+@triton.jit
+def _store_all(scales_ptr, desc, GROUPS_IN_ALL, GROUPS: tl.constexpr, STORE: tl.constexpr):
+    row, group = tl.program_id(0) * 128, tl.program_id(1) * GROUPS
+    at = (row + tl.arange(0, 128))[:, None] * GROUPS_IN_ALL + group + tl.arange(0, GROUPS)[None, :]
+    STORE(desc, tl.load(scales_ptr + at), row, group)
+
+
+def check_store(store) -> None:
+    """Raise AssertionError unless `store(desc, scales, row, group)` stores scales (128, GROUPS) as tiles of 128 x 4."""
+    lesson.require_written(store)
+    for rows, groups, block_groups in ((128, 4, 4), (256, 16, 8)):
+        scales = torch.randint(1, 255, (rows, groups), dtype=torch.uint8, device=_where())
+        wanted = packing.tile_scales(scales)
+        tiled, buffer = lesson.make_guarded(torch.zeros_like(wanted))
+        boxes = tiled.view(rows // 128, groups // 4, 2, 256)
+        desc = TensorDescriptor.from_tensor(boxes, [1, block_groups // 4, 2, 256])
+        _store_all[(rows // 128, groups // block_groups)](scales, desc, groups, GROUPS=block_groups, STORE=store)
+        if fault := lesson.find_fault(tiled, buffer, tiled != wanted):
+            raise AssertionError(f"{rows} rows of {groups} scales: {fault}")
+
+
+def check_two_accumulators(prepare: Callable, options: dict) -> None:
+    """Raise AssertionError unless the kernel has two accumulators of 128 columns, and four stages of MXFP4."""
+    if not options:
+        raise NotImplementedError
+    report = lesson.compile_launch(functools.partial(prepare, form="mxfp4", **options), make_operands("mxfp4"),
+                                   "sm_100a")
+    assert report.launchable, report.reason
+    assert "block_scale" in report.ptx and "tcgen05.cp" in report.ptx, "it must multiply by block-scaled instructions"
+    assert report.tmem == 512, f"{report.tmem} columns of tensor memory: that is one accumulator and the scales"
+    assert options.get("stages", 3) == 4, "four stages are asked for"
+
+
+def check_widest(widest: Callable) -> None:
+    """Raise AssertionError unless `widest(ab_stages, **formats)` returns the largest tile with so many A/B stages."""
+    fp8 = {"ab_dtype": "Float8E4M3FN", "sf_vec_size": 32}
+    for count, formats, wanted in ((8, {}, (256, 64)), (7, {}, (256, 128)), (5, {}, (256, 256)), (8, fp8, (256, 128)),
+                                   (7, {"c_dtype": "Float32"}, (256, 64))):
+        found = widest(count, **formats)
+        assert found == wanted, f"{found} is not the widest with {count} stages, {formats or 'fp4'}"
+
+
+def check_scale_columns(columns: Callable) -> None:
+    """Raise AssertionError unless `columns(n, k, group, instruction_k)` gives the TMEM columns of both scales."""
+    for tile, formats in (((128, 128), {}), ((128, 256), {}), ((128, 64), {}), ((128, 192), {}),
+                          ((128, 256), {"ab_dtype": "Float8E4M3FN", "sf_vec_size": 32}),
+                          ((128, 128), {"sf_dtype": "Float8E4M3FN"})):
+        choice = smem_planner.Blackwell(tile, (1, 1), **formats)
+        wanted = sum(choice.scale_columns().values())
+        found = columns(choice.n, choice.k, choice.sf_vec_size, choice.format.instruction_k)
+        assert found == wanted, f"{found} columns for N = {choice.n}, {formats or 'fp4'}; the example takes {wanted}"
+
+
+CHECKS = {"Exercise 1": check_two_accumulators, "Exercise 2": check_load, "Exercise 3": check_store,
+          "Exercise 4": check_widest, "Exercise 5": check_scale_columns}
+
+
+def check(exercise: str, *answer) -> None:
+    """Print whether a reader's answer solves an exercise."""
+    check_exercise(exercise, lambda: CHECKS[exercise](*answer))
+
+
+def check_plan(divide: Callable) -> str:
+    """Return for how many plans `divide(n, ctas, k, bits, group, c_bytes)` agrees with `smem_planner`, as text."""
+    right, wrong = 0, ""
+    cases = [case.choice() for case in note_attempts.CASES] + [
+        smem_planner.Blackwell(tile, (2, 1), ab_dtype, sf_vec_size=group, c_dtype=c_dtype)
+        for tile in ((256, 64), (256, 192), (128, 256))
+        for ab_dtype, group in (("Float4E2M1FN", 32), ("Float8E4M3FN", 32)) for c_dtype in ("Float16", "Float32")]
+    for choice in cases:
+        wanted = smem_planner.plan(choice)
+        found = divide(choice.n, choice.ctas_per_tile, choice.k, choice.format.bits, choice.sf_vec_size,
+                       smem_planner.C_ITEMSIZE[choice.c_dtype])
+        if tuple(found) == (wanted.ab_stages, wanted.c_stages):
+            right += 1
+        else:
+            wrong = wrong or f"; {choice.mma_tiler_mn}: {tuple(found)}, not {(wanted.ab_stages, wanted.c_stages)}"
+    return f"{right} of {len(cases)} plans agree with the module's planner{wrong}"

@@ -1,0 +1,228 @@
+"""Measure what the CPU pays for a repeated call of each operator, beside torch's own, and where the time goes.
+
+A model of small layers is as slow as the CPU starts its kernels. `python -m ch14.compiled.lesson.host_time` prints the rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from ch07 import resample
+from ch10 import wgmma_gemm
+from ch14 import attention, blockscaled, gemm, mx_formats
+from ch14.blockscaled import decode, emulated, fp8
+from ch14.blockscaled import operator as blockscaled_operator
+from ch14.blockscaled.lesson.verification import fp8_operands
+from ch14.descriptors.lesson.launch_cost import measure_enqueue_us
+from ch14.mx_formats import number_formats
+from tilelab import cli
+from tilelab.measure import check
+from tilelab.records import results
+from tilelab.runtime import device, operators, plans, triton_launch
+from tilelab.runtime.cuda import PreparedLaunch
+
+WHERE = "cuda"
+SIZE = 512  # the GPU is done before the CPU asks for more
+BF16 = torch.bfloat16
+
+
+@dataclasses.dataclass
+class Case:
+    """A call of the course's function, torch's own call beside it, and what the course's call returns.
+
+    `plan` finds the plan of the call and `launch` runs it into `out`; both are None where a call has several plans.
+    `allowed` is the relative error of the result.
+    """
+
+    name: str
+    call: Callable[[], object]
+    peer: str
+    peer_call: Callable[[], object]
+    reference: Callable[[], torch.Tensor]
+    traced: tuple = ()
+    plan: Callable[[], object] | None = None
+    make_out: Callable[[], object] | None = None
+    launch: Callable[[object], object] | None = None
+    allowed: float = 1e-2
+
+
+def _random(*shape: int, dtype=BF16) -> torch.Tensor:
+    return torch.randn(*shape, device=WHERE).to(dtype)
+
+
+def _planned(name, call, peer, peer_call, reference, planner, inputs, options, **rest) -> Case:
+    """Return the case of a function with a Planner."""
+    def find():
+        return planner.find(inputs, None, *options)
+
+    plan = find()
+    return Case(name, call, peer, peer_call, reference, inputs, find, plan.make_out,
+                lambda out: plan.launch(*inputs, out), **rest)
+
+
+def make_bf16_cases() -> list[Case]:
+    """Return the products of bf16 and attention."""
+    a, weight = _random(SIZE, SIZE), _random(SIZE, SIZE)
+    q, k, v = (_random(1, 8, SIZE, 128) for _ in range(3))
+    b = weight.T
+
+    def multiply():
+        return a.double() @ b.double()
+
+    cases = [_planned("ch14.gemm", lambda: gemm.gemm(a, b), "torch.mm", lambda: torch.mm(a, b), multiply,
+                      gemm.planner, (a, b, None, None), ("best",))]
+    cases += [Case("torch.ops.tiles.gemm", lambda: torch.ops.tiles.gemm(a, b), "torch.mm", lambda: torch.mm(a, b),
+                   multiply)]
+    cases += [_planned("ch14.attention", lambda: attention.attention(q, k, v, is_causal=True), "SDPA",
+                       lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+                       lambda: attention.spec(q, k, v, is_causal=True), attention.planner, (q, k, v),
+                       (True, None, "best"))]
+    if device.current().has_wgmma:
+        cases += [_planned("ch10.wgmma_gemm", lambda: wgmma_gemm.gemm(a, b), "torch.mm", lambda: torch.mm(a, b),
+                           multiply, wgmma_gemm.planner, (a, b), ("best",))]
+    return cases
+
+
+def make_product_cases() -> list[Case]:
+    """Return the block-scaled products beside torch's scaled_mm and torch.mm."""
+    x, weight = _random(8, SIZE), mx_formats.quantise(_random(SIZE, SIZE), "mxfp4")
+    dense, packed = mx_formats.dequantise(weight).T, mx_formats.quantise(_random(SIZE, SIZE), "mxfp4")
+    wide = mx_formats.dequantise(packed)
+    cases = [_planned("blockscaled.matmul, decode", lambda: blockscaled.matmul(x, weight.T), "torch.mm",
+                      lambda: torch.mm(x, dense), lambda: blockscaled.spec(x, weight.T), decode.planner,
+                      (x, weight.values, weight.scales), ("best",))]
+    if device.current().target not in blockscaled.NATIVE:
+        tensors, *kinds = emulated.describe_operands(packed, weight)
+        cases += [_planned("blockscaled.matmul, mxfp4", lambda: blockscaled.matmul(packed, weight.T), "torch.mm",
+                           lambda: torch.mm(wide, dense), lambda: blockscaled.spec(packed, weight.T),
+                           emulated.planner, tensors, (*kinds, "best"))]
+    if device.current().has_wgmma:
+        a, b, scale_a, scale_b, _ = fp8_operands(SIZE, SIZE, SIZE, WHERE)
+        one = torch.ones((), device=WHERE)
+        beside = ("torch._scaled_mm, one scale",
+                  lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=BF16),
+                  lambda: fp8.spec(a, b, scale_a, scale_b))
+        cases += [_planned("blockscaled.matmul, fp8", lambda: blockscaled.matmul((a, scale_a), (b, scale_b)), *beside,
+                           fp8.planner, (a, b, scale_a, scale_b, None, None), (None, "best", None)),
+                  Case("torch.ops.tiles.fp8", lambda: torch.ops.tiles.fp8(a, b, scale_a, scale_b), *beside)]
+    return cases
+
+
+def make_pass_cases() -> list[Case]:
+    """Return the passes over memory beside torch's copy."""
+    x, room = _random(SIZE, SIZE), torch.empty(SIZE, SIZE, dtype=BF16, device=WHERE)
+    features = _random(2, SIZE, 64)
+    times = torch.arange(float(SIZE), device=WHERE).expand(2, -1).contiguous()
+    targets = torch.rand(2, SIZE, device=WHERE) * SIZE
+    moved = torch.empty_like(features)
+
+    def copy():
+        return room.copy_(x)
+
+    def restore(form, scale=None):
+        return number_formats.dequantise(number_formats.quantise(x, number_formats.lookup(form), scale=scale))
+
+    def quantise(name, form, tensor_scale=None) -> Case:
+        def find_plan():
+            return mx_formats.quantise_planner.find((x, None, None, None), None, form, "floor", False,
+                                                    tensor_scale is not None, "best")
+
+        plan, scale = find_plan(), None if tensor_scale is None else torch.full((1,), tensor_scale, device=WHERE)
+        return Case(name, lambda: mx_formats.quantise(x, form, tensor_scale=tensor_scale), "copy_", copy,
+                    lambda: restore(form, scale), (x,), find_plan, plan.allocate,
+                    lambda out: plan.launch(x, out.values, out.scales, out.pair))
+
+    packed = mx_formats.quantise(x, "nvfp4")
+    cases = [quantise("quantise, mxfp8", "mxfp8_e4m3"), quantise("quantise, nvfp4, scale given", "nvfp4", 0.5),
+             quantise("quantise, nvfp4", "nvfp4")]
+    cases += [_planned("dequantise, nvfp4", lambda: mx_formats.dequantise(packed), "copy_", copy,
+                       lambda: restore("nvfp4"), mx_formats.dequantise_planner,
+                       (packed.values, packed.scales, packed.pair),
+                       (packed.format.name, packed.shape, packed.tiled, "best"))]
+    given = features, times, targets
+    for name, validate in (("resample, validate=False", False), ("resample", True)):
+        cases += [_planned(name, lambda validate=validate: resample.resample(*given, validate=validate), "copy_",
+                           lambda: moved.copy_(features), lambda: resample.spec(*given), resample.planner, given,
+                           ("best",))]
+    return cases
+
+
+def check_case(case: Case) -> dict:
+    """Return {status, error} of the course's result against the reference."""
+    found = case.call()
+    found = mx_formats.dequantise(found) if isinstance(found, mx_formats.Packed) else found
+    error = check.relative_error(found, case.reference())
+    return {"status": "ok" if error <= case.allowed else "wrong", "error": error}
+
+
+def measure_stages(case: Case) -> dict[str, float]:
+    """Return the microseconds of the parts of a call.
+
+    `traced_us`: is the call traced? `find_us`: find the plan. `allocate_us`: take memory for the result. `launch_us`:
+    launch at the same addresses. `moved_us`: launch with a result that lies elsewhere than in the launch before.
+    """
+    if case.plan is None:
+        return {}
+    out, other = case.make_out(), case.make_out()
+    stages = {"traced_us": lambda: operators.is_traced(*case.traced), "find_us": case.plan,
+              "allocate_us": case.make_out, "launch_us": lambda: case.launch(out)}
+    found = measure_enqueue_us(stages, 100, 9)
+    both = measure_enqueue_us({"both": lambda: (case.launch(out), case.launch(other))}, 50, 9)["both"]
+    return found | {"moved_us": both / 2}
+
+
+def measure_case(case: Case) -> dict:
+    """Check a case, and return its row.
+
+    `us` is the CPU's time of a repeated call that nobody waits for, `peer_us` torch's, `ratio` their quotient. Both are
+    medians of five rounds; a round is the median of five interleaved batches of 200 calls. The quartiles of the rounds
+    are `spread` of `us` apart. A call of `resample` that checks the times waits for the GPU.
+    """
+    checked = check_case(case)
+    rounds = [measure_enqueue_us({"ours": case.call, "peer": case.peer_call}, 200, 5) for _ in range(5)]
+    ours, peers = ([each[who] for each in rounds] for who in ("ours", "peer"))
+    low, us, high = statistics.quantiles(ours, n=4)
+    peer_us = statistics.median(peers)
+    return {"name": case.name, **checked, "us": us, "peer": case.peer, "peer_us": peer_us, "ratio": us / peer_us,
+            "spread": (high - low) / us, **measure_stages(case)}
+
+
+def source() -> str:
+    """Return the hash of what a call runs on the CPU, and of how it is measured."""
+    paths = (plans, operators, triton_launch, PreparedLaunch, blockscaled_operator, gemm.gemm, wgmma_gemm.gemm,
+             attention.attention, blockscaled, decode._plan, emulated._plan, emulated.run, fp8._plan, fp8.run,
+             mx_formats, resample._plan, resample.resample)
+    return results.source_hash(*paths, measure_enqueue_us, measure_case, measure_stages, make_bf16_cases,
+                               make_product_cases, make_pass_cases)
+
+
+@results.experiment("ch14_compiled_host_time", source)
+def measure_host_time():
+    """Measure what the CPU pays for a repeated call of every operator, with its parts."""
+    with torch.no_grad():
+        return [measure_case(case) for make in (make_bf16_cases, make_product_cases, make_pass_cases)
+                for case in make()]
+
+
+COLUMNS = ["name", "status", "us", "peer", "peer_us", "ratio", "spread", "traced_us", "find_us", "allocate_us",
+           "launch_us", "moved_us", "error"]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return the exit status of `cli.run_and_report`."""
+    parser = cli.make_parser("ch14.compiled.lesson.host_time", __doc__.splitlines()[0])
+    options = cli.parse_options(parser, argv)
+
+    def measure():
+        device.require("has_tma", "timing a call", "read results/")
+        return measure_host_time().rows
+    return cli.run_and_report("ch14.compiled.lesson.host_time", COLUMNS, source(), options.json, measure)
+
+
+if __name__ == "__main__":
+    cli.run_main(main)

@@ -1,0 +1,329 @@
+"""The measurements behind the notebook `ch14_gemm`: inputs, check and timing of a configuration, and the experiments.
+
+Each experiment returns a tilelab.records.results.Record: measured now on a GPU with TMA, else the recorded one, which says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+
+import torch
+
+from ch14 import gemm
+from ch14.gemm import kernels
+from ch14.gemm.configs import (
+    ITEMSIZE,
+    GemmConfig,
+    Rates,
+    _course,
+    configs,
+    job,
+    predicted_ms,
+    rank_configs,
+    rejection,
+)
+from tilelab.measure import bench, check, llm_shapes
+from tilelab.records import results
+from tilelab.runtime import build, device, tuned
+from tilelab.sweeps.sweep import Sweep
+from tilelab.sweeps.tunable import TargetSpace
+
+SQUARES = (2048, 4096, 8192)
+SMALL_SQUARES = (256, 512, 1024)
+LLM_M = (64, 512, 4096, 8192)
+LLM_NK = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
+RAGGED = ((1000, 1000, 1000), (333, 520, 136), (1, 4096, 4096), (4097, 4104, 4112))
+RAGGED_FP8 = ((1000, 1008, 1008), (333, 528, 144), (1, 4096, 4096), (4097, 4112, 4112))  # rows of whole 16 bytes
+LAYER_TIMING = {"rounds": 8, "warm_s": 0.02, "burst_ms": 1.5}
+QUICK = {"rounds": 6, "warm_s": 0, "burst_ms": 2}  # enough to find the fastest few, which are then timed again
+
+
+def make_inputs(m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k") -> tuple:
+    """Return random normal (a, b, out, scale_a, scale_b), with b a weight.T (`layout` "k") or stored by rows ("n").
+
+    The scales are None, or for fp8 one float32 value each.
+    """
+    where = "cuda" if device.current().capability else "cpu"
+    kind = gemm.TORCH[dtype]
+    a, weight = (torch.randn(rows, k, device=where).to(kind) for rows in (m, n))
+    out = torch.empty(m, n, device=where, dtype=torch.bfloat16 if dtype == "fp8" else kind)
+    scales = [torch.rand((), device=where) + 0.5 if dtype == "fp8" else None for _ in range(2)]
+    return a, weight.T if layout == "k" else weight.T.contiguous(), out, *scales
+
+
+def prepare_cublas(a, b, out, scale_a=None, scale_b=None):
+    """Return a function that computes the same by cuBLAS: torch.mm, or for fp8 _scaled_mm with fast accumulation."""
+    if scale_a is None:
+        return lambda: torch.mm(a, b, out=out)
+    return lambda: torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=out.dtype, use_fast_accum=True)
+
+
+def verify(config, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k") -> dict:
+    """Return a row of tilelab.measure.check with the error against float64; it may be 1.5 times the error of cuBLAS."""
+    a, b, out, *scales = make_inputs(m, n, k, dtype, layout)
+    named = dict(zip(("scale_a", "scale_b"), scales))
+    peer = prepare_cublas(a, b, out, *scales) if a.is_cuda else None
+    return check.compare(lambda a, b, out: gemm.gemm(a, b, out=out, config=config, **named),
+                         lambda a, b: gemm.spec(a, b, **named), [(str(config), (a, b))],
+                         out=lambda a, b: ((m, n), out.dtype), peer=peer and (lambda a, b: peer()))[0]
+
+
+def measure(config, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k", **timing) -> dict:
+    """Check `config`, then time it against cuBLAS alone, so that no third kernel heats the chip between the two.
+
+    `timing` are options of bench.compare. Return {status, reason, error, peer_error}, and when the status is ok also
+    {ms, peer_ms, ratio, spread, tflops} and `peak_mib`, the memory that a call needs at most, its matrices included.
+    """
+    verdict = verify(config, m, n, k, dtype, layout)
+    row = {key: verdict.get(key) for key in ("status", "reason", "error", "peer_error")}
+    if row["status"] != "ok":
+        return row
+    timed = _time_against_cublas([config], m, n, k, dtype, layout, **timing)[0]
+    return row | timed | {"peak_mib": _measure_peak_mib(config, m, n, k, dtype, layout)}
+
+
+def _measure_peak_mib(config, m: int, n: int, k: int, dtype: str, layout: str) -> float:
+    before = torch.cuda.memory_allocated()
+    a, b, out, *scales = make_inputs(m, n, k, dtype, layout)
+    torch.cuda.reset_peak_memory_stats()  # random numbers are made in float32, which does not count
+    gemm.prepare(a, b, out=out, **dict(zip(("scale_a", "scale_b"), scales)), config=config)()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def _time_against_cublas(chosen: list, m: int, n: int, k: int, dtype: str, layout: str, **timing) -> list[dict]:
+    """Time configurations and cuBLAS interleaved; return the fields of bench.Timing.row for each configuration."""
+    def prepare(config):
+        return lambda a, b, out, scale_a, scale_b: gemm.prepare(a, b, out=out, scale_a=scale_a, scale_b=scale_b,
+                                                                config=config)
+
+    candidates = {"cuBLAS": prepare_cublas, **{config.name: prepare(config) for config in chosen}}
+    timings = bench.compare(candidates, lambda: make_inputs(m, n, k, dtype, layout), "cuBLAS", flops=2 * m * n * k,
+                            **timing)
+    return [{key: value for key, value in timings[config.name].row().items() if key != "name"} for config in chosen]
+
+
+def last_timing(row: dict) -> dict:
+    """Return a row of a sweep with the figures of its last timing: of the side-by-side one for the fastest few."""
+    if "final_ratio" not in row:
+        return row | {"timed": "alone"}
+    kept = {key: value for key, value in row.items() if key != "spread"}  # it belongs to the first timing
+    return kept | {"timed": "side by side", "ms": row["final_ms"], "ratio": row["final_ratio"],
+                   "peer_ms": row["final_ms"] * row["final_ratio"]}
+
+
+def label(config: GemmConfig, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k", which: str = "") -> dict:
+    """Return the fields of a row that name its configuration and its case."""
+    return {"name": which or "course", "config": str(config), "kernel": config.name, "shape": [m, n, k], "dtype": dtype,
+            "layout": layout}
+
+
+def add_bandwidth(row: dict, gpu: str) -> dict:
+    """Return a measured row with `gbps`, the bytes of A, B and C moved once over the row's time.
+
+    `floor_percent` is the time of these bytes at the bandwidth in the datasheet of `gpu` over the row's time. It is
+    left out where the datasheet is not known.
+    """
+    if not row.get("ms"):
+        return row
+    (m, n, k), size = row["shape"], ITEMSIZE[row["dtype"]]
+    gbps = ((m + n) * k * size + m * n * 2) / row["ms"] / 1e6  # C has 2 bytes per element in every dtype
+    known = device.known_gpu(gpu)
+    floor = {"floor_percent": 100 * gbps / known.peak_gbps} if known and known.peak_gbps else {}
+    return row | {"gbps": gbps} | floor
+
+
+def source() -> str:
+    """Return the hash of what the experiments measure: the kernels, and the configurations with their choice."""
+    return results.source_hash(kernels, GemmConfig, configs, _course, rejection, rank_configs, predicted_ms, Rates)
+
+
+@dataclasses.dataclass(frozen=True)
+class GemmSpace(TargetSpace):
+    """Configurations at one shape.
+
+    `careful` times each configuration with bench.compare's default rounds; otherwise QUICK is used.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "bf16"
+    layout: str = "k"
+    compile_for: str | None = None
+    which: str = ""
+    careful: bool = False
+
+    @property
+    def sms(self) -> int:
+        """The SMs of the GPU here when it is the target, else of the first known GPU of the target."""
+        gpus = (device.current(), *device.KNOWN.values())
+        return next((gpu.sms for gpu in gpus if gpu.target == self.target and gpu.sms), 132)
+
+    @property
+    def case(self) -> tuple:
+        """Shape, dtype and layout, as this module's functions take them."""
+        return self.m, self.n, self.k, self.dtype, self.layout
+
+    def label(self, config):
+        return label(config, *self.case, self.which)
+
+    def source(self):
+        return source()
+
+    def reject(self, config):
+        return rejection(config, self.target, self.dtype)
+
+    def job(self, config):
+        return job(config, self.target, self.dtype, self.layout == "k", self.sms, self.case[:3], self.dtype == "fp8")
+
+    def predicted_ms(self, config):
+        if not device.target_limits(self.target).has_wgmma:  # the model's rates are of Hopper's instruction
+            return None
+        return predicted_ms(config, *self.case[:4], self.sms)
+
+    def warm_up(self):
+        prepare_cublas(*make_inputs(*self.case))()
+        return {}
+
+    def measure(self, config):
+        return measure(config, *self.case, **({} if self.careful else QUICK))
+
+    def measure_finalists(self, chosen):
+        return _time_against_cublas(chosen, *self.case)
+
+
+def compile_ahead(cases: Iterable[tuple]) -> None:
+    """Compile the kernels of all cases (configuration, m, n, k, dtype, layout) in parallel.
+
+    Cases whose sizes Triton specialises alike share one job.
+    """
+    jobs = [GemmSpace(*case).job(config) for config, *case in cases]
+    build.compile_ahead({repr(job): job for job in jobs}.values())
+
+
+def measure_best(cases: Iterable[tuple]) -> list[dict]:
+    """Measure what `config="best"` chooses for each (m, n, k, dtype, layout). All are compiled before one is timed."""
+    here, cases = device.current(), list(cases)
+    found = [gemm.find_best(*case[:4], case[4] == "k", here.target, here.sms) for case in cases]
+    compile_ahead((config, *case) for (config, _), case in zip(found, cases))
+    return [label(config, *case, "best") | measure(config, *case) | {
+        "chosen": chosen, "predicted_ms": predicted_ms(config, *case[:4], here.sms)}
+        for (config, chosen), case in zip(found, cases)]
+
+
+_experiment = functools.partial(results.experiment, source=source)
+
+
+def check_correctness() -> list[dict]:
+    """Check the kernels on ragged shapes against float64, here and now: bf16, fp16 and fp8 on a GPU.
+
+    In the interpreter it is fp16 on small shapes, because the interpreter takes seconds for a GPU's microseconds.
+    """
+    if device.current().has_tma:
+        some = [*configs("conservative").values()][:1]
+        cases = [(config, *shape, dtype, layout) for dtype, layouts in (("bf16", "kn"), ("fp16", "kn"), ("fp8", "k"))
+                 for layout in layouts for shape in (RAGGED_FP8 if dtype == "fp8" else RAGGED)
+                 for config in (*some, *[*configs("course", dtype, device.current().target).values()][:2])]
+        compile_ahead(cases)
+    else:
+        small = [GemmConfig(32, 64, 16, 4, 2), GemmConfig(32, 64, 16, 4, 2, "persistent", 2),
+                 GemmConfig(64, 192, 32, 4, 3, "persistent", 2)]
+        cases = [(config, *shape, "fp16", layout) for layout in "kn" for shape in ((100, 104, 72), (1, 200, 64))
+                 for config in small]
+    return [verify(*case) | label(*case) for case in cases]
+
+
+@_experiment("ch14_gemm_square")
+def measure_squares():
+    """Measure the best configuration in bf16 at 2048, 4096 and 8192 cubed, with B stored either way."""
+    return measure_best((s, s, s, "bf16", layout) for layout in "kn" for s in SQUARES)
+
+
+@_experiment("ch14_gemm_llm")
+def measure_llm():
+    """Measure bf16 at the shapes of a decoder of 7 to 8 billion parameters: M tokens, weight (N, K), B = weight.T."""
+    return measure_best((m, n, k, "bf16", "k") for m in LLM_M for n, k in LLM_NK)
+
+
+@results.experiment("ch14_gemm_layers", lambda: results.source_hash(
+    kernels, GemmConfig, configs, _course, rejection, rank_configs, predicted_ms, Rates, llm_shapes.list_products,
+    tuned.find))
+def measure_layers():
+    """Time the tuned configuration and the model's beside cuBLAS, interleaved, for the layers of six models.
+
+    `ratio` and `spread` are of "best", `model_ratio` of the configuration that the model picks from the course's set.
+    """
+    def prepare(config):
+        return lambda a, b, out, *_: gemm.prepare(a, b, out=out, config=config)
+
+    here, rows = device.current(), []
+    products = [(layer, shape, *gemm.find_best(*shape, "bf16", True, here.target, here.sms),
+                 rank_configs("course", *shape, "bf16", here.target, here.sms)[0])
+                for layer, shape in llm_shapes.list_products()]
+    compile_ahead((config, *shape, "bf16", "k") for _, shape, best, _, by_model in products
+                  for config in (best, by_model))
+    for layer, (m, n, k), best, chosen, by_model in products:
+        found = bench.compare({"cuBLAS": prepare_cublas, "best": prepare(best), "model": prepare(by_model)},
+                              lambda: make_inputs(m, n, k),  # noqa: B023, it is called before the next shape
+                              "cuBLAS", flops=2 * m * n * k, **LAYER_TIMING)
+        rows.append(label(best, m, n, k) | found["best"].row() | {
+            "name": layer, "chosen": chosen, "model_ratio": found["model"].ratio})
+    return rows
+
+
+@_experiment("ch14_gemm_ragged")
+def measure_ragged():
+    """Measure bf16 at sizes that no tile divides."""
+    return measure_best((*shape, "bf16", layout) for layout in "kn" for shape in RAGGED)
+
+
+@_experiment("ch14_gemm_fp8")
+def measure_fp8():
+    """Measure e4m3 with one scale per tensor, against cuBLASLt with fast accumulation."""
+    return measure_best((s, s, s, "fp8", "k") for s in SQUARES)
+
+
+@_experiment("ch14_gemm_claim")
+def measure_claim():
+    """Measure the field note's two sets, and the course's best, at its three sizes and three smaller ones.
+
+    B is stored row by row, as in the note. `factor` divides the time of the fastest conservative configuration at the
+    same size by the row's time.
+    """
+    sets = [(which, config) for which in ("conservative", "proposed") for config in configs(which).values()]
+    rows = []
+    squares = (*SQUARES, *SMALL_SQUARES)
+    for s, course in zip(squares, measure_best((s, s, s, "bf16", "n") for s in squares)):
+        sweep = Sweep([config for _, config in sets], GemmSpace(s, s, s, layout="n", careful=True))
+        of_size = [*(row | {"name": which} for (which, _), row in zip(sets, sweep.finish())), course]
+        slow = min(row["ms"] for row in of_size if row["name"] == "conservative" and row["status"] == "ok")
+        rows += [row | ({"factor": slow / row["ms"]} if row.get("ms") else {}) for row in of_size]
+    return rows
+
+
+@_experiment("ch14_gemm_latency")
+def measure_latency():
+    """Measure one call from end to end, launch and completion, at 512 cubed: microseconds in `us`."""
+    a, b, out, *_ = make_inputs(512, 512, 512)
+    here = device.current()
+    plain = configs("conservative")["64,128,32,4,1 plain"]
+    persistent = rank_configs("course", 512, 512, 512, "bf16", here.target, here.sms)[0]
+    calls = {"torch.mm": prepare_cublas(a, b, out),
+             "prepared, host descriptors": gemm.prepare(a, b, out=out, config=persistent),
+             "prepared, device descriptors": gemm.prepare(a, b, out=out, config=plain),
+             "gemm(), a repeated call": lambda: gemm.gemm(a, b, out=out, config=persistent),
+             "prepare() anew each time": lambda: gemm.prepare(a, b, out=out, config=persistent)()}
+    return [{"name": name, "us": bench.measure_call_us(call), "status": "ok"} for name, call in calls.items()]
+
+
+def compile_for_targets() -> list[dict]:
+    """Compile the field note's two sets in bf16 for every target, which needs no GPU, and return a row for each."""
+    order = [(which, config, target) for which in ("conservative", "proposed") for config in configs(which).values()
+             for target in device.TARGETS[1:]]
+    jobs = [job(config, target, b_k_major=False) for _, config, target in order]
+    reports = {id(report.job): report for report in build.build(jobs)}
+    return [{"set": which, **reports[id(each)].row(), "name": config.name, "unit": config.tensor_core(target)}
+            for each, (which, config, target) in zip(jobs, order)]

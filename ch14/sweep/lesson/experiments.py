@@ -1,0 +1,269 @@
+"""The measurements behind the notebook `ch14_sweep`: the engine of `tilelab.sweeps.sweep`, and triton.autotune beside it.
+
+Each experiment returns a tilelab.records.results.Record, live or recorded. `python -m ch14.sweep.lesson.experiments NAME`
+runs one contender (a key of CONTENDERS, or a fault) in a fresh process and prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ch14.gemm.configs import GemmConfig
+from ch14.gemm.kernels import gemm_persistent_kernel
+from ch14.gemm.lesson import sweep as gemm_sweep
+from ch14.gemm.lesson import tuning
+from ch14.gemm.lesson.experiments import GemmSpace, make_inputs
+from tilelab.measure import check, llm_shapes
+from tilelab.records import results
+from tilelab.runtime import device, worker_pool
+from tilelab.runtime.operands import row_stride
+from tilelab.sweeps import faults, faults_kernels, gpu_worker, sweep, tune
+from tilelab.sweeps.journal import Journal
+
+SIDE = 4096
+TUNED_FAULTS = ("wrong result", "failing compiler pass", "illegal memory access", "hang")
+PATIENCE_S = 20
+
+
+class Sweep(sweep.Sweep):
+    """The engine. In a test on a GPU, which others use at the same time, its time limit is four times as long."""
+
+    def __init__(self, *arguments, limit_s: float = 60, **options):
+        is_shared = os.environ.get("TILES_QUICK") and device.current().capability is not None
+        super().__init__(*arguments, limit_s=limit_s * (4 if is_shared else 1), **options)
+
+
+def _experiment(name: str, *things, can_run=lambda: device.current().has_tma):
+    """Register an experiment whose source is the engine, the function itself, and what it runs beside the engine."""
+    engine = (sweep.Sweep, sweep.build_configuration, sweep.call_in_gpu_worker, sweep.sort_by_speed, worker_pool,
+              gpu_worker)
+    return lambda rows: results.experiment(name, lambda: results.source_hash(*engine, rows, *things), can_run)(rows)
+
+
+# ---- the contenders
+
+
+def grid() -> list[GemmConfig]:
+    """Return the configurations that the contenders search: all 96 of `ch14.gemm`, or in a test every third of them."""
+    return gemm_sweep.grid()[::3 if os.environ.get("TILES_QUICK") else 1]
+
+
+def run_autotune() -> dict:
+    """Let triton.autotune choose from the grid at 4096 cubed, and return {kernel, tuning_s}.
+
+    A hook gives the descriptors the block shapes of each configuration, as in Triton's persistent matmul tutorial.
+    """
+    sms = device.current().sms
+    a, b, out, *_ = make_inputs(SIDE, SIDE, SIDE)
+
+    def set_block_shapes(config, arguments):
+        for name, block in zip(("a_desc", "b_desc", "b_extra_desc", "c_desc"), config.blocks(True)):
+            if block:
+                arguments[name].block_shape = block
+
+    choices = [triton.Config(config.constants(sms, True), config.num_warps, config.num_stages,
+                             pre_hook=functools.partial(set_block_shapes, config)) for config in grid()]
+    kernel = triton.autotune(choices, key=["M", "N", "K"])(gemm_persistent_kernel)
+    descriptors = [TensorDescriptor(matrix, list(matrix.shape), [row_stride(matrix), 1], block) for matrix, block in
+                   ((a, [64, 64]), (b.T, [64, 64]), (b.T, [64, 64]), (out, [64, 32]))]
+    kernel[(sms,)](*descriptors, None, None, SIDE, SIDE, SIDE)
+    torch.cuda.synchronize()
+    best = next(config for config, choice in zip(grid(), choices) if choice is kernel.best_config)
+    return {"kernel": best.name, "tuning_s": kernel.bench_time}
+
+
+def run_sweep(careful: bool = False) -> dict:
+    """Run the same grid through the engine, and return {kernel, timing_s, restarts, gpus, measured}."""
+    engine = Sweep(grid(), GemmSpace(SIDE, SIDE, SIDE, careful=careful))
+    rows = engine.finish()
+    return {"kernel": engine.winner["kernel"], "timing_s": engine.timing_s, "restarts": engine.restarts,
+            "gpus": len({row["gpu"] for row in rows if "gpu" in row}),
+            "measured": sum(row["status"] == "ok" for row in rows)}
+
+
+def run_warm_sweep() -> dict:
+    """Run it again with everything built and every worker started, in as many rounds as a kept figure deserves."""
+    run_sweep()
+    return run_sweep(careful=True)
+
+
+CONTENDERS = {"autotune": run_autotune, "sweep": run_sweep, "warm sweep": run_warm_sweep}
+
+
+def _run_in_process(name: str, timeout_s: float | None = None, **env: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "ch14.sweep.lesson.experiments", name]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env}, cwd=worker_pool.ROOT,
+                          timeout=timeout_s, check=False)
+
+
+def _time_in_process(name: str, cache: str, **env: str) -> dict:
+    """Run a contender in a fresh process; return what it prints, and the `seconds` from start to end."""
+    begun = time.monotonic()
+    done = _run_in_process(name, TRITON_CACHE_DIR=cache, **env)
+    seconds = time.monotonic() - begun
+    if done.returncode:
+        raise RuntimeError(f"{name} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+    return {"name": name, **json.loads(done.stdout.splitlines()[-1]), "seconds": seconds}
+
+
+def _compare_winners(rows: list[dict]) -> list[dict]:
+    """Add to the rows the times of their winners, interleaved with each other and with cuBLAS."""
+    by_name = {config.name: config for config in grid()}
+    winners = list(dict.fromkeys(row["kernel"] for row in rows))
+    times = GemmSpace(SIDE, SIDE, SIDE).measure_finalists([by_name[name] for name in winners])
+    of_winner = dict(zip(winners, times))
+    return [row | {key: of_winner[row["kernel"]][key] for key in ("ms", "peer", "peer_ms", "ratio", "tflops")}
+            | {"status": "ok", "configurations": len(by_name), "cores": os.cpu_count()} for row in rows]
+
+
+# ---- the experiments
+
+
+@_experiment("sweep_race", run_autotune, GemmSpace, gemm_sweep.grid)
+def measure_race():
+    """Race the engine and triton.autotune: 96 configurations at 4096 cubed, bf16, cold caches, fresh processes.
+
+    Then both winners are timed against each other.
+    """
+    rows = []
+    for name in ("sweep", "autotune"):
+        with tempfile.TemporaryDirectory() as empty:
+            rows.append(_time_in_process(name, empty))
+    return _compare_winners(rows)
+
+
+@_experiment("sweep_faults", faults, faults_kernels, can_run=lambda: True)
+def run_faults():
+    """Run a sweep with every fault injected; the last row counts restarts."""
+    with tempfile.TemporaryDirectory() as folder:
+        engine = Sweep(faults.configs(), faults.FaultSpace(folder), limit_s=5)
+        rows = [{"kernel": row["kernel"], "status": row["status"], "reason": row["reason"].replace(folder, ""),
+                 "ms": row.get("ms")} for row in engine.finish()]
+    return rows + [{"kernel": "(the sweep)", "status": "ok", "reason": "", "restarts": engine.restarts,
+                    "seconds": engine.elapsed_s}]
+
+
+def autotune_one_fault(fault: str) -> dict:
+    """Run triton.autotune over a correct configuration and one that has `fault`; return {kernel} if it survives."""
+    choices = [triton.Config({"BLOCK": 16, "FAULT": ""}), triton.Config({"BLOCK": 1024, "FAULT": fault})]
+    kernel = triton.autotune(choices, key=["n"])(faults_kernels.double_kernel)
+    size = 1 << 22  # so large that 1,024 elements per program are faster than 16
+    x = torch.randn(size, device="cuda")
+    kernel[lambda meta: (triton.cdiv(size, meta["BLOCK"]),)](x, torch.empty_like(x), size)
+    torch.cuda.synchronize()
+    return {"kernel": kernel.best_config.kwargs["FAULT"] or "the right one"}
+
+
+def _describe_outcome(fault: str) -> str:
+    """Run `autotune_one_fault` in a process of its own, and return its choice or the error that ends it."""
+    try:
+        done = _run_in_process(fault, PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {PATIENCE_S} s, then killed"
+    if done.returncode == 0:
+        return f"chooses: {json.loads(done.stdout)['kernel']}"
+    errors = re.findall(r"^[\w.]*Error: .+", done.stderr, re.MULTILINE) or [f"status {done.returncode}"]
+    return f"raises: {errors[-1][:90]}"
+
+
+@_experiment("sweep_autotune_faults", autotune_one_fault, _describe_outcome, faults_kernels)
+def autotune_faults():
+    """Run triton.autotune with one fault at a time among its configurations."""
+    outcomes = check.run_side_by_side(*(functools.partial(_describe_outcome, fault) for fault in TUNED_FAULTS))
+    return [{"fault": fault, "autotune": outcome, "status": "ok"} for fault, outcome in zip(TUNED_FAULTS, outcomes)]
+
+
+@_experiment("sweep_cancel", faults)
+def measure_cancel():
+    """Cancel a sweep, four times while configurations are timed and once while one hangs.
+
+    `answered_ms` is the time from the call to the end of the iteration. `rows` counts the rows that had come, and
+    `lost` those that are not in the journal.
+    """
+    space = GemmSpace(SIDE, SIDE, SIDE)
+    with tempfile.TemporaryDirectory() as folder:
+        return [*(_cancel_sweep(grid(), space, "timing", after) for after in (5, 7, 9, 11)),
+                _cancel_sweep(faults.configs(("hang",)), faults.FaultSpace(folder), "a hang", 2)]
+
+
+def _cancel_sweep(configs, space, during: str, after: int) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Journal(pathlib.Path(folder, "journal.jsonl"))
+        engine = Sweep(configs, space, journal=journal)
+        while engine.counts.get("ok", 0) < after and engine.running:
+            time.sleep(0.003)
+        time.sleep(1 if during == "a hang" else 0)
+        begun = time.monotonic()
+        engine.cancel()
+        engine.finish()
+        answered_ms = (time.monotonic() - begun) * 1e3
+        came = {key for key, row in engine.rows.items() if "recorded" in row}
+        return {"during": during, "answered_ms": answered_ms, "rows": len(came), "status": "ok",
+                "lost": len(came - set(journal.rows()))}
+
+
+def _resident_mib() -> float:
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@_experiment("sweep_memory")
+def measure_memory():
+    """Measure the resident memory of this process, in MiB, before and after 500 configurations."""
+    Sweep(grid()[:4], GemmSpace(1024, 1024, 1024)).finish()
+    before, rows = _resident_mib(), []
+    for side in (1024, 1280, 1536, 1792, 2048, 2304):
+        some = grid()[:500 - len(rows)]
+        rows += [row["status"] for row in Sweep(some, GemmSpace(side, side, side)).finish()]
+    return [{"configurations": len(rows), "measured": rows.count("ok"), "before_mib": before,
+             "after_mib": _resident_mib(), "status": "ok"}]
+
+
+@_experiment("sweep_gpus", GemmSpace, gemm_sweep.grid,
+             can_run=lambda: device.current().has_tma and len(device.same_model_uuids()) > 1)
+def measure_gpus():
+    """Measure the timing phase of a warm, careful sweep on one GPU and on all visible ones of its model.
+
+    Then both winners are timed against each other.
+    """
+    rows = []
+    with tempfile.TemporaryDirectory() as cache:
+        for visible in (device.same_model_uuids()[:1], device.same_model_uuids()):
+            rows.append(_time_in_process("warm sweep", cache, CUDA_VISIBLE_DEVICES=",".join(visible)))
+    return _compare_winners(rows)
+
+
+@results.experiment("sweep_regret", lambda: results.source_hash(
+    tune.tune_shape, tune.choose_candidates, tuning.search_space.__wrapped__, tuning.suits, measure_regret.__wrapped__))
+def measure_regret():
+    """Time every configuration of `ch14.gemm` at 20 layers of language models, and see what tune.SHARE of them finds.
+
+    `regret` is the time of the fastest of those that the model ranks first over the time of the fastest of all, less 1.
+    """
+    shapes = [shape for _, shape in llm_shapes.list_products()][2::5][:2 if os.environ.get("TILES_QUICK") else 20]
+    rows = []
+    for tuned in tune.tune_shapes(tuning.TUNABLE, shapes):
+        trials = sorted(tuned["trials"], key=lambda trial: trial[1])
+        tried = trials[:max(4, math.ceil(tune.SHARE * len(trials)))]
+        fastest, found = (min(us for *_, us in some) for some in (trials, tried))
+        rows.append({"name": "regret", "shape": [tuned[extent] for extent in "mnk"], "configurations": len(trials),
+                     "tried": len(tried), "us": found, "regret": found / fastest - 1,
+                     "kernel": min(tried, key=lambda trial: trial[2])[0], "status": "ok"})
+    return rows
+
+
+if __name__ == "__main__":
+    contender = CONTENDERS.get(sys.argv[1], functools.partial(autotune_one_fault, sys.argv[1]))
+    print(json.dumps(contender()))

@@ -1,0 +1,182 @@
+"""The recorder of the attention kernel: its scopes compile, and the trace of Proton becomes a recording."""
+
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+from ch14.attention import hopper_kernel
+from ch14.attention.lesson import timeline as recorder
+from tilelab import ROOT
+from tilelab.measure.patch import patched_source
+from tilelab.records import results, timeline
+from tilelab.runtime import device
+
+BLOCKS = 4
+# Compile in a process of its own, because Proton's passes stay registered. The hook itself asks for a GPU.
+COMPILE = """
+import dataclasses, pathlib, re, sys
+import triton
+from triton._C.libtriton import passes, proton
+from triton.backends import backends
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.profiler import mode as modes
+from triton.profiler.flags import flags
+from triton.profiler.hooks.instrumentation import Instrumentation, _interpret_mode
+from ch14 import attention
+from ch14.attention import hopper_kernel
+from ch14.attention.lesson import timeline
+from tilelab.measure.patch import patched_source
+
+mode = _interpret_mode(timeline.MODE)
+flags.instrumentation_on = True
+
+def to_llvm_ir(pm):
+    proton.add_convert_proton_to_protongpu(
+        pm, mode.metric_type, mode.sampling_strategy, mode.sampling_options, mode.granularity, mode.buffer_strategy,
+        mode.buffer_type, mode.buffer_size, 232448, 1, 128, modes.Optimize.CLOCK32 not in mode.optimizations)
+    passes.common.add_cse(pm)
+    proton.add_allocate_proton_shared_memory(pm)
+
+def to_llvm(pm):
+    proton.add_allocate_proton_global_scratch_buffer(pm)
+    proton.add_convert_proton_nvidia_gpu_to_llvm(pm)
+
+backends["nvidia"].compiler.instrumentation = Instrumentation(
+    {"ttgpuir_to_llvmir": to_llvm_ir, "llvmir_to_llvm": to_llvm})
+with patched_source(pathlib.Path(hopper_kernel.__file__), *timeline.scope_patch()) as path:
+    kernel = timeline.import_copy(path).attention_hopper_kernel
+    job = attention.job(timeline.CONFIG, "sm_90a")
+    signature = {name: job.signature.get(name, "constexpr") for name in kernel.arg_names}
+    binary = triton.compile(GluonASTSource(kernel, signature, job.constants, {}), target=GPUTarget("cuda", 90, 32),
+                            options={"num_warps": job.num_warps, "instrumentation_mode": str(mode)})
+    print(binary.metadata.shared, len(re.findall("%clock", binary.asm["ptx"])))
+"""
+
+
+def make_trace(zero=5.0, cta=3):
+    """A trace as Proton writes it, of two tiles of four blocks: times in microseconds of a clock of 1 GHz."""
+    events = []
+
+    def add(warp, name, begin, cycles, number=cta):
+        events.append({"ph": "X", "name": name, "cat": "kernel", "pid": f"kernel Core7 CTA{number} [clock cycle]",
+                       "tid": f"warp {warp} (line 0)", "ts": zero + begin / 1000, "dur": cycles / 1000, "args": {}})
+
+    for tile in range(2):
+        start = 5000 * tile
+        for group in range(2):
+            add(8, "wait q empty", start + 20 * group, 10)
+            add(8, "load q", start + 10 + 20 * group, 10)
+        for block in range(BLOCKS):
+            at = start + 40 + 900 * block
+            for number, what in enumerate("kv"):
+                add(8, f"wait {what} empty", at + 80 * number, 50)
+                add(8, f"load {what}", at + 50 + 80 * number, 20)
+        for warp in (0, 4):
+            at = start + 700
+            add(warp, "wait q full", at, 5)
+            for block in range(BLOCKS):
+                add(warp, "wait k full", at + 10 + 900 * block, 30)
+                add(warp, "product k", at + 40 + 900 * block, 700)
+                add(warp, "wait v full", at + 750 + 900 * block, 10)
+                add(warp, "product v", at + 760 + 900 * block, 800)
+            add(warp, "store", at + 900 * BLOCKS + 700, 200)
+    add(0, "product k", 0, 1, number=cta + 132)  # another CTA
+    return {"displayTimeUnit": "ns", "traceEvents": [{"ph": "M", "name": "process_name"}, *events[::-1]]}
+
+
+def test_the_trace_of_one_cta_becomes_a_recording():
+    recording = recorder.read_trace(make_trace(), gpu="a GPU", date="2026-11-23")
+    assert recording["lanes"] == ["producer", "consumer 0", "consumer 1"]
+    assert recording["stage_names"] == ["K 0", "K 1", "V 0", "V 1", "Q"] and recording["stages"] == 5
+    rows = timeline.as_rows(recording)
+    loads = [(row["tile"], row["step"], row["stage"], row["phase"]) for row in rows if row["kind"] == "load"]
+    assert loads[:8] == [(0, None, 4, 0), (0, None, 4, 0), (0, 0, 0, 0), (0, 0, 2, 0), (0, 1, 1, 0), (0, 1, 3, 0),
+                         (0, 2, 0, 1), (0, 2, 2, 1)]
+    assert loads[10:12] == [(1, None, 4, 1), (1, None, 4, 1)]
+    products = [row for row in rows if (row["lane"], row["kind"]) == ("consumer 1", "product")]
+    assert [(row["tile"], row["step"]) for row in products] == [
+        (tile, block) for tile in range(2) for block in range(BLOCKS) for _ in "kv"]
+    assert products[0]["end"] - products[0]["begin"] == 700 and rows[0]["begin"] == 0
+    waits = [row for row in rows if row["barrier"] == "empty" and row["stage"] == 0]
+    assert [row["phase"] for row in waits] == [1, 0, 1, 0]
+
+
+def test_the_stages_of_k_and_v_fill_and_empty():
+    fills = recorder.read_trace(make_trace())["fills"]
+    known = [fill for fill in fills if fill[0] < 4]
+    assert len(known) == 2 * 2 * BLOCKS and all(fill[4] <= fill[5] <= fill[6] <= fill[7] for fill in known)
+
+
+def test_a_block_takes_the_time_between_two_products_of_one_tile():
+    recording = recorder.read_trace(make_trace())
+    assert recorder.find_block_cycles(recording) == 900
+    assert "one program" in recorder.draw_still(recording, 3000, "made up").get_suptitle()
+
+
+def test_the_record_shows_what_the_notebook_says():
+    recording = results.load_record("ch14_attention_timeline", recorder.source()).rows[0]["recording"]
+    rows = timeline.as_rows(recording)
+    products = {(row["lane"], row["tile"], row["step"], row["stage"] >= 2): row for row in rows
+                if row["kind"] == "product"}
+    for lane, tile, step, is_v in products:
+        if step and not is_v:  # Q K^T is issued before P V of the block before, and ends first
+            scores, last = products[lane, tile, step, False], products[lane, tile, step - 1, True]
+            assert scores["begin"] < last["begin"] < scores["end"] < last["end"]
+    for tile in range(2):  # in the middle of a tile, a product of one consumer or the other is always in flight
+        covered, end = (products["consumer 0", tile, step, False]["begin"] for step in (3, 14))
+        for row in sorted(products.values(), key=lambda row: row["begin"]):
+            assert row["begin"] <= covered or covered >= end
+            covered = max(covered, row["end"])
+    for lane in ("consumer 0", "consumer 1"):  # while a consumer stores, the producer loads for the next tile
+        store = next(row for row in rows if (row["lane"], row["kind"]) == (lane, "store"))
+        assert any(row["kind"] == "load" and row["tile"] == 1 and store["begin"] < row["begin"] < store["end"]
+                   for row in rows)
+    assert recorder.find_block_cycles(recording) > 4 * recorder.PRODUCT_CYCLES
+    waits = {lane: [row["end"] - row["begin"] for row in rows if (row["lane"], row["kind"]) == (lane, "wait")
+                    and (lane != "producer" or row["stage"] == 0)] for lane in recording["lanes"]}
+    scope = waits.pop("producer")[0]  # the first wait for K finds its stage empty
+    for lane, each in waits.items():  # most waits are short, and the start and the scopes are most of the waiting
+        start = sum(row["end"] - row["begin"] for row in rows if (row["lane"], row["kind"]) == (lane, "wait")
+                    and row["end"] <= products[lane, 0, 0, False]["begin"])
+        assert statistics.median(each) < 2 * scope and start + len(each) * scope > sum(each) / 2
+
+
+def test_a_trace_without_scopes_is_refused():
+    with pytest.raises(ValueError, match="no event of load, wait, product, store"):
+        recorder.read_trace({"traceEvents": [{"ph": "X", "name": "kernel", "pid": "", "tid": "", "ts": 0, "dur": 1}]})
+    trace = make_trace()
+    trace["traceEvents"][2]["tid"] = "warp 2 (line 0)"
+    with pytest.raises(ValueError, match="the roles are those of"):
+        recorder.read_trace(trace)
+
+
+def test_each_scope_that_is_opened_is_closed():
+    with patched_source(pathlib.Path(hopper_kernel.__file__), *recorder.scope_patch()) as path:
+        text = path.read_text()
+    compile(text, str(path), "exec")
+    names = {line.split('"')[1] for line in text.splitlines() if "pl.enter_scope" in line}
+    assert names == {line.split('"')[1] for line in text.splitlines() if "pl.exit_scope" in line}
+    assert names == {f"{kind} {what}" for kind, what in (
+        *(("wait", f"{tile} {barrier}") for tile in "qkv" for barrier in ("full", "empty")),
+        *(("load", tile) for tile in "qkv"), ("product", "k"), ("product", "v"))} | {"store"}
+
+
+@pytest.mark.compile
+def test_the_kernel_with_scopes_compiles_with_protons_passes(tmp_path):
+    env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, cwd=ROOT,
+                          env=env, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    shared, clocks = map(int, done.stdout.split())
+    assert shared <= 232448 and clocks >= 40
+
+
+@pytest.mark.skipif(device.current().has_wgmma, reason="this GPU can record")
+def test_without_a_hopper_gpu_the_command_says_why(capsys):
+    assert recorder.main([]) == 2
+    assert "needs a Hopper GPU" in capsys.readouterr().err

@@ -1,0 +1,102 @@
+"""The kernels of the notebook compile to native instructions, the solutions pass, and wrong answers fail."""
+
+import functools
+
+import pytest
+
+from ch14.blackwell_plan.lesson import exercises
+from ch14.blockscaled.lesson import figures, smem_planner
+from tilelab import ROOT
+from tilelab.cells import lesson, triton_cell
+
+NOTEBOOKS = ROOT / "notebooks"
+VERSIONS = lesson.notebook_texts(NOTEBOOKS / "ch14_blackwell_plan.ipynb")
+SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "ch14_blackwell_plan.ipynb")
+pytestmark = pytest.mark.compile
+
+
+def define(texts, *names, change=("", "")):
+    """Return functions of the cells, in which one text is changed, with all that they use."""
+    code = "\n\n\n".join(triton_cell.collect(texts, *names))
+    assert change[0] in code
+    return [lesson.define(code.replace(*change), {"exercises": exercises})[name] for name in names]
+
+
+def prepare(texts, name, **options):
+    _, function = define(texts, f"scaled_{name}", f"prepare_{name}")
+    return functools.partial(function, **options) if options else function
+
+
+def test_what_the_compiler_makes_of_each_version():
+    versions = {(name, form): (prepare(VERSIONS, name, **options), form, "sm_100a")
+                for form in ("mxfp8_e4m3", "mxfp4", "nvfp4")
+                for name, options in (("rows", {}), ("tiles", {}), ("loop", {"block_n": 128}))}
+    rows = {(row["name"], row["format"]): row for row in exercises.compile_versions(versions, ["name", "format"])}
+    for (name, _), row in rows.items():
+        assert row["status"] == "ok" and "block_scale" in row["instruction"], row
+        assert bool(row["scales copied"]) == (name != "rows")
+        assert row["tmem"] == (512 if name == "loop" else 256)
+
+
+def test_two_wide_accumulators_do_not_fit():
+    versions = {(form,): (prepare(VERSIONS, "loop"), form, "sm_100a") for form in ("mxfp8_e4m3", "mxfp4", "nvfp4")}
+    rows = exercises.compile_versions(versions, ["format"])
+    assert [row["status"] for row in rows] == ["rejected"] * 3 and all("columns" in row["reason"] for row in rows)
+
+
+def test_pictures_say_what_they_show():
+    rows = [{"test": "test 1", "plan": "greedy", "hidden us": 0.8, "latency us": 1.0}]
+    assert figures.draw_blackwell().description and figures.draw_in_flight(rows).description
+
+
+def test_the_solutions_pass():
+    names = {"smem_planner": smem_planner, "Blackwell": smem_planner.Blackwell}
+    exercises.check_two_accumulators(prepare(SOLUTIONS, "loop"), {"block_n": 128, "stages": 4})
+    exercises.check_load(*define(SOLUTIONS, "mended_scales"))
+    exercises.check_load(*define(VERSIONS, "load_scales"))
+    exercises.check_store(*define(SOLUTIONS, "my_store"))
+    for name, check in (("widest_with", exercises.check_widest),
+                        ("scale_columns", exercises.check_scale_columns)):
+        code = "\n\n\n".join(triton_cell.collect(SOLUTIONS, name))
+        check(lesson.define(code, names)[name])
+
+
+@pytest.mark.parametrize("options, reason", [
+    ({"stages": 3}, "columns"), ({"stages": 4}, "shared memory"), ({"block_n": 128, "stages": 3}, "four stages"),
+    ({"block_n": 128, "stages": 8}, "shared memory")])
+def test_a_wrong_choice_fails(options, reason):
+    with pytest.raises(AssertionError, match=reason):
+        exercises.check_two_accumulators(prepare(VERSIONS, "loop"), options)
+
+
+def test_one_accumulator_is_not_two():
+    with pytest.raises(AssertionError, match="one accumulator"):
+        exercises.check_two_accumulators(prepare(VERSIONS, "tiles"), {"stages": 4})
+
+
+@pytest.mark.parametrize("check, name, change", [
+    ("load", "mended_scales", ("trans(0, 3, 2, 1, 4)", "trans(0, 2, 3, 1, 4)")),
+    ("load", "mended_scales", ("trans(0, 3, 2, 1, 4)", "trans(0, 3, 1, 2, 4)")),
+    ("load", "mended_scales", ("group // 4", "group")),
+    ("store", "my_store", ("trans(0, 3, 2, 1, 4)", "trans(0, 3, 1, 2, 4)")),
+    ("store", "my_store", ("reshape(1, 4, 32, GROUPS // 4, 4)",
+                           "reshape(1, 32, 4, GROUPS // 4, 4).trans(0, 2, 1, 3, 4)")),
+    ("store", "my_store", ("row // 128", "0"))])
+def test_a_wrong_answer_fails(check, name, change):
+    with pytest.raises((AssertionError, RuntimeError, ValueError, IndexError, TypeError)):
+        getattr(exercises, f"check_{check}")(*define(SOLUTIONS, name, change=change))
+
+
+def test_a_wrong_plan_fails():
+    with pytest.raises(AssertionError, match="widest"):
+        exercises.check_widest(lambda ab_stages, **formats: (256, 128))
+    with pytest.raises(AssertionError, match="columns"):
+        exercises.check_scale_columns(lambda n, k, group, instruction_k: 8 * (k // instruction_k))
+    with pytest.raises(AssertionError, match="columns"):
+        exercises.check_scale_columns(lambda n, k, group, instruction_k: 4 * (1 + n // 128) * (k // instruction_k))
+    assert "not" in exercises.check_plan(lambda n, ctas, k, bits, group, c_bytes: (5, 4))
+
+
+def test_a_stub_is_not_solved(capsys):
+    exercises.check("Exercise 3", *define(VERSIONS, "my_store"))
+    assert "not solved yet" in capsys.readouterr().out

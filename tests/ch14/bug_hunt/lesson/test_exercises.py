@@ -1,0 +1,60 @@
+"""The solutions of the notebook pass, and each planted wrong answer fails its check."""
+
+
+import pytest
+
+from ch14.bug_hunt import loop_ir
+from ch14.bug_hunt.lesson import exercises
+from tilelab import ROOT
+from tilelab.cells import triton_cell
+
+pytestmark = pytest.mark.compile
+NOTEBOOKS = ROOT / "notebooks"
+NAMES = dict(zip(exercises.CHECKS, ("doubled_loop", "same_bug", "specialised", "native")))
+CONFIG = {"LOADS": "device", "BLOCK_K": 64, "num_stages": 4, "num_warps": 8}
+
+
+def define(name, change=("", ""), folder="solutions"):
+    """Return a function of the notebook's cells, or of its solutions', in which one line is changed."""
+    texts = triton_cell.notebook_texts(NOTEBOOKS / folder / "ch14_bug_hunt.ipynb")
+    text = "import re\nimport triton\nimport triton.language as tl\n" + "\n\n".join(triton_cell.collect(texts, name))
+    assert change[0] in text
+    return triton_cell.define(text.replace(*change))[name]
+
+
+@pytest.mark.parametrize("exercise", exercises.CHECKS)
+def test_the_solutions_pass(exercise):
+    exercises.CHECKS[exercise](define(NAMES[exercise]))
+
+
+@pytest.mark.parametrize("exercise, change", [
+    ("Exercise 1", ("b.load([k, n]) * 2", "b.load([k, n])")), ("Exercise 1", ("a.load([m, k])", "a.load([m, 0])")),
+    ("Exercise 2", (r're.sub(r"\d+", "#", row.get("message", ""))', 'row.get("message", "")')),
+    ("Exercise 2", ('row["outcome"], row.get("stage"), ', "")),
+    ("Exercise 3", ("> 32", ">= 32")), ("Exercise 4", ("(3, 8)", "(3, 7)")),
+    ("Exercise 4", ("block_m == 128 or ", "block_m == 64 or "))])
+def test_a_wrong_answer_fails(exercise, change):
+    with pytest.raises(AssertionError):
+        exercises.CHECKS[exercise](define(NAMES[exercise], change))
+
+
+def test_the_broken_kernel_is_not_yet_right():
+    with pytest.raises(AssertionError, match="for sm_100a with 4 stages the compiler pass TritonGPUPipeline failed"):
+        exercises.check_doubled(define("doubled_loop", folder=""))
+
+
+def test_the_pass_gives_latencies_to_loads_that_an_operation_defines():
+    """In the plain loop both loads get one. A carried tile is a block argument, and its load gets none."""
+    before, after = "TritonGPUAssignLatencies", "TritonGPUScheduleLoops"
+    plain, carried = ({"LOOP": loop, **CONFIG} for loop in ("plain", "carry b"))
+    assert "latency" not in loop_ir.read_loop(plain, before)
+    assert loop_ir.read_loop(plain, after).count("{tt.latency = 3}") == 2
+    text = loop_ir.read_loop(carried, after)
+    assert text.count("{tt.latency = 3}") == 1
+    argument = text.splitlines()[1].split()[-1]
+    assert f"({argument} = " in text.splitlines()[0]  # the local_alloc of B takes an argument of the loop
+
+
+def test_a_pass_that_is_not_there_is_one_sentence():
+    with pytest.raises(ValueError, match="the compiler's output has no loop before the pass NoPass"):
+        loop_ir.read_loop({"LOOP": "plain", **CONFIG}, "NoPass")

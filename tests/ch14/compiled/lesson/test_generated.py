@@ -1,0 +1,159 @@
+"""The programs that Inductor writes for an H200 on any machine, and the sixteen cases of pointwise and reductions."""
+
+import pytest
+import torch.nn.functional as F
+
+from ch14.compiled.lesson import exercises, experiments, figures, generated, pointwise
+from tilelab.records import results
+
+DESCRIPTORS = generated.as_keywords(generated.DESCRIPTORS)
+
+
+def gated(g, u):
+    return F.silu(g) * u
+
+
+def product(a, b):
+    return a @ b
+
+
+def unknown(g):
+    return g.no_such_method()
+
+
+@pytest.mark.compile
+def test_a_pointwise_kernel_by_pointers_and_by_descriptors():
+    for options, descriptors, loads in (({}, 0, 0), (DESCRIPTORS, 3, 2)):
+        program = generated.generate(gated, (256, 1024), (256, 1024), **options)
+        assert program.calls == ["triton_poi_fused_mul_silu_0"] and program.descriptors == descriptors
+        report = program.compile(program.calls[0], XBLOCK=1024)
+        assert report.status == "ok" and report.counts["tma_load"] == loads
+        assert ".run(" in program.body() and bool(program.find_lines("descriptor")) == bool(options)
+
+
+def test_the_listing_says_where_every_buffer_comes_from():
+    kept = ["buf1 = torch.ops.lesson.f.default(arg0_1)", "buf2 = buf1",
+            "assert_size_stride(buf2, 'torch.ops.lesson.f')", "buf3 = buf2; del buf2  # reuse"]
+    lines = ["args.clear()", *kept[:3], "assert_alignment(buf2, 16, 'torch.ops.lesson.f')", "del buf1", kept[3]]
+    program = generated.Program("\n    ".join(["def call(self, args):", *lines, "return (buf3, )"]))
+    assert program.body().splitlines() == kept
+
+
+@pytest.mark.compile
+def test_the_template_wants_the_flag_and_aligned_rows():
+    options = generated.as_keywords(generated.TEMPLATE_OPTIONS) | {"triton__enable_persistent_tma_matmul": True}
+    program = generated.generate(product, (512, 512), (512, 512), wanted="persistent_tma", **options)
+    assert "Triton, persistent TMA" in program.describe_candidates()
+    assert program.calls == ["triton_tem_fused_mm_0"] and program.descriptors >= 2
+    assert "make_tensor_descriptor" in program.find_part("    a_desc =", "        # rematerialize")
+    for shapes, flag in (((512, 511), True), ((512, 512), False)):
+        options["triton__enable_persistent_tma_matmul"] = flag
+        program = generated.generate(product, (512, 512), shapes, **options)
+        assert "Triton, pointers" in program.describe_candidates()
+        assert "TMA" not in program.describe_candidates()
+    assert generated.generate(product, (64, 64), (64, 64)).describe_candidates() == "1 library (mm)"
+
+
+@pytest.mark.compile
+def test_a_function_that_cannot_be_traced_is_one_sentence():
+    with pytest.raises(ValueError, match="Unsupported|no_such_method"):
+        generated.generate(unknown, (8, 8))
+
+
+@pytest.mark.compile
+def test_where_descriptors_are_possible():
+    rows = {row["case"]: row for row in exercises.list_descriptors()}
+    assert len(rows) == 16
+    assert {name for name, row in rows.items() if not row["loads by descriptor"]} == {
+        "halves, aligned", "halves, odd", "sum of rows, odd"}
+    assert rows["sum of rows, odd"]["least block"] == "XBLOCK 8"  # a store of 16 bytes
+
+
+def test_cases_are_distinct_and_mean_what_they_say():
+    assert len({case.name for case in pointwise.CASES}) == 16
+    assert sum(case.reduces for case in pointwise.CASES) == 8
+    sizes = {case.name: case.nbytes for case in pointwise.CASES}
+    assert sizes["silu(g)·u, large"] == 3 * 2 * 8192 * 14336
+    assert sizes["halves, aligned"] == 3 * 2 * 8192 * 14336 and sizes["bf16 to fp32"] == 6 * 8192 * 8192
+    assert sizes["sum of rows, small"] == 2 * (512 * 1024 + 512)
+
+
+def make_row(case, ratio, spread=0.01, **more):
+    measured = {"status": "ok", "ratio": ratio, "spread": spread, "tma_loads": 2, "pointer_loads": 0}
+    return case.describe() | measured | more
+
+
+def test_the_rule_with_the_fewest_misses_is_the_simplest():
+    slow = [make_row(case, 0.9) for case in pointwise.CASES]
+    assert experiments.find_rule(slow) == ("never", [])
+    mixed = [make_row(case, 1.2 if case.reduces else 0.9) for case in pointwise.CASES]
+    rule, misses = experiments.find_rule(mixed)
+    assert rule.startswith("in a reduction whose loads") and not misses
+    noisy = [make_row(case, 1.05, spread=0.1) for case in pointwise.CASES]
+    assert not any(map(experiments.pays, noisy))
+    failed = slow[:-1] + [pointwise.CASES[-1].describe() | {"status": "failed", "reason": "too small"}]
+    text = experiments.describe_rule(failed)
+    assert "pays in 0 of 16" in text and "largest of all (too small)" in text
+    assert experiments.describe_rule([row | {"ratio": None} for row in slow]) == "not timed yet"
+
+
+LONG_REASON = ("the process that compiles pointwise functions died (exit status 1): torch.AcceleratorError: CUDA "
+               "error: an illegal memory access was encountered")
+
+
+def test_both_lessons_call_attention_step_by_step_eager():
+    names = experiments.ATTENTION_NAMES
+    assert names["unfused"] == "eager" and names["eager"] == "SDPA"
+    rows = experiments.list_attention(experiments.read_cells(), [])
+    assert {"eager", "SDPA", "eager, compiled"} <= {row["name"] for row in rows}
+    full = {row["name"]: row for row in rows if not row["causal"]}
+    assert full["eager"]["ms"] > 3 * full["SDPA"]["ms"]
+
+
+def test_tables_of_recorded_modes():
+    cells, choices = experiments.read_cells(), experiments.read_choices()
+    rows = experiments.list_products(cells)
+    assert {row["name"] for row in rows if row["workload"] == "mlp"} >= {"eager", "default", "max-autotune"}
+    assert "library (mm) 1.000" in experiments.describe_votes(choices)
+    *verdicts, offered = experiments.judge_claim(cells, choices).splitlines()
+    assert "persistent-tma" in offered and all(line.endswith("on an H200") for line in verdicts)
+    assert "×" in experiments.describe_limit(cells, exercises.roof())
+
+
+@pytest.mark.parametrize("draw", [figures.draw_compile, figures.draw_break, figures.draw_transfers])
+def test_pictures_say_what_they_show(draw):
+    assert len(draw().description) > 60
+
+
+def test_the_picture_of_a_break_counts_the_graphs_that_dynamo_made():
+    texts = [text.get_text() for text in figures.draw_break(4).axes[0].texts]
+    assert any(text.startswith("4 graphs") for text in texts) and any("2 more graphs" in text for text in texts)
+    assert any(text.startswith("2 graphs") for text in [each.get_text() for each in figures.draw_break().axes[0].texts])
+
+
+def test_the_chart_of_cases_says_what_pays():
+    rows = [make_row(case, 1.2 if case.reduces else 0.9) for case in pointwise.CASES]
+    record = results.Record(results.make_record("ch14_compiled_pointwise", rows, ""), live=False)
+    assert "RMS norm" in figures.draw_pointwise(record).description
+    failed = rows[:-1] + [pointwise.CASES[-1].describe() | {"status": "failed", "reason": LONG_REASON}]
+    record = results.Record(results.make_record("ch14_compiled_pointwise", failed, ""), live=False)
+    picture = figures.draw_pointwise(record)
+    assert "largest of all (failed)" in picture.description
+    assert "failed" in [text.get_text() for text in picture.axes[0].texts] and picture.axes[0].get_legend()
+    assert "an illegal memory access was encountered" in str(exercises.tabulate_pointwise(record))
+    assert "the process" not in str(exercises.tabulate_pointwise(record))
+    assert "not timed" in figures.draw_pointwise(exercises.results.Record(
+        results.make_record("ch14_compiled_pointwise", [], ""), live=False))
+
+
+@pytest.mark.compile
+def test_calls_are_counted_as_the_lesson_says():
+    numbers = [exercises.count_graphs(gated, list(exercises.make_calls().values())[:count + 1]) for count in range(9)]
+    assert numbers == [1, 1, 2, 2, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.gpu
+def test_a_small_case_is_measured():
+    index = next(index for index, case in enumerate(pointwise.CASES) if case.name == "silu(g)·u, small")
+    row = pointwise._answer({"index": index})
+    assert row["status"] == "ok" and row["tma_loads"] == 2 and row["ratio"] > 0, row

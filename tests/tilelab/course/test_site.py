@@ -1,0 +1,315 @@
+"""The pages of `make site`: whole, linked among themselves, readable, and in need of nobody."""
+
+import base64
+import contextlib
+import html
+import pathlib
+import re
+import shutil
+import urllib.parse
+
+import nbconvert
+import nbformat
+import pytest
+from view_pages import SCREENSHOTS
+
+from tilelab import views
+from tilelab.course import notebook, site
+
+WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGD4DwABBAEAX+XDSwAAAABJRU5ErkJggg=="
+VIEW = """function render({ model, el }) {
+  const root = h("div", { class: "tiles-view tiles-dial" });
+  const number = h("output", {}, String(model.get("data").count));
+  if (model.get("data").count < 0) throw new Error("the dial ends at 0");
+  root.append(number, h("button", { onclick: () => { number.textContent = Number(number.textContent) + 1; } }, "more"));
+  if (!model.get("live")) root.append(model.get("data").text);
+  el.append(root);
+}
+export default { render };
+"""
+
+
+@contextlib.contextmanager
+def _templates():
+    """Let nbconvert find its templates where packages lie on PYTHONPATH."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_PATH", str(pathlib.Path(nbconvert.__file__).parents[1] / "share/jupyter"))
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Return the paths of the pages of this course."""
+    with _templates():
+        return site.write_pages(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture
+def small_page(tmp_path):
+    """Return a function that writes the page of one code cell with these outputs, and returns its path."""
+    with _templates() as patch:
+        folder = tmp_path / "views"
+        folder.mkdir()
+        for name in ("shared.js", "shared.css"):
+            shutil.copy(views.FOLDER / name, folder)
+        (folder / "dial.js").write_text(VIEW)
+        (folder / "dial.css").write_text(".tiles-dial { border: 2px solid var(--accent); }\n")
+        patch.setattr(views, "FOLDER", folder)
+        patch.setattr(site, "ROOT", tmp_path)
+        views.read_module.cache_clear()
+        views.read_style.cache_clear()
+        (tmp_path / "notebooks").mkdir()
+        (tmp_path / "README.md").write_text("# Title\n")
+
+        def write(*outputs, source="show()"):
+            cells = [nbformat.v4.new_markdown_cell("# `One` page\n\n## A *dial*\n\n### Parts\n\nText "
+                                               "<details><summary>Answer</summary>Because.</details>"),
+                     nbformat.v4.new_code_cell(source, outputs=list(outputs))]
+            written = nbformat.v4.new_notebook(cells=cells, metadata=notebook.METADATA)
+            nbformat.write(written, tmp_path / "notebooks/one.ipynb")
+            return site.write_pages(tmp_path / "pages")[1]
+
+        yield write
+    views.read_module.cache_clear()
+    views.read_style.cache_clear()
+
+
+def _output(kind="display_data", metadata=None, **data):
+    data = {name.replace("_", "/", 1): value for name, value in data.items()}
+    return nbformat.v4.new_output(kind, data, metadata=metadata or {})
+
+
+def _view(count, text=""):
+    stored = views.make_stored("dial", {"count": count, "text": text})
+    return nbformat.v4.new_output("display_data", {**stored, "text/plain": "View(dial)"})
+
+
+def _scripts(text):
+    return re.findall(r"<script\b[^>]*>(.*?)</script>", text, re.S)
+
+
+@pytest.mark.notebook
+def test_every_page_needs_nobody_and_every_link_within_the_site_leads_somewhere(pages):
+    stems = [path.stem for path in site.notebooks_in_order()]
+    assert [page.stem for page in pages] == ["index", *stems]
+    assert set(stems) == {path.stem for path in (site.ROOT / "notebooks").glob("*.ipynb")}
+    texts = {page.name: page.read_text() for page in pages}
+    anchors = {page: {html.unescape(name) for name in re.findall(r' id="([^"]*)"', text)}
+               for page, text in texts.items()}
+    for page, text in texts.items():
+        contents, *others = _scripts(text)
+        assert contents.strip() == (site.FOLDER / "site.js").read_text().strip(), page
+        assert all(other.startswith(("\n(window.tilesViews", "(() => {\nconst el")) for other in others), page
+        fetched = re.findall(r'(?:src="|<link[^>]*href="|url\(|@import )["\']?(?!data:)(https?:[^"\')]*)', text)
+        assert not fetched, (page, fetched[:3])
+        assert not re.search(r'src="(?!data:)', text), page
+        for target, anchor in re.findall(r'href="([^":#]*)(?:#([^"]*))?"', text):
+            assert not target or target in texts, (page, target)
+            wanted = html.unescape(anchor)  # a browser looks for it as it stands, then decoded
+            there = anchors[target or page]
+            assert not anchor or {wanted, urllib.parse.unquote(wanted)} & there, (page, target, anchor)
+        assert all(re.search(r'\balt="[^"]+"', image) for image in re.findall(r"<img\b[^>]*>", text)), page
+        assert not re.search(r"\b(VBox|HBox|Panel|Planner|Tree|View)\(", re.sub(r'<div class="input.*?</pre>', "", text,
+                                                                              flags=re.S)), page
+        prose = re.sub(r"<(style|script|pre|code)\b.*?</\1>", "", text, flags=re.S)
+        assert not re.search(r"\$[^$\s][^$]*\$|\\\(|\\\[", prose), f"{page} has a formula, which nothing here draws"
+        assert text.count('rel="next"') == (0 if page == pages[-1].name else 2)  # at the top and at the bottom
+        assert text.count('rel="prev"') == (0 if page == "index.html" else 2)
+
+
+def test_a_view_takes_the_place_of_its_picture_and_folds_its_table(small_page):
+    still = _output(image_png=PNG, metadata={"image/png": {"alt": "a dial at 3"}})
+    text = small_page(_view(3, "</script><!--<script>"), still, _output(text_html="<table><tr><td>3</td></tr></table>"),
+                      _view(4), _output(image_png=PNG), source="%%cuda dial\n__global__ void dial() {}").read_text()
+    assert "View(dial)" not in text and text.count("a dial at 3") == 1
+    assert re.search(r'<div><div class="picture"><img [^>]*></div></div><script>', text)
+    assert re.search(r"<details[^>]*><summary>The same as a table</summary><div class=\"wide\"><table>", text)
+    scripts = _scripts(text)
+    assert len(scripts) == 4 and sum("function render" in script for script in scripts) == 1
+    assert text.count(".tiles-dial {") == 1 and "\\u003c/script>" in text
+    assert '<span class="kt">void</span>' in text  # highlighted as CUDA C++
+
+
+def test_a_cell_may_leave_an_unknown_view_only_as_an_error(small_page):
+    with pytest.raises(ValueError, match="unknown view 'nothing'; choose one of dial."):
+        small_page(nbformat.v4.new_output("display_data", views.make_stored("nothing", 1)))
+
+
+@pytest.mark.parametrize("stored", [{"view": "dial", "json": '{"count": 3, "te'}, {"view": "dial"}, "dial"])
+def test_a_stored_view_that_is_damaged_names_its_notebook(small_page, stored):
+    with pytest.raises(ValueError, match="the page of one cannot be made: a stored view is damaged; run its cell"):
+        small_page(nbformat.v4.new_output("display_data", {views.MIME: stored}))
+
+
+def test_a_picture_of_a_text_is_embedded_and_one_that_is_missing_is_named(small_page, tmp_path):
+    (tmp_path / "README.md").write_text("# Title\n\n![a dot](dot.png)\n")
+    (tmp_path / "dot.png").write_bytes(base64.b64decode(PNG))
+    small_page()
+    assert f'<img alt="a dot" src="data:image/png;base64,{PNG}"/>' in (tmp_path / "pages/index.html").read_text()
+    (tmp_path / "dot.png").unlink()
+    with pytest.raises(ValueError, match="the picture .*dot.png does not exist."):
+        small_page()
+
+
+def test_widgets_become_a_note_and_every_picture_is_described(small_page):
+    text = small_page(_output(text_plain="VBox(children=(HBox(children=(Dropdown(options=…", kind="execute_result"),
+                      _output(text_plain="Panel(bulk copy)"), _output(text_plain="'a text (of mine)'"),
+                      _output(image_png=PNG), _output(kind="execute_result", text_plain="Report(fine=True)"),
+                      _output(text_html="<style>pre { color: red }</style><script>run()</script><b>kept</b>"))
+    text = text.read_text()
+    assert "VBox(" not in text and "Panel(" not in text and text.count(site.WIDGET_NOTE) == 2
+    assert "a text (of mine)" in text and "Report(fine=True)" in text and "<b>kept</b>" in text
+    assert "<details><summary>Answer</summary>Because.</details>" in text
+    assert "run()" not in text and "color: red" not in text
+    assert 'alt="A picture of the section “Parts”"' in text
+    assert re.findall(r'<li class="(h\d)"><a href="#([^"]*)">([^<]*)<', text) == [
+        ("h2", "A-dial", "A dial"), ("h3", "Parts", "Parts")]
+    assert "<title>One page</title>" in text
+
+
+@pytest.mark.parametrize("arguments, said", [
+    ([""], "folder is empty; leave it out for build/site."),
+    (["/dev/null"], "/dev/null cannot be written (File exists)."),
+    (["--bogus"], "unrecognized arguments: --bogus")])
+def test_a_refusal_is_one_line(capsys, arguments, said):
+    with pytest.raises(SystemExit) as stopped:
+        site.main(arguments)
+    assert stopped.value.code == 2 and capsys.readouterr().err == f"python -m tilelab.course.site: {said}\n"
+
+
+@pytest.mark.parametrize("text", ["", "{}", "null", '{"nbformat": 4}'])
+def test_a_file_that_is_no_notebook_is_one_line(monkeypatch, tmp_path, capsys, text):
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "README.md").write_text("# Title\n")
+    (tmp_path / "notebooks/empty.ipynb").write_text(text)
+    monkeypatch.setattr(site, "ROOT", tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        site.main([str(tmp_path / "pages")])
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and said.count("\n") == 1 and "notebooks/empty.ipynb is not a notebook: " in said
+
+
+def test_links_to_what_is_no_page_become_words():
+    body = '<a href="notes/x.ipynb#P">a</a> <a href="LICENSE">b</a> <a href="https://x.org">c</a> <a href="#d">d</a>'
+    wanted = '<a href="x.html#P">a</a> b <a href="https://x.org">c</a> <a href="#d">d</a>'
+    assert site._rewrite_links(body) == wanted
+
+
+# ---- in Chromium, without a network
+
+# Texts with too little contrast: WCAG 2.2 (1.4.3) asks for 4.5 to 1.
+PALE = """() => {
+    const rgba = colour => { const [r, g, b, a = 1] = colour.match(/[\\d.]+/g).map(Number); return [r, g, b, a]; };
+    const linear = c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+    const luminance = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+    const behind = element => {
+        for (; element; element = element.parentElement) {
+            const colour = rgba(getComputedStyle(element).backgroundColor);
+            if (colour[3] > 0.5) return colour;
+        }
+        return [255, 255, 255];
+    };
+    const pale = new Map();
+    for (const element of document.querySelectorAll("body *")) {
+        const text = [...element.childNodes].filter(node => node.nodeType === 3).map(node => node.data).join("").trim();
+        if (!text || element.closest("script, style, .tiles-view")) continue;
+        const [ink, paper] = [rgba(getComputedStyle(element).color), behind(element)].map(luminance);
+        const ratio = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+        if (ratio < 4.5) pale.set(`${element.localName}.${element.className}, ${ratio.toFixed(1)} : 1`, text);
+    }
+    return [...pale];
+}"""
+PROPORTIONAL = """() => [...document.querySelectorAll("pre, pre *, code")].filter(element =>
+    !/monospace/.test(getComputedStyle(element).fontFamily)).map(element => element.textContent.slice(0, 40))"""
+# Elements that end beyond the window, outside of any box that scrolls.
+OVERHANGING = """() => document.documentElement.scrollWidth <= innerWidth ? [] :
+    [...document.querySelectorAll("main *")].filter(element =>
+        element.getBoundingClientRect().right > innerWidth && !element.closest(".wide, .picture, pre"))
+    .map(element => `${element.localName}.${element.className}: ${element.textContent.slice(0, 40)}`)"""
+PLAIN_LINKS = """() => [...document.querySelectorAll("a:not(.anchor-link)")].filter(link =>
+    getComputedStyle(link).textDecorationLine !== "underline" ||
+    getComputedStyle(link).color === getComputedStyle(document.body).color).map(link => link.outerHTML)"""
+# Cells of the panels' maps whose figures are cut off, and words of their charts that leave the panel.
+CUT = """() => [...document.querySelectorAll(".tiles-panel")].flatMap(panel => [
+    ...[...panel.querySelectorAll(".tiles-cell")].filter(cell => cell.scrollWidth > cell.clientWidth),
+    ...[...panel.querySelectorAll("svg text")].filter(text =>
+        text.getBoundingClientRect().right > panel.getBoundingClientRect().right)]).map(each => each.textContent)"""
+# Characters per line of the paragraphs that fill several lines.
+LINE_LENGTHS = """() => [...document.querySelectorAll(".rendered_html > p")].map(each => [
+    each.innerText.length, Math.round(each.offsetHeight / parseFloat(getComputedStyle(each).lineHeight))])
+    .filter(([length, lines]) => lines >= 5).map(([length, lines]) => length / (lines - 0.4))"""
+
+
+@contextlib.contextmanager
+def _opened(browser, size, scheme="light"):
+    """Yield a page without a network; an error in its console, or a request for anything but a file, fails the test."""
+    with contextlib.closing(browser.new_context(viewport=size, color_scheme=scheme, offline=True)) as context:
+        page = context.new_page()
+        faults = []
+        page.on("console", lambda said: faults.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("request", lambda asked: None if asked.url.startswith(("file:", "data:")) else faults.append(asked.url))
+        yield page, faults
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("size, scheme", [(WIDE, "light"), (NARROW, "dark")])
+def test_every_page_can_be_read(pages, browser, size, scheme):
+    lengths, panels = [], 0
+    with _opened(browser, size, scheme) as (page, faults):
+        for path in pages:
+            page.goto(path.as_uri())
+            page.screenshot(path=SCREENSHOTS / f"site-{path.stem}-{size['width']}-{scheme}.png")
+            if page.locator(".tiles-panel .tiles-cell").count():
+                panels += 1
+                page.wait_for_function("document.querySelector('.tiles-panel svg text')")
+            found = {name: page.evaluate(look) for name, look in (
+                ("pale", PALE), ("proportional", PROPORTIONAL), ("overhanging", OVERHANGING), ("plain", PLAIN_LINKS),
+                ("cut off", CUT))}
+            assert not any(found.values()) and not faults, (path.stem, found, faults)
+            dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+            assert dark == (scheme == "dark")
+            lengths += page.evaluate(LINE_LENGTHS)
+    assert panels
+    if size is WIDE:
+        assert 75 <= sorted(lengths)[len(lengths) // 2] <= 105  # the font differs between machines
+
+
+@pytest.mark.browser
+def test_the_table_of_contents_follows_the_reader(pages, browser):
+    path = next(page for page in pages if page.stem == "ch14_gemm")
+    with _opened(browser, WIDE) as (page, faults):
+        page.goto(path.as_uri())
+        contents = page.locator(".toc details")
+        assert contents.get_attribute("open") is not None
+        link = page.locator(".toc a", has_text="Verdict")
+        link.click()
+        heading = page.locator("h2", has_text="Verdict")
+        page.wait_for_function("document.querySelector('.toc a[aria-current]')?.textContent === 'Verdict'")
+        assert heading.bounding_box()["y"] < 100 and link.is_visible()
+        page.set_viewport_size(NARROW)
+        page.wait_for_function("!document.querySelector('.toc details').open")
+        page.locator(".toc summary").click()
+        page.locator(".toc a", has_text="Exercises").click()
+        page.wait_for_function("!document.querySelector('.toc details').open")  # it would cover what it led to
+        below = page.locator(".toc").bounding_box()
+        assert below["y"] + below["height"] <= page.locator("h2", has_text="Exercises").bounding_box()["y"]
+        assert not faults
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("size, scheme", [(WIDE, "light"), (NARROW, "dark")])
+def test_views_work_on_a_page_and_a_view_that_fails_leaves_its_picture(small_page, browser, size, scheme):
+    still = _output(image_png=PNG, metadata={"image/png": {"alt": "a still"}})
+    path = small_page(_view(3, "</script>"), still, _view(7), still, _view(-1), still)
+    with _opened(browser, size, scheme) as (page, faults):
+        page.goto(path.as_uri())
+        page.screenshot(path=SCREENSHOTS / f"site-view-{size['width']}-{scheme}.png")
+        dials = page.locator(".tiles-dial")
+        assert dials.all_inner_texts() == ["3more</script>", "7more"]
+        dials.nth(1).get_by_role("button").click()
+        assert dials.all_inner_texts() == ["3more</script>", "8more"]
+        assert page.get_by_alt_text("a still").count() == 1
+        assert len(faults) == 1 and "the dial ends at 0" in faults[0]
+        assert not page.evaluate(OVERHANGING)

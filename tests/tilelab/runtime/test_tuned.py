@@ -1,0 +1,300 @@
+"""Tables of tuned configurations: what is kept, what is replaced, and which row serves which shape."""
+
+import dataclasses
+import functools
+import json
+import multiprocessing
+
+import pytest
+
+from ch10 import wgmma_gemm
+from ch10.wgmma_gemm import __main__ as wgmma_main
+from ch10.wgmma_gemm.lesson import tuning as wgmma_tuning
+from ch14 import gemm
+from ch14.blockscaled import __main__ as fp8_main
+from ch14.blockscaled import fp8
+from ch14.blockscaled.lesson import tuning as fp8_tuning
+from ch14.gemm import __main__ as gemm_main
+from ch14.gemm.configs import GemmConfig, configs
+from ch14.gemm.lesson import tuning as gemm_tuning
+from tilelab.runtime import device, plans, tuned
+from tilelab.sweeps import tune
+
+GPU = "NVIDIA H200"
+WHOLE, SPLIT = GemmConfig(128, 128, 64, 4, 3, "persistent"), GemmConfig(64, 64, 128, 4, 4, "split", splits=2)
+ROW = {"m": 64, "n": 4096, "k": 8192, "dtype": "bf16", "config": WHOLE, "us": 20.0, "peer": "cuBLAS", "peer_us": 20.0,
+       "ratio": 1.0, "spread": 0.02, "tried": 9, "source": "1"}
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("TILES_TUNED", str(tmp_path))
+    monkeypatch.setattr(device, "current", lambda: device.Device(GPU, (9, 0), "sm_90a", 132))
+    return tmp_path
+
+
+def find(m, n, k, predict=lambda config, *shape: 20 * config.block_m / 128, can_run=lambda config: True, **rest):
+    return tuned.find("gemm", GemmConfig, m, n, k, "bf16", predict, can_run, **rest)
+
+
+def test_a_row_comes_back_for_its_shape_and_serves_those_nearby():
+    assert find(64, 4096, 8192) is None
+    tuned.keep("gemm", [ROW, ROW | {"m": 256, "config": SPLIT}], GPU)
+    assert find(64, 4096, 8192) == (WHOLE, "tuned")
+    assert find(256, 4096, 8192) == (SPLIT, "tuned")
+    # The model is right for WHOLE at 64 rows, and for SPLIT at 256 rows it says 10 µs where 20 were measured.
+    assert find(100, 4096, 8192) == (WHOLE, "tuned at 64 × 4096 × 8192")
+    assert find(100, 4096, 8192, lambda config, *shape: config.block_n)[0] == WHOLE
+    assert find(100, 4096, 8192, lambda config, m, n, k: 20 * m / 64 if config == WHOLE else 20)[0] == SPLIT
+    assert find(100, 64, 64) is None  # too far from both
+    assert find(0, 4096, 8192) is None
+
+
+def test_the_choice_without_a_table_wins_where_the_model_expects_it_to_be_faster():
+    """It is corrected by the neighbours' mean factor: here 2, because 20 µs were measured for a prediction of 10."""
+    tuned.keep("gemm", [ROW], GPU)
+    other = GemmConfig(64, 128, 64, 4, 3, "persistent")
+    for us, found in ((9, None), (11, (WHOLE, "tuned at 64 × 4096 × 8192"))):
+        model = functools.partial(lambda us, config, *shape: us if config == other else 10, us)
+        assert find(100, 4096, 8192, model, untuned=other) == found
+    assert find(64, 4096, 8192, lambda config, *shape: 1 if config == other else 10, untuned=other) == (WHOLE, "tuned")
+
+
+def test_what_cannot_run_or_is_not_known_is_passed_over(folder):
+    tuned.keep("gemm", [ROW, ROW | {"m": 256, "config": SPLIT}], GPU)
+    assert find(64, 4096, 8192, can_run=lambda config: config == SPLIT)[0] == SPLIT
+    path = tuned.table_path("gemm", GPU)
+    table = json.loads(path.read_text())
+    table["rows"][0]["config"] |= {"a field of another version": 1}
+    table["rows"][1]["config"]["num_warps"] = 7
+    path.write_text(json.dumps(table))
+    assert find(64, 4096, 8192) is None
+
+
+def test_a_table_of_another_gpu_is_not_used(monkeypatch):
+    tuned.keep("gemm", [ROW], "NVIDIA H100")
+    assert find(64, 4096, 8192) is None
+
+
+@pytest.mark.parametrize("new, said, kept", [
+    ({"config": SPLIT, "ratio": 1.01}, "keeps", WHOLE), ({"config": SPLIT, "ratio": 1.03}, "in place of", SPLIT),
+    ({"config": SPLIT, "ratio": 1.03, "spread": 0.05}, "keeps", WHOLE), ({"ratio": 0.9}, "0.90 × cuBLAS", WHOLE),
+    ({"config": SPLIT, "ratio": 0.9, "source": "2"}, "in place of", SPLIT)])
+def test_a_row_is_replaced_only_by_a_faster_one_or_for_another_kernel(new, said, kept):
+    tuned.keep("gemm", [ROW], GPU)
+    sentence, = tuned.keep("gemm", [ROW | new], GPU)
+    assert said in sentence and sentence.endswith(".") and find(64, 4096, 8192)[0] == kept
+
+
+def test_replace_is_asked_for():
+    tuned.keep("gemm", [ROW], GPU)
+    tuned.keep("gemm", [ROW | {"config": SPLIT, "ratio": 0.5}], GPU, replace=True)
+    assert find(64, 4096, 8192)[0] == SPLIT
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"gpu": "NVIDIA H200", "rows": [{"m": 1}]}',
+                                    '{"gpu": "NVIDIA H100", "rows": []}',
+                                    '{"gpu": "NVIDIA H200", "rows": '
+                                    '[{"m": 0, "n": 8, "k": 8, "us": 1, "config": {}}]}'])
+def test_a_damaged_table_is_left_as_it_is_and_serves_nobody(damage):
+    path = tuned.table_path("gemm", GPU)
+    path.parent.mkdir(parents=True)
+    path.write_text(damage)
+    assert find(64, 4096, 8192) is None
+    with pytest.raises(ValueError, match="is no table of tuned configurations for NVIDIA H200 .*: mend it or delete"):
+        tuned.keep("gemm", [ROW], GPU)
+    assert path.read_text() == damage
+
+
+def _keep_many(first: int) -> None:
+    for m in range(first, first + 40, 2):
+        tuned.keep("gemm", [ROW | {"m": m}], GPU)
+
+
+@pytest.mark.fault
+def test_two_processes_keep_all_rows():
+    context = multiprocessing.get_context("fork")  # a new process would import torch
+    both = [context.Process(target=_keep_many, args=(first,)) for first in (1, 2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+    assert len(tuned.load("gemm", GPU)) == 40
+
+
+def test_the_tables_of_the_repository_hold_configurations_that_run(monkeypatch):
+    monkeypatch.delenv("TILES_TUNED")
+    for name, kind, space in (("gemm", GemmConfig, gemm_tuning), ("wgmma_gemm", wgmma_gemm.WgmmaConfig, wgmma_tuning)):
+        rows = tuned.load(name, GPU)
+        assert len(rows) > 100 and all(kind(**row["config"]) in space.search_space() for row in rows)
+        assert {row["source"] for row in rows} == {space.TUNABLE.source()}, "the kernel has changed: tune it again"
+    assert gemm.find_best(256, 5120, 25600, "bf16", True, "sm_90a", 132)[1] == "tuned"
+    assert gemm.find_best(256, 5120, 25600, "bf16", False, "sm_90a", 132)[1] == "by the model"
+    assert wgmma_gemm.find_best(64, 4096, 14336) == (
+        wgmma_gemm.WgmmaConfig("split", 64, 64, 7, cluster=2, boxes_per_stage=2, group=8, pdl=True), "tuned")
+    assert wgmma_gemm.find_best(8, 8, 8)[1] == "by the model"
+
+
+@pytest.mark.parametrize("text, said", [("16,4096,4096\nx,1,2", "line 2 of"), ("16,4096", "line 1 of"),
+                                        ("0,8,8", "line 1 of"), ("8,9,8", "N a multiple of 8 and K of 8"),
+                                        ("# nothing", "no shapes"), (f"{2**31},8,8", "below 2")])
+def test_a_bad_line_of_shapes_is_one_sentence(text, said, tmp_path):
+    (tmp_path / "shapes.txt").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        tune.read_shapes(str(tmp_path / "shapes.txt"))
+
+
+def test_a_file_of_shapes_that_cannot_be_read_is_one_sentence(tmp_path):
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for name, reason in (("missing", "No such file or directory"), ("binary", "it is no text"), ("", "Is a directory")):
+        with pytest.raises(ValueError, match=rf"^the file of shapes .* cannot be read \({reason}\)\.$"):
+            tune.read_shapes(str(tmp_path / name))
+
+
+def test_shapes_are_read(tmp_path):
+    (tmp_path / "shapes.txt").write_text("16,4096,4096  # a layer\n\n64 8 72\n")
+    assert tune.read_shapes(str(tmp_path / "shapes.txt")) == [(16, 4096, 4096), (64, 8, 72)]
+    with pytest.raises(ValueError, match="line 3 of .* N a multiple of 8 and K of 128; it is '64 8 72'"):
+        tune.read_shapes(str(tmp_path / "shapes.txt"), (8, 128))
+
+
+def test_the_tuner_tries_first_what_the_model_prefers():
+    tunable = dataclasses.replace(gemm_tuning.TUNABLE, candidates=lambda m, n, k: [*configs("course").values()])
+    assert tune.choose_candidates(tunable, 4096, 4096, 4096, 0.1)[0].tile == (128, 128, 64, 4, 3)
+    assert len(tune.choose_candidates(tunable, 4096, 4096, 4096, 0.1)) == 4
+    assert len(tune.choose_candidates(tunable, 4096, 4096, 4096)) == 8
+
+
+def test_a_row_of_other_code_is_used_and_says_so():
+    tuned.keep("gemm", [ROW], GPU)
+    for source, said in (("1", ""), ("2", ", for another version of the kernel")):
+        asked = ("bf16", lambda config, *shape: 1, lambda config: True, lambda source=source: source)
+        assert tuned.find("gemm", GemmConfig, 64, 4096, 8192, *asked) == (WHOLE, "tuned" + said)
+        assert tuned.find("gemm", GemmConfig, 65, 4096, 8192, *asked) == (WHOLE, "tuned at 64 × 4096 × 8192" + said)
+
+
+def test_a_kept_row_makes_operators_plan_anew():
+    planner = plans.Planner(None, ("a",))
+    planner.plans["a kind of arguments"] = None
+    tuned.keep("gemm", [ROW], GPU)
+    assert not planner.plans
+    plans._planners.remove(planner)
+
+
+def test_fp8_takes_the_tuned_tile():
+    wide, narrow = fp8.Fp8Config(2, 2, 5, 128, splits=2, pdl=True), fp8.Fp8Config(1, 2, 11, 64)
+    row = ROW | {"dtype": "fp8", "source": fp8.tuned_source()}
+    assert fp8.find_best(64, 4096, 8192, 132) == (fp8.best_config(64, 4096, 8192, 132), "by the extents")
+    tuned.keep("fp8", [row | {"config": narrow}, row | {"config": wide, "m": 256}], GPU)
+    assert fp8.find_best(64, 4096, 8192, 132) == (narrow, "tuned")
+    narrowest = fp8.find_best(64, 4096, 8192, 132, mx=True)[0]
+    assert narrowest.block_n == 128 and narrowest == fp8.best_config(64, 4096, 8192, 132, mx=True)
+    assert fp8.find_best(256, 4096, 128, 132)[1] == "by the extents"
+
+
+# ---- the command line, with a tuner that measures nothing
+
+
+TUNERS = {"ch14.gemm": (gemm_main, gemm_tuning), "ch10.wgmma_gemm": (wgmma_main, wgmma_tuning),
+          "ch14.blockscaled": (fp8_main, fp8_tuning)}
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """The rows that the tuner finds; an exception among them is raised in its place."""
+    found = []
+
+    def tune_shapes(tunable, shapes, share):
+        for row in found:
+            if not isinstance(row, dict):
+                raise row
+            yield row
+
+    monkeypatch.setattr(tune, "tune_shapes", tune_shapes)
+    return found
+
+
+@pytest.fixture
+def shapes(tmp_path):
+    path = tmp_path / "shapes.txt"
+    path.write_text("64,4096,8192\n")
+    return path
+
+
+@pytest.mark.parametrize("module", TUNERS)
+def test_tune_keeps_what_it_finds(module, rows, shapes, capsys):
+    main, tuning = TUNERS[module]
+    kernel, config = tuning.TUNABLE.name, tuning.find_candidates(64, 4096, 8192)[0]
+    rows += [ROW | {"config": config, "dtype": tuning.TUNABLE.dtype}, ROW | {"config": None}]
+    assert main.main(["--tune", str(shapes)]) == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("64 × 4096 × 8192: ") and "no configuration gave the right result" in printed[1]
+    assert printed[2] == f"The table is {tuned.table_path(kernel, GPU)}." and len(tuned.load(kernel, GPU)) == 1
+    del rows[1]
+    assert main.main(["--tune", str(shapes)]) == 0
+
+
+@pytest.mark.parametrize("module", TUNERS)
+@pytest.mark.parametrize("text, said", [("64,4096,8192\n64,4096", "line 2 of"), ("", "holds no shapes"),
+                                        ("64,4096,100", "line 1 of"), (None, "No such file")])
+def test_a_bad_file_of_shapes_is_one_line(module, text, said, rows, shapes, capsys):
+    shapes.unlink() if text is None else shapes.write_text(text)
+    assert TUNERS[module][0].main(["--tune", str(shapes)]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out and printed.err.count("\n") == 1 and printed.err.startswith(f"python -m {module}: ")
+    assert said in printed.err
+
+
+@pytest.mark.parametrize("module", TUNERS)
+def test_tune_stands_alone(module, shapes, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        TUNERS[module][0].main(["--tune", str(shapes), "--json", "-"])
+    assert stopped.value.code == 2 and "--tune stands alone" in capsys.readouterr().err
+
+
+def test_what_stops_the_tuner_is_said_before_the_work(rows, shapes, capsys, monkeypatch, folder):
+    path = tuned.table_path("gemm", GPU)
+    path.parent.mkdir()
+    path.write_text("{")
+    assert gemm_main.main(["--tune", str(shapes)]) == 2 and "mend it or delete it" in capsys.readouterr().err
+    monkeypatch.setenv("TILES_TUNED", str(path))
+    assert gemm_main.main(["--tune", str(shapes)]) == 2 and "is no folder" in capsys.readouterr().err
+    monkeypatch.setattr(device, "current", lambda: device.Device("B200", (10, 0), "sm_100a", 148))
+    assert wgmma_main.main(["--tune", str(shapes)]) == 2 and "needs WGMMA" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_the_shapes_that_are_done(rows, shapes, capsys):
+    rows += [ROW, KeyboardInterrupt()]
+    assert gemm_main.main(["--tune", str(shapes)]) == 130
+    assert "cancelled; the shapes that were printed are kept" in capsys.readouterr().err
+    assert find(64, 4096, 8192) == (WHOLE, "tuned")
+
+
+def test_a_shape_that_the_library_refuses_does_not_end_the_run(monkeypatch, shapes, capsys):
+    def refuse(*tensors):
+        raise ValueError("scale_a must have strides (1, 1); got [1, 128]\nand more")
+
+    monkeypatch.setattr(tune.bench, "make_input_sets", lambda make: [()])
+    monkeypatch.setattr(tune, "_require", lambda tunable: None)
+    monkeypatch.setattr(tune.build, "compile_ahead", lambda jobs: None)
+    tunable = dataclasses.replace(fp8_tuning.TUNABLE, prepare_peer=refuse)
+    assert tune.run(tunable, str(shapes)) == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == ("64 × 4096 × 8192: scaled_mm refuses the shape: scale_a must have strides (1, 1); got "
+                          "[1, 128].") and printed[1].startswith("The table is")
+
+
+# ---- the winner of a sweep
+
+
+def test_the_winner_of_a_sweep_is_kept_by_its_last_timing():
+    row = {"kernel": WHOLE.name, "ms": 0.03, "ratio": 0.9, "spread": 0.01, "final_ms": 0.02, "final_ratio": 1.1,
+           "recorded": "2026-11-23T08:00:00Z"}
+    said = tune.keep_winner(gemm_tuning.TUNABLE, [64, 4096, 8192], "bf16", WHOLE, row, 7)
+    assert said == f"64 × 4096 × 8192: {WHOLE.name}, 20.0 µs, 1.10 × cuBLAS."
+    kept, = tuned.load("gemm", GPU)
+    assert (kept["tried"], kept["spread"], kept["recorded"]) == (7, 0.01, row["recorded"])
+    assert kept["source"] == gemm.tuned_source()
+    for dtype, bad, said in (("fp16", row, "holds bf16 only"), ("bf16", {"kernel": "x", "ms": 1.0}, "no time beside")):
+        with pytest.raises(ValueError, match=said):
+            tune.keep_winner(gemm_tuning.TUNABLE, [64, 4096, 8192], dtype, WHOLE, bad, 7)

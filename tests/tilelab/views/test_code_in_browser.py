@@ -1,0 +1,137 @@
+"""The view of PTX and SASS side by side, on a page without a server."""
+
+import pytest
+from view_pages import SCREENSHOTS
+
+from ch14.gemm.lesson.sweep import TUNABLE_KERNEL
+from tilelab import views
+from tilelab.views.listing import load_code
+
+pytestmark = pytest.mark.browser
+LINES, LIMIT_MS = 5000, 200
+
+# A diff that is known: the right listing leaves one line out, changes one and adds two.
+LEFT = [["", "a"], ["tma", "UTMALDG.2D [UR8], [UR4]"], ["", "b R1"], ["barrier", "SYNCS R2"], ["", "gone"], ["", "c"],
+        ["mma", "HGMMA R8"]]
+RIGHT = [["", "a"], ["tma", "UTMALDG.2D [UR10], [UR6]"], ["", "b R7"], ["barrier", "SYNCS R2"], ["", "c"],
+         ["store", "STS R1"], ["", "new"], ["mma", "HGMMA R8"]]
+TEXTS = """side => {
+    const rows = document.querySelectorAll('.tiles-code-lines')[side].querySelectorAll('.tiles-code-row');
+    return [...rows].map(row => [...row.children].map(part => part.textContent.trim()).join('|'));
+}"""
+FIRST_ROWS = """[...document.querySelectorAll('.tiles-code-lines')].map(
+    each => Number(each.querySelector('[data-row]').dataset.row))"""
+TIME = """([a, b]) => { const begun = performance.now(); const rows = alignLines(a, b);
+    return [performance.now() - begun, rows.filter(row => row.same).length]; }"""
+
+
+def listing(sass, ptx=(), name="k", reason=""):
+    return {"name": name, "target": "sm_90a", "ptx": list(ptx), "sass": list(sass), "notes": {}, "reason": reason}
+
+
+@pytest.fixture
+def show(browser, tmp_path):
+    """Return a function that opens the view of two listings; an error on the page fails the test."""
+    contexts, errors = [], []
+
+    def show(left, right, scheme="light", width=1280):
+        path = tmp_path / "page.html"
+        path.write_text("<!doctype html><meta charset=utf-8><body style='margin:8px'>"
+                        + views.make_page_part("code", {"left": left, "right": right}))
+        contexts.append(browser.new_context(viewport={"width": width, "height": 720}, color_scheme=scheme))
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(path.as_uri())
+        return page
+
+    yield show
+    for context in contexts:
+        context.close()
+    assert not errors
+
+
+def test_differences_are_marked(show):
+    page = show(listing(LEFT), listing(RIGHT))
+    assert page.evaluate(TEXTS, 0) == [
+        "1|||a", "2|T||UTMALDG.2D [UR8], [UR4]", "3|||b R1", "4|B||SYNCS R2", "5||+|gone", "6|||c",
+        "|||", "|||", "7|M||HGMMA R8"]
+    assert page.evaluate(TEXTS, 1)[4:8] == ["|||", "5|||c", "6|S|+|STS R1", "7||+|new"]
+    assert page.get_by_text("3 lines differ.").count() == 1
+    page.get_by_role("button", name="register numbers").click()
+    assert page.get_by_text("5 lines differ.").count() == 1
+    counts = page.locator(".tiles-code-counts").nth(1).inner_text()
+    assert counts == "8 lines: 1 TMA (T), 1 barrier (B), 1 MMA (M), 0 load (L), 1 store (S)"
+
+
+def test_a_listing_opens_at_the_signature_of_the_kernel(show):
+    ptx = [["", ".version 9.3"], *[["", f".global .b8 bytes_{i};"] for i in range(50)], ["", ".visible .entry k("],
+           *[["", f"mov.b32 %r{i}, 0;"] for i in range(100)]]
+    page = show(listing(LEFT, ptx), listing(RIGHT, ptx[20:]))
+    top = page.locator(".tiles-code-lines").first
+    first = """lines => [...lines.querySelectorAll(".tiles-code-row")].find(row =>
+        row.getBoundingClientRect().bottom > lines.getBoundingClientRect().top + 3).querySelector("code").textContent"""
+    assert top.evaluate(first) == ".visible .entry k("
+    page.locator("[data-language=sass]").click()
+    assert top.evaluate(first) == "a"
+    page.locator("[data-language=ptx]").click()
+    assert top.evaluate(first) == ".visible .entry k("
+
+
+def test_keys_go_from_mark_to_mark(show):
+    page = show(listing(LEFT), listing(RIGHT))
+    body = page.locator(".tiles-code-body")
+    current = page.locator(".tiles-code-current code")
+    page.keyboard.press("Tab")  # the toolbar is one stop, the listings are the next
+    page.keyboard.press("Tab")
+    assert body.evaluate("each => each === document.activeElement")
+    for key, line in (("n", "UTMALDG.2D [UR8], [UR4]"), ("n", "SYNCS R2"), ("n", "HGMMA R8"), ("n", "HGMMA R8"),
+                      ("p", "SYNCS R2")):
+        page.keyboard.press(key)
+        assert current.first.inner_text() == line
+    page.locator("[data-kind=difference]").click()
+    page.get_by_title("next marked line").click()
+    assert current.first.inner_text() == "gone"
+    page.get_by_title("next marked line").click()
+    assert page.inner_text(".tiles-code-status") == "nothing left, right line 6 (store): they differ"
+
+
+def test_one_listing_and_a_failure(show):
+    page = show(listing(LEFT), None)
+    assert page.locator(".tiles-code-side").count() == 1 and page.locator(".tiles-code-differs").count() == 0
+    assert page.locator("[data-kind=difference]").count() == 0
+    page = show(listing(LEFT), listing([], reason="it does not compile."))
+    assert page.get_by_text("it does not compile.").is_visible() and page.get_by_text("There is no SASS of it.").count()
+
+
+def test_long_listings_are_quick_and_scroll_together(show):
+    left = [["mma" if index % 100 == 99 else "", f"LINE{index % 700} R{index}"] for index in range(LINES)]
+    right = [["mma" if index % 100 == 99 else "", f"LINE{index * 7 % 900} R{index}"] for index in range(LINES)]
+    page = show(listing(left), listing(right))
+    assert page.locator(".tiles-code-row").count() < 200
+    page.locator(".tiles-code-lines").nth(1).evaluate("each => { each.scrollTop = 40000; each.scrollLeft = 30; }")
+    page.wait_for_function("document.querySelectorAll('.tiles-code-lines')[0].scrollTop === 40000")
+    page.wait_for_function(f"{FIRST_ROWS}.every(row => row > 1000)")
+    module = views.read_module("code").replace(views.EXPORT, "")
+    page.add_script_tag(content=module)
+    took_ms, same = page.evaluate(TIME, [[text for _, text in side] for side in (left, right)])
+    print(f"two listings of {LINES:,} lines are compared in {took_ms:.0f} ms; {same} lines are the same")
+    assert took_ms < LIMIT_MS
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_two_configurations(show, scheme):
+    """Pictures of a real pair are left in build/screenshots."""
+    space = TUNABLE_KERNEL.space((4096, 4096, 4096), "bf16", "sm_90a")
+    configs = TUNABLE_KERNEL.presets["grid of 96"]("bf16")
+    sides = [load_code(space.job(configs[index])) for index in (0, 40)]
+    assert not any(side["reason"] for side in sides)
+    page = show(*sides, scheme=scheme)
+    page.locator(".tiles-code-body").focus()
+    for language in ("ptx", "sass"):
+        page.locator(f"[data-language={language}]").click()
+        for _ in range(20):
+            page.keyboard.press("n")
+            page.screenshot(path=SCREENSHOTS / f"code-{language}-{scheme}.png")
+        assert page.locator(".tiles-code-current").count() == 2
+    narrow = show(*sides, scheme=scheme, width=390)
+    assert narrow.evaluate("document.documentElement.scrollWidth") <= 390

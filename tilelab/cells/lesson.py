@@ -1,0 +1,331 @@
+"""Check and time the versions of a kernel that grows in a notebook, one cell per version.
+
+    ladder = lesson.Ladder("ch07_bulk_copy_ladder", "torch copy_", prepare_torch, make_inputs, check, nbytes=2 << 30)
+    ladder.step(first_copy, prepare_first)     # below the cell that holds first_copy
+
+Each step checks the version, times it together with the peer and the version before, and shows a table of all versions
+so far. Without a GPU a CUDA version is checked in the emulator and a Triton version in the interpreter, and recorded
+figures are shown. Of a Triton or Gluon version, `step` also prints what the compiler makes of it, GPU or not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import re
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tilelab import ROOT, emulator
+from tilelab.cells import cuda_magic, triton_cell
+from tilelab.cells.triton_cell import compile_launch, define, describe_report, lines, notebook_texts
+from tilelab.emulator import gluon_emulator
+from tilelab.measure import bench, check
+from tilelab.records import results
+from tilelab.runtime import build, device
+
+__all__ = ["Ladder", "check_launch", "code_hash", "compile_launch", "define", "describe_report", "find_fault",
+           "ladder_hash", "lines", "make_guarded", "notebook_texts", "register", "require_written", "run_everywhere"]
+
+COLUMNS = {"version": "version", "ms": "ms", "peer_ms": "{peer}, ms", "gbps": "GB/s", "tflops": "TFLOP/s",
+           "ratio": "× {peer}", "spread": "±", "gain": "× version before", "check": "check"}
+
+
+def code_hash(kernel, prepare: Callable | None = None) -> str:
+    """Return 16 hex digits that change with the code of a kernel of a cell: CUDA C++, Triton or a Python function.
+
+    For Triton the functions of cells that the kernel calls count too, and `prepare`, which holds its constants.
+    """
+    if isinstance(kernel, cuda_magic.CudaKernel):
+        return kernel.source_hash()
+    if triton_cell.is_triton(kernel):
+        return triton_cell.code_hash(kernel, prepare)
+    return results.source_hash(kernel)
+
+
+def ladder_hash(codes: Sequence[str]) -> str:
+    """Return the hash of a ladder's record from the hashes of its versions."""
+    return hashlib.sha256(" ".join(codes).encode()).hexdigest()[:16]
+
+
+def require_written(kernel) -> None:
+    """Raise NotImplementedError where a kernel still holds a comment "your ...": CUDA C++, or Triton."""
+    if triton_cell.is_triton(kernel):
+        if re.search(r"#\s*your ", inspect.getsource(kernel.fn)):
+            raise NotImplementedError
+    elif re.search(r"{\s*// your [^}]*}\s*$", kernel.source):
+        raise NotImplementedError
+
+
+GUARD_BYTES, GUARD = 1 << 15, 0x5A  # around an output that is checked; no kernel may change them
+
+
+def make_guarded(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a copy of a 1-D tensor inside a larger buffer of bytes, and the buffer, for `find_fault`."""
+    buffer = torch.full((tensor.nbytes + 2 * GUARD_BYTES,), GUARD, dtype=torch.uint8, device=tensor.device)
+    inside = buffer[GUARD_BYTES:-GUARD_BYTES].view(tensor.dtype)
+    inside.copy_(tensor)
+    return inside, buffer
+
+
+def find_fault(out: torch.Tensor, buffer: torch.Tensor, wrong: torch.Tensor) -> str:
+    """Return "" or what is wrong with a guarded output: elements, as `wrong` marks them, or the memory around it."""
+    if count := int(wrong.sum()):
+        first = int(wrong.nonzero()[0])
+        return f"{count:,} of {out.numel():,} elements are wrong, the first at index {first:,}"
+    around = torch.cat([buffer[:GUARD_BYTES], buffer[-GUARD_BYTES:]])
+    return "memory outside of out was overwritten" if bool((around != GUARD).any()) else ""
+
+
+MARGIN = 1 << 17  # bytes of NaN around a tensor, for a Triton kernel that reads or writes past its ends
+
+
+def _surround(tensor: torch.Tensor, keep: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a tensor of the same layout inside a buffer of NaN, and the buffer; `keep` copies the values."""
+    size = 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride()))
+    buffer = torch.full((2 * MARGIN + size * tensor.itemsize,), 0xFF, dtype=torch.uint8, device=tensor.device)
+    inside = buffer[MARGIN:-MARGIN].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+    return inside.copy_(tensor) if keep else inside, buffer
+
+
+def check_launch(prepare: Callable, cases: dict[str, Sequence], make_inputs: Callable, spec: Callable,
+                 tolerance: float | None = None, outputs: int = 1, where: str = "") -> str:
+    """Run a Triton version on each case and return "" or what is wrong with its outputs.
+
+    `cases` maps "cuda" and "cpu" to cases; the latter run in the interpreter, where there is no GPU. `make_inputs(case,
+    where)` returns the tensors for `prepare`, the last `outputs` of which are written. They lie between margins of NaN,
+    so that a result with an element from outside is wrong. `spec(*inputs)` returns the result in float64, or a tuple.
+    An integer result must be equal; for others `tolerance` replaces `check.TOLERANCE`.
+    """
+    where = where or ("cuda" if device.current().has_tma else "cpu")
+    for case in cases[where]:
+        given = make_inputs(case, where)
+        inputs, buffers = [], []
+        for place, value in enumerate(given):
+            if isinstance(value, torch.Tensor) and value.numel():
+                value, buffer = _surround(value, keep=place < len(given) - outputs)
+                buffers.append(buffer)
+            inputs.append(value)
+        expected = spec(*(value.clone() if isinstance(value, torch.Tensor) else value for value in inputs[:-outputs]))
+        try:
+            prepare(*inputs)()
+            if where == "cuda":
+                torch.cuda.synchronize()
+        except (torch.AcceleratorError, NotImplementedError):
+            raise
+        except Exception as error:
+            return f"{case}: {device.first_line(error)[:400] or type(error).__name__}"
+        pairs = zip(inputs[-outputs:], expected if isinstance(expected, tuple) else (expected,))
+        fault = next(filter(None, (_find_difference(*pair, tolerance) for pair in pairs)), "")
+        if not fault and any(bool((part != 0xFF).any()) for buffer in buffers for part in (buffer[:MARGIN],
+                                                                                         buffer[-MARGIN:])):
+            fault = "memory outside of the tensors was overwritten"
+        if fault:
+            return f"{case}: {fault}"
+    return ""
+
+
+def _find_difference(out: torch.Tensor, expected: torch.Tensor, tolerance: float | None) -> str:
+    if not out.is_floating_point():
+        wrong = out != expected
+        return f"{int(wrong.sum()):,} of {out.numel():,} elements are wrong" if bool(wrong.any()) else ""
+    missing = int((~torch.isfinite(out.double())).sum())
+    if missing:
+        return f"{missing:,} of {out.numel():,} elements are not finite: not written, or read from outside"
+    error, limit = check.relative_error(out, expected), tolerance or check.TOLERANCE[out.dtype]
+    if error <= limit:
+        return ""
+    wrong = (out.double() - expected).abs() > limit * expected.abs().max()
+    return f"{int(wrong.sum()):,} of {out.numel():,} elements are wrong, the first at {wrong.nonzero()[0].tolist()}"
+
+
+def run_everywhere(run: Callable[[str], str]) -> str:
+    """Call `run(where)` with "cpu" for each timing of the emulator's engine, then with "cuda" where there is a GPU.
+
+    Return the first answer that is not "", or the rule that a kernel broke. A kernel that would hang or damage memory
+    is found in the emulator, before it reaches the GPU. Raises emulator.NotEmulated for a kernel that only a GPU runs,
+    where there is none.
+    """
+    if emulator.is_available():
+        for seed in emulator.SEEDS:
+            try:
+                with emulator.with_seed(seed):
+                    fault = run("cpu")
+            except emulator.EmulationError as error:
+                fault = str(error)
+            except emulator.NotEmulated:
+                if device.current().has_tma:
+                    break
+                raise
+            if fault:
+                return f"{fault} (in the emulator)"
+    elif not device.current().has_tma:
+        return "not run: that needs a GPU with TMA, or g++ for the emulator"
+    return run("cuda") if device.current().has_tma else ""
+
+
+class Ladder:
+    """The versions of one kernel, from the first to the last.
+
+    `prepare_peer(*inputs)` and the `prepare` of a step return a function that launches on these tensors, and
+    `make_inputs()` returns fresh ones. `check(prepare)` runs a version on other inputs and returns "" or what is wrong;
+    without a GPU it runs in the emulator. `nbytes` or `flops` of one call give the rates.
+    """
+
+    def __init__(self, experiment: str, peer: str, prepare_peer: Callable, make_inputs: Callable,
+                 check: Callable[[Callable], str], *, nbytes: float | None = None, flops: float | None = None):
+        self.experiment, self.peer, self.prepare_peer = experiment, peer, prepare_peer
+        self.make_inputs, self.check, self.nbytes, self.flops = make_inputs, check, nbytes, flops
+        self.rows: list[dict] = []
+        self._before: tuple[str, Callable] | None = None
+        self._example: Sequence = ()
+
+    def step(self, kernel, prepare: Callable, name: str = "", *, changed_from=None, ptx: str = "",
+             sass: str = "") -> results.Table:
+        """Check and time a version, and return the table of all versions so far.
+
+        Of a Triton or Gluon function it first prints what the compiler makes of the launch. With `changed_from`, a
+        function of a cell above, it also prints which lines changed, with `ptx` and `sass` the matching instructions.
+        """
+        name, code = name or getattr(kernel, "name", "") or kernel.__name__, code_hash(kernel, prepare)
+        problem = ""
+        if triton_cell.is_triton(kernel):
+            problem = self._show_build(kernel, prepare, name, changed_from, ptx, sass)
+        if device.current().has_tma:
+            with device.explain_missing_memory(name):
+                label = self._measure(name, prepare, code)
+        else:
+            label = self._find_recorded(kernel, name, prepare, code, problem)
+        columns = [column for column in COLUMNS if any(column in row for row in self.rows)]
+        named = {column: COLUMNS[column].format(peer=self.peer) for column in columns}
+        rows = [{named[column]: row.get(column) for column in columns} for row in self.rows]
+        return results.table(rows, label, list(named.values()))
+
+    def _show_build(self, kernel, prepare: Callable, name: str, changed_from, ptx: str, sass: str) -> str:
+        """Compile what `prepare` launches, print it, and return why it cannot be launched, or ""."""
+        self._example = self._example or self.make_inputs()
+        report = compile_launch(prepare, self._example)
+        print(describe_report(report, name))
+        for kind, pattern in (("PTX", ptx), ("SASS", sass)):
+            if pattern and report.cubin:
+                print(f"{kind}:\n{lines(report.ptx if kind == 'PTX' else report.sass, pattern)}")
+        if changed_from is not None:
+            print(triton_cell.describe_changes(changed_from, kernel))
+        return report.reason
+
+    def _measure(self, name: str, prepare: Callable, code: str) -> str:
+        if wrong := self.check(prepare):
+            self.rows.append({"version": name, "code": code, "status": "wrong", "reason": wrong,
+                              "check": f"wrong: {wrong}"})
+            return f"live on {device.current().name}"
+        before = {self._before[0]: self._before[1]} if self._before else {}
+        timed = bench.compare({self.peer: self.prepare_peer, **before, name: prepare}, self.make_inputs, self.peer,
+                              flops=self.flops, nbytes=self.nbytes)
+        gain = {"gain": timed[self._before[0]].ms / timed[name].ms} if before else {}
+        self.rows.append({"version": name, "code": code, **timed[name].row(), **gain, "check": "ok"})
+        self._before = name, prepare
+        record = results.make_record(self.experiment, self.rows, ladder_hash([row["code"] for row in self.rows]))
+        if os.environ.get("TILES_RECORD") == "1":
+            results.save(record)
+        return results.Record(record, live=True).label()
+
+    def _find_recorded(self, kernel, name: str, prepare: Callable, code: str, problem: str) -> str:
+        if triton_cell.is_gluon(kernel) and (problem or not gluon_emulator.is_enabled()):
+            wrong, fine = problem and f"wrong: {problem}", f"compiled for {cuda_magic.default_target()}"
+        else:
+            wrong, fine = "", f"ok in the {'interpreter' if triton_cell.is_interpreted(kernel) else 'emulator'}"
+            try:
+                wrong = self.check(prepare)
+            except emulator.NotEmulated:
+                fine = f"compiled for {cuda_magic.default_target()}"
+        try:
+            record = results.Record(results.load(self.experiment), live=False)
+        except FileNotFoundError:
+            self.rows.append({"version": name, "check": wrong or fine})
+            return f"{self.experiment} is not recorded"
+        row = next((row for row in record.rows if row["version"] == name), None)
+        said = wrong or fine
+        if row and row["code"] != code:
+            said += "; figures of another text of the cell"
+        self.rows.append({**(row or {"version": name}), "check": said})
+        return record.label() if row else f"{name} is not recorded"
+
+    def sweep(self, experiment: str, versions: dict[tuple, tuple], keys: Sequence[str],
+              rounds: int = 8) -> results.Record:
+        """Time many versions against the peer in one run and return the Record, or the recorded one without a GPU.
+
+        `versions` maps a tuple of values, named by `keys`, to a kernel and its `prepare`. The row of a Triton version
+        also has its registers, its shared memory and the memory that it allocates (`extra_mib`). Before there is a
+        record, the rows hold only what the compiler says.
+        """
+        def measure():
+            built = self._build_all(versions)
+            timed = bench.compare({self.peer: self.prepare_peer} | {key: prepare for key, (_, prepare) in
+                                                                    versions.items()},
+                                  self.make_inputs, self.peer, flops=self.flops, nbytes=self.nbytes, rounds=rounds)
+            return [dict(zip(keys, key)) | built.get(key, {}) | timed[key].row() | self._measure_memory(kernel, prepare)
+                    | {"name": getattr(kernel, "__name__", str(kernel)), "code": code_hash(kernel, prepare)}
+                    for key, (kernel, prepare) in versions.items()]
+
+        texts = sorted({_hash_without_constants(*version) for version in versions.values()})
+        try:
+            return results.experiment(experiment, lambda: ladder_hash(texts))(measure)()
+        except FileNotFoundError:
+            built = self._build_all(versions)
+            rows = [dict(zip(keys, key)) | built.get(key, {}) for key in versions]
+            return results.Record(results.make_record(experiment, rows, ""), live=False, stale="but not yet timed")
+
+    def _build_all(self, versions: dict[tuple, tuple]) -> dict[tuple, dict]:
+        """Return the resources of the Triton versions, compiled in parallel."""
+        if not any(triton_cell.is_triton(kernel) for kernel, _ in versions.values()):
+            return {}
+        self._example = self._example or self.make_inputs()
+        jobs = {key: triton_cell.job_of(triton_cell.record_launch(prepare, self._example), cuda_magic.default_target())
+                for key, (_, prepare) in versions.items()}
+        reports = {id(report.job): report for report in build.build(jobs.values())}
+        found = {key: reports[id(job)] for key, job in jobs.items()}
+        return {key: {"registers": report.registers, "spills": report.spills, "smem": report.smem,
+                      "programs_per_sm": report.programs_per_sm, "status": report.status, "reason": report.reason}
+                for key, report in found.items()}
+
+    def _measure_memory(self, kernel, prepare: Callable) -> dict:
+        """Return the MiB that a Triton version allocates beside its tensors, at most, while it runs."""
+        if not triton_cell.is_triton(kernel):
+            return {}
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        try:
+            prepare(*self._example)()
+            torch.cuda.synchronize()
+        except torch.AcceleratorError:
+            raise
+        except Exception:  # its row has the reason
+            return {}
+        return {"extra_mib": (torch.cuda.max_memory_allocated() - before) / 2**20}
+
+
+def _hash_without_constants(kernel, prepare: Callable) -> str:
+    if isinstance(kernel, cuda_magic.CudaKernel):
+        return kernel.source_hash(with_constants=False)
+    return triton_cell.code_hash(kernel, prepare, with_options=False)
+
+
+def register(experiment: str, notebook: str, *kernels: str, sweep: bool = False) -> None:
+    """Make known which kernels of a notebook's cells an experiment measures, so that its record can be found stale.
+
+    A kernel is the name of a CUDA kernel, or a Triton function and what prepares it, such as
+    "gemm_ring:prepare_ring(stages=4)", with the keyword arguments of a functools.partial.
+    `sweep` says that it is one of `Ladder.sweep`, whose constants are not those of the cells.
+    """
+    path = ROOT / "notebooks" / f"{notebook}.ipynb"
+
+    def source() -> str:
+        found = cuda_magic.notebook_kernels(path)
+        codes = [found[name].source_hash(with_constants=not sweep) if ":" not in name else
+                 triton_cell.registered_hash(path, name, with_options=not sweep) for name in kernels]
+        return ladder_hash(sorted(set(codes)) if sweep else codes)
+
+    results.register(experiment, lambda: results.load_record(experiment, source()), source)

@@ -1,0 +1,270 @@
+"""Write the README and the executed notebooks as pages that need no network: `python -m tilelab.course.site [folder]`.
+
+Each page holds its style sheet, its pictures and the recorded data of its interactive views. The views (tilelab/views)
+and the table of contents (site.js) bring the only scripts of a page.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import html
+import mimetypes
+import pathlib
+import re
+
+import nbformat
+from nbconvert import HTMLExporter
+from traitlets.config import Config
+
+from tilelab import ROOT, cli, views
+from tilelab.course import notebook
+from tilelab.runtime import device
+
+FOLDER = pathlib.Path(__file__).parent
+NOTEBOOK = re.compile(r'href="(?:[\w./]*/)?(\w+)\.ipynb(#[^"]*)?"')
+FILE = re.compile(r'<a\b[^>]*\bhref="(?!\w+:|#|\w+\.html)[^"]*"[^>]*>(.*?)</a>', re.S)
+HEADING = re.compile(r'<h([1-6]) id="([^"]*)">(.*?)<a class="anchor-link"[^>]*>.*?</a></h\1>', re.S)
+WIDGET_TEXT = re.compile(r"[A-Z]\w*\(.*")  # all that a saved notebook keeps of a widget: "Panel(bulk copy)"
+WIDGET_NOTE = '<p class="note">In a running notebook this cell shows controls here.</p>'
+PICTURES = ("image/svg+xml", "image/png", "image/jpeg")
+# nbconvert's embed_images would close each tag of inline HTML at once: <details></details><summary></summary>.
+CONFIG = Config({"HTMLExporter": {"template_name": "basic", "exclude_output_prompt": True},
+                 "HighlightMagicsPreprocessor": {"languages": {"%%cuda": "cuda"}}})
+
+
+@dataclasses.dataclass
+class Page:
+    """A page of the site: the name of its file without the ending, and the notebook that it shows."""
+
+    stem: str
+    notebook: nbformat.NotebookNode
+
+    def title(self) -> str:
+        """Return the text of the first heading, or the name of the page."""
+        headings = (re.search(r"^# +(.+)", cell.source, re.M) for cell in self.notebook.cells)
+        return next((re.sub("[`*]", "", found[1]) for found in headings if found), self.stem)
+
+
+def notebooks_in_order() -> list[pathlib.Path]:
+    """Return the notebooks in the README's order, then those that it does not name."""
+    readme, folder = (ROOT / "README.md").read_text(), ROOT / "notebooks"
+    named = [folder / name for name in dict.fromkeys(re.findall(r"\(notebooks/(\w+\.ipynb)\)", readme))]
+    return named + sorted(path for path in folder.glob("*.ipynb") if path not in named)
+
+
+def _read_notebook(path: pathlib.Path):
+    try:
+        return nbformat.read(path, 4)
+    except Exception as error:  # nbformat raises errors of several libraries
+        raise ValueError(f"{path} is not a notebook: {device.first_line(error)}.") from error
+
+
+def _rewrite_links(body: str) -> str:
+    """Point links to notebooks at their pages, and turn links to other files of the repository into plain text."""
+    return FILE.sub(r"\1", NOTEBOOK.sub(r'href="\1.html\2"', body))
+
+
+def _find_picture(output) -> str:
+    """Return the MIME type of the picture in an output, or ""."""
+    return next((kind for kind in PICTURES if kind in output.get("data", {})), "")
+
+
+def _is_widget(output) -> bool:
+    """Return whether an output holds nothing but the text of a widget, such as "VBox(children=…"."""
+    data = output.get("data", {})
+    shown = output.output_type == "display_data" or data.get("text/plain", "").startswith(("VBox(", "HBox("))
+    return set(data) == {"text/plain"} and shown and bool(WIDGET_TEXT.fullmatch(data["text/plain"]))
+
+
+def _html_output(text: str):
+    return nbformat.v4.new_output("display_data", {"text/html": text})
+
+
+def _picture_element(output, kind: str) -> str:
+    text = output.metadata[kind]["alt"]
+    if kind == "image/svg+xml":
+        return f'<div class="picture" role="img" aria-label="{html.escape(text)}">{output.data[kind]}</div>'
+    data = "".join(output.data[kind].split())
+    return f'<div class="picture"><img src="data:{kind};base64,{data}" alt="{html.escape(text)}"></div>'
+
+
+def _fold_table(output):
+    """Return a table as an output that the reader unfolds."""
+    table = output.data.get("text/html") or f"<pre>{html.escape(output.data['text/plain'])}</pre>"
+    return _html_output(f'<details class="rendered_html"><summary>The same as a table</summary>{table}</details>')
+
+
+class _Views:
+    """The interactive views of one page. nbconvert sees a placeholder for each, so that it leaves their code alone."""
+
+    def __init__(self):
+        self.parts: list[str] = []
+        self._names: set[str] = set()
+
+    def add(self, view: dict, still: str):
+        """Return an output that stands for a view. `still` is the HTML of the picture for readers without scripts."""
+        name, data = views.read_stored(view)
+        self.parts.append(views.make_page_part(name, data, still=still, with_code=name not in self._names))
+        self._names.add(name)
+        return _html_output(f"<div data-view='{len(self.parts) - 1}'></div>")
+
+    def put_back(self, body: str) -> str:
+        return re.sub(r'<div data-view="(\d+)"></div>', lambda found: self.parts[int(found[1])], body)
+
+
+def _prepare_outputs(outputs: list, heading: str, page_views: _Views) -> list:
+    """Return the outputs of a cell as the page shows them.
+
+    A view takes the place of the picture that it left in the notebook, and its table is folded. The text of a widget
+    becomes a note. A picture without alternative text is described by the heading above it.
+    """
+    for output in outputs:
+        output.get("data", {}).pop(notebook.WIDGET, None)
+        if kind := _find_picture(output):
+            described = output.metadata.setdefault(kind, nbformat.NotebookNode())
+            described.alt = described.get("alt") or f"A picture of the section “{heading}”"
+    prepared, rest = [], list(outputs)
+    while rest:
+        output = rest.pop(0)
+        if view := output.get("data", {}).get(views.MIME):
+            still = ""
+            if rest and (kind := _find_picture(rest[0])):
+                still = _picture_element(rest.pop(0), kind)
+            prepared.append(page_views.add(view, still))
+            if rest and {"text/html", "text/plain"} & set(rest[0].get("data", {})) and views.MIME not in rest[0].data:
+                prepared.append(_fold_table(rest.pop(0)))
+        else:
+            prepared.append(_html_output(WIDGET_NOTE) if _is_widget(output) else output)
+    return prepared
+
+
+def _prepare_notebook(source, page_views: _Views) -> None:
+    source.metadata.language_info = {"name": "python", "pygments_lexer": "ipython3"}  # %%cuda needs IPython's lexer
+    heading = ""
+    for cell in source.cells:
+        if cell.cell_type == "markdown":
+            heading = ([heading] + re.findall(r"^#+ +(.+)", cell.source, re.M))[-1]
+        elif cell.cell_type == "code":
+            cell.outputs = _prepare_outputs(cell.outputs, heading, page_views)
+
+
+def _embed_picture(element: str, folder: pathlib.Path) -> str:
+    """Return an <img> element in a box that scrolls, with the picture's data in place of the name of its file."""
+    def embed(source: re.Match) -> str:
+        path = folder / source[1]
+        if not path.is_file():
+            raise ValueError(f"the picture {path} does not exist.")
+        data = base64.b64encode(path.read_bytes()).decode()
+        return f'src="data:{mimetypes.guess_type(path)[0]};base64,{data}"'
+
+    embedded = re.sub(r'src="(?!data:)([^":]*)"', embed, element)
+    return f'<span class="picture">{embedded}</span>'
+
+
+def _clean_body(body: str, folder: pathlib.Path) -> tuple[str, str]:
+    """Return a page's body without foreign scripts and styles, with boxes for what is wide, and its contents.
+
+    Names of pictures are relative to `folder`. The contents link to the headings of the second and third level.
+    """
+    body = re.sub(r"<(script|style)\b[^>]*>.*?</\1>|<link\b[^>]*>", "", body, flags=re.S)
+    body = re.sub(r"<table\b.*?</table>", r'<div class="wide">\g<0></div>', body, flags=re.S)
+    body = re.sub(r"<img\b[^>]*>", lambda found: _embed_picture(found[0], folder), body)
+    seen, lines = set(), []
+
+    def add_anchor(found: re.Match) -> str:
+        level, name, text = found.groups()
+        while name in seen:
+            name += "-again"
+        seen.add(name)
+        if level in "23" and (words := re.sub("<[^>]*>", "", text).strip()):
+            lines.append(f'<li class="h{level}"><a href="#{name}">{words}</a></li>')
+        anchor = f'<a class="anchor-link" href="#{name}" aria-label="Link to this section">¶</a>'
+        return f'<h{level} id="{name}">{text} {anchor}</h{level}>'
+
+    body = HEADING.sub(add_anchor, body)
+    return body, "\n".join(["<ul>", *lines, "</ul>"])
+
+
+def _write_page(page: Page, before: Page | None, after: Page | None, exporter: HTMLExporter) -> str:
+    """Return the text of a page with links to the pages before and after it."""
+    title, page_views = page.title(), _Views()
+    _prepare_notebook(page.notebook, page_views)
+    body, contents = _clean_body(exporter.from_notebook_node(page.notebook, {"metadata": {"name": title}})[0],
+                                 ROOT if page.stem == "index" else ROOT / "notebooks")
+    links = [f'<a href="{other.stem}.html" rel="{kind}">{word}: {html.escape(other.title())}</a>'
+             for kind, word, other in (("prev", "Before", before), ("next", "Next", after)) if other]
+    home = '<a href="index.html">Tiles in Flight</a>' if before and before.stem != "index" else ""
+    pages = f'<nav class="pages" aria-label="pages">{home}{"".join(links)}</nav>'
+    style, script = ((FOLDER / f"site.{kind}").read_text() for kind in ("css", "js"))
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{html.escape(title)}</title>
+<link rel="icon" href="data:,">
+<style>
+{style}</style>
+</head>
+<body>
+<a class="skip" href="#main">Skip the table of contents</a>
+<div class="page">
+<nav class="toc" aria-label="contents"><details open><summary>On this page</summary>
+{contents}</details></nav>
+<script>
+{script}</script>
+<main id="main">
+{pages}
+{page_views.put_back(_rewrite_links(body))}
+{pages}
+</main>
+</div>
+</body>
+</html>
+"""
+
+
+def write_pages(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Write `index.html`, from the README, and a page for each notebook into `folder`; return their paths.
+
+    OSError where nothing can be written; ValueError names a file that is not a notebook, a missing picture, and
+    an unknown or damaged view.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    readme = nbformat.v4.new_markdown_cell((ROOT / "README.md").read_text())
+    pages = [Page("index", nbformat.v4.new_notebook(cells=[readme])),
+             *(Page(path.stem, _read_notebook(path)) for path in notebooks_in_order())]
+    exporter, paths = HTMLExporter(config=CONFIG), []
+    # Highlighted code is escaped already, and the notebooks are our own: cleaning would take a third of the time.
+    exporter.register_filter("clean_html", lambda text: text)
+    for before, page, after in zip([None, *pages], pages, [*pages[1:], None]):
+        paths.append(folder / f"{page.stem}.html")
+        try:
+            text = _write_page(page, before, after, exporter)
+        except ValueError as error:
+            raise ValueError(f"the page of {page.stem} cannot be made: {error}") from error
+        paths[-1].write_text(text, encoding="utf-8")
+    return paths
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return the exit status 0; errors raise SystemExit with status 2."""
+    parser = cli.make_plain_parser("tilelab.course.site", "Write the README and the executed notebooks as pages that need no "
+                                   "network.")
+    parser.add_argument("folder", nargs="?", default=f"{ROOT}/build/site", help="default: build/site")
+    folder = parser.parse_args(argv).folder
+    if not folder:
+        parser.error("folder is empty; leave it out for build/site.")
+    try:
+        pages = write_pages(pathlib.Path(folder))
+    except OSError as error:
+        parser.error(f"{folder} cannot be written ({error.strerror}).")
+    except ValueError as error:
+        parser.error(str(error))
+    print(f"{len(pages)} pages, {sum(page.stat().st_size for page in pages) / 2**20:.0f} MiB: open {pages[0]}")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run_main(main)

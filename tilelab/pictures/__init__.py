@@ -1,0 +1,1 @@
+"""Charts and drawings in the course's style."""

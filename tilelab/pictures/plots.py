@@ -1,0 +1,347 @@
+"""Draw the course's charts in one style, with one colour per implementation. Every chart is a `Picture`.
+
+`rows` are the rows of a record, `source` states their origin (Record.label()), and `title` states the finding. `label`
+(or x, y, mark) is a key of the rows or a function of one row. A row that did not run stays with its reason.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import re
+import textwrap
+import zlib
+from collections.abc import Callable, Sequence
+
+import numpy
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+from tilelab.runtime import device
+
+SIZE = (5.5, 3.2)
+# Okabe and Ito's palette, which can be told apart with any colour vision. The best kernel of a topic is dark blue.
+COLOURS = {"cuBLAS": "#000000", "torch": "#777777", "conservative": "#D55E00", "proposed": "#E69F00", "best": "#0072B2",
+           "course": "#0072B2", "persistent": "#0072B2", "plain": "#CC79A7", "predicted": "#009E73",
+           "torch copy_": "#777777", "torch add": "#777777", "torch copy": "#777777", "torch index_select": "#777777",
+           "host": "#0072B2", "device": "#009E73", "pointers": "#E69F00", "loads": "#D55E00",
+           "cp_async": "#E69F00", "bulk_single": "#88CCEE", "bulk_batch": "#0072B2", "bulk_ring": "#009E73",
+           "search_a_thread": "#661100", "lane0_search": "#D55E00", "ballot_search": "#E69F00",
+           "shared_search": "#88CCEE", "vectors": "#332288", "bulk_rows": "#009E73", "cuDNN": "#000000",
+           "eager": "#777777", "flash": "#777777", "efficient": "#777777", "roles": "#88CCEE", "overlap": "#117733",
+           "ping-pong": "#009E73"}
+# The modes of torch.compile in ch14_compiled.
+MODES = ("default", "max-autotune", "max-autotune-no-cudagraphs", "persistent-tma", "tma-only", "unfused", "math",
+         "unfused-default", "flex", "flex-tma", "flex-max-autotune")
+COLOURS |= dict.fromkeys(MODES, COLOURS["torch"])
+OTHERS = ("#56B4E9", "#882255", "#999933", "#44AA99", "#6A51A3", "#8C510A")  # for names that are not above
+GREY = "#666666"
+UNITS = {"tflops": "TFLOP/s", "gbps": "GB/s", "us": "µs"}
+Key = str | Callable[[dict], object]
+
+
+class Picture(Figure):
+    """A matplotlib Figure that a notebook shows once with any backend, and that pyplot does not keep alive.
+
+    Its alternative text, for readers who cannot see it, is its title, or what `describe` has been given.
+    """
+
+    description = ""
+
+    def describe(self, text: str) -> Picture:
+        """Return the picture, with `text` as its alternative text: one or two sentences that say what it shows."""
+        self.description = text
+        return self
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png")
+        return buffer.getvalue()
+
+    def _repr_mimebundle_(self, **_) -> tuple[dict, dict]:
+        """Return the picture and its alternative text, which a notebook keeps beside it."""
+        title = " ".join(self.get_suptitle().replace("\\$", "$").split())
+        png = base64.b64encode(self._repr_png_()).decode()
+        return {"image/png": png}, {"image/png": {"alt": self.description or title}}
+
+
+def colour(name: str) -> str:
+    """Return the colour of an implementation, the same in every picture."""
+    return COLOURS.get(name) or OTHERS[zlib.crc32(name.encode()) % len(OTHERS)]
+
+
+def new_figure(rows, title: str, source: str, height: float = SIZE[1], layout: str = "constrained"):
+    """Return a Picture with title and source, `height` inches high, and its axes. ValueError if `rows` is empty."""
+    if not rows:
+        raise ValueError("there is nothing to draw: the list of rows is empty.")
+    figure = Picture(figsize=(SIZE[0], height), dpi=120, layout=layout)
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    figure.suptitle(escape_math(textwrap.fill(title, 70)), fontsize=9, x=0.01, ha="left", fontweight="bold")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
+    if source:
+        figure.supxlabel(escape_math(textwrap.fill(source, 100)), fontsize=7, color=GREY, x=0.99, ha="right")
+    return figure, axes
+
+
+def _numbers(*sides) -> None:
+    """Put plain numbers on logarithmic axes, at 1, 2 and 5 where an axis spans less than three decades."""
+    for side in sides:
+        low, high = side.get_view_interval()
+        side.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))
+        side.set_major_formatter("{x:g}")
+        side.set_minor_formatter(NullFormatter())
+
+
+def escape_math(text: object) -> str:
+    """Return a text in which matplotlib does not take dollar signs for mathematics."""
+    return str(text).replace("$", r"\$")
+
+
+def _value(row: dict, key: Key) -> object:
+    return row[key] if isinstance(key, str) else key(row)
+
+
+def _ran(row: dict, value: str) -> bool:
+    return row.get("status", "ok") == "ok" and row.get(value) is not None
+
+
+def _reason(row: dict, width: int = 56, lines: int = 2) -> str:
+    """Return why a row did not run, shortened to fit."""
+    text = row.get("reason") or row.get("status", "not measured")
+    return escape_math(textwrap.fill(text, width, max_lines=lines, placeholder=" …"))
+
+
+def label_lines(axes, rows, label: Key) -> None:
+    """Give each row a line of the chart, from top to bottom, with its label."""
+    axes.set_yticks(range(len(rows))[::-1], [escape_math(_value(row, label)) for row in rows], fontsize=7.5)
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+
+
+def _draw_vertical(axes, x: float, text: str, style: str, tone: str, left: bool) -> None:
+    """Draw a vertical line with a label above the axes, on its left or right."""
+    axes.axvline(x, color=tone, linestyle=style, linewidth=1, zorder=1)
+    axes.annotate(escape_math(text), (x, 1), (-2 if left else 2, 1), xycoords=("data", "axes fraction"), fontsize=7,
+                  textcoords="offset points", ha="right" if left else "left", va="bottom", color=tone)
+
+
+def _say_values(rows: Sequence[dict], label: Key, value: str, form: str) -> str:
+    """Return the value of each row in words; of more than 16 rows the least and the greatest."""
+    def say(row):
+        name = " ".join(str(_value(row, label)).split())
+        return f"{form.format(row[value])} for {name}" if _ran(row, value) else f"none for {name}"
+
+    ran = sorted((row for row in rows if _ran(row, value)), key=lambda row: row[value])
+    if len(rows) <= 16 or not ran:
+        return "; ".join(map(say, rows))
+    which = "" if len(ran) == len(rows) else " with a value"
+    return f"of {len(ran)} rows{which}, the least is {say(ran[0])}, and the greatest {say(ran[-1])}"
+
+
+_WHITE_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # keeps lines from crossing a text
+
+
+def ratios(rows: Sequence[dict], *, label: Key, title: str, source: str, peer: str = "cuBLAS",
+           floor: float | None = None) -> Picture:
+    """Draw each row's speed relative to the peer; right of 1 it is faster. `floor` is the required minimum."""
+    figure, axes = new_figure(rows, title, source, height=1.2 + 0.21 * len(rows))
+    _draw_vertical(axes, 1, peer, "-", colour(peer), left=False)
+    if floor is not None:
+        _draw_vertical(axes, floor, f"floor {floor:g}", "--", GREY, left=floor <= 1)
+    seen = [row["ratio"] for row in rows if _ran(row, "ratio")] + [1, floor or 1]
+    digits = 3 if max(seen) - min(seen) < 0.1 else 2
+    for y, row in zip(range(len(rows))[::-1], rows):
+        if not _ran(row, "ratio"):
+            axes.text(0.01, y, _reason(row, 48, 1), transform=axes.get_yaxis_transform(), va="center", fontsize=7,
+                      color=GREY, bbox=_WHITE_BOX)
+            continue
+        ratio, tone = row["ratio"], COLOURS.get(row.get("name"), COLOURS["course"])
+        axes.plot([1, ratio], [y, y], color=tone, linewidth=2)
+        axes.plot(ratio, y, "o", color=tone, markersize=5)
+        axes.annotate(f"{ratio:.{digits}f}", (ratio, y), (6 if ratio >= 1 else -6, 0), textcoords="offset points",
+                      ha="left" if ratio >= 1 else "right", va="center", fontsize=7.5, bbox=_WHITE_BOX)
+    room = 0.17 * (max(seen) - min(seen) or 1)
+    low, high = min(seen) - 2 * room, max(seen) + room  # room for a number on the left of its point
+    axes.set_xlim(low, high)
+    ticks = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high)  # few, because long names leave little room
+    axes.set_xticks([tick for tick in ticks if max(low, 0) <= tick <= high])
+    label_lines(axes, rows, label)
+    axes.set_xlabel(escape_math(f"speed, × {peer}"), fontsize=8)
+    limit = "" if floor is None else f"; a dashed line marks {floor:g}"
+    return figure.describe(f"{title.rstrip('.')}. Each row has a dot at its speed relative to {peer}, and a bar from 1 "
+                           f"to the dot{limit}: {_say_values(rows, label, 'ratio', f'{{:.{digits}f}}')}.")
+
+
+def ladder(rows: Sequence[dict], *, label: Key, title: str, source: str, value: str = "tflops",
+           unit: str | None = None, ceiling: float | None = None, ceiling_label: str = "") -> Picture:
+    """Draw one bar per row, in order; a row that did not run, or was wrong, is an outline with its reason."""
+    figure, axes = new_figure(rows, title, source, height=1.3 + 0.27 * len(rows))
+    top = max([row[value] for row in rows if _ran(row, value)] + [ceiling or 0]) or 1
+    for y, row in zip(range(len(rows))[::-1], rows):
+        if _ran(row, value):
+            axes.barh(y, row[value], color=colour(row.get("name", "course")), height=0.7)
+            text = f"{row[value]:,.0f}" if row[value] >= 100 else f"{row[value]:.3g}"
+            end = ceiling if ceiling and 0 <= ceiling - row[value] < 0.11 * top else row[value]
+            axes.text(end + top * 0.012, y, text, va="center", fontsize=7.5, bbox=_WHITE_BOX)
+        else:
+            axes.barh(y, top * 0.02, fill=False, edgecolor=GREY, hatch="////", height=0.7)
+            axes.text(top * 0.03, y, _reason(row), va="center", fontsize=7, color=GREY, linespacing=1, bbox=_WHITE_BOX)
+    if ceiling:
+        _draw_vertical(axes, ceiling, f"{ceiling_label} {ceiling:,.4g}".strip(), "--", colour("cuBLAS"), left=True)
+    axes.set_xlim(0, top * 1.1)
+    label_lines(axes, rows, label)
+    unit = unit or UNITS.get(value, value)
+    axes.set_xlabel(escape_math(unit), fontsize=8)
+    limit = f"; a dashed line at {ceiling:,.4g}, {ceiling_label}".rstrip(", ") if ceiling else ""
+    return figure.describe(f"{title.rstrip('.')}. Each row has a bar, in {unit}: "
+                           f"{_say_values(rows, label, value, '{:,.4g}')}{limit}.")
+
+
+def natural_key(text: str) -> tuple:
+    """Return a sort key that puts "64×256" before "128×64"."""
+    return [int(part) for part in re.findall(r"\d+", text)], text
+
+
+def place_on_scale(value: float, values: Sequence[float], from_zero_to: float | None = None,
+                   less_is_better: bool = False) -> float:
+    """Return where a value stands on a colour scale of `values`: 0 is dark (worst or least), 1 is bright.
+
+    The scale is logarithmic over their range, or linear from 0 to `from_zero_to` or the largest value if this is more.
+    """
+    if from_zero_to is not None:
+        low, high = 0, max(from_zero_to, *values)
+    else:
+        value, low, high = (math.log(max(number, 1e-9)) for number in (value, min(values), max(values)))
+    part = (value - low) / (high - low) if high > low else 1
+    return 1 - part if less_is_better and high > low else part
+
+
+def heat_map(rows: Sequence[dict], x: Key, y: Key, value: str, *, title: str, source: str, fmt: str = "{:.2f}",
+             mark: Callable[[dict], str] = lambda row: "x", x_label: str = "", y_label: str = "",
+             shade: Callable[[float], float] | None = None) -> Picture:
+    """Draw `value` over `x` and `y`. A cell whose row did not run is grey and holds `mark(row)`; one without is white.
+
+    `shade` maps a value to its place on the colour scale, from 0 (dark) to 1; by default the scale spans the values.
+    ValueError when two rows fall in one cell.
+    """
+    columns, lines = (sorted({_value(row, key) for row in rows}) for key in (x, y))
+    figure, axes = new_figure(rows, title, source, height=max(SIZE[1], 1.2 + 0.3 * len(lines)))
+    cells = {(lines.index(_value(row, y)), columns.index(_value(row, x))): row for row in rows}
+    if len(cells) < len(rows):
+        raise ValueError(f"{len(rows)} rows fall in {len(cells)} cells: choose one row per cell.")
+    grid = numpy.ma.array(numpy.zeros((len(lines), len(columns))), mask=True)
+    for cell, row in cells.items():
+        if _ran(row, value):
+            grid[cell] = shade(row[value]) if shade else row[value]
+    texts = {cell: fmt.format(row[value]) if _ran(row, value) else mark(row) for cell, row in cells.items()}
+    size = max(7, min(12, 400 / len(columns) / max(map(len, texts.values()))))
+    ends = {"vmin": 0, "vmax": 1} if shade else {}
+    shades = axes.imshow(grid, cmap="cividis", aspect="auto", origin="lower", **ends)
+    for (i, j), text in texts.items():
+        known = _ran(cells[i, j], value)
+        if not known:
+            axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, color="#dddddd"))
+        dark = known and numpy.dot(shades.cmap(shades.norm(grid[i, j]))[:3], (0.3, 0.59, 0.11)) < 0.5
+        axes.text(j, i, escape_math(text), ha="center", va="center", color="white" if dark else "black",
+                  fontsize=size if known else max(7, 0.8 * size))  # "smem" is wider than "0.99"
+    axes.set_xticks(range(len(columns)), [escape_math(column) for column in columns])
+    axes.set_yticks(range(len(lines)), [escape_math(line) for line in lines])
+    axes.set_xlabel(escape_math(x_label or (x if isinstance(x, str) else "")), fontsize=8)
+    axes.set_ylabel(escape_math(y_label or (y if isinstance(y, str) else "")), fontsize=8)
+    ran = sorted((row for row in rows if _ran(row, value)), key=lambda row: row[value])
+    least, greatest = ([f"{fmt.format(row[value])} at {str(_value(row, x)).strip()}, {_value(row, y)}" for row in some]
+                       for some in (ran[:1], ran[-1:]))
+    spread = f": the least is {least[0]}, and the greatest {greatest[0]}" if ran else ""
+    return figure.describe(f"{title.rstrip('.')}. A heat map of {len(rows)} cells, {len(ran)} with a value{spread}.")
+
+
+def _describe_build(row: dict) -> tuple[str, str]:
+    """Return the colour and the words for one build."""
+    if row.get("status", "ok") != "ok":
+        reason = row.get("reason", "")
+        causes = {"register": ("#D55E00", "registers"), "shared memory": ("#E69F00", "shared\nmemory"),
+                  "tensor memory": ("#E69F00", "tensor\nmemory"), "": ("#bbbbbb", row["status"])}
+        return next(found for cause, found in causes.items() if cause in reason)
+    if row["unit"] != "mma.sync":
+        return "#0072B2", f"runs:\n{row['unit']}"
+    return "#56B4E9", "mma.sync,\nnot tcgen05" if device.target_limits(row["target"]).has_tcgen05 else "runs:\nmma.sync"
+
+
+def build_table(rows: Sequence[dict], *, title: str, source: str) -> Picture:
+    """Draw configurations by targets: the tensor-core instruction that a build uses, or the resource that it lacks.
+
+    Rows hold name, target, status, reason, unit (wgmma, tcgen05 or mma.sync), and optionally `set`.
+    """
+    names = list(dict.fromkeys((row.get("set", ""), row["name"]) for row in rows))
+    targets = list(dict.fromkeys(row["target"] for row in rows))
+    figure, axes = new_figure(rows, title, source, height=0.9 + 0.32 * len(names))
+    for row in rows:
+        x, y = targets.index(row["target"]), len(names) - 1 - names.index((row.get("set", ""), row["name"]))
+        tone, words = _describe_build(row)
+        axes.add_patch(Rectangle((x, y), 0.97, 0.93, color=tone))
+        axes.text(x + 0.485, y + 0.45, escape_math(words), ha="center", va="center", fontsize=7, linespacing=0.95,
+                  color="white" if tone in ("#0072B2", "#D55E00") else "black")
+    axes.set_xlim(0, len(targets))
+    axes.set_ylim(0, len(names))
+    axes.set_xticks([x + 0.485 for x in range(len(targets))], targets)
+    labels = [escape_math(f"{which}  {name}".strip()) for which, name in reversed(names)]
+    axes.set_yticks([y + 0.45 for y in range(len(names))], labels, fontsize=7)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    return figure
+
+
+def roofline(rows: Sequence[dict], *, peak_tflops: float, bandwidth_gbps: float, title: str, source: str) -> Picture:
+    """Draw rows (name, intensity in FLOP per byte, tflops) below two measured ceilings, with logarithmic axes."""
+    figure, axes = new_figure(rows, title, source)
+    ridge = peak_tflops * 1e3 / bandwidth_gbps
+    left = min([row["intensity"] for row in rows] + [ridge / 4]) / 2
+    right = max([row["intensity"] for row in rows] + [ridge * 4]) * 2
+    axes.set(xscale="log", yscale="log")
+    axes.plot([left, ridge, right], [left * bandwidth_gbps / 1e3, peak_tflops, peak_tflops], "--", color="black", lw=1)
+    axes.text(right, peak_tflops * 1.08, f"{peak_tflops:,.0f} TFLOP/s", fontsize=7, ha="right", va="bottom")
+    slope = (left * ridge) ** 0.5  # half way up
+    axes.text(slope * 0.9, slope * bandwidth_gbps / 1e3, f"{bandwidth_gbps / 1e3:.2f} TB/s", fontsize=7, ha="right",
+              va="bottom")
+    names = dict.fromkeys(row["name"] for row in rows)
+    others = [name for name in names if name not in COLOURS]  # numbered, so that few names share a colour
+    for name in names:
+        tone = COLOURS.get(name) or OTHERS[others.index(name) % len(OTHERS)]
+        points = [(row["intensity"], row["tflops"]) for row in rows if row["name"] == name]
+        axes.plot(*zip(*points), "o", color=tone, markersize=4.5, alpha=0.85, label=escape_math(name))
+    axes.set_ylim(top=peak_tflops * 2)
+    _numbers(axes.xaxis, axes.yaxis)
+    axes.set_xlabel("operations per byte of memory traffic, FLOP/B", fontsize=8)
+    axes.set_ylabel("TFLOP/s", fontsize=8)
+    figure.legend(loc="outside right upper", fontsize=7, frameon=False, handletextpad=0.2)
+    return figure
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return Spearman's rank correlation: 1 when both sequences have the same order."""
+    import pandas
+
+    return float(pandas.Series(first).rank().corr(pandas.Series(second).rank()))
+
+
+def scatter_predicted(rows: Sequence[dict], *, title: str, source: str) -> Picture:
+    """Draw predicted_ms over ms of the rows that ran, with logarithmic axes, the diagonal and the rank correlation."""
+    rows = [row for row in rows if _ran(row, "ms") and _ran(row, "predicted_ms")]
+    figure, axes = new_figure(rows, title, source)
+    measured, predicted = ([row[key] for row in rows] for key in ("ms", "predicted_ms"))
+    ends = [min(measured + predicted) / 1.2, max(measured + predicted) * 1.2]
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    axes.plot(ends, ends, "--", color="black", linewidth=1)
+    axes.plot(measured, predicted, "o", color=colour("predicted"), markersize=4, alpha=0.8)
+    if len(set(measured)) > 2 and len(set(predicted)) > 1:  # two points always agree or disagree
+        text = f"rank correlation {rank_correlation(measured, predicted):.2f}\n(Spearman, {len(rows)} configurations)"
+        axes.text(0.03, 0.97, text, transform=axes.transAxes, fontsize=8, va="top")
+    axes.text(0.99, 0.03, "below the line: slower than predicted", transform=axes.transAxes, fontsize=7, ha="right")
+    _numbers(axes.xaxis, axes.yaxis)
+    axes.set_xlabel("measured, ms", fontsize=8)
+    axes.set_ylabel("predicted, ms", fontsize=8)
+    return figure

@@ -1,0 +1,1 @@
+"""Records of experiments in results/: how they are written, compared, and shown for several GPUs."""

@@ -1,0 +1,249 @@
+"""Compare two sets of records and list what became worse: `python -m tilelab.records.compare OLD NEW`.
+
+OLD and NEW are folders of records: of one GPU, as results/nvidia-h200, or of several, as the results folder of another
+checkout. Listed are, the worst first:
+
+- rows whose status became worse, from ok to rejected to failed or wrong;
+- claims of CLAIMS.md whose verdict changes when NEW replaces records of OLD;
+- records, rows and ratios of OLD that NEW lacks;
+- ratios that fell by more than their spread. A ratio is a speed relative to a peer timed in the same run, so lower is
+  worse. Only the ratios of COSTS are times over the peer's, so there higher is worse.
+
+A ratio may fall by the sum of both spreads, and by --margin per cent of the old ratio. The margin is needed because a
+spread describes the rounds of one run, and two runs differ by more. An H200 recorded 557 ratios with a spread twice,
+with the same code and software. 71 of these ratios fell by more than both spreads. With a margin of 2 % there were 7
+such ratios, and with 3 % none. A ratio without a spread comes from a quick timing, and may also fall by QUICK_MARGIN.
+
+A time without a peer is never compared, because the clock of the GPU and the load of the CPU change it. The time of one
+call was 1.8 times as long in the next recording of the same code.
+
+Exit status: 0 if nothing became worse, 1 if something did, 2 for bad usage, a folder without records, or another GPU.
+"""
+
+from __future__ import annotations
+
+import collections
+import importlib
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tilelab import cli
+from tilelab.records import gpus, headlines, results
+from tilelab.runtime import device
+
+MARGIN_PERCENT = 3.0
+QUICK_MARGIN = 0.07  # with MARGIN_PERCENT, 2 of 4,489 recordings of the same code fell further
+COSTS = ("ch14_compiled_host_time",)
+SEVERITY = {"ok": 0, "rejected": 1, "failed": 2, "wrong": 2}
+STATUS, VERDICT, MISSING, RATIO = "status", "verdict", "missing", "ratio"
+KINDS = (STATUS, VERDICT, MISSING, RATIO)  # the worst first
+SHOWN, WIDTH = 20, 60  # rows of the table, and characters of a column
+Records = dict[tuple[str, str], dict]  # {(folder of the GPU, experiment): record}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A line of the table: the kind, the record, the row and both values. `size` orders the problems of a kind."""
+
+    kind: str
+    where: str
+    row: str
+    old: str
+    new: str
+    size: float = 0.0
+
+
+def read_records(folder: str, only: Sequence[str] = ()) -> Records:
+    """Return the records in a folder of one GPU or of several, of the experiments in `only` if it names any.
+
+    ValueError for a folder that does not exist or holds no such record, and for a file that is not a record.
+    """
+    path = pathlib.Path(folder)
+    if not path.is_dir():
+        raise ValueError(f"{folder} is not a folder.")
+    files = [file for pattern in ("*.json", "*/*.json") for file in sorted(path.glob(pattern)) if file.stem != "tests"]
+    if any(file.parent == path for file in files):  # a folder of one GPU; those in it hold other software's records
+        files = [file for file in files if file.parent == path]
+    found = [results.read(file) for file in files if not only or file.stem in only]
+    if not found:
+        raise ValueError(f"{folder} holds no records{' of the headlines' if only else ''}.")
+    return {(results.gpu_folder(record), record["experiment"]): record for record in found}
+
+
+def _require_same_gpu(old: Records, new: Records) -> None:
+    """Raise ValueError where a record of OLD is missing in NEW, which has the experiment's record of another GPU."""
+    for gpu, experiment in old.keys() - new.keys():
+        others = [record for (other, name), record in new.items() if name == experiment and (other, name) not in old]
+        if others:
+            raise ValueError(f"OLD holds {experiment} of {old[gpu, experiment]['device']['name']} and NEW of "
+                             f"{others[0]['device']['name']}: figures of two GPUs cannot be compared.")
+
+
+# ---- what became worse
+
+
+def find_problems(old: Records, new: Records, margin_percent: float = MARGIN_PERCENT) -> list[Problem]:
+    """Return what is worse in `new`, the worst first, except for the claims."""
+    problems, several = [], len({gpu for gpu, _ in old} - {results.NO_GPU.slug}) > 1
+    for key, record in old.items():
+        name = "/".join(key) if several else key[1]
+        if key not in new:
+            problems.append(Problem(MISSING, name, "", "recorded", "no record"))
+            continue
+        pairs = gpus.pair_rows(record, new[key])
+        if lost := [words for words, _, row in pairs if row is None]:
+            problems.append(Problem(MISSING, name, "; ".join(lost), f"{len(pairs)} rows", f"{len(lost)} fewer"))
+        for words, before, after in pairs:
+            if after is not None:
+                problems += _compare_rows(key[1], name, words, before, after, margin_percent / 100)
+    return sort_problems(problems)
+
+
+def sort_problems(problems: Iterable[Problem]) -> list[Problem]:
+    """Return the problems in the order of KINDS, and within a kind the largest first."""
+    return sorted(problems, key=lambda each: (KINDS.index(each.kind), -each.size, each.where))
+
+
+def _compare_rows(experiment: str, name: str, words: str, old: dict, new: dict, margin: float) -> list[Problem]:
+    was, now = old.get("status", "ok"), new.get("status", "ok")
+    if _severity(now) > _severity(was):
+        return [Problem(STATUS, name, words, was, f"{now}: {new.get('reason') or 'no reason'}", _severity(now))]
+    problems = []
+    for key in [key for key in old if key == "ratio" or key.endswith("_ratio")]:
+        before, after = old[key], new.get(key)
+        label = ", ".join(filter(None, (words, key if key != "ratio" else "")))
+        peers = old.get("peer"), new.get("peer")
+        if before is None or now != "ok":
+            continue
+        if key == "ratio" and (after is None or peers[0] != peers[1]):
+            problems.append(Problem(MISSING, name, label, f"{before:.3f} x {peers[0] or 'the peer'}",
+                                    "no ratio" if after is None else f"{after:.3f} x {peers[1] or 'the peer'}"))
+        elif after is not None:
+            fall = after - before if experiment in COSTS else before - after
+            allowed = allowed_fall(old, new, key, margin)
+            if fall > allowed:
+                problems.append(Problem(RATIO, name, label, f"{before:.3f}", f"{after:.3f} ({after / before - 1:+.1%}, "
+                                        f"allowed {'+' if experiment in COSTS else '-'}{allowed / before:.1%})",
+                                        fall / before))
+    return problems
+
+
+def _severity(status: str) -> int:
+    return SEVERITY.get(status, 2)
+
+
+def allowed_fall(old: dict, new: dict, key: str = "ratio", margin: float = MARGIN_PERCENT / 100) -> float:
+    """Return by how much the ratio of a row may fall: by both spreads, and by `margin` of the old ratio."""
+    spreads = [row.get(key.removesuffix("ratio") + "spread") for row in (old, new)]
+    quick = QUICK_MARGIN if None in spreads else 0.0
+    return sum(filter(None, spreads)) + (margin + quick) * old[key]
+
+
+# ---- claims
+
+
+def find_changed_verdicts(old: Records, new: Records) -> list[Problem]:
+    """Return the claims whose verdict changes when records of `new` replace records of `old`.
+
+    Claims read records of the H200 and of builds. Records that both folders lack come from this repository.
+    """
+    ours = {key for key in new if key[0] in (results.PREFERRED, results.NO_GPU.slug)}
+    if all(key in old and old[key]["rows"] == new[key]["rows"] for key in ours):
+        return []
+    kept = os.environ.get("TILES_RESULTS", "")
+    own = read_records(str(results.results_folder()))
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TILES_RESULTS"] = folder  # rules read records from there
+        try:
+            before, after = (_judge_claims(pathlib.Path(folder), records) for records in (own | old, new))
+        finally:
+            os.environ["TILES_RESULTS"] = kept
+    return [Problem(VERDICT, "claim", name, before[name], after[name]) for name in before
+            if before[name] != after[name]]
+
+
+def _judge_claims(folder: pathlib.Path, records: Records) -> dict[str, str]:
+    """Add records to a results folder, and return {name of a claim: its verdict by all records there}."""
+    trial = importlib.import_module("claims.trial")  # by name, because tilelab imports no other package of the course
+    for (gpu, experiment), record in records.items():
+        (folder / gpu).mkdir(exist_ok=True)
+        (folder / gpu / f"{experiment}.json").write_text(json.dumps(record), encoding="utf-8")
+    verdicts = {}
+    for claim in (claim for note in trial.NOTES for claim in note.claims):
+        try:
+            verdicts[claim.name] = claim.judge().finding.verdict
+        except ValueError as error:  # a figure that the rule reads is missing
+            verdicts[claim.name] = device.first_line(error)
+    return verdicts
+
+
+# ---- what is printed
+
+
+def describe_software(records: Iterable[dict]) -> str:
+    """Return the versions that records were made with: "torch 2.11.0+cu130, Triton 3.6.0"."""
+    made = dict.fromkeys((record["versions"].get("torch"), record["versions"].get("triton")) for record in records)
+    return " and ".join(f"torch {torch or 'unknown'}, Triton {triton or 'unknown'}" for torch, triton in made)
+
+
+def describe(old: Records, new: Records) -> str:
+    """Return a line that names each GPU with both sets of software, and a line that says how much was compared."""
+    both = [key for key in old if key in new]
+    software = {}
+    for gpu, _ in both:
+        sides = ([record for (other, _), record in records.items() if other == gpu] for records in (old, new))
+        software[gpu] = " -> ".join(map(describe_software, sides))
+    names = {gpu: old[gpu, name]["device"]["name"] for gpu, name in both}
+    changed = sum(old[key]["source"] != new[key]["source"] for key in both)
+    rows = sum(len(old[key]["rows"]) for key in both)
+    return ("; ".join(f"{names[gpu]}: {versions}" for gpu, versions in software.items()) + f".\n{len(both)} of "
+            f"{len(old)} records are in both, with {rows:,} rows; the measured code of {changed or 'none'} differs.")
+
+
+def _shorten(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= WIDTH else f"{line[:WIDTH - 1]}…"
+
+
+def tabulate(problems: Sequence[Problem]) -> str:
+    """Return the first SHOWN problems as a table, and how many more there are."""
+    if not problems:
+        return "Nothing became worse."
+    shown = [[_shorten(cell) for cell in (each.kind, each.where, each.row, f"{each.old} -> {each.new}")]
+             for each in problems[:SHOWN]]
+    widths = [max(map(len, column)) for column in zip(*shown)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in shown]
+    counts = collections.Counter(each.kind for each in problems)
+    total = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
+    more = [f"… and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+    return "\n".join([f"Worse: {total}.", *lines, *more])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    parser = cli.make_plain_parser("tilelab.records.compare", "List what became worse between two sets of records.")
+    parser.add_argument("old", metavar="OLD", help="a folder of records, such as results/nvidia-h200 or results")
+    parser.add_argument("new", metavar="NEW", help="another one, such as one that tilelab.course.record has just written")
+    parser.add_argument("--headlines", action="store_true", help="compare only the experiments of tilelab.records.headlines")
+    parser.add_argument("--margin", type=float, default=MARGIN_PERCENT, metavar="PERCENT",
+                        help=f"how far a ratio may fall beyond its spread (default: {MARGIN_PERCENT:g})")
+    options = parser.parse_args(arguments)
+    if not 0 <= options.margin <= 100:
+        parser.error(f"--margin must be from 0 to 100; it is {options.margin:g}.")
+    only = headlines.EXPERIMENTS if options.headlines else ()
+    try:
+        old, new = (read_records(folder, only) for folder in (options.old, options.new))
+        _require_same_gpu(old, new)
+        problems = sort_problems([*find_problems(old, new, options.margin), *find_changed_verdicts(old, new)])
+    except (OSError, ValueError) as error:
+        parser.error(f"{device.first_line(error).rstrip('.')}.")
+    print(f"{describe(old, new)}\n{tabulate(problems)}")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    cli.run_main(main)

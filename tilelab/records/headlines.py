@@ -1,0 +1,192 @@
+"""Show the course's headline figures with two versions of torch: `python -m tilelab.records.headlines`.
+
+`python -m tilelab.course.record --experiments` measures EXPERIMENTS. results/<gpu>/ holds the records of one version of torch,
+and results/<gpu>/torch-2.13/ holds the headlines of another version. The command prints a page with both for the H200
+and with the summaries of the tests on every GPU, and --write writes it to docs/stacks.md. Exit status: 0, or 2 for bad
+usage and for a second set that is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+
+from tilelab import ROOT, cli
+from tilelab.records import gpus, results
+from tilelab.runtime import device, files
+
+PAGE = ROOT / "docs" / "stacks.md"
+# (what is compared with what, experiment, fields of the rows that count)
+HEADLINES = [
+    ("a bulk copy of 1 GiB, against torch's copy", "ch07_bulk_speed", {"op": "copy", "name": "bulk_single"}),
+    ("resampling, against torch's copy of as many bytes", "ch07_resample_ladder", {"name": "vectors"}),
+    ("a transpose by tensor map, against torch's copy", "ch10_tile_speed", {"op": "transpose", "name": "down"}),
+    ("the CUDA GEMM on layers of language models, against cuBLAS", "ch10_gemm_layers", {}),
+    ("a copy by host descriptor, against torch's copy", "ch14_descriptors_speed", {"op": "copy", "name": "tile_host"}),
+    ("the Triton GEMM on the same layers, against cuBLAS", "ch14_gemm_layers", {}),
+    ("attention at 8,192 tokens, against cuDNN", "ch14_attention_ladder", {"name": "persistent"}),
+    ("quantising to MXFP8 or scaled fp8, against torch's copy", "ch14_mx_formats_speed", {"what": "cvt"}),
+    ("reading MXFP4 back to bfloat16, against torch's copy (see *A layout decides* in `ch14_mx_formats`)",
+     "ch14_mx_formats_speed", {"what": "back", "format": "mxfp4"}),
+    ("a GEMM in fp8 with block scales, against torch", "ch14_blockscaled_fp8", {"name": "course"}),
+    ("a decoder block compiled with the course's fp8, against eager bf16", "ch14_compiled_decoder",
+     {"name": "course fp8"}),
+]
+EXPERIMENTS = tuple(dict.fromkeys(experiment for _, experiment, _ in HEADLINES))
+COUNTS = ("passed", "failed", "skipped", "seconds")
+TEXT = """\
+# Two versions of torch
+
+The records of the {gpu} come from {old}. This page compares the course's headline figures with the figures of {new}. \
+`python -m tilelab.records.headlines --write` computes it from the records in `results/{folder}/`.
+
+Each figure is the course's speed relative to the peer's, timed in the same run; above 1 the course is faster. Several \
+rows are summarised by their geometric mean, where the README may show one of them. The peers belong to the software \
+too, so a difference may come from the course's kernel or from the peer. The spread of a row is half of the distance \
+between the quartiles of its rounds. The table adds the spreads of both records and shows the median over the rows. A \
+difference below the spread may be noise.
+
+{table}
+
+## The tests
+
+`python -m tilelab.course.record --notebooks --tests` runs every notebook on a GPU, and every test that the machine can run. \
+Its summary, `tests.json`, counts the reasons for which tests were skipped.
+
+{tests}
+"""
+
+
+def stack_name(torch_version: str) -> str:
+    """Return the name of the folder for a version of torch: "torch-2.13" for "2.13.0+cu130"."""
+    return "torch-" + ".".join(torch_version.split(".")[:2])
+
+
+def holds_headlines(folder: pathlib.Path) -> bool:
+    """Return whether a folder holds the record of a headline, and not only the summary of the tests."""
+    return any((folder / f"{name}.json").exists() for name in EXPERIMENTS)
+
+
+def find_folder(*others: str) -> pathlib.Path:
+    """Return the folder for the headlines of this GPU and this version of torch, which need not exist.
+
+    The folder is results/<gpu>/, or results/<gpu>/torch-2.13/ where results/<gpu>/ holds headlines of another version,
+    or where one of its files `others` (names without ".json") comes from another version. ValueError for a file that
+    names no version.
+    """
+    folder, recorded = results.results_folder() / device.current().slug, set()
+    for path in (folder / f"{name}.json" for name in (*EXPERIMENTS, *others)):
+        try:
+            if path.exists():
+                recorded.add(stack_name(json.loads(path.read_text(encoding="utf-8"))["versions"]["torch"]))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} names no version of torch: delete it.") from error
+    own = stack_name(device.versions()["torch"])
+    return folder if recorded <= {own} else folder / own
+
+
+def compare_headline(old: dict | None, new: dict | None, fields: dict) -> list[str]:
+    """Return the cells of a headline for its two records: rows, both figures, their difference and the spread.
+
+    Words replace the figures where a record is missing or comes from other code, or where a row has no ratio.
+    """
+    if old is None or new is None:
+        return ["", *("not recorded" if record is None else "" for record in (old, new)), "", ""]
+    if old["source"] != new["source"]:
+        return ["", "", "recorded from other code", "", ""]
+    pairs = [(row, other) for _, row, other in gpus.pair_rows(old, new) if fields.items() <= row.items()]
+    timed = [(row, other) for row, other in pairs if other and row.get("ratio") and other.get("ratio")]
+    if not timed:
+        return [f"0 of {len(pairs)}", "", "no ratio", "", ""]
+    figures = [results.geometric_mean(each["ratio"] for each in rows) for rows in zip(*timed)]
+    spread = statistics.median(sum(each.get("spread") or 0 for each in pair) / pair[0]["ratio"] for pair in timed)
+    rows = str(len(pairs)) if len(timed) == len(pairs) else f"{len(timed)} of {len(pairs)}"
+    return [rows, *(f"{figure:.3f}" for figure in figures), f"{figures[1] / figures[0] - 1:+.1%}", f"{spread:.1%}"]
+
+
+def make_page(folder: pathlib.Path, other: pathlib.Path) -> str:
+    """Return the Markdown page that shows the headlines of two folders of records of one GPU.
+
+    ValueError for a folder without a headline's record.
+    """
+    found = [{name: results.read(path) for name in EXPERIMENTS if (path := each / f"{name}.json").exists()}
+             for each in (folder, other)]
+    for records, each in zip(found, (folder, other)):
+        if not records:
+            raise ValueError(f"{each} holds no record of a headline.")
+    old, new = ([f"torch {record['versions']['torch']} with Triton {record['versions']['triton']}"
+                 for record in records.values()][0] for records in found)
+    rows = [["headline", "rows", old.partition(" with")[0], new.partition(" with")[0], "difference", "spread"],
+            ["---"] * 6, *([words, *compare_headline(*(records.get(name) for records in found), fields)]
+                           for words, name, fields in HEADLINES)]
+    gpu = next(iter(found[0].values()))["device"]["name"]
+    return TEXT.format(gpu=gpu, old=old, new=new, folder=folder.name, table=_make_table(rows),
+                       tests=summarise_tests(results.results_folder()))
+
+
+def summarise_tests(folder: pathlib.Path) -> str:
+    """Return a table with a row for each summary of the tests below a folder, and the names of those that failed.
+
+    ValueError names a file that is no summary.
+    """
+    runs = []
+    for path in folder.glob("**/tests.json"):
+        try:
+            run = json.loads(path.read_text(encoding="utf-8"))
+            where = [run["device"]["name"], run["versions"]["torch"], run["versions"]["triton"] or "none"]
+            row = [run["recorded"][:10], *where, *(f"{run[count]:,.0f}" for count in COUNTS)]
+            if not all(isinstance(cell, str) for cell in row):
+                raise TypeError("a name or the date is no text")
+            runs.append((run["recorded"], row, [test.partition("::")[2] for test in run.get("failures", ())]))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is no summary of the tests ({type(error).__name__}: {error}).") from error
+    if not runs:
+        return "No summary is recorded."
+    runs.sort(reverse=True)
+    lines, (_, newest, still) = [], runs[0]
+    for _, (date, gpu, torch, *_), failures in runs:
+        for test in failures:
+            since = "" if test in still else f"; not in the newest run, on {newest[1]} with torch {newest[2]}"
+            lines.append(f"- Failed on {date}, on {gpu} with torch {torch}: `{test}`{since}.")
+    head = ["date", "GPU", "torch", "Triton", *COUNTS]
+    table = _make_table([head, ["---"] * len(head), *(row for _, row, _ in runs)])
+    return "\n".join([table, *([""] if lines else []), *lines])
+
+
+def _make_table(rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def find_second_set(folder: pathlib.Path) -> pathlib.Path:
+    """Return the newest version's folder among the second sets in the folder of a GPU; ValueError without any."""
+    others = [path for path in folder.glob("torch-*") if holds_headlines(path)]
+    if not others:
+        raise ValueError(f"{folder} holds no records of a second version of torch: python -m tilelab.course.record "
+                         "--experiments makes them.")
+    return max(others, key=lambda path: [int(part) for part in path.name.removeprefix("torch-").split(".")])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    parser = cli.make_plain_parser("tilelab.records.headlines", "The course's headline figures with two versions of torch.")
+    parser.add_argument("--write", action="store_true", help="write docs/stacks.md")
+    parser.add_argument("--folder", action="store_true", help="print the folder for this GPU and this torch")
+    options = parser.parse_args(arguments)
+    try:
+        if options.folder:
+            print(find_folder())
+            return 0
+        folder = results.results_folder() / results.PREFERRED
+        page = make_page(folder, find_second_set(folder))
+        if options.write:
+            files.write_atomically(PAGE, page)
+        else:
+            print(page, end="")
+    except (OSError, ValueError) as error:
+        parser.error(f"{device.first_line(error).rstrip('.')}.")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run_main(main)

@@ -1,0 +1,437 @@
+"""Read and write results/<gpu>/<experiment>.json, and give a notebook live rows or recorded ones.
+
+A record is one JSON object with the keys and types in KEYS. Its `recorded` is a time in UTC. Its `source` is the
+`source_hash` of the measured code, so that a record that is older than its kernel can be recognised.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import functools
+import hashlib
+import html
+import inspect
+import json
+import math
+import os
+import pathlib
+import re
+import textwrap
+import threading
+import types
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from statistics import geometric_mean as geometric_mean  # callers take it from here
+from typing import Any
+
+from tilelab import ROOT
+from tilelab.runtime import device, files
+
+KEYS = {"experiment": str, "device": dict, "versions": dict, "recorded": str, "source": str, "rows": list}
+NAME = re.compile(r"[a-z0-9_]+")
+NO_GPU = device.Device()  # builds need no GPU; their records are in results/no-gpu
+PREFERRED = "nvidia-h200"  # shown where this machine's GPU has no record
+EXPERIMENTS: dict[str, Callable] = {}  # {name: function that returns the Record}, filled by `register`
+
+_PARSING = threading.Lock()  # Python 3.11 counts the depth of its parser for all threads together
+_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_COURSE = re.compile(r"(ch\d\d|tilelab|claims)\b")
+_FOLDERS = re.compile(r"\b(?:ch\d\d|tilelab|claims)\.(?:\w+\.)*(?=\w)")  # the packages in front of a module's own name
+_ERROR_TEXT = "text of an error"
+
+
+def results_folder() -> pathlib.Path:
+    """Return the repository's results/, or the folder in the environment variable TILES_RESULTS."""
+    return pathlib.Path(os.environ.get("TILES_RESULTS") or ROOT / "results")
+
+
+# ---- the hash of measured code
+
+
+class _Normalise(ast.NodeTransformer):
+    """Remove from a syntax tree everything that cannot change a measurement (see `source_hash`)."""
+
+    def __init__(self, modules: set[str]):
+        self.modules = modules  # names under which the file imports modules of the course
+        self.local_names: dict[str, str] = {}  # local variables of the current function, and their neutral names
+
+    def _normalise_body(self, node):
+        if not getattr(node, "type_params", True):  # Python 3.11 does not have this field
+            del node.type_params
+        if isinstance(node, _WITH_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
+            node.body.pop(0)
+        node.body = [statement for statement in node.body if not _is_administrative(statement)]
+        return self.generic_visit(node)
+
+    visit_Module = visit_ClassDef = _normalise_body
+
+    def visit_FunctionDef(self, node):
+        outer, self.local_names = self.local_names, self.local_names or _neutral_local_names(node)
+        node = self._normalise_body(node)
+        self.local_names = outer
+        node.returns = None
+        return node
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Name(self, node):
+        node.id = self.local_names.get(node.id, node.id)
+        return node
+
+    def visit_arg(self, node):
+        if node.annotation and "constexpr" not in ast.unparse(node.annotation):  # that one changes what Triton compiles
+            node.annotation = None
+        return node
+
+    def visit_Constant(self, node):  # a module may move to another package
+        return ast.Constant(_FOLDERS.sub("", node.value)) if isinstance(node.value, str) else node
+
+    def visit_Attribute(self, node):  # after a move, `configs.ITEMSIZE` may read `ITEMSIZE`
+        if isinstance(node.value, ast.Name) and node.value.id in self.modules:
+            return ast.Name(node.attr, node.ctx)
+        return self.generic_visit(node)
+
+    def visit_Raise(self, node):
+        for part in ast.walk(node):
+            for field, value in ast.iter_fields(part):
+                if _is_text(value):
+                    setattr(part, field, ast.Constant(_ERROR_TEXT))
+                elif isinstance(value, list):
+                    setattr(part, field, [ast.Constant(_ERROR_TEXT) if _is_text(item) else item for item in value])
+        return self.generic_visit(node)
+
+    def visit_JoinedStr(self, node):  # Python 3.12 adds empty pieces to the format of an f-string
+        node.values = [part for part in node.values if not (isinstance(part, ast.Constant) and part.value == "")]
+        return self.generic_visit(node)
+
+
+def _is_administrative(statement: ast.stmt) -> bool:
+    """Return whether a statement only imports, lists `__all__`, or runs the module as a command."""
+    if isinstance(statement, ast.If):
+        return ast.unparse(statement.test) in ("__name__ == '__main__'", "TYPE_CHECKING")
+    return isinstance(statement, (ast.Import, ast.ImportFrom)) or (
+        isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, ast.JoinedStr) or isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+def _neutral_local_names(function: ast.AST) -> dict[str, str]:
+    """Return a neutral name for each variable that a function assigns, except its parameters: callers use those."""
+    kept = set(dir(builtins))
+    for node in ast.walk(function):
+        if isinstance(node, ast.arg):
+            kept.add(node.arg)
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            kept.update(node.names)
+    names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+    assigned = dict.fromkeys(node.id for node in names if isinstance(node.ctx, ast.Store) and node.id not in kept)
+    return {name: f"local {number}" for number, name in enumerate(assigned)}
+
+
+@functools.cache
+def _imported_course_modules(whole: str) -> set[str]:
+    """Return the names that a file's text binds to modules of the course, as by `from ch14 import gemm`."""
+    imports = [node for node in ast.walk(ast.parse(whole)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    bound = {alias.asname or alias.name.split(".")[-1] for node in imports for alias in node.names
+             if _COURSE.match(getattr(node, "module", None) or alias.name)}
+    return {name for name in bound if not name[:1].isupper()}  # a class keeps its attributes
+
+
+def _normalised_definitions(thing: Any) -> list[str]:
+    if isinstance(thing, pathlib.Path) and thing.suffix != ".py":  # CUDA C++
+        from tilelab.runtime import cuda
+
+        headers, _ = cuda.included_headers(thing.read_text(), str(thing), [f"-I{cuda.INCLUDE_FOLDER}"])
+        return [cuda.squeeze(text) for text in (thing.read_text(), *headers.values())]
+    while not isinstance(thing, (type, types.ModuleType)) and hasattr(thing, "fn"):  # triton.jit, autotune
+        thing = thing.fn
+    if isinstance(thing, pathlib.Path):
+        whole = thing.read_text()
+    else:  # of a class inspect finds the file quickly through its module only
+        home = inspect.getmodule(thing) if isinstance(thing, type) else thing
+        whole = "".join(inspect.findsource(home)[0])
+    is_part = not isinstance(thing, (pathlib.Path, types.ModuleType))
+    return _dump_normalised(_find_part(thing, whole) if is_part else whole, whole)
+
+
+@functools.cache
+def _find_part(thing: Any, whole: str) -> str:
+    """Return the source of a function or class, which is a part of the file with the text `whole`."""
+    return textwrap.dedent(inspect.getsource(thing))
+
+
+@functools.cache
+def _dump_normalised(code: str, whole: str) -> list[str]:
+    """Return the normalised statements of `code`, which is a part of the file with the text `whole`."""
+    body = _Normalise(_imported_course_modules(whole)).visit(ast.parse(code)).body
+    return [ast.dump(statement) for statement in body]  # not ast.unparse: its quotes differ between 3.11 and 3.12
+
+
+def source_hash(*things: Any) -> str:
+    """Return 16 hex digits that change when the code of `things` changes.
+
+    `things` are functions, Triton kernels, classes, modules, or the Path of a Python or CUDA C++ file. A CUDA C++ file
+    counts together with the headers that it includes in quotes. A function that the code calls counts only when it is
+    given too. Comments, docstrings, layout, types of arguments, imports, texts of errors, names of local variables,
+    `__main__` blocks, names of files and of packages, and the order of definitions do not count, because they cannot
+    change a measurement.
+    """
+    with _PARSING:
+        definitions = {text for thing in things for text in _normalised_definitions(thing)}
+        return hashlib.sha256("\n".join(sorted(definitions)).encode()).hexdigest()[:16]
+
+
+# ---- records on disk
+
+
+def _check_name(experiment: Any) -> None:
+    """Raise ValueError for a name that could lead out of results/ or match several files."""
+    if not (isinstance(experiment, str) and NAME.fullmatch(experiment)):
+        raise ValueError(f"the name of an experiment consists of a to z, 0 to 9 and _; it is {experiment!r:.60}.")
+
+
+def make_record(experiment: str, rows: Sequence[dict], source: str, on: device.Device | None = None) -> dict:
+    """Return a record of `rows`, measured now on this machine, of code with the `source_hash` `source`.
+
+    `on` replaces the current GPU: NO_GPU for builds, which need none. ValueError for a name that is not made of a to z,
+    0 to 9 and _.
+    """
+    _check_name(experiment)
+    return {"experiment": experiment, "device": dataclasses.asdict(on or device.current()), "versions": device.versions(),
+            "recorded": files.utc_now(), "source": source, "rows": list(rows)}
+
+
+def to_json(record: dict) -> str:
+    """Return the text of a record, with one row per line for readable diffs. ValueError for NaN or infinity."""
+    name = record["experiment"]
+    head = [f" {json.dumps(key)}: {files.json_line(record[key], f'{key} of {name}')}" for key in KEYS if key != "rows"]
+    rows = ",\n".join(f"  {files.json_line(row, f'row {index} of {name}')}" for index, row in enumerate(record["rows"]))
+    return "{\n" + ",\n".join(head) + ',\n "rows": [' + (f"\n{rows}\n " if rows else "") + "]\n}\n"
+
+
+def gpu_folder(record: dict) -> str:
+    """Return the name of the folder in results/ for the GPU of a record."""
+    return device.Device(record["device"]["name"]).slug
+
+
+def save(record: dict, to: pathlib.Path | None = None) -> pathlib.Path:
+    """Write a record under `to` (default: results/) and return its path. ValueError as `make_record` and `to_json`."""
+    _check_name(record["experiment"])
+    path = (to or results_folder()) / gpu_folder(record) / f"{record['experiment']}.json"
+    files.write_atomically(path, to_json(record))
+    return path
+
+
+def _refuse_constant(name: str):
+    raise ValueError(f"it holds {name}")
+
+
+def load(experiment: str, gpu: str | None = None) -> dict:
+    """Return the record of an experiment on `gpu`, a folder of results/.
+
+    The default is the record of this machine's GPU, else the H200's, else the first one found. FileNotFoundError lists
+    the records there are. ValueError as `read`.
+    """
+    _check_name(experiment)
+    paths = {path.parent.name: path for path in sorted(results_folder().glob(f"*/{experiment}.json"))}
+    wanted = [gpu] if gpu else [device.current().slug, PREFERRED, *paths]
+    path = next((paths[name] for name in wanted if name in paths), None)
+    if path is None:
+        others = sorted(path.parent.name + "/" + path.stem for path in results_folder().glob("*/*.json"))
+        raise FileNotFoundError(f"no record of {experiment}{f' on {gpu}' if gpu else ''} in {results_folder().name}/: "
+                                f"there is {', '.join(others) or 'nothing yet'}.")
+    return read(path)
+
+
+def read(path: pathlib.Path) -> dict:
+    """Return the record in a file. ValueError names a file that is not a record."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}.") from error
+    check_record(record, path)
+    return record
+
+
+def check_record(record: Any, path: str | os.PathLike) -> None:
+    """Raise ValueError, in one sentence that names the file `path`, if its content is not a record."""
+    wrong = [key for key, kind in KEYS.items() if not isinstance(record, dict) or not isinstance(record.get(key), kind)]
+    if not wrong and not {"name", "capability", "target"} <= record["device"].keys():
+        wrong = ["device"]
+    if not wrong and not all(isinstance(row, dict) for row in record["rows"]):
+        wrong = ["rows"]
+    if wrong:
+        raise ValueError(f"{path} is not a record: it has no valid {', '.join(wrong)}.")
+
+
+def stale_reason(record: dict, source: str) -> str:
+    """Return "" or a clause that says that the code has changed since the record was made."""
+    if record["source"] == source:
+        return ""
+    return (f"recorded {record['recorded'][:10]}, older than its kernel "
+            f"(source {record['source'][:4]}… then, {source[:4]}… now)")
+
+
+# ---- rows for a reader
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows of texts with a caption that states their origin. Only a notebook needs pandas to show them."""
+
+    columns: list[str]
+    rows: list[list[str]]
+    caption: str
+
+    @property
+    def frame(self) -> Any:
+        """The table as a pandas DataFrame."""
+        import pandas
+
+        return pandas.DataFrame(self.rows, columns=self.columns, dtype=object)
+
+    def __repr__(self) -> str:
+        lines = [self.columns, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        return "\n".join([self.caption, *(" ".join(map(str.rjust, line, widths)) for line in lines)])
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(self.caption)}</p>\n{self.frame.to_html(index=False, border=0)}"
+
+
+def format_cell(value: Any) -> str:
+    """Return a value as text, with the four digits that a measurement justifies."""
+    if isinstance(value, (list, tuple)):
+        return " x ".join(map(str, value))
+    if isinstance(value, float):
+        if math.isnan(value):
+            return ""
+        return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
+    return "" if value is None else str(value)
+
+
+def table(rows: Sequence[dict], caption: str, columns: Sequence[str] | None = None, sort: str | None = None) -> Table:
+    """Return a Table of `rows` with these `columns`, sorted by the column `sort` ("-tflops": largest first)."""
+    rows = list(rows)
+    known = dict.fromkeys(name for row in rows for name in row)
+    columns = list(columns or known)
+    if unknown := [name for name in columns if name not in known]:
+        raise KeyError(f"no row has {', '.join(unknown)}")
+    if sort:
+        name = sort.removeprefix("-")
+        without = [row for row in rows if not format_cell(row.get(name))]  # they come last
+        rows = sorted((row for row in rows if format_cell(row.get(name))), key=lambda row: row[name],
+                      reverse=sort.startswith("-")) + without
+    return Table([str(name) for name in columns], [[format_cell(row.get(name)) for name in columns] for row in rows],
+                 caption)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Record:
+    """The rows of an experiment with their origin. `live` says whether they were measured just now."""
+
+    data: dict
+    live: bool
+    stale: str = ""
+
+    @property
+    def experiment(self) -> str:
+        return self.data["experiment"]
+
+    @property
+    def device(self) -> dict:
+        return self.data["device"]
+
+    @property
+    def rows(self) -> list[dict]:
+        return self.data["rows"]
+
+    def label(self) -> str:
+        """Return the origin of the rows, such as "recorded on NVIDIA H200, 2026-11-21"; a stale record says so."""
+        has_gpu, when = self.device["capability"], self.data["recorded"][:10]
+        if self.live:
+            return f"live on {self.device['name']}, {when}" if has_gpu else "live, without a GPU"
+        return (f"recorded {'on ' + self.device['name'] if has_gpu else 'without a GPU'}, "
+                f"{self.stale.removeprefix('recorded ') or when}")
+
+    def show(self, columns: Sequence[str] | None = None, sort: str | None = None) -> Table:
+        """Return a Table of the rows, as `table` does, with the label as its caption."""
+        return table(self.rows, f"{self.experiment}: {self.label()}", columns, sort)
+
+    def __repr__(self) -> str:
+        return repr(self.show())
+
+    def _repr_html_(self) -> str:
+        return self.show()._repr_html_()
+
+
+# ---- experiments
+
+
+def live_or_recorded(experiment: str, measure: Callable[[], Sequence[dict]], source: str,
+                     can_run: bool | None = None) -> Record:
+    """Return live rows from `measure()` where this machine can measure them, else the recorded ones.
+
+    `can_run` says whether it can; the default is whether the GPU has TMA. `source` is the `source_hash` of the measured
+    code. With TILES_RECORD=1 in the environment, live rows are also saved in results/. Raises as `measure`, `save` and
+    `load` do, and tilelab.runtime.device.Unsupported where the GPU has too little memory.
+    """
+    _check_name(experiment)  # before minutes of measuring
+    if not (device.current().has_tma if can_run is None else can_run):
+        return load_record(experiment, source)
+    with device.explain_missing_memory(experiment):
+        rows = measure()
+    record = make_record(experiment, rows, source)
+    if os.environ.get("TILES_RECORD") == "1":
+        save(record)
+    return Record(record, live=True)
+
+
+def experiment(name: str, source: Callable[[], str], can_run: Callable[[], bool] | None = None,
+               reuse_for_s: float = 0):
+    """Decorate a function that measures rows so that it returns a Record, through `live_or_recorded`.
+
+    `source()` is the `source_hash` of the measured code; the decorated function has it as `.source`, and EXPERIMENTS
+    lists the function. Its `.load()` returns the record without measuring. A record of this machine that is younger
+    than `reuse_for_s` seconds is returned as it is.
+    """
+    def decorate(measure: Callable[..., Sequence[dict]]) -> Callable[..., Record]:
+        @functools.wraps(measure)
+        def run(*args, **kwargs) -> Record:
+            recent = load_recent_record(name, source(), reuse_for_s) if reuse_for_s else None
+            return recent or live_or_recorded(name, functools.partial(measure, *args, **kwargs), source(),
+                                              can_run and can_run())
+        return register(name, run, source)
+    return decorate
+
+
+def register(name: str, run: Callable[..., Record], source: Callable[[], str]) -> Callable[..., Record]:
+    """Add a function that returns the Record of an experiment to EXPERIMENTS, with `source` as its `.source`.
+
+    Its `.load()` returns the Record in results/ and measures nothing.
+    """
+    run.source, run.load = source, lambda: load_record(name, source())
+    EXPERIMENTS[name] = run
+    return run
+
+
+def load_record(experiment: str, source: str) -> Record:
+    """Return the Record of an experiment in results/, stale if `source` differs from its own. Raises as `load` does."""
+    record = load(experiment)
+    return Record(record, live=False, stale=stale_reason(record, source))
+
+
+def load_recent_record(experiment: str, source: str, within_s: float = 3600) -> Record | None:
+    """Return the record that this GPU, this software and this `source` made in the last `within_s` seconds, or None."""
+    try:
+        record = load_record(experiment, source)
+        age = datetime.now(UTC) - datetime.fromisoformat(record.data["recorded"])
+    except (FileNotFoundError, TypeError, ValueError):  # a date without a zone is a TypeError
+        return None
+    here = json.loads(json.dumps([dataclasses.asdict(device.current()), device.versions()]))
+    same = [record.device, record.data["versions"]] == here
+    return record if same and not record.stale and 0 <= age.total_seconds() < within_s else None

@@ -1,0 +1,110 @@
+"""Plan an operator once for each kind of arguments, so that a later call only fills in addresses and launches.
+
+A plan is made from arguments that were checked. It holds for all tensors of the same kind: the same shapes, strides,
+dtypes and devices, and addresses with the same remainder by 16. It holds no tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tilelab.runtime.operands import Launch, require_disjoint
+
+MOST_PLANS = 1024  # of one operator; a program with more kinds of arguments plans them again
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The way an operator runs on one kind of arguments.
+
+    `launch` takes the input tensors (None for one that was left out) and then `out`, a tensor of `shape` and `dtype` on
+    `device`, contiguous unless `strides` says otherwise. `skipped`, `fallback` and `chosen` mean the same as in a
+    `Launch`.
+    """
+
+    launch: Callable[..., object]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    config: Any
+    skipped: Sequence[tuple[Any, str]] = ()
+    fallback: str = ""
+    chosen: str = ""
+    strides: tuple[int, ...] | None = None
+
+    def make_out(self) -> torch.Tensor:
+        """Return new memory for the result."""
+        if self.strides is None:
+            return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+
+
+def describe(tensor: torch.Tensor | None) -> tuple | None:
+    """Return all that a plan may depend on of a tensor, hashable: not its contents, of its address the last bits."""
+    return tensor if tensor is None else (type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device,
+                                          tensor.data_ptr() % 16, tensor.is_neg())
+
+
+class Planner:
+    """Run an operator by its plans. `names` are the names of its input tensors, for messages.
+
+    `make(*inputs, out, *options)` checks the arguments and returns a Plan, or raises an error that says what is wrong.
+    """
+
+    def __init__(self, make: Callable[..., Plan], names: Sequence[str]):
+        self.make, self.names, self.plans = make, names, {}
+        _planners.append(self)
+
+    def find(self, inputs: tuple, out: torch.Tensor | None, *options) -> Plan:
+        """Return the plan for arguments of this kind, made now if there is none."""
+        try:
+            # A plan is for the current GPU. torch.cuda.current_device takes three times longer than this function.
+            gpu = inputs[0].is_cuda and torch._C._cuda_getDevice()
+            key = (*map(describe, inputs), describe(out), options, gpu)
+            plan = self.plans.get(key)
+        except (AttributeError, RuntimeError, TypeError):  # no dense tensor: `make` says what is wrong with it
+            key = plan = None
+        if plan is None:
+            plan = self.make(*inputs, out, *options)
+            if key is not None:
+                if len(self.plans) >= MOST_PLANS:
+                    self.plans.clear()
+                self.plans[key] = plan
+        return plan
+
+    def run(self, inputs: tuple, out: torch.Tensor | None, *options) -> torch.Tensor:
+        """Run the operator and return `out`, or new memory."""
+        return self.launch(self.find(inputs, out, *options), inputs, out)
+
+    def launch(self, plan: Plan, inputs: tuple, out: torch.Tensor | None) -> torch.Tensor:
+        """Run a plan that was found for these tensors, and return `out`, or new memory."""
+        if plan.fallback:
+            warnings.warn(plan.fallback, stacklevel=4)
+        if out is None:
+            out = plan.make_out()
+        else:  # which depends on the addresses
+            require_disjoint({"out": out}, dict(zip(self.names, inputs)))
+        plan.launch(*inputs, out)
+        return out
+
+    def prepare(self, inputs: tuple, out: torch.Tensor | None, *options) -> Launch:
+        """Make a new plan for these tensors, and return a Launch that keeps them alive."""
+        plan = self.make(*inputs, out, *options)
+        out = plan.make_out() if out is None else out
+        return Launch(functools.partial(plan.launch, *inputs, out), out, plan.config, skipped=plan.skipped,
+                      fallback=plan.fallback, chosen=plan.chosen)
+
+
+_planners: list[Planner] = []
+
+
+def forget_plans() -> None:
+    """Let every operator plan its next call anew, for example after the file of a kernel was edited."""
+    for planner in _planners:
+        planner.plans.clear()

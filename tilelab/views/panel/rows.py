@@ -1,0 +1,204 @@
+"""The rows behind the sweep panel: one per configuration, from this session, from the journal or from a record.
+
+A row is one of a Sweep. Its `status` is "waiting" before the sweep has come to it. `overlay` says that values of a
+record are laid over it: "row" for a whole recorded row, "times" for recorded times over what was built here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tilelab.pictures import plots
+from tilelab.runtime import device
+from tilelab.sweeps import sweep
+from tilelab.sweeps.journal import Journal, journal_for
+from tilelab.sweeps.tunable import Space, TunableKernel
+
+TOP = 10
+# The fields that cells can show, with a label (for the peer's name) and whether less is better.
+SHOWN_FIELDS = {"ratio": ("speed × {}", False), "ms": ("ms", True), "predicted_ms": ("predicted ms", True),
+                "registers": ("registers", False), "smem": ("shared memory, KiB", False),
+                "programs_per_sm": ("programs per SM", False)}
+TIMES, RATES = ("ratio", "ms"), ("tflops", "gbps")
+NUMBERS = {*SHOWN_FIELDS, *RATES, "peer_ms", "final_ms", "final_ratio", "error", "peer_error", "spills", "threads"}
+# The fields that a record adds to a configuration that was only built here.
+MEASURED_FIELDS = ("status", "reason", "ms", "peer_ms", "ratio", "final_ms", "final_ratio", "tflops", "gbps", "error",
+                   "peer_error", "note")
+# The fields of a row that the view in the browser gets as they are; get_value gives it the others.
+SENT_FIELDS = ("kernel", "status", "reason", "note", "registers", "spills", "smem", "threads", "programs_per_sm",
+               "overlay")
+
+
+def is_drawable(field: str, value: Any) -> bool:
+    """Return whether a value is of the kind that its field needs: records and journals may hold anything."""
+    if field in NUMBERS:
+        return value is None or isinstance(value, (int, float)) and 0 <= value <= sys.float_info.max
+    return isinstance(value, {"reason": str, "note": str, "counts": dict}.get(field, object))
+
+
+def get_value(row: dict, field: str) -> float | None:
+    """Return a field's number as the panel shows it, or None. The interleaved timing goes before the first."""
+    if row["status"] != "ok" and (row["status"], field) != ("waiting", "predicted_ms"):
+        return None
+    value = row.get(f"final_{field}") or row.get(field)
+    if value and field in RATES and row.get("ms") and row.get("final_ms"):
+        value *= row["ms"] / row["final_ms"]
+    return value / 1024 if value and field == "smem" else value
+
+
+def short_status(row: dict) -> str:
+    """Return one word for a row without a value: the resource that it exceeds, or its status."""
+    if row["status"] in ("ok", "wrong", "waiting"):
+        return "·" if row["status"] == "waiting" else row["status"]
+    causes = {"register": "regs", "shared memory": "smem", "tensor memory": "tmem"}
+    return next((word for cause, word in causes.items() if cause in row.get("reason", "")), row["status"])
+
+
+def rank_rows(rows: Sequence[dict]) -> list[dict]:
+    """Return the best first: timed rows as a Sweep ranks them, then built, waiting and other rows by prediction."""
+    order = {"ok": 0, "waiting": 1}
+    untimed = [row for row in rows if row["status"] != "ok" or not row.get("ms")]
+    untimed.sort(key=lambda row: (order.get(row["status"], 2), row.get("predicted_ms") or math.inf))
+    return sweep.sort_by_speed(rows) + untimed
+
+
+def find_winner(rows: Iterable[dict]) -> dict | None:
+    """Return the fastest row as a Sweep names it; None where nothing is timed."""
+    return next(iter(sweep.sort_by_speed(rows)), None)
+
+
+def top_rows(rows: Sequence[dict]) -> list[dict]:
+    """Return the ten fastest rows; where nothing is timed, the ten built ones that the model ranks first."""
+    return (sweep.sort_by_speed(rows) or [row for row in rank_rows(rows) if row["status"] == "ok"])[:TOP]
+
+
+def shade(value: float, values: Sequence[float], field: str) -> float:
+    """Return where a value of a field stands on the colour scale, as the view in the browser shades it."""
+    return plots.place_on_scale(value, values, from_zero_to=1 if field == "ratio" else None,
+                                less_is_better=SHOWN_FIELDS[field][1])
+
+
+def describe_row(row: dict) -> dict:
+    """Return a row as the view in the browser gets it: numbers of six digits, without what is not known."""
+    found = {name: row.get(name) for name in SENT_FIELDS} | {"word": short_status(row)}
+    found |= {name: get_value(row, name) for name in ("predicted_ms", *TIMES, *RATES)}
+    found |= {name: row.get(name) for name in ("error", "peer_error")}
+    found["counts"] = {str(name): count for name, count in row.get("counts", {}).items() if isinstance(count, int)}
+    found["again"] = bool(row.get("final_ms"))
+    rounded = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in found.items()}
+    # The text of an error may hold half a surrogate pair, which no message can carry.
+    return {name: value.encode(errors="replace").decode() if isinstance(value, str) else value
+            for name, value in rounded.items() if not (value is None or value is False or value in ("", {}))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The choice in the menus, with its configurations and the rows that are known without a sweep.
+
+    `configs` and `initial_rows` are the configurations and their first rows by key, `recorded_rows` the rows of the
+    record by the configuration's name, and `source` says where those were measured. `same_target` says whether the
+    record is of this target.
+    """
+
+    kernel: TunableKernel
+    space: Space
+    journal: Journal
+    name: str
+    configs: dict[str, Any]
+    initial_rows: dict[str, dict]
+    recorded_rows: dict[str, dict]
+    source: str
+    same_target: bool
+
+    def rows(self, session_rows: dict[str, dict], running: bool = False) -> list[dict]:
+        """Return a row for every configuration: from `session_rows` (by key), overlaid with or else from the record."""
+        swept = running or any(key in session_rows for key in self.initial_rows)
+        rows = [self._overlay({**row, **session_rows.get(key, {})}, swept) for key, row in self.initial_rows.items()]
+        return [{field: value for field, value in row.items() if is_drawable(field, value)} for row in rows]
+
+    def _overlay(self, row: dict, swept: bool) -> dict:
+        recorded = self.recorded_rows.get(row["kernel"], {})
+        if not swept and recorded and row["status"] == "waiting":
+            return {**row, **recorded, "kernel": row["kernel"], "predicted_ms": row["predicted_ms"], "overlay": "row"}
+        only_built = swept and not self.space.can_measure and row["status"] == "ok"
+        if only_built and recorded.get("status") in ("ok", "wrong", "failed"):
+            return {**row, **{name: recorded[name] for name in MEASURED_FIELDS if name in recorded}, "overlay": "times"}
+        return row
+
+    def choose_field(self, rows: Sequence[dict], wanted: str) -> str:
+        """Return the field that cells show: the wanted one, or the first that is known where no row has it."""
+        known = [name for name in SHOWN_FIELDS if any(get_value(row, name) for row in rows)]
+        if wanted in known or not known:
+            return wanted if known or self.space.can_measure else "registers"
+        return known[0]
+
+    @functools.cached_property
+    def axes(self) -> dict[str, dict]:
+        """Return {name of an axis: its labels in order, and "of", the index of the label of each configuration}."""
+        found = {}
+        for name, label in self.kernel.axes.items():
+            labels = [str(label(config)) for config in self.configs.values()]
+            order = sorted(set(labels), key=plots.natural_key)
+            found[name] = {"labels": order, "of": [order.index(text) for text in labels]}
+        return found
+
+    def describe(self, dtype: str) -> dict:
+        """Return what the view in the browser draws and no sweep changes: names, axes, roofline, Python code."""
+        configs = list(self.configs.values())
+        classes = sorted({(type(config).__module__, type(config).__name__) for config in configs})
+        return {"name": self.name, "peer": self.kernel.peer, "target": self.space.target, "source": self.source,
+                "measures": self.space.can_measure, "keys": list(self.configs), "axes": self.axes,
+                "roofline": self._describe_roofline(configs, dtype), "reprs": [repr(config) for config in configs],
+                "imports": "\n".join(f"from {module} import {name}" for module, name in classes)}
+
+    def _describe_roofline(self, configs: list, dtype: str) -> dict:
+        if not (self.space.can_measure or self.same_target):  # the roofs are of another GPU
+            return {"problem": f"no roofline: nothing is timed on {self.space.target}"}
+        try:
+            roof = self.kernel.roofline(dtype)
+            return {"label": roof.intensity_label, "field": roof.speed_field, "unit": roof.unit,
+                    "flat": roof.flat_roofs, "slopes": roof.bandwidth_roofs,
+                    "intensity": [float(roof.intensity(config)) for config in configs]}
+        except Exception as error:  # no record of the roofs
+            return {"problem": f"no roofline: {describe_error(error)}"}
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the sentence of an error that is meant for the reader; any other with the name of its class."""
+    expected = isinstance(error, (ValueError, OSError, device.Unsupported))
+    return str(error) if expected and str(error) else f"{type(error).__name__}: {error}"
+
+
+def make_choice(kernel: TunableKernel, shape: str, dtype: str, preset: str, target: str) -> Choice:
+    """Return the Choice of the menus' values. ValueError says what the kernel cannot take."""
+    sizes = kernel.parse_shape(shape)
+    space = kernel.space(sizes, dtype, target or None)
+    configs = sweep.config_keys(kernel.presets[preset](dtype), space)
+    if not configs:
+        raise ValueError(f"{preset} holds no configuration of {dtype}.")
+    initial_rows = {}
+    for key, config in configs.items():
+        reason = space.reject(config)
+        initial_rows[key] = {**space.label(config), "key": key, "predicted_ms": space.predicted_ms(config),
+                             "reason": reason, "status": "rejected" if reason else "waiting"}
+    journal = journal_for(re.sub(r"\W+", "-", kernel.name.lower()).strip("-"))
+    name = f"{kernel.name}, {shape}, {dtype}, {space.target}"
+    return Choice(kernel, space, journal, name, configs, initial_rows, *_load_recorded(kernel, space, sizes, dtype))
+
+
+def _load_recorded(kernel: TunableKernel, space: Space, sizes: tuple, dtype: str) -> tuple[dict[str, dict], str, bool]:
+    try:
+        record = kernel.load_record()
+    except FileNotFoundError:
+        record = None
+    if record is None or record.device["target"] != space.target:
+        return {}, "", False
+    rows = {row.get("kernel") or row.get("config"): row for row in record.rows
+            if row.get("status") in sweep.STATUSES and row.get("shape") == list(sizes) and row.get("dtype") == dtype}
+    return rows, record.label().partition(" (")[0] if rows else "", True  # the label's brackets hold hashes

@@ -1,0 +1,87 @@
+"""Draw what stays in a saved notebook without its widgets: the heat map as PNG, and the top ten as a table."""
+
+from __future__ import annotations
+
+import collections
+
+from IPython.display import HTML
+
+from tilelab.pictures import plots
+from tilelab.records import results
+from tilelab.runtime import device
+from tilelab.views.panel import rows as panel_rows
+from tilelab.views.panel.rows import RATES, SHOWN_FIELDS, TIMES, TOP, Choice, get_value
+from tilelab.views.panel.sentences import describe_winner
+
+FORMATS = {"ratio": "{:.2f}", "ms": "{:#.3g}", "predicted_ms": "{:#.3g}"}
+COLUMNS = ("kernel", "ratio", "ms", "tflops", "gbps", "predicted_ms", "registers", "smem", "programs_per_sm")
+NARROW_COLUMNS = 10  # from here on a cell is too narrow for a word such as "failed"
+
+
+def make_outputs(choice: Choice, rows: list[dict], x: str, y: str, field: str) -> tuple:
+    """Return the picture and the table, or two empty outputs where nothing is known."""
+    if not any(row["status"] != "waiting" for row in rows):
+        return HTML(""), HTML("")
+    return draw_heat_map(choice, rows, x, y, field), make_table(choice, rows)
+
+
+def draw_heat_map(choice: Choice, rows: list[dict], x: str, y: str, field: str) -> plots.Picture:
+    """Draw the best row of each cell, in the colours of the view in the browser."""
+    field = choice.choose_field(rows, field)
+    values = [value for row in rows if (value := get_value(row, field)) is not None]
+    drawn = [{**inside[0], "x": i, "y": j, field: get_value(inside[0], field)}
+             for (i, j), inside in group_cells(choice.axes, rows, x, y).items()]
+    columns, lines = choice.axes[x]["labels"], choice.axes[y]["labels"]
+    narrow = len(columns) >= NARROW_COLUMNS
+    abbreviated = narrow and any(row["status"] != "ok" for row in drawn)
+    label = SHOWN_FIELDS[field][0].format(choice.kernel.peer)
+    finding = [*describe_winner(rows, choice.kernel.peer), label][0]
+    marks = "; first letters stand for regs, smem, tmem, failed and wrong" if abbreviated else ""
+    style = FORMATS.get(field, "{:.3g}")
+    figure = plots.heat_map(drawn, "x", "y", field, fmt=style,
+                            mark=lambda row: panel_rows.short_status(row)[:1 if narrow else None],
+                            title=f"{choice.name}: {finding}", x_label=x, y_label=y,
+                            source=f"{label}; {_describe_origin(choice, rows)}{marks}",
+                            shade=lambda value: panel_rows.shade(value, values, field))
+    axes = figure.axes[0]
+    axes.set_xticks(range(len(columns)), map(plots.escape_math, columns))
+    axes.set_yticks(range(len(lines)), map(plots.escape_math, lines))
+    if len(columns) > 9 or sum(map(len, columns)) > 80:  # horizontal labels would touch
+        axes.tick_params(axis="x", rotation=60)
+    shown = [row[field] for row in drawn if row[field] is not None]
+    spread = f", from {style.format(min(shown))} to {style.format(max(shown))}" if shown else ""
+    return figure.describe(f"{choice.name}: {finding}. A heat map of the {label} of the best configuration for each "
+                           f"{x} and {y}{spread}. The table below lists ten.")
+
+
+def group_cells(axes: dict, rows: list[dict], x: str, y: str) -> dict[tuple[int, int], list[dict]]:
+    """Return {(column, line): rows of the cell, best first} over two of the axes that a Choice describes."""
+    cells = collections.defaultdict(list)
+    for row, place in zip(rows, zip(axes[x]["of"], axes[y]["of"])):
+        cells[place].append(row)
+    return {place: panel_rows.rank_rows(inside) for place, inside in cells.items()}
+
+
+def _describe_origin(choice: Choice, rows: list[dict]) -> str:
+    overlays = {row.get("overlay") for row in rows}
+    built = f"built for {choice.space.target}"
+    if overlays == {None}:
+        return device.current().name if choice.space.can_measure else f"{built}, not timed"
+    return f"{built}; times {choice.source}" if "times" in overlays else choice.source
+
+
+def make_table(choice: Choice, rows: list[dict]) -> results.Table:
+    """Return the top ten with their known columns, or the reasons why nothing runs."""
+    top = panel_rows.top_rows(rows)
+    counts = ", ".join(f"{n} {status}" for status, n in collections.Counter(row["status"] for row in rows).items())
+    if not top:
+        return results.table([row for row in rows if row.get("reason")][:TOP], f"{choice.name}: {counts}",
+                             ["kernel", "status", "reason"])
+    order = "the fastest" if any(row.get("ms") for row in top) else "predicted fastest first"
+    if any(row.get("ratio") for row in top):
+        order = f"the fastest, ranked by the ratio of timings paired with {choice.kernel.peer}'s"
+    order += ", those timed again before the rest" if any("final_ms" in row for row in top) else ""
+    columns = [name for name in COLUMNS if any(row.get(name) is not None for row in top)]
+    shown = [{name: get_value(row, name) if name in TIMES + RATES else row.get(name) for name in columns}
+             for row in top]
+    return results.table(shown, f"{choice.name}: {order}, {_describe_origin(choice, rows)} ({counts})", columns)

@@ -1,0 +1,319 @@
+"""The sweep panel: its choices, the rows of the choice, and the messages between Python and the view in the browser.
+
+The view, `tilelab/views/panel.js`, draws everything. It sends what a reader asks for ("choose", "run", "cancel", ...).
+Python answers with "data" for a new choice. The answer "rows" holds changed rows and the state of the sweep.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from IPython.display import display
+
+from tilelab import views
+from tilelab.runtime import device
+from tilelab.sweeps import running_sweeps, sweep, tune
+from tilelab.sweeps.sweep_owner import SweepOwner
+from tilelab.sweeps.tunable import TunableKernel
+from tilelab.views import listing
+from tilelab.views.panel import rows as panel_rows
+from tilelab.views.panel import sentences, snapshot
+from tilelab.views.panel.rows import SHOWN_FIELDS, describe_error
+
+SNAPSHOT_S = 0.4  # from a change in the menus to a new snapshot
+MENUS = ("kernel", "shape", "dtype", "preset", "target", "x", "y", "show")
+VIEW_MENUS = ("x", "y", "show")  # these change the picture only
+
+
+class Panel:
+    """The sweep panel of some kernels. `choice` presets menus (kernel, shape, dtype, preset, target, x, y, show).
+
+    A cell that ends with it shows the view and, beneath it, a picture and a text table that stay in the notebook. `box`
+    is the view alone, which fills the page in Voila. `shape` is a name, or sizes such as "512,512,512". `values` holds
+    the value of each menu. Raises ValueError for a choice that its menu does not offer.
+    """
+
+    def __init__(self, *kernels: TunableKernel, **choice: str):
+        if not kernels:
+            raise ValueError("a panel needs at least one kernel, such as ch14.gemm.lesson.sweep.TUNABLE_KERNEL.")
+        self.kernels = {kernel.name: kernel for kernel in kernels}
+        here = device.current()
+        self.targets = {"": f"this GPU ({here.name})"} if here.has_tma else {}
+        self.targets |= {target: device.describe_target(target) for target in device.TARGETS
+                         if device.target_limits(target).has_tma}
+        self._lock, self._snapshot_lock = threading.RLock(), threading.Lock()
+        self._owner = SweepOwner(self._lock, self._on_rows, self._on_end)
+        self._snapshot_timer = threading.Timer(0, self._update_snapshot)
+        self._session_rows: dict[str, dict] = {}  # by key, for every choice so far
+        self._choice = self._described = self._snapshot_handles = None  # `_described` is the choice for the browser
+        self._problem = self._note = ""
+        self._sent: list[dict] = []  # the rows that the browser has
+        self.values: dict[str, str] = {}
+        self._values_of: dict[str, dict] = {}  # by kernel, so that going back to a kernel restores its menus
+        self.box = views.View("panel", None, store=False)
+        self._set_kernel(kernels[0].name)
+        self._set_values(choice)
+        self._choose()
+        self._cell = running_sweeps.find_cell()
+        if self._choice and (left := running_sweeps.claim(self._choice.configs, self._cell)):
+            self._follow(left)  # an earlier panel of this cell has started it
+        self.box.data = self._make_data(alone=True)
+        self._outdated = False  # whether the data with which the view was made are old
+        self.box.on_msg(self._receive)
+
+    # -- the menus
+
+    def _options(self, kernel: TunableKernel) -> dict[str, list[str]]:
+        axes = list(kernel.axes)
+        return {"kernel": list(self.kernels), "dtype": list(kernel.dtypes), "preset": list(kernel.presets),
+                "target": list(self.targets), "x": axes, "y": axes[1:2] + axes, "show": list(SHOWN_FIELDS)}
+
+    def _set_kernel(self, name: str) -> None:
+        """Restore the menus of a kernel; at its first visit, take over what both kernels offer."""
+        before, kernel = self.values, self.kernels[name]
+        self._values_of[before.get("kernel", "")] = before
+        self.values = self._values_of.get(name) or {"shape": next(iter(kernel.shapes)), **{
+            menu: before[menu] if before.get(menu) in options else options[0]
+            for menu, options in self._options(kernel).items()}, "kernel": name}
+
+    def _set_values(self, values: dict[str, str]) -> None:
+        """Set menus; a shape that is none is kept as text. ValueError for what a menu does not offer."""
+        if unknown := set(values) - set(MENUS):
+            raise ValueError(f"unknown menu {', '.join(sorted(unknown))}; a panel's menus are {', '.join(MENUS)}.")
+        for name in filter(values.__contains__, MENUS):  # in this order: the kernel decides what the others offer
+            value, kernel = values[name], self.kernels[self.values["kernel"]]
+            if name == "shape":
+                try:
+                    sizes = kernel.parse_shape(value)
+                    value = next((known for known in kernel.shapes if kernel.shapes[known] == sizes),
+                                 ",".join(map(str, sizes)))
+                except ValueError:
+                    pass  # _choose says what is wrong with it
+            elif value not in (options := self._options(kernel)[name]):
+                choices = "; ".join(dict.fromkeys(filter(None, options)))  # some names hold a comma
+                raise ValueError(f"unknown {name} {value!r}; choose one of {choices}.")
+            if name == "kernel":
+                self._set_kernel(value)
+            self.values[name] = value
+
+    def choose(self, **values: str) -> None:
+        """Change menus and show the rows that are known. ValueError for what a menu does not offer."""
+        with self._lock:
+            if self.running:  # the rows on the screen belong to the sweep
+                values = {name: value for name, value in values.items() if name in VIEW_MENUS}
+            before = {**self.values}
+            self._set_values(values)
+            if self._problem or any(self.values[name] != before[name] for name in MENUS if name not in VIEW_MENUS):
+                self._choose()
+            elif not values.keys() <= set(VIEW_MENUS):
+                self._send_rows()  # the view waits for an answer
+            self._save_snapshot()
+
+    # -- the choice and its rows
+
+    @property
+    def running(self) -> bool:
+        """Return whether a sweep runs."""
+        return self._owner.running
+
+    def wait(self) -> None:
+        """Wait until no sweep runs and its end is drawn."""
+        self._owner.wait()
+
+    def _choose(self) -> bool:
+        """Read the menus and show the rows that are known; for an invalid choice show why, and return False."""
+        if self.running:
+            return False
+        values = {name: self.values[name] for name in ("shape", "dtype", "preset", "target")}
+        try:
+            choice = panel_rows.make_choice(self.kernels[self.values["kernel"]], **values)
+            known = {key: row for key, row in choice.journal.rows().items() if key in choice.configs}
+            described = choice.describe(values["dtype"])
+        except Exception as error:  # the panel lives on, whatever a kernel raises
+            self._complain(describe_error(error))
+            return False
+        self._session_rows = known | self._session_rows
+        self._choice, self._described, self._problem, self._note = choice, described, "", ""
+        self._send_data()
+        return True
+
+    def _complain(self, problem: str) -> None:
+        self._problem = problem
+        self._send_rows()
+
+    def rows(self) -> list[dict]:
+        """Return a row for every configuration of the choice; `status` is "waiting" before anything is known."""
+        return self._choice.rows(self._session_rows, self.running) if self._choice else []
+
+    # -- the sweep
+
+    def run(self) -> None:
+        """Start a sweep of the choice, or go on where one was cancelled."""
+        with self._lock:
+            if not self.running and self._choose():
+                choice = self._choice
+                self._follow(sweep.Sweep(choice.configs.values(), choice.space, journal=choice.journal))
+                self._send_rows()
+
+    def _follow(self, begun: sweep.Sweep) -> None:
+        self._owner.follow(running_sweeps.add(begun, self._cell, self._release))
+
+    def _release(self) -> None:
+        """Leave the sweep to a newer panel of the cell, and stop drawing it."""
+        with self._lock:
+            if self._owner.release():
+                self._note = "a newer panel of this cell shows this sweep"
+                self._send_rows()
+
+    def _on_rows(self, running: sweep.Sweep) -> None:
+        self._session_rows |= running.rows
+        self._send_rows()
+
+    def _on_end(self, finished: sweep.Sweep) -> None:
+        self._note = sentences.describe_end(finished)
+        self._session_rows |= finished.rows
+        try:
+            finished.finish()
+        except Exception as error:
+            self._problem = f"the sweep ended early: {describe_error(error)}"
+        self._send_rows()
+        self._save_snapshot()
+
+    def cancel(self) -> None:
+        """Stop the sweep now. Finished rows are kept, here and in the journal."""
+        with self._lock:
+            if self._owner.cancel():
+                self._send_rows()
+
+    def start_over(self) -> None:
+        """Forget the rows of the choice and sweep again."""
+        with self._lock:
+            if self.running or not self._choose():
+                return
+            try:
+                self._choice.journal.forget(self._choice.configs)
+            except OSError as error:
+                self._complain(describe_error(error))
+                return
+            for key in self._choice.configs:
+                self._session_rows.pop(key, None)
+            self.run()
+
+    def _find_kept(self, rows: list[dict]) -> dict | None:
+        """Return the fastest row, for `keep`; None unless it was timed on the GPU here."""
+        choice, best = self._choice, panel_rows.find_winner(rows)
+        if best is None or self.running or choice.kernel.tuner is None or not choice.space.can_measure:
+            return None
+        return None if "overlay" in best else best
+
+    def keep(self) -> None:
+        """Put the fastest configuration into the table of tuned shapes, and say so."""
+        with self._lock:
+            rows, choice = self.rows(), self._choice
+            if (row := self._find_kept(rows)) is None:
+                return
+            tried = sum(bool(row.get("ms")) for row in rows)
+            try:
+                sentence = tune.keep_winner(choice.kernel.tuner, row["shape"], row["dtype"],
+                                            choice.configs[row["key"]], row, tried)
+            except Exception as error:
+                self._complain(describe_error(error))
+                return
+            self._note = f"in the table of tuned shapes, {sentence.rstrip('.')}"
+            self._complain("")
+
+    # -- the view in the browser
+
+    def state(self) -> dict:
+        """Return what the view shows beside the rows: menus, progress, the winner's sentences, what went wrong."""
+        rows, choice, running = self.rows(), self._choice, self._owner.sweep
+        swept = running or choice and any(key in self._session_rows for key in choice.configs)
+        done = sum(row["status"] != "waiting" for row in rows) if swept else 0  # recorded rows do not count
+        note = sentences.describe_progress(running) if running else self._note
+        place = {id(row): index for index, row in enumerate(rows)}
+        best = panel_rows.find_winner(rows)
+        return {"values": dict(self.values), "running": self.running, "done": done, "total": len(rows),
+                "status": sentences.describe_status(choice, rows, done, note) if choice else "",
+                "winner": sentences.describe_winner(rows, choice.kernel.peer) if choice else [],
+                "problem": self._problem, "keep": self._find_kept(rows) is not None,
+                "order": [place[id(row)] for row in panel_rows.rank_rows(rows)],
+                "best": None if best is None else place[id(best)]}
+
+    def _make_data(self, **more) -> dict:
+        """Return everything that the view draws. It keeps its menus, and gets the rows of this choice only."""
+        menus = {name: {"shapes": {text: ",".join(map(str, sizes)) for text, sizes in kernel.shapes.items()},
+                        "dtype": list(kernel.dtypes), "preset": list(kernel.presets), "axes": list(kernel.axes)}
+                 for name, kernel in self.kernels.items()}
+        self._sent = [panel_rows.describe_row(row) for row in self.rows()]
+        return {"kernels": menus, "targets": self.targets, "fields": SHOWN_FIELDS, "choice": self._described,
+                "rows": self._sent, "state": self.state(), **more}
+
+    def stored_data(self) -> dict:
+        """Return what the saved notebook and the site keep."""
+        with self._lock:
+            return self._make_data()
+
+    def _send_data(self) -> None:
+        self._outdated = True
+        self.box.send({"type": "data", "data": self._make_data()})
+
+    def _send_rows(self) -> None:
+        """Send the state, and those rows that the browser has not."""
+        rows = [panel_rows.describe_row(row) for row in self.rows()]
+        changed = {index: row for index, (row, sent) in enumerate(zip(rows, self._sent)) if row != sent}
+        self._sent, self._outdated = rows, True
+        self.box.send({"type": "rows", "rows": changed, "state": self.state()})
+
+    def _receive(self, _: Any, message: dict, buffers: Any) -> None:
+        actions: dict[str, Callable] = {
+            "open": lambda: self._outdated and self._send_data(), "run": self.run, "cancel": self.cancel,
+            "again": self.start_over, "keep": self.keep, "choose": lambda: self.choose(**message["values"]),
+            "code": lambda: threading.Thread(target=self._send_code, args=(message["keys"],), daemon=True).start()}
+        with self._lock:
+            try:
+                actions[message["type"]]()
+            except Exception as error:  # the address of the page may ask for anything
+                self._complain(describe_error(error))
+
+    def _send_code(self, keys: list[str]) -> None:
+        """Send the code of configurations. It is compiled where it must be, so this runs in a thread of its own."""
+        answer: dict[str, Any] = {"type": "code", "keys": keys}
+        try:
+            choice = self._choice
+            answer["sides"] = [listing.load_code(choice.space.job(choice.configs[key])) | {
+                "name": choice.initial_rows[key]["kernel"]} for key in keys]
+        except Exception as error:
+            answer["problem"] = describe_error(error)
+        self.box.send(answer)
+
+    # -- what stays in the notebook
+
+    def _ipython_display_(self) -> None:
+        self.box.data = self._make_data(alone=False)
+        bundle, metadata = self.box._repr_mimebundle_()
+        bundle = {**bundle, "text/plain": f"Panel({', '.join(self.kernels)})",  # its own text would name every trait
+                  **views.make_stored("panel", self.stored_data())}
+        display(bundle, metadata=metadata, raw=True)
+        # Draw at once, because a notebook that is executed without a browser drops later updates.
+        handles = [display(output, display_id=True) for output in self._make_snapshot()]
+        self._snapshot_handles = None if None in handles else handles  # None: not in a notebook
+
+    def _make_snapshot(self) -> tuple:
+        with self._lock:
+            arguments = self._choice, self.rows(), *(self.values[name] for name in VIEW_MENUS)
+        return snapshot.make_outputs(*arguments)
+
+    def _save_snapshot(self) -> None:
+        """Replace the picture and the table beneath the view, once the menus have rested for a moment."""
+        if self._snapshot_handles:
+            self._snapshot_timer.cancel()
+            self._snapshot_timer = threading.Timer(SNAPSHOT_S, self._update_snapshot)
+            self._snapshot_timer.daemon = True
+            self._snapshot_timer.start()
+
+    def _update_snapshot(self) -> None:
+        with self._snapshot_lock:  # the last one to enter shows the newest rows
+            for handle, output in zip(self._snapshot_handles, self._make_snapshot()):
+                handle.update(output)
