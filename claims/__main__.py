@@ -19,7 +19,9 @@ from tilelab.runtime import device, files
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit status 0; errors raise SystemExit with status 2."""
     parser = cli.make_plain_parser("claims", "The field notes' claims and their verdicts.")
-    parser.add_argument("--write", action="store_true", help="write CLAIMS.md, claims.ipynb and parts of two pages")
+    parser.add_argument(
+        "--write", action="store_true", help="write CLAIMS.md, claims.ipynb and parts of two pages"
+    )
     options = parser.parse_args(argv)
     try:
         if options.write:
@@ -43,7 +45,9 @@ def _print_verdicts() -> None:
         print(f"{note.title}: {count_verdicts(note.judgements)}")
         for judgement in note.judgements:
             finding = judgement.finding
-            print(f"  {judgement.claim.text}\n    {' | '.join(filter(None, (finding.describe(), finding.figure)))}")
+            print(
+                f"  {judgement.claim.text}\n    {' | '.join(filter(None, (finding.describe(), finding.figure)))}"
+            )
 
 
 if __name__ == "__main__":

@@ -20,10 +20,13 @@ from tilelab.records.results import geometric_mean
 OPERATORS = ROOT / "docs" / "operators.md"
 BEGIN, END = "<!-- {}: written by python -m claims --write -->", "<!-- end of {} -->"
 # (kernel, record, the least and the most tokens of the rows that count; None for all rows)
-PEERS = (("`wgmma_gemm`, bf16", "ch10_gemm_peers", None), ("`attention`, bf16", "ch14_attention_peers", None),
-         ("`fp8`, 1 to 64 tokens", "ch14_blockscaled_peers", (1, 64)),
-         ("`fp8`, 256 to 1,024 tokens", "ch14_blockscaled_peers", (256, 1024)),
-         ("`fp8`, 4,096 to 8,192 tokens", "ch14_blockscaled_peers", (4096, 8192)))
+PEERS = (
+    ("`wgmma_gemm`, bf16", "ch10_gemm_peers", None),
+    ("`attention`, bf16", "ch14_attention_peers", None),
+    ("`fp8`, 1 to 64 tokens", "ch14_blockscaled_peers", (1, 64)),
+    ("`fp8`, 256 to 1,024 tokens", "ch14_blockscaled_peers", (256, 1024)),
+    ("`fp8`, 4,096 to 8,192 tokens", "ch14_blockscaled_peers", (4096, 8192)),
+)
 PLACE = re.compile(r"\+?#(?:\.#+)?")
 FIGURE = r"[+-]?\d+(?:\.\d+)?"
 
@@ -51,7 +54,9 @@ def resampling(evidence):
 
 
 def host_descriptors(evidence):
-    return [max(get_ratios(row for row in evidence("ch14_descriptors_speed", op="copy") if "host" in row["name"]))]
+    return [
+        max(get_ratios(row for row in evidence("ch14_descriptors_speed", op="copy") if "host" in row["name"]))
+    ]
 
 
 def compile_failures(evidence):
@@ -61,8 +66,14 @@ def compile_failures(evidence):
 
 def quantising(evidence):
     rows = evidence("ch14_mx_formats_speed")
-    return [max(get_ratios(row for row in rows if row["format"] == name and row["what"] in mx_formats.configs(name)))
-            for name in ("mxfp8_e4m3", "nvfp4")]
+    return [
+        max(
+            get_ratios(
+                row for row in rows if row["format"] == name and row["what"] in mx_formats.configs(name)
+            )
+        )
+        for name in ("mxfp8_e4m3", "nvfp4")
+    ]
 
 
 def changed_kernels(evidence):
@@ -82,27 +93,57 @@ ANSWERS: list[tuple[str, str, Callable[[Evidence], Iterable[float]]]] = [
     ("00_start", "A copy reaches #.# TB/s", lambda evidence: [evidence("ceilings")[0]["gbps"] / 1e3]),
     ("ch07_bulk_copy", "Plain loads copy at #.## × torch's speed, TMA at #.## ×", bulk_copies),
     ("ch07_resample", "Plain loads reach #.## of a copy's bandwidth, TMA #.##", resampling),
-    ("ch10_tile_pipeline", "A transpose of 16,384 × 8,192 floats runs at #.## × torch's copy",
-     lambda evidence: [max(get_ratios(evidence("ch10_tile_speed", op="transpose", shape=list(LARGE))))]),
-    ("ch10_wgmma_gemm", "Tuned, it runs at #.## × cuBLAS on # layer shapes of language models, untuned at #.## ×",
-     lambda evidence: [mean_ratio(evidence("ch10_gemm_layers")), len(evidence("ch10_gemm_layers")),
-                       mean_model_ratio(evidence("ch10_gemm_layers"))]),
+    (
+        "ch10_tile_pipeline",
+        "A transpose of 16,384 × 8,192 floats runs at #.## × torch's copy",
+        lambda evidence: [max(get_ratios(evidence("ch10_tile_speed", op="transpose", shape=list(LARGE))))],
+    ),
+    (
+        "ch10_wgmma_gemm",
+        "Tuned, it runs at #.## × cuBLAS on # layer shapes of language models, untuned at #.## ×",
+        lambda evidence: [
+            mean_ratio(evidence("ch10_gemm_layers")),
+            len(evidence("ch10_gemm_layers")),
+            mean_model_ratio(evidence("ch10_gemm_layers")),
+        ],
+    ),
     ("ch14_descriptors", "A copy by descriptor runs at #.## × torch's", host_descriptors),
-    ("ch14_gemm", "Tuned, it runs at #.## × cuBLAS on the same shapes, untuned at #.## ×",
-     lambda evidence: [mean_ratio(evidence("ch14_gemm_layers")), mean_model_ratio(evidence("ch14_gemm_layers"))]),
-    ("ch14_sweep", "The sweep takes #.# of `triton.autotune`'s time",
-     lambda evidence: [evidence("sweep_race")[0]["seconds"] / evidence("sweep_race")[1]["seconds"]]),
+    (
+        "ch14_gemm",
+        "Tuned, it runs at #.## × cuBLAS on the same shapes, untuned at #.## ×",
+        lambda evidence: [
+            mean_ratio(evidence("ch14_gemm_layers")),
+            mean_model_ratio(evidence("ch14_gemm_layers")),
+        ],
+    ),
+    (
+        "ch14_sweep",
+        "The sweep takes #.# of `triton.autotune`'s time",
+        lambda evidence: [evidence("sweep_race")[0]["seconds"] / evidence("sweep_race")[1]["seconds"]],
+    ),
     ("ch14_bug_hunt", "# of # builds fail", compile_failures),
-    ("ch14_compiled", "A decoder block in fp8 runs at #.## × eager bf16; `torch.compile` in bf16 at #.## ×",
-     lambda evidence: [get_ratios(evidence("ch14_compiled_decoder", name=name, tokens=4096))[0]
-                       for name in ("course fp8", "torch.compile")]),
-    ("ch14_attention", "At 8,192 tokens (4 × 16 heads of 128, no mask) the kernel runs at #.## × cuDNN",
-     lambda evidence: get_ratios(evidence("ch14_attention_ladder", name="persistent", causal=False))),
+    (
+        "ch14_compiled",
+        "A decoder block in fp8 runs at #.## × eager bf16; `torch.compile` in bf16 at #.## ×",
+        lambda evidence: [
+            get_ratios(evidence("ch14_compiled_decoder", name=name, tokens=4096))[0]
+            for name in ("course fp8", "torch.compile")
+        ],
+    ),
+    (
+        "ch14_attention",
+        "At 8,192 tokens (4 × 16 heads of 128, no mask) the kernel runs at #.## × cuDNN",
+        lambda evidence: get_ratios(evidence("ch14_attention_ladder", name="persistent", causal=False)),
+    ),
     ("ch14_mx_formats", "MXFP8 is written at #.## × a copy's speed, NVFP4 at #.## ×", quantising),
-    ("ch14_blockscaled", "At 4,096 tokens or more, fp8 with block scales runs at #.## × torch's `scaled_mm`",
-     lambda evidence: [mean_ratio(evidence("ch14_blockscaled_fp8", name="course"))]),
+    (
+        "ch14_blockscaled",
+        "At 4,096 tokens or more, fp8 with block scales runs at #.## × torch's `scaled_mm`",
+        lambda evidence: [mean_ratio(evidence("ch14_blockscaled_fp8", name="course"))],
+    ),
     ("ch14_blackwell_plan", "Two attempts change # of # kernels", changed_kernels),
-    ("claims", "# of # claims hold, # of them with a condition", judged_claims)]
+    ("claims", "# of # claims hold, # of them with a condition", judged_claims),
+]
 
 
 def rewrite_figures(readme: str) -> str:
@@ -115,7 +156,9 @@ def rewrite_figures(readme: str) -> str:
         end = readme.find("\n", start)
         found = re.search(FIGURE.join(map(re.escape, PLACE.split(words))), readme[start:end])
         if start < 0 or found is None:
-            raise ValueError(f"README.md's line about {notebook} must hold {words!r}, with a figure for each #.")
+            raise ValueError(
+                f"README.md's line about {notebook} must hold {words!r}, with a figure for each #."
+            )
         evidence = Evidence()
         try:
             with evidence.explain_errors(f"the answer of {notebook}, {words!r},"):
@@ -136,8 +179,11 @@ def make_peers() -> str:
             for row in evidence(record, name="course", status="ok"):
                 if tokens is None or tokens[0] <= row["shape"][0] <= tokens[1]:
                     ratios.setdefault(f"{row['peer']} {row['peer_version']}", []).append(row["ratio"])
-            lines += [f"| {kernel} | {peer} | {len(found)} | {min(found):.2f} | {geometric_mean(found):.2f} | "
-                      f"{max(found):.2f} |" for peer, found in ratios.items()]
+            lines += [
+                f"| {kernel} | {peer} | {len(found)} | {min(found):.2f} | {geometric_mean(found):.2f} | "
+                f"{max(found):.2f} |"
+                for peer, found in ratios.items()
+            ]
     return "\n".join(lines)
 
 
@@ -151,7 +197,9 @@ def make_costs() -> str:
             raise ValueError("no call was timed")
         for row in rows:
             call, comma, kind = row["name"].partition(", ")
-            lines.append(f"| `{call}`{comma}{kind} | {row['us']:.0f} | {row['peer']} | {row['peer_us']:.0f} |")
+            lines.append(
+                f"| `{call}`{comma}{kind} | {row['us']:.0f} | {row['peer']} | {row['peer_us']:.0f} |"
+            )
     return "\n".join(lines)
 
 
@@ -165,7 +213,9 @@ def rewrite_tables(page: str) -> str:
         before, begin, rest = page.partition(marks[0])
         _, end, after = rest.partition(marks[1])
         if not begin or not end:
-            raise ValueError(f"{OPERATORS.name} must hold the lines {marks[0]} and {marks[1]}, in this order.")
+            raise ValueError(
+                f"{OPERATORS.name} must hold the lines {marks[0]} and {marks[1]}, in this order."
+            )
         try:
             page = f"{before}{begin}\n{make()}\n\n{end}{after}"
         except FileNotFoundError:

@@ -65,15 +65,23 @@ def proposed_on_b200() -> dict[str, str]:
 @functools.cache
 def aggressive_on_hopper() -> str:
     """Return why a tile of 128 × 128 × 128 with 16 warps and 4 stages cannot be launched on sm_90a, or ""."""
-    report, = build.build([job(parse("128,128,128,16,4 plain"), "sm_90a", b_k_major=False)])
+    (report,) = build.build([job(parse("128,128,128,16,4 plain"), "sm_90a", b_k_major=False)])
     return report.reason
 
 
 @functools.cache
 def copy_depends_on_stages() -> bool:
     """Return whether a copy by descriptor for sm_100a compiles to other PTX with 5 stages than with 1."""
-    jobs = [build.Job("ch14.descriptors.lesson.tile_copy:copy_tma_kernel", {"source": TILE, "destination": TILE},
-                      {"BLOCK_M": 128, "BLOCK_N": 128}, "sm_100a", num_stages=stages) for stages in (1, 5)]
+    jobs = [
+        build.Job(
+            "ch14.descriptors.lesson.tile_copy:copy_tma_kernel",
+            {"source": TILE, "destination": TILE},
+            {"BLOCK_M": 128, "BLOCK_N": 128},
+            "sm_100a",
+            num_stages=stages,
+        )
+        for stages in (1, 5)
+    ]
     one, five = (report.ptx for report in build.build(jobs))
     return one != five
 
@@ -119,7 +127,9 @@ def autotuner_catches() -> tuple[str, ...]:
 @functools.cache
 def variables_read(*variables: str) -> dict[str, list[str]]:
     """Return, for each environment variable, which of triton and torch hold its name in a source file or library."""
-    found = {package: find_words(package, list(variables)) for package in ("triton", "torch")}  # gigabytes on a GPU
+    found = {
+        package: find_words(package, list(variables)) for package in ("triton", "torch")
+    }  # gigabytes on a GPU
     return {variable: [package for package in found if found[package][variable]] for variable in variables}
 
 

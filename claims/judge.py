@@ -128,8 +128,13 @@ class Quote:
     note: str = ""  # the note's title, where it is not the claim's own
 
     def markdown(self) -> str:
-        words = self.words.replace("|", "\\|").replace("`", "").replace("**", "").replace("*", "\\*").replace("<",
-                                                                                                              "&lt;")
+        words = (
+            self.words.replace("|", "\\|")
+            .replace("`", "")
+            .replace("**", "")
+            .replace("*", "\\*")
+            .replace("<", "&lt;")
+        )
         return f"“{words}” ({', '.join(filter(None, (self.note, self.section)))})"
 
 
@@ -210,18 +215,40 @@ class Note:
         self.title, self.about, self.summary = title, about, summary
         self.claims: list[Claim] = []
 
-    def claim(self, text: str, quotes: Quote | tuple[Quote, ...], cell: tuple[str, str], test: str,
-              kind: str = MEASURED, judged_on: str = "NVIDIA H200", about: str | None = None, name: str = ""):
+    def claim(
+        self,
+        text: str,
+        quotes: Quote | tuple[Quote, ...],
+        cell: tuple[str, str],
+        test: str,
+        kind: str = MEASURED,
+        judged_on: str = "NVIDIA H200",
+        about: str | None = None,
+        name: str = "",
+    ):
         """Decorate a function, which becomes the rule of a new claim; its name is the claim's, unless one is given.
 
         `cell` is a notebook and a heading in it. `about` is the note's GPU unless another is given; "" means that the
         claim names none.
         """
+
         def add(rule):
             said = quotes if isinstance(quotes, tuple) else (quotes,)
-            self.claims.append(Claim(name or rule.__name__, text, said, test, kind, judged_on,
-                                     self.about if about is None else about, *cell, rule))
+            self.claims.append(
+                Claim(
+                    name or rule.__name__,
+                    text,
+                    said,
+                    test,
+                    kind,
+                    judged_on,
+                    self.about if about is None else about,
+                    *cell,
+                    rule,
+                )
+            )
             return rule
+
         return add
 
     @functools.cached_property
@@ -233,22 +260,29 @@ class Note:
 def count_outcomes(judgements: Iterable[Judgement]) -> list[int]:
     """Return how many claims hold, hold with a condition, do not hold, and have no verdict yet."""
     counts = collections.Counter(judgement.finding.verdict for judgement in judgements)
-    return [sum(counts[name] for name in names) for names in (
-        (HOLDS, HOLDS_HERE), CONDITIONAL, (REFUTED, NOT_HERE), (UNTESTED, NO_RECORD))]
+    return [
+        sum(counts[name] for name in names)
+        for names in ((HOLDS, HOLDS_HERE), CONDITIONAL, (REFUTED, NOT_HERE), (UNTESTED, NO_RECORD))
+    ]
 
 
 def count_verdicts(judgements: Iterable[Judgement]) -> str:
     """Return the counts of `count_outcomes` in a sentence."""
     hold, conditional, fail, missing = count_outcomes(judgements)
     total = hold + conditional + fail + missing
-    return (f"Of {total} claims, {hold} hold{'s' * (hold == 1)}, {conditional} hold{'s' * (conditional == 1)} "
-            f"with a condition, {fail} do{'es' * (fail == 1)} not hold, and {missing} "
-            f"{'is' if missing == 1 else 'are'} not settled.")
+    return (
+        f"Of {total} claims, {hold} hold{'s' * (hold == 1)}, {conditional} hold{'s' * (conditional == 1)} "
+        f"with a condition, {fail} do{'es' * (fail == 1)} not hold, and {missing} "
+        f"{'is' if missing == 1 else 'are'} not settled."
+    )
 
 
 def make_table(judgements: Iterable[Judgement], folder: str) -> str:
     """Return a Markdown table. `folder` stands before the name of a notebook in links: "notebooks/", or ""."""
-    head = ["| claim, and the note's words | verdict | what we found | evidence | shown in |", "|---|---|---|---|---|"]
+    head = [
+        "| claim, and the note's words | verdict | what we found | evidence | shown in |",
+        "|---|---|---|---|---|",
+    ]
     return "\n".join([*head, *(judgement.markdown(folder) for judgement in judgements)])
 
 

@@ -14,8 +14,16 @@ from claims import (
 from claims.judge import NO_RECORD, ROOT, VERDICTS, Judgement, count_verdicts, make_table
 from claims.policy import POLICY
 
-NOTES = [module.NOTE for module in (tma_config_fix_proposal, tma_setup_guide_gb10, trajectory_resample_tma_status,
-                                    triton_issue_descriptor_compile_failure, blockscaled_gemm_optimization_attempts)]
+NOTES = [
+    module.NOTE
+    for module in (
+        tma_config_fix_proposal,
+        tma_setup_guide_gb10,
+        trajectory_resample_tma_status,
+        triton_issue_descriptor_compile_failure,
+        blockscaled_gemm_optimization_attempts,
+    )
+]
 README, LEDGER, NOTEBOOK = ROOT / "README.md", ROOT / "CLAIMS.md", ROOT / "notebooks" / "claims.ipynb"
 BEGIN, END = "<!-- claims: written by python -m claims --write -->", "<!-- end of claims -->"
 # The claims that the README shows, by name: for a reader who sees no other.
@@ -49,16 +57,23 @@ def make_overview() -> str:
 
 def make_ledger() -> str:
     """Return the text of CLAIMS.md: the counts, the policy, and a table for each note."""
-    tables = [f"## {note.title}\n\n{note.summary}\n\n{make_table(note.judgements, 'notebooks/')}" for note in NOTES]
+    tables = [
+        f"## {note.title}\n\n{note.summary}\n\n{make_table(note.judgements, 'notebooks/')}" for note in NOTES
+    ]
     return "\n\n".join([HEAD, make_overview(), "## How a claim is judged", POLICY, *tables]) + "\n"
 
 
 def make_readme_part() -> str:
     """Return the text between the README's marks: the counts, and a table of the claims in TELLING."""
     chosen = {judgement.claim.name: judgement for judgement in judge_all()}
-    rows = ["| claim | verdict | what we found |", "|---|---|---|",
-            *(f"| {each.claim.text} | {each.mark_verdict()} | {each.finding.figure} |" for each in
-              (chosen[name] for name in TELLING))]
+    rows = [
+        "| claim | verdict | what we found |",
+        "|---|---|---|",
+        *(
+            f"| {each.claim.text} | {each.mark_verdict()} | {each.finding.figure} |"
+            for each in (chosen[name] for name in TELLING)
+        ),
+    ]
     return "\n\n".join([f"{BEGIN}\n{count_verdicts(chosen.values())}", "\n".join(rows), END])
 
 

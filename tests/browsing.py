@@ -28,8 +28,10 @@ def opened(browser, where, **options):
     """Yield an empty page; an error in its console, or one that nothing caught, fails the test."""
     with contextlib.closing(browser.new_context(viewport=SIZES["720p"], **options)) as context:
         # Voila's template takes an icon font from the network, which may be out of reach; nothing else may be missing.
-        context.route("https://cdn.jsdelivr.net/npm/@fortawesome/**",
-                      lambda route: route.fulfill(content_type="text/css", body=""))
+        context.route(
+            "https://cdn.jsdelivr.net/npm/@fortawesome/**",
+            lambda route: route.fulfill(content_type="text/css", body=""),
+        )
         page = context.new_page()
         context.set_default_timeout(180_000)  # also of the pages that the test itself opens
         errors = []
@@ -58,27 +60,49 @@ def served(folder: pathlib.Path, *command: str, cell: str = ""):
         made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
         made.metadata.kernelspec = {"display_name": "Python 3", "language": "python", "name": "python3"}
         nbformat.write(made, course / "one_cell.ipynb")
-    write_kernel_spec(folder / "jupyter" / "kernels" / "python3")  # this interpreter, whatever else is installed
+    write_kernel_spec(
+        folder / "jupyter" / "kernels" / "python3"
+    )  # this interpreter, whatever else is installed
     news = folder / "jupyterlab_settings_dir" / "@jupyterlab" / "apputils-extension"
     news.mkdir(parents=True)  # JupyterLab's question whether to fetch news covers part of the page
     (news / "notification.jupyterlab-settings").write_text('{"fetchNews": "false", "checkForUpdates": false}')
-    own = {name: str(folder / name.lower()) for name in (
-        "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR",
-        "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR", "TILES_SWEEPS", "TRITON_CACHE_DIR")}
+    own = {
+        name: str(folder / name.lower())
+        for name in (
+            "JUPYTER_CONFIG_DIR",
+            "JUPYTER_DATA_DIR",
+            "JUPYTER_RUNTIME_DIR",
+            "JUPYTERLAB_SETTINGS_DIR",
+            "JUPYTERLAB_WORKSPACES_DIR",
+            "IPYTHONDIR",
+            "TILES_SWEEPS",
+            "TRITON_CACHE_DIR",
+        )
+    }
     env = notebook.child_env(**own, JUPYTER_PATH=str(folder / "jupyter"))
-    env.pop("TRITON_INTERPRET", None)  # conftest sets it here; a notebook finds its way to the interpreter by itself
+    env.pop(
+        "TRITON_INTERPRET", None
+    )  # conftest sets it here; a notebook finds its way to the interpreter by itself
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     token = secrets.token_hex()
     log = folder / "server.log"
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(cores)[:2])  # inherited: a sweep then lasts long enough to be cancelled anywhere
+    os.sched_setaffinity(
+        0, sorted(cores)[:2]
+    )  # inherited: a sweep then lasts long enough to be cancelled anywhere
     arguments = [part.format(port=port, token=token) for part in command]
     try:
         with open(log, "w") as said:
-            server = subprocess.Popen([sys.executable, "-m", *arguments], cwd=course, env=env, stdout=said, stderr=said,
-                                      start_new_session=True)
+            server = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                cwd=course,
+                env=env,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
     finally:
         os.sched_setaffinity(0, cores)
     try:
@@ -97,8 +121,16 @@ def served(folder: pathlib.Path, *command: str, cell: str = ""):
 def served_demo(folder: pathlib.Path, cell: str = ""):
     """Serve the demo, or a notebook that holds this cell, as `make demo` does; yields the address and the process."""
     name = "one_cell.ipynb" if cell else DEMO.name
-    with served(folder, "tilelab.course.demo", name, "--port={port}", "--Voila.port_retries=0", "--no-browser",
-                "--token={token}", cell=cell) as (port, token, server):
+    with served(
+        folder,
+        "tilelab.course.demo",
+        name,
+        "--port={port}",
+        "--Voila.port_retries=0",
+        "--no-browser",
+        "--token={token}",
+        cell=cell,
+    ) as (port, token, server):
         yield f"http://127.0.0.1:{port}/?token={token}", server
 
 

@@ -14,7 +14,7 @@ if beside := os.environ.get("PYTEST_XDIST_WORKER"):
     # variables once, when it is imported and when it first looks for a GPU, so nothing may do that before: with more
     # threads than CPUs, an operation of a microsecond takes milliseconds.
     cpus = sorted(os.sched_getaffinity(0))
-    cpus = cpus[int(beside[2:])::int(os.environ["PYTEST_XDIST_WORKER_COUNT"])] or cpus
+    cpus = cpus[int(beside[2:]) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])] or cpus
     os.environ["OMP_NUM_THREADS"] = str(len(cpus))
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, cpus)
@@ -73,7 +73,9 @@ def pytest_collection_modifyitems(items):
         if here.capability is None and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=f"{NO_GPU}: {here.describe()}"))
         if here.capability and item.get_closest_marker("planted"):
-            item.add_marker(pytest.mark.skip(reason="on a GPU a planted fault can end the CUDA context of later tests"))
+            item.add_marker(
+                pytest.mark.skip(reason="on a GPU a planted fault can end the CUDA context of later tests")
+            )
     if beside:
         items[:] = spread(items, int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
 
@@ -84,6 +86,7 @@ def spread(items, processes):
     So each part begins with long tests and ends with short ones. The long tests of a module stay together, because they
     share a browser, a server or compiled kernels; notebooks share nothing.
     """
+
     def has(item, *tiers):
         return any(map(item.get_closest_marker, tiers))
 
@@ -117,7 +120,10 @@ def pytest_runtest_protocol(item):
 
 
 def pytest_terminal_summary(terminalreporter):
-    skipped = [report for report in terminalreporter.stats.get("skipped", ()) if NO_GPU in str(report.longrepr)]
+    skipped = [
+        report for report in terminalreporter.stats.get("skipped", ()) if NO_GPU in str(report.longrepr)
+    ]
     if skipped:
-        terminalreporter.write_line(f"{len(skipped)} tests skipped because they need a GPU: "
-                                    f"here is {device.current().describe()}.")
+        terminalreporter.write_line(
+            f"{len(skipped)} tests skipped because they need a GPU: here is {device.current().describe()}."
+        )

@@ -11,10 +11,18 @@ from tilelab.runtime import build, files
 from tilelab.sweeps.faults import FaultSpace
 
 HUGE = 10**400  # more than a float can hold
-MEASURED = {"ratio": {"ratio": math.nan}, "text": {"ms": "fast"}, "infinite": {"ms": math.inf}, "huge": {"ms": HUGE},
-            "no status": {"status": None}, "long": {"status": "failed", "reason": "x" * 10**6},
-            "surrogate": {"status": "failed", "reason": "\udc80"}, "set": {"extra": {1, 2}},
-            "wrong": {"status": "wrong", "reason": "an element is wrong"}, "own key": {"key": "another", "kernel": "x"}}
+MEASURED = {
+    "ratio": {"ratio": math.nan},
+    "text": {"ms": "fast"},
+    "infinite": {"ms": math.inf},
+    "huge": {"ms": HUGE},
+    "no status": {"status": None},
+    "long": {"status": "failed", "reason": "x" * 10**6},
+    "surrogate": {"status": "failed", "reason": "\udc80"},
+    "set": {"extra": {1, 2}},
+    "wrong": {"status": "wrong", "reason": "an element is wrong"},
+    "own key": {"key": "another", "kernel": "x"},
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,9 @@ def run_nbval(arguments, env, folder, log, timeout_s):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     path = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), path])  # the server finds this file by it
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [os.path.dirname(__file__), path]
+    )  # the server finds this file by it
     try:
         forkserver.ensure_running()
     finally:
@@ -103,5 +105,5 @@ class _Kernel:
 def _run_kernel(command, env, folder, parent):
     _enter(env, folder)
     sys.path[:0] = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
-    sys.argv = [*command[command.index("ipykernel_launcher"):], f"--IPKernelApp.parent_handle={parent}"]
+    sys.argv = [*command[command.index("ipykernel_launcher") :], f"--IPKernelApp.parent_handle={parent}"]
     ipykernel.kernelapp.launch_new_instance(argv=sys.argv[1:])

@@ -62,6 +62,7 @@ def run(script: str) -> None:
     """Run a script in a process of its own; AssertionError with its last words when it fails."""
     env = notebook.child_env(TRITON_INTERPRET="0")
     env["PYTHONPATH"] += os.pathsep + str(ROOT / "tests")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=env,
-                          cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env=env, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr[-2000:]

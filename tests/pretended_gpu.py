@@ -24,14 +24,35 @@ def run(script: str) -> str:
     """Run a script after `begin` in a process of its own, and return what it prints; AssertionError when it fails."""
     with tempfile.TemporaryDirectory() as folder:
         tests = ROOT / "tests"
-        subprocess.run([COMPILER, "-O1", "-shared", "-fPIC", "-o", f"{folder}/libcuda.so.1",
-                        str(tests / "pretended_driver.c"), "-ldl"], check=True)
+        subprocess.run(
+            [
+                COMPILER,
+                "-O1",
+                "-shared",
+                "-fPIC",
+                "-o",
+                f"{folder}/libcuda.so.1",
+                str(tests / "pretended_driver.c"),
+                "-ldl",
+            ],
+            check=True,
+        )
         # Triton's launcher is built against this driver, so it has a cache of its own.
-        env = notebook.child_env(TRITON_INTERPRET="0", TRITON_CACHE_DIR=f"{folder}/triton", LD_LIBRARY_PATH=folder,
-                                 TRITON_LIBCUDA_PATH=folder)
+        env = notebook.child_env(
+            TRITON_INTERPRET="0",
+            TRITON_CACHE_DIR=f"{folder}/triton",
+            LD_LIBRARY_PATH=folder,
+            TRITON_LIBCUDA_PATH=folder,
+        )
         env["PYTHONPATH"] += os.pathsep + str(tests)
-        done = subprocess.run([sys.executable, "-c", BEGIN + script], capture_output=True, text=True, check=False,
-                              env=env, cwd=ROOT)
+        done = subprocess.run(
+            [sys.executable, "-c", BEGIN + script],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=env,
+            cwd=ROOT,
+        )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

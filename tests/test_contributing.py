@@ -33,8 +33,12 @@ def imported_modules(name):
     """
     path = MODULES[name]
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    for_types = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.If)
-                 and ast.unparse(node.test).endswith("TYPE_CHECKING") for inner in ast.walk(node)}
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for inner in ast.walk(node)
+    }
     found = set()
     for node in ast.walk(tree):
         if id(node) in for_types:
@@ -65,7 +69,7 @@ def find_circle(imports):
 
     def visit(name, path):
         if name in path:
-            return [*path[path.index(name):], name]
+            return [*path[path.index(name) :], name]
         if name in finished:
             return []
         for other in sorted(imports[name]):
@@ -87,19 +91,28 @@ def test_no_imports_form_a_circle():
 
 
 def test_no_file_imports_a_command_line():
-    assert {name: found for name, others in list_imports().items()
-            if (found := [other for other in others if other.endswith("__main__")])} == {}
+    assert {
+        name: found
+        for name, others in list_imports().items()
+        if (found := [other for other in others if other.endswith("__main__")])
+    } == {}
 
 
 def test_imports_point_from_later_chapters_to_earlier_ones_and_to_tilelab():
     order = {package: number for number, package in enumerate(PACKAGES)}
-    assert {name: found for name, others in list_imports().items() if (found := [
-        other for other in others if order[other.split(".")[0]] > order[name.split(".")[0]]])} == {}
+    assert {
+        name: found
+        for name, others in list_imports().items()
+        if (found := [other for other in others if order[other.split(".")[0]] > order[name.split(".")[0]]])
+    } == {}
 
 
 def test_every_chapter_and_topic_is_a_package():
-    assert [folder for folder in {path.parent for path in MODULES.values()}
-            if not (folder / "__init__.py").exists()] == []
+    assert [
+        folder
+        for folder in {path.parent for path in MODULES.values()}
+        if not (folder / "__init__.py").exists()
+    ] == []
 
 
 def test_notebooks_are_short_and_named_after_their_topics():

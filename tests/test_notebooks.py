@@ -38,24 +38,36 @@ def lines(cell):
 def test_form(path):
     kept, code = read(path)
     first = kept["cells"][0]
-    assert first["cell_type"] == "markdown" and lines(first)[0].startswith("# "), "the first cell is the title"
+    assert first["cell_type"] == "markdown" and lines(first)[0].startswith("# "), (
+        "the first cell is the title"
+    )
     assert "widgets" not in kept["metadata"], "widget state is saved: run `make record`"
     for number, cell in enumerate(kept["cells"]):
         is_kernel = any(mark in "".join(cell["source"]) for mark in ("%%cuda", "@triton.jit", "@gluon.jit"))
         limit = 60 if is_kernel else 25 if cell["cell_type"] == "code" else 40
-        counted = [line for line in lines(cell) if not line.startswith(("import ", "from ")) or cell["cell_type"] != "code"]
+        counted = [
+            line
+            for line in lines(cell)
+            if not line.startswith(("import ", "from ")) or cell["cell_type"] != "code"
+        ]
         assert len(counted) <= limit, f"cell {number} is longer than {limit} lines: {lines(cell)[0]}"
     for cell in code:
-        assert all(output["output_type"] != "error" for output in cell["outputs"]), f"an error is saved: {lines(cell)}"
+        assert all(output["output_type"] != "error" for output in cell["outputs"]), (
+            f"an error is saved: {lines(cell)}"
+        )
         found = ABSOLUTE_HOME.search(json.dumps(cell["outputs"]))
         assert not found, f"an output names somebody's home folder ({found.group()}): {lines(cell)}"
     if path not in SOLUTIONS:
         check_that_no_trust_is_needed(code)
     package, _, module = path.stem.partition("_")
     if path in NOTEBOOKS and package[0] != "0":
-        assert importlib.util.find_spec(".".join(filter(None, (package, module)))), f"{path.stem} has no package"
+        assert importlib.util.find_spec(".".join(filter(None, (package, module)))), (
+            f"{path.stem} has no package"
+        )
     if path not in DEMOS:
-        assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1)), "run `make record`"
+        assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1)), (
+            "run `make record`"
+        )
 
 
 class _Markup(html.parser.HTMLParser):
@@ -66,18 +78,40 @@ class _Markup(html.parser.HTMLParser):
         self.found = set()
 
     def handle_starttag(self, tag, attributes):
-        self.found |= {tag, *(f"{tag} {name}" for name, _ in attributes if name not in ("class", "style", "border"))}
+        self.found |= {
+            tag,
+            *(f"{tag} {name}" for name, _ in attributes if name not in ("class", "style", "border")),
+        }
 
 
 def check_that_no_trust_is_needed(code):
     """JupyterLab shows an untrusted notebook, as every clone is, through a sanitiser and without scripts."""
     for output in (output for cell in code for output in cell["outputs"] if "data" in output):
         data = output["data"]
-        assert data.keys() <= {"text/plain", "text/html", "text/markdown", "text/latex", "image/png", views.MIME}
+        assert data.keys() <= {
+            "text/plain",
+            "text/html",
+            "text/markdown",
+            "text/latex",
+            "image/png",
+            views.MIME,
+        }
         assert "text/plain" in data, "nothing is left where a picture or a table cannot be shown"
         markup = _Markup()
         markup.feed("".join(data.get("text/html", "")))
-        assert markup.found <= {"p", "pre", "div", "span", "style", "table", "thead", "tbody", "tr", "th", "td"}
+        assert markup.found <= {
+            "p",
+            "pre",
+            "div",
+            "span",
+            "style",
+            "table",
+            "thead",
+            "tbody",
+            "tr",
+            "th",
+            "td",
+        }
         markup.feed("".join(data.get("text/markdown", "")))
         assert not markup.found & {"script", "iframe", "object", "svg", "input", "button", "form"}
 
@@ -85,17 +119,38 @@ def check_that_no_trust_is_needed(code):
 def run_cells(path, tmp_path):
     """Let nbval run the notebook in a kernel of its own, in an environment like a reader's, and check facts."""
     # Without TRITON_INTERPRET, which conftest sets: a notebook must find its way to the interpreter by itself.
-    env = {name: value for name, value in notebook.child_env(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1").items()
-           if name != "TRITON_INTERPRET"}  # and without plugins, whose imports take two seconds
-    arguments = ["-q", "-p", "nbval.plugin", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=600",
-                 "-p", "no:cacheprovider", os.fspath(path)]
+    env = {
+        name: value
+        for name, value in notebook.child_env(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1").items()
+        if name != "TRITON_INTERPRET"
+    }  # and without plugins, whose imports take two seconds
+    arguments = [
+        "-q",
+        "-p",
+        "nbval.plugin",
+        "--nbval-lax",
+        "--nbval-current-env",
+        "--nbval-cell-timeout=600",
+        "-p",
+        "no:cacheprovider",
+        os.fspath(path),
+    ]
     log = tmp_path / "log"
     if device.current().capability:
         # The longest cells compile; a test process's share of the CPUs would be too small.
-        command = ["taskset", "--cpu-list", f"0-{os.cpu_count() - 1}", sys.executable, "-m", "pytest", *arguments]
+        command = [
+            "taskset",
+            "--cpu-list",
+            f"0-{os.cpu_count() - 1}",
+            sys.executable,
+            "-m",
+            "pytest",
+            *arguments,
+        ]
         with log.open("w") as file:
-            status = subprocess.run(command, cwd=ROOT, env=env, stdout=file, stderr=file, timeout=1800,
-                                    check=False).returncode
+            status = subprocess.run(
+                command, cwd=ROOT, env=env, stdout=file, stderr=file, timeout=1800, check=False
+            ).returncode
     else:
         import preloaded  # here, because a test process that runs no notebook needs none of its imports
 
@@ -114,7 +169,16 @@ def test_runs(path, tmp_path):
 @pytest.mark.notebook
 def test_a_notebook_that_raises_fails(tmp_path):
     path = tmp_path / "raises.ipynb"
-    cell = {"cell_type": "code", "source": "1 / 0", "outputs": [], "execution_count": None, "metadata": {}, "id": "a"}
-    path.write_text(json.dumps({"cells": [cell], "metadata": notebook.METADATA, "nbformat": 4, "nbformat_minor": 5}))
+    cell = {
+        "cell_type": "code",
+        "source": "1 / 0",
+        "outputs": [],
+        "execution_count": None,
+        "metadata": {},
+        "id": "a",
+    }
+    path.write_text(
+        json.dumps({"cells": [cell], "metadata": notebook.METADATA, "nbformat": 4, "nbformat_minor": 5})
+    )
     with pytest.raises(pytest.fail.Exception, match="ZeroDivisionError"):
         run_cells(path, tmp_path)

@@ -59,9 +59,14 @@ def call_decode():
 CALLS = {
     "gemm": lambda: (TILES.gemm, (random(64, 32), random(48, 32).T)),
     "gemm-row-by-row": lambda: (TILES.gemm, (random(5, 40)[:, :32], random(32, 48))),
-    "attention": lambda: (TILES.attention, (random(1, 4, 24, 64), random(1, 2, 40, 64), random(1, 2, 40, 64), False,
-                                            0.2)),
-    "attention-transposed": lambda: (TILES.attention, tuple(random(2, 24, 2, 64).transpose(1, 2) for _ in range(3))),
+    "attention": lambda: (
+        TILES.attention,
+        (random(1, 4, 24, 64), random(1, 2, 40, 64), random(1, 2, 40, 64), False, 0.2),
+    ),
+    "attention-transposed": lambda: (
+        TILES.attention,
+        tuple(random(2, 24, 2, 64).transpose(1, 2) for _ in range(3)),
+    ),
     "quantise-mxfp8_e4m3-tiled": call_quantise("mxfp8_e4m3", tiled=True),
     "quantise-nvfp4": call_quantise("nvfp4"),
     "quantise-fp8_1x128": call_quantise("fp8_1x128"),
@@ -69,8 +74,14 @@ CALLS = {
     "dequantise-nvfp4": call_dequantise("nvfp4"),
     "dequantise-fp8_1x128": call_dequantise("fp8_1x128"),
     "decode": call_decode,
-    "block_scaled_mm": lambda: (TILES.block_scaled_mm, (*list_parts(make_rows(40, "mxfp4"), "mxfp4", False),
-                                                        *list_parts(make_rows(48, "mxfp4"), "mxfp4", False)))}
+    "block_scaled_mm": lambda: (
+        TILES.block_scaled_mm,
+        (
+            *list_parts(make_rows(40, "mxfp4"), "mxfp4", False),
+            *list_parts(make_rows(48, "mxfp4"), "mxfp4", False),
+        ),
+    ),
+}
 
 
 @pytest.mark.compile
@@ -97,12 +108,14 @@ def test_every_operator_passes_opcheck_on_a_gpu():
     if device.current().has_wgmma:
         left, right = mx_formats.quantise(a, "fp8_1x128"), random(384, 512).to(torch.float8_e4m3fn)
         scales = torch.ones(3, 4, device="cuda")
-        calls += [(TILES.wgmma_gemm, (a, weight.T)),
-                  (TILES.fp8, (left.values.view(torch.float8_e4m3fn), right.T, left.scales, scales.T))]
+        calls += [
+            (TILES.wgmma_gemm, (a, weight.T)),
+            (TILES.fp8, (left.values.view(torch.float8_e4m3fn), right.T, left.scales, scales.T)),
+        ]
     features, times = random(2, 64, 32), torch.linspace(0, 1, 64, device="cuda").expand(2, 64).contiguous()
     calls += [(TILES.resample, (features, times, times[:, ::2].contiguous()))]
     for op, arguments in calls:
-        tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")[op is TILES.fp8:]
+        tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")[op is TILES.fp8 :]
         assert set(opcheck(op.default, arguments, test_utils=tests).values()) == {"SUCCESS"}, op
 
 
@@ -112,14 +125,23 @@ def multiply_quantised(x, y):
 
 MODELS = {  # a function of tensors whose first one may have any number of rows, and what makes the others
     "gemm": (lambda a, b: gemm.gemm(a, b) * 2, lambda rows: (random(rows, 32), random(48, 32).T)),
-    "gemm-out": (lambda a, b: gemm.gemm(a, b, out=a.new_empty(a.shape[0], b.shape[1])),
-                 lambda rows: (random(rows, 32), random(48, 32).T)),
-    "attention": (lambda q, k: attention.attention(q, k, k, is_causal=True) + 1,
-                  lambda rows: (random(1, 2, rows, 64), random(1, 2, 40, 64))),
-    "quantise": (lambda x: mx_formats.dequantise(mx_formats.quantise(x, "nvfp4")),
-                 lambda rows: (random(rows, 96, dtype=torch.bfloat16),)),
-    "matmul": (multiply_quantised, lambda rows: (random(rows, 96, dtype=torch.bfloat16),
-                                                 random(48, 96, dtype=torch.bfloat16)))}
+    "gemm-out": (
+        lambda a, b: gemm.gemm(a, b, out=a.new_empty(a.shape[0], b.shape[1])),
+        lambda rows: (random(rows, 32), random(48, 32).T),
+    ),
+    "attention": (
+        lambda q, k: attention.attention(q, k, k, is_causal=True) + 1,
+        lambda rows: (random(1, 2, rows, 64), random(1, 2, 40, 64)),
+    ),
+    "quantise": (
+        lambda x: mx_formats.dequantise(mx_formats.quantise(x, "nvfp4")),
+        lambda rows: (random(rows, 96, dtype=torch.bfloat16),),
+    ),
+    "matmul": (
+        multiply_quantised,
+        lambda rows: (random(rows, 96, dtype=torch.bfloat16), random(48, 96, dtype=torch.bfloat16)),
+    ),
+}
 
 
 @pytest.mark.compile
@@ -138,6 +160,7 @@ def test_a_model_is_one_graph_for_any_number_of_rows(name):
 
 def test_operators_in_cuda_are_traced_without_a_gpu():
     """make_fx and torch.compile see shapes, strides and dtypes of a GPU's tensors, which are fake."""
+
     def trace(function, *tensors):
         graph = make_fx(function, tracing_mode="symbolic")(*tensors)
         return [node.target for node in graph.graph.nodes if node.op == "call_function"]
@@ -148,27 +171,39 @@ def test_operators_in_cuda_are_traced_without_a_gpu():
         scales = [torch.empty(shape, device="cuda") for shape in ((100, 4), (3, 4))]
         trajectories = [torch.empty(shape, device="cuda") for shape in ((2, 64, 32), (2, 64), (2, 30))]
         for function, inputs, op, shape in (
-                (lambda a, w: wgmma_gemm.gemm(a, w.T), (a, weight), TILES.wgmma_gemm, (100, 384)),
-                (lambda a, w: gemm.gemm(a, w.T), (a, weight), TILES.gemm, (100, 384)),
-                (lambda a, b, s, t: blockscaled.matmul((a, s), (b.T, t.T)), (*codes, *scales), TILES.fp8, (100, 384)),
-                (lambda f, s, t: resample.resample(f, s, t), trajectories, TILES.resample, (2, 30, 32))):
+            (lambda a, w: wgmma_gemm.gemm(a, w.T), (a, weight), TILES.wgmma_gemm, (100, 384)),
+            (lambda a, w: gemm.gemm(a, w.T), (a, weight), TILES.gemm, (100, 384)),
+            (
+                lambda a, b, s, t: blockscaled.matmul((a, s), (b.T, t.T)),
+                (*codes, *scales),
+                TILES.fp8,
+                (100, 384),
+            ),
+            (lambda f, s, t: resample.resample(f, s, t), trajectories, TILES.resample, (2, 30, 32)),
+        ):
             found = function(*inputs)
             assert found.shape == shape and found.device.type == "cuda", op
             assert op.default in trace(function, *inputs)
 
 
 @pytest.mark.parametrize("layout", ["k", "n"])
-@pytest.mark.parametrize("m, n, k", [(24, 48, 32), (13, 16, 40), (8, 24, 20)])  # M and K need not be multiples of 8
+@pytest.mark.parametrize(
+    "m, n, k", [(24, 48, 32), (13, 16, 40), (8, 24, 20)]
+)  # M and K need not be multiples of 8
 def test_gemm_has_a_backward_pass(layout, m, n, k):
     whole = (k + 7) // 8 * 8
     a = random(m, whole)[:, :k].requires_grad_()
     b = (random(n, whole)[:, :k].T if layout == "k" else random(k, n)).requires_grad_()
     c, gradient = gemm.gemm(a, b), random(m, n)
     assert c.grad_fn is not None
-    for found, wanted in zip(torch.autograd.grad(c, (a, b), gradient),
-                             torch.autograd.grad(a.double() @ b.double(), (a, b), gradient.double())):
+    for found, wanted in zip(
+        torch.autograd.grad(c, (a, b), gradient),
+        torch.autograd.grad(a.double() @ b.double(), (a, b), gradient.double()),
+    ):
         assert check.relative_error(found, wanted) < 2e-3
-    only_b, = torch.autograd.grad(gemm.gemm(a.detach(), b).sum(), b)  # the gradient of sum has strides of zero
+    (only_b,) = torch.autograd.grad(
+        gemm.gemm(a.detach(), b).sum(), b
+    )  # the gradient of sum has strides of zero
     assert check.relative_error(only_b, a.detach().double().sum(0)[:, None].expand(k, n)) < 2e-3
 
 
@@ -181,11 +216,13 @@ def test_the_backward_pass_is_traced_and_differentiates_again():
 
     torch._dynamo.reset()
     compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
-    for found, wanted in zip(torch.autograd.grad(compiled(a, weight), (a, weight)),
-                             torch.autograd.grad(loss(a, weight), (a, weight))):
+    for found, wanted in zip(
+        torch.autograd.grad(compiled(a, weight), (a, weight)),
+        torch.autograd.grad(loss(a, weight), (a, weight)),
+    ):
         assert torch.equal(found, wanted)
-    first, = torch.autograd.grad(loss(a, weight), a, create_graph=True)
-    second, = torch.autograd.grad(first.float().sum(), weight)
+    (first,) = torch.autograd.grad(loss(a, weight), a, create_graph=True)
+    (second,) = torch.autograd.grad(first.float().sum(), weight)
     assert second.shape == weight.shape and second.any()
 
 
@@ -206,12 +243,28 @@ def test_a_linear_layer_learns():
 
 def test_a_backward_pass_that_is_missing_names_the_alternative():
     q = random(1, 2, 24, 64)
-    x, weight = random(4, 96, dtype=torch.bfloat16), mx_formats.quantise(random(48, 96, dtype=torch.bfloat16), "mxfp4")
+    x, weight = (
+        random(4, 96, dtype=torch.bfloat16),
+        mx_formats.quantise(random(48, 96, dtype=torch.bfloat16), "mxfp4"),
+    )
     fp8 = random(64, 64).to(torch.float8_e4m3fn)
     for function, tensor, instead in (
-            (lambda q: attention.attention(q, q, q), q, "tiles::attention .*: use torch.nn.functional.scaled_dot_"),
-            (lambda x: blockscaled.matmul(x, weight.T), x, "tiles::decode .*: dequantise the operands .* torch.mm"),
-            (lambda s: gemm.gemm(fp8, fp8.T, scale_a=s), torch.ones(1, device=WHERE), "float8: use ch14.gemm with bf")):
+        (
+            lambda q: attention.attention(q, q, q),
+            q,
+            "tiles::attention .*: use torch.nn.functional.scaled_dot_",
+        ),
+        (
+            lambda x: blockscaled.matmul(x, weight.T),
+            x,
+            "tiles::decode .*: dequantise the operands .* torch.mm",
+        ),
+        (
+            lambda s: gemm.gemm(fp8, fp8.T, scale_a=s),
+            torch.ones(1, device=WHERE),
+            "float8: use ch14.gemm with bf",
+        ),
+    ):
         tensor = tensor.clone().requires_grad_()
         with pytest.raises(RuntimeError, match=instead):
             function(tensor).float().sum().backward()
@@ -219,7 +272,9 @@ def test_a_backward_pass_that_is_missing_names_the_alternative():
 
 def test_out_is_checked_where_the_operator_runs():
     a, b = random(16, 32).requires_grad_(), random(32, 24)
-    with pytest.raises(ValueError, match=r"out must be \(16, 24\) of torch.float16; it is \(24,\) of torch.float32"):
+    with pytest.raises(
+        ValueError, match=r"out must be \(16, 24\) of torch.float16; it is \(24,\) of torch.float32"
+    ):
         gemm.gemm(a, b, out=torch.empty(24, device=WHERE))
     out = torch.empty(16, 24, dtype=torch.float16, device=WHERE)
     assert gemm.gemm(a, b, out=out) is out and torch.equal(out, gemm.gemm(a.detach(), b))
@@ -263,7 +318,9 @@ def list_format_functions(size=264, depth=512):
 
     def restore_scaled(x):
         scale = torch.tensor([0.3], device=x.device)
-        return number_formats.dequantise(number_formats.quantise(x, number_formats.lookup("nvfp4"), scale=scale))
+        return number_formats.dequantise(
+            number_formats.quantise(x, number_formats.lookup("nvfp4"), scale=scale)
+        )
 
     def multiply(form):
         def function(x):
@@ -272,13 +329,28 @@ def list_format_functions(size=264, depth=512):
 
         return function, make, lambda x: restore(form)(x).double() @ restore(form)(x).double().T
 
-    functions = [(lambda x, form=form, tiled=tiled: mx_formats.dequantise(mx_formats.quantise(x, form, tiled=tiled)),
-                  make, restore(form)) for form, tiled in (("mxfp8_e4m3", False), ("mxfp4", True), ("nvfp4", False),
-                                                           ("fp8_1x128", False))]
-    functions += [(lambda x: mx_formats.dequantise(mx_formats.quantise(x, "nvfp4", tensor_scale=0.3)), make,
-                   restore_scaled), multiply("mxfp4"), multiply("nvfp4")]
-    return functions + [(lambda x: blockscaled.matmul(x, weight.T), lambda: make(5),
-                         lambda x: blockscaled.spec(x, weight.T))]
+    functions = [
+        (
+            lambda x, form=form, tiled=tiled: mx_formats.dequantise(
+                mx_formats.quantise(x, form, tiled=tiled)
+            ),
+            make,
+            restore(form),
+        )
+        for form, tiled in (("mxfp8_e4m3", False), ("mxfp4", True), ("nvfp4", False), ("fp8_1x128", False))
+    ]
+    functions += [
+        (
+            lambda x: mx_formats.dequantise(mx_formats.quantise(x, "nvfp4", tensor_scale=0.3)),
+            make,
+            restore_scaled,
+        ),
+        multiply("mxfp4"),
+        multiply("nvfp4"),
+    ]
+    return functions + [
+        (lambda x: blockscaled.matmul(x, weight.T), lambda: make(5), lambda x: blockscaled.spec(x, weight.T))
+    ]
 
 
 FORMAT_FUNCTIONS = 8
@@ -313,9 +385,12 @@ def test_quantising_again_into_the_same_memory():
     with pytest.raises(ValueError, match="out must be .8, 96. in mxfp4"):
         mx_formats.quantise(x, "mxfp4", out=out)
     with pytest.raises(ValueError, match="out.values lies in the memory of x"):
-        values = x.view(torch.uint8).flatten()[:8 * 96].view(8, 96)
-        mx_formats.quantise(x, "mxfp8_e4m3", out=mx_formats.Packed("mxfp8_e4m3", (8, 96), values,
-                                                                   again.scales.new_empty(8, 3)))
+        values = x.view(torch.uint8).flatten()[: 8 * 96].view(8, 96)
+        mx_formats.quantise(
+            x,
+            "mxfp8_e4m3",
+            out=mx_formats.Packed("mxfp8_e4m3", (8, 96), values, again.scales.new_empty(8, 3)),
+        )
     for scale in (0.0, float("inf")):  # checked at each call
         with pytest.raises(ValueError, match="tensor_scale must be at least"):
             mx_formats.quantise(x, "nvfp4", tensor_scale=scale)
@@ -326,6 +401,7 @@ def test_quantising_again_into_the_same_memory():
 
 def list_functions():
     """Return the functions that keep plans, each with what makes its arguments and what computes the same."""
+
     def make():
         return [random(264, 512, dtype=torch.bfloat16) for _ in range(2)]
 
@@ -334,7 +410,9 @@ def list_functions():
 
     def multiply_fp8_exactly(x):
         exact = number_formats.dequantise(number_formats.quantise(x, number_formats.lookup("fp8_1x128")))
-        return exact.double() @ (codes.double() * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)).T
+        return (
+            exact.double() @ (codes.double() * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)).T
+        )
 
     codes, scales = random(256, 8192).to(torch.float8_e4m3fn), torch.rand(2, 64, device=WHERE) + 0.5
     times = torch.rand(2, 100, device=WHERE).sort().values, torch.rand(2, 60, device=WHERE)
@@ -342,18 +420,37 @@ def list_functions():
     def multiply(a, weight):
         return a.double() @ weight.double().T
 
-    found = [(lambda a, w: gemm.gemm(a, w.T), make, multiply),
-             (lambda a, w: gemm.gemm(a, w.T, config="conservative"), make, multiply),  # descriptors made on the GPU
-             (lambda q: attention.attention(q, q, q), lambda: [random(1, 2, 200, 128)],
-              lambda q: attention.spec(q, q, q))]
+    found = [
+        (lambda a, w: gemm.gemm(a, w.T), make, multiply),
+        (
+            lambda a, w: gemm.gemm(a, w.T, config="conservative"),
+            make,
+            multiply,
+        ),  # descriptors made on the GPU
+        (
+            lambda q: attention.attention(q, q, q),
+            lambda: [random(1, 2, 200, 128)],
+            lambda q: attention.spec(q, q, q),
+        ),
+    ]
     found += list_format_functions()
-    found += [(lambda x: resample.resample(x, *times, validate=False), lambda: [random(2, 100, 96)],
-               lambda x: resample.spec(x, *times))]
+    found += [
+        (
+            lambda x: resample.resample(x, *times, validate=False),
+            lambda: [random(2, 100, 96)],
+            lambda x: resample.spec(x, *times),
+        )
+    ]
     if device.current().has_wgmma:
         found += [(lambda a, w: wgmma_gemm.gemm(a, w.T), make, multiply)]
         for rows, columns in ((70, 8192), (200, 8192)):  # with and without splits of K
-            found += [(multiply_fp8, lambda rows=rows, columns=columns: [random(rows, columns, dtype=torch.bfloat16)],
-                       multiply_fp8_exactly)]
+            found += [
+                (
+                    multiply_fp8,
+                    lambda rows=rows, columns=columns: [random(rows, columns, dtype=torch.bfloat16)],
+                    multiply_fp8_exactly,
+                )
+            ]
     return found
 
 
@@ -427,7 +524,9 @@ def test_the_first_programs_of_the_page_of_operators_run():
         for _ in range(3):  # the second call captures a CUDA graph, and the third replays it
             x = random(tokens, 4096, dtype=torch.bfloat16)
             result = compiled["model"](x)
-            assert check.relative_error(result.detach(), x.double() @ compiled["layer"].weight.double().T) < 1e-2
+            assert (
+                check.relative_error(result.detach(), x.double() @ compiled["layer"].weight.double().T) < 1e-2
+            )
             result.sum().backward()
             # A gradient is memory of the graph, which the next backward pass may not add to.
             compiled["layer"].weight.grad = None
@@ -458,7 +557,11 @@ def test_programs_of_a_page_use_names_that_exist(page):
         imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
         exec(compile(ast.Module(imports, []), page, "exec"), names)
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id in names
+            ):
                 assert hasattr(names[node.value.id], node.attr), ast.unparse(node)
 
 

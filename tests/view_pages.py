@@ -17,7 +17,9 @@ SIZES = {"wide": {"width": 1280, "height": 900}, "narrow": {"width": 390, "heigh
 @contextlib.contextmanager
 def chromium():
     """Yield Chromium; skip the test where it or Playwright is missing."""
-    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install -r requirements.txt")
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="needs Playwright: pip install -r requirements.txt"
+    )
     found = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if found is None:
         pytest.skip("needs Chromium: apt-get install chromium")
@@ -31,9 +33,14 @@ def chromium():
 def opened(browser, folder: pathlib.Path, view: views.View, size: str = "wide", scheme: str = "light"):
     """Yield a page that shows the view's recorded data with the network off; an error of the page fails the test."""
     path = folder / f"{view.name}.html"
-    path.write_text("<!doctype html><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
-                    f"<title>view</title><body>{views.make_page_part(view.name, view.stored_data())}", encoding="utf-8")
-    with contextlib.closing(browser.new_context(viewport=SIZES[size], color_scheme=scheme, offline=True)) as context:
+    path.write_text(
+        "<!doctype html><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
+        f"<title>view</title><body>{views.make_page_part(view.name, view.stored_data())}",
+        encoding="utf-8",
+    )
+    with contextlib.closing(
+        browser.new_context(viewport=SIZES[size], color_scheme=scheme, offline=True)
+    ) as context:
         page, errors = context.new_page(), []
         page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: errors.append(str(error)))

@@ -31,13 +31,16 @@ def run_main(main: Callable[[], int]) -> NoReturn:
             status = stopped.code
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # Python flushes once more when it ends
         status = 128 + signal.SIGPIPE
     sys.exit(status)
 
 
 def make_plain_parser(module: str, description: str) -> argparse.ArgumentParser:
     """Return a parser for `python -m module` whose errors are one line on stderr, with exit status 2."""
+
     def error(message: str) -> NoReturn:
         line = re.sub(r"\S{300,}", lambda word: f"{word[0][:60]}…", " ".join(message.split()))
         parser.exit(2, f"{parser.prog}: {line}\n")
@@ -64,12 +67,16 @@ def parse_options(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -
     return options
 
 
-def choose_variants(parser: argparse.ArgumentParser, variant: str, named: dict, option: str = "--variant") -> dict:
+def choose_variants(
+    parser: argparse.ArgumentParser, variant: str, named: dict, option: str = "--variant"
+) -> dict:
     """Return the part of `named` that the option selects: one name, "all", or "best" (the first)."""
     wanted = {"all": list(named), "best": list(named)[:1]}.get(variant, [variant])
     if wanted[0] not in named:
-        parser.error(f"unknown {option} {variant[:60]}; choose one of {', '.join(dict.fromkeys([*named, 'best']))}, "
-                     "all.")
+        parser.error(
+            f"unknown {option} {variant[:60]}; choose one of {', '.join(dict.fromkeys([*named, 'best']))}, "
+            "all."
+        )
     return {name: named[name] for name in wanted}
 
 
@@ -87,7 +94,9 @@ def write_json(record: dict, path: str) -> None:
     print(text, end="") if path == "-" else files.write_atomically(pathlib.Path(path), text)
 
 
-def require_sizes(parser: argparse.ArgumentParser, option: str, text: str, form: str, largest: int) -> tuple[int, ...]:
+def require_sizes(
+    parser: argparse.ArgumentParser, option: str, text: str, form: str, largest: int
+) -> tuple[int, ...]:
     """Return `parse_sizes(text)`, which must have the form (such as "R,C") and lie from 1 to `largest`."""
     try:
         sizes = parse_sizes(text)
@@ -98,7 +107,9 @@ def require_sizes(parser: argparse.ArgumentParser, option: str, text: str, form:
     return sizes
 
 
-def check_and_time(chosen: dict, verify: Callable[[object], dict], compare: Callable[[dict], list[dict]]) -> list[dict]:
+def check_and_time(
+    chosen: dict, verify: Callable[[object], dict], compare: Callable[[dict], list[dict]]
+) -> list[dict]:
     """Return a row for each named configuration: `verify(config)` and, if it is right, its row of `compare(right)`."""
     rows = {name: {**verify(config), "name": name, "config": str(config)} for name, config in chosen.items()}
     right = {name: chosen[name] for name, row in rows.items() if row["status"] == "ok"}
@@ -126,8 +137,9 @@ def unwritable_reason(path: str) -> str:
         return f"{path[:60]} cannot be one ({error.strerror})"
 
 
-def run_and_report(module: str, columns: Sequence[str], source: str, path: str | None,
-                   measure: Callable[[], list[dict]]) -> int:
+def run_and_report(
+    module: str, columns: Sequence[str], source: str, path: str | None, measure: Callable[[], list[dict]]
+) -> int:
     """Print the rows of `measure()` as a table with these `columns`, or write the rows as JSON to `path`.
 
     Return the exit status: 0 if all rows are ok, 1 for a wrong result, 2 if something could not run, 130 for Ctrl-C.
@@ -138,8 +150,13 @@ def run_and_report(module: str, columns: Sequence[str], source: str, path: str |
         if path != "-":
             targets = {row["target"] for row in rows if row.get("target")}
             label = f"compiled for {', '.join(sorted(targets))}" if targets else record.label()
-            print(results.table(rows, f"{record.experiment}: {label}",
-                                [name for name in columns if any(name in row for row in rows)]))
+            print(
+                results.table(
+                    rows,
+                    f"{record.experiment}: {label}",
+                    [name for name in columns if any(name in row for row in rows)],
+                )
+            )
         if path:
             write_json(record.data, path)
     except BrokenPipeError:

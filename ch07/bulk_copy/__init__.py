@@ -12,8 +12,21 @@ import torch
 from ch07.bulk_copy.configs import CONFIGS, KERNELS, OPS, UNIT, BulkConfig, configs
 from tilelab.runtime import build, cuda, device, operands
 
-__all__ = ["CONFIGS", "ELEMENTS", "KERNELS", "OPS", "SOURCE", "UNIT", "BulkConfig", "axpy", "configs", "copy", "job",
-           "prepare", "spec"]
+__all__ = [
+    "CONFIGS",
+    "ELEMENTS",
+    "KERNELS",
+    "OPS",
+    "SOURCE",
+    "UNIT",
+    "BulkConfig",
+    "axpy",
+    "configs",
+    "copy",
+    "job",
+    "prepare",
+    "spec",
+]
 
 SOURCE = pathlib.Path(__file__).with_name("bulk_copy.cu")
 ELEMENTS = {torch.float32: "float", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -38,13 +51,22 @@ def job(config, target: str, element: str = "u8", source: pathlib.Path = SOURCE)
     """
     arrays = 1 if element == "u8" else 2
     config = _choose_config(config, OPS[arrays - 1])
-    return build.Job(f"{source}:{config.kernel}", {}, config.constants(element), target, config.threads // 32,
-                     smem_bytes=config.smem_bytes(arrays), name=str(config))
+    return build.Job(
+        f"{source}:{config.kernel}",
+        {},
+        config.constants(element),
+        target,
+        config.threads // 32,
+        smem_bytes=config.smem_bytes(arrays),
+        name=str(config),
+    )
 
 
 def _check_operands(x, y, out) -> torch.Tensor:
     """Return `out`, or new memory for it; raise ValueError for what the copy engine cannot take."""
-    operands.require_tensor("x", x, "a bulk copy", dtype=None if y is None else tuple(ELEMENTS), contiguous=True)
+    operands.require_tensor(
+        "x", x, "a bulk copy", dtype=None if y is None else tuple(ELEMENTS), contiguous=True
+    )
     start = x.data_ptr() % UNIT
     if out is None:  # new memory starts at a multiple of UNIT; skip as many bytes as x does
         skipped = start // x.element_size()
@@ -52,16 +74,21 @@ def _check_operands(x, y, out) -> torch.Tensor:
     for name, tensor in (("y", y), ("out", out)):
         if name == "y" and y is None:
             continue
-        operands.require_tensor(name, tensor, "a bulk copy", dtype=x.dtype, shape=x.shape, on=x.device,
-                                contiguous=True)
+        operands.require_tensor(
+            name, tensor, "a bulk copy", dtype=x.dtype, shape=x.shape, on=x.device, contiguous=True
+        )
         if tensor.data_ptr() % UNIT != start:  # a unit must be a unit of all arrays
-            raise ValueError(f"x and {name} must start equally far past a multiple of {UNIT} bytes; x starts {start} "
-                             f"bytes past one, {name} {tensor.data_ptr() % UNIT}.")
+            raise ValueError(
+                f"x and {name} must start equally far past a multiple of {UNIT} bytes; x starts {start} "
+                f"bytes past one, {name} {tensor.data_ptr() % UNIT}."
+            )
     operands.require_disjoint({"out": out}, {"x": x, "y": y})
     return out
 
 
-def prepare(x, *, y=None, a: float = 1.0, out=None, config="best", source: pathlib.Path = SOURCE) -> operands.Launch:
+def prepare(
+    x, *, y=None, a: float = 1.0, out=None, config="best", source: pathlib.Path = SOURCE
+) -> operands.Launch:
     """Return the Launch of out = x or, with `y`, of out = a x + y, on the stream that is current when it is called.
 
     x, y and out are contiguous CUDA tensors of one shape and dtype. A copy takes any dtype. With `y` the dtype is
@@ -82,15 +109,25 @@ def prepare(x, *, y=None, a: float = 1.0, out=None, config="best", source: pathl
     element, size = ("u8", x.nbytes) if y is None else (ELEMENTS[x.dtype], x.numel())
     chunks = max(1, math.ceil(x.nbytes / config.chunk_bytes))
     if chunks >= 1 << 31:
-        raise ValueError(f"x has {chunks:,} chunks; a grid allows fewer than 2^31: choose a larger chunk_bytes.")
-    grid = (math.ceil(chunks / config.chunks_per_cta) if config.chunks_per_cta else
-            min(chunks, device.current().sms * config.ctas_per_sm))
+        raise ValueError(
+            f"x has {chunks:,} chunks; a grid allows fewer than 2^31: choose a larger chunk_bytes."
+        )
+    grid = (
+        math.ceil(chunks / config.chunks_per_cta)
+        if config.chunks_per_cta
+        else min(chunks, device.current().sms * config.ctas_per_sm)
+    )
     macros = tuple(f"-D{name}={value}" for name, value in config.constants(element).items())
     args = [x, x if y is None else y, out, ctypes.c_float(a), ctypes.c_uint64(size)]
     if config.kernel == "bulk_in_order":
         args.append(torch.zeros(2, dtype=torch.int32, device=x.device))
-    run = cuda.prepare_launch(cuda.load_kernel(source, config.kernel, macros), grid, config.threads, args,
-                              config.smem_bytes(1 if y is None else 2))
+    run = cuda.prepare_launch(
+        cuda.load_kernel(source, config.kernel, macros),
+        grid,
+        config.threads,
+        args,
+        config.smem_bytes(1 if y is None else 2),
+    )
     return operands.Launch(run, out, config)
 
 

@@ -48,8 +48,8 @@ __device__ __forceinline__ void move_ragged_ends(const ELEMENT* x, const ELEMENT
     if (blockIdx.x != 0) return;
     typedef Word<sizeof(ELEMENT)>::type Bits;
     auto move = [&](u64 i) {
-        reinterpret_cast<Bits*>(out)[i] = compute_unit<sizeof(ELEMENT)>(
-            a, reinterpret_cast<const Bits*>(x)[i], reinterpret_cast<const Bits*>(y)[i]);
+        reinterpret_cast<Bits*>(out)[i] =
+            compute_unit<sizeof(ELEMENT)>(a, reinterpret_cast<const Bits*>(x)[i], reinterpret_cast<const Bits*>(y)[i]);
     };
     if (threadIdx.x < head) move(threadIdx.x);
     if (tail + threadIdx.x < n) move(tail + threadIdx.x);
@@ -66,14 +66,16 @@ __device__ Work divide_work(const ELEMENT* x, const ELEMENT* y, ELEMENT* out, fl
     // The hardware starts CTAs in order. Short-lived CTAs therefore read and write memory in one narrow, advancing
     // front. Persistent CTAs drift apart, and scattered addresses make DRAM slower.
     const u32 first = CHUNKS_PER_CTA ? blockIdx.x * CHUNKS_PER_CTA : blockIdx.x;
-    return {reinterpret_cast<const uint4*>(x + head), reinterpret_cast<const uint4*>(y + head),
-            reinterpret_cast<uint4*>(out + head), units, first,
-            CHUNKS_PER_CTA ? min(first + CHUNKS_PER_CTA, chunks) : chunks, CHUNKS_PER_CTA ? 1 : gridDim.x};
+    return {reinterpret_cast<const uint4*>(x + head),
+            reinterpret_cast<const uint4*>(y + head),
+            reinterpret_cast<uint4*>(out + head),
+            units,
+            first,
+            CHUNKS_PER_CTA ? min(first + CHUNKS_PER_CTA, chunks) : chunks,
+            CHUNKS_PER_CTA ? 1 : gridDim.x};
 }
 
-__device__ __forceinline__ u64 first_unit(u32 chunk) {
-    return static_cast<u64>(chunk) * UNITS_PER_CHUNK;
-}
+__device__ __forceinline__ u64 first_unit(u32 chunk) { return static_cast<u64>(chunk) * UNITS_PER_CHUNK; }
 
 __device__ __forceinline__ u32 count_units(const Work& work, u32 chunk) {
     const u64 left = work.units - first_unit(chunk);
@@ -81,8 +83,8 @@ __device__ __forceinline__ u32 count_units(const Work& work, u32 chunk) {
 }
 
 // One CTA per chunk, no shared memory. Every thread issues all its loads before its first store.
-extern "C" __global__ void __launch_bounds__(THREADS) loads(const ELEMENT* x, const ELEMENT* y, ELEMENT* out, float a,
-                                                            u64 n) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    loads(const ELEMENT* x, const ELEMENT* y, ELEMENT* out, float a, u64 n) {
     const Work work = divide_work(x, y, out, a, n);
     constexpr int UNITS_PER_THREAD = (UNITS_PER_CHUNK + THREADS - 1) / THREADS;
     const u64 first = first_unit(blockIdx.x) + threadIdx.x;
@@ -102,8 +104,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) loads(const ELEMENT* x, co
 }
 
 // A ring filled by cp.async. A thread reads only the units that it has copied itself, so no barrier is needed.
-extern "C" __global__ void __launch_bounds__(THREADS) cp_async(const ELEMENT* x, const ELEMENT* y, ELEMENT* out,
-                                                               float a, u64 n) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    cp_async(const ELEMENT* x, const ELEMENT* y, ELEMENT* out, float a, u64 n) {
     extern __shared__ __align__(128) u8 ring[];
     const Work work = divide_work(x, y, out, a, n);
     const u32 base = shared_address(ring);
@@ -139,8 +141,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) cp_async(const ELEMENT* x,
 // compute. A stage goes through four states:
 //
 //     load in flight  --mbarrier_wait-->  full  --bulk_store-->  being stored  --bulk_wait_read-->  free  --fill--> ...
-extern "C" __global__ void __launch_bounds__(THREADS) bulk(const ELEMENT* x, const ELEMENT* y, ELEMENT* out, float a,
-                                                           u64 n) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    bulk(const ELEMENT* x, const ELEMENT* y, ELEMENT* out, float a, u64 n) {
     extern __shared__ __align__(128) u8 ring[];
     __shared__ __align__(8) u64 full[STAGES];
     const Work work = divide_work(x, y, out, a, n);
@@ -196,8 +198,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) bulk(const ELEMENT* x, con
 // The same ring in persistent CTAs, but each takes the next chunk that no other CTA has taken, so that the front of
 // addresses stays narrow. It only copies, which one thread per CTA can drive. `counters` holds the next chunk and the
 // number of CTAs that have finished; both are zero before the launch, and the last CTA makes them zero again.
-extern "C" __global__ void __launch_bounds__(THREADS) bulk_in_order(const ELEMENT* x, const ELEMENT* y, ELEMENT* out,
-                                                                    float a, u64 n, u32* counters) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    bulk_in_order(const ELEMENT* x, const ELEMENT* y, ELEMENT* out, float a, u64 n, u32* counters) {
     extern __shared__ __align__(128) u8 ring[];
     __shared__ __align__(8) u64 full[STAGES];
     const Work work = divide_work(x, y, out, a, n);

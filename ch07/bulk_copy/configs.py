@@ -4,10 +4,14 @@ from dataclasses import dataclass
 
 KERNELS = ("loads", "cp_async", "bulk", "bulk_in_order")
 UNIT = 16  # bytes: a bulk copy moves whole units between addresses that are multiples of 16
-ALLOWED = {"threads": range(32, 1025, 32), "stages": range(1, 1025), "chunks_per_cta": range(1 << 20),
-           "ctas_per_sm": range(1, 33),
-           # An mbarrier counts fewer than 2^20 bytes, and one phase of a x + y loads a chunk of two arrays.
-           "chunk_bytes": range(UNIT, 1 << 19, UNIT)}
+ALLOWED = {
+    "threads": range(32, 1025, 32),
+    "stages": range(1, 1025),
+    "chunks_per_cta": range(1 << 20),
+    "ctas_per_sm": range(1, 33),
+    # An mbarrier counts fewer than 2^20 bytes, and one phase of a x + y loads a chunk of two arrays.
+    "chunk_bytes": range(UNIT, 1 << 19, UNIT),
+}
 
 
 def require_ranges(config, allowed: dict[str, range]) -> None:
@@ -15,7 +19,9 @@ def require_ranges(config, allowed: dict[str, range]) -> None:
     for name, values in allowed.items():
         if getattr(config, name) not in values:
             step = f" in steps of {values.step}" if values.step > 1 else ""
-            raise ValueError(f"{name} is {getattr(config, name)}; it must be {values[0]:,} to {values[-1]:,}{step}.")
+            raise ValueError(
+                f"{name} is {getattr(config, name)}; it must be {values[0]:,} to {values[-1]:,}{step}."
+            )
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,13 @@ class BulkConfig:
 
     def constants(self, element: str) -> dict:
         """Return the macros that bulk_copy.cu is compiled with."""
-        return {"ELEMENT": element, "THREADS": self.threads, "CHUNK_BYTES": self.chunk_bytes, "STAGES": self.stages,
-                "CHUNKS_PER_CTA": self.chunks_per_cta}
+        return {
+            "ELEMENT": element,
+            "THREADS": self.threads,
+            "CHUNK_BYTES": self.chunk_bytes,
+            "STAGES": self.stages,
+            "CHUNKS_PER_CTA": self.chunks_per_cta,
+        }
 
 
 CONFIGS = {  # The first of each operator was the fastest in the sweep on an H200.

@@ -15,8 +15,21 @@ from ch07.resample.configs import BEST, ELEMENTS, EXAMPLE, LADDER, ResampleConfi
 from tilelab.runtime import build, cuda, device, operands, operators
 from tilelab.runtime.plans import Plan, Planner
 
-__all__ = ["BEST", "ELEMENTS", "EXAMPLE", "LADDER", "SOURCE", "ResampleConfig", "compulsory_bytes", "configs",
-           "fit_config", "job", "prepare", "resample", "spec"]
+__all__ = [
+    "BEST",
+    "ELEMENTS",
+    "EXAMPLE",
+    "LADDER",
+    "SOURCE",
+    "ResampleConfig",
+    "compulsory_bytes",
+    "configs",
+    "fit_config",
+    "job",
+    "prepare",
+    "resample",
+    "spec",
+]
 
 SOURCE = pathlib.Path(__file__).with_name("resample.cu")
 LARGEST_TIME = 2.0**100  # differences of larger times overflow float32
@@ -38,8 +51,10 @@ def spec(features, source_times, target_times):
     left, right = _neighbours(source_times, target_times)
     begin, end = (source_times.gather(1, index).double()[..., None] for index in (left, right))
     time = target_times.double()[..., None]
-    before, after = (features.gather(1, index[..., None].expand(-1, -1, features.shape[2])).double()
-                     for index in (left, right))
+    before, after = (
+        features.gather(1, index[..., None].expand(-1, -1, features.shape[2])).double()
+        for index in (left, right)
+    )
     # Weight the rows first and divide afterwards: where the rows cancel, nothing has been rounded before they do.
     between = ((end - time) * before + (time - begin) * after) / (end - begin)
     return torch.where(time >= end, after, torch.where(time <= begin, before, between))
@@ -54,7 +69,11 @@ def compulsory_bytes(features, source_times, target_times) -> int:
     needed.scatter_add_(1, left, (target_times < end).int())
     needed.scatter_add_(1, right, ((target_times >= end) | (target_times > begin)).int())
     row_bytes = features.shape[2] * features.element_size()
-    return (int((needed > 0).sum()) + target_times.numel()) * row_bytes + source_times.nbytes + target_times.nbytes
+    return (
+        (int((needed > 0).sum()) + target_times.numel()) * row_bytes
+        + source_times.nbytes
+        + target_times.nbytes
+    )
 
 
 def _choose_config(config, shape, itemsize: int, sms: int) -> ResampleConfig:
@@ -65,8 +84,15 @@ def _choose_config(config, shape, itemsize: int, sms: int) -> ResampleConfig:
 def job(config, target: str, dtype=torch.bfloat16, shape=EXAMPLE) -> build.Job:
     """Return the job that compiles a configuration for `target`, for a problem of `shape` (B, S, T, D) on an H200."""
     config = _choose_config(config, shape, dtype.itemsize, 132)
-    return build.Job(f"{SOURCE}:{config.kernel}", {}, config.constants(dtype, shape), target, config.threads // 32,
-                     smem_bytes=config.smem_bytes(dtype, shape), name=config.kernel)
+    return build.Job(
+        f"{SOURCE}:{config.kernel}",
+        {},
+        config.constants(dtype, shape),
+        target,
+        config.threads // 32,
+        smem_bytes=config.smem_bytes(dtype, shape),
+        name=config.kernel,
+    )
 
 
 def _check_operands(features, source_times, target_times, out) -> torch.Tensor:
@@ -74,21 +100,36 @@ def _check_operands(features, source_times, target_times, out) -> torch.Tensor:
     operands.require_tensor("features", features, "resample", dtype=tuple(ELEMENTS), ndim=3, contiguous=True)
     (batches, sources, depth), on = features.shape, features.device
     if not sources or not depth:
-        raise ValueError(f"features must have at least one source and one feature; its shape is {(*features.shape,)}.")
+        raise ValueError(
+            f"features must have at least one source and one feature; its shape is {(*features.shape,)}."
+        )
     if sources * depth * features.element_size() >= 1 << 32:  # byte offsets in a batch have 32 bits
-        raise ValueError("the features of a batch must take less than 4 GiB; they take "
-                         f"{sources * depth * features.element_size():,} B.")
-    operands.require_tensor("source_times", source_times, "resample", dtype=torch.float32, shape=(batches, sources),
-                            on=on, contiguous=True)
-    operands.require_tensor("target_times", target_times, "resample", dtype=torch.float32, ndim=2, on=on,
-                            contiguous=True)
+        raise ValueError(
+            "the features of a batch must take less than 4 GiB; they take "
+            f"{sources * depth * features.element_size():,} B."
+        )
+    operands.require_tensor(
+        "source_times",
+        source_times,
+        "resample",
+        dtype=torch.float32,
+        shape=(batches, sources),
+        on=on,
+        contiguous=True,
+    )
+    operands.require_tensor(
+        "target_times", target_times, "resample", dtype=torch.float32, ndim=2, on=on, contiguous=True
+    )
     shape = (batches, target_times.shape[1])
     operands.require_tensor("target_times", target_times, "resample", shape=shape)
     if out is None:
         return features.new_empty(*shape, depth)
-    operands.require_tensor("out", out, "resample", dtype=features.dtype, shape=(*shape, depth), on=on, contiguous=True)
-    operands.require_disjoint({"out": out}, {"features": features, "source_times": source_times,
-                                             "target_times": target_times})
+    operands.require_tensor(
+        "out", out, "resample", dtype=features.dtype, shape=(*shape, depth), on=on, contiguous=True
+    )
+    operands.require_disjoint(
+        {"out": out}, {"features": features, "source_times": source_times, "target_times": target_times}
+    )
     return out
 
 
@@ -100,45 +141,73 @@ def _check_times(source_times) -> None:
     if bool((source_times.abs() <= LARGEST_TIME).all() & ascend):  # one wait; NaN compares false
         return
     if not bool((source_times.abs() <= LARGEST_TIME).all()):
-        raise ValueError(f"source_times must be numbers of at most {LARGEST_TIME:.0e}; some are larger or NaN.")
+        raise ValueError(
+            f"source_times must be numbers of at most {LARGEST_TIME:.0e}; some are larger or NaN."
+        )
     unsorted = source_times[:, 1:] < source_times[:, :-1]
     if bool(unsorted.any()):
         batch, index = unsorted.nonzero()[0].tolist()
-        raise ValueError(f"source_times must ascend in each batch; in batch {batch}, time {index + 1} is smaller than "
-                         f"time {index}: sort them, and features alike.")
+        raise ValueError(
+            f"source_times must ascend in each batch; in batch {batch}, time {index + 1} is smaller than "
+            f"time {index}: sort them, and features alike."
+        )
 
 
 def _plan(features, source_times, target_times, out, config) -> Plan:
     """Check the arguments, choose a configuration, and build its launch."""
     out = _check_operands(features, source_times, target_times, out)
     (batches, sources, depth), targets = features.shape, target_times.shape[1]
-    shape, itemsize, sms = (batches, sources, targets, depth), features.element_size(), device.current().sms or 132
+    shape, itemsize, sms = (
+        (batches, sources, targets, depth),
+        features.element_size(),
+        device.current().sms or 132,
+    )
     config = _choose_config(config, shape, itemsize, sms)
     if config.kernel == "bulk_rows" and (depth * itemsize % 16 or features.data_ptr() % 16):
-        raise ValueError(f"bulk_rows needs rows that start at multiples of 16 bytes; a row takes {depth * itemsize} "
-                         f"bytes, and the first starts {features.data_ptr() % 16} past one: choose vectors.")
-    operands.require_gpu(features, "resample", instead="compile it with ch07.resample.job and read its SASS, or use "
-                                                       "ch07.resample.spec")
+        raise ValueError(
+            f"bulk_rows needs rows that start at multiples of 16 bytes; a row takes {depth * itemsize} "
+            f"bytes, and the first starts {features.data_ptr() % 16} past one: choose vectors."
+        )
+    operands.require_gpu(
+        features,
+        "resample",
+        instead="compile it with ch07.resample.job and read its SASS, or use ch07.resample.spec",
+    )
     if not out.numel():
         return Plan(lambda *tensors: None, out.shape, out.dtype, out.device, config)
     items = batches * math.ceil(targets / config.targets)
-    grid = {"search_a_thread": math.ceil(out.numel() / config.threads), "persistent": min(items, 8 * sms),
-            "lane0_search": min(items, 2 * sms), "ballot_search": min(items, 2 * sms)}.get(config.kernel, items)
+    grid = {
+        "search_a_thread": math.ceil(out.numel() / config.threads),
+        "persistent": min(items, 8 * sms),
+        "lane0_search": min(items, 2 * sms),
+        "ballot_search": min(items, 2 * sms),
+    }.get(config.kernel, items)
     if max(grid, items) >= 1 << 31:
-        raise ValueError(f"the problem has {max(grid, items):,} work items; a grid allows fewer than 2^31: split it.")
+        raise ValueError(
+            f"the problem has {max(grid, items):,} work items; a grid allows fewer than 2^31: split it."
+        )
     vector_bytes = math.gcd(16, depth * itemsize, features.data_ptr(), out.data_ptr())
-    macros = tuple(f"-D{name}={value}" for name, value in config.constants(features.dtype, shape, vector_bytes).items())
+    macros = tuple(
+        f"-D{name}={value}" for name, value in config.constants(features.dtype, shape, vector_bytes).items()
+    )
     sizes = [ctypes.c_int(size) for size in (batches, sources, targets)]
-    run = cuda.prepare_launch(cuda.load_kernel(SOURCE, config.kernel, macros), grid, config.threads,
-                              [features, source_times, target_times, out, *sizes],
-                              config.smem_bytes(features.dtype, shape), follows=(0, 1, 2, 3, None, None, None))
+    run = cuda.prepare_launch(
+        cuda.load_kernel(SOURCE, config.kernel, macros),
+        grid,
+        config.threads,
+        [features, source_times, target_times, out, *sizes],
+        config.smem_bytes(features.dtype, shape),
+        follows=(0, 1, 2, 3, None, None, None),
+    )
     return Plan(run, out.shape, out.dtype, out.device, config)
 
 
 planner = Planner(_plan, ("features", "source_times", "target_times"))
 
 
-def prepare(features, source_times, target_times, *, out=None, config="best", validate: bool = True) -> operands.Launch:
+def prepare(
+    features, source_times, target_times, *, out=None, config="best", validate: bool = True
+) -> operands.Launch:
     """Return the Launch of out = the interpolation, on the stream that is current when it is called.
 
     features (B, S, D) and out (B, T, D) are bfloat16, float16 or float32. source_times (B, S) and target_times (B, T)

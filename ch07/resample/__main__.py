@@ -22,7 +22,9 @@ def _parse_shape(text: str) -> tuple[int, ...]:
     except ValueError:
         shape = ()
     if len(shape) != 4 or min(shape) < 1:
-        raise argparse.ArgumentTypeError(f"{text[:60]!r} is no shape; give B,S,T,D, four positive whole numbers.")
+        raise argparse.ArgumentTypeError(
+            f"{text[:60]!r} is no shape; give B,S,T,D, four positive whole numbers."
+        )
     return shape
 
 
@@ -33,16 +35,32 @@ def _parse_iterations(text: str) -> int:
 
 
 def _parse_arguments(argv):
-    parser = cli.make_parser("ch07.resample", "Linear interpolation of feature rows between irregular source times.")
+    parser = cli.make_parser(
+        "ch07.resample", "Linear interpolation of feature rows between irregular source times."
+    )
     parser.add_argument("--mode", default="correctness", choices=MODES)
-    parser.add_argument("--kernel", default="best", metavar="NAME[,NAME…]|best|all",
-                        help=f"one or more of {', '.join(LADDER)}; best (default) or all")
-    parser.add_argument("--shape", type=_parse_shape, default=experiments.PROFILED, metavar="B,S,T,D",
-                        help="batch, source times, target times, features (default "
-                        f"{','.join(map(str, experiments.PROFILED))})")
+    parser.add_argument(
+        "--kernel",
+        default="best",
+        metavar="NAME[,NAME…]|best|all",
+        help=f"one or more of {', '.join(LADDER)}; best (default) or all",
+    )
+    parser.add_argument(
+        "--shape",
+        type=_parse_shape,
+        default=experiments.PROFILED,
+        metavar="B,S,T,D",
+        help="batch, source times, target times, features (default "
+        f"{','.join(map(str, experiments.PROFILED))})",
+    )
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
-    parser.add_argument("--iterations", type=_parse_iterations, default=bench.ROUNDS, metavar="N",
-                        help="rounds of --mode performance, 2 to 10,000; a round times each kernel beside the copy")
+    parser.add_argument(
+        "--iterations",
+        type=_parse_iterations,
+        default=bench.ROUNDS,
+        metavar="N",
+        help="rounds of --mode performance, 2 to 10,000; a round times each kernel beside the copy",
+    )
     parser.add_argument("--report", metavar="FILE", help="keep the report of --mode ncu in FILE.ncu-rep")
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
     options = cli.parse_options(parser, argv)
@@ -61,17 +79,32 @@ def _parse_arguments(argv):
         options.report = os.path.abspath(options.report)
     options.kernels = [name for name in named if experiments.can_run(name, options.shape, options.dtype)]
     if len(options.kernels) < len(named) and options.kernel != "all":
-        parser.error("bulk_rows needs rows of a multiple of 16 bytes; a row takes "
-                     f"{options.shape[3] * options.dtype.itemsize}: choose another kernel.")
+        parser.error(
+            "bulk_rows needs rows of a multiple of 16 bytes; a row takes "
+            f"{options.shape[3] * options.dtype.itemsize}: choose another kernel."
+        )
     return options
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     options = _parse_arguments(argv)
-    columns = ["kernel", "status", "ulps", "us", "gbps", "ratio", *experiments.METRICS, "registers", "smem", "UBLKCP",
-               "reason"]
-    return cli.run_and_report("ch07.resample", columns, experiments.source(), options.json, lambda: _run(options))
+    columns = [
+        "kernel",
+        "status",
+        "ulps",
+        "us",
+        "gbps",
+        "ratio",
+        *experiments.METRICS,
+        "registers",
+        "smem",
+        "UBLKCP",
+        "reason",
+    ]
+    return cli.run_and_report(
+        "ch07.resample", columns, experiments.source(), options.json, lambda: _run(options)
+    )
 
 
 def _run(options) -> list[dict]:
@@ -83,10 +116,15 @@ def _run(options) -> list[dict]:
     if options.mode == "ncu":
         return experiments.profile_kernels(kernels, shape, dtype, options.report)
     if options.mode == "correctness":
-        return [{"kernel": kernel, **experiments.verify(kernel, shape, dtype, odd=shape[1] > 2)} for kernel in kernels]
+        return [
+            {"kernel": kernel, **experiments.verify(kernel, shape, dtype, odd=shape[1] > 2)}
+            for kernel in kernels
+        ]
     if options.mode == "performance":
-        return [{"kernel": row["name"], "us": row["ms"] * 1e3 if row.get("ms") else None, **row}
-                for row in experiments.compare_with_copy(shape, kernels, dtype, rounds=options.iterations)]
+        return [
+            {"kernel": row["name"], "us": row["ms"] * 1e3 if row.get("ms") else None, **row}
+            for row in experiments.compare_with_copy(shape, kernels, dtype, rounds=options.iterations)
+        ]
     given = experiments.make_inputs(*shape, dtype)
     for kernel in kernels:
         resample.resample(*given, config=kernel, validate=False)

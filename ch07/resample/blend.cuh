@@ -84,6 +84,5 @@ __device__ __forceinline__ void store_blend(const Weights& weights, const Pack<E
                                             const Pack<ELEMENT, BYTES>& right, u8* out) {
     if (sizeof(ELEMENT) == 2 && weights.u_rest == 0 && weights.w_rest == 0)
         store(out, blend_pack<true>(weights, left, right));
-    else
-        store(out, blend_pack<false>(weights, left, right));
+    else store(out, blend_pack<false>(weights, left, right));
 }

@@ -19,10 +19,16 @@ LADDER = {
     "bulk_rows": "rows by one bulk copy: the note's phase 3",
 }
 BEST = "vectors"
-MAX_SHARED_TIMES = 2048  # source times that a block copies to shared memory; more are searched in global memory
+MAX_SHARED_TIMES = (
+    2048  # source times that a block copies to shared memory; more are searched in global memory
+)
 EXAMPLE = (512, 1024, 2048, 128)  # B, S, T, D
-ALLOWED = {"threads": range(32, 1025, 32), "targets": range(1, 1025), "targets_in_flight": range(1, 9),
-           "sample": range(0, 4097)}
+ALLOWED = {
+    "threads": range(32, 1025, 32),
+    "targets": range(1, 1025),
+    "targets_in_flight": range(1, 9),
+    "sample": range(0, 4097),
+}
 
 
 @dataclass(frozen=True)
@@ -66,11 +72,20 @@ class ResampleConfig:
         # Beside the times, each target takes 32 bytes of the 48 KiB of static shared memory.
         if times > (MAX_SHARED_TIMES if self.sample == 0 else 12256 - 8 * self.targets):
             times, sample = 0, 1
-        rows = math.ceil(1.5 * self.targets * sources / max(targets, 1)) + 4  # half more than even targets need
-        return {"ELEMENT": ELEMENTS[dtype], "DEPTH": depth, "VECTOR_BYTES": vector_bytes or math.gcd(16, row_bytes),
-                "THREADS": self.threads, "TARGETS": self.targets, "TIMES": times,
-                "TARGETS_IN_FLIGHT": self.targets_in_flight, "SAMPLE": sample,
-                "ROWS": min(rows, 65536 // row_bytes)}  # fits every target beside the static shared memory
+        rows = (
+            math.ceil(1.5 * self.targets * sources / max(targets, 1)) + 4
+        )  # half more than even targets need
+        return {
+            "ELEMENT": ELEMENTS[dtype],
+            "DEPTH": depth,
+            "VECTOR_BYTES": vector_bytes or math.gcd(16, row_bytes),
+            "THREADS": self.threads,
+            "TARGETS": self.targets,
+            "TIMES": times,
+            "TARGETS_IN_FLIGHT": self.targets_in_flight,
+            "SAMPLE": sample,
+            "ROWS": min(rows, 65536 // row_bytes),
+        }  # fits every target beside the static shared memory
 
     def smem_bytes(self, dtype, shape) -> int:
         """Return the dynamic shared memory of a block: room for the rows that one bulk copy brings."""

@@ -12,6 +12,9 @@ def _fake(features, source_times, target_times, config="best"):
 def register(run):
     """Register `run(features, source_times, target_times, config="best")` and return the operator."""
     return operators.register(
-        'resample(Tensor features, Tensor source_times, Tensor target_times, str config="best") -> Tensor', run, _fake,
+        'resample(Tensor features, Tensor source_times, Tensor target_times, str config="best") -> Tensor',
+        run,
+        _fake,
         instead="gather the neighbours of each target with torch.searchsorted and interpolate in torch, as "
-                "ch07.resample.spec does")
+        "ch07.resample.spec does",
+    )

@@ -137,8 +137,9 @@ __device__ __forceinline__ void blend_element(const Problem& p, const Item& item
                 out_rows(p, item) + static_cast<u64>(target) * ROW_BYTES + feature * SIZE);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) search_a_thread(const ELEMENT* features, const float* source,
-        const float* target, ELEMENT* out, int batches, int sources, int targets) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    search_a_thread(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches,
+                    int sources, int targets) {
     const Problem p = {features, source, target, out, batches, sources, targets};
     const u64 i = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x, per_batch = static_cast<u64>(targets) * DEPTH;
     if (i >= per_batch * batches) return;
@@ -167,13 +168,15 @@ __device__ __forceinline__ void warp_per_target(const Problem& p, Search search)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) lane0_search(const ELEMENT* features, const float* source,
-        const float* target, ELEMENT* out, int batches, int sources, int targets) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lane0_search(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches,
+                 int sources, int targets) {
     warp_per_target({features, source, target, out, batches, sources, targets}, search_lane0);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) ballot_search(const ELEMENT* features, const float* source,
-        const float* target, ELEMENT* out, int batches, int sources, int targets) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    ballot_search(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches,
+                  int sources, int targets) {
     warp_per_target({features, source, target, out, batches, sources, targets}, search_ballot);
 }
 
@@ -321,13 +324,15 @@ __device__ __forceinline__ void resample_item(const Problem& p, int index) {
     blend_rows<BYTES>(p, item, found);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) shared_search(const ELEMENT* features, const float* source,
-        const float* target, ELEMENT* out, int batches, int sources, int targets) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    shared_search(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches,
+                  int sources, int targets) {
     resample_item<sizeof(ELEMENT)>({features, source, target, out, batches, sources, targets}, blockIdx.x);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) vectors(const ELEMENT* features,
-        const float* source, const float* target, ELEMENT* out, int batches, int sources, int targets) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    vectors(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches, int sources,
+            int targets) {
     __shared__ float shared[TIMES + 1];
     __shared__ Weights found[TARGETS];
     const Problem p = {features, source, target, out, batches, sources, targets};
@@ -336,8 +341,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) vectors(const ELEMENT* fea
     blend_flat<VECTOR_BYTES>(p, item, found);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) persistent(const ELEMENT* features, const float* source,
-        const float* target, ELEMENT* out, int batches, int sources, int targets) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    persistent(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches,
+               int sources, int targets) {
     const Problem p = {features, source, target, out, batches, sources, targets};
     for (int index = blockIdx.x; index < batches * items_per_batch(p); index += gridDim.x) {
         resample_item<VECTOR_BYTES>(p, index);
@@ -347,8 +353,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) persistent(const ELEMENT* 
 
 // The rows from the first to the last that an item needs are contiguous, so one bulk copy brings them. Where the
 // targets are too far apart for ROWS rows, their rows are read from global memory.
-extern "C" __global__ void __launch_bounds__(THREADS) bulk_rows(const ELEMENT* features, const float* source,
-        const float* target, ELEMENT* out, int batches, int sources, int targets) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    bulk_rows(const ELEMENT* features, const float* source, const float* target, ELEMENT* out, int batches, int sources,
+              int targets) {
     extern __shared__ __align__(128) u8 rows[];
     __shared__ float shared[TIMES + 1];
     __shared__ Weights found[TARGETS];

@@ -15,8 +15,18 @@ import torch
 from ch10.tile_pipeline.configs import DIMENSIONS, KERNELS, TileConfig, choose_config, configs
 from tilelab.runtime import build, cuda, device, operands, tensor_map
 
-__all__ = ["spec", "copy", "stencil", "transpose", "add_shared", "accumulate", "prepare", "configs", "job",
-           "TileConfig"]
+__all__ = [
+    "spec",
+    "copy",
+    "stencil",
+    "transpose",
+    "add_shared",
+    "accumulate",
+    "prepare",
+    "configs",
+    "job",
+    "TileConfig",
+]
 
 SOURCE = pathlib.Path(__file__).with_name("tile_pipeline.cu")
 UNIT = 16  # bytes: rows of tensors and boxes are whole units
@@ -40,13 +50,22 @@ def spec(op: str, x, *, y=None, centre: float = 1.0, edge: float = 1.0, fill: st
         return x.double().sum(0)
     centre, edge = (ctypes.c_float(value).value for value in (centre, edge))
     padded = torch.nn.functional.pad(x.double(), (1, 1, 1, 1), value=float("nan") if fill == "nan" else 0.0)
-    return centre * x.double() + edge * (padded[:-2, 1:-1] + padded[2:, 1:-1] + padded[1:-1, :-2] + padded[1:-1, 2:])
+    return centre * x.double() + edge * (
+        padded[:-2, 1:-1] + padded[2:, 1:-1] + padded[1:-1, :-2] + padded[1:-1, 2:]
+    )
 
 
 def job(config: TileConfig, target: str, itemsize: int = 4) -> build.Job:
     """Return the compilation of `config` for `target`; only the copy takes elements of another size than 4 bytes."""
-    return build.Job(f"{SOURCE}:{KERNELS[config.op]}", {}, config.constants(itemsize), target,
-                     config.block_threads // 32, smem_bytes=config.smem_bytes(itemsize), name=str(config))
+    return build.Job(
+        f"{SOURCE}:{KERNELS[config.op]}",
+        {},
+        config.constants(itemsize),
+        target,
+        config.block_threads // 32,
+        smem_bytes=config.smem_bytes(itemsize),
+        name=str(config),
+    )
 
 
 def load_kernel(kernel: str, macros: dict):
@@ -62,15 +81,17 @@ def result_shape(op: str, shape) -> tuple[int, ...]:
 def empty_padded(shape: tuple[int, ...], dtype: torch.dtype, where) -> torch.Tensor:
     """Return new memory of this shape, with rows padded to multiples of 16 bytes."""
     unit = max(1, UNIT // dtype.itemsize)
-    return torch.empty(*shape[:-1], -(-shape[-1] // unit) * unit, dtype=dtype, device=where)[..., :shape[-1]]
+    return torch.empty(*shape[:-1], -(-shape[-1] // unit) * unit, dtype=dtype, device=where)[..., : shape[-1]]
 
 
 def _check_operands(op: str, x, y, out, fill: str) -> None:
     any_dtype, sizes = op in ("copy", "transpose"), tuple(BITS) if op == "copy" else (4,)
     operands.require_tensor("x", x, op, ndim=DIMENSIONS[op], dtype=None if any_dtype else torch.float32)
     if x.element_size() not in sizes:
-        raise ValueError(f"x must have elements of {', '.join(map(str, sizes))} bytes for {op}; they have "
-                         f"{x.element_size()}.")
+        raise ValueError(
+            f"x must have elements of {', '.join(map(str, sizes))} bytes for {op}; they have "
+            f"{x.element_size()}."
+        )
     if max(x.shape) > LARGEST_EXTENT:
         raise ValueError(f"the extents of x must be at most {LARGEST_EXTENT:,}; they are {tuple(x.shape)}.")
     if op == "add_shared":
@@ -89,8 +110,17 @@ def _check_operands(op: str, x, y, out, fill: str) -> None:
     operands.require_gpu(x, "a copy by tensor map", "has_tma", INSTEAD)
 
 
-def prepare(op: str, x, *, y=None, centre: float = 1.0, edge: float = 1.0, fill: str = "zero", out=None,
-            config: str | TileConfig = "best") -> operands.Launch:
+def prepare(
+    op: str,
+    x,
+    *,
+    y=None,
+    centre: float = 1.0,
+    edge: float = 1.0,
+    fill: str = "zero",
+    out=None,
+    config: str | TileConfig = "best",
+) -> operands.Launch:
     """Check the operands, choose a configuration, and return a launch of `op` on torch's current stream.
 
     - copy: out = x, both (R, C), with elements of 1, 2, 4 or 8 bytes.
@@ -102,7 +132,7 @@ def prepare(op: str, x, *, y=None, centre: float = 1.0, edge: float = 1.0, fill:
     Tensors are on the GPU, of any extents; their rows start at multiples of 16 bytes. New memory for `out` has padded
     rows. TMA stores whole units of 16 bytes, so torch computes the last columns of a row that ends within one, in
     launches of its own. `config` is a variant's name, "best" or a TileConfig. The launch may be captured in a graph,
-    which it must outlive. Raises ValueError for operands that the kernel cannot take and tilelab.runtime.device.Unsupported
+    which it must outlive. Raises ValueError for operands that the kernel cannot take and Unsupported
     for a GPU without TMA or with too little shared memory.
     """
     config = choose_config(op, config, getattr(x, "shape", ()))
@@ -112,8 +142,10 @@ def prepare(op: str, x, *, y=None, centre: float = 1.0, edge: float = 1.0, fill:
     _check_operands(op, x, y, out, fill)
     needed, available = config.smem_bytes(x.element_size()) + 128, device.current().smem_per_block
     if needed > available:  # the driver refuses to encode the map of such a box without saying why
-        raise device.Unsupported(f"{config} needs {needed:,} B of shared memory per block; {device.current().name} has "
-                                 f"{available:,} B: take a smaller tile or fewer stages.")
+        raise device.Unsupported(
+            f"{config} needs {needed:,} B of shared memory per block; {device.current().name} has "
+            f"{available:,} B: take a smaller tile or fewer stages."
+        )
     out = empty_padded(result_shape(op, x.shape), x.dtype, x.device) if out is None else out
     if not out.numel() or not x.numel():  # the sum of no matrices is zero
         return operands.Launch(out.zero_, out, config)
@@ -127,8 +159,16 @@ def prepare(op: str, x, *, y=None, centre: float = 1.0, edge: float = 1.0, fill:
     if whole:
         kernel = load_kernel(KERNELS[op], config.constants(itemsize))
         arguments = _kernel_arguments(config, source, y, target[..., :whole], centre, edge, fill)
-        steps.append(cuda.prepare_launch(kernel, config.blocks(x.shape), config.block_threads, arguments,
-                                         config.smem_bytes(itemsize), config.cluster))
+        steps.append(
+            cuda.prepare_launch(
+                kernel,
+                config.blocks(x.shape),
+                config.block_threads,
+                arguments,
+                config.smem_bytes(itemsize),
+                config.cluster,
+            )
+        )
     if whole < columns:
         steps.append(_last_columns(op, source, y, target, whole))
 
@@ -157,12 +197,24 @@ def _kernel_arguments(config: TileConfig, x, y, out, centre: float, edge: float,
     box = config.box(x.element_size())
 
     def make_map(tensor, box, fill="zero"):
-        return tensor_map.make_tensor_map(tensor, (1,) * (tensor.ndim - 2) + tuple(box), swizzle=config.swizzle,
-                                          l2_promotion=config.l2_promotion, fill=fill)
+        return tensor_map.make_tensor_map(
+            tensor,
+            (1,) * (tensor.ndim - 2) + tuple(box),
+            swizzle=config.swizzle,
+            l2_promotion=config.l2_promotion,
+            fill=fill,
+        )
 
     if config.op == "stencil":
-        return [make_map(x, box, fill), out, ctypes.c_uint64(out.stride(0)), ctypes.c_uint32(x.shape[0]),
-                ctypes.c_uint32(x.shape[1]), ctypes.c_float(centre), ctypes.c_float(edge)]
+        return [
+            make_map(x, box, fill),
+            out,
+            ctypes.c_uint64(out.stride(0)),
+            ctypes.c_uint32(x.shape[0]),
+            ctypes.c_uint32(x.shape[1]),
+            ctypes.c_float(centre),
+            ctypes.c_float(edge),
+        ]
     if config.op == "add_shared":
         share = config.rows // config.cluster, config.columns
         return [make_map(x, box), make_map(y, share), make_map(out, box), across, down]

@@ -14,28 +14,50 @@ from tilelab.runtime.cuda import CompileError
 
 
 def _parse_arguments(argv):
-    parser = cli.make_parser("ch10.tile_pipeline", "Check and time tiles moved by tensor maps against torch; with "
-                             "--target only compile them.")
+    parser = cli.make_parser(
+        "ch10.tile_pipeline",
+        "Check and time tiles moved by tensor maps against torch; with --target only compile them.",
+    )
     parser.add_argument("--op", default="copy", choices=DIMENSIONS)
-    parser.add_argument("--shape", metavar="R,C", help="rows and columns, for add_shared and accumulate B,R,C with a "
-                        "batch before them (default 512 MiB)")
-    parser.add_argument("--variant", default="all", metavar="NAME|best|all",
-                        help="a variant of the operation, best or all (default)")
+    parser.add_argument(
+        "--shape",
+        metavar="R,C",
+        help="rows and columns, for add_shared and accumulate B,R,C with a "
+        "batch before them (default 512 MiB)",
+    )
+    parser.add_argument(
+        "--variant",
+        default="all",
+        metavar="NAME|best|all",
+        help="a variant of the operation, best or all (default)",
+    )
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
-    parser.add_argument("--report", metavar="PATH", help="write a bug report of a load by tensor map to PATH, with a "
-                        "reproducer; --load says which")
-    parser.add_argument("--load", metavar="FIELD=VALUE,...", help="the load to report: dtype, shape, strides, box, "
-                        "corner (such as shape=100x64,box=16x32,corner=0x-4, innermost last), swizzle, l2_promotion, "
-                        "fill, start (bytes past an aligned address), extra (bytes that the barrier expects too many); "
-                        "default shape=65536,box=1024")
+    parser.add_argument(
+        "--report",
+        metavar="PATH",
+        help="write a bug report of a load by tensor map to PATH, with a reproducer; --load says which",
+    )
+    parser.add_argument(
+        "--load",
+        metavar="FIELD=VALUE,...",
+        help="the load to report: dtype, shape, strides, box, "
+        "corner (such as shape=100x64,box=16x32,corner=0x-4, innermost last), swizzle, l2_promotion, "
+        "fill, start (bytes past an aligned address), extra (bytes that the barrier expects too many); "
+        "default shape=65536,box=1024",
+    )
     options = cli.parse_options(parser, argv)
     if options.load is not None and options.report is None:
         parser.error("--load goes with --report.")
     if options.report is not None:
         return _check_report(parser, options)
-    form, default = ("R,C", experiments.LARGE) if DIMENSIONS[options.op] == 2 else ("B,R,C", experiments.BATCHED)
-    options.shape = default if options.shape is None else cli.require_sizes(
-        parser, f"--shape of {options.op}", options.shape, form, LARGEST_EXTENT)
+    form, default = (
+        ("R,C", experiments.LARGE) if DIMENSIONS[options.op] == 2 else ("B,R,C", experiments.BATCHED)
+    )
+    options.shape = (
+        default
+        if options.shape is None
+        else cli.require_sizes(parser, f"--shape of {options.op}", options.shape, form, LARGEST_EXTENT)
+    )
     options.configs = cli.choose_variants(parser, options.variant, configs(options.op, options.shape))
     return options
 
@@ -65,7 +87,9 @@ def _write_report(options) -> int:
     except (OSError, CompileError) as error:
         print(f"python -m ch10.tile_pipeline: {device.first_line(error)}.", file=sys.stderr)
         return 2
-    print(verdict, f"{options.report} holds the report and the reproducer; nothing was sent anywhere.", sep="\n")
+    print(
+        verdict, f"{options.report} holds the report and the reproducer; nothing was sent anywhere.", sep="\n"
+    )
     return int(may_be_bug)
 
 
@@ -74,18 +98,42 @@ def main(argv: list[str] | None = None) -> int:
     options = _parse_arguments(argv)
     if options.report is not None:
         return _write_report(options)
-    columns = ["name", "config", "status", "ms", "gbps", "ratio", "error", "registers", "smem", "UTMALDG",
-               "UTMASTG", "UTMAREDG", "reason"]
-    return cli.run_and_report("ch10.tile_pipeline", columns, experiments.source(), options.json, lambda: (
-        experiments.compile_variants({options.op: options.configs}, [options.target]) if options.target is not None
-        else _check_and_time(options)))
+    columns = [
+        "name",
+        "config",
+        "status",
+        "ms",
+        "gbps",
+        "ratio",
+        "error",
+        "registers",
+        "smem",
+        "UTMALDG",
+        "UTMASTG",
+        "UTMAREDG",
+        "reason",
+    ]
+    return cli.run_and_report(
+        "ch10.tile_pipeline",
+        columns,
+        experiments.source(),
+        options.json,
+        lambda: (
+            experiments.compile_variants({options.op: options.configs}, [options.target])
+            if options.target is not None
+            else _check_and_time(options)
+        ),
+    )
 
 
 def _check_and_time(options) -> list[dict]:
     device.require("has_tma", "a copy by tensor map", "compile it with --target sm_90a")
     op, shape = options.op, options.shape
-    return cli.check_and_time(options.configs, lambda config: experiments.verify(op, config, shape),
-                              lambda right: experiments.compare_with_torch(op, right, shape))
+    return cli.check_and_time(
+        options.configs,
+        lambda config: experiments.verify(op, config, shape),
+        lambda right: experiments.compare_with_torch(op, right, shape),
+    )
 
 
 if __name__ == "__main__":

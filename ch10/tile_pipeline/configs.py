@@ -6,19 +6,42 @@ from dataclasses import dataclass
 
 from tilelab.runtime import operands, tensor_map
 
-KERNELS = {"copy": "tile_copy", "stencil": "stencil", "transpose": "transpose", "add_shared": "add_shared",
-           "accumulate": "accumulate"}  # by operation
+KERNELS = {
+    "copy": "tile_copy",
+    "stencil": "stencil",
+    "transpose": "transpose",
+    "add_shared": "add_shared",
+    "accumulate": "accumulate",
+}  # by operation
 DIMENSIONS = {"copy": 2, "stencil": 2, "transpose": 2, "add_shared": 3, "accumulate": 3}  # of x
 PRODUCERS = ("thread", "warp")
 RINGS = ("copy", "stencil", "accumulate")
 MAX_STAGES = 6
-LIMITS = {"rows": (1, 256), "columns": (1, 256), "threads": (32, 1024), "stages": (1, MAX_STAGES),
-          "tiles_per_cta": (1, 64), "raster": (1, 1024)}
-CHOICES = {"producer": PRODUCERS, "swizzle": tuple(tensor_map.SWIZZLES), "block": (1, 4), "cluster": (1, 2, 4),
-           "l2_promotion": tensor_map.PROMOTIONS}
+LIMITS = {
+    "rows": (1, 256),
+    "columns": (1, 256),
+    "threads": (32, 1024),
+    "stages": (1, MAX_STAGES),
+    "tiles_per_cta": (1, 64),
+    "raster": (1, 1024),
+}
+CHOICES = {
+    "producer": PRODUCERS,
+    "swizzle": tuple(tensor_map.SWIZZLES),
+    "block": (1, 4),
+    "cluster": (1, 2, 4),
+    "l2_promotion": tensor_map.PROMOTIONS,
+}
 # Fields that only some operations have; elsewhere they keep their defaults.
-OWN_FIELDS = {"stages": RINGS, "tiles_per_cta": RINGS, "producer": ("stencil",), "cluster": ("add_shared",),
-              "swizzle": ("transpose",), "block": ("transpose",), "raster": ("transpose",)}
+OWN_FIELDS = {
+    "stages": RINGS,
+    "tiles_per_cta": RINGS,
+    "producer": ("stencil",),
+    "cluster": ("add_shared",),
+    "swizzle": ("transpose",),
+    "block": ("transpose",),
+    "raster": ("transpose",),
+}
 
 
 @dataclass(frozen=True)
@@ -49,10 +72,14 @@ class TileConfig:
             raise ValueError(f"unknown operation {self.op!r}; choose {', '.join(KERNELS)}.")
         for name, (smallest, largest) in LIMITS.items():
             if not smallest <= getattr(self, name) <= largest:
-                raise ValueError(f"{name} must be from {smallest} to {largest}; it is {getattr(self, name)!r}.")
+                raise ValueError(
+                    f"{name} must be from {smallest} to {largest}; it is {getattr(self, name)!r}."
+                )
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be {' or '.join(map(str, allowed))}; it is {getattr(self, name)!r}.")
+                raise ValueError(
+                    f"{name} must be {' or '.join(map(str, allowed))}; it is {getattr(self, name)!r}."
+                )
         if self.threads % 32:
             raise ValueError(f"threads must be a multiple of 32; it is {self.threads}.")
         for name, ops in OWN_FIELDS.items():
@@ -62,28 +89,44 @@ class TileConfig:
             self._check_stencil()
         elif self.op == "transpose":
             self._check_transpose()
-        elif self.rows % self.cluster or self.rows * self.columns * 4 // self.cluster % 128 and self.op == "add_shared":
-            raise ValueError("each CTA of a cluster must load an equal number of rows, a multiple of 128 bytes; "
-                             f"{self.cluster} CTAs share {self.rows} x {self.columns}.")
+        elif (
+            self.rows % self.cluster
+            or self.rows * self.columns * 4 // self.cluster % 128
+            and self.op == "add_shared"
+        ):
+            raise ValueError(
+                "each CTA of a cluster must load an equal number of rows, a multiple of 128 bytes; "
+                f"{self.cluster} CTAs share {self.rows} x {self.columns}."
+            )
 
     def _check_stencil(self):
-        if self.columns % 32 or self.columns > 224 or self.rows > 254:  # a box, with its halo, is at most 256 x 256
-            raise ValueError("the stencil's tiles must have up to 254 rows and 32, 64, ... or 224 columns; they are "
-                             f"{self.rows} x {self.columns}.")
+        if (
+            self.columns % 32 or self.columns > 224 or self.rows > 254
+        ):  # a box, with its halo, is at most 256 x 256
+            raise ValueError(
+                "the stencil's tiles must have up to 254 rows and 32, 64, ... or 224 columns; they are "
+                f"{self.rows} x {self.columns}."
+            )
         if self.threads % self.columns or self.rows % (self.threads // self.columns):
-            raise ValueError("the stencil's threads must be a multiple of its columns, and rows a multiple of that; "
-                             f"{self.threads} threads compute {self.rows} x {self.columns}.")
+            raise ValueError(
+                "the stencil's threads must be a multiple of its columns, and rows a multiple of that; "
+                f"{self.threads} threads compute {self.rows} x {self.columns}."
+            )
         if self.block_threads > 1024:
             raise ValueError(f"a block has at most 1,024 threads; it has {self.threads} and a producer warp.")
 
     def _check_transpose(self):
         if self.rows != self.columns or self.rows % 32:
-            raise ValueError(f"the transpose's tiles must be squares of a multiple of 32; they are {self.rows} x "
-                             f"{self.columns}.")
+            raise ValueError(
+                f"the transpose's tiles must be squares of a multiple of 32; they are {self.rows} x "
+                f"{self.columns}."
+            )
         elements, largest = self.rows * self.columns // self.threads, min(128, 65536 // self.threads - 40)
         if elements > largest:  # the tile is turned in registers
-            raise ValueError(f"a thread of the transpose can hold {largest} elements; {self.threads} threads hold "
-                             f"{elements} each: take more threads or a smaller tile.")
+            raise ValueError(
+                f"a thread of the transpose can hold {largest} elements; {self.threads} threads hold "
+                f"{elements} each: take more threads or a smaller tile."
+            )
 
     def __str__(self):
         parts = [f"{self.op} {self.rows} × {self.columns}, {self.threads} threads"]
@@ -92,7 +135,11 @@ class TileConfig:
         if self.op == "stencil":
             parts.append(f"a {self.producer} loads")
         if self.op == "transpose":
-            parts += [f"swizzle {self.swizzle}", f"{self.block} × {self.block} a thread", f"bands of {self.raster}"]
+            parts += [
+                f"swizzle {self.swizzle}",
+                f"{self.block} × {self.block} a thread",
+                f"bands of {self.raster}",
+            ]
         if self.op == "add_shared":
             parts.append(f"cluster of {self.cluster}")
         if self.l2_promotion != "128B":
@@ -131,17 +178,42 @@ class TileConfig:
 
     def constants(self, itemsize: int = 4) -> dict:
         """Return the macros with which tile_pipeline.cu is compiled."""
-        return macros(KERNELS[self.op], self.rows, self.columns, itemsize, self.threads, STAGES=self.stages,
-                      TILES_PER_CTA=self.tiles_per_cta, PRODUCER=PRODUCERS.index(self.producer),
-                      SWIZZLE=tensor_map.SWIZZLES[self.swizzle], BLOCK=self.block, RASTER=self.raster,
-                      CLUSTER=self.cluster)
+        return macros(
+            KERNELS[self.op],
+            self.rows,
+            self.columns,
+            itemsize,
+            self.threads,
+            STAGES=self.stages,
+            TILES_PER_CTA=self.tiles_per_cta,
+            PRODUCER=PRODUCERS.index(self.producer),
+            SWIZZLE=tensor_map.SWIZZLES[self.swizzle],
+            BLOCK=self.block,
+            RASTER=self.raster,
+            CLUSTER=self.cluster,
+        )
 
 
 def macros(kernel: str, rows: int, columns: int, itemsize: int, threads: int, **others) -> dict:
     """Return the macros of a kernel in tile_pipeline.cu; `others` replace their defaults."""
-    defaults = {"STAGES": 1, "TILES_PER_CTA": 1, "PRODUCER": 0, "SWIZZLE": 0, "BLOCK": 1, "RASTER": 1, "CLUSTER": 1}
-    return {"KERNEL": kernel.upper(), "ROWS": rows, "COLUMNS": columns, "ITEMSIZE": itemsize, "THREADS": threads,
-            **defaults, **others}
+    defaults = {
+        "STAGES": 1,
+        "TILES_PER_CTA": 1,
+        "PRODUCER": 0,
+        "SWIZZLE": 0,
+        "BLOCK": 1,
+        "RASTER": 1,
+        "CLUSTER": 1,
+    }
+    return {
+        "KERNEL": kernel.upper(),
+        "ROWS": rows,
+        "COLUMNS": columns,
+        "ITEMSIZE": itemsize,
+        "THREADS": threads,
+        **defaults,
+        **others,
+    }
 
 
 # The first variant of each operation is "best", but a transpose walks along the longer side of x.
@@ -185,8 +257,7 @@ def configs(op: str = "copy", shape: tuple[int, ...] = ()) -> dict[str, TileConf
 
 
 def choose_config(op: str, config: str | TileConfig, shape: tuple[int, ...]) -> TileConfig:
-    """Return the configuration of `op` that `config` stands for: itself, a variant's name, or "best" for x of a shape.
-    """
+    """Return the configuration of `op` that `config` stands for: itself, a variant's name, or "best" for x of a shape."""
     named = configs(op, shape)
     config = operands.choose_config(config, named, TileConfig, lambda: next(iter(named.values())))
     if config.op != op:

@@ -88,13 +88,13 @@ struct TileRange {
 
 #if KERNEL == TILE_COPY
 extern "C" __global__ void __launch_bounds__(THREADS)
-tile_copy(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap out, u32 tiles_x) {
+    tile_copy(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap out, u32 tiles_x) {
     if (threadIdx.x != 0) return;
     const TileRange range(tiles_x);
     const int row = static_cast<int>(range.line * ROWS);
-    move_through_ring(range.tiles,
-                      [&](u32 tile, u32 to, u32 barrier) { tma_load_2d(to, x, range.column(tile), row, barrier); },
-                      [&](u32 tile, u32 from) { tma_store_2d(out, from, range.column(tile), row); });
+    move_through_ring(
+        range.tiles, [&](u32 tile, u32 to, u32 barrier) { tma_load_2d(to, x, range.column(tile), row, barrier); },
+        [&](u32 tile, u32 from) { tma_store_2d(out, from, range.column(tile), row); });
 }
 #endif
 
@@ -102,15 +102,14 @@ tile_copy(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap
 // The tiles of the matrices are added to out in the order in which they arrive. The map of x has three dimensions, so
 // that a tile that sticks out of one matrix does not reach into the next.
 extern "C" __global__ void __launch_bounds__(THREADS)
-accumulate(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap out, u32 tiles_x, u32 tiles_y) {
+    accumulate(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap out, u32 tiles_x, u32 tiles_y) {
     if (threadIdx.x != 0) return;
     const TileRange range(tiles_x);
     const int row = static_cast<int>(range.line % tiles_y * ROWS), batch = static_cast<int>(range.line / tiles_y);
-    move_through_ring(range.tiles,
-                      [&](u32 tile, u32 to, u32 barrier) {
-                          tma_load_3d(to, x, range.column(tile), row, batch, barrier);
-                      },
-                      [&](u32 tile, u32 from) { tma_reduce_add_2d(out, from, range.column(tile), row); });
+    move_through_ring(
+        range.tiles,
+        [&](u32 tile, u32 to, u32 barrier) { tma_load_3d(to, x, range.column(tile), row, batch, barrier); },
+        [&](u32 tile, u32 from) { tma_reduce_add_2d(out, from, range.column(tile), row); });
 }
 #endif
 
@@ -129,7 +128,8 @@ constexpr u32 HALO_BYTES = HALO_ROWS * HALO_COLUMNS * sizeof(float), HALO_STAGE 
 constexpr u32 SPLITS = THREADS > COLUMNS ? THREADS / COLUMNS : 1, ROWS_PER_THREAD = ROWS > SPLITS ? ROWS / SPLITS : 1;
 
 extern "C" __global__ void __launch_bounds__(THREADS + (PRODUCER == WARP ? 32 : 0))
-stencil(const __grid_constant__ TensorMap x, float* out, u64 stride, u32 rows, u32 columns, float centre, float edge) {
+    stencil(const __grid_constant__ TensorMap x, float* out, u64 stride, u32 rows, u32 columns, float centre,
+            float edge) {
     __shared__ __align__(8) u64 full[STAGES], empty[STAGES];
     const TileRange range((columns + COLUMNS - 1) / COLUMNS);
     const u32 row = range.line * ROWS;
@@ -200,7 +200,8 @@ stencil(const __grid_constant__ TensorMap x, float* out, u64 stride, u32 rows, u
 constexpr u32 TILE = ROWS, SQUARE_BYTES = TILE * TILE * 4;
 // A row of a swizzled box is at most as long as the swizzle, so a tile consists of several boxes side by side. Without a
 // swizzle one box is the tile.
-constexpr u32 BOX_COLUMNS = SWIZZLE ? SWIZZLE / 4 : TILE, BOXES = TILE / BOX_COLUMNS, BOX_BYTES = TILE * BOX_COLUMNS * 4;
+constexpr u32 BOX_COLUMNS = SWIZZLE ? SWIZZLE / 4 : TILE, BOXES = TILE / BOX_COLUMNS,
+              BOX_BYTES = TILE * BOX_COLUMNS * 4;
 
 template <typename T>
 __device__ __forceinline__ T& element(u8* tile, u32 row, u32 column) {
@@ -208,9 +209,16 @@ __device__ __forceinline__ T& element(u8* tile, u32 row, u32 column) {
     return *reinterpret_cast<T*>(tile + column / BOX_COLUMNS * BOX_BYTES + offset);
 }
 
-template <int SIDE> struct BlockRow;  // one row of the block of SIDE x SIDE elements that a thread turns in registers
-template <> struct BlockRow<1> { using type = u32; };
-template <> struct BlockRow<4> { using type = uint4; };
+template <int SIDE>
+struct BlockRow;  // one row of the block of SIDE x SIDE elements that a thread turns in registers
+template <>
+struct BlockRow<1> {
+    using type = u32;
+};
+template <>
+struct BlockRow<4> {
+    using type = uint4;
+};
 
 __device__ __forceinline__ void transpose_block(u32 (&)[1]) {}
 __device__ __forceinline__ void transpose_block(uint4 (&rows)[4]) {
@@ -242,7 +250,7 @@ __device__ __forceinline__ Position block_position(u32 block) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-transpose(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap out, u32 tiles_x, u32 tiles_y) {
+    transpose(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap out, u32 tiles_x, u32 tiles_y) {
     __shared__ __align__(8) u64 full;
     const u32 tile = round_up(shared_address(memory), 1024), barrier = shared_address(&full);
     u8* const elements = memory + (tile - shared_address(memory));
@@ -297,8 +305,8 @@ transpose(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap
 
 #if KERNEL == ADD_SHARED
 extern "C" __global__ void __launch_bounds__(THREADS)
-add_shared(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap y,
-           const __grid_constant__ TensorMap out, u32 tiles_x, u32 tiles_y) {
+    add_shared(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap y,
+               const __grid_constant__ TensorMap out, u32 tiles_x, u32 tiles_y) {
     __shared__ __align__(8) u64 full;
     constexpr u32 SHARE = TILE_BYTES / CLUSTER;
     const u32 tile = shared_address(memory), y_tile = tile + STAGE_BYTES, barrier = shared_address(&full);
@@ -353,7 +361,7 @@ add_shared(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMa
 
 #if KERNEL == DUMP
 extern "C" __global__ void __launch_bounds__(THREADS)
-dump(const __grid_constant__ TensorMap x, u8* bytes, int column, int row) {
+    dump(const __grid_constant__ TensorMap x, u8* bytes, int column, int row) {
     __shared__ __align__(8) u64 full;
     const u32 tile = round_up(shared_address(memory), 1024), barrier = shared_address(&full);
     if (threadIdx.x == 0) {

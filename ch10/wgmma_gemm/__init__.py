@@ -22,8 +22,10 @@ __all__ = ["spec", "gemm", "prepare", "configs", "job", "WgmmaConfig"]
 
 SOURCE = pathlib.Path(__file__).with_name("wgmma_gemm.cu")
 LARGEST_EXTENT = (1 << 31) - 1024  # coordinates have 32 bits, and the last tile may start past the end
-INSTEAD = ("read the record or compile it; other GPUs with TMA multiply with ch14.gemm, through tcgen05 on capability "
-           "10.x and mma.sync on 12.x")
+INSTEAD = (
+    "read the record or compile it; other GPUs with TMA multiply with ch14.gemm, through tcgen05 on capability "
+    "10.x and mma.sync on 12.x"
+)
 
 
 def spec(a, b):
@@ -33,8 +35,15 @@ def spec(a, b):
 
 def job(config: WgmmaConfig, target: str = "sm_90a", source: pathlib.Path = SOURCE) -> build.Job:
     """Return the compilation of `config`. Only sm_90a has wgmma."""
-    return build.Job(f"{source}:{config.kernel}", {}, config.constants(), target, config.threads // 32,
-                     smem_bytes=config.smem_bytes, name=str(config))
+    return build.Job(
+        f"{source}:{config.kernel}",
+        {},
+        config.constants(),
+        target,
+        config.threads // 32,
+        smem_bytes=config.smem_bytes,
+        name=str(config),
+    )
 
 
 def _check_operands(a, b, out) -> None:
@@ -44,13 +53,17 @@ def _check_operands(a, b, out) -> None:
     if inner != k:
         raise ValueError(f"a (M, K) and b (K, N) must agree in K; a is {m} x {k} and b is {inner} x {n}.")
     if n % 8 or k % 8:
-        raise ValueError(f"N and K must be multiples of 8, so that rows take multiples of 16 bytes; N is {n} and K is "
-                         f"{k}: pad them with zeros.")
+        raise ValueError(
+            f"N and K must be multiples of 8, so that rows take multiples of 16 bytes; N is {n} and K is "
+            f"{k}: pad them with zeros."
+        )
     if max(m, n, k) > LARGEST_EXTENT:
         raise ValueError(f"M, N and K must be at most {LARGEST_EXTENT:,}; they are {m:,}, {n:,} and {k:,}.")
     if n > 1 and k > 1 and b.stride(0) != 1:
-        raise ValueError(f"b must have K contiguous, as weight.T has; its strides are {b.stride()}: use "
-                         "b.T.contiguous().T.")
+        raise ValueError(
+            f"b must have K contiguous, as weight.T has; its strides are {b.stride()}: use "
+            "b.T.contiguous().T."
+        )
     operands.require_tensor("b", b, "wgmma_gemm", on=a.device)
     if out is not None:
         operands.require_tensor("out", out, "wgmma_gemm", dtype=torch.bfloat16, shape=(m, n), on=a.device)
@@ -70,10 +83,18 @@ def find_best(m: int, n: int, k: int) -> tuple[WgmmaConfig, str]:
     """Return the configuration for a shape, and how it was found: in the table of tuned shapes, or by the model."""
     sms = device.current().sms or 132
     untuned = best_config(m, n, k, sms)
-    return tuned.find("wgmma_gemm", WgmmaConfig, m, n, k, "bf16",
-                      lambda config, *shape: predict_us(config, *shape, sms),
-                      lambda config: fits(config, k) and not rejection(config), tuned_source, untuned) or (
-        untuned, "by the model")
+    return tuned.find(
+        "wgmma_gemm",
+        WgmmaConfig,
+        m,
+        n,
+        k,
+        "bf16",
+        lambda config, *shape: predict_us(config, *shape, sms),
+        lambda config: fits(config, k) and not rejection(config),
+        tuned_source,
+        untuned,
+    ) or (untuned, "by the model")
 
 
 def resolve_config(config: str | WgmmaConfig, m: int, n: int, k: int) -> WgmmaConfig:
@@ -84,8 +105,10 @@ def resolve_config(config: str | WgmmaConfig, m: int, n: int, k: int) -> WgmmaCo
     """
     config = operands.choose_config(config, STEPS, WgmmaConfig, lambda: find_best(m, n, k)[0])
     if config.kernel == "split" and config.cluster > config.steps(k):
-        raise ValueError(f"a cluster of {config.cluster} needs as many K steps of {64 * config.boxes_per_stage} to "
-                         f"share; K is {k}.")
+        raise ValueError(
+            f"a cluster of {config.cluster} needs as many K steps of {64 * config.boxes_per_stage} to "
+            f"share; K is {k}."
+        )
     if reason := rejection(config):
         raise device.Unsupported(f"configuration {config} cannot run: {reason}")
     return config
@@ -98,15 +121,31 @@ def build_launch(a, b, out, config: WgmmaConfig, source: pathlib.Path = SOURCE, 
     first, second, rows, columns = (weight, a, n, m) if config.swap else (a, weight, m, n)
     follows = (1, 0, 2, 2) if config.swap else (0, 1, 2, 2)
     shares = config.cluster if config.kernel == "specialised" else 1
-    maps = (make_tensor_map(first, (config.block_m, 64), swizzle="128B", l2_promotion="128B"),
-            make_tensor_map(second, (config.block_n // shares, 64), swizzle="128B", l2_promotion="128B"),
-            make_tensor_map(out, (config.block_n if config.swap else 64, config.box), swizzle=f"{2 * config.box}B"))
+    maps = (
+        make_tensor_map(first, (config.block_m, 64), swizzle="128B", l2_promotion="128B"),
+        make_tensor_map(second, (config.block_n // shares, 64), swizzle="128B", l2_promotion="128B"),
+        make_tensor_map(
+            out, (config.block_n if config.swap else 64, config.box), swizzle=f"{2 * config.box}B"
+        ),
+    )
     macros = tuple(f"-D{name}={value}" for name, value in config.constants().items())
-    arguments = (*maps, out, *map(ctypes.c_int, (rows, columns, k)), ctypes.c_uint64(out.stride(0) if m > 1 else n),
-                 *more_arguments)
-    return cuda.prepare_launch(cuda.load_kernel(source, config.kernel, macros),
-                               config.grid(m, n, device.current().sms), config.threads, arguments, config.smem_bytes,
-                               config.cluster, config.pdl, follows)
+    arguments = (
+        *maps,
+        out,
+        *map(ctypes.c_int, (rows, columns, k)),
+        ctypes.c_uint64(out.stride(0) if m > 1 else n),
+        *more_arguments,
+    )
+    return cuda.prepare_launch(
+        cuda.load_kernel(source, config.kernel, macros),
+        config.grid(m, n, device.current().sms),
+        config.threads,
+        arguments,
+        config.smem_bytes,
+        config.cluster,
+        config.pdl,
+        follows,
+    )
 
 
 def _plan(a, b, out, config) -> Plan:

@@ -11,13 +11,22 @@ from tilelab.sweeps import tune
 
 
 def _parse_arguments(argv):
-    parser = cli.make_parser("ch10.wgmma_gemm", "Check and time C = A B (bf16) against cuBLAS; with --compile only "
-                             "compile it for sm_90a.")
-    parser.add_argument("--mnk", default="4096,4096,4096", metavar="M,N,K", help="sizes (default 4096,4096,4096)")
-    parser.add_argument("--step", default="best", metavar="NAME|best|all",
-                        help=f"{', '.join(STEPS)}, best (default), or all")
-    parser.add_argument("--tune", metavar="FILE", help="find the fastest configuration for each shape M,N,K of a file, "
-                        "and keep it in tuned/, where config=\"best\" finds it")
+    parser = cli.make_parser(
+        "ch10.wgmma_gemm",
+        "Check and time C = A B (bf16) against cuBLAS; with --compile only compile it for sm_90a.",
+    )
+    parser.add_argument(
+        "--mnk", default="4096,4096,4096", metavar="M,N,K", help="sizes (default 4096,4096,4096)"
+    )
+    parser.add_argument(
+        "--step", default="best", metavar="NAME|best|all", help=f"{', '.join(STEPS)}, best (default), or all"
+    )
+    parser.add_argument(
+        "--tune",
+        metavar="FILE",
+        help="find the fastest configuration for each shape M,N,K of a file, "
+        'and keep it in tuned/, where config="best" finds it',
+    )
     parser.add_argument("--compile", action="store_true", help="compile only; needs no GPU")
     options = cli.parse_options(parser, argv)
     given = {name for name in vars(options) if getattr(options, name) != parser.get_default(name)}
@@ -25,7 +34,9 @@ def _parse_arguments(argv):
         parser.error("--tune stands alone; another option was given too.")
     options.mnk = cli.require_sizes(parser, "--mnk", options.mnk, "M,N,K", LARGEST_EXTENT)
     if options.mnk[1] % 8 or options.mnk[2] % 8:
-        parser.error(f"N and K of --mnk must be multiples of 8; they are {options.mnk[1]} and {options.mnk[2]}.")
+        parser.error(
+            f"N and K of --mnk must be multiples of 8; they are {options.mnk[1]} and {options.mnk[2]}."
+        )
     named = {"best": resolve_config("best", *options.mnk), **STEPS}
     options.configs = cli.choose_variants(parser, options.step, named, "--step")
     return options
@@ -36,18 +47,46 @@ def main(argv: list[str] | None = None) -> int:
     options = _parse_arguments(argv)
     if options.tune is not None:
         return tune.run_command("ch10.wgmma_gemm", tuning.TUNABLE, options.tune)
-    columns = ["name", "config", "status", "ms", "predicted_ms", "tflops", "ratio", "error", "peer_error",
-               "registers", "spills", "smem", "HGMMA", "reason"]
-    return cli.run_and_report("ch10.wgmma_gemm", columns, experiments.source(), options.json, lambda: (
-        experiments.compile_steps(options.configs) if options.compile else _check_and_time(options)))
+    columns = [
+        "name",
+        "config",
+        "status",
+        "ms",
+        "predicted_ms",
+        "tflops",
+        "ratio",
+        "error",
+        "peer_error",
+        "registers",
+        "spills",
+        "smem",
+        "HGMMA",
+        "reason",
+    ]
+    return cli.run_and_report(
+        "ch10.wgmma_gemm",
+        columns,
+        experiments.source(),
+        options.json,
+        lambda: experiments.compile_steps(options.configs) if options.compile else _check_and_time(options),
+    )
 
 
 def _check_and_time(options) -> list[dict]:
     device.require("has_wgmma", "wgmma_gemm", INSTEAD)
-    rows = cli.check_and_time(options.configs, lambda config: experiments.verify(config, *options.mnk),
-                              lambda right: experiments.compare_with_cublas(right, *options.mnk))
-    return [{**row, "predicted_ms": predict_us(options.configs[row["name"]], *options.mnk, device.current().sms) / 1e3}
-            for row in rows]
+    rows = cli.check_and_time(
+        options.configs,
+        lambda config: experiments.verify(config, *options.mnk),
+        lambda right: experiments.compare_with_cublas(right, *options.mnk),
+    )
+    return [
+        {
+            **row,
+            "predicted_ms": predict_us(options.configs[row["name"]], *options.mnk, device.current().sms)
+            / 1e3,
+        }
+        for row in rows
+    ]
 
 
 if __name__ == "__main__":

@@ -8,8 +8,16 @@ from dataclasses import dataclass
 
 KERNELS = ("one_group", "specialised", "split")
 BOX_K = 64  # columns of A and B in a box: 128 bytes, the widest swizzle
-LIMITS = {"block_m": 256, "block_n": 256, "stages": 16, "consumers": 3, "cluster": 8, "epilogue_subtile": 16,
-          "group": 4096, "boxes_per_stage": 4}
+LIMITS = {
+    "block_m": 256,
+    "block_n": 256,
+    "stages": 16,
+    "consumers": 3,
+    "cluster": 8,
+    "epilogue_subtile": 16,
+    "group": 4096,
+    "boxes_per_stage": 4,
+}
 
 
 @dataclass(frozen=True)
@@ -44,29 +52,46 @@ class WgmmaConfig:
             if not 1 <= getattr(self, name) <= largest:
                 raise ValueError(f"{name} must be from 1 to {largest:,}; it is {getattr(self, name)!r}.")
         if self.block_m % (64 * self.consumers):
-            raise ValueError(f"block_m must be a multiple of 64 for each of {self.consumers} consumers, because wgmma "
-                             f"takes 64 rows; it is {self.block_m}.")
+            raise ValueError(
+                f"block_m must be a multiple of 64 for each of {self.consumers} consumers, because wgmma "
+                f"takes 64 rows; it is {self.block_m}."
+            )
         if self.block_n % (16 * self.epilogue_subtile):
-            raise ValueError(f"block_n must be a multiple of 16 in each of {self.epilogue_subtile} subtiles; it is "
-                             f"{self.block_n}.")
+            raise ValueError(
+                f"block_n must be a multiple of 16 in each of {self.epilogue_subtile} subtiles; it is "
+                f"{self.block_n}."
+            )
         if self.swap and self.epilogue_subtile != 1:
             raise ValueError(f"epilogue_subtile must be 1 with swap; it is {self.epilogue_subtile}.")
-        if self.kernel == "one_group" and (self.consumers, self.cluster, self.persistent, self.pdl) != (1, 1, 0, 0):
-            raise ValueError("consumers and cluster must be 1, and persistent and pdl False, for the kernel one_group; "
-                             f"they are {self.consumers}, {self.cluster}, {self.persistent} and {self.pdl}.")
+        if self.kernel == "one_group" and (self.consumers, self.cluster, self.persistent, self.pdl) != (
+            1,
+            1,
+            0,
+            0,
+        ):
+            raise ValueError(
+                "consumers and cluster must be 1, and persistent and pdl False, for the kernel one_group; "
+                f"they are {self.consumers}, {self.cluster}, {self.persistent} and {self.pdl}."
+            )
         if self.kernel != "one_group" and self.stages < 2:
-            raise ValueError(f"the kernel {self.kernel} needs 2 stages, because it releases one only while the next is "
-                             "multiplied.")
+            raise ValueError(
+                f"the kernel {self.kernel} needs 2 stages, because it releases one only while the next is "
+                "multiplied."
+            )
         if self.kernel == "specialised" and self.cluster not in (1, 2, 4):
             raise ValueError(f"cluster must be 1, 2 or 4 for the kernel specialised; it is {self.cluster}.")
         if self.kernel == "specialised" and self.cluster > 1 and self.block_n % (8 * self.cluster):
-            raise ValueError(f"block_n must be a multiple of {8 * self.cluster}, so that each CTA of the cluster loads "
-                             f"whole groups of eight rows of B; it is {self.block_n}.")
+            raise ValueError(
+                f"block_n must be a multiple of {8 * self.cluster}, so that each CTA of the cluster loads "
+                f"whole groups of eight rows of B; it is {self.block_n}."
+            )
         if self.kernel == "split" and self.cluster < 2:
             raise ValueError("cluster must be at least 2 for the kernel split; it is 1.")
         if self.kernel == "split" and (self.persistent or self.epilogue_subtile > 1):
-            raise ValueError("persistent must be False and epilogue_subtile 1 for the kernel split; they are "
-                             f"{self.persistent} and {self.epilogue_subtile}.")
+            raise ValueError(
+                "persistent must be False and epilogue_subtile 1 for the kernel split; they are "
+                f"{self.persistent} and {self.epilogue_subtile}."
+            )
 
     @property
     def accumulators(self) -> int:
@@ -84,7 +109,9 @@ class WgmmaConfig:
     @property
     def box(self) -> int:
         """Columns of the boxes in which C is stored: the widest swizzle that divides a subtile."""
-        return next(width for width in (64, 32, 16) if self.swap or self.block_n // self.epilogue_subtile % width == 0)
+        return next(
+            width for width in (64, 32, 16) if self.swap or self.block_n // self.epilogue_subtile % width == 0
+        )
 
     def steps(self, k: int) -> int:
         """Return the number of stages that K columns fill."""
@@ -102,12 +129,24 @@ class WgmmaConfig:
 
     def constants(self) -> dict:
         """Return the macros with which wgmma_gemm.cu is compiled."""
-        return {"KERNEL": self.kernel.upper(), "BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "STAGES": self.stages,
-                "BOXES_PER_STAGE": self.boxes_per_stage, "CONSUMERS": self.consumers, "CLUSTER": self.cluster,
-                "EPILOGUE_SUBTILE": self.epilogue_subtile, "GROUP_M": self.group, "SWAP": int(self.swap)}
+        return {
+            "KERNEL": self.kernel.upper(),
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "STAGES": self.stages,
+            "BOXES_PER_STAGE": self.boxes_per_stage,
+            "CONSUMERS": self.consumers,
+            "CLUSTER": self.cluster,
+            "EPILOGUE_SUBTILE": self.epilogue_subtile,
+            "GROUP_M": self.group,
+            "SWAP": int(self.swap),
+        }
 
     def __str__(self):
-        words = [f"{self.kernel} {self.block_m} × {self.block_n}", f"{self.stages} stage{'s' * (self.stages > 1)}"]
+        words = [
+            f"{self.kernel} {self.block_m} × {self.block_n}",
+            f"{self.stages} stage{'s' * (self.stages > 1)}",
+        ]
         if self.kernel != "one_group":
             words.append(f"{self.consumers} consumer{'s' * (self.consumers > 1)}")
         words += [f"{64 * self.boxes_per_stage} deep"] * (self.boxes_per_stage > 1)
@@ -141,9 +180,17 @@ def _ladder() -> dict[str, WgmmaConfig]:
     cluster = dataclasses.replace(tile_128x256, cluster=2)
     persistent = dataclasses.replace(cluster, persistent=True)
     pdl = dataclasses.replace(persistent, pdl=True)
-    return {"tile": tile, "ring": dataclasses.replace(tile, stages=4), "warp_specialized": warp_specialized,
-            "two_consumers": two_consumers, "tile_128x256": tile_128x256, "cluster": cluster, "persistent": persistent,
-            "pdl": pdl, "raster": dataclasses.replace(pdl, group=4)}
+    return {
+        "tile": tile,
+        "ring": dataclasses.replace(tile, stages=4),
+        "warp_specialized": warp_specialized,
+        "two_consumers": two_consumers,
+        "tile_128x256": tile_128x256,
+        "cluster": cluster,
+        "persistent": persistent,
+        "pdl": pdl,
+        "raster": dataclasses.replace(pdl, group=4),
+    }
 
 
 STEPS = _ladder()  # each step adds one idea to the step before it
@@ -165,8 +212,10 @@ def rejection(config: WgmmaConfig) -> str:
     after_transfer = (min(share, 248) * (config.consumers + 1) - 40) // config.consumers // 8 * 8
     registers = min(share if config.kernel == "one_group" else after_transfer, 240)
     if registers < config.accumulators + REGISTERS_BESIDE_SUMS:
-        return (f"a consumer's thread has {registers} registers; it needs about {REGISTERS_BESIDE_SUMS} beside its "
-                f"{config.accumulators} sums.")
+        return (
+            f"a consumer's thread has {registers} registers; it needs about {REGISTERS_BESIDE_SUMS} beside its "
+            f"{config.accumulators} sums."
+        )
     needed = config.block_n // 2 + 26  # ptxas allocates one wgmma's sums before setmaxnreg raises the limit
     if share < needed:
         return f"a wgmma of {config.block_n} columns needs {needed} registers; a thread starts with {share}."
@@ -175,18 +224,27 @@ def rejection(config: WgmmaConfig) -> str:
 
 def candidates() -> list[WgmmaConfig]:
     """Return the configurations among which `best_config` chooses, large tiles first."""
+
     def persistent(*tile, **rest):
         return WgmmaConfig("specialised", *tile, persistent=True, pdl=True, **{"group": 16, **rest})
 
-    large = [persistent(128, 256, 4, consumers=2, epilogue_subtile=4, group=4),
-             persistent(128, 224, 4, consumers=2, epilogue_subtile=7),
-             persistent(128, 192, 4, consumers=2), persistent(128, 128, 6, consumers=2)]
+    large = [
+        persistent(128, 256, 4, consumers=2, epilogue_subtile=4, group=4),
+        persistent(128, 224, 4, consumers=2, epilogue_subtile=7),
+        persistent(128, 192, 4, consumers=2),
+        persistent(128, 128, 6, consumers=2),
+    ]
     # With few tiles, speed depends on the bytes in flight. Two boxes per stage fetch rows of 256 bytes from DRAM.
     thin = [persistent(64, 64, 6, boxes_per_stage=2), persistent(64, 128, 8)]
-    thin += [WgmmaConfig("split", 64, 192, 6, cluster=2, pdl=True),
-             WgmmaConfig("split", 64, 128, 8, cluster=2, pdl=True)]
+    thin += [
+        WgmmaConfig("split", 64, 192, 6, cluster=2, pdl=True),
+        WgmmaConfig("split", 64, 128, 8, cluster=2, pdl=True),
+    ]
     # A C of few rows is computed transposed: wgmma takes 64 rows, but as few as 16 columns.
-    thin += [persistent(64, 16, 10, boxes_per_stage=2, swap=True), persistent(64, 32, 8, boxes_per_stage=2, swap=True)]
+    thin += [
+        persistent(64, 16, 10, boxes_per_stage=2, swap=True),
+        persistent(64, 32, 8, boxes_per_stage=2, swap=True),
+    ]
     return [*large, *thin]
 
 
@@ -227,7 +285,9 @@ def predict_us(config: WgmmaConfig, m: int, n: int, k: int, sms: int) -> float:
     # With multicast, the other CTAs of the cluster load a part of B for this one.
     shared = config.block_n * (1 - 1 / config.cluster) if config.kernel == "specialised" else 0
     operands = config.stage_bytes * (1 - shared / (config.block_m + config.block_n)) / rates.bytes_in
-    operands *= 1 if k % BOX_K == 0 else 1.5  # rows start within a line of 128 bytes, so a row of a box touches two
+    operands *= (
+        1 if k % BOX_K == 0 else 1.5
+    )  # rows start within a line of 128 bytes, so a row of a box touches two
     if config.kernel == "one_group" and config.stages == 1:
         waiting = (rates.latency_us + products) / resident
     else:
@@ -248,5 +308,7 @@ def fits(config: WgmmaConfig, k: int) -> bool:
 def best_config(m: int, n: int, k: int, sms: int) -> WgmmaConfig:
     """Return the candidate that the model predicts to be fastest for C (m, n) with inner extent k."""
     # With swap, a second row of tiles would read all of B again.
-    found = [config for config in candidates() if fits(config, k) and (not config.swap or m <= config.block_n)]
+    found = [
+        config for config in candidates() if fits(config, k) and (not config.swap or m <= config.block_n)
+    ]
     return min(found, key=lambda config: predict_us(config, m, n, k, sms))

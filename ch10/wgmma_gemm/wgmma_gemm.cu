@@ -94,12 +94,12 @@ __device__ __forceinline__ void stage_subtile(const float (&acc)[FRAGMENTS][BLOC
             const u32 matrix2 = pack_bf16x2(d[4], d[5]), matrix3 = pack_bf16x2(d[6], d[7]);
             if constexpr (SWAP) {
                 const u32 row = j + lane % 8 + lane / 16 * 8, unit = 2 * warp + lane / 8 % 2;
-                stmatrix_x4_trans(staged + f * BLOCK_N * 128 + swizzle_offset(row * 128 + unit * 16, 128),
-                                  matrix0, matrix1, matrix2, matrix3);
+                stmatrix_x4_trans(staged + f * BLOCK_N * 128 + swizzle_offset(row * 128 + unit * 16, 128), matrix0,
+                                  matrix1, matrix2, matrix3);
             } else {
                 const u32 row = 16 * warp + lane % 16, unit = j % BOX / 8 + lane / 16;
-                stmatrix_x4(staged + (j / BOX * FRAGMENTS + f) * 64 * BOX * 2
-                                + swizzle_offset(row * BOX * 2 + unit * 16, BOX * 2),
+                stmatrix_x4(staged + (j / BOX * FRAGMENTS + f) * 64 * BOX * 2 +
+                                swizzle_offset(row * BOX * 2 + unit * 16, BOX * 2),
                             matrix0, matrix1, matrix2, matrix3);
             }
         }
@@ -142,8 +142,8 @@ __device__ __forceinline__ void epilogue(const float (&acc)[FRAGMENTS][BLOCK_N /
 
 #if KERNEL == ONE_GROUP
 extern "C" __global__ void __launch_bounds__(128, 1)
-one_group(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
-          const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c) {
+    one_group(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
+              const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c) {
     const u32 ring = shared_address(shared), full = ring + RING_BYTES + STAGED_BYTES;
     const bool leader = threadIdx.x == 0;
     if (leader) {
@@ -276,8 +276,8 @@ __device__ __forceinline__ void consume(float (&acc)[FRAGMENTS][BLOCK_N / 2], u3
 // The CTAs of a cluster take tiles one below the other. If the grid has fewer CTAs than there are tiles, each CTA takes
 // several (persistent): the producer already loads the next tile while the consumers store this one.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-specialised(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
-            const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c) {
+    specialised(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
+                const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c) {
     const u32 ring = shared_address(shared), warpgroup = threadIdx.x / 128, rank = CLUSTER > 1 ? cluster_rank() : 0;
     const Barriers barriers = make_barriers(ring + RING_BYTES + STAGED_BYTES, CLUSTER);
     const int tiles_m = (M + BLOCK_M * CLUSTER - 1) / (BLOCK_M * CLUSTER), tiles_n = (N + BLOCK_N - 1) / BLOCK_N;
@@ -323,8 +323,8 @@ constexpr u32 CONSUMERS_BARRIER = 8;  // the named barrier of all consumers
 // For a C of few tiles and a long K. Each CTA of the cluster multiplies a part of the K steps and leaves its sums in
 // shared memory. Then each CTA adds up 1 / CLUSTER of the tile, reading the sums of all CTAs in a fixed order.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-split(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
-      const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c) {
+    split(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
+          const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c) {
     const u32 ring = shared_address(shared), warpgroup = threadIdx.x / 128, rank = cluster_rank();
     const Barriers barriers = make_barriers(ring + SPLIT_BYTES, 1);
     const int tiles_m = (M + BLOCK_M - 1) / BLOCK_M, tiles_n = (N + BLOCK_N - 1) / BLOCK_N;
@@ -354,8 +354,9 @@ split(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
             for (int i = 0; i < BLOCK_N / 2; ++i) {  // the place of acc[f][i] is drawn in wgmma.cuh
                 const u32 r = consumer * ROWS + f * 64 + 16 * warp + lane / 4 + i / 2 % 2 * 8;
                 const u32 c = i / 4 * 8 + lane % 4 * 2 + i % 2;
-                asm volatile("st.shared.f32 [%0], %1;"
-                             ::"r"(ring + 4 * (SWAP ? c * PITCH + r : r * PITCH + c)), "f"(acc[f][i]) : "memory");
+                asm volatile("st.shared.f32 [%0], %1;" ::"r"(ring + 4 * (SWAP ? c * PITCH + r : r * PITCH + c)),
+                             "f"(acc[f][i])
+                             : "memory");
             }
     }
     cluster_arrive(), cluster_wait();  // all sums of the cluster are written
@@ -376,8 +377,8 @@ split(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
                 sum[0] += low.x, sum[1] += low.y, sum[2] += low.z, sum[3] += low.w;
                 sum[4] += high.x, sum[5] += high.y, sum[6] += high.z, sum[7] += high.w;
             }
-            const uint4 packed = {pack_bf16x2(sum[0], sum[1]), pack_bf16x2(sum[2], sum[3]),
-                                  pack_bf16x2(sum[4], sum[5]), pack_bf16x2(sum[6], sum[7])};
+            const uint4 packed = {pack_bf16x2(sum[0], sum[1]), pack_bf16x2(sum[2], sum[3]), pack_bf16x2(sum[4], sum[5]),
+                                  pack_bf16x2(sum[6], sum[7])};
             *reinterpret_cast<uint4*>(c + (c_row + line) * stride_c + c_column + begin) = packed;
         }
     }

@@ -43,24 +43,43 @@ def spec(q, k, v, *, is_causal: bool = False, scale: float | None = None):
     k, v = (tensor.double().repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
     scores = scale * q.double() @ k.mT
     if is_causal:
-        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(), -math.inf)
+        scores = scores.masked_fill(
+            ~torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(), -math.inf
+        )
     return scores.softmax(-1) @ v
 
 
-def job(config: AttentionConfig, target: str, d: int = 128, is_causal: bool = False, dtype: str = "bf16") -> build.Job:
+def job(
+    config: AttentionConfig, target: str, d: int = 128, is_causal: bool = False, dtype: str = "bf16"
+) -> build.Job:
     """Return the build job of `config` for `target`, specialised as `attention` launches it."""
     hopper = config.kernel == "hopper"
     layout = f",{TILE_LAYOUT!r}" if hopper else ""
-    queries, keys = (f"tensordesc<{dtype}[1, 1, {rows}, {d}]{layout}>"
-                     for rows in (_query_rows(config), config.block_n))
-    signature = {"q_desc": queries, "k_desc": keys, "v_desc": keys, "o_desc": queries, "scale": "fp32",
-                 **dict.fromkeys(("KEYS", "row_blocks", "heads", "heads_per_kv"), "i32")}
+    queries, keys = (
+        f"tensordesc<{dtype}[1, 1, {rows}, {d}]{layout}>" for rows in (_query_rows(config), config.block_n)
+    )
+    signature = {
+        "q_desc": queries,
+        "k_desc": keys,
+        "v_desc": keys,
+        "o_desc": queries,
+        "scale": "fp32",
+        **dict.fromkeys(("KEYS", "row_blocks", "heads", "heads_per_kv"), "i32"),
+    }
     kernel = "ch14.attention.kernels:attention_plain_kernel"
     if hopper:
         kernel, signature["items"] = "ch14.attention.hopper_kernel:attention_hopper_kernel", "i32"
     constants, options = _compile_options(config, is_causal)
-    return build.Job(kernel, signature, constants, target, options.pop("num_warps"), options.pop("num_stages", 3),
-                     options=options, name=str(config))
+    return build.Job(
+        kernel,
+        signature,
+        constants,
+        target,
+        options.pop("num_warps"),
+        options.pop("num_stages", 3),
+        options=options,
+        name=str(config),
+    )
 
 
 def _compile_options(config: AttentionConfig, is_causal: bool) -> tuple[dict, dict]:
@@ -68,8 +87,13 @@ def _compile_options(config: AttentionConfig, is_causal: bool) -> tuple[dict, di
     constants = {"CAUSAL": bool(is_causal), "BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
     if config.kernel == "plain":
         return constants, {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    constants |= {"Q_STAGES": 1 + config.four_groups, "STAGES": config.num_stages, "OVERLAP": config.overlap,
-                  "PING_PONG": config.ping_pong, "JOINT": config.four_groups}
+    constants |= {
+        "Q_STAGES": 1 + config.four_groups,
+        "STAGES": config.num_stages,
+        "OVERLAP": config.overlap,
+        "PING_PONG": config.ping_pong,
+        "JOINT": config.four_groups,
+    }
     return constants, {"num_warps": 4}  # Gluon counts the warps of the first role only
 
 
@@ -81,17 +105,31 @@ def _check_operands(q, k, v, out, scale) -> None:
     dtypes = [torch.bfloat16, torch.float16] + [torch.float32] * IS_INTERPRETED
     for name, tensor in {"q": q, "k": k, "v": v, **({} if out is None else {"out": out})}.items():
         first = name == "q"
-        require_tensor(name, tensor, "attention", ndim=4, dtype=dtypes if first else q.dtype, aligned=16,
-                       on=None if first else q.device, shape=q.shape if name == "out" else None)
+        require_tensor(
+            name,
+            tensor,
+            "attention",
+            ndim=4,
+            dtype=dtypes if first else q.dtype,
+            aligned=16,
+            on=None if first else q.device,
+            shape=q.shape if name == "out" else None,
+        )
         unit = 16 // tensor.element_size()
-        if tensor.stride(3) != 1 or any(size > 1 and (stride % unit or stride <= 0)
-                                        for size, stride in zip(tensor.shape[:3], tensor.stride())):
-            raise ValueError(f"{name} must be contiguous in its last dimension, and its other strides must be positive "
-                             f"multiples of {unit} elements, as a descriptor wants; they are {tensor.stride()}.")
+        if tensor.stride(3) != 1 or any(
+            size > 1 and (stride % unit or stride <= 0)
+            for size, stride in zip(tensor.shape[:3], tensor.stride())
+        ):
+            raise ValueError(
+                f"{name} must be contiguous in its last dimension, and its other strides must be positive "
+                f"multiples of {unit} elements, as a descriptor wants; they are {tensor.stride()}."
+            )
     (b, h, s, d), (_, hk, t, _) = q.shape, k.shape
     if k.shape != v.shape or k.shape[0] != b or k.shape[3] != d:
-        raise ValueError(f"k and v must be ({b}, key heads, keys, {d}), as q's batch and head dimension are; they are "
-                         f"{tuple(k.shape)} and {tuple(v.shape)}.")
+        raise ValueError(
+            f"k and v must be ({b}, key heads, keys, {d}), as q's batch and head dimension are; they are "
+            f"{tuple(k.shape)} and {tuple(v.shape)}."
+        )
     if d not in HEAD_DIMS:
         raise ValueError(f"the head dimension must be 64 or 128; it is {d}.")
     if not hk or h % hk:
@@ -99,12 +137,16 @@ def _check_operands(q, k, v, out, scale) -> None:
     if scale is not None:
         require_number("scale", scale, 2.0**-100, 2.0**20, "from 2^-100 to 2^20")
     if max(s, t) > 2**30 or b * h * -(-s // 16) >= 2**31:  # the kernels count in 32-bit integers
-        raise ValueError("a length is at most 2^30, and batch x heads x length / 16 below 2^31; q is "
-                         f"{tuple(q.shape)}, and there are {t} keys.")
+        raise ValueError(
+            "a length is at most 2^30, and batch x heads x length / 16 below 2^31; q is "
+            f"{tuple(q.shape)}, and there are {t} keys."
+        )
     if out is not None:
         require_no_self_overlap("out", out)
         require_disjoint({"out": out}, {"q": q, "k": k, "v": v})
-    require_gpu(q, "attention", instead="use torch's scaled_dot_product_attention", interpreted=IS_INTERPRETED)
+    require_gpu(
+        q, "attention", instead="use torch's scaled_dot_product_attention", interpreted=IS_INTERPRETED
+    )
 
 
 def _describe(tensor, rows: int, gluon: bool):
@@ -121,15 +163,23 @@ def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
     here, d = device.current(), q.shape[3]
     target = here.target if here.has_tma else "sm_90a"  # which the interpreter stands in for
     case = q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], d, is_causal
-    config = choose_config(config, configs(d), AttentionConfig,
-                           lambda: best_config(d, None if IS_INTERPRETED else target, case, here.sms))
+    config = choose_config(
+        config,
+        configs(d),
+        AttentionConfig,
+        lambda: best_config(d, None if IS_INTERPRETED else target, case, here.sms),
+    )
     if reason := rejection(config, target):
         raise device.Unsupported(f"configuration {config} cannot run on {target}: {reason}")
     gluon = config.kernel == "hopper"
     if gluon and IS_INTERPRETED:
-        raise device.Unsupported("the interpreter runs Triton, not Gluon: use a plain configuration without a GPU.")
+        raise device.Unsupported(
+            "the interpreter runs Triton, not Gluon: use a plain configuration without a GPU."
+        )
     new = operator.make_out(q)
-    plan = functools.partial(Plan, shape=q.shape, dtype=q.dtype, device=q.device, config=config, strides=new.stride())
+    plan = functools.partial(
+        Plan, shape=q.shape, dtype=q.dtype, device=q.device, config=config, strides=new.stride()
+    )
     if not q.numel() or not k.numel():  # the sum over no keys is zero
         return plan(lambda q, k, v, out: out.zero_())
     out = new if out is None else out
@@ -139,18 +189,27 @@ def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
     items = ((row_blocks + 1) // 2 if gluon and is_causal else row_blocks) * q.shape[0] * q.shape[1]
     grid = (min(items, here.sms) if config.persistent else items,)
     arguments = {name: _describe(tensor, rows, gluon) for name, (tensor, rows) in zip(names, tensors)}
-    arguments |= {"scale": (d ** -0.5 if scale is None else scale) * LOG2_E, **({"items": items} if gluon else {}),
-                  "KEYS": k.shape[2], "row_blocks": row_blocks, "heads": q.shape[1],
-                  "heads_per_kv": q.shape[1] // k.shape[1]}
+    arguments |= {
+        "scale": (d**-0.5 if scale is None else scale) * LOG2_E,
+        **({"items": items} if gluon else {}),
+        "KEYS": k.shape[2],
+        "row_blocks": row_blocks,
+        "heads": q.shape[1],
+        "heads_per_kv": q.shape[1] // k.shape[1],
+    }
     constants, options = _compile_options(config, is_causal)
     kernel = attention_hopper_kernel if gluon else attention_plain_kernel
     try:  # to compile and load, so that a refusal is raised here
-        return plan(triton_launch.prepare(kernel, grid, arguments, dict(zip(names, range(4))), **constants, **options))
+        return plan(
+            triton_launch.prepare(kernel, grid, arguments, dict(zip(names, range(4))), **constants, **options)
+        )
     except torch.AcceleratorError:
         raise  # the CUDA context is lost
     except Exception as error:
-        raise device.Unsupported(f"configuration {config} cannot run on {target}: {type(error).__name__}: "
-                                 f"{device.first_line(error)[:200]}") from error
+        raise device.Unsupported(
+            f"configuration {config} cannot run on {target}: {type(error).__name__}: "
+            f"{device.first_line(error)[:200]}"
+        ) from error
 
 
 planner = Planner(_plan, "qkv")
@@ -161,14 +220,30 @@ def attention_operator(q, k, v, is_causal=False, scale=None, config="best"):
     return planner.run((q, k, v), None, is_causal, scale, config)
 
 
-def prepare(q, k, v, *, is_causal: bool = False, scale: float | None = None, out=None,
-            config: str | AttentionConfig = "best") -> Launch:
+def prepare(
+    q,
+    k,
+    v,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    out=None,
+    config: str | AttentionConfig = "best",
+) -> Launch:
     """Check the arguments of `attention`, build the descriptors, compile the kernel, and return the launch."""
     return planner.prepare((q, k, v), out, is_causal, scale, config)
 
 
-def attention(q, k, v, *, is_causal: bool = False, scale: float | None = None, out=None,
-              config: str | AttentionConfig = "best"):
+def attention(
+    q,
+    k,
+    v,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    out=None,
+    config: str | AttentionConfig = "best",
+):
     """Return softmax(scale q k^T) v, as torch's scaled_dot_product_attention does; the sums are kept in float32.
 
     q is (B, H, S, D), k and v are (B, HK, T, D), in bfloat16 or float16; D is 64 or 128. With grouped queries H is a
@@ -178,7 +253,7 @@ def attention(q, k, v, *, is_causal: bool = False, scale: float | None = None, o
     hides a key. Finite scores may be up to 2^27 after scaling, because float32 rounds larger ones too coarsely. NaN or
     infinity in V also reaches queries that do not see that key, if they see another key of its block. Under
     torch.compile and where autograd records, this is torch.ops.tiles.attention, whose `config` is a name. It has no
-    backward pass. Raises ValueError for bad arguments, tilelab.runtime.device.Unsupported for hardware without TMA.
+    backward pass. Raises ValueError for bad arguments, Unsupported for hardware without TMA.
     """
     if operators.is_traced(q, k, v):
         return operators.store(attention_operator(q, k, v, is_causal, scale, config), out)

@@ -41,10 +41,14 @@ class AttentionConfig:
         if self.num_stages < (2 if self.kernel == "hopper" else 1):
             raise ValueError(f"the {self.kernel} kernel cannot have {self.num_stages} stages.")
         if self.kernel == "plain" and (self.overlap or self.ping_pong or self.persistent):
-            raise ValueError("overlap, ping_pong and persistent need kernel='hopper'; this configuration is plain.")
+            raise ValueError(
+                "overlap, ping_pong and persistent need kernel='hopper'; this configuration is plain."
+            )
         if self.kernel == "hopper" and (self.block_m, self.block_n, self.num_warps) not in HOPPER_TILES:
-            raise ValueError("block_m, block_n, num_warps of the hopper kernel must be 128, 128, 8 or 256, 64, 16: two "
-                             "warp groups of 64 queries with blocks of 128 keys, or four with blocks of 64.")
+            raise ValueError(
+                "block_m, block_n, num_warps of the hopper kernel must be 128, 128, 8 or 256, 64, 16: two "
+                "warp groups of 64 queries with blocks of 128 keys, or four with blocks of 64."
+            )
 
     @property
     def four_groups(self) -> bool:
@@ -61,9 +65,13 @@ def configs(d: int = 128) -> dict[str, AttentionConfig]:
     """Return the steps of the ladder for head dimension `d`, by name, from the simplest to the last."""
     roles = AttentionConfig(kernel="hopper")
     overlap = dataclasses.replace(roles, overlap=True)
-    steps = {"plain": AttentionConfig(num_stages=3) if d > 64 else AttentionConfig(64, 128, 4, 2), "roles": roles,
-             "overlap": overlap, "ping-pong": dataclasses.replace(overlap, ping_pong=True),
-             "persistent": dataclasses.replace(overlap, persistent=True)}
+    steps = {
+        "plain": AttentionConfig(num_stages=3) if d > 64 else AttentionConfig(64, 128, 4, 2),
+        "roles": roles,
+        "overlap": overlap,
+        "ping-pong": dataclasses.replace(overlap, ping_pong=True),
+        "persistent": dataclasses.replace(overlap, persistent=True),
+    }
     if d == 64:
         steps["four groups"] = AttentionConfig(256, 64, 16, 5, "hopper", overlap=True, persistent=True)
     return steps
@@ -115,8 +123,11 @@ def estimate_clocks(d: int) -> dict[str, float]:
     `products` are Q K^T and P V. `float32` is the rest of the softmax: scale, maximum, sum, half a conversion, and the
     rescaling of the output, which happens once per block of 128 keys.
     """
-    return {"products": 4 * d / FLOP_PER_CLOCK, "exponential": 1 / EXP_PER_CLOCK,
-            "float32": (3.5 + d / 128) / FP32_PER_CLOCK}
+    return {
+        "products": 4 * d / FLOP_PER_CLOCK,
+        "exponential": 1 / EXP_PER_CLOCK,
+        "float32": (3.5 + d / 128) / FP32_PER_CLOCK,
+    }
 
 
 def estimate_balance(row_blocks: int, heads: int, sms: int, paired: bool) -> float:

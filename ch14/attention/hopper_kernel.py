@@ -126,8 +126,18 @@ class Problem:
 
 
 @gluon.jit
-def load_tiles(problem, q_desc, k_desc, v_desc, queries, keys, values, Q_STAGES: gl.constexpr, STAGES: gl.constexpr,
-               JOINT: gl.constexpr):
+def load_tiles(
+    problem,
+    q_desc,
+    k_desc,
+    v_desc,
+    queries,
+    keys,
+    values,
+    Q_STAGES: gl.constexpr,
+    STAGES: gl.constexpr,
+    JOINT: gl.constexpr,
+):
     # The role of the last warp. It loads the last block of keys first, because only that block may need a mask.
     ROWS: gl.constexpr = q_desc.block_type.shape[2]
     GROUPS: gl.constexpr = problem.BLOCK_M // ROWS
@@ -146,26 +156,47 @@ def load_tiles(problem, q_desc, k_desc, v_desc, queries, keys, values, Q_STAGES:
                 tile_of_q = q_state.stage * GROUPS + group
                 mbarrier.wait(queries.empty.index(tile_of_q), q_state.phase)
                 mbarrier.expect(queries.full.index(tile_of_q), q_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(q_desc, [batch, q_head, row + group * ROWS, 0],
-                                                queries.full.index(tile_of_q), queries.tiles.index(tile_of_q))
+                tma.async_copy_global_to_shared(
+                    q_desc,
+                    [batch, q_head, row + group * ROWS, 0],
+                    queries.full.index(tile_of_q),
+                    queries.tiles.index(tile_of_q),
+                )
             q_state = q_state.next()
             for block in range(blocks):
                 origin = [batch, kv_head, (blocks - 1 - block) * problem.BLOCK_N, 0]
                 stage = state.stage
                 mbarrier.wait(keys.empty.index(stage), state.phase)
                 mbarrier.expect(keys.full.index(stage), (2 if JOINT else 1) * k_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(k_desc, origin, keys.full.index(stage), keys.tiles.index(stage))
+                tma.async_copy_global_to_shared(
+                    k_desc, origin, keys.full.index(stage), keys.tiles.index(stage)
+                )
                 if not JOINT:
                     mbarrier.wait(values.empty.index(stage), state.phase)
                     mbarrier.expect(values.full.index(stage), v_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(v_desc, origin, values.full.index(stage), values.tiles.index(stage))
+                tma.async_copy_global_to_shared(
+                    v_desc, origin, values.full.index(stage), values.tiles.index(stage)
+                )
                 state = state.next()
 
 
 @gluon.jit
-def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
-           Q_STAGES: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr, PING_PONG: gl.constexpr,
-           JOINT: gl.constexpr):
+def attend(
+    GROUP: gl.constexpr,
+    problem,
+    scale,
+    o_desc,
+    o_tiles,
+    queries,
+    keys,
+    values,
+    tensor_core_barriers,
+    Q_STAGES: gl.constexpr,
+    STAGES: gl.constexpr,
+    OVERLAP: gl.constexpr,
+    PING_PONG: gl.constexpr,
+    JOINT: gl.constexpr,
+):
     # The role of a group of four warps: 64 rows of Q against every block. The hardware computes powers of two, so
     # `scale` holds log2(e). With JOINT, `values` has the barriers of `keys`.
     ROWS: gl.constexpr = o_desc.block_type.shape[2]
@@ -175,7 +206,9 @@ def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, 
     NEXT: gl.constexpr = (GROUP + 1) % GROUPS
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)  # wgmma takes P from registers in this layout
+    p_layout: gl.constexpr = gl.DotOperandLayout(
+        0, o_layout, 2
+    )  # wgmma takes P from registers in this layout
     zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, s_layout)
     state = RingState(gl.to_tensor(0), gl.to_tensor(0), STAGES)
     q_state = RingState(gl.to_tensor(0), gl.to_tensor(0), Q_STAGES)
@@ -188,7 +221,9 @@ def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, 
             row = (late + tile * (early - late)) * problem.BLOCK_M
             blocks = problem.count_key_blocks(row, problem.BLOCK_M)
             row += GROUP * ROWS
-            if problem.CAUSAL and problem.BLOCK_M > BLOCK_N:  # the other groups meet a block that this one does not
+            if (
+                problem.CAUSAL and problem.BLOCK_M > BLOCK_N
+            ):  # the other groups meet a block that this one does not
                 own_blocks = problem.count_key_blocks(row, ROWS)
                 for _ in range(own_blocks, blocks):
                     mbarrier.wait(keys.full.index(state.stage), state.phase)
@@ -245,7 +280,9 @@ def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, 
                 if PING_PONG:
                     mbarrier.arrive(tensor_core_barriers.index(NEXT), count=1)
                     tensor_core_phase ^= 1
-                s = warpgroup_mma_wait(1 if OVERLAP else 0, [s])  # with OVERLAP the product P V is still running
+                s = warpgroup_mma_wait(
+                    1 if OVERLAP else 0, [s]
+                )  # with OVERLAP the product P V is still running
                 if not JOINT:
                     mbarrier.arrive(keys.empty.index(state.stage), count=1)
                 new_max = gl.maximum(row_max, gl.max(s, 1) * scale)
@@ -271,8 +308,9 @@ def attend(GROUP: gl.constexpr, problem, scale, o_desc, o_tiles, queries, keys, 
             group_barrier()  # one thread issued that store and waited for it; now all threads may write
             o_tiles.index(GROUP).reshape([ROWS, D]).store(acc.to(o_desc.dtype))
             fence_async_shared()
-            tma.async_copy_shared_to_global(o_desc, [head // problem.heads, head % problem.heads, row, 0],
-                                            o_tiles.index(GROUP))
+            tma.async_copy_shared_to_global(
+                o_desc, [head // problem.heads, head % problem.heads, row, 0], o_tiles.index(GROUP)
+            )
     tma.store_wait(0)
 
 
@@ -287,12 +325,30 @@ def allocate_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 # Lengths are not specialised, so a new prompt length does not compile a new kernel.
 @gluon.jit(do_not_specialize=["items", "KEYS", "row_blocks", "heads", "heads_per_kv"])
-def attention_hopper_kernel(q_desc, k_desc, v_desc, o_desc, scale, items, KEYS, row_blocks, heads, heads_per_kv,
-                            CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-                            Q_STAGES: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
-                            PING_PONG: gl.constexpr, JOINT: gl.constexpr):
+def attention_hopper_kernel(
+    q_desc,
+    k_desc,
+    v_desc,
+    o_desc,
+    scale,
+    items,
+    KEYS,
+    row_blocks,
+    heads,
+    heads_per_kv,
+    CAUSAL: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    Q_STAGES: gl.constexpr,
+    STAGES: gl.constexpr,
+    OVERLAP: gl.constexpr,
+    PING_PONG: gl.constexpr,
+    JOINT: gl.constexpr,
+):
     GROUPS: gl.constexpr = BLOCK_M // q_desc.block_type.shape[2]
-    q_tiles = gl.allocate_shared_memory(q_desc.dtype, [Q_STAGES * GROUPS] + q_desc.block_type.shape, q_desc.layout)
+    q_tiles = gl.allocate_shared_memory(
+        q_desc.dtype, [Q_STAGES * GROUPS] + q_desc.block_type.shape, q_desc.layout
+    )
     o_tiles = gl.allocate_shared_memory(o_desc.dtype, [GROUPS] + o_desc.block_type.shape, o_desc.layout)
     k_tiles = gl.allocate_shared_memory(k_desc.dtype, [STAGES] + k_desc.block_type.shape, k_desc.layout)
     v_tiles = gl.allocate_shared_memory(v_desc.dtype, [STAGES] + v_desc.block_type.shape, v_desc.layout)
@@ -315,22 +371,138 @@ def attention_hopper_kernel(q_desc, k_desc, v_desc, o_desc, scale, items, KEYS, 
 
     # The numbers are the warps, and the registers per thread, of the groups after the first and of the loading warp.
     if GROUPS == 2:
-        gl.warp_specialize([
-            (attend, (0, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
-                      Q_STAGES, STAGES, OVERLAP, PING_PONG, JOINT)),
-            (attend, (1, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
-                      Q_STAGES, STAGES, OVERLAP, PING_PONG, JOINT)),
-            (load_tiles, (problem, q_desc, k_desc, v_desc, queries, keys, values, Q_STAGES, STAGES, JOINT)),
-        ], [4, 1], [240, 24])
+        gl.warp_specialize(
+            [
+                (
+                    attend,
+                    (
+                        0,
+                        problem,
+                        scale,
+                        o_desc,
+                        o_tiles,
+                        queries,
+                        keys,
+                        values,
+                        tensor_core_barriers,
+                        Q_STAGES,
+                        STAGES,
+                        OVERLAP,
+                        PING_PONG,
+                        JOINT,
+                    ),
+                ),
+                (
+                    attend,
+                    (
+                        1,
+                        problem,
+                        scale,
+                        o_desc,
+                        o_tiles,
+                        queries,
+                        keys,
+                        values,
+                        tensor_core_barriers,
+                        Q_STAGES,
+                        STAGES,
+                        OVERLAP,
+                        PING_PONG,
+                        JOINT,
+                    ),
+                ),
+                (
+                    load_tiles,
+                    (problem, q_desc, k_desc, v_desc, queries, keys, values, Q_STAGES, STAGES, JOINT),
+                ),
+            ],
+            [4, 1],
+            [240, 24],
+        )
     else:
-        gl.warp_specialize([
-            (attend, (0, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
-                      Q_STAGES, STAGES, OVERLAP, PING_PONG, JOINT)),
-            (attend, (1, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
-                      Q_STAGES, STAGES, OVERLAP, PING_PONG, JOINT)),
-            (attend, (2, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
-                      Q_STAGES, STAGES, OVERLAP, PING_PONG, JOINT)),
-            (attend, (3, problem, scale, o_desc, o_tiles, queries, keys, values, tensor_core_barriers,
-                      Q_STAGES, STAGES, OVERLAP, PING_PONG, JOINT)),
-            (load_tiles, (problem, q_desc, k_desc, v_desc, queries, keys, values, Q_STAGES, STAGES, JOINT)),
-        ], [4, 4, 4, 1], [112, 112, 112, 24])
+        gl.warp_specialize(
+            [
+                (
+                    attend,
+                    (
+                        0,
+                        problem,
+                        scale,
+                        o_desc,
+                        o_tiles,
+                        queries,
+                        keys,
+                        values,
+                        tensor_core_barriers,
+                        Q_STAGES,
+                        STAGES,
+                        OVERLAP,
+                        PING_PONG,
+                        JOINT,
+                    ),
+                ),
+                (
+                    attend,
+                    (
+                        1,
+                        problem,
+                        scale,
+                        o_desc,
+                        o_tiles,
+                        queries,
+                        keys,
+                        values,
+                        tensor_core_barriers,
+                        Q_STAGES,
+                        STAGES,
+                        OVERLAP,
+                        PING_PONG,
+                        JOINT,
+                    ),
+                ),
+                (
+                    attend,
+                    (
+                        2,
+                        problem,
+                        scale,
+                        o_desc,
+                        o_tiles,
+                        queries,
+                        keys,
+                        values,
+                        tensor_core_barriers,
+                        Q_STAGES,
+                        STAGES,
+                        OVERLAP,
+                        PING_PONG,
+                        JOINT,
+                    ),
+                ),
+                (
+                    attend,
+                    (
+                        3,
+                        problem,
+                        scale,
+                        o_desc,
+                        o_tiles,
+                        queries,
+                        keys,
+                        values,
+                        tensor_core_barriers,
+                        Q_STAGES,
+                        STAGES,
+                        OVERLAP,
+                        PING_PONG,
+                        JOINT,
+                    ),
+                ),
+                (
+                    load_tiles,
+                    (problem, q_desc, k_desc, v_desc, queries, keys, values, Q_STAGES, STAGES, JOINT),
+                ),
+            ],
+            [4, 4, 4, 1],
+            [112, 112, 112, 24],
+        )

@@ -25,8 +25,25 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
-def attend_blocks(acc, row_sum, row_max, q, k_desc, v_desc, batch, kv_head, row, begin, end, KEYS, scale,
-                  MASKED: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def attend_blocks(
+    acc,
+    row_sum,
+    row_max,
+    q,
+    k_desc,
+    v_desc,
+    batch,
+    kv_head,
+    row,
+    begin,
+    end,
+    KEYS,
+    scale,
+    MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     D: tl.constexpr = q.shape[1]
     for column in range(begin, end, BLOCK_N):
         k = k_desc.load([batch, kv_head, column, 0]).reshape(BLOCK_N, D)
@@ -49,8 +66,20 @@ def attend_blocks(acc, row_sum, row_max, q, k_desc, v_desc, batch, kv_head, row,
 
 # Lengths are not specialised, so a new prompt length does not compile a new kernel.
 @triton.jit(do_not_specialize=["KEYS", "row_blocks", "heads", "heads_per_kv"])
-def attention_plain_kernel(q_desc, k_desc, v_desc, o_desc, scale, KEYS, row_blocks, heads, heads_per_kv,
-                           CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def attention_plain_kernel(
+    q_desc,
+    k_desc,
+    v_desc,
+    o_desc,
+    scale,
+    KEYS,
+    row_blocks,
+    heads,
+    heads_per_kv,
+    CAUSAL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     D: tl.constexpr = q_desc.block_shape[3]
     head = tl.program_id(0) // row_blocks
     row = tl.program_id(0) % row_blocks * BLOCK_M
@@ -67,9 +96,43 @@ def attention_plain_kernel(q_desc, k_desc, v_desc, o_desc, scale, KEYS, row_bloc
     acc = tl.zeros((BLOCK_M, D), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
     row_max = tl.full((BLOCK_M,), LOWEST, tl.float32)
-    acc, row_sum, row_max = attend_blocks(acc, row_sum, row_max, q, k_desc, v_desc, batch, kv_head, row, 0,
-                                          unmasked_end, KEYS, scale, False, CAUSAL, BLOCK_M, BLOCK_N)
-    acc, row_sum, row_max = attend_blocks(acc, row_sum, row_max, q, k_desc, v_desc, batch, kv_head, row, unmasked_end,
-                                          end, KEYS, scale, True, CAUSAL, BLOCK_M, BLOCK_N)
+    acc, row_sum, row_max = attend_blocks(
+        acc,
+        row_sum,
+        row_max,
+        q,
+        k_desc,
+        v_desc,
+        batch,
+        kv_head,
+        row,
+        0,
+        unmasked_end,
+        KEYS,
+        scale,
+        False,
+        CAUSAL,
+        BLOCK_M,
+        BLOCK_N,
+    )
+    acc, row_sum, row_max = attend_blocks(
+        acc,
+        row_sum,
+        row_max,
+        q,
+        k_desc,
+        v_desc,
+        batch,
+        kv_head,
+        row,
+        unmasked_end,
+        end,
+        KEYS,
+        scale,
+        True,
+        CAUSAL,
+        BLOCK_M,
+        BLOCK_N,
+    )
     out = acc * (1.0 / row_sum)[:, None]
     o_desc.store([batch, head % heads, row, 0], out.to(o_desc.dtype).reshape(1, 1, BLOCK_M, D))

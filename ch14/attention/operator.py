@@ -15,7 +15,9 @@ def make_out(q):
 
 
 def _fake(q, k, v, is_causal=False, scale=None, config="best"):
-    torch._check(k.shape == v.shape, lambda: f"k and v must have one shape; they are {k.shape} and {v.shape}.")
+    torch._check(
+        k.shape == v.shape, lambda: f"k and v must have one shape; they are {k.shape} and {v.shape}."
+    )
     return make_out(q)
 
 
@@ -23,4 +25,7 @@ def register(run):
     """Register `run(q, k, v, is_causal=False, scale=None, config="best")` and return the operator."""
     return operators.register(
         'attention(Tensor q, Tensor k, Tensor v, bool is_causal=False, float? scale=None, str config="best") -> Tensor',
-        run, _fake, instead="use torch.nn.functional.scaled_dot_product_attention")
+        run,
+        _fake,
+        instead="use torch.nn.functional.scaled_dot_product_attention",
+    )

@@ -35,13 +35,15 @@ def choose_path(form_a: str, form_b: str, mnk: tuple[int, int, int], target: str
     """Return which of PATHS multiplies A (M, K) in `form_a` by B (K, N) in `form_b` on `target`.
 
     The forms are names of ch14.mx_formats.number_formats.FORMATS, or "bf16" for tokens. Raises ValueError for formats
-    and sizes that no path takes, and tilelab.runtime.device.Unsupported for a target without the hardware.
+    and sizes that no path takes, and Unsupported for a target without the hardware.
     """
     limit, (m, n, k) = device.target_limits(target), mnk
     if form_a == "bf16":
         if form_b != "mxfp4":
-            raise ValueError(f"a is in bfloat16, which goes with b in mxfp4 only, and b is in {form_b!r:.40}: quantise "
-                             "a with ch14.mx_formats.quantise.")
+            raise ValueError(
+                f"a is in bfloat16, which goes with b in mxfp4 only, and b is in {form_b!r:.40}: quantise "
+                "a with ch14.mx_formats.quantise."
+            )
         decode.padded_tokens(m)
         _require_multiple("K", k, decode.BLOCK)
         return "decode"
@@ -52,15 +54,18 @@ def choose_path(form_a: str, form_b: str, mnk: tuple[int, int, int], target: str
         _require_multiple("K", k, fp8.BLOCK)
         _require_multiple("N", n, fp8.N_MULTIPLE, "because TMA stores rows of whole 16 bytes")
         if not limit.has_wgmma:
-            raise device.Unsupported(f"fp8 with float32 block scales needs WGMMA (sm_90a); the target is {target}: "
-                                     "quantise to mxfp8_e4m3 or decode both operands.")
+            raise device.Unsupported(
+                f"fp8 with float32 block scales needs WGMMA (sm_90a); the target is {target}: "
+                "quantise to mxfp8_e4m3 or decode both operands."
+            )
         return "fp8"
     for name, form in zip("ab", forms):
         emulated.require_form(name, form.name)
     _require_multiple("K", k, max(form.block[1] for form in forms))
     if not limit.has_tma:
-        raise device.Unsupported(f"a block-scaled GEMM needs TMA (sm_90a or newer); the target is {target}: "
-                                 f"{emulated.INSTEAD}.")
+        raise device.Unsupported(
+            f"a block-scaled GEMM needs TMA (sm_90a or newer); the target is {target}: {emulated.INSTEAD}."
+        )
     suits = target in NATIVE and form_a == form_b and form_a in native.FORMS
     return "native" if suits and n % 8 == 0 and k % 32 == 0 else "emulated"  # TMA moves whole 16 bytes
 
@@ -72,9 +77,11 @@ def _require_multiple(name: str, size: int, multiple: int, reason: str = "the si
 
 def explain_path(form: str, target: str, path: str) -> str:
     """Return a sentence on what `path` does with A and B in `form` on `target`, and why it is not another."""
-    products = {"native": f"{form} in its tensor cores, scales included.",
-                "fp8": "fp8, and its CUDA cores add the scaled blocks of K in float32.",
-                "decode": "a few tokens by weights that are decoded to bf16 in registers."}
+    products = {
+        "native": f"{form} in its tensor cores, scales included.",
+        "fp8": "fp8, and its CUDA cores add the scaled blocks of K in float32.",
+        "decode": "a few tokens by weights that are decoded to bf16 in registers.",
+    }
     if path in products:
         return f"{target} multiplies {products[path]}"
     if target == "sm_90a":
@@ -98,7 +105,9 @@ def _form_and_shape(name: str, given) -> tuple[str, tuple[int, int]]:
     if isinstance(given, torch.Tensor) and given.dtype == torch.bfloat16 and given.ndim == 2 and name == "a":
         return "bf16", tuple(given.shape)
     kinds = "a Packed, a bfloat16 matrix of tokens" if name == "a" else "the transpose (.T) of a Packed"
-    raise ValueError(f"{name} is a {type(given).__name__}; it must be {kinds} or a pair (float8 matrix, scales).")
+    raise ValueError(
+        f"{name} is a {type(given).__name__}; it must be {kinds} or a pair (float8 matrix, scales)."
+    )
 
 
 def _fp8_operands(a, b) -> tuple[torch.Tensor, ...]:
@@ -116,11 +125,15 @@ def _choose(a, b, target: str, asked: str = "best") -> str:
 
 
 @functools.lru_cache(4096)
-def _choose_once(form_a: str, shape_a: tuple[int, int], form_b: str, shape_b: tuple[int, int], target: str, asked: str):
+def _choose_once(
+    form_a: str, shape_a: tuple[int, int], form_b: str, shape_b: tuple[int, int], target: str, asked: str
+):
     (m, k), (inner, n) = shape_a, shape_b
     if target not in device.TARGETS:
-        raise device.Unsupported(f"block-scaled GEMMs are built for {', '.join(device.TARGETS)}; here is "
-                                 f"{device.current().describe()}: {emulated.INSTEAD}.")
+        raise device.Unsupported(
+            f"block-scaled GEMMs are built for {', '.join(device.TARGETS)}; here is "
+            f"{device.current().describe()}: {emulated.INSTEAD}."
+        )
     if k != inner:
         raise ValueError(f"a (M, K) and b (K, N) differ in K: a is {m} x {k} and b is {inner} x {n}.")
     path = choose_path(form_a, form_b, (m, n, k), target)
@@ -154,15 +167,20 @@ def prepare(a, b, *, bias=None, activation=None, out=None, config="best", path="
 
 def _choose_here(a, b, bias, activation, asked: str) -> str:
     """Return the path for two operands on this machine; ValueError for what the path does not take."""
-    path = _choose(a, b, device.current().target or "sm_90a", asked)  # without a GPU the interpreter stands in for it
+    path = _choose(
+        a, b, device.current().target or "sm_90a", asked
+    )  # without a GPU the interpreter stands in for it
     if path == "fp8":
         return path
     if bias is not None or activation is not None:
-        raise ValueError(f"bias and activation are fused on the fp8 path only, and this is the {path} path: apply them "
-                         "to its result.")
+        raise ValueError(
+            f"bias and activation are fused on the fp8 path only, and this is the {path} path: apply them "
+            "to its result."
+        )
     if path == "decode" and b.T.tiled:
-        raise ValueError("the decode path reads scales row by row, and those of b are tiled: quantise with "
-                         "tiled=False.")
+        raise ValueError(
+            "the decode path reads scales row by row, and those of b are tiled: quantise with tiled=False."
+        )
     return path
 
 
@@ -179,8 +197,9 @@ def _run(a, b, bias, activation, out, config, path):
 
 
 @operator.register_block_scaled_mm
-def block_scaled_mm_operator(a, scale_a, pair_a, form_a, tiled_a, b, scale_b, pair_b, form_b, tiled_b, config="best",
-                             path="best"):
+def block_scaled_mm_operator(
+    a, scale_a, pair_a, form_a, tiled_a, b, scale_b, pair_b, form_b, tiled_b, config="best", path="best"
+):
     left = operator.pack(a, scale_a, pair_a, form_a, tiled_a)
     weight = operator.pack(b, scale_b, pair_b, form_b, tiled_b)
     return _run(left, weight.T, None, None, None, config, path)
@@ -199,8 +218,11 @@ def _call_operator(a, b, bias, activation, config, path):
     if isinstance(a, Packed) and isinstance(b, Transposed):
         if bias is not None or activation is not None:
             raise ValueError("bias and activation are fused on the fp8 path only: apply them to the result.")
-        operands = [part for each in (a, b.T)
-                    for part in (each.values, each.scales, each.pair, each.format.name, each.tiled)]
+        operands = [
+            part
+            for each in (a, b.T)
+            for part in (each.values, each.scales, each.pair, each.format.name, each.tiled)
+        ]
         return block_scaled_mm_operator(*operands, config, path)
     if isinstance(a, torch.Tensor) and isinstance(b, Transposed):
         return operator.decode(a, b.T.values, b.T.scales, config)
@@ -226,7 +248,13 @@ def matmul(a, b, *, bias=None, activation=None, out=None, config="best", path="b
 
 def configs() -> dict:
     """Return the configurations of all paths by name."""
-    return native.configs() | native.configs(kernel="naive") | fp8.configs() | decode.configs() | emulated.configs()
+    return (
+        native.configs()
+        | native.configs(kernel="naive")
+        | fp8.configs()
+        | decode.configs()
+        | emulated.configs()
+    )
 
 
 def job(config, target: str, *args, **options) -> build.Job:

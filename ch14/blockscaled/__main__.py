@@ -22,21 +22,50 @@ from tilelab.records import results
 from tilelab.runtime import build, device
 from tilelab.sweeps import tune
 
-FORMS = {("Float4E2M1FN", "Float8E8M0FNU", 32): "mxfp4", ("Float4E2M1FN", "Float8E4M3FN", 16): "nvfp4",
-         ("Float4E2M1FN", "Float8E8M0FNU", 16): "fp4_e8m0_16", ("Float8E4M3FN", "Float8E8M0FNU", 32): "mxfp8_e4m3",
-         ("Float8E5M2", "Float8E8M0FNU", 32): "mxfp8_e5m2", ("Float6E3M2FN", "Float8E8M0FNU", 32): "mxfp6_e3m2",
-         ("Float6E2M3FN", "Float8E8M0FNU", 32): "mxfp6_e2m3"}
+FORMS = {
+    ("Float4E2M1FN", "Float8E8M0FNU", 32): "mxfp4",
+    ("Float4E2M1FN", "Float8E4M3FN", 16): "nvfp4",
+    ("Float4E2M1FN", "Float8E8M0FNU", 16): "fp4_e8m0_16",
+    ("Float8E4M3FN", "Float8E8M0FNU", 32): "mxfp8_e4m3",
+    ("Float8E5M2", "Float8E8M0FNU", 32): "mxfp8_e5m2",
+    ("Float6E3M2FN", "Float8E8M0FNU", 32): "mxfp6_e3m2",
+    ("Float6E2M3FN", "Float8E8M0FNU", 32): "mxfp6_e2m3",
+}
 FP8 = ("Float8E4M3FN", "Float32", 128)  # DeepSeek's format, which CUTLASS's example does not have
 FP8_PLAN = ("Float8E4M3FN", "Float8E8M0FNU", 32)  # its tiles and clusters, for the planner
 C_DTYPES = {"Float16": torch.float16, "BFloat16": torch.bfloat16, "Float32": torch.float32}
 PEER = "cuBLAS bf16"
 LARGEST = 1 << 17
-STEP_LOSS = 2.0**-27  # per column of K: tensor cores truncate each sum of 16 products, which costs up to 2^-23
+STEP_LOSS = (
+    2.0**-27
+)  # per column of K: tensor cores truncate each sum of 16 products, which costs up to 2^-23
 # What --mode shows: parts of the fp8 kernel alone, its epilogue in warps of its own, and the profiler's counters.
-MODES = {"isolated": isolated.show_isolated, "epilogue_warps": impacts.show_epilogue_warps,
-         "profile": profile.show_profile}
-COLUMNS = ["name", "config", "status", "error", "tolerance", "ms", "tflops", "peer_ms", "ratio", "ab_stages",
-           "c_stages", "instruction", "count", "block_scale", "tma_load", "registers", "smem", "tmem", "reason"]
+MODES = {
+    "isolated": isolated.show_isolated,
+    "epilogue_warps": impacts.show_epilogue_warps,
+    "profile": profile.show_profile,
+}
+COLUMNS = [
+    "name",
+    "config",
+    "status",
+    "error",
+    "tolerance",
+    "ms",
+    "tflops",
+    "peer_ms",
+    "ratio",
+    "ab_stages",
+    "c_stages",
+    "instruction",
+    "count",
+    "block_scale",
+    "tma_load",
+    "registers",
+    "smem",
+    "tmem",
+    "reason",
+]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,8 +77,13 @@ def main(argv: list[str] | None = None) -> int:
         print(MODES[options.mode]())
         return 0
     source = results.source_hash(blockscaled, *FP8_SOURCES, *EMULATED_SOURCES)
-    return cli.run_and_report("ch14.blockscaled", COLUMNS, source, options.json,
-                              lambda: _compile(options) if options.target else _measure(options))
+    return cli.run_and_report(
+        "ch14.blockscaled",
+        COLUMNS,
+        source,
+        options.json,
+        lambda: _compile(options) if options.target else _measure(options),
+    )
 
 
 # ---- the options
@@ -57,39 +91,73 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the options, with what `_interpret` adds. Bad usage ends the process with one line and status 2."""
-    parser = cli.make_parser("ch14.blockscaled", "Check a block-scaled GEMM against float64; with --benchmark_mode or "
-                             "--use_baseline also time it; with --target compile it and plan its stages, without a "
-                             "GPU. The options are named as in CUTLASS's example for Blackwell.")
+    parser = cli.make_parser(
+        "ch14.blockscaled",
+        "Check a block-scaled GEMM against float64; with --benchmark_mode or "
+        "--use_baseline also time it; with --target compile it and plan its stages, without a "
+        "GPU. The options are named as in CUTLASS's example for Blackwell.",
+    )
     usual = smem_planner.Blackwell()
-    parser.add_argument("--mnkl", default="8192,8192,1024,1", metavar="M,N,K,L",
-                        help="C (M, N) = A (M, K) B (K, N), L times (default 8192,8192,1024,1)")
+    parser.add_argument(
+        "--mnkl",
+        default="8192,8192,1024,1",
+        metavar="M,N,K,L",
+        help="C (M, N) = A (M, K) B (K, N), L times (default 8192,8192,1024,1)",
+    )
     for name in ("mma_tiler_mn", "cluster_shape_mn"):
         default = ",".join(map(str, getattr(usual, name)))
-        parser.add_argument(f"--{name}", default=default, metavar="M,N", help=f"for tcgen05 (default {default})")
-    for name, choices in (("ab_dtype", smem_planner.FORMATS), ("c_dtype", C_DTYPES), ("sf_vec_size", (16, 32, 128)),
-                          ("sf_dtype", ("Float8E8M0FNU", "Float8E4M3FN", "Float32"))):
+        parser.add_argument(
+            f"--{name}", default=default, metavar="M,N", help=f"for tcgen05 (default {default})"
+        )
+    for name, choices in (
+        ("ab_dtype", smem_planner.FORMATS),
+        ("c_dtype", C_DTYPES),
+        ("sf_vec_size", (16, 32, 128)),
+        ("sf_dtype", ("Float8E8M0FNU", "Float8E4M3FN", "Float32")),
+    ):
         default = getattr(usual, name)
-        parser.add_argument(f"--{name}", default=default, type=type(default),
-                            help=f"{', '.join(map(str, choices))} (default {default})")
+        parser.add_argument(
+            f"--{name}",
+            default=default,
+            type=type(default),
+            help=f"{', '.join(map(str, choices))} (default {default})",
+        )
     parser.set_defaults(c_dtype=None)  # `_interpret` chooses it by the scales
-    parser.add_argument("--kernel", default="best", choices=("best", "native", "emulated", "naive"),
-                        help="best (default): by formats and GPU")
-    for name, text in (("use_baseline", "time naive dot_scaled beside it, where that exists"),
-                       ("skip_ref_check", "do not compare with float64"),
-                       ("benchmark_mode", f"time it against {PEER}")):
+    parser.add_argument(
+        "--kernel",
+        default="best",
+        choices=("best", "native", "emulated", "naive"),
+        help="best (default): by formats and GPU",
+    )
+    for name, text in (
+        ("use_baseline", "time naive dot_scaled beside it, where that exists"),
+        ("skip_ref_check", "do not compare with float64"),
+        ("benchmark_mode", f"time it against {PEER}"),
+    ):
         parser.add_argument(f"--{name}", action="store_true", help=text)
     parser.add_argument("--target", choices=device.TARGETS[1:], help="compile and plan only, for this target")
-    parser.add_argument("--mode", default="product", choices=("product", *MODES), help="product (default), or an "
-                        "experiment on the fp8 kernel at fixed shapes; recorded figures without a GPU")
-    parser.add_argument("--tune", metavar="FILE", help="find the fastest configuration of the fp8 kernel for each "
-                        "shape M,N,K of a file, and keep it in tuned/, where config=\"best\" finds it")
+    parser.add_argument(
+        "--mode",
+        default="product",
+        choices=("product", *MODES),
+        help="product (default), or an "
+        "experiment on the fp8 kernel at fixed shapes; recorded figures without a GPU",
+    )
+    parser.add_argument(
+        "--tune",
+        metavar="FILE",
+        help="find the fastest configuration of the fp8 kernel for each "
+        'shape M,N,K of a file, and keep it in tuned/, where config="best" finds it',
+    )
     options = cli.parse_options(parser, argv)
     given = {name for name in vars(options) if getattr(options, name) != parser.get_default(name)}
     if options.tune is not None and len(given) > 1:
         parser.error(f"--tune stands alone; --{min(given - {'tune'})} was given too.")
     given -= {"mode"}
     if options.mode != "product" and given:
-        parser.error(f"--mode {options.mode} has its own shapes and takes no other option: leave out --{min(given)}.")
+        parser.error(
+            f"--mode {options.mode} has its own shapes and takes no other option: leave out --{min(given)}."
+        )
     try:
         _interpret(options)
     except ValueError as error:
@@ -110,27 +178,41 @@ def _interpret(options) -> None:
     given = options.ab_dtype, options.sf_dtype, options.sf_vec_size
     options.c_dtype = options.c_dtype or ("BFloat16" if given == FP8 else smem_planner.Blackwell().c_dtype)
     if given != FP8 and (options.sf_dtype == FP8[1] or options.sf_vec_size == FP8[2]):
-        raise ValueError("Float32 scales go over 128 elements of Float8E4M3FN, and no other scales do; these are "
-                         f"{options.sf_dtype} over {options.sf_vec_size} of {options.ab_dtype}.")
+        raise ValueError(
+            "Float32 scales go over 128 elements of Float8E4M3FN, and no other scales do; these are "
+            f"{options.sf_dtype} over {options.sf_vec_size} of {options.ab_dtype}."
+        )
     tile = (_numbers(options, name, 2) for name in ("mma_tiler_mn", "cluster_shape_mn"))
-    options.choice = smem_planner.Blackwell(*tile, *(FP8_PLAN if given == FP8 else given), c_dtype=options.c_dtype)
-    options.forms = blockscaled.PAIR if given == FP8 else (mx_formats.format_with_kernels(FORMS[given]).name,) * 2
+    options.choice = smem_planner.Blackwell(
+        *tile, *(FP8_PLAN if given == FP8 else given), c_dtype=options.c_dtype
+    )
+    options.forms = (
+        blockscaled.PAIR if given == FP8 else (mx_formats.format_with_kernels(FORMS[given]).name,) * 2
+    )
     options.form = options.forms[0]
-    smem_planner.require_one_of("c_dtype of a kernel that runs (smem_planner plans more)", options.c_dtype, C_DTYPES)
+    smem_planner.require_one_of(
+        "c_dtype of a kernel that runs (smem_planner plans more)", options.c_dtype, C_DTYPES
+    )
     if given == FP8 and options.c_dtype != "BFloat16":
         raise ValueError(f"c_dtype is {options.c_dtype}; with Float32 scales C is BFloat16.")
     size, (m, n, k, count) = options.sf_vec_size, _numbers(options, "mnkl", 4)
     if min(m, n, k, count) < 1 or max(m, n, k) > LARGEST or count > 1024 or k % size:
-        raise ValueError(f"--mnkl is {m},{n},{k},{count}; M, N and K must be from 1 to {LARGEST:,}, K a multiple of "
-                         f"--sf_vec_size ({size}), and L from 1 to 1,024.")
+        raise ValueError(
+            f"--mnkl is {m},{n},{k},{count}; M, N and K must be from 1 to {LARGEST:,}, K a multiple of "
+            f"--sf_vec_size ({size}), and L from 1 to 1,024."
+        )
     options.mnkl, options.timed = (m, n, k, count), options.benchmark_mode or options.use_baseline
     if options.kernel == "naive" and options.use_baseline:
-        raise ValueError("--kernel naive is the baseline: a kernel compared with itself shows the noise of the clock, "
-                         "not a speedup; leave out one of --kernel naive and --use_baseline.")
+        raise ValueError(
+            "--kernel naive is the baseline: a kernel compared with itself shows the noise of the clock, "
+            "not a speedup; leave out one of --kernel naive and --use_baseline."
+        )
     if options.target and (options.benchmark_mode or options.skip_ref_check):
         raise ValueError("--target only compiles and plans: leave out --benchmark_mode and --skip_ref_check.")
     if options.skip_ref_check and not options.timed:
-        raise ValueError("with --skip_ref_check and no --benchmark_mode or --use_baseline there is nothing to do.")
+        raise ValueError(
+            "with --skip_ref_check and no --benchmark_mode or --use_baseline there is nothing to do."
+        )
 
 
 # ---- the choice of kernels
@@ -138,16 +220,25 @@ def _interpret(options) -> None:
 
 def _describe_tile(options, config: str) -> str:
     """Return a sentence that says why the requested tile does not apply to a kernel of the course."""
-    tile, cluster = ("{} x {}".format(*pair) for pair in (options.choice.mma_tiler_mn, options.choice.cluster_shape_mn))
-    return (f"A tile of {tile} and a cluster of {cluster} are CUTLASS's words for a tcgen05 kernel; they do not apply "
-            f"to this one, whose tile is its own: {config}.")
+    tile, cluster = (
+        "{} x {}".format(*pair) for pair in (options.choice.mma_tiler_mn, options.choice.cluster_shape_mn)
+    )
+    return (
+        f"A tile of {tile} and a cluster of {cluster} are CUTLASS's words for a tcgen05 kernel; they do not apply "
+        f"to this one, whose tile is its own: {config}."
+    )
 
 
 def _choose_dot_scaled(options, kernel: str, target: str) -> tuple[native.NativeConfig, str, str]:
     """Return a configuration, with the requested tile if possible, a sentence about it, and why it cannot run."""
     every = native.configs(options.form, target, kernel).values()
-    asked = [config for config in every if kernel == "native" and options.choice.cluster_shape_mn == (1, 1)
-             and (config.block_m, config.block_n) == options.choice.mma_tiler_mn]  # 256 rows are two CTAs' in CUTLASS
+    asked = [
+        config
+        for config in every
+        if kernel == "native"
+        and options.choice.cluster_shape_mn == (1, 1)
+        and (config.block_m, config.block_n) == options.choice.mma_tiler_mn
+    ]  # 256 rows are two CTAs' in CUTLASS
     for config in asked or every:
         report = native.compile_config(options.form, config, target, C_DTYPES[options.c_dtype])
         if not (reason := native.rejection(report, options.form, config)):
@@ -185,8 +276,11 @@ def _jobs(options, kernel: str, target: str) -> tuple[list[build.Job], str]:
     if kernel in ("native", "naive"):
         config, sentence, _ = _choose_dot_scaled(options, kernel, target)
         return [native.job(config, target, options.form, out=c)], sentence
-    jobs = emulated.jobs(options.form, target, mnk, c) if kernel == "emulated" else [
-        fp8.job(fp8.find_best(*mnk, device.current().sms or device.KNOWN["H200"].sms)[0], target)]
+    jobs = (
+        emulated.jobs(options.form, target, mnk, c)
+        if kernel == "emulated"
+        else [fp8.job(fp8.find_best(*mnk, device.current().sms or device.KNOWN["H200"].sms)[0], target)]
+    )
     return jobs, _describe_tile(options, jobs[-1].name)
 
 
@@ -195,8 +289,12 @@ def _describe_rows(options, rows: list[dict], *sentences: str) -> list[dict]:
     sentences = [each.strip() for each in sentences if each.strip()]
     if options.json != "-":
         print("\n".join(sentences))
-    about = {"format": " x ".join(dict.fromkeys(options.forms)), "shape": list(options.mnkl),
-             "c_dtype": options.c_dtype, "note": " ".join(sentences)}
+    about = {
+        "format": " x ".join(dict.fromkeys(options.forms)),
+        "shape": list(options.mnkl),
+        "c_dtype": options.c_dtype,
+        "note": " ".join(sentences),
+    }
     return [row | about for row in rows]
 
 
@@ -211,14 +309,32 @@ def _compile(options) -> list[dict]:
             for name in ("HGMMA", "QGMMA"):  # of bf16 and of fp8; CUDA C++ is counted in SASS
                 if made.counts.get(name):
                     instruction, count = name, made.counts[name]
-            rows.append(made.row() | {"name": kernel, "config": job.name, "tmem": made.tmem, "count": count,
-                                      "instruction": instruction})
+            rows.append(
+                made.row()
+                | {
+                    "name": kernel,
+                    "config": job.name,
+                    "tmem": made.tmem,
+                    "count": count,
+                    "instruction": instruction,
+                }
+            )
     planned = f"{target} has no tensor memory, so there is no stage plan: see --target sm_100a.{options.choice.remark}"
     if device.target_limits(target).has_tcgen05:
         plan = smem_planner.plan(options.choice)
-        rows.append({"name": "plan", "config": "CUTLASS's", "target": target, "ab_stages": plan.ab_stages,
-                     "c_stages": plan.c_stages, "smem": plan.smem_bytes, "tmem": plan.tmem_columns,
-                     "status": "ok" if plan.fits else "rejected", "reason": plan.problem})
+        rows.append(
+            {
+                "name": "plan",
+                "config": "CUTLASS's",
+                "target": target,
+                "ab_stages": plan.ab_stages,
+                "c_stages": plan.c_stages,
+                "smem": plan.smem_bytes,
+                "tmem": plan.tmem_columns,
+                "status": "ok" if plan.fits else "rejected",
+                "reason": plan.problem,
+            }
+        )
         planned = f"The plan is of CUTLASS's kernel. {plan.sentence}"
     return _describe_rows(options, rows, why, _jobs(options, kernels[0], target)[1], planned, missing)
 
@@ -273,33 +389,46 @@ def _time(options, kernels: list[str]) -> dict[str, dict]:
     (m, n, k, count), dtype = options.mnkl, C_DTYPES[options.c_dtype]
 
     def inputs():
-        made = [(_operands(options, kernels), torch.empty(m, n, dtype=dtype, device="cuda")) for _ in range(count)]
-        return made + [tensor for operands, out in made for tensor in (*operands[PEER], out)]  # whose sizes are counted
+        made = [
+            (_operands(options, kernels), torch.empty(m, n, dtype=dtype, device="cuda")) for _ in range(count)
+        ]
+        return made + [
+            tensor for operands, out in made for tensor in (*operands[PEER], out)
+        ]  # whose sizes are counted
 
     def candidate(kernel):
         def prepare(*made):
             launches = [_prepare(options, kernel, *operands[kernel], out) for operands, out in made[:count]]
             return lambda: [launch() for launch in launches]
+
         return prepare
 
-    found = bench.compare({name: candidate(name) for name in (PEER, *kernels)}, inputs, PEER,
-                          flops=2 * m * n * k * count)
+    found = bench.compare(
+        {name: candidate(name) for name in (PEER, *kernels)}, inputs, PEER, flops=2 * m * n * k * count
+    )
     return {kernel: found[kernel].row() for kernel in kernels}
 
 
 def _measure(options) -> list[dict]:
-    instead = "compile it with --target sm_90a" if options.forms == blockscaled.PAIR else (
-        "compile and plan it with --target sm_100a")
+    instead = (
+        "compile it with --target sm_90a"
+        if options.forms == blockscaled.PAIR
+        else ("compile and plan it with --target sm_100a")
+    )
     device.require("has_tma", "running a block-scaled GEMM", f"{instead}, or read the records in results/")
     target = device.current().target
     kernels, (why, missing) = _choose_kernels(options, target)
-    rows = {kernel: {"status": "ok", "reason": ""} if options.skip_ref_check else _verify(options, kernel)
-            for kernel in kernels}
+    rows = {
+        kernel: {"status": "ok", "reason": ""} if options.skip_ref_check else _verify(options, kernel)
+        for kernel in kernels
+    }
     right = [kernel for kernel, row in rows.items() if row["status"] == "ok"]
     timed = _time(options, right) if options.timed and right else {}
     jobs = {kernel: _jobs(options, kernel, target) for kernel in kernels}
-    found = [{"config": jobs[kernel][0][-1].name} | row | timed.get(kernel, {}) | {"name": kernel}
-             for kernel, row in rows.items()]
+    found = [
+        {"config": jobs[kernel][0][-1].name} | row | timed.get(kernel, {}) | {"name": kernel}
+        for kernel, row in rows.items()
+    ]
     return _describe_rows(options, found, options.choice.remark, why, jobs[kernels[0]][1], missing)
 
 

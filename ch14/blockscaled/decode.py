@@ -28,7 +28,9 @@ STAGED = 32768  # bf16 elements of x that a program stages at most: 64 KiB of sh
 def spec(x, weight, scales):
     """Return x (M, K) @ W^T in float64, for W (N, K) in MXFP4. Arguments as for `decode`."""
     codes = packing.unpack(weight, 4, 2 * weight.shape[1])
-    dense = number_formats.dequantise(number_formats.Quantised(number_formats.lookup("mxfp4"), codes, scales, None))
+    dense = number_formats.dequantise(
+        number_formats.Quantised(number_formats.lookup("mxfp4"), codes, scales, None)
+    )
     return x.double() @ dense.double().T
 
 
@@ -49,12 +51,19 @@ class DecodeConfig:
     def __post_init__(self):
         if self.kernel not in ("registers", "plain"):
             raise ValueError(f"unknown kernel {self.kernel!r:.40}; choose registers or plain.")
-        for name, low, high in (("block_n", 16, 512), ("share", 128, 4096), ("num_warps", 1, 16), ("ahead", 1, 8)):
+        for name, low, high in (
+            ("block_n", 16, 512),
+            ("share", 128, 4096),
+            ("num_warps", 1, 16),
+            ("ahead", 1, 8),
+        ):
             value = getattr(self, name)
             if type(value) is not int or not low <= value <= high or value & (value - 1):
                 raise ValueError(f"{name} is {value!r}; it must be a power of two from {low} to {high}.")
         if self.kernel == "registers" and self.block_n < 16 * self.num_warps:
-            raise ValueError(f"block_n is {self.block_n}; {self.num_warps} warps need {16 * self.num_warps} rows.")
+            raise ValueError(
+                f"block_n is {self.block_n}; {self.num_warps} warps need {16 * self.num_warps} rows."
+            )
         if self.kernel == "registers" and 128 * self.ahead > self.share:
             raise ValueError(f"{self.ahead} slabs of 128 columns are more than a share of {self.share}.")
 
@@ -72,8 +81,10 @@ def padded_tokens(m: int, kernel: str = "registers") -> int:
     Raise ValueError for an M that `decode` does not take.
     """
     if not 1 <= m <= MAX_TOKENS:
-        raise ValueError(f"x has {m} tokens; decode takes 1 to {MAX_TOKENS}: for more dequantise the weights and use "
-                         "torch.mm.")
+        raise ValueError(
+            f"x has {m} tokens; decode takes 1 to {MAX_TOKENS}: for more dequantise the weights and use "
+            "torch.mm."
+        )
     return max(16 if kernel == "plain" else 8, 1 << (m - 1).bit_length())
 
 
@@ -81,14 +92,20 @@ def padded_tokens(m: int, kernel: str = "registers") -> int:
 # Each token takes registers for its sums, so more tokens leave room for fewer slabs or rows. Up to 16 tokens, 256 rows
 # halve what the warps read of the tokens.
 SMALLER = ((128, 1024, 8, 4), (64, 1024, 4, 4), (64, 512, 4, 4))
-TILES = {8: ((128, 2048, 8, 4), *SMALLER), 16: ((256, 1024, 8, 2), *SMALLER), MAX_TOKENS: ((128, 1024, 8, 2), *SMALLER)}
+TILES = {
+    8: ((128, 2048, 8, 4), *SMALLER),
+    16: ((256, 1024, 8, 2), *SMALLER),
+    MAX_TOKENS: ((128, 1024, 8, 2), *SMALLER),
+}
 
 
 def _list_tiles(m: int) -> list[DecodeConfig]:
     """Return the tiles for M tokens, the largest first. Their shares fit into shared memory, and slabs into shares."""
     most = STAGED // padded_tokens(m)
     tiles = next(tiles for tokens, tiles in TILES.items() if m <= tokens)
-    return [DecodeConfig("registers", rows, min(share, most), warps, ahead) for rows, share, warps, ahead in tiles]
+    return [
+        DecodeConfig("registers", rows, min(share, most), warps, ahead) for rows, share, warps, ahead in tiles
+    ]
 
 
 def configs(m: int = 16) -> dict[str, DecodeConfig]:
@@ -117,7 +134,9 @@ def _check_operands(x, weight, scales, out) -> tuple[int, int, int]:
     (m, k), n = x.shape, weight.shape[0]
     padded_tokens(m)
     if k % BLOCK or k > 2**24 or n > 2**30:
-        raise ValueError(f"K is {k} and N is {n}; K must be a multiple of {BLOCK} up to 2^24, and N at most 2^30.")
+        raise ValueError(
+            f"K is {k} and N is {n}; K must be a multiple of {BLOCK} up to 2^24, and N at most 2^30."
+        )
     operands.require_tensor("weight", weight, "decode", shape=(n, k // 2))
     operands.require_tensor("scales", scales, dtype=torch.uint8, shape=(n, k // BLOCK), on=x.device, **common)
     if out is not None:
@@ -129,12 +148,18 @@ def _check_operands(x, weight, scales, out) -> tuple[int, int, int]:
 def _check_hardware(config: DecodeConfig, x: torch.Tensor) -> None:
     if is_interpreted():
         if config.kernel == "registers":
-            raise device.Unsupported("the interpreter runs Triton, not Gluon: use a plain configuration without a GPU.")
+            raise device.Unsupported(
+                "the interpreter runs Triton, not Gluon: use a plain configuration without a GPU."
+            )
     elif not x.is_cuda:
-        raise device.Unsupported(f"decode needs its tensors on a GPU; they are on {x.device}: move them there.")
+        raise device.Unsupported(
+            f"decode needs its tensors on a GPU; they are on {x.device}: move them there."
+        )
     elif config.kernel == "registers" and device.current().capability < (9, 0):
-        raise device.Unsupported("the registers kernel needs products of bf16x2 (compute capability 9.0 or newer): "
-                                 "use a plain configuration.")
+        raise device.Unsupported(
+            "the registers kernel needs products of bf16x2 (compute capability 9.0 or newer): "
+            "use a plain configuration."
+        )
 
 
 def _build(x, weight, scales, out, config, early: bool):
@@ -144,15 +169,21 @@ def _build(x, weight, scales, out, config, early: bool):
     of parts and of counters.
     """
     m, n, k = _check_operands(x, weight, scales, out)
-    config = operands.choose_config(config, configs(m), DecodeConfig, lambda: best_config(m, n, k, device.current()))
+    config = operands.choose_config(
+        config, configs(m), DecodeConfig, lambda: best_config(m, n, k, device.current())
+    )
     _check_hardware(config, x)
     tokens, grid = padded_tokens(m, config.kernel), config.grid(n, k)
     if config.kernel == "registers" and tokens * config.share > STAGED:
-        raise ValueError(f"{tokens} tokens of a share of {config.share} columns take more than 64 KiB of shared "
-                         f"memory: use a share of {STAGED // tokens}.")
+        raise ValueError(
+            f"{tokens} tokens of a share of {config.share} columns take more than 64 KiB of shared "
+            f"memory: use a share of {STAGED // tokens}."
+        )
     if grid[1] > 65535:
-        raise ValueError(f"a grid has at most 65,535 shares of K; a share of {config.share} makes {grid[1]:,}: take a "
-                         "longer one.")
+        raise ValueError(
+            f"a grid has at most 65,535 shares of K; a share of {config.share} makes {grid[1]:,}: take a "
+            "longer one."
+        )
     out = torch.empty(m, n, dtype=torch.bfloat16, device=x.device) if out is None else out
     rows = grid[0] * config.block_n if config.kernel == "registers" else n
     parts, counters = grid[1] * tokens * rows if grid[1] > 1 else 1, grid[0]
@@ -182,8 +213,10 @@ def _launch_options(config: DecodeConfig, m: int) -> dict:
 
 
 def _make_workspace(parts: int, counters: int, where: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    return (torch.empty(parts, dtype=torch.float32, device=where),
-            torch.zeros(counters, dtype=torch.int32, device=where))
+    return (
+        torch.empty(parts, dtype=torch.float32, device=where),
+        torch.zeros(counters, dtype=torch.int32, device=where),
+    )
 
 
 def _plan(x, weight, scales, out, config) -> Plan:
@@ -191,8 +224,14 @@ def _plan(x, weight, scales, out, config) -> Plan:
     run, config, parts, counters = _build(x, weight, scales, out, config, False)
 
     def launch(x, weight, scales, out):
-        run(x, weight, scales, out, torch.empty(parts, dtype=torch.float32, device=x.device),
-            workspace.make_counters(counters, x.device))
+        run(
+            x,
+            weight,
+            scales,
+            out,
+            torch.empty(parts, dtype=torch.float32, device=x.device),
+            workspace.make_counters(counters, x.device),
+        )
 
     return Plan(launch, (x.shape[0], weight.shape[0]), torch.bfloat16, x.device, config)
 
@@ -221,7 +260,7 @@ def decode(x, weight, scales, *, out=None, config="best"):
     lower half. Its scales (N, K / 32) uint8 are E8M0, where 255 is NaN. K is a multiple of 32, N anything. All tensors
     are contiguous; x and weight start at multiples of 16 bytes. A decoded weight is rounded to bfloat16, which is exact
     but for infinity (4 x 2^127). `out` is bfloat16. `config` is a DecodeConfig, "best" or a name of `configs`. Raises
-    ValueError for arguments that do not fit and tilelab.runtime.device.Unsupported for hardware that cannot run it.
+    ValueError for arguments that do not fit and Unsupported for hardware that cannot run it.
     """
     if operators.is_traced(x, weight, scales):  # by autograd: `prepare` refuses it
         return prepare(x, weight, scales, out=out, config=config)()
@@ -231,11 +270,24 @@ def decode(x, weight, scales, *, out=None, config="best"):
 def job(config: DecodeConfig, target: str, m: int = 16) -> build.Job:
     """Return how the kernel is compiled for M tokens, for tilelab.runtime.build."""
     registers = config.kernel == "registers"
-    pointers = dict(x_ptr="*bf16" if registers else "*i16", weight_ptr="*i32" if registers else "*u8", scales_ptr="*u8",
-                    out_ptr="*bf16" if registers else "*i16", parts_ptr="*fp32", arrivals_ptr="*i32")
+    pointers = dict(
+        x_ptr="*bf16" if registers else "*i16",
+        weight_ptr="*i32" if registers else "*u8",
+        scales_ptr="*u8",
+        out_ptr="*bf16" if registers else "*i16",
+        parts_ptr="*fp32",
+        arrivals_ptr="*i32",
+    )
     constants = dict(BLOCK_N=config.block_n, TOKENS=padded_tokens(m, config.kernel), SHARE=config.share)
     constants |= dict(AHEAD=config.ahead, SCALES_PER_LOAD=4) if registers else dict(FLOAT32=False)
     options = dict(options=_launch_options(config, m)) if registers else dict(num_stages=config.ahead)
-    return build.Job(f"ch14.blockscaled.decode_kernels:decode_{config.kernel}_kernel",
-                     pointers | dict.fromkeys(("M", "N", "blocks"), "i32"), constants, target, config.num_warps,
-                     aligned=tuple(pointers), name=f"{config}", **options)
+    return build.Job(
+        f"ch14.blockscaled.decode_kernels:decode_{config.kernel}_kernel",
+        pointers | dict.fromkeys(("M", "N", "blocks"), "i32"),
+        constants,
+        target,
+        config.num_warps,
+        aligned=tuple(pointers),
+        name=f"{config}",
+        **options,
+    )

@@ -46,13 +46,19 @@ _STEPS = """
 
 def _decode_ptx(unscale: str) -> str:
     even, odd = ("0x000F000F", "0x00001040"), ("0x00F000F0", "0x00000104")
-    steps = [_STEPS.format(source=source, mask=mask, copies=copies, unscale=unscale, low=2 * pair, high=2 * pair + 1)
-             for pair, (source, (mask, copies)) in enumerate((("$8", even), ("$8", odd), ("u", even), ("u", odd)))]
+    steps = [
+        _STEPS.format(
+            source=source, mask=mask, copies=copies, unscale=unscale, low=2 * pair, high=2 * pair + 1
+        )
+        for pair, (source, (mask, copies)) in enumerate((("$8", even), ("$8", odd), ("u", even), ("u", odd)))
+    ]
     return "{\n    .reg .b32 t, u;\n    shr.u32 u, $8, 8;" + "".join(steps) + "\n}"
 
 
 DECODE = gl.constexpr(_decode_ptx(""))
-DECODE_WIDE = gl.constexpr(_decode_ptx("mul.rn.bf16x2 t, t, $10;"))  # Multiply by 2^126 and by the scale separately.
+DECODE_WIDE = gl.constexpr(
+    _decode_ptx("mul.rn.bf16x2 t, t, $10;")
+)  # Multiply by 2^126 and by the scale separately.
 FENCE = gl.constexpr("bar.warp.sync 0xffffffff;\n    mov.b32 $0, 0;")  # ptxas moves no load past it.
 SLAB = gl.constexpr(128)  # Columns of W per step, which are 64 bytes of each row.
 
@@ -77,16 +83,24 @@ def slab_layout(rows, warps):
     #     block      0   1   2   3     0  ...   3
     return gl.DistributedLinearLayout(
         [[0, 0, 1], [0, 0, 2], [8, 0, 0]] + power_bases(16 * warps, rows, 3, 0),
-        [[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]], power_bases(16, 16 * warps, 3, 0), [], [rows, 4, 4])
+        [[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
+        power_bases(16, 16 * warps, 3, 0),
+        [],
+        [rows, 4, 4],
+    )
 
 
 @gluon.constexpr_function
 def tokens_layout(tokens, warps):
     # Tokens x 32 columns of a plane. Lane l holds token l / 4 (a column of mma's B operand) and the eight columns,
     # 16 bytes, that its eight halfwords of W multiply. All warps hold the same tokens.
-    return gl.DistributedLinearLayout([[0, 1], [0, 2], [0, 4]] + power_bases(8, tokens, 2, 0),
-                                      [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
-                                      [[0, 0]] * len(power_bases(1, warps, 1, 0)), [], [tokens, 32])
+    return gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4]] + power_bases(8, tokens, 2, 0),
+        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        [[0, 0]] * len(power_bases(1, warps, 1, 0)),
+        [],
+        [tokens, 32],
+    )
 
 
 @gluon.jit
@@ -102,12 +116,15 @@ def load_slab(words, scales, ahead: gl.constexpr, block, blocks_left):
 def decode_slab(codes, scales, WIDE: gl.constexpr):
     # Return four planes of bf16, each [rows, 4 blocks, 8 halfwords]: the four pairs that each word holds.
     kinds: gl.constexpr = (gl.bfloat16,) * 8
-    if WIDE:  # scale 0 is 2^-127, a subnormal, and 255 is NaN: as bf16 both have bit 6, which no other scale has
+    if (
+        WIDE
+    ):  # scale 0 is 2^-127, a subnormal, and 255 is NaN: as bf16 both have bit 6, which no other scale has
         bits = scales * 0x00800080 + gl.where((scales == 0) | (scales == 255), 0x00400040, 0)
         pairs, _ = gl.broadcast(bits[:, :, None], codes)
         unscale = gl.full(pairs.shape, 0x7E807E80, gl.int32, pairs.type.layout)
-        c = gl.inline_asm_elementwise(DECODE_WIDE, "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r", [codes, pairs, unscale], kinds,
-                                      True, 1)
+        c = gl.inline_asm_elementwise(
+            DECODE_WIDE, "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r", [codes, pairs, unscale], kinds, True, 1
+        )
     else:
         pairs, _ = gl.broadcast((scales * 0x00800080 + 0x3F003F00)[:, :, None], codes)
         c = gl.inline_asm_elementwise(DECODE, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [codes, pairs], kinds, True, 1)
@@ -123,13 +140,26 @@ def multiply_plane(acc, codes, plane, mma: gl.constexpr):
     a = codes.reshape([ROWS, 4, 2, 2, 2]).permute([0, 2, 3, 1, 4]).reshape([ROWS, 32])
     b = plane.load(tokens_layout(TOKENS, gl.num_warps()))
     b = b.reshape([TOKENS, 4, 2, 2, 2]).permute([2, 3, 1, 4, 0]).reshape([32, TOKENS])
-    return mma_v2(gl.convert_layout(a, gl.DotOperandLayout(0, mma, 2)),
-                  gl.convert_layout(b, gl.DotOperandLayout(1, mma, 2)), acc)
+    return mma_v2(
+        gl.convert_layout(a, gl.DotOperandLayout(0, mma, 2)),
+        gl.convert_layout(b, gl.DotOperandLayout(1, mma, 2)),
+        acc,
+    )
 
 
 @gluon.jit
-def multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_N: gl.constexpr, SLABS: gl.constexpr,
-                   WIDE: gl.constexpr, mma: gl.constexpr):
+def multiply_share(
+    words,
+    scale_bytes,
+    block,
+    blocks_left,
+    slabs,
+    tokens,
+    BLOCK_N: gl.constexpr,
+    SLABS: gl.constexpr,
+    WIDE: gl.constexpr,
+    mma: gl.constexpr,
+):
     # Return the sums over this share of K. After a slab is decoded, its registers receive a later one. Each product
     # waits for the one before it that adds to the same sums. A warp with 16 rows and 8 tokens has only one tile of
     # sums, so it adds every second product to a second tile.
@@ -159,8 +189,17 @@ def multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_
 
 
 @gluon.jit
-def load_all_scales(scales_ptr, n, N, first, blocks, blocks_left, BLOCK_N: gl.constexpr, SHARE: gl.constexpr,
-                    PER_LOAD: gl.constexpr):
+def load_all_scales(
+    scales_ptr,
+    n,
+    N,
+    first,
+    blocks,
+    blocks_left,
+    BLOCK_N: gl.constexpr,
+    SHARE: gl.constexpr,
+    PER_LOAD: gl.constexpr,
+):
     # Return the scales of the program's tile as int32, each with PER_LOAD (4 or 1) scales. Four need a K that is a
     # multiple of 128, so that no word crosses two rows.
     LOADS: gl.constexpr = SHARE // (32 * PER_LOAD)  # per row
@@ -169,8 +208,11 @@ def load_all_scales(scales_ptr, n, N, first, blocks, blocks_left, BLOCK_N: gl.co
     load = index % LOADS
     if PER_LOAD == 4:
         scales_ptr = scales_ptr.to(gl.pointer_type(gl.int32), bitcast=True)
-    scales = gl.load(scales_ptr + row.to(gl.int64) * (blocks // PER_LOAD) + (first // PER_LOAD + load),
-                     mask=load * PER_LOAD < blocks_left, other=0)
+    scales = gl.load(
+        scales_ptr + row.to(gl.int64) * (blocks // PER_LOAD) + (first // PER_LOAD + load),
+        mask=load * PER_LOAD < blocks_left,
+        other=0,
+    )
     return scales.to(gl.int32)
 
 
@@ -222,8 +264,11 @@ def stage_tokens(tokens, x_ptr, M, first, blocks, TOKENS: gl.constexpr, SLABS: g
     pieces = ()
     for slab in gl.static_range(0, SLABS, PIECE):
         column = first * 32 + slab * SLAB + gl.arange(0, PIECE * SLAB, gl.SliceLayout(0, layout))[None, :]
-        pieces = pieces + (gl.load(x_ptr + token * (blocks * 32) + column,
-                                   mask=(token < M) & (column // 32 < blocks), other=0.0),)
+        pieces = pieces + (
+            gl.load(
+                x_ptr + token * (blocks * 32) + column, mask=(token < M) & (column // 32 < blocks), other=0.0
+            ),
+        )
     for piece in gl.static_range(len(pieces)):
         store_piece(tokens, pieces[piece], piece * PIECE, SLABS)
 
@@ -237,8 +282,14 @@ def add_parts(parts, offset, shares, BLOCK_N: gl.constexpr, TOKENS: gl.constexpr
         loaded = ()
         for part in gl.static_range(4):
             left = (shares - share - part) * SIZE  # zero or less past the last share
-            loaded = loaded + (gl.load(parts + (share + part).to(gl.int64) * SIZE + offset, mask=offset < left,
-                                       other=0.0, cache_modifier=".cg"),)
+            loaded = loaded + (
+                gl.load(
+                    parts + (share + part).to(gl.int64) * SIZE + offset,
+                    mask=offset < left,
+                    other=0.0,
+                    cache_modifier=".cg",
+                ),
+            )
         for part in gl.static_range(4):
             total += loaded[part]
     return total
@@ -246,9 +297,22 @@ def add_parts(parts, offset, shares, BLOCK_N: gl.constexpr, TOKENS: gl.constexpr
 
 # Without specialisation another number of tokens needs no other compilation.
 @gluon.jit(do_not_specialize=["M", "N", "blocks"])
-def decode_registers_kernel(x_ptr, weight_ptr, scales_ptr, out_ptr, parts_ptr, arrivals_ptr, M, N, blocks,
-                            BLOCK_N: gl.constexpr, TOKENS: gl.constexpr, SHARE: gl.constexpr, AHEAD: gl.constexpr,
-                            SCALES_PER_LOAD: gl.constexpr):
+def decode_registers_kernel(
+    x_ptr,
+    weight_ptr,
+    scales_ptr,
+    out_ptr,
+    parts_ptr,
+    arrivals_ptr,
+    M,
+    N,
+    blocks,
+    BLOCK_N: gl.constexpr,
+    TOKENS: gl.constexpr,
+    SHARE: gl.constexpr,
+    AHEAD: gl.constexpr,
+    SCALES_PER_LOAD: gl.constexpr,
+):
     WARPS: gl.constexpr = gl.num_warps()
     SLABS: gl.constexpr = SHARE // SLAB
     layout: gl.constexpr = slab_layout(BLOCK_N, WARPS)
@@ -266,20 +330,31 @@ def decode_registers_kernel(x_ptr, weight_ptr, scales_ptr, out_ptr, parts_ptr, a
     scale_bytes = scales_ptr + block_offset
     words = weight_ptr + (block_offset[:, :, None] * 4 + word)
     slabs = load_first_slabs(words, scale_bytes, block, blocks_left, AHEAD)
-    all_scales = load_all_scales(scales_ptr, n, N, first, blocks, blocks_left, BLOCK_N, SHARE, SCALES_PER_LOAD)
+    all_scales = load_all_scales(
+        scales_ptr, n, N, first, blocks, blocks_left, BLOCK_N, SHARE, SCALES_PER_LOAD
+    )
     wide = mark_wide_scales(all_scales)
     # The previous kernel of the stream may still write the tokens and use the work space, but not the weights. So the
     # first weights are on their way while it drains.
     gdc_wait()
     gdc_launch_dependents()
     tokens = gl.allocate_shared_memory(gl.bfloat16, [4 * SLABS, TOKENS, 32], plain)
-    stage_tokens(tokens._reinterpret(gl.bfloat16, [4 * SLABS * TOKENS, 32], plain), x_ptr, M, first, blocks, TOKENS,
-                 SLABS)
+    stage_tokens(
+        tokens._reinterpret(gl.bfloat16, [4 * SLABS * TOKENS, 32], plain),
+        x_ptr,
+        M,
+        first,
+        blocks,
+        TOKENS,
+        SLABS,
+    )
     cta_barrier()
     if gl.reduce_or(wide, 0) != 0:  # weights of 4 and more, or NaN: two multiplications per pair
         acc = multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_N, SLABS, True, mma)
     else:
-        acc = multiply_share(words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_N, SLABS, False, mma)
+        acc = multiply_share(
+            words, scale_bytes, block, blocks_left, slabs, tokens, BLOCK_N, SLABS, False, mma
+        )
 
     token = gl.arange(0, TOKENS, gl.SliceLayout(0, mma))[None, :]
     row = gl.arange(0, BLOCK_N, gl.SliceLayout(1, mma))[:, None]
@@ -307,8 +382,21 @@ def dot_operand(value, FLOAT32: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["M", "N", "blocks"])
-def decode_plain_kernel(x_ptr, weight_ptr, scales_ptr, out_ptr, parts_ptr, arrivals_ptr, M, N, blocks,
-                        BLOCK_N: tl.constexpr, TOKENS: tl.constexpr, SHARE: tl.constexpr, FLOAT32: tl.constexpr):
+def decode_plain_kernel(
+    x_ptr,
+    weight_ptr,
+    scales_ptr,
+    out_ptr,
+    parts_ptr,
+    arrivals_ptr,
+    M,
+    N,
+    blocks,
+    BLOCK_N: tl.constexpr,
+    TOKENS: tl.constexpr,
+    SHARE: tl.constexpr,
+    FLOAT32: tl.constexpr,
+):
     # x and out are passed as the bits of bfloat16. The interpreter multiplies in float32 (FLOAT32), because
     # Triton's own gets products of bfloat16 wrong.
     n = tl.program_id(0) * BLOCK_N
@@ -330,8 +418,11 @@ def decode_plain_kernel(x_ptr, weight_ptr, scales_ptr, out_ptr, parts_ptr, arriv
         low = decode_fp4(codes) * scales[:, :, None]
         high = decode_fp4(codes >> 4) * scales[:, :, None]
         column = begin * 32 + tl.arange(0, 128)
-        bits = tl.load(x_ptr + token[:, None] * (blocks * 32) + column[None, :],
-                       mask=(token < M)[:, None] & (column // 32 < blocks)[None, :], other=0)
+        bits = tl.load(
+            x_ptr + token[:, None] * (blocks * 32) + column[None, :],
+            mask=(token < M)[:, None] & (column // 32 < blocks)[None, :],
+            other=0,
+        )
         if FLOAT32:
             x = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
         else:
@@ -350,6 +441,8 @@ def decode_plain_kernel(x_ptr, weight_ptr, scales_ptr, out_ptr, parts_ptr, arriv
         if tl.atomic_add(arrivals_ptr + tl.program_id(0), 1) == shares - 1:
             total = tl.zeros((TOKENS, BLOCK_N), tl.float32)
             for part in range(shares):
-                total += tl.load(parts_ptr + part * size + offset, mask=inside, other=0.0, cache_modifier=".cg")
+                total += tl.load(
+                    parts_ptr + part * size + offset, mask=inside, other=0.0, cache_modifier=".cg"
+                )
             tl.store(out_ptr + offset, to_bf16_bits(total, not FLOAT32), mask=inside)
             tl.store(arrivals_ptr + tl.program_id(0), 0)  # for the next launch

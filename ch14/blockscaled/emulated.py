@@ -48,7 +48,9 @@ def _suits_wgmma(target: str, c_dtype: torch.dtype, scaled: bool) -> bool:
 def spec(a: Packed, b: Transposed) -> torch.Tensor:
     """Return C (M, N) = A (M, K) @ B (K, N) in float64, of the numbers that the codes and scales stand for."""
     # NVFP4's tensor scale is applied in float64: its product with an element would be rounded in float32.
-    left, right = (number_formats.dequantise(_without_tensor_scale(each).unpack()).double() for each in (a, b.T))
+    left, right = (
+        number_formats.dequantise(_without_tensor_scale(each).unpack()).double() for each in (a, b.T)
+    )
     return left @ right.T * _tensor_scale(a) * _tensor_scale(b.T)
 
 
@@ -68,18 +70,24 @@ def is_interpreted() -> bool:
 def require_form(name: str, form: str) -> None:
     """Raise ValueError for a format whose decoded elements bf16 does not hold exactly."""
     if form not in FORMS:
-        raise ValueError(f"{name} is in {form}; the emulated path takes {', '.join(FORMS)}, whose elements times "
-                         "scales bf16 holds exactly.")
+        raise ValueError(
+            f"{name} is in {form}; the emulated path takes {', '.join(FORMS)}, whose elements times "
+            "scales bf16 holds exactly."
+        )
 
 
 def packed_operands(a, b) -> tuple[Packed, Packed]:
     """Return A and B^T as Packed; raise ValueError for operands of other types or with other K."""
     if not isinstance(a, Packed) or not isinstance(b, Transposed):
-        raise ValueError("a must be a Packed of ch14.mx_formats and b the transpose (.T) of one; they are "
-                         f"{type(a).__name__} and {type(b).__name__}.")
+        raise ValueError(
+            "a must be a Packed of ch14.mx_formats and b the transpose (.T) of one; they are "
+            f"{type(a).__name__} and {type(b).__name__}."
+        )
     if a.shape[1] != b.shape[0]:
-        raise ValueError(f"a (M, K) and b (K, N) differ in K: a is {' x '.join(map(str, a.shape))} and b is "
-                         f"{' x '.join(map(str, b.shape))}.")
+        raise ValueError(
+            f"a (M, K) and b (K, N) differ in K: a is {' x '.join(map(str, a.shape))} and b is "
+            f"{' x '.join(map(str, b.shape))}."
+        )
     for name, tensor in operand_memory(a, b.T).items():
         operands.require_tensor(name, tensor, "a block-scaled GEMM", on=a.values.device)
     return a, b.T
@@ -87,15 +95,25 @@ def packed_operands(a, b) -> tuple[Packed, Packed]:
 
 def operand_memory(a: Packed, weight: Packed) -> dict[str, torch.Tensor]:
     """Return the tensors of both operands by a name for error messages."""
-    return {f"the {part} of {name}": tensor for name, matrix in (("a", a), ("b", weight))
-            for part, tensor in matrix.tensors().items()}
+    return {
+        f"the {part} of {name}": tensor
+        for name, matrix in (("a", a), ("b", weight))
+        for part, tensor in matrix.tensors().items()
+    }
 
 
 def check_out(out, a: Packed, weight: Packed, op: str, **requirements) -> None:
     """Raise ValueError unless `out` is None or a tensor for A B that lies in memory of its own."""
     if out is not None:
-        operands.require_tensor("out", out, op, dtype=tuple(DTYPES), shape=(a.shape[0], weight.shape[0]),
-                                on=a.values.device, **requirements)
+        operands.require_tensor(
+            "out",
+            out,
+            op,
+            dtype=tuple(DTYPES),
+            shape=(a.shape[0], weight.shape[0]),
+            on=a.values.device,
+            **requirements,
+        )
         operands.require_disjoint({"out": out}, operand_memory(a, weight))
 
 
@@ -108,8 +126,10 @@ def _check_operands(a, b, out) -> tuple[Packed, Packed]:
     if k % group:
         raise ValueError(f"K is {k}; it must be a multiple of {group}, the elements of a block.")
     if max(m, n, k) > 2**30:
-        raise ValueError(f"M, N and K are {m:,}, {n:,} and {k:,}; each must be at most 2^30, because coordinates of a "
-                         "tile have 32 bits.")
+        raise ValueError(
+            f"M, N and K are {m:,}, {n:,} and {k:,}; each must be at most 2^30, because coordinates of a "
+            "tile have 32 bits."
+        )
     operands.require_gpu(a.values, "the emulated GEMM", "has_tma", INSTEAD, is_interpreted())
     check_out(out, a, weight, "the emulated GEMM")
     if out is not None:
@@ -139,18 +159,24 @@ def _prepare_gemm(a, weight, c, scale_a, scale_b, chosen: GemmConfig | None):
             raise
         except Exception as error:  # too much shared memory for a C of four bytes, or with scales on sm_100a
             reason = f"{config.name}: {device.first_line(error)[:200]}"
-    raise device.Unsupported(f"no configuration of ch14.gemm multiplies {m} x {n} x {k} on {target} ({reason}).")
+    raise device.Unsupported(
+        f"no configuration of ch14.gemm multiplies {m} x {n} x {k} on {target} ({reason})."
+    )
 
 
 def _prepare_multiply(left, right, c, factor_a, factor_b, config):
     """Return a function of (left, right, factor_a, factor_b, c) and its configuration."""
     suits_wgmma = _suits_wgmma(device.current().target, c.dtype, factor_a is not None or factor_b is not None)
     if not isinstance(config, WgmmaConfig):
-        config = operands.choose_config(config, configs(), GemmConfig, lambda: "best" if suits_wgmma else None)
+        config = operands.choose_config(
+            config, configs(), GemmConfig, lambda: "best" if suits_wgmma else None
+        )
     if isinstance(config, GemmConfig | None):
         return _prepare_gemm(left, right, c, factor_a, factor_b, config)
     if not suits_wgmma:
-        raise device.Unsupported("ch10.wgmma_gemm needs sm_90a, a bfloat16 C and no tensor scales: use ch14.gemm's.")
+        raise device.Unsupported(
+            "ch10.wgmma_gemm needs sm_90a, a bfloat16 C and no tensor scales: use ch14.gemm's."
+        )
     plan = wgmma_gemm.planner.make(left, right.T, c, config)
     return lambda left, right, factor_a, factor_b, c: plan.launch(left, right, c), plan.config  # by addresses
 
@@ -174,8 +200,13 @@ def _prepare_factors(pair_a, pair_b):
 
 def _plan(values_a, scales_a, pair_a, values_b, scales_b, pair_b, out, kind_a, kind_b, config) -> Plan:
     """Check the operands and compile the kernels. A kind is the (format, shape, tiled) of a Packed."""
-    a, weight = (Packed(form, shape, values, scales, pair, tiled) for (form, shape, tiled), values, scales, pair in (
-        (kind_a, values_a, scales_a, pair_a), (kind_b, values_b, scales_b, pair_b)))
+    a, weight = (
+        Packed(form, shape, values, scales, pair, tiled)
+        for (form, shape, tiled), values, scales, pair in (
+            (kind_a, values_a, scales_a, pair_a),
+            (kind_b, values_b, scales_b, pair_b),
+        )
+    )
     _check_operands(a, weight.T, out)
     (m, k), n, where = a.shape, weight.shape[0], a.values.device
     out = torch.empty(m, n, dtype=torch.bfloat16, device=where) if out is None else out
@@ -189,9 +220,12 @@ def _plan(values_a, scales_a, pair_a, values_b, scales_b, pair_b, out, kind_a, k
         return left, right
 
     left, right = make_work_space()
-    decode_a, decode_b = (mx_formats.dequantise_planner.make(
-        matrix.values, matrix.scales, _without_tensor_scale(matrix).pair, to, *kind, "best").launch
-        for matrix, to, kind in ((a, left, kind_a), (weight, right[:n], kind_b)))
+    decode_a, decode_b = (
+        mx_formats.dequantise_planner.make(
+            matrix.values, matrix.scales, _without_tensor_scale(matrix).pair, to, *kind, "best"
+        ).launch
+        for matrix, to, kind in ((a, left, kind_a), (weight, right[:n], kind_b))
+    )
     find_factors = _prepare_factors(a.pair, weight.pair)
     if interpreted:  # in float32: Triton's own interpreter multiplies and rounds bf16 wrongly
         left, right, is_direct, c_dtype = left.float(), right.float(), False, torch.float32
@@ -213,13 +247,18 @@ def _plan(values_a, scales_a, pair_a, values_b, scales_b, pair_b, out, kind_a, k
     return Plan(launch, (m, n), torch.bfloat16, where, config)
 
 
-planner = Planner(_plan, tuple(f"the {part} of {name}" for name in "ab" for part in ("values", "scales", "pair")))
+planner = Planner(
+    _plan, tuple(f"the {part} of {name}" for name in "ab" for part in ("values", "scales", "pair"))
+)
 
 
 def describe_operands(a: Packed, weight: Packed) -> tuple[tuple, tuple, tuple]:
     """Return the tensors and the kinds of two operands, as `planner` takes them."""
-    return ((a.values, a.scales, a.pair, weight.values, weight.scales, weight.pair),
-            (a.format.name, a.shape, a.tiled), (weight.format.name, weight.shape, weight.tiled))
+    return (
+        (a.values, a.scales, a.pair, weight.values, weight.scales, weight.pair),
+        (a.format.name, a.shape, a.tiled),
+        (weight.format.name, weight.shape, weight.tiled),
+    )
 
 
 def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config="best") -> Launch:
@@ -241,8 +280,13 @@ def run(a: Packed, b: Transposed, out: torch.Tensor | None, config) -> torch.Ten
     return planner.run(tensors, out, *kinds, config)
 
 
-def job(config: WgmmaConfig | GemmConfig, target: str, mnk: tuple[int, int, int] = (4096, 4096, 4096),
-        c_dtype: torch.dtype = torch.bfloat16, scaled: bool = False) -> build.Job:
+def job(
+    config: WgmmaConfig | GemmConfig,
+    target: str,
+    mnk: tuple[int, int, int] = (4096, 4096, 4096),
+    c_dtype: torch.dtype = torch.bfloat16,
+    scaled: bool = False,
+) -> build.Job:
     """Return how the GEMM is compiled, for tilelab.runtime.build; `scaled` where a tensor has a scale."""
     if isinstance(config, WgmmaConfig):
         return wgmma_gemm.job(config, target)
@@ -255,10 +299,18 @@ def _sms(target: str) -> int:
     return next((gpu.sms for gpu in device.KNOWN.values() if gpu.target == target and gpu.sms), 132)
 
 
-def jobs(form: str, target: str, mnk: tuple[int, int, int], c_dtype: torch.dtype = torch.bfloat16) -> list[build.Job]:
+def jobs(
+    form: str, target: str, mnk: tuple[int, int, int], c_dtype: torch.dtype = torch.bfloat16
+) -> list[build.Job]:
     """Return how decoding and GEMM are compiled for A and B in `form`, for a target with TMA."""
     (m, n, k), scaled = mnk, number_formats.lookup(form).scale == "e4m3"
     size = m, -(-n // 8) * 8, k
-    config = wgmma_gemm.find_best(*size)[0] if _suits_wgmma(target, c_dtype, scaled) else rank_configs(
-        "course", *size, "bf16", target, _sms(target))[0]
-    return [mx_formats.job("best", target, form, operation="dequantise"), job(config, target, size, c_dtype, scaled)]
+    config = (
+        wgmma_gemm.find_best(*size)[0]
+        if _suits_wgmma(target, c_dtype, scaled)
+        else rank_configs("course", *size, "bf16", target, _sms(target))[0]
+    )
+    return [
+        mx_formats.job("best", target, form, operation="dequantise"),
+        job(config, target, size, c_dtype, scaled),
+    ]

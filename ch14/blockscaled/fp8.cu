@@ -35,8 +35,8 @@ constexpr u32 PART_BYTES = ROWS * 128, BUFFERS = 2;  // C is staged in parts wit
 // Each warp of the consumers has a slot, in which it hands 16 rows of sums over. An epilogue warp stages such rows.
 constexpr u32 SLOTS = EPILOGUE_WARPS ? 4 * CONSUMERS : 0, SLOT_VECTORS = 32 * SUMS / 4;
 constexpr u32 ROWS_BYTES = 16 * 128, ALL_ROWS_BYTES = EPILOGUE_WARPS * BUFFERS * ROWS_BYTES;
-constexpr u32 STAGED_BYTES = EPILOGUE_WARPS ? ALL_ROWS_BYTES + SLOTS * SLOT_VECTORS * 16
-                                            : CONSUMERS * BUFFERS * PART_BYTES;
+constexpr u32 STAGED_BYTES =
+    EPILOGUE_WARPS ? ALL_ROWS_BYTES + SLOTS * SLOT_VECTORS * 16 : CONSUMERS * BUFFERS * PART_BYTES;
 constexpr u32 BARRIER_BYTES = 16 * (STAGES + SLOTS);
 constexpr int THREADS = 128 * (1 + CONSUMERS);
 // Epilogue warps need 56 registers per thread, and all four warps of their group get them.
@@ -62,8 +62,7 @@ __device__ __forceinline__ float apply_activation(float value) {
 // Apply bias and activation to a fragment (see wgmma.cuh) or to part of one. d[0] of this thread is in `column`. The
 // bias has N elements. Columns from N on are not stored, so they need none.
 template <int COUNT>
-__device__ __forceinline__ void apply_bias_and_activation(float (&d)[COUNT], const u32* bias, int column,
-                                                          int N) {
+__device__ __forceinline__ void apply_bias_and_activation(float (&d)[COUNT], const u32* bias, int column, int N) {
 #pragma unroll
     for (int i = 0; i < COUNT; i += 4) {
         if constexpr (BIAS) {
@@ -120,12 +119,13 @@ __device__ __forceinline__ void stage_mx(const float (&d)[SUMS], u32 staged, uns
             for (int j = 0; j < 4; ++j) {
                 unsigned short codes;
                 asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
-                    : "=h"(codes) : "f"(__uint_as_float(pairs[j] & 0xFFFF0000) * multiplier),
+                    : "=h"(codes)
+                    : "f"(__uint_as_float(pairs[j] & 0xFFFF0000) * multiplier),
                       "f"(__uint_as_float(pairs[j] << 16) * multiplier));
                 const u32 offset = row_in_tile * 128 + block * 32 + j * 8 + lane % 4 * 2;
-                asm volatile("st.shared.u16 [%0], %1;"
-                             ::"r"(staged + swizzle_offset(offset, 128)),
-                               "h"(not_finite ? static_cast<unsigned short>(0) : codes) : "memory");
+                asm volatile("st.shared.u16 [%0], %1;" ::"r"(staged + swizzle_offset(offset, 128)),
+                             "h"(not_finite ? static_cast<unsigned short>(0) : codes)
+                             : "memory");
             }
             if (lane % 4 == block) own_scale = scale;
         }
@@ -310,7 +310,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             int step = first_step(split), blocks_left = first_step(split + 1) - step;
             float next_scale_b = __ldg(tile_scale_b + min(step, steps - 1));  // one block ahead, because L2 takes long
             float upper_scale, lower_scale;  // scale_a x scale_b of this thread's two rows, for the running block
-            u32 used_stage = state.stage;    // holds the running block
+            u32 used_stage = state.stage;  // holds the running block
             auto start_block = [&](float (&sum)[SUMS]) {
                 const float block_scale_b = next_scale_b;
                 next_scale_b = __ldg(tile_scale_b + min(++step, steps - 1));

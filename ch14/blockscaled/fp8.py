@@ -54,11 +54,19 @@ class Fp8Config:
     epilogue_warps: int = 0
 
     def __post_init__(self):
-        for name, lowest, highest in (("consumers", 1, 3), ("scratch", 1, 2), ("stages", 3, 16),
-                                      ("splits", 1, MAX_SPLITS), ("group", 1, 4096), ("epilogue_warps", 0, 3)):
+        for name, lowest, highest in (
+            ("consumers", 1, 3),
+            ("scratch", 1, 2),
+            ("stages", 3, 16),
+            ("splits", 1, MAX_SPLITS),
+            ("group", 1, 4096),
+            ("epilogue_warps", 0, 3),
+        ):
             value = getattr(self, name)
             if type(value) is not int or not lowest <= value <= highest:
-                raise ValueError(f"{name} is {value!r:.40}; it must be a whole number from {lowest} to {highest:,}.")
+                raise ValueError(
+                    f"{name} is {value!r:.40}; it must be a whole number from {lowest} to {highest:,}."
+                )
         if self.block_n not in (64, 128):
             raise ValueError(f"block_n is {self.block_n!r:.40}; it must be 64 or 128.")
         if self.consumers == 3 and self.scratch == 2:
@@ -66,8 +74,10 @@ class Fp8Config:
         if self.epilogue_warps and self.splits > 1:
             raise ValueError("epilogue warps cannot add the sums of splits: splits must be 1.")
         if self.smem_bytes > 232448:
-            raise ValueError(f"{self} needs {self.smem_bytes:,} B of shared memory per block; Hopper has 232,448: take "
-                             "fewer stages.")
+            raise ValueError(
+                f"{self} needs {self.smem_bytes:,} B of shared memory per block; Hopper has 232,448: take "
+                "fewer stages."
+            )
 
     @property
     def block_m(self) -> int:
@@ -104,14 +114,29 @@ class Fp8Config:
             raise ValueError(f"an MXFP8 output needs tiles of 128 columns; {self} has {self.block_n}.")
         if mx and self.epilogue_warps:
             raise ValueError("epilogue warps store bf16: for an MXFP8 output, epilogue_warps must be 0.")
-        return {"BLOCK_N": self.block_n, "CONSUMERS": self.consumers, "SCRATCH": self.scratch, "STAGES": self.stages,
-                "SPLIT": int(self.splits > 1), "GROUP": self.group, "BIAS": int(bias),
-                "ACTIVATION": ACTIVATIONS.index(activation), "MX": int(mx), "EPILOGUE_WARPS": self.epilogue_warps}
+        return {
+            "BLOCK_N": self.block_n,
+            "CONSUMERS": self.consumers,
+            "SCRATCH": self.scratch,
+            "STAGES": self.stages,
+            "SPLIT": int(self.splits > 1),
+            "GROUP": self.group,
+            "BIAS": int(bias),
+            "ACTIVATION": ACTIVATIONS.index(activation),
+            "MX": int(mx),
+            "EPILOGUE_WARPS": self.epilogue_warps,
+        }
 
     def __str__(self):
-        words = [f"{self.block_m} × {self.block_n}", f"{self.consumers} consumer{'s' * (self.consumers > 1)}",
-                 f"{self.scratch} scratch", f"{self.stages} stages"]
-        words += [f"{self.epilogue_warps} epilogue warp{'s' * (self.epilogue_warps > 1)}"] * (self.epilogue_warps > 0)
+        words = [
+            f"{self.block_m} × {self.block_n}",
+            f"{self.consumers} consumer{'s' * (self.consumers > 1)}",
+            f"{self.scratch} scratch",
+            f"{self.stages} stages",
+        ]
+        words += [f"{self.epilogue_warps} epilogue warp{'s' * (self.epilogue_warps > 1)}"] * (
+            self.epilogue_warps > 0
+        )
         words += [f"{self.splits} splits"] * (self.splits > 1) + [f"group {self.group}"] + ["pdl"] * self.pdl
         return ", ".join(words)
 
@@ -173,15 +198,26 @@ def tuned_source() -> str:
 def find_best(m: int, n: int, k: int, sms: int, mx: bool = False) -> tuple[Fp8Config, str]:
     """Return the configuration for a shape, and how it was found: in the table of tuned shapes, or by its extents."""
     untuned = best_config(m, n, k, sms, mx)
-    return tuned.find("fp8", Fp8Config, m, n, k, "fp8", lambda config, *shape: predict_us(config, *shape, sms),
-                      lambda config: config.splits <= k // BLOCK and (config.block_n == 128 or not mx),
-                      tuned_source, untuned) or (untuned, "by the extents")
+    return tuned.find(
+        "fp8",
+        Fp8Config,
+        m,
+        n,
+        k,
+        "fp8",
+        lambda config, *shape: predict_us(config, *shape, sms),
+        lambda config: config.splits <= k // BLOCK and (config.block_n == 128 or not mx),
+        tuned_source,
+        untuned,
+    ) or (untuned, "by the extents")
 
 
 def spec(a, b, scale_a, scale_b, bias=None, activation=None):
     """Return the product in float64. Arguments as for `fp8`."""
     left = a.double() * scale_a.double().repeat_interleave(BLOCK, 1)
-    right = b.double() * scale_b.double().repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:, :b.shape[1]]
+    right = (
+        b.double() * scale_b.double().repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:, : b.shape[1]]
+    )
     c = left @ right if bias is None else left @ right + bias.double()
     return c if activation is None else getattr(F, activation)(c)
 
@@ -195,17 +231,23 @@ def _check_operands(a, b, scale_a, scale_b, bias) -> tuple[int, int, int]:
     if inner != k:
         raise ValueError(f"a (M, K) and b (K, N) differ in K: a is {m} x {k} and b is {inner} x {n}.")
     if k % BLOCK or n % N_MULTIPLE or max(m, n, k) > LARGEST:
-        raise ValueError(f"M, N and K are {m}, {n} and {k}; K must be a multiple of {BLOCK}, the extent of a scale, N "
-                         f"a multiple of {N_MULTIPLE}, because TMA stores rows of whole 16 bytes, and all at most "
-                         "2^30: pad with zeros.")
+        raise ValueError(
+            f"M, N and K are {m}, {n} and {k}; K must be a multiple of {BLOCK}, the extent of a scale, N "
+            f"a multiple of {N_MULTIPLE}, because TMA stores rows of whole 16 bytes, and all at most "
+            "2^30: pad with zeros."
+        )
     operands.require_tensor("b.T", b.T, "fp8", contiguous=True)
-    operands.require_tensor("scale_a", scale_a, "fp8", dtype=torch.float32, shape=(m, k // BLOCK), on=a.device)
-    operands.require_tensor("scale_b", scale_b, "fp8", dtype=torch.float32, shape=(k // BLOCK, math.ceil(n / BLOCK)),
-                            on=a.device)
+    operands.require_tensor(
+        "scale_a", scale_a, "fp8", dtype=torch.float32, shape=(m, k // BLOCK), on=a.device
+    )
+    operands.require_tensor(
+        "scale_b", scale_b, "fp8", dtype=torch.float32, shape=(k // BLOCK, math.ceil(n / BLOCK)), on=a.device
+    )
     operands.require_tensor("scale_b.T", scale_b.T, "fp8", contiguous=True)
     if bias is not None:
-        operands.require_tensor("bias", bias, "fp8", dtype=torch.bfloat16, shape=(n,), on=a.device, contiguous=True,
-                                aligned=16)
+        operands.require_tensor(
+            "bias", bias, "fp8", dtype=torch.bfloat16, shape=(n,), on=a.device, contiguous=True, aligned=16
+        )
     return m, n, k
 
 
@@ -213,15 +255,22 @@ def _check_out(out, out_scales, packed_as, m: int, n: int, read: dict) -> None:
     """Raise ValueError unless C can be stored in `out` without overwriting `read`. `_plan` describes the arguments."""
     where = read["a"].device
     if packed_as is None:
-        written = {"out": operands.require_tensor("out", out, "fp8", dtype=torch.bfloat16, shape=(m, n), on=where,
-                                                  contiguous=True, aligned=16)}
+        written = {
+            "out": operands.require_tensor(
+                "out", out, "fp8", dtype=torch.bfloat16, shape=(m, n), on=where, contiguous=True, aligned=16
+            )
+        }
     else:
         form, tiled, shape = packed_as
         if packed_as != ("mxfp8_e4m3", False, (m, n)):
-            raise ValueError(f"a Packed out must be {(m, n)} in mxfp8_e4m3 with rows of scales; it is {shape} in "
-                             f"{form}{', tiled' * tiled}.")
+            raise ValueError(
+                f"a Packed out must be {(m, n)} in mxfp8_e4m3 with rows of scales; it is {shape} in "
+                f"{form}{', tiled' * tiled}."
+            )
         if n % BLOCK:
-            raise ValueError(f"N is {n}; for an MXFP8 output it must be a multiple of {BLOCK}: pad b with zeros.")
+            raise ValueError(
+                f"N is {n}; for an MXFP8 output it must be a multiple of {BLOCK}: pad b with zeros."
+            )
         written = {"out": out, "the scales of out": out_scales}
         for name, tensor in written.items():
             operands.require_tensor(name, tensor, "fp8", on=where, aligned=16)
@@ -236,8 +285,14 @@ def _plan(a, b, scale_a, scale_b, bias, out_scales, out, activation, config, pac
     m, n, k = _check_operands(a, b, scale_a, scale_b, bias)
     Fp8Config().constants(activation=activation)
     if out is not None:
-        _check_out(out, out_scales, packed_as, m, n,
-                   {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "bias": bias})
+        _check_out(
+            out,
+            out_scales,
+            packed_as,
+            m,
+            n,
+            {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "bias": bias},
+        )
     operands.require_gpu(a, "the fp8 kernel", "has_wgmma", INSTEAD)
     out = torch.empty(m, n, dtype=torch.bfloat16, device=a.device) if out is None else out
     packed, sms, chosen = packed_as is not None, device.current().sms, ""
@@ -246,30 +301,59 @@ def _plan(a, b, scale_a, scale_b, bias, out_scales, out, activation, config, pac
     config = operands.choose_config(config, configs(), Fp8Config, lambda: None)
     constants = config.constants(bias is not None, activation, packed)
     tiles = config.tiles(m, n)
-    rows = min(config.block_m, -(-m // 8) * 8)  # of A per load: rows past the end would cost the copy engine time
+    rows = min(
+        config.block_m, -(-m // 8) * 8
+    )  # of A per load: rows past the end would cost the copy engine time
     # A tensor map needs rows of whole 16 bytes, here columns of scale_a.
     pitch, padded, groups = scale_a.stride(1), -(-m // 4) * 4, k // BLOCK
     mappable = scale_a.stride(0) == 1 and pitch >= m and pitch % 4 == 0 and scale_a.data_ptr() % 16 == 0
-    scales = scale_a if mappable else torch.empty_strided((m, groups), (1, padded), dtype=torch.float32,
-                                                                    device=a.device)
+    scales = (
+        scale_a
+        if mappable
+        else torch.empty_strided((m, groups), (1, padded), dtype=torch.float32, device=a.device)
+    )
     box = (64, 128) if packed else (16 if config.epilogue_warps else 64, 64)
-    maps = (make_tensor_map(a.view(torch.uint8), (rows, BLOCK), swizzle="128B"),
-            make_tensor_map(b.T.view(torch.uint8), (config.block_n, BLOCK), swizzle="128B"),
-            make_tensor_map(scales.T, (1, rows)), make_tensor_map(out, box, swizzle="128B"))
-    kernel = cuda.load_kernel(SOURCE, "fp8_blocks", tuple(f"-D{name}={value}" for name, value in constants.items()))
+    maps = (
+        make_tensor_map(a.view(torch.uint8), (rows, BLOCK), swizzle="128B"),
+        make_tensor_map(b.T.view(torch.uint8), (config.block_n, BLOCK), swizzle="128B"),
+        make_tensor_map(scales.T, (1, rows)),
+        make_tensor_map(out, box, swizzle="128B"),
+    )
+    kernel = cuda.load_kernel(
+        SOURCE, "fp8_blocks", tuple(f"-D{name}={value}" for name, value in constants.items())
+    )
     # The kernel does not read the pointers that it has no use for.
     args = (*maps, *[scale_b] * 5, *map(ctypes.c_int, (m, n, k, config.splits, rows)))
-    follows = (0, 1, 2, 6, 3, 3 if bias is None else 4, 5 if packed else 3, *((7, 8) if config.splits > 1 else (3, 3)))
-    run = cuda.prepare_launch(kernel, config.grid(m, n, sms), config.threads, args, config.smem_bytes,
-                              early=config.pdl, follows=(*follows, *[None] * 5))
+    follows = (
+        0,
+        1,
+        2,
+        6,
+        3,
+        3 if bias is None else 4,
+        5 if packed else 3,
+        *((7, 8) if config.splits > 1 else (3, 3)),
+    )
+    run = cuda.prepare_launch(
+        kernel,
+        config.grid(m, n, sms),
+        config.threads,
+        args,
+        config.smem_bytes,
+        early=config.pdl,
+        follows=(*follows, *[None] * 5),
+    )
 
     def launch(a, b, scale_a, *rest):
         if not mappable:
-            scale_a = torch.empty_strided((m, groups), (1, padded), dtype=torch.float32, device=a.device).copy_(scale_a)
+            scale_a = torch.empty_strided(
+                (m, groups), (1, padded), dtype=torch.float32, device=a.device
+            ).copy_(scale_a)
         if config.splits == 1:
             return run(a, b, scale_a, *rest)
-        parts = torch.empty(tiles * config.splits * config.block_m * config.block_n, dtype=torch.float32,
-                            device=a.device)
+        parts = torch.empty(
+            tiles * config.splits * config.block_m * config.block_n, dtype=torch.float32, device=a.device
+        )
         return run(a, b, scale_a, *rest, parts, workspace.make_counters(tiles * config.consumers, a.device))
 
     return Plan(launch, (m, n), torch.bfloat16, a.device, config, chosen=chosen)
@@ -305,7 +389,7 @@ def fp8(a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, config=
     or "gelu" (exact). `out` is bfloat16 (M, N), or a Packed of ch14.mx_formats in mxfp8_e4m3: then the bfloat16 result
     is quantised, bit for bit as mx_formats.quantise does, and N is a multiple of 128. `config` is an Fp8Config, "best"
     or a name of `configs`. The same launch gives the same bits. Under torch.compile, call ch14.blockscaled.matmul or
-    torch.ops.tiles.fp8. Raises ValueError for arguments that do not fit and tilelab.runtime.device.Unsupported without WGMMA.
+    torch.ops.tiles.fp8. Raises ValueError for arguments that do not fit and Unsupported without WGMMA.
     """
     if operators.is_traced(a, b, scale_a, scale_b, bias):
         return prepare(a, b, scale_a, scale_b, bias=bias, activation=activation, out=out, config=config)()
@@ -323,8 +407,20 @@ def run(a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, config=
     return c if packed_as is None else out
 
 
-def job(config: Fp8Config, target: str = "sm_90a", bias: bool = False, activation: str | None = None,
-        mx: bool = False) -> build.Job:
+def job(
+    config: Fp8Config,
+    target: str = "sm_90a",
+    bias: bool = False,
+    activation: str | None = None,
+    mx: bool = False,
+) -> build.Job:
     """Return how `config` is compiled, for tilelab.runtime.build. Only sm_90a has these instructions."""
-    return build.Job(f"{SOURCE}:fp8_blocks", {}, config.constants(bias, activation, mx), target, config.threads // 32,
-                     smem_bytes=config.smem_bytes, name=str(config))
+    return build.Job(
+        f"{SOURCE}:fp8_blocks",
+        {},
+        config.constants(bias, activation, mx),
+        target,
+        config.threads // 32,
+        smem_bytes=config.smem_bytes,
+        name=str(config),
+    )

@@ -48,25 +48,45 @@ class NativeConfig:
     fused: bool = False
 
     def __post_init__(self):
-        for name, allowed in (("kernel", ("native", "naive")), ("block_m", (128, 256)), ("block_n", (128, 256)),
-                              ("block_k", (64, 128, 256, 512)), ("num_warps", (4, 8)), ("num_stages", range(1, 9)),
-                              ("epilogue_subtile", (1, 2, 4)), ("fused", (False, True))):
+        for name, allowed in (
+            ("kernel", ("native", "naive")),
+            ("block_m", (128, 256)),
+            ("block_n", (128, 256)),
+            ("block_k", (64, 128, 256, 512)),
+            ("num_warps", (4, 8)),
+            ("num_stages", range(1, 9)),
+            ("epilogue_subtile", (1, 2, 4)),
+            ("fused", (False, True)),
+        ):
             require_one_of(name, getattr(self, name), allowed)
         if self.kernel == "naive" and (self.epilogue_subtile, self.fused) != (1, False):
-            raise ValueError("epilogue_subtile and fused belong to the native kernel; the naive one has neither.")
+            raise ValueError(
+                "epilogue_subtile and fused belong to the native kernel; the naive one has neither."
+            )
 
     def __str__(self):
-        tile = f"{self.kernel} {self.block_m},{self.block_n},{self.block_k},{self.num_warps},{self.num_stages}"
+        tile = (
+            f"{self.kernel} {self.block_m},{self.block_n},{self.block_k},{self.num_warps},{self.num_stages}"
+        )
         return tile + f" /{self.epilogue_subtile}" * (self.epilogue_subtile > 1) + " fused" * self.fused
 
     def constants(self, form: number_formats.BlockFormat, sms: int, whole: bool) -> dict:
         """Return the kernel's constexpr arguments; raise ValueError for a step that cuts through a tile of scales."""
         group = form.block[1]
         if self.kernel == "native" and self.block_k % (GROUPS * group):
-            raise ValueError(f"block_k is {self.block_k}; for {form.name} it must be a multiple of {GROUPS * group}, "
-                             "because a step loads whole tiles of scales.")
-        common = dict(BLOCK_M=self.block_m, BLOCK_N=self.block_n, BLOCK_K=self.block_k, FORMAT=FORMS[form.name],
-                      PACKED=8 // form.element.bits, GROUP=group, GROUP_M=8)
+            raise ValueError(
+                f"block_k is {self.block_k}; for {form.name} it must be a multiple of {GROUPS * group}, "
+                "because a step loads whole tiles of scales."
+            )
+        common = dict(
+            BLOCK_M=self.block_m,
+            BLOCK_N=self.block_n,
+            BLOCK_K=self.block_k,
+            FORMAT=FORMS[form.name],
+            PACKED=8 // form.element.bits,
+            GROUP=group,
+            GROUP_M=8,
+        )
         native = dict(EPILOGUE_SUBTILE=self.epilogue_subtile, FUSED=self.fused, PROGRAMS=sms)
         return common | (native if self.kernel == "native" else dict(WHOLE=whole))
 
@@ -87,8 +107,9 @@ def _lookup(form: str | number_formats.BlockFormat) -> number_formats.BlockForma
     return format_with_kernels(form)
 
 
-def configs(form: str | number_formats.BlockFormat = "mxfp4", target: str | None = None,
-            kernel: str = "native") -> dict[str, NativeConfig]:
+def configs(
+    form: str | number_formats.BlockFormat = "mxfp4", target: str | None = None, kernel: str = "native"
+) -> dict[str, NativeConfig]:
     """Return configurations of a kernel by name, which is their text, the most promising first.
 
     The target defaults to this machine's, else sm_100a. The configurations of `native` were compiled but not measured.
@@ -96,18 +117,29 @@ def configs(form: str | number_formats.BlockFormat = "mxfp4", target: str | None
     form, target = _lookup(form), target or device.current().target or "sm_100a"
     k = 1024 // form.element.bits  # 128 bytes: a row of the swizzle
     if kernel == "naive":
-        found = [NativeConfig(*tile, "naive") for tile in ((128, 128, 128, 8, 3), (128, 256, 64, 8, 4),
-                                                           (256, 128, 64, 8, 4), (128, 128, 64, 4, 4))]
+        found = [
+            NativeConfig(*tile, "naive")
+            for tile in (
+                (128, 128, 128, 8, 3),
+                (128, 256, 64, 8, 4),
+                (256, 128, 64, 8, 4),
+                (128, 128, 64, 4, 4),
+            )
+        ]
     elif target in device.TARGETS and not device.target_limits(target).has_tcgen05:  # 99 KB of shared memory
-        found = [NativeConfig(128, 128, k, 8, 3, epilogue_subtile=2, fused=True),
-                 NativeConfig(128, 128, k, 8, 2, epilogue_subtile=2)]
+        found = [
+            NativeConfig(128, 128, k, 8, 3, epilogue_subtile=2, fused=True),
+            NativeConfig(128, 128, k, 8, 2, epilogue_subtile=2),
+        ]
     else:
         # Two accumulators of 256 take all 512 columns of tensor memory and leave none for scales, so wide tiles are
         # not fused. NVFP4 has twice the scales. The last configuration is for a C of four bytes.
         stages = 3 if form.scale == "e4m3" else 4
-        found = [NativeConfig(128, 256, k, 8, stages, epilogue_subtile=4),
-                 NativeConfig(128, 128, k, 8, 5, epilogue_subtile=2, fused=True),
-                 NativeConfig(128, 128, k, 8, 4, epilogue_subtile=4, fused=True)]
+        found = [
+            NativeConfig(128, 256, k, 8, stages, epilogue_subtile=4),
+            NativeConfig(128, 128, k, 8, 5, epilogue_subtile=2, fused=True),
+            NativeConfig(128, 128, k, 8, 4, epilogue_subtile=4, fused=True),
+        ]
     return {str(config): config for config in found}
 
 
@@ -128,9 +160,13 @@ def _check_operands(a, b, out) -> tuple[Packed, Packed, str]:
     (m, k), n, kernel = a.shape, weight.shape[0], "native" if a.tiled else "naive"
     unit, aligned = (32, 16) if kernel == "native" else (form.block[1], 1)  # descriptors start at 16 bytes
     if k % unit or max(m, n, k) >= 1 << 28:
-        raise ValueError(f"M, N and K are {m:,}, {n:,} and {k:,}; K must be a multiple of {unit}, and all below 2^28.")
+        raise ValueError(
+            f"M, N and K are {m:,}, {n:,} and {k:,}; K must be a multiple of {unit}, and all below 2^28."
+        )
     if kernel == "native" and n % 8:
-        raise ValueError(f"N is {n}; it must be a multiple of 8, so that a row of out takes a multiple of 16 bytes.")
+        raise ValueError(
+            f"N is {n}; it must be a multiple of 8, so that a row of out takes a multiple of 16 bytes."
+        )
     for name, tensor in operand_memory(a, weight).items():
         operands.require_tensor(name, tensor, "dot_scaled", aligned=1 if "pair" in name else aligned)
     check_out(out, a, weight, "dot_scaled", contiguous=True, aligned=aligned)
@@ -147,30 +183,43 @@ def rejection(made: build.Report, form: str, config: NativeConfig) -> str:
     """Return why a compiled kernel is not to be launched, in one sentence, empty where it is what it claims to be."""
     target, compiler = made.job.target, f"Triton {triton.__version__}"
     if not made.launchable:
-        return (f"{form} by {config} does not run on {target} with {compiler} ({made.reason.rstrip('.')}): "
-                f"take another configuration, or {EMULATED}.")
+        return (
+            f"{form} by {config} does not run on {target} with {compiler} ({made.reason.rstrip('.')}): "
+            f"take another configuration, or {EMULATED}."
+        )
     if config.kernel == "native" and not made.counts["block_scale"]:
         name, count = tensor_core_instruction(made.ptx)
-        return (f"{compiler} makes no block-scaled instruction of {form} for {target} but decodes it to 16 bits "
-                f"({count} x {name}): use the naive kernel, or {EMULATED}.")
+        return (
+            f"{compiler} makes no block-scaled instruction of {form} for {target} but decodes it to 16 bits "
+            f"({count} x {name}): use the naive kernel, or {EMULATED}."
+        )
     return ""
 
 
-def _choose_runnable(form: str, candidates: list[NativeConfig], where: torch.device, out: torch.dtype) -> NativeConfig:
+def _choose_runnable(
+    form: str, candidates: list[NativeConfig], where: torch.device, out: torch.dtype
+) -> NativeConfig:
     """Return the first candidate that runs here; raise Unsupported, with the reason of the first, if there is none."""
     here = device.current()
     if is_interpreted():
         from triton.runtime.interpreter import InterpreterBuilder
+
         if not hasattr(InterpreterBuilder, "create_dot_scaled"):
-            raise device.Unsupported(f"the interpreter of Triton {triton.__version__} has no tl.dot_scaled: without a "
-                                     "GPU this kernel can be compiled, not run.")
+            raise device.Unsupported(
+                f"the interpreter of Triton {triton.__version__} has no tl.dot_scaled: without a "
+                "GPU this kernel can be compiled, not run."
+            )
         return candidates[0]
     if where.type != "cuda":
-        raise device.Unsupported(f"dot_scaled needs its operands on a GPU; they are on {where}: move them there.")
+        raise device.Unsupported(
+            f"dot_scaled needs its operands on a GPU; they are on {where}: move them there."
+        )
     if candidates[0].kernel == "native":
         device.require("has_native_block_scale", "the native kernel", f"use the naive one, or {EMULATED}")
     if here.target not in device.TARGETS:
-        raise device.Unsupported(f"this kernel is compiled for {', '.join(device.TARGETS)}; here is {here.describe()}.")
+        raise device.Unsupported(
+            f"this kernel is compiled for {', '.join(device.TARGETS)}; here is {here.describe()}."
+        )
     reasons = []
     for config in candidates:
         reasons.append(rejection(compile_config(form, config, here.target, out), form, config))
@@ -193,22 +242,34 @@ def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config
     named = configs(form, kernel=kernel)
     config = operands.choose_config(config, named, NativeConfig, lambda: None)
     if config is not None and config.kernel != kernel:
-        raise ValueError(f"scales {'in tiles' if a.tiled else 'in rows'} take the {kernel} kernel; config is {config}.")
+        raise ValueError(
+            f"scales {'in tiles' if a.tiled else 'in rows'} take the {kernel} kernel; config is {config}."
+        )
     out = torch.empty(m, n, dtype=torch.bfloat16, device=where) if out is None else out
     config = _choose_runnable(form.name, [config] if config else list(named.values()), where, out.dtype)
     options = config.constants(form, device.current().sms or 2, k % config.block_k == 0)
     if not out.numel():  # no descriptor describes a matrix without elements
         return Launch(lambda: None, out, config)
     row_bytes, groups = a.values.shape[1], k // form.block[1]
-    values, scale = (torch.float8_e4m3fn if kind == "fp8e4nv" else torch.uint8 for kind in _types(form, kernel))
-    tensors = [part for matrix in (a, weight) for part in (matrix.values.view(values), matrix.scales.view(scale))]
+    values, scale = (
+        torch.float8_e4m3fn if kind == "fp8e4nv" else torch.uint8 for kind in _types(form, kernel)
+    )
+    tensors = [
+        part for matrix in (a, weight) for part in (matrix.values.view(values), matrix.scales.view(scale))
+    ]
     tiles = -(-m // config.block_m) * -(-n // config.block_n)
     if kernel == "native":
-        tensors[1::2] = [scales.view(-(-rows // ROWS), -(-groups // GROUPS), 2, 256)
-                         for scales, rows in zip(tensors[1::2], (m, n))]
+        tensors[1::2] = [
+            scales.view(-(-rows // ROWS), -(-groups // GROUPS), 2, 256)
+            for scales, rows in zip(tensors[1::2], (m, n))
+        ]
         # torch may report any stride for a single row; new memory has the strides that a descriptor needs.
-        arguments = [TensorDescriptor(tensor, list(tensor.shape), [*torch.empty(tensor.shape, device="meta").stride()],
-                                      box) for tensor, box in zip([*tensors, out], config.blocks(form).values())]
+        arguments = [
+            TensorDescriptor(
+                tensor, list(tensor.shape), [*torch.empty(tensor.shape, device="meta").stride()], box
+            )
+            for tensor, box in zip([*tensors, out], config.blocks(form).values())
+        ]
         function, grid, sizes = native_kernel, min(tiles, options["PROGRAMS"]), (m, n, row_bytes)
     else:
         function, grid, sizes, arguments = naive_kernel, tiles, (m, n, row_bytes, groups), [*tensors, out]
@@ -216,21 +277,35 @@ def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config
     def run():
         if kernel == "native" and not is_interpreted():
             cuda.ensure_cuda_context()
-        function[(grid,)](*arguments, a.pair, weight.pair, *sizes, **options, num_warps=config.num_warps,
-                          num_stages=config.num_stages)
+        function[(grid,)](
+            *arguments,
+            a.pair,
+            weight.pair,
+            *sizes,
+            **options,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
 
     return Launch(run, out, config)
 
 
-def job(config: NativeConfig, target: str, form: str | number_formats.BlockFormat = "mxfp4", sms: int = 132,
-        out: torch.dtype = torch.bfloat16) -> build.Job:
+def job(
+    config: NativeConfig,
+    target: str,
+    form: str | number_formats.BlockFormat = "mxfp4",
+    sms: int = 132,
+    out: torch.dtype = torch.bfloat16,
+) -> build.Job:
     """Return how the kernel is compiled for large matrices that its tiles divide, for tilelab.runtime.build."""
     form, native = _lookup(form), config.kernel == "native"
     constants, kinds = config.constants(form, sms, True), _types(form, config.kernel)
     types = dict(zip(("a", "a_scale", "b", "b_scale", "c"), (*kinds, *kinds, OUTPUTS[out])))
     if native:
         blocks = config.blocks(form)
-        signature = {f"{name}_desc": f"tensordesc<{kind}{blocks[f'{name}_desc']}>" for name, kind in types.items()}
+        signature = {
+            f"{name}_desc": f"tensordesc<{kind}{blocks[f'{name}_desc']}>" for name, kind in types.items()
+        }
     else:
         signature = {f"{name}_ptr": f"*{kind}" for name, kind in types.items()}
     pairs = ("a_tensor_ptr", "b_tensor_ptr")
@@ -240,8 +315,16 @@ def job(config: NativeConfig, target: str, form: str | number_formats.BlockForma
         constants |= dict.fromkeys(pairs)
     signature |= dict.fromkeys(("M", "N", "row_bytes") + ("groups",) * (not native), "i32")
     aligned = tuple(name for name in signature if not name.endswith("desc"))
-    return build.Job(f"ch14.blockscaled.native_kernels:{config.kernel}_kernel", signature, constants, target,
-                     config.num_warps, config.num_stages, aligned, name=f"{form.name} {config}")
+    return build.Job(
+        f"ch14.blockscaled.native_kernels:{config.kernel}_kernel",
+        signature,
+        constants,
+        target,
+        config.num_warps,
+        config.num_stages,
+        aligned,
+        name=f"{form.name} {config}",
+    )
 
 
 PRODUCT = re.compile(r"\b((?:tcgen05\.mma|wgmma\.mma_async|mma\.sync)\.[\w.:]+)")
@@ -259,8 +342,12 @@ def compile_for_targets(targets=device.TARGETS[1:], kernels=("native", "naive"))
     `count` and the other counts are occurrences in the PTX. TMA loads operands in two dimensions and scales in
     four. `tcgen05_cp` copies scales from shared to tensor memory, `tmem` is in columns. Needs no GPU.
     """
-    cases = [(target, form, next(iter(configs(form, target, kernel).values())))
-             for target in targets for form in FORMS for kernel in kernels]
+    cases = [
+        (target, form, next(iter(configs(form, target, kernel).values())))
+        for target in targets
+        for form in FORMS
+        for kernel in kernels
+    ]
     wanted = [job(config, target, form) for target, form, config in cases]
     reports = {id(made.job): made for made in build.build(wanted)}
     rows = []
@@ -268,9 +355,23 @@ def compile_for_targets(targets=device.TARGETS[1:], kernels=("native", "naive"))
         made = reports[id(each)]
         name, count = tensor_core_instruction(made.ptx)
         loads = collections.Counter(LOAD.findall(made.ptx))
-        rows.append({"target": target, "format": form, "kernel": config.kernel, "config": str(config),
-                     "status": made.status, "instruction": name, "count": count, "tma_operands": loads["2"],
-                     "tma_scales": loads["4"], "tcgen05_cp": made.ptx.count("tcgen05.cp"), "smem": made.smem,
-                     "tmem": made.tmem, "registers": made.registers, "spills": made.spills,
-                     "reason": rejection(made, form, config)})
+        rows.append(
+            {
+                "target": target,
+                "format": form,
+                "kernel": config.kernel,
+                "config": str(config),
+                "status": made.status,
+                "instruction": name,
+                "count": count,
+                "tma_operands": loads["2"],
+                "tma_scales": loads["4"],
+                "tcgen05_cp": made.ptx.count("tcgen05.cp"),
+                "smem": made.smem,
+                "tmem": made.tmem,
+                "registers": made.registers,
+                "spills": made.spills,
+                "reason": rejection(made, form, config),
+            }
+        )
     return rows

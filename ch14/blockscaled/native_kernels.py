@@ -54,10 +54,28 @@ def load_scales(desc, row, group, ROWS: tl.constexpr, GROUPS: tl.constexpr):
 
 
 @triton.jit
-def native_kernel(a_desc, a_scale_desc, b_desc, b_scale_desc, c_desc, a_tensor_ptr, b_tensor_ptr, M, N, row_bytes,
-                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FORMAT: tl.constexpr,
-                  PACKED: tl.constexpr, GROUP: tl.constexpr, GROUP_M: tl.constexpr, EPILOGUE_SUBTILE: tl.constexpr,
-                  FUSED: tl.constexpr, PROGRAMS: tl.constexpr):
+def native_kernel(
+    a_desc,
+    a_scale_desc,
+    b_desc,
+    b_scale_desc,
+    c_desc,
+    a_tensor_ptr,
+    b_tensor_ptr,
+    M,
+    N,
+    row_bytes,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FORMAT: tl.constexpr,
+    PACKED: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    EPILOGUE_SUBTILE: tl.constexpr,
+    FUSED: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+):
     # A row of A or B has `row_bytes` bytes of PACKED elements, and GROUP elements share a scale. TMA fills the part
     # past an edge with zeros, so the scales beside them do not matter.
     tiles_m = tl.cdiv(M, BLOCK_M)
@@ -83,14 +101,34 @@ def native_kernel(a_desc, a_scale_desc, b_desc, b_scale_desc, c_desc, a_tensor_p
 
 
 @triton.jit
-def naive_kernel(a_ptr, a_scale_ptr, b_ptr, b_scale_ptr, c_ptr, a_tensor_ptr, b_tensor_ptr, M, N, row_bytes, groups,
-                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FORMAT: tl.constexpr,
-                 PACKED: tl.constexpr, GROUP: tl.constexpr, GROUP_M: tl.constexpr, WHOLE: tl.constexpr):
+def naive_kernel(
+    a_ptr,
+    a_scale_ptr,
+    b_ptr,
+    b_scale_ptr,
+    c_ptr,
+    a_tensor_ptr,
+    b_tensor_ptr,
+    M,
+    N,
+    row_bytes,
+    groups,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FORMAT: tl.constexpr,
+    PACKED: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
     # All operands are bytes: a row has `row_bytes` of elements and `groups` scales. WHOLE: BLOCK_K divides K.
     tile_m, tile_n = tile_coordinates(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    in_m = (m % M).to(tl.int64)  # rows past the edge wrap around and are not stored, so the loop needs no mask
+    in_m = (m % M).to(
+        tl.int64
+    )  # rows past the edge wrap around and are not stored, so the loop needs no mask
     in_n = (n % N).to(tl.int64)
     byte = tl.arange(0, BLOCK_K // PACKED)
     group = tl.arange(0, BLOCK_K // GROUP)

@@ -20,8 +20,20 @@ from ch14.bug_hunt.outcomes import failure, locate_failing_pass, make_row
 from tilelab.runtime import build
 from tilelab.runtime.device import Unsupported
 
-__all__ = ["HUNTS", "Builds", "Finding", "Hunt", "Step", "bisect", "describe", "failure", "find", "grid",
-           "locate_failing_pass", "symptom"]
+__all__ = [
+    "HUNTS",
+    "Builds",
+    "Finding",
+    "Hunt",
+    "Step",
+    "bisect",
+    "describe",
+    "failure",
+    "find",
+    "grid",
+    "locate_failing_pass",
+    "symptom",
+]
 
 LIMIT_S = 60
 
@@ -33,14 +45,23 @@ class Builds:
     cache folder.
     """
 
-    def __init__(self, hunt: Hunt, triton: str, target: str, recorded_rows: Sequence[dict] | None = None,
-                 cache: str | None = None):
+    def __init__(
+        self,
+        hunt: Hunt,
+        triton: str,
+        target: str,
+        recorded_rows: Sequence[dict] | None = None,
+        cache: str | None = None,
+    ):
         self.hunt, self.triton, self.target, self.cache = hunt, triton, target, cache
         self.live = recorded_rows is None
         folder = environments.locate(triton) if self.live else None
         self.other_triton = (triton, folder) if folder else None  # as tilelab.runtime.build takes it
-        self._recorded = {self._key(row): row for row in recorded_rows or ()
-                          if (row["hunt"], row["triton"], row["target"]) == (hunt.name, triton, target)}
+        self._recorded = {
+            self._key(row): row
+            for row in recorded_rows or ()
+            if (row["hunt"], row["triton"], row["target"]) == (hunt.name, triton, target)
+        }
         self._compiler_output: dict[tuple, str] = {}
         self._known: dict[tuple, dict] = {}
 
@@ -60,15 +81,19 @@ class Builds:
         rows = self._build(new) if self.live else self._recorded
         for key, config in new.items():
             if key not in rows:
-                raise Unsupported(f"no build of {describe(config)} with Triton {self.triton} for {self.target} is "
-                                  f"recorded: make one with python -m ch14.bug_hunt --triton {self.triton}.")
+                raise Unsupported(
+                    f"no build of {describe(config)} with Triton {self.triton} for {self.target} is "
+                    f"recorded: make one with python -m ch14.bug_hunt --triton {self.triton}."
+                )
             self._known[key] = rows[key]
         return [self._known[self._key(config)] for config in configs]
 
     def _build(self, configs: dict[tuple, dict]) -> dict[tuple, dict]:
         jobs = {key: self.hunt.job(config, self.target) for key, config in configs.items()}
         keys, rows = {id(job): key for key, job in jobs.items()}, {}
-        for report in build.build(jobs.values(), timeout_s=LIMIT_S, cache=self.cache, triton=self.other_triton):
+        for report in build.build(
+            jobs.values(), timeout_s=LIMIT_S, cache=self.cache, triton=self.other_triton
+        ):
             key = keys[id(report.job)]
             self._compiler_output[key] = report.compiler_output
             rows[key] = make_row(self.hunt, self.triton, configs[key], report)
@@ -105,8 +130,11 @@ class Step:
 
     def outcomes(self) -> dict:
         """Return the outcome of each value that was asked for; "fails elsewhere" is another failure than `wanted`."""
-        return {row[self.axis]: row["outcome"] + " elsewhere" * (
-            row["outcome"] == self.wanted[0] and symptom(row) != self.wanted) for row in self.rows}
+        return {
+            row[self.axis]: row["outcome"]
+            + " elsewhere" * (row["outcome"] == self.wanted[0] and symptom(row) != self.wanted)
+            for row in self.rows
+        }
 
     def __str__(self) -> str:
         asked = ", ".join(f"{value} {outcome}" for value, outcome in self.outcomes().items())
@@ -142,8 +170,9 @@ def find_first_trigger(builds: Builds, start: dict, reach: int, batch: int = 8) 
 
     def change_axes(count: int):
         for chosen in itertools.combinations(axes, count):
-            for values in itertools.product(*([value for value in axes[axis] if value != start[axis]]
-                                              for axis in chosen)):
+            for values in itertools.product(
+                *([value for value in axes[axis] if value != start[axis]] for axis in chosen)
+            ):
                 yield start | dict(zip(chosen, values))
 
     for count in range(min(reach, len(axes)) + 1):
@@ -190,12 +219,18 @@ class Finding:
         """The rule in words."""
         row, builds = self.row, self.builds
         what = f"{row['stage']} fails ({row['message']})" if row["outcome"] == "fails" else row["outcome"]
-        limits = [f"{axis} is {_join_values(self.triggers[axis])} (not {_join_values(values)})"
-                  for axis, values in self.harmless.items() if values]
+        limits = [
+            f"{axis} is {_join_values(self.triggers[axis])} (not {_join_values(values)})"
+            for axis, values in self.harmless.items()
+            if values
+        ]
         free = [axis for axis, values in self.harmless.items() if not values]
-        return (f"Triton {builds.triton}, {builds.target}, {builds.hunt.title}: {what}"
-                + (f" where {' and '.join(limits)}" if limits else ", whatever the axes")
-                + (f"; {', '.join(free)} make{'s' * (len(free) == 1)} no difference" if free and limits else "") + ".")
+        return (
+            f"Triton {builds.triton}, {builds.target}, {builds.hunt.title}: {what}"
+            + (f" where {' and '.join(limits)}" if limits else ", whatever the axes")
+            + (f"; {', '.join(free)} make{'s' * (len(free) == 1)} no difference" if free and limits else "")
+            + "."
+        )
 
 
 def find(builds: Builds, start: dict | None = None, probes: int = 12, reach: int = 2) -> Finding | None:
@@ -219,15 +254,27 @@ def find(builds: Builds, start: dict | None = None, probes: int = 12, reach: int
             steps.append(bisect(builds, config, axis, shown_symptom))
             config = steps[-1].config
     lines = {axis: [config | {axis: value} for value in values] for axis, values in hunt.axes.items()}
-    builds.ask([neighbour for line in lines.values() for neighbour in line])  # one call builds them in parallel
-    triggers, harmless = ({axis: [row[axis] for row in builds.ask(line) if (symptom(row) == shown_symptom) == shown]
-                           for axis, line in lines.items()} for shown in (True, False))
+    builds.ask(
+        [neighbour for line in lines.values() for neighbour in line]
+    )  # one call builds them in parallel
+    triggers, harmless = (
+        {
+            axis: [row[axis] for row in builds.ask(line) if (symptom(row) == shown_symptom) == shown]
+            for axis, line in lines.items()
+        }
+        for shown in (True, False)
+    )
     steps = [step for step in steps if step.rows]
     finding = Finding(builds, config, builds.ask([config])[0], steps, triggers, harmless)
     away = [other for other in grid(hunt) if sum(other[axis] != config[axis] for axis in hunt.axes) > 1]
     random.Random(0).shuffle(away)
-    chosen = [other for predicted in (True, False)
-              for other in [other for other in away if finding.predicts(other) == predicted][:probes // 2]]
-    finding.probes = [(other, finding.predicts(other), symptom(row) == shown_symptom)
-                      for other, row in zip(chosen, builds.ask(chosen))]
+    chosen = [
+        other
+        for predicted in (True, False)
+        for other in [other for other in away if finding.predicts(other) == predicted][: probes // 2]
+    ]
+    finding.probes = [
+        (other, finding.predicts(other), symptom(row) == shown_symptom)
+        for other, row in zip(chosen, builds.ask(chosen))
+    ]
     return finding

@@ -15,20 +15,40 @@ from tilelab.runtime import device, files
 
 
 def _parse_options(argv):
-    parser = cli.make_parser("ch14.bug_hunt", "Find the smallest kernel that shows a suspected bug of Triton, by real "
-                             "builds without a GPU. Exit status: 0 the hunt ended, 1 builds differ from the record, "
-                             "2 something could not run.")
-    parser.add_argument("--hunt", default="loop", choices=tuple(HUNTS), help="what is suspected (default loop)")
-    parser.add_argument("--triton", metavar="VERSION", help="the Triton to ask, installed privately if necessary "
-                        "(default: the installed one)")
-    parser.add_argument("--target", choices=device.TARGETS[1:], help="compile for it (default: the suspected target)")
+    parser = cli.make_parser(
+        "ch14.bug_hunt",
+        "Find the smallest kernel that shows a suspected bug of Triton, by real "
+        "builds without a GPU. Exit status: 0 the hunt ended, 1 builds differ from the record, "
+        "2 something could not run.",
+    )
+    parser.add_argument(
+        "--hunt", default="loop", choices=tuple(HUNTS), help="what is suspected (default loop)"
+    )
+    parser.add_argument(
+        "--triton",
+        metavar="VERSION",
+        help="the Triton to ask, installed privately if necessary (default: the installed one)",
+    )
+    parser.add_argument(
+        "--target", choices=device.TARGETS[1:], help="compile for it (default: the suspected target)"
+    )
     parser.add_argument("--start", default="", metavar="AXIS=VALUE,...", help="begin with these values")
-    parser.add_argument("--reach", type=int, default=2, metavar="N", help="change up to N axes to find a first trigger "
-                        "(default 2)")
+    parser.add_argument(
+        "--reach",
+        type=int,
+        default=2,
+        metavar="N",
+        help="change up to N axes to find a first trigger (default 2)",
+    )
     parser.add_argument("--report", metavar="PATH", help="write a report that is ready to file to PATH")
-    parser.add_argument("--matrix", nargs="?", const="matrix", choices=tuple(experiments.EXPERIMENTS),
-                        help="build a recorded experiment again and compare (with --triton only that Triton's part); "
-                        "TILES_RECORD=1 keeps it")
+    parser.add_argument(
+        "--matrix",
+        nargs="?",
+        const="matrix",
+        choices=tuple(experiments.EXPERIMENTS),
+        help="build a recorded experiment again and compare (with --triton only that Triton's part); "
+        "TILES_RECORD=1 keeps it",
+    )
     options = cli.parse_options(parser, argv)
     if options.report is not None and (reason := cli.unwritable_reason(options.report)):
         parser.error(f"--report takes a file; {reason}.")
@@ -49,7 +69,9 @@ def _parse_start(hunt: bug_hunt.Hunt, text: str) -> dict:
         axis, _, value = part.partition("=")
         values = {str(value): value for value in hunt.axes.get(axis, ())}
         if value not in values:
-            allowed = f"{axis}={'|'.join(values)}" if values else ", ".join(f"{name}=..." for name in hunt.axes)
+            allowed = (
+                f"{axis}={'|'.join(values)}" if values else ", ".join(f"{name}=..." for name in hunt.axes)
+            )
             raise ValueError(f"--start takes {allowed}; it is {part!r}.")
         start[axis] = values[value]
     return start
@@ -65,12 +87,18 @@ def _hunt(options) -> tuple[list[dict], int]:
     builds = Builds(options.hunt, version, options.target or options.hunt.target)
     finding = bug_hunt.find(builds, options.start, reach=options.reach)
     if finding is None:
-        lines = [f"Triton {version}, {builds.target}, {options.hunt.title}: nothing found within {options.reach} "
-                 f"changes of {bug_hunt.describe(options.start)} ({len(builds.rows)} builds)."]
+        lines = [
+            f"Triton {version}, {builds.target}, {options.hunt.title}: nothing found within {options.reach} "
+            f"changes of {bug_hunt.describe(options.start)} ({len(builds.rows)} builds)."
+        ]
     else:
-        lines = [*finding.steps, f"the smallest trigger: {bug_hunt.describe(finding.config)}", finding.sentence,
-                 f"{len(builds.rows)} builds; away from its axes, {finding.correct_probes} of {len(finding.probes)} "
-                 "random configurations behave as this says."]
+        lines = [
+            *finding.steps,
+            f"the smallest trigger: {bug_hunt.describe(finding.config)}",
+            finding.sentence,
+            f"{len(builds.rows)} builds; away from its axes, {finding.correct_probes} of {len(finding.probes)} "
+            "random configurations behave as this says.",
+        ]
         finding.row["sentence"] = finding.sentence
     if options.report and finding:
         versions = [other for other in experiments.VERSIONS if environments.is_available(other)]
@@ -97,9 +125,13 @@ def _rebuild_matrix(options) -> tuple[list[dict], int]:
         differ += len(differences)
         if options.json != "-":
             same = "" if keep else f", {len(built) - len(differences)} as recorded"
-            print(f"{name}, Triton {version}: {len(built)} builds{same}", *differences, sep="\n  ", flush=True)
+            print(
+                f"{name}, Triton {version}: {len(built)} builds{same}", *differences, sep="\n  ", flush=True
+            )
     if keep:
-        results.save(results.make_record(f"ch14_bug_hunt_{name}", rows, experiments.source(), on=results.NO_GPU))
+        results.save(
+            results.make_record(f"ch14_bug_hunt_{name}", rows, experiments.source(), on=results.NO_GPU)
+        )
     return rows, int(differ > 0)
 
 

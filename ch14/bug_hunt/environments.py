@@ -28,7 +28,9 @@ def environments_folder() -> pathlib.Path:
     """Return TILES_TRITONS, or tiles-in-flight/tritons in XDG_CACHE_HOME or ~/.cache."""
     if folder := os.environ.get("TILES_TRITONS"):
         return pathlib.Path(folder)
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tiles-in-flight/tritons")
+    return pathlib.Path(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tiles-in-flight/tritons"
+    )
 
 
 def _path(version: str) -> pathlib.Path:
@@ -51,8 +53,10 @@ def is_available(version: str) -> bool:
 def locate(version: str) -> pathlib.Path | None:
     """Return the folder of an available Triton; None stands for the installed one. Raise Unsupported for any other."""
     if not is_available(version):
-        raise Unsupported(f"Triton {version} needs an environment of its own; installed is {installed_version()}: make "
-                          f"one with python -m ch14.bug_hunt --triton {version}.")
+        raise Unsupported(
+            f"Triton {version} needs an environment of its own; installed is {installed_version()}: make "
+            f"one with python -m ch14.bug_hunt --triton {version}."
+        )
     return None if version == installed_version() else _path(version)
 
 
@@ -73,7 +77,9 @@ def install(version: str, report: Callable[[str], object] = lambda line: None) -
                 report(f"installing Triton {version} into {path} (up to 1 GB, once)")
                 _install(version, path)
     except OSError as error:
-        raise Unsupported(f"no environment for Triton {version} can be made in {path.parent}: {error}.") from error
+        raise Unsupported(
+            f"no environment for Triton {version} can be made in {path.parent}: {error}."
+        ) from error
     return path
 
 
@@ -81,14 +87,33 @@ def _install(version: str, path: pathlib.Path) -> None:
     unfinished = path.with_name(f".{path.name}")
     shutil.rmtree(unfinished, ignore_errors=True)  # an interrupted process may have left one
     try:
-        output = _run([sys.executable, "-m", "pip", "install", f"triton=={version}", "--target", unfinished,
-                       "--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input", "--retries",
-                       "1", "-q"])
+        output = _run(
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                f"triton=={version}",
+                "--target",
+                unfinished,
+                "--no-deps",
+                "--only-binary",
+                ":all:",
+                "--disable-pip-version-check",
+                "--no-input",
+                "--retries",
+                "1",
+                "-q",
+            ]
+        )
         if output:
             raise Unsupported(explain_pip(version, output))
         # Without site-packages, and without the interpreter, which would import numpy.
-        output = _run([sys.executable, "-S", "-c", "import triton"], PYTHONPATH=os.fspath(unfinished),
-                      TRITON_INTERPRET="0")
+        output = _run(
+            [sys.executable, "-S", "-c", "import triton"],
+            PYTHONPATH=os.fspath(unfinished),
+            TRITON_INTERPRET="0",
+        )
         if output:
             raise Unsupported(f"Triton {version} is installed but does not import: {_last_line(output)}.")
         shutil.rmtree(path, ignore_errors=True)
@@ -100,8 +125,9 @@ def _install(version: str, path: pathlib.Path) -> None:
 def _run(command: list, **env: str) -> str:
     """Run a command and return "", or what it wrote if it failed."""
     try:
-        process = subprocess.run(command, env=os.environ | env, capture_output=True, text=True, timeout=LIMIT_S,
-                                 check=False)
+        process = subprocess.run(
+            command, env=os.environ | env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         return f"no answer within {LIMIT_S} s"
     return (process.stderr or process.stdout or "no message") if process.returncode else ""

@@ -13,30 +13,48 @@ import triton.language as tl
 
 
 @triton.jit
-def load_tile(source, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOADS: tl.constexpr):
+def load_tile(
+    source, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOADS: tl.constexpr
+):
     # Load the tile of a (rows, columns) matrix whose corner is (row, column), with zeros outside of the matrix.
     if LOADS == "pointers":
         r = row + tl.arange(0, ROWS)
         c = column + tl.arange(0, COLUMNS)
-        return tl.load(source + r[:, None] * columns + c[None, :], (r < rows)[:, None] & (c < columns)[None, :], 0.0)
+        return tl.load(
+            source + r[:, None] * columns + c[None, :], (r < rows)[:, None] & (c < columns)[None, :], 0.0
+        )
     else:
         return source.load([row, column])
 
 
 @triton.jit
-def store_tile(target, tile, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-               LOADS: tl.constexpr):
+def store_tile(
+    target, tile, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOADS: tl.constexpr
+):
     if LOADS == "pointers":
         r = row + tl.arange(0, ROWS)
         c = column + tl.arange(0, COLUMNS)
-        tl.store(target + r[:, None] * columns + c[None, :], tile, (r < rows)[:, None] & (c < columns)[None, :])
+        tl.store(
+            target + r[:, None] * columns + c[None, :], tile, (r < rows)[:, None] & (c < columns)[None, :]
+        )
     else:
         target.store([row, column], tile)
 
 
 @triton.jit
-def loop_kernel(a, b, c, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                LOADS: tl.constexpr, LOOP: tl.constexpr):
+def loop_kernel(
+    a,
+    b,
+    c,
+    M,
+    N,
+    K,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    LOADS: tl.constexpr,
+    LOOP: tl.constexpr,
+):
     # C (M, N) = A (M, K) B (K, N), one tile per program, the loop over K in one of six forms. "guarded": loads stand in
     # an `if`. "carry b", "carry both": a product reads what the previous iteration loaded, a manual double buffer.
     if LOADS == "device":
@@ -81,8 +99,20 @@ def loop_kernel(a, b, c, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, 
 
 
 @triton.jit
-def specialized_kernel(a, b, c, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                       LOADS: tl.constexpr, LOOP: tl.constexpr, WARP_SPECIALIZE: tl.constexpr):
+def specialized_kernel(
+    a,
+    b,
+    c,
+    M,
+    N,
+    K,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    LOADS: tl.constexpr,
+    LOOP: tl.constexpr,
+    WARP_SPECIALIZE: tl.constexpr,
+):
     # C (M, N) = A (M, K) B (K, N). Warps are to be specialised in the loop over K or in a persistent loop over tiles.
     # "flat" asks Triton to fuse the two loops, too.
     if LOADS == "device":
@@ -93,16 +123,20 @@ def specialized_kernel(a, b, c, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.cons
         m = tl.program_id(0) * BLOCK_M
         n = tl.program_id(1) * BLOCK_N
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for k in tl.range(0, K, BLOCK_K, flatten=LOOP == "over K flat",
-                          warp_specialize=WARP_SPECIALIZE):
+        for k in tl.range(0, K, BLOCK_K, flatten=LOOP == "over K flat", warp_specialize=WARP_SPECIALIZE):
             left = load_tile(a, m, k, M, K, BLOCK_M, BLOCK_K, LOADS=LOADS)
             right = load_tile(b, k, n, K, N, BLOCK_K, BLOCK_N, LOADS=LOADS)
             acc = tl.dot(left, right, acc)
         store_tile(c, acc.to(tl.float16), m, n, M, N, BLOCK_M, BLOCK_N, LOADS=LOADS)
     else:
         across = tl.cdiv(N, BLOCK_N)
-        for tile in tl.range(tl.program_id(0), tl.cdiv(M, BLOCK_M) * across, tl.num_programs(0),
-                             flatten=LOOP == "over tiles flat", warp_specialize=WARP_SPECIALIZE):
+        for tile in tl.range(
+            tl.program_id(0),
+            tl.cdiv(M, BLOCK_M) * across,
+            tl.num_programs(0),
+            flatten=LOOP == "over tiles flat",
+            warp_specialize=WARP_SPECIALIZE,
+        ):
             m = tile // across * BLOCK_M
             n = tile % across * BLOCK_N
             acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -114,8 +148,22 @@ def specialized_kernel(a, b, c, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.cons
 
 
 @triton.jit
-def scaled_kernel(a, a_scale, b, b_scale, c, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                  BLOCK_K: tl.constexpr, PACKED: tl.constexpr, GROUP: tl.constexpr, FORMAT: tl.constexpr):
+def scaled_kernel(
+    a,
+    a_scale,
+    b,
+    b_scale,
+    c,
+    M,
+    N,
+    K,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PACKED: tl.constexpr,
+    GROUP: tl.constexpr,
+    FORMAT: tl.constexpr,
+):
     # C (M, N) = A (M, K) B (K, N), with sizes that are multiples of the tile. PACKED elements of FORMAT share a byte
     # along K, and GROUP of them share a scale: a_scale (M, K / GROUP), b_scale (N, K / GROUP).
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)

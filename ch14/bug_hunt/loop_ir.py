@@ -28,9 +28,19 @@ def _compile_with_dumps(config: tuple[tuple[str, object], ...], target: str) -> 
     env.pop("TRITON_INTERPRET", None)  # the chapter sets it where there is no GPU
     with tempfile.TemporaryDirectory() as cache:
         done = subprocess.run(
-            [sys.executable, "-c", f"from tilelab.runtime import build_worker; build_worker._compile_triton({job!r})"],
-            capture_output=True, text=True, errors="replace", cwd=ROOT, check=False, timeout=LIMIT_S,
-            env=env | {"TRITON_CACHE_DIR": cache})
+            [
+                sys.executable,
+                "-c",
+                f"from tilelab.runtime import build_worker; build_worker._compile_triton({job!r})",
+            ],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            cwd=ROOT,
+            check=False,
+            timeout=LIMIT_S,
+            env=env | {"TRITON_CACHE_DIR": cache},
+        )
     return done.stderr
 
 
@@ -55,7 +65,6 @@ def read_loop(config: dict, before: str, target: str = "sm_100a") -> str:
     begin = re.search(r"^( *)%\S+ = scf\.for .*", text, re.MULTILINE)
     if not begin:
         raise ValueError(f"the compiler's output has no loop before the pass {before}.")
-    lines = text[begin.start():].splitlines()
+    lines = text[begin.start() :].splitlines()
     end = next(index for index, line in enumerate(lines) if re.match(rf"{begin[1]}\}}", line))
-    return "\n".join(shorten(line[len(begin[1]):]) for line in lines[:end + 1])
-
+    return "\n".join(shorten(line[len(begin[1]) :]) for line in lines[: end + 1])

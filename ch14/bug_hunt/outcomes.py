@@ -12,8 +12,14 @@ from types import SimpleNamespace
 from ch14.bug_hunt.hunts import Hunt, operands, threads
 from tilelab.runtime import build
 
-COUNTS = {"tcgen05": ("tcgen05_mma",), "wgmma": ("wgmma",), "mma_sync": ("mma_sync",),
-          "block_scale": ("block_scale",), "tma": ("tma_load", "tma_store"), "setmaxnreg": ("setmaxnreg",)}
+COUNTS = {
+    "tcgen05": ("tcgen05_mma",),
+    "wgmma": ("wgmma",),
+    "mma_sync": ("mma_sync",),
+    "block_scale": ("block_scale",),
+    "tma": ("tma_load", "tma_store"),
+    "setmaxnreg": ("setmaxnreg",),
+}
 
 
 def failure(said: str) -> dict[str, str]:
@@ -25,24 +31,43 @@ def failure(said: str) -> dict[str, str]:
     died = re.match(r"the compiler (died|gave no answer|closed)", said)
     exception = "" if died else said.partition(":")[0]
     if failed_pass := re.search(r"executing \[?`(\w+)`", said):
-        errors = re.findall(r"error: (?!Failures have been)(.+)|(LLVM ERROR: .+)|(Assertion `.+?') failed", said)
+        errors = re.findall(
+            r"error: (?!Failures have been)(.+)|(LLVM ERROR: .+)|(Assertion `.+?') failed", said
+        )
         lines = dict.fromkeys(next(filter(None, error)).strip().rstrip(".") for error in errors)
-        return {"stage": failed_pass[1], "message": "; ".join(lines) or "without a message", "exception": exception}
+        return {
+            "stage": failed_pass[1],
+            "message": "; ".join(lines) or "without a message",
+            "exception": exception,
+        }
     if failed_pass := re.search(r"ptxas (?:\S+, line \d+; )?(?:fatal|error)\s*: (?:\(C\d+\) )?(.+)", said):
         return {"stage": "ptxas", "message": failed_pass[1].strip(), "exception": exception}
     lines = [line.strip() for line in said.splitlines() if line.strip(" ^")] or ["no message"]
-    return {"stage": "process" if died else "frontend", "message": lines[0 if died else -1][:300],
-            "exception": exception}
+    return {
+        "stage": "process" if died else "frontend",
+        "message": lines[0 if died else -1][:300],
+        "exception": exception,
+    }
 
 
 def row_of(hunt: Hunt, triton: str, config: dict, report: build.Report) -> dict:
     """Return the row of a build. `report.said` is what the compiler wrote: see `make_row`."""
-    row = {"hunt": hunt.name, "triton": triton, "target": report.job.target, **config,
-           "outcome": hunt.outcome(report), "status": report.status}
+    row = {
+        "hunt": hunt.name,
+        "triton": triton,
+        "target": report.job.target,
+        **config,
+        "outcome": hunt.outcome(report),
+        "status": report.status,
+    }
     if report.status == "failed":
         return row | failure(report.said or report.reason)
     counts = {name: sum(report.counts[part] for part in parts) for name, parts in COUNTS.items()}
-    found = {"reason": report.reason, "threads": threads(report.ptx), "operands": operands(report.ptx)} | counts
+    found = {
+        "reason": report.reason,
+        "threads": threads(report.ptx),
+        "operands": operands(report.ptx),
+    } | counts
     return row | {name: value for name, value in found.items() if value}
 
 

@@ -57,7 +57,8 @@ class _Fold(ast.NodeTransformer):
     def visit(self, node):
         node = super().visit(node)
         known = isinstance(node, (ast.BinOp, ast.BoolOp, ast.Compare)) and not any(
-            isinstance(part, (ast.Name, ast.Call, ast.Attribute, ast.Subscript)) for part in ast.walk(node))
+            isinstance(part, (ast.Name, ast.Call, ast.Attribute, ast.Subscript)) for part in ast.walk(node)
+        )
         return ast.Constant(eval(compile(ast.unparse(node), "constant", "eval"), {})) if known else node
 
 
@@ -94,7 +95,9 @@ def reduce_source(job: Job) -> tuple[str, dict[str, str]]:
     kernel.args.args = [parameter for parameter in kernel.args.args if parameter.arg in used]
     helpers = [function for name, function in functions.items() if name in used]
     signature = {parameter.arg: job.signature[parameter.arg] for parameter in kernel.args.args}
-    return "\n\n\n".join(ast.unparse(ast.fix_missing_locations(node)) for node in (*helpers, kernel)), signature
+    return "\n\n\n".join(
+        ast.unparse(ast.fix_missing_locations(node)) for node in (*helpers, kernel)
+    ), signature
 
 
 def make_script(finding: Finding) -> tuple[str, Job]:
@@ -131,8 +134,13 @@ if __name__ == "__main__":
         found = re.findall(pattern, ptx)
         print(f"{{what}}: {{len(found)}}", *sorted(set(found)), sep="\\n    ")
 '''
-    return text, dataclasses.replace(job, kernel=f"{FILE}:{name}", signature=signature, constants={},
-                                     aligned=tuple(argument for argument in signature if argument in job.aligned))
+    return text, dataclasses.replace(
+        job,
+        kernel=f"{FILE}:{name}",
+        signature=signature,
+        constants={},
+        aligned=tuple(argument for argument in signature if argument in job.aligned),
+    )
 
 
 def run_script(text: str, triton: pathlib.Path | None) -> tuple[int, str]:
@@ -146,8 +154,15 @@ def run_script(text: str, triton: pathlib.Path | None) -> tuple[int, str]:
         env = {key: value for key, value in os.environ.items() if not key.startswith(("TRITON_", "PYTHON"))}
         env |= {"PYTHONPATH": os.fspath(where), "TRITON_CACHE_DIR": folder, "PYTHONDONTWRITEBYTECODE": "1"}
         try:
-            process = subprocess.run([sys.executable, "-S", FILE], cwd=folder, env=env, capture_output=True, text=True,
-                                     timeout=LIMIT_S, check=False)
+            process = subprocess.run(
+                [sys.executable, "-S", FILE],
+                cwd=folder,
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
             status, output = process.returncode, process.stdout + process.stderr
         except subprocess.TimeoutExpired:
             status, output = 124, f"no answer within {LIMIT_S} s"
@@ -159,8 +174,12 @@ def _keep_messages(output: str) -> str:
     if output.startswith("Triton "):  # the script came to its end
         lines = [line for line in output.splitlines() if "Warning" not in line and "warn(" not in line]
         return "\n".join(lines).rstrip()
-    messages = re.findall(r"^(?:.*\b(?:error|note|fatal)\s*: .*|LLVM ERROR.*|.*Assertion `.*|"
-                          r"[\w.]+(?:Error|Exception)\b.*|no answer within.*)$", output, re.MULTILINE)
+    messages = re.findall(
+        r"^(?:.*\b(?:error|note|fatal)\s*: .*|LLVM ERROR.*|.*Assertion `.*|"
+        r"[\w.]+(?:Error|Exception)\b.*|no answer within.*)$",
+        output,
+        re.MULTILINE,
+    )
     return "\n".join(dict.fromkeys(line.rstrip()[:400] for line in messages)) or output[-2000:]
 
 
@@ -178,7 +197,9 @@ def reproduces(finding: Finding) -> bool:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
 
 
 def write_report(finding: Finding, versions: Sequence[str] = ()) -> str:
@@ -188,23 +209,33 @@ def write_report(finding: Finding, versions: Sequence[str] = ()) -> str:
     """
     builds, row, trigger = finding.builds, finding.row, bug_hunt.describe(finding.config)
     if not reproduces(finding):
-        raise RuntimeError("the reduced source does not show the bug, so no report is written; the trigger is "
-                           f"{trigger}.")
+        raise RuntimeError(
+            f"the reduced source does not show the bug, so no report is written; the trigger is {trigger}."
+        )
     text, _ = make_script(finding)
     status, output = run_script(text, environments.locate(builds.triton))
     failing_pass = locate_failing_pass(builds.compiler_output(finding.config))
-    others = [Builds(builds.hunt, version, builds.target).ask([finding.config])[0]
-              for version in versions if version != builds.triton]
+    others = [
+        Builds(builds.hunt, version, builds.target).ask([finding.config])[0]
+        for version in versions
+        if version != builds.triton
+    ]
     title = f"[{builds.target}] {builds.hunt.title}: " + (
-        f"{row['stage']} fails" if row["outcome"] == "fails" else row["outcome"])
+        f"{row['stage']} fails" if row["outcome"] == "fails" else row["outcome"]
+    )
     sections = [
         f"# {title} (Triton {builds.triton})",
         finding.sentence,
         "## Environment",
-        _table(["what", "which"], [["Triton", f"{builds.triton}, the wheel from PyPI"],
-                                   ["Python", platform.python_version()],
-                                   ["system", f"{platform.system()}, {platform.machine()}"],
-                                   ["target", f"{builds.target}, compiled for it without a GPU"]]),
+        _table(
+            ["what", "which"],
+            [
+                ["Triton", f"{builds.triton}, the wheel from PyPI"],
+                ["Python", platform.python_version()],
+                ["system", f"{platform.system()}, {platform.machine()}"],
+                ["target", f"{builds.target}, compiled for it without a GPU"],
+            ],
+        ),
         "## Minimal source",
         f"`{FILE}`:",
         f"```python\n{text}```",
@@ -213,19 +244,36 @@ def write_report(finding: Finding, versions: Sequence[str] = ()) -> str:
         "## Expected",
         builds.hunt.expected,
         "## Actual",
-        f"Exit status {status}." + (f" The pass in the dumped pipeline: `{failing_pass}`." if failing_pass else ""),
+        f"Exit status {status}."
+        + (f" The pass in the dumped pipeline: `{failing_pass}`." if failing_pass else ""),
         f"```\n{output}\n```",
         "## What was varied",
         f"One axis at a time was varied around the smallest trigger ({trigger}). Away from these axes, "
         f"{finding.correct_probes} of {len(finding.probes)} random configurations behave as the first sentence says. "
         f"There were {len(builds.rows)} builds.",
-        _table(["axis", "shows it", "does not"], [
-            [axis, ", ".join(map(str, values)), ", ".join(map(str, finding.harmless[axis])) or "none"]
-            for axis, values in finding.triggers.items()]),
-        "\n".join(f"- {axis} `{value}`: {what}" for axis, words in builds.hunt.words.items()
-                  for value, what in words.items())]
+        _table(
+            ["axis", "shows it", "does not"],
+            [
+                [axis, ", ".join(map(str, values)), ", ".join(map(str, finding.harmless[axis])) or "none"]
+                for axis, values in finding.triggers.items()
+            ],
+        ),
+        "\n".join(
+            f"- {axis} `{value}`: {what}"
+            for axis, words in builds.hunt.words.items()
+            for value, what in words.items()
+        ),
+    ]
     if others:
-        sections += ["## Other versions", _table(["Triton", "the trigger", "where", "message"], [
-            [other["triton"], other["outcome"], other.get("stage", ""), other.get("message", "")] for other in others])]
+        sections += [
+            "## Other versions",
+            _table(
+                ["Triton", "the trigger", "where", "message"],
+                [
+                    [other["triton"], other["outcome"], other.get("stage", ""), other.get("message", "")]
+                    for other in others
+                ],
+            ),
+        ]
     sections.append("Before filing: search the tracker for the message, and for the pass.")
     return "\n\n".join(filter(None, sections)) + "\n"

@@ -26,11 +26,18 @@ TUNED = "max-autotune-no-cudagraphs"  # torch's own name
 TMA_FLAG = "triton.enable_persistent_tma_matmul"
 CANDIDATE_FILTER = "test_configs.autotune_choice_name_regex"  # Inductor drops every other candidate
 # The arguments of torch.compile by mode. Modes that are not here run without it.
-COMPILED = {"default": {}, "max-autotune": {"mode": "max-autotune"}, TUNED: {"mode": TUNED},
-            "persistent-tma": {"mode": TUNED, "options": {TMA_FLAG: True}},
-            "tma-only": {"mode": TUNED, "options": {TMA_FLAG: True, CANDIDATE_FILTER: "mm_persistent_tma"}},
-            "pointers-only": {"mode": TUNED, "options": {CANDIDATE_FILTER: r"^triton_mm_\d+$"}},
-            "unfused-default": {}, "flex": {}, "flex-tma": {}, "flex-max-autotune": {"mode": TUNED}}
+COMPILED = {
+    "default": {},
+    "max-autotune": {"mode": "max-autotune"},
+    TUNED: {"mode": TUNED},
+    "persistent-tma": {"mode": TUNED, "options": {TMA_FLAG: True}},
+    "tma-only": {"mode": TUNED, "options": {TMA_FLAG: True, CANDIDATE_FILTER: "mm_persistent_tma"}},
+    "pointers-only": {"mode": TUNED, "options": {CANDIDATE_FILTER: r"^triton_mm_\d+$"}},
+    "unfused-default": {},
+    "flex": {},
+    "flex-tma": {},
+    "flex-max-autotune": {"mode": TUNED},
+}
 GEMM_MODES = ("eager", "default", "max-autotune", TUNED, "persistent-tma", "tma-only", "pointers-only")
 
 
@@ -45,8 +52,10 @@ class Workload:
 
     def __init__(self, *shape: int, where: str = "cuda", dtype: torch.dtype = torch.bfloat16):
         if len(shape) != len(self.sizes) or not all(1 <= size <= 1 << 20 for size in shape):
-            raise ValueError(f"a shape of {self.family} is {','.join(self.sizes)}, each from 1 to 2^20; it is "
-                             f"{','.join(map(str, shape))[:60]}.")
+            raise ValueError(
+                f"a shape of {self.family} is {','.join(self.sizes)}, each from 1 to 2^20; it is "
+                f"{','.join(map(str, shape))[:60]}."
+            )
         self.shape, self.where, self.dtype = shape, where, dtype
 
     def random(self, *shape: int) -> torch.Tensor:
@@ -121,14 +130,31 @@ class Attention(Workload):
     """softmax(Q K^T / sqrt(D)) V: Q (B, H, S, D), K and V (B, HK, S, D), where HK divides H; D is 64 or 128."""
 
     family, sizes = "attention", ("B", "H", "HK", "S", "D")
-    modes, peer = ("cuDNN", "flash", "efficient", "eager", "unfused", "default", "max-autotune", "unfused-default",
-                   "flex", "flex-tma", "flex-max-autotune", "course"), "cuDNN"
+    modes, peer = (
+        (
+            "cuDNN",
+            "flash",
+            "efficient",
+            "eager",
+            "unfused",
+            "default",
+            "max-autotune",
+            "unfused-default",
+            "flex",
+            "flex-tma",
+            "flex-max-autotune",
+            "course",
+        ),
+        "cuDNN",
+    )
     causal = False
 
     def __init__(self, *shape: int, **options):
         super().__init__(*shape, **options)
         if shape[1] % shape[2] or shape[4] not in HEAD_DIMS:
-            raise ValueError(f"HK must divide H, and D be 64 or 128; H, HK, D are {shape[1]}, {shape[2]}, {shape[4]}.")
+            raise ValueError(
+                f"HK must divide H, and D be 64 or 128; H, HK, D are {shape[1]}, {shape[2]}, {shape[4]}."
+            )
 
     @property
     def flops(self) -> float:
@@ -171,9 +197,14 @@ class Attention(Workload):
             return query >= key
 
         length = self.shape[3]
-        mask = create_block_mask(is_visible, None, None, length, length, device=self.where) if self.causal else None
-        return lambda q, k, v: flex_attention(q, k, v, block_mask=mask, enable_gqa=grouped,
-                                              kernel_options=kernel_options)
+        mask = (
+            create_block_mask(is_visible, None, None, length, length, device=self.where)
+            if self.causal
+            else None
+        )
+        return lambda q, k, v: flex_attention(
+            q, k, v, block_mask=mask, enable_gqa=grouped, kernel_options=kernel_options
+        )
 
 
 class CausalAttention(Attention):

@@ -10,25 +10,50 @@ from ch14.compiled.lesson import experiments
 from tilelab import cli
 from tilelab.runtime import device
 
-COLUMNS = ["name", "status", "compile_s", "caches", "ms", "tflops", "ratio", "error", "winner", "main", "UTMALDG",
-           "UTMASTG", "proof", "reason"]
+COLUMNS = [
+    "name",
+    "status",
+    "compile_s",
+    "caches",
+    "ms",
+    "tflops",
+    "ratio",
+    "error",
+    "winner",
+    "main",
+    "UTMALDG",
+    "UTMASTG",
+    "proof",
+    "reason",
+]
 
 
 def _parse_options(argv):
-    parser = cli.make_parser("ch14.compiled", "Compile a workload with torch.compile in its modes, cold, check them "
-                             "against float64 and time them; count the instructions of the kernel that won if its code "
-                             "is there.")
+    parser = cli.make_parser(
+        "ch14.compiled",
+        "Compile a workload with torch.compile in its modes, cold, check them "
+        "against float64 and time them; count the instructions of the kernel that won if its code "
+        "is there.",
+    )
     parser.add_argument("--workload", default="matmul", choices=tuple(compiled.FAMILIES))
-    parser.add_argument("--shape", help="M,N,K of a product; T,HIDDEN,INNER of the MLP; B,H,HK,S,D of attention")
-    parser.add_argument("--mode", default="all", metavar="NAME|all",
-                        help=f"{', '.join(compiled.GEMM_MODES)}; for attention {', '.join(compiled.Attention.modes)}; "
-                        "or all (default)")
+    parser.add_argument(
+        "--shape", help="M,N,K of a product; T,HIDDEN,INNER of the MLP; B,H,HK,S,D of attention"
+    )
+    parser.add_argument(
+        "--mode",
+        default="all",
+        metavar="NAME|all",
+        help=f"{', '.join(compiled.GEMM_MODES)}; for attention {', '.join(compiled.Attention.modes)}; "
+        "or all (default)",
+    )
     options = cli.parse_options(parser, argv)
     usual = next(shape for family, shape, _ in experiments.CASES if family == options.workload)
     try:
         options.shape = usual if options.shape is None else cli.parse_sizes(options.shape)
     except ValueError:
-        parser.error(f"--shape takes sizes such as {','.join(map(str, usual))}; it is {options.shape[:60]!r}.")
+        parser.error(
+            f"--shape takes sizes such as {','.join(map(str, usual))}; it is {options.shape[:60]!r}."
+        )
     try:
         work = compiled.make_workload(options.workload, options.shape, where="meta")
         if options.mode != "all":
@@ -50,6 +75,7 @@ def main(argv: list[str] | None = None) -> int:
             logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
         rows = experiments.measure_cases([(options.workload, options.shape, options.modes)])
         return experiments.make_table(experiments.drop_details(rows), [])
+
     return cli.run_and_report("ch14.compiled", COLUMNS, experiments.source(), options.json, measure)
 
 

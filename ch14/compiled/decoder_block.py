@@ -37,8 +37,12 @@ class Sizes:
     def weights(self) -> dict[str, tuple[int, int]]:
         """The (N, K) of each linear layer. Query, key and value share one weight, and so do gate and up."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return {"qkv": (q + 2 * kv, self.hidden), "out": (self.hidden, q), "gate_up": (2 * self.inner, self.hidden),
-                "down": (self.hidden, self.inner)}
+        return {
+            "qkv": (q + 2 * kv, self.hidden),
+            "out": (self.hidden, q),
+            "gate_up": (2 * self.inner, self.hidden),
+            "down": (self.hidden, self.inner),
+        }
 
     def count_flops(self, tokens: int) -> float:
         """Return the operations of the products and of causal attention for one sequence of `tokens`."""
@@ -48,9 +52,12 @@ class Sizes:
 
 LLAMA_3_8B = Sizes()
 
+
 def make_weights(sizes: Sizes, where: str, dtype: torch.dtype = torch.bfloat16, std: float = 0.02) -> dict:
     """Return {name: (N, K) weight} with normal elements of standard deviation `std`, as at the start of a training."""
-    return {name: (torch.randn(*shape, device=where) * std).to(dtype) for name, shape in sizes.weights.items()}
+    return {
+        name: (torch.randn(*shape, device=where) * std).to(dtype) for name, shape in sizes.weights.items()
+    }
 
 
 class TorchLinear(nn.Module):
@@ -77,7 +84,9 @@ class TilesLinear(TorchLinear):
 
 def quantise_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (N, K) in float8_e4m3fn and the float32 scales (N / 128, K / 128) of blocks of 128 x 128."""
-    blocks = weight.float().unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))  # (N / 128, 128, K / 128, 128)
+    blocks = (
+        weight.float().unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+    )  # (N / 128, 128, K / 128, 128)
     scales = blocks.abs().amax((1, 3), keepdim=True).clamp_min(1e-12) / E4M3_MAX
     return (blocks / scales).to(torch.float8_e4m3fn).view(weight.shape), scales.squeeze((1, 3))
 
@@ -122,15 +131,22 @@ class DecoderBlock(nn.Module):
     `weights` are those of `make_weights`; `linear` makes a layer of a weight; `attend` computes attention.
     """
 
-    def __init__(self, sizes: Sizes, weights: dict[str, torch.Tensor], linear: Callable = TorchLinear,
-                 attend: Callable = attend_torch):
+    def __init__(
+        self,
+        sizes: Sizes,
+        weights: dict[str, torch.Tensor],
+        linear: Callable = TorchLinear,
+        attend: Callable = attend_torch,
+    ):
         super().__init__()
         self.sizes, self.attend = sizes, attend
         self.qkv, self.out, self.gate_up, self.down = (linear(weights[name]) for name in sizes.weights)
         for name in ("attention_norm", "mlp_norm"):
             self.register_buffer(name, weights["qkv"].new_ones(sizes.hidden))
         rates = sizes.theta ** -(torch.arange(0, sizes.head_dim, 2).double() / sizes.head_dim)
-        angles = (torch.arange(sizes.most_tokens)[:, None] * rates).repeat(1, 2)[:, None]  # (tokens, 1, head_dim)
+        angles = (torch.arange(sizes.most_tokens)[:, None] * rates).repeat(1, 2)[
+            :, None
+        ]  # (tokens, 1, head_dim)
         for name, table in (("cos", angles.cos()), ("sin", angles.sin())):
             self.register_buffer(name, table.to(weights["qkv"]))
 
@@ -145,6 +161,8 @@ class DecoderBlock(nn.Module):
         heads = self.qkv(F.rms_norm(x, (sizes.hidden,), self.attention_norm, sizes.eps))
         turned, v = heads.unflatten(-1, (-1, sizes.head_dim)).split((queries + kv, kv), 2)
         q, k = self.rotate(turned).split((queries, kv), 2)
-        x = x + self.out(self.attend(*(part.transpose(1, 2) for part in (q, k, v))).transpose(1, 2).flatten(2))
+        x = x + self.out(
+            self.attend(*(part.transpose(1, 2) for part in (q, k, v))).transpose(1, 2).flatten(2)
+        )
         gate, up = self.gate_up(F.rms_norm(x, (sizes.hidden,), self.mlp_norm, sizes.eps)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)

@@ -66,12 +66,16 @@ def require_describable(name: str, tensor, block, written: bool) -> None:
     size = tensor.element_size()
     require_rows(name, tensor if tensor.ndim == 2 else tensor.view(1, -1), UNIT)
     if block[-1] * size < UNIT:
-        raise ValueError(f"a tile of {name} must be at least {UNIT} bytes wide for a descriptor; {block[-1]} elements "
-                         f"are {block[-1] * size}.")
+        raise ValueError(
+            f"a tile of {name} must be at least {UNIT} bytes wide for a descriptor; {block[-1]} elements "
+            f"are {block[-1] * size}."
+        )
     if written and tensor.shape[-1] * size % UNIT:
-        raise ValueError(f"a row of {name} must end at a multiple of {UNIT} bytes: a descriptor stores whole units and "
-                         f"would overwrite memory behind its {tensor.shape[-1] * size:,} bytes: pad it, or take "
-                         "pointers.")
+        raise ValueError(
+            f"a row of {name} must end at a multiple of {UNIT} bytes: a descriptor stores whole units and "
+            f"would overwrite memory behind its {tensor.shape[-1] * size:,} bytes: pad it, or take "
+            "pointers."
+        )
 
 
 def _check_operands(op, x, y, index, out, config) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -95,8 +99,15 @@ def _check_operands(op, x, y, index, out, config) -> tuple[dict[str, torch.Tenso
     out = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
     tensors = {"x": x, "out": out} | ({"y": y} if op == "add" else {})
     for name, tensor in tensors.items():
-        require_tensor(name, tensor, op, dtype=x.dtype, shape=shape if name == "out" else x.shape, on=x.device,
-                       contiguous=flat)
+        require_tensor(
+            name,
+            tensor,
+            op,
+            dtype=x.dtype,
+            shape=shape if name == "out" else x.shape,
+            on=x.device,
+            contiguous=flat,
+        )
         tensor = tensor if op == "add" else tensor.view(BITS[x.element_size()])
         tensors[name] = tensor = tensor.view(-1) if flat else tensor
         if config.uses_descriptors:
@@ -117,7 +128,7 @@ def prepare(op: str, x, *, y=None, index=None, out=None, config="best") -> TileL
     index: int32. A row that x does not have gives zeros.
     config: "best", a variant's name or a TileConfig.
 
-    Raises ValueError for bad arguments, and tilelab.runtime.device.Unsupported where the configuration cannot run.
+    Raises ValueError for bad arguments, and Unsupported where the configuration cannot run.
     """
     config = choose_variant(op, config)
     tensors, out = _check_operands(op, x, y, index, out, config)
@@ -135,17 +146,28 @@ def prepare(op: str, x, *, y=None, index=None, out=None, config="best") -> TileL
     given = make_sizes(config, x.element_size(), rows, columns, len(x) if x.ndim else 1, strides)
     given |= {"y": None, "index": index, **tensors}
     if given["tiles"] >= 1 << 31:
-        raise ValueError(f"there must be fewer than 2^31 tiles; there are {given['tiles']:,}: take a larger tile.")
+        raise ValueError(
+            f"there must be fewer than 2^31 tiles; there are {given['tiles']:,}: take a larger tile."
+        )
     grid = config.programs(given["tiles"], here.sms or 2)
     if config.way in ("host", "gather4") and grid:
-        given |= {name: TensorDescriptor(tensor, list(tensor.shape), [strides[name], 1] if name in strides else [1],
-                                         list(config.descriptor_block(name))) for name, tensor in tensors.items()}
+        given |= {
+            name: TensorDescriptor(
+                tensor,
+                list(tensor.shape),
+                [strides[name], 1] if name in strides else [1],
+                list(config.descriptor_block(name)),
+            )
+            for name, tensor in tensors.items()
+        }
     arguments, options = {name: given[name] for name in names}, {"num_warps": config.num_warps}
 
     def run():
         if config.way == "device" and not is_interpreted:
             # A ContextVar: a thread that never set it has no allocator, so set it where the launch happens.
-            triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+            triton.set_allocator(
+                lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda")
+            )
         elif config.uses_descriptors and not is_interpreted:
             ensure_cuda_context()
         if grid:
@@ -157,9 +179,13 @@ def prepare(op: str, x, *, y=None, index=None, out=None, config="best") -> TileL
             launch.compile()
         except torch.AcceleratorError:
             raise
-        except Exception as error:  # too large for shared memory or for the compiler: refused here, not at a launch
-            raise device.Unsupported(f"{config} cannot run on {here.target}: {type(error).__name__}: "
-                                     f"{device.first_line(error)[:200]}.") from error
+        except (
+            Exception
+        ) as error:  # too large for shared memory or for the compiler: refused here, not at a launch
+            raise device.Unsupported(
+                f"{config} cannot run on {here.target}: {type(error).__name__}: "
+                f"{device.first_line(error)[:200]}."
+            ) from error
     return launch
 
 

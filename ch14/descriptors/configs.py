@@ -10,7 +10,9 @@ from tilelab.runtime.operands import choose_config, require_whole_numbers
 OPS = ("copy", "add", "gather")
 WAYS = ("host", "device", "pointers", "gather4")
 MAX_ELEMENTS = 1 << 20  # Triton's limit for a block
-UNIT = 16  # bytes: a tensor map counts addresses and strides in this unit, and one thread loads one unit at once
+UNIT = (
+    16  # bytes: a tensor map counts addresses and strides in this unit, and one thread loads one unit at once
+)
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,13 @@ class TileConfig:
             if getattr(self, name) < smallest:
                 raise ValueError(f"{name} must be at least {smallest}; it is {getattr(self, name)}.")
         if self.num_warps > 32:
-            raise ValueError(f"num_warps must be at most 32 (1,024 threads per block); it is {self.num_warps}.")
+            raise ValueError(
+                f"num_warps must be at most 32 (1,024 threads per block); it is {self.num_warps}."
+            )
         if self.elements > MAX_ELEMENTS:
-            raise ValueError(f"a tile must have at most {MAX_ELEMENTS:,} elements in Triton; it has {self.elements:,}.")
+            raise ValueError(
+                f"a tile must have at most {MAX_ELEMENTS:,} elements in Triton; it has {self.elements:,}."
+            )
         if self.way == "gather4" and self.block_m < 8:
             raise ValueError(f"block_m must be at least 8 for gather4; it is {self.block_m}.")
 
@@ -68,13 +74,19 @@ class TileConfig:
 
     def __str__(self):  # records hold it
         loop = f"span {self.tiles_per_cta}" if self.tiles_per_cta else f"{self.ctas_per_sm} an SM"
-        return (f"{self.way} {' × '.join(map(str, self.block))}, {self.num_warps} warp{'s' * (self.num_warps > 1)}, "
-                f"{loop}, {self.stages} stage{'s' * (self.stages > 1)}")
+        return (
+            f"{self.way} {' × '.join(map(str, self.block))}, {self.num_warps} warp{'s' * (self.num_warps > 1)}, "
+            f"{loop}, {self.stages} stage{'s' * (self.stages > 1)}"
+        )
 
     def constants(self) -> dict:
         """Return the constexpr arguments that all kernels take."""
-        return {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "TILES_PER_CTA": self.tiles_per_cta,
-                "STAGES": self.stages}
+        return {
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "TILES_PER_CTA": self.tiles_per_cta,
+            "STAGES": self.stages,
+        }
 
     def programs(self, tiles: int, sms: int) -> int:
         """Return the number of programs that share `tiles` on a GPU of `sms` SMs."""
@@ -134,6 +146,8 @@ def choose_variant(op: str, config) -> TileConfig:
     if config.way == "gather4" and op != "gather":
         raise ValueError(f"gather4 only gathers; it cannot {op}.")
     if op == "gather" and (config.block_m != 1 if config.way in ("host", "device") else not config.block_m):
-        raise ValueError(f"block_m must be 1 to gather by descriptors of rows, and at least 1 by pointers; it is "
-                         f"{config.block_m}.")
+        raise ValueError(
+            f"block_m must be 1 to gather by descriptors of rows, and at least 1 by pointers; it is "
+            f"{config.block_m}."
+        )
     return config

@@ -23,8 +23,21 @@ import triton.language as tl
 from ch14.descriptors.configs import UNIT, VARIANTS, TileConfig
 from tilelab.runtime import build
 
-NUMBERS = ("rows_x", "rows", "columns", "elements", "vectors", "stride_x", "stride_y", "stride_out", "step_x", "step_y",
-           "step_out", "tiles", "tiles_n")
+NUMBERS = (
+    "rows_x",
+    "rows",
+    "columns",
+    "elements",
+    "vectors",
+    "stride_x",
+    "stride_y",
+    "stride_out",
+    "step_x",
+    "step_y",
+    "step_out",
+    "tiles",
+    "tiles_n",
+)
 # One binary for all shapes: the alignment is in VECTOR, or in the tensor map.
 jit_any_size = triton.jit(do_not_specialize=NUMBERS)
 
@@ -63,7 +76,9 @@ def load_tile(x, y, at):
 
 
 @jit_any_size
-def flat_host_kernel(x, y, out, tiles, BLOCK_N: tl.constexpr, TILES_PER_CTA: tl.constexpr, STAGES: tl.constexpr):
+def flat_host_kernel(
+    x, y, out, tiles, BLOCK_N: tl.constexpr, TILES_PER_CTA: tl.constexpr, STAGES: tl.constexpr
+):
     first, count, step = program_tiles(tiles, TILES_PER_CTA)
     for i in tl.range(0, count, num_stages=STAGES):
         tile_id = first + i * step
@@ -72,8 +87,9 @@ def flat_host_kernel(x, y, out, tiles, BLOCK_N: tl.constexpr, TILES_PER_CTA: tl.
 
 
 @jit_any_size
-def flat_device_kernel(x, y, out, elements, tiles, BLOCK_N: tl.constexpr, TILES_PER_CTA: tl.constexpr,
-                       STAGES: tl.constexpr):
+def flat_device_kernel(
+    x, y, out, elements, tiles, BLOCK_N: tl.constexpr, TILES_PER_CTA: tl.constexpr, STAGES: tl.constexpr
+):
     # Descriptors are made before the loop: each is edited in shared memory, copied to scratch in global memory, fenced.
     x_desc = tl.make_tensor_descriptor(x, [elements], [1], [BLOCK_N])
     out_desc = tl.make_tensor_descriptor(out, [elements], [1], [BLOCK_N])
@@ -85,8 +101,17 @@ def flat_device_kernel(x, y, out, elements, tiles, BLOCK_N: tl.constexpr, TILES_
 
 
 @jit_any_size
-def flat_pointers_kernel(x, y, out, vectors, tiles, BLOCK_N: tl.constexpr, TILES_PER_CTA: tl.constexpr,
-                         STAGES: tl.constexpr, VECTOR: tl.constexpr):
+def flat_pointers_kernel(
+    x,
+    y,
+    out,
+    vectors,
+    tiles,
+    BLOCK_N: tl.constexpr,
+    TILES_PER_CTA: tl.constexpr,
+    STAGES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
     # Sizes are given in whole vectors: the compiler then knows that a mask never cuts one, and loads 16 bytes at once.
     first, count, step = program_tiles(tiles, TILES_PER_CTA)
     for i in tl.range(0, count, num_stages=STAGES):
@@ -103,8 +128,17 @@ def flat_pointers_kernel(x, y, out, vectors, tiles, BLOCK_N: tl.constexpr, TILES
 
 
 @jit_any_size
-def tile_host_kernel(x, y, out, tiles, tiles_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                     TILES_PER_CTA: tl.constexpr, STAGES: tl.constexpr):
+def tile_host_kernel(
+    x,
+    y,
+    out,
+    tiles,
+    tiles_n,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TILES_PER_CTA: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     first, count, step = program_tiles(tiles, TILES_PER_CTA)
     for i in tl.range(0, count, num_stages=STAGES):
         tile_id = first + i * step
@@ -114,9 +148,22 @@ def tile_host_kernel(x, y, out, tiles, tiles_n, BLOCK_M: tl.constexpr, BLOCK_N: 
 
 
 @jit_any_size
-def tile_device_kernel(x, y, out, rows, columns, stride_x, stride_y, stride_out, tiles, tiles_n,
-                       BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES_PER_CTA: tl.constexpr,
-                       STAGES: tl.constexpr):
+def tile_device_kernel(
+    x,
+    y,
+    out,
+    rows,
+    columns,
+    stride_x,
+    stride_y,
+    stride_out,
+    tiles,
+    tiles_n,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TILES_PER_CTA: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     x_desc = tl.make_tensor_descriptor(x, [rows, columns], [stride_x, 1], [BLOCK_M, BLOCK_N])
     out_desc = tl.make_tensor_descriptor(out, [rows, columns], [stride_out, 1], [BLOCK_M, BLOCK_N])
     if y is None:
@@ -127,9 +174,23 @@ def tile_device_kernel(x, y, out, rows, columns, stride_x, stride_y, stride_out,
 
 
 @jit_any_size
-def tile_pointers_kernel(x, y, out, rows, vectors, step_x, step_y, step_out, tiles, tiles_n, BLOCK_M: tl.constexpr,
-                         BLOCK_N: tl.constexpr, TILES_PER_CTA: tl.constexpr, STAGES: tl.constexpr,
-                         VECTOR: tl.constexpr):
+def tile_pointers_kernel(
+    x,
+    y,
+    out,
+    rows,
+    vectors,
+    step_x,
+    step_y,
+    step_out,
+    tiles,
+    tiles_n,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TILES_PER_CTA: tl.constexpr,
+    STAGES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
     first, count, step = program_tiles(tiles, TILES_PER_CTA)
     for i in tl.range(0, count, num_stages=STAGES):
         tile_id = first + i * step
@@ -147,8 +208,9 @@ def tile_pointers_kernel(x, y, out, rows, vectors, step_x, step_y, step_out, til
 
 
 @jit_any_size
-def rows_host_kernel(x, index, out, tiles, tiles_n, BLOCK_N: tl.constexpr, TILES_PER_CTA: tl.constexpr,
-                     STAGES: tl.constexpr):
+def rows_host_kernel(
+    x, index, out, tiles, tiles_n, BLOCK_N: tl.constexpr, TILES_PER_CTA: tl.constexpr, STAGES: tl.constexpr
+):
     # A tile is BLOCK_N columns of one row. A row that x does not have comes as zeros, like all that lies outside.
     first, count, step = program_tiles(tiles, TILES_PER_CTA)
     for i in tl.range(0, count, num_stages=STAGES):
@@ -160,16 +222,39 @@ def rows_host_kernel(x, index, out, tiles, tiles_n, BLOCK_N: tl.constexpr, TILES
 
 
 @jit_any_size
-def rows_device_kernel(x, index, out, rows_x, rows, columns, stride_x, stride_out, tiles, tiles_n,
-                       BLOCK_N: tl.constexpr, TILES_PER_CTA: tl.constexpr, STAGES: tl.constexpr):
+def rows_device_kernel(
+    x,
+    index,
+    out,
+    rows_x,
+    rows,
+    columns,
+    stride_x,
+    stride_out,
+    tiles,
+    tiles_n,
+    BLOCK_N: tl.constexpr,
+    TILES_PER_CTA: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     x_desc = tl.make_tensor_descriptor(x, [rows_x, columns], [stride_x, 1], [1, BLOCK_N])
     out_desc = tl.make_tensor_descriptor(out, [rows, columns], [stride_out, 1], [1, BLOCK_N])
     rows_host_kernel(x_desc, index, out_desc, tiles, tiles_n, BLOCK_N, TILES_PER_CTA, STAGES)
 
 
 @jit_any_size
-def rows_gather4_kernel(x, index, out, rows, tiles, tiles_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                        TILES_PER_CTA: tl.constexpr, STAGES: tl.constexpr):
+def rows_gather4_kernel(
+    x,
+    index,
+    out,
+    rows,
+    tiles,
+    tiles_n,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TILES_PER_CTA: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     # The descriptor of x has boxes of one row. One tile::gather4 instruction takes the numbers of four rows.
     first, count, step = program_tiles(tiles, TILES_PER_CTA)
     for i in tl.range(0, count, num_stages=STAGES):
@@ -181,9 +266,23 @@ def rows_gather4_kernel(x, index, out, rows, tiles, tiles_n, BLOCK_M: tl.constex
 
 
 @jit_any_size
-def rows_pointers_kernel(x, index, out, rows_x, rows, vectors, step_x, step_out, tiles, tiles_n, BLOCK_M: tl.constexpr,
-                         BLOCK_N: tl.constexpr, TILES_PER_CTA: tl.constexpr, STAGES: tl.constexpr,
-                         VECTOR: tl.constexpr):
+def rows_pointers_kernel(
+    x,
+    index,
+    out,
+    rows_x,
+    rows,
+    vectors,
+    step_x,
+    step_out,
+    tiles,
+    tiles_n,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TILES_PER_CTA: tl.constexpr,
+    STAGES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
     first, count, step = program_tiles(tiles, TILES_PER_CTA)
     for i in tl.range(0, count, num_stages=STAGES):
         tile_id = first + i * step
@@ -196,10 +295,16 @@ def rows_pointers_kernel(x, index, out, rows_x, rows, vectors, step_x, step_out,
         tl.store(out + row.to(tl.int64)[:, None] * (step_out * VECTOR) + column, value, inside)
 
 
-KERNELS = {"flat": {"host": flat_host_kernel, "device": flat_device_kernel, "pointers": flat_pointers_kernel},
-           "tile": {"host": tile_host_kernel, "device": tile_device_kernel, "pointers": tile_pointers_kernel},
-           "rows": {"host": rows_host_kernel, "device": rows_device_kernel, "pointers": rows_pointers_kernel,
-                    "gather4": rows_gather4_kernel}}
+KERNELS = {
+    "flat": {"host": flat_host_kernel, "device": flat_device_kernel, "pointers": flat_pointers_kernel},
+    "tile": {"host": tile_host_kernel, "device": tile_device_kernel, "pointers": tile_pointers_kernel},
+    "rows": {
+        "host": rows_host_kernel,
+        "device": rows_device_kernel,
+        "pointers": rows_pointers_kernel,
+        "gather4": rows_gather4_kernel,
+    },
+}
 
 
 # ---- which kernel, and its arguments
@@ -211,7 +316,9 @@ def find_kernel(op: str, config: TileConfig):
     return kernel, list(inspect.signature(kernel.fn).parameters)
 
 
-def make_sizes(config: TileConfig, itemsize: int, rows: int, columns: int, rows_x: int, strides: dict[str, int]):
+def make_sizes(
+    config: TileConfig, itemsize: int, rows: int, columns: int, rows_x: int, strides: dict[str, int]
+):
     """Return the kernels' arguments besides tensors, by name, from the extents of the result and the tensors' strides.
 
     Flat tiles have one row. A vector is the largest power of two elements, up to 16 bytes, that divides all sizes.
@@ -220,11 +327,24 @@ def make_sizes(config: TileConfig, itemsize: int, rows: int, columns: int, rows_
     while any(size % vector for size in (columns, *strides.values())):
         vector //= 2
     tiles_n = -(-columns // config.block_n)
-    sizes = {"rows_x": rows_x, "rows": rows, "columns": columns, "elements": columns, "vectors": columns // vector,
-             "tiles": -(-rows // max(config.block_m, 1)) * tiles_n, "tiles_n": tiles_n, "VECTOR": vector,
-             "stride_y": 0, "step_y": 0, **config.constants()}
-    return sizes | {f"stride_{name}": stride for name, stride in strides.items()} | {
-        f"step_{name}": stride // vector for name, stride in strides.items()}
+    sizes = {
+        "rows_x": rows_x,
+        "rows": rows,
+        "columns": columns,
+        "elements": columns,
+        "vectors": columns // vector,
+        "tiles": -(-rows // max(config.block_m, 1)) * tiles_n,
+        "tiles_n": tiles_n,
+        "VECTOR": vector,
+        "stride_y": 0,
+        "step_y": 0,
+        **config.constants(),
+    }
+    return (
+        sizes
+        | {f"stride_{name}": stride for name, stride in strides.items()}
+        | {f"step_{name}": stride // vector for name, stride in strides.items()}
+    )
 
 
 def job(config: TileConfig, target: str, op: str = "", element: str = "") -> build.Job:
@@ -243,6 +363,12 @@ def job(config: TileConfig, target: str, op: str = "", element: str = "") -> bui
     vector = max(1, UNIT * 8 // int(element.lstrip("bfpiu")))
     constants = {"y": None, "VECTOR": vector, **config.constants()}
     signature = {name: types[name] for name in names if name in types}
-    return build.job_for(kernel, signature, {name: constants[name] for name in names if name not in types}, target,
-                         num_warps=config.num_warps, name=str(config),
-                         aligned=tuple(name for name, kind in signature.items() if kind.startswith("*")))
+    return build.job_for(
+        kernel,
+        signature,
+        {name: constants[name] for name in names if name not in types},
+        target,
+        num_warps=config.num_warps,
+        name=str(config),
+        aligned=tuple(name for name, kind in signature.items() if kind.startswith("*")),
+    )

@@ -54,16 +54,22 @@ def _check_operands(a, b, scale_a, scale_b, out):
     require_rows("a", a)
     b_k_major = b.stride(0) == 1 and (b.stride(1) >= k or n == 1)
     if dtype == "fp8" and not b_k_major:
-        raise ValueError("float8 tensor cores read B with K contiguous: store the weight as (N, K) and pass weight.T.")
+        raise ValueError(
+            "float8 tensor cores read B with K contiguous: store the weight as (N, K) and pass weight.T."
+        )
     stored_b = b.T if b_k_major else b
     require_rows("b", stored_b)
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
         if scale is not None:
             require_tensor(name, scale, "gemm", dtype=torch.float32, on=a.device)
             if dtype != "fp8" or scale.numel() != 1:
-                raise ValueError(f"{name} must be one value, for float8 inputs; it has {scale.numel()}, for {dtype}.")
+                raise ValueError(
+                    f"{name} must be one value, for float8 inputs; it has {scale.numel()}, for {dtype}."
+                )
     if n % 8:  # a descriptor stores whole 16-byte chunks, also past the last column
-        raise ValueError(f"N must be a multiple of 8, so that a row of C takes a multiple of 16 bytes; N is {n}.")
+        raise ValueError(
+            f"N must be a multiple of 8, so that a row of C takes a multiple of 16 bytes; N is {n}."
+        )
     out_dtype = torch.bfloat16 if dtype == "fp8" else a.dtype
     out = torch.empty(m, n, dtype=out_dtype, device=a.device) if out is None else out
     require_tensor("out", out, "a prepared gemm", dtype=out_dtype, shape=(m, n), on=a.device)
@@ -84,9 +90,18 @@ def find_best(m, n, k, dtype, b_k_major, target, sms) -> tuple[GemmConfig | None
     """
     found, untuned = None, next(iter(rank_configs("course", m, n, k, dtype, target, sms)), None)
     if b_k_major and ITEMSIZE[dtype] == 2:  # as the table's operands were
-        found = tuned.find("gemm", GemmConfig, m, n, k, "bf16",
-                           lambda config, *shape: 1e3 * predicted_ms(config, *shape, dtype, sms),
-                           lambda config: not rejection(config, target, dtype), tuned_source, untuned)
+        found = tuned.find(
+            "gemm",
+            GemmConfig,
+            m,
+            n,
+            k,
+            "bf16",
+            lambda config, *shape: 1e3 * predicted_ms(config, *shape, dtype, sms),
+            lambda config: not rejection(config, target, dtype),
+            tuned_source,
+            untuned,
+        )
     return found or (untuned, "by the model")
 
 
@@ -110,7 +125,10 @@ def _plan(a, b, scale_a, scale_b, out, config) -> Plan:
         members = [choose_config(config, dict.fromkeys(SETS) | configs(dtype=dtype), GemmConfig, None)]
         candidates, fallback = [each for each in members if not rejection(each, target, dtype)], []
         chosen = ""
-    skipped, cause = [(each, rejection(each, target, dtype)) for each in members if each not in candidates], None
+    skipped, cause = (
+        [(each, rejection(each, target, dtype)) for each in members if each not in candidates],
+        None,
+    )
     for candidate in dict.fromkeys((*candidates, *fallback)):
         try:  # to compile and load, so that a refusal comes here and not at the first launch
             launch = bind_config(candidate, a, stored_b, out, scale_a, scale_b, shape, b_k_major, sms)
@@ -120,8 +138,14 @@ def _plan(a, b, scale_a, scale_b, out, config) -> Plan:
             skipped.append((candidate, f"{type(error).__name__}: {device.first_line(error)[:200]}"))
             cause = error
             continue
-        sentence = "" if candidate in candidates else (f"no configuration of the set {which!r} runs on {target}; the "
-                                                       f"conservative configuration {candidate} is used instead.")
+        sentence = (
+            ""
+            if candidate in candidates
+            else (
+                f"no configuration of the set {which!r} runs on {target}; the "
+                f"conservative configuration {candidate} is used instead."
+            )
+        )
         if candidate not in candidates[:1]:
             chosen = chosen and "by the model"
         return Plan(launch, (m, n), out.dtype, a.device, candidate, skipped, sentence, chosen)
@@ -137,14 +161,23 @@ def bind_config(config, a, stored_b, out, scale_a, scale_b, shape, b_k_major, sm
     arguments = {"scale_a_ptr": scale_a, "scale_b_ptr": scale_b, **dict(zip("MNK", shape))}
     if config.kernel == "plain":
         kernel, programs = gemm_plain_kernel, config.tiles(*shape[:2])
-        arguments = {"a_ptr": a, "b_ptr": stored_b, "c_ptr": out, **arguments, "stride_a": row_stride(a),
-                     "stride_b": row_stride(stored_b), "stride_c": row_stride(out)}
+        arguments = {
+            "a_ptr": a,
+            "b_ptr": stored_b,
+            "c_ptr": out,
+            **arguments,
+            "stride_a": row_stride(a),
+            "stride_b": row_stride(stored_b),
+            "stride_c": row_stride(out),
+        }
         follows |= {"a_ptr": 0, "b_ptr": 1, "c_ptr": 4}
     else:
         kernel = gemm_persistent_kernel if config.kernel == "persistent" else gemm_split_kernel
         programs = min(constants.get("PROGRAMS", 1 << 30), config.tiles(*shape[:2]) * config.splits)
-        descriptors = [block and TensorDescriptor(matrix, list(matrix.shape), [row_stride(matrix), 1], block)
-                       for matrix, block in zip((a, stored_b, stored_b, out), config.blocks(b_k_major))]
+        descriptors = [
+            block and TensorDescriptor(matrix, list(matrix.shape), [row_stride(matrix), 1], block)
+            for matrix, block in zip((a, stored_b, stored_b, out), config.blocks(b_k_major))
+        ]
         named = dict(zip(("a_desc", "b_desc", "b_extra_desc", "c_desc"), descriptors))
         follows |= dict(zip(named, (0, 1, 1, 4)))
         if config.kernel == "split":
@@ -204,7 +237,7 @@ def gemm(a, b, *, scale_a=None, scale_b=None, out=None, config="best"):
     Under torch.compile and where autograd records, this is the operator torch.ops.tiles.gemm. It has a backward pass
     for bfloat16 and float16, and its `config` is a name.
 
-    Raises ValueError for bad arguments, and tilelab.runtime.device.Unsupported for hardware or a configuration that cannot run.
+    Raises ValueError for bad arguments, and Unsupported for hardware or a configuration that cannot run.
     """
     if operators.is_traced(a, b, scale_a, scale_b):
         return operators.store(gemm_operator(a, b, scale_a, scale_b, config), out)

@@ -21,27 +21,52 @@ from tilelab.sweeps.sweep import Sweep
 
 
 def _parse_options(argv):
-    parser = cli.make_parser("ch14.gemm", "Check and time tile configurations of a descriptor GEMM against cuBLAS; "
-                             "with --target only compile them.")
+    parser = cli.make_parser(
+        "ch14.gemm",
+        "Check and time tile configurations of a descriptor GEMM against cuBLAS; "
+        "with --target only compile them.",
+    )
     parser.add_argument("--mnk", default="4096,4096,4096", help="M,N,K (default 4096,4096,4096)")
     parser.add_argument("--dtype", default="bf16", choices=tuple(ITEMSIZE))
-    parser.add_argument("--layout", default="k", choices=("k", "n"), help="B as weight.T (k, default) or by rows (n)")
-    parser.add_argument("--config", default="best", metavar="SET|best|NAME|BM,BN,BK,WARPS,STAGES",
-                        help=f"a set ({', '.join(SETS)}), best (default), a configuration's name, or one tile")
-    parser.add_argument("--sweep", action="store_true", help="try a grid of 96 configurations, best predicted first")
+    parser.add_argument(
+        "--layout", default="k", choices=("k", "n"), help="B as weight.T (k, default) or by rows (n)"
+    )
+    parser.add_argument(
+        "--config",
+        default="best",
+        metavar="SET|best|NAME|BM,BN,BK,WARPS,STAGES",
+        help=f"a set ({', '.join(SETS)}), best (default), a configuration's name, or one tile",
+    )
+    parser.add_argument(
+        "--sweep", action="store_true", help="try a grid of 96 configurations, best predicted first"
+    )
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
-    parser.add_argument("--copy", action="store_true", help="time the copy configurations instead of the GEMM")
-    parser.add_argument("--claim", action="store_true", help="time the note's two sets and the best tile at six "
-                        "sizes: speed, bandwidth, memory; recorded figures without a GPU")
-    parser.add_argument("--tune", metavar="FILE", help="find the fastest configuration for each shape M,N,K of a file, "
-                        "and keep it in tuned/, where config=\"best\" finds it")
-    parser.add_argument("--journal", metavar="PATH", help="keep each row in this JSONL file, and resume from it")
+    parser.add_argument(
+        "--copy", action="store_true", help="time the copy configurations instead of the GEMM"
+    )
+    parser.add_argument(
+        "--claim",
+        action="store_true",
+        help="time the note's two sets and the best tile at six "
+        "sizes: speed, bandwidth, memory; recorded figures without a GPU",
+    )
+    parser.add_argument(
+        "--tune",
+        metavar="FILE",
+        help="find the fastest configuration for each shape M,N,K of a file, "
+        'and keep it in tuned/, where config="best" finds it',
+    )
+    parser.add_argument(
+        "--journal", metavar="PATH", help="keep each row in this JSONL file, and resume from it"
+    )
     options = cli.parse_options(parser, argv)
     given = {name for name in vars(options) if getattr(options, name) != parser.get_default(name)}
     for alone in ("copy", "claim", "tune"):
         if alone in given and (others := given - {alone, *({"json"} if alone != "tune" else ())}):
-            parser.error(f"--{alone} {'stands alone' if alone == 'tune' else 'goes with --json only'}; --{min(others)} "
-                         "was given too.")
+            parser.error(
+                f"--{alone} {'stands alone' if alone == 'tune' else 'goes with --json only'}; --{min(others)} "
+                "was given too."
+            )
     if options.sweep and "config" in given:
         parser.error("--sweep brings its own configurations: leave out --config.")
     if options.journal is not None:  # refused before the work, not after it
@@ -63,8 +88,13 @@ def main(argv: list[str] | None = None) -> int:
         return tune.run_command("ch14.gemm", tuning.TUNABLE, options.tune)
     journal = options.journal
     try:
-        record = (_measure_copies(options) if options.copy else _show_claim(options) if options.claim else
-                  _run_sweep(options))
+        record = (
+            _measure_copies(options)
+            if options.copy
+            else _show_claim(options)
+            if options.claim
+            else _run_sweep(options)
+        )
         if options.json:
             cli.write_json(record.data, options.json)
     except BrokenPipeError:
@@ -93,11 +123,28 @@ def _measure_copies(options) -> results.Record:
 def _show_claim(options) -> results.Record:
     record = experiments.measure_claim()
     if options.json != "-":
-        rows = [experiments.add_bandwidth(row, record.device["name"]) for row in
-                sorted(record.rows, key=lambda row: row["shape"])]
-        columns = ["shape", "name", "kernel", "status", "ms", "tflops", "ratio", "gbps", "floor_percent", "peak_mib"]
-        print(results.table(rows, record.label(), columns), "gbps counts A, B and C once; "
-              "floor_percent is the share that gbps has in the bandwidth of the GPU's datasheet.", sep="\n")
+        rows = [
+            experiments.add_bandwidth(row, record.device["name"])
+            for row in sorted(record.rows, key=lambda row: row["shape"])
+        ]
+        columns = [
+            "shape",
+            "name",
+            "kernel",
+            "status",
+            "ms",
+            "tflops",
+            "ratio",
+            "gbps",
+            "floor_percent",
+            "peak_mib",
+        ]
+        print(
+            results.table(rows, record.label(), columns),
+            "gbps counts A, B and C once; "
+            "floor_percent is the share that gbps has in the bandwidth of the GPU's datasheet.",
+            sep="\n",
+        )
     return record
 
 
@@ -120,7 +167,9 @@ def _run_sweep(options) -> results.Record:
     try:
         m, n, k = cli.parse_sizes(options.mnk)
     except ValueError:
-        raise ValueError(f"--mnk takes three sizes such as 4096,4096,4096; it is {options.mnk[:60]!r}.") from None
+        raise ValueError(
+            f"--mnk takes three sizes such as 4096,4096,4096; it is {options.mnk[:60]!r}."
+        ) from None
     space = make_space((m, n, k), options.dtype, options.target)
     if options.target:
         device.target_limits(options.target)
@@ -142,8 +191,11 @@ def _run_sweep(options) -> results.Record:
     if options.sweep:
         counts = ", ".join(f"{count} {status}" for status, count in sweep.counts.items())
         resumed = sum(row.get("resumed", False) for row in sweep.rows.values())
-        show(f"{counts} in {sweep.elapsed_s:.0f} s" + f", {resumed} of them kept from before" * bool(resumed)
-             + (f"; the fastest is {sweep.winner['kernel']}" if sweep.winner else ""))
+        show(
+            f"{counts} in {sweep.elapsed_s:.0f} s"
+            + f", {resumed} of them kept from before" * bool(resumed)
+            + (f"; the fastest is {sweep.winner['kernel']}" if sweep.winner else "")
+        )
     return results.Record(results.make_record("ch14_gemm", sweep.finish(), experiments.source()), live=True)
 
 
@@ -155,10 +207,15 @@ def _format_row(row: dict) -> str:
     if row.get("ms"):
         more = experiments.add_bandwidth(row, device.current().name)
         floor = f" ({more['floor_percent']:.0f} % of the datasheet's)" if "floor_percent" in more else ""
-        return start + (f"{row['ms'] * 1e3:9.1f} us {row['tflops']:6.0f} TFLOP/s {row['ratio']:6.3f} x cuBLAS   "
-                        f"{more['gbps']:5.0f} GB/s{floor}   error {row['error']:.1e} (cuBLAS {row['peer_error']:.1e})")
+        return start + (
+            f"{row['ms'] * 1e3:9.1f} us {row['tflops']:6.0f} TFLOP/s {row['ratio']:6.3f} x cuBLAS   "
+            f"{more['gbps']:5.0f} GB/s{floor}   error {row['error']:.1e} (cuBLAS {row['peer_error']:.1e})"
+        )
     if row["status"] == "ok":
-        return start + f"{row['registers']} registers, {row['smem']:,} B of shared memory, {row['spills']} B spilled"
+        return (
+            start
+            + f"{row['registers']} registers, {row['smem']:,} B of shared memory, {row['spills']} B spilled"
+        )
     return start + row["reason"]
 
 

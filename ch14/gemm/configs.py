@@ -47,27 +47,43 @@ class GemmConfig:
     splits: int = 1
 
     def __post_init__(self):
-        allowed = {"kernel": KERNELS, "block_m": _TILE_SIDES, "block_k": _TILE_SIDES,
-                   "block_n": (*_TILE_SIDES, *_EXTRA_COLUMNS) if self.kernel == "persistent" else _TILE_SIDES,
-                   "num_warps": (1, 2, 4, 8, 16, 32), "num_stages": range(1, 17),
-                   "epilogue_subtile": (1, 2, 4)}
+        allowed = {
+            "kernel": KERNELS,
+            "block_m": _TILE_SIDES,
+            "block_k": _TILE_SIDES,
+            "block_n": (*_TILE_SIDES, *_EXTRA_COLUMNS) if self.kernel == "persistent" else _TILE_SIDES,
+            "num_warps": (1, 2, 4, 8, 16, 32),
+            "num_stages": range(1, 17),
+            "epilogue_subtile": (1, 2, 4),
+        }
         for name, values in allowed.items():
             if getattr(self, name) not in values:
-                raise ValueError(f"{name} must be one of {', '.join(map(str, values))}; it is "
-                                 f"{getattr(self, name)!r:.40}.")
+                raise ValueError(
+                    f"{name} must be one of {', '.join(map(str, values))}; it is {getattr(self, name)!r:.40}."
+                )
         main, extra = self.columns
         if extra and main != extra * self.epilogue_subtile:  # one descriptor of C serves both accumulators
-            raise ValueError(f"epilogue_subtile must be {main // extra} for a tile of {self.block_n} columns; it is "
-                             f"{self.epilogue_subtile}.")
+            raise ValueError(
+                f"epilogue_subtile must be {main // extra} for a tile of {self.block_n} columns; it is "
+                f"{self.epilogue_subtile}."
+            )
         if not (2 <= self.splits <= 64 if self.kernel == "split" else self.splits == 1):
-            raise ValueError("splits must be from 2 to 64 for the kernel split, and 1 for the others; it is "
-                             f"{self.splits!r:.40} for the kernel {self.kernel}.")
+            raise ValueError(
+                "splits must be from 2 to 64 for the kernel split, and 1 for the others; it is "
+                f"{self.splits!r:.40} for the kernel {self.kernel}."
+            )
         if min(self.group_m, self.programs_per_sm) < 1:
-            raise ValueError("group_m and programs_per_sm must be at least 1; they are "
-                             f"{self.group_m} and {self.programs_per_sm}.")
-        if self.columns[0] // self.epilogue_subtile < 8:  # a row of a descriptor's box takes at least 16 bytes
-            raise ValueError(f"epilogue_subtile must leave at least 8 columns per part; it cuts {self.columns[0]} "
-                             f"columns into {self.epilogue_subtile} parts.")
+            raise ValueError(
+                "group_m and programs_per_sm must be at least 1; they are "
+                f"{self.group_m} and {self.programs_per_sm}."
+            )
+        if (
+            self.columns[0] // self.epilogue_subtile < 8
+        ):  # a row of a descriptor's box takes at least 16 bytes
+            raise ValueError(
+                f"epilogue_subtile must leave at least 8 columns per part; it cuts {self.columns[0]} "
+                f"columns into {self.epilogue_subtile} parts."
+            )
 
     def __str__(self):
         return ",".join(map(str, self.tile))
@@ -103,15 +119,23 @@ class GemmConfig:
     def blocks(self, b_k_major: bool) -> tuple[list[int], list[int], list[int] | None, list[int]]:
         """Return the shapes of the tiles that descriptors move: of A, of B, of B's extra columns and of C."""
         main, extra = self.columns
-        b_main, b_extra = ([width, self.block_k] if b_k_major else [self.block_k, width] for width in (main, extra))
+        b_main, b_extra = (
+            [width, self.block_k] if b_k_major else [self.block_k, width] for width in (main, extra)
+        )
         c_block = [self.block_m, main // self.epilogue_subtile]
         return [self.block_m, self.block_k], b_main, b_extra if extra else None, c_block
 
     def constants(self, sms: int, b_k_major: bool) -> dict:
         """Return the kernel's constexpr arguments for a GPU with `sms` multiprocessors."""
         main, extra = self.columns
-        values = dict(BLOCK_M=self.block_m, BLOCK_N=main, BLOCK_K=self.block_k, B_K_MAJOR=b_k_major,
-                      GROUP_M=self.group_m, EPILOGUE_SUBTILE=self.epilogue_subtile)
+        values = dict(
+            BLOCK_M=self.block_m,
+            BLOCK_N=main,
+            BLOCK_K=self.block_k,
+            B_K_MAJOR=b_k_major,
+            GROUP_M=self.group_m,
+            EPILOGUE_SUBTILE=self.epilogue_subtile,
+        )
         if self.kernel == "persistent":
             values |= dict(EXTRA_N=extra, PROGRAMS=sms * self.programs_per_sm, PDL=self.pdl)
         elif self.kernel == "split":
@@ -160,8 +184,10 @@ def rejection(config: GemmConfig, target: str, dtype: str) -> str:
         available = min(limit.regs_per_thread, limit.regs_per_sm // threads)
         needed = accumulator // threads + REGISTERS_BESIDE_ACCUMULATOR
         if needed > available:
-            return (f"{threads} threads have at most {available} registers each and need about {needed}, "
-                    f"{accumulator // threads} of them for the accumulator.")
+            return (
+                f"{threads} threads have at most {available} registers each and need about {needed}, "
+                f"{accumulator // threads} of them for the accumulator."
+            )
     if unit == "tcgen05" and accumulator // 128 > 512:
         return f"the accumulator needs {accumulator // 128} columns of tensor memory; {target} has 512."
     smem = config.smem_bytes(dtype, target)
@@ -173,9 +199,17 @@ def rejection(config: GemmConfig, target: str, dtype: str) -> str:
     return ""
 
 
-_NOTE = {"conservative": [(64, 64, 32, 4, 1), (64, 128, 32, 4, 1), (128, 64, 32, 4, 1)],
-         "proposed": [(256, 256, 128, 16, 5), (256, 128, 128, 16, 4), (128, 256, 128, 16, 4), (128, 128, 128, 8, 4),
-                      (128, 128, 64, 8, 3), (64, 64, 64, 4, 2)]}
+_NOTE = {
+    "conservative": [(64, 64, 32, 4, 1), (64, 128, 32, 4, 1), (128, 64, 32, 4, 1)],
+    "proposed": [
+        (256, 256, 128, 16, 5),
+        (256, 128, 128, 16, 4),
+        (128, 256, 128, 16, 4),
+        (128, 128, 128, 8, 4),
+        (128, 128, 64, 8, 3),
+        (64, 64, 64, 4, 2),
+    ],
+}
 
 
 def _course(dtype: str) -> list[GemmConfig]:
@@ -201,7 +235,9 @@ def _course(dtype: str) -> list[GemmConfig]:
     ]
 
 
-def configs(which: str | None = None, dtype: str = "bf16", target: str | None = None) -> dict[str, GemmConfig]:
+def configs(
+    which: str | None = None, dtype: str = "bf16", target: str | None = None
+) -> dict[str, GemmConfig]:
     """Return a dict of configurations by name: one set, or all three.
 
     The sets are the field note's `conservative` (3) and `proposed` (6), for the plain kernel, and the `course`'s (8).
@@ -211,7 +247,9 @@ def configs(which: str | None = None, dtype: str = "bf16", target: str | None = 
         raise ValueError(f"unknown dtype {dtype!r}; choose {', '.join(ITEMSIZE)}.")
     if which not in (None, *SETS):
         raise ValueError(f"unknown set {which!r}; choose {', '.join(SETS)}.")
-    sets = {name: [GemmConfig(*tile) for tile in tiles] for name, tiles in _NOTE.items()} | {"course": _course(dtype)}
+    sets = {name: [GemmConfig(*tile) for tile in tiles] for name, tiles in _NOTE.items()} | {
+        "course": _course(dtype)
+    }
     members = [config for name in ([which] if which else SETS) for config in sets[name]]
     return {config.name: config for config in members if not target or not rejection(config, target, dtype)}
 
@@ -234,13 +272,20 @@ def parse(text: str, dtype: str = "bf16") -> GemmConfig:
     try:
         block_m, block_n, block_k, num_warps, num_stages = map(int, tile.split(","))
     except ValueError:
-        raise ValueError(f"unknown configuration {text[:60]!r}; choose best, a set ({', '.join(SETS)}), a name from "
-                         "configs(), or BLOCK_M,BLOCK_N,BLOCK_K,WARPS,STAGES such as 128,256,64,8,3.") from None
+        raise ValueError(
+            f"unknown configuration {text[:60]!r}; choose best, a set ({', '.join(SETS)}), a name from "
+            "configs(), or BLOCK_M,BLOCK_N,BLOCK_K,WARPS,STAGES such as 128,256,64,8,3."
+        ) from None
     alike = [name for name, config in named.items() if str(config) == tile and not kernel]
     if len(alike) > 1:
         raise ValueError(f"the tile {tile} is that of several configurations; choose {' or '.join(alike)}.")
-    return named[alike[0]] if alike else GemmConfig(block_m, block_n, block_k, num_warps, num_stages,
-                                                    kernel or "persistent", _find_subtile(block_n))
+    return (
+        named[alike[0]]
+        if alike
+        else GemmConfig(
+            block_m, block_n, block_k, num_warps, num_stages, kernel or "persistent", _find_subtile(block_n)
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -270,7 +315,9 @@ def predicted_ms(config: GemmConfig, m: int, n: int, k: int, dtype: str, sms: in
     products = 2 * config.block_m * config.block_n * config.block_k / (rates.flops_per_us * 2 / size)
     operands = (config.block_m + config.block_n) * config.block_k * size / rates.l2_bytes_per_us
     exposed = rates.latency_us + products * (config.num_stages == 1)  # with one stage nothing overlaps
-    resident = config.programs_per_sm if config.kernel == "persistent" else _plain_programs_per_sm(config, dtype)
+    resident = (
+        config.programs_per_sm if config.kernel == "persistent" else _plain_programs_per_sm(config, dtype)
+    )
     steps = math.ceil(k / config.block_k / config.splits)
 
     def tile_us(programs):
@@ -281,7 +328,9 @@ def predicted_ms(config: GemmConfig, m: int, n: int, k: int, dtype: str, sms: in
 
     together, left = divmod(math.ceil(config.tiles(m, n) * config.splits / sms), resident)
     busy = together * resident * tile_us(resident) + left * tile_us(max(left, 1))
-    if config.kernel != "persistent" and resident == 1:  # no other program computes while this one fills its ring
+    if (
+        config.kernel != "persistent" and resident == 1
+    ):  # no other program computes while this one fills its ring
         busy += (together + left) * rates.latency_us
     # the first fill, the last store
     ends = rates.latency_us + config.block_m * config.block_n * 2 / rates.l2_bytes_per_us
@@ -297,18 +346,32 @@ def _plain_programs_per_sm(config: GemmConfig, dtype: str) -> int:
     limit = device.target_limits("sm_90a")
     threads = 32 * config.num_warps
     registers = config.block_m * config.block_n // threads + REGISTERS_BESIDE_ACCUMULATOR
-    return max(1, min(limit.smem_per_sm // (config.smem_bytes(dtype, limit.target) + 1024),
-                      limit.threads_per_sm // threads, limit.regs_per_sm // (threads * registers)))
+    return max(
+        1,
+        min(
+            limit.smem_per_sm // (config.smem_bytes(dtype, limit.target) + 1024),
+            limit.threads_per_sm // threads,
+            limit.regs_per_sm // (threads * registers),
+        ),
+    )
 
 
 def rank_configs(which: str, m: int, n: int, k: int, dtype: str, target: str, sms: int) -> list[GemmConfig]:
     """Return the set's configurations that pass the resource model on `target`, the one predicted fastest first."""
-    return sorted(configs(which, dtype, target).values(),
-                  key=lambda config: predicted_ms(config, m, n, k, dtype, sms))
+    return sorted(
+        configs(which, dtype, target).values(), key=lambda config: predicted_ms(config, m, n, k, dtype, sms)
+    )
 
 
-def job(config: GemmConfig, target: str, dtype: str = "bf16", b_k_major: bool = True, sms: int = 132,
-        mnk: tuple[int, int, int] = (1000, 4096, 4096), scaled: bool = False) -> Job:
+def job(
+    config: GemmConfig,
+    target: str,
+    dtype: str = "bf16",
+    b_k_major: bool = True,
+    sms: int = 132,
+    mnk: tuple[int, int, int] = (1000, 4096, 4096),
+    scaled: bool = False,
+) -> Job:
     """Return the `tilelab.runtime.build.Job` that compiles `config` for `target` as `ch14.gemm` launches it at `mnk`.
 
     Triton compiles a different kernel when a size is 1 or a multiple of 16, so pass the real `mnk`. `scaled` adds the
@@ -324,8 +387,11 @@ def job(config: GemmConfig, target: str, dtype: str = "bf16", b_k_major: bool = 
         sizes |= {"stride_a": k, "stride_b": k if b_k_major else n, "stride_c": n}
     else:
         blocks = dict(zip(("a_desc", "b_desc", "b_extra_desc", "c_desc"), config.blocks(b_k_major)))
-        pointers = {name: f"tensordesc<{of_c if name == 'c_desc' else element}{block}>"
-                    for name, block in blocks.items() if block}
+        pointers = {
+            name: f"tensordesc<{of_c if name == 'c_desc' else element}{block}>"
+            for name, block in blocks.items()
+            if block
+        }
         if config.kernel == "split":
             pointers |= {"parts_ptr": "*fp32", "arrivals_ptr": "*i32"}
         elif not blocks["b_extra_desc"]:
@@ -337,5 +403,14 @@ def job(config: GemmConfig, target: str, dtype: str = "bf16", b_k_major: bool = 
     constants |= {name: 1 for name, size in sizes.items() if size == 1}
     signature = pointers | {name: "i32" for name, size in sizes.items() if size > 1}
     aligned = [name for name in signature if sizes.get(name, 16) % 16 == 0 and not name.endswith("desc")]
-    return Job(f"ch14.gemm.kernels:gemm_{config.kernel}_kernel", signature, constants, target, config.num_warps,
-               config.num_stages, tuple(aligned), {"launch_pdl": True} if config.pdl else {}, config.name)
+    return Job(
+        f"ch14.gemm.kernels:gemm_{config.kernel}_kernel",
+        signature,
+        constants,
+        target,
+        config.num_warps,
+        config.num_stages,
+        tuple(aligned),
+        {"launch_pdl": True} if config.pdl else {},
+        config.name,
+    )

@@ -87,9 +87,25 @@ def load_b(b_desc, k, n, B_K_MAJOR: tl.constexpr):
 
 
 @triton.jit
-def gemm_plain_kernel(a_ptr, b_ptr, c_ptr, scale_a_ptr, scale_b_ptr, M, N, K, stride_a, stride_b, stride_c,
-                      BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, B_K_MAJOR: tl.constexpr,
-                      GROUP_M: tl.constexpr, EPILOGUE_SUBTILE: tl.constexpr):
+def gemm_plain_kernel(
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    scale_a_ptr,
+    scale_b_ptr,
+    M,
+    N,
+    K,
+    stride_a,
+    stride_b,
+    stride_c,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    B_K_MAJOR: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    EPILOGUE_SUBTILE: tl.constexpr,
+):
     # To make a descriptor on the device, tensormap.replace edits it in shared memory; it is then copied to scratch in
     # global memory, and a fence makes it visible to TMA.
     a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [stride_a, 1], [BLOCK_M, BLOCK_K])
@@ -108,10 +124,26 @@ def gemm_plain_kernel(a_ptr, b_ptr, c_ptr, scale_a_ptr, scale_b_ptr, M, N, K, st
 
 
 @triton.jit
-def gemm_persistent_kernel(a_desc, b_desc, b_extra_desc, c_desc, scale_a_ptr, scale_b_ptr, M, N, K,
-                           BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                           B_K_MAJOR: tl.constexpr, GROUP_M: tl.constexpr, EPILOGUE_SUBTILE: tl.constexpr,
-                           EXTRA_N: tl.constexpr, PROGRAMS: tl.constexpr, PDL: tl.constexpr):
+def gemm_persistent_kernel(
+    a_desc,
+    b_desc,
+    b_extra_desc,
+    c_desc,
+    scale_a_ptr,
+    scale_b_ptr,
+    M,
+    N,
+    K,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    B_K_MAJOR: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    EPILOGUE_SUBTILE: tl.constexpr,
+    EXTRA_N: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    PDL: tl.constexpr,
+):
     # The tile is BLOCK_M x (BLOCK_N + EXTRA_N). Triton's shapes are powers of two, so 192 columns are 128 + 64, and
     # 96 are 64 + 32.
     if PDL:
@@ -144,7 +176,9 @@ def gemm_persistent_kernel(a_desc, b_desc, b_extra_desc, c_desc, scale_a_ptr, sc
         store_tile(c_desc, apply_scales(acc, scale_a_ptr, scale_b_ptr), tile_m * BLOCK_M, n, EPILOGUE_SUBTILE)
         if EXTRA_N > 0:
             # The extra columns are as wide as one part of the others, so c_desc serves both.
-            store_tile(c_desc, apply_scales(acc_extra, scale_a_ptr, scale_b_ptr), tile_m * BLOCK_M, n + BLOCK_N, 1)
+            store_tile(
+                c_desc, apply_scales(acc_extra, scale_a_ptr, scale_b_ptr), tile_m * BLOCK_M, n + BLOCK_N, 1
+            )
 
 
 @triton.jit
@@ -167,9 +201,26 @@ def add_parts(acc, parts_ptr, arrivals_ptr, tile_id, split, SPLITS: tl.constexpr
 
 
 @triton.jit
-def gemm_split_kernel(a_desc, b_desc, c_desc, parts_ptr, arrivals_ptr, scale_a_ptr, scale_b_ptr, M, N, K,
-                      BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, B_K_MAJOR: tl.constexpr,
-                      GROUP_M: tl.constexpr, EPILOGUE_SUBTILE: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr):
+def gemm_split_kernel(
+    a_desc,
+    b_desc,
+    c_desc,
+    parts_ptr,
+    arrivals_ptr,
+    scale_a_ptr,
+    scale_b_ptr,
+    M,
+    N,
+    K,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    B_K_MAJOR: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    EPILOGUE_SUBTILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()

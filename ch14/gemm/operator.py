@@ -11,7 +11,9 @@ from tilelab.runtime import operators
 
 
 def _fake(a, b, scale_a=None, scale_b=None, config="best"):
-    torch._check(a.shape[1] == b.shape[0], lambda: f"the inner extents differ: a is {a.shape} and b is {b.shape}.")
+    torch._check(
+        a.shape[1] == b.shape[0], lambda: f"the inner extents differ: a is {a.shape} and b is {b.shape}."
+    )
     return a.new_empty(a.shape[0], b.shape[1], dtype=torch.bfloat16 if a.dtype.itemsize == 1 else a.dtype)
 
 
@@ -22,8 +24,11 @@ def _save(ctx, inputs, output):
 def _by_rows(matrix):
     """Return a matrix that is stored row by row, with rows of whole 16 bytes: itself or a copy."""
     rows, columns = matrix.shape
-    if matrix.stride(1) == 1 and matrix.stride(0) >= columns and not (matrix.stride(0) % 8
-                                                                      or matrix.storage_offset() % 8):
+    if (
+        matrix.stride(1) == 1
+        and matrix.stride(0) >= columns
+        and not (matrix.stride(0) % 8 or matrix.storage_offset() % 8)
+    ):
         return matrix
     return matrix.new_empty(rows, (columns + 7) // 8 * 8)[:, :columns].copy_(matrix)
 
@@ -36,7 +41,9 @@ def _multiply(x, y):
 def _backward(ctx, gradient):
     a, b = ctx.saved_tensors
     if a.dtype.itemsize == 1:
-        raise RuntimeError("tiles::gemm has no backward pass for float8: use ch14.gemm with bfloat16, or torch.mm.")
+        raise RuntimeError(
+            "tiles::gemm has no backward pass for float8: use ch14.gemm with bfloat16, or torch.mm."
+        )
     grad_a = grad_b = None
     if ctx.needs_input_grad[0]:
         grad_a = _multiply(gradient, b.T)
@@ -52,4 +59,8 @@ def register(run):
     """Register `run(a, b, scale_a=None, scale_b=None, config="best")` and return the operator."""
     return operators.register(
         'gemm(Tensor a, Tensor b, Tensor? scale_a=None, Tensor? scale_b=None, str config="best") -> Tensor',
-        run, _fake, save=_save, backward=_backward)
+        run,
+        _fake,
+        save=_save,
+        backward=_backward,
+    )

@@ -22,8 +22,22 @@ from tilelab.runtime import build, device, operators, triton_launch
 from tilelab.runtime.operands import Launch, require_disjoint, require_rows, require_tensor
 from tilelab.runtime.plans import Plan, Planner
 
-__all__ = ["FUSED", "MxConfig", "Packed", "Transposed", "configs", "dequantise", "empty", "format_with_kernels", "job",
-           "prepare", "prepare_dequantise", "prepare_quantise", "quantise", "spec"]
+__all__ = [
+    "FUSED",
+    "MxConfig",
+    "Packed",
+    "Transposed",
+    "configs",
+    "dequantise",
+    "empty",
+    "format_with_kernels",
+    "job",
+    "prepare",
+    "prepare_dequantise",
+    "prepare_quantise",
+    "quantise",
+    "spec",
+]
 
 _TRITON_TYPES = {torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.float32: "fp32"}
 _LARGEST = torch.finfo(torch.float32).max
@@ -59,8 +73,11 @@ class _KernelCall:
         `positions` says at which position of its call each address of `args` will be given.
         """
         arguments = dict(zip(self.kernel.arg_names, self.args))
-        follows = {name: positions[argument.data_ptr()] for name, argument in arguments.items()
-                   if isinstance(argument, torch.Tensor)}
+        follows = {
+            name: positions[argument.data_ptr()]
+            for name, argument in arguments.items()
+            if isinstance(argument, torch.Tensor)
+        }
         return triton_launch.prepare(self.kernel, self.grid, arguments, follows, **self.constants)
 
     def job(self, target: str, name: str) -> build.Job:
@@ -76,8 +93,15 @@ class _KernelCall:
             else:
                 signature[key], value = "i32" if argument < 2**31 else "i64", argument
             aligned += [key] if value % 16 == 0 else []
-        return build.job_for(self.kernel, signature, constants, target, num_warps=self.constants["num_warps"],
-                             aligned=tuple(aligned), name=name)
+        return build.job_for(
+            self.kernel,
+            signature,
+            constants,
+            target,
+            num_warps=self.constants["num_warps"],
+            aligned=tuple(aligned),
+            name=name,
+        )
 
 
 def _plan(packed: Packed, config: MxConfig, whole_groups: bool, x_stride: int) -> tuple[tuple, tuple, dict]:
@@ -85,13 +109,21 @@ def _plan(packed: Packed, config: MxConfig, whole_groups: bool, x_stride: int) -
     (rows, columns), group = packed.shape, packed.format.block[1]
     groups = triton.cdiv(columns, group)
     flat = whole_groups and not packed.tiled and x_stride == columns
-    if flat:  # Without gaps the matrix is one long row, and no program is left half empty at the end of a row.
+    if (
+        flat
+    ):  # Without gaps the matrix is one long row, and no program is left half empty at the end of a row.
         rows, columns, groups = 1, rows * columns, rows * groups
         x_stride = columns
     block = config.elements // group
     grid = (triton.cdiv(groups, block), min(rows, _MAX_GRID_Y), triton.cdiv(rows, _MAX_GRID_Y))
-    constants = {"BLOCK": block, "GROUP": group, "SCALE": packed.format.scale, "TILED": packed.tiled, "FLAT": flat,
-                 "num_warps": config.num_warps}
+    constants = {
+        "BLOCK": block,
+        "GROUP": group,
+        "SCALE": packed.format.scale,
+        "TILED": packed.tiled,
+        "FLAT": flat,
+        "num_warps": config.num_warps,
+    }
     return grid, (rows, columns, groups, x_stride), constants
 
 
@@ -107,8 +139,9 @@ def _can_saturate(config: MxConfig) -> bool:
     return config.saturate and is_compiled and (device.current().capability or (0, 0)) >= (9, 0)
 
 
-def _quantise_call(x: torch.Tensor, out: Packed, rule: str, config: MxConfig, convert: bool,
-                   saturate: bool) -> _KernelCall:
+def _quantise_call(
+    x: torch.Tensor, out: Packed, rule: str, config: MxConfig, convert: bool, saturate: bool
+) -> _KernelCall:
     format, element = out.format, out.format.element
     aligned = x.data_ptr() % 16 == 0 and x.stride(0) % 8 == 0 and out.values.data_ptr() % 16 == 0
     whole = x.shape[1] % format.block[1] == 0 and aligned
@@ -118,14 +151,25 @@ def _quantise_call(x: torch.Tensor, out: Packed, rule: str, config: MxConfig, co
     largest_mantissa = torch.tensor(element.max).view(torch.int32).item() & 0x7FFFFF
     constants["CARRY"] = 0x7FFFFF - largest_mantissa if rule == "ceil" else 0
     if element.bits == 8:
-        constants |= {"MANTISSA": element.mantissa_bits, "EMIN": element.emin, "LIMIT": element.max,
-                      "EMAX": element.emax, "CVT": convert}
+        constants |= {
+            "MANTISSA": element.mantissa_bits,
+            "EMIN": element.emin,
+            "LIMIT": element.max,
+            "EMAX": element.emax,
+            "CVT": convert,
+        }
         args = (x.view(torch.int16), out.values, out.scales, *sizes)
         return _KernelCall(kernels.quantise_fp8_kernel, grid, args, constants)
-    bits, values = (x.view(torch.int32), out.values.view(torch.int32)) if whole else (x.view(torch.int16), out.values)
+    bits, values = (
+        (x.view(torch.int32), out.values.view(torch.int32)) if whole else (x.view(torch.int16), out.values)
+    )
     inverse_tensor_scale = out.scales if out.pair is None else out.pair[1:]
-    return _KernelCall(kernels.quantise_fp4_kernel, grid, (bits, values, out.scales, inverse_tensor_scale, *sizes),
-                       constants | {"WHOLE": whole, "SATURATE": saturate})
+    return _KernelCall(
+        kernels.quantise_fp4_kernel,
+        grid,
+        (bits, values, out.scales, inverse_tensor_scale, *sizes),
+        constants | {"WHOLE": whole, "SATURATE": saturate},
+    )
 
 
 def _dequantise_call(packed: Packed, out: torch.Tensor, config: MxConfig, convert: bool) -> _KernelCall:
@@ -134,18 +178,28 @@ def _dequantise_call(packed: Packed, out: torch.Tensor, config: MxConfig, conver
     grid, sizes, constants = _plan(packed, config, whole, packed.shape[1])
     to, constants = (out.view(torch.int16), *sizes[:3]), constants | {"CVT": convert}
     if element.bits == 8:
-        return _KernelCall(kernels.dequantise_fp8_kernel, grid, (packed.values, packed.scales, *to),
-                           constants | {"MANTISSA": element.mantissa_bits, "EMIN": element.emin})
+        return _KernelCall(
+            kernels.dequantise_fp8_kernel,
+            grid,
+            (packed.values, packed.scales, *to),
+            constants | {"MANTISSA": element.mantissa_bits, "EMIN": element.emin},
+        )
     whole = whole and packed.values.data_ptr() % 4 == 0
     values = packed.values.view(torch.int32) if whole else packed.values
     tensor_scale = packed.scales if packed.pair is None else packed.pair
-    return _KernelCall(kernels.dequantise_fp4_kernel, grid, (values, packed.scales, tensor_scale, *to),
-                       constants | {"WHOLE": whole})
+    return _KernelCall(
+        kernels.dequantise_fp4_kernel,
+        grid,
+        (values, packed.scales, tensor_scale, *to),
+        constants | {"WHOLE": whole},
+    )
 
 
 def _require_packed(name: str, packed: Packed, op: str, on: torch.device | None = None) -> None:
     if not isinstance(packed, Packed):
-        raise ValueError(f"{name} must be a Packed, as quantise and empty return it; it is a {type(packed).__name__}.")
+        raise ValueError(
+            f"{name} must be a Packed, as quantise and empty return it; it is a {type(packed).__name__}."
+        )
     for part, tensor in packed.tensors().items():
         require_tensor(f"{name}.{part}", tensor, op, on=on)
 
@@ -153,15 +207,19 @@ def _require_packed(name: str, packed: Packed, op: str, on: torch.device | None 
 def _check_room(out: Packed, x: torch.Tensor, format: BlockFormat, tiled: bool) -> None:
     """Raise ValueError unless a Packed has room for x in `format`, and memory of its own."""
     if (out.format.name, out.shape, out.tiled) != (format.name, tuple(x.shape), tiled):
-        raise ValueError(f"out must be {tuple(x.shape)} in {format.name} with tiled={tiled}; it is {out.shape} in "
-                         f"{out.format.name} with tiled={out.tiled}.")
+        raise ValueError(
+            f"out must be {tuple(x.shape)} in {format.name} with tiled={tiled}; it is {out.shape} in "
+            f"{out.format.name} with tiled={out.tiled}."
+        )
     require_disjoint({f"out.{name}": tensor for name, tensor in out.tensors().items()}, {"x": x})
 
 
 def _set_tensor_scale(out: Packed, tensor_scale: float | torch.Tensor) -> None:
     scale = float(tensor_scale)
     if not 2.0**-126 <= scale <= _LARGEST:
-        raise ValueError(f"tensor_scale must be at least 2^-126 and finite in float32; it is {tensor_scale!r:.40}.")
+        raise ValueError(
+            f"tensor_scale must be at least 2^-126 and finite in float32; it is {tensor_scale!r:.40}."
+        )
     # 1 / scale is that of the scale in float32. A quotient of float32 may be rounded to float64 first.
     scale = ctypes.c_float(scale).value
     out.pair.fill_(scale)
@@ -176,7 +234,9 @@ class KernelLaunch(Launch):
 
     def jobs(self, target: str) -> list[build.Job]:
         """Return how its kernels are compiled for a target."""
-        return [step.job(target, step.kernel.__name__) for step in self.steps if isinstance(step, _KernelCall)]
+        return [
+            step.job(target, step.kernel.__name__) for step in self.steps if isinstance(step, _KernelCall)
+        ]
 
 
 def _launch(out, config: MxConfig, *steps) -> KernelLaunch:
@@ -187,9 +247,16 @@ def _launch(out, config: MxConfig, *steps) -> KernelLaunch:
     return KernelLaunch(run, out, config, steps=steps)
 
 
-def prepare_quantise(x: torch.Tensor, format: str | BlockFormat = "mxfp8_e4m3", *, rule: str = "floor",
-                     tiled: bool = False, tensor_scale: float | torch.Tensor | None = None, out: Packed | None = None,
-                     config: str | MxConfig = "best") -> KernelLaunch:
+def prepare_quantise(
+    x: torch.Tensor,
+    format: str | BlockFormat = "mxfp8_e4m3",
+    *,
+    rule: str = "floor",
+    tiled: bool = False,
+    tensor_scale: float | torch.Tensor | None = None,
+    out: Packed | None = None,
+    config: str | MxConfig = "best",
+) -> KernelLaunch:
     """Prepare the quantisation of x, bfloat16 (R, C) with contiguous rows at any stride, to a Packed.
 
     rule: how an E8M0 scale is chosen (number_formats.RULES). tiled: lay the scales out in tiles of 128 x 4.
@@ -207,7 +274,9 @@ def prepare_quantise(x: torch.Tensor, format: str | BlockFormat = "mxfp8_e4m3", 
     _check_room(out, x, format, tiled)
     if tensor_scale is not None:
         if format.scale != "e4m3":
-            raise ValueError(f"tensor_scale must be None for {format.name}; only nvfp4 has a scale of the tensor.")
+            raise ValueError(
+                f"tensor_scale must be None for {format.name}; only nvfp4 has a scale of the tensor."
+            )
         _set_tensor_scale(out, tensor_scale)
     if not x.numel():
         return _launch(out, config)
@@ -216,8 +285,12 @@ def prepare_quantise(x: torch.Tensor, format: str | BlockFormat = "mxfp8_e4m3", 
         return _launch(out, config, quantise_call)
     require_tensor("x", x, "quantise", contiguous=True)
     amax_bits, pair = torch.zeros(1, dtype=torch.int32, device=x.device), out.pair
-    find_amax = _KernelCall(kernels.amax_kernel, (triton.cdiv(x.numel(), 8192),),
-                            (x.view(torch.int16).view(-1), amax_bits, x.numel()), {"BLOCK": 8192, "num_warps": 8})
+    find_amax = _KernelCall(
+        kernels.amax_kernel,
+        (triton.cdiv(x.numel(), 8192),),
+        (x.view(torch.int16).view(-1), amax_bits, x.numel()),
+        {"BLOCK": 8192, "num_warps": 8},
+    )
     find_scale = _KernelCall(kernels.tensor_scale_kernel, (1,), (amax_bits, pair), {"num_warps": 1})
     return _launch(out, config, amax_bits.zero_, find_amax, find_scale, quantise_call)
 
@@ -230,12 +303,21 @@ class _QuantisePlan:
     allocate: Callable[[], Packed]
 
 
-def _plan_quantise(x, values, scales, pair, _, format, rule, tiled, has_tensor_scale, config) -> _QuantisePlan:
+def _plan_quantise(
+    x, values, scales, pair, _, format, rule, tiled, has_tensor_scale, config
+) -> _QuantisePlan:
     """Check the arguments and compile the kernels. `values`, `scales` and `pair` are those of an out, or None."""
     format = format_with_kernels(format)
     out = None if values is None else Packed(format, tuple(x.shape), values, scales, pair, tiled)
-    made = prepare_quantise(x, format, rule=rule, tiled=tiled, tensor_scale=1.0 if has_tensor_scale else None, out=out,
-                            config=config)
+    made = prepare_quantise(
+        x,
+        format,
+        rule=rule,
+        tiled=tiled,
+        tensor_scale=1.0 if has_tensor_scale else None,
+        out=out,
+        config=config,
+    )
     out, finds_scale = made.out, len(made.steps) > 1
     tensors = [x, out.values, out.scales] + ([] if out.pair is None else [out.pair, out.pair[1:]])
     positions = {tensor.data_ptr(): position for position, tensor in enumerate(tensors)}
@@ -259,8 +341,12 @@ quantise_planner = Planner(_plan_quantise, ("x", "out.values", "out.scales", "ou
 
 
 def _run_quantise(x, format, rule, tiled, tensor_scale, out, config) -> Packed:
-    if tensor_scale is None and isinstance(x, torch.Tensor) and not x.is_contiguous() and (
-            format_with_kernels(format).scale == "e4m3"):
+    if (
+        tensor_scale is None
+        and isinstance(x, torch.Tensor)
+        and not x.is_contiguous()
+        and (format_with_kernels(format).scale == "e4m3")
+    ):
         x = x.contiguous()  # another pass over it finds the scale of the tensor
     room = None, None, None
     if out is not None:
@@ -281,9 +367,16 @@ def quantise_operator(x, format="mxfp8_e4m3", rule="floor", tiled=False, tensor_
     return operator.list_tensors(_run_quantise(x, format, rule, tiled, tensor_scale, None, config))
 
 
-def quantise(x: torch.Tensor, format: str | BlockFormat = "mxfp8_e4m3", *, rule: str = "floor", tiled: bool = False,
-             tensor_scale: float | torch.Tensor | None = None, out: Packed | None = None,
-             config: str | MxConfig = "best") -> Packed:
+def quantise(
+    x: torch.Tensor,
+    format: str | BlockFormat = "mxfp8_e4m3",
+    *,
+    rule: str = "floor",
+    tiled: bool = False,
+    tensor_scale: float | torch.Tensor | None = None,
+    out: Packed | None = None,
+    config: str | MxConfig = "best",
+) -> Packed:
     """Quantise x, bfloat16 (R, C), with the same bits as `number_formats.quantise`. See `prepare_quantise`.
 
     Under torch.compile and where autograd records, this is torch.ops.tiles.quantise. It has no backward pass, and
@@ -296,15 +389,23 @@ def quantise(x: torch.Tensor, format: str | BlockFormat = "mxfp8_e4m3", *, rule:
     return _run_quantise(x, format, rule, tiled, tensor_scale, out, config)
 
 
-def prepare_dequantise(packed: Packed, *, out: torch.Tensor | None = None,
-                       config: str | MxConfig = "best") -> KernelLaunch:
+def prepare_dequantise(
+    packed: Packed, *, out: torch.Tensor | None = None, config: str | MxConfig = "best"
+) -> KernelLaunch:
     """Prepare the conversion of a Packed to bfloat16 (R, C): element times scale in float32, rounded once."""
     _require_packed("packed", packed, "dequantise")
     config = choose_config(config, packed.format, "dequantise")
     if out is None:
         out = torch.empty(packed.shape, dtype=torch.bfloat16, device=packed.values.device)
-    require_tensor("out", out, "dequantise", dtype=torch.bfloat16, shape=packed.shape, on=packed.values.device,
-                   contiguous=True)
+    require_tensor(
+        "out",
+        out,
+        "dequantise",
+        dtype=torch.bfloat16,
+        shape=packed.shape,
+        on=packed.values.device,
+        contiguous=True,
+    )
     require_disjoint({"out": out}, {f"packed.{name}": tensor for name, tensor in packed.tensors().items()})
     if not out.numel():
         return _launch(out, config)
@@ -335,7 +436,9 @@ def dequantise_operator(values, scales, pair, format, columns, tiled=False, conf
     return dequantise_planner.run((values, scales, pair), None, format, shape, tiled, config)
 
 
-def dequantise(packed: Packed, *, out: torch.Tensor | None = None, config: str | MxConfig = "best") -> torch.Tensor:
+def dequantise(
+    packed: Packed, *, out: torch.Tensor | None = None, config: str | MxConfig = "best"
+) -> torch.Tensor:
     """Return the matrix that a Packed stands for, bfloat16 (R, C). See `prepare_dequantise`.
 
     Under torch.compile this is torch.ops.tiles.dequantise.
@@ -343,28 +446,60 @@ def dequantise(packed: Packed, *, out: torch.Tensor | None = None, config: str |
     if not isinstance(packed, Packed):
         _require_packed("packed", packed, "dequantise")
     if operators.is_traced(packed.values):
-        return operators.store(dequantise_operator(packed.values, packed.scales, packed.pair, packed.format.name,
-                                                   packed.shape[1], packed.tiled, config), out)
-    return dequantise_planner.run((packed.values, packed.scales, packed.pair), out, packed.format.name, packed.shape,
-                                  packed.tiled, config)
+        return operators.store(
+            dequantise_operator(
+                packed.values,
+                packed.scales,
+                packed.pair,
+                packed.format.name,
+                packed.shape[1],
+                packed.tiled,
+                config,
+            ),
+            out,
+        )
+    return dequantise_planner.run(
+        (packed.values, packed.scales, packed.pair),
+        out,
+        packed.format.name,
+        packed.shape,
+        packed.tiled,
+        config,
+    )
 
 
-def prepare(source: torch.Tensor | Packed, *args, out: torch.Tensor | Packed | None = None,
-            config: str | MxConfig = "best", **options) -> KernelLaunch:
+def prepare(
+    source: torch.Tensor | Packed,
+    *args,
+    out: torch.Tensor | Packed | None = None,
+    config: str | MxConfig = "best",
+    **options,
+) -> KernelLaunch:
     """Prepare `dequantise` if the source is a Packed, else `quantise`. The arguments are those operators' own."""
     prepare_operator = prepare_dequantise if isinstance(source, Packed) else prepare_quantise
     return prepare_operator(source, *args, out=out, config=config, **options)
 
 
-def job(config: str | MxConfig, target: str, format: str | BlockFormat = "mxfp8_e4m3", *, operation: str = "quantise",
-        rule: str = "floor", tiled: bool = False, shape: tuple[int, int] = (128, 4096)) -> build.Job:
+def job(
+    config: str | MxConfig,
+    target: str,
+    format: str | BlockFormat = "mxfp8_e4m3",
+    *,
+    operation: str = "quantise",
+    rule: str = "floor",
+    tiled: bool = False,
+    shape: tuple[int, int] = (128, 4096),
+) -> build.Job:
     """Return how "quantise" or "dequantise" of a contiguous matrix is compiled for a target.
 
     The default shape stands for all large matrices of whole groups.
     """
     format = format_with_kernels(format)
     config = choose_config(config, format, operation)
-    packed, matrix = empty(shape, format, "meta", tiled), torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    packed, matrix = (
+        empty(shape, format, "meta", tiled),
+        torch.empty(shape, dtype=torch.bfloat16, device="meta"),
+    )
     capability = device.target_limits(target).capability
     convert = config.convert and capability >= (8, 9)
     if operation == "quantise":

@@ -32,8 +32,11 @@ class MxConfig:
                 raise ValueError(f"{name} must be a power of two from {least} to {most:,}; it is {value}.")
 
     def __str__(self):
-        return (f"{self.elements},{self.num_warps}" + ("" if self.convert else ",arithmetic")
-                + ",saturate" * self.saturate)
+        return (
+            f"{self.elements},{self.num_warps}"
+            + ("" if self.convert else ",arithmetic")
+            + ",saturate" * self.saturate
+        )
 
 
 DEQUANTISE_CONFIG = MxConfig(2048)
@@ -44,8 +47,10 @@ def format_with_kernels(format: str | BlockFormat) -> BlockFormat:
     if not isinstance(format, BlockFormat):
         format = lookup(format)
     if format.name not in FUSED or format != lookup(format.name):
-        raise ValueError(f"{format.name} ({format.element.name}, blocks {format.block}, scales {format.scale}) has no "
-                         f"kernel, only a meaning in number_formats; formats with kernels are {', '.join(FUSED)}.")
+        raise ValueError(
+            f"{format.name} ({format.element.name}, blocks {format.block}, scales {format.scale}) has no "
+            f"kernel, only a meaning in number_formats; formats with kernels are {', '.join(FUSED)}."
+        )
     return format
 
 
@@ -56,8 +61,10 @@ def configs(format: str | BlockFormat = "mxfp8_e4m3") -> dict[str, MxConfig]:
         return {"cvt": MxConfig(4096), "arithmetic": MxConfig(4096, convert=False)}
     # A lane that holds a whole group needs no shuffle and computes the group's scale once. "arithmetic" rounds with
     # what every GPU has, in programs of as many groups as threads.
-    return {"group_a_lane": MxConfig(4096 if format.block[1] == 32 else 8192, saturate=True),
-            "arithmetic": MxConfig(128 * format.block[1])}
+    return {
+        "group_a_lane": MxConfig(4096 if format.block[1] == 32 else 8192, saturate=True),
+        "arithmetic": MxConfig(128 * format.block[1]),
+    }
 
 
 def choose_config(config: str | MxConfig, format: BlockFormat, operation: str = "quantise") -> MxConfig:

@@ -109,14 +109,14 @@ def round_to_format(magnitude, MANTISSA: tl.constexpr, EMIN: tl.constexpr, LIMIT
     if LIMIT is not None:
         magnitude = tl.minimum(magnitude, LIMIT)
     power = tl.maximum(magnitude, 2.0**EMIN).to(tl.int32, bitcast=True) & 0x7F800000
-    large = power.to(tl.float32, bitcast=True) * 2.0**(23 - MANTISSA)
+    large = power.to(tl.float32, bitcast=True) * 2.0 ** (23 - MANTISSA)
     return (large + magnitude) - large
 
 
 @triton.jit
 def code_fields(rounded, EMIN: tl.constexpr):
     # The bits of a float32 whose exponent and mantissa hold the code: see the drawing above.
-    return (rounded * 2.0**(-126 - EMIN)).to(tl.uint32, bitcast=True)
+    return (rounded * 2.0 ** (-126 - EMIN)).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
@@ -128,10 +128,26 @@ def e4m3_scale(amax, not_finite, inverse_tensor_scale):
 
 
 @triton.jit
-def quantise_fp8_kernel(x, values, scales, rows, columns, groups, x_stride, BLOCK: tl.constexpr, GROUP: tl.constexpr,
-                        MANTISSA: tl.constexpr, EMIN: tl.constexpr, LIMIT: tl.constexpr, EMAX: tl.constexpr,
-                        CARRY: tl.constexpr, SCALE: tl.constexpr, TILED: tl.constexpr, FLAT: tl.constexpr,
-                        CVT: tl.constexpr):
+def quantise_fp8_kernel(
+    x,
+    values,
+    scales,
+    rows,
+    columns,
+    groups,
+    x_stride,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    EMIN: tl.constexpr,
+    LIMIT: tl.constexpr,
+    EMAX: tl.constexpr,
+    CARRY: tl.constexpr,
+    SCALE: tl.constexpr,
+    TILED: tl.constexpr,
+    FLAT: tl.constexpr,
+    CVT: tl.constexpr,
+):
     row, first = program_origin(BLOCK, FLAT)
     if row >= rows:
         return
@@ -155,8 +171,11 @@ def quantise_fp8_kernel(x, values, scales, rows, columns, groups, x_stride, BLOC
         magnitude = round_to_format(tl.abs(scaled), MANTISSA, EMIN, LIMIT)
         codes = (code_fields(magnitude, EMIN) >> (23 - MANTISSA) | sign).to(tl.uint8)
     tl.store(values + (row * columns + first * GROUP) + column, codes, mask=inside)
-    tl.store(scales + scale_index(row, first + group, groups, TILED), scale,
-             mask=group < count_inside(groups, first, 1, BLOCK))
+    tl.store(
+        scales + scale_index(row, first + group, groups, TILED),
+        scale,
+        mask=group < count_inside(groups, first, 1, BLOCK),
+    )
 
 
 @triton.jit
@@ -175,8 +194,9 @@ def load_pairs(x, chunk, inside, columns_inside, WHOLE: tl.constexpr):
     else:
         column = chunk[:, :, None] * 8 + tl.arange(0, 4)[None, None, :] * 2
         low = tl.load(x + column, mask=column < columns_inside, other=0).to(tl.uint16, bitcast=True)
-        pairs = tl.load(x + column + 1, mask=column + 1 < columns_inside,
-                        other=0).to(tl.int32) << 16 | low.to(tl.int32)
+        pairs = tl.load(x + column + 1, mask=column + 1 < columns_inside, other=0).to(
+            tl.int32
+        ) << 16 | low.to(tl.int32)
     even, odd = tl.split(pairs.reshape(chunk.shape[0], chunk.shape[1], 2, 2))
     p0, p2 = tl.split(even)
     p1, p3 = tl.split(odd)
@@ -186,8 +206,16 @@ def load_pairs(x, chunk, inside, columns_inside, WHOLE: tl.constexpr):
 @triton.jit
 def unpack_pairs(pairs):
     p0, p1, p2, p3 = pairs
-    return (bf16_to_float(p0, 0), bf16_to_float(p0, 1), bf16_to_float(p1, 0), bf16_to_float(p1, 1),
-            bf16_to_float(p2, 0), bf16_to_float(p2, 1), bf16_to_float(p3, 0), bf16_to_float(p3, 1))
+    return (
+        bf16_to_float(p0, 0),
+        bf16_to_float(p0, 1),
+        bf16_to_float(p1, 0),
+        bf16_to_float(p1, 1),
+        bf16_to_float(p2, 0),
+        bf16_to_float(p2, 1),
+        bf16_to_float(p3, 0),
+        bf16_to_float(p3, 1),
+    )
 
 
 # With SATURATE the fp4 kernel uses two instructions that Triton has no name for. An H200 issues a minimum, a shift or a
@@ -213,18 +241,37 @@ def write_fp4_encoder() -> str:
         for k in (3, 2, 1, 0):
             pair, odd = 1 + 2 * half + k // 2, k % 2
             # abs is a modifier of the multiplication and takes no instruction of its own.
-            lines += [f"and.b32 w, ${pair}, 0xFFFF0000;" if odd else f"shl.b32 w, ${pair}, 16;", "mov.b32 m, w;",
-                      "abs.f32 m, m;", "mul.rn.f32 m, m, $5;"]
+            lines += [
+                f"and.b32 w, ${pair}, 0xFFFF0000;" if odd else f"shl.b32 w, ${pair}, 16;",
+                "mov.b32 m, w;",
+                "abs.f32 m, m;",
+                "mul.rn.f32 m, m, $5;",
+            ]
             # 0f4B000000 is 2^23, 0fCCF00000 is -15 * 2^23.
-            lines += ["mov.f32 q, 0f4B000000;" if k == 3 else "fma.rn.f32 q, q, 0f41800000, 0fCCF00000;",
-                      "mul.rn.sat.f32 p, m, 0f3F000000;", "fma.rn.f32 q, p, 0f40800000, q;",
-                      "fma.rn.sat.f32 p, m, 0f3F000000, 0fBF800000;", "fma.rn.f32 q, p, 0f40000000, q;",
-                      "fma.rn.sat.f32 p, m, 0f3F000000, 0fC0000000;", "add.rn.f32 q, p, q;"]
+            lines += [
+                "mov.f32 q, 0f4B000000;" if k == 3 else "fma.rn.f32 q, q, 0f41800000, 0fCCF00000;",
+                "mul.rn.sat.f32 p, m, 0f3F000000;",
+                "fma.rn.f32 q, p, 0f40800000, q;",
+                "fma.rn.sat.f32 p, m, 0f3F000000, 0fBF800000;",
+                "fma.rn.f32 q, p, 0f40000000, q;",
+                "fma.rn.sat.f32 p, m, 0f3F000000, 0fC0000000;",
+                "add.rn.f32 q, p, q;",
+            ]
         lines.append(f"mov.b32 {'v' if half else 'u'}, q;")
     # The signs are bit 15 and bit 31 of each pair, so they are the highest bits of its bytes 1 and 3.
-    lines += ["prmt.b32 u, u, v, 0x5410;", "prmt.b32 s, $1, $2, 0x7351;", "prmt.b32 t, $3, $4, 0x7351;",
-              "prmt.b32 w, s, t, 0x5410;", "prmt.b32 s, s, t, 0x7632;", "shr.u32 w, w, 4;",
-              "and.b32 w, w, 0x08080808;", "and.b32 s, s, 0x80808080;", "or.b32 w, w, s;", "or.b32 $0, u, w;", "}"]
+    lines += [
+        "prmt.b32 u, u, v, 0x5410;",
+        "prmt.b32 s, $1, $2, 0x7351;",
+        "prmt.b32 t, $3, $4, 0x7351;",
+        "prmt.b32 w, s, t, 0x5410;",
+        "prmt.b32 s, s, t, 0x7632;",
+        "shr.u32 w, w, 4;",
+        "and.b32 w, w, 0x08080808;",
+        "and.b32 s, s, 0x80808080;",
+        "or.b32 w, w, s;",
+        "or.b32 $0, u, w;",
+        "}",
+    ]
     return "\n".join(lines)
 
 
@@ -235,8 +282,12 @@ FP4_ENCODER = tl.constexpr(write_fp4_encoder())
 def pairs_amax(pairs):
     # The largest magnitude of eight bf16. Positive bf16 are ordered like 16-bit integers, and NaN is the largest.
     p0, p1, p2, p3 = pairs
-    first = tl.inline_asm_elementwise(MAX_PAIRS, "=r,r,r", [p0 & 0x7FFF7FFF, p1 & 0x7FFF7FFF], tl.int32, True, 1)
-    second = tl.inline_asm_elementwise(MAX_PAIRS, "=r,r,r", [p2 & 0x7FFF7FFF, p3 & 0x7FFF7FFF], tl.int32, True, 1)
+    first = tl.inline_asm_elementwise(
+        MAX_PAIRS, "=r,r,r", [p0 & 0x7FFF7FFF, p1 & 0x7FFF7FFF], tl.int32, True, 1
+    )
+    second = tl.inline_asm_elementwise(
+        MAX_PAIRS, "=r,r,r", [p2 & 0x7FFF7FFF, p3 & 0x7FFF7FFF], tl.int32, True, 1
+    )
     return tl.inline_asm_elementwise(MAX_PAIRS, "=r,r,r", [first, second], tl.int32, True, 1)
 
 
@@ -248,7 +299,9 @@ def larger_half(pair):
 @triton.jit
 def encode_fp4_pairs(pairs, multiplier, not_finite):
     p0, p1, p2, p3 = pairs
-    word = tl.inline_asm_elementwise(FP4_ENCODER, "=r,r,r,r,r,f", [p0, p1, p2, p3, multiplier], tl.int32, True, 1)
+    word = tl.inline_asm_elementwise(
+        FP4_ENCODER, "=r,r,r,r,r,f", [p0, p1, p2, p3, multiplier], tl.int32, True, 1
+    )
     return tl.where(not_finite, 0, word)
 
 
@@ -267,7 +320,9 @@ def encode_fp4_word(e, multiplier, not_finite, LIMIT: tl.constexpr):
         # One funnel shift per element; the three lower bits of each nibble are noise that a mask removes below.
         signs = signs << 4 | e[k].to(tl.uint32, bitcast=True) >> 28
     codes = low | high << 16
-    if LIMIT is None:  # An E8M0 scale leaves magnitudes below 8. They round to at most 8, code 8, which becomes 7.
+    if (
+        LIMIT is None
+    ):  # An E8M0 scale leaves magnitudes below 8. They round to at most 8, code 8, which becomes 7.
         codes -= (codes & 0x88888888) >> 3
     return tl.where(not_finite, 0, codes | signs & 0x88888888).to(tl.int32, bitcast=True)
 
@@ -283,13 +338,30 @@ def join_words(words):
 
 
 @triton.jit
-def quantise_fp4_kernel(x, values, scales, inverse_tensor_scale, rows, columns, groups, x_stride, BLOCK: tl.constexpr,
-                        GROUP: tl.constexpr, CARRY: tl.constexpr, SCALE: tl.constexpr, TILED: tl.constexpr,
-                        FLAT: tl.constexpr, WHOLE: tl.constexpr, SATURATE: tl.constexpr):
+def quantise_fp4_kernel(
+    x,
+    values,
+    scales,
+    inverse_tensor_scale,
+    rows,
+    columns,
+    groups,
+    x_stride,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    CARRY: tl.constexpr,
+    SCALE: tl.constexpr,
+    TILED: tl.constexpr,
+    FLAT: tl.constexpr,
+    WHOLE: tl.constexpr,
+    SATURATE: tl.constexpr,
+):
     row, first = program_origin(BLOCK, FLAT)
     if row >= rows:
         return
-    CHUNKS: tl.constexpr = GROUP // 8  # one lane takes a whole group: chunks of eight elements, one after the other
+    CHUNKS: tl.constexpr = (
+        GROUP // 8
+    )  # one lane takes a whole group: chunks of eight elements, one after the other
     group = tl.arange(0, BLOCK)
     chunk = group[:, None] * CHUNKS + tl.arange(0, 1)[None, :]
     inside = group < count_inside(groups, first, 1, BLOCK)
@@ -301,7 +373,9 @@ def quantise_fp4_kernel(x, values, scales, inverse_tensor_scale, rows, columns, 
     if SATURATE:
         largest = pairs_amax(pairs[0])
         for k in tl.static_range(1, CHUNKS):
-            largest = tl.inline_asm_elementwise(MAX_PAIRS, "=r,r,r", [largest, pairs_amax(pairs[k])], tl.int32, True, 1)
+            largest = tl.inline_asm_elementwise(
+                MAX_PAIRS, "=r,r,r", [largest, pairs_amax(pairs[k])], tl.int32, True, 1
+            )
         amax = larger_half(largest)
     else:
         elements = (unpack_pairs(pairs[0]),)
@@ -330,7 +404,11 @@ def quantise_fp4_kernel(x, values, scales, inverse_tensor_scale, rows, columns, 
         values += row * ((columns + 1) // 2) + first * (GROUP // 2)
         for k in tl.static_range(4):
             byte = word * 4 + k
-            tl.store(values + byte, (join_words(words) >> (8 * k)).to(tl.uint8), mask=byte < (columns_inside + 1) // 2)
+            tl.store(
+                values + byte,
+                (join_words(words) >> (8 * k)).to(tl.uint8),
+                mask=byte < (columns_inside + 1) // 2,
+            )
     tl.store(scales + scale_index(row, first + group, groups, TILED), scale, mask=inside)
 
 
@@ -389,7 +467,7 @@ def set_sign(magnitude, sign):
 @triton.jit
 def decode_fp8(codes, MANTISSA: tl.constexpr, EMIN: tl.constexpr):
     low = codes & 0x7F  # of a uint32
-    value = (low << (23 - MANTISSA)).to(tl.float32, bitcast=True) * 2.0**(126 + EMIN)
+    value = (low << (23 - MANTISSA)).to(tl.float32, bitcast=True) * 2.0 ** (126 + EMIN)
     if MANTISSA == 3:
         value = tl.where(low == 0x7F, float("nan"), value)
     else:
@@ -404,9 +482,22 @@ def decode_fp4(codes):
 
 
 @triton.jit
-def dequantise_fp8_kernel(values, scales, out, rows, columns, groups, BLOCK: tl.constexpr, GROUP: tl.constexpr,
-                          MANTISSA: tl.constexpr, EMIN: tl.constexpr, SCALE: tl.constexpr, TILED: tl.constexpr,
-                          FLAT: tl.constexpr, CVT: tl.constexpr):
+def dequantise_fp8_kernel(
+    values,
+    scales,
+    out,
+    rows,
+    columns,
+    groups,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    EMIN: tl.constexpr,
+    SCALE: tl.constexpr,
+    TILED: tl.constexpr,
+    FLAT: tl.constexpr,
+    CVT: tl.constexpr,
+):
     row, first = program_origin(BLOCK, FLAT)
     if row >= rows:
         return
@@ -415,8 +506,11 @@ def dequantise_fp8_kernel(values, scales, out, rows, columns, groups, BLOCK: tl.
     inside = column < count_inside(columns, first, GROUP, BLOCK)
     begin = row * columns + first * GROUP
     codes = tl.load(values + begin + column, mask=inside, other=0)
-    scale = tl.load(scales + scale_index(row, first + group, groups, TILED),
-                    mask=group < count_inside(groups, first, 1, BLOCK), other=0)
+    scale = tl.load(
+        scales + scale_index(row, first + group, groups, TILED),
+        mask=group < count_inside(groups, first, 1, BLOCK),
+        other=0,
+    )
     if CVT:
         value = codes.to(tl.float8e4nv if MANTISSA == 3 else tl.float8e5, bitcast=True).to(tl.float32)
     else:
@@ -426,9 +520,22 @@ def dequantise_fp8_kernel(values, scales, out, rows, columns, groups, BLOCK: tl.
 
 
 @triton.jit
-def dequantise_fp4_kernel(values, scales, tensor_scale, out, rows, columns, groups, BLOCK: tl.constexpr,
-                          GROUP: tl.constexpr, SCALE: tl.constexpr, TILED: tl.constexpr, FLAT: tl.constexpr,
-                          WHOLE: tl.constexpr, CVT: tl.constexpr):
+def dequantise_fp4_kernel(
+    values,
+    scales,
+    tensor_scale,
+    out,
+    rows,
+    columns,
+    groups,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALE: tl.constexpr,
+    TILED: tl.constexpr,
+    FLAT: tl.constexpr,
+    WHOLE: tl.constexpr,
+    CVT: tl.constexpr,
+):
     row, first = program_origin(BLOCK, FLAT)
     if row >= rows:
         return
@@ -444,9 +551,13 @@ def dequantise_fp4_kernel(values, scales, tensor_scale, out, rows, columns, grou
         packed = tl.zeros((BLOCK, LANES), tl.int32)
         for k in tl.static_range(4):
             byte = word * 4 + k
-            packed |= tl.load(values + byte, mask=byte < (columns_inside + 1) // 2, other=0).to(tl.int32) << (8 * k)
+            packed |= tl.load(values + byte, mask=byte < (columns_inside + 1) // 2, other=0).to(tl.int32) << (
+                8 * k
+            )
     scale = tl.load(scales + scale_index(row, first + group, groups, TILED), mask=inside, other=0)
     value = decode_fp4(packed[:, :, None] >> (4 * tl.arange(0, 8))[None, None, :])
     value *= decode_scale(scale, tensor_scale, SCALE)[:, None, None]
     column = word[:, :, None] * 8 + tl.arange(0, 8)[None, None, :]
-    tl.store(out + (row * columns + first * GROUP) + column, to_bf16_bits(value, CVT), mask=column < columns_inside)
+    tl.store(
+        out + (row * columns + first * GROUP) + column, to_bf16_bits(value, CVT), mask=column < columns_inside
+    )

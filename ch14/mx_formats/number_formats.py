@@ -37,7 +37,7 @@ class Element:
 
     @property
     def bias(self) -> int:
-        return 2**(self.exponent_bits - 1) - 1
+        return 2 ** (self.exponent_bits - 1) - 1
 
     @property
     def emin(self) -> int:
@@ -48,7 +48,7 @@ class Element:
     def codes(self) -> int:
         """The number of finite magnitudes. Their codes, without the sign, count up from 0."""
         not_numbers = {"": 0, "nan": 1, "ieee": 2**self.mantissa_bits}[self.specials]
-        return 2**(self.bits - 1) - not_numbers
+        return 2 ** (self.bits - 1) - not_numbers
 
     @property
     def max(self) -> float:
@@ -76,13 +76,13 @@ def magnitudes(element: Element) -> torch.Tensor:
     exponent, mantissa = code >> element.mantissa_bits, code & (2**element.mantissa_bits - 1)
     significand = mantissa + torch.where(exponent > 0, 2**element.mantissa_bits, 0)
     power = exponent.clamp(min=1) - element.bias - element.mantissa_bits
-    return (significand.double() * 2.0**power.double()).float()
+    return (significand.double() * 2.0 ** power.double()).float()
 
 
 @functools.cache
 def _value_table(element: Element) -> torch.Tensor:
-    half = torch.full((2**(element.bits - 1),), float("nan"))
-    half[:element.codes] = magnitudes(element)
+    half = torch.full((2 ** (element.bits - 1),), float("nan"))
+    half[: element.codes] = magnitudes(element)
     if element.specials == "ieee":
         half[element.codes] = float("inf")
     return torch.cat([half, -half])
@@ -106,7 +106,9 @@ def encode(values: torch.Tensor, element: Element, saturate: bool = True) -> tor
     magnitude = values.abs().float()
     below = torch.searchsorted(midpoints, magnitude)
     above = torch.searchsorted(midpoints, magnitude, right=True)
-    code = torch.where(below % 2 == 0, below, above)  # at a midpoint below and above differ; take the even code
+    code = torch.where(
+        below % 2 == 0, below, above
+    )  # at a midpoint below and above differ; take the even code
     if saturate or not element.specials:
         code = code.clamp(max=element.codes - 1)
     nan = magnitude.isnan()
@@ -114,7 +116,7 @@ def encode(values: torch.Tensor, element: Element, saturate: bool = True) -> tor
         code = torch.where(nan, {"nan": 0x7F, "ieee": 0x7E}[element.specials], code)
     elif bool(nan.any()):
         raise ValueError(f"{element.name} has no NaN, and a value is NaN; use e4m3 or e5m2.")
-    return (code + torch.signbit(values) * 2**(element.bits - 1)).to(torch.uint8)
+    return (code + torch.signbit(values) * 2 ** (element.bits - 1)).to(torch.uint8)
 
 
 def decode_e8m0(codes: torch.Tensor) -> torch.Tensor:
@@ -143,16 +145,22 @@ class BlockFormat:
 
 
 _OCP, _DEEPSEEK = "OCP MX v1.0", "DeepSeek-V3"
-FORMATS = {format.name: format for format in (
-    BlockFormat("mxfp8_e4m3", E4M3, (1, 32), "e8m0", _OCP),
-    BlockFormat("mxfp8_e5m2", E5M2, (1, 32), "e8m0", _OCP),
-    BlockFormat("mxfp6_e3m2", E3M2, (1, 32), "e8m0", _OCP),
-    BlockFormat("mxfp6_e2m3", E2M3, (1, 32), "e8m0", _OCP),
-    BlockFormat("mxfp4", E2M1, (1, 32), "e8m0", _OCP),
-    BlockFormat("nvfp4", E2M1, (1, 16), "e4m3", "NVIDIA"),
-    BlockFormat("fp4_e8m0_16", E2M1, (1, 16), "e8m0", "a CUTLASS option: neither OCP's (32) nor NVIDIA's (E4M3)"),
-    BlockFormat("fp8_1x128", E4M3, (1, 128), "fp32", f"{_DEEPSEEK}, activations"),
-    BlockFormat("fp8_128x128", E4M3, (128, 128), "fp32", f"{_DEEPSEEK}, weights"))}
+FORMATS = {
+    format.name: format
+    for format in (
+        BlockFormat("mxfp8_e4m3", E4M3, (1, 32), "e8m0", _OCP),
+        BlockFormat("mxfp8_e5m2", E5M2, (1, 32), "e8m0", _OCP),
+        BlockFormat("mxfp6_e3m2", E3M2, (1, 32), "e8m0", _OCP),
+        BlockFormat("mxfp6_e2m3", E2M3, (1, 32), "e8m0", _OCP),
+        BlockFormat("mxfp4", E2M1, (1, 32), "e8m0", _OCP),
+        BlockFormat("nvfp4", E2M1, (1, 16), "e4m3", "NVIDIA"),
+        BlockFormat(
+            "fp4_e8m0_16", E2M1, (1, 16), "e8m0", "a CUTLASS option: neither OCP's (32) nor NVIDIA's (E4M3)"
+        ),
+        BlockFormat("fp8_1x128", E4M3, (1, 128), "fp32", f"{_DEEPSEEK}, activations"),
+        BlockFormat("fp8_128x128", E4M3, (128, 128), "fp32", f"{_DEEPSEEK}, weights"),
+    )
+}
 RULES = ("floor", "ceil")
 DEEPGEMM_MIN_AMAX = 1e-4  # the smallest amax of a block, so that a block of zeros has a scale, too
 NVFP4_RANGE = 448.0 * 6.0  # the largest scale times the largest element
@@ -198,7 +206,7 @@ def join_blocks(blocks: torch.Tensor, block: tuple[int, int], shape: torch.Size)
     """Return the matrix of `shape` that `split_blocks` made these blocks of."""
     rows, columns = blocks.shape[:2]
     padded = blocks.view(rows, columns, *block).transpose(1, 2).reshape(rows * block[0], columns * block[1])
-    return padded[:shape[0], :shape[1]].contiguous()
+    return padded[: shape[0], : shape[1]].contiguous()
 
 
 def e8m0_scale(amax: torch.Tensor, element: Element, rule: str = "floor") -> torch.Tensor:
@@ -228,8 +236,9 @@ def tensor_scale(x: torch.Tensor) -> torch.Tensor:
     return torch.where(amax > 0, scale.clamp(min=2.0**-126), 1.0).reshape(1)
 
 
-def quantise(x: torch.Tensor, format: BlockFormat | str, rule: str = "floor",
-             scale: torch.Tensor | None = None) -> Quantised:
+def quantise(
+    x: torch.Tensor, format: BlockFormat | str, rule: str = "floor", scale: torch.Tensor | None = None
+) -> Quantised:
     """Quantise a float matrix (R, C) to a format or its name. `scale` is NVFP4's scale of the tensor (default:
     `tensor_scale(x)`).
 
@@ -247,7 +256,9 @@ def quantise(x: torch.Tensor, format: BlockFormat | str, rule: str = "floor",
         multiplier = 1 / decode_e8m0(scales)  # exact
     elif format.scale == "fp32":
         amax = amax.clamp(min=DEEPGEMM_MIN_AMAX)
-        largest = torch.full_like(amax, element.max)  # torch may multiply by the reciprocal of a Python number
+        largest = torch.full_like(
+            amax, element.max
+        )  # torch may multiply by the reciprocal of a Python number
         scales, multiplier = torch.where(not_finite, float("nan"), amax / largest), largest / amax
     else:
         scale = tensor_scale(x) if scale is None else scale
@@ -255,7 +266,9 @@ def quantise(x: torch.Tensor, format: BlockFormat | str, rule: str = "floor",
         sixth = torch.tensor(1 / 6, dtype=torch.float32, device=x.device)
         scales = encode(torch.where(not_finite, 0, amax * sixth * reciprocal), E4M3)
         multiplier = (reciprocal / decode(scales, E4M3)).clamp(max=torch.finfo(torch.float32).max)
-        multiplier = torch.where(scales == 0, 0, multiplier)  # a block that is too small beside amax of the tensor
+        multiplier = torch.where(
+            scales == 0, 0, multiplier
+        )  # a block that is too small beside amax of the tensor
         scales = torch.where(not_finite, 0x7F, scales).to(torch.uint8)
     scaled = torch.where(not_finite[..., None], 0, blocks * multiplier[..., None])
     return Quantised(format, join_blocks(encode(scaled, element), format.block, x.shape), scales, scale)

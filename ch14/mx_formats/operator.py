@@ -14,8 +14,11 @@ from tilelab.runtime import operators
 def list_tensors(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the values, the scales and the pair. An operator cannot return None: a format without a pair has an empty
     one."""
-    return packed.values, packed.scales, packed.scales.new_empty(0, dtype=torch.float32) if packed.pair is None else (
-        packed.pair)
+    return (
+        packed.values,
+        packed.scales,
+        packed.scales.new_empty(0, dtype=torch.float32) if packed.pair is None else (packed.pair),
+    )
 
 
 def _fake_quantise(x, format="mxfp8_e4m3", rule="floor", tiled=False, tensor_scale=None, config="best"):
@@ -30,12 +33,19 @@ def register_quantise(run):
     """Register a function of these arguments, which returns values, scales and pair; return the operator."""
     return operators.register(
         'quantise(Tensor x, str format="mxfp8_e4m3", str rule="floor", bool tiled=False, float? tensor_scale=None, '
-        'str config="best") -> (Tensor, Tensor, Tensor)', run, _fake_quantise,
-        instead="quantise x.detach(), or pass the gradient straight through with x + (y - x).detach()")
+        'str config="best") -> (Tensor, Tensor, Tensor)',
+        run,
+        _fake_quantise,
+        instead="quantise x.detach(), or pass the gradient straight through with x + (y - x).detach()",
+    )
 
 
 def register_dequantise(run):
     """Register a function of these arguments and return the operator."""
     return operators.register(
         "dequantise(Tensor values, Tensor scales, Tensor? pair, str format, SymInt columns, bool tiled=False, "
-        'str config="best") -> Tensor', run, _fake_dequantise, instead="codes have no gradient")
+        'str config="best") -> Tensor',
+        run,
+        _fake_dequantise,
+        instead="codes have no gradient",
+    )

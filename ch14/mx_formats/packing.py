@@ -27,8 +27,10 @@ def _check_bytes(name: str, given: torch.Tensor, bits: int, columns: int | None 
     if bits not in CODES_PER_WORD:
         raise ValueError(f"bits must be 4, 6 or 8; it is {bits}.")
     if given.dtype != torch.uint8 or given.ndim != 2 or columns not in (None, given.shape[1]):
-        raise ValueError(f"{name} must be a uint8 matrix{'' if columns is None else f' of {columns} columns'}; it is "
-                         f"{tuple(given.shape)} of {str(given.dtype)[6:]}.")
+        raise ValueError(
+            f"{name} must be a uint8 matrix{'' if columns is None else f' of {columns} columns'}; it is "
+            f"{tuple(given.shape)} of {str(given.dtype)[6:]}."
+        )
     return CODES_PER_WORD[bits]
 
 
@@ -46,8 +48,10 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
         raise ValueError(f"codes of {bits} bits must be at most {2**bits - 1}; one is {int(codes.max())}.")
     padded = F.pad(codes, (0, -codes.shape[1] % count)).int()
     word = sum(padded[:, k::count] << bits * k for k in range(count))
-    packed = torch.stack([word >> 8 * k & 255 for k in range(bits * count // 8)], 2).flatten(1).to(torch.uint8)
-    return packed[:, :math.ceil(codes.shape[1] * bits / 8)].contiguous()
+    packed = (
+        torch.stack([word >> 8 * k & 255 for k in range(bits * count // 8)], 2).flatten(1).to(torch.uint8)
+    )
+    return packed[:, : math.ceil(codes.shape[1] * bits / 8)].contiguous()
 
 
 def unpack(packed: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
@@ -78,15 +82,19 @@ def tile_scales(scales: torch.Tensor) -> torch.Tensor:
     """
     rows, columns = scales.shape
     padded = F.pad(scales, (0, -columns % 4, 0, -rows % 128))
-    tiles = padded.unflatten(0, (-1, 4, 32)).unflatten(3, (-1, 4))  # tile row, quarter, row, tile column, scale
+    tiles = padded.unflatten(0, (-1, 4, 32)).unflatten(
+        3, (-1, 4)
+    )  # tile row, quarter, row, tile column, scale
     return tiles.permute(0, 3, 2, 1, 4).flatten().contiguous()
 
 
 def untile_scales(tiled: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     """Return the scales (rows, columns) that `tile_scales` made these bytes from."""
     if tiled.numel() != tiled_size(rows, columns):
-        raise ValueError(f"scales of {rows} x {columns} take {tiled_size(rows, columns):,} bytes in tiles; there are "
-                         f"{tiled.numel():,}.")
+        raise ValueError(
+            f"scales of {rows} x {columns} take {tiled_size(rows, columns):,} bytes in tiles; there are "
+            f"{tiled.numel():,}."
+        )
     tiles = tiled.view(-(-rows // 128), -(-columns // 4), 32, 4, 4).permute(0, 3, 2, 1, 4)
     return tiles.reshape(-(-rows // 128) * 128, -(-columns // 4) * 4)[:rows, :columns].contiguous()
 
@@ -111,16 +119,23 @@ class Packed:
         object.__setattr__(self, "format", format_with_kernels(self.format))
         layout, tensors = _layout(self.format, self.shape, self.tiled), self.tensors()
         if list(layout) != list(tensors):
-            raise ValueError(f"{self.format.name} needs {', '.join(layout)}; it was given {', '.join(tensors)}.")
+            raise ValueError(
+                f"{self.format.name} needs {', '.join(layout)}; it was given {', '.join(tensors)}."
+            )
         for name, (shape, dtype) in layout.items():
             found = tensors[name]
             if not isinstance(found, torch.Tensor):
                 raise ValueError(f"{name} must be a torch.Tensor; it is a {type(found).__name__}.")
-            if (tuple(found.shape), found.dtype, found.device) != (shape, dtype, self.values.device) \
-                    or not found.is_contiguous():
-                raise ValueError(f"{name} of {self.shape[0]} x {self.shape[1]} in {self.format.name} must be {shape} "
-                                 f"of {dtype}, contiguous, on {self.values.device}; it is {tuple(found.shape)} of "
-                                 f"{found.dtype} on {found.device}, with strides {found.stride()}.")
+            if (tuple(found.shape), found.dtype, found.device) != (
+                shape,
+                dtype,
+                self.values.device,
+            ) or not found.is_contiguous():
+                raise ValueError(
+                    f"{name} of {self.shape[0]} x {self.shape[1]} in {self.format.name} must be {shape} "
+                    f"of {dtype}, contiguous, on {self.values.device}; it is {tuple(found.shape)} of "
+                    f"{found.dtype} on {found.device}, with strides {found.stride()}."
+                )
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors by name."""
@@ -167,18 +182,25 @@ def _layout(format: BlockFormat, shape: tuple[int, int], tiled: bool) -> dict[st
         raise ValueError(f"shape must be two whole numbers from 0; it is {tuple(shape)!r:.60}.")
     rows, columns = shape
     groups = -(-columns // format.block[1])
-    layout = {"values": ((rows, -(-columns * format.element.bits // 8)), torch.uint8),
-              "scales": ((tiled_size(rows, groups),) if tiled else (rows, groups),
-                         torch.float32 if format.scale == "fp32" else torch.uint8)}
+    layout = {
+        "values": ((rows, -(-columns * format.element.bits // 8)), torch.uint8),
+        "scales": (
+            (tiled_size(rows, groups),) if tiled else (rows, groups),
+            torch.float32 if format.scale == "fp32" else torch.uint8,
+        ),
+    }
     return layout | ({"pair": ((2,), torch.float32)} if format.scale == "e4m3" else {})
 
 
-def empty(shape: tuple[int, int], format: str | BlockFormat, device: str | torch.device = "cpu",
-          tiled: bool = False) -> Packed:
+def empty(
+    shape: tuple[int, int], format: str | BlockFormat, device: str | torch.device = "cpu", tiled: bool = False
+) -> Packed:
     """Return a Packed with new memory for a matrix of `shape`. The padding of tiled scales is zero."""
     format = format_with_kernels(format)
-    tensors = {name: torch.empty(size, dtype=dtype, device=device)
-               for name, (size, dtype) in _layout(format, shape, tiled).items()}
+    tensors = {
+        name: torch.empty(size, dtype=dtype, device=device)
+        for name, (size, dtype) in _layout(format, shape, tiled).items()
+    }
     if tiled:
         tensors["scales"].zero_()
     return Packed(format, shape, **tensors, tiled=tiled)
@@ -189,7 +211,8 @@ def make_allocator(packed: Packed) -> Callable[[], Packed]:
     kinds = [(name, tensor.shape, tensor.dtype) for name, tensor in packed.tensors().items()]
     (rows, columns), device = packed.shape, packed.values.device
     has_padding = packed.tiled and tiled_size(rows, -(-columns // packed.format.block[1])) > (
-        rows * -(-columns // packed.format.block[1]))
+        rows * -(-columns // packed.format.block[1])
+    )
     fields = {"format": packed.format, "shape": packed.shape, "pair": None, "tiled": packed.tiled}
 
     def allocate():

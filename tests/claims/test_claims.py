@@ -27,10 +27,13 @@ SMEM = "it needs {} B of shared memory per block; {} has 232,448 B."
 # What the compilers say; `test_the_compilers_say_so` asks them.
 BUILT = {
     "proposed_on_b200": {
-        "128,128,128,8,4 plain": SMEM.format("262,192", "sm_100a"), "128,128,64,8,3 plain": "",
+        "128,128,128,8,4 plain": SMEM.format("262,192", "sm_100a"),
+        "128,128,64,8,3 plain": "",
         "128,256,128,16,4 plain": SMEM.format("294,936", "sm_100a"),
         "256,128,128,16,4 plain": SMEM.format("294,936", "sm_100a"),
-        "256,256,128,16,5 plain": SMEM.format("524,320", "sm_100a"), "64,64,64,4,2 plain": ""},
+        "256,256,128,16,5 plain": SMEM.format("524,320", "sm_100a"),
+        "64,64,64,4,2 plain": "",
+    },
     "aggressive_on_hopper": SMEM.format("262,176", "sm_90a"),
     "copy_depends_on_stages": False,
     "option_a_error": "Arguments mismatch for instruction 'cp.async.bulk.tensor'",
@@ -65,7 +68,9 @@ def test_every_claim_is_judged(every):
         name, found = each.claim.name, each.finding
         assert found.verdict in judge.VERDICTS and bool(found.figure) == (found.verdict != NO_RECORD), name
         assert bool(found.reason) == (found.verdict in (ONLY_IF, ONLY_IF_HERE, UNTESTED, NO_RECORD)), name
-        assert each.claim.kind in judge.KINDS and each.claim.test and each.claim.judged_on and each.claim.quotes, name
+        assert (
+            each.claim.kind in judge.KINDS and each.claim.test and each.claim.judged_on and each.claim.quotes
+        ), name
         assert each.claim.text.endswith("."), name
         assert not re.search(r"[|\n]", each.claim.text + found.figure + found.reason), name
         assert len(re.findall(r"(?<!\\)\|", each.markdown(""))) == 6, f"{name} needs five columns"
@@ -87,7 +92,11 @@ def test_the_policy_names_every_verdict_and_kind():
 
 def test_margins():
     assert judge.is_at_least(1.49, 1.5) and not judge.is_at_least(1.46, 1.5)
-    assert judge.is_within(2.03, 1.5, 2) and not judge.is_within(2.05, 1.5, 2) and not judge.is_within(1.46, 1.5, 2)
+    assert (
+        judge.is_within(2.03, 1.5, 2)
+        and not judge.is_within(2.05, 1.5, 2)
+        and not judge.is_within(1.46, 1.5, 2)
+    )
     assert judge.is_better(1.03, 1) and not judge.is_better(1.01, 1)
 
 
@@ -98,7 +107,9 @@ def test_every_claim_leads_to_a_heading(every):
             cells = json.loads(claim.path.read_text(encoding="utf-8"))["cells"]
             texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
             headings[claim.path] = "\n".join(texts).splitlines()
-        assert f"## {claim.heading}" in headings[claim.path], f"{claim.notebook} has no heading {claim.heading!r}"
+        assert f"## {claim.heading}" in headings[claim.path], (
+            f"{claim.notebook} has no heading {claim.heading!r}"
+        )
     for each in every:
         anchor = f"{each.claim.notebook}.ipynb#{each.claim.heading.replace(' ', '-')}"
         assert f"](notebooks/{anchor})" in each.markdown("notebooks/")
@@ -128,7 +139,9 @@ def change(monkeypatch, tmp_path):
 
     def write(name, function):
         path = tmp_path / results.PREFERRED / f"{name}.json"
-        changed = function(json.loads((ROOT / "results" / results.PREFERRED / path.name).read_text(encoding="utf-8")))
+        changed = function(
+            json.loads((ROOT / "results" / results.PREFERRED / path.name).read_text(encoding="utf-8"))
+        )
         path.write_text(changed if isinstance(changed, str) else json.dumps(changed), encoding="utf-8")
 
     return write
@@ -171,7 +184,10 @@ def test_the_costs_of_calls_change_with_the_record(change):
 
 
 def test_figures_have_the_digits_and_the_sign_that_words_ask_for():
-    assert answers.fill_in("# of #.##, +#.# and +#.#", [2.6, 1 / 3, -0.04, -12.34]) == "3 of 0.33, +0.0 and -12.3"
+    assert (
+        answers.fill_in("# of #.##, +#.# and +#.#", [2.6, 1 / 3, -0.04, -12.34])
+        == "3 of 0.33, +0.0 and -12.3"
+    )
     assert answers.fill_in("#.#", [-0.04]) == "0.0"
 
 
@@ -199,7 +215,11 @@ DAMAGE = {
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_record_is_one_sentence(change, kind):
     text = trial.README.read_text(encoding="utf-8")
-    for name, claim in (("ch14_gemm_claim", "closer_to_cublas"), ("sweep_race", ""), ("ch14_descriptors_speed", "")):
+    for name, claim in (
+        ("ch14_gemm_claim", "closer_to_cublas"),
+        ("sweep_race", ""),
+        ("ch14_descriptors_speed", ""),
+    ):
         change(name, DAMAGE[kind])
         with pytest.raises(ValueError, match=rf"^the \w+ .* cannot be judged by {name}.* \(\w+: .*\)\.$"):
             CLAIMS[claim].judge() if claim else answers.rewrite_figures(text)
@@ -209,14 +229,20 @@ def test_a_damaged_record_is_one_sentence(change, kind):
 
 def test_an_answer_without_its_words_is_one_sentence():
     text = trial.README.read_text(encoding="utf-8").replace("× eager", "times eager")
-    with pytest.raises(ValueError, match=r"^README.md's line about \w+ must hold '.+#.+', with a figure for each #\.$"):
+    with pytest.raises(
+        ValueError, match=r"^README.md's line about \w+ must hold '.+#.+', with a figure for each #\.$"
+    ):
         answers.rewrite_figures(text)
 
 
 def test_the_notebook_says_what_the_rules_say():
     cells = json.loads(trial.NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    shown = ["".join(output["data"].get("text/markdown", "")) for cell in cells for output in cell.get("outputs", ())
-             if "data" in output]
+    shown = [
+        "".join(output["data"].get("text/markdown", ""))
+        for cell in cells
+        for output in cell.get("outputs", ())
+        if "data" in output
+    ]
     for note in trial.NOTES:
         assert judge.make_table(note.judgements, "") in shown, f"{note.title}: run `python -m claims --write`"
 
@@ -227,7 +253,9 @@ def test_without_records_nothing_is_invented(every, monkeypatch, tmp_path):
         after = before.claim.judge()
         assert not after.others
         if before.others and not before.records:
-            assert after.finding.evidence or before.claim.kind != judge.MEASURED, f"{before.claim.name} says what else"
+            assert after.finding.evidence or before.claim.kind != judge.MEASURED, (
+                f"{before.claim.name} says what else"
+            )
         elif before.records:
             assert after.finding == judge.Finding(NO_RECORD, "", before.records[0]), before.claim.name
         else:
@@ -236,15 +264,27 @@ def test_without_records_nothing_is_invented(every, monkeypatch, tmp_path):
 
 def test_new_records_make_a_new_readme(every, change):
     assert [each.claim.judge().finding for each in every] == [each.finding for each in every]
-    change("ch07_resample_ncu", lambda record: record | {"rows": [
-        row | {"dram_percent": row["dram_percent"] / 2} for row in record["rows"]]})
+    change(
+        "ch07_resample_ncu",
+        lambda record: (
+            record | {"rows": [row | {"dram_percent": row["dram_percent"] / 2} for row in record["rows"]]}
+        ),
+    )
     moved = {each.claim.name for each in every if each.claim.judge().finding != each.finding}
-    assert "target" in moved and moved <= {each.claim.name for each in every if "ch07_resample_ncu" in each.records}
+    assert "target" in moved and moved <= {
+        each.claim.name for each in every if "ch07_resample_ncu" in each.records
+    }
 
 
 # Where one of these records is missing, a rule judges by other evidence.
-NEW = ("ch07_resample_searches", "ch07_resample_reads", "ch14_gemm_dram", "ch14_attention_peers",
-       "ch14_compiled_pointwise", "ch14_blockscaled_epilogue_warps")
+NEW = (
+    "ch07_resample_searches",
+    "ch07_resample_reads",
+    "ch14_gemm_dram",
+    "ch14_attention_peers",
+    "ch14_compiled_pointwise",
+    "ch14_blockscaled_epilogue_warps",
+)
 
 
 def with_records(**records):
@@ -285,31 +325,74 @@ def plant(*changes):
 
 CLAIM, COPY, NCU, LOOP = "ch14_gemm_claim", "ch14_gemm_copy", "ch07_resample_ncu", "ch14_bug_hunt_loop"
 MATRIX, VERSIONS, ATTENTION = "ch14_bug_hunt_matrix", "ch07_resample_versions", "ch14_attention_ladder"
-PROPOSED, LANE_0, PASS = {"name": "proposed"}, {"kernel": "lane0_search"}, {"stage": "TritonGPUAssignLatencies"}
+PROPOSED, LANE_0, PASS = (
+    {"name": "proposed"},
+    {"kernel": "lane0_search"},
+    {"stage": "TritonGPUAssignLatencies"},
+)
 
 
 # (claim, its verdict, the verdict with changed rows, the changes)
 BY_ROWS = [
     ("larger_gain_more", NOT_HERE, HOLDS_HERE, [(CLAIM, PROPOSED | {"shape": [8192] * 3}, {"ratio": 1.5})]),
-    ("autotune_gain", NOT_HERE, HOLDS_HERE, [("ch14_compiled_cells", {"name": "max-autotune"}, {"ratio": 2.1})]),
+    (
+        "autotune_gain",
+        NOT_HERE,
+        HOLDS_HERE,
+        [("ch14_compiled_cells", {"name": "max-autotune"}, {"ratio": 2.1})],
+    ),
     ("phase_one_gain", NOT_HERE, HOLDS_HERE, [(VERSIONS, {"version": "note_v2"}, {"ratio": 0.2})]),
-    ("phase_one_gain", NOT_HERE, ONLY_IF_HERE,
-     [(VERSIONS, {"version": "note_v2, a block per chunk"}, {"ratio": 0.2})]),
-    ("split_k_band", NOT_HERE, HOLDS_HERE,
-     [("ch14_blockscaled_impacts", {"claim": "split-K"}, {"ratio": 1.0}),
-      ("ch14_blockscaled_impacts", {"claim": "split-K", "name": "1 split"}, {"ratio": 0.85}),
-      ("ch14_blockscaled_thin", {"name": "course"}, {"ratio": 1.0}),
-      ("ch14_blockscaled_thin", lambda row: "unsplit" in row["name"], {"ratio": 0.85})]),
+    (
+        "phase_one_gain",
+        NOT_HERE,
+        ONLY_IF_HERE,
+        [(VERSIONS, {"version": "note_v2, a block per chunk"}, {"ratio": 0.2})],
+    ),
+    (
+        "split_k_band",
+        NOT_HERE,
+        HOLDS_HERE,
+        [
+            ("ch14_blockscaled_impacts", {"claim": "split-K"}, {"ratio": 1.0}),
+            ("ch14_blockscaled_impacts", {"claim": "split-K", "name": "1 split"}, {"ratio": 0.85}),
+            ("ch14_blockscaled_thin", {"name": "course"}, {"ratio": 1.0}),
+            ("ch14_blockscaled_thin", lambda row: "unsplit" in row["name"], {"ratio": 0.85}),
+        ],
+    ),
     ("speedup", HOLDS_HERE, NOT_HERE, [(CLAIM, PROPOSED | {"shape": [8192] * 3}, {"final_ratio": 0.3})]),
-    ("speedup", HOLDS_HERE, NOT_HERE, [(CLAIM, PROPOSED | {"shape": [4096] * 3}, {"ratio": 0.3, "final_ratio": 0.3})]),
+    (
+        "speedup",
+        HOLDS_HERE,
+        NOT_HERE,
+        [(CLAIM, PROPOSED | {"shape": [4096] * 3}, {"ratio": 0.3, "final_ratio": 0.3})],
+    ),
     ("closer_to_cublas", HOLDS_HERE, NOT_HERE, [(CLAIM, PROPOSED, {"ratio": 0.1, "final_ratio": 0.1})]),
-    ("cost_of_caution", NOT_HERE, HOLDS_HERE, [(CLAIM, {"name": "best"}, {"ratio": 0.45, "final_ratio": 0.45})]),
-    ("small_matrices", HOLDS_HERE, NOT_HERE,
-     [(CLAIM, PROPOSED | {"shape": [512] * 3}, {"ratio": 0.1, "final_ratio": 0.1})]),
-    ("more_warps", NOT_HERE, HOLDS_HERE, [("ch14_gemm_sweep", lambda row: ",8," in row["config"], {"ratio": 9.0})]),
+    (
+        "cost_of_caution",
+        NOT_HERE,
+        HOLDS_HERE,
+        [(CLAIM, {"name": "best"}, {"ratio": 0.45, "final_ratio": 0.45})],
+    ),
+    (
+        "small_matrices",
+        HOLDS_HERE,
+        NOT_HERE,
+        [(CLAIM, PROPOSED | {"shape": [512] * 3}, {"ratio": 0.1, "final_ratio": 0.1})],
+    ),
+    (
+        "more_warps",
+        NOT_HERE,
+        HOLDS_HERE,
+        [("ch14_gemm_sweep", lambda row: ",8," in row["config"], {"ratio": 9.0})],
+    ),
     ("deeper_pipelines", ONLY_IF_HERE, NOT_HERE, [("ch14_gemm_stages", {"stages": 2}, {"ratio": 0.4})]),
     ("occupancy", NOT_HERE, HOLDS_HERE, [(CLAIM, PROPOSED, {"programs_per_sm": 8, "threads": 256})]),
-    ("autotune_fallback", ONLY_IF, HOLDS, [("sweep_autotune_faults", {}, {"autotune": "chooses: the right one"})]),
+    (
+        "autotune_fallback",
+        ONLY_IF,
+        HOLDS,
+        [("sweep_autotune_faults", {}, {"autotune": "chooses: the right one"})],
+    ),
     ("fixed_in_3_5", REFUTED, HOLDS, [(MATRIX, PASS, {"stage": ""})]),
     ("large_copies", NOT_HERE, HOLDS_HERE, [(COPY, {"config": "256,256,16,5"}, {"ratio": 1.1})]),
     ("copy_fix", NOT_HERE, HOLDS_HERE, [(COPY, PROPOSED, {"ratio": 1.1})]),
@@ -317,17 +400,43 @@ BY_ROWS = [
     ("with_tma", ONLY_IF_HERE, NOT_HERE, [("ch07_bulk_speed", {"op": "copy"}, {"gbps": 3000})]),
     ("without_tma", NOT_HERE, HOLDS_HERE, [("ch07_bulk_speed", {}, {"gbps": 3000})]),
     ("compile_gain", NOT_HERE, HOLDS_HERE, [("ch14_compiled_cells", {"name": "default"}, {"ratio": 1.51})]),
-    ("autotune_adds_tma", NOT_HERE, HOLDS_HERE,
-     [("ch14_compiled_choices", {"name": "max-autotune"}, {"whose": "Triton, persistent TMA"}),
-      ("ch14_compiled_ncu", {"name": "eager"}, {"UTMALDG": 0})]),
-    ("attention", UNTESTED, HOLDS_HERE, [(ATTENTION, {"name": "roles"}, {"name": "FlashAttention-4", "ratio": 0.28})]),
-    ("attention", UNTESTED, ONLY_IF_HERE, [(ATTENTION, {"name": "roles"}, {"name": "FlashAttention-4", "ratio": 1.1})]),
-    ("attention", UNTESTED, NOT_HERE, [(ATTENTION, {"name": "roles"}, {"name": "FlashAttention-4", "ratio": 0.8})]),
+    (
+        "autotune_adds_tma",
+        NOT_HERE,
+        HOLDS_HERE,
+        [
+            ("ch14_compiled_choices", {"name": "max-autotune"}, {"whose": "Triton, persistent TMA"}),
+            ("ch14_compiled_ncu", {"name": "eager"}, {"UTMALDG": 0}),
+        ],
+    ),
+    (
+        "attention",
+        UNTESTED,
+        HOLDS_HERE,
+        [(ATTENTION, {"name": "roles"}, {"name": "FlashAttention-4", "ratio": 0.28})],
+    ),
+    (
+        "attention",
+        UNTESTED,
+        ONLY_IF_HERE,
+        [(ATTENTION, {"name": "roles"}, {"name": "FlashAttention-4", "ratio": 1.1})],
+    ),
+    (
+        "attention",
+        UNTESTED,
+        NOT_HERE,
+        [(ATTENTION, {"name": "roles"}, {"name": "FlashAttention-4", "ratio": 0.8})],
+    ),
     ("conservative_settings", REFUTED, HOLDS, [("ch14_bug_hunt_ptxas", {}, {"outcome": "fails"})]),
     ("triton_for_gb10", ONLY_IF, HOLDS, [(MATRIX, {"target": "sm_121a"}, {"outcome": "builds"})]),
     ("triton_for_gb10", ONLY_IF, REFUTED, [("ch14_bug_hunt_ptxas", {}, {"outcome": "fails"})]),
     ("listing_runs", ONLY_IF, HOLDS, [("ch14_descriptors_rules", {}, {"device": "right"})]),
-    ("warp_search", NOT_HERE, HOLDS_HERE, [(VERSIONS, {"version": "note_v2, a block per chunk"}, {"ratio": 0.65})]),
+    (
+        "warp_search",
+        NOT_HERE,
+        HOLDS_HERE,
+        [(VERSIONS, {"version": "note_v2, a block per chunk"}, {"ratio": 0.65})],
+    ),
     ("persistent", NOT_HERE, HOLDS_HERE, [(VERSIONS, {"version": "note_v2"}, {"ratio": 0.5})]),
     ("phase_one", NOT_HERE, HOLDS_HERE, [(NCU, LANE_0, {"dram_percent": 36.0})]),
     ("phase_one_units", NOT_HERE, HOLDS_HERE, [(NCU, LANE_0, {"sm_percent": 10.0, "l1_percent": 12.0})]),
@@ -335,8 +444,15 @@ BY_ROWS = [
     ("tma_required", NOT_HERE, HOLDS_HERE, [(NCU, {"kernel": "vectors"}, {"dram_percent": 50.0})]),
     ("memory_bound", ONLY_IF_HERE, HOLDS_HERE, [(NCU, LANE_0, {"dram_percent": 60.0})]),
     ("decision_rule", UNTESTED, HOLDS_HERE, [(NCU, LANE_0, {"issue_percent": 5.0})]),
-    ("decision_rule", UNTESTED, NOT_HERE, [(NCU, LANE_0, {"issue_percent": 5.0}),
-                                           ("ch07_resample_ladder", {"name": "bulk_rows"}, {"ratio": 0.1})]),
+    (
+        "decision_rule",
+        UNTESTED,
+        NOT_HERE,
+        [
+            (NCU, LANE_0, {"issue_percent": 5.0}),
+            ("ch07_resample_ladder", {"name": "bulk_rows"}, {"ratio": 0.1}),
+        ],
+    ),
     ("the_pass", HOLDS, REFUTED, [(LOOP, PASS, {"stage": "ptxas"})]),
     ("blackwell_only", HOLDS, REFUTED, [(MATRIX, {"target": "sm_90a"}, PASS)]),
     ("works_on_hopper", ONLY_IF, REFUTED, [(MATRIX, {"target": "sm_90a"}, {"outcome": "fails"})]),
@@ -346,12 +462,25 @@ BY_ROWS = [
     ("one_stage", HOLDS, REFUTED, [(LOOP, {"num_stages": 1}, {"outcome": "fails"})]),
     ("threshold", REFUTED, HOLDS, [(LOOP, {}, {"outcome": "fails"})]),
     ("descriptors_needed", REFUTED, HOLDS, [(LOOP, {"LOADS": "pointers"}, {"outcome": "builds"})]),
-    ("registers", REFUTED, HOLDS, [(LOOP, {"BLOCK_K": 128}, {"outcome": "fails"}),
-                                   (LOOP, {"BLOCK_K": 32}, {"outcome": "builds"})]),
-    ("copies_work", HOLDS_HERE, NOT_HERE,
-     [(COPY, {"config": "256,256,16,5"}, {"status": "failed", "reason": "it fails"})]),
+    (
+        "registers",
+        REFUTED,
+        HOLDS,
+        [(LOOP, {"BLOCK_K": 128}, {"outcome": "fails"}), (LOOP, {"BLOCK_K": 32}, {"outcome": "builds"})],
+    ),
+    (
+        "copies_work",
+        HOLDS_HERE,
+        NOT_HERE,
+        [(COPY, {"config": "256,256,16,5"}, {"status": "failed", "reason": "it fails"})],
+    ),
     ("sixteen_warps", REFUTED, HOLDS, [(LOOP, {"num_warps": 16}, {"tcgen05": 8})]),
-    ("latency_band", ONLY_IF_HERE, NOT_HERE, [("ch14_blockscaled_impacts", {"claim": "latency"}, {"ratio": 1.0})]),
+    (
+        "latency_band",
+        ONLY_IF_HERE,
+        NOT_HERE,
+        [("ch14_blockscaled_impacts", {"claim": "latency"}, {"ratio": 1.0})],
+    ),
     ("epilogue_band", ONLY_IF_HERE, NOT_HERE, [("ch14_blockscaled_epilogue", {}, {"ratio": 1.0})]),
     ("same_kernel_twice", NOT_HERE, HOLDS_HERE, [(CLAIM, {}, {"ratio": 1.0, "final_ratio": 1.0})]),
 ]
@@ -381,8 +510,14 @@ def test_a_verdict_is_of_the_builds(name, function, answer, after, monkeypatch):
 
 
 B200, H200_GBPS = device.KNOWN["B200"], device.KNOWN["H200"].peak_gbps
-ONE_ROW = {"test": "test 3", "same kernel": False, "greedy": "5 + 5", "attempt 2": "5 + 4", "note us": 38.88,
-           "floor us": 1.2}
+ONE_ROW = {
+    "test": "test 3",
+    "same kernel": False,
+    "greedy": "5 + 5",
+    "attempt 2": "5 + 4",
+    "note us": 38.88,
+    "floor us": 1.2,
+}
 # (claim, what to replace, by what): the constants of rules without rows. Each of these would let the claim hold.
 BY_CONSTANTS = [
     ("memory", ((guide, "GB10", dataclasses.replace(guide.GB10, memory="HBM3e", peak_gbps=1500)),)),
@@ -390,17 +525,32 @@ BY_CONSTANTS = [
     ("flash_attention_3_on_gb10", ((guide, "FLASH_ATTENTION_3_GPUS", "H100 / H800 / GB10"),)),
     ("nsys", ((guide, "NSYS_TRACES", ("kernels", "instructions")),)),
     ("driver", ((doctor, "MIN_DRIVER", 550),)),
-    ("cuda_listing_runs", ((builds, "method_3_error", lambda: ""),
-                           (builds, "METHOD_3", "auto token = cuda::device::barrier_arrive_tx(barrier, 1, 1024);"))),
-    ("variables_without_effect", ((builds, "variables_read", lambda *names: dict.fromkeys(names, ["torch"])),
-                                  (builds, "always_compiles", lambda: True))),
-    ("utilisation_is_the_measure", ((device, "KNOWN", device.KNOWN | {
-        "B200": dataclasses.replace(B200, peak_gbps=1000)}),)),
+    (
+        "cuda_listing_runs",
+        (
+            (builds, "method_3_error", lambda: ""),
+            (builds, "METHOD_3", "auto token = cuda::device::barrier_arrive_tx(barrier, 1, 1024);"),
+        ),
+    ),
+    (
+        "variables_without_effect",
+        (
+            (builds, "variables_read", lambda *names: dict.fromkeys(names, ["torch"])),
+            (builds, "always_compiles", lambda: True),
+        ),
+    ),
+    (
+        "utilisation_is_the_measure",
+        ((device, "KNOWN", device.KNOWN | {"B200": dataclasses.replace(B200, peak_gbps=1000)}),),
+    ),
     ("b200_speed", ((device, "KNOWN", device.KNOWN | {"B200": dataclasses.replace(B200, bf16_tflops=800)}),)),
     ("transactions", ((resample_note, "LANE_BYTES", 4),)),
     ("tolerance", ((resample_note, "FORMAT", torch.float32),)),
     ("fewer_reads", ((figures, "count_wavefronts", lambda words: sum(word >= 0 for word in words)),)),
-    ("accumulators_slower", ((note_attempts, "accumulator_rows", lambda: [{"tile": "256 x 256", "verdict": "new"}]),)),
+    (
+        "accumulators_slower",
+        ((note_attempts, "accumulator_rows", lambda: [{"tile": "256 x 256", "verdict": "new"}]),),
+    ),
     ("balanced_stages", ((note_attempts, "stage_rows", lambda: [ONE_ROW]),)),
 ]
 
@@ -428,49 +578,86 @@ def plant_searches(lane_0=0.4, every_lane=0.5, every_thread=0.3, every_fourth=0.
     """Return rows as `ch07.resample.lesson.audit.compare_searches` makes them; 0.6 is the speed of neighbouring lanes."""
     who = {audit.LANE_0: lane_0, audit.EVERY_LANE: every_lane, audit.EVERY_THREAD: every_thread}
     orders = {audit.NEIGHBOURS: 0.6, audit.EVERY_FOURTH: every_fourth, audit.A_ROW_PER_LANE: a_row}
-    rows = [(f"{name} searches, times in {where}", name, where, audit.NEIGHBOURS, who[name])
-            for name, where in audit.SEARCHES]
-    rows += [(f"shared search, {order}", "one thread", audit.SHARED, order, orders[order]) for order in audit.ORDERS]
+    rows = [
+        (f"{name} searches, times in {where}", name, where, audit.NEIGHBOURS, who[name])
+        for name, where in audit.SEARCHES
+    ]
+    rows += [
+        (f"shared search, {order}", "one thread", audit.SHARED, order, orders[order])
+        for order in audit.ORDERS
+    ]
     rows += [("note_v2", audit.LANE_0, audit.SHARED, audit.NEIGHBOURS, 0.1)]  # of the lesson: not a variant
     keys = ("name", "searches", "times", "order", "ratio")
     return {"ch07_resample_searches": [dict(zip(keys, row)) | {"status": "ok"} for row in rows]}
 
 
 def plant_reads(all_lanes, lane_0):
-    return {"ch07_resample_reads": [{"name": name, "shared_load_wavefronts": count} for name, count in (
-        ("warp_search", all_lanes), ("note_v2, a block per chunk", lane_0))]}
+    return {
+        "ch07_resample_reads": [
+            {"name": name, "shared_load_wavefronts": count}
+            for name, count in (("warp_search", all_lanes), ("note_v2, a block per chunk", lane_0))
+        ]
+    }
 
 
 def plant_dram(cautious, proposed):
     """Return rows of two tiles of each kind per size; the slow one must not count."""
-    return {"ch14_gemm_dram": [{"name": name, "shape": [n] * 3, "ns": ns, "dram_percent": share}
-                               for n in (2048, 4096, 8192) for name, fast in (("conservative", cautious),
-                                                                              ("proposed", proposed))
-                               for ns, share in ((10.0, fast), (20.0, 1.0))]}
+    return {
+        "ch14_gemm_dram": [
+            {"name": name, "shape": [n] * 3, "ns": ns, "dram_percent": share}
+            for n in (2048, 4096, 8192)
+            for name, fast in (("conservative", cautious), ("proposed", proposed))
+            for ns, share in ((10.0, fast), (20.0, 1.0))
+        ]
+    }
 
 
 def plant_peers(flash_4, **fields):
     """Return the rows of FlashAttention-4 and others at the ladder's shape and, to be left out, at another."""
     rows = {"cuDNN": 1.0, "course": 1.0, "FlashAttention-4": flash_4, "flash": 0.5, "eager": 0.125}
     shapes = {(4, 16, 16, 8192, 8192, 128): rows, (1, 16, 16, 1024, 1024, 128): dict.fromkeys(rows, 9.0)}
-    return {"ch14_attention_peers": [{"name": name, "ratio": ratio, "shape": list(shape), "causal": False,
-                                      "status": "ok"} | (fields if name == "FlashAttention-4" else {})
-                                     for shape, of_shape in shapes.items() for name, ratio in of_shape.items()]}
+    return {
+        "ch14_attention_peers": [
+            {"name": name, "ratio": ratio, "shape": list(shape), "causal": False, "status": "ok"}
+            | (fields if name == "FlashAttention-4" else {})
+            for shape, of_shape in shapes.items()
+            for name, ratio in of_shape.items()
+        ]
+    }
 
 
 def plant_pointwise(*cases):
     """Return rows of functions, given as (% of an H200's peak without TMA, gain of TMA, MiB, loads by TMA)."""
-    return {"ch14_compiled_pointwise": [
-        {"case": str(i), "status": "ok", "ratio": gain, "gbps": percent / 100 * H200_GBPS * gain, "mib": mib,
-         "tma_loads": loads, "tma_stores": 0} for i, (percent, gain, mib, loads) in enumerate(cases)]}
+    return {
+        "ch14_compiled_pointwise": [
+            {
+                "case": str(i),
+                "status": "ok",
+                "ratio": gain,
+                "gbps": percent / 100 * H200_GBPS * gain,
+                "mib": mib,
+                "tma_loads": loads,
+                "tma_stores": 0,
+            }
+            for i, (percent, gain, mib, loads) in enumerate(cases)
+        ]
+    }
 
 
 def plant_workers(plain, activated):
     """Return rows of 1 to 3 epilogue warps, given the speed of one relative to two, for two epilogues."""
-    return {"ch14_blockscaled_epilogue_warps": [
-        {"epilogue": kind, "name": name, "shape": [8192, 8192, 1024], "ratio": ratio, "status": "ok"}
-        for kind, one in (("bf16", plain), ("bias, SiLU and bf16", activated))
-        for name, ratio in (("the consumers, 4 stages", 2.0), ("1 warp", one), ("2 warps", 1.0), ("3 warps", 0.9))]}
+    return {
+        "ch14_blockscaled_epilogue_warps": [
+            {"epilogue": kind, "name": name, "shape": [8192, 8192, 1024], "ratio": ratio, "status": "ok"}
+            for kind, one in (("bf16", plain), ("bias, SiLU and bf16", activated))
+            for name, ratio in (
+                ("the consumers, 4 stages", 2.0),
+                ("1 warp", one),
+                ("2 warps", 1.0),
+                ("3 warps", 0.9),
+            )
+        ]
+    }
 
 
 LARGE_AT_90, SMALL_AT_10, NO_TMA = (90, 1.0, 500, 2), (10, 0.5, 6, 2), (20, 0.9, 500, 0)
@@ -512,8 +699,10 @@ def test_before_the_record_a_rule_says_what_is_known(name):
     finding = CLAIMS[name].apply(without_new_records())
     assert finding.verdict in (UNTESTED, NOT_HERE, REFUTED) and finding.figure
     assert "h200" not in finding.figure.lower() or name != "bandwidth_utilisation"
-    assert "An H200's profiler counts 1 to 40 %" in CLAIMS["bandwidth_utilisation"].apply(
-        with_records(**plant_dram(40.0, 80.0))).figure
+    assert (
+        "An H200's profiler counts 1 to 40 %"
+        in CLAIMS["bandwidth_utilisation"].apply(with_records(**plant_dram(40.0, 80.0))).figure
+    )
 
 
 def test_proposed_configurations_that_all_start_would_hold(monkeypatch):
@@ -526,7 +715,9 @@ def test_the_marks_must_be_there():
     for text in ("", trial.BEGIN, f"{trial.END}\n{trial.BEGIN}", f"{trial.BEGIN}\n{trial.END}\n{trial.END}"):
         with pytest.raises(ValueError, match="README.md must hold the lines"):
             trial.rewrite_table(text)
-    assert trial.rewrite_table(f"a\n{trial.BEGIN}\nold\n{trial.END}\nb") == f"a\n{trial.make_readme_part()}\nb"
+    assert (
+        trial.rewrite_table(f"a\n{trial.BEGIN}\nold\n{trial.END}\nb") == f"a\n{trial.make_readme_part()}\nb"
+    )
 
 
 def test_every_claim_is_printed(every, capsys):
@@ -537,8 +728,10 @@ def test_every_claim_is_printed(every, capsys):
 
 def make_page(table=""):
     """Return a page with the marks of both tables and `table` in each; the default is today's."""
-    return "\n".join(f"{answers.BEGIN.format(name)}\n{table or make()}\n\n{answers.END.format(name)}"
-                     for name, make in answers.TABLES.items())
+    return "\n".join(
+        f"{answers.BEGIN.format(name)}\n{table or make()}\n\n{answers.END.format(name)}"
+        for name, make in answers.TABLES.items()
+    )
 
 
 @pytest.fixture
@@ -549,7 +742,9 @@ def own_files(monkeypatch, tmp_path):
     monkeypatch.setattr(trial, "README", tmp_path / "README.md")
     monkeypatch.setattr(trial, "LEDGER", tmp_path / "CLAIMS.md")
     monkeypatch.setattr(trial, "NOTEBOOK", tmp_path / "claims.ipynb")
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("print(6 * 7)")]), trial.NOTEBOOK)
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("print(6 * 7)")]), trial.NOTEBOOK
+    )
     return trial.README
 
 

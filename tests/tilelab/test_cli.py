@@ -16,8 +16,9 @@ def answered(rows, path=None):
     return cli.run_and_report("ch99.module", ["name", "absent", "status"], "0" * 12, path, lambda: rows)
 
 
-@pytest.mark.parametrize("statuses, status", [(["ok", "ok"], 0), (["ok", "unsupported"], 2),
-                                              (["unsupported", "wrong"], 1)])
+@pytest.mark.parametrize(
+    "statuses, status", [(["ok", "ok"], 0), (["ok", "unsupported"], 2), (["unsupported", "wrong"], 1)]
+)
 def test_the_status_says_how_it_went(capsys, statuses, status):
     assert answered([{"name": f"row{i}", "status": said} for i, said in enumerate(statuses)]) == status
     assert "row0" in capsys.readouterr().out
@@ -55,15 +56,18 @@ def test_ctrl_c_is_one_line(capsys):
     assert capsys.readouterr().err == "python -m ch99.module: interrupted.\n"
 
 
-@pytest.mark.parametrize("argv, said", [
-    (["--json", ""], "--json takes a file or -."),
-    (["--json", "."], "--json takes a file; . is a folder."),
-    (["--json", "/dev/null/new/rows.json"], "--json takes a file; /dev/null is no folder."),
-    (["--json", "a" * 300], f"--json takes a file; {'a' * 60} cannot be one (File name too long)."),
-    (["--nix"], "unrecognized arguments: --nix"),
-    (["--nix", "1" * 4301], f"unrecognized arguments: --nix {'1' * 60}…"),
-    (["--nix\nnix"], "unrecognized arguments: --nix nix"),
-])
+@pytest.mark.parametrize(
+    "argv, said",
+    [
+        (["--json", ""], "--json takes a file or -."),
+        (["--json", "."], "--json takes a file; . is a folder."),
+        (["--json", "/dev/null/new/rows.json"], "--json takes a file; /dev/null is no folder."),
+        (["--json", "a" * 300], f"--json takes a file; {'a' * 60} cannot be one (File name too long)."),
+        (["--nix"], "unrecognized arguments: --nix"),
+        (["--nix", "1" * 4301], f"unrecognized arguments: --nix {'1' * 60}…"),
+        (["--nix\nnix"], "unrecognized arguments: --nix nix"),
+    ],
+)
 def test_bad_usage_is_one_line_and_two(capsys, argv, said):
     with pytest.raises(SystemExit) as stopped:
         cli.parse_options(cli.make_parser("ch99.module", "Nothing."), argv)
@@ -86,8 +90,13 @@ def test_a_reader_that_goes_away_ends_the_process_silently(shown):
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write) as closed:
-        done = subprocess.run([sys.executable, "-c", code], stdout=closed, stderr=subprocess.PIPE, check=False,
-                              env=notebook.child_env())
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            check=False,
+            env=notebook.child_env(),
+        )
     assert (done.returncode, done.stderr) == (141, b"")
 
 

@@ -36,15 +36,33 @@ from tilelab.runtime import cubin, cuda, device, tensor_map
 from tilelab.runtime.build import SYSTEM_SMEM
 from tilelab.runtime.device import target_limits
 
-KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+'
-                    r'(?:__\w+__\s*\((?:[^()]|\([^()]*\))*\)\s*)*(\w+)\s*\(([^)]*)\)')  # attributes, name, parameters
-INTEGERS = {"int": ctypes.c_int32, "unsigned": ctypes.c_uint32, "unsigned int": ctypes.c_uint32, "u32": ctypes.c_uint32,
-            "long long": ctypes.c_int64, "unsigned long long": ctypes.c_uint64, "u64": ctypes.c_uint64,
-            "size_t": ctypes.c_uint64, "bool": ctypes.c_bool}
+KERNEL = re.compile(
+    r'extern\s+"C"\s+__global__\s+void\s+'
+    r"(?:__\w+__\s*\((?:[^()]|\([^()]*\))*\)\s*)*(\w+)\s*\(([^)]*)\)"
+)  # attributes, name, parameters
+INTEGERS = {
+    "int": ctypes.c_int32,
+    "unsigned": ctypes.c_uint32,
+    "unsigned int": ctypes.c_uint32,
+    "u32": ctypes.c_uint32,
+    "long long": ctypes.c_int64,
+    "unsigned long long": ctypes.c_uint64,
+    "u64": ctypes.c_uint64,
+    "size_t": ctypes.c_uint64,
+    "bool": ctypes.c_bool,
+}
 SCALARS = INTEGERS | {"float": ctypes.c_float, "double": ctypes.c_double}
 # Pointers to bytes take every dtype. A pointer to another type takes tensors of that type only.
-DTYPES = {"float": "float32", "double": "float64", "bf16": "bfloat16", "__nv_bfloat16": "bfloat16", "f16": "float16",
-          "__half": "float16", "int": "int32", "long long": "int64"}
+DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "bf16": "bfloat16",
+    "__nv_bfloat16": "bfloat16",
+    "f16": "float16",
+    "__half": "float16",
+    "int": "int32",
+    "long long": "int64",
+}
 
 
 def default_target() -> str:
@@ -87,9 +105,14 @@ class CudaKernel:
 
     def define(self, **constants: Any) -> CudaKernel:
         """Return the kernel of the same cell compiled with other -D constants."""
-        kept = [option for option in self.options if not any(
-            re.fullmatch(rf"-D{name}(=.*)?", option) for name in constants)]
-        return dataclasses.replace(self, options=(*kept, *(f"-D{name}={value}" for name, value in constants.items())))
+        kept = [
+            option
+            for option in self.options
+            if not any(re.fullmatch(rf"-D{name}(=.*)?", option) for name in constants)
+        ]
+        return dataclasses.replace(
+            self, options=(*kept, *(f"-D{name}={value}" for name, value in constants.items()))
+        )
 
     def resources(self) -> dict:
         """Return `registers`, `spills` (bytes per thread) and `smem_static` (bytes per block, as the source asks)."""
@@ -104,13 +127,18 @@ class CudaKernel:
 
     def sass(self, pattern: str = "") -> list[str]:
         """Return the instructions of the kernel that the regular expression `pattern` matches, in their order."""
-        lines = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.+?;)", cubin.sass(self.cubin, self.name), re.MULTILINE)
+        lines = re.findall(
+            r"^\s+/\*[0-9a-f]{4,}\*/\s+(.+?;)", cubin.sass(self.cubin, self.name), re.MULTILINE
+        )
         return [line for line in lines if re.search(pattern, line)]
 
     def ptx(self, pattern: str = "") -> list[str]:
         """Return the lines of the cell's PTX that the regular expression `pattern` matches."""
-        return [line.strip() for line in _compile_ptx(self.source, self.target, self.options).splitlines()
-                if line.strip() and re.search(pattern, line)]
+        return [
+            line.strip()
+            for line in _compile_ptx(self.source, self.target, self.options).splitlines()
+            if line.strip() and re.search(pattern, line)
+        ]
 
     def source_hash(self, with_constants: bool = True) -> str:
         """Return 16 hex digits that change with the code, its headers and, `with_constants`, the -D constants."""
@@ -125,12 +153,21 @@ class CudaKernel:
 
     def __getitem__(self, shape: tuple) -> Callable[..., None]:
         if not isinstance(shape, tuple) or len(shape) not in (2, 3, 4):
-            raise ValueError(f"launch {self.name} as {self.name}[grid, block](...) or {self.name}[grid, block, "
-                             "smem_bytes, cluster](...).")
+            raise ValueError(
+                f"launch {self.name} as {self.name}[grid, block](...) or {self.name}[grid, block, "
+                "smem_bytes, cluster](...)."
+            )
         return lambda *args: self.prepare(*shape[:2], args, *shape[2:])()
 
-    def prepare(self, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any],
-                smem_bytes: int = 0, cluster: int = 1, early: bool = False) -> Callable[[], None]:
+    def prepare(
+        self,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        args: Sequence[Any],
+        smem_bytes: int = 0,
+        cluster: int = 1,
+        early: bool = False,
+    ) -> Callable[[], None]:
         """Return a function that launches the kernel on `args`, as `cuda.prepare_launch` does.
 
         With CPU tensors and their maps the function runs the kernel in `tilelab.emulator`, where `early` has no effect.
@@ -147,7 +184,9 @@ class CudaKernel:
         """Return the arguments with the C types of the signature; ValueError for one that does not fit."""
         if len(args) != len(self.parameters):
             names = ", ".join(name for _, name in self.parameters)
-            raise ValueError(f"{self.name} takes {len(self.parameters)} arguments ({names}); {len(args)} were given.")
+            raise ValueError(
+                f"{self.name} takes {len(self.parameters)} arguments ({names}); {len(args)} were given."
+            )
         converted = []
         for (kind, name), value in zip(self.parameters, args):
             if kind.endswith("*"):
@@ -190,7 +229,9 @@ def _load(kernel: CudaKernel):
     return cuda.load_cubin(kernel.cubin, kernel.name)
 
 
-def find_kernels(source: str, options: Sequence[str] = (), target: str | None = None) -> dict[str, CudaKernel]:
+def find_kernels(
+    source: str, options: Sequence[str] = (), target: str | None = None
+) -> dict[str, CudaKernel]:
     """Return the kernels that a CUDA C++ source declares `extern "C" __global__`, by their names."""
     found = {}
     for name, parameters in KERNEL.findall(cuda.strip_comments(source)):
@@ -208,14 +249,20 @@ def changed_lines(before: str, after: str) -> list[int]:
 
     Comments at the end of a line, such as the mark `// +`, and the name of the kernel do not count.
     """
+
     def normalised(source):
         names = "|".join(name for name, _ in KERNEL.findall(source)) or "(?!)"
         return [" ".join(re.sub(rf"//.*|\b({names})\b", "", line).split()) for line in source.splitlines()]
 
     old, new = normalised(before), normalised(after)
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    return [line + 2 for tag, _, _, begin, end in matcher.get_opcodes() if tag != "equal"
-            for line in range(begin, end) if new[line]]
+    return [
+        line + 2
+        for tag, _, _, begin, end in matcher.get_opcodes()
+        if tag != "equal"
+        for line in range(begin, end)
+        if new[line]
+    ]
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -232,8 +279,10 @@ def _ranges(numbers: Sequence[int]) -> str:
 def describe(kernel: CudaKernel) -> str:
     """Return one line with the resources and the instructions of a kernel."""
     found = kernel.resources()
-    text = (f"{kernel.name} for {kernel.target}: {found['registers']} registers, "
-            f"{found['smem_static']:,} B of static shared memory")
+    text = (
+        f"{kernel.name} for {kernel.target}: {found['registers']} registers, "
+        f"{found['smem_static']:,} B of static shared memory"
+    )
     if found["spills"]:
         text += f", {found['spills']} B spilled per thread"
     try:
@@ -270,7 +319,9 @@ def run_cell(line: str, cell: str, names: dict[str, Any]) -> Any:
     if not kernels:
         raise ValueError('%%cuda: the cell declares no kernel; write extern "C" __global__ void name(...).')
     if options.name and options.name not in kernels:
-        raise ValueError(f"%%cuda: the cell declares no kernel {options.name!r}; it declares {', '.join(kernels)}.")
+        raise ValueError(
+            f"%%cuda: the cell declares no kernel {options.name!r}; it declares {', '.join(kernels)}."
+        )
     before = names.get(options.changed_from) if options.changed_from else None
     if options.changed_from and not isinstance(before, CudaKernel):
         raise ValueError(f"%%cuda: {options.changed_from!r} is not a kernel of a cell above.")
@@ -279,11 +330,17 @@ def run_cell(line: str, cell: str, names: dict[str, Any]) -> Any:
         for kind, pattern in (("PTX", options.ptx), ("SASS", options.sass)):
             if pattern is not None:
                 lines = kernel.ptx(pattern) if kind == "PTX" else kernel.sass(pattern)
-                print("\n".join([f"{kind} of {name}:", *(f"    {each}" for each in lines or ["(no such line)"])]))
+                print(
+                    "\n".join(
+                        [f"{kind} of {name}:", *(f"    {each}" for each in lines or ["(no such line)"])]
+                    )
+                )
     if before:
         changed = changed_lines(before.source, cell)
-        print(f"{len(changed)} of {len(cell.splitlines())} lines are new or changed since {before.name}: "
-              f"{_ranges(changed) or 'none'}")
+        print(
+            f"{len(changed)} of {len(cell.splitlines())} lines are new or changed since {before.name}: "
+            f"{_ranges(changed) or 'none'}"
+        )
     names.update(kernels)
     return eval(options.then, names)
 
@@ -307,6 +364,8 @@ def load_ipython_extension(shell) -> None:
         try:
             return run_cell(line, cell, shell.user_ns)
         except (ValueError, cuda.CompileError) as error:
-            raise UsageError(str(error)) from None  # without a traceback, which would hide the compiler's words
+            raise UsageError(
+                str(error)
+            ) from None  # without a traceback, which would hide the compiler's words
 
     shell.register_magic_function(magic, "cell", "cuda")

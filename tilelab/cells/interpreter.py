@@ -30,8 +30,9 @@ def _cast_exactly(self, source, kind):
         return _cast(self, source, kind)
     bits = source.data.view(numpy.uint32)
     nearest = bits + 0x7FFF + (bits >> 16 & 1)  # a tie goes to the even number
-    return TensorHandle((numpy.where(numpy.isnan(source.data), 0x7FC00000, nearest) >> 16).astype(numpy.uint16),
-                        kind.scalar)
+    return TensorHandle(
+        (numpy.where(numpy.isnan(source.data), 0x7FC00000, nearest) >> 16).astype(numpy.uint16), kind.scalar
+    )
 
 
 def _convert_exactly(self, source, kind, rounding_mode):
@@ -56,11 +57,15 @@ def _dot_exactly(self, a, b, *accumulator_and_options):
 
 
 def _patch_once(function):
-    modules = frozenset(id(value) for value in function.__globals__.values() if value is tl or value is tl.core)
+    modules = frozenset(
+        id(value) for value in function.__globals__.values() if value is tl or value is tl.core
+    )
     if modules in _patched:
         return interpreter._LangPatchScope()
     scope = _patch(function)
-    scope.set_attr(tl.tensor, "__index__", lambda number: int(number.handle.data.squeeze()))  # Triton 3.6, numpy 2.5
+    scope.set_attr(
+        tl.tensor, "__index__", lambda number: int(number.handle.data.squeeze())
+    )  # Triton 3.6, numpy 2.5
     _patched.add(modules)
     restore = scope.restore
 

@@ -26,11 +26,34 @@ from tilelab.measure import bench, check
 from tilelab.records import results
 from tilelab.runtime import build, device
 
-__all__ = ["Ladder", "check_launch", "code_hash", "compile_launch", "define", "describe_report", "find_fault",
-           "ladder_hash", "lines", "make_guarded", "notebook_texts", "register", "require_written", "run_everywhere"]
+__all__ = [
+    "Ladder",
+    "check_launch",
+    "code_hash",
+    "compile_launch",
+    "define",
+    "describe_report",
+    "find_fault",
+    "ladder_hash",
+    "lines",
+    "make_guarded",
+    "notebook_texts",
+    "register",
+    "require_written",
+    "run_everywhere",
+]
 
-COLUMNS = {"version": "version", "ms": "ms", "peer_ms": "{peer}, ms", "gbps": "GB/s", "tflops": "TFLOP/s",
-           "ratio": "× {peer}", "spread": "±", "gain": "× version before", "check": "check"}
+COLUMNS = {
+    "version": "version",
+    "ms": "ms",
+    "peer_ms": "{peer}, ms",
+    "gbps": "GB/s",
+    "tflops": "TFLOP/s",
+    "ratio": "× {peer}",
+    "spread": "±",
+    "gain": "× version before",
+    "check": "check",
+}
 
 
 def code_hash(kernel, prepare: Callable | None = None) -> str:
@@ -90,8 +113,15 @@ def _surround(tensor: torch.Tensor, keep: bool) -> tuple[torch.Tensor, torch.Ten
     return inside.copy_(tensor) if keep else inside, buffer
 
 
-def check_launch(prepare: Callable, cases: dict[str, Sequence], make_inputs: Callable, spec: Callable,
-                 tolerance: float | None = None, outputs: int = 1, where: str = "") -> str:
+def check_launch(
+    prepare: Callable,
+    cases: dict[str, Sequence],
+    make_inputs: Callable,
+    spec: Callable,
+    tolerance: float | None = None,
+    outputs: int = 1,
+    where: str = "",
+) -> str:
     """Run a Triton version on each case and return "" or what is wrong with its outputs.
 
     `cases` maps "cuda" and "cpu" to cases; the latter run in the interpreter, where there is no GPU. `make_inputs(case,
@@ -108,7 +138,9 @@ def check_launch(prepare: Callable, cases: dict[str, Sequence], make_inputs: Cal
                 value, buffer = _surround(value, keep=place < len(given) - outputs)
                 buffers.append(buffer)
             inputs.append(value)
-        expected = spec(*(value.clone() if isinstance(value, torch.Tensor) else value for value in inputs[:-outputs]))
+        expected = spec(
+            *(value.clone() if isinstance(value, torch.Tensor) else value for value in inputs[:-outputs])
+        )
         try:
             prepare(*inputs)()
             if where == "cuda":
@@ -119,8 +151,9 @@ def check_launch(prepare: Callable, cases: dict[str, Sequence], make_inputs: Cal
             return f"{case}: {device.first_line(error)[:400] or type(error).__name__}"
         pairs = zip(inputs[-outputs:], expected if isinstance(expected, tuple) else (expected,))
         fault = next(filter(None, (_find_difference(*pair, tolerance) for pair in pairs)), "")
-        if not fault and any(bool((part != 0xFF).any()) for buffer in buffers for part in (buffer[:MARGIN],
-                                                                                         buffer[-MARGIN:])):
+        if not fault and any(
+            bool((part != 0xFF).any()) for buffer in buffers for part in (buffer[:MARGIN], buffer[-MARGIN:])
+        ):
             fault = "memory outside of the tensors was overwritten"
         if fault:
             return f"{case}: {fault}"
@@ -174,16 +207,26 @@ class Ladder:
     without a GPU it runs in the emulator. `nbytes` or `flops` of one call give the rates.
     """
 
-    def __init__(self, experiment: str, peer: str, prepare_peer: Callable, make_inputs: Callable,
-                 check: Callable[[Callable], str], *, nbytes: float | None = None, flops: float | None = None):
+    def __init__(
+        self,
+        experiment: str,
+        peer: str,
+        prepare_peer: Callable,
+        make_inputs: Callable,
+        check: Callable[[Callable], str],
+        *,
+        nbytes: float | None = None,
+        flops: float | None = None,
+    ):
         self.experiment, self.peer, self.prepare_peer = experiment, peer, prepare_peer
         self.make_inputs, self.check, self.nbytes, self.flops = make_inputs, check, nbytes, flops
         self.rows: list[dict] = []
         self._before: tuple[str, Callable] | None = None
         self._example: Sequence = ()
 
-    def step(self, kernel, prepare: Callable, name: str = "", *, changed_from=None, ptx: str = "",
-             sass: str = "") -> results.Table:
+    def step(
+        self, kernel, prepare: Callable, name: str = "", *, changed_from=None, ptx: str = "", sass: str = ""
+    ) -> results.Table:
         """Check and time a version, and return the table of all versions so far.
 
         Of a Triton or Gluon function it first prints what the compiler makes of the launch. With `changed_from`, a
@@ -217,16 +260,30 @@ class Ladder:
 
     def _measure(self, name: str, prepare: Callable, code: str) -> str:
         if wrong := self.check(prepare):
-            self.rows.append({"version": name, "code": code, "status": "wrong", "reason": wrong,
-                              "check": f"wrong: {wrong}"})
+            self.rows.append(
+                {
+                    "version": name,
+                    "code": code,
+                    "status": "wrong",
+                    "reason": wrong,
+                    "check": f"wrong: {wrong}",
+                }
+            )
             return f"live on {device.current().name}"
         before = {self._before[0]: self._before[1]} if self._before else {}
-        timed = bench.compare({self.peer: self.prepare_peer, **before, name: prepare}, self.make_inputs, self.peer,
-                              flops=self.flops, nbytes=self.nbytes)
+        timed = bench.compare(
+            {self.peer: self.prepare_peer, **before, name: prepare},
+            self.make_inputs,
+            self.peer,
+            flops=self.flops,
+            nbytes=self.nbytes,
+        )
         gain = {"gain": timed[self._before[0]].ms / timed[name].ms} if before else {}
         self.rows.append({"version": name, "code": code, **timed[name].row(), **gain, "check": "ok"})
         self._before = name, prepare
-        record = results.make_record(self.experiment, self.rows, ladder_hash([row["code"] for row in self.rows]))
+        record = results.make_record(
+            self.experiment, self.rows, ladder_hash([row["code"] for row in self.rows])
+        )
         if os.environ.get("TILES_RECORD") == "1":
             results.save(record)
         return results.Record(record, live=True).label()
@@ -235,7 +292,10 @@ class Ladder:
         if triton_cell.is_gluon(kernel) and (problem or not gluon_emulator.is_enabled()):
             wrong, fine = problem and f"wrong: {problem}", f"compiled for {cuda_magic.default_target()}"
         else:
-            wrong, fine = "", f"ok in the {'interpreter' if triton_cell.is_interpreted(kernel) else 'emulator'}"
+            wrong, fine = (
+                "",
+                f"ok in the {'interpreter' if triton_cell.is_interpreted(kernel) else 'emulator'}",
+            )
             try:
                 wrong = self.check(prepare)
             except emulator.NotEmulated:
@@ -252,22 +312,34 @@ class Ladder:
         self.rows.append({**(row or {"version": name}), "check": said})
         return record.label() if row else f"{name} is not recorded"
 
-    def sweep(self, experiment: str, versions: dict[tuple, tuple], keys: Sequence[str],
-              rounds: int = 8) -> results.Record:
+    def sweep(
+        self, experiment: str, versions: dict[tuple, tuple], keys: Sequence[str], rounds: int = 8
+    ) -> results.Record:
         """Time many versions against the peer in one run and return the Record, or the recorded one without a GPU.
 
         `versions` maps a tuple of values, named by `keys`, to a kernel and its `prepare`. The row of a Triton version
         also has its registers, its shared memory and the memory that it allocates (`extra_mib`). Before there is a
         record, the rows hold only what the compiler says.
         """
+
         def measure():
             built = self._build_all(versions)
-            timed = bench.compare({self.peer: self.prepare_peer} | {key: prepare for key, (_, prepare) in
-                                                                    versions.items()},
-                                  self.make_inputs, self.peer, flops=self.flops, nbytes=self.nbytes, rounds=rounds)
-            return [dict(zip(keys, key)) | built.get(key, {}) | timed[key].row() | self._measure_memory(kernel, prepare)
-                    | {"name": getattr(kernel, "__name__", str(kernel)), "code": code_hash(kernel, prepare)}
-                    for key, (kernel, prepare) in versions.items()]
+            timed = bench.compare(
+                {self.peer: self.prepare_peer} | {key: prepare for key, (_, prepare) in versions.items()},
+                self.make_inputs,
+                self.peer,
+                flops=self.flops,
+                nbytes=self.nbytes,
+                rounds=rounds,
+            )
+            return [
+                dict(zip(keys, key))
+                | built.get(key, {})
+                | timed[key].row()
+                | self._measure_memory(kernel, prepare)
+                | {"name": getattr(kernel, "__name__", str(kernel)), "code": code_hash(kernel, prepare)}
+                for key, (kernel, prepare) in versions.items()
+            ]
 
         texts = sorted({_hash_without_constants(*version) for version in versions.values()})
         try:
@@ -275,20 +347,34 @@ class Ladder:
         except FileNotFoundError:
             built = self._build_all(versions)
             rows = [dict(zip(keys, key)) | built.get(key, {}) for key in versions]
-            return results.Record(results.make_record(experiment, rows, ""), live=False, stale="but not yet timed")
+            return results.Record(
+                results.make_record(experiment, rows, ""), live=False, stale="but not yet timed"
+            )
 
     def _build_all(self, versions: dict[tuple, tuple]) -> dict[tuple, dict]:
         """Return the resources of the Triton versions, compiled in parallel."""
         if not any(triton_cell.is_triton(kernel) for kernel, _ in versions.values()):
             return {}
         self._example = self._example or self.make_inputs()
-        jobs = {key: triton_cell.job_of(triton_cell.record_launch(prepare, self._example), cuda_magic.default_target())
-                for key, (_, prepare) in versions.items()}
+        jobs = {
+            key: triton_cell.job_of(
+                triton_cell.record_launch(prepare, self._example), cuda_magic.default_target()
+            )
+            for key, (_, prepare) in versions.items()
+        }
         reports = {id(report.job): report for report in build.build(jobs.values())}
         found = {key: reports[id(job)] for key, job in jobs.items()}
-        return {key: {"registers": report.registers, "spills": report.spills, "smem": report.smem,
-                      "programs_per_sm": report.programs_per_sm, "status": report.status, "reason": report.reason}
-                for key, report in found.items()}
+        return {
+            key: {
+                "registers": report.registers,
+                "spills": report.spills,
+                "smem": report.smem,
+                "programs_per_sm": report.programs_per_sm,
+                "status": report.status,
+                "reason": report.reason,
+            }
+            for key, report in found.items()
+        }
 
     def _measure_memory(self, kernel, prepare: Callable) -> dict:
         """Return the MiB that a Triton version allocates beside its tensors, at most, while it runs."""
@@ -324,8 +410,12 @@ def register(experiment: str, notebook: str, *kernels: str, sweep: bool = False)
 
     def source() -> str:
         found = cuda_magic.notebook_kernels(path)
-        codes = [found[name].source_hash(with_constants=not sweep) if ":" not in name else
-                 triton_cell.registered_hash(path, name, with_options=not sweep) for name in kernels]
+        codes = [
+            found[name].source_hash(with_constants=not sweep)
+            if ":" not in name
+            else triton_cell.registered_hash(path, name, with_options=not sweep)
+            for name in kernels
+        ]
         return ladder_hash(sorted(set(codes)) if sweep else codes)
 
     results.register(experiment, lambda: results.load_record(experiment, source()), source)

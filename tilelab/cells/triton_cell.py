@@ -68,8 +68,11 @@ def texts_of(function: Callable) -> list[str]:
     history = [*shell.history_manager.input_hist_raw] if shell else []
     # A kernel that keeps no history, as under nbval, still keeps the text of each cell as a file in one folder.
     folder = os.path.dirname(inspect.getfile(function))
-    files = ["".join(entry[2]) for name, entry in linecache.cache.items()
-             if len(entry) > 2 and os.path.dirname(name) == folder]
+    files = [
+        "".join(entry[2])
+        for name, entry in linecache.cache.items()
+        if len(entry) > 2 and os.path.dirname(name) == folder
+    ]
     for cells in (history, files):
         if any(re.search(rf"^def {function.__name__}\b", cell, re.MULTILINE) for cell in cells):
             return cells
@@ -89,11 +92,13 @@ def _parse(text: str) -> list[tuple[ast.stmt, str]]:
     found = []
     for statement in body:
         if isinstance(statement, _STATEMENTS):
-            first = min([statement.lineno, *(each.lineno for each in getattr(statement, "decorator_list", []))])
+            first = min(
+                [statement.lineno, *(each.lineno for each in getattr(statement, "decorator_list", []))]
+            )
             last = statement.end_lineno
             while last < len(lines) and re.match(r"\s+#", lines[last]):  # a comment at the end of a body
                 last += 1
-            found.append((statement, "\n".join(lines[first - 1:last])))
+            found.append((statement, "\n".join(lines[first - 1 : last])))
     return found
 
 
@@ -132,9 +137,14 @@ def collect(texts: Iterable[str], *names: str) -> list[str]:
             continue
         order, statement, code = definitions[name]
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
-            alias = next(each for each in statement.names if (each.asname or each.name.partition(".")[0]) == name)
-            kept = ast.Import([alias]) if isinstance(statement, ast.Import) else ast.ImportFrom(
-                statement.module, [alias], statement.level)
+            alias = next(
+                each for each in statement.names if (each.asname or each.name.partition(".")[0]) == name
+            )
+            kept = (
+                ast.Import([alias])
+                if isinstance(statement, ast.Import)
+                else ast.ImportFrom(statement.module, [alias], statement.level)
+            )
             code = ast.unparse(kept)
         wanted[name] = order, code
         open_names += _used_names(statement)
@@ -232,8 +242,9 @@ def job_of(launch: _Launch, target: str) -> build.Job:
     function = launch.kernel.fn
     parameters = inspect.signature(function).parameters
     options = {name: value for name, value in launch.options.items() if name not in parameters}
-    bound = inspect.signature(function).bind(*launch.args_given, **{
-        name: value for name, value in launch.options.items() if name in parameters})
+    bound = inspect.signature(function).bind(
+        *launch.args_given, **{name: value for name, value in launch.options.items() if name in parameters}
+    )
     bound.apply_defaults()
     signature, constants, aligned = {}, {}, []
     for name, value in bound.arguments.items():
@@ -256,8 +267,17 @@ def job_of(launch: _Launch, target: str) -> build.Job:
         if not path.exists():
             files.write_atomically(path, text)
         where = str(path)
-    return build.Job(f"{where}:{name}", signature, constants, target, options.pop("num_warps", 4),
-                     options.pop("num_stages", 3), tuple(aligned), options, name)
+    return build.Job(
+        f"{where}:{name}",
+        signature,
+        constants,
+        target,
+        options.pop("num_warps", 4),
+        options.pop("num_stages", 3),
+        tuple(aligned),
+        options,
+        name,
+    )
 
 
 def compile_launch(prepare: Callable, inputs: Sequence, target: str | None = None) -> build.Report:
@@ -290,9 +310,13 @@ def describe_report(report: build.Report, name: str = "") -> str:
 def describe_changes(before, after) -> str:
     """Return which lines of a Triton function are new or changed since another one, counted from its decorator."""
     old, new = (inspect.getsource(function.fn) for function in (before, after))
-    changed = [number - 1 for number in cuda_magic.changed_lines(*(_without_marks(text) for text in (old, new)))]
-    return (f"{len(changed)} of {len(new.splitlines())} lines are new or changed since {before.fn.__name__}: "
-            f"{cuda_magic._ranges(changed) or 'none'}")
+    changed = [
+        number - 1 for number in cuda_magic.changed_lines(*(_without_marks(text) for text in (old, new)))
+    ]
+    return (
+        f"{len(changed)} of {len(new.splitlines())} lines are new or changed since {before.fn.__name__}: "
+        f"{cuda_magic._ranges(changed) or 'none'}"
+    )
 
 
 def _without_marks(text: str) -> str:

@@ -122,12 +122,18 @@ def _check_driver() -> tuple[str, str]:
 def _check_gpu() -> tuple[str, str]:
     here = device.current()
     if here.capability is not None:
-        return "ok", here.describe() + ("" if here.has_tma else "; it has no TMA, so the copies are compiled, not run")
+        return "ok", here.describe() + (
+            "" if here.has_tma else "; it has no TMA, so the copies are compiled, not run"
+        )
     if here.note.startswith("CUDA_VISIBLE_DEVICES"):
         return "skipped", f"{here.note}; kernels are compiled, not run."
     if evidence := gpu_evidence():
         wrong_build = "build" in here.note
-        fix = "install the CUDA build of torch" if wrong_build else "check the driver and the container's GPU access"
+        fix = (
+            "install the CUDA build of torch"
+            if wrong_build
+            else "check the driver and the container's GPU access"
+        )
         return "failed", f"{evidence}, but torch cannot use it ({here.note}): {fix}."
     return "skipped", f"no NVIDIA GPU ({here.note}); kernels are compiled, not run."
 
@@ -152,8 +158,10 @@ def _check_nvrtc(targets: tuple[str, ...]) -> tuple[str, str]:
 def _check_folder(folder: pathlib.Path, variable: str) -> tuple[str, str]:
     """Check that compiled kernels can be kept in `folder`, the one that the environment variable `variable` names."""
     if reason := caches.why_not_writable(folder):
-        return "warn", (f"{folder} cannot be written ({reason}), so the course keeps compiled kernels in a temporary "
-                        f"folder: set {variable} to a folder that can.")
+        return "warn", (
+            f"{folder} cannot be written ({reason}), so the course keeps compiled kernels in a temporary "
+            f"folder: set {variable} to a folder that can."
+        )
     return "ok", re.sub(rf"^{re.escape(os.path.expanduser('~'))}(?=/)", "~", str(folder))
 
 
@@ -182,7 +190,9 @@ def _cuda_cubin(target: str) -> bytes:
     from tilelab.runtime.cuda import compile_file
 
     source = pathlib.Path(__file__).with_name("doctor_copy.cu")
-    return compile_file(source, target, [f"-DCHUNK_BYTES={CHUNK_BYTES}"], cache=False)  # a cached cubin proves nothing
+    return compile_file(
+        source, target, [f"-DCHUNK_BYTES={CHUNK_BYTES}"], cache=False
+    )  # a cached cubin proves nothing
 
 
 def _run_copy(kind: str, target: str) -> tuple[str, str]:
@@ -244,19 +254,35 @@ def _check_instructions(kind: str, target: str) -> tuple[str, str]:
 
 # (Pattern of an error of torch.compile, the sentence that helps.) The first match counts.
 COMPILE_HELP = (
-    (r"C\+\+ compiler|CppCompileError", "Inductor finds no working C++ compiler: install g++, or set CXX to one."),
-    (r"C compiler|'(gcc|cc|clang)'", "Triton builds its launcher with a C compiler and finds none: install gcc, or set "
-     "CC to one."),
+    (
+        r"C\+\+ compiler|CppCompileError",
+        "Inductor finds no working C++ compiler: install g++, or set CXX to one.",
+    ),
+    (
+        r"C compiler|'(gcc|cc|clang)'",
+        "Triton builds its launcher with a C compiler and finds none: install gcc, or set CC to one.",
+    ),
     (r"Python\.h", "Triton's launcher needs Python.h: install the headers of this Python (python3-dev)."),
-    (r"working triton|No module named 'triton", "Inductor needs Triton on a GPU: run pip install -r requirements.txt."),
-    (r"GPUTooOld|too old", "Inductor's Triton kernels need compute capability 7.0 or newer, which this GPU lacks."),
-    (r"no kernel image|not compatible|Unsupported gpu|not defined for option 'gpu-name'",
-     "this torch or its Triton does not support the GPU: install the torch of requirements.txt."))
+    (
+        r"working triton|No module named 'triton",
+        "Inductor needs Triton on a GPU: run pip install -r requirements.txt.",
+    ),
+    (
+        r"GPUTooOld|too old",
+        "Inductor's Triton kernels need compute capability 7.0 or newer, which this GPU lacks.",
+    ),
+    (
+        r"no kernel image|not compatible|Unsupported gpu|not defined for option 'gpu-name'",
+        "this torch or its Triton does not support the GPU: install the torch of requirements.txt.",
+    ),
+)
 
 
 def explain_compile_error(error: str) -> str:
     """Return the sentence that helps with an error of torch.compile, else the line that names the problem."""
-    return next((advice for pattern, advice in COMPILE_HELP if re.search(pattern, error)), "") or _one_line(error)
+    return next((advice for pattern, advice in COMPILE_HELP if re.search(pattern, error)), "") or _one_line(
+        error
+    )
 
 
 def _tma_template() -> str:
@@ -269,8 +295,10 @@ def _tma_template() -> str:
         return f"its TMA template cannot be chosen, which needs compute capability 9.0; this is {here.target}"
     if not is_big_gpu():
         return f"its TMA template cannot be chosen, because {here.sms} SMs are too few for max-autotune's templates"
-    return ("its TMA template can be chosen with mode='max-autotune-no-cudagraphs' and "
-            "ENABLE_PERSISTENT_TMA_MATMUL=1 (off by default)")
+    return (
+        "its TMA template can be chosen with mode='max-autotune-no-cudagraphs' and "
+        "ENABLE_PERSISTENT_TMA_MATMUL=1 (off by default)"
+    )
 
 
 def _check_compiled() -> tuple[str, str]:
@@ -318,8 +346,14 @@ def _run_child(code: str) -> tuple[dict[str, tuple[str, str]], str]:
     try:
         with tempfile.TemporaryDirectory() as env["TRITON_CACHE_DIR"]:  # a cached kernel proves nothing
             env |= {"TORCHINDUCTOR_CACHE_DIR": env["TRITON_CACHE_DIR"], "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-            done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False,
-                                  timeout=PROOF_TIMEOUT_S)
+            done = subprocess.run(
+                [sys.executable, "-c", code],
+                env=env,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=PROOF_TIMEOUT_S,
+            )
         out, why = done.stdout, f"the process ended with status {done.returncode}: {_one_line(done.stderr)}"
     except subprocess.TimeoutExpired as error:
         out, why = (error.stdout or b"").decode(), f"no answer within {PROOF_TIMEOUT_S} s"
@@ -331,7 +365,9 @@ def _run_child(code: str) -> tuple[dict[str, tuple[str, str]], str]:
 
 def _proof(kind: str, targets: tuple[str, ...], skip_run: str) -> list[Row]:
     """Return the rows of `_prove` in a child process; the copy runs unless `skip_run` says why not."""
-    steps, why = _run_child(f"from tilelab.course.doctor import _prove; _prove({kind!r}, {list(targets)!r}, {not skip_run})")
+    steps, why = _run_child(
+        f"from tilelab.course.doctor import _prove; _prove({kind!r}, {list(targets)!r}, {not skip_run})"
+    )
     rows = [Row(f"{LABEL[kind]} copy, {target}", *steps.get(target, ("failed", why))) for target in targets]
     run = ("skipped", skip_run) if skip_run else steps.get("runs", ("failed", why))
     return [*rows, Row(f"{LABEL[kind]} copy runs", *run)]
@@ -355,8 +391,14 @@ def _reason_not_to_run(gpu: Row, targets: tuple[str, ...]) -> str:
 
 def check_environment(targets: tuple[str, ...]) -> list[Row]:
     """Return the rows of the versions and of the GPU; `targets` are those that NVRTC must compile for."""
-    return [_row("Python", _check_python), _row("torch", _check_torch), _row("driver", _check_driver),
-            _row("GPU", _check_gpu), _row("Triton", _check_triton), _row("NVRTC", _check_nvrtc, targets)]
+    return [
+        _row("Python", _check_python),
+        _row("torch", _check_torch),
+        _row("driver", _check_driver),
+        _row("GPU", _check_gpu),
+        _row("Triton", _check_triton),
+        _row("NVRTC", _check_nvrtc, targets),
+    ]
 
 
 def run_checks(target: str | None = None) -> list[Row]:
@@ -365,14 +407,25 @@ def run_checks(target: str | None = None) -> list[Row]:
     `target`, one of device.TARGETS with TMA, replaces the targets of `proof_targets`; ValueError for any other.
     """
     targets = proof_targets(target)
-    rows = {row.name: row for row in (
-        *check_environment(targets), _row("Triton cache", _check_triton_cache), _row("CUDA cache", _check_cuda_cache))}
+    rows = {
+        row.name: row
+        for row in (
+            *check_environment(targets),
+            _row("Triton cache", _check_triton_cache),
+            _row("CUDA cache", _check_cuda_cache),
+        )
+    }
     if not emulator.is_available():
         rows["emulator"] = Row("emulator", "warn", "CUDA kernels cannot be emulated without g++: install it.")
     skip_run = _reason_not_to_run(rows["GPU"], targets)
     here = device.current()
-    skip_compile = ("torch cannot use the GPU (see GPU above)." if rows["GPU"].status == "failed" else
-                    "" if here.capability else f"{here.describe()}; ch14_compiled then shows what an H200 recorded.")
+    skip_compile = (
+        "torch cannot use the GPU (see GPU above)."
+        if rows["GPU"].status == "failed"
+        else ""
+        if here.capability
+        else f"{here.describe()}; ch14_compiled then shows what an H200 recorded."
+    )
 
     def prove(kind: str, needs: str) -> list[Row]:
         if rows[needs].status == "failed":
@@ -410,7 +463,11 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(str(error))
     failed = any(row.status == "failed" for row in rows)
     if options.json:
-        report = {"status": "failed" if failed else "ok", "verdict": verdict(rows), "device": asdict(device.current())}
+        report = {
+            "status": "failed" if failed else "ok",
+            "verdict": verdict(rows),
+            "device": asdict(device.current()),
+        }
         print(json.dumps({**report, "rows": [asdict(row) for row in rows]}, indent=1))
     else:
         width = max(len(row.name) for row in rows)

@@ -13,8 +13,10 @@ from tilelab.runtime import files
 CELL_TIMEOUT_S = 900
 SLOW_S = 5
 WIDGET = "application/vnd.jupyter.widget-view+json"
-METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-            "language_info": {"name": "python"}}
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
 
 
 def child_env(**extra: str) -> dict[str, str]:
@@ -44,8 +46,14 @@ async def execute(notebook, folder: pathlib.Path, env: dict[str, str]):
     # Without folders of kernels, "python3" is this interpreter; an installed kernel may belong to another one.
     manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
     # The state of widgets is stored, although `tidy` removes it: nbclient fails without it if a widget shows outputs.
-    client = NotebookClient(notebook, manager, timeout=CELL_TIMEOUT_S, store_widget_state=True,
-                            resources={"metadata": {"path": str(folder)}}, coalesce_streams=True)
+    client = NotebookClient(
+        notebook,
+        manager,
+        timeout=CELL_TIMEOUT_S,
+        store_widget_state=True,
+        resources={"metadata": {"path": str(folder)}},
+        coalesce_streams=True,
+    )
     try:
         return await client.async_execute(env=env)
     except DeadKernelError:
@@ -72,7 +80,9 @@ def tidy(notebook) -> None:
         for output in cell.outputs:
             if "execution_count" in output:
                 output.execution_count = count
-            output.get("data", {}).pop(WIDGET, None)  # without its state only the text of a widget can be shown
+            output.get("data", {}).pop(
+                WIDGET, None
+            )  # without its state only the text of a widget can be shown
 
 
 def slowest_cells(notebook) -> str:
@@ -85,8 +95,11 @@ def slowest_cells(notebook) -> str:
         if all(stamps):
             begin, end = (datetime.datetime.fromisoformat(stamp.replace("Z", "+00:00")) for stamp in stamps)
             times.append(((end - begin).total_seconds(), number))
-    return ", ".join(f"[{number}] {seconds:.0f} s" for seconds, number in sorted(times, reverse=True)[:3]
-                     if seconds >= SLOW_S)
+    return ", ".join(
+        f"[{number}] {seconds:.0f} s"
+        for seconds, number in sorted(times, reverse=True)[:3]
+        if seconds >= SLOW_S
+    )
 
 
 async def record_notebook(path: pathlib.Path, **env: str) -> str:

@@ -48,8 +48,12 @@ def run_tests(recorded: list[str]) -> dict:
     The notebooks with the stems `recorded` have just run and are left out. RuntimeError if pytest writes no report.
     """
     left_out = [f"--deselect=tests/test_notebooks.py::test_runs[{stem}.ipynb]" for stem in recorded]
-    return {**suite.run(arguments=left_out, env=notebook.child_env()), "versions": device.versions(),
-            "device": dataclasses.asdict(device.current()), "recorded": files.utc_now()}
+    return {
+        **suite.run(arguments=left_out, env=notebook.child_env()),
+        "versions": device.versions(),
+        "device": dataclasses.asdict(device.current()),
+        "recorded": files.utc_now(),
+    }
 
 
 def _find_notebooks(names: list[str] | None) -> list[pathlib.Path]:
@@ -77,8 +81,10 @@ def _check_memory(gpus: list[str]) -> None:
     """Raise RuntimeError where other processes hold much of a GPU: experiments would fail, and be recorded so."""
     for gpu, (used, total) in device.memory_in_use_gib().items():
         if gpu in gpus and used > total * MAX_USED:
-            raise RuntimeError(f"other processes hold {used:.0f} of the {total:.0f} GiB of {gpu}, and recording allows "
-                               f"{total * MAX_USED:.0f}: end them, or choose another GPU with CUDA_VISIBLE_DEVICES")
+            raise RuntimeError(
+                f"other processes hold {used:.0f} of the {total:.0f} GiB of {gpu}, and recording allows "
+                f"{total * MAX_USED:.0f}: end them, or choose another GPU with CUDA_VISIBLE_DEVICES"
+            )
 
 
 def _check_writable(folders: list[pathlib.Path]) -> None:
@@ -86,7 +92,9 @@ def _check_writable(folders: list[pathlib.Path]) -> None:
     for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            files.write_atomically(folder / "writable", "x" * 4096)  # a full disk still lets a file be created
+            files.write_atomically(
+                folder / "writable", "x" * 4096
+            )  # a full disk still lets a file be created
             (folder / "writable").unlink()
         except OSError as error:
             reason = os.strerror(error.errno)
@@ -109,8 +117,11 @@ async def _record_one(path: pathlib.Path, gpu: str, recorded: list[str], running
     print(f"{path.stem}: {time.monotonic() - begin:.1f} s, {outcome}", flush=True)
 
 
-async def _record_all(paths: list[pathlib.Path], gpus: list[str], recorded: list[str], running: set[str]) -> None:
+async def _record_all(
+    paths: list[pathlib.Path], gpus: list[str], recorded: list[str], running: set[str]
+) -> None:
     """Record the notebooks; each GPU takes the next one that is left. Several GPUs leave ALONE to the end."""
+
     async def record_next(left, gpu: str) -> None:
         for path in left:
             await _record_one(path, gpu, recorded, running)
@@ -132,8 +143,10 @@ def _record(paths: list[pathlib.Path], tests: bool, gpus: list[str]) -> int:
         if tests:
             running.add("tests.json")
             summary = run_tests(recorded)
-            files.write_atomically(headlines.find_folder("tests") / "tests.json",
-                                     json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+            files.write_atomically(
+                headlines.find_folder("tests") / "tests.json",
+                json.dumps(summary, indent=1, ensure_ascii=False) + "\n",
+            )
             print("{passed} passed, {failed} failed, {skipped} skipped in {seconds} s".format(**summary))
             failed = failed or summary["failed"] > 0
     except KeyboardInterrupt:
@@ -156,7 +169,9 @@ def _record_experiments(experiments: dict[str, Callable], folder: pathlib.Path) 
                 raise RuntimeError("only its notebook measures it")
             files.write_atomically(folder / f"{name}.json", results.to_json(record.data))
         except KeyboardInterrupt:
-            print(f"interrupted; left as before: {', '.join(list(experiments)[list(experiments).index(name):])}")
+            print(
+                f"interrupted; left as before: {', '.join(list(experiments)[list(experiments).index(name) :])}"
+            )
             return 130
         except Exception as error:  # the experiment's own error: report it and go on
             failed.append(name)
@@ -168,27 +183,46 @@ def _record_experiments(experiments: dict[str, Callable], folder: pathlib.Path) 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    parser = cli.make_plain_parser("tilelab.course.record", "Run the notebooks on this GPU and keep their outputs.")
-    parser.add_argument("--notebooks", nargs="*", metavar="NAME", help="only these; without a name none (default: all)")
-    parser.add_argument("--side-by-side", action="store_true", help="a notebook on each GPU of one model at a time")
+    parser = cli.make_plain_parser(
+        "tilelab.course.record", "Run the notebooks on this GPU and keep their outputs."
+    )
+    parser.add_argument(
+        "--notebooks", nargs="*", metavar="NAME", help="only these; without a name none (default: all)"
+    )
+    parser.add_argument(
+        "--side-by-side", action="store_true", help="a notebook on each GPU of one model at a time"
+    )
     parser.add_argument("--tests", action="store_true", help="run the tests too and keep their summary")
-    parser.add_argument("--experiments", nargs="*", metavar="NAME", help="only these experiments (default: headlines)")
+    parser.add_argument(
+        "--experiments", nargs="*", metavar="NAME", help="only these experiments (default: headlines)"
+    )
     parser.add_argument("--to", metavar="FOLDER", help="where the records of --experiments go")
     options = parser.parse_args(arguments)
     if options.experiments is None and options.to:
         parser.error("--to is for the records of --experiments.")
-    if options.experiments is not None and (options.notebooks is not None or options.side_by_side or options.tests):
-        parser.error("--experiments runs neither notebooks nor tests: the only other option that it takes is --to.")
+    if options.experiments is not None and (
+        options.notebooks is not None or options.side_by_side or options.tests
+    ):
+        parser.error(
+            "--experiments runs neither notebooks nor tests: the only other option that it takes is --to."
+        )
     here, gpus = device.current(), device.same_model_uuids()
     with contextlib.ExitStack() as stack:
         try:
             if here.capability is None:
                 raise RuntimeError(f"recording needs a GPU; this machine has {here.describe()}")
             if options.experiments is None:
-                folders = [results.results_folder() / here.slug, ROOT / "notebooks",
-                           *([headlines.find_folder("tests")] if options.tests else [])]
-                run = functools.partial(_record, _find_notebooks(options.notebooks), options.tests,
-                                        gpus if options.side_by_side and len(gpus) > 1 else [""])
+                folders = [
+                    results.results_folder() / here.slug,
+                    ROOT / "notebooks",
+                    *([headlines.find_folder("tests")] if options.tests else []),
+                ]
+                run = functools.partial(
+                    _record,
+                    _find_notebooks(options.notebooks),
+                    options.tests,
+                    gpus if options.side_by_side and len(gpus) > 1 else [""],
+                )
             else:
                 folders = [pathlib.Path(options.to) if options.to else headlines.find_folder()]
                 run = functools.partial(_record_experiments, _find_experiments(options.experiments), *folders)
@@ -198,7 +232,9 @@ def main(arguments: list[str] | None = None) -> int:
                 stack.enter_context(filelock.FileLock(path, timeout=0))
             _check_memory(gpus)
         except filelock.Timeout:
-            parser.error("another recording is running, and the two would disturb each other: wait for its end.")
+            parser.error(
+                "another recording is running, and the two would disturb each other: wait for its end."
+            )
         except (ValueError, OSError, RuntimeError) as error:
             parser.error(f"{device.first_line(error)}.")
         return run()

@@ -36,8 +36,12 @@ from tilelab.sweeps.journal import Journal
 
 PAGE = ROOT / "docs" / "reliability.md"
 COPIED = ("ch07", "ch10", "ch14", "claims", "docs", "notebooks", "results", "tests", "tilelab", "tuned")
-CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TILES_CUBINS": "cubins",
-          "CUDA_CACHE_PATH": "cuda"}
+CACHES = {
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TILES_CUBINS": "cubins",
+    "CUDA_CACHE_PATH": "cuda",
+}
 AT_ONCE = 16  # at most so many notebooks run at a time
 RUN_LIMIT_S = 420
 LONGEST_SENTENCE = 300
@@ -46,8 +50,15 @@ SWEEP = "a sweep"  # a small notebook that is made here: a sweep with a journal
 LEAVE_S = 20  # how long processes may need to end with the kernel that they work for
 ENDINGS = ("right", "one sentence", "neither")
 COLUMNS = ("trouble", "runs", *ENDINGS, "files", "damaged", "seconds")
-LONGEST = ("ch14_sweep", "ch14_compiled", "ch14_blockscaled", "ch14_attention", "ch10_wgmma_gemm", "ch07_resample",
-           "ch14_gemm")  # they begin first
+LONGEST = (
+    "ch14_sweep",
+    "ch14_compiled",
+    "ch14_blockscaled",
+    "ch14_attention",
+    "ch10_wgmma_gemm",
+    "ch07_resample",
+    "ch14_gemm",
+)  # they begin first
 INTRODUCTION = """# Reliability
 
 This page is written by `python -m tilelab.course.reliability --write` from the records `reliability`. The same command
@@ -77,26 +88,48 @@ class Trouble:
 FULL, READ_ONLY = "No space left on device", "Read-only file system"
 TROUBLES = {
     "twice": Trouble("every notebook twice in a row"),
-    "together": Trouble("the same notebook in two kernels at once", "",
-                        ("00_start", "ch10_tile_pipeline", SWEEP), records=True),
-    "killed": Trouble("the kernel is killed in the middle of a recording; then the notebook runs again",
-                      "Kernel died", ("00_start", "ch14_descriptors", SWEEP), records=True),
-    "read-only": Trouble("empty caches of compiled kernels that are read-only", f"cannot be written.*{READ_ONLY}",
-                         ("00_start", "ch14_compiled", SWEEP)),
-    "full": Trouble("the disk of the repository and of the caches is full during a recording",
-                    f"cannot be written.*{FULL}", ("00_start", "ch14_descriptors", SWEEP), records=True),
-    "memory": Trouble(f"another process holds {HELD:.0%} of the GPU's memory",
-                      "too little free memory|other processes hold", ("00_start", "ch14_gemm")),
+    "together": Trouble(
+        "the same notebook in two kernels at once",
+        "",
+        ("00_start", "ch10_tile_pipeline", SWEEP),
+        records=True,
+    ),
+    "killed": Trouble(
+        "the kernel is killed in the middle of a recording; then the notebook runs again",
+        "Kernel died",
+        ("00_start", "ch14_descriptors", SWEEP),
+        records=True,
+    ),
+    "read-only": Trouble(
+        "empty caches of compiled kernels that are read-only",
+        f"cannot be written.*{READ_ONLY}",
+        ("00_start", "ch14_compiled", SWEEP),
+    ),
+    "full": Trouble(
+        "the disk of the repository and of the caches is full during a recording",
+        f"cannot be written.*{FULL}",
+        ("00_start", "ch14_descriptors", SWEEP),
+        records=True,
+    ),
+    "memory": Trouble(
+        f"another process holds {HELD:.0%} of the GPU's memory",
+        "too little free memory|other processes hold",
+        ("00_start", "ch14_gemm"),
+    ),
 }
-SWEEP_CELLS = ("from tilelab.sweeps import faults\nfrom tilelab.sweeps.journal import journal_for\nfrom tilelab.sweeps.sweep import Sweep",
-               'journal = journal_for("reliability")\n'
-               "configs = [faults.Config(2**power) for power in range(4, 12)]",
-               'rows = Sweep(configs[:4], faults.FaultSpace("", can_measure=False), journal=journal).finish()\n'
-               'assert [row["status"] for row in rows] == ["ok"] * 4, rows',
-               'rows = Sweep(configs, faults.FaultSpace("", can_measure=False), journal=journal).finish()\n'
-               'assert [row["status"] for row in rows] == ["ok"] * 8, rows')
-BEGIN_SWEEP = "\n".join(SWEEP_CELLS[:2]) + """
-Sweep(configs[:2], faults.FaultSpace("", can_measure=False), journal=journal).finish()"""  # rows that may not be lost
+SWEEP_CELLS = (
+    "from tilelab.sweeps import faults\nfrom tilelab.sweeps.journal import journal_for\nfrom tilelab.sweeps.sweep import Sweep",
+    'journal = journal_for("reliability")\nconfigs = [faults.Config(2**power) for power in range(4, 12)]',
+    'rows = Sweep(configs[:4], faults.FaultSpace("", can_measure=False), journal=journal).finish()\n'
+    'assert [row["status"] for row in rows] == ["ok"] * 4, rows',
+    'rows = Sweep(configs, faults.FaultSpace("", can_measure=False), journal=journal).finish()\n'
+    'assert [row["status"] for row in rows] == ["ok"] * 8, rows',
+)
+BEGIN_SWEEP = (
+    "\n".join(SWEEP_CELLS[:2])
+    + """
+Sweep(configs[:2], faults.FaultSpace("", can_measure=False), journal=journal).finish()"""
+)  # rows that may not be lost
 # Kills this kernel while the next cells run; the pause at the end makes sure that it does not end before.
 KILL = "import os, signal, threading\nthreading.Timer(1, os.kill, (os.getpid(), signal.SIGKILL)).start()"
 PAUSE = "import time\ntime.sleep(60)"
@@ -138,9 +171,13 @@ def judge(error: dict | None, words: str = "", must_fail: bool = False) -> tuple
 
 def find_changed_fact(before: dict, after: dict) -> str:
     """Return a sentence about the first cell whose output is a fact (nbval-check-output) and has changed; else ""."""
+
     def read(cell: dict) -> list[str]:
-        texts = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell["outputs"]
-                 if output.get("name") != "stderr"]
+        texts = [
+            output.get("text") or output.get("data", {}).get("text/plain", "")
+            for output in cell["outputs"]
+            if output.get("name") != "stderr"
+        ]
         return ["".join(text).strip() for text in texts]
 
     for number, (old, new) in enumerate(zip(before["cells"], after["cells"])):
@@ -152,11 +189,17 @@ def find_changed_fact(before: dict, after: dict) -> str:
 def take_snapshot(folder: pathlib.Path) -> dict[str, bytes]:
     """Return {path: content} of every record, table of tuned shapes, journal and notebook below `folder`."""
     patterns = ("results/*/*.json", "tuned/*/*.json", "sweeps/*.jsonl", "notebooks/**/*.ipynb")
-    return {str(path.relative_to(folder)): path.read_bytes() for pattern in patterns
-            for path in sorted(folder.glob(pattern)) if not path.name.startswith(".")}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for pattern in patterns
+        for path in sorted(folder.glob(pattern))
+        if not path.name.startswith(".")
+    }
 
 
-def find_damage(before: dict[str, bytes], folder: pathlib.Path, may_change: Collection[str] = ()) -> list[str]:
+def find_damage(
+    before: dict[str, bytes], folder: pathlib.Path, may_change: Collection[str] = ()
+) -> list[str]:
     """Return a sentence for each file of `before` that is lost, and for each that is damaged or has changed.
 
     Files whose paths begin with one of `may_change` may be new or have changed, but must be whole. A journal may have
@@ -202,7 +245,9 @@ def copy_repository(to: pathlib.Path) -> pathlib.Path:
 
     for name in COPIED:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__", ".*", "*.lock"))
+            shutil.copytree(
+                ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__", ".*", "*.lock")
+            )
     for path in ROOT.iterdir():
         if path.is_file() and not path.name.startswith("."):
             shutil.copy(path, to)
@@ -244,13 +289,20 @@ class Runner:
     def __init__(self, name: str, folder: pathlib.Path):
         self.name, self.trouble, self.folder = name, TROUBLES[name], folder
         self.runs, self.rewritten = [], []
-        others = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        others = [
+            os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path
+        ]
         own = ("TILES_RESULTS", "TILES_TUNED", "TILES_SWEEPS", "TILES_RECORD", "TRITON_INTERPRET")
-        self.env = {**{variable: value for variable, value in os.environ.items() if variable not in own},
-                    **{variable: str(folder / "caches" / cache) for variable, cache in CACHES.items()},
-                    "TILES_QUICK": "1", "PYTHONPATH": os.pathsep.join([str(folder), *others]),
-                    "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // AT_ONCE))}
-        if self.env.pop("PYTHONDONTWRITEBYTECODE", ""):  # else every process would compile torch's source files anew
+        self.env = {
+            **{variable: value for variable, value in os.environ.items() if variable not in own},
+            **{variable: str(folder / "caches" / cache) for variable, cache in CACHES.items()},
+            "TILES_QUICK": "1",
+            "PYTHONPATH": os.pathsep.join([str(folder), *others]),
+            "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // AT_ONCE)),
+        }
+        if self.env.pop(
+            "PYTHONDONTWRITEBYTECODE", ""
+        ):  # else every process would compile torch's source files anew
             self.env["PYTHONPYCACHEPREFIX"] = str(folder.parents[1] / "bytecode")
 
     def on_gpu(self, gpu: str | None) -> Runner:
@@ -267,7 +319,9 @@ class Runner:
         ending, said = judge(error, self.trouble.words, must_fail)
         if error is None:
             self.rewritten.append(str(path.relative_to(self.folder)))
-        if ending == "right" and (fact := find_changed_fact(before, json.loads(path.read_text(encoding="utf-8")))):
+        if ending == "right" and (
+            fact := find_changed_fact(before, json.loads(path.read_text(encoding="utf-8")))
+        ):
             ending, said = "neither", fact
         self._keep(path.stem, ending, said, begin)
 
@@ -280,14 +334,23 @@ class Runner:
     def _keep(self, name: str, ending: str, said: str, begin: float) -> None:
         seconds, said = time.monotonic() - begin, " ".join(said.replace(f"{self.folder}/", "").split())[:600]
         self.runs.append({"notebook": name, "ending": ending, "said": said})
-        print(f"{self.name}: {name}: {ending} after {seconds:.0f} s" + (f": {said}" if said else ""), flush=True)
+        print(
+            f"{self.name}: {name}: {ending} after {seconds:.0f} s" + (f": {said}" if said else ""), flush=True
+        )
 
     async def run_python(self, *arguments: str) -> dict | None:
         """Run Python in the copy and return None if all went well, else its error as `judge` takes it."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, *arguments, cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL, stdout=out,
-                stderr=err, start_new_session=True)
+                sys.executable,
+                *arguments,
+                cwd=self.folder,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
             try:
                 await asyncio.wait_for(process.wait(), RUN_LIMIT_S)
             except TimeoutError:
@@ -296,7 +359,9 @@ class Runner:
                 if process.returncode is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     await process.wait()
-            said, complaint = (os.pread(file.fileno(), 1 << 20, 0).decode(errors="replace") for file in (out, err))
+            said, complaint = (
+                os.pread(file.fileno(), 1 << 20, 0).decode(errors="replace") for file in (out, err)
+            )
         answer = said.strip().splitlines()[-1:]
         if process.returncode == 0:
             return json.loads(answer[0]) if answer and answer[0].startswith('{"kind"') else None
@@ -309,8 +374,19 @@ def make_refusing_env(folder: pathlib.Path, refusal: str, refused: pathlib.Path)
     The library is built in `folder` by the C compiler cc. CalledProcessError if that fails.
     """
     library = folder / "refuse_writes.so"
-    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, ROOT / "tilelab" / "course" / "refuse_writes.c", "-ldl"],
-                   check=True)
+    subprocess.run(
+        [
+            "cc",
+            "-O1",
+            "-shared",
+            "-fPIC",
+            "-o",
+            library,
+            ROOT / "tilelab" / "course" / "refuse_writes.c",
+            "-ldl",
+        ],
+        check=True,
+    )
     loaded = " ".join(filter(None, (str(library), os.environ.get("LD_PRELOAD"))))
     return {"LD_PRELOAD": loaded, "TILES_REFUSAL": refusal, "TILES_REFUSED": str(refused)}
 
@@ -318,8 +394,12 @@ def make_refusing_env(folder: pathlib.Path, refusal: str, refused: pathlib.Path)
 @contextlib.contextmanager
 def hold_memory(gpu: str | None) -> Iterator[None]:
     """Let another process hold HELD of the memory of a GPU (None: the first). RuntimeError where it cannot."""
-    with subprocess.Popen([sys.executable, "-c", HOLD_MEMORY], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          env=os.environ | _choose_gpu(gpu)) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD_MEMORY],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | _choose_gpu(gpu),
+    ) as holder:
         if not holder.stdout.readline():
             raise RuntimeError("the process that should hold the GPU's memory has failed")
         yield
@@ -345,8 +425,12 @@ async def _run_beside_full_memory(runner: Runner, path: pathlib.Path) -> None:
     await runner.record(path)
 
 
-RUN_UNDER = {"twice": _run_twice, "together": _run_two_together, "killed": _run_killed,
-             "memory": _run_beside_full_memory}
+RUN_UNDER = {
+    "twice": _run_twice,
+    "together": _run_two_together,
+    "killed": _run_killed,
+    "memory": _run_beside_full_memory,
+}
 
 
 def make_slots(count: int, free_gib: dict[str, float]) -> asyncio.Queue:
@@ -354,8 +438,12 @@ def make_slots(count: int, free_gib: dict[str, float]) -> asyncio.Queue:
 
     A place is the UUID of a GPU, or None without GPUs. Each GPU gets in turn as many as its free memory (GiB) holds.
     """
-    places = {gpu: max(1, int(free / suite.GIB_PER_PROCESS)) for gpu, free in free_gib.items()} or {None: count}
-    in_order = [gpu for number in range(max(places.values())) for gpu, held in places.items() if number < held]
+    places = {gpu: max(1, int(free / suite.GIB_PER_PROCESS)) for gpu, free in free_gib.items()} or {
+        None: count
+    }
+    in_order = [
+        gpu for number in range(max(places.values())) for gpu, held in places.items() if number < held
+    ]
     slots = asyncio.Queue()
     for gpu in in_order[:count]:
         slots.put_nowait(gpu)
@@ -412,15 +500,26 @@ async def _end_processes(folder: pathlib.Path) -> list[str]:
     return [f"{len(left)} processes were left after {LEAVE_S} s"] if left else []
 
 
-def _make_row(name: str, stems: Sequence[str], runs: list[dict], files: int, damage: list[str], seconds: float) -> dict:
+def _make_row(
+    name: str, stems: Sequence[str], runs: list[dict], files: int, damage: list[str], seconds: float
+) -> dict:
     endings = [run["ending"] for run in runs]
     wrong = [f"{run['notebook']}: {run['said']}" for run in runs if run["ending"] == "neither"] + damage
     for each in damage:
         print(f"{name}: {each}", flush=True)
-    return {"trouble": name, "what": TROUBLES[name].what, "notebooks": list(stems), "runs": len(runs),
-            **{ending: endings.count(ending) for ending in ENDINGS}, "files": files, "damaged": len(damage),
-            "sentences": sorted({run["said"] for run in runs if run["ending"] == "one sentence"}),
-            "seconds": round(seconds, 1), "status": "wrong" if wrong else "ok", "reason": "; ".join(wrong)[:2000]}
+    return {
+        "trouble": name,
+        "what": TROUBLES[name].what,
+        "notebooks": list(stems),
+        "runs": len(runs),
+        **{ending: endings.count(ending) for ending in ENDINGS},
+        "files": files,
+        "damaged": len(damage),
+        "sentences": sorted({run["said"] for run in runs if run["ending"] == "one sentence"}),
+        "seconds": round(seconds, 1),
+        "status": "wrong" if wrong else "ok",
+        "reason": "; ".join(wrong)[:2000],
+    }
 
 
 async def _meet_all(chosen: dict[str, Sequence[str]]) -> list[dict]:
@@ -434,8 +533,14 @@ async def _meet_all(chosen: dict[str, Sequence[str]]) -> list[dict]:
         async def try_to_meet(name: str) -> dict:
             try:
                 return await meet(name, chosen[name], folder / name, one if name == "memory" else slots)
-            except (OSError, RuntimeError, subprocess.CalledProcessError) as error:  # the other rows still count
-                return _make_row(name, chosen[name], [], 0, [f"it could not be tried: {device.first_line(error)}"], 0)
+            except (
+                OSError,
+                RuntimeError,
+                subprocess.CalledProcessError,
+            ) as error:  # the other rows still count
+                return _make_row(
+                    name, chosen[name], [], 0, [f"it could not be tried: {device.first_line(error)}"], 0
+                )
 
         rows = await asyncio.gather(*(try_to_meet(name) for name in chosen if name != "memory"))
         return [*rows, *([await try_to_meet("memory")] if "memory" in chosen else [])]
@@ -454,9 +559,14 @@ def run_troubles(chosen: dict[str, Sequence[str]]) -> results.Record:
 
     The record keeps its rows of other troubles that this machine met in the last hour.
     """
+
     def measure() -> list[dict]:
         rows = {row["trouble"]: row for row in asyncio.run(_meet_all(chosen))}
-        recent = results.load_recent_record("reliability", source()) if os.environ.get("TILES_RECORD") == "1" else None
+        recent = (
+            results.load_recent_record("reliability", source())
+            if os.environ.get("TILES_RECORD") == "1"
+            else None
+        )
         kept = {row["trouble"]: row for row in recent.rows} if recent else {}
         return [(kept | rows)[name] for name in TROUBLES if name in kept | rows]
 
@@ -477,16 +587,32 @@ def make_page() -> str:
     text = INTRODUCTION
     for path in sorted(results.results_folder().glob("*/reliability.json")):
         record = results.Record(results.load("reliability", path.parent.name), live=False)
-        lines = [[row["trouble"], row["what"], _list_notebooks(row), row["runs"],
-                  *(row[ending] for ending in ENDINGS), row["files"], row["damaged"]] for row in record.rows]
+        lines = [
+            [
+                row["trouble"],
+                row["what"],
+                _list_notebooks(row),
+                row["runs"],
+                *(row[ending] for ending in ENDINGS),
+                row["files"],
+                row["damaged"],
+            ]
+            for row in record.rows
+        ]
         head = ["trouble", "what happens", "notebooks", "runs", *ENDINGS, "files", "damaged"]
         table = [f"| {' | '.join(map(str, cells))} |" for cells in (head, ["---"] * len(head), *lines)]
-        sentences = [f"- *{row['trouble']}*: {sentence}" for row in record.rows for sentence in row["sentences"]]
+        sentences = [
+            f"- *{row['trouble']}*: {sentence}" for row in record.rows for sentence in row["sentences"]
+        ]
         name, label = record.device["name"].removeprefix("NVIDIA "), record.label()
-        met = {row["trouble"] for row in record.rows} | ({"memory"} if record.device["capability"] is None else set())
+        met = {row["trouble"] for row in record.rows} | (
+            {"memory"} if record.device["capability"] is None else set()
+        )
         missing = [trouble for trouble in TROUBLES if trouble not in met]
         label += f". Not recorded yet: {', '.join(missing)}" if missing else ""
-        text += "\n".join([f"\n## {name[0].upper() + name[1:]}\n", f"{label[0].upper()}{label[1:]}.\n", *table, ""])
+        text += "\n".join(
+            [f"\n## {name[0].upper() + name[1:]}\n", f"{label[0].upper()}{label[1:]}.\n", *table, ""]
+        )
         if sentences:
             text += "\n".join(["\nThe runs that did not end right said:\n", *sentences, ""])
     return text
@@ -502,8 +628,11 @@ def choose(names: Sequence[str] | None, only: Sequence[str] | None) -> dict[str,
         if unknown := sorted(set(given or ()) - set(known)):
             raise ValueError(f"unknown {kind} {', '.join(unknown)}; choose from {', '.join(known)}")
     every.sort(key=lambda stem: LONGEST.index(stem) if stem in LONGEST else len(LONGEST))
-    return {name: list(names or trouble.notebooks or every) for name, trouble in TROUBLES.items()
-            if name in (only or TROUBLES)}
+    return {
+        name: list(names or trouble.notebooks or every)
+        for name, trouble in TROUBLES.items()
+        if name in (only or TROUBLES)
+    }
 
 
 def find_missing(trouble: str) -> str:
@@ -517,10 +646,16 @@ def find_missing(trouble: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    parser = cli.make_plain_parser("tilelab.course.reliability", "Run notebooks under trouble and say how they end.")
-    parser.add_argument("--notebooks", nargs="+", metavar="NAME", help="run these (default: those of the trouble)")
+    parser = cli.make_plain_parser(
+        "tilelab.course.reliability", "Run notebooks under trouble and say how they end."
+    )
+    parser.add_argument(
+        "--notebooks", nargs="+", metavar="NAME", help="run these (default: those of the trouble)"
+    )
     parser.add_argument("--only", nargs="+", metavar="TROUBLE", help=f"choose from {', '.join(TROUBLES)}")
-    parser.add_argument("--write", action="store_true", help="run nothing; write docs/reliability.md from the records")
+    parser.add_argument(
+        "--write", action="store_true", help="run nothing; write docs/reliability.md from the records"
+    )
     options = parser.parse_args(arguments)
     try:
         if options.write:

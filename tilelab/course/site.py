@@ -29,8 +29,12 @@ WIDGET_TEXT = re.compile(r"[A-Z]\w*\(.*")  # all that a saved notebook keeps of 
 WIDGET_NOTE = '<p class="note">In a running notebook this cell shows controls here.</p>'
 PICTURES = ("image/svg+xml", "image/png", "image/jpeg")
 # nbconvert's embed_images would close each tag of inline HTML at once: <details></details><summary></summary>.
-CONFIG = Config({"HTMLExporter": {"template_name": "basic", "exclude_output_prompt": True},
-                 "HighlightMagicsPreprocessor": {"languages": {"%%cuda": "cuda"}}})
+CONFIG = Config(
+    {
+        "HTMLExporter": {"template_name": "basic", "exclude_output_prompt": True},
+        "HighlightMagicsPreprocessor": {"languages": {"%%cuda": "cuda"}},
+    }
+)
 
 
 @dataclasses.dataclass
@@ -92,7 +96,9 @@ def _picture_element(output, kind: str) -> str:
 def _fold_table(output):
     """Return a table as an output that the reader unfolds."""
     table = output.data.get("text/html") or f"<pre>{html.escape(output.data['text/plain'])}</pre>"
-    return _html_output(f'<details class="rendered_html"><summary>The same as a table</summary>{table}</details>')
+    return _html_output(
+        f'<details class="rendered_html"><summary>The same as a table</summary>{table}</details>'
+    )
 
 
 class _Views:
@@ -132,7 +138,11 @@ def _prepare_outputs(outputs: list, heading: str, page_views: _Views) -> list:
             if rest and (kind := _find_picture(rest[0])):
                 still = _picture_element(rest.pop(0), kind)
             prepared.append(page_views.add(view, still))
-            if rest and {"text/html", "text/plain"} & set(rest[0].get("data", {})) and views.MIME not in rest[0].data:
+            if (
+                rest
+                and {"text/html", "text/plain"} & set(rest[0].get("data", {}))
+                and views.MIME not in rest[0].data
+            ):
                 prepared.append(_fold_table(rest.pop(0)))
         else:
             prepared.append(_html_output(WIDGET_NOTE) if _is_widget(output) else output)
@@ -140,7 +150,10 @@ def _prepare_outputs(outputs: list, heading: str, page_views: _Views) -> list:
 
 
 def _prepare_notebook(source, page_views: _Views) -> None:
-    source.metadata.language_info = {"name": "python", "pygments_lexer": "ipython3"}  # %%cuda needs IPython's lexer
+    source.metadata.language_info = {
+        "name": "python",
+        "pygments_lexer": "ipython3",
+    }  # %%cuda needs IPython's lexer
     heading = ""
     for cell in source.cells:
         if cell.cell_type == "markdown":
@@ -151,6 +164,7 @@ def _prepare_notebook(source, page_views: _Views) -> None:
 
 def _embed_picture(element: str, folder: pathlib.Path) -> str:
     """Return an <img> element in a box that scrolls, with the picture's data in place of the name of its file."""
+
     def embed(source: re.Match) -> str:
         path = folder / source[1]
         if not path.is_file():
@@ -190,10 +204,15 @@ def _write_page(page: Page, before: Page | None, after: Page | None, exporter: H
     """Return the text of a page with links to the pages before and after it."""
     title, page_views = page.title(), _Views()
     _prepare_notebook(page.notebook, page_views)
-    body, contents = _clean_body(exporter.from_notebook_node(page.notebook, {"metadata": {"name": title}})[0],
-                                 ROOT if page.stem == "index" else ROOT / "notebooks")
-    links = [f'<a href="{other.stem}.html" rel="{kind}">{word}: {html.escape(other.title())}</a>'
-             for kind, word, other in (("prev", "Before", before), ("next", "Next", after)) if other]
+    body, contents = _clean_body(
+        exporter.from_notebook_node(page.notebook, {"metadata": {"name": title}})[0],
+        ROOT if page.stem == "index" else ROOT / "notebooks",
+    )
+    links = [
+        f'<a href="{other.stem}.html" rel="{kind}">{word}: {html.escape(other.title())}</a>'
+        for kind, word, other in (("prev", "Before", before), ("next", "Next", after))
+        if other
+    ]
     home = '<a href="index.html">Tiles in Flight</a>' if before and before.stem != "index" else ""
     pages = f'<nav class="pages" aria-label="pages">{home}{"".join(links)}</nav>'
     style, script = ((FOLDER / f"site.{kind}").read_text() for kind in ("css", "js"))
@@ -233,8 +252,10 @@ def write_pages(folder: pathlib.Path) -> list[pathlib.Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     readme = nbformat.v4.new_markdown_cell((ROOT / "README.md").read_text())
-    pages = [Page("index", nbformat.v4.new_notebook(cells=[readme])),
-             *(Page(path.stem, _read_notebook(path)) for path in notebooks_in_order())]
+    pages = [
+        Page("index", nbformat.v4.new_notebook(cells=[readme])),
+        *(Page(path.stem, _read_notebook(path)) for path in notebooks_in_order()),
+    ]
     exporter, paths = HTMLExporter(config=CONFIG), []
     # Highlighted code is escaped already, and the notebooks are our own: cleaning would take a third of the time.
     exporter.register_filter("clean_html", lambda text: text)
@@ -250,8 +271,9 @@ def write_pages(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit status 0; errors raise SystemExit with status 2."""
-    parser = cli.make_plain_parser("tilelab.course.site", "Write the README and the executed notebooks as pages that need no "
-                                   "network.")
+    parser = cli.make_plain_parser(
+        "tilelab.course.site", "Write the README and the executed notebooks as pages that need no network."
+    )
     parser.add_argument("folder", nargs="?", default=f"{ROOT}/build/site", help="default: build/site")
     folder = parser.parse_args(argv).folder
     if not folder:
@@ -262,7 +284,9 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"{folder} cannot be written ({error.strerror}).")
     except ValueError as error:
         parser.error(str(error))
-    print(f"{len(pages)} pages, {sum(page.stat().st_size for page in pages) / 2**20:.0f} MiB: open {pages[0]}")
+    print(
+        f"{len(pages)} pages, {sum(page.stat().st_size for page in pages) / 2**20:.0f} MiB: open {pages[0]}"
+    )
     return 0
 
 

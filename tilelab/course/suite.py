@@ -21,7 +21,9 @@ import xml.etree.ElementTree as xml
 from tilelab import ROOT, cli
 
 TIERS = ("compile", "fault", "browser", "notebook", "gpu", "timing")
-GIB_PER_PROCESS = 11  # the largest notebooks use about 16; seven processes on an H100 held at most 64 together
+GIB_PER_PROCESS = (
+    11  # the largest notebooks use about 16; seven processes on an H100 held at most 64 together
+)
 
 
 def select_tiers(tiers: list[str]) -> str:
@@ -46,15 +48,21 @@ def find_gpus() -> dict[str, float]:
     query = ["nvidia-smi", "--query-gpu=index,uuid,memory.free", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
-        found = [(index, uuid, int(free) / 1024) for index, uuid, free in (line.split(", ") for line in lines)]
+        found = [
+            (index, uuid, int(free) / 1024) for index, uuid, free in (line.split(", ") for line in lines)
+        ]
     except (OSError, ValueError, subprocess.CalledProcessError):  # no driver, or memory that the CPU shares
         return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return {index: free for index, _, free in found}
     # A name is a number, or the beginning of a UUID.
-    return {name: free for name in map(str.strip, visible.split(",")) for index, uuid, free in found
-            if name == index or name.startswith("GPU-") and uuid.startswith(name)}
+    return {
+        name: free
+        for name in map(str.strip, visible.split(","))
+        for index, uuid, free in found
+        if name == index or name.startswith("GPU-") and uuid.startswith(name)
+    }
 
 
 def run(tiers: list[str] = (), arguments: list[str] = (), env: dict | None = None) -> dict:
@@ -66,7 +74,10 @@ def run(tiers: list[str] = (), arguments: list[str] = (), env: dict | None = Non
     side_by_side = ["--numprocesses", str(count_processes(gpus)), "--dist=worksteal"]
     # Without a GPU the tests that time are skipped, so one run does everything.
     phases = [("not timing", side_by_side), ("timing", [])] if gpus else [("", side_by_side)]
-    env = {**(os.environ if env is None else env), "TILES_TEST_GPUS": ",".join(gpus)}  # the test processes share them
+    env = {
+        **(os.environ if env is None else env),
+        "TILES_TEST_GPUS": ",".join(gpus),
+    }  # the test processes share them
     cases, begin, failed, failures = [], time.monotonic(), 0, []
     with tempfile.TemporaryDirectory() as folder:
         if env.pop("PYTHONDONTWRITEBYTECODE", ""):
@@ -75,23 +86,42 @@ def run(tiers: list[str] = (), arguments: list[str] = (), env: dict | None = Non
         for phase, options in phases:
             chosen = " and ".join(f"({part})" for part in (select_tiers(tiers), phase) if part)
             report = pathlib.Path(folder, f"{phase}.xml")
-            command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *options, *arguments,
-                       *(["-m", chosen] if chosen else [])]
+            command = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                f"--junitxml={report}",
+                *options,
+                *arguments,
+                *(["-m", chosen] if chosen else []),
+            ]
             status = subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
             if not report.exists():
                 raise RuntimeError(f"pytest ended with status {status} and no report")
             found = list(xml.parse(report).iter("testcase"))
-            broken = [_name(case) for case in found
-                      if case.find("failure") is not None or case.find("error") is not None]
+            broken = [
+                _name(case)
+                for case in found
+                if case.find("failure") is not None or case.find("error") is not None
+            ]
             failures += broken
             failed += len(broken) or int(status not in (0, 5))  # 5: no test belongs to this phase
             cases += found
     skips = collections.Counter(skip.get("message") for case in cases for skip in case.iter("skipped"))
     skipped = sum(skips.values())
-    return {"passed": len(cases) - failed - skipped, "failed": failed, "failures": failures, "skipped": skipped,
-            "skips": sorted(skips.items()), "seconds": round(time.monotonic() - begin, 1),
-            "slowest": [(_name(case), round(float(case.get("time")), 1)) for case in
-                        sorted(cases, key=lambda case: float(case.get("time")), reverse=True)[:10]]}
+    return {
+        "passed": len(cases) - failed - skipped,
+        "failed": failed,
+        "failures": failures,
+        "skipped": skipped,
+        "skips": sorted(skips.items()),
+        "seconds": round(time.monotonic() - begin, 1),
+        "slowest": [
+            (_name(case), round(float(case.get("time")), 1))
+            for case in sorted(cases, key=lambda case: float(case.get("time")), reverse=True)[:10]
+        ],
+    }
 
 
 def _name(case: xml.Element) -> str:
@@ -99,7 +129,9 @@ def _name(case: xml.Element) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = cli.make_plain_parser("tilelab.course.suite", "Run the tests in the order that suits this machine.")
+    parser = cli.make_plain_parser(
+        "tilelab.course.suite", "Run the tests in the order that suits this machine."
+    )
     parser.add_argument("tiers", nargs="*", metavar="TIER", help=f"unit, {', '.join(TIERS)}; default: all")
     tiers = parser.parse_args(argv).tiers
     try:
@@ -107,11 +139,16 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         parser.error(f"{error}.")
     summary = run(tiers)
-    print("The slowest tests:", *(f"{seconds:6.1f} s  {name}" for name, seconds in summary["slowest"]), sep="\n")
+    print(
+        "The slowest tests:", *(f"{seconds:6.1f} s  {name}" for name, seconds in summary["slowest"]), sep="\n"
+    )
     if summary["failures"]:
         print("These tests failed:", *summary["failures"], sep="\n")
-    print(f"{summary['passed']} passed, {summary['failed']} failed, {summary['skipped']} skipped "
-          f"in {summary['seconds']:.0f} s", flush=True)
+    print(
+        f"{summary['passed']} passed, {summary['failed']} failed, {summary['skipped']} skipped "
+        f"in {summary['seconds']:.0f} s",
+        flush=True,
+    )
     return int(summary["failed"] > 0)
 
 

@@ -30,7 +30,8 @@ from tilelab.runtime import cuda, device
 FOLDER = pathlib.Path(__file__).parent
 SEEDS = range(6)  # 0: slow engines; 1: fast engines; 2: fast copies and slow products; others: random
 EXTERN_SHARED = re.compile(
-    r"extern\s+__shared__\s+(?:(?:__align__|alignas)\((\w+)\)\s*)?([\w ]+?)\s+(\w+)\s*\[\s*\]\s*;")
+    r"extern\s+__shared__\s+(?:(?:__align__|alignas)\((\w+)\)\s*)?([\w ]+?)\s+(\w+)\s*\[\s*\]\s*;"
+)
 LONGEST_RUN_S = 10.0  # of one thread without waiting
 MOST_SHARED = 232448  # bytes of shared memory per block, as on sm_90
 
@@ -65,16 +66,34 @@ def is_available() -> bool:
 def _build(source: str, command: Sequence[str], path: pathlib.Path, what: str) -> None:
     """Compile C++ to the library `path`."""
     if not is_available():
-        raise device.Unsupported("running a CUDA kernel without a GPU needs g++: install it, or read the SASS.")
+        raise device.Unsupported(
+            "running a CUDA kernel without a GPU needs g++: install it, or read the SASS."
+        )
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = pathlib.Path(folder, "built.so")
         # Ubuntu's g++ defines _FORTIFY_SOURCE, which refuses jumps between the stacks of two threads.
-        command = ["g++", "-std=c++17", "-U_FORTIFY_SOURCE", "-w", "-Wno-psabi", "-shared", "-fPIC", "-x", "c++", "-",
-                   "-o", os.fspath(built), f"-I{FOLDER}", *command]
+        command = [
+            "g++",
+            "-std=c++17",
+            "-U_FORTIFY_SOURCE",
+            "-w",
+            "-Wno-psabi",
+            "-shared",
+            "-fPIC",
+            "-x",
+            "c++",
+            "-",
+            "-o",
+            os.fspath(built),
+            f"-I{FOLDER}",
+            *command,
+        ]
         done = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), "")
-            raise cuda.CompileError(f"{what} does not compile for the emulator: {first}\n{done.stderr[:2000]}")
+            raise cuda.CompileError(
+                f"{what} does not compile for the emulator: {first}\n{done.stderr[:2000]}"
+            )
         built.replace(path)
 
 
@@ -88,9 +107,15 @@ def _plain_cpp(header: pathlib.Path) -> str:
 @functools.cache
 def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
     """Return the folder with the engine and the headers that kernels include, and the loaded engine."""
-    plain = {f"plain_{name}": _plain_cpp(cuda.INCLUDE_FOLDER / name) for name in ("tma.cuh", "wgmma.cuh",
-                                                                                  "elements.cuh")}
-    own = {path.name: path.read_text() for path in sorted(FOLDER.iterdir()) if path.suffix in (".cuh", ".h", ".cpp")}
+    plain = {
+        f"plain_{name}": _plain_cpp(cuda.INCLUDE_FOLDER / name)
+        for name in ("tma.cuh", "wgmma.cuh", "elements.cuh")
+    }
+    own = {
+        path.name: path.read_text()
+        for path in sorted(FOLDER.iterdir())
+        if path.suffix in (".cuh", ".h", ".cpp")
+    }
     version = hashlib.sha256(repr((plain, own)).encode()).hexdigest()[:16]
     folder = cuda.cubin_folder() / f"emulator-{version}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -109,13 +134,19 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
 
 
 @functools.lru_cache(256)
-def _compile(source: str, name: str, parameters: tuple[tuple[str, str], ...], options: tuple[str, ...]) -> ctypes.CDLL:
+def _compile(
+    source: str, name: str, parameters: tuple[tuple[str, str], ...], options: tuple[str, ...]
+) -> ctypes.CDLL:
     """Return the library of a kernel, compiled once and kept beside the engine."""
     folder, _ = _prepare_engine()
     headers, toolkit_header = cuda.included_headers(source, "", [f"-I{FOLDER}", f"-I{cuda.INCLUDE_FOLDER}"])
     if toolkit_header:
-        raise NotEmulated(f"{name} includes <{toolkit_header}>, which the emulator lacks; it runs on a GPU only.")
-    arguments = ", ".join(f"*static_cast<{kind}*>(values[{index}])" for index, (kind, _) in enumerate(parameters))
+        raise NotEmulated(
+            f"{name} includes <{toolkit_header}>, which the emulator lacks; it runs on a GPU only."
+        )
+    arguments = ", ".join(
+        f"*static_cast<{kind}*>(values[{index}])" for index, (kind, _) in enumerate(parameters)
+    )
     alignments = [match[1] or "16" for match in EXTERN_SHARED.finditer(source)]
     body = EXTERN_SHARED.sub(r"\2* \3 = reinterpret_cast<\2*>(emulator::dynamic_shared);", source)
     # In a namespace without a name, shared variables of templates and inline functions belong to this file alone.
@@ -131,26 +162,46 @@ extern u8* const shared_end = __stop_emulated_shared;
 extern const u8 __ehdr_start[] __attribute__((visibility("hidden"))), etext[] __attribute__((visibility("hidden")));
 extern const u8* const code_begin = __ehdr_start;
 extern const u8* const code_end = etext;
-extern const u32 dynamic_alignment = {max(alignments, key=lambda each: int(each) if each.isdecimal() else 0,
-                                          default=16)};
+extern const u32 dynamic_alignment = {
+        max(alignments, key=lambda each: int(each) if each.isdecimal() else 0, default=16)
+    };
 void kernel(void** values) {{ {name}({arguments}); }}
 }}
 """
     path = folder / f"{hashlib.sha256(repr((text, headers, options)).encode()).hexdigest()}.so"
     try:
         if not path.exists():
-            _build(text, ["-O1", *options, f"-I{folder}", f"-I{cuda.INCLUDE_FOLDER}", f"-L{folder}", "-l:engine.so",
-                          f"-Wl,-rpath,{folder}"], path, "the cell")
+            _build(
+                text,
+                [
+                    "-O1",
+                    *options,
+                    f"-I{folder}",
+                    f"-I{cuda.INCLUDE_FOLDER}",
+                    f"-L{folder}",
+                    "-l:engine.so",
+                    f"-Wl,-rpath,{folder}",
+                ],
+                path,
+                "the cell",
+            )
     except cuda.CompileError:
         if any(re.search(r"\basm\b", text) for text in (source, *headers.values())):
-            raise NotEmulated(f"{name} contains inline PTX, which the emulator does not know; it runs on a GPU "
-                              "only.") from None
+            raise NotEmulated(
+                f"{name} contains inline PTX, which the emulator does not know; it runs on a GPU only."
+            ) from None
         raise
     return ctypes.CDLL(os.fspath(path))
 
 
-def prepare(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence, smem_bytes: int = 0,
-            cluster: int = 1) -> Callable[[], None]:
+def prepare(
+    kernel,
+    grid: int | Sequence[int],
+    block: int | Sequence[int],
+    args: Sequence,
+    smem_bytes: int = 0,
+    cluster: int = 1,
+) -> Callable[[], None]:
     """Return a function that runs a kernel of a %%cuda cell on CPU tensors.
 
     `args` are tensors, tensor maps of CPU tensors and ctypes scalars; `cluster` counts the blocks along x that run
@@ -160,39 +211,68 @@ def prepare(kernel, grid: int | Sequence[int], block: int | Sequence[int], args:
     cuda.CompileError says why the kernel does not compile, NotEmulated that it uses a library or inline PTX, and
     Unsupported that there is no C++ compiler or too little shared memory.
     """
-    library, (_, engine) = _compile(kernel.source, kernel.name, kernel.parameters, kernel.options), _prepare_engine()
+    library, (_, engine) = (
+        _compile(kernel.source, kernel.name, kernel.parameters, kernel.options),
+        _prepare_engine(),
+    )
     grid, block = ([extent] if isinstance(extent, int) else list(extent) for extent in (grid, block))
     grid, block = (extents + [1] * (3 - len(extents)) for extents in (grid, block))
     threads = block[0] * block[1] * block[2]
     if not 1 <= threads <= 1024:
         raise ValueError(f"a block has 1 to 1,024 threads; {kernel.name} is launched with {threads:,}.")
     if not 1 <= cluster <= 8 or grid[0] % cluster:
-        raise ValueError(f"cluster is {cluster}; it must be 1 to 8 and divide the grid's {grid[0]} blocks along x.")
+        raise ValueError(
+            f"cluster is {cluster}; it must be 1 to 8 and divide the grid's {grid[0]} blocks along x."
+        )
     tensors = [value for value in args if hasattr(value, "data_ptr")]
     values = [ctypes.c_void_p(value.data_ptr()) if hasattr(value, "data_ptr") else value for value in args]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
     ranges = (ctypes.c_uint64 * (2 * len(tensors)))(
-        *(bound for tensor in tensors for bound in (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)))
-    begin, end, *code = (ctypes.c_void_p.in_dll(library, name) for name in ("shared_begin", "shared_end", "code_begin",
-                                                                             "code_end"))
+        *(bound for tensor in tensors for bound in (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes))
+    )
+    begin, end, *code = (
+        ctypes.c_void_p.in_dll(library, name)
+        for name in ("shared_begin", "shared_end", "code_begin", "code_end")
+    )
     alignment = ctypes.c_uint32.in_dll(library, "dynamic_alignment")
     needed = (end.value or 0) - (begin.value or 0) + smem_bytes
     if needed > MOST_SHARED:
-        raise device.Unsupported(f"the launch needs {needed:,} B of shared memory per block; sm_90 has "
-                                 f"{MOST_SHARED:,} B: take a smaller tile or fewer stages.")
+        raise device.Unsupported(
+            f"the launch needs {needed:,} B of shared memory per block; sm_90 has "
+            f"{MOST_SHARED:,} B: take a smaller tile or fewer stages."
+        )
     shape = [(ctypes.c_uint32 * 3)(*extents) for extents in (grid, block)]
 
     def run(seed: int | None = None, keep_alive=(args, values)) -> None:
-        failure = engine.run_emulated(ctypes.cast(library.kernel, ctypes.c_void_p), *code, pointers, *shape, cluster,
-                                      begin, end, smem_bytes, alignment, ranges, len(tensors),
-                                      _seed if seed is None else seed, int(10 * LONGEST_RUN_S))
+        failure = engine.run_emulated(
+            ctypes.cast(library.kernel, ctypes.c_void_p),
+            *code,
+            pointers,
+            *shape,
+            cluster,
+            begin,
+            end,
+            smem_bytes,
+            alignment,
+            ranges,
+            len(tensors),
+            _seed if seed is None else seed,
+            int(10 * LONGEST_RUN_S),
+        )
         if failure:
             raise EmulationError(failure.decode())
 
     return run
 
 
-def run(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence, smem_bytes: int = 0,
-        seed: int | None = None, cluster: int = 1) -> None:
+def run(
+    kernel,
+    grid: int | Sequence[int],
+    block: int | Sequence[int],
+    args: Sequence,
+    smem_bytes: int = 0,
+    seed: int | None = None,
+    cluster: int = 1,
+) -> None:
     """Run a kernel of a %%cuda cell on CPU tensors. Takes the arguments of `prepare`, and `seed` as its function."""
     prepare(kernel, grid, block, args, smem_bytes, cluster)(seed)

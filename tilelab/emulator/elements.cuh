@@ -10,6 +10,4 @@ inline float high_half(u32 word, f16) { return emulator::f16_value(word >> 16); 
 inline u32 pack_halves(float low, float high, bf16) {
     return emulator::bf16_bits(low) | emulator::bf16_bits(high) << 16;
 }
-inline u32 pack_halves(float low, float high, f16) {
-    return emulator::f16_bits(low) | emulator::f16_bits(high) << 16;
-}
+inline u32 pack_halves(float low, float high, f16) { return emulator::f16_bits(low) | emulator::f16_bits(high) << 16; }

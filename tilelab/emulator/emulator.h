@@ -21,13 +21,27 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef unsigned char u8;
 
-struct dim3 { u32 x = 1, y = 1, z = 1; };
-struct __align__(8) int2 { int x, y; };
-struct __align__(16) int4 { int x, y, z, w; };
-struct __align__(8) uint2 { u32 x, y; };
-struct __align__(16) uint4 { u32 x, y, z, w; };
-struct __align__(8) float2 { float x, y; };
-struct __align__(16) float4 { float x, y, z, w; };
+struct dim3 {
+    u32 x = 1, y = 1, z = 1;
+};
+struct __align__(8) int2 {
+    int x, y;
+};
+struct __align__(16) int4 {
+    int x, y, z, w;
+};
+struct __align__(8) uint2 {
+    u32 x, y;
+};
+struct __align__(16) uint4 {
+    u32 x, y, z, w;
+};
+struct __align__(8) float2 {
+    float x, y;
+};
+struct __align__(16) float4 {
+    float x, y, z, w;
+};
 inline int2 make_int2(int x, int y) { return {x, y}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
@@ -35,26 +49,49 @@ inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
-template <typename A, typename B> constexpr auto min(A a, B b) { return a < b ? a : b; }
-template <typename A, typename B> constexpr auto max(A a, B b) { return a > b ? a : b; }
-template <typename T> T __ldg(const T* address) { return *address; }
-template <typename T, typename V> T atomicExch(T* address, V value) {
+template <typename A, typename B>
+constexpr auto min(A a, B b) {
+    return a < b ? a : b;
+}
+template <typename A, typename B>
+constexpr auto max(A a, B b) {
+    return a > b ? a : b;
+}
+template <typename T>
+T __ldg(const T* address) {
+    return *address;
+}
+template <typename T, typename V>
+T atomicExch(T* address, V value) {
     T old = *address;
     *address = value;
     return old;
 }
-template <typename T, typename V> T atomicAdd(T* address, V value) { return atomicExch(address, *address + value); }
-template <typename T, typename V> T atomicMin(T* address, V value) {
+template <typename T, typename V>
+T atomicAdd(T* address, V value) {
+    return atomicExch(address, *address + value);
+}
+template <typename T, typename V>
+T atomicMin(T* address, V value) {
     return atomicExch(address, min(*address, T(value)));
 }
-template <typename T, typename V> T atomicMax(T* address, V value) {
+template <typename T, typename V>
+T atomicMax(T* address, V value) {
     return atomicExch(address, max(*address, T(value)));
 }
 inline int __popc(u32 bits) { return __builtin_popcount(bits); }
 inline int __clz(u32 bits) { return bits ? __builtin_clz(bits) : 32; }
 inline int __ffs(u32 bits) { return __builtin_ffs(int(bits)); }
-inline float __uint_as_float(u32 bits) { float value; memcpy(&value, &bits, 4); return value; }
-inline u32 __float_as_uint(float value) { u32 bits; memcpy(&bits, &value, 4); return bits; }
+inline float __uint_as_float(u32 bits) {
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+inline u32 __float_as_uint(float value) {
+    u32 bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
 inline float rsqrtf(float value) { return 1 / sqrtf(value); }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
@@ -73,7 +110,10 @@ u32 address_of(const void* pointer);
 u32 lane_number();
 u32 rank_in_cluster();
 
-struct Votes { const u64* slots; u32 filled; };
+struct Votes {
+    const u64* slots;
+    u32 filled;
+};
 Votes meet(const char* what, u32 mask, u64 value);  // waits for the lanes of `mask`, which exchange values
 void block_barrier(u32 name, u32 threads, const char* what);
 void arrive_at_cluster();
@@ -133,17 +173,21 @@ inline void __syncthreads() { emulator::block_barrier(0, 0, "in __syncthreads()"
 // only by these calls. Each call waits for all lanes of its mask that have not ended.
 inline void __syncwarp(u32 mask = 0xffffffff) { emulator::meet("__syncwarp()", mask, 0); }
 
-template <typename T> T __shfl_sync(u32 mask, T value, int source, int width = 32) {
+template <typename T>
+T __shfl_sync(u32 mask, T value, int source, int width = 32) {
     const int first = int(emulator::lane_number()) / width * width;
     return emulator::shuffle("__shfl_sync()", mask, value, first + (source & (width - 1)), width);
 }
-template <typename T> T __shfl_up_sync(u32 mask, T value, u32 by, int width = 32) {
+template <typename T>
+T __shfl_up_sync(u32 mask, T value, u32 by, int width = 32) {
     return emulator::shuffle("__shfl_up_sync()", mask, value, int(emulator::lane_number()) - int(by), width);
 }
-template <typename T> T __shfl_down_sync(u32 mask, T value, u32 by, int width = 32) {
+template <typename T>
+T __shfl_down_sync(u32 mask, T value, u32 by, int width = 32) {
     return emulator::shuffle("__shfl_down_sync()", mask, value, int(emulator::lane_number()) + int(by), width);
 }
-template <typename T> T __shfl_xor_sync(u32 mask, T value, int lanes, int width = 32) {
+template <typename T>
+T __shfl_xor_sync(u32 mask, T value, int lanes, int width = 32) {
     return emulator::shuffle("__shfl_xor_sync()", mask, value, int(emulator::lane_number()) ^ lanes, width);
 }
 

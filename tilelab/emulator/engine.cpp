@@ -45,27 +45,27 @@ alignas(4096) u8 dynamic_shared[MOST_SHARED];
 
 struct Barrier {
     int arrivals = 0, pending = 0;  // arrivals per phase; arrivals that the current phase still waits for
-    long bytes = 0;                 // bytes that are announced and have not landed
+    long bytes = 0;  // bytes that are announced and have not landed
     u32 phase = 0;
-    bool visible = false;           // to the copy engine and to other blocks, after fence_mbarrier_init
+    bool visible = false;  // to the copy engine and to other blocks, after fence_mbarrier_init
 };
 
 // Threads that meet: the lanes of a mask in __syncwarp or in an exchange of values, or a block in a named barrier.
 struct Meeting {
     u32 arrived = 0, generation = 0, threads = 0;
-    const char* what = "";     // the call that the first of them has made
-    u64 slots[2][32] = {};     // the lanes' values, for even and odd generations
-    u32 filled[2] = {0, 0};    // the lanes that have given one
+    const char* what = "";  // the call that the first of them has made
+    u64 slots[2][32] = {};  // the lanes' values, for even and odd generations
+    u32 filled[2] = {0, 0};  // the lanes that have given one
 };
 
 // Fields of a tensor map, as tilelab/emulator/tensor_map.py writes them. Index 0 is the innermost dimension.
 struct Map {
-    u64 address, end;    // of the tensor's memory
-    u64 strides[5];      // bytes
-    u32 shape[5];        // elements
+    u64 address, end;  // of the tensor's memory
+    u64 strides[5];  // bytes
+    u32 shape[5];  // elements
     unsigned short box[5];
     u8 dimensions, itemsize, swizzle, fill_is_nan;
-    char type[2];        // 'f' float, 'b' bfloat16 or 'i' integer
+    char type[2];  // 'f' float, 'b' bfloat16 or 'i' integer
     u32 mark;
 };
 static_assert(sizeof(Map) <= 128, "");
@@ -73,11 +73,11 @@ constexpr u32 MAP_MARK = 0x70614d54;
 
 struct Operation {
     Kind kind;
-    u32 block;          // whose shared memory it uses
+    u32 block;  // whose shared memory it uses
     u32 tile, bytes, barrier;
-    u8* global;         // of a bulk copy
+    u8* global;  // of a bulk copy
     bool is_box;
-    Map map;            // of a box
+    Map map;  // of a box
     int corner[5];
     u32 thread, group;  // of a store
     bool committed, read;
@@ -91,14 +91,14 @@ struct Product {
     u64 a, b;
     bool accumulate;
     u32 issued[4] = {};  // threads of each warp
-    u32 executed = 0;    // one bit per warp
+    u32 executed = 0;  // one bit per warp
     float* d[128];
 };
 
 struct WarpGroup {
     u32 block, first_thread;
     std::deque<std::shared_ptr<Product>> products;  // in their order, without the `removed` first ones
-    u32 removed = 0, next[4] = {};                  // the product that each warp executes next
+    u32 removed = 0, next[4] = {};  // the product that each warp executes next
 };
 
 // The accumulators of one thread while products use them. Its own array holds NaN meanwhile.
@@ -245,7 +245,7 @@ class CatchSignals {
         setitimer(ITIMER_VIRTUAL, &interval, nullptr);
     }
 
-public:
+  public:
     CatchSignals() {
         stack_t own = {};
         own.ss_sp = stack, own.ss_size = sizeof stack;
@@ -291,8 +291,9 @@ u32 address_of(const void* pointer) {
     if (static_bytes && byte >= static_begin && byte < static_begin + static_bytes) return u32(byte - static_begin);
     if (byte >= dynamic_shared && byte <= dynamic_shared + (shared_bytes - dynamic_base))
         return dynamic_base + u32(byte - dynamic_shared);
-    fail("shared_address of a pointer that does not point into shared memory; for the emulator, declare __shared__ "
-         "variables in the kernel itself, not in a template");
+    fail(
+        "shared_address of a pointer that does not point into shared memory; for the emulator, declare __shared__ "
+        "variables in the kernel itself, not in a template");
 }
 
 u32 cluster_address(u32 address, u32 rank) {
@@ -392,9 +393,13 @@ void block_barrier(u32 name, u32 count, const char* what) {
     const u32 before = meeting.generation;
     ++meeting.arrived;
     release_meeting(meeting, count ? count : my_block().live);
-    wait_until([&meeting, before] { return meeting.generation != before; }, [&meeting, name, count, what] {
-        return std::string(what) + (name || count ? text(" at barrier %u, where %u of %u threads have arrived", name,
-                                                         meeting.arrived, count) : ""); });
+    wait_until([&meeting, before] { return meeting.generation != before; },
+               [&meeting, name, count, what] {
+                   return std::string(what) + (name || count
+                                                   ? text(" at barrier %u, where %u of %u threads have arrived", name,
+                                                          meeting.arrived, count)
+                                                   : "");
+               });
 }
 
 static u32 count_live() {
@@ -441,8 +446,10 @@ static Barrier& find_barrier(u32 block, u32 address) {
     auto found = blocks[block].barriers.find(address);
     if (found == blocks[block].barriers.end()) {
         if (block == me().block) fail("shared address %u holds no mbarrier that was initialised", address);
-        fail("block %u of the cluster has initialised no mbarrier at shared address %u: cluster_arrive and "
-             "cluster_wait are missing behind the initialisation", block, address);
+        fail(
+            "block %u of the cluster has initialised no mbarrier at shared address %u: cluster_arrive and "
+            "cluster_wait are missing behind the initialisation",
+            block, address);
     }
     return found->second;
 }
@@ -470,12 +477,18 @@ void wait_for_phase(u32 address, u32 parity) {
     const u32 block = find_block(address);
     if (block != me().block) fail("waits for an mbarrier of another block; a thread can only wait for its own block's");
     Barrier& barrier = find_barrier(block, address);
-    wait_until([&barrier, parity] { return (barrier.phase & 1) != (parity & 1); }, [&barrier, address, parity] {
-        return text("for parity %u of the mbarrier at shared address %u. Its phase %u (parity %u) still "
-                    "lacks %d of %d arrivals and %s", parity & 1, address, barrier.phase, barrier.phase & 1,
-                    barrier.pending, barrier.arrivals, (barrier.bytes >= 0 ? std::to_string(barrier.bytes) + " bytes" :
-                    "has got " + std::to_string(-barrier.bytes) + " bytes that were not announced").c_str());
-    }, true);
+    wait_until(
+        [&barrier, parity] { return (barrier.phase & 1) != (parity & 1); },
+        [&barrier, address, parity] {
+            return text(
+                "for parity %u of the mbarrier at shared address %u. Its phase %u (parity %u) still "
+                "lacks %d of %d arrivals and %s",
+                parity & 1, address, barrier.phase, barrier.phase & 1, barrier.pending, barrier.arrivals,
+                (barrier.bytes >= 0 ? std::to_string(barrier.bytes) + " bytes"
+                                    : "has got " + std::to_string(-barrier.bytes) + " bytes that were not announced")
+                    .c_str());
+        },
+        true);
 }
 
 // ---- numbers
@@ -574,7 +587,8 @@ static void read_box(Operation& operation) {
     });
 }
 
-template <typename T> static void add(u8* to, const u8* from) {
+template <typename T>
+static void add(u8* to, const u8* from) {
     T sum, value;
     memcpy(&sum, to, sizeof(T)), memcpy(&value, from, sizeof(T));
     sum += value;
@@ -604,7 +618,8 @@ static void write_box(Operation& operation) {
         if (!to || x < 0 || x >= long(map.shape[0])) return;
         const u64 bytes = std::min<u64>(16, map.end - reinterpret_cast<u64>(to));
         if (operation.kind == STORE) memcpy(to, unit, bytes);
-        else for (u32 i = 0; i < bytes; i += map.itemsize) add_element(to + i, unit + i, map);
+        else
+            for (u32 i = 0; i < bytes; i += map.itemsize) add_element(to + i, unit + i, map);
     });
 }
 
@@ -665,12 +680,14 @@ static void start(Operation operation) {
 void move_bytes(Kind kind, void* global, u32 tile, u32 bytes, u32 barrier, const char* what) {
     const u64 address = reinterpret_cast<u64>(global);
     if (address % 16 || tile % 16 || bytes % 16 || !bytes)
-        fail("%s of %u bytes between global address ...%llx and shared address %u: a bulk copy moves whole units of 16 "
-             "bytes between multiples of 16", what, bytes, address & 0xfff, tile);
+        fail(
+            "%s of %u bytes between global address ...%llx and shared address %u: a bulk copy moves whole units of 16 "
+            "bytes between multiples of 16",
+            what, bytes, address & 0xfff, tile);
     if (kind == LOAD) require_signal(me().block, barrier, what);
     require_inside(tile, bytes, what);
-    if (std::none_of(tensors.begin(), tensors.end(), [&](auto& tensor) {
-            return tensor.first <= address && address + bytes <= tensor.second; }))
+    if (std::none_of(tensors.begin(), tensors.end(),
+                     [&](auto& tensor) { return tensor.first <= address && address + bytes <= tensor.second; }))
         fail("%s of %u bytes leaves the tensors that were passed to the kernel", what, bytes);
     Operation operation = {kind, me().block, tile, bytes, barrier, static_cast<u8*>(global)};
     start(std::move(operation));
@@ -683,8 +700,7 @@ void move_box(Kind kind, const void* map_argument, u32 dimensions, const int* co
     Map& map = operation.map;
     memcpy(&map, map_argument, sizeof map);
     if (map.mark != MAP_MARK) fail("%s is given a tensor map that make_tensor_map has not made", what);
-    if (map.dimensions != dimensions)
-        fail("%s is given a tensor map of %u dimensions", what, u32(map.dimensions));
+    if (map.dimensions != dimensions) fail("%s is given a tensor map of %u dimensions", what, u32(map.dimensions));
     if (tile % 128) fail("%s at shared address %u: a tile must lie at a multiple of 128 bytes", what, tile);
     if (long(corner[0]) * map.itemsize % 16)
         fail("%s starts at x = %d, within a unit of 16 bytes: on a GPU this is an illegal instruction", what,
@@ -718,11 +734,14 @@ void commit_stores() {
 
 void wait_for_reads(u32 pending) {
     const u32 thread = current, groups = me().groups;
-    wait_until([=] {
-        return std::none_of(operations.begin(), operations.end(), [=](auto& operation) {
-            return operation.kind != LOAD && operation.thread == thread && operation.committed && !operation.read &&
-                   operation.group + pending < groups; });
-    }, [] { return "for the copy engine to read the tiles of its stores"; });
+    wait_until(
+        [=] {
+            return std::none_of(operations.begin(), operations.end(), [=](auto& operation) {
+                return operation.kind != LOAD && operation.thread == thread && operation.committed && !operation.read &&
+                       operation.group + pending < groups;
+            });
+        },
+        [] { return "for the copy engine to read the tiles of its stores"; });
 }
 
 // ---- wgmma
@@ -739,8 +758,8 @@ static void read_row(u32 block, u64 descriptor, u32 row, Elements elements, floa
     const u32 swizzle = SWIZZLES[descriptor >> 62], base = u32(descriptor & 0x3fff) * 16;
     const u32 along_k = u32(descriptor >> 16 & 0x3fff) * 16, along_rows = u32(descriptor >> 32 & 0x3fff) * 16;
     for (u32 unit = 0; unit < 2; ++unit) {
-        const u32 address = base + row / 8 * along_rows + row % 8 * (swizzle ? swizzle : 16)
-                            + unit * (swizzle ? 16 : along_k);
+        const u32 address =
+            base + row / 8 * along_rows + row % 8 * (swizzle ? swizzle : 16) + unit * (swizzle ? 16 : along_k);
         const u8* bytes = engine_view(block, place_in_swizzle(address, swizzle) % shared_bytes);
         if (elements == BF16)
             for (u32 i = 0; i < 8; ++i) values[unit * 8 + i] = bf16_value(bytes[2 * i] | bytes[2 * i + 1] << 8);
@@ -836,10 +855,12 @@ void wait_for_products(u32 pending) {
     Thread& thread = me();
     if (thread.product_groups <= pending) return;
     const u32 limit = thread.product_groups - pending, warp = my_number() / 32 % 4;
-    wait_until([&thread, limit, warp] {
-        return std::all_of(thread.issued.begin(), thread.issued.end(), [=](auto& each) {
-            return each.group >= limit || each.product->issued[warp] == 32; });
-    }, [] { return "in wgmma_wait() for the other lanes of its warp to issue the same wgmma"; });
+    wait_until(
+        [&thread, limit, warp] {
+            return std::all_of(thread.issued.begin(), thread.issued.end(),
+                               [=](auto& each) { return each.group >= limit || each.product->issued[warp] == 32; });
+        },
+        [] { return "in wgmma_wait() for the other lanes of its warp to issue the same wgmma"; });
     size_t done = 0;
     for (; done < thread.issued.size() && thread.issued[done].group < limit; ++done) {
         const Issued& each = thread.issued[done];

@@ -63,7 +63,10 @@ class Tile:
     """A tile, or an array of tiles, in shared memory: `index`, `reshape` and `permute` give views."""
 
     def __init__(self, data: torch.Tensor, state: dict | None = None, children: list | None = None):
-        self.data, self.state = data, state if state is not None else {"landing": 0, "reading": 0, "written_by": None}
+        self.data, self.state = (
+            data,
+            state if state is not None else {"landing": 0, "reading": 0, "written_by": None},
+        )
         self.children = children if children is not None else [None] * data.shape[0]
         self.shape, self.dtype = list(data.shape), data.dtype
 
@@ -208,7 +211,9 @@ class _Program:
             raise self.error
 
     def tiles(self) -> list[Tile]:
-        return list(itertools.chain.from_iterable([tile, *filter(None, tile.children)] for tile in self.allocated))
+        return list(
+            itertools.chain.from_iterable([tile, *filter(None, tile.children)] for tile in self.allocated)
+        )
 
     def land(self, index: int) -> None:
         tile, value, barrier = self.copies.pop(index)
@@ -247,12 +252,16 @@ class _Descriptor:
         """Return the slices of the tensor and of the tile that the box at `origin` shares with the tensor."""
         if len(origin) != len(self.shape):
             raise GluonError(f"{len(origin)} coordinates for a tensor of {len(self.shape)} dimensions")
-        inside = [(max(0, int(o)), min(int(o) + box, size))
-                  for o, box, size in zip(origin, self.block_shape, self.shape)]
+        inside = [
+            (max(0, int(o)), min(int(o) + box, size))
+            for o, box, size in zip(origin, self.block_shape, self.shape)
+        ]
         empty = any(begin >= end for begin, end in inside)
         of_tensor = [slice(0, 0) if empty else slice(*each) for each in inside]
-        of_tile = [slice(0, 0) if empty else slice(begin - int(o), end - int(o))
-                   for (begin, end), o in zip(inside, origin)]
+        of_tile = [
+            slice(0, 0) if empty else slice(begin - int(o), end - int(o))
+            for (begin, end), o in zip(inside, origin)
+        ]
         return tuple(of_tensor), tuple(of_tile)
 
     def read(self, origin) -> torch.Tensor:
@@ -285,20 +294,26 @@ def _wait(barrier, phase, pred=True, deps=()) -> None:
     barrier.require_begun()
     frame = sys._getframe(1)
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-    _program().pause(lambda: barrier.phase % 2 != int(phase) % 2,
-                     f"in `{line}` for parity {int(phase) % 2} (phase {barrier.phase} lacks {barrier.pending} "
-                     f"arrivals, {barrier.bytes} bytes)")
+    _program().pause(
+        lambda: barrier.phase % 2 != int(phase) % 2,
+        f"in `{line}` for parity {int(phase) % 2} (phase {barrier.phase} lacks {barrier.pending} "
+        f"arrivals, {barrier.bytes} bytes)",
+    )
 
 
 def _load(desc, origin, barrier, tile, pred=True) -> None:
     barrier.require_begun()
     if not barrier.fenced:
-        raise GluonError("TMA uses an mbarrier that no fence_async_shared follows: it may not see the mbarrier.init")
+        raise GluonError(
+            "TMA uses an mbarrier that no fence_async_shared follows: it may not see the mbarrier.init"
+        )
     if tile.shape != desc.block_shape:
         raise GluonError(f"a load of {desc.block_shape} into a tile of {tile.shape}")
     if tile.state["landing"] or tile.state["reading"]:
-        raise GluonError("TMA overwrites a tile that " +
-                         ("another load still lands in" if tile.state["landing"] else "is still being read"))
+        raise GluonError(
+            "TMA overwrites a tile that "
+            + ("another load still lands in" if tile.state["landing"] else "is still being read")
+        )
     tile.data.fill_(float("nan"))
     tile.state["landing"] += 1
     _program().copies.append((tile, desc.read(origin), barrier))
@@ -341,10 +356,14 @@ class Pending:
             _require_landed(tile, "a product reads")
             tile.state["reading"] += 1
             if tile.state["written_by"]:
-                raise GluonError("a product reads a tile that threads have written, without fence_async_shared")
+                raise GluonError(
+                    "a product reads a tile that threads have written, without fence_async_shared"
+                )
 
     def finish(self) -> torch.Tensor:
-        a, b = (operand.data if isinstance(operand, Tile) else _value(operand) for operand in (self.a, self.b))
+        a, b = (
+            operand.data if isinstance(operand, Tile) else _value(operand) for operand in (self.a, self.b)
+        )
         product = a.float() @ b.float()
         self.result = product if self.c is None else product + self.c
         for tile in self.tiles:
@@ -385,7 +404,9 @@ def _multiply_wait(num_outstanding=0, deps=()):
         _maybe_pause()  # the last moment for another role to overwrite an operand
     while len(products) > num_outstanding:
         products.pop(0).finish()
-    results = [each.result if isinstance(each, Pending) and each.result is not None else each for each in deps]
+    results = [
+        each.result if isinstance(each, Pending) and each.result is not None else each for each in deps
+    ]
     return results[0] if len(results) == 1 else tuple(results) if results else None
 
 
@@ -402,8 +423,10 @@ def _allocate(dtype, shape, layout, value=None):
 
 def _specialise(partitions, worker_num_warps, worker_num_regs=None):
     program = _program()
-    roles = [program.add_role(lambda call=call, arguments=arguments: call(*arguments), f"role {number}")
-             for number, (call, arguments) in enumerate(partitions)]
+    roles = [
+        program.add_role(lambda call=call, arguments=arguments: call(*arguments), f"role {number}")
+        for number, (call, arguments) in enumerate(partitions)
+    ]
     program.pause(lambda: all(role.ended for role in roles))
 
 
@@ -413,6 +436,7 @@ def _choose(function, on_numbers):
         if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
             return function(*(torch.as_tensor(each, dtype=torch.float32) for each in (a, b)))
         return on_numbers(a, b)
+
     return call
 
 
@@ -431,26 +455,63 @@ def _stand_ins() -> dict[int, object]:
         _maybe_pause()
 
     here = types.SimpleNamespace
-    barrier = here(init=_init, expect=_expect, arrive=_arrive, wait=_wait, MBarrierLayout=lambda *_, **__: None,
-                   invalidate=lambda barrier: None)
+    barrier = here(
+        init=_init,
+        expect=_expect,
+        arrive=_arrive,
+        wait=_wait,
+        MBarrierLayout=lambda *_, **__: None,
+        invalidate=lambda barrier: None,
+    )
     tma = here(async_copy_global_to_shared=_load, async_copy_shared_to_global=_store, store_wait=_store_wait)
     language = here(
-        program_id=lambda axis: _program().number, num_programs=lambda axis: _program().grid,
+        program_id=lambda axis: _program().number,
+        num_programs=lambda axis: _program().grid,
         zeros=lambda shape, dtype, layout=None: torch.zeros(shape, dtype=dtype),
         full=lambda shape, value, dtype, layout=None: torch.full(shape, _unwrap(value), dtype=dtype),
-        arange=lambda begin, end, layout=None: torch.arange(begin, end), where=_where,
-        maximum=_choose(torch.maximum, max), minimum=_choose(torch.minimum, min), cdiv=lambda a, b: -(-a // b),
-        max=lambda x, axis: _value(x).amax(axis), sum=lambda x, axis: _value(x).sum(axis),
-        exp2=lambda x: torch.exp2(_value(x)), convert_layout=lambda x, layout, **_: _value(x),
-        allocate_shared_memory=_allocate, warp_specialize=_specialise, static_range=range, barrier=no_op,
-        thread_barrier=no_op, to_tensor=_unwrap, constexpr=_unwrap, static_assert=lambda *_: None,
-        float32=torch.float32, float16=torch.float16, bfloat16=torch.bfloat16, int64="int64",
-        **{name: getattr(gl, name) for name in ("NVMMADistributedLayout", "NVMMASharedLayout", "DotOperandLayout",
-                                                "SliceLayout", "BlockedLayout")})
-    found = {id(gl): language, id(hopper.mbarrier): barrier, id(hopper.tma): tma,
-             id(hopper.warpgroup_mma): _multiply, id(hopper.warpgroup_mma_wait): _multiply_wait,
-             id(hopper.fence_async_shared): _fence}
-    return found | {id(getattr(gl, name)): no_op for name in ("barrier", "thread_barrier") if hasattr(gl, name)}
+        arange=lambda begin, end, layout=None: torch.arange(begin, end),
+        where=_where,
+        maximum=_choose(torch.maximum, max),
+        minimum=_choose(torch.minimum, min),
+        cdiv=lambda a, b: -(-a // b),
+        max=lambda x, axis: _value(x).amax(axis),
+        sum=lambda x, axis: _value(x).sum(axis),
+        exp2=lambda x: torch.exp2(_value(x)),
+        convert_layout=lambda x, layout, **_: _value(x),
+        allocate_shared_memory=_allocate,
+        warp_specialize=_specialise,
+        static_range=range,
+        barrier=no_op,
+        thread_barrier=no_op,
+        to_tensor=_unwrap,
+        constexpr=_unwrap,
+        static_assert=lambda *_: None,
+        float32=torch.float32,
+        float16=torch.float16,
+        bfloat16=torch.bfloat16,
+        int64="int64",
+        **{
+            name: getattr(gl, name)
+            for name in (
+                "NVMMADistributedLayout",
+                "NVMMASharedLayout",
+                "DotOperandLayout",
+                "SliceLayout",
+                "BlockedLayout",
+            )
+        },
+    )
+    found = {
+        id(gl): language,
+        id(hopper.mbarrier): barrier,
+        id(hopper.tma): tma,
+        id(hopper.warpgroup_mma): _multiply,
+        id(hopper.warpgroup_mma_wait): _multiply_wait,
+        id(hopper.fence_async_shared): _fence,
+    }
+    return found | {
+        id(getattr(gl, name)): no_op for name in ("barrier", "thread_barrier") if hasattr(gl, name)
+    }
 
 
 def _unwrap(value):
@@ -462,13 +523,19 @@ def _emulated(kernel, stand_ins: dict, known: dict, replaced: dict) -> Callable:
     if id(kernel) not in known:
         function = kernel.fn
         names = {"__builtins__": function.__globals__.get("__builtins__")}
-        known[id(kernel)] = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+        known[id(kernel)] = types.FunctionType(
+            function.__code__, names, function.__name__, function.__defaults__
+        )
         for name in function.__code__.co_names:
             if name in function.__globals__:
                 value = replaced.get(name, function.__globals__[name])
                 names[name] = stand_ins.get(id(value)) or (
-                    _emulated(value, stand_ins, known, replaced) if hasattr(value, "fn") else _unwrap(value)
-                    if type(value).__name__ == "constexpr" else value)
+                    _emulated(value, stand_ins, known, replaced)
+                    if hasattr(value, "fn")
+                    else _unwrap(value)
+                    if type(value).__name__ == "constexpr"
+                    else value
+                )
     return known[id(kernel)]
 
 
@@ -499,7 +566,9 @@ def is_enabled() -> bool:
 
 def run(kernel, grid, *arguments, **constants) -> None:
     """Run every program of `kernel[grid](*arguments, **constants)` on CPU tensors. GluonError names a broken rule."""
-    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}  # not num_warps, …
+    constants = {
+        name: value for name, value in constants.items() if name in kernel.arg_names
+    }  # not num_warps, …
     function = _emulated(kernel, _stand_ins(), {}, _replaced.get() or {})
     arguments = [_Descriptor(each) if hasattr(each, "block_shape") else each for each in arguments]
     count = grid if isinstance(grid, int) else torch.Size(grid).numel()

@@ -17,7 +17,10 @@ inline void bulk_store(void* destination, u32 tile, u32 bytes) {
     emulator::move_bytes(emulator::STORE, destination, tile, bytes, 0, "a bulk_store");
 }
 inline void bulk_commit() { emulator::commit_stores(); }
-template <int PENDING> void bulk_wait_read() { emulator::wait_for_reads(PENDING); }
+template <int PENDING>
+void bulk_wait_read() {
+    emulator::wait_for_reads(PENDING);
+}
 inline void fence_proxy_async() { emulator::fence_views(); }
 
 // cp.async: the copy is made at once, as a fast GPU may do.
@@ -25,4 +28,5 @@ inline void cp_async_16(u32 tile, const void* source) {
     memcpy(emulator::find_shared(tile, 16, "cp_async_16"), source, 16);
 }
 inline void cp_async_commit() {}
-template <int PENDING> void cp_async_wait() {}
+template <int PENDING>
+void cp_async_wait() {}

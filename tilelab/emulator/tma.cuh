@@ -41,17 +41,24 @@ inline float4 load_shared_cluster(u32 address, u32 rank) {
     return value;
 }
 
-template <int REGISTERS> void warpgroup_reg_dealloc() {
+template <int REGISTERS>
+void warpgroup_reg_dealloc() {
     static_assert(REGISTERS % 8 == 0 && REGISTERS >= 24 && REGISTERS <= 256, "setmaxnreg takes 24, 32, ... or 256");
 }
-template <int REGISTERS> void warpgroup_reg_alloc() { warpgroup_reg_dealloc<REGISTERS>(); }
+template <int REGISTERS>
+void warpgroup_reg_alloc() {
+    warpgroup_reg_dealloc<REGISTERS>();
+}
 inline void named_barrier_sync(u32 name, u32 threads) {
     emulator::block_barrier(name, threads, "in named_barrier_sync()");
 }
 
 inline void wgmma_fence() { emulator::fence_products(); }
 inline void wgmma_commit() { emulator::commit_products(); }
-template <int PENDING> void wgmma_wait() { emulator::wait_for_products(PENDING); }
+template <int PENDING>
+void wgmma_wait() {
+    emulator::wait_for_products(PENDING);
+}
 
 inline void stmatrix_x4(u32 address, u32 a, u32 b, u32 c, u32 d) {
     emulator::store_matrices(address, {a, b, c, d}, false);

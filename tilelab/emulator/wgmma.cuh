@@ -3,13 +3,16 @@
 #include "tma.cuh"
 #include "plain_wgmma.cuh"
 
-template <int COUNT> void warpgroup_fence_operand(float (&d)[COUNT]) {}
+template <int COUNT>
+void warpgroup_fence_operand(float (&d)[COUNT]) {}
 
-template <int WIDTH> void wgmma_m64k16(float (&d)[WIDTH / 2], u64 a, u64 b, u32 accumulate) {
+template <int WIDTH>
+void wgmma_m64k16(float (&d)[WIDTH / 2], u64 a, u64 b, u32 accumulate) {
     static_assert(WIDTH % 16 == 0 && WIDTH <= 256, "WIDTH must be a multiple of 16, up to 256");
     emulator::multiply(emulator::BF16, d, WIDTH, a, b, accumulate);
 }
-template <int WIDTH> void wgmma_m64k32_e4m3(float (&d)[WIDTH / 2], u64 a, u64 b, u32 accumulate) {
+template <int WIDTH>
+void wgmma_m64k32_e4m3(float (&d)[WIDTH / 2], u64 a, u64 b, u32 accumulate) {
     static_assert(WIDTH == 64 || WIDTH == 128, "WIDTH must be 64 or 128");
     emulator::multiply(emulator::E4M3, d, WIDTH, a, b, accumulate);
 }

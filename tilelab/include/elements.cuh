@@ -5,16 +5,36 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef unsigned char u8;
 
-struct bf16 { unsigned short bits; };
-struct f16 { unsigned short bits; };
+struct bf16 {
+    unsigned short bits;
+};
+struct f16 {
+    unsigned short bits;
+};
 
 // The type of BYTES bytes that a thread moves in one instruction.
-template <int BYTES> struct Word;
-template <> struct Word<1> { typedef unsigned char type; };
-template <> struct Word<2> { typedef unsigned short type; };
-template <> struct Word<4> { typedef u32 type; };
-template <> struct Word<8> { typedef uint2 type; };
-template <> struct Word<16> { typedef uint4 type; };
+template <int BYTES>
+struct Word;
+template <>
+struct Word<1> {
+    typedef unsigned char type;
+};
+template <>
+struct Word<2> {
+    typedef unsigned short type;
+};
+template <>
+struct Word<4> {
+    typedef u32 type;
+};
+template <>
+struct Word<8> {
+    typedef uint2 type;
+};
+template <>
+struct Word<16> {
+    typedef uint4 type;
+};
 
 __device__ __forceinline__ float low_half(u32 word, bf16) { return __uint_as_float(word << 16); }
 __device__ __forceinline__ float high_half(u32 word, bf16) { return __uint_as_float(word & 0xffff0000u); }

@@ -38,25 +38,28 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 phase) {
             "{\n .reg .pred p;\n"
             " mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
             " selp.u32 %0, 1, 0, p;\n}"
-            : "=r"(done) : "r"(barrier), "r"(phase) : "memory");
+            : "=r"(done)
+            : "r"(barrier), "r"(phase)
+            : "memory");
     }
 }
 
 // ---- bulk copies: one thread starts each; both addresses and the size are multiples of 16 bytes
 
 __device__ __forceinline__ void bulk_load(u32 tile, const void* source, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(tile), "l"(__cvta_generic_to_global(source)), "r"(bytes), "r"(barrier) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(tile),
+                 "l"(__cvta_generic_to_global(source)), "r"(bytes), "r"(barrier)
+                 : "memory");
 }
 
 __device__ __forceinline__ void bulk_store(void* destination, u32 tile, u32 bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
-                 ::"l"(__cvta_generic_to_global(destination)), "r"(tile), "r"(bytes) : "memory");
+    asm volatile(
+        "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(destination)),
+        "r"(tile), "r"(bytes)
+        : "memory");
 }
 
-__device__ __forceinline__ void bulk_commit() {
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
+__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
 // Wait until at most PENDING groups of this thread's stores have not yet read their shared memory.
 template <int PENDING>
@@ -66,20 +69,16 @@ __device__ __forceinline__ void bulk_wait_read() {
 
 // The copy engine reads shared memory through another path (proxy) than threads do. The fence makes this thread's
 // writes visible to copies that start afterwards.
-__device__ __forceinline__ void fence_proxy_async() {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- cp.async, the older asynchronous copy: each thread copies its own 16 bytes
 
 __device__ __forceinline__ void cp_async_16(u32 tile, const void* source) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-                 ::"r"(tile), "l"(__cvta_generic_to_global(source)) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(tile), "l"(__cvta_generic_to_global(source))
+                 : "memory");
 }
 
-__device__ __forceinline__ void cp_async_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int PENDING>
 __device__ __forceinline__ void cp_async_wait() {

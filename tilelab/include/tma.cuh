@@ -16,41 +16,51 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap& map) {
 }
 
 __device__ __forceinline__ void tma_load_2d(u32 tile, const TensorMap& map, int x, int y, u32 barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-                 " [%0], [%1, {%3, %4}], [%2];"
-                 ::"r"(tile), "l"(&map), "r"(barrier), "r"(x), "r"(y) : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4}], [%2];" ::"r"(tile),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y)
+        : "memory");
 }
 
 __device__ __forceinline__ void tma_load_3d(u32 tile, const TensorMap& map, int x, int y, int z, u32 barrier) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-                 " [%0], [%1, {%3, %4, %5}], [%2];"
-                 ::"r"(tile), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z) : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(tile),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+        : "memory");
 }
 
 // The box lands at the same offset in each CTA of the cluster whose bit in `ctas` is set, and signals its barrier.
 __device__ __forceinline__ void tma_load_2d_multicast(u32 tile, const TensorMap& map, int x, int y, u32 barrier,
                                                       unsigned short ctas) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
-                 " [%0], [%1, {%3, %4}], [%2], %5;"
-                 ::"r"(tile), "l"(&map), "r"(barrier), "r"(x), "r"(y), "h"(ctas) : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(tile),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "h"(ctas)
+        : "memory");
 }
 
 // The part of the box that lies inside the tensor is written. The tile may be reused after bulk_commit and
 // bulk_wait_read.
 __device__ __forceinline__ void tma_store_2d(const TensorMap& map, u32 tile, int x, int y) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];"
-                 ::"l"(&map), "r"(tile), "r"(x), "r"(y) : "memory");
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),
+                 "r"(tile), "r"(x), "r"(y)
+                 : "memory");
 }
 
 __device__ __forceinline__ void tma_store_3d(const TensorMap& map, u32 tile, int x, int y, int z) {
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];"
-                 ::"l"(&map), "r"(tile), "r"(x), "r"(y), "r"(z) : "memory");
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
+                 "r"(tile), "r"(x), "r"(y), "r"(z)
+                 : "memory");
 }
 
 // Add the tile to the tensor; L2 does the additions.
 __device__ __forceinline__ void tma_reduce_add_2d(const TensorMap& map, u32 tile, int x, int y) {
-    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];"
-                 ::"l"(&map), "r"(tile), "r"(x), "r"(y) : "memory");
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),
+        "r"(tile), "r"(x), "r"(y)
+        : "memory");
 }
 
 // Return where byte `offset` of a box lies under a swizzle of `bytes` (32, 64 or 128; 16 is none). The box starts at a
@@ -74,9 +84,7 @@ __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 
-__device__ __forceinline__ void cluster_wait() {
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // Return the cluster-wide address of the same variable in the shared memory of CTA `rank`.
 __device__ __forceinline__ u32 map_shared_rank(u32 address, u32 rank) {
@@ -95,7 +103,8 @@ __device__ __forceinline__ float4 load_shared_cluster(u32 address, u32 rank) {
     float4 value;
     asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-                 : "r"(map_shared_rank(address, rank)) : "memory");
+                 : "r"(map_shared_rank(address, rank))
+                 : "memory");
     return value;
 }
 
@@ -117,13 +126,9 @@ __device__ __forceinline__ void named_barrier_sync(u32 name, u32 threads) {
 }
 
 // Order earlier accesses to the registers of wgmma before the next wgmma.
-__device__ __forceinline__ void wgmma_fence() {
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-__device__ __forceinline__ void wgmma_commit() {
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 // Wait until at most PENDING committed groups of wgmma are still running.
 template <int PENDING>
@@ -145,13 +150,15 @@ __device__ __forceinline__ u64 wgmma_descriptor(u32 address) {
 // Store four 8 x 8 matrices of 16-bit elements. Lane l passes the address of row l % 8 of matrix l / 8; its registers
 // hold elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of each matrix. With .trans rows and columns change places.
 __device__ __forceinline__ void stmatrix_x4(u32 address, u32 a, u32 b, u32 c, u32 d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                 ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+                 "r"(c), "r"(d)
+                 : "memory");
 }
 
 __device__ __forceinline__ void stmatrix_x4_trans(u32 address, u32 a, u32 b, u32 c, u32 d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
-                 ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a),
+                 "r"(b), "r"(c), "r"(d)
+                 : "memory");
 }
 
 // Round two floats to bf16; `low` takes the low 16 bits.
@@ -164,9 +171,7 @@ __device__ __forceinline__ u32 pack_bf16x2(float low, float high) {
 // ---- dependent launches: kernels that follow each other in a stream
 
 // Wait until the previous kernel has finished and its writes are visible. Returns at once if the two do not overlap.
-__device__ __forceinline__ void griddepcontrol_wait() {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
+__device__ __forceinline__ void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // Allow the next kernel to start, if it was launched with programmatic dependent launch: its CTAs start where there is
 // room, once each CTA of this kernel has executed this instruction or has ended.

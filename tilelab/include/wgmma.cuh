@@ -86,11 +86,12 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&d)[COUNT]) {
 // N is the width of d, and R the number of its registers in a thread. A, B and P are the numbers of the operands after
 // these registers: R, R + 1 and R + 2. SCALES are the last operands of the instruction: 1, 1 keeps the signs of A and
 // B. For bf16, 0, 0 says that neither is transposed, because the rows of both run along K.
-#define WGMMA(N, R, A, B, P, TYPES, SCALES)                                                                \
-    if constexpr (WIDTH == N)                                                                              \
-        asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #P ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N \
-                     TYPES " {" REGISTERS_##R(NAMES, MORE_NAMES) "}, %" #A ", %" #B ", p, " SCALES ";\n}"    \
-                     : REGISTERS_##R(OPERANDS, MORE_OPERANDS) : "l"(a), "l"(b), "r"(accumulate));
+#define WGMMA(N, R, A, B, P, TYPES, SCALES)                                                                        \
+    if constexpr (WIDTH == N)                                                                                      \
+        asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #P ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N TYPES \
+                     " {" REGISTERS_##R(NAMES, MORE_NAMES) "}, %" #A ", %" #B ", p, " SCALES ";\n}"                \
+                     : REGISTERS_##R(OPERANDS, MORE_OPERANDS)                                                      \
+                     : "l"(a), "l"(b), "r"(accumulate));
 
 // A and B are bf16, 16 columns of each.
 template <int WIDTH>

@@ -60,15 +60,32 @@ class Timing:
 
     def row(self) -> dict:
         """Return the fields that results/ keeps."""
-        found = {"name": self.name, "ms": self.ms, "peer": self.peer, "peer_ms": self.peer_ms, "ratio": self.ratio,
-                 "spread": self.spread, "tflops": self.tflops, "gbps": self.gbps,
-                 "status": "failed" if self.reason else "ok", "reason": self.reason}
+        found = {
+            "name": self.name,
+            "ms": self.ms,
+            "peer": self.peer,
+            "peer_ms": self.peer_ms,
+            "ratio": self.ratio,
+            "spread": self.spread,
+            "tflops": self.tflops,
+            "gbps": self.gbps,
+            "status": "failed" if self.reason else "ok",
+            "reason": self.reason,
+        }
         return {key: value for key, value in found.items() if value is not None}
 
 
-def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence], peer: str, *,
-            flops: float | None = None, nbytes: float | None = None, rounds: int = ROUNDS,
-            warm_s: float = WARM_S, burst_ms: float = BURST_MS) -> dict[str, Timing]:
+def compare(
+    candidates: dict[str, Callable],
+    make_inputs: Callable[[], Sequence],
+    peer: str,
+    *,
+    flops: float | None = None,
+    nbytes: float | None = None,
+    rounds: int = ROUNDS,
+    warm_s: float = WARM_S,
+    burst_ms: float = BURST_MS,
+) -> dict[str, Timing]:
     """Time every candidate against `peer`, the name of one candidate, and return {name: Timing}.
 
     A candidate takes the tensors of `make_inputs()` and returns a function that launches on them, so that descriptors
@@ -81,7 +98,9 @@ def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence]
     if peer not in candidates:
         raise ValueError(f"unknown peer {peer!r}; choose one of {', '.join(candidates)}.")
     if device.current().capability is None:
-        raise device.Unsupported(f"timing needs a GPU; here is {device.current().describe()}: read results/ instead.")
+        raise device.Unsupported(
+            f"timing needs a GPU; here is {device.current().describe()}: read results/ instead."
+        )
     if os.environ.get("TILES_QUICK"):
         rounds, warm_s, burst_ms = map(min, (rounds, warm_s, burst_ms), QUICK.values())
     inputs = make_input_sets(make_inputs)
@@ -106,8 +125,16 @@ def compare(candidates: dict[str, Callable], make_inputs: Callable[[], Sequence]
     timings = {}
     for name in candidates:
         ms = times.get(name)
-        timings[name] = Timing(name, ms, peer, times[peer], flops / ms / 1e9 if flops and ms else None,
-                               nbytes / ms / 1e6 if nbytes and ms else None, failed.get(name, ""), ratios.get(name, ()))
+        timings[name] = Timing(
+            name,
+            ms,
+            peer,
+            times[peer],
+            flops / ms / 1e9 if flops and ms else None,
+            nbytes / ms / 1e6 if nbytes and ms else None,
+            failed.get(name, ""),
+            ratios.get(name, ()),
+        )
     return timings
 
 
@@ -181,16 +208,20 @@ def capture_burst(launches, calls: int) -> Callable[[], None]:
     return graph.replay
 
 
-def _interleave(bursts, peer: str, calls: dict[str, int], failed: dict[str, str], wanted: int,
-                warm_s: float) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
+def _interleave(
+    bursts, peer: str, calls: dict[str, int], failed: dict[str, str], wanted: int, warm_s: float
+) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
     """Return the median milliseconds per call of each candidate, and the peer's time over its own in each round.
 
     The peer runs again after every second candidate, so that both see the same clocks. A candidate that raises is timed
     no further; `failed` gets its reason.
     """
     others = [name for name in bursts if name != peer]
-    order = [peer] if not others else [name for i, other in enumerate(others)
-                                       for name in ([peer, other] if i % 2 == 0 else [other])]
+    order = (
+        [peer]
+        if not others
+        else [name for i, other in enumerate(others) for name in ([peer, other] if i % 2 == 0 else [other])]
+    )
     times, ratios = {name: [] for name in bursts}, {name: [] for name in others}
     start, rounds = time.perf_counter(), 0
     while rounds < wanted:
@@ -254,8 +285,9 @@ def measure_first_launches(module: str) -> list[dict]:
         env = {**os.environ, "TILES_CUBINS": f"{folder}/cubins", "CUDA_CACHE_PATH": f"{folder}/cuda"}
         for cache in ("empty", "filled"):
             begin = time.perf_counter()
-            done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, cwd=ROOT,
-                                  env=env, check=True)
+            done = subprocess.run(
+                [sys.executable, "-m", module], capture_output=True, text=True, cwd=ROOT, env=env, check=True
+            )
             rows.append({"cache": cache, **json.loads(done.stdout), "process_s": time.perf_counter() - begin})
     return rows
 
@@ -294,6 +326,7 @@ def _roofs_source() -> str:
 @results.experiment("ceilings", _roofs_source, reuse_for_s=3600)
 def measured_roofs() -> list[dict]:
     """Measure torch's copy of 512 MiB, and cuBLAS bf16 at the better of 4096 and 8192 cubed."""
+
     def random(n):
         return torch.randn(n, n, device="cuda").bfloat16()
 
@@ -303,8 +336,10 @@ def measured_roofs() -> list[dict]:
     for n in (4096, 8192):
         a, b, c = (random(n) for _ in range(3))
         rates.append(2 * n**3 / _fastest_ms(functools.partial(torch.mm, a, b, out=c)) / 1e9)
-    return [{"name": "copy", "gbps": 2 * source.nbytes / copy_ms / 1e6, "status": "ok"},
-            {"name": "cuBLAS bf16", "tflops": max(rates), "status": "ok"}]
+    return [
+        {"name": "copy", "gbps": 2 * source.nbytes / copy_ms / 1e6, "status": "ok"},
+        {"name": "cuBLAS bf16", "tflops": max(rates), "status": "ok"},
+    ]
 
 
 def floor_ms(roof: Ceilings, flops: float = 0, nbytes: float = 0) -> float:

@@ -27,7 +27,9 @@ SANITIZERS = ("memcheck", "racecheck", "synccheck")
 _INFINITE = float("inf")
 
 
-def make_poisoned(shape: tuple[int, ...], dtype: torch.dtype, where) -> tuple[torch.Tensor, Callable[[], str]]:
+def make_poisoned(
+    shape: tuple[int, ...], dtype: torch.dtype, where
+) -> tuple[torch.Tensor, Callable[[], str]]:
     """Return an output full of NaN inside a larger buffer, and a function that checks the memory around it.
 
     `shape` is (rows, columns) or (n,). The function returns "" or a sentence that says that memory was overwritten.
@@ -85,8 +87,14 @@ def _reason(result: torch.Tensor, reference: torch.Tensor, error: float, toleran
     return f"the error {error:.1e} is above {tolerance:.1e}" if error > tolerance else ""
 
 
-def compare(kernel: Callable, spec: Callable, cases: Iterable[tuple[str, tuple]], *, out: Callable,
-            peer: Callable | None = None) -> list[dict]:
+def compare(
+    kernel: Callable,
+    spec: Callable,
+    cases: Iterable[tuple[str, tuple]],
+    *,
+    out: Callable,
+    peer: Callable | None = None,
+) -> list[dict]:
     """Run a kernel on each case and return rows {name, shape, dtype, error, tolerance, peer_error, status, reason}.
 
     A case is (name, inputs). `kernel(*inputs, out=tensor)` writes into a poisoned tensor of `out(*inputs)`, a (shape,
@@ -108,9 +116,18 @@ def compare(kernel: Callable, spec: Callable, cases: Iterable[tuple[str, tuple]]
             torch.cuda.synchronize()
         errors["error"] = relative_error(result, reference)
         reason = find_damage() or _reason(result, reference, errors["error"], errors["tolerance"])
-        rows.append({"name": name, "shape": list(shape), "dtype": str(dtype)[6:],
-                     **{key: value if value < _INFINITE else None for key, value in errors.items()},  # JSON has no inf
-                     "status": "wrong" if reason else "ok", "reason": reason})
+        rows.append(
+            {
+                "name": name,
+                "shape": list(shape),
+                "dtype": str(dtype)[6:],
+                **{
+                    key: value if value < _INFINITE else None for key, value in errors.items()
+                },  # JSON has no inf
+                "status": "wrong" if reason else "ok",
+                "reason": reason,
+            }
+        )
     return rows
 
 
@@ -145,8 +162,9 @@ def run_snippet(code: str, limit_s: float) -> tuple[int | None, str, str]:
     That line is not part of the output. The status is None if the process was killed at the limit.
     """
     # Unbuffered, because a buffer might read the second line together with the first.
-    with subprocess.Popen([sys.executable, "-c", code], 0, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          cwd=ROOT) as run:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], 0, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as run:
         try:
             run.stdout.readline()
             output, errors = run.communicate(timeout=limit_s)
@@ -164,13 +182,28 @@ def can_sanitize() -> bool:
 
 def _sanitize_share(module: str, kernels: str, tool: str, share: int, shares: int) -> dict:
     """Run one tool of compute-sanitizer on one share of the cases and return its row."""
-    cases = f"from {module} import sanitizer_cases; sanitizer_cases({f'{share}, {shares}' if shares > 1 else ''})"
+    cases = (
+        f"from {module} import sanitizer_cases; sanitizer_cases({f'{share}, {shares}' if shares > 1 else ''})"
+    )
     # cuda-python asks the driver for functions that it may lack, which is not an error of a kernel.
-    command = ["compute-sanitizer", "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9",
-               *(["--kernel-name", f"kernel_substring={kernels}"] if kernels else []), sys.executable, "-c", cases]
+    command = [
+        "compute-sanitizer",
+        "--tool",
+        tool,
+        "--report-api-errors",
+        "no",
+        "--error-exitcode",
+        "9",
+        *(["--kernel-name", f"kernel_substring={kernels}"] if kernels else []),
+        sys.executable,
+        "-c",
+        cases,
+    ]
     # Each tensor gets memory of its own from the driver, so that memcheck knows where it ends.
     env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=ROOT, env=env, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", cwd=ROOT, env=env, check=False
+    )
     lines = [line.strip("= ") for line in (done.stdout + done.stderr).splitlines() if line.strip("= ")]
     summary = next((line for line in lines if "SUMMARY" in line), "")
     clean, found = done.returncode == 0 and summary, done.returncode == 9
@@ -179,7 +212,9 @@ def _sanitize_share(module: str, kernels: str, tool: str, share: int, shares: in
     if not summary:  # the tool has checked nothing
         summary = f"no summary, exit status {done.returncode}" + (f" ({lines[-1]})" if lines else "")
     elif not clean and not found:  # the cases themselves failed
-        summary += f", exit status {done.returncode} ({(done.stderr.strip().splitlines() or ['no message'])[-1]})"
+        summary += (
+            f", exit status {done.returncode} ({(done.stderr.strip().splitlines() or ['no message'])[-1]})"
+        )
     elif found and len(lines) > 1:
         summary = f"{lines[1]}: {summary}"
     row = {"tool": tool, "status": "ok" if clean else "wrong", "reason": summary[:200]}
@@ -197,10 +232,16 @@ def sanitize(module: str, kernels: str = "", shares: int = 1) -> list[dict]:
     tilelab.runtime.device.Unsupported without the tools, and torch.OutOfMemoryError if the cases do not fit on the GPU.
     """
     if shutil.which("compute-sanitizer") is None:
-        raise device.Unsupported("compute-sanitizer is not on the PATH: install the CUDA toolkit's, or read the "
-                                 "records in results/.")
-    runs = [(tool, share, count) for tool in SANITIZERS for count in [shares if tool == "racecheck" else 1]
-            for share in range(count)]
+        raise device.Unsupported(
+            "compute-sanitizer is not on the PATH: install the CUDA toolkit's, or read the "
+            "records in results/."
+        )
+    runs = [
+        (tool, share, count)
+        for tool in SANITIZERS
+        for count in [shares if tool == "racecheck" else 1]
+        for share in range(count)
+    ]
     with ThreadPoolExecutor(len(runs)) as pool:
         rows = list(pool.map(lambda run: _sanitize_share(module, kernels, *run), runs))
     rows.sort(key=lambda row: (SANITIZERS.index(row["tool"]), row["status"] == "ok"))

@@ -112,15 +112,25 @@ class Quack(Peer):
 
         All are timed in short bursts, and the six fastest again in longer ones.
         """
+
         def copy_operands():
-            return a.clone(), b.T.clone().T, torch.empty_like(out)  # clone keeps columns contiguous only of b.T
+            return (
+                a.clone(),
+                b.T.clone().T,
+                torch.empty_like(out),
+            )  # clone keeps columns contiguous only of b.T
 
         known = importlib.import_module("quack.gemm_config")
         default = known.default_config(a.device)
-        configs = {str(config): config for config in (default, *known.get_all_configs())
-                   if config.device_capacity == default.device_capacity}
+        configs = {
+            str(config): config
+            for config in (default, *known.get_all_configs())
+            if config.device_capacity == default.device_capacity
+        }
         for kept, timing in ((6, dict(rounds=2, burst_ms=0.5)), (1, dict(rounds=8, burst_ms=2))):
-            candidates = {name: functools.partial(self._prepare_config, config) for name, config in configs.items()}
+            candidates = {
+                name: functools.partial(self._prepare_config, config) for name, config in configs.items()
+            }
             found = bench.compare(candidates, copy_operands, str(default), warm_s=0, **timing)
             fastest = sorted((each for each in found.values() if each.ms), key=lambda each: each.ms)[:kept]
             configs = {name: configs[name] for name in (str(default), *(each.name for each in fastest))}
@@ -143,12 +153,15 @@ class FlashAttention4(Peer):
 
         H is a multiple of Hk. With `causal`, the course compares only equally many queries and keys.
         """
+
         def prepare(q, k, v, out):
             q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in (q, k, v))
 
             def run():
                 found = self.library.flash_attn_func(q, k, v, causal=causal)
-                return (found[0] if isinstance(found, tuple) else found).transpose(1, 2)  # it may return its sums too
+                return (found[0] if isinstance(found, tuple) else found).transpose(
+                    1, 2
+                )  # it may return its sums too
 
             return run
 
@@ -168,16 +181,23 @@ def find(name: str) -> Peer:
     kind, here = KINDS[name], device.current()
     if here.capability is None or here.capability[0] not in kind.GENERATIONS:
         known = ", ".join(f"{major}.x" for major in kind.GENERATIONS)
-        return kind(kind.NAME, reason=f"{kind.NAME} runs on GPUs of compute capability {known}; here is "
-                                      f"{here.describe()}.")
+        return kind(
+            kind.NAME,
+            reason=f"{kind.NAME} runs on GPUs of compute capability {known}; here is {here.describe()}.",
+        )
     folder = os.environ.get("TILES_PEERS")
     if folder and os.path.abspath(folder) not in sys.path:
         site.addsitedir(os.path.abspath(folder))  # also reads its .pth files, which PYTHONPATH does not
     try:
         library = importlib.import_module(kind.MODULE)
-    except Exception as error:  # a library that is missing beneath it, of another version, or of another torch
-        return kind(kind.NAME, reason=f"{kind.NAME} cannot be imported ({_describe(error)}): pip install -e .[peers], "
-                                      "or name a folder that holds it in TILES_PEERS.")
+    except (
+        Exception
+    ) as error:  # a library that is missing beneath it, of another version, or of another torch
+        return kind(
+            kind.NAME,
+            reason=f"{kind.NAME} cannot be imported ({_describe(error)}): pip install -e .[peers], "
+            "or name a folder that holds it in TILES_PEERS.",
+        )
     try:
         version = metadata.version(kind.PACKAGE)
     except metadata.PackageNotFoundError:
@@ -201,8 +221,14 @@ def align_columns(scales: torch.Tensor) -> torch.Tensor:
 # ---- comparisons
 
 
-def compare(course: Callable, rivals: dict[Peer, Callable], make_inputs: Callable[[], Sequence],
-            find_fault: Callable[[Callable], str], checked: dict, **timing) -> list[dict]:
+def compare(
+    course: Callable,
+    rivals: dict[Peer, Callable],
+    make_inputs: Callable[[], Sequence],
+    find_fault: Callable[[Callable], str],
+    checked: dict,
+    **timing,
+) -> list[dict]:
     """Time the course's kernel beside each peer, all interleaved, and return one row per peer.
 
     `course` and the values of `rivals` are candidates of `bench.compare`, which also takes `make_inputs` and `timing`.
@@ -214,12 +240,23 @@ def compare(course: Callable, rivals: dict[Peer, Callable], make_inputs: Callabl
     is timed.
     """
     if checked["status"] != "ok":
-        return [checked | {"name": "course", "peer": peer.name, "peer_version": peer.version} for peer in rivals]
-    reasons = {peer: peer.reason or _find_reason(find_fault, peer, prepare) for peer, prepare in rivals.items()}
+        return [
+            checked | {"name": "course", "peer": peer.name, "peer_version": peer.version} for peer in rivals
+        ]
+    reasons = {
+        peer: peer.reason or _find_reason(find_fault, peer, prepare) for peer, prepare in rivals.items()
+    }
     able = {peer.name: prepare for peer, prepare in rivals.items() if not reasons[peer]}
     found = bench.compare({"course": course, **able}, make_inputs, "course", **timing) if able else {}
-    return [checked | (relate(found["course"], found[peer.name], peer) if peer.name in found else
-                       fail(peer, reasons[peer])) for peer in rivals]
+    return [
+        checked
+        | (
+            relate(found["course"], found[peer.name], peer)
+            if peer.name in found
+            else fail(peer, reasons[peer])
+        )
+        for peer in rivals
+    ]
 
 
 def _find_reason(find_fault: Callable, peer: Peer, prepare: Callable) -> str:
@@ -234,7 +271,13 @@ def _find_reason(find_fault: Callable, peer: Peer, prepare: Callable) -> str:
 
 def fail(peer: Peer, reason: str) -> dict:
     """Return the row of a peer with which the course could not be compared."""
-    return {"name": "course", "peer": peer.name, "peer_version": peer.version, "status": "failed", "reason": reason}
+    return {
+        "name": "course",
+        "peer": peer.name,
+        "peer_version": peer.version,
+        "status": "failed",
+        "reason": reason,
+    }
 
 
 def relate(course: bench.Timing, rival: bench.Timing, peer: Peer) -> dict:
@@ -245,13 +288,23 @@ def relate(course: bench.Timing, rival: bench.Timing, peer: Peer) -> dict:
     for name, timing in (("the course's kernel", course), (peer.name, rival)):
         if not timing.ms:
             return fail(peer, f"{name} cannot be timed: {timing.reason}.")
-    of_course, of_rival = (timing.ratios if timing.name != timing.peer else itertools.repeat(1.0)
-                           for timing in (course, rival))
+    of_course, of_rival = (
+        timing.ratios if timing.name != timing.peer else itertools.repeat(1.0) for timing in (course, rival)
+    )
     rounds = [mine / theirs for mine, theirs in zip(of_course, of_rival)]
     rates = {name: rate for name in ("tflops", "gbps") if (rate := getattr(course, name))}
-    return {"name": "course", "ms": course.ms, **rates, "peer": peer.name, "peer_version": peer.version,
-            "peer_ms": rival.ms, "ratio": rival.ms / course.ms,
-            **({"spread": bench.find_spread(rounds)} if len(rounds) > 1 else {}), "status": "ok", "reason": ""}
+    return {
+        "name": "course",
+        "ms": course.ms,
+        **rates,
+        "peer": peer.name,
+        "peer_version": peer.version,
+        "peer_ms": rival.ms,
+        "ratio": rival.ms / course.ms,
+        **({"spread": bench.find_spread(rounds)} if len(rounds) > 1 else {}),
+        "status": "ok",
+        "reason": "",
+    }
 
 
 def select_strongest(rows: Sequence[dict], keys: Sequence[str] = ("shape",)) -> list[dict]:

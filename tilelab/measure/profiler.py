@@ -30,7 +30,9 @@ def run_ncu(options: Sequence[str], command: Sequence[str], report: str | None =
     """
     ncu = shutil.which("ncu")
     if ncu is None:
-        raise ProfilerUnavailable("ncu is not on the PATH: install Nsight Compute, or read the counters in results/.")
+        raise ProfilerUnavailable(
+            "ncu is not on the PATH: install Nsight Compute, or read the counters in results/."
+        )
     run = functools.partial(subprocess.run, capture_output=True, text=True, cwd=ROOT, check=False)
     table = ["--csv", "--page", "raw", "--print-units", "base"]
     profile = [ncu, "--clock-control", "none", *options]
@@ -42,23 +44,31 @@ def run_ncu(options: Sequence[str], command: Sequence[str], report: str | None =
         done = run([*profile, *table, *command])
     output = done.stdout + done.stderr
     if "ERR_NVGPUCTRPERM" in output:
-        raise ProfilerUnavailable("this user may not read the GPU's counters: run as root, or have the administrator "
-                                  "load the driver with NVreg_RestrictProfilingToAdminUsers=0.")
+        raise ProfilerUnavailable(
+            "this user may not read the GPU's counters: run as root, or have the administrator "
+            "load the driver with NVreg_RestrictProfilingToAdminUsers=0."
+        )
     if done.returncode:
-        last = next((line.strip() for line in output.splitlines()[::-1] if line.strip()), "it printed nothing")
+        last = next(
+            (line.strip() for line in output.splitlines()[::-1] if line.strip()), "it printed nothing"
+        )
         raise ProfilerUnavailable(f"ncu gave no counters ({last[:200]}).")
     return done.stdout
 
 
-def profile_kernels(command: Sequence[str], kernels: Sequence[str], metrics: Mapping[str, str],
-                    report: str | None = None) -> list[dict]:
+def profile_kernels(
+    command: Sequence[str], kernels: Sequence[str], metrics: Mapping[str, str], report: str | None = None
+) -> list[dict]:
     """Return {"kernel", and each key of `metrics`} of every launch of `kernels` that `command` makes.
 
     `metrics` maps a key of the rows to the name of the metric in ncu; `report` is run_ncu's. Raises
     ProfilerUnavailable.
     """
-    output = run_ncu(["--kernel-name", f"regex:^({'|'.join(kernels)})$", "--metrics", ",".join(metrics.values())],
-                     command, report)
+    output = run_ncu(
+        ["--kernel-name", f"regex:^({'|'.join(kernels)})$", "--metrics", ",".join(metrics.values())],
+        command,
+        report,
+    )
     rows = _read_table(output, metrics)
     if not rows:
         raise ProfilerUnavailable(f"ncu saw no launch of {', '.join(kernels)}.")
@@ -97,9 +107,13 @@ def _read_table(output: str, metrics: Mapping[str, str]) -> list[dict]:
     names, _, *lines = csv.reader(io.StringIO("\n".join(table)))
     launches = [dict(zip(names, line)) for line in lines]
     try:
-        return [{"kernel": launch["Kernel Name"].split("(")[0],
-                 **{key: float(launch[metric].replace(",", "")) for key, metric in metrics.items()}}
-                for launch in launches]
+        return [
+            {
+                "kernel": launch["Kernel Name"].split("(")[0],
+                **{key: float(launch[metric].replace(",", "")) for key, metric in metrics.items()},
+            }
+            for launch in launches
+        ]
     except (KeyError, ValueError) as error:
         raise ProfilerUnavailable(f"this ncu or this GPU lacks a counter ({error}).") from error
 
@@ -109,6 +123,7 @@ def experiment(name: str, source: Callable[[], str]):
 
     The recorded rows are shown also where ncu is missing or this user may not read the GPU's counters.
     """
+
     def decorate(profile: Callable[[], Sequence[dict]]) -> Callable[[], results.Record]:
         measure = results.experiment(name, source, can_profile)(profile)
 
@@ -119,5 +134,7 @@ def experiment(name: str, source: Callable[[], str]):
             except ProfilerUnavailable as error:
                 print(f"Recorded counters: {error}")
                 return results.load_record(name, source())
+
         return results.register(name, run, source)
+
     return decorate

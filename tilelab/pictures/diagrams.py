@@ -24,7 +24,13 @@ def box(axes, x, y, width, height, face="none", edge="none", text="", **rest):
     """Draw a rectangle whose lower left corner is (x, y), with a text in its middle; `rest` goes to matplotlib."""
     axes.add_patch(Rectangle((x, y), width, height, facecolor=face, edgecolor=edge, **rest))
     if text:
-        write(axes, x + width / 2, y + height / 2, text, color="white" if face == plots.colour("best") else "black")
+        write(
+            axes,
+            x + width / 2,
+            y + height / 2,
+            text,
+            color="white" if face == plots.colour("best") else "black",
+        )
 
 
 def write(axes, x, y, text, ha="center", size=7, **rest):
@@ -57,8 +63,11 @@ def draw_gemm(config, m: int, n: int, k: int) -> plots.Picture:
     """
     bm, bn, bk, stages = config.block_m, config.block_n, config.block_k, config.num_stages
     needs = f"{config.smem_bytes('bf16', 'sm_90a') / 1024:.0f} KB of shared memory per block"
-    figure, axes = canvas(f"One {bm} × {bn} tile of C: its K steps flow through a ring of stages",
-                          f"{m} × {n} × {k}, bf16; needs {needs}", *plots.SIZE)
+    figure, axes = canvas(
+        f"One {bm} × {bn} tile of C: its K steps flow through a ring of stages",
+        f"{m} × {n} × {k}, bf16; needs {needs}",
+        *plots.SIZE,
+    )
     blue, orange, green = map(plots.colour, ("best", "proposed", "predicted"))  # A, B, C
 
     draw = functools.partial(box, axes)
@@ -67,7 +76,9 @@ def draw_gemm(config, m: int, n: int, k: int) -> plots.Picture:
         write(axes, x, y, text, ha, size, **rest)
 
     def grid(start, end, pitch):
-        return numpy.arange(start, end, pitch)[1:] if abs(pitch) > 0.03 else []  # a finer grid would be a blot
+        return (
+            numpy.arange(start, end, pitch)[1:] if abs(pitch) > 0.03 else []
+        )  # a finer grid would be a blot
 
     inch = min(2.4 / (k + n), 2.25 / (k + m))
     high, wide, deep = (min(max(size * inch, 0.95), 1.4) for size in (m, n, k))
@@ -78,11 +89,49 @@ def draw_gemm(config, m: int, n: int, k: int) -> plots.Picture:
     draw(0.05, low - 0.06, deep + wide + 0.21, 2.58, "#f0f0f0")
     label(0.12, 2.7, "global memory", size=7.5)
     # `strip` holds the rows of A and the columns of B that the tile of C needs, and `lit` the tiles of one K step.
-    for line, (name, tone, x, y, width, height, dx, dy, strip, lit, shape) in enumerate((
-            ("A", blue, 0.12, low, deep, high, step, tile_m, (0.12, row, deep, tile_m), (0.12 + done, row), (bm, bk)),
-            ("B", orange, cx, by, wide, deep, tile_n, step, (column, by, tile_n, deep),
-             (column, by + deep - done - step), (bk, bn)),
-            ("C", green, cx, low, wide, high, tile_n, tile_m, (column, row, tile_n, tile_m), (column, row), (bm, bn)))):
+    for line, (name, tone, x, y, width, height, dx, dy, strip, lit, shape) in enumerate(
+        (
+            (
+                "A",
+                blue,
+                0.12,
+                low,
+                deep,
+                high,
+                step,
+                tile_m,
+                (0.12, row, deep, tile_m),
+                (0.12 + done, row),
+                (bm, bk),
+            ),
+            (
+                "B",
+                orange,
+                cx,
+                by,
+                wide,
+                deep,
+                tile_n,
+                step,
+                (column, by, tile_n, deep),
+                (column, by + deep - done - step),
+                (bk, bn),
+            ),
+            (
+                "C",
+                green,
+                cx,
+                low,
+                wide,
+                high,
+                tile_n,
+                tile_m,
+                (column, row, tile_n, tile_m),
+                (column, row),
+                (bm, bn),
+            ),
+        )
+    ):
         draw(x, y, width, height, "white")
         draw(*strip, tone, alpha=0.3)
         draw(*lit, dx, dy, tone)
@@ -116,9 +165,15 @@ def draw_gemm(config, m: int, n: int, k: int) -> plots.Picture:
         draw(x + index * width / count, 0.46, width / count, 0.26, face, line, linestyle=":")
     label(x + width / count / 2, 0.59, f"{bm * part / 512:g} KB", "center", color="white")
     label(x, 0.36, "staged C" + (f", one of {count} parts at a time" if count > 1 else ""))
-    for start, end in (((edge, (top + bottom) / 2), (x, (top + bottom) / 2)), ((middle, bottom), (middle, 1.34)),
-                       ((middle, 1.0), (middle, 0.72)), ((x, 0.59), (cx + wide, 0.59))):
-        axes.annotate("", end, start, arrowprops=dict(arrowstyle="-|>", color=plots.GREY, lw=1.3, shrinkA=0, shrinkB=0))
+    for start, end in (
+        ((edge, (top + bottom) / 2), (x, (top + bottom) / 2)),
+        ((middle, bottom), (middle, 1.34)),
+        ((middle, 1.0), (middle, 0.72)),
+        ((x, 0.59), (cx + wide, 0.59)),
+    ):
+        axes.annotate(
+            "", end, start, arrowprops=dict(arrowstyle="-|>", color=plots.GREY, lw=1.3, shrinkA=0, shrinkB=0)
+        )
     label((edge + x) / 2, (top + bottom) / 2 + 0.1, "TMA load", "center", 7.5)
     label((edge + x) / 2, 0.69, "TMA store", "center", 7.5)
     parts = f" in {count} parts, one at a time" if count > 1 else ""
@@ -126,7 +181,8 @@ def draw_gemm(config, m: int, n: int, k: int) -> plots.Picture:
         f"Left: A, B and C in global memory. A tile of {bm} × {bn} of C needs a row of tiles of A and a column of "
         f"tiles of B; one step of K is a tile of {bm} × {bk} of A and one of {bk} × {bn} of B. Right: TMA loads the "
         f"steps into a ring of {stages} stages of {size_a + size_b:g} KB each. The tensor core reads a stage and adds "
-        f"to its sums in registers. C is staged in shared memory{parts}, and TMA stores it.")
+        f"to its sums in registers. C is staged in shared memory{parts}, and TMA stores it."
+    )
 
 
 def draw_sweep() -> plots.Picture:
@@ -135,8 +191,18 @@ def draw_sweep() -> plots.Picture:
     blue, orange, green, grey = (*map(plots.colour, ("best", "proposed", "predicted")), plots.GREY)
 
     def part(x, y, width, height, tone, style, title="", text=""):
-        axes.add_patch(FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0,rounding_size=0.06", linewidth=1.5,
-                                      facecolor="white", edgecolor=tone, linestyle=style))
+        axes.add_patch(
+            FancyBboxPatch(
+                (x, y),
+                width,
+                height,
+                boxstyle="round,pad=0,rounding_size=0.06",
+                linewidth=1.5,
+                facecolor="white",
+                edgecolor=tone,
+                linestyle=style,
+            )
+        )
         axes.text(x + 0.08, y + height - 0.14, title, fontsize=8, fontweight="bold", va="center")
         axes.text(x + 0.08, y + height - 0.27, text, fontsize=7, va="top", linespacing=1.25)
 
@@ -144,19 +210,43 @@ def draw_sweep() -> plots.Picture:
         axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": grey, "linewidth": 1.2})
         axes.text(x, y, text, fontsize=7, ha="center", va="center", color="black")
 
-    part(0.1, 0.8, 1.45, 1.4, blue, "-", "notebook",
-        "resource model refuses,\nprediction orders;\nhands out work,\ncollects rows,\ncancels, resumes")
+    part(
+        0.1,
+        0.8,
+        1.45,
+        1.4,
+        blue,
+        "-",
+        "notebook",
+        "resource model refuses,\nprediction orders;\nhands out work,\ncollects rows,\ncancels, resumes",
+    )
     for shift in (0.16, 0.08):
         part(2.35 + shift, 1.8 + shift, 1.3, 0.72, orange, "--")
     part(2.35, 1.8, 1.3, 0.72, orange, "--", "compiler", "one per core, with\na time limit")
-    part(2.35, 0.34, 1.46, 0.95, green, "--", "GPU worker",
-        "one per GPU, one turn at\na time: checks, then\ntimes beside the library")
+    part(
+        2.35,
+        0.34,
+        1.46,
+        0.95,
+        green,
+        "--",
+        "GPU worker",
+        "one per GPU, one turn at\na time: checks, then\ntimes beside the library",
+    )
     part(4.25, 1.0, 1.1, 0.95, grey, "-", "journal", "one line per row,\non disk before\nit is shown")
     arrow((1.57, 1.95), (2.33, 2.15), "build", 1.9, 2.2)
     arrow((1.57, 1.15), (2.33, 0.85), "measure", 1.93, 0.8)
     arrow((1.57, 1.55), (4.23, 1.55), "rows", 3.0, 1.63)
-    axes.text(0.1, 0.12, "dashed: may crash, hang or be killed; the configuration gets a row that says so", fontsize=7,
-              va="center", color=grey)
-    return figure.describe("Four parts with arrows. The notebook hands builds to the compilers, one per core, and "
-                           "measurements to one worker per GPU. It writes a line per row to the journal on disk. "
-                           "Compilers and workers may crash, hang or be killed: each is a process of its own.")
+    axes.text(
+        0.1,
+        0.12,
+        "dashed: may crash, hang or be killed; the configuration gets a row that says so",
+        fontsize=7,
+        va="center",
+        color=grey,
+    )
+    return figure.describe(
+        "Four parts with arrows. The notebook hands builds to the compilers, one per core, and "
+        "measurements to one worker per GPU. It writes a line per row to the journal on disk. "
+        "Compilers and workers may crash, hang or be killed: each is a process of its own."
+    )

@@ -24,18 +24,56 @@ from tilelab.runtime import device
 
 SIZE = (5.5, 3.2)
 # Okabe and Ito's palette, which can be told apart with any colour vision. The best kernel of a topic is dark blue.
-COLOURS = {"cuBLAS": "#000000", "torch": "#777777", "conservative": "#D55E00", "proposed": "#E69F00", "best": "#0072B2",
-           "course": "#0072B2", "persistent": "#0072B2", "plain": "#CC79A7", "predicted": "#009E73",
-           "torch copy_": "#777777", "torch add": "#777777", "torch copy": "#777777", "torch index_select": "#777777",
-           "host": "#0072B2", "device": "#009E73", "pointers": "#E69F00", "loads": "#D55E00",
-           "cp_async": "#E69F00", "bulk_single": "#88CCEE", "bulk_batch": "#0072B2", "bulk_ring": "#009E73",
-           "search_a_thread": "#661100", "lane0_search": "#D55E00", "ballot_search": "#E69F00",
-           "shared_search": "#88CCEE", "vectors": "#332288", "bulk_rows": "#009E73", "cuDNN": "#000000",
-           "eager": "#777777", "flash": "#777777", "efficient": "#777777", "roles": "#88CCEE", "overlap": "#117733",
-           "ping-pong": "#009E73"}
+COLOURS = {
+    "cuBLAS": "#000000",
+    "torch": "#777777",
+    "conservative": "#D55E00",
+    "proposed": "#E69F00",
+    "best": "#0072B2",
+    "course": "#0072B2",
+    "persistent": "#0072B2",
+    "plain": "#CC79A7",
+    "predicted": "#009E73",
+    "torch copy_": "#777777",
+    "torch add": "#777777",
+    "torch copy": "#777777",
+    "torch index_select": "#777777",
+    "host": "#0072B2",
+    "device": "#009E73",
+    "pointers": "#E69F00",
+    "loads": "#D55E00",
+    "cp_async": "#E69F00",
+    "bulk_single": "#88CCEE",
+    "bulk_batch": "#0072B2",
+    "bulk_ring": "#009E73",
+    "search_a_thread": "#661100",
+    "lane0_search": "#D55E00",
+    "ballot_search": "#E69F00",
+    "shared_search": "#88CCEE",
+    "vectors": "#332288",
+    "bulk_rows": "#009E73",
+    "cuDNN": "#000000",
+    "eager": "#777777",
+    "flash": "#777777",
+    "efficient": "#777777",
+    "roles": "#88CCEE",
+    "overlap": "#117733",
+    "ping-pong": "#009E73",
+}
 # The modes of torch.compile in ch14_compiled.
-MODES = ("default", "max-autotune", "max-autotune-no-cudagraphs", "persistent-tma", "tma-only", "unfused", "math",
-         "unfused-default", "flex", "flex-tma", "flex-max-autotune")
+MODES = (
+    "default",
+    "max-autotune",
+    "max-autotune-no-cudagraphs",
+    "persistent-tma",
+    "tma-only",
+    "unfused",
+    "math",
+    "unfused-default",
+    "flex",
+    "flex-tma",
+    "flex-max-autotune",
+)
 COLOURS |= dict.fromkeys(MODES, COLOURS["torch"])
 OTHERS = ("#56B4E9", "#882255", "#999933", "#44AA99", "#6A51A3", "#8C510A")  # for names that are not above
 GREY = "#666666"
@@ -125,12 +163,22 @@ def label_lines(axes, rows, label: Key) -> None:
 def _draw_vertical(axes, x: float, text: str, style: str, tone: str, left: bool) -> None:
     """Draw a vertical line with a label above the axes, on its left or right."""
     axes.axvline(x, color=tone, linestyle=style, linewidth=1, zorder=1)
-    axes.annotate(escape_math(text), (x, 1), (-2 if left else 2, 1), xycoords=("data", "axes fraction"), fontsize=7,
-                  textcoords="offset points", ha="right" if left else "left", va="bottom", color=tone)
+    axes.annotate(
+        escape_math(text),
+        (x, 1),
+        (-2 if left else 2, 1),
+        xycoords=("data", "axes fraction"),
+        fontsize=7,
+        textcoords="offset points",
+        ha="right" if left else "left",
+        va="bottom",
+        color=tone,
+    )
 
 
 def _say_values(rows: Sequence[dict], label: Key, value: str, form: str) -> str:
     """Return the value of each row in words; of more than 16 rows the least and the greatest."""
+
     def say(row):
         name = " ".join(str(_value(row, label)).split())
         return f"{form.format(row[value])} for {name}" if _ran(row, value) else f"none for {name}"
@@ -145,8 +193,15 @@ def _say_values(rows: Sequence[dict], label: Key, value: str, form: str) -> str:
 _WHITE_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # keeps lines from crossing a text
 
 
-def ratios(rows: Sequence[dict], *, label: Key, title: str, source: str, peer: str = "cuBLAS",
-           floor: float | None = None) -> Picture:
+def ratios(
+    rows: Sequence[dict],
+    *,
+    label: Key,
+    title: str,
+    source: str,
+    peer: str = "cuBLAS",
+    floor: float | None = None,
+) -> Picture:
     """Draw each row's speed relative to the peer; right of 1 it is faster. `floor` is the required minimum."""
     figure, axes = new_figure(rows, title, source, height=1.2 + 0.21 * len(rows))
     _draw_vertical(axes, 1, peer, "-", colour(peer), left=False)
@@ -156,28 +211,57 @@ def ratios(rows: Sequence[dict], *, label: Key, title: str, source: str, peer: s
     digits = 3 if max(seen) - min(seen) < 0.1 else 2
     for y, row in zip(range(len(rows))[::-1], rows):
         if not _ran(row, "ratio"):
-            axes.text(0.01, y, _reason(row, 48, 1), transform=axes.get_yaxis_transform(), va="center", fontsize=7,
-                      color=GREY, bbox=_WHITE_BOX)
+            axes.text(
+                0.01,
+                y,
+                _reason(row, 48, 1),
+                transform=axes.get_yaxis_transform(),
+                va="center",
+                fontsize=7,
+                color=GREY,
+                bbox=_WHITE_BOX,
+            )
             continue
         ratio, tone = row["ratio"], COLOURS.get(row.get("name"), COLOURS["course"])
         axes.plot([1, ratio], [y, y], color=tone, linewidth=2)
         axes.plot(ratio, y, "o", color=tone, markersize=5)
-        axes.annotate(f"{ratio:.{digits}f}", (ratio, y), (6 if ratio >= 1 else -6, 0), textcoords="offset points",
-                      ha="left" if ratio >= 1 else "right", va="center", fontsize=7.5, bbox=_WHITE_BOX)
+        axes.annotate(
+            f"{ratio:.{digits}f}",
+            (ratio, y),
+            (6 if ratio >= 1 else -6, 0),
+            textcoords="offset points",
+            ha="left" if ratio >= 1 else "right",
+            va="center",
+            fontsize=7.5,
+            bbox=_WHITE_BOX,
+        )
     room = 0.17 * (max(seen) - min(seen) or 1)
     low, high = min(seen) - 2 * room, max(seen) + room  # room for a number on the left of its point
     axes.set_xlim(low, high)
-    ticks = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high)  # few, because long names leave little room
+    ticks = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(
+        low, high
+    )  # few, because long names leave little room
     axes.set_xticks([tick for tick in ticks if max(low, 0) <= tick <= high])
     label_lines(axes, rows, label)
     axes.set_xlabel(escape_math(f"speed, × {peer}"), fontsize=8)
     limit = "" if floor is None else f"; a dashed line marks {floor:g}"
-    return figure.describe(f"{title.rstrip('.')}. Each row has a dot at its speed relative to {peer}, and a bar from 1 "
-                           f"to the dot{limit}: {_say_values(rows, label, 'ratio', f'{{:.{digits}f}}')}.")
+    return figure.describe(
+        f"{title.rstrip('.')}. Each row has a dot at its speed relative to {peer}, and a bar from 1 "
+        f"to the dot{limit}: {_say_values(rows, label, 'ratio', f'{{:.{digits}f}}')}."
+    )
 
 
-def ladder(rows: Sequence[dict], *, label: Key, title: str, source: str, value: str = "tflops",
-           unit: str | None = None, ceiling: float | None = None, ceiling_label: str = "") -> Picture:
+def ladder(
+    rows: Sequence[dict],
+    *,
+    label: Key,
+    title: str,
+    source: str,
+    value: str = "tflops",
+    unit: str | None = None,
+    ceiling: float | None = None,
+    ceiling_label: str = "",
+) -> Picture:
     """Draw one bar per row, in order; a row that did not run, or was wrong, is an outline with its reason."""
     figure, axes = new_figure(rows, title, source, height=1.3 + 0.27 * len(rows))
     top = max([row[value] for row in rows if _ran(row, value)] + [ceiling or 0]) or 1
@@ -189,16 +273,29 @@ def ladder(rows: Sequence[dict], *, label: Key, title: str, source: str, value: 
             axes.text(end + top * 0.012, y, text, va="center", fontsize=7.5, bbox=_WHITE_BOX)
         else:
             axes.barh(y, top * 0.02, fill=False, edgecolor=GREY, hatch="////", height=0.7)
-            axes.text(top * 0.03, y, _reason(row), va="center", fontsize=7, color=GREY, linespacing=1, bbox=_WHITE_BOX)
+            axes.text(
+                top * 0.03,
+                y,
+                _reason(row),
+                va="center",
+                fontsize=7,
+                color=GREY,
+                linespacing=1,
+                bbox=_WHITE_BOX,
+            )
     if ceiling:
-        _draw_vertical(axes, ceiling, f"{ceiling_label} {ceiling:,.4g}".strip(), "--", colour("cuBLAS"), left=True)
+        _draw_vertical(
+            axes, ceiling, f"{ceiling_label} {ceiling:,.4g}".strip(), "--", colour("cuBLAS"), left=True
+        )
     axes.set_xlim(0, top * 1.1)
     label_lines(axes, rows, label)
     unit = unit or UNITS.get(value, value)
     axes.set_xlabel(escape_math(unit), fontsize=8)
     limit = f"; a dashed line at {ceiling:,.4g}, {ceiling_label}".rstrip(", ") if ceiling else ""
-    return figure.describe(f"{title.rstrip('.')}. Each row has a bar, in {unit}: "
-                           f"{_say_values(rows, label, value, '{:,.4g}')}{limit}.")
+    return figure.describe(
+        f"{title.rstrip('.')}. Each row has a bar, in {unit}: "
+        f"{_say_values(rows, label, value, '{:,.4g}')}{limit}."
+    )
 
 
 def natural_key(text: str) -> tuple:
@@ -206,8 +303,9 @@ def natural_key(text: str) -> tuple:
     return [int(part) for part in re.findall(r"\d+", text)], text
 
 
-def place_on_scale(value: float, values: Sequence[float], from_zero_to: float | None = None,
-                   less_is_better: bool = False) -> float:
+def place_on_scale(
+    value: float, values: Sequence[float], from_zero_to: float | None = None, less_is_better: bool = False
+) -> float:
     """Return where a value stands on a colour scale of `values`: 0 is dark (worst or least), 1 is bright.
 
     The scale is logarithmic over their range, or linear from 0 to `from_zero_to` or the largest value if this is more.
@@ -220,9 +318,20 @@ def place_on_scale(value: float, values: Sequence[float], from_zero_to: float | 
     return 1 - part if less_is_better and high > low else part
 
 
-def heat_map(rows: Sequence[dict], x: Key, y: Key, value: str, *, title: str, source: str, fmt: str = "{:.2f}",
-             mark: Callable[[dict], str] = lambda row: "x", x_label: str = "", y_label: str = "",
-             shade: Callable[[float], float] | None = None) -> Picture:
+def heat_map(
+    rows: Sequence[dict],
+    x: Key,
+    y: Key,
+    value: str,
+    *,
+    title: str,
+    source: str,
+    fmt: str = "{:.2f}",
+    mark: Callable[[dict], str] = lambda row: "x",
+    x_label: str = "",
+    y_label: str = "",
+    shade: Callable[[float], float] | None = None,
+) -> Picture:
     """Draw `value` over `x` and `y`. A cell whose row did not run is grey and holds `mark(row)`; one without is white.
 
     `shade` maps a value to its place on the colour scale, from 0 (dark) to 1; by default the scale spans the values.
@@ -246,29 +355,46 @@ def heat_map(rows: Sequence[dict], x: Key, y: Key, value: str, *, title: str, so
         if not known:
             axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, color="#dddddd"))
         dark = known and numpy.dot(shades.cmap(shades.norm(grid[i, j]))[:3], (0.3, 0.59, 0.11)) < 0.5
-        axes.text(j, i, escape_math(text), ha="center", va="center", color="white" if dark else "black",
-                  fontsize=size if known else max(7, 0.8 * size))  # "smem" is wider than "0.99"
+        axes.text(
+            j,
+            i,
+            escape_math(text),
+            ha="center",
+            va="center",
+            color="white" if dark else "black",
+            fontsize=size if known else max(7, 0.8 * size),
+        )  # "smem" is wider than "0.99"
     axes.set_xticks(range(len(columns)), [escape_math(column) for column in columns])
     axes.set_yticks(range(len(lines)), [escape_math(line) for line in lines])
     axes.set_xlabel(escape_math(x_label or (x if isinstance(x, str) else "")), fontsize=8)
     axes.set_ylabel(escape_math(y_label or (y if isinstance(y, str) else "")), fontsize=8)
     ran = sorted((row for row in rows if _ran(row, value)), key=lambda row: row[value])
-    least, greatest = ([f"{fmt.format(row[value])} at {str(_value(row, x)).strip()}, {_value(row, y)}" for row in some]
-                       for some in (ran[:1], ran[-1:]))
+    least, greatest = (
+        [f"{fmt.format(row[value])} at {str(_value(row, x)).strip()}, {_value(row, y)}" for row in some]
+        for some in (ran[:1], ran[-1:])
+    )
     spread = f": the least is {least[0]}, and the greatest {greatest[0]}" if ran else ""
-    return figure.describe(f"{title.rstrip('.')}. A heat map of {len(rows)} cells, {len(ran)} with a value{spread}.")
+    return figure.describe(
+        f"{title.rstrip('.')}. A heat map of {len(rows)} cells, {len(ran)} with a value{spread}."
+    )
 
 
 def _describe_build(row: dict) -> tuple[str, str]:
     """Return the colour and the words for one build."""
     if row.get("status", "ok") != "ok":
         reason = row.get("reason", "")
-        causes = {"register": ("#D55E00", "registers"), "shared memory": ("#E69F00", "shared\nmemory"),
-                  "tensor memory": ("#E69F00", "tensor\nmemory"), "": ("#bbbbbb", row["status"])}
+        causes = {
+            "register": ("#D55E00", "registers"),
+            "shared memory": ("#E69F00", "shared\nmemory"),
+            "tensor memory": ("#E69F00", "tensor\nmemory"),
+            "": ("#bbbbbb", row["status"]),
+        }
         return next(found for cause, found in causes.items() if cause in reason)
     if row["unit"] != "mma.sync":
         return "#0072B2", f"runs:\n{row['unit']}"
-    return "#56B4E9", "mma.sync,\nnot tcgen05" if device.target_limits(row["target"]).has_tcgen05 else "runs:\nmma.sync"
+    return "#56B4E9", "mma.sync,\nnot tcgen05" if device.target_limits(
+        row["target"]
+    ).has_tcgen05 else "runs:\nmma.sync"
 
 
 def build_table(rows: Sequence[dict], *, title: str, source: str) -> Picture:
@@ -283,8 +409,16 @@ def build_table(rows: Sequence[dict], *, title: str, source: str) -> Picture:
         x, y = targets.index(row["target"]), len(names) - 1 - names.index((row.get("set", ""), row["name"]))
         tone, words = _describe_build(row)
         axes.add_patch(Rectangle((x, y), 0.97, 0.93, color=tone))
-        axes.text(x + 0.485, y + 0.45, escape_math(words), ha="center", va="center", fontsize=7, linespacing=0.95,
-                  color="white" if tone in ("#0072B2", "#D55E00") else "black")
+        axes.text(
+            x + 0.485,
+            y + 0.45,
+            escape_math(words),
+            ha="center",
+            va="center",
+            fontsize=7,
+            linespacing=0.95,
+            color="white" if tone in ("#0072B2", "#D55E00") else "black",
+        )
     axes.set_xlim(0, len(targets))
     axes.set_ylim(0, len(names))
     axes.set_xticks([x + 0.485 for x in range(len(targets))], targets)
@@ -295,18 +429,32 @@ def build_table(rows: Sequence[dict], *, title: str, source: str) -> Picture:
     return figure
 
 
-def roofline(rows: Sequence[dict], *, peak_tflops: float, bandwidth_gbps: float, title: str, source: str) -> Picture:
+def roofline(
+    rows: Sequence[dict], *, peak_tflops: float, bandwidth_gbps: float, title: str, source: str
+) -> Picture:
     """Draw rows (name, intensity in FLOP per byte, tflops) below two measured ceilings, with logarithmic axes."""
     figure, axes = new_figure(rows, title, source)
     ridge = peak_tflops * 1e3 / bandwidth_gbps
     left = min([row["intensity"] for row in rows] + [ridge / 4]) / 2
     right = max([row["intensity"] for row in rows] + [ridge * 4]) * 2
     axes.set(xscale="log", yscale="log")
-    axes.plot([left, ridge, right], [left * bandwidth_gbps / 1e3, peak_tflops, peak_tflops], "--", color="black", lw=1)
+    axes.plot(
+        [left, ridge, right],
+        [left * bandwidth_gbps / 1e3, peak_tflops, peak_tflops],
+        "--",
+        color="black",
+        lw=1,
+    )
     axes.text(right, peak_tflops * 1.08, f"{peak_tflops:,.0f} TFLOP/s", fontsize=7, ha="right", va="bottom")
     slope = (left * ridge) ** 0.5  # half way up
-    axes.text(slope * 0.9, slope * bandwidth_gbps / 1e3, f"{bandwidth_gbps / 1e3:.2f} TB/s", fontsize=7, ha="right",
-              va="bottom")
+    axes.text(
+        slope * 0.9,
+        slope * bandwidth_gbps / 1e3,
+        f"{bandwidth_gbps / 1e3:.2f} TB/s",
+        fontsize=7,
+        ha="right",
+        va="bottom",
+    )
     names = dict.fromkeys(row["name"] for row in rows)
     others = [name for name in names if name not in COLOURS]  # numbered, so that few names share a colour
     for name in names:
@@ -340,7 +488,9 @@ def scatter_predicted(rows: Sequence[dict], *, title: str, source: str) -> Pictu
     if len(set(measured)) > 2 and len(set(predicted)) > 1:  # two points always agree or disagree
         text = f"rank correlation {rank_correlation(measured, predicted):.2f}\n(Spearman, {len(rows)} configurations)"
         axes.text(0.03, 0.97, text, transform=axes.transAxes, fontsize=8, va="top")
-    axes.text(0.99, 0.03, "below the line: slower than predicted", transform=axes.transAxes, fontsize=7, ha="right")
+    axes.text(
+        0.99, 0.03, "below the line: slower than predicted", transform=axes.transAxes, fontsize=7, ha="right"
+    )
     _numbers(axes.xaxis, axes.yaxis)
     axes.set_xlabel("measured, ms", fontsize=8)
     axes.set_ylabel("predicted, ms", fontsize=8)

@@ -65,8 +65,15 @@ def read_records(folder: str, only: Sequence[str] = ()) -> Records:
     path = pathlib.Path(folder)
     if not path.is_dir():
         raise ValueError(f"{folder} is not a folder.")
-    files = [file for pattern in ("*.json", "*/*.json") for file in sorted(path.glob(pattern)) if file.stem != "tests"]
-    if any(file.parent == path for file in files):  # a folder of one GPU; those in it hold other software's records
+    files = [
+        file
+        for pattern in ("*.json", "*/*.json")
+        for file in sorted(path.glob(pattern))
+        if file.stem != "tests"
+    ]
+    if any(
+        file.parent == path for file in files
+    ):  # a folder of one GPU; those in it hold other software's records
         files = [file for file in files if file.parent == path]
     found = [results.read(file) for file in files if not only or file.stem in only]
     if not found:
@@ -77,10 +84,14 @@ def read_records(folder: str, only: Sequence[str] = ()) -> Records:
 def _require_same_gpu(old: Records, new: Records) -> None:
     """Raise ValueError where a record of OLD is missing in NEW, which has the experiment's record of another GPU."""
     for gpu, experiment in old.keys() - new.keys():
-        others = [record for (other, name), record in new.items() if name == experiment and (other, name) not in old]
+        others = [
+            record for (other, name), record in new.items() if name == experiment and (other, name) not in old
+        ]
         if others:
-            raise ValueError(f"OLD holds {experiment} of {old[gpu, experiment]['device']['name']} and NEW of "
-                             f"{others[0]['device']['name']}: figures of two GPUs cannot be compared.")
+            raise ValueError(
+                f"OLD holds {experiment} of {old[gpu, experiment]['device']['name']} and NEW of "
+                f"{others[0]['device']['name']}: figures of two GPUs cannot be compared."
+            )
 
 
 # ---- what became worse
@@ -96,7 +107,9 @@ def find_problems(old: Records, new: Records, margin_percent: float = MARGIN_PER
             continue
         pairs = gpus.pair_rows(record, new[key])
         if lost := [words for words, _, row in pairs if row is None]:
-            problems.append(Problem(MISSING, name, "; ".join(lost), f"{len(pairs)} rows", f"{len(lost)} fewer"))
+            problems.append(
+                Problem(MISSING, name, "; ".join(lost), f"{len(pairs)} rows", f"{len(lost)} fewer")
+            )
         for words, before, after in pairs:
             if after is not None:
                 problems += _compare_rows(key[1], name, words, before, after, margin_percent / 100)
@@ -108,10 +121,14 @@ def sort_problems(problems: Iterable[Problem]) -> list[Problem]:
     return sorted(problems, key=lambda each: (KINDS.index(each.kind), -each.size, each.where))
 
 
-def _compare_rows(experiment: str, name: str, words: str, old: dict, new: dict, margin: float) -> list[Problem]:
+def _compare_rows(
+    experiment: str, name: str, words: str, old: dict, new: dict, margin: float
+) -> list[Problem]:
     was, now = old.get("status", "ok"), new.get("status", "ok")
     if _severity(now) > _severity(was):
-        return [Problem(STATUS, name, words, was, f"{now}: {new.get('reason') or 'no reason'}", _severity(now))]
+        return [
+            Problem(STATUS, name, words, was, f"{now}: {new.get('reason') or 'no reason'}", _severity(now))
+        ]
     problems = []
     for key in [key for key in old if key == "ratio" or key.endswith("_ratio")]:
         before, after = old[key], new.get(key)
@@ -120,15 +137,30 @@ def _compare_rows(experiment: str, name: str, words: str, old: dict, new: dict, 
         if before is None or now != "ok":
             continue
         if key == "ratio" and (after is None or peers[0] != peers[1]):
-            problems.append(Problem(MISSING, name, label, f"{before:.3f} x {peers[0] or 'the peer'}",
-                                    "no ratio" if after is None else f"{after:.3f} x {peers[1] or 'the peer'}"))
+            problems.append(
+                Problem(
+                    MISSING,
+                    name,
+                    label,
+                    f"{before:.3f} x {peers[0] or 'the peer'}",
+                    "no ratio" if after is None else f"{after:.3f} x {peers[1] or 'the peer'}",
+                )
+            )
         elif after is not None:
             fall = after - before if experiment in COSTS else before - after
             allowed = allowed_fall(old, new, key, margin)
             if fall > allowed:
-                problems.append(Problem(RATIO, name, label, f"{before:.3f}", f"{after:.3f} ({after / before - 1:+.1%}, "
-                                        f"allowed {'+' if experiment in COSTS else '-'}{allowed / before:.1%})",
-                                        fall / before))
+                problems.append(
+                    Problem(
+                        RATIO,
+                        name,
+                        label,
+                        f"{before:.3f}",
+                        f"{after:.3f} ({after / before - 1:+.1%}, "
+                        f"allowed {'+' if experiment in COSTS else '-'}{allowed / before:.1%})",
+                        fall / before,
+                    )
+                )
     return problems
 
 
@@ -162,13 +194,18 @@ def find_changed_verdicts(old: Records, new: Records) -> list[Problem]:
             before, after = (_judge_claims(pathlib.Path(folder), records) for records in (own | old, new))
         finally:
             os.environ["TILES_RESULTS"] = kept
-    return [Problem(VERDICT, "claim", name, before[name], after[name]) for name in before
-            if before[name] != after[name]]
+    return [
+        Problem(VERDICT, "claim", name, before[name], after[name])
+        for name in before
+        if before[name] != after[name]
+    ]
 
 
 def _judge_claims(folder: pathlib.Path, records: Records) -> dict[str, str]:
     """Add records to a results folder, and return {name of a claim: its verdict by all records there}."""
-    trial = importlib.import_module("claims.trial")  # by name, because tilelab imports no other package of the course
+    trial = importlib.import_module(
+        "claims.trial"
+    )  # by name, because tilelab imports no other package of the course
     for (gpu, experiment), record in records.items():
         (folder / gpu).mkdir(exist_ok=True)
         (folder / gpu / f"{experiment}.json").write_text(json.dumps(record), encoding="utf-8")
@@ -186,7 +223,9 @@ def _judge_claims(folder: pathlib.Path, records: Records) -> dict[str, str]:
 
 def describe_software(records: Iterable[dict]) -> str:
     """Return the versions that records were made with: "torch 2.11.0+cu130, Triton 3.6.0"."""
-    made = dict.fromkeys((record["versions"].get("torch"), record["versions"].get("triton")) for record in records)
+    made = dict.fromkeys(
+        (record["versions"].get("torch"), record["versions"].get("triton")) for record in records
+    )
     return " and ".join(f"torch {torch or 'unknown'}, Triton {triton or 'unknown'}" for torch, triton in made)
 
 
@@ -200,21 +239,25 @@ def describe(old: Records, new: Records) -> str:
     names = {gpu: old[gpu, name]["device"]["name"] for gpu, name in both}
     changed = sum(old[key]["source"] != new[key]["source"] for key in both)
     rows = sum(len(old[key]["rows"]) for key in both)
-    return ("; ".join(f"{names[gpu]}: {versions}" for gpu, versions in software.items()) + f".\n{len(both)} of "
-            f"{len(old)} records are in both, with {rows:,} rows; the measured code of {changed or 'none'} differs.")
+    return (
+        "; ".join(f"{names[gpu]}: {versions}" for gpu, versions in software.items()) + f".\n{len(both)} of "
+        f"{len(old)} records are in both, with {rows:,} rows; the measured code of {changed or 'none'} differs."
+    )
 
 
 def _shorten(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= WIDTH else f"{line[:WIDTH - 1]}…"
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
 
 
 def tabulate(problems: Sequence[Problem]) -> str:
     """Return the first SHOWN problems as a table, and how many more there are."""
     if not problems:
         return "Nothing became worse."
-    shown = [[_shorten(cell) for cell in (each.kind, each.where, each.row, f"{each.old} -> {each.new}")]
-             for each in problems[:SHOWN]]
+    shown = [
+        [_shorten(cell) for cell in (each.kind, each.where, each.row, f"{each.old} -> {each.new}")]
+        for each in problems[:SHOWN]
+    ]
     widths = [max(map(len, column)) for column in zip(*shown)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in shown]
     counts = collections.Counter(each.kind for each in problems)
@@ -225,12 +268,25 @@ def tabulate(problems: Sequence[Problem]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    parser = cli.make_plain_parser("tilelab.records.compare", "List what became worse between two sets of records.")
-    parser.add_argument("old", metavar="OLD", help="a folder of records, such as results/nvidia-h200 or results")
-    parser.add_argument("new", metavar="NEW", help="another one, such as one that tilelab.course.record has just written")
-    parser.add_argument("--headlines", action="store_true", help="compare only the experiments of tilelab.records.headlines")
-    parser.add_argument("--margin", type=float, default=MARGIN_PERCENT, metavar="PERCENT",
-                        help=f"how far a ratio may fall beyond its spread (default: {MARGIN_PERCENT:g})")
+    parser = cli.make_plain_parser(
+        "tilelab.records.compare", "List what became worse between two sets of records."
+    )
+    parser.add_argument(
+        "old", metavar="OLD", help="a folder of records, such as results/nvidia-h200 or results"
+    )
+    parser.add_argument(
+        "new", metavar="NEW", help="another one, such as one that tilelab.course.record has just written"
+    )
+    parser.add_argument(
+        "--headlines", action="store_true", help="compare only the experiments of tilelab.records.headlines"
+    )
+    parser.add_argument(
+        "--margin",
+        type=float,
+        default=MARGIN_PERCENT,
+        metavar="PERCENT",
+        help=f"how far a ratio may fall beyond its spread (default: {MARGIN_PERCENT:g})",
+    )
     options = parser.parse_args(arguments)
     if not 0 <= options.margin <= 100:
         parser.error(f"--margin must be from 0 to 100; it is {options.margin:g}.")

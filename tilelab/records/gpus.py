@@ -16,18 +16,52 @@ from tilelab.records import results
 # The keys that identify a row on any GPU, and further ones for experiments such as sweeps, where these are not enough.
 # The configuration is last, because each GPU may have its own best one.
 KEYS = ("workload", "op", "case", "format", "what", "name", "shape", "dtype", "layout", "causal")
-FURTHER_KEYS = ("how", "loop", "epilogue", "gpus", "kernel", "config", "kind", "ingredient", "stages", "splits",
-                "block_m", "block_n", "num_warps", "num_stages", "peer", "tool", "rule", "program", "fault", "hunt",
-                "triton", "target")
-MARKS = (("o", "#0072B2"), ("s", "#D55E00"), ("^", "#009E73"), ("D", "#CC79A7"), ("v", "#E69F00"), ("P", "#56B4E9"))
+FURTHER_KEYS = (
+    "how",
+    "loop",
+    "epilogue",
+    "gpus",
+    "kernel",
+    "config",
+    "kind",
+    "ingredient",
+    "stages",
+    "splits",
+    "block_m",
+    "block_n",
+    "num_warps",
+    "num_stages",
+    "peer",
+    "tool",
+    "rule",
+    "program",
+    "fault",
+    "hunt",
+    "triton",
+    "target",
+)
+MARKS = (
+    ("o", "#0072B2"),
+    ("s", "#D55E00"),
+    ("^", "#009E73"),
+    ("D", "#CC79A7"),
+    ("v", "#E69F00"),
+    ("P", "#56B4E9"),
+)
 
 
 def records_on_all_gpus(record: results.Record) -> list[results.Record]:
     """Return `record`, then the same experiment's record of each other GPU in results/. Raises as `results.load`."""
     own, experiment = results.gpu_folder(record.data), record.experiment
     found = sorted(path.parent.name for path in results.results_folder().glob(f"*/{experiment}.json"))
-    return [record, *(results.Record(results.load(experiment, gpu), live=False) for gpu in found
-                      if gpu not in (own, results.NO_GPU.slug))]
+    return [
+        record,
+        *(
+            results.Record(results.load(experiment, gpu), live=False)
+            for gpu in found
+            if gpu not in (own, results.NO_GPU.slug)
+        ),
+    ]
 
 
 def _gpu_names(records: Sequence[results.Record]) -> list[str]:
@@ -68,23 +102,34 @@ def pair_rows(old: dict, new: dict) -> list[tuple[str, dict, dict | None]]:
     keys = _identifying_keys([results.Record(record, live=False) for record in (old, new)])
     old_rows, new_rows = (_number_rows(record["rows"], keys) for record in (old, new))
     varied = [key for key in keys if len({_row_key(row, [key]) for row in old["rows"]}) > 1]
-    return [(", ".join(filter(None, (results.format_cell(row.get(name)) for name in varied))), row, new_rows.get(key))
-            for key, row in old_rows.items()]
+    return [
+        (
+            ", ".join(filter(None, (results.format_cell(row.get(name)) for name in varied))),
+            row,
+            new_rows.get(key),
+        )
+        for key, row in old_rows.items()
+    ]
 
 
-def _match_rows(records: Sequence[results.Record], value: str,
-                by: Sequence[str] | None) -> tuple[list[str], dict[tuple, list]]:
+def _match_rows(
+    records: Sequence[results.Record], value: str, by: Sequence[str] | None
+) -> tuple[list[str], dict[tuple, list]]:
     """Return the keys, and {values of the keys: the row of each GPU, or None}."""
     if not any(row.get(value) is not None for record in records for row in record.rows):
-        raise ValueError(f"no row of {records[0].experiment} has {value!r:.40}; choose one of "
-                         f"{', '.join(sorted({key for record in records for row in record.rows for key in row}))}.")
+        raise ValueError(
+            f"no row of {records[0].experiment} has {value!r:.40}; choose one of "
+            f"{', '.join(sorted({key for record in records for row in record.rows for key in row}))}."
+        )
     keys, matched = list(by or _identifying_keys(records)), {}
     for index, record in enumerate(records):
         for row in record.rows:
             rows = matched.setdefault(_row_key(row, keys), [None] * len(records))
             if rows[index] is not None:
-                raise ValueError(f"several rows of {record.experiment} on {record.device['name']} have the same "
-                                 f"{', '.join(keys) or 'keys'}: choose other keys for `by` from {', '.join(row)}.")
+                raise ValueError(
+                    f"several rows of {record.experiment} on {record.device['name']} have the same "
+                    f"{', '.join(keys) or 'keys'}: choose other keys for `by` from {', '.join(row)}."
+                )
             rows[index] = row
     return keys, matched
 
@@ -92,14 +137,23 @@ def _match_rows(records: Sequence[results.Record], value: str,
 def _source(records: Sequence[results.Record]) -> str:
     """Return the label of the first record, and for each other one its GPU, its date and whether its code differs."""
     first, *others = records
-    return "; ".join([first.label(), *(f"{name}, {other.data['recorded'][:10]}"
-                                       + ", of other code" * (other.data["source"] != first.data["source"])
-                                       for name, other in zip(_gpu_names(others), others))])
+    return "; ".join(
+        [
+            first.label(),
+            *(
+                f"{name}, {other.data['recorded'][:10]}"
+                + ", of other code" * (other.data["source"] != first.data["source"])
+                for name, other in zip(_gpu_names(others), others)
+            ),
+        ]
+    )
 
 
 def _missing(row: dict | None) -> str:
     """Return the status of a row without a value; "" for a GPU without this row."""
-    return "" if row is None else row.get("status", "ok") if row.get("status", "ok") != "ok" else "not measured"
+    return (
+        "" if row is None else row.get("status", "ok") if row.get("status", "ok") != "ok" else "not measured"
+    )
 
 
 def table(record: results.Record, value: str, by: Sequence[str] | None = None) -> results.Table:
@@ -110,12 +164,20 @@ def table(record: results.Record, value: str, by: Sequence[str] | None = None) -
     """
     records = records_on_all_gpus(record)
     keys, matched = _match_rows(records, value, by)
-    rows = [dict(zip(keys, key)) | {name: row[value] if row and row.get(value) is not None else _missing(row)
-                                    for name, row in zip(_gpu_names(records), rows)} for key, rows in matched.items()]
+    rows = [
+        dict(zip(keys, key))
+        | {
+            name: row[value] if row and row.get(value) is not None else _missing(row)
+            for name, row in zip(_gpu_names(records), rows)
+        }
+        for key, rows in matched.items()
+    ]
     return results.table(rows, f"{record.experiment}, {value}: {_source(records)}")
 
 
-def picture(record: results.Record, value: str, *, title: str, by: Sequence[str] | None = None) -> plots.Picture:
+def picture(
+    record: results.Record, value: str, *, title: str, by: Sequence[str] | None = None
+) -> plots.Picture:
     """Return a chart of `value` with one line per row and one point per GPU. `by` and ValueError as for `table`."""
     records = records_on_all_gpus(record)
     keys, matched = _match_rows(records, value, by)
@@ -123,23 +185,45 @@ def picture(record: results.Record, value: str, *, title: str, by: Sequence[str]
     varied = [key for at, key in enumerate(keys) if len({values[at] for values in matched}) > 1] or keys
     words = results.table([dict(zip(keys, values)) for values in matched], "", varied).frame.to_numpy()
     for index, (name, (mark, tone)) in enumerate(zip(_gpu_names(records), MARKS * len(records))):
-        points = [(row[index][value], len(matched) - 1 - y) for y, row in enumerate(matched.values())
-                  if row[index] and row[index].get(value) is not None]
-        axes.plot(*zip(*points) if points else ([], []), mark, color=tone, markersize=5, alpha=0.85, label=name)
-    absent = ["; ".join(f"{name}: {_missing(row)}" for name, row in zip(_gpu_names(records), rows)
-                        if row and row.get(value) is None) for rows in matched.values()]
+        points = [
+            (row[index][value], len(matched) - 1 - y)
+            for y, row in enumerate(matched.values())
+            if row[index] and row[index].get(value) is not None
+        ]
+        axes.plot(
+            *zip(*points) if points else ([], []), mark, color=tone, markersize=5, alpha=0.85, label=name
+        )
+    absent = [
+        "; ".join(
+            f"{name}: {_missing(row)}"
+            for name, row in zip(_gpu_names(records), rows)
+            if row and row.get(value) is None
+        )
+        for rows in matched.values()
+    ]
     for y, text in enumerate(absent):
-        axes.text(0.01, len(matched) - 1 - y, plots.escape_math(text), transform=axes.get_yaxis_transform(),
-                  va="center", fontsize=7, color=plots.GREY)
+        axes.text(
+            0.01,
+            len(matched) - 1 - y,
+            plots.escape_math(text),
+            transform=axes.get_yaxis_transform(),
+            va="center",
+            fontsize=7,
+            color=plots.GREY,
+        )
     if value == "ratio":
         axes.axvline(1, color="black", linewidth=1, zorder=1)
         axes.plot([0.9, 1.1], [0, 0], alpha=0)  # widens the axis, so that one per cent does not look large
     low, high = axes.get_xlim()
-    share = min(0.7, 0.0125 * max(map(len, absent)))  # of the axis: these texts stand on the left of every point
+    share = min(
+        0.7, 0.0125 * max(map(len, absent))
+    )  # of the axis: these texts stand on the left of every point
     axes.set_xlim(high - (high - low) / (1 - share))
     plots.label_lines(axes, [{"label": ", ".join(filter(None, row))} for row in words], "label")
     peers = {row.get("peer") for record in records for row in record.rows} - {None}
     unit = f"speed, × {peers.pop() if len(peers) == 1 else 'the peer'}" if value == "ratio" else value
     axes.set_xlabel(plots.escape_math(plots.UNITS.get(value, unit)), fontsize=8)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0, ncols=4, fontsize=7.5, frameon=False)
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0, ncols=4, fontsize=7.5, frameon=False
+    )
     return figure

@@ -21,17 +21,31 @@ PAGE = ROOT / "docs" / "stacks.md"
 HEADLINES = [
     ("a bulk copy of 1 GiB, against torch's copy", "ch07_bulk_speed", {"op": "copy", "name": "bulk_single"}),
     ("resampling, against torch's copy of as many bytes", "ch07_resample_ladder", {"name": "vectors"}),
-    ("a transpose by tensor map, against torch's copy", "ch10_tile_speed", {"op": "transpose", "name": "down"}),
+    (
+        "a transpose by tensor map, against torch's copy",
+        "ch10_tile_speed",
+        {"op": "transpose", "name": "down"},
+    ),
     ("the CUDA GEMM on layers of language models, against cuBLAS", "ch10_gemm_layers", {}),
-    ("a copy by host descriptor, against torch's copy", "ch14_descriptors_speed", {"op": "copy", "name": "tile_host"}),
+    (
+        "a copy by host descriptor, against torch's copy",
+        "ch14_descriptors_speed",
+        {"op": "copy", "name": "tile_host"},
+    ),
     ("the Triton GEMM on the same layers, against cuBLAS", "ch14_gemm_layers", {}),
     ("attention at 8,192 tokens, against cuDNN", "ch14_attention_ladder", {"name": "persistent"}),
     ("quantising to MXFP8 or scaled fp8, against torch's copy", "ch14_mx_formats_speed", {"what": "cvt"}),
-    ("reading MXFP4 back to bfloat16, against torch's copy (see *A layout decides* in `ch14_mx_formats`)",
-     "ch14_mx_formats_speed", {"what": "back", "format": "mxfp4"}),
+    (
+        "reading MXFP4 back to bfloat16, against torch's copy (see *A layout decides* in `ch14_mx_formats`)",
+        "ch14_mx_formats_speed",
+        {"what": "back", "format": "mxfp4"},
+    ),
     ("a GEMM in fp8 with block scales, against torch", "ch14_blockscaled_fp8", {"name": "course"}),
-    ("a decoder block compiled with the course's fp8, against eager bf16", "ch14_compiled_decoder",
-     {"name": "course fp8"}),
+    (
+        "a decoder block compiled with the course's fp8, against eager bf16",
+        "ch14_compiled_decoder",
+        {"name": "course fp8"},
+    ),
 ]
 EXPERIMENTS = tuple(dict.fromkeys(experiment for _, experiment, _ in HEADLINES))
 COUNTS = ("passed", "failed", "skipped", "seconds")
@@ -100,9 +114,16 @@ def compare_headline(old: dict | None, new: dict | None, fields: dict) -> list[s
     if not timed:
         return [f"0 of {len(pairs)}", "", "no ratio", "", ""]
     figures = [results.geometric_mean(each["ratio"] for each in rows) for rows in zip(*timed)]
-    spread = statistics.median(sum(each.get("spread") or 0 for each in pair) / pair[0]["ratio"] for pair in timed)
+    spread = statistics.median(
+        sum(each.get("spread") or 0 for each in pair) / pair[0]["ratio"] for pair in timed
+    )
     rows = str(len(pairs)) if len(timed) == len(pairs) else f"{len(timed)} of {len(pairs)}"
-    return [rows, *(f"{figure:.3f}" for figure in figures), f"{figures[1] / figures[0] - 1:+.1%}", f"{spread:.1%}"]
+    return [
+        rows,
+        *(f"{figure:.3f}" for figure in figures),
+        f"{figures[1] / figures[0] - 1:+.1%}",
+        f"{spread:.1%}",
+    ]
 
 
 def make_page(folder: pathlib.Path, other: pathlib.Path) -> str:
@@ -110,19 +131,37 @@ def make_page(folder: pathlib.Path, other: pathlib.Path) -> str:
 
     ValueError for a folder without a headline's record.
     """
-    found = [{name: results.read(path) for name in EXPERIMENTS if (path := each / f"{name}.json").exists()}
-             for each in (folder, other)]
+    found = [
+        {name: results.read(path) for name in EXPERIMENTS if (path := each / f"{name}.json").exists()}
+        for each in (folder, other)
+    ]
     for records, each in zip(found, (folder, other)):
         if not records:
             raise ValueError(f"{each} holds no record of a headline.")
-    old, new = ([f"torch {record['versions']['torch']} with Triton {record['versions']['triton']}"
-                 for record in records.values()][0] for records in found)
-    rows = [["headline", "rows", old.partition(" with")[0], new.partition(" with")[0], "difference", "spread"],
-            ["---"] * 6, *([words, *compare_headline(*(records.get(name) for records in found), fields)]
-                           for words, name, fields in HEADLINES)]
+    old, new = (
+        [
+            f"torch {record['versions']['torch']} with Triton {record['versions']['triton']}"
+            for record in records.values()
+        ][0]
+        for records in found
+    )
+    rows = [
+        ["headline", "rows", old.partition(" with")[0], new.partition(" with")[0], "difference", "spread"],
+        ["---"] * 6,
+        *(
+            [words, *compare_headline(*(records.get(name) for records in found), fields)]
+            for words, name, fields in HEADLINES
+        ),
+    ]
     gpu = next(iter(found[0].values()))["device"]["name"]
-    return TEXT.format(gpu=gpu, old=old, new=new, folder=folder.name, table=_make_table(rows),
-                       tests=summarise_tests(results.results_folder()))
+    return TEXT.format(
+        gpu=gpu,
+        old=old,
+        new=new,
+        folder=folder.name,
+        table=_make_table(rows),
+        tests=summarise_tests(results.results_folder()),
+    )
 
 
 def summarise_tests(folder: pathlib.Path) -> str:
@@ -140,7 +179,9 @@ def summarise_tests(folder: pathlib.Path) -> str:
                 raise TypeError("a name or the date is no text")
             runs.append((run["recorded"], row, [test.partition("::")[2] for test in run.get("failures", ())]))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is no summary of the tests ({type(error).__name__}: {error}).") from error
+            raise ValueError(
+                f"{path} is no summary of the tests ({type(error).__name__}: {error})."
+            ) from error
     if not runs:
         return "No summary is recorded."
     runs.sort(reverse=True)
@@ -162,14 +203,18 @@ def find_second_set(folder: pathlib.Path) -> pathlib.Path:
     """Return the newest version's folder among the second sets in the folder of a GPU; ValueError without any."""
     others = [path for path in folder.glob("torch-*") if holds_headlines(path)]
     if not others:
-        raise ValueError(f"{folder} holds no records of a second version of torch: python -m tilelab.course.record "
-                         "--experiments makes them.")
+        raise ValueError(
+            f"{folder} holds no records of a second version of torch: python -m tilelab.course.record "
+            "--experiments makes them."
+        )
     return max(others, key=lambda path: [int(part) for part in path.name.removeprefix("torch-").split(".")])
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    parser = cli.make_plain_parser("tilelab.records.headlines", "The course's headline figures with two versions of torch.")
+    parser = cli.make_plain_parser(
+        "tilelab.records.headlines", "The course's headline figures with two versions of torch."
+    )
     parser.add_argument("--write", action="store_true", help="write docs/stacks.md")
     parser.add_argument("--folder", action="store_true", help="print the folder for this GPU and this torch")
     options = parser.parse_args(arguments)

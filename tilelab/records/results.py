@@ -38,7 +38,9 @@ EXPERIMENTS: dict[str, Callable] = {}  # {name: function that returns the Record
 _PARSING = threading.Lock()  # Python 3.11 counts the depth of its parser for all threads together
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _COURSE = re.compile(r"(ch\d\d|tilelab|claims)\b")
-_FOLDERS = re.compile(r"\b(?:ch\d\d|tilelab|claims)\.(?:\w+\.)*(?=\w)")  # the packages in front of a module's own name
+_FOLDERS = re.compile(
+    r"\b(?:ch\d\d|tilelab|claims)\.(?:\w+\.)*(?=\w)"
+)  # the packages in front of a module's own name
 _ERROR_TEXT = "text of an error"
 
 
@@ -55,7 +57,9 @@ class _Normalise(ast.NodeTransformer):
 
     def __init__(self, modules: set[str]):
         self.modules = modules  # names under which the file imports modules of the course
-        self.local_names: dict[str, str] = {}  # local variables of the current function, and their neutral names
+        self.local_names: dict[
+            str, str
+        ] = {}  # local variables of the current function, and their neutral names
 
     def _normalise_body(self, node):
         if not getattr(node, "type_params", True):  # Python 3.11 does not have this field
@@ -81,7 +85,9 @@ class _Normalise(ast.NodeTransformer):
         return node
 
     def visit_arg(self, node):
-        if node.annotation and "constexpr" not in ast.unparse(node.annotation):  # that one changes what Triton compiles
+        if node.annotation and "constexpr" not in ast.unparse(
+            node.annotation
+        ):  # that one changes what Triton compiles
             node.annotation = None
         return node
 
@@ -99,11 +105,15 @@ class _Normalise(ast.NodeTransformer):
                 if _is_text(value):
                     setattr(part, field, ast.Constant(_ERROR_TEXT))
                 elif isinstance(value, list):
-                    setattr(part, field, [ast.Constant(_ERROR_TEXT) if _is_text(item) else item for item in value])
+                    setattr(
+                        part, field, [ast.Constant(_ERROR_TEXT) if _is_text(item) else item for item in value]
+                    )
         return self.generic_visit(node)
 
     def visit_JoinedStr(self, node):  # Python 3.12 adds empty pieces to the format of an f-string
-        node.values = [part for part in node.values if not (isinstance(part, ast.Constant) and part.value == "")]
+        node.values = [
+            part for part in node.values if not (isinstance(part, ast.Constant) and part.value == "")
+        ]
         return self.generic_visit(node)
 
 
@@ -112,11 +122,14 @@ def _is_administrative(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.If):
         return ast.unparse(statement.test) in ("__name__ == '__main__'", "TYPE_CHECKING")
     return isinstance(statement, (ast.Import, ast.ImportFrom)) or (
-        isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__")
+        isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__"
+    )
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, ast.JoinedStr) or isinstance(value, ast.Constant) and isinstance(value.value, str)
+    return (
+        isinstance(value, ast.JoinedStr) or isinstance(value, ast.Constant) and isinstance(value.value, str)
+    )
 
 
 def _neutral_local_names(function: ast.AST) -> dict[str, str]:
@@ -128,7 +141,9 @@ def _neutral_local_names(function: ast.AST) -> dict[str, str]:
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
             kept.update(node.names)
     names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
-    assigned = dict.fromkeys(node.id for node in names if isinstance(node.ctx, ast.Store) and node.id not in kept)
+    assigned = dict.fromkeys(
+        node.id for node in names if isinstance(node.ctx, ast.Store) and node.id not in kept
+    )
     return {name: f"local {number}" for number, name in enumerate(assigned)}
 
 
@@ -136,8 +151,12 @@ def _neutral_local_names(function: ast.AST) -> dict[str, str]:
 def _imported_course_modules(whole: str) -> set[str]:
     """Return the names that a file's text binds to modules of the course, as by `from ch14 import gemm`."""
     imports = [node for node in ast.walk(ast.parse(whole)) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    bound = {alias.asname or alias.name.split(".")[-1] for node in imports for alias in node.names
-             if _COURSE.match(getattr(node, "module", None) or alias.name)}
+    bound = {
+        alias.asname or alias.name.split(".")[-1]
+        for node in imports
+        for alias in node.names
+        if _COURSE.match(getattr(node, "module", None) or alias.name)
+    }
     return {name for name in bound if not name[:1].isupper()}  # a class keeps its attributes
 
 
@@ -168,7 +187,9 @@ def _find_part(thing: Any, whole: str) -> str:
 def _dump_normalised(code: str, whole: str) -> list[str]:
     """Return the normalised statements of `code`, which is a part of the file with the text `whole`."""
     body = _Normalise(_imported_course_modules(whole)).visit(ast.parse(code)).body
-    return [ast.dump(statement) for statement in body]  # not ast.unparse: its quotes differ between 3.11 and 3.12
+    return [
+        ast.dump(statement) for statement in body
+    ]  # not ast.unparse: its quotes differ between 3.11 and 3.12
 
 
 def source_hash(*things: Any) -> str:
@@ -191,7 +212,9 @@ def source_hash(*things: Any) -> str:
 def _check_name(experiment: Any) -> None:
     """Raise ValueError for a name that could lead out of results/ or match several files."""
     if not (isinstance(experiment, str) and NAME.fullmatch(experiment)):
-        raise ValueError(f"the name of an experiment consists of a to z, 0 to 9 and _; it is {experiment!r:.60}.")
+        raise ValueError(
+            f"the name of an experiment consists of a to z, 0 to 9 and _; it is {experiment!r:.60}."
+        )
 
 
 def make_record(experiment: str, rows: Sequence[dict], source: str, on: device.Device | None = None) -> dict:
@@ -201,15 +224,27 @@ def make_record(experiment: str, rows: Sequence[dict], source: str, on: device.D
     0 to 9 and _.
     """
     _check_name(experiment)
-    return {"experiment": experiment, "device": dataclasses.asdict(on or device.current()), "versions": device.versions(),
-            "recorded": files.utc_now(), "source": source, "rows": list(rows)}
+    return {
+        "experiment": experiment,
+        "device": dataclasses.asdict(on or device.current()),
+        "versions": device.versions(),
+        "recorded": files.utc_now(),
+        "source": source,
+        "rows": list(rows),
+    }
 
 
 def to_json(record: dict) -> str:
     """Return the text of a record, with one row per line for readable diffs. ValueError for NaN or infinity."""
     name = record["experiment"]
-    head = [f" {json.dumps(key)}: {files.json_line(record[key], f'{key} of {name}')}" for key in KEYS if key != "rows"]
-    rows = ",\n".join(f"  {files.json_line(row, f'row {index} of {name}')}" for index, row in enumerate(record["rows"]))
+    head = [
+        f" {json.dumps(key)}: {files.json_line(record[key], f'{key} of {name}')}"
+        for key in KEYS
+        if key != "rows"
+    ]
+    rows = ",\n".join(
+        f"  {files.json_line(row, f'row {index} of {name}')}" for index, row in enumerate(record["rows"])
+    )
     return "{\n" + ",\n".join(head) + ',\n "rows": [' + (f"\n{rows}\n " if rows else "") + "]\n}\n"
 
 
@@ -242,8 +277,10 @@ def load(experiment: str, gpu: str | None = None) -> dict:
     path = next((paths[name] for name in wanted if name in paths), None)
     if path is None:
         others = sorted(path.parent.name + "/" + path.stem for path in results_folder().glob("*/*.json"))
-        raise FileNotFoundError(f"no record of {experiment}{f' on {gpu}' if gpu else ''} in {results_folder().name}/: "
-                                f"there is {', '.join(others) or 'nothing yet'}.")
+        raise FileNotFoundError(
+            f"no record of {experiment}{f' on {gpu}' if gpu else ''} in {results_folder().name}/: "
+            f"there is {', '.join(others) or 'nothing yet'}."
+        )
     return read(path)
 
 
@@ -259,7 +296,11 @@ def read(path: pathlib.Path) -> dict:
 
 def check_record(record: Any, path: str | os.PathLike) -> None:
     """Raise ValueError, in one sentence that names the file `path`, if its content is not a record."""
-    wrong = [key for key, kind in KEYS.items() if not isinstance(record, dict) or not isinstance(record.get(key), kind)]
+    wrong = [
+        key
+        for key, kind in KEYS.items()
+        if not isinstance(record, dict) or not isinstance(record.get(key), kind)
+    ]
     if not wrong and not {"name", "capability", "target"} <= record["device"].keys():
         wrong = ["device"]
     if not wrong and not all(isinstance(row, dict) for row in record["rows"]):
@@ -272,8 +313,10 @@ def stale_reason(record: dict, source: str) -> str:
     """Return "" or a clause that says that the code has changed since the record was made."""
     if record["source"] == source:
         return ""
-    return (f"recorded {record['recorded'][:10]}, older than its kernel "
-            f"(source {record['source'][:4]}… then, {source[:4]}… now)")
+    return (
+        f"recorded {record['recorded'][:10]}, older than its kernel "
+        f"(source {record['source'][:4]}… then, {source[:4]}… now)"
+    )
 
 
 # ---- rows for a reader
@@ -314,7 +357,9 @@ def format_cell(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def table(rows: Sequence[dict], caption: str, columns: Sequence[str] | None = None, sort: str | None = None) -> Table:
+def table(
+    rows: Sequence[dict], caption: str, columns: Sequence[str] | None = None, sort: str | None = None
+) -> Table:
     """Return a Table of `rows` with these `columns`, sorted by the column `sort` ("-tflops": largest first)."""
     rows = list(rows)
     known = dict.fromkeys(name for row in rows for name in row)
@@ -324,10 +369,19 @@ def table(rows: Sequence[dict], caption: str, columns: Sequence[str] | None = No
     if sort:
         name = sort.removeprefix("-")
         without = [row for row in rows if not format_cell(row.get(name))]  # they come last
-        rows = sorted((row for row in rows if format_cell(row.get(name))), key=lambda row: row[name],
-                      reverse=sort.startswith("-")) + without
-    return Table([str(name) for name in columns], [[format_cell(row.get(name)) for name in columns] for row in rows],
-                 caption)
+        rows = (
+            sorted(
+                (row for row in rows if format_cell(row.get(name))),
+                key=lambda row: row[name],
+                reverse=sort.startswith("-"),
+            )
+            + without
+        )
+    return Table(
+        [str(name) for name in columns],
+        [[format_cell(row.get(name)) for name in columns] for row in rows],
+        caption,
+    )
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -355,8 +409,10 @@ class Record:
         has_gpu, when = self.device["capability"], self.data["recorded"][:10]
         if self.live:
             return f"live on {self.device['name']}, {when}" if has_gpu else "live, without a GPU"
-        return (f"recorded {'on ' + self.device['name'] if has_gpu else 'without a GPU'}, "
-                f"{self.stale.removeprefix('recorded ') or when}")
+        return (
+            f"recorded {'on ' + self.device['name'] if has_gpu else 'without a GPU'}, "
+            f"{self.stale.removeprefix('recorded ') or when}"
+        )
 
     def show(self, columns: Sequence[str] | None = None, sort: str | None = None) -> Table:
         """Return a Table of the rows, as `table` does, with the label as its caption."""
@@ -372,13 +428,14 @@ class Record:
 # ---- experiments
 
 
-def live_or_recorded(experiment: str, measure: Callable[[], Sequence[dict]], source: str,
-                     can_run: bool | None = None) -> Record:
+def live_or_recorded(
+    experiment: str, measure: Callable[[], Sequence[dict]], source: str, can_run: bool | None = None
+) -> Record:
     """Return live rows from `measure()` where this machine can measure them, else the recorded ones.
 
     `can_run` says whether it can; the default is whether the GPU has TMA. `source` is the `source_hash` of the measured
     code. With TILES_RECORD=1 in the environment, live rows are also saved in results/. Raises as `measure`, `save` and
-    `load` do, and tilelab.runtime.device.Unsupported where the GPU has too little memory.
+    `load` do, and Unsupported where the GPU has too little memory.
     """
     _check_name(experiment)  # before minutes of measuring
     if not (device.current().has_tma if can_run is None else can_run):
@@ -391,21 +448,26 @@ def live_or_recorded(experiment: str, measure: Callable[[], Sequence[dict]], sou
     return Record(record, live=True)
 
 
-def experiment(name: str, source: Callable[[], str], can_run: Callable[[], bool] | None = None,
-               reuse_for_s: float = 0):
+def experiment(
+    name: str, source: Callable[[], str], can_run: Callable[[], bool] | None = None, reuse_for_s: float = 0
+):
     """Decorate a function that measures rows so that it returns a Record, through `live_or_recorded`.
 
     `source()` is the `source_hash` of the measured code; the decorated function has it as `.source`, and EXPERIMENTS
     lists the function. Its `.load()` returns the record without measuring. A record of this machine that is younger
     than `reuse_for_s` seconds is returned as it is.
     """
+
     def decorate(measure: Callable[..., Sequence[dict]]) -> Callable[..., Record]:
         @functools.wraps(measure)
         def run(*args, **kwargs) -> Record:
             recent = load_recent_record(name, source(), reuse_for_s) if reuse_for_s else None
-            return recent or live_or_recorded(name, functools.partial(measure, *args, **kwargs), source(),
-                                              can_run and can_run())
+            return recent or live_or_recorded(
+                name, functools.partial(measure, *args, **kwargs), source(), can_run and can_run()
+            )
+
         return register(name, run, source)
+
     return decorate
 
 

@@ -39,9 +39,18 @@ FILL_FIELDS = ("stage", "phase", "step", "tile", "issued", "landed", "seen", "fr
 LANE, KIND, BEGIN, END, STEP, TILE, STAGE, PHASE, BARRIER = range(len(FIELDS))
 
 
-def make_recording(name: str, rows: Iterable[dict], *, stages: int, gpu: str, date: str, config: str = "",
-                   ghz: float | None = None, product_cycles: float | None = None,
-                   length: int | None = None) -> dict:
+def make_recording(
+    name: str,
+    rows: Iterable[dict],
+    *,
+    stages: int,
+    gpu: str,
+    date: str,
+    config: str = "",
+    ghz: float | None = None,
+    product_cycles: float | None = None,
+    length: int | None = None,
+) -> dict:
     """Return a recording of `rows`, dicts with lane, kind, step, tile, and begin and end in cycles.
 
     A row may lack its stage and phase. They then follow from the order of the steps in a ring of `stages`. `length` is
@@ -59,10 +68,15 @@ def make_recording(name: str, rows: Iterable[dict], *, stages: int, gpu: str, da
     has_producer = "producer" in lanes
     for lane in lanes:
         for kind in ("load", "wait", "product"):
-            mine = sorted((row for row in rows if row["lane"] == lane and row["kind"] == kind),
-                          key=lambda row: (row["tile"] or 0, row["step"] or 0))
+            mine = sorted(
+                (row for row in rows if row["lane"] == lane and row["kind"] == kind),
+                key=lambda row: (row["tile"] or 0, row["step"] or 0),
+            )
             for count, row in enumerate(mine):
-                empty = kind == "wait" and (row["barrier"] or ("empty" if lane == "producer" else "full")) == "empty"
+                empty = (
+                    kind == "wait"
+                    and (row["barrier"] or ("empty" if lane == "producer" else "full")) == "empty"
+                )
                 if kind == "wait" and row["barrier"] is None:
                     row["barrier"] = "empty" if empty else "full"
                 if row["stage"] is None:  # a wait for an empty stage asks for the phase before
@@ -70,15 +84,28 @@ def make_recording(name: str, rows: Iterable[dict], *, stages: int, gpu: str, da
     rows.sort(key=lambda row: (row["begin"], row["end"]))
     last = max((row["end"] for row in rows), default=0)
     events = [[lanes.index(row["lane"]), *(row[field] for field in FIELDS[1:])] for row in rows]
-    return {"name": name, "config": config, "gpu": gpu, "date": date, "ghz": ghz, "stages": stages,
-            "barriers": ["full", "empty"] if has_producer else ["full"], "lanes": lanes,
-            "length": max(last, length or 0), "fields": list(FIELDS), "events": events,
-            "fills": find_fills(events), "tensor": find_busy(events, product_cycles)}
+    return {
+        "name": name,
+        "config": config,
+        "gpu": gpu,
+        "date": date,
+        "ghz": ghz,
+        "stages": stages,
+        "barriers": ["full", "empty"] if has_producer else ["full"],
+        "lanes": lanes,
+        "length": max(last, length or 0),
+        "fields": list(FIELDS),
+        "events": events,
+        "fills": find_fills(events),
+        "tensor": find_busy(events, product_cycles),
+    }
 
 
 def as_rows(recording: dict) -> list[dict]:
     """Return the events as dicts, each with the name of its lane."""
-    return [dict(zip(FIELDS, event)) | {"lane": recording["lanes"][event[LANE]]} for event in recording["events"]]
+    return [
+        dict(zip(FIELDS, event)) | {"lane": recording["lanes"][event[LANE]]} for event in recording["events"]
+    ]
 
 
 def find_fills(events: Sequence[Sequence]) -> list[list]:
@@ -154,7 +181,7 @@ def find_idle_share(recording: dict) -> float:
 
 def find_share_without_products(recording: dict) -> float:
     """Return the share of the recording in which no products are in flight, from 0 to 1."""
-    pairs = [event[BEGIN:END + 1] for event in recording["events"] if event[KIND] == "product"]
+    pairs = [event[BEGIN : END + 1] for event in recording["events"] if event[KIND] == "product"]
     return 1 - _find_covered_share(recording, pairs)
 
 
@@ -167,14 +194,32 @@ def summarise(recording: dict) -> list[dict]:
     """
     rows = []
     for number, lane in enumerate(recording["lanes"]):
-        shares = {kind: 100 * _find_covered_share(recording, (
-            event[BEGIN:END + 1] for event in recording["events"]
-            if (event[LANE], event[KIND]) == (number, kind))) for kind in KINDS}
-        rows.append({"recording": recording["name"], "lane": lane,
-                     **{f"{kind} %": round(share, 1) if share else None for kind, share in shares.items()},
-                     "idle %": None})
-    idle = {"recording": recording["name"], "lane": "tensor core", **{f"{kind} %": None for kind in KINDS},
-            "idle %": round(100 * find_idle_share(recording), 1)}
+        shares = {
+            kind: 100
+            * _find_covered_share(
+                recording,
+                (
+                    event[BEGIN : END + 1]
+                    for event in recording["events"]
+                    if (event[LANE], event[KIND]) == (number, kind)
+                ),
+            )
+            for kind in KINDS
+        }
+        rows.append(
+            {
+                "recording": recording["name"],
+                "lane": lane,
+                **{f"{kind} %": round(share, 1) if share else None for kind, share in shares.items()},
+                "idle %": None,
+            }
+        )
+    idle = {
+        "recording": recording["name"],
+        "lane": "tensor core",
+        **{f"{kind} %": None for kind in KINDS},
+        "idle %": round(100 * find_idle_share(recording), 1),
+    }
     for key, title in (("idle_profiler", "idle % by profiler"), ("overhead", "recording costs %")):
         if recording.get(key) is not None:
             idle[title] = round(100 * recording[key], 1)
@@ -184,8 +229,10 @@ def summarise(recording: dict) -> list[dict]:
 def make_table(recordings: Sequence[dict]) -> results.Table:
     """Return a Table of `summarise` of each recording, with a caption that says where they come from."""
     origins = dict.fromkeys(f"{each['gpu']}, {each['date']}" for each in recordings)
-    return results.table([row for each in recordings for row in summarise(each)],
-                         f"share of the recorded time; {'; '.join(origins)}")
+    return results.table(
+        [row for each in recordings for row in summarise(each)],
+        f"share of the recorded time; {'; '.join(origins)}",
+    )
 
 
 def keep_tiles(recording: dict, tiles: int) -> dict:
@@ -199,9 +246,13 @@ def keep_tiles(recording: dict, tiles: int) -> dict:
         return recording
     events = [event for event in recording["events"] if event[BEGIN] < end]
     kept = {(event[TILE], event[STEP]) for event in events}
-    return {**recording, "length": end, "events": events,
-            "fills": [fill for fill in recording["fills"] if (fill[3], fill[2]) in kept],
-            "tensor": [[begin, min(last, end)] for begin, last in recording["tensor"] if begin < end]}
+    return {
+        **recording,
+        "length": end,
+        "events": events,
+        "fills": [fill for fill in recording["fills"] if (fill[3], fill[2]) in kept],
+        "tensor": [[begin, min(last, end)] for begin, last in recording["tensor"] if begin < end],
+    }
 
 
 # ---- Perfetto
@@ -217,27 +268,53 @@ def to_chrome_trace(recordings: Sequence[dict]) -> dict:
     for process, recording in enumerate(recordings):
         us = 1e-3 / (recording["ghz"] or 1)
         clock = f"{recording['ghz']:g} GHz" if recording["ghz"] else "1 cycle drawn as 1 ns"
-        trace.append(_metadata("process_name", process, 0, f"{recording['name']}: {recording['config']} ({clock})"))
+        trace.append(
+            _metadata("process_name", process, 0, f"{recording['name']}: {recording['config']} ({clock})")
+        )
         threads: dict[tuple, int] = {}
         rows = []
         for event, line in zip(recording["events"], assign_lines(recording["events"])):
             lane = recording["lanes"][event[LANE]]
             title = f"{lane}, products {line}" if event[KIND] == "product" else lane
             thread = threads.setdefault((event[LANE], title), len(threads) + 1)
-            details = {"cycles": event[END] - event[BEGIN],
-                       **{field: event[index] for index, field in enumerate(FIELDS)
-                          if index >= STEP and event[index] is not None}}
+            details = {
+                "cycles": event[END] - event[BEGIN],
+                **{
+                    field: event[index]
+                    for index, field in enumerate(FIELDS)
+                    if index >= STEP and event[index] is not None
+                },
+            }
             rows.append(_complete(event[KIND], process, thread, event[BEGIN], event[END], us, details))
         thread = len(threads) + 1
-        rows += [_complete("busy", process, thread, begin, end, us, {"cycles": end - begin})
-                 for begin, end in recording["tensor"]]
-        rows += [{"name": "full stages", "ph": "C", "pid": process, "ts": round(time * us, 4),
-                  "args": {"stages": count}} for time, count in count_full_stages(recording)]
-        names = [(number, title) for (_, title), number in sorted(threads.items())] + [(thread, "tensor core")]
+        rows += [
+            _complete("busy", process, thread, begin, end, us, {"cycles": end - begin})
+            for begin, end in recording["tensor"]
+        ]
+        rows += [
+            {
+                "name": "full stages",
+                "ph": "C",
+                "pid": process,
+                "ts": round(time * us, 4),
+                "args": {"stages": count},
+            }
+            for time, count in count_full_stages(recording)
+        ]
+        names = [(number, title) for (_, title), number in sorted(threads.items())] + [
+            (thread, "tensor core")
+        ]
         for position, (number, title) in enumerate(names):
             trace.append(_metadata("thread_name", process, number, title))
-            trace.append({"name": "thread_sort_index", "ph": "M", "pid": process, "tid": number,
-                          "args": {"sort_index": position}})
+            trace.append(
+                {
+                    "name": "thread_sort_index",
+                    "ph": "M",
+                    "pid": process,
+                    "tid": number,
+                    "args": {"sort_index": position},
+                }
+            )
         trace += sorted(rows, key=lambda row: row["ts"])
     return {"displayTimeUnit": "ns", "traceEvents": trace}
 
@@ -246,9 +323,18 @@ def _metadata(name: str, process: int, thread: int, value: str) -> dict:
     return {"name": name, "ph": "M", "pid": process, "tid": thread, "args": {"name": value}}
 
 
-def _complete(name: str, process: int, thread: int, begin: float, end: float, us: float, details: dict) -> dict:
-    return {"name": name, "ph": "X", "pid": process, "tid": thread, "ts": round(begin * us, 4),
-            "dur": round((end - begin) * us, 4), "args": details}
+def _complete(
+    name: str, process: int, thread: int, begin: float, end: float, us: float, details: dict
+) -> dict:
+    return {
+        "name": name,
+        "ph": "X",
+        "pid": process,
+        "tid": thread,
+        "ts": round(begin * us, 4),
+        "dur": round((end - begin) * us, 4),
+        "args": details,
+    }
 
 
 def assign_lines(events: Sequence[Sequence]) -> list[int]:
@@ -264,15 +350,17 @@ def assign_lines(events: Sequence[Sequence]) -> list[int]:
             continue
         mine = ends.setdefault(event[LANE], [])
         line = next((number for number, end in enumerate(mine) if end <= event[BEGIN]), len(mine))
-        mine[line:line + 1] = [event[END]]
+        mine[line : line + 1] = [event[END]]
         lines.append(line + 1)
     return lines
 
 
 def count_full_stages(recording: dict) -> list[tuple[float, int]]:
     """Return (cycle, number of full stages) at each change, in the order of time."""
-    changes = sorted([(fill[5], 1) for fill in recording["fills"]]
-                     + [(fill[7], -1) for fill in recording["fills"] if fill[7] is not None])
+    changes = sorted(
+        [(fill[5], 1) for fill in recording["fills"]]
+        + [(fill[7], -1) for fill in recording["fills"] if fill[7] is not None]
+    )
     counts, full = [], 0
     for time, change in changes:
         full += change

@@ -21,8 +21,18 @@ from tilelab.runtime import cuda, worker_pool
 from tilelab.runtime.cubin import OPCODES, ptxas_remarks, sass, sass_counts
 from tilelab.runtime.device import Unsupported, target_limits
 
-__all__ = ["Job", "Report", "build", "build_one", "compile_ahead", "disassemble", "job_for", "ptxas_remarks", "sass",
-           "sass_counts"]
+__all__ = [
+    "Job",
+    "Report",
+    "build",
+    "build_one",
+    "compile_ahead",
+    "disassemble",
+    "job_for",
+    "ptxas_remarks",
+    "sass",
+    "sass_counts",
+]
 
 # Instructions that are counted in the PTX: what the compiler emitted, not how often it runs.
 INSTRUCTIONS = {
@@ -100,7 +110,9 @@ class Report:
         It is empty where nothing was built or the SASS cannot be read. Reading SASS takes part of a second.
         """
         if not self.job._entry:
-            return {name: len(re.findall(pattern, self.ptx)) for name, pattern in INSTRUCTIONS.items() if self.ptx}
+            return {
+                name: len(re.findall(pattern, self.ptx)) for name, pattern in INSTRUCTIONS.items() if self.ptx
+            }
         try:
             return dict.fromkeys(OPCODES, 0) | sass_counts(self.cubin, self.job._entry) if self.cubin else {}
         except (RuntimeError, OSError):  # cuobjdump may be older than the target
@@ -119,10 +131,16 @@ class Report:
         if self.smem is None or not self.registers:
             return None
         limit, warps = target_limits(self.job.target), self.threads // 32
-        registers_per_warp = -(-self.registers * 32 // 256) * 256  # the SM hands out registers 256 per warp at a time
+        registers_per_warp = (
+            -(-self.registers * 32 // 256) * 256
+        )  # the SM hands out registers 256 per warp at a time
         smem = _requested_smem(self.smem, self.smem_static, self.job.target) + SYSTEM_SMEM
-        return min(limit.smem_per_sm // smem, limit.threads_per_sm // self.threads,
-                   limit.regs_per_sm // (registers_per_warp * warps), 32)
+        return min(
+            limit.smem_per_sm // smem,
+            limit.threads_per_sm // self.threads,
+            limit.regs_per_sm // (registers_per_warp * warps),
+            32,
+        )
 
     @property
     def launchable(self) -> bool:
@@ -131,9 +149,18 @@ class Report:
 
     def row(self) -> dict:
         """Return a flat dict for a table or results/, without PTX and cubin."""
-        row = {"name": self.job.name or self.job.kernel, "target": self.job.target, "status": self.status,
-               "reason": self.reason, "registers": self.registers, "spills": self.spills, "smem": self.smem,
-               "smem_static": self.smem_static, "threads": self.threads, "seconds": round(self.seconds, 3)}
+        row = {
+            "name": self.job.name or self.job.kernel,
+            "target": self.job.target,
+            "status": self.status,
+            "reason": self.reason,
+            "registers": self.registers,
+            "spills": self.spills,
+            "smem": self.smem,
+            "smem_static": self.smem_static,
+            "threads": self.threads,
+            "seconds": round(self.seconds, 3),
+        }
         return row | self.counts
 
 
@@ -151,14 +178,21 @@ def job_for(kernel, signature: dict[str, str], constants: dict[str, Any], target
     while hasattr(kernel, "fn"):
         kernel = kernel.fn
     if kernel.__module__ == "__main__" or kernel.__qualname__ != kernel.__name__:
-        raise ValueError(f"the compiler's process cannot import {kernel.__qualname__} from {kernel.__module__}: "
-                         "define it at the top level of a module.")
+        raise ValueError(
+            f"the compiler's process cannot import {kernel.__qualname__} from {kernel.__module__}: "
+            "define it at the top level of a module."
+        )
     where = kernel.__module__ if kernel.__module__ in sys.modules else kernel.__code__.co_filename
     return Job(f"{where}:{kernel.__name__}", signature, constants, target, **fields)
 
 
-def build(jobs: Iterable[Job], workers: int | None = None, timeout_s: float = 120,
-          cache: str | os.PathLike | None = None, triton: tuple[str, os.PathLike] | None = None) -> Iterator[Report]:
+def build(
+    jobs: Iterable[Job],
+    workers: int | None = None,
+    timeout_s: float = 120,
+    cache: str | os.PathLike | None = None,
+    triton: tuple[str, os.PathLike] | None = None,
+) -> Iterator[Report]:
     """Compile `jobs` in parallel and yield a Report for each as it finishes, in any order.
 
     `workers` is the number of processes (default: one per CPU), `timeout_s` the limit per job. `cache` replaces the
@@ -197,6 +231,7 @@ def compile_ahead(jobs: Iterable[Job]) -> None:
 
 def disassemble(jobs: Iterable[Job]) -> list[Report]:
     """Return the Reports of the jobs, in order, with their SASS in the cache: cuobjdump runs for them in parallel."""
+
     def read(report: Report) -> None:
         with contextlib.suppress(RuntimeError):
             sass(report.cubin, report.job._entry)
@@ -210,22 +245,34 @@ def disassemble(jobs: Iterable[Job]) -> list[Report]:
     return [reports[id(job)] for job in jobs]
 
 
-def build_one(job: Job, timeout_s: float = 120, cache: str | os.PathLike | None = None,
-              cancel_token: object = None, triton: tuple[str, os.PathLike] | None = None,
-              keep_ptx: bool = False) -> Report:
+def build_one(
+    job: Job,
+    timeout_s: float = 120,
+    cache: str | os.PathLike | None = None,
+    cancel_token: object = None,
+    triton: tuple[str, os.PathLike] | None = None,
+    keep_ptx: bool = False,
+) -> Report:
     """Compile a single job like `build`, in a worker that `worker_pool.kill_workers(cancel_token)` ends.
 
     The report of a Triton kernel has its PTX; that of a .cu kernel has it with `keep_ptx`, which takes longer.
     """
     target_limits(job.target)
     kernel = os.path.abspath(job.kernel) if re.search(r"\.(py|cu):", job.kernel) else job.kernel
-    request = {**dataclasses.asdict(job), "kernel": kernel, "cubins": os.path.abspath(cache or cuda.cubin_folder()),
-               "cache": str(cache or os.environ.get("TRITON_CACHE_DIR") or ""), "keep_ptx": keep_ptx}
+    request = {
+        **dataclasses.asdict(job),
+        "kernel": kernel,
+        "cubins": os.path.abspath(cache or cuda.cubin_folder()),
+        "cache": str(cache or os.environ.get("TRITON_CACHE_DIR") or ""),
+        "keep_ptx": keep_ptx,
+    }
     env = {"TRITON_INTERPRET": "0"}
     if triton:
         env |= {"TILES_TRITON_VERSION": triton[0], "TILES_TRITON": os.path.abspath(triton[1])}
     try:
-        with worker_pool.lease_worker("tilelab.runtime.build_worker", "the compiler", cancel_token, **env) as worker:
+        with worker_pool.lease_worker(
+            "tilelab.runtime.build_worker", "the compiler", cancel_token, **env
+        ) as worker:
             answer = worker.ask(request, timeout_s)
     except Exception as error:  # a job that cannot be pickled, a machine out of processes
         return Report(job, "failed", f"{type(error).__name__}: {error}")
@@ -242,8 +289,15 @@ def _make_report(job: Job, answer: dict) -> Report:
     return Report(job, "rejected" if reason else "ok", reason, **answer)
 
 
-def _find_exceeded_limit(target: str, smem: int, smem_static: int, threads: int, registers: int | None,
-                         tmem: int | None = None, **_) -> str:
+def _find_exceeded_limit(
+    target: str,
+    smem: int,
+    smem_static: int,
+    threads: int,
+    registers: int | None,
+    tmem: int | None = None,
+    **_,
+) -> str:
     """Return a sentence about the first limit of the target that a launch would exceed, or ""."""
     limit, smem = target_limits(target), _requested_smem(smem, smem_static, target)
     if smem > limit.smem_per_block:

@@ -20,7 +20,7 @@ from tilelab.runtime.cubin import kernel_names, read_resources
 def _postpone_packages(module: str) -> None:
     """Run the course's packages that hold the module only when their names are asked for: they import torch."""
     for dot in re.finditer(r"\.", module):
-        name = module[:dot.start()]
+        name = module[: dot.start()]
         spec = None if name in sys.modules else importlib.util.find_spec(name)
         if not spec or not spec.origin or not pathlib.Path(spec.origin).is_relative_to(ROOT):
             continue
@@ -65,26 +65,42 @@ def _compile_triton(job: dict) -> dict:
     kernel = _load_kernel(job["kernel"])
     source_type = GluonASTSource if kernel.is_gluon() else ASTSource
     names = kernel.arg_names
-    unknown = ((set(job["signature"]) | set(job["constants"])) ^ set(names)) | (set(job["aligned"]) - set(names))
+    unknown = ((set(job["signature"]) | set(job["constants"])) ^ set(names)) | (
+        set(job["aligned"]) - set(names)
+    )
     if unknown:
         raise ValueError(f"{', '.join(sorted(unknown))}: given but not taken by the kernel, or the reverse")
     signature = {name: job["signature"].get(name, "constexpr") for name in names}
     # A launch finds this build in the cache only if the attributes are the same: in order, with an empty entry for what
     # is not aligned. Triton 3.6 also makes an entry for a constant whose value is a string.
     is_old = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
-    specialized = {name for name in names if signature[name].startswith(("*", "i", "u"))
-                   or signature[name] == "constexpr" and (not is_old or isinstance(job["constants"][name], str))}
-    attributes = {(index,): [["tt.divisibility", 16]] if name in job["aligned"] else []
-                  for index, name in enumerate(names)
-                  if name in specialized and not kernel.params[index].do_not_specialize}
+    specialized = {
+        name
+        for name in names
+        if signature[name].startswith(("*", "i", "u"))
+        or signature[name] == "constexpr"
+        and (not is_old or isinstance(job["constants"][name], str))
+    }
+    attributes = {
+        (index,): [["tt.divisibility", 16]] if name in job["aligned"] else []
+        for index, name in enumerate(names)
+        if name in specialized and not kernel.params[index].do_not_specialize
+    }
     source = source_type(kernel, signature, job["constants"], attributes)
     target = GPUTarget("cuda", int(re.sub(r"\D", "", job["target"])), 32)
     options = {"num_warps": job["num_warps"], "num_stages": job["num_stages"], **job["options"]}
     try:
         return _read_binary(triton, source, target, options)
-    except (KeyError, OSError, ValueError, struct.error):  # the cache is damaged or cannot be written: use another
+    except (
+        KeyError,
+        OSError,
+        ValueError,
+        struct.error,
+    ):  # the cache is damaged or cannot be written: use another
         with tempfile.TemporaryDirectory() as os.environ["TRITON_CACHE_DIR"]:
-            return _read_binary(triton, source_type(kernel, signature, job["constants"], attributes), target, options)
+            return _read_binary(
+                triton, source_type(kernel, signature, job["constants"], attributes), target, options
+            )
 
 
 def _read_binary(triton, source, target, options: dict) -> dict:
@@ -95,15 +111,24 @@ def _read_binary(triton, source, target, options: dict) -> dict:
     if not ptx.rstrip().endswith("}"):
         raise ValueError("the PTX is not complete")
     warps = getattr(binary.metadata, "total_num_warps", None) or binary.metadata.num_warps
-    return {"smem": binary.metadata.shared, "tmem": getattr(binary.metadata, "tmem_size", None),
-            "threads": 32 * warps, "seconds": seconds, "ptx": ptx,
-            "cubin": cubin, **read_resources(cubin)}
+    return {
+        "smem": binary.metadata.shared,
+        "tmem": getattr(binary.metadata, "tmem_size", None),
+        "threads": 32 * warps,
+        "seconds": seconds,
+        "ptx": ptx,
+        "cubin": cubin,
+        **read_resources(cubin),
+    }
 
 
 def _compile_cu(job: dict) -> dict:
     path, _, name = job["kernel"].rpartition(":")
     file = os.path.basename(path)
-    options = [f"-D{key}={int(value) if isinstance(value, bool) else value}" for key, value in job["constants"].items()]
+    options = [
+        f"-D{key}={int(value) if isinstance(value, bool) else value}"
+        for key, value in job["constants"].items()
+    ]
     begin = time.perf_counter()
     try:
         cubin = cuda.compile_file(path, job["target"], options)
@@ -112,11 +137,21 @@ def _compile_cu(job: dict) -> dict:
     seconds = time.perf_counter() - begin
     kernels = kernel_names(cubin).values()
     if name not in kernels:
-        hint = ' (extern "C" leaves a name as it is written)' if any(each.startswith("_Z") for each in kernels) else ""
+        hint = (
+            ' (extern "C" leaves a name as it is written)'
+            if any(each.startswith("_Z") for each in kernels)
+            else ""
+        )
         return {"reason": f"{file} defines no kernel {name}; it defines {', '.join(kernels) or 'none'}{hint}"}
     ptx = cuda.compile_file_to_ptx(path, job["target"], options) if job.get("keep_ptx") else ""
-    return {"smem": job["smem_bytes"], "threads": 32 * job["num_warps"], "seconds": seconds, "ptx": ptx,
-            "cubin": cubin, **read_resources(cubin, name)}
+    return {
+        "smem": job["smem_bytes"],
+        "threads": 32 * job["num_warps"],
+        "seconds": seconds,
+        "ptx": ptx,
+        "cubin": cubin,
+        **read_resources(cubin, name),
+    }
 
 
 def _find_first_error(text: str) -> str:
@@ -130,11 +165,15 @@ def _find_first_error(text: str) -> str:
 
 def _describe_error(error: BaseException, log: str) -> str:
     """Return one sentence from an exception and from what the compiler wrote to stderr before it was raised."""
-    if found := re.search(r"ptxas (?:\S+, line \d+; )?(?:fatal|error)\s*:\s*(?:\(C\d+\) )?(.+)", f"{error}\n{log}"):
+    if found := re.search(
+        r"ptxas (?:\S+, line \d+; )?(?:fatal|error)\s*:\s*(?:\(C\d+\) )?(.+)", f"{error}\n{log}"
+    ):
         return f"ptxas: {found[1].strip()}"
     if found := re.search(r"executing \[?`(\w+)`", f"{error}\n{log}"):
         detail = re.search(r"error: (?!Failures have been detected)(.+)|(Assertion `.+?') failed", log)
-        return f"the compiler pass {found[1]} failed" + (f": {(detail[1] or detail[2]).strip()}" if detail else "")
+        return f"the compiler pass {found[1]} failed" + (
+            f": {(detail[1] or detail[2]).strip()}" if detail else ""
+        )
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^")]
     return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"[:300]
 
@@ -150,8 +189,11 @@ def _answer(request: dict) -> dict:
         sys.stderr.flush()
         log = os.pread(2, 1 << 20, 0).decode(errors="replace")
         # After what LLVM calls a fatal error, later builds in the same process were seen to hang and to abort.
-        return {"reason": _describe_error(error, log), "compiler_output": f"{type(error).__name__}: {error}\n{log}",
-                "retire": bool(re.search("LLVM ERROR|Assertion `", log))}
+        return {
+            "reason": _describe_error(error, log),
+            "compiler_output": f"{type(error).__name__}: {error}\n{log}",
+            "retire": bool(re.search("LLVM ERROR|Assertion `", log)),
+        }
 
 
 def _import_other_triton(version: str, folder: str) -> str:
@@ -166,6 +208,8 @@ def _import_other_triton(version: str, folder: str) -> str:
 
 if __name__ == "__main__":
     problem = ""
-    if other_triton := os.environ.get("TILES_TRITON"):  # now, because each request brings its caller's import path
+    if other_triton := os.environ.get(
+        "TILES_TRITON"
+    ):  # now, because each request brings its caller's import path
         problem = _import_other_triton(os.environ["TILES_TRITON_VERSION"], other_triton)
     worker_pool.serve((lambda request: {"unsupported": problem}) if problem else _answer)

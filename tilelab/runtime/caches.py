@@ -42,14 +42,18 @@ def replace_if_unwritable(folder: pathlib.Path, name: str) -> pathlib.Path:
         other = device.user_lock_path(name).with_suffix("")
     except OSError:
         return folder  # there is no better one
-    warnings.warn(f"{folder} cannot be written ({reason}): compiled kernels are kept in {other} instead.", stacklevel=3)
+    warnings.warn(
+        f"{folder} cannot be written ({reason}): compiled kernels are kept in {other} instead.", stacklevel=3
+    )
     return other
 
 
 def replace_unwritable_caches() -> None:
     """Let Triton and Inductor use other folders, by their environment variables, where theirs cannot be written."""
-    for variable, folder in (("TRITON_CACHE_DIR", triton_folder()),
-                             ("TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR"))):
+    for variable, folder in (
+        ("TRITON_CACHE_DIR", triton_folder()),
+        ("TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR")),
+    ):
         if folder:  # without the variable, Inductor's is in the folder of temporary files already
             found = replace_if_unwritable(pathlib.Path(folder), variable.lower())
             if found != pathlib.Path(folder):

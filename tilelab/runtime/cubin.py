@@ -17,7 +17,19 @@ from tilelab.runtime import cuda
 
 # Opcodes that move data in a .cu kernel: threads through registers (LD*, ST*), threads without registers (LDGSTS), the
 # copy engine (UBLK*, UTMA*), and mbarriers (SYNCS).
-OPCODES = ("LDG", "STG", "LDS", "STS", "LDGSTS", "UBLKCP", "UBLKRED", "UTMALDG", "UTMASTG", "UTMAREDG", "SYNCS")
+OPCODES = (
+    "LDG",
+    "STG",
+    "LDS",
+    "STS",
+    "LDGSTS",
+    "UBLKCP",
+    "UBLKRED",
+    "UTMALDG",
+    "UTMASTG",
+    "UTMAREDG",
+    "SYNCS",
+)
 STO_CUDA_ENTRY = 0x10  # marks a kernel in the symbol table
 EIATTR_REGCOUNT, EIATTR_MIN_STACK_SIZE = 0x2F, 0x12
 
@@ -26,14 +38,14 @@ def _read_sections(cubin: bytes) -> dict[str, tuple[int, int]]:
     """Return the offset and the length of each section of the ELF file."""
     if cubin[:4] != b"\x7fELF":
         raise ValueError("the cubin is no ELF file")
-    table, = struct.unpack_from("<Q", cubin, 40)
+    (table,) = struct.unpack_from("<Q", cubin, 40)
     size, count, names = struct.unpack_from("<3H", cubin, 58)
     headers = [struct.unpack_from("<IIQQQQ", cubin, table + size * index) for index in range(count)]
     return {_read_string(cubin, headers[names][4] + header[0]): header[4:] for header in headers}
 
 
 def _read_string(cubin: bytes, offset: int) -> str:
-    return cubin[offset:cubin.index(b"\0", offset)].decode()
+    return cubin[offset : cubin.index(b"\0", offset)].decode()
 
 
 def kernel_names(cubin: bytes) -> dict[int, str]:
@@ -41,8 +53,11 @@ def kernel_names(cubin: bytes) -> dict[int, str]:
     sections = _read_sections(cubin)
     offset, length = sections[".symtab"]
     symbols = [struct.unpack_from("<IBB", cubin, offset + 24 * index) for index in range(length // 24)]
-    return {index: _read_string(cubin, sections[".strtab"][0] + name)
-            for index, (name, _, other) in enumerate(symbols) if other & STO_CUDA_ENTRY}
+    return {
+        index: _read_string(cubin, sections[".strtab"][0] + name)
+        for index, (name, _, other) in enumerate(symbols)
+        if other & STO_CUDA_ENTRY
+    }
 
 
 def read_resources(cubin: bytes, kernel: str = "") -> dict:
@@ -61,10 +76,18 @@ def read_resources(cubin: bytes, kernel: str = "") -> dict:
             if names.get(symbol, "") == kernel:
                 (registers if attribute == EIATTR_REGCOUNT else stack).append(figure)
         offset += 4 + (value if form == 4 else 0)  # in form 4, `value` is the length of the data
-    static = sum(length for name, (_, length) in sections.items()
-                 if name.startswith(".nv.shared.") and "reserved" not in name
-                 and (not kernel or name == f".nv.shared.{kernel}"))
-    return {"registers": max(registers, default=None), "spills": max(stack, default=None), "smem_static": static}
+    static = sum(
+        length
+        for name, (_, length) in sections.items()
+        if name.startswith(".nv.shared.")
+        and "reserved" not in name
+        and (not kernel or name == f".nv.shared.{kernel}")
+    )
+    return {
+        "registers": max(registers, default=None),
+        "spills": max(stack, default=None),
+        "smem_static": static,
+    }
 
 
 def _find_tool(name: str) -> pathlib.Path:
@@ -81,12 +104,14 @@ def cuobjdump(flag: str, cubin: bytes, *more: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        run = subprocess.run([_find_tool("cuobjdump"), flag, *more, file.name], capture_output=True, text=True,
-                             check=False)
+        run = subprocess.run(
+            [_find_tool("cuobjdump"), flag, *more, file.name], capture_output=True, text=True, check=False
+        )
     if run.returncode:
         message = (run.stderr + run.stdout).strip().splitlines()
-        raise RuntimeError(f"the cuobjdump of Triton {version('triton')} cannot read this cubin: "
-                           f"{' '.join(message[:1])}")
+        raise RuntimeError(
+            f"the cuobjdump of Triton {version('triton')} cannot read this cubin: {' '.join(message[:1])}"
+        )
     cuda.write_cached(path, zlib.compress(run.stdout.encode(), 1))
     return run.stdout
 
@@ -102,8 +127,10 @@ def sass_counts(cubin: bytes, kernel: str = "") -> collections.Counter:
     Counted are TMA (UTMALDG, UTMASTG, UBLKCP), mbarriers (SYNCS), tensor cores (HGMMA, UTCHMMA, HMMA, ...), loads and
     stores by threads (LDG, STG, LDS, STS, LDGSTS) and fences (FENCE).
     """
-    opcodes = r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?" \
-              r"(UTMA[A-Z]+|UBLKCP|UBLKRED|SYNCS|UTC[A-Z]*MMA|[A-Z]G?MMA|LDGSTS|LDG|STG|LDS|STS|FENCE)\b"
+    opcodes = (
+        r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?"
+        r"(UTMA[A-Z]+|UBLKCP|UBLKRED|SYNCS|UTC[A-Z]*MMA|[A-Z]G?MMA|LDGSTS|LDG|STG|LDS|STS|FENCE)\b"
+    )
     return collections.Counter(re.findall(opcodes, sass(cubin, kernel), re.MULTILINE))
 
 

@@ -41,8 +41,9 @@ def _program_options(target: str, name: str, options: Sequence[str], folders: Se
     definitions = [option[2:].partition("=") for option in options if option[:2] == "-D"]
     macros = [(macro, value if equals else "1") for macro, equals, value in definitions]
     includes = [option[2:] for option in options if option[:2] == "-I"]
-    return ProgramOptions(arch=target, name=name, define_macro=macros or None,
-                          include_path=[*includes, *folders] or None)
+    return ProgramOptions(
+        arch=target, name=name, define_macro=macros or None, include_path=[*includes, *folders] or None
+    )
 
 
 def included_headers(source: str, name: str, options: Sequence[str]) -> tuple[dict[str, str], str]:
@@ -91,8 +92,10 @@ def toolkit_folders(name: str, header: str) -> dict[str, str]:
     for part, version_file in (("cccl", "cuda/std/__cccl/version.h"), ("cudart", "cuda_runtime_api.h")):
         folder = pathfinder.find_nvidia_header_directory(part)
         if folder is None:
-            raise CompileError(f"{name} includes <{header}>, and the {part} headers are not installed: "
-                               "run pip install -r requirements.txt.")
+            raise CompileError(
+                f"{name} includes <{header}>, and the {part} headers are not installed: "
+                "run pip install -r requirements.txt."
+            )
         folders[folder] = pathlib.Path(folder, version_file).read_text()
     return folders
 
@@ -106,7 +109,9 @@ def named_cubin_folder() -> pathlib.Path:
     """Return the folder that TILES_CUBINS names, else tiles-in-flight/cubins in XDG_CACHE_HOME or ~/.cache."""
     if folder := os.environ.get("TILES_CUBINS"):
         return pathlib.Path(folder)
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tiles-in-flight/cubins")
+    return pathlib.Path(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tiles-in-flight/cubins"
+    )
 
 
 def read_cached(path: pathlib.Path) -> bytes | None:
@@ -131,8 +136,9 @@ def write_cached(path: pathlib.Path, content: bytes) -> None:
             os.unlink(temporary)
 
 
-def compile_cubin(source: str, target: str, name: str = "kernel.cu", options: Sequence[str] = (),
-                  cache: bool = True) -> bytes:
+def compile_cubin(
+    source: str, target: str, name: str = "kernel.cu", options: Sequence[str] = (), cache: bool = True
+) -> bytes:
     """Compile CUDA C++ to a cubin with NVRTC, or with `cache` read an earlier result from disk.
 
     `target` is an architecture such as "sm_90a". `name` appears in diagnostics, and its folder is searched for quoted
@@ -168,8 +174,14 @@ def compile_ptx(source: str, target: str, name: str = "kernel.cu", options: Sequ
     _, toolkit_header = included_headers(source, name, options)
     folders = toolkit_folders(name, toolkit_header) if toolkit_header else {}
     _, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
-    flags = [option.encode() for option in (f"-arch={target.replace('sm_', 'compute_')}", *options,
-                                            *(f"-I{folder}" for folder in folders))]
+    flags = [
+        option.encode()
+        for option in (
+            f"-arch={target.replace('sm_', 'compute_')}",
+            *options,
+            *(f"-I{folder}" for folder in folders),
+        )
+    ]
     nvrtc.nvrtcCompileProgram(program, len(flags), flags)
     _, size = nvrtc.nvrtcGetPTXSize(program)
     text = bytearray(size)
@@ -184,7 +196,9 @@ def compile_file_to_ptx(path: str | os.PathLike, target: str, options: Sequence[
     return compile_ptx(path.read_text(), target, str(path), [*options, f"-I{INCLUDE_FOLDER}"])
 
 
-def compile_file(path: str | os.PathLike, target: str, options: Sequence[str] = (), cache: bool = True) -> bytes:
+def compile_file(
+    path: str | os.PathLike, target: str, options: Sequence[str] = (), cache: bool = True
+) -> bytes:
     """Compile a .cu file as `compile_cubin` does; quoted headers may be beside it or in tilelab/include/."""
     path = pathlib.Path(path).absolute()
     try:  # the absolute path makes the compiler search the file's folder, not the current one
@@ -200,8 +214,10 @@ def current_device():
 
     here = device.current()
     if here.capability is None:
-        raise device.Unsupported(f"a CUDA kernel needs an NVIDIA GPU to run; here is {here.describe()}: "
-                                 "compile it and read its SASS.")
+        raise device.Unsupported(
+            f"a CUDA kernel needs an NVIDIA GPU to run; here is {here.describe()}: "
+            "compile it and read its SASS."
+        )
     torch.cuda.init()
     core_device = Device(torch.cuda.current_device())
     core_device.set_current()
@@ -271,7 +287,9 @@ def as_parameter(value: Any) -> Any:
             raise ValueError("a kernel argument is a CPU tensor: move it to the GPU first.")
         return Address(value.data_ptr())
     if type(value) in (bool, int, float):  # a numpy scalar is an instance of float too, but has a width
-        raise TypeError(f"kernel argument {value!r} has no C width: pass ctypes.c_int, ctypes.c_uint64 or the like.")
+        raise TypeError(
+            f"kernel argument {value!r} has no C width: pass ctypes.c_int, ctypes.c_uint64 or the like."
+        )
     if hasattr(value, "tobytes"):  # a numpy scalar
         return ctypes.create_string_buffer(value.tobytes(), value.nbytes)
     return value
@@ -285,9 +303,18 @@ class PreparedLaunch:
     negative position counts from the last tensor.
     """
 
-    def __init__(self, handle: int, grid: Sequence[int], block: Sequence[int], parameters: Sequence[Any],
-                 follows: Sequence[int | None] = (), smem_bytes: int = 0, cluster: int = 1, early: bool = False,
-                 keep_alive: Any = None):
+    def __init__(
+        self,
+        handle: int,
+        grid: Sequence[int],
+        block: Sequence[int],
+        parameters: Sequence[Any],
+        follows: Sequence[int | None] = (),
+        smem_bytes: int = 0,
+        cluster: int = 1,
+        early: bool = False,
+        keep_alive: Any = None,
+    ):
         import torch
         from cuda.bindings import driver
 
@@ -300,8 +327,9 @@ class PreparedLaunch:
         self._config, self._kernel, self._launch = config, driver.CUfunction(handle), driver.cuLaunchKernelEx
         self._parameters, self._pointers = parameters, (ctypes.c_void_p * len(pointers))(*pointers)
         self._table, self._keep_alive = ctypes.addressof(self._pointers), keep_alive
-        self._following = [(parameter, position) for parameter, position in zip(parameters, follows)
-                           if position is not None]
+        self._following = [
+            (parameter, position) for parameter, position in zip(parameters, follows) if position is not None
+        ]
         self._addresses: list[int] = []
         self._core_device, self._lock = current_device(), threading.Lock()
         self._device_id = self._core_device.device_id
@@ -315,7 +343,10 @@ class PreparedLaunch:
         attributes, names = [], driver.CUlaunchAttributeID
         if cluster > 1:
             attributes.append(driver.CUlaunchAttribute())
-            attributes[-1].id, shape = names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, attributes[-1].value.clusterDim
+            attributes[-1].id, shape = (
+                names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                attributes[-1].value.clusterDim,
+            )
             shape.x, shape.y, shape.z = cluster, 1, 1
         if early:
             attributes.append(driver.CUlaunchAttribute())
@@ -356,9 +387,16 @@ def _allow_smem(kernel, device_id: int, smem_bytes: int) -> None:
     allowed[device_id] = smem_bytes
 
 
-def prepare_launch(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any],
-                   smem_bytes: int = 0, cluster: int = 1, early: bool = False,
-                   follows: Sequence[int | None] | None = None) -> PreparedLaunch:
+def prepare_launch(
+    kernel,
+    grid: int | Sequence[int],
+    block: int | Sequence[int],
+    args: Sequence[Any],
+    smem_bytes: int = 0,
+    cluster: int = 1,
+    early: bool = False,
+    follows: Sequence[int | None] | None = None,
+) -> PreparedLaunch:
     """Check a launch once and return a function that launches the kernel on the then current stream of torch.
 
     `grid` and `block` count blocks and threads: one int or up to three, x first. `args` are CUDA tensors (passed as
@@ -371,27 +409,51 @@ def prepare_launch(kernel, grid: int | Sequence[int], block: int | Sequence[int]
     without a GPU or with too little shared memory per block.
     """
     core_device, here = current_device(), device.current()
-    needed = smem_bytes + getattr(getattr(kernel, "attributes", None), "shared_size_bytes", 0)  # plus static memory
+    needed = smem_bytes + getattr(
+        getattr(kernel, "attributes", None), "shared_size_bytes", 0
+    )  # plus static memory
     if needed > here.smem_per_block:
-        raise device.Unsupported(f"the launch needs {needed:,} B of shared memory per block; {here.name} has "
-                                 f"{here.smem_per_block:,} B: take a smaller tile or fewer stages.")
+        raise device.Unsupported(
+            f"the launch needs {needed:,} B of shared memory per block; {here.name} has "
+            f"{here.smem_per_block:,} B: take a smaller tile or fewer stages."
+        )
     device_id = core_device.device_id
     for value in args:
         if getattr(value, "is_cuda", False) and value.device.index != device_id:
-            raise ValueError(f"a kernel argument is on {value.device}, and the current GPU is cuda:{device_id}: make "
-                             "the tensors' GPU the current one, with torch.cuda.device.")
+            raise ValueError(
+                f"a kernel argument is on {value.device}, and the current GPU is cuda:{device_id}: make "
+                "the tensors' GPU the current one, with torch.cuda.device."
+            )
     grid, block = ((extent,) if isinstance(extent, int) else tuple(extent) for extent in (grid, block))
     if not 1 <= cluster <= 8 or grid[0] % cluster:
-        raise ValueError(f"cluster is {cluster}; it must be 1 to 8 and divide the grid's {grid[0]} blocks along x.")
+        raise ValueError(
+            f"cluster is {cluster}; it must be 1 to 8 and divide the grid's {grid[0]} blocks along x."
+        )
     if cluster > 1 or early:
         device.require("has_tma", "a cluster or an early start", "launch without")
     _allow_smem(kernel, device_id, smem_bytes)
     # The driver takes a CUkernel for a CUfunction. A kernel lives as long as its Python object.
-    return PreparedLaunch(int(kernel.handle), grid, block, [as_parameter(value) for value in args], follows or (),
-                          smem_bytes, cluster, early, keep_alive=(kernel, None if follows else tuple(args)))
+    return PreparedLaunch(
+        int(kernel.handle),
+        grid,
+        block,
+        [as_parameter(value) for value in args],
+        follows or (),
+        smem_bytes,
+        cluster,
+        early,
+        keep_alive=(kernel, None if follows else tuple(args)),
+    )
 
 
-def launch(kernel, grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any],
-           smem_bytes: int = 0, cluster: int = 1, early: bool = False) -> None:
+def launch(
+    kernel,
+    grid: int | Sequence[int],
+    block: int | Sequence[int],
+    args: Sequence[Any],
+    smem_bytes: int = 0,
+    cluster: int = 1,
+    early: bool = False,
+) -> None:
     """Launch a loaded kernel on torch's current stream, asynchronously. Takes the arguments of `prepare_launch`."""
     prepare_launch(kernel, grid, block, args, smem_bytes, cluster, early)()

@@ -79,10 +79,17 @@ class TargetLimits(_Capabilities):
         return self.smem_per_block + 1024
 
 
-_LIMITS = {limits.target: limits for limits in (
-    TargetLimits("sm_80", (8, 0), 166912, 2048), TargetLimits("sm_90a", (9, 0), 232448, 2048),
-    TargetLimits("sm_100a", (10, 0), 232448, 2048), TargetLimits("sm_103a", (10, 3), 232448, 2048),
-    TargetLimits("sm_120a", (12, 0), 101376, 1536), TargetLimits("sm_121a", (12, 1), 101376, 1536))}
+_LIMITS = {
+    limits.target: limits
+    for limits in (
+        TargetLimits("sm_80", (8, 0), 166912, 2048),
+        TargetLimits("sm_90a", (9, 0), 232448, 2048),
+        TargetLimits("sm_100a", (10, 0), 232448, 2048),
+        TargetLimits("sm_103a", (10, 3), 232448, 2048),
+        TargetLimits("sm_120a", (12, 0), 101376, 1536),
+        TargetLimits("sm_121a", (12, 1), 101376, 1536),
+    )
+}
 
 
 def target_limits(target: str) -> TargetLimits:
@@ -117,16 +124,28 @@ class KnownGpu:
 
 # The rate is half of the one in a datasheet that lists only the rate with 2:4 sparsity.
 KNOWN = {
-    "A100 SXM 80 GB": KnownGpu("sm_80", 108, "HBM2e", 2039, 312, "NVIDIA A100 datasheet", r"NVIDIA A100-SXM4?-80GB"),
+    "A100 SXM 80 GB": KnownGpu(
+        "sm_80", 108, "HBM2e", 2039, 312, "NVIDIA A100 datasheet", r"NVIDIA A100-SXM4?-80GB"
+    ),
     "H100 SXM": KnownGpu("sm_90a", 132, "HBM3", 3350, 989, "NVIDIA H100 datasheet", r"NVIDIA H100 80GB HBM3"),
     "H200": KnownGpu("sm_90a", 132, "HBM3e", 4800, 989, "NVIDIA H200 datasheet", r"NVIDIA H200"),
-    "GH200 96 GB": KnownGpu("sm_90a", 132, "HBM3", 4000, 989, "NVIDIA GH200 datasheet", r"NVIDIA GH200 480GB"),
+    "GH200 96 GB": KnownGpu(
+        "sm_90a", 132, "HBM3", 4000, 989, "NVIDIA GH200 datasheet", r"NVIDIA GH200 480GB"
+    ),
     "B200": KnownGpu("sm_100a", 148, "HBM3e", 8000, 2250, "NVIDIA Blackwell technical brief", r"NVIDIA B200"),
     "B300": KnownGpu("sm_103a", None, "HBM3e", 8000, 2250, "NVIDIA HGX B300 datasheet", r"NVIDIA B300.*"),
-    "RTX 5090": KnownGpu("sm_120a", 170, "GDDR7", 1792, 209.5, "NVIDIA RTX Blackwell whitepaper",
-                         r"NVIDIA GeForce RTX 5090"),
-    "RTX PRO 6000 Blackwell": KnownGpu("sm_120a", 188, "GDDR7", 1792, None, "NVIDIA RTX Blackwell PRO whitepaper",
-                                       r"NVIDIA RTX PRO 6000 Blackwell (Workstation|Max-Q).*"),
+    "RTX 5090": KnownGpu(
+        "sm_120a", 170, "GDDR7", 1792, 209.5, "NVIDIA RTX Blackwell whitepaper", r"NVIDIA GeForce RTX 5090"
+    ),
+    "RTX PRO 6000 Blackwell": KnownGpu(
+        "sm_120a",
+        188,
+        "GDDR7",
+        1792,
+        None,
+        "NVIDIA RTX Blackwell PRO whitepaper",
+        r"NVIDIA RTX PRO 6000 Blackwell (Workstation|Max-Q).*",
+    ),
     "GB10": KnownGpu("sm_121a", 48, "LPDDR5X", 273, None, "NVIDIA DGX Spark datasheet", r"NVIDIA GB10"),
 }
 
@@ -164,8 +183,10 @@ class Device(_Capabilities):
         """Return one line for a table or an error message."""
         if self.capability is None:
             return f"no GPU ({self.note})" if self.note else "no GPU"
-        return (f"{self.name} ({self.target}, {self.sms} SMs, {self.smem_per_block:,} B of shared memory per block, "
-                f"{self.memory_bytes / 2**30:.0f} GiB, driver {self.driver or 'unknown'})")
+        return (
+            f"{self.name} ({self.target}, {self.sms} SMs, {self.smem_per_block:,} B of shared memory per block, "
+            f"{self.memory_bytes / 2**30:.0f} GiB, driver {self.driver or 'unknown'})"
+        )
 
 
 def _query_smi(query: str, options: str) -> str:
@@ -199,7 +220,9 @@ def _reason_for_no_gpu() -> str:
         return "torch is a ROCm build"
     if torch.version.cuda is None:
         return "torch is a CPU build"
-    with warnings.catch_warnings(record=True) as caught:  # a driver that does not answer is only a warning there
+    with warnings.catch_warnings(
+        record=True
+    ) as caught:  # a driver that does not answer is only a warning there
         warnings.simplefilter("always")
         if torch.cuda.is_available():
             return ""
@@ -221,8 +244,16 @@ def current() -> Device:
 
         props = torch.cuda.get_device_properties(torch.cuda.current_device())
         target = f"sm_{props.major}{props.minor}" + ("a" if props.major >= 9 else "")
-        return Device(props.name, (props.major, props.minor), target, props.multi_processor_count,
-                      props.shared_memory_per_block_optin, props.L2_cache_size, props.total_memory, driver_version())
+        return Device(
+            props.name,
+            (props.major, props.minor),
+            target,
+            props.multi_processor_count,
+            props.shared_memory_per_block_optin,
+            props.L2_cache_size,
+            props.total_memory,
+            driver_version(),
+        )
     except Exception as error:
         return Device(note=f"the driver does not answer: {first_line(error)}")
 
@@ -255,8 +286,10 @@ def out_of_memory_reason(error: Exception) -> str:
         return ""
     free, total = torch.cuda.mem_get_info()
     others = total - free - torch.cuda.memory_reserved()
-    return (f"the GPU has too little free memory; other processes hold {others / 2**30:.0f} of its {total / 2**30:.0f} "
-            "GiB: end them, or hide the GPU with CUDA_VISIBLE_DEVICES=-1 to see the recorded rows")
+    return (
+        f"the GPU has too little free memory; other processes hold {others / 2**30:.0f} of its {total / 2**30:.0f} "
+        "GiB: end them, or hide the GPU with CUDA_VISIBLE_DEVICES=-1 to see the recorded rows"
+    )
 
 
 @contextlib.contextmanager
@@ -279,14 +312,18 @@ def user_lock_path(name: str) -> pathlib.Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077 or not stat.S_ISDIR(found.st_mode):
-        raise PermissionError(f"{folder} must be a folder of this user and of mode 0700: remove it, or set TMPDIR.")
+        raise PermissionError(
+            f"{folder} must be a folder of this user and of mode 0700: remove it, or set TMPDIR."
+        )
     return folder / f"{name}.lock"
 
 
 def memory_in_use_gib() -> dict[str, tuple[float, float]]:
     """Return {UUID: (GiB in use, GiB in total)} of each GPU for which nvidia-smi reports them."""
     text = _query_smi("uuid,memory.used,memory.total", ",nounits")
-    rows = re.findall(r"^(GPU-\S+), (\d+), (\d+)$", text, re.MULTILINE)  # "[N/A]" where the CPU shares the memory
+    rows = re.findall(
+        r"^(GPU-\S+), (\d+), (\d+)$", text, re.MULTILINE
+    )  # "[N/A]" where the CPU shares the memory
     return {uuid: (int(used) / 1024, int(total) / 1024) for uuid, used, total in rows}
 
 
@@ -297,7 +334,9 @@ def require(predicate: str, what: str, instead: str) -> None:
     """
     here = current()
     if not getattr(here, predicate):
-        raise Unsupported(f"{what} needs {_NEEDS[predicate]}; here is {here.describe()}: {instead.rstrip('.')}.")
+        raise Unsupported(
+            f"{what} needs {_NEEDS[predicate]}; here is {here.describe()}: {instead.rstrip('.')}."
+        )
 
 
 def interpret_without_gpu() -> None:
@@ -309,8 +348,10 @@ def interpret_without_gpu() -> None:
     if "TRITON_INTERPRET" in os.environ or current().capability is not None:
         return
     if "triton" in sys.modules:
-        raise RuntimeError("Triton was imported before the chapter, but without a GPU kernels run in its interpreter, "
-                           "which it selects when it is imported: restart, and import the chapter first.")
+        raise RuntimeError(
+            "Triton was imported before the chapter, but without a GPU kernels run in its interpreter, "
+            "which it selects when it is imported: restart, and import the chapter first."
+        )
     os.environ["TRITON_INTERPRET"] = "1"
 
 
@@ -325,5 +366,11 @@ def versions() -> dict[str, str | None]:
     """Return the versions of the software that a measurement depends on; None for a package that is not installed."""
     import torch
 
-    return {"python": platform.python_version(), "torch": torch.__version__, "triton": _version("triton"),
-            "cuda": torch.version.cuda, "driver": current().driver, "cublas": _version("nvidia-cublas")}
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "cuda": torch.version.cuda,
+        "driver": current().driver,
+        "cublas": _version("nvidia-cublas"),
+    }

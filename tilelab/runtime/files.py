@@ -23,7 +23,9 @@ def json_line(value: Any, what: str) -> str:
     try:
         return json.dumps(value, allow_nan=False, ensure_ascii=False, default=lambda scalar: scalar.item())
     except ValueError as error:
-        raise ValueError(f"{what} holds NaN or infinity, which JSON has not: record None and a reason.") from error
+        raise ValueError(
+            f"{what} holds NaN or infinity, which JSON has not: record None and a reason."
+        ) from error
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:
@@ -35,7 +37,9 @@ def write_atomically(path: pathlib.Path, text: str) -> None:
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # no process id: containers share those
+    temporary = path.with_name(
+        f".{path.name}.{uuid.uuid4().hex[:8]}"
+    )  # no process id: containers share those
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "w", encoding="utf-8") as file:

@@ -68,9 +68,19 @@ def _dtypes(dtypes: Sequence[torch.dtype]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def require_tensor(name: str, given: Any, op: str, *, dtype: torch.dtype | Sequence[torch.dtype] | None = None,
-                   ndim: int | None = None, shape: Sequence[int] | None = None, on: torch.device | None = None,
-                   contiguous: bool = False, aligned: int = 1, not_empty: bool = False) -> torch.Tensor:
+def require_tensor(
+    name: str,
+    given: Any,
+    op: str,
+    *,
+    dtype: torch.dtype | Sequence[torch.dtype] | None = None,
+    ndim: int | None = None,
+    shape: Sequence[int] | None = None,
+    on: torch.device | None = None,
+    contiguous: bool = False,
+    aligned: int = 1,
+    not_empty: bool = False,
+) -> torch.Tensor:
     """Return `given` if it is a dense tensor in memory that a kernel can read by address, else raise ValueError.
 
     `op` names the operator in the message. Each further argument adds one requirement: one of several dtypes, a number
@@ -84,7 +94,9 @@ def require_tensor(name: str, given: Any, op: str, *, dtype: torch.dtype | Seque
     if given.is_meta:
         raise ValueError(f"{name} must be in memory; it is on the meta device.")
     if given.requires_grad and torch.is_grad_enabled():
-        raise ValueError(f"{op} has no backward pass and {name} requires a gradient: detach it or use torch.no_grad().")
+        raise ValueError(
+            f"{op} has no backward pass and {name} requires a gradient: detach it or use torch.no_grad()."
+        )
     if given.is_conj() or given.is_neg():
         raise ValueError(f"{name} is a view that conjugates or negates what memory holds: resolve it first.")
     if ndim is not None and given.ndim != ndim:
@@ -100,10 +112,14 @@ def require_tensor(name: str, given: Any, op: str, *, dtype: torch.dtype | Seque
     if on is not None and given.device != on:
         raise ValueError(f"all tensors must be on one device; {name} is on {given.device}, not on {on}.")
     if contiguous and not given.is_contiguous():
-        raise ValueError(f"{name} must be contiguous; its strides are {given.stride()}: use {name}.contiguous().")
+        raise ValueError(
+            f"{name} must be contiguous; its strides are {given.stride()}: use {name}.contiguous()."
+        )
     if given.data_ptr() % aligned:
-        raise ValueError(f"{name} must start at a multiple of {aligned} bytes; it starts {given.data_ptr() % aligned} "
-                         "bytes past one: copy it first.")
+        raise ValueError(
+            f"{name} must start at a multiple of {aligned} bytes; it starts {given.data_ptr() % aligned} "
+            "bytes past one: copy it first."
+        )
     return given
 
 
@@ -114,17 +130,25 @@ def require_rows(name: str, matrix: torch.Tensor, unit_bytes: int = 16) -> None:
     """
     rows, columns = matrix.shape
     if columns > 1 and matrix.stride(1) != 1:
-        raise ValueError(f"{name} must be stored row by row (stride 1 in its last dimension); its strides are "
-                         f"{matrix.stride()}: use {name}.contiguous().")
+        raise ValueError(
+            f"{name} must be stored row by row (stride 1 in its last dimension); its strides are "
+            f"{matrix.stride()}: use {name}.contiguous()."
+        )
     if rows > 1 and matrix.stride(0) < columns:
-        raise ValueError(f"the rows of {name} overlap (stride {matrix.stride(0)} for {columns} elements): use "
-                         f"{name}.contiguous().")
+        raise ValueError(
+            f"the rows of {name} overlap (stride {matrix.stride(0)} for {columns} elements): use "
+            f"{name}.contiguous()."
+        )
     if matrix.data_ptr() % unit_bytes:
-        raise ValueError(f"{name} must start at a multiple of {unit_bytes} bytes; it starts "
-                         f"{matrix.data_ptr() % unit_bytes} bytes past one: copy it first.")
+        raise ValueError(
+            f"{name} must start at a multiple of {unit_bytes} bytes; it starts "
+            f"{matrix.data_ptr() % unit_bytes} bytes past one: copy it first."
+        )
     if rows > 1 and matrix.stride(0) * matrix.element_size() % unit_bytes:
-        raise ValueError(f"a row of {name} must take a multiple of {unit_bytes} bytes; its stride is "
-                         f"{matrix.stride(0) * matrix.element_size():,} bytes: pad it.")
+        raise ValueError(
+            f"a row of {name} must take a multiple of {unit_bytes} bytes; its stride is "
+            f"{matrix.stride(0) * matrix.element_size():,} bytes: pad it."
+        )
 
 
 def require_no_self_overlap(name: str, tensor: torch.Tensor) -> None:
@@ -132,8 +156,10 @@ def require_no_self_overlap(name: str, tensor: torch.Tensor) -> None:
     used = 1  # elements from the first to the last of the dimensions with smaller strides
     for stride, extent in sorted(zip(tensor.stride(), tensor.shape)):
         if extent > 1 and stride < used:
-            raise ValueError(f"{name} overlaps itself: its shape is {tuple(tensor.shape)} and its strides are "
-                             f"{tensor.stride()}; give it memory of its own.")
+            raise ValueError(
+                f"{name} overlaps itself: its shape is {tuple(tensor.shape)} and its strides are "
+                f"{tensor.stride()}; give it memory of its own."
+            )
         used += (extent - 1) * stride
 
 
@@ -150,8 +176,12 @@ def require_disjoint(out: Mapping[str, torch.Tensor | None], read: Mapping[str, 
 
     A kernel stores some tiles while it still loads others. None stands for an argument that was left out.
     """
-    written = {name: address_range(tensor) for name, tensor in out.items() if tensor is not None and tensor.numel()}
-    others = {name: address_range(tensor) for name, tensor in read.items() if tensor is not None and tensor.numel()}
+    written = {
+        name: address_range(tensor) for name, tensor in out.items() if tensor is not None and tensor.numel()
+    }
+    others = {
+        name: address_range(tensor) for name, tensor in read.items() if tensor is not None and tensor.numel()
+    }
     while written:
         name, (begin, end) = written.popitem()
         for other, (start, stop) in {**others, **written}.items():
@@ -159,8 +189,9 @@ def require_disjoint(out: Mapping[str, torch.Tensor | None], read: Mapping[str, 
                 raise ValueError(f"{name} lies in the memory of {other}: give it memory of its own.")
 
 
-def require_gpu(tensor: torch.Tensor, op: str, capability: str = "has_tma", instead: str = "",
-                interpreted: bool = False) -> None:
+def require_gpu(
+    tensor: torch.Tensor, op: str, capability: str = "has_tma", instead: str = "", interpreted: bool = False
+) -> None:
     """Raise Unsupported unless `op` can run on the tensor's device; with `interpreted` it always can.
 
     `capability` is a predicate of tilelab.runtime.device.Device, and `instead` says what to do on a GPU without it. The tensor
@@ -170,11 +201,15 @@ def require_gpu(tensor: torch.Tensor, op: str, capability: str = "has_tma", inst
         return
     device.require(capability, op, instead)
     if not tensor.is_cuda:
-        raise device.Unsupported(f"{op} needs its tensors on a GPU; they are on {tensor.device}: move them there.")
+        raise device.Unsupported(
+            f"{op} needs its tensors on a GPU; they are on {tensor.device}: move them there."
+        )
     if tensor.device.index != torch.cuda.current_device():
-        raise ValueError(f"the tensors are on {tensor.device}, and the current GPU is "
-                         f"cuda:{torch.cuda.current_device()}: run this inside "
-                         "`with torch.cuda.device(tensor.device):`.")
+        raise ValueError(
+            f"the tensors are on {tensor.device}, and the current GPU is "
+            f"cuda:{torch.cuda.current_device()}: run this inside "
+            "`with torch.cuda.device(tensor.device):`."
+        )
 
 
 def require_whole_numbers(config: Any) -> None:
@@ -185,7 +220,9 @@ def require_whole_numbers(config: Any) -> None:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if field.type in ("int", int) and type(value) is not int:
-            raise ValueError(f"{field.name} of a {type(config).__name__} must be a whole number; it is {value!r:.40}.")
+            raise ValueError(
+                f"{field.name} of a {type(config).__name__} must be a whole number; it is {value!r:.40}."
+            )
 
 
 def choose_config(config: Any, named: Mapping[str, Any], kind: type, best: Callable[[], Any]) -> Any:
@@ -200,5 +237,6 @@ def choose_config(config: Any, named: Mapping[str, Any], kind: type, best: Calla
         return best()
     if isinstance(config, str) and config in named:
         return named[config]
-    raise ValueError(f"unknown configuration {config!r:.60}; choose best, {', '.join(named)}, or pass a "
-                     f"{kind.__name__}.")
+    raise ValueError(
+        f"unknown configuration {config!r:.60}; choose best, {', '.join(named)}, or pass a {kind.__name__}."
+    )

@@ -20,8 +20,15 @@ LIBRARY = torch.library.Library("tiles", "FRAGMENT")
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)  # rows may be padded, and B lies K by K
 
 
-def register(schema: str, run: Callable, fake: Callable, *, instead: str = "", save: Callable | None = None,
-             backward: Callable | None = None):
+def register(
+    schema: str,
+    run: Callable,
+    fake: Callable,
+    *,
+    instead: str = "",
+    save: Callable | None = None,
+    backward: Callable | None = None,
+):
     """Register an operator and return it.
 
     `schema` is its name and arguments as torch.library writes them. `run` computes it. `fake` returns empty tensors of
@@ -71,7 +78,10 @@ def _register_autograd(name: str, run: Callable, save: Callable | None, differen
         if bits not in keysets:
             after = keyset & torch._C._after_autograd_keyset
             # While torch.compile or make_fx traces, and for a subclass of Tensor, another key precedes the device's.
-            keysets[bits] = after.highestPriorityTypeId() in (torch._C.DispatchKey.CUDA, torch._C.DispatchKey.CPU)
+            keysets[bits] = after.highestPriorityTypeId() in (
+                torch._C.DispatchKey.CUDA,
+                torch._C.DispatchKey.CPU,
+            )
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
             return Recorded.apply(*arguments, keyset)
         return run(*arguments) if keysets[bits] else dispatch(keyset, *arguments)
@@ -85,8 +95,9 @@ def is_traced(*tensors: Any) -> bool:
         return True
     records = torch.is_grad_enabled()
     for tensor in tensors:
-        if isinstance(tensor, torch.Tensor) and (records and tensor.requires_grad or type(tensor) not in (
-                torch.Tensor, torch.nn.Parameter)):
+        if isinstance(tensor, torch.Tensor) and (
+            records and tensor.requires_grad or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+        ):
             return True
     return False
 
@@ -96,6 +107,7 @@ def store(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     if out is None:
         return result
     if (out.shape, out.dtype) != (result.shape, result.dtype):
-        raise ValueError(f"out must be {tuple(result.shape)} of {result.dtype}; it is {tuple(out.shape)} of "
-                         f"{out.dtype}.")
+        raise ValueError(
+            f"out must be {tuple(result.shape)} of {result.dtype}; it is {tuple(out.shape)} of {out.dtype}."
+        )
     return out.copy_(result)

@@ -47,8 +47,19 @@ class Plan:
 
 def describe(tensor: torch.Tensor | None) -> tuple | None:
     """Return all that a plan may depend on of a tensor, hashable: not its contents, of its address the last bits."""
-    return tensor if tensor is None else (type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device,
-                                          tensor.data_ptr() % 16, tensor.is_neg())
+    return (
+        tensor
+        if tensor is None
+        else (
+            type(tensor),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+            tensor.device,
+            tensor.data_ptr() % 16,
+            tensor.is_neg(),
+        )
+    )
 
 
 class Planner:
@@ -68,7 +79,11 @@ class Planner:
             gpu = inputs[0].is_cuda and torch._C._cuda_getDevice()
             key = (*map(describe, inputs), describe(out), options, gpu)
             plan = self.plans.get(key)
-        except (AttributeError, RuntimeError, TypeError):  # no dense tensor: `make` says what is wrong with it
+        except (
+            AttributeError,
+            RuntimeError,
+            TypeError,
+        ):  # no dense tensor: `make` says what is wrong with it
             key = plan = None
         if plan is None:
             plan = self.make(*inputs, out, *options)
@@ -97,8 +112,14 @@ class Planner:
         """Make a new plan for these tensors, and return a Launch that keeps them alive."""
         plan = self.make(*inputs, out, *options)
         out = plan.make_out() if out is None else out
-        return Launch(functools.partial(plan.launch, *inputs, out), out, plan.config, skipped=plan.skipped,
-                      fallback=plan.fallback, chosen=plan.chosen)
+        return Launch(
+            functools.partial(plan.launch, *inputs, out),
+            out,
+            plan.config,
+            skipped=plan.skipped,
+            fallback=plan.fallback,
+            chosen=plan.chosen,
+        )
 
 
 _planners: list[Planner] = []

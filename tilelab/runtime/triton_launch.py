@@ -32,13 +32,17 @@ class UnknownParameters(RuntimeError):
 
 def parameter_bytes(ptx: str) -> list[int]:
     """Return the size of each parameter of the kernel in this PTX, in bytes."""
-    entry = ptx[ptx.index(".entry"):]
-    sizes = re.findall(r"\.param \.(?:align \d+ \.b8 \w+\[(\d+)\]|[a-z](\d+))", entry[:entry.index(")")])
+    entry = ptx[ptx.index(".entry") :]
+    sizes = re.findall(r"\.param \.(?:align \d+ \.b8 \w+\[(\d+)\]|[a-z](\d+))", entry[: entry.index(")")])
     return [int(array) if array else int(bits) // 8 for array, bits in sizes]
 
 
-def make_parameters(compiled, arguments: Mapping[str, Any], follows: Mapping[str, int] | None = None,
-                    encode: Callable = tensor_map.make_tensor_map) -> tuple[list, list[int | None]]:
+def make_parameters(
+    compiled,
+    arguments: Mapping[str, Any],
+    follows: Mapping[str, int] | None = None,
+    encode: Callable = tensor_map.make_tensor_map,
+) -> tuple[list, list[int | None]]:
     """Return the parameters of Triton's CompiledKernel, but for the two of its scratch memory, and what each follows.
 
     A descriptor becomes a map, a shape (32 bits each) and strides (64). `follows` names the tensor of a call whose
@@ -53,25 +57,45 @@ def make_parameters(compiled, arguments: Mapping[str, Any], follows: Mapping[str
                 raise UnknownParameters(f"{name} is a descriptor, for which this Triton made no tensor map.")
             matrix = torch.as_strided(given.base, tuple(given.shape), tuple(given.strides))
             matrix = matrix.view(torch.uint8) if matrix.itemsize == 1 else matrix  # the driver has no float8
-            made = [encode(matrix, meta["block_size"], swizzle=SWIZZLES[meta["swizzle"]],
-                           fill="nan" if given.padding == "nan" else "zero"),
-                    *map(ctypes.c_int32, given.shape), *map(ctypes.c_int64, given.strides)]
+            made = [
+                encode(
+                    matrix,
+                    meta["block_size"],
+                    swizzle=SWIZZLES[meta["swizzle"]],
+                    fill="nan" if given.padding == "nan" else "zero",
+                ),
+                *map(ctypes.c_int32, given.shape),
+                *map(ctypes.c_int64, given.strides),
+            ]
         elif kind.startswith("*"):
             made = [given]
         else:
             made = [] if kind == "constexpr" else [SCALARS[kind](given)]
         values += made
-        positions += [(follows or {}).get(name), *[None] * (len(made) - 1)][:len(made)]
-    sizes = [ctypes.sizeof(value) if isinstance(value, ctypes._SimpleCData) else
-             8 if isinstance(value, torch.Tensor) else tensor_map.TensorMap.NBYTES for value in values]
+        positions += [(follows or {}).get(name), *[None] * (len(made) - 1)][: len(made)]
+    sizes = [
+        ctypes.sizeof(value)
+        if isinstance(value, ctypes._SimpleCData)
+        else 8
+        if isinstance(value, torch.Tensor)
+        else tensor_map.TensorMap.NBYTES
+        for value in values
+    ]
     if parameter_bytes(compiled.asm["ptx"]) != [*sizes, 8, 8]:
-        raise UnknownParameters(f"this Triton's kernels take parameters of {parameter_bytes(compiled.asm['ptx'])} "
-                                f"bytes, not of {[*sizes, 8, 8]}: launch it through Triton.")
+        raise UnknownParameters(
+            f"this Triton's kernels take parameters of {parameter_bytes(compiled.asm['ptx'])} "
+            f"bytes, not of {[*sizes, 8, 8]}: launch it through Triton."
+        )
     return values, positions
 
 
-def bind(compiled, grid: tuple[int, ...], arguments: Mapping[str, Any], follows: Mapping[str, int] | None = None,
-         early: bool | None = None) -> Callable[..., None]:
+def bind(
+    compiled,
+    grid: tuple[int, ...],
+    arguments: Mapping[str, Any],
+    follows: Mapping[str, int] | None = None,
+    early: bool | None = None,
+) -> Callable[..., None]:
     """Return a function of tensors that launches Triton's CompiledKernel without Triton's Python.
 
     `arguments` are all arguments of the kernel by name, and `follows` says which tensor of a call each pointer and
@@ -83,9 +107,19 @@ def bind(compiled, grid: tuple[int, ...], arguments: Mapping[str, Any], follows:
     parameters, positions = make_parameters(compiled, arguments, follows)
     meta, scratch = compiled.metadata, cuda.Address(0)
     launch = cuda.PreparedLaunch(
-        compiled.function, grid, (32 * meta.num_warps,),
-        [*map(cuda.as_parameter, parameters), scratch, cuda.Address(0)],  # the last is a profiler's scratch memory
-        [*positions, -1], meta.shared, early=meta.launch_pdl if early is None else early, keep_alive=compiled)
+        compiled.function,
+        grid,
+        (32 * meta.num_warps,),
+        [
+            *map(cuda.as_parameter, parameters),
+            scratch,
+            cuda.Address(0),
+        ],  # the last is a profiler's scratch memory
+        [*positions, -1],
+        meta.shared,
+        early=meta.launch_pdl if early is None else early,
+        keep_alive=compiled,
+    )
     size = math.prod(grid) * meta.global_scratch_size
     if not size:
         return lambda *tensors: launch(*tensors, None)
@@ -101,8 +135,14 @@ def _forget_memory(argument: Any) -> Any:
     return descriptor
 
 
-def prepare(kernel, grid: tuple[int, ...], arguments: Mapping[str, Any], follows: Mapping[str, int],
-            early: bool | None = None, **constants) -> Callable[..., None]:
+def prepare(
+    kernel,
+    grid: tuple[int, ...],
+    arguments: Mapping[str, Any],
+    follows: Mapping[str, int],
+    early: bool | None = None,
+    **constants,
+) -> Callable[..., None]:
     """Compile and load a kernel, and return a function of tensors that launches it on torch's current stream.
 
     `arguments` are the kernel's first arguments by name, with tensors of the kind that later calls will pass. `follows`
@@ -130,7 +170,9 @@ def prepare(kernel, grid: tuple[int, ...], arguments: Mapping[str, Any], follows
 
         def launch_in_this_thread(*tensors):
             # A ContextVar: a thread that never set it has no allocator, so set it where the launch happens.
-            triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+            triton.set_allocator(
+                lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda")
+            )
             cuda.ensure_cuda_context()
             launch_by_triton(*tensors)
 

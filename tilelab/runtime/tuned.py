@@ -53,13 +53,18 @@ def _read(path: pathlib.Path, gpu: str, *_) -> list[dict]:
         if table["gpu"] != gpu:
             raise ValueError(f"it was measured on {table['gpu']}")
         for row in table["rows"]:
-            if not all(isinstance(row[extent], int) and row[extent] > 0 for extent in "mnk") or not row["us"] > 0:
+            if (
+                not all(isinstance(row[extent], int) and row[extent] > 0 for extent in "mnk")
+                or not row["us"] > 0
+            ):
                 raise ValueError("a row has no shape or no time")
             row["config"].items()
         return table["rows"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no table of tuned configurations for {gpu} "
-                         f"({type(error).__name__}: {device.first_line(error)[:100]}): mend it or delete it.") from None
+        raise ValueError(
+            f"{path} is no table of tuned configurations for {gpu} "
+            f"({type(error).__name__}: {device.first_line(error)[:100]}): mend it or delete it."
+        ) from None
 
 
 def keep(kernel: str, rows: Iterable[dict], gpu: str, replace: bool = False) -> list[str]:
@@ -78,13 +83,22 @@ def keep(kernel: str, rows: Iterable[dict], gpu: str, replace: bool = False) -> 
         for row in rows:
             new, old = _format(row), table.get(_key(row))
             shape = "{m} × {n} × {k}".format_map(row)
-            if old and not (replace or old["config"] == new["config"] or old.get("source") != new["source"]
-                            or new["ratio"] > old["ratio"] + max(old["spread"], new["spread"])):
-                said.append(f"{shape} keeps {old['name']}: {new['name']} is not faster by more than the spread.")
+            if old and not (
+                replace
+                or old["config"] == new["config"]
+                or old.get("source") != new["source"]
+                or new["ratio"] > old["ratio"] + max(old["spread"], new["spread"])
+            ):
+                said.append(
+                    f"{shape} keeps {old['name']}: {new['name']} is not faster by more than the spread."
+                )
                 continue
             table[_key(row)] = new
-            said.append(f"{shape}: {new['name']}, {new['us']:.1f} µs, {new['ratio']:.2f} × {new['peer']}"
-                        + (f", in place of {old['name']}" if old and old["config"] != new["config"] else "") + ".")
+            said.append(
+                f"{shape}: {new['name']}, {new['us']:.1f} µs, {new['ratio']:.2f} × {new['peer']}"
+                + (f", in place of {old['name']}" if old and old["config"] != new["config"] else "")
+                + "."
+            )
         lines = ",\n".join(files.json_line(table[key], "a tuned row") for key in sorted(table))
         head = f'{{"kernel": {json.dumps(kernel)}, "gpu": {json.dumps(gpu)}, "rows": [\n'
         files.write_atomically(path, f"{head}{lines}\n]}}\n")
@@ -99,18 +113,37 @@ def _key(row: dict) -> tuple:
 def _format(row: dict) -> dict:
     """Return a row as the file keeps it: of the configuration only what differs from its defaults."""
     config = row["config"]
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)
-              if getattr(config, field.name) != field.default}
+    fields = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != field.default
+    }
     versions = {name: row.get(name) or device.versions().get(name) for name in ("torch", "triton")}
-    return {**{name: row[name] for name in ("m", "n", "k", "dtype")}, "name": getattr(config, "name", str(config)),
-            "config": fields, **{name: float(f"{row[name]:.4g}") for name in ("us", "peer_us", "ratio", "spread")},
-            "peer": row["peer"], "tried": row["tried"], "source": row["source"], **versions,
-            "recorded": row.get("recorded") or files.utc_now()}
+    return {
+        **{name: row[name] for name in ("m", "n", "k", "dtype")},
+        "name": getattr(config, "name", str(config)),
+        "config": fields,
+        **{name: float(f"{row[name]:.4g}") for name in ("us", "peer_us", "ratio", "spread")},
+        "peer": row["peer"],
+        "tried": row["tried"],
+        "source": row["source"],
+        **versions,
+        "recorded": row.get("recorded") or files.utc_now(),
+    }
 
 
-def find(kernel: str, kind: type, m: int, n: int, k: int, dtype: str,
-         predict_us: Callable[[Any, int, int, int], float], can_run: Callable[[Any], bool],
-         source: Callable[[], str] | None = None, untuned: Any = None) -> tuple[Any, str] | None:
+def find(
+    kernel: str,
+    kind: type,
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    predict_us: Callable[[Any, int, int, int], float],
+    can_run: Callable[[Any], bool],
+    source: Callable[[], str] | None = None,
+    untuned: Any = None,
+) -> tuple[Any, str] | None:
     """Return (configuration, how it was chosen) for a shape on the GPU here, or None without a table that helps.
 
     The row of the shape itself is taken, if there is one. Otherwise the configurations of the six nearest shapes are
@@ -157,4 +190,4 @@ def _describe_age(row: dict, source: Callable[[], str] | None) -> str:
 
 def _distance(row: dict, m: int, n: int, k: int) -> float:
     """Return how far a row's shape is, in octaves; K counts half, because it changes neither tiles nor waves."""
-    return (abs(math.log2(row["m"] / m)) + abs(math.log2(row["n"] / n)) + abs(math.log2(row["k"] / k)) / 2)
+    return abs(math.log2(row["m"] / m)) + abs(math.log2(row["n"] / n)) + abs(math.log2(row["k"] / k)) / 2

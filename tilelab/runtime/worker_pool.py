@@ -65,9 +65,15 @@ class Worker:
             passed = [workers_end.fileno(), lifeline.fileno()]
             self.log_file = tempfile.TemporaryFile()
             # A session of its own: Ctrl+C in the notebook must not reach the worker.
-            self.process = subprocess.Popen([sys.executable, "-m", self.module, *map(str, passed)], env=env,
-                                            stdin=subprocess.DEVNULL, stdout=self.log_file, stderr=self.log_file,
-                                            pass_fds=passed, start_new_session=True)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", self.module, *map(str, passed)],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=self.log_file,
+                stderr=self.log_file,
+                pass_fds=passed,
+                start_new_session=True,
+            )
             workers_end.close()
             lifeline.close()
 
@@ -120,10 +126,14 @@ class Worker:
             return "closed its connection without an answer"
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         size = os.fstat(self.log_file.fileno()).st_size
-        ends = [os.pread(self.log_file.fileno(), LOG_BYTES, at) for at in sorted({0, max(0, size - LOG_BYTES)})]
+        ends = [
+            os.pread(self.log_file.fileno(), LOG_BYTES, at) for at in sorted({0, max(0, size - LOG_BYTES)})
+        ]
         log = b"\n".join(ends).decode(errors="replace")
         lines = [line.strip() for line in log.splitlines() if line.strip()]
-        errors = [line for line in lines if re.search(r"LLVM ERROR|Assertion|error:|Error|Running pass", line)]
+        errors = [
+            line for line in lines if re.search(r"LLVM ERROR|Assertion|error:|Error|Running pass", line)
+        ]
         return f"died ({how})" + "".join(f": {line[:300]}" for line in (errors or lines[-1:])[:1])
 
     def kill(self) -> None:
@@ -138,7 +148,9 @@ class Worker:
             process, self.process = self.process, None
             _kill_group(process)
         if process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a GPU driver may hold a dead process for a while
+            with contextlib.suppress(
+                subprocess.TimeoutExpired
+            ):  # a GPU driver may hold a dead process for a while
                 process.wait(timeout_s)
             for file in (self._connection, self._lifeline, self.log_file):
                 file.close()

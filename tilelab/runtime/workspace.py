@@ -25,7 +25,7 @@ def make_counters(count: int, where: torch.device) -> torch.Tensor:
         if used + count > CAPTURED:  # memory that the graph sets to zero at each replay
             return torch.zeros(count, dtype=torch.int32, device=where)
         _for_graphs[where] = spare, used + count
-        return spare[used:used + count]
+        return spare[used : used + count]
     if where not in _for_graphs:
         _for_graphs[where] = _make_lasting_zeros(CAPTURED, where), 0
         torch.cuda.synchronize(where)  # a graph on another stream may use them next
@@ -43,6 +43,7 @@ def _make_lasting_zeros(count: int, where: torch.device) -> torch.Tensor:
     Before torch.compile captures a CUDA graph, it runs the operators once with a pool from which this thread allocates.
     Only results of the graph may live there. Another thread allocates from the memory that everything else uses.
     """
+
     def allocate(stream: torch.cuda.Stream) -> torch.Tensor:
         with torch.cuda.stream(stream):
             return torch.zeros(count, dtype=torch.int32, device=where)

@@ -26,8 +26,10 @@ FAULTS = {
     "out of memory": ("out of memory", "allocate memory"),
     "wrong result": ("never written", "never written"),
 }
-COMPILER_CRASHES = {"segfault in the compiler": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
-                    "abort in the compiler": "import os; os.write(2, b'LLVM ERROR: planted\\n'); os.abort()"}
+COMPILER_CRASHES = {
+    "segfault in the compiler": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+    "abort in the compiler": "import os; os.write(2, b'LLVM ERROR: planted\\n'); os.abort()",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +44,7 @@ def configs(faults: tuple[str, ...] = tuple(FAULTS)) -> list[Config]:
     """Return eight configurations that are right, and between them one for each of `faults`."""
     right = [Config(2**power) for power in range(4, 12)]
     pairs = [config for pair in zip(right, [Config(64, fault) for fault in faults]) for config in pair]
-    return pairs + right[len(faults):]
+    return pairs + right[len(faults) :]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +59,14 @@ class FaultSpace(Space):
         return device.current().target or "sm_90a"
 
     def label(self, config):
-        return {"name": "course", "kernel": f"{config.block} {config.fault}".strip(), "block": config.block,
-                "fault": config.fault, "shape": [SIZE], "dtype": "fp32"}
+        return {
+            "name": "course",
+            "kernel": f"{config.block} {config.fault}".strip(),
+            "block": config.block,
+            "fault": config.fault,
+            "shape": [SIZE],
+            "dtype": "fp32",
+        }
 
     def predicted_ms(self, config):
         return float(config.block)  # no model: it only fixes the order
@@ -72,8 +80,13 @@ class FaultSpace(Space):
             path = pathlib.Path(self.folder, f"{config.fault.replace(' ', '_')}.py")
             files.write_atomically(path, crash)
             kernel = f"{path}:kernel"
-        return build.Job(kernel, {"x": "*fp32", "y": "*fp32", "n": "i32"},
-                         {"BLOCK": config.block, "FAULT": config.fault}, self.target, aligned=("x", "y"))
+        return build.Job(
+            kernel,
+            {"x": "*fp32", "y": "*fp32", "n": "i32"},
+            {"BLOCK": config.block, "FAULT": config.fault},
+            self.target,
+            aligned=("x", "y"),
+        )
 
     def warm_up(self):
         from tilelab.sweeps import faults_kernels  # noqa: F401
@@ -96,7 +109,9 @@ class FaultSpace(Space):
             faults_kernels.double_kernel[(programs,)](x, out, SIZE, BLOCK=config.block, FAULT=config.fault)
 
         x = torch.randn(SIZE, device=where)
-        row = check.compare(double, lambda x: 2 * x.double(), [("y", (x,))], out=lambda x: (x.shape, x.dtype))[0]
+        row = check.compare(
+            double, lambda x: 2 * x.double(), [("y", (x,))], out=lambda x: (x.shape, x.dtype)
+        )[0]
         if row["status"] != "ok":
             return {"status": row["status"], "reason": row["reason"]}
         begin, y = time.perf_counter(), torch.empty_like(x)

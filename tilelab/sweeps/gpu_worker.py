@@ -16,7 +16,9 @@ def _answer(request: dict) -> dict:
     try:
         space, arguments = pickle.loads(request["work"])
         if _source(space) != request["source"]:
-            raise RuntimeError("the code has changed since the notebook imported it: reload it, or restart the kernel")
+            raise RuntimeError(
+                "the code has changed since the notebook imported it: reload it, or restart the kernel"
+            )
         return {"value": getattr(space, request["method"])(*arguments), "where": where}
     except Exception as error:
         reason = f"{type(error).__name__}: {device.first_line(error)}"[:300]

@@ -30,7 +30,9 @@ class Journal:
         for file in (self.path, self._lock_path):
             with contextlib.suppress(FileNotFoundError):
                 if not stat.S_ISREG(os.stat(file).st_mode):
-                    raise ValueError(f"a journal is a regular file, or a path where nothing is yet; {file} is neither.")
+                    raise ValueError(
+                        f"a journal is a regular file, or a path where nothing is yet; {file} is neither."
+                    )
 
     def _lock(self) -> filelock.FileLock:
         return filelock.FileLock(self._lock_path, timeout=10)  # its Timeout is an OSError
@@ -57,8 +59,11 @@ class Journal:
         if not self.path.exists():
             return
         with self._lock():
-            kept = [row for key, row in self.rows().items()
-                    if key not in keys and not keys.intersection(row.get("of", []))]
+            kept = [
+                row
+                for key, row in self.rows().items()
+                if key not in keys and not keys.intersection(row.get("of", []))
+            ]
             files.write_atomically(self.path, b"".join(map(_format_line, kept)).decode())
 
     def rows(self) -> dict[str, dict]:

@@ -54,7 +54,11 @@ def claim(keys: Iterable[str], cell: str) -> Sweep | None:
     if not cell:
         return None
     with _lock:
-        left = [kept for kept in _followed if kept.cell == cell and kept.sweep.running and not kept.sweep.cancelled]
+        left = [
+            kept
+            for kept in _followed
+            if kept.cell == cell and kept.sweep.running and not kept.sweep.cancelled
+        ]
         found = next((kept for kept in left if kept.sweep.configs.keys() == set(keys)), None)
         if found:
             _followed.remove(found)

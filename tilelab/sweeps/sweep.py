@@ -46,13 +46,22 @@ def build_configuration(space: Space, config: Any, timeout_s: float, cancel_toke
     """Build a configuration in a process of its own; return status, reason and resources."""
     report = build.build_one(space.job(config), timeout_s, cancel_token=cancel_token)
     counts = {name: count for name, count in report.counts.items() if count}
-    return {"status": report.status, "reason": report.reason, "registers": report.registers, "spills": report.spills,
-            "smem": report.smem, "threads": report.threads, "programs_per_sm": report.programs_per_sm,
-            "counts": counts, "build_s": round(report.seconds, 3)}
+    return {
+        "status": report.status,
+        "reason": report.reason,
+        "registers": report.registers,
+        "spills": report.spills,
+        "smem": report.smem,
+        "threads": report.threads,
+        "programs_per_sm": report.programs_per_sm,
+        "counts": counts,
+        "build_s": round(report.seconds, 3),
+    }
 
 
-def call_in_gpu_worker(method: str, space: Space, arguments: tuple, source: str, limit_s: float, gpu: str,
-                       cancel_token: object) -> dict:
+def call_in_gpu_worker(
+    method: str, space: Space, arguments: tuple, source: str, limit_s: float, gpu: str, cancel_token: object
+) -> dict:
     """Call space.method(*arguments) in the worker of `gpu` (a UUID, or "" for the only one).
 
     Return {"value": ...} or {"reason": ...}, and "lost_worker" where the process died or lost its CUDA context. Sweeps
@@ -61,6 +70,7 @@ def call_in_gpu_worker(method: str, space: Space, arguments: tuple, source: str,
     visible = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
     lease = worker_pool.lease_worker("tilelab.sweeps.gpu_worker", "the GPU's worker", cancel_token, **visible)
     with _take_turn(gpu, cancel_token), lease as worker:
+
         def ask(method, arguments, timeout_s):
             request = {"method": method, "work": pickle.dumps((space, arguments)), "source": source}
             return worker.ask(request, timeout_s)
@@ -85,12 +95,15 @@ def _take_turn(gpu: str, cancel_token: object) -> Iterator[None]:
 
     A waiter holds the `next` lock, so the sweep that measured last cannot take the GPU again before it.
     """
+
     def is_killed() -> bool:  # called while another sweep has the lock
         _waiting_tokens.add(cancel_token)
         return worker_pool.is_killed(cancel_token)
 
-    following, turn = (filelock.FileLock(device.user_lock_path(f"{gpu or device.current_uuid() or 'cpu'}.{which}"))
-                       for which in ("next", "turn"))
+    following, turn = (
+        filelock.FileLock(device.user_lock_path(f"{gpu or device.current_uuid() or 'cpu'}.{which}"))
+        for which in ("next", "turn")
+    )
     try:
         with following.acquire(poll_interval=0.01, cancel_check=is_killed):
             turn.acquire(poll_interval=0.01, cancel_check=is_killed)
@@ -130,7 +143,9 @@ def config_keys(configs: Iterable, space: Space) -> dict[str, Any]:
     A key identifies a row: 16 hex digits that change with source, configuration, shape, target and versions, and with
     the GPU where one measures.
     """
-    versions = {name: value for name, value in device.versions().items() if space.can_measure or name == "triton"}
+    versions = {
+        name: value for name, value in device.versions().items() if space.can_measure or name == "triton"
+    }
     gpu = device.current().name if space.can_measure else ""
     shared = [repr(space), space.source(), space.target, gpu, versions]
     return {hashlib.sha256(repr([*shared, config]).encode()).hexdigest()[:16]: config for config in configs}
@@ -142,6 +157,7 @@ def sort_by_speed(rows: Iterable[dict]) -> list[dict]:
     Rows with a `ratio` are ordered by their speed against the peer that ran beside them, because the chip's clock
     changes during a sweep.
     """
+
     def order(row: dict) -> tuple:
         is_finalist = "final_ms" in row
         ratio, ms = (row.get(f"final_{name}" if is_finalist else name) for name in ("ratio", "ms"))
@@ -177,8 +193,16 @@ class Sweep:
     that is not positive, an empty list of measurers, and a space that a worker cannot import.
     """
 
-    def __init__(self, configs: Iterable, space: Space, *, journal: Journal | None = None,
-                 builders: Executor | None = None, measurers: Sequence[Executor] | None = None, limit_s: float = 60):
+    def __init__(
+        self,
+        configs: Iterable,
+        space: Space,
+        *,
+        journal: Journal | None = None,
+        builders: Executor | None = None,
+        measurers: Sequence[Executor] | None = None,
+        limit_s: float = 60,
+    ):
         if not 0 < limit_s < math.inf:
             raise ValueError(f"limit_s must be a positive number of seconds; it is {limit_s}.")
         if measurers is not None and not measurers:
@@ -186,7 +210,9 @@ class Sweep:
         self.space, self.journal, self.limit_s = space, journal, limit_s
         self.builders, self.measurers = builders, measurers
         if type(space).__module__ == "__main__" and (space.can_measure or builders is not None):
-            raise ValueError(f"a worker cannot import {type(space).__name__} from __main__: define it in a module.")
+            raise ValueError(
+                f"a worker cannot import {type(space).__name__} from __main__: define it in a module."
+            )
         self.configs = config_keys(configs, space)
         self.rows: dict[str, dict] = {}
         self.winner: dict | None = None
@@ -315,8 +341,12 @@ class Sweep:
             at_once = max(1, cores - 1 if measurers else cores)  # launching needs a core
         build_slots = asyncio.Semaphore(at_once)
         built = asyncio.PriorityQueue() if measurers else None
-        measuring = [asyncio.create_task(self._measure_built(measurer, built)) for measurer in measurers if waiting]
-        await asyncio.gather(*(self._process(order, *waiting[order], build_slots, built) for order in sorted(waiting)))
+        measuring = [
+            asyncio.create_task(self._measure_built(measurer, built)) for measurer in measurers if waiting
+        ]
+        await asyncio.gather(
+            *(self._process(order, *waiting[order], build_slots, built) for order in sorted(waiting))
+        )
         for task in measuring:
             task.cancel()
         if measurers:
@@ -347,12 +377,19 @@ class Sweep:
                 waiting[math.inf if predicted_ms is None else predicted_ms, index] = label, config
         return waiting
 
-    async def _process(self, order: tuple, label: dict, config: Any, build_slots: asyncio.Semaphore,
-                       built: asyncio.PriorityQueue | None) -> None:
+    async def _process(
+        self,
+        order: tuple,
+        label: dict,
+        config: Any,
+        build_slots: asyncio.Semaphore,
+        built: asyncio.PriorityQueue | None,
+    ) -> None:
         """Bring one configuration to its row: build it, then wait until a measurer has measured it."""
         async with build_slots:
-            row = label | await self._call(self.builders, build_configuration, self.space, config, self.limit_s,
-                                           self._cancel_token)
+            row = label | await self._call(
+                self.builders, build_configuration, self.space, config, self.limit_s, self._cancel_token
+            )
         if built is not None and row["status"] == "ok":
             measured = self._loop.create_future()
             built.put_nowait((order, config, measured))
@@ -391,8 +428,17 @@ class Sweep:
 
     async def _ask_gpu(self, measurer: tuple[Executor, str], method: str, *arguments) -> dict:
         executor, gpu = measurer
-        answer = await self._call(executor, call_in_gpu_worker, method, self.space, arguments, self._source,
-                                  self.limit_s, gpu, self._cancel_token)
+        answer = await self._call(
+            executor,
+            call_in_gpu_worker,
+            method,
+            self.space,
+            arguments,
+            self._source,
+            self.limit_s,
+            gpu,
+            self._cancel_token,
+        )
         self.restarts += answer.get("lost_worker", False)
         return answer
 
@@ -410,15 +456,23 @@ class Sweep:
         try:
             files.json_line(value, "what it measured")
             if value["status"] not in STATUSES:
-                raise ValueError(f"status must be one of {', '.join(STATUSES)}; it is {value['status']!r:.20}.")
+                raise ValueError(
+                    f"status must be one of {', '.join(STATUSES)}; it is {value['status']!r:.20}."
+                )
             _read_times(value)
             return {**value, "reason": str(value.get("reason", ""))[:REASON_CHARS], **provenance}
         except Exception as error:  # NaN, no status, not a dict
-            return {"status": "failed", "reason": f"{type(error).__name__}: {error}"[:REASON_CHARS], **provenance}
+            return {
+                "status": "failed",
+                "reason": f"{type(error).__name__}: {error}"[:REASON_CHARS],
+                **provenance,
+            }
 
     def _emit(self, row: dict, new: bool = True) -> None:
         if new:
-            if worker_pool.is_killed(self._cancel_token):  # a build or a measurement that was killed did not fail
+            if worker_pool.is_killed(
+                self._cancel_token
+            ):  # a build or a measurement that was killed did not fail
                 raise asyncio.CancelledError
             row = {**row, "recorded": files.utc_now()}
             self._new_rows += 1

@@ -95,7 +95,9 @@ def load_ceiling(name: str, field: str) -> tuple[float, dict]:
     record = results.load("ceilings")
     speed = next((row.get(field) for row in record["rows"] if row.get("name") == name), None)
     if not isinstance(speed, (int, float)) or not 0 < speed < math.inf:
-        raise ValueError(f"the record of the ceilings has no {field} of {name}: make it again with make record.")
+        raise ValueError(
+            f"the record of the ceilings has no {field} of {name}: make it again with make record."
+        )
     return speed, record["device"]
 
 
@@ -128,5 +130,7 @@ class TunableKernel:
         sizes = re.split(r"\s*[,;x×]\s*|\s+", text.strip())
         if not all(re.fullmatch(r"[0-9]{1,18}", size) for size in sizes):
             example = ",".join(map(str, next(iter(self.shapes.values()))))
-            raise ValueError(f"a shape is a name of the menu or whole numbers such as {example}; it is {text[:60]!r}.")
+            raise ValueError(
+                f"a shape is a name of the menu or whole numbers such as {example}; it is {text[:60]!r}."
+            )
         return tuple(map(int, sizes))

@@ -53,10 +53,12 @@ class Tunable:
 def choose_candidates(tunable: Tunable, m: int, n: int, k: int, share: float = 1.0) -> list:
     """Return the candidates for a shape, the one predicted fastest first; `share` of those that can run, at least 4."""
     found = sorted(tunable.candidates(m, n, k), key=lambda config: tunable.predict_us(config, m, n, k))
-    return found[:max(4, math.ceil(share * len(found)))]
+    return found[: max(4, math.ceil(share * len(found)))]
 
 
-def tune_shapes(tunable: Tunable, shapes: Iterable[tuple[int, int, int]], share: float = 1.0) -> Iterator[dict]:
+def tune_shapes(
+    tunable: Tunable, shapes: Iterable[tuple[int, int, int]], share: float = 1.0
+) -> Iterator[dict]:
     """Yield for each shape (m, n, k) a row with the fastest `config`, its `us`, and its `ratio` to the library.
 
     `share` is the part of the configurations that is tried, those first that the model expects to be fastest. `trials`
@@ -115,20 +117,34 @@ def run_command(module: str, tunable: Tunable, path: str) -> int:
         return 130
 
 
-def keep_winner(tunable: Tunable, shape: Sequence[int], dtype: str, config: Any, row: dict, tried: int) -> str:
+def keep_winner(
+    tunable: Tunable, shape: Sequence[int], dtype: str, config: Any, row: dict, tried: int
+) -> str:
     """Keep the fastest configuration of a sweep, measured on the GPU here, as `tuned.keep` does; return its sentence.
 
     `row` is the configuration's row of the sweep, `tried` the number of configurations that were timed. Raises
     ValueError for another dtype than the table's, for a row without a time beside the peer, and for a damaged table.
     """
     if dtype != tunable.dtype:
-        raise ValueError(f"the table of {tunable.name} holds {tunable.dtype} only; the sweep's dtype is {dtype}.")
+        raise ValueError(
+            f"the table of {tunable.name} holds {tunable.dtype} only; the sweep's dtype is {dtype}."
+        )
     ms, ratio = (row.get(f"final_{name}") or row.get(name) for name in ("ms", "ratio"))
     if not ms or not ratio:
         raise ValueError(f"{row['kernel']} has no time beside {tunable.peer}: sweep it on this GPU.")
-    found = {**dict(zip("mnk", shape)), "dtype": dtype, "config": config, "us": ms * 1e3, "peer": tunable.peer,
-             "peer_us": ms * 1e3 * ratio, "ratio": ratio, "spread": row.get("spread") or 0.0, "tried": tried,
-             "source": tunable.source(), "recorded": row.get("recorded")}
+    found = {
+        **dict(zip("mnk", shape)),
+        "dtype": dtype,
+        "config": config,
+        "us": ms * 1e3,
+        "peer": tunable.peer,
+        "peer_us": ms * 1e3 * ratio,
+        "ratio": ratio,
+        "spread": row.get("spread") or 0.0,
+        "tried": tried,
+        "source": tunable.source(),
+        "recorded": row.get("recorded"),
+    }
     return tuned.keep(tunable.name, [found], device.current().name)[0]
 
 
@@ -150,8 +166,10 @@ def read_shapes(path: str, multiples: tuple[int, int] = (8, 8)) -> list[tuple[in
                 if not 0 < min(m, n, k) <= max(m, n, k) < 2**31 or n % multiples[0] or k % multiples[1]:
                     raise ValueError
             except ValueError:
-                raise ValueError(f"line {number} of {path} must be M,N,K, each below 2^31, N a multiple of "
-                                 f"{multiples[0]} and K of {multiples[1]}; it is {text[:40]!r}.") from None
+                raise ValueError(
+                    f"line {number} of {path} must be M,N,K, each below 2^31, N a multiple of "
+                    f"{multiples[0]} and K of {multiples[1]}; it is {text[:40]!r}."
+                ) from None
             shapes.append((m, n, k))
     if not shapes:
         raise ValueError(f"{path} holds no shapes; a line is M,N,K.")
@@ -168,7 +186,10 @@ def tune_shape(tunable: Tunable, shape: tuple[int, int, int], configs: Sequence)
     except torch.AcceleratorError:
         raise
     except (ValueError, RuntimeError) as error:  # the other shapes can still be tuned
-        return row | {"config": None, "reason": f"{tunable.peer} refuses the shape: {device.first_line(error)}"}
+        return row | {
+            "config": None,
+            "reason": f"{tunable.peer} refuses the shape: {device.first_line(error)}",
+        }
     expected = sets[0][2].float()
     call_ms = bench.estimate_ms(peer)
     calls = max(2, len(sets), min(100, math.ceil(BURST_MS / call_ms)))
@@ -190,21 +211,39 @@ def tune_shape(tunable: Tunable, shape: tuple[int, int, int], configs: Sequence)
             peer_us = _time_us(replay_peer, calls)
         trials.append((us / peer_us, us, config))
     trials.sort(key=lambda trial: trial[0])
-    row |= {"tried": len(trials), "rejected": rejected,
-            "trials": [(_name(config), tunable.predict_us(config, *shape), us) for _, us, config in trials]}
+    row |= {
+        "tried": len(trials),
+        "rejected": rejected,
+        "trials": [(_name(config), tunable.predict_us(config, *shape), us) for _, us, config in trials],
+    }
     if not trials:
         return row | {"config": None, "reason": "no configuration gave the right result"}
     finalists = {_name(config): config for config in _choose_finalists([config for *_, config in trials])}
     predicted = min((config for *_, config in trials), key=lambda config: tunable.predict_us(config, *shape))
     finalists[_name(predicted)] = predicted  # so that a noisy short timing cannot cost the model's choice
     again = iter(sets)
-    found = bench.compare({tunable.peer: tunable.prepare_peer,
-                           **{name: lambda *tensors, config=config: tunable.prepare(config, *tensors)
-                              for name, config in finalists.items()}},
-                          again.__next__, tunable.peer, rounds=10, warm_s=0.02, burst_ms=1.5)
+    found = bench.compare(
+        {
+            tunable.peer: tunable.prepare_peer,
+            **{
+                name: lambda *tensors, config=config: tunable.prepare(config, *tensors)
+                for name, config in finalists.items()
+            },
+        },
+        again.__next__,
+        tunable.peer,
+        rounds=10,
+        warm_s=0.02,
+        burst_ms=1.5,
+    )
     best = min((found[name] for name in finalists if found[name].ms), key=lambda timing: timing.ms)
-    return row | {"config": finalists[best.name], "us": best.ms * 1e3, "peer_us": best.peer_ms * 1e3,
-                  "ratio": best.ratio, "spread": best.spread}
+    return row | {
+        "config": finalists[best.name],
+        "us": best.ms * 1e3,
+        "peer_us": best.peer_ms * 1e3,
+        "ratio": best.ratio,
+        "spread": best.spread,
+    }
 
 
 def _choose_finalists(configs: Sequence) -> list:

@@ -58,7 +58,9 @@ def read_module(name: str) -> str:
 @functools.cache
 def read_style(name: str) -> str:
     """Return the style sheet of a view: shared.css, the sheets of the views that it uses, then NAME.css."""
-    return "\n".join(_read(each, ".css") for each in ("shared", *(other for _, other in _find_uses(name)), name))
+    return "\n".join(
+        _read(each, ".css") for each in ("shared", *(other for _, other in _find_uses(name)), name)
+    )
 
 
 def make_page_part(name: str, data: Any, *, still: str = "", with_code: bool = True) -> str:
@@ -68,18 +70,26 @@ def make_page_part(name: str, data: Any, *, still: str = "", with_code: bool = T
     several parts with one view on a page only the first needs the code of the view.
     """
     body = read_module(name).replace(EXPORT, "return render;")
-    code = (f"<style>{read_style(name)}</style><script>\n(window.tilesViews ??= {{}})[{json.dumps(name)}] = (() => {{\n"
-            f"{body}\n}})();\n</script>") if with_code else ""
+    code = (
+        (
+            f"<style>{read_style(name)}</style><script>\n(window.tilesViews ??= {{}})[{json.dumps(name)}] = (() => {{\n"
+            f"{body}\n}})();\n</script>"
+        )
+        if with_code
+        else ""
+    )
     # Within a script element, "</" or "<!--" could change where it ends; JSON allows "\\u003c" for "<".
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return (f"<div class='tiles-page-view'>{code}<div>{still}</div><script>(() => {{\n"
-            "const el = document.currentScript.previousElementSibling, still = [...el.childNodes];\n"
-            f"const values = {{ live: false, data: {text} }};\n"
-            "const model = { get: name => values[name], set: (name, value) => { values[name] = value; }, "
-            "on: () => {}, off: () => {}, save_changes: () => {}, send: () => {} };\n"
-            "el.replaceChildren();\n"
-            f"try {{ window.tilesViews[{json.dumps(name)}]({{ model, el }}); }}\n"
-            "catch (error) { el.replaceChildren(...still); console.error(error); }\n})();</script></div>")
+    return (
+        f"<div class='tiles-page-view'>{code}<div>{still}</div><script>(() => {{\n"
+        "const el = document.currentScript.previousElementSibling, still = [...el.childNodes];\n"
+        f"const values = {{ live: false, data: {text} }};\n"
+        "const model = { get: name => values[name], set: (name, value) => { values[name] = value; }, "
+        "on: () => {}, off: () => {}, save_changes: () => {}, send: () => {} };\n"
+        "el.replaceChildren();\n"
+        f"try {{ window.tilesViews[{json.dumps(name)}]({{ model, el }}); }}\n"
+        "catch (error) { el.replaceChildren(...still); console.error(error); }\n})();</script></div>"
+    )
 
 
 def make_stored(name: str, data: Any) -> dict:
@@ -115,8 +125,13 @@ class View(anywidget.AnyWidget):
     def __init__(self, name: str, data: Any, *, picture=None, table=None, store: bool = True, **traits):
         self.name, self.picture, self.table, self.store = name, picture, table, store
         # Views that share an id would also share one style sheet: the last one's.
-        super().__init__(_anywidget_id=f"tilelab.views.{name}", _esm=read_module(name), _css=read_style(name),
-                         data=data, **traits)
+        super().__init__(
+            _anywidget_id=f"tilelab.views.{name}",
+            _esm=read_module(name),
+            _css=read_style(name),
+            data=data,
+            **traits,
+        )
 
     def stored_data(self) -> Any:
         """Return the data that a saved notebook keeps, from which the site makes the view again."""
@@ -124,7 +139,10 @@ class View(anywidget.AnyWidget):
 
     def _ipython_display_(self) -> None:
         bundle, metadata = self._repr_mimebundle_()
-        bundle = {**bundle, "text/plain": f"View({self.name})"}  # the widget's own text would name every trait
+        bundle = {
+            **bundle,
+            "text/plain": f"View({self.name})",
+        }  # the widget's own text would name every trait
         if self.store:
             bundle |= make_stored(self.name, self.stored_data())
         display(bundle, metadata=metadata, raw=True)

@@ -11,8 +11,8 @@ from tilelab.runtime.device import Unsupported
 # work, count as barriers. Synchronisation within a warp, constants and parameters do not count.
 PTX_KINDS = {
     "barrier": r"mbarrier\.|bar\.(?!warp)|barrier\.|fence\.|membar\.|wgmma\.(fence|commit_group|wait_group)|"
-               r"cp\.async\.(bulk\.)?(commit_group|wait_group|wait_all|mbarrier)|"
-               r"tcgen05\.(commit|wait|fence)|griddepcontrol\.wait",
+    r"cp\.async\.(bulk\.)?(commit_group|wait_group|wait_all|mbarrier)|"
+    r"tcgen05\.(commit|wait|fence)|griddepcontrol\.wait",
     "tma": r"cp\.(reduce\.)?async\.bulk",
     "mma": r"wgmma\.mma_async|tcgen05\.mma|mma\.sync|wmma\.mma",
     "load": r"ld\.(?!param)|ldmatrix\.|tcgen05\.ld|cp\.async\.",
@@ -26,7 +26,9 @@ SASS_KINDS = {
     "store": r"(ST[GSL]?|STSM|STTM|STAS|ATOM[A-Z]*|RED[GS]?)\b",
 }
 PTX_NOTE = "Without comments, source positions and debug sections; a long list of registers shows its first and last."
-SASS_NOTE = "Without addresses, encodings and the padding at the end; branches name labels instead of addresses."
+SASS_NOTE = (
+    "Without addresses, encodings and the padding at the end; branches name labels instead of addresses."
+)
 LONG_LIST = 8  # registers; the accumulators of one wgmma are up to 128
 
 
@@ -37,8 +39,14 @@ def load_code(job: build.Job, timeout_s: float = 120, cancel_token: object = Non
     `notes` says what the listings leave out. `reason` is one sentence where something failed, and a listing that could
     not be made is empty. A second call reads the compilers' caches.
     """
-    code = {"name": job.name or job.kernel.rpartition(":")[2], "target": job.target, "ptx": [], "sass": [],
-            "notes": {"ptx": PTX_NOTE, "sass": SASS_NOTE}, "reason": ""}
+    code = {
+        "name": job.name or job.kernel.rpartition(":")[2],
+        "target": job.target,
+        "ptx": [],
+        "sass": [],
+        "notes": {"ptx": PTX_NOTE, "sass": SASS_NOTE},
+        "reason": "",
+    }
     try:
         report = build.build_one(job, timeout_s, cancel_token=cancel_token, keep_ptx=True)
         code |= {"reason": report.reason, "ptx": read_ptx(report.ptx)}
@@ -53,7 +61,9 @@ def read_ptx(text: str) -> list[list[str]]:
     """Return [kind, text] for each line of PTX, less comments, source positions and debug sections."""
     text = re.sub(r"^\s*\.section\s+\.debug\w*\s*\{.*?^\s*\}", "", text, flags=re.MULTILINE | re.DOTALL)
     # Labels of the debug sections, and positions in the source, say nothing about what the kernel does.
-    text = re.sub(r"^\s*(\.loc\b|\.file\b|\$L__(tmp|func_|info_)|\.section\s+\.debug).*", "", text, flags=re.MULTILINE)
+    text = re.sub(
+        r"^\s*(\.loc\b|\.file\b|\$L__(tmp|func_|info_)|\.section\s+\.debug).*", "", text, flags=re.MULTILINE
+    )
     text = re.sub(r"//.*", "", text)
     text = re.sub(r"\{[^{}\n]*\}", _shorten_list, text)
     lines = [re.sub(r"[ \t]+", " ", line).strip() for line in text.splitlines()]

@@ -13,8 +13,16 @@ TILE_BYTES = 8192  # every version of the copy takes whole tiles of at most this
 LARGE = 1 << 30  # bytes of an array that is timed
 A = 2.5
 
-lesson.register("ch07_bulk_copy_ladder", "ch07_bulk_copy", "plain_copy", "first_copy", "one_buffer", "two_buffers",
-                "ring_copy", "counter_copy")
+lesson.register(
+    "ch07_bulk_copy_ladder",
+    "ch07_bulk_copy",
+    "plain_copy",
+    "first_copy",
+    "one_buffer",
+    "two_buffers",
+    "ring_copy",
+    "counter_copy",
+)
 lesson.register("ch07_bulk_axpy_ladder", "ch07_bulk_copy", "axpy_ring")
 lesson.register("ch07_bulk_copy_in_flight", "ch07_bulk_copy", "one_buffer", "ring_copy", sweep=True)
 
@@ -33,6 +41,7 @@ def make_axpy_inputs(nbytes: int = LARGE // 2, where="cuda") -> list[torch.Tenso
 
 def check_copy(prepare: Callable, tile_bytes: int = TILE_BYTES) -> str:
     """Run a copy on one tile, a few and many; return "" or what is wrong. `prepare(x, out)` returns the launch."""
+
     def run(where: str) -> str:
         for tiles in (1, 5, 67 if where == "cpu" else 4099):
             x, wrong = make_copy_inputs(tiles * tile_bytes, where)
@@ -41,20 +50,25 @@ def check_copy(prepare: Callable, tile_bytes: int = TILE_BYTES) -> str:
             if fault := lesson.find_fault(out, buffer, out != x):
                 return f"{tiles} tiles: {fault}"
         return ""
+
     return lesson.run_everywhere(run)
 
 
 def check_axpy(prepare: Callable) -> str:
     """Run out = A x + y on one tile, a few and many; return "" or what is wrong."""
+
     def run(where: str) -> str:
         for tiles in (1, 5, 41 if where == "cpu" else 4099):
             x, y, nan = make_axpy_inputs(tiles * TILE_BYTES, where)
             out, buffer = lesson.make_guarded(nan)
             prepare(x, y, out)()
             error = (out.double() - (A * x.double() + y.double())).abs()
-            if fault := lesson.find_fault(out, buffer, ~(error <= 1e-6 * (A * x.abs() + y.abs()).clamp(min=1e-3))):
+            if fault := lesson.find_fault(
+                out, buffer, ~(error <= 1e-6 * (A * x.abs() + y.abs()).clamp(min=1e-3))
+            ):
                 return f"{tiles} tiles: {fault}"
         return ""
+
     return lesson.run_everywhere(run)
 
 
@@ -65,6 +79,7 @@ def check_ring(kernel, tile_bytes: int = 1024, stages: int = 0) -> None:
     """
     lesson.require_written(kernel)
     for blocks in (1, 3, 7):
+
         def prepare(x, out, blocks=blocks):
             return kernel.prepare(blocks, 32, (x, out, x.numel() // tile_bytes), stages * tile_bytes)
 
@@ -96,7 +111,12 @@ def check_rings(kernel) -> None:
             raise AssertionError(f"with {stages} stage{'s' * (stages > 1)}, {error}") from None
 
 
-CHECKS = {"Exercise 1": check_ring, "Exercise 2": check_ring, "Exercise 3": check_rings, "Exercise 4": check_scale}
+CHECKS = {
+    "Exercise 1": check_ring,
+    "Exercise 2": check_ring,
+    "Exercise 3": check_rings,
+    "Exercise 4": check_scale,
+}
 
 
 def check(exercise: str, kernel) -> None:

@@ -1,6 +1,6 @@
 """The measurements behind the notebook `ch07_bulk_copy`.
 
-Each experiment returns a tilelab.records.results.Record: measured now on a GPU with TMA, else the recorded one.
+Each experiment returns a results.Record: measured now on a GPU with TMA, else the recorded one.
 """
 
 import contextlib
@@ -73,7 +73,11 @@ def verify(op: str, config, dtype, n: int, offset: int = 0, source: pathlib.Path
 def judge_error(ulps: float, reason: str = "") -> dict:
     """Return {status, reason, ulps} of a result that is `ulps` units in the last place off, or wrong for a `reason`."""
     if ulps == float("inf"):
-        return {"status": "wrong", "reason": reason or "elements are not finite, or were never written", "ulps": None}
+        return {
+            "status": "wrong",
+            "reason": reason or "elements are not finite, or were never written",
+            "ulps": None,
+        }
     if ulps > 1:
         reason = reason or f"the error is {ulps:.3g} units in the last place"
     return {"status": "wrong" if reason else "ok", "reason": reason, "ulps": ulps}
@@ -81,19 +85,31 @@ def judge_error(ulps: float, reason: str = "") -> dict:
 
 def _compile(cases) -> None:
     """Compile all (config, element) in parallel: one launch after the other would compile only one at a time."""
-    build.compile_ahead([bulk_copy.job(config, device.current().target, element) for config, element in cases])
+    build.compile_ahead(
+        [bulk_copy.job(config, device.current().target, element) for config, element in cases]
+    )
 
 
 @results.experiment("ch07_bulk_check", source)
 def check_correctness():
     """Verify every configuration on ragged sizes and offsets: the number of cases, the largest error, what is wrong."""
     elements = {torch.uint8: "u8", **ELEMENTS}
-    cases = [(op, name, dtype) for op in OPS for name in configs(op)
-             for dtype in ([torch.uint8] if op == "copy" else ELEMENTS)]
+    cases = [
+        (op, name, dtype)
+        for op in OPS
+        for name in configs(op)
+        for dtype in ([torch.uint8] if op == "copy" else ELEMENTS)
+    ]
     _compile((configs(op)[name], elements[dtype]) for op, name, dtype in cases)
-    return [{"op": op, "name": name, "dtype": str(dtype)[6:],
-             **summarize([verify(op, name, dtype, n, offset) for n in RAGGED for offset in OFFSETS])}
-            for op, name, dtype in cases]
+    return [
+        {
+            "op": op,
+            "name": name,
+            "dtype": str(dtype)[6:],
+            **summarize([verify(op, name, dtype, n, offset) for n in RAGGED for offset in OFFSETS]),
+        }
+        for op, name, dtype in cases
+    ]
 
 
 def summarize(rows: list[dict]) -> dict:
@@ -118,7 +134,9 @@ def run_copy_kernel(source_code: str, name: str, block_bytes: int, options=()):
 # ---- speed
 
 
-def compare_with_torch(op: str, timed: dict[str, BulkConfig], nbytes: int | None = None, **timing) -> list[dict]:
+def compare_with_torch(
+    op: str, timed: dict[str, BulkConfig], nbytes: int | None = None, **timing
+) -> list[dict]:
     """Time configurations and torch interleaved, on arrays of `nbytes` each; one row of bench.Timing per config."""
     nbytes, dtype = nbytes or (LARGE if op == "copy" else LARGE // 2), DTYPE[op]
     arrays = 2 if op == "copy" else 3
@@ -133,9 +151,13 @@ def compare_with_torch(op: str, timed: dict[str, BulkConfig], nbytes: int | None
         return bulk_copy.prepare(x, y=y, a=A, out=out, config=config)
 
     candidates = {name: functools.partial(prepare_kernel, config) for name, config in timed.items()}
-    found = bench.compare({PEER[op]: prepare_torch, **candidates}, make_inputs, PEER[op], nbytes=arrays * nbytes,
-                          **timing)
-    return [{"op": op, "config": str(config), "shape": [nbytes], **found[name].row()} for name, config in timed.items()]
+    found = bench.compare(
+        {PEER[op]: prepare_torch, **candidates}, make_inputs, PEER[op], nbytes=arrays * nbytes, **timing
+    )
+    return [
+        {"op": op, "config": str(config), "shape": [nbytes], **found[name].row()}
+        for name, config in timed.items()
+    ]
 
 
 @results.experiment("ch07_bulk_speed", source)
@@ -149,10 +171,15 @@ def front_configs() -> dict[str, BulkConfig]:
     """Return a ring of 4 stages of 8 KiB that gets its chunks in different orders, then loads of growing size."""
     ring = functools.partial(BulkConfig, "bulk", 32, 8192, stages=4)
     strided = ring(chunks_per_cta=0, ctas_per_sm=2)
-    return {f"persistent, every {2 * (device.current().sms or 132)}th chunk": strided,
-            "persistent, the next free chunk": dataclasses.replace(strided, kernel="bulk_in_order"),
-            **{f"{chunks} chunks per CTA": ring(chunks_per_cta=chunks) for chunks in (64, 16, 8, 4)},
-            **{f"loads, {16 * units} B per thread": BulkConfig("loads", 256, 4096 * units) for units in (1, 2, 4, 8)}}
+    return {
+        f"persistent, every {2 * (device.current().sms or 132)}th chunk": strided,
+        "persistent, the next free chunk": dataclasses.replace(strided, kernel="bulk_in_order"),
+        **{f"{chunks} chunks per CTA": ring(chunks_per_cta=chunks) for chunks in (64, 16, 8, 4)},
+        **{
+            f"loads, {16 * units} B per thread": BulkConfig("loads", 256, 4096 * units)
+            for units in (1, 2, 4, 8)
+        },
+    }
 
 
 @results.experiment("ch07_bulk_fronts", source)
@@ -164,6 +191,7 @@ def measure_fronts():
 
 def time_first_kernel() -> dict:
     """Return the seconds of each part from source to a verified result, in this process, with nothing compiled yet."""
+
     def measure(run):
         begin = time.perf_counter()
         result = run()
@@ -173,8 +201,12 @@ def time_first_kernel() -> dict:
     x, gpu_starts_s = measure(lambda: make_random(1 << 20, torch.uint8))
     out, compile_load_launch_s = measure(lambda: bulk_copy.copy(x))
     right, compare_s = measure(lambda: torch.equal(out, x))
-    return {"gpu_starts_s": gpu_starts_s, "compile_load_launch_s": compile_load_launch_s, "compare_s": compare_s,
-            "status": "ok" if right else "wrong"}
+    return {
+        "gpu_starts_s": gpu_starts_s,
+        "compile_load_launch_s": compile_load_launch_s,
+        "compare_s": compare_s,
+        "status": "ok" if right else "wrong",
+    }
 
 
 @results.experiment("ch07_bulk_first", source)
@@ -184,6 +216,7 @@ def measure_first_kernel():
 
 
 # ---- rings that lack a line
+
 
 @contextlib.contextmanager
 def broken_source(fault: str):
@@ -216,7 +249,9 @@ def run_broken_kernel(number: int) -> None:
     op, config, fault = broken_cases()[number]
     print(torch.ones(1, device="cuda"), flush=True)
     with broken_source(fault) as path:
-        rows = [verify(op, config, DTYPE[op], (1 << 24) // DTYPE[op].itemsize, source=path) for _ in range(RUNS)]
+        rows = [
+            verify(op, config, DTYPE[op], (1 << 24) // DTYPE[op].itemsize, source=path) for _ in range(RUNS)
+        ]
     wrong = [row["reason"] for row in rows if row["status"] != "ok"]
     reason = f"wrong in {len(wrong)} of {RUNS} runs: {wrong[-1]}" if wrong else f"right in all {RUNS} runs"
     print(json.dumps({"status": "wrong" if wrong else "ok", "reason": reason}))
@@ -228,17 +263,30 @@ def _run_in_process(number: int) -> dict:
     if status == 0:
         return json.loads(output)
     last = f" ({errors.strip().splitlines()[-1]})" if errors.strip() else ""
-    return {"status": "failed", "reason": f"no answer within {LIMIT_S} s" if status is None else
-            f"its process ended with status {status}{last}"}
+    return {
+        "status": "failed",
+        "reason": f"no answer within {LIMIT_S} s"
+        if status is None
+        else f"its process ended with status {status}{last}",
+    }
 
 
 @results.experiment("ch07_bulk_broken", lambda: source(broken_source, broken_cases))
 def run_broken_kernels():
     """Run every ring that lacks a line, in parallel because two rings hang until LIMIT_S."""
     cases = broken_cases()
-    found = check.run_side_by_side(*(functools.partial(_run_in_process, number) for number in range(len(cases))))
-    return [{"op": op, "name": fault, "kernel": f"{op}, {config}" + f", without {fault}" * (fault != "nothing"), **row}
-            for (op, config, fault), row in zip(cases, found)]
+    found = check.run_side_by_side(
+        *(functools.partial(_run_in_process, number) for number in range(len(cases)))
+    )
+    return [
+        {
+            "op": op,
+            "name": fault,
+            "kernel": f"{op}, {config}" + f", without {fault}" * (fault != "nothing"),
+            **row,
+        }
+        for (op, config, fault), row in zip(cases, found)
+    ]
 
 
 # ---- machine code
@@ -246,11 +294,17 @@ def run_broken_kernels():
 
 def compile_for_targets(variants=CONFIGS, targets=device.TARGETS[1:]) -> list[dict]:
     """Compile {op: {name: configuration}} for each target, without a GPU, and count the instructions in its SASS."""
-    cases = [(op, name, config, target) for op, named in variants.items() for name, config in named.items()
-             for target in targets]
+    cases = [
+        (op, name, config, target)
+        for op, named in variants.items()
+        for name, config in named.items()
+        for target in targets
+    ]
     reports = build.disassemble(bulk_copy.job(config, target, ELEMENT[op]) for op, _, config, target in cases)
-    return [{"op": op, **report.row(), "name": name, "config": str(config)}
-            for (op, name, config, _), report in zip(cases, reports)]
+    return [
+        {"op": op, **report.row(), "name": name, "config": str(config)}
+        for (op, name, config, _), report in zip(cases, reports)
+    ]
 
 
 if __name__ == "__main__":

@@ -56,8 +56,10 @@ def ring_schedule(stages: int, chunks: int = 7, load: float = 4, store: float = 
         wait("full", chunk, load_ends[chunk])
         order("store", chunk)
         read_ends[chunk] = now + store
-        intervals += [Interval(chunk % stages, "full", chunk, load_ends[chunk], now),
-                      Interval(chunk % stages, "store", chunk, now, read_ends[chunk])]
+        intervals += [
+            Interval(chunk % stages, "full", chunk, load_ends[chunk], now),
+            Interval(chunk % stages, "store", chunk, now, read_ends[chunk]),
+        ]
         if chunk >= behind:
             wait("read", chunk - behind, read_ends[chunk - behind])
             fill(chunk + stages - behind)
@@ -73,11 +75,18 @@ def ring_picture(stages: int = 4) -> plots.Picture:
     """
     intervals = ring_schedule(stages)
     end, serial = intervals[-1].end, ring_schedule(1)[-1].end
-    title = (f"One stage: load and store take turns, 7 chunks in {end} steps" if stages == 1 else
-             f"A ring of {stages} keeps loading: 7 chunks in {end} steps, one stage takes {serial}")
+    title = (
+        f"One stage: load and store take turns, 7 chunks in {end} steps"
+        if stages == 1
+        else f"A ring of {stages} keeps loading: 7 chunks in {end} steps, one stage takes {serial}"
+    )
     height, left, pitch, deep = 1.45 + 0.27 * stages, 0.72, 0.27, 0.2
-    figure, axes = canvas(title, "a model, not measured: issuing takes 1 step, a load 4, a store 2, however many are "
-                          "in flight", plots.SIZE[0], height)
+    figure, axes = canvas(
+        title,
+        "a model, not measured: issuing takes 1 step, a load 4, a store 2, however many are in flight",
+        plots.SIZE[0],
+        height,
+    )
     step, top = (plots.SIZE[0] - 0.15 - left) / end, height - 0.52
     low = top - 0.06 - pitch * stages
 
@@ -93,7 +102,9 @@ def ring_picture(stages: int = 4) -> plots.Picture:
         write(axes, left - 0.06, y + deep / 2, f"stage {row - 1}" if row else "the thread", "right")
         box(axes, left, y, end * step, deep, PALE if row else "none")
     marks = numpy.arange(0, end, next(every for every in (1, 2, 5, 10) if every * step > 0.35))
-    axes.vlines(left + marks * step, low - 0.04, top + deep + 0.04, color="#cccccc", linewidth=0.5, zorder=0.9)
+    axes.vlines(
+        left + marks * step, low - 0.04, top + deep + 0.04, color="#cccccc", linewidth=0.5, zorder=0.9
+    )
     for mark in marks:
         write(axes, left + mark * step, low - 0.11, f"{mark:g}", color=plots.GREY)
     write(axes, left - 0.12, low - 0.11, "step", "right", color=plots.GREY)
@@ -103,16 +114,35 @@ def ring_picture(stages: int = 4) -> plots.Picture:
         y, waits = top if thread else top - 0.06 - pitch * (stage + 1), thread and what in WAITS
         draw_bar(x, y, width, deep, what if waits else tone if thread else lighten(tone))
         parity = chunk // stages % 2
-        texts = [] if waits else [parity] if what == "full" else [chunk] if thread else [f"{what} {chunk}", chunk]
+        texts = (
+            [] if waits else [parity] if what == "full" else [chunk] if thread else [f"{what} {chunk}", chunk]
+        )
         text = next((str(text) for text in texts if 0.015 + 0.06 * len(str(text)) <= width), "")
-        write(axes, x + width / 2, y + deep / 2, text, color="white" if thread and tone == BLUE else "black",
-              fontweight="bold" if what == "full" else "normal")
+        write(
+            axes,
+            x + width / 2,
+            y + deep / 2,
+            text,
+            color="white" if thread and tone == BLUE else "black",
+            fontweight="bold" if what == "full" else "normal",
+        )
 
-    thread_keys = ((BLUE, "expect_tx, load"), (ORANGE, "store"), ("full", "waits until full"),
-                   ("read", "waits until read"))
-    stage_keys = ((lighten(BLUE), "load in flight"), (lighten(ORANGE), "store reads it"),
-                  (lighten(GREEN), "full; digit: parity of the ended phase"), (PALE, "free"))
-    for y, who, keys, last in ((low - 0.34, "the thread", thread_keys, 3.6), (low - 0.51, "a stage", stage_keys, 4.25)):
+    thread_keys = (
+        (BLUE, "expect_tx, load"),
+        (ORANGE, "store"),
+        ("full", "waits until full"),
+        ("read", "waits until read"),
+    )
+    stage_keys = (
+        (lighten(BLUE), "load in flight"),
+        (lighten(ORANGE), "store reads it"),
+        (lighten(GREEN), "full; digit: parity of the ended phase"),
+        (PALE, "free"),
+    )
+    for y, who, keys, last in (
+        (low - 0.34, "the thread", thread_keys, 3.6),
+        (low - 0.51, "a stage", stage_keys, 4.25),
+    ):
         write(axes, left - 0.06, y, who, "right", color=plots.GREY)
         for x, (face, text) in zip((left, left + 1.06, left + 2.06, left + last), keys):
             draw_bar(x, y - 0.05, 0.16, 0.1, face)
@@ -120,17 +150,31 @@ def ring_picture(stages: int = 4) -> plots.Picture:
     return figure.describe(
         f"{title}. A timeline with a row for the thread, which issues loads and stores or waits, and a row for each "
         "stage: load in flight, full, read by a store, free. The digit in a full stage is the parity of the phase that "
-        "has ended: 0 for the stage's first chunk, 1 for its second one, and so on in turn.")
+        "has ended: 0 for the stage's first chunk, 1 for its second one, and so on in turn."
+    )
 
 
 def _arrow(axes, start, end, tone=plots.GREY, **style) -> None:
-    axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": tone, "linewidth": 1.3, "shrinkA": 0,
-                                              "shrinkB": 0, **style})
+    axes.annotate(
+        "",
+        end,
+        start,
+        arrowprops={
+            "arrowstyle": "-|>",
+            "color": tone,
+            "linewidth": 1.3,
+            "shrinkA": 0,
+            "shrinkB": 0,
+            **style,
+        },
+    )
 
 
 def draw_two_ways() -> plots.Picture:
     """Draw how a tile gets from memory to memory: through the registers of many threads, or by the copy engine."""
-    figure, axes = canvas("The same 4 KiB: by 256 threads, or by one thread and the engine", "", plots.SIZE[0], 2.75)
+    figure, axes = canvas(
+        "The same 4 KiB: by 256 threads, or by one thread and the engine", "", plots.SIZE[0], 2.75
+    )
     for left, name, tone in ((0.1, "plain loads and stores", ORANGE), (2.85, "bulk copy (TMA)", BLUE)):
         write(axes, left, 2.38, name, "left", 8, fontweight="bold")
         box(axes, left, 1.86, 2.5, 0.32, PALE)
@@ -158,26 +202,43 @@ def draw_two_ways() -> plots.Picture:
     _arrow(axes, (4.24, 1.14), (4.24, 1.86), BLUE)
     write(axes, 4.1, 0.56, "one thread: two instructions per tile;")
     write(axes, 4.1, 0.42, "the bytes in flight occupy shared memory")
-    write(axes, 0.1, 0.12, "An arrow is one transfer. 256 threads move 16 bytes each; the engine moves all 4,096.",
-          "left", color=plots.GREY)
+    write(
+        axes,
+        0.1,
+        0.12,
+        "An arrow is one transfer. 256 threads move 16 bytes each; the engine moves all 4,096.",
+        "left",
+        color=plots.GREY,
+    )
     return figure.describe(
         "Left, plain loads and stores: each of 256 threads loads 16 bytes from global memory into its registers and "
         "stores them again. Right, a bulk copy: one thread instructs the copy engine, which moves all 4,096 bytes from "
-        "global memory to shared memory and back.")
+        "global memory to shared memory and back."
+    )
 
 
 # What happens to the mbarrier of a buffer that is used twice: (time, event, pending arrivals, pending bytes, phase).
-BARRIER_EVENTS = ((0, "init(1)", 1, 0, 0), (1, "arrive.expect_tx 4096", 0, 4096, 0), (3, "half has landed", 0, 2048, 0),
-                  (4, "all has landed", 1, 0, 1), (6, "arrive.expect_tx 4096", 0, 4096, 1),
-                  (9, "all has landed", 1, 0, 2))
+BARRIER_EVENTS = (
+    (0, "init(1)", 1, 0, 0),
+    (1, "arrive.expect_tx 4096", 0, 4096, 0),
+    (3, "half has landed", 0, 2048, 0),
+    (4, "all has landed", 1, 0, 1),
+    (6, "arrive.expect_tx 4096", 0, 4096, 1),
+    (9, "all has landed", 1, 0, 2),
+)
 
 
 def draw_barrier(events=BARRIER_EVENTS) -> plots.Picture:
     """Draw pending arrivals, pending bytes and the phase of one mbarrier over time."""
-    figure, axes = canvas("An mbarrier counts arrivals and bytes; both at zero end a phase", "", plots.SIZE[0], 2.75)
+    figure, axes = canvas(
+        "An mbarrier counts arrivals and bytes; both at zero end a phase", "", plots.SIZE[0], 2.75
+    )
     left, step, end = 1.0, 0.38, 10
-    rows = (("pending arrivals", 2, 1.42, lambda value: value), ("pending bytes", 3, 1.0, lambda value: value / 4096),
-            ("phase (parity)", 4, 0.58, None))
+    rows = (
+        ("pending arrivals", 2, 1.42, lambda value: value),
+        ("pending bytes", 3, 1.0, lambda value: value / 4096),
+        ("phase (parity)", 4, 0.58, None),
+    )
     tones = (ORANGE, BLUE, GREEN)
     for (name, field, low, share), tone in zip(rows, tones):
         write(axes, left - 0.08, low + 0.13, name, "right")
@@ -186,8 +247,16 @@ def draw_barrier(events=BARRIER_EVENTS) -> plots.Picture:
             until = events[number + 1][0] if number + 1 < len(events) else end
             x, width = left + begin * step, (until - begin) * step
             height = 0.26 if share is None else 0.03 + 0.23 * share(event[field])
-            box(axes, x, low, width, height, lighten(tone, 0.25 + 0.3 * (event[field] % 2) if share is None else 0.4),
-                "white", linewidth=0.5)
+            box(
+                axes,
+                x,
+                low,
+                width,
+                height,
+                lighten(tone, 0.25 + 0.3 * (event[field] % 2) if share is None else 0.4),
+                "white",
+                linewidth=0.5,
+            )
             text = f"{event[field]} ({event[field] % 2})" if share is None else f"{event[field]:,}"
             write(axes, x + width / 2, low + 0.13, text)
     for time, event, *_ in events:
@@ -198,16 +267,20 @@ def draw_barrier(events=BARRIER_EVENTS) -> plots.Picture:
         box(axes, left + x * step, 0.2, (until - x) * step, 0.2, "white", GREEN, hatch="/////", linewidth=0.6)
         write(axes, left + (x + until) * step / 2, 0.1, text)
     write(axes, left - 0.08, 0.3, "thread 0", "right")
-    said = "; ".join(f"{event}: {arrivals}, {pending:,}, phase {phase}"
-                     for _, event, arrivals, pending, phase in events)
+    said = "; ".join(
+        f"{event}: {arrivals}, {pending:,}, phase {phase}" for _, event, arrivals, pending, phase in events
+    )
     return figure.describe(
         f"A timeline of one mbarrier: pending arrivals, pending bytes and phase after each event. {said}. Thread 0 "
-        "waits for parity 0 until phase 0 ends, and for parity 1 until phase 1 ends.")
+        "waits for parity 0 until phase 0 ends, and for parity 1 until phase 1 ends."
+    )
 
 
 def draw_proxies() -> plots.Picture:
     """Draw the two paths to shared memory, and what the proxy fence orders between them."""
-    figure, axes = canvas("Threads and the copy engine reach shared memory on different paths", "", plots.SIZE[0], 2.1)
+    figure, axes = canvas(
+        "Threads and the copy engine reach shared memory on different paths", "", plots.SIZE[0], 2.1
+    )
     for x, name, tone in ((0.1, "threads", ORANGE), (4.0, "copy engine", BLUE)):
         box(axes, x, 0.75, 1.35, 0.5, lighten(tone), "white")
         write(axes, x + 0.675, 1.0, name, size=8)
@@ -219,14 +292,32 @@ def draw_proxies() -> plots.Picture:
     _arrow(axes, (4.0, 1.1), (3.25, 1.1), BLUE)
     write(axes, 1.825, 1.22, "generic proxy", color=plots.GREY)
     write(axes, 3.625, 1.22, "async proxy", color=plots.GREY)
-    write(axes, 0.1, 1.66, "1. threads write results    2. fence.proxy.async    3. __syncthreads    4. thread 0 starts "
-          "the bulk store", "left")
-    write(axes, 0.1, 0.34, "Without step 2 a write can still be on the left path when the engine reads on the right.",
-          "left")
-    write(axes, 0.1, 0.18, "A load needs no fence: the wait on its mbarrier makes the engine's writes visible.", "left")
+    write(
+        axes,
+        0.1,
+        1.66,
+        "1. threads write results    2. fence.proxy.async    3. __syncthreads    4. thread 0 starts "
+        "the bulk store",
+        "left",
+    )
+    write(
+        axes,
+        0.1,
+        0.34,
+        "Without step 2 a write can still be on the left path when the engine reads on the right.",
+        "left",
+    )
+    write(
+        axes,
+        0.1,
+        0.18,
+        "A load needs no fence: the wait on its mbarrier makes the engine's writes visible.",
+        "left",
+    )
     return figure.describe(
         "Threads reach shared memory through the generic proxy, and the copy engine through the async proxy. The order "
-        "of a store: threads write results, fence.proxy.async, __syncthreads, and thread 0 starts the bulk store.")
+        "of a store: threads write results, fence.proxy.async, __syncthreads, and thread 0 starts the bulk store."
+    )
 
 
 def _kib_loading(row: dict) -> int:
@@ -240,36 +331,67 @@ def draw_in_flight(record) -> plots.Picture:
     figure, axes = plots.new_figure(record.rows, title, record.label())
     for kib, tone in zip((4, 8, 16), (ORANGE, BLUE, GREEN)):
         rows = [row for row in record.rows if row["kib"] == kib]
-        axes.plot([_kib_loading(row) for row in rows], [row["gbps"] for row in rows], "o", color=tone, markersize=5,
-                  label=f"buffers of {kib} KiB")
+        axes.plot(
+            [_kib_loading(row) for row in rows],
+            [row["gbps"] for row in rows],
+            "o",
+            color=tone,
+            markersize=5,
+            label=f"buffers of {kib} KiB",
+        )
     first = min(record.rows, key=_kib_loading)
     torch_gbps = first["gbps"] / first["ratio"]
     reach = torch_gbps / first["gbps"] * _kib_loading(first)
-    axes.plot([0, reach], [0, torch_gbps], ":", color=plots.GREY, linewidth=1.2,
-              label="Little's law with the latency of the smallest buffer")
+    axes.plot(
+        [0, reach],
+        [0, torch_gbps],
+        ":",
+        color=plots.GREY,
+        linewidth=1.2,
+        label="Little's law with the latency of the smallest buffer",
+    )
     axes.axhline(torch_gbps, color=plots.colour("torch"), linewidth=1, linestyle="--", label=first["peer"])
-    axes.set(xlabel="KiB under way per SM: (stages − 1) × buffer, or one buffer", ylabel="GB/s", xlim=(0, None),
-             ylim=(0, 1.12 * torch_gbps))
+    axes.set(
+        xlabel="KiB under way per SM: (stages − 1) × buffer, or one buffer",
+        ylabel="GB/s",
+        xlim=(0, None),
+        ylim=(0, 1.12 * torch_gbps),
+    )
     axes.legend(fontsize=7, frameon=False, loc="lower right")
-    said = ", ".join(f"{row['gbps']:.0f} at {_kib_loading(row)}" for row in sorted(record.rows, key=_kib_loading))
+    said = ", ".join(
+        f"{row['gbps']:.0f} at {_kib_loading(row)}" for row in sorted(record.rows, key=_kib_loading)
+    )
     return figure.describe(
         f"{title}. A dot for each ring with buffers of 4, 8 or 16 KiB; a dotted line for Little's law, a dashed one "
-        f"for {first['peer']} at {torch_gbps:.0f}. GB/s over the KiB under way per SM: {said}.")
+        f"for {first['peer']} at {torch_gbps:.0f}. GB/s over the KiB under way per SM: {said}."
+    )
 
 
 def draw_fronts(record) -> plots.Picture:
     """Draw each order of the chunks against torch's copy. The title states what the two persistent rings lose."""
-    strided, in_order = (f"{row['name'].removeprefix('persistent, ').removeprefix('the ')}: "
-                         f"{100 * abs(1 - row['ratio']):.0f} % {'slower' if row['ratio'] < 1 else 'faster'}"
-                         for row in record.rows[:2])
+    strided, in_order = (
+        f"{row['name'].removeprefix('persistent, ').removeprefix('the ')}: "
+        f"{100 * abs(1 - row['ratio']):.0f} % {'slower' if row['ratio'] < 1 else 'faster'}"
+        for row in record.rows[:2]
+    )
     title = f"{strided[0].upper()}{strided[1:]} than torch; {in_order}"
-    return plots.ratios(record.rows, label="name", peer=record.rows[0]["peer"], source=record.label(), title=title)
+    return plots.ratios(
+        record.rows, label="name", peer=record.rows[0]["peer"], source=record.label(), title=title
+    )
 
 
 def little_table(record) -> results.Table:
     """Return the rings in the order of the KiB that they have under way; the caption has the smallest one's latency."""
-    rows = [{"KiB under way per SM": _kib_loading(row), "stages": row["stages"], "KiB per buffer": row["kib"],
-             "GB/s": row["gbps"], "× torch": row["ratio"]} for row in sorted(record.rows, key=_kib_loading)]
+    rows = [
+        {
+            "KiB under way per SM": _kib_loading(row),
+            "stages": row["stages"],
+            "KiB per buffer": row["kib"],
+            "GB/s": row["gbps"],
+            "× torch": row["ratio"],
+        }
+        for row in sorted(record.rows, key=_kib_loading)
+    ]
     first = min(record.rows, key=_kib_loading)
     turn_us = first["kib"] * 1024 * record.device["sms"] / (first["gbps"] / 2) / 1e3
     turn = f"a buffer of {first['kib']} KiB is loaded and stored in {turn_us:.2f} µs"

@@ -14,7 +14,10 @@
 enum { EVERY_THREAD, EVERY_LANE, LANE_0 };
 enum { NEIGHBOURS, EVERY_FOURTH, A_ROW_PER_LANE };
 
-struct Found { int left; float w; };
+struct Found {
+    int left;
+    float w;
+};
 
 __device__ int search(const float* times, int sources, float target) {
     int low = 0, high = sources - 2;
@@ -51,8 +54,8 @@ __device__ void blend(const float* rows, Found at, int feature, float* to) {
 }
 
 #ifdef SEARCHES
-extern "C" __global__ void search_variant(const float* features, const float* source_times,
-        const float* target_times, float* out, int sources, int targets, int chunks) {
+extern "C" __global__ void search_variant(const float* features, const float* source_times, const float* target_times,
+                                          float* out, int sources, int targets, int chunks) {
     __shared__ float shared[TIMES + 1];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int batch = blockIdx.x / chunks, first = blockIdx.x % chunks * CHUNK, count = min(CHUNK, targets - first);
@@ -74,8 +77,8 @@ extern "C" __global__ void search_variant(const float* features, const float* so
     } else {
         for (int i = warp; i < count; i += 8) {
             const float target = wanted[i];
-            const int low = SEARCHES == LANE_0 ? search_by_lane_0(times, sources, target)
-                                               : search(times, sources, target);
+            const int low =
+                SEARCHES == LANE_0 ? search_by_lane_0(times, sources, target) : search(times, sources, target);
             Found at = {low, 0};
             if (SEARCHES == EVERY_LANE || lane == 0) at = weigh(times, low, target);
             if (SEARCHES == LANE_0) at.w = __shfl_sync(0xffffffff, at.w, 0);
@@ -99,7 +102,7 @@ __device__ void locate(int i, int count, int& target, int& feature) {
 
 // The lesson's shared_search: each target is searched once, by one thread. Only the order of the elements varies.
 extern "C" __global__ void order_variant(const float* features, const float* source_times, const float* target_times,
-        float* out, int sources, int targets, int chunks) {
+                                         float* out, int sources, int targets, int chunks) {
     __shared__ float times[TIMES];
     __shared__ Found found[CHUNK];
     const int batch = blockIdx.x / chunks, first = blockIdx.x % chunks * CHUNK, count = min(CHUNK, targets - first);

@@ -19,8 +19,19 @@ from tilelab.measure.check import check_exercise
 DEPTH, TIMES, CHUNK = 128, 1024, 64  # features per row, most source times, targets per chunk
 # B, S, T: a short chunk; two sources; all of shared memory; chunks that end with their batch, and those that do not.
 SMALL = ((2, 33, 70), (1, 2, 5), (1, TIMES, 65), (3, 100, 64))
-VERSIONS = ("search_per_thread", "warp_search", "note_v2", "note_v2", "ballot_search", "shared_search",
-            "wide_loads", "vectors", "bulk_rows", "option_a", "option_b")
+VERSIONS = (
+    "search_per_thread",
+    "warp_search",
+    "note_v2",
+    "note_v2",
+    "ballot_search",
+    "shared_search",
+    "wide_loads",
+    "vectors",
+    "bulk_rows",
+    "option_a",
+    "option_b",
+)
 
 lesson.register("ch07_resample_versions", "ch07_resample", *VERSIONS)
 
@@ -36,9 +47,12 @@ def count_bytes(shape=EXAMPLE) -> int:
     """Return the bytes that every kernel must move for a problem of `shape`, from a sample of 32 batches."""
     generator = torch.Generator().manual_seed(0)
     batches, sources, targets, depth = shape
-    source_times, target_times = (torch.rand(32, count, generator=generator).sort(1).values
-                                  for count in (sources, targets))
-    sample = compulsory_bytes(torch.empty(32, sources, 1).expand(32, sources, depth), source_times, target_times)
+    source_times, target_times = (
+        torch.rand(32, count, generator=generator).sort(1).values for count in (sources, targets)
+    )
+    sample = compulsory_bytes(
+        torch.empty(32, sources, 1).expand(32, sources, depth), source_times, target_times
+    )
     return sample * batches // 32
 
 
@@ -55,10 +69,15 @@ def prepare_copy(features, source_times, target_times, out) -> Callable[[], torc
 
 def by_element(kernel) -> Callable:
     """Return a function that prepares a launch with a thread per element, in blocks of 256 threads."""
+
     def prepare(features, source_times, target_times, out):
         (batches, sources), targets = source_times.shape, target_times.shape[1]
-        return kernel.prepare(-(-out.numel() // 256), 256, (features, source_times, target_times, out, sources, targets,
-                                                           batches * targets))
+        return kernel.prepare(
+            -(-out.numel() // 256),
+            256,
+            (features, source_times, target_times, out, sources, targets, batches * targets),
+        )
+
     return prepare
 
 
@@ -69,20 +88,28 @@ def by_chunk(kernel, blocks: int = 0, smem_bytes: int = 0, box: tuple[int, int] 
     many of them as the kernel takes. With `box` the first argument is a tensor map of all rows, with boxes of this
     shape.
     """
+
     def prepare(features, source_times, target_times, out):
         (batches, sources), targets = source_times.shape, target_times.shape[1]
         chunks = -(-targets // CHUNK)
         maps = [make_tensor_map(features.flatten(0, 1), box)] if box else []
-        sizes = (sources, targets, chunks, batches * chunks)[:len(kernel.parameters) - len(maps) - 4]
-        return kernel.prepare(blocks or batches * chunks, 256,
-                              (*maps, features, source_times, target_times, out, *sizes), smem_bytes)
+        sizes = (sources, targets, chunks, batches * chunks)[: len(kernel.parameters) - len(maps) - 4]
+        return kernel.prepare(
+            blocks or batches * chunks,
+            256,
+            (*maps, features, source_times, target_times, out, *sizes),
+            smem_bytes,
+        )
+
     return prepare
 
 
 def find_wrong(features, source_times, target_times, out) -> torch.Tensor:
     """Return where `out` differs from `spec` by more than a few roundings of the larger neighbour."""
     expected = spec(features, source_times, target_times)
-    left = (torch.searchsorted(source_times, target_times, right=True) - 1).clamp(0, source_times.shape[1] - 2)
+    left = (torch.searchsorted(source_times, target_times, right=True) - 1).clamp(
+        0, source_times.shape[1] - 2
+    )
     scale = sum(features.abs().gather(1, index[..., None].expand_as(out)) for index in (left, left + 1))
     return ~((out.double() - expected).abs() <= 1e-6 * scale)
 
@@ -92,6 +119,7 @@ def check_version(prepare: Callable, shapes=SMALL) -> str:
 
     `prepare(features, source_times, target_times, out)` returns the launch.
     """
+
     def run(where: str) -> str:
         for batches, sources, targets in shapes if where == "cpu" else (*shapes, (16, TIMES, 2048)):
             for odd in (False, sources > 2):
@@ -102,6 +130,7 @@ def check_version(prepare: Callable, shapes=SMALL) -> str:
                 if fault := lesson.find_fault(out, buffer, wrong):
                     return f"B, S, T = {batches}, {sources}, {targets}{', odd times' * odd}: {fault}"
         return ""
+
     return lesson.run_everywhere(run)
 
 
@@ -130,8 +159,11 @@ def check_places(places_kernel, kernel) -> None:
     """
     places = read_places(places_kernel)
     assert len(set(places)) == len(places), "two source times share a word of shared memory"
-    most = max(figures.count_wavefronts([places[time] if time >= 0 else -1 for time in step])
-               for target in range(0, TIMES - 1, 37) for step in figures.ballot_search_reads(TIMES, target + 0.5))
+    most = max(
+        figures.count_wavefronts([places[time] if time >= 0 else -1 for time in step])
+        for target in range(0, TIMES - 1, 37)
+        for step in figures.ballot_search_reads(TIMES, target + 0.5)
+    )
     assert most <= 2, f"one step takes {most} wavefronts"
     _raise(check_version(by_chunk(kernel)))
 
@@ -147,12 +179,19 @@ def check_search(kernel) -> None:
     def run(where: str) -> str:
         for batches, sources, targets in SMALL:
             for odd in (False, sources > 2):
-                _, source_times, target_times = experiments.make_inputs(batches, sources, targets, 1, torch.float32,
-                                                                        odd, where)
-                expected = (torch.searchsorted(source_times, target_times, right=True) - 1).clamp(0, sources - 2).int()
+                _, source_times, target_times = experiments.make_inputs(
+                    batches, sources, targets, 1, torch.float32, odd, where
+                )
+                expected = (
+                    (torch.searchsorted(source_times, target_times, right=True) - 1)
+                    .clamp(0, sources - 2)
+                    .int()
+                )
                 out, buffer = lesson.make_guarded(torch.full_like(expected, -1).flatten())
                 chunks = -(-targets // CHUNK)
-                kernel.prepare(batches * chunks, 256, (source_times, target_times, out, sources, targets, chunks))()
+                kernel.prepare(
+                    batches * chunks, 256, (source_times, target_times, out, sources, targets, chunks)
+                )()
                 if fault := lesson.find_fault(out, buffer, out != expected.flatten()):
                     return f"B, S, T = {batches}, {sources}, {targets}{', odd times' * odd}: {fault}"
         return ""
@@ -178,7 +217,9 @@ def check_blend(kernel) -> None:
             out, buffer = lesson.make_guarded(torch.full((targets * DEPTH,), float("nan"), device=where))
             kernel.prepare(-(-targets // 16), 256, (features, left, weights, out, targets), 64 * DEPTH * 4)()
             scale = features[at].abs() + features[at + 1].abs()
-            wrong = ~((out.view(targets, DEPTH) - (u * features[at] + w * features[at + 1])).abs() <= 1e-6 * scale)
+            wrong = ~(
+                (out.view(targets, DEPTH) - (u * features[at] + w * features[at + 1])).abs() <= 1e-6 * scale
+            )
             if fault := lesson.find_fault(out, buffer, wrong.flatten()):
                 return f"{targets} targets: {fault}"
         return ""
@@ -199,8 +240,13 @@ def check_test(is_wrong: Callable) -> None:
     assert not missed, f"not caught: {', '.join(missed)}"
 
 
-CHECKS = {"Exercise 1": check_places, "Exercise 2": lambda kernel: _raise(check_version(by_chunk(kernel))),
-          "Exercise 3": check_search, "Exercise 4": check_blend, "Exercise 5": check_test}
+CHECKS = {
+    "Exercise 1": check_places,
+    "Exercise 2": lambda kernel: _raise(check_version(by_chunk(kernel))),
+    "Exercise 3": check_search,
+    "Exercise 4": check_blend,
+    "Exercise 5": check_test,
+}
 
 
 def check(exercise: str, *kernels: Callable) -> None:

@@ -1,6 +1,6 @@
 """The measurements behind the notebook `ch07_resample`.
 
-Each experiment returns a tilelab.records.results.Record: measured now on a GPU with TMA, else the recorded one.
+Each experiment returns a results.Record: measured now on a GPU with TMA, else the recorded one.
 """
 
 import functools
@@ -16,21 +16,35 @@ from tilelab.records import results
 from tilelab.runtime import build, device
 
 # (B, S, T, D): the compulsory bytes are far more than L2 holds, so the copy beside it is launched without a graph.
-LARGE = {32: (4096, 1024, 2048, 32), 128: (1024, 1024, 2048, 128), 256: (512, 1024, 2048, 256),
-         512: (256, 1024, 2048, 512)}
+LARGE = {
+    32: (4096, 1024, 2048, 32),
+    128: (1024, 1024, 2048, 128),
+    256: (512, 1024, 2048, 256),
+    512: (256, 1024, 2048, 512),
+}
 NOTE = ((32, 100, 256, 32), (32, 50, 32, 16), (64, 100, 50, 32), (128, 200, 100, 64))
-SMALL = ((3, 100, 256, 32), (2, 1, 5, 8), (2, 2, 70, 24), (5, 37, 129, 10), (2, 3000, 77, 64), (1, 65, 1000, 7),
-         (3, 333, 3, 257), (2, 20, 40, 2500))
+SMALL = (
+    (3, 100, 256, 32),
+    (2, 1, 5, 8),
+    (2, 2, 70, 24),
+    (5, 37, 129, 10),
+    (2, 3000, 77, 64),
+    (1, 65, 1000, 7),
+    (3, 333, 3, 257),
+    (2, 20, 40, 2500),
+)
 LARGEST = (64, 1024, 2048, 128)  # that is checked
 PROFILED = EXAMPLE
 TORCH_SHAPES = (PROFILED, (2048, 1024, 2048, 32))
-METRICS = {"dram_percent": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-           "l1_percent": "l1tex__throughput.avg.pct_of_peak_sustained_elapsed",
-           "sm_percent": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
-           "issue_percent": "sm__inst_issued.avg.pct_of_peak_sustained_elapsed",
-           "instructions": "smsp__inst_executed.sum",
-           "wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",  # of shared memory
-           "ns": "gpu__time_duration.sum"}
+METRICS = {
+    "dram_percent": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "l1_percent": "l1tex__throughput.avg.pct_of_peak_sustained_elapsed",
+    "sm_percent": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+    "issue_percent": "sm__inst_issued.avg.pct_of_peak_sustained_elapsed",
+    "instructions": "smsp__inst_executed.sum",
+    "wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",  # of shared memory
+    "ns": "gpu__time_duration.sum",
+}
 
 
 def source(*things) -> str:
@@ -38,8 +52,15 @@ def source(*things) -> str:
     return results.source_hash(resample, resample.SOURCE.with_name("configs.py"), resample.SOURCE, *things)
 
 
-def make_inputs(batches: int, sources: int, targets: int, depth: int, dtype=torch.bfloat16, odd: bool = False,
-           where: str = "cuda") -> list[torch.Tensor]:
+def make_inputs(
+    batches: int,
+    sources: int,
+    targets: int,
+    depth: int,
+    dtype=torch.bfloat16,
+    odd: bool = False,
+    where: str = "cuda",
+) -> list[torch.Tensor]:
     """Return random features, ascending source times and target times.
 
     All times are between 0 and 1 and ascend. With `odd`, a fifth of the targets lies outside, a third equals a source
@@ -50,7 +71,7 @@ def make_inputs(batches: int, sources: int, targets: int, depth: int, dtype=torc
     target_times = torch.rand(batches, targets, device=where).sort(1).values
     if odd:
         target_times = 1.25 * target_times - 0.125
-        source_times[:, sources // 2:sources // 2 + 2] = source_times[:, sources // 2:sources // 2 + 1]
+        source_times[:, sources // 2 : sources // 2 + 2] = source_times[:, sources // 2 : sources // 2 + 1]
         source_times[:, -2:] = source_times[:, -1:]
         hit = source_times.gather(1, torch.randint(0, sources, (batches, targets), device=where))
         target_times = torch.where(torch.rand(batches, targets, device=where) < 0.33, hit, target_times)
@@ -80,7 +101,10 @@ def can_run(kernel: str, shape, dtype) -> bool:
 
 def _compile(cases, others=()) -> None:
     """Compile all (kernel, dtype, shape) and the jobs `others` in parallel: launches would compile one at a time."""
-    jobs = [*others, *(resample.job(kernel, device.current().target, dtype, shape) for kernel, dtype, shape in cases)]
+    jobs = [
+        *others,
+        *(resample.job(kernel, device.current().target, dtype, shape) for kernel, dtype, shape in cases),
+    ]
     build.compile_ahead({(job.kernel, *job.constants.items()): job for job in jobs}.values())
 
 
@@ -89,20 +113,35 @@ def check_correctness():
     """Verify every kernel and dtype on ragged and odd shapes, then on one of 16.8 million elements."""
     shapes = (*SMALL, LARGEST)
     _compile((kernel, dtype, shape) for kernel in LADDER for dtype in resample.ELEMENTS for shape in shapes)
-    return [{"kernel": kernel, "dtype": str(dtype)[6:], **bulk_copy_experiments.summarize(
-                [verify(kernel, shape, dtype, odd) for shape in shapes if can_run(kernel, shape, dtype)
-                 for odd in (False, shape[1] > 2)])}
-            for kernel in LADDER for dtype in resample.ELEMENTS]
+    return [
+        {
+            "kernel": kernel,
+            "dtype": str(dtype)[6:],
+            **bulk_copy_experiments.summarize(
+                [
+                    verify(kernel, shape, dtype, odd)
+                    for shape in shapes
+                    if can_run(kernel, shape, dtype)
+                    for odd in (False, shape[1] > 2)
+                ]
+            ),
+        }
+        for kernel in LADDER
+        for dtype in resample.ELEMENTS
+    ]
 
 
 # ---- speed
 
 
-def compare_with_copy(shape: tuple[int, int, int, int], kernels, dtype=torch.bfloat16, **timing) -> list[dict]:
+def compare_with_copy(
+    shape: tuple[int, int, int, int], kernels, dtype=torch.bfloat16, **timing
+) -> list[dict]:
     """Time kernels and torch's copy of the compulsory bytes, interleaved; one row of bench.Timing per kernel.
 
     `kernels` are names, or {name: function of (features, source_times, target_times, out) that returns a Launch}.
     """
+
     def make_operands():
         features, *times = make_inputs(*shape, dtype)
         return [features, *times, features.new_empty(shape[0], shape[2], shape[3])]
@@ -114,10 +153,17 @@ def compare_with_copy(shape: tuple[int, int, int, int], kernels, dtype=torch.bfl
     old, new = (torch.randint(0, 256, (nbytes // 2,), device="cuda", dtype=torch.uint8) for _ in range(2))
     if not isinstance(kernels, dict):
         kernels = {kernel: functools.partial(prepare, kernel) for kernel in kernels}
-    found = bench.compare({"torch copy": lambda *_: lambda: new.copy_(old), **kernels}, make_operands, "torch copy",
-                          nbytes=nbytes, **timing)
-    return [{"shape": list(shape), "dtype": str(dtype)[6:], "mbytes": nbytes / 1e6, **found[name].row()}
-            for name in kernels]
+    found = bench.compare(
+        {"torch copy": lambda *_: lambda: new.copy_(old), **kernels},
+        make_operands,
+        "torch copy",
+        nbytes=nbytes,
+        **timing,
+    )
+    return [
+        {"shape": list(shape), "dtype": str(dtype)[6:], "mbytes": nbytes / 1e6, **found[name].row()}
+        for name in kernels
+    ]
 
 
 @results.experiment("ch07_resample_ladder", source)
@@ -134,16 +180,22 @@ ROW_BYTES = {1024: (64, 80, 96, 128, 192, 256, 320, 384, 512, 768, 1024), 4096: 
 
 def row_shapes() -> list[tuple[int, int, int, int]]:
     """Return the shapes (B, S, T, D) in bf16 of `measure_rows`."""
-    return [(round(800e6 / (3 * sources * row)), sources, 2 * sources, row // 2)
-            for sources, sizes in ROW_BYTES.items() for row in sizes]
+    return [
+        (round(800e6 / (3 * sources * row)), sources, 2 * sources, row // 2)
+        for sources, sizes in ROW_BYTES.items()
+        for row in sizes
+    ]
 
 
 @results.experiment("ch07_resample_rows", source)
 def measure_rows():
     """Time the fastest kernel beside torch's copy for rows of 64 to 1,024 bytes, with 1,024 and 4,096 source times."""
     _compile((BEST, torch.bfloat16, shape) for shape in row_shapes())
-    return [row | {"sources": shape[1], "row_bytes": 2 * shape[3]}
-            for shape in row_shapes() for row in compare_with_copy(shape, [BEST], rounds=10)]
+    return [
+        row | {"sources": shape[1], "row_bytes": 2 * shape[3]}
+        for shape in row_shapes()
+        for row in compare_with_copy(shape, [BEST], rounds=10)
+    ]
 
 
 def torch_resample(features, source_times, target_times):
@@ -172,11 +224,17 @@ def compare_with_torch():
     rows = []
     for shape in TORCH_SHAPES:
         torch._dynamo.reset()
-        functions = {"torch float64, compiled": torch.compile(torch_spec), "torch float64, eager": torch_spec,
-                     "torch float32, compiled": torch.compile(torch_resample), "torch float32, eager": torch_resample}
+        functions = {
+            "torch float64, compiled": torch.compile(torch_spec),
+            "torch float64, eager": torch_spec,
+            "torch float32, compiled": torch.compile(torch_resample),
+            "torch float32, eager": torch_resample,
+        }
         # The kernel is prepared once, as for the ladder: preparing each call can take as long as the kernel.
-        candidates = {**{name: functools.partial(functools.partial, function) for name, function in functions.items()},
-                      BEST: functools.partial(resample.prepare, validate=False)}
+        candidates = {
+            **{name: functools.partial(functools.partial, function) for name, function in functions.items()},
+            BEST: functools.partial(resample.prepare, validate=False),
+        }
         given = make_inputs(*shape)
         reference = resample.spec(*given)
         errors = {name: check.ulps(prepare(*given)(), reference) for name, prepare in candidates.items()}
@@ -201,24 +259,45 @@ def measure_note_shapes():
 def profile_kernels(kernels, shape=PROFILED, dtype=torch.bfloat16, report: str | None = None) -> list[dict]:
     """Return the METRICS of one launch of each kernel, run by this topic's command line under Nsight Compute.
 
-    Its report is kept in the file `report` (.ncu-rep), if one is named. Raises tilelab.measure.profiler.ProfilerUnavailable.
+    Its report is kept in the file `report` (.ncu-rep), if one is named. Raises profiler.ProfilerUnavailable.
     """
-    command = [sys.executable, "-m", "ch07.resample", "--mode", "single_run", "--kernel", ",".join(kernels),
-               "--shape", ",".join(map(str, shape)), "--dtype", str(dtype)[6:]]
-    return [{"shape": list(shape), "dtype": str(dtype)[6:], "status": "ok", **row}
-            for row in profiler.profile_kernels(command, kernels, METRICS, report)]
+    command = [
+        sys.executable,
+        "-m",
+        "ch07.resample",
+        "--mode",
+        "single_run",
+        "--kernel",
+        ",".join(kernels),
+        "--shape",
+        ",".join(map(str, shape)),
+        "--dtype",
+        str(dtype)[6:],
+    ]
+    return [
+        {"shape": list(shape), "dtype": str(dtype)[6:], "status": "ok", **row}
+        for row in profiler.profile_kernels(command, kernels, METRICS, report)
+    ]
 
 
 @profiler.experiment("ch07_resample_ncu", lambda: source(profile_kernels, predicted_percent))
 def measure_counters():
     """Profile every kernel, and add the prediction of `predicted_percent`."""
     nbytes = resample.compulsory_bytes(*make_inputs(*PROFILED))
-    return [{**row, "predicted_percent": predicted_percent(row["kernel"]), "gbps": nbytes / row["ns"]}
-            for row in profile_kernels(list(LADDER))]
+    return [
+        {**row, "predicted_percent": predicted_percent(row["kernel"]), "gbps": nbytes / row["ns"]}
+        for row in profile_kernels(list(LADDER))
+    ]
 
 
-def predicted_percent(kernel: str, shape=PROFILED, peak_gbps: float = 4800, copy_gbps: float = 4200, sms: int = 132,
-                      clock_ghz: float = 1.7) -> float:
+def predicted_percent(
+    kernel: str,
+    shape=PROFILED,
+    peak_gbps: float = 4800,
+    copy_gbps: float = 4200,
+    sms: int = 132,
+    clock_ghz: float = 1.7,
+) -> float:
     """Return the % of DRAM's peak that a kernel would reach if only issue slots and bytes counted, without latency.
 
     The source suggests these instructions per lane: 8 per search step (10 with a shuffle, 15 with a ballot, 3 without
@@ -226,8 +305,12 @@ def predicted_percent(kernel: str, shape=PROFILED, peak_gbps: float = 4800, copy
     """
     batches, sources, targets, depth = shape
     steps = sources.bit_length()
-    each = {"search_a_thread": depth * (8 * steps + 45 + 20), "lane0_search": 32 * (10 * steps + 45) + 20 * depth,
-            "ballot_search": 32 * (15 * -(-steps // 5) + 45) + 20 * depth, "shared_search": 3 * steps + 45 + 20 * depth}
+    each = {
+        "search_a_thread": depth * (8 * steps + 45 + 20),
+        "lane0_search": 32 * (10 * steps + 45) + 20 * depth,
+        "ballot_search": 32 * (15 * -(-steps // 5) + 45) + 20 * depth,
+        "shared_search": 3 * steps + 45 + 20 * depth,
+    }
     lanes = batches * targets * each.get(kernel, 3 * steps + 45 + 10 * depth)
     issue_us = lanes / (sms * 128 * clock_ghz * 1e3)
     dram_us = batches * (sources + targets) * depth * 2 / copy_gbps / 1e3
@@ -242,24 +325,45 @@ def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
 
     Raises AssertionError for a wrong result.
     """
-    rows = [bulk_copy_experiments.verify(op, name, torch.uint8 if op == "copy" else torch.bfloat16, n, offset)
-            for op, name in BULK_CASES[share::shares] for n, offset in ((17, 1), (100_003, 3))]
-    rows += [verify(kernel, shape, dtype, odd=shape[1] > 2) for kernel, dtype, shape in RESAMPLE_CASES[share::shares]]
+    rows = [
+        bulk_copy_experiments.verify(op, name, torch.uint8 if op == "copy" else torch.bfloat16, n, offset)
+        for op, name in BULK_CASES[share::shares]
+        for n, offset in ((17, 1), (100_003, 3))
+    ]
+    rows += [
+        verify(kernel, shape, dtype, odd=shape[1] > 2)
+        for kernel, dtype, shape in RESAMPLE_CASES[share::shares]
+    ]
     wrong = [row["reason"] for row in rows if row["status"] != "ok"]
     if wrong:
         raise AssertionError("; ".join(wrong))
 
 
 BULK_CASES = [(op, name) for op in bulk_copy.OPS for name in bulk_copy.configs(op)]
-RESAMPLE_CASES = [(kernel, dtype, shape) for kernel in LADDER for dtype, shape in (
-    (torch.bfloat16, (3, 100, 70, 32)), (torch.float16, (2, 37, 129, 10)), (torch.float32, (2, 2, 5, 8)))
-    if can_run(kernel, shape, dtype)]
+RESAMPLE_CASES = [
+    (kernel, dtype, shape)
+    for kernel in LADDER
+    for dtype, shape in (
+        (torch.bfloat16, (3, 100, 70, 32)),
+        (torch.float16, (2, 37, 129, 10)),
+        (torch.float32, (2, 2, 5, 8)),
+    )
+    if can_run(kernel, shape, dtype)
+]
 
 
-@results.experiment("ch07_sanitizer", lambda: source(sanitizer_cases, *bulk_copy_experiments.MEASURED_CODE),
-                    can_run=check.can_sanitize)
+@results.experiment(
+    "ch07_sanitizer",
+    lambda: source(sanitizer_cases, *bulk_copy_experiments.MEASURED_CODE),
+    can_run=check.can_sanitize,
+)
 def run_sanitizers():
     """Run each tool of compute-sanitizer over `sanitizer_cases`."""
-    _compile(RESAMPLE_CASES, [bulk_copy.job(name, device.current().target, "u8" if op == "copy" else "bf16")
-                              for op, name in BULK_CASES])
+    _compile(
+        RESAMPLE_CASES,
+        [
+            bulk_copy.job(name, device.current().target, "u8" if op == "copy" else "bf16")
+            for op, name in BULK_CASES
+        ],
+    )
     return check.sanitize("ch07.resample.lesson.experiments", shares=2)

@@ -40,13 +40,20 @@ def drop_last_batches(features, source_times, target_times, out):
     out.view(whole.shape)[:visited] = whole[:visited]
 
 
-FLAWED_KERNELS = {"features strided by the block": stride_features, "one time array for all batches": share_time_array,
-                  "the last batches dropped": drop_last_batches}
+FLAWED_KERNELS = {
+    "features strided by the block": stride_features,
+    "one time array for all batches": share_time_array,
+    "the last batches dropped": drop_last_batches,
+}
 
 
 def written_share(kernel, batches: int, sources: int, targets: int, depth: int) -> float:
     """Return the share of the outputs that `kernel` writes at all."""
     out = torch.full((batches, targets, depth), float("nan"))
-    kernel(torch.randn(batches, sources, depth), torch.rand(batches, sources).sort(1).values,
-           torch.rand(batches, targets), out)
+    kernel(
+        torch.randn(batches, sources, depth),
+        torch.rand(batches, sources).sort(1).values,
+        torch.rand(batches, targets),
+        out,
+    )
     return float(torch.isfinite(out).float().mean())

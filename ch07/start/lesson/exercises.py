@@ -25,12 +25,14 @@ def make_inputs(nbytes: int = LARGE, where="cuda") -> list[torch.Tensor]:
     return [x, torch.full_like(x, float("nan"))]
 
 
-def check_tiles(prepare: Callable, expected: Callable = lambda x: x, tile_bytes: int = TILE_BYTES,
-                inputs: int = 1) -> str:
+def check_tiles(
+    prepare: Callable, expected: Callable = lambda x: x, tile_bytes: int = TILE_BYTES, inputs: int = 1
+) -> str:
     """Run a kernel on one tile, a few and many, in the emulator and on the GPU; return "" or what is wrong.
 
     `prepare(*inputs, out)` returns the launch, and `expected(*inputs)` the right output, bit for bit.
     """
+
     def run(where: str) -> str:
         for tiles in (1, 5, 12 if where == "cpu" else 4099):
             tensors = [make_inputs(tiles * tile_bytes, where)[0] for _ in range(inputs)]
@@ -39,11 +41,14 @@ def check_tiles(prepare: Callable, expected: Callable = lambda x: x, tile_bytes:
             prepare(*tensors, out)()
             wrong = out != wanted
             if count := int(wrong.sum()):
-                return (f"{tiles} tile{'s' * (tiles > 1)}: {count:,} of {out.numel():,} elements are wrong, the first "
-                        f"at index {int(wrong.nonzero()[0]):,}")
+                return (
+                    f"{tiles} tile{'s' * (tiles > 1)}: {count:,} of {out.numel():,} elements are wrong, the first "
+                    f"at index {int(wrong.nonzero()[0]):,}"
+                )
             if damage := find_damage():
                 return damage
         return ""
+
     return lesson.run_everywhere(run)
 
 
@@ -63,8 +68,7 @@ def try_size(kernel: cuda_magic.CudaKernel, nbytes: int) -> str:
 
 
 def leave_out_each_step(kernel: cuda_magic.CudaKernel, steps=STEPS) -> list[dict]:
-    """Remove one call at a time from a copy, run what is left in the emulator, and return rows {without, what happens}.
-    """
+    """Remove one call at a time from a copy, run what is left in the emulator, and return rows {without, what happens}."""
     rows = []
     for step in steps:
         source = re.sub(rf"^ *{step}\b.*\n", "", kernel.source, flags=re.MULTILINE)
@@ -91,11 +95,18 @@ def _emulate(kernel: cuda_magic.CudaKernel) -> str:
 
 def check_smallest_tile(solve: Callable) -> None:
     """Raise AssertionError unless `solve(gbps, gflops, element_bytes)` is right: the warm-up."""
-    for gbps, gflops, element_bytes, side in ((100, 6000, 2, 128), (50, 6000, 2, 240), (100, 6000, 1, 64),
-                                              (32, 6000, 2, 384), (90, 6000, 2, 144)):
+    for gbps, gflops, element_bytes, side in (
+        (100, 6000, 2, 128),
+        (50, 6000, 2, 240),
+        (100, 6000, 1, 64),
+        (32, 6000, 2, 384),
+        (90, 6000, 2, 144),
+    ):
         found = solve(gbps, gflops, element_bytes)
-        assert found == side, (f"{gbps} GB/s for {gflops} billion operations per second on elements of {element_bytes} "
-                               f"bytes ask for a side of {side}, not {found}")
+        assert found == side, (
+            f"{gbps} GB/s for {gflops} billion operations per second on elements of {element_bytes} "
+            f"bytes ask for a side of {side}, not {found}"
+        )
 
 
 def check_sizes(kernel: cuda_magic.CudaKernel, predictions: dict[int, bool]) -> None:
@@ -108,8 +119,9 @@ def check_sizes(kernel: cuda_magic.CudaKernel, predictions: dict[int, bool]) -> 
         assert predicted == (not reason), f"BYTES={nbytes} {f'fails: {reason}' if reason else 'is copied'}"
 
 
-def _assert_moves(kernel, expected: Callable, arguments: Callable, tile_bytes: int, inputs: int = 1,
-                  threads: int = 32) -> None:
+def _assert_moves(
+    kernel, expected: Callable, arguments: Callable, tile_bytes: int, inputs: int = 1, threads: int = 32
+) -> None:
     lesson.require_written(kernel)
 
     def prepare(*tensors):
@@ -127,21 +139,32 @@ def check_floats(kernel) -> None:
 
 def check_reversed(kernel) -> None:
     """Raise AssertionError unless `kernel(x, out, tiles)` reverses the order of tiles of 1,024 bytes."""
-    _assert_moves(kernel, lambda x: x.view(-1, 256).flip(0).reshape(-1),
-                  lambda x, out: (x, out, x.nbytes // 1024), 1024)
+    _assert_moves(
+        kernel, lambda x: x.view(-1, 256).flip(0).reshape(-1), lambda x, out: (x, out, x.nbytes // 1024), 1024
+    )
 
 
 def check_interleaved(kernel) -> None:
     """Raise AssertionError unless `kernel(x, y, out)` puts tiles of x and of y, of 1,024 bytes, in turn into out."""
-    _assert_moves(kernel, lambda x, y: torch.stack([x.view(-1, 256), y.view(-1, 256)], 1).reshape(-1),
-                  lambda x, y, out: (x, y, out), 1024, inputs=2)
+    _assert_moves(
+        kernel,
+        lambda x, y: torch.stack([x.view(-1, 256), y.view(-1, 256)], 1).reshape(-1),
+        lambda x, y, out: (x, y, out),
+        1024,
+        inputs=2,
+    )
     for what, pattern in (("mbarriers", "SYNCS.*EXCH"), ("bulk stores", r"UBLKCP\.G")):
         found = len(kernel.sass(pattern))
         assert found == 1, f"the copies are right, but the kernel has {found} {what} instead of one"
 
 
-CHECKS = {"Exercise 1": check_smallest_tile, "Exercise 2": check_sizes, "Exercise 3": check_floats,
-          "Exercise 4": check_reversed, "Exercise 5": check_interleaved}
+CHECKS = {
+    "Exercise 1": check_smallest_tile,
+    "Exercise 2": check_sizes,
+    "Exercise 3": check_floats,
+    "Exercise 4": check_reversed,
+    "Exercise 5": check_interleaved,
+}
 
 
 def check(exercise: str, *answer) -> None:

@@ -14,8 +14,19 @@ BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
 
 
 def _arrow(axes, start, end, tone=plots.GREY, **style) -> None:
-    axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": tone, "linewidth": 1.3, "shrinkA": 0,
-                                              "shrinkB": 0, **style})
+    axes.annotate(
+        "",
+        end,
+        start,
+        arrowprops={
+            "arrowstyle": "-|>",
+            "color": tone,
+            "linewidth": 1.3,
+            "shrinkA": 0,
+            "shrinkB": 0,
+            **style,
+        },
+    )
 
 
 def _sources(*labels: str) -> str:
@@ -25,8 +36,12 @@ def _sources(*labels: str) -> str:
 def draw_machine(machine: Machine) -> plots.Picture:
     """Draw the way of a tile from DRAM to the tensor core, with the figures that have a record on the edges."""
     width, height = plots.SIZE[0], 4.25
-    figure, axes = canvas(f"The way of a tile to the tensor core ({machine.name})",
-                          _sources(f"copy and product: {machine.label}", machine.gemm_label), width, height)
+    figure, axes = canvas(
+        f"The way of a tile to the tensor core ({machine.name})",
+        _sources(f"copy and product: {machine.label}", machine.gemm_label),
+        width,
+        height,
+    )
     limits = device.target_limits(machine.target)
     draw, label = functools.partial(box, axes), functools.partial(write, axes)
     draw(0.15, 3.55, 5.2, 0.32, PALE)
@@ -47,8 +62,13 @@ def draw_machine(machine: Machine) -> plots.Picture:
     draw(4.3, 1.5, 0.95, 0.45, BLUE)
     label(4.775, 1.725, "tensor core", color="white")
     draw(0.3, 0.52, 2.2, 0.42, lighten(GREEN), "white")
-    label(1.4, 0.73, f"up to {limits.threads_per_sm:,} threads in warps of 32,\n"
-          f"registers: {limits.regs_per_sm // 256} KiB", linespacing=1.25)
+    label(
+        1.4,
+        0.73,
+        f"up to {limits.threads_per_sm:,} threads in warps of 32,\n"
+        f"registers: {limits.regs_per_sm // 256} KiB",
+        linespacing=1.25,
+    )
     draw(4.43, 0.52, 0.87, 0.42, "white", plots.GREY, linestyle="--")
     label(4.865, 0.73, "tensor memory\n(Blackwell)", linespacing=1.25, color=plots.GREY)
 
@@ -58,7 +78,13 @@ def draw_machine(machine: Machine) -> plots.Picture:
     if machine.l2_tbps:
         label(2.14, 2.57, f"at least {machine.l2_tbps:.1f} TB/s to all SMs in a GEMM", "left")
     if machine.load_cycles:
-        label(2.6, 2.12, f"32 KiB: {machine.load_cycles:,.0f} cycles\nfrom issue to arrival", "left", linespacing=1.2)
+        label(
+            2.6,
+            2.12,
+            f"32 KiB: {machine.load_cycles:,.0f} cycles\nfrom issue to arrival",
+            "left",
+            linespacing=1.2,
+        )
     _arrow(axes, (1.3, 2.82), (1.3, 0.94))
     label(1.22, 1.45, "plain\nloads", "right", linespacing=1.2)
     _arrow(axes, (1.9, 0.94), (1.9, 1.5), linestyle="--")
@@ -74,13 +100,18 @@ def draw_machine(machine: Machine) -> plots.Picture:
         f"{machine.copy_tbps:.2f} TB/s. Below, one of {machine.sms} SMs. Threads request a tile from TMA, the copy "
         f"engine, which brings it from L2 to shared memory ({machine.smem_kib:.0f} KiB). There the tensor core reads "
         f"it ({machine.tflops:.0f} TFLOP/s for all SMs). Plain loads go from L2 to registers. Sums go to registers on "
-        "Hopper and to tensor memory on Blackwell.")
+        "Hopper and to tensor memory on Blackwell."
+    )
 
 
 def draw_tile(rows: int = 128, columns: int = 128) -> plots.Picture:
     """Draw the operands of one K step for a small tile of C and for one of rows x columns."""
-    figure, axes = canvas("A larger tile uses every element that it loads more often",
-                          "C = A B; one K step of a tile of C, 64 deep, in bf16", plots.SIZE[0], 2.6)
+    figure, axes = canvas(
+        "A larger tile uses every element that it loads more often",
+        "C = A B; one K step of a tile of C, 64 deep, in bf16",
+        plots.SIZE[0],
+        2.6,
+    )
     found = []
     for left, size in ((0.15, (rows // 2, columns // 2)), (2.95, (rows, columns))):
         m, n = (0.009 * extent for extent in size)
@@ -98,8 +129,10 @@ def draw_tile(rows: int = 128, columns: int = 128) -> plots.Picture:
         kib, mega = sum(size) * 64 * 2 / 1024, 2 * size[0] * size[1] * 64 / 1e6
         found.append(f"loads {kib:.0f} KiB for {mega:.2f} million operations")
         write(axes, left, 0.25, found[-1], "left")
-    return figure.describe(f"Two tiles of C with their parts of A and B, in one K step of 64. {rows // 2} × "
-                           f"{columns // 2} {found[0]}; {rows} × {columns} {found[1]}.")
+    return figure.describe(
+        f"Two tiles of C with their parts of A and B, in one K step of 64. {rows // 2} × "
+        f"{columns // 2} {found[0]}; {rows} × {columns} {found[1]}."
+    )
 
 
 def draw_need(machine: Machine, sides=(32, 64, 128, 256)) -> plots.Picture:
@@ -113,13 +146,28 @@ def draw_need(machine: Machine, sides=(32, 64, 128, 256)) -> plots.Picture:
     title = f"DRAM alone is fast enough for {name_served(machine.copy_tbps)}"
     title += f", and L2 is fast enough for {name_served(machine.l2_tbps)}" if machine.l2_tbps else ""
     figure, axes = plots.new_figure(
-        sides, title, _sources(f"for {machine.tflops:.0f} TFLOP/s, {machine.label}",
-                               f"L2: {machine.gemm_label}" if machine.l2_tbps else ""), 2.75)
+        sides,
+        title,
+        _sources(
+            f"for {machine.tflops:.0f} TFLOP/s, {machine.label}",
+            f"L2: {machine.gemm_label}" if machine.l2_tbps else "",
+        ),
+        2.75,
+    )
     axes.bar(range(len(sides)), need, 0.6, color=lighten(BLUE, 0.6))
     for x, value in enumerate(need):
-        axes.annotate(f"{value:.0f}" if value > 20 else f"{value:.1f}", (x, value), (0, 2), fontsize=7.5, ha="center",
-                      textcoords="offset points")
-    for value, text, tone in ((machine.copy_tbps, "DRAM: a copy", ORANGE), (machine.l2_tbps, "L2: at least", GREEN)):
+        axes.annotate(
+            f"{value:.0f}" if value > 20 else f"{value:.1f}",
+            (x, value),
+            (0, 2),
+            fontsize=7.5,
+            ha="center",
+            textcoords="offset points",
+        )
+    for value, text, tone in (
+        (machine.copy_tbps, "DRAM: a copy", ORANGE),
+        (machine.l2_tbps, "L2: at least", GREEN),
+    ):
         if value:
             axes.axhline(value, color=tone, linewidth=1.2, label=f"{text}, {value:.1f} TB/s")
     axes.set_xticks(range(len(sides)), [f"{side} × {side}" for side in sides])
@@ -127,8 +175,10 @@ def draw_need(machine: Machine, sides=(32, 64, 128, 256)) -> plots.Picture:
     axes.set_ylabel("TB/s that all SMs need", fontsize=8)
     axes.legend(fontsize=7.5, frameon=False, loc="upper right")
     bars = ", ".join(f"{side} × {side}: {tbps:.1f}" for side, tbps in zip(sides, need))
-    return figure.describe(f"{title}. The bars are the TB/s that all SMs need for a tile of C ({bars}), and the lines "
-                           "are the TB/s that DRAM and L2 deliver.")
+    return figure.describe(
+        f"{title}. The bars are the TB/s that all SMs need for a tile of C ({bars}), and the lines "
+        "are the TB/s that DRAM and L2 deliver."
+    )
 
 
 def draw_overlap(machine: Machine, buffers: int = 3, steps: int = 6) -> plots.Picture:
@@ -136,9 +186,12 @@ def draw_overlap(machine: Machine, buffers: int = 3, steps: int = 6) -> plots.Pi
     load, product = machine.load_cycles or 1200, machine.product_cycles or 800
     origin = f"medians of {machine.gemm_label}" if machine.load_cycles else "not measured"
     title = f"With {buffers} buffers the tensor core waits less than with one buffer"
-    figure, axes = canvas(title,
-                          f"a model: a load takes {load:,.0f} cycles, a product {product:,.0f}; {origin}",
-                          plots.SIZE[0], 2.05 + 0.24 * buffers)
+    figure, axes = canvas(
+        title,
+        f"a model: a load takes {load:,.0f} cycles, a product {product:,.0f}; {origin}",
+        plots.SIZE[0],
+        2.05 + 0.24 * buffers,
+    )
     schedules = [_schedule(count, steps, load, product) for count in (1, buffers)]
     longest = max(end for spans in schedules for *_, end in spans)
     scale = (plots.SIZE[0] - 1.2) / longest
@@ -152,8 +205,16 @@ def draw_overlap(machine: Machine, buffers: int = 3, steps: int = 6) -> plots.Pi
             write(axes, 1.0, top - 0.12 - 0.24 * lane, unit, "right")
             box(axes, 1.07, top - 0.21 - 0.24 * lane, longest * scale, 0.19, "#f2f2f2")
         for unit, begin, end in spans:
-            box(axes, 1.07 + begin * scale, top - 0.21 - 0.24 * units.index(unit), (end - begin) * scale, 0.19,
-                lighten(ORANGE, 0.75) if unit == "tensor core" else lighten(BLUE, 0.35), "white", linewidth=0.6)
+            box(
+                axes,
+                1.07 + begin * scale,
+                top - 0.21 - 0.24 * units.index(unit),
+                (end - begin) * scale,
+                0.19,
+                lighten(ORANGE, 0.75) if unit == "tensor core" else lighten(BLUE, 0.35),
+                "white",
+                linewidth=0.6,
+            )
     return figure.describe(f"{title}. {'. '.join(findings)}.")
 
 
@@ -171,32 +232,51 @@ def _schedule(buffers: int, steps: int, load: float, product: float) -> list[tup
 
 def draw_bulk_copy() -> plots.Picture:
     """Draw who does what in one bulk copy, from top to bottom."""
-    figure, axes = canvas("Thread 0 issues a copy, the engine runs it, the mbarrier counts bytes", "",
-                          plots.SIZE[0], 3.9)
+    figure, axes = canvas(
+        "Thread 0 issues a copy, the engine runs it, the mbarrier counts bytes", "", plots.SIZE[0], 3.9
+    )
     places = {"thread 0": 0.75, "mbarrier": 2.1, "copy engine": 3.45, "shared memory": 4.8}
     for (name, x), tone in zip(places.items(), (GREEN, PALE, BLUE, ORANGE)):
         box(axes, x - 0.5, 3.3, 1.0, 0.24, lighten(tone) if tone != PALE else PALE, "white")
         write(axes, x, 3.42, name, size=7.5)
         axes.plot([x, x], [0.12, 3.3], color="#bbbbbb", linewidth=0.8, zorder=0.5)
-    events = (("thread 0", "mbarrier", "1  init: one arrival per phase", GREEN),
-              ("thread 0", "mbarrier", "2  expect_tx: 4,096 bytes will come", GREEN),
-              ("thread 0", "copy engine", "3  bulk_load: from x, to the tile", GREEN),
-              ("copy engine", "shared memory", "4  the bytes land", BLUE),
-              ("copy engine", "mbarrier", "5  so many bytes have landed", BLUE),
-              ("mbarrier", "thread 0", "6  wait returns: phase 0 has ended", plots.GREY),
-              ("thread 0", "copy engine", "7  bulk_store, bulk_commit", GREEN),
-              ("shared memory", "copy engine", "8  the tile is read", BLUE),
-              ("copy engine", "thread 0", "9  bulk_wait_read returns: the tile may go", BLUE))
+    events = (
+        ("thread 0", "mbarrier", "1  init: one arrival per phase", GREEN),
+        ("thread 0", "mbarrier", "2  expect_tx: 4,096 bytes will come", GREEN),
+        ("thread 0", "copy engine", "3  bulk_load: from x, to the tile", GREEN),
+        ("copy engine", "shared memory", "4  the bytes land", BLUE),
+        ("copy engine", "mbarrier", "5  so many bytes have landed", BLUE),
+        ("mbarrier", "thread 0", "6  wait returns: phase 0 has ended", plots.GREY),
+        ("thread 0", "copy engine", "7  bulk_store, bulk_commit", GREEN),
+        ("shared memory", "copy engine", "8  the tile is read", BLUE),
+        ("copy engine", "thread 0", "9  bulk_wait_read returns: the tile may go", BLUE),
+    )
     for number, (start, end, text, tone) in enumerate(events):
         y = 3.0 - 0.33 * number
         _arrow(axes, (places[start], y), (places[end], y), tone)
         left = min(places[start], places[end])
-        axes.text(left + 0.06, y + 0.04, text, fontsize=7, ha="left", va="bottom",
-                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})
+        axes.text(
+            left + 0.06,
+            y + 0.04,
+            text,
+            fontsize=7,
+            ha="left",
+            va="bottom",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
+        )
     for top, bottom in ((2.34, 1.36), (1.02, 0.36)):
         box(axes, places["thread 0"] - 0.12, bottom, 0.06, top - bottom, lighten(GREEN, 0.25))
-        axes.text(places["thread 0"] - 0.18, (top + bottom) / 2, "waits", fontsize=7, rotation=90, ha="right",
-                  va="center")
+        axes.text(
+            places["thread 0"] - 0.18,
+            (top + bottom) / 2,
+            "waits",
+            fontsize=7,
+            rotation=90,
+            ha="right",
+            va="center",
+        )
     arrows = "; ".join(f"{' '.join(text.split())} ({start} to {end})" for start, end, text, _ in events)
-    return figure.describe(f"Nine arrows between thread 0, the mbarrier, the copy engine and shared memory: {arrows}. "
-                           "Thread 0 waits between 3 and 6 and between 7 and 9.")
+    return figure.describe(
+        f"Nine arrows between thread 0, the mbarrier, the copy engine and shared memory: {arrows}. "
+        "Thread 0 waits between 3 and 6 and between 7 and 9."
+    )

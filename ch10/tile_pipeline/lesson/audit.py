@@ -21,17 +21,26 @@ from tilelab.measure import bench, profiler
 from tilelab.measure.patch import patched_source
 
 SHAPE = (16384, 16384)  # a square, so that a tile may also be stored where it came from
-METRICS = {"read_bytes": "dram__bytes_read.sum", "written_bytes": "dram__bytes_write.sum",
-           "dram_percent": "dram__throughput.avg.pct_of_peak_sustained_elapsed", "ns": "gpu__time_duration.sum",
-           "l2_sectors_read": "lts__t_sectors_op_read.sum", "l2_sectors_written": "lts__t_sectors_op_write.sum",
-           "conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"}
+METRICS = {
+    "read_bytes": "dram__bytes_read.sum",
+    "written_bytes": "dram__bytes_write.sum",
+    "dram_percent": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "ns": "gpu__time_duration.sum",
+    "l2_sectors_read": "lts__t_sectors_op_read.sum",
+    "l2_sectors_written": "lts__t_sectors_op_write.sum",
+    "conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+}
 KEEP_ELEMENTS = "if (block >= BLOCKS) break;", "break;", 2  # no thread touches the tile
-KEEP_PLACE = ("out, tile + box * BOX_BYTES, row + box * BOX_COLUMNS, column)",
-              "out, tile + box * BOX_BYTES, column + box * BOX_COLUMNS, row)", 1)
+KEEP_PLACE = (
+    "out, tile + box * BOX_BYTES, row + box * BOX_COLUMNS, column)",
+    "out, tile + box * BOX_BYTES, column + box * BOX_COLUMNS, row)",
+    1,
+)
 
 
 def _prepare(op: str, config: TileConfig, *changes: tuple[str, str, int]):
     """Return a candidate for bench.compare: `op`, compiled from the source with `changes`."""
+
     def prepare(x, out):
         if not changes:
             return tile_pipeline.prepare(op, x, out=out, config=config)
@@ -41,6 +50,7 @@ def _prepare(op: str, config: TileConfig, *changes: tuple[str, str, int]):
                 return tile_pipeline.prepare(op, x, out=out, config=config)
             finally:
                 tile_pipeline.SOURCE = original
+
     return prepare
 
 
@@ -49,12 +59,15 @@ def list_candidates() -> dict:
     copy; torch's own copy is not a kernel that the profiler sees."""
     across, down = (configs("transpose")[name] for name in ("across", "down"))
     swizzled = dataclasses.replace(across, swizzle="128B")
-    return {"torch.neg": lambda x, out: lambda: torch.neg(x, out=out),
-            "copy": _prepare("copy", next(iter(configs("copy").values()))),
-            "elements turned, tiles stay": _prepare("transpose", across, KEEP_PLACE),
-            "tiles move, elements stay": _prepare("transpose", across, KEEP_ELEMENTS),
-            "walk across": _prepare("transpose", across), "walk across, swizzled": _prepare("transpose", swizzled),
-            "walk down": _prepare("transpose", down)}
+    return {
+        "torch.neg": lambda x, out: lambda: torch.neg(x, out=out),
+        "copy": _prepare("copy", next(iter(configs("copy").values()))),
+        "elements turned, tiles stay": _prepare("transpose", across, KEEP_PLACE),
+        "tiles move, elements stay": _prepare("transpose", across, KEEP_ELEMENTS),
+        "walk across": _prepare("transpose", across),
+        "walk across, swizzled": _prepare("transpose", swizzled),
+        "walk down": _prepare("transpose", down),
+    }
 
 
 def make_inputs() -> list[torch.Tensor]:
@@ -78,11 +91,22 @@ def count_transpose():
     starts with an empty L2 cache.
     """
     candidates = list_candidates()
-    counted = profiler.profile_launches([sys.executable, "-m", "ch10.tile_pipeline.lesson.audit"], list(candidates), METRICS)
-    timed = bench.compare(experiments.torch_candidates("copy") | candidates, make_inputs, "torch copy_",
-                          nbytes=experiments.bytes_moved("copy", SHAPE), rounds=8, warm_s=0.1)
+    counted = profiler.profile_launches(
+        [sys.executable, "-m", "ch10.tile_pipeline.lesson.audit"], list(candidates), METRICS
+    )
+    timed = bench.compare(
+        experiments.torch_candidates("copy") | candidates,
+        make_inputs,
+        "torch copy_",
+        nbytes=experiments.bytes_moved("copy", SHAPE),
+        rounds=8,
+        warm_s=0.1,
+    )
     for row in counted:
-        row |= timed[row["name"]].row() | {"shape": list(SHAPE), "dram_bytes": row["read_bytes"] + row["written_bytes"]}
+        row |= timed[row["name"]].row() | {
+            "shape": list(SHAPE),
+            "dram_bytes": row["read_bytes"] + row["written_bytes"],
+        }
         row["dram_gbps"] = row["dram_bytes"] / row["ms"] / 1e6
     copy = next(row for row in counted if row["name"] == "copy")
     return [row | split_gap(copy, row) for row in counted]
@@ -90,19 +114,31 @@ def count_transpose():
 
 def describe(rows: list[dict]) -> str:
     """Return what the rows of `count_transpose` say about the gap between a transpose and the copy, in sentences."""
-    copy, still, moved, across, swizzled, down = ({row["name"]: row for row in rows}[name] for name in (
-        "copy", "elements turned, tiles stay", "tiles move, elements stay", "walk across", "walk across, swizzled",
-        "walk down"))
-    text = (f"The walk across takes {across['gap']:.1%} longer than the copy and moves "
-            f"{across['dram_bytes'] / copy['dram_bytes'] - 1:+.1%} bytes of DRAM")
+    copy, still, moved, across, swizzled, down = (
+        {row["name"]: row for row in rows}[name]
+        for name in (
+            "copy",
+            "elements turned, tiles stay",
+            "tiles move, elements stay",
+            "walk across",
+            "walk across, swizzled",
+            "walk down",
+        )
+    )
+    text = (
+        f"The walk across takes {across['gap']:.1%} longer than the copy and moves "
+        f"{across['dram_bytes'] / copy['dram_bytes'] - 1:+.1%} bytes of DRAM"
+    )
     if across["bytes_share"] is not None:
         text += f". These bytes explain {across['bytes_share']:.0%} of the gap, and the lower rate the rest"
-    return (f"{text} ({across['dram_gbps']:,.0f} GB/s after {copy['dram_gbps']:,.0f}). With tiles that stay in their "
-            f"place, turning their elements costs {still['gap']:+.1%}. With elements that stay in their place within a "
-            f"tile, moving the tiles costs {moved['gap']:+.1%}. With a swizzle, {swizzled['conflicts']:,.0f} "
-            f"wavefronts are lost to bank conflicts, without one {across['conflicts']:,.0f}, and the swizzle changes "
-            f"the time by {swizzled['ms'] / across['ms'] - 1:+.1%}. The walk down takes {down['gap']:.1%} longer than "
-            f"the copy ({down['dram_gbps']:,.0f} GB/s).")
+    return (
+        f"{text} ({across['dram_gbps']:,.0f} GB/s after {copy['dram_gbps']:,.0f}). With tiles that stay in their "
+        f"place, turning their elements costs {still['gap']:+.1%}. With elements that stay in their place within a "
+        f"tile, moving the tiles costs {moved['gap']:+.1%}. With a swizzle, {swizzled['conflicts']:,.0f} "
+        f"wavefronts are lost to bank conflicts, without one {across['conflicts']:,.0f}, and the swizzle changes "
+        f"the time by {swizzled['ms'] / across['ms'] - 1:+.1%}. The walk down takes {down['gap']:.1%} longer than "
+        f"the copy ({down['dram_gbps']:,.0f} GB/s)."
+    )
 
 
 def launch_all() -> None:

@@ -15,18 +15,24 @@ BANKS, WORD = 32, 4
 
 def words_read(addresses: Sequence[int], itemsize: int) -> list[set[int]]:
     """Return the words that each group of lanes reads, if each lane reads `itemsize` bytes at its address."""
-    words = [{(int(address) + byte) // WORD for byte in range(0, itemsize, min(WORD, itemsize))}
-             for address in addresses]
+    words = [
+        {(int(address) + byte) // WORD for byte in range(0, itemsize, min(WORD, itemsize))}
+        for address in addresses
+    ]
     together = BANKS * WORD // max(WORD, itemsize)
-    return [set.union(*words[first:first + together]) for first in range(0, len(words), together)]
+    return [set.union(*words[first : first + together]) for first in range(0, len(words), together)]
 
 
 def count_wavefronts(addresses: Sequence[int], itemsize: int) -> int:
     """Return how many wavefronts a group of lanes takes at most: 1 without a conflict, n for an n-way conflict."""
-    return max((max(Counter(word % BANKS for word in words).values()) for words in words_read(addresses, itemsize)),
-               default=0)
+    return max(
+        (max(Counter(word % BANKS for word in words).values()) for words in words_read(addresses, itemsize)),
+        default=0,
+    )
 
 
 def total_wavefronts(addresses: Sequence[int], itemsize: int) -> int:
     """Return how many wavefronts all groups of lanes take together, which is what the profiler counts for one read."""
-    return sum(max(Counter(word % BANKS for word in words).values()) for words in words_read(addresses, itemsize))
+    return sum(
+        max(Counter(word % BANKS for word in words).values()) for words in words_read(addresses, itemsize)
+    )

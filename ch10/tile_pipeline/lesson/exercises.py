@@ -33,8 +33,9 @@ SUMS = (1, 8, 128), (3, 10, 132), (70, 5, 260), (300, 64, 256)
 lesson.register("ch10_tile_copies", "ch10_tile_pipeline", "tile_copy", "line_copy", "tile_ring")
 lesson.register("ch10_tile_ring_stages", "ch10_tile_pipeline", "tile_ring", sweep=True)
 lesson.register("ch10_tile_stencils", "ch10_tile_pipeline", "plain_stencil", "fill_stencil")
-lesson.register("ch10_tile_transposes", "ch10_tile_pipeline", "padded_transpose", "tile_transpose",
-                "swizzled_transpose")
+lesson.register(
+    "ch10_tile_transposes", "ch10_tile_pipeline", "padded_transpose", "tile_transpose", "swizzled_transpose"
+)
 lesson.register("ch10_tile_searches", "ch10_tile_pipeline", "nearest", "nearest_multicast")
 lesson.register("ch10_tile_clusters", "ch10_tile_pipeline", "nearest_multicast", sweep=True)
 lesson.register("ch10_tile_sums", "ch10_tile_pipeline", "add_each", "add_partial")
@@ -46,14 +47,19 @@ lesson.register("ch10_tile_shares", "ch10_tile_pipeline", "add_partial", sweep=T
 
 def make_matrices(shape=LARGE, where="cuda", transposed: bool = False) -> list[torch.Tensor]:
     """Return x, normally distributed, and out of the same or the transposed shape, full of NaN."""
-    return [torch.randn(shape, device=where),
-            torch.full(shape[::-1] if transposed else shape, float("nan"), device=where)]
+    return [
+        torch.randn(shape, device=where),
+        torch.full(shape[::-1] if transposed else shape, float("nan"), device=where),
+    ]
 
 
 def make_search(queries: int = QUERIES, rows: int = TABLE_ROWS, where="cuda") -> list[torch.Tensor]:
     """Return a table (rows, ROW), queries (queries, ROW), both normally distributed, and out (queries,) of NaN."""
-    return [torch.randn(rows, ROW, device=where), torch.randn(queries, ROW, device=where),
-            torch.full((queries,), float("nan"), device=where)]
+    return [
+        torch.randn(rows, ROW, device=where),
+        torch.randn(queries, ROW, device=where),
+        torch.full((queries,), float("nan"), device=where),
+    ]
 
 
 def make_batch(shape=BATCHED, where="cuda") -> list[torch.Tensor]:
@@ -66,24 +72,30 @@ def make_batch(shape=BATCHED, where="cuda") -> list[torch.Tensor]:
 
 def by_box(kernel, box: tuple[int, int]) -> Callable:
     """Return a function that prepares a launch on maps of x and out with this box: one block per box, x first."""
+
     def prepare(x, out):
         blocks = -(-x.shape[1] // box[1]), -(-x.shape[0] // box[0])
         return kernel.prepare(blocks, 32, (make_tensor_map(x, box), make_tensor_map(out, box)))
+
     return prepare
 
 
 def by_line(kernel, boxes: int) -> Callable:
     """Return a function that prepares a launch on x and out as vectors: one block per `boxes` boxes of 256."""
+
     def prepare(x, out):
         maps = [make_tensor_map(tensor.view(-1), (256,)) for tensor in (x, out)]
         return kernel.prepare(-(-x.numel() // (256 * boxes)), 32, maps)
+
     return prepare
 
 
 def by_pointer(kernel) -> Callable:
     """Return a function that prepares a launch with 256 threads per 64 rows and 32 columns of x, without maps."""
+
     def prepare(x, out):
         return kernel.prepare((-(-x.shape[1] // 32), -(-x.shape[0] // 64)), 256, (x, out, *x.shape))
+
     return prepare
 
 
@@ -92,6 +104,7 @@ def by_share(kernel, share: int) -> Callable:
 
     The kernel takes maps of x and out, with boxes of 8 x 128 of one matrix, and the number of matrices.
     """
+
     def prepare(x, out):
         matrices, rows, columns = x.shape
         maps = make_tensor_map(x, (1, 8, 128)), make_tensor_map(out, (8, 128))
@@ -101,7 +114,9 @@ def by_share(kernel, share: int) -> Callable:
         def run():
             out.zero_()
             launch()
+
         return run
+
     return prepare
 
 
@@ -110,15 +125,19 @@ def by_share(kernel, share: int) -> Callable:
 
 def _check_cases(cases: Sequence[tuple], run_case: Callable[[tuple, str], str]) -> str:
     """Run each case where it can run, the last only on a GPU; return "" or the first case that is wrong, and why."""
+
     def run(where: str) -> str:
         for case in cases[:-1] if where == "cpu" else cases:
             if fault := run_case(case, where):
                 return f"{' x '.join(map(str, case))}: {fault}"
         return ""
+
     return lesson.run_everywhere(run)
 
 
-def _run_guarded(prepare: Callable, inputs: Sequence[torch.Tensor], expected: torch.Tensor, tolerance=0) -> str:
+def _run_guarded(
+    prepare: Callable, inputs: Sequence[torch.Tensor], expected: torch.Tensor, tolerance=0
+) -> str:
     """Run a kernel on `inputs`, the last of which is out, in guarded memory; return "" or what is wrong."""
     *given, nan = inputs
     out, buffer = lesson.make_guarded(nan.flatten())
@@ -129,48 +148,60 @@ def _run_guarded(prepare: Callable, inputs: Sequence[torch.Tensor], expected: to
 
 def check_copy(prepare: Callable) -> str:
     """Run out = x on several shapes; return "" or what is wrong. `prepare(x, out)` returns the launch."""
+
     def run_case(shape, where):
         x, out = make_matrices(shape, where)
         return _run_guarded(prepare, (x, out), x)
+
     return _check_cases(SHAPES, run_case)
 
 
 def stencil_spec(x: torch.Tensor) -> torch.Tensor:
     """Return CENTRE x + EDGE (up + down + left + right) in float64, with zero outside of x."""
     padded = torch.nn.functional.pad(x.double(), (1, 1, 1, 1))
-    return CENTRE * x.double() + EDGE * (padded[:-2, 1:-1] + padded[2:, 1:-1] + padded[1:-1, :-2] + padded[1:-1, 2:])
+    return CENTRE * x.double() + EDGE * (
+        padded[:-2, 1:-1] + padded[2:, 1:-1] + padded[1:-1, :-2] + padded[1:-1, 2:]
+    )
 
 
 def check_stencil(prepare: Callable, spec: Callable = stencil_spec) -> str:
     """Run a stencil on several shapes; return "" or what is wrong."""
+
     def run_case(shape, where):
         x, out = make_matrices(shape, where)
         return _run_guarded(prepare, (x, out), spec(x), 1e-6 * spec(x.abs()) + 1e-9)
+
     return _check_cases(SHAPES, run_case)
 
 
 def check_transpose(prepare: Callable) -> str:
     """Run out = x transposed on several shapes; return "" or what is wrong."""
+
     def run_case(shape, where):
         x, out = make_matrices(shape, where, transposed=True)
         return _run_guarded(prepare, (x, out), x.T)
+
     return _check_cases(SHAPES, run_case)
 
 
 def check_search(prepare: Callable) -> str:
     """Run the distance of each query to the nearest row of a table; return "" or what is wrong."""
+
     def run_case(case, where):
         table, queries, out = make_search(*case, where)
         expected = (queries.double()[:, None] - table.double()).abs().sum(-1).amin(1)
         return _run_guarded(prepare, (table, queries, out), expected, 1e-5 * expected + 1e-6)
+
     return _check_cases(SEARCHES, run_case)
 
 
 def check_sum(prepare: Callable) -> str:
     """Run the sum of all matrices; return "" or what is wrong."""
+
     def run_case(shape, where):
         x, out = make_batch(shape, where)
         return _run_guarded(prepare, (x, out), x.double().sum(0), 1e-6 * x.double().abs().sum(0))
+
     return _check_cases(SUMS, run_case)
 
 
@@ -182,24 +213,56 @@ def make_ladders() -> tuple[lesson.Ladder, ...]:
 
     The peer of the first three is torch's copy of as many bytes.
     """
+
     def prepare_copy(x, out):
         source, target = x.view(-1), out.view(-1)
         return lambda: target.copy_(source)
 
     both = 2 * LARGE[0] * LARGE[1] * 4
     searched = QUERIES * TABLE_ROWS * ROW * 4  # bytes that reach the SMs
-    return (lesson.Ladder("ch10_tile_copies", "torch copy_", prepare_copy, make_matrices, check_copy, nbytes=both),
-            lesson.Ladder("ch10_tile_stencils", "torch copy_", prepare_copy, make_matrices, check_stencil, nbytes=both),
-            lesson.Ladder("ch10_tile_transposes", "torch copy_", prepare_copy,
-                          lambda: make_matrices(transposed=True), check_transpose, nbytes=both),
-            lesson.Ladder("ch10_tile_searches", "torch cdist", lambda table, queries, out: lambda: torch.amin(
-                torch.cdist(queries, table, p=1), 1, out=out), make_search, check_search, nbytes=searched),
-            lesson.Ladder("ch10_tile_sums", "torch sum", lambda x, out: lambda: torch.sum(x, 0, out=out), make_batch,
-                          check_sum, nbytes=4 * BATCHED[0] * BATCHED[1] * BATCHED[2]))
+    return (
+        lesson.Ladder(
+            "ch10_tile_copies", "torch copy_", prepare_copy, make_matrices, check_copy, nbytes=both
+        ),
+        lesson.Ladder(
+            "ch10_tile_stencils", "torch copy_", prepare_copy, make_matrices, check_stencil, nbytes=both
+        ),
+        lesson.Ladder(
+            "ch10_tile_transposes",
+            "torch copy_",
+            prepare_copy,
+            lambda: make_matrices(transposed=True),
+            check_transpose,
+            nbytes=both,
+        ),
+        lesson.Ladder(
+            "ch10_tile_searches",
+            "torch cdist",
+            lambda table, queries, out: lambda: torch.amin(torch.cdist(queries, table, p=1), 1, out=out),
+            make_search,
+            check_search,
+            nbytes=searched,
+        ),
+        lesson.Ladder(
+            "ch10_tile_sums",
+            "torch sum",
+            lambda x, out: lambda: torch.sum(x, 0, out=out),
+            make_batch,
+            check_sum,
+            nbytes=4 * BATCHED[0] * BATCHED[1] * BATCHED[2],
+        ),
+    )
 
 
-def _show_sweep(ladder: lesson.Ladder, experiment: str, versions: dict[int, tuple], key: str, label: str,
-                find: Callable[[dict[int, dict]], str], logarithmic: bool = False):
+def _show_sweep(
+    ladder: lesson.Ladder,
+    experiment: str,
+    versions: dict[int, tuple],
+    key: str,
+    label: str,
+    find: Callable[[dict[int, dict]], str],
+    logarithmic: bool = False,
+):
     """Return the curve of a sweep, with the title `find(rows)`, or only its label where it was never timed."""
     record = ladder.sweep(experiment, {(value,): version for value, version in versions.items()}, (key,))
     if any("ratio" not in row for row in record.rows):
@@ -210,29 +273,51 @@ def _show_sweep(ladder: lesson.Ladder, experiment: str, versions: dict[int, tupl
 def show_stages(ladder: lesson.Ladder, kernel, launch: Callable):
     """Time a ring with 2 to 12 stages and return the curve. `launch(kernel, stages)` is the `prepare` of a version."""
     rings = {stages: kernel.define(STAGES=stages) for stages in (2, 3, 4, 8, 12)}
-    return _show_sweep(ladder, "ch10_tile_ring_stages", {stages: (ring, launch(ring, stages)) for stages, ring in
-                                                         rings.items()}, "stages", "stages of 8 KiB",
-                       lambda rows: f"One block per SM: two stages reach {rows[2]['ratio']:.2f} of torch's copy, "
-                                    f"eight {rows[8]['ratio']:.2f}")
+    return _show_sweep(
+        ladder,
+        "ch10_tile_ring_stages",
+        {stages: (ring, launch(ring, stages)) for stages, ring in rings.items()},
+        "stages",
+        "stages of 8 KiB",
+        lambda rows: (
+            f"One block per SM: two stages reach {rows[2]['ratio']:.2f} of torch's copy, "
+            f"eight {rows[8]['ratio']:.2f}"
+        ),
+    )
 
 
 def show_clusters(ladder: lesson.Ladder, kernel, launch: Callable):
     """Time a search with clusters of 1, 2 and 4 and return the curve. `launch(kernel, cluster)` is the `prepare`."""
     versions = {size: kernel.define(CLUSTER=size) for size in (1, 2, 4)}
-    return _show_sweep(ladder, "ch10_tile_clusters", {size: (version, launch(version, size)) for size, version in
-                                                      versions.items()}, "cluster", "blocks of a cluster",
-                       lambda rows: f"Tiles sent to two blocks: {rows[1]['ms'] / rows[2]['ms']:.2f} × one block, "
-                                    f"to four: {rows[1]['ms'] / rows[4]['ms']:.2f} ×")
+    return _show_sweep(
+        ladder,
+        "ch10_tile_clusters",
+        {size: (version, launch(version, size)) for size, version in versions.items()},
+        "cluster",
+        "blocks of a cluster",
+        lambda rows: (
+            f"Tiles sent to two blocks: {rows[1]['ms'] / rows[2]['ms']:.2f} × one block, "
+            f"to four: {rows[1]['ms'] / rows[4]['ms']:.2f} ×"
+        ),
+    )
 
 
 def show_shares(ladder: lesson.Ladder, kernel):
     """Take the step of the sum with 64 tiles per block, then time 1 to 8,192 tiles per block and return the curve."""
     display(ladder.step(kernel, by_share(kernel, 64)))
     versions = {share: kernel.define(SHARE=share) for share in (1, 8, 64, 512, 8192)}
-    return _show_sweep(ladder, "ch10_tile_shares", {share: (version, by_share(version, share)) for share, version in
-                                                    versions.items()}, "share", "tiles that a block adds up",
-                       lambda rows: f"L2 adds every tile: {rows[1]['ratio']:.2f} of torch's sum; the best share: "
-                                    f"{max(row['ratio'] for row in rows.values()):.2f}", logarithmic=True)
+    return _show_sweep(
+        ladder,
+        "ch10_tile_shares",
+        {share: (version, by_share(version, share)) for share, version in versions.items()},
+        "share",
+        "tiles that a block adds up",
+        lambda rows: (
+            f"L2 adds every tile: {rows[1]['ratio']:.2f} of torch's sum; the best share: "
+            f"{max(row['ratio'] for row in rows.values()):.2f}"
+        ),
+        logarithmic=True,
+    )
 
 
 def wavefront_table() -> results.Table:
@@ -240,14 +325,27 @@ def wavefront_table() -> results.Table:
     roofs = bench.measured_roofs()
     clocks = CLOCK_GHZ * roofs.device["sms"] * 128 / (roofs.rows[0]["gbps"] / 2)
     rows = []
-    for name, swizzle, pitch in (("padded_transpose", "none", 132), ("tile_transpose", "none", 128),
-                                 ("swizzled_transpose", "128B", 128)):
+    for name, swizzle, pitch in (
+        ("padded_transpose", "none", 132),
+        ("tile_transpose", "none", 128),
+        ("swizzled_transpose", "128B", 128),
+    ):
         read = count_wavefronts([tensor_map.swizzle_offset(row * pitch, swizzle) for row in range(32)], 4)
         engine = 0 if name == "padded_transpose" else 2
-        rows.append({"version": name, "read a column": read, "write a row": 1, "engine: load, store": engine,
-                     "wavefronts per 128 bytes": read + 1 + engine})
-    return results.table(rows, f"torch's copy ({roofs.rows[0]['gbps']:.0f} GB/s, {roofs.label()}) leaves each SM "
-                               f"{clocks:.1f} clocks per 128 bytes at {CLOCK_GHZ} GHz, the highest clock of an H200")
+        rows.append(
+            {
+                "version": name,
+                "read a column": read,
+                "write a row": 1,
+                "engine: load, store": engine,
+                "wavefronts per 128 bytes": read + 1 + engine,
+            }
+        )
+    return results.table(
+        rows,
+        f"torch's copy ({roofs.rows[0]['gbps']:.0f} GB/s, {roofs.label()}) leaves each SM "
+        f"{clocks:.1f} clocks per 128 bytes at {CLOCK_GHZ} GHz, the highest clock of an H200",
+    )
 
 
 # ---- exercises
@@ -261,9 +359,11 @@ def _wide_spec(x: torch.Tensor) -> torch.Tensor:
 
 def by_halo(kernel, box: tuple[int, int]) -> Callable:
     """Return a function that prepares a launch with 256 threads per 32 x 128 results; x's map has boxes of `box`."""
+
     def prepare(x, out):
         blocks = -(-x.shape[1] // 128), -(-x.shape[0] // 32)
         return kernel.prepare(blocks, 256, (make_tensor_map(x, box), out, *x.shape, x.stride(0)))
+
     return prepare
 
 
@@ -313,10 +413,15 @@ def _describe_wrong_scores(out: torch.Tensor, expected: torch.Tensor, wrong: tor
         why = f", the score of row {rows[0]}"
         uses, rest = divmod(rows[0] - row, STAGES * TILE_ROWS)
         if rest == 0:
-            why += (": its stage was refilled before all threads had read it" if uses > 0 else
-                    ": its stage was read before the new tile had landed")
-    return (f"{int(wrong.sum()):,} of {out.numel():,} scores are wrong; the first, out[{query}][{row}], is {held:.8g} "
-            f"instead of {expected[query, row]:.8g}{why}")
+            why += (
+                ": its stage was refilled before all threads had read it"
+                if uses > 0
+                else ": its stage was read before the new tile had landed"
+            )
+    return (
+        f"{int(wrong.sum()):,} of {out.numel():,} scores are wrong; the first, out[{query}][{row}], is {held:.8g} "
+        f"instead of {expected[query, row]:.8g}{why}"
+    )
 
 
 def check_scores(kernel) -> None:
@@ -337,12 +442,17 @@ def check_scores(kernel) -> None:
         boxes, broken_rule = make_tensor_map(table, (TILE_ROWS // cluster, ROW), swizzle="128B"), ""
         try:
             kernel.define(CLUSTER=cluster, STAGES=STAGES).prepare(
-                queries, TILE_ROWS, (boxes, given, flat, rows), cluster=cluster)()
+                queries, TILE_ROWS, (boxes, given, flat, rows), cluster=cluster
+            )()
         except emulator.EmulationError as error:
             broken_rule = str(error)
-        wrong = (out != expected) & ~(out.isnan() & bool(broken_rule))  # after an error, only what was written counts
+        wrong = (out != expected) & ~(
+            out.isnan() & bool(broken_rule)
+        )  # after an error, only what was written counts
         said = _describe_wrong_scores(out, expected, wrong) if wrong.any() else ""
-        return "; ".join(filter(None, (broken_rule, said))) or lesson.find_fault(flat, buffer, wrong.flatten())
+        return "; ".join(filter(None, (broken_rule, said))) or lesson.find_fault(
+            flat, buffer, wrong.flatten()
+        )
 
     def run(where):
         for cluster in (2, 4, 1):
@@ -355,8 +465,12 @@ def check_scores(kernel) -> None:
     assert kernel.sass("UTMALDG.*MULTICAST"), "the scores are right, but no load is a multicast"
 
 
-CHECKS = {"Exercise 2": lambda kernel: _raise(check_stencil(by_halo(kernel, (34, 136)))), "Exercise 3": check_wide,
-          "Exercise 4": check_narrow, "Exercise 5": check_scores}
+CHECKS = {
+    "Exercise 2": lambda kernel: _raise(check_stencil(by_halo(kernel, (34, 136)))),
+    "Exercise 3": check_wide,
+    "Exercise 4": check_narrow,
+    "Exercise 5": check_scores,
+}
 
 
 def check(exercise: str, kernel) -> None:

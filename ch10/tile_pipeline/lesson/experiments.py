@@ -1,6 +1,6 @@
 """The measurements behind the notebook `ch10_tile_pipeline`.
 
-Each experiment returns a tilelab.records.results.Record: measured now on a GPU with TMA, else the recorded one.
+Each experiment returns a results.Record: measured now on a GPU with TMA, else the recorded one.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ OPS = tuple(KERNELS)
 CENTRE, EDGE = 0.5, 0.125
 LARGE, WIDE, UNEVEN = (16384, 8192), (4096, 32768), (10_007, 13_331)  # 512 MiB of float32, or nearly
 BATCHED = (32, 1024, 4096)
-RAGGED = {2: ((1, 1), (3, 5), (33, 31), (64, 64), (100, 1000), (257, 513), (1000, 1003)),
-          3: ((1, 5, 9), (3, 33, 70), (5, 64, 256), (7, 100, 513))}  # by dimensions
+RAGGED = {
+    2: ((1, 1), (3, 5), (33, 31), (64, 64), (100, 1000), (257, 513), (1000, 1003)),
+    3: ((1, 5, 9), (3, 33, 70), (5, 64, 256), (7, 100, 513)),
+}  # by dimensions
 DUMP_ROWS = 24
 QUICK = {"rounds": 8, "warm_s": 0, "burst_ms": 2}
 STAGES = range(1, MAX_STAGES + 1)
@@ -40,17 +42,24 @@ STAGES = range(1, MAX_STAGES + 1)
 
 def source(*things) -> str:
     """Return the hash of the code that is measured, and of `things` that an experiment runs beside it."""
-    return results.source_hash(tile_pipeline, tile_pipeline.SOURCE.with_name("configs.py"), tile_pipeline.SOURCE,
-                               tensor_map, *things)
+    return results.source_hash(
+        tile_pipeline, tile_pipeline.SOURCE.with_name("configs.py"), tile_pipeline.SOURCE, tensor_map, *things
+    )
 
 
 def all_configs(op: str) -> dict[str, TileConfig]:
     """Return the variants of `op`, and small tiles with each ring, producer, swizzle and cluster."""
     if op == "stencil":
-        small = [TileConfig(op, 8, 32, 64, stages, 7, producer) for stages in STAGES for producer in PRODUCERS]
+        small = [
+            TileConfig(op, 8, 32, 64, stages, 7, producer) for stages in STAGES for producer in PRODUCERS
+        ]
     elif op == "transpose":
-        small = [TileConfig(op, tile, tile, 96, swizzle=swizzle, block=block, raster=3)
-                 for tile in (32, 96) for swizzle in tensor_map.SWIZZLES for block in (1, 4)]
+        small = [
+            TileConfig(op, tile, tile, 96, swizzle=swizzle, block=block, raster=3)
+            for tile in (32, 96)
+            for swizzle in tensor_map.SWIZZLES
+            for block in (1, 4)
+        ]
     elif op == "add_shared":
         small = [TileConfig(op, 8, 64, 64, cluster=cluster) for cluster in (1, 2, 4)]
     else:
@@ -83,7 +92,7 @@ def make_guarded(shape: tuple[int, ...], dtype=torch.float32) -> tuple[torch.Ten
     unit = max(1, tile_pipeline.UNIT // dtype.itemsize)
     *outer, rows, columns = shape
     buffer = make_random((*outer, rows + 4, (-(-columns // unit) + 2) * unit), dtype)
-    return buffer, buffer[..., 2:-2, unit:unit + columns]
+    return buffer, buffer[..., 2:-2, unit : unit + columns]
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -115,14 +124,22 @@ def verify(op: str, config, shape: tuple[int, ...], dtype=torch.float32, fill: s
         if not same_bits(out, expected):
             reason = f"{int((out != expected).sum())} elements differ"
     elif not torch.equal(out.isnan(), expected.isnan()):
-        reason = f"{int((out.isnan() != expected.isnan()).sum())} elements are NaN in out or in the spec alone"
+        reason = (
+            f"{int((out.isnan() != expected.isnan()).sum())} elements are NaN in out or in the spec alone"
+        )
     else:
-        error = check.relative_error(*(torch.where(expected.isnan(), 0.0, tensor) for tensor in (out, expected)))
+        error = check.relative_error(
+            *(torch.where(expected.isnan(), 0.0, tensor) for tensor in (out, expected))
+        )
         # Rounding adds up in a sum of many terms in any order.
         tolerance = check.TOLERANCE[dtype] * max(1.0, shape[0] / 8 if op == "accumulate" else 1.0)
         if error > tolerance:
             reason = f"the error {error:.1e} is above {tolerance:.1e}"
-    return {"status": "wrong" if reason else "ok", "reason": reason, "error": error if error < float("inf") else None}
+    return {
+        "status": "wrong" if reason else "ok",
+        "reason": reason,
+        "error": error if error < float("inf") else None,
+    }
 
 
 def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
@@ -146,14 +163,25 @@ def check_correctness():
         cases = [verify(op, config, shape, fill=fill) for shape in RAGGED[DIMENSIONS[op]] for fill in fills]
         # The first wrong case, if there is one, gives the row its status and reason.
         worst = min(cases, key=lambda case: case["status"] == "ok")
-        rows.append({"op": op, "name": name, "config": str(config), "cases": len(cases), **worst,
-                     "error": max(case["error"] or 0 for case in cases)})
+        rows.append(
+            {
+                "op": op,
+                "name": name,
+                "config": str(config),
+                "cases": len(cases),
+                **worst,
+                "error": max(case["error"] or 0 for case in cases),
+            }
+        )
     return rows
 
 
 def dump_shapes(dtype) -> dict[str, tuple[int, int]]:
     """Return the box that is dumped for each swizzle: rows as long as the swizzle, or of 128 bytes."""
-    return {swizzle: (DUMP_ROWS, (width or 128) // dtype.itemsize) for swizzle, width in tensor_map.SWIZZLES.items()}
+    return {
+        swizzle: (DUMP_ROWS, (width or 128) // dtype.itemsize)
+        for swizzle, width in tensor_map.SWIZZLES.items()
+    }
 
 
 @results.experiment("ch10_tile_dump", lambda: source(box_dump))
@@ -161,16 +189,21 @@ def check_dumps():
     """Compare where each byte of a box lies in shared memory with tilelab.runtime.tensor_map.swizzle_offset: boxes inside the
     tensor, over each edge and outside, for each dtype, swizzle and fill."""
     target = device.current().target
-    jobs = [box_dump.dump_job(box, dtype.itemsize, target) for dtype in tensor_map.DTYPES
-            for box in dump_shapes(dtype).values()]
+    jobs = [
+        box_dump.dump_job(box, dtype.itemsize, target)
+        for dtype in tensor_map.DTYPES
+        for box in dump_shapes(dtype).values()
+    ]
     build.compile_ahead({job.name: job for job in jobs}.values())
     rows = []
     for dtype in tensor_map.DTYPES:
         x = make_random((61, 160), dtype)[:, :155]  # rows end within a unit of 16 bytes
         for swizzle, box in dump_shapes(dtype).items():
             unit = tile_pipeline.UNIT // dtype.itemsize
-            corners = itertools.product((-DUMP_ROWS - 1, -3, 5, 50, 70),
-                                        (-box[1], -unit, 0, unit, 160 - unit, 155 // unit * unit, 170 // unit * unit))
+            corners = itertools.product(
+                (-DUMP_ROWS - 1, -3, 5, 50, 70),
+                (-box[1], -unit, 0, unit, 160 - unit, 155 // unit * unit, 170 // unit * unit),
+            )
             fills = tensor_map.FILLS if dtype.is_floating_point else ("zero",)
             cases, wrong = 0, []
             for (row, column), fill in itertools.product(corners, fills):
@@ -179,15 +212,25 @@ def check_dumps():
                 expected, cases = box_dump.box_spec(x, row, column, box, fill), cases + 1
                 if not bool(((found == expected) | ((found != found) & (expected != expected))).all()):
                     wrong.append(f"the box at ({row}, {column}) filled with {fill}")
-            rows.append({"dtype": str(dtype)[6:], "swizzle": swizzle, "box": list(box), "cases": cases,
-                         "status": "wrong" if wrong else "ok", "reason": ", ".join(wrong[:3])})
+            rows.append(
+                {
+                    "dtype": str(dtype)[6:],
+                    "swizzle": swizzle,
+                    "box": list(box),
+                    "cases": cases,
+                    "status": "wrong" if wrong else "ok",
+                    "reason": ", ".join(wrong[:3]),
+                }
+            )
     return rows
 
 
 @results.experiment("ch10_tile_sanitizer", source, can_run=check.can_sanitize)
 def run_sanitizers():
     """Run each tool of compute-sanitizer on `sanitizer_cases`."""
-    _compile(config for *_, config in every_config())  # a tool has one CPU, and would compile them one after the other
+    _compile(
+        config for *_, config in every_config()
+    )  # a tool has one CPU, and would compile them one after the other
     return check.sanitize("ch10.tile_pipeline.lesson.experiments", shares=4)
 
 
@@ -210,8 +253,10 @@ def _flat_copy(x, out):
 def _stencil_of_slices(x, out):
     def run():
         torch.mul(x, CENTRE, out=out)
-        for here, there in (((slice(1, None),), (slice(None, -1),)),
-                            ((slice(None), slice(1, None)), (slice(None), slice(None, -1)))):
+        for here, there in (
+            ((slice(1, None),), (slice(None, -1),)),
+            ((slice(None), slice(1, None)), (slice(None), slice(None, -1))),
+        ):
             out[here].add_(x[there], alpha=EDGE)
             out[there].add_(x[here], alpha=EDGE)
 
@@ -225,12 +270,17 @@ def torch_candidates(op: str) -> dict:
         return {"torch add": lambda x, out, y: lambda: torch.add(x, y, out=out)}
     if op == "accumulate":
         return {"torch sum": lambda x, out: lambda: torch.sum(x, 0, out=out)}
-    own = {"copy": {}, "stencil": {"torch slices": _stencil_of_slices},
-           "transpose": {"torch x.T copy_": lambda x, out: lambda: out.copy_(x.T)}}[op]
+    own = {
+        "copy": {},
+        "stencil": {"torch slices": _stencil_of_slices},
+        "transpose": {"torch x.T copy_": lambda x, out: lambda: out.copy_(x.T)},
+    }[op]
     return {"torch copy_": _flat_copy, **own}
 
 
-def compare_with_torch(op: str, configs: dict[str, TileConfig], shape: tuple[int, ...], **timing) -> list[dict]:
+def compare_with_torch(
+    op: str, configs: dict[str, TileConfig], shape: tuple[int, ...], **timing
+) -> list[dict]:
     """Return rows of bench.Timing, one per configuration and one for torch's own way. All run interleaved.
 
     `ratio` is to the first of `torch_candidates`.
@@ -246,24 +296,38 @@ def compare_with_torch(op: str, configs: dict[str, TileConfig], shape: tuple[int
         shapes = [shape, tile_pipeline.result_shape(op, shape)] + [shape[1:]] * (op == "add_shared")
         return [tile_pipeline.empty_padded(each, torch.float32, "cuda").normal_() for each in shapes]
 
-    found = bench.compare({**own, **{name: prepare(config) for name, config in configs.items()}}, make_inputs, peer,
-                          nbytes=bytes_moved(op, shape), **timing)
-    return [{"op": op, "config": str(configs.get(name, "")), "shape": list(shape), **found[name].row()}
-            for name in (*configs, *others)]
+    found = bench.compare(
+        {**own, **{name: prepare(config) for name, config in configs.items()}},
+        make_inputs,
+        peer,
+        nbytes=bytes_moved(op, shape),
+        **timing,
+    )
+    return [
+        {"op": op, "config": str(configs.get(name, "")), "shape": list(shape), **found[name].row()}
+        for name in (*configs, *others)
+    ]
 
 
 def _measure(op: str, named: dict[str, TileConfig], *shapes, describe=lambda config: {}) -> list[dict]:
     """Compile all, then return the rows of `compare_with_torch` for each shape, with `describe(config)` in them."""
     _compile(named.values())
-    return [row | (describe(named[row["name"]]) if row["name"] in named else {})
-            for shape in shapes for row in compare_with_torch(op, named, shape)]
+    return [
+        row | (describe(named[row["name"]]) if row["name"] in named else {})
+        for shape in shapes
+        for row in compare_with_torch(op, named, shape)
+    ]
 
 
 @results.experiment("ch10_tile_speed", source)
 def measure_speed():
     """Time the variants of copy, stencil and transpose against torch's copy of as many bytes: 512 MiB, tall, wide and
     ragged."""
-    return [row for op in ("copy", "stencil", "transpose") for row in _measure(op, configs(op), LARGE, WIDE, UNEVEN)]
+    return [
+        row
+        for op in ("copy", "stencil", "transpose")
+        for row in _measure(op, configs(op), LARGE, WIDE, UNEVEN)
+    ]
 
 
 def bank_conflicts(config: TileConfig) -> dict[str, int]:
@@ -282,30 +346,46 @@ def bank_conflicts(config: TileConfig) -> dict[str, int]:
         across, squares = down ^ diagonal, config.rows // 32
         return square // squares * 32 + down * 4, square % squares * 32 + across * 4
 
-    blocks = [block_position(i) for i in range(config.rows ** 2 // side ** 2)]
-    warps = [(blocks[first:first + 32], k) for first in range(0, len(blocks), 32) for k in range(side)]
-    return {"read": max(count_wavefronts([address(row + k, column) for row, column in warp], 4 * side)
-                        for warp, k in warps),
-            "write": max(count_wavefronts([address(column + k, row) for row, column in warp], 4 * side)
-                         for warp, k in warps)}
+    blocks = [block_position(i) for i in range(config.rows**2 // side**2)]
+    warps = [(blocks[first : first + 32], k) for first in range(0, len(blocks), 32) for k in range(side)]
+    return {
+        "read": max(
+            count_wavefronts([address(row + k, column) for row, column in warp], 4 * side)
+            for warp, k in warps
+        ),
+        "write": max(
+            count_wavefronts([address(column + k, row) for row, column in warp], 4 * side)
+            for warp, k in warps
+        ),
+    }
 
 
 @results.experiment("ch10_tile_swizzle", source)
 def measure_swizzles():
     """Time the transpose with each swizzle, element by element and in blocks of 4 x 4, beside its bank conflicts."""
     best = next(iter(configs("transpose").values()))
-    named = {f"{swizzle}, {block} × {block}": dataclasses.replace(best, swizzle=swizzle, block=block)
-             for block in (1, 4) for swizzle in tensor_map.SWIZZLES}
+    named = {
+        f"{swizzle}, {block} × {block}": dataclasses.replace(best, swizzle=swizzle, block=block)
+        for block in (1, 4)
+        for swizzle in tensor_map.SWIZZLES
+    }
     return _measure("transpose", named, LARGE, describe=bank_conflicts)
 
 
 @results.experiment("ch10_tile_stages", source)
 def measure_stages():
     """Time the stencil with rings of 1 to 6 stages and either producer, 8 tiles per CTA."""
-    named = {f"{stages}, {producer}": TileConfig("stencil", 16, 128, 128, stages, 8, producer)
-             for producer in PRODUCERS for stages in STAGES}
-    rows = _measure("stencil", named, LARGE,
-                    describe=lambda config: {"stages": config.stages, "producer": config.producer})
+    named = {
+        f"{stages}, {producer}": TileConfig("stencil", 16, 128, 128, stages, 8, producer)
+        for producer in PRODUCERS
+        for stages in STAGES
+    }
+    rows = _measure(
+        "stencil",
+        named,
+        LARGE,
+        describe=lambda config: {"stages": config.stages, "producer": config.producer},
+    )
     return [row for row in rows if row["name"] in named]
 
 
@@ -313,11 +393,19 @@ def measure_stages():
 def measure_boxes():
     """Time the copy with boxes of 4 to 16 KiB, flat to square, and each width that L2 fetches."""
     boxes = (4, 256), (8, 128), (16, 64), (32, 32), (16, 256), (64, 64)
-    named = {f"{rows} × {columns}, {'no promotion' if width == 'none' else width}":
-             TileConfig("copy", rows, columns, l2_promotion=width)
-             for rows, columns in boxes for width in tensor_map.PROMOTIONS}
-    return _measure("copy", named, LARGE, describe=lambda config: {"box": [config.rows, config.columns],
-                                                                   "l2_promotion": config.l2_promotion})
+    named = {
+        f"{rows} × {columns}, {'no promotion' if width == 'none' else width}": TileConfig(
+            "copy", rows, columns, l2_promotion=width
+        )
+        for rows, columns in boxes
+        for width in tensor_map.PROMOTIONS
+    }
+    return _measure(
+        "copy",
+        named,
+        LARGE,
+        describe=lambda config: {"box": [config.rows, config.columns], "l2_promotion": config.l2_promotion},
+    )
 
 
 @results.experiment("ch10_tile_multicast", source)
@@ -335,10 +423,20 @@ def measure_reduction():
 # ---- compilation
 
 
-def compile_variants(variants: dict[str, dict[str, TileConfig]] = VARIANTS, targets=device.TARGETS[1:]) -> list[dict]:
+def compile_variants(
+    variants: dict[str, dict[str, TileConfig]] = VARIANTS, targets=device.TARGETS[1:]
+) -> list[dict]:
     """Compile variants by operation and name for each target; return their resources and SASS instructions."""
-    jobs = [(op, name, tile_pipeline.job(config, target)) for op, named in variants.items()
-            for name, config in named.items() for target in targets]
-    reports = {(report.job.name, report.job.target): report for report in build.build([job for _, _, job in jobs])}
-    return [{"op": op, **reports[job.name, job.target].row(), "name": name, "config": job.name}
-            for op, name, job in jobs]
+    jobs = [
+        (op, name, tile_pipeline.job(config, target))
+        for op, named in variants.items()
+        for name, config in named.items()
+        for target in targets
+    ]
+    reports = {
+        (report.job.name, report.job.target): report for report in build.build([job for _, _, job in jobs])
+    }
+    return [
+        {"op": op, **reports[job.name, job.target].row(), "name": name, "config": job.name}
+        for op, name, job in jobs
+    ]

@@ -53,14 +53,20 @@ class TiledMap:
     start: int = 0
 
     def __post_init__(self):
-        for name, allowed in (("dtype", DTYPES), ("swizzle", tensor_map.SWIZZLES), ("fill", tensor_map.FILLS),
-                              ("l2_promotion", tensor_map.PROMOTIONS)):
+        for name, allowed in (
+            ("dtype", DTYPES),
+            ("swizzle", tensor_map.SWIZZLES),
+            ("fill", tensor_map.FILLS),
+            ("l2_promotion", tensor_map.PROMOTIONS),
+        ):
             if getattr(self, name) not in allowed:
-                raise ValueError(f"unknown {name} {getattr(self, name)[:40]!r}; choose one of {', '.join(allowed)}")
+                raise ValueError(
+                    f"unknown {name} {getattr(self, name)[:40]!r}; choose one of {', '.join(allowed)}"
+                )
         rank = len(self.shape)
         if not 1 <= rank <= 5 or min(self.shape) < 1:
             raise ValueError(f"shape must have 1 to 5 extents from 1; it is {self.shape}")
-        dense = tuple(math.prod(self.shape[index + 1:]) for index in range(rank))
+        dense = tuple(math.prod(self.shape[index + 1 :]) for index in range(rank))
         object.__setattr__(self, "strides", self.strides or dense)
 
     @property
@@ -73,30 +79,48 @@ class TiledMap:
 
     def fields(self) -> dict:
         """Return the arguments of cuTensorMapEncodeTiled, whose lists begin with the innermost dimension."""
+
         def name(prefix: str, choice: str, none: str = "none") -> str:
             return f"CU_TENSOR_MAP_{prefix}_{'NONE' if choice == none else choice}"
 
-        return {"tensorDataType": name("DATA_TYPE", tensor_map.DTYPES[DTYPES[self.dtype]]),
-                "tensorRank": len(self.shape), "globalAddress": self.start, "globalDim": list(self.shape[::-1]),
-                "globalStrides": [stride * self.itemsize for stride in self.strides[-2::-1]],
-                "boxDim": list(self.box[::-1]), "elementStrides": [1] * len(self.shape),
-                "interleave": "CU_TENSOR_MAP_INTERLEAVE_NONE", "swizzle": name("SWIZZLE", self.swizzle),
-                "l2Promotion": name("L2_PROMOTION", f"L2_{self.l2_promotion}", "L2_none"),
-                "oobFill": name("FLOAT_OOB_FILL", "NAN_REQUEST_ZERO_FMA" if self.fill == "nan" else "zero", "zero")}
+        return {
+            "tensorDataType": name("DATA_TYPE", tensor_map.DTYPES[DTYPES[self.dtype]]),
+            "tensorRank": len(self.shape),
+            "globalAddress": self.start,
+            "globalDim": list(self.shape[::-1]),
+            "globalStrides": [stride * self.itemsize for stride in self.strides[-2::-1]],
+            "boxDim": list(self.box[::-1]),
+            "elementStrides": [1] * len(self.shape),
+            "interleave": "CU_TENSOR_MAP_INTERLEAVE_NONE",
+            "swizzle": name("SWIZZLE", self.swizzle),
+            "l2Promotion": name("L2_PROMOTION", f"L2_{self.l2_promotion}", "L2_none"),
+            "oobFill": name(
+                "FLOAT_OOB_FILL", "NAN_REQUEST_ZERO_FMA" if self.fill == "nan" else "zero", "zero"
+            ),
+        }
 
     def broken_map_rules(self) -> list[str]:
         """Return a sentence for each rule of the map that does not hold; the driver refuses every such map."""
         rank = len(self.shape)
-        good = {"shape": (64,) * rank, "strides": tuple(64 ** (rank - 1 - index) for index in range(rank)),
-                "address": 0, "box": (1,) * (rank - 1) + (max(1, 16 // self.itemsize),)}
+        good = {
+            "shape": (64,) * rank,
+            "strides": tuple(64 ** (rank - 1 - index) for index in range(rank)),
+            "address": 0,
+            "box": (1,) * (rank - 1) + (max(1, 16 // self.itemsize),),
+        }
         # The driver checks the stride of a dimension with one element, too.
         row = (1,) * (rank - 1) + self.box[-1:]
         wider = tuple(max(2, extent) for extent in self.shape)
         found = []
         # One rule at a time: the other fields are good ones, because the check stops at the first broken rule.
-        for mine in ({"shape": self.shape}, {"address": self.start}, {"shape": wider, "strides": self.strides},
-                     {"box": self.box}, {"box": row if row[-1] <= 256 else self.box, "swizzle": self.swizzle},
-                     {"fill": self.fill, "floating": DTYPES[self.dtype].is_floating_point}):
+        for mine in (
+            {"shape": self.shape},
+            {"address": self.start},
+            {"shape": wider, "strides": self.strides},
+            {"box": self.box},
+            {"box": row if row[-1] <= 256 else self.box, "swizzle": self.swizzle},
+            {"fill": self.fill, "floating": DTYPES[self.dtype].is_floating_point},
+        ):
             try:
                 tensor_map.check_describable(**good | mine, itemsize=self.itemsize)
             except ValueError as error:
@@ -118,18 +142,26 @@ class BoxLoad(TiledMap):
         object.__setattr__(self, "corner", self.corner or (0,) * rank)
         for name in ("strides", "box", "corner"):
             if len(getattr(self, name)) != rank:
-                raise ValueError(f"{name} must have {rank} numbers, as many as shape; it is {getattr(self, name)}")
+                raise ValueError(
+                    f"{name} must have {rank} numbers, as many as shape; it is {getattr(self, name)}"
+                )
         if min(*self.box, *self.strides) < 1 or max(map(abs, self.corner)) >= 1 << 31 or self.start < 0:
-            raise ValueError("box and strides must be 1 or more, corner must fit in 32 bits, start must be 0 or more")
+            raise ValueError(
+                "box and strides must be 1 or more, corner must fit in 32 bits, start must be 0 or more"
+            )
         if self.strides[-1] != 1:
-            raise ValueError(f"the last stride must be 1, because a map has no field for it; it is {self.strides[-1]}")
+            raise ValueError(
+                f"the last stride must be 1, because a map has no field for it; it is {self.strides[-1]}"
+            )
         if self.box_bytes + self.extra < 0:
             raise ValueError(f"the barrier cannot expect {self.box_bytes + self.extra} bytes")
         width = tensor_map.SWIZZLES[self.swizzle]
         if width and self.box[-1] * self.itemsize < width:  # such a box has gaps
             raise ValueError(f"rows of a box with a swizzle of {width} bytes must fill these")
         if self.tensor_bytes > MOST_BYTES:
-            raise ValueError(f"the tensor takes {self.tensor_bytes:,} bytes; the reproducer takes up to {MOST_BYTES:,}")
+            raise ValueError(
+                f"the tensor takes {self.tensor_bytes:,} bytes; the reproducer takes up to {MOST_BYTES:,}"
+            )
 
     @property
     def tensor_bytes(self) -> int:
@@ -142,14 +174,20 @@ class BoxLoad(TiledMap):
         found, column = [], self.corner[-1] * self.itemsize
         needed, available = self.box_bytes + ALIGNMENT + 8, device.target_limits(target).smem_per_block
         if column % 16:
-            found.append(f"the innermost coordinate of a box must be a multiple of 16 bytes, or the load is an illegal "
-                         f"instruction; {self.corner[-1]} elements are {column} bytes.")
+            found.append(
+                f"the innermost coordinate of a box must be a multiple of 16 bytes, or the load is an illegal "
+                f"instruction; {self.corner[-1]} elements are {column} bytes."
+            )
         if self.extra:
-            found.append(f"the barrier must expect the {self.box_bytes:,} bytes of the whole box, fill included, or "
-                         f"the wait ends too early or never; it expects {self.box_bytes + self.extra:,}.")
+            found.append(
+                f"the barrier must expect the {self.box_bytes:,} bytes of the whole box, fill included, or "
+                f"the wait ends too early or never; it expects {self.box_bytes + self.extra:,}."
+            )
         if needed > available:
-            found.append(f"the box, its alignment and its barrier must fit in shared memory; they take {needed:,} "
-                         f"bytes and a block on {target} has {available:,}.")
+            found.append(
+                f"the box, its alignment and its barrier must fit in shared memory; they take {needed:,} "
+                f"bytes and a block on {target} has {available:,}."
+            )
         return found
 
 
@@ -165,7 +203,8 @@ def parse_load(text: str) -> BoxLoad:
         if isinstance(kinds[name], str):
             given[name] = value
         elif not all(re.fullmatch(r"-?\d{1,18}", number) for number in numbers) or (
-                isinstance(kinds[name], int) and len(numbers) > 1):
+            isinstance(kinds[name], int) and len(numbers) > 1
+        ):
             raise ValueError(f"{name} takes whole numbers such as 100x64; it is {value[:60]!r}")
         else:
             given[name] = tuple(map(int, numbers)) if isinstance(kinds[name], tuple) else int(value)
@@ -284,22 +323,37 @@ int main() {
 
 def make_reproducer(load: BoxLoad, target: str) -> str:
     """Return the CUDA C++ of the reproducer, complete with its main; NVRTC compiles its kernel alone."""
+
     def listed(values) -> str:
         return ", ".join(map(str, values))
 
     fields, width = load.fields(), tensor_map.SWIZZLES[load.swizzle]
     values = {
-        "TARGET": target, "BOX_BYTES": load.box_bytes, "EXPECTED": load.box_bytes + load.extra,
-        "RANK": len(load.shape), "COORDINATES": listed(load.corner[::-1]), "CORNER": listed(load.corner[::-1]),
-        "ITEM": load.itemsize, "TENSOR_BYTES": load.tensor_bytes, "START": load.start,
-        "SHAPE": listed(fields["globalDim"]), "STRIDES": listed(fields["globalStrides"] or [0]),
-        "BOX": listed(fields["boxDim"]), "STEPS": listed(fields["elementStrides"]), "TYPE": fields["tensorDataType"],
-        "SWIZZLE": fields["swizzle"], "L2": fields["l2Promotion"], "FILL": fields["oobFill"],
-        "NAN_FILL": str(load.fill == "nan").lower(), "MASK": width // 16 - 1 if width else 0}
+        "TARGET": target,
+        "BOX_BYTES": load.box_bytes,
+        "EXPECTED": load.box_bytes + load.extra,
+        "RANK": len(load.shape),
+        "COORDINATES": listed(load.corner[::-1]),
+        "CORNER": listed(load.corner[::-1]),
+        "ITEM": load.itemsize,
+        "TENSOR_BYTES": load.tensor_bytes,
+        "START": load.start,
+        "SHAPE": listed(fields["globalDim"]),
+        "STRIDES": listed(fields["globalStrides"] or [0]),
+        "BOX": listed(fields["boxDim"]),
+        "STEPS": listed(fields["elementStrides"]),
+        "TYPE": fields["tensorDataType"],
+        "SWIZZLE": fields["swizzle"],
+        "L2": fields["l2Promotion"],
+        "FILL": fields["oobFill"],
+        "NAN_FILL": str(load.fill == "nan").lower(),
+        "MASK": width // 16 - 1 if width else 0,
+    }
     return re.sub(r"@(\w+)@", lambda mark: str(values[mark[1]]), _SCRIPT)
 
 
 # ---- what happens on this GPU
+
 
 def encode(load: TiledMap, address: int) -> tuple[str, ctypes.Array, int]:
     """Return (the driver's answer, memory, address of the map in it) for a map of the tensor at `address`.
@@ -309,14 +363,30 @@ def encode(load: TiledMap, address: int) -> tuple[str, ctypes.Array, int]:
     from cuda.bindings import driver
 
     fields = load.fields() | {"globalAddress": ctypes.c_void_p(address + load.start)}
-    lists = {"globalDim": ctypes.c_uint64, "globalStrides": ctypes.c_uint64, "boxDim": ctypes.c_uint32,
-             "elementStrides": ctypes.c_uint32}
-    enums = {"tensorDataType": driver.CUtensorMapDataType, "interleave": driver.CUtensorMapInterleave,
-             "swizzle": driver.CUtensorMapSwizzle, "l2Promotion": driver.CUtensorMapL2promotion,
-             "oobFill": driver.CUtensorMapFloatOOBfill}
-    fields["globalStrides"] = fields["globalStrides"] or [16]  # one dimension has no stride, but needs an array
-    arguments = [(lists[name] * len(value))(*value) if name in lists else
-                 int(getattr(enums[name], value)) if name in enums else value for name, value in fields.items()]
+    lists = {
+        "globalDim": ctypes.c_uint64,
+        "globalStrides": ctypes.c_uint64,
+        "boxDim": ctypes.c_uint32,
+        "elementStrides": ctypes.c_uint32,
+    }
+    enums = {
+        "tensorDataType": driver.CUtensorMapDataType,
+        "interleave": driver.CUtensorMapInterleave,
+        "swizzle": driver.CUtensorMapSwizzle,
+        "l2Promotion": driver.CUtensorMapL2promotion,
+        "oobFill": driver.CUtensorMapFloatOOBfill,
+    }
+    fields["globalStrides"] = fields["globalStrides"] or [
+        16
+    ]  # one dimension has no stride, but needs an array
+    arguments = [
+        (lists[name] * len(value))(*value)
+        if name in lists
+        else int(getattr(enums[name], value))
+        if name in enums
+        else value
+        for name, value in fields.items()
+    ]
     memory = (ctypes.c_byte * (128 + 64))()
     place = -(-ctypes.addressof(memory) // 64) * 64  # a map starts at a multiple of 64 bytes
     status = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(ctypes.c_void_p(place), *arguments)
@@ -335,7 +405,7 @@ def load_here(text: str) -> str:
     target, smem_bytes = device.current().target, load.box_bytes + ALIGNMENT
     kernel = cuda.load_cubin(cuda.compile_cubin(make_reproducer(load, target), target, FILE), "load_box")
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    status, = driver.cuKernelSetAttribute(attribute, smem_bytes, kernel.handle, torch.cuda.current_device())
+    (status,) = driver.cuKernelSetAttribute(attribute, smem_bytes, kernel.handle, torch.cuda.current_device())
     if status.name != "CUDA_SUCCESS":
         return f"cuKernelSetAttribute: {status.name}"
     found = torch.full((load.box_bytes,), 0xEE, dtype=torch.uint8, device="cuda")
@@ -343,8 +413,19 @@ def load_here(text: str) -> str:
     torch.cuda.synchronize()
     pointers = [ctypes.c_uint64(tensor.data_ptr()) for tensor in (found, answered)]
     arguments = (ctypes.c_void_p * 3)(place, *map(ctypes.addressof, pointers))
-    status, = driver.cuLaunchKernel(driver.CUfunction(int(kernel.handle)), 1, 1, 1, 128, 1, 1, smem_bytes, 0,
-                                    ctypes.addressof(arguments), 0)
+    (status,) = driver.cuLaunchKernel(
+        driver.CUfunction(int(kernel.handle)),
+        1,
+        1,
+        1,
+        128,
+        1,
+        1,
+        smem_bytes,
+        0,
+        ctypes.addressof(arguments),
+        0,
+    )
     if status.name != "CUDA_SUCCESS":
         return f"load_box: {status.name}"
     torch.cuda.synchronize()
@@ -356,10 +437,12 @@ def load_here(text: str) -> str:
 def count_wrong(load: BoxLoad, data: torch.Tensor, found: torch.Tensor) -> int:
     """Return how many bytes of a box as it lies in shared memory are wrong; `data` are the bytes of the tensor."""
     dtype = DTYPES[load.dtype]
-    tensor = data[load.start:].clone().view(dtype).as_strided(load.shape, load.strides)
+    tensor = data[load.start :].clone().view(dtype).as_strided(load.shape, load.strides)
     right, inside = torch.zeros(load.box, dtype=dtype), torch.zeros(load.box, dtype=torch.bool)
-    ranges = [(max(first, 0), min(first + extent, size))
-              for first, extent, size in zip(load.corner, load.box, load.shape)]
+    ranges = [
+        (max(first, 0), min(first + extent, size))
+        for first, extent, size in zip(load.corner, load.box, load.shape)
+    ]
     if all(low < high for low, high in ranges):
         there = tuple(slice(low - first, high - first) for first, (low, high) in zip(load.corner, ranges))
         right[there] = tensor[tuple(slice(low, high) for low, high in ranges)]
@@ -379,20 +462,27 @@ def observe(text: str) -> str:
         return f"not run: {reason}"
     status, output, errors = check.run_snippet(
         "import torch; from ch10.tile_pipeline.lesson import map_report; torch.zeros(1, device='cuda'); "
-        f"print('begun', flush=True); print(map_report.load_here({text!r}))", LIMIT_S)
+        f"print('begun', flush=True); print(map_report.load_here({text!r}))",
+        LIMIT_S,
+    )
     if status is None:
         return f"load_box: no answer within {LIMIT_S} s"
     lines = [line for line in (output or errors).splitlines() if line.strip()] or [f"exit status {status}"]
-    return next((f"load_box: {line[line.index('CUDA error'):]}" for line in lines if "CUDA error" in line), lines[-1])
+    return next(
+        (f"load_box: {line[line.index('CUDA error') :]}" for line in lines if "CUDA error" in line), lines[-1]
+    )
 
 
 # ---- the text
+
 
 @functools.cache
 def _nvcc_release() -> str:
     if not shutil.which("nvcc"):
         return "not installed"
-    shown = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=False, timeout=60).stdout
+    shown = subprocess.run(
+        ["nvcc", "--version"], capture_output=True, text=True, check=False, timeout=60
+    ).stdout
     found = re.search(r"V(\d+\.\d+\.\d+)", shown)
     return found[1] if found else "its version cannot be read"
 
@@ -407,18 +497,31 @@ def _course_version() -> str:
 def judge(load: BoxLoad, observed: str, target: str) -> tuple[str, bool]:
     """Return the sentence that says whose error it is, and whether it may be a bug of the driver or the compiler."""
     if load.broken_map_rules() and (observed.startswith("not run") or REFUSED in observed):
-        return "This is an error of the program: the map breaks a rule, and the driver refuses such a map.", False
+        return (
+            "This is an error of the program: the map breaks a rule, and the driver refuses such a map.",
+            False,
+        )
     if load.broken_map_rules():
-        return "The map breaks a rule, and the driver did not refuse it as documented. Mend the program first.", False
+        return (
+            "The map breaks a rule, and the driver did not refuse it as documented. Mend the program first.",
+            False,
+        )
     if load.broken_load_rules(target):
         return "This is an error of the program: the load breaks a rule that only a run shows.", False
     if observed.startswith("not run"):
-        return "Every rule that can be checked here holds. Whether the load fails is not known before a run.", False
+        return (
+            "Every rule that can be checked here holds. Whether the load fails is not known before a run.",
+            False,
+        )
     if observed.startswith("0 of"):
-        return ("Nothing fails here: the map is accepted and the box is right. The error is in another part of the "
-                "program."), False
-    return ("Every rule that can be checked here holds, and the load still fails. If the points below hold too, this "
-            "may be a bug of the driver, the compiler or the GPU."), True
+        return (
+            "Nothing fails here: the map is accepted and the box is right. The error is in another part of the "
+            "program."
+        ), False
+    return (
+        "Every rule that can be checked here holds, and the load still fails. If the points below hold too, this "
+        "may be a bug of the driver, the compiler or the GPU."
+    ), True
 
 
 def write_report(text: str, target: str) -> tuple[str, str, bool]:
@@ -433,15 +536,23 @@ def write_report(text: str, target: str) -> tuple[str, str, bool]:
     verdict, may_be_bug = judge(load, observed, target)
     broken_map, broken_load = load.broken_map_rules(), load.broken_load_rules(target)
     right, ran = f"0 of {load.box_bytes} bytes of the box are wrong", not observed.startswith("not run")
-    call, _, error = observed.partition(": ") if ran else ("cuTensorMapEncodeTiled", "", REFUSED if broken_map else "")
+    call, _, error = (
+        observed.partition(": ") if ran else ("cuTensorMapEncodeTiled", "", REFUSED if broken_map else "")
+    )
     if broken_map:
-        title, expected = "the map breaks a rule", f"`cuTensorMapEncodeTiled: {REFUSED}`, because of a broken rule."
+        title, expected = (
+            "the map breaks a rule",
+            f"`cuTensorMapEncodeTiled: {REFUSED}`, because of a broken rule.",
+        )
     elif broken_load:
         title, expected = "the load breaks a rule", f"Nothing is promised. With every rule kept: `{right}`."
     else:
         title, expected = observed if ran else "not run yet", f"`{right}`"
-    failed = f"`{call}`: `{error}`" + ("" if ran else ", by its documentation.") if error else (
-        "No call failed." if ran else "Not known before a run.")
+    failed = (
+        f"`{call}`: `{error}`" + ("" if ran else ", by its documentation.")
+        if error
+        else ("No call failed." if ran else "Not known before a run.")
+    )
     marks = [f"- [ ] broken: {sentence}" for sentence in (*broken_map, *broken_load)]
     if not broken_map:
         marks.append("- [x] The map keeps every rule of a tiled tensor map.")
@@ -449,26 +560,43 @@ def write_report(text: str, target: str) -> tuple[str, str, bool]:
         marks.append("- [x] The corner of the box and the bytes that the barrier expects keep their rules.")
     environment = [(row.name, row.detail) for row in doctor.check_environment((target,))]
     environment += [("nvcc", _nvcc_release()), ("course", _course_version())]
-    fields = [(name, f"an aligned address + {value}" if name == "globalAddress" else value)
-              for name, value in load.fields().items()]
+    fields = [
+        (name, f"an aligned address + {value}" if name == "globalAddress" else value)
+        for name, value in load.fields().items()
+    ]
     sections = [
-        f"# A load by tensor map: {title}", verdict,
-        "## Whose error is it?", "Checked for this report:", "\n".join(marks),
-        "To be checked in your program:", YOURS,
+        f"# A load by tensor map: {title}",
+        verdict,
+        "## Whose error is it?",
+        "Checked for this report:",
+        "\n".join(marks),
+        "To be checked in your program:",
+        YOURS,
         "File a report only if every point holds. A driver or compiler bug is then shown by the reproducer below, "
         "which has no other code.",
-        "## Environment", _table(["what", "which"], environment),
-        "## The arguments of cuTensorMapEncodeTiled", _table(["field", "value"], fields),
+        "## Environment",
+        _table(["what", "which"], environment),
+        "## The arguments of cuTensorMapEncodeTiled",
+        _table(["field", "value"], fields),
         f"The load asks for the box at {load.corner[::-1]}, innermost coordinate first. The barrier expects "
         f"{load.box_bytes + load.extra:,} bytes.",
-        "## The call that failed", failed, "## Expected", expected,
-        "## Observed", f"`{observed}`",
-        "## Reproducer", f"`reproduce.cu`, whose kernel compiles for {target} with NVRTC:", f"```cuda\n{source}```",
+        "## The call that failed",
+        failed,
+        "## Expected",
+        expected,
+        "## Observed",
+        f"`{observed}`",
+        "## Reproducer",
+        f"`reproduce.cu`, whose kernel compiles for {target} with NVRTC:",
+        f"```cuda\n{source}```",
         f"```\nnvcc -std=c++17 -arch={target} reproduce.cu -lcuda -o reproduce && ./reproduce\n```",
-        "Before filing: search the release notes and the forum for the call and its error."]
+        "Before filing: search the release notes and the forum for the call and its error.",
+    ]
     return "\n\n".join(sections) + "\n", verdict, may_be_bug
 
 
 def _table(head, rows) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
+    )

@@ -33,7 +33,9 @@ __device__ __forceinline__ uint4 read_once(u32 address) {
     if constexpr (KIND == 3)
         asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(address) : "memory");
     if constexpr (KIND == 4)
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(address)
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+                     : "r"(address)
                      : "memory");
     if constexpr (KIND == 5)
         asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(a) : "r"(address) : "memory");
@@ -53,8 +55,8 @@ __device__ __forceinline__ u32 read_many(u32 address, int repeats, u32 mask) {
 }
 
 extern "C" __global__ void __launch_bounds__(32)
-read_box(const __grid_constant__ TensorMap x, const u32* offsets, u32* found, u32* landed, u32 bytes, int kind,
-         int repeats, u32 mask) {
+    read_box(const __grid_constant__ TensorMap x, const u32* offsets, u32* found, u32* landed, u32 bytes, int kind,
+             int repeats, u32 mask) {
     __shared__ __align__(8) u64 full;
     const u32 base = (shared_address(memory) + 1023) / 1024 * 1024, barrier = shared_address(&full);
     if (threadIdx.x == 0) {
@@ -67,8 +69,11 @@ read_box(const __grid_constant__ TensorMap x, const u32* offsets, u32* found, u3
     u32 done = 0;
     const u64 begin = now_ns();
     do {
-        asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\n selp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(done) : "r"(barrier) : "memory");
+        asm volatile(
+            "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\n selp.u32 %0, 1, 0, p;\n}"
+            : "=r"(done)
+            : "r"(barrier)
+            : "memory");
     } while (!done && now_ns() - begin < WAIT_NS);
     __syncwarp();
     const u32 offset = offsets[threadIdx.x];

@@ -24,8 +24,10 @@ from tilelab.runtime import cuda, device, tensor_map
 SOURCE = pathlib.Path(__file__).with_name("microscope_audit.cu")
 MAPS, READS = 500, 60
 REPEATS = 1000  # reads per launch, so that a few other accesses change nothing
-WAVEFRONTS = {"wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
-              "all_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"}
+WAVEFRONTS = {
+    "wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+    "all_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
+}
 KINDS = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}  # {bytes per lane: the kernel's KIND}; a matrix is 5
 LANES, NO_LANE = 32, 0xFFFFFFFF
 SMALLEST_SMEM = 99 << 10  # bytes that a block has on every GPU with TMA
@@ -47,12 +49,20 @@ def make_random_map(source: random.Random) -> TiledMap:
     shape = [source.choice((1, source.randint(1, 40), source.randint(1, 5000))) for _ in range(rank)]
     strides = [1]
     for extent in shape[:0:-1]:  # the innermost first: dense but for rows of whole units, or with padding
-        strides.insert(0, -(-strides[0] * extent // unit) * unit + unit * source.choice((0, 0, source.randint(1, 9))))
-    fields = {"fill": "nan" if DTYPES[dtype].is_floating_point and source.random() < 0.3 else "zero", "start": 0,
-              "swizzle": swizzle, "l2_promotion": source.choice(tensor_map.PROMOTIONS)}
+        strides.insert(
+            0, -(-strides[0] * extent // unit) * unit + unit * source.choice((0, 0, source.randint(1, 9)))
+        )
+    fields = {
+        "fill": "nan" if DTYPES[dtype].is_floating_point and source.random() < 0.3 else "zero",
+        "start": 0,
+        "swizzle": swizzle,
+        "l2_promotion": source.choice(tensor_map.PROMOTIONS),
+    }
     for _ in range(source.choice((0, 0, 1, 1, 2))):
         where = source.randrange(rank)
-        match source.choice(("fill", "start", "swizzle", "extent", "box", "wide", "inner", "stride", "large")):
+        match source.choice(
+            ("fill", "start", "swizzle", "extent", "box", "wide", "inner", "stride", "large")
+        ):
             case "fill":
                 fields["fill"] = "nan"
             case "start":
@@ -79,7 +89,9 @@ def make_random_maps(count: int = MAPS) -> list[TiledMap]:
     source, maps = random.Random(26), []
     while len(maps) < count:
         made = make_random_map(source)
-        if not SMALLEST_SMEM < made.box_bytes <= 256 << 10:  # where a GPU's limit decides, which is no rule of maps
+        if (
+            not SMALLEST_SMEM < made.box_bytes <= 256 << 10
+        ):  # where a GPU's limit decides, which is no rule of maps
             maps.append(made)
     return maps
 
@@ -101,22 +113,39 @@ def judge_maps(maps: list[TiledMap], address: int) -> list[dict]:
         broken, answer = made.broken_map_rules(), map_report.encode(made, address)[0]
         too_large = made.box_bytes > here.smem_per_block
         agrees = (answer == "CUDA_SUCCESS") == (not broken and not too_large)
-        rows.append({"name": f"map {number}", **dataclasses.asdict(made), "rules": broken, "too_large": too_large,
-                     "overlaps": _overlaps(made), "driver": answer, "agrees": agrees,
-                     "status": "ok" if agrees else "wrong",
-                     "reason": "" if agrees else f"the driver says {answer}, and {len(broken)} rules are broken"})
+        rows.append(
+            {
+                "name": f"map {number}",
+                **dataclasses.asdict(made),
+                "rules": broken,
+                "too_large": too_large,
+                "overlaps": _overlaps(made),
+                "driver": answer,
+                "agrees": agrees,
+                "status": "ok" if agrees else "wrong",
+                "reason": "" if agrees else f"the driver says {answer}, and {len(broken)} rules are broken",
+            }
+        )
     return rows
 
 
 def _find_largest_box(address: int) -> int:
     """Return the bytes of the largest box, in steps of 4 KiB, for which the driver encodes a map."""
-    accepted = [rows for rows in range(1, 257) if map_report.encode(
-        TiledMap("uint8", (512, 256, 256), box=(rows, 16, 256)), address)[0] == "CUDA_SUCCESS"]
+    accepted = [
+        rows
+        for rows in range(1, 257)
+        if map_report.encode(TiledMap("uint8", (512, 256, 256), box=(rows, 16, 256)), address)[0]
+        == "CUDA_SUCCESS"
+    ]
     return max(accepted, default=0) * 4096
 
 
-@results.experiment("ch10_microscope_maps", lambda: results.source_hash(
-    make_random_map, make_random_maps, judge_maps, map_report.TiledMap, map_report.encode, tensor_map))
+@results.experiment(
+    "ch10_microscope_maps",
+    lambda: results.source_hash(
+        make_random_map, make_random_maps, judge_maps, map_report.TiledMap, map_report.encode, tensor_map
+    ),
+)
 def compare_maps():
     """Compare the driver's answer with the course's rules for 500 random maps, and find the largest box."""
     cuda.current_device()
@@ -146,8 +175,9 @@ class Read:
     @property
     def size(self) -> int:
         """The bytes that each lane reads."""
-        return explorer.elements_read(*self.box, self.itemsize, self.access, self.lane_bytes, self.first)[1] * (
-            self.itemsize)
+        return explorer.elements_read(*self.box, self.itemsize, self.access, self.lane_bytes, self.first)[
+            1
+        ] * (self.itemsize)
 
     def lanes(self) -> list[tuple[int, int]]:
         """Return the element (row, column) at which each lane starts to read."""
@@ -163,8 +193,10 @@ class Read:
         return explorer.wavefronts(*self.layout, self.access, self.lane_bytes, self.first)
 
     def __str__(self) -> str:
-        return (f"{self.access} of {len(self.lanes())} × {self.size} B at {self.first}, box {self.box[0]} × "
-                f"{self.box[1]} × {self.itemsize} B, swizzle {self.swizzle}")
+        return (
+            f"{self.access} of {len(self.lanes())} × {self.size} B at {self.first}, box {self.box[0]} × "
+            f"{self.box[1]} × {self.itemsize} B, swizzle {self.swizzle}"
+        )
 
 
 def make_random_read(source: random.Random) -> Read:
@@ -204,8 +236,16 @@ def prepare_read(read: Read):
     kind = 5 if read.access == "matrix" else KINDS[read.size]
     smem_bytes = rows * max(columns * read.itemsize, tensor_map.SWIZZLES[read.swizzle]) + 1024
     made = tensor_map.make_tensor_map(x, read.box, swizzle=read.swizzle)
-    arguments = [made, offsets, found, landed, ctypes.c_uint32(rows * columns * read.itemsize), ctypes.c_int(kind),
-                 ctypes.c_int(REPEATS), ctypes.c_uint32(0)]
+    arguments = [
+        made,
+        offsets,
+        found,
+        landed,
+        ctypes.c_uint32(rows * columns * read.itemsize),
+        ctypes.c_int(kind),
+        ctypes.c_int(REPEATS),
+        ctypes.c_uint32(0),
+    ]
     kernel = cuda.load_kernel(SOURCE, "read_box")
 
     def launch(keep_alive=x) -> None:
@@ -224,7 +264,7 @@ def expected_words(read: Read, x: torch.Tensor) -> torch.Tensor:
     if read.access == "matrix":
         lanes = [(lanes[lane // 4][0], lanes[lane // 4][1] + lane % 4 * 4) for lane in range(4 * len(lanes))]
     for row, byte in lanes:
-        words.append(int.from_bytes(bytes(data[row, byte:byte + min(read.size, 4)].tolist()), "little"))
+        words.append(int.from_bytes(bytes(data[row, byte : byte + min(read.size, 4)].tolist()), "little"))
     return torch.tensor(words, dtype=torch.int64).to(torch.uint32).view(torch.int32)
 
 
@@ -236,18 +276,35 @@ def check_read(read: Read) -> str:
     if not int(landed[0]):
         return "the barrier's phase did not end in time"
     expected = expected_words(read, x)
-    wrong = int((found.cpu()[:len(expected)] != expected).sum())
+    wrong = int((found.cpu()[: len(expected)] != expected).sum())
     return f"{wrong} of {len(expected)} lanes read other bytes" if wrong else ""
 
 
-@profiler.experiment("ch10_microscope_wavefronts", lambda: results.source_hash(
-    SOURCE, make_random_read, make_random_reads, Read, prepare_read, expected_words, check_read, explorer.addresses,
-    explorer.elements_read, explorer.wavefronts, banks, tensor_map))
+@profiler.experiment(
+    "ch10_microscope_wavefronts",
+    lambda: results.source_hash(
+        SOURCE,
+        make_random_read,
+        make_random_reads,
+        Read,
+        prepare_read,
+        expected_words,
+        check_read,
+        explorer.addresses,
+        explorer.elements_read,
+        explorer.wavefronts,
+        banks,
+        tensor_map,
+    ),
+)
 def count_reads():
     """Count the wavefronts of 60 reads in the profiler, and compare them with the microscope's."""
     reads = make_random_reads()
-    counted = profiler.profile_launches([sys.executable, "-m", "ch10.tile_pipeline.lesson.microscope_audit"],
-                                        list(map(str, reads)), WAVEFRONTS)
+    counted = profiler.profile_launches(
+        [sys.executable, "-m", "ch10.tile_pipeline.lesson.microscope_audit"],
+        list(map(str, reads)),
+        WAVEFRONTS,
+    )
     rows = []
     for read, row in zip(reads, counted):
         wrong = check_read(read)
@@ -255,22 +312,46 @@ def count_reads():
         per_read = (row["wavefronts"] or row["all_wavefronts"]) / REPEATS
         expected = read.wavefronts()
         agrees = round(per_read) == expected
-        rows.append(row | {"access": read.access, "itemsize": read.itemsize, "box": list(read.box),
-                           "swizzle": read.swizzle, "lane_bytes": read.size, "lanes": len(read.lanes()),
-                           "first": list(read.first), "expected": expected, "counted": per_read, "agrees": agrees,
-                           "status": "wrong" if wrong else "ok", "reason": wrong})
+        rows.append(
+            row
+            | {
+                "access": read.access,
+                "itemsize": read.itemsize,
+                "box": list(read.box),
+                "swizzle": read.swizzle,
+                "lane_bytes": read.size,
+                "lanes": len(read.lanes()),
+                "first": list(read.first),
+                "expected": expected,
+                "counted": per_read,
+                "agrees": agrees,
+                "status": "wrong" if wrong else "ok",
+                "reason": wrong,
+            }
+        )
     return rows
 
 
 def describe(maps: list[dict], reads: list[dict]) -> str:
     """Return what the rows of both experiments say, in sentences."""
-    accepted, agree = (sum(row[key] == value for row in maps) for key, value in (("driver", "CUDA_SUCCESS"),
-                                                                                 ("agrees", True)))
+    accepted, agree = (
+        sum(row[key] == value for row in maps)
+        for key, value in (("driver", "CUDA_SUCCESS"), ("agrees", True))
+    )
     other = [row for row in reads if not row["agrees"]]
-    text = (f"The driver accepts {accepted} of {len(maps)} random maps, and it agrees with the rules in {agree}. The "
-            f"profiler counts as many wavefronts as the microscope in {len(reads) - len(other)} of {len(reads)} reads.")
-    return " ".join([text, *(f"It counts {row['counted']:.2f} instead of {row['expected']} for a {row['name']}."
-                             for row in other)])
+    text = (
+        f"The driver accepts {accepted} of {len(maps)} random maps, and it agrees with the rules in {agree}. The "
+        f"profiler counts as many wavefronts as the microscope in {len(reads) - len(other)} of {len(reads)} reads."
+    )
+    return " ".join(
+        [
+            text,
+            *(
+                f"It counts {row['counted']:.2f} instead of {row['expected']} for a {row['name']}."
+                for row in other
+            ),
+        ]
+    )
 
 
 def launch_all() -> None:

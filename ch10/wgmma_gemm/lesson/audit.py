@@ -14,9 +14,12 @@ from tilelab.measure import profiler
 from tilelab.records import results
 
 SHAPES = ((4096, 4096, 4096), (4096, 4096, 4104))  # rows of 8,192 and of 8,208 bytes
-METRICS = {"requests": "lts__t_requests_srcunit_tex_op_read.sum", "sectors": "lts__t_sectors_srcunit_tex_op_read.sum",
-           "tensor_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
-           "ns": "gpu__time_duration.sum"}
+METRICS = {
+    "requests": "lts__t_requests_srcunit_tex_op_read.sum",
+    "sectors": "lts__t_sectors_srcunit_tex_op_read.sum",
+    "tensor_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "ns": "gpu__time_duration.sum",
+}
 
 
 def source() -> str:
@@ -34,8 +37,16 @@ def count_lines():
     """Count the requests and the sectors of 32 bytes that the SMs read from L2, for aligned and unaligned rows."""
     cases, command = find_cases(), [sys.executable, "-m", "ch10.wgmma_gemm.lesson.audit"]
     rows = profiler.profile_launches(command, [name for name, _ in cases], METRICS)
-    return [{**row, "shape": list(shape), "us": row["ns"] / 1e3, "row_bytes": 2 * shape[2],
-             "sectors_per_request": row["sectors"] / row["requests"]} for row, (_, shape) in zip(rows, cases)]
+    return [
+        {
+            **row,
+            "shape": list(shape),
+            "us": row["ns"] / 1e3,
+            "row_bytes": 2 * shape[2],
+            "sectors_per_request": row["sectors"] / row["requests"],
+        }
+        for row, (_, shape) in zip(rows, cases)
+    ]
 
 
 def launch_all() -> None:
@@ -43,7 +54,9 @@ def launch_all() -> None:
     for name, shape in find_cases():
         a, b, out = experiments.make_inputs(*shape)
         own = name == "WGMMA"
-        profiler.launch_watched(wgmma_gemm.prepare(a, b, out=out) if own else experiments.prepare_cublas(a, b, out))
+        profiler.launch_watched(
+            wgmma_gemm.prepare(a, b, out=out) if own else experiments.prepare_cublas(a, b, out)
+        )
 
 
 if __name__ == "__main__":

@@ -15,13 +15,24 @@ from tilelab.records import results
 
 SIDE = 4096  # of the product that the steps are timed with
 # Shapes (M, N, K) that no tile divides. With three CTAs in the emulator, a persistent CTA makes more than one tile.
-SHAPES = {"cpu": ((130, 264, 328),), "cuda": ((1, 8, 8), (130, 264, 200), (517, 1032, 1000), (3000, 4104, 520))}
+SHAPES = {
+    "cpu": ((130, 264, 328),),
+    "cuda": ((1, 8, 8), (130, 264, 200), (517, 1032, 1000), (3000, 4104, 520)),
+}
 
 NOTEBOOK = "ch10_wgmma_gemm"
 # The rows of the ladder: kernels of the notebook's cells, and constants that differ from those of the cell.
-VERSIONS = (("k_loop", {}), ("ring", {}), ("warp_specialized", {}), ("two_consumers", {}),
-            ("two_consumers", {"BLOCK_N": 256}), ("persistent", {}), ("persistent", {"GROUP": 16}), ("tma_store", {}),
-            ("tma_store", {}))
+VERSIONS = (
+    ("k_loop", {}),
+    ("ring", {}),
+    ("warp_specialized", {}),
+    ("two_consumers", {}),
+    ("two_consumers", {"BLOCK_N": 256}),
+    ("persistent", {}),
+    ("persistent", {"GROUP": 16}),
+    ("tma_store", {}),
+    ("tma_store", {}),
+)
 
 
 def ladder_source() -> str:
@@ -30,7 +41,9 @@ def ladder_source() -> str:
     return lesson.ladder_hash([found[name].define(**constants).source_hash() for name, constants in VERSIONS])
 
 
-results.register("ch10_gemm_steps", lambda: results.load_record("ch10_gemm_steps", ladder_source()), ladder_source)
+results.register(
+    "ch10_gemm_steps", lambda: results.load_record("ch10_gemm_steps", ladder_source()), ladder_source
+)
 lesson.register("ch10_gemm_depth", NOTEBOOK, "ring", "warp_specialized", sweep=True)
 lesson.register("ch10_gemm_bands", NOTEBOOK, "persistent", sweep=True)
 
@@ -49,6 +62,7 @@ def find_wrong(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Ten
 
 def check_gemm(prepare: Callable, shapes: dict = SHAPES) -> str:
     """Run a product on each shape; return "" or what is wrong. `prepare(a, b, out)` returns the launch."""
+
     def run(where: str) -> str:
         for shape in shapes[where]:
             a, b, nan = make_inputs(*shape, where)
@@ -57,6 +71,7 @@ def check_gemm(prepare: Callable, shapes: dict = SHAPES) -> str:
             if fault := lesson.find_fault(flat, buffer, find_wrong(flat.view(nan.shape), a, b).flatten()):
                 return f"{' × '.join(map(str, shape))}: {fault}"
         return ""
+
     return lesson.run_everywhere(run)
 
 
@@ -75,6 +90,7 @@ def check_product(kernel) -> str:
                 return f"with {columns} columns the largest error is {error:.2g}"
             errors.append(error)
         return ""
+
     return lesson.run_everywhere(run) or f"16 and 64 columns: largest error against float64 {max(errors):.1e}"
 
 
@@ -89,7 +105,10 @@ def table_of(record: results.Record, line: str, column: str) -> results.Table:
 
 # ---- exercises: tiles of 64 columns, 64 rows per consumer
 
-EXERCISE_SHAPES = {"cpu": ((70, 72, 72), (64, 64, 648)), "cuda": ((70, 72, 72), (64, 64, 648), (1000, 520, 4104))}
+EXERCISE_SHAPES = {
+    "cpu": ((70, 72, 72), (64, 64, 648)),
+    "cuda": ((70, 72, 72), (64, 64, 648), (1000, 520, 4104)),
+}
 
 
 def _check(kernel, rows: int = 64, warp_groups: int = 2, stages: int = 4, ctas: int = 0) -> str:
@@ -97,16 +116,27 @@ def _check(kernel, rows: int = 64, warp_groups: int = 2, stages: int = 4, ctas: 
 
     A wrong barrier would stop a GPU for ever, so nothing runs before the emulator has passed it.
     """
+
     def prepare(a, b, out):
         (m, k), n = a.shape, b.shape[1]
-        maps = [make_tensor_map(each, (extent, 64), swizzle="128B") for each, extent in ((a, rows), (b.T, 64))]
+        maps = [
+            make_tensor_map(each, (extent, 64), swizzle="128B") for each, extent in ((a, rows), (b.T, 64))
+        ]
         tiles = -(-m // rows) * -(-n // 64)
-        return kernel.prepare(min(tiles, ctas or tiles), 128 * warp_groups, (*maps, out, m, n, k),
-                              stages * (rows + 64) * 128 + 16 * stages)
+        return kernel.prepare(
+            min(tiles, ctas or tiles),
+            128 * warp_groups,
+            (*maps, out, m, n, k),
+            stages * (rows + 64) * 128 + 16 * stages,
+        )
 
     if not emulator.is_available():
         return "not run: the emulator needs g++"
-    shapes = {where: ((130, 136, 200), *rest) for where, rest in EXERCISE_SHAPES.items()} if ctas else EXERCISE_SHAPES
+    shapes = (
+        {where: ((130, 136, 200), *rest) for where, rest in EXERCISE_SHAPES.items()}
+        if ctas
+        else EXERCISE_SHAPES
+    )
     return check_gemm(prepare, shapes)
 
 
@@ -147,10 +177,15 @@ def _describe_wrong(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> str:
     wrong, expected = find_wrong(out, a, b), a.double() @ b.double()
     row, column = wrong.nonzero()[0].tolist()
     found = (expected == out[row, column]).nonzero().tolist()
-    held = ("the sum of row {}, column {}".format(*found[0]) if len(found) == 1 else
-            f"{out[row, column]:.5g} instead of {expected[row, column]:.5g}")
-    return (f"{int(wrong.sum()):,} of {out.numel():,} elements are wrong; the first, at row {row}, column {column}, "
-            f"holds {held}")
+    held = (
+        "the sum of row {}, column {}".format(*found[0])
+        if len(found) == 1
+        else f"{out[row, column]:.5g} instead of {expected[row, column]:.5g}"
+    )
+    return (
+        f"{int(wrong.sum()):,} of {out.numel():,} elements are wrong; the first, at row {row}, column {column}, "
+        f"holds {held}"
+    )
 
 
 def check_epilogue(kernel) -> None:
@@ -165,8 +200,10 @@ def check_epilogue(kernel) -> None:
     assert emulator.is_available(), "not run: the emulator needs g++"
 
     def run(where: str) -> str:
-        for a, weight in ((_make_distinct(where), torch.eye(64, device=where).bfloat16()),
-                          [torch.randn(64, 64, device=where).bfloat16() for _ in range(2)]):
+        for a, weight in (
+            (_make_distinct(where), torch.eye(64, device=where).bfloat16()),
+            [torch.randn(64, 64, device=where).bfloat16() for _ in range(2)],
+        ):
             nan = torch.full((4096,), float("nan"), dtype=torch.bfloat16, device=where)
             flat, buffer = lesson.make_guarded(nan)
             out = flat.view(64, 64)
@@ -180,11 +217,18 @@ def check_epilogue(kernel) -> None:
     fault = lesson.run_everywhere(run)
     assert not fault, fault
     stores = kernel.sass(r"\bST(S|\b)")  # to shared memory, or to an address that may lie there
-    assert stores and all("STSM" in store for store in stores), "the sums are right, but stmatrix does not write all"
+    assert stores and all("STSM" in store for store in stores), (
+        "the sums are right, but stmatrix does not write all"
+    )
 
 
-CHECKS = {"Exercise 1": check_counts, "Exercise 2": check_consumer, "Exercise 3": check_persistent,
-          "Exercise 4": check_consumer, "Exercise 5": check_epilogue}
+CHECKS = {
+    "Exercise 1": check_counts,
+    "Exercise 2": check_consumer,
+    "Exercise 3": check_persistent,
+    "Exercise 4": check_consumer,
+    "Exercise 5": check_epilogue,
+}
 
 
 def check(exercise: str, kernel) -> None:

@@ -1,6 +1,6 @@
 """The measurements behind the notebook `ch10_wgmma_gemm`.
 
-Each experiment returns a tilelab.records.results.Record: measured now on a GPU with wgmma, else the recorded one.
+Each experiment returns a results.Record: measured now on a GPU with wgmma, else the recorded one.
 """
 
 from __future__ import annotations
@@ -20,13 +20,33 @@ from tilelab.records import results
 from tilelab.runtime import build, device, operands, tensor_map, tuned
 
 SQUARES = (2048, 4096, 8192)
-LLM = tuple((m, n, k) for m in (64, 512, 4096, 8192) for n, k in
-            ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)))
+LLM = tuple(
+    (m, n, k)
+    for m in (64, 512, 4096, 8192)
+    for n, k in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
+)
 # Ragged and thin shapes, which no tile divides.
-RAGGED = ((1, 8, 8), (1, 4096, 4096), (17, 1032, 520), (33, 264, 8), (65, 4104, 1000), (129, 520, 72), (333, 520, 136),
-          (1000, 1000, 1000), (4097, 4104, 4112), (8192, 8, 4096), (300, 6152, 14344))
-TIMED_RAGGED = ((1, 4096, 4096), (16, 4096, 14336), (100, 5000, 5000), (1000, 1000, 1000), (4097, 4104, 4112),
-                (16384, 256, 1024))
+RAGGED = (
+    (1, 8, 8),
+    (1, 4096, 4096),
+    (17, 1032, 520),
+    (33, 264, 8),
+    (65, 4104, 1000),
+    (129, 520, 72),
+    (333, 520, 136),
+    (1000, 1000, 1000),
+    (4097, 4104, 4112),
+    (8192, 8, 4096),
+    (300, 6152, 14344),
+)
+TIMED_RAGGED = (
+    (1, 4096, 4096),
+    (16, 4096, 14336),
+    (100, 5000, 5000),
+    (1000, 1000, 1000),
+    (4097, 4104, 4112),
+    (16384, 256, 1024),
+)
 QUICK = {"rounds": 6, "warm_s": 0, "burst_ms": 2}
 LAYER_TIMING = {"rounds": 8, "warm_s": 0.02, "burst_ms": 1.5}
 BURST = 40
@@ -59,24 +79,44 @@ def prepare_cublas(a, b, out):
 def verify(config: WgmmaConfig, m: int, n: int, k: int, prepare=wgmma_gemm.prepare) -> dict:
     """Return a row of tilelab.measure.check: the error against float64. It may be 1.5 times cuBLAS's own."""
     a, b, _ = make_inputs(m, n, k)
-    return check.compare(lambda a, b, out: prepare(a, b, out=out, config=config)(), wgmma_gemm.spec,
-                         [(str(config), (a, b))], out=lambda a, b: ((m, n), torch.bfloat16), peer=torch.mm)[0]
+    return check.compare(
+        lambda a, b, out: prepare(a, b, out=out, config=config)(),
+        wgmma_gemm.spec,
+        [(str(config), (a, b))],
+        out=lambda a, b: ((m, n), torch.bfloat16),
+        peer=torch.mm,
+    )[0]
 
 
 def compare_with_cublas(configs: dict[str, WgmmaConfig], m: int, n: int, k: int, **timing) -> list[dict]:
     """Return rows of bench.Timing, one per configuration. All configurations and cuBLAS run interleaved."""
-    ours = {name: lambda a, b, out, config=config: wgmma_gemm.prepare(a, b, out=out, config=config)
-            for name, config in configs.items()}
-    found = bench.compare({"cuBLAS": prepare_cublas, **ours}, lambda: make_inputs(m, n, k), "cuBLAS",
-                          flops=2 * m * n * k, **timing)
-    return [{"config": str(config), "shape": [m, n, k], **found[name].row()} for name, config in configs.items()]
+    ours = {
+        name: lambda a, b, out, config=config: wgmma_gemm.prepare(a, b, out=out, config=config)
+        for name, config in configs.items()
+    }
+    found = bench.compare(
+        {"cuBLAS": prepare_cublas, **ours},
+        lambda: make_inputs(m, n, k),
+        "cuBLAS",
+        flops=2 * m * n * k,
+        **timing,
+    )
+    return [
+        {"config": str(config), "shape": [m, n, k], **found[name].row()} for name, config in configs.items()
+    ]
 
 
 def measure_best(m: int, n: int, k: int, **timing) -> dict:
     """Check and time the configuration that "best" stands for at a shape; the row holds the predicted time, too."""
     config, chosen = wgmma_gemm.find_best(m, n, k)
-    row = {"predicted_ms": predict_us(config, m, n, k, device.current().sms) / 1e3, "chosen": chosen,
-           **verify(config, m, n, k), "name": "best", "config": str(config), "shape": [m, n, k]}
+    row = {
+        "predicted_ms": predict_us(config, m, n, k, device.current().sms) / 1e3,
+        "chosen": chosen,
+        **verify(config, m, n, k),
+        "name": "best",
+        "config": str(config),
+        "shape": [m, n, k],
+    }
     return row | compare_with_cublas({"best": config}, m, n, k, **timing)[0] if row["status"] == "ok" else row
 
 
@@ -107,19 +147,26 @@ def _compile(configs: dict[str, WgmmaConfig]) -> None:
 
 # ---- correctness
 
+
 @experiment("ch10_gemm_check")
 def check_correctness():
     """Check each step, and each configuration that a shape may get, at sizes that no tile divides."""
     _compile(all_configs())
-    return [{**verify(config, *shape), "name": name, "shape": list(shape)}
-            for name, config in all_configs().items() for shape in RAGGED
-            if fits(config, shape[2])]
+    return [
+        {**verify(config, *shape), "name": name, "shape": list(shape)}
+        for name, config in all_configs().items()
+        for shape in RAGGED
+        if fits(config, shape[2])
+    ]
 
 
 def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
     """Run every `shares`-th kernel on small and ragged shapes under a sanitizer; AssertionError for a wrong result."""
-    rows = [verify(config, *shape) for config in [*one_of_each_kind().values()][share::shares]
-            for shape in ((130, 264, 392), (300, 136, 1032))]
+    rows = [
+        verify(config, *shape)
+        for config in [*one_of_each_kind().values()][share::shares]
+        for shape in ((130, 264, 392), (300, 136, 1032))
+    ]
     if wrong := [f"{row['name']} {row['shape']}: {row['reason']}" for row in rows if row["status"] != "ok"]:
         raise AssertionError("; ".join(wrong))
 
@@ -137,20 +184,27 @@ def run_sanitizers():
 @experiment("ch10_gemm_squares")
 def measure_squares():
     """Time the best configuration against cuBLAS at 2048, 4096 and 8192 cubed: interleaved, then in bursts."""
-    return [row for side in SQUARES for row in (
-        {**measure_best(side, side, side), "how": "interleaved"},
-        {**measure_bursts(side, side, side), "how": f"bursts of {BURST}"})]
+    return [
+        row
+        for side in SQUARES
+        for row in (
+            {**measure_best(side, side, side), "how": "interleaved"},
+            {**measure_bursts(side, side, side), "how": f"bursts of {BURST}"},
+        )
+    ]
 
 
 def measure_bursts(m: int, n: int, k: int, rounds: int = 12, rest_s: float = 0.05) -> dict:
     """Return the medians of `rounds` bursts of 40 launches, ours and cuBLAS in turn, each after a rest that cools the
     chip."""
     sets = [make_inputs(m, n, k) for _ in range(4)]
-    launches = {"peer_ms": [prepare_cublas(*each) for each in sets],
-                "ms": [wgmma_gemm.prepare(a, b, out=out) for a, b, out in sets]}
+    launches = {
+        "peer_ms": [prepare_cublas(*each) for each in sets],
+        "ms": [wgmma_gemm.prepare(a, b, out=out) for a, b, out in sets],
+    }
     times = {name: [] for name in launches}
     for round_number in range(rounds + 1):
-        for name in list(launches)[::1 if round_number % 2 else -1]:
+        for name in list(launches)[:: 1 if round_number % 2 else -1]:
             torch.cuda.synchronize()
             time.sleep(rest_s)
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -160,10 +214,20 @@ def measure_bursts(m: int, n: int, k: int, rounds: int = 12, rest_s: float = 0.0
             end.record()
             end.synchronize()
             times[name].append(begin.elapsed_time(end) / BURST)
-    found = {name: statistics.median(values[1:]) for name, values in times.items()}  # the first round warms up
-    return {"name": "best", "shape": [m, n, k], **found, "peer": "cuBLAS", "ratio": found["peer_ms"] / found["ms"],
-            "tflops": 2 * m * n * k / found["ms"] / 1e9, "status": "ok", "reason": "",
-            "config": str(wgmma_gemm.find_best(m, n, k)[0])}
+    found = {
+        name: statistics.median(values[1:]) for name, values in times.items()
+    }  # the first round warms up
+    return {
+        "name": "best",
+        "shape": [m, n, k],
+        **found,
+        "peer": "cuBLAS",
+        "ratio": found["peer_ms"] / found["ms"],
+        "tflops": 2 * m * n * k / found["ms"] / 1e9,
+        "status": "ok",
+        "reason": "",
+        "config": str(wgmma_gemm.find_best(m, n, k)[0]),
+    }
 
 
 @experiment("ch10_gemm_peers", source=lambda: source(peers.DeepGemm, peers.Quack))
@@ -173,15 +237,23 @@ def measure_peers():
     Rows are those of tilelab.measure.peers.compare: one per peer.
     """
     quack, deep_gemm = peers.find("quack"), peers.find("deep_gemm")
-    rivals = {peers.Peer("cuBLAS", device.versions()["cublas"]): prepare_cublas, quack: quack.prepare_gemm,
-              deep_gemm: deep_gemm.prepare_gemm}
+    rivals = {
+        peers.Peer("cuBLAS", device.versions()["cublas"]): prepare_cublas,
+        quack: quack.prepare_gemm,
+        deep_gemm: deep_gemm.prepare_gemm,
+    }
     configs = {side: wgmma_gemm.find_best(side, side, side)[0] for side in SQUARES}
     _compile({str(config): config for config in configs.values()})
     rows = []
     for side, config in configs.items():
-        found = peers.compare(lambda a, b, out, config=config: wgmma_gemm.prepare(a, b, out=out, config=config), rivals,
-                              functools.partial(make_inputs, side, side, side), functools.partial(find_fault, side),
-                              verify(config, side, side, side), flops=2 * side**3)
+        found = peers.compare(
+            lambda a, b, out, config=config: wgmma_gemm.prepare(a, b, out=out, config=config),
+            rivals,
+            functools.partial(make_inputs, side, side, side),
+            functools.partial(find_fault, side),
+            verify(config, side, side, side),
+            flops=2 * side**3,
+        )
         rows += [row | {"config": str(config), "shape": [side] * 3} for row in found]
     return rows
 
@@ -189,8 +261,12 @@ def measure_peers():
 def find_fault(side: int, prepare) -> str:
     """Return what is wrong with the product of a candidate of bench.compare at `side` cubed, or ""."""
     a, b, _ = make_inputs(side, side, side)
-    return check.compare(lambda a, b, out: prepare(a, b, out)(), wgmma_gemm.spec, [("peer", (a, b))],
-                         out=lambda a, b: ((side, side), torch.bfloat16))[0]["reason"]
+    return check.compare(
+        lambda a, b, out: prepare(a, b, out)(),
+        wgmma_gemm.spec,
+        [("peer", (a, b))],
+        out=lambda a, b: ((side, side), torch.bfloat16),
+    )[0]["reason"]
 
 
 @experiment("ch10_gemm_llm")
@@ -205,19 +281,34 @@ def measure_layers():
 
     `ratio` and `spread` are of "best", `model_ratio` of the configuration that the model picks from its candidates.
     """
+
     def prepare(config):
         return lambda a, b, out: wgmma_gemm.prepare(a, b, out=out, config=config)
 
     rows, sms = [], device.current().sms
-    products = [(layer, shape, *wgmma_gemm.find_best(*shape), best_config(*shape, sms))
-                for layer, shape in llm_shapes.list_products()]
+    products = [
+        (layer, shape, *wgmma_gemm.find_best(*shape), best_config(*shape, sms))
+        for layer, shape in llm_shapes.list_products()
+    ]
     _compile({str(config): config for *_, best, _, by_model in products for config in (best, by_model)})
     for layer, (m, n, k), best, chosen, by_model in products:
-        found = bench.compare({"cuBLAS": prepare_cublas, "best": prepare(best), "model": prepare(by_model)},
-                              lambda: make_inputs(m, n, k),  # noqa: B023, it is called before the next shape
-                              "cuBLAS", flops=2 * m * n * k, **LAYER_TIMING)
-        rows.append(found["best"].row() | {"name": layer, "shape": [m, n, k], "config": str(best), "chosen": chosen,
-                                           "model_ratio": found["model"].ratio})
+        found = bench.compare(
+            {"cuBLAS": prepare_cublas, "best": prepare(best), "model": prepare(by_model)},
+            lambda: make_inputs(m, n, k),  # noqa: B023, it is called before the next shape
+            "cuBLAS",
+            flops=2 * m * n * k,
+            **LAYER_TIMING,
+        )
+        rows.append(
+            found["best"].row()
+            | {
+                "name": layer,
+                "shape": [m, n, k],
+                "config": str(best),
+                "chosen": chosen,
+                "model_ratio": found["model"].ratio,
+            }
+        )
     return rows
 
 
@@ -230,9 +321,21 @@ def measure_ragged():
 def _most_stages(columns: int) -> WgmmaConfig:
     """Return the persistent tile of 128 x `columns` with as many stages as fit, at least four. If need be, C is staged
     in subtiles."""
-    tiles = (WgmmaConfig("specialised", 128, columns, stages, consumers=2, epilogue_subtile=subtiles, persistent=True,
-                         pdl=True, group=16)
-             for stages, subtiles in ((6, 1), (5, 1), (4, 1), (4, 4), (4, 7)) if columns % (16 * subtiles) == 0)
+    tiles = (
+        WgmmaConfig(
+            "specialised",
+            128,
+            columns,
+            stages,
+            consumers=2,
+            epilogue_subtile=subtiles,
+            persistent=True,
+            pdl=True,
+            group=16,
+        )
+        for stages, subtiles in ((6, 1), (5, 1), (4, 1), (4, 4), (4, 7))
+        if columns % (16 * subtiles) == 0
+    )
     return next(tile for tile in tiles if not rejection(tile))
 
 
@@ -246,19 +349,36 @@ def measure_width():
             config = configs[row["name"]]
             tiles = config.tiles(side, side)
             waves = -(-tiles // sms)
-            rows.append({**row, "columns": config.block_n, "tiles": tiles, "waves": waves,
-                         "useful": side * side / (waves * sms * 128 * config.block_n)})
+            rows.append(
+                {
+                    **row,
+                    "columns": config.block_n,
+                    "tiles": tiles,
+                    "waves": waves,
+                    "useful": side * side / (waves * sms * 128 * config.block_n),
+                }
+            )
     return rows
 
 
 # ---- a timeline, from a patched kernel that writes time stamps
 
 TIMELINE_SHAPE = (4096, 4096, 1024)
-TIMELINE_CONFIGS = {"tile": STEPS["tile"], "ring": STEPS["ring"], "warp_specialized": STEPS["warp_specialized"],
-                    "persistent": STEPS["raster"]}
+TIMELINE_CONFIGS = {
+    "tile": STEPS["tile"],
+    "ring": STEPS["ring"],
+    "warp_specialized": STEPS["warp_specialized"],
+    "persistent": STEPS["raster"],
+}
 WARP_GROUPS, STAMPS = 3, 4096  # stamps of one warp group
 # What a stamp says, in the order of the kernel's enum, and the event that ends there.
-EVENTS = (("waited", "wait"), ("loaded", "load"), ("arrived", "wait"), ("multiplied", "product"), ("stored", "store"))
+EVENTS = (
+    ("waited", "wait"),
+    ("loaded", "load"),
+    ("arrived", "wait"),
+    ("multiplied", "product"),
+    ("stored", "store"),
+)
 
 
 def time_stamp_patch() -> list[tuple[str, str, int]]:
@@ -288,16 +408,26 @@ struct Recorder : Ring<STAGES> {
         "b_map, k, column, barrier);\n            }\n        }\n": "LOADED, step",
         "wgmma_wait<0>();\n    release<MULTICAST>(barriers.empty + 8 * previous_stage);": "MULTIPLIED, last - 1",
         "epilogue(acc, c_map, ring + RING_BYTES, stored, row, column, 1);": "STORED, 0",
-        "epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, warpgroup);": "STORED, tile_id"}
-    return [("// All three kernels take", f"{recorder}// All three kernels take", 1),
-            ("u64 stride_c)", "u64 stride_c, u64* stamps)", 3),
-            ("Ring<STAGES>& position", "Recorder& position", 2),
-            ("Ring<STAGES> position;", "Recorder position(stamps);", 3),
-            *((line, f"{line} position.record({event});", 1) for line, event in records.items()),
-            ("wgmma_wait<LAG>();", "wgmma_wait<LAG>(); if (step >= LAG) position.record(MULTIPLIED, step - LAG);", 1),
-            ("    u32 stored = 0;\n    epilogue", "    if (LAG) position.record(MULTIPLIED, steps - 1);\n"
-             "    u32 stored = 0;\n    epilogue", 1),
-            ("wgmma_wait<1>();", "wgmma_wait<1>(); if (step > first) position.record(MULTIPLIED, step - 1);", 1)]
+        "epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, warpgroup);": "STORED, tile_id",
+    }
+    return [
+        ("// All three kernels take", f"{recorder}// All three kernels take", 1),
+        ("u64 stride_c)", "u64 stride_c, u64* stamps)", 3),
+        ("Ring<STAGES>& position", "Recorder& position", 2),
+        ("Ring<STAGES> position;", "Recorder position(stamps);", 3),
+        *((line, f"{line} position.record({event});", 1) for line, event in records.items()),
+        (
+            "wgmma_wait<LAG>();",
+            "wgmma_wait<LAG>(); if (step >= LAG) position.record(MULTIPLIED, step - LAG);",
+            1,
+        ),
+        (
+            "    u32 stored = 0;\n    epilogue",
+            "    if (LAG) position.record(MULTIPLIED, steps - 1);\n    u32 stored = 0;\n    epilogue",
+            1,
+        ),
+        ("wgmma_wait<1>();", "wgmma_wait<1>(); if (step > first) position.record(MULTIPLIED, step - 1);", 1),
+    ]
 
 
 def pair_events(stamps: list[list[tuple[int, int, int]]], one_group: bool) -> list[dict]:
@@ -334,10 +464,14 @@ def measure_timeline():
             for _ in range(3):  # the first launch runs with cold caches
                 stamps.zero_()
                 launch()
-            recorded = [[(cycles, code >> 32, code & 0xFFFFFFFF) for cycles, code in group if cycles]
-                        for group in stamps.cpu().tolist()]
-            rows += [{"name": name, "config": str(config), "status": "ok", **row}
-                     for row in pair_events([group for group in recorded if group], config.kernel == "one_group")]
+            recorded = [
+                [(cycles, code >> 32, code & 0xFFFFFFFF) for cycles, code in group if cycles]
+                for group in stamps.cpu().tolist()
+            ]
+            rows += [
+                {"name": name, "config": str(config), "status": "ok", **row}
+                for row in pair_events([group for group in recorded if group], config.kernel == "one_group")
+            ]
     return rows
 
 
@@ -356,10 +490,12 @@ def measure_handover(rows: list[dict], name: str = "warp_specialized") -> dict:
     later = [step for step in released if step >= stages and step in multiplied and step in arrived]
     if not later:  # an older record
         return dict.fromkeys(("handover", "load", "step")) | {"name": name}
-    return {"name": name,
-            "handover": statistics.median(released[step] - multiplied[step - stages] for step in later),
-            "load": statistics.median(arrived[step] - ordered[step] for step in later),
-            "step": (multiplied[later[-1]] - multiplied[later[0]]) / (len(later) - 1)}
+    return {
+        "name": name,
+        "handover": statistics.median(released[step] - multiplied[step - stages] for step in later),
+        "load": statistics.median(arrived[step] - ordered[step] for step in later),
+        "step": (multiplied[later[-1]] - multiplied[later[0]]) / (len(later) - 1),
+    }
 
 
 # ---- faults, planted in a patched kernel
@@ -372,21 +508,36 @@ def fault_patches() -> dict[str, list[tuple[str, str, int]]]:
     """Return the replacements that plant each fault in wgmma_gemm.cu; "nothing" is the control."""
     return {
         "nothing": [],
-        "phase": [("position.phase ^ 1);", "1);", 1), ("position.phase);", "0);", 2)],  # the parity never flips
+        "phase": [
+            ("position.phase ^ 1);", "1);", 1),
+            ("position.phase);", "0);", 2),
+        ],  # the parity never flips
         "proxy_fence": [("fence_proxy_async();", "", 1)],
         # The phase completes when all but 8 KiB have landed.
-        "expect_less": [("mbarrier_arrive_expect_tx(barrier, STAGE_BYTES)",
-                         "mbarrier_arrive_expect_tx(barrier, STAGE_BYTES - 8192)", 2)],
+        "expect_less": [
+            (
+                "mbarrier_arrive_expect_tx(barrier, STAGE_BYTES)",
+                "mbarrier_arrive_expect_tx(barrier, STAGE_BYTES - 8192)",
+                2,
+            )
+        ],
         # A stage is released when its products are issued, not when they have finished.
-        "release_early": [("wgmma_wait<1>();\n        if (step > first) ", "", 1),
-                          ("release<MULTICAST>(barriers.empty + 8 * previous_stage);\n        previous_stage",
-                           "release<MULTICAST>(barriers.empty + 8 * position.stage);\n        previous_stage", 1),
-                          ("    release<MULTICAST>(barriers.empty + 8 * previous_stage);\n}", "}", 1)]}
+        "release_early": [
+            ("wgmma_wait<1>();\n        if (step > first) ", "", 1),
+            (
+                "release<MULTICAST>(barriers.empty + 8 * previous_stage);\n        previous_stage",
+                "release<MULTICAST>(barriers.empty + 8 * position.stage);\n        previous_stage",
+                1,
+            ),
+            ("    release<MULTICAST>(barriers.empty + 8 * previous_stage);\n}", "}", 1),
+        ],
+    }
 
 
 def try_fault(fault: str) -> dict:
     """Return {status, reason} of RUNS checks of the kernel with this fault. The process may fault or hang."""
     with patched_source(wgmma_gemm.SOURCE, *fault_patches()[fault]) as patched:
+
         def prepare(a, b, *, out, config):
             return operands.Launch(wgmma_gemm.build_launch(a, b, out, config, patched), out, config)
 
@@ -403,14 +554,20 @@ def try_fault(fault: str) -> dict:
 
 def run_fault(fault: str, limit_s: float = 10) -> dict:
     """Return what `try_fault` returns in a process of its own, or how that process ended."""
-    status, output, errors = check.run_snippet("import json; from ch10.wgmma_gemm.lesson import experiments; "
-                                               f"print(json.dumps(experiments.try_fault({fault!r})))", limit_s)
+    status, output, errors = check.run_snippet(
+        "import json; from ch10.wgmma_gemm.lesson import experiments; "
+        f"print(json.dumps(experiments.try_fault({fault!r})))",
+        limit_s,
+    )
     if status is None:
         return {"status": "failed", "reason": f"no answer within {limit_s:g} s"}
     if status == 0:
         return json.loads(output)
     lines = errors.splitlines() or [f"exit status {status}"]
-    return {"status": "failed", "reason": next((line for line in lines if "CUDA error" in line), lines[-1])[:300]}
+    return {
+        "status": "failed",
+        "reason": next((line for line in lines if "CUDA error" in line), lines[-1])[:300],
+    }
 
 
 @experiment("ch10_gemm_broken", source=lambda: source(fault_patches))
@@ -419,8 +576,14 @@ def run_broken_kernels():
     _compile({"tile": STEPS["tile"]})
     faults = fault_patches()
     found = check.run_side_by_side(*(functools.partial(run_fault, fault) for fault in faults))
-    return [{"name": fault, "kernel": str(BROKEN_CONFIG) + (f", without {fault}" if fault != "nothing" else ""), **row}
-            for fault, row in zip(faults, found)]
+    return [
+        {
+            "name": fault,
+            "kernel": str(BROKEN_CONFIG) + (f", without {fault}" if fault != "nothing" else ""),
+            **row,
+        }
+        for fault, row in zip(faults, found)
+    ]
 
 
 # ---- compilation

@@ -13,8 +13,23 @@ from tilelab.runtime import device
 from tilelab.sweeps.sweep import Sweep
 from tilelab.sweeps.tunable import Roofline, TargetSpace, TunableKernel, load_ceiling
 
-RECORDED = ("name", "config", "kernel", "shape", "dtype", "status", "reason", "ms", "peer_ms", "ratio", "tflops",
-            "registers", "smem", "final_ms", "final_ratio")
+RECORDED = (
+    "name",
+    "config",
+    "kernel",
+    "shape",
+    "dtype",
+    "status",
+    "reason",
+    "ms",
+    "peer_ms",
+    "ratio",
+    "tflops",
+    "registers",
+    "smem",
+    "final_ms",
+    "final_ratio",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +50,13 @@ class WgmmaSpace(TargetSpace):
         return self.m, self.n, self.k
 
     def label(self, config):
-        return {"name": config.kernel, "config": str(config), "kernel": str(config), "shape": list(self.shape),
-                "dtype": "bf16"}
+        return {
+            "name": config.kernel,
+            "config": str(config),
+            "kernel": str(config),
+            "shape": list(self.shape),
+            "dtype": "bf16",
+        }
 
     def source(self):
         return experiments.source()
@@ -62,7 +82,9 @@ class WgmmaSpace(TargetSpace):
         checked = experiments.verify(config, *self.shape)
         row = {key: checked[key] for key in ("status", "reason", "error", "peer_error")}
         if row["status"] == "ok":
-            row |= experiments.compare_with_cublas({config.kernel: config}, *self.shape, **experiments.QUICK)[0]
+            row |= experiments.compare_with_cublas({config.kernel: config}, *self.shape, **experiments.QUICK)[
+                0
+            ]
         return row
 
     def measure_finalists(self, configs):
@@ -72,16 +94,32 @@ class WgmmaSpace(TargetSpace):
 def grid() -> list[WgmmaConfig]:
     """Return the configurations that are swept: tiles, stages, clusters and rasters of the persistent kernel."""
     tiles = (128, 128), (128, 160), (128, 192), (128, 208), (128, 224), (128, 256), (256, 128)
-    return [WgmmaConfig("specialised", rows, columns, stages, consumers=2, cluster=cluster, persistent=True, pdl=True,
-                        epilogue_subtile=4 if rows * columns == 1 << 15 else 1, group=group)
-            for (rows, columns), stages, cluster, group in itertools.product(tiles, (2, 3, 4, 6), (1, 2), (1, 4, 16))]
+    return [
+        WgmmaConfig(
+            "specialised",
+            rows,
+            columns,
+            stages,
+            consumers=2,
+            cluster=cluster,
+            persistent=True,
+            pdl=True,
+            epilogue_subtile=4 if rows * columns == 1 << 15 else 1,
+            group=group,
+        )
+        for (rows, columns), stages, cluster, group in itertools.product(
+            tiles, (2, 3, 4, 6), (1, 2), (1, 4, 16)
+        )
+    ]
 
 
 @experiments.experiment("ch10_gemm_sweep")
 def measure_sweep():
     """Sweep the grid at 4096 cubed."""
-    return [{key: row[key] for key in RECORDED if key in row}
-            for row in Sweep(grid(), WgmmaSpace(4096, 4096, 4096)).finish()]
+    return [
+        {key: row[key] for key in RECORDED if key in row}
+        for row in Sweep(grid(), WgmmaSpace(4096, 4096, 4096)).finish()
+    ]
 
 
 def _make_space(shape: tuple[int, ...], dtype: str, target: str | None) -> WgmmaSpace:
@@ -92,22 +130,39 @@ def _make_space(shape: tuple[int, ...], dtype: str, target: str | None) -> Wgmma
 
 def _roofline(_: str) -> Roofline:
     tflops, gpu = load_ceiling("cuBLAS bf16", "tflops")
-    return Roofline("operations per byte that TMA fetches, FLOP/B", "tflops", "TFLOP/s",
-                    lambda config: config.block_m * config.block_n / (config.block_m + config.block_n / config.cluster),
-                    {f"cuBLAS bf16, {gpu['name']}": tflops})
+    return Roofline(
+        "operations per byte that TMA fetches, FLOP/B",
+        "tflops",
+        "TFLOP/s",
+        lambda config: config.block_m * config.block_n / (config.block_m + config.block_n / config.cluster),
+        {f"cuBLAS bf16, {gpu['name']}": tflops},
+    )
 
 
 TUNABLE_KERNEL = TunableKernel(
     name="WGMMA GEMM: C = A B",
-    shapes={**{f"{side}³": (side,) * 3 for side in (4096, 2048, 8192)},  # the sweep is recorded at the first
-            "64 × 6144 × 4096": (64, 6144, 4096), "512 × 6144 × 4096": (512, 6144, 4096),
-            "4096 × 28672 × 4096": (4096, 28672, 4096)},
+    shapes={
+        **{f"{side}³": (side,) * 3 for side in (4096, 2048, 8192)},  # the sweep is recorded at the first
+        "64 × 6144 × 4096": (64, 6144, 4096),
+        "512 × 6144 × 4096": (512, 6144, 4096),
+        "4096 × 28672 × 4096": (4096, 28672, 4096),
+    },
     dtypes=("bf16",),
-    presets={"the ladder": lambda dtype: list(STEPS.values()), "the course's": lambda dtype: candidates(),
-             "the grid": lambda dtype: grid()},
-    axes={"tile": lambda c: f"{c.block_m}×{c.block_n}", "stages": lambda c: f"{c.stages} stage{'s' * (c.stages > 1)}",
-          "cluster, raster": lambda c: f"cluster {c.cluster}, group {c.group}",
-          "tile, cluster": lambda c: f"{c.block_m}×{c.block_n}, cluster {c.cluster}",
-          "raster": lambda c: f"group {c.group}", "kernel": lambda c: c.kernel},
-    space=_make_space, load_record=lambda: results.load_record("ch10_gemm_sweep", experiments.source()),
-    roofline=_roofline, tuner=tuning.TUNABLE)
+    presets={
+        "the ladder": lambda dtype: list(STEPS.values()),
+        "the course's": lambda dtype: candidates(),
+        "the grid": lambda dtype: grid(),
+    },
+    axes={
+        "tile": lambda c: f"{c.block_m}×{c.block_n}",
+        "stages": lambda c: f"{c.stages} stage{'s' * (c.stages > 1)}",
+        "cluster, raster": lambda c: f"cluster {c.cluster}, group {c.group}",
+        "tile, cluster": lambda c: f"{c.block_m}×{c.block_n}, cluster {c.cluster}",
+        "raster": lambda c: f"group {c.group}",
+        "kernel": lambda c: c.kernel,
+    },
+    space=_make_space,
+    load_record=lambda: results.load_record("ch10_gemm_sweep", experiments.source()),
+    roofline=_roofline,
+    tuner=tuning.TUNABLE,
+)

@@ -47,25 +47,39 @@ def _two_consumers(stages: int) -> WgmmaConfig:
 
 
 # The view shows these kernels. Each has one CTA per SM.
-CONFIGS = {"1 stage": AloneConfig("one_group", 128, 128, 1), "4 stages": STEPS["ring"],
-           "producer, 2 stages": _two_consumers(2), "producer, 4 stages": _two_consumers(4),
-           "128 × 256, persistent": STEPS["raster"]}
+CONFIGS = {
+    "1 stage": AloneConfig("one_group", 128, 128, 1),
+    "4 stages": STEPS["ring"],
+    "producer, 2 stages": _two_consumers(2),
+    "producer, 4 stages": _two_consumers(4),
+    "128 × 256, persistent": STEPS["raster"],
+}
 # These kernels are timed with and without stamps, and profiled.
-MEASURED = {"1 stage": CONFIGS["1 stage"], "4 stages": CONFIGS["4 stages"],
-            "one consumer": dataclasses.replace(STEPS["warp_specialized"], persistent=True, group=4),
-            "producer, 2 stages": CONFIGS["producer, 2 stages"],
-            "producer, 4 stages": CONFIGS["producer, 4 stages"],
-            "128 × 256, persistent": CONFIGS["128 × 256, persistent"]}
+MEASURED = {
+    "1 stage": CONFIGS["1 stage"],
+    "4 stages": CONFIGS["4 stages"],
+    "one consumer": dataclasses.replace(STEPS["warp_specialized"], persistent=True, group=4),
+    "producer, 2 stages": CONFIGS["producer, 2 stages"],
+    "producer, 4 stages": CONFIGS["producer, 4 stages"],
+    "128 × 256, persistent": CONFIGS["128 × 256, persistent"],
+}
 
 
-SHORTEST_NS = 5000  # the GPU's timer advances in steps of 32 ns or more: a shorter time says too little about the clock
+SHORTEST_NS = (
+    5000  # the GPU's timer advances in steps of 32 ns or more: a shorter time says too little about the clock
+)
 
 # ---- the recorder
 
 # Codes of stamps, and the kind of event that ends there.
 STARTED, TIMED, FREE, LOADED, ARRIVED, MULTIPLIED, STORED, ENDED = range(8)
-ENDS = {FREE: ("wait", "empty"), LOADED: ("load", None), ARRIVED: ("wait", "full"), MULTIPLIED: ("product", None),
-        STORED: ("store", None)}
+ENDS = {
+    FREE: ("wait", "empty"),
+    LOADED: ("load", None),
+    ARRIVED: ("wait", "full"),
+    MULTIPLIED: ("product", None),
+    STORED: ("store", None),
+}
 
 
 def stamp_patch() -> list[tuple[str, str, int]]:
@@ -129,20 +143,16 @@ struct Recorder : Ring<STAGES> {{
     added = {
         "mbarrier_wait(full + 8 * position.stage, position.phase);": "position.record(ARRIVED, step, position.stage);",
         "mbarrier_wait(barriers.full + 8 * position.stage, position.phase);": "const u32 arrived = read_clock();",
-        "multiply(acc, a + consumer * ROWS * 128, a + A_BYTES, step > first);":
-            "position.record(ARRIVED, step, position.stage, arrived);",
+        "multiply(acc, a + consumer * ROWS * 128, a + A_BYTES, step > first);": "position.record(ARRIVED, step, position.stage, arrived);",
         "mbarrier_wait(barriers.empty + 8 * position.stage, position.phase ^ 1);": "const u32 freed = read_clock();",
-        "b_map, k, column, barrier);\n            }\n        }\n":
-            "position.record(FREE, step, position.stage, freed); position.record(LOADED, step, position.stage);",
+        "b_map, k, column, barrier);\n            }\n        }\n": "position.record(FREE, step, position.stage, freed); position.record(LOADED, step, position.stage);",
         "wgmma_wait<LAG>();": "if (step >= LAG) position.record(MULTIPLIED, step - LAG, 0);",
         "wgmma_wait<1>();": "const u32 multiplied = read_clock();",
-        "if (step > first) release<MULTICAST>(barriers.empty + 8 * previous_stage);":
-            "if (step > first) position.record(MULTIPLIED, step - 1, 0, multiplied);",
-        "wgmma_wait<0>();\n    release<MULTICAST>(barriers.empty + 8 * previous_stage);":
-            "position.record(MULTIPLIED, last - 1, previous_stage);",
+        "if (step > first) release<MULTICAST>(barriers.empty + 8 * previous_stage);": "if (step > first) position.record(MULTIPLIED, step - 1, 0, multiplied);",
+        "wgmma_wait<0>();\n    release<MULTICAST>(barriers.empty + 8 * previous_stage);": "position.record(MULTIPLIED, last - 1, previous_stage);",
         "epilogue(acc, c_map, ring + RING_BYTES, stored, row, column, 1);": "position.record(STORED, 0, 0);",
-        "epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, warpgroup);":
-            "position.record(STORED, tile_id, 0);"}
+        "epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, warpgroup);": "position.record(STORED, tile_id, 0);",
+    }
     return [
         ("// All three kernels take", f"{recorder}// All three kernels take", 1),
         ("u64 stride_c)", "u64 stride_c, uint2* stamps, u32 capacity, u32 watched)", 3),
@@ -150,19 +160,34 @@ struct Recorder : Ring<STAGES> {{
         ("Ring<STAGES> position;", "", 3),
         (ring, f"    {here}\n{ring}", 3),
         (loop, f"{begin} {loop}", 2),
-        ("    const Tile tile = tile_coordinates(blockIdx.x, (M", f"    {begin}\n"
-         "    const Tile tile = tile_coordinates(blockIdx.x, (M", 1),
+        (
+            "    const Tile tile = tile_coordinates(blockIdx.x, (M",
+            f"    {begin}\n    const Tile tile = tile_coordinates(blockIdx.x, (M",
+            1,
+        ),
         *((line, f"{line} {code}", 1) for line, code in added.items()),
         ("++step) load(step, step);", "++step) load(step, step), position.record(LOADED, step, step);", 1),
-        ("load(step - LAG + STAGES, LAG ? previous_stage : position.stage);",
-         "load(step - LAG + STAGES, LAG ? previous_stage : position.stage), "
-         "position.record(LOADED, step - LAG + STAGES, LAG ? previous_stage : position.stage);", 1),
-        ("    u32 stored = 0;\n    epilogue", "    if (LAG) position.record(MULTIPLIED, steps - 1, 0);\n"
-         "    u32 stored = 0;\n    epilogue", 1),
-        ("    if (leader) bulk_wait_read<0>();  // shared memory must outlive the stores that read it\n",
-         "    if (leader) bulk_wait_read<0>();\n    position.finish();\n", 1),
-        ("    // The other CTAs of the cluster still signal barriers in this CTA's shared memory",
-         "    position.finish();\n    // The other CTAs of the cluster still signal", 1),
+        (
+            "load(step - LAG + STAGES, LAG ? previous_stage : position.stage);",
+            "load(step - LAG + STAGES, LAG ? previous_stage : position.stage), "
+            "position.record(LOADED, step - LAG + STAGES, LAG ? previous_stage : position.stage);",
+            1,
+        ),
+        (
+            "    u32 stored = 0;\n    epilogue",
+            "    if (LAG) position.record(MULTIPLIED, steps - 1, 0);\n    u32 stored = 0;\n    epilogue",
+            1,
+        ),
+        (
+            "    if (leader) bulk_wait_read<0>();  // shared memory must outlive the stores that read it\n",
+            "    if (leader) bulk_wait_read<0>();\n    position.finish();\n",
+            1,
+        ),
+        (
+            "    // The other CTAs of the cluster still signal barriers in this CTA's shared memory",
+            "    position.finish();\n    // The other CTAs of the cluster still signal",
+            1,
+        ),
     ]
 
 
@@ -188,7 +213,9 @@ def prepare_recorder(patched: pathlib.Path, a, b, out, config: WgmmaConfig, watc
     (m, k), n = a.shape, b.shape[1]
     sms = device.current().sms
     capacity = count_stamps(config, m, n, k, sms)
-    stamps = torch.zeros(config.grid(m, n, sms), config.threads // 128, capacity, 2, dtype=torch.int32, device=a.device)
+    stamps = torch.zeros(
+        config.grid(m, n, sms), config.threads // 128, capacity, 2, dtype=torch.int32, device=a.device
+    )
     more = stamps, ctypes.c_uint32(capacity), ctypes.c_uint32(watched)
     return wgmma_gemm.build_launch(a, b, out, config, patched, more), stamps
 
@@ -234,11 +261,20 @@ def read_stamps(groups: list[list[tuple[int, int]]], one_group: bool) -> tuple[l
                 event, barrier = ENDS[kind]
                 tile += kind == FREE and step == 0 and bool(rows) and rows[-1]["lane"] == lane
                 begin = issued.pop(step) if kind == MULTIPLIED else (before, stage, phase)
-                row = {"lane": lane, "kind": event, "begin": begin[0], "end": now, "tile": tile,
-                       "step": None if kind == STORED else step, "barrier": barrier}
+                row = {
+                    "lane": lane,
+                    "kind": event,
+                    "begin": begin[0],
+                    "end": now,
+                    "tile": tile,
+                    "step": None if kind == STORED else step,
+                    "barrier": barrier,
+                }
                 if kind == MULTIPLIED:
                     row |= {"stage": begin[1], "phase": begin[2]}
-                elif kind != STORED and not (one_group and kind == LOADED):  # the order of the steps gives its stage
+                elif kind != STORED and not (
+                    one_group and kind == LOADED
+                ):  # the order of the steps gives its stage
                     row |= {"stage": stage, "phase": phase ^ (kind == FREE)}
                 rows.append(row)
                 if kind == ARRIVED:
@@ -257,8 +293,9 @@ def find_product_cycles(config: WgmmaConfig) -> float:
     return config.block_m / config.consumers / 64 * config.block_n / 2 * 4 * config.boxes_per_stage
 
 
-def record_config(patched: pathlib.Path, name: str, config: WgmmaConfig, watched: int = 0,
-                  cold: bool = False) -> list[dict]:
+def record_config(
+    patched: pathlib.Path, name: str, config: WgmmaConfig, watched: int = 0, cold: bool = False
+) -> list[dict]:
     """Run the patched kernel at SHAPE and return a recording of each CTA that ran on the SM `watched`, in their order.
 
     With `cold`, L2 holds nothing of the operands before the launch that is recorded, as under the profiler.
@@ -283,11 +320,26 @@ def record_config(patched: pathlib.Path, name: str, config: WgmmaConfig, watched
         # The position of a stamp that nobody wrote holds the code 0 and the value 0.
         stamped = [[(value, code) for value, code in group if (value, code) != (0, 0)] for group in groups]
         rows, length, ghz = read_stamps(stamped, config.kernel == "one_group")
-        recordings.append((stamped[0][1][0], timeline.make_recording(
-            name, rows, stages=config.stages, gpu=here.name, date=files.utc_now()[:10], config=str(config), ghz=ghz,
-            product_cycles=find_product_cycles(config), length=length)))
+        recordings.append(
+            (
+                stamped[0][1][0],
+                timeline.make_recording(
+                    name,
+                    rows,
+                    stages=config.stages,
+                    gpu=here.name,
+                    date=files.utc_now()[:10],
+                    config=str(config),
+                    ghz=ghz,
+                    product_cycles=find_product_cycles(config),
+                    length=length,
+                ),
+            )
+        )
     first = recordings[0][0]
-    return [recording for _, recording in sorted(recordings, key=lambda pair: (pair[0] - first + 2**31) % 2**32)]
+    return [
+        recording for _, recording in sorted(recordings, key=lambda pair: (pair[0] - first + 2**31) % 2**32)
+    ]
 
 
 # ---- the record for the view
@@ -295,9 +347,18 @@ def record_config(patched: pathlib.Path, name: str, config: WgmmaConfig, watched
 
 def source() -> str:
     """Return the hash of the code that is measured: the kernel, its configurations, and the recorder."""
-    return results.source_hash(wgmma_gemm.SOURCE, wgmma_gemm.SOURCE.with_name("configs.py"), tensor_map, stamp_patch,
-                               read_stamps, prepare_recorder, record_config, find_product_cycles, _two_consumers,
-                               AloneConfig)
+    return results.source_hash(
+        wgmma_gemm.SOURCE,
+        wgmma_gemm.SOURCE.with_name("configs.py"),
+        tensor_map,
+        stamp_patch,
+        read_stamps,
+        prepare_recorder,
+        record_config,
+        find_product_cycles,
+        _two_consumers,
+        AloneConfig,
+    )
 
 
 experiment = functools.partial(results.experiment, source=source, can_run=experiments.has_wgmma)
@@ -308,8 +369,15 @@ def measure_timeline():
     """Record one CTA of each of CONFIGS at 4096 x 4096 x 1024. A row holds a recording, up to its second tile."""
     with patched_kernel(*CONFIGS.values()) as patched:
         recordings = [record_config(patched, name, config)[0] for name, config in CONFIGS.items()]
-    return [{"name": each["name"], "status": "ok", "idle_share": timeline.find_idle_share(each),
-             "recording": timeline.keep_tiles(each, TILES_SHOWN)} for each in recordings]
+    return [
+        {
+            "name": each["name"],
+            "status": "ok",
+            "idle_share": timeline.find_idle_share(each),
+            "recording": timeline.keep_tiles(each, TILES_SHOWN),
+        }
+        for each in recordings
+    ]
 
 
 def load_recordings() -> tuple[list[dict], str]:
@@ -329,16 +397,38 @@ def load_recordings() -> tuple[list[dict], str]:
 
 def read_record(record: results.Record) -> tuple[list[dict], str]:
     """Return recordings, and their label, from the record `ch10_gemm_timeline`, which has a row per event."""
-    titles = {"tile": "1 stage", "ring": "4 stages", "warp_specialized": "a producer", "persistent": "persistent"}
+    titles = {
+        "tile": "1 stage",
+        "ring": "4 stages",
+        "warp_specialized": "a producer",
+        "persistent": "persistent",
+    }
     recordings = []
     for name, config in experiments.TIMELINE_CONFIGS.items():
-        rows = [{"lane": row["role"], "kind": row["event"], "begin": row["begin"], "end": row["end"],
-                 "tile": row["tile"], "step": None if row["event"] == "store" else row["step"]}
-                for row in record.rows if row["name"] == name]
+        rows = [
+            {
+                "lane": row["role"],
+                "kind": row["event"],
+                "begin": row["begin"],
+                "end": row["end"],
+                "tile": row["tile"],
+                "step": None if row["event"] == "store" else row["step"],
+            }
+            for row in record.rows
+            if row["name"] == name
+        ]
         if rows:
-            recordings.append(timeline.make_recording(
-                titles[name], rows, stages=config.stages, gpu=record.device["name"], date=record.data["recorded"][:10],
-                config=str(config), product_cycles=find_product_cycles(config)))
+            recordings.append(
+                timeline.make_recording(
+                    titles[name],
+                    rows,
+                    stages=config.stages,
+                    gpu=record.device["name"],
+                    date=record.data["recorded"][:10],
+                    config=str(config),
+                    product_cycles=find_product_cycles(config),
+                )
+            )
     return recordings, record.label()
 
 
@@ -347,16 +437,26 @@ def draw_still(recordings: list[dict], names: list[str], until: int, origin: str
     rows = []
     for recording in (each for each in recordings if each["name"] in names):
         for event in timeline.as_rows(recording):
-            lane = recording["name"] if len(recording["lanes"]) == 1 else f"{recording['name']}: {event['lane']}"
+            lane = (
+                recording["name"] if len(recording["lanes"]) == 1 else f"{recording['name']}: {event['lane']}"
+            )
             if event["end"] <= until:
                 rows.append({**event, "role": lane, "event": event["kind"]})
-    idle = ", ".join(f"{timeline.find_idle_share(each):.0%} of the time with {each['name']}" for each in recordings
-                     if each["name"] in names)
-    picture = figures.draw_timeline(rows, title=f"What one CTA does in its first {until:,} cycles", source=origin)
-    picture.axes[0].set_xlabel("cycles since the first bar began; the number in a bar is its step", fontsize=8)
+    idle = ", ".join(
+        f"{timeline.find_idle_share(each):.0%} of the time with {each['name']}"
+        for each in recordings
+        if each["name"] in names
+    )
+    picture = figures.draw_timeline(
+        rows, title=f"What one CTA does in its first {until:,} cycles", source=origin
+    )
+    picture.axes[0].set_xlabel(
+        "cycles since the first bar began; the number in a bar is its step", fontsize=8
+    )
     return picture.describe(
         f"A row for each warp role of one CTA in its first {until:,} cycles: its loads, waits, products and stores. "
-        f"The clock begins with the first bar. Over the whole recording the tensor core is idle for {idle}.")
+        f"The clock begins with the first bar. Over the whole recording the tensor core is idle for {idle}."
+    )
 
 
 # ---- what recording costs, and whether the timeline agrees with the profiler
@@ -376,10 +476,14 @@ def measure_overhead():
     build.compile_ahead(map(wgmma_gemm.job, MEASURED.values()))
     with patched_kernel(*MEASURED.values()) as patched:
         for name, config in MEASURED.items():
-            candidates = {"plain": lambda a, b, out, config=config: wgmma_gemm.build_launch(a, b, out, config),
-                          "every CTA": _prepare_stamped(patched, config, ALL_SMS),
-                          "one SM": _prepare_stamped(patched, config, 0)}
-            found = bench.compare(candidates, lambda: experiments.make_inputs(*OVERHEAD_SHAPE), "plain", **TIMING)
+            candidates = {
+                "plain": lambda a, b, out, config=config: wgmma_gemm.build_launch(a, b, out, config),
+                "every CTA": _prepare_stamped(patched, config, ALL_SMS),
+                "one SM": _prepare_stamped(patched, config, 0),
+            }
+            found = bench.compare(
+                candidates, lambda: experiments.make_inputs(*OVERHEAD_SHAPE), "plain", **TIMING
+            )
             every, one = found["every CTA"], found["one SM"]
             row = {**every.row(), "name": name, "config": str(config), "shape": list(OVERHEAD_SHAPE)}
             if every.ratio and one.ratio:
@@ -394,11 +498,16 @@ def _launch(launch, stamps) -> None:
 
 
 def _prepare_stamped(patched: pathlib.Path, config: WgmmaConfig, watched: int):
-    return lambda a, b, out: functools.partial(_launch, *prepare_recorder(patched, a, b, out, config, watched))
+    return lambda a, b, out: functools.partial(
+        _launch, *prepare_recorder(patched, a, b, out, config, watched)
+    )
 
 
-METRICS = {"busy_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
-           "active_cycles": "sm__cycles_active.avg", "ns": "gpu__time_duration.sum"}
+METRICS = {
+    "busy_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+    "active_cycles": "sm__cycles_active.avg",
+    "ns": "gpu__time_duration.sum",
+}
 
 
 @profiler.experiment("ch10_timeline_idle", source)
@@ -420,12 +529,26 @@ def measure_idle():
         # The CTAs of one SM follow each other. The profiler does not count the cycles between two CTAs.
         length = sum(recording["length"] for recording in recordings)
         idle = sum(timeline.find_idle_share(each) * each["length"] for each in recordings) / length
-        alone = sum(timeline.find_share_without_products(each) * each["length"] for each in recordings) / length
+        alone = (
+            sum(timeline.find_share_without_products(each) * each["length"] for each in recordings) / length
+        )
         by_profiler = 1 - row["busy_percent"] / 100
-        rows.append({"name": name, "config": str(config), "shape": list(SHAPE), "status": "ok", "ctas": len(recordings),
-                     "idle": idle, "without_products": alone, "idle_profiler": by_profiler,
-                     "points": 100 * (idle - by_profiler), "cycles": length,
-                     "active_cycles": row["active_cycles"], "us": row["ns"] / 1e3})
+        rows.append(
+            {
+                "name": name,
+                "config": str(config),
+                "shape": list(SHAPE),
+                "status": "ok",
+                "ctas": len(recordings),
+                "idle": idle,
+                "without_products": alone,
+                "idle_profiler": by_profiler,
+                "points": 100 * (idle - by_profiler),
+                "cycles": length,
+                "active_cycles": row["active_cycles"],
+                "us": row["ns"] / 1e3,
+            }
+        )
     return rows
 
 

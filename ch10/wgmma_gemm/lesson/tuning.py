@@ -24,10 +24,16 @@ def _with_most_stages(**fields) -> WgmmaConfig | None:
 
 def _with_fitting_parts(**fields) -> WgmmaConfig | None:
     """Return the configuration with at least four stages, or else with the most, and with the widest boxes of C."""
-    found = [_with_most_stages(epilogue_subtile=parts, **fields) for parts in range(1, 13)
-             if fields["block_n"] % (16 * parts) == 0]
-    return max(filter(None, found), key=lambda each: (min(each.stages, 4), each.box, -each.epilogue_subtile),
-               default=None)
+    found = [
+        _with_most_stages(epilogue_subtile=parts, **fields)
+        for parts in range(1, 13)
+        if fields["block_n"] % (16 * parts) == 0
+    ]
+    return max(
+        filter(None, found),
+        key=lambda each: (min(each.stages, 4), each.box, -each.epilogue_subtile),
+        default=None,
+    )
 
 
 @functools.cache
@@ -39,46 +45,87 @@ def search_space() -> tuple[WgmmaConfig, ...]:
     widths = {128: (64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256), 256: (64, 96, 112, 128)}
     for block_m, block_n in ((rows, columns) for rows in widths for columns in widths[rows]):
         rasters = (4, 16) if block_m * block_n >= 128 * 192 else (8,)
-        found += [persistent(block_m=block_m, block_n=block_n, consumers=2, cluster=cluster, group=group,
-                             epilogue_subtile=4 if block_m == 256 and block_n == 128 else subtiles.get(block_n, 1))
-                  for cluster in (1, 2) for group in rasters]
+        found += [
+            persistent(
+                block_m=block_m,
+                block_n=block_n,
+                consumers=2,
+                cluster=cluster,
+                group=group,
+                epilogue_subtile=4 if block_m == 256 and block_n == 128 else subtiles.get(block_n, 1),
+            )
+            for cluster in (1, 2)
+            for group in rasters
+        ]
     # Tiles of three consumers, and of 256 rows and up to 192 columns: large ones that cover some shapes in one wave.
     large = functools.partial(_with_fitting_parts, kernel="specialised", persistent=True)
     for cluster, group in ((1, 8), (2, 4), (2, 16)):
-        found += [large(block_m=192, block_n=columns, consumers=3, cluster=cluster, group=group)
-                  for columns in range(96, 208, 16)]
-        found += [large(block_m=256, block_n=columns, consumers=2, cluster=cluster, group=group)
-                  for columns in (144, 160, 176, 192)]
+        found += [
+            large(block_m=192, block_n=columns, consumers=3, cluster=cluster, group=group)
+            for columns in range(96, 208, 16)
+        ]
+        found += [
+            large(block_m=256, block_n=columns, consumers=2, cluster=cluster, group=group)
+            for columns in (144, 160, 176, 192)
+        ]
     # Clusters of small tiles: with few rows of C, most of the traffic from L2 is B.
-    found += [large(block_m=64, block_n=columns, cluster=cluster, group=8)
-              for cluster in (2, 4) for columns in (64, 96, 128, 160, 192)]
-    found += [large(block_m=128, block_n=columns, consumers=2, cluster=4, group=8)
-              for columns in (64, 96, 128, 160, 192)]
-    found += [persistent(block_m=64, block_n=columns, boxes_per_stage=boxes, group=8)
-              for columns in (80, 112, 144, 160) for boxes in (1, 2)]
+    found += [
+        large(block_m=64, block_n=columns, cluster=cluster, group=8)
+        for cluster in (2, 4)
+        for columns in (64, 96, 128, 160, 192)
+    ]
+    found += [
+        large(block_m=128, block_n=columns, consumers=2, cluster=4, group=8)
+        for columns in (64, 96, 128, 160, 192)
+    ]
+    found += [
+        persistent(block_m=64, block_n=columns, boxes_per_stage=boxes, group=8)
+        for columns in (80, 112, 144, 160)
+        for boxes in (1, 2)
+    ]
     for block_n in (16, 32, 64, 96, 128, 192, 256):
         found += [persistent(block_m=64, block_n=block_n, boxes_per_stage=boxes, group=8) for boxes in (1, 2)]
     # A C of few rows is computed transposed: wgmma takes 64 rows, but as few as 16 columns.
-    found += [persistent(block_m=64, block_n=columns, boxes_per_stage=2, swap=True, group=8)
-              for columns in (16, 32, 64, 128)]
-    found += [persistent(block_m=128, block_n=columns, consumers=2, boxes_per_stage=boxes, swap=True, group=8)
-              for columns in (16, 32, 64, 128, 192) for boxes in (1, 2)]
+    found += [
+        persistent(block_m=64, block_n=columns, boxes_per_stage=2, swap=True, group=8)
+        for columns in (16, 32, 64, 128)
+    ]
+    found += [
+        persistent(block_m=128, block_n=columns, consumers=2, boxes_per_stage=boxes, swap=True, group=8)
+        for columns in (16, 32, 64, 128, 192)
+        for boxes in (1, 2)
+    ]
     found += [persistent(block_m=64, block_n=columns, swap=True, group=8) for columns in (192, 256)]
     # In a swapped product the CTAs of a cluster share rows of A.
-    found += [persistent(block_m=64, block_n=columns, cluster=cluster, boxes_per_stage=2, swap=True, group=8)
-              for cluster in (2, 4) for columns in (16, 32, 64, 128) if columns % (8 * cluster) == 0]
-    found += [persistent(block_m=128, block_n=columns, consumers=2, cluster=cluster, swap=True, group=8)
-              for cluster in (2, 4) for columns in (32, 64, 128, 192)]
+    found += [
+        persistent(block_m=64, block_n=columns, cluster=cluster, boxes_per_stage=2, swap=True, group=8)
+        for cluster in (2, 4)
+        for columns in (16, 32, 64, 128)
+        if columns % (8 * cluster) == 0
+    ]
+    found += [
+        persistent(block_m=128, block_n=columns, consumers=2, cluster=cluster, swap=True, group=8)
+        for cluster in (2, 4)
+        for columns in (32, 64, 128, 192)
+    ]
     split = functools.partial(_with_most_stages, kernel="split", group=8)
     for cluster in (2, 3, 4, 5, 6, 8):
-        found += [split(block_m=64, block_n=columns, cluster=cluster, boxes_per_stage=1 + (columns <= 64))
-                  for columns in (64, 128, 192, 256)]
-        found += [split(block_m=128, block_n=columns, consumers=2, cluster=cluster)
-                  for columns in (96, 128, 160, 192, 224, 256)]
-        found += [split(block_m=64, block_n=columns, cluster=cluster, swap=True, boxes_per_stage=2)
-                  for columns in (16, 32, 64, 128)]
-        found += [split(block_m=128, block_n=columns, consumers=2, cluster=cluster, swap=True)
-                  for columns in (64, 128, 256)]
+        found += [
+            split(block_m=64, block_n=columns, cluster=cluster, boxes_per_stage=1 + (columns <= 64))
+            for columns in (64, 128, 192, 256)
+        ]
+        found += [
+            split(block_m=128, block_n=columns, consumers=2, cluster=cluster)
+            for columns in (96, 128, 160, 192, 224, 256)
+        ]
+        found += [
+            split(block_m=64, block_n=columns, cluster=cluster, swap=True, boxes_per_stage=2)
+            for columns in (16, 32, 64, 128)
+        ]
+        found += [
+            split(block_m=128, block_n=columns, consumers=2, cluster=cluster, swap=True)
+            for columns in (64, 128, 256)
+        ]
     return tuple(dict.fromkeys(filter(None, found)))
 
 
@@ -88,7 +135,9 @@ def suits(config: WgmmaConfig, m: int, n: int, k: int, sms: int) -> bool:
     if config.kernel == "specialised" and config.block_m * (config.cluster - 1) >= (n if config.swap else m):
         return False  # a whole CTA of each cluster would have nothing to do
     if config.kernel == "split":
-        return tiles <= 1.5 * sms and tiles * config.cluster <= 3 * sms and config.steps(k) >= 3 * config.cluster
+        return (
+            tiles <= 1.5 * sms and tiles * config.cluster <= 3 * sms and config.steps(k) >= 3 * config.cluster
+        )
     if config.cluster == 4 and tiles > config.grid(m, n, sms):
         return False  # a second wave
     if config.swap:
@@ -105,8 +154,14 @@ def find_candidates(m: int, n: int, k: int) -> list[WgmmaConfig]:
 
 
 TUNABLE = Tunable(
-    "wgmma_gemm", "cuBLAS", find_candidates,
+    "wgmma_gemm",
+    "cuBLAS",
+    find_candidates,
     lambda config, m, n, k: predict_us(config, m, n, k, device.current().sms or 132),
-    experiments.make_inputs, lambda config, a, b, out: wgmma_gemm.prepare(a, b, out=out, config=config),
-    experiments.prepare_cublas, lambda config, m, n, k: wgmma_gemm.job(config),
-    wgmma_gemm.tuned_source, needs="has_wgmma")
+    experiments.make_inputs,
+    lambda config, a, b, out: wgmma_gemm.prepare(a, b, out=out, config=config),
+    experiments.prepare_cublas,
+    lambda config, m, n, k: wgmma_gemm.job(config),
+    wgmma_gemm.tuned_source,
+    needs="has_wgmma",
+)

@@ -19,7 +19,11 @@ from tilelab.runtime import build, device
 
 LENGTHS = (1024, 4096, 8192)  # with 16,384 tokens and 2,048 features in all
 # Groups of queries share a key head, as in models with 8 and with 4 key heads.
-GROUPED = [(4, 32, 8, 4096, 4096, 128, True), (1, 32, 4, 16384, 16384, 128, True), (4, 64, 8, 4096, 4096, 64, True)]
+GROUPED = [
+    (4, 32, 8, 4096, 4096, 128, True),
+    (1, 32, 4, 16384, 16384, 128, True),
+    (4, 64, 8, 4096, 4096, 64, True),
+]
 
 
 def verify(candidate: Callable, case, peer: str) -> dict:
@@ -38,20 +42,26 @@ def verify(candidate: Callable, case, peer: str) -> dict:
     except Exception as error:  # a library may refuse this GPU, or fail to compile
         return {"status": "failed", "reason": f"{type(error).__name__}: {device.first_line(error)[:200]}"}
     peer_result = experiments.run_backend(peer, case[-1], q, k, v)
-    row = {"error": check.relative_error(result, wanted), "peer_error": check.relative_error(peer_result, wanted)}
+    row = {
+        "error": check.relative_error(result, wanted),
+        "peer_error": check.relative_error(peer_result, wanted),
+    }
     tolerance = 1.5 * max(row["peer_error"], check.TOLERANCE[q.dtype] / 2)
     reason = "" if row["error"] <= tolerance else f"error {row['error']:.1e} is above {tolerance:.1e}"
     return {"status": "wrong" if reason else "ok", "reason": reason, **row, "tolerance": tolerance}
 
 
-CASES = [(16384 // s, 2048 // d, 2048 // d, s, s, d, causal)
-         for d, causal, s in itertools.product(HEAD_DIMS, (False, True), LENGTHS)] + GROUPED
+CASES = [
+    (16384 // s, 2048 // d, 2048 // d, s, s, d, causal)
+    for d, causal, s in itertools.product(HEAD_DIMS, (False, True), LENGTHS)
+] + GROUPED
 
 
 def source() -> str:
     """Return the hash of what is measured: the kernels, and how the peers are called."""
-    return results.source_hash(kernels, hopper_kernel, AttentionConfig, configs, best_config,
-                               compare_case, peers.FlashAttention4)
+    return results.source_hash(
+        kernels, hopper_kernel, AttentionConfig, configs, best_config, compare_case, peers.FlashAttention4
+    )
 
 
 def cudnn_version() -> str | None:
@@ -73,13 +83,22 @@ def compare_case(case, flash_4: peers.Peer, **timing) -> list[dict]:
         others[flash_4.name] = flash_4.prepare_attention(case[6])
     checks = {name: verify(candidate, case, peer) for name, candidate in others.items()}
     right = {name: candidate for name, candidate in others.items() if checks[name]["status"] == "ok"}
-    found = bench.compare({peer: experiments.prepare_sdpa(peer, case[6]), **right},
-                          lambda: experiments.make_inputs(case), peer, flops=experiments.count_flops(case), **timing)
+    found = bench.compare(
+        {peer: experiments.prepare_sdpa(peer, case[6]), **right},
+        lambda: experiments.make_inputs(case),
+        peer,
+        flops=experiments.count_flops(case),
+        **timing,
+    )
     torchs = peers.Peer(peer, cudnn_version() if peer == "cuDNN" else torch.__version__)
     rows = [found[peer].row() | {"version": torchs.version} | experiments.label(case, peer)]
     if flash_4.name in found:
-        rows.append(experiments.label(case, flash_4.name) | checks[flash_4.name] | found[flash_4.name].row()
-                    | {"version": flash_4.version})
+        rows.append(
+            experiments.label(case, flash_4.name)
+            | checks[flash_4.name]
+            | found[flash_4.name].row()
+            | {"version": flash_4.version}
+        )
     for each in (torchs, flash_4):
         row = experiments.label(case, "course") | checks["course"]
         if "course" not in found:
@@ -99,11 +118,20 @@ def compare_with_peers():
     apart from the fast ones because they let the chip cool down.
     """
     here, cases = device.current(), (*CASES, (*experiments.LONG, False))
-    build.compile_ahead(list({(config, case[5:]): experiments.job(config, here.target, *case[5:]) for case in cases
-                              for config in [best_config(case[5], here.target, case, here.sms)]}.values()))
+    build.compile_ahead(
+        list(
+            {
+                (config, case[5:]): experiments.job(config, here.target, *case[5:])
+                for case in cases
+                for config in [best_config(case[5], here.target, case, here.sms)]
+            }.values()
+        )
+    )
     flash_4, rows = peers.find("flash_attention_4"), []
     for case in cases:
         rows += compare_case(case, flash_4, rounds=12, warm_s=0.2)
     slow = {"flash": experiments.prepare_sdpa("flash", False), "eager": experiments.prepare_eager(False)}
-    return rows + [row | experiments.label(case, row["name"])
-                   for row in experiments.compare_with_cudnn(slow, case, rounds=8)[1:]]
+    return rows + [
+        row | experiments.label(case, row["name"])
+        for row in experiments.compare_with_cudnn(slow, case, rounds=8)[1:]
+    ]

@@ -20,15 +20,29 @@ from tilelab.runtime import device
 
 LOG2_E = attention.LOG2_E
 SHAPE = (4, 16, 16, 4096, 4096, 128)  # batch, heads, key heads, queries, keys, features: what is timed
-CASES = {"cpu": [(1, 2, 1, 70, 300, 128), (1, 3, 3, 150, 3, 128), (2, 2, 1, 300, 200, 128)],
-         "cuda": [(2, 4, 2, 333, 333, 128), (1, 2, 2, 1, 700, 128), (1, 3, 3, 65, 3, 128), (2, 2, 2, 129, 1025, 128),
-                  (1, 8, 2, 2048, 2048, 128), (4, 16, 4, 700, 700, 128)]}
+CASES = {
+    "cpu": [(1, 2, 1, 70, 300, 128), (1, 3, 3, 150, 3, 128), (2, 2, 1, 300, 200, 128)],
+    "cuda": [
+        (2, 4, 2, 333, 333, 128),
+        (1, 2, 2, 1, 700, 128),
+        (1, 3, 3, 65, 3, 128),
+        (2, 2, 2, 129, 1025, 128),
+        (1, 8, 2, 2048, 2048, 128),
+        (4, 16, 4, 700, 700, 128),
+    ],
+}
 # Rows of 256 bytes are split into boxes of 128, in which TMA moves pieces of 16 bytes, and wgmma reads them so.
 TILE_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
 
-VERSIONS = ("first:prepare_first", "tuned:prepare_tuned", "one_group:prepare_one_group",
-            "with_producer:prepare_with_producer", "two_consumers:prepare_two_consumers",
-            "overlapped:prepare_overlapped", "persistent:prepare_persistent")
+VERSIONS = (
+    "first:prepare_first",
+    "tuned:prepare_tuned",
+    "one_group:prepare_one_group",
+    "with_producer:prepare_with_producer",
+    "two_consumers:prepare_two_consumers",
+    "overlapped:prepare_overlapped",
+    "persistent:prepare_persistent",
+)
 NOTEBOOK = ROOT / "notebooks" / "ch14_attention.ipynb"
 lesson.register("ch14_attention_lesson", NOTEBOOK.stem, *VERSIONS)
 lesson.register("ch14_attention_tiles", NOTEBOOK.stem, "tuned:prepare_tuned", sweep=True)
@@ -74,13 +88,16 @@ def check_attention(prepare: Callable) -> str:
     launch = triton_cell.record_launch(prepare, make_inputs(CASES["cpu"][0], "cpu"))
     gluon, has_gpu = triton_cell.is_gluon(launch.kernel), device.current().has_tma
     for where in ["cpu"] * (gluon or not has_gpu) + ["cuda"] * has_gpu:
-        for seed in gluon_emulator.SEEDS[:1 if has_gpu else 3] if gluon and where == "cpu" else (0,):
+        for seed in gluon_emulator.SEEDS[: 1 if has_gpu else 3] if gluon and where == "cpu" else (0,):
             for causal in (False, True):
                 with gluon_emulator.with_seed(seed):
                     fault = lesson.check_launch(
-                        functools.partial(prepare, causal=causal), CASES,
+                        functools.partial(prepare, causal=causal),
+                        CASES,
                         lambda case, where: _spread_scores(*make_inputs(case, where)),
-                        functools.partial(attention.spec, is_causal=causal), where=where)
+                        functools.partial(attention.spec, is_causal=causal),
+                        where=where,
+                    )
                 if fault:
                     place = " (in the emulator)" if gluon and where == "cpu" else ""
                     return f"{'causal, ' * causal}{fault}{place}"
@@ -90,8 +107,15 @@ def check_attention(prepare: Callable) -> str:
 def tabulate(full: results.Record, causal: results.Record) -> results.Table:
     """Return a table of both sweeps of all versions, without and with a causal mask."""
     names = {"ms": "ms", "peer_ms": "cuDNN, ms", "ratio": "× cuDNN", "spread": "±"}
-    rows = [{"version": row["version"]} | {f"{kind}{named}": found.get(key) for kind, found in (
-        ("", row), ("causal ", masked)) for key, named in names.items()} for row, masked in zip(full.rows, causal.rows)]
+    rows = [
+        {"version": row["version"]}
+        | {
+            f"{kind}{named}": found.get(key)
+            for kind, found in (("", row), ("causal ", masked))
+            for key, named in names.items()
+        }
+        for row, masked in zip(full.rows, causal.rows)
+    ]
     return results.table(rows, f"{'×'.join(map(str, SHAPE))}: {full.label()}")
 
 
@@ -101,8 +125,15 @@ def tabulate_ladder(ladder: results.Record) -> results.Table:
     names = {key: name for key, name in names.items() if any(key in row for row in ladder.rows)}
     found = {(row["name"], row["causal"]): row for row in ladder.rows}
     steps = dict.fromkeys(row["name"] for row in ladder.rows)
-    rows = [{"step": step} | {f"{kind}{named}": found[step, causal].get(key) for causal, kind in (
-        (False, ""), (True, "causal ")) for key, named in names.items()} for step in steps]
+    rows = [
+        {"step": step}
+        | {
+            f"{kind}{named}": found[step, causal].get(key)
+            for causal, kind in ((False, ""), (True, "causal "))
+            for key, named in names.items()
+        }
+        for step in steps
+    ]
     return results.table(rows, f"4 × 16 × 8192 × 128, {ladder.label()}")
 
 
@@ -112,7 +143,9 @@ def tabulate_ladder(ladder: results.Record) -> results.Table:
 def define_kernels() -> dict:
     """Return the functions of the lesson's cells, by name, for the solutions and for tests."""
     names = [name for version in VERSIONS for name in version.split(":")]
-    return lesson.define("\n\n".join(triton_cell.collect(lesson.notebook_texts(NOTEBOOK), "exercises", *names)))
+    return lesson.define(
+        "\n\n".join(triton_cell.collect(lesson.notebook_texts(NOTEBOOK), "exercises", *names))
+    )
 
 
 def check_kernel(prepare: Callable) -> None:
@@ -135,17 +168,26 @@ def check_producer(load_blocks, with_producer) -> None:
         heads, row_blocks = q.shape[0] * q.shape[1], -(-q.shape[2] // 64)
         descriptors = [describe(tensor, 64, with_producer) for tensor in (q, k, v, out)]
         scalars = LOG2_E * q.shape[3] ** -0.5, k.shape[2], row_blocks, q.shape[1] // k.shape[1]
-        return lambda: with_producer[heads * row_blocks,](*descriptors, *scalars, CAUSAL=causal, STAGES=stages)
+        return lambda: with_producer[heads * row_blocks,](
+            *descriptors, *scalars, CAUSAL=causal, STAGES=stages
+        )
 
     small, several_tiles = CASES["cpu"][:2], CASES["cpu"][2:]
-    runs = [(f"with {stages} stage{'s' * (stages > 1)}", functools.partial(prepare_stages, stages=stages), small)
-            for stages in (1, 2, 3)]
+    runs = [
+        (f"with {stages} stage{'s' * (stages > 1)}", functools.partial(prepare_stages, stages=stages), small)
+        for stages in (1, 2, 3)
+    ]
     runs.append(("in `persistent`", define_kernels()["prepare_persistent"], several_tiles))
     for where, prepare, cases in runs:
         for seed in gluon_emulator.SEEDS[:2]:
             with gluon_emulator.with_seed(seed), gluon_emulator.replacing(load_blocks=load_blocks):
-                fault = lesson.check_launch(functools.partial(prepare, causal=True), {"cpu": cases}, make_inputs,
-                                            functools.partial(attention.spec, is_causal=True), where="cpu")
+                fault = lesson.check_launch(
+                    functools.partial(prepare, causal=True),
+                    {"cpu": cases},
+                    make_inputs,
+                    functools.partial(attention.spec, is_causal=True),
+                    where="cpu",
+                )
             assert not fault, f"{where}, {fault}"
 
 
@@ -172,8 +214,13 @@ def check_merge(merge) -> None:
         assert error < 1e-3, f"with {split} and {90 - split} keys, the relative error is {error:.1e}"
 
 
-CHECKS = {"Exercise 1": check_kernel, "Exercise 2": check_producer, "Exercise 3": check_producer,
-          "Exercise 4": check_kernel, "Exercise 5": check_merge}
+CHECKS = {
+    "Exercise 1": check_kernel,
+    "Exercise 2": check_producer,
+    "Exercise 3": check_producer,
+    "Exercise 4": check_kernel,
+    "Exercise 5": check_merge,
+}
 
 
 def check(exercise: str, *answer) -> None:

@@ -21,17 +21,33 @@ from tilelab.records import results
 from tilelab.runtime import build, device
 
 LONG = (4, 16, 16, 8192, 8192, 128)  # the headline: batch 4, 16 heads of 128
-RAGGED = [(1, 2, 1, 256, 256, 128), (2, 4, 2, 333, 333, 128), (1, 4, 1, 1000, 700, 64), (2, 2, 2, 129, 1025, 128),
-          (1, 3, 3, 1, 1, 64), (1, 2, 2, 65, 3, 128), (3, 5, 1, 511, 640, 64), (1, 8, 2, 2048, 2048, 128),
-          (4, 16, 4, 700, 700, 128), (6, 12, 3, 391, 391, 64)]  # the last two have more tiles than an H200 has SMs
-BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,
-            "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
+RAGGED = [
+    (1, 2, 1, 256, 256, 128),
+    (2, 4, 2, 333, 333, 128),
+    (1, 4, 1, 1000, 700, 64),
+    (2, 2, 2, 129, 1025, 128),
+    (1, 3, 3, 1, 1, 64),
+    (1, 2, 2, 65, 3, 128),
+    (3, 5, 1, 511, 640, 64),
+    (1, 8, 2, 2048, 2048, 128),
+    (4, 16, 4, 700, 700, 128),
+    (6, 12, 3, 391, 391, 64),
+]  # the last two have more tiles than an H200 has SMs
+BACKENDS = {
+    "cuDNN": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
 
 
 def make_inputs(case, dtype=torch.bfloat16, where="cuda") -> list[torch.Tensor]:
     """Return random q, k, v, and memory for the output."""
     b, h, hk, s, t, d, _ = case
-    q, k, v = (torch.randn(b, heads, length, d, device=where).to(dtype) for heads, length in ((h, s), (hk, t), (hk, t)))
+    q, k, v = (
+        torch.randn(b, heads, length, d, device=where).to(dtype)
+        for heads, length in ((h, s), (hk, t), (hk, t))
+    )
     return [q, k, v, torch.empty_like(q)]
 
 
@@ -54,6 +70,7 @@ def prepare_sdpa(name: str, causal: bool):
 
 def prepare_eager(causal: bool):
     """Return a candidate for `bench.compare`: torch step by step, with the scores in memory."""
+
     def prepare(q, k, v, out):
         hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
 
@@ -93,8 +110,13 @@ def verify(config: str | AttentionConfig, case, dtype=torch.bfloat16) -> dict:
     error, peer_error = (check.relative_error(result, wanted) for result in (flat.view(q.shape), peer))
     tolerance = 1.5 * max(peer_error, check.TOLERANCE[dtype] / 2)
     reason = touched() or (f"error {error:.1e} is above {tolerance:.1e}" if not error <= tolerance else "")
-    return {"status": "wrong" if reason else "ok", "reason": reason, "error": error, "peer_error": peer_error,
-            "tolerance": tolerance}
+    return {
+        "status": "wrong" if reason else "ok",
+        "reason": reason,
+        "error": error,
+        "peer_error": peer_error,
+        "tolerance": tolerance,
+    }
 
 
 def count_flops(case) -> float:
@@ -106,7 +128,13 @@ def count_flops(case) -> float:
 
 def label(case, name: str, config: AttentionConfig | None = None) -> dict:
     """Return the fields of a row that name its case."""
-    return {"name": name, "config": str(config or ""), "shape": list(case[:6]), "causal": case[6], "dtype": "bf16"}
+    return {
+        "name": name,
+        "config": str(config or ""),
+        "shape": list(case[:6]),
+        "causal": case[6],
+        "dtype": "bf16",
+    }
 
 
 def compare_with_cudnn(candidates: dict, case, **timing) -> list[dict]:
@@ -151,24 +179,38 @@ def ladder_here(d: int) -> dict[str, AttentionConfig]:
 def compile_ladder(*dtypes: str) -> None:
     """Compile every step for both head dimensions, with and without a mask, on all CPUs."""
     target = device.current().target
-    build.compile_ahead([job(config, target, d, causal, dtype)
-                         for dtype, d, causal in itertools.product(dtypes, HEAD_DIMS, (False, True))
-                         for name, config in ladder_here(d).items()
-                         if name != "persistent"])  # only its grid differs from the step before it
+    build.compile_ahead(
+        [
+            job(config, target, d, causal, dtype)
+            for dtype, d, causal in itertools.product(dtypes, HEAD_DIMS, (False, True))
+            for name, config in ladder_here(d).items()
+            if name != "persistent"
+        ]
+    )  # only its grid differs from the step before it
 
 
 def check_correctness() -> list[dict]:
     """Check the kernels on ragged shapes against float64: bf16 and fp16 on a GPU, fp16 in Triton's interpreter."""
     if device.current().has_tma:
-        cases = [(dtype, (*shape, causal), name, config) for dtype in (torch.bfloat16, torch.float16)
-                 for causal in (False, True) for shape in RAGGED for name, config in ladder_here(shape[5]).items()]
+        cases = [
+            (dtype, (*shape, causal), name, config)
+            for dtype in (torch.bfloat16, torch.float16)
+            for causal in (False, True)
+            for shape in RAGGED
+            for name, config in ladder_here(shape[5]).items()
+        ]
         compile_ladder("bf16", "fp16")
     else:
         tile = AttentionConfig(32, 16, 4, 2)
-        cases = [(torch.float16, (*shape, causal), "plain", tile) for causal in (False, True)
-                 for shape in ((1, 2, 1, 40, 70, 64), (2, 2, 2, 33, 33, 64), (1, 4, 2, 50, 20, 128))]
-    return [label(case, name, config) | {"dtype": str(dtype)[6:]} | verify(config, case, dtype)
-            for dtype, case, name, config in cases]
+        cases = [
+            (torch.float16, (*shape, causal), "plain", tile)
+            for causal in (False, True)
+            for shape in ((1, 2, 1, 40, 70, 64), (2, 2, 2, 33, 33, 64), (1, 4, 2, 50, 20, 128))
+        ]
+    return [
+        label(case, name, config) | {"dtype": str(dtype)[6:]} | verify(config, case, dtype)
+        for dtype, case, name, config in cases
+    ]
 
 
 @experiment("ch14_attention_ladder")
@@ -180,22 +222,35 @@ def measure_ladder():
         case = (*LONG, causal)
         steps = ladder_here(case[5])
         checks = {name: verify(config, case) for name, config in steps.items()}
-        right = {name: prepare_attention(config, causal)
-                 for name, config in steps.items() if checks[name]["status"] == "ok"}
+        right = {
+            name: prepare_attention(config, causal)
+            for name, config in steps.items()
+            if checks[name]["status"] == "ok"
+        }
         peer, *timed = compare_with_cudnn(right, case)
         timed = {row["name"]: row for row in timed}
         # The slow backends are timed apart: they leave the tensor core idle, so the chip cools down and raises the
         # clock for the kernel that follows them.
-        slow = {name: prepare_sdpa(name, causal) for name in ("flash", "efficient")} | {"eager": prepare_eager(causal)}
+        slow = {name: prepare_sdpa(name, causal) for name in ("flash", "efficient")} | {
+            "eager": prepare_eager(causal)
+        }
         others = compare_with_cudnn(slow, case, rounds=8)
         rows += [row | label(case, row["name"]) for row in (*others[:0:-1], peer)]
-        rows += [label(case, name, config) | checks[name] | timed.get(name, {}) for name, config in steps.items()]
+        rows += [
+            label(case, name, config) | checks[name] | timed.get(name, {}) for name, config in steps.items()
+        ]
     return rows
 
 
-SHAPES = [(16384 // s, 2048 // d, 2048 // d, s, s, d) for d in (64, 128) for s in (1024, 2048, 4096, 8192, 16384)]
-OTHERS = [(4, 32, 8, 4096, 4096, 128), (1, 32, 4, 16384, 16384, 128), (2, 16, 2, 3000, 3000, 128),
-          (8, 16, 16, 577, 577, 64)]
+SHAPES = [
+    (16384 // s, 2048 // d, 2048 // d, s, s, d) for d in (64, 128) for s in (1024, 2048, 4096, 8192, 16384)
+]
+OTHERS = [
+    (4, 32, 8, 4096, 4096, 128),
+    (1, 32, 4, 16384, 16384, 128),
+    (2, 16, 2, 3000, 3000, 128),
+    (8, 16, 16, 577, 577, 64),
+]
 
 
 @experiment("ch14_attention_shapes")
@@ -211,8 +266,11 @@ def measure_shapes():
     return rows
 
 
-SMALL_HEAD = [(*shape, causal) for shape in ((4, 32, 32, 4096, 4096, 64), (16, 32, 32, 1024, 1024, 64))
-              for causal in (False, True)] + [(1, 16, 16, 1024, 1024, 64, False)]  # 64 tiles of 256 queries
+SMALL_HEAD = [
+    (*shape, causal)
+    for shape in ((4, 32, 32, 4096, 4096, 64), (16, 32, 32, 1024, 1024, 64))
+    for causal in (False, True)
+] + [(1, 16, 16, 1024, 1024, 64, False)]  # 64 tiles of 256 queries
 
 
 @experiment("ch14_attention_small_head")
@@ -225,23 +283,35 @@ def measure_small_head():
     named = {"plain": steps["plain"]}
     if "four groups" in steps:
         named |= {"two groups": steps["persistent"], "four groups": steps["four groups"]}
-    build.compile_ahead([job(config, here.target, 64, causal) for config in named.values() for causal in (False, True)])
+    build.compile_ahead(
+        [job(config, here.target, 64, causal) for config in named.values() for causal in (False, True)]
+    )
     for case in SMALL_HEAD:
         ragged = (2, 6, 3, 391, 391, 64, case[-1])
         checks = {name: verify(config, ragged) for name, config in named.items()}
-        right = {name: prepare_attention(config, case[-1])
-                 for name, config in named.items() if checks[name]["status"] == "ok"}
+        right = {
+            name: prepare_attention(config, case[-1])
+            for name, config in named.items()
+            if checks[name]["status"] == "ok"
+        }
         peer, *timed = compare_with_cudnn(right, case, rounds=8, warm_s=0.1)
         found = {row["name"]: row for row in timed}
         rows.append(peer | label(case, peer["name"]))
-        rows += [label(case, name, config) | checks[name] | found.get(name, {})
-                 | {"tiles": case[0] * case[1] * -(-case[3] // config.block_m)} for name, config in named.items()]
+        rows += [
+            label(case, name, config)
+            | checks[name]
+            | found.get(name, {})
+            | {"tiles": case[0] * case[1] * -(-case[3] // config.block_m)}
+            for name, config in named.items()
+        ]
     return rows
 
 
 def sanitizer_cases() -> None:
     """Run every step on small and ragged cases, for a sanitizer to watch; AssertionError if a result is wrong."""
-    for shape, causal in itertools.product(((1, 2, 1, 200, 390, 128), (1, 140, 1, 130, 130, 64)), (False, True)):
+    for shape, causal in itertools.product(
+        ((1, 2, 1, 200, 390, 128), (1, 140, 1, 130, 130, 64)), (False, True)
+    ):
         for name, config in ladder_here(shape[5]).items():
             row = verify(config, (*shape, causal))
             assert row["status"] == "ok", f"{name} {shape}: {row['reason']}"
@@ -259,24 +329,37 @@ def run_sanitizers():
     known = {f"Read access at attention_hopper_kernel+{offset}" for offset in _find_role_reads()}
     for row in rows:
         if row.get("races") and set(row["races"]) <= known:
-            row |= {"status": "ok", "reason": f"{row['reason'].rpartition(': ')[2]}, all of the byte that tells a warp "
-                                              "its role, which barriers of the whole block order"}
+            row |= {
+                "status": "ok",
+                "reason": f"{row['reason'].rpartition(': ')[2]}, all of the byte that tells a warp "
+                "its role, which barriers of the whole block order",
+            }
     return rows
 
 
 def _find_role_reads() -> set[str]:
     """Return the offsets at which kernels read a role: a byte, loaded after a barrier of all warps, then a branch."""
     target = device.current().target
-    jobs = [job(config, target, d, causal) for d in HEAD_DIMS for causal in (False, True)
-            for config in ladder_here(d).values() if config.kernel == "hopper"]
-    pattern = r"BAR\.SYNC\S* 0x1 ;(?:(?!BAR\.)[\s\S]){0,900}?/\*(\w+)\*/\s+LDS\.U8 (?:(?!EXIT)[\s\S]){0,2400}? BRX "
+    jobs = [
+        job(config, target, d, causal)
+        for d in HEAD_DIMS
+        for causal in (False, True)
+        for config in ladder_here(d).values()
+        if config.kernel == "hopper"
+    ]
+    pattern = (
+        r"BAR\.SYNC\S* 0x1 ;(?:(?!BAR\.)[\s\S]){0,900}?/\*(\w+)\*/\s+LDS\.U8 (?:(?!EXIT)[\s\S]){0,2400}? BRX "
+    )
     found = {offset for report in build.build(jobs) for offset in re.findall(pattern, report.sass)}
     return {f"0x{int(offset, 16):x}" for offset in found}
 
 
 def compile_for_targets(targets=device.TARGETS[1:]) -> list[dict]:
     """Compile the ladder for Hopper and the best configuration for each other target, D 128; needs no GPU."""
-    named = [(name, job(config, target)) for target in targets for name, config in (
-        configs() if target == "sm_90a" else {"best": best_config(128, target)}).items()]
+    named = [
+        (name, job(config, target))
+        for target in targets
+        for name, config in (configs() if target == "sm_90a" else {"best": best_config(128, target)}).items()
+    ]
     reports = {id(report.job): report for report in build.build(one for _, one in named)}
     return [{**reports[id(one)].row(), "name": name, "config": one.name} for name, one in named]

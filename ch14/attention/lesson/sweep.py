@@ -22,11 +22,17 @@ from tilelab.sweeps.tunable import Roofline, TargetSpace, TunableKernel, load_ce
 
 def grid(_: str = "bf16") -> list[AttentionConfig]:
     """Return plain tiles, good and bad, and the hopper kernel in every form."""
-    plain = [AttentionConfig(m, n, warps, stages) for m, n, warps, stages in itertools.product(
-        (64, 128), (64, 128), (4, 8), (2, 3)) if (m, warps) != (64, 8)]
-    hopper = [AttentionConfig(num_stages=stages, kernel="hopper", overlap=overlap, ping_pong=ping_pong,
-                              persistent=persistent)
-              for stages, overlap, ping_pong, persistent in itertools.product((2, 3), *[(False, True)] * 3)]
+    plain = [
+        AttentionConfig(m, n, warps, stages)
+        for m, n, warps, stages in itertools.product((64, 128), (64, 128), (4, 8), (2, 3))
+        if (m, warps) != (64, 8)
+    ]
+    hopper = [
+        AttentionConfig(
+            num_stages=stages, kernel="hopper", overlap=overlap, ping_pong=ping_pong, persistent=persistent
+        )
+        for stages, overlap, ping_pong, persistent in itertools.product((2, 3), *[(False, True)] * 3)
+    ]
     return plain + hopper
 
 
@@ -46,8 +52,13 @@ class AttentionSpace(TargetSpace):
         return self.batch, self.heads, self.heads, self.length, self.length, self.d, self.causal
 
     def label(self, config):
-        return {"name": "sweep", "config": str(config), "kernel": str(config),
-                "shape": [self.batch, self.heads, self.length, self.d], "dtype": "bf16"}
+        return {
+            "name": "sweep",
+            "config": str(config),
+            "kernel": str(config),
+            "shape": [self.batch, self.heads, self.length, self.d],
+            "dtype": "bf16",
+        }
 
     def source(self):
         return source()
@@ -76,20 +87,30 @@ class AttentionSpace(TargetSpace):
 @experiment("ch14_attention_sweep")
 def measure_sweep():
     """Measure every configuration of `grid` at 4096 tokens, for head dimensions 64 and 128."""
-    return [row for shape in ((4, 32, 4096, 64), (4, 16, 4096, 128))
-            for row in Sweep(grid(), AttentionSpace(*shape)).finish()]
+    return [
+        row
+        for shape in ((4, 32, 4096, 64), (4, 16, 4096, 128))
+        for row in Sweep(grid(), AttentionSpace(*shape)).finish()
+    ]
 
 
 def _make_space(shape: tuple[int, ...], dtype: str, target: str | None) -> AttentionSpace:
     if len(shape) != 4 or min(shape) < 1 or shape[3] not in HEAD_DIMS or shape[2] > 2**16:
-        raise ValueError("a shape is BATCH,HEADS,LENGTH,D with a length up to 65,536 and D 64 or 128; it is "
-                         f"{str(shape)[:60]}.")
+        raise ValueError(
+            "a shape is BATCH,HEADS,LENGTH,D with a length up to 65,536 and D 64 or 128; it is "
+            f"{str(shape)[:60]}."
+        )
     return AttentionSpace(*shape, compile_for=target)
 
 
 def _make_roofline(_: str) -> Roofline:
-    return Roofline("operations per byte of K and V that TMA fetches, FLOP/B", "tflops", "TFLOP/s",
-                    lambda config: config.block_m, {"cuBLAS bf16": load_ceiling("cuBLAS bf16", "tflops")[0]})
+    return Roofline(
+        "operations per byte of K and V that TMA fetches, FLOP/B",
+        "tflops",
+        "TFLOP/s",
+        lambda config: config.block_m,
+        {"cuBLAS bf16": load_ceiling("cuBLAS bf16", "tflops")[0]},
+    )
 
 
 TUNABLE_KERNEL = TunableKernel(
@@ -97,8 +118,14 @@ TUNABLE_KERNEL = TunableKernel(
     shapes={"4 × 16 × 4096 × 128": (4, 16, 4096, 128), "4 × 32 × 4096 × 64": (4, 32, 4096, 64)},
     dtypes=("bf16",),
     presets={"the grid": grid, "the ladder": lambda _: list(configs().values())},
-    axes={"tile": lambda c: f"{c.block_m}×{c.block_n}, {c.num_warps} warps",
-          "stages, kernel": lambda c: str(c).split(",")[3].replace("hopper ", ""),
-          "stages": lambda c: f"{c.num_stages} stages", "kernel": lambda c: c.kernel},
-    space=_make_space, load_record=lambda: results.load_record("ch14_attention_sweep", source()),
-    roofline=_make_roofline, peer="cuDNN")
+    axes={
+        "tile": lambda c: f"{c.block_m}×{c.block_n}, {c.num_warps} warps",
+        "stages, kernel": lambda c: str(c).split(",")[3].replace("hopper ", ""),
+        "stages": lambda c: f"{c.num_stages} stages",
+        "kernel": lambda c: c.kernel,
+    },
+    space=_make_space,
+    load_record=lambda: results.load_record("ch14_attention_sweep", source()),
+    roofline=_make_roofline,
+    peer="cuDNN",
+)

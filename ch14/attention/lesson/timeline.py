@@ -33,12 +33,19 @@ from tilelab.records import results, timeline
 from tilelab.runtime import device, files, worker_pool
 
 CONFIG = configs(128)["persistent"]
-SHAPE = (1, 16, 2048, 128)  # batch, heads, length, features: 256 tiles of 128 queries, each with 16 blocks of keys
+SHAPE = (
+    1,
+    16,
+    2048,
+    128,
+)  # batch, heads, length, features: 256 tiles of 128 queries, each with 16 blocks of keys
 # The role of each warp that is stamped. Triton gives the producer one of the four warps after the consumers'.
 ROLES = {0: "consumer 0", 4: "consumer 1", **dict.fromkeys(range(8, 12), "producer")}
 # Stamps lie in the shared memory that the kernel leaves free: 512 for each of six warps, with clocks of 32 bits. If all
 # 12 warps were stamped, 256 for each would be too few, and Proton would drop the oldest.
-MODE = f"default:sampling_strategy=selective:sampling_options={','.join(map(str, ROLES))}:optimizations=clock32"
+MODE = (
+    f"default:sampling_strategy=selective:sampling_options={','.join(map(str, ROLES))}:optimizations=clock32"
+)
 PRODUCT_CYCLES = 512  # 64 x 128 x 128 at 4,096 operations per cycle: Q K^T and P V of a block take the same
 LIMIT_S = 90  # of the process that records
 
@@ -48,27 +55,50 @@ LIMIT_S = 90  # of the process that records
 
 def scope_patch() -> list[tuple[str, str, int]]:
     """Return the replacements that put Proton's scopes into hopper_kernel.py. A scope is named "KIND TILE BARRIER"."""
-    def scope(name: str, indent: int, code: str, count: int = 1, begins: bool = True, ends: bool = True,
-              closes_at: int | None = None):
+
+    def scope(
+        name: str,
+        indent: int,
+        code: str,
+        count: int = 1,
+        begins: bool = True,
+        ends: bool = True,
+        closes_at: int | None = None,
+    ):
         space, outer = "\n" + " " * indent, "\n" + " " * (indent if closes_at is None else closes_at)
         first, last = f'{space}pl.enter_scope("{name}")' * begins, f'{outer}pl.exit_scope("{name}")' * ends
         return f"{space}{code}\n", f"{first}{space}{code}{last}\n", count
 
     begin, end = functools.partial(scope, ends=False), functools.partial(scope, begins=False)
     return [
-        ("from ch14.attention.kernels import LOWEST",
-         "from triton.profiler import language as pl\n\nfrom ch14.attention.kernels import LOWEST", 1),
+        (
+            "from ch14.attention.kernels import LOWEST",
+            "from triton.profiler import language as pl\n\nfrom ch14.attention.kernels import LOWEST",
+            1,
+        ),
         # The loading warp.
         scope("wait q empty", 16, "mbarrier.wait(queries.empty.index(tile_of_q), q_state.phase)"),
         begin("load q", 16, "mbarrier.expect(queries.full.index(tile_of_q), q_desc.block_type.nbytes)"),
         end("load q", 48, "queries.full.index(tile_of_q), queries.tiles.index(tile_of_q))", closes_at=16),
         scope("wait k empty", 16, "mbarrier.wait(keys.empty.index(stage), state.phase)"),
-        begin("load k", 16, "mbarrier.expect(keys.full.index(stage), (2 if JOINT else 1) * k_desc.block_type.nbytes)"),
-        end("load k", 16, "tma.async_copy_global_to_shared(k_desc, origin, keys.full.index(stage), "
-                          "keys.tiles.index(stage))"),
+        begin(
+            "load k",
+            16,
+            "mbarrier.expect(keys.full.index(stage), (2 if JOINT else 1) * k_desc.block_type.nbytes)",
+        ),
+        end(
+            "load k",
+            16,
+            "tma.async_copy_global_to_shared(k_desc, origin, keys.full.index(stage), "
+            "keys.tiles.index(stage))",
+        ),
         scope("wait v empty", 20, "mbarrier.wait(values.empty.index(stage), state.phase)"),
-        scope("load v", 16, "tma.async_copy_global_to_shared(v_desc, origin, values.full.index(stage), "
-                            "values.tiles.index(stage))"),
+        scope(
+            "load v",
+            16,
+            "tma.async_copy_global_to_shared(v_desc, origin, values.full.index(stage), "
+            "values.tiles.index(stage))",
+        ),
         # The groups that multiply: before the loop over blocks, in it, and after it.
         scope("wait q full", 12, "mbarrier.wait(queries.full.index(tile_of_q), q_state.phase)"),
         scope("wait k full", 12, "mbarrier.wait(keys.full.index(state.stage), state.phase)"),
@@ -78,12 +108,22 @@ def scope_patch() -> list[tuple[str, str, int]]:
         begin("product k", 20, "s = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)", 2),
         scope("wait v full", 24, "mbarrier.wait(values.full.index(last.stage), last.phase)", 2),
         begin("product v", 20, "acc = warpgroup_mma(p, v, acc, is_async=True)", 2),
-        end("product k", 16, "s = warpgroup_mma_wait(1 if OVERLAP else 0, [s])  # with OVERLAP the product P V is "
-                             "still running"),
+        end(
+            "product k",
+            16,
+            "s = warpgroup_mma_wait(1 if OVERLAP else 0, [s])  # with OVERLAP the product P V is "
+            "still running",
+        ),
         end("product v", 20, "acc = warpgroup_mma_wait(0, [acc])", 2),
         scope("wait v full", 16, "mbarrier.wait(values.full.index(state.stage), state.phase)"),
-        scope("product v", 12, "acc = warpgroup_mma(p, values.tiles.index(state.stage).reshape([BLOCK_N, D]), acc)"),
-        begin("store", 12, "acc = acc * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, o_layout))[:, None]"),
+        scope(
+            "product v",
+            12,
+            "acc = warpgroup_mma(p, values.tiles.index(state.stage).reshape([BLOCK_N, D]), acc)",
+        ),
+        begin(
+            "store", 12, "acc = acc * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, o_layout))[:, None]"
+        ),
         end("store", 44, "o_tiles.index(GROUP))", closes_at=12),
     ]
 
@@ -91,7 +131,9 @@ def scope_patch() -> list[tuple[str, str, int]]:
 def import_copy(path: pathlib.Path):
     """Return the module of a patched copy of hopper_kernel.py."""
     spec = importlib.util.spec_from_file_location("hopper_kernel_with_scopes", path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # Triton looks its source up there
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(
+        spec
+    )  # Triton looks its source up there
     spec.loader.exec_module(module)
     return module
 
@@ -103,12 +145,22 @@ def launch_copy(module, q, k, v, out, config: AttentionConfig = CONFIG) -> None:
     items = row_blocks * batch * heads
     grid = (min(items, device.current().sms) if config.persistent else items,)
     rows = attention._query_rows(config)
-    descriptors = [attention._describe(tensor, height, True)
-                   for tensor, height in ((q, rows), (k, config.block_n), (v, config.block_n), (out, rows))]
+    descriptors = [
+        attention._describe(tensor, height, True)
+        for tensor, height in ((q, rows), (k, config.block_n), (v, config.block_n), (out, rows))
+    ]
     constants, options = attention._compile_options(config, False)
     module.attention_hopper_kernel[grid](
-        *descriptors, d ** -0.5 * attention.LOG2_E, items, k.shape[2], row_blocks, heads, heads // k.shape[1],
-        **constants, **options)
+        *descriptors,
+        d**-0.5 * attention.LOG2_E,
+        items,
+        k.shape[2],
+        row_blocks,
+        heads,
+        heads // k.shape[1],
+        **constants,
+        **options,
+    )
 
 
 # ---- Proton
@@ -120,8 +172,10 @@ def time_kernel(launch) -> float | None:
         for _ in range(5):
             launch()
         torch.cuda.synchronize()
-    return min((event.device_time for event in profile.events() if "attention_hopper_kernel" in event.name),
-               default=None)
+    return min(
+        (event.device_time for event in profile.events() if "attention_hopper_kernel" in event.name),
+        default=None,
+    )
 
 
 def record_trace(say=lambda text: None) -> tuple[dict, float | None]:
@@ -137,8 +191,10 @@ def record_trace(say=lambda text: None) -> tuple[dict, float | None]:
     expected = attention.attention(q, k, v, config=CONFIG)  # also fills L2
     plain_us = time_kernel(functools.partial(launch_copy, hopper_kernel, q, k, v, torch.empty_like(q)))
     out = torch.empty_like(q)
-    with tempfile.TemporaryDirectory() as folder, patched_source(pathlib.Path(hopper_kernel.__file__),
-                                                                 *scope_patch()) as patched:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patched_source(pathlib.Path(hopper_kernel.__file__), *scope_patch()) as patched,
+    ):
         module = import_copy(patched)
         say("the patched kernel can be imported")
         session = proton.start(f"{folder}/trace", backend="instrumentation", data="trace", mode=MODE)
@@ -171,8 +227,11 @@ def read_trace(trace: dict, stages: int = CONFIG.num_stages, gpu: str = "", date
     The ring has a stage for each tile of K and of V, and one for Q. Proton writes cycles as if the clock were 1 GHz, in
     microseconds. ValueError for a trace without the scopes that the patch opens.
     """
-    events = [event for event in trace["traceEvents"] if event.get("ph") == "X" and event["name"].split()[0]
-              in timeline.KINDS]
+    events = [
+        event
+        for event in trace["traceEvents"]
+        if event.get("ph") == "X" and event["name"].split()[0] in timeline.KINDS
+    ]
     if not events:
         raise ValueError(f"the trace has no event of {', '.join(timeline.KINDS)}.")
 
@@ -186,13 +245,22 @@ def read_trace(trace: dict, stages: int = CONFIG.num_stages, gpu: str = "", date
         if find_number(event, "pid", r"CTA\s*(\d+)") == first:
             lanes.setdefault(find_number(event, "tid", r"warp\s*(\d+)"), []).append(event)
     if not lanes.keys() <= ROLES.keys():
-        raise ValueError(f"the trace has events of the warps {sorted(lanes)}; the roles are those of {list(ROLES)}.")
+        raise ValueError(
+            f"the trace has events of the warps {sorted(lanes)}; the roles are those of {list(ROLES)}."
+        )
     zero = min(event["ts"] for lane in lanes.values() for event in lane)
     rows = []
     for warp, lane in lanes.items():
         rows += _read_lane(ROLES[warp], sorted(lane, key=lambda event: event["ts"]), zero, stages)
-    recording = timeline.make_recording("attention", rows, stages=2 * stages + 1, gpu=gpu, date=date,
-                                        config=f"{CONFIG}, length {SHAPE[2]:,}", product_cycles=PRODUCT_CYCLES)
+    recording = timeline.make_recording(
+        "attention",
+        rows,
+        stages=2 * stages + 1,
+        gpu=gpu,
+        date=date,
+        config=f"{CONFIG}, length {SHAPE[2]:,}",
+        product_cycles=PRODUCT_CYCLES,
+    )
     names = [f"{tile} {stage}" for tile in "KV" for stage in range(stages)]
     return {**recording, "stage_names": [*names, "Q"], "step_name": "block"}
 
@@ -203,7 +271,13 @@ def _read_lane(lane: str, events: list[dict], zero: float, stages: int) -> list[
     for event in events:
         kind, what, barrier = [*event["name"].split(), "", ""][:3]
         begin = round(1000 * (event["ts"] - zero))
-        row = {"lane": lane, "kind": kind, "begin": begin, "end": begin + round(1000 * event["dur"]), "step": None}
+        row = {
+            "lane": lane,
+            "kind": kind,
+            "begin": begin,
+            "end": begin + round(1000 * event["dur"]),
+            "step": None,
+        }
         if barrier:
             row["barrier"] = barrier
         count = counts[event["name"]] = counts.get(event["name"], -1) + 1
@@ -212,8 +286,11 @@ def _read_lane(lane: str, events: list[dict], zero: float, stages: int) -> list[
             row |= {"stage": 2 * stages, "phase": (queries + (barrier == "empty")) % 2}
         elif what:
             start = base.setdefault((event["name"], queries), count)
-            row |= {"stage": count % stages + stages * (what == "v"), "step": count - start,
-                    "phase": (count // stages + (barrier == "empty")) % 2}
+            row |= {
+                "stage": count % stages + stages * (what == "v"),
+                "step": count - start,
+                "phase": (count // stages + (barrier == "empty")) % 2,
+            }
         rows.append(row | {"tile": queries})
     return rows
 
@@ -223,8 +300,17 @@ def _read_lane(lane: str, events: list[dict], zero: float, stages: int) -> list[
 
 def source() -> str:
     """Return the hash of the code that is measured."""
-    return results.source_hash(hopper_kernel, AttentionConfig, configs, scope_patch, launch_copy, time_kernel,
-                               record_trace, read_trace, _read_lane)
+    return results.source_hash(
+        hopper_kernel,
+        AttentionConfig,
+        configs,
+        scope_patch,
+        launch_copy,
+        time_kernel,
+        record_trace,
+        read_trace,
+        _read_lane,
+    )
 
 
 @results.experiment("ch14_attention_timeline", source, can_run=lambda: device.current().has_wgmma)
@@ -238,16 +324,23 @@ def measure_timeline():
         path = pathlib.Path(folder, "recording.json")
         command = [sys.executable, "-m", "ch14.attention.lesson.timeline", "--json", str(path)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, cwd=worker_pool.ROOT, timeout=LIMIT_S,
-                                  check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, cwd=worker_pool.ROOT, timeout=LIMIT_S, check=False
+            )
         except subprocess.TimeoutExpired:
             return [{**row, "status": "failed", "reason": f"no recording within {LIMIT_S} s"}]
         if done.returncode:
             said = (done.stdout + done.stderr).strip().splitlines() or [f"exit status {done.returncode}"]
             return [{**row, "status": "failed", "reason": said[-1][:300]}]
         recording = json.loads(path.read_text())
-    return [{**row, "status": "ok", "idle_share": timeline.find_idle_share(recording),
-             "recording": timeline.keep_tiles(recording, 2)}]
+    return [
+        {
+            **row,
+            "status": "ok",
+            "idle_share": timeline.find_idle_share(recording),
+            "recording": timeline.keep_tiles(recording, 2),
+        }
+    ]
 
 
 def load_recording() -> tuple[dict, str]:
@@ -263,24 +356,36 @@ def load_recording() -> tuple[dict, str]:
 
 def find_block_cycles(recording: dict) -> float:
     """Return the median time, in cycles, from one product Q K^T of consumer 0 to the next of the same tile."""
-    starts = [(row["tile"], row["begin"]) for row in timeline.as_rows(recording)
-              if (row["lane"], row["kind"]) == ("consumer 0", "product") and row["stage"] < CONFIG.num_stages]
-    return statistics.median(later - begin for (tile, begin), (same, later) in zip(starts, starts[1:]) if tile == same)
+    starts = [
+        (row["tile"], row["begin"])
+        for row in timeline.as_rows(recording)
+        if (row["lane"], row["kind"]) == ("consumer 0", "product") and row["stage"] < CONFIG.num_stages
+    ]
+    return statistics.median(
+        later - begin for (tile, begin), (same, later) in zip(starts, starts[1:]) if tile == same
+    )
 
 
 def draw_still(recording: dict, until: int, origin: str) -> plots.Picture:
     """Return a picture of the first `until` cycles, with a row for each role. A product bears its block's number."""
-    rows = [{**row, "role": row["lane"], "event": row["kind"]} for row in timeline.as_rows(recording)
-            if row["end"] <= until]
+    rows = [
+        {**row, "role": row["lane"], "event": row["kind"]}
+        for row in timeline.as_rows(recording)
+        if row["end"] <= until
+    ]
     return figures.draw_timeline(rows, title="What one program does, and when", source=origin).describe(
         f"A row for each warp role of one program, over {until:,} cycles: its loads, waits, products and stores. The "
-        f"products of the two consumers overlap. A block takes {find_block_cycles(recording):,.0f} cycles.")
+        f"products of the two consumers overlap. A block takes {find_block_cycles(recording):,.0f} cycles."
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Record and say what works. Return 0; 1 with the error in the last line; or 2 for hardware that cannot run it."""
-    parser = cli.make_plain_parser("ch14.attention.lesson.timeline", "Record what each warp role of the attention kernel "
-                                   "does, and when, with Triton's profiler Proton; needs a Hopper GPU.")
+    parser = cli.make_plain_parser(
+        "ch14.attention.lesson.timeline",
+        "Record what each warp role of the attention kernel "
+        "does, and when, with Triton's profiler Proton; needs a Hopper GPU.",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the recording here")
     parser.add_argument("--trace", metavar="FILE", help="write Proton's own trace here")
     options = parser.parse_args(arguments)
@@ -292,9 +397,13 @@ def main(arguments: list[str] | None = None) -> int:
         trace, overhead = record_trace(lambda text: print(f"ok: {text}", flush=True))
         if options.trace:
             pathlib.Path(options.trace).write_text(json.dumps(trace))
-        print(f"ok: the trace has {len(trace['traceEvents']):,} events, the first is {trace['traceEvents'][0]}")
+        print(
+            f"ok: the trace has {len(trace['traceEvents']):,} events, the first is {trace['traceEvents'][0]}"
+        )
         recording = read_trace(trace, gpu=here.name, date=files.utc_now()[:10]) | {"overhead": overhead}
-        print(f"ok: the recording has {len(recording['events']):,} events over {recording['length']:,} cycles")
+        print(
+            f"ok: the recording has {len(recording['events']):,} events over {recording['length']:,} cycles"
+        )
         print(timeline.make_table([recording]))
         if options.json:
             pathlib.Path(options.json).write_text(json.dumps(recording))

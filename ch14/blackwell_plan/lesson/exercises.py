@@ -39,11 +39,15 @@ def make_operands(form: str) -> list[torch.Tensor]:
     (m, n, k), constants = SHAPE, constants_of(form)
     tensors = []
     for rows in (m, n):
-        codes, scales = (torch.zeros(rows, k // each, dtype=torch.uint8) for each in (constants["PACKED"],
-                                                                                     constants["GROUP"]))
+        codes, scales = (
+            torch.zeros(rows, k // each, dtype=torch.uint8)
+            for each in (constants["PACKED"], constants["GROUP"])
+        )
         fp8 = torch.float8_e4m3fn
-        tensors += [codes.view(fp8) if constants["PACKED"] == 1 else codes,
-                    scales.view(fp8) if constants["GROUP"] == 16 else scales]
+        tensors += [
+            codes.view(fp8) if constants["PACKED"] == 1 else codes,
+            scales.view(fp8) if constants["GROUP"] == 16 else scales,
+        ]
     return [*tensors, torch.zeros(m, n, dtype=torch.bfloat16)]
 
 
@@ -54,18 +58,30 @@ def compile_versions(versions: dict[tuple, tuple[Callable, str, str]], keys: Seq
     columns "scales stored" and "scales copied" count instructions that bring scales to tensor memory: by threads, and
     by the copy unit. `tmem` is in columns.
     """
-    jobs = {key: lesson.triton_cell.job_of(lesson.triton_cell.record_launch(
-        functools.partial(prepare, form=form), make_operands(form)), target)
-        for key, (prepare, form, target) in versions.items()}
+    jobs = {
+        key: lesson.triton_cell.job_of(
+            lesson.triton_cell.record_launch(functools.partial(prepare, form=form), make_operands(form)),
+            target,
+        )
+        for key, (prepare, form, target) in versions.items()
+    }
     reports = {id(made.job): made for made in build.build(jobs.values())}
     rows = []
     for key, job in jobs.items():
         made = reports[id(job)]
         name, count = tensor_core_instruction(made.ptx or "")
-        rows.append(dict(zip(keys, key)) | {"instruction": name, "count": count} | {
-            column: (made.ptx or "").count(text) for column, text in COUNTED.items()} | {
-            "smem": made.smem, "tmem": made.tmem, "spills": made.spills, "status": made.status,
-            "reason": device.first_line(made.reason) if made.reason else ""})
+        rows.append(
+            dict(zip(keys, key))
+            | {"instruction": name, "count": count}
+            | {column: (made.ptx or "").count(text) for column, text in COUNTED.items()}
+            | {
+                "smem": made.smem,
+                "tmem": made.tmem,
+                "spills": made.spills,
+                "status": made.status,
+                "reason": device.first_line(made.reason) if made.reason else "",
+            }
+        )
     return rows
 
 
@@ -99,8 +115,9 @@ def check_load(load) -> None:
         tiled = packing.tile_scales(scales).view(rows // 128, groups // 4, 2, 256)
         out, buffer = lesson.make_guarded(torch.zeros(rows * groups, dtype=torch.uint8, device=_where()))
         desc = TensorDescriptor.from_tensor(tiled, [block_rows // 128, block_groups // 4, 2, 256])
-        _load_all[(rows // block_rows, groups // block_groups)](desc, out, groups, ROWS=block_rows,
-                                                                GROUPS=block_groups, LOAD=load)
+        _load_all[(rows // block_rows, groups // block_groups)](
+            desc, out, groups, ROWS=block_rows, GROUPS=block_groups, LOAD=load
+        )
         if fault := lesson.find_fault(out, buffer, out != scales.flatten()):
             raise AssertionError(f"{rows} rows of {groups} scales: {fault}")
 
@@ -121,7 +138,9 @@ def check_store(store) -> None:
         tiled, buffer = lesson.make_guarded(torch.zeros_like(wanted))
         boxes = tiled.view(rows // 128, groups // 4, 2, 256)
         desc = TensorDescriptor.from_tensor(boxes, [1, block_groups // 4, 2, 256])
-        _store_all[(rows // 128, groups // block_groups)](scales, desc, groups, GROUPS=block_groups, STORE=store)
+        _store_all[(rows // 128, groups // block_groups)](
+            scales, desc, groups, GROUPS=block_groups, STORE=store
+        )
         if fault := lesson.find_fault(tiled, buffer, tiled != wanted):
             raise AssertionError(f"{rows} rows of {groups} scales: {fault}")
 
@@ -130,36 +149,58 @@ def check_two_accumulators(prepare: Callable, options: dict) -> None:
     """Raise AssertionError unless the kernel has two accumulators of 128 columns, and four stages of MXFP4."""
     if not options:
         raise NotImplementedError
-    report = lesson.compile_launch(functools.partial(prepare, form="mxfp4", **options), make_operands("mxfp4"),
-                                   "sm_100a")
+    report = lesson.compile_launch(
+        functools.partial(prepare, form="mxfp4", **options), make_operands("mxfp4"), "sm_100a"
+    )
     assert report.launchable, report.reason
-    assert "block_scale" in report.ptx and "tcgen05.cp" in report.ptx, "it must multiply by block-scaled instructions"
-    assert report.tmem == 512, f"{report.tmem} columns of tensor memory: that is one accumulator and the scales"
+    assert "block_scale" in report.ptx and "tcgen05.cp" in report.ptx, (
+        "it must multiply by block-scaled instructions"
+    )
+    assert report.tmem == 512, (
+        f"{report.tmem} columns of tensor memory: that is one accumulator and the scales"
+    )
     assert options.get("stages", 3) == 4, "four stages are asked for"
 
 
 def check_widest(widest: Callable) -> None:
     """Raise AssertionError unless `widest(ab_stages, **formats)` returns the largest tile with so many A/B stages."""
     fp8 = {"ab_dtype": "Float8E4M3FN", "sf_vec_size": 32}
-    for count, formats, wanted in ((8, {}, (256, 64)), (7, {}, (256, 128)), (5, {}, (256, 256)), (8, fp8, (256, 128)),
-                                   (7, {"c_dtype": "Float32"}, (256, 64))):
+    for count, formats, wanted in (
+        (8, {}, (256, 64)),
+        (7, {}, (256, 128)),
+        (5, {}, (256, 256)),
+        (8, fp8, (256, 128)),
+        (7, {"c_dtype": "Float32"}, (256, 64)),
+    ):
         found = widest(count, **formats)
         assert found == wanted, f"{found} is not the widest with {count} stages, {formats or 'fp4'}"
 
 
 def check_scale_columns(columns: Callable) -> None:
     """Raise AssertionError unless `columns(n, k, group, instruction_k)` gives the TMEM columns of both scales."""
-    for tile, formats in (((128, 128), {}), ((128, 256), {}), ((128, 64), {}), ((128, 192), {}),
-                          ((128, 256), {"ab_dtype": "Float8E4M3FN", "sf_vec_size": 32}),
-                          ((128, 128), {"sf_dtype": "Float8E4M3FN"})):
+    for tile, formats in (
+        ((128, 128), {}),
+        ((128, 256), {}),
+        ((128, 64), {}),
+        ((128, 192), {}),
+        ((128, 256), {"ab_dtype": "Float8E4M3FN", "sf_vec_size": 32}),
+        ((128, 128), {"sf_dtype": "Float8E4M3FN"}),
+    ):
         choice = smem_planner.Blackwell(tile, (1, 1), **formats)
         wanted = sum(choice.scale_columns().values())
         found = columns(choice.n, choice.k, choice.sf_vec_size, choice.format.instruction_k)
-        assert found == wanted, f"{found} columns for N = {choice.n}, {formats or 'fp4'}; the example takes {wanted}"
+        assert found == wanted, (
+            f"{found} columns for N = {choice.n}, {formats or 'fp4'}; the example takes {wanted}"
+        )
 
 
-CHECKS = {"Exercise 1": check_two_accumulators, "Exercise 2": check_load, "Exercise 3": check_store,
-          "Exercise 4": check_widest, "Exercise 5": check_scale_columns}
+CHECKS = {
+    "Exercise 1": check_two_accumulators,
+    "Exercise 2": check_load,
+    "Exercise 3": check_store,
+    "Exercise 4": check_widest,
+    "Exercise 5": check_scale_columns,
+}
 
 
 def check(exercise: str, *answer) -> None:
@@ -173,13 +214,23 @@ def check_plan(divide: Callable) -> str:
     cases = [case.choice() for case in note_attempts.CASES] + [
         smem_planner.Blackwell(tile, (2, 1), ab_dtype, sf_vec_size=group, c_dtype=c_dtype)
         for tile in ((256, 64), (256, 192), (128, 256))
-        for ab_dtype, group in (("Float4E2M1FN", 32), ("Float8E4M3FN", 32)) for c_dtype in ("Float16", "Float32")]
+        for ab_dtype, group in (("Float4E2M1FN", 32), ("Float8E4M3FN", 32))
+        for c_dtype in ("Float16", "Float32")
+    ]
     for choice in cases:
         wanted = smem_planner.plan(choice)
-        found = divide(choice.n, choice.ctas_per_tile, choice.k, choice.format.bits, choice.sf_vec_size,
-                       smem_planner.C_ITEMSIZE[choice.c_dtype])
+        found = divide(
+            choice.n,
+            choice.ctas_per_tile,
+            choice.k,
+            choice.format.bits,
+            choice.sf_vec_size,
+            smem_planner.C_ITEMSIZE[choice.c_dtype],
+        )
         if tuple(found) == (wanted.ab_stages, wanted.c_stages):
             right += 1
         else:
-            wrong = wrong or f"; {choice.mma_tiler_mn}: {tuple(found)}, not {(wanted.ab_stages, wanted.c_stages)}"
+            wrong = (
+                wrong or f"; {choice.mma_tiler_mn}: {tuple(found)}, not {(wanted.ab_stages, wanted.c_stages)}"
+            )
     return f"{right} of {len(cases)} plans agree with the module's planner{wrong}"

@@ -35,14 +35,19 @@ CASES = {"cpu": [(70, 256, 640), (1, 128, 384)], "cuda": [(70, 256, 640), (300, 
 SUMS = (512, 1024, 2048, 4096, 8192, 16384)  # K of the comparison of two ways to add
 
 STEPS = {
-    "versions": ("by_block:prepare_by_block", "by_block:prepare_by_block(block_m=64, warps=4)",
-                 "scratch_ahead:prepare_scratch_ahead", "scales_piped:prepare_scales_piped",
-                 "scales_by_tma:prepare_scales_by_tma"),
+    "versions": (
+        "by_block:prepare_by_block",
+        "by_block:prepare_by_block(block_m=64, warps=4)",
+        "scratch_ahead:prepare_scratch_ahead",
+        "scales_piped:prepare_scales_piped",
+        "scales_by_tma:prepare_scales_by_tma",
+    ),
     "split": ("scales_by_tma:prepare_scales_by_tma", "split_k:prepare_split_k(splits=4)"),
     "fused": ("scales_by_tma:prepare_passes", "fused:prepare_fused"),
     "packed": ("scaled_dot:prepare_scaled_dot", "decode_blocks:prepare_decode_once"),
     "tokens": ("few_tokens:prepare_few_tokens", "few_tokens:prepare_few_tokens(shares=8)"),
-    "sums": ("one_sum:prepare_one_sum",)}
+    "sums": ("one_sum:prepare_one_sum",),
+}
 for _name, _steps in STEPS.items():
     lesson.register(f"ch14_blockscaled_{_name}", "ch14_blockscaled", *_steps)
 lesson.register("ch14_blockscaled_splits", "ch14_blockscaled", "split_k:prepare_split_k", sweep=True)
@@ -55,8 +60,11 @@ def _where() -> str:
 def show(record: results.Record, columns: Sequence[str], rows: Sequence[dict] | None = None) -> results.Table:
     """Return a table of `rows`, or of all rows of the record. Columns in which no row has a value are left out."""
     rows = record.rows if rows is None else rows
-    return results.table(rows, f"{record.experiment}: {record.label()}", [
-        column for column in columns if any(row.get(column) is not None for row in rows)])
+    return results.table(
+        rows,
+        f"{record.experiment}: {record.label()}",
+        [column for column in columns if any(row.get(column) is not None for row in rows)],
+    )
 
 
 # ---- fp8 with block scales
@@ -87,14 +95,22 @@ def make_ladder(name: str = "versions") -> lesson.Ladder:
     """Return the ladder "versions" at CUBE or "split" at SPLIT, beside torch's product with the same scales."""
     shape = {"versions": CUBE, "split": SPLIT}[name]
     m, n, k = shape
-    return lesson.Ladder(f"ch14_blockscaled_{name}", "torch", prepare_torch, functools.partial(make_inputs, shape),
-                         check_version, flops=2 * m * n * k)
+    return lesson.Ladder(
+        f"ch14_blockscaled_{name}",
+        "torch",
+        prepare_torch,
+        functools.partial(make_inputs, shape),
+        check_version,
+        flops=2 * m * n * k,
+    )
 
 
 def order_of(prepare: Callable, pattern: str) -> str:
     """Return the instructions of a version's SASS that match `pattern`, in order, neighbours of one name as a count."""
     report = lesson.compile_launch(prepare, fp8_operands(*EXAMPLE, "cpu"), "sm_90a")
-    found = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", report.sass, re.MULTILINE)
+    found = re.findall(
+        r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", report.sass, re.MULTILINE
+    )
     names = [re.match(pattern, name)[0] for name in found if re.match(pattern, name)]
     counts = ((name, len(list(group))) for name, group in itertools.groupby(names))
     return ", ".join(f"{name}*{count}" if count > 1 else name for name, count in counts)
@@ -108,6 +124,7 @@ def measure_sums(kernel, prepare: Callable) -> results.Record:
 
     `prepare(a, b, out, promote)` launches either. The elements are uniform from 0 to 1, so that the sums grow with K.
     """
+
     def measure():
         rows = []
         for k in SUMS:
@@ -158,10 +175,14 @@ def check_epilogue(prepare: Callable) -> str:
         apart = (out_scales.int() - wanted.scales.int()).abs()
         if int(apart.max()) > 1 or float((apart > 0).float().mean()) > 0.02:
             return f"{shape}: {int((apart > 0).sum()):,} of {apart.numel():,} scales are wrong"
-        found = out.view(torch.float8_e4m3fn).float() * number_formats.decode_e8m0(out_scales).repeat_interleave(32, 1)
+        found = out.view(torch.float8_e4m3fn).float() * number_formats.decode_e8m0(
+            out_scales
+        ).repeat_interleave(32, 1)
         amax = exact.float().abs().view(shape[0], -1, 32).amax(2).repeat_interleave(32, 1)
         step = torch.maximum(exact.float().abs() / 8, amax / 2**15) + amax / 100
-        step = torch.where(exact.float().abs() > 0.87 * amax, amax / 7, step)  # the largest numbers may saturate
+        step = torch.where(
+            exact.float().abs() > 0.87 * amax, amax / 7, step
+        )  # the largest numbers may saturate
         wrong = ~((found - exact.float()).abs() <= step)
         for (inside, buffer), marks in zip(rooms, (wrong, apart > 1)):
             if fault := lesson.find_fault(inside, buffer, marks.flatten()):
@@ -171,8 +192,7 @@ def check_epilogue(prepare: Callable) -> str:
 
 def finish_in_passes(c, bias, hidden, values, scales) -> tuple:
     """Launch bias and SiLU from c to hidden, and the quantiser from hidden to MXFP8. c and hidden are bf16 (M, N)."""
-    out = mx_formats.Packed(number_formats.lookup("mxfp8_e4m3"), tuple(c.shape), values, scales, None,
-                            False)
+    out = mx_formats.Packed(number_formats.lookup("mxfp8_e4m3"), tuple(c.shape), values, scales, None, False)
     impacts.bias_silu(c, bias, hidden)()
     mx_formats.prepare_quantise(hidden, out=out)()
     return c, hidden
@@ -185,8 +205,14 @@ def make_epilogue_ladder() -> lesson.Ladder:
     def prepare_product(a, b, scale_a, scale_b, bias, values, scales):
         return prepare_torch(a, b, scale_a, scale_b, None)
 
-    return lesson.Ladder("ch14_blockscaled_fused", "torch's product alone", prepare_product, lambda: make_epilogues(
-        LAYER if device.current().capability else EXAMPLE, _where()), check_epilogue, flops=2 * m * n * k)
+    return lesson.Ladder(
+        "ch14_blockscaled_fused",
+        "torch's product alone",
+        prepare_product,
+        lambda: make_epilogues(LAYER if device.current().capability else EXAMPLE, _where()),
+        check_epilogue,
+        flops=2 * m * n * k,
+    )
 
 
 # ---- formats that Hopper does not know
@@ -197,8 +223,12 @@ def make_packed(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, .
     m, n, k = case
     tensors, wide = [], []
     for rows in (m, n):
-        sizes = torch.exp2(torch.randint(-3, 4, (rows, k // 32), device=where).float()).repeat_interleave(32, 1)
-        made = number_formats.quantise(torch.randn(rows, k, device=where) * sizes, number_formats.lookup("mxfp4"))
+        sizes = torch.exp2(torch.randint(-3, 4, (rows, k // 32), device=where).float()).repeat_interleave(
+            32, 1
+        )
+        made = number_formats.quantise(
+            torch.randn(rows, k, device=where) * sizes, number_formats.lookup("mxfp4")
+        )
         tensors += [packing.pack(made.codes, 4).contiguous(), made.scales.contiguous()]
         wide.append(number_formats.dequantise(made).to(BF16))
     return *tensors, *wide, torch.empty(m, n, dtype=BF16, device=where)
@@ -206,9 +236,11 @@ def make_packed(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, .
 
 def multiply_packed(a, a_scales, b, b_scales, *_) -> torch.Tensor:
     """Return the product in float64 of what the codes and scales of `make_packed` stand for."""
-    left, right = (number_formats.decode(packing.unpack(codes, 4, 32 * scales.shape[1]), number_formats.E2M1).double()
-                   * number_formats.decode_e8m0(scales).double().repeat_interleave(32, 1)
-                   for codes, scales in ((a, a_scales), (b, b_scales)))
+    left, right = (
+        number_formats.decode(packing.unpack(codes, 4, 32 * scales.shape[1]), number_formats.E2M1).double()
+        * number_formats.decode_e8m0(scales).double().repeat_interleave(32, 1)
+        for codes, scales in ((a, a_scales), (b, b_scales))
+    )
     return left @ right.T
 
 
@@ -227,16 +259,27 @@ def make_packed_ladder() -> lesson.Ladder:
             raise emulator.NotEmulated("Triton's interpreter has no tl.dot_scaled")
         return lesson.check_launch(prepare, PACKED_CASES, make_packed, multiply_packed)
 
-    return lesson.Ladder("ch14_blockscaled_packed", "torch.mm bf16", prepare_mm, lambda: make_packed(
-        CUBE if device.current().capability else EXAMPLE, _where()), check_product, flops=2 * m * n * k)
+    return lesson.Ladder(
+        "ch14_blockscaled_packed",
+        "torch.mm bf16",
+        prepare_mm,
+        lambda: make_packed(CUBE if device.current().capability else EXAMPLE, _where()),
+        check_product,
+        flops=2 * m * n * k,
+    )
 
 
 def make_tokens(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, ...]:
     """Return x (M, K) in bf16, weights (N, K) as codes and scales of MXFP4 and in bf16, and out (M, N)."""
     m, n, k = case
     _, _, codes, scales, _, wide, _ = make_packed((1, n, k), where)
-    return (torch.randn(m, k, device=where).to(BF16), codes, scales, wide,
-            torch.empty(m, n, dtype=BF16, device=where))
+    return (
+        torch.randn(m, k, device=where).to(BF16),
+        codes,
+        scales,
+        wide,
+        torch.empty(m, n, dtype=BF16, device=where),
+    )
 
 
 def multiply_tokens(x, codes, scales, *_) -> torch.Tensor:
@@ -250,14 +293,21 @@ TOKEN_CASES = {"cpu": [(3, 160, 512), (16, 64, 256)], "cuda": [(3, 160, 512), (1
 
 def make_token_ladder() -> lesson.Ladder:
     """Return the ladder of a few tokens times weights in MXFP4, beside torch.mm with the weights in bf16."""
+
     def prepare_mm(x, codes, scales, wide, out):
         return lambda: torch.mm(x, wide.T, out=out)
 
     shape = (TOKENS, WEIGHTS, WEIGHTS) if device.current().capability else (TOKENS, 256, 512)
-    return lesson.Ladder("ch14_blockscaled_tokens", "torch.mm bf16", prepare_mm,
-                         lambda: make_tokens(shape, _where()), functools.partial(
-                             lesson.check_launch, cases=TOKEN_CASES, make_inputs=make_tokens, spec=multiply_tokens),
-                         nbytes=WEIGHTS * WEIGHTS * 17 // 32)
+    return lesson.Ladder(
+        "ch14_blockscaled_tokens",
+        "torch.mm bf16",
+        prepare_mm,
+        lambda: make_tokens(shape, _where()),
+        functools.partial(
+            lesson.check_launch, cases=TOKEN_CASES, make_inputs=make_tokens, spec=multiply_tokens
+        ),
+        nbytes=WEIGHTS * WEIGHTS * 17 // 32,
+    )
 
 
 # ---- the reader's kernels
@@ -268,8 +318,11 @@ def _raise(fault: str) -> None:
 
 
 def _descriptors(a, b, out, block_m: int, block_n: int):
-    return (TensorDescriptor.from_tensor(a, [block_m, 128]), TensorDescriptor.from_tensor(b.T, [block_n, 128]),
-            TensorDescriptor.from_tensor(out, [block_m, block_n]))
+    return (
+        TensorDescriptor.from_tensor(a, [block_m, 128]),
+        TensorDescriptor.from_tensor(b.T, [block_n, 128]),
+        TensorDescriptor.from_tensor(out, [block_m, block_n]),
+    )
 
 
 def check_fit(prepare: Callable, options: dict) -> None:
@@ -279,21 +332,41 @@ def check_fit(prepare: Callable, options: dict) -> None:
     example = fp8_operands(*EXAMPLE, "cpu")
     report = lesson.compile_launch(functools.partial(prepare, **options), example, "sm_90a")
     assert report.launchable, report.reason
-    assert not report.spills, f"{report.spills} bytes per thread are spilled: the accumulators need more registers"
+    assert not report.spills, (
+        f"{report.spills} bytes per thread are spilled: the accumulators need more registers"
+    )
     assert options.get("stages", 3) >= 3, "keep at least three stages"
-    assert report.programs_per_sm == 4, (f"{report.programs_per_sm} programs per SM: {report.registers} registers "
-                                         f"for each of {report.threads} threads, {report.smem:,} B of shared memory")
+    assert report.programs_per_sm == 4, (
+        f"{report.programs_per_sm} programs per SM: {report.registers} registers "
+        f"for each of {report.threads} threads, {report.smem:,} B of shared memory"
+    )
     _raise(check_version(functools.partial(prepare, **options)))
 
 
 def by_halves(kernel) -> Callable:
     """Return a `prepare` for a kernel with the arguments of by_block and tiles of 64 × 64."""
+
     def prepare(a, b, scale_a, scale_b, out):
         (m, k), n = a.shape, b.shape[1]
         grid = (triton.cdiv(m, 64) * (n // 64),)
         a_desc, b_desc, c_desc = _descriptors(a, b, out, 64, 64)
-        return lambda: kernel[grid](a_desc, b_desc, scale_a, scale_b, c_desc, m, n, k, scale_a.stride(1),
-                                    scale_b.stride(1), BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3)
+        return lambda: kernel[grid](
+            a_desc,
+            b_desc,
+            scale_a,
+            scale_b,
+            c_desc,
+            m,
+            n,
+            k,
+            scale_a.stride(1),
+            scale_b.stride(1),
+            BLOCK_M=64,
+            BLOCK_N=64,
+            num_warps=4,
+            num_stages=3,
+        )
+
     return prepare
 
 
@@ -306,8 +379,15 @@ def make_rows(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, ...
     """Return the operands of a product whose B has a scale per column and 128 of K: scale_b is (K / 128, N)."""
     m, n, k = case
     a, b, scale_a, scale_b, out = make_products(case, where)
-    return a, b, scale_a, scale_b.repeat_interleave(128, 1).mul(
-        torch.exp2(torch.randint(-3, 4, (k // 128, n), device=where).float())).contiguous(), out
+    return (
+        a,
+        b,
+        scale_a,
+        scale_b.repeat_interleave(128, 1)
+        .mul(torch.exp2(torch.randint(-3, 4, (k // 128, n), device=where).float()))
+        .contiguous(),
+        out,
+    )
 
 
 def multiply_rows(a, b, scale_a, scale_b) -> torch.Tensor:
@@ -328,8 +408,21 @@ def check_rows(kernel) -> None:
         (m, k), n = a.shape, b.shape[1]
         a_desc, b_desc, c_desc = _descriptors(a, b, out, 64, 128)
         return lambda: kernel[(triton.cdiv(m, 64) * (n // 128),)](
-            a_desc, b_desc, scale_a, scale_b, c_desc, m, n, k, scale_a.stride(1), scale_b.stride(0), BLOCK_M=64,
-            BLOCK_N=128, num_warps=4, num_stages=3)
+            a_desc,
+            b_desc,
+            scale_a,
+            scale_b,
+            c_desc,
+            m,
+            n,
+            k,
+            scale_a.stride(1),
+            scale_b.stride(0),
+            BLOCK_M=64,
+            BLOCK_N=128,
+            num_warps=4,
+            num_stages=3,
+        )
 
     _raise(lesson.check_launch(prepare, CASES, make_rows, multiply_rows))
     report = lesson.compile_launch(prepare, make_rows(EXAMPLE, "cpu"), "sm_90a")
@@ -349,24 +442,44 @@ def check_split(kernel) -> None:
         parts, buffer = lesson.make_guarded(torch.full((splits * m * n,), float("nan"), device=where))
         a_desc, b_desc, _ = _descriptors(a, b, out, 64, 128)
         kernel[(triton.cdiv(m, 64) * (n // 128), splits)](
-            a_desc, b_desc, scale_a, scale_b, parts, m, n, k, scale_a.stride(1), scale_b.stride(1), SPLITS=splits,
-            BLOCK_M=64, BLOCK_N=128, num_warps=4, num_stages=3)
+            a_desc,
+            b_desc,
+            scale_a,
+            scale_b,
+            parts,
+            m,
+            n,
+            k,
+            scale_a.stride(1),
+            scale_b.stride(1),
+            SPLITS=splits,
+            BLOCK_M=64,
+            BLOCK_N=128,
+            num_warps=4,
+            num_stages=3,
+        )
         missing = ~torch.isfinite(parts)
         _raise(lesson.find_fault(parts, buffer, missing))
         exact = fp8.spec(a, b, scale_a, scale_b)
         error = relative_error(parts.view(splits, m, n).double().sum(0), exact)
         # Within a block of 128, Hopper's tensor core adds with about 14 bits.
-        assert error < 2**-8, f"{(m, n, k)}: the parts do not add up to C (error {error:.0e}); is a step missing?"
+        assert error < 2**-8, (
+            f"{(m, n, k)}: the parts do not add up to C (error {error:.0e}); is a step missing?"
+        )
         steps, a_wide = k // 128, a.double() * scale_a.double().repeat_interleave(128, 1)
         b_wide = b.double() * scale_b.double().repeat_interleave(128, 0).repeat_interleave(128, 1)
         longest = -(-steps // splits) * 128
         largest = (a_wide.abs() @ b_wide.abs()).max()
         for part in parts.view(splits, m, n).double():
-            assert float((part - exact).abs().max()) > 1e-3 * largest, f"one part has all of K ({longest} would do)"
+            assert float((part - exact).abs().max()) > 1e-3 * largest, (
+                f"one part has all of K ({longest} would do)"
+            )
 
 
 @triton.jit
-def _product_then(a_desc, b_desc, scale_a, scale_b, c_desc, M, N, K, stride_a, stride_b, EPILOGUE: tl.constexpr):
+def _product_then(
+    a_desc, b_desc, scale_a, scale_b, c_desc, M, N, K, stride_a, stride_b, EPILOGUE: tl.constexpr
+):
     m, n = tl.program_id(0) // (N // 128) * 64, tl.program_id(0) % (N // 128) * 128
     rows = m + tl.arange(0, 64)
     acc = tl.zeros((64, 128), tl.float32)
@@ -391,8 +504,20 @@ def check_gated(epilogue) -> None:
         a_desc, b_desc, _ = _descriptors(a, b, out, 64, 128)
         c_desc = TensorDescriptor.from_tensor(out, [64, 64])
         return lambda: _product_then[(triton.cdiv(m, 64) * (n // 128),)](
-            a_desc, b_desc, scale_a, scale_b, c_desc, m, n, k, scale_a.stride(1), scale_b.stride(1),
-            EPILOGUE=epilogue, num_warps=4, num_stages=3)
+            a_desc,
+            b_desc,
+            scale_a,
+            scale_b,
+            c_desc,
+            m,
+            n,
+            k,
+            scale_a.stride(1),
+            scale_b.stride(1),
+            EPILOGUE=epilogue,
+            num_warps=4,
+            num_stages=3,
+        )
 
     def spec(*operands):
         c = fp8.spec(*operands)
@@ -401,8 +526,13 @@ def check_gated(epilogue) -> None:
     _raise(lesson.check_launch(prepare, CASES, make, spec))
 
 
-CHECKS = {"Exercise 1": check_fit, "Exercise 2": check_index, "Exercise 3": check_rows, "Exercise 4": check_split,
-          "Exercise 5": check_gated}
+CHECKS = {
+    "Exercise 1": check_fit,
+    "Exercise 2": check_index,
+    "Exercise 3": check_rows,
+    "Exercise 4": check_split,
+    "Exercise 5": check_gated,
+}
 
 
 def check(exercise: str, *answer) -> None:

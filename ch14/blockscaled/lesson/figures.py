@@ -15,22 +15,41 @@ PRODUCT, ADDING = 64 * 128 * 128 // 4096, 64 * 128 // 128
 
 def scales_picture(blocks: int = 5) -> plots.Picture:
     """Draw a tile of C, the blocks of A and B that it is the product of, and their scales."""
-    figure, axes = canvas("Tensor cores multiply blocks of 128 along K; CUDA cores scale and add",
-                          "fp8, scales of 1 × 128 (A) and 128 × 128 (B); a tile of 128 × 128", 7.2, 3.0)
+    figure, axes = canvas(
+        "Tensor cores multiply blocks of 128 along K; CUDA cores scale and add",
+        "fp8, scales of 1 × 128 (A) and 128 × 128 (B); a tile of 128 × 128",
+        7.2,
+        3.0,
+    )
     side, left, top, chosen = 0.62, 0.95, 2.3, 1
 
     def operand(y, tone, name, each_row):
         for block in range(blocks):
             x = left + block * (side + 0.14)
-            box(axes, x, y, side, side, lighten(tone, 0.8 if block == chosen else 0.25), "black", linewidth=0.5)
+            box(
+                axes,
+                x,
+                y,
+                side,
+                side,
+                lighten(tone, 0.8 if block == chosen else 0.25),
+                "black",
+                linewidth=0.5,
+            )
             if each_row:  # one scale per row
                 for row in range(8):
                     box(axes, x - 0.1, y + row * side / 8 + 0.012, 0.06, side / 8 - 0.024, tone)
             else:
                 box(axes, x - 0.1, y + side / 2 - 0.05, 0.06, 0.1, tone)
         write(axes, left - 0.18, y + side / 2 + 0.12, name, "right", 8, fontweight="bold")
-        write(axes, left - 0.18, y + side / 2 - 0.1, "128 scales\nper block" if each_row else "one scale\nper block",
-              "right", 6)
+        write(
+            axes,
+            left - 0.18,
+            y + side / 2 - 0.1,
+            "128 scales\nper block" if each_row else "one scale\nper block",
+            "right",
+            6,
+        )
 
     operand(top - side, BLUE, "A", True)
     operand(top - 2 * side - 0.42, ORANGE, "B", False)
@@ -39,20 +58,35 @@ def scales_picture(blocks: int = 5) -> plots.Picture:
     write(axes, middle, top - side - 0.21, "×", size=9, fontweight="bold")
     right = left + blocks * (side + 0.14) + 0.25
     for y, tone, title, below in (
-            (top - side, lighten(GREEN, 0.35), "scratch", "tensor core:\none block of 128,\nno scales"),
-            (top - 2 * side - 0.42, GREEN, "C", "CUDA cores, float32:\nC += scratch ·\nscale A · scale B")):
+        (top - side, lighten(GREEN, 0.35), "scratch", "tensor core:\none block of 128,\nno scales"),
+        (top - 2 * side - 0.42, GREEN, "C", "CUDA cores, float32:\nC += scratch ·\nscale A · scale B"),
+    ):
         box(axes, right, y, side, side, tone, "black", linewidth=0.5)
         write(axes, right + side / 2, y + side / 2, title, size=7.5, fontweight="bold")
         write(axes, right + side + 0.1, y + side / 2, below, "left", 6.5)
-    axes.annotate("", (right + side / 2, top - side - 0.4), (right + side / 2, top - side - 0.02),
-                  arrowprops={"arrowstyle": "->", "linewidth": 1})
-    write(axes, left - 0.1, 0.3, "With one scale per matrix there is no scratch: the tensor core goes on adding to C.",
-          "left", 7)
-    return figure.describe("A and B are cut into blocks of 128 along K. Each block of A has 128 scales, and each of B "
-                           "has one. The product of two blocks goes to a scratch, and scratch times scales to C.")
+    axes.annotate(
+        "",
+        (right + side / 2, top - side - 0.4),
+        (right + side / 2, top - side - 0.02),
+        arrowprops={"arrowstyle": "->", "linewidth": 1},
+    )
+    write(
+        axes,
+        left - 0.1,
+        0.3,
+        "With one scale per matrix there is no scratch: the tensor core goes on adding to C.",
+        "left",
+        7,
+    )
+    return figure.describe(
+        "A and B are cut into blocks of 128 along K. Each block of A has 128 scales, and each of B "
+        "has one. The product of two blocks goes to a scratch, and scratch times scales to C."
+    )
 
 
-def schedule(consumers: int, scratch: int, blocks: int = 6) -> tuple[list[tuple[str, int, float, float]], float]:
+def schedule(
+    consumers: int, scratch: int, blocks: int = 6
+) -> tuple[list[tuple[str, int, float, float]], float]:
     """Return who is busy when in a model of one SM, and the share of time in which the tensor core is busy.
 
     The first is a list of (unit, consumer, begin, end) in clocks. Each consumer has 64 rows and `scratch` accumulators.
@@ -67,8 +101,10 @@ def schedule(consumers: int, scratch: int, blocks: int = 6) -> tuple[list[tuple[
         return added[group][done] if done >= 0 else 0.0
 
     for _ in range(blocks * consumers):
-        group = min((g for g in range(consumers) if len(added[g]) < blocks),
-                    key=lambda g: (max(ready(g), free["tensor core"]), len(added[g])))
+        group = min(
+            (g for g in range(consumers) if len(added[g]) < blocks),
+            key=lambda g: (max(ready(g), free["tensor core"]), len(added[g])),
+        )
         begin = max(free["tensor core"], ready(group))
         end = free["tensor core"] = begin + PRODUCT
         spans.append(("tensor core", group, begin, end))
@@ -82,25 +118,38 @@ def schedule(consumers: int, scratch: int, blocks: int = 6) -> tuple[list[tuple[
 
 def schedule_picture(blocks: int = 4) -> plots.Picture:
     """Draw `schedule` for one consumer, for one with two scratch accumulators, and for two consumers."""
-    cases = (("one group, one scratch", 1, 1, 2 * blocks), ("one group, two scratches", 1, 2, 2 * blocks),
-             ("two groups, a scratch each", 2, 1, blocks))
+    cases = (
+        ("one group, one scratch", 1, 1, 2 * blocks),
+        ("one group, two scratches", 1, 2, 2 * blocks),
+        ("two groups, a scratch each", 2, 1, blocks),
+    )
     schedules = {name: schedule(*numbers) for name, *numbers in cases}
     longest = max(end for spans, _ in schedules.values() for *_, end in spans)
     share = schedule(1, 1, 1000)[1]
-    figure, axes = canvas(f"Adding costs {1 - share:.0%} of the tensor core's time if nothing else multiplies",
-                          "a model: eight blocks of 64 × 128 × 128, "
-                          f"{PRODUCT} clocks to multiply, {ADDING} to add; one colour per group", 7.2, 2.8)
+    figure, axes = canvas(
+        f"Adding costs {1 - share:.0%} of the tensor core's time if nothing else multiplies",
+        "a model: eight blocks of 64 × 128 × 128, "
+        f"{PRODUCT} clocks to multiply, {ADDING} to add; one colour per group",
+        7.2,
+        2.8,
+    )
     scale, left = 4.4 / longest, 2.5
     for line, (name, (spans, _)) in enumerate(schedules.items()):
         lanes(axes, 2.2 - 0.68 * line, left, scale, longest, name, spans, GROUPS)
-    return figure.describe("Three timelines of tensor core and CUDA cores. With one group and one scratch they take "
-                           "turns. With two scratches, or two groups, the tensor core multiplies during the additions.")
+    return figure.describe(
+        "Three timelines of tensor core and CUDA cores. With one group and one scratch they take "
+        "turns. With two scratches, or two groups, the tensor core multiplies during the additions."
+    )
 
 
 def draw_sums(record) -> plots.Picture:
     """Draw the errors of one sum over K and of a sum that is promoted every 128 columns, over K."""
-    figure = plots.new_figure([record], "A sum that stays in the tensor core loses digits as K grows",
-                              f"elements from 0 to 1; {record.label()}", 2.7)[0]
+    figure = plots.new_figure(
+        [record],
+        "A sum that stays in the tensor core loses digits as K grows",
+        f"elements from 0 to 1; {record.label()}",
+        2.7,
+    )[0]
     axes = figure.axes[0]
     sizes = [row["K"] for row in record.rows]
     for name, tone in (("one sum", ORANGE), ("promoted", BLUE)):
@@ -117,16 +166,22 @@ def draw_sums(record) -> plots.Picture:
     return figure.describe(
         f"The largest error over the largest element, for K from {sizes[0]:,} to {sizes[-1]:,}. The error of one sum "
         f"in the tensor core goes from {one:.2g} to {longest:.2g}. The error of a sum that is promoted to float32 "
-        f"every 128 columns goes from {first:.2g} to {last:.2g}. A dashed line marks half a step of bf16, {2**-9:.2g}.")
+        f"every 128 columns goes from {first:.2g} to {last:.2g}. A dashed line marks half a step of bf16, {2**-9:.2g}."
+    )
 
 
 def draw_split(tiles: int = 4, splits: int = 3, places: int = 12) -> plots.Picture:
     """Draw the programs of a product of few tiles, whole and split along K, on `places` places of the GPU."""
-    figure, axes = canvas("Few tiles leave most SMs idle; split along K, all have work",
-                          f"{tiles} tiles of C, room for {places} programs; the last program of a tile adds its parts",
-                          7.2, 2.9)
+    figure, axes = canvas(
+        "Few tiles leave most SMs idle; split along K, all have work",
+        f"{tiles} tiles of C, room for {places} programs; the last program of a tile adds its parts",
+        7.2,
+        2.9,
+    )
     tones = (BLUE, ORANGE, GREEN, "#882255")
-    for side, (name, parts) in enumerate((("one program per tile", 1), (f"{splits} programs per tile", splits))):
+    for side, (name, parts) in enumerate(
+        (("one program per tile", 1), (f"{splits} programs per tile", splits))
+    ):
         left, width = 0.9 + 3.3 * side, 2.1
         write(axes, left, 2.42, name, "left", 8, fontweight="bold")
         for place in range(places):
@@ -139,18 +194,26 @@ def draw_split(tiles: int = 4, splits: int = 3, places: int = 12) -> plots.Pictu
             if parts > 1 and place % parts == parts - 1:
                 box(axes, left + share, y, 0.18, 0.12, "black")
         write(axes, left, 0.27, "time", "left", 6.5)
-        axes.annotate("", (left + 1.0, 0.27), (left + 0.3, 0.27), arrowprops={"arrowstyle": "->", "linewidth": 0.8})
+        axes.annotate(
+            "", (left + 1.0, 0.27), (left + 0.3, 0.27), arrowprops={"arrowstyle": "->", "linewidth": 0.8}
+        )
     write(axes, 0.82, 1.25, "programs", "right", 7)
     write(axes, 5.25, 0.27, "one colour per tile; black: add the parts", "left", 6.5)
-    return figure.describe(f"Left, {tiles} programs work for the whole time and {places - tiles} places are idle. "
-                           f"Right, {tiles * splits} programs work for a third of the time. The last program of each "
-                           "tile then adds the parts.")
+    return figure.describe(
+        f"Left, {tiles} programs work for the whole time and {places - tiles} places are idle. "
+        f"Right, {tiles * splits} programs work for a third of the time. The last program of each "
+        "tile then adds the parts."
+    )
 
 
 def draw_epilogue() -> plots.Picture:
     """Draw the bytes per element of C that move through memory, in passes and fused."""
-    figure, axes = canvas("In passes, C crosses memory five times; fused, it is written once",
-                          "bytes per element of C, from the product's registers to MXFP8 in memory", 7.2, 2.2)
+    figure, axes = canvas(
+        "In passes, C crosses memory five times; fused, it is written once",
+        "bytes per element of C, from the product's registers to MXFP8 in memory",
+        7.2,
+        2.2,
+    )
 
     def stage(x, y, text, tone):
         box(axes, x, y, 1.15, 0.36, tone, "black", text, linewidth=0.5)
@@ -171,19 +234,35 @@ def draw_epilogue() -> plots.Picture:
     stage(2.45, 0.45, "quantise", lighten(GREEN, 0.3))
     move(3.65, 0.63, "write 1 + 1/32")
     write(axes, 4.55, 0.63, "bias, SiLU and quantising work on registers", "left", 7)
-    return figure.describe("Upper row: product, bias with SiLU, and quantiser are three kernels. Two bytes per element "
-                           "are written and read between them, twice. Lower row: one kernel does all three in "
-                           "registers and writes one byte and a thirty-second per element.")
+    return figure.describe(
+        "Upper row: product, bias with SiLU, and quantiser are three kernels. Two bytes per element "
+        "are written and read between them, twice. Lower row: one kernel does all three in "
+        "registers and writes one byte and a thirty-second per element."
+    )
 
 
 def draw_decoding() -> plots.Picture:
     """Draw the bits of an e2m1 code moved into a float32."""
-    figure, axes = canvas("An e2m1 code becomes float32 by a shift and a product",
-                          "code 1101 is -3: the sign moves to bit 31, the other three bits to bits 24 to 22", 7.2, 1.9)
+    figure, axes = canvas(
+        "An e2m1 code becomes float32 by a shift and a product",
+        "code 1101 is -3: the sign moves to bit 31, the other three bits to bits 24 to 22",
+        7.2,
+        1.9,
+    )
     cell, left = 0.19, 0.35
     write(axes, left, 1.42, "code", "left", 7.5, fontweight="bold")
     for place, (bit, tone) in enumerate(zip("1101", (ORANGE, BLUE, BLUE, GREEN))):
-        box(axes, left + 0.5 + place * cell, 1.33, cell, 0.19, lighten(tone, 0.45), "black", bit, linewidth=0.5)
+        box(
+            axes,
+            left + 0.5 + place * cell,
+            1.33,
+            cell,
+            0.19,
+            lighten(tone, 0.45),
+            "black",
+            bit,
+            linewidth=0.5,
+        )
     write(axes, left + 1.4, 1.42, "s e e m", "left", 7)
     bits = "1" + "0" * 6 + "10" + "1" + "0" * 22
     for place, bit in enumerate(bits):
@@ -191,18 +270,38 @@ def draw_decoding() -> plots.Picture:
         box(axes, left + place * cell, 0.75, cell, 0.19, lighten(tone, 0.45), "black", bit, linewidth=0.4)
     for place, text in ((0.5, "31"), (7.5, "24"), (8.5, "23"), (9.5, "22")):
         write(axes, left + place * cell, 1.03, text, size=5.5)
-    write(axes, left, 0.5, "sign, eight exponent bits, 23 mantissa bits: the value is 3 · 2⁻¹²⁶, negative. Times "
-          "2¹²⁶ · scale it is the number.", "left", 7)
-    write(axes, left, 0.27, "The code 0001, which is 0.5, becomes a subnormal number of float32, and the same product "
-          "is right for it, too.", "left", 7)
-    return figure.describe("The four bits 1101 of a code: sign, two exponent bits, one mantissa bit. Below, a float32: "
-                           "the sign is at bit 31, the exponent bits are at 24 and 23, the mantissa bit is at 22.")
+    write(
+        axes,
+        left,
+        0.5,
+        "sign, eight exponent bits, 23 mantissa bits: the value is 3 · 2⁻¹²⁶, negative. Times "
+        "2¹²⁶ · scale it is the number.",
+        "left",
+        7,
+    )
+    write(
+        axes,
+        left,
+        0.27,
+        "The code 0001, which is 0.5, becomes a subnormal number of float32, and the same product "
+        "is right for it, too.",
+        "left",
+        7,
+    )
+    return figure.describe(
+        "The four bits 1101 of a code: sign, two exponent bits, one mantissa bit. Below, a float32: "
+        "the sign is at bit 31, the exponent bits are at 24 and 23, the mantissa bit is at 22."
+    )
 
 
 def draw_blackwell() -> plots.Picture:
     """Draw the way of a tile and of its scales through the memories of an SM of Blackwell."""
-    figure, axes = canvas("Scales travel with the tiles, and then into tensor memory",
-                          "one CTA on sm_100a; the sums never pass through registers until the epilogue", 7.2, 3.0)
+    figure, axes = canvas(
+        "Scales travel with the tiles, and then into tensor memory",
+        "one CTA on sm_100a; the sums never pass through registers until the epilogue",
+        7.2,
+        3.0,
+    )
     pale, pink = lighten(BLUE, 0.3), "#e7b7d2"
     box(axes, 0.1, 0.6, 1.0, 1.7, "#f2f2f2", "black", linewidth=0.6)
     write(axes, 0.6, 2.13, "global", size=7, fontweight="bold")
@@ -234,24 +333,35 @@ def draw_blackwell() -> plots.Picture:
     arrow(6.3, 0.98, 4.92, 0.75, "tcgen05.ld", -0.13)
     arrow(3.93, 0.79, 3.56, 0.79)
     arrow(2.16, 0.79, 1.02, 0.79, "TMA")
-    return figure.describe("Tiles of A and B and their scales go by TMA from global to shared memory. The instruction "
-                           "tcgen05.cp copies the scales to tensor memory. The tensor core reads A and B from shared "
-                           "memory and the scales from tensor memory, and adds to an accumulator in tensor memory. "
-                           "From there C goes through registers and stages in shared memory back to global memory.")
+    return figure.describe(
+        "Tiles of A and B and their scales go by TMA from global to shared memory. The instruction "
+        "tcgen05.cp copies the scales to tensor memory. The tensor core reads A and B from shared "
+        "memory and the scales from tensor memory, and adds to an accumulator in tensor memory. "
+        "From there C goes through registers and stages in shared memory back to global memory."
+    )
 
 
 def draw_in_flight(rows) -> plots.Picture:
     """Draw the latency that the stages of each plan hide, at the tensor core's rate and at that of DRAM."""
-    figure, axes = plots.new_figure(rows, "How much latency the stages hide, if the tensor core runs at full rate",
-                                    "datasheet rates of a B200; latency fitted to a sweep on an H200", 2.4)
+    figure, axes = plots.new_figure(
+        rows,
+        "How much latency the stages hide, if the tensor core runs at full rate",
+        "datasheet rates of a B200; latency fitted to a sweep on an H200",
+        2.4,
+    )
     names = [f"{row['test']}, {row['plan']}" for row in rows]
-    axes.barh(names, [row["hidden us"] for row in rows], color=[BLUE if row["plan"] == "greedy" else ORANGE
-                                                                for row in rows])
+    axes.barh(
+        names,
+        [row["hidden us"] for row in rows],
+        color=[BLUE if row["plan"] == "greedy" else ORANGE for row in rows],
+    )
     axes.axvline(rows[0]["latency us"], color="black", linestyle="--", linewidth=1)
     axes.text(rows[0]["latency us"], -0.75, "latency of a load", fontsize=6.5, ha="right")
     axes.invert_yaxis()
     axes.set_xlabel("microseconds hidden by the stages in flight", fontsize=8)
     axes.tick_params(labelsize=7)
     bars = "; ".join(f"{name}: {row['hidden us']:.2f}" for name, row in zip(names, rows))
-    return figure.describe(f"Bars of the microseconds that the stages in flight hide: {bars}. A dashed line marks the "
-                           f"latency of a load, {rows[0]['latency us']:g} µs.")
+    return figure.describe(
+        f"Bars of the microseconds that the stages in flight hide: {bars}. A dashed line marks the "
+        f"latency of a load, {rows[0]['latency us']:g} µs."
+    )

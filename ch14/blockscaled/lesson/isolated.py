@@ -23,29 +23,42 @@ from tilelab.records import results
 from tilelab.runtime import build
 
 SHAPES = ((4096, 4096, 7168), (8192, 8192, 1024))  # a long K, and a short one
-_NO_LOADS = ("warpgroup_reg_dealloc<FIRST_GROUP_REGISTERS>();\n        if (threadIdx.x == 0) {",
-             "warpgroup_reg_dealloc<FIRST_GROUP_REGISTERS>();\n        if (false) {", 1)
-_NO_WAITS = (("mbarrier_wait(full + 8 * state.stage, state.phase);", "", 1),
-             ("if (lane == 0) mbarrier_arrive(empty + 8 * used_stage);", "", 1))
+_NO_LOADS = (
+    "warpgroup_reg_dealloc<FIRST_GROUP_REGISTERS>();\n        if (threadIdx.x == 0) {",
+    "warpgroup_reg_dealloc<FIRST_GROUP_REGISTERS>();\n        if (false) {",
+    1,
+)
+_NO_WAITS = (
+    ("mbarrier_wait(full + 8 * state.stage, state.phase);", "", 1),
+    ("if (lane == 0) mbarrier_arrive(empty + 8 * used_stage);", "", 1),
+)
 _NO_PRODUCTS = ("multiply(sum, a + consumer * ROWS * BLOCK_K, a + A_BYTES);", "", 1)
 _ADDITION = "acc[i] += sum[i] * (i / 2 % 2 ? lower : upper);"
 _NO_SUMS = (_ADDITION, "acc[i] = 0;", 1)
-_ONE_ADDITION = (_ADDITION, "if (i == 0) acc[i] += sum[i];", 1)  # without any use the compiler drops the products
+_ONE_ADDITION = (
+    _ADDITION,
+    "if (i == 0) acc[i] += sum[i];",
+    1,
+)  # without any use the compiler drops the products
 _NO_EPILOGUE = ("else if (row < M) epilogue(", "else if (row < 0) epilogue(", 1)
 _NO_STEPS = ("blocks_left = first_step(split + 1) - step;", "blocks_left = 0;", 1)
 
-PARTS = {"loads alone": (_NO_PRODUCTS, _NO_SUMS, _NO_EPILOGUE),
-         "products alone": (_NO_LOADS, *_NO_WAITS, _ONE_ADDITION, _NO_EPILOGUE),
-         "products and additions": (_NO_LOADS, *_NO_WAITS, _NO_EPILOGUE),
-         "loads and products": (_ONE_ADDITION, _NO_EPILOGUE),
-         "epilogue alone": (_NO_LOADS, _NO_STEPS)}
+PARTS = {
+    "loads alone": (_NO_PRODUCTS, _NO_SUMS, _NO_EPILOGUE),
+    "products alone": (_NO_LOADS, *_NO_WAITS, _ONE_ADDITION, _NO_EPILOGUE),
+    "products and additions": (_NO_LOADS, *_NO_WAITS, _NO_EPILOGUE),
+    "loads and products": (_ONE_ADDITION, _NO_EPILOGUE),
+    "epilogue alone": (_NO_LOADS, _NO_STEPS),
+}
 
 
 def prepare_part(name: str):
     """Return a candidate that launches a part of the kernel, one of PARTS, on `verification.fp8_operands`."""
+
     def prepare(*operands):
         with patched_source(fp8.SOURCE, *PARTS[name]) as source, mock.patch.object(fp8, "SOURCE", source):
             return prepare_course()(*operands)
+
     return prepare
 
 
@@ -59,7 +72,8 @@ def compile_part(name: str, config: fp8.Fp8Config = fp8.SQUARE) -> build.Report:
 def measure_isolated():
     """Measure the kernel and each of PARTS beside torch's product, at SHAPES."""
     candidates = {"torch": prepare_torch, "whole kernel": prepare_course()} | {
-        name: prepare_part(name) for name in PARTS}
+        name: prepare_part(name) for name in PARTS
+    }
     return [row for shape in SHAPES for row in measure(candidates, shape, rounds=10, warm_s=0.15)]
 
 

@@ -46,9 +46,11 @@ class Case:
         return 1 - self.before_us / self.after_us if self.after_us else None
 
 
-CASES = (Case("test 1", (8192, 8192, 1024, 1), (256, 128), (2, 1), 45.65, 49.36),
-         Case("test 2", (8192, 8192, 1024, 1), (256, 256), (2, 1), None, None),
-         Case("test 3", (2048, 2048, 512, 1), (128, 128), (1, 1), 38.88, 39.72))
+CASES = (
+    Case("test 1", (8192, 8192, 1024, 1), (256, 128), (2, 1), 45.65, 49.36),
+    Case("test 2", (8192, 8192, 1024, 1), (256, 256), (2, 1), None, None),
+    Case("test 3", (2048, 2048, 512, 1), (128, 128), (1, 1), 38.88, 39.72),
+)
 
 
 def attempt_1(choice: Blackwell) -> Blackwell:
@@ -60,7 +62,9 @@ def attempt_2(choice: Blackwell) -> Blackwell:
     """Return the choice with 5 A/B stages and 4 C stages, or more of C where room is left."""
     asked = dataclasses.replace(choice, **ATTEMPT_2)
     more = dataclasses.replace(asked, c_stages=None)
-    return more if smem_planner.plan(asked).fits and smem_planner.plan(more).c_stages > asked.c_stages else asked
+    return (
+        more if smem_planner.plan(asked).fits and smem_planner.plan(more).c_stages > asked.c_stages else asked
+    )
 
 
 def same_kernel(one: Plan, other: Plan) -> bool:
@@ -85,8 +89,15 @@ def compute_flight(plan: Plan) -> Flight:
     step_us = _tensor_core_us(choice, choice.rows, choice.n, choice.k) * gpu.sms
     memory_bytes = gpu.peak_gbps * 1e3 * LATENCY_US / gpu.sms
     flying = max(plan.ab_stages - 1, 0)
-    return Flight(step_us, flying * step_us, flying * plan.stage_bytes, min(1.0, flying * step_us / LATENCY_US),
-                  memory_bytes, math.ceil(LATENCY_US / step_us) + 1, math.ceil(memory_bytes / plan.stage_bytes) + 1)
+    return Flight(
+        step_us,
+        flying * step_us,
+        flying * plan.stage_bytes,
+        min(1.0, flying * step_us / LATENCY_US),
+        memory_bytes,
+        math.ceil(LATENCY_US / step_us) + 1,
+        math.ceil(memory_bytes / plan.stage_bytes) + 1,
+    )
 
 
 def compute_work(choice: Blackwell, mnkl: tuple[int, int, int, int]) -> Work:
@@ -101,7 +112,9 @@ def compute_work(choice: Blackwell, mnkl: tuple[int, int, int, int]) -> Work:
     operands = (m + n) * k * (choice.format.bits / 8 + 1 / choice.sf_vec_size)
     moved = batch * (operands + m * n * smem_planner.C_ITEMSIZE[choice.c_dtype])
     steps = math.ceil(k / choice.k)
-    return Work(steps, tiles_per_cta * steps, batch * _tensor_core_us(choice, m, n, k), moved / gpu.peak_gbps / 1e3)
+    return Work(
+        steps, tiles_per_cta * steps, batch * _tensor_core_us(choice, m, n, k), moved / gpu.peak_gbps / 1e3
+    )
 
 
 def plan_with(choice: Blackwell, attempt) -> tuple[Plan, Plan]:
@@ -115,10 +128,17 @@ def accumulator_rows() -> list[dict]:
     for case in CASES:
         before, after = plan_with(case.choice(), attempt_1)
         verdict = "another kernel" if after.fits else f"{after.tmem_columns - COLUMNS} columns too many"
-        rows.append({"test": case.name, "tile": "{} × {}".format(*case.tile),
-                     "before": before.choice.accumulator_scheme, "with attempt 1": after.choice.accumulator_scheme,
-                     "columns": after.tmem_columns, "of": COLUMNS,
-                     "verdict": "the same kernel" if same_kernel(before, after) else verdict})
+        rows.append(
+            {
+                "test": case.name,
+                "tile": "{} × {}".format(*case.tile),
+                "before": before.choice.accumulator_scheme,
+                "with attempt 1": after.choice.accumulator_scheme,
+                "columns": after.tmem_columns,
+                "of": COLUMNS,
+                "verdict": "the same kernel" if same_kernel(before, after) else verdict,
+            }
+        )
     return rows
 
 
@@ -129,12 +149,23 @@ def stage_rows() -> list[dict]:
         before, after = plans = plan_with(case.choice(), attempt_2)
         flight, load = compute_flight(before), compute_work(case.choice(), case.mnkl)
         stages = [f"{plan.ab_stages} + {plan.c_stages}" for plan in plans]
-        rows.append({"test": case.name, "greedy": stages[0], "attempt 2": stages[1], "same kernel": same_kernel(*plans),
-                     "hidden us": flight.hidden_us, "with attempt 2": compute_flight(after).hidden_us,
-                     "stages to hide": flight.for_tensor_core, "for memory": flight.for_memory,
-                     "steps per tile": load.steps_per_tile, "steps per CTA": load.steps_per_cta,
-                     "floor us": max(load.tensor_core_us, load.memory_us), "note us": case.before_us,
-                     "note says": f"{case.slower:.1%} slower" if case.slower else "crash"})
+        rows.append(
+            {
+                "test": case.name,
+                "greedy": stages[0],
+                "attempt 2": stages[1],
+                "same kernel": same_kernel(*plans),
+                "hidden us": flight.hidden_us,
+                "with attempt 2": compute_flight(after).hidden_us,
+                "stages to hide": flight.for_tensor_core,
+                "for memory": flight.for_memory,
+                "steps per tile": load.steps_per_tile,
+                "steps per CTA": load.steps_per_cta,
+                "floor us": max(load.tensor_core_us, load.memory_us),
+                "note us": case.before_us,
+                "note says": f"{case.slower:.1%} slower" if case.slower else "crash",
+            }
+        )
     return rows
 
 
@@ -142,15 +173,19 @@ def describe_attempt_1(choice: Blackwell) -> str:
     """Describe the effect of attempt 1 on a tile in a sentence."""
     before, after = plan_with(choice, attempt_1)
     if same_kernel(before, after):
-        return (f"Attempt 1 changes nothing at N = {choice.n}: the rule has two accumulators there already, so a "
-                "measured difference is noise.")
+        return (
+            f"Attempt 1 changes nothing at N = {choice.n}: the rule has two accumulators there already, so a "
+            "measured difference is noise."
+        )
     if after.fits:
         return f"Attempt 1 fits at N = {choice.n}: {after.choice.describe_accumulators()}."
     shared = smem_planner.plan(dataclasses.replace(choice, accumulators="overlapped"))
     sums = shared.tmem["accumulators"]
-    return (f"Attempt 1 does not fit: {after.choice.overflow()}. The example allocates all {COLUMNS} columns whatever "
-            f"it needs and would put the scale factors at column {after.tmem['accumulators']}, past the last. Two that "
-            f"share columns do fit: {sums} and {shared.tmem_columns - sums} make {shared.tmem_columns}.")
+    return (
+        f"Attempt 1 does not fit: {after.choice.overflow()}. The example allocates all {COLUMNS} columns whatever "
+        f"it needs and would put the scale factors at column {after.tmem['accumulators']}, past the last. Two that "
+        f"share columns do fit: {sums} and {shared.tmem_columns - sums} make {shared.tmem_columns}."
+    )
 
 
 def describe_attempt_2(choice: Blackwell) -> str:
@@ -159,13 +194,17 @@ def describe_attempt_2(choice: Blackwell) -> str:
     if not after.fits:
         return f"Attempt 2 does not fit: {after.problem}."
     if same_kernel(before, after):
-        return (f"Attempt 2 changes nothing here: as many A/B stages as fit are {before.ab_stages} already, and C gets "
-                f"{before.c_stages} from what is left.")
+        return (
+            f"Attempt 2 changes nothing here: as many A/B stages as fit are {before.ab_stages} already, and C gets "
+            f"{before.c_stages} from what is left."
+        )
     one, two = compute_flight(before), compute_flight(after)
-    return (f"Attempt 2 turns {before.ab_stages} A/B stages into {after.ab_stages} and {before.c_stages} of C into "
-            f"{after.c_stages}: in flight are {two.in_flight:,} B instead of {one.in_flight:,}, which hide "
-            f"{two.hidden_us:.2f} us instead of {one.hidden_us:.2f} at the tensor core's rate; a latency of "
-            f"{LATENCY_US:g} us needs {two.for_tensor_core} stages there, and {two.for_memory} to keep DRAM busy.")
+    return (
+        f"Attempt 2 turns {before.ab_stages} A/B stages into {after.ab_stages} and {before.c_stages} of C into "
+        f"{after.c_stages}: in flight are {two.in_flight:,} B instead of {one.in_flight:,}, which hide "
+        f"{two.hidden_us:.2f} us instead of {one.hidden_us:.2f} at the tensor core's rate; a latency of "
+        f"{LATENCY_US:g} us needs {two.for_tensor_core} stages there, and {two.for_memory} to keep DRAM busy."
+    )
 
 
 def hopper_rows(rows: list[dict], tile: str = "128 × 128") -> list[dict]:
@@ -184,8 +223,17 @@ def hopper_rows(rows: list[dict], tile: str = "128 × 128") -> list[dict]:
     for stages, candidates in sorted(by_stages.items()):
         row = max(candidates, key=lambda row: row["ratio"])
         (tile_m, tile_n), (m, n, k) = map(int, tile.split(" × ")), row["shape"]
-        steps = math.ceil(math.ceil(m / tile_m) * math.ceil(n / tile_n) / device.KNOWN["H200"].sms) * math.ceil(k / 64)
-        found.append({"stages": stages, "bytes in flight": (stages - 1) * (tile_m + tile_n) * 128, "ms": row["ms"],
-                      "ratio": row["ratio"], "step_us": row["ms"] * 1e3 / steps,
-                      "model_us": max(2 * tile_m * tile_n * 64 / rates.flops, rates.latency_us / (stages - 1))})
+        steps = math.ceil(
+            math.ceil(m / tile_m) * math.ceil(n / tile_n) / device.KNOWN["H200"].sms
+        ) * math.ceil(k / 64)
+        found.append(
+            {
+                "stages": stages,
+                "bytes in flight": (stages - 1) * (tile_m + tile_n) * 128,
+                "ms": row["ms"],
+                "ratio": row["ratio"],
+                "step_us": row["ms"] * 1e3 / steps,
+                "model_us": max(2 * tile_m * tile_n * 64 / rates.flops, rates.latency_us / (stages - 1)),
+            }
+        )
     return found

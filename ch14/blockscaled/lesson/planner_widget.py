@@ -1,7 +1,7 @@
 """Draw what `smem_planner` computes, and let the reader choose a tile and its stages.
 
-    planner_widget.draw(smem_planner.plan(Blackwell((256, 256))))
-    planner_widget.Planner()  # in a notebook; planner_widget.Planner("sm_90a") for Hopper
+planner_widget.draw(smem_planner.plan(Blackwell((256, 256))))
+planner_widget.Planner()  # in a notebook; planner_widget.Planner("sm_90a") for Hopper
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from tilelab.pictures import plots
 from tilelab.pictures.diagrams import box, canvas, lighten, write
 from tilelab.records import results
 
-BLUE, ORANGE, GREEN, PINK, RED, SKY = map(plots.colour, ("best", "proposed", "predicted", "plain", "conservative",
-                                                         "roles"))
+BLUE, ORANGE, GREEN, PINK, RED, SKY = map(
+    plots.colour, ("best", "proposed", "predicted", "plain", "conservative", "roles")
+)
 TONES = {"A": BLUE, "B": ORANGE, "SFA": PINK, "SFB": PINK}
 LEGEND = (("A", BLUE), ("B", ORANGE), ("scales", PINK), ("C", GREEN), ("barriers", plots.GREY))
 WIDTH, LEFT, BAR = 7.4, 1.5, 5.0  # inches: the figure, the left end of a bar, the length of a full memory
@@ -42,15 +43,25 @@ def _bar(axes, y: float, height: float, parts, capacity: int, unit: str) -> None
         excess = min(BAR * (used - capacity) / capacity, WIDTH - LEFT - BAR - 0.03)
         box(axes, LEFT + BAR, y, excess, height, "white", RED, hatch="/////", linewidth=1)
     tone = RED if used > capacity else "black"
-    write(axes, LEFT - 0.08, y + height / 2, f"{used:,} of\n{capacity:,} {unit}", "right", color=tone, linespacing=1.1)
+    write(
+        axes,
+        LEFT - 0.08,
+        y + height / 2,
+        f"{used:,} of\n{capacity:,} {unit}",
+        "right",
+        color=tone,
+        linespacing=1.1,
+    )
 
 
 def _smem_bar(axes, y: float, plan: Plan, height: float = 0.3) -> None:
     """Draw shared memory, stage after stage. A stage of A/B is A, B and its scale factors."""
     parts = [(plots.GREY, plan.smem["barriers"], "")]
     for stage in range(plan.ab_stages):
-        parts += [(TONES[name], size, f"{name}{stage}" if name in "AB" else "")
-                  for name, size in plan.choice.stage_parts().items()]
+        parts += [
+            (TONES[name], size, f"{name}{stage}" if name in "AB" else "")
+            for name, size in plan.choice.stage_parts().items()
+        ]
     parts += [(GREEN, plan.choice.c_stage_bytes(), f"C{stage}") for stage in range(plan.c_stages)]
     _bar(axes, y, height, parts, plan.capacity, "B")
 
@@ -63,10 +74,21 @@ def _tmem_bar(axes, y: float, choice: Blackwell, height: float = 0.3) -> None:
     shared = count * n - sums
     parts = [(SKY, n - shared, "accumulator 0"), (SKY, shared, "")]
     parts += [(SKY, n - shared, "accumulator 1")] * (count - 1)
-    _bar(axes, y, height, [*parts, *((PINK, size, name) for name, size in columns.items())], COLUMNS, "columns")
+    _bar(
+        axes, y, height, [*parts, *((PINK, size, name) for name, size in columns.items())], COLUMNS, "columns"
+    )
     if shared:
-        box(axes, LEFT + BAR * (n - shared) / COLUMNS, y, BAR * shared / COLUMNS, height, "none", BLUE, hatch="////",
-            linewidth=0.5)
+        box(
+            axes,
+            LEFT + BAR * (n - shared) / COLUMNS,
+            y,
+            BAR * shared / COLUMNS,
+            height,
+            "none",
+            BLUE,
+            hatch="////",
+            linewidth=0.5,
+        )
 
 
 def _legend(axes, y: float) -> None:
@@ -82,8 +104,9 @@ def title(plan: Plan) -> str:
     tile = f"{plan.choice.rows * plan.choice.ctas_per_tile} × {plan.choice.n}"
     if plan.ab_stages and plan.smem_bytes <= plan.capacity and plan.problem:
         return f"{tile}: the accumulators do not fit"
-    return (f"{tile}: {plan.ab_stages} stage{'s' * (plan.ab_stages != 1)} of A/B, {plan.c_stages} of C "
-            + ("fit" if plan.fits else "do not fit together"))
+    return f"{tile}: {plan.ab_stages} stage{'s' * (plan.ab_stages != 1)} of A/B, {plan.c_stages} of C " + (
+        "fit" if plan.fits else "do not fit together"
+    )
 
 
 def draw(plan: Plan) -> plots.Picture:
@@ -104,23 +127,42 @@ def draw(plan: Plan) -> plots.Picture:
 
 def draw_attempts() -> plots.Picture:
     """Draw the note's two attempts: shared memory of three tests before and with attempt 2, and TMEM with attempt 1."""
-    plans = {case: note_attempts.plan_with(case.choice(), note_attempts.attempt_2) for case in note_attempts.CASES}
+    plans = {
+        case: note_attempts.plan_with(case.choice(), note_attempts.attempt_2) for case in note_attempts.CASES
+    }
     unchanged = sum(note_attempts.same_kernel(*pair) for pair in plans.values())
-    figure, axes = canvas(f"Attempt 2 leaves {unchanged} of the {len(plans)} tests as they were; attempt 1 has no room "
-                          "where it changes anything", "fp4, E8M0 over 16, C in fp16; greedy: the example's rule",
-                          WIDTH, 4.85)
+    figure, axes = canvas(
+        f"Attempt 2 leaves {unchanged} of the {len(plans)} tests as they were; attempt 1 has no room "
+        "where it changes anything",
+        "fp4, E8M0 over 16, C in fp16; greedy: the example's rule",
+        WIDTH,
+        4.85,
+    )
     y = 4.3
     for case, pair in plans.items():
         same = note_attempts.same_kernel(*pair)
-        write(axes, LEFT, y, f"{case.name}, {case.tile[0]} × {case.tile[1]}: "
-              + ("attempt 2 is the same plan" if same else "greedy, and below it attempt 2"), "left", fontweight="bold")
+        write(
+            axes,
+            LEFT,
+            y,
+            f"{case.name}, {case.tile[0]} × {case.tile[1]}: "
+            + ("attempt 2 is the same plan" if same else "greedy, and below it attempt 2"),
+            "left",
+            fontweight="bold",
+        )
         for plan in pair[:1] if same else pair:
             _smem_bar(axes, y - 0.37, plan, 0.25)
             y -= 0.36
         y -= 0.28
     widest = next(case for case in note_attempts.CASES if case.tile[1] == 256)
-    write(axes, LEFT, y, "TMEM at N = 256: one accumulator, two (attempt 1), two that share columns", "left",
-          fontweight="bold")
+    write(
+        axes,
+        LEFT,
+        y,
+        "TMEM at N = 256: one accumulator, two (attempt 1), two that share columns",
+        "left",
+        fontweight="bold",
+    )
     for accumulators in ("one", "two", "overlapped"):
         _tmem_bar(axes, y - 0.37, widest.choice(accumulators=accumulators), 0.25)
         y -= 0.36
@@ -131,14 +173,19 @@ def draw_attempts() -> plots.Picture:
 def plan_table(plan: Plan) -> results.Table:
     """Return the plan as a table."""
     stages = {"C": plan.c_stages, "barriers": ""}
-    rows = [{"memory": "shared, B", "holds": name, "stages": stages.get(name, plan.ab_stages), "takes": size}
-            for name, size in plan.smem.items()]
-    rows += [{"memory": "TMEM, columns", "holds": name, "stages": "", "takes": columns}
-             for name, columns in plan.tmem.items()]
+    rows = [
+        {"memory": "shared, B", "holds": name, "stages": stages.get(name, plan.ab_stages), "takes": size}
+        for name, size in plan.smem.items()
+    ]
+    rows += [
+        {"memory": "TMEM, columns", "holds": name, "stages": "", "takes": columns}
+        for name, columns in plan.tmem.items()
+    ]
     return results.table(rows, plan.sentence)
 
 
 # ---- the widget
+
 
 def _counts(default: str, numbers) -> list[tuple[str, int]]:
     """Return the options of a menu of numbers. 0 leaves the number to the planner: a menu shows None as nothing."""
@@ -152,29 +199,42 @@ def _pairs(firsts, seconds) -> list[tuple[str, tuple[int, int]]]:
 def _blackwell_menus() -> dict[str, tuple]:
     """Return (text, options, value) by the field of Blackwell; `scale` stands for two fields."""
     scales = dict.fromkeys(scale for form in smem_planner.FORMATS.values() for scale in form.scales)
-    return {"mma_tiler_mn": ("tile", _pairs((128, 256), TILES_N), (256, 128)),
-            "cluster_shape_mn": ("cluster", _pairs((1, 2, 4), (1, 2, 4)), (2, 1)),
-            "ab_dtype": ("A, B", list(smem_planner.FORMATS), "Float4E2M1FN"),
-            "scale": ("scales", [(f"{dtype[6:10]} over {size}", (dtype, size)) for dtype, size in scales],
-                      ("Float8E8M0FNU", 16)),
-            "c_dtype": ("C", list(C_ITEMSIZE), "Float16"),
-            "tile_k": ("K per stage", _counts("4 products", (64, 128, 256, 512)), 0),
-            "accumulators": ("accumulators", list(ACCUMULATORS), "rule")}
+    return {
+        "mma_tiler_mn": ("tile", _pairs((128, 256), TILES_N), (256, 128)),
+        "cluster_shape_mn": ("cluster", _pairs((1, 2, 4), (1, 2, 4)), (2, 1)),
+        "ab_dtype": ("A, B", list(smem_planner.FORMATS), "Float4E2M1FN"),
+        "scale": (
+            "scales",
+            [(f"{dtype[6:10]} over {size}", (dtype, size)) for dtype, size in scales],
+            ("Float8E8M0FNU", 16),
+        ),
+        "c_dtype": ("C", list(C_ITEMSIZE), "Float16"),
+        "tile_k": ("K per stage", _counts("4 products", (64, 128, 256, 512)), 0),
+        "accumulators": ("accumulators", list(ACCUMULATORS), "rule"),
+    }
 
 
 def _hopper_menus() -> dict[str, tuple]:
-    return {"rows": ("tile rows", TILES_N, 128), "n": ("tile columns", TILES_N, 256),
-            "ab_dtype": ("A, B", list(smem_planner_hopper.FORMATS), "BFloat16"),
-            "c_dtype": ("C", list(C_ITEMSIZE), "BFloat16"),
-            "scaled": ("scales", [("none", False), ("1 × 128", True)], False),
-            "consumers": ("consumers", [1, 2, 3], 2), "epilogue_subtiles": ("parts of C", [1, 2, 4, 8], 4)}
+    return {
+        "rows": ("tile rows", TILES_N, 128),
+        "n": ("tile columns", TILES_N, 256),
+        "ab_dtype": ("A, B", list(smem_planner_hopper.FORMATS), "BFloat16"),
+        "c_dtype": ("C", list(C_ITEMSIZE), "BFloat16"),
+        "scaled": ("scales", [("none", False), ("1 × 128", True)], False),
+        "consumers": ("consumers", [1, 2, 3], 2),
+        "epilogue_subtiles": ("parts of C", [1, 2, 4, 8], 4),
+    }
 
 
-STAGE_MENUS = {"ab_stages": ("A/B stages", _counts("all that fit", range(1, 17)), 0),
-               "c_stages": ("C stages", _counts("2 and the rest", range(1, 17)), 0)}
-BUTTONS = {"attempt_1": ("attempt 1: two accumulators", note_attempts.attempt_1, note_attempts.describe_attempt_1),
-           "attempt_2": ("attempt 2: 5 A/B + 4 C", note_attempts.attempt_2, note_attempts.describe_attempt_2),
-           "rule": ("the example's rule", lambda choice: choice, lambda choice: "")}
+STAGE_MENUS = {
+    "ab_stages": ("A/B stages", _counts("all that fit", range(1, 17)), 0),
+    "c_stages": ("C stages", _counts("2 and the rest", range(1, 17)), 0),
+}
+BUTTONS = {
+    "attempt_1": ("attempt 1: two accumulators", note_attempts.attempt_1, note_attempts.describe_attempt_1),
+    "attempt_2": ("attempt 2: 5 A/B + 4 C", note_attempts.attempt_2, note_attempts.describe_attempt_2),
+    "rule": ("the example's rule", lambda choice: choice, lambda choice: ""),
+}
 
 
 class Planner:
@@ -188,14 +248,31 @@ class Planner:
         smem_planner.require_one_of("the planner's target", target, ("sm_100a", "sm_90a"))
         self.target, self.plan, self.message = target, None, widgets.HTML()
         menus = _blackwell_menus() if target == "sm_100a" else _hopper_menus()
-        self.menus = {name: widgets.Dropdown(options=options, value=value, description=text, layout={"width": "230px"},
-                                             style={"description_width": "95px"})
-                      for name, (text, options, value) in (menus | STAGE_MENUS).items()}
-        self.buttons = {name: widgets.Button(description=text, layout={"width": "230px"})
-                        for name, (text, *_) in BUTTONS.items() if target == "sm_100a"}
+        self.menus = {
+            name: widgets.Dropdown(
+                options=options,
+                value=value,
+                description=text,
+                layout={"width": "230px"},
+                style={"description_width": "95px"},
+            )
+            for name, (text, options, value) in (menus | STAGE_MENUS).items()
+        }
+        self.buttons = {
+            name: widgets.Button(description=text, layout={"width": "230px"})
+            for name, (text, *_) in BUTTONS.items()
+            if target == "sm_100a"
+        }
         self._handles, self._setting = [], False
-        self.box = widgets.VBox([*(widgets.HBox([*each.values()], layout={"flex_flow": "row wrap"})
-                                   for each in (self.menus, self.buttons)), self.message])
+        self.box = widgets.VBox(
+            [
+                *(
+                    widgets.HBox([*each.values()], layout={"flex_flow": "row wrap"})
+                    for each in (self.menus, self.buttons)
+                ),
+                self.message,
+            ]
+        )
         for menu in self.menus.values():
             menu.observe(lambda change: self._setting or self._show(), "value")
         for name, button in self.buttons.items():
@@ -205,7 +282,9 @@ class Planner:
     def choice(self) -> Blackwell | Hopper:
         """Return the choice of the menus. Raise ValueError where they do not go together."""
         values = {name: menu.value for name, menu in self.menus.items()}
-        values |= {name: values[name] or None for name in ("ab_stages", "c_stages", "tile_k") if name in values}
+        values |= {
+            name: values[name] or None for name in ("ab_stages", "c_stages", "tile_k") if name in values
+        }
         if self.target == "sm_90a":
             return Hopper(**values)
         sf_dtype, sf_vec_size = values.pop("scale")
@@ -228,8 +307,11 @@ class Planner:
         except ValueError:  # _show explains it
             note = ""
         else:
-            self._set_menus(ab_stages=choice.ab_stages or 0, c_stages=choice.c_stages or 0,
-                            accumulators=choice.accumulators)
+            self._set_menus(
+                ab_stages=choice.ab_stages or 0,
+                c_stages=choice.c_stages or 0,
+                accumulators=choice.accumulators,
+            )
         self._show(note)
 
     def _show(self, note: str = "") -> None:
@@ -238,9 +320,14 @@ class Planner:
             sentences = [note] * bool(note) + [self.plan.sentence] * (self.plan.fits or not note)
         except ValueError as error:
             sentence = str(error)
-            sentences = [sentence[0].upper() + sentence[1:], "The picture still shows the last possible choice."]
-        self.message.value = "".join(f"<p style='font-size: 16px; line-height: 1.4'>{html.escape(sentence)}</p>"
-                                     for sentence in sentences)
+            sentences = [
+                sentence[0].upper() + sentence[1:],
+                "The picture still shows the last possible choice.",
+            ]
+        self.message.value = "".join(
+            f"<p style='font-size: 16px; line-height: 1.4'>{html.escape(sentence)}</p>"
+            for sentence in sentences
+        )
         for handle, output in zip(self._handles, self.outputs() if self._handles else ()):
             handle.update(output)
 

@@ -34,9 +34,13 @@ class Format:
 
 # TMA spreads 16 six-bit elements over 16 bytes (PTX ISA, .b6x16_p32), so shared memory holds them as bytes. The
 # instruction reads that layout, but the example has no path for it.
-FORMATS = {"Float4E2M1FN": Format(4, 64, 4, (("Float8E8M0FNU", 32), ("Float8E8M0FNU", 16), ("Float8E4M3FN", 16))),
-           "Float8E4M3FN": Format(8, 32, 2), "Float8E5M2": Format(8, 32, 2),
-           "Float6E3M2FN": Format(8, 32, 2), "Float6E2M3FN": Format(8, 32, 2)}
+FORMATS = {
+    "Float4E2M1FN": Format(4, 64, 4, (("Float8E8M0FNU", 32), ("Float8E8M0FNU", 16), ("Float8E4M3FN", 16))),
+    "Float8E4M3FN": Format(8, 32, 2),
+    "Float8E5M2": Format(8, 32, 2),
+    "Float6E3M2FN": Format(8, 32, 2),
+    "Float6E2M3FN": Format(8, 32, 2),
+}
 
 
 def require_one_of(name: str, value, allowed) -> None:
@@ -50,7 +54,9 @@ def require_stage_counts(choice) -> None:
     for name in ("ab_stages", "c_stages"):
         value = getattr(choice, name)
         if value is not None and (type(value) is not int or not 1 <= value <= 64):
-            raise ValueError(f"{name} is {value!r}; it must be None (as many as fit) or a whole number from 1 to 64.")
+            raise ValueError(
+                f"{name} is {value!r}; it must be None (as many as fit) or a whole number from 1 to 64."
+            )
 
 
 @dataclass(frozen=True)
@@ -85,20 +91,30 @@ class Blackwell:
         for side in self.cluster_shape_mn:
             require_one_of("a side of a cluster that shares scale factors", side, (1, 2, 4))
         if self.cluster_shape_mn[0] % self.ctas_per_tile:
-            raise ValueError(f"the cluster's M is {self.cluster_shape_mn[0]}; a tile of 256 rows is made by two CTAs, "
-                             "so it must be 2 or 4.")
+            raise ValueError(
+                f"the cluster's M is {self.cluster_shape_mn[0]}; a tile of 256 rows is made by two CTAs, "
+                "so it must be 2 or 4."
+            )
         require_one_of("ab_dtype", self.ab_dtype, FORMATS)
         if type(self.sf_vec_size) is not int or (self.sf_dtype, self.sf_vec_size) not in self.format.scales:
             offered = " or ".join(f"{dtype} over {size}" for dtype, size in self.format.scales)
-            raise ValueError(f"{self.ab_dtype} takes scales {offered}, not {self.sf_dtype} over {self.sf_vec_size}.")
+            raise ValueError(
+                f"{self.ab_dtype} takes scales {offered}, not {self.sf_dtype} over {self.sf_vec_size}."
+            )
         require_one_of("c_dtype", self.c_dtype, C_ITEMSIZE)
         require_one_of("accumulators", self.accumulators, ACCUMULATORS)
         if self.accumulators == "overlapped" and self.n != 256:
-            raise ValueError(f"accumulators overlap only for N = 256; two of {self.n} columns fit side by side.")
+            raise ValueError(
+                f"accumulators overlap only for N = 256; two of {self.n} columns fit side by side."
+            )
         step = math.lcm(self.format.instruction_k, SCALES * self.sf_vec_size)
-        if self.tile_k is not None and (type(self.tile_k) is not int or self.tile_k not in range(step, 1025, step)):
-            raise ValueError(f"tile_k is {self.tile_k!r}; it must be a multiple of {step} up to 1,024 (whole "
-                             "instructions, and scale factors four at a time).")
+        if self.tile_k is not None and (
+            type(self.tile_k) is not int or self.tile_k not in range(step, 1025, step)
+        ):
+            raise ValueError(
+                f"tile_k is {self.tile_k!r}; it must be a multiple of {step} up to 1,024 (whole "
+                "instructions, and scale factors four at a time)."
+            )
         require_stage_counts(self)
 
     @property
@@ -127,7 +143,8 @@ class Blackwell:
         """Return the bytes of each part of an A/B stage in one CTA. Two CTAs halve B but not its scale factors."""
         row_bytes, scales = self.k * self.format.bits // 8, 128 * self.k // self.sf_vec_size
         return {"A": self.rows * row_bytes, "B": self.n // self.ctas_per_tile * row_bytes} | {
-            name: blocks * scales for name, blocks in self.scale_blocks.items()}
+            name: blocks * scales for name, blocks in self.scale_blocks.items()
+        }
 
     def c_stage_bytes(self) -> int:
         """Return the bytes of a C stage. The epilogue takes 4,096 elements of a row-major tile: 32 columns of 128."""
@@ -160,7 +177,9 @@ class Blackwell:
     def remark(self) -> str:
         """A warning about the operands, empty for standard formats."""
         if self.ab_dtype.startswith("Float6"):
-            return " Shared memory holds six bits as a byte; the instruction takes them, the example does not."
+            return (
+                " Shared memory holds six bits as a byte; the instruction takes them, the example does not."
+            )
         if self.sf_vec_size == 16 and self.sf_dtype == "Float8E8M0FNU":
             return " E8M0 over 16 is an option of the example, neither MXFP4 (E8M0 over 32) nor NVFP4 (E4M3 over 16)."
         return ""
@@ -171,16 +190,25 @@ class Blackwell:
         packed = sum(self.scale_columns(packed=True).values())
         if sums + sum(scales) <= COLUMNS:
             return ""
-        return (f"TMEM has {COLUMNS} columns: {self.accumulator_scheme} accumulators of {self.n} take {sums} and leave "
-                f"{max(0, COLUMNS - sums)} to the scale factors, which take {sum(scales)}"
-                + f" ({packed} if packed)" * (packed < sum(scales)))
+        return (
+            f"TMEM has {COLUMNS} columns: {self.accumulator_scheme} accumulators of {self.n} take {sums} and leave "
+            f"{max(0, COLUMNS - sums)} to the scale factors, which take {sum(scales)}"
+            + f" ({packed} if packed)"
+            * (packed < sum(scales))
+        )
 
     def describe_accumulators(self) -> str:
         """Describe the use of TMEM in words."""
         sums, *scales = self.tmem_parts().values()
-        words = {"one": "one accumulator", "two": "two accumulators", "overlapped": "two overlapping accumulators"}
-        return (f"TMEM: {words[self.accumulator_scheme]} ({sums} columns) and scale factors ({sum(scales)}), "
-                f"{sums + sum(scales)} of {COLUMNS} columns")
+        words = {
+            "one": "one accumulator",
+            "two": "two accumulators",
+            "overlapped": "two overlapping accumulators",
+        }
+        return (
+            f"TMEM: {words[self.accumulator_scheme]} ({sums} columns) and scale factors ({sum(scales)}), "
+            f"{sums + sum(scales)} of {COLUMNS} columns"
+        )
 
 
 @dataclass(frozen=True)
@@ -222,9 +250,11 @@ class Plan:
     def sentence(self) -> str:
         if self.problem:
             return f"It does not fit: {self.problem}.{self.choice.remark}"
-        return (f"It fits: {self.ab_stages} A/B stages of {self.stage_bytes:,} B and {self.c_stages} of C of "
-                f"{self.choice.c_stage_bytes():,} B take {self.smem_bytes:,} of {self.capacity:,} B of shared memory; "
-                f"{self.choice.describe_accumulators()}.{self.choice.remark}")
+        return (
+            f"It fits: {self.ab_stages} A/B stages of {self.stage_bytes:,} B and {self.c_stages} of C of "
+            f"{self.choice.c_stage_bytes():,} B take {self.smem_bytes:,} of {self.capacity:,} B of shared memory; "
+            f"{self.choice.describe_accumulators()}.{self.choice.remark}"
+        )
 
 
 def plan(choice: Blackwell) -> Plan:
@@ -245,10 +275,14 @@ def plan(choice: Blackwell) -> Plan:
     smem |= {"C": c_stages * c_stage, "barriers": choice.barrier_bytes(ab_stages)}
     problem, total = "", sum(smem.values())
     if ab_stages == 0:
-        problem = (f"{c_stages} C stages of {c_stage:,} B leave no room for an A/B stage of {stage:,} B in "
-                   f"{capacity:,} B of shared memory")
+        problem = (
+            f"{c_stages} C stages of {c_stage:,} B leave no room for an A/B stage of {stage:,} B in "
+            f"{capacity:,} B of shared memory"
+        )
     elif total > capacity:
-        problem = (f"{ab_stages} A/B stages of {stage:,} B, {c_stages} of C of {c_stage:,} B and the barriers take "
-                   f"{total:,} B of shared memory; there are {capacity:,}")
+        problem = (
+            f"{ab_stages} A/B stages of {stage:,} B, {c_stages} of C of {c_stage:,} B and the barriers take "
+            f"{total:,} B of shared memory; there are {capacity:,}"
+        )
     problem = "; and ".join(filter(None, [problem, choice.overflow()]))
     return Plan(choice, ab_stages, c_stages, smem, choice.tmem_parts(), problem)

@@ -10,8 +10,12 @@ from dataclasses import dataclass
 from ch10.wgmma_gemm.configs import REGISTERS_BESIDE_SUMS
 from ch14.blockscaled.lesson.smem_planner import C_ITEMSIZE, Format, require_one_of, require_stage_counts
 
-FORMATS = {"BFloat16": Format(16, 16, 1, ()), "Float16": Format(16, 16, 1, ()),
-           "Float8E4M3FN": Format(8, 32, 2, ()), "Float8E5M2": Format(8, 32, 2, ())}
+FORMATS = {
+    "BFloat16": Format(16, 16, 1, ()),
+    "Float16": Format(16, 16, 1, ()),
+    "Float8E4M3FN": Format(8, 32, 2, ()),
+    "Float8E5M2": Format(8, 32, 2, ()),
+}
 PRODUCER_REGISTERS = 40  # that a thread of the producer keeps
 
 
@@ -43,11 +47,16 @@ class Hopper:
     def __post_init__(self):
         require_one_of("consumers", self.consumers, (1, 2, 3))
         require_one_of("epilogue_subtiles", self.epilogue_subtiles, (1, 2, 4, 8))
-        for name, step, limit in (("rows", 64 * self.consumers, 384), ("n", 16 * self.epilogue_subtiles, 256)):
+        for name, step, limit in (
+            ("rows", 64 * self.consumers, 384),
+            ("n", 16 * self.epilogue_subtiles, 256),
+        ):
             value = getattr(self, name)
             if type(value) is not int or value not in range(step, limit + 1, step):
-                raise ValueError(f"{name} is {value!r}; it must be a multiple of {step} up to {limit} (consumers take "
-                                 "64 rows, parts 16 columns).")
+                raise ValueError(
+                    f"{name} is {value!r}; it must be a multiple of {step} up to {limit} (consumers take "
+                    "64 rows, parts 16 columns)."
+                )
         require_one_of("ab_dtype", self.ab_dtype, FORMATS)
         require_one_of("c_dtype", self.c_dtype, C_ITEMSIZE)
         require_one_of("scaled", self.scaled, (False, True))
@@ -96,9 +105,14 @@ class Hopper:
     def overflow(self) -> str:
         """Return the reason why the registers are too few, empty where they are enough."""
         needed, available = self.registers()
-        return "" if needed <= available else (
-            f"a consumer's thread has {available} registers, and its sums take {needed - REGISTERS_BESIDE_SUMS} beside "
-            f"about {REGISTERS_BESIDE_SUMS} others")
+        return (
+            ""
+            if needed <= available
+            else (
+                f"a consumer's thread has {available} registers, and its sums take {needed - REGISTERS_BESIDE_SUMS} beside "
+                f"about {REGISTERS_BESIDE_SUMS} others"
+            )
+        )
 
     def describe_accumulators(self) -> str:
         """Describe the use of registers in words."""

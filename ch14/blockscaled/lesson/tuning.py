@@ -29,8 +29,11 @@ def _with_most_stages(**fields) -> Fp8Config:
 def search_space() -> tuple[Fp8Config, ...]:
     """Return the unsplit configurations that the tuner knows, for any shape."""
     tiles = [(2, 2, 128), (2, 2, 64), (1, 2, 128), (1, 2, 64), (3, 1, 128)]
-    return tuple(_with_most_stages(consumers=consumers, scratch=scratch, block_n=block_n, group=group, pdl=True)
-                 for consumers, scratch, block_n in tiles for group in (4, 8, 16))
+    return tuple(
+        _with_most_stages(consumers=consumers, scratch=scratch, block_n=block_n, group=group, pdl=True)
+        for consumers, scratch, block_n in tiles
+        for group in (4, 8, 16)
+    )
 
 
 def choose_splits(config: Fp8Config, m: int, n: int, k: int, sms: int) -> list[int]:
@@ -75,8 +78,17 @@ def prepare_peer(a, b, out, scale_a, scale_b):
 
 
 TUNABLE = Tunable(
-    "fp8", "scaled_mm", find_candidates,
-    lambda config, m, n, k: fp8.predict_us(config, m, n, k, device.current().sms or 132), make_inputs,
+    "fp8",
+    "scaled_mm",
+    find_candidates,
+    lambda config, m, n, k: fp8.predict_us(config, m, n, k, device.current().sms or 132),
+    make_inputs,
     lambda config, a, b, out, scale_a, scale_b: fp8.prepare(a, b, scale_a, scale_b, out=out, config=config),
-    prepare_peer, lambda config, m, n, k: fp8.job(config), fp8.tuned_source, "fp8", (fp8.N_MULTIPLE, BLOCK),
-    "has_wgmma", 1.0)
+    prepare_peer,
+    lambda config, m, n, k: fp8.job(config),
+    fp8.tuned_source,
+    "fp8",
+    (fp8.N_MULTIPLE, BLOCK),
+    "has_wgmma",
+    1.0,
+)

@@ -22,8 +22,12 @@ FORMS = ("mxfp8_e4m3", "mxfp4", "nvfp4")
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
 RAGGED = ((1, 64, 128), (300, 328, 640), (1000, 640, 1664))
 BF16 = torch.bfloat16
-EPILOGUES = (dict(bias=True), dict(bias=True, activation="silu"), dict(bias=True, activation="silu", packed=True),
-             dict(activation="gelu", packed=True))
+EPILOGUES = (
+    dict(bias=True),
+    dict(bias=True, activation="silu"),
+    dict(bias=True, activation="silu", packed=True),
+    dict(activation="gelu", packed=True),
+)
 SPLIT_CONFIG = fp8.best_config(64, 128, 128 * 96, 3, mx=True)  # three CTAs share the K steps of a tile
 EPILOGUE_CONFIG = Fp8Config(stages=4, epilogue_warps=2)
 
@@ -33,8 +37,10 @@ def fp8_operands(m: int, n: int, k: int, where="cuda") -> list[torch.Tensor]:
 
     The scales of A lie column by column, each column at a multiple of 16 bytes.
     """
-    a, weight = (number_formats.quantise(torch.randn(rows, k, device=where), number_formats.lookup(form))
-                 for rows, form in ((m, "fp8_1x128"), (n, "fp8_128x128")))
+    a, weight = (
+        number_formats.quantise(torch.randn(rows, k, device=where), number_formats.lookup(form))
+        for rows, form in ((m, "fp8_1x128"), (n, "fp8_128x128"))
+    )
     scale_a = torch.empty(k // 128, math.ceil(m / 4) * 4, device=where)[:, :m].copy_(a.scales.T).T
     a_codes, b_codes = a.codes.view(torch.float8_e4m3fn), weight.codes.view(torch.float8_e4m3fn).T
     return [a_codes, b_codes, scale_a, weight.scales.T, torch.empty(m, n, dtype=BF16, device=where)]
@@ -46,20 +52,35 @@ def make_packed(form: str, rows: int, columns: int, where="cuda", tiled: bool = 
     x = torch.randn(rows, columns, device=where) * sizes.repeat_interleave(16, 1)[:, :columns]
     made = number_formats.quantise(x, number_formats.lookup(form))
     pair = None if made.tensor_scale is None else torch.cat([made.tensor_scale, 1 / made.tensor_scale])
-    return Packed(made.format, (rows, columns), packing.pack(made.codes, made.format.element.bits).contiguous(),
-                  packing.tile_scales(made.scales) if tiled else made.scales, pair, tiled)
+    return Packed(
+        made.format,
+        (rows, columns),
+        packing.pack(made.codes, made.format.element.bits).contiguous(),
+        packing.tile_scales(made.scales) if tiled else made.scales,
+        pair,
+        tiled,
+    )
 
 
 def judge(out, reference, touched, tolerance: float = check.TOLERANCE[BF16], also: str = "") -> dict:
     """Return {status, reason, error, tolerance} of a result in poisoned memory. `also` is a fault found otherwise."""
     error = check.relative_error(out, reference.to(out.device))
-    reason = touched() or also or ("" if error <= tolerance else f"the error {error:.1e} is above {tolerance:.1e}")
+    reason = (
+        touched() or also or ("" if error <= tolerance else f"the error {error:.1e} is above {tolerance:.1e}")
+    )
     return {"status": "wrong" if reason else "ok", "reason": reason, "tolerance": tolerance} | (
-        {"error": error} if math.isfinite(error) else {})
+        {"error": error} if math.isfinite(error) else {}
+    )
 
 
-def verify_fp8(shape, config="best", bias: bool = False, activation: str | None = None, packed: bool = False,
-               reference_on: str = "cuda") -> dict:
+def verify_fp8(
+    shape,
+    config="best",
+    bias: bool = False,
+    activation: str | None = None,
+    packed: bool = False,
+    reference_on: str = "cuda",
+) -> dict:
     """Check three launches of the fp8 kernel against float64 and each other. A `packed` output must be bit for bit what
     `mx_formats.quantise` makes of the bf16 result."""
     tensors = fp8_operands(*shape, where=reference_on)[:4]
@@ -92,8 +113,10 @@ def verify_emulated(forms: tuple[str, str], shape, reference_on: str = "cuda") -
     """Check the emulated path against float64."""
     (m, n, k), (where, reference_on) = shape, _places(reference_on)
     made = [make_packed(form, rows, k, reference_on) for rows, form in zip((m, n), forms)]
-    a, weight = (dataclasses.replace(matrix, **{name: tensor.to(where) for name, tensor in matrix.tensors().items()})
-                 for matrix in made)
+    a, weight = (
+        dataclasses.replace(matrix, **{name: tensor.to(where) for name, tensor in matrix.tensors().items()})
+        for matrix in made
+    )
     out, touched = check.make_poisoned((m, n), BF16, where)
     emulated.prepare(a, weight.T, out=out)()
     return judge(out, emulated.spec(made[0], made[1].T), touched)
@@ -112,8 +135,11 @@ def verify_decode(m: int, n: int, k: int, config="best", reference_on: str = "cu
 def fp8_jobs(configs, options: dict | None = None) -> list[build.Job]:
     """Return the compilations that `verify_fp8` needs for each configuration, with an epilogue of EPILOGUES or none."""
     options = options or {}
-    return [fp8.job(config, "sm_90a", options.get("bias", False), options.get("activation"), mx)
-            for config in configs for mx in sorted({False, options.get("packed", False)})]
+    return [
+        fp8.job(config, "sm_90a", options.get("bias", False), options.get("activation"), mx)
+        for config in configs
+        for mx in sorted({False, options.get("packed", False)})
+    ]
 
 
 def _epilogue_words(options: dict) -> str:
@@ -122,26 +148,54 @@ def _epilogue_words(options: dict) -> str:
 
 def check_correctness() -> list[dict]:
     """Return a row {path, name, shape, status, ...} for every check of every path on ragged shapes."""
-    cases, here, ragged = [], device.current(), (333, 384, 640)  # (path, name, shape, check and its arguments)
+    cases, here, ragged = (
+        [],
+        device.current(),
+        (333, 384, 640),
+    )  # (path, name, shape, check and its arguments)
     if here.has_wgmma:
+
         def choose(packed: bool) -> dict:
             return {"best": fp8.best_config(*ragged, here.sms, packed), "split": SPLIT_CONFIG}
 
         named = fp8.configs() | choose(False) | {"epilogue warps": EPILOGUE_CONFIG}
         finished = [(options, choose(options.get("packed", False))) for options in EPILOGUES]
-        jobs = fp8_jobs(named.values()) + [job for options, chosen in finished
-                                           for job in fp8_jobs(chosen.values(), options)]
-        build.compile_ahead(jobs + [decode.job(decode.best_config(m, 300, 4128, here), here.target, m) for m in TOKENS])
-        cases += [("fp8", name, shape, verify_fp8, shape, config) for name, config in named.items() for shape in RAGGED]
-        cases += [("fp8", f"{name} {_epilogue_words(options)}", ragged, functools.partial(verify_fp8, **options),
-                   ragged, config) for options, chosen in finished for name, config in chosen.items()]
-    cases += [("emulated", " x ".join(dict.fromkeys(forms)), shape, verify_emulated, forms, shape)
-              for forms in [*((form, form) for form in FORMS), ("mxfp8_e4m3", "mxfp4")]
-              for shape in (((130, 200, 256), (65, 133, 96)) if here.has_tma else ((20, 24, 64),))]
-    cases += [("decode", f"M = {shape[0]}", shape, verify_decode, *shape)
-              for shape in ([(m, 300, 4128) for m in (*TOKENS, 3, 33)] if here.has_tma else [(3, 40, 160)])]
-    return [{"path": path, "name": name, "shape": list(shape)} | verify(*arguments)
-            for path, name, shape, verify, *arguments in cases]
+        jobs = fp8_jobs(named.values()) + [
+            job for options, chosen in finished for job in fp8_jobs(chosen.values(), options)
+        ]
+        build.compile_ahead(
+            jobs + [decode.job(decode.best_config(m, 300, 4128, here), here.target, m) for m in TOKENS]
+        )
+        cases += [
+            ("fp8", name, shape, verify_fp8, shape, config)
+            for name, config in named.items()
+            for shape in RAGGED
+        ]
+        cases += [
+            (
+                "fp8",
+                f"{name} {_epilogue_words(options)}",
+                ragged,
+                functools.partial(verify_fp8, **options),
+                ragged,
+                config,
+            )
+            for options, chosen in finished
+            for name, config in chosen.items()
+        ]
+    cases += [
+        ("emulated", " x ".join(dict.fromkeys(forms)), shape, verify_emulated, forms, shape)
+        for forms in [*((form, form) for form in FORMS), ("mxfp8_e4m3", "mxfp4")]
+        for shape in (((130, 200, 256), (65, 133, 96)) if here.has_tma else ((20, 24, 64),))
+    ]
+    cases += [
+        ("decode", f"M = {shape[0]}", shape, verify_decode, *shape)
+        for shape in ([(m, 300, 4128) for m in (*TOKENS, 3, 33)] if here.has_tma else [(3, 40, 160)])
+    ]
+    return [
+        {"path": path, "name": name, "shape": list(shape)} | verify(*arguments)
+        for path, name, shape, verify, *arguments in cases
+    ]
 
 
 def sanitizer_cases() -> None:
@@ -150,10 +204,16 @@ def sanitizer_cases() -> None:
     References are computed on the CPU. Raises AssertionError where a result is wrong.
     """
     named = fp8.configs() | {"split": SPLIT_CONFIG, "epilogue warps": EPILOGUE_CONFIG}
-    rows = {f"fp8 {name}": verify_fp8((200, 200, 512), config, bias=True, reference_on="cpu")
-            for name, config in named.items()}
-    rows |= {f"fp8 {_epilogue_words(options)}": verify_fp8((200, 256, 256), Fp8Config(), **options, reference_on="cpu")
-             for options in EPILOGUES[2:]}
+    rows = {
+        f"fp8 {name}": verify_fp8((200, 200, 512), config, bias=True, reference_on="cpu")
+        for name, config in named.items()
+    }
+    rows |= {
+        f"fp8 {_epilogue_words(options)}": verify_fp8(
+            (200, 256, 256), Fp8Config(), **options, reference_on="cpu"
+        )
+        for options in EPILOGUES[2:]
+    }
     rows |= {f"emulated {form}": verify_emulated((form, form), (70, 136, 128), "cpu") for form in FORMS}
     rows |= {f"decode {m}": verify_decode(m, 300, 1056, reference_on="cpu") for m in (3, 16)}
     wrong = [f"{name}: {row['reason']}" for name, row in rows.items() if row["status"] != "ok"]

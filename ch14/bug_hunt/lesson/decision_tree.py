@@ -53,14 +53,21 @@ class Tree:
     @property
     def open_axes(self) -> list[str]:
         """The axes that may still get simpler."""
-        return [axis for axis, values in self.hunt.axes.items()
-                if axis not in self._settled and self.config[axis] != values[0]]
+        return [
+            axis
+            for axis, values in self.hunt.axes.items()
+            if axis not in self._settled and self.config[axis] != values[0]
+        ]
 
     # ---- what the buttons do
 
     def _start_over(self) -> None:
         self.steps: list[Step] = []
-        self.sentence, self.row, self._settled = "", None, set()  # _settled: axes bisected since the last change
+        self.sentence, self.row, self._settled = (
+            "",
+            None,
+            set(),
+        )  # _settled: axes bisected since the last change
         self.row = self.builds.ask([self.config])[0]
 
     def bisect(self, axis: str) -> Step | None:
@@ -93,18 +100,34 @@ class Tree:
     def _make_widgets(self, triton: str, target: str) -> None:
         versions = list(dict.fromkeys([*experiments.VERSIONS, environments.installed_version(), triton]))
         hunts = [(f"{hunt.name}: {hunt.title}", name) for name, hunt in HUNTS.items()]
-        self.menus = {"hunt": _dropdown("hunt", "330px", options=hunts, value=self.hunt.name),
-                      "triton": _dropdown("Triton", options=versions, value=triton),
-                      "target": _dropdown("target", options=experiments.TARGETS, value=target),
-                      "axis": _dropdown("next axis")}
-        self.buttons = {name: widgets.Button(description=text, tooltip=tip) for name, text, tip in (
-            ("bisect", "Bisect", "find the simplest value of this axis that still shows the bug"),
-            ("search", "Search the rest", "let the search choose the axes, and build the neighbours of its end"),
-            ("again", "Start over", "build this configuration, and forget the path"))}
+        self.menus = {
+            "hunt": _dropdown("hunt", "330px", options=hunts, value=self.hunt.name),
+            "triton": _dropdown("Triton", options=versions, value=triton),
+            "target": _dropdown("target", options=experiments.TARGETS, value=target),
+            "axis": _dropdown("next axis"),
+        }
+        self.buttons = {
+            name: widgets.Button(description=text, tooltip=tip)
+            for name, text, tip in (
+                ("bisect", "Bisect", "find the simplest value of this axis that still shows the bug"),
+                (
+                    "search",
+                    "Search the rest",
+                    "let the search choose the axes, and build the neighbours of its end",
+                ),
+                ("again", "Start over", "build this configuration, and forget the path"),
+            )
+        }
         self.status, self._settings = widgets.HTML(), widgets.HBox(layout=WRAP)
         selectors = [self.menus[name] for name in ("hunt", "triton", "target")]
-        self.box = widgets.VBox([widgets.HBox(selectors, layout=WRAP), self._settings, widgets.HBox(
-            [self.menus["axis"], *self.buttons.values()], layout=WRAP), self.status])
+        self.box = widgets.VBox(
+            [
+                widgets.HBox(selectors, layout=WRAP),
+                self._settings,
+                widgets.HBox([self.menus["axis"], *self.buttons.values()], layout=WRAP),
+                self.status,
+            ]
+        )
         for name, widget in {**self.menus, **self.buttons, "status": self.status}.items():
             widget.add_class(f"tree-{name}")
         self._make_axes()
@@ -115,8 +138,12 @@ class Tree:
         self.buttons["again"].on_click(lambda _: self._run(self._start_over))
 
     def _make_axes(self) -> None:
-        self.axes = {axis: _dropdown(axis, "230px", options=[(str(value), value) for value in values],
-                                     value=self.config[axis]) for axis, values in self.hunt.axes.items()}
+        self.axes = {
+            axis: _dropdown(
+                axis, "230px", options=[(str(value), value) for value in values], value=self.config[axis]
+            )
+            for axis, values in self.hunt.axes.items()
+        }
         for axis, menu in self.axes.items():
             menu.add_class(f"tree-{axis.lower().replace('_', '-')}")
             menu.observe(self._select, "value")
@@ -155,7 +182,9 @@ class Tree:
     @property
     def text(self) -> str:
         """The path, one line per step, and its end."""
-        return "\n".join([*(f"{number}. {step}" for number, step in enumerate(self.steps, 1)), *self._describe_end()])
+        return "\n".join(
+            [*(f"{number}. {step}" for number, step in enumerate(self.steps, 1)), *self._describe_end()]
+        )
 
     def _describe_end(self) -> list[str]:
         lines = [self.problem]
@@ -163,8 +192,14 @@ class Tree:
             where = f" in {self.row['stage']} ({self.row['message']})" if "stage" in self.row else ""
             lines.append(f"{describe(self.config)}: {self.row['outcome']}{where}")
             if self.row["outcome"] != self.hunt.good and self.steps:
-                lines.append(self.sentence or (f"may still get simpler: {', '.join(self.open_axes)}" if self.open_axes
-                                               else "no axis gets simpler: this is a smallest trigger"))
+                lines.append(
+                    self.sentence
+                    or (
+                        f"may still get simpler: {', '.join(self.open_axes)}"
+                        if self.open_axes
+                        else "no axis gets simpler: this is a smallest trigger"
+                    )
+                )
         return [*filter(None, lines), self._describe_builds()]
 
     def _describe_builds(self) -> str:
@@ -172,7 +207,9 @@ class Tree:
         if builds is None:
             return "no builds at hand"
         count = len(builds.rows)
-        return f"{count} build{'s' * (count != 1)}, " + ("live" if builds.live else "as recorded without a GPU")
+        return f"{count} build{'s' * (count != 1)}, " + (
+            "live" if builds.live else "as recorded without a GPU"
+        )
 
     def _draw(self) -> None:
         self._drawing = True

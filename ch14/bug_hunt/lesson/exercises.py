@@ -31,14 +31,18 @@ def note_says_builds(row: dict) -> bool:
 
 _THRESHOLD = {"LOOP": "carry both", "LOADS": "device", "BLOCK_K": 64, "num_stages": 4, "num_warps": 8}
 # (a build that would contradict one clause of the rule, its configuration, its outcome)
-CLAUSES = [(clause, _THRESHOLD | change, outcome) for clause, change, outcome in (
-    ("BLOCK_K <= 32, and it fails", {"BLOCK_K": 32}, "fails"),
-    ("num_stages == 1, and it fails", {"num_stages": 1}, "fails"),
-    ("num_stages < 4, and it fails", {"num_stages": 2}, "fails"),
-    ("num_warps <= 4, and it fails", {"num_warps": 4}, "fails"),
-    ("all three, and it builds", {"num_warps": 16}, "builds"),
-    ("all three, the plain loop, and it builds", {"LOOP": "plain"}, "builds"),
-    ("no descriptor, and it fails", {"LOADS": "pointers"}, "fails"))]
+CLAUSES = [
+    (clause, _THRESHOLD | change, outcome)
+    for clause, change, outcome in (
+        ("BLOCK_K <= 32, and it fails", {"BLOCK_K": 32}, "fails"),
+        ("num_stages == 1, and it fails", {"num_stages": 1}, "fails"),
+        ("num_stages < 4, and it fails", {"num_stages": 2}, "fails"),
+        ("num_warps <= 4, and it fails", {"num_warps": 4}, "fails"),
+        ("all three, and it builds", {"num_warps": 16}, "builds"),
+        ("all three, the plain loop, and it builds", {"LOOP": "plain"}, "builds"),
+        ("no descriptor, and it fails", {"LOADS": "pointers"}, "fails"),
+    )
+]
 
 
 # ---- the loops of the notebook's cells
@@ -47,16 +51,21 @@ CLAUSES = [(clause, _THRESHOLD | change, outcome) for clause, change, outcome in
 def make_operands(shape=(256, 256, 256), where: str = "cpu") -> list[torch.Tensor]:
     """Return float16 matrices a (M, K) and b (K, N), and out (M, N), for shape (M, N, K)."""
     m, n, k = shape
-    return [torch.randn(m, k, device=where).half(), torch.randn(k, n, device=where).half(),
-            torch.empty(m, n, dtype=torch.float16, device=where)]
+    return [
+        torch.randn(m, k, device=where).half(),
+        torch.randn(k, n, device=where).half(),
+        torch.empty(m, n, dtype=torch.float16, device=where),
+    ]
 
 
 def prepare_loop(kernel, num_stages: int = 4, block: tuple[int, int, int] = BLOCK) -> Callable:
     """Return a function that prepares a launch of a loop kernel, one tile per program, with 8 warps."""
+
     def prepare(a, b, out):
         (m, k), n = a.shape, b.shape[1]
         grid = -(-m // block[0]), -(-n // block[1])
         return lambda: kernel[grid](a, b, out, m, n, k, *block, num_warps=8, num_stages=num_stages)
+
     return prepare
 
 
@@ -65,11 +74,16 @@ def check_doubled(kernel) -> None:
     import triton
 
     if device.current().capability:
-        triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+        triton.set_allocator(
+            lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda")
+        )
     # One stage, because what is hunted is only built.
-    fault = lesson.check_launch(prepare_loop(kernel, 1), {"cpu": [(128, 136, 64), (40, 128, 200)],
-                                                          "cuda": [(128, 136, 64), (40, 128, 200)]},
-                                make_operands, lambda a, b: a.double() @ (2 * b.double()))
+    fault = lesson.check_launch(
+        prepare_loop(kernel, 1),
+        {"cpu": [(128, 136, 64), (40, 128, 200)], "cuda": [(128, 136, 64), (40, 128, 200)]},
+        make_operands,
+        lambda a, b: a.double() @ (2 * b.double()),
+    )
     assert not fault, fault
     report = lesson.compile_launch(prepare_loop(kernel), make_operands(), TARGET)
     assert report.status == "ok", f"for {TARGET} with 4 stages {report.reason}"
@@ -79,8 +93,13 @@ def check_doubled(kernel) -> None:
 def check_same_bug(same_bug: Callable) -> None:
     """Raise AssertionError unless `same_bug(before, after)` compares outcome, pass and message without numbers."""
     first = {"outcome": "fails", "stage": "TritonGPUPipeline", "message": "op 12 has 3 uses", "num_warps": 8}
-    for change, same in (({}, True), ({"num_warps": 4}, True), ({"message": "op 7 has 31 uses"}, True),
-                         ({"message": "op 12 has no uses"}, False), ({"stage": "ptxas"}, False)):
+    for change, same in (
+        ({}, True),
+        ({"num_warps": 4}, True),
+        ({"message": "op 7 has 31 uses"}, True),
+        ({"message": "op 12 has no uses"}, False),
+        ({"stage": "ptxas"}, False),
+    ):
         answer = same_bug(first, first | change)
         assert bool(answer) == same, f"with {change or 'no change'} the answer is {answer}"
     built = {"outcome": "builds", "num_warps": 8}  # a build that succeeds has neither a stage nor a message
@@ -91,11 +110,20 @@ def check_same_bug(same_bug: Callable) -> None:
 def _build_specialised() -> list[tuple[dict, str, str]]:
     """Return (configuration, outcome, PTX) of builds of the second hunt with the installed Triton."""
     builds = bug_hunt.Builds(bug_hunt.HUNTS["warp_specialize"], environments.installed_version(), "sm_90a")
-    configs = [{"LOOP": loop, "LOADS": loads, "BLOCK_M": 64, "num_warps": warps} for loop, loads, warps in (
-        ("over K", "device", 4), ("over K", "device", 8), ("over tiles flat", "host", 4), ("over tiles", "device", 4),
-        ("over K", "pointers", 16))]
-    return [(config, row["outcome"], build.build_one(builds.hunt.job(config, "sm_90a")).ptx)
-            for config, row in zip(configs, builds.ask(configs))]
+    configs = [
+        {"LOOP": loop, "LOADS": loads, "BLOCK_M": 64, "num_warps": warps}
+        for loop, loads, warps in (
+            ("over K", "device", 4),
+            ("over K", "device", 8),
+            ("over tiles flat", "host", 4),
+            ("over tiles", "device", 4),
+            ("over K", "pointers", 16),
+        )
+    ]
+    return [
+        (config, row["outcome"], build.build_one(builds.hunt.job(config, "sm_90a")).ptx)
+        for config, row in zip(configs, builds.ask(configs))
+    ]
 
 
 def check_specialised(specialised: Callable) -> None:
@@ -103,7 +131,9 @@ def check_specialised(specialised: Callable) -> None:
     for config, outcome, ptx in _build_specialised():
         if outcome != "fails":
             answer = specialised(ptx, config["num_warps"])
-            assert answer == outcome, f"{bug_hunt.describe(config)}: it is {outcome}, and the answer is {answer}"
+            assert answer == outcome, (
+                f"{bug_hunt.describe(config)}: it is {outcome}, and the answer is {answer}"
+            )
 
 
 def check_native(native: Callable) -> None:
@@ -116,8 +146,12 @@ def check_native(native: Callable) -> None:
             assert answer == (row["outcome"] == "native"), f"{build_of}: {row['outcome']}"
 
 
-CHECKS = {"Exercise 1": check_doubled, "Exercise 2": check_same_bug, "Exercise 3": check_specialised,
-          "Exercise 4": check_native}
+CHECKS = {
+    "Exercise 1": check_doubled,
+    "Exercise 2": check_same_bug,
+    "Exercise 3": check_specialised,
+    "Exercise 4": check_native,
+}
 
 
 def check(exercise: str, answer: Callable) -> None:

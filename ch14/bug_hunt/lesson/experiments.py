@@ -33,13 +33,22 @@ def check_correctness(m: int = 100, k: int = 72, n: int = 136) -> list[dict]:
     """
     where = "cuda" if device.current().has_tma else "cpu"
     a, b = (torch.randn(shape, device=where).half() for shape in ((m, k), (k, n)))
-    forms = [(kernel, loop, loads) for kernel, hunt in ((kernels.loop_kernel, "loop"),
-                                                        (kernels.specialized_kernel, "warp_specialize"))
-             for loop in HUNTS[hunt].axes["LOOP"] for loads in HUNTS[hunt].axes["LOADS"]]
-    return [row for kernel, loop, loads in forms
-            for row in check.compare(functools.partial(_multiply, kernel, loop, loads),
-                                     lambda a, b: a.double() @ b.double(), [(f"{loop}, {loads}", (a, b))],
-                                     out=lambda a, b: ((a.shape[0], b.shape[1]), a.dtype))]
+    forms = [
+        (kernel, loop, loads)
+        for kernel, hunt in ((kernels.loop_kernel, "loop"), (kernels.specialized_kernel, "warp_specialize"))
+        for loop in HUNTS[hunt].axes["LOOP"]
+        for loads in HUNTS[hunt].axes["LOADS"]
+    ]
+    return [
+        row
+        for kernel, loop, loads in forms
+        for row in check.compare(
+            functools.partial(_multiply, kernel, loop, loads),
+            lambda a, b: a.double() @ b.double(),
+            [(f"{loop}, {loads}", (a, b))],
+            out=lambda a, b: ((a.shape[0], b.shape[1]), a.dtype),
+        )
+    ]
 
 
 def _multiply(kernel, loop: str, loads: str, a, b, out) -> None:
@@ -53,8 +62,12 @@ def _multiply(kernel, loop: str, loads: str, a, b, out) -> None:
         tiles = (m, k), (k, n), (m, n)
         matrices = [TensorDescriptor.from_tensor(matrix, list(tile)) for matrix, tile in zip(matrices, tiles)]
     if a.is_cuda:
-        triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
-    blocks = (2,) if loop.startswith("over tiles") else (triton.cdiv(a.shape[0], m), triton.cdiv(b.shape[1], n))
+        triton.set_allocator(
+            lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda")
+        )
+    blocks = (
+        (2,) if loop.startswith("over tiles") else (triton.cdiv(a.shape[0], m), triton.cdiv(b.shape[1], n))
+    )
     kernel[blocks](*matrices, a.shape[0], b.shape[1], a.shape[1], **constants, num_warps=4, num_stages=1)
 
 
@@ -62,14 +75,24 @@ def _matrix_cells() -> list[tuple]:
     """List, for each Triton and target, all loops at the note's threshold, three specialised loops, and three formats
     in two tiles."""
     threshold = {"BLOCK_K": 64, "num_stages": 4, "num_warps": 8}
-    cells = [("loop", {"LOOP": loop, "LOADS": loads, **threshold})
-             for loads in ("pointers", "device") for loop in HUNTS["loop"].axes["LOOP"]]
-    cells += [("warp_specialize", {"LOOP": loop, "LOADS": loads, "BLOCK_M": 128, "num_warps": 4})
-              for loop, loads in (("over K", "device"), ("over K", "host"), ("over tiles flat", "device"))]
-    cells += [("dot_scaled", {"FORMAT": name, "BLOCK_M": m, "num_warps": 4})
-              for name in HUNTS["dot_scaled"].axes["FORMAT"] for m in (128, 64)]
-    return [(version, target, hunt, config)
-            for version, target, (hunt, config) in itertools.product(VERSIONS, TARGETS, cells)]
+    cells = [
+        ("loop", {"LOOP": loop, "LOADS": loads, **threshold})
+        for loads in ("pointers", "device")
+        for loop in HUNTS["loop"].axes["LOOP"]
+    ]
+    cells += [
+        ("warp_specialize", {"LOOP": loop, "LOADS": loads, "BLOCK_M": 128, "num_warps": 4})
+        for loop, loads in (("over K", "device"), ("over K", "host"), ("over tiles flat", "device"))
+    ]
+    cells += [
+        ("dot_scaled", {"FORMAT": name, "BLOCK_M": m, "num_warps": 4})
+        for name in HUNTS["dot_scaled"].axes["FORMAT"]
+        for m in (128, 64)
+    ]
+    return [
+        (version, target, hunt, config)
+        for version, target, (hunt, config) in itertools.product(VERSIONS, TARGETS, cells)
+    ]
 
 
 def _grid_cells(name: str, versions: Sequence[str], target: str) -> list[tuple]:
@@ -82,14 +105,27 @@ EXPERIMENTS: dict[str, Callable[[], list[tuple]]] = {
     "loop": lambda: _grid_cells("loop", ("3.5.1",), "sm_100a"),
     "warp_specialize": lambda: _grid_cells("warp_specialize", VERSIONS[2:], "sm_90a"),
     # The matrix's loops for GB10 once more, with the installed Triton's ptxas of CUDA 13: that of 3.5.0 is older.
-    "ptxas": lambda: [cell for cell in _matrix_cells() if cell[:3] == ("3.5.0", "sm_121a", "loop")]}
+    "ptxas": lambda: [cell for cell in _matrix_cells() if cell[:3] == ("3.5.0", "sm_121a", "loop")],
+}
 
 
 def source() -> str:
     """Return the hash of what is built and of how its outcome is named."""
-    return results.source_hash(kernels, hunts._job, hunts._operands, hunts._loop_job, hunts._specialize_job,
-                               hunts._scaled_job, hunts._loop_outcome, hunts._specialize_outcome, hunts._scaled_outcome,
-                               hunts.threads, hunts.operands, outcomes.failure, outcomes.row_of)
+    return results.source_hash(
+        kernels,
+        hunts._job,
+        hunts._operands,
+        hunts._loop_job,
+        hunts._specialize_job,
+        hunts._scaled_job,
+        hunts._loop_outcome,
+        hunts._specialize_outcome,
+        hunts._scaled_outcome,
+        hunts.threads,
+        hunts.operands,
+        outcomes.failure,
+        outcomes.row_of,
+    )
 
 
 def load_record(name: str) -> results.Record:
@@ -124,7 +160,9 @@ def list_differences(name: str, rows: Sequence[dict]) -> list[str]:
     recorded, differences = {row_key(row): row for row in load_record(name).rows}, []
     for row in rows:
         before = recorded.get(row_key(row), {})
-        changed = [field for field in {**before, **row} if before.get(field) != row.get(field) and field != "reason"]
+        changed = [
+            field for field in {**before, **row} if before.get(field) != row.get(field) and field != "reason"
+        ]
         if changed:
             what = "; ".join(f"{field} was {before.get(field)!r}, is {row.get(field)!r}" for field in changed)
             differences.append(f"{', '.join(map(str, row_key(row)))}: {what if before else 'not recorded'}")

@@ -11,8 +11,14 @@ from ch14.bug_hunt.hunts import Hunt
 from tilelab.pictures import plots
 from tilelab.pictures.diagrams import box, canvas, lighten, write
 
-TONES = {"builds": "#009E73", "native": "#009E73", "real": "#009E73", "ignored": "#E69F00", "emulated": "#E69F00",
-         "fails": "#D55E00"}
+TONES = {
+    "builds": "#009E73",
+    "native": "#009E73",
+    "real": "#009E73",
+    "ignored": "#E69F00",
+    "emulated": "#E69F00",
+    "fails": "#D55E00",
+}
 PALE = "#e6e6e6"
 ARROW = {"arrowstyle": "-|>", "color": "black", "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
 
@@ -20,8 +26,12 @@ ARROW = {"arrowstyle": "-|>", "color": "black", "lw": 1.2, "shrinkA": 0, "shrink
 def loops_picture() -> plots.Picture:
     """Draw a plain loop and one that carries tiles: which iteration loads what a product reads."""
     width, height = plots.SIZE[0], 2.75
-    figure, axes = canvas("Carry: a product reads what the iteration before has loaded",
-                          "k + 1 is loaded while k is multiplied, by hand: a manual double buffer", width, height)
+    figure, axes = canvas(
+        "Carry: a product reads what the iteration before has loaded",
+        "k + 1 is loaded while k is multiplied, by hand: a manual double buffer",
+        width,
+        height,
+    )
     for line, (name, carried) in enumerate((("plain", False), ("carry both", True))):
         top = 2.18 - 1.08 * line
         write(axes, 0.12, top - 0.08, name, "left", 8, fontweight="bold")
@@ -30,8 +40,10 @@ def loops_picture() -> plots.Picture:
             box(axes, x, top - 0.66, 1.3, 0.78, "#f4f4f4")
             write(axes, x + 0.06, top + 0.03, f"iteration {step}", "left")
             load = step + carried
-            for y, text, tone in ((top - 0.28, f"load tile {load}", plots.colour("best")),
-                                  (top - 0.58, f"tl.dot on tile {step}", plots.colour("predicted"))):
+            for y, text, tone in (
+                (top - 0.28, f"load tile {load}", plots.colour("best")),
+                (top - 0.58, f"tl.dot on tile {step}", plots.colour("predicted")),
+            ):
                 box(axes, x + 0.08, y, 1.14, 0.2, tone)
                 write(axes, x + 0.65, y + 0.095, text, color="white")
             if not carried:
@@ -42,17 +54,25 @@ def loops_picture() -> plots.Picture:
             box(axes, 0.12, top - 0.58, 0.95, 0.2, plots.colour("best"))
             write(axes, 0.6, top - 0.485, "load tile 0", color="white")
             axes.annotate("", (1.33, top - 0.48), (1.07, top - 0.48), arrowprops=ARROW)
-    return figure.describe("Three iterations of two loops. In the plain loop each iteration loads a tile and "
-                           "multiplies it. In the loop that carries both tiles, tile 0 is loaded before the loop, and "
-                           "each iteration multiplies the tile of the iteration before while it loads the next one.")
+    return figure.describe(
+        "Three iterations of two loops. In the plain loop each iteration loads a tile and "
+        "multiplies it. In the loop that carries both tiles, tile 0 is loaded before the loop, and "
+        "each iteration multiplies the tile of the iteration before while it loads the next one."
+    )
 
 
 def draw_definitions() -> plots.Picture:
     """Draw how the pass walks from the operand of a product to the operation that defines it, in two loops."""
-    figure, axes = canvas("From a product to its load: no operation defines a carried tile",
-                          "solid arrow: from a value to what defines it; dashed: to the next iteration", 7.2, 2.6)
-    chains = (("plain", ("tc_gen5_mma", "local_alloc", "descriptor_load"), "found: tt.latency = 3"),
-              ("carry b", ("tc_gen5_mma", "local_alloc", "block argument"), "no operation defines it"))
+    figure, axes = canvas(
+        "From a product to its load: no operation defines a carried tile",
+        "solid arrow: from a value to what defines it; dashed: to the next iteration",
+        7.2,
+        2.6,
+    )
+    chains = (
+        ("plain", ("tc_gen5_mma", "local_alloc", "descriptor_load"), "found: tt.latency = 3"),
+        ("carry b", ("tc_gen5_mma", "local_alloc", "block argument"), "no operation defines it"),
+    )
     for (name, parts, outcome), y in zip(chains, (1.75, 0.95)):
         write(axes, 0.1, y + 0.14, name, "left", 8, fontweight="bold")
         for index, part in enumerate(parts):
@@ -65,12 +85,16 @@ def draw_definitions() -> plots.Picture:
         write(axes, 0.85 + 2.9 + 1.25, y + 0.14, outcome, "left", 7.5)
     box(axes, 0.85 + 2.9, 0.35, 1.15, 0.28, PALE, "none")
     write(axes, 0.85 + 2.9 + 0.575, 0.485, "descriptor_load")
-    axes.annotate("", (0.85 + 2.9 + 0.575, 0.95), (0.85 + 2.9 + 0.575, 0.63), arrowprops=ARROW | {"linestyle": "--"})
+    axes.annotate(
+        "", (0.85 + 2.9 + 0.575, 0.95), (0.85 + 2.9 + 0.575, 0.63), arrowprops=ARROW | {"linestyle": "--"}
+    )
     write(axes, 5.0, 0.49, "loaded by the iteration before,\nhanded over by scf.yield", "left", 7)
-    return figure.describe("Two chains. In the plain loop the product's operand leads to local_alloc and to a "
-                           "descriptor_load, which gets tt.latency = 3. In the loop that carries B it leads to "
-                           "local_alloc and to a block argument, which no operation defines: its load belongs to the "
-                           "iteration before.")
+    return figure.describe(
+        "Two chains. In the plain loop the product's operand leads to local_alloc and to a "
+        "descriptor_load, which gets tt.latency = 3. In the loop that carries B it leads to "
+        "local_alloc and to a block argument, which no operation defines: its load belongs to the "
+        "iteration before."
+    )
 
 
 def path_picture(hunt: Hunt, steps: Sequence, title: str, source: str) -> plots.Picture:
@@ -85,27 +109,47 @@ def path_picture(hunt: Hunt, steps: Sequence, title: str, source: str) -> plots.
         outcomes = {step.config[step.axis]: f"{step.wanted[0]}, known"} | step.outcomes()
         for column, value in enumerate(hunt.axes[step.axis]):
             x, outcome = 1.4 + column * wide, outcomes.get(value)
-            box(axes, x, y, wide - 0.05, 0.31, lighten(TONES[re.match(r"\w+", outcome)[0]]) if outcome else PALE)
+            box(
+                axes,
+                x,
+                y,
+                wide - 0.05,
+                0.31,
+                lighten(TONES[re.match(r"\w+", outcome)[0]]) if outcome else PALE,
+            )
             write(axes, x + wide / 2 - 0.025, y + 0.215, value)
-            write(axes, x + wide / 2 - 0.025, y + 0.085, outcome or "not asked",
-                  color="black" if outcome else plots.GREY)
+            write(
+                axes,
+                x + wide / 2 - 0.025,
+                y + 0.085,
+                outcome or "not asked",
+                color="black" if outcome else plots.GREY,
+            )
             if value == step.config[step.axis]:
                 box(axes, x, y, wide - 0.05, 0.31, edge="black", linewidth=1.6)
     facts = []
     for step in steps:
         outcomes = [f"{outcome} at {value}" for value, outcome in step.outcomes().items()]
-        facts.append(f"{step.axis} {' and '.join(outcomes) or 'was not asked'}, so {step.config[step.axis]} is kept.")
-    return figure.describe(f"{title}. One axis after another, the search keeps the simplest value that still shows the "
-                           f"bug. {' '.join(facts)}")
+        facts.append(
+            f"{step.axis} {' and '.join(outcomes) or 'was not asked'}, so {step.config[step.axis]} is kept."
+        )
+    return figure.describe(
+        f"{title}. One axis after another, the search keeps the simplest value that still shows the "
+        f"bug. {' '.join(facts)}"
+    )
 
 
-def matrix_picture(rows: Sequence[dict], title: str, source: str, x: str = "target",
-                   y: str = "triton") -> plots.Picture:
+def matrix_picture(
+    rows: Sequence[dict], title: str, source: str, x: str = "target", y: str = "triton"
+) -> plots.Picture:
     """Draw versions by targets, or other columns of the rows. A cell counts the builds of each outcome, and names the
     stage of those that failed."""
     columns, lines = (list(dict.fromkeys(row[name] for row in rows)) for name in (x, y))
-    cells = {(column, line): _count_outcomes([row for row in rows if (row[x], row[y]) == (column, line)])
-             for column in columns for line in lines}
+    cells = {
+        (column, line): _count_outcomes([row for row in rows if (row[x], row[y]) == (column, line)])
+        for column in columns
+        for line in lines
+    }
     wide, high = 1.5, max(0.42, 0.15 * max(map(len, cells.values())) + 0.1)
     figure, axes = canvas(title, source, 0.75 + wide * len(columns), high * len(lines) + 0.95)
     for index, column in enumerate(columns):
@@ -120,8 +164,12 @@ def matrix_picture(rows: Sequence[dict], title: str, source: str, x: str = "targ
             box(axes, begin, bottom, share, high - 0.05, lighten(TONES[outcome]))
             begin += share
         for index, ((outcome, stage), number) in enumerate(counts.items()):
-            write(axes, left + wide / 2 - 0.025, bottom + high / 2 - 0.03 + 0.14 * ((len(counts) - 1) / 2 - index),
-                  _describe_outcome((outcome, stage), number, ", "))
+            write(
+                axes,
+                left + wide / 2 - 0.025,
+                bottom + high / 2 - 0.03 + 0.14 * ((len(counts) - 1) / 2 - index),
+                _describe_outcome((outcome, stage), number, ", "),
+            )
     alike: dict[str, list[str]] = {}  # lines with the same outcomes share a sentence
     for line in lines:
         found: dict[str, list[str]] = {}
@@ -142,13 +190,20 @@ def _describe_outcome(outcome: tuple[str, str], number: int, between: str = " in
 
 def _count_outcomes(rows: Sequence[dict]) -> dict[tuple[str, str], int]:
     """Return the number of rows per outcome and shortened stage, in the order of TONES."""
-    counts = collections.Counter((row["outcome"], re.sub("^(TritonGPU|NVGPU)", "", row.get("stage", "")))
-                                for row in rows)
+    counts = collections.Counter(
+        (row["outcome"], re.sub("^(TritonGPU|NVGPU)", "", row.get("stage", ""))) for row in rows
+    )
     return dict(sorted(counts.items(), key=lambda item: list(TONES).index(item[0][0])))
 
 
-def rule_picture(rows: Sequence[dict], says: Callable[[dict], bool], lines: str, columns: Sequence[str], title: str,
-                 source: str) -> plots.Picture:
+def rule_picture(
+    rows: Sequence[dict],
+    says: Callable[[dict], bool],
+    lines: str,
+    columns: Sequence[str],
+    title: str,
+    source: str,
+) -> plots.Picture:
     """Draw one cell per build: axis `lines` down and the axes `columns` across. Red cells failed; the rule `says` that
     framed cells fail."""
     down = list(dict.fromkeys(row[lines] for row in rows))
@@ -169,14 +224,18 @@ def rule_picture(rows: Sequence[dict], says: Callable[[dict], bool], lines: str,
     for level, axis in enumerate(columns):
         y = 0.3 + high * len(down) + 0.17 * (len(columns) - 1 - level) + 0.1
         write(axes, 1.34, y, axis, "right")
-        inner = len(across) // len({values[:level + 1] for values in across})
+        inner = len(across) // len({values[: level + 1] for values in across})
         for first in range(0, len(across), inner):
             write(axes, 1.4 + wide * (first + inner / 2), y, across[first][level])
     failed, framed = [row for row in rows if row["outcome"] == "fails"], [row for row in rows if says(row)]
     facts = []
     for axis in (lines, *columns):
         counts = collections.Counter(row[axis] for row in failed)
-        facts.append(f"by {axis}: " + ", ".join(f"{counts[value]} at {value}" for value in
-                                               dict.fromkeys(row[axis] for row in rows)))
-    return figure.describe(f"{title}. {len(failed)} of {len(rows)} builds fail; {'; '.join(facts)}. {len(framed)} "
-                           f"builds are framed, and {sum(map(says, failed))} of them fail.")
+        facts.append(
+            f"by {axis}: "
+            + ", ".join(f"{counts[value]} at {value}" for value in dict.fromkeys(row[axis] for row in rows))
+        )
+    return figure.describe(
+        f"{title}. {len(failed)} of {len(rows)} builds fail; {'; '.join(facts)}. {len(framed)} "
+        f"builds are framed, and {sum(map(says, failed))} of them fail."
+    )

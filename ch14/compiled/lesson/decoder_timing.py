@@ -24,20 +24,28 @@ from tilelab.runtime import device, worker_pool
 
 MODULE, WHAT, LIMIT_S = "ch14.compiled.lesson.decoder_timing", "the process that times the decoder block", 240
 # {name: (linear layer, attention, whether it is compiled)}; the first is the peer of the others.
-VARIANTS = {"eager": (TorchLinear, decoder_block.attend_torch, False),
-            "torch.compile": (TorchLinear, decoder_block.attend_torch, True),
-            "course bf16": (TilesLinear, decoder_block.attend_tiles, True),
-            "course fp8": (Fp8Linear, decoder_block.attend_tiles, True)}
+VARIANTS = {
+    "eager": (TorchLinear, decoder_block.attend_torch, False),
+    "torch.compile": (TorchLinear, decoder_block.attend_torch, True),
+    "course bf16": (TilesLinear, decoder_block.attend_tiles, True),
+    "course fp8": (Fp8Linear, decoder_block.attend_tiles, True),
+}
 TOKENS = (4096, 16)  # are timed
 CALLS = (4096, 16, 17)  # tokens of the calls whose graphs are counted, in this order
 PREDICTED_GRAPHS = {"marked": (1, 1, 1), "unmarked": (1, 2, 2)}  # after each of CALLS
 # Several roundings to the format lie between x and the result.
-LIMITS = {TorchLinear: 4 * check.TOLERANCE[torch.bfloat16], TilesLinear: 4 * check.TOLERANCE[torch.bfloat16],
-          Fp8Linear: check.TOLERANCE[torch.float8_e4m3fn]}
+LIMITS = {
+    TorchLinear: 4 * check.TOLERANCE[torch.bfloat16],
+    TilesLinear: 4 * check.TOLERANCE[torch.bfloat16],
+    Fp8Linear: check.TOLERANCE[torch.float8_e4m3fn],
+}
 # What a kernel does, by its name; the first that matches counts. The names of Inductor's kernels also list operators
 # for which they only prepare the data. The last names of products are those of the course's CUDA kernels.
-KINDS = {"other": re.compile("triton_"), "attention": re.compile("(?i).*(attention|flash|fmha|sdpa)"),
-         "products": re.compile("(?i).*(gemm|nvjet|cutlass|splitk)|(one_group|specialised|split|fp8_blocks)$")}
+KINDS = {
+    "other": re.compile("triton_"),
+    "attention": re.compile("(?i).*(attention|flash|fmha|sdpa)"),
+    "products": re.compile("(?i).*(gemm|nvjet|cutlass|splitk)|(one_group|specialised|split|fp8_blocks)$"),
+}
 PROFILED = 20  # calls
 
 
@@ -95,8 +103,15 @@ def trace_variants(sizes: Sizes = LLAMA_3_8B) -> list[dict]:
                 found[kind] = count_graphs(compiled, graphs, inputs(), kind == "marked")
             calls = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
             ours = [call.split(".")[1] for call in calls if call.startswith("tiles.")]
-            rows.append({"variant": name, "breaks": breaks, "operators": ", ".join(
-                f"{ours.count(each)} × {each}" for each in dict.fromkeys(ours)) or "none", **found})
+            rows.append(
+                {
+                    "variant": name,
+                    "breaks": breaks,
+                    "operators": ", ".join(f"{ours.count(each)} × {each}" for each in dict.fromkeys(ours))
+                    or "none",
+                    **found,
+                }
+            )
     torch._dynamo.reset()
     return rows
 
@@ -114,7 +129,9 @@ def attend_float64(q, k, v):
 
 def make_references(sizes: Sizes, weights: dict[str, torch.Tensor], inputs) -> list[torch.Tensor]:
     """Return the block's result in float64 for each of `inputs`, from the given weights without rounding them."""
-    block = DecoderBlock(sizes, {name: weight.double() for name, weight in weights.items()}, attend=attend_float64)
+    block = DecoderBlock(
+        sizes, {name: weight.double() for name, weight in weights.items()}, attend=attend_float64
+    )
     return [block(x.double()) for x in inputs]
 
 
@@ -162,16 +179,22 @@ def _capture(function: Callable, x: torch.Tensor) -> Callable[[], None]:
 
 def _time(functions: dict[str, Callable], sizes: Sizes, tokens: int, weights) -> tuple[dict, dict]:
     """Return bench.Timing of each function by name: under CUDA graphs, and called plainly."""
+
     def make_inputs():  # the weights count as inputs: they fill the L2 cache several times
         return (*_make_inputs(sizes, (tokens,), "cuda"), *weights.values())
 
     def as_candidates(prepare):
-        return {name: lambda x, *_, function=function: prepare(function, x) for name, function in functions.items()}
+        return {
+            name: lambda x, *_, function=function: prepare(function, x)
+            for name, function in functions.items()
+        }
 
     timing = dict(flops=sizes.count_flops(tokens), rounds=12, warm_s=0.2, burst_ms=8.0)
     with mock.patch.object(bench, "GRAPH_BELOW_US", 0):  # each candidate makes its own graph, or none
-        return tuple(bench.compare(as_candidates(prepare), make_inputs, next(iter(functions)), **timing)
-                     for prepare in (_capture, functools.partial))
+        return tuple(
+            bench.compare(as_candidates(prepare), make_inputs, next(iter(functions)), **timing)
+            for prepare in (_capture, functools.partial)
+        )
 
 
 def divide_kernels(launches: Sequence[tuple[str, float]], calls: int) -> dict:
@@ -182,7 +205,10 @@ def divide_kernels(launches: Sequence[tuple[str, float]], calls: int) -> dict:
     """
     if not launches or len(launches) % calls:
         return {}
-    found = {"launches": len(launches) // calls, **{f"{kind}_ms": 0.0 for kind in ("products", "attention", "other")}}
+    found = {
+        "launches": len(launches) // calls,
+        **{f"{kind}_ms": 0.0 for kind in ("products", "attention", "other")},
+    }
     for name, us in launches:
         kind = next((kind for kind, pattern in KINDS.items() if pattern.match(name)), "other")
         found[f"{kind}_ms"] += us / 1e3 / calls
@@ -198,8 +224,11 @@ def _profile(function: Callable, x: torch.Tensor, ms: float) -> dict:
         for _ in range(PROFILED):
             function(x)
         torch.cuda.synchronize()
-    launches = [(event.name, event.time_range.elapsed_us()) for event in profile.events()
-                if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation]
+    launches = [
+        (event.name, event.time_range.elapsed_us())
+        for event in profile.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation
+    ]
     return divide_kernels(launches, PROFILED)
 
 
@@ -218,10 +247,14 @@ def _measure(sizes: Sizes = LLAMA_3_8B) -> list[dict]:
     weights, inputs = decoder_block.make_weights(sizes, "cuda"), _make_inputs(sizes, CALLS, "cuda")
     references = make_references(sizes, weights, inputs)
     torch.cuda.empty_cache()
-    blocks = {name: DecoderBlock(sizes, weights, linear, attend) for name, (linear, attend, _) in VARIANTS.items()}
+    blocks = {
+        name: DecoderBlock(sizes, weights, linear, attend) for name, (linear, attend, _) in VARIANTS.items()
+    }
     functions, facts = {}, {name: {"status": "ok"} for name in VARIANTS}
     # explain forgets what was compiled, so it comes first.
-    breaks = {name: _count_breaks(block, inputs[1].clone()) for name, block in blocks.items() if VARIANTS[name][2]}
+    breaks = {
+        name: _count_breaks(block, inputs[1].clone()) for name, block in blocks.items() if VARIANTS[name][2]
+    }
     torch._dynamo.reset()
     for name, block in blocks.items():
         try:
@@ -231,17 +264,29 @@ def _measure(sizes: Sizes = LLAMA_3_8B) -> list[dict]:
         except torch.AcceleratorError:
             raise
         except Exception as error:
-            facts[name] = {"status": "failed", "reason": f"{type(error).__name__}: {device.first_line(error)}"[:300]}
+            facts[name] = {
+                "status": "failed",
+                "reason": f"{type(error).__name__}: {device.first_line(error)}"[:300],
+            }
     rows, times = [], {tokens: _time(functions, sizes, tokens, weights) for tokens in TOKENS}
     for i, (tokens, (replayed, called)) in enumerate(times.items()):
         for name in VARIANTS:
-            row = {"name": name, "workload": "decoder block", "tokens": tokens, "dtype": "fp8" if "fp8" in name else
-                   "bf16", "shape": [1, tokens, sizes.hidden]}
+            row = {
+                "name": name,
+                "workload": "decoder block",
+                "tokens": tokens,
+                "dtype": "fp8" if "fp8" in name else "bf16",
+                "shape": [1, tokens, sizes.hidden],
+            }
             if name in functions:
                 row |= replayed[name].row()
-                row |= {"call_ms": called[name].ms, "call_ratio": called[name].ratio,
-                        "call_spread": called[name].spread, "error": facts[name]["errors"][i],
-                        **_profile(functions[name], inputs[i], called[name].ms)}
+                row |= {
+                    "call_ms": called[name].ms,
+                    "call_ratio": called[name].ratio,
+                    "call_spread": called[name].spread,
+                    "error": facts[name]["errors"][i],
+                    **_profile(functions[name], inputs[i], called[name].ms),
+                }
             kept = {key: value for key, value in facts[name].items() if key != "errors" and value is not None}
             if kept["status"] == "ok":  # else the timing's status would hide a wrong result
                 kept["status"] = row["status"]

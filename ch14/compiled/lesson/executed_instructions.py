@@ -14,9 +14,12 @@ from ch14.compiled.lesson import reading
 from tilelab.measure import profiler
 
 # (family, shape, modes): the modes of experiments.CASES whose kernels torch.compile did not generate.
-CALLS = (("matmul", (4096, 4096, 4096), ("eager",)), ("mlp", (8192, 4096, 14336), ("eager",)),
-         ("attention", (4, 16, 16, 8192, 128), ("cuDNN", "flash", "efficient", "course")),
-         ("causal attention", (4, 16, 16, 8192, 128), ("cuDNN", "flash", "course")))
+CALLS = (
+    ("matmul", (4096, 4096, 4096), ("eager",)),
+    ("mlp", (8192, 4096, 14336), ("eager",)),
+    ("attention", (4, 16, 16, 8192, 128), ("cuDNN", "flash", "efficient", "course")),
+    ("causal attention", (4, 16, 16, 8192, 128), ("cuDNN", "flash", "course")),
+)
 
 
 def profile() -> list[dict]:
@@ -24,8 +27,17 @@ def profile() -> list[dict]:
 
     A row is {workload, shape, name, kernel, instructions, and each of reading.OPCODES}. Raises ProfilerUnavailable.
     """
-    output = profiler.run_ncu(["--profile-from-start", "off", "--print-metric-instances", "details", "--metrics",
-                               reading.PER_OPCODE], [sys.executable, "-m", "ch14.compiled.lesson.executed_instructions"])
+    output = profiler.run_ncu(
+        [
+            "--profile-from-start",
+            "off",
+            "--print-metric-instances",
+            "details",
+            "--metrics",
+            reading.PER_OPCODE,
+        ],
+        [sys.executable, "-m", "ch14.compiled.lesson.executed_instructions"],
+    )
     try:
         return group_by_call(reading.parse_counters(output))
     except ValueError as error:
@@ -38,8 +50,11 @@ def group_by_call(launches: list[dict]) -> list[dict]:
     calls = reading.split_at_marks(launches)
     if len(calls) != len(names):
         raise ValueError(f"ncu saw {len(calls)} calls of {len(names)}.")
-    return [{"workload": family, "shape": list(shape), "name": mode, "status": "ok", **launch}
-            for (family, shape, mode), call in zip(names, calls) for launch in call]
+    return [
+        {"workload": family, "shape": list(shape), "name": mode, "status": "ok", **launch}
+        for (family, shape, mode), call in zip(names, calls)
+        for launch in call
+    ]
 
 
 def _run_calls() -> None:

@@ -23,8 +23,12 @@ from tilelab.runtime import device
 SHAPE = (8192, 14336)  # of g and u in the MLP; a small one without a GPU, where only types count
 BLOCK = 1024
 CASES = {"cpu": [(3, 40), (37, 64), (1, 8)], "cuda": [(3, 40), (37, 64), (1, 8), (513, 14336)]}
-STEPS = ("silu_mul", "silu_mul_pointers:prepare_pointers", "silu_mul_device:prepare_device",
-         "silu_mul_host:prepare_host")
+STEPS = (
+    "silu_mul",
+    "silu_mul_pointers:prepare_pointers",
+    "silu_mul_device:prepare_device",
+    "silu_mul_host:prepare_host",
+)
 lesson.register("ch14_compiled_ladder", "ch14_compiled", *STEPS)
 _numbers = itertools.count()
 
@@ -65,24 +69,39 @@ def make_ladder() -> lesson.Ladder:
     def prepare_inductor(g, u, out):
         return lambda: compiled(g, u)
 
-    return lesson.Ladder("ch14_compiled_ladder", "Inductor", prepare_inductor, make_inputs, check_version,
-                         nbytes=3 * 2 * SHAPE[0] * SHAPE[1])
+    return lesson.Ladder(
+        "ch14_compiled_ladder",
+        "Inductor",
+        prepare_inductor,
+        make_inputs,
+        check_version,
+        nbytes=3 * 2 * SHAPE[0] * SHAPE[1],
+    )
 
 
 def prepare_packs(kernel) -> Callable:
     """Return a `prepare` for a CUDA kernel (g, u, out, packs) with 256 threads per block and 8 elements per thread."""
+
     def prepare(g, u, out):
         packs = out.numel() // 8
         return kernel.prepare(triton.cdiv(packs, 256), 256, (g, u, out, packs))
+
     return prepare
 
 
 # ---- what Dynamo makes of a function
 
-CALLS = {"4 × 8": ((4, 8), torch.float32), "4 × 8 again": ((4, 8), torch.float32), "6 × 8": ((6, 8), torch.float32),
-         "7 × 8": ((7, 8), torch.float32), "9 × 8": ((9, 8), torch.float32), "9 × 16": ((9, 16), torch.float32),
-         "1 × 8": ((1, 8), torch.float32), "4 × 8, bf16": ((4, 8), torch.bfloat16),
-         "4 × 8, transposed": ((8, 4), torch.float32)}
+CALLS = {
+    "4 × 8": ((4, 8), torch.float32),
+    "4 × 8 again": ((4, 8), torch.float32),
+    "6 × 8": ((6, 8), torch.float32),
+    "7 × 8": ((7, 8), torch.float32),
+    "9 × 8": ((9, 8), torch.float32),
+    "9 × 16": ((9, 16), torch.float32),
+    "1 × 8": ((1, 8), torch.float32),
+    "4 × 8, bf16": ((4, 8), torch.bfloat16),
+    "4 × 8, transposed": ((8, 4), torch.float32),
+}
 
 
 def make_calls(*names: str) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -98,8 +117,10 @@ def make_calls(*names: str) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 def tabulate_graphs(count: Callable, function: Callable, modes: dict[str, dict]) -> results.Table:
     """Return a table of `count(function, calls, **options)` for CALLS, with a column for each of `modes`."""
     numbers = {mode: count(function, make_calls().values(), **options) for mode, options in modes.items()}
-    rows = [{"call": name, **{mode: column[index] for mode, column in numbers.items()}}
-            for index, name in enumerate(CALLS)]
+    rows = [
+        {"call": name, **{mode: column[index] for mode, column in numbers.items()}}
+        for index, name in enumerate(CALLS)
+    ]
     return results.table(rows, "graphs made so far")
 
 
@@ -178,13 +199,21 @@ def list_descriptors() -> list[dict]:
     """Return a row for each of the sixteen cases: the accesses by descriptor and by pointer in the generated text."""
     rows = []
     for case in pointwise.CASES:
-        program = generated.generate(case.function, *case.shapes, **generated.as_keywords(generated.DESCRIPTORS))
+        program = generated.generate(
+            case.function, *case.shapes, **generated.as_keywords(generated.DESCRIPTORS)
+        )
         text = "\n".join(program.kernels.values())
         by_pointer = text.count("tl.load(")
-        rows.append({**case.describe(), "kernels": len(program.kernels),
-                     "loads by descriptor": text.count(".load(") - by_pointer, "loads by pointer": by_pointer,
-                     "stores by descriptor": text.count(".store(") - text.count("tl.store("),
-                     "least block": ", ".join(f"{name} {size}" for name, size in program.least_blocks.items())})
+        rows.append(
+            {
+                **case.describe(),
+                "kernels": len(program.kernels),
+                "loads by descriptor": text.count(".load(") - by_pointer,
+                "loads by pointer": by_pointer,
+                "stores by descriptor": text.count(".store(") - text.count("tl.store("),
+                "least block": ", ".join(f"{name} {size}" for name, size in program.least_blocks.items()),
+            }
+        )
     return rows
 
 
@@ -200,10 +229,29 @@ def measure_pointwise() -> results.Record:
 
 def tabulate_pointwise(record: results.Record) -> results.Table:
     """Return the table of the timed cases. The reason of a failure is cut to what the GPU or the check said."""
-    columns = ("mib", "ms", "peer_ms", "ratio", "spread", "tma_loads", "pointer_loads", "blocks", "peer_blocks",
-               "status")
-    return results.table([{"case": row["case"], **{key: row.get(key) for key in columns},
-                           "reason": _shorten(row.get("reason", ""))} for row in record.rows], record.label())
+    columns = (
+        "mib",
+        "ms",
+        "peer_ms",
+        "ratio",
+        "spread",
+        "tma_loads",
+        "pointer_loads",
+        "blocks",
+        "peer_blocks",
+        "status",
+    )
+    return results.table(
+        [
+            {
+                "case": row["case"],
+                **{key: row.get(key) for key in columns},
+                "reason": _shorten(row.get("reason", "")),
+            }
+            for row in record.rows
+        ],
+        record.label(),
+    )
 
 
 def _shorten(reason: str) -> str:
@@ -240,8 +288,10 @@ def check_recompilations(step: Callable, run: Callable) -> None:
 def make_halves(case: tuple[int, int], where: str) -> tuple[torch.Tensor, ...]:
     """Return x (rows, 2 columns), whose left half is g and whose right half is u, and out (rows, columns), in bf16."""
     rows, columns = case
-    return (torch.randn(rows, 2 * columns, device=where).bfloat16(),
-            torch.empty(rows, columns, dtype=torch.bfloat16, device=where))
+    return (
+        torch.randn(rows, 2 * columns, device=where).bfloat16(),
+        torch.empty(rows, columns, dtype=torch.bfloat16, device=where),
+    )
 
 
 def spec_halves(x: torch.Tensor) -> torch.Tensor:
@@ -297,7 +347,9 @@ def check_operator(make_operator: Callable) -> None:
         expected, gated = spec(g, u), g.clone()
         operator(gated, u)
         error = check.relative_error(gated, expected)
-        assert error <= check.TOLERANCE[torch.bfloat16], f"g is not silu(g) * u afterwards: the error is {error:.1e}"
+        assert error <= check.TOLERANCE[torch.bfloat16], (
+            f"g is not silu(g) * u afterwards: the error is {error:.1e}"
+        )
         _opcheck(operator, (g, u))
 
     def function(g, u):
@@ -328,8 +380,12 @@ def check_fake(run: Callable, fake: Callable) -> None:
         _opcheck(operator, (x,))
 
 
-CHECKS = {"Exercise 1": check_recompilations, "Exercise 2": check_halves, "Exercise 3": check_operator,
-          "Exercise 4": check_fake}
+CHECKS = {
+    "Exercise 1": check_recompilations,
+    "Exercise 2": check_halves,
+    "Exercise 3": check_operator,
+    "Exercise 4": check_fake,
+}
 
 
 def check_answer(name: str, *answers) -> None:

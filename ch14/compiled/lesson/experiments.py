@@ -16,16 +16,34 @@ from tilelab.runtime import device, worker_pool
 # (family, shape, modes). `math` keeps all scores in float32, so it has a small shape, with all backends. The MLP's
 # autotuning takes long, so `persistent-tma`, which times the candidates of the others too, comes first.
 LONG = (4, 16, 16, 8192, 128)
-CASES = (("matmul", (4096, 4096, 4096), ("eager", "default", "max-autotune", TUNED, "persistent-tma", "tma-only")),
-         ("mlp", (8192, 4096, 14336), ("eager", "default", "persistent-tma", "max-autotune", TUNED)),
-         ("attention", LONG, ("cuDNN", "flash", "efficient", "eager", "unfused", "default", "max-autotune",
-                              "unfused-default", "course")),
-         ("causal attention", LONG, ("cuDNN", "flash", "flex", "flex-tma", "flex-max-autotune", "course")),
-         ("attention", (1, 16, 16, 2048, 128), ("cuDNN", "flash", "efficient", "math")))
+CASES = (
+    ("matmul", (4096, 4096, 4096), ("eager", "default", "max-autotune", TUNED, "persistent-tma", "tma-only")),
+    ("mlp", (8192, 4096, 14336), ("eager", "default", "persistent-tma", "max-autotune", TUNED)),
+    (
+        "attention",
+        LONG,
+        (
+            "cuDNN",
+            "flash",
+            "efficient",
+            "eager",
+            "unfused",
+            "default",
+            "max-autotune",
+            "unfused-default",
+            "course",
+        ),
+    ),
+    ("causal attention", LONG, ("cuDNN", "flash", "flex", "flex-tma", "flex-max-autotune", "course")),
+    ("attention", (1, 16, 16, 2048, 128), ("cuDNN", "flash", "efficient", "math")),
+)
 # Ragged shapes, small enough for a CPU.
-SMALL = (("matmul", (333, 136, 200), ("eager", "default")), ("mlp", (77, 136, 200), ("eager", "default")),
-         ("attention", (2, 4, 2, 77, 64), ("eager", "default")),
-         ("causal attention", (1, 4, 4, 300, 64), ("eager", "default", "flex")))
+SMALL = (
+    ("matmul", (333, 136, 200), ("eager", "default")),
+    ("mlp", (77, 136, 200), ("eager", "default")),
+    ("attention", (2, 4, 2, 77, 64), ("eager", "default")),
+    ("causal attention", (1, 4, 4, 300, 64), ("eager", "default", "flex")),
+)
 COUNTED = ("UTMALDG", "UTMASTG", "LDGSTS")  # the instructions that the tables show
 
 
@@ -60,16 +78,30 @@ def measure_cells():
     return drop_details(_measure_once())
 
 
-@_experiment("ch14_compiled_choices", can_run=lambda: device.current().has_tma
-             and compiled.offers_triton_gemm(device.current().sms))
+@_experiment(
+    "ch14_compiled_choices",
+    can_run=lambda: device.current().has_tma and compiled.offers_triton_gemm(device.current().sms),
+)
 def measure_choices():
     """List every candidate that a mode timed in its own autotuning, in the order of speed."""
-    return [{"workload": row["workload"], "shape": row["shape"], "name": row["name"], "status": "ok", **candidate,
-             "whose": reading.describe_choice(candidate["choice"])}
-            for row in _measure_once() if row.get("caches") == row["name"] for candidate in row.get("decided", ())]
+    return [
+        {
+            "workload": row["workload"],
+            "shape": row["shape"],
+            "name": row["name"],
+            "status": "ok",
+            **candidate,
+            "whose": reading.describe_choice(candidate["choice"]),
+        }
+        for row in _measure_once()
+        if row.get("caches") == row["name"]
+        for candidate in row.get("decided", ())
+    ]
 
 
-@profiler.experiment("ch14_compiled_ncu", lambda: results.source_hash(compiled, executed_instructions, reading))
+@profiler.experiment(
+    "ch14_compiled_ncu", lambda: results.source_hash(compiled, executed_instructions, reading)
+)
 def profile_kernels():
     """Count the instructions that the libraries' kernels execute."""
     return executed_instructions.profile()
@@ -84,14 +116,24 @@ def list_kernels(row: dict, counters: list[dict]) -> list[dict]:
     spent = collections.Counter()
     for launch in row.get("kernels", ()):
         spent[launch["kernel"]] += launch["us"]
-    executed = {counts["kernel"]: counts for counts in counters
-                if (counts["workload"], counts["shape"]) == (row["workload"], row["shape"])}
+    executed = {
+        counts["kernel"]: counts
+        for counts in counters
+        if (counts["workload"], counts["shape"]) == (row["workload"], row["shape"])
+    }
     found = []
     for kernel, us in spent.most_common():
         sources = ("SASS", row.get("triton", {}).get(kernel)), ("ncu", executed.get(kernel)), ("none", {})
         proof, counts = next(pair for pair in sources if pair[1] is not None)
-        found.append({"kernel": kernel, "us": us, "share": us / spent.total(), "proof": proof,
-                      **{opcode: counts.get(opcode) for opcode in COUNTED}})
+        found.append(
+            {
+                "kernel": kernel,
+                "us": us,
+                "share": us / spent.total(),
+                "proof": proof,
+                **{opcode: counts.get(opcode) for opcode in COUNTED},
+            }
+        )
     return found
 
 
@@ -104,8 +146,10 @@ def list_distinct_kernels(rows: list[dict], counters: list[dict], least_share: f
     for row in rows:
         for kernel in list_kernels(row, counters):
             kept = {key: kernel[key] for key in ("kernel", *COUNTED, "proof")}
-            same = found.setdefault((row["workload"], *row["shape"], *kept.values()),
-                                    {"workload": row["workload"], "shape": row["shape"], **kept, "modes": []})
+            same = found.setdefault(
+                (row["workload"], *row["shape"], *kept.values()),
+                {"workload": row["workload"], "shape": row["shape"], **kept, "modes": []},
+            )
             same["modes"] += [row["name"]] if kernel["share"] >= least_share else []
     return [{**kernel, "modes": ", ".join(kernel["modes"])} for kernel in found.values() if kernel["modes"]]
 
@@ -116,16 +160,27 @@ def make_table(rows: list[dict], counters: list[dict]) -> list[dict]:
     table = []
     for row in rows:
         main = next(iter(list_kernels(row, counters)), none)
-        table.append({**row, "winner": "; ".join(row["winner"]) or "nothing to choose" if "winner" in row else "",
-                      "main": main["kernel"], **{key: main[key] for key in ("proof", *COUNTED)}})
+        table.append(
+            {
+                **row,
+                "winner": "; ".join(row["winner"]) or "nothing to choose" if "winner" in row else "",
+                "main": main["kernel"],
+                **{key: main[key] for key in ("proof", *COUNTED)},
+            }
+        )
     return table
 
 
 def check_correctness() -> list[dict]:
     """Check SMALL against float64 now: compiled for the GPU, or for the CPU if there is none."""
     with worker_pool.lease_worker(worker.MODULE, worker.WHAT) as process:
-        return [row for family, shape, modes in SMALL
-                for row in worker.measure_modes(process, family, shape, modes, compiled.device_here(), timed=False)]
+        return [
+            row
+            for family, shape, modes in SMALL
+            for row in worker.measure_modes(
+                process, family, shape, modes, compiled.device_here(), timed=False
+            )
+        ]
 
 
 # ---- the sixteen cases of `pointwise`
@@ -141,14 +196,17 @@ def pays(row: dict) -> bool:
 # Rules in one line, from the strictest on. A rule takes a row, without its times.
 RULES: dict[str, Callable[[dict], bool]] = {
     "never": lambda row: False,
-    "in a reduction whose loads all go by descriptor": lambda row: row["kind"] == "reduction" and row["tma_loads"] > 0
-    and not row["pointer_loads"],
-    "in a reduction over rows of 16 KiB or more": lambda row: row["kind"] == "reduction" and row["tma_loads"] > 0
-    and row["columns"] >= 8192,
+    "in a reduction whose loads all go by descriptor": lambda row: (
+        row["kind"] == "reduction" and row["tma_loads"] > 0 and not row["pointer_loads"]
+    ),
+    "in a reduction over rows of 16 KiB or more": lambda row: (
+        row["kind"] == "reduction" and row["tma_loads"] > 0 and row["columns"] >= 8192
+    ),
     "in any reduction": lambda row: row["kind"] == "reduction" and row["tma_loads"] > 0,
     "in any pointwise kernel": lambda row: row["kind"] == "pointwise" and row["tma_loads"] > 0,
     "wherever a call moves 256 MiB or more": lambda row: row["tma_loads"] > 0 and row["mib"] >= 256,
-    "wherever Inductor can build one": lambda row: row["tma_loads"] > 0}
+    "wherever Inductor can build one": lambda row: row["tma_loads"] > 0,
+}
 
 
 def find_rule(rows: list[dict]) -> tuple[str, list[dict]]:
@@ -165,8 +223,13 @@ def find_rule(rows: list[dict]) -> tuple[str, list[dict]]:
 # ---- attention, under the names of the lesson on attention
 
 # In both lessons "eager" is attention step by step, with the scores in memory; the records call this "unfused".
-ATTENTION_NAMES = {"unfused": "eager", "unfused-default": "eager, compiled", "eager": "SDPA",
-                   "default": "SDPA, compiled", "max-autotune": "SDPA, max-autotune"}
+ATTENTION_NAMES = {
+    "unfused": "eager",
+    "unfused-default": "eager, compiled",
+    "eager": "SDPA",
+    "default": "SDPA, compiled",
+    "max-autotune": "SDPA, max-autotune",
+}
 
 
 def read_cells() -> results.Record:
@@ -181,9 +244,19 @@ def read_choices() -> results.Record:
 
 def list_attention(cells: results.Record, counters: list[dict]) -> list[dict]:
     """Return the cells of attention at 8,192 tokens with the names of ATTENTION_NAMES, as `make_table` shows them."""
-    rows = [row for row in make_table(cells.rows, counters) if "attention" in row["workload"] and 8192 in row["shape"]]
-    return [row | {"name": ATTENTION_NAMES.get(row["name"], row["name"]),
-                   "causal": row["workload"].startswith("causal")} for row in rows]
+    rows = [
+        row
+        for row in make_table(cells.rows, counters)
+        if "attention" in row["workload"] and 8192 in row["shape"]
+    ]
+    return [
+        row
+        | {
+            "name": ATTENTION_NAMES.get(row["name"], row["name"]),
+            "causal": row["workload"].startswith("causal"),
+        }
+        for row in rows
+    ]
 
 
 # ---- what the lesson's tables show
@@ -195,8 +268,13 @@ def list_products(cells: results.Record) -> list[dict]:
     for row in cells.rows:
         if row["workload"] in ("matmul", "mlp") and row["status"] == "ok":
             copies = sum(each["us"] for each in row["kernels"] if "multi_tensor_apply" in each["kernel"])
-            shown = {key: row.get(key) for key in ("workload", "name", "compile_s", "ms", "peer_ms", "ratio", "spread")}
-            rows.append({**shown, "copies, us": copies, "winner": "; ".join(dict.fromkeys(row.get("winner", [])))})
+            shown = {
+                key: row.get(key)
+                for key in ("workload", "name", "compile_s", "ms", "peer_ms", "ratio", "spread")
+            }
+            rows.append(
+                {**shown, "copies, us": copies, "winner": "; ".join(dict.fromkeys(row.get("winner", [])))}
+            )
     return rows
 
 
@@ -206,9 +284,11 @@ def describe_votes(choices: results.Record) -> str:
     for row in sorted((row for row in choices.rows if row["ms"]), key=lambda row: row["ms"]):
         if row["name"] == "persistent-tma":
             best.setdefault((row["workload"], str(row["operands"])), {}).setdefault(row["whose"], row["ms"])
-    return "\n".join(f"{workload:6} {operands:31} " + "; ".join(
-        f"{whose} {ms / min(times.values()):.3f}" for whose, ms in times.items())
-        for (workload, operands), times in best.items())
+    return "\n".join(
+        f"{workload:6} {operands:31} "
+        + "; ".join(f"{whose} {ms / min(times.values()):.3f}" for whose, ms in times.items())
+        for (workload, operands), times in best.items()
+    )
 
 
 def describe_limit(cells: results.Record, roof) -> str:
@@ -216,8 +296,10 @@ def describe_limit(cells: results.Record, roof) -> str:
     sizes = compiled.pointwise_bytes(8192, 14336)
     saved = bench.floor_ms(roof, nbytes=sizes["eager, two kernels"] - sizes["one kernel"])
     eager_ms = next(row["ms"] for row in cells.rows if (row["workload"], row["name"]) == ("mlp", "eager"))
-    return (f"fusing silu(g) * u saves at most {saved:.2f} of the MLP's {eager_ms:.2f} ms: "
-            f"{eager_ms / (eager_ms - saved):.3f} ×")
+    return (
+        f"fusing silu(g) * u saves at most {saved:.2f} of the MLP's {eager_ms:.2f} ms: "
+        f"{eager_ms / (eager_ms - saved):.3f} ×"
+    )
 
 
 def judge_claim(cells: results.Record, choices: results.Record) -> str:
@@ -230,8 +312,10 @@ def judge_claim(cells: results.Record, choices: results.Record) -> str:
     for name, said in {"default": 1.5, "max-autotune": 2.0}.items():
         row = next(row for row in cells.rows if (row["workload"], row["name"]) == ("matmul", name))
         spread = f" ± {row['spread']:.2f}" if row.get("spread") is not None else ""
-        lines.append(f"4096³, {name}: the note says {said:.1f} × eager, measured {row['ratio']:.2f}{spread}: "
-                     + (f"holds on {here}" if row["ratio"] >= said else f"not on {here}"))
+        lines.append(
+            f"4096³, {name}: the note says {said:.1f} × eager, measured {row['ratio']:.2f}{spread}: "
+            + (f"holds on {here}" if row["ratio"] >= said else f"not on {here}")
+        )
     offered = sorted({row["name"] for row in choices.rows if row["whose"] == "Triton, persistent TMA"})
     return "\n".join([*lines, f"a descriptor template was offered by: {', '.join(offered) or 'no mode'}"])
 
@@ -247,10 +331,12 @@ def describe_rule(rows: list[dict]) -> str:
         return "not timed yet"
     rule, misses = find_rule(rows)
     paid = [row["case"] for row in rows if pays(row)]
-    return (f"TMA pays in {len(paid)} of {len(rows)} cases: {', '.join(paid) or 'none'}\n"
-            f"the rule with the fewest misses: TMA pays {rule}\n"
-            f"its misses: {', '.join(row['case'] for row in misses) or 'none'}\n"
-            f"failed: {'; '.join(failures) or 'none'}")
+    return (
+        f"TMA pays in {len(paid)} of {len(rows)} cases: {', '.join(paid) or 'none'}\n"
+        f"the rule with the fewest misses: TMA pays {rule}\n"
+        f"its misses: {', '.join(row['case'] for row in misses) or 'none'}\n"
+        f"failed: {'; '.join(failures) or 'none'}"
+    )
 
 
 # ---- the decoder block
@@ -265,9 +351,15 @@ def measure_decoder():
 def tabulate_traces(rows: list[dict]) -> results.Table:
     """Return the table of decoder_timing.trace_variants: graph breaks, operators, and graphs after each call."""
     calls = ", ".join(map(str, decoder_timing.CALLS))
-    shown = [row | {kind: ", ".join(map(str, row[kind])) for kind in decoder_timing.PREDICTED_GRAPHS} for row in rows]
-    return results.table(shown, f"traced without data; graphs after calls with {calls} tokens, marked and unmarked",
-                         ["variant", "breaks", "operators", "marked", "unmarked"])
+    shown = [
+        row | {kind: ", ".join(map(str, row[kind])) for kind in decoder_timing.PREDICTED_GRAPHS}
+        for row in rows
+    ]
+    return results.table(
+        shown,
+        f"traced without data; graphs after calls with {calls} tokens, marked and unmarked",
+        ["variant", "breaks", "operators", "marked", "unmarked"],
+    )
 
 
 def describe_decoder(record: results.Record) -> str:
@@ -278,20 +370,42 @@ def describe_decoder(record: results.Record) -> str:
             lines.append(f"{row['tokens']:5} tokens, {row['name']}: {row.get('reason', 'not measured')}")
         elif "graphs" in row:
             spread = f" ± {row['spread']:.2f}" if row.get("spread") is not None else ""
-            lines.append(f"{row['tokens']:5} tokens, {row['name']:13}: {row['ratio']:.2f}{spread} × eager under CUDA "
-                         f"graphs, {row['call_ratio']:.2f} × called plainly; {row['breaks']} graph breaks")
+            lines.append(
+                f"{row['tokens']:5} tokens, {row['name']:13}: {row['ratio']:.2f}{spread} × eager under CUDA "
+                f"graphs, {row['call_ratio']:.2f} × called plainly; {row['breaks']} graph breaks"
+            )
     counted = {row["name"]: row["graphs"] for row in record.rows if "graphs" in row}
-    calls, predicted = ", ".join(map(str, decoder_timing.CALLS)), list(decoder_timing.PREDICTED_GRAPHS["marked"])
+    calls, predicted = (
+        ", ".join(map(str, decoder_timing.CALLS)),
+        list(decoder_timing.PREDICTED_GRAPHS["marked"]),
+    )
     seen = ", ".join(f"{name} {numbers}" for name, numbers in counted.items())
-    return "\n".join([*lines, f"graphs after calls with {calls} tokens, marked: predicted {predicted}; seen {seen}"])
+    return "\n".join(
+        [*lines, f"graphs after calls with {calls} tokens, marked: predicted {predicted}; seen {seen}"]
+    )
 
 
 def tabulate_decoder(record: results.Record) -> results.Table:
     """Return the table of the decoder block's times, with the kernels of a call by kind, and of its errors."""
-    columns = ["tokens", "name", "ms", "ratio", "spread", "products_ms", "attention_ms", "other_ms", "launches",
-               "call_ms", "call_ratio", "error"]
-    return results.table([{key: row.get(key) for key in columns} for row in record.rows],
-                         f"a decoder block of Llama 3 8B: {record.label()}", columns)
+    columns = [
+        "tokens",
+        "name",
+        "ms",
+        "ratio",
+        "spread",
+        "products_ms",
+        "attention_ms",
+        "other_ms",
+        "launches",
+        "call_ms",
+        "call_ratio",
+        "error",
+    ]
+    return results.table(
+        [{key: row.get(key) for key in columns} for row in record.rows],
+        f"a decoder block of Llama 3 8B: {record.label()}",
+        columns,
+    )
 
 
 def tabulate_host_time(record: results.Record) -> results.Table:

@@ -23,11 +23,16 @@ from tilelab.runtime import build, cuda, files, worker_pool
 MODULE, WHAT = "ch14.compiled.lesson.generated", "the process that generates code"
 SMS = 132  # of an H200
 LIMIT_S = 120
-DESCRIPTORS = {"triton.use_tensor_descriptor": True, "assume_aligned_inputs": True}  # for pointwise and reduction
+DESCRIPTORS = {
+    "triton.use_tensor_descriptor": True,
+    "assume_aligned_inputs": True,
+}  # for pointwise and reduction
 TEMPLATE_OPTIONS = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN,TRITON"}
 _KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)'''", re.DOTALL)
-_HEAD = ("import triton\nimport triton.language as tl\nfrom torch._inductor.runtime import triton_helpers\n"
-         "from torch._inductor.runtime.triton_helpers import libdevice, math as tl_math\n\n\n")
+_HEAD = (
+    "import triton\nimport triton.language as tl\nfrom torch._inductor.runtime import triton_helpers\n"
+    "from torch._inductor.runtime.triton_helpers import libdevice, math as tl_math\n\n\n"
+)
 
 
 def as_keywords(options: dict) -> dict:
@@ -50,8 +55,10 @@ class Program:
     @property
     def kernels(self) -> dict[str, str]:
         """The text of each generated Triton kernel by name, from `@triton.jit` on."""
-        return {name: "@triton.jit" + text.partition("@triton.jit")[2].rstrip() for name, text in
-                _KERNEL.findall(self.code)}
+        return {
+            name: "@triton.jit" + text.partition("@triton.jit")[2].rstrip()
+            for name, text in _KERNEL.findall(self.code)
+        }
 
     @property
     def descriptors(self) -> int:
@@ -69,10 +76,12 @@ class Program:
 
     def body(self) -> str:
         """Return the statements of `call` that allocate, launch or rename, with the checks of an operator's result."""
-        text = self.code[re.search(r"def (?:partition_\d+|call)\(", self.code).start():]
+        text = self.code[re.search(r"def (?:partition_\d+|call)\(", self.code).start() :]
         lines = text.partition("return (")[0].splitlines()[1:]
-        wanted = re.compile(r"^(?!.*assert_alignment)(.*(empty_strided|\.run\(|extern_kernels|torch\.ops\.|# reuse)|"
-                            r"\s*buf\d+ = buf\d+$)")
+        wanted = re.compile(
+            r"^(?!.*assert_alignment)(.*(empty_strided|\.run\(|extern_kernels|torch\.ops\.|# reuse)|"
+            r"\s*buf\d+ = buf\d+$)"
+        )
         kept = [line.strip() for line in lines if wanted.search(line)]
         return "\n".join(re.sub(r", stream=\w+", "", line) for line in kept)
 
@@ -84,7 +93,7 @@ class Program:
     def find_part(self, begin: str, end: str) -> str:
         """Return the text of the first kernel from `begin` to the line before `end`."""
         text = next(iter(self.kernels.values()))
-        return text[text.index(begin):text.index(end)].rstrip()
+        return text[text.index(begin) : text.index(end)].rstrip()
 
     def describe_candidates(self) -> str:
         """Return how many candidates of each kind Inductor could time."""
@@ -101,12 +110,19 @@ class Program:
             files.write_atomically(path, text)
         typed = {key: kind for key, kind in signature.items() if kind != "constexpr"}
         aligned = tuple(key for key, kind in typed.items() if kind.startswith("*"))
-        return build.build_one(build.Job(f"{path}:{name}", typed, constants, "sm_90a", num_warps, num_stages, aligned,
-                                         name=name))
+        return build.build_one(
+            build.Job(f"{path}:{name}", typed, constants, "sm_90a", num_warps, num_stages, aligned, name=name)
+        )
 
 
-def generate(function: Callable, *shapes: Sequence[int], dtype: str = "bfloat16", wanted: str = "",
-             also: Sequence[Callable] = (), **options) -> Program:
+def generate(
+    function: Callable,
+    *shapes: Sequence[int],
+    dtype: str = "bfloat16",
+    wanted: str = "",
+    also: Sequence[Callable] = (),
+    **options,
+) -> Program:
     """Return the Program that torch.compile makes of `function` for tensors of these shapes on an H200.
 
     `function` is a function of a cell or of a file. All that it uses goes with it, and `also` what it does not name,
@@ -115,12 +131,22 @@ def generate(function: Callable, *shapes: Sequence[int], dtype: str = "bfloat16"
     expression that picks the first one by name or description; without it the library's is taken. ValueError says what
     Inductor said if it fails.
     """
-    text = "\n\n\n".join(triton_cell.collect(triton_cell.texts_of(function), function.__name__,
-                                                  *(each.__name__ for each in also)))
-    request = {"text": text, "name": function.__name__, "shapes": [list(shape) for shape in shapes], "dtype": dtype,
-               "wanted": wanted, "options": {key.replace("__", "."): value for key, value in options.items()}}
-    with worker_pool.lease_worker(MODULE, WHAT, TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="",
-                                  TORCHINDUCTOR_COMPILE_THREADS="1") as worker:
+    text = "\n\n\n".join(
+        triton_cell.collect(
+            triton_cell.texts_of(function), function.__name__, *(each.__name__ for each in also)
+        )
+    )
+    request = {
+        "text": text,
+        "name": function.__name__,
+        "shapes": [list(shape) for shape in shapes],
+        "dtype": dtype,
+        "wanted": wanted,
+        "options": {key.replace("__", "."): value for key, value in options.items()},
+    }
+    with worker_pool.lease_worker(
+        MODULE, WHAT, TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="", TORCHINDUCTOR_COMPILE_THREADS="1"
+    ) as worker:
         answer = worker.ask(request, LIMIT_S)
     if "code" not in answer:
         raise ValueError(answer.get("reason", "the process died."))
@@ -146,37 +172,74 @@ def _pretend_h200():
     from triton import runtime
     from triton.backends.compiler import GPUTarget
 
-    card = types.SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=SMS, gcnArchName="",
-                                 total_memory=140 << 30, shared_memory_per_block_optin=232448)
-    asked = DeviceProperties(type="cuda", index=0, multi_processor_count=SMS, cc=90, major=9, warp_size=32,
-                             regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048)
+    card = types.SimpleNamespace(
+        name="NVIDIA H200",
+        major=9,
+        minor=0,
+        multi_processor_count=SMS,
+        gcnArchName="",
+        total_memory=140 << 30,
+        shared_memory_per_block_optin=232448,
+    )
+    asked = DeviceProperties(
+        type="cuda",
+        index=0,
+        multi_processor_count=SMS,
+        cc=90,
+        major=9,
+        warp_size=32,
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048,
+    )
     answers = {
-        torch.cuda: {"get_device_properties": card, "is_available": True, "is_initialized": True, "current_device": 0,
-                     "device_count": 1, "get_device_capability": (9, 0), "_lazy_init": None, "set_device": None,
-                     "set_rng_state": None, "get_rng_state": torch.zeros(16, dtype=torch.uint8),
-                     "_exchange_device": 0, "_maybe_exchange_device": 0},
-        DeviceProperties: {"create": asked}, fake_tensor: {"init_gpu_context": None},
+        torch.cuda: {
+            "get_device_properties": card,
+            "is_available": True,
+            "is_initialized": True,
+            "current_device": 0,
+            "device_count": 1,
+            "get_device_capability": (9, 0),
+            "_lazy_init": None,
+            "set_device": None,
+            "set_rng_state": None,
+            "get_rng_state": torch.zeros(16, dtype=torch.uint8),
+            "_exchange_device": 0,
+            "_maybe_exchange_device": 0,
+        },
+        DeviceProperties: {"create": asked},
+        fake_tensor: {"init_gpu_context": None},
         _triton: {"triton_hash_with_backend": "none", "has_triton_tma_device": True, "has_triton": True},
-        scheduler: {"has_triton": True}, utils: {"has_triton": True, "is_big_gpu": True},
+        scheduler: {"has_triton": True},
+        utils: {"has_triton": True, "is_big_gpu": True},
         # These passes trace patterns on tensors with data. None of the lesson's functions matches one.
-        joint_graph: {"lazy_init": None}, post_grad: {"lazy_init": None}}
+        joint_graph: {"lazy_init": None},
+        post_grad: {"lazy_init": None},
+    }
 
     def stop_after(codegen):
         def write(lowering):
             code = codegen(lowering)[0]
             raise _Written(getattr(code, "value", code))  # torch 2.11 and 2.13 differ here
+
         return write
 
-    driver = types.SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0,
-                                   get_current_stream=lambda device=0: 0, get_active_torch_device=lambda: "cuda")
+    driver = types.SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device=0: 0,
+        get_active_torch_device=lambda: "cuda",
+    )
     with contextlib.ExitStack() as patches:
-        patches.enter_context(mock.patch.object(runtime.driver, "_active", driver))  # to learn what a kernel writes
+        patches.enter_context(
+            mock.patch.object(runtime.driver, "_active", driver)
+        )  # to learn what a kernel writes
         for owner, values in answers.items():
             for name, value in values.items():
                 if hasattr(owner, name):
                     patches.enter_context(mock.patch.object(owner, name, lambda *_, value=value, **__: value))
-        patches.enter_context(mock.patch.object(graph.GraphLowering, "codegen",
-                                                stop_after(graph.GraphLowering.codegen)))
+        patches.enter_context(
+            mock.patch.object(graph.GraphLowering, "codegen", stop_after(graph.GraphLowering.codegen))
+        )
         yield
 
 
@@ -190,14 +253,20 @@ def _generate(text: str, name: str, shapes: list, dtype: str, wanted: str, optio
 
     def pick(choices):
         candidates.extend((choice.name, choice.description) for choice in choices)
-        named = [choice for choice in choices if wanted and re.search(wanted, f"{choice.name} {choice.description}")]
+        named = [
+            choice
+            for choice in choices
+            if wanted and re.search(wanted, f"{choice.name} {choice.description}")
+        ]
         return (named or choices)[:1]
 
     def backend(graph, inputs):
         with _pretend_h200():
             select_algorithm.clear_preprocessing_fns()
             select_algorithm.add_preprocessing_fn(pick)
-            return compile_fx(graph, inputs, config_patches={"fx_graph_cache": False, "compile_threads": 1, **options})
+            return compile_fx(
+                graph, inputs, config_patches={"fx_graph_cache": False, "compile_threads": 1, **options}
+            )
 
     torch._dynamo.reset()
     function = triton_cell.define(text)[name]

@@ -57,12 +57,23 @@ def _random(*shape: int, dtype=BF16) -> torch.Tensor:
 
 def _planned(name, call, peer, peer_call, reference, planner, inputs, options, **rest) -> Case:
     """Return the case of a function with a Planner."""
+
     def find():
         return planner.find(inputs, None, *options)
 
     plan = find()
-    return Case(name, call, peer, peer_call, reference, inputs, find, plan.make_out,
-                lambda out: plan.launch(*inputs, out), **rest)
+    return Case(
+        name,
+        call,
+        peer,
+        peer_call,
+        reference,
+        inputs,
+        find,
+        plan.make_out,
+        lambda out: plan.launch(*inputs, out),
+        **rest,
+    )
 
 
 def make_bf16_cases() -> list[Case]:
@@ -74,17 +85,52 @@ def make_bf16_cases() -> list[Case]:
     def multiply():
         return a.double() @ b.double()
 
-    cases = [_planned("ch14.gemm", lambda: gemm.gemm(a, b), "torch.mm", lambda: torch.mm(a, b), multiply,
-                      gemm.planner, (a, b, None, None), ("best",))]
-    cases += [Case("torch.ops.tiles.gemm", lambda: torch.ops.tiles.gemm(a, b), "torch.mm", lambda: torch.mm(a, b),
-                   multiply)]
-    cases += [_planned("ch14.attention", lambda: attention.attention(q, k, v, is_causal=True), "SDPA",
-                       lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-                       lambda: attention.spec(q, k, v, is_causal=True), attention.planner, (q, k, v),
-                       (True, None, "best"))]
+    cases = [
+        _planned(
+            "ch14.gemm",
+            lambda: gemm.gemm(a, b),
+            "torch.mm",
+            lambda: torch.mm(a, b),
+            multiply,
+            gemm.planner,
+            (a, b, None, None),
+            ("best",),
+        )
+    ]
+    cases += [
+        Case(
+            "torch.ops.tiles.gemm",
+            lambda: torch.ops.tiles.gemm(a, b),
+            "torch.mm",
+            lambda: torch.mm(a, b),
+            multiply,
+        )
+    ]
+    cases += [
+        _planned(
+            "ch14.attention",
+            lambda: attention.attention(q, k, v, is_causal=True),
+            "SDPA",
+            lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+            lambda: attention.spec(q, k, v, is_causal=True),
+            attention.planner,
+            (q, k, v),
+            (True, None, "best"),
+        )
+    ]
     if device.current().has_wgmma:
-        cases += [_planned("ch10.wgmma_gemm", lambda: wgmma_gemm.gemm(a, b), "torch.mm", lambda: torch.mm(a, b),
-                           multiply, wgmma_gemm.planner, (a, b), ("best",))]
+        cases += [
+            _planned(
+                "ch10.wgmma_gemm",
+                lambda: wgmma_gemm.gemm(a, b),
+                "torch.mm",
+                lambda: torch.mm(a, b),
+                multiply,
+                wgmma_gemm.planner,
+                (a, b),
+                ("best",),
+            )
+        ]
     return cases
 
 
@@ -93,23 +139,51 @@ def make_product_cases() -> list[Case]:
     x, weight = _random(8, SIZE), mx_formats.quantise(_random(SIZE, SIZE), "mxfp4")
     dense, packed = mx_formats.dequantise(weight).T, mx_formats.quantise(_random(SIZE, SIZE), "mxfp4")
     wide = mx_formats.dequantise(packed)
-    cases = [_planned("blockscaled.matmul, decode", lambda: blockscaled.matmul(x, weight.T), "torch.mm",
-                      lambda: torch.mm(x, dense), lambda: blockscaled.spec(x, weight.T), decode.planner,
-                      (x, weight.values, weight.scales), ("best",))]
+    cases = [
+        _planned(
+            "blockscaled.matmul, decode",
+            lambda: blockscaled.matmul(x, weight.T),
+            "torch.mm",
+            lambda: torch.mm(x, dense),
+            lambda: blockscaled.spec(x, weight.T),
+            decode.planner,
+            (x, weight.values, weight.scales),
+            ("best",),
+        )
+    ]
     if device.current().target not in blockscaled.NATIVE:
         tensors, *kinds = emulated.describe_operands(packed, weight)
-        cases += [_planned("blockscaled.matmul, mxfp4", lambda: blockscaled.matmul(packed, weight.T), "torch.mm",
-                           lambda: torch.mm(wide, dense), lambda: blockscaled.spec(packed, weight.T),
-                           emulated.planner, tensors, (*kinds, "best"))]
+        cases += [
+            _planned(
+                "blockscaled.matmul, mxfp4",
+                lambda: blockscaled.matmul(packed, weight.T),
+                "torch.mm",
+                lambda: torch.mm(wide, dense),
+                lambda: blockscaled.spec(packed, weight.T),
+                emulated.planner,
+                tensors,
+                (*kinds, "best"),
+            )
+        ]
     if device.current().has_wgmma:
         a, b, scale_a, scale_b, _ = fp8_operands(SIZE, SIZE, SIZE, WHERE)
         one = torch.ones((), device=WHERE)
-        beside = ("torch._scaled_mm, one scale",
-                  lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=BF16),
-                  lambda: fp8.spec(a, b, scale_a, scale_b))
-        cases += [_planned("blockscaled.matmul, fp8", lambda: blockscaled.matmul((a, scale_a), (b, scale_b)), *beside,
-                           fp8.planner, (a, b, scale_a, scale_b, None, None), (None, "best", None)),
-                  Case("torch.ops.tiles.fp8", lambda: torch.ops.tiles.fp8(a, b, scale_a, scale_b), *beside)]
+        beside = (
+            "torch._scaled_mm, one scale",
+            lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=BF16),
+            lambda: fp8.spec(a, b, scale_a, scale_b),
+        )
+        cases += [
+            _planned(
+                "blockscaled.matmul, fp8",
+                lambda: blockscaled.matmul((a, scale_a), (b, scale_b)),
+                *beside,
+                fp8.planner,
+                (a, b, scale_a, scale_b, None, None),
+                (None, "best", None),
+            ),
+            Case("torch.ops.tiles.fp8", lambda: torch.ops.tiles.fp8(a, b, scale_a, scale_b), *beside),
+        ]
     return cases
 
 
@@ -129,26 +203,58 @@ def make_pass_cases() -> list[Case]:
 
     def quantise(name, form, tensor_scale=None) -> Case:
         def find_plan():
-            return mx_formats.quantise_planner.find((x, None, None, None), None, form, "floor", False,
-                                                    tensor_scale is not None, "best")
+            return mx_formats.quantise_planner.find(
+                (x, None, None, None), None, form, "floor", False, tensor_scale is not None, "best"
+            )
 
-        plan, scale = find_plan(), None if tensor_scale is None else torch.full((1,), tensor_scale, device=WHERE)
-        return Case(name, lambda: mx_formats.quantise(x, form, tensor_scale=tensor_scale), "copy_", copy,
-                    lambda: restore(form, scale), (x,), find_plan, plan.allocate,
-                    lambda out: plan.launch(x, out.values, out.scales, out.pair))
+        plan, scale = (
+            find_plan(),
+            None if tensor_scale is None else torch.full((1,), tensor_scale, device=WHERE),
+        )
+        return Case(
+            name,
+            lambda: mx_formats.quantise(x, form, tensor_scale=tensor_scale),
+            "copy_",
+            copy,
+            lambda: restore(form, scale),
+            (x,),
+            find_plan,
+            plan.allocate,
+            lambda out: plan.launch(x, out.values, out.scales, out.pair),
+        )
 
     packed = mx_formats.quantise(x, "nvfp4")
-    cases = [quantise("quantise, mxfp8", "mxfp8_e4m3"), quantise("quantise, nvfp4, scale given", "nvfp4", 0.5),
-             quantise("quantise, nvfp4", "nvfp4")]
-    cases += [_planned("dequantise, nvfp4", lambda: mx_formats.dequantise(packed), "copy_", copy,
-                       lambda: restore("nvfp4"), mx_formats.dequantise_planner,
-                       (packed.values, packed.scales, packed.pair),
-                       (packed.format.name, packed.shape, packed.tiled, "best"))]
+    cases = [
+        quantise("quantise, mxfp8", "mxfp8_e4m3"),
+        quantise("quantise, nvfp4, scale given", "nvfp4", 0.5),
+        quantise("quantise, nvfp4", "nvfp4"),
+    ]
+    cases += [
+        _planned(
+            "dequantise, nvfp4",
+            lambda: mx_formats.dequantise(packed),
+            "copy_",
+            copy,
+            lambda: restore("nvfp4"),
+            mx_formats.dequantise_planner,
+            (packed.values, packed.scales, packed.pair),
+            (packed.format.name, packed.shape, packed.tiled, "best"),
+        )
+    ]
     given = features, times, targets
     for name, validate in (("resample, validate=False", False), ("resample", True)):
-        cases += [_planned(name, lambda validate=validate: resample.resample(*given, validate=validate), "copy_",
-                           lambda: moved.copy_(features), lambda: resample.spec(*given), resample.planner, given,
-                           ("best",))]
+        cases += [
+            _planned(
+                name,
+                lambda validate=validate: resample.resample(*given, validate=validate),
+                "copy_",
+                lambda: moved.copy_(features),
+                lambda: resample.spec(*given),
+                resample.planner,
+                given,
+                ("best",),
+            )
+        ]
     return cases
 
 
@@ -169,8 +275,12 @@ def measure_stages(case: Case) -> dict[str, float]:
     if case.plan is None:
         return {}
     out, other = case.make_out(), case.make_out()
-    stages = {"traced_us": lambda: operators.is_traced(*case.traced), "find_us": case.plan,
-              "allocate_us": case.make_out, "launch_us": lambda: case.launch(out)}
+    stages = {
+        "traced_us": lambda: operators.is_traced(*case.traced),
+        "find_us": case.plan,
+        "allocate_us": case.make_out,
+        "launch_us": lambda: case.launch(out),
+    }
     found = measure_enqueue_us(stages, 100, 9)
     both = measure_enqueue_us({"both": lambda: (case.launch(out), case.launch(other))}, 50, 9)["both"]
     return found | {"moved_us": both / 2}
@@ -188,29 +298,76 @@ def measure_case(case: Case) -> dict:
     ours, peers = ([each[who] for each in rounds] for who in ("ours", "peer"))
     low, us, high = statistics.quantiles(ours, n=4)
     peer_us = statistics.median(peers)
-    return {"name": case.name, **checked, "us": us, "peer": case.peer, "peer_us": peer_us, "ratio": us / peer_us,
-            "spread": (high - low) / us, **measure_stages(case)}
+    return {
+        "name": case.name,
+        **checked,
+        "us": us,
+        "peer": case.peer,
+        "peer_us": peer_us,
+        "ratio": us / peer_us,
+        "spread": (high - low) / us,
+        **measure_stages(case),
+    }
 
 
 def source() -> str:
     """Return the hash of what a call runs on the CPU, and of how it is measured."""
-    paths = (plans, operators, triton_launch, PreparedLaunch, blockscaled_operator, gemm.gemm, wgmma_gemm.gemm,
-             attention.attention, blockscaled, decode._plan, emulated._plan, emulated.run, fp8._plan, fp8.run,
-             mx_formats, resample._plan, resample.resample)
-    return results.source_hash(*paths, measure_enqueue_us, measure_case, measure_stages, make_bf16_cases,
-                               make_product_cases, make_pass_cases)
+    paths = (
+        plans,
+        operators,
+        triton_launch,
+        PreparedLaunch,
+        blockscaled_operator,
+        gemm.gemm,
+        wgmma_gemm.gemm,
+        attention.attention,
+        blockscaled,
+        decode._plan,
+        emulated._plan,
+        emulated.run,
+        fp8._plan,
+        fp8.run,
+        mx_formats,
+        resample._plan,
+        resample.resample,
+    )
+    return results.source_hash(
+        *paths,
+        measure_enqueue_us,
+        measure_case,
+        measure_stages,
+        make_bf16_cases,
+        make_product_cases,
+        make_pass_cases,
+    )
 
 
 @results.experiment("ch14_compiled_host_time", source)
 def measure_host_time():
     """Measure what the CPU pays for a repeated call of every operator, with its parts."""
     with torch.no_grad():
-        return [measure_case(case) for make in (make_bf16_cases, make_product_cases, make_pass_cases)
-                for case in make()]
+        return [
+            measure_case(case)
+            for make in (make_bf16_cases, make_product_cases, make_pass_cases)
+            for case in make()
+        ]
 
 
-COLUMNS = ["name", "status", "us", "peer", "peer_us", "ratio", "spread", "traced_us", "find_us", "allocate_us",
-           "launch_us", "moved_us", "error"]
+COLUMNS = [
+    "name",
+    "status",
+    "us",
+    "peer",
+    "peer_us",
+    "ratio",
+    "spread",
+    "traced_us",
+    "find_us",
+    "allocate_us",
+    "launch_us",
+    "moved_us",
+    "error",
+]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -221,6 +378,7 @@ def main(argv: list[str] | None = None) -> int:
     def measure():
         device.require("has_tma", "timing a call", "read results/")
         return measure_host_time().rows
+
     return cli.run_and_report("ch14.compiled.lesson.host_time", COLUMNS, source(), options.json, measure)
 
 

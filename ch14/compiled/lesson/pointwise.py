@@ -93,25 +93,45 @@ class Case:
     @property
     def nbytes(self) -> int:
         """The bytes that a call must move in bf16: every input once, every result once."""
-        out = {silu_mul_halves: self.rows * self.columns // 2, sum_rows: self.rows, sum_columns: self.columns,
-               largest: 1, widen: 2 * self.rows * self.columns}.get(self.function, self.rows * self.columns)
+        out = {
+            silu_mul_halves: self.rows * self.columns // 2,
+            sum_rows: self.rows,
+            sum_columns: self.columns,
+            largest: 1,
+            widen: 2 * self.rows * self.columns,
+        }.get(self.function, self.rows * self.columns)
         return 2 * (sum(map(math.prod, self.shapes)) + out)
 
     def describe(self) -> dict:
         """Return the fields that every row has; `aligned`: rows of whole 16 bytes."""
-        return {"case": self.name, "kind": "reduction" if self.reduces else "pointwise", "rows": self.rows,
-                "columns": self.columns, "aligned": 2 * self.columns % 16 == 0, "mib": self.nbytes / 2**20}
+        return {
+            "case": self.name,
+            "kind": "reduction" if self.reduces else "pointwise",
+            "rows": self.rows,
+            "columns": self.columns,
+            "aligned": 2 * self.columns % 16 == 0,
+            "mib": self.nbytes / 2**20,
+        }
 
 
 CASES = (
-    Case("silu(g)·u, large", silu_mul, 8192, 14336), Case("silu(g)·u, small", silu_mul, 1024, 1024),
-    Case("silu(g)·u, odd rows", silu_mul, 8191, 14335), Case("halves, aligned", silu_mul_halves, 8192, 28672),
-    Case("halves, odd", silu_mul_halves, 8192, 28666), Case("x + bias", add_bias, 8192, 8192),
-    Case("x.T + y", add_transposed, 8192, 8192), Case("bf16 to fp32", widen, 8192, 8192),
-    Case("sum of rows, large", sum_rows, 8192, 16384, True), Case("sum of rows, small", sum_rows, 512, 1024, True),
-    Case("sum of rows, odd", sum_rows, 8192, 16383, True), Case("sum of columns", sum_columns, 8192, 8192, True),
-    Case("softmax, short rows", softmax, 65536, 1024, True), Case("softmax, long rows", softmax, 2048, 65536, True),
-    Case("RMS norm", rms_norm, 16384, 4096, True), Case("largest of all", largest, 8192, 16384, True))
+    Case("silu(g)·u, large", silu_mul, 8192, 14336),
+    Case("silu(g)·u, small", silu_mul, 1024, 1024),
+    Case("silu(g)·u, odd rows", silu_mul, 8191, 14335),
+    Case("halves, aligned", silu_mul_halves, 8192, 28672),
+    Case("halves, odd", silu_mul_halves, 8192, 28666),
+    Case("x + bias", add_bias, 8192, 8192),
+    Case("x.T + y", add_transposed, 8192, 8192),
+    Case("bf16 to fp32", widen, 8192, 8192),
+    Case("sum of rows, large", sum_rows, 8192, 16384, True),
+    Case("sum of rows, small", sum_rows, 512, 1024, True),
+    Case("sum of rows, odd", sum_rows, 8192, 16383, True),
+    Case("sum of columns", sum_columns, 8192, 8192, True),
+    Case("softmax, short rows", softmax, 65536, 1024, True),
+    Case("softmax, long rows", softmax, 2048, 65536, True),
+    Case("RMS norm", rms_norm, 16384, 4096, True),
+    Case("largest of all", largest, 8192, 16384, True),
+)
 
 
 # ---- the caller's side
@@ -126,11 +146,21 @@ def source() -> str:
 def measure():
     """Compile, check and time every case with pointers and with descriptors, interleaved."""
     rows = []
-    with worker_pool.lease_worker(MODULE, WHAT, TORCHINDUCTOR_COMPILE_THREADS="1") as worker:  # few, small kernels
-        for index, case in enumerate(CASES):  # after a kernel that faults, the next request starts a new process
+    with worker_pool.lease_worker(
+        MODULE, WHAT, TORCHINDUCTOR_COMPILE_THREADS="1"
+    ) as worker:  # few, small kernels
+        for index, case in enumerate(
+            CASES
+        ):  # after a kernel that faults, the next request starts a new process
             answer = worker.ask({"index": index}, LIMIT_S)
-            rows.append(case.describe() | (answer if "status" in answer else {
-                "status": "failed", "reason": answer.get("reason", "the process died")}))
+            rows.append(
+                case.describe()
+                | (
+                    answer
+                    if "status" in answer
+                    else {"status": "failed", "reason": answer.get("reason", "the process died")}
+                )
+            )
         worker.stop()  # frees its memory on the GPU
     return rows
 
@@ -145,17 +175,23 @@ def _read(folder: pathlib.Path) -> dict:
     launchers = [launcher for module in graphs for launcher in _list_launchers(module)]
     paths = [next(folder.rglob(f"{launcher.cache_hash}/*.cubin"), None) for launcher in launchers]
     counts = [_count(path) for path in paths if path]
-    return {"kernels": reading.list_calls(code), "descriptors": len(reading.DESCRIPTOR.findall(code)),
-            "blocks": "; ".join(_describe_blocks(launcher) for launcher in launchers),
-            **{key: sum(count[key] for count in counts) for key in ("tma_loads", "tma_stores", "pointer_loads")}}
+    return {
+        "kernels": reading.list_calls(code),
+        "descriptors": len(reading.DESCRIPTOR.findall(code)),
+        "blocks": "; ".join(_describe_blocks(launcher) for launcher in launchers),
+        **{key: sum(count[key] for count in counts) for key in ("tma_loads", "tma_stores", "pointer_loads")},
+    }
 
 
 def _list_launchers(module) -> list:
     """Return the launcher that Inductor chose for each kernel of a generated module."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    return [kernel.launchers[0] for kernel in vars(module).values()
-            if isinstance(kernel, CachingAutotuner) and kernel.launchers]
+    return [
+        kernel.launchers[0]
+        for kernel in vars(module).values()
+        if isinstance(kernel, CachingAutotuner) and kernel.launchers
+    ]
 
 
 def _describe_blocks(launcher) -> str:
@@ -174,8 +210,9 @@ def _empty_caches():
 
     with tempfile.TemporaryDirectory(prefix="compiled-") as folder:
         clear_caches()
-        with mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder,
-                             TRITON_CACHE_DIR=os.path.join(folder, "triton")):
+        with mock.patch.dict(
+            os.environ, TORCHINDUCTOR_CACHE_DIR=folder, TRITON_CACHE_DIR=os.path.join(folder, "triton")
+        ):
             yield pathlib.Path(folder)
 
 
@@ -203,12 +240,24 @@ def _measure(index: int) -> dict:
         error = check.relative_error(functions[name](*inputs), expected)
         limit = 4 * check.TOLERANCE[torch.bfloat16]  # a result of several operations is rounded several times
         if error > limit:
-            return {"status": "wrong", "reason": f"{name}: the error {error:.1e} is above {limit:.1e}",
-                    **found["descriptors"]}
+            return {
+                "status": "wrong",
+                "reason": f"{name}: the error {error:.1e} is above {limit:.1e}",
+                **found["descriptors"],
+            }
     del expected
-    candidates = {name: functools.partial(functools.partial, function) for name, function in functions.items()}
-    timed = bench.compare(candidates, functools.partial(_make_inputs, case), "pointers", nbytes=case.nbytes,
-                          rounds=12, warm_s=0.1, burst_ms=2.0)["descriptors"]
+    candidates = {
+        name: functools.partial(functools.partial, function) for name, function in functions.items()
+    }
+    timed = bench.compare(
+        candidates,
+        functools.partial(_make_inputs, case),
+        "pointers",
+        nbytes=case.nbytes,
+        rounds=12,
+        warm_s=0.1,
+        burst_ms=2.0,
+    )["descriptors"]
     kept = {key: value for key, value in timed.row().items() if key not in ("name", "peer")}
     return kept | found["descriptors"] | {"peer_blocks": found["pointers"]["blocks"]}
 

@@ -20,7 +20,9 @@ from tilelab.runtime import build
 OPCODES = ("UTMALDG", "UTMASTG", "LDGSTS", "HGMMA")
 TEMPLATE = "@triton_heuristics.template"  # in the code of a kernel that Inductor made from a template
 DESCRIPTOR = re.compile(r"make_tensor_descriptor\(|TensorDescriptor\b|tensormap_create")
-MARK = "spin_kernel"  # torch.cuda._sleep launches it; a profiled program calls that before each call of interest
+MARK = (
+    "spin_kernel"  # torch.cuda._sleep launches it; a profiled program calls that before each call of interest
+)
 PER_OPCODE = "sass__inst_executed_per_opcode"  # Nsight Compute's metric
 
 
@@ -39,8 +41,15 @@ def record_decisions() -> Iterator[list[dict]]:
         shapes = [[int(size) for size in node.get_size()] for node in nodes]
         for choice in sorted(timings, key=timings.__getitem__):
             ms = float(timings[choice])
-            decisions.append({"op": op, "operands": shapes, "choice": choice.name, "what": choice.description,
-                              "ms": ms if math.isfinite(ms) else None})
+            decisions.append(
+                {
+                    "op": op,
+                    "operands": shapes,
+                    "choice": choice.name,
+                    "what": choice.description,
+                    "ms": ms if math.isfinite(ms) else None,
+                }
+            )
 
     select_algorithm.add_feedback_saver(save)
     try:
@@ -62,8 +71,9 @@ def describe_choice(choice: str) -> str:
     template = re.fullmatch(r"triton_(\w+?)_\d+", choice)
     if not template:
         return f"library ({choice})"
-    return {"mm": "Triton, pointers", "mm_persistent_tma": "Triton, persistent TMA"}.get(template[1],
-                                                                                       f"Triton, {template[1]}")
+    return {"mm": "Triton, pointers", "mm_persistent_tma": "Triton, persistent TMA"}.get(
+        template[1], f"Triton, {template[1]}"
+    )
 
 
 def find_modules() -> tuple[list, list]:
@@ -81,11 +91,18 @@ def find_modules() -> tuple[list, list]:
 def list_calls(code: str) -> list[str]:
     """Return what the `call` of a generated module launches, in order: "library mm", or a generated kernel's name."""
     begin = re.search(r"def (?:partition_\d+|call)\(", code)  # a CUDA graph captures a partition
-    body = code[begin.start():] if begin else ""
-    found = re.findall(r"extern_kernels\.(\w+)\(|aten\.(_?\w+)\.\w+\(|\b((?:triton|cpp)_\w+)(?:\.run)?\(", body)
-    return [f"library {extern}" if extern else
-            f"library {aten.replace('_scaled_dot_product_', '').replace('_', ' ').strip()}" if aten else kernel
-            for extern, aten, kernel in found]
+    body = code[begin.start() :] if begin else ""
+    found = re.findall(
+        r"extern_kernels\.(\w+)\(|aten\.(_?\w+)\.\w+\(|\b((?:triton|cpp)_\w+)(?:\.run)?\(", body
+    )
+    return [
+        f"library {extern}"
+        if extern
+        else f"library {aten.replace('_scaled_dot_product_', '').replace('_', ' ').strip()}"
+        if aten
+        else kernel
+        for extern, aten, kernel in found
+    ]
 
 
 def read_kernels(module, folder: pathlib.Path) -> dict[str, dict]:
@@ -101,7 +118,10 @@ def read_kernels(module, folder: pathlib.Path) -> dict[str, dict]:
             path = next(folder.rglob(f"{kernel.launchers[0].cache_hash}/*.cubin"), None)
             if path is not None:
                 counts = build.sass_counts(path.read_bytes())
-                found[name] = {"registers": kernel.launchers[0].n_regs, **{code: counts[code] for code in OPCODES}}
+                found[name] = {
+                    "registers": kernel.launchers[0].n_regs,
+                    **{code: counts[code] for code in OPCODES},
+                }
     return found
 
 
@@ -141,6 +161,11 @@ def parse_counters(output: str) -> list[dict]:
             executed[opcode] += int(count.replace(",", ""))
         if not executed:
             raise ValueError(f"ncu gave no instances of {PER_OPCODE}: {launch[PER_OPCODE][:60]!r}.")
-        rows.append({"kernel": shorten_name(launch["Kernel Name"]), "instructions": sum(executed.values()),
-                     **{opcode: executed[opcode] for opcode in OPCODES}})
+        rows.append(
+            {
+                "kernel": shorten_name(launch["Kernel Name"]),
+                "instructions": sum(executed.values()),
+                **{opcode: executed[opcode] for opcode in OPCODES},
+            }
+        )
     return rows

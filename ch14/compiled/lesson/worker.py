@@ -42,8 +42,14 @@ def ask(worker: worker_pool.Worker, step: str, timeout_s: float, **request) -> d
     return answer
 
 
-def measure_modes(worker: worker_pool.Worker, family: str, shape: Sequence[int], modes: Sequence[str],
-                  where: str = "cuda", timed: bool = True) -> list[dict]:
+def measure_modes(
+    worker: worker_pool.Worker,
+    family: str,
+    shape: Sequence[int],
+    modes: Sequence[str],
+    where: str = "cuda",
+    timed: bool = True,
+) -> list[dict]:
     """Return a row for each of `modes`: the fields of `_compile` and, if `timed`, the times and the kernels that ran.
 
     A mode that fails, or kills its process, has status "failed" or "unsupported" and its reason. `ratio` is to the
@@ -60,16 +66,28 @@ def measure_modes(worker: worker_pool.Worker, family: str, shape: Sequence[int],
             found = ask(worker, "compile", LIMIT_S, mode=mode, folder=f"{folder}/{caches[mode]}", **case)
             if timed_by:
                 found.pop("compile_s", None)
-            rows.append({"name": mode, "workload": family, "shape": list(shape), "dtype": "bf16", "status": "failed",
-                         **({"caches": caches[mode]} if mode in COMPILED else {}), **found})
+            rows.append(
+                {
+                    "name": mode,
+                    "workload": family,
+                    "shape": list(shape),
+                    "dtype": "bf16",
+                    "status": "failed",
+                    **({"caches": caches[mode]} if mode in COMPILED else {}),
+                    **found,
+                }
+            )
             rows[-1].pop("died", None)
         ran = [row["name"] for row in rows if row["status"] == "ok"]
         if timed and ran:
             answer = ask(worker, "time", LIMIT_S, modes=ran, folder=folder, **case)
             for row in rows:
                 if row["name"] in ran:
-                    row |= answer["rows"][row["name"]] if "rows" in answer else {"status": "failed",
-                                                                                 "reason": answer["reason"]}
+                    row |= (
+                        answer["rows"][row["name"]]
+                        if "rows" in answer
+                        else {"status": "failed", "reason": answer["reason"]}
+                    )
     return rows
 
 
@@ -117,7 +135,9 @@ def _use_caches(folder: str):
 
     os.makedirs(folder, exist_ok=True)
     clear_caches()
-    with mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder, TRITON_CACHE_DIR=os.path.join(folder, "triton")):
+    with mock.patch.dict(
+        os.environ, TORCHINDUCTOR_CACHE_DIR=folder, TRITON_CACHE_DIR=os.path.join(folder, "triton")
+    ):
         yield
 
 
@@ -142,10 +162,16 @@ def _compile(work, mode: str, folder: str) -> dict:
         if mode in COMPILED:
             graphs, timed = reading.find_modules()
             code = "\n".join(map(_read_code, graphs))
-            found = {"compile_s": seconds, "decided": decisions, "winner": reading.find_winners(decisions),
-                     "calls": reading.list_calls(code), "descriptors": len(reading.DESCRIPTOR.findall(code)),
-                     "fusions_timed": sum(reading.TEMPLATE in _read_code(module) for module in timed),
-                     "triton": {}, "code": code}
+            found = {
+                "compile_s": seconds,
+                "decided": decisions,
+                "winner": reading.find_winners(decisions),
+                "calls": reading.list_calls(code),
+                "descriptors": len(reading.DESCRIPTOR.findall(code)),
+                "fusions_timed": sum(reading.TEMPLATE in _read_code(module) for module in timed),
+                "triton": {},
+                "code": code,
+            }
             for module in graphs if work.where == "cuda" else ():
                 found["triton"] |= reading.read_kernels(module, pathlib.Path(folder))
     return {**found, **_judge(function(*inputs).clone(), reference, eager_error, mode)}
@@ -161,8 +187,13 @@ def _judge(result, reference, eager_error: float, mode: str) -> dict:
     if mode == "unfused":  # its weights are exp(score), and a score below 8 is rounded to bf16 twice
         tolerance += 8 * 2**-8
     reason = "" if error <= tolerance else f"the error {error:.1e} is above {tolerance:.1e}"
-    return {"status": "wrong" if reason else "ok", "reason": reason, "error": error if error < float("inf") else None,
-            "eager_error": eager_error, "tolerance": tolerance}
+    return {
+        "status": "wrong" if reason else "ok",
+        "reason": reason,
+        "error": error if error < float("inf") else None,
+        "eager_error": eager_error,
+        "tolerance": tolerance,
+    }
 
 
 def _time(work, modes: list[str], folder: str) -> dict:
@@ -179,8 +210,13 @@ def _time(work, modes: list[str], folder: str) -> dict:
     rows = {}
     with _use_caches(os.path.join(folder, "again")):  # a new process, after a crash, compiles again here
         for mode in [mode for mode in modes if mode != peer] or [peer]:
-            timings = bench.compare({name: candidates[name] for name in (peer, mode)}, work.inputs, peer,
-                                    flops=work.flops, warm_s=0.1)
+            timings = bench.compare(
+                {name: candidates[name] for name in (peer, mode)},
+                work.inputs,
+                peer,
+                flops=work.flops,
+                warm_s=0.1,
+            )
             rows = {peer: timings[peer].row(), **rows, mode: timings[mode].row()}
         kernels = _profile_kernels(work, [mode for mode in modes if rows[mode]["ms"]])
     return {"rows": {mode: {"kernels": kernels.get(mode, []), **rows[mode]} for mode in modes}}
@@ -198,14 +234,25 @@ def _profile_kernels(work, modes: list[str], repeats: int = 5) -> dict[str, list
                 torch.cuda._sleep(1)
                 _prepare(work, mode)(*inputs)
                 _synchronize(work)
-    events = sorted((event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA),
-                    key=lambda event: event.time_range.start)
-    calls = reading.split_at_marks([{"kernel": reading.shorten_name(event.name), "us": event.time_range.elapsed_us()}
-                                    for event in events])
+    events = sorted(
+        (event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA),
+        key=lambda event: event.time_range.start,
+    )
+    calls = reading.split_at_marks(
+        [
+            {"kernel": reading.shorten_name(event.name), "us": event.time_range.elapsed_us()}
+            for event in events
+        ]
+    )
     if len(calls) != repeats * len(modes):
         return {}
-    return {mode: [{"kernel": launches[0]["kernel"], "us": statistics.median(launch["us"] for launch in launches)}
-                   for launches in zip(*calls[index::len(modes)])] for index, mode in enumerate(modes)}
+    return {
+        mode: [
+            {"kernel": launches[0]["kernel"], "us": statistics.median(launch["us"] for launch in launches)}
+            for launches in zip(*calls[index :: len(modes)])
+        ]
+        for index, mode in enumerate(modes)
+    }
 
 
 def _answer(request: dict) -> dict:
@@ -220,11 +267,15 @@ def _answer(request: dict) -> dict:
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip() and not line.endswith("raised:")]
         missing = isinstance(error, device.Unsupported) or "InvalidCxxCompiler" in str(error)
-        return {"status": "unsupported" if missing else "failed",
-                "reason": f"{type(error).__name__}: {' '.join(lines[:1])}"[:300]}
+        return {
+            "status": "unsupported" if missing else "failed",
+            "reason": f"{type(error).__name__}: {' '.join(lines[:1])}"[:300],
+        }
 
 
 if __name__ == "__main__":
-    if not torch.cuda.is_available():  # nobody times a CPU: Inductor need not build a program per vector extension
+    if (
+        not torch.cuda.is_available()
+    ):  # nobody times a CPU: Inductor need not build a program per vector extension
         os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
     worker_pool.serve(_answer)

@@ -19,12 +19,27 @@ NOTEBOOK = "ch14_descriptors"
 # Shapes to check: rows that end within a tile, a single row, and more than one tile in both directions.
 CASES = {"cpu": [(1, 8), (5, 40), (7, 2056)], "cuda": [(1, 8), (37, 200), (257, 1032), (300, 4104)]}
 
-lesson.register("ch14_descriptors_copies", NOTEBOOK, "copy_pointers:prepare_pointers", "copy_host:prepare_host",
-                "copy_device:prepare_device", "copy_device_loop:prepare_device_loop", "copy_tiles:prepare_host_loop")
-lesson.register("ch14_descriptors_sums", NOTEBOOK, "add_tiles:prepare_add",
-                "add_tiles:prepare_add(tiles_per_program=4, num_stages=2)")
-lesson.register("ch14_descriptors_gathers", NOTEBOOK, "gather_pointers:prepare_gather_pointers",
-                "gather_rows:prepare_gather_rows")
+lesson.register(
+    "ch14_descriptors_copies",
+    NOTEBOOK,
+    "copy_pointers:prepare_pointers",
+    "copy_host:prepare_host",
+    "copy_device:prepare_device",
+    "copy_device_loop:prepare_device_loop",
+    "copy_tiles:prepare_host_loop",
+)
+lesson.register(
+    "ch14_descriptors_sums",
+    NOTEBOOK,
+    "add_tiles:prepare_add",
+    "add_tiles:prepare_add(tiles_per_program=4, num_stages=2)",
+)
+lesson.register(
+    "ch14_descriptors_gathers",
+    NOTEBOOK,
+    "gather_pointers:prepare_gather_pointers",
+    "gather_rows:prepare_gather_rows",
+)
 
 
 def _random(shape: tuple[int, int], where: str | None) -> torch.Tensor:
@@ -76,10 +91,14 @@ def check_boxes(boxes: Callable, copy_host, prepare: Callable) -> None:
     `prepare(x, out, block, num_warps)` launches `copy_host`. The warps of a program share the boxes, so it gets one.
     """
     for block in ((1, 512), (4, 1024), (8, 256), (64, 64), (512, 64)):
-        report = lesson.compile_launch(lambda x, out, block=block: prepare(x, out, block, 1), make_copy((8, 64), "cpu"))
+        report = lesson.compile_launch(
+            lambda x, out, block=block: prepare(x, out, block, 1), make_copy((8, 64), "cpu")
+        )
         predicted, found = boxes(*block), report.counts["tma_load"]
-        assert predicted == found, (f"a block of {block[0]} × {block[1]} takes {found} load"
-                                    f"{'s' * (found > 1)}; boxes returns {predicted}")
+        assert predicted == found, (
+            f"a block of {block[0]} × {block[1]} takes {found} load"
+            f"{'s' * (found > 1)}; boxes returns {predicted}"
+        )
 
 
 def _raise(fault: str) -> None:
@@ -88,8 +107,9 @@ def _raise(fault: str) -> None:
 
 def check_padded_copy(kernel, prepare: Callable) -> None:
     """Raise AssertionError unless the copy is right where x and out are parts of wider matrices."""
+
     def make_padded(shape, where):
-        return [matrix[:, :shape[1] - 8] for matrix in make_copy((shape[0], shape[1] + 8), where)]
+        return [matrix[:, : shape[1] - 8] for matrix in make_copy((shape[0], shape[1] + 8), where)]
 
     cases = {"cpu": [(3, 40), (9, 136)], "cuda": [(3, 40), (37, 200)]}
     _raise(lesson.check_launch(prepare, cases, make_padded, lambda x: x, tolerance=0))
@@ -97,18 +117,33 @@ def check_padded_copy(kernel, prepare: Callable) -> None:
 
 def check_row_max(kernel, prepare: Callable) -> None:
     """Raise AssertionError unless out[i] is the largest element of row i, also where all are negative."""
+
     def make(shape, where):
         return [-1 - torch.rand(shape, device=where), torch.empty(shape[0], device=where)]
 
-    _raise(lesson.check_launch(prepare, {"cpu": [(3, 12), (5, 100)], "cuda": [(3, 12), (64, 100)]}, make,
-                               lambda x: x.amax(1), tolerance=0))
+    _raise(
+        lesson.check_launch(
+            prepare,
+            {"cpu": [(3, 12), (5, 100)], "cuda": [(3, 12), (64, 100)]},
+            make,
+            lambda x: x.amax(1),
+            tolerance=0,
+        )
+    )
 
 
 def check_scatter(kernel, prepare: Callable) -> None:
     """Raise AssertionError unless row i of x has become row index[i] of out."""
     lesson.require_written(kernel)
-    _raise(lesson.check_launch(prepare, {"cpu": [(19, 64), (5, 200)], "cuda": [(19, 64), (300, 1000)]}, make_gather,
-                               lambda x, index: torch.empty_like(x).index_copy_(0, index.long(), x), tolerance=0))
+    _raise(
+        lesson.check_launch(
+            prepare,
+            {"cpu": [(19, 64), (5, 200)], "cuda": [(19, 64), (300, 1000)]},
+            make_gather,
+            lambda x, index: torch.empty_like(x).index_copy_(0, index.long(), x),
+            tolerance=0,
+        )
+    )
 
 
 def check_transpose(kernel, prepare: Callable) -> None:
@@ -119,14 +154,26 @@ def check_transpose(kernel, prepare: Callable) -> None:
         x, _ = make_copy(shape, where)
         return [x, torch.empty(shape[::-1], dtype=x.dtype, device=where)]
 
-    _raise(lesson.check_launch(prepare, {"cpu": [(64, 72), (40, 200)], "cuda": [(64, 72), (1000, 520)]}, make,
-                               lambda x: x.T, tolerance=0))
+    _raise(
+        lesson.check_launch(
+            prepare,
+            {"cpu": [(64, 72), (40, 200)], "cuda": [(64, 72), (1000, 520)]},
+            make,
+            lambda x: x.T,
+            tolerance=0,
+        )
+    )
     counts = lesson.compile_launch(prepare, make((64, 64), "cpu")).counts
     assert counts["tma_load"] and counts["tma_store"], "the kernel must load and store by descriptors"
 
 
-CHECKS = {"Exercise 1": check_boxes, "Exercise 2": check_padded_copy, "Exercise 3": check_row_max,
-          "Exercise 4": check_scatter, "Exercise 5": check_transpose}
+CHECKS = {
+    "Exercise 1": check_boxes,
+    "Exercise 2": check_padded_copy,
+    "Exercise 3": check_row_max,
+    "Exercise 4": check_scatter,
+    "Exercise 5": check_transpose,
+}
 
 
 def check(exercise: str, *given: Callable) -> None:

@@ -40,23 +40,32 @@ def prepare_launches(x, out) -> dict[str, Callable[[], object]]:
     host = kept["host"]
 
     def make_each_time():
-        made = {name: TensorDescriptor.from_tensor(host.arguments[name].base, [4, 256]) for name in ("x", "out")}
+        made = {
+            name: TensorDescriptor.from_tensor(host.arguments[name].base, [4, 256]) for name in ("x", "out")
+        }
         host.kernel[(host.grid,)](**{**host.arguments, **made}, **host.options)
 
-    return {"pointers": kept["pointers"], "host, kept": host, "host, made each time": make_each_time,
-            "host, all of prepare": lambda: descriptors.prepare("copy", x, out=out, config=config["host"])(),
-            "device": kept["device"], **{f"{way}, bound": bind(kept[way]) for way in config},
-            "torch copy_": lambda: out.copy_(x)}
+    return {
+        "pointers": kept["pointers"],
+        "host, kept": host,
+        "host, made each time": make_each_time,
+        "host, all of prepare": lambda: descriptors.prepare("copy", x, out=out, config=config["host"])(),
+        "device": kept["device"],
+        **{f"{way}, bound": bind(kept[way]) for way in config},
+        "torch copy_": lambda: out.copy_(x),
+    }
 
 
-def measure_enqueue_us(calls: dict[str, Callable[[], object]], each: int = 200, batches: int = 25) -> dict[str, float]:
+def measure_enqueue_us(
+    calls: dict[str, Callable[[], object]], each: int = 200, batches: int = 25
+) -> dict[str, float]:
     """Return the CPU's microseconds for a launch that nobody waits for, by name.
 
     Each figure is the median of interleaved batches. A batch of `each` launches fits into the driver's queue of 1,024.
     """
     times = {name: [] for name in calls}
     for batch in range(batches + 1):
-        for name in list(calls)[::1 if batch % 2 else -1]:
+        for name in list(calls)[:: 1 if batch % 2 else -1]:
             call = calls[name]
             torch.cuda.synchronize()
             begun = time.perf_counter()
@@ -101,11 +110,20 @@ def measure_cost(rows: int = 8, columns: int = 256) -> list[dict]:
         call()
         checks.append({"name": name, "status": "ok" if torch.equal(x, out) else "wrong"})
     enqueue_us = measure_enqueue_us(calls)
-    nodes = {name: measure_node_us(calls[name]) for name in ("pointers", "host, kept", "device", "torch copy_")}
+    nodes = {
+        name: measure_node_us(calls[name]) for name in ("pointers", "host, kept", "device", "torch copy_")
+    }
     return [{**row, "us": enqueue_us[row["name"]], "node_us": nodes.get(row["name"])} for row in checks]
 
 
 def source() -> str:
     """Return the hash of what is measured."""
-    return results.source_hash(bind, triton_launch, prepare_launches, measure_enqueue_us, measure_node_us,
-                               measure_cost, descriptors.TileLaunch)
+    return results.source_hash(
+        bind,
+        triton_launch,
+        prepare_launches,
+        measure_enqueue_us,
+        measure_node_us,
+        measure_cost,
+        descriptors.TileLaunch,
+    )

@@ -31,21 +31,41 @@ LIMIT_S = 120
 # rows of 128 bytes.
 RULES = {
     "none is broken": ("", {}),
-    "start at 16 bytes": ("TMA moves units of 16 bytes: a map's address is a multiple of them.", {"offset": 1}),
-    "rows 16 bytes apart": ("The stride of a map is a multiple of 16 bytes as well: each row starts with a whole unit.",
-                            {"stride": 65}),
-    "last stride 1": ("A map has no stride for the innermost dimension: its elements are neighbours.",
-                      {"last": 2, "stride": 128}),
+    "start at 16 bytes": (
+        "TMA moves units of 16 bytes: a map's address is a multiple of them.",
+        {"offset": 1},
+    ),
+    "rows 16 bytes apart": (
+        "The stride of a map is a multiple of 16 bytes as well: each row starts with a whole unit.",
+        {"stride": 65},
+    ),
+    "last stride 1": (
+        "A map has no stride for the innermost dimension: its elements are neighbours.",
+        {"last": 2, "stride": 128},
+    ),
     "tile 16 bytes wide": ("A row of a box consists of whole units, at least one.", {"block": (8, 4)}),
-    "powers of two": ("This rule is Triton's: each side of a block is a power of two. A box may have other sides.",
-                      {"block": (8, 48)}),
-    "at most 1,048,576": ("This rule is Triton's, too: a block has at most 2^20 elements.", {"block": (2048, 1024)}),
+    "powers of two": (
+        "This rule is Triton's: each side of a block is a power of two. A box may have other sides.",
+        {"block": (8, 48)},
+    ),
+    "at most 1,048,576": (
+        "This rule is Triton's, too: a block has at most 2^20 elements.",
+        {"block": (2048, 1024)},
+    ),
     "tiles start at 16 bytes": ("A box, too, starts with a whole unit of its row.", {"shift": 1}),
-    "rows end at 16 bytes": ("A store writes whole units, also where the tensor ends within one.", {"columns": 63}),
-    "an allocator is set": ("A map that a program makes lies in global memory, which the launch has to provide.",
-                            {"allocator": False}),
-    "a context in the thread": ("The driver encodes a map only in a thread with a CUDA context. Triton asks for a "
-                                "context only later.", {"context": False}),
+    "rows end at 16 bytes": (
+        "A store writes whole units, also where the tensor ends within one.",
+        {"columns": 63},
+    ),
+    "an allocator is set": (
+        "A map that a program makes lies in global memory, which the launch has to provide.",
+        {"allocator": False},
+    ),
+    "a context in the thread": (
+        "The driver encodes a map only in a thread with a CUDA context. Triton asks for a "
+        "context only later.",
+        {"context": False},
+    ),
 }
 
 
@@ -55,8 +75,18 @@ def one_host_kernel(x, out, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def one_device_kernel(x, out, rows, columns, stride_x, stride_out, LAST: tl.constexpr, BLOCK_M: tl.constexpr,
-                      BLOCK_N: tl.constexpr, SHIFT: tl.constexpr):
+def one_device_kernel(
+    x,
+    out,
+    rows,
+    columns,
+    stride_x,
+    stride_out,
+    LAST: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SHIFT: tl.constexpr,
+):
     x_desc = tl.make_tensor_descriptor(x, [rows, columns], [stride_x, LAST], [BLOCK_M, BLOCK_N])
     out_desc = tl.make_tensor_descriptor(out, [rows, columns], [stride_out, 1], [BLOCK_M, BLOCK_N])
     out_desc.store([0, 0], x_desc.load([0, SHIFT]))
@@ -85,8 +115,11 @@ def quote_checks(rule: str) -> dict:
     def check_operands():
         descriptors._check_operands("copy", x, None, None, out, TileConfig("host", *block))
 
-    return {"rule": rule, "launcher": quote(check_operands),
-            "triton": quote(lambda: TensorDescriptor.from_tensor(x, list(block)))}
+    return {
+        "rule": rule,
+        "launcher": quote(check_operands),
+        "triton": quote(lambda: TensorDescriptor.from_tensor(x, list(block))),
+    }
 
 
 def attempt(way: str, rule: str) -> str:
@@ -112,9 +145,20 @@ def attempt(way: str, rule: str) -> str:
             one_host_kernel[(1,)](describe_unchecked(x), describe_unchecked(out), **constants)
             return
         if change.get("allocator", True):
-            triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
-        one_device_kernel[(1,)](_start(x), _start(out), *x.shape, x.stride(0), out.stride(0), LAST=x.stride(1),
-                                BLOCK_M=block[0], BLOCK_N=block[1], **constants)
+            triton.set_allocator(
+                lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda")
+            )
+        one_device_kernel[(1,)](
+            _start(x),
+            _start(out),
+            *x.shape,
+            x.stride(0),
+            out.stride(0),
+            LAST=x.stride(1),
+            BLOCK_M=block[0],
+            BLOCK_N=block[1],
+            **constants,
+        )
 
     # Allocator and context belong to a thread, and this one may have them: launch in a new one. Triton gives a thread
     # a context when it loads a kernel there, so without a context the kernel is first loaded in another thread.
@@ -124,10 +168,13 @@ def attempt(way: str, rule: str) -> str:
             thread.submit(launch, context).result()
         torch.cuda.synchronize()
     columns = min(block[1], x.shape[1] - shift)
-    wrong = out[:, :columns] != x[:, shift:shift + columns]
-    beyond = int((room[:, x.shape[1]:] != CANARY).sum())
-    outcome = f"{int(wrong.sum())} of {wrong.numel()} elements are wrong, in {int(wrong.any(1).sum())} of {ROWS} rows" \
-        if wrong.any() else "right"
+    wrong = out[:, :columns] != x[:, shift : shift + columns]
+    beyond = int((room[:, x.shape[1] :] != CANARY).sum())
+    outcome = (
+        f"{int(wrong.sum())} of {wrong.numel()} elements are wrong, in {int(wrong.any(1).sum())} of {ROWS} rows"
+        if wrong.any()
+        else "right"
+    )
     return outcome + (f", and {beyond} elements behind its rows are overwritten" if beyond else "")
 
 
@@ -164,11 +211,17 @@ def _run_rule(rule: str) -> dict:
     """Return the row of one rule. A new process does what the one before it did not reach."""
     outcomes = []
     while len(outcomes) < len(WAYS):
-        status, output, errors = check.run_snippet("from ch14.descriptors.lesson import rules; "
-                                                   f"rules.print_attempts({rule!r}, {WAYS[len(outcomes):]})", LIMIT_S)
+        status, output, errors = check.run_snippet(
+            "from ch14.descriptors.lesson import rules; "
+            f"rules.print_attempts({rule!r}, {WAYS[len(outcomes) :]})",
+            LIMIT_S,
+        )
         last = (errors.strip().splitlines() or ["no word"])[-1]
-        failed = f"its process ended with status {status}: {last}" if status is not None else \
-            f"no answer within {LIMIT_S} s, then killed"
+        failed = (
+            f"its process ended with status {status}: {last}"
+            if status is not None
+            else f"no answer within {LIMIT_S} s, then killed"
+        )
         outcomes += [json.loads(line) for line in output.splitlines()] or [failed]
     return {"rule": rule, **dict(zip(WAYS, outcomes)), "status": "ok"}
 
@@ -191,7 +244,14 @@ def run_broken_rules():
 def load_past_edge(padding: str) -> list[float]:
     """Return a row of 12 float32, loaded by a tile of 16 with that padding, on the GPU or in the interpreter."""
     where = "cuda" if device.current().capability else "cpu"
-    x, out = torch.arange(1.0, 13.0, device=where).view(1, 12), torch.full((1, 16), float(CANARY), device=where)
-    one_host_kernel[(1,)](TensorDescriptor(x, [1, 12], [12, 1], [1, 16], padding),
-                          TensorDescriptor(out, [1, 16], [16, 1], [1, 16]), SHIFT=0, num_warps=1)
+    x, out = (
+        torch.arange(1.0, 13.0, device=where).view(1, 12),
+        torch.full((1, 16), float(CANARY), device=where),
+    )
+    one_host_kernel[(1,)](
+        TensorDescriptor(x, [1, 12], [12, 1], [1, 16], padding),
+        TensorDescriptor(out, [1, 16], [16, 1], [1, 16]),
+        SHIFT=0,
+        num_warps=1,
+    )
     return out[0].tolist()

@@ -14,9 +14,28 @@ from tilelab.records import results
 from tilelab.sweeps.sweep import Sweep
 from tilelab.sweeps.tunable import Roofline, TargetSpace, TunableKernel, load_ceiling
 
-QUICK = {"rounds": 6, "warm_s": 0, "burst_ms": 2}  # enough to find the fastest few, which are then timed again
-KEPT = ("name", "config", "kernel", "shape", "dtype", "status", "reason", "ms", "peer_ms", "ratio", "gbps", "registers",
-        "smem", "final_ms", "final_ratio")
+QUICK = {
+    "rounds": 6,
+    "warm_s": 0,
+    "burst_ms": 2,
+}  # enough to find the fastest few, which are then timed again
+KEPT = (
+    "name",
+    "config",
+    "kernel",
+    "shape",
+    "dtype",
+    "status",
+    "reason",
+    "ms",
+    "peer_ms",
+    "ratio",
+    "gbps",
+    "registers",
+    "smem",
+    "final_ms",
+    "final_ratio",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +48,13 @@ class DescriptorSpace(TargetSpace):
     compile_for: str | None = None
 
     def label(self, config):
-        return {"name": getattr(config, "way", "course"), "config": str(config), "kernel": str(config),
-                "shape": [self.rows, self.columns], "dtype": self.op}
+        return {
+            "name": getattr(config, "way", "course"),
+            "config": str(config),
+            "kernel": str(config),
+            "shape": [self.rows, self.columns],
+            "dtype": self.op,
+        }
 
     def source(self):
         return source()
@@ -53,8 +77,9 @@ class DescriptorSpace(TargetSpace):
         return self._time(chosen)
 
     def _time(self, chosen, **timing):
-        rows = time_against_torch(self.op, {str(config): config for config in chosen}, self.rows, self.columns,
-                                  **timing)
+        rows = time_against_torch(
+            self.op, {str(config): config for config in chosen}, self.rows, self.columns, **timing
+        )
         kept = ("status", "reason", "ms", "peer", "peer_ms", "ratio", "gbps")
         return [{key: row[key] for key in kept if key in row} for row in rows]
 
@@ -63,27 +88,65 @@ def grid(op: str) -> list[TileConfig]:
     """Return tiles from 0.5 to 16 KiB, moved in every way that all GPUs have, in loops short, long and to the end."""
     if op == "gather":
         looped = tiles = [(1, width) for width in (256, 512, 1024, 2048, 4096)]
-        by_threads = [(1, 1024, 4), (1, 2048, 8), (1, 4096, 8), (2, 1024, 8), (4, 256, 4), (4, 512, 8), (4, 1024, 8),
-                      (16, 256, 8)]
+        by_threads = [
+            (1, 1024, 4),
+            (1, 2048, 8),
+            (1, 4096, 8),
+            (2, 1024, 8),
+            (4, 256, 4),
+            (4, 512, 8),
+            (4, 1024, 8),
+            (16, 256, 8),
+        ]
     else:
-        tiles = [(1, 1024), (1, 2048), (2, 512), (2, 1024), (4, 256), (4, 512), (4, 2048), (8, 256), (8, 1024),
-                 (64, 64), *((0, width) for width in (512, 1024, 2048, 4096))]
+        tiles = [
+            (1, 1024),
+            (1, 2048),
+            (2, 512),
+            (2, 1024),
+            (4, 256),
+            (4, 512),
+            (4, 2048),
+            (8, 256),
+            (8, 1024),
+            (64, 64),
+            *((0, width) for width in (512, 1024, 2048, 4096)),
+        ]
         looped = [(2, 1024), (4, 256), (4, 2048), (0, 1024), (0, 4096)]
-        by_threads = [(1, 1024, 4), (1, 2048, 8), (1, 2048, 4), (1, 4096, 8), (2, 2048, 8), (8, 256, 8), (0, 1024, 4),
-                      (0, 2048, 8), (0, 2048, 4), (0, 4096, 8), (0, 8192, 8)]
+        by_threads = [
+            (1, 1024, 4),
+            (1, 2048, 8),
+            (1, 2048, 4),
+            (1, 4096, 8),
+            (2, 2048, 8),
+            (8, 256, 8),
+            (0, 1024, 4),
+            (0, 2048, 8),
+            (0, 2048, 4),
+            (0, 4096, 8),
+            (0, 8192, 8),
+        ]
     # Tiles per CTA, stages, CTAs per SM. A program that makes its own maps needs many tiles to pay for them.
-    loops = {"host": [(0, 3, 4), (0, 3, 16), (4, 2, 1), (16, 3, 1)],
-             "device": [(0, 3, 4), (0, 3, 8), (0, 2, 16), (16, 3, 1), (64, 3, 1)]}
-    return [*(TileConfig("host", *tile, warps) for tile in tiles for warps in (1, 4)),
-            *(TileConfig(way, *tile, 1, *loop) for way in loops for tile in looped for loop in loops[way]),
-            *(TileConfig("pointers", *tile) for tile in by_threads)]
+    loops = {
+        "host": [(0, 3, 4), (0, 3, 16), (4, 2, 1), (16, 3, 1)],
+        "device": [(0, 3, 4), (0, 3, 8), (0, 2, 16), (16, 3, 1), (64, 3, 1)],
+    }
+    return [
+        *(TileConfig("host", *tile, warps) for tile in tiles for warps in (1, 4)),
+        *(TileConfig(way, *tile, 1, *loop) for way in loops for tile in looped for loop in loops[way]),
+        *(TileConfig("pointers", *tile) for tile in by_threads),
+    ]
 
 
 @results.experiment("ch14_descriptors_sweep", source)
 def measure_sweep():
     """Measure the grid of every operation, at each of its shapes, through the engine."""
-    return [{key: row[key] for key in KEPT if key in row} for op in OPS for shape in SHAPES[op]
-            for row in Sweep(grid(op), DescriptorSpace(op, *shape)).finish()]
+    return [
+        {key: row[key] for key in KEPT if key in row}
+        for op in OPS
+        for shape in SHAPES[op]
+        for row in Sweep(grid(op), DescriptorSpace(op, *shape)).finish()
+    ]
 
 
 def summarise(rows: list[dict]) -> list[dict]:
@@ -91,9 +154,19 @@ def summarise(rows: list[dict]) -> list[dict]:
     groups: dict[tuple, list[dict]] = {}
     for row in sorted((row for row in rows if row["status"] == "ok"), key=lambda row: -row["ratio"]):
         groups.setdefault((row["dtype"], tuple(row["shape"]), row["name"]), []).append(row)
-    return [{"op": op, "shape": f"{shape[0]} × {shape[1]}", "way": way, "of": len(ok), "best": ok[0]["config"],
-             "ratio": ok[0]["ratio"], "median": ok[len(ok) // 2]["ratio"], "worst": ok[-1]["ratio"]}
-            for (op, shape, way), ok in sorted(groups.items())]
+    return [
+        {
+            "op": op,
+            "shape": f"{shape[0]} × {shape[1]}",
+            "way": way,
+            "of": len(ok),
+            "best": ok[0]["config"],
+            "ratio": ok[0]["ratio"],
+            "median": ok[len(ok) // 2]["ratio"],
+            "worst": ok[-1]["ratio"],
+        }
+        for (op, shape, way), ok in sorted(groups.items())
+    ]
 
 
 def check_shape(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -105,21 +178,33 @@ def check_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def make_roofline(tile_bytes: Callable) -> Callable[[str], Roofline]:
     """Return a function that gives the axes of a copy's plot, with torch's copy as its roof."""
-    return lambda _: Roofline("bytes per tile", "gbps", "GB/s", tile_bytes,
-                              {"torch's copy": load_ceiling("copy", "gbps")[0]})
+    return lambda _: Roofline(
+        "bytes per tile", "gbps", "GB/s", tile_bytes, {"torch's copy": load_ceiling("copy", "gbps")[0]}
+    )
 
 
 TUNABLE_KERNEL = TunableKernel(
     name="descriptors",
-    shapes={"512 MiB per array": LARGE, "512 MiB, rows of 16 KiB": SHAPES["gather"][0],
-            "512 MiB, rows of 512 B": SHAPES["gather"][1], "32 MiB per array": (4096, 4096)},
+    shapes={
+        "512 MiB per array": LARGE,
+        "512 MiB, rows of 16 KiB": SHAPES["gather"][0],
+        "512 MiB, rows of 512 B": SHAPES["gather"][1],
+        "32 MiB per array": (4096, 4096),
+    },
     dtypes=OPS,
     presets={"the course's": lambda op: list(configs(op).values()), "the grid": grid},
-    axes={"tile": lambda c: " × ".join(map(str, c.block)),
-          "way": lambda c: f"{c.way}, {c.num_warps} warp{'s' * (c.num_warps > 1)}",
-          "loop": lambda c: (f"{c.tiles_per_cta} tile{'s' * (c.tiles_per_cta > 1)} per CTA" if c.tiles_per_cta
-                             else f"{c.ctas_per_sm} CTAs per SM"),
-          "stages": lambda c: f"{c.stages} stage{'s' * (c.stages > 1)}"},
+    axes={
+        "tile": lambda c: " × ".join(map(str, c.block)),
+        "way": lambda c: f"{c.way}, {c.num_warps} warp{'s' * (c.num_warps > 1)}",
+        "loop": lambda c: (
+            f"{c.tiles_per_cta} tile{'s' * (c.tiles_per_cta > 1)} per CTA"
+            if c.tiles_per_cta
+            else f"{c.ctas_per_sm} CTAs per SM"
+        ),
+        "stages": lambda c: f"{c.stages} stage{'s' * (c.stages > 1)}",
+    },
     space=lambda shape, op, target: DescriptorSpace(op, *check_shape(shape), target),
     load_record=lambda: results.load_record("ch14_descriptors_sweep", source()),
-    roofline=make_roofline(lambda config: 2 * config.elements), peer="torch")
+    roofline=make_roofline(lambda config: 2 * config.elements),
+    peer="torch",
+)

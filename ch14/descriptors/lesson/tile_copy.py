@@ -16,8 +16,16 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ch14.descriptors.configs import UNIT
 from tilelab.runtime.operands import require_disjoint, require_gpu, require_rows, require_tensor, row_stride
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int32, torch.int16, torch.int8,
-          torch.uint8)
+DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e4m3fn,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+)
 
 
 @dataclass(frozen=True)
@@ -39,10 +47,26 @@ class CopyConfig:
         return f"{self.block_m},{self.block_n},{self.num_warps},{self.num_stages}"
 
 
-SETS = {name: [CopyConfig(*tile) for tile in tiles] for name, tiles in {
-    "conservative": [(128, 128, 8, 4), (64, 128, 4, 3), (128, 64, 4, 3), (256, 256, 16, 5), (256, 128, 8, 5)],
-    "proposed": [(256, 256, 16, 5), (256, 128, 8, 5), (128, 256, 8, 5), (128, 128, 8, 4), (64, 128, 4, 3)],
-    "course": [(32, 128, 4, 1), (64, 64, 4, 1), (8, 1024, 4, 1), (4, 2048, 4, 1)]}.items()}
+SETS = {
+    name: [CopyConfig(*tile) for tile in tiles]
+    for name, tiles in {
+        "conservative": [
+            (128, 128, 8, 4),
+            (64, 128, 4, 3),
+            (128, 64, 4, 3),
+            (256, 256, 16, 5),
+            (256, 128, 8, 5),
+        ],
+        "proposed": [
+            (256, 256, 16, 5),
+            (256, 128, 8, 5),
+            (128, 256, 8, 5),
+            (128, 128, 8, 4),
+            (64, 128, 4, 3),
+        ],
+        "course": [(32, 128, 4, 1), (64, 64, 4, 1), (8, 1024, 4, 1), (4, 2048, 4, 1)],
+    }.items()
+}
 
 
 @triton.jit
@@ -60,24 +84,37 @@ def prepare_copy(source, destination, config: CopyConfig):
     memory that overlaps and for more than 65,535 rows of tiles; tilelab.runtime.device.Unsupported without TMA.
     """
     require_tensor("source", source, "copy_tma", dtype=DTYPES, ndim=2, not_empty=True)
-    require_tensor("destination", destination, "copy_tma", dtype=source.dtype, shape=source.shape, on=source.device)
+    require_tensor(
+        "destination", destination, "copy_tma", dtype=source.dtype, shape=source.shape, on=source.device
+    )
     for name, matrix in (("source", source), ("destination", destination)):
         require_rows(name, matrix)
     rows, columns = source.shape
     if columns * source.element_size() % UNIT:  # a store writes whole units, past the end of a ragged row too
-        raise ValueError(f"a row must end at a multiple of {UNIT} bytes; it has {columns * source.element_size()}.")
+        raise ValueError(
+            f"a row must end at a multiple of {UNIT} bytes; it has {columns * source.element_size()}."
+        )
     require_disjoint({"destination": destination}, {"source": source})
-    require_gpu(source, "copy_tma", instead="use torch's copy_",
-                interpreted=not isinstance(copy_tma_kernel, triton.JITFunction))
+    require_gpu(
+        source,
+        "copy_tma",
+        instead="use torch's copy_",
+        interpreted=not isinstance(copy_tma_kernel, triton.JITFunction),
+    )
     grid = (triton.cdiv(columns, config.block_n), triton.cdiv(rows, config.block_m))
     if grid[1] > 65535:
-        raise ValueError(f"source must have at most 65,535 rows of tiles; it has {grid[1]}: use a taller tile.")
-    tiles = [TensorDescriptor(matrix, [rows, columns], [row_stride(matrix), 1], [config.block_m, config.block_n])
-             for matrix in (source, destination)]
+        raise ValueError(
+            f"source must have at most 65,535 rows of tiles; it has {grid[1]}: use a taller tile."
+        )
+    tiles = [
+        TensorDescriptor(matrix, [rows, columns], [row_stride(matrix), 1], [config.block_m, config.block_n])
+        for matrix in (source, destination)
+    ]
 
     def launch():
-        copy_tma_kernel[grid](*tiles, config.block_m, config.block_n, num_warps=config.num_warps,
-                              num_stages=config.num_stages)
+        copy_tma_kernel[grid](
+            *tiles, config.block_m, config.block_n, num_warps=config.num_warps, num_stages=config.num_stages
+        )
 
     return launch
 

@@ -21,11 +21,17 @@ def source() -> str:
 @results.experiment("ch14_gemm_copy", source)
 def measure_copies() -> list[dict]:
     """Measure the field note's copy configurations and the course's, with 1 GiB moved, against torch's copy_."""
-    space, chosen = CopySpace("copy", *LARGE), {str(config): config for tiles in SETS.values() for config in tiles}
+    space, chosen = (
+        CopySpace("copy", *LARGE),
+        {str(config): config for tiles in SETS.values() for config in tiles},
+    )
     build.compile_ahead(map(space.job, chosen.values()))
     timings = dict(zip(chosen, time_against_torch("copy", chosen, *LARGE)))
-    return [{**timings[str(config)], **verify("copy", config, *LARGE), **space.label(config), "name": name}
-            for name, tiles in SETS.items() for config in tiles]
+    return [
+        {**timings[str(config)], **verify("copy", config, *LARGE), **space.label(config), "name": name}
+        for name, tiles in SETS.items()
+        for config in tiles
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,19 +51,32 @@ class CopySpace(DescriptorSpace):
 
     def job(self, config):
         tile = f"tensordesc<bf16[{config.block_m}, {config.block_n}]>"
-        return build.Job("ch14.descriptors.lesson.tile_copy:copy_tma_kernel", {"source": tile, "destination": tile},
-                         {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}, self.target, config.num_warps,
-                         config.num_stages, name=str(config))
+        return build.Job(
+            "ch14.descriptors.lesson.tile_copy:copy_tma_kernel",
+            {"source": tile, "destination": tile},
+            {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n},
+            self.target,
+            config.num_warps,
+            config.num_stages,
+            name=str(config),
+        )
 
 
 TUNABLE_KERNEL = TunableKernel(
     name="TMA copy",
     shapes={"1 GiB moved": LARGE, "64 MiB moved": (4096, 4096)},
     dtypes=("bf16",),
-    presets={"the field note's current 5": lambda _: SETS["conservative"],
-             "the field note's proposed 5": lambda _: SETS["proposed"], "the course's 4": lambda _: SETS["course"]},
-    axes={"tile": lambda c: f"{c.block_m}×{c.block_n}",
-          "warps, stages": lambda c: f"{c.num_warps} warps, {c.num_stages} stage{'s' * (c.num_stages > 1)}"},
+    presets={
+        "the field note's current 5": lambda _: SETS["conservative"],
+        "the field note's proposed 5": lambda _: SETS["proposed"],
+        "the course's 4": lambda _: SETS["course"],
+    },
+    axes={
+        "tile": lambda c: f"{c.block_m}×{c.block_n}",
+        "warps, stages": lambda c: f"{c.num_warps} warps, {c.num_stages} stage{'s' * (c.num_stages > 1)}",
+    },
     space=lambda shape, dtype, target: CopySpace("copy", *check_shape(shape), target),
     load_record=lambda: results.load_record("ch14_gemm_copy", source()),
-    roofline=make_roofline(lambda config: 2 * config.block_m * config.block_n), peer="torch")
+    roofline=make_roofline(lambda config: 2 * config.block_m * config.block_n),
+    peer="torch",
+)

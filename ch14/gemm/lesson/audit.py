@@ -14,17 +14,26 @@ from tilelab.measure import profiler
 from tilelab.runtime import device
 
 LAYOUT = "n"  # B is stored row by row, as in the note
-METRICS = {"dram_percent": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-           "read_bytes": "dram__bytes_read.sum", "written_bytes": "dram__bytes_write.sum",
-           "ns": "gpu__time_duration.sum"}
+METRICS = {
+    "dram_percent": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "read_bytes": "dram__bytes_read.sum",
+    "written_bytes": "dram__bytes_write.sum",
+    "ns": "gpu__time_duration.sum",
+}
 
 
 def find_cases(target: str, sms: int) -> list[tuple[str, GemmConfig, int]]:
     """Return (set, configuration, size) of the note's tiles that `target` can launch, and of the course's best."""
-    note = [(which, config) for which in ("conservative", "proposed")
-            for config in configs(which, target=target).values()]
-    return [(which, config, n) for n in experiments.SQUARES
-            for which, config in (*note, ("best", rank_configs("course", n, n, n, "bf16", target, sms)[0]))]
+    note = [
+        (which, config)
+        for which in ("conservative", "proposed")
+        for config in configs(which, target=target).values()
+    ]
+    return [
+        (which, config, n)
+        for n in experiments.SQUARES
+        for which, config in (*note, ("best", rank_configs("course", n, n, n, "bf16", target, sms)[0]))
+    ]
 
 
 @profiler.experiment("ch14_gemm_dram", experiments.source)
@@ -36,11 +45,20 @@ def count_bytes():
     here = device.current()
     cases = find_cases(here.target, here.sms)
     compile_cases(cases)
-    rows = profiler.profile_launches([sys.executable, "-m", "ch14.gemm.lesson.audit"], [which for which, *_ in cases], METRICS)
-    return [{**row, **experiments.label(config, n, n, n, "bf16", LAYOUT, which), "launched": row["kernel"],
-             "status": "ok", "least_bytes": 6 * n**2,
-             "gbps": (row["read_bytes"] + row["written_bytes"]) / row["ns"]}
-            for row, (which, config, n) in zip(rows, cases)]
+    rows = profiler.profile_launches(
+        [sys.executable, "-m", "ch14.gemm.lesson.audit"], [which for which, *_ in cases], METRICS
+    )
+    return [
+        {
+            **row,
+            **experiments.label(config, n, n, n, "bf16", LAYOUT, which),
+            "launched": row["kernel"],
+            "status": "ok",
+            "least_bytes": 6 * n**2,
+            "gbps": (row["read_bytes"] + row["written_bytes"]) / row["ns"],
+        }
+        for row, (which, config, n) in zip(rows, cases)
+    ]
 
 
 def compile_cases(cases: list[tuple[str, GemmConfig, int]]) -> None:

@@ -15,25 +15,47 @@ from tilelab.cells import lesson
 from tilelab.measure.check import check_exercise
 from tilelab.runtime import device
 
-TILE, STEP = 128, 64  # of every kernel in the notebook: 128 × 128 elements of C, and 64 elements of K per step
+TILE, STEP = (
+    128,
+    64,
+)  # of every kernel in the notebook: 128 × 128 elements of C, and 64 elements of K per step
 PROGRAMS = 3  # of a persistent kernel that is checked: fewer than tiles
-CASES = {"cpu": [(300, 264, 136), (1, 136, 72)],  # (M, N, K): in the interpreter, then on a GPU
-         "cuda": [(300, 264, 136), (2048, 6144, 512)]}
+CASES = {
+    "cpu": [(300, 264, 136), (1, 136, 72)],  # (M, N, K): in the interpreter, then on a GPU
+    "cuda": [(300, 264, 136), (2048, 6144, 512)],
+}
 
-FEW_TILES = (256, 5120, 25600)  # 80 tiles of C, 400 steps each: the last product of an MLP in Qwen 3 32B, 256 tokens
+FEW_TILES = (
+    256,
+    5120,
+    25600,
+)  # 80 tiles of C, 400 steps each: the last product of an MLP in Qwen 3 32B, 256 tokens
 
-STEPS = ("gemm_pointers:prepare_pointers", "gemm_pointers:prepare_pointers(stages=3)",
-         "gemm_descriptors:prepare_descriptors", "gemm_descriptors:prepare_descriptors(stages=3)",
-         "gemm_grouped:prepare_grouped", "gemm_parts:prepare_parts", "gemm_persistent:prepare_persistent",
-         "gemm_persistent:prepare_persistent(stages=3)",
-         "gemm_persistent:prepare_persistent(stages=3, parts=4, per_sm=2)", "gemm_early:prepare_early")
+STEPS = (
+    "gemm_pointers:prepare_pointers",
+    "gemm_pointers:prepare_pointers(stages=3)",
+    "gemm_descriptors:prepare_descriptors",
+    "gemm_descriptors:prepare_descriptors(stages=3)",
+    "gemm_grouped:prepare_grouped",
+    "gemm_parts:prepare_parts",
+    "gemm_persistent:prepare_persistent",
+    "gemm_persistent:prepare_persistent(stages=3)",
+    "gemm_persistent:prepare_persistent(stages=3, parts=4, per_sm=2)",
+    "gemm_early:prepare_early",
+)
 lesson.register("ch14_gemm_ladder", "ch14_gemm", *STEPS)
 lesson.register("ch14_gemm_stages", "ch14_gemm", STEPS[0], STEPS[2], sweep=True)
 lesson.register("ch14_gemm_few_tiles", "ch14_gemm", "gemm_parts:prepare_parts", "gemm_split:prepare_split")
 lesson.register("ch14_gemm_splits", "ch14_gemm", "gemm_split:prepare_split", sweep=True)
 for _size in (2048, 4096, 8192):
-    lesson.register(f"ch14_gemm_ablation_{_size}", "ch14_gemm", "gemm_once:prepare_once", "gemm_early:prepare_early",
-                    "gemm_persistent:prepare_persistent", sweep=True)
+    lesson.register(
+        f"ch14_gemm_ablation_{_size}",
+        "ch14_gemm",
+        "gemm_once:prepare_once",
+        "gemm_early:prepare_early",
+        "gemm_persistent:prepare_persistent",
+        sweep=True,
+    )
 
 
 def make_inputs(shape: tuple[int, int, int]) -> tuple[torch.Tensor, ...]:
@@ -58,15 +80,23 @@ def check_version(prepare: Callable) -> str:
     return lesson.check_launch(prepare, CASES, make_case, spec)
 
 
-def make_ladder(size: int | tuple[int, int, int] = 4096, experiment: str = "ch14_gemm_ladder") -> lesson.Ladder:
+def make_ladder(
+    size: int | tuple[int, int, int] = 4096, experiment: str = "ch14_gemm_ladder"
+) -> lesson.Ladder:
     """Return the ladder of the notebook's versions at `size` cubed or at (M, N, K), beside torch.mm."""
     shape = m, n, k = (size,) * 3 if isinstance(size, int) else size
 
     def prepare_mm(a, b, out):
         return lambda: torch.mm(a, b, out=out)
 
-    return lesson.Ladder(experiment, "torch.mm", prepare_mm, functools.partial(make_inputs, shape), check_version,
-                         flops=2 * m * n * k)
+    return lesson.Ladder(
+        experiment,
+        "torch.mm",
+        prepare_mm,
+        functools.partial(make_inputs, shape),
+        check_version,
+        flops=2 * m * n * k,
+    )
 
 
 # ---- the reader's kernels
@@ -78,11 +108,27 @@ def _raise(fault: str) -> None:
 
 def by_pointers(kernel) -> Callable:
     """Return a `prepare` for a kernel with the arguments of gemm_pointers."""
+
     def prepare(a, b, out):
         (m, k), n = a.shape, b.shape[1]
         grid = (triton.cdiv(m, TILE) * triton.cdiv(n, TILE),)
-        return lambda: kernel[grid](a, b, out, m, n, k, a.stride(0), b.stride(1), out.stride(0), BLOCK_M=TILE,
-                                    BLOCK_N=TILE, BLOCK_K=STEP, num_warps=4, num_stages=3)
+        return lambda: kernel[grid](
+            a,
+            b,
+            out,
+            m,
+            n,
+            k,
+            a.stride(0),
+            b.stride(1),
+            out.stride(0),
+            BLOCK_M=TILE,
+            BLOCK_N=TILE,
+            BLOCK_K=STEP,
+            num_warps=4,
+            num_stages=3,
+        )
+
     return prepare
 
 
@@ -92,16 +138,24 @@ def by_descriptors(kernel, programs: int = 0) -> Callable:
     With `programs` it is a persistent kernel, whose first descriptor is of A. It takes (a_desc, b_desc, c_desc, M, N,
     K, PROGRAMS and the blocks), and the other one (a_desc, b_desc, c_desc, N, K and the blocks).
     """
+
     def prepare(a, b, out):
         (m, k), n = a.shape, b.shape[1]
-        first = TensorDescriptor.from_tensor(a, [TILE, STEP]) if programs else TensorDescriptor.from_tensor(
-            a.T, [STEP, TILE])
-        descriptors = first, TensorDescriptor.from_tensor(b.T, [TILE, STEP]), TensorDescriptor.from_tensor(
-            out, [TILE, TILE])
+        first = (
+            TensorDescriptor.from_tensor(a, [TILE, STEP])
+            if programs
+            else TensorDescriptor.from_tensor(a.T, [STEP, TILE])
+        )
+        descriptors = (
+            first,
+            TensorDescriptor.from_tensor(b.T, [TILE, STEP]),
+            TensorDescriptor.from_tensor(out, [TILE, TILE]),
+        )
         blocks = dict(BLOCK_M=TILE, BLOCK_N=TILE, BLOCK_K=STEP, num_warps=4, num_stages=3)
         if programs:
             return lambda: kernel[(programs,)](*descriptors, m, n, k, PROGRAMS=programs, **blocks)
         return lambda: kernel[(triton.cdiv(m, TILE) * triton.cdiv(n, TILE),)](*descriptors, n, k, **blocks)
+
     return prepare
 
 
@@ -147,8 +201,10 @@ def check_raster(pick) -> None:
         missing = set((m, n) for m in range(tiles_m) for n in range(tiles_n)) - set(found)
         assert not missing, f"{name}: nobody computes tile {min(missing)}"
         width = min(group, tiles_n)
-        first = set(found[:width * tiles_m])
-        assert all(n < width for _, n in first), f"{name}: the first group must stay in columns 0 to {width - 1}"
+        first = set(found[: width * tiles_m])
+        assert all(n < width for _, n in first), (
+            f"{name}: the first group must stay in columns 0 to {width - 1}"
+        )
         assert {m for m, _ in found[:width]} == {0}, f"{name}: the first {width} programs must share row 0"
 
 
@@ -156,15 +212,20 @@ def check_persistent(kernel) -> None:
     """Raise AssertionError unless a persistent kernel computes every tile with fewer programs than tiles."""
     lesson.require_written(kernel)
     _raise(check_version(by_descriptors(kernel, PROGRAMS)))
-    _raise(lesson.check_launch(by_descriptors(kernel, 1), {"cpu": [(129, 136, 64)], "cuda": [(129, 136, 64)]},
-                               make_case, spec))
+    _raise(
+        lesson.check_launch(
+            by_descriptors(kernel, 1), {"cpu": [(129, 136, 64)], "cuda": [(129, 136, 64)]}, make_case, spec
+        )
+    )
 
 
 def check_fit(prepare: Callable, options: dict) -> None:
     """Raise AssertionError unless two programs of three stages or more fit on an SM, with as few parts as possible."""
     if not options:
         raise NotImplementedError
-    report = lesson.compile_launch(functools.partial(prepare, **options), make_inputs((256, 256, 256)), "sm_90a")
+    report = lesson.compile_launch(
+        functools.partial(prepare, **options), make_inputs((256, 256, 256)), "sm_90a"
+    )
     assert report.launchable, report.reason
     assert options.get("stages", 0) >= 3, "keep at least three stages"
     assert report.programs_per_sm == 2, f"{report.programs_per_sm} program per SM: {report.smem:,} B each"
@@ -174,8 +235,13 @@ def check_fit(prepare: Callable, options: dict) -> None:
         assert other.programs_per_sm != 2, "fewer parts fit too"
 
 
-CHECKS = {"Exercise 1": check_fit, "Exercise 2": check_masks, "Exercise 3": check_loop, "Exercise 4": check_raster,
-          "Exercise 5": check_persistent}
+CHECKS = {
+    "Exercise 1": check_fit,
+    "Exercise 2": check_masks,
+    "Exercise 3": check_loop,
+    "Exercise 4": check_raster,
+    "Exercise 5": check_persistent,
+}
 
 
 def check(exercise: str, *answer) -> None:

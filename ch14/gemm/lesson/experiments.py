@@ -1,6 +1,6 @@
 """The measurements behind the notebook `ch14_gemm`: inputs, check and timing of a configuration, and the experiments.
 
-Each experiment returns a tilelab.records.results.Record: measured now on a GPU with TMA, else the recorded one, which says so.
+Each experiment returns a results.Record: measured now on a GPU with TMA, else the recorded one, which says so.
 """
 
 from __future__ import annotations
@@ -35,9 +35,18 @@ SMALL_SQUARES = (256, 512, 1024)
 LLM_M = (64, 512, 4096, 8192)
 LLM_NK = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 RAGGED = ((1000, 1000, 1000), (333, 520, 136), (1, 4096, 4096), (4097, 4104, 4112))
-RAGGED_FP8 = ((1000, 1008, 1008), (333, 528, 144), (1, 4096, 4096), (4097, 4112, 4112))  # rows of whole 16 bytes
+RAGGED_FP8 = (
+    (1000, 1008, 1008),
+    (333, 528, 144),
+    (1, 4096, 4096),
+    (4097, 4112, 4112),
+)  # rows of whole 16 bytes
 LAYER_TIMING = {"rounds": 8, "warm_s": 0.02, "burst_ms": 1.5}
-QUICK = {"rounds": 6, "warm_s": 0, "burst_ms": 2}  # enough to find the fastest few, which are then timed again
+QUICK = {
+    "rounds": 6,
+    "warm_s": 0,
+    "burst_ms": 2,
+}  # enough to find the fastest few, which are then timed again
 
 
 def make_inputs(m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k") -> tuple:
@@ -65,9 +74,13 @@ def verify(config, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k
     a, b, out, *scales = make_inputs(m, n, k, dtype, layout)
     named = dict(zip(("scale_a", "scale_b"), scales))
     peer = prepare_cublas(a, b, out, *scales) if a.is_cuda else None
-    return check.compare(lambda a, b, out: gemm.gemm(a, b, out=out, config=config, **named),
-                         lambda a, b: gemm.spec(a, b, **named), [(str(config), (a, b))],
-                         out=lambda a, b: ((m, n), out.dtype), peer=peer and (lambda a, b: peer()))[0]
+    return check.compare(
+        lambda a, b, out: gemm.gemm(a, b, out=out, config=config, **named),
+        lambda a, b: gemm.spec(a, b, **named),
+        [(str(config), (a, b))],
+        out=lambda a, b: ((m, n), out.dtype),
+        peer=peer and (lambda a, b: peer()),
+    )[0]
 
 
 def measure(config, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k", **timing) -> dict:
@@ -93,16 +106,24 @@ def _measure_peak_mib(config, m: int, n: int, k: int, dtype: str, layout: str) -
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def _time_against_cublas(chosen: list, m: int, n: int, k: int, dtype: str, layout: str, **timing) -> list[dict]:
+def _time_against_cublas(
+    chosen: list, m: int, n: int, k: int, dtype: str, layout: str, **timing
+) -> list[dict]:
     """Time configurations and cuBLAS interleaved; return the fields of bench.Timing.row for each configuration."""
+
     def prepare(config):
-        return lambda a, b, out, scale_a, scale_b: gemm.prepare(a, b, out=out, scale_a=scale_a, scale_b=scale_b,
-                                                                config=config)
+        return lambda a, b, out, scale_a, scale_b: gemm.prepare(
+            a, b, out=out, scale_a=scale_a, scale_b=scale_b, config=config
+        )
 
     candidates = {"cuBLAS": prepare_cublas, **{config.name: prepare(config) for config in chosen}}
-    timings = bench.compare(candidates, lambda: make_inputs(m, n, k, dtype, layout), "cuBLAS", flops=2 * m * n * k,
-                            **timing)
-    return [{key: value for key, value in timings[config.name].row().items() if key != "name"} for config in chosen]
+    timings = bench.compare(
+        candidates, lambda: make_inputs(m, n, k, dtype, layout), "cuBLAS", flops=2 * m * n * k, **timing
+    )
+    return [
+        {key: value for key, value in timings[config.name].row().items() if key != "name"}
+        for config in chosen
+    ]
 
 
 def last_timing(row: dict) -> dict:
@@ -110,14 +131,26 @@ def last_timing(row: dict) -> dict:
     if "final_ratio" not in row:
         return row | {"timed": "alone"}
     kept = {key: value for key, value in row.items() if key != "spread"}  # it belongs to the first timing
-    return kept | {"timed": "side by side", "ms": row["final_ms"], "ratio": row["final_ratio"],
-                   "peer_ms": row["final_ms"] * row["final_ratio"]}
+    return kept | {
+        "timed": "side by side",
+        "ms": row["final_ms"],
+        "ratio": row["final_ratio"],
+        "peer_ms": row["final_ms"] * row["final_ratio"],
+    }
 
 
-def label(config: GemmConfig, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k", which: str = "") -> dict:
+def label(
+    config: GemmConfig, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k", which: str = ""
+) -> dict:
     """Return the fields of a row that name its configuration and its case."""
-    return {"name": which or "course", "config": str(config), "kernel": config.name, "shape": [m, n, k], "dtype": dtype,
-            "layout": layout}
+    return {
+        "name": which or "course",
+        "config": str(config),
+        "kernel": config.name,
+        "shape": [m, n, k],
+        "dtype": dtype,
+        "layout": layout,
+    }
 
 
 def add_bandwidth(row: dict, gpu: str) -> dict:
@@ -137,7 +170,9 @@ def add_bandwidth(row: dict, gpu: str) -> dict:
 
 def source() -> str:
     """Return the hash of what the experiments measure: the kernels, and the configurations with their choice."""
-    return results.source_hash(kernels, GemmConfig, configs, _course, rejection, rank_configs, predicted_ms, Rates)
+    return results.source_hash(
+        kernels, GemmConfig, configs, _course, rejection, rank_configs, predicted_ms, Rates
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +212,9 @@ class GemmSpace(TargetSpace):
         return rejection(config, self.target, self.dtype)
 
     def job(self, config):
-        return job(config, self.target, self.dtype, self.layout == "k", self.sms, self.case[:3], self.dtype == "fp8")
+        return job(
+            config, self.target, self.dtype, self.layout == "k", self.sms, self.case[:3], self.dtype == "fp8"
+        )
 
     def predicted_ms(self, config):
         if not device.target_limits(self.target).has_wgmma:  # the model's rates are of Hopper's instruction
@@ -209,9 +246,12 @@ def measure_best(cases: Iterable[tuple]) -> list[dict]:
     here, cases = device.current(), list(cases)
     found = [gemm.find_best(*case[:4], case[4] == "k", here.target, here.sms) for case in cases]
     compile_ahead((config, *case) for (config, _), case in zip(found, cases))
-    return [label(config, *case, "best") | measure(config, *case) | {
-        "chosen": chosen, "predicted_ms": predicted_ms(config, *case[:4], here.sms)}
-        for (config, chosen), case in zip(found, cases)]
+    return [
+        label(config, *case, "best")
+        | measure(config, *case)
+        | {"chosen": chosen, "predicted_ms": predicted_ms(config, *case[:4], here.sms)}
+        for (config, chosen), case in zip(found, cases)
+    ]
 
 
 _experiment = functools.partial(results.experiment, source=source)
@@ -224,15 +264,26 @@ def check_correctness() -> list[dict]:
     """
     if device.current().has_tma:
         some = [*configs("conservative").values()][:1]
-        cases = [(config, *shape, dtype, layout) for dtype, layouts in (("bf16", "kn"), ("fp16", "kn"), ("fp8", "k"))
-                 for layout in layouts for shape in (RAGGED_FP8 if dtype == "fp8" else RAGGED)
-                 for config in (*some, *[*configs("course", dtype, device.current().target).values()][:2])]
+        cases = [
+            (config, *shape, dtype, layout)
+            for dtype, layouts in (("bf16", "kn"), ("fp16", "kn"), ("fp8", "k"))
+            for layout in layouts
+            for shape in (RAGGED_FP8 if dtype == "fp8" else RAGGED)
+            for config in (*some, *[*configs("course", dtype, device.current().target).values()][:2])
+        ]
         compile_ahead(cases)
     else:
-        small = [GemmConfig(32, 64, 16, 4, 2), GemmConfig(32, 64, 16, 4, 2, "persistent", 2),
-                 GemmConfig(64, 192, 32, 4, 3, "persistent", 2)]
-        cases = [(config, *shape, "fp16", layout) for layout in "kn" for shape in ((100, 104, 72), (1, 200, 64))
-                 for config in small]
+        small = [
+            GemmConfig(32, 64, 16, 4, 2),
+            GemmConfig(32, 64, 16, 4, 2, "persistent", 2),
+            GemmConfig(64, 192, 32, 4, 3, "persistent", 2),
+        ]
+        cases = [
+            (config, *shape, "fp16", layout)
+            for layout in "kn"
+            for shape in ((100, 104, 72), (1, 200, 64))
+            for config in small
+        ]
     return [verify(*case) | label(*case) for case in cases]
 
 
@@ -248,29 +299,58 @@ def measure_llm():
     return measure_best((m, n, k, "bf16", "k") for m in LLM_M for n, k in LLM_NK)
 
 
-@results.experiment("ch14_gemm_layers", lambda: results.source_hash(
-    kernels, GemmConfig, configs, _course, rejection, rank_configs, predicted_ms, Rates, llm_shapes.list_products,
-    tuned.find))
+@results.experiment(
+    "ch14_gemm_layers",
+    lambda: results.source_hash(
+        kernels,
+        GemmConfig,
+        configs,
+        _course,
+        rejection,
+        rank_configs,
+        predicted_ms,
+        Rates,
+        llm_shapes.list_products,
+        tuned.find,
+    ),
+)
 def measure_layers():
     """Time the tuned configuration and the model's beside cuBLAS, interleaved, for the layers of six models.
 
     `ratio` and `spread` are of "best", `model_ratio` of the configuration that the model picks from the course's set.
     """
+
     def prepare(config):
         return lambda a, b, out, *_: gemm.prepare(a, b, out=out, config=config)
 
     here, rows = device.current(), []
-    products = [(layer, shape, *gemm.find_best(*shape, "bf16", True, here.target, here.sms),
-                 rank_configs("course", *shape, "bf16", here.target, here.sms)[0])
-                for layer, shape in llm_shapes.list_products()]
-    compile_ahead((config, *shape, "bf16", "k") for _, shape, best, _, by_model in products
-                  for config in (best, by_model))
+    products = [
+        (
+            layer,
+            shape,
+            *gemm.find_best(*shape, "bf16", True, here.target, here.sms),
+            rank_configs("course", *shape, "bf16", here.target, here.sms)[0],
+        )
+        for layer, shape in llm_shapes.list_products()
+    ]
+    compile_ahead(
+        (config, *shape, "bf16", "k")
+        for _, shape, best, _, by_model in products
+        for config in (best, by_model)
+    )
     for layer, (m, n, k), best, chosen, by_model in products:
-        found = bench.compare({"cuBLAS": prepare_cublas, "best": prepare(best), "model": prepare(by_model)},
-                              lambda: make_inputs(m, n, k),  # noqa: B023, it is called before the next shape
-                              "cuBLAS", flops=2 * m * n * k, **LAYER_TIMING)
-        rows.append(label(best, m, n, k) | found["best"].row() | {
-            "name": layer, "chosen": chosen, "model_ratio": found["model"].ratio})
+        found = bench.compare(
+            {"cuBLAS": prepare_cublas, "best": prepare(best), "model": prepare(by_model)},
+            lambda: make_inputs(m, n, k),  # noqa: B023, it is called before the next shape
+            "cuBLAS",
+            flops=2 * m * n * k,
+            **LAYER_TIMING,
+        )
+        rows.append(
+            label(best, m, n, k)
+            | found["best"].row()
+            | {"name": layer, "chosen": chosen, "model_ratio": found["model"].ratio}
+        )
     return rows
 
 
@@ -311,19 +391,27 @@ def measure_latency():
     here = device.current()
     plain = configs("conservative")["64,128,32,4,1 plain"]
     persistent = rank_configs("course", 512, 512, 512, "bf16", here.target, here.sms)[0]
-    calls = {"torch.mm": prepare_cublas(a, b, out),
-             "prepared, host descriptors": gemm.prepare(a, b, out=out, config=persistent),
-             "prepared, device descriptors": gemm.prepare(a, b, out=out, config=plain),
-             "gemm(), a repeated call": lambda: gemm.gemm(a, b, out=out, config=persistent),
-             "prepare() anew each time": lambda: gemm.prepare(a, b, out=out, config=persistent)()}
+    calls = {
+        "torch.mm": prepare_cublas(a, b, out),
+        "prepared, host descriptors": gemm.prepare(a, b, out=out, config=persistent),
+        "prepared, device descriptors": gemm.prepare(a, b, out=out, config=plain),
+        "gemm(), a repeated call": lambda: gemm.gemm(a, b, out=out, config=persistent),
+        "prepare() anew each time": lambda: gemm.prepare(a, b, out=out, config=persistent)(),
+    }
     return [{"name": name, "us": bench.measure_call_us(call), "status": "ok"} for name, call in calls.items()]
 
 
 def compile_for_targets() -> list[dict]:
     """Compile the field note's two sets in bf16 for every target, which needs no GPU, and return a row for each."""
-    order = [(which, config, target) for which in ("conservative", "proposed") for config in configs(which).values()
-             for target in device.TARGETS[1:]]
+    order = [
+        (which, config, target)
+        for which in ("conservative", "proposed")
+        for config in configs(which).values()
+        for target in device.TARGETS[1:]
+    ]
     jobs = [job(config, target, b_k_major=False) for _, config, target in order]
     reports = {id(report.job): report for report in build.build(jobs)}
-    return [{"set": which, **reports[id(each)].row(), "name": config.name, "unit": config.tensor_core(target)}
-            for each, (which, config, target) in zip(jobs, order)]
+    return [
+        {"set": which, **reports[id(each)].row(), "name": config.name, "unit": config.tensor_core(target)}
+        for each, (which, config, target) in zip(jobs, order)
+    ]

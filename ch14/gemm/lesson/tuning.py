@@ -34,29 +34,56 @@ def search_space() -> tuple[GemmConfig, ...]:
     for block_n, block_k, programs in itertools.product((16, 32, 64, 128), (64, 128), (1, 2)):
         found.append(_with_most_stages(64, block_n, block_k, num_warps=4, programs_per_sm=programs))
     for block_n, programs, group_m in itertools.product((32, 64, 128), (1, 2), (4, 16)):
-        found += [_with_most_stages(128, block_n, 64, num_warps=warps, programs_per_sm=programs, group_m=group_m,
-                                    epilogue_subtile=4 if block_n == 128 and programs == 2 else 1 + (block_n == 128))
-                  for warps in (4, 8)]
+        found += [
+            _with_most_stages(
+                128,
+                block_n,
+                64,
+                num_warps=warps,
+                programs_per_sm=programs,
+                group_m=group_m,
+                epilogue_subtile=4 if block_n == 128 and programs == 2 else 1 + (block_n == 128),
+            )
+            for warps in (4, 8)
+        ]
     for block_n, group_m in itertools.product((192, 256), (4, 8, 16)):
-        found += [_with_most_stages(128, block_n, 64, num_warps=warps, epilogue_subtile=2, group_m=group_m)
-                  for warps in (4, 8)]
+        found += [
+            _with_most_stages(128, block_n, 64, num_warps=warps, epilogue_subtile=2, group_m=group_m)
+            for warps in (4, 8)
+        ]
     for block_n, group_m in itertools.product((64, 128), (4, 16)):
         found.append(_with_most_stages(256, block_n, 64, num_warps=8, epilogue_subtile=2, group_m=group_m))
     found.append(_with_most_stages(64, 256, 64, num_warps=4, epilogue_subtile=2))
     for (block_n, parts), block_m in itertools.product(((80, 4), (96, 2), (160, 4)), (64, 128)):
-        found += [_with_most_stages(block_m, block_n, block_k, num_warps=warps, epilogue_subtile=parts)
-                  for block_k, warps in (((64, 4), (64, 8)) if block_m == 128 else ((64, 4), (128, 4)))]
+        found += [
+            _with_most_stages(block_m, block_n, block_k, num_warps=warps, epilogue_subtile=parts)
+            for block_k, warps in (((64, 4), (64, 8)) if block_m == 128 else ((64, 4), (128, 4)))
+        ]
     for block_n, parts in ((80, 4), (96, 2), (160, 4), (192, 2)):
-        found += [_with_most_stages(256, block_n, 64, num_warps=8, epilogue_subtile=parts, group_m=group_m)
-                  for group_m in (4, 16)]
-    found += [_with_most_stages(128, 320, 64, num_warps=8, epilogue_subtile=4, group_m=group_m) for group_m in (4, 16)]
-    found += [_with_most_stages(64, block_n, block_k, num_warps=4, epilogue_subtile=parts)
-              for (block_n, parts), block_k in itertools.product(((192, 2), (320, 4)), (64, 128))]
+        found += [
+            _with_most_stages(256, block_n, 64, num_warps=8, epilogue_subtile=parts, group_m=group_m)
+            for group_m in (4, 16)
+        ]
+    found += [
+        _with_most_stages(128, 320, 64, num_warps=8, epilogue_subtile=4, group_m=group_m)
+        for group_m in (4, 16)
+    ]
+    found += [
+        _with_most_stages(64, block_n, block_k, num_warps=4, epilogue_subtile=parts)
+        for (block_n, parts), block_k in itertools.product(((192, 2), (320, 4)), (64, 128))
+    ]
     for splits in (2, 3, 4, 5, 6, 8):
         split = functools.partial(_with_most_stages, kernel="split", splits=splits)
-        found += [split(16, 64, 256, num_warps=4), split(32, 64, 128, num_warps=4), split(64, 64, 128, num_warps=4),
-                  split(64, 128, 64, num_warps=4), split(64, 128, 128, num_warps=4), split(64, 256, 64, num_warps=4),
-                  split(128, 128, 64, num_warps=8), split(128, 256, 64, num_warps=8)]
+        found += [
+            split(16, 64, 256, num_warps=4),
+            split(32, 64, 128, num_warps=4),
+            split(64, 64, 128, num_warps=4),
+            split(64, 128, 64, num_warps=4),
+            split(64, 128, 128, num_warps=4),
+            split(64, 256, 64, num_warps=4),
+            split(128, 128, 64, num_warps=8),
+            split(128, 256, 64, num_warps=8),
+        ]
     return tuple(dict.fromkeys(filter(None, found)))
 
 
@@ -79,9 +106,13 @@ def find_candidates(m: int, n: int, k: int) -> list[GemmConfig]:
 
 
 TUNABLE = Tunable(
-    "gemm", "cuBLAS", find_candidates,
+    "gemm",
+    "cuBLAS",
+    find_candidates,
     lambda config, m, n, k: 1e3 * predicted_ms(config, m, n, k, "bf16", device.current().sms or 132),
     lambda m, n, k: experiments.make_inputs(m, n, k)[:3],
-    lambda config, a, b, out: gemm.prepare(a, b, out=out, config=config), experiments.prepare_cublas,
+    lambda config, a, b, out: gemm.prepare(a, b, out=out, config=config),
+    experiments.prepare_cublas,
     lambda config, m, n, k: job(config, "sm_90a", sms=device.current().sms or 132, mnk=(m, n, k)),
-    lambda: results.source_hash(kernels))
+    lambda: results.source_hash(kernels),
+)

@@ -22,7 +22,7 @@ def _gaussian(rows, columns, random):
 
 def _outliers(rows, columns, random):
     """Return Student's t with three degrees of freedom: its tails make single elements tens of times the others."""
-    squares = sum(torch.randn(rows, columns, generator=random)**2 for _ in range(3))
+    squares = sum(torch.randn(rows, columns, generator=random) ** 2 for _ in range(3))
     return _gaussian(rows, columns, random) / (squares / 3).sqrt()
 
 
@@ -39,8 +39,10 @@ def _weights(rows, columns, random):
 
 def _activations(rows, columns, random):
     """Return SiLU(gate) * up of a gated layer, with a few large channels."""
-    gate, up = (torch.randn(rows, 64, generator=random) @ torch.randn(64, columns, generator=random) / 8
-                for _ in range(2))
+    gate, up = (
+        torch.randn(rows, 64, generator=random) @ torch.randn(64, columns, generator=random) / 8
+        for _ in range(2)
+    )
     return _enlarge_channels(torch.nn.functional.silu(gate) * up, 30, random)
 
 
@@ -56,8 +58,10 @@ def make_data(name: str, rows: int = 256, columns: int = 1024, seed: int = 0) ->
 
 def list_methods() -> dict[str, tuple[BlockFormat, str]]:
     """Return formats with the rule of their scale, by a name for a table: one scale per matrix, then per block."""
-    whole = {f"{element.name}, one scale": (BlockFormat("one scale", element, WHOLE, "fp32", ""), "floor")
-             for element in (E4M3, E2M1)}
+    whole = {
+        f"{element.name}, one scale": (BlockFormat("one scale", element, WHOLE, "fp32", ""), "floor")
+        for element in (E4M3, E2M1)
+    }
     blocks = {name: (format, "floor") for name, format in FORMATS.items()}
     ceil = {f"{name}, ceil": (FORMATS[name], "ceil") for name in ("mxfp8_e4m3", "mxfp4", "fp4_e8m0_16")}
     return whole | blocks | ceil
@@ -79,7 +83,10 @@ def matrix_errors(rows: int = 256, columns: int = 1024) -> list[dict]:
         row = {"format": method, "bits": format.element.bits if format.block == WHOLE else format.bits}
         for name, x in data.items():
             error, rms = round_trip(x, format, rule) - x.double(), x.double().square().mean().sqrt()
-            row |= {name: float(error.square().mean().sqrt() / rms), f"worst {name}": float(error.abs().max() / rms)}
+            row |= {
+                name: float(error.square().mean().sqrt() / rms),
+                f"worst {name}": float(error.abs().max() / rms),
+            }
         table.append(row)
     return table
 
@@ -110,5 +117,9 @@ def measure_saturation(format: BlockFormat, data: str = "gaussian") -> dict:
     scaled_amax = block_amax / number_formats.scale_values(quantised)
     step = format.element.max - float(number_formats.magnitudes(format.element)[-2])
     cut = scaled_amax > format.element.max + step / 2  # by more than rounding alone
-    return {"format": format.name, "data": data, "cut": float(cut.double().mean()),
-            "by": float((1 - format.element.max / scaled_amax).max())}
+    return {
+        "format": format.name,
+        "data": data,
+        "cut": float(cut.double().mean()),
+        "by": float((1 - format.element.max / scaled_amax).max()),
+    }

@@ -23,25 +23,36 @@ from tilelab.runtime import device
 
 # Rows and columns: rows across tiles of scales, blocks that fill no whole program or tile, and a single block.
 SMALL, LARGER = ((6, 160), (130, 32), (1, 32)), ((333, 4128), (1000, 4096))
-EXAMPLE = (128, 512)  # for the compiler. Triton compiles multiples of 16, as in experiments.LARGE, to code of their own
+EXAMPLE = (
+    128,
+    512,
+)  # for the compiler. Triton compiles multiples of 16, as in experiments.LARGE, to code of their own
 POISON = 0xA5  # the bytes of an output before a kernel writes them
 
 LADDERS = {
     "mxfp8": ("mxfp8_e4m3", ("block_per_program", "many_blocks", "converted", "tiled_scales")),
     "mxfp4": ("mxfp4", ("mxfp4_split", "mxfp4_integer")),
-    "nvfp4": ("nvfp4", ("nvfp4", "nvfp4_own_scale"))}
+    "nvfp4": ("nvfp4", ("nvfp4", "nvfp4_own_scale")),
+}
 FIRST_LAUNCH = {"nvfp4_own_scale": "find_amax"}  # of a version with several kernels
 
 for _name, (_, _versions) in LADDERS.items():
-    lesson.register(f"ch14_mx_formats_{_name}_versions", "ch14_mx_formats",
-                    *(f"{FIRST_LAUNCH.get(version, version)}:prepare_{version}" for version in _versions))
+    lesson.register(
+        f"ch14_mx_formats_{_name}_versions",
+        "ch14_mx_formats",
+        *(f"{FIRST_LAUNCH.get(version, version)}:prepare_{version}" for version in _versions),
+    )
 
 
 def make_matrix(rows: int, columns: int, where: str = "cpu") -> torch.Tensor:
     """Return a bfloat16 matrix with rows of very different size, zeros of both signs, and midpoints of e2m1."""
-    x = torch.randn(rows, columns, device=where) * torch.exp2(torch.randint(-20, 20, (rows, 1), device=where).float())
+    x = torch.randn(rows, columns, device=where) * torch.exp2(
+        torch.randint(-20, 20, (rows, 1), device=where).float()
+    )
     x = (x * (torch.rand(rows, columns, device=where) >= 0.05)).bfloat16()
-    x[0, :8] = torch.tensor([0.25, -0.75, 1.25, 1.75, -2.5, 3.5, 5.0, 7.0]).bfloat16()  # scale 1 under rule floor
+    x[0, :8] = torch.tensor(
+        [0.25, -0.75, 1.25, 1.75, -2.5, 3.5, 5.0, 7.0]
+    ).bfloat16()  # scale 1 under rule floor
     x[0, 8:32] = x[0, :8].repeat(3)
     if columns > 32:
         x[0, 32:64] = torch.linspace(-6, 6, 32).bfloat16()  # 6 is the largest number of e2m1
@@ -53,8 +64,9 @@ def make_matrix(rows: int, columns: int, where: str = "cpu") -> torch.Tensor:
     return x
 
 
-def make_inputs(format: str = "mxfp8_e4m3", shape: tuple[int, int] | None = None,
-                tiled: bool = False) -> list[torch.Tensor]:
+def make_inputs(
+    format: str = "mxfp8_e4m3", shape: tuple[int, int] | None = None, tiled: bool = False
+) -> list[torch.Tensor]:
     """Return x, poisoned values and scales, and for NVFP4 the scale of the tensor. Tiled scales begin as zero.
 
     Without a shape, x is Gaussian and has the size that is timed, or EXAMPLE where there is no GPU.
@@ -63,9 +75,13 @@ def make_inputs(format: str = "mxfp8_e4m3", shape: tuple[int, int] | None = None
     if shape:
         x = make_matrix(*shape, where)
         if shape[0] > 3 and format != "nvfp4":  # beside such blocks, NVFP4 would have no scale for the others
-            x[1, -32:] *= 2.0**100 / x[1, -32:].abs().max()  # divided by 2^126, its multiplier is zero in float32
+            x[1, -32:] *= (
+                2.0**100 / x[1, -32:].abs().max()
+            )  # divided by 2^126, its multiplier is zero in float32
             x[2, :32] = 0
-            x[3, :32] = torch.tensor([1.0, -1.5]).repeat(16) * 2.0**-126  # less emax, its exponent is below zero
+            x[3, :32] = (
+                torch.tensor([1.0, -1.5]).repeat(16) * 2.0**-126
+            )  # less emax, its exponent is below zero
     else:
         shape = experiments.LARGE if where == "cuda" else EXAMPLE
         x = torch.randn(shape, dtype=torch.bfloat16, device=where)
@@ -91,9 +107,14 @@ def make_ladder(name: str) -> lesson.Ladder:
         old, new = _copy_buffers(nbytes)
         return lambda: new.copy_(old)
 
-    return lesson.Ladder(f"ch14_mx_formats_{name}_versions", "torch copy", prepare_copy,
-                         functools.partial(make_inputs, format), functools.partial(check_quantiser, format),
-                         nbytes=nbytes)
+    return lesson.Ladder(
+        f"ch14_mx_formats_{name}_versions",
+        "torch copy",
+        prepare_copy,
+        functools.partial(make_inputs, format),
+        functools.partial(check_quantiser, format),
+        nbytes=nbytes,
+    )
 
 
 def check_quantiser(format: str, prepare: Callable, rule: str = "floor", tiled: bool | None = None) -> str:
@@ -107,9 +128,10 @@ def check_quantiser(format: str, prepare: Callable, rule: str = "floor", tiled: 
         x, values, scales, *tensor_scale = make_inputs(format, shape, tiled)
         expected = number_formats.quantise(x, number_formats.lookup(format), rule)
         outputs = []
-        for name, out, wanted in (("codes", values, packing.pack(expected.codes, expected.format.element.bits)),
-                                  ("scales", scales, packing.tile_scales(expected.scales) if tiled else
-                                   expected.scales)):
+        for name, out, wanted in (
+            ("codes", values, packing.pack(expected.codes, expected.format.element.bits)),
+            ("scales", scales, packing.tile_scales(expected.scales) if tiled else expected.scales),
+        ):
             inside, buffer = lesson.make_guarded(out.flatten())
             outputs.append((name, inside.view(out.shape), buffer, wanted))
         try:
@@ -137,14 +159,22 @@ def _launch(kernel, blocks: int, *args, **constants) -> None:
 
 def check_rounding(kernel) -> None:
     """Raise AssertionError unless `kernel(x, packed, scales, blocks, BLOCKS)` quantises to MXFP4."""
-    _raise(check_quantiser("mxfp4", lambda x, values, scales: lambda: _launch(kernel, scales.numel(), x, values,
-                                                                             scales)))
+    _raise(
+        check_quantiser(
+            "mxfp4", lambda x, values, scales: lambda: _launch(kernel, scales.numel(), x, values, scales)
+        )
+    )
 
 
 def check_ceil(kernel) -> None:
     """Raise AssertionError unless `kernel(x, packed, scales, blocks, BLOCKS)` quantises to MXFP4 by rule ceil."""
-    _raise(check_quantiser("mxfp4", lambda x, values, scales: lambda: _launch(kernel, scales.numel(), x, values,
-                                                                             scales), "ceil"))
+    _raise(
+        check_quantiser(
+            "mxfp4",
+            lambda x, values, scales: lambda: _launch(kernel, scales.numel(), x, values, scales),
+            "ceil",
+        )
+    )
 
 
 def check_tiles(kernel) -> None:
@@ -184,7 +214,7 @@ def check_way_back(kernel) -> None:
     lesson.require_written(kernel)
     where = "cuda" if device.current().capability else "cpu"
     for blocks in (8, 37):
-        codes = torch.arange(256, device=where).repeat(blocks)[:blocks * 32].view(blocks, 32) % 16
+        codes = torch.arange(256, device=where).repeat(blocks)[: blocks * 32].view(blocks, 32) % 16
         scales = (torch.arange(blocks, device=where) * 6 + 1).to(torch.uint8)[:, None]
         wanted = number_formats.decode(codes, E2M1) * number_formats.decode_e8m0(scales)
         out, buffer = lesson.make_guarded(torch.full((blocks * 32,), float("nan"), device=where))
@@ -193,8 +223,13 @@ def check_way_back(kernel) -> None:
             raise AssertionError(f"{blocks} blocks: {fault}")
 
 
-CHECKS = {"Exercise 1": check_ceil, "Exercise 2": check_rounding, "Exercise 3": check_tiles,
-          "Exercise 4": check_six_bits, "Exercise 5": check_way_back}
+CHECKS = {
+    "Exercise 1": check_ceil,
+    "Exercise 2": check_rounding,
+    "Exercise 3": check_tiles,
+    "Exercise 4": check_six_bits,
+    "Exercise 5": check_way_back,
+}
 
 
 def check(exercise: str, kernel) -> None:
@@ -238,9 +273,18 @@ def count_instructions(versions: dict[str, tuple[Callable, int]], gbps: float) -
     for name, (prepare, per_program) in versions.items():
         format = next(format for format, names in LADDERS.values() if name in names)
         report = lesson.compile_launch(prepare, make_inputs(format, EXAMPLE), "sm_90a")
-        opcodes = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", report.sass, re.MULTILINE)
+        opcodes = re.findall(
+            r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", report.sass, re.MULTILINE
+        )
         count = (len(opcodes) - opcodes[::-1].index("EXIT")) * report.threads / per_program
         issue, memory = experiments.issue_us(count, elements), experiments.bytes_moved(format) / gbps / 1e3
-        rows.append({"version": name, "instructions per element": round(count, 1), "issuing, µs": round(issue, 1),
-                     "memory, µs": round(memory, 1), "issuing / memory": round(issue / memory, 2)})
+        rows.append(
+            {
+                "version": name,
+                "instructions per element": round(count, 1),
+                "issuing, µs": round(issue, 1),
+                "memory, µs": round(memory, 1),
+                "issuing / memory": round(issue / memory, 2),
+            }
+        )
     return rows

@@ -31,9 +31,11 @@ LANES_PER_CLOCK = 128  # four schedulers per SM each issue one instruction of a 
 
 def make_matrix(rows: int, columns: int, where: str = "cpu") -> torch.Tensor:
     """Return a bfloat16 matrix with rows of very different size, zeros of both signs, and every special value."""
-    x = torch.randn(rows, columns, device=where) * torch.exp2(torch.randint(-20, 20, (rows, 1), device=where).float())
+    x = torch.randn(rows, columns, device=where) * torch.exp2(
+        torch.randint(-20, 20, (rows, 1), device=where).float()
+    )
     x = (x * (torch.rand(rows, columns, device=where) >= 0.05)).bfloat16()
-    any_bits = torch.randint(-2**15, 2**15, (rows, columns), dtype=torch.int16, device=where)
+    any_bits = torch.randint(-(2**15), 2**15, (rows, columns), dtype=torch.int16, device=where)
     chosen = torch.rand(rows, columns, device=where) < 0.003
     x.view(torch.int16)[chosen] = any_bits[chosen]  # subnormals, infinities, NaN
     return x
@@ -52,8 +54,11 @@ def bits_differ(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def find_difference(ours: number_formats.Quantised, spec: number_formats.Quantised) -> str:
     """Return "" if codes and scales are the same bits, else a sentence about the first difference."""
-    for what, a, b in (("codes", ours.codes, spec.codes), ("scales", ours.scales, spec.scales),
-                       ("tensor scales", ours.tensor_scale, spec.tensor_scale)):
+    for what, a, b in (
+        ("codes", ours.codes, spec.codes),
+        ("scales", ours.scales, spec.scales),
+        ("tensor scales", ours.tensor_scale, spec.tensor_scale),
+    ):
         if a is None and b is None:
             continue
         wrong = bits_differ(a, b)
@@ -63,8 +68,13 @@ def find_difference(ours: number_formats.Quantised, spec: number_formats.Quantis
     return ""
 
 
-def verify(format: str, shape: tuple[int, int], rule: str = "floor", tiled: bool = False,
-           config: str | MxConfig = "best") -> dict:
+def verify(
+    format: str,
+    shape: tuple[int, int],
+    rule: str = "floor",
+    tiled: bool = False,
+    config: str | MxConfig = "best",
+) -> dict:
     """Quantise into poisoned memory, compare with the spec bit for bit, dequantise, and return {status, reason}."""
     where = "cuda" if device.current().capability else "cpu"
     x, room = make_matrix(*shape, where), mx_formats.empty(shape, format, where, tiled)
@@ -79,9 +89,14 @@ def verify(format: str, shape: tuple[int, int], rule: str = "floor", tiled: bool
         back, expected_back = mx_formats.dequantise(out), number_formats.dequantise(expected).bfloat16()
     wrong = bits_differ(back, expected_back)
     if not reason and bool(wrong.any()):
-        reason = f"{int(wrong.sum())} dequantised elements differ, first at {tuple(wrong.nonzero()[0].tolist())}"
-    edges = [buffer[side] for buffer in (around_values, around_scales)
-             for side in (slice(GUARD), slice(-GUARD, None))]
+        reason = (
+            f"{int(wrong.sum())} dequantised elements differ, first at {tuple(wrong.nonzero()[0].tolist())}"
+        )
+    edges = [
+        buffer[side]
+        for buffer in (around_values, around_scales)
+        for side in (slice(GUARD), slice(-GUARD, None))
+    ]
     if any(bool((edge != POISON).any()) for edge in edges):
         reason = reason or "memory around the output was overwritten"
     return {"status": "wrong" if reason else "ok", "reason": reason}
@@ -93,8 +108,15 @@ def list_cases(names=FUSED, shapes=SHAPES) -> list[tuple]:
     for name in names:
         format, variants = number_formats.lookup(name), list(configs(name))
         ceil, tiled = ("ceil" if format.scale == "e8m0" else "floor"), format.scale != "fp32"
-        cases += [(name, shape, *options) for shape in shapes for options in (
-            ("floor", False, variants[0]), (ceil, tiled, variants[0]), ("floor", tiled, variants[1]))]
+        cases += [
+            (name, shape, *options)
+            for shape in shapes
+            for options in (
+                ("floor", False, variants[0]),
+                (ceil, tiled, variants[0]),
+                ("floor", tiled, variants[1]),
+            )
+        ]
     return cases
 
 
@@ -110,16 +132,25 @@ def check_correctness(names=FUSED) -> list[dict]:
     live = device.current().capability is not None
     rows, cases = [], list_cases(names, SHAPES if live else SMALL_SHAPES)
     if live:
-        quantised = [mx_formats.prepare_quantise(torch.empty(shape, dtype=torch.bfloat16, device="cuda"), name,
-                                                 rule=rule, tiled=tiled, config=variant)
-                     for name, shape, rule, tiled, variant in cases]
+        quantised = [
+            mx_formats.prepare_quantise(
+                torch.empty(shape, dtype=torch.bfloat16, device="cuda"),
+                name,
+                rule=rule,
+                tiled=tiled,
+                config=variant,
+            )
+            for name, shape, rule, tiled, variant in cases
+        ]
         compile_ahead(quantised + [mx_formats.prepare_dequantise(launch.out) for launch in quantised])
     for name, shape, rule, tiled, variant in cases:
         config = configs(name)[variant]
         if not live:  # a small program is interpreted faster
             config = MxConfig(512, config.num_warps, config.convert)
-        rows.append({"name": name, "variant": variant, "shape": list(shape), "rule": rule, "tiled": tiled}
-                    | verify(name, shape, rule, tiled, config))
+        rows.append(
+            {"name": name, "variant": variant, "shape": list(shape), "rule": rule, "tiled": tiled}
+            | verify(name, shape, rule, tiled, config)
+        )
     return rows
 
 
@@ -128,8 +159,9 @@ def source() -> str:
     return results.source_hash(kernels, mx_formats, pathlib.Path(mx_formats.__file__).with_name("configs.py"))
 
 
-_experiment = functools.partial(results.experiment, source=source,
-                                can_run=lambda: (device.current().capability or (0, 0)) >= (8, 0))
+_experiment = functools.partial(
+    results.experiment, source=source, can_run=lambda: (device.current().capability or (0, 0)) >= (8, 0)
+)
 
 
 def bytes_moved(format: str, shape: tuple[int, int] = LARGE) -> int:
@@ -137,17 +169,25 @@ def bytes_moved(format: str, shape: tuple[int, int] = LARGE) -> int:
     return shape[0] * shape[1] * 2 + mx_formats.empty(shape, format, "meta").nbytes
 
 
-def compare_with_copy(candidates: dict[str, Callable], shape: tuple[int, int], nbytes: dict[str, int],
-                      **timing) -> list[dict]:
+def compare_with_copy(
+    candidates: dict[str, Callable], shape: tuple[int, int], nbytes: dict[str, int], **timing
+) -> list[dict]:
     """Time candidates, interleaved with torch's copy of x. `ratio` is a candidate's bandwidth / the copy's."""
+
     def make_inputs():
-        return torch.randn(shape, device="cuda").bfloat16(), torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+        return torch.randn(shape, device="cuda").bfloat16(), torch.empty(
+            shape, dtype=torch.bfloat16, device="cuda"
+        )
 
     tensors = make_inputs()
-    compile_ahead(launch for candidate in candidates.values()
-                  if isinstance(launch := candidate(*tensors), mx_formats.KernelLaunch))
-    timings = bench.compare({"torch copy": lambda x, y: lambda: y.copy_(x), **candidates}, make_inputs, "torch copy",
-                            **timing)
+    compile_ahead(
+        launch
+        for candidate in candidates.values()
+        if isinstance(launch := candidate(*tensors), mx_formats.KernelLaunch)
+    )
+    timings = bench.compare(
+        {"torch copy": lambda x, y: lambda: y.copy_(x), **candidates}, make_inputs, "torch copy", **timing
+    )
     rows = []
     for name in candidates:
         row = timings[name].row() | {"shape": list(shape)}
@@ -184,15 +224,25 @@ def measure_speed():
     spec = {("mxfp8_e4m3", "spec"): lambda x, _: lambda: number_formats.quantise(x, mxfp8)}
     nbytes = {key: bytes_moved(key[0]) for key in candidates | spec}
     nbytes["nvfp4", "own scale"] += 2 * LARGE[0] * LARGE[1]  # x is read twice
-    rows = compare_with_copy(candidates, LARGE, nbytes) + compare_with_copy(spec, LARGE, nbytes, rounds=4, warm_s=0)
-    return [{"format": row["name"][0], "what": row["name"][1]} | row | {"name": " ".join(row["name"])} for row in rows]
+    rows = compare_with_copy(candidates, LARGE, nbytes) + compare_with_copy(
+        spec, LARGE, nbytes, rounds=4, warm_s=0
+    )
+    return [
+        {"format": row["name"][0], "what": row["name"][1]} | row | {"name": " ".join(row["name"])}
+        for row in rows
+    ]
 
 
 def grid(format: str) -> list[MxConfig]:
     """Return the configurations of the sweep: small and large programs, those of fp4 with and without saturation."""
     ways = (False,) if number_formats.lookup(format).element.bits == 8 else (True, False)
-    return [MxConfig(elements, warps, saturate=saturate) for elements in (1024, 2048, 4096, 8192) for warps in (4, 8)
-            for saturate in ways if elements >= 256 * warps]
+    return [
+        MxConfig(elements, warps, saturate=saturate)
+        for elements in (1024, 2048, 4096, 8192)
+        for warps in (4, 8)
+        for saturate in ways
+        if elements >= 256 * warps
+    ]
 
 
 @_experiment("ch14_mx_formats_sweep")
@@ -222,24 +272,46 @@ def count_instructions(report: build.Report) -> dict:
     opcodes = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", sass, re.MULTILINE)
     if not opcodes:
         return {}
-    opcodes = opcodes[:len(opcodes) - opcodes[::-1].index("EXIT")]
+    opcodes = opcodes[: len(opcodes) - opcodes[::-1].index("EXIT")]
     elements = report.job.constants["BLOCK"] * report.job.constants["GROUP"] / report.threads  # per thread
     counts = collections.Counter(opcode.split(".")[0] for opcode in opcodes)
-    widths = {kind: max((int(part) for opcode in opcodes if opcode.startswith(f"{kind}.")
-                         for part in opcode.split(".") if part in ("64", "128")), default=32)
-              for kind in ("LDG", "STG")}
-    fused = {name: counts[name] + 2 * counts[f"{name}2"] for name in ("FFMA", "FMUL")}  # from sm_100a on in pairs
-    return {"issued": round(len(opcodes) / elements, 2), "load_bits": widths["LDG"], "store_bits": widths["STG"],
-            **{name: round(count / elements, 2) for name, count in fused.items()},
-            "cvt": round(sum("F2FP.SATFINITE" in opcode for opcode in opcodes) / elements, 2)}
+    widths = {
+        kind: max(
+            (
+                int(part)
+                for opcode in opcodes
+                if opcode.startswith(f"{kind}.")
+                for part in opcode.split(".")
+                if part in ("64", "128")
+            ),
+            default=32,
+        )
+        for kind in ("LDG", "STG")
+    }
+    fused = {
+        name: counts[name] + 2 * counts[f"{name}2"] for name in ("FFMA", "FMUL")
+    }  # from sm_100a on in pairs
+    return {
+        "issued": round(len(opcodes) / elements, 2),
+        "load_bits": widths["LDG"],
+        "store_bits": widths["STG"],
+        **{name: round(count / elements, 2) for name, count in fused.items()},
+        "cvt": round(sum("F2FP.SATFINITE" in opcode for opcode in opcodes) / elements, 2),
+    }
 
 
 def compile_for_targets(targets=device.TARGETS[1:]) -> list[dict]:
     """Compile every format and configuration for the targets, and return rows with `count_instructions`."""
-    cases = [(format, variant, target) for target in targets for format in FUSED for variant in configs(format)]
-    reports = build.disassemble([mx_formats.job(variant, target, format) for format, variant, target in cases])
-    return [report.row() | {"name": format, "variant": variant} | count_instructions(report)
-            for (format, variant, _), report in zip(cases, reports)]
+    cases = [
+        (format, variant, target) for target in targets for format in FUSED for variant in configs(format)
+    ]
+    reports = build.disassemble(
+        [mx_formats.job(variant, target, format) for format, variant, target in cases]
+    )
+    return [
+        report.row() | {"name": format, "variant": variant} | count_instructions(report)
+        for (format, variant, _), report in zip(cases, reports)
+    ]
 
 
 def issue_us(issued: float, elements: int, sms: int = 132, ghz: float = 1.7) -> float:

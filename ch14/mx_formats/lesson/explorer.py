@@ -16,7 +16,11 @@ from ch14.mx_formats.number_formats import ELEMENTS, FORMATS, BlockFormat
 from tilelab import views
 from tilelab.records import results
 
-SCALE_LABELS = {"mxfp8_e4m3": "MXFP8, 32 per scale", "mxfp4": "MXFP4, 32 per scale", "nvfp4": "NVFP4, 16 per scale"}
+SCALE_LABELS = {
+    "mxfp8_e4m3": "MXFP8, 32 per scale",
+    "mxfp4": "MXFP4, 32 per scale",
+    "nvfp4": "NVFP4, 16 per scale",
+}
 
 
 def make_block(data: str, format: BlockFormat, seed: int = 0) -> torch.Tensor:
@@ -28,8 +32,15 @@ def make_block(data: str, format: BlockFormat, seed: int = 0) -> torch.Tensor:
 
 
 def _elements() -> dict:
-    return {name: {"name": name, "exponentBits": element.exponent_bits, "mantissaBits": element.mantissa_bits,
-                   "specials": element.specials} for name, element in ELEMENTS.items()}
+    return {
+        name: {
+            "name": name,
+            "exponentBits": element.exponent_bits,
+            "mantissaBits": element.mantissa_bits,
+            "specials": element.specials,
+        }
+        for name, element in ELEMENTS.items()
+    }
 
 
 def number_line(element: str = "e2m1", value: float = 2.9) -> views.View:
@@ -64,15 +75,24 @@ def block(format: str = "mxfp4", data: str = "outliers", rule: str = "floor", se
     kinds["ramp"] = make_block("ramp", chosen)[0].tolist()
     if chosen.block[1] < widest.block[1]:  # wider blocks repeat the ramp
         kinds["ramp"] *= widest.block[1] // chosen.block[1]
-    content = {"kind": "block", "elements": _elements(), "blocks": kinds,
-               "formats": {name: {"element": each.element.name, "scale": each.scale, "block": each.block[1]}
-                           for name, each in one_row.items()},
-               "start": {"format": format, "rule": rule, "data": data}}
-    return views.View("formats", content, picture=figures.values_picture(make_block(data, chosen, seed), chosen, rule))
+    content = {
+        "kind": "block",
+        "elements": _elements(),
+        "blocks": kinds,
+        "formats": {
+            name: {"element": each.element.name, "scale": each.scale, "block": each.block[1]}
+            for name, each in one_row.items()
+        },
+        "start": {"format": format, "rule": rule, "data": data},
+    }
+    return views.View(
+        "formats", content, picture=figures.values_picture(make_block(data, chosen, seed), chosen, rule)
+    )
 
 
-def scale_layout(format: str = "mxfp8_e4m3", shape: tuple[int, int] = (192, 256), row: int = 33, scale: int = 2
-                 ) -> views.View:
+def scale_layout(
+    format: str = "mxfp8_e4m3", shape: tuple[int, int] = (192, 256), row: int = 33, scale: int = 2
+) -> views.View:
     """Return the layout of the scales of a matrix of `shape` in tiles of 128 × 4, pointing at one scale of one row.
 
     A saved notebook keeps a picture of one tile, and a line that gives the byte of the scale. Raises ValueError for a
@@ -86,9 +106,24 @@ def scale_layout(format: str = "mxfp8_e4m3", shape: tuple[int, int] = (192, 256)
     marked = torch.zeros(shape[0], columns, dtype=torch.uint8)
     marked[row, scale] = 1
     byte = int(packing.tile_scales(marked).argmax())
-    content = {"kind": "scales", "formats": {name: {"label": label, "block": FORMATS[name].block[1]}
-                                             for name, label in SCALE_LABELS.items()},
-               "start": {"format": format, "rows": shape[0], "columns": shape[1], "scale": [row, scale]}}
-    said = results.table([{"row": row, "scale": scale, "byte": byte, "tile": byte // 512, "line": byte % 512 // 16,
-                           "byte of the line": byte % 16}], f"{format}, {shape[0]} × {shape[1]} elements")
+    content = {
+        "kind": "scales",
+        "formats": {
+            name: {"label": label, "block": FORMATS[name].block[1]} for name, label in SCALE_LABELS.items()
+        },
+        "start": {"format": format, "rows": shape[0], "columns": shape[1], "scale": [row, scale]},
+    }
+    said = results.table(
+        [
+            {
+                "row": row,
+                "scale": scale,
+                "byte": byte,
+                "tile": byte // 512,
+                "line": byte % 512 // 16,
+                "byte of the line": byte % 16,
+            }
+        ],
+        f"{format}, {shape[0]} × {shape[1]} elements",
+    )
     return views.View("microscope", content, picture=figures.scales_picture(), table=said)

@@ -46,10 +46,12 @@ def make_run(fault: str = "") -> Callable[[torch.Tensor, torch.Tensor], None]:
     Both tensors are float32, contiguous and of one length. It writes past y only within the tensor that y is a part
     of, so that a wrong kernel harms no other memory.
     """
+
     def run(x: torch.Tensor, y: torch.Tensor) -> None:
         n = x.numel()
         writable = y.untyped_storage().nbytes() // y.element_size() - y.storage_offset()
         double_kernel[(triton.cdiv(n + 1, BLOCK),)](x, y, n, writable, fault, BLOCK)
+
     return run
 
 

@@ -1,6 +1,6 @@
 """The measurements behind the notebook `ch14_sweep`: the engine of `tilelab.sweeps.sweep`, and triton.autotune beside it.
 
-Each experiment returns a tilelab.records.results.Record, live or recorded. `python -m ch14.sweep.lesson.experiments NAME`
+Each experiment returns a results.Record, live or recorded. `python -m ch14.sweep.lesson.experiments NAME`
 runs one contender (a key of CONTENDERS, or a fault) in a fresh process and prints one JSON object.
 """
 
@@ -48,9 +48,17 @@ class Sweep(sweep.Sweep):
 
 def _experiment(name: str, *things, can_run=lambda: device.current().has_tma):
     """Register an experiment whose source is the engine, the function itself, and what it runs beside the engine."""
-    engine = (sweep.Sweep, sweep.build_configuration, sweep.call_in_gpu_worker, sweep.sort_by_speed, worker_pool,
-              gpu_worker)
-    return lambda rows: results.experiment(name, lambda: results.source_hash(*engine, rows, *things), can_run)(rows)
+    engine = (
+        sweep.Sweep,
+        sweep.build_configuration,
+        sweep.call_in_gpu_worker,
+        sweep.sort_by_speed,
+        worker_pool,
+        gpu_worker,
+    )
+    return lambda rows: results.experiment(
+        name, lambda: results.source_hash(*engine, rows, *things), can_run
+    )(rows)
 
 
 # ---- the contenders
@@ -58,7 +66,7 @@ def _experiment(name: str, *things, can_run=lambda: device.current().has_tma):
 
 def grid() -> list[GemmConfig]:
     """Return the configurations that the contenders search: all 96 of `ch14.gemm`, or in a test every third of them."""
-    return gemm_sweep.grid()[::3 if os.environ.get("TILES_QUICK") else 1]
+    return gemm_sweep.grid()[:: 3 if os.environ.get("TILES_QUICK") else 1]
 
 
 def run_autotune() -> dict:
@@ -74,11 +82,20 @@ def run_autotune() -> dict:
             if block:
                 arguments[name].block_shape = block
 
-    choices = [triton.Config(config.constants(sms, True), config.num_warps, config.num_stages,
-                             pre_hook=functools.partial(set_block_shapes, config)) for config in grid()]
+    choices = [
+        triton.Config(
+            config.constants(sms, True),
+            config.num_warps,
+            config.num_stages,
+            pre_hook=functools.partial(set_block_shapes, config),
+        )
+        for config in grid()
+    ]
     kernel = triton.autotune(choices, key=["M", "N", "K"])(gemm_persistent_kernel)
-    descriptors = [TensorDescriptor(matrix, list(matrix.shape), [row_stride(matrix), 1], block) for matrix, block in
-                   ((a, [64, 64]), (b.T, [64, 64]), (b.T, [64, 64]), (out, [64, 32]))]
+    descriptors = [
+        TensorDescriptor(matrix, list(matrix.shape), [row_stride(matrix), 1], block)
+        for matrix, block in ((a, [64, 64]), (b.T, [64, 64]), (b.T, [64, 64]), (out, [64, 32]))
+    ]
     kernel[(sms,)](*descriptors, None, None, SIDE, SIDE, SIDE)
     torch.cuda.synchronize()
     best = next(config for config, choice in zip(grid(), choices) if choice is kernel.best_config)
@@ -89,9 +106,13 @@ def run_sweep(careful: bool = False) -> dict:
     """Run the same grid through the engine, and return {kernel, timing_s, restarts, gpus, measured}."""
     engine = Sweep(grid(), GemmSpace(SIDE, SIDE, SIDE, careful=careful))
     rows = engine.finish()
-    return {"kernel": engine.winner["kernel"], "timing_s": engine.timing_s, "restarts": engine.restarts,
-            "gpus": len({row["gpu"] for row in rows if "gpu" in row}),
-            "measured": sum(row["status"] == "ok" for row in rows)}
+    return {
+        "kernel": engine.winner["kernel"],
+        "timing_s": engine.timing_s,
+        "restarts": engine.restarts,
+        "gpus": len({row["gpu"] for row in rows if "gpu" in row}),
+        "measured": sum(row["status"] == "ok" for row in rows),
+    }
 
 
 def run_warm_sweep() -> dict:
@@ -105,8 +126,15 @@ CONTENDERS = {"autotune": run_autotune, "sweep": run_sweep, "warm sweep": run_wa
 
 def _run_in_process(name: str, timeout_s: float | None = None, **env: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "ch14.sweep.lesson.experiments", name]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env}, cwd=worker_pool.ROOT,
-                          timeout=timeout_s, check=False)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **env},
+        cwd=worker_pool.ROOT,
+        timeout=timeout_s,
+        check=False,
+    )
 
 
 def _time_in_process(name: str, cache: str, **env: str) -> dict:
@@ -125,8 +153,12 @@ def _compare_winners(rows: list[dict]) -> list[dict]:
     winners = list(dict.fromkeys(row["kernel"] for row in rows))
     times = GemmSpace(SIDE, SIDE, SIDE).measure_finalists([by_name[name] for name in winners])
     of_winner = dict(zip(winners, times))
-    return [row | {key: of_winner[row["kernel"]][key] for key in ("ms", "peer", "peer_ms", "ratio", "tflops")}
-            | {"status": "ok", "configurations": len(by_name), "cores": os.cpu_count()} for row in rows]
+    return [
+        row
+        | {key: of_winner[row["kernel"]][key] for key in ("ms", "peer", "peer_ms", "ratio", "tflops")}
+        | {"status": "ok", "configurations": len(by_name), "cores": os.cpu_count()}
+        for row in rows
+    ]
 
 
 # ---- the experiments
@@ -150,10 +182,24 @@ def run_faults():
     """Run a sweep with every fault injected; the last row counts restarts."""
     with tempfile.TemporaryDirectory() as folder:
         engine = Sweep(faults.configs(), faults.FaultSpace(folder), limit_s=5)
-        rows = [{"kernel": row["kernel"], "status": row["status"], "reason": row["reason"].replace(folder, ""),
-                 "ms": row.get("ms")} for row in engine.finish()]
-    return rows + [{"kernel": "(the sweep)", "status": "ok", "reason": "", "restarts": engine.restarts,
-                    "seconds": engine.elapsed_s}]
+        rows = [
+            {
+                "kernel": row["kernel"],
+                "status": row["status"],
+                "reason": row["reason"].replace(folder, ""),
+                "ms": row.get("ms"),
+            }
+            for row in engine.finish()
+        ]
+    return rows + [
+        {
+            "kernel": "(the sweep)",
+            "status": "ok",
+            "reason": "",
+            "restarts": engine.restarts,
+            "seconds": engine.elapsed_s,
+        }
+    ]
 
 
 def autotune_one_fault(fault: str) -> dict:
@@ -182,8 +228,13 @@ def _describe_outcome(fault: str) -> str:
 @_experiment("sweep_autotune_faults", autotune_one_fault, _describe_outcome, faults_kernels)
 def autotune_faults():
     """Run triton.autotune with one fault at a time among its configurations."""
-    outcomes = check.run_side_by_side(*(functools.partial(_describe_outcome, fault) for fault in TUNED_FAULTS))
-    return [{"fault": fault, "autotune": outcome, "status": "ok"} for fault, outcome in zip(TUNED_FAULTS, outcomes)]
+    outcomes = check.run_side_by_side(
+        *(functools.partial(_describe_outcome, fault) for fault in TUNED_FAULTS)
+    )
+    return [
+        {"fault": fault, "autotune": outcome, "status": "ok"}
+        for fault, outcome in zip(TUNED_FAULTS, outcomes)
+    ]
 
 
 @_experiment("sweep_cancel", faults)
@@ -195,8 +246,10 @@ def measure_cancel():
     """
     space = GemmSpace(SIDE, SIDE, SIDE)
     with tempfile.TemporaryDirectory() as folder:
-        return [*(_cancel_sweep(grid(), space, "timing", after) for after in (5, 7, 9, 11)),
-                _cancel_sweep(faults.configs(("hang",)), faults.FaultSpace(folder), "a hang", 2)]
+        return [
+            *(_cancel_sweep(grid(), space, "timing", after) for after in (5, 7, 9, 11)),
+            _cancel_sweep(faults.configs(("hang",)), faults.FaultSpace(folder), "a hang", 2),
+        ]
 
 
 def _cancel_sweep(configs, space, during: str, after: int) -> dict:
@@ -211,8 +264,13 @@ def _cancel_sweep(configs, space, during: str, after: int) -> dict:
         engine.finish()
         answered_ms = (time.monotonic() - begun) * 1e3
         came = {key for key, row in engine.rows.items() if "recorded" in row}
-        return {"during": during, "answered_ms": answered_ms, "rows": len(came), "status": "ok",
-                "lost": len(came - set(journal.rows()))}
+        return {
+            "during": during,
+            "answered_ms": answered_ms,
+            "rows": len(came),
+            "status": "ok",
+            "lost": len(came - set(journal.rows())),
+        }
 
 
 def _resident_mib() -> float:
@@ -225,14 +283,25 @@ def measure_memory():
     Sweep(grid()[:4], GemmSpace(1024, 1024, 1024)).finish()
     before, rows = _resident_mib(), []
     for side in (1024, 1280, 1536, 1792, 2048, 2304):
-        some = grid()[:500 - len(rows)]
+        some = grid()[: 500 - len(rows)]
         rows += [row["status"] for row in Sweep(some, GemmSpace(side, side, side)).finish()]
-    return [{"configurations": len(rows), "measured": rows.count("ok"), "before_mib": before,
-             "after_mib": _resident_mib(), "status": "ok"}]
+    return [
+        {
+            "configurations": len(rows),
+            "measured": rows.count("ok"),
+            "before_mib": before,
+            "after_mib": _resident_mib(),
+            "status": "ok",
+        }
+    ]
 
 
-@_experiment("sweep_gpus", GemmSpace, gemm_sweep.grid,
-             can_run=lambda: device.current().has_tma and len(device.same_model_uuids()) > 1)
+@_experiment(
+    "sweep_gpus",
+    GemmSpace,
+    gemm_sweep.grid,
+    can_run=lambda: device.current().has_tma and len(device.same_model_uuids()) > 1,
+)
 def measure_gpus():
     """Measure the timing phase of a warm, careful sweep on one GPU and on all visible ones of its model.
 
@@ -245,22 +314,41 @@ def measure_gpus():
     return _compare_winners(rows)
 
 
-@results.experiment("sweep_regret", lambda: results.source_hash(
-    tune.tune_shape, tune.choose_candidates, tuning.search_space.__wrapped__, tuning.suits, measure_regret.__wrapped__))
+@results.experiment(
+    "sweep_regret",
+    lambda: results.source_hash(
+        tune.tune_shape,
+        tune.choose_candidates,
+        tuning.search_space.__wrapped__,
+        tuning.suits,
+        measure_regret.__wrapped__,
+    ),
+)
 def measure_regret():
     """Time every configuration of `ch14.gemm` at 20 layers of language models, and see what tune.SHARE of them finds.
 
     `regret` is the time of the fastest of those that the model ranks first over the time of the fastest of all, less 1.
     """
-    shapes = [shape for _, shape in llm_shapes.list_products()][2::5][:2 if os.environ.get("TILES_QUICK") else 20]
+    shapes = [shape for _, shape in llm_shapes.list_products()][2::5][
+        : 2 if os.environ.get("TILES_QUICK") else 20
+    ]
     rows = []
     for tuned in tune.tune_shapes(tuning.TUNABLE, shapes):
         trials = sorted(tuned["trials"], key=lambda trial: trial[1])
-        tried = trials[:max(4, math.ceil(tune.SHARE * len(trials)))]
+        tried = trials[: max(4, math.ceil(tune.SHARE * len(trials)))]
         fastest, found = (min(us for *_, us in some) for some in (trials, tried))
-        rows.append({"name": "regret", "shape": [tuned[extent] for extent in "mnk"], "configurations": len(trials),
-                     "tried": len(tried), "us": found, "regret": found / fastest - 1,
-                     "kernel": min(tried, key=lambda trial: trial[2])[0], "status": "ok"})
+        rows.append(
+            {
+                "name": "regret",
+                "shape": [tuned[extent] for extent in "mnk"],
+                "configurations": len(trials),
+                "tried": len(tried),
+                "us": found,
+                "regret": found / fastest - 1,
+                "kernel": min(tried, key=lambda trial: trial[2])[0],
+                "status": "ok",
+            }
+        )
     return rows
 
 

@@ -22,24 +22,34 @@ from tilelab.runtime import build, device, operands
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
 # Each kernel in each dtype and for two families of targets; the wide accesses and the bulk copy for all three.
-BUILT = [*((kernel, dtype, target) for kernel in LADDER
-           for dtype, target in ((torch.bfloat16, "sm_90a"), (torch.float32, "sm_120a"))),
-         *((kernel, torch.bfloat16, "sm_100a") for kernel in ("vectors", "bulk_rows"))]
+BUILT = [
+    *(
+        (kernel, dtype, target)
+        for kernel in LADDER
+        for dtype, target in ((torch.bfloat16, "sm_90a"), (torch.float32, "sm_120a"))
+    ),
+    *((kernel, torch.bfloat16, "sm_100a") for kernel in ("vectors", "bulk_rows")),
+]
 ODD = experiments.SMALL[3:6]  # rows of 20 and 14 bytes, and more source times than shared memory holds
 
 
 # More and fewer targets than threads, rows that do not divide them, and sampled times.
-VECTORS = [(ResampleConfig("vectors", 128, 384, 4), (1024, 1024, 2048, 48)),
-           (ResampleConfig("vectors", 256, 85, 2), (1024, 1024, 2048, 192)),
-           (ResampleConfig("vectors", 128, 128, 4, sample=16), (512, 4096, 8192, 128))]
+VECTORS = [
+    (ResampleConfig("vectors", 128, 384, 4), (1024, 1024, 2048, 48)),
+    (ResampleConfig("vectors", 256, 85, 2), (1024, 1024, 2048, 192)),
+    (ResampleConfig("vectors", 128, 128, 4, sample=16), (512, 4096, 8192, 128)),
+]
 
 
 @pytest.fixture(scope="module")
 def built():
     """Reports by (kernel, dtype, target), for rows of 128 features, and by (kernel, shape) for others."""
     jobs = {(kernel, dtype, target): resample.job(kernel, target, dtype) for kernel, dtype, target in BUILT}
-    jobs |= {(kernel, shape): resample.job(kernel, "sm_90a", torch.float16, shape)
-             for kernel in ("shared_search", "vectors") for shape in ODD}
+    jobs |= {
+        (kernel, shape): resample.job(kernel, "sm_90a", torch.float16, shape)
+        for kernel in ("shared_search", "vectors")
+        for shape in ODD
+    }
     jobs["bulk_rows", "dense"] = resample.job("bulk_rows", "sm_120a", shape=(512, 1024, 64, 128))
     named = [dataclasses.replace(job, name=" ".join(map(str, key))) for key, job in jobs.items()]
     reports = {report.job.name: report for report in build.build(named)}
@@ -59,37 +69,52 @@ def test_every_step_compiles_and_holds_the_instruction_it_teaches(built):
     for case in BUILT:
         kernel, report, sass = case[0], built[case], built[case].sass
         assert report.launchable and report.spills == 0, (case, report.reason)
-        assert (report.counts["UBLKCP"] > 0, report.counts["SYNCS"] > 0) == ((kernel == "bulk_rows",) * 2), case
-        assert (report.counts["LDS"] > 0) == (kernel != "search_a_thread") and not report.counts["LDGSTS"], case
+        assert (report.counts["UBLKCP"] > 0, report.counts["SYNCS"] > 0) == ((kernel == "bulk_rows",) * 2), (
+            case
+        )
+        assert (report.counts["LDS"] > 0) == (kernel != "search_a_thread") and not report.counts["LDGSTS"], (
+            case
+        )
         assert bool(re.search(r"\bSHFL\b", sass)) == (kernel == "lane0_search"), case
         assert bool(re.search(r"\bVOTE\b", sass)) == (kernel == "ballot_search"), case
         assert bool(re.search(r"\bATOMS\b", sass)) == (kernel == "bulk_rows"), case
         wide = kernel in ("vectors", "persistent", "bulk_rows")
-        assert [bool(re.search(rf"\b{load}\.E\.128\b", sass)) for load in ("LDG", "STG")] == [wide, wide], case
+        assert [bool(re.search(rf"\b{load}\.E\.128\b", sass)) for load in ("LDG", "STG")] == [wide, wide], (
+            case
+        )
 
 
 @pytest.mark.compile
 def test_a_thread_of_vectors_loads_all_its_vectors_before_it_uses_the_first():
-    for report in build.build([dataclasses.replace(resample.job(config, "sm_90a", shape=shape), name=str(config))
-                               for config, shape in VECTORS]):
+    for report in build.build(
+        [
+            dataclasses.replace(resample.job(config, "sm_90a", shape=shape), name=str(config))
+            for config, shape in VECTORS
+        ]
+    ):
         assert report.launchable and not report.spills, (report.job.name, report.reason)
         wide = re.findall(r"\b(LDG|STG)\.E\.128\b", report.sass)
         loads = 2 * report.job.constants["TARGETS_IN_FLIGHT"]
-        assert any(wide[i:i + loads] == ["LDG"] * loads for i in range(len(wide))), report.job.name
+        assert any(wide[i : i + loads] == ["LDG"] * loads for i in range(len(wide))), report.job.name
 
 
 @pytest.mark.compile
 def test_odd_shapes_compile(built):
     for kernel, shape in itertools.product(("shared_search", "vectors"), ODD):
         report, vector = built[kernel, shape], math.gcd(16, 2 * shape[3])
-        assert report.launchable and not report.spills and report.job.constants["VECTOR_BYTES"] == vector, report.reason
+        assert report.launchable and not report.spills and report.job.constants["VECTOR_BYTES"] == vector, (
+            report.reason
+        )
         wide = re.search(r"LDG\.E\.128", report.sass) is not None
         assert wide == (kernel == "vectors" and vector == 16)
 
 
 def test_job_names_its_shared_memory():
     job = resample.job("bulk_rows", "sm_100a", torch.float32, (8, 1000, 2000, 64))
-    assert job.smem_bytes == job.constants["ROWS"] * 64 * 4 > 0 and job.num_warps * 32 == job.constants["THREADS"]
+    assert (
+        job.smem_bytes == job.constants["ROWS"] * 64 * 4 > 0
+        and job.num_warps * 32 == job.constants["THREADS"]
+    )
     assert resample.job("vectors", "sm_100a").smem_bytes == 0
 
 
@@ -101,15 +126,18 @@ def test_bulk_rows_fits_where_a_block_has_less_shared_memory(built):
 # ---- how a problem is cut
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"kernel": "fast"}, "unknown kernel 'fast'; choose one of search_a_thread, "),
-    ({"threads": 100}, "threads is 100; it must be 32 to 1,024 in steps of 32"),
-    ({"threads": 2048}, "threads is 2048"),
-    ({"targets": 0}, "targets is 0; it must be 1 to 1,024"),
-    ({"targets_in_flight": 9}, "targets_in_flight is 9; it must be 1 to 8"),
-    ({"sample": 12}, "sample is 12; it must be a power of two or 0"),
-    ({"kernel": "bulk_rows", "sample": 2}, "sample is an option of vectors; the kernel is bulk_rows"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"kernel": "fast"}, "unknown kernel 'fast'; choose one of search_a_thread, "),
+        ({"threads": 100}, "threads is 100; it must be 32 to 1,024 in steps of 32"),
+        ({"threads": 2048}, "threads is 2048"),
+        ({"targets": 0}, "targets is 0; it must be 1 to 1,024"),
+        ({"targets_in_flight": 9}, "targets_in_flight is 9; it must be 1 to 8"),
+        ({"sample": 12}, "sample is 12; it must be a power of two or 0"),
+        ({"kernel": "bulk_rows", "sample": 2}, "sample is an option of vectors; the kernel is bulk_rows"),
+    ],
+)
 def test_bad_configuration_is_one_sentence(change, message):
     with pytest.raises(ValueError, match=message) as caught:
         ResampleConfig(**{"kernel": "vectors", "threads": 256, "targets": 64, **change})
@@ -118,17 +146,31 @@ def test_bad_configuration_is_one_sentence(change, message):
 
 def test_a_configuration_says_what_it_is():
     assert str(ResampleConfig("vectors", 128, 64, 4)) == "vectors, 128 threads, 64 targets, 4 in flight"
-    assert {name: config.kernel for name, config in resample.configs().items()} == {name: name for name in LADDER}
+    assert {name: config.kernel for name, config in resample.configs().items()} == {
+        name: name for name in LADDER
+    }
 
 
 def test_any_problem_is_cut_legally():
     chance = random.Random(7)
     for _ in range(300):
-        batches, sources, targets = (chance.choice((1, 2, 3, 100, 4096)) * chance.randint(1, 9) for _ in range(3))
-        depth, sms, dtype = chance.randint(1, 5000), chance.choice((1, 48, 132, 188)), chance.choice(list(ELEMENTS))
-        kernel, row, shape = chance.choice(list(LADDER)), depth * dtype.itemsize, (batches, sources, targets, depth)
+        batches, sources, targets = (
+            chance.choice((1, 2, 3, 100, 4096)) * chance.randint(1, 9) for _ in range(3)
+        )
+        depth, sms, dtype = (
+            chance.randint(1, 5000),
+            chance.choice((1, 48, 132, 188)),
+            chance.choice(list(ELEMENTS)),
+        )
+        kernel, row, shape = (
+            chance.choice(list(LADDER)),
+            depth * dtype.itemsize,
+            (batches, sources, targets, depth),
+        )
         config = fit_config(kernel, shape, dtype.itemsize, sms)
-        assert 32 * config.targets + 4 * (MAX_SHARED_TIMES + 1) <= 48 << 10  # what a block may have without asking
+        assert (
+            32 * config.targets + 4 * (MAX_SHARED_TIMES + 1) <= 48 << 10
+        )  # what a block may have without asking
         if kernel in ("search_a_thread", "lane0_search", "ballot_search"):
             continue
         in_flight = config.targets_in_flight
@@ -139,25 +181,37 @@ def test_any_problem_is_cut_legally():
         assert row % values["VECTOR_BYTES"] == 0 and dtype.itemsize <= values["VECTOR_BYTES"] <= 16
         assert values["ROWS"] * row <= 98304 and values["ELEMENT"] == ELEMENTS[dtype]
         assert [values[name] for name in ("THREADS", "TARGETS", "TARGETS_IN_FLIGHT")] == [
-            config.threads, config.targets, in_flight]
+            config.threads,
+            config.targets,
+            in_flight,
+        ]
 
 
 def test_vectors_has_room_for_every_problem_and_targets_for_all_threads():
     chance = random.Random(8)
     for _ in range(300):
         shape = tuple(chance.choice((1, 3, 100, 4096)) * chance.randint(1, 40) for _ in range(3)) + (
-            8 * chance.randint(1, 64),)
+            8 * chance.randint(1, 64),
+        )
         config = fit_config("vectors", shape, 2, chance.choice((48, 132)))
         values = config.constants(torch.bfloat16, shape)
         assert 32 * values["TARGETS"] + 4 * values["TIMES"] < 48 << 10
         assert values["TIMES"] == 0 or values["TIMES"] * values["SAMPLE"] >= shape[1]
-    large = {row: fit_config("vectors", (2000, 1024, 2048, row // 2), 2, 132).targets for row in (64, 80, 96, 256, 320)}
+    large = {
+        row: fit_config("vectors", (2000, 1024, 2048, row // 2), 2, 132).targets
+        for row in (64, 80, 96, 256, 320)
+    }
     assert large == {64: 512, 80: 512, 96: 512, 256: 128, 320: 102}
-    samples = {sources: fit_config("vectors", (64, sources, 2048, 32), 2, 132).sample for sources in (2048, 4096, 4097)}
+    samples = {
+        sources: fit_config("vectors", (64, sources, 2048, 32), 2, 132).sample
+        for sources in (2048, 4096, 4097)
+    }
     assert samples == {2048: 0, 4096: 8, 4097: 16}
 
 
-@pytest.mark.parametrize("sources, times, sample", [(4096, 256, 16), (4097, 512, 16), (5, 2, 16), (1 << 20, 0, 1)])
+@pytest.mark.parametrize(
+    "sources, times, sample", [(4096, 256, 16), (4097, 512, 16), (5, 2, 16), (1 << 20, 0, 1)]
+)
 def test_a_sample_of_the_times_is_a_power_of_two(sources, times, sample):
     values = dataclasses.replace(CONFIG, sample=16).constants(torch.float16, (1, sources, 100, 8))
     assert (values["TIMES"], values["SAMPLE"]) == (times, sample)
@@ -166,7 +220,9 @@ def test_a_sample_of_the_times_is_a_power_of_two(sources, times, sample):
 CONFIG = ResampleConfig("vectors", 256, 64)
 
 
-@pytest.mark.parametrize("sources, times", [(1, 2), (2, 2), (3, 4), (64, 64), (65, 128), (2048, 2048), (2049, 0)])
+@pytest.mark.parametrize(
+    "sources, times", [(1, 2), (2, 2), (3, 4), (64, 64), (65, 128), (2048, 2048), (2049, 0)]
+)
 def test_times_have_room_for_a_search_of_whole_powers_of_two(sources, times):
     assert CONFIG.constants(torch.float16, (1, sources, 100, 8))["TIMES"] == times
 
@@ -181,7 +237,9 @@ def test_a_thread_moves_what_divides_a_row():
 
 
 def test_prediction_rises_along_the_ladder():
-    percent = [experiments.predicted_percent(kernel) for kernel in ("search_a_thread", "lane0_search", "vectors")]
+    percent = [
+        experiments.predicted_percent(kernel) for kernel in ("search_a_thread", "lane0_search", "vectors")
+    ]
     assert 0 < percent[0] < percent[1] < percent[2] <= 100
 
 
@@ -190,10 +248,17 @@ def test_prediction_rises_along_the_ladder():
 
 def by_numpy(features, source_times, target_times):
     """The same by numpy.interp, a batch and a feature at a time."""
-    features, source_times, target_times = (t.double().numpy() for t in (features, source_times, target_times))
-    return torch.from_numpy(numpy.stack([
-        numpy.stack([numpy.interp(targets, times, column) for column in rows.T], axis=1)
-        for rows, times, targets in zip(features, source_times, target_times)]))
+    features, source_times, target_times = (
+        t.double().numpy() for t in (features, source_times, target_times)
+    )
+    return torch.from_numpy(
+        numpy.stack(
+            [
+                numpy.stack([numpy.interp(targets, times, column) for column in rows.T], axis=1)
+                for rows, times, targets in zip(features, source_times, target_times)
+            ]
+        )
+    )
 
 
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
@@ -240,8 +305,10 @@ def test_compulsory_bytes_counts_each_row_once(shape):
         alone = at < 0 or at == len(of_times) - 1 or of_times[at] == target
         return {max(at, 0)} if alone else {at, at + 1}
 
-    rows = sum(len(set().union(*(needed(of_times, target) for target in of_batch)))
-               for of_times, of_batch in zip(times.tolist(), targets.tolist()))
+    rows = sum(
+        len(set().union(*(needed(of_times, target) for target in of_batch)))
+        for of_times, of_batch in zip(times.tolist(), targets.tolist())
+    )
     batches, sources, count, depth = shape
     expected = (rows + batches * count) * depth * 2 + 4 * batches * (sources + count)
     assert resample.compulsory_bytes(features, times, targets) == expected
@@ -273,6 +340,7 @@ def fma(a, b, c):
 
 def blended(begin, end, time, left, right, dtype, slip):
     """What `weigh` and `blend` give, before it is rounded; rcp.approx is `slip` (-1, 0, 1) units off."""
+
     def difference(later, earlier):
         near = later - earlier
         back = near - later
@@ -287,7 +355,9 @@ def blended(begin, end, time, left, right, dtype, slip):
         u, w, inverse = f64(u) + u_rest, f64(w) + w_rest, f64(near) + (inverse - near).astype(f32)
         high = f64(w.astype(f32))  # w right in two exact products; their sum has 64 bits, for an fma's
         wide = numpy.longdouble
-        return ((wide(high * right) + wide((w - high) * right) + wide(u * left)).astype(f64) * inverse).astype(f32)
+        return (
+            (wide(high * right) + wide((w - high) * right) + wide(u * left)).astype(f64) * inverse
+        ).astype(f32)
     inverse = 1 / (span * scale)
     inverse = numpy.where(slip, numpy.nextafter(inverse, (inverse + slip).astype(f32)), inverse)
     product = w * right
@@ -298,13 +368,14 @@ def blended(begin, end, time, left, right, dtype, slip):
 
 def between_times(rng, kind, count, dtype):
     """begin < time < end, and rows of `dtype` as float32; `kind` says what is hard about them."""
+
     def rounded(x):
         with numpy.errstate(over="ignore"):
             kept = torch.from_numpy(numpy.asarray(x, f32)).to(dtype).float().numpy()
         return numpy.where(numpy.isfinite(kept), kept, f32(1))
 
     def spread(least, most, *shape):
-        return rng.choice([-1, 1], shape) * rng.random(shape) * 2.0**rng.integers(least, most + 1, shape)
+        return rng.choice([-1, 1], shape) * rng.random(shape) * 2.0 ** rng.integers(least, most + 1, shape)
 
     low, high = {"uniform": (0, 0), "tiny span": (0, 0), "subnormal": (-130, -128)}.get(kind, (-40, 40))
     begin, time, end = numpy.sort(spread(low, high, 3, count).astype(f32), axis=0)
@@ -343,7 +414,7 @@ def test_arithmetic_is_within_one_unit_of_the_exact_rational(kind, dtype):
         exact = ((end - time) * left + (time - begin) * right) / (end - begin)
         unit = Fraction(2) ** max(math.frexp(float(exact))[1] - bits, least)
         if "cancels" in kind:
-            unit = max(unit, max(abs(left), abs(right)) / 2**(50 if dtype == torch.float32 else 46))
+            unit = max(unit, max(abs(left), abs(right)) / 2 ** (50 if dtype == torch.float32 else 46))
         assert abs(Fraction(found) - exact) <= unit, case
 
 
@@ -367,7 +438,12 @@ def problem(batches=2, sources=4, targets=3, depth=8, dtype=torch.float16, where
     source_times = torch.arange(float(sources), device=where).expand(batches, -1).contiguous()
     target_times = torch.rand(batches, targets, device=where)
     features = torch.zeros(batches, sources, depth, dtype=dtype, device=where)
-    return [features, source_times, target_times, torch.zeros(batches, targets, depth, dtype=dtype, device=where)]
+    return [
+        features,
+        source_times,
+        target_times,
+        torch.zeros(batches, targets, depth, dtype=dtype, device=where),
+    ]
 
 
 def with_time(value, batch=1, index=2):
@@ -383,28 +459,42 @@ def prepare(features, source_times, target_times, out, config="best", **rest):
     return resample.prepare(features, source_times, target_times, out=out, config=config, **rest)
 
 
-@pytest.mark.parametrize("change, message", [
-    ({0: [1.0]}, "features must be a torch.Tensor; it is a list"),
-    ({1: torch.zeros(2, 4, device="meta")}, "source_times must be in memory; it is on the meta device"),
-    ({0: torch.zeros(4, 8).half()}, r"features must be a tensor of 3 dimensions; its shape is \(4, 8\)"),
-    ({0: torch.zeros(2, 0, 8).half(), 1: torch.zeros(2, 0)}, r"at least one source and one feature; .* \(2, 0, 8\)"),
-    ({1: torch.zeros(2, 5)}, "source_times must be 2 x 4; it is 2 x 5"),
-    ({2: torch.zeros(3, 3)}, "target_times must be 2 x 3; it is 3 x 3"),
-    ({2: [0.5]}, "target_times must be a torch.Tensor; it is a list"),
-    ({3: torch.zeros(2, 3, 7).half()}, "out must be 2 x 3 x 8; it is 2 x 3 x 7"),
-    ({1: torch.zeros(2, 4).double()}, "source_times must be float32; it is float64"),
-    ({2: torch.zeros(2, 3).long()}, "target_times must be float32; it is int64"),
-    ({0: torch.zeros(2, 4, 8)}, "out must be float32; it is float16"),
-    ({0: torch.zeros(2, 4, 8).int()}, "features must be bfloat16, float16 or float32; it is int32"),
-    ({0: torch.zeros(2, 8, 4).half().mT}, r"features must be contiguous; its strides are \(32, 1, 4\)"),
-    ({3: torch.zeros(2, 3, 16).half()[..., ::2]}, "out must be contiguous"),
-    ({0: SHARED[:64].view(2, 4, 8), 3: SHARED[56:104].view(2, 3, 8)}, "out lies in the memory of features: give it"),
-    ({1: SHARED[:16].view(torch.float32).view(2, 4), 3: SHARED[:48].view(2, 3, 8)},
-     "out lies in the memory of source_times"),
-    ({1: with_time(math.nan)}, r"source_times must be numbers of at most 1e\+30; some are larger or NaN"),
-    ({1: with_time(-1e38, index=0)}, "source_times must be numbers of at most"),
-    ({1: with_time(9.0)}, "source_times must ascend in each batch; in batch 1, time 3 is smaller than time 2: sort"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({0: [1.0]}, "features must be a torch.Tensor; it is a list"),
+        ({1: torch.zeros(2, 4, device="meta")}, "source_times must be in memory; it is on the meta device"),
+        ({0: torch.zeros(4, 8).half()}, r"features must be a tensor of 3 dimensions; its shape is \(4, 8\)"),
+        (
+            {0: torch.zeros(2, 0, 8).half(), 1: torch.zeros(2, 0)},
+            r"at least one source and one feature; .* \(2, 0, 8\)",
+        ),
+        ({1: torch.zeros(2, 5)}, "source_times must be 2 x 4; it is 2 x 5"),
+        ({2: torch.zeros(3, 3)}, "target_times must be 2 x 3; it is 3 x 3"),
+        ({2: [0.5]}, "target_times must be a torch.Tensor; it is a list"),
+        ({3: torch.zeros(2, 3, 7).half()}, "out must be 2 x 3 x 8; it is 2 x 3 x 7"),
+        ({1: torch.zeros(2, 4).double()}, "source_times must be float32; it is float64"),
+        ({2: torch.zeros(2, 3).long()}, "target_times must be float32; it is int64"),
+        ({0: torch.zeros(2, 4, 8)}, "out must be float32; it is float16"),
+        ({0: torch.zeros(2, 4, 8).int()}, "features must be bfloat16, float16 or float32; it is int32"),
+        ({0: torch.zeros(2, 8, 4).half().mT}, r"features must be contiguous; its strides are \(32, 1, 4\)"),
+        ({3: torch.zeros(2, 3, 16).half()[..., ::2]}, "out must be contiguous"),
+        (
+            {0: SHARED[:64].view(2, 4, 8), 3: SHARED[56:104].view(2, 3, 8)},
+            "out lies in the memory of features: give it",
+        ),
+        (
+            {1: SHARED[:16].view(torch.float32).view(2, 4), 3: SHARED[:48].view(2, 3, 8)},
+            "out lies in the memory of source_times",
+        ),
+        ({1: with_time(math.nan)}, r"source_times must be numbers of at most 1e\+30; some are larger or NaN"),
+        ({1: with_time(-1e38, index=0)}, "source_times must be numbers of at most"),
+        (
+            {1: with_time(9.0)},
+            "source_times must ascend in each batch; in batch 1, time 3 is smaller than time 2: sort",
+        ),
+    ],
+)
 def test_bad_argument_is_one_sentence(change, message):
     given = [change.get(index, tensor) for index, tensor in enumerate(problem())]
     with pytest.raises(ValueError, match=message) as caught:
@@ -416,20 +506,37 @@ def test_unknown_configuration_and_rows_that_no_bulk_copy_takes():
     with pytest.raises(ValueError, match="unknown configuration 'fastest'; choose best, search_a_thread, "):
         prepare(*problem(), "fastest")
     for config in ("bulk_rows", ResampleConfig("bulk_rows", 256, 64)):
-        with pytest.raises(ValueError, match="multiples of 16 bytes; a row takes 14 bytes, .* 0 past one: choose vec"):
+        with pytest.raises(
+            ValueError, match="multiples of 16 bytes; a row takes 14 bytes, .* 0 past one: choose vec"
+        ):
             prepare(*problem(depth=7), config)
 
 
 def test_a_batch_of_4_gib_is_refused():
-    features = torch.empty(1, 1 << 20, 1 << 11, dtype=torch.float16)  # nothing is written, so it takes no memory
+    features = torch.empty(
+        1, 1 << 20, 1 << 11, dtype=torch.float16
+    )  # nothing is written, so it takes no memory
     with pytest.raises(ValueError, match="a batch must take less than 4 GiB; they take 4,294,967,296 B"):
         resample.prepare(features, *problem()[1:3])
 
 
-@pytest.mark.parametrize("sizes", [{}, {"sources": 1}, {"targets": 0}, {"batches": 0}, {"depth": 7},
-                                   {"dtype": torch.float32}, {"dtype": torch.bfloat16}], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"sources": 1},
+        {"targets": 0},
+        {"batches": 0},
+        {"depth": 7},
+        {"dtype": torch.float32},
+        {"dtype": torch.bfloat16},
+    ],
+    ids=str,
+)
 def test_what_is_right_wants_a_gpu(no_gpu, sizes):
-    with pytest.raises(device.Unsupported, match=r"resample needs TMA .* here is no GPU .*: compile it with .*\.$"):
+    with pytest.raises(
+        device.Unsupported, match=r"resample needs TMA .* here is no GPU .*: compile it with .*\.$"
+    ):
         prepare(*problem(**sizes))
     with pytest.raises(device.Unsupported):
         resample.resample(*problem(**sizes)[:3])
@@ -455,15 +562,20 @@ def test_tensors_of_the_cpu_are_refused_beside_a_gpu(monkeypatch):
 @pytest.fixture
 def on_cpu(monkeypatch):
     """Let experiments run on the CPU; `kernel` writes its result, by default the right one, to `out`."""
+
     def install(kernel=lambda *given, out: out.copy_(resample.spec(*given))):
         def prepare(*given, out=None, config="best", validate=True):
             features, _, targets = given
             out = features.new_empty(*targets.shape, features.shape[2]) if out is None else out
             return operands.Launch(lambda: kernel(*given, out=out), out, config)
+
         monkeypatch.setattr(resample, "prepare", prepare)
+
     make_poisoned, make_inputs = check.make_poisoned, experiments.make_inputs
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(check, "make_poisoned", lambda shape, dtype, where: make_poisoned(shape, dtype, "cpu"))
+    monkeypatch.setattr(
+        check, "make_poisoned", lambda shape, dtype, where: make_poisoned(shape, dtype, "cpu")
+    )
     monkeypatch.setattr(experiments, "make_inputs", lambda *given: make_inputs(*given, where="cpu"))
     monkeypatch.setattr(experiments, "_compile", lambda *cases: None)
     return install
@@ -474,10 +586,16 @@ def test_the_check_covers_every_kernel_and_dtype_and_finds_what_is_wrong(on_cpu,
     monkeypatch.setattr(experiments, "LARGEST", (1, 3, 4, 8))
     on_cpu()
     rows = experiments.check_correctness.__wrapped__()
-    assert len(rows) == len(LADDER) * len(ELEMENTS) and all(row["status"] == "ok" and row["ulps"] <= 1 for row in rows)
+    assert len(rows) == len(LADDER) * len(ELEMENTS) and all(
+        row["status"] == "ok" and row["ulps"] <= 1 for row in rows
+    )
     on_cpu(lambda *given, out: out[:, :-1].copy_(resample.spec(*given)[:, :-1]))
     row = experiments.verify("vectors", (2, 7, 5, 8), torch.float16)
-    assert row == {"status": "wrong", "reason": "elements are not finite, or were never written", "ulps": None}
+    assert row == {
+        "status": "wrong",
+        "reason": "elements are not finite, or were never written",
+        "ulps": None,
+    }
 
 
 def test_the_kernel_is_timed_beside_torch_in_both_precisions(on_cpu, monkeypatch):
@@ -488,10 +606,14 @@ def test_the_kernel_is_timed_beside_torch_in_both_precisions(on_cpu, monkeypatch
     on_cpu()
     monkeypatch.setattr(experiments, "TORCH_SHAPES", ((2, 7, 5, 8), (1, 9, 3, 4)))
     monkeypatch.setattr(torch, "compile", lambda function: function)
-    monkeypatch.setitem(vars(torch), "_dynamo", types.SimpleNamespace(reset=lambda: None))  # its import takes seconds
+    monkeypatch.setitem(
+        vars(torch), "_dynamo", types.SimpleNamespace(reset=lambda: None)
+    )  # its import takes seconds
     monkeypatch.setattr(bench, "compare", compare)
     rows = experiments.compare_with_torch.__wrapped__()
-    assert [row["name"] for row in rows[5:]] == [row["name"] for row in rows[:5]] and rows[4]["name"] == resample.BEST
+    assert [row["name"] for row in rows[5:]] == [row["name"] for row in rows[:5]] and rows[4][
+        "name"
+    ] == resample.BEST
     assert all(row["ulps"] <= 1 for row in rows if "float32" not in row["name"])
 
 
@@ -501,15 +623,26 @@ def test_the_kernel_is_timed_beside_torch_in_both_precisions(on_cpu, monkeypatch
 def test_the_profiler_runs_one_launch_of_each_kernel_by_the_command_line(monkeypatch):
     def profile_kernels(command, kernels, metrics, report):
         assert report == "kept.ncu-rep"
-        assert " ".join(command[-8:]) == ("--mode single_run --kernel vectors,bulk_rows --shape 2,3,4,8 "
-                                          "--dtype float16")
+        assert " ".join(command[-8:]) == (
+            "--mode single_run --kernel vectors,bulk_rows --shape 2,3,4,8 --dtype float16"
+        )
         return [{"kernel": kernel, **dict.fromkeys(metrics, 1.0)} for kernel in kernels]
 
     monkeypatch.setattr(profiler, "profile_kernels", profile_kernels)
-    first, second = experiments.profile_kernels(["vectors", "bulk_rows"], (2, 3, 4, 8), torch.float16,
-                                                "kept.ncu-rep")
-    assert first == {"kernel": "vectors", "shape": [2, 3, 4, 8], "dtype": "float16", "status": "ok",
-                     **dict.fromkeys(experiments.METRICS, 1.0)} and second["kernel"] == "bulk_rows"
+    first, second = experiments.profile_kernels(
+        ["vectors", "bulk_rows"], (2, 3, 4, 8), torch.float16, "kept.ncu-rep"
+    )
+    assert (
+        first
+        == {
+            "kernel": "vectors",
+            "shape": [2, 3, 4, 8],
+            "dtype": "float16",
+            "status": "ok",
+            **dict.fromkeys(experiments.METRICS, 1.0),
+        }
+        and second["kernel"] == "bulk_rows"
+    )
 
 
 # ---- on a GPU
@@ -522,11 +655,20 @@ SOURCES = 1, 2, 100, 3000
 def compiled():
     """Build in parallel what the tests below launch, because one launch after the other builds one at a time."""
     target, dtype = device.current().target, torch.bfloat16
-    build.compile_ahead([
-        *(resample.job(ResampleConfig(kernel, *sizes), target, dtype, (3, 100, 1100, 24))
-          for kernel in LADDER for sizes in SIZES),
-        *(resample.job(kernel, target, dtype, shape) for kernel in LADDER
-          for shape in ((3, 100, 256, 32), *((2, sources, 70, 16) for sources in SOURCES)))])
+    build.compile_ahead(
+        [
+            *(
+                resample.job(ResampleConfig(kernel, *sizes), target, dtype, (3, 100, 1100, 24))
+                for kernel in LADDER
+                for sizes in SIZES
+            ),
+            *(
+                resample.job(kernel, target, dtype, shape)
+                for kernel in LADDER
+                for shape in ((3, 100, 256, 32), *((2, sources, 70, 16) for sources in SOURCES))
+            ),
+        ]
+    )
 
 
 @pytest.mark.gpu
@@ -604,7 +746,9 @@ def test_the_kernel_computes_what_is_emulated(kind, dtype):
     begin, end, time, left, right = (torch.from_numpy(value).cuda() for value in given)
     features = torch.stack([left, right], 1)[..., None].to(dtype)
     out = resample.resample(features, torch.stack([begin, end], 1), time[:, None].contiguous())[:, 0, 0]
-    assert check.ulps(out, expected.double()) <= (0 if dtype == torch.float32 else 1)  # rcp.approx is not emulated
+    assert check.ulps(out, expected.double()) <= (
+        0 if dtype == torch.float32 else 1
+    )  # rcp.approx is not emulated
 
 
 @pytest.mark.gpu
@@ -613,7 +757,9 @@ def test_features_that_start_anywhere():
         features, times, targets = experiments.make_inputs(2, 50, 70, 24, dtype)
         room = torch.empty(features.numel() + 1, dtype=dtype, device="cuda")
         moved = room[1:].view_as(features).copy_(features)
-        assert check.ulps(resample.resample(moved, times, targets), resample.spec(features, times, targets)) <= 1
+        assert (
+            check.ulps(resample.resample(moved, times, targets), resample.spec(features, times, targets)) <= 1
+        )
 
 
 @pytest.mark.gpu

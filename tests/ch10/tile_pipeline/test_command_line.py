@@ -28,7 +28,12 @@ def run(capsys, *arguments):
 def test_it_compiles_for_another_gpu(capsys):
     status, out, err = run(capsys, "--op", "add_shared", "--target", "sm_100a", "--json", "-")
     record = json.loads(out)
-    assert status == 0 and not err and set(results.KEYS) <= set(record) and record["source"] == experiments.source()
+    assert (
+        status == 0
+        and not err
+        and set(results.KEYS) <= set(record)
+        and record["source"] == experiments.source()
+    )
     assert [row["name"] for row in record["rows"]] == list(configs("add_shared"))
     for row, config in zip(record["rows"], configs("add_shared").values()):
         assert row["status"] == "ok" and row["target"] == "sm_100a" and row["config"] == str(config)
@@ -38,12 +43,16 @@ def test_it_compiles_for_another_gpu(capsys):
 @pytest.mark.compile
 def test_a_table_is_shown_and_a_file_written(capsys, tmp_path):
     path = tmp_path / "new" / "rows.json"
-    status, out, err = run(capsys, "--variant", "best", "--shape", "100,200", "--target", "sm_90a", "--json", str(path))
+    status, out, err = run(
+        capsys, "--variant", "best", "--shape", "100,200", "--target", "sm_90a", "--json", str(path)
+    )
     shown = "ch10_tile_pipeline: compiled for sm_90a", "copy 2 × 256", "UTMALDG", "UTMASTG"
     assert status == 0 and not err and all(text in out for text in shown)
     assert all(row["status"] == "ok" for row in json.loads(path.read_text())["rows"])
     (tmp_path / "file").write_text("")
-    status, _, err = run(capsys, "--variant", "best", "--target", "sm_90a", "--json", str(tmp_path / "file" / "x.json"))
+    status, _, err = run(
+        capsys, "--variant", "best", "--target", "sm_90a", "--json", str(tmp_path / "file" / "x.json")
+    )
     assert status == 2 and len(err.splitlines()) == 1
 
 
@@ -53,19 +62,22 @@ def test_no_kernel_for_ampere_is_two(capsys):
     assert status == 2 and "tile_pipeline.cu does not compile for sm_80" in out
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--shape", "6"], "--shape of copy must be R,C, each from 1 to 2,147,450,880; it is 6"),
-    (["--shape", "0,4"], "it is 0,4"),
-    (["--shape", "4,x"], "it is 4,x"),
-    (["--shape=-4,4"], "it is -4,4"),
-    (["--op", "accumulate", "--shape", "4,4"], "--shape of accumulate must be B,R,C, .*; it is 4,4"),
-    (["--op", "scale"], "argument --op: invalid choice: 'scale'"),
-    (["--variant", "ringlet"], "unknown --variant ringlet; choose one of single, .*best, all"),
-    (["--target", "sm_90"], "choose sm_90a"),
-    (["--target", ""], "unknown target ''"),
-    (["--shape", "9" * 4301 + ",4"], "--shape of copy must be R,C, .* it is 9{60}\\.$"),
-    (["--fast"], "unrecognized arguments: --fast"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--shape", "6"], "--shape of copy must be R,C, each from 1 to 2,147,450,880; it is 6"),
+        (["--shape", "0,4"], "it is 0,4"),
+        (["--shape", "4,x"], "it is 4,x"),
+        (["--shape=-4,4"], "it is -4,4"),
+        (["--op", "accumulate", "--shape", "4,4"], "--shape of accumulate must be B,R,C, .*; it is 4,4"),
+        (["--op", "scale"], "argument --op: invalid choice: 'scale'"),
+        (["--variant", "ringlet"], "unknown --variant ringlet; choose one of single, .*best, all"),
+        (["--target", "sm_90"], "choose sm_90a"),
+        (["--target", ""], "unknown target ''"),
+        (["--shape", "9" * 4301 + ",4"], "--shape of copy must be R,C, .* it is 9{60}\\.$"),
+        (["--fast"], "unrecognized arguments: --fast"),
+    ],
+)
 def test_bad_usage_is_one_line_and_two(capsys, arguments, message):
     status, out, err = run(capsys, *arguments)
     assert status == 2 and not out and len(err.splitlines()) == 1 and re.search(message, err)
@@ -79,7 +91,9 @@ def test_a_folder_for_json_is_one_line_and_two(capsys, tmp_path):
 
 def test_help_names_the_choices(capsys):
     status, out, _ = run(capsys, "--help")
-    assert status == 0 and all(name in out for name in ("--target", "--json", "--shape", "best", "all", "add_shared"))
+    assert status == 0 and all(
+        name in out for name in ("--target", "--json", "--shape", "best", "all", "add_shared")
+    )
 
 
 def test_without_a_gpu_is_one_line_and_two(capsys, monkeypatch):
@@ -91,10 +105,22 @@ def test_without_a_gpu_is_one_line_and_two(capsys, monkeypatch):
 
 def test_a_wrong_result_is_one_and_not_timed(capsys, monkeypatch):
     monkeypatch.setattr(device, "current", lambda: H200)
-    monkeypatch.setattr(experiments, "verify", lambda op, config, shape: {
-        "status": "ok" if config.stages == 1 else "wrong", "reason": "", "error": 0.0})
-    monkeypatch.setattr(experiments, "compare_with_torch", lambda op, chosen, shape: [
-        {"name": name, "status": "ok", "reason": "", "ms": 1.0} for name in chosen])
+    monkeypatch.setattr(
+        experiments,
+        "verify",
+        lambda op, config, shape: {
+            "status": "ok" if config.stages == 1 else "wrong",
+            "reason": "",
+            "error": 0.0,
+        },
+    )
+    monkeypatch.setattr(
+        experiments,
+        "compare_with_torch",
+        lambda op, chosen, shape: [
+            {"name": name, "status": "ok", "reason": "", "ms": 1.0} for name in chosen
+        ],
+    )
     status, out, _ = run(capsys, "--json", "-", "--shape", "64,64")
     rows = json.loads(out)["rows"]
     assert status == 1 and {row["name"] for row in rows if "ms" in row} == {"single"}

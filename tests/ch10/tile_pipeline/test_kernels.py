@@ -15,11 +15,19 @@ pytestmark = pytest.mark.compile
 EVERY = [(op, name) for op in experiments.OPS for name in configs(op)]
 BEST = [(op, next(iter(configs(op)))) for op in experiments.OPS]
 # The first and the last ring of each operation, each swizzle with each block, and the largest tile of a transpose.
-OTHERS = [config for stages in (1, 6) for config in (
-              *(TileConfig(op, 4, 64, stages=stages, tiles_per_cta=7) for op in ("copy", "accumulate")),
-              *(TileConfig("stencil", 8, 32, 64, stages, 7, producer) for producer in ("thread", "warp")))]
-OTHERS += [TileConfig("transpose", 96, 96, 96, swizzle=swizzle, block=block, raster=3)
-           for swizzle in tensor_map.SWIZZLES for block in (1, 4)]
+OTHERS = [
+    config
+    for stages in (1, 6)
+    for config in (
+        *(TileConfig(op, 4, 64, stages=stages, tiles_per_cta=7) for op in ("copy", "accumulate")),
+        *(TileConfig("stencil", 8, 32, 64, stages, 7, producer) for producer in ("thread", "warp")),
+    )
+]
+OTHERS += [
+    TileConfig("transpose", 96, 96, 96, swizzle=swizzle, block=block, raster=3)
+    for swizzle in tensor_map.SWIZZLES
+    for block in (1, 4)
+]
 OTHERS += [TileConfig("transpose", 128, 128, 128, block=4), TileConfig("add_shared", 8, 64, 64, cluster=4)]
 
 
@@ -27,24 +35,33 @@ OTHERS += [TileConfig("transpose", 128, 128, 128, block=4), TileConfig("add_shar
 def built():
     """Return reports by (op, variant, target), by the text of OTHERS, by the copy's element size, and by "dump"."""
     jobs = {(op, name, "sm_90a"): tile_pipeline.job(configs(op)[name], "sm_90a") for op, name in EVERY}
-    jobs |= {(op, name, target): tile_pipeline.job(configs(op)[name], target) for op, name in BEST
-             for target in ("sm_100a", "sm_120a")}
+    jobs |= {
+        (op, name, target): tile_pipeline.job(configs(op)[name], target)
+        for op, name in BEST
+        for target in ("sm_100a", "sm_120a")
+    }
     jobs |= {str(config): tile_pipeline.job(config, "sm_90a") for config in OTHERS}
     jobs |= {size: tile_pipeline.job(configs("copy")["ring"], "sm_90a", size) for size in (1, 2, 8)}
     jobs |= {"dump": box_dump.dump_job((24, 32), 4, "sm_90a")}
-    reports = {report.job.name: report for report in build.build(
-        dataclasses.replace(job, name=str(key)) for key, job in jobs.items())}
+    reports = {
+        report.job.name: report
+        for report in build.build(dataclasses.replace(job, name=str(key)) for key, job in jobs.items())
+    }
     return {key: reports[str(key)] for key in jobs}
 
 
 def test_every_variant_holds_what_it_teaches(built):
-    for (op, name, target), report in ((key, report) for key, report in built.items() if isinstance(key, tuple)):
+    for (op, name, target), report in (
+        (key, report) for key, report in built.items() if isinstance(key, tuple)
+    ):
         config, counts = configs(op)[name], report.counts
         assert report.launchable and report.threads == config.block_threads, report.reason
         assert report.smem == config.smem_bytes()
         if not target.startswith("sm_12"):  # there a load into shared memory of a cluster may call a function
             assert report.spills == 0, report.job
-        assert counts["UTMALDG"] and counts["SYNCS"] and not counts["LDG"] and not counts["LDGSTS"], report.job
+        assert counts["UTMALDG"] and counts["SYNCS"] and not counts["LDG"] and not counts["LDGSTS"], (
+            report.job
+        )
         assert (counts["UTMASTG"] > 0) == (op in ("copy", "transpose", "add_shared"))
         assert (counts["UTMAREDG"] > 0) == (op == "accumulate")
         assert (counts["STG"] > 0) == (op == "stencil")

@@ -13,26 +13,42 @@ from ch10.wgmma_gemm.configs import (
     rejection,
 )
 
-GOOD = {"kernel": "specialised", "block_m": 128, "block_n": 256, "stages": 4, "consumers": 2, "epilogue_subtile": 4}
+GOOD = {
+    "kernel": "specialised",
+    "block_m": 128,
+    "block_n": 256,
+    "stages": 4,
+    "consumers": 2,
+    "epilogue_subtile": 4,
+}
 
 
-@pytest.mark.parametrize("change, said", [
-    ({"kernel": "magic"}, "unknown kernel 'magic'; choose one_group, specialised, split."),
-    ({"block_n": 512}, "block_n must be from 1 to 256; it is 512."),
-    ({"consumers": 4}, "consumers must be from 1 to 3; it is 4."),
-    ({"consumers": 3}, "block_m must be a multiple of 64 for each of 3 consumers"),
-    ({"group": 4097}, "group must be from 1 to 4,096"),
-    ({"block_m": 64}, "block_m must be a multiple of 64 for each of 2 consumers"),
-    ({"block_n": 72}, "block_n must be a multiple of 16 in each of 4 subtiles; it is 72."),
-    ({"swap": True}, "epilogue_subtile must be 1 with swap; it is 4."),
-    ({"stages": 1}, "the kernel specialised needs 2 stages"),
-    ({"cluster": 3}, "cluster must be 1, 2 or 4 for the kernel specialised; it is 3."),
-    ({"cluster": 4, "block_n": 80, "epilogue_subtile": 1}, "block_n must be a multiple of 32, so that each CTA"),
-    ({"kernel": "one_group"}, "for the kernel one_group; they are 2, 1, False and False."),
-    ({"kernel": "one_group", "consumers": 1, "pdl": True}, "they are 1, 1, False and True."),
-    ({"kernel": "split", "epilogue_subtile": 1}, "cluster must be at least 2 for the kernel split; it is 1."),
-    ({"kernel": "split", "cluster": 2}, "epilogue_subtile 1 for the kernel split; they are False and 4."),
-])
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"kernel": "magic"}, "unknown kernel 'magic'; choose one_group, specialised, split."),
+        ({"block_n": 512}, "block_n must be from 1 to 256; it is 512."),
+        ({"consumers": 4}, "consumers must be from 1 to 3; it is 4."),
+        ({"consumers": 3}, "block_m must be a multiple of 64 for each of 3 consumers"),
+        ({"group": 4097}, "group must be from 1 to 4,096"),
+        ({"block_m": 64}, "block_m must be a multiple of 64 for each of 2 consumers"),
+        ({"block_n": 72}, "block_n must be a multiple of 16 in each of 4 subtiles; it is 72."),
+        ({"swap": True}, "epilogue_subtile must be 1 with swap; it is 4."),
+        ({"stages": 1}, "the kernel specialised needs 2 stages"),
+        ({"cluster": 3}, "cluster must be 1, 2 or 4 for the kernel specialised; it is 3."),
+        (
+            {"cluster": 4, "block_n": 80, "epilogue_subtile": 1},
+            "block_n must be a multiple of 32, so that each CTA",
+        ),
+        ({"kernel": "one_group"}, "for the kernel one_group; they are 2, 1, False and False."),
+        ({"kernel": "one_group", "consumers": 1, "pdl": True}, "they are 1, 1, False and True."),
+        (
+            {"kernel": "split", "epilogue_subtile": 1},
+            "cluster must be at least 2 for the kernel split; it is 1.",
+        ),
+        ({"kernel": "split", "cluster": 2}, "epilogue_subtile 1 for the kernel split; they are False and 4."),
+    ],
+)
 def test_bad_configuration_is_one_sentence(change, said):
     with pytest.raises(ValueError) as caught:
         WgmmaConfig(**{**GOOD, **change})
@@ -42,7 +58,9 @@ def test_bad_configuration_is_one_sentence(change, said):
 def test_what_a_configuration_needs():
     wide = WgmmaConfig(**GOOD)
     assert (wide.threads, wide.accumulators, wide.box, wide.stage_bytes) == (384, 128, 64, 49152)
-    assert wide.smem_bytes == 4 * 49152 + 2 * 128 * 64 * 2 + 64  # ring, two parts of C, full and empty barriers
+    assert (
+        wide.smem_bytes == 4 * 49152 + 2 * 128 * 64 * 2 + 64
+    )  # ring, two parts of C, full and empty barriers
     assert dataclasses.replace(wide, block_n=224, epilogue_subtile=7).box == 32
     assert dataclasses.replace(wide, block_n=208, epilogue_subtile=1).box == 16
     deep = WgmmaConfig("specialised", 64, 64, 6, boxes_per_stage=2)
@@ -65,11 +83,23 @@ def test_tiles_and_grids():
     assert WgmmaConfig("split", 64, 128, 4, cluster=4).grid(64, 4096, 132) == 128
 
 
-@pytest.mark.parametrize("config, said", [
-    (WgmmaConfig("specialised", 128, 256, 5, consumers=2), "it needs 311,376 B of shared memory per block; sm_90a has"),
-    (WgmmaConfig("specialised", 128, 256, 2, epilogue_subtile=4), "it needs about 40 beside its 256 sums"),
-    (WgmmaConfig("specialised", 192, 208, 2, consumers=3), "a wgmma of 208 columns needs 130 registers; a thread"),
-])
+@pytest.mark.parametrize(
+    "config, said",
+    [
+        (
+            WgmmaConfig("specialised", 128, 256, 5, consumers=2),
+            "it needs 311,376 B of shared memory per block; sm_90a has",
+        ),
+        (
+            WgmmaConfig("specialised", 128, 256, 2, epilogue_subtile=4),
+            "it needs about 40 beside its 256 sums",
+        ),
+        (
+            WgmmaConfig("specialised", 192, 208, 2, consumers=3),
+            "a wgmma of 208 columns needs 130 registers; a thread",
+        ),
+    ],
+)
 def test_what_cannot_run_is_refused_with_a_reason(config, said):
     assert said in rejection(config)
 
@@ -87,10 +117,20 @@ def test_the_course_s_own_run():
 
 def test_each_step_changes_one_thing():
     names = [field.name for field in dataclasses.fields(WgmmaConfig)]
-    changed = [[name for name in names if getattr(a, name) != getattr(b, name)]
-               for a, b in itertools.pairwise(STEPS.values())]
-    assert changed == [["stages"], ["kernel"], ["consumers"], ["block_n", "epilogue_subtile"], ["cluster"],
-                       ["persistent"], ["pdl"], ["group"]]
+    changed = [
+        [name for name in names if getattr(a, name) != getattr(b, name)]
+        for a, b in itertools.pairwise(STEPS.values())
+    ]
+    assert changed == [
+        ["stages"],
+        ["kernel"],
+        ["consumers"],
+        ["block_n", "epilogue_subtile"],
+        ["cluster"],
+        ["persistent"],
+        ["pdl"],
+        ["group"],
+    ]
 
 
 def test_the_choice_follows_the_shape():

@@ -32,13 +32,22 @@ def run(config: WgmmaConfig, shape, seeds, change=("", ""), clusters: int = 1):
     a, weight = (torch.randn(rows, k).bfloat16() for rows in (m, n))
     out, touched = check.make_poisoned((m, n), torch.bfloat16, "cpu")
     first, second, rows, columns = (weight, a, n, m) if config.swap else (a, weight, m, n)
-    maps = (cuda_magic.make_tensor_map(first, (config.block_m, 64), swizzle="128B"),
-            cuda_magic.make_tensor_map(second, (config.block_n // config.cluster, 64), swizzle="128B"),
-            cuda_magic.make_tensor_map(out, (config.block_n if config.swap else 64, config.box),
-                                       swizzle=f"{2 * config.box}B"))
+    maps = (
+        cuda_magic.make_tensor_map(first, (config.block_m, 64), swizzle="128B"),
+        cuda_magic.make_tensor_map(second, (config.block_n // config.cluster, 64), swizzle="128B"),
+        cuda_magic.make_tensor_map(
+            out, (config.block_n if config.swap else 64, config.box), swizzle=f"{2 * config.box}B"
+        ),
+    )
     arguments = (*maps, out, *map(ctypes.c_int, (rows, columns, k)), ctypes.c_uint64(out.stride(0)))
-    launch = emulator.prepare(find_kernel(config, change), clusters * config.cluster, config.threads, arguments,
-                              config.smem_bytes, config.cluster)
+    launch = emulator.prepare(
+        find_kernel(config, change),
+        clusters * config.cluster,
+        config.threads,
+        arguments,
+        config.smem_bytes,
+        config.cluster,
+    )
     error = 0
     for seed in seeds:
         out.fill_(float("nan"))
@@ -48,25 +57,37 @@ def run(config: WgmmaConfig, shape, seeds, change=("", ""), clusters: int = 1):
     return error
 
 
-@pytest.mark.parametrize("config", [
-    THREE, WgmmaConfig("specialised", 192, 48, 3, consumers=3, cluster=2, persistent=True, epilogue_subtile=3, group=4),
-    CLUSTER, WgmmaConfig("specialised", 128, 96, 3, consumers=2, cluster=4, persistent=True, epilogue_subtile=3),
-    WgmmaConfig("specialised", 64, 16, 3, cluster=2, persistent=True, swap=True, boxes_per_stage=2),
-    WgmmaConfig("specialised", 128, 32, 3, consumers=2, cluster=4, persistent=True, swap=True, group=2)],
-    ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [
+        THREE,
+        WgmmaConfig(
+            "specialised", 192, 48, 3, consumers=3, cluster=2, persistent=True, epilogue_subtile=3, group=4
+        ),
+        CLUSTER,
+        WgmmaConfig("specialised", 128, 96, 3, consumers=2, cluster=4, persistent=True, epilogue_subtile=3),
+        WgmmaConfig("specialised", 64, 16, 3, cluster=2, persistent=True, swap=True, boxes_per_stage=2),
+        WgmmaConfig("specialised", 128, 32, 3, consumers=2, cluster=4, persistent=True, swap=True, group=2),
+    ],
+    ids=str,
+)
 def test_it_is_right_in_every_order(config):
     for shape in SHAPES:
         assert run(config, shape, emulator.SEEDS) < 2**-7
 
 
-@pytest.mark.parametrize("config, change", [
-    (THREE, ("4 * CONSUMERS * ctas", "8 * ctas")),  # a stage is free after two of three consumers
-    (THREE, ("4 * CONSUMERS * ctas", "16 * ctas")),
-    (THREE, ("consumer * ROWS * 128", "consumer % 2 * ROWS * 128")),
-    (THREE, ("consumer * BUFFERS * SUBTILE_BYTES", "0")),
-    (CLUSTER, ("4 * CONSUMERS * ctas", "8 * CONSUMERS")),  # a stage is free after two of four CTAs
-    (CLUSTER, ("rank * B_ROWS_PER_CTA * 128", "rank * B_ROWS_PER_CTA * 64")),
-    (CLUSTER, ("if (lane < CLUSTER) mbarrier_arrive_cluster", "if (lane < 2) mbarrier_arrive_cluster"))])
+@pytest.mark.parametrize(
+    "config, change",
+    [
+        (THREE, ("4 * CONSUMERS * ctas", "8 * ctas")),  # a stage is free after two of three consumers
+        (THREE, ("4 * CONSUMERS * ctas", "16 * ctas")),
+        (THREE, ("consumer * ROWS * 128", "consumer % 2 * ROWS * 128")),
+        (THREE, ("consumer * BUFFERS * SUBTILE_BYTES", "0")),
+        (CLUSTER, ("4 * CONSUMERS * ctas", "8 * CONSUMERS")),  # a stage is free after two of four CTAs
+        (CLUSTER, ("rank * B_ROWS_PER_CTA * 128", "rank * B_ROWS_PER_CTA * 64")),
+        (CLUSTER, ("if (lane < CLUSTER) mbarrier_arrive_cluster", "if (lane < 2) mbarrier_arrive_cluster")),
+    ],
+)
 def test_a_planted_fault_is_found(config, change):
     found = 0
     for seed in emulator.SEEDS:

@@ -15,7 +15,10 @@ from tilelab.runtime import build
 pytestmark = pytest.mark.compile
 
 # One name for each set of macros: the steps cluster, persistent and pdl, for example, are one binary.
-EVERY = {tuple(config.constants().items()): (name, config) for name, config in experiments.one_of_each_kind().items()}
+EVERY = {
+    tuple(config.constants().items()): (name, config)
+    for name, config in experiments.one_of_each_kind().items()
+}
 EVERY = dict(EVERY.values())
 FAULTS = experiments.fault_patches()
 
@@ -32,15 +35,20 @@ def built():
         for fault, patch in FAULTS.items():
             patched = stack.enter_context(patched_source(wgmma_gemm.SOURCE, *patch))
             jobs["fault", fault] = wgmma_gemm.job(experiments.BROKEN_CONFIG, source=patched)
-        reports = {report.job.name: report for report in build.build(
-            dataclasses.replace(job, name=str(key)) for key, job in jobs.items())}
+        reports = {
+            report.job.name: report
+            for report in build.build(dataclasses.replace(job, name=str(key)) for key, job in jobs.items())
+        }
     return {key: reports[str(key)] for key in jobs}
 
 
 def test_every_configuration_holds_what_it_teaches(built):
     for name, config in EVERY.items():
         report = built[name]
-        assert report.launchable and report.spills == 0 and report.threads == config.threads, (name, report.reason)
+        assert report.launchable and report.spills == 0 and report.threads == config.threads, (
+            name,
+            report.reason,
+        )
         counts = report.counts
         assert counts["HGMMA"] == 4 * config.boxes_per_stage * config.block_m // config.consumers // 64
         assert counts["UTMALDG"] and counts["SYNCS"] and bool(counts["UTMASTG"]) == (config.kernel != "split")
@@ -48,9 +56,13 @@ def test_every_configuration_holds_what_it_teaches(built):
 
 
 def test_the_products_of_a_step_follow_each_other_without_a_wait(built):
-    lines = [line for line in built["tile_128x256"].sass.splitlines() if "HGMMA" in line or "WARPGROUP.DEPBAR" in line]
+    lines = [
+        line
+        for line in built["tile_128x256"].sass.splitlines()
+        if "HGMMA" in line or "WARPGROUP.DEPBAR" in line
+    ]
     first = next(index for index, line in enumerate(lines) if "HGMMA" in line)
-    assert all("HGMMA" in line for line in lines[first:first + 4]) and "DEPBAR" in lines[first + 4]
+    assert all("HGMMA" in line for line in lines[first : first + 4]) and "DEPBAR" in lines[first + 4]
 
 
 def test_registers_are_handed_over(built):
@@ -62,7 +74,7 @@ def test_registers_are_handed_over(built):
 
 def test_a_cluster_needs_no_fence_of_the_whole_gpu_at_each_step(built):
     body = built["pdl"].sass
-    loop = body[body.index("HGMMA"):body.rindex("HGMMA")]
+    loop = body[body.index("HGMMA") : body.rindex("HGMMA")]
     assert "MEMBAR" not in loop and "UTMALDG.2D.MULTICAST" in body
 
 
@@ -83,4 +95,6 @@ def test_each_fault_compiles_to_another_kernel(built):
     whole = built["fault", "nothing"].sass
     for fault in FAULTS:
         report = built["fault", fault]
-        assert report.launchable and report.spills == 0 and (report.sass == whole) == (fault == "nothing"), fault
+        assert report.launchable and report.spills == 0 and (report.sass == whole) == (fault == "nothing"), (
+            fault
+        )

@@ -10,27 +10,36 @@ from tilelab.runtime import device
 
 A, B = torch.zeros(16, 64, dtype=torch.bfloat16), torch.zeros(24, 64, dtype=torch.bfloat16).T
 
+
 def test_the_arguments_follow_torch_mm():
     a, b = torch.randn(5, 8), torch.randn(8, 16)
     assert torch.equal(wgmma_gemm.spec(a, b), torch.mm(a.double(), b.double()))
 
 
-@pytest.mark.parametrize("a, b, out, said", [
-    ([1.0], B, None, "a must be a torch.Tensor; it is a list."),
-    (A[0], B, None, "a must be a matrix; its shape is (64,)."),
-    (A.float(), B, None, "a must be bfloat16; it is float32."),
-    (A.clone().requires_grad_(), B, None, "wgmma_gemm has no backward pass and a requires a gradient"),
-    (A.expand(16, 64)[:1].expand(16, 64), B, None, "the rows of a overlap (stride 0 for 64 elements)"),
-    (torch.zeros(64, 16, dtype=torch.bfloat16).T, B, None, "a must be stored row by row"),
-    (A, B.contiguous(), None, "b must have K contiguous, as weight.T has; its strides are (24, 1): use"),
-    (A.flatten()[1:961].view(15, 64), B, None, "a must start at a multiple of 16 bytes"),
-    (torch.zeros(4, 68, dtype=torch.bfloat16)[:, :64], B, None, "a row of a must take a multiple of 16 bytes"),
-    (A, B[:32], None, "a (M, K) and b (K, N) must agree in K; a is 16 x 64 and b is 32 x 24."),
-    (A, torch.zeros(20, 64, dtype=torch.bfloat16).T, None, "N is 20 and K is 64: pad them with zeros."),
-    (A[:, :60], B[:60], None, "N is 24 and K is 60"),
-    (A, B, torch.zeros(16, 16, dtype=torch.bfloat16), "out must be 16 x 24; it is 16 x 16."),
-    (A, B, A.flatten()[:384].view(16, 24), "out lies in the memory of a"),
-])
+@pytest.mark.parametrize(
+    "a, b, out, said",
+    [
+        ([1.0], B, None, "a must be a torch.Tensor; it is a list."),
+        (A[0], B, None, "a must be a matrix; its shape is (64,)."),
+        (A.float(), B, None, "a must be bfloat16; it is float32."),
+        (A.clone().requires_grad_(), B, None, "wgmma_gemm has no backward pass and a requires a gradient"),
+        (A.expand(16, 64)[:1].expand(16, 64), B, None, "the rows of a overlap (stride 0 for 64 elements)"),
+        (torch.zeros(64, 16, dtype=torch.bfloat16).T, B, None, "a must be stored row by row"),
+        (A, B.contiguous(), None, "b must have K contiguous, as weight.T has; its strides are (24, 1): use"),
+        (A.flatten()[1:961].view(15, 64), B, None, "a must start at a multiple of 16 bytes"),
+        (
+            torch.zeros(4, 68, dtype=torch.bfloat16)[:, :64],
+            B,
+            None,
+            "a row of a must take a multiple of 16 bytes",
+        ),
+        (A, B[:32], None, "a (M, K) and b (K, N) must agree in K; a is 16 x 64 and b is 32 x 24."),
+        (A, torch.zeros(20, 64, dtype=torch.bfloat16).T, None, "N is 20 and K is 64: pad them with zeros."),
+        (A[:, :60], B[:60], None, "N is 24 and K is 60"),
+        (A, B, torch.zeros(16, 16, dtype=torch.bfloat16), "out must be 16 x 24; it is 16 x 16."),
+        (A, B, A.flatten()[:384].view(16, 24), "out lies in the memory of a"),
+    ],
+)
 def test_bad_matrices_are_one_sentence(a, b, out, said):
     with pytest.raises(ValueError) as caught:
         wgmma_gemm.prepare(a, b, out=out)
@@ -39,15 +48,28 @@ def test_bad_matrices_are_one_sentence(a, b, out, said):
 
 def test_without_wgmma_it_says_what_to_do(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
-    with pytest.raises(device.Unsupported, match=r"needs WGMMA \(compute capability 9.0\); here is .*ch14.gemm.*\.$"):
+    with pytest.raises(
+        device.Unsupported, match=r"needs WGMMA \(compute capability 9.0\); here is .*ch14.gemm.*\.$"
+    ):
         wgmma_gemm.gemm(A, B)
 
 
-@pytest.mark.parametrize("config, error, said", [
-    ("fast", ValueError, "unknown configuration 'fast'; choose best, tile, .*, or pass a WgmmaConfig."),
-    (WgmmaConfig("split", 64, 64, 4, cluster=8), ValueError, "a cluster of 8 needs as many K steps of 64"),
-    (WgmmaConfig("specialised", 128, 256, 5, consumers=2), device.Unsupported, "cannot run: it needs 311,376 B"),
-])
+@pytest.mark.parametrize(
+    "config, error, said",
+    [
+        ("fast", ValueError, "unknown configuration 'fast'; choose best, tile, .*, or pass a WgmmaConfig."),
+        (
+            WgmmaConfig("split", 64, 64, 4, cluster=8),
+            ValueError,
+            "a cluster of 8 needs as many K steps of 64",
+        ),
+        (
+            WgmmaConfig("specialised", 128, 256, 5, consumers=2),
+            device.Unsupported,
+            "cannot run: it needs 311,376 B",
+        ),
+    ],
+)
 def test_a_configuration_that_does_not_fit_is_refused(config, error, said):
     with pytest.raises(error, match=said):
         wgmma_gemm.resolve_config(config, 64, 64, 64)
@@ -64,8 +86,11 @@ def test_a_configuration_is_found_by_name():
 def hopper(test):
     """Mark a test that needs a GPU with WGMMA."""
     here = device.current()
-    return pytest.mark.gpu(pytest.mark.skipif(
-        not here.has_wgmma, reason=f"needs a GPU with WGMMA: here is {here.describe()}")(test))
+    return pytest.mark.gpu(
+        pytest.mark.skipif(not here.has_wgmma, reason=f"needs a GPU with WGMMA: here is {here.describe()}")(
+            test
+        )
+    )
 
 
 @hopper
@@ -77,13 +102,19 @@ def test_every_configuration_is_right_at_ragged_shapes():
 @pytest.mark.parametrize("size", [128, 1024])
 def test_kernels_that_start_early_wait_for_what_they_read_and_overwrite(size):
     """A chain in which each result is the next one's operand, and buffers are written again while others read."""
-    kinds = [STEPS["raster"], WgmmaConfig("split", 64, 128, 2, cluster=2, pdl=True), STEPS["tile"],
-             WgmmaConfig("specialised", 64, 64, 4, persistent=True, pdl=True)]
+    kinds = [
+        STEPS["raster"],
+        WgmmaConfig("split", 64, 128, 2, cluster=2, pdl=True),
+        STEPS["tile"],
+        WgmmaConfig("specialised", 64, 64, 4, persistent=True, pdl=True),
+    ]
     b = torch.nn.init.orthogonal_(torch.empty(size, size)).bfloat16().cuda()
     buffers = [torch.randn(size, size, device="cuda").bfloat16() for _ in range(3)]
     slow = [buffer.clone() for buffer in buffers]
-    launches = [wgmma_gemm.prepare(buffers[i % 3], b.T, out=buffers[(i + 1) % 3], config=kinds[i % 4])
-                for i in range(60)]
+    launches = [
+        wgmma_gemm.prepare(buffers[i % 3], b.T, out=buffers[(i + 1) % 3], config=kinds[i % 4])
+        for i in range(60)
+    ]
     for launch in launches:
         launch()
     for i in range(60):

@@ -23,14 +23,19 @@ def rows():
 def test_every_target_gets_tma_and_its_tensor_core(rows):
     assert [row["target"] for row in rows] == ["sm_90a"] * len(configs(128)) + ["sm_100a", "sm_120a"]
     for row in rows:
-        assert row["status"] == "ok" and row["spills"] <= 16, row  # Triton 3.6 spills 8 bytes on sm_120a, 3.7 none
+        assert row["status"] == "ok" and row["spills"] <= 16, (
+            row
+        )  # Triton 3.6 spills 8 bytes on sm_120a, 3.7 none
         assert row["tma_load"] > 0 and row["tma_store"] > 0 and row[TARGETS[row["target"]]] > 0
         assert (row["setmaxnreg"] > 0) == ("hopper" in row["config"])
 
 
 def test_the_masked_kernels_load_and_multiply_in_sass():
     """The masked kernels of both head dimensions are built nowhere else."""
-    jobs = [job(configs(d)[name], "sm_90a", d, True) for d, name in ((64, "plain"), (64, "overlap"), (128, "overlap"))]
+    jobs = [
+        job(configs(d)[name], "sm_90a", d, True)
+        for d, name in ((64, "plain"), (64, "overlap"), (128, "overlap"))
+    ]
     for report in build.disassemble(jobs):
         assert report.launchable and report.spills == 0
         assert all(opcode in report.sass for opcode in ("UTMALDG.4D", "UTMASTG.4D", "HGMMA"))
@@ -40,7 +45,7 @@ def test_the_masked_kernels_load_and_multiply_in_sass():
 
 def test_command_line_compiles(capsys, rows):
     assert main(["--target", "sm_100a", "--json", "-"]) == 0
-    row, = json.loads(capsys.readouterr().out)["rows"]
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["status"] == "ok" and row["tcgen05_mma"] > 0
 
 

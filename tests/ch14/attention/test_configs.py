@@ -8,11 +8,20 @@ from ch14.attention.lesson import experiments
 from tilelab.runtime import device
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"kernel": "fast"}, "choose plain or hopper"), ({"block_m": 96}, "power of two"), ({"block_n": 8}, "16 to 256"),
-    ({"num_stages": 0}, "0 stages"), ({"overlap": True}, "kernel='hopper'"), ({"num_warps": 64}, "from 1 to 32"),
-    ({"kernel": "hopper", "block_m": 64}, "two warp groups"), ({"kernel": "hopper", "num_stages": 1}, "1 stages"),
-    ({"kernel": "hopper", "block_m": 192}, "256, 64, 16")])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"kernel": "fast"}, "choose plain or hopper"),
+        ({"block_m": 96}, "power of two"),
+        ({"block_n": 8}, "16 to 256"),
+        ({"num_stages": 0}, "0 stages"),
+        ({"overlap": True}, "kernel='hopper'"),
+        ({"num_warps": 64}, "from 1 to 32"),
+        ({"kernel": "hopper", "block_m": 64}, "two warp groups"),
+        ({"kernel": "hopper", "num_stages": 1}, "1 stages"),
+        ({"kernel": "hopper", "block_m": 192}, "256, 64, 16"),
+    ],
+)
 def test_bad_configurations_get_one_sentence(changes, message):
     with pytest.raises(ValueError, match=message):
         AttentionConfig(**changes)
@@ -42,10 +51,21 @@ def test_pairs_are_equal_work():
 
 
 def test_a_head_of_64_gets_four_groups_where_their_tiles_fill_the_gpu():
-    found = {case: best_config(64, "sm_90a", case, 132) for case in (
-        (4, 32, 32, 4096, 4096, 64, True), (16, 32, 32, 1024, 1024, 64, True), (8, 16, 16, 577, 577, 64, False),
-        (2, 32, 32, 1024, 1024, 64, True), (1, 32, 32, 1024, 1024, 64, False), (1, 32, 32, 1024, 1024, 64, True),
-        (4, 16, 16, 300, 300, 64, True), (1, 16, 16, 1, 8192, 64, False))}
-    assert [config.four_groups for config in found.values()] == [True] * 5 + [False] * 3  # the sixth has 64 pairs
+    found = {
+        case: best_config(64, "sm_90a", case, 132)
+        for case in (
+            (4, 32, 32, 4096, 4096, 64, True),
+            (16, 32, 32, 1024, 1024, 64, True),
+            (8, 16, 16, 577, 577, 64, False),
+            (2, 32, 32, 1024, 1024, 64, True),
+            (1, 32, 32, 1024, 1024, 64, False),
+            (1, 32, 32, 1024, 1024, 64, True),
+            (4, 16, 16, 300, 300, 64, True),
+            (1, 16, 16, 1, 8192, 64, False),
+        )
+    }
+    assert [config.four_groups for config in found.values()] == [True] * 5 + [
+        False
+    ] * 3  # the sixth has 64 pairs
     assert best_config(64, "sm_90a").four_groups
     assert best_config(64, "sm_100a", next(iter(found))).kernel == "plain"

@@ -13,11 +13,24 @@ from tilelab.emulator import gluon_emulator
 from tilelab.runtime import build
 
 FOUR_GROUPS = attention.configs(64)["four groups"]
-FORMS = [dataclasses.replace(FOUR_GROUPS, num_stages=stages, overlap=overlap, ping_pong=ping_pong)
-         for (overlap, ping_pong), stages in itertools.product(((False, False), (True, False), (True, True)), (2, 5))]
-FORMS += [AttentionConfig(128, 128, 8, stages, "hopper", overlap, ping_pong, True)
-          for (overlap, ping_pong), stages in itertools.product(((False, False), (True, False), (True, True)), (2, 3))]
-CASES = [(1, 2, 1, 500, 500, True), (1, 1, 1, 385, 300, True), (1, 2, 2, 200, 640, False), (1, 1, 1, 64, 1, True)]
+FORMS = [
+    dataclasses.replace(FOUR_GROUPS, num_stages=stages, overlap=overlap, ping_pong=ping_pong)
+    for (overlap, ping_pong), stages in itertools.product(
+        ((False, False), (True, False), (True, True)), (2, 5)
+    )
+]
+FORMS += [
+    AttentionConfig(128, 128, 8, stages, "hopper", overlap, ping_pong, True)
+    for (overlap, ping_pong), stages in itertools.product(
+        ((False, False), (True, False), (True, True)), (2, 3)
+    )
+]
+CASES = [
+    (1, 2, 1, 500, 500, True),
+    (1, 1, 1, 385, 300, True),
+    (1, 2, 2, 200, 640, False),
+    (1, 1, 1, 64, 1, True),
+]
 
 
 def make_plain_classes() -> dict:
@@ -25,8 +38,14 @@ def make_plain_classes() -> dict:
     stand_ins, plain = gluon_emulator._stand_ins(), {}
     for name in ("RingState", "Buffers", "Problem"):
         made = getattr(hopper_kernel, name)
-        inner = next((cell.cell_contents for cell in made.__new__.__closure__ or ()
-                      if getattr(cell.cell_contents, "__name__", "") == name), made)
+        inner = next(
+            (
+                cell.cell_contents
+                for cell in made.__new__.__closure__ or ()
+                if getattr(cell.cell_contents, "__name__", "") == name
+            ),
+            made,
+        )
         plain[name] = type(name, (), {})
         for key, value in {**vars(made), **vars(inner)}.items():
             if hasattr(value, "fn"):
@@ -45,8 +64,18 @@ def emulate(config: AttentionConfig, case, seed: int) -> float:
     descriptors = [attention._describe(*each, True) for each in rows]
     constants, _ = attention._compile_options(config, causal)
     with gluon_emulator.with_seed(seed), gluon_emulator.replacing(**make_plain_classes()):
-        gluon_emulator.run(hopper_kernel.attention_hopper_kernel, (min(items, 3),), *descriptors,
-                           64**-0.5 * attention.LOG2_E, items, t, row_blocks, h, h // hk, **constants)
+        gluon_emulator.run(
+            hopper_kernel.attention_hopper_kernel,
+            (min(items, 3),),
+            *descriptors,
+            64**-0.5 * attention.LOG2_E,
+            items,
+            t,
+            row_blocks,
+            h,
+            h // hk,
+            **constants,
+        )
     return float((out.double() - spec(q, k, v, is_causal=causal)).abs().max())
 
 

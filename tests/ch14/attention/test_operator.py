@@ -21,7 +21,10 @@ SMALL = AttentionConfig(32, 16, 4, 2)
 
 def case(b=1, h=2, hk=2, s=40, t=40, d=64):
     where = "cuda" if HERE.has_tma else "cpu"
-    return [torch.randn(b, heads, length, d, device=where).to(DTYPE) for heads, length in ((h, s), (hk, t), (hk, t))]
+    return [
+        torch.randn(b, heads, length, d, device=where).to(DTYPE)
+        for heads, length in ((h, s), (hk, t), (hk, t))
+    ]
 
 
 def test_spec_is_torchs_attention():
@@ -29,13 +32,18 @@ def test_spec_is_torchs_attention():
     for causal in (False, True):
         wanted = attention.spec(q, k, v, is_causal=causal)
         peer = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
-        assert torch.allclose(wanted, peer) and torch.equal(wanted, experiments.compute_reference(q, k, v, causal))
+        assert torch.allclose(wanted, peer) and torch.equal(
+            wanted, experiments.compute_reference(q, k, v, causal)
+        )
     assert not torch.allclose(attention.spec(q, k, v, scale=1.0), attention.spec(q, k, v))
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("shape, dtype", [((1, 1, 1, 1, 1, 64), DTYPE), ((2, 6, 2, 33, 47, 64), DTYPE),
-                                          ((1, 2, 1, 50, 17, 128), torch.bfloat16)], ids=str)
+@pytest.mark.parametrize(
+    "shape, dtype",
+    [((1, 1, 1, 1, 1, 64), DTYPE), ((2, 6, 2, 33, 47, 64), DTYPE), ((1, 2, 1, 50, 17, 128), torch.bfloat16)],
+    ids=str,
+)
 def test_attention(shape, dtype, causal):
     q, k, v = (each.to(dtype) for each in case(*shape))
     kept = [each.clone() for each in (q, k, v)]
@@ -63,7 +71,9 @@ def hide_keys(q, k, hidden):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of NaN in the interpreter
-@pytest.mark.parametrize("causal, hidden", [(False, slice(0, 20)), (False, slice(18, 50)), (True, slice(0, 20))])
+@pytest.mark.parametrize(
+    "causal, hidden", [(False, slice(0, 20)), (False, slice(18, 50)), (True, slice(0, 20))]
+)
 def test_blocks_of_scores_that_are_all_minus_infinity(causal, hidden):
     """The first or the last blocks of 16 keys have no weight. A query that sees no other key gets NaN, as in torch."""
     q, k, v = case(h=1, hk=1, s=40, t=50)
@@ -109,12 +119,14 @@ def test_bad_input_gets_one_sentence():
     refused("multiple of those of k", *zip("kv", (each.repeat(1, 2, 1, 1)[:, :3] for each in (k, v))))
     refused("strides", ("q", q.mT.contiguous().mT))
     refused("strides", *zip("kv", (each[:, :1].expand(-1, 2, -1, -1) for each in (k, v))))
-    refused("16 bytes", ("q", torch.cat([q.flatten(), q.flatten()])[1:1 + q.numel()].view(q.shape)))
+    refused("16 bytes", ("q", torch.cat([q.flatten(), q.flatten()])[1 : 1 + q.numel()].view(q.shape)))
     for scale in (float("nan"), 0, -1, 1e29, "0.1", torch.tensor(0.1)):
         refused("2.-100 to 2.20", scale=scale)
     refused("unknown configuration 'fast'; choose best, plain", config="fast")
-    refused("overlaps itself", out=torch.as_strided(torch.zeros(800, dtype=DTYPE, device=q.device), q.shape,
-                                                    (400, 200, 8, 1)))
+    refused(
+        "overlaps itself",
+        out=torch.as_strided(torch.zeros(800, dtype=DTYPE, device=q.device), q.shape, (400, 200, 8, 1)),
+    )
     refused("out must be 1 x 2 x 40 x 64", out=k[:, :, :5])
     refused("out lies in the memory of q", ("q", q), out=q)
 
@@ -144,8 +156,10 @@ def test_scores_of_minus_infinity_in_every_step(d):
     hide_keys(q, k, slice(400, 700))
     for name, config in experiments.ladder_here(d).items():
         for causal in (False, True):
-            result, wanted = (compute(q, k, v, is_causal=causal)[:, :, 300 * causal:] for compute in (
-                functools.partial(attention.attention, config=config), attention.spec))
+            result, wanted = (
+                compute(q, k, v, is_causal=causal)[:, :, 300 * causal :]
+                for compute in (functools.partial(attention.attention, config=config), attention.spec)
+            )
             assert check.relative_error(result, wanted) < 2 * check.TOLERANCE[DTYPE], (name, causal)
 
 
@@ -160,5 +174,7 @@ def test_a_tile_too_large_is_a_sentence():
 def test_a_new_thread_can_launch():
     q = torch.randn(1, 2, 300, 128, device="cuda").bfloat16()
     launch = attention.prepare(q, q, q)
-    with ThreadPoolExecutor(1) as pool:  # Triton would encode the maps there before the thread has a CUDA context
+    with ThreadPoolExecutor(
+        1
+    ) as pool:  # Triton would encode the maps there before the thread has a CUDA context
         assert torch.equal(pool.submit(launch).result(), launch())

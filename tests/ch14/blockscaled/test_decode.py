@@ -19,8 +19,12 @@ WHERE = "cuda" if HERE.capability else "cpu"
 MAGNITUDES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 FEW, MORE = "registers,128,2048,8,4", "registers,256,1024,8,2"  # the choice up to 8 tokens, and up to 16
 SMALL = DecodeConfig("plain", 16, 128, 4, 1)
-EVERY = [*decode_path.configs(16).values(), DecodeConfig("registers", 16, 128, 1, 1),
-         DecodeConfig("registers", 64, 256, 2, 2), DecodeConfig("registers", 128, 512, 8, 2)]
+EVERY = [
+    *decode_path.configs(16).values(),
+    DecodeConfig("registers", 16, 128, 1, 1),
+    DecodeConfig("registers", 64, 256, 2, 2),
+    DecodeConfig("registers", 128, 512, 8, 2),
+]
 
 
 def case(m, n, k, scales=(118, 128)):
@@ -39,7 +43,9 @@ def every_code(scale_of_row, tokens):
 
 
 def same(result, wanted):
-    return torch.equal(torch.nan_to_num(result.float(), nan=7e-30), torch.nan_to_num(wanted.float(), nan=7e-30))
+    return torch.equal(
+        torch.nan_to_num(result.float(), nan=7e-30), torch.nan_to_num(wanted.float(), nan=7e-30)
+    )
 
 
 def test_spec_by_hand():
@@ -61,8 +67,15 @@ def matches(config, shapes):
         out, touched = check.make_poisoned((m, n), torch.bfloat16, WHERE)
         launch = decode_path.prepare(x, weight, scales, out=out, config=config)
         first = launch().clone()
-        assert check.relative_error(first, spec(x, weight, scales)) < 2**-8 and not touched(), (config, m, n, k)
-        assert first.data_ptr() != out.data_ptr() and torch.equal(launch(), first)  # the counters are back at zero
+        assert check.relative_error(first, spec(x, weight, scales)) < 2**-8 and not touched(), (
+            config,
+            m,
+            n,
+            k,
+        )
+        assert first.data_ptr() != out.data_ptr() and torch.equal(
+            launch(), first
+        )  # the counters are back at zero
         assert all(torch.equal(now, before) for now, before in zip((x, weight, scales), kept))
 
 
@@ -126,7 +139,9 @@ def test_every_configuration_on_the_gpu(config):
 @pytest.mark.parametrize("scale", [127, 128, 129, 140, 200, 254, 255])
 def test_one_large_scale_anywhere_on_the_gpu(scale):
     config = DecodeConfig("registers", 64, 512, 4, 2)
-    for k, (large, block) in itertools.product((1280, 1248), ((0, 0), (63, 15), (64, 16), (129, 38), (77, 31))):
+    for k, (large, block) in itertools.product(
+        (1280, 1248), ((0, 0), (63, 15), (64, 16), (129, 38), (77, 31))
+    ):
         x, weight, scales = case(9, 130, k)
         scales[large, block] = scale
         wanted, out = spec(x, weight, scales), decode(x, weight, scales, config=config)
@@ -134,7 +149,10 @@ def test_one_large_scale_anywhere_on_the_gpu(scale):
         assert torch.equal(out.isnan(), ~number)
         for row in {*range(0, 130, 7), large}:
             keep = number[:, row]
-            assert not keep.any() or check.relative_error(out[keep, row], wanted[keep, row]) < 2**-8, (scale, row)
+            assert not keep.any() or check.relative_error(out[keep, row], wanted[keep, row]) < 2**-8, (
+                scale,
+                row,
+            )
 
 
 @pytest.mark.gpu
@@ -146,24 +164,33 @@ def test_up_to_64_tokens_on_the_gpu():
 
 def run_ptx(asm, word, *operands):
     """The decoding in Python: 32-bit words as int64, bf16 pairs through float32, whose products are exact here."""
+
     def product(a, b):
         made = torch.zeros_like(a)
         for half in (0, 16):
-            left, right = ((each >> half & 0xFFFF).to(torch.int32).to(torch.int16).view(torch.bfloat16).float()
-                           for each in (a, b))
+            left, right = (
+                (each >> half & 0xFFFF).to(torch.int32).to(torch.int16).view(torch.bfloat16).float()
+                for each in (a, b)
+            )
             made |= ((left * right).bfloat16().view(torch.int16).long() & 0xFFFF) << half
         return made
 
     registers = {"$8": word, "$9": operands[0], "$10": operands[-1]}
-    steps = {"and.b32": lambda a, b: a & b, "shr.u32": lambda a, b: a >> b,
-             "mul.lo.u32": lambda a, b: a * b & 0xFFFFFFFF, "mul.rn.bf16x2": product}
+    steps = {
+        "and.b32": lambda a, b: a & b,
+        "shr.u32": lambda a, b: a >> b,
+        "mul.lo.u32": lambda a, b: a * b & 0xFFFFFFFF,
+        "mul.rn.bf16x2": product,
+    }
     made = []
     for opcode, to, left, right in re.findall(r"([a-z]\S+) (\S+), (\S+), (\S+);", asm):
         if opcode == "mov.b32":  # {low, high}, pair
             made.append(registers[right])
             continue
-        left, right = (registers[name] if name in registers else torch.full_like(word, int(name, 0))
-                       for name in (left, right))
+        left, right = (
+            registers[name] if name in registers else torch.full_like(word, int(name, 0))
+            for name in (left, right)
+        )
         registers[to] = steps[opcode](left, right)
     assert len(made) == 4 and "{$6, $7}" in asm
     return made
@@ -171,8 +198,11 @@ def run_ptx(asm, word, *operands):
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_the_ptx_decodes_every_code_in_every_place(wide):
-    low, scale = torch.meshgrid(torch.arange(0, 65536, 331 if wide else 31),  # every code in each of four places
-                                torch.arange(256) if wide else torch.arange(0, 129, 8), indexing="ij")
+    low, scale = torch.meshgrid(
+        torch.arange(0, 65536, 331 if wide else 31),  # every code in each of four places
+        torch.arange(256) if wide else torch.arange(0, 129, 8),
+        indexing="ij",
+    )
     word = low.flatten() | (low.flatten() * 7919 + 11) % 65536 << 16
     scale = scale.flatten()
     if wide:
@@ -206,7 +236,9 @@ def test_the_scan_marks_scales_over_128():
 def test_a_scan_decides_before_the_first_product():
     for config, m in ((decode_path.configs(8)[FEW], 8), (decode_path.configs(16)[MORE], 16)):
         report = build.build_one(decode_path.job(config, "sm_90a", m))
-        assert report.launchable and not report.spills and report.registers <= 128  # two programs of 256 threads per SM
+        assert (
+            report.launchable and not report.spills and report.registers <= 128
+        )  # two programs of 256 threads per SM
         assert "BRA.DIV" not in report.sass  # the compiler knows that all threads take the same loop
         assert asked_before_decoded(report)
         weights = [place.start() for place in re.finditer(r"LDG\.E\.128", report.sass)]
@@ -220,8 +252,8 @@ def test_a_scan_decides_before_the_first_product():
 def test_the_last_program_asks_for_four_shares_at_once(m, each):
     config = next(iter(decode_path.configs(m).values()))
     sass = build.build_one(decode_path.job(config, "sm_90a", m)).sass
-    tail = re.findall(r"(LDG\.E\.64\.STRONG|FADD|BRA)", sass[sass.index("ATOMG"):])
-    assert tail[:4 * each] == ["LDG.E.64.STRONG"] * 4 * each and tail.count("LDG.E.64.STRONG") == 4 * each
+    tail = re.findall(r"(LDG\.E\.64\.STRONG|FADD|BRA)", sass[sass.index("ATOMG") :])
+    assert tail[: 4 * each] == ["LDG.E.64.STRONG"] * 4 * each and tail.count("LDG.E.64.STRONG") == 4 * each
     assert sass.count("STG.E.64 ") == each  # a thread stores two sums of neighbouring tokens at once
 
 
@@ -243,7 +275,9 @@ def test_bad_input_gets_one_sentence():
     refused("weight must be contiguous", ("weight", torch.cat([weight, weight], 1)[:, ::2]))
     refused("scales must be in memory", ("scales", scales.to("meta")))
     refused("no backward", ("x", x.clone().requires_grad_()))
-    refused("x must start .* it starts 2 bytes past one", ("x", torch.cat([x, x]).flatten()[1:257].view(4, 64)))
+    refused(
+        "x must start .* it starts 2 bytes past one", ("x", torch.cat([x, x]).flatten()[1:257].view(4, 64))
+    )
     refused("weight must start", ("weight", torch.cat([weight, weight]).flatten()[1:641].view(20, 32)))
     refused("x has 65 tokens; decode takes 1 to 64", ("x", case(65, 1, 64)[0]))
     refused("K is 48 and N is 20; K must be a multiple of 32", ("x", x[:, :48].contiguous()))
@@ -251,14 +285,19 @@ def test_bad_input_gets_one_sentence():
     refused("scales must be 20 x 2; it is 19 x 2", ("scales", scales[:19]))
     refused("out must be 4 x 20; it is 4 x 19", out=torch.empty(4, 19, dtype=torch.bfloat16, device=WHERE))
     refused("out lies in the memory of x", ("x", x), out=x.flatten()[:80].view(4, 20))
-    refused("out lies in the memory of weight", ("weight", weight),
-            out=weight.flatten()[:160].view(torch.bfloat16).view(4, 20))
+    refused(
+        "out lies in the memory of weight",
+        ("weight", weight),
+        out=weight.flatten()[:160].view(torch.bfloat16).view(4, 20),
+    )
     refused("unknown configuration 'fast'; choose best, registers,128", config="fast")
 
 
 def test_a_grid_holds_the_shares():
-    x, weight, scales = (torch.empty(1, columns, dtype=kind, device=WHERE) for columns, kind in (
-        (2**24, torch.bfloat16), (2**23, torch.uint8), (2**19, torch.uint8)))
+    x, weight, scales = (
+        torch.empty(1, columns, dtype=kind, device=WHERE)
+        for columns, kind in ((2**24, torch.bfloat16), (2**23, torch.uint8), (2**19, torch.uint8))
+    )
     with pytest.raises(ValueError, match="at most 65,535 shares of K; a share of 128 makes 131,072"):
         decode_path.prepare(x, weight, scales, config=DecodeConfig("plain", 64, 128, 4, 2))
 
@@ -268,12 +307,19 @@ def test_the_interpreter_has_no_gluon():
     refused("Triton, not Gluon", config=next(iter(decode_path.configs(4))), error=device.Unsupported)
 
 
-@pytest.mark.parametrize("given, message", [
-    (("fast", 64, 512, 4, 2), "choose registers or plain"), (("plain", 96, 512, 4, 2), "power of two from 16 to 512"),
-    (("registers", 64, 512, 8, 2), "8 warps need 128 rows"), (("registers", 64, 128, 4, 2), "more than a share"),
-    (("plain", 64, 64, 4, 2), "share is 64; it must be a power of two"), (("plain", 64, 512, 4, 0), "ahead"),
-    (("plain", 64.0, 512, 4, 2), "block_n is 64.0; it must be a power of two"),
-    (("plain", 64, "512", 4, 2), "share is '512'; it must be a power of two")])
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (("fast", 64, 512, 4, 2), "choose registers or plain"),
+        (("plain", 96, 512, 4, 2), "power of two from 16 to 512"),
+        (("registers", 64, 512, 8, 2), "8 warps need 128 rows"),
+        (("registers", 64, 128, 4, 2), "more than a share"),
+        (("plain", 64, 64, 4, 2), "share is 64; it must be a power of two"),
+        (("plain", 64, 512, 4, 0), "ahead"),
+        (("plain", 64.0, 512, 4, 2), "block_n is 64.0; it must be a power of two"),
+        (("plain", 64, "512", 4, 2), "share is '512'; it must be a power of two"),
+    ],
+)
 def test_bad_configurations_get_one_sentence(given, message):
     with pytest.raises(ValueError, match=message):
         DecodeConfig(*given)
@@ -291,8 +337,11 @@ def test_the_choice_fills_the_gpu_and_fits():
     assert decode_path.best_config(1, 64, 64, device.Device("A100", (8, 0), "sm_80", 108)).kernel == "plain"
     for m in (1, 8, 9, 33, 64):
         tokens = decode_path.padded_tokens(m)
-        assert tokens >= m and all(tokens * config.share <= 32768 for config in decode_path.configs(m).values()
-                                   if config.kernel == "registers")
+        assert tokens >= m and all(
+            tokens * config.share <= 32768
+            for config in decode_path.configs(m).values()
+            if config.kernel == "registers"
+        )
 
 
 @pytest.mark.compile
@@ -309,11 +358,17 @@ def test_every_family_of_targets_builds_both_kernels():
 
 def asked_before_decoded(report):
     """Whether each loop that multiplies asks for weights before its first product: ptxas likes to do it at the end."""
-    at = {int(place, 16): opcode for place, opcode in
-          re.findall(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)", report.sass)}
-    loops = [[at[place] for place in sorted(at) if int(to, 16) <= place <= int(end, 16)]
-             for end, to in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?\w+\s+)?BRA[^;]* 0x([0-9a-f]+)", report.sass)]
-    loops = [[opcode for opcode in body if opcode == "LDG.E.128" or opcode.startswith("HMMA")] for body in loops]
+    at = {
+        int(place, 16): opcode
+        for place, opcode in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)", report.sass)
+    }
+    loops = [
+        [at[place] for place in sorted(at) if int(to, 16) <= place <= int(end, 16)]
+        for end, to in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?\w+\s+)?BRA[^;]* 0x([0-9a-f]+)", report.sass)
+    ]
+    loops = [
+        [opcode for opcode in body if opcode == "LDG.E.128" or opcode.startswith("HMMA")] for body in loops
+    ]
     loops = [body for body in loops if len(set(body)) > 1]
     return len(loops) == 2 and all(body[0] == "LDG.E.128" for body in loops)
 
@@ -332,7 +387,10 @@ def test_a_launch_waits_for_the_tokens_of_the_one_before():
             each.fill_(float("nan"))
         for launch in chain:
             launch()
-        assert all(torch.equal(found, each) for found, each in zip(steps[1:], wanted)) and wanted[-1].isfinite().all()
+        assert (
+            all(torch.equal(found, each) for found, each in zip(steps[1:], wanted))
+            and wanted[-1].isfinite().all()
+        )
 
 
 def main_loop(report):
@@ -356,7 +414,9 @@ def test_weights_stay_in_registers_and_cost_few_instructions():
         report = build.build_one(decode_path.job(config, "sm_90a", m))
         loop = main_loop(report)
         assert "LDG.E.128" in report.sass and "HMUL2.BF16" in report.sass
-        assert report.sass.index("LDG.E.128") < report.sass.index("ACQBULK")  # weights do not wait; all else does
+        assert report.sass.index("LDG.E.128") < report.sass.index(
+            "ACQBULK"
+        )  # weights do not wait; all else does
         assert asked_before_decoded(report)
         assert not loop["STS"] and not loop["BAR"] and not loop["SHFL"] and not loop["LDL"]
         weights_per_lane = config.block_n * 128 * config.ahead / (32 * config.num_warps)

@@ -17,14 +17,17 @@ from tilelab.runtime import build
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
 PLAIN = (  # what the emulator cannot read: inline PTX, the MXFP8 output, and the sums of splits
-    (r"asm volatile\(\"ld.shared.f32 .*?;\" : \"=f\"\(value\).*?\);",
-     'memcpy(&value, emulator::find_shared(address, 4, "load_shared"), 4);'),
+    (
+        r"asm volatile\(\"ld.shared.f32 .*?;\" : \"=f\"\(value\).*?\);",
+        'memcpy(&value, emulator::find_shared(address, 4, "load_shared"), 4);',
+    ),
     (r"asm\(\"ex2.*?\);\n", "power = exp2f(value * -1.44269504f);\n"),
     (r"asm\(\"rcp.*?\);\n", "quotient = 1 / (1 + power);\n"),
     (r"// Stage all 128 columns as MXFP8.*?(?=// Store one consumer's rows)", ""),
     (r"if constexpr \(MX\) stage_mx\(.*?\);\s+else", ""),
     (r"// Store the sums of one of the .*?(?=__device__ __forceinline__ float load_shared)", ""),
-    (r"if constexpr \(SPLIT\) \{.*?\n            \}\n", ""))
+    (r"if constexpr \(SPLIT\) \{.*?\n            \}\n", ""),
+)
 
 
 @functools.cache
@@ -47,13 +50,20 @@ def run(config: Fp8Config, shape, seeds, change=("", ""), activation=None):
     wanted = fp8.spec(a, b, scale_a, scale_b, vector, activation)
     out, touched = check.make_poisoned((m, n), torch.bfloat16, "cpu")
     rows, room = min(config.block_m, -(-m // 8) * 8), torch.zeros(4)
-    maps = (cuda_magic.make_tensor_map(a.view(torch.uint8), (rows, 128), swizzle="128B"),
-            cuda_magic.make_tensor_map(b.T.view(torch.uint8), (config.block_n, 128), swizzle="128B"),
-            cuda_magic.make_tensor_map(scale_a.T, (1, rows)),
-            cuda_magic.make_tensor_map(out, (16 if config.epilogue_warps else 64, 64), swizzle="128B"))
+    maps = (
+        cuda_magic.make_tensor_map(a.view(torch.uint8), (rows, 128), swizzle="128B"),
+        cuda_magic.make_tensor_map(b.T.view(torch.uint8), (config.block_n, 128), swizzle="128B"),
+        cuda_magic.make_tensor_map(scale_a.T, (1, rows)),
+        cuda_magic.make_tensor_map(out, (16 if config.epilogue_warps else 64, 64), swizzle="128B"),
+    )
     args = (*maps, scale_b, vector, room, room, room, *map(ctypes.c_int, (m, n, k, 1, rows)))
-    launch = emulator.prepare(find_kernel(config, change, bias=True, activation=activation), config.grid(m, n, 3),
-                              config.threads, args, config.smem_bytes)
+    launch = emulator.prepare(
+        find_kernel(config, change, bias=True, activation=activation),
+        config.grid(m, n, 3),
+        config.threads,
+        args,
+        config.smem_bytes,
+    )
     error = 0
     for seed in seeds:
         out.fill_(float("nan"))
@@ -63,19 +73,36 @@ def run(config: Fp8Config, shape, seeds, change=("", ""), activation=None):
     return error
 
 
-@pytest.mark.parametrize("config", [
-    Fp8Config(stages=4), Fp8Config(stages=4, epilogue_warps=1), Fp8Config(stages=4, epilogue_warps=2),
-    Fp8Config(stages=4, epilogue_warps=3), Fp8Config(3, 1, 3, 64, epilogue_warps=2),
-    Fp8Config(1, 2, 5, 64, epilogue_warps=3)], ids=str)
-@pytest.mark.parametrize("shape, activation", [((200, 384, 256), None), ((70, 256, 640), "silu"),
-                                               ((450, 256, 128), "gelu")])
+@pytest.mark.parametrize(
+    "config",
+    [
+        Fp8Config(stages=4),
+        Fp8Config(stages=4, epilogue_warps=1),
+        Fp8Config(stages=4, epilogue_warps=2),
+        Fp8Config(stages=4, epilogue_warps=3),
+        Fp8Config(3, 1, 3, 64, epilogue_warps=2),
+        Fp8Config(1, 2, 5, 64, epilogue_warps=3),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "shape, activation", [((200, 384, 256), None), ((70, 256, 640), "silu"), ((450, 256, 128), "gelu")]
+)
 def test_it_is_right_in_every_order(config, shape, activation):
     assert run(config, shape, emulator.SEEDS, activation=activation) < 2**-7
 
 
-@pytest.mark.parametrize("config", [
-    Fp8Config(stages=4), Fp8Config(3, 1, 3), Fp8Config(1, 2, 5, 64), Fp8Config(stages=4, epilogue_warps=2),
-    Fp8Config(1, 2, 5, 64, epilogue_warps=3)], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [
+        Fp8Config(stages=4),
+        Fp8Config(3, 1, 3),
+        Fp8Config(1, 2, 5, 64),
+        Fp8Config(stages=4, epilogue_warps=2),
+        Fp8Config(1, 2, 5, 64, epilogue_warps=3),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("shape", [(70, 64, 256), (130, 192, 384), (70, 200, 256), (20, 2112, 128)])
 def test_n_may_end_within_a_block(config, shape):
     assert run(config, shape, emulator.SEEDS) < 2**-7
@@ -86,13 +113,18 @@ def test_a_last_tile_that_is_left_out_is_found():
     assert not run(Fp8Config(1, 2, 5, 64), (20, 200, 256), emulator.SEEDS[:1], change) < 2**-7
 
 
-@pytest.mark.parametrize("change", [
-    ("mbarrier_wait(slot_empty + 8 * slot, slot_phase ^ 1);", ""), ("slot_phase ^= 1;", ""),
-    ("mbarrier_wait(slot_full + 8 * slot, phase);", ""),
-    ("        fence_proxy_async();\n        __syncwarp();", "        __syncwarp();"),
-    ("if (lane == 0) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous rows", ""),
-    ("tile.m * BLOCK_M + slot * 16", "tile.m * BLOCK_M + slot * 8"),
-    (", row,\n                                   tile.n * BLOCK_N, N);", ", row, 0, N);")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("mbarrier_wait(slot_empty + 8 * slot, slot_phase ^ 1);", ""),
+        ("slot_phase ^= 1;", ""),
+        ("mbarrier_wait(slot_full + 8 * slot, phase);", ""),
+        ("        fence_proxy_async();\n        __syncwarp();", "        __syncwarp();"),
+        ("if (lane == 0) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous rows", ""),
+        ("tile.m * BLOCK_M + slot * 16", "tile.m * BLOCK_M + slot * 8"),
+        (", row,\n                                   tile.n * BLOCK_N, N);", ", row, 0, N);"),
+    ],
+)
 def test_a_planted_fault_is_found(change):
     config, found = Fp8Config(stages=4, epilogue_warps=2), 0
     for shape in ((450, 512, 128), (200, 384, 256)):

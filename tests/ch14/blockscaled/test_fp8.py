@@ -36,11 +36,17 @@ def test_spec_is_the_product_of_what_the_blocks_stand_for():
     assert torch.allclose(spec(a, b[:, :200], scale_a, scale_b), (left @ right.T)[:, :200], rtol=1e-12)
 
 
-@pytest.mark.parametrize("given, message", [
-    (dict(consumers=4), "consumers is 4; it must be a whole number from 1 to 3"),
-    (dict(stages=2), "stages is 2; it must be a whole number from 3"), (dict(splits=True), "splits is True"),
-    (dict(block_n=96), "block_n is 96; it must be 64 or 128"), (dict(consumers=3), "one scratch each"),
-    (dict(stages=7), "needs 265,\\d{3} B of shared memory per block; Hopper has 232,448")])
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (dict(consumers=4), "consumers is 4; it must be a whole number from 1 to 3"),
+        (dict(stages=2), "stages is 2; it must be a whole number from 3"),
+        (dict(splits=True), "splits is True"),
+        (dict(block_n=96), "block_n is 96; it must be 64 or 128"),
+        (dict(consumers=3), "one scratch each"),
+        (dict(stages=7), "needs 265,\\d{3} B of shared memory per block; Hopper has 232,448"),
+    ],
+)
 def test_bad_configurations_get_one_sentence(given, message):
     with pytest.raises(ValueError, match=message) as caught:
         Fp8Config(**given)
@@ -55,7 +61,13 @@ def test_the_choice():
     wave = best_config(256, 2112, 7168, 132)  # 132 tiles of 64 x 64 on 132 SMs
     assert (wave.block_m, wave.block_n, wave.tiles(256, 2112)) == (64, 64, 132)
     assert best_config(256, 2176, 7168, 132).block_m == 128  # 136 tiles of 64 x 64 need a wave more
-    for shape in ((256, 7168, 2048), (2048, 4096, 7168), (2048, 7168, 18432), (4096, 4096, 7168), (8192, 4096, 7168)):
+    for shape in (
+        (256, 7168, 2048),
+        (2048, 4096, 7168),
+        (2048, 7168, 18432),
+        (4096, 4096, 7168),
+        (8192, 4096, 7168),
+    ):
         assert best_config(*shape, 132).block_m == best_config(*shape, 132).block_n == 128
     assert best_config(64, 7168, 16384, 132).block_m == 64 and best_config(65, 7168, 2048, 132).block_m == 128
     assert best_config(64, 4096, 7168, 132).splits == 2 and best_config(64, 7168, 2048, 132).splits == 1
@@ -103,8 +115,11 @@ def test_bad_input_gets_one_sentence():
     shifted = torch.cat([a, a]).flatten()[1:1281].view(5, 256)
     refused("a must start at a multiple of 16 bytes; it starts 1", ("a", shifted))
     refused("a .M, K. and b .K, N. differ in K: a is 5 x 256 and b is 128 x 256", ("b", b[:128]))
-    refused("M, N and K are 5, 256 and 64; K must be a multiple of 128", ("a", a[:, :64].contiguous()),
-            ("b", b.T[:, :64].contiguous().T))
+    refused(
+        "M, N and K are 5, 256 and 64; K must be a multiple of 128",
+        ("a", a[:, :64].contiguous()),
+        ("b", b.T[:, :64].contiguous().T),
+    )
     refused("M, N and K are 5, 252 and 256; .* N a multiple of 8, because TMA stores", ("b", b[:, :252]))
     refused("scale_a must be 5 x 2; it is 5 x 1", ("scale_a", scale_a[:, :1]))
     refused("scale_b must be 2 x 2", ("scale_b", torch.ones(2, 3)))
@@ -115,14 +130,24 @@ def test_bad_input_gets_one_sentence():
     refused("bias must be 256; it is 128", bias=torch.zeros(128).bfloat16())
     refused("bias must be bfloat16", bias=torch.zeros(256))
     refused("out must be bfloat16; it is float32", out=out.float())
-    refused("out lies in the memory of b", ("b", b), out=b.T.view(-1)[:2560].view(torch.bfloat16).view(5, 256))
-    refused("a Packed out must be .5, 256. in mxfp8_e4m3 with rows of scales", out=mx_formats.empty((5, 256), "mxfp4"))
+    refused(
+        "out lies in the memory of b", ("b", b), out=b.T.view(-1)[:2560].view(torch.bfloat16).view(5, 256)
+    )
+    refused(
+        "a Packed out must be .5, 256. in mxfp8_e4m3 with rows of scales",
+        out=mx_formats.empty((5, 256), "mxfp4"),
+    )
     room = torch.zeros(5 * 256 + 40, dtype=torch.uint8)
-    twice = Packed(number_formats.lookup("mxfp8_e4m3"), (5, 256), room[:1280].view(5, 256), room[1264:1304].view(5, 8))
+    twice = Packed(
+        number_formats.lookup("mxfp8_e4m3"), (5, 256), room[:1280].view(5, 256), room[1264:1304].view(5, 8)
+    )
     refused("lies in the memory of", out=twice)
     refused("with rows of scales; it is .* tiled", out=mx_formats.empty((5, 256), "mxfp8_e4m3", tiled=True))
-    refused("N is 192; for an MXFP8 output it must be a multiple of 128", ("b", b[:, :192]),
-            out=mx_formats.empty((5, 192), "mxfp8_e4m3"))
+    refused(
+        "N is 192; for an MXFP8 output it must be a multiple of 128",
+        ("b", b[:, :192]),
+        out=mx_formats.empty((5, 192), "mxfp8_e4m3"),
+    )
 
 
 @pytest.mark.skipif(HERE == "cuda", reason="without WGMMA")
@@ -179,14 +204,29 @@ def run_and_check(config, m, n, k, bias=False, activation=None):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(1, 128, 128), (7, 384, 128), (64, 256, 1664), (129, 128, 640), (1000, 640, 384),
-                                   (1, 64, 128), (65, 8, 256), (129, 192, 640), (300, 200, 1664), (256, 2112, 896)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 128, 128),
+        (7, 384, 128),
+        (64, 256, 1664),
+        (129, 128, 640),
+        (1000, 640, 384),
+        (1, 64, 128),
+        (65, 8, 256),
+        (129, 192, 640),
+        (300, 200, 1664),
+        (256, 2112, 896),
+    ],
+)
 def test_every_configuration_on_the_gpu(shape):
     device.require("has_wgmma", "this test", "skip it")
     for config in configs().values():
         run_and_check(config, *shape)
         for splits in (2, 3, 7):  # more than there are steps, too
-            run_and_check(Fp8Config(config.consumers, config.scratch, config.stages, config.block_n, splits), *shape)
+            run_and_check(
+                Fp8Config(config.consumers, config.scratch, config.stages, config.block_n, splits), *shape
+            )
     run_and_check("best", *shape)
 
 
@@ -196,8 +236,13 @@ def test_epilogues_on_the_gpu(m):
     for bias, activation in itertools.product((False, True), (None, "silu", "gelu")):
         config = best_config(m, 384, 512, device.current().sms, mx=True)
         given, vector, out = run_and_check(config, m, 384, 512, bias, activation)
-        packed = fp8(*given, bias=vector, activation=activation, config=config,
-                     out=mx_formats.empty((m, 384), "mxfp8_e4m3", "cuda"))
+        packed = fp8(
+            *given,
+            bias=vector,
+            activation=activation,
+            config=config,
+            out=mx_formats.empty((m, 384), "mxfp8_e4m3", "cuda"),
+        )
         wanted = mx_formats.quantise(out, "mxfp8_e4m3")
         assert torch.equal(packed.values, wanted.values) and torch.equal(packed.scales, wanted.scales)
 
@@ -206,7 +251,13 @@ def test_epilogues_on_the_gpu(m):
 @pytest.mark.parametrize("n", [8, 64, 192, 200, 2112])
 @pytest.mark.parametrize("activation", [None, "silu"])
 def test_the_bias_of_an_n_that_ends_within_a_block(n, activation):
-    for config in ("square", "tall", "thin", Fp8Config(1, 2, 5, 64, splits=2), Fp8Config(stages=4, epilogue_warps=2)):
+    for config in (
+        "square",
+        "tall",
+        "thin",
+        Fp8Config(1, 2, 5, 64, splits=2),
+        Fp8Config(stages=4, epilogue_warps=2),
+    ):
         run_and_check(config, 133, n, 512, True, activation)
 
 
@@ -215,7 +266,9 @@ def test_infinities_and_nans_are_quantised_as_apart():
     a, b, scale_a, scale_b = case(70, 256, 256)
     scale_a[3], scale_a[40], scale_a[50] = float("nan"), float("inf"), 1e38
     out = fp8(a, b, scale_a, scale_b, config="square")
-    packed = fp8(a, b, scale_a, scale_b, config="square", out=mx_formats.empty((70, 256), "mxfp8_e4m3", "cuda"))
+    packed = fp8(
+        a, b, scale_a, scale_b, config="square", out=mx_formats.empty((70, 256), "mxfp8_e4m3", "cuda")
+    )
     wanted = mx_formats.quantise(out, "mxfp8_e4m3")
     assert torch.equal(packed.values, wanted.values) and torch.equal(packed.scales, wanted.scales)
 

@@ -19,8 +19,11 @@ from tilelab.runtime import build, device
 HERE = device.current()
 WHERE = "cuda" if HERE.capability else "cpu"
 NAIVE = NativeConfig(128, 128, 128, 8, 2, "naive")
-TILED = [NativeConfig(128, 128, 128, 8, 2), NativeConfig(128, 256, 256, 8, 2, epilogue_subtile=4),
-         NativeConfig(256, 128, 128, 8, 2, epilogue_subtile=2, fused=True)]
+TILED = [
+    NativeConfig(128, 128, 128, 8, 2),
+    NativeConfig(128, 256, 256, 8, 2, epilogue_subtile=4),
+    NativeConfig(256, 128, 128, 8, 2, epilogue_subtile=2, fused=True),
+]
 
 
 def case(form, m, n, k, tiled=False):
@@ -45,7 +48,11 @@ def test_spec_by_hand(form):
         byte = int(of.values[row, column if form == "mxfp8_e4m3" else column // 2])
         code = byte if form == "mxfp8_e4m3" else byte >> 4 * (column % 2) & 15
         factor = numpy.uint8(int(of.scales[row, column // of.format.block[1]])).view(scale)
-        return float(numpy.uint8(code).view(element)) * float(factor) * (1.0 if of.pair is None else float(of.pair[0]))
+        return (
+            float(numpy.uint8(code).view(element))
+            * float(factor)
+            * (1.0 if of.pair is None else float(of.pair[0]))
+        )
 
     for m in range(3):
         for n in range(2):
@@ -59,7 +66,14 @@ def matches(form, config, shapes, dtypes=(torch.bfloat16,)):
         kept = [each.clone() for matrix in (a, b.T) for each in matrix.tensors().values()]
         out, touched = check.make_poisoned((m, n), dtype, WHERE)
         launch = prepare(a, b, out=out, config=config)
-        assert check.relative_error(launch(), spec(a, b)) < check.TOLERANCE[dtype], (form, config, m, n, k, dtype)
+        assert check.relative_error(launch(), spec(a, b)) < check.TOLERANCE[dtype], (
+            form,
+            config,
+            m,
+            n,
+            k,
+            dtype,
+        )
         first = out.clone()
         assert not touched() and (not HERE.capability or torch.equal(launch(), first))
         assert all(torch.equal(*pair) for pair in zip(kept, [*a.tensors().values(), *b.T.tensors().values()]))
@@ -80,10 +94,15 @@ def dot_scaled(monkeypatch):
         element = number_formats.E4M3
         if of.dtype.scalar == tl.uint8:
             element = number_formats.E2M1
-            codes = torch.stack([codes & 15, codes >> 4], packed_axis + 1).flatten(packed_axis, packed_axis + 1)
+            codes = torch.stack([codes & 15, codes >> 4], packed_axis + 1).flatten(
+                packed_axis, packed_axis + 1
+            )
         numbers = torch.from_numpy(scales.data.copy().view(numpy.uint8))
-        factors = number_formats.decode_e8m0(numbers) if scales.dtype.scalar == tl.uint8 else number_formats.decode(
-            numbers, number_formats.E4M3)
+        factors = (
+            number_formats.decode_e8m0(numbers)
+            if scales.dtype.scalar == tl.uint8
+            else number_formats.decode(numbers, number_formats.E4M3)
+        )
         whole = factors.repeat_interleave(codes.shape[packed_axis] // factors.shape[1], 1)
         return number_formats.decode(codes, element) * (whole.T if packed_axis == 0 else whole)
 
@@ -93,26 +112,37 @@ def dot_scaled(monkeypatch):
 
     checked = TritonSemantic.dot_scaled
 
-    def of_constants(self, a, a_scale, a_format, b, b_scale, b_format, *rest):  # the interpreter passes plain strings
+    def of_constants(
+        self, a, a_scale, a_format, b, b_scale, b_format, *rest
+    ):  # the interpreter passes plain strings
         return checked(self, a, a_scale, tl.constexpr(a_format), b, b_scale, tl.constexpr(b_format), *rest)
 
     monkeypatch.setattr(TritonSemantic, "dot_scaled", of_constants)
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot_scaled", create, raising=False)
 
 
-@pytest.mark.parametrize("form, shape, dtype", [
-    ("mxfp8_e4m3", (1, 1, 32), torch.bfloat16), ("mxfp8_e4m3", (3, 5, 256), torch.float16),  # whole steps
-    ("mxfp4", (130, 5, 160), torch.float32),
-    ("nvfp4", (5, 130, 144), torch.bfloat16)])
+@pytest.mark.parametrize(
+    "form, shape, dtype",
+    [
+        ("mxfp8_e4m3", (1, 1, 32), torch.bfloat16),
+        ("mxfp8_e4m3", (3, 5, 256), torch.float16),  # whole steps
+        ("mxfp4", (130, 5, 160), torch.float32),
+        ("nvfp4", (5, 130, 144), torch.bfloat16),
+    ],
+)
 def test_naive_around_the_product(dot_scaled, form, shape, dtype):
     matches(form, NAIVE, [shape], [dtype])
 
 
-@pytest.mark.parametrize("form, config, shape, dtype", [
-    ("mxfp8_e4m3", TILED[0], (1, 8, 32), torch.bfloat16),
-    ("mxfp8_e4m3", TILED[0], (300, 136, 160), torch.float16),  # six tiles for two programs
-    ("mxfp4", TILED[1], (130, 264, 288), torch.float32),
-    ("nvfp4", TILED[2], (258, 136, 288), torch.float16)])
+@pytest.mark.parametrize(
+    "form, config, shape, dtype",
+    [
+        ("mxfp8_e4m3", TILED[0], (1, 8, 32), torch.bfloat16),
+        ("mxfp8_e4m3", TILED[0], (300, 136, 160), torch.float16),  # six tiles for two programs
+        ("mxfp4", TILED[1], (130, 264, 288), torch.float32),
+        ("nvfp4", TILED[2], (258, 136, 288), torch.float16),
+    ],
+)
 def test_native_around_the_product(dot_scaled, form, config, shape, dtype):
     matches(form, config, [shape], [dtype])
 
@@ -132,8 +162,10 @@ def nan_stays_in_its_row(config):
     a.values[3, 0], a.scales[5, 0], b.T.values[7, 0], b.T.scales[9, 0] = 0x7F, 255, 0xFF, 255
     wanted, tiled = spec(a, b), config.kernel == "native"
     if tiled:
-        a, weight = (Packed(of.format, of.shape, of.values, packing.tile_scales(of.scales), tiled=True)
-                     for of in (a, b.T))
+        a, weight = (
+            Packed(of.format, of.shape, of.values, packing.tile_scales(of.scales), tiled=True)
+            for of in (a, b.T)
+        )
         b = weight.T
     out = matmul(a, b, config=config)
     assert torch.equal(out.isnan(), wanted.isnan()) and int(wanted.isnan().sum()) == 2 * 10 + 2 * 16 - 4
@@ -154,7 +186,9 @@ def test_the_interpreter_has_no_dot_scaled():
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", FORMS)
 def test_naive_on_the_gpu(form):
-    if reason := native.rejection(native.compile_config(form, NAIVE, HERE.target, torch.bfloat16), form, NAIVE):
+    if reason := native.rejection(
+        native.compile_config(form, NAIVE, HERE.target, torch.bfloat16), form, NAIVE
+    ):
         with pytest.raises(device.Unsupported) as caught:
             matmul(*case(form, 4, 8, 64), config=NAIVE)
         assert str(caught.value) == reason and "\n" not in reason
@@ -191,13 +225,16 @@ def test_native_on_the_gpu(form):
 @pytest.fixture
 def gpu(monkeypatch):
     """Return the choice of a kernel as it is made on a GPU that is not here: `gpu(target)(form, scales, out)`."""
+
     def on(target):
         here = device.Device(f"a GPU of {target}", device.target_limits(target).capability, target, 100)
         monkeypatch.setattr(device, "current", lambda: here)
         monkeypatch.setattr(native, "is_interpreted", lambda: False)
 
         def choose(form, kernel, out=torch.bfloat16, where="cuda"):
-            return native._choose_runnable(form, list(configs(form, kernel=kernel).values()), torch.device(where), out)
+            return native._choose_runnable(
+                form, list(configs(form, kernel=kernel).values()), torch.device(where), out
+            )
 
         return choose
 
@@ -216,25 +253,40 @@ def test_the_choice_on_other_gpus(gpu):
     assert str(blackwell("nvfp4", "native")) == str(first("nvfp4", "sm_100a"))
     wide = blackwell("mxfp8_e4m3", "native", torch.float32)  # stored in float32, the first no longer fits
     assert wide != first("mxfp8_e4m3", "sm_100a") and wide in configs("mxfp8_e4m3", "sm_100a").values()
-    if native.compile_config("mxfp4", first("mxfp4", "sm_121a"), "sm_121a", torch.bfloat16).counts["block_scale"] == 0:
-        with pytest.raises(device.Unsupported, match="no block-scaled instruction of mxfp4 for sm_121a .*bf16.bf16"):
+    if (
+        native.compile_config("mxfp4", first("mxfp4", "sm_121a"), "sm_121a", torch.bfloat16).counts[
+            "block_scale"
+        ]
+        == 0
+    ):
+        with pytest.raises(
+            device.Unsupported, match="no block-scaled instruction of mxfp4 for sm_121a .*bf16.bf16"
+        ):
             gpu("sm_121a")("mxfp4", "native")
 
 
-NATIVE = {"sm_100a": {"mxfp8_e4m3": "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X",
-                      "mxfp4": "tcgen05.mma.cta_group::1.kind::mxf4.block_scale.scale_vec::2X",
-                      "nvfp4": "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.scale_vec::4X"},
-          "sm_120a": {"mxfp8_e4m3": "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32."
-                                    "e4m3.e4m3.f32.ue8m0",
-                      "mxfp4": "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::2X.f32.e2m1."
-                               "e2m1.f32.ue8m0",
-                      "nvfp4": "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1."
-                               "e2m1.f32.ue4m3"}}
+NATIVE = {
+    "sm_100a": {
+        "mxfp8_e4m3": "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X",
+        "mxfp4": "tcgen05.mma.cta_group::1.kind::mxf4.block_scale.scale_vec::2X",
+        "nvfp4": "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.scale_vec::4X",
+    },
+    "sm_120a": {
+        "mxfp8_e4m3": "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32."
+        "e4m3.e4m3.f32.ue8m0",
+        "mxfp4": "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::2X.f32.e2m1."
+        "e2m1.f32.ue8m0",
+        "nvfp4": "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1."
+        "e2m1.f32.ue4m3",
+    },
+}
+
 
 @pytest.mark.compile
 def test_every_family_of_targets_gets_what_it_has():
-    rows = native.compile_for_targets(("sm_90a", *NATIVE), ("native",)) + native.compile_for_targets(("sm_100a",),
-                                                                                                   ("naive",))
+    rows = native.compile_for_targets(("sm_90a", *NATIVE), ("native",)) + native.compile_for_targets(
+        ("sm_100a",), ("naive",)
+    )
     assert len(rows) == 4 * len(FORMS)
     for row in rows:
         target, form, count = row["target"], row["format"], row["count"]
@@ -253,19 +305,32 @@ def test_every_family_of_targets_gets_what_it_has():
 
 @pytest.mark.compile
 def test_every_configuration_for_tensor_memory_fits_but_not_two_wide_accumulators():
-    wide = {form: NativeConfig(128, 256, 1024 // number_formats.lookup(form).element.bits, 8, 3, epilogue_subtile=4,
-                               fused=True) for form in FORMS}
+    wide = {
+        form: NativeConfig(
+            128, 256, 1024 // number_formats.lookup(form).element.bits, 8, 3, epilogue_subtile=4, fused=True
+        )
+        for form in FORMS
+    }
     scale_columns = {"mxfp8_e4m3": 4 + 8, "mxfp4": 8 + 16, "nvfp4": 16 + 32}  # of A and B
-    jobs = [native.job(config, "sm_100a", form)
-            for form in FORMS for config in [wide[form], *configs(form, "sm_100a").values()]]
+    jobs = [
+        native.job(config, "sm_100a", form)
+        for form in FORMS
+        for config in [wide[form], *configs(form, "sm_100a").values()]
+    ]
     for report in build.build(jobs):
         form = report.job.name.split()[0]
         if report.job.name == f"{form} {wide[form]}":
             assert (report.status, report.tmem) == ("rejected", 2 * 256 + scale_columns[form])
-            assert "columns of tensor memory" in report.reason and not report.counts["tcgen05_mma"]  # it is a trap
+            assert (
+                "columns of tensor memory" in report.reason and not report.counts["tcgen05_mma"]
+            )  # it is a trap
         else:
-            assert report.launchable and report.counts["block_scale"] > 0 and report.spills <= 16, report.reason
-            assert report.tmem == 512  # one accumulator of 256 columns or two of 128, and scales: a power of two
+            assert report.launchable and report.counts["block_scale"] > 0 and report.spills <= 16, (
+                report.reason
+            )
+            assert (
+                report.tmem == 512
+            )  # one accumulator of 256 columns or two of 128, and scales: a power of two
 
 
 def refused(message, *changes, error=ValueError, form="mxfp4", tiled=False, **options):
@@ -292,16 +357,26 @@ def test_bad_input_gets_one_sentence():
     refused("unknown configuration '128,128'; choose best, naive 128", config="128,128")
     refused("out must be 4 x 16; it is 4 x 17", out=torch.empty(4, 17, device=WHERE))
     refused("out must be contiguous", out=torch.empty(4, 32, device=WHERE)[:, ::2])
-    refused("out must be bfloat16, float16 or float32", out=torch.empty(4, 16, dtype=torch.float64, device=WHERE))
-    refused("out lies in the memory of the values of a", ("a", a),
-            out=a.values.view(torch.float16)[:, :16].view(-1)[:64].view(4, 16))
+    refused(
+        "out must be bfloat16, float16 or float32", out=torch.empty(4, 16, dtype=torch.float64, device=WHERE)
+    )
+    refused(
+        "out lies in the memory of the values of a",
+        ("a", a),
+        out=a.values.view(torch.float16)[:, :16].view(-1)[:64].view(4, 16),
+    )
     refused("on the meta device", ("a", mx_formats.empty((4, 64), "mxfp4", "meta")))
 
 
-@pytest.mark.parametrize("given, message", [
-    ((64, 128, 128, 4, 3), "block_m is 64; choose one of"), ((128, 128, 128, 16.0, 3), "num_warps is 16.0; choose one"),
-    ((128, 128, 128, 4, 3, "fast"), "kernel is 'fast'; choose one of native, naive"),
-    ((128, 128, 128, 4, 3, "naive", 2), "belong to the native kernel")])
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ((64, 128, 128, 4, 3), "block_m is 64; choose one of"),
+        ((128, 128, 128, 16.0, 3), "num_warps is 16.0; choose one"),
+        ((128, 128, 128, 4, 3, "fast"), "kernel is 'fast'; choose one of native, naive"),
+        ((128, 128, 128, 4, 3, "naive", 2), "belong to the native kernel"),
+    ],
+)
 def test_bad_configurations_get_one_sentence(given, message):
     with pytest.raises(ValueError, match=message):
         NativeConfig(*given)

@@ -68,7 +68,9 @@ def test_the_path_of_every_pair_of_formats(target):
         if isinstance(wanted, str):
             assert blockscaled.choose_path(form_a, form_b, (64, 256, 256), target) == wanted, (form_a, form_b)
             assert wanted in blockscaled.PATHS
-            why = blockscaled.explain_path(form_a if form_a == form_b else f"{form_a} x {form_b}", target, wanted)
+            why = blockscaled.explain_path(
+                form_a if form_a == form_b else f"{form_a} x {form_b}", target, wanted
+            )
             assert why.endswith(".") and target in why and ("is emulated" in why) == (wanted == "emulated")
         else:
             with pytest.raises(wanted) as caught:
@@ -80,16 +82,20 @@ def test_the_path_of_every_pair_of_formats(target):
 
 def test_what_has_no_path():
     for given, message in (
-            (("mxfp4", "mxfp4", (8, 8, 32), "h100"), "unknown target 'h100'"),
-            (("mxfp4", "mxfp4", (8, 8, 0), "sm_90a"), "K is 0; it must be a multiple of 32"),
-            (("nvfp4", "mxfp8_e4m3", (8, 8, 48), "sm_90a"), "K is 48; it must be a multiple of 32"),
-            (("bf16", "mxfp4", (65, 8, 32), "sm_90a"), "takes 1 to 64"),
-            (("bf16", "nvfp4", (8, 8, 32), "sm_90a"), "b in mxfp4 only, and b is in 'nvfp4': quantise a"),
-            (("bf16", "fp8_128x128", (8, 128, 128), "sm_90a"), "b is in 'fp8_128x128': quantise a"),
-            (("fp8_1x128", "fp8_128x128", (8, 204, 128), "sm_90a"), "N is 204; it must be a multiple of 8, because"),
-            (("fp8_1x128", "fp8_1x128", (8, 128, 128), "sm_90a"), "A in fp8_1x128 goes with B in fp8_128x128"),
-            (("mxfp6_e3m2", "mxfp4", (8, 8, 32), "sm_90a"), "a is in mxfp6_e3m2"),
-            (("int4", "mxfp4", (8, 8, 32), "sm_90a"), "unknown format 'int4'")):
+        (("mxfp4", "mxfp4", (8, 8, 32), "h100"), "unknown target 'h100'"),
+        (("mxfp4", "mxfp4", (8, 8, 0), "sm_90a"), "K is 0; it must be a multiple of 32"),
+        (("nvfp4", "mxfp8_e4m3", (8, 8, 48), "sm_90a"), "K is 48; it must be a multiple of 32"),
+        (("bf16", "mxfp4", (65, 8, 32), "sm_90a"), "takes 1 to 64"),
+        (("bf16", "nvfp4", (8, 8, 32), "sm_90a"), "b in mxfp4 only, and b is in 'nvfp4': quantise a"),
+        (("bf16", "fp8_128x128", (8, 128, 128), "sm_90a"), "b is in 'fp8_128x128': quantise a"),
+        (
+            ("fp8_1x128", "fp8_128x128", (8, 204, 128), "sm_90a"),
+            "N is 204; it must be a multiple of 8, because",
+        ),
+        (("fp8_1x128", "fp8_1x128", (8, 128, 128), "sm_90a"), "A in fp8_1x128 goes with B in fp8_128x128"),
+        (("mxfp6_e3m2", "mxfp4", (8, 8, 32), "sm_90a"), "a is in mxfp6_e3m2"),
+        (("int4", "mxfp4", (8, 8, 32), "sm_90a"), "unknown format 'int4'"),
+    ):
         with pytest.raises(ValueError, match=message):
             blockscaled.choose_path(*given)
     assert blockscaled.choose_path("fp8_1x128", "fp8_128x128", (8, 200, 128), "sm_90a") == "fp8"
@@ -111,24 +117,35 @@ def test_decoding_to_bf16_is_exact():
         codes = torch.arange(2**form.element.bits, dtype=torch.uint8, device=WHERE)
         codes = codes[number_formats.decode(codes, form.element).isfinite()]
         codes = codes.repeat(-(-form.block[1] // len(codes)))
-        codes = codes[:len(codes) // form.block[1] * form.block[1]]
+        codes = codes[: len(codes) // form.block[1] * form.block[1]]
         scales = torch.arange(0x7F) if form.scale == "e4m3" else torch.arange(20, 230, 15)
         scales = scales.to(WHERE, torch.uint8)[:, None].repeat(1, len(codes) // form.block[1])
         codes = codes.repeat(len(scales), 1)
         pair = torch.ones(2, device=WHERE) if form.scale == "e4m3" else None
-        given = mx_formats.Packed(form, tuple(codes.shape), packing.pack(codes, form.element.bits), scales, pair)
-        factor = (number_formats.decode(scales, number_formats.E4M3) if form.scale == "e4m3"
-                  else number_formats.decode_e8m0(scales))
+        given = mx_formats.Packed(
+            form, tuple(codes.shape), packing.pack(codes, form.element.bits), scales, pair
+        )
+        factor = (
+            number_formats.decode(scales, number_formats.E4M3)
+            if form.scale == "e4m3"
+            else number_formats.decode_e8m0(scales)
+        )
         factor = factor.double().repeat_interleave(form.block[1], 1)
         wanted = number_formats.decode(codes, form.element).double() * factor
         assert torch.equal(mx_formats.dequantise(given).double(), wanted)
         assert torch.equal(wanted.bfloat16().double(), wanted)  # the claim itself
 
 
-@pytest.mark.parametrize("form, shape, dtype, tiled", [
-    ("mxfp8_e4m3", (66, 72, 160), torch.bfloat16, False), ("mxfp8_e5m2", (1, 1, 32), torch.float16, False),
-    ("mxfp4", (2, 9, 64), torch.float32, True), ("nvfp4", (3, 5, 96), torch.bfloat16, True),
-    ("fp4_e8m0_16", (37, 45, 96), torch.float32, False)])
+@pytest.mark.parametrize(
+    "form, shape, dtype, tiled",
+    [
+        ("mxfp8_e4m3", (66, 72, 160), torch.bfloat16, False),
+        ("mxfp8_e5m2", (1, 1, 32), torch.float16, False),
+        ("mxfp4", (2, 9, 64), torch.float32, True),
+        ("nvfp4", (3, 5, 96), torch.bfloat16, True),
+        ("fp4_e8m0_16", (37, 45, 96), torch.float32, False),
+    ],
+)
 def test_against_float64(form, shape, dtype, tiled):
     a, b = operands(*shape, form, tiled=tiled)
     kept = [each.clone() for matrix in (a, b.T) for each in matrix.tensors().values()]
@@ -146,8 +163,10 @@ def set_tensor_scale(matrix, scale):
     return dataclasses.replace(matrix, pair=torch.tensor([scale, 1 / scale], device=WHERE))
 
 
-@pytest.mark.parametrize("scale_a, scale_b", [
-    (0.37, 3e-4), (2.0**-126, 2.0**100), (3e37, 3e-38), (3e-38, 3e37), (2.0**-70, 2.0**-70), (7e12, 3e15)])
+@pytest.mark.parametrize(
+    "scale_a, scale_b",
+    [(0.37, 3e-4), (2.0**-126, 2.0**100), (3e37, 3e-38), (3e-38, 3e37), (2.0**-70, 2.0**-70), (7e12, 3e15)],
+)
 def test_scales_of_tensors_are_applied_in_float32_in_an_order_that_stays_finite(scale_a, scale_b):
     a, b = operands(9, 16, 64, "nvfp4")
     a, b = set_tensor_scale(a, scale_a), set_tensor_scale(b.T, scale_b).T
@@ -169,12 +188,16 @@ def test_formats_may_differ_and_dead_blocks_stay_where_they_are():
 def test_spec_by_hand():
     a, b = operands(2, 3, 32, "nvfp4", "mxfp4")
     matrices = [number_formats.decode(of.unpack().codes, number_formats.E2M1).double() for of in (a, b.T)]
-    scales = (number_formats.decode(a.scales, number_formats.E4M3).double() * float(a.pair[0]),
-              number_formats.decode_e8m0(b.T.scales).double())
+    scales = (
+        number_formats.decode(a.scales, number_formats.E4M3).double() * float(a.pair[0]),
+        number_formats.decode_e8m0(b.T.scales).double(),
+    )
     found = blockscaled.spec(a, b)
     for m, n in itertools.product(range(2), range(3)):
-        total = sum(float(matrices[0][m, k] * scales[0][m, k // 16] * matrices[1][n, k] * scales[1][n, k // 32])
-                    for k in range(32))
+        total = sum(
+            float(matrices[0][m, k] * scales[0][m, k // 16] * matrices[1][n, k] * scales[1][n, k // 32])
+            for k in range(32)
+        )
         assert float(found[m, n]) == pytest.approx(total, rel=1e-12, abs=1e-12)
 
 
@@ -227,13 +250,22 @@ def test_bad_outs_get_one_sentence():
     def room(*shape, **options):
         return torch.empty(shape, device=WHERE, **options)
 
-    for out, message in ((room(4, 25), "out must be 4 x 24"), (room(4, 24, dtype=torch.int32), "it is int32"),
-                         (room(24, 4).T, "out must be stored row by row"),
-                         (room(1, 24).expand(4, 24), "rows of out overlap"), ([], "out must be a torch.Tensor"),
-                         (room(4, 24, requires_grad=True), "no backward pass")):
+    for out, message in (
+        (room(4, 25), "out must be 4 x 24"),
+        (room(4, 24, dtype=torch.int32), "it is int32"),
+        (room(24, 4).T, "out must be stored row by row"),
+        (room(1, 24).expand(4, 24), "rows of out overlap"),
+        ([], "out must be a torch.Tensor"),
+        (room(4, 24, requires_grad=True), "no backward pass"),
+    ):
         refused(message, a, b, out=out, path="emulated")
-    refused("out lies in the memory of the values of b", a, b, out=b.T.values.flatten()[:384].view(torch.float32).view(
-        4, 24), path="emulated")
+    refused(
+        "out lies in the memory of the values of b",
+        a,
+        b,
+        out=b.T.values.flatten()[:384].view(torch.float32).view(4, 24),
+        path="emulated",
+    )
 
 
 @pytest.mark.parametrize("m, n", [(0, 24), (4, 0), (0, 0)])
@@ -264,8 +296,12 @@ def test_the_emulated_path_says_what_it_takes():
 
 @pytest.mark.skipif(HERE.capability is not None, reason="without a GPU")
 def test_without_a_gpu_there_is_no_native_path_and_no_wgmma():
-    refused("Hopper's tensor cores know no block scales, so there is no native path", *operands(8, 8, 64, "mxfp4"),
-            path="native", error=device.Unsupported)
+    refused(
+        "Hopper's tensor cores know no block scales, so there is no native path",
+        *operands(8, 8, 64, "mxfp4"),
+        path="native",
+        error=device.Unsupported,
+    )
     refused("WGMMA", *fp8(8, 128, 128), error=device.Unsupported)
 
 
@@ -278,25 +314,36 @@ def test_decode_goes_through_the_front():
 # ---- the command line
 
 
-NOTE = ("--mnkl 8192,8192,1024,1 --mma_tiler_mn 256,128 --cluster_shape_mn 2,1 --ab_dtype Float4E2M1FN --sf_dtype "
-        "Float8E8M0FNU --sf_vec_size 16 --c_dtype Float16")
+NOTE = (
+    "--mnkl 8192,8192,1024,1 --mma_tiler_mn 256,128 --cluster_shape_mn 2,1 --ab_dtype Float4E2M1FN --sf_dtype "
+    "Float8E8M0FNU --sf_vec_size 16 --c_dtype Float16"
+)
 FP8 = "--ab_dtype Float8E4M3FN --sf_dtype Float32 --sf_vec_size 128"
 
 
-@pytest.mark.parametrize("argv, message", [
-    ("--mnkl 1,2,3", "it must be 4 whole numbers"), ("--mnkl 1,2,32,x", "it must be 4 whole numbers"),
-    ("--mnkl 8,8,3²,1", "whole numbers"), ("--mnkl 0,8,32,1", "from 1 to 131,072"),
-    ("--mnkl 8,8,40,1", "--mnkl is 8,8,40,1; .*K a multiple of --sf_vec_size .16"),
-    ("--mma_tiler_mn 64,128", "the tile's M is 64; choose one of 128, 256"),
-    ("--cluster_shape_mn 1,1", "the cluster's M is 1; .* must be 2 or 4"),
-    ("--ab_dtype Float6E3M2FN --sf_vec_size 32", "mxfp6_e3m2 .* has no kernel"),
-    ("--sf_vec_size 16.0", "invalid int value"), ("--c_dtype Float8E4M3FN", "Float16, BFloat16, Float32"),
-    ("--sf_dtype Float32 --sf_vec_size 32", "Float32 scales go over 128"),
-    ("--ab_dtype Float8E4M3FN --sf_vec_size 128", "Float32 scales go over 128"),
-    (f"{FP8} --c_dtype Float16", "C is BFloat16"),
-    ("--kernel naive --use_baseline", "a kernel compared with itself"), ("--kernel fast", "invalid choice"),
-    ("--target sm_90", "invalid choice"), ("--target sm_100a --benchmark_mode", "--target only compiles"),
-    ("--skip_ref_check", "there is nothing to do")])
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        ("--mnkl 1,2,3", "it must be 4 whole numbers"),
+        ("--mnkl 1,2,32,x", "it must be 4 whole numbers"),
+        ("--mnkl 8,8,3²,1", "whole numbers"),
+        ("--mnkl 0,8,32,1", "from 1 to 131,072"),
+        ("--mnkl 8,8,40,1", "--mnkl is 8,8,40,1; .*K a multiple of --sf_vec_size .16"),
+        ("--mma_tiler_mn 64,128", "the tile's M is 64; choose one of 128, 256"),
+        ("--cluster_shape_mn 1,1", "the cluster's M is 1; .* must be 2 or 4"),
+        ("--ab_dtype Float6E3M2FN --sf_vec_size 32", "mxfp6_e3m2 .* has no kernel"),
+        ("--sf_vec_size 16.0", "invalid int value"),
+        ("--c_dtype Float8E4M3FN", "Float16, BFloat16, Float32"),
+        ("--sf_dtype Float32 --sf_vec_size 32", "Float32 scales go over 128"),
+        ("--ab_dtype Float8E4M3FN --sf_vec_size 128", "Float32 scales go over 128"),
+        (f"{FP8} --c_dtype Float16", "C is BFloat16"),
+        ("--kernel naive --use_baseline", "a kernel compared with itself"),
+        ("--kernel fast", "invalid choice"),
+        ("--target sm_90", "invalid choice"),
+        ("--target sm_100a --benchmark_mode", "--target only compiles"),
+        ("--skip_ref_check", "there is nothing to do"),
+    ],
+)
 def test_bad_usage_is_one_line(capsys, argv, message):
     with pytest.raises(SystemExit) as stopped:
         command.main(argv.split())
@@ -305,16 +352,27 @@ def test_bad_usage_is_one_line(capsys, argv, message):
     assert re.search(message, said.err), said.err
 
 
-@pytest.mark.parametrize("argv, message", [
-    ("--kernel native --target sm_90a --sf_vec_size 32", "mxfp4 is emulated on sm_90a"),
-    ("--kernel native --target sm_100a", "tl.dot_scaled takes E8M0 scales over 32 and E4M3 over 16"),
-    ("--kernel naive --target sm_100a", "no kernel for fp4_e8m0_16"),
-    (f"{FP8} --target sm_100a", "needs WGMMA"),
-    (f"{FP8} --c_dtype BFloat16 --target sm_90a --kernel naive", "take the path fp8"),
-    *(pytest.param(argv, f"here is no GPU .*: {instead}, or read the records in results/",
-                   marks=pytest.mark.skipif(HERE.capability is not None, reason="without a GPU"))
-      for argv, instead in (("", "compile and plan it with --target sm_100a"),
-                            (FP8, "compile it with --target sm_90a")))])
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        ("--kernel native --target sm_90a --sf_vec_size 32", "mxfp4 is emulated on sm_90a"),
+        ("--kernel native --target sm_100a", "tl.dot_scaled takes E8M0 scales over 32 and E4M3 over 16"),
+        ("--kernel naive --target sm_100a", "no kernel for fp4_e8m0_16"),
+        (f"{FP8} --target sm_100a", "needs WGMMA"),
+        (f"{FP8} --c_dtype BFloat16 --target sm_90a --kernel naive", "take the path fp8"),
+        *(
+            pytest.param(
+                argv,
+                f"here is no GPU .*: {instead}, or read the records in results/",
+                marks=pytest.mark.skipif(HERE.capability is not None, reason="without a GPU"),
+            )
+            for argv, instead in (
+                ("", "compile and plan it with --target sm_100a"),
+                (FP8, "compile it with --target sm_90a"),
+            )
+        ),
+    ],
+)
 def test_what_cannot_run_is_one_line(capsys, argv, message):
     assert command.main(argv.split()) == 2
     said = capsys.readouterr()
@@ -338,7 +396,9 @@ def test_the_notes_own_command_is_planned_and_named_for_what_it_is(capsys):
 @pytest.mark.compile
 @pytest.mark.parametrize("target, kernel", [("sm_90a", "emulated"), ("sm_100a", "native")])
 def test_a_target_is_compiled_with_what_it_would_run(capsys, target, kernel):
-    status, rows = run_command(capsys, f"--sf_vec_size 32 --target {target} --c_dtype BFloat16 --use_baseline")
+    status, rows = run_command(
+        capsys, f"--sf_vec_size 32 --target {target} --c_dtype BFloat16 --use_baseline"
+    )
     assert status == 0
     found = {row["name"]: row for row in rows}  # of the emulated path the second, its GEMM
     assert found[kernel]["count"] > 0 and found["naive"]["count"] > 0
@@ -351,7 +411,10 @@ def test_the_sentences_are_printed_and_a_kernel_can_be_asked_for(capsys):
     tile = "--ab_dtype Float8E4M3FN --sf_vec_size 32 --mma_tiler_mn 128,128 --cluster_shape_mn 1,1"
     assert command.main(f"--target sm_120a {tile}".split()) == 0
     printed = capsys.readouterr().out
-    assert "sm_120a multiplies mxfp8_e4m3 in its tensor cores" in printed and "tile that was asked for" in printed
+    assert (
+        "sm_120a multiplies mxfp8_e4m3 in its tensor cores" in printed
+        and "tile that was asked for" in printed
+    )
     assert "sm_120a has no tensor memory, so there is no stage plan" in printed
     assert command.main(f"--target sm_120a {tile} --kernel emulated".split()) == 0
     assert "as --kernel emulated asks" in capsys.readouterr().out
@@ -359,10 +422,16 @@ def test_the_sentences_are_printed_and_a_kernel_can_be_asked_for(capsys):
 
 @pytest.mark.compile
 def test_emulated_jobs_build_for_every_kind_of_format_c_and_target():
-    wanted = (("nvfp4", "sm_90a", torch.bfloat16), ("mxfp8_e5m2", "sm_100a", torch.float32),
-              ("nvfp4", "sm_120a", torch.float16))
-    jobs = [job for form, target, dtype in wanted
-            for job in emulated.jobs(form, target, (1000, 1000, 4096), dtype)]
+    wanted = (
+        ("nvfp4", "sm_90a", torch.bfloat16),
+        ("mxfp8_e5m2", "sm_100a", torch.float32),
+        ("nvfp4", "sm_120a", torch.float16),
+    )
+    jobs = [
+        job
+        for form, target, dtype in wanted
+        for job in emulated.jobs(form, target, (1000, 1000, 4096), dtype)
+    ]
     for report in build.build(jobs):
         assert report.launchable, (report.job.name, report.job.target, report.reason)
         assert "dequantise" in report.job.name or report.counts["tma_load"] > 0
@@ -384,7 +453,12 @@ def test_the_emulated_path_on_the_gpu(form):
             out, touched = check.make_poisoned((m, n), dtype, WHERE)
             launch = blockscaled.prepare(a, b, out=out, path="emulated")
             launch()
-            assert half_an_ulp(out, blockscaled.spec(a, b), 2e-6 + k * 2.0**-27) and not touched(), (m, n, k, dtype)
+            assert half_an_ulp(out, blockscaled.spec(a, b), 2e-6 + k * 2.0**-27) and not touched(), (
+                m,
+                n,
+                k,
+                dtype,
+            )
             first = out.clone()
             assert torch.equal(launch(), first)
             plain = HERE.has_wgmma and dtype == torch.bfloat16 and form != "nvfp4"
@@ -414,7 +488,12 @@ def test_the_other_paths_on_the_gpu():
             assert check.relative_error(blockscaled.matmul(a, b), blockscaled.spec(a, b)) < 2**-7
         packed = make_packed("fp8_1x128", 70, 512, WHERE)
         assert check.relative_error(blockscaled.matmul(packed, b), blockscaled.spec(packed, b)) < 2**-7
-        refused("so there is no native path", *operands(8, 8, 64, "mxfp4"), path="native", error=device.Unsupported)
+        refused(
+            "so there is no native path",
+            *operands(8, 8, 64, "mxfp4"),
+            path="native",
+            error=device.Unsupported,
+        )
     elif HERE.target in blockscaled.NATIVE:
         for form in native.FORMS:
             a, b = operands(200, 264, 288, form, tiled=True)
@@ -422,13 +501,23 @@ def test_the_other_paths_on_the_gpu():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("argv, names", [
-    (NOTE.replace("8192,8192,1024,1", "500,1000,512,2") + " --use_baseline", ["emulated"]),
-    ("--mnkl 512,1000,1024,1 --sf_vec_size 32 --use_baseline --c_dtype BFloat16", ["emulated", "naive"]),
-    ("--mnkl 300,512,1024,1 --sf_dtype Float8E4M3FN --benchmark_mode --skip_ref_check", ["emulated"]),
-    ("--mnkl 300,512,1024,1 --ab_dtype Float8E4M3FN --sf_vec_size 32 --kernel naive --c_dtype Float32", ["naive"]),
-    ("--mnkl 300,512,1024,2 --ab_dtype Float8E4M3FN --sf_dtype Float32 --sf_vec_size 128 --c_dtype BFloat16 "
-     "--benchmark_mode", ["fp8"])])
+@pytest.mark.parametrize(
+    "argv, names",
+    [
+        (NOTE.replace("8192,8192,1024,1", "500,1000,512,2") + " --use_baseline", ["emulated"]),
+        ("--mnkl 512,1000,1024,1 --sf_vec_size 32 --use_baseline --c_dtype BFloat16", ["emulated", "naive"]),
+        ("--mnkl 300,512,1024,1 --sf_dtype Float8E4M3FN --benchmark_mode --skip_ref_check", ["emulated"]),
+        (
+            "--mnkl 300,512,1024,1 --ab_dtype Float8E4M3FN --sf_vec_size 32 --kernel naive --c_dtype Float32",
+            ["naive"],
+        ),
+        (
+            "--mnkl 300,512,1024,2 --ab_dtype Float8E4M3FN --sf_dtype Float32 --sf_vec_size 128 --c_dtype BFloat16 "
+            "--benchmark_mode",
+            ["fp8"],
+        ),
+    ],
+)
 def test_the_command_line_on_hopper(capsys, argv, names):
     if not HERE.has_wgmma:
         pytest.skip("needs Hopper")

@@ -25,6 +25,7 @@ def run(capsys, monkeypatch, tmp_path):
         except SystemExit as end:
             status = end.code
         return status, *capsys.readouterr()
+
     return run
 
 
@@ -33,42 +34,56 @@ def test_nothing_found_as_text_and_as_json(run):
     arguments = "--start", "num_warps=4,BLOCK_K=32", "--reach", "0"
     status, out, err = run(*arguments)
     assert status == 0 and not err
-    assert out.startswith(f"Triton {INSTALLED}, sm_100a, a GEMM loop: nothing found within 0 changes of LOOP=plain, ")
+    assert out.startswith(
+        f"Triton {INSTALLED}, sm_100a, a GEMM loop: nothing found within 0 changes of LOOP=plain, "
+    )
     status, out, err = run(*arguments, "--json", "-")
-    row, = json.loads(out)["rows"]
+    (row,) = json.loads(out)["rows"]
     assert status == 0 and not err and (row["hunt"], row["outcome"]) == ("loop", "builds")
 
 
 def test_bad_usage_is_one_line_and_two(run):
     for arguments, message in (
-            (["--hunt", "bug"], "argument --hunt: invalid choice: 'bug'"),
-            (["--target", "sm_90"], "argument --target: invalid choice: 'sm_90'"),
-            (["--triton", "3.5"], "a Triton version must be three numbers such as 3.5.1; it is '3.5'"),
-            (["--start", "TILE=3"], "--start takes LOOP=..., LOADS=..., .*; it is 'TILE=3'"),
-            (["--start", "num_warps=3"], r"--start takes num_warps=2\|4\|8\|16; it is 'num_warps=3'"),
-            (["--start", "num_warps"], r"--start takes num_warps=2\|4\|8\|16; it is 'num_warps'"),
-            (["--reach", "-1"], "--reach must be 0 or more; it is -1"),
-            (["--reach", "far"], "argument --reach: invalid int value: 'far'"),
-            (["--report", "."], "--report takes a file; . is a folder"),
-            (["--report", ""], "--report takes a file; it is empty"),
-            (["--json", ""], "--json takes a file or -"),
-            (["--matrix", "all"], "argument --matrix: invalid choice: 'all'"),
-            (["--matrix", "--triton", "3.4.0"], "--triton must be one of 3.5.0, .*, 3.9.0 for matrix; it is 3.4.0"),
-            (["--bisect"], "unrecognized arguments: --bisect")):
+        (["--hunt", "bug"], "argument --hunt: invalid choice: 'bug'"),
+        (["--target", "sm_90"], "argument --target: invalid choice: 'sm_90'"),
+        (["--triton", "3.5"], "a Triton version must be three numbers such as 3.5.1; it is '3.5'"),
+        (["--start", "TILE=3"], "--start takes LOOP=..., LOADS=..., .*; it is 'TILE=3'"),
+        (["--start", "num_warps=3"], r"--start takes num_warps=2\|4\|8\|16; it is 'num_warps=3'"),
+        (["--start", "num_warps"], r"--start takes num_warps=2\|4\|8\|16; it is 'num_warps'"),
+        (["--reach", "-1"], "--reach must be 0 or more; it is -1"),
+        (["--reach", "far"], "argument --reach: invalid int value: 'far'"),
+        (["--report", "."], "--report takes a file; . is a folder"),
+        (["--report", ""], "--report takes a file; it is empty"),
+        (["--json", ""], "--json takes a file or -"),
+        (["--matrix", "all"], "argument --matrix: invalid choice: 'all'"),
+        (
+            ["--matrix", "--triton", "3.4.0"],
+            "--triton must be one of 3.5.0, .*, 3.9.0 for matrix; it is 3.4.0",
+        ),
+        (["--bisect"], "unrecognized arguments: --bisect"),
+    ):
         status, out, err = run(*arguments)
         assert status == 2 and not out, arguments
         assert re.fullmatch(rf"python -m ch14.bug_hunt: {message}.*\n", err), err
 
 
 @pytest.mark.fault
-def test_an_empty_environment_is_no_triton_and_one_that_cannot_be_had_is_a_sentence(run, monkeypatch, tmp_path):
-    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": "/dev/null"}.items():
+def test_an_empty_environment_is_no_triton_and_one_that_cannot_be_had_is_a_sentence(
+    run, monkeypatch, tmp_path
+):
+    for name, value in {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(tmp_path),
+        "PIP_CONFIG_FILE": "/dev/null",
+    }.items():
         monkeypatch.setenv(name, value)
     environments._path("3.5.1").mkdir(parents=True)  # as an interrupted clean-up leaves it
     status, out, err = run("--triton", "3.5.1")
     said = err.splitlines()
     assert status == 2 and not out and len(said) == 2 and said[0].startswith("installing Triton 3.5.1 into ")
-    assert re.search("Triton 3.5.1 cannot be installed: (the package index has|this Python has no pip)", said[1])
+    assert re.search(
+        "Triton 3.5.1 cannot be installed: (the package index has|this Python has no pip)", said[1]
+    )
 
 
 @pytest.mark.compile
@@ -76,10 +91,16 @@ def test_the_matrix_is_built_as_recorded_compared_and_kept(run, monkeypatch, tmp
     """Some cells of each hunt, for a target that builds them quickly, from an empty cache."""
     if INSTALLED not in experiments.VERSIONS:
         pytest.fail(f"Triton {INSTALLED} is not recorded: TILES_RECORD=1 python -m ch14.bug_hunt --matrix")
-    chosen = {("loop", "sm_100a"): {"LOADS": "device"}, ("warp_specialize", "sm_90a"): {},
-              ("dot_scaled", "sm_100a"): {"BLOCK_M": 128}}
-    cells = [cell for cell in experiments.EXPERIMENTS["matrix"]() if cell[0] == INSTALLED
-             and chosen.get((cell[2], cell[1]), {"LOOP": ""}).items() <= cell[3].items()]
+    chosen = {
+        ("loop", "sm_100a"): {"LOADS": "device"},
+        ("warp_specialize", "sm_90a"): {},
+        ("dot_scaled", "sm_100a"): {"BLOCK_M": 128},
+    }
+    cells = [
+        cell
+        for cell in experiments.EXPERIMENTS["matrix"]()
+        if cell[0] == INSTALLED and chosen.get((cell[2], cell[1]), {"LOOP": ""}).items() <= cell[3].items()
+    ]
     assert {cell[2] for cell in cells} == set(HUNTS) and len(cells) == 12
     monkeypatch.setitem(experiments.EXPERIMENTS, "matrix", lambda: cells)
     built = experiments.build_now("matrix", INSTALLED)
@@ -103,14 +124,14 @@ def test_the_matrix_is_built_as_recorded_compared_and_kept(run, monkeypatch, tmp
     monkeypatch.setenv("TILES_RESULTS", str(tmp_path / "results"))
     assert run("--matrix", "--triton", INSTALLED)[0] == 2 and not (tmp_path / "results").exists()
     assert run("--matrix") == (0, f"matrix, Triton {INSTALLED}: 12 builds\n", "")
-    record, = (tmp_path / "results").rglob("*.json")
+    (record,) = (tmp_path / "results").rglob("*.json")
     assert record.parent.name == "no-gpu" and len(json.loads(record.read_text())["rows"]) == 12
     assert experiments.load_record("matrix").label().startswith("recorded without a GPU, 2")
 
 
 def test_a_difference_is_a_sentence():
     row = next(row for row in experiments.load_record("matrix").rows if row["outcome"] == "builds")
-    said, = experiments.list_differences("matrix", [row | {"outcome": "fails"}])
+    (said,) = experiments.list_differences("matrix", [row | {"outcome": "fails"}])
     assert said.endswith("outcome was 'builds', is 'fails'") and said.startswith("loop, 3.5.0, sm_90a, plain")
     assert experiments.list_differences("matrix", [row | {"triton": "1.0.0"}])[0].endswith(": not recorded")
 

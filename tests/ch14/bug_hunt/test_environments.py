@@ -22,10 +22,20 @@ def wheel(where, version, code):
         info = f"triton-{version}.dist-info"
         file.writestr("triton/__init__.py", code)
         file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: triton\nVersion: {version}\n")
-        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\n"
-                                       "Tag: py3-none-any\n")
-        file.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in (
-            "triton/__init__.py", *(f"{info}/{each}" for each in ("METADATA", "WHEEL", "RECORD")))))
+        file.writestr(
+            f"{info}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        file.writestr(
+            f"{info}/RECORD",
+            "".join(
+                f"{name},,\n"
+                for name in (
+                    "triton/__init__.py",
+                    *(f"{info}/{each}" for each in ("METADATA", "WHEEL", "RECORD")),
+                )
+            ),
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +45,12 @@ def index(tmp_path, monkeypatch):
     wheels.mkdir()
     wheel(wheels, "0.1.0", "__version__ = '0.1.0'")
     wheel(wheels, "0.2.0", "import numpy.nonsense")
-    for name, value in {"TILES_TRITONS": tmp_path / "tritons", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": wheels,
-                        "PIP_CONFIG_FILE": os.devnull}.items():
+    for name, value in {
+        "TILES_TRITONS": tmp_path / "tritons",
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": wheels,
+        "PIP_CONFIG_FILE": os.devnull,
+    }.items():
         monkeypatch.setenv(name, str(value))
     return wheels
 
@@ -50,18 +64,25 @@ def names():
 def test_two_at_once_make_one_whole_environment_and_an_emptied_one_is_made_again():
     said = []
     assert not is_available("0.1.0")
-    with pytest.raises(Unsupported, match="Triton 0.1.0 needs an environment of its own; installed "
-                                          r"is [\d.]+: make one with python -m ch14.bug_hunt --triton 0.1.0."):
+    with pytest.raises(
+        Unsupported,
+        match="Triton 0.1.0 needs an environment of its own; installed "
+        r"is [\d.]+: make one with python -m ch14.bug_hunt --triton 0.1.0.",
+    ):
         locate("0.1.0")
     interrupted = environments_folder() / f".{environments._path('0.1.0').name}"
     (interrupted / "triton").mkdir(parents=True)
     (interrupted / "triton/__init__.py").write_text("half")
     assert not is_available("0.1.0")
-    with ThreadPoolExecutor(2) as both:  # each opens the lock file, so they wait for each other as processes would
+    with ThreadPoolExecutor(
+        2
+    ) as both:  # each opens the lock file, so they wait for each other as processes would
         place, same = both.map(install, ["0.1.0"] * 2, [said.append] * 2)
     assert place == same and "0.1.0" in (place / "triton/__init__.py").read_text()
     assert names() == [place.name] and len(said) == 1
-    assert is_available("0.1.0") and locate("0.1.0") == place == install("0.1.0", said.append) and len(said) == 1
+    assert (
+        is_available("0.1.0") and locate("0.1.0") == place == install("0.1.0", said.append) and len(said) == 1
+    )
 
     shutil.rmtree(place / "triton")
     assert not is_available("0.1.0") and install("0.1.0", said.append) == place and len(said) == 2
@@ -72,8 +93,10 @@ def test_two_at_once_make_one_whole_environment_and_an_emptied_one_is_made_again
 @pytest.mark.fault
 @needs_pip
 def test_a_triton_that_does_not_import_leaves_nothing():
-    with pytest.raises(Unsupported, match="Triton 0.2.0 is installed but does not import: ModuleNotFoundError: No "
-                                          "module named 'numpy"):
+    with pytest.raises(
+        Unsupported,
+        match="Triton 0.2.0 is installed but does not import: ModuleNotFoundError: No module named 'numpy",
+    ):
         install("0.2.0")
     assert names() == [] and not is_available("0.2.0")
 
@@ -86,11 +109,14 @@ def test_the_installed_one_needs_none():
 def test_the_words_of_pip_become_a_sentence():
     said = "ERROR: Could not find a version that satisfies the requirement triton==9 (from versions: LIST)\nERROR: No"
     for words, sentence in (
-            (said.replace("LIST", "0.1.0, 0.2.0"),
-             r"there is no Triton 9 for Python 3.\d+ on \w+; choose one of 0.1.0, 0.2.0."),
-            (said.replace("LIST", "none"), "the package index has nothing for Python .*, or cannot be reached."),
-            ("/usr/bin/python: No module named pip", "this Python has no pip"),
-            ("ERROR: the disk is full.\n", "Triton 9 cannot be installed: pip says the disk is full.$")):
+        (
+            said.replace("LIST", "0.1.0, 0.2.0"),
+            r"there is no Triton 9 for Python 3.\d+ on \w+; choose one of 0.1.0, 0.2.0.",
+        ),
+        (said.replace("LIST", "none"), "the package index has nothing for Python .*, or cannot be reached."),
+        ("/usr/bin/python: No module named pip", "this Python has no pip"),
+        ("ERROR: the disk is full.\n", "Triton 9 cannot be installed: pip says the disk is full.$"),
+    ):
         assert re.search(sentence, environments.explain_pip("9", words))
 
 

@@ -13,13 +13,15 @@ from tilelab.runtime import build, worker_pool
 from tilelab.runtime.device import Unsupported
 
 LOOP = HUNTS["loop"]
-PASS = """RuntimeError: PassManager::run failed
+PASS = (
+    """RuntimeError: PassManager::run failed
 k.py:24:23: error: 'tt.descriptor_load' op pipeliner doesn't know how to predicate this op.
 LLVM ERROR: Fatal pipeliner error
-      pipeline: "builtin.module(triton-licm, tritongpu-assign-latencies{num-stages=4}, canonicalize{  a=1 b=2}, """ \
+      pipeline: "builtin.module(triton-licm, tritongpu-assign-latencies{num-stages=4}, canonicalize{  a=1 b=2}, """
     """tritongpu-pipeline{dump-intermediate-steps=false num-stages=4}, canonicalize{  a=1 b=2})",
 k.py:16:0: error: Failures have been detected while processing an MLIR pass pipeline
 k.py:16:0: note: Pipeline failed while executing [`TritonGPUPipeline` on 'builtin.module' operation]: reproducer"""
+)
 SILENT = """RuntimeError: PassManager::run failed
 k.py:1:0: error: Failures have been detected while processing an MLIR pass pipeline
 k.py:1:0: note: Pipeline failed while executing [`TritonGPUAssignLatencies` on 'builtin.module' operation]: x"""
@@ -33,25 +35,49 @@ ptxas fatal   : Value 'sm_103a' is not defined for option 'gpu-name'
 Repro command: /tmp/ptxas a.ptx"""
 
 
-@pytest.mark.parametrize("said, stage, message, exception", [
-    (PASS, "TritonGPUPipeline", "'tt.descriptor_load' op pipeliner doesn't know how to predicate this op; LLVM ERROR: "
-     "Fatal pipeliner error", "RuntimeError"),
-    (SILENT, "TritonGPUAssignLatencies", "without a message", "RuntimeError"),
-    (ASSERTED, "NVGPUWarpSpecialization", "Assertion `false'", "RuntimeError"),
-    (PTXAS, "ptxas", "Value 'sm_103a' is not defined for option 'gpu-name'", "PTXASError"),
-    ("PTXASError: PTXAS error\nptxas /tmp/a.ptx, line 23; error   : Feature '.tile' not supported on .target 'sm_120a'",
-     "ptxas", "Feature '.tile' not supported on .target 'sm_120a'", "PTXASError"),
-    ("the compiler died (SIGABRT): LLVM ERROR: Cannot select: intrinsic %llvm.x", "process",
-     "the compiler died (SIGABRT): LLVM ERROR: Cannot select: intrinsic %llvm.x", ""),
-    ("the compiler gave no answer within 60 s", "process", "the compiler gave no answer within 60 s", ""),
-    ("CompilationError: at 3:4:\n    x = y\n        ^\nNameError('y is not defined')", "frontend",
-     "NameError('y is not defined')", "CompilationError")])
+@pytest.mark.parametrize(
+    "said, stage, message, exception",
+    [
+        (
+            PASS,
+            "TritonGPUPipeline",
+            "'tt.descriptor_load' op pipeliner doesn't know how to predicate this op; LLVM ERROR: "
+            "Fatal pipeliner error",
+            "RuntimeError",
+        ),
+        (SILENT, "TritonGPUAssignLatencies", "without a message", "RuntimeError"),
+        (ASSERTED, "NVGPUWarpSpecialization", "Assertion `false'", "RuntimeError"),
+        (PTXAS, "ptxas", "Value 'sm_103a' is not defined for option 'gpu-name'", "PTXASError"),
+        (
+            "PTXASError: PTXAS error\nptxas /tmp/a.ptx, line 23; error   : Feature '.tile' not supported on .target 'sm_120a'",
+            "ptxas",
+            "Feature '.tile' not supported on .target 'sm_120a'",
+            "PTXASError",
+        ),
+        (
+            "the compiler died (SIGABRT): LLVM ERROR: Cannot select: intrinsic %llvm.x",
+            "process",
+            "the compiler died (SIGABRT): LLVM ERROR: Cannot select: intrinsic %llvm.x",
+            "",
+        ),
+        ("the compiler gave no answer within 60 s", "process", "the compiler gave no answer within 60 s", ""),
+        (
+            "CompilationError: at 3:4:\n    x = y\n        ^\nNameError('y is not defined')",
+            "frontend",
+            "NameError('y is not defined')",
+            "CompilationError",
+        ),
+    ],
+)
 def test_what_a_compiler_says(said, stage, message, exception):
     assert failure(said) == {"stage": stage, "message": message, "exception": exception}
 
 
 def test_the_place_in_the_locate_failing_pass():
-    assert locate_failing_pass(PASS) == "tritongpu-pipeline{dump-intermediate-steps=false num-stages=4}, pass 4 of 5"
+    assert (
+        locate_failing_pass(PASS)
+        == "tritongpu-pipeline{dump-intermediate-steps=false num-stages=4}, pass 4 of 5"
+    )
     assert locate_failing_pass(SILENT) == locate_failing_pass(PTXAS) == locate_failing_pass("") == ""
     twice = PASS.replace("TritonGPUPipeline", "Canonicalizer")
     assert locate_failing_pass(twice) == "", "a pass that occurs twice has no position"
@@ -72,8 +98,17 @@ def made_up(fails, hunt=LOOP):
     rows = []
     for config in grid(hunt):
         stage = fails(config)
-        rows.append({"hunt": hunt.name, "triton": "9.9.9", "target": "sm_90a", **config, "status": "ok",
-                     "outcome": "fails" if stage else "builds"} | ({"stage": stage, "message": ""} if stage else {}))
+        rows.append(
+            {
+                "hunt": hunt.name,
+                "triton": "9.9.9",
+                "target": "sm_90a",
+                **config,
+                "status": "ok",
+                "outcome": "fails" if stage else "builds",
+            }
+            | ({"stage": stage, "message": ""} if stage else {})
+        )
     return Builds(hunt, "9.9.9", "sm_90a", rows)
 
 
@@ -92,14 +127,24 @@ def test_bisect_finds_the_simplest_of_any_threshold(axis):
 
 def test_a_search_ends_at_the_smallest_trigger_and_states_its_rule():
     def fails(config):
-        return "A" * (config["BLOCK_K"] >= 64 and config["num_warps"] in (4, 8) and config["LOADS"] != "pointers")
+        return "A" * (
+            config["BLOCK_K"] >= 64 and config["num_warps"] in (4, 8) and config["LOADS"] != "pointers"
+        )
 
     builds = made_up(fails)
     found = find(builds)
-    assert found.config == {"LOOP": "plain", "LOADS": "device", "BLOCK_K": 64, "num_stages": 1, "num_warps": 4}
-    assert found.sentence == ('Triton 9.9.9, sm_90a, a GEMM loop: A fails () where LOADS is "device" or "host" (not '
-                              '"pointers") and BLOCK_K is 64 or 128 (not 32) and num_warps is 4 or 8 (not 2 or 16); '
-                              'LOOP, num_stages make no difference.')
+    assert found.config == {
+        "LOOP": "plain",
+        "LOADS": "device",
+        "BLOCK_K": 64,
+        "num_stages": 1,
+        "num_warps": 4,
+    }
+    assert found.sentence == (
+        'Triton 9.9.9, sm_90a, a GEMM loop: A fails () where LOADS is "device" or "host" (not '
+        '"pointers") and BLOCK_K is 64 or 128 (not 32) and num_warps is 4 or 8 (not 2 or 16); '
+        "LOOP, num_stages make no difference."
+    )
     assert all(found.predicts(config) == bool(fails(config)) for config in grid(LOOP))
     assert len(found.probes) == 12 and all(predicted == shown for _, predicted, shown in found.probes)
     assert {predicted for _, predicted, _ in found.probes} == {True, False}
@@ -120,14 +165,21 @@ def test_a_search_keeps_to_one_bug():
 
     found = find(made_up(fails), LOOP.start | {"LOADS": "host"})
     assert found.config["LOADS"] == "host" and symptom(found.row)[1] == "A"
-    assert found.steps[0].axis == "LOADS" and found.steps[0].outcomes() == {"pointers": "fails elsewhere",
-                                                                          "device": "builds"}
+    assert found.steps[0].axis == "LOADS" and found.steps[0].outcomes() == {
+        "pointers": "fails elsewhere",
+        "device": "builds",
+    }
 
 
 def test_nothing_to_find():
     builds = made_up(lambda config: "")
-    assert find(builds, reach=1) is None and len(builds.rows) == 1 + sum(len(each) - 1 for each in LOOP.axes.values())
-    assert find(made_up(lambda config: "A" * (config["num_warps"] == 2 and config["BLOCK_K"] == 32)), reach=1) is None
+    assert find(builds, reach=1) is None and len(builds.rows) == 1 + sum(
+        len(each) - 1 for each in LOOP.axes.values()
+    )
+    assert (
+        find(made_up(lambda config: "A" * (config["num_warps"] == 2 and config["BLOCK_K"] == 32)), reach=1)
+        is None
+    )
 
 
 def test_everything_fails():
@@ -135,10 +187,14 @@ def test_everything_fails():
     assert found.config == grid(LOOP)[0] and found.sentence.endswith("A fails (), whatever the axes.")
 
 
-@pytest.mark.parametrize("change, sentence", [
-    ({"LOOP": "round"}, "LOOP must be one of plain, guarded, .*; it is 'round'"),
-    ({"num_warps": 3}, "num_warps must be one of 2, 4, 8, 16; it is 3"),
-    ({"TILE": 3}, "a configuration of loop must have LOOP, .*; it has .*TILE")])
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"LOOP": "round"}, "LOOP must be one of plain, guarded, .*; it is 'round'"),
+        ({"num_warps": 3}, "num_warps must be one of 2, 4, 8, 16; it is 3"),
+        ({"TILE": 3}, "a configuration of loop must have LOOP, .*; it has .*TILE"),
+    ],
+)
 def test_no_configuration(change, sentence):
     with pytest.raises(ValueError, match=sentence):
         find(made_up(lambda config: ""), LOOP.start | change)
@@ -150,10 +206,18 @@ def test_no_configuration(change, sentence):
 def test_a_record_answers_as_its_builds_did_and_says_what_it_lacks():
     rows = experiments.load_record("loop").rows
     found = find(Builds(LOOP, "3.5.1", "sm_100a", rows))
-    assert found.config == {"LOOP": "carry b", "LOADS": "pointers", "BLOCK_K": 32, "num_stages": 2, "num_warps": 4}
+    assert found.config == {
+        "LOOP": "carry b",
+        "LOADS": "pointers",
+        "BLOCK_K": 32,
+        "num_stages": 2,
+        "num_warps": 4,
+    }
     assert found.row["stage"] == "TritonGPUAssignLatencies" and not found.builds.live
     assert found.builds.compiler_output(found.config) == ""
-    with pytest.raises(Unsupported, match="no build of LOOP=plain.* with Triton 3.5.1 for sm_90a is recorded"):
+    with pytest.raises(
+        Unsupported, match="no build of LOOP=plain.* with Triton 3.5.1 for sm_90a is recorded"
+    ):
         find(Builds(LOOP, "3.5.1", "sm_90a", rows))
 
 
@@ -167,19 +231,25 @@ def test_a_triton_in_a_folder_must_be_the_one_that_was_asked_for(tmp_path):
     job = LOOP.job(LOOP.start | {"num_warps": 4, "BLOCK_K": 32}, "sm_100a")
     assert build.build_one(job, triton=(triton.__version__, tmp_path / "good")).counts["tcgen05_mma"]
     for version, folder, found in (("3.5.1", "empty", triton.__version__), ("3.5.1", "bad", ".*half of it")):
-        with pytest.raises(Unsupported, match=f"{folder} must hold Triton {version}, but Python imports {found}"):
+        with pytest.raises(
+            Unsupported, match=f"{folder} must hold Triton {version}, but Python imports {found}"
+        ):
             build.build_one(job, triton=(version, tmp_path / folder))
 
 
 @pytest.mark.fault
 def test_a_process_that_llvm_called_an_error_in_builds_nothing_more():
     carried = LOOP.start | {"LOOP": "carry both", "BLOCK_K": 64, "num_warps": 8}
-    with worker_pool.lease_worker("tilelab.runtime.build_worker", "the compiler", TRITON_INTERPRET="0") as worker:
+    with worker_pool.lease_worker(
+        "tilelab.runtime.build_worker", "the compiler", TRITON_INTERPRET="0"
+    ) as worker:
         worker.stop()
     report = build.build_one(LOOP.job(carried, "sm_100a"))
     assert "LLVM ERROR" in report.compiler_output
     assert report.compiler_output.startswith("RuntimeError: PassManager::run failed")
-    with worker_pool.lease_worker("tilelab.runtime.build_worker", "the compiler", TRITON_INTERPRET="0") as worker:
+    with worker_pool.lease_worker(
+        "tilelab.runtime.build_worker", "the compiler", TRITON_INTERPRET="0"
+    ) as worker:
         assert not worker.alive
     builds = Builds(LOOP, environments.installed_version(), "sm_100a")
     assert builds.ask([carried | {"LOOP": "plain"}])[0]["outcome"] == "builds"

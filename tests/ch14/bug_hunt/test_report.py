@@ -22,8 +22,11 @@ FIXED = {"num_stages": 2, "BLOCK_K": 32, "num_warps": 4}  # axes that put only a
 @pytest.mark.parametrize("name", HUNTS)
 def test_every_reduced_source_has_no_choice_left(name):
     hunt, sources = HUNTS[name], set()
-    chosen = [config for config in grid(hunt)
-              if all(config.get(axis, value) == value for axis, value in FIXED.items())]
+    chosen = [
+        config
+        for config in grid(hunt)
+        if all(config.get(axis, value) == value for axis, value in FIXED.items())
+    ]
     for config in chosen:
         job = hunt.job(config, hunt.target)
         source, signature = reduce_source(job)
@@ -32,19 +35,28 @@ def test_every_reduced_source_has_no_choice_left(name):
         arguments = [each.arg for each in kernel.args.args]
         names = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
         assert arguments == list(signature) and all(argument in names for argument in arguments)
-        assert not names & {"LOOP", "LOADS", "BLOCK_M", "BLOCK_N", "BLOCK_K", "FORMAT", "WARP_SPECIALIZE"}, config
-        assert not [each for each in ast.walk(kernel) if isinstance(each, ast.If) and isinstance(
-            each.test, ast.Constant)]
+        assert not names & {"LOOP", "LOADS", "BLOCK_M", "BLOCK_N", "BLOCK_K", "FORMAT", "WARP_SPECIALIZE"}, (
+            config
+        )
+        assert not [
+            each
+            for each in ast.walk(kernel)
+            if isinstance(each, ast.If) and isinstance(each.test, ast.Constant)
+        ]
         assert ("load_tile" in source) == (config.get("LOADS") == "pointers"), "one expression is inlined"
         assert ("make_tensor_descriptor" in source) == (config.get("LOADS") == "device")
         sources.add(source)
-    assert len(sources) == len({str(sorted(hunt.job(config, hunt.target).constants.items())) for config in chosen})
+    assert len(sources) == len(
+        {str(sorted(hunt.job(config, hunt.target).constants.items())) for config in chosen}
+    )
 
 
 def test_the_reduced_source_is_this():
     config = {"LOOP": "carry b guarded", "LOADS": "host", "BLOCK_K": 32, "num_stages": 2, "num_warps": 4}
     source, signature = reduce_source(HUNTS["loop"].job(config, "sm_100a"))
-    assert source == """@triton.jit
+    assert (
+        source
+        == """@triton.jit
 def loop_kernel(a, b, c, K):
     m = tl.program_id(0) * 128
     n = tl.program_id(1) * 128
@@ -56,8 +68,13 @@ def loop_kernel(a, b, c, K):
         if k + 32 < K:
             right = b.load([k + 32, n])
     c.store([m, n], acc.to(tl.float16))"""
-    assert signature == {"a": "tensordesc<fp16[128, 32]>", "b": "tensordesc<fp16[32, 128]>",
-                         "c": "tensordesc<fp16[128, 128]>", "K": "i32"}
+    )
+    assert signature == {
+        "a": "tensordesc<fp16[128, 32]>",
+        "b": "tensordesc<fp16[32, 128]>",
+        "c": "tensordesc<fp16[128, 128]>",
+        "K": "i32",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +84,30 @@ def hunted(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as said:
         patch.setenv("TILES_TRITONS", str(folder / "none"))
         find = bug_hunt.find
-        patch.setattr(bug_hunt, "find", lambda *arguments, **options: found.append(
-            find(*arguments, probes=4, **options)) or found[0])
-        assert command.main(["--hunt", "warp_specialize", "--report", str(folder / "report.md"), "--json",
-                             str(folder / "rows.json")]) == 0
-    return found[0], (folder / "report.md").read_text(), json.loads((folder / "rows.json").read_text()), said.getvalue()
+        patch.setattr(
+            bug_hunt,
+            "find",
+            lambda *arguments, **options: found.append(find(*arguments, probes=4, **options)) or found[0],
+        )
+        assert (
+            command.main(
+                [
+                    "--hunt",
+                    "warp_specialize",
+                    "--report",
+                    str(folder / "report.md"),
+                    "--json",
+                    str(folder / "rows.json"),
+                ]
+            )
+            == 0
+        )
+    return (
+        found[0],
+        (folder / "report.md").read_text(),
+        json.loads((folder / "rows.json").read_text()),
+        said.getvalue(),
+    )
 
 
 @pytest.mark.compile
@@ -79,17 +115,26 @@ def test_a_live_hunt(hunted):
     found, text, record, said = hunted
     assert found.config == {"LOOP": "over K", "LOADS": "host", "BLOCK_M": 128, "num_warps": 4}
     assert found.row["stage"] == "NVGPUWarpSpecialization" and found.row["exception"] == "RuntimeError"
-    assert found.harmless == {"LOOP": ["over tiles flat"], "LOADS": ["pointers", "device"], "BLOCK_M": [64],
-                              "num_warps": [8, 16]}
+    assert found.harmless == {
+        "LOOP": ["over tiles flat"],
+        "LOADS": ["pointers", "device"],
+        "BLOCK_M": [64],
+        "num_warps": [8, 16],
+    }
     assert all(predicted == shown for _, predicted, shown in found.probes)
     assert "nvgpu-warp-specialization{" in locate_failing_pass(found.builds.compiler_output(found.config))
     assert len(found.builds.rows) == len({bug_hunt.describe(row) for row in found.builds.rows}), "built twice"
-    for part in ("LOADS: pointers fails elsewhere, device real; so host", "the smallest trigger: LOOP=over K, LOADS=",
-                 f"Triton {INSTALLED}, sm_90a", "random configurations behave as this says", "nothing was sent"):
+    for part in (
+        "LOADS: pointers fails elsewhere, device real; so host",
+        "the smallest trigger: LOOP=over K, LOADS=",
+        f"Triton {INSTALLED}, sm_90a",
+        "random configurations behave as this says",
+        "nothing was sent",
+    ):
         assert part in said, part
     assert set(record) == set(results.KEYS) and record["source"] == experiments.source()
     assert record["device"]["name"] == "no GPU" and record["experiment"] == "ch14_bug_hunt"
-    trigger, = [row for row in record["rows"] if "sentence" in row]
+    (trigger,) = [row for row in record["rows"] if "sentence" in row]
     assert trigger["status"] == "failed" and trigger["sentence"] in said and trigger["sentence"] in text
 
 
@@ -97,14 +142,23 @@ def test_a_live_hunt(hunted):
 def test_a_report_is_ready_to_file(hunted):
     found, text, *_ = hunted
     heads = re.findall(r"^#+ (.+)", text, re.MULTILINE)
-    assert heads[0] == ("[sm_90a] a GEMM loop with warp_specialize=True: NVGPUWarpSpecialization fails (Triton "
-                        f"{INSTALLED})")
+    assert heads[0] == (
+        f"[sm_90a] a GEMM loop with warp_specialize=True: NVGPUWarpSpecialization fails (Triton {INSTALLED})"
+    )
     assert heads[1:7] == ["Environment", "Minimal source", "Command", "Expected", "Actual", "What was varied"]
-    for part in (found.sentence, f"pip install triton=={INSTALLED}", "| BLOCK_M | 128 | 64 |", "Exit status 1",
-                 "Pipeline failed while executing [`NVGPUWarpSpecialization`", "RuntimeError: PassManager::run failed",
-                 "flatten=False, warp_specialize=True"):
+    for part in (
+        found.sentence,
+        f"pip install triton=={INSTALLED}",
+        "| BLOCK_M | 128 | 64 |",
+        "Exit status 1",
+        "Pipeline failed while executing [`NVGPUWarpSpecialization`",
+        "RuntimeError: PassManager::run failed",
+        "flatten=False, warp_specialize=True",
+    ):
         assert part in text, part
-    assert not re.search(r"/(home|root|tmp|work|usr)/|Traceback|tt\.func", text), "a path of this machine, or noise"
+    assert not re.search(r"/(home|root|tmp|work|usr)/|Traceback|tt\.func", text), (
+        "a path of this machine, or noise"
+    )
     script, _ = report.make_script(found)
     assert set(re.findall(r"^(?:import|from) (\w+)", script, re.MULTILINE)) == {"re", "triton"}
 
@@ -114,9 +168,10 @@ def test_a_report_of_what_compiles_to_something_else():
     """With eight warps nothing is specialised: the script ends with status 0 and shows the instructions."""
     hunt = HUNTS["warp_specialize"]
     builds, config = Builds(hunt, INSTALLED, "sm_90a"), hunt.start | {"num_warps": 8}
-    row, = builds.ask([config])
-    found = bug_hunt.Finding(builds, config, row, [], {axis: [value] for axis, value in config.items()},
-                             dict.fromkeys(config, ()))
+    (row,) = builds.ask([config])
+    found = bug_hunt.Finding(
+        builds, config, row, [], {axis: [value] for axis, value in config.items()}, dict.fromkeys(config, ())
+    )
     text = report.write_report(found)
     assert row["outcome"] == "ignored" and "Exit status 0." in text
     assert f"```\nTriton {INSTALLED} compiled it for sm_90a\nthreads per block: 1\n" in text
@@ -125,10 +180,16 @@ def test_a_report_of_what_compiles_to_something_else():
 
 @pytest.mark.compile
 def test_no_report_of_what_cannot_be_shown(hunted, monkeypatch):
-    monkeypatch.setattr(report, "reduce_source", lambda job: (
-        "@triton.jit\ndef specialized_kernel(a):\n    tl.store(a, 1)", {"a": "*fp16"}))
-    with pytest.raises(RuntimeError, match="the reduced source does not show the bug, so no report is written; the "
-                                           "trigger is LOOP=over K, LOADS=host"):
+    monkeypatch.setattr(
+        report,
+        "reduce_source",
+        lambda job: ("@triton.jit\ndef specialized_kernel(a):\n    tl.store(a, 1)", {"a": "*fp16"}),
+    )
+    with pytest.raises(
+        RuntimeError,
+        match="the reduced source does not show the bug, so no report is written; the "
+        "trigger is LOOP=over K, LOADS=host",
+    ):
         report.write_report(hunted[0])
 
 

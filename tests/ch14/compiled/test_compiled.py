@@ -19,8 +19,12 @@ from tilelab.measure import check
 from tilelab.records import results
 from tilelab.runtime import device, worker_pool
 
-SHAPES = {"matmul": (33, 40, 24), "mlp": (7, 16, 24), "attention": (2, 4, 2, 37, 64),
-          "causal attention": (1, 4, 1, 50, 128)}
+SHAPES = {
+    "matmul": (33, 40, 24),
+    "mlp": (7, 16, 24),
+    "attention": (2, 4, 2, 37, 64),
+    "causal attention": (1, 4, 1, 50, 128),
+}
 
 
 def make(family, dtype=torch.float32):
@@ -33,7 +37,7 @@ def make(family, dtype=torch.float32):
 def test_specs_are_what_another_formula_says():
     a, b = (work := make("matmul")).inputs()
     assert torch.allclose(work.spec(a, b), torch.einsum("mk,kn->mn", a.double(), b.double()))
-    x, = (work := make("mlp")).inputs()
+    (x,) = (work := make("mlp")).inputs()
     gate, up, down = (weight.double() for weight in (work.module.gate, work.module.up, work.module.down))
     row = x[3].double()
     assert torch.allclose(work.spec(x)[3], down @ ((gate @ row) / (1 + torch.exp(-gate @ row)) * (up @ row)))
@@ -45,9 +49,15 @@ def test_specs_are_what_another_formula_says():
         assert torch.allclose(work.spec(q, k, v), known)
 
 
-@pytest.mark.parametrize("family, modes", [
-    ("matmul", ["eager"]), ("mlp", ["eager"]), ("attention", ["eager", "unfused", "flash", "math"]),
-    ("causal attention", ["eager", "unfused", "flash", "math"])])
+@pytest.mark.parametrize(
+    "family, modes",
+    [
+        ("matmul", ["eager"]),
+        ("mlp", ["eager"]),
+        ("attention", ["eager", "unfused", "flash", "math"]),
+        ("causal attention", ["eager", "unfused", "flash", "math"]),
+    ],
+)
 def test_modes_mean_the_spec(family, modes):
     work = make(family)
     inputs = work.inputs()
@@ -67,7 +77,10 @@ def test_course_attention_is_a_mode():
 
 def test_flops_count_a_product_a_causal_half_and_three_products():
     assert make("matmul").flops == 2 * 33 * 40 * 24 and make("mlp").flops == 6 * 7 * 16 * 24
-    assert make("attention").flops == 4 * 2 * 4 * 37**2 * 64 and make("causal attention").flops == 2 * 4 * 50**2 * 128
+    assert (
+        make("attention").flops == 4 * 2 * 4 * 37**2 * 64
+        and make("causal attention").flops == 2 * 4 * 50**2 * 128
+    )
 
 
 def test_inputs_are_fresh():
@@ -77,11 +90,12 @@ def test_inputs_are_fresh():
 
 def test_bad_workload_is_one_sentence():
     for family, shape, message in (
-            ("conv", (1,), "unknown workload 'conv'; choose matmul, mlp, attention, causal attention."),
-            ("matmul", (4096, 4096), "a shape of matmul is M,N,K, each from 1 to 2^20; it is 4096,4096."),
-            ("mlp", (0, 1, 1), "a shape of mlp is T,HIDDEN,INNER, each from 1 to 2^20; it is 0,1,1."),
-            ("attention", (1, 4, 3, 8, 64), "HK must divide H, and D be 64 or 128; H, HK, D are 4, 3, 64."),
-            ("attention", (1, 4, 2, 8, 80), "HK must divide H, and D be 64 or 128; H, HK, D are 4, 2, 80.")):
+        ("conv", (1,), "unknown workload 'conv'; choose matmul, mlp, attention, causal attention."),
+        ("matmul", (4096, 4096), "a shape of matmul is M,N,K, each from 1 to 2^20; it is 4096,4096."),
+        ("mlp", (0, 1, 1), "a shape of mlp is T,HIDDEN,INNER, each from 1 to 2^20; it is 0,1,1."),
+        ("attention", (1, 4, 3, 8, 64), "HK must divide H, and D be 64 or 128; H, HK, D are 4, 3, 64."),
+        ("attention", (1, 4, 2, 8, 80), "HK must divide H, and D be 64 or 128; H, HK, D are 4, 2, 80."),
+    ):
         with pytest.raises(ValueError) as error:
             compiled.make_workload(family, shape, where="meta")
         assert str(error.value) == message
@@ -103,7 +117,9 @@ def test_no_mode_of_torch_sets_the_descriptor_flag_and_torch_knows_every_option(
 
     assert config.triton.enable_persistent_tma_matmul is False
     assert not any(TMA_FLAG in options for options in list_mode_options().values())
-    assert compiled.compile_arguments("persistent-tma") == {"options": {**list_mode_options(TUNED), TMA_FLAG: True}}
+    assert compiled.compile_arguments("persistent-tma") == {
+        "options": {**list_mode_options(TUNED), TMA_FLAG: True}
+    }
     assert compiled.compile_arguments("default") == {}
     assert compiled.compile_arguments("max-autotune") == {"mode": "max-autotune"}
     for mode in compiled.COMPILED:  # RuntimeError for an option that torch does not have
@@ -156,19 +172,33 @@ class Runner:
 
 
 def test_calls_and_descriptors_of_a_generated_program():
-    assert reading.list_calls(PROGRAM) == ["triton_tem_fused_mm_0", "library mm", "library flash attention",
-                                               "cpp_fused_mul_silu_1"]
+    assert reading.list_calls(PROGRAM) == [
+        "triton_tem_fused_mm_0",
+        "library mm",
+        "library flash attention",
+        "cpp_fused_mul_silu_1",
+    ]
     assert len(reading.DESCRIPTOR.findall(PROGRAM)) == 2 and reading.list_calls("") == []
 
 
-@pytest.mark.parametrize("name, wanted", [
-    ("void at::cuda::(anonymous namespace)::spin_kernel(long)", reading.MARK),
-    ("cuda::<unnamed>::spin_kernel(long)", reading.MARK),
-    ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT"),
-    ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128>, false>(pytorch_flash::Params)",
-     "flash_fwd_kernel"),
-    ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::X<2> >(int)", "multi_tensor_apply_kernel"),
-    ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD"), ("triton_tem_fused_mm_0", "triton_tem_fused_mm_0")])
+@pytest.mark.parametrize(
+    "name, wanted",
+    [
+        ("void at::cuda::(anonymous namespace)::spin_kernel(long)", reading.MARK),
+        ("cuda::<unnamed>::spin_kernel(long)", reading.MARK),
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT"),
+        (
+            "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128>, false>(pytorch_flash::Params)",
+            "flash_fwd_kernel",
+        ),
+        (
+            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::X<2> >(int)",
+            "multi_tensor_apply_kernel",
+        ),
+        ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD"),
+        ("triton_tem_fused_mm_0", "triton_tem_fused_mm_0"),
+    ],
+)
 def test_short_names(name, wanted):
     assert reading.shorten_name(name) == wanted
 
@@ -180,30 +210,47 @@ def test_inductors_feedback_becomes_rows_in_order_of_speed():
 
     choice = collections.namedtuple("choice", "name description")
     nodes = [types.SimpleNamespace(get_size=lambda size=size: size) for size in ([64, 32], [32, 16])]
-    mm, slow, dead = (choice("mm", ""), choice("triton_mm_3", "BLOCK_M=64"),
-                      choice("triton_mm_persistent_tma_5", "BLOCK_M=256"))
+    mm, slow, dead = (
+        choice("mm", ""),
+        choice("triton_mm_3", "BLOCK_M=64"),
+        choice("triton_mm_persistent_tma_5", "BLOCK_M=256"),
+    )
     with reading.record_decisions() as decided:
-        saver, = select_algorithm.get_algorithm_selector_cache().feedback_saver_fns
+        (saver,) = select_algorithm.get_algorithm_selector_cache().feedback_saver_fns
         saver({dead: float("inf"), slow: 0.2, mm: 0.1}, "mm", nodes, [mm, slow, dead], None, {})
-    assert [(row["choice"], row["ms"]) for row in decided] == [("mm", 0.1), ("triton_mm_3", 0.2), (dead.name, None)]
-    assert decided[0]["operands"] == [[64, 32], [32, 16]] and reading.find_winners(decided) == ["library (mm)"]
+    assert [(row["choice"], row["ms"]) for row in decided] == [
+        ("mm", 0.1),
+        ("triton_mm_3", 0.2),
+        (dead.name, None),
+    ]
+    assert decided[0]["operands"] == [[64, 32], [32, 16]] and reading.find_winners(decided) == [
+        "library (mm)"
+    ]
     assert not select_algorithm.get_algorithm_selector_cache().feedback_saver_fns
 
 
 # As ncu said on an H200, most columns and opcodes left out; a field with one value per line of the kernel is long.
-SAID = '''==PROF== Connected to process 2086 (/usr/bin/python3.12)
+SAID = """==PROF== Connected to process 2086 (/usr/bin/python3.12)
 "ID","Kernel Name","Grid Size","sass__inst_executed_per_opcode","inst_executed"
 "","","","inst","inst"
 "0","cuda::<unnamed>::spin_kernel(long)","(1, 1, 1)","13 (ISETP: 4; LDC: 2; EXIT: 2; CS2R: 2; BRA: 1)","13 (32: 1)"
 "1","nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT","(2, 66, 1)","16,917,092 (UIADD3: 6,924,254; OTHERS)","LONG"
 "2","cuda::<unnamed>::spin_kernel(long)","(1, 1, 1)","13 (ISETP: 4; LDC: 2; EXIT: 2; CS2R: 2; BRA: 1)","13 (32: 1)"
-'''.replace("LONG", "1 (32: 1); " * 20_000).replace("OTHERS", "HGMMA: 2,097,152; UTMALDG: 163,840; UTMASTG: 32,768")
+""".replace("LONG", "1 (32: 1); " * 20_000).replace(
+    "OTHERS", "HGMMA: 2,097,152; UTMALDG: 163,840; UTMASTG: 32,768"
+)
 
 
 def test_ncu_counters():
     rows = reading.parse_counters(SAID)
-    assert rows[1] == {"kernel": "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", "UTMALDG": 163840, "UTMASTG": 32768,
-                       "instructions": 6924254 + 2097152 + 163840 + 32768, "LDGSTS": 0, "HGMMA": 2097152}
+    assert rows[1] == {
+        "kernel": "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT",
+        "UTMALDG": 163840,
+        "UTMASTG": 32768,
+        "instructions": 6924254 + 2097152 + 163840 + 32768,
+        "LDGSTS": 0,
+        "HGMMA": 2097152,
+    }
     assert [[row["UTMALDG"] for row in call] for call in reading.split_at_marks(rows)] == [[163840], []]
     with pytest.raises(ValueError, match="no column"):
         reading.parse_counters("==ERROR== no kernels were profiled")
@@ -223,17 +270,39 @@ def test_every_call_under_ncu_is_a_case():
         assert "eager" in modes or family.endswith("attention")
 
 
-ROW = {"workload": "matmul", "shape": [1, 1, 1], "name": "default", "triton": {"triton_poi_0": dict.fromkeys(
-    experiments.COUNTED, 0)}, "winner": [], "kernels": [{"kernel": name, "us": us} for name, us in (
-        ("nvjet", 5.0), ("triton_poi_0", 6.0), ("nvjet", 5.0), ("Memset", 0.1))]}
+ROW = {
+    "workload": "matmul",
+    "shape": [1, 1, 1],
+    "name": "default",
+    "triton": {"triton_poi_0": dict.fromkeys(experiments.COUNTED, 0)},
+    "winner": [],
+    "kernels": [
+        {"kernel": name, "us": us}
+        for name, us in (("nvjet", 5.0), ("triton_poi_0", 6.0), ("nvjet", 5.0), ("Memset", 0.1))
+    ],
+}
 
 
 def test_no_kernel_claims_tma_without_a_count():
     main, pointwise, _ = experiments.list_kernels(ROW, [])
-    assert main == {"kernel": "nvjet", "us": 10, "share": 10 / 16.1, "UTMALDG": None, "UTMASTG": None, "LDGSTS": None,
-                    "proof": "none"}
+    assert main == {
+        "kernel": "nvjet",
+        "us": 10,
+        "share": 10 / 16.1,
+        "UTMALDG": None,
+        "UTMASTG": None,
+        "LDGSTS": None,
+        "proof": "none",
+    }
     assert (pointwise["kernel"], pointwise["UTMALDG"], pointwise["proof"]) == ("triton_poi_0", 0, "SASS")
-    counted = {"workload": "matmul", "shape": [1, 1, 1], "kernel": "nvjet", "UTMALDG": 8, "UTMASTG": 2, "LDGSTS": 0}
+    counted = {
+        "workload": "matmul",
+        "shape": [1, 1, 1],
+        "kernel": "nvjet",
+        "UTMALDG": 8,
+        "UTMASTG": 2,
+        "LDGSTS": 0,
+    }
     assert experiments.list_kernels(ROW, [counted])[0]["proof"] == "ncu"
     assert experiments.list_kernels(ROW, [counted | {"shape": [2, 2, 2]}])[0]["proof"] == "none"
     own = ROW | {"triton": {"nvjet": {"UTMALDG": 2, "UTMASTG": 0, "LDGSTS": 0}}}
@@ -244,11 +313,15 @@ def test_no_kernel_claims_tma_without_a_count():
 def test_tables_of_kernels():
     failed = {"workload": "matmul", "shape": [1, 1, 1], "name": "tma-only", "status": "failed"}
     made = experiments.make_table([ROW, failed], [])
-    assert [(row["winner"], row["main"], row["proof"]) for row in made] == [("nothing to choose", "nvjet", "none"),
-                                                                          ("", "", "none")]
+    assert [(row["winner"], row["main"], row["proof"]) for row in made] == [
+        ("nothing to choose", "nvjet", "none"),
+        ("", "", "none"),
+    ]
     both = experiments.list_distinct_kernels([ROW, ROW | {"name": "eager"}, failed], [])
     assert [(row["kernel"], row["modes"], row["proof"]) for row in both] == [
-        ("nvjet", "default, eager", "none"), ("triton_poi_0", "default, eager", "SASS")]
+        ("nvjet", "default, eager", "none"),
+        ("triton_poi_0", "default, eager", "SASS"),
+    ]
 
 
 # ---- torch.compile itself, end to end in a process of its own
@@ -260,8 +333,11 @@ def compile_here():
 
     Inductor does not pad matrices here: it decides that by timing, so it would depend on what else uses the GPU.
     """
+
     def compile_modes(family, shape, modes):
-        rows = compiled_worker.measure_modes(worker, family, shape, modes, compiled.device_here(), timed=False)
+        rows = compiled_worker.measure_modes(
+            worker, family, shape, modes, compiled.device_here(), timed=False
+        )
         if any(row["status"] == "unsupported" for row in rows):
             pytest.skip(rows[-1]["reason"])
         return {row["name"]: row for row in rows}
@@ -275,14 +351,25 @@ def compile_here():
 def test_a_mode_whose_candidates_were_timed_has_no_compile_time():
     """Its caches are the other's; which mode comes first is the caller's choice."""
     asked = []
-    answers = types.SimpleNamespace(ask=lambda request, _: asked.append(request) or {"status": "ok", "compile_s": 1.0})
+    answers = types.SimpleNamespace(
+        ask=lambda request, _: asked.append(request) or {"status": "ok", "compile_s": 1.0}
+    )
     modes = ("eager", "persistent-tma", "max-autotune", TUNED, "default")
     rows = compiled_worker.measure_modes(answers, "mlp", (1, 8, 8), modes, timed=False)
     assert [(row["name"], row.get("caches"), "compile_s" in row) for row in rows] == [
-        ("eager", None, True), ("persistent-tma", "persistent-tma", True), ("max-autotune", "persistent-tma", False),
-        (TUNED, "persistent-tma", False), ("default", "default", True)]
+        ("eager", None, True),
+        ("persistent-tma", "persistent-tma", True),
+        ("max-autotune", "persistent-tma", False),
+        (TUNED, "persistent-tma", False),
+        ("default", "default", True),
+    ]
     assert [request["folder"].rsplit("/", 1)[1] for request in asked] == [
-        "eager", "persistent-tma", "persistent-tma", "persistent-tma", "default"]
+        "eager",
+        "persistent-tma",
+        "persistent-tma",
+        "persistent-tma",
+        "default",
+    ]
     alone = compiled_worker.measure_modes(answers, "mlp", (1, 8, 8), ("max-autotune", TUNED), timed=False)
     assert [row["caches"] for row in alone] == ["max-autotune", "max-autotune"]
 
@@ -291,8 +378,11 @@ def test_a_mode_whose_candidates_were_timed_has_no_compile_time():
 def test_modules_of_graphs_and_of_fusions_that_were_only_timed(monkeypatch):
     from torch._inductor.codecache import PyCodeCache
 
-    graph, fusion, other = types.SimpleNamespace(call=1), types.SimpleNamespace(
-        call=1, benchmark_all_configs=1), types.SimpleNamespace()
+    graph, fusion, other = (
+        types.SimpleNamespace(call=1),
+        types.SimpleNamespace(call=1, benchmark_all_configs=1),
+        types.SimpleNamespace(),
+    )
     monkeypatch.setattr(PyCodeCache, "modules", [fusion, other, graph])
     assert reading.find_modules() == ([graph], [fusion])
 
@@ -302,7 +392,9 @@ def test_compiles_and_reads_an_mlp(compile_here):
     eager, default, wrong = compile_here("mlp", (37, 40, 72), ("eager", "default", "flash")).values()
     assert eager["status"] == default["status"] == "ok" and 0 < default["error"] <= default["tolerance"]
     kernel = "triton_poi_fused_mul_silu_0" if device.current().capability else "cpp_fused_mul_silu_0"
-    assert default["calls"] == ["library mm", "library mm", kernel, "library mm"] and default["descriptors"] == 0
+    assert (
+        default["calls"] == ["library mm", "library mm", kernel, "library mm"] and default["descriptors"] == 0
+    )
     assert default["compile_s"] > 0 and "compile_s" not in eager and default["winner"] == []
     assert default["fusions_timed"] == 0 and default["caches"] == "default"
     assert wrong["status"] == "failed" and "unknown mode" in wrong["reason"]
@@ -321,12 +413,13 @@ def test_unfused_attention_is_recognised(compile_here):
 
 def test_bad_usage_is_one_line_and_two(capsys):
     for arguments, message in (
-            (["--workload", "conv"], "invalid choice: 'conv'"),
-            (["--shape", "1,2"], "a shape of matmul is M,N,K, each from 1 to 2^20; it is 1,2"),
-            (["--shape", "a,b,c"], "--shape takes sizes such as 4096,4096,4096; it is 'a,b,c'"),
-            (["--mode", "fast"], "choose eager, default, max-autotune"),
-            (["--workload", "mlp", "--mode", "flash"], "unknown mode 'flash' of mlp"),
-            (["--json", "."], "--json takes a file; . is a folder")):
+        (["--workload", "conv"], "invalid choice: 'conv'"),
+        (["--shape", "1,2"], "a shape of matmul is M,N,K, each from 1 to 2^20; it is 1,2"),
+        (["--shape", "a,b,c"], "--shape takes sizes such as 4096,4096,4096; it is 'a,b,c'"),
+        (["--mode", "fast"], "choose eager, default, max-autotune"),
+        (["--workload", "mlp", "--mode", "flash"], "unknown mode 'flash' of mlp"),
+        (["--json", "."], "--json takes a file; . is a folder"),
+    ):
         with pytest.raises(SystemExit) as end:
             command.main(arguments)
         err = capsys.readouterr().err
@@ -368,12 +461,17 @@ def test_the_descriptor_template_is_offered_and_holds_tma(compile_here):
 def test_rows_off_the_16_byte_grid_get_no_descriptor_template(compile_here):
     row = compile_here("matmul", (512, 1001, 520), ("persistent-tma",))["persistent-tma"]
     assert row["status"] == "ok", row["reason"]
-    assert "Triton, persistent TMA" not in {reading.describe_choice(each["choice"]) for each in row["decided"]}
+    assert "Triton, persistent TMA" not in {
+        reading.describe_choice(each["choice"]) for each in row["decided"]
+    }
 
 
 @pytest.mark.gpu
 def test_flex_attention_has_tma_only_when_asked(compile_here):
     rows = compile_here("causal attention", (1, 4, 2, 300, 64), ("flex", "flex-tma"))
     assert all(row["status"] == "ok" for row in rows.values()), [row.get("reason") for row in rows.values()]
-    counts = {mode: max(kernel["UTMALDG"] for kernel in rows[mode]["triton"].values()) for mode in ("flex", "flex-tma")}
+    counts = {
+        mode: max(kernel["UTMALDG"] for kernel in rows[mode]["triton"].values())
+        for mode in ("flex", "flex-tma")
+    }
     assert counts["flex"] == 0 < counts["flex-tma"]

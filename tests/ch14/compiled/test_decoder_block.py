@@ -30,21 +30,23 @@ def spec(sizes, weights, x):
         return torch.cat((turned.real, turned.imag), 1)
 
     heads = (norm(x) @ weights["qkv"].T).split(sizes.head_dim, 1)
-    q, k = heads[:sizes.heads], heads[sizes.heads:sizes.heads + sizes.kv_heads]
-    v, seen = heads[sizes.heads + sizes.kv_heads:], torch.ones(tokens, tokens, dtype=torch.bool).tril()
+    q, k = heads[: sizes.heads], heads[sizes.heads : sizes.heads + sizes.kv_heads]
+    v, seen = heads[sizes.heads + sizes.kv_heads :], torch.ones(tokens, tokens, dtype=torch.bool).tril()
     found = []
     for h in range(sizes.heads):
         group = h * sizes.kv_heads // sizes.heads
-        scores = rotate(q[h]) @ rotate(k[group]).T / sizes.head_dim ** 0.5
+        scores = rotate(q[h]) @ rotate(k[group]).T / sizes.head_dim**0.5
         found.append(scores.masked_fill(~seen, -torch.inf).softmax(1) @ v[group])
     x = x + torch.cat(found, 1) @ weights["out"].T
     both = norm(x) @ weights["gate_up"].T
-    gate, up = both[:, :sizes.inner], both[:, sizes.inner:]
+    gate, up = both[:, : sizes.inner], both[:, sizes.inner :]
     return x + (gate / (1 + (-gate).exp()) * up) @ weights["down"].T
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 33])
-@pytest.mark.parametrize("dtype, limit", [(torch.float32, 5e-6), (torch.bfloat16, 2**-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize(
+    "dtype, limit", [(torch.float32, 5e-6), (torch.bfloat16, 2**-5), (torch.float64, 1e-12)]
+)
 def test_the_eager_block_computes_what_the_formulas_say(tokens, dtype, limit):
     weights = decoder_block.make_weights(SMALL, "cpu", dtype, std=0.1)
     x = torch.randn(2, tokens, SMALL.hidden).to(dtype)
@@ -56,7 +58,7 @@ def test_the_eager_block_computes_what_the_formulas_say(tokens, dtype, limit):
 
 def test_the_reference_is_float64():
     weights, x = decoder_block.make_weights(SMALL, "cpu"), torch.randn(1, 40, SMALL.hidden).bfloat16()
-    found, = decoder_timing.make_references(SMALL, weights, [x])
+    (found,) = decoder_timing.make_references(SMALL, weights, [x])
     assert found.dtype == torch.float64
     assert check.relative_error(found[0], spec(SMALL, weights, x[0])) < 1e-12
 
@@ -65,7 +67,9 @@ def test_the_sizes_are_those_of_an_8_billion_parameter_model():
     parameters = sum(n * k for n, k in Sizes().weights.values())
     assert parameters == 218_103_808
     assert 32 * parameters + 2 * 128256 * 4096 == pytest.approx(8.03e9, rel=1e-3)  # 32 blocks, two embeddings
-    assert Sizes().count_flops(4096) == pytest.approx(2 * 4096 * parameters + 4 * 4096 * 4096**2 / 2, rel=1e-4)
+    assert Sizes().count_flops(4096) == pytest.approx(
+        2 * 4096 * parameters + 4 * 4096 * 4096**2 / 2, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("rows", [2, 16, 17, 130])
@@ -73,7 +77,11 @@ def test_quantised_layers_multiply_what_they_stand_for(rows):
     x, weight = torch.randn(rows, 256).bfloat16(), (torch.randn(384, 256) * 0.02).bfloat16()
     x[0] = 0
     (values, scales), (codes, blocks) = decoder_block.quantise_rows(x), decoder_block.quantise_weight(weight)
-    assert (scales.shape, blocks.shape) == ((rows, 2), (3, 2)) and scales.T.is_contiguous() and values.is_contiguous()
+    assert (
+        (scales.shape, blocks.shape) == ((rows, 2), (3, 2))
+        and scales.T.is_contiguous()
+        and values.is_contiguous()
+    )
     found = fp8.spec(values, codes.T, scales, blocks.T)
     assert check.relative_error(found, x.double() @ weight.double().T) < 0.08 and not found[0].any()
     assert values.float().abs().max() == codes.float().abs().max() == decoder_block.E4M3_MAX
@@ -87,19 +95,28 @@ def test_the_course_s_attention_takes_few_tokens_with_grouped_queries(tokens):
     rows = torch.randn(1, tokens, 8, 64).half()
     q, k, v = (part.transpose(1, 2) for part in rows.split((4, 2, 2), 2))
     found = decoder_block.attend_tiles(q, k, v)
-    assert check.relative_error(found, attention.spec(q, k, v, is_causal=True)) < check.TOLERANCE[torch.float16]
+    assert (
+        check.relative_error(found, attention.spec(q, k, v, is_causal=True)) < check.TOLERANCE[torch.float16]
+    )
 
 
 @pytest.mark.compile
 def test_every_variant_is_one_graph_without_breaks():
     rows = decoder_timing.trace_variants()
-    assert [row["variant"] for row in rows] == [name for name, (_, _, compiled) in decoder_timing.VARIANTS.items()
-                                                if compiled]
+    assert [row["variant"] for row in rows] == [
+        name for name, (_, _, compiled) in decoder_timing.VARIANTS.items() if compiled
+    ]
     for row in rows:
         assert row["breaks"] == 0
-        assert {kind: tuple(row[kind]) for kind in decoder_timing.PREDICTED_GRAPHS} == decoder_timing.PREDICTED_GRAPHS
+        assert {
+            kind: tuple(row[kind]) for kind in decoder_timing.PREDICTED_GRAPHS
+        } == decoder_timing.PREDICTED_GRAPHS
     gemm = "wgmma_gemm" if device.current().has_wgmma else "gemm"
-    assert [row["operators"] for row in rows] == ["none", f"4 × {gemm}, 1 × attention", "4 × fp8, 1 × attention"]
+    assert [row["operators"] for row in rows] == [
+        "none",
+        f"4 × {gemm}, 1 × attention",
+        "4 × fp8, 1 × attention",
+    ]
     assert "1, 2, 2" in str(experiments.tabulate_traces(rows))
 
 
@@ -117,25 +134,53 @@ def test_inputs_without_a_mark_use_the_graph_of_marked_ones():
 
 
 def test_the_kernels_of_a_call_are_divided_by_kind():
-    call = [("nvjet_sm90_tst_128x256_64x4_1x2_h_bz_coopA_NNT", 30.0), ("specialised", 20.0), ("split", 10.0),
-            ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, cutlass::bfloat16_t>>(Params)", 4.0),
-            ("attention_hopper_kernel", 3.0), ("fp8_blocks", 5.0), ("Memset (Device)", 1.0),
-            ("triton_poi_fused_add_attention_cat_mul_wgmma_gemm_1", 2.0),
-            ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16>(Params)", 6.0),
-            ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 4>(float*)", 1.0)]
+    call = [
+        ("nvjet_sm90_tst_128x256_64x4_1x2_h_bz_coopA_NNT", 30.0),
+        ("specialised", 20.0),
+        ("split", 10.0),
+        (
+            "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, cutlass::bfloat16_t>>(Params)",
+            4.0,
+        ),
+        ("attention_hopper_kernel", 3.0),
+        ("fp8_blocks", 5.0),
+        ("Memset (Device)", 1.0),
+        ("triton_poi_fused_add_attention_cat_mul_wgmma_gemm_1", 2.0),
+        ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16>(Params)", 6.0),
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 4>(float*)", 1.0),
+    ]
     assert decoder_timing.divide_kernels(call * 2, 2) == pytest.approx(
-        {"launches": 10, "products_ms": 0.071, "attention_ms": 0.007, "other_ms": 0.004})
+        {"launches": 10, "products_ms": 0.071, "attention_ms": 0.007, "other_ms": 0.004}
+    )
     assert decoder_timing.divide_kernels(call, 3) == decoder_timing.divide_kernels([], 3) == {}
 
 
 def test_the_record_is_described():
-    rows = [{"name": "eager", "tokens": 16, "status": "ok", "ms": 2.0},
-            {"name": "course fp8", "tokens": 16, "status": "ok", "ms": 1.0, "ratio": 2.0, "spread": 0.01,
-             "call_ratio": 1.5, "breaks": 0, "graphs": [1, 1, 1]},
-            {"name": "course bf16", "tokens": 16, "status": "failed", "reason": "no such kernel"}]
-    record = results.Record({
-        "experiment": "ch14_compiled_decoder", "rows": rows, "recorded": "2026-01-01T00:00:00+00:00",
-        "device": {"name": "NVIDIA H200", "capability": [9, 0]}}, live=True, stale="")
+    rows = [
+        {"name": "eager", "tokens": 16, "status": "ok", "ms": 2.0},
+        {
+            "name": "course fp8",
+            "tokens": 16,
+            "status": "ok",
+            "ms": 1.0,
+            "ratio": 2.0,
+            "spread": 0.01,
+            "call_ratio": 1.5,
+            "breaks": 0,
+            "graphs": [1, 1, 1],
+        },
+        {"name": "course bf16", "tokens": 16, "status": "failed", "reason": "no such kernel"},
+    ]
+    record = results.Record(
+        {
+            "experiment": "ch14_compiled_decoder",
+            "rows": rows,
+            "recorded": "2026-01-01T00:00:00+00:00",
+            "device": {"name": "NVIDIA H200", "capability": [9, 0]},
+        },
+        live=True,
+        stale="",
+    )
     text = experiments.describe_decoder(record)
     assert "2.00 ± 0.01 × eager" in text and "no such kernel" in text and "course fp8 [1, 1, 1]" in text
     assert "course fp8" in str(experiments.tabulate_decoder(record))

@@ -14,11 +14,26 @@ JSON_KEYS = {"experiment", "device", "versions", "recorded", "source", "rows"}
 
 @pytest.mark.compile
 def test_a_target_is_compiled_and_said_in_json(capsys):
-    assert command.main(["--op", "add", "--shape", "4096,4096", "--variant", "tile_host", "--target", "sm_100a",
-                                 "--json", "-"]) == 0
+    assert (
+        command.main(
+            [
+                "--op",
+                "add",
+                "--shape",
+                "4096,4096",
+                "--variant",
+                "tile_host",
+                "--target",
+                "sm_100a",
+                "--json",
+                "-",
+            ]
+        )
+        == 0
+    )
     record = json.loads(capsys.readouterr().out)
     assert set(record) == JSON_KEYS and record["source"] == experiments.source()
-    row, = record["rows"]
+    (row,) = record["rows"]
     assert (row["name"], row["status"], row["target"]) == ("tile_host", "ok", "sm_100a") and row["tma_load"]
 
 
@@ -29,14 +44,17 @@ def test_what_a_target_cannot_run_is_a_row(capsys):
     assert command.main(["--op", "gather", "--variant", "best", "--target", "sm_90a"]) == 0
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--shape", "4096"], "--shape takes two sizes such as 16384,16384; it is '4096'"),
-    (["--shape", "64,12"], "--shape takes rows from 1 and columns in multiples of 8, .*; it is 64,12"),
-    (["--shape", "0,64"], "--shape takes rows from 1"),
-    (["--variant", "rows_host"], "unknown --variant rows_host; choose one of tile_host, .*best, all"),
-    (["--op", "scale"], "invalid choice: 'scale'"),
-    (["--json", ""], "--json takes a file or -"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--shape", "4096"], "--shape takes two sizes such as 16384,16384; it is '4096'"),
+        (["--shape", "64,12"], "--shape takes rows from 1 and columns in multiples of 8, .*; it is 64,12"),
+        (["--shape", "0,64"], "--shape takes rows from 1"),
+        (["--variant", "rows_host"], "unknown --variant rows_host; choose one of tile_host, .*best, all"),
+        (["--op", "scale"], "invalid choice: 'scale'"),
+        (["--json", ""], "--json takes a file or -"),
+    ],
+)
 def test_bad_usage_is_one_line(arguments, message, capsys):
     with pytest.raises(SystemExit) as stop:
         command.main(arguments)
@@ -60,7 +78,7 @@ def test_without_a_gpu_it_says_what_to_do_instead(capsys, monkeypatch):
 @pytest.mark.parametrize("op", OPS)
 def test_best_is_checked_and_timed(op, capsys):
     assert command.main(["--op", op, "--shape", "2048,2048", "--variant", "best", "--json", "-"]) == 0
-    row, = json.loads(capsys.readouterr().out)["rows"]
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["status"] == "ok" and row["gbps"] > 0 and row["peer"] == experiments.PEER[op]
 
 

@@ -14,11 +14,21 @@ WHERE = "cuda" if device.current().capability else "cpu"
 LIVE = device.current().has_tma
 EVERY = [(op, name) for op in OPS for name in experiments.runnable_configs(op)]
 # Small tiles, so that several programs, several tiles per program and ragged ends occur in the interpreter too.
-SMALL = {"copy": [TileConfig("host", 4, 32, 1, 3, 2), TileConfig("device", 8, 16, 1, 0, 3, 2),
-                  TileConfig("host", 0, 64, 1), TileConfig("device", 0, 128, 1, 0, 2),
-                  TileConfig("pointers", 4, 32, 1, 2), TileConfig("pointers", 0, 64)],
-         "gather": [TileConfig("host", 1, 32, 1, 4, 3), TileConfig("device", 1, 64, 1, 0, 2),
-                    TileConfig("pointers", 4, 32, 1, 3)]}
+SMALL = {
+    "copy": [
+        TileConfig("host", 4, 32, 1, 3, 2),
+        TileConfig("device", 8, 16, 1, 0, 3, 2),
+        TileConfig("host", 0, 64, 1),
+        TileConfig("device", 0, 128, 1, 0, 2),
+        TileConfig("pointers", 4, 32, 1, 2),
+        TileConfig("pointers", 0, 64),
+    ],
+    "gather": [
+        TileConfig("host", 1, 32, 1, 4, 3),
+        TileConfig("device", 1, 64, 1, 0, 2),
+        TileConfig("pointers", 4, 32, 1, 3),
+    ],
+}
 SMALL["add"] = SMALL["copy"]
 if not LIVE or device.current().has_tcgen05:
     SMALL["gather"].append(TileConfig("gather4", 8, 16, 4, 2, 2))
@@ -29,8 +39,10 @@ if not LIVE or device.current().has_tcgen05:
 
 @pytest.mark.parametrize("op, name", EVERY)
 def test_every_variant_on_ragged_shapes(op, name):
-    cases = [experiments.verify(op, name, *shape, torch.float16, 11 if op == "gather" else None)
-             for shape in ((1, 8), (37, 200), (5, 1032))]
+    cases = [
+        experiments.verify(op, name, *shape, torch.float16, 11 if op == "gather" else None)
+        for shape in ((1, 8), (37, 200), (5, 1032))
+    ]
     assert not [case for case in cases if case["status"] != "ok"]
 
 
@@ -44,8 +56,15 @@ def test_small_tiles_loops_and_padded_rows(op, config):
 
 @pytest.mark.parametrize("name", ["tile_host", "flat_device", "tile_pointers"])
 def test_copy_takes_any_dtype(name):
-    for dtype in (torch.bool, torch.uint8, torch.float8_e4m3fn, torch.bfloat16, torch.int32, torch.int64,
-                  torch.complex64):
+    for dtype in (
+        torch.bool,
+        torch.uint8,
+        torch.float8_e4m3fn,
+        torch.bfloat16,
+        torch.int32,
+        torch.int64,
+        torch.complex64,
+    ):
         x = torch.randint(0, 2 if dtype == torch.bool else 256, (7, 64), dtype=torch.uint8, device=WHERE)
         x = x.view(dtype) if dtype != torch.bool else x.bool()
         out = descriptors.copy(x, config=name)
@@ -55,12 +74,18 @@ def test_copy_takes_any_dtype(name):
 def test_pointers_take_what_descriptors_do_not():
     room = torch.randn(9, 103, device=WHERE)
     x = room[1:, 1:68]
-    for op, config in (("copy", "tile_pointers"), ("add", "tile_pointers"), ("copy", TileConfig("pointers", 4, 16))):
+    for op, config in (
+        ("copy", "tile_pointers"),
+        ("add", "tile_pointers"),
+        ("copy", TileConfig("pointers", 4, 16)),
+    ):
         out = torch.full((8, 71), float("nan"), device=WHERE)[:, 2:69]
         descriptors.prepare(op, x, out=out, y=x if op == "add" else None, config=config)()
         assert torch.equal(out, 2 * x if op == "add" else x)
     index = torch.tensor([7, 0, 0, -1, 8], dtype=torch.int32, device=WHERE)
-    assert torch.equal(descriptors.gather(x, index, config="rows_pointers"), descriptors.spec("gather", x, index=index))
+    assert torch.equal(
+        descriptors.gather(x, index, config="rows_pointers"), descriptors.spec("gather", x, index=index)
+    )
     flat = torch.randn(1001, device=WHERE)
     assert torch.equal(descriptors.copy(flat, config="flat_pointers"), flat)
 
@@ -68,7 +93,9 @@ def test_pointers_take_what_descriptors_do_not():
 def test_a_ragged_source_is_fine_where_the_result_is_whole():
     """A load past the end of a row gives zeros; it is the store that knows only whole units."""
     x = torch.randn(8, 72, device=WHERE)[:, :66]
-    with pytest.raises(ValueError, match="a row of out must end at a multiple of 16 bytes.* behind its 264 bytes"):
+    with pytest.raises(
+        ValueError, match="a row of out must end at a multiple of 16 bytes.* behind its 264 bytes"
+    ):
         descriptors.copy(x, out=torch.empty(8, 68, device=WHERE)[:, :66], config="tile_host")
 
 
@@ -76,7 +103,9 @@ def test_empty_and_tiny():
     for config in ("tile_host", "tile_device", "tile_pointers"):
         assert descriptors.copy(torch.zeros(0, 8, device=WHERE), config=config).shape == (0, 8)
     assert descriptors.copy(torch.zeros(0, device=WHERE), config="flat_host").shape == (0,)
-    assert torch.equal(descriptors.copy(torch.ones(4, device=WHERE), config="flat_host"), torch.ones(4, device=WHERE))
+    assert torch.equal(
+        descriptors.copy(torch.ones(4, device=WHERE), config="flat_host"), torch.ones(4, device=WHERE)
+    )
 
 
 def test_specs():
@@ -84,7 +113,9 @@ def test_specs():
     assert descriptors.spec("copy", x).data_ptr() != x.data_ptr()
     assert descriptors.spec("add", x, x).dtype == torch.float64
     index = torch.tensor([2, -1, 3, 0], dtype=torch.int32)
-    assert torch.equal(descriptors.spec("gather", x, index=index), torch.stack([x[2], x[0] * 0, x[0] * 0, x[0]]))
+    assert torch.equal(
+        descriptors.spec("gather", x, index=index), torch.stack([x[2], x[0] * 0, x[0] * 0, x[0]])
+    )
 
 
 # ---- what the compiler makes of it
@@ -101,7 +132,9 @@ def test_ptx_and_sass_hold_what_a_variant_teaches():
             assert "sm_100 or higher" in row["reason"]
             continue
         assert row["status"] == "ok", row["reason"]
-        assert row["spills"] == 0 or row["target"] != "sm_90a"  # the ptxas in Triton 3.6 keeps a stack for sm_120a
+        assert (
+            row["spills"] == 0 or row["target"] != "sm_90a"
+        )  # the ptxas in Triton 3.6 keeps a stack for sm_120a
         assert (row["tma_load"] > 0, row["tma_store"] > 0) == (uses_descriptors, uses_descriptors), row
         assert (row["gather4"] > 0) == (config.way == "gather4"), row
         assert (row["tensormap_replace"] > 0) == (config.way == "device"), row
@@ -141,29 +174,39 @@ def test_a_copied_tile_stays_in_shared_memory(reports):
 # ---- what is refused
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"way": "tma"}, "unknown way 'tma'; choose host, device, pointers, gather4"),
-    ({"block_m": 3}, "block_m must be a power of two; it is 3"),
-    ({"block_n": 0}, "block_n must be a power of two; it is 0"),
-    ({"num_warps": 64}, "num_warps must be at most 32 .*; it is 64"),
-    ({"tiles_per_cta": -1}, "tiles_per_cta must be at least 0; it is -1"),
-    ({"block_m": 2048, "block_n": 1024}, "at most 1,048,576 elements in Triton; it has 2,097,152"),
-    ({"way": "gather4"}, "block_m must be at least 8 for gather4; it is 4"),
-    ({"block_n": 256.0}, "block_n of a TileConfig must be a whole number; it is 256.0"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"way": "tma"}, "unknown way 'tma'; choose host, device, pointers, gather4"),
+        ({"block_m": 3}, "block_m must be a power of two; it is 3"),
+        ({"block_n": 0}, "block_n must be a power of two; it is 0"),
+        ({"num_warps": 64}, "num_warps must be at most 32 .*; it is 64"),
+        ({"tiles_per_cta": -1}, "tiles_per_cta must be at least 0; it is -1"),
+        ({"block_m": 2048, "block_n": 1024}, "at most 1,048,576 elements in Triton; it has 2,097,152"),
+        ({"way": "gather4"}, "block_m must be at least 8 for gather4; it is 4"),
+        ({"block_n": 256.0}, "block_n of a TileConfig must be a whole number; it is 256.0"),
+    ],
+)
 def test_bad_configuration_is_one_sentence(change, message):
     with pytest.raises(ValueError, match=message) as caught:
         TileConfig(**{"way": "host", "block_m": 4, "block_n": 256, **change})
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
-@pytest.mark.parametrize("op, config, message", [
-    ("scale", "best", "unknown op 'scale'; choose copy, add, gather"),
-    ("copy", "fastest", "unknown configuration 'fastest'; choose best, tile_host, .*, or pass a TileConfig"),
-    ("copy", TileConfig("gather4", 8, 64), "gather4 only gathers; it cannot copy"),
-    ("gather", TileConfig("host", 4, 64), "block_m must be 1 to gather by descriptors .*; it is 4"),
-    ("gather", TileConfig("pointers", 0, 64), "at least 1 by pointers; it is 0"),
-])
+@pytest.mark.parametrize(
+    "op, config, message",
+    [
+        ("scale", "best", "unknown op 'scale'; choose copy, add, gather"),
+        (
+            "copy",
+            "fastest",
+            "unknown configuration 'fastest'; choose best, tile_host, .*, or pass a TileConfig",
+        ),
+        ("copy", TileConfig("gather4", 8, 64), "gather4 only gathers; it cannot copy"),
+        ("gather", TileConfig("host", 4, 64), "block_m must be 1 to gather by descriptors .*; it is 4"),
+        ("gather", TileConfig("pointers", 0, 64), "at least 1 by pointers; it is 0"),
+    ],
+)
 def test_bad_variant_is_one_sentence(op, config, message):
     with pytest.raises(ValueError, match=message):
         choose_variant(op, config)
@@ -173,37 +216,90 @@ ROOM = torch.zeros(16, 64)
 INDEX = torch.zeros(4, dtype=torch.int32)
 
 
-@pytest.mark.parametrize("op, given, config, message", [
-    ("copy", {"x": [1.0]}, "tile_host", "x must be a torch.Tensor; it is a list"),
-    ("copy", {"x": ROOM.requires_grad_(False).clone().requires_grad_()}, "best",
-     "copy has no backward pass and x requires a gradient"),
-    ("copy", {"x": torch.zeros(8, 64, dtype=torch.complex64).conj()}, "best", "x is a view that conjugates"),
-    ("copy", {"x": torch.zeros(8, 64, dtype=torch.complex128)}, "best",
-     "an element of x must have 1, 2, 4 or 8 bytes; it has 16"),
-    ("add", {"x": ROOM.int(), "y": ROOM.int()}, "best", "x must be float32, bfloat16 or float16; it is int32"),
-    ("add", {}, "best", "add needs y"),
-    ("copy", {"y": ROOM}, "best", "copy takes no y"),
-    ("gather", {}, "best", "gather needs index"),
-    ("gather", {"index": INDEX.long()}, "best", "index must be int32; it is int64"),
-    ("gather", {"index": torch.zeros(32, dtype=torch.int32)[::2]}, "best", "index must be contiguous; its strides are"),
-    ("gather", {"index": INDEX}, "best", "out must be 4 x 64; it is 16 x 64"),
-    ("copy", {"out": ROOM.half()}, "best", "out must be float32; it is float16"),
-    ("add", {"y": ROOM[:8]}, "best", "y must be 16 x 64; it is 8 x 64"),
-    ("copy", {"x": ROOM[0]}, "tile_host", r"x must be a matrix; its shape is \(64,\)"),
-    ("copy", {"x": torch.zeros(64, 16).T}, "flat_host", "x must be contiguous; its strides are"),
-    ("copy", {"x": torch.zeros(64, 16).T}, "tile_host", r"x must be stored row by row .*\(1, 16\)"),
-    ("copy", {"x": torch.zeros(64).expand(16, 64)}, "tile_host", "the rows of x overlap"),
-    ("copy", {"x": torch.zeros(16, 68)[:, 1:65]}, "tile_host",
-     "x must start at a multiple of 16 bytes; it starts 4 bytes past one"),
-    ("copy", {"x": torch.zeros(16, 65)[:, :64]}, "tile_device",
-     "a row of x must take a multiple of 16 bytes; its stride is 260 bytes"),
-    ("copy", {}, TileConfig("host", 4, 2),
-     "a tile of x must be at least 16 bytes wide for a descriptor; 2 elements are 8"),
-    ("copy", {"x": torch.zeros(16, 66), "out": torch.zeros(16, 68)[:, :66]}, "tile_host", "a row of x must take"),
-    ("copy", {"x": torch.zeros(1, 66), "out": torch.zeros(1, 66)}, "flat_host", "a row of out must end at a multiple"),
-    ("copy", {"x": ROOM, "out": ROOM}, "tile_pointers", "out lies in the memory of x"),
-    ("copy", {"x": torch.empty(8, 8, device="meta")}, "best", "x must be in memory; it is on the meta device"),
-])
+@pytest.mark.parametrize(
+    "op, given, config, message",
+    [
+        ("copy", {"x": [1.0]}, "tile_host", "x must be a torch.Tensor; it is a list"),
+        (
+            "copy",
+            {"x": ROOM.requires_grad_(False).clone().requires_grad_()},
+            "best",
+            "copy has no backward pass and x requires a gradient",
+        ),
+        (
+            "copy",
+            {"x": torch.zeros(8, 64, dtype=torch.complex64).conj()},
+            "best",
+            "x is a view that conjugates",
+        ),
+        (
+            "copy",
+            {"x": torch.zeros(8, 64, dtype=torch.complex128)},
+            "best",
+            "an element of x must have 1, 2, 4 or 8 bytes; it has 16",
+        ),
+        (
+            "add",
+            {"x": ROOM.int(), "y": ROOM.int()},
+            "best",
+            "x must be float32, bfloat16 or float16; it is int32",
+        ),
+        ("add", {}, "best", "add needs y"),
+        ("copy", {"y": ROOM}, "best", "copy takes no y"),
+        ("gather", {}, "best", "gather needs index"),
+        ("gather", {"index": INDEX.long()}, "best", "index must be int32; it is int64"),
+        (
+            "gather",
+            {"index": torch.zeros(32, dtype=torch.int32)[::2]},
+            "best",
+            "index must be contiguous; its strides are",
+        ),
+        ("gather", {"index": INDEX}, "best", "out must be 4 x 64; it is 16 x 64"),
+        ("copy", {"out": ROOM.half()}, "best", "out must be float32; it is float16"),
+        ("add", {"y": ROOM[:8]}, "best", "y must be 16 x 64; it is 8 x 64"),
+        ("copy", {"x": ROOM[0]}, "tile_host", r"x must be a matrix; its shape is \(64,\)"),
+        ("copy", {"x": torch.zeros(64, 16).T}, "flat_host", "x must be contiguous; its strides are"),
+        ("copy", {"x": torch.zeros(64, 16).T}, "tile_host", r"x must be stored row by row .*\(1, 16\)"),
+        ("copy", {"x": torch.zeros(64).expand(16, 64)}, "tile_host", "the rows of x overlap"),
+        (
+            "copy",
+            {"x": torch.zeros(16, 68)[:, 1:65]},
+            "tile_host",
+            "x must start at a multiple of 16 bytes; it starts 4 bytes past one",
+        ),
+        (
+            "copy",
+            {"x": torch.zeros(16, 65)[:, :64]},
+            "tile_device",
+            "a row of x must take a multiple of 16 bytes; its stride is 260 bytes",
+        ),
+        (
+            "copy",
+            {},
+            TileConfig("host", 4, 2),
+            "a tile of x must be at least 16 bytes wide for a descriptor; 2 elements are 8",
+        ),
+        (
+            "copy",
+            {"x": torch.zeros(16, 66), "out": torch.zeros(16, 68)[:, :66]},
+            "tile_host",
+            "a row of x must take",
+        ),
+        (
+            "copy",
+            {"x": torch.zeros(1, 66), "out": torch.zeros(1, 66)},
+            "flat_host",
+            "a row of out must end at a multiple",
+        ),
+        ("copy", {"x": ROOM, "out": ROOM}, "tile_pointers", "out lies in the memory of x"),
+        (
+            "copy",
+            {"x": torch.empty(8, 8, device="meta")},
+            "best",
+            "x must be in memory; it is on the meta device",
+        ),
+    ],
+)
 def test_bad_argument_is_one_sentence(op, given, config, message):
     given = {"x": ROOM, "out": torch.zeros(16, 64), **given}
     with pytest.raises(ValueError, match=message) as caught:
@@ -213,10 +309,15 @@ def test_bad_argument_is_one_sentence(op, given, config, message):
 
 def test_a_target_that_cannot_is_said():
     four = configs("gather")["gather4"]
-    assert four.rejection("sm_90a") == ("sm_90a has no tile::gather4 (sm_100a and newer have): take rows_host, a load "
-                                        "for each row.")
+    assert four.rejection("sm_90a") == (
+        "sm_90a has no tile::gather4 (sm_100a and newer have): take rows_host, a load for each row."
+    )
     assert four.rejection("sm_121a") == "" and configs("copy")["tile_pointers"].rejection("sm_80") == ""
-    assert configs("copy")["tile_host"].rejection("sm_80").startswith("sm_80 has no TMA: descriptors need sm_90a")
+    assert (
+        configs("copy")["tile_host"]
+        .rejection("sm_80")
+        .startswith("sm_80 has no TMA: descriptors need sm_90a")
+    )
 
 
 # ---- on a GPU
@@ -254,7 +355,9 @@ def test_a_launch_in_a_thread_and_in_a_graph(name):
 @pytest.mark.gpu
 def test_what_does_not_fit_is_said_before_a_launch():
     x = torch.zeros(1024, 1024, device="cuda")
-    with pytest.raises(device.Unsupported, match="host 256 × 256, .* cannot run on sm_.*: OutOfResources: .*shared"):
+    with pytest.raises(
+        device.Unsupported, match="host 256 × 256, .* cannot run on sm_.*: OutOfResources: .*shared"
+    ):
         descriptors.prepare("copy", x, config=TileConfig("host", 256, 256))
     with pytest.raises(device.Unsupported, match="a descriptor needs its tensors on a GPU; they are on cpu"):
         descriptors.copy(torch.zeros(8, 8))

@@ -23,14 +23,17 @@ def run(capsys, *arguments):
     return status, said.out, said.err
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--mnk", "4096,4096"], "--mnk takes three sizes such as 4096,4096,4096; it is '4096,4096'"),
-    (["--mnk", "0,1,1"], "a shape is M,N,K, each at least 1"),
-    (["--target", "sm_42"], "unknown target 'sm_42'"),
-    (["--mnk", "9" * 4301 + ",1,1"], "--mnk takes three sizes such as 4096,4096,4096; it is '9999"),
-    (["--target", "sm_90a", "--config", "fast"], "unknown configuration 'fast'; choose best"),
-    (["--target", "sm_90a", "--config", "96,96,64,4,3"], "block_m must be one of 16, 32"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--mnk", "4096,4096"], "--mnk takes three sizes such as 4096,4096,4096; it is '4096,4096'"),
+        (["--mnk", "0,1,1"], "a shape is M,N,K, each at least 1"),
+        (["--target", "sm_42"], "unknown target 'sm_42'"),
+        (["--mnk", "9" * 4301 + ",1,1"], "--mnk takes three sizes such as 4096,4096,4096; it is '9999"),
+        (["--target", "sm_90a", "--config", "fast"], "unknown configuration 'fast'; choose best"),
+        (["--target", "sm_90a", "--config", "96,96,64,4,3"], "block_m must be one of 16, 32"),
+    ],
+)
 def test_command_line_bad_usage_is_one_line_and_two(capsys, arguments, message):
     status, out, err = run(capsys, *arguments)
     assert status == 2 and message in err and len(err.splitlines()) == 1 and not out
@@ -52,7 +55,9 @@ def test_command_line_rejected_tile(capsys):
 def test_command_line_measures(capsys):
     status, out, _ = run(capsys, "--mnk", "1024,1024,1024", "--json", "-")
     row = json.loads(out)["rows"][0]
-    assert status == 0 and row["status"] == "ok" and row["ratio"] > 0 and row["error"] <= 1.5 * row["peer_error"]
+    assert (
+        status == 0 and row["status"] == "ok" and row["ratio"] > 0 and row["error"] <= 1.5 * row["peer_error"]
+    )
 
 
 @pytest.mark.skipif(device.current().has_tma, reason="this GPU measures it anew")
@@ -68,30 +73,48 @@ def test_bandwidth_counts_each_matrix_once():
     assert found["gbps"] == pytest.approx(3 * 4096**2 * 2 / 1e-4 / 1e9)
     assert found["floor_percent"] == pytest.approx(found["gbps"] / 48)
     fp8 = experiments.add_bandwidth({"shape": [128, 256, 512], "dtype": "fp8", "ms": 1.0}, "some GPU")
-    assert fp8["gbps"] == pytest.approx((128 * 512 + 256 * 512 + 128 * 256 * 2) / 1e6) and "floor_percent" not in fp8
+    assert (
+        fp8["gbps"] == pytest.approx((128 * 512 + 256 * 512 + 128 * 256 * 2) / 1e6)
+        and "floor_percent" not in fp8
+    )
     assert experiments.add_bandwidth({"shape": [1, 1, 1], "dtype": "bf16", "status": "rejected"}, "") == {
-        "shape": [1, 1, 1], "dtype": "bf16", "status": "rejected"}
+        "shape": [1, 1, 1],
+        "dtype": "bf16",
+        "status": "rejected",
+    }
 
 
 def test_a_timed_row_shows_its_bandwidth(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200"))
-    row = {"kernel": "k", "status": "ok", "shape": [4096, 4096, 4096], "dtype": "bf16", "ms": 0.2, "tflops": 687.0,
-           "ratio": 1.0, "error": 1e-3, "peer_error": 1e-3}
+    row = {
+        "kernel": "k",
+        "status": "ok",
+        "shape": [4096, 4096, 4096],
+        "dtype": "bf16",
+        "ms": 0.2,
+        "tflops": 687.0,
+        "ratio": 1.0,
+        "error": 1e-3,
+        "peer_error": 1e-3,
+    }
     assert "503 GB/s (10 % of the datasheet's)" in gemm_command._format_row(row)
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--claim", "--sweep"], "--claim goes with --json only; --sweep was given too"),
-    (["--copy", "--target", "sm_100a"], "--copy goes with --json only; --target was given too"),
-    (["--copy", "--sweep"], "--copy goes with --json only; --sweep was given too"),
-    (["--sweep", "--config", "proposed"], "--sweep brings its own configurations: leave out --config"),
-    (["--dtype", "fp8", "--layout", "n"], "float8 tensor cores read B with K contiguous"),
-    (["--dtype", "fp4"], "invalid choice: 'fp4'"),
-    (["--target", "sm_90a", "--json", "."], "--json takes a file; . is a folder"),
-    (["--sweep", "--target", "sm_90a", "--journal", "."], "--journal takes a file; . is a folder"),
-    (["--sweep", "--target", "sm_90a", "--journal", "/dev/zero"], "/dev/zero is neither"),
-    (["--sweep", "--target", "sm_90a", "--journal", "x" * 300], "(File name too long)"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--claim", "--sweep"], "--claim goes with --json only; --sweep was given too"),
+        (["--copy", "--target", "sm_100a"], "--copy goes with --json only; --target was given too"),
+        (["--copy", "--sweep"], "--copy goes with --json only; --sweep was given too"),
+        (["--sweep", "--config", "proposed"], "--sweep brings its own configurations: leave out --config"),
+        (["--dtype", "fp8", "--layout", "n"], "float8 tensor cores read B with K contiguous"),
+        (["--dtype", "fp4"], "invalid choice: 'fp4'"),
+        (["--target", "sm_90a", "--json", "."], "--json takes a file; . is a folder"),
+        (["--sweep", "--target", "sm_90a", "--journal", "."], "--journal takes a file; . is a folder"),
+        (["--sweep", "--target", "sm_90a", "--journal", "/dev/zero"], "/dev/zero is neither"),
+        (["--sweep", "--target", "sm_90a", "--journal", "x" * 300], "(File name too long)"),
+    ],
+)
 def test_contradictory_options_are_one_line_and_two(capsys, arguments, message):
     with pytest.raises(SystemExit) as end:
         gemm_command.main(arguments)
@@ -99,12 +122,21 @@ def test_contradictory_options_are_one_line_and_two(capsys, arguments, message):
     assert end.value.code == 2 and message in err and len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("statuses, status", [
-    (["ok", "wrong"], 1), (["rejected", "wrong"], 1), (["ok", "rejected", "failed"], 0), (["rejected", "failed"], 2)])
+@pytest.mark.parametrize(
+    "statuses, status",
+    [
+        (["ok", "wrong"], 1),
+        (["rejected", "wrong"], 1),
+        (["ok", "rejected", "failed"], 0),
+        (["rejected", "failed"], 2),
+    ],
+)
 def test_a_wrong_result_is_status_one_and_no_result_is_two(monkeypatch, capsys, statuses, status):
     """Configurations of a set that cannot run are part of the answer; a wrong result never is."""
-    rows = [{"kernel": "a tile", "status": each, "reason": each, "registers": 0, "smem": 0, "spills": 0}
-            for each in statuses]
+    rows = [
+        {"kernel": "a tile", "status": each, "reason": each, "registers": 0, "smem": 0, "spills": 0}
+        for each in statuses
+    ]
     monkeypatch.setattr(Sweep, "__iter__", lambda self: iter(rows))
     monkeypatch.setattr(Sweep, "finish", lambda self: rows)
     assert run(capsys, "--target", "sm_90a", "--config", "256,256,128,16,5")[0] == status
@@ -114,11 +146,16 @@ def test_a_wrong_result_is_status_one_and_no_result_is_two(monkeypatch, capsys, 
 def test_an_interrupted_sweep_says_what_is_kept(tmp_path):
     path = tmp_path / "rows.jsonl"
     command = [sys.executable, "-m", "ch14.gemm", "--sweep", "--target", "sm_103a", "--journal", str(path)]
-    running = subprocess.Popen(command, cwd=Path(__file__).parents[3], stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, text=True,
-                               env=notebook.child_env(TRITON_CACHE_DIR=str(tmp_path)),
-                               # What runs in the background ignores the signal, and its children inherit that.
-                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    running = subprocess.Popen(
+        command,
+        cwd=Path(__file__).parents[3],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=notebook.child_env(TRITON_CACHE_DIR=str(tmp_path)),
+        # What runs in the background ignores the signal, and its children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     while not path.exists() and running.poll() is None:
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)

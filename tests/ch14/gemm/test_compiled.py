@@ -16,14 +16,19 @@ pytestmark = pytest.mark.compile
 UNITS = {"wgmma": "wgmma", "tcgen05_mma": "tcgen05", "mma_sync": "mma.sync"}
 # One target of each family. float8 halves the bytes of a tile, which the model counts alike on all of them.
 BUILT = [(target, "bf16", which) for target in ("sm_90a", "sm_100a", "sm_120a") for which in (None,)] + [
-    ("sm_90a", "fp8", "proposed"), ("sm_120a", "fp8", "course")]
+    ("sm_90a", "fp8", "proposed"),
+    ("sm_120a", "fp8", "course"),
+]
 
 
 @pytest.fixture(scope="module")
 def reports():
     """{(target, dtype): {configuration: report}} of 4096 cubed, all built in one call."""
-    jobs = {(target, dtype, config): GemmSpace(4096, 4096, 4096, dtype, compile_for=target).job(config)
-            for target, dtype, which in BUILT for config in configs(which, dtype).values()}
+    jobs = {
+        (target, dtype, config): GemmSpace(4096, 4096, 4096, dtype, compile_for=target).job(config)
+        for target, dtype, which in BUILT
+        for config in configs(which, dtype).values()
+    }
     by_job = {id(report.job): report for report in build.build(jobs.values())}
     return {key: by_job[id(job)] for key, job in jobs.items()}
 
@@ -36,12 +41,17 @@ def test_resource_model_agrees_with_the_compiler(reports):
             assert (report.status == "ok") == (reason == ""), what
         if report.smem is not None:
             assert 0 <= report.smem - config.smem_bytes(dtype, target) <= SMEM_SLACK, what
-            assert {unit for name, unit in UNITS.items() if report.counts[name]} == {config.tensor_core(target)}, what
+            assert {unit for name, unit in UNITS.items() if report.counts[name]} == {
+                config.tensor_core(target)
+            }, what
 
 
 def test_the_largest_tiles_of_two_accumulators_do_not_spill():
-    large = {config.tile[:4]: config for config in tuning.search_space()
-             if config.columns[1] and config.block_m * config.block_n >= 128 * 320}
+    large = {
+        config.tile[:4]: config
+        for config in tuning.search_space()
+        if config.columns[1] and config.block_m * config.block_n >= 128 * 320
+    }
     assert {(256, 160, 64, 8), (256, 192, 64, 8), (128, 320, 64, 8)} == set(large)
     for report in build.build(job(config, "sm_90a") for config in large.values()):
         assert report.launchable and report.spills == 0, (report.job.name, report.reason)
@@ -71,7 +81,9 @@ def test_command_line_compiles_for_another_gpu(capsys, tmp_path, reports):
     record = json.loads(out)
     assert status == 0 and [row["status"] for row in record["rows"]].count("rejected") == 4
     assert set(results.KEYS) <= set(record)
-    status, out = run(capsys, "--target", "sm_90a", "--config", "128,256,64,8,4", "--json", str(tmp_path / "x.json"))
+    status, out = run(
+        capsys, "--target", "sm_90a", "--config", "128,256,64,8,4", "--json", str(tmp_path / "x.json")
+    )
     assert status == 0 and "229,408 B of shared memory" in out
     assert len(json.loads((tmp_path / "x.json").read_text())["rows"]) == 1
 
@@ -89,6 +101,9 @@ def test_a_sweep_is_kept_and_resumed(capsys, tmp_path, monkeypatch, reports):
 def test_a_build_at_odd_sizes_compiles():
     """Triton makes other kernels of sizes that are one, or no multiple of 16, and of scaled inputs."""
     persistent, plain = configs()["128,128,64,4,6 persistent /2 early"], GemmConfig(64, 64, 32, 4, 1)
-    jobs = [GemmSpace(1, 4096, 4096).job(persistent), GemmSpace(4096, 1000, 4096, layout="n").job(plain),
-            GemmSpace(2048, 2048, 2048, "fp8").job(next(iter(configs("course", "fp8").values())))]
+    jobs = [
+        GemmSpace(1, 4096, 4096).job(persistent),
+        GemmSpace(4096, 1000, 4096, layout="n").job(plain),
+        GemmSpace(2048, 2048, 2048, "fp8").job(next(iter(configs("course", "fp8").values()))),
+    ]
     assert all(report.launchable for report in build.build(jobs))

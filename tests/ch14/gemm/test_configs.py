@@ -19,21 +19,28 @@ def test_the_grid_is_of_96_and_hopper_takes_68():
 def test_old_and_small_gpus():
     assert "has no TMA" in rejection(GemmConfig(64, 64, 32, 4, 1), "sm_80", "bf16")
     assert configs("course", target="sm_121a") and configs("course", "fp8", "sm_120a")
-    assert all(config.smem_bytes("bf16", "sm_121a") < 101376 for config in configs("course", target="sm_121a").values())
+    assert all(
+        config.smem_bytes("bf16", "sm_121a") < 101376
+        for config in configs("course", target="sm_121a").values()
+    )
 
 
-@pytest.mark.parametrize("shape, expected", [
-    ((512, 6144, 4096), (128, 192, 64, 4, 5)),
-    ((64, 4096, 4096), (64, 64, 128, 4, 6)),
-    ((512, 4096, 4096), (128, 128, 64, 4, 6)),
-    ((8192, 8192, 8192), (128, 128, 64, 4, 3)),
-])
+@pytest.mark.parametrize(
+    "shape, expected",
+    [
+        ((512, 6144, 4096), (128, 192, 64, 4, 5)),
+        ((64, 4096, 4096), (64, 64, 128, 4, 6)),
+        ((512, 4096, 4096), (128, 128, 64, 4, 6)),
+        ((8192, 8192, 8192), (128, 128, 64, 4, 3)),
+    ],
+)
 def test_the_model_picks_the_tile_that_was_fastest(shape, expected):
     assert rank_configs("course", *shape, "bf16", "sm_90a", 132)[0].tile == expected
 
 
-@pytest.mark.parametrize("config", [*configs("course").values(), *configs("conservative").values()],
-                         ids=lambda config: config.name)
+@pytest.mark.parametrize(
+    "config", [*configs("course").values(), *configs("conservative").values()], ids=lambda config: config.name
+)
 def test_prediction_grows_with_the_work(config):
     times = [predicted_ms(config, size, size, size, "bf16", 132) for size in (256, 1024, 4096, 8192)]
     assert times == sorted(times) and times[0] > 0
@@ -42,7 +49,10 @@ def test_prediction_grows_with_the_work(config):
 
 def test_name_tells_what_the_tile_leaves_out():
     assert GemmConfig(64, 64, 32, 4, 1).name == "64,64,32,4,1 plain"
-    assert list(configs("course"))[:2] == ["128,256,64,8,4 persistent /2", "128,128,64,4,3 persistent /4 x2 early"]
+    assert list(configs("course"))[:2] == [
+        "128,256,64,8,4 persistent /2",
+        "128,128,64,4,3 persistent /4 x2 early",
+    ]
     assert len(configs()) == 17 == sum(len(configs(which)) for which in SETS)
     assert GemmConfig(64, 64, 32, 4, 1, group_m=4).name == "64,64,32,4,1 plain group 4"
 
@@ -63,20 +73,35 @@ def test_parse():
             parse(text)
 
 
-@pytest.mark.parametrize("numbers, options, message", [
-    ((96, 128, 64, 4, 3), {}, "block_m must be one of 16, 32, 64, 128, 256, 512; it is 96"),
-    ((128, 96, 64, 4, 3), {}, "block_n must be one of 16, .*; it is 96"),
-    ((128, 192, 64, 4, 3), {}, "block_n must be one of 16, .*; it is 192"),
-    ((128, 128, 8, 4, 3), {}, "block_k must be one of 16"),
-    ((128, 128, 64, 64, 3), {}, "num_warps must be one of 1, 2, 4, 8, 16, 32; it is 64"),
-    ((128, 128, 64, 4, 0), {}, "num_stages must be one of 1, .*; it is 0"),
-    ((128, 128, 64, 4, 3), {"group_m": 0}, "group_m and programs_per_sm must be at least 1"),
-    ((128, 128, 64, 4, 3), {"kernel": "fast"}, "kernel must be one of plain, persistent"),
-    ((128, 128, 64, 4, 3), {"epilogue_subtile": 3}, "epilogue_subtile must be one of 1, 2, 4"),
-    ((128, 192, 64, 4, 3), {"kernel": "persistent"}, "epilogue_subtile must be 2 for a tile of 192 columns; it is 1"),
-    ((128, 320, 64, 8, 3), {"kernel": "persistent", "epilogue_subtile": 2}, "epilogue_subtile must be 4 for a tile of"),
-    ((128, 144, 64, 8, 3), {"kernel": "persistent"}, "block_n must be one of 16, .*, 320, 192, 160, 96, 80; it is 144"),
-])
+@pytest.mark.parametrize(
+    "numbers, options, message",
+    [
+        ((96, 128, 64, 4, 3), {}, "block_m must be one of 16, 32, 64, 128, 256, 512; it is 96"),
+        ((128, 96, 64, 4, 3), {}, "block_n must be one of 16, .*; it is 96"),
+        ((128, 192, 64, 4, 3), {}, "block_n must be one of 16, .*; it is 192"),
+        ((128, 128, 8, 4, 3), {}, "block_k must be one of 16"),
+        ((128, 128, 64, 64, 3), {}, "num_warps must be one of 1, 2, 4, 8, 16, 32; it is 64"),
+        ((128, 128, 64, 4, 0), {}, "num_stages must be one of 1, .*; it is 0"),
+        ((128, 128, 64, 4, 3), {"group_m": 0}, "group_m and programs_per_sm must be at least 1"),
+        ((128, 128, 64, 4, 3), {"kernel": "fast"}, "kernel must be one of plain, persistent"),
+        ((128, 128, 64, 4, 3), {"epilogue_subtile": 3}, "epilogue_subtile must be one of 1, 2, 4"),
+        (
+            (128, 192, 64, 4, 3),
+            {"kernel": "persistent"},
+            "epilogue_subtile must be 2 for a tile of 192 columns; it is 1",
+        ),
+        (
+            (128, 320, 64, 8, 3),
+            {"kernel": "persistent", "epilogue_subtile": 2},
+            "epilogue_subtile must be 4 for a tile of",
+        ),
+        (
+            (128, 144, 64, 8, 3),
+            {"kernel": "persistent"},
+            "block_n must be one of 16, .*, 320, 192, 160, 96, 80; it is 144",
+        ),
+    ],
+)
 def test_bad_configuration_is_one_sentence(numbers, options, message):
     with pytest.raises(ValueError, match=message):
         GemmConfig(*numbers, **options)

@@ -14,10 +14,15 @@ from tilelab.runtime.operands import Launch
 
 GPU = device.current().capability is not None
 WHERE = "cuda" if GPU else "cpu"
-SMALL = [GemmConfig(64, 64, 16, 4, 2), *(GemmConfig(64, 64, 16, 4, 2, "persistent", parts) for parts in (1, 2, 4)),
-         GemmConfig(64, 192, 16, 4, 3, "persistent", 2), GemmConfig(64, 64, 16, 4, 2, "split", splits=3),
-         GemmConfig(64, 80, 16, 4, 3, "persistent", 4), GemmConfig(128, 320, 16, 8, 3, "persistent", 4),
-         GemmConfig(256, 160, 16, 8, 3, "persistent", 4)]
+SMALL = [
+    GemmConfig(64, 64, 16, 4, 2),
+    *(GemmConfig(64, 64, 16, 4, 2, "persistent", parts) for parts in (1, 2, 4)),
+    GemmConfig(64, 192, 16, 4, 3, "persistent", 2),
+    GemmConfig(64, 64, 16, 4, 2, "split", splits=3),
+    GemmConfig(64, 80, 16, 4, 3, "persistent", 4),
+    GemmConfig(128, 320, 16, 8, 3, "persistent", 4),
+    GemmConfig(256, 160, 16, 8, 3, "persistent", 4),
+]
 
 
 def random(*shape, dtype=torch.float16):
@@ -35,9 +40,16 @@ def shape_of_c(a, b):
 @pytest.mark.parametrize("config", SMALL, ids=lambda config: config.name)
 def test_gemm_matches_its_spec_on_ragged_shapes(config):
     cases = []
-    for m, n, k in ((260, config.block_n + 8, 24), (1, 72, 40), (64, 8, 8)):  # the first has ten tiles for 8 programs
+    for m, n, k in (
+        (260, config.block_n + 8, 24),
+        (1, 72, 40),
+        (64, 8, 8),
+    ):  # the first has ten tiles for 8 programs
         a, weight = random(m, k), random(n, k)
-        cases += [(f"{m},{n},{k} K-major", (a, weight.T)), (f"{m},{n},{k} row by row", (a, weight.T.contiguous()))]
+        cases += [
+            (f"{m},{n},{k} K-major", (a, weight.T)),
+            (f"{m},{n},{k} row by row", (a, weight.T.contiguous())),
+        ]
     rows = check.compare(run_with(config), gemm.spec, cases, out=shape_of_c)
     assert [row for row in rows if row["status"] != "ok"] == []
 
@@ -63,8 +75,10 @@ def test_padded_rows_are_read_and_left_alone():
 
 @pytest.mark.parametrize("config", SMALL[:2], ids=lambda config: config.name)
 def test_a_single_row_may_have_any_stride(config):
-    cases = [(f"stride {stride}", (random(64).as_strided((1, 64), (stride, 1)), random(64, 64)))
-             for stride in (1, 3, 68)]
+    cases = [
+        (f"stride {stride}", (random(64).as_strided((1, 64), (stride, 1)), random(64, 64)))
+        for stride in (1, 3, 68)
+    ]
     rows = check.compare(run_with(config), gemm.spec, cases, out=shape_of_c)
     assert [row for row in rows if row["status"] != "ok"] == []
 
@@ -75,40 +89,64 @@ def test_out_is_made_when_not_given():
     assert c.dtype == a.dtype and check.relative_error(c, gemm.spec(a, b)) < 1e-3
 
 
-@pytest.mark.parametrize("change, message", [
-    (lambda a, b: (a[0], b), r"a must be a matrix; its shape is \(64,\)"),
-    (lambda a, b: (a[:0], b), r"a must have at least one element; its shape is \(0, 64\)"),
-    (lambda a, b: (a[:, :32], b), "the inner extents differ: a is 64 x 32 and b is 64 x 64"),
-    (lambda a, b: (a, b.bfloat16()), "b must be float16; it is bfloat16"),
-    (lambda a, b: (a.float(), b.float()), "a must be bfloat16, float16 or float8_e4m3fn; it is float32"),
-    (lambda a, b: (a, b.to("meta")), "b must be in memory; it is on the meta device"),
-    (lambda a, b: (a, b[0]), r"b must be a matrix; its shape is \(64,\)"),
-    (lambda a, b: (a.T, b), "a must be stored row by row"),
-    (lambda a, b: (random(64, 65)[:, 1:], b), "a must start at a multiple of 16 bytes"),
-    (lambda a, b: (random(64, 68)[:, :64], b), "a row of a must take a multiple of 16 bytes"),
-    (lambda a, b: (random(1, 64).expand(64, 64), b), "the rows of a overlap"),
-    (lambda a, b: (a, random(64, 128)[:, ::2]), "b must be stored row by row"),
-    (lambda a, b: (a, random(64, 60)), "a row of b must take a multiple of 16 bytes"),
-    (lambda a, b: (a, random(60, 64).T), "N must be a multiple of 8"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda a, b: (a[0], b), r"a must be a matrix; its shape is \(64,\)"),
+        (lambda a, b: (a[:0], b), r"a must have at least one element; its shape is \(0, 64\)"),
+        (lambda a, b: (a[:, :32], b), "the inner extents differ: a is 64 x 32 and b is 64 x 64"),
+        (lambda a, b: (a, b.bfloat16()), "b must be float16; it is bfloat16"),
+        (lambda a, b: (a.float(), b.float()), "a must be bfloat16, float16 or float8_e4m3fn; it is float32"),
+        (lambda a, b: (a, b.to("meta")), "b must be in memory; it is on the meta device"),
+        (lambda a, b: (a, b[0]), r"b must be a matrix; its shape is \(64,\)"),
+        (lambda a, b: (a.T, b), "a must be stored row by row"),
+        (lambda a, b: (random(64, 65)[:, 1:], b), "a must start at a multiple of 16 bytes"),
+        (lambda a, b: (random(64, 68)[:, :64], b), "a row of a must take a multiple of 16 bytes"),
+        (lambda a, b: (random(1, 64).expand(64, 64), b), "the rows of a overlap"),
+        (lambda a, b: (a, random(64, 128)[:, ::2]), "b must be stored row by row"),
+        (lambda a, b: (a, random(64, 60)), "a row of b must take a multiple of 16 bytes"),
+        (lambda a, b: (a, random(60, 64).T), "N must be a multiple of 8"),
+    ],
+)
 def test_bad_matrix_is_one_sentence(change, message):
     with pytest.raises(ValueError, match=message) as caught:
         gemm.gemm(*change(random(64, 64), random(64, 64)))
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"out": torch.empty(64, 32, dtype=torch.float16, device=WHERE)}, "out must be 64 x 64; it is 64 x 32"),
-    ({"out": torch.empty(64, 64, device=WHERE)}, "out must be float16; it is float32"),
-    ({"out": torch.empty(64, 64, dtype=torch.float16, device=WHERE).T}, "out must be stored row by row"),
-    ({"out": torch.empty(64, dtype=torch.float16, device=WHERE)}, "out must be 64 x 64; it is 64"),
-    ({"scale_a": torch.ones((), device=WHERE)}, "scale_a must be one value, for float8 inputs; it has 1, for fp16"),
-    ({"out": random(64, 72)[:, 4:68]}, "out must start at a multiple of 16 bytes; it starts 8 bytes past one"),
-    ({"out": random(64, 68)[:, :64]}, "a row of out must take a multiple of 16 bytes; its stride is 136 bytes"),
-    ({"out": random(4096).as_strided((64, 64), (8, 1))}, "the rows of out overlap .stride 8 for 64 elements"),
-    ({"scale_b": 0.5}, "scale_b must be a torch.Tensor; it is a float"),
-    ({"config": "fast"}, "unknown configuration 'fast'; choose best, conservative, .* or pass a GemmConfig"),
-])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            {"out": torch.empty(64, 32, dtype=torch.float16, device=WHERE)},
+            "out must be 64 x 64; it is 64 x 32",
+        ),
+        ({"out": torch.empty(64, 64, device=WHERE)}, "out must be float16; it is float32"),
+        ({"out": torch.empty(64, 64, dtype=torch.float16, device=WHERE).T}, "out must be stored row by row"),
+        ({"out": torch.empty(64, dtype=torch.float16, device=WHERE)}, "out must be 64 x 64; it is 64"),
+        (
+            {"scale_a": torch.ones((), device=WHERE)},
+            "scale_a must be one value, for float8 inputs; it has 1, for fp16",
+        ),
+        (
+            {"out": random(64, 72)[:, 4:68]},
+            "out must start at a multiple of 16 bytes; it starts 8 bytes past one",
+        ),
+        (
+            {"out": random(64, 68)[:, :64]},
+            "a row of out must take a multiple of 16 bytes; its stride is 136 bytes",
+        ),
+        (
+            {"out": random(4096).as_strided((64, 64), (8, 1))},
+            "the rows of out overlap .stride 8 for 64 elements",
+        ),
+        ({"scale_b": 0.5}, "scale_b must be a torch.Tensor; it is a float"),
+        (
+            {"config": "fast"},
+            "unknown configuration 'fast'; choose best, conservative, .* or pass a GemmConfig",
+        ),
+    ],
+)
 def test_bad_option_is_one_sentence(options, message):
     with pytest.raises(ValueError, match=message) as caught:
         gemm.gemm(random(64, 64), random(64, 64), **options)
@@ -161,15 +199,23 @@ def test_a_set_runs():
 
 
 def test_falling_back_is_reported(monkeypatch):
-    monkeypatch.setattr(gemm, "rank_configs", lambda which, *_: [] if which == "proposed" else
-                        [*configs("conservative").values()])
-    with pytest.warns(UserWarning, match="no configuration of the set 'proposed' runs on .*; "
-                                         "the conservative configuration 64,64,32,4,1 is used instead"):
+    monkeypatch.setattr(
+        gemm,
+        "rank_configs",
+        lambda which, *_: [] if which == "proposed" else [*configs("conservative").values()],
+    )
+    with pytest.warns(
+        UserWarning,
+        match="no configuration of the set 'proposed' runs on .*; "
+        "the conservative configuration 64,64,32,4,1 is used instead",
+    ):
         gemm.gemm(random(64, 64), random(64, 64), config="proposed")
 
 
 def test_one_configuration_that_cannot_run_is_unsupported():
-    with pytest.raises(device.Unsupported, match="no configuration .* runs on .*: 256,256,128,16,5 plain: .*"):
+    with pytest.raises(
+        device.Unsupported, match="no configuration .* runs on .*: 256,256,128,16,5 plain: .*"
+    ):
         gemm.gemm(random(64, 64), random(64, 64), config="256,256,128,16,5 plain")
 
 
@@ -177,13 +223,19 @@ def test_one_configuration_that_cannot_run_is_unsupported():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype, layout", [("bf16", "k"), ("bf16", "n"), ("fp16", "k"), ("fp16", "n"), ("fp8", "k")])
+@pytest.mark.parametrize(
+    "dtype, layout", [("bf16", "k"), ("bf16", "n"), ("fp16", "k"), ("fp16", "n"), ("fp8", "k")]
+)
 def test_every_configuration_on_ragged_shapes(dtype, layout):
     target = device.current().target
     chosen = configs(None, dtype, target).values()
     shapes = experiments.RAGGED_FP8 if dtype == "fp8" else experiments.RAGGED
-    wrong = [(config.name, shape, row["reason"]) for config in chosen for shape in shapes
-             if (row := experiments.verify(config, *shape, dtype, layout))["status"] != "ok"]
+    wrong = [
+        (config.name, shape, row["reason"])
+        for config in chosen
+        for shape in shapes
+        if (row := experiments.verify(config, *shape, dtype, layout))["status"] != "ok"
+    ]
     assert not wrong
 
 

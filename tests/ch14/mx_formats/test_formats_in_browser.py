@@ -30,8 +30,9 @@ def field(page, name):
 
 def test_every_code_of_every_element_is_described_as_in_python(page):
     codes = [[name, code] for name, element in ELEMENTS.items() for code in range(2**element.bits)]
-    found = evaluate(page, "formats", "given[1].map(([name, code]) => describeCode(given[0][name], code))",
-                     [GIVEN, codes])
+    found = evaluate(
+        page, "formats", "given[1].map(([name, code]) => describeCode(given[0][name], code))", [GIVEN, codes]
+    )
     assert found == [figures.describe(ELEMENTS[name], code) for name, code in codes]
     scales = evaluate(page, "formats", "given.map(decodeE8m0)", list(range(255)))
     assert list(map(float, scales)) == number_formats.decode_e8m0(torch.arange(255)).tolist()
@@ -42,13 +43,21 @@ def test_numbers_and_midpoints_round_to_the_codes_of_python(page):
     for name, element in ELEMENTS.items():
         numbers = number_formats.magnitudes(element).double()
         middles = ((numbers[1:] + numbers[:-1]) / 2).tolist()
-        values = [*numbers.tolist(), *middles, *(math.nextafter(each, 0) for each in middles), 1e30,
-                  *(source.gauss(0, 1) * 2**source.randint(-20, 20) for _ in range(200))]
+        values = [
+            *numbers.tolist(),
+            *middles,
+            *(math.nextafter(each, 0) for each in middles),
+            1e30,
+            *(source.gauss(0, 1) * 2 ** source.randint(-20, 20) for _ in range(200)),
+        ]
         cases += [[name, sign * value] for value in values for sign in (1, -1)]
-    found = evaluate(page, "formats", "given[1].map(([name, value]) => encode(given[0][name], value))", [GIVEN, cases])
+    found = evaluate(
+        page, "formats", "given[1].map(([name, value]) => encode(given[0][name], value))", [GIVEN, cases]
+    )
     assert found == [int(number_formats.encode(torch.tensor(value), ELEMENTS[name])) for name, value in cases]
-    assert evaluate(page, "formats", "given.map(formatG)", [0.1, 1e6, 123456, 1e-5, 0.0001, 57344, -1.5258789e-05]) == [
-        f"{value:g}" for value in (0.1, 1e6, 123456, 1e-5, 0.0001, 57344, -1.5258789e-05)]
+    assert evaluate(
+        page, "formats", "given.map(formatG)", [0.1, 1e6, 123456, 1e-5, 0.0001, 57344, -1.5258789e-05]
+    ) == [f"{value:g}" for value in (0.1, 1e6, 123456, 1e-5, 0.0001, 57344, -1.5258789e-05)]
 
 
 def test_blocks_have_the_scales_and_codes_of_python(page):
@@ -56,19 +65,32 @@ def test_blocks_have_the_scales_and_codes_of_python(page):
     formats = {name: {"element": each.element.name, "scale": each.scale} for name, each in one_row.items()}
     cases, expected = [], []
     for name, format in one_row.items():
-        blocks = [explorer.make_block(kind, format, seed) for kind in (*errors.DATA, "ramp") for seed in range(4)]
+        blocks = [
+            explorer.make_block(kind, format, seed) for kind in (*errors.DATA, "ramp") for seed in range(4)
+        ]
         blocks += [torch.zeros_like(blocks[0]), blocks[0] * 2.0**-130, blocks[0] * 2.0**100, blocks[1] * 1e-3]
         for rule in number_formats.RULES if format.scale == "e8m0" else ("floor",):
             for x in blocks:
                 quantised = number_formats.quantise(x, format, rule)
                 cases.append([x[0].tolist(), name, rule])
-                expected.append([None if format.scale == "fp32" else int(quantised.scales), quantised.codes[0].tolist(),
-                                 number_formats.dequantise(quantised)[0].tolist()])
-    found = evaluate(page, "formats", "given[2].map(([numbers, name, rule]) => { const made = quantiseBlock(numbers, "
-                     "given[1][name], given[0], rule); return [made.scaleCode, made.codes, made.back]; })",
-                     [GIVEN, formats, cases])
+                expected.append(
+                    [
+                        None if format.scale == "fp32" else int(quantised.scales),
+                        quantised.codes[0].tolist(),
+                        number_formats.dequantise(quantised)[0].tolist(),
+                    ]
+                )
+    found = evaluate(
+        page,
+        "formats",
+        "given[2].map(([numbers, name, rule]) => { const made = quantiseBlock(numbers, "
+        "given[1][name], given[0], rule); return [made.scaleCode, made.codes, made.back]; })",
+        [GIVEN, formats, cases],
+    )
     assert len(cases) > 200
-    wrong = [(case[1:], one[:1], other[:1]) for case, one, other in zip(cases, found, expected) if one != other]
+    wrong = [
+        (case[1:], one[:1], other[:1]) for case, one, other in zip(cases, found, expected) if one != other
+    ]
     assert not wrong, wrong[:5]
 
 
@@ -77,17 +99,29 @@ def test_scales_lie_where_python_puts_them(page, rows, columns):
     numbers = torch.arange(1, rows * columns + 1).view(rows, columns)
     low, high = (packing.tile_scales(part.to(torch.uint8)).long() for part in (numbers % 251, numbers // 251))
     bytes_of_number = high * 251 + low
-    places = evaluate(page, "microscope", "Array.from({ length: given[0] }, (_, row) => Array.from("
-                      "{ length: given[1] }, (_, column) => byteOfScale(row, column, given[1])))", [rows, columns])
+    places = evaluate(
+        page,
+        "microscope",
+        "Array.from({ length: given[0] }, (_, row) => Array.from("
+        "{ length: given[1] }, (_, column) => byteOfScale(row, column, given[1])))",
+        [rows, columns],
+    )
     assert (bytes_of_number[torch.tensor(places)] == numbers).all()
-    back = evaluate(page, "microscope", "given[0].map(byte => scaleAtByte(byte, given[1]))",
-                    [[place for line in places for place in line], columns])
+    back = evaluate(
+        page,
+        "microscope",
+        "given[0].map(byte => scaleAtByte(byte, given[1]))",
+        [[place for line in places for place in line], columns],
+    )
     assert back == [[row, column] for row in range(rows) for column in range(columns)]
 
 
 def test_bits_line_and_typed_numbers_answer(page):
     sentence, rounding = page.locator(f"{ROOT} .sentence"), page.locator(f"{ROOT} .rounding")
-    assert sentence.inner_text() == "e2m1 5: 0 10 1 is 3 (normal, exponent 1); magnitudes beside it: 2 and 4, step 1."
+    assert (
+        sentence.inner_text()
+        == "e2m1 5: 0 10 1 is 3 (normal, exponent 1); magnitudes beside it: 2 and 4, step 1."
+    )
     page.locator(f"{ROOT} .bit").nth(3).click()
     assert "e2m1 4: 0 10 0 is 2" in sentence.inner_text() and field(page, "typed").input_value() == "2"
     page.locator(f"{ROOT} .line").focus()
@@ -97,8 +131,9 @@ def test_bits_line_and_typed_numbers_answer(page):
     page.keyboard.press("Home")
     assert "is -6 (normal" in sentence.inner_text()
     field(page, "typed").fill("5")
-    assert rounding.inner_text() == ("5 rounds to 4: it lies between 4 and 6, exactly in the middle, and the even code "
-                                     "wins.")
+    assert rounding.inner_text() == (
+        "5 rounds to 4: it lies between 4 and 6, exactly in the middle, and the even code wins."
+    )
     field(page, "typed").fill("1e9")
     assert "it saturates" in rounding.inner_text() and "is 6" in sentence.inner_text()
     field(page, "element").select_option("e4m3")
@@ -142,7 +177,9 @@ def test_axes_have_labels(browser, tmp_path):
         assert all(len(label.strip("-")) <= 5 for label in labels(page) if label[-1].isdigit())
 
 
-@pytest.mark.parametrize("width", [830, 1280])  # of a cell's output in JupyterLab on a projector, and of a page
+@pytest.mark.parametrize(
+    "width", [830, 1280]
+)  # of a cell's output in JupyterLab on a projector, and of a page
 def test_a_line_of_16_bytes_fits(browser, tmp_path, width):
     with opened(browser, tmp_path, explorer.scale_layout()) as page:
         page.set_viewport_size({"width": width, "height": 720})
@@ -155,7 +192,8 @@ def test_scales_answer_to_the_mouse_and_the_keys(browser, tmp_path):
         readout = page.locator(".tiles-scales .readout")
         assert readout.inner_text() == (
             "Scale 2 of row 33 belongs to the block of elements 64 to 95 of row 33. It lies at byte 22: tile 0, line "
-            "1, byte 6 of the line = 1 · 4 + 2. Its line also holds rows 1, 65, 97.")
+            "1, byte 6 of the line = 1 · 4 + 2. Its line also holds rows 1, 65, 97."
+        )
         matrix, tiles = (page.locator(".tiles-scales .scroller").nth(index) for index in (0, 1))
         tiles.focus()
         page.keyboard.press("ArrowRight")
@@ -173,15 +211,23 @@ def test_scales_answer_to_the_mouse_and_the_keys(browser, tmp_path):
 CHANGES = {
     "code": "(root, i) => root.querySelectorAll('.bit')[i % 4].click()",
     "block": "(root, i) => root.querySelector('.bars').dispatchEvent(new KeyboardEvent('keydown', "
-             "{ key: i % 2 ? 'ArrowLeft' : 'End', bubbles: true }))",
+    "{ key: i % 2 ? 'ArrowLeft' : 'End', bubbles: true }))",
     "scales": "(root, i) => { const rows = root.querySelector('[id$=-rows]'); rows.value = 200 + i; "
-              "rows.dispatchEvent(new Event('input')); }"}
+    "rows.dispatchEvent(new Event('input')); }",
+}
 
 
 @pytest.mark.parametrize("size", view_pages.SIZES)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name, make", [("code", lambda: explorer.number_line("e4m3")), ("code", explorer.number_line),
-                                        ("block", explorer.block), ("scales", explorer.scale_layout)])
+@pytest.mark.parametrize(
+    "name, make",
+    [
+        ("code", lambda: explorer.number_line("e4m3")),
+        ("code", explorer.number_line),
+        ("block", explorer.block),
+        ("scales", explorer.scale_layout),
+    ],
+)
 def test_it_fits_the_page_and_answers_within_50_ms(browser, tmp_path, name, make, size, scheme):
     view = make()
     with opened(browser, tmp_path, view, size, scheme) as page:

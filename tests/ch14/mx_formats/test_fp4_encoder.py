@@ -26,9 +26,18 @@ def run_ptx(text: str, inputs: list[np.ndarray]) -> np.ndarray:
         bytes_ = [(word >> np.uint32(8 * i)) & np.uint32(255) for word in (a, b) for i in range(4)]
         return sum(bytes_[(int(selector) >> (4 * i)) & 7] << np.uint32(8 * i) for i in range(4))
 
-    steps = {"and": np.bitwise_and, "or": np.bitwise_or, "shl": np.left_shift, "shr": np.right_shift,
-             "mov": lambda a: a, "prmt": permute, "abs": np.abs, "mul": lambda a, b: a * b, "add": lambda a, b: a + b,
-             "fma": lambda a, b, c: a * b + c}
+    steps = {
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "shl": np.left_shift,
+        "shr": np.right_shift,
+        "mov": lambda a: a,
+        "prmt": permute,
+        "abs": np.abs,
+        "mul": lambda a, b: a * b,
+        "add": lambda a, b: a + b,
+        "fma": lambda a, b, c: a * b + c,
+    }
     for opcode, operands in re.findall(r"^([a-z]\S*) (.*);$", text, re.MULTILINE):
         target, *names = operands.split(", ")
         as_float = opcode.endswith("f32") and not opcode.startswith("mov")
@@ -70,18 +79,24 @@ def test_products_of_every_size_are_rounded_as_the_format_says():
     amax = np.abs(values).max(1)
     multipliers = (6 / np.maximum(amax, 1e-37) * rng.uniform(0.8, 1.5, len(amax))).astype(np.float32)
     multipliers[::3] = np.exp2(rng.integers(-126, 127, len(multipliers[::3]))).astype(np.float32)
-    near = rng.integers(1, 15, (40_000, 8)) / 2 * rng.choice([-1, 1], (40_000, 8))  # ties and numbers of the format
+    near = (
+        rng.integers(1, 15, (40_000, 8)) / 2 * rng.choice([-1, 1], (40_000, 8))
+    )  # ties and numbers of the format
     near = (near.astype(np.float32) * rng.choice([0.5, 1, 1.0078125], near.shape)).astype(np.float32)
     near = (near.view(np.uint32) & 0xFFFF0000).view(np.float32)
-    for each, by in ((values, multipliers), (near, np.ones(40_000, np.float32)), (near, np.full(40_000, 1 - 2**-24,
-                                                                                               np.float32))):
+    for each, by in (
+        (values, multipliers),
+        (near, np.ones(40_000, np.float32)),
+        (near, np.full(40_000, 1 - 2**-24, np.float32)),
+    ):
         assert np.array_equal(encode(each, by.astype(np.float32)), expect(each, by.astype(np.float32)))
 
 
 @pytest.mark.compile
 def test_saturation_takes_fewer_of_the_slow_instructions():
     slow = r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?:FMNMX|LOP3|SHF|LEA|PRMT|VIMNMX|ISETP|SEL|IADD3)\b"
-    portable, saturated = build.disassemble([job(MxConfig(2048, saturate=saturate), "sm_90a", "nvfp4")
-                                             for saturate in (False, True)])
+    portable, saturated = build.disassemble(
+        [job(MxConfig(2048, saturate=saturate), "sm_90a", "nvfp4") for saturate in (False, True)]
+    )
     counts = [len(re.findall(slow, report.sass, re.MULTILINE)) for report in (portable, saturated)]
     assert saturated.launchable and not saturated.spills and counts[1] < 0.8 * counts[0]

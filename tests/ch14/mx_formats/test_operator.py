@@ -19,15 +19,29 @@ from tilelab.records import results
 from tilelab.runtime import build, device
 
 WHERE = "cuda" if device.current().capability else "cpu"
-SMALL = {"cvt": MxConfig(512), "arithmetic": MxConfig(512, convert=False), "group_a_lane": MxConfig(512, saturate=True)}
+SMALL = {
+    "cvt": MxConfig(512),
+    "arithmetic": MxConfig(512, convert=False),
+    "group_a_lane": MxConfig(512, saturate=True),
+}
 
 
-@pytest.mark.parametrize("name, variant", [  # the interpreter always rounds by arithmetic
-    (name, variant) for name in FUSED for variant in configs(name) if WHERE == "cuda" or variant != "arithmetic"])
+@pytest.mark.parametrize(
+    "name, variant",
+    [  # the interpreter always rounds by arithmetic
+        (name, variant)
+        for name in FUSED
+        for variant in configs(name)
+        if WHERE == "cuda" or variant != "arithmetic"
+    ],
+)
 def test_kernels_have_the_bits_of_the_spec(name, variant):
     """Whole groups as one long row, then rows that end within a group and a byte, under the other rule and layout."""
     scale = number_formats.lookup(name).scale
-    for case in (((3, 256), "floor", False), ((2, 133), "ceil" if scale == "e8m0" else "floor", scale != "fp32")):
+    for case in (
+        ((3, 256), "floor", False),
+        ((2, 133), "ceil" if scale == "e8m0" else "floor", scale != "fp32"),
+    ):
         row = experiments.verify(name, *case, SMALL[variant])
         assert row["status"] == "ok", (case, row["reason"])
 
@@ -50,7 +64,9 @@ def test_tiled_scales_of_many_rows():
 
 @pytest.mark.parametrize("name, first", [("mxfp8_e4m3", 3), ("mxfp4", 0), ("mxfp4", 3)])
 def test_rows_of_a_larger_matrix(name, first):
-    x = experiments.make_matrix(3, 200, WHERE)[:, first:first + 96]  # 400 bytes apart; from 3 on not even aligned
+    x = experiments.make_matrix(3, 200, WHERE)[
+        :, first : first + 96
+    ]  # 400 bytes apart; from 3 on not even aligned
     ours = mx_formats.quantise(x, name, config=MxConfig(256)).unpack()
     assert not experiments.find_difference(ours, number_formats.quantise(x, number_formats.lookup(name)))
 
@@ -68,14 +84,19 @@ def test_every_code_comes_back(name):
     form = number_formats.lookup(name)
     codes = torch.arange(2**form.element.bits, dtype=torch.uint8).repeat(2 * form.block[1])[None]
     groups = codes.shape[1] // form.block[1]
-    scales = torch.rand(1, groups) + 0.5 if form.scale == "fp32" else (
-        torch.linspace(0, 255, groups).to(torch.uint8)[None] & (0x7F if form.scale == "e4m3" else 0xFF))
+    scales = (
+        torch.rand(1, groups) + 0.5
+        if form.scale == "fp32"
+        else (torch.linspace(0, 255, groups).to(torch.uint8)[None] & (0x7F if form.scale == "e4m3" else 0xFF))
+    )
     pair = torch.tensor([3.0, 1 / 3], device=WHERE) if form.scale == "e4m3" else None
     values = packing.pack(codes, form.element.bits)
     packed = mx_formats.Packed(form, tuple(codes.shape), values.to(WHERE), scales.to(WHERE), pair)
     wanted = number_formats.dequantise(packed.unpack()).bfloat16()
     found = mx_formats.dequantise(packed, config=MxConfig(8192 if form.element.bits == 8 else 512))
-    assert torch.equal(found.isnan(), wanted.isnan()) and torch.equal(found.nan_to_num(7.0), wanted.nan_to_num(7.0))
+    assert torch.equal(found.isnan(), wanted.isnan()) and torch.equal(
+        found.nan_to_num(7.0), wanted.nan_to_num(7.0)
+    )
     assert wanted.isnan().any() or form.scale == "fp32"
 
 
@@ -92,7 +113,9 @@ def test_launches_run_again_and_take_memory():
     x.neg_()
     assert not experiments.find_difference(launch().unpack(), mx_formats.spec("quantise", x, out.format))
     back = mx_formats.prepare(out, out=torch.empty_like(x))
-    assert back() is back.out and torch.equal(back.out, mx_formats.spec("dequantise", out.unpack()).bfloat16())
+    assert back() is back.out and torch.equal(
+        back.out, mx_formats.spec("dequantise", out.unpack()).bfloat16()
+    )
 
 
 @pytest.mark.parametrize("shape", [(0, 64), (3, 0)])
@@ -117,39 +140,75 @@ def overlapping(x):
     return replace(mx_formats.empty((2, 2), "mxfp8_e4m3"), values=x.view(torch.uint8)[:1].view(2, 2))
 
 
-@pytest.mark.parametrize("call, words", [
-    (lambda: mx_formats.quantise(torch.ones(2, 2)), "x must be bfloat16; it is float32"),
-    (lambda: mx_formats.quantise(torch.ones(2).bfloat16()), "x must be a matrix"),
-    (lambda: mx_formats.quantise(torch.ones(4, 4).bfloat16().T[:, ::2]), "x must be stored row by row"),
-    (lambda: mx_formats.quantise(X, "mxfp6_e2m3"), "mxfp6_e2m3 .* has no kernel, only a meaning"),
-    (lambda: mx_formats.quantise(X, 7), "unknown format 7; choose one of mxfp8_e4m3"),
-    (lambda: mx_formats.quantise(X, [7]), "unknown format .7.; choose one of mxfp8_e4m3"),
-    (lambda: mx_formats.quantise(None, "nvfp4"), "x must be a torch.Tensor; it is a NoneType"),
-    (lambda: mx_formats.quantise(X, "fp4"), "unknown format 'fp4'; choose one of mxfp8_e4m3"),
-    (lambda: mx_formats.quantise(X, "mxfp4", rule="up"), "unknown rule 'up'; choose floor or ceil"),
-    (lambda: mx_formats.quantise(X, "nvfp4", rule="ceil"), "the scales of nvfp4 are e4m3"),
-    (lambda: mx_formats.quantise(X.to(WHERE), "nvfp4", tensor_scale=0.0), "tensor_scale must be at least 2\\^-126"),
-    (lambda: mx_formats.quantise(X, "mxfp4", tensor_scale=1.0), "must be None for mxfp4; only nvfp4"),
-    (lambda: mx_formats.quantise(X, "fp8_1x128", tiled=True), "scales of one byte"),
-    (lambda: mx_formats.quantise(X, "mxfp4", config="fast"), "unknown configuration 'fast'; choose best, group_a_lane"),
-    (lambda: mx_formats.quantise(X, replace(number_formats.FORMATS["mxfp4"], block=(1, 64))),
-     "mxfp4 .e2m1, blocks .1, 64., scales e8m0. has no kernel"),
-    (lambda: mx_formats.prepare_quantise(torch.ones(4, 8).bfloat16()[:, :4], "nvfp4"), "x must be contiguous"),
-    (lambda: mx_formats.Packed("mxfp4", (1, 32), *torch.zeros(2, 1, 16)), "in mxfp4 must be .1, 16. of torch.uint8"),
-    (lambda: mx_formats.Packed("nvfp4", (1, 32), *torch.zeros(2, 1, 16)), "nvfp4 needs values, scales, pair"),
-    (lambda: mx_formats.Packed("mxfp4", (1, 32), [1], [1]), "values must be a torch.Tensor; it is a list"),
-    (lambda: mx_formats.empty((-1, 32), "mxfp4"), "shape must be two whole numbers from 0; it is .-1, 32."),
-    (lambda: mx_formats.empty((1, 32.0), "mxfp4"), "shape must be two whole numbers from 0"),
-    (lambda: mx_formats.empty((32,), "mxfp4"), "shape must be two whole numbers from 0"),
-    (lambda: mx_formats.MxConfig(256.0), "elements of a MxConfig must be a whole number; it is 256.0"),
-    (lambda: mx_formats.MxConfig(300), "must be a power of two from 128 to 65,536; it is 300"),
-    (lambda: mx_formats.quantise(X, "mxfp4", out=mx_formats.empty((2, 4), "mxfp4")), "out must be .2, 2. in mxfp4"),
-    (lambda: mx_formats.prepare_quantise(X, out=overlapping(X)), "out.values lies in the memory of x"),
-    (lambda: mx_formats.dequantise(mx_formats.empty((2, 4), "mxfp4"), out=torch.empty(2, 4)), "must be bfloat16"),
-    (lambda: mx_formats.dequantise(X), "packed must be a Packed"),
-    (lambda: mx_formats.dequantise(mx_formats.empty((2, 4), "mxfp4", "meta")), "packed.values must be in memory"),
-    (lambda: mx_formats.spec("round", X), "unknown operation 'round'"),
-    (lambda: errors.make_data("noise"), "unknown data 'noise'; choose one of gaussian, outliers")])
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: mx_formats.quantise(torch.ones(2, 2)), "x must be bfloat16; it is float32"),
+        (lambda: mx_formats.quantise(torch.ones(2).bfloat16()), "x must be a matrix"),
+        (lambda: mx_formats.quantise(torch.ones(4, 4).bfloat16().T[:, ::2]), "x must be stored row by row"),
+        (lambda: mx_formats.quantise(X, "mxfp6_e2m3"), "mxfp6_e2m3 .* has no kernel, only a meaning"),
+        (lambda: mx_formats.quantise(X, 7), "unknown format 7; choose one of mxfp8_e4m3"),
+        (lambda: mx_formats.quantise(X, [7]), "unknown format .7.; choose one of mxfp8_e4m3"),
+        (lambda: mx_formats.quantise(None, "nvfp4"), "x must be a torch.Tensor; it is a NoneType"),
+        (lambda: mx_formats.quantise(X, "fp4"), "unknown format 'fp4'; choose one of mxfp8_e4m3"),
+        (lambda: mx_formats.quantise(X, "mxfp4", rule="up"), "unknown rule 'up'; choose floor or ceil"),
+        (lambda: mx_formats.quantise(X, "nvfp4", rule="ceil"), "the scales of nvfp4 are e4m3"),
+        (
+            lambda: mx_formats.quantise(X.to(WHERE), "nvfp4", tensor_scale=0.0),
+            "tensor_scale must be at least 2\\^-126",
+        ),
+        (lambda: mx_formats.quantise(X, "mxfp4", tensor_scale=1.0), "must be None for mxfp4; only nvfp4"),
+        (lambda: mx_formats.quantise(X, "fp8_1x128", tiled=True), "scales of one byte"),
+        (
+            lambda: mx_formats.quantise(X, "mxfp4", config="fast"),
+            "unknown configuration 'fast'; choose best, group_a_lane",
+        ),
+        (
+            lambda: mx_formats.quantise(X, replace(number_formats.FORMATS["mxfp4"], block=(1, 64))),
+            "mxfp4 .e2m1, blocks .1, 64., scales e8m0. has no kernel",
+        ),
+        (
+            lambda: mx_formats.prepare_quantise(torch.ones(4, 8).bfloat16()[:, :4], "nvfp4"),
+            "x must be contiguous",
+        ),
+        (
+            lambda: mx_formats.Packed("mxfp4", (1, 32), *torch.zeros(2, 1, 16)),
+            "in mxfp4 must be .1, 16. of torch.uint8",
+        ),
+        (
+            lambda: mx_formats.Packed("nvfp4", (1, 32), *torch.zeros(2, 1, 16)),
+            "nvfp4 needs values, scales, pair",
+        ),
+        (
+            lambda: mx_formats.Packed("mxfp4", (1, 32), [1], [1]),
+            "values must be a torch.Tensor; it is a list",
+        ),
+        (
+            lambda: mx_formats.empty((-1, 32), "mxfp4"),
+            "shape must be two whole numbers from 0; it is .-1, 32.",
+        ),
+        (lambda: mx_formats.empty((1, 32.0), "mxfp4"), "shape must be two whole numbers from 0"),
+        (lambda: mx_formats.empty((32,), "mxfp4"), "shape must be two whole numbers from 0"),
+        (lambda: mx_formats.MxConfig(256.0), "elements of a MxConfig must be a whole number; it is 256.0"),
+        (lambda: mx_formats.MxConfig(300), "must be a power of two from 128 to 65,536; it is 300"),
+        (
+            lambda: mx_formats.quantise(X, "mxfp4", out=mx_formats.empty((2, 4), "mxfp4")),
+            "out must be .2, 2. in mxfp4",
+        ),
+        (lambda: mx_formats.prepare_quantise(X, out=overlapping(X)), "out.values lies in the memory of x"),
+        (
+            lambda: mx_formats.dequantise(mx_formats.empty((2, 4), "mxfp4"), out=torch.empty(2, 4)),
+            "must be bfloat16",
+        ),
+        (lambda: mx_formats.dequantise(X), "packed must be a Packed"),
+        (
+            lambda: mx_formats.dequantise(mx_formats.empty((2, 4), "mxfp4", "meta")),
+            "packed.values must be in memory",
+        ),
+        (lambda: mx_formats.spec("round", X), "unknown operation 'round'"),
+        (lambda: errors.make_data("noise"), "unknown data 'noise'; choose one of gaussian, outliers"),
+    ],
+)
 def test_bad_input_is_told_in_a_sentence(call, words):
     with pytest.raises(ValueError, match=words):
         call()
@@ -157,13 +216,18 @@ def test_bad_input_is_told_in_a_sentence(call, words):
 
 TARGETS = {"sm_90a": FUSED, "sm_100a": ("mxfp8_e4m3", "mxfp4"), "sm_120a": ("mxfp8_e4m3", "mxfp4")}
 TILED, BACK = {"rule": "ceil", "tiled": True}, {"operation": "dequantise"}
-BUILDS = [*((name, target, {}) for target, names in TARGETS.items() for name in names),
-          ("mxfp4", "sm_90a", TILED), *((name, "sm_90a", BACK) for name in ("mxfp8_e4m3", "mxfp4", "nvfp4"))]
+BUILDS = [
+    *((name, target, {}) for target, names in TARGETS.items() for name in names),
+    ("mxfp4", "sm_90a", TILED),
+    *((name, "sm_90a", BACK) for name in ("mxfp8_e4m3", "mxfp4", "nvfp4")),
+]
 
 
 @pytest.fixture(scope="module")
 def reports():
-    return build.disassemble(mx_formats.job("best", target, name, **options) for name, target, options in BUILDS)
+    return build.disassemble(
+        mx_formats.job("best", target, name, **options) for name, target, options in BUILDS
+    )
 
 
 @pytest.mark.compile
@@ -246,14 +310,24 @@ def test_bytes_moved():
 def test_a_target_is_compiled_and_reported_as_json(capsys):
     assert command.main(["--format", "mxfp4", "--shape", "64,64", "--target", "sm_100a", "--json", "-"]) == 0
     record = json.loads(capsys.readouterr().out)
-    row, = record["rows"]
-    assert record["experiment"] == "ch14_mx_formats" and row["variant"] == "group_a_lane" and row["load_bits"] == 128
+    (row,) = record["rows"]
+    assert (
+        record["experiment"] == "ch14_mx_formats"
+        and row["variant"] == "group_a_lane"
+        and row["load_bits"] == 128
+    )
 
 
-@pytest.mark.parametrize("argv, words", [
-    (["--shape", "3"], "--shape must be R,C"), (["--variant", "cvt", "--format", "mxfp4"], "group_a_lane"),
-    (["--format", "fp8_1x128", "--tiled"], "scales of one byte"), (["--format", "fp4"], "invalid choice: 'fp4'"),
-    (["--format", "nvfp4", "--rule", "ceil"], "the scales of nvfp4 are e4m3")])
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["--shape", "3"], "--shape must be R,C"),
+        (["--variant", "cvt", "--format", "mxfp4"], "group_a_lane"),
+        (["--format", "fp8_1x128", "--tiled"], "scales of one byte"),
+        (["--format", "fp4"], "invalid choice: 'fp4'"),
+        (["--format", "nvfp4", "--rule", "ceil"], "the scales of nvfp4 are e4m3"),
+    ],
+)
 def test_bad_usage_is_one_line(argv, words, capsys):
     with pytest.raises(SystemExit) as left:
         command.main(argv)

@@ -61,11 +61,15 @@ def test_an_error_names_the_line_of_the_cell(shell):
     assert "copy_tile" not in shell.user_ns or shell.user_ns.pop("copy_tile")
 
 
-@pytest.mark.parametrize("line, source, reason", [
-    ("", "int x;", "declares no kernel; write extern"),
-    ("other -DBYTES=64", COPY, "no kernel 'other'; it declares copy_tile"),
-    ("--changed-from nothing -DBYTES=64", COPY, "'nothing' is not a kernel of a cell above"),
-    ("--fast", COPY, "unrecognized arguments: --fast")])
+@pytest.mark.parametrize(
+    "line, source, reason",
+    [
+        ("", "int x;", "declares no kernel; write extern"),
+        ("other -DBYTES=64", COPY, "no kernel 'other'; it declares copy_tile"),
+        ("--changed-from nothing -DBYTES=64", COPY, "'nothing' is not a kernel of a cell above"),
+        ("--fast", COPY, "unrecognized arguments: --fast"),
+    ],
+)
 def test_bad_use_is_one_sentence(shell, line, source, reason):
     with pytest.raises(UsageError, match=reason) as refused:
         run(shell, line, source)
@@ -76,9 +80,11 @@ def test_arguments_must_fit_the_signature():
     kernel = cuda_magic.find_kernels(COPY, ["-DBYTES=64"])["copy_tile"]
     x = torch.zeros(64, dtype=torch.uint8)
     assert [type(value).__name__ for value in kernel._convert([x, x, 3])] == ["Tensor", "Tensor", "c_int"]
-    for args, reason in (((x, x), "takes 3 arguments .x, out, tiles.; 2 were given"),
-                         ((x, 1, 3), "out of copy_tile is a pointer; pass a tensor"),
-                         ((x, x, 2**31), "tiles of copy_tile is 2147483648, which does not fit its type int")):
+    for args, reason in (
+        ((x, x), "takes 3 arguments .x, out, tiles.; 2 were given"),
+        ((x, 1, 3), "out of copy_tile is a pointer; pass a tensor"),
+        ((x, x, 2**31), "tiles of copy_tile is 2147483648, which does not fit its type int"),
+    ):
         with pytest.raises(ValueError, match=reason):
             kernel._convert(args)
     with pytest.raises(ValueError, match=r"launch copy_tile as copy_tile\[grid, block\]"):

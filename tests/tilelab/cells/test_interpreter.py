@@ -36,8 +36,10 @@ def convert(x, dtype):
 
 def test_bfloat16_has_the_bits_of_torch():
     every = torch.arange(1 << 16).to(torch.int16).view(torch.bfloat16)
-    assert torch.equal(convert(every, torch.float32).view(torch.int32)[~every.isnan()],
-                       every.float().view(torch.int32)[~every.isnan()])
+    assert torch.equal(
+        convert(every, torch.float32).view(torch.int32)[~every.isnan()],
+        every.float().view(torch.int32)[~every.isnan()],
+    )
     # Each bfloat16 with the lower halves that lie about a tie, and with others.
     lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x1234, 0xC000], dtype=torch.int32)
     x = (every.view(torch.int16).int()[:, None] << 16 | lower).view(torch.float32).flatten()
@@ -46,7 +48,9 @@ def test_bfloat16_has_the_bits_of_torch():
     assert torch.equal(found.view(torch.int16)[~x.isnan()], wanted.view(torch.int16)[~x.isnan()])
 
 
-@pytest.mark.skipif((device.current().capability or (9, 0)) < (8, 9), reason="this GPU cannot convert to float8")
+@pytest.mark.skipif(
+    (device.current().capability or (9, 0)) < (8, 9), reason="this GPU cannot convert to float8"
+)
 @pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.float8_e4m3fn])
 def test_float8_is_rounded_to_nearest_even_and_saturates(dtype):
     numbers = torch.arange(256, dtype=torch.uint8).view(dtype).float()
@@ -56,7 +60,9 @@ def test_float8_is_rounded_to_nearest_even_and_saturates(dtype):
     x = torch.cat([numbers, midpoints, *beside, 1.5 * numbers[[0, -1]], 1e30 * numbers[[0, -1]]])
     x = torch.cat([x, torch.zeros(-len(x) % 8192)])
     largest = torch.finfo(dtype).max
-    assert torch.equal(convert(x, dtype).view(torch.uint8), x.clamp(-largest, largest).to(dtype).view(torch.uint8))
+    assert torch.equal(
+        convert(x, dtype).view(torch.uint8), x.clamp(-largest, largest).to(dtype).view(torch.uint8)
+    )
 
 
 @triton.jit
@@ -70,7 +76,11 @@ def test_products_are_those_of_the_values(dtype):
     """Each value of the format, subnormal ones too, times 1; and products whose sums are exact in float32."""
     if dtype.itemsize == 1 and (device.current().capability or (9, 0)) < (8, 9):
         pytest.skip("this GPU has no products of float8")
-    bits = torch.arange(128, dtype=torch.uint8) if dtype.itemsize == 1 else torch.arange(256, dtype=torch.int16) * 127
+    bits = (
+        torch.arange(128, dtype=torch.uint8)
+        if dtype.itemsize == 1
+        else torch.arange(256, dtype=torch.int16) * 127
+    )
     finite = bits.view(dtype).float()
     finite = finite[finite.isfinite()]
     values = torch.cat([finite, -finite]).repeat(5)[:1024].reshape(32, 32)

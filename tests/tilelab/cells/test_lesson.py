@@ -23,6 +23,7 @@ def check(prepare):
         out = torch.zeros_like(x)
         prepare(x, out)()
         return "" if torch.equal(out, x + 1) else "the sums are wrong"
+
     return lesson.run_everywhere(run)
 
 
@@ -46,8 +47,10 @@ def recorded(monkeypatch, tmp_path):
     """A record of two versions, made by today's text of the first and another text of the second, without a GPU."""
     monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
     monkeypatch.setattr(device, "current", lambda: device.Device())
-    rows = [{"version": name, "code": code, "status": "ok", "ms": 1.0, "gbps": 4000.0, "ratio": 0.98, "gain": 1.5}
-            for name, code in (("add_one", lesson.code_hash(KERNEL)), ("add_two", "another"))]
+    rows = [
+        {"version": name, "code": code, "status": "ok", "ms": 1.0, "gbps": 4000.0, "ratio": 0.98, "gain": 1.5}
+        for name, code in (("add_one", lesson.code_hash(KERNEL)), ("add_two", "another"))
+    ]
     here = device.Device("NVIDIA H200", (9, 0), "sm_90a")
     results.save(results.make_record("test_ladder", rows, "0" * 16, here))
 
@@ -56,8 +59,14 @@ def test_without_a_gpu_figures_are_recorded_and_the_check_runs_in_the_emulator(r
     ladder = make_ladder()
     table = ladder.step(KERNEL, prepare_with(KERNEL))
     assert "recorded on NVIDIA H200" in table.caption
-    assert table.frame.iloc[0].to_dict() == {"version": "add_one", "ms": "1", "GB/s": "4000", "× torch add": "0.98",
-                                             "× version before": "1.5", "check": "ok in the emulator"}
+    assert table.frame.iloc[0].to_dict() == {
+        "version": "add_one",
+        "ms": "1",
+        "GB/s": "4000",
+        "× torch add": "0.98",
+        "× version before": "1.5",
+        "check": "ok in the emulator",
+    }
     table = ladder.step(KERNEL, prepare_with(KERNEL), "add_two")
     assert table.frame["check"].iloc[1] == "ok in the emulator; figures of another text of the cell"
     wrong = cuda_magic.find_kernels(ADD.replace("+ 1;", "+ 2;"))["add_one"]
@@ -94,4 +103,6 @@ def test_on_a_gpu_a_step_is_checked_and_timed(monkeypatch, tmp_path):
     assert list(table.frame["check"]) == ["ok", "ok"] and table.caption.endswith(files.utc_now()[:10])
     assert results.load("test_ladder")["source"] == lesson.ladder_hash([row["code"] for row in ladder.rows])
     wrong = cuda_magic.find_kernels(ADD.replace("+ 1;", "+ 2;"))["add_one"]
-    assert ladder.step(wrong, prepare_with(wrong)).frame["check"].iloc[2].startswith("wrong: the sums are wrong")
+    assert (
+        ladder.step(wrong, prepare_with(wrong)).frame["check"].iloc[2].startswith("wrong: the sums are wrong")
+    )

@@ -3,8 +3,10 @@
 import pretended_gpu
 import pytest
 
-pytestmark = [pytest.mark.compile,
-              pytest.mark.skipif(not pretended_gpu.COMPILER, reason="needs a C compiler")]
+pytestmark = [
+    pytest.mark.compile,
+    pytest.mark.skipif(not pretended_gpu.COMPILER, reason="needs a C compiler"),
+]
 
 MOVED = """
 import threading

@@ -15,18 +15,21 @@ from tilelab.emulator import gluon_emulator
 from tilelab.records import results
 from tilelab.runtime import device
 
-CELLS = ["""import torch
+CELLS = [
+    """import torch
 import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.tools.tensor_descriptor import TensorDescriptor""", """%matplotlib inline
+from triton.tools.tensor_descriptor import TensorDescriptor""",
+    """%matplotlib inline
 SCALE = tl.constexpr(3)
 
 
 @triton.jit
 def scale(x):
-    return x * SCALE  # a helper of its own cell""", """@triton.jit
+    return x * SCALE  # a helper of its own cell""",
+    """@triton.jit
 def scale_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out_ptr + at, scale(tl.load(x_ptr + at, at < n)), at < n)
@@ -34,7 +37,8 @@ def scale_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 def prepare_scale(x, out, block=64):
     n = x.numel()
-    return lambda: scale_kernel[(triton.cdiv(n, block),)](x, out, n, BLOCK=block, num_warps=2)""", """@triton.jit
+    return lambda: scale_kernel[(triton.cdiv(n, block),)](x, out, n, BLOCK=block, num_warps=2)""",
+    """@triton.jit
 def rows_kernel(x_desc, out_desc, M, BLOCK: tl.constexpr):
     for row in range(0, M, BLOCK):
         out_desc.store([row, 0], 3 * x_desc.load([row, 0]))
@@ -42,7 +46,8 @@ def rows_kernel(x_desc, out_desc, M, BLOCK: tl.constexpr):
 
 def prepare_rows(x, out):
     descriptors = [TensorDescriptor.from_tensor(each, [16, 64]) for each in (x, out)]
-    return lambda: rows_kernel[(1,)](*descriptors, x.shape[0], BLOCK=16)""", """@gluon.jit
+    return lambda: rows_kernel[(1,)](*descriptors, x.shape[0], BLOCK=16)""",
+    """@gluon.jit
 def gluon_kernel(x_ptr, out_ptr, n, BLOCK: gl.constexpr):
     layout: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
     at = gl.program_id(0) * BLOCK + gl.arange(0, BLOCK, layout)
@@ -51,7 +56,8 @@ def gluon_kernel(x_ptr, out_ptr, n, BLOCK: gl.constexpr):
 
 def prepare_gluon(x, out):
     n = x.numel()
-    return lambda: gluon_kernel[(triton.cdiv(n, 512),)](x, out, n, BLOCK=512, num_warps=4)"""]
+    return lambda: gluon_kernel[(triton.cdiv(n, 512),)](x, out, n, BLOCK=512, num_warps=4)""",
+]
 TEXT = "\n\n\n".join(CELLS).replace("%matplotlib inline\n", "")
 NAMES = lesson.define(TEXT)
 CASES = {"cpu": [(40, 64), (3, 7)], "cuda": [(4000, 64), (3, 7)]}
@@ -75,7 +81,9 @@ def make_ladder():
     def prepare_torch(x, out):
         return lambda: torch.mul(x, 3, out=out)
 
-    return lesson.Ladder("test_triton_ladder", "torch", prepare_torch, make_inputs, check, nbytes=2 * 160 * 64 * 4)
+    return lesson.Ladder(
+        "test_triton_ladder", "torch", prepare_torch, make_inputs, check, nbytes=2 * 160 * 64 * 4
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -90,8 +98,10 @@ def test_a_function_brings_what_it_uses_and_no_more():
     assert "rows_kernel" not in code and "import torch" not in code and "prepare_scale" not in code
 
 
-@pytest.mark.parametrize("kernel, prepare", [("scale_kernel", "prepare_scale"), ("rows_kernel", "prepare_rows"),
-                                             ("gluon_kernel", "prepare_gluon")])
+@pytest.mark.parametrize(
+    "kernel, prepare",
+    [("scale_kernel", "prepare_scale"), ("rows_kernel", "prepare_rows"), ("gluon_kernel", "prepare_gluon")],
+)
 def test_a_launch_is_compiled_as_it_would_run(kernel, prepare):
     report = lesson.compile_launch(NAMES[prepare], make_inputs(), "sm_90a")
     assert report.status == "ok", report.compiler_output
@@ -118,9 +128,21 @@ def test_steps_without_a_gpu(capsys, monkeypatch):
     assert ladder.rows[-1]["check"] == "compiled for sm_90a"
     assert "scale_kernel for sm_90a: " in (said := capsys.readouterr().out)
     assert "× LDG" in said and "lines are new or changed since scale_kernel" in said
-    results.save(results.make_record("test_triton_ladder", [
-        {"version": "scale_kernel", "ms": 1.0, "ratio": 0.5, "spread": 0.01,
-         "code": lesson.code_hash(NAMES["scale_kernel"], NAMES["prepare_scale"])}], ""))
+    results.save(
+        results.make_record(
+            "test_triton_ladder",
+            [
+                {
+                    "version": "scale_kernel",
+                    "ms": 1.0,
+                    "ratio": 0.5,
+                    "spread": 0.01,
+                    "code": lesson.code_hash(NAMES["scale_kernel"], NAMES["prepare_scale"]),
+                }
+            ],
+            "",
+        )
+    )
     shown = make_ladder().step(NAMES["scale_kernel"], NAMES["prepare_scale"])
     assert list(shown.frame["check"]) == ["ok in the interpreter"] and list(shown.frame["±"]) == ["0.01"]
 
@@ -135,11 +157,15 @@ def test_a_step_on_a_gpu(monkeypatch):
     assert results.load("test_triton_ladder")["rows"][1]["version"] == "gluon_kernel"
 
 
-@pytest.mark.parametrize("change, reason", [
-    (("at < n)), at < n)", "at < n)), at < n + 64)"), "overwritten"),
-    (("x * SCALE", "x + SCALE"), "elements are wrong"),
-    (("tl.program_id(0) * BLOCK", "64"), "not written"),
-    (("tl.load(x_ptr + at, at < n)", "tl.load(x_ptr + n)"), "read from outside")])
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (("at < n)), at < n)", "at < n)), at < n + 64)"), "overwritten"),
+        (("x * SCALE", "x + SCALE"), "elements are wrong"),
+        (("tl.program_id(0) * BLOCK", "64"), "not written"),
+        (("tl.load(x_ptr + at, at < n)", "tl.load(x_ptr + n)"), "read from outside"),
+    ],
+)
 def test_a_wrong_version_fails(change, reason):
     assert change[0] in TEXT
     assert reason in check(lesson.define(TEXT.replace(*change))["prepare_scale"])
@@ -153,19 +179,27 @@ def test_the_hash_follows_the_code_and_not_the_comments(tmp_path):
 
     same = code(TEXT)
     assert same == code(TEXT.replace("a helper of its own cell", "a remark").replace("at = tl", "at  =  tl"))
-    for change in (("x * SCALE", "x + SCALE"), ("constexpr(3)", "constexpr(4)"), ("num_warps=2", "num_warps=4")):
+    for change in (
+        ("x * SCALE", "x + SCALE"),
+        ("constexpr(3)", "constexpr(4)"),
+        ("num_warps=2", "num_warps=4"),
+    ):
         assert code(TEXT.replace(*change)) != same
     assert code(TEXT, block=32) != same
     notebook = tmp_path / "a.ipynb"
     notebook.write_text(json.dumps({"cells": [{"cell_type": "code", "source": [cell]} for cell in CELLS]}))
     assert triton_cell.registered_hash(notebook, "scale_kernel:prepare_scale") == same
-    assert triton_cell.registered_hash(notebook, "scale_kernel:prepare_scale(block=32)") == code(TEXT, block=32)
+    assert triton_cell.registered_hash(notebook, "scale_kernel:prepare_scale(block=32)") == code(
+        TEXT, block=32
+    )
 
 
 @pytest.mark.skipif(device.current().capability is not None, reason="shows what the compiler says")
 def test_a_sweep_before_its_record():
-    versions = {(block,): (NAMES["scale_kernel"], functools.partial(NAMES["prepare_scale"], block=block))
-                for block in (32, 64)}
+    versions = {
+        (block,): (NAMES["scale_kernel"], functools.partial(NAMES["prepare_scale"], block=block))
+        for block in (32, 64)
+    }
     record = make_ladder().sweep("test_triton_sweep", versions, ["block"])
     assert [row["block"] for row in record.rows] == [32, 64] and all(row["registers"] for row in record.rows)
     assert "not yet timed" in record.label()
@@ -186,14 +220,51 @@ def test_a_launch_of_nothing_is_refused():
 @pytest.mark.notebook
 def test_a_kernel_without_a_history_finds_what_other_cells_define(tmp_path):
     """nbval keeps no history of the cells that it runs."""
-    cells = [*CELLS[:3], "from tilelab.cells import triton_cell\n"
-             "report = triton_cell.compile_launch(prepare_scale, [torch.zeros(64), torch.zeros(64)], 'sm_90a')\n"
-             "assert report.status == 'ok', report.reason"]
+    cells = [
+        *CELLS[:3],
+        "from tilelab.cells import triton_cell\n"
+        "report = triton_cell.compile_launch(prepare_scale, [torch.zeros(64), torch.zeros(64)], 'sm_90a')\n"
+        "assert report.status == 'ok', report.reason",
+    ]
     path = tmp_path / "cells.ipynb"
-    path.write_text(json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [
-        {"id": f"cell-{number}", "cell_type": "code", "metadata": {}, "execution_count": None, "outputs": [],
-         "source": text} for number, text in enumerate(["import ch14", *cells])]}))
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "nbval.plugin", "--nbval-lax",
-                           "--nbval-current-env", "-p", "no:cacheprovider", path], cwd=tmp_path, capture_output=True,
-                          text=True, env=notebook.child_env(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"), check=False)
+    path.write_text(
+        json.dumps(
+            {
+                "nbformat": 4,
+                "nbformat_minor": 5,
+                "metadata": {},
+                "cells": [
+                    {
+                        "id": f"cell-{number}",
+                        "cell_type": "code",
+                        "metadata": {},
+                        "execution_count": None,
+                        "outputs": [],
+                        "source": text,
+                    }
+                    for number, text in enumerate(["import ch14", *cells])
+                ],
+            }
+        )
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "nbval.plugin",
+            "--nbval-lax",
+            "--nbval-current-env",
+            "-p",
+            "no:cacheprovider",
+            path,
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=notebook.child_env(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"),
+        check=False,
+    )
     assert done.returncode == 0, done.stdout

@@ -26,8 +26,15 @@ sys.exit(main(["--target", "sm_90a"]))
 
 
 def run_python(*arguments, **env):
-    return subprocess.run([sys.executable, *arguments], env=notebook.child_env(**env), cwd=ROOT, text=True,
-                          capture_output=True, check=False, timeout=300)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=notebook.child_env(**env),
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=300,
+    )
 
 
 @pytest.fixture
@@ -38,11 +45,17 @@ def machine(monkeypatch):
         monkeypatch.setattr(device, "current", lambda: here)
         monkeypatch.setattr(device, "driver_version", lambda: driver)
         monkeypatch.setattr(doctor, "gpu_evidence", lambda: evidence)
-        monkeypatch.setattr(doctor, "_proof", lambda kind, targets, skip_run: [
-            *(Row(f"{doctor.LABEL[kind]} copy, {target}", "ok", "") for target in targets),
-            Row(f"{doctor.LABEL[kind]} copy runs", "skipped" if skip_run else "ok", skip_run)])
-        monkeypatch.setattr(doctor, "_prove_compiled",
-                            lambda skip: Row("torch.compile", "skipped" if skip else "ok", skip))
+        monkeypatch.setattr(
+            doctor,
+            "_proof",
+            lambda kind, targets, skip_run: [
+                *(Row(f"{doctor.LABEL[kind]} copy, {target}", "ok", "") for target in targets),
+                Row(f"{doctor.LABEL[kind]} copy runs", "skipped" if skip_run else "ok", skip_run),
+            ],
+        )
+        monkeypatch.setattr(
+            doctor, "_prove_compiled", lambda skip: Row("torch.compile", "skipped" if skip else "ok", skip)
+        )
 
     return pretend
 
@@ -53,8 +66,15 @@ def by_name(rows):
 
 @pytest.mark.compile
 def test_without_a_gpu_it_proves_by_compiling():
-    done = run_python("-m", "tilelab.course.doctor", "--json", "--target", "sm_90a", CUDA_VISIBLE_DEVICES="",
-                      TRITON_INTERPRET="1")
+    done = run_python(
+        "-m",
+        "tilelab.course.doctor",
+        "--json",
+        "--target",
+        "sm_90a",
+        CUDA_VISIBLE_DEVICES="",
+        TRITON_INTERPRET="1",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     rows = by_name(Row(**row) for row in report["rows"])
@@ -79,14 +99,19 @@ def test_without_any_package_it_still_says_what_is_missing():
         assert rows[name] == ["skipped", f"needs {needs} (see {needs} above)."]
 
 
-@pytest.mark.parametrize("package, row, proven", [
-    ("torch", "torch", {"Triton copy", "CUDA copy"}), ("triton", "Triton", {"CUDA copy"}),
-    ("cuda", "NVRTC", {"Triton copy"})])
+@pytest.mark.parametrize(
+    "package, row, proven",
+    [
+        ("torch", "torch", {"Triton copy", "CUDA copy"}),
+        ("triton", "Triton", {"CUDA copy"}),
+        ("cuda", "NVRTC", {"Triton copy"}),
+    ],
+)
 def test_a_package_missing(machine, monkeypatch, package, row, proven):
     machine()
     monkeypatch.setitem(sys.modules, package, None)
     rows = doctor.run_checks("sm_90a")
-    failed, = (each for each in rows if each.status == "failed")
+    (failed,) = (each for each in rows if each.status == "failed")
     assert failed.name == row and package in failed.detail and "requirements.txt" in failed.detail
     assert {each.name.partition(",")[0] for each in rows if each.name.endswith(", sm_90a")} == proven
     assert doctor.verdict(rows) == f"Not ready: 1 of {len(rows)} checks failed ({row})."
@@ -106,8 +131,9 @@ def test_the_copy_in_triton_is_right_on_a_ragged_shape():
 
     if device.current().capability and not device.current().has_tma:
         pytest.skip("this GPU has no TMA, and Triton's interpreter is only used without a GPU")
-    source = torch.randint(-2**15, 2**15, (130, 72), dtype=torch.int16,
-                           device="cuda" if device.current().capability else "cpu")
+    source = torch.randint(
+        -(2**15), 2**15, (130, 72), dtype=torch.int16, device="cuda" if device.current().capability else "cpu"
+    )
     destination = ~source
     copy_tma(source.view(torch.bfloat16), destination.view(torch.bfloat16))
     assert torch.equal(source, destination)
@@ -159,7 +185,9 @@ def test_no_folder_for_temporary_files(monkeypatch):
 
     monkeypatch.setattr(doctor.tempfile, "TemporaryDirectory", none)
     for row in doctor._proof("triton", ("sm_90a",), ""):
-        assert row.status == "failed" and "cannot be tried" in row.detail and "temporary directory" in row.detail
+        assert (
+            row.status == "failed" and "cannot be tried" in row.detail and "temporary directory" in row.detail
+        )
 
 
 def test_cache_is_examined_without_being_made(machine, monkeypatch, tmp_path):
@@ -177,14 +205,19 @@ def test_gpu_that_torch_cannot_see(machine, capsys):
 
 
 def test_gpu_hidden_on_purpose_is_no_failure(machine):
-    machine(device.Device(note="CUDA_VISIBLE_DEVICES hides every GPU"), "nvidia-smi lists NVIDIA H200", "580.95.05")
+    machine(
+        device.Device(note="CUDA_VISIBLE_DEVICES hides every GPU"),
+        "nvidia-smi lists NVIDIA H200",
+        "580.95.05",
+    )
     rows = by_name(doctor.run_checks())
     assert rows["GPU"].status == "skipped" and "CUDA_VISIBLE_DEVICES" in rows["GPU"].detail
     assert not [row for row in rows.values() if row.status == "failed"]
 
 
-@pytest.mark.parametrize("driver, status", [
-    ("570.124.06", "failed"), ("580.65.06", "ok"), ("590.10", "ok"), (None, "warn")])
+@pytest.mark.parametrize(
+    "driver, status", [("570.124.06", "failed"), ("580.65.06", "ok"), ("590.10", "ok"), (None, "warn")]
+)
 def test_driver_version(machine, driver, status):
     machine(device.Device("NVIDIA H200", (9, 0), "sm_90a", driver=driver), driver=driver)
     row = by_name(doctor.run_checks())["driver"]
@@ -201,10 +234,29 @@ OLD = """case "$*" in *-L*) echo "GPU 0: NVIDIA H200 (UUID: GPU-1)";; *) echo 53
 BROKEN = "echo NVIDIA-SMI has failed because it couldn\\'t communicate with the NVIDIA driver.; exit 9"
 
 
-@pytest.mark.parametrize("script, status, driver, gpu", [
-    (OLD, 1, ("failed", "535.104.05: CUDA 13 needs 580 or newer, so update the NVIDIA driver."), "failed"),
-    (BROKEN, 0, ("warn", "nvidia-smi is here but finds no driver that answers; compiling needs none."), "skipped"),
-    ("exit 0", 0, ("warn", "nvidia-smi is here but finds no driver that answers; compiling needs none."), "skipped")])
+@pytest.mark.parametrize(
+    "script, status, driver, gpu",
+    [
+        (
+            OLD,
+            1,
+            ("failed", "535.104.05: CUDA 13 needs 580 or newer, so update the NVIDIA driver."),
+            "failed",
+        ),
+        (
+            BROKEN,
+            0,
+            ("warn", "nvidia-smi is here but finds no driver that answers; compiling needs none."),
+            "skipped",
+        ),
+        (
+            "exit 0",
+            0,
+            ("warn", "nvidia-smi is here but finds no driver that answers; compiling needs none."),
+            "skipped",
+        ),
+    ],
+)
 @pytest.mark.skipif(os.path.exists("/proc/driver/nvidia"), reason="the driver here answers before nvidia-smi")
 def test_what_nvidia_smi_says(monkeypatch, tmp_path, capsys, script, status, driver, gpu):
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
@@ -217,8 +269,10 @@ def test_what_nvidia_smi_says(monkeypatch, tmp_path, capsys, script, status, dri
     assert (rows["driver"].status, rows["driver"].detail) == driver and rows["GPU"].status == gpu
 
 
-@pytest.mark.parametrize("python_version, status", [
-    ((3, 10, 14), "warn"), ((3, 11, 0), "ok"), ((3, 12, 9), "ok"), ((3, 13, 1), "warn")])
+@pytest.mark.parametrize(
+    "python_version, status",
+    [((3, 10, 14), "warn"), ((3, 11, 0), "ok"), ((3, 12, 9), "ok"), ((3, 13, 1), "warn")],
+)
 def test_python_version(machine, monkeypatch, python_version, status):
     monkeypatch.setattr(doctor, "sys", types.SimpleNamespace(version_info=python_version))
     row = doctor._row("Python", doctor._check_python)
@@ -243,22 +297,41 @@ def test_torch_compile_is_checked_on_a_gpu_only(machine):
     assert "see GPU above" in by_name(doctor.run_checks())["torch.compile"].detail
 
 
-@pytest.mark.parametrize("error, helps", [
-    ("InductorError: RuntimeError: Failed to find C compiler. Please specify via CC", "install gcc, or set CC"),
-    ("InvalidCxxCompiler: No working C++ compiler found in config.cpp.cxx: (None, 'g++')", "install g++"),
-    ("InductorError: main.c:5:10: fatal error: Python.h: No such file or directory", "python3-dev"),
-    ("TritonMissing: Cannot find a working triton installation.", "pip install -r requirements.txt"),
-    ("GPUTooOldForTriton: Found Tesla P100 which is too old to be supported", "7.0 or newer"),
-    ("AcceleratorError: CUDA error: no kernel image is available for execution", "does not support the GPU"),
-    ("ValueError: something else", "ValueError: something else")])
+@pytest.mark.parametrize(
+    "error, helps",
+    [
+        (
+            "InductorError: RuntimeError: Failed to find C compiler. Please specify via CC",
+            "install gcc, or set CC",
+        ),
+        ("InvalidCxxCompiler: No working C++ compiler found in config.cpp.cxx: (None, 'g++')", "install g++"),
+        ("InductorError: main.c:5:10: fatal error: Python.h: No such file or directory", "python3-dev"),
+        ("TritonMissing: Cannot find a working triton installation.", "pip install -r requirements.txt"),
+        ("GPUTooOldForTriton: Found Tesla P100 which is too old to be supported", "7.0 or newer"),
+        (
+            "AcceleratorError: CUDA error: no kernel image is available for execution",
+            "does not support the GPU",
+        ),
+        ("ValueError: something else", "ValueError: something else"),
+    ],
+)
 def test_an_error_of_torch_compile_becomes_the_sentence_that_helps(error, helps):
     said = doctor.explain_compile_error(error)
     assert helps in said and "\n" not in said
 
 
-@pytest.mark.parametrize("has_tma, big, says", [
-    (True, True, "can be chosen with mode='max-autotune-no-cudagraphs' and ENABLE_PERSISTENT_TMA_MATMUL=1"),
-    (False, True, "needs compute capability 9.0; this is sm_90a"), (True, False, "132 SMs are too few")])
+@pytest.mark.parametrize(
+    "has_tma, big, says",
+    [
+        (
+            True,
+            True,
+            "can be chosen with mode='max-autotune-no-cudagraphs' and ENABLE_PERSISTENT_TMA_MATMUL=1",
+        ),
+        (False, True, "needs compute capability 9.0; this is sm_90a"),
+        (True, False, "132 SMs are too few"),
+    ],
+)
 def test_whether_inductor_can_choose_its_tma_template(monkeypatch, has_tma, big, says):
     import torch._inductor.utils
     import torch.utils._triton
@@ -269,10 +342,14 @@ def test_whether_inductor_can_choose_its_tma_template(monkeypatch, has_tma, big,
     assert says in doctor._tma_template()
 
 
-@pytest.mark.parametrize("compile, status, says", [
-    (lambda function: function, "ok", "a compiled function is right; the TMA template"),
-    (lambda function: lambda x, y: function(x, y) + 1, "failed", "the compiled function errs by 1.0e+00"),
-    (lambda function: 1 / 0, "failed", "ZeroDivisionError: division by zero")])
+@pytest.mark.parametrize(
+    "compile, status, says",
+    [
+        (lambda function: function, "ok", "a compiled function is right; the TMA template"),
+        (lambda function: lambda x, y: function(x, y) + 1, "failed", "the compiled function errs by 1.0e+00"),
+        (lambda function: 1 / 0, "failed", "ZeroDivisionError: division by zero"),
+    ],
+)
 def test_the_compiled_function_is_checked(monkeypatch, compile, status, says):
     rand = torch.randn
     monkeypatch.setattr(torch, "randn", lambda *shape, device: rand(*shape))
@@ -317,8 +394,10 @@ def test_gpu_without_tma(machine):
     assert "Triton copy, sm_90a" in named and "compiled, not run" in doctor.verdict(rows)
 
 
-@pytest.mark.parametrize("nvrtc_version, architectures, says", [
-    ((0, 12, 4), [80, 90], "NVRTC 13"), ((0, 13, 0), [80, 90], "cannot compile for sm_100a")])
+@pytest.mark.parametrize(
+    "nvrtc_version, architectures, says",
+    [((0, 12, 4), [80, 90], "NVRTC 13"), ((0, 13, 0), [80, 90], "cannot compile for sm_100a")],
+)
 def test_wrong_nvrtc(machine, monkeypatch, nvrtc_version, architectures, says):
     from cuda.bindings import nvrtc
 
@@ -343,7 +422,9 @@ def test_nvrtc_absent(machine, monkeypatch):
     monkeypatch.setattr(pathfinder, "DynamicLibNotFoundError", NotFoundError)
     monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", nowhere)
     rows = by_name(doctor.run_checks())
-    assert rows["NVRTC"] == Row("NVRTC", "failed", "libnvrtc is not found: install cuda-toolkit[nvrtc]==13.0.3.")
+    assert rows["NVRTC"] == Row(
+        "NVRTC", "failed", "libnvrtc is not found: install cuda-toolkit[nvrtc]==13.0.3."
+    )
     assert rows["CUDA copy"].status == "skipped"
 
 
@@ -373,10 +454,17 @@ def test_a_child_that_hangs(monkeypatch):
     assert [row.status for row in rows] == ["failed", "failed"] and "no answer" in rows[0].detail
 
 
-@pytest.mark.parametrize("message, line", [
-    ("Traceback (most recent call last):\n  File x\nImportError: no libcuda", "ImportError: no libcuda"),
-    ("6: NVRTC_ERROR_COMPILATION, log:\n\na.cu(1): error: x is undefined\n1 error", "a.cu(1): error: x is undefined"),
-    ("out of memory\nsecond", "out of memory")])
+@pytest.mark.parametrize(
+    "message, line",
+    [
+        ("Traceback (most recent call last):\n  File x\nImportError: no libcuda", "ImportError: no libcuda"),
+        (
+            "6: NVRTC_ERROR_COMPILATION, log:\n\na.cu(1): error: x is undefined\n1 error",
+            "a.cu(1): error: x is undefined",
+        ),
+        ("out of memory\nsecond", "out of memory"),
+    ],
+)
 def test_one_line(message, line):
     assert doctor._one_line(message) == line
 
@@ -390,9 +478,15 @@ def test_sass_without_tma_is_no_proof():
         doctor.tma_lines("cuda", "/*0000*/ LDG.E R1 ;")
 
 
-@pytest.mark.parametrize("arguments, says", [
-    (["--bogus"], "unrecognized arguments"), (["--target", "sm_90"], "sm_90a"),
-    (["--target", "hopper"], "unknown target"), (["--target", "sm_80"], "no TMA")])
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--bogus"], "unrecognized arguments"),
+        (["--target", "sm_90"], "sm_90a"),
+        (["--target", "hopper"], "unknown target"),
+        (["--target", "sm_80"], "no TMA"),
+    ],
+)
 def test_bad_usage_is_one_line_on_stderr(arguments, says, capsys):
     with pytest.raises(SystemExit) as stopped:
         doctor.main(arguments)

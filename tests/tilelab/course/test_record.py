@@ -39,8 +39,12 @@ def write(path, *sources):
 @pytest.mark.notebook
 def test_recorded_in_place(notebooks, monkeypatch, capsys):
     monkeypatch.setattr(notebook, "SLOW_S", 0.4)
-    path = write(notebooks / "00_start.ipynb", "import os, time\nos.environ['TILES_RECORD']", "",
-                 "print(os.getcwd())\ntime.sleep(0.6)")
+    path = write(
+        notebooks / "00_start.ipynb",
+        "import os, time\nos.environ['TILES_RECORD']",
+        "",
+        "print(os.getcwd())\ntime.sleep(0.6)",
+    )
     assert record.main([]) == 0
     assert re.search(r" s, recorded; slowest cells .*\[2\] \d+ s", capsys.readouterr().out)
     kept = nbformat.read(path, as_version=4)
@@ -70,7 +74,9 @@ def test_a_failure_leaves_the_notebook(notebooks, capsys):
 def test_tidy_drops_what_a_saved_notebook_cannot_show():
     text = {"text/plain": "IntSlider(value=0)"}
     shown = nbformat.v4.new_output("display_data", {**text, notebook.WIDGET: {"model_id": "1"}})
-    cell = new_code("x", outputs=[shown], execution_count=7, metadata={"execution": {"a": "1"}, "tags": ["keep"]})
+    cell = new_code(
+        "x", outputs=[shown], execution_count=7, metadata={"execution": {"a": "1"}, "tags": ["keep"]}
+    )
     made = nbformat.v4.new_notebook(cells=[cell], metadata={"widgets": {"state": {}}})
     notebook.tidy(made)
     assert cell.outputs[0].data == text and cell.metadata == {"tags": ["keep"]} and cell.execution_count == 1
@@ -91,8 +97,10 @@ def test_every_gpu_takes_the_next_notebook(notebooks, monkeypatch, capsys):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(notebook, "CELL_TIMEOUT_S", 60)
     paths = [write(notebooks / name, MEETS) for name in ("ch07.ipynb", "ch10.ipynb", "ch14.ipynb")]
-    alone = [write(notebooks / f"{stem}.ipynb", "import os\nprint(os.environ.get('CUDA_VISIBLE_DEVICES'))")
-             for stem in record.ALONE]
+    alone = [
+        write(notebooks / f"{stem}.ipynb", "import os\nprint(os.environ.get('CUDA_VISIBLE_DEVICES'))")
+        for stem in record.ALONE
+    ]
     assert record.main(["--side-by-side"]) == 0
     shown = [nbformat.read(path, 4).cells[1].outputs[0].text.strip() for path in paths]
     assert set(shown) == {"GPU-a", "GPU-b"}
@@ -120,12 +128,19 @@ def test_refusals(notebooks, monkeypatch, capsys):
 @pytest.fixture
 def experiments(monkeypatch, notebooks):
     """Three experiments: one that measures, one that fails, and one that only loads its record."""
+
     def measure(rows, live=True):
         return lambda: results.Record(results.make_record("speed", rows, "0" * 16), live=live)
 
-    monkeypatch.setattr(results, "EXPERIMENTS", {
-        "speed": measure([{"name": "best", "ratio": 1.0, "status": "ok"}]),
-        "broken": lambda: 1 / 0, "lesson": measure([], live=False)})
+    monkeypatch.setattr(
+        results,
+        "EXPERIMENTS",
+        {
+            "speed": measure([{"name": "best", "ratio": 1.0, "status": "ok"}]),
+            "broken": lambda: 1 / 0,
+            "lesson": measure([], live=False),
+        },
+    )
     monkeypatch.setattr(device, "versions", lambda: {"torch": "2.13.0"})
     monkeypatch.setattr(record.headlines, "EXPERIMENTS", ("speed",))
 
@@ -133,9 +148,14 @@ def experiments(monkeypatch, notebooks):
 def test_experiments_without_their_notebooks(experiments, tmp_path, capsys):
     assert record.main(["--experiments", "--to", str(tmp_path / "to")]) == 0
     assert [path.name for path in (tmp_path / "to").iterdir()] == ["speed.json"]
-    assert results.read(tmp_path / "to" / "speed.json")["rows"] == [{"name": "best", "ratio": 1.0, "status": "ok"}]
+    assert results.read(tmp_path / "to" / "speed.json")["rows"] == [
+        {"name": "best", "ratio": 1.0, "status": "ok"}
+    ]
     said = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"speed: \d+\.\d s, recorded", said[0]) and said[1] == f"1 of 1 recorded in {tmp_path}/to"
+    assert (
+        re.fullmatch(r"speed: \d+\.\d s, recorded", said[0])
+        and said[1] == f"1 of 1 recorded in {tmp_path}/to"
+    )
 
 
 def test_an_experiment_that_fails_does_not_stop_the_others(experiments, tmp_path, capsys):
@@ -161,9 +181,12 @@ def test_another_version_of_torch_replaces_no_record(experiments, monkeypatch):
 
 def test_experiments_that_are_refused(experiments, capsys):
     assert refused(["--experiments", "fast"], capsys) == (
-        "unknown experiment fast; each file in results/ is named after one.\n")
+        "unknown experiment fast; each file in results/ is named after one.\n"
+    )
     assert refused(["--to", "x"], capsys) == "--to is for the records of --experiments.\n"
-    assert refused(["--experiments", "--tests"], capsys).startswith("--experiments runs neither notebooks nor tests: ")
+    assert refused(["--experiments", "--tests"], capsys).startswith(
+        "--experiments runs neither notebooks nor tests: "
+    )
 
 
 def test_every_headline_can_be_measured():
@@ -187,9 +210,13 @@ def test_one_recording_on_a_gpu(notebooks, monkeypatch, capsys):
     lock = device.user_lock_path("GPU-test.recording")
     with filelock.FileLock(lock):  # of another clone
         assert refused([], capsys).startswith("another recording is running")
-    monkeypatch.setattr(device, "memory_in_use_gib", lambda: {"GPU-other": (139, 140), "GPU-test": (126.4, 140)})
-    assert refused([], capsys) == ("other processes hold 126 of the 140 GiB of GPU-test, and recording allows 35: end "
-                                   "them, or choose another GPU with CUDA_VISIBLE_DEVICES.\n")
+    monkeypatch.setattr(
+        device, "memory_in_use_gib", lambda: {"GPU-other": (139, 140), "GPU-test": (126.4, 140)}
+    )
+    assert refused([], capsys) == (
+        "other processes hold 126 of the 140 GiB of GPU-test, and recording allows 35: end "
+        "them, or choose another GPU with CUDA_VISIBLE_DEVICES.\n"
+    )
     assert path.read_bytes() == before
     monkeypatch.setattr(device, "memory_in_use_gib", lambda: {"GPU-other": (139, 140), "GPU-test": (1, 140)})
     assert record.main(["--notebooks"]) == 0, "the GPU is free"
@@ -201,8 +228,9 @@ def test_nowhere_to_write_is_said_before_measuring(notebooks, monkeypatch, tmp_p
     before = path.read_bytes()
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("TILES_RESULTS", str(tmp_path / "file"))
-    assert refused([], capsys) == (f"{tmp_path}/file/nvidia-h200 cannot be written (Not a directory): nothing was "
-                                   "recorded.\n")
+    assert refused([], capsys) == (
+        f"{tmp_path}/file/nvidia-h200 cannot be written (Not a directory): nothing was recorded.\n"
+    )
     assert path.read_bytes() == before
 
 
@@ -212,12 +240,17 @@ def test_a_relative_folder_is_one_for_all(notebooks, monkeypatch):
     monkeypatch.setenv("TILES_RESULTS", "kept")
     write(notebooks / "a.ipynb", "from tilelab.records import results\nprint(results.results_folder())")
     assert record.main([]) == 0
-    assert nbformat.read(notebooks / "a.ipynb", 4).cells[1].outputs[0].text.strip() == str(notebooks.parent / "kept")
+    assert nbformat.read(notebooks / "a.ipynb", 4).cells[1].outputs[0].text.strip() == str(
+        notebooks.parent / "kept"
+    )
 
 
 @pytest.mark.notebook
 def test_a_widget_that_holds_outputs_can_be_recorded(notebooks):
-    write(notebooks / "a.ipynb", "import ipywidgets\nheld = ipywidgets.Output()\nwith held:\n    print('inside')\nheld")
+    write(
+        notebooks / "a.ipynb",
+        "import ipywidgets\nheld = ipywidgets.Output()\nwith held:\n    print('inside')\nheld",
+    )
     assert record.main([]) == 0
     kept = nbformat.read(notebooks / "a.ipynb", 4)
     assert "widgets" not in kept.metadata and notebook.WIDGET not in json.dumps(kept)
@@ -240,14 +273,21 @@ sys.exit(record.main([]))
 @pytest.mark.fault
 @pytest.mark.parametrize("how, status", [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_a_recording_that_is_ended(notebooks, tmp_path, how, status):
-    save = ("import os, pathlib, time\nfrom tilelab.runtime import device; from tilelab.records import results\nimport dataclasses\n"
-            "on = dataclasses.asdict(device.Device('NVIDIA H200', (9, 0), 'sm_90a'))\n"
-            "row = {'experiment': 'x', 'device': on, 'versions': {}, 'recorded': '', 'source': '', 'rows': []}\n"
-            "results.save(row)\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(60)")
+    save = (
+        "import os, pathlib, time\nfrom tilelab.runtime import device; from tilelab.records import results\nimport dataclasses\n"
+        "on = dataclasses.asdict(device.Device('NVIDIA H200', (9, 0), 'sm_90a'))\n"
+        "row = {'experiment': 'x', 'device': on, 'versions': {}, 'recorded': '', 'source': '', 'rows': []}\n"
+        "results.save(row)\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(60)"
+    )
     paths = [write(notebooks / name, save) for name in ("a.ipynb", "b.ipynb")]
     before = [path.read_bytes() for path in paths]
-    run = subprocess.Popen([sys.executable, "-c", INTERRUPTED, tmp_path], env=notebook.child_env(), text=True,
-                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    run = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, tmp_path],
+        env=notebook.child_env(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
     _until(lambda: run.poll() is not None or (notebooks / "pid").exists() and (notebooks / "pid").read_text())
     assert run.returncode is None, "the recording did not begin"
     run.send_signal(how)
@@ -271,9 +311,13 @@ def test_tests_that_end_without_a_report(notebooks, monkeypatch, tmp_path, capsy
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     monkeypatch.setattr(suite, "find_gpus", lambda: {})
     (tmp_path / "conftest.py").write_text("import os\nos._exit(9)\n")
-    kept, before = results.results_folder() / "nvidia-h200" / "tests.json", json.dumps({"versions": device.versions()})
+    kept, before = (
+        results.results_folder() / "nvidia-h200" / "tests.json",
+        json.dumps({"versions": device.versions()}),
+    )
     files.write_atomically(kept, before)
     assert record.main(["--notebooks", "--tests"]) == 1
-    assert capsys.readouterr().out == ("tests: failed, tests.json left as it was: "
-                                       "pytest ended with status 9 and no report.\n")
+    assert capsys.readouterr().out == (
+        "tests: failed, tests.json left as it was: pytest ended with status 9 and no report.\n"
+    )
     assert kept.read_text() == before

@@ -14,21 +14,30 @@ from tilelab.records import results
 from tilelab.runtime import device, files
 from tilelab.sweeps.journal import Journal
 
-RECORD = {"experiment": "x", "device": {"name": "NVIDIA B200", "capability": [10, 0], "target": "sm_100a"},
-          "versions": {}, "recorded": "2026-11-23T00:00:00Z", "source": "0" * 16, "rows": [{"ms": 1.0}]}
+RECORD = {
+    "experiment": "x",
+    "device": {"name": "NVIDIA B200", "capability": [10, 0], "target": "sm_100a"},
+    "versions": {},
+    "recorded": "2026-11-23T00:00:00Z",
+    "source": "0" * 16,
+    "rows": [{"ms": 1.0}],
+}
 NO_SPACE = "results/x.json cannot be written (No space left on device)"
 
 
-@pytest.mark.parametrize("error, words, must_fail, ending", [
-    (None, "", False, "right"),
-    (None, "Kernel died", True, "neither"),
-    ({"kind": "OSError", "said": NO_SPACE}, "No space left", False, "one sentence"),
-    ({"kind": "OSError", "said": NO_SPACE}, "", False, "neither"),
-    ({"kind": "OSError", "said": NO_SPACE}, "Read-only", False, "neither"),
-    ({"kind": "OSError", "said": f"{NO_SPACE}\n{NO_SPACE}"}, "No space left", False, "neither"),
-    ({"kind": "OSError", "said": NO_SPACE + "x" * 300}, "No space left", False, "neither"),
-    ({"kind": "KeyError", "said": ""}, ".*", False, "neither"),
-])
+@pytest.mark.parametrize(
+    "error, words, must_fail, ending",
+    [
+        (None, "", False, "right"),
+        (None, "Kernel died", True, "neither"),
+        ({"kind": "OSError", "said": NO_SPACE}, "No space left", False, "one sentence"),
+        ({"kind": "OSError", "said": NO_SPACE}, "", False, "neither"),
+        ({"kind": "OSError", "said": NO_SPACE}, "Read-only", False, "neither"),
+        ({"kind": "OSError", "said": f"{NO_SPACE}\n{NO_SPACE}"}, "No space left", False, "neither"),
+        ({"kind": "OSError", "said": NO_SPACE + "x" * 300}, "No space left", False, "neither"),
+        ({"kind": "KeyError", "said": ""}, ".*", False, "neither"),
+    ],
+)
 def test_a_run_ends_right_or_with_one_sentence(error, words, must_fail, ending):
     assert reliability.judge(error, words, must_fail)[0] == ending
 
@@ -41,7 +50,10 @@ def test_a_fact_that_changes_is_named():
     fact = "nbval-check-output"
     assert reliability.find_changed_fact(make("1\n", fact), make("1", fact)) == ""
     assert reliability.find_changed_fact(make("1"), make("2")) == ""
-    assert reliability.find_changed_fact(make("1", fact), make("2", fact)) == "cell 0 prints ['2'] instead of ['1']"
+    assert (
+        reliability.find_changed_fact(make("1", fact), make("2", fact))
+        == "cell 0 prints ['2'] instead of ['1']"
+    )
 
 
 @pytest.fixture
@@ -63,22 +75,25 @@ def test_no_damage(kept_files):
     assert reliability.find_damage(before, folder, ["notebooks/a.ipynb"]) == []
 
 
-@pytest.mark.parametrize("path, content, said", [
-    ("notebooks/a.ipynb", '{"rows": [1]}', "has changed"),
-    ("tuned/b200/gemm.json", None, "is gone"),
-    ("tuned/b200/gemm.json", '{"ro', "is damaged: Unterminated string"),
-    ("results/nvidia-b200/x.json", "{}", "is damaged: results/nvidia-b200/x.json is not a record"),
-    ("results/nvidia-b200/x.json", json.dumps(RECORD), "has changed"),
-    ("results/nvidia-b200/y.json", json.dumps(RECORD), "is new"),
-    ("sweeps/s.jsonl", "", "has lost 2 of 2 rows"),
-])
+@pytest.mark.parametrize(
+    "path, content, said",
+    [
+        ("notebooks/a.ipynb", '{"rows": [1]}', "has changed"),
+        ("tuned/b200/gemm.json", None, "is gone"),
+        ("tuned/b200/gemm.json", '{"ro', "is damaged: Unterminated string"),
+        ("results/nvidia-b200/x.json", "{}", "is damaged: results/nvidia-b200/x.json is not a record"),
+        ("results/nvidia-b200/x.json", json.dumps(RECORD), "has changed"),
+        ("results/nvidia-b200/y.json", json.dumps(RECORD), "is new"),
+        ("sweeps/s.jsonl", "", "has lost 2 of 2 rows"),
+    ],
+)
 def test_damage_is_named(kept_files, path, content, said):
     folder, before = kept_files
     if content is None:
         (folder / path).unlink()
     else:
         (folder / path).write_text(content)
-    found, = reliability.find_damage(before, folder)
+    (found,) = reliability.find_damage(before, folder)
     assert found.startswith(f"{path} {said}")
 
 
@@ -103,14 +118,20 @@ def test_unknown_names():
 def test_the_page_shows_every_record(monkeypatch, tmp_path):
     monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA B200", (10, 0), "sm_100a"))
-    runs = [{"notebook": "a", "ending": "right", "said": ""},
-            {"notebook": "b", "ending": "one sentence", "said": "No."}]
+    runs = [
+        {"notebook": "a", "ending": "right", "said": ""},
+        {"notebook": "b", "ending": "one sentence", "said": "No."},
+    ]
     row = reliability._make_row("full", ["a", "b"], runs, 7, [], 1.0)
-    assert row["status"] == "ok" and reliability._make_row("full", ["a"], runs, 7, ["x is gone"], 1.0)["reason"]
+    assert (
+        row["status"] == "ok" and reliability._make_row("full", ["a"], runs, 7, ["x is gone"], 1.0)["reason"]
+    )
     results.save(results.make_record("reliability", [row], reliability.source()))
     page = reliability.make_page()
     assert "Not recorded yet: twice, together, killed, read-only, memory.\n" in page
-    assert "\n## B200\n" in page and "| a, b | 2 | 1 | 1 | 0 | 7 | 0 |\n" in page and "\n- *full*: No.\n" in page
+    assert (
+        "\n## B200\n" in page and "| a, b | 2 | 1 | 1 | 0 | 7 | 0 |\n" in page and "\n- *full*: No.\n" in page
+    )
 
 
 def test_troubles_of_the_last_hour_stay_in_the_record(monkeypatch, tmp_path):
@@ -138,8 +159,16 @@ def test_runs_are_spread_over_the_gpus(tmp_path):
     async def take(slots):
         return [slots.get_nowait() for _ in range(slots.qsize())]
 
-    assert asyncio.run(take(reliability.make_slots(3, {"GPU-a": 80.0, "GPU-b": 80.0}))) == ["GPU-a", "GPU-b", "GPU-a"]
-    assert asyncio.run(take(reliability.make_slots(9, {"GPU-a": 1.0, "GPU-b": 25.0}))) == ["GPU-a", "GPU-b", "GPU-b"]
+    assert asyncio.run(take(reliability.make_slots(3, {"GPU-a": 80.0, "GPU-b": 80.0}))) == [
+        "GPU-a",
+        "GPU-b",
+        "GPU-a",
+    ]
+    assert asyncio.run(take(reliability.make_slots(9, {"GPU-a": 1.0, "GPU-b": 25.0}))) == [
+        "GPU-a",
+        "GPU-b",
+        "GPU-b",
+    ]
     assert asyncio.run(take(reliability.make_slots(2, {}))) == [None, None]
     runner = reliability.Runner("twice", tmp_path / "twice" / "repository")
     there = runner.on_gpu("GPU-b")
@@ -163,15 +192,24 @@ for name, call in calls.items():
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("refusal, refused", [
-    ("read-only", [f"{call}: Read-only file system" for call in ("write", "append", "new folder", "remove")]),
-    ("full", ["write: No space left on device", "append: No space left on device"])])
+@pytest.mark.parametrize(
+    "refusal, refused",
+    [
+        (
+            "read-only",
+            [f"{call}: Read-only file system" for call in ("write", "append", "new folder", "remove")],
+        ),
+        ("full", ["write: No space left on device", "append: No space left on device"]),
+    ],
+)
 def test_folders_that_refuse(tmp_path, refusal, refused):
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "old").write_text("x")
     env = {**os.environ, **reliability.make_refusing_env(tmp_path, refusal, folder)}
-    done = subprocess.run([sys.executable, "-c", WRITES, folder], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WRITES, folder], env=env, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines() == refused
 
 
@@ -186,6 +224,8 @@ def test_a_recording_on_a_full_disk(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(reliability, "ROOT", tmp_path)
     row = asyncio.run(reliability.meet("full", ["small"], tmp_path / "full", reliability.make_slots(1, {})))
     assert row["status"] == "ok" and row["one sentence"] == row["runs"] == 1 and row["files"] > 70, row
-    assert row["sentences"] == ["OSError: [Errno 28] results/nvidia-b200/x.json cannot be written (No space left on "
-                                "device); nothing that it held is lost"]
+    assert row["sentences"] == [
+        "OSError: [Errno 28] results/nvidia-b200/x.json cannot be written (No space left on "
+        "device); nothing that it held is lost"
+    ]
     assert not (reliability.ROOT / "results" / "nvidia-b200").exists()

@@ -63,9 +63,13 @@ def small_page(tmp_path):
         (tmp_path / "README.md").write_text("# Title\n")
 
         def write(*outputs, source="show()"):
-            cells = [nbformat.v4.new_markdown_cell("# `One` page\n\n## A *dial*\n\n### Parts\n\nText "
-                                               "<details><summary>Answer</summary>Because.</details>"),
-                     nbformat.v4.new_code_cell(source, outputs=list(outputs))]
+            cells = [
+                nbformat.v4.new_markdown_cell(
+                    "# `One` page\n\n## A *dial*\n\n### Parts\n\nText "
+                    "<details><summary>Answer</summary>Because.</details>"
+                ),
+                nbformat.v4.new_code_cell(source, outputs=list(outputs)),
+            ]
             written = nbformat.v4.new_notebook(cells=cells, metadata=notebook.METADATA)
             nbformat.write(written, tmp_path / "notebooks/one.ipynb")
             return site.write_pages(tmp_path / "pages")[1]
@@ -95,13 +99,17 @@ def test_every_page_needs_nobody_and_every_link_within_the_site_leads_somewhere(
     assert [page.stem for page in pages] == ["index", *stems]
     assert set(stems) == {path.stem for path in (site.ROOT / "notebooks").glob("*.ipynb")}
     texts = {page.name: page.read_text() for page in pages}
-    anchors = {page: {html.unescape(name) for name in re.findall(r' id="([^"]*)"', text)}
-               for page, text in texts.items()}
+    anchors = {
+        page: {html.unescape(name) for name in re.findall(r' id="([^"]*)"', text)}
+        for page, text in texts.items()
+    }
     for page, text in texts.items():
         contents, *others = _scripts(text)
         assert contents.strip() == (site.FOLDER / "site.js").read_text().strip(), page
         assert all(other.startswith(("\n(window.tilesViews", "(() => {\nconst el")) for other in others), page
-        fetched = re.findall(r'(?:src="|<link[^>]*href="|url\(|@import )["\']?(?!data:)(https?:[^"\')]*)', text)
+        fetched = re.findall(
+            r'(?:src="|<link[^>]*href="|url\(|@import )["\']?(?!data:)(https?:[^"\')]*)', text
+        )
         assert not fetched, (page, fetched[:3])
         assert not re.search(r'src="(?!data:)', text), page
         for target, anchor in re.findall(r'href="([^":#]*)(?:#([^"]*))?"', text):
@@ -110,18 +118,30 @@ def test_every_page_needs_nobody_and_every_link_within_the_site_leads_somewhere(
             there = anchors[target or page]
             assert not anchor or {wanted, urllib.parse.unquote(wanted)} & there, (page, target, anchor)
         assert all(re.search(r'\balt="[^"]+"', image) for image in re.findall(r"<img\b[^>]*>", text)), page
-        assert not re.search(r"\b(VBox|HBox|Panel|Planner|Tree|View)\(", re.sub(r'<div class="input.*?</pre>', "", text,
-                                                                              flags=re.S)), page
+        assert not re.search(
+            r"\b(VBox|HBox|Panel|Planner|Tree|View)\(",
+            re.sub(r'<div class="input.*?</pre>', "", text, flags=re.S),
+        ), page
         prose = re.sub(r"<(style|script|pre|code)\b.*?</\1>", "", text, flags=re.S)
-        assert not re.search(r"\$[^$\s][^$]*\$|\\\(|\\\[", prose), f"{page} has a formula, which nothing here draws"
-        assert text.count('rel="next"') == (0 if page == pages[-1].name else 2)  # at the top and at the bottom
+        assert not re.search(r"\$[^$\s][^$]*\$|\\\(|\\\[", prose), (
+            f"{page} has a formula, which nothing here draws"
+        )
+        assert text.count('rel="next"') == (
+            0 if page == pages[-1].name else 2
+        )  # at the top and at the bottom
         assert text.count('rel="prev"') == (0 if page == "index.html" else 2)
 
 
 def test_a_view_takes_the_place_of_its_picture_and_folds_its_table(small_page):
     still = _output(image_png=PNG, metadata={"image/png": {"alt": "a dial at 3"}})
-    text = small_page(_view(3, "</script><!--<script>"), still, _output(text_html="<table><tr><td>3</td></tr></table>"),
-                      _view(4), _output(image_png=PNG), source="%%cuda dial\n__global__ void dial() {}").read_text()
+    text = small_page(
+        _view(3, "</script><!--<script>"),
+        still,
+        _output(text_html="<table><tr><td>3</td></tr></table>"),
+        _view(4),
+        _output(image_png=PNG),
+        source="%%cuda dial\n__global__ void dial() {}",
+    ).read_text()
     assert "View(dial)" not in text and text.count("a dial at 3") == 1
     assert re.search(r'<div><div class="picture"><img [^>]*></div></div><script>', text)
     assert re.search(r"<details[^>]*><summary>The same as a table</summary><div class=\"wide\"><table>", text)
@@ -138,7 +158,9 @@ def test_a_cell_may_leave_an_unknown_view_only_as_an_error(small_page):
 
 @pytest.mark.parametrize("stored", [{"view": "dial", "json": '{"count": 3, "te'}, {"view": "dial"}, "dial"])
 def test_a_stored_view_that_is_damaged_names_its_notebook(small_page, stored):
-    with pytest.raises(ValueError, match="the page of one cannot be made: a stored view is damaged; run its cell"):
+    with pytest.raises(
+        ValueError, match="the page of one cannot be made: a stored view is damaged; run its cell"
+    ):
         small_page(nbformat.v4.new_output("display_data", {views.MIME: stored}))
 
 
@@ -146,17 +168,23 @@ def test_a_picture_of_a_text_is_embedded_and_one_that_is_missing_is_named(small_
     (tmp_path / "README.md").write_text("# Title\n\n![a dot](dot.png)\n")
     (tmp_path / "dot.png").write_bytes(base64.b64decode(PNG))
     small_page()
-    assert f'<img alt="a dot" src="data:image/png;base64,{PNG}"/>' in (tmp_path / "pages/index.html").read_text()
+    assert (
+        f'<img alt="a dot" src="data:image/png;base64,{PNG}"/>' in (tmp_path / "pages/index.html").read_text()
+    )
     (tmp_path / "dot.png").unlink()
     with pytest.raises(ValueError, match="the picture .*dot.png does not exist."):
         small_page()
 
 
 def test_widgets_become_a_note_and_every_picture_is_described(small_page):
-    text = small_page(_output(text_plain="VBox(children=(HBox(children=(Dropdown(options=…", kind="execute_result"),
-                      _output(text_plain="Panel(bulk copy)"), _output(text_plain="'a text (of mine)'"),
-                      _output(image_png=PNG), _output(kind="execute_result", text_plain="Report(fine=True)"),
-                      _output(text_html="<style>pre { color: red }</style><script>run()</script><b>kept</b>"))
+    text = small_page(
+        _output(text_plain="VBox(children=(HBox(children=(Dropdown(options=…", kind="execute_result"),
+        _output(text_plain="Panel(bulk copy)"),
+        _output(text_plain="'a text (of mine)'"),
+        _output(image_png=PNG),
+        _output(kind="execute_result", text_plain="Report(fine=True)"),
+        _output(text_html="<style>pre { color: red }</style><script>run()</script><b>kept</b>"),
+    )
     text = text.read_text()
     assert "VBox(" not in text and "Panel(" not in text and text.count(site.WIDGET_NOTE) == 2
     assert "a text (of mine)" in text and "Report(fine=True)" in text and "<b>kept</b>" in text
@@ -164,14 +192,20 @@ def test_widgets_become_a_note_and_every_picture_is_described(small_page):
     assert "run()" not in text and "color: red" not in text
     assert 'alt="A picture of the section “Parts”"' in text
     assert re.findall(r'<li class="(h\d)"><a href="#([^"]*)">([^<]*)<', text) == [
-        ("h2", "A-dial", "A dial"), ("h3", "Parts", "Parts")]
+        ("h2", "A-dial", "A dial"),
+        ("h3", "Parts", "Parts"),
+    ]
     assert "<title>One page</title>" in text
 
 
-@pytest.mark.parametrize("arguments, said", [
-    ([""], "folder is empty; leave it out for build/site."),
-    (["/dev/null"], "/dev/null cannot be written (File exists)."),
-    (["--bogus"], "unrecognized arguments: --bogus")])
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ([""], "folder is empty; leave it out for build/site."),
+        (["/dev/null"], "/dev/null cannot be written (File exists)."),
+        (["--bogus"], "unrecognized arguments: --bogus"),
+    ],
+)
 def test_a_refusal_is_one_line(capsys, arguments, said):
     with pytest.raises(SystemExit) as stopped:
         site.main(arguments)
@@ -187,7 +221,11 @@ def test_a_file_that_is_no_notebook_is_one_line(monkeypatch, tmp_path, capsys, t
     with pytest.raises(SystemExit) as stopped:
         site.main([str(tmp_path / "pages")])
     said = capsys.readouterr().err
-    assert stopped.value.code == 2 and said.count("\n") == 1 and "notebooks/empty.ipynb is not a notebook: " in said
+    assert (
+        stopped.value.code == 2
+        and said.count("\n") == 1
+        and "notebooks/empty.ipynb is not a notebook: " in said
+    )
 
 
 def test_links_to_what_is_no_page_become_words():
@@ -247,9 +285,14 @@ def _opened(browser, size, scheme="light"):
     with contextlib.closing(browser.new_context(viewport=size, color_scheme=scheme, offline=True)) as context:
         page = context.new_page()
         faults = []
-        page.on("console", lambda said: faults.append(said.text) if said.type in ("error", "warning") else None)
+        page.on(
+            "console", lambda said: faults.append(said.text) if said.type in ("error", "warning") else None
+        )
         page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("request", lambda asked: None if asked.url.startswith(("file:", "data:")) else faults.append(asked.url))
+        page.on(
+            "request",
+            lambda asked: None if asked.url.startswith(("file:", "data:")) else faults.append(asked.url),
+        )
         yield page, faults
 
 
@@ -264,9 +307,16 @@ def test_every_page_can_be_read(pages, browser, size, scheme):
             if page.locator(".tiles-panel .tiles-cell").count():
                 panels += 1
                 page.wait_for_function("document.querySelector('.tiles-panel svg text')")
-            found = {name: page.evaluate(look) for name, look in (
-                ("pale", PALE), ("proportional", PROPORTIONAL), ("overhanging", OVERHANGING), ("plain", PLAIN_LINKS),
-                ("cut off", CUT))}
+            found = {
+                name: page.evaluate(look)
+                for name, look in (
+                    ("pale", PALE),
+                    ("proportional", PROPORTIONAL),
+                    ("overhanging", OVERHANGING),
+                    ("plain", PLAIN_LINKS),
+                    ("cut off", CUT),
+                )
+            }
             assert not any(found.values()) and not faults, (path.stem, found, faults)
             dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
             assert dark == (scheme == "dark")
@@ -292,7 +342,9 @@ def test_the_table_of_contents_follows_the_reader(pages, browser):
         page.wait_for_function("!document.querySelector('.toc details').open")
         page.locator(".toc summary").click()
         page.locator(".toc a", has_text="Exercises").click()
-        page.wait_for_function("!document.querySelector('.toc details').open")  # it would cover what it led to
+        page.wait_for_function(
+            "!document.querySelector('.toc details').open"
+        )  # it would cover what it led to
         below = page.locator(".toc").bounding_box()
         assert below["y"] + below["height"] <= page.locator("h2", has_text="Exercises").bounding_box()["y"]
         assert not faults

@@ -36,7 +36,9 @@ def folder(monkeypatch, tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = timing\n")
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the imports of plugins take longer than these tests
+    monkeypatch.setenv(
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1"
+    )  # the imports of plugins take longer than these tests
     return tmp_path
 
 
@@ -60,19 +62,36 @@ def test_tiers():
 
 
 def test_the_summary_ends_with_the_failures_and_the_counts(monkeypatch, capsys):
-    monkeypatch.setattr(suite, "run", lambda tiers: {
-        "passed": 2, "failed": 1, "failures": ["test_it::test_b"], "skipped": 3, "skips": [], "seconds": 61.2,
-        "slowest": [("test_it::test_a", 12.3), ("test_it::test_b", 0.1)]})
+    monkeypatch.setattr(
+        suite,
+        "run",
+        lambda tiers: {
+            "passed": 2,
+            "failed": 1,
+            "failures": ["test_it::test_b"],
+            "skipped": 3,
+            "skips": [],
+            "seconds": 61.2,
+            "slowest": [("test_it::test_a", 12.3), ("test_it::test_b", 0.1)],
+        },
+    )
     assert suite.main(["unit"]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "The slowest tests:", "  12.3 s  test_it::test_a", "   0.1 s  test_it::test_b",
-        "These tests failed:", "test_it::test_b", "2 passed, 1 failed, 3 skipped in 61 s"]
+        "The slowest tests:",
+        "  12.3 s  test_it::test_a",
+        "   0.1 s  test_it::test_b",
+        "These tests failed:",
+        "test_it::test_b",
+        "2 passed, 1 failed, 3 skipped in 61 s",
+    ]
 
 
 def test_processes_fit_the_gpu(monkeypatch):
     monkeypatch.setattr(suite.os, "sched_getaffinity", lambda pid: set(range(16)))
-    assert [suite.count_processes(gpus) for gpus in ({}, {"0": 140.0}, {"0": 40.0}, {"0": 8.0}, {"0": 40.0, "1": 40.0})
-            ] == [16, 12, 3, 1, 7]
+    assert [
+        suite.count_processes(gpus)
+        for gpus in ({}, {"0": 140.0}, {"0": 40.0}, {"0": 8.0}, {"0": 40.0, "1": 40.0})
+    ] == [16, 12, 3, 1, 7]
 
 
 def test_torch_has_no_more_threads_than_this_test_process_has_cpus():
@@ -87,8 +106,15 @@ def test_only_visible_gpus_count(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert suite.find_gpus() == {"0": 1.0, "1": 2.0}
-    for visible, found in [("1", {"1": 2.0}), ("GPU-b", {"GPU-b": 2.0}), ("1,GPU-a1", {"1": 2.0, "GPU-a1": 1.0}),
-                           ("0, 1", {"0": 1.0, "1": 2.0}), ("-1", {}), ("", {}), ("GPU-c", {})]:
+    for visible, found in [
+        ("1", {"1": 2.0}),
+        ("GPU-b", {"GPU-b": 2.0}),
+        ("1,GPU-a1", {"1": 2.0, "GPU-a1": 1.0}),
+        ("0, 1", {"0": 1.0, "1": 2.0}),
+        ("-1", {}),
+        ("", {}),
+        ("GPU-c", {}),
+    ]:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert suite.find_gpus() == found
 
@@ -140,11 +166,17 @@ def test_make_lab_opens_the_first_notebook_and_changes_settings_that_jupyterlab_
         (tmp_path / name).touch()
     commands = make(tmp_path, target="lab")
     assert (MAKEFILE.parent / re.search("default_url=/lab/tree/(\\S+)", commands)[1]).exists()
-    settings = json.loads(re.search("echo '({.*})' > .venv/share/jupyter/lab/settings/overrides.json", commands)[1])
+    settings = json.loads(
+        re.search("echo '({.*})' > .venv/share/jupyter/lab/settings/overrides.json", commands)[1]
+    )
     commands = pytest.importorskip("jupyterlab.commands", reason="needs JupyterLab")
     for plugin, values in settings.items():
         package, _, name = plugin.partition(":")
-        schema = json.loads((pathlib.Path(commands.get_app_dir()) / "schemas" / package / f"{name}.json").read_text())
+        schema = json.loads(
+            (pathlib.Path(commands.get_app_dir()) / "schemas" / package / f"{name}.json").read_text()
+        )
         for key, value in values.items():
             known = schema["properties"][key]
-            assert value in [choice["const"] for choice in known.get("oneOf", [{"const": False}, {"const": True}])]
+            assert value in [
+                choice["const"] for choice in known.get("oneOf", [{"const": False}, {"const": True}])
+            ]

@@ -71,17 +71,32 @@ def test_a_right_kernel_is_right_at_any_speed_of_the_engine(seed):
     assert run_ring(seed=seed) == 0
 
 
-@pytest.mark.parametrize("line, instead, reason", [
-    ("i / 2 % 2", "0", "waits for ever for parity 0|more arrivals in a phase than the 1"),
-    ("tx(shared_address(&full[i % 2]), BYTES)", "tx(shared_address(&full[i % 2]), 2 * BYTES)",
-     "block 0, thread 0 waits for ever for parity 0 of the mbarrier at shared address 0. Its phase 0 .parity 0. still "
-     "lacks 0 of 1 arrivals and 256 bytes"),
-    ("    fence_mbarrier_init();", "", "fence_mbarrier_init is missing"),
-    ("    bulk_wait_read<0>();\n}", "}", "ended while the copy engine had not yet read its shared memory"),
-    ("bulk_commit();", "", "ended while the copy engine had not yet read"),
-    (", BYTES, shared_address(&full", ", BYTES - 8, shared_address(&full", "moves whole units of 16 bytes"),
-    ("x + u64(first + i) * BYTES", "x + u64(first + i + 8) * BYTES", "leaves the tensors"),
-    ("&full[stage]), 1)", "&full[stage]), 2)", "lacks 1 of 2 arrivals and 0 bytes")])
+@pytest.mark.parametrize(
+    "line, instead, reason",
+    [
+        ("i / 2 % 2", "0", "waits for ever for parity 0|more arrivals in a phase than the 1"),
+        (
+            "tx(shared_address(&full[i % 2]), BYTES)",
+            "tx(shared_address(&full[i % 2]), 2 * BYTES)",
+            "block 0, thread 0 waits for ever for parity 0 of the mbarrier at shared address 0. Its phase 0 .parity 0. still "
+            "lacks 0 of 1 arrivals and 256 bytes",
+        ),
+        ("    fence_mbarrier_init();", "", "fence_mbarrier_init is missing"),
+        (
+            "    bulk_wait_read<0>();\n}",
+            "}",
+            "ended while the copy engine had not yet read its shared memory",
+        ),
+        ("bulk_commit();", "", "ended while the copy engine had not yet read"),
+        (
+            ", BYTES, shared_address(&full",
+            ", BYTES - 8, shared_address(&full",
+            "moves whole units of 16 bytes",
+        ),
+        ("x + u64(first + i) * BYTES", "x + u64(first + i + 8) * BYTES", "leaves the tensors"),
+        ("&full[stage]), 1)", "&full[stage]), 2)", "lacks 1 of 2 arrivals and 0 bytes"),
+    ],
+)
 def test_a_broken_rule_is_named(line, instead, reason):
     with pytest.raises(emulator.EmulationError, match=reason):
         run_ring((line, instead))
@@ -138,18 +153,32 @@ def test_lanes_exchange_values(seed):
     torch.testing.assert_close(out.view(2, 32), rows[:, 5:6] + up + down + rows.sum(1, keepdim=True))
     for warp in range(2):
         positive = [lane for lane in range(32) if rows[warp, lane] > 0]
-        assert votes.view(2, 32, 4)[warp].tolist() == [[len(positive), positive[0] + 1, 31 - positive[-1],
-                                                        2 * bool((rows[warp] > 1).any()) + 1]] * 32
+        assert (
+            votes.view(2, 32, 4)[warp].tolist()
+            == [[len(positive), positive[0] + 1, 31 - positive[-1], 2 * bool((rows[warp] > 1).any()) + 1]]
+            * 32
+        )
 
 
-@pytest.mark.parametrize("body, reason", [
-    ("if (threadIdx.x % 32 == 0) out[0] = __shfl_sync(~0u, x[0], 0);", None),  # the other lanes have ended
-    ("if (threadIdx.x % 2) __syncthreads(); else __shfl_sync(~0u, x[0], 0); __syncthreads();",
-     "waits for ever in __shfl_sync.. for the other lanes of mask 0xffffffff"),
-    ("if (threadIdx.x % 2) __shfl_sync(~0u, x[0], 0); else __ballot_sync(~0u, 1);",
-     "lanes of one warp meet in __ballot_sync.. and in __shfl_sync.."),
-    ("__shfl_sync(1u, x[0], 0);", "lane 1 calls __shfl_sync.. with mask 0x1, which does not name it"),
-    ("if (threadIdx.x < 16) out[threadIdx.x] = __shfl_sync(0xffffu, x[0], 20);", "reads from lane 20")])
+@pytest.mark.parametrize(
+    "body, reason",
+    [
+        (
+            "if (threadIdx.x % 32 == 0) out[0] = __shfl_sync(~0u, x[0], 0);",
+            None,
+        ),  # the other lanes have ended
+        (
+            "if (threadIdx.x % 2) __syncthreads(); else __shfl_sync(~0u, x[0], 0); __syncthreads();",
+            "waits for ever in __shfl_sync.. for the other lanes of mask 0xffffffff",
+        ),
+        (
+            "if (threadIdx.x % 2) __shfl_sync(~0u, x[0], 0); else __ballot_sync(~0u, 1);",
+            "lanes of one warp meet in __ballot_sync.. and in __shfl_sync..",
+        ),
+        ("__shfl_sync(1u, x[0], 0);", "lane 1 calls __shfl_sync.. with mask 0x1, which does not name it"),
+        ("if (threadIdx.x < 16) out[threadIdx.x] = __shfl_sync(0xffffu, x[0], 20);", "reads from lane 20"),
+    ],
+)
 def test_lanes_that_do_not_meet_are_named(body, reason):
     source = f'extern "C" __global__ void warp(const float* x, float* out, int* votes) {{ {body} }}'
     if reason is None:
@@ -221,17 +250,26 @@ def move_box(x, out, row, column, box, swizzle="none", fill="zero", change=("", 
     return found
 
 
-@pytest.mark.parametrize("dtype, box, swizzle, row, column", [
-    (torch.float32, (8, 32), "128B", 0, 0), (torch.float32, (16, 16), "64B", -3, 60),
-    (torch.uint8, (8, 32), "32B", 35, 0), (torch.bfloat16, (64, 8), "none", -60, -8),
-    (torch.float32, (8, 16), "128B", 33, -4), (torch.int64, (4, 6), "none", 1, 2)])
+@pytest.mark.parametrize(
+    "dtype, box, swizzle, row, column",
+    [
+        (torch.float32, (8, 32), "128B", 0, 0),
+        (torch.float32, (16, 16), "64B", -3, 60),
+        (torch.uint8, (8, 32), "32B", 35, 0),
+        (torch.bfloat16, (64, 8), "none", -60, -8),
+        (torch.float32, (8, 16), "128B", 33, -4),
+        (torch.int64, (4, 6), "none", 1, 2),
+    ],
+)
 def test_a_box_lies_as_the_swizzle_says_and_comes_back(dtype, box, swizzle, row, column):
     x = (torch.rand(37, 64) * 100).to(dtype)
     out = torch.zeros_like(x)
     found = move_box(x, out, row, column, box, swizzle)
     inside = torch.zeros(box, dtype=dtype)
-    rows, columns = (range(max(0, -first), min(extent, size - first))
-                     for first, extent, size in zip((row, column), box, x.shape))
+    rows, columns = (
+        range(max(0, -first), min(extent, size - first))
+        for first, extent, size in zip((row, column), box, x.shape)
+    )
     here = (slice(rows.start, rows.stop), slice(columns.start, columns.stop))
     there = (slice(rows.start + row, rows.stop + row), slice(columns.start + column, columns.stop + column))
     inside[here] = x[there]
@@ -248,20 +286,40 @@ def test_what_lies_outside_is_filled_and_is_left_out_in_whole_units():
     x, out = torch.rand(8, 32), torch.full((8, 32), 7.0)
     found = move_box(x[:, :31], out[:, :31], 0, 16, (8, 32), "none", "nan").view(torch.float32).view(8, 32)
     assert torch.equal(found[:, :15], x[:, 16:31]) and found[:, 15:].isnan().all()
-    assert torch.equal(out[:, 16:31], x[:, 16:31]) and out[:, 31].isnan().all()  # the unit of columns 28 to 31
+    assert (
+        torch.equal(out[:, 16:31], x[:, 16:31]) and out[:, 31].isnan().all()
+    )  # the unit of columns 28 to 31
     assert (out[:, :16] == 7).all()
 
 
-@pytest.mark.parametrize("change, column, reason", [
-    (("", ""), 1, "tma_load_2d starts at x = 1, within a unit of 16 bytes: on a GPU this is an illegal instruction"),
-    (("shared_address(tile), x", "shared_address(tile) + 64, x"), 0, "a tile must lie at a multiple of 128 bytes"),
-    (("shared_address(tile), x", "shared_address(tile) + 128, x"), 0, "leaves shared memory"),
-    (("barrier, size)", "barrier, size / 2)"), 0, "has got 512 bytes that were not announced"),
-    (("barrier, size)", "barrier, 2 * size)"), 0, "lacks 0 of 1 arrivals and 1024 bytes"),
-    (("fence_mbarrier_init();", ""), 0, "fence_mbarrier_init is missing"),
-    (("bulk_commit();", ""), 0, "a store was not committed with bulk_commit"),
-    (("tma_load_2d(shared_address(tile), x, column, row", "tma_load_3d(shared_address(tile), x, column, row, 0"), 0,
-     "tma_load_3d is given a tensor map of 2 dimensions")])
+@pytest.mark.parametrize(
+    "change, column, reason",
+    [
+        (
+            ("", ""),
+            1,
+            "tma_load_2d starts at x = 1, within a unit of 16 bytes: on a GPU this is an illegal instruction",
+        ),
+        (
+            ("shared_address(tile), x", "shared_address(tile) + 64, x"),
+            0,
+            "a tile must lie at a multiple of 128 bytes",
+        ),
+        (("shared_address(tile), x", "shared_address(tile) + 128, x"), 0, "leaves shared memory"),
+        (("barrier, size)", "barrier, size / 2)"), 0, "has got 512 bytes that were not announced"),
+        (("barrier, size)", "barrier, 2 * size)"), 0, "lacks 0 of 1 arrivals and 1024 bytes"),
+        (("fence_mbarrier_init();", ""), 0, "fence_mbarrier_init is missing"),
+        (("bulk_commit();", ""), 0, "a store was not committed with bulk_commit"),
+        (
+            (
+                "tma_load_2d(shared_address(tile), x, column, row",
+                "tma_load_3d(shared_address(tile), x, column, row, 0",
+            ),
+            0,
+            "tma_load_3d is given a tensor map of 2 dimensions",
+        ),
+    ],
+)
 def test_a_broken_rule_of_tensor_maps_is_named(change, column, reason):
     x = torch.rand(8, 32)
     with pytest.raises(emulator.EmulationError, match=reason):
@@ -304,9 +362,12 @@ def test_maps_of_one_and_three_dimensions_and_sums(seed):
     expected, before = torch.zeros(16, 16), y.clone()
     for batch in range(3):
         first = 4 * (batch % 2)
-        expected[1:11] += x[batch, :, first:first + 16]
-    maps = [cuda_magic.make_tensor_map(x, (1, 16, 16)), cuda_magic.make_tensor_map(y, (256,)),
-            cuda_magic.make_tensor_map(total, (16, 16))]
+        expected[1:11] += x[batch, :, first : first + 16]
+    maps = [
+        cuda_magic.make_tensor_map(x, (1, 16, 16)),
+        cuda_magic.make_tensor_map(y, (256,)),
+        cuda_magic.make_tensor_map(total, (16, 16)),
+    ]
     with emulator.with_seed(seed):
         cuda_magic.find_kernels(DIMENSIONS)["turn"][1, 1](*maps)
     torch.testing.assert_close(total, expected)
@@ -344,10 +405,13 @@ def add_shared(cluster, change=("", ""), seed=0):
     out = torch.zeros_like(x)
     kernel = find_kernel(tile_pipeline, config, config.constants(4), change)
     box, (across, down) = config.box(4), config.tiles(x.shape)
-    maps = [cuda_magic.make_tensor_map(tensor, size) for tensor, size in (
-        (x, (1, *box)), (y, (config.rows // cluster, config.columns)), (out, (1, *box)))]
-    kernel.prepare(config.blocks(x.shape), config.block_threads, (*maps, across, down), config.smem_bytes(4),
-                   cluster)(seed)
+    maps = [
+        cuda_magic.make_tensor_map(tensor, size)
+        for tensor, size in ((x, (1, *box)), (y, (config.rows // cluster, config.columns)), (out, (1, *box)))
+    ]
+    kernel.prepare(
+        config.blocks(x.shape), config.block_threads, (*maps, across, down), config.smem_bytes(4), cluster
+    )(seed)
     return torch.equal(out, x + y)
 
 
@@ -356,11 +420,21 @@ def test_blocks_of_a_cluster_share_a_box(seed):
     assert add_shared(4, seed=seed)
 
 
-@pytest.mark.parametrize("change, reason", [
-    (("cluster_wait();  // the barriers of all", "// "), "has initialised no mbarrier at shared address 0"),
-    (("        cluster_wait();  // no CTA ends", "//"), "ended while the copy engine was still sending its multicast"),
-    (("(1 << CLUSTER) - 1", "(2 << CLUSTER) - 1"), "names block 2 of a cluster of 2"),
-    (("(1 << CLUSTER) - 1", "1 << rank"), "waits for ever for parity 0 of the mbarrier")])
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (
+            ("cluster_wait();  // the barriers of all", "// "),
+            "has initialised no mbarrier at shared address 0",
+        ),
+        (
+            ("        cluster_wait();  // no CTA ends", "//"),
+            "ended while the copy engine was still sending its multicast",
+        ),
+        (("(1 << CLUSTER) - 1", "(2 << CLUSTER) - 1"), "names block 2 of a cluster of 2"),
+        (("(1 << CLUSTER) - 1", "1 << rank"), "waits for ever for parity 0 of the mbarrier"),
+    ],
+)
 def test_a_broken_rule_of_clusters_is_named(change, reason):
     with pytest.raises(emulator.EmulationError, match=reason):
         for seed in emulator.SEEDS:
@@ -372,12 +446,18 @@ def multiply(step, change=("", ""), seed=0, shape=(200, 264, 584)):
     config, (m, n, k) = step, shape
     a, weight = torch.randn(m, k).bfloat16(), torch.randn(n, k).bfloat16()
     out = torch.full((m, n), float("nan")).bfloat16()
-    maps = [cuda_magic.make_tensor_map(tensor, box, swizzle=swizzle) for tensor, box, swizzle in (
-        (a, (config.block_m, 64), "128B"), (weight, (config.block_n // config.cluster, 64), "128B"),
-        (out, (64, config.box), f"{2 * config.box}B"))]
+    maps = [
+        cuda_magic.make_tensor_map(tensor, box, swizzle=swizzle)
+        for tensor, box, swizzle in (
+            (a, (config.block_m, 64), "128B"),
+            (weight, (config.block_n // config.cluster, 64), "128B"),
+            (out, (64, config.box), f"{2 * config.box}B"),
+        )
+    ]
     kernel = find_kernel(wgmma_gemm, config, config.constants(), change)
-    kernel.prepare(config.grid(m, n, 4), config.threads, (*maps, out, m, n, k, n), config.smem_bytes,
-                   config.cluster)(seed)
+    kernel.prepare(
+        config.grid(m, n, 4), config.threads, (*maps, out, m, n, k, n), config.smem_bytes, config.cluster
+    )(seed)
     return int((~torch.isclose(out.float(), a.float() @ weight.float().T, rtol=0.02, atol=0.5)).sum())
 
 
@@ -387,7 +467,9 @@ IN_CLUSTER = next(step for step in GEMMS.values() if step.cluster == 2)
 
 
 @pytest.mark.parametrize("seed", emulator.SEEDS)
-@pytest.mark.parametrize("step", [ONE_GROUP, TWO_CONSUMERS, IN_CLUSTER], ids=["one_group", "two_consumers", "cluster"])
+@pytest.mark.parametrize(
+    "step", [ONE_GROUP, TWO_CONSUMERS, IN_CLUSTER], ids=["one_group", "two_consumers", "cluster"]
+)
 def test_products_are_right_at_any_speed_of_the_tensor_core(step, seed):
     assert multiply(step, seed=seed) == 0
 
@@ -395,30 +477,55 @@ def test_products_are_right_at_any_speed_of_the_tensor_core(step, seed):
 WAIT = "        wgmma_wait<1>();\n        if (step > first) release<MULTICAST>(barriers.empty + 8 * previous_stage);"
 
 
-@pytest.mark.parametrize("step, change", [
-    (TWO_CONSUMERS, (WAIT, "        release<MULTICAST>(barriers.empty + 8 * position.stage);")),
-    (TWO_CONSUMERS, ("        wgmma_wait<1>();\n", "")),
-    (TWO_CONSUMERS, ("        fence_proxy_async();", "")),
-    (TWO_CONSUMERS, ("        if (leader) bulk_wait_read<BUFFERS - 1>();", "")),
-    (TWO_CONSUMERS, ("accumulate || k > 0", "true")),
-    (TWO_CONSUMERS, ("within = k % 4 * 32", "within = k % 4 * 64")),
-    (ONE_GROUP, ("        wgmma_wait<LAG>();", ""))])
+@pytest.mark.parametrize(
+    "step, change",
+    [
+        (TWO_CONSUMERS, (WAIT, "        release<MULTICAST>(barriers.empty + 8 * position.stage);")),
+        (TWO_CONSUMERS, ("        wgmma_wait<1>();\n", "")),
+        (TWO_CONSUMERS, ("        fence_proxy_async();", "")),
+        (TWO_CONSUMERS, ("        if (leader) bulk_wait_read<BUFFERS - 1>();", "")),
+        (TWO_CONSUMERS, ("accumulate || k > 0", "true")),
+        (TWO_CONSUMERS, ("within = k % 4 * 32", "within = k % 4 * 64")),
+        (ONE_GROUP, ("        wgmma_wait<LAG>();", "")),
+    ],
+)
 def test_a_product_that_reads_too_early_or_too_late_is_wrong(step, change):
     assert any(multiply(step, change, seed) for seed in (0, 2))
 
 
-@pytest.mark.parametrize("step, change, reason", [
-    (TWO_CONSUMERS, ("    wgmma_fence();\n", ""), "wgmma_fence.. is missing"),
-    (TWO_CONSUMERS, ("    wgmma_commit();\n", ""), "ends before wgmma_wait has waited for all of its products"),
-    (TWO_CONSUMERS, ("    wgmma_wait<0>();\n    release", "    release"), "ends before wgmma_wait has waited"),
-    (TWO_CONSUMERS, ("position.phase ^ 1)", "position.phase)"),
-     "thread 0 waits for ever for parity 0 of the mbarrier.*; block 0, thread 128 waits for ever for parity 0"),
-    (TWO_CONSUMERS, ("4 * CONSUMERS * ctas", "8 * CONSUMERS * ctas"), "lacks 8 of 16 arrivals"),
-    (TWO_CONSUMERS, ("named_barrier_sync(barrier, 128)", "named_barrier_sync(barrier, 256)"),
-     "waits for ever in named_barrier_sync.. at barrier 1, where 128 of 256 threads have arrived"),
-    (ONE_GROUP, ("        __syncthreads();  // all four warps", "//"), "waits for ever"),
-    (IN_CLUSTER, ("    if (CLUSTER > 1) cluster_arrive(), cluster_wait();\n}", "}"),
-     "has ended already|was still sending")])
+@pytest.mark.parametrize(
+    "step, change, reason",
+    [
+        (TWO_CONSUMERS, ("    wgmma_fence();\n", ""), "wgmma_fence.. is missing"),
+        (
+            TWO_CONSUMERS,
+            ("    wgmma_commit();\n", ""),
+            "ends before wgmma_wait has waited for all of its products",
+        ),
+        (
+            TWO_CONSUMERS,
+            ("    wgmma_wait<0>();\n    release", "    release"),
+            "ends before wgmma_wait has waited",
+        ),
+        (
+            TWO_CONSUMERS,
+            ("position.phase ^ 1)", "position.phase)"),
+            "thread 0 waits for ever for parity 0 of the mbarrier.*; block 0, thread 128 waits for ever for parity 0",
+        ),
+        (TWO_CONSUMERS, ("4 * CONSUMERS * ctas", "8 * CONSUMERS * ctas"), "lacks 8 of 16 arrivals"),
+        (
+            TWO_CONSUMERS,
+            ("named_barrier_sync(barrier, 128)", "named_barrier_sync(barrier, 256)"),
+            "waits for ever in named_barrier_sync.. at barrier 1, where 128 of 256 threads have arrived",
+        ),
+        (ONE_GROUP, ("        __syncthreads();  // all four warps", "//"), "waits for ever"),
+        (
+            IN_CLUSTER,
+            ("    if (CLUSTER > 1) cluster_arrive(), cluster_wait();\n}", "}"),
+            "has ended already|was still sending",
+        ),
+    ],
+)
 def test_a_broken_rule_of_products_is_named(step, change, reason):
     with pytest.raises(emulator.EmulationError, match=reason):
         for seed in (0, 2):
@@ -449,19 +556,30 @@ def test_sums_are_no_numbers_until_the_wait():
         assert early.isnan().all() and (late == 32).all()
 
 
-@pytest.mark.parametrize("source, reason", [
-    ("#include <cuda/pipeline>\n", "kernel includes <cuda/pipeline>, which the emulator lacks"),
-    ('__device__ void f() { asm volatile("nanosleep.u32 1;"); }\n', "kernel contains inline PTX")])
+@pytest.mark.parametrize(
+    "source, reason",
+    [
+        ("#include <cuda/pipeline>\n", "kernel includes <cuda/pipeline>, which the emulator lacks"),
+        ('__device__ void f() { asm volatile("nanosleep.u32 1;"); }\n', "kernel contains inline PTX"),
+    ],
+)
 def test_what_it_does_not_know_is_said(source, reason):
     kernel = cuda_magic.find_kernels(source + 'extern "C" __global__ void kernel(float* x) {}')["kernel"]
     with pytest.raises(emulator.NotEmulated, match=reason):
         kernel[1, 1](torch.zeros(1))
 
 
-@pytest.mark.parametrize("body, reason", [
-    ("for (volatile int i = 0; i >= 0; i = (i + 1) % 9) x[0] += i;", "run for 0.2 s without waiting: a loop"),
-    ("x[0] = 7 / int(x[1]);", "thread 0: divides an integer by zero"),
-    ("volatile char big[1 << 20]; big[threadIdx.x] = 0; x[0] = big[0];", "needs more than 128 KiB")])
+@pytest.mark.parametrize(
+    "body, reason",
+    [
+        (
+            "for (volatile int i = 0; i >= 0; i = (i + 1) % 9) x[0] += i;",
+            "run for 0.2 s without waiting: a loop",
+        ),
+        ("x[0] = 7 / int(x[1]);", "thread 0: divides an integer by zero"),
+        ("volatile char big[1 << 20]; big[threadIdx.x] = 0; x[0] = big[0];", "needs more than 128 KiB"),
+    ],
+)
 def test_a_crash_of_the_kernel_is_named(body, reason, monkeypatch):
     monkeypatch.setattr(emulator, "LONGEST_RUN_S", 0.2)
     kernel = cuda_magic.find_kernels(f'extern "C" __global__ void crash(float* x) {{ {body} }}')["crash"]

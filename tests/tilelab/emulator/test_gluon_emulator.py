@@ -10,7 +10,7 @@ import ch14  # noqa: F401  selects Triton's interpreter where there is no GPU
 from tilelab.cells import lesson
 from tilelab.emulator import gluon_emulator
 
-COPY = '''
+COPY = """
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
@@ -29,7 +29,7 @@ def scale_tile(x_desc, out_desc, factor, LAYOUT: gl.constexpr):
     fence_async_shared()
     tma.async_copy_shared_to_global(out_desc, [gl.program_id(0) * 4, 0], tile)
     tma.store_wait(0)
-'''
+"""
 
 
 class Descriptor:
@@ -45,7 +45,9 @@ def scale(change=("", ""), seed=0):
     x = torch.arange(30.0).view(10, 3)
     out = torch.full_like(x, torch.nan)
     with gluon_emulator.with_seed(seed):
-        gluon_emulator.run(kernel, (3,), Descriptor(x, [4, 8]), Descriptor(out, [4, 8]), 2.0, LAYOUT=None, num_warps=4)
+        gluon_emulator.run(
+            kernel, (3,), Descriptor(x, [4, 8]), Descriptor(out, [4, 8]), 2.0, LAYOUT=None, num_warps=4
+        )
     return x, out
 
 
@@ -55,18 +57,34 @@ def test_a_tile_that_hangs_over_the_end_is_clipped(seed):
     assert torch.equal(out, 2 * x)
 
 
-@pytest.mark.parametrize("change, said", [
-    (("    mbarrier.init(full, count=1)\n", ""), "before mbarrier.init"),
-    (("    mbarrier.init(full, count=1)\n    fence_async_shared()", "    mbarrier.init(full, count=1)"), "no fence"),
-    (("    mbarrier.expect(full, x_desc.block_type.nbytes)\n", ""), "nothing moves any more.*mbarrier.wait.full, 0"),
-    (("expect(full, x_desc.block_type.nbytes)", "expect(full, 4)"), "nothing moves any more"),
-    (("mbarrier.wait(full, 0)", "mbarrier.wait(full, 1)"), "before TMA has landed"),
-    (("    mbarrier.wait(full, 0)\n", "    mbarrier.arrive(full, count=1)\n"), "one too many|before TMA has landed"),
-    (("factor)\n    fence_async_shared()", "factor)"), "without fence_async_shared"),
-    (("    tma.store_wait(0)\n", ""), "before tma.store_wait"),
-    (("    tma.store_wait(0)\n", "    tile.store(tile.load(LAYOUT))\n"), "still uses"),
-    ((".index(0)\n", ".index(1)\n"), "index 1 of 1"),
-    (("[gl.program_id(0) * 4, 0], full", "[0], full"), "1 coordinates")])
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (("    mbarrier.init(full, count=1)\n", ""), "before mbarrier.init"),
+        (
+            (
+                "    mbarrier.init(full, count=1)\n    fence_async_shared()",
+                "    mbarrier.init(full, count=1)",
+            ),
+            "no fence",
+        ),
+        (
+            ("    mbarrier.expect(full, x_desc.block_type.nbytes)\n", ""),
+            "nothing moves any more.*mbarrier.wait.full, 0",
+        ),
+        (("expect(full, x_desc.block_type.nbytes)", "expect(full, 4)"), "nothing moves any more"),
+        (("mbarrier.wait(full, 0)", "mbarrier.wait(full, 1)"), "before TMA has landed"),
+        (
+            ("    mbarrier.wait(full, 0)\n", "    mbarrier.arrive(full, count=1)\n"),
+            "one too many|before TMA has landed",
+        ),
+        (("factor)\n    fence_async_shared()", "factor)"), "without fence_async_shared"),
+        (("    tma.store_wait(0)\n", ""), "before tma.store_wait"),
+        (("    tma.store_wait(0)\n", "    tile.store(tile.load(LAYOUT))\n"), "still uses"),
+        ((".index(0)\n", ".index(1)\n"), "index 1 of 1"),
+        (("[gl.program_id(0) * 4, 0], full", "[0], full"), "1 coordinates"),
+    ],
+)
 def test_a_broken_rule_is_named(change, said):
     with pytest.raises(gluon_emulator.GluonError, match=said):
         scale(change)

@@ -21,7 +21,9 @@ def square(n):
 
 @pytest.mark.skipif(device.current().capability is not None, reason="there is a GPU here")
 def test_without_a_gpu_it_says_so():
-    with pytest.raises(device.Unsupported, match="timing needs a GPU; here is no GPU .*: read results/ instead"):
+    with pytest.raises(
+        device.Unsupported, match="timing needs a GPU; here is no GPU .*: read results/ instead"
+    ):
         bench.compare({"a": mm}, square(64), "a")
 
 
@@ -77,10 +79,16 @@ def test_one_call_takes_microseconds():
 def test_a_launch_that_fails_stops_nobody(n):
     def broken(a, b, c):
         calls = iter(range(1))
-        return lambda: next(calls, None) is None and 1 / 0  # the first call is well, the next is inside the burst
+        return lambda: (
+            next(calls, None) is None and 1 / 0
+        )  # the first call is well, the next is inside the burst
 
     timings = bench.compare({"cuBLAS": mm, "broken": broken, "again": mm}, square(n), "cuBLAS")
-    assert "division by zero" in timings["broken"].reason and timings["broken"].ms is None and timings["again"].ms
+    assert (
+        "division by zero" in timings["broken"].reason
+        and timings["broken"].ms is None
+        and timings["again"].ms
+    )
 
 
 @pytest.mark.gpu
@@ -100,8 +108,9 @@ assert timings["again"].ms and bool(timings["waits"].ms) != bool(timings["waits"
 inputs()
 """
     root = ROOT
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False,
-                          timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -113,6 +122,10 @@ def test_copy_runs_at_dram_speed():
     def copy(source, destination):
         return lambda: destination.copy_(source)
 
-    timing = bench.compare({"copy": copy}, lambda: [torch.randn(elements, device="cuda").bfloat16() for _ in range(2)],
-                           "copy", nbytes=4 * elements)["copy"]
+    timing = bench.compare(
+        {"copy": copy},
+        lambda: [torch.randn(elements, device="cuda").bfloat16() for _ in range(2)],
+        "copy",
+        nbytes=4 * elements,
+    )["copy"]
     assert 3000 < timing.gbps < 4800  # above the datasheet it would have come from L2

@@ -54,17 +54,20 @@ def test_right_kernel_passes():
     assert [row["status"] for row in rows] == ["ok", "ok"] and rows[0]["shape"] == [8, 16]
 
 
-@pytest.mark.parametrize("kernel, message", [
-    (short, "16 of 128 elements are not finite, or were never written"),
-    (beyond, "1 elements outside the output were overwritten"),
-    (before, "1 elements outside the output were overwritten"),
-])
+@pytest.mark.parametrize(
+    "kernel, message",
+    [
+        (short, "16 of 128 elements are not finite, or were never written"),
+        (beyond, "1 elements outside the output were overwritten"),
+        (before, "1 elements outside the output were overwritten"),
+    ],
+)
 def test_wrong_kernel_is_caught(kernel, message):
     assert find_reasons(kernel, CASES)[0] == message
 
 
 def test_one_wrong_element_is_caught():
-    reason, = find_reasons(off, CASES[:1])
+    (reason,) = find_reasons(off, CASES[:1])
     assert reason.startswith("the error ") and reason.endswith(" is above 9.8e-04")
 
 
@@ -142,16 +145,22 @@ def test_ulps_of_a_rounded_result_and_of_its_neighbours(dtype):
     assert check.ulps(rounded, exact) == 0
     step = torch.exp2((torch.frexp(exact)[1] - bits).clamp(min=least).double())
     step[exact == 0] = 2.0**least
-    assert check.ulps((exact + step).to(dtype), exact) == check.ulps((exact - 2 * step).to(dtype), exact) / 2 == 1
+    assert (
+        check.ulps((exact + step).to(dtype), exact)
+        == check.ulps((exact - 2 * step).to(dtype), exact) / 2
+        == 1
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_ulps_are_numpy_s_spacing(dtype):
-    exact = torch.tensor([1.0, 1.5, 0.9990234375, 2.0**-14, 2.0**-24, 3 * 2.0**-24, 1024.0, 60000.0], dtype=dtype)
+    exact = torch.tensor(
+        [1.0, 1.5, 0.9990234375, 2.0**-14, 2.0**-24, 3 * 2.0**-24, 1024.0, 60000.0], dtype=dtype
+    )
     numbers = exact.numpy()
     for index, spacing in enumerate(numpy.spacing(numbers)):
-        beyond = torch.from_numpy(numbers[index:index + 1] + spacing)
-        assert check.ulps(beyond, exact[index:index + 1].double()) == 1
+        beyond = torch.from_numpy(numbers[index : index + 1] + spacing)
+        assert check.ulps(beyond, exact[index : index + 1].double()) == 1
 
 
 def test_ulps_count_the_smallest_steps_below_the_normal_numbers():
@@ -177,6 +186,7 @@ def test_ulps_of_a_reference_that_is_no_number():
 @pytest.fixture
 def sanitizer(tmp_path, monkeypatch):
     """A compute-sanitizer that says and does what it is told."""
+
     def made(shell):
         path = tmp_path / "compute-sanitizer"
         path.write_text(f"#!/bin/sh\n{shell}\n")
@@ -187,17 +197,30 @@ def sanitizer(tmp_path, monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("shell, status, reason", [
-    ("echo '========= ERROR SUMMARY: 0 errors'", "ok", "ERROR SUMMARY: 0 errors"),
-    ("echo; exit 0", "wrong", "no summary, exit status 0"),
-    ("echo 'Target application terminated before first instrumented API call'", "wrong",
-     "no summary, exit status 0 (Target application"),
-    ("echo 'ERROR SUMMARY: 0 errors'; echo ImportError: no >&2; exit 1", "wrong",
-     "ERROR SUMMARY: 0 errors, exit status 1 (ImportError: no)"),
-    ("printf 'first\\nInvalid read\\nERROR SUMMARY: 2 errors\\n'; exit 9", "wrong", "Invalid read: ERROR SUMMARY: 2"),
-    ("kill -9 $$", "wrong", "no summary, exit status -9"),
-    ("printf '\\377 ERROR SUMMARY: 0 errors\\n'", "ok", "ERROR SUMMARY: 0 errors"),
-])
+@pytest.mark.parametrize(
+    "shell, status, reason",
+    [
+        ("echo '========= ERROR SUMMARY: 0 errors'", "ok", "ERROR SUMMARY: 0 errors"),
+        ("echo; exit 0", "wrong", "no summary, exit status 0"),
+        (
+            "echo 'Target application terminated before first instrumented API call'",
+            "wrong",
+            "no summary, exit status 0 (Target application",
+        ),
+        (
+            "echo 'ERROR SUMMARY: 0 errors'; echo ImportError: no >&2; exit 1",
+            "wrong",
+            "ERROR SUMMARY: 0 errors, exit status 1 (ImportError: no)",
+        ),
+        (
+            "printf 'first\\nInvalid read\\nERROR SUMMARY: 2 errors\\n'; exit 9",
+            "wrong",
+            "Invalid read: ERROR SUMMARY: 2",
+        ),
+        ("kill -9 $$", "wrong", "no summary, exit status -9"),
+        ("printf '\\377 ERROR SUMMARY: 0 errors\\n'", "ok", "ERROR SUMMARY: 0 errors"),
+    ],
+)
 def test_the_sanitizer_is_clean_only_where_it_says_so(sanitizer, shell, status, reason):
     row = sanitizer(shell)
     assert row["status"] == status and reason in row["reason"], row
@@ -205,7 +228,9 @@ def test_the_sanitizer_is_clean_only_where_it_says_so(sanitizer, shell, status, 
 
 def test_cases_without_memory_are_no_verdict(sanitizer):
     with pytest.raises(torch.OutOfMemoryError, match="memcheck ended without a verdict"):
-        sanitizer("echo 'ERROR SUMMARY: 0 errors'; echo 'CUDA error: out of memory' >&2; echo Compile with >&2; exit 1")
+        sanitizer(
+            "echo 'ERROR SUMMARY: 0 errors'; echo 'CUDA error: out of memory' >&2; echo Compile with >&2; exit 1"
+        )
 
 
 def test_racecheck_is_shared_out(sanitizer):
@@ -229,7 +254,11 @@ def test_what_is_attempted_may_hang_or_fail():
 def test_side_by_side_is_at_once_and_in_order(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a"))
     met = threading.Barrier(3)
-    assert check.run_side_by_side(*[lambda name=name: (met.wait(60), name)[1] for name in "abc"]) == ["a", "b", "c"]
+    assert check.run_side_by_side(*[lambda name=name: (met.wait(60), name)[1] for name in "abc"]) == [
+        "a",
+        "b",
+        "c",
+    ]
     with pytest.raises(ZeroDivisionError):
         check.run_side_by_side(lambda: 1 / 0, lambda: 1)
 
@@ -242,4 +271,6 @@ def test_without_the_sanitizer(monkeypatch):
 
 def test_an_answer_that_exits_does_not_end_the_notebook(capsys):
     check.check_exercise("A", lambda: sys.exit(0))
-    assert capsys.readouterr().out == "A: not yet right (the answer calls exit, which would end the notebook).\n"
+    assert (
+        capsys.readouterr().out == "A: not yet right (the answer calls exit, which would end the notebook).\n"
+    )

@@ -29,15 +29,25 @@ def hopper(monkeypatch):
 
 def test_nothing_is_imported_before_it_is_asked_for():
     modules = [kind.MODULE.partition(".")[0] for kind in peers.KINDS.values()] + ["cutlass", "tvm_ffi"]
-    script = ("import sys; import ch10.wgmma_gemm.lesson.experiments, ch14.blockscaled.lesson.experiments, ch14.attention.lesson.audit; "
-              f"from tilelab.measure import peers; print([name for name in {modules} if name in sys.modules])")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True,
-                          env=notebook.child_env(), cwd=ROOT)
+    script = (
+        "import sys; import ch10.wgmma_gemm.lesson.experiments, ch14.blockscaled.lesson.experiments, ch14.attention.lesson.audit; "
+        f"from tilelab.measure import peers; print([name for name in {modules} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=notebook.child_env(),
+        cwd=ROOT,
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_an_unknown_peer_is_refused():
-    with pytest.raises(ValueError, match="unknown peer 'cutlass'; choose one of deep_gemm, quack, flash_attention_4."):
+    with pytest.raises(
+        ValueError, match="unknown peer 'cutlass'; choose one of deep_gemm, quack, flash_attention_4."
+    ):
         peers.find("cutlass")
 
 
@@ -62,7 +72,9 @@ def test_a_peer_that_is_not_installed_says_what_to_do(hopper, monkeypatch, name)
 
 def test_any_error_of_an_import_is_a_reason(hopper, monkeypatch, tmp_path):
     """A library that is broken or of another torch raises OSError, RuntimeError or AssertionError."""
-    for number, error in enumerate(("OSError('undefined symbol: x\\nmore')", "AssertionError", "RuntimeError('no')")):
+    for number, error in enumerate(
+        ("OSError('undefined symbol: x\\nmore')", "AssertionError", "RuntimeError('no')")
+    ):
         folder = tmp_path / str(number) / "deep_gemm"
         folder.mkdir(parents=True)
         (folder / "__init__.py").write_text(f"raise {error}\n")
@@ -88,7 +100,11 @@ def test_a_folder_of_wheels_is_found_with_its_versions(hopper, monkeypatch, tmp_
     try:
         for _ in range(2):
             found = peers.find("quack")
-            assert (found.reason, found.version, found.library.__name__) == ("", "0.6.5", "quack.gemm_interface")
+            assert (found.reason, found.version, found.library.__name__) == (
+                "",
+                "0.6.5",
+                "quack.gemm_interface",
+            )
         assert sys.path.count(str(tmp_path)) == 1
     finally:
         for name in ("quack", "quack.gemm_interface", "beneath"):
@@ -182,8 +198,19 @@ ROUNDS = {"fast": (2.0, 2.1, 1.9, 2.0), "slow": (0.5, 0.4, 0.5, 0.625)}
 def timed(monkeypatch):
     def compare(candidates, make_inputs, peer, **timing):
         asked.append([*candidates])
-        return {name: bench.Timing(name, TIMES[name], peer, TIMES[peer], 7.0, None, "" if TIMES[name] else "captured",
-                                   ROUNDS.get(name, ())) for name in candidates}
+        return {
+            name: bench.Timing(
+                name,
+                TIMES[name],
+                peer,
+                TIMES[peer],
+                7.0,
+                None,
+                "" if TIMES[name] else "captured",
+                ROUNDS.get(name, ()),
+            )
+            for name in candidates
+        }
 
     asked = []
     monkeypatch.setattr(bench, "compare", compare)
@@ -191,13 +218,20 @@ def timed(monkeypatch):
 
 
 def find_fault(prepare):
-    return {"wrong": "the error 1 is above 0", "refuses": 1 / 0 if prepare() == "refuses" else ""}.get(prepare(), "")
+    return {"wrong": "the error 1 is above 0", "refuses": 1 / 0 if prepare() == "refuses" else ""}.get(
+        prepare(), ""
+    )
 
 
 def test_each_peer_has_a_row_with_a_ratio_or_a_reason(timed):
-    rivals = {peers.Peer(name, "1.0"): lambda name=name: name for name in ("fast", "wrong", "slow", "late", "refuses")}
+    rivals = {
+        peers.Peer(name, "1.0"): lambda name=name: name
+        for name in ("fast", "wrong", "slow", "late", "refuses")
+    }
     rivals[peers.Peer("absent", None, "absent cannot be imported.")] = None
-    rows = peers.compare(None, rivals, list, find_fault, {"status": "ok", "reason": "", "error": 0.1}, flops=1)
+    rows = peers.compare(
+        None, rivals, list, find_fault, {"status": "ok", "reason": "", "error": 0.1}, flops=1
+    )
     assert timed == [["course", "fast", "slow", "late"]]
     by_peer = {row["peer"]: row for row in rows}
     assert list(by_peer) == [peer.name for peer in rivals] and {row["name"] for row in rows} == {"course"}
@@ -209,16 +243,18 @@ def test_each_peer_has_a_row_with_a_ratio_or_a_reason(timed):
     assert {name: row["reason"] for name, row in by_peer.items() if row["status"] == "failed"} == {
         "wrong": "the result of wrong is wrong: the error 1 is above 0.",
         "late": "late cannot be timed: captured.",
-        "refuses": "refuses fails: ZeroDivisionError: division by zero.", "absent": "absent cannot be imported."}
+        "refuses": "refuses fails: ZeroDivisionError: division by zero.",
+        "absent": "absent cannot be imported.",
+    }
     assert all("ratio" not in row for row in rows if row["status"] == "failed")
 
 
 def test_a_course_that_is_wrong_and_peers_that_are_missing_are_not_timed(timed):
     wrong = {"status": "wrong", "reason": "the error 1 is above 0", "error": 1.0}
-    row, = peers.compare(None, {peers.Peer("fast", "1.0"): lambda: "fast"}, list, find_fault, wrong)
+    (row,) = peers.compare(None, {peers.Peer("fast", "1.0"): lambda: "fast"}, list, find_fault, wrong)
     assert row == wrong | {"name": "course", "peer": "fast", "peer_version": "1.0"}
     absent = peers.Peer("absent", reason="absent cannot be imported.")
-    row, = peers.compare(None, {absent: None}, list, find_fault, {"status": "ok", "reason": ""})
+    (row,) = peers.compare(None, {absent: None}, list, find_fault, {"status": "ok", "reason": ""})
     assert row["status"] == "failed" and row["reason"] == absent.reason and timed == []
 
 
@@ -238,9 +274,13 @@ def test_two_candidates_are_related_over_a_third():
 
 
 def test_the_strongest_peer_of_each_case():
-    rows = [{"shape": [1], "peer": "a", "ratio": 1.1}, {"shape": [1], "peer": "b", "ratio": 0.9},
-            {"shape": [2], "peer": "a", "ratio": 1.2}, {"shape": [2], "peer": "b", "status": "failed"},
-            {"shape": [3], "peer": "a", "status": "failed"}]
+    rows = [
+        {"shape": [1], "peer": "a", "ratio": 1.1},
+        {"shape": [1], "peer": "b", "ratio": 0.9},
+        {"shape": [2], "peer": "a", "ratio": 1.2},
+        {"shape": [2], "peer": "b", "status": "failed"},
+        {"shape": [3], "peer": "a", "status": "failed"},
+    ]
     assert [(row["shape"], row["peer"]) for row in peers.select_strongest(rows)] == [([1], "b"), ([2], "a")]
 
 

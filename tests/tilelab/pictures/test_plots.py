@@ -9,17 +9,70 @@ from matplotlib.figure import Figure
 from ch14.gemm.configs import configs
 from tilelab.pictures import diagrams, plots
 
-ROWS = [{"name": "best", "shape": [64, 64, 64], "config": "64,64", "ms": 0.5, "predicted_ms": 0.6, "tflops": 700.0,
-         "ratio": 1.05, "status": "ok", "reason": "", "intensity": 300.0, "x": 64, "y": 128},
-        {"name": "proposed", "shape": [64, 64, 64], "config": "$64$", "ms": 1.0, "predicted_ms": 0.9, "tflops": 350.0,
-         "ratio": 0.5, "status": "ok", "reason": "", "intensity": 30.0, "x": 128, "y": 128},
-        {"name": "a $5$ kernel", "shape": [64, 64, 64], "config": "256", "ms": 2.0, "predicted_ms": 3.0, "tflops": 50.0,
-         "ratio": 0.2, "status": "ok", "reason": "", "intensity": 3.0, "x": 64, "y": 64}]
-REJECTED = {"name": "proposed", "config": "256,256", "status": "rejected", "reason": "it needs 9 B of shared memory",
-            "x": 256, "y": 128, "shape": [64, 64, 64]}
-WRONG = ROWS[0] | {"status": "wrong", "reason": "one element differs", "x": 256, "tflops": 9999.0, "ratio": 99.0}
-TITLES = {"title": "A finding: $5 a tile and $6 a stage, in a title so long that one line of it cannot hold it all",
-          "source": "recorded on NVIDIA H200, 2026-11-21"}
+ROWS = [
+    {
+        "name": "best",
+        "shape": [64, 64, 64],
+        "config": "64,64",
+        "ms": 0.5,
+        "predicted_ms": 0.6,
+        "tflops": 700.0,
+        "ratio": 1.05,
+        "status": "ok",
+        "reason": "",
+        "intensity": 300.0,
+        "x": 64,
+        "y": 128,
+    },
+    {
+        "name": "proposed",
+        "shape": [64, 64, 64],
+        "config": "$64$",
+        "ms": 1.0,
+        "predicted_ms": 0.9,
+        "tflops": 350.0,
+        "ratio": 0.5,
+        "status": "ok",
+        "reason": "",
+        "intensity": 30.0,
+        "x": 128,
+        "y": 128,
+    },
+    {
+        "name": "a $5$ kernel",
+        "shape": [64, 64, 64],
+        "config": "256",
+        "ms": 2.0,
+        "predicted_ms": 3.0,
+        "tflops": 50.0,
+        "ratio": 0.2,
+        "status": "ok",
+        "reason": "",
+        "intensity": 3.0,
+        "x": 64,
+        "y": 64,
+    },
+]
+REJECTED = {
+    "name": "proposed",
+    "config": "256,256",
+    "status": "rejected",
+    "reason": "it needs 9 B of shared memory",
+    "x": 256,
+    "y": 128,
+    "shape": [64, 64, 64],
+}
+WRONG = ROWS[0] | {
+    "status": "wrong",
+    "reason": "one element differs",
+    "x": 256,
+    "tflops": 9999.0,
+    "ratio": 99.0,
+}
+TITLES = {
+    "title": "A finding: $5 a tile and $6 a stage, in a title so long that one line of it cannot hold it all",
+    "source": "recorded on NVIDIA H200, 2026-11-21",
+}
 
 
 def words(figure):
@@ -64,8 +117,15 @@ def test_draws_without_a_warning_and_leaves_nothing_open(draw):
         draw([])
 
 
-@pytest.mark.parametrize("name, word", [("ladder", REJECTED["reason"]), ("ratios", REJECTED["reason"]),
-                                        ("heat_map", "x"), ("build", "shared\nmemory")])
+@pytest.mark.parametrize(
+    "name, word",
+    [
+        ("ladder", REJECTED["reason"]),
+        ("ratios", REJECTED["reason"]),
+        ("heat_map", "x"),
+        ("build", "shared\nmemory"),
+    ],
+)
 def test_what_did_not_run_stays_in_the_picture_with_its_reason(name, word):
     figure = PICTURES[name]([*ROWS, REJECTED])
     assert word in [text.get_text() for text in figure.axes[0].texts]
@@ -81,18 +141,35 @@ def test_a_wrong_result_has_no_figure(name):
 
 
 def test_ratios_name_the_peer_and_the_floor():
-    assert {"cuBLAS", "floor 0.9", "1.05"} <= {text.get_text() for text in PICTURES["ratios"](ROWS).axes[0].texts}
+    assert {"cuBLAS", "floor 0.9", "1.05"} <= {
+        text.get_text() for text in PICTURES["ratios"](ROWS).axes[0].texts
+    }
     assert_draws(PICTURES["ratios"](ROWS * 7))
 
 
 def test_build_table_tells_the_tensor_cores_apart():
-    rows = [{"name": "64,64", "target": target, "status": "ok", "reason": "", "unit": unit} for target, unit in
-            (("sm_90a", "wgmma"), ("sm_100a", "tcgen05"), ("sm_103a", "mma.sync"), ("sm_121a", "mma.sync"))]
+    rows = [
+        {"name": "64,64", "target": target, "status": "ok", "reason": "", "unit": unit}
+        for target, unit in (
+            ("sm_90a", "wgmma"),
+            ("sm_100a", "tcgen05"),
+            ("sm_103a", "mma.sync"),
+            ("sm_121a", "mma.sync"),
+        )
+    ]
     rows.append(rows[0] | {"target": "sm_80", "status": "unsupported", "reason": "sm_80 has no TMA"})
-    rows.append(rows[0] | {"name": "256,256", "status": "rejected", "reason": "512 threads have 128 registers"})
+    rows.append(
+        rows[0] | {"name": "256,256", "status": "rejected", "reason": "512 threads have 128 registers"}
+    )
     texts = [text.get_text() for text in plots.build_table(rows, **TITLES).axes[0].texts]
-    assert texts == ["runs:\nwgmma", "runs:\ntcgen05", "mma.sync,\nnot tcgen05", "runs:\nmma.sync", "unsupported",
-                     "registers"]
+    assert texts == [
+        "runs:\nwgmma",
+        "runs:\ntcgen05",
+        "mma.sync,\nnot tcgen05",
+        "runs:\nmma.sync",
+        "unsupported",
+        "registers",
+    ]
 
 
 def test_no_ratio_is_below_zero():
@@ -109,22 +186,32 @@ def test_the_alternative_text_of_a_heat_map_says_its_range_and_where_it_ends():
 
 
 def test_the_alternative_texts_of_ratios_and_ladders_say_each_value():
-    rows = [{"name": f"k{index}", "ratio": 0.5 + index / 10, "gbps": 1000 * (index + 1)} for index in range(3)]
+    rows = [
+        {"name": f"k{index}", "ratio": 0.5 + index / 10, "gbps": 1000 * (index + 1)} for index in range(3)
+    ]
     rows.append({"name": "late", "status": "failed", "reason": "no answer"})
     said = plots.ratios(rows, label="name", floor=0.9, **TITLES).description
     assert said.startswith(TITLES["title"]) and "a dashed line marks 0.9" in said
     assert said.endswith("0.50 for k0; 0.60 for k1; 0.70 for k2; none for late.")
-    said = plots.ladder(rows, label="name", value="gbps", ceiling=4000, ceiling_label="roof", **TITLES).description
-    assert said.endswith("GB/s: 1,000 for k0; 2,000 for k1; 3,000 for k2; none for late; a dashed line at 4,000, "
-                         "roof.")
+    said = plots.ladder(
+        rows, label="name", value="gbps", ceiling=4000, ceiling_label="roof", **TITLES
+    ).description
+    assert said.endswith(
+        "GB/s: 1,000 for k0; 2,000 for k1; 3,000 for k2; none for late; a dashed line at 4,000, roof."
+    )
     many = plots.ratios(rows * 5, label="name", **TITLES).description
     assert many.endswith("of 15 rows with a value, the least is 0.50 for k0, and the greatest 0.70 for k2.")
 
 
 def test_the_words_of_neighbouring_cells_do_not_touch():
-    rows = [{"x": x, "y": y, "status": "rejected" if x + y else "ok", "ratio": 0.99} for x in range(8) for y in (0, 1)]
-    figure = plots.heat_map(rows, "x", lambda row: f"{row['y']} warps, 7 stages", "ratio", mark=lambda row: "smem",
-                            **TITLES)
+    rows = [
+        {"x": x, "y": y, "status": "rejected" if x + y else "ok", "ratio": 0.99}
+        for x in range(8)
+        for y in (0, 1)
+    ]
+    figure = plots.heat_map(
+        rows, "x", lambda row: f"{row['y']} warps, 7 stages", "ratio", mark=lambda row: "smem", **TITLES
+    )
     figure.draw_without_rendering()
     boxes = [text.get_window_extent().padded(3) for text in figure.axes[0].texts]
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
@@ -137,8 +224,11 @@ def test_heat_map_refuses_two_rows_in_one_cell():
 
 def test_gemm_picture():
     every = [*configs("course").values(), *configs("proposed").values()]
-    for config in (max(every, key=lambda config: config.num_stages), max(every, key=lambda config: config.block_m),
-                   max(every, key=lambda config: config.epilogue_subtile)):
+    for config in (
+        max(every, key=lambda config: config.num_stages),
+        max(every, key=lambda config: config.block_m),
+        max(every, key=lambda config: config.epilogue_subtile),
+    ):
         figure = diagrams.draw_gemm(config, 1024, 2048, 1024)
         assert f"stage {config.num_stages - 1}" in words(figure)
         assert f"A {config.block_m * config.block_k * 2 / 1024:g} KB" in words(figure)
@@ -147,8 +237,14 @@ def test_gemm_picture():
 
 @pytest.mark.parametrize("shape", [(1, 4096, 4096), (333, 520, 136)])
 def test_gemm_picture_of_any_shape_and_anything_like_a_config(shape):
-    config = SimpleNamespace(block_m=256, block_n=64, block_k=32, num_stages=16, epilogue_subtile=4,
-                             smem_bytes=lambda dtype, target: 2**18)
+    config = SimpleNamespace(
+        block_m=256,
+        block_n=64,
+        block_k=32,
+        num_stages=16,
+        epilogue_subtile=4,
+        smem_bytes=lambda dtype, target: 2**18,
+    )
     assert_draws(diagrams.draw_gemm(config, *shape))
 
 
@@ -160,7 +256,10 @@ def test_sweep_picture():
 
 def test_colours_are_fixed():
     assert plots.colour("cuBLAS") == "#000000" and plots.colour("best") == plots.colour("persistent")
-    assert plots.colour("never seen") == plots.colour("never seen") and plots.colour("never seen") in plots.OTHERS
+    assert (
+        plots.colour("never seen") == plots.colour("never seen")
+        and plots.colour("never seen") in plots.OTHERS
+    )
     assert not set(plots.OTHERS) & set(plots.COLOURS.values())
 
 

@@ -43,6 +43,7 @@ def run(folders, capsys, *options):
 def scale_ratio(factor, row=0):
     def edit(record):
         record["rows"][row]["ratio"] *= factor
+
     return edit
 
 
@@ -53,13 +54,23 @@ def test_equal_records_are_fine(folders, capsys):
     assert said[1].startswith("4 of 4 records are in both") and said[1].endswith("of none differs.")
 
 
-@pytest.mark.parametrize("experiment, factor, is_worse", [
-    (SQUARE, 0.90, True), (SQUARE, 0.97, False), (SQUARE, 1.3, False),  # a speed
-    (COST, 1.3, True), (COST, 1.1, False), (COST, 0.5, False)])  # a cost, with a larger spread
+@pytest.mark.parametrize(
+    "experiment, factor, is_worse",
+    [
+        (SQUARE, 0.90, True),
+        (SQUARE, 0.97, False),
+        (SQUARE, 1.3, False),  # a speed
+        (COST, 1.3, True),
+        (COST, 1.1, False),
+        (COST, 0.5, False),
+    ],
+)  # a cost, with a larger spread
 def test_a_ratio_that_fell_by_more_than_its_spread(folders, capsys, experiment, factor, is_worse):
     for name in ("old", "new"):
-        change(folders / name / f"{experiment}.json",
-               lambda record: record["rows"][0].update(spread=0.05 if experiment == COST else 0.005))
+        change(
+            folders / name / f"{experiment}.json",
+            lambda record: record["rows"][0].update(spread=0.05 if experiment == COST else 0.005),
+        )
     change(folders / "new" / f"{experiment}.json", scale_ratio(factor))
     status, said = run(folders, capsys)
     assert status == is_worse
@@ -97,8 +108,13 @@ def test_everything_that_is_worse_the_worst_first(folders, capsys):
     status, said = run(folders, capsys)
     assert status == 1 and said[2] == "Worse: 1 status, 3 missing, 2 ratio."
     assert [line.split()[:2] for line in said[3:]] == [
-        ["status", SQUARE], ["missing", COST], ["missing", SQUARE], ["missing", SQUARE], ["ratio", SQUARE],
-        ["ratio", SQUARE]]
+        ["status", SQUARE],
+        ["missing", COST],
+        ["missing", SQUARE],
+        ["missing", SQUARE],
+        ["ratio", SQUARE],
+        ["ratio", SQUARE],
+    ]
     assert "4096 x 4096 x 4096, k" in said[3] and said[3].endswith("ok -> wrong: the error is 0.5")
     assert said[4].endswith("recorded -> no record")
     assert "2048 x 2048 x 2048, k" in said[5] and said[5].endswith("6 rows -> 1 fewer")
@@ -107,7 +123,10 @@ def test_everything_that_is_worse_the_worst_first(folders, capsys):
 
 
 def test_what_becomes_better_or_was_never_there_is_no_problem(folders, capsys):
-    change(folders / "old" / f"{SQUARE}.json", lambda record: record["rows"][0].update(status="failed", reason="why"))
+    change(
+        folders / "old" / f"{SQUARE}.json",
+        lambda record: record["rows"][0].update(status="failed", reason="why"),
+    )
     change(folders / "old" / f"{SQUARE}.json", lambda record: record["rows"].pop())
     (folders / "old" / f"{COST}.json").unlink()
     assert run(folders, capsys)[0] == 0
@@ -125,17 +144,23 @@ def test_a_claim_with_another_verdict(folders, capsys):
             row["ratio"] = 1.0
 
     for name in ("old", "new"):
-        change(folders / name / "ch14_gemm_claim.json", lambda record: [
-            row.update(ratio=row.get("ratio", 1.0), spread=9.0) for row in record["rows"]])
+        change(
+            folders / name / "ch14_gemm_claim.json",
+            lambda record: [row.update(ratio=row.get("ratio", 1.0), spread=9.0) for row in record["rows"]],
+        )
     change(folders / "new" / "ch14_gemm_claim.json", make_equally_fast)
     status, said = run(folders, capsys)
     assert status == 1 and "1 verdict" in said[2]
-    verdict, = (line for line in said if line.startswith("verdict"))
-    assert verdict.split()[1:3] == ["claim", "speedup"] and verdict.endswith("holds on an H200 -> not on an H200")
+    (verdict,) = (line for line in said if line.startswith("verdict"))
+    assert verdict.split()[1:3] == ["claim", "speedup"] and verdict.endswith(
+        "holds on an H200 -> not on an H200"
+    )
 
 
 def test_a_claim_that_can_no_longer_be_judged(folders, capsys):
-    change(folders / "new" / "ch14_gemm_claim.json", lambda record: [row.pop("status") for row in record["rows"]])
+    change(
+        folders / "new" / "ch14_gemm_claim.json", lambda record: [row.pop("status") for row in record["rows"]]
+    )
     status, said = run(folders, capsys)
     assert status == 1 and any("speedup" in line and "cannot be judged" in line for line in said)
 
@@ -180,8 +205,10 @@ def test_headlines_only(folders, capsys):
 
 
 def test_a_long_list_is_cut(folders, capsys):
-    change(folders / "new" / f"{PEERS}.json", lambda record: [row.update(ratio=row["ratio"] / 2)
-                                                              for row in record["rows"]])
+    change(
+        folders / "new" / f"{PEERS}.json",
+        lambda record: [row.update(ratio=row["ratio"] / 2) for row in record["rows"]],
+    )
     status, said = run(folders, capsys)
     assert status == 1 and len(said) == 3 + compare.SHOWN + 1 and said[-1] == "… and 22 more"
 
@@ -203,9 +230,12 @@ def test_refusals(folders, capsys):
     assert refuse(capsys, old, new, "--margin", "-1") == "--margin must be from 0 to 100; it is -1."
     change(new / f"{SQUARE}.json", lambda record: record["device"].update(name="NVIDIA B200"))
     assert refuse(capsys, old, new) == (
-        f"OLD holds {SQUARE} of NVIDIA H200 and NEW of NVIDIA B200: figures of two GPUs cannot be compared.")
+        f"OLD holds {SQUARE} of NVIDIA H200 and NEW of NVIDIA B200: figures of two GPUs cannot be compared."
+    )
     (new / "odd.json").write_text("{}")
-    assert refuse(capsys, old, new).startswith(f"{new}/odd.json is not a record: it has no valid experiment, ")
+    assert refuse(capsys, old, new).startswith(
+        f"{new}/odd.json is not a record: it has no valid experiment, "
+    )
 
 
 def list_records():

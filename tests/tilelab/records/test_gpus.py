@@ -9,15 +9,26 @@ from tilelab.runtime import device
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a")
 B200 = device.Device("NVIDIA B200", (10, 0), "sm_100a")
-ROWS = [{"name": "plain", "shape": [64, 64], "config": "a", "ratio": 0.5, "peer": "cuBLAS", "status": "ok"},
-        {"name": "best", "shape": [64, 64], "config": "b", "ratio": 1.02, "peer": "cuBLAS", "status": "ok"}]
-THERE = [{**ROWS[1], "config": "z", "ratio": 0.9}, {"name": "plain", "shape": [64, 64], "status": "rejected"},
-         {"name": "more", "shape": [64, 64], "ratio": 2.0, "status": "ok"}]
+ROWS = [
+    {"name": "plain", "shape": [64, 64], "config": "a", "ratio": 0.5, "peer": "cuBLAS", "status": "ok"},
+    {"name": "best", "shape": [64, 64], "config": "b", "ratio": 1.02, "peer": "cuBLAS", "status": "ok"},
+]
+THERE = [
+    {**ROWS[1], "config": "z", "ratio": 0.9},
+    {"name": "plain", "shape": [64, 64], "status": "rejected"},
+    {"name": "more", "shape": [64, 64], "ratio": 2.0, "status": "ok"},
+]
 
 
 def record(here, rows, experiment="speed", source="aaaa"):
-    return {"experiment": experiment, "device": dataclasses.asdict(here), "versions": {},
-            "recorded": "2026-11-21T04:50:17Z", "source": source, "rows": rows}
+    return {
+        "experiment": experiment,
+        "device": dataclasses.asdict(here),
+        "versions": {},
+        "recorded": "2026-11-21T04:50:17Z",
+        "source": source,
+        "rows": rows,
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +48,11 @@ def two():
 def test_a_column_for_each_gpu(two):
     shown = gpus.table(two, "ratio")
     assert shown.frame.columns.tolist() == ["name", "shape", "H200", "B200"]
-    assert shown.frame.to_numpy().tolist() == [["plain", "64 x 64", "0.5", "rejected"],
-                                               ["best", "64 x 64", "1.02", "0.9"], ["more", "64 x 64", "", "2"]]
+    assert shown.frame.to_numpy().tolist() == [
+        ["plain", "64 x 64", "0.5", "rejected"],
+        ["best", "64 x 64", "1.02", "0.9"],
+        ["more", "64 x 64", "", "2"],
+    ]
     assert shown.caption == "speed, ratio: recorded on NVIDIA H200, 2026-11-21; B200, 2026-11-21"
     assert gpus.table(two, "ratio", by=["name"]).frame.columns.tolist() == ["name", "H200", "B200"]
 
@@ -67,13 +81,19 @@ def test_a_sweep_is_told_apart_by_configuration_too(own_folder):
     for here in (H200, B200):
         results.save(record(here, rows, "sweep"))
     shown = gpus.table(results.Record(results.load("sweep", "nvidia-h200"), live=False), "ratio")
-    assert shown.frame.columns.tolist() == ["name", "shape", "config", "H200", "B200"] and len(shown.frame) == 2
+    assert (
+        shown.frame.columns.tolist() == ["name", "shape", "config", "H200", "B200"] and len(shown.frame) == 2
+    )
 
 
 def test_refusals(two):
-    with pytest.raises(ValueError, match=r"^several rows of speed on NVIDIA H200 have the same shape: choose other"):
+    with pytest.raises(
+        ValueError, match=r"^several rows of speed on NVIDIA H200 have the same shape: choose other"
+    ):
         gpus.table(two, "ratio", by=["shape"])
-    with pytest.raises(ValueError, match=r"^no row of speed has 'speed'; choose one of config, name, .*, status\.$"):
+    with pytest.raises(
+        ValueError, match=r"^no row of speed has 'speed'; choose one of config, name, .*, status\.$"
+    ):
         gpus.picture(two, "speed", title="")
     (results.results_folder() / "nvidia-b200" / "speed.json").write_text("{")
     with pytest.raises(ValueError, match="nvidia-b200/speed.json is not JSON"):
@@ -86,7 +106,11 @@ def test_picture_says_what_did_not_run_and_where_points_are_from(two):
     texts = [text.get_text() for text in axes.texts]
     assert texts == ["B200: rejected", "", ""]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["H200", "B200"]
-    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["plain", "best", "more"]  # the shape is one
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == [
+        "plain",
+        "best",
+        "more",
+    ]  # the shape is one
     marks = {line.get_label(): sorted(line.get_xydata().tolist()) for line in axes.lines[:2]}
     assert marks == {"H200": [[0.5, 2], [1.02, 1]], "B200": [[0.9, 1], [2.0, 0]]}
     assert picture.get_supxlabel() == "recorded on NVIDIA H200, 2026-11-21; B200, 2026-11-21"

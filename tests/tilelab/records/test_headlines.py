@@ -26,14 +26,18 @@ def sets(tmp_path, monkeypatch):
         shutil.copy(H200 / f"{name}.json", folder)
         record = results.read(folder / f"{name}.json")
         record["versions"] |= {"torch": "2.13.0+cu130", "triton": "3.7.1"}
-        record["rows"] = [row | ({"ratio": 0.98 * row["ratio"]} if row.get("ratio") else {}) for row in record["rows"]]
+        record["rows"] = [
+            row | ({"ratio": 0.98 * row["ratio"]} if row.get("ratio") else {}) for row in record["rows"]
+        ]
         (second / f"{name}.json").write_text(results.to_json(record))
     return folder, second
 
 
 def read_table(page):
     """The cells of each headline."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"
+    ]
     return {row[0]: row[1:] for row in rows[2:]}
 
 
@@ -46,17 +50,25 @@ def test_every_headline_has_rows_with_a_ratio():
 def test_both_sets_side_by_side(sets, capsys):
     assert headlines.main([]) == 0
     page = capsys.readouterr().out
-    assert "come from torch 2.11.0+cu130 with Triton 3.6.0." in page and "torch 2.13.0+cu130 with Triton 3.7.1" in page
+    assert (
+        "come from torch 2.11.0+cu130 with Triton 3.6.0." in page
+        and "torch 2.13.0+cu130 with Triton 3.7.1" in page
+    )
     table = read_table(page)
     assert list(table) == [words for words, *_ in headlines.HEADLINES]
     assert {row[3] for row in table.values()} == {"-2.0%"}
     rows, old, new, _, spread = table["attention at 8,192 tokens, against cuDNN"]
-    recorded = [row for row in results.read(H200 / "ch14_attention_ladder.json")["rows"] if row["name"] == "persistent"]
+    recorded = [
+        row
+        for row in results.read(H200 / "ch14_attention_ladder.json")["rows"]
+        if row["name"] == "persistent"
+    ]
     assert int(rows) == len(recorded) == 2
     assert float(old) == pytest.approx(results.geometric_mean(row["ratio"] for row in recorded), abs=1e-3)
     assert float(new) == pytest.approx(0.98 * float(old), abs=1e-3)
-    assert float(spread[:-1]) == pytest.approx(100 * sum(2 * row["spread"] / row["ratio"] for row in recorded) / 2,
-                                               abs=0.06)
+    assert float(spread[:-1]) == pytest.approx(
+        100 * sum(2 * row["spread"] / row["ratio"] for row in recorded) / 2, abs=0.06
+    )
 
 
 def test_write(sets):
@@ -78,8 +90,9 @@ def test_no_figure_stands_for_a_record_that_is_missing_or_of_other_code(sets):
     assert table[2] == ["0 of 3", "", "no ratio", "", ""]
 
 
-@pytest.mark.parametrize("torch, place", [("2.11.0+cu130", ""), ("2.13.1+cu130", "torch-2.13"),
-                                          ("2.14.0a0", "torch-2.14")])
+@pytest.mark.parametrize(
+    "torch, place", [("2.11.0+cu130", ""), ("2.13.1+cu130", "torch-2.13"), ("2.14.0a0", "torch-2.14")]
+)
 def test_another_torch_has_a_folder_of_its_own(sets, monkeypatch, capsys, torch, place):
     monkeypatch.setattr(device, "current", lambda: HERE)
     monkeypatch.setattr(device, "versions", lambda: {"torch": torch})
@@ -117,13 +130,18 @@ def test_without_a_second_set(sets, capsys):
     with pytest.raises(SystemExit) as stopped:
         headlines.main([])
     assert stopped.value.code == 2
-    assert capsys.readouterr().err.endswith(f": {sets[0]} holds no records of a second version of torch: python -m "
-                                            "tilelab.course.record --experiments makes them.\n")
+    assert capsys.readouterr().err.endswith(
+        f": {sets[0]} holds no records of a second version of torch: python -m "
+        "tilelab.course.record --experiments makes them.\n"
+    )
 
 
 def test_the_page_shows_todays_records():
     """docs/stacks.md is what the command writes today. Who has just recorded the tests on a GPU need not write it."""
-    page, today = headlines.PAGE.read_text(encoding="utf-8"), headlines.make_page(H200, headlines.find_second_set(H200))
+    page, today = (
+        headlines.PAGE.read_text(encoding="utf-8"),
+        headlines.make_page(H200, headlines.find_second_set(H200)),
+    )
     if device.current().capability is not None:
         page, today = (text.partition("## The tests")[0] for text in (page, today))
     assert page == today, "run python -m tilelab.records.headlines --write"
@@ -131,9 +149,16 @@ def test_the_page_shows_todays_records():
 
 def test_the_summaries_of_the_tests(tmp_path):
     assert headlines.summarise_tests(tmp_path) == "No summary is recorded."
-    run = {"device": {"name": "NVIDIA B200"}, "versions": {"torch": "2.13.0", "triton": None}, "passed": 3000,
-           "failed": 1, "failures": ["tests.test_a::test_b[x::y]"], "skipped": 2, "seconds": 9.6,
-           "recorded": "2026-11-25T20:00:00Z"}
+    run = {
+        "device": {"name": "NVIDIA B200"},
+        "versions": {"torch": "2.13.0", "triton": None},
+        "passed": 3000,
+        "failed": 1,
+        "failures": ["tests.test_a::test_b[x::y]"],
+        "skipped": 2,
+        "seconds": 9.6,
+        "recorded": "2026-11-25T20:00:00Z",
+    }
     path = tmp_path / "nvidia-b200" / "torch-2.13" / "tests.json"
     files.write_atomically(path, json.dumps(run))
     *_, row, empty, failed = headlines.summarise_tests(tmp_path).splitlines()

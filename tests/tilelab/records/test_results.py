@@ -19,8 +19,10 @@ from tilelab.records import results
 from tilelab.runtime import cuda, device
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
-ROWS = [{"name": "tma", "shape": [64, 64], "ms": 0.123456, "status": "ok"},
-        {"name": "plain", "shape": [64, 64], "ms": None, "status": "failed", "reason": "too many registers"}]
+ROWS = [
+    {"name": "tma", "shape": [64, 64], "ms": 0.123456, "status": "ok"},
+    {"name": "plain", "shape": [64, 64], "ms": None, "status": "failed", "reason": "too many registers"},
+]
 
 
 @pytest.fixture(autouse=True)
@@ -55,13 +57,23 @@ def test_hash_ignores_comments_layout_and_docstrings(tmp_path):
 
 
 def test_hash_ignores_what_a_move_or_a_better_name_changes(tmp_path):
-    plain = hash_of(tmp_path, "from tilelab.runtime import device\n\ndef double(x):\n    if not x:\n        raise "
-                    "ValueError(f'x is {x}')\n    total = 2 * x\n    return device.TARGETS * total\n")
-    moved = ("from tilelab.runtime.device import TARGETS\n\ndef double(x):\n    import math\n    if not x:\n        raise "
-             "ValueError('x must be at least 1')\n    twice = 2 * x\n    return TARGETS * twice\n")
+    plain = hash_of(
+        tmp_path,
+        "from tilelab.runtime import device\n\ndef double(x):\n    if not x:\n        raise "
+        "ValueError(f'x is {x}')\n    total = 2 * x\n    return device.TARGETS * total\n",
+    )
+    moved = (
+        "from tilelab.runtime.device import TARGETS\n\ndef double(x):\n    import math\n    if not x:\n        raise "
+        "ValueError('x must be at least 1')\n    twice = 2 * x\n    return TARGETS * twice\n"
+    )
     assert hash_of(tmp_path, moved) == plain
-    for before, after in (("2 * x", "3 * x"), ("TARGETS *", "KNOWN *"), ("ValueError", "TypeError"), ("(x)", "(y)"),
-                          ("TARGETS * twice", "TARGETS * x")):
+    for before, after in (
+        ("2 * x", "3 * x"),
+        ("TARGETS *", "KNOWN *"),
+        ("ValueError", "TypeError"),
+        ("(x)", "(y)"),
+        ("TARGETS * twice", "TARGETS * x"),
+    ):
         assert hash_of(tmp_path, moved.replace(before, after)) != plain, after
 
 
@@ -69,7 +81,11 @@ def test_hash_ignores_packages_types_and_the_layout_of_cuda(tmp_path):
     plain = hash_of(tmp_path, "def double(x, n: 'tl.constexpr'):\n    return run('tilelab.worker', x)\n")
     moved = "def double(x: 'Tensor', n: 'tl.constexpr') -> 'Tensor':\n    return run('tilelab.runtime.worker', x)\n"
     assert hash_of(tmp_path, moved) == plain
-    for before, after in (("n: 'tl.constexpr'", "n"), (".worker", ".compiler"), ("'tilelab.runtime", "'other.runtime")):
+    for before, after in (
+        ("n: 'tl.constexpr'", "n"),
+        (".worker", ".compiler"),
+        ("'tilelab.runtime", "'other.runtime"),
+    ):
         assert hash_of(tmp_path, moved.replace(before, after)) != plain, after
     dense = "int f(int a){return a*-1+b [ 2 ];}"
     loose = "#include <x.h>\nint f(int a) {\n  // minus\n  return a * -1 + b[2];\n}\n"
@@ -85,8 +101,13 @@ def test_hash_of_a_module_ignores_its_command_and_the_order_of_its_definitions(t
         return results.source_hash(importlib.import_module(path.stem))
 
     plain = of_module('"""Two."""\nA = 1\n\ndef double(x):\n    return 2 * x\n')
-    assert of_module('import json\n__all__ = ["A"]\ndef double(x):\n    return 2 * x\n\nA = 1\n'
-                     'if __name__ == "__main__":\n    print(json)\n') == plain
+    assert (
+        of_module(
+            'import json\n__all__ = ["A"]\ndef double(x):\n    return 2 * x\n\nA = 1\n'
+            'if __name__ == "__main__":\n    print(json)\n'
+        )
+        == plain
+    )
     assert of_module("A = 2\n\ndef double(x):\n    return 2 * x\n") != plain
 
 
@@ -123,17 +144,25 @@ def test_hash_is_the_same_interpreted_or_not():
 
     other = "1" if device.current().capability else "0"
     code = "from tilelab.course import doctor_copy; from tilelab.records import results; print(results.source_hash(doctor_copy.copy_tma_kernel))"
-    said = subprocess.run([sys.executable, "-c", code], env=notebook.child_env(TRITON_INTERPRET=other), cwd=ROOT,
-                          capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        env=notebook.child_env(TRITON_INTERPRET=other),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert said.strip() == results.source_hash(doctor_copy.copy_tma_kernel)
 
 
 def test_hash_is_the_same_under_every_python(tmp_path):
     """The syntax trees of 3.11 and 3.12 differ in f-strings and type parameters."""
-    text = ("def double(x, width=8):\n    class Inner:\n        pass\n"
-            "    return f\"{x!r:{width}} {'a'} {x:>{width}.2f} {{}} 'q'\"\n")
+    text = (
+        "def double(x, width=8):\n    class Inner:\n        pass\n"
+        "    return f\"{x!r:{width}} {'a'} {x:>{width}.2f} {{}} 'q'\"\n"
+    )
     assert hash_of(tmp_path, text) == "5f11b156da9558f6"
-    text = "async def wait(x):\n    \"\"\"Wait.\"\"\"\n    y = x\n    return y\n"
+    text = 'async def wait(x):\n    """Wait."""\n    y = x\n    return y\n'
     assert hash_of(tmp_path, text, "wait") == "30907aee7cf8293e"
 
 
@@ -183,12 +212,20 @@ def test_writers_at_once_and_killed(own_folder):
     writers = []
     try:
         for number in range(4):
-            writers.append(subprocess.Popen([sys.executable, "-c", WRITER, str(number)], cwd=ROOT,
-                                            stdout=subprocess.PIPE, env=notebook.child_env()))
+            writers.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", WRITER, str(number)],
+                    cwd=ROOT,
+                    stdout=subprocess.PIPE,
+                    env=notebook.child_env(),
+                )
+            )
             writers[-1].stdout.readline()
             for _ in range(5):
                 found = results.load("x", "nvidia-h200")
-                assert len(found["rows"]) == 2_000 and {row["by"] for row in found["rows"]} == {found["source"]}
+                assert len(found["rows"]) == 2_000 and {row["by"] for row in found["rows"]} == {
+                    found["source"]
+                }
             if number:
                 writers[-2].kill()
                 writers[-2].wait()
@@ -197,7 +234,9 @@ def test_writers_at_once_and_killed(own_folder):
             writer.kill()
             writer.communicate()
     assert len(results.load("x", "nvidia-h200")["rows"]) == 2_000
-    assert [path.name for path in own_folder.glob("*/*.json")] == ["x.json"], "what a killed one left is no record"
+    assert [path.name for path in own_folder.glob("*/*.json")] == ["x.json"], (
+        "what a killed one left is no record"
+    )
 
 
 def test_a_disk_that_is_full_loses_nothing(own_folder, on, monkeypatch):
@@ -209,7 +248,9 @@ def test_a_disk_that_is_full_loses_nothing(own_folder, on, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=f"{path} cannot be written .No space left on device.; nothing that it held is"):
+    with pytest.raises(
+        OSError, match=f"{path} cannot be written .No space left on device.; nothing that it held is"
+    ):
         results.save(results.make_record("gemm", [], ""))
     assert path.read_text() == before and os.listdir(path.parent) == ["gemm.json"]
 
@@ -218,9 +259,16 @@ def test_a_disk_that_is_full_loses_nothing(own_folder, on, monkeypatch):
 def test_a_name_that_is_no_files(own_folder, on, name):
     on(H200)
     named = {**results.make_record("a", ROWS, ""), "experiment": name}
-    for use in (lambda: results.make_record(name, ROWS, ""), lambda: results.save(named), lambda: results.load(name),
-                lambda: results.load_record(name, ""), lambda: results.live_or_recorded(name, pytest.fail, "")):
-        with pytest.raises(ValueError, match=r"^the name of an experiment consists of a to z, 0 to 9 and _; .+\.$"):
+    for use in (
+        lambda: results.make_record(name, ROWS, ""),
+        lambda: results.save(named),
+        lambda: results.load(name),
+        lambda: results.load_record(name, ""),
+        lambda: results.live_or_recorded(name, pytest.fail, ""),
+    ):
+        with pytest.raises(
+            ValueError, match=r"^the name of an experiment consists of a to z, 0 to 9 and _; .+\.$"
+        ):
             use()
     assert not os.listdir(own_folder)
 
@@ -245,8 +293,19 @@ def test_load_refuses_what_is_no_record(own_folder):
     path = own_folder / "nvidia-h200" / "gemm.json"
     path.parent.mkdir()
     whole = results.make_record("gemm", [], "")
-    wrong = [whole | change for change in ({"rows": {}}, {"rows": [1]}, {"recorded": 5}, {"device": {"name": "x"}},
-                                           {"device": None}, {"source": None}, {"versions": []}, {"experiment": 1})]
+    wrong = [
+        whole | change
+        for change in (
+            {"rows": {}},
+            {"rows": [1]},
+            {"recorded": 5},
+            {"device": {"name": "x"}},
+            {"device": None},
+            {"source": None},
+            {"versions": []},
+            {"experiment": 1},
+        )
+    ]
     for text in ("", "{", "[]", "5", "{}", *map(json.dumps, wrong)):
         path.write_text(text)
         with pytest.raises(ValueError, match="nvidia-h200/gemm.json is not (JSON|a record)"):
@@ -262,7 +321,9 @@ def test_too_little_memory_is_said(own_folder, on, monkeypatch):
     on(H200)
     monkeypatch.setenv("TILES_RECORD", "1")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4 << 30, 140 << 30))
-    with pytest.raises(device.Unsupported, match="^gemm: the GPU has too little free memory; other processes"):
+    with pytest.raises(
+        device.Unsupported, match="^gemm: the GPU has too little free memory; other processes"
+    ):
         results.live_or_recorded("gemm", run, "aaaabbbb")
     assert not os.listdir(own_folder)
 
@@ -280,7 +341,9 @@ def test_live_then_recorded(own_folder, on, monkeypatch):
     assert not fresh.live and fresh.rows == ROWS and fresh.label() == f"recorded on NVIDIA H200, {day}"
     old = results.live_or_recorded("gemm", pytest.fail, "ccccdddd")
     assert old.stale == f"recorded {day}, older than its kernel (source aaaa… then, cccc… now)"
-    assert old.label() == f"recorded on NVIDIA H200, {day}, older than its kernel (source aaaa… then, cccc… now)"
+    assert (
+        old.label() == f"recorded on NVIDIA H200, {day}, older than its kernel (source aaaa… then, cccc… now)"
+    )
     assert results.live_or_recorded("other", lambda: ROWS, "", can_run=True).label() == "live, without a GPU"
 
 
@@ -317,8 +380,10 @@ def test_an_experiment_may_need_more_than_tma(on):
 
 def test_show(on):
     on(H200)
-    rows = [{"name": "a", "ms": 0.123456, "tflops": 12345.6, "why": "x" * 80},
-            {"name": "b<", "ms": None, "tflops": 2.0}]
+    rows = [
+        {"name": "a", "ms": 0.123456, "tflops": 12345.6, "why": "x" * 80},
+        {"name": "b<", "ms": None, "tflops": 2.0},
+    ]
     shown = results.Record(results.make_record("gemm", rows, ""), live=True)
     text, markup = repr(shown), shown._repr_html_()
     assert text.splitlines()[0].startswith("gemm: live on NVIDIA H200, 20")
@@ -331,13 +396,20 @@ def test_show(on):
 
 
 def test_a_table_is_printed_without_pandas(monkeypatch):
-    rows = [{"name": "first", "ms": 2, "note": None}, {"name": "second", "note": [64, 128]},
-            {"name": "third", "ms": 0.5}]
+    rows = [
+        {"name": "first", "ms": 2, "note": None},
+        {"name": "second", "note": [64, 128]},
+        {"name": "third", "ms": 0.5},
+    ]
     shown = results.table(rows, "three", sort="ms")
     expected = f"three\n{shown.frame.to_string(index=False)}"
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert repr(shown) == repr(results.table(rows, "three", sort="ms")) == expected
-    assert [row[0] for row in results.table(rows, "", ["name"], sort="-ms").rows] == ["first", "third", "second"]
+    assert [row[0] for row in results.table(rows, "", ["name"], sort="-ms").rows] == [
+        "first",
+        "third",
+        "second",
+    ]
     with pytest.raises(KeyError, match="no row has speed"):
         results.table(rows, "", ["speed"])
 
@@ -348,10 +420,20 @@ def test_a_recent_record_is_of_this_machine_and_code(monkeypatch, tmp_path):
     monkeypatch.setattr(device, "current", lambda: H200)
     record = results.make_record("x", [{"ms": 1}], "a")
     results.save(record)
-    assert results.load_recent_record("x", "a").rows == [{"ms": 1}] and not results.load_recent_record("x", "a").live
-    assert results.load_recent_record("x", "b") is None and results.load_recent_record("x", "a", within_s=0) is None
-    for other in ({"recorded": "2020-01-01T00:00:00Z"}, {"recorded": record["recorded"].rstrip("Z")},  # in no zone
-                  {"recorded": "today"}, {"versions": record["versions"] | {"driver": "1"}},
-                  {"device": record["device"] | {"sms": 1}}):  # under the same name
+    assert (
+        results.load_recent_record("x", "a").rows == [{"ms": 1}]
+        and not results.load_recent_record("x", "a").live
+    )
+    assert (
+        results.load_recent_record("x", "b") is None
+        and results.load_recent_record("x", "a", within_s=0) is None
+    )
+    for other in (
+        {"recorded": "2020-01-01T00:00:00Z"},
+        {"recorded": record["recorded"].rstrip("Z")},  # in no zone
+        {"recorded": "today"},
+        {"versions": record["versions"] | {"driver": "1"}},
+        {"device": record["device"] | {"sms": 1}},
+    ):  # under the same name
         results.save(record | other)
         assert results.load_recent_record("x", "a") is None

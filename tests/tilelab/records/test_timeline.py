@@ -15,25 +15,35 @@ def make_rows(stages=2, steps=6, producer=True):
     for step in range(steps):
         begin = 100 * step + 150
         if producer:
-            rows += [{"lane": loader, "kind": "wait", "begin": begin - 140, "end": begin - 50},
-                     {"lane": loader, "kind": "load", "begin": begin - 50, "end": begin - 40}]
-        rows += [{"lane": consumer, "kind": "wait", "begin": begin, "end": begin + 40},
-                 {"lane": consumer, "kind": "product", "begin": begin + 40, "end": begin + 150}]
-        for row in rows[-4 if producer else -2:]:
+            rows += [
+                {"lane": loader, "kind": "wait", "begin": begin - 140, "end": begin - 50},
+                {"lane": loader, "kind": "load", "begin": begin - 50, "end": begin - 40},
+            ]
+        rows += [
+            {"lane": consumer, "kind": "wait", "begin": begin, "end": begin + 40},
+            {"lane": consumer, "kind": "product", "begin": begin + 40, "end": begin + 150},
+        ]
+        for row in rows[-4 if producer else -2 :]:
             row |= {"step": step, "tile": 0}
-    rows.append({"lane": consumer, "kind": "store", "begin": 100 * steps + 200, "end": 100 * steps + 350, "tile": 0})
+    rows.append(
+        {"lane": consumer, "kind": "store", "begin": 100 * steps + 200, "end": 100 * steps + 350, "tile": 0}
+    )
     return rows
 
 
 def make_recording(name="made up", **options):
     rows = make_rows(**options)
-    return timeline.make_recording(name, rows, stages=options.get("stages", 2), gpu="a GPU", date="2026-11-23",
-                                   product_cycles=80)
+    return timeline.make_recording(
+        name, rows, stages=options.get("stages", 2), gpu="a GPU", date="2026-11-23", product_cycles=80
+    )
 
 
 def events_of(recording, lane, kind):
-    return [dict(zip(timeline.FIELDS, event)) for event in recording["events"]
-            if (recording["lanes"][event[timeline.LANE]], event[timeline.KIND]) == (lane, kind)]
+    return [
+        dict(zip(timeline.FIELDS, event))
+        for event in recording["events"]
+        if (recording["lanes"][event[timeline.LANE]], event[timeline.KIND]) == (lane, kind)
+    ]
 
 
 def test_lanes_begin_with_the_producer_and_events_are_in_the_order_of_time():
@@ -47,10 +57,18 @@ def test_stage_and_phase_follow_the_ring():
     recording = make_recording()
     full, empty = events_of(recording, "consumer 0", "wait"), events_of(recording, "producer", "wait")
     assert [(row["stage"], row["phase"], row["barrier"]) for row in full][:5] == [
-        (0, 0, "full"), (1, 0, "full"), (0, 1, "full"), (1, 1, "full"), (0, 0, "full")]
+        (0, 0, "full"),
+        (1, 0, "full"),
+        (0, 1, "full"),
+        (1, 1, "full"),
+        (0, 0, "full"),
+    ]
     # A wait for an empty stage asks for the phase before the one that the load completes.
     assert [(row["stage"], row["phase"], row["barrier"]) for row in empty][:3] == [
-        (0, 1, "empty"), (1, 1, "empty"), (0, 0, "empty")]
+        (0, 1, "empty"),
+        (1, 1, "empty"),
+        (0, 0, "empty"),
+    ]
     stages = [fill[:2] for fill in recording["fills"]]
     assert stages == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 0], [1, 0]]
 
@@ -79,8 +97,13 @@ def test_products_that_queue_follow_each_other():
     assert timeline.find_busy(events) == [[0, 210], [400, 420]]
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"kind": "think"}, "unknown kind 'think'"), ({"begin": 9, "end": 3}, "ends at 3, before it begins at 9")])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"kind": "think"}, "unknown kind 'think'"),
+        ({"begin": 9, "end": 3}, "ends at 3, before it begins at 9"),
+    ],
+)
 def test_an_impossible_event_is_refused(change, message):
     row = {"lane": "a", "kind": "wait", "begin": 0, "end": 1} | change
     with pytest.raises(ValueError, match=message):
@@ -105,18 +128,25 @@ def test_the_table_has_a_row_per_lane_and_one_of_the_tensor_core():
 def test_a_part_of_a_recording_ends_with_its_last_tile():
     rows = make_rows()
     later = [{**row, "begin": row["begin"] + 950, "end": row["end"] + 950, "tile": 1} for row in make_rows()]
-    recording = timeline.make_recording("two tiles", rows + later, stages=2, gpu="", date="", product_cycles=80)
+    recording = timeline.make_recording(
+        "two tiles", rows + later, stages=2, gpu="", date="", product_cycles=80
+    )
     kept = timeline.keep_tiles(recording, 1)
-    assert kept["length"] == 950 and len(kept["fills"]) == 6 and timeline.keep_tiles(recording, 2) is recording
+    assert (
+        kept["length"] == 950 and len(kept["fills"]) == 6 and timeline.keep_tiles(recording, 2) is recording
+    )
     assert timeline.find_idle_share(kept) == pytest.approx(1 - 480 / 950)
 
 
 def test_shares_count_an_event_only_up_to_the_end_of_the_recording():
     event = {"lane": "producer", "tile": 0, "step": 0}
-    rows = [{**event, "kind": "load", "begin": 0, "end": 60}, {**event, "kind": "wait", "begin": 60, "end": 100},
-            {**event, "kind": "wait", "begin": 100, "end": 900, "tile": 1},
-            {**event, "kind": "product", "begin": 20, "end": 200, "lane": "consumer 0"},
-            {**event, "kind": "product", "begin": 150, "end": 700, "lane": "consumer 0", "tile": 1}]
+    rows = [
+        {**event, "kind": "load", "begin": 0, "end": 60},
+        {**event, "kind": "wait", "begin": 60, "end": 100},
+        {**event, "kind": "wait", "begin": 100, "end": 900, "tile": 1},
+        {**event, "kind": "product", "begin": 20, "end": 200, "lane": "consumer 0"},
+        {**event, "kind": "product", "begin": 150, "end": 700, "lane": "consumer 0", "tile": 1},
+    ]
     kept = timeline.keep_tiles(timeline.make_recording("x", rows, stages=1, gpu="", date=""), 1)
     producer, consumer, _ = timeline.summarise(kept)
     assert kept["length"] == 200 and kept["events"][-1][timeline.END] == 700
@@ -125,11 +155,19 @@ def test_shares_count_an_event_only_up_to_the_end_of_the_recording():
 
 
 def test_the_chrome_trace_is_json_in_the_order_of_time_and_rows_do_not_overlap():
-    trace = json.loads(json.dumps(timeline.to_chrome_trace([make_recording("one"), make_recording("two", stages=4)])))
+    trace = json.loads(
+        json.dumps(timeline.to_chrome_trace([make_recording("one"), make_recording("two", stages=4)]))
+    )
     events = trace["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
     titles = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert titles == {"producer", "consumer 0", "consumer 0, products 1", "consumer 0, products 2", "tensor core"}
+    assert titles == {
+        "producer",
+        "consumer 0",
+        "consumer 0, products 1",
+        "consumer 0, products 2",
+        "tensor core",
+    }
     for process in (0, 1):
         mine = [event for event in events if event["pid"] == process and event["ph"] != "M"]
         times = [event["ts"] for event in mine]
@@ -155,7 +193,11 @@ def test_a_known_clock_gives_microseconds():
 def test_the_view_takes_two_recordings_and_refuses_an_unknown_one():
     recordings = [make_recording("one"), make_recording("two"), make_recording("three")]
     view = timeline.show(recordings, ["three", "one"])
-    assert view.name == "timeline" and view.data["shown"] == ["three", "one"] and "tensor core" in repr(view.table)
+    assert (
+        view.name == "timeline"
+        and view.data["shown"] == ["three", "one"]
+        and "tensor core" in repr(view.table)
+    )
     assert timeline.show(recordings).data["shown"] == ["one", "two"]
     with pytest.raises(ValueError, match="unknown recording 'four'; choose one of one, two, three"):
         timeline.show(recordings, ["four"])

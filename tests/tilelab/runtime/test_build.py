@@ -22,8 +22,11 @@ from tilelab.course import notebook
 from tilelab.runtime import build, build_worker, cubin
 
 CONFIG = GemmConfig(128, 128, 64, 8, 3)
-COPY = {"kernel": "tilelab.course.doctor_copy:copy_tma_kernel", "constants": {"BLOCK_M": 64, "BLOCK_N": 64},
-        "signature": dict.fromkeys(("source", "destination"), "tensordesc<bf16[64, 64]>")}
+COPY = {
+    "kernel": "tilelab.course.doctor_copy:copy_tma_kernel",
+    "constants": {"BLOCK_M": 64, "BLOCK_N": 64},
+    "signature": dict.fromkeys(("source", "destination"), "tensordesc<bf16[64, 64]>"),
+}
 FAMILY = {"sm_90a": "wgmma", "sm_100a": "tcgen05_mma", "sm_120a": "mma_sync"}
 POINTER_KERNEL = """
     import triton
@@ -48,8 +51,10 @@ def kernel_file(folder, text):
 
 def build_all(jobs):
     """Return the reports of {name: job} by name."""
-    return {report.job.name: report for report in
-            build.build([dataclasses.replace(job, name=name) for name, job in jobs.items()])}
+    return {
+        report.job.name: report
+        for report in build.build([dataclasses.replace(job, name=name) for name, job in jobs.items()])
+    }
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +63,21 @@ def reports(tmp_path_factory):
     fp16 = {"a": "*fp16", "b": "*fp16", "c": "*fp32"}
     fuse = {"x": "*fp32", "y": "*fp32", "n": "i32"}, {"BLOCK": 64, "FAULT": "failing compiler pass"}
     pointers = kernel_file(tmp_path_factory.mktemp("kernels"), POINTER_KERNEL)
-    return build_all({
-        **{target: gemm_job(CONFIG, target) for target in FAMILY},
-        "sm_80": build.Job(pointers, fp16, {"N": 64}, "sm_80"),
-        "copy": copy_job(), "sm_103a": copy_job(target="sm_103a"), "sm_121a": copy_job(target="sm_121a"),
-        "sixteen warps": gemm_job(GemmConfig(128, 128, 64, 16, 3), "sm_100a"),
-        "spills": gemm_job(GemmConfig(128, 256, 64, 4, 2), "sm_120a"),
-        "too much shared memory": gemm_job(GemmConfig(128, 128, 128, 8, 4), "sm_90a"),
-        "too many registers": gemm_job(GemmConfig(256, 256, 128, 16, 5), "sm_90a"),
-        "failing pass": build.Job("tilelab.sweeps.faults_kernels:double_kernel", *fuse, "sm_90a"),
-        "file with a dataclass": copy_job(kernel=f"{tile_copy.__file__}:copy_tma_kernel")})
+    return build_all(
+        {
+            **{target: gemm_job(CONFIG, target) for target in FAMILY},
+            "sm_80": build.Job(pointers, fp16, {"N": 64}, "sm_80"),
+            "copy": copy_job(),
+            "sm_103a": copy_job(target="sm_103a"),
+            "sm_121a": copy_job(target="sm_121a"),
+            "sixteen warps": gemm_job(GemmConfig(128, 128, 64, 16, 3), "sm_100a"),
+            "spills": gemm_job(GemmConfig(128, 256, 64, 4, 2), "sm_120a"),
+            "too much shared memory": gemm_job(GemmConfig(128, 128, 128, 8, 4), "sm_90a"),
+            "too many registers": gemm_job(GemmConfig(256, 256, 128, 16, 5), "sm_90a"),
+            "failing pass": build.Job("tilelab.sweeps.faults_kernels:double_kernel", *fuse, "sm_90a"),
+            "file with a dataclass": copy_job(kernel=f"{tile_copy.__file__}:copy_tma_kernel"),
+        }
+    )
 
 
 @pytest.mark.compile
@@ -93,8 +103,10 @@ def test_what_cannot_be_launched_has_one_sentence(reports):
     report = reports["too much shared memory"]
     assert (report.status, report.launchable, report.row()["smem"]) == ("rejected", False, 262176)
     assert report.reason == "it needs 262,176 B of shared memory per block; sm_90a has 232,448 B."
-    for name, reason in (("too many registers", "ptxas: Insufficient registers (128)"),
-                         ("failing pass", "the compiler pass TritonGPUFuseNestedLoops failed")):
+    for name, reason in (
+        ("too many registers", "ptxas: Insufficient registers (128)"),
+        ("failing pass", "the compiler pass TritonGPUFuseNestedLoops failed"),
+    ):
         report = reports[name]
         assert report.status == "failed" and report.registers is None
         assert report.reason.startswith(reason) and "\n" not in report.reason
@@ -102,8 +114,10 @@ def test_what_cannot_be_launched_has_one_sentence(reports):
 
 def test_failing_pass_is_named():
     said = "x.mlir:3:1: error: operand does not dominate this use\nPipeline failed while executing [`SomePass` on"
-    assert build_worker._describe_error(RuntimeError("PassManager::run failed"), said) == \
-        "the compiler pass SomePass failed: operand does not dominate this use"
+    assert (
+        build_worker._describe_error(RuntimeError("PassManager::run failed"), said)
+        == "the compiler pass SomePass failed: operand does not dominate this use"
+    )
 
 
 @pytest.mark.compile
@@ -112,8 +126,12 @@ def test_resources_agree_with_cuobjdump(reports, name):
     report = reports[name]
     try:
         text = cubin.cuobjdump("-res-usage", report.cubin)
-    except RuntimeError as error:  # a cuobjdump may be older than the target; the figures are there all the same
-        assert name in ("sm_103a", "sm_121a") and re.match(r"the cuobjdump of Triton \S+ cannot read", str(error))
+    except (
+        RuntimeError
+    ) as error:  # a cuobjdump may be older than the target; the figures are there all the same
+        assert name in ("sm_103a", "sm_121a") and re.match(
+            r"the cuobjdump of Triton \S+ cannot read", str(error)
+        )
         assert report.registers
         return
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", text)
@@ -125,7 +143,13 @@ def test_resources_agree_with_cuobjdump(reports, name):
 def test_sass_counts(reports):
     report = reports["sm_90a"]
     counts = build.sass_counts(report.cubin)
-    assert counts["HGMMA"] and counts["UTMALDG"] and counts["UTMASTG"] and counts["SYNCS"] and not counts["UTCHMMA"]
+    assert (
+        counts["HGMMA"]
+        and counts["UTMALDG"]
+        and counts["UTMASTG"]
+        and counts["SYNCS"]
+        and not counts["UTCHMMA"]
+    )
     assert counts["HGMMA"] == len(re.findall(r"\bHGMMA\b", report.sass))
     with pytest.raises(RuntimeError, match="the cuobjdump of Triton .* cannot read this cubin: "):
         build.sass(b"no cubin")
@@ -148,9 +172,10 @@ def test_kernel_file_may_hold_a_dataclass(reports):
 @pytest.mark.fault
 def test_a_crash_is_a_row_and_the_next_build_works(tmp_path):
     for crash, expected, timeout_s in (
-            (r"os.write(2, b'LLVM ERROR: no such thing\n'); os.abort()", "LLVM ERROR: no such thing", 120),
-            ("time.sleep(300)", "the compiler gave no answer within 2 s.", 2),
-            ("raise RuntimeError('first line')", "RuntimeError: first line", 120)):
+        (r"os.write(2, b'LLVM ERROR: no such thing\n'); os.abort()", "LLVM ERROR: no such thing", 120),
+        ("time.sleep(300)", "the compiler gave no answer within 2 s.", 2),
+        ("raise RuntimeError('first line')", "RuntimeError: first line", 120),
+    ):
         kernel = kernel_file(tmp_path, f"import os, time\n{crash}\n")
         report = build.build_one(copy_job(kernel=kernel), timeout_s)
         assert report.status == "failed" and expected in report.reason and report.reason.endswith(".")
@@ -159,11 +184,13 @@ def test_a_crash_is_a_row_and_the_next_build_works(tmp_path):
 
 @pytest.mark.compile
 def test_bad_job_is_a_failed_row():
-    expected = {"nothing": {"kernel": "tilelab.course.doctor_copy:nothing"},
-                "tilelab.nowhere:kernel cannot be imported": {"kernel": "tilelab.nowhere:kernel"},
-                "json:dumps is no @triton.jit function": {"kernel": "json:dumps"},
-                "M: given but not taken": {"aligned": ("M",)},
-                "BLOCK_K: given but not taken": {"constants": {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}}}
+    expected = {
+        "nothing": {"kernel": "tilelab.course.doctor_copy:nothing"},
+        "tilelab.nowhere:kernel cannot be imported": {"kernel": "tilelab.nowhere:kernel"},
+        "json:dumps is no @triton.jit function": {"kernel": "json:dumps"},
+        "M: given but not taken": {"aligned": ("M",)},
+        "BLOCK_K: given but not taken": {"constants": {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}},
+    }
     for reason, changes in expected.items():
         report = build.build_one(copy_job(**changes))
         assert report.status == "failed" and reason in report.reason
@@ -188,9 +215,12 @@ def test_stopping_early_leaves_the_workers_usable():
 @pytest.mark.fault
 def test_every_job_is_reported_once(tmp_path):
     dies = kernel_file(tmp_path, "import os\nos.abort()")
-    jobs = [*(copy_job(name=f"good {stages}", num_stages=stages) for stages in range(1, 4)),
-            copy_job(name="dies", kernel=dies), copy_job(name="nowhere", kernel="tilelab.nowhere:kernel"),
-            copy_job(name="cannot be sent", constants={"BLOCK_M": 64, "BLOCK_N": object()})]
+    jobs = [
+        *(copy_job(name=f"good {stages}", num_stages=stages) for stages in range(1, 4)),
+        copy_job(name="dies", kernel=dies),
+        copy_job(name="nowhere", kernel="tilelab.nowhere:kernel"),
+        copy_job(name="cannot be sent", constants={"BLOCK_M": 64, "BLOCK_N": object()}),
+    ]
     reports = list(build.build(jobs))
     assert sorted(report.job.name for report in reports) == sorted(job.name for job in jobs)
     assert {report.job.name for report in reports if report.launchable} == {f"good {i}" for i in range(1, 4)}
@@ -199,10 +229,13 @@ def test_every_job_is_reported_once(tmp_path):
 
 @pytest.mark.compile
 def test_what_a_kernel_file_prints_is_not_taken_for_an_answer(tmp_path):
-    kernel = kernel_file(tmp_path, """
+    kernel = kernel_file(
+        tmp_path,
+        """
         print('{"reason": "printed"}')
         from tilelab.course.doctor_copy import copy_tma_kernel as kernel
-        """)
+        """,
+    )
     assert build.build_one(copy_job(kernel=kernel)).launchable
 
 
@@ -224,10 +257,13 @@ def test_two_builds_at_once_share_the_workers_and_one_may_be_nested():
 
 @pytest.mark.compile
 def test_workers_outlive_a_build(tmp_path):
-    kernel = kernel_file(tmp_path, """
+    kernel = kernel_file(
+        tmp_path,
+        """
         import os
         raise RuntimeError(f"process {os.getpid()}")
-        """)
+        """,
+    )
     seen = {next(build.build([copy_job(kernel=kernel)], workers=workers)).reason for workers in (1, 2, 1)}
     assert len(seen) == 1 and re.search(r"process \d+", seen.pop())
 
@@ -256,9 +292,12 @@ def test_a_cache_serves_only_its_own_build_and_heals(tmp_path, monkeypatch):
     build.build_one(copy_job(num_stages=7))
     assert files and set(tmp_path.rglob("*")) == files and whole.registers
     for pattern, damage in (
-            ("*.cubin", pathlib.Path.unlink), ("*.cubin", lambda path: path.write_bytes(path.read_bytes()[:4000])),
-            ("*.ptx", lambda path: path.write_text(path.read_text()[:3000])),
-            ("*.ptx", lambda path: path.write_bytes(b"")), ("*kernel.json", lambda path: path.write_text("{"))):
+        ("*.cubin", pathlib.Path.unlink),
+        ("*.cubin", lambda path: path.write_bytes(path.read_bytes()[:4000])),
+        ("*.ptx", lambda path: path.write_text(path.read_text()[:3000])),
+        ("*.ptx", lambda path: path.write_bytes(b"")),
+        ("*kernel.json", lambda path: path.write_text("{")),
+    ):
         for path in list(tmp_path.rglob(pattern)):
             kept = path.read_bytes()
             damage(path)
@@ -269,7 +308,9 @@ def test_a_cache_serves_only_its_own_build_and_heals(tmp_path, monkeypatch):
 
 
 def test_job_for_a_kernel_object():
-    job = build.job_for(tile_copy.copy_tma_kernel, COPY["signature"], COPY["constants"], "sm_90a", num_warps=8)
+    job = build.job_for(
+        tile_copy.copy_tma_kernel, COPY["signature"], COPY["constants"], "sm_90a", num_warps=8
+    )
     assert (job.kernel, job.num_warps) == ("ch14.descriptors.lesson.tile_copy:copy_tma_kernel", 8)
 
     def local():
@@ -282,6 +323,7 @@ def test_job_for_a_kernel_object():
 @pytest.mark.compile
 def test_no_wgmma_is_serialized():
     """ptxas only remarks on it, Triton drops the remark, and it costs a third of the speed."""
+
     def jobs(count, dtype, b_k_major):
         configs = list(gemm_configs("course", dtype, "sm_90a").values())[:count]
         return [gemm_job(config, "sm_90a", dtype, b_k_major) for config in configs]
@@ -296,14 +338,16 @@ def test_no_wgmma_is_serialized():
 def test_serialized_wgmma_is_remarked_on(tmp_path):
     """The course's kernel with its two accumulators in a flattened loop: what the test above must be able to see."""
     source = pathlib.Path(gemm_kernels.__file__).read_text()
-    flattened = source.replace("flatten=EXTRA_N == 0", "flatten=True").replace("from __future__ import annotations", "")
+    flattened = source.replace("flatten=EXTRA_N == 0", "flatten=True").replace(
+        "from __future__ import annotations", ""
+    )
     assert "flatten=True" in flattened
     path = tmp_path / "flattened.py"
     path.write_text(flattened)
     job = gemm_job(parse("128,192,64,4,5"), "sm_90a")
     report = build.build_one(dataclasses.replace(job, kernel=f"{path}:gemm_persistent_kernel"))
     assert report.launchable, report.reason
-    remark, = build.ptxas_remarks(report.ptx, "sm_90a")
+    (remark,) = build.ptxas_remarks(report.ptx, "sm_90a")
     assert "wgmma.mma_async instructions are serialized" in remark
 
 
@@ -318,8 +362,10 @@ def test_an_edited_kernel_file_is_compiled_as_it_is_now(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     path = tmp_path / "edited.py"
     for value in (1001, 1002):  # same size, same second: all that a bytecode cache looks at
-        path.write_text("import triton\nimport triton.language as tl\nG = tl.constexpr(%d)\n"
-                        "@triton.jit\ndef kernel(p):\n    tl.store(p, G)\n" % value)
+        path.write_text(
+            "import triton\nimport triton.language as tl\nG = tl.constexpr(%d)\n"
+            "@triton.jit\ndef kernel(p):\n    tl.store(p, G)\n" % value
+        )
         assert str(value) in build.build_one(build.Job(f"{path}:kernel", {"p": "*i32"}, {}, "sm_90a")).ptx
 
 
@@ -384,7 +430,9 @@ def test_cu_figures_are_of_that_kernel(cu_job, target):
 @pytest.mark.compile
 def test_cu_copy_engine_is_counted():
     kernel = str(pathlib.Path(notebook.__file__).with_name("doctor_copy.cu")) + ":bulk_copy"
-    report = build.build_one(build.Job(os.path.relpath(kernel), {}, {"CHUNK_BYTES": 16384}, "sm_90a", num_warps=1))
+    report = build.build_one(
+        build.Job(os.path.relpath(kernel), {}, {"CHUNK_BYTES": 16384}, "sm_90a", num_warps=1)
+    )
     assert report.launchable, report.reason
     assert report.counts["UBLKCP"] == 2 and report.counts["SYNCS"] and not report.counts["LDG"]
     assert report.counts == dict.fromkeys(cubin.OPCODES, 0) | build.sass_counts(report.cubin)
@@ -392,10 +440,16 @@ def test_cu_copy_engine_is_counted():
 
 @pytest.mark.compile
 def test_cu_shared_memory_and_threads_decide(cu_job):
-    found = build_all({
-        "fits": cu_job("big", smem_bytes=98304), "too small a target": cu_job("big", "sm_121a", smem_bytes=98304),
-        "three": cu_job("small", smem_bytes=76000), "two": cu_job("big", smem_bytes=76000),
-        "one": cu_job("big", "sm_80", smem_bytes=79000), "too many threads": cu_job("small", num_warps=33)})
+    found = build_all(
+        {
+            "fits": cu_job("big", smem_bytes=98304),
+            "too small a target": cu_job("big", "sm_121a", smem_bytes=98304),
+            "three": cu_job("small", smem_bytes=76000),
+            "two": cu_job("big", smem_bytes=76000),
+            "one": cu_job("big", "sm_80", smem_bytes=79000),
+            "too many threads": cu_job("small", num_warps=33),
+        }
+    )
     assert found["fits"].launchable and found["fits"].smem == 98304
     assert found["fits"].programs_per_sm == 2  # 98,304 + 4,096 + 1,024 B of 233,472
     assert found["three"].programs_per_sm == 3
@@ -419,17 +473,33 @@ def test_cu_constants_reach_the_compiler(cu_job):
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("changes, reason", [
-    ({"name": "nope"}, "two.cu defines no kernel nope; it defines big, small."),
-    ({"name": "f", "text": "__global__ void f() {}"},
-     'two.cu defines no kernel f; it defines _Z1fv (extern "C" leaves a name as it is written).'),
-    ({"name": "f", "text": "static_assert(true);"}, "two.cu defines no kernel f; it defines none."),
-    ({"name": "f", "text": "\nconst int x = lost;\nconst int y = lost;"},
-     'two.cu(2): error: identifier "lost" is undefined.'),
-    ({"name": "f", "text": '#include "none.cuh"'},
-     'two.cu(1): catastrophic error: cannot open source file "none.cuh".'),
-    ({"name": "f", "target": "sm_80", "text": """extern "C" __global__ void f() { asm("fence.proxy.async;"); }"""},
-     "two.cu does not compile for sm_80: ptxas: ")])
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"name": "nope"}, "two.cu defines no kernel nope; it defines big, small."),
+        (
+            {"name": "f", "text": "__global__ void f() {}"},
+            'two.cu defines no kernel f; it defines _Z1fv (extern "C" leaves a name as it is written).',
+        ),
+        ({"name": "f", "text": "static_assert(true);"}, "two.cu defines no kernel f; it defines none."),
+        (
+            {"name": "f", "text": "\nconst int x = lost;\nconst int y = lost;"},
+            'two.cu(2): error: identifier "lost" is undefined.',
+        ),
+        (
+            {"name": "f", "text": '#include "none.cuh"'},
+            'two.cu(1): catastrophic error: cannot open source file "none.cuh".',
+        ),
+        (
+            {
+                "name": "f",
+                "target": "sm_80",
+                "text": """extern "C" __global__ void f() { asm("fence.proxy.async;"); }""",
+            },
+            "two.cu does not compile for sm_80: ptxas: ",
+        ),
+    ],
+)
 def test_bad_cu_job_is_one_sentence(cu_job, changes, reason):
     report = build.build_one(cu_job(**changes))
     assert report.status == "failed" and reason in report.reason and "\n" not in report.reason
@@ -440,13 +510,17 @@ def test_cu_that_nvrtc_cannot_target(cu_job, monkeypatch):
     from tilelab.runtime import cuda
 
     def too_old(*args):
-        raise cuda.CompileError("two.cu does not compile for sm_121a:\nnvrtc: error: invalid value for "
-                                "--gpu-architecture (-arch)\nmore")
+        raise cuda.CompileError(
+            "two.cu does not compile for sm_121a:\nnvrtc: error: invalid value for "
+            "--gpu-architecture (-arch)\nmore"
+        )
 
     monkeypatch.setattr(cuda, "compile_file", too_old)
     answer = build_worker._compile_cu(dataclasses.asdict(cu_job("small", "sm_121a")))
-    assert answer == {"reason": "two.cu does not compile for sm_121a: nvrtc: error: invalid value for "
-                                "--gpu-architecture (-arch)"}
+    assert answer == {
+        "reason": "two.cu does not compile for sm_121a: nvrtc: error: invalid value for "
+        "--gpu-architecture (-arch)"
+    }
 
 
 @pytest.mark.compile
@@ -461,20 +535,28 @@ def test_cu_whose_sass_cannot_be_read(cu_job, monkeypatch):
 
 @pytest.mark.compile
 def test_a_kernel_is_built_without_torch_until_its_package_is_asked():
-    code = ("import sys; from tilelab.runtime import build_worker; "
-            "assert build_worker._load_kernel('ch14.gemm.kernels:gemm_plain_kernel').arg_names; "
-            "assert 'torch' not in sys.modules; from ch14.gemm import spec; assert 'torch' in sys.modules")
+    code = (
+        "import sys; from tilelab.runtime import build_worker; "
+        "assert build_worker._load_kernel('ch14.gemm.kernels:gemm_plain_kernel').arg_names; "
+        "assert 'torch' not in sys.modules; from ch14.gemm import spec; assert 'torch' in sys.modules"
+    )
     env = notebook.child_env(TRITON_INTERPRET="0")
     assert subprocess.run([sys.executable, "-c", code], env=env, check=False, timeout=120).returncode == 0
 
 
 @pytest.mark.compile
 def test_cu_needs_neither_triton_nor_torch(cu_job):
-    code = ("import sys, json; from tilelab.runtime import build_worker; "
-            "answer = build_worker._compile_cu(json.loads(sys.argv[1])); "
-            "sys.exit('registers' not in answer or 'triton' in sys.modules or 'torch' in sys.modules)")
-    done = subprocess.run([sys.executable, "-c", code, json.dumps(dataclasses.asdict(cu_job("small")))],
-                          env=notebook.child_env(), check=False, timeout=60)
+    code = (
+        "import sys, json; from tilelab.runtime import build_worker; "
+        "answer = build_worker._compile_cu(json.loads(sys.argv[1])); "
+        "sys.exit('registers' not in answer or 'triton' in sys.modules or 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(dataclasses.asdict(cu_job("small")))],
+        env=notebook.child_env(),
+        check=False,
+        timeout=60,
+    )
     assert done.returncode == 0
 
 
@@ -500,4 +582,7 @@ def test_cubins_and_listings_are_kept_in_the_callers_folder(cu_job, cu_folder, m
 def test_cu_and_triton_jobs_mix(cu_job):
     reports = list(build.build([cu_job("big"), copy_job(), cu_job("small"), cu_job("nope")]))
     assert sorted(report.status for report in reports) == ["failed", "ok", "ok", "ok"]
-    assert [report.status for report in build.disassemble([cu_job("big"), cu_job("nope")])] == ["ok", "failed"]
+    assert [report.status for report in build.disassemble([cu_job("big"), cu_job("nope")])] == [
+        "ok",
+        "failed",
+    ]

@@ -33,9 +33,10 @@ def test_a_folder_that_cannot_is_replaced_with_one_sentence(folders, monkeypatch
     monkeypatch.setenv(variable, str(bad))
     with pytest.warns(UserWarning) as said:
         caches.replace_unwritable_caches()
-    other, = [os.environ[variable]]
+    (other,) = [os.environ[variable]]
     assert [str(each.message) for each in said] == [
-        f"{bad} cannot be written (Not a directory): compiled kernels are kept in {other} instead."]
+        f"{bad} cannot be written (Not a directory): compiled kernels are kept in {other} instead."
+    ]
     assert caches.why_not_writable(caches.pathlib.Path(other)) == ""
 
 

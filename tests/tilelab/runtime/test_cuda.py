@@ -111,7 +111,9 @@ def test_file_finds_its_own_headers_and_the_bench_s(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "inner.cuh").write_text("#error the current folder is nobody's")
     monkeypatch.chdir(tmp_path / "elsewhere")
-    path = write(tmp_path, kernel='#include "ptx.cuh"\n#include "inner.cuh"\n' + FILL, inner="const u32 VALUE = 7;")
+    path = write(
+        tmp_path, kernel='#include "ptx.cuh"\n#include "inner.cuh"\n' + FILL, inner="const u32 VALUE = 7;"
+    )
     assert b"fill" in cuda.compile_file(path, "sm_90a")
     assert b"fill" in cuda.compile_file(os.path.relpath(path), "sm_90a")
     with pytest.raises(FileNotFoundError):
@@ -131,23 +133,32 @@ def test_headers_that_are_not_installed(tmp_path, monkeypatch):
     path = write(tmp_path, kernel='#include "inner.cuh"\n', inner=BARRIER)
     with pytest.raises(cuda.CompileError) as error:
         cuda.compile_file(path, "sm_90a")
-    assert str(error.value) == ("kernel.cu includes <cuda/barrier>, and the cccl headers are not installed: "
-                                "run pip install -r requirements.txt.")
+    assert str(error.value) == (
+        "kernel.cu includes <cuda/barrier>, and the cccl headers are not installed: "
+        "run pip install -r requirements.txt."
+    )
     cuda.compile_cubin(FILL, "sm_90a", options=["-DVALUE=7"])  # which needs none of them
 
 
 def test_a_cubin_is_compiled_once(cubins, compiled):
     first = cuda.compile_cubin(FILL, "sm_90a", options=["-DVALUE=7"])
     assert cuda.compile_cubin(FILL, "sm_90a", options=["-DVALUE=7"]) == first and len(compiled) == 1
-    assert cuda.compile_cubin(FILL, "sm_90a", options=["-DVALUE=7"], cache=False) == first and len(compiled) == 2
+    assert (
+        cuda.compile_cubin(FILL, "sm_90a", options=["-DVALUE=7"], cache=False) == first and len(compiled) == 2
+    )
     assert len(list(cubins.iterdir())) == 1
 
 
 def test_what_goes_into_a_cubin_tells_it_apart(compiled):
     given = {"source": FILL, "target": "sm_90a", "options": ["-DVALUE=7"]}
     first = cuda.compile_cubin(**given)
-    changes = ({"source": FILL + " "}, {"target": "sm_100a"}, {"options": ["-DVALUE=8"]}, {"name": "other.cu"},
-               {"options": ["-DVALUE=7", "-DOTHER"]})
+    changes = (
+        {"source": FILL + " "},
+        {"target": "sm_100a"},
+        {"options": ["-DVALUE=8"]},
+        {"name": "other.cu"},
+        {"options": ["-DVALUE=7", "-DOTHER"]},
+    )
     for number, changed in enumerate(changes, 2):
         cuda.compile_cubin(**{**given, **changed})
         assert len(compiled) == number, changed
@@ -176,16 +187,22 @@ def test_an_edited_header_compiles_anew(tmp_path, compiled, bracket):
 
 
 def test_headers_that_include_each_other(tmp_path):
-    path = write(tmp_path, kernel='#include "a.cuh"\n' + FILL, a='#pragma once\n#include "b.cuh"\n',
-                 b='#pragma once\n#include "a.cuh"\n#define VALUE 7\n')
+    path = write(
+        tmp_path,
+        kernel='#include "a.cuh"\n' + FILL,
+        a='#pragma once\n#include "b.cuh"\n',
+        b='#pragma once\n#include "a.cuh"\n#define VALUE 7\n',
+    )
     assert b"fill" in cuda.compile_file(path, "sm_90a")
 
 
 def test_a_damaged_cubin_is_compiled_anew(cubins, compiled):
     first = cuda.compile_cubin(FILL, "sm_90a", options=["-DVALUE=7"])
-    kept, = cubins.iterdir()
+    (kept,) = cubins.iterdir()
     whole = kept.read_bytes()
-    for number, damaged in enumerate((b"", whole[:20], whole[:-100], whole[:-1] + b"?", bytes(len(whole))), 2):
+    for number, damaged in enumerate(
+        (b"", whole[:20], whole[:-100], whole[:-1] + b"?", bytes(len(whole))), 2
+    ):
         kept.write_bytes(damaged)
         assert cuda.compile_cubin(FILL, "sm_90a", options=["-DVALUE=7"]) == first and len(compiled) == number
         assert kept.read_bytes() == whole
@@ -196,7 +213,9 @@ def test_a_folder_that_cannot_be_written_is_replaced(tmp_path, monkeypatch, comp
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("TILES_CUBINS", str(tmp_path / "file" / below))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.warns(UserWarning, match="cannot be written .Not a directory.: compiled kernels are kept in "):
+    with pytest.warns(
+        UserWarning, match="cannot be written .Not a directory.: compiled kernels are kept in "
+    ):
         for _ in range(2):
             assert b"fill" in cuda.compile_cubin(FILL, "sm_90a", options=["-DVALUE=7"])
     assert len(compiled) == 1 and (tmp_path / "file").read_text() == "in the way"
@@ -213,7 +232,9 @@ def test_a_full_disk_leaves_nothing_behind(cubins, monkeypatch):
 
 def test_compiling_at_once(cubins):
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda i: cuda.compile_cubin(FILL, "sm_90a", options=[f"-DVALUE={i % 2}"]), range(16)))
+        found = list(
+            pool.map(lambda i: cuda.compile_cubin(FILL, "sm_90a", options=[f"-DVALUE={i % 2}"]), range(16))
+        )
     assert len(set(found)) == 2 and len(list(cubins.iterdir())) == 2
 
 
@@ -242,7 +263,9 @@ def test_kernel_is_loaded_once_until_edited(tmp_path, loaded, monkeypatch):
     assert cuda.load_kernel(str(path), "fill") is first
     monkeypatch.chdir(tmp_path)
     assert cuda.load_kernel("kernel.cu", "fill") is first and len(loaded) == 1
-    assert cuda.load_kernel(path, "fill", ["-DOTHER=1"]) is not first and cuda.load_kernel(path, "fill") is first
+    assert (
+        cuda.load_kernel(path, "fill", ["-DOTHER=1"]) is not first and cuda.load_kernel(path, "fill") is first
+    )
     for edited in (path, tmp_path / "inner.cuh"):
         edited.write_text(edited.read_text() + "\n")
         second = cuda.load_kernel(path, "fill")
@@ -313,7 +336,9 @@ def test_prepared_launch_follows_the_stream_and_keeps_its_tensors(tmp_path):
     source, out = torch.randn(3, 128, device="cuda"), torch.zeros(3, 128, device="cuda")
     expected = 1.5 * source
     words = ctypes.c_uint32(here.smem_per_block // 4)
-    launched = cuda.prepare_launch(kernel, 3, 128, [source, out, ctypes.c_float(1.5), words], here.smem_per_block)
+    launched = cuda.prepare_launch(
+        kernel, 3, 128, [source, out, ctypes.c_float(1.5), words], here.smem_per_block
+    )
     torch.cuda.synchronize()
     del source
     torch.randn(3, 128, device="cuda")  # would lie where `source` did
@@ -340,7 +365,9 @@ def test_kernel_with_cccl_runs(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("static, dynamic", [(40, 4), (40, 20), (60, 1), (2, 100)])  # KiB; 48 together need an opt-in
+@pytest.mark.parametrize(
+    "static, dynamic", [(40, 4), (40, 20), (60, 1), (2, 100)]
+)  # KiB; 48 together need an opt-in
 def test_static_and_dynamic_shared_memory_together(static, dynamic):
     source = f"""
     extern "C" __global__ void sum(int* out) {{

@@ -14,7 +14,9 @@ def make_planner(made):
         if a.shape != b.shape:
             raise ValueError("the shapes differ.")
         made.append((a.shape, scale))
-        return plans.Plan(lambda a, b, out: torch.add(a, b, alpha=scale, out=out), a.shape, a.dtype, a.device, "only")
+        return plans.Plan(
+            lambda a, b, out: torch.add(a, b, alpha=scale, out=out), a.shape, a.dtype, a.device, "only"
+        )
 
     return plans.Planner(make, ("a", "b"))
 
@@ -30,9 +32,18 @@ def test_the_second_call_of_a_kind_is_not_planned():
     assert len(made) == 2  # with and without `out`
 
 
-@pytest.mark.parametrize("change", [
-    lambda a: torch.randn(5, 8), lambda a: a.double(), lambda a: torch.randn(8, 4).T, lambda a: torch.nn.Parameter(a),
-    lambda a: torch.randn(4, 9)[:, 1:], lambda a: torch.randn(33)[1:].view(4, 8), lambda a: torch._neg_view(a)])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: torch.randn(5, 8),
+        lambda a: a.double(),
+        lambda a: torch.randn(8, 4).T,
+        lambda a: torch.nn.Parameter(a),
+        lambda a: torch.randn(4, 9)[:, 1:],
+        lambda a: torch.randn(33)[1:].view(4, 8),
+        lambda a: torch._neg_view(a),
+    ],
+)
 def test_another_kind_is_planned(change):
     made = []
     planner = make_planner(made)
@@ -69,8 +80,10 @@ def test_bad_arguments_are_refused_each_time():
 
 
 def test_an_option_that_cannot_be_hashed_is_planned_each_time():
-    planner = plans.Planner(lambda a, out, option: plans.Plan(lambda a, out: out.copy_(a), a.shape, a.dtype, a.device,
-                                                              option), "a")
+    planner = plans.Planner(
+        lambda a, out, option: plans.Plan(lambda a, out: out.copy_(a), a.shape, a.dtype, a.device, option),
+        "a",
+    )
     assert torch.equal(planner.run((torch.ones(3),), None, ["list"]), torch.ones(3)) and not planner.plans
 
 
@@ -96,7 +109,9 @@ def test_a_prepared_launch_keeps_its_tensors_and_is_planned_anew():
 
 
 def test_a_fallback_warns_at_each_call():
-    plan = plans.Plan(lambda a, out: out.copy_(a), (3,), torch.float32, torch.device("cpu"), "slow", fallback="slow!")
+    plan = plans.Plan(
+        lambda a, out: out.copy_(a), (3,), torch.float32, torch.device("cpu"), "slow", fallback="slow!"
+    )
     planner = plans.Planner(lambda *_: plan, "a")
     for _ in range(2):
         with pytest.warns(UserWarning, match="slow!"):

@@ -46,8 +46,7 @@ print(json.dumps(found))
 def test_parameters_are_laid_out_as_triton_does():
     env = {**os.environ, "TRITON_INTERPRET": "0"}
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=env,
-                          cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=env, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     host, made, pointers = json.loads(done.stdout)
     shape = [8, 512, 512, 1]
@@ -58,6 +57,7 @@ def test_parameters_are_laid_out_as_triton_does():
     assert made[0] == ["Tensor", "Tensor", 4096, 4] and made[4] == 256
     assert pointers[0] == ["Tensor", "Tensor", 8, 64, 64, 0, 64, 4, 1]
     assert pointers[3] == [8, 8, 4, 4, 4, 4, 4, 4, 4, 8, 8]
+
 
 COMPARE = """
 import torch

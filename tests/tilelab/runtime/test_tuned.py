@@ -22,8 +22,20 @@ from tilelab.sweeps import tune
 
 GPU = "NVIDIA H200"
 WHOLE, SPLIT = GemmConfig(128, 128, 64, 4, 3, "persistent"), GemmConfig(64, 64, 128, 4, 4, "split", splits=2)
-ROW = {"m": 64, "n": 4096, "k": 8192, "dtype": "bf16", "config": WHOLE, "us": 20.0, "peer": "cuBLAS", "peer_us": 20.0,
-       "ratio": 1.0, "spread": 0.02, "tried": 9, "source": "1"}
+ROW = {
+    "m": 64,
+    "n": 4096,
+    "k": 8192,
+    "dtype": "bf16",
+    "config": WHOLE,
+    "us": 20.0,
+    "peer": "cuBLAS",
+    "peer_us": 20.0,
+    "ratio": 1.0,
+    "spread": 0.02,
+    "tried": 9,
+    "source": "1",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +45,9 @@ def folder(monkeypatch, tmp_path):
     return tmp_path
 
 
-def find(m, n, k, predict=lambda config, *shape: 20 * config.block_m / 128, can_run=lambda config: True, **rest):
+def find(
+    m, n, k, predict=lambda config, *shape: 20 * config.block_m / 128, can_run=lambda config: True, **rest
+):
     return tuned.find("gemm", GemmConfig, m, n, k, "bf16", predict, can_run, **rest)
 
 
@@ -57,7 +71,10 @@ def test_the_choice_without_a_table_wins_where_the_model_expects_it_to_be_faster
     for us, found in ((9, None), (11, (WHOLE, "tuned at 64 × 4096 × 8192"))):
         model = functools.partial(lambda us, config, *shape: us if config == other else 10, us)
         assert find(100, 4096, 8192, model, untuned=other) == found
-    assert find(64, 4096, 8192, lambda config, *shape: 1 if config == other else 10, untuned=other) == (WHOLE, "tuned")
+    assert find(64, 4096, 8192, lambda config, *shape: 1 if config == other else 10, untuned=other) == (
+        WHOLE,
+        "tuned",
+    )
 
 
 def test_what_cannot_run_or_is_not_known_is_passed_over(folder):
@@ -76,13 +93,19 @@ def test_a_table_of_another_gpu_is_not_used(monkeypatch):
     assert find(64, 4096, 8192) is None
 
 
-@pytest.mark.parametrize("new, said, kept", [
-    ({"config": SPLIT, "ratio": 1.01}, "keeps", WHOLE), ({"config": SPLIT, "ratio": 1.03}, "in place of", SPLIT),
-    ({"config": SPLIT, "ratio": 1.03, "spread": 0.05}, "keeps", WHOLE), ({"ratio": 0.9}, "0.90 × cuBLAS", WHOLE),
-    ({"config": SPLIT, "ratio": 0.9, "source": "2"}, "in place of", SPLIT)])
+@pytest.mark.parametrize(
+    "new, said, kept",
+    [
+        ({"config": SPLIT, "ratio": 1.01}, "keeps", WHOLE),
+        ({"config": SPLIT, "ratio": 1.03}, "in place of", SPLIT),
+        ({"config": SPLIT, "ratio": 1.03, "spread": 0.05}, "keeps", WHOLE),
+        ({"ratio": 0.9}, "0.90 × cuBLAS", WHOLE),
+        ({"config": SPLIT, "ratio": 0.9, "source": "2"}, "in place of", SPLIT),
+    ],
+)
 def test_a_row_is_replaced_only_by_a_faster_one_or_for_another_kernel(new, said, kept):
     tuned.keep("gemm", [ROW], GPU)
-    sentence, = tuned.keep("gemm", [ROW | new], GPU)
+    (sentence,) = tuned.keep("gemm", [ROW | new], GPU)
     assert said in sentence and sentence.endswith(".") and find(64, 4096, 8192)[0] == kept
 
 
@@ -92,16 +115,25 @@ def test_replace_is_asked_for():
     assert find(64, 4096, 8192)[0] == SPLIT
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"gpu": "NVIDIA H200", "rows": [{"m": 1}]}',
-                                    '{"gpu": "NVIDIA H100", "rows": []}',
-                                    '{"gpu": "NVIDIA H200", "rows": '
-                                    '[{"m": 0, "n": 8, "k": 8, "us": 1, "config": {}}]}'])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "",
+        "{",
+        "[]",
+        '{"gpu": "NVIDIA H200", "rows": [{"m": 1}]}',
+        '{"gpu": "NVIDIA H100", "rows": []}',
+        '{"gpu": "NVIDIA H200", "rows": [{"m": 0, "n": 8, "k": 8, "us": 1, "config": {}}]}',
+    ],
+)
 def test_a_damaged_table_is_left_as_it_is_and_serves_nobody(damage):
     path = tuned.table_path("gemm", GPU)
     path.parent.mkdir(parents=True)
     path.write_text(damage)
     assert find(64, 4096, 8192) is None
-    with pytest.raises(ValueError, match="is no table of tuned configurations for NVIDIA H200 .*: mend it or delete"):
+    with pytest.raises(
+        ValueError, match="is no table of tuned configurations for NVIDIA H200 .*: mend it or delete"
+    ):
         tuned.keep("gemm", [ROW], GPU)
     assert path.read_text() == damage
 
@@ -124,20 +156,35 @@ def test_two_processes_keep_all_rows():
 
 def test_the_tables_of_the_repository_hold_configurations_that_run(monkeypatch):
     monkeypatch.delenv("TILES_TUNED")
-    for name, kind, space in (("gemm", GemmConfig, gemm_tuning), ("wgmma_gemm", wgmma_gemm.WgmmaConfig, wgmma_tuning)):
+    for name, kind, space in (
+        ("gemm", GemmConfig, gemm_tuning),
+        ("wgmma_gemm", wgmma_gemm.WgmmaConfig, wgmma_tuning),
+    ):
         rows = tuned.load(name, GPU)
         assert len(rows) > 100 and all(kind(**row["config"]) in space.search_space() for row in rows)
-        assert {row["source"] for row in rows} == {space.TUNABLE.source()}, "the kernel has changed: tune it again"
+        assert {row["source"] for row in rows} == {space.TUNABLE.source()}, (
+            "the kernel has changed: tune it again"
+        )
     assert gemm.find_best(256, 5120, 25600, "bf16", True, "sm_90a", 132)[1] == "tuned"
     assert gemm.find_best(256, 5120, 25600, "bf16", False, "sm_90a", 132)[1] == "by the model"
     assert wgmma_gemm.find_best(64, 4096, 14336) == (
-        wgmma_gemm.WgmmaConfig("split", 64, 64, 7, cluster=2, boxes_per_stage=2, group=8, pdl=True), "tuned")
+        wgmma_gemm.WgmmaConfig("split", 64, 64, 7, cluster=2, boxes_per_stage=2, group=8, pdl=True),
+        "tuned",
+    )
     assert wgmma_gemm.find_best(8, 8, 8)[1] == "by the model"
 
 
-@pytest.mark.parametrize("text, said", [("16,4096,4096\nx,1,2", "line 2 of"), ("16,4096", "line 1 of"),
-                                        ("0,8,8", "line 1 of"), ("8,9,8", "N a multiple of 8 and K of 8"),
-                                        ("# nothing", "no shapes"), (f"{2**31},8,8", "below 2")])
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("16,4096,4096\nx,1,2", "line 2 of"),
+        ("16,4096", "line 1 of"),
+        ("0,8,8", "line 1 of"),
+        ("8,9,8", "N a multiple of 8 and K of 8"),
+        ("# nothing", "no shapes"),
+        (f"{2**31},8,8", "below 2"),
+    ],
+)
 def test_a_bad_line_of_shapes_is_one_sentence(text, said, tmp_path):
     (tmp_path / "shapes.txt").write_text(text)
     with pytest.raises(ValueError, match=said):
@@ -146,7 +193,11 @@ def test_a_bad_line_of_shapes_is_one_sentence(text, said, tmp_path):
 
 def test_a_file_of_shapes_that_cannot_be_read_is_one_sentence(tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    for name, reason in (("missing", "No such file or directory"), ("binary", "it is no text"), ("", "Is a directory")):
+    for name, reason in (
+        ("missing", "No such file or directory"),
+        ("binary", "it is no text"),
+        ("", "Is a directory"),
+    ):
         with pytest.raises(ValueError, match=rf"^the file of shapes .* cannot be read \({reason}\)\.$"):
             tune.read_shapes(str(tmp_path / name))
 
@@ -159,7 +210,9 @@ def test_shapes_are_read(tmp_path):
 
 
 def test_the_tuner_tries_first_what_the_model_prefers():
-    tunable = dataclasses.replace(gemm_tuning.TUNABLE, candidates=lambda m, n, k: [*configs("course").values()])
+    tunable = dataclasses.replace(
+        gemm_tuning.TUNABLE, candidates=lambda m, n, k: [*configs("course").values()]
+    )
     assert tune.choose_candidates(tunable, 4096, 4096, 4096, 0.1)[0].tile == (128, 128, 64, 4, 3)
     assert len(tune.choose_candidates(tunable, 4096, 4096, 4096, 0.1)) == 4
     assert len(tune.choose_candidates(tunable, 4096, 4096, 4096)) == 8
@@ -170,7 +223,10 @@ def test_a_row_of_other_code_is_used_and_says_so():
     for source, said in (("1", ""), ("2", ", for another version of the kernel")):
         asked = ("bf16", lambda config, *shape: 1, lambda config: True, lambda source=source: source)
         assert tuned.find("gemm", GemmConfig, 64, 4096, 8192, *asked) == (WHOLE, "tuned" + said)
-        assert tuned.find("gemm", GemmConfig, 65, 4096, 8192, *asked) == (WHOLE, "tuned at 64 × 4096 × 8192" + said)
+        assert tuned.find("gemm", GemmConfig, 65, 4096, 8192, *asked) == (
+            WHOLE,
+            "tuned at 64 × 4096 × 8192" + said,
+        )
 
 
 def test_a_kept_row_makes_operators_plan_anew():
@@ -195,8 +251,11 @@ def test_fp8_takes_the_tuned_tile():
 # ---- the command line, with a tuner that measures nothing
 
 
-TUNERS = {"ch14.gemm": (gemm_main, gemm_tuning), "ch10.wgmma_gemm": (wgmma_main, wgmma_tuning),
-          "ch14.blockscaled": (fp8_main, fp8_tuning)}
+TUNERS = {
+    "ch14.gemm": (gemm_main, gemm_tuning),
+    "ch10.wgmma_gemm": (wgmma_main, wgmma_tuning),
+    "ch14.blockscaled": (fp8_main, fp8_tuning),
+}
 
 
 @pytest.fixture
@@ -228,20 +287,33 @@ def test_tune_keeps_what_it_finds(module, rows, shapes, capsys):
     rows += [ROW | {"config": config, "dtype": tuning.TUNABLE.dtype}, ROW | {"config": None}]
     assert main.main(["--tune", str(shapes)]) == 1
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith("64 × 4096 × 8192: ") and "no configuration gave the right result" in printed[1]
-    assert printed[2] == f"The table is {tuned.table_path(kernel, GPU)}." and len(tuned.load(kernel, GPU)) == 1
+    assert (
+        printed[0].startswith("64 × 4096 × 8192: ") and "no configuration gave the right result" in printed[1]
+    )
+    assert (
+        printed[2] == f"The table is {tuned.table_path(kernel, GPU)}." and len(tuned.load(kernel, GPU)) == 1
+    )
     del rows[1]
     assert main.main(["--tune", str(shapes)]) == 0
 
 
 @pytest.mark.parametrize("module", TUNERS)
-@pytest.mark.parametrize("text, said", [("64,4096,8192\n64,4096", "line 2 of"), ("", "holds no shapes"),
-                                        ("64,4096,100", "line 1 of"), (None, "No such file")])
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("64,4096,8192\n64,4096", "line 2 of"),
+        ("", "holds no shapes"),
+        ("64,4096,100", "line 1 of"),
+        (None, "No such file"),
+    ],
+)
 def test_a_bad_file_of_shapes_is_one_line(module, text, said, rows, shapes, capsys):
     shapes.unlink() if text is None else shapes.write_text(text)
     assert TUNERS[module][0].main(["--tune", str(shapes)]) == 2
     printed = capsys.readouterr()
-    assert not printed.out and printed.err.count("\n") == 1 and printed.err.startswith(f"python -m {module}: ")
+    assert (
+        not printed.out and printed.err.count("\n") == 1 and printed.err.startswith(f"python -m {module}: ")
+    )
     assert said in printed.err
 
 
@@ -280,21 +352,32 @@ def test_a_shape_that_the_library_refuses_does_not_end_the_run(monkeypatch, shap
     tunable = dataclasses.replace(fp8_tuning.TUNABLE, prepare_peer=refuse)
     assert tune.run(tunable, str(shapes)) == 1
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == ("64 × 4096 × 8192: scaled_mm refuses the shape: scale_a must have strides (1, 1); got "
-                          "[1, 128].") and printed[1].startswith("The table is")
+    assert printed[0] == (
+        "64 × 4096 × 8192: scaled_mm refuses the shape: scale_a must have strides (1, 1); got [1, 128]."
+    ) and printed[1].startswith("The table is")
 
 
 # ---- the winner of a sweep
 
 
 def test_the_winner_of_a_sweep_is_kept_by_its_last_timing():
-    row = {"kernel": WHOLE.name, "ms": 0.03, "ratio": 0.9, "spread": 0.01, "final_ms": 0.02, "final_ratio": 1.1,
-           "recorded": "2026-11-23T08:00:00Z"}
+    row = {
+        "kernel": WHOLE.name,
+        "ms": 0.03,
+        "ratio": 0.9,
+        "spread": 0.01,
+        "final_ms": 0.02,
+        "final_ratio": 1.1,
+        "recorded": "2026-11-23T08:00:00Z",
+    }
     said = tune.keep_winner(gemm_tuning.TUNABLE, [64, 4096, 8192], "bf16", WHOLE, row, 7)
     assert said == f"64 × 4096 × 8192: {WHOLE.name}, 20.0 µs, 1.10 × cuBLAS."
-    kept, = tuned.load("gemm", GPU)
+    (kept,) = tuned.load("gemm", GPU)
     assert (kept["tried"], kept["spread"], kept["recorded"]) == (7, 0.01, row["recorded"])
     assert kept["source"] == gemm.tuned_source()
-    for dtype, bad, said in (("fp16", row, "holds bf16 only"), ("bf16", {"kernel": "x", "ms": 1.0}, "no time beside")):
+    for dtype, bad, said in (
+        ("fp16", row, "holds bf16 only"),
+        ("bf16", {"kernel": "x", "ms": 1.0}, "no time beside"),
+    ):
         with pytest.raises(ValueError, match=said):
             tune.keep_winner(gemm_tuning.TUNABLE, [64, 4096, 8192], dtype, WHOLE, bad, 7)

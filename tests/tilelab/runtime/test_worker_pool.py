@@ -81,7 +81,10 @@ def test_a_death_or_a_hang_is_an_answer(pool):
     with pool.lease("small_worker", "it") as worker:
         first = worker.ask({"what": ""}, 60)["pid"]
         assert worker.ask({"what": "fork and answer too"}, 60) == {"pid": first, "number": 1}
-        assert worker.ask({"what": "die"}, 60) == {"reason": "it died (SIGABRT): error: the reason", "died": True}
+        assert worker.ask({"what": "die"}, 60) == {
+            "reason": "it died (SIGABRT): error: the reason",
+            "died": True,
+        }
         assert worker.ask({"what": "exit"}, 60)["reason"] == "it died (exit status 3)"
         assert worker.ask({"what": "sleep"}, 0.5)["reason"] == "it gave no answer within 0.5 s"
         assert worker.ask({"what": ""}, 60)["pid"] != first
@@ -97,7 +100,9 @@ def test_a_forked_process_does_not_hide_a_death(pool):
     """The copy of an earlier request holds the connection open, and is gone with the worker."""
     with pool.lease("small_worker", "it") as worker:
         worker.ask({"what": "fork"}, 60)
-        children = pathlib.Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children").read_text().split()
+        children = (
+            pathlib.Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children").read_text().split()
+        )
         begun = time.monotonic()
         assert worker.ask({"what": "exit"}, 120)["reason"] == "it died (exit status 3)"
         assert time.monotonic() - begun < 60
@@ -115,7 +120,9 @@ def test_a_worker_never_runs_what_a_file_held_before(pool, tmp_path):
     """Workers outlive a sweep; a kernel that was edited in between must not be measured as it was."""
     with pool.lease("small_worker", "it") as worker:
         assert worker.ask({"what": ""}, 60)["number"] == 1
-    (tmp_path / "edited.py").write_text("NUMBER = 22")  # a bytecode cache tells edits apart by second and size
+    (tmp_path / "edited.py").write_text(
+        "NUMBER = 22"
+    )  # a bytecode cache tells edits apart by second and size
     with pool.lease("small_worker", "it") as worker:
         assert worker.ask({"what": ""}, 60)["number"] == 22
 
@@ -134,8 +141,9 @@ def test_a_killed_token_ends_its_workers_and_starts_no_other(pool):
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_a_worker_ends_with_its_caller_while_code_holds_the_lock(pool, tmp_path, end):
     path = os.pathsep.join([str(ROOT), str(tmp_path), *filter(None, sys.path)])
-    caller = subprocess.Popen([sys.executable, "-c", CALLER, tmp_path / "pid"],
-                              env=notebook.child_env(PYTHONPATH=path))
+    caller = subprocess.Popen(
+        [sys.executable, "-c", CALLER, tmp_path / "pid"], env=notebook.child_env(PYTHONPATH=path)
+    )
     wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     worker = int((tmp_path / "pid").read_text())
     assert is_alive(worker)

@@ -21,8 +21,10 @@ def test_the_last_row_of_a_key_counts_also_after_a_torn_line(journal):
     with open(journal.path, "ab") as file:
         file.write(b'{"key": "torn", "status": "o')
     journal.append({"key": "b", "reason": "\udc80"})
-    assert journal.rows() == {"a": {"key": "a", "n": 2, "nested": {"x": [1.5, None, "é"]}},
-                              "b": {"key": "b", "reason": "\udc80"}}
+    assert journal.rows() == {
+        "a": {"key": "a", "n": 2, "nested": {"x": [1.5, None, "é"]}},
+        "b": {"key": "b", "reason": "\udc80"},
+    }
     assert json.loads(journal.path.read_bytes().splitlines()[0])["n"] == 1, "a line is JSON"
 
 
@@ -36,9 +38,17 @@ def test_rows_are_forgotten_with_their_comparisons(journal):
 
 def test_lines_that_the_journal_did_not_write_are_passed_over(journal):
     journal.append({"key": "a", "status": "ok", "ms": 1.25})
-    kept, = journal.path.read_bytes().splitlines()
-    foreign = [b'{"key": "b", "status": "ok", "ms": 1.0}', kept.replace(b"1.25", b"9" * 400), b"[1]", b"\xff\xfe", b"",
-               kept.replace(b'"ms": 1.25', b'"ms": "1"'), b'{"key": ["a"], "crc32": 1}', b"[" * 200_000]
+    (kept,) = journal.path.read_bytes().splitlines()
+    foreign = [
+        b'{"key": "b", "status": "ok", "ms": 1.0}',
+        kept.replace(b"1.25", b"9" * 400),
+        b"[1]",
+        b"\xff\xfe",
+        b"",
+        kept.replace(b'"ms": 1.25', b'"ms": "1"'),
+        b'{"key": ["a"], "crc32": 1}',
+        b"[" * 200_000,
+    ]
     journal.path.write_bytes(b"\n".join([*foreign[:4], kept, *foreign[4:]]))
     assert journal.rows() == {"a": {"key": "a", "status": "ok", "ms": 1.25}}
 

@@ -61,9 +61,13 @@ def test_finished_sweeps_are_forgotten():
     assert len(running_sweeps._followed) == 1
 
 
-@pytest.mark.parametrize("parent, cell", [({"metadata": {"cellId": "ab12"}}, "ab12"), ({"metadata": {}}, ""), ({}, "")])
+@pytest.mark.parametrize(
+    "parent, cell", [({"metadata": {"cellId": "ab12"}}, "ab12"), ({"metadata": {}}, ""), ({}, "")]
+)
 def test_find_cell(monkeypatch, parent, cell):
-    monkeypatch.setattr(running_sweeps, "get_ipython", lambda: types.SimpleNamespace(get_parent=lambda: parent))
+    monkeypatch.setattr(
+        running_sweeps, "get_ipython", lambda: types.SimpleNamespace(get_parent=lambda: parent)
+    )
     assert running_sweeps.find_cell() == cell
 
 
@@ -74,7 +78,9 @@ def test_there_is_no_cell_outside_a_notebook(monkeypatch):
 
 @pytest.mark.compile
 def test_a_cell_that_is_executed_again_shows_its_sweep_and_the_old_panel_stops_drawing(monkeypatch, tmp_path):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))  # what is built already would be too quick
+    monkeypatch.setenv(
+        "TRITON_CACHE_DIR", str(tmp_path / "cache")
+    )  # what is built already would be too quick
     monkeypatch.setattr(running_sweeps, "find_cell", lambda: "the cell")
     monkeypatch.setattr(sweep_owner, "DRAW_S", 0.01)
     choice = {"preset": "the course's 4", "target": "sm_90a", "shape": "512,512"}

@@ -105,7 +105,11 @@ def test_a_second_sweep_measures_nothing(space, journal):
     second = Sweep(configs, space, journal=journal)
     again = second.finish()
     assert all(row["resumed"] for row in again) and len(log(space)) == 4 and len(log(space, "finals")) == 1
-    assert [row.get("final_ms") for row in again] == [row.get("final_ms") for row in rows] == [256, 512, 1024, None]
+    assert (
+        [row.get("final_ms") for row in again]
+        == [row.get("final_ms") for row in rows]
+        == [256, 512, 1024, None]
+    )
     assert second.winner["key"] == first.winner["key"]
 
 
@@ -123,7 +127,9 @@ def test_a_row_of_other_code_shape_or_versions_is_not_taken(space, tmp_path, mon
 
 def test_equal_configurations_are_one_and_rejected_ones_are_never_built(space, monkeypatch):
     built = []
-    monkeypatch.setattr(sweep, "build_configuration", lambda _, config, *__: built.append(config) or build_nothing())
+    monkeypatch.setattr(
+        sweep, "build_configuration", lambda _, config, *__: built.append(config) or build_nothing()
+    )
     running = Sweep([Config(256), Config(256), Config(64, "rejected")], space)
     assert [row["status"] for row in running.finish()] == ["ok", "rejected"] and running.total == 2
     assert built == [Config(256)] and running.counts == {"ok": 1, "rejected": 1}
@@ -133,7 +139,10 @@ def test_speed_beside_the_peer_counts_and_finals_before_it():
     def row(kernel, **figures):
         return {"kernel": kernel, "status": "ok", **figures}
 
-    warm, cool = row("warm", ms=2.0, ratio=1.1), row("cool", ms=1.5, ratio=0.9)  # the peer took 2.2, then 1.35
+    warm, cool = (
+        row("warm", ms=2.0, ratio=1.1),
+        row("cool", ms=1.5, ratio=0.9),
+    )  # the peer took 2.2, then 1.35
     final = row("final", ms=9.0, ratio=0.1, final_ms=2.0, final_ratio=0.8)
     rows = [cool, row("built"), warm, {**warm, "status": "wrong"}]
     assert [found["kernel"] for found in sweep.sort_by_speed(rows)] == ["warm", "cool"]
@@ -141,10 +150,22 @@ def test_speed_beside_the_peer_counts_and_finals_before_it():
     assert sweep.sort_by_speed([row("slow", ms=2.0), row("quick", ms=1.0)])[0]["kernel"] == "quick"
 
 
-ODD = {"ratio": "NaN or infinity", "infinite": "NaN or infinity", "huge": "ms must be a finite number",
-       "no status": "None", "text": "'fast'", "list": "TypeError", "set": "no attribute 'item'", "surrogate": "\udc80",
-       "long": "xxx", "raises": "the true reason", "label": "no label", "reject": "ZeroDivisionError",
-       "predicted text": "it is 'soon'", "predicted NaN": "it is nan"}
+ODD = {
+    "ratio": "NaN or infinity",
+    "infinite": "NaN or infinity",
+    "huge": "ms must be a finite number",
+    "no status": "None",
+    "text": "'fast'",
+    "list": "TypeError",
+    "set": "no attribute 'item'",
+    "surrogate": "\udc80",
+    "long": "xxx",
+    "raises": "the true reason",
+    "label": "no label",
+    "reject": "ZeroDivisionError",
+    "predicted text": "it is 'soon'",
+    "predicted NaN": "it is nan",
+}
 
 
 def test_an_odd_answer_is_one_row_that_failed(space, journal):
@@ -153,7 +174,7 @@ def test_an_odd_answer_is_one_row_that_failed(space, journal):
     rows = Sweep([*odd, *RIGHT], space, journal=journal).finish()
     for row, words in zip(rows, ODD.values()):
         assert row["status"] == "failed" and words in row["reason"] and len(row["reason"]) <= 400, row
-    assert [row["status"] for row in rows[len(ODD):]] == ["ok"] * 3
+    assert [row["status"] for row in rows[len(ODD) :]] == ["ok"] * 3
     assert set(journal.rows()) >= {row["key"] for row in rows}
 
 
@@ -175,7 +196,9 @@ def test_an_executor_that_fails_is_a_row(space):
             return super().submit(lambda: 1 / 0)
 
     rows = Sweep(RIGHT, space, builders=Broken(1)).finish()
-    assert [(row["status"], row["reason"]) for row in rows] == [("failed", "ZeroDivisionError: division by zero")] * 3
+    assert [(row["status"], row["reason"]) for row in rows] == [
+        ("failed", "ZeroDivisionError: division by zero")
+    ] * 3
 
 
 def test_bad_arguments_are_one_sentence(space):
@@ -190,7 +213,9 @@ def test_a_space_from_a_notebook_is_refused(space):
     local = type("Local", (FaultSpace,), {"__module__": "__main__"})
     with pytest.raises(ValueError, match="Local from __main__: define it in a module"):
         Sweep(RIGHT, local(space.folder))
-    rows = Sweep(RIGHT[:1], local(space.folder, can_measure=False)).finish()  # only its job leaves the notebook
+    rows = Sweep(
+        RIGHT[:1], local(space.folder, can_measure=False)
+    ).finish()  # only its job leaves the notebook
     assert len(rows) == 1
 
 
@@ -204,8 +229,10 @@ def test_a_journal_that_cannot_be_written_ends_the_sweep(space, tmp_path):
 @pytest.mark.alike
 def test_only_gpus_of_one_model_share_a_sweep(monkeypatch):
     here = device.Device("NVIDIA H200", (9, 0), "sm_90a")
-    properties = [type("P", (), {"name": name, "uuid": index})() for index, name in
-                  enumerate(["NVIDIA H200", "NVIDIA L4", "NVIDIA H200"])]
+    properties = [
+        type("P", (), {"name": name, "uuid": index})()
+        for index, name in enumerate(["NVIDIA H200", "NVIDIA L4", "NVIDIA H200"])
+    ]
     monkeypatch.setattr(device, "current", lambda: here)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[index])
@@ -255,6 +282,7 @@ def test_an_event_loop_goes_on_meanwhile(space):
 @pytest.fixture
 def late_measurers(space):
     """Two measurers, of which the second is ready only when the final comparison has begun."""
+
     class Late(ThreadPoolExecutor):
         def submit(self, *_):
             return super().submit(lambda: wait_for(lambda: log(space, "finals")) or {"value": {}})
@@ -316,8 +344,10 @@ def test_turns_on_a_gpu_alternate(own_locks):
 def test_a_sweep_that_waits_for_its_turn_says_so_and_can_be_cancelled(space, own_locks, monkeypatch, caplog):
     monkeypatch.setattr(sweep, "call_in_gpu_worker", CALL_IN_GPU_WORKER)
     monkeypatch.setattr(sweep, "NOTICE_S", 0.05)
-    following, turn = (filelock.FileLock(device.user_lock_path(f"{device.current_uuid() or 'cpu'}.{which}"))
-                       for which in ("next", "turn"))
+    following, turn = (
+        filelock.FileLock(device.user_lock_path(f"{device.current_uuid() or 'cpu'}.{which}"))
+        for which in ("next", "turn")
+    )
     with turn:
         running = Sweep(RIGHT, space)
         looping = threading.Thread(target=running.finish)
@@ -357,13 +387,17 @@ def test_every_fault_in_one_sweep(tmp_path, journal):
     for (_, fault), row in rows.items():
         if fault:
             words = faults.FAULTS[fault][device.current().capability is None]
-            assert row["status"] == ("wrong" if fault == "wrong result" else "failed") and words in row["reason"]
+            assert (
+                row["status"] == ("wrong" if fault == "wrong result" else "failed") and words in row["reason"]
+            )
             assert row["reason"].count("\n") == 0
         else:
             assert row["status"] == "ok" and row["ms"] > 0, row
     assert {row["key"] for row in rows.values() if row.get("resumed")} == set(before)
     again = [kernel for *_, kernel in log(space, "end")[ended:]]
-    assert not set(again) & {row["kernel"] for row in before.values()}, "a row that was kept was measured again"
+    assert not set(again) & {row["kernel"] for row in before.values()}, (
+        "a row that was kept was measured again"
+    )
     assert len(again) == len(set(again)), "something was measured twice"
     gone = [row["fault"] for row in rows.values() if not row.get("resumed")]
     assert resumed.restarts == sum(fault in ("illegal memory access", "hang") for fault in gone)
@@ -387,8 +421,11 @@ def run_script(folder, code, *arguments, **options):
     """Start a script in a folder, in which the course and the modules of the tests can be imported."""
     (folder / "script.py").write_text(code)
     path = os.pathsep.join(filter(None, sys.path))
-    return subprocess.Popen([sys.executable, folder / "script.py", *arguments],
-                            env=notebook.child_env(PYTHONPATH=f"{ROOT}{os.pathsep}{path}"), **options)
+    return subprocess.Popen(
+        [sys.executable, folder / "script.py", *arguments],
+        env=notebook.child_env(PYTHONPATH=f"{ROOT}{os.pathsep}{path}"),
+        **options,
+    )
 
 
 ODD_PROCESS = {"exit": "exit status 0", "leaves a process": "SIGABRT", "fork": "", "closes": ""}
@@ -445,8 +482,15 @@ if __name__ == "__main__":
 def test_a_script_that_ends_leaves_no_process_and_waits_for_no_hang(space, journal, tmp_path, how):
     """Its space is defined in a module beside it. What the end of the script interrupts did not fail."""
     (tmp_path / "beside.py").write_text("from odd_space import OddSpace\nclass Beside(OddSpace): pass\n")
-    script = run_script(tmp_path, SCRIPT.replace("HOW", how), space.folder, str(journal.path), stdout=subprocess.PIPE,
-                        text=True, stderr=subprocess.DEVNULL)
+    script = run_script(
+        tmp_path,
+        SCRIPT.replace("HOW", how),
+        space.folder,
+        str(journal.path),
+        stdout=subprocess.PIPE,
+        text=True,
+        stderr=subprocess.DEVNULL,
+    )
     said, _ = script.communicate(timeout=120)  # the hang sleeps for 300 s
     assert set(said.split()) <= {"None"}
     assert [row["status"] for row in journal.rows().values()] == ["ok"]
@@ -466,8 +510,10 @@ def test_a_pool_of_processes_carries_it_too(space):
 @pytest.mark.fault
 def test_dask_carries_it_further(space):
     distributed = pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
-    with distributed.LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=None) as cluster, \
-            distributed.Client(cluster) as client:
+    with (
+        distributed.LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
         executor = client.get_executor()
         running = Sweep([*RIGHT, Config(64, "exit")], space, builders=executor, measurers=[executor] * 2)
         rows = running.finish()

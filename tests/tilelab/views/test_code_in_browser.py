@@ -11,10 +11,25 @@ pytestmark = pytest.mark.browser
 LINES, LIMIT_MS = 5000, 200
 
 # A diff that is known: the right listing leaves one line out, changes one and adds two.
-LEFT = [["", "a"], ["tma", "UTMALDG.2D [UR8], [UR4]"], ["", "b R1"], ["barrier", "SYNCS R2"], ["", "gone"], ["", "c"],
-        ["mma", "HGMMA R8"]]
-RIGHT = [["", "a"], ["tma", "UTMALDG.2D [UR10], [UR6]"], ["", "b R7"], ["barrier", "SYNCS R2"], ["", "c"],
-         ["store", "STS R1"], ["", "new"], ["mma", "HGMMA R8"]]
+LEFT = [
+    ["", "a"],
+    ["tma", "UTMALDG.2D [UR8], [UR4]"],
+    ["", "b R1"],
+    ["barrier", "SYNCS R2"],
+    ["", "gone"],
+    ["", "c"],
+    ["mma", "HGMMA R8"],
+]
+RIGHT = [
+    ["", "a"],
+    ["tma", "UTMALDG.2D [UR10], [UR6]"],
+    ["", "b R7"],
+    ["barrier", "SYNCS R2"],
+    ["", "c"],
+    ["store", "STS R1"],
+    ["", "new"],
+    ["mma", "HGMMA R8"],
+]
 TEXTS = """side => {
     const rows = document.querySelectorAll('.tiles-code-lines')[side].querySelectorAll('.tiles-code-row');
     return [...rows].map(row => [...row.children].map(part => part.textContent.trim()).join('|'));
@@ -26,7 +41,14 @@ TIME = """([a, b]) => { const begun = performance.now(); const rows = alignLines
 
 
 def listing(sass, ptx=(), name="k", reason=""):
-    return {"name": name, "target": "sm_90a", "ptx": list(ptx), "sass": list(sass), "notes": {}, "reason": reason}
+    return {
+        "name": name,
+        "target": "sm_90a",
+        "ptx": list(ptx),
+        "sass": list(sass),
+        "notes": {},
+        "reason": reason,
+    }
 
 
 @pytest.fixture
@@ -36,8 +58,10 @@ def show(browser, tmp_path):
 
     def show(left, right, scheme="light", width=1280):
         path = tmp_path / "page.html"
-        path.write_text("<!doctype html><meta charset=utf-8><body style='margin:8px'>"
-                        + views.make_page_part("code", {"left": left, "right": right}))
+        path.write_text(
+            "<!doctype html><meta charset=utf-8><body style='margin:8px'>"
+            + views.make_page_part("code", {"left": left, "right": right})
+        )
         contexts.append(browser.new_context(viewport={"width": width, "height": 720}, color_scheme=scheme))
         page = contexts[-1].new_page()
         page.on("pageerror", lambda error: errors.append(str(error)))
@@ -53,8 +77,16 @@ def show(browser, tmp_path):
 def test_differences_are_marked(show):
     page = show(listing(LEFT), listing(RIGHT))
     assert page.evaluate(TEXTS, 0) == [
-        "1|||a", "2|T||UTMALDG.2D [UR8], [UR4]", "3|||b R1", "4|B||SYNCS R2", "5||+|gone", "6|||c",
-        "|||", "|||", "7|M||HGMMA R8"]
+        "1|||a",
+        "2|T||UTMALDG.2D [UR8], [UR4]",
+        "3|||b R1",
+        "4|B||SYNCS R2",
+        "5||+|gone",
+        "6|||c",
+        "|||",
+        "|||",
+        "7|M||HGMMA R8",
+    ]
     assert page.evaluate(TEXTS, 1)[4:8] == ["|||", "5|||c", "6|S|+|STS R1", "7||+|new"]
     assert page.get_by_text("3 lines differ.").count() == 1
     page.get_by_role("button", name="register numbers").click()
@@ -64,8 +96,12 @@ def test_differences_are_marked(show):
 
 
 def test_a_listing_opens_at_the_signature_of_the_kernel(show):
-    ptx = [["", ".version 9.3"], *[["", f".global .b8 bytes_{i};"] for i in range(50)], ["", ".visible .entry k("],
-           *[["", f"mov.b32 %r{i}, 0;"] for i in range(100)]]
+    ptx = [
+        ["", ".version 9.3"],
+        *[["", f".global .b8 bytes_{i};"] for i in range(50)],
+        ["", ".visible .entry k("],
+        *[["", f"mov.b32 %r{i}, 0;"] for i in range(100)],
+    ]
     page = show(listing(LEFT, ptx), listing(RIGHT, ptx[20:]))
     top = page.locator(".tiles-code-lines").first
     first = """lines => [...lines.querySelectorAll(".tiles-code-row")].find(row =>
@@ -84,8 +120,13 @@ def test_keys_go_from_mark_to_mark(show):
     page.keyboard.press("Tab")  # the toolbar is one stop, the listings are the next
     page.keyboard.press("Tab")
     assert body.evaluate("each => each === document.activeElement")
-    for key, line in (("n", "UTMALDG.2D [UR8], [UR4]"), ("n", "SYNCS R2"), ("n", "HGMMA R8"), ("n", "HGMMA R8"),
-                      ("p", "SYNCS R2")):
+    for key, line in (
+        ("n", "UTMALDG.2D [UR8], [UR4]"),
+        ("n", "SYNCS R2"),
+        ("n", "HGMMA R8"),
+        ("n", "HGMMA R8"),
+        ("p", "SYNCS R2"),
+    ):
         page.keyboard.press(key)
         assert current.first.inner_text() == line
     page.locator("[data-kind=difference]").click()
@@ -100,15 +141,22 @@ def test_one_listing_and_a_failure(show):
     assert page.locator(".tiles-code-side").count() == 1 and page.locator(".tiles-code-differs").count() == 0
     assert page.locator("[data-kind=difference]").count() == 0
     page = show(listing(LEFT), listing([], reason="it does not compile."))
-    assert page.get_by_text("it does not compile.").is_visible() and page.get_by_text("There is no SASS of it.").count()
+    assert (
+        page.get_by_text("it does not compile.").is_visible()
+        and page.get_by_text("There is no SASS of it.").count()
+    )
 
 
 def test_long_listings_are_quick_and_scroll_together(show):
     left = [["mma" if index % 100 == 99 else "", f"LINE{index % 700} R{index}"] for index in range(LINES)]
-    right = [["mma" if index % 100 == 99 else "", f"LINE{index * 7 % 900} R{index}"] for index in range(LINES)]
+    right = [
+        ["mma" if index % 100 == 99 else "", f"LINE{index * 7 % 900} R{index}"] for index in range(LINES)
+    ]
     page = show(listing(left), listing(right))
     assert page.locator(".tiles-code-row").count() < 200
-    page.locator(".tiles-code-lines").nth(1).evaluate("each => { each.scrollTop = 40000; each.scrollLeft = 30; }")
+    page.locator(".tiles-code-lines").nth(1).evaluate(
+        "each => { each.scrollTop = 40000; each.scrollLeft = 30; }"
+    )
     page.wait_for_function("document.querySelectorAll('.tiles-code-lines')[0].scrollTop === 40000")
     page.wait_for_function(f"{FIRST_ROWS}.every(row => row > 1000)")
     module = views.read_module("code").replace(views.EXPORT, "")

@@ -100,14 +100,23 @@ PALE = """panel => {
 }"""
 
 
-LAB = ("jupyterlab", "--ip=127.0.0.1", "--port={port}", "--ServerApp.port_retries=0", "--no-browser", "--allow-root",
-       "--IdentityProvider.token={token}")
+LAB = (
+    "jupyterlab",
+    "--ip=127.0.0.1",
+    "--port={port}",
+    "--ServerApp.port_retries=0",
+    "--no-browser",
+    "--allow-root",
+    "--IdentityProvider.token={token}",
+)
 
 
 def test_in_jupyterlab(browser, tmp_path):
     with served(tmp_path, *LAB) as (port, token, _), opened(browser, "lab") as page:
         page.goto(f"http://127.0.0.1:{port}/lab/tree/{DEMO.name}?token={token}")
-        page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()  # what is run before the kernel is there is lost
+        page.get_by_text(
+            "Python 3 (ipykernel) | Idle"
+        ).wait_for()  # what is run before the kernel is there is lost
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
         panel = show(page)
@@ -117,7 +126,9 @@ def test_in_jupyterlab(browser, tmp_path):
         page.get_by_role("menuitem", name="Settings", exact=True).click()
         page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Theme$")).hover()
         page.locator(".lm-Menu-itemLabel", has_text=re.compile("^JupyterLab Dark$")).click()
-        page.wait_for_function("panel => getComputedStyle(panel).colorScheme === 'dark'", arg=panel.element_handle())
+        page.wait_for_function(
+            "panel => getComputedStyle(panel).colorScheme === 'dark'", arg=panel.element_handle()
+        )
         keep(panel, "lab", "dark", panel.locator(".tiles-map"))
         assert not panel.evaluate(PALE), "text that cannot be read in JupyterLab's dark theme"
 
@@ -209,8 +220,12 @@ def press_keys_of_the_notebook(page, panel):
     for key in ("b", "x", "d", "d", "a", "Shift+Enter"):
         page.keyboard.press(key)
     assert page.locator(".jp-Cell").count() == count and panel.count() == 1
-    with page.expect_response(lambda answer: answer.request.method == "PUT" and "/api/contents/" in answer.url):
-        page.keyboard.press("Control+s")  # combinations with ctrl go on to JupyterLab, and the next key does not
+    with page.expect_response(
+        lambda answer: answer.request.method == "PUT" and "/api/contents/" in answer.url
+    ):
+        page.keyboard.press(
+            "Control+s"
+        )  # combinations with ctrl go on to JupyterLab, and the next key does not
     page.keyboard.press("b")
     assert page.locator(".jp-Cell").count() == count
     panel.locator(".tiles-tab-table").click()
@@ -273,7 +288,9 @@ def truth(panel):
     assert "speed" in menu.evaluate("menu => menu.selectedOptions[0].text")
     choose(panel, TARGET)
     assert menu.evaluate("menu => menu.selectedOptions[0].text") == "registers"
-    assert "B200" in panel.locator(".tiles-menu-target select").evaluate("menu => menu.selectedOptions[0].text")
+    assert "B200" in panel.locator(".tiles-menu-target select").evaluate(
+        "menu => menu.selectedOptions[0].text"
+    )
     choose(panel, "sm_90a")
     sizes = panel.locator(".tiles-menu-sizes input")
     sizes.fill("nonsense")
@@ -305,11 +322,18 @@ def site_page(tmp_path_factory):
     """A page as the site makes it, of recorded rows."""
     shown = Panel(gemm_sweep.TUNABLE_KERNEL, preset="grid of 96", shape="4096³", target="sm_90a")
     data = json.loads(json.dumps(shown.stored_data()))
-    evil = {"kernel": "<i>k</i>", "status": "failed", "reason": "<script>alert(1)</script>", "word": "<b>failed</b>"}
+    evil = {
+        "kernel": "<i>k</i>",
+        "status": "failed",
+        "reason": "<script>alert(1)</script>",
+        "word": "<b>failed</b>",
+    }
     data["rows"][0] = evil
     page = tmp_path_factory.mktemp("site") / "panel.html"
-    page.write_text("<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'><body>"
-                    + views.make_page_part("panel", data))
+    page.write_text(
+        "<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'><body>"
+        + views.make_page_part("panel", data)
+    )
     return page.as_uri(), data
 
 
@@ -318,12 +342,17 @@ def test_the_site_draws_recorded_rows_without_a_server(browser, site_page):
     with opened(browser, "site-panel") as page:
         page.goto(address)
         panel = page.locator(".tiles-panel")
-        assert not panel.locator(".tiles-run, .tiles-listing, .tiles-menu").count(), "nothing here asks Python"
+        assert not panel.locator(".tiles-run, .tiles-listing, .tiles-menu").count(), (
+            "nothing here asks Python"
+        )
         assert panel.locator(".tiles-cell").count() == 96 and panel.locator(".tiles-point").count() > 50
         answers_at_once("selection to detail", panel.evaluate(DETAIL), DETAIL_MS)
         bad = panel.locator(".tiles-cell.tiles-failed")
         bad.click()
-        assert bad.inner_text() == "<b>failed</b>" and not page.evaluate("document.querySelectorAll('b, i').length") - 1
+        assert (
+            bad.inner_text() == "<b>failed</b>"
+            and not page.evaluate("document.querySelectorAll('b, i').length") - 1
+        )
         assert "<script>alert(1)</script>" in panel.locator(".tiles-detail").inner_text()
         keep(panel, "site", "panel")
         page.set_viewport_size({"width": 390, "height": 800})
@@ -339,7 +368,9 @@ def test_keys_move_the_selection_and_pin_and_compare(browser, site_page):
     with opened(browser, "site-keys") as page:
         page.goto(address)
         panel, focus = page.locator(".tiles-panel"), page.locator(":focus")
-        outside = page.evaluate("() => { document.body.addEventListener('keydown', () => { window.heard = true; }); }")
+        outside = page.evaluate(
+            "() => { document.body.addEventListener('keydown', () => { window.heard = true; }); }"
+        )
         assert outside is None
         stops = panel.locator(".tiles-cell[tabindex='0']")
         assert stops.count() == 1
@@ -355,16 +386,28 @@ def test_keys_move_the_selection_and_pin_and_compare(browser, site_page):
         table = panel.locator(".tiles-compared")
         assert table.is_visible() and panel.locator(".tiles-pinned.tiles-cell").count() == 1
         words = table.inner_text()
-        for field in ("ms", "× cuBLAS", "registers", "spills", "shared", "programs per SM", "wgmma instructions"):
+        for field in (
+            "ms",
+            "× cuBLAS",
+            "registers",
+            "spills",
+            "shared",
+            "programs per SM",
+            "wgmma instructions",
+        ):
             assert field in words
-        left, right = (next(row for row in data["rows"] if row["kernel"].startswith(start))
-                       for start in ("64,128,64,8,6", "64,128,64,8,5"))
+        left, right = (
+            next(row for row in data["rows"] if row["kernel"].startswith(start))
+            for start in ("64,128,64,8,6", "64,128,64,8,5")
+        )
         assert f"{left['ratio']:.2f}" in words and f"{right['ratio']:.2f}" in words and "same" in words
         keep(panel, "site", "compare")
         page.keyboard.press("Enter")
         assert panel.locator(".tiles-detail").is_visible()
         ring = focus.evaluate("cell => getComputedStyle(cell).boxShadow")
-        assert "rgb(0, 0, 0)" in ring and "rgb(255, 255, 255)" in ring, "a ring of two colours shows on every colour"
+        assert "rgb(0, 0, 0)" in ring and "rgb(255, 255, 255)" in ring, (
+            "a ring of two colours shows on every colour"
+        )
         page.keyboard.press("f")
         assert not panel.locator(".tiles-side").is_visible()
         keep(panel, "site", "full")
@@ -384,16 +427,25 @@ def test_the_table_sorts_filters_and_follows_the_map(browser, site_page):
         explained = panel.locator(".tiles-detail").inner_text()
         best = data["rows"][data["state"]["best"]]["kernel"]
         block_m, block_n, block_k, warps, stages = best.split(" ")[0].split(",")
-        assert (f"The name {best} stands for block_m={block_m}, block_n={block_n}, block_k={block_k}, "
-                f"num_warps={warps}, num_stages={stages}, kernel='persistent', epilogue_subtile=2, " in explained)
+        assert (
+            f"The name {best} stands for block_m={block_m}, block_n={block_n}, block_k={block_k}, "
+            f"num_warps={warps}, num_stages={stages}, kernel='persistent', epilogue_subtile=2, " in explained
+        )
         panel.locator(".tiles-tab-table").click()
         assert panel.locator("[data-column=kernel]").get_attribute("title") in explained
         lines, note = panel.locator(".tiles-table tbody tr"), panel.locator(".tiles-note")
         assert lines.count() == 96 and "fastest first by × cuBLAS, not by ms" in note.inner_text()
         shown = [int(row) for row in lines.evaluate_all("lines => lines.map(line => line.dataset.row)")]
-        assert shown == data["state"]["order"] and shown[0] == data["state"]["best"] and "★" in lines.first.inner_text()
+        assert (
+            shown == data["state"]["order"]
+            and shown[0] == data["state"]["best"]
+            and "★" in lines.first.inner_text()
+        )
         again = [row.get("again", False) for row in (data["rows"][index] for index in shown)]
-        assert again == sorted(again, reverse=True) and f"the {sum(again)} timed again come first" in note.inner_text()
+        assert (
+            again == sorted(again, reverse=True)
+            and f"the {sum(again)} timed again come first" in note.inner_text()
+        )
         assert lines.filter(has_text="ok, again").count() == sum(again) > 0
         lines.first.click()
         assert best in panel.locator(".tiles-detail h3").inner_text()
@@ -402,29 +454,40 @@ def test_the_table_sorts_filters_and_follows_the_map(browser, site_page):
         lines.nth(1).hover()
         assert panel.locator(".tiles-cell.tiles-hovered").count() == 1
         page.keyboard.press("ArrowDown")
-        assert panel.locator("tr.tiles-selected").get_attribute("data-row") == lines.nth(1).get_attribute("data-row")
+        assert panel.locator("tr.tiles-selected").get_attribute("data-row") == lines.nth(1).get_attribute(
+            "data-row"
+        )
         panel.locator("[data-column=registers]").click()
-        registers = [int(text) for text in panel.locator("td[data-field=registers]").all_inner_texts() if text != "–"]
+        registers = [
+            int(text) for text in panel.locator("td[data-field=registers]").all_inner_texts() if text != "–"
+        ]
         assert registers == sorted(registers)
         panel.locator(".tiles-filter").fill("rejected 256")
         assert 0 < lines.count() < 29 and all("–" in text for text in lines.all_inner_texts())
         panel.locator(".tiles-filter").fill("registers<60")
-        assert lines.count() == sum(row["status"] == "ok" and row.get("registers", 99) < 60 for row in data["rows"])
+        assert lines.count() == sum(
+            row["status"] == "ok" and row.get("registers", 99) < 60 for row in data["rows"]
+        )
         panel.locator(".tiles-filter").fill("shared < 100")
-        assert lines.count() == sum(row["status"] == "ok" and row.get("smem", 0) < 100 * 1024 for row in data["rows"])
+        assert lines.count() == sum(
+            row["status"] == "ok" and row.get("smem", 0) < 100 * 1024 for row in data["rows"]
+        )
         keep(panel, "site", "table")
         panel.locator(".tiles-filter").fill("speed<3")
         assert not lines.count() and note.inner_text() == (
             "There is no column of numbers named speed; there are ratio, ms, tflops, predicted_ms, registers, spills, "
-            "smem, programs_per_sm.")
+            "smem, programs_per_sm."
+        )
         keep(panel, "site", "no-such-column")
 
 
 def test_a_long_label_of_the_roofline_is_not_cut(browser, tmp_path):
     shown = Panel(attention_sweep.TUNABLE_KERNEL, target="sm_90a")
     page_file = tmp_path / "panel.html"
-    page_file.write_text("<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'><body>"
-                         + views.make_page_part("panel", json.loads(json.dumps(shown.stored_data()))))
+    page_file.write_text(
+        "<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'><body>"
+        + views.make_page_part("panel", json.loads(json.dumps(shown.stored_data())))
+    )
     with opened(browser, "site-roofline") as page:
         page.goto(page_file.as_uri())
         for width in (390, 960, 1280):
@@ -442,8 +505,10 @@ def test_a_long_label_of_the_roofline_is_not_cut(browser, tmp_path):
 def test_a_comparison_names_what_waits(browser, tmp_path):
     shown = Panel(gemm_sweep.TUNABLE_KERNEL, target=TARGET)
     page_file = tmp_path / "panel.html"
-    page_file.write_text("<!doctype html><meta charset=utf-8><body>"
-                         + views.make_page_part("panel", json.loads(json.dumps(shown.stored_data()))))
+    page_file.write_text(
+        "<!doctype html><meta charset=utf-8><body>"
+        + views.make_page_part("panel", json.loads(json.dumps(shown.stored_data())))
+    )
     with opened(browser, "site-waiting") as page:
         page.goto(page_file.as_uri())
         panel = page.locator(".tiles-panel")
@@ -468,7 +533,11 @@ def test_the_panel_exports_rows_picture_and_python(browser, site_page, tmp_path)
             found[name] = pathlib.Path(download.value.path()).read_bytes()
         rows = list(csv.DictReader(found["csv"].decode().splitlines()))
         best = data["rows"][data["state"]["best"]]
-        assert len(rows) == 96 and rows[0]["kernel"] == best["kernel"] and float(rows[0]["ratio"]) == best["ratio"]
+        assert (
+            len(rows) == 96
+            and rows[0]["kernel"] == best["kernel"]
+            and float(rows[0]["ratio"]) == best["ratio"]
+        )
         assert rows[0]["wgmma"] == str(best["counts"]["wgmma"])
         assert any("shared memory" in row["reason"] for row in rows)
         assert found["png"].startswith(b"\x89PNG")
@@ -489,18 +558,23 @@ def test_map_and_still_picture_have_the_same_colors(browser, site_page):
         for field in SHOWN_FIELDS:
             panel.get_by_label("shows").select_option(field)
             shown = panel.locator(".tiles-cell.tiles-ok").evaluate_all(
-                "cells => cells.map(cell => [getComputedStyle(cell).backgroundColor, cell.textContent])")
+                "cells => cells.map(cell => [getComputedStyle(cell).backgroundColor, cell.textContent])"
+            )
             scale = {"smem": 1 / 1024}.get(field, 1)
             values = [row[field] * scale for row in data["rows"] if row["status"] == "ok"]
             low, high = (panel_rows.shade(pick(values), values, field) for pick in (min, max))
             for part, value in ((low, min(values)), (high, max(values))):
                 color = [round(255 * channel) for channel in colormaps["cividis"](part)[:3]]
-                nearest = min(sum(abs(a - b) for a, b in zip(color, map(int, re.findall(r"\d+", found))))
-                              for found, _ in shown)
+                nearest = min(
+                    sum(abs(a - b) for a, b in zip(color, map(int, re.findall(r"\d+", found))))
+                    for found, _ in shown
+                )
                 assert nearest <= 6, (field, value)
 
 
 def journal_keys(folder) -> dict[str, int]:
     """How often each configuration was written down."""
-    rows = [line for path in (folder / "tiles_sweeps").rglob("*.jsonl") for line in path.read_text().splitlines()]
+    rows = [
+        line for path in (folder / "tiles_sweeps").rglob("*.jsonl") for line in path.read_text().splitlines()
+    ]
     return dict(collections.Counter(json.loads(row)["key"] for row in rows))

@@ -34,7 +34,9 @@ def find_children(parent: int) -> dict[int, str]:
         with contextlib.suppress(OSError, IndexError):
             state = (folder / "stat").read_text().rpartition(")")[2].split()
             if state[0] != "Z":
-                commands[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")  # it may end meanwhile
+                commands[int(folder.name)] = (
+                    (folder / "cmdline").read_text().replace("\0", " ")
+                )  # it may end meanwhile
                 parents[int(folder.name)] = int(state[1])
     found, new = {}, {parent}
     while new:
@@ -44,11 +46,17 @@ def find_children(parent: int) -> dict[int, str]:
 
 
 def find_kernels(server) -> list[int]:
-    return [process for process, command in find_children(server.pid).items() if "ipykernel_launcher" in command]
+    return [
+        process for process, command in find_children(server.pid).items() if "ipykernel_launcher" in command
+    ]
 
 
 def find_workers(kernel: int) -> list[int]:
-    return [process for process, command in find_children(kernel).items() if "tilelab.runtime.build_worker" in command]
+    return [
+        process
+        for process, command in find_children(kernel).items()
+        if "tilelab.runtime.build_worker" in command
+    ]
 
 
 def wait_until(condition, limit_s: float) -> float:
@@ -78,14 +86,18 @@ def test_reloads_leave_one_kernel(browser, demo):
         early = page.context.new_page()
         early.goto(address, wait_until="commit")
         wait_until(lambda: find_kernels(server), GONE_S)
-        early.goto("about:blank")  # while it loads: it has not connected to its kernel, and cannot ask for its end
+        early.goto(
+            "about:blank"
+        )  # while it loads: it has not connected to its kernel, and cannot ask for its end
         page.goto(address)
         for _ in range(RELOADS):
             page.get_by_text("ready").wait_for()
             page.reload(wait_until="commit")
         page.get_by_text("ready").wait_for()
         took_s = wait_until(lambda: len(find_kernels(server)) == 1, GONE_S)
-        print(f"one kernel {took_s:.1f} s after the last page was there: {memory_mib(find_kernels(server)[0]):.0f} MiB")
+        print(
+            f"one kernel {took_s:.1f} s after the last page was there: {memory_mib(find_kernels(server)[0]):.0f} MiB"
+        )
 
 
 def test_a_sweep_ends_with_its_tab(browser, demo):

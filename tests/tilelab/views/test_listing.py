@@ -63,31 +63,82 @@ def count(listing, kind):
 
 def test_a_ptx_listing_keeps_what_the_kernel_does():
     assert listing.read_ptx(PTX) == [
-        ["", ".version 8.7"], ["", ".visible .entry k("], ["", ".param .u64 k_param_0"], ["", ")"], ["", "{"],
-        ["", "  .reg .b32 %r<3>;"], ["", "  ld.param.b32 %r6, [k_param_0];"], ["", "$L__BB0_1:"], ["", "  {"],
-        ["barrier", "    @%p1 mbarrier.try_wait.parity.shared::cta.b64 complete, [%r4], %r5;"], ["", "  }"],
-        ["mma", "  wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%r0, ... 9 in all ..., %r8}, %rd1, %rd2, %p1, "
-                "1, 1;"],
-        ["", "  mov.b32 {%r1, %r2}, %rd1;"], ["", "  ret;"], ["", "}"]]
+        ["", ".version 8.7"],
+        ["", ".visible .entry k("],
+        ["", ".param .u64 k_param_0"],
+        ["", ")"],
+        ["", "{"],
+        ["", "  .reg .b32 %r<3>;"],
+        ["", "  ld.param.b32 %r6, [k_param_0];"],
+        ["", "$L__BB0_1:"],
+        ["", "  {"],
+        ["barrier", "    @%p1 mbarrier.try_wait.parity.shared::cta.b64 complete, [%r4], %r5;"],
+        ["", "  }"],
+        [
+            "mma",
+            "  wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%r0, ... 9 in all ..., %r8}, %rd1, %rd2, %p1, "
+            "1, 1;",
+        ],
+        ["", "  mov.b32 {%r1, %r2}, %rd1;"],
+        ["", "  ret;"],
+        ["", "}"],
+    ]
 
 
 def test_a_sass_listing_has_labels_for_addresses():
     assert listing.read_sass(SASS) == [
-        ["", "  LDC R1, c[0x0][0x28]"], ["", "  @P0 BRA .L1"], ["tma", "  @UP0 UTMALDG.2D [UR8], [UR4]"], ["", ".L1:"],
-        ["barrier", "  SYNCS.ARRIVE.TRANS64 R2, [R3+0x30]"], ["", ".L2:"], ["", "  BRA .L2"]]
+        ["", "  LDC R1, c[0x0][0x28]"],
+        ["", "  @P0 BRA .L1"],
+        ["tma", "  @UP0 UTMALDG.2D [UR8], [UR4]"],
+        ["", ".L1:"],
+        ["barrier", "  SYNCS.ARRIVE.TRANS64 R2, [R3+0x30]"],
+        ["", ".L2:"],
+        ["", "  BRA .L2"],
+    ]
 
 
-@pytest.mark.parametrize("kinds, lines", [
-    (listing.PTX_KINDS, {"cp.async.bulk.commit_group;": "barrier", "bar.warp.sync -1;": "", "bar.sync 0;": "barrier",
-                      "cp.reduce.async.bulk.tensor.2d.global": "tma", "cp.async.cg.shared.global [%r1], [%rd1]": "load",
-                      "cp.async.commit_group;": "barrier", "ld.global.b32 %r1, [%rd1];": "load", "ret;": "",
-                      "@!%p4 st.shared.b32 [%r1], %r2;": "store", "tcgen05.mma.cta_group::1": "mma",
-                      "tcgen05.wait::ld.sync.aligned;": "barrier", "tcgen05.ld.sync": "load"}),
-    (listing.SASS_KINDS, {"UTMACMDFLUSH": "barrier", "UTMASTG.2D [UR4], [UR8]": "tma", "UBLKCP.S.G [UR4], [UR8]": "tma",
-                       "HGMMA.64x64x16.F32.BF16 R24": "mma", "UTCHMMA gdesc[UR8]": "mma", "HMMA.16816.F32 R4": "mma",
-                       "@P0 LDG.E R2": "load", "LDC R1": "", "LDGSTS.E [R1]": "load", "LDGDEPBAR": "barrier",
-                       "STSM.16.M88.4 [R3], R24": "store", "WARPSYNC.ALL": "", "BSYNC B0": "", "IMAD.MOV.U32 R1": "",
-                       "@!UP0 UCGABAR_WAIT": "barrier"})])
+@pytest.mark.parametrize(
+    "kinds, lines",
+    [
+        (
+            listing.PTX_KINDS,
+            {
+                "cp.async.bulk.commit_group;": "barrier",
+                "bar.warp.sync -1;": "",
+                "bar.sync 0;": "barrier",
+                "cp.reduce.async.bulk.tensor.2d.global": "tma",
+                "cp.async.cg.shared.global [%r1], [%rd1]": "load",
+                "cp.async.commit_group;": "barrier",
+                "ld.global.b32 %r1, [%rd1];": "load",
+                "ret;": "",
+                "@!%p4 st.shared.b32 [%r1], %r2;": "store",
+                "tcgen05.mma.cta_group::1": "mma",
+                "tcgen05.wait::ld.sync.aligned;": "barrier",
+                "tcgen05.ld.sync": "load",
+            },
+        ),
+        (
+            listing.SASS_KINDS,
+            {
+                "UTMACMDFLUSH": "barrier",
+                "UTMASTG.2D [UR4], [UR8]": "tma",
+                "UBLKCP.S.G [UR4], [UR8]": "tma",
+                "HGMMA.64x64x16.F32.BF16 R24": "mma",
+                "UTCHMMA gdesc[UR8]": "mma",
+                "HMMA.16816.F32 R4": "mma",
+                "@P0 LDG.E R2": "load",
+                "LDC R1": "",
+                "LDGSTS.E [R1]": "load",
+                "LDGDEPBAR": "barrier",
+                "STSM.16.M88.4 [R3], R24": "store",
+                "WARPSYNC.ALL": "",
+                "BSYNC B0": "",
+                "IMAD.MOV.U32 R1": "",
+                "@!UP0 UCGABAR_WAIT": "barrier",
+            },
+        ),
+    ],
+)
 def test_kinds_of_lines(kinds, lines):
     assert {line: listing._find_kind(line, kinds) for line in lines} == lines
 
@@ -120,6 +171,10 @@ def test_a_cuda_kernel_agrees_with_its_counts():
 def test_what_does_not_compile_is_one_sentence():
     job = wgmma_gemm.job(list(STEPS.values())[-1])
     broken = listing.load_code(dataclasses.replace(job, constants={**job.constants, "BLOCK_M": "no_number"}))
-    assert broken["ptx"] == broken["sass"] == [] and broken["reason"].endswith(".") and "\n" not in broken["reason"]
+    assert (
+        broken["ptx"] == broken["sass"] == []
+        and broken["reason"].endswith(".")
+        and "\n" not in broken["reason"]
+    )
     unknown = listing.load_code(dataclasses.replace(job, target="sm_42"))
     assert unknown["reason"] and unknown["sass"] == []

@@ -29,8 +29,13 @@ from tilelab.views.panel import rows as panel_rows
 from tilelab.views.panel import sentences, snapshot, widget
 
 GEMM, COPY = gemm_sweep.TUNABLE_KERNEL, tile_copy_experiments.TUNABLE_KERNEL
-KERNELS = (GEMM, COPY, bulk_copy_sweep.TUNABLE_KERNEL, tile_pipeline_sweep.TUNABLE_KERNEL,
-           wgmma_gemm_sweep.TUNABLE_KERNEL)
+KERNELS = (
+    GEMM,
+    COPY,
+    bulk_copy_sweep.TUNABLE_KERNEL,
+    tile_pipeline_sweep.TUNABLE_KERNEL,
+    wgmma_gemm_sweep.TUNABLE_KERNEL,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -86,8 +91,11 @@ def grid_of_96(**choice):
 
 def small(**choice):
     """Four configurations that build quickly, of a shape that no record knows."""
-    return panel.Panel(GEMM, COPY, **{"kernel": COPY.name, "preset": "the course's 4", "target": "sm_90a",
-                                      "shape": "512,512", **choice})
+    return panel.Panel(
+        GEMM,
+        COPY,
+        **{"kernel": COPY.name, "preset": "the course's 4", "target": "sm_90a", "shape": "512,512", **choice},
+    )
 
 
 def run(shown):
@@ -104,9 +112,20 @@ def wait_for(condition):
 
 def built_rows(shown):
     """Return rows as a sweep for another target leaves them, by key."""
-    return {row["key"]: {**row, "status": "ok", "registers": 168, "spills": 0, "smem": 99328, "threads": 128,
-                         "programs_per_sm": 1, "counts": {}}
-            for row in shown._choice.initial_rows.values() if row["status"] == "waiting"}
+    return {
+        row["key"]: {
+            **row,
+            "status": "ok",
+            "registers": 168,
+            "spills": 0,
+            "smem": 99328,
+            "threads": 128,
+            "programs_per_sm": 1,
+            "counts": {},
+        }
+        for row in shown._choice.initial_rows.values()
+        if row["status"] == "waiting"
+    }
 
 
 class MadeUpSweep:
@@ -145,7 +164,11 @@ def test_every_choice_draws(kernel, screen):
         for value in reversed(offered[name]):
             choose(shown, **{name: value})
             assert not seen.data["state"]["problem"] and seen.data["rows"] and shown.values[name] == value
-            assert len(seen.data["rows"]) == len(seen.data["choice"]["keys"]) == len(seen.data["choice"]["reprs"])
+            assert (
+                len(seen.data["rows"])
+                == len(seen.data["choice"]["keys"])
+                == len(seen.data["choice"]["reprs"])
+            )
     assert len(json.dumps(shown.stored_data())) < 300_000
 
 
@@ -156,8 +179,12 @@ def test_every_pair_of_axes_shows_every_configuration():
         for y in GEMM.axes:
             cells = snapshot.group_cells(axes, rows, x, y)
             assert sum(map(len, cells.values())) == 96
-            named = {(axes[x]["labels"][i], axes[y]["labels"][j]): len(inside) for (i, j), inside in cells.items()}
-            labels = [(GEMM.axes[x](config), GEMM.axes[y](config)) for config in shown._choice.configs.values()]
+            named = {
+                (axes[x]["labels"][i], axes[y]["labels"][j]): len(inside) for (i, j), inside in cells.items()
+            }
+            labels = [
+                (GEMM.axes[x](config), GEMM.axes[y](config)) for config in shown._choice.configs.values()
+            ]
             assert named == {place: labels.count(place) for place in labels}
             assert axes["tile"]["labels"][:4] == ["64×64", "64×128", "64×256", "128×64"]
 
@@ -182,12 +209,22 @@ def test_a_kernel_opens_at_a_shape_of_its_record(kernel):
     assert any(row["status"] == "ok" and row["overlay"] == "row" for row in shown.rows())
 
 
-@pytest.mark.parametrize("choice, says", [
-    ({"preset": "none such"}, "unknown preset 'none such'; choose one of the field note's"),
-    ({"colour": "red"}, "menus are kernel, shape"),
-    ({"x": "size"}, "unknown x 'size'; choose one of tile; warps, stages; stages; warps; tile, warps; K step; kernel."),
-    ({"y": "size"}, "unknown y 'size'; choose one of warps, stages; tile; stages; warps; tile, warps; K step; kernel."),
-    ({"target": "sm_80"}, "unknown target 'sm_80'; choose one of")])
+@pytest.mark.parametrize(
+    "choice, says",
+    [
+        ({"preset": "none such"}, "unknown preset 'none such'; choose one of the field note's"),
+        ({"colour": "red"}, "menus are kernel, shape"),
+        (
+            {"x": "size"},
+            "unknown x 'size'; choose one of tile; warps, stages; stages; warps; tile, warps; K step; kernel.",
+        ),
+        (
+            {"y": "size"},
+            "unknown y 'size'; choose one of warps, stages; tile; stages; warps; tile, warps; K step; kernel.",
+        ),
+        ({"target": "sm_80"}, "unknown target 'sm_80'; choose one of"),
+    ],
+)
 def test_a_choice_that_no_menu_has_is_refused(choice, says, screen):
     with pytest.raises(ValueError, match=says):
         panel.Panel(GEMM, **choice)
@@ -205,7 +242,16 @@ def test_a_bad_shape_is_a_sentence_and_loses_nothing(screen):
     shown = panel.Panel(GEMM, shape="4096³")
     seen = screen(shown)
     before = seen.data["rows"]
-    for text in ("nonsense", "", "4096,4096", "0,1,1", "4096,4096,-1", "9" * 30, "1,1,99999999999", "<b>4096</b>"):
+    for text in (
+        "nonsense",
+        "",
+        "4096,4096",
+        "0,1,1",
+        "4096,4096,-1",
+        "9" * 30,
+        "1,1,99999999999",
+        "<b>4096</b>",
+    ):
         choose(shown, shape=text)
         assert "a shape is" in seen.data["state"]["problem"] and seen.data["rows"] == before
         assert seen.data["state"]["values"]["shape"] == text or "," in text
@@ -262,8 +308,10 @@ def test_recorded_rows_show_before_anything_runs_and_only_for_their_target(scree
     assert all(row["overlay"] == "row" for row in seen.of_status("ok"))
     assert "rank correlation" in seen.said and "fastest, recorded" in seen.said
     timed, rejected = len(seen.of_status("ok")), len(seen.of_status("rejected"))
-    assert (f"not swept here yet; the record has a time for {timed} of 96 · {rejected} rejected · press Run to build"
-            in seen.said)
+    assert (
+        f"not swept here yet; the record has a time for {timed} of 96 · {rejected} rejected · press Run to build"
+        in seen.said
+    )
     assert not seen.data["state"]["done"]
     choose(shown, target="sm_100a")
     assert label not in str(seen.data["choice"]) and seen.data["state"]["best"] is None
@@ -290,10 +338,15 @@ def test_building_leaves_the_recorded_winner_and_its_ranks(screen):
 def test_the_note_s_proposed_six_show_their_recorded_results():
     shown = panel.Panel(GEMM, preset="the field note's proposed 6", shape="4096³", target="sm_90a")
     claim = results.load("ch14_gemm_claim")["rows"]
-    ratios = {row["kernel"]: row.get("final_ratio") or row["ratio"] for row in claim
-              if row["name"] == "proposed" and row["shape"] == [4096] * 3 and row["status"] == "ok"}
+    ratios = {
+        row["kernel"]: row.get("final_ratio") or row["ratio"]
+        for row in claim
+        if row["name"] == "proposed" and row["shape"] == [4096] * 3 and row["status"] == "ok"
+    }
     rows = {row["kernel"]: row for row in shown.box.data["rows"] if "ratio" in row}
-    assert {name: row["ratio"] for name, row in rows.items()} == pytest.approx(ratios, rel=1e-4) and len(rows) == 2
+    assert {name: row["ratio"] for name, row in rows.items()} == pytest.approx(ratios, rel=1e-4) and len(
+        rows
+    ) == 2
     assert all("row by row" in row["note"] for row in rows.values())
     assert sum(row["status"] == "rejected" for row in shown.rows()) == 4
 
@@ -301,28 +354,45 @@ def test_the_note_s_proposed_six_show_their_recorded_results():
 def test_a_damaged_record_is_drawn_as_far_as_it_can_be(screen):
     record = COPY.load_record()
     good = [row for row in record.rows if row["name"] == "course" and row["status"] == "ok"]
-    damage = [{"error": "oops"}, {"ms": 10**400}, {"ratio": "fast"}, {"reason": 7, "status": "failed"},
-              {"final_ms": [1], "tflops": {}, "counts": 3}, {"reason": "half \ud800 of a pair", "status": "wrong"},
-              {"counts": {"x": float("nan"), 3: "y"}, "registers": float("nan")}]
+    damage = [
+        {"error": "oops"},
+        {"ms": 10**400},
+        {"ratio": "fast"},
+        {"reason": 7, "status": "failed"},
+        {"final_ms": [1], "tflops": {}, "counts": 3},
+        {"reason": "half \ud800 of a pair", "status": "wrong"},
+        {"counts": {"x": float("nan"), 3: "y"}, "registers": float("nan")},
+    ]
     damaged = [row | change for row, change in zip(good * 2, damage)]
     for rows in [damaged, damaged[4:], [{}], [{**good[0], "status": "?"}], [{**good[0], "shape": None}]]:
         bad = results.Record({**record.data, "rows": rows}, live=False)
-        shown = panel.Panel(dataclasses.replace(COPY, load_record=lambda bad=bad: bad), preset="the course's 4",
-                            target=record.device["target"], shape="1 GiB moved")
+        shown = panel.Panel(
+            dataclasses.replace(COPY, load_record=lambda bad=bad: bad),
+            preset="the course's 4",
+            target=record.device["target"],
+            shape="1 GiB moved",
+        )
         seen = screen(shown)
         click(shown, "open")
         shown._send_data()
         assert len(seen.data["rows"]) == 4 and not seen.data["state"]["problem"]
 
 
-def test_a_record_of_ceilings_without_a_row_is_a_sentence_and_a_sweep_needs_no_event_loop(monkeypatch, made_up):
+def test_a_record_of_ceilings_without_a_row_is_a_sentence_and_a_sweep_needs_no_event_loop(
+    monkeypatch, made_up
+):
     load = results.load
-    monkeypatch.setattr(results, "load", lambda name, *gpu: {**load(name, *gpu), "rows": []}
-                        if name == "ceilings" else load(name, *gpu))
+    monkeypatch.setattr(
+        results,
+        "load",
+        lambda name, *gpu: {**load(name, *gpu), "rows": []} if name == "ceilings" else load(name, *gpu),
+    )
     for kernel in KERNELS:
         shown = panel.Panel(kernel, target="sm_90a")
-        assert re.search("no roofline: the record of the ceilings has no (gbps|tflops) of",
-                         shown.box.data["choice"]["roofline"]["problem"])
+        assert re.search(
+            "no roofline: the record of the ceilings has no (gbps|tflops) of",
+            shown.box.data["choice"]["roofline"]["problem"],
+        )
     click(shown, "run")
     assert shown.running and shown.state()["running"]
     shown._owner.sweep.running = False
@@ -418,7 +488,10 @@ def test_a_sweep_runs_to_its_end_and_can_be_resumed_and_started_over(sweeps, scr
     assert not seen.of_status("waiting")
     run(other)
     assert "everything is kept from before; Start over builds again" in seen.said
-    assert all(row.get("resumed") for row in other.rows()) and next(sweeps.glob("*.jsonl")).read_text() == written
+    assert (
+        all(row.get("resumed") for row in other.rows())
+        and next(sweeps.glob("*.jsonl")).read_text() == written
+    )
 
     run(small(shape="512,1024"))
     click(other, "again")
@@ -431,17 +504,23 @@ def test_a_sweep_runs_to_its_end_and_can_be_resumed_and_started_over(sweeps, scr
     recorded = small(shape="1 GiB moved")  # recorded times are laid over what is built here
     seen = screen(recorded)
     run(recorded)
-    assert len(seen.of_status("ok")) == len(seen.data["rows"]) and "recorded on" in seen.data["choice"]["source"]
+    assert (
+        len(seen.of_status("ok")) == len(seen.data["rows"]) and "recorded on" in seen.data["choice"]["source"]
+    )
     assert all(row["overlay"] == "times" for row in seen.data["rows"])
     choose(recorded, target="sm_100a")
     run(recorded)
-    assert "recorded" not in str(seen.data["choice"]) and not any("overlay" in row for row in seen.data["rows"])
+    assert "recorded" not in str(seen.data["choice"]) and not any(
+        "overlay" in row for row in seen.data["rows"]
+    )
     assert all(row["registers"] for row in seen.data["rows"])
 
 
 @pytest.mark.compile
 def test_cancel_answers_at_once_and_run_goes_on(tmp_path, monkeypatch, screen):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))  # what is built already would be too quick
+    monkeypatch.setenv(
+        "TRITON_CACHE_DIR", str(tmp_path / "cache")
+    )  # what is built already would be too quick
     shown = grid_of_96(shape="640,640,640")
     seen = screen(shown)
     click(shown, "run")
@@ -467,11 +546,20 @@ def test_a_live_sweep_with_faults_has_a_winner(tmp_path, screen):
         raise FileNotFoundError("no record")
 
     kernel = TunableKernel(
-        "faults", {"5,000": (5000,)}, ("fp32",),
-        {"all": lambda _: faults.configs(("segfault in the compiler", "wrong result", "illegal memory access"))},
+        "faults",
+        {"5,000": (5000,)},
+        ("fp32",),
+        {
+            "all": lambda _: faults.configs(
+                ("segfault in the compiler", "wrong result", "illegal memory access")
+            )
+        },
         {"block": lambda config: str(config.block), "fault": lambda config: config.fault or "none"},
-        lambda shape, dtype, target: faults.FaultSpace(str(tmp_path)), no_record,
-        lambda _: Roofline("block", "gbps", "GB/s", lambda config: config.block, {"roof": 1.0}), peer="torch")
+        lambda shape, dtype, target: faults.FaultSpace(str(tmp_path)),
+        no_record,
+        lambda _: Roofline("block", "gbps", "GB/s", lambda config: config.block, {"roof": 1.0}),
+        peer="torch",
+    )
     shown = panel.Panel(kernel)
     seen = screen(shown)
     run(shown)
@@ -523,8 +611,9 @@ def test_what_is_drawn_is_known_and_predictions_come_before_registers():
     told = snapshot.make_outputs(choice, built, "tile", "stages", "ratio")[0].description
     assert "predicted ms" in told and "speed" not in told
     told = snapshot.make_outputs(choice, rows, "tile", "stages", "ratio")[0].description
-    assert re.search(r"recorded: \S+ persistent /2, 0.99 × cuBLAS, .* each tile and stages, from 0.13 to 0.99.",
-                     told)
+    assert re.search(
+        r"recorded: \S+ persistent /2, 0.99 × cuBLAS, .* each tile and stages, from 0.13 to 0.99.", told
+    )
 
 
 def test_words_and_shades():
@@ -537,16 +626,31 @@ def test_words_and_shades():
 
 
 def test_the_winner_was_timed_again_and_is_fastest_beside_the_peer():
-    rows = [{"status": "ok", "kernel": str(ms), "predicted_ms": predicted, "ms": ms, "peer_ms": ms * ratio,
-             "ratio": ratio, **({"final_ms": ms, "final_ratio": final} if final else {})}
-            for ms, ratio, final, predicted in (
-                (1.0, 0.90, 0.89, 2), (1.1, 0.95, 0.96, 2), (1.2, 0.94, 0.955, 1), (0.9, 0.97, None, 3))]
+    rows = [
+        {
+            "status": "ok",
+            "kernel": str(ms),
+            "predicted_ms": predicted,
+            "ms": ms,
+            "peer_ms": ms * ratio,
+            "ratio": ratio,
+            **({"final_ms": ms, "final_ratio": final} if final else {}),
+        }
+        for ms, ratio, final, predicted in (
+            (1.0, 0.90, 0.89, 2),
+            (1.1, 0.95, 0.96, 2),
+            (1.2, 0.94, 0.955, 1),
+            (0.9, 0.97, None, 3),
+        )
+    ]
     assert panel_rows.find_winner(rows) is rows[1]
     assert panel_rows.top_rows(rows) == panel_rows.rank_rows(rows) == [rows[1], rows[2], rows[0], rows[3]]
     fastest, why, near, model = sentences.describe_winner(rows, "cuBLAS")
     assert fastest == "fastest: 1.1, 0.96 × cuBLAS, 1.10 ms" and near == "within 1 %: 2 more configurations"
-    assert why == ("ranked by × cuBLAS, not by ms, because the clock changes during a sweep; the shortest time is "
-                   "0.900 ms")
+    assert why == (
+        "ranked by × cuBLAS, not by ms, because the clock changes during a sweep; the shortest time is "
+        "0.900 ms"
+    )
     rows[3]["ms"] = 1.15
     rows[0]["final_ms"] = 1.1
     assert not any("shortest" in said for said in sentences.describe_winner(rows, "cuBLAS"))
@@ -555,7 +659,14 @@ def test_the_winner_was_timed_again_and_is_fastest_beside_the_peer():
 
 def test_numbers_keep_their_zeros():
     assert [sentences.format_number(value) for value in (0.028, 0.0277, 25.0, 99.97, 1234.5, 168, None)] == [
-        "0.0280", "0.0277", "25.0", "100", "1,234", "168", "–"]
+        "0.0280",
+        "0.0277",
+        "25.0",
+        "100",
+        "1,234",
+        "168",
+        "–",
+    ]
 
 
 def test_a_picture_a_table_and_the_data_stay_in_the_notebook(outputs, monkeypatch):
@@ -569,7 +680,10 @@ def test_a_picture_a_table_and_the_data_stay_in_the_notebook(outputs, monkeypatc
     assert "</script" not in part.removesuffix("</script></div>")
     picture, table = (output["data"] for output in outputs[1:3])  # at once
     assert picture["image/png"]
-    assert "recorded on NVIDIA H200" in table["text/plain"] and "128,256,64,8,4 persistent /2" in table["text/plain"]
+    assert (
+        "recorded on NVIDIA H200" in table["text/plain"]
+        and "128,256,64,8,4 persistent /2" in table["text/plain"]
+    )
     for menu, value in (("target", "sm_120a"), ("show", "registers")):
         choose(shown, **{menu: value})
     shown._snapshot_timer.join()
@@ -581,7 +695,9 @@ def test_a_picture_a_table_and_the_data_stay_in_the_notebook(outputs, monkeypatc
 
 def test_words_in_the_cells_of_the_picture_do_not_touch(monkeypatch):
     figures, draw = [], plots.heat_map
-    monkeypatch.setattr(plots, "heat_map", lambda *args, **more: figures.append(draw(*args, **more)) or figures[-1])
+    monkeypatch.setattr(
+        plots, "heat_map", lambda *args, **more: figures.append(draw(*args, **more)) or figures[-1]
+    )
     for kernel, target in itertools.product((GEMM, bulk_copy_sweep.TUNABLE_KERNEL), ("sm_90a", "sm_120a")):
         shown = panel.Panel(kernel, target=target, preset=list(kernel.presets)[-1])
         axes = shown.box.data["choice"]["axes"]
@@ -605,7 +721,7 @@ def test_the_code_of_two_configurations_is_sent_or_a_sentence(screen, monkeypatc
         seen.messages.clear()
         click(shown, "code", keys=asked)
         wait_for(lambda: seen.messages)
-        answer, = seen.messages
+        (answer,) = seen.messages
         assert answer["type"] == "code" and answer["keys"] == asked
         assert len(answer["sides"]) == 2 if asked is keys else "no such key" in answer["problem"]
 
@@ -625,8 +741,14 @@ def timed(shown, count=3):
     keys = list(shown._choice.configs)[:count]
     for number, key in enumerate(keys):
         ms = 0.1 + 0.01 * abs(number - 1)
-        shown._session_rows[key] = {**shown._choice.initial_rows[key], "status": "ok", "reason": "", "ms": ms,
-                                    "ratio": 0.1 / ms, "spread": 0.01}
+        shown._session_rows[key] = {
+            **shown._choice.initial_rows[key],
+            "status": "ok",
+            "reason": "",
+            "ms": ms,
+            "ratio": 0.1 / ms,
+            "spread": 0.01,
+        }
     shown._send_rows()
     return shown._choice.configs[keys[1]]
 

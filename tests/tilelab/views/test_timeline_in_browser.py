@@ -19,7 +19,9 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture(scope="module")
 def recordings():
-    return recorder.read_record(results.load_record("ch10_gemm_timeline", experiments.measure_timeline.source()))[0]
+    return recorder.read_record(
+        results.load_record("ch10_gemm_timeline", experiments.measure_timeline.source())
+    )[0]
 
 
 @pytest.fixture
@@ -29,15 +31,24 @@ def open_page(browser, recordings, tmp_path):
 
     def open_page(shown=("1 stage", "4 stages"), width=1280, height=800, **options):
         data = {"recordings": recordings, "shown": list(shown)}
-        path.write_text("<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport "
-                        "content='width=device-width'><title>Timeline</title><body style='margin:8px'>"
-                        + views.make_page_part("timeline", data), encoding="utf-8")
+        path.write_text(
+            "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport "
+            "content='width=device-width'><title>Timeline</title><body style='margin:8px'>"
+            + views.make_page_part("timeline", data),
+            encoding="utf-8",
+        )
         contexts.append(browser.new_context(viewport={"width": width, "height": height}, **options))
         page = contexts[-1].new_page()
         page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("request", lambda request: None if request.url.startswith(("file:", "blob:")) else
-                errors.append(f"it asked for {request.url}"))
+        page.on(
+            "request",
+            lambda request: (
+                None
+                if request.url.startswith(("file:", "blob:"))
+                else errors.append(f"it asked for {request.url}")
+            ),
+        )
         page.goto(path.as_uri())
         page.wait_for_selector(".tiles-timeline .event")
         return page
@@ -74,7 +85,9 @@ def test_labels_of_the_time_never_touch(open_page):
             boxes = page.locator("text.tick").evaluate_all("""texts => texts.map(text => text.getBoundingClientRect())
                 .map(box => [box.left, box.right]).sort((a, b) => a[0] - b[0])""")
             assert boxes
-            assert all(left[1] < right[0] for left, right in zip(boxes, boxes[1:])), f"{boxes} in {width} pixels"
+            assert all(left[1] < right[0] for left, right in zip(boxes, boxes[1:])), (
+                f"{boxes} in {width} pixels"
+            )
 
 
 def test_keys_zoom_and_pan(open_page):
@@ -87,7 +100,8 @@ def test_keys_zoom_and_pan(open_page):
     press(page, "ArrowRight")
     moved = find_state(page)
     assert moved["begin"] > closer["begin"] and moved["end"] - moved["begin"] == pytest.approx(
-        closer["end"] - closer["begin"], abs=2)
+        closer["end"] - closer["begin"], abs=2
+    )
     press(page, "ArrowLeft", "-")
     wide = find_state(page)
     assert wide["end"] - wide["begin"] == pytest.approx(first["end"] - first["begin"], abs=2)
@@ -115,7 +129,8 @@ def test_the_wheel_zooms_after_a_click_and_a_drag_pans(open_page):
     page.mouse.up()
     moved = find_state(page)
     assert moved["begin"] > closer["begin"] and moved["end"] - moved["begin"] == pytest.approx(
-        closer["end"] - closer["begin"], abs=2)
+        closer["end"] - closer["begin"], abs=2
+    )
 
 
 def test_steps_go_from_event_to_event_and_say_what_it_is(open_page, recordings):
@@ -125,7 +140,9 @@ def test_steps_go_from_event_to_event_and_say_what_it_is(open_page, recordings):
     state = find_state(page)
     assert (state["cursor"], state["lane"], state["event"]) == (0, "producer", 0)
     sentence = page.locator(".sentence")
-    assert "waits until stage 0 may be filled again, for phase 1 of its empty barrier" in sentence.inner_text()
+    assert (
+        "waits until stage 0 may be filled again, for phase 1 of its empty barrier" in sentence.inner_text()
+    )
     press(page, "n")
     assert "issues the loads of step 0 of tile 0 into stage 0 by TMA: 184 cycles" in sentence.inner_text()
     press(page, "p", "ArrowDown", "n", "n")
@@ -183,7 +200,9 @@ def test_two_recordings_have_one_clock(open_page, recordings):
     page.get_by_label("lower recording").select_option(label="nothing")
     assert page.locator(".plot").count() == 1
     page.get_by_label("upper recording").select_option(label="persistent")
-    assert page.locator(".plot").first.get_attribute("aria-label").startswith("persistent: producer, consumer 0")
+    assert (
+        page.locator(".plot").first.get_attribute("aria-label").startswith("persistent: producer, consumer 0")
+    )
 
 
 def test_play_moves_the_cursor_and_stops(open_page):
@@ -206,8 +225,11 @@ def test_the_export_is_the_trace_that_python_makes(open_page, recordings, tmp_pa
     wanted = timeline.to_chrome_trace(recordings[:2])
 
     def bars(trace):
-        return sorted((event["pid"], event["name"], round(event["ts"], 3), round(event["dur"], 3))
-                      for event in trace["traceEvents"] if event["ph"] == "X")
+        return sorted(
+            (event["pid"], event["name"], round(event["ts"], 3), round(event["dur"], 3))
+            for event in trace["traceEvents"]
+            if event["ph"] == "X"
+        )
 
     assert bars(saved) == bars(wanted)
 
@@ -228,12 +250,16 @@ def test_one_tab_stop_for_each_part_and_keys_stay_in_the_view(open_page):
 
 @pytest.mark.parametrize("width", [1920, 1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("shown", [("1 stage", "4 stages"), ("a producer", "persistent")], ids=["ring", "roles"])
+@pytest.mark.parametrize(
+    "shown", [("1 stage", "4 stages"), ("a producer", "persistent")], ids=["ring", "roles"]
+)
 def test_it_fits_the_page(open_page, width, scheme, shown):
     page = open_page(shown, width=width, color_scheme=scheme)
     press(page, "n")
     page.wait_for_timeout(60)
-    page.screenshot(path=SCREENSHOTS / f"timeline_{shown[0].replace(' ', '_')}_{width}_{scheme}.png", full_page=True)
+    page.screenshot(
+        path=SCREENSHOTS / f"timeline_{shown[0].replace(' ', '_')}_{width}_{scheme}.png", full_page=True
+    )
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     smallest = page.evaluate("""Math.min(...[...document.querySelectorAll('.tiles-timeline *')]
         .filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()) && e.checkVisibility())

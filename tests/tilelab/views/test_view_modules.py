@@ -7,10 +7,14 @@ from tilelab import views
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    for name, text in {"shared.js": "const shared = 1;", "shared.css": ".shared {}", "part.css": ".part {}",
-                       "part.js": f"const own = 2;\nfunction draw() {{}}\nfunction render() {{}}\n\n{views.EXPORT}\n",
-                       "whole.js": f"// uses: draw from part\nconst own = 3;\nfunction render() {{}}\n{views.EXPORT}\n",
-                       "whole.css": ".whole {}"}.items():
+    for name, text in {
+        "shared.js": "const shared = 1;",
+        "shared.css": ".shared {}",
+        "part.css": ".part {}",
+        "part.js": f"const own = 2;\nfunction draw() {{}}\nfunction render() {{}}\n\n{views.EXPORT}\n",
+        "whole.js": f"// uses: draw from part\nconst own = 3;\nfunction render() {{}}\n{views.EXPORT}\n",
+        "whole.css": ".whole {}",
+    }.items():
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(views, "FOLDER", tmp_path)
     for read in views.read_module, views.read_style:

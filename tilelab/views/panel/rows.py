@@ -22,17 +22,54 @@ from tilelab.sweeps.tunable import Space, TunableKernel
 
 TOP = 10
 # The fields that cells can show, with a label (for the peer's name) and whether less is better.
-SHOWN_FIELDS = {"ratio": ("speed × {}", False), "ms": ("ms", True), "predicted_ms": ("predicted ms", True),
-                "registers": ("registers", False), "smem": ("shared memory, KiB", False),
-                "programs_per_sm": ("programs per SM", False)}
+SHOWN_FIELDS = {
+    "ratio": ("speed × {}", False),
+    "ms": ("ms", True),
+    "predicted_ms": ("predicted ms", True),
+    "registers": ("registers", False),
+    "smem": ("shared memory, KiB", False),
+    "programs_per_sm": ("programs per SM", False),
+}
 TIMES, RATES = ("ratio", "ms"), ("tflops", "gbps")
-NUMBERS = {*SHOWN_FIELDS, *RATES, "peer_ms", "final_ms", "final_ratio", "error", "peer_error", "spills", "threads"}
+NUMBERS = {
+    *SHOWN_FIELDS,
+    *RATES,
+    "peer_ms",
+    "final_ms",
+    "final_ratio",
+    "error",
+    "peer_error",
+    "spills",
+    "threads",
+}
 # The fields that a record adds to a configuration that was only built here.
-MEASURED_FIELDS = ("status", "reason", "ms", "peer_ms", "ratio", "final_ms", "final_ratio", "tflops", "gbps", "error",
-                   "peer_error", "note")
+MEASURED_FIELDS = (
+    "status",
+    "reason",
+    "ms",
+    "peer_ms",
+    "ratio",
+    "final_ms",
+    "final_ratio",
+    "tflops",
+    "gbps",
+    "error",
+    "peer_error",
+    "note",
+)
 # The fields of a row that the view in the browser gets as they are; get_value gives it the others.
-SENT_FIELDS = ("kernel", "status", "reason", "note", "registers", "spills", "smem", "threads", "programs_per_sm",
-               "overlay")
+SENT_FIELDS = (
+    "kernel",
+    "status",
+    "reason",
+    "note",
+    "registers",
+    "spills",
+    "smem",
+    "threads",
+    "programs_per_sm",
+    "overlay",
+)
 
 
 def is_drawable(field: str, value: Any) -> bool:
@@ -80,8 +117,9 @@ def top_rows(rows: Sequence[dict]) -> list[dict]:
 
 def shade(value: float, values: Sequence[float], field: str) -> float:
     """Return where a value of a field stands on the colour scale, as the view in the browser shades it."""
-    return plots.place_on_scale(value, values, from_zero_to=1 if field == "ratio" else None,
-                                less_is_better=SHOWN_FIELDS[field][1])
+    return plots.place_on_scale(
+        value, values, from_zero_to=1 if field == "ratio" else None, less_is_better=SHOWN_FIELDS[field][1]
+    )
 
 
 def describe_row(row: dict) -> dict:
@@ -89,12 +127,19 @@ def describe_row(row: dict) -> dict:
     found = {name: row.get(name) for name in SENT_FIELDS} | {"word": short_status(row)}
     found |= {name: get_value(row, name) for name in ("predicted_ms", *TIMES, *RATES)}
     found |= {name: row.get(name) for name in ("error", "peer_error")}
-    found["counts"] = {str(name): count for name, count in row.get("counts", {}).items() if isinstance(count, int)}
+    found["counts"] = {
+        str(name): count for name, count in row.get("counts", {}).items() if isinstance(count, int)
+    }
     found["again"] = bool(row.get("final_ms"))
-    rounded = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in found.items()}
+    rounded = {
+        name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in found.items()
+    }
     # The text of an error may hold half a surrogate pair, which no message can carry.
-    return {name: value.encode(errors="replace").decode() if isinstance(value, str) else value
-            for name, value in rounded.items() if not (value is None or value is False or value in ("", {}))}
+    return {
+        name: value.encode(errors="replace").decode() if isinstance(value, str) else value
+        for name, value in rounded.items()
+        if not (value is None or value is False or value in ("", {}))
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,16 +164,29 @@ class Choice:
     def rows(self, session_rows: dict[str, dict], running: bool = False) -> list[dict]:
         """Return a row for every configuration: from `session_rows` (by key), overlaid with or else from the record."""
         swept = running or any(key in session_rows for key in self.initial_rows)
-        rows = [self._overlay({**row, **session_rows.get(key, {})}, swept) for key, row in self.initial_rows.items()]
+        rows = [
+            self._overlay({**row, **session_rows.get(key, {})}, swept)
+            for key, row in self.initial_rows.items()
+        ]
         return [{field: value for field, value in row.items() if is_drawable(field, value)} for row in rows]
 
     def _overlay(self, row: dict, swept: bool) -> dict:
         recorded = self.recorded_rows.get(row["kernel"], {})
         if not swept and recorded and row["status"] == "waiting":
-            return {**row, **recorded, "kernel": row["kernel"], "predicted_ms": row["predicted_ms"], "overlay": "row"}
+            return {
+                **row,
+                **recorded,
+                "kernel": row["kernel"],
+                "predicted_ms": row["predicted_ms"],
+                "overlay": "row",
+            }
         only_built = swept and not self.space.can_measure and row["status"] == "ok"
         if only_built and recorded.get("status") in ("ok", "wrong", "failed"):
-            return {**row, **{name: recorded[name] for name in MEASURED_FIELDS if name in recorded}, "overlay": "times"}
+            return {
+                **row,
+                **{name: recorded[name] for name in MEASURED_FIELDS if name in recorded},
+                "overlay": "times",
+            }
         return row
 
     def choose_field(self, rows: Sequence[dict], wanted: str) -> str:
@@ -152,19 +210,32 @@ class Choice:
         """Return what the view in the browser draws and no sweep changes: names, axes, roofline, Python code."""
         configs = list(self.configs.values())
         classes = sorted({(type(config).__module__, type(config).__name__) for config in configs})
-        return {"name": self.name, "peer": self.kernel.peer, "target": self.space.target, "source": self.source,
-                "measures": self.space.can_measure, "keys": list(self.configs), "axes": self.axes,
-                "roofline": self._describe_roofline(configs, dtype), "reprs": [repr(config) for config in configs],
-                "imports": "\n".join(f"from {module} import {name}" for module, name in classes)}
+        return {
+            "name": self.name,
+            "peer": self.kernel.peer,
+            "target": self.space.target,
+            "source": self.source,
+            "measures": self.space.can_measure,
+            "keys": list(self.configs),
+            "axes": self.axes,
+            "roofline": self._describe_roofline(configs, dtype),
+            "reprs": [repr(config) for config in configs],
+            "imports": "\n".join(f"from {module} import {name}" for module, name in classes),
+        }
 
     def _describe_roofline(self, configs: list, dtype: str) -> dict:
         if not (self.space.can_measure or self.same_target):  # the roofs are of another GPU
             return {"problem": f"no roofline: nothing is timed on {self.space.target}"}
         try:
             roof = self.kernel.roofline(dtype)
-            return {"label": roof.intensity_label, "field": roof.speed_field, "unit": roof.unit,
-                    "flat": roof.flat_roofs, "slopes": roof.bandwidth_roofs,
-                    "intensity": [float(roof.intensity(config)) for config in configs]}
+            return {
+                "label": roof.intensity_label,
+                "field": roof.speed_field,
+                "unit": roof.unit,
+                "flat": roof.flat_roofs,
+                "slopes": roof.bandwidth_roofs,
+                "intensity": [float(roof.intensity(config)) for config in configs],
+            }
         except Exception as error:  # no record of the roofs
             return {"problem": f"no roofline: {describe_error(error)}"}
 
@@ -185,20 +256,34 @@ def make_choice(kernel: TunableKernel, shape: str, dtype: str, preset: str, targ
     initial_rows = {}
     for key, config in configs.items():
         reason = space.reject(config)
-        initial_rows[key] = {**space.label(config), "key": key, "predicted_ms": space.predicted_ms(config),
-                             "reason": reason, "status": "rejected" if reason else "waiting"}
+        initial_rows[key] = {
+            **space.label(config),
+            "key": key,
+            "predicted_ms": space.predicted_ms(config),
+            "reason": reason,
+            "status": "rejected" if reason else "waiting",
+        }
     journal = journal_for(re.sub(r"\W+", "-", kernel.name.lower()).strip("-"))
     name = f"{kernel.name}, {shape}, {dtype}, {space.target}"
-    return Choice(kernel, space, journal, name, configs, initial_rows, *_load_recorded(kernel, space, sizes, dtype))
+    return Choice(
+        kernel, space, journal, name, configs, initial_rows, *_load_recorded(kernel, space, sizes, dtype)
+    )
 
 
-def _load_recorded(kernel: TunableKernel, space: Space, sizes: tuple, dtype: str) -> tuple[dict[str, dict], str, bool]:
+def _load_recorded(
+    kernel: TunableKernel, space: Space, sizes: tuple, dtype: str
+) -> tuple[dict[str, dict], str, bool]:
     try:
         record = kernel.load_record()
     except FileNotFoundError:
         record = None
     if record is None or record.device["target"] != space.target:
         return {}, "", False
-    rows = {row.get("kernel") or row.get("config"): row for row in record.rows
-            if row.get("status") in sweep.STATUSES and row.get("shape") == list(sizes) and row.get("dtype") == dtype}
+    rows = {
+        row.get("kernel") or row.get("config"): row
+        for row in record.rows
+        if row.get("status") in sweep.STATUSES
+        and row.get("shape") == list(sizes)
+        and row.get("dtype") == dtype
+    }
     return rows, record.label().partition(" (")[0] if rows else "", True  # the label's brackets hold hashes

@@ -49,15 +49,25 @@ def describe_status(choice: Choice, rows: Sequence[dict], done: int, note: str) 
     counts, progress = collections.Counter(row["status"] for row in rows), f"{done} of {len(rows)} swept"
     press = f"press Run to {'time' if choice.space.can_measure else 'build'}"
     if not note and any(row.get("overlay") == "row" for row in rows):
-        progress, note = f"not swept here yet; the record has a time for {counts.pop('ok', 0)} of {len(rows)}", press
+        progress, note = (
+            f"not swept here yet; the record has a time for {counts.pop('ok', 0)} of {len(rows)}",
+            press,
+        )
     elif not note:
-        note = f"{press} {'the rest' if len(counts) > 1 else 'them'}" if counts["waiting"] else "kept from before"
-    found = ", ".join(f"{counts[name]} {name}" for name in ("ok", "rejected", "wrong", "failed") if counts[name])
+        note = (
+            f"{press} {'the rest' if len(counts) > 1 else 'them'}"
+            if counts["waiting"]
+            else "kept from before"
+        )
+    found = ", ".join(
+        f"{counts[name]} {name}" for name in ("ok", "rejected", "wrong", "failed") if counts[name]
+    )
     return " · ".join(filter(None, (progress, found, note)))
 
 
 def describe_winner(rows: Sequence[dict], peer: str) -> list[str]:
     """Return sentences about the fastest configuration, why it stands first, and how well the model predicted it."""
+
     def speed(row: dict) -> float:  # beside the peer, where there is one
         return get_value(row, "ratio") or 1 / get_value(row, "ms")
 
@@ -67,18 +77,24 @@ def describe_winner(rows: Sequence[dict], peer: str) -> list[str]:
     timed = [row for row in rows if row["status"] == "ok" and row.get("ms")]
     near = sum(1.01 * speed(row) >= speed(best) for row in timed) - 1
     ratio = f"{format_number(get_value(best, 'ratio'), 'ratio')} × {peer}, " if best.get("ratio") else ""
-    sentences = [f"fastest{', recorded' * ('overlay' in best)}: {best['kernel']}, {ratio}"
-                 f"{format_number(get_value(best, 'ms'))} ms"]
+    sentences = [
+        f"fastest{', recorded' * ('overlay' in best)}: {best['kernel']}, {ratio}"
+        f"{format_number(get_value(best, 'ms'))} ms"
+    ]
     shortest = min(get_value(row, "ms") for row in timed)
     if ratio and shortest < get_value(best, "ms"):
-        sentences.append(f"ranked by × {peer}, not by ms, because the clock changes during a sweep; "
-                         f"the shortest time is {format_number(shortest)} ms")
+        sentences.append(
+            f"ranked by × {peer}, not by ms, because the clock changes during a sweep; "
+            f"the shortest time is {format_number(shortest)} ms"
+        )
     if near:
         sentences.append(f"within 1 %: {near} more configuration{'s' * (near > 1)}")
     both = [row for row in timed if row.get("predicted_ms")]
     if len(both) >= 3 and best in both:
         predicted = [row["predicted_ms"] for row in both]
-        correlation = plots.rank_correlation(predicted, [row["ms"] / (row.get("peer_ms") or 1) for row in both])
+        correlation = plots.rank_correlation(
+            predicted, [row["ms"] / (row.get("peer_ms") or 1) for row in both]
+        )
         if not math.isnan(correlation):
             place = 1 + sum(ms < best["predicted_ms"] for ms in predicted)
             sentences.append(f"the model: rank correlation {correlation:.2f}; predicted place {place}")

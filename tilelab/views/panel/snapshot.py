@@ -29,8 +29,10 @@ def draw_heat_map(choice: Choice, rows: list[dict], x: str, y: str, field: str) 
     """Draw the best row of each cell, in the colours of the view in the browser."""
     field = choice.choose_field(rows, field)
     values = [value for row in rows if (value := get_value(row, field)) is not None]
-    drawn = [{**inside[0], "x": i, "y": j, field: get_value(inside[0], field)}
-             for (i, j), inside in group_cells(choice.axes, rows, x, y).items()]
+    drawn = [
+        {**inside[0], "x": i, "y": j, field: get_value(inside[0], field)}
+        for (i, j), inside in group_cells(choice.axes, rows, x, y).items()
+    ]
     columns, lines = choice.axes[x]["labels"], choice.axes[y]["labels"]
     narrow = len(columns) >= NARROW_COLUMNS
     abbreviated = narrow and any(row["status"] != "ok" for row in drawn)
@@ -38,11 +40,19 @@ def draw_heat_map(choice: Choice, rows: list[dict], x: str, y: str, field: str) 
     finding = [*describe_winner(rows, choice.kernel.peer), label][0]
     marks = "; first letters stand for regs, smem, tmem, failed and wrong" if abbreviated else ""
     style = FORMATS.get(field, "{:.3g}")
-    figure = plots.heat_map(drawn, "x", "y", field, fmt=style,
-                            mark=lambda row: panel_rows.short_status(row)[:1 if narrow else None],
-                            title=f"{choice.name}: {finding}", x_label=x, y_label=y,
-                            source=f"{label}; {_describe_origin(choice, rows)}{marks}",
-                            shade=lambda value: panel_rows.shade(value, values, field))
+    figure = plots.heat_map(
+        drawn,
+        "x",
+        "y",
+        field,
+        fmt=style,
+        mark=lambda row: panel_rows.short_status(row)[: 1 if narrow else None],
+        title=f"{choice.name}: {finding}",
+        x_label=x,
+        y_label=y,
+        source=f"{label}; {_describe_origin(choice, rows)}{marks}",
+        shade=lambda value: panel_rows.shade(value, values, field),
+    )
     axes = figure.axes[0]
     axes.set_xticks(range(len(columns)), map(plots.escape_math, columns))
     axes.set_yticks(range(len(lines)), map(plots.escape_math, lines))
@@ -50,8 +60,10 @@ def draw_heat_map(choice: Choice, rows: list[dict], x: str, y: str, field: str) 
         axes.tick_params(axis="x", rotation=60)
     shown = [row[field] for row in drawn if row[field] is not None]
     spread = f", from {style.format(min(shown))} to {style.format(max(shown))}" if shown else ""
-    return figure.describe(f"{choice.name}: {finding}. A heat map of the {label} of the best configuration for each "
-                           f"{x} and {y}{spread}. The table below lists ten.")
+    return figure.describe(
+        f"{choice.name}: {finding}. A heat map of the {label} of the best configuration for each "
+        f"{x} and {y}{spread}. The table below lists ten."
+    )
 
 
 def group_cells(axes: dict, rows: list[dict], x: str, y: str) -> dict[tuple[int, int], list[dict]]:
@@ -73,15 +85,24 @@ def _describe_origin(choice: Choice, rows: list[dict]) -> str:
 def make_table(choice: Choice, rows: list[dict]) -> results.Table:
     """Return the top ten with their known columns, or the reasons why nothing runs."""
     top = panel_rows.top_rows(rows)
-    counts = ", ".join(f"{n} {status}" for status, n in collections.Counter(row["status"] for row in rows).items())
+    counts = ", ".join(
+        f"{n} {status}" for status, n in collections.Counter(row["status"] for row in rows).items()
+    )
     if not top:
-        return results.table([row for row in rows if row.get("reason")][:TOP], f"{choice.name}: {counts}",
-                             ["kernel", "status", "reason"])
+        return results.table(
+            [row for row in rows if row.get("reason")][:TOP],
+            f"{choice.name}: {counts}",
+            ["kernel", "status", "reason"],
+        )
     order = "the fastest" if any(row.get("ms") for row in top) else "predicted fastest first"
     if any(row.get("ratio") for row in top):
         order = f"the fastest, ranked by the ratio of timings paired with {choice.kernel.peer}'s"
     order += ", those timed again before the rest" if any("final_ms" in row for row in top) else ""
     columns = [name for name in COLUMNS if any(row.get(name) is not None for row in top)]
-    shown = [{name: get_value(row, name) if name in TIMES + RATES else row.get(name) for name in columns}
-             for row in top]
-    return results.table(shown, f"{choice.name}: {order}, {_describe_origin(choice, rows)} ({counts})", columns)
+    shown = [
+        {name: get_value(row, name) if name in TIMES + RATES else row.get(name) for name in columns}
+        for row in top
+    ]
+    return results.table(
+        shown, f"{choice.name}: {order}, {_describe_origin(choice, rows)} ({counts})", columns
+    )

@@ -37,17 +37,24 @@ class Panel:
 
     def __init__(self, *kernels: TunableKernel, **choice: str):
         if not kernels:
-            raise ValueError("a panel needs at least one kernel, such as ch14.gemm.lesson.sweep.TUNABLE_KERNEL.")
+            raise ValueError(
+                "a panel needs at least one kernel, such as ch14.gemm.lesson.sweep.TUNABLE_KERNEL."
+            )
         self.kernels = {kernel.name: kernel for kernel in kernels}
         here = device.current()
         self.targets = {"": f"this GPU ({here.name})"} if here.has_tma else {}
-        self.targets |= {target: device.describe_target(target) for target in device.TARGETS
-                         if device.target_limits(target).has_tma}
+        self.targets |= {
+            target: device.describe_target(target)
+            for target in device.TARGETS
+            if device.target_limits(target).has_tma
+        }
         self._lock, self._snapshot_lock = threading.RLock(), threading.Lock()
         self._owner = SweepOwner(self._lock, self._on_rows, self._on_end)
         self._snapshot_timer = threading.Timer(0, self._update_snapshot)
         self._session_rows: dict[str, dict] = {}  # by key, for every choice so far
-        self._choice = self._described = self._snapshot_handles = None  # `_described` is the choice for the browser
+        self._choice = self._described = self._snapshot_handles = (
+            None  # `_described` is the choice for the browser
+        )
         self._problem = self._note = ""
         self._sent: list[dict] = []  # the rows that the browser has
         self.values: dict[str, str] = {}
@@ -67,28 +74,46 @@ class Panel:
 
     def _options(self, kernel: TunableKernel) -> dict[str, list[str]]:
         axes = list(kernel.axes)
-        return {"kernel": list(self.kernels), "dtype": list(kernel.dtypes), "preset": list(kernel.presets),
-                "target": list(self.targets), "x": axes, "y": axes[1:2] + axes, "show": list(SHOWN_FIELDS)}
+        return {
+            "kernel": list(self.kernels),
+            "dtype": list(kernel.dtypes),
+            "preset": list(kernel.presets),
+            "target": list(self.targets),
+            "x": axes,
+            "y": axes[1:2] + axes,
+            "show": list(SHOWN_FIELDS),
+        }
 
     def _set_kernel(self, name: str) -> None:
         """Restore the menus of a kernel; at its first visit, take over what both kernels offer."""
         before, kernel = self.values, self.kernels[name]
         self._values_of[before.get("kernel", "")] = before
-        self.values = self._values_of.get(name) or {"shape": next(iter(kernel.shapes)), **{
-            menu: before[menu] if before.get(menu) in options else options[0]
-            for menu, options in self._options(kernel).items()}, "kernel": name}
+        self.values = self._values_of.get(name) or {
+            "shape": next(iter(kernel.shapes)),
+            **{
+                menu: before[menu] if before.get(menu) in options else options[0]
+                for menu, options in self._options(kernel).items()
+            },
+            "kernel": name,
+        }
 
     def _set_values(self, values: dict[str, str]) -> None:
         """Set menus; a shape that is none is kept as text. ValueError for what a menu does not offer."""
         if unknown := set(values) - set(MENUS):
-            raise ValueError(f"unknown menu {', '.join(sorted(unknown))}; a panel's menus are {', '.join(MENUS)}.")
-        for name in filter(values.__contains__, MENUS):  # in this order: the kernel decides what the others offer
+            raise ValueError(
+                f"unknown menu {', '.join(sorted(unknown))}; a panel's menus are {', '.join(MENUS)}."
+            )
+        for name in filter(
+            values.__contains__, MENUS
+        ):  # in this order: the kernel decides what the others offer
             value, kernel = values[name], self.kernels[self.values["kernel"]]
             if name == "shape":
                 try:
                     sizes = kernel.parse_shape(value)
-                    value = next((known for known in kernel.shapes if kernel.shapes[known] == sizes),
-                                 ",".join(map(str, sizes)))
+                    value = next(
+                        (known for known in kernel.shapes if kernel.shapes[known] == sizes),
+                        ",".join(map(str, sizes)),
+                    )
                 except ValueError:
                     pass  # _choose says what is wrong with it
             elif value not in (options := self._options(kernel)[name]):
@@ -105,7 +130,9 @@ class Panel:
                 values = {name: value for name, value in values.items() if name in VIEW_MENUS}
             before = {**self.values}
             self._set_values(values)
-            if self._problem or any(self.values[name] != before[name] for name in MENUS if name not in VIEW_MENUS):
+            if self._problem or any(
+                self.values[name] != before[name] for name in MENUS if name not in VIEW_MENUS
+            ):
                 self._choose()
             elif not values.keys() <= set(VIEW_MENUS):
                 self._send_rows()  # the view waits for an answer
@@ -216,8 +243,9 @@ class Panel:
                 return
             tried = sum(bool(row.get("ms")) for row in rows)
             try:
-                sentence = tune.keep_winner(choice.kernel.tuner, row["shape"], row["dtype"],
-                                            choice.configs[row["key"]], row, tried)
+                sentence = tune.keep_winner(
+                    choice.kernel.tuner, row["shape"], row["dtype"], choice.configs[row["key"]], row, tried
+                )
             except Exception as error:
                 self._complain(describe_error(error))
                 return
@@ -234,21 +262,40 @@ class Panel:
         note = sentences.describe_progress(running) if running else self._note
         place = {id(row): index for index, row in enumerate(rows)}
         best = panel_rows.find_winner(rows)
-        return {"values": dict(self.values), "running": self.running, "done": done, "total": len(rows),
-                "status": sentences.describe_status(choice, rows, done, note) if choice else "",
-                "winner": sentences.describe_winner(rows, choice.kernel.peer) if choice else [],
-                "problem": self._problem, "keep": self._find_kept(rows) is not None,
-                "order": [place[id(row)] for row in panel_rows.rank_rows(rows)],
-                "best": None if best is None else place[id(best)]}
+        return {
+            "values": dict(self.values),
+            "running": self.running,
+            "done": done,
+            "total": len(rows),
+            "status": sentences.describe_status(choice, rows, done, note) if choice else "",
+            "winner": sentences.describe_winner(rows, choice.kernel.peer) if choice else [],
+            "problem": self._problem,
+            "keep": self._find_kept(rows) is not None,
+            "order": [place[id(row)] for row in panel_rows.rank_rows(rows)],
+            "best": None if best is None else place[id(best)],
+        }
 
     def _make_data(self, **more) -> dict:
         """Return everything that the view draws. It keeps its menus, and gets the rows of this choice only."""
-        menus = {name: {"shapes": {text: ",".join(map(str, sizes)) for text, sizes in kernel.shapes.items()},
-                        "dtype": list(kernel.dtypes), "preset": list(kernel.presets), "axes": list(kernel.axes)}
-                 for name, kernel in self.kernels.items()}
+        menus = {
+            name: {
+                "shapes": {text: ",".join(map(str, sizes)) for text, sizes in kernel.shapes.items()},
+                "dtype": list(kernel.dtypes),
+                "preset": list(kernel.presets),
+                "axes": list(kernel.axes),
+            }
+            for name, kernel in self.kernels.items()
+        }
         self._sent = [panel_rows.describe_row(row) for row in self.rows()]
-        return {"kernels": menus, "targets": self.targets, "fields": SHOWN_FIELDS, "choice": self._described,
-                "rows": self._sent, "state": self.state(), **more}
+        return {
+            "kernels": menus,
+            "targets": self.targets,
+            "fields": SHOWN_FIELDS,
+            "choice": self._described,
+            "rows": self._sent,
+            "state": self.state(),
+            **more,
+        }
 
     def stored_data(self) -> dict:
         """Return what the saved notebook and the site keep."""
@@ -268,9 +315,16 @@ class Panel:
 
     def _receive(self, _: Any, message: dict, buffers: Any) -> None:
         actions: dict[str, Callable] = {
-            "open": lambda: self._outdated and self._send_data(), "run": self.run, "cancel": self.cancel,
-            "again": self.start_over, "keep": self.keep, "choose": lambda: self.choose(**message["values"]),
-            "code": lambda: threading.Thread(target=self._send_code, args=(message["keys"],), daemon=True).start()}
+            "open": lambda: self._outdated and self._send_data(),
+            "run": self.run,
+            "cancel": self.cancel,
+            "again": self.start_over,
+            "keep": self.keep,
+            "choose": lambda: self.choose(**message["values"]),
+            "code": lambda: threading.Thread(
+                target=self._send_code, args=(message["keys"],), daemon=True
+            ).start(),
+        }
         with self._lock:
             try:
                 actions[message["type"]]()
@@ -282,8 +336,11 @@ class Panel:
         answer: dict[str, Any] = {"type": "code", "keys": keys}
         try:
             choice = self._choice
-            answer["sides"] = [listing.load_code(choice.space.job(choice.configs[key])) | {
-                "name": choice.initial_rows[key]["kernel"]} for key in keys]
+            answer["sides"] = [
+                listing.load_code(choice.space.job(choice.configs[key]))
+                | {"name": choice.initial_rows[key]["kernel"]}
+                for key in keys
+            ]
         except Exception as error:
             answer["problem"] = describe_error(error)
         self.box.send(answer)
@@ -293,8 +350,11 @@ class Panel:
     def _ipython_display_(self) -> None:
         self.box.data = self._make_data(alone=False)
         bundle, metadata = self.box._repr_mimebundle_()
-        bundle = {**bundle, "text/plain": f"Panel({', '.join(self.kernels)})",  # its own text would name every trait
-                  **views.make_stored("panel", self.stored_data())}
+        bundle = {
+            **bundle,
+            "text/plain": f"Panel({', '.join(self.kernels)})",  # its own text would name every trait
+            **views.make_stored("panel", self.stored_data()),
+        }
         display(bundle, metadata=metadata, raw=True)
         # Draw at once, because a notebook that is executed without a browser drops later updates.
         handles = [display(output, display_id=True) for output in self._make_snapshot()]

@@ -1,6 +1,5 @@
 """The versions of the notebook are right, the solutions pass, and each planted wrong answer fails its check."""
 
-
 import pytest
 
 from ch07.resample.lesson import exercises, published_kernel
@@ -27,22 +26,33 @@ def prepare(name, change=("", "")):
     kernel = answer(name, change, KERNELS)[name]
     if name == "search_per_thread":
         return exercises.by_element(kernel)
-    return exercises.by_chunk(kernel, 3 if name == "note_v2" else 0, 64 * 512 if name in WITH_ROWS else 0,
-                              (16, exercises.DEPTH) if name == "option_a" else None)
+    return exercises.by_chunk(
+        kernel,
+        3 if name == "note_v2" else 0,
+        64 * 512 if name in WITH_ROWS else 0,
+        (16, exercises.DEPTH) if name == "option_a" else None,
+    )
 
 
-@pytest.mark.parametrize("name, change", [
-    ("search_per_thread", ("times[middle] <= target", "times[middle] < target - 1")),
-    ("warp_search", ("__syncthreads();", "")),
-    ("note_v2", ("w = __shfl_sync(0xffffffff, w, 0);", "")),
-    ("note_v2", ("        __syncthreads();  // + before the next item's times overwrite these\n", "")),
-    ("ballot_search", ("31 - __clz(ballot)", "__popc(ballot)")),
-    ("shared_search", ("    __syncthreads();                                          // + all targets are found", "")),
-    ("vectors", ("right[k] = from[ACROSS]", "right[k] = from[1]")),
-    ("bulk_rows", ("mbarrier_wait(shared_address(&landed), 0);", "")),
-    ("bulk_rows", ("last_row + 1 - first_row", "last_row - first_row")),
-    ("option_a", ("batch * sources + first_row + box", "first_row + box")),
-    ("option_a", ("boxes * BOX * DEPTH * 4", "needed * DEPTH * 4"))])
+@pytest.mark.parametrize(
+    "name, change",
+    [
+        ("search_per_thread", ("times[middle] <= target", "times[middle] < target - 1")),
+        ("warp_search", ("__syncthreads();", "")),
+        ("note_v2", ("w = __shfl_sync(0xffffffff, w, 0);", "")),
+        ("note_v2", ("        __syncthreads();  // + before the next item's times overwrite these\n", "")),
+        ("ballot_search", ("31 - __clz(ballot)", "__popc(ballot)")),
+        (
+            "shared_search",
+            ("    __syncthreads();                                          // + all targets are found", ""),
+        ),
+        ("vectors", ("right[k] = from[ACROSS]", "right[k] = from[1]")),
+        ("bulk_rows", ("mbarrier_wait(shared_address(&landed), 0);", "")),
+        ("bulk_rows", ("last_row + 1 - first_row", "last_row - first_row")),
+        ("option_a", ("batch * sources + first_row + box", "first_row + box")),
+        ("option_a", ("boxes * BOX * DEPTH * 4", "needed * DEPTH * 4")),
+    ],
+)
 def test_a_wrong_version_fails(name, change):
     assert exercises.check_version(prepare(name, change))
 
@@ -86,44 +96,71 @@ def test_the_solutions_pass():
     exercises.check_blend(answer("my_blend")["my_blend"])
 
 
-@pytest.mark.parametrize("change, reason", [
-    (("return i + i / 32;", "return i;"), "one step takes 32 wavefronts"),
-    (("return i + i / 32;", "return i + i / 128;"), "one step takes 4 wavefronts"),
-    (("return i + i / 32;", "return i / 32;"), "share a word"),
-    (("times[place(low)]", "times[low]"), "elements are wrong")])
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (("return i + i / 32;", "return i;"), "one step takes 32 wavefronts"),
+        (("return i + i / 32;", "return i + i / 128;"), "one step takes 4 wavefronts"),
+        (("return i + i / 32;", "return i / 32;"), "share a word"),
+        (("times[place(low)]", "times[low]"), "elements are wrong"),
+    ],
+)
 def test_a_wrong_place_fails(change, reason):
     with pytest.raises(AssertionError, match=reason):
         check_ballot(change)
 
 
-@pytest.mark.parametrize("change", [("min(CHUNK, targets - within)", "CHUNK"), ("batch * targets + within", "within"),
-                                    ("__syncthreads();", "")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("min(CHUNK, targets - within)", "CHUNK"),
+        ("batch * targets + within", "within"),
+        ("__syncthreads();", ""),
+    ],
+)
 def test_a_search_that_is_not_mended_fails(change):
     with pytest.raises(AssertionError):
         check_search(change)
 
 
-@pytest.mark.parametrize("change", [
-    ("__syncthreads();", ""), ("i >= targets", "false"), ("times[middle] <= target", "times[middle] < target"),
-    ("high = sources - 2", "high = sources - 1"), ("blockIdx.x / chunks", "0")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("__syncthreads();", ""),
+        ("i >= targets", "false"),
+        ("times[middle] <= target", "times[middle] < target"),
+        ("high = sources - 2", "high = sources - 1"),
+        ("blockIdx.x / chunks", "0"),
+    ],
+)
 def test_a_wrong_search_fails(change):
     with pytest.raises(AssertionError):
         exercises.check_search(answer("my_search", change)["my_search"])
 
 
 def test_a_search_in_global_memory_is_not_what_was_asked():
-    source = SOLUTIONS["my_search"].source.replace("__shared__ float times[TIMES];", "").replace(
-        "times[i] = source_times[batch * sources + i];", "").replace("times[middle] <=",
-                                                                    "source_times[batch * sources + middle] <=")
+    source = (
+        SOLUTIONS["my_search"]
+        .source.replace("__shared__ float times[TIMES];", "")
+        .replace("times[i] = source_times[batch * sources + i];", "")
+        .replace("times[middle] <=", "source_times[batch * sources + middle] <=")
+    )
     with pytest.raises(AssertionError, match="not in shared memory"):
         exercises.check_search(cuda_magic.find_kernels(source, SOLUTIONS["my_search"].options)["my_search"])
 
 
-@pytest.mark.parametrize("change", [
-    ("+ 2 - first_row", "+ 1 - first_row"), ("mbarrier_wait(shared_address(&landed), 0);", ""),
-    ("__syncthreads();", ""), ("fence_mbarrier_init();", ""), ("min(16, targets - first)", "16"),
-    ("expect_tx(shared_address(&landed), bytes)", "expect_tx(shared_address(&landed), 64 * DEPTH * 4)"),
-    ("- first_row) * DEPTH + i", ") * DEPTH + i")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("+ 2 - first_row", "+ 1 - first_row"),
+        ("mbarrier_wait(shared_address(&landed), 0);", ""),
+        ("__syncthreads();", ""),
+        ("fence_mbarrier_init();", ""),
+        ("min(16, targets - first)", "16"),
+        ("expect_tx(shared_address(&landed), bytes)", "expect_tx(shared_address(&landed), 64 * DEPTH * 4)"),
+        ("- first_row) * DEPTH + i", ") * DEPTH + i"),
+    ],
+)
 def test_a_wrong_blend_fails(change):
     with pytest.raises(AssertionError):
         exercises.check_blend(answer("my_blend", change)["my_blend"])
@@ -135,8 +172,9 @@ def test_a_test_must_catch_every_error_and_no_right_kernel():
     with pytest.raises(NotImplementedError):
         exercises.check_test(lambda kernel: False)
     with pytest.raises(AssertionError, match="not caught: one time array"):
-        exercises.check_test(lambda kernel: kernel in (published_kernel.stride_features,
-                                                       published_kernel.drop_last_batches))
+        exercises.check_test(
+            lambda kernel: kernel in (published_kernel.stride_features, published_kernel.drop_last_batches)
+        )
 
 
 def test_the_stubs_are_not_solved(capsys):
@@ -145,5 +183,8 @@ def test_the_stubs_are_not_solved(capsys):
     exercises.check("Exercise 3", KERNELS["my_search"])
     exercises.check("Exercise 4", KERNELS["my_blend"])
     said = capsys.readouterr().out
-    assert "Exercise 1: not yet right (one step takes 32 wavefronts)" in said and "Exercise 2: not yet right" in said
+    assert (
+        "Exercise 1: not yet right (one step takes 32 wavefronts)" in said
+        and "Exercise 2: not yet right" in said
+    )
     assert "Exercise 3: not solved yet." in said and "Exercise 4: not solved yet." in said

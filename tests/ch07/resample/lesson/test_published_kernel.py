@@ -6,7 +6,9 @@ from ch07.resample.lesson import published_kernel
 from ch07.resample.lesson.published_kernel import FLAWED_KERNELS, correct_kernel, written_share
 
 
-@pytest.mark.parametrize("kernel, share", list(zip((correct_kernel, *FLAWED_KERNELS.values()), (1, 0.04, 1, 96 / 99))))
+@pytest.mark.parametrize(
+    "kernel, share", list(zip((correct_kernel, *FLAWED_KERNELS.values()), (1, 0.04, 1, 96 / 99)))
+)
 def test_each_flaw_leaves_its_share_of_the_outputs(kernel, share):
     assert written_share(kernel, 3, 20, 33, 64) == pytest.approx(share, abs=0.001)
 

@@ -1,6 +1,5 @@
 """The checks of the first exercises: the solutions pass, and each planted wrong answer fails."""
 
-
 import pytest
 
 from ch07.start.lesson import exercises
@@ -22,25 +21,42 @@ def answer(kernel, change=("", "")):
     return found[kernel]
 
 
-@pytest.mark.parametrize("kernel, check", [("copy_floats", exercises.check_floats),
-                                           ("reverse_tiles", exercises.check_reversed),
-                                           ("interleave", exercises.check_interleaved)])
+@pytest.mark.parametrize(
+    "kernel, check",
+    [
+        ("copy_floats", exercises.check_floats),
+        ("reverse_tiles", exercises.check_reversed),
+        ("interleave", exercises.check_interleaved),
+    ],
+)
 def test_the_solutions_pass(kernel, check):
     check(answer(kernel))
 
 
-@pytest.mark.parametrize("check, kernel, change", [
-    (exercises.check_floats, "copy_floats", ("expect_tx(barrier, 4 * COUNT)", "expect_tx(barrier, COUNT)")),
-    (exercises.check_floats, "copy_floats", ("mbarrier_wait(barrier, 0)", "mbarrier_wait(barrier, 1)")),
-    (exercises.check_floats, "copy_floats", ("mbarrier_init(barrier, 1)", "mbarrier_init(barrier, 32)")),
-    (exercises.check_reversed, "reverse_tiles", ("tiles - 1 - blockIdx.x", "blockIdx.x")),
-    (exercises.check_reversed, "reverse_tiles", ("tiles - 1 - blockIdx.x", "tiles - blockIdx.x")),
-    (exercises.check_reversed, "reverse_tiles", ("mbarrier_wait(barrier, 0);", "")),
-    (exercises.check_reversed, "reverse_tiles", ("fence_mbarrier_init();", "")),
-    (exercises.check_interleaved, "interleave", ("expect_tx(barrier, 2 * BYTES)", "expect_tx(barrier, BYTES)")),
-    (exercises.check_interleaved, "interleave", ("y + place", "x + place")),
-    (exercises.check_interleaved, "interleave", ("out + 2 * place", "out + place")),
-    (exercises.check_interleaved, "interleave", ("bulk_wait_read<0>();", ""))])
+@pytest.mark.parametrize(
+    "check, kernel, change",
+    [
+        (
+            exercises.check_floats,
+            "copy_floats",
+            ("expect_tx(barrier, 4 * COUNT)", "expect_tx(barrier, COUNT)"),
+        ),
+        (exercises.check_floats, "copy_floats", ("mbarrier_wait(barrier, 0)", "mbarrier_wait(barrier, 1)")),
+        (exercises.check_floats, "copy_floats", ("mbarrier_init(barrier, 1)", "mbarrier_init(barrier, 32)")),
+        (exercises.check_reversed, "reverse_tiles", ("tiles - 1 - blockIdx.x", "blockIdx.x")),
+        (exercises.check_reversed, "reverse_tiles", ("tiles - 1 - blockIdx.x", "tiles - blockIdx.x")),
+        (exercises.check_reversed, "reverse_tiles", ("mbarrier_wait(barrier, 0);", "")),
+        (exercises.check_reversed, "reverse_tiles", ("fence_mbarrier_init();", "")),
+        (
+            exercises.check_interleaved,
+            "interleave",
+            ("expect_tx(barrier, 2 * BYTES)", "expect_tx(barrier, BYTES)"),
+        ),
+        (exercises.check_interleaved, "interleave", ("y + place", "x + place")),
+        (exercises.check_interleaved, "interleave", ("out + 2 * place", "out + place")),
+        (exercises.check_interleaved, "interleave", ("bulk_wait_read<0>();", "")),
+    ],
+)
 def test_a_wrong_kernel_fails(check, kernel, change):
     with pytest.raises(AssertionError):
         check(answer(kernel, change))
@@ -56,45 +72,65 @@ def test_two_stores_do_not_count_as_one():
 
 def test_two_barriers_do_not_count_as_one():
     source = SOLUTIONS["interleave"].source
-    for old, new in (("u64 arrived;", "u64 arrived, other;"),
-                     ("mbarrier_init(barrier, 1);",
-                      "u32 second = shared_address(&other); mbarrier_init(second, 1); mbarrier_init(barrier, 1);"),
-                     ("expect_tx(barrier, 2 * BYTES);", "expect_tx(barrier, BYTES), "
-                      "mbarrier_arrive_expect_tx(second, BYTES);"),
-                     ("y + place, BYTES, barrier", "y + place, BYTES, second"),
-                     ("mbarrier_wait(barrier, 0);", "mbarrier_wait(barrier, 0), mbarrier_wait(second, 0);")):
+    for old, new in (
+        ("u64 arrived;", "u64 arrived, other;"),
+        (
+            "mbarrier_init(barrier, 1);",
+            "u32 second = shared_address(&other); mbarrier_init(second, 1); mbarrier_init(barrier, 1);",
+        ),
+        (
+            "expect_tx(barrier, 2 * BYTES);",
+            "expect_tx(barrier, BYTES), mbarrier_arrive_expect_tx(second, BYTES);",
+        ),
+        ("y + place, BYTES, barrier", "y + place, BYTES, second"),
+        ("mbarrier_wait(barrier, 0);", "mbarrier_wait(barrier, 0), mbarrier_wait(second, 0);"),
+    ):
         assert old in source
         source = source.replace(old, new)
-    with pytest.raises(AssertionError, match="the copies are right, but the kernel has 2 mbarriers instead of one"):
-        exercises.check_interleaved(cuda_magic.find_kernels(source, SOLUTIONS["interleave"].options)["interleave"])
+    with pytest.raises(
+        AssertionError, match="the copies are right, but the kernel has 2 mbarriers instead of one"
+    ):
+        exercises.check_interleaved(
+            cuda_magic.find_kernels(source, SOLUTIONS["interleave"].options)["interleave"]
+        )
 
 
 def test_a_size_is_not_judged_where_nothing_runs(monkeypatch):
-    monkeypatch.setattr(exercises, "check_tiles", lambda *_, **__: "not run: that needs a GPU with TMA, or g++")
+    monkeypatch.setattr(
+        exercises, "check_tiles", lambda *_, **__: "not run: that needs a GPU with TMA, or g++"
+    )
     with pytest.raises(AssertionError, match="^not run"):
         exercises.check_sizes(answer("by_engine"), dict.fromkeys(SIZES, False))
 
 
 def test_a_kernel_without_bulk_copies_fails():
-    source = ('extern "C" __global__ void copy_floats(const float* x, float* out) {\n'
-              "    for (int i = threadIdx.x; i < 256; i += 32)\n"
-              "        out[blockIdx.x * 256 + i] = x[blockIdx.x * 256 + i];\n}\n")
+    source = (
+        'extern "C" __global__ void copy_floats(const float* x, float* out) {\n'
+        "    for (int i = threadIdx.x; i < 256; i += 32)\n"
+        "        out[blockIdx.x * 256 + i] = x[blockIdx.x * 256 + i];\n}\n"
+    )
     with pytest.raises(AssertionError, match="no bulk load"):
         exercises.check_floats(cuda_magic.find_kernels(source)["copy_floats"])
 
 
 def test_sizes_must_be_predicted_rightly():
     exercises.check_sizes(answer("by_engine"), SIZES)
-    for nbytes, text in ((1000, "BYTES=1000 fails"), (4000, "BYTES=4000 is copied"), (262144, "BYTES=262144 fails")):
+    for nbytes, text in (
+        (1000, "BYTES=1000 fails"),
+        (4000, "BYTES=4000 is copied"),
+        (262144, "BYTES=262144 fails"),
+    ):
         with pytest.raises(AssertionError, match=text):
             exercises.check_sizes(answer("by_engine"), {nbytes: not SIZES[nbytes]})
 
 
 def test_the_warm_up_wants_multiples_of_16_that_are_large_enough():
     exercises.check_smallest_tile(lambda gbps, gflops, size: -(-size * gflops // (16 * gbps)) * 16)
-    for wrong in (lambda gbps, gflops, size: size * gflops // gbps,
-                  lambda gbps, gflops, size: size * gflops // (16 * gbps) * 16,
-                  lambda gbps, gflops, size: -(-2 * gflops // (16 * gbps)) * 16):
+    for wrong in (
+        lambda gbps, gflops, size: size * gflops // gbps,
+        lambda gbps, gflops, size: size * gflops // (16 * gbps) * 16,
+        lambda gbps, gflops, size: -(-2 * gflops // (16 * gbps)) * 16,
+    ):
         with pytest.raises(AssertionError, match="ask for a side of"):
             exercises.check_smallest_tile(wrong)
 

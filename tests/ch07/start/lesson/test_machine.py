@@ -10,10 +10,32 @@ from ch07.start.lesson import machine as machine_module
 from tilelab.records import results
 from tilelab.runtime import device
 
-MACHINE = machine_module.Machine("H200", "sm_90a", 132, 139.8, 60.0, 227.0, 4.17, 789.0, 4.8, 989, 11.4, 1226, 818,
-                              "recorded on NVIDIA H200, 2026-11-22", "chapter 10's GEMM, since 2026-11-21")
-BARE = dataclasses.replace(MACHINE, peak_tbps=None, peak_tflops=None, l2_tbps=None, load_cycles=None,
-                           product_cycles=None, gemm_label="")
+MACHINE = machine_module.Machine(
+    "H200",
+    "sm_90a",
+    132,
+    139.8,
+    60.0,
+    227.0,
+    4.17,
+    789.0,
+    4.8,
+    989,
+    11.4,
+    1226,
+    818,
+    "recorded on NVIDIA H200, 2026-11-22",
+    "chapter 10's GEMM, since 2026-11-21",
+)
+BARE = dataclasses.replace(
+    MACHINE,
+    peak_tbps=None,
+    peak_tflops=None,
+    l2_tbps=None,
+    load_cycles=None,
+    product_cycles=None,
+    gemm_label="",
+)
 
 
 @pytest.mark.parametrize("machine", [MACHINE, BARE], ids=["all figures", "ceilings only"])
@@ -53,7 +75,9 @@ def test_figures_of_the_machine_come_from_records_of_one_gpu(monkeypatch):
     monkeypatch.setattr(results, "load", lambda name, gpu=None: asked.append((name, gpu)) or load(name, gpu))
     machine = machine_module.describe_machine()
     assert machine.copy_tbps > 0 and machine.tflops > 0
-    assert {gpu for name, gpu in asked if name.startswith("ch10")} == {device.Device(f"NVIDIA {machine.name}").slug}
+    assert {gpu for name, gpu in asked if name.startswith("ch10")} == {
+        device.Device(f"NVIDIA {machine.name}").slug
+    }
 
 
 def test_what_has_no_record_is_none_and_not_recorded(tmp_path, monkeypatch):

@@ -29,21 +29,38 @@ def cut(x, order):
 
 @pytest.mark.compile
 @pytest.mark.skipif(not emulator.is_available(), reason="needs g++")
-@pytest.mark.parametrize("config, changes, meaning", [
-    (ACROSS, (), torch.t), (ACROSS, (audit.KEEP_ELEMENTS,), lambda x: cut(x, (2, 1, 0, 3))),
-    (ACROSS, (audit.KEEP_PLACE,), lambda x: cut(x, (0, 3, 2, 1))), (DOWN, (), torch.t), (SWIZZLED, (), torch.t),
-    (TileConfig("transpose", 96, 96, 96, block=4, raster=3), (), torch.t)])
+@pytest.mark.parametrize(
+    "config, changes, meaning",
+    [
+        (ACROSS, (), torch.t),
+        (ACROSS, (audit.KEEP_ELEMENTS,), lambda x: cut(x, (2, 1, 0, 3))),
+        (ACROSS, (audit.KEEP_PLACE,), lambda x: cut(x, (0, 3, 2, 1))),
+        (DOWN, (), torch.t),
+        (SWIZZLED, (), torch.t),
+        (TileConfig("transpose", 96, 96, 96, block=4, raster=3), (), torch.t),
+    ],
+)
 def test_a_transpose_and_its_halves_emulated(config, changes, meaning):
     with patched_source(tile_pipeline.SOURCE, *changes) as path:
-        kernel = types.SimpleNamespace(source=path.read_text(), name="transpose", parameters=PARAMETERS, options=tuple(
-            f"-D{name}={value}" for name, value in config.constants().items()))
+        kernel = types.SimpleNamespace(
+            source=path.read_text(),
+            name="transpose",
+            parameters=PARAMETERS,
+            options=tuple(f"-D{name}={value}" for name, value in config.constants().items()),
+        )
     x = torch.randn((192, 192) if changes else (100, 260))
     out = torch.full(meaning(x).shape, 7.0)
     maps = [make_tensor_map(tensor, config.box(), swizzle=config.swizzle) for tensor in (x, out)]
     for seed in range(2):
         out.fill_(7)
-        emulator.run(kernel, config.blocks(x.shape), config.block_threads,
-                     [*maps, *map(ctypes.c_uint32, config.tiles(x.shape))], config.smem_bytes(), seed)
+        emulator.run(
+            kernel,
+            config.blocks(x.shape),
+            config.block_threads,
+            [*maps, *map(ctypes.c_uint32, config.tiles(x.shape))],
+            config.smem_bytes(),
+            seed,
+        )
         assert torch.equal(out, meaning(x))
 
 
@@ -55,15 +72,33 @@ def test_a_gap_consists_of_more_bytes_and_a_lower_rate():
 
 
 def test_rows_have_counters_times_and_a_finding(monkeypatch):
-    names, slower = list(audit.list_candidates()), {
-        "walk across": 1.1, "walk across, swizzled": 1.155, "tiles move, elements stay": 1.08, "walk down": 1.02}
-    lines = ["==PROF== Connected", ",".join(f'"{name}"' for name in ("Kernel Name", *audit.METRICS.values())), '""']
-    lines += [",".join(['"kernel"', *(f'"{value}"' for value in (1000, 1000, 90, 500, 60, 60, 0))])] * len(names)
+    names, slower = (
+        list(audit.list_candidates()),
+        {
+            "walk across": 1.1,
+            "walk across, swizzled": 1.155,
+            "tiles move, elements stay": 1.08,
+            "walk down": 1.02,
+        },
+    )
+    lines = [
+        "==PROF== Connected",
+        ",".join(f'"{name}"' for name in ("Kernel Name", *audit.METRICS.values())),
+        '""',
+    ]
+    lines += [",".join(['"kernel"', *(f'"{value}"' for value in (1000, 1000, 90, 500, 60, 60, 0))])] * len(
+        names
+    )
     monkeypatch.setattr(profiler, "run_ncu", lambda options, command: "\n".join(lines))
     monkeypatch.setattr("shutil.which", lambda tool: tool)
     monkeypatch.setattr(device, "current", lambda: HOPPER)
-    monkeypatch.setattr(bench, "compare", lambda candidates, make_inputs, peer, **_: {
-        name: bench.Timing(name, slower.get(name, 1.0), peer, 1.0) for name in candidates})
+    monkeypatch.setattr(
+        bench,
+        "compare",
+        lambda candidates, make_inputs, peer, **_: {
+            name: bench.Timing(name, slower.get(name, 1.0), peer, 1.0) for name in candidates
+        },
+    )
     rows = audit.count_transpose().rows
     assert [row["name"] for row in rows] == names and all(row["dram_bytes"] == 2000 for row in rows)
     assert audit.describe(rows) == (
@@ -71,4 +106,5 @@ def test_rows_have_counters_times_and_a_finding(monkeypatch):
         "gap, and the lower rate the rest (0 GB/s after 0). With tiles that stay in their place, turning their "
         "elements costs +0.0%. With elements that stay in their place within a tile, moving the tiles costs +8.0%. "
         "With a swizzle, 0 wavefronts are lost to bank conflicts, without one 0, and the swizzle changes the time by "
-        "+5.0%. The walk down takes 2.0% longer than the copy (0 GB/s).")
+        "+5.0%. The walk down takes 2.0% longer than the copy (0 GB/s)."
+    )

@@ -9,16 +9,25 @@ from tilelab.runtime import tensor_map
 ROOM = torch.zeros(16, 64)
 
 
-@pytest.mark.parametrize("arguments, message", [
-    ((torch.zeros(4, 4, dtype=torch.complex64), 0, 0, (4, 4)), "x must be uint8, .*; it is complex64"),
-    ((ROOM, 0, 0, (4, 4, 4)), "box must have 2 extents"),
-    ((ROOM, 0, 2, (4, 4)), "column must be a multiple of 4 elements .16 bytes., or the load is .*; it is 2"),
-    ((ROOM, 1 << 32, 0, (4, 4)), "row must be a whole number of 32 bits; it is 4294967296"),
-    ((ROOM, 0, 4.0, (4, 4)), "column must be a whole number of 32 bits; it is 4.0"),
-    ((ROOM, 0, 0, (4, 3)), "multiple of 16 bytes"),
-    ((ROOM, 0, 0, (4, 4), "128B"), "rows of a box with a swizzle of 128B must take 128 bytes; they take 16"),
-    ((ROOM.int(), 0, 0, (4, 4), "none", "nan"), "fill must be zero for a tensor of integers"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((torch.zeros(4, 4, dtype=torch.complex64), 0, 0, (4, 4)), "x must be uint8, .*; it is complex64"),
+        ((ROOM, 0, 0, (4, 4, 4)), "box must have 2 extents"),
+        (
+            (ROOM, 0, 2, (4, 4)),
+            "column must be a multiple of 4 elements .16 bytes., or the load is .*; it is 2",
+        ),
+        ((ROOM, 1 << 32, 0, (4, 4)), "row must be a whole number of 32 bits; it is 4294967296"),
+        ((ROOM, 0, 4.0, (4, 4)), "column must be a whole number of 32 bits; it is 4.0"),
+        ((ROOM, 0, 0, (4, 3)), "multiple of 16 bytes"),
+        (
+            (ROOM, 0, 0, (4, 4), "128B"),
+            "rows of a box with a swizzle of 128B must take 128 bytes; they take 16",
+        ),
+        ((ROOM.int(), 0, 0, (4, 4), "none", "nan"), "fill must be zero for a tensor of integers"),
+    ],
+)
 def test_bad_box_is_one_sentence(arguments, message):
     with pytest.raises(ValueError, match=message) as caught:
         box_dump.dump_box(*arguments)
@@ -33,8 +42,9 @@ def test_a_box_is_found_again(swizzle):
     plain = wanted.view(torch.uint8).flatten()
     lies = torch.empty_like(plain)
     lies[tensor_map.swizzle_offset(torch.arange(len(plain)), swizzle)] = plain
-    assert torch.equal(box_dump.undo_swizzle(lies, torch.float32, box, swizzle).view(torch.uint8),
-                       wanted.view(torch.uint8))
+    assert torch.equal(
+        box_dump.undo_swizzle(lies, torch.float32, box, swizzle).view(torch.uint8), wanted.view(torch.uint8)
+    )
     assert wanted[:2].isnan().all() and wanted[22:].isnan().all() and wanted[2, 0] == 50
 
 

@@ -56,78 +56,123 @@ def run_check(kernel, launches, **options):
     if kernel.name.startswith("nearest"):
         cluster = options.get("cluster", 2 if kernel.name == "nearest_multicast" else 1)
         return exercises.check_search(launches["launch_search"](kernel, cluster))
-    return exercises.check_sum(exercises.by_share(kernel, options.get("share", {"add_each": 1}.get(kernel.name, 64))))
+    return exercises.check_sum(
+        exercises.by_share(kernel, options.get("share", {"add_each": 1}.get(kernel.name, 64)))
+    )
 
 
-@pytest.mark.parametrize("kernel", ["tile_copy", "line_copy", "tile_ring", "plain_stencil", "fill_stencil",
-                                    "padded_transpose", "tile_transpose", "swizzled_transpose", "nearest",
-                                    "nearest_multicast", "add_each", "add_partial"])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "tile_copy",
+        "line_copy",
+        "tile_ring",
+        "plain_stencil",
+        "fill_stencil",
+        "padded_transpose",
+        "tile_transpose",
+        "swizzled_transpose",
+        "nearest",
+        "nearest_multicast",
+        "add_each",
+        "add_partial",
+    ],
+)
 def test_the_versions_pass(kernel, launches):
     assert run_check(KERNELS[kernel], launches) == ""
 
 
-@pytest.mark.parametrize("kernel, constants, options", [
-    ("tile_copy", {"ROWS": 32, "COLUMNS": 32}, {"box": (32, 32)}), ("tile_ring", {"STAGES": 2}, {"stages": 2}),
-    ("nearest_multicast", {"CLUSTER": 4}, {"cluster": 4}), ("nearest_multicast", {"CLUSTER": 1}, {"cluster": 1}),
-    ("add_partial", {"SHARE": 4}, {"share": 4})])
+@pytest.mark.parametrize(
+    "kernel, constants, options",
+    [
+        ("tile_copy", {"ROWS": 32, "COLUMNS": 32}, {"box": (32, 32)}),
+        ("tile_ring", {"STAGES": 2}, {"stages": 2}),
+        ("nearest_multicast", {"CLUSTER": 4}, {"cluster": 4}),
+        ("nearest_multicast", {"CLUSTER": 1}, {"cluster": 1}),
+        ("add_partial", {"SHARE": 4}, {"share": 4}),
+    ],
+)
 def test_the_other_constants_pass(kernel, constants, options, launches):
     assert run_check(changed(kernel, **constants), launches, **options) == ""
 
 
-@pytest.mark.parametrize("kernel, change, options", [
-    ("tile_copy", ("x, column, row,", "x, row, column,"), {}),
-    ("tile_copy", ("mbarrier_wait(shared_address(&full), 0);", ""), {}),
-    ("tile_copy", ("sizeof tile", "sizeof tile / 2"), {}),
-    ("tile_copy", ("bulk_wait_read<0>();", ""), {}),
-    ("tile_copy", ("", ""), {"box": (8, 128)}),
-    ("line_copy", ("line[BOXES][256]", "line[BOXES][260]"), {}),
-    ("tile_ring", ("use / STAGES % 2", "use % 2"), {}),
-    ("tile_ring", ("tile / tiles_x * ROWS, barrier", "tile / tiles_x, barrier"), {}),
-    ("fill_stencil", ("left - 4", "left - 1"), {}),
-    ("fill_stencil", ("top - 1", "top"), {}),
-    ("fill_stencil", ("if (column < columns)", ""), {}),
-    ("tile_transpose", ("fence_proxy_async();", ""), {}),
-    ("tile_transpose", ("top, left);", "left, top);"), {}),
-    ("swizzled_transpose", ("row % 8", "row % 4"), {}),
-    ("swizzled_transpose", ("", ""), {"swizzle": "none"}),
-    ("nearest", ("unit ^ threadIdx.x % 8", "unit"), {}),
-    ("nearest_multicast", ("if (tile > 0) cluster_wait();", ""), {}),
-    ("nearest_multicast", ("BYTES);  //", "SHARE);  //"), {}),
-    ("nearest_multicast", ("rank * SHARE", "0"), {}),
-    ("add_partial", ("fence_proxy_async();", ""), {}),
-    ("add_partial", ("        __syncthreads();\n", ""), {}),
-    ("add_partial", ("i / STAGES % 2", "0"), {})])
+@pytest.mark.parametrize(
+    "kernel, change, options",
+    [
+        ("tile_copy", ("x, column, row,", "x, row, column,"), {}),
+        ("tile_copy", ("mbarrier_wait(shared_address(&full), 0);", ""), {}),
+        ("tile_copy", ("sizeof tile", "sizeof tile / 2"), {}),
+        ("tile_copy", ("bulk_wait_read<0>();", ""), {}),
+        ("tile_copy", ("", ""), {"box": (8, 128)}),
+        ("line_copy", ("line[BOXES][256]", "line[BOXES][260]"), {}),
+        ("tile_ring", ("use / STAGES % 2", "use % 2"), {}),
+        ("tile_ring", ("tile / tiles_x * ROWS, barrier", "tile / tiles_x, barrier"), {}),
+        ("fill_stencil", ("left - 4", "left - 1"), {}),
+        ("fill_stencil", ("top - 1", "top"), {}),
+        ("fill_stencil", ("if (column < columns)", ""), {}),
+        ("tile_transpose", ("fence_proxy_async();", ""), {}),
+        ("tile_transpose", ("top, left);", "left, top);"), {}),
+        ("swizzled_transpose", ("row % 8", "row % 4"), {}),
+        ("swizzled_transpose", ("", ""), {"swizzle": "none"}),
+        ("nearest", ("unit ^ threadIdx.x % 8", "unit"), {}),
+        ("nearest_multicast", ("if (tile > 0) cluster_wait();", ""), {}),
+        ("nearest_multicast", ("BYTES);  //", "SHARE);  //"), {}),
+        ("nearest_multicast", ("rank * SHARE", "0"), {}),
+        ("add_partial", ("fence_proxy_async();", ""), {}),
+        ("add_partial", ("        __syncthreads();\n", ""), {}),
+        ("add_partial", ("i / STAGES % 2", "0"), {}),
+    ],
+)
 def test_a_wrong_version_fails(kernel, change, options, launches):
     assert run_check(changed(kernel, change), launches, **options)
 
 
 def test_a_fill_of_zero_would_be_a_row_of_the_table(launches):
-    text = "".join(next("".join(cell["source"]) for cell in json.loads(NOTEBOOK.read_text())["cells"]
-                        if "def launch_search" in "".join(cell["source"])))
+    text = "".join(
+        next(
+            "".join(cell["source"])
+            for cell in json.loads(NOTEBOOK.read_text())["cells"]
+            if "def launch_search" in "".join(cell["source"])
+        )
+    )
     names = {"make_tensor_map": make_tensor_map}
-    exec(re.search(r"(?ms)^def launch_search\(.*?^    return prepare$", text)[0].replace('"nan"', '"zero"'), names)
+    exec(
+        re.search(r"(?ms)^def launch_search\(.*?^    return prepare$", text)[0].replace('"nan"', '"zero"'),
+        names,
+    )
     assert run_check(KERNELS["nearest"], names)
 
 
-@pytest.mark.parametrize("exercise, kernel", [("Exercise 2", "mended_stencil"), ("Exercise 3", "wide_stencil"),
-                                              ("Exercise 4", "narrow_transpose"), ("Exercise 5", "score_rows")])
+@pytest.mark.parametrize(
+    "exercise, kernel",
+    [
+        ("Exercise 2", "mended_stencil"),
+        ("Exercise 3", "wide_stencil"),
+        ("Exercise 4", "narrow_transpose"),
+        ("Exercise 5", "score_rows"),
+    ],
+)
 def test_the_solutions_pass(exercise, kernel):
     exercises.CHECKS[exercise](SOLUTIONS[kernel])
 
 
-@pytest.mark.parametrize("exercise, kernel, change", [
-    ("Exercise 2", "mended_stencil", ("sizeof box);", "ROWS * COLUMNS * 4);")),
-    ("Exercise 2", "mended_stencil", ("sizeof box);", "sizeof box + 16);")),
-    ("Exercise 2", "mended_stencil", ("from[-WIDE]", "from[0]")),
-    ("Exercise 3", "wide_stencil", ("top - 2", "top - 1")),
-    ("Exercise 3", "wide_stencil", ("left - 4", "left - 2")),
-    ("Exercise 3", "wide_stencil", ("row < rows && ", "")),
-    ("Exercise 3", "wide_stencil", ("here[-2] + here[2]", "here[-1] + here[1]")),
-    ("Exercise 3", "wide_stencil", ("__syncthreads();", "")),
-    ("Exercise 4", "narrow_transpose", ("row / 2 % 4", "row % 4")),
-    ("Exercise 4", "narrow_transpose", ("row / 2 % 4", "row % 8")),
-    ("Exercise 4", "narrow_transpose", (" ^ row / 2 % 4", "")),
-    ("Exercise 4", "narrow_transpose", ("row * 16 + unit", "row * 32 + unit"))])
+@pytest.mark.parametrize(
+    "exercise, kernel, change",
+    [
+        ("Exercise 2", "mended_stencil", ("sizeof box);", "ROWS * COLUMNS * 4);")),
+        ("Exercise 2", "mended_stencil", ("sizeof box);", "sizeof box + 16);")),
+        ("Exercise 2", "mended_stencil", ("from[-WIDE]", "from[0]")),
+        ("Exercise 3", "wide_stencil", ("top - 2", "top - 1")),
+        ("Exercise 3", "wide_stencil", ("left - 4", "left - 2")),
+        ("Exercise 3", "wide_stencil", ("row < rows && ", "")),
+        ("Exercise 3", "wide_stencil", ("here[-2] + here[2]", "here[-1] + here[1]")),
+        ("Exercise 3", "wide_stencil", ("__syncthreads();", "")),
+        ("Exercise 4", "narrow_transpose", ("row / 2 % 4", "row % 4")),
+        ("Exercise 4", "narrow_transpose", ("row / 2 % 4", "row % 8")),
+        ("Exercise 4", "narrow_transpose", (" ^ row / 2 % 4", "")),
+        ("Exercise 4", "narrow_transpose", ("row * 16 + unit", "row * 32 + unit")),
+    ],
+)
 def test_a_wrong_answer_fails(exercise, kernel, change):
     with pytest.raises(AssertionError):
         exercises.CHECKS[exercise](changed(kernel, change, among=SOLUTIONS))
@@ -150,64 +195,123 @@ AT_ONCE = """        {}
         }}
 """
 SENDS_TOO_LATE = "ended while the copy engine was still sending its multicast to another block"
-HAS_NO_BARRIER = "block 1 of the cluster has initialised no mbarrier .*: cluster_arrive and cluster_wait are missing"
+HAS_NO_BARRIER = (
+    "block 1 of the cluster has initialised no mbarrier .*: cluster_arrive and cluster_wait are missing"
+)
 
 
-@pytest.mark.parametrize("changes, fault", [
-    # the announced bytes
-    ([("(barrier, BYTES)", "(barrier, SHARE)")], "the score of no row: its row was not in its place"),
-    ([("(barrier, BYTES)", "(barrier, CLUSTER * BYTES)")], "waits for ever .* lacks 0 of 1 arrivals and 8192 bytes"),
-    ([("mbarrier_arrive_expect_tx", "if (rank == 0) mbarrier_arrive_expect_tx")],
-     "block 1, .* lacks 1 of 1 arrivals and has got 8192 bytes that were not announced"),
-    # the mask: the own block, all others, the first, one too many
-    ([("(1 << CLUSTER) - 1", "1 << rank")], "waits for ever .* lacks 0 of 1 arrivals and 4096 bytes"),
-    ([("(1 << CLUSTER) - 1", "(1 << CLUSTER) - 1 - (1 << rank)")], "lacks 0 of 1 arrivals and 4096 bytes"),
-    ([("(1 << CLUSTER) - 1", "1")], "block 1, .* lacks 0 of 1 arrivals and 8192 bytes"),
-    ([("(1 << CLUSTER) - 1", "3")], "4 queries, 40 rows: block 2, .* lacks 0 of 1 arrivals and 8192 bytes"),
-    ([("(1 << CLUSTER) - 1", "(2 << CLUSTER) - 1")], "names block 2 of a cluster of 2"),
-    # the place in the stage
-    ([("stage + rank * SHARE", "stage")], r"out\[0\]\[0\], is .*, the score of row 32"),
-    ([("stage + rank * SHARE", "stage + (CLUSTER - 1 - rank) * SHARE")], r"out\[0\]\[0\], is .*, the score of row 32"),
-    ([("stage + rank * SHARE", "stage + rank * BYTES")], "the score of no row: its row was not in its place"),
-    # the row of the table
-    ([(" + rank * (ROWS / CLUSTER)", "")], r"out\[0\]\[32\], is .*, the score of row 0"),
-    ([("rank * (ROWS / CLUSTER)", "rank * ROWS")], r"out\[0\]\[32\], is 0 .* outside of the table"),
-    ([("0, tile * ROWS + rank * (ROWS / CLUSTER)", "tile * ROWS + rank * (ROWS / CLUSTER), 0")],
-     r"out\[0\]\[32\], is 0 .* outside of the table"),
-    # before the first load: no meeting, no wait, only the own block, after the load
-    ([(FIRST, "")], HAS_NO_BARRIER),
-    ([(FIRST, FIRST.replace("    cluster_wait();\n", ""))], HAS_NO_BARRIER),
-    ([(FIRST, "    __syncthreads();\n")], HAS_NO_BARRIER),
-    ([(FIRST, ""), ("++tile) load(tile);\n", "++tile) load(tile);\n" + FIRST)], HAS_NO_BARRIER),
-    # before a refill: no wait, only the own block, the wait behind the load, the tile that is being read, no refill
-    ([("        if (tile > 0) cluster_wait();\n", "")],
-     "calls cluster_arrive a second time without cluster_wait between"),
-    ([(REFILL + LAST, "        __syncthreads();\n        if (leader) load(tile + STAGES);\n    }\n" + FIRST)],
-     "the score of row 288: its stage was refilled before"),
-    ([("        if (tile > 0) cluster_wait();\n        if (leader && tile > 0) load(tile - 1 + STAGES);\n",
-       "        if (leader && tile > 0) load(tile - 1 + STAGES);\n        __syncwarp();\n"
-       "        if (tile > 0) cluster_wait();\n")], "the score of row 288: its stage was refilled before"),
-    ([("if (leader && tile > 0) load(tile - 1 + STAGES)", "if (leader) load(tile + STAGES)")],
-     "the score of row 288: its stage was refilled before"),
-    ([("        if (leader && tile > 0) load(tile - 1 + STAGES);\n", "")], "waits for ever .* lacks 1 of 1 arrivals"),
-    # at the end: an arrival without a wait, nothing, a wait too many
-    ([(LAST, "    }\n")], SENDS_TOO_LATE),
-    ([(REFILL + LAST, AT_ONCE.format("if (tile + STAGES < tiles) {") + "    }\n")], SENDS_TOO_LATE),
-    ([(REFILL + LAST, AT_ONCE.format("{") + LAST)], "calls cluster_wait without cluster_arrive since the last one"),
-    # what is given: the parity
-    ([("tile / STAGES % 2);", "0);")], "the score of row 0: its stage was read before the new tile had landed"),
-    # who calls: one thread of each block meets the cluster; every thread loads
-    ([(FIRST, "    __syncwarp();\n    if (leader) cluster_arrive(), cluster_wait();\n")], "waits for ever"),
-    ([("leader && tile < STAGES", "tile < STAGES")], "gets more arrivals in a phase")])
+@pytest.mark.parametrize(
+    "changes, fault",
+    [
+        # the announced bytes
+        ([("(barrier, BYTES)", "(barrier, SHARE)")], "the score of no row: its row was not in its place"),
+        (
+            [("(barrier, BYTES)", "(barrier, CLUSTER * BYTES)")],
+            "waits for ever .* lacks 0 of 1 arrivals and 8192 bytes",
+        ),
+        (
+            [("mbarrier_arrive_expect_tx", "if (rank == 0) mbarrier_arrive_expect_tx")],
+            "block 1, .* lacks 1 of 1 arrivals and has got 8192 bytes that were not announced",
+        ),
+        # the mask: the own block, all others, the first, one too many
+        ([("(1 << CLUSTER) - 1", "1 << rank")], "waits for ever .* lacks 0 of 1 arrivals and 4096 bytes"),
+        (
+            [("(1 << CLUSTER) - 1", "(1 << CLUSTER) - 1 - (1 << rank)")],
+            "lacks 0 of 1 arrivals and 4096 bytes",
+        ),
+        ([("(1 << CLUSTER) - 1", "1")], "block 1, .* lacks 0 of 1 arrivals and 8192 bytes"),
+        (
+            [("(1 << CLUSTER) - 1", "3")],
+            "4 queries, 40 rows: block 2, .* lacks 0 of 1 arrivals and 8192 bytes",
+        ),
+        ([("(1 << CLUSTER) - 1", "(2 << CLUSTER) - 1")], "names block 2 of a cluster of 2"),
+        # the place in the stage
+        ([("stage + rank * SHARE", "stage")], r"out\[0\]\[0\], is .*, the score of row 32"),
+        (
+            [("stage + rank * SHARE", "stage + (CLUSTER - 1 - rank) * SHARE")],
+            r"out\[0\]\[0\], is .*, the score of row 32",
+        ),
+        (
+            [("stage + rank * SHARE", "stage + rank * BYTES")],
+            "the score of no row: its row was not in its place",
+        ),
+        # the row of the table
+        ([(" + rank * (ROWS / CLUSTER)", "")], r"out\[0\]\[32\], is .*, the score of row 0"),
+        ([("rank * (ROWS / CLUSTER)", "rank * ROWS")], r"out\[0\]\[32\], is 0 .* outside of the table"),
+        (
+            [("0, tile * ROWS + rank * (ROWS / CLUSTER)", "tile * ROWS + rank * (ROWS / CLUSTER), 0")],
+            r"out\[0\]\[32\], is 0 .* outside of the table",
+        ),
+        # before the first load: no meeting, no wait, only the own block, after the load
+        ([(FIRST, "")], HAS_NO_BARRIER),
+        ([(FIRST, FIRST.replace("    cluster_wait();\n", ""))], HAS_NO_BARRIER),
+        ([(FIRST, "    __syncthreads();\n")], HAS_NO_BARRIER),
+        ([(FIRST, ""), ("++tile) load(tile);\n", "++tile) load(tile);\n" + FIRST)], HAS_NO_BARRIER),
+        # before a refill: no wait, only the own block, the wait behind the load, the tile that is being read, no refill
+        (
+            [("        if (tile > 0) cluster_wait();\n", "")],
+            "calls cluster_arrive a second time without cluster_wait between",
+        ),
+        (
+            [
+                (
+                    REFILL + LAST,
+                    "        __syncthreads();\n        if (leader) load(tile + STAGES);\n    }\n" + FIRST,
+                )
+            ],
+            "the score of row 288: its stage was refilled before",
+        ),
+        (
+            [
+                (
+                    "        if (tile > 0) cluster_wait();\n        if (leader && tile > 0) load(tile - 1 + STAGES);\n",
+                    "        if (leader && tile > 0) load(tile - 1 + STAGES);\n        __syncwarp();\n"
+                    "        if (tile > 0) cluster_wait();\n",
+                )
+            ],
+            "the score of row 288: its stage was refilled before",
+        ),
+        (
+            [("if (leader && tile > 0) load(tile - 1 + STAGES)", "if (leader) load(tile + STAGES)")],
+            "the score of row 288: its stage was refilled before",
+        ),
+        (
+            [("        if (leader && tile > 0) load(tile - 1 + STAGES);\n", "")],
+            "waits for ever .* lacks 1 of 1 arrivals",
+        ),
+        # at the end: an arrival without a wait, nothing, a wait too many
+        ([(LAST, "    }\n")], SENDS_TOO_LATE),
+        ([(REFILL + LAST, AT_ONCE.format("if (tile + STAGES < tiles) {") + "    }\n")], SENDS_TOO_LATE),
+        (
+            [(REFILL + LAST, AT_ONCE.format("{") + LAST)],
+            "calls cluster_wait without cluster_arrive since the last one",
+        ),
+        # what is given: the parity
+        (
+            [("tile / STAGES % 2);", "0);")],
+            "the score of row 0: its stage was read before the new tile had landed",
+        ),
+        # who calls: one thread of each block meets the cluster; every thread loads
+        (
+            [(FIRST, "    __syncwarp();\n    if (leader) cluster_arrive(), cluster_wait();\n")],
+            "waits for ever",
+        ),
+        ([("leader && tile < STAGES", "tile < STAGES")], "gets more arrivals in a phase"),
+    ],
+)
 def test_a_wrong_multicast_fails_and_says_what_is_wrong(changes, fault):
     torch.manual_seed(0)  # with other numbers, two rows could have the same score
     with pytest.raises(AssertionError, match=rf"^CLUSTER=\d, .*{fault}.* \(in the emulator\)"):
         exercises.check_scores(changed("score_rows", *changes, among=SOLUTIONS))
 
 
-@pytest.mark.parametrize("change", [
-    (REFILL + LAST, AT_ONCE.format("{") + "    }\n"),
-    (REFILL + LAST, AT_ONCE.format("if (tile + STAGES < tiles) {") + "    }\n" + FIRST)])
+@pytest.mark.parametrize(
+    "change",
+    [
+        (REFILL + LAST, AT_ONCE.format("{") + "    }\n"),
+        (REFILL + LAST, AT_ONCE.format("if (tile + STAGES < tiles) {") + "    }\n" + FIRST),
+    ],
+)
 def test_a_multicast_may_refill_at_once(change):
     exercises.check_scores(changed("score_rows", change, among=SOLUTIONS))
 
@@ -239,8 +343,12 @@ def test_the_kernel_around_the_multicast_is_the_same_in_the_solution():
 
 
 def test_what_is_not_written_is_not_solved(capsys):
-    for exercise, kernel in (("Exercise 2", "broken_stencil"), ("Exercise 3", "wide_stencil"),
-                             ("Exercise 4", "narrow_transpose"), ("Exercise 5", "score_rows")):
+    for exercise, kernel in (
+        ("Exercise 2", "broken_stencil"),
+        ("Exercise 3", "wide_stencil"),
+        ("Exercise 4", "narrow_transpose"),
+        ("Exercise 5", "score_rows"),
+    ):
         exercises.check(exercise, KERNELS[kernel])
     said = capsys.readouterr().out
     assert "Exercise 2: not yet right" in said and "bytes that were not announced" in said

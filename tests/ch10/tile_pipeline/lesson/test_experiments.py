@@ -24,10 +24,17 @@ def test_a_space_rejects_what_cannot_run_there():
     config = TileConfig("stencil", 64, 128, 128, stages=4)
     spaces = {target: sweep.TileSpace("stencil", (1024, 1024), target) for target in device.TARGETS}
     assert spaces["sm_80"].reject(config) == "sm_80 has no TMA: tensor maps need sm_90a or newer."
-    assert spaces["sm_121a"].reject(config) == ("it needs 144,000 B of shared memory per block; sm_121a has 101,376 B.")
+    assert spaces["sm_121a"].reject(config) == (
+        "it needs 144,000 B of shared memory per block; sm_121a has 101,376 B."
+    )
     assert spaces["sm_90a"].reject(config) == ""
-    assert spaces["sm_90a"].label(config) == {"name": "stencil", "config": str(config), "kernel": str(config),
-                                              "shape": [1024, 1024], "dtype": "stencil"}
+    assert spaces["sm_90a"].label(config) == {
+        "name": "stencil",
+        "config": str(config),
+        "kernel": str(config),
+        "shape": [1024, 1024],
+        "dtype": "stencil",
+    }
     assert spaces["sm_100a"].job(config) == tile_pipeline.job(config, "sm_100a")
 
 
@@ -52,8 +59,12 @@ def test_the_panel_s_kernel():
 def test_records_go_stale_with_the_code_that_makes_them(monkeypatch):
     monkeypatch.setattr(results, "source_hash", lambda *things: set(things))
     every = {tile_pipeline, tile_pipeline.SOURCE.with_name("configs.py"), tile_pipeline.SOURCE}
-    for made in (experiments.check_correctness, experiments.measure_speed, experiments.run_sanitizers,
-                 sweep.measure_sweep):
+    for made in (
+        experiments.check_correctness,
+        experiments.measure_speed,
+        experiments.run_sanitizers,
+        sweep.measure_sweep,
+    ):
         assert every <= made.source()
     for made in (experiments.check_dumps, broken_programs.run_programs):
         assert every | {box_dump} <= made.source()
@@ -85,12 +96,22 @@ def test_torch_s_own_ways_mean_the_same():
 
 def test_rows_are_those_of_the_record(monkeypatch):
     monkeypatch.setattr(build, "compile_ahead", list)
-    monkeypatch.setattr(bench, "compare", lambda candidates, make_inputs, peer, **_: {
-        name: bench.Timing(name, 1.0, peer, 2.0) for name in candidates})
-    for measure, record in ((experiments.measure_speed, "speed"),
-                            (experiments.measure_stages, "stages"), (experiments.measure_boxes, "boxes"),
-                            (experiments.measure_multicast, "multicast"), (experiments.measure_reduction, "reduction")):
+    monkeypatch.setattr(
+        bench,
+        "compare",
+        lambda candidates, make_inputs, peer, **_: {
+            name: bench.Timing(name, 1.0, peer, 2.0) for name in candidates
+        },
+    )
+    for measure, record in (
+        (experiments.measure_speed, "speed"),
+        (experiments.measure_stages, "stages"),
+        (experiments.measure_boxes, "boxes"),
+        (experiments.measure_multicast, "multicast"),
+        (experiments.measure_reduction, "reduction"),
+    ):
         rows, recorded = measure.__wrapped__(), results.load(f"ch10_tile_{record}", results.PREFERRED)["rows"]
         measured = {"ms", "peer_ms", "ratio", "gbps", "spread"}
         assert [{key: row[key] for key in row.keys() - measured} for row in rows] == [
-            {key: row[key] for key in row.keys() - measured} for row in recorded]
+            {key: row[key] for key in row.keys() - measured} for row in recorded
+        ]

@@ -27,20 +27,34 @@ def run(capsys, *arguments):
 
 
 def test_fields_are_those_of_the_driver():
-    load = parse_load("dtype=bfloat16,shape=7x100x64,box=2x16x32,swizzle=64B,l2_promotion=128B,fill=nan,start=16")
+    load = parse_load(
+        "dtype=bfloat16,shape=7x100x64,box=2x16x32,swizzle=64B,l2_promotion=128B,fill=nan,start=16"
+    )
     assert load.fields() == {
-        "tensorDataType": "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16", "tensorRank": 3, "globalAddress": 16,
-        "globalDim": [64, 100, 7], "globalStrides": [128, 12800], "boxDim": [32, 16, 2], "elementStrides": [1, 1, 1],
-        "interleave": "CU_TENSOR_MAP_INTERLEAVE_NONE", "swizzle": "CU_TENSOR_MAP_SWIZZLE_64B",
+        "tensorDataType": "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",
+        "tensorRank": 3,
+        "globalAddress": 16,
+        "globalDim": [64, 100, 7],
+        "globalStrides": [128, 12800],
+        "boxDim": [32, 16, 2],
+        "elementStrides": [1, 1, 1],
+        "interleave": "CU_TENSOR_MAP_INTERLEAVE_NONE",
+        "swizzle": "CU_TENSOR_MAP_SWIZZLE_64B",
         "l2Promotion": "CU_TENSOR_MAP_L2_PROMOTION_L2_128B",
-        "oobFill": "CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA"}
+        "oobFill": "CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA",
+    }
 
 
 def test_fields_have_names_that_the_driver_s_binding_knows():
     from cuda.bindings import driver
 
-    kinds = (driver.CUtensorMapDataType, driver.CUtensorMapInterleave, driver.CUtensorMapSwizzle,
-             driver.CUtensorMapL2promotion, driver.CUtensorMapFloatOOBfill)
+    kinds = (
+        driver.CUtensorMapDataType,
+        driver.CUtensorMapInterleave,
+        driver.CUtensorMapSwizzle,
+        driver.CUtensorMapL2promotion,
+        driver.CUtensorMapFloatOOBfill,
+    )
     known = {name for kind in kinds for name in kind.__members__}
     for dtype in map_report.DTYPES:
         for swizzle, promotion, fill in zip(tensor_map.SWIZZLES, tensor_map.PROMOTIONS, ("zero", "nan") * 2):
@@ -61,24 +75,41 @@ def test_the_driver_gets_the_fields_and_an_aligned_map(monkeypatch, status, name
             return status
 
     monkeypatch.setattr(map_report.ctypes, "CDLL", Driver)
-    load = parse_load("dtype=bfloat16,shape=7x100x64,box=2x16x32,swizzle=64B,l2_promotion=128B,fill=nan,start=16")
+    load = parse_load(
+        "dtype=bfloat16,shape=7x100x64,box=2x16x32,swizzle=64B,l2_promotion=128B,fill=nan,start=16"
+    )
     answer, memory, place = map_report.encode(load, 4096)
-    (where, dtype, rank, address, shape, strides, box, steps, *modes), = calls
+    ((where, dtype, rank, address, shape, strides, box, steps, *modes),) = calls
     assert answer == name and place % 64 == 0 and where.value == place
     first = ctypes.addressof(memory)
     assert first <= place and place + 128 <= first + ctypes.sizeof(memory)
-    assert (dtype, rank, address.value, list(shape), list(strides)) == (9, 3, 4112, [64, 100, 7], [128, 12800])
+    assert (dtype, rank, address.value, list(shape), list(strides)) == (
+        9,
+        3,
+        4112,
+        [64, 100, 7],
+        [128, 12800],
+    )
     assert (list(box), list(steps), modes) == ([32, 16, 2], [1, 1, 1], [0, 2, 2, 1])  # the values in cuda.h
-    assert [type(each)._type_ for each in (shape, strides, box, steps)] == [ctypes.c_uint64] * 2 + [ctypes.c_uint32] * 2
+    assert [type(each)._type_ for each in (shape, strides, box, steps)] == [ctypes.c_uint64] * 2 + [
+        ctypes.c_uint32
+    ] * 2
 
 
-@pytest.mark.parametrize("text, says", [
-    ("", "1 to 256 elements; the box is (1024,)"), (f"{GOOD},start=4", "starts 4 past one"),
-    ("shape=100x62,box=16x32", "one is 248 bytes"), ("shape=1x62,box=1x32", "one is 248 bytes"),
-    ("shape=100x64,box=16x3", "3 elements take 12"), ("shape=100x64,box=16x64,swizzle=128B", "it takes 256"),
-    ("dtype=int32,shape=64,box=32,fill=nan", "fill must be zero for a tensor of integers")])
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("", "1 to 256 elements; the box is (1024,)"),
+        (f"{GOOD},start=4", "starts 4 past one"),
+        ("shape=100x62,box=16x32", "one is 248 bytes"),
+        ("shape=1x62,box=1x32", "one is 248 bytes"),
+        ("shape=100x64,box=16x3", "3 elements take 12"),
+        ("shape=100x64,box=16x64,swizzle=128B", "it takes 256"),
+        ("dtype=int32,shape=64,box=32,fill=nan", "fill must be zero for a tensor of integers"),
+    ],
+)
 def test_a_broken_rule_of_the_map_is_a_sentence(text, says):
-    sentence, = parse_load(text).broken_map_rules()
+    (sentence,) = parse_load(text).broken_map_rules()
     assert says in sentence and sentence.endswith(".")
 
 
@@ -87,33 +118,62 @@ def test_every_broken_rule_is_listed():
     assert len(load.broken_map_rules()) == 4 and len(load.broken_load_rules("sm_90a")) == 2
     assert not parse_load(GOOD).broken_map_rules() + parse_load(GOOD).broken_load_rules("sm_90a")
     large = parse_load("shape=256x256,box=256x64")
-    assert large.broken_load_rules("sm_90a") == [] and "sm_120a has 101,376" in parse_load(
-        "shape=256x256,box=256x128").broken_load_rules("sm_120a")[0]
+    assert (
+        large.broken_load_rules("sm_90a") == []
+        and "sm_120a has 101,376" in parse_load("shape=256x256,box=256x128").broken_load_rules("sm_120a")[0]
+    )
 
 
-@pytest.mark.parametrize("text, says", [
-    ("shap=3", "each part is FIELD=VALUE with one of dtype, shape"), ("shape=3xx4", "shape takes whole numbers"),
-    ("start=1x2", "start takes whole numbers"), ("dtype=fp4", "unknown dtype 'fp4'; choose one of uint8"),
-    ("shape=64x64,box=8", "box must have 2 numbers"), ("shape=0,box=1", "shape must have 1 to 5 extents from 1"),
-    ("shape=64x64,strides=64x2,box=8x8", "the last stride must be 1"), ("swizzle=3B", "unknown swizzle"),
-    ("shape=64x64,box=8x4,swizzle=128B", "rows of a box with a swizzle of 128 bytes must fill these"),
-    ("shape=64x64,box=8x8,extra=-999", "the barrier cannot expect -743 bytes"),
-    ("shape=1000000x1000,box=8x8", "the reproducer takes up to 1,073,741,824")])
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("shap=3", "each part is FIELD=VALUE with one of dtype, shape"),
+        ("shape=3xx4", "shape takes whole numbers"),
+        ("start=1x2", "start takes whole numbers"),
+        ("dtype=fp4", "unknown dtype 'fp4'; choose one of uint8"),
+        ("shape=64x64,box=8", "box must have 2 numbers"),
+        ("shape=0,box=1", "shape must have 1 to 5 extents from 1"),
+        ("shape=64x64,strides=64x2,box=8x8", "the last stride must be 1"),
+        ("swizzle=3B", "unknown swizzle"),
+        ("shape=64x64,box=8x4,swizzle=128B", "rows of a box with a swizzle of 128 bytes must fill these"),
+        ("shape=64x64,box=8x8,extra=-999", "the barrier cannot expect -743 bytes"),
+        ("shape=1000000x1000,box=8x8", "the reproducer takes up to 1,073,741,824"),
+    ],
+)
 def test_a_wrong_load_is_one_line_and_two(capsys, tmp_path, text, says):
     status, out, err = run(capsys, "--report", str(tmp_path / "r.md"), "--load", text)
-    assert status == 2 and says in err and len(err.splitlines()) == 1 and not out and not list(tmp_path.iterdir())
+    assert (
+        status == 2
+        and says in err
+        and len(err.splitlines()) == 1
+        and not out
+        and not list(tmp_path.iterdir())
+    )
 
 
-@pytest.mark.parametrize("arguments, says", [
-    (["--load", GOOD], "--load goes with --report"), (["--report", ""], "--report takes a file; it is empty"),
-    (["--report", "/dev/null/x.md"], "/dev/null is no folder"), (["--report", "."], ". is a folder"),
-    (["--report", "r.md", "--op", "transpose"], "--op was given too"), (["--op", "rotate"], "invalid choice: 'rotate'"),
-    (["--report", "r.md", "--target", "sm_80"], "--target must have TMA"),
-    (["--report", "r.md", "--target", "sm_42"], "unknown target 'sm_42'")])
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--load", GOOD], "--load goes with --report"),
+        (["--report", ""], "--report takes a file; it is empty"),
+        (["--report", "/dev/null/x.md"], "/dev/null is no folder"),
+        (["--report", "."], ". is a folder"),
+        (["--report", "r.md", "--op", "transpose"], "--op was given too"),
+        (["--op", "rotate"], "invalid choice: 'rotate'"),
+        (["--report", "r.md", "--target", "sm_80"], "--target must have TMA"),
+        (["--report", "r.md", "--target", "sm_42"], "unknown target 'sm_42'"),
+    ],
+)
 def test_bad_usage_is_one_line_and_two(capsys, monkeypatch, tmp_path, arguments, says):
     monkeypatch.chdir(tmp_path)
     status, out, err = run(capsys, *arguments)
-    assert status == 2 and says in err and len(err.splitlines()) == 1 and not out and not list(tmp_path.iterdir())
+    assert (
+        status == 2
+        and says in err
+        and len(err.splitlines()) == 1
+        and not out
+        and not list(tmp_path.iterdir())
+    )
 
 
 def test_a_report_that_cannot_be_written_is_two(capsys, monkeypatch, tmp_path):
@@ -128,18 +188,32 @@ def test_a_report_that_cannot_be_written_is_two(capsys, monkeypatch, tmp_path):
 
 @pytest.mark.compile
 @needs_no_gpu
-@pytest.mark.parametrize("load, verdict", [
-    ("", "This is an error of the program: the map breaks a rule"),
-    (f"{GOOD},corner=0x1", "This is an error of the program: the load breaks a rule that only a run shows"),
-    (GOOD, "Whether the load fails is not known before a run")])
+@pytest.mark.parametrize(
+    "load, verdict",
+    [
+        ("", "This is an error of the program: the map breaks a rule"),
+        (
+            f"{GOOD},corner=0x1",
+            "This is an error of the program: the load breaks a rule that only a run shows",
+        ),
+        (GOOD, "Whether the load fails is not known before a run"),
+    ],
+)
 def test_without_a_gpu_the_report_says_what_is_missing(capsys, tmp_path, load, verdict):
     path = tmp_path / "new" / "report.md"
     status, out, err = run(capsys, "--report", str(path), "--load", load)
     text = path.read_text()
     assert status == 0 and not err and verdict in out and verdict in text and "nothing was sent" in out
     parts = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    assert parts == ["Whose error is it?", "Environment", "The arguments of cuTensorMapEncodeTiled",
-                     "The call that failed", "Expected", "Observed", "Reproducer"]
+    assert parts == [
+        "Whose error is it?",
+        "Environment",
+        "The arguments of cuTensorMapEncodeTiled",
+        "The call that failed",
+        "Expected",
+        "Observed",
+        "Reproducer",
+    ]
     assert "not run: the load needs TMA" in text and "| nvcc |" in text and "| boxDim |" in text
     assert "@" not in re.sub(r"@\w", "", text) and "- [ ] The kernel takes the map" in text
 
@@ -153,8 +227,12 @@ def test_the_reproducer_is_whole_and_builds(tmp_path, text):
         cuda.compile_cubin(source, target)
     if shutil.which("nvcc"):  # the host's part, too
         (tmp_path / "reproduce.cu").write_text(source)
-        subprocess.run(["nvcc", "-std=c++17", "-arch=sm_90a", "-c", "reproduce.cu", "-o", "reproduce.o"], cwd=tmp_path,
-                       check=True, timeout=300)
+        subprocess.run(
+            ["nvcc", "-std=c++17", "-arch=sm_90a", "-c", "reproduce.cu", "-o", "reproduce.o"],
+            cwd=tmp_path,
+            check=True,
+            timeout=300,
+        )
 
 
 @pytest.mark.parametrize("corner", [(0, 0), (-3, -4), (90, 48), (200, 0)])
@@ -164,21 +242,32 @@ def test_wrong_bytes_of_a_box_are_counted(corner, fill, swizzle):
     data = torch.randn(load.tensor_bytes // 4).view(torch.uint8)
     right = box_dump.box_spec(data[16:].view(torch.float32).view(100, 64), *corner, (16, 32), fill)
     found = torch.empty(load.box_bytes, dtype=torch.uint8)
-    found[tensor_map.swizzle_offset(torch.arange(load.box_bytes), swizzle)] = right.flatten().view(torch.uint8)
+    found[tensor_map.swizzle_offset(torch.arange(load.box_bytes), swizzle)] = right.flatten().view(
+        torch.uint8
+    )
     assert map_report.count_wrong(load, data, found) == 0
     inside = corner != (200, 0)
     found[0 if corner == (0, 0) else slice(None)] ^= 1
     assert map_report.count_wrong(load, data, found) > 0 or not inside
 
 
-@pytest.mark.parametrize("text, observed, says, bug", [
-    (GOOD, "0 of 2048 bytes of the box are wrong", "Nothing fails here", False),
-    (GOOD, "7 of 2048 bytes of the box are wrong", "may be a bug", True),
-    (GOOD, "cuTensorMapEncodeTiled: CUDA_ERROR_INVALID_VALUE", "may be a bug", True),
-    (GOOD, "not run: no GPU", "not known before a run", False),
-    ("", "cuTensorMapEncodeTiled: CUDA_ERROR_INVALID_VALUE", "the driver refuses such a map", False),
-    ("", "0 of 4096 bytes of the box are wrong", "did not refuse it as documented", False),
-    (f"{GOOD},corner=0x1", "load_box: CUDA error: an illegal instruction was encountered", "only a run shows", False)])
+@pytest.mark.parametrize(
+    "text, observed, says, bug",
+    [
+        (GOOD, "0 of 2048 bytes of the box are wrong", "Nothing fails here", False),
+        (GOOD, "7 of 2048 bytes of the box are wrong", "may be a bug", True),
+        (GOOD, "cuTensorMapEncodeTiled: CUDA_ERROR_INVALID_VALUE", "may be a bug", True),
+        (GOOD, "not run: no GPU", "not known before a run", False),
+        ("", "cuTensorMapEncodeTiled: CUDA_ERROR_INVALID_VALUE", "the driver refuses such a map", False),
+        ("", "0 of 4096 bytes of the box are wrong", "did not refuse it as documented", False),
+        (
+            f"{GOOD},corner=0x1",
+            "load_box: CUDA error: an illegal instruction was encountered",
+            "only a run shows",
+            False,
+        ),
+    ],
+)
 def test_the_verdict_depends_on_the_rules_and_the_run(monkeypatch, text, observed, says, bug):
     assert map_report.judge(parse_load(text), observed, "sm_90a")[1] == bug
     monkeypatch.setattr(map_report, "observe", lambda text: observed)
@@ -194,10 +283,18 @@ def test_the_verdict_depends_on_the_rules_and_the_run(monkeypatch, text, observe
 
 @pytest.mark.gpu
 @pytest.mark.fault
-@pytest.mark.parametrize("text, observed", [
-    ("", "cuTensorMapEncodeTiled: CUDA_ERROR_INVALID_VALUE"), (GOOD, "0 of 2048 bytes of the box are wrong"),
-    ("dtype=bfloat16,shape=7x100x64,box=2x16x64,swizzle=128B,corner=6x90x8,fill=nan", "0 of 4096 bytes of the box are "
-     "wrong"), (f"{GOOD},extra=16", "load_box: the barrier's phase did not end within 2 s"),
-    (f"{GOOD},corner=0x1", "load_box: CUDA error: an illegal instruction was encountered")])
+@pytest.mark.parametrize(
+    "text, observed",
+    [
+        ("", "cuTensorMapEncodeTiled: CUDA_ERROR_INVALID_VALUE"),
+        (GOOD, "0 of 2048 bytes of the box are wrong"),
+        (
+            "dtype=bfloat16,shape=7x100x64,box=2x16x64,swizzle=128B,corner=6x90x8,fill=nan",
+            "0 of 4096 bytes of the box are wrong",
+        ),
+        (f"{GOOD},extra=16", "load_box: the barrier's phase did not end within 2 s"),
+        (f"{GOOD},corner=0x1", "load_box: CUDA error: an illegal instruction was encountered"),
+    ],
+)
 def test_on_this_gpu_the_load_does_what_its_rules_say(text, observed):
     assert map_report.observe(text) == observed

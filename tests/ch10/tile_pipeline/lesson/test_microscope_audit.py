@@ -39,7 +39,11 @@ def test_a_driver_that_refuses_what_the_rules_refuse_agrees(monkeypatch, smem_by
     assert len(rows) == 500 and all(row["agrees"] and row["status"] == "ok" for row in rows)
     assert any(row["too_large"] for row in rows) and len(json.dumps(rows)) < 250_000
     monkeypatch.setattr(map_report, "encode", lambda made, address: ("CUDA_SUCCESS", None, 0))
-    wrong = [row for row in microscope_audit.judge_maps(microscope_audit.make_random_maps(), 4096) if not row["agrees"]]
+    wrong = [
+        row
+        for row in microscope_audit.judge_maps(microscope_audit.make_random_maps(), 4096)
+        if not row["agrees"]
+    ]
     assert wrong and all(row["rules"] or row["too_large"] for row in wrong) and wrong[0]["reason"]
 
 
@@ -48,7 +52,9 @@ def test_random_reads_have_lanes_at_multiples_of_their_bytes():
     assert len(set(reads)) == len(reads) == 60
     for read in reads:
         assert len(read.lanes()) >= 4 and all(address % read.size == 0 for address in read.addresses())
-        tensor_map.check_describable(read.box, (read.box[1], 1), read.itemsize, 0, read.box, swizzle=read.swizzle)
+        tensor_map.check_describable(
+            read.box, (read.box[1], 1), read.itemsize, 0, read.box, swizzle=read.swizzle
+        )
     assert {read.access for read in reads} == {"row", "column", "matrix"}
     assert {read.size for read in reads} >= {1, 4, 8, 16}
     assert {1, 4, 8, 32} <= {read.wavefronts() for read in reads}
@@ -57,10 +63,12 @@ def test_random_reads_have_lanes_at_multiples_of_their_bytes():
 def test_words_that_the_lanes_must_find():
     x = torch.arange(8 * 64, dtype=torch.int16).view(8, 64)
     assert microscope_audit.expected_words(Read(2, (8, 64), "none", "column", 0, (2, 3)), x).tolist() == [
-        row * 64 + 3 for row in range(2, 8)]
+        row * 64 + 3 for row in range(2, 8)
+    ]
     pairs = x.view(torch.int32)
     assert microscope_audit.expected_words(Read(2, (8, 64), "none", "row", 16, (1, 8)), x).tolist() == [
-        int(pairs[1, 4 + 4 * lane]) for lane in range(7)]
+        int(pairs[1, 4 + 4 * lane]) for lane in range(7)
+    ]
     words = microscope_audit.expected_words(Read(2, (8, 64), "128B", "matrix", 0, (0, 8)), x)
     assert words.tolist() == pairs[:, 4:8].flatten().tolist()
 
@@ -69,7 +77,9 @@ def test_words_that_the_lanes_must_find():
 @pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
 def test_the_kernel_reads_as_wide_as_it_says(target):
     sass = cubin.sass(cuda.compile_file(microscope_audit.SOURCE, target), "read_box")
-    loads = [line.split("*/")[1].split()[0] for line in sass.splitlines() if "*/" in line and (" LDS" in line)]
+    loads = [
+        line.split("*/")[1].split()[0] for line in sass.splitlines() if "*/" in line and (" LDS" in line)
+    ]
     kinds = {"LDS", "LDS.U8", "LDS.U16", "LDS.64", "LDS.128", "LDSM.16.M88"}
     assert set(loads) == kinds and "STS" not in sass and "UTMALDG.2D" in sass
     if target == "sm_90a":  # elsewhere the compiler takes the first read out of the loop
@@ -82,16 +92,22 @@ def test_rows_compare_the_profiler_with_the_microscope(monkeypatch):
     for number, read in enumerate(reads):
         counted = read.wavefronts() * microscope_audit.REPEATS + 7
         loads = 0 if read.access == "matrix" else counted
-        lines.append(",".join(f'"{value}"' for value in ("read_box", loads + 2000 * (number == 0), counted + 9)))
+        lines.append(
+            ",".join(f'"{value}"' for value in ("read_box", loads + 2000 * (number == 0), counted + 9))
+        )
     monkeypatch.setattr(profiler, "run_ncu", lambda options, command: "\n".join(lines))
     monkeypatch.setattr("shutil.which", lambda tool: tool)
     monkeypatch.setattr(device, "current", lambda: HOPPER)
     monkeypatch.setattr(microscope_audit, "check_read", lambda read: "")
     rows = microscope_audit.count_reads().rows
-    assert [row["name"] for row in rows] == list(map(str, reads)) and all(row["status"] == "ok" for row in rows)
+    assert [row["name"] for row in rows] == list(map(str, reads)) and all(
+        row["status"] == "ok" for row in rows
+    )
     assert [row["agrees"] for row in rows] == [False] + [True] * 59
     text = microscope_audit.describe([{"driver": "CUDA_SUCCESS", "agrees": True}], rows)
-    assert "in 59 of 60 reads" in text and f"instead of {rows[0]['expected']} for a {rows[0]['name']}." in text
+    assert (
+        "in 59 of 60 reads" in text and f"instead of {rows[0]['expected']} for a {rows[0]['name']}." in text
+    )
 
 
 @pytest.mark.gpu

@@ -15,11 +15,20 @@ def test_the_two_shapes_differ_only_in_where_rows_begin():
 def test_rows_have_sectors_per_request(monkeypatch):
     names = ['"ID"', '"Kernel Name"', *(f'"{metric}"' for metric in audit.METRICS.values())]
     line = ",".join(['"0"', '"specialised"', '"2,000"', '"8,000"', '"80.5"', '"46000"'])
-    monkeypatch.setattr(profiler, "run_ncu", lambda options, command: "\n".join(
-        ["==PROF== Connected", ",".join(names), '""', *[line] * len(audit.find_cases())]))
+    monkeypatch.setattr(
+        profiler,
+        "run_ncu",
+        lambda options, command: "\n".join(
+            ["==PROF== Connected", ",".join(names), '""', *[line] * len(audit.find_cases())]
+        ),
+    )
     monkeypatch.setattr("shutil.which", lambda tool: tool)
     monkeypatch.setattr(device, "current", lambda: HOPPER)
     rows = audit.count_lines().rows
     assert [(row["name"], row["row_bytes"]) for row in rows] == [
-        ("cuBLAS", 8192), ("WGMMA", 8192), ("cuBLAS", 8208), ("WGMMA", 8208)]
+        ("cuBLAS", 8192),
+        ("WGMMA", 8192),
+        ("cuBLAS", 8208),
+        ("WGMMA", 8208),
+    ]
     assert rows[0]["sectors_per_request"] == 4 and rows[0]["us"] == 46 and rows[0]["tensor_percent"] == 80.5

@@ -1,6 +1,5 @@
 """The exercises' checks: the solutions pass, and each planted wrong answer fails with the rule that it breaks."""
 
-
 import pytest
 import torch
 
@@ -22,11 +21,16 @@ def answer(kernel, change=("", "")):
     return found[kernel]
 
 
-@pytest.mark.parametrize("kernel, check", [("counted", exercises.check_counts),
-                                           ("mended_release", exercises.check_consumer),
-                                           ("kept_place", exercises.check_persistent),
-                                           ("my_consumer", exercises.check_consumer),
-                                           ("my_epilogue", exercises.check_epilogue)])
+@pytest.mark.parametrize(
+    "kernel, check",
+    [
+        ("counted", exercises.check_counts),
+        ("mended_release", exercises.check_consumer),
+        ("kept_place", exercises.check_persistent),
+        ("my_consumer", exercises.check_consumer),
+        ("my_epilogue", exercises.check_epilogue),
+    ],
+)
 def test_the_solutions_pass(kernel, check):
     check(answer(kernel))
 
@@ -37,61 +41,83 @@ def test_wrong_counts_fail(full, empty):
         exercises.check_counts(answer("counted").define(FULL=full, EMPTY=empty))
 
 
-@pytest.mark.parametrize("change", [
-    ("wgmma_wait<1>();", "wgmma_wait<2>();"),
-    ("(step - 1) % STAGES * 8", "8 * at.stage"),
-    ("if (step > 0 && threadIdx.x % 32 == 0)", "if (step > 0 && threadIdx.x % 128 == 0)"),
-    ("mbarrier_wait(full + 8 * at.stage, at.phase);", "mbarrier_wait(full + 8 * at.stage, 0);"),
-    ("mbarrier_wait(full + 8 * at.stage, at.phase);", ""),
-    ("multiply<64>(d, a, a + BOX_BYTES, step > 0);", "multiply<64>(d, a, a, step > 0);"),
-    ("multiply<64>(d, a, a + BOX_BYTES, step > 0);", "multiply<64>(d, a, a + BOX_BYTES, true);"),
-    ("wgmma_fence();", ""),
-    ("        wgmma_wait<0>();\n", "")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("wgmma_wait<1>();", "wgmma_wait<2>();"),
+        ("(step - 1) % STAGES * 8", "8 * at.stage"),
+        ("if (step > 0 && threadIdx.x % 32 == 0)", "if (step > 0 && threadIdx.x % 128 == 0)"),
+        ("mbarrier_wait(full + 8 * at.stage, at.phase);", "mbarrier_wait(full + 8 * at.stage, 0);"),
+        ("mbarrier_wait(full + 8 * at.stage, at.phase);", ""),
+        ("multiply<64>(d, a, a + BOX_BYTES, step > 0);", "multiply<64>(d, a, a, step > 0);"),
+        ("multiply<64>(d, a, a + BOX_BYTES, step > 0);", "multiply<64>(d, a, a + BOX_BYTES, true);"),
+        ("wgmma_fence();", ""),
+        ("        wgmma_wait<0>();\n", ""),
+    ],
+)
 def test_a_wrong_consumer_fails(change):
     with pytest.raises(AssertionError, match="with . stages, "):
         exercises.check_consumer(answer("my_consumer", change))
 
 
-@pytest.mark.parametrize("change", [
-    ("at.phase);", "0);"),
-    ("    Ring<STAGES> at;  // mended: once, for all tiles\n", "    u32 use = 0;\n    struct { u32 stage, phase; void "
-     "advance() { stage = 0; } } at = {0, 0};\n"),
-    ("at.phase ^ 1", "at.phase"),
-    ("wgmma_wait<0>();", "")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("at.phase);", "0);"),
+        (
+            "    Ring<STAGES> at;  // mended: once, for all tiles\n",
+            "    u32 use = 0;\n    struct { u32 stage, phase; void advance() { stage = 0; } } at = {0, 0};\n",
+        ),
+        ("at.phase ^ 1", "at.phase"),
+        ("wgmma_wait<0>();", ""),
+    ],
+)
 def test_a_persistent_kernel_that_loses_its_place_fails(change):
     with pytest.raises(AssertionError, match="with . CTAs?, "):
         exercises.check_persistent(answer("kept_place", change))
 
 
-@pytest.mark.parametrize("change, fault", [
-    # the order of the matrices, and of the two sums in a register
-    (("pack_bf16x2(sums[2], sums[3])", "pack_bf16x2(sums[4], sums[5])"),
-     "row 8, column 0, holds the sum of row 0, column 8"),
-    (("pack_bf16x2(sums[0], sums[1])", "pack_bf16x2(sums[1], sums[0])"),
-     "row 0, column 0, holds the sum of row 0, column 1"),
-    (("row = threadIdx.x / 32 * 16 + threadIdx.x % 16, half = threadIdx.x % 32 / 16",
-      "row = threadIdx.x / 32 * 16 + threadIdx.x % 8 + threadIdx.x % 32 / 16 * 8, half = threadIdx.x % 16 / 8"),
-     "row 0, column 8, holds the sum of row 8, column 0"),
-    # the swizzle: none, the 64-byte swizzle, and one with the wrong bits of the row
-    ((" ^ (row % 8)", ""), "row 1, column 0, holds the sum of row 1, column 8"),
-    ((" ^ (row % 8)", " ^ (row / 2 % 4)"), "row 1, column 0, holds the sum of"),
-    ((" ^ (row % 8)", " ^ (row / 8)"), "row 1, column 0, holds the sum of"),
-    # rows: all warps write to the first 16; a lane passes the row of its registers; a row has 64 bytes
-    (("threadIdx.x / 32 * 16 + ", ""), "row 0, column 0, holds the sum of row (16|32|48), column 0"),
-    (("threadIdx.x % 16, half", "threadIdx.x % 32 / 4, half"), "holds "),
-    (("row * 128", "row * 64"), "holds "),
-    # units and registers
-    (("(2 * j + half)", "(j + half)"), "holds the sum of"),
-    (("d + 8 * j", "d + 4 * j"), "row 0, column 16, holds the sum of row 0, column 8"),
-    (("j < 4", "j < 3"), "1,024 of 4,096 .* row 0, column 48, holds .* instead of"),
-    (("stmatrix_x4(", "stmatrix_x4_trans("), "row 0, column 1, holds the sum of row 1, column 0"),
-    (("unit * 16", "unit * 8"), "no multiple of 16"),
-    (("box + row", "box + 4096 + row"), "leaves shared memory"),
-    (("    stmatrix_x4(", "    if (threadIdx.x % 32 == 0) stmatrix_x4("), "waits for ever in stmatrix"),
-    # what is given: the fence, the barrier, and the end of the store
-    (("    fence_proxy_async();  //", "    //"), "row 0, column 0, holds .* instead of"),
-    (("    __syncthreads();      // all 128", "    // all 128"), "holds .* instead of"),
-    ((", bulk_commit(), bulk_wait_read<0>()", ""), "had not yet read its shared memory")])
+@pytest.mark.parametrize(
+    "change, fault",
+    [
+        # the order of the matrices, and of the two sums in a register
+        (
+            ("pack_bf16x2(sums[2], sums[3])", "pack_bf16x2(sums[4], sums[5])"),
+            "row 8, column 0, holds the sum of row 0, column 8",
+        ),
+        (
+            ("pack_bf16x2(sums[0], sums[1])", "pack_bf16x2(sums[1], sums[0])"),
+            "row 0, column 0, holds the sum of row 0, column 1",
+        ),
+        (
+            (
+                "row = threadIdx.x / 32 * 16 + threadIdx.x % 16, half = threadIdx.x % 32 / 16",
+                "row = threadIdx.x / 32 * 16 + threadIdx.x % 8 + threadIdx.x % 32 / 16 * 8, half = threadIdx.x % 16 / 8",
+            ),
+            "row 0, column 8, holds the sum of row 8, column 0",
+        ),
+        # the swizzle: none, the 64-byte swizzle, and one with the wrong bits of the row
+        ((" ^ (row % 8)", ""), "row 1, column 0, holds the sum of row 1, column 8"),
+        ((" ^ (row % 8)", " ^ (row / 2 % 4)"), "row 1, column 0, holds the sum of"),
+        ((" ^ (row % 8)", " ^ (row / 8)"), "row 1, column 0, holds the sum of"),
+        # rows: all warps write to the first 16; a lane passes the row of its registers; a row has 64 bytes
+        (("threadIdx.x / 32 * 16 + ", ""), "row 0, column 0, holds the sum of row (16|32|48), column 0"),
+        (("threadIdx.x % 16, half", "threadIdx.x % 32 / 4, half"), "holds "),
+        (("row * 128", "row * 64"), "holds "),
+        # units and registers
+        (("(2 * j + half)", "(j + half)"), "holds the sum of"),
+        (("d + 8 * j", "d + 4 * j"), "row 0, column 16, holds the sum of row 0, column 8"),
+        (("j < 4", "j < 3"), "1,024 of 4,096 .* row 0, column 48, holds .* instead of"),
+        (("stmatrix_x4(", "stmatrix_x4_trans("), "row 0, column 1, holds the sum of row 1, column 0"),
+        (("unit * 16", "unit * 8"), "no multiple of 16"),
+        (("box + row", "box + 4096 + row"), "leaves shared memory"),
+        (("    stmatrix_x4(", "    if (threadIdx.x % 32 == 0) stmatrix_x4("), "waits for ever in stmatrix"),
+        # what is given: the fence, the barrier, and the end of the store
+        (("    fence_proxy_async();  //", "    //"), "row 0, column 0, holds .* instead of"),
+        (("    __syncthreads();      // all 128", "    // all 128"), "holds .* instead of"),
+        ((", bulk_commit(), bulk_wait_read<0>()", ""), "had not yet read its shared memory"),
+    ],
+)
 def test_a_wrong_epilogue_fails_and_says_which_sum_is_where(change, fault):
     with pytest.raises(AssertionError, match=f"{fault}.*emulator"):
         exercises.check_epilogue(answer("my_epilogue", change))
@@ -99,7 +125,9 @@ def test_a_wrong_epilogue_fails_and_says_which_sum_is_where(change, fault):
 
 @pytest.mark.parametrize("dead", ["", "if (box == 1) stmatrix_x4(box, 0, 0, 0, 0);"])
 def test_an_epilogue_needs_stmatrix(dead):
-    begin, end = (SOLUTIONS["my_epilogue"].source.index(mark) for mark in ("        stmatrix_x4(", "    }\n}\n"))
+    begin, end = (
+        SOLUTIONS["my_epilogue"].source.index(mark) for mark in ("        stmatrix_x4(", "    }\n}\n")
+    )
     with_stores = """
         const u32 r = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
         unsigned char* const bytes = memory_of_box + r * 128 + threadIdx.x % 4 * 4;
@@ -109,9 +137,11 @@ def test_an_epilogue_needs_stmatrix(dead):
                     pack_bf16x2(sums[4 * side + 2 * below], sums[4 * side + 2 * below + 1]);
 """
     source = SOLUTIONS["my_epilogue"].source
-    source = (source[:begin] + dead + with_stores + source[end:]).replace(
-        "write_box(u32 box,", "write_box(unsigned char* memory_of_box, u32 box,").replace(
-        "write_box(c, d)", "write_box(memory + 2 * BOX_BYTES, c, d)")
+    source = (
+        (source[:begin] + dead + with_stores + source[end:])
+        .replace("write_box(u32 box,", "write_box(unsigned char* memory_of_box, u32 box,")
+        .replace("write_box(c, d)", "write_box(memory + 2 * BOX_BYTES, c, d)")
+    )
     with pytest.raises(AssertionError, match="the sums are right, but stmatrix does not write all"):
         exercises.check_epilogue(cuda_magic.find_kernels(source)["my_epilogue"])
 
@@ -119,16 +149,19 @@ def test_an_epilogue_needs_stmatrix(dead):
 def test_the_kernel_around_the_epilogue_is_the_same_in_the_solution():
     given, solved = (kernels["my_epilogue"].source for kernels in (LESSON, SOLUTIONS))
     body = given.index("    // your")
-    assert solved.startswith(given[:body]) and solved.endswith(given[given.index("\n}", body):])
+    assert solved.startswith(given[:body]) and solved.endswith(given[given.index("\n}", body) :])
     assert solved.count("\n") - given.count("\n") < 8
 
 
 def test_what_is_not_solved_says_so(capsys):
-    for number, name in enumerate(("counted", "early_release", "lost_place", "my_consumer", "my_epilogue"), 1):
+    for number, name in enumerate(
+        ("counted", "early_release", "lost_place", "my_consumer", "my_epilogue"), 1
+    ):
         exercises.check(f"Exercise {number}", LESSON[name])
     said = capsys.readouterr().out.splitlines()
-    assert [line[:24] for line in said] == [f"Exercise {number}: not yet right"[:24] for number in (1, 2, 3)] + [
-        f"Exercise {number}: not solved y" for number in (4, 5)]
+    assert [line[:24] for line in said] == [
+        f"Exercise {number}: not yet right"[:24] for number in (1, 2, 3)
+    ] + [f"Exercise {number}: not solved y" for number in (4, 5)]
 
 
 # ---- the lesson itself
@@ -137,22 +170,30 @@ def test_what_is_not_solved_says_so(capsys):
 def test_the_lessons_kernels_are_short_and_fit_the_registers():
     for name in dict(exercises.VERSIONS):
         kernel = LESSON[name]
-        assert len(kernel.source.splitlines()) <= 60 and max(map(len, kernel.source.splitlines())) <= 120, name
+        assert len(kernel.source.splitlines()) <= 60 and max(map(len, kernel.source.splitlines())) <= 120, (
+            name
+        )
         assert not kernel.resources()["spills"] and kernel.counts()["HGMMA"], name
 
 
-@pytest.mark.parametrize("change", [
-    ("fence_proxy_async();", ""),
-    ("bulk_wait_read<1>();", "bulk_wait_read<2>();"),
-    ("        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * before);\n", "")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("fence_proxy_async();", ""),
+        ("bulk_wait_read<1>();", "bulk_wait_read<2>();"),
+        ("        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * before);\n", ""),
+    ],
+)
 def test_the_lessons_check_finds_a_fault_in_its_last_kernel(change):
     kernel = LESSON["tma_store"]
     assert change[0] in kernel.source
     broken = cuda_magic.find_kernels(kernel.source.replace(*change), kernel.options)["tma_store"]
 
     def prepare(a, b, out):
-        maps = [cuda_magic.make_tensor_map(each, (rows, 64), swizzle="128B")
-                for each, rows in ((a, 128), (b.T, 256), (out, 64))]
+        maps = [
+            cuda_magic.make_tensor_map(each, (rows, 64), swizzle="128B")
+            for each, rows in ((a, 128), (b.T, 256), (out, 64))
+        ]
         return broken.prepare(3, 384, (*maps, *out.shape, a.shape[1]), 4 * 49152 + 32768 + 64)
 
     assert "emulator" in exercises.check_gemm(prepare, {"cpu": exercises.SHAPES["cpu"]})
@@ -169,8 +210,10 @@ def test_a_wrong_element_is_found():
 
 
 def test_a_sweep_becomes_a_table():
-    rows = [{"kernel": name, "stages": stages, "ratio": ratio} for name, stages, ratio in
-            (("ring", 2, 0.4), ("ring", 3, 0.7), ("roles", 2, 0.5))]
+    rows = [
+        {"kernel": name, "stages": stages, "ratio": ratio}
+        for name, stages, ratio in (("ring", 2, 0.4), ("ring", 3, 0.7), ("roles", 2, 0.5))
+    ]
     record = results.Record(results.make_record("ch10_gemm_depth", rows, ""), live=False)
     text = str(exercises.table_of(record, "kernel", "stages"))
     assert "2 stages" in text and "0.4" in text and "roles" in text

@@ -22,29 +22,66 @@ def stamps(*events):
 
 
 def test_events_of_one_group():
-    rows = pair_events([stamps((100, "arrived", 0), (150, "arrived", 1), (180, "multiplied", 0), (260, "multiplied", 1),
-                             (300, "stored", 0))], one_group=True)
+    rows = pair_events(
+        [
+            stamps(
+                (100, "arrived", 0),
+                (150, "arrived", 1),
+                (180, "multiplied", 0),
+                (260, "multiplied", 1),
+                (300, "stored", 0),
+            )
+        ],
+        one_group=True,
+    )
     assert [(row["event"], row["step"], row["begin"], row["end"]) for row in rows] == [
-        ("wait", 0, 0, 0), ("wait", 1, 0, 50), ("product", 0, 0, 80), ("product", 1, 50, 160), ("store", 0, 160, 200)]
+        ("wait", 0, 0, 0),
+        ("wait", 1, 0, 50),
+        ("product", 0, 0, 80),
+        ("product", 1, 50, 160),
+        ("store", 0, 160, 200),
+    ]
     assert {row["role"] for row in rows} == {"loads and multiplies"}
 
 
 def test_events_of_roles_count_tiles():
     producer = stamps((10, "waited", 0), (12, "loaded", 0), (30, "waited", 0), (33, "loaded", 0))
-    consumer = stamps((20, "arrived", 0), (25, "multiplied", 0), (28, "stored", 7), (40, "arrived", 0),
-                      (45, "multiplied", 0), (50, "stored", 8))
+    consumer = stamps(
+        (20, "arrived", 0),
+        (25, "multiplied", 0),
+        (28, "stored", 7),
+        (40, "arrived", 0),
+        (45, "multiplied", 0),
+        (50, "stored", 8),
+    )
     rows = pair_events([producer, consumer, consumer], one_group=False)
-    assert [(row["event"], row["tile"], row["begin"], row["end"]) for row in rows if row["role"] == "producer"] == [
-        ("wait", 0, 0, 0), ("load", 0, 0, 2), ("wait", 1, 2, 20), ("load", 1, 20, 23)]
+    assert [
+        (row["event"], row["tile"], row["begin"], row["end"]) for row in rows if row["role"] == "producer"
+    ] == [("wait", 0, 0, 0), ("load", 0, 0, 2), ("wait", 1, 2, 20), ("load", 1, 20, 23)]
     of = [row for row in rows if row["role"] == "consumer 1"]
     assert [row["tile"] for row in of] == [0, 0, 0, 1, 1, 1] and of[2]["event"] == "store"
 
 
 def test_the_handover_is_counted_from_the_products_to_the_order():
-    ends = (("producer", "wait", 100), ("producer", "load", 130), ("consumer 0", "wait", 1130),
-            ("consumer 0", "product", 2460))
-    rows = [{"name": "warp_specialized", "role": role, "event": event, "step": step, "tile": 0, "begin": 0,
-             "end": 600 * step + end} for step in range(8) for role, event, end in ends]
+    ends = (
+        ("producer", "wait", 100),
+        ("producer", "load", 130),
+        ("consumer 0", "wait", 1130),
+        ("consumer 0", "product", 2460),
+    )
+    rows = [
+        {
+            "name": "warp_specialized",
+            "role": role,
+            "event": event,
+            "step": step,
+            "tile": 0,
+            "begin": 0,
+            "end": 600 * step + end,
+        }
+        for step in range(8)
+        for role, event, end in ends
+    ]
     found = experiments.measure_handover(rows)
     assert found == {"name": "warp_specialized", "handover": 4 * 600 + 100 - 2460, "load": 1000, "step": 600}
     assert experiments.measure_handover([])["step"] is None
@@ -60,9 +97,13 @@ def test_the_grid_and_the_widths_hold_what_they_say():
 
 def test_a_space_rejects_what_cannot_run():
     config = experiments.STEPS["raster"]
-    assert WgmmaSpace(64, 64, 64, compile_for="sm_100a").reject(config) == "sm_100a has no wgmma; only sm_90a has it."
+    assert (
+        WgmmaSpace(64, 64, 64, compile_for="sm_100a").reject(config)
+        == "sm_100a has no wgmma; only sm_90a has it."
+    )
     assert "too few K steps to share: 1" in WgmmaSpace(64, 64, 64, compile_for="sm_90a").reject(
-        next(config for config in experiments.candidates() if config.kernel == "split"))
+        next(config for config in experiments.candidates() if config.kernel == "split")
+    )
     space = WgmmaSpace(4096, 4096, 4096, compile_for="sm_90a")
     assert space.reject(config) == "" and not space.can_measure and 0.15 < space.predicted_ms(config) < 0.25
 
@@ -78,7 +119,9 @@ def test_the_subject_offers_what_exists():
     for preset in subject.presets.values():
         for config in preset("bf16"):
             assert all(isinstance(axis(config), str) for axis in subject.axes.values())
-    assert subject.roofline("bf16").intensity(experiments.STEPS["tile_128x256"]) == pytest.approx(128 * 256 / 384)
+    assert subject.roofline("bf16").intensity(experiments.STEPS["tile_128x256"]) == pytest.approx(
+        128 * 256 / 384
+    )
 
 
 def test_only_the_source_of_what_is_measured_counts():
@@ -97,8 +140,10 @@ esac
 
 
 def test_a_patch_that_no_longer_matches_is_found():
-    with pytest.raises(AssertionError, match="contains 'no such line' 0 times, not 1 times"), patched_source(
-            wgmma_gemm.SOURCE, ("no such line", "", 1)):
+    with (
+        pytest.raises(AssertionError, match="contains 'no such line' 0 times, not 1 times"),
+        patched_source(wgmma_gemm.SOURCE, ("no such line", "", 1)),
+    ):
         pass
 
 
@@ -108,28 +153,61 @@ def test_how_a_broken_kernel_ended(monkeypatch, tmp_path):
     program.write_text(FAKE)
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    found = {fault: experiments.run_fault(fault, 0.3) for fault in ("nothing", "phase", "proxy_fence", "expect_less")}
-    assert found == {"nothing": {"status": "ok", "reason": "right"},
-                     "phase": {"status": "failed", "reason": "no answer within 0.3 s"},
-                     "expect_less": {"status": "failed", "reason": "torch.AcceleratorError: CUDA error: gone"},
-                     "proxy_fence": {"status": "failed", "reason": "exit status 3"}}
+    found = {
+        fault: experiments.run_fault(fault, 0.3)
+        for fault in ("nothing", "phase", "proxy_fence", "expect_less")
+    }
+    assert found == {
+        "nothing": {"status": "ok", "reason": "right"},
+        "phase": {"status": "failed", "reason": "no answer within 0.3 s"},
+        "expect_less": {"status": "failed", "reason": "torch.AcceleratorError: CUDA error: gone"},
+        "proxy_fence": {"status": "failed", "reason": "exit status 3"},
+    }
 
 
 def test_rows_are_those_of_the_record(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a", 132))
     monkeypatch.setattr(build, "compile_ahead", list)
-    monkeypatch.setattr(experiments, "verify", lambda config, *shape: {
-        "name": str(config), "shape": list(shape), "status": "ok", "reason": "", "error": 1.0, "peer_error": 1.0})
+    monkeypatch.setattr(
+        experiments,
+        "verify",
+        lambda config, *shape: {
+            "name": str(config),
+            "shape": list(shape),
+            "status": "ok",
+            "reason": "",
+            "error": 1.0,
+            "peer_error": 1.0,
+        },
+    )
     monkeypatch.setattr(experiments, "measure_bursts", lambda *shape: {"name": "best", "shape": list(shape)})
-    monkeypatch.setattr(bench, "compare", lambda candidates, make_inputs, peer, **_: {
-        name: bench.Timing(name, 1.0, peer, 2.0) for name in candidates})
+    monkeypatch.setattr(
+        bench,
+        "compare",
+        lambda candidates, make_inputs, peer, **_: {
+            name: bench.Timing(name, 1.0, peer, 2.0) for name in candidates
+        },
+    )
     for measure, record in (
-            (experiments.check_correctness, "check"), (experiments.measure_squares, "squares"),
-            (experiments.measure_llm, "llm"), (experiments.measure_ragged, "ragged"),
-            (experiments.measure_width, "width")):
+        (experiments.check_correctness, "check"),
+        (experiments.measure_squares, "squares"),
+        (experiments.measure_llm, "llm"),
+        (experiments.measure_ragged, "ragged"),
+        (experiments.measure_width, "width"),
+    ):
         rows, recorded = measure.__wrapped__(), results.load(f"ch10_gemm_{record}", results.PREFERRED)["rows"]
         for row, kept in zip(rows, recorded, strict=True):
-            for key in ("name", "shape", "how", "predicted_ms", "cluster", "group", "columns", "waves", "useful"):
+            for key in (
+                "name",
+                "shape",
+                "how",
+                "predicted_ms",
+                "cluster",
+                "group",
+                "columns",
+                "waves",
+                "useful",
+            ):
                 assert row.get(key) == kept.get(key), (record, key)
 
 
@@ -137,18 +215,33 @@ def test_rows_are_those_of_the_record(monkeypatch):
 def test_each_peer_has_a_row_at_each_square(monkeypatch, missing):
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a", 132))
     monkeypatch.setattr(build, "compile_ahead", list)
-    monkeypatch.setattr(experiments, "verify", lambda config, *shape: {
-        "name": str(config), "status": "ok", "reason": "", "error": 1.0, "peer_error": 1.0})
+    monkeypatch.setattr(
+        experiments,
+        "verify",
+        lambda config, *shape: {
+            "name": str(config),
+            "status": "ok",
+            "reason": "",
+            "error": 1.0,
+            "peer_error": 1.0,
+        },
+    )
     monkeypatch.setattr(experiments, "find_fault", lambda side, prepare: "")
-    monkeypatch.setattr(bench, "compare", lambda candidates, make_inputs, peer, **_: {
-        name: bench.Timing(name, 2.0 if name == peer else 1.0, peer, 2.0) for name in candidates})
+    monkeypatch.setattr(
+        bench,
+        "compare",
+        lambda candidates, make_inputs, peer, **_: {
+            name: bench.Timing(name, 2.0 if name == peer else 1.0, peer, 2.0) for name in candidates
+        },
+    )
     for module in ("quack", "deep_gemm"):
         monkeypatch.setitem(sys.modules, module, None)
     if not missing:
         monkeypatch.setattr(peers, "find", lambda name: peers.KINDS[name](peers.KINDS[name].NAME, "1.0"))
     rows = experiments.measure_peers().rows
     assert [(*row["shape"], row["peer"]) for row in rows] == [
-        (side, side, side, peer) for side in experiments.SQUARES for peer in ("cuBLAS", "quack", "DeepGEMM")]
+        (side, side, side, peer) for side in experiments.SQUARES for peer in ("cuBLAS", "quack", "DeepGEMM")
+    ]
     failed = [row for row in rows if row["status"] == "failed"]
     assert {row["peer"] for row in failed} == ({"quack", "DeepGEMM"} if missing else set())
     assert all("TILES_PEERS" in row["reason"] for row in failed)

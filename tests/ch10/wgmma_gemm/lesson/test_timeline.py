@@ -22,8 +22,14 @@ def stamp(clock, kind, step=0, stage=0, phase=0):
 
 def make_group(begin, events, end):
     """Stamps of a warp group: the timer, the clock twice, `events`, the clock, the timer. The clock runs at 2 GHz."""
-    return [(1000 + begin // 2, recorder.TIMED), stamp(begin, recorder.STARTED), stamp(begin + 40, recorder.STARTED),
-            *events, stamp(end, recorder.ENDED), (1000 + end // 2, recorder.TIMED)]
+    return [
+        (1000 + begin // 2, recorder.TIMED),
+        stamp(begin, recorder.STARTED),
+        stamp(begin + 40, recorder.STARTED),
+        *events,
+        stamp(end, recorder.ENDED),
+        (1000 + end // 2, recorder.TIMED),
+    ]
 
 
 def make_cta(zero=0):
@@ -47,22 +53,40 @@ def test_stamps_become_events_also_where_the_clock_wraps_around(zero):
     assert length == 20100 and ghz == pytest.approx(2, rel=0.01)
     loads = [row for row in rows if row["kind"] == "load"]
     assert [(row["tile"], row["step"], row["stage"], row["phase"]) for row in loads] == [
-        (0, 0, 0, 0), (0, 1, 1, 0), (1, 0, 0, 1), (1, 1, 1, 1)]
+        (0, 0, 0, 0),
+        (0, 1, 1, 0),
+        (1, 0, 0, 1),
+        (1, 1, 1, 1),
+    ]
     assert [(row["begin"], row["end"]) for row in loads[:2]] == [(100, 200), (1100, 1200)]
-    products = [(row["tile"], row["step"], row["begin"], row["end"]) for row in rows if row["kind"] == "product"]
+    products = [
+        (row["tile"], row["step"], row["begin"], row["end"]) for row in rows if row["kind"] == "product"
+    ]
     assert products == [(0, 0, 1000, 2100), (0, 1, 2000, 2800), (1, 0, 9000, 10100), (1, 1, 10000, 10800)]
     first = rows[0]
     # The wait begins when the barriers are ready, and asks an empty barrier for the phase before.
-    assert [first[key] for key in ("kind", "barrier", "phase", "begin", "end")] == ["wait", "empty", 1, 40, 100]
+    assert [first[key] for key in ("kind", "barrier", "phase", "begin", "end")] == [
+        "wait",
+        "empty",
+        1,
+        40,
+        100,
+    ]
     assert [row["tile"] for row in rows if row["kind"] == "store"] == [0, 1]
 
 
 def test_a_recording_of_stamps_shows_when_stages_are_full():
     rows, length, ghz = recorder.read_stamps(make_cta(), one_group=False)
-    recording = timeline.make_recording("made up", rows, stages=2, gpu="", date="", ghz=ghz, length=length,
-                                        product_cycles=512)
+    recording = timeline.make_recording(
+        "made up", rows, stages=2, gpu="", date="", ghz=ghz, length=length, product_cycles=512
+    )
     assert recording["lanes"] == ["producer", "consumer 0"] and recording["length"] == 20100
-    assert [fill[:4] for fill in recording["fills"]] == [[0, 0, 0, 0], [1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 1, 1]]
+    assert [fill[:4] for fill in recording["fills"]] == [
+        [0, 0, 0, 0],
+        [1, 0, 1, 0],
+        [0, 1, 0, 1],
+        [1, 1, 1, 1],
+    ]
     assert all(fill[4] <= fill[5] <= fill[6] <= fill[7] for fill in recording["fills"])
 
 
@@ -74,14 +98,23 @@ def test_the_clock_rate_counts_from_the_first_stamp_and_not_from_when_the_barrie
 
 def test_one_warp_group_loads_and_multiplies_in_one_lane():
     r = recorder
-    events = [stamp(100, r.LOADED, 0, 0), stamp(900, r.ARRIVED, 0, 0), stamp(1500, r.MULTIPLIED, 0),
-              stamp(1600, r.LOADED, 1, 0), stamp(2400, r.ARRIVED, 1, 0, 1), stamp(3000, r.MULTIPLIED, 1),
-              stamp(3500, r.STORED)]
+    events = [
+        stamp(100, r.LOADED, 0, 0),
+        stamp(900, r.ARRIVED, 0, 0),
+        stamp(1500, r.MULTIPLIED, 0),
+        stamp(1600, r.LOADED, 1, 0),
+        stamp(2400, r.ARRIVED, 1, 0, 1),
+        stamp(3000, r.MULTIPLIED, 1),
+        stamp(3500, r.STORED),
+    ]
     rows, length, ghz = recorder.read_stamps([make_group(0, events, 3600)], one_group=True)
     assert ghz is None  # 3,600 cycles are too short for the GPU's timer
     recording = timeline.make_recording("1 stage", rows, stages=1, gpu="", date="", length=length)
     assert recording["lanes"] == ["loads and multiplies"] and recording["barriers"] == ["full"]
-    assert [fill[:7] for fill in recording["fills"]] == [[0, 0, 0, 0, 100, 900, 900], [0, 1, 1, 0, 1600, 2400, 2400]]
+    assert [fill[:7] for fill in recording["fills"]] == [
+        [0, 0, 0, 0, 100, 900, 900],
+        [0, 1, 1, 0, 1600, 2400, 2400],
+    ]
 
 
 @pytest.mark.compile
@@ -108,19 +141,31 @@ def test_there_is_room_for_all_stamps(config, shape, sms):
 
 def test_a_config_that_is_alone_leaves_no_room_for_a_second_cta():
     config = recorder.CONFIGS["1 stage"]
-    assert 2 * (config.smem_bytes + 1024) > 233472 and config.smem_bytes <= 232448 and str(config).endswith("1 stage")
+    assert (
+        2 * (config.smem_bytes + 1024) > 233472
+        and config.smem_bytes <= 232448
+        and str(config).endswith("1 stage")
+    )
 
 
 def test_products_take_the_cycles_of_the_full_rate():
-    assert recorder.find_product_cycles(recorder.CONFIGS["1 stage"]) == 512  # 128 x 128 x 64 at 4,096 per cycle
-    assert recorder.find_product_cycles(recorder.CONFIGS["128 × 256, persistent"]) == 512  # half of the rows each
+    assert (
+        recorder.find_product_cycles(recorder.CONFIGS["1 stage"]) == 512
+    )  # 128 x 128 x 64 at 4,096 per cycle
+    assert (
+        recorder.find_product_cycles(recorder.CONFIGS["128 × 256, persistent"]) == 512
+    )  # half of the rows each
 
 
 def test_the_older_record_becomes_recordings():
     record = results.load_record("ch10_gemm_timeline", experiments.measure_timeline.source())
     recordings, label = recorder.read_record(record)
     assert "H200" in label and [recording["name"] for recording in recordings] == [
-        "1 stage", "4 stages", "a producer", "persistent"]
+        "1 stage",
+        "4 stages",
+        "a producer",
+        "persistent",
+    ]
     for recording in recordings:
         idle, without = timeline.find_idle_share(recording), timeline.find_share_without_products(recording)
         assert 0 <= without <= idle < 1
@@ -138,21 +183,32 @@ def test_a_notebook_gets_recordings_with_or_without_the_new_record():
 @pytest.mark.skipif(experiments.has_wgmma(), reason="this GPU measures instead")
 def test_the_records_of_cost_and_of_the_profiler_reach_the_view(monkeypatch, tmp_path):
     row = {"name": "1 stage", "status": "ok"}
-    recording = timeline.make_recording("1 stage", [{"lane": "one", "kind": "product", "begin": 0, "end": 9, "tile": 0,
-                                                     "step": 0}], stages=1, gpu="NVIDIA H200", date="2026-11-23")
+    recording = timeline.make_recording(
+        "1 stage",
+        [{"lane": "one", "kind": "product", "begin": 0, "end": 9, "tile": 0, "step": 0}],
+        stages=1,
+        gpu="NVIDIA H200",
+        date="2026-11-23",
+    )
     monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
     h200 = device.Device("NVIDIA H200", (9, 0), "sm_90a")
-    for experiment, rows in (("ch10_timeline", [row | {"recording": recording}]),
-                             ("ch10_timeline_overhead", [row | {"overhead": 0.02}]),
-                             ("ch10_timeline_idle", [row | {"idle_profiler": 0.7}])):
+    for experiment, rows in (
+        ("ch10_timeline", [row | {"recording": recording}]),
+        ("ch10_timeline_overhead", [row | {"overhead": 0.02}]),
+        ("ch10_timeline_idle", [row | {"idle_profiler": 0.7}]),
+    ):
         results.save(results.make_record(experiment, rows, recorder.source(), h200))
     found, label = recorder.load_recordings()
-    assert found == [recording | {"overhead": 0.02, "idle_profiler": 0.7}] and label.startswith("recorded on NVIDIA")
+    assert found == [recording | {"overhead": 0.02, "idle_profiler": 0.7}] and label.startswith(
+        "recorded on NVIDIA"
+    )
 
 
 def test_the_records_show_what_the_notebook_says():
-    shown, cost, idle = ({row["name"]: row for row in measure.load().rows} for measure in (
-        recorder.measure_timeline, recorder.measure_overhead, recorder.measure_idle))
+    shown, cost, idle = (
+        {row["name"]: row for row in measure.load().rows}
+        for measure in (recorder.measure_timeline, recorder.measure_overhead, recorder.measure_idle)
+    )
     # Asked for was a difference of at most 5 points. Two recordings of one SM each gave 2.6 and 5.8 as the largest.
     points = sorted(abs(row["points"]) for row in idle.values())
     assert len(points) == 6 and points[3] < 3 and points[-1] < 6
@@ -162,7 +218,9 @@ def test_the_records_show_what_the_notebook_says():
         assert cost[name]["overhead_one_sm"] == pytest.approx(cost[name]["overhead"] / 2, abs=0.01)
         assert timeline.find_idle_share(shown[name]["recording"]) > idle[name]["idle"] - 0.03
     one, four = (shown[name]["recording"] for name in ("1 stage", "4 stages"))
-    assert timeline.find_idle_share(one) > 0.6 and timeline.find_idle_share(four) < 0.6 * timeline.find_idle_share(one)
+    assert timeline.find_idle_share(one) > 0.6 and timeline.find_idle_share(
+        four
+    ) < 0.6 * timeline.find_idle_share(one)
     # With four stages, most of the idle time lies before the first product and after the last.
     ends = four["tensor"][0][0] + four["length"] - four["tensor"][-1][1]
     assert ends > 0.8 * timeline.find_idle_share(four) * four["length"]
@@ -187,22 +245,30 @@ def test_on_a_gpu_the_kernel_with_stamps_is_right_and_records_every_step(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not (experiments.has_wgmma() and check.can_sanitize()), reason="needs a Hopper GPU and sanitizers")
+@pytest.mark.skipif(
+    not (experiments.has_wgmma() and check.can_sanitize()), reason="needs a Hopper GPU and sanitizers"
+)
 def test_on_a_gpu_the_sanitizers_find_nothing_in_the_kernel_with_stamps(monkeypatch, tmp_path):
     rows = check.sanitize("ch10.wgmma_gemm.lesson.timeline", shares=len(recorder.MEASURED))
     assert [row["status"] for row in rows] == ["ok"] * 3, rows
     (tmp_path / "without_room.py").write_text(
         "from ch10.wgmma_gemm.lesson import timeline\n"
         "timeline.count_stamps = lambda *sizes: 4\n"
-        "sanitizer_cases = timeline.sanitizer_cases\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+        "sanitizer_cases = timeline.sanitizer_cases\n"
+    )
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    )
     row = check.sanitize("without_room")[0]
-    assert row["tool"] == "memcheck" and row["status"] == "wrong" and "Invalid __global__ write" in row["reason"]
+    assert (
+        row["tool"] == "memcheck" and row["status"] == "wrong" and "Invalid __global__ write" in row["reason"]
+    )
 
 
 @pytest.fixture
 def pretended_recorder(monkeypatch):
     """Launches that write the stamps of `make_cta` as the CTA 1 of three, on the SM 2."""
+
     def prepare(patched, config, watched=0):
         one_group = config.kernel == "one_group"
         groups = make_cta(1000)[:1] if one_group else make_cta(1000)
@@ -211,10 +277,19 @@ def pretended_recorder(monkeypatch):
         def launch():
             for number, group in enumerate(groups if watched == 2 else []):
                 if one_group:  # which has one lane for what two do
-                    group = make_group(50, [stamp(100, recorder.LOADED), stamp(800, recorder.ARRIVED),
-                                           stamp(1400, recorder.MULTIPLIED), stamp(1500, recorder.STORED)], 1600)
+                    group = make_group(
+                        50,
+                        [
+                            stamp(100, recorder.LOADED),
+                            stamp(800, recorder.ARRIVED),
+                            stamp(1400, recorder.MULTIPLIED),
+                            stamp(1500, recorder.STORED),
+                        ],
+                        1600,
+                    )
                 pairs = torch.tensor(group, dtype=torch.int64)
-                stamps[1, number, :len(group)] = ((pairs + (1 << 31)) % WRAP - (1 << 31)).to(torch.int32)
+                stamps[1, number, : len(group)] = ((pairs + (1 << 31)) % WRAP - (1 << 31)).to(torch.int32)
+
         return launch, stamps
 
     monkeypatch.setattr(recorder, "prepare_recorder", prepare)
@@ -236,8 +311,11 @@ def test_the_recorder_finds_an_sm_that_had_a_cta(pretended_recorder):
 
 def test_the_profilers_counts_stand_beside_the_timelines(pretended_recorder, monkeypatch):
     counts = {"busy_percent": 25.0, "active_cycles": 9e4, "ns": 5e4}
-    monkeypatch.setattr(recorder.profiler, "profile_launches",
-                        lambda command, names, metrics: [{"name": name, **counts} for name in names])
+    monkeypatch.setattr(
+        recorder.profiler,
+        "profile_launches",
+        lambda command, names, metrics: [{"name": name, **counts} for name in names],
+    )
     monkeypatch.setattr(torch, "ones", lambda *size, **options: torch.zeros(1))
     rows = recorder.measure_idle.__wrapped__()
     assert [row["name"] for row in rows] == list(recorder.MEASURED)

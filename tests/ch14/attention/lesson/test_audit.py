@@ -22,14 +22,17 @@ def pretend_flash_attn(q, k, v, causal=False):
     """Take and return (B, S, H, D), as FlashAttention-4 does, and sums of the softmax beside."""
     assert q.shape == (2, 70, 4, 64) and k.shape == v.shape == (2, 70, 2, 64)
     assert all(tensor.is_contiguous() for tensor in (q, k, v))
-    out = F.scaled_dot_product_attention(*(tensor.transpose(1, 2) for tensor in (q, k, v)), is_causal=causal,
-                                         enable_gqa=True)
+    out = F.scaled_dot_product_attention(
+        *(tensor.transpose(1, 2) for tensor in (q, k, v)), is_causal=causal, enable_gqa=True
+    )
     return out.transpose(1, 2).contiguous(), torch.zeros(2, 4, 70)
 
 
 @pytest.fixture
 def flash_4():
-    return peers.FlashAttention4(FLASH_4, "4.0", library=types.SimpleNamespace(flash_attn_func=pretend_flash_attn))
+    return peers.FlashAttention4(
+        FLASH_4, "4.0", library=types.SimpleNamespace(flash_attn_func=pretend_flash_attn)
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -49,9 +52,16 @@ def stand_ins(monkeypatch):
     times = {"cuDNN": 2.0, "course": 1.0, FLASH_4: 0.9, "flash": 4.0, "eager": 16.0}
 
     def compare(candidates, make_inputs, peer, **timing):
-        return {name: bench.Timing(name, times[name], peer, times[peer],
-                                   ratios=() if name == peer else (times[peer] / times[name],) * 4)
-                for name in candidates}
+        return {
+            name: bench.Timing(
+                name,
+                times[name],
+                peer,
+                times[peer],
+                ratios=() if name == peer else (times[peer] / times[name],) * 4,
+            )
+            for name in candidates
+        }
 
     monkeypatch.setattr(device, "current", lambda: HOPPER)
     monkeypatch.setattr(audit, "verify", lambda *given: {"status": "ok", "reason": "", "error": 1e-3})
@@ -64,10 +74,18 @@ def test_rows_of_every_case(stand_ins, monkeypatch, flash_4):
     monkeypatch.setattr(peers, "find", lambda name: flash_4)
     rows = audit.compare_with_peers().rows
     cases = len(audit.CASES) + 1
-    assert [row["name"] for row in rows] == ["cuDNN", FLASH_4, "course", "course"] * cases + ["flash", "eager"]
-    assert all(row["status"] == "ok" and row["ratio"] == pytest.approx(row["peer_ms"] / row["ms"]) for row in rows)
-    against = {row["peer"]: (row["ratio"], row["spread"], row["peer_version"])
-               for row in rows if row["name"] == "course"}
+    assert [row["name"] for row in rows] == ["cuDNN", FLASH_4, "course", "course"] * cases + [
+        "flash",
+        "eager",
+    ]
+    assert all(
+        row["status"] == "ok" and row["ratio"] == pytest.approx(row["peer_ms"] / row["ms"]) for row in rows
+    )
+    against = {
+        row["peer"]: (row["ratio"], row["spread"], row["peer_version"])
+        for row in rows
+        if row["name"] == "course"
+    }
     assert against["cuDNN"][0] == 2 and against[FLASH_4] == (pytest.approx(0.9), 0, "4.0")
     best = peers.select_strongest([row for row in rows if row["name"] == "course"], ("shape", "causal"))
     assert len(best) == cases and {row["peer"] for row in best} == {FLASH_4}
@@ -90,11 +108,19 @@ def test_a_result_that_is_wrong_is_not_timed(stand_ins, monkeypatch, flash_4):
     monkeypatch.setattr(audit, "verify", lambda candidate, case, peer: next(verdicts))
     verdicts = iter([{"status": "ok", "reason": ""}, {"status": "wrong", "reason": "error 1 is above 0"}])
     *_, row = audit.compare_case((*CASE, False), flash_4)
-    assert row["status"] == "failed" and row["reason"] == f"{FLASH_4}: error 1 is above 0." and row["peer"] == FLASH_4
+    assert (
+        row["status"] == "failed"
+        and row["reason"] == f"{FLASH_4}: error 1 is above 0."
+        and row["peer"] == FLASH_4
+    )
     verdicts = iter([{"status": "wrong", "reason": "error 1 is above 0"}, {"status": "ok", "reason": ""}])
     rows = audit.compare_case((*CASE, False), flash_4)
-    assert [(row["name"], row["status"]) for row in rows] == [("cuDNN", "ok"), (FLASH_4, "ok"), ("course", "wrong"),
-                                                              ("course", "wrong")]
+    assert [(row["name"], row["status"]) for row in rows] == [
+        ("cuDNN", "ok"),
+        (FLASH_4, "ok"),
+        ("course", "wrong"),
+        ("course", "wrong"),
+    ]
 
 
 def test_the_claim_reads_the_rows():

@@ -20,7 +20,9 @@ def test_a_check_passes_a_right_result_and_finds_a_wrong_one(monkeypatch):
     case, config = (1, 2, 1, 40, 33, 64, False), AttentionConfig(32, 16, 4, 2)
     row = experiments.verify(config, case, torch.float16)
     assert row["status"] == "ok" and row["error"] <= row["tolerance"]
-    monkeypatch.setattr(attention, "attention", lambda q, k, v, *, out, **_: out.copy_(attention.spec(q, k, v) * 0.99))
+    monkeypatch.setattr(
+        attention, "attention", lambda q, k, v, *, out, **_: out.copy_(attention.spec(q, k, v) * 0.99)
+    )
     row = experiments.verify(config, case, torch.float16)
     assert row["status"] == "wrong" and row["error"] == pytest.approx(0.01, rel=0.1)
 
@@ -28,6 +30,7 @@ def test_a_check_passes_a_right_result_and_finds_a_wrong_one(monkeypatch):
 @pytest.fixture
 def stand_ins(monkeypatch):
     """A Hopper GPU on which every check passes, and every kernel is as fast as cuDNN."""
+
     class Timing:
         def __init__(self, name):
             self.name = name
@@ -36,7 +39,9 @@ def stand_ins(monkeypatch):
             return {"name": self.name, "ms": 1.0, "ratio": 1.0, "status": "ok", "reason": ""}
 
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a", 132))
-    monkeypatch.setattr(bench, "compare", lambda candidates, *_, **__: {name: Timing(name) for name in candidates})
+    monkeypatch.setattr(
+        bench, "compare", lambda candidates, *_, **__: {name: Timing(name) for name in candidates}
+    )
     monkeypatch.setattr(experiments, "choose_peer", lambda case: "cuDNN")
     monkeypatch.setattr(experiments.build, "compile_ahead", lambda jobs: None)
     for module in (experiments, sweep):
@@ -45,12 +50,23 @@ def stand_ins(monkeypatch):
 
 def test_rows_name_their_case(stand_ins):
     rows = [row for row in experiments.measure_ladder.__wrapped__() if row["causal"]]
-    assert [row["name"] for row in rows] == ["eager", "efficient", "flash", "cuDNN", "plain", "roles", "overlap",
-                                             "ping-pong", "persistent"]
+    assert [row["name"] for row in rows] == [
+        "eager",
+        "efficient",
+        "flash",
+        "cuDNN",
+        "plain",
+        "roles",
+        "overlap",
+        "ping-pong",
+        "persistent",
+    ]
     assert all(row["shape"] == [*experiments.LONG] and row["ms"] == 1.0 for row in rows)
     assert [row["config"] for row in rows[4:]] == [*map(str, attention.configs().values())]
     rows = experiments.measure_shapes.__wrapped__()
-    assert len(rows) == 2 * len(experiments.SHAPES + experiments.OTHERS) and {row["name"] for row in rows} == {"best"}
+    assert len(rows) == 2 * len(experiments.SHAPES + experiments.OTHERS) and {
+        row["name"] for row in rows
+    } == {"best"}
     rows = experiments.measure_small_head.__wrapped__()
     assert [row["name"] for row in rows[-4:]] == ["cuDNN", "plain", "two groups", "four groups"]
     assert [row["tiles"] for row in rows[-3:]] == [256, 128, 64]
@@ -73,8 +89,13 @@ def test_the_sweep_names_each_configuration_once_and_says_why_one_cannot_run():
 def test_command_line_refuses(capsys):
     assert main(["--target", "sm_120a", "--step", "overlap"]) == 2
     assert "wgmma" in capsys.readouterr().out
-    for bad in (["--shape", "1,3,2,64,64"], ["--shape", "1,2"], ["--step", "fast"],
-                ["--shape", "9" * 30 + ",1,1,64,64"], ["--shape", "9" * 4301 + ",1,1,64,64"]):
+    for bad in (
+        ["--shape", "1,3,2,64,64"],
+        ["--shape", "1,2"],
+        ["--step", "fast"],
+        ["--shape", "9" * 30 + ",1,1,64,64"],
+        ["--shape", "9" * 4301 + ",1,1,64,64"],
+    ):
         with pytest.raises(SystemExit) as caught:
             main(bad)
         said = capsys.readouterr().err

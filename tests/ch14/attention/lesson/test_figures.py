@@ -19,6 +19,9 @@ def test_the_model_of_who_is_busy():
 
 
 def test_pictures_draw():
-    for picture in (figures.blocks_picture(100, 300), figures.blocks_picture(100, 300, causal=False),
-                    figures.timeline_picture()):
+    for picture in (
+        figures.blocks_picture(100, 300),
+        figures.blocks_picture(100, 300, causal=False),
+        figures.timeline_picture(),
+    ):
         assert picture.axes[0].patches and len(picture.description) > 100

@@ -63,8 +63,18 @@ def make_trace(zero=5.0, cta=3):
     events = []
 
     def add(warp, name, begin, cycles, number=cta):
-        events.append({"ph": "X", "name": name, "cat": "kernel", "pid": f"kernel Core7 CTA{number} [clock cycle]",
-                       "tid": f"warp {warp} (line 0)", "ts": zero + begin / 1000, "dur": cycles / 1000, "args": {}})
+        events.append(
+            {
+                "ph": "X",
+                "name": name,
+                "cat": "kernel",
+                "pid": f"kernel Core7 CTA{number} [clock cycle]",
+                "tid": f"warp {warp} (line 0)",
+                "ts": zero + begin / 1000,
+                "dur": cycles / 1000,
+                "args": {},
+            }
+        )
 
     for tile in range(2):
         start = 5000 * tile
@@ -95,12 +105,21 @@ def test_the_trace_of_one_cta_becomes_a_recording():
     assert recording["stage_names"] == ["K 0", "K 1", "V 0", "V 1", "Q"] and recording["stages"] == 5
     rows = timeline.as_rows(recording)
     loads = [(row["tile"], row["step"], row["stage"], row["phase"]) for row in rows if row["kind"] == "load"]
-    assert loads[:8] == [(0, None, 4, 0), (0, None, 4, 0), (0, 0, 0, 0), (0, 0, 2, 0), (0, 1, 1, 0), (0, 1, 3, 0),
-                         (0, 2, 0, 1), (0, 2, 2, 1)]
+    assert loads[:8] == [
+        (0, None, 4, 0),
+        (0, None, 4, 0),
+        (0, 0, 0, 0),
+        (0, 0, 2, 0),
+        (0, 1, 1, 0),
+        (0, 1, 3, 0),
+        (0, 2, 0, 1),
+        (0, 2, 2, 1),
+    ]
     assert loads[10:12] == [(1, None, 4, 1), (1, None, 4, 1)]
     products = [row for row in rows if (row["lane"], row["kind"]) == ("consumer 1", "product")]
     assert [(row["tile"], row["step"]) for row in products] == [
-        (tile, block) for tile in range(2) for block in range(BLOCKS) for _ in "kv"]
+        (tile, block) for tile in range(2) for block in range(BLOCKS) for _ in "kv"
+    ]
     assert products[0]["end"] - products[0]["begin"] == 700 and rows[0]["begin"] == 0
     waits = [row for row in rows if row["barrier"] == "empty" and row["stage"] == 0]
     assert [row["phase"] for row in waits] == [1, 0, 1, 0]
@@ -121,34 +140,56 @@ def test_a_block_takes_the_time_between_two_products_of_one_tile():
 def test_the_record_shows_what_the_notebook_says():
     recording = results.load_record("ch14_attention_timeline", recorder.source()).rows[0]["recording"]
     rows = timeline.as_rows(recording)
-    products = {(row["lane"], row["tile"], row["step"], row["stage"] >= 2): row for row in rows
-                if row["kind"] == "product"}
+    products = {
+        (row["lane"], row["tile"], row["step"], row["stage"] >= 2): row
+        for row in rows
+        if row["kind"] == "product"
+    }
     for lane, tile, step, is_v in products:
         if step and not is_v:  # Q K^T is issued before P V of the block before, and ends first
             scores, last = products[lane, tile, step, False], products[lane, tile, step - 1, True]
             assert scores["begin"] < last["begin"] < scores["end"] < last["end"]
-    for tile in range(2):  # in the middle of a tile, a product of one consumer or the other is always in flight
+    for tile in range(
+        2
+    ):  # in the middle of a tile, a product of one consumer or the other is always in flight
         covered, end = (products["consumer 0", tile, step, False]["begin"] for step in (3, 14))
         for row in sorted(products.values(), key=lambda row: row["begin"]):
             assert row["begin"] <= covered or covered >= end
             covered = max(covered, row["end"])
     for lane in ("consumer 0", "consumer 1"):  # while a consumer stores, the producer loads for the next tile
         store = next(row for row in rows if (row["lane"], row["kind"]) == (lane, "store"))
-        assert any(row["kind"] == "load" and row["tile"] == 1 and store["begin"] < row["begin"] < store["end"]
-                   for row in rows)
+        assert any(
+            row["kind"] == "load" and row["tile"] == 1 and store["begin"] < row["begin"] < store["end"]
+            for row in rows
+        )
     assert recorder.find_block_cycles(recording) > 4 * recorder.PRODUCT_CYCLES
-    waits = {lane: [row["end"] - row["begin"] for row in rows if (row["lane"], row["kind"]) == (lane, "wait")
-                    and (lane != "producer" or row["stage"] == 0)] for lane in recording["lanes"]}
+    waits = {
+        lane: [
+            row["end"] - row["begin"]
+            for row in rows
+            if (row["lane"], row["kind"]) == (lane, "wait") and (lane != "producer" or row["stage"] == 0)
+        ]
+        for lane in recording["lanes"]
+    }
     scope = waits.pop("producer")[0]  # the first wait for K finds its stage empty
-    for lane, each in waits.items():  # most waits are short, and the start and the scopes are most of the waiting
-        start = sum(row["end"] - row["begin"] for row in rows if (row["lane"], row["kind"]) == (lane, "wait")
-                    and row["end"] <= products[lane, 0, 0, False]["begin"])
+    for (
+        lane,
+        each,
+    ) in waits.items():  # most waits are short, and the start and the scopes are most of the waiting
+        start = sum(
+            row["end"] - row["begin"]
+            for row in rows
+            if (row["lane"], row["kind"]) == (lane, "wait")
+            and row["end"] <= products[lane, 0, 0, False]["begin"]
+        )
         assert statistics.median(each) < 2 * scope and start + len(each) * scope > sum(each) / 2
 
 
 def test_a_trace_without_scopes_is_refused():
     with pytest.raises(ValueError, match="no event of load, wait, product, store"):
-        recorder.read_trace({"traceEvents": [{"ph": "X", "name": "kernel", "pid": "", "tid": "", "ts": 0, "dur": 1}]})
+        recorder.read_trace(
+            {"traceEvents": [{"ph": "X", "name": "kernel", "pid": "", "tid": "", "ts": 0, "dur": 1}]}
+        )
     trace = make_trace()
     trace["traceEvents"][2]["tid"] = "warp 2 (line 0)"
     with pytest.raises(ValueError, match="the roles are those of"):
@@ -161,16 +202,29 @@ def test_each_scope_that_is_opened_is_closed():
     compile(text, str(path), "exec")
     names = {line.split('"')[1] for line in text.splitlines() if "pl.enter_scope" in line}
     assert names == {line.split('"')[1] for line in text.splitlines() if "pl.exit_scope" in line}
-    assert names == {f"{kind} {what}" for kind, what in (
-        *(("wait", f"{tile} {barrier}") for tile in "qkv" for barrier in ("full", "empty")),
-        *(("load", tile) for tile in "qkv"), ("product", "k"), ("product", "v"))} | {"store"}
+    assert names == {
+        f"{kind} {what}"
+        for kind, what in (
+            *(("wait", f"{tile} {barrier}") for tile in "qkv" for barrier in ("full", "empty")),
+            *(("load", tile) for tile in "qkv"),
+            ("product", "k"),
+            ("product", "v"),
+        )
+    } | {"store"}
 
 
 @pytest.mark.compile
 def test_the_kernel_with_scopes_compiles_with_protons_passes(tmp_path):
     env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, cwd=ROOT,
-                          env=env, timeout=400, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=env,
+        timeout=400,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     shared, clocks = map(int, done.stdout.split())
     assert shared <= 232448 and clocks >= 40

@@ -28,10 +28,14 @@ def prepare(texts, name, **options):
 
 
 def test_what_the_compiler_makes_of_each_version():
-    versions = {(name, form): (prepare(VERSIONS, name, **options), form, "sm_100a")
-                for form in ("mxfp8_e4m3", "mxfp4", "nvfp4")
-                for name, options in (("rows", {}), ("tiles", {}), ("loop", {"block_n": 128}))}
-    rows = {(row["name"], row["format"]): row for row in exercises.compile_versions(versions, ["name", "format"])}
+    versions = {
+        (name, form): (prepare(VERSIONS, name, **options), form, "sm_100a")
+        for form in ("mxfp8_e4m3", "mxfp4", "nvfp4")
+        for name, options in (("rows", {}), ("tiles", {}), ("loop", {"block_n": 128}))
+    }
+    rows = {
+        (row["name"], row["format"]): row for row in exercises.compile_versions(versions, ["name", "format"])
+    }
     for (name, _), row in rows.items():
         assert row["status"] == "ok" and "block_scale" in row["instruction"], row
         assert bool(row["scales copied"]) == (name != "rows")
@@ -39,9 +43,13 @@ def test_what_the_compiler_makes_of_each_version():
 
 
 def test_two_wide_accumulators_do_not_fit():
-    versions = {(form,): (prepare(VERSIONS, "loop"), form, "sm_100a") for form in ("mxfp8_e4m3", "mxfp4", "nvfp4")}
+    versions = {
+        (form,): (prepare(VERSIONS, "loop"), form, "sm_100a") for form in ("mxfp8_e4m3", "mxfp4", "nvfp4")
+    }
     rows = exercises.compile_versions(versions, ["format"])
-    assert [row["status"] for row in rows] == ["rejected"] * 3 and all("columns" in row["reason"] for row in rows)
+    assert [row["status"] for row in rows] == ["rejected"] * 3 and all(
+        "columns" in row["reason"] for row in rows
+    )
 
 
 def test_pictures_say_what_they_show():
@@ -55,15 +63,23 @@ def test_the_solutions_pass():
     exercises.check_load(*define(SOLUTIONS, "mended_scales"))
     exercises.check_load(*define(VERSIONS, "load_scales"))
     exercises.check_store(*define(SOLUTIONS, "my_store"))
-    for name, check in (("widest_with", exercises.check_widest),
-                        ("scale_columns", exercises.check_scale_columns)):
+    for name, check in (
+        ("widest_with", exercises.check_widest),
+        ("scale_columns", exercises.check_scale_columns),
+    ):
         code = "\n\n\n".join(triton_cell.collect(SOLUTIONS, name))
         check(lesson.define(code, names)[name])
 
 
-@pytest.mark.parametrize("options, reason", [
-    ({"stages": 3}, "columns"), ({"stages": 4}, "shared memory"), ({"block_n": 128, "stages": 3}, "four stages"),
-    ({"block_n": 128, "stages": 8}, "shared memory")])
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"stages": 3}, "columns"),
+        ({"stages": 4}, "shared memory"),
+        ({"block_n": 128, "stages": 3}, "four stages"),
+        ({"block_n": 128, "stages": 8}, "shared memory"),
+    ],
+)
 def test_a_wrong_choice_fails(options, reason):
     with pytest.raises(AssertionError, match=reason):
         exercises.check_two_accumulators(prepare(VERSIONS, "loop"), options)
@@ -74,14 +90,21 @@ def test_one_accumulator_is_not_two():
         exercises.check_two_accumulators(prepare(VERSIONS, "tiles"), {"stages": 4})
 
 
-@pytest.mark.parametrize("check, name, change", [
-    ("load", "mended_scales", ("trans(0, 3, 2, 1, 4)", "trans(0, 2, 3, 1, 4)")),
-    ("load", "mended_scales", ("trans(0, 3, 2, 1, 4)", "trans(0, 3, 1, 2, 4)")),
-    ("load", "mended_scales", ("group // 4", "group")),
-    ("store", "my_store", ("trans(0, 3, 2, 1, 4)", "trans(0, 3, 1, 2, 4)")),
-    ("store", "my_store", ("reshape(1, 4, 32, GROUPS // 4, 4)",
-                           "reshape(1, 32, 4, GROUPS // 4, 4).trans(0, 2, 1, 3, 4)")),
-    ("store", "my_store", ("row // 128", "0"))])
+@pytest.mark.parametrize(
+    "check, name, change",
+    [
+        ("load", "mended_scales", ("trans(0, 3, 2, 1, 4)", "trans(0, 2, 3, 1, 4)")),
+        ("load", "mended_scales", ("trans(0, 3, 2, 1, 4)", "trans(0, 3, 1, 2, 4)")),
+        ("load", "mended_scales", ("group // 4", "group")),
+        ("store", "my_store", ("trans(0, 3, 2, 1, 4)", "trans(0, 3, 1, 2, 4)")),
+        (
+            "store",
+            "my_store",
+            ("reshape(1, 4, 32, GROUPS // 4, 4)", "reshape(1, 32, 4, GROUPS // 4, 4).trans(0, 2, 1, 3, 4)"),
+        ),
+        ("store", "my_store", ("row // 128", "0")),
+    ],
+)
 def test_a_wrong_answer_fails(check, name, change):
     with pytest.raises((AssertionError, RuntimeError, ValueError, IndexError, TypeError)):
         getattr(exercises, f"check_{check}")(*define(SOLUTIONS, name, change=change))
@@ -93,7 +116,9 @@ def test_a_wrong_plan_fails():
     with pytest.raises(AssertionError, match="columns"):
         exercises.check_scale_columns(lambda n, k, group, instruction_k: 8 * (k // instruction_k))
     with pytest.raises(AssertionError, match="columns"):
-        exercises.check_scale_columns(lambda n, k, group, instruction_k: 4 * (1 + n // 128) * (k // instruction_k))
+        exercises.check_scale_columns(
+            lambda n, k, group, instruction_k: 4 * (1 + n // 128) * (k // instruction_k)
+        )
     assert "not" in exercises.check_plan(lambda n, ctas, k, bits, group, c_bytes: (5, 4))
 
 

@@ -29,25 +29,44 @@ def prepare(name, change=("", ""), kernel=None, **options):
     return functools.partial(function, **options) if options else function
 
 
-@pytest.mark.parametrize("name, options", [
-    ("by_block", {}), ("by_block", {"block_m": 64, "warps": 4}), ("scratch_ahead", {}), ("scales_piped", {}),
-    ("scales_by_tma", {}), ("split_k", {}), ("split_k", {"splits": 3})])
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("by_block", {}),
+        ("by_block", {"block_m": 64, "warps": 4}),
+        ("scratch_ahead", {}),
+        ("scales_piped", {}),
+        ("scales_by_tma", {}),
+        ("split_k", {}),
+        ("split_k", {"splits": 3}),
+    ],
+)
 def test_the_versions_are_right_and_start_on_hopper(name, options):
     assert exercises.check_version(prepare(name, **options)) == ""
-    report = lesson.compile_launch(prepare(name, **options), fp8_operands(*exercises.EXAMPLE, "cpu"), "sm_90a")
+    report = lesson.compile_launch(
+        prepare(name, **options), fp8_operands(*exercises.EXAMPLE, "cpu"), "sm_90a"
+    )
     assert report.launchable and not report.spills and report.counts["wgmma"], report.reason
 
 
-@pytest.mark.parametrize("name, change, options", [
-    ("by_block", ("mask=rows < M", "mask=rows < M - 1"), {}),
-    ("by_block", ("n // 128 * stride_b", "0 * stride_b"), {}),
-    ("by_block", ("acc += scratch * (row_scale * tile_scale)[:, None]", "acc += scratch * tile_scale"), {}),
-    ("scratch_ahead", ("    acc += last * last_scale[:, None]  # +\n    c_desc", "    c_desc"), {}),
-    ("scratch_ahead", ("tl.dot(a_desc.load([m, step * 128])", "tl.dot(a_desc.load([m, 0])"), {}),
-    ("scales_by_tma", ("scale_a_desc.load([step, m])", "scale_a_desc.load([0, m])"), {}),
-    ("split_k", ("* (split + 1) // SPLITS", "// SPLITS * (split + 1)"), {"splits": 3}),
-    ("split_k", ("== SPLITS - 1", "== SPLITS"), {"splits": 3}),
-    ("split_k", ("for other in range(SPLITS)", "for other in range(1, SPLITS)"), {"splits": 3})])
+@pytest.mark.parametrize(
+    "name, change, options",
+    [
+        ("by_block", ("mask=rows < M", "mask=rows < M - 1"), {}),
+        ("by_block", ("n // 128 * stride_b", "0 * stride_b"), {}),
+        (
+            "by_block",
+            ("acc += scratch * (row_scale * tile_scale)[:, None]", "acc += scratch * tile_scale"),
+            {},
+        ),
+        ("scratch_ahead", ("    acc += last * last_scale[:, None]  # +\n    c_desc", "    c_desc"), {}),
+        ("scratch_ahead", ("tl.dot(a_desc.load([m, step * 128])", "tl.dot(a_desc.load([m, 0])"), {}),
+        ("scales_by_tma", ("scale_a_desc.load([step, m])", "scale_a_desc.load([0, m])"), {}),
+        ("split_k", ("* (split + 1) // SPLITS", "// SPLITS * (split + 1)"), {"splits": 3}),
+        ("split_k", ("== SPLITS - 1", "== SPLITS"), {"splits": 3}),
+        ("split_k", ("for other in range(SPLITS)", "for other in range(1, SPLITS)"), {"splits": 3}),
+    ],
+)
 def test_a_wrong_version_fails(name, change, options):
     assert exercises.check_version(prepare(name, change, **options))
 
@@ -63,10 +82,18 @@ def test_two_launches_of_a_split_give_the_same():
     assert (first == operands[-1]).all()
 
 
-@pytest.mark.parametrize("change", [("", ""), ("bias + n +", "bias +"), ("n // 32 + tl", "0 + tl"),
-                                    (">> 23) - 8", ">> 23) - 6"), ("(254 - scale)", "(253 - scale)"),
-                                    ("x / (1 + tl.exp(-x))", "x / (1 + tl.exp(x))"),
-                                    ("mask=rows[:, None] < M", "mask=rows[:, None] < M - 1")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("", ""),
+        ("bias + n +", "bias +"),
+        ("n // 32 + tl", "0 + tl"),
+        (">> 23) - 8", ">> 23) - 6"),
+        ("(254 - scale)", "(253 - scale)"),
+        ("x / (1 + tl.exp(-x))", "x / (1 + tl.exp(x))"),
+        ("mask=rows[:, None] < M", "mask=rows[:, None] < M - 1"),
+    ],
+)
 def test_the_epilogue_quantises(change):
     fault = exercises.check_epilogue(prepare("fused", change))
     assert bool(fault) == bool(change[0]), fault
@@ -76,77 +103,135 @@ def test_passes_give_what_the_epilogue_gives():
     assert exercises.check_epilogue(prepare("passes", kernel="scales_by_tma")) == ""
 
 
-@pytest.mark.parametrize("change", [("", ""), ("2.0**126", "2.0**127"), ("value_of(byte >> 4)", "value_of(byte)"),
-                                    ("code << 23", "code << 22")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("", ""),
+        ("2.0**126", "2.0**127"),
+        ("value_of(byte >> 4)", "value_of(byte)"),
+        ("code << 23", "code << 22"),
+    ],
+)
 def test_decoding_is_exact(change):
     decode = prepare("decode_once", change, kernel="decode_blocks")
-    fault = lesson.check_launch(decode, {"cpu": [(128, 128, 256)], "cuda": [(128, 128, 256)]}, exercises.make_packed,
-                                exercises.multiply_packed)
+    fault = lesson.check_launch(
+        decode,
+        {"cpu": [(128, 128, 256)], "cuda": [(128, 128, 256)]},
+        exercises.make_packed,
+        exercises.multiply_packed,
+    )
     assert bool(fault) == bool(change[0]), fault
 
 
-@pytest.mark.parametrize("change, options", [
-    (("", ""), {}), (("", ""), {"shares": 3}), (("low, even.T", "low, odd.T"), {}),
-    (("inside & (tokens < M)", "inside & (tokens <= M)"), {}), (("(rows < N)", "(rows <= N)"), {}),
-    (("(share + 1) // SHARES", "(share + 1) // SHARES - 1"), {"shares": 3})])
+@pytest.mark.parametrize(
+    "change, options",
+    [
+        (("", ""), {}),
+        (("", ""), {"shares": 3}),
+        (("low, even.T", "low, odd.T"), {}),
+        (("inside & (tokens < M)", "inside & (tokens <= M)"), {}),
+        (("(rows < N)", "(rows <= N)"), {}),
+        (("(share + 1) // SHARES", "(share + 1) // SHARES - 1"), {"shares": 3}),
+    ],
+)
 def test_few_tokens(change, options):
-    fault = lesson.check_launch(prepare("few_tokens", change, **options), exercises.TOKEN_CASES, exercises.make_tokens,
-                                exercises.multiply_tokens)
+    fault = lesson.check_launch(
+        prepare("few_tokens", change, **options),
+        exercises.TOKEN_CASES,
+        exercises.make_tokens,
+        exercises.multiply_tokens,
+    )
     assert bool(fault) == bool(change[0]), fault
 
 
 def test_scaled_dot_decodes_on_hopper():
-    report = lesson.compile_launch(prepare("scaled_dot"), exercises.make_packed(exercises.EXAMPLE, "cpu"), "sm_90a")
+    report = lesson.compile_launch(
+        prepare("scaled_dot"), exercises.make_packed(exercises.EXAMPLE, "cpu"), "sm_90a"
+    )
     assert report.launchable and "bf16" in report.ptx.lower(), report.reason
 
 
 def test_pictures_say_what_they_show():
-    for draw in (figures.draw_split, figures.draw_epilogue, figures.draw_decoding, figures.scales_picture,
-                 figures.schedule_picture):
+    for draw in (
+        figures.draw_split,
+        figures.draw_epilogue,
+        figures.draw_decoding,
+        figures.scales_picture,
+        figures.schedule_picture,
+    ):
         picture = draw()
         assert isinstance(picture, plots.Picture) and picture.description
 
 
 def test_the_solutions_pass():
-    exercises.check_fit(*define(SOLUTIONS, "prepare_by_block"), {"block_m": 64, "block_n": 64, "warps": 4, "stages": 3})
+    exercises.check_fit(
+        *define(SOLUTIONS, "prepare_by_block"), {"block_m": 64, "block_n": 64, "warps": 4, "stages": 3}
+    )
     exercises.check_index(*define(SOLUTIONS, "mended_block"))
     exercises.check_rows(*define(SOLUTIONS, "my_scales"))
     exercises.check_split(*define(SOLUTIONS, "my_split"))
     exercises.check_gated(*define(SOLUTIONS, "my_gated"))
 
 
-@pytest.mark.parametrize("options, reason", [
-    ({"block_m": 64, "warps": 4}, "3 programs per SM"), ({"warps": 4}, "spilled"),
-    ({"block_m": 64, "block_n": 64, "warps": 4, "stages": 2}, "three stages"),
-    ({"block_m": 64, "block_n": 64, "warps": 4, "stages": 6}, "programs per SM"), ({"stages": 9}, "shared memory")])
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"block_m": 64, "warps": 4}, "3 programs per SM"),
+        ({"warps": 4}, "spilled"),
+        ({"block_m": 64, "block_n": 64, "warps": 4, "stages": 2}, "three stages"),
+        ({"block_m": 64, "block_n": 64, "warps": 4, "stages": 6}, "programs per SM"),
+        ({"stages": 9}, "shared memory"),
+    ],
+)
 def test_a_wrong_choice_fails(options, reason):
     with pytest.raises(AssertionError, match=reason):
         exercises.check_fit(*define(VERSIONS, "prepare_by_block"), options)
 
 
-@pytest.mark.parametrize("check, name, change", [
-    ("index", "mended_block", ("n // 128 * stride_b", "tile_n * stride_b")),
-    ("index", "mended_block", ("n // 128 * stride_b", "tile_m * stride_b")),
-    ("rows", "my_scales", ("step * stride_b + columns", "step * stride_b + n // 128")),
-    ("rows", "my_scales", ("row_scale[:, None] * column_scale[None, :]", "row_scale[None, :] * column_scale[:, None]")),
-    ("rows", "my_scales", ("scratch * row_scale[:, None]", "scratch")),
-    ("rows", "my_scales", ("range(K // 128)", "range(K // 128 - 1)")),
-    ("split", "my_split", ("steps * (split + 1) // SPLITS", "steps // SPLITS * (split + 1)")),
-    ("split", "my_split", ("range(steps * split // SPLITS, steps * (split + 1) // SPLITS)",
-                           "range(0, steps if split == 0 else 0)")),
-    ("split", "my_split", (", mask=rows[:, None] < M)\n", ")\n")),
-    ("split", "my_split", ("(split * M + rows[:, None])", "(split * BLOCK_M + rows[:, None])")),
-    ("gated", "my_gated", ("gate, value = ", "value, gate = ")),
-    ("gated", "my_gated", ("reshape(acc.shape[0], acc.shape[1] // 2, 2)",
-                           "reshape(acc.shape[0], 2, acc.shape[1] // 2).permute(0, 2, 1)")),
-    ("gated", "my_gated", ("tl.exp(-gate)", "tl.exp(-value)"))])
+@pytest.mark.parametrize(
+    "check, name, change",
+    [
+        ("index", "mended_block", ("n // 128 * stride_b", "tile_n * stride_b")),
+        ("index", "mended_block", ("n // 128 * stride_b", "tile_m * stride_b")),
+        ("rows", "my_scales", ("step * stride_b + columns", "step * stride_b + n // 128")),
+        (
+            "rows",
+            "my_scales",
+            ("row_scale[:, None] * column_scale[None, :]", "row_scale[None, :] * column_scale[:, None]"),
+        ),
+        ("rows", "my_scales", ("scratch * row_scale[:, None]", "scratch")),
+        ("rows", "my_scales", ("range(K // 128)", "range(K // 128 - 1)")),
+        ("split", "my_split", ("steps * (split + 1) // SPLITS", "steps // SPLITS * (split + 1)")),
+        (
+            "split",
+            "my_split",
+            (
+                "range(steps * split // SPLITS, steps * (split + 1) // SPLITS)",
+                "range(0, steps if split == 0 else 0)",
+            ),
+        ),
+        ("split", "my_split", (", mask=rows[:, None] < M)\n", ")\n")),
+        ("split", "my_split", ("(split * M + rows[:, None])", "(split * BLOCK_M + rows[:, None])")),
+        ("gated", "my_gated", ("gate, value = ", "value, gate = ")),
+        (
+            "gated",
+            "my_gated",
+            (
+                "reshape(acc.shape[0], acc.shape[1] // 2, 2)",
+                "reshape(acc.shape[0], 2, acc.shape[1] // 2).permute(0, 2, 1)",
+            ),
+        ),
+        ("gated", "my_gated", ("tl.exp(-gate)", "tl.exp(-value)")),
+    ],
+)
 def test_a_wrong_answer_fails(check, name, change):
     with pytest.raises(AssertionError):
         getattr(exercises, f"check_{check}")(*define(SOLUTIONS, name, change=change))
 
 
-@pytest.mark.parametrize("exercise, name", [("Exercise 3", "my_scales"), ("Exercise 4", "my_split"),
-                                            ("Exercise 5", "my_gated")])
+@pytest.mark.parametrize(
+    "exercise, name", [("Exercise 3", "my_scales"), ("Exercise 4", "my_split"), ("Exercise 5", "my_gated")]
+)
 def test_a_stub_is_not_solved(exercise, name, capsys):
     exercises.check(exercise, *define(VERSIONS, name))
     assert "not solved yet" in capsys.readouterr().out

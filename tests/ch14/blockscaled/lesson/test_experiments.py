@@ -19,9 +19,16 @@ from tilelab.measure import bench, check, peers
 from tilelab.runtime import build, device
 
 WHERE = "cuda" if device.current().capability else "cpu"
-EXPERIMENTS = (experiments.measure_shapes, experiments.measure_thin_products, experiments.measure_emulated,
-               experiments.measure_decode, experiments.run_sanitizers, impacts_module.measure_epilogue,
-               impacts_module.measure_impacts, experiments.measure_peers)
+EXPERIMENTS = (
+    experiments.measure_shapes,
+    experiments.measure_thin_products,
+    experiments.measure_emulated,
+    experiments.measure_decode,
+    experiments.run_sanitizers,
+    impacts_module.measure_epilogue,
+    impacts_module.measure_impacts,
+    experiments.measure_peers,
+)
 HOPPER = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
 
 
@@ -49,8 +56,12 @@ def test_bytes_of_a_product():
 
 def test_judge_sees_what_is_wrong():
     wanted = torch.randn(6, 8).double()
-    for harm, word in ((lambda out, _: None, ""), (lambda out, _: out[3].fill_(float("nan")), "the error inf"),
-                       (lambda out, _: out.mul_(1.1), "the error"), (lambda _, around: around.zero_(), "outside")):
+    for harm, word in (
+        (lambda out, _: None, ""),
+        (lambda out, _: out[3].fill_(float("nan")), "the error inf"),
+        (lambda out, _: out.mul_(1.1), "the error"),
+        (lambda _, around: around.zero_(), "outside"),
+    ):
         out, touched = check.make_poisoned((6, 8), torch.bfloat16, "cpu")
         out.copy_(wanted)
         harm(out, out._base)
@@ -63,7 +74,9 @@ def test_paths_are_checked_without_a_gpu():
     if device.current().capability:
         pytest.skip("the whole of it is the GPU test")
     rows = verification.check_correctness()
-    assert {row["path"] for row in rows} == {"emulated", "decode"} and [r for r in rows if r["status"] != "ok"] == []
+    assert {row["path"] for row in rows} == {"emulated", "decode"} and [
+        r for r in rows if r["status"] != "ok"
+    ] == []
 
 
 @pytest.mark.gpu
@@ -94,7 +107,9 @@ def test_peers_compute_the_same_product():
 
 
 def test_stream_reads_every_byte():
-    packed, scales = (torch.randint(0, 256, (65, columns), dtype=torch.uint8, device=WHERE) for columns in (256, 16))
+    packed, scales = (
+        torch.randint(0, 256, (65, columns), dtype=torch.uint8, device=WHERE) for columns in (256, 16)
+    )
 
     def fold(numbers):
         return functools.reduce(operator.xor, numbers)
@@ -119,22 +134,49 @@ def test_bias_silu(m, n):
 
 @pytest.mark.compile
 def test_what_they_are_held_against_is_built_wide():
-    pointers = {"weight_ptr": "*i32", "scales_ptr": "*i32", "out_ptr": "*i32", "words": "i32", "scale_words": "i32"}
+    pointers = {
+        "weight_ptr": "*i32",
+        "scales_ptr": "*i32",
+        "out_ptr": "*i32",
+        "words": "i32",
+        "scale_words": "i32",
+    }
     arguments = {"c_ptr": "*bf16", "bias_ptr": "*bf16", "out_ptr": "*bf16", "N": "i32"}
-    stream, silu = build.disassemble([
-        build.Job("ch14.blockscaled.lesson.experiments:stream_kernel", pointers, {"BLOCK": 4096}, "sm_90a", 4,
-                  aligned=tuple(pointers)),
-        build.Job("ch14.blockscaled.lesson.impacts:bias_silu_kernel", arguments, {"BLOCK": 2048}, "sm_90a", 4,
-                  aligned=tuple(arguments))])
+    stream, silu = build.disassemble(
+        [
+            build.Job(
+                "ch14.blockscaled.lesson.experiments:stream_kernel",
+                pointers,
+                {"BLOCK": 4096},
+                "sm_90a",
+                4,
+                aligned=tuple(pointers),
+            ),
+            build.Job(
+                "ch14.blockscaled.lesson.impacts:bias_silu_kernel",
+                arguments,
+                {"BLOCK": 2048},
+                "sm_90a",
+                4,
+                aligned=tuple(arguments),
+            ),
+        ]
+    )
     assert stream.launchable and stream.sass.count("LDG.E.128") >= 8 and stream.spills == 0
     assert silu.launchable and "LDG.E.128" in silu.sass and "STG.E.128" in silu.sass and silu.spills == 0
 
 
 def test_the_clock_is_read_while_it_runs_or_left_out(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: type("Properties", (), {"uuid": "12-34"}))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda: type("Properties", (), {"uuid": "12-34"})
+    )
     fake, launches = tmp_path / "nvidia-smi", []
-    for answer, found in (("1310, 699.5", {"ghz": 1.31, "watts": 699.5}), ("No devices were found", {}), ("", {})):
+    for answer, found in (
+        ("1310, 699.5", {"ghz": 1.31, "watts": 699.5}),
+        ("No devices were found", {}),
+        ("", {}),
+    ):
         fake.write_text(f'#!/bin/sh\ntest "$4" = GPU-12-34 && echo "{answer}"\n')
         fake.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
@@ -156,8 +198,11 @@ def test_groups_can_run_and_differ_in_what_they_are_about():
         assert claim in impacts_module.CLAIMED and what and len(configs) > 1
         assert len(set(configs.values())) == len(configs)
         assert all(n % 128 == 0 and k % 128 == 0 for _, n, k in [shape])
-    kept = [{name: (config.consumers, config.scratch, config.splits) for name, config in configs.items()}
-            for claim, _, _, configs in group_configs() if claim == "latency"]
+    kept = [
+        {name: (config.consumers, config.scratch, config.splits) for name, config in configs.items()}
+        for claim, _, _, configs in group_configs()
+        if claim == "latency"
+    ]
     assert all(len(set(of.values())) == 1 for of in kept)
     stages = [config.stages for config in vary_stages(fp8.Fp8Config()).values()]
     assert stages == sorted(stages) and len(stages) > 2
@@ -165,7 +210,14 @@ def test_groups_can_run_and_differ_in_what_they_are_about():
 
 def test_verdicts_name_the_band():
     assert [verdict("latency", share) for share in (-0.2, 0.0, 0.39, 0.396, 0.45, 0.504, 0.51)] == [
-        "it costs", "less", "less", "as claimed", "as claimed", "as claimed", "more"]
+        "it costs",
+        "less",
+        "less",
+        "as claimed",
+        "as claimed",
+        "as claimed",
+        "more",
+    ]
 
 
 @pytest.mark.parametrize("stages, more", [(7, []), (6, ["same tile, unsplit"])])
@@ -173,7 +225,9 @@ def test_a_split_is_held_against_its_own_tile(stages, more):
     split = fp8.Fp8Config(2, 2, stages, 64, splits=2)
     found = experiments.unsplit_configs(split)
     assert list(found) == [f"unsplit, {name}" for name in fp8.configs()] + more
-    assert dataclasses.replace(split, splits=1) in found.values() and all(each.splits == 1 for each in found.values())
+    assert dataclasses.replace(split, splits=1) in found.values() and all(
+        each.splits == 1 for each in found.values()
+    )
 
 
 def row(name, ms, moment=1.0, **more):
@@ -183,26 +237,47 @@ def row(name, ms, moment=1.0, **more):
 
 
 def test_verdicts_compare_the_right_rows():
-    impacts = [row("3 stages", 2.0, claim="latency", what="x"), row("4 stages", 1.1, claim="latency", what="x"),
-               row("5 stages", 1.5, claim="latency", what="x"), row("6 stages", None, claim="latency", what="x"),
-               row("4 warps", 1.0, claim="warps", what="y"), row("8 warps", 1.2, claim="warps", what="y")]
-    epilogue = [row(name, ms, shape=[1, 2, k]) for k, times in ((4, (2.0, 1.6, 1.9, 1)), (3, (2.0, 1.5, 2.2, 1)))
-                for name, ms in zip(("in passes", "all fused", "bias and SiLU fused", "product alone"), times)]
-    split = [row(name, ms, config=config) | {"shape": list(experiments.SPLIT)} for name, ms, config in (
-        ("torch", 3, ""), ("unsplit, a", 0.6, "tile a, group 8"), ("unsplit, b", 1.0, "tile b, group 8"),
-        ("course", 0.5, "tile b, 12 splits, group 8"))]
+    impacts = [
+        row("3 stages", 2.0, claim="latency", what="x"),
+        row("4 stages", 1.1, claim="latency", what="x"),
+        row("5 stages", 1.5, claim="latency", what="x"),
+        row("6 stages", None, claim="latency", what="x"),
+        row("4 warps", 1.0, claim="warps", what="y"),
+        row("8 warps", 1.2, claim="warps", what="y"),
+    ]
+    epilogue = [
+        row(name, ms, shape=[1, 2, k])
+        for k, times in ((4, (2.0, 1.6, 1.9, 1)), (3, (2.0, 1.5, 2.2, 1)))
+        for name, ms in zip(("in passes", "all fused", "bias and SiLU fused", "product alone"), times)
+    ]
+    split = [
+        row(name, ms, config=config) | {"shape": list(experiments.SPLIT)}
+        for name, ms, config in (
+            ("torch", 3, ""),
+            ("unsplit, a", 0.6, "tile a, group 8"),
+            ("unsplit, b", 1.0, "tile b, group 8"),
+            ("course", 0.5, "tile b, 12 splits, group 8"),
+        )
+    ]
     bf16 = [row("", 1.0, 2.0, stages=6), row("", 1.1, 0.5, stages=4), row("", 4.0, stages=2)]
     found = verdicts(impacts, epilogue, [row("course", 9), *split], bf16)
-    assert [(each["claim"], each["from"], each["to"], each["time saved"], each["verdict"]) for each in found] == [
-        ("latency", "2 stages", "6 stages", "75%", "more"), ("latency", "3 stages", "4 stages", "45%", "as claimed"),
+    assert [
+        (each["claim"], each["from"], each["to"], each["time saved"], each["verdict"]) for each in found
+    ] == [
+        ("latency", "2 stages", "6 stages", "75%", "more"),
+        ("latency", "3 stages", "4 stages", "45%", "as claimed"),
         ("warps", "4 warps", "8 warps", "-20%", "it costs"),
         ("epilogue", "in passes", "all fused", "20%", "as claimed"),
         ("epilogue", "in passes", "bias and SiLU fused", "5%", "less"),
         ("epilogue", "in passes", "all fused", "25%", "as claimed"),
         ("epilogue", "in passes", "bias and SiLU fused", "-10%", "it costs"),
-        ("split-K", "unsplit, b", "course", "50%", "more"), ("split-K", "unsplit, a", "course", "17%", "as claimed")]
+        ("split-K", "unsplit, b", "course", "50%", "more"),
+        ("split-K", "unsplit, a", "course", "17%", "as claimed"),
+    ]
     assert [each["where"] for each in found if each["claim"] == "epilogue"][::3] == [
-        "bias + SiLU, MXFP8 output, K = 4", "bias + SiLU alone, quantised apart, K = 3"]
+        "bias + SiLU, MXFP8 output, K = 4",
+        "bias + SiLU alone, quantised apart, K = 3",
+    ]
     assert {each["note"] for each in found} == {"40 to 50%", "20 to 30%", "15 to 25%", "10 to 20%"}
 
 
@@ -212,7 +287,9 @@ def test_rows_beside_deep_gemm(monkeypatch):
     monkeypatch.setitem(sys.modules, "deep_gemm", None)
     rows = experiments.measure_peers().rows
     assert [tuple(row["shape"]) for row in rows] == list(experiments.PEER_SHAPES) and len(rows) == 42
-    assert all(row["status"] == "failed" and row["reason"].startswith("DeepGEMM cannot be imported") for row in rows)
+    assert all(
+        row["status"] == "failed" and row["reason"].startswith("DeepGEMM cannot be imported") for row in rows
+    )
 
     def multiply(a, b, out):
         (codes, scales), (weight, weight_scales) = a, b
@@ -230,10 +307,14 @@ def test_rows_beside_deep_gemm(monkeypatch):
     monkeypatch.setattr(build, "compile_ahead", list)
     monkeypatch.setattr(experiments, "PEER_SHAPES", ((3, 192, 256), (3, 256, 256)))
     monkeypatch.setattr(experiments, "verify_fp8", lambda shape: {"status": "ok", "reason": "", "error": 0.0})
-    monkeypatch.setattr(experiments, "fp8_operands", functools.partial(verification.fp8_operands, where="cpu"))
+    monkeypatch.setattr(
+        experiments, "fp8_operands", functools.partial(verification.fp8_operands, where="cpu")
+    )
     monkeypatch.setattr(bench, "compare", compare)
     rows = experiments.measure_peers().rows
-    assert [(row["status"], row["ratio"], row["peer_version"]) for row in rows] == [("ok", 1.0, "0.1")] * 2, rows
+    assert [(row["status"], row["ratio"], row["peer_version"]) for row in rows] == [("ok", 1.0, "0.1")] * 2, (
+        rows
+    )
     library.fp8_gemm_nt = lambda a, b, out: out.zero_()
     assert all("the error" in row["reason"] for row in experiments.measure_peers().rows)
 
@@ -242,8 +323,21 @@ def test_sources_are_told_apart():
     hashes = {experiment.__name__: experiment.source() for experiment in EXPERIMENTS}
     assert all(len(each) == 16 for each in hashes.values())
     assert hashes["measure_shapes"] == hashes["measure_thin_products"] == hashes["measure_impacts"]
-    assert len({hashes[name] for name in ("measure_shapes", "measure_emulated", "measure_decode", "measure_epilogue",
-                                    "run_sanitizers")}) == 5
+    assert (
+        len(
+            {
+                hashes[name]
+                for name in (
+                    "measure_shapes",
+                    "measure_emulated",
+                    "measure_decode",
+                    "measure_epilogue",
+                    "run_sanitizers",
+                )
+            }
+        )
+        == 5
+    )
 
 
 def test_an_experiment_that_was_never_recorded_says_so(monkeypatch, tmp_path):
@@ -267,8 +361,10 @@ def test_the_schedule_of_the_tensor_core():
             of = sorted((begin, end) for name, _, begin, end in spans if name == unit)
             assert len(of) == consumers * blocks and all(a[1] <= b[0] for a, b in itertools.pairwise(of))
         for group in range(consumers):
-            products, sums = ([(begin, end) for name, of, begin, end in spans if (name, of) == (unit, group)]
-                              for unit in ("tensor core", "CUDA cores"))
+            products, sums = (
+                [(begin, end) for name, of, begin, end in spans if (name, of) == (unit, group)]
+                for unit in ("tensor core", "CUDA cores")
+            )
             assert all(begin >= end for (_, end), (begin, _) in zip(products, sums))
             later = zip(sums, products[scratch:])  # a product waits until its scratch has been added
             assert all(begin >= end for (_, end), (begin, _) in later)
@@ -288,5 +384,3 @@ def test_what_the_notebook_lists_is_in_the_kernel():
     text = fp8.SOURCE.read_text()
     first = [text.index(mark) for mark in ("void multiply(", "auto start_block = ", "auto add_block = ")]
     assert first == sorted(first) and text.index("if constexpr (SPLIT) {", first[-1]) - first[1] < 4000
-
-

@@ -9,12 +9,16 @@ from ch14.blockscaled.lesson import isolated
 pytestmark = pytest.mark.compile
 
 
-@pytest.mark.parametrize("name, held, cut", [
-    ("loads alone", ["UTMALDG", "SYNCS.PHASECHK"], ["QGMMA"]),
-    ("products alone", ["QGMMA"], ["UTMALDG", "SYNCS.PHASECHK"]),
-    ("products and additions", ["QGMMA", "FFMA"], ["UTMALDG", "SYNCS.PHASECHK"]),
-    ("loads and products", ["UTMALDG", "QGMMA", "SYNCS.PHASECHK"], []),
-    ("epilogue alone", ["UTMASTG"], ["UTMALDG", "SYNCS.PHASECHK"])])
+@pytest.mark.parametrize(
+    "name, held, cut",
+    [
+        ("loads alone", ["UTMALDG", "SYNCS.PHASECHK"], ["QGMMA"]),
+        ("products alone", ["QGMMA"], ["UTMALDG", "SYNCS.PHASECHK"]),
+        ("products and additions", ["QGMMA", "FFMA"], ["UTMALDG", "SYNCS.PHASECHK"]),
+        ("loads and products", ["UTMALDG", "QGMMA", "SYNCS.PHASECHK"], []),
+        ("epilogue alone", ["UTMASTG"], ["UTMALDG", "SYNCS.PHASECHK"]),
+    ],
+)
 def test_a_part_holds_its_instructions(name, held, cut):
     made = isolated.compile_part(name)
     assert made.launchable, made.reason

@@ -30,9 +30,15 @@ BY_HAND = [
     # 7.5; what is left, 14336, is one more C.
     (tile(256, 128, "Float4E2M1FN", E8M0, 16, "Float16"), (16384, 8192, 2048, 2048, 8192, 7, 3, 256, 16, 16)),
     # SFB is whole in both CTAs: 256 x 16. 215040 / 38912 = 5.5, and 20480 are left.
-    (tile(256, 256, "Float4E2M1FN", E8M0, 16, "Float16"), (16384, 16384, 2048, 4096, 8192, 5, 4, 256, 16, 32)),
+    (
+        tile(256, 256, "Float4E2M1FN", E8M0, 16, "Float16"),
+        (16384, 16384, 2048, 4096, 8192, 5, 4, 256, 16, 32),
+    ),
     # 215040 / 36864 = 5.8, and 30720 are left.
-    (tile(128, 128, "Float4E2M1FN", E4M3, 16, "BFloat16"), (16384, 16384, 2048, 2048, 8192, 5, 5, 256, 16, 16)),
+    (
+        tile(128, 128, "Float4E2M1FN", E4M3, 16, "BFloat16"),
+        (16384, 16384, 2048, 2048, 8192, 5, 5, 256, 16, 16),
+    ),
     # 64 columns of B have scales of a whole block of 128: 8 a row. C 128 x 32 x 4. 198656 / 26624 = 7.5.
     (tile(128, 64, "Float4E2M1FN", E8M0, 32, "Float32"), (16384, 8192, 1024, 1024, 16384, 7, 2, 128, 16, 16)),
     # fp8: K 128, 4 scales per row, 192 columns have those of 256. 215040 / 30208 = 7.1.
@@ -40,7 +46,10 @@ BY_HAND = [
     # 198656 / 50688 = 3.9, and 46592 are left: two more of 16384.
     (tile(128, 256, "Float8E5M2", E8M0, 32, "Float32"), (16384, 32768, 512, 1024, 16384, 3, 4, 256, 16, 32)),
     # C of one byte: 128 x 32. (232448 - 1024 - 8192) / 28672 = 7.8, and 22528 are left.
-    (tile(256, 128, "Float4E2M1FN", E8M0, 16, "Float8E4M3FN"), (16384, 8192, 2048, 2048, 4096, 7, 7, 256, 16, 16)),
+    (
+        tile(256, 128, "Float4E2M1FN", E8M0, 16, "Float8E4M3FN"),
+        (16384, 8192, 2048, 2048, 4096, 7, 7, 256, 16, 16),
+    ),
 ]
 
 # A/B + C stages as nvidia-cutlass-dsl 4.8.1 gives them: the example's rule on the library's own shared memory layouts,
@@ -48,7 +57,8 @@ BY_HAND = [
 LIBRARY = {
     ("Float4E2M1FN", 16): ("7+3 6+3 5+5 5+2 4+5 4+2 3+8 3+4", "8+4 8+2 7+3 6+3 6+2 5+3 5+4 5+2"),
     ("Float4E2M1FN", 32): ("8+2 7+2 6+2 5+3 4+6 4+3 4+2 3+4", "9+3 8+3 8+2 7+2 6+5 6+2 6+2 5+3"),
-    ("Float8E4M3FN", 32): ("8+3 7+3 6+3 5+3 5+2 4+3 4+3 3+4", "10+2 9+2 8+3 7+3 7+2 6+3 6+3 5+3")}
+    ("Float8E4M3FN", 32): ("8+3 7+3 6+3 5+3 5+2 4+3 4+3 3+4", "10+2 9+2 8+3 7+3 7+2 6+3 6+3 5+3"),
+}
 # And the columns that its TMEM layouts of SFA and SFB span.
 PACKED = {("Float4E2M1FN", 16): 16, ("Float4E2M1FN", 32): 8, ("Float8E4M3FN", 32): 4}
 
@@ -56,8 +66,13 @@ PACKED = {("Float4E2M1FN", 16): 16, ("Float4E2M1FN", 32): 8, ("Float8E4M3FN", 32
 @pytest.mark.parametrize("choice, known", BY_HAND, ids=str)
 def test_plans_worked_out_by_hand(choice, known):
     plan = smem_planner.plan(choice)
-    assert (*choice.stage_parts().values(), choice.c_stage_bytes(), plan.ab_stages, plan.c_stages,
-            *choice.tmem_parts().values()) == known
+    assert (
+        *choice.stage_parts().values(),
+        choice.c_stage_bytes(),
+        plan.ab_stages,
+        plan.c_stages,
+        *choice.tmem_parts().values(),
+    ) == known
     assert plan.fits and plan.stage_bytes == sum(known[:4])
     assert plan.smem_bytes == 1024 + plan.ab_stages * sum(known[:4]) + plan.c_stages * known[4] <= 232448
 
@@ -65,12 +80,17 @@ def test_plans_worked_out_by_hand(choice, known):
 @pytest.mark.parametrize("dtype, size", LIBRARY)
 def test_plans_as_the_library_has_them(dtype, size):
     known = " ".join(LIBRARY[dtype, size]).split()
-    plans = [smem_planner.plan(tile(m, n, dtype, E8M0, size, c)) for (m, n), c in itertools.product(TILES, ("Float16",
-                                                                                                      "Float32"))]
+    plans = [
+        smem_planner.plan(tile(m, n, dtype, E8M0, size, c))
+        for (m, n), c in itertools.product(TILES, ("Float16", "Float32"))
+    ]
     assert [f"{plan.ab_stages}+{plan.c_stages}" for plan in plans] == known
     for plan in plans:
         block = PACKED[dtype, size]
-        assert plan.choice.scale_columns(packed=True) == {"SFA": block, "SFB": block * (1 + (plan.choice.n > 128))}
+        assert plan.choice.scale_columns(packed=True) == {
+            "SFA": block,
+            "SFB": block * (1 + (plan.choice.n > 128)),
+        }
 
 
 def every(c_dtypes=tuple(smem_planner.C_ITEMSIZE)):
@@ -96,7 +116,11 @@ def test_what_does_not_fit_says_so_whatever_is_asked():
     for choice in every(("Float32",)):
         for ab, c, sums in itertools.product((None, 1, 7, 64), (None, 4, 64), ("one", "two")):
             plan = smem_planner.plan(dataclasses.replace(choice, ab_stages=ab, c_stages=c, accumulators=sums))
-            over = plan.smem_bytes > plan.capacity or plan.tmem_columns > smem_planner.COLUMNS or plan.ab_stages == 0
+            over = (
+                plan.smem_bytes > plan.capacity
+                or plan.tmem_columns > smem_planner.COLUMNS
+                or plan.ab_stages == 0
+            )
             assert plan.fits is not over, plan
             assert ab in (None, plan.ab_stages) and c in (None, plan.c_stages)
 
@@ -122,43 +146,63 @@ def test_accumulators_in_tmem():
             overlapped = smem_planner.plan(tile(m, 256, dtype, sf_dtype, size, accumulators="overlapped"))
             assert overlapped.fits and overlapped.tmem == {"accumulators": 464, "SFA": 16, "SFB": 32}
             assert smem_planner.plan(tile(m, 192, dtype, sf_dtype, size)).tmem_columns == 432
-    assert "(12 if packed)" in smem_planner.plan(tile(256, 256, "Float8E4M3FN", E8M0, 32, accumulators="two")).sentence
+    assert (
+        "(12 if packed)"
+        in smem_planner.plan(tile(256, 256, "Float8E4M3FN", E8M0, 32, accumulators="two")).sentence
+    )
     assert "if packed" not in smem_planner.plan(tile(256, 256, accumulators="two")).sentence
 
 
 def test_six_bits_take_a_byte_and_are_named():
-    six, eight = (smem_planner.plan(tile(128, 128, dtype, E8M0, 32)) for dtype in ("Float6E3M2FN", "Float8E4M3FN"))
+    six, eight = (
+        smem_planner.plan(tile(128, 128, dtype, E8M0, 32)) for dtype in ("Float6E3M2FN", "Float8E4M3FN")
+    )
     assert six.smem == eight.smem
     assert "Shared memory holds six bits as a byte" in six.sentence and "Six" not in eight.sentence
     assert "neither MXFP4" in smem_planner.plan(tile(128, 128)).sentence
     assert "neither MXFP4" not in smem_planner.plan(tile(128, 128, sf_dtype=E4M3)).sentence
 
 
-@pytest.mark.parametrize("changes, words", [
-    ({"mma_tiler_mn": (64, 128)}, "M is 64; choose one of 128, 256"),
-    ({"mma_tiler_mn": (128, 96)}, "N is 96; choose one of 64, 128, 192, 256"),
-    ({"cluster_shape_mn": (2.0, 1)}, "is 2.0; choose one of 1, 2, 4"),
-    ({"cluster_shape_mn": (1, 1)}, "the cluster's M is 1; a tile of 256 rows is made by two CTAs"),
-    ({"ab_dtype": "Float16"}, "ab_dtype is 'Float16'; choose one of Float4E2M1FN"),
-    ({"c_dtype": "Int8"}, "c_dtype is 'Int8'; choose one of"),
-    ({"ab_dtype": "Float8E4M3FN"}, "Float8E4M3FN takes scales Float8E8M0FNU over 32, not Float8E8M0FNU over 16"),
-    ({"tile_k": 96}, "multiple of 64 up to 1,024"), ({"tile_k": 64, "sf_vec_size": 32}, "multiple of 128"),
-    ({"ab_stages": 0}, "ab_stages is 0; it must be None"),
-    ({"accumulators": "three"}, "choose one of rule, one, two, overlapped"),
-    ({"accumulators": "overlapped"}, "overlap only for N = 256; two of 128 columns fit side by side")])
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"mma_tiler_mn": (64, 128)}, "M is 64; choose one of 128, 256"),
+        ({"mma_tiler_mn": (128, 96)}, "N is 96; choose one of 64, 128, 192, 256"),
+        ({"cluster_shape_mn": (2.0, 1)}, "is 2.0; choose one of 1, 2, 4"),
+        ({"cluster_shape_mn": (1, 1)}, "the cluster's M is 1; a tile of 256 rows is made by two CTAs"),
+        ({"ab_dtype": "Float16"}, "ab_dtype is 'Float16'; choose one of Float4E2M1FN"),
+        ({"c_dtype": "Int8"}, "c_dtype is 'Int8'; choose one of"),
+        (
+            {"ab_dtype": "Float8E4M3FN"},
+            "Float8E4M3FN takes scales Float8E8M0FNU over 32, not Float8E8M0FNU over 16",
+        ),
+        ({"tile_k": 96}, "multiple of 64 up to 1,024"),
+        ({"tile_k": 64, "sf_vec_size": 32}, "multiple of 128"),
+        ({"ab_stages": 0}, "ab_stages is 0; it must be None"),
+        ({"accumulators": "three"}, "choose one of rule, one, two, overlapped"),
+        ({"accumulators": "overlapped"}, "overlap only for N = 256; two of 128 columns fit side by side"),
+    ],
+)
 def test_refusals_on_blackwell(changes, words):
     with pytest.raises(ValueError, match=re.escape(words)) as said:
         Blackwell(**{"mma_tiler_mn": (256, 128), **changes})
     assert str(said.value).count(". ") == 0 and str(said.value).endswith(".")
 
 
-@pytest.mark.parametrize("choice, words", [
-    (tile(256, 256, ab_stages=6), "6 A/B stages of 38,912 B, 2 of C of 8,192 B and the barriers take 250,880 B"),
-    (tile(256, 256, ab_stages=8, accumulators="two"), "; and TMEM has 512 columns"),
-    (tile(128, 256, c_stages=40), "40 C stages of 8,192 B leave no room for an A/B stage of 55,296 B"),
-    (tile(128, 256, tile_k=1024, ab_stages=2), "2 A/B stages of 221,184 B"),
-    (Hopper(ab_stages=5), "5 A/B stages of 49,152 B"),
-    (Hopper(256, 256), "a consumer's thread has 232 registers, and its sums take 256")])
+@pytest.mark.parametrize(
+    "choice, words",
+    [
+        (
+            tile(256, 256, ab_stages=6),
+            "6 A/B stages of 38,912 B, 2 of C of 8,192 B and the barriers take 250,880 B",
+        ),
+        (tile(256, 256, ab_stages=8, accumulators="two"), "; and TMEM has 512 columns"),
+        (tile(128, 256, c_stages=40), "40 C stages of 8,192 B leave no room for an A/B stage of 55,296 B"),
+        (tile(128, 256, tile_k=1024, ab_stages=2), "2 A/B stages of 221,184 B"),
+        (Hopper(ab_stages=5), "5 A/B stages of 49,152 B"),
+        (Hopper(256, 256), "a consumer's thread has 232 registers, and its sums take 256"),
+    ],
+)
 def test_what_does_not_fit_says_why(choice, words):
     plan = smem_planner.plan(choice)
     assert not plan.fits and words in plan.sentence
@@ -168,12 +212,22 @@ def test_what_does_not_fit_says_why(choice, words):
 
 # ---- Hopper
 
+
 def test_hopper_plans_are_the_kernels_own():
     for stage_count, (m, n, parts), consumers in itertools.product(
-            (2, 3, 4, 6), ((128, 128, 1), (128, 256, 4), (256, 128, 4), (128, 192, 2)), (1, 2)):
+        (2, 3, 4, 6), ((128, 128, 1), (128, 256, 4), (256, 128, 4), (128, 192, 2)), (1, 2)
+    ):
         config = WgmmaConfig("specialised", m, n, stage_count, consumers=consumers, epilogue_subtile=parts)
-        plan = smem_planner.plan(Hopper(m, n, epilogue_subtiles=parts, consumers=consumers, ab_stages=stage_count,
-                                  c_stages=min(parts, 2)))
+        plan = smem_planner.plan(
+            Hopper(
+                m,
+                n,
+                epilogue_subtiles=parts,
+                consumers=consumers,
+                ab_stages=stage_count,
+                c_stages=min(parts, 2),
+            )
+        )
         assert plan.smem_bytes == config.smem_bytes
         refused = rejection(config)
         assert plan.fits == (not refused), (config, plan.problem)
@@ -183,29 +237,37 @@ def test_hopper_divides_what_is_left_and_scales_cost_a_stage_little():
     plan = smem_planner.plan(Hopper())
     assert (plan.ab_stages, plan.c_stages, plan.smem_bytes, plan.tmem) == (4, 2, 229440, {})
     assert smem_planner.plan(Hopper(c_stages=4)).ab_stages == 3
-    plain, scaled = (smem_planner.plan(Hopper(128, 128, E4M3, epilogue_subtiles=1, scaled=scaled))
-                     for scaled in (False, True))
+    plain, scaled = (
+        smem_planner.plan(Hopper(128, 128, E4M3, epilogue_subtiles=1, scaled=scaled))
+        for scaled in (False, True)
+    )
     assert scaled.stage_bytes - plain.stage_bytes == 512 and scaled.choice.k == 128
     assert scaled.choice.registers()[0] - plain.choice.registers()[0] == 64
-    for m, n, dtype, c, parts in itertools.product((128, 256), (64, 128, 256), smem_planner_hopper.FORMATS,
-                                                   smem_planner.C_ITEMSIZE, (1, 2, 4)):
+    for m, n, dtype, c, parts in itertools.product(
+        (128, 256), (64, 128, 256), smem_planner_hopper.FORMATS, smem_planner.C_ITEMSIZE, (1, 2, 4)
+    ):
         plan = smem_planner.plan(Hopper(m, n, dtype, c, parts))
         assert 0 < plan.smem_bytes <= plan.capacity or not plan.fits
         assert plan.c_stages <= parts
 
 
-@pytest.mark.parametrize("arguments, words", [
-    ({"rows": 96}, "rows is 96; it must be a multiple of 128"),
-    ({"ab_dtype": "Float4E2M1FN"}, "choose one of BFloat16"),
-    ({"epilogue_subtiles": 3}, "epilogue_subtiles is 3; choose one of"),
-    ({"scaled": True}, "scales of 1 x 128 belong to fp8, and the operands are BFloat16"),
-    ({"ab_stages": 0}, "ab_stages")])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"rows": 96}, "rows is 96; it must be a multiple of 128"),
+        ({"ab_dtype": "Float4E2M1FN"}, "choose one of BFloat16"),
+        ({"epilogue_subtiles": 3}, "epilogue_subtiles is 3; choose one of"),
+        ({"scaled": True}, "scales of 1 x 128 belong to fp8, and the operands are BFloat16"),
+        ({"ab_stages": 0}, "ab_stages"),
+    ],
+)
 def test_refusals_on_hopper(arguments, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         Hopper(**arguments)
 
 
 # ---- the note
+
 
 def test_attempt_1_changes_one_test_of_three_and_has_no_room_there():
     verdicts = [row["verdict"] for row in note_attempts.accumulator_rows()]
@@ -218,7 +280,10 @@ def test_attempt_1_changes_one_test_of_three_and_has_no_room_there():
 def test_attempt_2_changes_one_test_of_three():
     rows = note_attempts.stage_rows()
     assert [(row["greedy"], row["attempt 2"], row["same kernel"]) for row in rows] == [
-        ("7 + 3", "5 + 10", False), ("5 + 4", "5 + 4", True), ("5 + 5", "5 + 5", True)]
+        ("7 + 3", "5 + 10", False),
+        ("5 + 4", "5 + 4", True),
+        ("5 + 5", "5 + 5", True),
+    ]
     assert [(row["steps per tile"], row["steps per CTA"]) for row in rows] == [(4, 112), (4, 56), (2, 4)]
     assert [row["note says"] for row in rows] == ["7.5% slower", "crash", "2.1% slower"]
     assert rows[2]["steps per CTA"] < 5, "test 3 never comes round its ring"
@@ -231,11 +296,15 @@ def test_attempt_2_changes_one_test_of_three():
 
 
 def test_littles_law():
-    flights = {case.name: note_attempts.compute_flight(smem_planner.plan(case.choice()))
-               for case in note_attempts.CASES}
+    flights = {
+        case.name: note_attempts.compute_flight(smem_planner.plan(case.choice()))
+        for case in note_attempts.CASES
+    }
     first = flights["test 1"]
     # 2 x 128 x 128 x 256 operations at 9 PFLOP/s over 148 SMs; six stages in flight.
-    assert first.step_us == pytest.approx(8388608 / (9e9 / 148)) and first.hidden_us == pytest.approx(6 * first.step_us)
+    assert first.step_us == pytest.approx(8388608 / (9e9 / 148)) and first.hidden_us == pytest.approx(
+        6 * first.step_us
+    )
     assert first.in_flight == 6 * 28672 and first.memory_bytes == pytest.approx(8e6 / 148)
     assert (first.for_tensor_core, first.for_memory) == (9, 3)
     assert first.speed == pytest.approx(0.828, abs=1e-3)
@@ -248,7 +317,10 @@ def test_floors_of_the_notes_tests():
     load = note_attempts.compute_work(note_attempts.CASES[2].choice(), note_attempts.CASES[2].mnkl)
     bytes_ = 2 * 2048 * (512 // 2 + 512 // 16) + 2048 * 2048 * 2
     assert (load.steps_per_tile, load.steps_per_cta) == (2, 4)  # 256 tiles for 148 CTAs
-    assert load.memory_us == pytest.approx(bytes_ / 8e6) and load.memory_us < note_attempts.CASES[2].before_us / 20
+    assert (
+        load.memory_us == pytest.approx(bytes_ / 8e6)
+        and load.memory_us < note_attempts.CASES[2].before_us / 20
+    )
     assert load.tensor_core_us == pytest.approx(2 * 2048 * 2048 * 512 / 9e9)
     wide = note_attempts.compute_work(tile(256, 128), (256, 128, 256, 3))
     assert (wide.steps_per_tile, wide.steps_per_cta) == (1, 1)
@@ -258,16 +330,28 @@ def test_the_hopper_sweep_beside_littles_law():
     rows = results.load("ch10_gemm_sweep", "nvidia-h200")["rows"]
     told = note_attempts.hopper_rows(rows)
     assert [row["stages"] for row in told] == [2, 3, 4, 6]
-    ratios = [row["ratio"] for row in told]  # to the peer beside each: the clock moves between two steps' times
+    ratios = [
+        row["ratio"] for row in told
+    ]  # to the peer beside each: the clock moves between two steps' times
     assert ratios == sorted(ratios), "more stages, faster"
     assert all(0.75 < row["model_us"] / row["step_us"] < 1.33 for row in told)
     assert note_attempts.hopper_rows(rows, "128 × 1") == []
 
 
 def test_a_sweep_is_ranked_by_what_ran_beside_each():
-    rows = [{"config": f"specialised 128 × 128, 4 stages, {more}", "status": "ok", "shape": [4096] * 3, "ms": ms,
-             "ratio": ratio} for more, ms, ratio in (("early", 0.18, 0.9), ("group 4", 0.2, 1.0))]
-    told, = note_attempts.hopper_rows([*rows, rows[0] | {"config": "specialised 128 × 128, 4 stages, cluster 2"}])
+    rows = [
+        {
+            "config": f"specialised 128 × 128, 4 stages, {more}",
+            "status": "ok",
+            "shape": [4096] * 3,
+            "ms": ms,
+            "ratio": ratio,
+        }
+        for more, ms, ratio in (("early", 0.18, 0.9), ("group 4", 0.2, 1.0))
+    ]
+    (told,) = note_attempts.hopper_rows(
+        [*rows, rows[0] | {"config": "specialised 128 × 128, 4 stages, cluster 2"}]
+    )
     assert (told["ms"], told["ratio"]) == (0.2, 1.0)
 
 
@@ -277,9 +361,17 @@ def test_gpus_are_those_of_the_table():
 
 # ---- pictures and widget
 
-@pytest.mark.parametrize("choice", [
-    tile(256, 128, ab_stages=64), tile(256, 256, accumulators="overlapped"), tile(128, 64, tile_k=64, ab_stages=30),
-    Hopper(128, 128, E4M3, epilogue_subtiles=1, scaled=True)], ids=str)
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        tile(256, 128, ab_stages=64),
+        tile(256, 256, accumulators="overlapped"),
+        tile(128, 64, tile_k=64, ab_stages=30),
+        Hopper(128, 128, E4M3, epilogue_subtiles=1, scaled=True),
+    ],
+    ids=str,
+)
 def test_pictures_of_plans(choice):
     plan = smem_planner.plan(choice)
     figure = planner_widget.draw(plan)
@@ -302,11 +394,38 @@ def describe(shown):
     return str(planner_widget.plan_table(shown.plan)), shown.plan.choice.k  # K is in the picture
 
 
-@pytest.mark.parametrize("target, changes", [
-    ("sm_100a", {"mma_tiler_mn": (256, 192), "cluster_shape_mn": (4, 1), "scale": (E4M3, 16), "c_dtype": "Float32",
-                 "tile_k": 128, "ab_stages": 4, "c_stages": 3, "accumulators": "one"}),
-    ("sm_90a", {"rows": 256, "n": 128, "ab_dtype": E4M3, "scaled": True, "c_dtype": "Float32",
-                "epilogue_subtiles": 2, "consumers": 1, "ab_stages": 3, "c_stages": 1})])
+@pytest.mark.parametrize(
+    "target, changes",
+    [
+        (
+            "sm_100a",
+            {
+                "mma_tiler_mn": (256, 192),
+                "cluster_shape_mn": (4, 1),
+                "scale": (E4M3, 16),
+                "c_dtype": "Float32",
+                "tile_k": 128,
+                "ab_stages": 4,
+                "c_stages": 3,
+                "accumulators": "one",
+            },
+        ),
+        (
+            "sm_90a",
+            {
+                "rows": 256,
+                "n": 128,
+                "ab_dtype": E4M3,
+                "scaled": True,
+                "c_dtype": "Float32",
+                "epilogue_subtiles": 2,
+                "consumers": 1,
+                "ab_stages": 3,
+                "c_stages": 1,
+            },
+        ),
+    ],
+)
 def test_every_menu_changes_what_is_shown(target, changes):
     shown = planner_widget.Planner(target)
     assert all(menu.index is not None for menu in shown.menus.values()), "a menu that shows nothing"
@@ -337,7 +456,9 @@ def test_two_clicks():
     assert shown.message.value.count("<p") == 1, "the reason is told once"
     shown.menus["mma_tiler_mn"].value = (256, 128)
     shown.buttons["attempt_2"].click()
-    assert (shown.plan.ab_stages, shown.plan.c_stages) == (5, 10) and shown.menus["accumulators"].value == "rule"
+    assert (shown.plan.ab_stages, shown.plan.c_stages) == (5, 10) and shown.menus[
+        "accumulators"
+    ].value == "rule"
     assert "turns 7 A/B stages into 5" in shown.message.value and "It fits" in shown.message.value
     shown.menus["mma_tiler_mn"].value = (128, 256)  # by hand: the attempt's words go, its stages stay
     assert "Attempt" not in shown.message.value and shown.menus["ab_stages"].value == 5
@@ -349,9 +470,11 @@ def test_two_clicks():
 def test_what_cannot_be_chosen_is_told_and_nothing_is_lost():
     shown = planner_widget.Planner()
     before, kept = {name: menu.value for name, menu in shown.menus.items()}, shown.plan
-    for name, value, words in (("ab_dtype", E4M3, "takes scales Float8E8M0FNU over 32"),
-                               ("cluster_shape_mn", (1, 1), "made by two CTAs"),
-                               ("accumulators", "overlapped", "overlap only for N = 256")):
+    for name, value, words in (
+        ("ab_dtype", E4M3, "takes scales Float8E8M0FNU over 32"),
+        ("cluster_shape_mn", (1, 1), "made by two CTAs"),
+        ("accumulators", "overlapped", "overlap only for N = 256"),
+    ):
         shown.menus[name].value = value
         assert words in html.unescape(shown.message.value) and "last possible choice" in shown.message.value
         assert shown.plan == kept

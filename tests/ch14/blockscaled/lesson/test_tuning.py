@@ -18,7 +18,9 @@ def test_candidates_begin_with_the_default_and_leave_no_split_empty(shape):
 
 
 def test_a_product_of_few_tiles_is_split():
-    assert any(config.splits == 2 and config.block_m == 64 for config in tuning.find_candidates(64, 4096, 7168)[:3])
+    assert any(
+        config.splits == 2 and config.block_m == 64 for config in tuning.find_candidates(64, 4096, 7168)[:3]
+    )
 
 
 def test_splits_are_tried_up_to_one_per_sm():
@@ -34,4 +36,6 @@ def test_every_candidate_compiles_as_a_job():
 
 def test_the_tuner_also_times_what_best_is_without_a_table():
     for shape in SHAPES:
-        assert fp8.best_config(*shape, 132) in tune.choose_candidates(tuning.TUNABLE, *shape, tuning.TUNABLE.share)
+        assert fp8.best_config(*shape, 132) in tune.choose_candidates(
+            tuning.TUNABLE, *shape, tuning.TUNABLE.share
+        )

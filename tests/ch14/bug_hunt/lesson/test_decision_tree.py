@@ -24,14 +24,23 @@ def test_axis_by_axis_to_the_smallest_trigger():
     assert one.row["outcome"] == "fails" and one.text.splitlines()[0].startswith("LOOP=carry both guarded")
     for axis in ("num_warps", "BLOCK_K", "LOADS", "num_stages", "LOOP"):
         assert one.bisect(axis).axis == axis and not one.problem
-    assert one.config == {"LOOP": "carry b", "LOADS": "pointers", "BLOCK_K": 32, "num_stages": 2, "num_warps": 4}
+    assert one.config == {
+        "LOOP": "carry b",
+        "LOADS": "pointers",
+        "BLOCK_K": 32,
+        "num_stages": 2,
+        "num_warps": 4,
+    }
     assert one.open_axes == ["num_stages", "num_warps"] == list(one.menus["axis"].options)
     assert one.axes["LOOP"].value == "carry b"
     one.bisect("num_stages")
     one.bisect("num_warps")
     lines = one.text.splitlines()
     assert lines[0] == "1. num_warps: 2 builds, 4 fails; so 4" and one.open_axes == []
-    assert lines[-2:] == ["no axis gets simpler: this is a smallest trigger", "12 builds, as recorded without a GPU"]
+    assert lines[-2:] == [
+        "no axis gets simpler: this is a smallest trigger",
+        "12 builds, as recorded without a GPU",
+    ]
 
 
 def test_it_can_go_on_by_itself_and_start_over():
@@ -50,7 +59,12 @@ def test_menus_lead_to_other_builds():
     assert one.problem.startswith("there is nothing to bisect") and one.problem in one.status.value
     one.menus["triton"].value = "3.9.0"
     one.menus["hunt"].value = "warp_specialize"
-    assert one.menus["target"].value == "sm_90a" and set(one.axes) == {"LOOP", "LOADS", "BLOCK_M", "num_warps"}
+    assert one.menus["target"].value == "sm_90a" and set(one.axes) == {
+        "LOOP",
+        "LOADS",
+        "BLOCK_M",
+        "num_warps",
+    }
     assert one.row["outcome"] in HUNTS["warp_specialize"].outcomes and not one.problem
 
 
@@ -75,9 +89,13 @@ def test_an_axis_at_its_simplest():
     assert tree(BLOCK_K=32).bisect("BLOCK_K") is None
 
 
-@pytest.mark.parametrize("arguments, sentence", [
-    ({"hunt": "loops"}, "unknown hunt 'loops'; choose one of loop, warp_specialize, dot_scaled"),
-    ({"num_warps": 3}, "num_warps must be one of 2, 4, 8, 16; it is 3")])
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        ({"hunt": "loops"}, "unknown hunt 'loops'; choose one of loop, warp_specialize, dot_scaled"),
+        ({"num_warps": 3}, "num_warps must be one of 2, 4, 8, 16; it is 3"),
+    ],
+)
 def test_no_choice(arguments, sentence):
     with pytest.raises(ValueError, match=sentence):
         Tree(**{"triton": "3.5.1", **arguments})
@@ -89,12 +107,19 @@ def test_nothing_can_be_pressed_while_it_builds(monkeypatch):
     async def press():
         one, seen = tree(), []
         ask = Builds.ask
-        monkeypatch.setattr(Builds, "ask", lambda builds, configs: seen.append(
-            (one.buttons["bisect"].disabled, "building" in one.status.value)) or ask(builds, configs))
+        monkeypatch.setattr(
+            Builds,
+            "ask",
+            lambda builds, configs: (
+                seen.append((one.buttons["bisect"].disabled, "building" in one.status.value))
+                or ask(builds, configs)
+            ),
+        )
         one.menus["axis"].value = "num_stages"
         one.buttons["bisect"].click()
         assert seen and set(seen) == {(True, True)} and not one.buttons["bisect"].disabled
         return one
+
     one = asyncio.run(press())  # a notebook has an event loop, too
     assert one.config["num_stages"] == 2 and len(one.steps) == 1
 
@@ -105,5 +130,7 @@ def test_what_stays_is_a_picture_and_text():
     assert picture.data == "" and text.data == one.text
     one.bisect("num_stages")
     picture, text = one.static_views()
-    assert picture._repr_png_().startswith(b"\x89PNG") and "1. num_stages: 1 builds, 2 fails; so 2" in text.data
+    assert (
+        picture._repr_png_().startswith(b"\x89PNG") and "1. num_stages: 1 builds, 2 fails; so 2" in text.data
+    )
     assert "num_stages builds at 1 and fails at 2, so 2 is kept." in picture.description

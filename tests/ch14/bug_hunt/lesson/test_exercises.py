@@ -1,6 +1,5 @@
 """The solutions of the notebook pass, and each planted wrong answer fails its check."""
 
-
 import pytest
 
 from ch14.bug_hunt import loop_ir
@@ -17,7 +16,9 @@ CONFIG = {"LOADS": "device", "BLOCK_K": 64, "num_stages": 4, "num_warps": 8}
 def define(name, change=("", ""), folder="solutions"):
     """Return a function of the notebook's cells, or of its solutions', in which one line is changed."""
     texts = triton_cell.notebook_texts(NOTEBOOKS / folder / "ch14_bug_hunt.ipynb")
-    text = "import re\nimport triton\nimport triton.language as tl\n" + "\n\n".join(triton_cell.collect(texts, name))
+    text = "import re\nimport triton\nimport triton.language as tl\n" + "\n\n".join(
+        triton_cell.collect(texts, name)
+    )
     assert change[0] in text
     return triton_cell.define(text.replace(*change))[name]
 
@@ -27,19 +28,27 @@ def test_the_solutions_pass(exercise):
     exercises.CHECKS[exercise](define(NAMES[exercise]))
 
 
-@pytest.mark.parametrize("exercise, change", [
-    ("Exercise 1", ("b.load([k, n]) * 2", "b.load([k, n])")), ("Exercise 1", ("a.load([m, k])", "a.load([m, 0])")),
-    ("Exercise 2", (r're.sub(r"\d+", "#", row.get("message", ""))', 'row.get("message", "")')),
-    ("Exercise 2", ('row["outcome"], row.get("stage"), ', "")),
-    ("Exercise 3", ("> 32", ">= 32")), ("Exercise 4", ("(3, 8)", "(3, 7)")),
-    ("Exercise 4", ("block_m == 128 or ", "block_m == 64 or "))])
+@pytest.mark.parametrize(
+    "exercise, change",
+    [
+        ("Exercise 1", ("b.load([k, n]) * 2", "b.load([k, n])")),
+        ("Exercise 1", ("a.load([m, k])", "a.load([m, 0])")),
+        ("Exercise 2", (r're.sub(r"\d+", "#", row.get("message", ""))', 'row.get("message", "")')),
+        ("Exercise 2", ('row["outcome"], row.get("stage"), ', "")),
+        ("Exercise 3", ("> 32", ">= 32")),
+        ("Exercise 4", ("(3, 8)", "(3, 7)")),
+        ("Exercise 4", ("block_m == 128 or ", "block_m == 64 or ")),
+    ],
+)
 def test_a_wrong_answer_fails(exercise, change):
     with pytest.raises(AssertionError):
         exercises.CHECKS[exercise](define(NAMES[exercise], change))
 
 
 def test_the_broken_kernel_is_not_yet_right():
-    with pytest.raises(AssertionError, match="for sm_100a with 4 stages the compiler pass TritonGPUPipeline failed"):
+    with pytest.raises(
+        AssertionError, match="for sm_100a with 4 stages the compiler pass TritonGPUPipeline failed"
+    ):
         exercises.check_doubled(define("doubled_loop", folder=""))
 
 

@@ -47,20 +47,30 @@ def test_the_triton_versions_are_right_and_load_as_they_say(name, loads):
     assert bool(report.counts["tensormap_replace"]) == (name == "device")
 
 
-@pytest.mark.parametrize("name, change", [
-    ("pointers", ("g * tl.sigmoid(g) * u", "g * tl.sigmoid(u) * u")),
-    ("device", ("out.store([start]", "out.store([0]")),
-    ("host", ("u_desc.load([start])", "g_desc.load([start])"))])
+@pytest.mark.parametrize(
+    "name, change",
+    [
+        ("pointers", ("g * tl.sigmoid(g) * u", "g * tl.sigmoid(u) * u")),
+        ("device", ("out.store([start]", "out.store([0]")),
+        ("host", ("u_desc.load([start])", "g_desc.load([start])")),
+    ],
+)
 def test_a_wrong_triton_version_fails(name, change):
     assert exercises.check_version(prepare(name, change))
 
 
 def test_the_cuda_version_is_right_and_moves_16_bytes():
     assert exercises.check_version(exercises.prepare_packs(cuda_kernel())) == ""
-    assert [line.split()[0] for line in cuda_kernel().sass("LDG|STG")] == ["LDG.E.128", "LDG.E.128", "STG.E.128"]
+    assert [line.split()[0] for line in cuda_kernel().sass("LDG|STG")] == [
+        "LDG.E.128",
+        "LDG.E.128",
+        "STG.E.128",
+    ]
 
 
-@pytest.mark.parametrize("change", [("if (i >= packs) return;", ""), ("k < 8", "k < 6"), ("gate[k + 1]", "gate[k]")])
+@pytest.mark.parametrize(
+    "change", [("if (i >= packs) return;", ""), ("k < 8", "k < 6"), ("gate[k + 1]", "gate[k]")]
+)
 def test_a_wrong_cuda_version_fails(change):
     if not change[1] and device.current().has_tma:
         pytest.skip("writes past the end of a buffer on the GPU")
@@ -91,10 +101,18 @@ def test_a_step_that_sees_the_index_fails():
         exercises.check_recompilations(step, lambda compiled, x, weights, index: compiled(x, weights[0]))
 
 
-@pytest.mark.parametrize("change", [
-    ("row * 2 * columns", "row * columns"), ("left + columns", "left + columns + 1"),
-    ("(g * tl.sigmoid(g) * u).to(tl.bfloat16), mask=at < columns", "(g * tl.sigmoid(g) * u).to(tl.bfloat16)"),
-    ("g * tl.sigmoid(g) * u", "g * tl.sigmoid(u) * u")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("row * 2 * columns", "row * columns"),
+        ("left + columns", "left + columns + 1"),
+        (
+            "(g * tl.sigmoid(g) * u).to(tl.bfloat16), mask=at < columns",
+            "(g * tl.sigmoid(g) * u).to(tl.bfloat16)",
+        ),
+        ("g * tl.sigmoid(g) * u", "g * tl.sigmoid(u) * u"),
+    ],
+)
 def test_wrong_halves_fail(change):
     if device.current().has_tma and "mask" in change[0]:
         pytest.skip("writes past the end of a buffer on the GPU")
@@ -102,29 +120,54 @@ def test_wrong_halves_fail(change):
         exercises.check_halves(*define(SOLUTIONS, "gate_halves", change=change))
 
 
-@pytest.mark.parametrize("change", [('mutates_args=("g",)', "mutates_args=()"),
-                                    ("prepare_pointers(g, u, g)()", "prepare_pointers(g, u, u)()"),
-                                    ('mutates_args=("g",)', 'mutates_args=("u",)'),
-                                    ("        return None\n", "        return torch.empty_like(g)\n")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('mutates_args=("g",)', "mutates_args=()"),
+        ("prepare_pointers(g, u, g)()", "prepare_pointers(g, u, u)()"),
+        ('mutates_args=("g",)', 'mutates_args=("u",)'),
+        ("        return None\n", "        return torch.empty_like(g)\n"),
+    ],
+)
 def test_a_wrong_operator_fails(change):
     with pytest.raises(AssertionError):
         exercises.check_operator(*define(SOLUTIONS, "make_operator", change=change))
 
 
-@pytest.mark.parametrize("change, reason", [
-    (("def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], dtype=torch.float32",
-      "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], dtype=x.dtype"), "dtype"),
-    (("def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], ",
-      "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], 1, "), "shape"),
-    (("def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], ",
-      "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[1], "), "shape")])
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (
+            (
+                "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], dtype=torch.float32",
+                "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], dtype=x.dtype",
+            ),
+            "dtype",
+        ),
+        (
+            (
+                "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], ",
+                "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], 1, ",
+            ),
+            "shape",
+        ),
+        (
+            (
+                "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], ",
+                "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[1], ",
+            ),
+            "shape",
+        ),
+    ],
+)
 def test_a_fake_kernel_that_is_not_mended_fails(change, reason):
     with pytest.raises(AssertionError, match=reason):
         exercises.check_fake(*define(SOLUTIONS, "sum_of_rows", "fake_sum_of_rows", change=change))
 
 
-@pytest.mark.parametrize("check, names", [(exercises.check_halves, ["gate_halves"]),
-                                          (exercises.check_operator, ["make_operator"])])
+@pytest.mark.parametrize(
+    "check, names", [(exercises.check_halves, ["gate_halves"]), (exercises.check_operator, ["make_operator"])]
+)
 def test_a_stub_is_not_solved_yet(check, names):
     with pytest.raises(NotImplementedError):
         check(*define(VERSIONS, *names))

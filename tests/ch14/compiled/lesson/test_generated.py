@@ -32,16 +32,28 @@ def test_a_pointwise_kernel_by_pointers_and_by_descriptors():
 
 
 def test_the_listing_says_where_every_buffer_comes_from():
-    kept = ["buf1 = torch.ops.lesson.f.default(arg0_1)", "buf2 = buf1",
-            "assert_size_stride(buf2, 'torch.ops.lesson.f')", "buf3 = buf2; del buf2  # reuse"]
-    lines = ["args.clear()", *kept[:3], "assert_alignment(buf2, 16, 'torch.ops.lesson.f')", "del buf1", kept[3]]
+    kept = [
+        "buf1 = torch.ops.lesson.f.default(arg0_1)",
+        "buf2 = buf1",
+        "assert_size_stride(buf2, 'torch.ops.lesson.f')",
+        "buf3 = buf2; del buf2  # reuse",
+    ]
+    lines = [
+        "args.clear()",
+        *kept[:3],
+        "assert_alignment(buf2, 16, 'torch.ops.lesson.f')",
+        "del buf1",
+        kept[3],
+    ]
     program = generated.Program("\n    ".join(["def call(self, args):", *lines, "return (buf3, )"]))
     assert program.body().splitlines() == kept
 
 
 @pytest.mark.compile
 def test_the_template_wants_the_flag_and_aligned_rows():
-    options = generated.as_keywords(generated.TEMPLATE_OPTIONS) | {"triton__enable_persistent_tma_matmul": True}
+    options = generated.as_keywords(generated.TEMPLATE_OPTIONS) | {
+        "triton__enable_persistent_tma_matmul": True
+    }
     program = generated.generate(product, (512, 512), (512, 512), wanted="persistent_tma", **options)
     assert "Triton, persistent TMA" in program.describe_candidates()
     assert program.calls == ["triton_tem_fused_mm_0"] and program.descriptors >= 2
@@ -65,7 +77,10 @@ def test_where_descriptors_are_possible():
     rows = {row["case"]: row for row in exercises.list_descriptors()}
     assert len(rows) == 16
     assert {name for name, row in rows.items() if not row["loads by descriptor"]} == {
-        "halves, aligned", "halves, odd", "sum of rows, odd"}
+        "halves, aligned",
+        "halves, odd",
+        "sum of rows, odd",
+    }
     assert rows["sum of rows, odd"]["least block"] == "XBLOCK 8"  # a store of 16 bytes
 
 
@@ -97,8 +112,10 @@ def test_the_rule_with_the_fewest_misses_is_the_simplest():
     assert experiments.describe_rule([row | {"ratio": None} for row in slow]) == "not timed yet"
 
 
-LONG_REASON = ("the process that compiles pointwise functions died (exit status 1): torch.AcceleratorError: CUDA "
-               "error: an illegal memory access was encountered")
+LONG_REASON = (
+    "the process that compiles pointwise functions died (exit status 1): torch.AcceleratorError: CUDA "
+    "error: an illegal memory access was encountered"
+)
 
 
 def test_both_lessons_call_attention_step_by_step_eager():
@@ -127,8 +144,13 @@ def test_pictures_say_what_they_show(draw):
 
 def test_the_picture_of_a_break_counts_the_graphs_that_dynamo_made():
     texts = [text.get_text() for text in figures.draw_break(4).axes[0].texts]
-    assert any(text.startswith("4 graphs") for text in texts) and any("2 more graphs" in text for text in texts)
-    assert any(text.startswith("2 graphs") for text in [each.get_text() for each in figures.draw_break().axes[0].texts])
+    assert any(text.startswith("4 graphs") for text in texts) and any(
+        "2 more graphs" in text for text in texts
+    )
+    assert any(
+        text.startswith("2 graphs")
+        for text in [each.get_text() for each in figures.draw_break().axes[0].texts]
+    )
 
 
 def test_the_chart_of_cases_says_what_pays():
@@ -142,13 +164,17 @@ def test_the_chart_of_cases_says_what_pays():
     assert "failed" in [text.get_text() for text in picture.axes[0].texts] and picture.axes[0].get_legend()
     assert "an illegal memory access was encountered" in str(exercises.tabulate_pointwise(record))
     assert "the process" not in str(exercises.tabulate_pointwise(record))
-    assert "not timed" in figures.draw_pointwise(exercises.results.Record(
-        results.make_record("ch14_compiled_pointwise", [], ""), live=False))
+    assert "not timed" in figures.draw_pointwise(
+        exercises.results.Record(results.make_record("ch14_compiled_pointwise", [], ""), live=False)
+    )
 
 
 @pytest.mark.compile
 def test_calls_are_counted_as_the_lesson_says():
-    numbers = [exercises.count_graphs(gated, list(exercises.make_calls().values())[:count + 1]) for count in range(9)]
+    numbers = [
+        exercises.count_graphs(gated, list(exercises.make_calls().values())[: count + 1])
+        for count in range(9)
+    ]
     assert numbers == [1, 1, 2, 2, 2, 3, 4, 5, 6]
 
 

@@ -1,6 +1,5 @@
 """The versions of the notebook are right, the solutions pass, and each planted wrong answer fails its check."""
 
-
 import pytest
 import torch
 import triton
@@ -11,15 +10,27 @@ from tilelab.cells import triton_cell
 from tilelab.runtime import device
 
 NOTEBOOKS = ROOT / "notebooks"
-IMPORTS = ("import functools\nimport torch\nimport triton\nimport triton.language as tl\n"
-           "from triton.tools.tensor_descriptor import TensorDescriptor\nSMS = 4\n")
-VERSIONS = {exercises.check_copy: ("copy_pointers:prepare_pointers", "copy_host:prepare_host",
-                                   "copy_device:prepare_device", "copy_device_loop:prepare_device_loop",
-                                   "copy_tiles:prepare_host_loop"),
-            exercises.check_sum: ("add_tiles:prepare_add",),
-            exercises.check_gather: ("gather_pointers:prepare_gather_pointers", "gather_rows:prepare_gather_rows")}
-ANSWERS = {"Exercise 2": "copy_padded:prepare_padded", "Exercise 3": "row_max:prepare_row_max",
-           "Exercise 4": "scatter_rows:prepare_scatter", "Exercise 5": "transpose:prepare_transpose"}
+IMPORTS = (
+    "import functools\nimport torch\nimport triton\nimport triton.language as tl\n"
+    "from triton.tools.tensor_descriptor import TensorDescriptor\nSMS = 4\n"
+)
+VERSIONS = {
+    exercises.check_copy: (
+        "copy_pointers:prepare_pointers",
+        "copy_host:prepare_host",
+        "copy_device:prepare_device",
+        "copy_device_loop:prepare_device_loop",
+        "copy_tiles:prepare_host_loop",
+    ),
+    exercises.check_sum: ("add_tiles:prepare_add",),
+    exercises.check_gather: ("gather_pointers:prepare_gather_pointers", "gather_rows:prepare_gather_rows"),
+}
+ANSWERS = {
+    "Exercise 2": "copy_padded:prepare_padded",
+    "Exercise 3": "row_max:prepare_row_max",
+    "Exercise 4": "scatter_rows:prepare_scatter",
+    "Exercise 5": "transpose:prepare_transpose",
+}
 
 
 def define(names: str, change=("", ""), solved: bool = False) -> list:
@@ -35,22 +46,33 @@ def define(names: str, change=("", ""), solved: bool = False) -> list:
 def allocator():
     """As the notebook sets it, for the maps that a program makes."""
     if device.current().capability:
-        triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+        triton.set_allocator(
+            lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda")
+        )
 
 
-@pytest.mark.parametrize("check, names", [(check, names) for check, all_names in VERSIONS.items()
-                                          for names in all_names])
+@pytest.mark.parametrize(
+    "check, names", [(check, names) for check, all_names in VERSIONS.items() for names in all_names]
+)
 def test_the_versions_are_right(check, names):
     assert check(define(names)[1]) == ""
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize("check, names, change", [
-    (exercises.check_copy, "copy_pointers:prepare_pointers", ("(column < columns)", "(column < columns - 1)")),
-    (exercises.check_copy, "copy_host:prepare_host", ("tl.program_id(1) * BLOCK_M", "tl.program_id(1)")),
-    (exercises.check_copy, "copy_tiles:prepare_host_loop", ("tile % across", "tile // across")),
-    (exercises.check_sum, "add_tiles:prepare_add", ("+ y.load(corner).to(tl.float32)", "")),
-    (exercises.check_gather, "gather_rows:prepare_gather_rows", ("tl.load(index + row)", "row"))])
+@pytest.mark.parametrize(
+    "check, names, change",
+    [
+        (
+            exercises.check_copy,
+            "copy_pointers:prepare_pointers",
+            ("(column < columns)", "(column < columns - 1)"),
+        ),
+        (exercises.check_copy, "copy_host:prepare_host", ("tl.program_id(1) * BLOCK_M", "tl.program_id(1)")),
+        (exercises.check_copy, "copy_tiles:prepare_host_loop", ("tile % across", "tile // across")),
+        (exercises.check_sum, "add_tiles:prepare_add", ("+ y.load(corner).to(tl.float32)", "")),
+        (exercises.check_gather, "gather_rows:prepare_gather_rows", ("tl.load(index + row)", "row")),
+    ],
+)
 def test_a_wrong_version_fails(check, names, change):
     assert check(define(names, change)[1])
 
@@ -66,18 +88,31 @@ def test_the_number_of_boxes_must_be_right():
     boxes, copy_host, prepare = define("boxes:copy_host:prepare_host", solved=True)
     exercises.check_boxes(boxes, copy_host, prepare)
     with pytest.raises(AssertionError, match="a block of 8 × 256 takes 4 loads; boxes returns 1"):
-        exercises.check_boxes(lambda block_m, block_n: -(-block_m // 256) * -(-block_n // 256), copy_host, prepare)
+        exercises.check_boxes(
+            lambda block_m, block_n: -(-block_m // 256) * -(-block_n // 256), copy_host, prepare
+        )
 
 
 @pytest.mark.planted
 @pytest.mark.compile
-@pytest.mark.parametrize("exercise, change", [
-    ("Exercise 2", ("[stride_x, 1]", "[columns, 1]")), ("Exercise 2", ("[stride_out, 1]", "[stride_x * 2, 1]")),
-    ("Exercise 3", ("tl.where(exists, x.load([row, column]), -float(\"inf\"))", "x.load([row, column])")),
-    ("Exercise 3", ("column + tl.arange", "tl.arange")),
-    ("Exercise 4", ("[tl.load(index + row), column], x.load([row, column])",
-                    "[row, column], x.load([tl.load(index + row), column])")),
-    ("Exercise 5", (".T)", ".T * 2)")), ("Exercise 5", ("out.store([column, row]", "out.store([column, column]"))])
+@pytest.mark.parametrize(
+    "exercise, change",
+    [
+        ("Exercise 2", ("[stride_x, 1]", "[columns, 1]")),
+        ("Exercise 2", ("[stride_out, 1]", "[stride_x * 2, 1]")),
+        ("Exercise 3", ('tl.where(exists, x.load([row, column]), -float("inf"))', "x.load([row, column])")),
+        ("Exercise 3", ("column + tl.arange", "tl.arange")),
+        (
+            "Exercise 4",
+            (
+                "[tl.load(index + row), column], x.load([row, column])",
+                "[row, column], x.load([tl.load(index + row), column])",
+            ),
+        ),
+        ("Exercise 5", (".T)", ".T * 2)")),
+        ("Exercise 5", ("out.store([column, row]", "out.store([column, column]")),
+    ],
+)
 def test_a_wrong_answer_fails(exercise, change):
     with pytest.raises(AssertionError):
         exercises.CHECKS[exercise](*define(ANSWERS[exercise], change, solved=True))

@@ -14,9 +14,17 @@ def test_every_way_to_launch_copies():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("op, way, block", [
-    ("copy", "host", (64, 64)), ("add", "host", (0, 1024)), ("add", "device", (8, 64)), ("add", "pointers", (4, 256)),
-    ("gather", "host", (1, 256)), ("gather", "device", (1, 1024))])
+@pytest.mark.parametrize(
+    "op, way, block",
+    [
+        ("copy", "host", (64, 64)),
+        ("add", "host", (0, 1024)),
+        ("add", "device", (8, 64)),
+        ("add", "pointers", (4, 256)),
+        ("gather", "host", (1, 256)),
+        ("gather", "device", (1, 1024)),
+    ],
+)
 def test_a_bound_launch_computes_the_same(op, way, block):
     given = experiments.make_inputs(op, 333, 1032, torch.float32)
     inputs = {name: tensor for name, tensor in given.items() if name != "out"}
@@ -26,4 +34,6 @@ def test_a_bound_launch_computes_the_same(op, way, block):
         given["x"].normal_()
         given["out"].fill_(float("nan"))
         call()
-        assert torch.equal(given["out"], descriptors.spec(op, **inputs).float())  # the exact sum, rounded once
+        assert torch.equal(
+            given["out"], descriptors.spec(op, **inputs).float()
+        )  # the exact sum, rounded once

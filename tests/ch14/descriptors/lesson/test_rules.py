@@ -6,7 +6,12 @@ from ch14.descriptors.lesson import experiments, rules
 from ch14.descriptors.lesson.rules import RULES
 from tilelab.runtime import build
 
-KEPT_BY_NOBODY = ("none is broken", "tiles start at 16 bytes", "an allocator is set", "a context in the thread")
+KEPT_BY_NOBODY = (
+    "none is broken",
+    "tiles start at 16 bytes",
+    "an allocator is set",
+    "a context in the thread",
+)
 
 
 def test_the_launcher_has_a_sentence():
@@ -30,18 +35,29 @@ def test_what_lies_outside():
     assert nans[:12] == zeros[:12] and all(value != value for value in nans[12:])
 
 
-POINTERS = {**dict.fromkeys(("x", "out"), "*i16"),
-            **dict.fromkeys(("rows", "columns", "stride_x", "stride_out"), "i32")}
-REFUSED = {(8, 4, 1): "must have at least 16 bytes in the last dimension", (8, 48, 1): "must be a power of 2",
-           (2048, 1024, 1): "exceeds triton maximum tensor numel", (8, 64, 2): "last dim must be 1 but got 2"}
+POINTERS = {
+    **dict.fromkeys(("x", "out"), "*i16"),
+    **dict.fromkeys(("rows", "columns", "stride_x", "stride_out"), "i32"),
+}
+REFUSED = {
+    (8, 4, 1): "must have at least 16 bytes in the last dimension",
+    (8, 48, 1): "must be a power of 2",
+    (2048, 1024, 1): "exceeds triton maximum tensor numel",
+    (8, 64, 2): "last dim must be 1 but got 2",
+}
 
 
 @pytest.mark.compile
 def test_the_compiler_uses_tma_and_refuses_what_breaks_its_rules_on_the_device():
-    jobs = {(block_m, block_n, last): build.Job(
-        "ch14.descriptors.lesson.rules:one_device_kernel", POINTERS,
-        {"LAST": last, "BLOCK_M": block_m, "BLOCK_N": block_n, "SHIFT": 0}, "sm_90a")
-        for block_m, block_n, last in [(8, 64, 1), *REFUSED]}
+    jobs = {
+        (block_m, block_n, last): build.Job(
+            "ch14.descriptors.lesson.rules:one_device_kernel",
+            POINTERS,
+            {"LAST": last, "BLOCK_M": block_m, "BLOCK_N": block_n, "SHIFT": 0},
+            "sm_90a",
+        )
+        for block_m, block_n, last in [(8, 64, 1), *REFUSED]
+    }
     tile = dict.fromkeys(("x", "out"), "tensordesc<i16[8, 64]>")
     jobs["host"] = build.Job("ch14.descriptors.lesson.rules:one_host_kernel", tile, {"SHIFT": 0}, "sm_90a")
     reports = dict(zip(jobs, build.disassemble(jobs.values())))
@@ -56,8 +72,10 @@ def test_the_sentence_of_an_error():
     def bare():
         raise AssertionError
 
-    for say, expected in ((lambda: int("x"), "ValueError: invalid literal for int() with base 10: 'x'"),
-                          (bare, "AssertionError: raise AssertionError")):
+    for say, expected in (
+        (lambda: int("x"), "ValueError: invalid literal for int() with base 10: 'x'"),
+        (bare, "AssertionError: raise AssertionError"),
+    ):
         with pytest.raises((ValueError, AssertionError)) as caught:
             say()
         assert rules.describe_error(caught.value) == expected
@@ -81,8 +99,9 @@ def test_a_tile_that_keeps_the_rules_is_right(way):
 @pytest.mark.parametrize("way", rules.WAYS)
 def test_a_ragged_row_is_written_past_its_end(way):
     """Triton's issue 11583; should this fail, the launcher's guard can go."""
-    assert rules.attempt(way, "rows end at 16 bytes") == \
-        "right, and 8 elements behind its rows are overwritten"
+    assert (
+        rules.attempt(way, "rows end at 16 bytes") == "right, and 8 elements behind its rows are overwritten"
+    )
 
 
 @pytest.mark.gpu
@@ -92,10 +111,16 @@ def test_without_an_allocator():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rule, found", [
-    ("start at 16 bytes", "RuntimeError: .*invalid argument"), ("rows 16 bytes apart", "RuntimeError: .*invalid arg"),
-    ("last stride 1", r"AssertionError: assert strides\[-1\] == 1"), ("powers of two", "ValueError: Shape element 1"),
-    ("a context in the thread", "RuntimeError: .*invalid device context")])
+@pytest.mark.parametrize(
+    "rule, found",
+    [
+        ("start at 16 bytes", "RuntimeError: .*invalid argument"),
+        ("rows 16 bytes apart", "RuntimeError: .*invalid arg"),
+        ("last stride 1", r"AssertionError: assert strides\[-1\] == 1"),
+        ("powers of two", "ValueError: Shape element 1"),
+        ("a context in the thread", "RuntimeError: .*invalid device context"),
+    ],
+)
 def test_what_stops_a_bad_host_descriptor(rule, found):
     with pytest.raises((RuntimeError, AssertionError, ValueError)) as caught:
         rules.attempt("host", rule)
@@ -106,4 +131,6 @@ def test_what_stops_a_bad_host_descriptor(rule, found):
 @pytest.mark.fault
 def test_a_fault_in_the_worker_is_a_row():
     row = rules._run_rule("tiles start at 16 bytes")
-    assert row["host"] == row["device"] == "AcceleratorError: CUDA error: an illegal instruction was encountered"
+    assert (
+        row["host"] == row["device"] == "AcceleratorError: CUDA error: an illegal instruction was encountered"
+    )

@@ -27,18 +27,21 @@ def test_copy_tma_is_equal_bit_for_bit_and_stays_inside(config):
 ROOM = bits(12, 8)
 
 
-@pytest.mark.parametrize("source, destination, message", [
-    (bits(8, 8)[0], bits(8, 8), "source must be a matrix"),
-    (bits(8, 8), bits(8, 8).T, "destination must be stored row by row"),
-    (bits(8, 12), bits(8, 12), "a row of source must take a multiple of 16 bytes; its stride is 24"),
-    (bits(8, 24)[:, 4:12], bits(8, 8), "source must start at a multiple of 16 bytes"),
-    (bits(8, 8), bits(16, 8), "destination must be 8 x 8; it is 16 x 8"),
-    (bits(8, 8), bits(8, 8).view(torch.float16), "destination must be int16; it is float16"),
-    ([1], bits(8, 8), "source must be a torch.Tensor; it is a list"),
-    (bits(0, 8), bits(0, 8), "source must have at least one element"),
-    (torch.zeros(8, 8, dtype=torch.complex64), bits(8, 8), "source must be float32, .*; it is complex64"),
-    (ROOM[:8], ROOM[4:12], "destination lies in the memory of source"),
-])
+@pytest.mark.parametrize(
+    "source, destination, message",
+    [
+        (bits(8, 8)[0], bits(8, 8), "source must be a matrix"),
+        (bits(8, 8), bits(8, 8).T, "destination must be stored row by row"),
+        (bits(8, 12), bits(8, 12), "a row of source must take a multiple of 16 bytes; its stride is 24"),
+        (bits(8, 24)[:, 4:12], bits(8, 8), "source must start at a multiple of 16 bytes"),
+        (bits(8, 8), bits(16, 8), "destination must be 8 x 8; it is 16 x 8"),
+        (bits(8, 8), bits(8, 8).view(torch.float16), "destination must be int16; it is float16"),
+        ([1], bits(8, 8), "source must be a torch.Tensor; it is a list"),
+        (bits(0, 8), bits(0, 8), "source must have at least one element"),
+        (torch.zeros(8, 8, dtype=torch.complex64), bits(8, 8), "source must be float32, .*; it is complex64"),
+        (ROOM[:8], ROOM[4:12], "destination lies in the memory of source"),
+    ],
+)
 def test_bad_matrix_is_one_sentence(source, destination, message):
     with pytest.raises(ValueError, match=message):
         copy_tma(source, destination)
@@ -71,10 +74,20 @@ def test_more_rows_of_tiles_than_a_grid_takes():
 @pytest.mark.compile
 def test_copies_use_tma_and_stages_do_nothing_without_a_loop():
     tile = dict.fromkeys(("source", "destination"), "tensordesc<bf16[128, 128]>")
-    jobs = [build.Job("ch14.descriptors.lesson.tile_copy:copy_tma_kernel", tile, {"BLOCK_M": 128, "BLOCK_N": 128}, target,
-                      num_stages=stages) for target, stages in (("sm_90a", 1), ("sm_90a", 5), ("sm_120a", 1))]
+    jobs = [
+        build.Job(
+            "ch14.descriptors.lesson.tile_copy:copy_tma_kernel",
+            tile,
+            {"BLOCK_M": 128, "BLOCK_N": 128},
+            target,
+            num_stages=stages,
+        )
+        for target, stages in (("sm_90a", 1), ("sm_90a", 5), ("sm_120a", 1))
+    ]
     reports = build.disassemble(jobs)
-    assert all(report.launchable and report.counts["tma_load"] and report.counts["tma_store"] for report in reports)
+    assert all(
+        report.launchable and report.counts["tma_load"] and report.counts["tma_store"] for report in reports
+    )
     assert reports[0].ptx == reports[1].ptx
 
 

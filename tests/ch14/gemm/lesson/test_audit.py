@@ -19,14 +19,21 @@ def test_rows_are_named_and_have_rates(monkeypatch):
     cases = audit.find_cases("sm_90a", 132)
     names = ['"ID"', '"Kernel Name"', *(f'"{metric}"' for metric in audit.METRICS.values())]
     line = ",".join(['"0"', '"gemm_plain_kernel"', '"12.5"', '"3,000,000"', '"1,000,000"', '"2000"'])
-    monkeypatch.setattr(profiler, "run_ncu", lambda options, command: "\n".join(
-        ["==PROF== Connected", ",".join(names), '""', *[line] * len(cases)]))
+    monkeypatch.setattr(
+        profiler,
+        "run_ncu",
+        lambda options, command: "\n".join(
+            ["==PROF== Connected", ",".join(names), '""', *[line] * len(cases)]
+        ),
+    )
     monkeypatch.setattr("shutil.which", lambda tool: tool)
     monkeypatch.setattr(device, "current", lambda: HOPPER)
     monkeypatch.setattr(audit, "compile_cases", lambda cases: None)
     rows = audit.count_bytes().rows
     assert [(row["name"], row["shape"][0]) for row in rows] == [(which, n) for which, _, n in cases]
-    assert rows[0]["gbps"] == 2000 and rows[0]["dram_percent"] == 12.5 and rows[0]["least_bytes"] == 6 * 2048**2
+    assert (
+        rows[0]["gbps"] == 2000 and rows[0]["dram_percent"] == 12.5 and rows[0]["least_bytes"] == 6 * 2048**2
+    )
     assert rows[0]["config"] == "64,64,32,4,1" and rows[0]["kernel"] == "64,64,32,4,1 plain"
 
 
@@ -34,6 +41,8 @@ def test_rows_are_named_and_have_rates(monkeypatch):
 def test_every_case_compiles():
     from tilelab.runtime import build
 
-    jobs = [experiments.GemmSpace(n, n, n, layout=audit.LAYOUT, compile_for="sm_90a").job(config)
-            for _, config, n in audit.find_cases("sm_90a", 132)[:6]]
+    jobs = [
+        experiments.GemmSpace(n, n, n, layout=audit.LAYOUT, compile_for="sm_90a").job(config)
+        for _, config, n in audit.find_cases("sm_90a", 132)[:6]
+    ]
     assert [report.status for report in build.build(jobs)] == ["ok"] * 6

@@ -26,10 +26,21 @@ def prepare(name, change=("", ""), **options):
     return functools.partial(function, **options)
 
 
-@pytest.mark.parametrize("name, options", [
-    ("pointers", {}), ("descriptors", {"stages": 3}), ("grouped", {"group": 2}), ("parts", {"parts": 2}), ("parts", {}),
-    ("persistent", {}), ("persistent", {"stages": 3, "parts": 4, "per_sm": 2}), ("early", {}), ("once", {}),
-    ("once", {"stages": 3, "group": 8, "parts": 4, "early": True})])
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("pointers", {}),
+        ("descriptors", {"stages": 3}),
+        ("grouped", {"group": 2}),
+        ("parts", {"parts": 2}),
+        ("parts", {}),
+        ("persistent", {}),
+        ("persistent", {"stages": 3, "parts": 4, "per_sm": 2}),
+        ("early", {}),
+        ("once", {}),
+        ("once", {"stages": 3, "group": 8, "parts": 4, "early": True}),
+    ],
+)
 def test_the_versions_are_right_and_start_on_hopper(name, options):
     assert exercises.check_version(prepare(name, **options)) == ""
     report = lesson.compile_launch(prepare(name, **options), exercises.make_inputs((256, 256, 256)), "sm_90a")
@@ -37,16 +48,20 @@ def test_the_versions_are_right_and_start_on_hopper(name, options):
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize("name, change", [
-    ("pointers", ("(rows[:, None] < M) & (at[None, :] < K)", "rows[:, None] < M")),
-    ("pointers", ("mask=(rows[:, None] < M) & (columns[None, :] < N))", "mask=rows[:, None] < M)")),
-    ("descriptors", ("tl.program_id(0) % tiles_n", "tl.program_id(0) // tiles_n")),
-    ("grouped", ("min(tiles_m - first_m, GROUP_M)", "GROUP_M")),
-    ("parts", ("n + 3 * width", "n + 2 * width")),
-    ("parts", ("(0, 2, 1)", "(0, 1, 2)")),
-    ("persistent", ("done = tl.program_id(0) - PROGRAMS", "done = tl.program_id(0)")),
-    ("persistent", ("PROGRAMS, flatten=True", "PROGRAMS + 1, flatten=True")),
-    ("early", ("done += PROGRAMS", "done += 1"))])
+@pytest.mark.parametrize(
+    "name, change",
+    [
+        ("pointers", ("(rows[:, None] < M) & (at[None, :] < K)", "rows[:, None] < M")),
+        ("pointers", ("mask=(rows[:, None] < M) & (columns[None, :] < N))", "mask=rows[:, None] < M)")),
+        ("descriptors", ("tl.program_id(0) % tiles_n", "tl.program_id(0) // tiles_n")),
+        ("grouped", ("min(tiles_m - first_m, GROUP_M)", "GROUP_M")),
+        ("parts", ("n + 3 * width", "n + 2 * width")),
+        ("parts", ("(0, 2, 1)", "(0, 1, 2)")),
+        ("persistent", ("done = tl.program_id(0) - PROGRAMS", "done = tl.program_id(0)")),
+        ("persistent", ("PROGRAMS, flatten=True", "PROGRAMS + 1, flatten=True")),
+        ("early", ("done += PROGRAMS", "done += 1")),
+    ],
+)
 def test_a_wrong_version_fails(name, change):
     assert exercises.check_version(prepare(name, change))
 
@@ -60,57 +75,96 @@ def test_the_solutions_pass():
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize("options, reason", [
-    ({"stages": 3, "parts": 1}, "1 program per SM"), ({"stages": 2, "parts": 1}, "three stages"),
-    ({"stages": 4, "parts": 2}, "1 program per SM"), ({"stages": 3, "parts": 4}, "fewer parts"),
-    ({"stages": 9, "parts": 2}, "shared memory")])
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"stages": 3, "parts": 1}, "1 program per SM"),
+        ({"stages": 2, "parts": 1}, "three stages"),
+        ({"stages": 4, "parts": 2}, "1 program per SM"),
+        ({"stages": 3, "parts": 4}, "fewer parts"),
+        ({"stages": 9, "parts": 2}, "shared memory"),
+    ],
+)
 def test_a_wrong_choice_fails(options, reason):
     with pytest.raises(AssertionError, match=reason):
         exercises.check_fit(*define(VERSIONS, "prepare_persistent"), options)
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize("change", [("tl.cdiv(N, BLOCK_N)", "N // BLOCK_N"),
-                                    ("(rows[:, None] < M) & (at[None, :] < K)", "rows[:, None] < M"),
-                                    ("(at[None, :] < K), other=0)", "(at[None, :] <= K), other=0)")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("tl.cdiv(N, BLOCK_N)", "N // BLOCK_N"),
+        ("(rows[:, None] < M) & (at[None, :] < K)", "rows[:, None] < M"),
+        ("(at[None, :] < K), other=0)", "(at[None, :] <= K), other=0)"),
+    ],
+)
 def test_masks_that_are_not_mended_fail(change):
     with pytest.raises(AssertionError):
         exercises.check_masks(*define(SOLUTIONS, "mended_pointers", change=change))
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize("change", [("a_desc.load([k, m]).T", "a_desc.load([m, k]).T"),
-                                    (", acc)", ")"), ("range(0, K, BLOCK_K)", "range(0, K - BLOCK_K, BLOCK_K)"),
-                                    ("[m, n], acc", "[n, m], acc")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("a_desc.load([k, m]).T", "a_desc.load([m, k]).T"),
+        (", acc)", ")"),
+        ("range(0, K, BLOCK_K)", "range(0, K - BLOCK_K, BLOCK_K)"),
+        ("[m, n], acc", "[n, m], acc"),
+    ],
+)
 def test_a_wrong_loop_fails(change):
     with pytest.raises(AssertionError):
         exercises.check_loop(*define(SOLUTIONS, "my_gemm", change=change))
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize("change, reason", [
-    (("min(tiles_n - first_n, GROUP_N)", "GROUP_N"), "nobody computes"),
-    (("within // columns, first_n + within % columns", "tile // tiles_n, tile % tiles_n"), "first group"),
-    (("within // columns, first_n + within % columns", "within % tiles_m, first_n + within // tiles_m"),
-     "share row 0")])
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (("min(tiles_n - first_n, GROUP_N)", "GROUP_N"), "nobody computes"),
+        (("within // columns, first_n + within % columns", "tile // tiles_n, tile % tiles_n"), "first group"),
+        (
+            (
+                "within // columns, first_n + within % columns",
+                "within % tiles_m, first_n + within // tiles_m",
+            ),
+            "share row 0",
+        ),
+    ],
+)
 def test_a_wrong_raster_fails(change, reason):
     with pytest.raises(AssertionError, match=reason):
         exercises.check_raster(*define(SOLUTIONS, "my_pick", change=change))
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize("change", [
-    ("tiles_n, PROGRAMS)", "tiles_n - 1, PROGRAMS)"), ("tl.program_id(0), tl.cdiv", "0, tl.cdiv"),
-    ("        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for k",
-     "        if tile == tl.program_id(0):\n            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for k"),
-    ("tile // tiles_n * BLOCK_M", "tl.program_id(0) // tiles_n * BLOCK_M")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("tiles_n, PROGRAMS)", "tiles_n - 1, PROGRAMS)"),
+        ("tl.program_id(0), tl.cdiv", "0, tl.cdiv"),
+        (
+            "        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for k",
+            "        if tile == tl.program_id(0):\n            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for k",
+        ),
+        ("tile // tiles_n * BLOCK_M", "tl.program_id(0) // tiles_n * BLOCK_M"),
+    ],
+)
 def test_a_wrong_persistent_loop_fails(change):
     with pytest.raises(AssertionError):
         exercises.check_persistent(*define(SOLUTIONS, "my_persistent", change=change))
 
 
-@pytest.mark.parametrize("check, name", [(exercises.check_loop, "my_gemm"), (exercises.check_raster, "my_pick"),
-                                         (exercises.check_persistent, "my_persistent")])
+@pytest.mark.parametrize(
+    "check, name",
+    [
+        (exercises.check_loop, "my_gemm"),
+        (exercises.check_raster, "my_pick"),
+        (exercises.check_persistent, "my_persistent"),
+    ],
+)
 def test_a_stub_is_not_solved_yet(check, name):
     with pytest.raises(NotImplementedError):
         check(*define(VERSIONS, name))
@@ -121,8 +175,10 @@ def test_the_raster_of_the_picture_is_that_of_the_kernel():
     assert sorted(figures.raster(5, 3, 2).flatten()) == list(range(15))
 
 
-@pytest.mark.parametrize("draw", [figures.draw_stages, figures.draw_raster, figures.draw_smem, figures.draw_waves,
-                                  figures.draw_programs])
+@pytest.mark.parametrize(
+    "draw",
+    [figures.draw_stages, figures.draw_raster, figures.draw_smem, figures.draw_waves, figures.draw_programs],
+)
 def test_pictures_say_what_they_show(draw):
     picture = draw()
     assert len(picture.description) > 60 and picture._repr_png_()

@@ -1,6 +1,5 @@
 """The versions of the notebook are right, the solutions pass, and each planted wrong answer fails its check."""
 
-
 import pytest
 import torch
 
@@ -13,8 +12,13 @@ NOTEBOOKS = ROOT / "notebooks"
 CELLS = lesson.notebook_texts(NOTEBOOKS / "ch14_mx_formats.ipynb")
 SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "ch14_mx_formats.ipynb")
 FORMATS = {version: format for format, versions in exercises.LADDERS.values() for version in versions}
-ANSWERS = {"Exercise 1": "my_ceil", "Exercise 2": "broken_rounding", "Exercise 3": "broken_tiles",
-           "Exercise 4": "pack_six", "Exercise 5": "unpack_mxfp4"}
+ANSWERS = {
+    "Exercise 1": "my_ceil",
+    "Exercise 2": "broken_rounding",
+    "Exercise 3": "broken_tiles",
+    "Exercise 4": "pack_six",
+    "Exercise 5": "unpack_mxfp4",
+}
 
 
 def define(texts, name, change=("", "")):
@@ -34,25 +38,45 @@ def test_the_versions_are_right(name):
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize("name, change, reason", [
-    ("block_per_program", (">> 23) - 8", ">> 23) - 7"), "scales: "),
-    ("block_per_program", ("448.0", "480.0"), "codes: "),
-    ("many_blocks", (", mask=inside[:, None])\n", ")\n"), "memory outside"),
-    ("many_blocks", ("tl.abs(elements), 1", "elements, 1"), "scales: "),
-    ("converted", ("254 - scale", "253 - scale"), "codes: "),
-    ("tiled_scales", ("groups + 3", "groups"), "scales: "),
-    ("mxfp4_split", ("low | high << 4", "high | low << 4"), "codes: "),
-    ("mxfp4_split", ("tl.maximum((amax.to(tl.int32, bitcast=True) >> 23) - 2, 0)",
-                     "(amax.to(tl.int32, bitcast=True) >> 23) - 2"), "scales: "),
-    ("many_blocks", ("tl.maximum((amax.to(tl.int32, bitcast=True) >> 23) - 8, 0)",
-                     "(amax.to(tl.int32, bitcast=True) >> 23) - 8"), "scales: "),
-    ("mxfp4_split", ("23 - MANTISSA)", "22 - MANTISSA)"), "codes: "),
-    ("mxfp4_integer", ("(bits >> 22 & 1)", "1"), "codes: "),
-    ("mxfp4_integer", ("6 * 2.0**-126", "8 * 2.0**-126"), "codes: "),
-    ("mxfp4_integer", ("multiplier[:, None] * 2.0**-126", "(multiplier * 2.0**-126)[:, None]"), "codes: "),
-    ("nvfp4", ("amax * (1 / 6)", "amax * 0.25"), "scales: "),
-    ("nvfp4", ("tl.minimum(tl.abs(scaled), 6.0)", "tl.abs(scaled)"), "codes: "),
-    ("nvfp4_own_scale", ("amax.zero_()", "amax.fill_(1e9)"), "scales: ")])
+@pytest.mark.parametrize(
+    "name, change, reason",
+    [
+        ("block_per_program", (">> 23) - 8", ">> 23) - 7"), "scales: "),
+        ("block_per_program", ("448.0", "480.0"), "codes: "),
+        ("many_blocks", (", mask=inside[:, None])\n", ")\n"), "memory outside"),
+        ("many_blocks", ("tl.abs(elements), 1", "elements, 1"), "scales: "),
+        ("converted", ("254 - scale", "253 - scale"), "codes: "),
+        ("tiled_scales", ("groups + 3", "groups"), "scales: "),
+        ("mxfp4_split", ("low | high << 4", "high | low << 4"), "codes: "),
+        (
+            "mxfp4_split",
+            (
+                "tl.maximum((amax.to(tl.int32, bitcast=True) >> 23) - 2, 0)",
+                "(amax.to(tl.int32, bitcast=True) >> 23) - 2",
+            ),
+            "scales: ",
+        ),
+        (
+            "many_blocks",
+            (
+                "tl.maximum((amax.to(tl.int32, bitcast=True) >> 23) - 8, 0)",
+                "(amax.to(tl.int32, bitcast=True) >> 23) - 8",
+            ),
+            "scales: ",
+        ),
+        ("mxfp4_split", ("23 - MANTISSA)", "22 - MANTISSA)"), "codes: "),
+        ("mxfp4_integer", ("(bits >> 22 & 1)", "1"), "codes: "),
+        ("mxfp4_integer", ("6 * 2.0**-126", "8 * 2.0**-126"), "codes: "),
+        (
+            "mxfp4_integer",
+            ("multiplier[:, None] * 2.0**-126", "(multiplier * 2.0**-126)[:, None]"),
+            "codes: ",
+        ),
+        ("nvfp4", ("amax * (1 / 6)", "amax * 0.25"), "scales: "),
+        ("nvfp4", ("tl.minimum(tl.abs(scaled), 6.0)", "tl.abs(scaled)"), "codes: "),
+        ("nvfp4_own_scale", ("amax.zero_()", "amax.fill_(1e9)"), "scales: "),
+    ],
+)
 def test_a_wrong_version_fails(name, change, reason):
     assert reason in check_version(name, change)
 
@@ -63,19 +87,29 @@ def test_the_solutions_pass(exercise):
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize("exercise, change", [
-    ("Exercise 1", ("+ 0x3FFFFF", "+ 0x400000")),  # six itself takes the larger scale
-    ("Exercise 1", ("+ 0x3FFFFF", "+ 0x1FFFFF")),  # the rule "even"
-    ("Exercise 1", ("+ 0x3FFFFF", "+ 0x7FFFFF")),
-    ("Exercise 2", ("(bits >> 22 & 1)", "0")),     # ties go down
-    ("Exercise 2", ("0x1FFFFF", "0x200000")),
-    ("Exercise 2", (">> 22\n", ">> 23\n")),
-    ("Exercise 3", ("(groups + 3) // 4", "groups // 4")), ("Exercise 3", ("row % 128 // 32", "row // 32")),
-    ("Exercise 3", ("row % 32 * 16", "row % 16 * 32")), ("Exercise 3", ("row // 128", "row // 256")),
-    ("Exercise 4", ("second << 6", "second << 8")), ("Exercise 4", ("static_range(3)", "static_range(4)")),
-    ("Exercise 4", ("first | second << 6", "second | first << 6")), ("Exercise 4", (", mask=inside)\n", ")\n")),
-    ("Exercise 5", ("element % 2", "1 - element % 2")), ("Exercise 5", ("| (code >> 3) << 31", "")),
-    ("Exercise 5", ("<< 22", "<< 23")), ("Exercise 5", ("mask=inside[:, None])\n", "mask=None)\n"))])
+@pytest.mark.parametrize(
+    "exercise, change",
+    [
+        ("Exercise 1", ("+ 0x3FFFFF", "+ 0x400000")),  # six itself takes the larger scale
+        ("Exercise 1", ("+ 0x3FFFFF", "+ 0x1FFFFF")),  # the rule "even"
+        ("Exercise 1", ("+ 0x3FFFFF", "+ 0x7FFFFF")),
+        ("Exercise 2", ("(bits >> 22 & 1)", "0")),  # ties go down
+        ("Exercise 2", ("0x1FFFFF", "0x200000")),
+        ("Exercise 2", (">> 22\n", ">> 23\n")),
+        ("Exercise 3", ("(groups + 3) // 4", "groups // 4")),
+        ("Exercise 3", ("row % 128 // 32", "row // 32")),
+        ("Exercise 3", ("row % 32 * 16", "row % 16 * 32")),
+        ("Exercise 3", ("row // 128", "row // 256")),
+        ("Exercise 4", ("second << 6", "second << 8")),
+        ("Exercise 4", ("static_range(3)", "static_range(4)")),
+        ("Exercise 4", ("first | second << 6", "second | first << 6")),
+        ("Exercise 4", (", mask=inside)\n", ")\n")),
+        ("Exercise 5", ("element % 2", "1 - element % 2")),
+        ("Exercise 5", ("| (code >> 3) << 31", "")),
+        ("Exercise 5", ("<< 22", "<< 23")),
+        ("Exercise 5", ("mask=inside[:, None])\n", "mask=None)\n")),
+    ],
+)
 def test_a_wrong_answer_fails(exercise, change):
     with pytest.raises(AssertionError):
         exercises.CHECKS[exercise](define(SOLUTIONS, ANSWERS[exercise], change))
@@ -86,8 +120,12 @@ def test_the_stubs_are_not_solved(capsys):
         exercises.check(exercise, define(CELLS, name))
     said = capsys.readouterr().out.splitlines()
     assert [line.split(" (")[0] for line in said] == [
-        "Exercise 1: not yet right", "Exercise 2: not yet right", "Exercise 3: not yet right",
-        "Exercise 4: not solved yet.", "Exercise 5: not solved yet."]
+        "Exercise 1: not yet right",
+        "Exercise 2: not yet right",
+        "Exercise 3: not yet right",
+        "Exercise 4: not solved yet.",
+        "Exercise 5: not solved yet.",
+    ]
 
 
 def test_rounding_is_checked_at_every_midpoint():
@@ -95,17 +133,24 @@ def test_rounding_is_checked_at_every_midpoint():
         return (a.view(torch.int32) >> 23 - mantissa_bits << 23 - mantissa_bits).view(torch.float32)
 
     def search(a, mantissa_bits, emin):
-        element = next(each for each in number_formats.ELEMENTS.values()
-                       if (each.mantissa_bits, each.emin) == (mantissa_bits, emin))
+        element = next(
+            each
+            for each in number_formats.ELEMENTS.values()
+            if (each.mantissa_bits, each.emin) == (mantissa_bits, emin)
+        )
         return number_formats.decode(number_formats.encode(a, element), element)
 
-    assert exercises.check_rounding_everywhere(search).startswith("e2m1: 29 of 29 right; e4m3: 505 of 505 right")
+    assert exercises.check_rounding_everywhere(search).startswith(
+        "e2m1: 29 of 29 right; e4m3: 505 of 505 right"
+    )
     assert not exercises.check_rounding_everywhere(truncate).startswith("e2m1: 29 of 29")
     assert exercises.count_tile_bytes(lambda row, group: row % 64 * 4 + group) == 256
 
 
 def test_the_errors_of_the_picture_are_in_the_order_of_the_whole():
     """What the picture of 64 numbers shows must be what the table of all numbers says."""
-    rms = {name: float(strip.square().mean().sqrt()) for name, strip in figures.strip_errors("gaussian").items()}
+    rms = {
+        name: float(strip.square().mean().sqrt()) for name, strip in figures.strip_errors("gaussian").items()
+    }
     assert 3 * rms["mxfp8_e4m3"] < rms["nvfp4"] < 0.9 * min(rms["fp4_e8m0_16"], rms["mxfp4"])
     assert abs(rms["fp4_e8m0_16"] / rms["mxfp4"] - 1) < 0.1

@@ -1,6 +1,5 @@
 """The exercise that writes a check: the solution passes, and each check that lacks one precaution fails."""
 
-
 import pytest
 import torch
 
@@ -26,10 +25,16 @@ def test_the_solution_passes():
     exercises.check_judge(define_judge())
 
 
-@pytest.mark.parametrize("change, says", [
-    (("float(\"nan\")", "0.0"), "refuses"), (("torch.randn", "torch.rand"), "takes the sign off"),
-    (("1000", "1024"), "leaves out the rest"), (("area[n:].isnan().all()", "True"), "one element past the end"),
-    (("torch.equal(area[:n], 2 * x)", "torch.allclose(area[:n], 2 * x, rtol=1e-3)"), "a little less")])
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (('float("nan")', "0.0"), "refuses"),
+        (("torch.randn", "torch.rand"), "takes the sign off"),
+        (("1000", "1024"), "leaves out the rest"),
+        (("area[n:].isnan().all()", "True"), "one element past the end"),
+        (("torch.equal(area[:n], 2 * x)", "torch.allclose(area[:n], 2 * x, rtol=1e-3)"), "a little less"),
+    ],
+)
 def test_a_check_without_one_precaution_fails(change, says):
     with pytest.raises(AssertionError, match=says):
         exercises.check_judge(define_judge(*change))

@@ -19,7 +19,9 @@ def test_the_grid_of_a_test_is_a_part_that_can_still_be_cancelled(monkeypatch):
     part = experiments.grid()
     assert len(part) == 32 and set(part) < set(whole)
     # `measure_cancel` waits for the eleventh configuration that is right.
-    assert all(sum(not rejection(config, target, "bf16") for config in part) > 11 for target in ("sm_90a", "sm_100a"))
+    assert all(
+        sum(not rejection(config, target, "bf16") for config in part) > 11 for target in ("sm_90a", "sm_100a")
+    )
 
 
 @pytest.mark.parametrize("quick, here, limit_s", [("1", H200, 20), ("1", device.Device(), 5), ("", H200, 5)])
