@@ -13,8 +13,7 @@ import torch
 
 from ch10.wgmma_gemm import operator
 from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, best_config, configs, fits, predict_us, rejection
-from tilelab.records import results
-from tilelab.runtime import build, cuda, device, operands, operators, tuned
+from tilelab.runtime import build, cuda, device, operands, operators, provenance, tuned
 from tilelab.runtime.plans import Plan, Planner
 from tilelab.runtime.tensor_map import make_tensor_map
 
@@ -76,7 +75,7 @@ def _check_operands(a, b, out) -> None:
 
 def tuned_source() -> str:
     """Return the hash of the code that the rows of the tuned table are measured with."""
-    return results.source_hash(SOURCE)
+    return provenance.source_hash(SOURCE)
 
 
 def find_best(m: int, n: int, k: int) -> tuple[WgmmaConfig, str]:

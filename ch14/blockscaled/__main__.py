@@ -18,8 +18,7 @@ from ch14.blockscaled.lesson.verification import judge
 from ch14.mx_formats import number_formats
 from tilelab import cli
 from tilelab.measure import bench, check
-from tilelab.records import results
-from tilelab.runtime import build, device
+from tilelab.runtime import build, device, provenance
 from tilelab.sweeps import tune
 
 FORMS = {
@@ -76,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.mode != "product":
         print(MODES[options.mode]())
         return 0
-    source = results.source_hash(blockscaled, *FP8_SOURCES, *EMULATED_SOURCES)
+    source = provenance.source_hash(blockscaled, *FP8_SOURCES, *EMULATED_SOURCES)
     return cli.run_and_report(
         "ch14.blockscaled",
         COLUMNS,

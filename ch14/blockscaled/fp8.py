@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from ch14 import mx_formats
-from tilelab.records import results
-from tilelab.runtime import build, cuda, device, operands, operators, tuned, workspace
+from tilelab.runtime import build, cuda, device, operands, operators, provenance, tuned, workspace
 from tilelab.runtime.operands import Launch
 from tilelab.runtime.plans import Plan, Planner
 from tilelab.runtime.tensor_map import make_tensor_map
@@ -192,7 +191,7 @@ def operand_bytes(m: int, n: int, k: int) -> int:
 
 def tuned_source() -> str:
     """Return the hash of the code that the rows of the tuned table are measured with."""
-    return results.source_hash(SOURCE)
+    return provenance.source_hash(SOURCE)
 
 
 def find_best(m: int, n: int, k: int, sms: int, mx: bool = False) -> tuple[Fp8Config, str]:

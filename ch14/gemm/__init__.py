@@ -15,8 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ch14.gemm import kernels, operator
 from ch14.gemm.configs import ITEMSIZE, SETS, GemmConfig, configs, job, predicted_ms, rank_configs, rejection
 from ch14.gemm.kernels import gemm_persistent_kernel, gemm_plain_kernel, gemm_split_kernel
-from tilelab.records import results
-from tilelab.runtime import device, operators, triton_launch, tuned, workspace
+from tilelab.runtime import device, operators, provenance, triton_launch, tuned, workspace
 from tilelab.runtime.operands import (
     Launch,
     choose_config,
@@ -80,7 +79,7 @@ def _check_operands(a, b, scale_a, scale_b, out):
 
 def tuned_source() -> str:
     """Return the hash of the code that the rows of the tuned table are measured with."""
-    return results.source_hash(kernels)
+    return provenance.source_hash(kernels)
 
 
 def find_best(m, n, k, dtype, b_k_major, target, sms) -> tuple[GemmConfig | None, str]:

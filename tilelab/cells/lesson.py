@@ -24,7 +24,7 @@ from tilelab.cells.triton_cell import compile_launch, define, describe_report, l
 from tilelab.emulator import gluon_emulator
 from tilelab.measure import bench, check
 from tilelab.records import results
-from tilelab.runtime import build, device
+from tilelab.runtime import build, device, provenance
 
 __all__ = [
     "Ladder",
@@ -65,7 +65,7 @@ def code_hash(kernel, prepare: Callable | None = None) -> str:
         return kernel.source_hash()
     if triton_cell.is_triton(kernel):
         return triton_cell.code_hash(kernel, prepare)
-    return results.source_hash(kernel)
+    return provenance.source_hash(kernel)
 
 
 def ladder_hash(codes: Sequence[str]) -> str:

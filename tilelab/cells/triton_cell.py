@@ -21,8 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tilelab.cells import cuda_magic
-from tilelab.records import results
-from tilelab.runtime import build, cuda, device, files
+from tilelab.runtime import build, cuda, device, files, provenance
 
 _STATEMENTS = (ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom)
 _LONG = 110  # characters of an instruction that are shown
@@ -85,7 +84,7 @@ def _parse(text: str) -> list[tuple[ast.stmt, str]]:
         return []
     lines = ["" if re.match(r"\s*[%!?]", line) else line for line in text.splitlines()]
     try:
-        with results._PARSING:
+        with provenance.PARSING:
             body = ast.parse("\n".join(lines)).body
     except SyntaxError:  # a cell that did not run
         return []
@@ -154,9 +153,9 @@ def collect(texts: Iterable[str], *names: str) -> list[str]:
 def hash_of(texts: Iterable[str], *names: str, options: dict | None = None) -> str:
     """Return 16 hex digits that change with the definitions of `names`, with all that they use, and with `options`.
 
-    As for `results.source_hash`, comments, layout, imports and the names of local variables do not count.
+    As for `provenance.source_hash`, comments, layout, imports and the names of local variables do not count.
     """
-    dumps = {dump for code in collect(texts, *names) for dump in results._dump_normalised(code, "")}
+    dumps = {dump for code in collect(texts, *names) for dump in provenance.dump_normalised(code, "")}
     return hashlib.sha256(repr([sorted(dumps), sorted((options or {}).items())]).encode()).hexdigest()[:16]
 
 

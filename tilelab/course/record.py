@@ -35,7 +35,7 @@ import filelock
 from tilelab import ROOT, cli
 from tilelab.course import notebook, suite
 from tilelab.records import headlines, results
-from tilelab.runtime import device, files
+from tilelab.runtime import device, files, provenance
 
 ALONE = ("ch14_sweep", "claims")  # the first measures on all GPUs, and the second judges all records
 MAX_USED = 0.25  # share of a GPU's memory that other processes may use
@@ -50,9 +50,9 @@ def run_tests(recorded: list[str]) -> dict:
     left_out = [f"--deselect=tests/test_notebooks.py::test_runs[{stem}.ipynb]" for stem in recorded]
     return {
         **suite.run(arguments=left_out, env=notebook.child_env()),
-        "versions": device.versions(),
+        "versions": provenance.versions(),
         "device": dataclasses.asdict(device.current()),
-        "recorded": files.utc_now(),
+        "recorded": provenance.utc_now(),
     }
 
 

@@ -31,7 +31,7 @@ from collections.abc import Collection, Iterator, Sequence
 from tilelab import ROOT, cli
 from tilelab.course import notebook, suite
 from tilelab.records import results
-from tilelab.runtime import device, files
+from tilelab.runtime import device, files, provenance
 from tilelab.sweeps.journal import Journal
 
 PAGE = ROOT / "docs" / "reliability.md"
@@ -551,7 +551,7 @@ async def _meet_all(chosen: dict[str, Sequence[str]]) -> list[dict]:
 
 def source() -> str:
     """Return the hash of the code that judges."""
-    return results.source_hash(judge, find_changed_fact, find_damage)
+    return provenance.source_hash(judge, find_changed_fact, find_damage)
 
 
 def run_troubles(chosen: dict[str, Sequence[str]]) -> results.Record:

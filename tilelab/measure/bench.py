@@ -26,7 +26,7 @@ import torch
 
 from tilelab import ROOT
 from tilelab.records import results
-from tilelab.runtime import device
+from tilelab.runtime import device, provenance
 
 WARM_S = 0.3  # seconds that are not counted, because a cool chip runs faster at first
 ROUNDS = 22  # an even number, because every second round runs in the opposite order
@@ -319,7 +319,7 @@ def _fastest_ms(launch: Callable[[], object]) -> float:
 
 
 def _roofs_source() -> str:
-    return results.source_hash(measured_roofs.__wrapped__, _fastest_ms)
+    return provenance.source_hash(measured_roofs.__wrapped__, _fastest_ms)
 
 
 # Reused within the hour, so that all notebooks of one recording refer to the same roof.

@@ -14,7 +14,7 @@ import statistics
 
 from tilelab import ROOT, cli
 from tilelab.records import gpus, results
-from tilelab.runtime import device, files
+from tilelab.runtime import device, files, provenance
 
 PAGE = ROOT / "docs" / "stacks.md"
 # (what is compared with what, experiment, fields of the rows that count)
@@ -96,7 +96,7 @@ def find_folder(*others: str) -> pathlib.Path:
                 recorded.add(stack_name(json.loads(path.read_text(encoding="utf-8"))["versions"]["torch"]))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} names no version of torch: delete it.") from error
-    own = stack_name(device.versions()["torch"])
+    own = stack_name(provenance.versions()["torch"])
     return folder if recorded <= {own} else folder / own
 
 

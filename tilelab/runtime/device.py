@@ -9,7 +9,6 @@ import contextlib
 import functools
 import os
 import pathlib
-import platform
 import re
 import stat
 import subprocess
@@ -18,7 +17,6 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 
 TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a", "sm_121a")
 
@@ -353,24 +351,3 @@ def interpret_without_gpu() -> None:
             "which it selects when it is imported: restart, and import the chapter first."
         )
     os.environ["TRITON_INTERPRET"] = "1"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def versions() -> dict[str, str | None]:
-    """Return the versions of the software that a measurement depends on; None for a package that is not installed."""
-    import torch
-
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": _version("triton"),
-        "cuda": torch.version.cuda,
-        "driver": current().driver,
-        "cublas": _version("nvidia-cublas"),
-    }

@@ -7,15 +7,9 @@ import json
 import os
 import pathlib
 import uuid
-from datetime import UTC, datetime
 from typing import Any
 
 from tilelab.runtime import device
-
-
-def utc_now() -> str:
-    """Return the time as records hold it: "2026-11-21T04:50:17Z"."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def json_line(value: Any, what: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import filelock
 
 from tilelab import ROOT
-from tilelab.runtime import device, files, plans
+from tilelab.runtime import device, files, plans, provenance
 
 NEIGHBOURS = 6  # tuned shapes whose configurations are compared for a shape that was not tuned
 FARTHEST = 4.0  # in octaves: the extents differ by at most a factor of 16 in all
@@ -118,7 +118,7 @@ def _format(row: dict) -> dict:
         for field in dataclasses.fields(config)
         if getattr(config, field.name) != field.default
     }
-    versions = {name: row.get(name) or device.versions().get(name) for name in ("torch", "triton")}
+    versions = {name: row.get(name) or provenance.versions().get(name) for name in ("torch", "triton")}
     return {
         **{name: row[name] for name in ("m", "n", "k", "dtype")},
         "name": getattr(config, "name", str(config)),
@@ -128,7 +128,7 @@ def _format(row: dict) -> dict:
         "tried": row["tried"],
         "source": row["source"],
         **versions,
-        "recorded": row.get("recorded") or files.utc_now(),
+        "recorded": row.get("recorded") or provenance.utc_now(),
     }
 
 

@@ -11,8 +11,7 @@ import os
 import pathlib
 import time
 
-from tilelab.records import results
-from tilelab.runtime import build, device, files
+from tilelab.runtime import build, device, files, provenance
 from tilelab.sweeps.tunable import Space
 
 SIZE = 1000
@@ -72,7 +71,7 @@ class FaultSpace(Space):
         return float(config.block)  # no model: it only fixes the order
 
     def source(self):
-        return results.source_hash(pathlib.Path(__file__).with_name("faults_kernels.py"))
+        return provenance.source_hash(pathlib.Path(__file__).with_name("faults_kernels.py"))
 
     def job(self, config):
         kernel = "tilelab.sweeps.faults_kernels:double_kernel"

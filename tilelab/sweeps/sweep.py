@@ -26,7 +26,7 @@ from typing import Any
 
 import filelock
 
-from tilelab.runtime import build, device, files, worker_pool
+from tilelab.runtime import build, device, files, provenance, worker_pool
 from tilelab.sweeps.journal import Journal
 from tilelab.sweeps.tunable import Space
 
@@ -144,7 +144,7 @@ def config_keys(configs: Iterable, space: Space) -> dict[str, Any]:
     the GPU where one measures.
     """
     versions = {
-        name: value for name, value in device.versions().items() if space.can_measure or name == "triton"
+        name: value for name, value in provenance.versions().items() if space.can_measure or name == "triton"
     }
     gpu = device.current().name if space.can_measure else ""
     shared = [repr(space), space.source(), space.target, gpu, versions]
@@ -474,7 +474,7 @@ class Sweep:
                 self._cancel_token
             ):  # a build or a measurement that was killed did not fail
                 raise asyncio.CancelledError
-            row = {**row, "recorded": files.utc_now()}
+            row = {**row, "recorded": provenance.utc_now()}
             self._new_rows += 1
             if self.journal:
                 self.journal.append(row)

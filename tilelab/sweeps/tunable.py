@@ -32,7 +32,7 @@ class Space(ABC):
 
     @abstractmethod
     def source(self) -> str:
-        """Return the results.source_hash of what is measured. Rows of other code are not resumed."""
+        """Return the provenance.source_hash of what is measured. Rows of other code are not resumed."""
 
     @abstractmethod
     def job(self, config: Any) -> build.Job:

@@ -17,7 +17,7 @@ from ch07 import bulk_copy
 from ch07.bulk_copy import CONFIGS, ELEMENTS, OPS, SOURCE, BulkConfig, configs
 from tilelab.measure import bench, check
 from tilelab.records import results
-from tilelab.runtime import build, cuda, device
+from tilelab.runtime import build, cuda, device, provenance
 
 MEASURED_CODE = (bulk_copy, SOURCE.with_name("configs.py"), SOURCE)
 PEER = {"copy": "torch copy_", "axpy": "torch add"}
@@ -34,7 +34,7 @@ LIMIT_S = 10  # for the RUNS of a broken ring, while the other rings use the GPU
 
 def source(*things) -> str:
     """Return the hash of the code that is measured, and of `things`."""
-    return results.source_hash(*MEASURED_CODE, *things)
+    return provenance.source_hash(*MEASURED_CODE, *things)
 
 
 def make_random(n: int, dtype) -> torch.Tensor:

@@ -18,7 +18,7 @@ from tilelab import ROOT
 from tilelab.cells import cuda_magic, lesson
 from tilelab.measure import bench, profiler
 from tilelab.records import results
-from tilelab.runtime import device
+from tilelab.runtime import device, provenance
 
 SOURCE = pathlib.Path(__file__).with_suffix(".cu")
 NOTEBOOK = ROOT / "notebooks" / "ch07_resample.ipynb"
@@ -120,7 +120,7 @@ def find_fault(prepare: Callable, where: str) -> str:
 def source() -> str:
     """Return the hash of the variants and of the lesson's kernels."""
     cells = cuda_magic.notebook_kernels(NOTEBOOK)
-    ours = results.source_hash(SOURCE, find_variant, make_candidates, _in_no_order)
+    ours = provenance.source_hash(SOURCE, find_variant, make_candidates, _in_no_order)
     return lesson.ladder_hash([ours, *(cells[name].source_hash() for name in LESSON)])
 
 

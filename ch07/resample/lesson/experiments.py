@@ -13,7 +13,7 @@ from ch07.bulk_copy.lesson import experiments as bulk_copy_experiments
 from ch07.resample import BEST, EXAMPLE, LADDER
 from tilelab.measure import bench, check, profiler
 from tilelab.records import results
-from tilelab.runtime import build, device
+from tilelab.runtime import build, device, provenance
 
 # (B, S, T, D): the compulsory bytes are far more than L2 holds, so the copy beside it is launched without a graph.
 LARGE = {
@@ -49,7 +49,7 @@ METRICS = {
 
 def source(*things) -> str:
     """Return the hash of the code that is measured, and of `things`."""
-    return results.source_hash(resample, resample.SOURCE.with_name("configs.py"), resample.SOURCE, *things)
+    return provenance.source_hash(resample, resample.SOURCE.with_name("configs.py"), resample.SOURCE, *things)
 
 
 def make_inputs(

@@ -25,7 +25,7 @@ from ch10.tile_pipeline.lesson import box_dump
 from ch10.tile_pipeline.lesson.banks import count_wavefronts
 from tilelab.measure import bench, check
 from tilelab.records import results
-from tilelab.runtime import build, device, tensor_map
+from tilelab.runtime import build, device, provenance, tensor_map
 
 OPS = tuple(KERNELS)
 CENTRE, EDGE = 0.5, 0.125
@@ -42,7 +42,7 @@ STAGES = range(1, MAX_STAGES + 1)
 
 def source(*things) -> str:
     """Return the hash of the code that is measured, and of `things` that an experiment runs beside it."""
-    return results.source_hash(
+    return provenance.source_hash(
         tile_pipeline, tile_pipeline.SOURCE.with_name("configs.py"), tile_pipeline.SOURCE, tensor_map, *things
     )
 

@@ -19,7 +19,7 @@ from ch10.tile_pipeline.lesson import banks, explorer, map_report
 from ch10.tile_pipeline.lesson.map_report import DTYPES, TiledMap
 from tilelab.measure import profiler
 from tilelab.records import results
-from tilelab.runtime import cuda, device, tensor_map
+from tilelab.runtime import cuda, device, provenance, tensor_map
 
 SOURCE = pathlib.Path(__file__).with_name("microscope_audit.cu")
 MAPS, READS = 500, 60
@@ -142,7 +142,7 @@ def _find_largest_box(address: int) -> int:
 
 @results.experiment(
     "ch10_microscope_maps",
-    lambda: results.source_hash(
+    lambda: provenance.source_hash(
         make_random_map, make_random_maps, judge_maps, map_report.TiledMap, map_report.encode, tensor_map
     ),
 )
@@ -282,7 +282,7 @@ def check_read(read: Read) -> str:
 
 @profiler.experiment(
     "ch10_microscope_wavefronts",
-    lambda: results.source_hash(
+    lambda: provenance.source_hash(
         SOURCE,
         make_random_read,
         make_random_reads,

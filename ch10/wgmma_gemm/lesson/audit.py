@@ -11,7 +11,7 @@ import sys
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm.lesson import experiments
 from tilelab.measure import profiler
-from tilelab.records import results
+from tilelab.runtime import provenance
 
 SHAPES = ((4096, 4096, 4096), (4096, 4096, 4104))  # rows of 8,192 and of 8,208 bytes
 METRICS = {
@@ -24,7 +24,7 @@ METRICS = {
 
 def source() -> str:
     """Return the hash of what is counted and of how it is counted."""
-    return results.source_hash(pathlib.Path(__file__), wgmma_gemm.SOURCE)
+    return provenance.source_hash(pathlib.Path(__file__), wgmma_gemm.SOURCE)
 
 
 def find_cases() -> list[tuple[str, tuple[int, int, int]]]:

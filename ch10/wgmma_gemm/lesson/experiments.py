@@ -17,7 +17,7 @@ from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, best_config, candidates,
 from tilelab.measure import bench, check, llm_shapes, peers
 from tilelab.measure.patch import patched_source
 from tilelab.records import results
-from tilelab.runtime import build, device, operands, tensor_map, tuned
+from tilelab.runtime import build, device, operands, provenance, tensor_map, tuned
 
 SQUARES = (2048, 4096, 8192)
 LLM = tuple(
@@ -55,7 +55,7 @@ BURST = 40
 def source(*more) -> str:
     """Return the hash of the code that is measured."""
     configurations = wgmma_gemm.SOURCE.with_name("configs.py")
-    return results.source_hash(wgmma_gemm, configurations, tensor_map, wgmma_gemm.SOURCE, *more)
+    return provenance.source_hash(wgmma_gemm, configurations, tensor_map, wgmma_gemm.SOURCE, *more)
 
 
 def has_wgmma() -> bool:
@@ -238,7 +238,7 @@ def measure_peers():
     """
     quack, deep_gemm = peers.find("quack"), peers.find("deep_gemm")
     rivals = {
-        peers.Peer("cuBLAS", device.versions()["cublas"]): prepare_cublas,
+        peers.Peer("cuBLAS", provenance.versions()["cublas"]): prepare_cublas,
         quack: quack.prepare_gemm,
         deep_gemm: deep_gemm.prepare_gemm,
     }

@@ -25,7 +25,7 @@ from tilelab.measure import bench, profiler
 from tilelab.measure.patch import patched_source
 from tilelab.pictures import plots
 from tilelab.records import results, timeline
-from tilelab.runtime import build, device, files, tensor_map
+from tilelab.runtime import build, device, provenance, tensor_map
 
 SHAPE = (4096, 4096, 1024)  # a tile takes 16 steps along K
 TILES_SHOWN = 2  # tiles that a record keeps of a persistent kernel
@@ -328,7 +328,7 @@ def record_config(
                     rows,
                     stages=config.stages,
                     gpu=here.name,
-                    date=files.utc_now()[:10],
+                    date=provenance.utc_now()[:10],
                     config=str(config),
                     ghz=ghz,
                     product_cycles=find_product_cycles(config),
@@ -347,7 +347,7 @@ def record_config(
 
 def source() -> str:
     """Return the hash of the code that is measured: the kernel, its configurations, and the recorder."""
-    return results.source_hash(
+    return provenance.source_hash(
         wgmma_gemm.SOURCE,
         wgmma_gemm.SOURCE.with_name("configs.py"),
         tensor_map,

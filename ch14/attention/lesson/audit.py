@@ -15,7 +15,7 @@ from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, conf
 from ch14.attention.lesson import experiments
 from tilelab.measure import bench, check, peers
 from tilelab.records import results
-from tilelab.runtime import build, device
+from tilelab.runtime import build, device, provenance
 
 LENGTHS = (1024, 4096, 8192)  # with 16,384 tokens and 2,048 features in all
 # Groups of queries share a key head, as in models with 8 and with 4 key heads.
@@ -59,7 +59,7 @@ CASES = [
 
 def source() -> str:
     """Return the hash of what is measured: the kernels, and how the peers are called."""
-    return results.source_hash(
+    return provenance.source_hash(
         kernels, hopper_kernel, AttentionConfig, configs, best_config, compare_case, peers.FlashAttention4
     )
 

@@ -18,7 +18,7 @@ from ch14.attention import hopper_kernel, job, kernels
 from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs
 from tilelab.measure import bench, check
 from tilelab.records import results
-from tilelab.runtime import build, device
+from tilelab.runtime import build, device, provenance
 
 LONG = (4, 16, 16, 8192, 8192, 128)  # the headline: batch 4, 16 heads of 128
 RAGGED = [
@@ -164,7 +164,7 @@ def choose_peer(case) -> str:
 
 def source() -> str:
     """Return the hash of what is measured: the kernels, their configurations and the choice."""
-    return results.source_hash(kernels, hopper_kernel, AttentionConfig, configs, best_config)
+    return provenance.source_hash(kernels, hopper_kernel, AttentionConfig, configs, best_config)
 
 
 experiment = functools.partial(results.experiment, source=source)

@@ -30,7 +30,7 @@ from tilelab import cli
 from tilelab.measure.patch import patched_source
 from tilelab.pictures import plots
 from tilelab.records import results, timeline
-from tilelab.runtime import device, files, worker_pool
+from tilelab.runtime import device, provenance, worker_pool
 
 CONFIG = configs(128)["persistent"]
 SHAPE = (
@@ -300,7 +300,7 @@ def _read_lane(lane: str, events: list[dict], zero: float, stages: int) -> list[
 
 def source() -> str:
     """Return the hash of the code that is measured."""
-    return results.source_hash(
+    return provenance.source_hash(
         hopper_kernel,
         AttentionConfig,
         configs,
@@ -400,7 +400,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(
             f"ok: the trace has {len(trace['traceEvents']):,} events, the first is {trace['traceEvents'][0]}"
         )
-        recording = read_trace(trace, gpu=here.name, date=files.utc_now()[:10]) | {"overhead": overhead}
+        recording = read_trace(trace, gpu=here.name, date=provenance.utc_now()[:10]) | {"overhead": overhead}
         print(
             f"ok: the recording has {len(recording['events']):,} events over {recording['length']:,} cycles"
         )

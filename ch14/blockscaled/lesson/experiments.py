@@ -29,7 +29,7 @@ from ch14.gemm import kernels as gemm_kernels
 from ch14.mx_formats import kernels as mx_kernels
 from tilelab.measure import bench, check, peers
 from tilelab.records import results
-from tilelab.runtime import build, device
+from tilelab.runtime import build, device, provenance
 
 SHAPES = (
     (4096, 4096, 4096),
@@ -44,7 +44,7 @@ THIN = tuple((m, n, k) for n, k in ((7168, 2048), (24576, 1536), (7168, 16384)) 
 DEEPSEEK = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
 PEER_SHAPES = tuple((m, n, k) for n, k in DEEPSEEK for m in (1, 16, 64, 256, 1024, 4096, 8192))
 FP8_FLOPS = fp8.FLOPS_PER_CLOCK
-# The measured code, for `results.source_hash`.
+# The measured code, for `provenance.source_hash`.
 FP8_SOURCES = (fp8, fp8.SOURCE)
 EMULATED_SOURCES = (
     emulated_path,
@@ -188,7 +188,7 @@ def _verify_with_config(shape, config=None) -> dict:
     return verify_fp8(shape, config or "best") | {"config": str(config or best_config(shape))}
 
 
-@experiment("ch14_blockscaled_fp8", functools.partial(results.source_hash, *FP8_SOURCES))
+@experiment("ch14_blockscaled_fp8", functools.partial(provenance.source_hash, *FP8_SOURCES))
 def measure_shapes():
     """Measure fp8 with block scales beside torch's, and fp8 with one scale per matrix; at LONG also the clock."""
     rows, candidates = (
@@ -207,7 +207,7 @@ def measure_shapes():
 
 @experiment(
     "ch14_blockscaled_peers",
-    functools.partial(results.source_hash, *FP8_SOURCES, peers.DeepGemm, peers.align_columns),
+    functools.partial(provenance.source_hash, *FP8_SOURCES, peers.DeepGemm, peers.align_columns),
 )
 def measure_peers():
     """Check fp8 with block scales and time it beside DeepGEMM, interleaved, at PEER_SHAPES.
@@ -262,7 +262,7 @@ def unsplit_configs(split: Fp8Config) -> dict[str, Fp8Config]:
     return whole if same in whole.values() else whole | {"same tile, unsplit": same}
 
 
-@experiment("ch14_blockscaled_thin", functools.partial(results.source_hash, *FP8_SOURCES))
+@experiment("ch14_blockscaled_thin", functools.partial(provenance.source_hash, *FP8_SOURCES))
 def measure_thin_products():
     """Measure few rows of A; `share` is of the copy's bandwidth. At SPLIT every `unsplit_configs` is measured too."""
     named = {"course": best_config(SPLIT)} | unsplit_configs(best_config(SPLIT))
@@ -282,7 +282,7 @@ def measure_thin_products():
     return [row | ({"share": row["gbps"] / copy} if "gbps" in row else {}) for row in rows]
 
 
-@experiment("ch14_blockscaled_emulated", functools.partial(results.source_hash, *EMULATED_SOURCES))
+@experiment("ch14_blockscaled_emulated", functools.partial(provenance.source_hash, *EMULATED_SOURCES))
 def measure_emulated():
     """Measure MX and NVFP4 at CUBE decoded to bf16, beside cuBLAS bf16, the fastest naive dot_scaled, and decoding."""
 
@@ -340,7 +340,9 @@ def measure_emulated():
     return rows
 
 
-@experiment("ch14_blockscaled_decode", functools.partial(results.source_hash, *DECODE_SOURCES, stream_kernel))
+@experiment(
+    "ch14_blockscaled_decode", functools.partial(provenance.source_hash, *DECODE_SOURCES, stream_kernel)
+)
 def measure_decode():
     """Measure MXFP4 weights times M tokens beside cuBLAS with bf16 weights, and a kernel that only reads."""
 
@@ -384,7 +386,7 @@ def measure_decode():
 
 @results.experiment(
     "ch14_blockscaled_sanitizer",
-    functools.partial(results.source_hash, *FP8_SOURCES, *EMULATED_SOURCES, *DECODE_SOURCES),
+    functools.partial(provenance.source_hash, *FP8_SOURCES, *EMULATED_SOURCES, *DECODE_SOURCES),
     can_run=lambda: device.current().has_wgmma and check.can_sanitize(),
 )
 def run_sanitizers():

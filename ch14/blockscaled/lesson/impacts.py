@@ -35,7 +35,7 @@ from ch14.blockscaled.lesson.verification import BF16, fp8_jobs, fp8_operands, v
 from ch14.mx_formats import kernels as mx_kernels
 from tilelab.measure import bench
 from tilelab.records import results
-from tilelab.runtime import build
+from tilelab.runtime import build, provenance
 
 EPILOGUE_SHAPES = (
     (8192, 14336, 4096),
@@ -84,7 +84,7 @@ def _steps(name: str):
 
 @experiment(
     "ch14_blockscaled_epilogue",
-    functools.partial(results.source_hash, bias_silu_kernel, _steps, mx_formats, mx_kernels, *FP8_SOURCES),
+    functools.partial(provenance.source_hash, bias_silu_kernel, _steps, mx_formats, mx_kernels, *FP8_SOURCES),
 )
 def measure_epilogue():
     """Measure bias, SiLU and MXFP8 at EPILOGUE_SHAPES: in passes, partly and wholly fused, and each part alone."""
@@ -131,7 +131,7 @@ def _with_epilogue(config: Fp8Config, options: dict):
 
 
 @experiment(
-    "ch14_blockscaled_epilogue_warps", functools.partial(results.source_hash, *FP8_SOURCES, _with_epilogue)
+    "ch14_blockscaled_epilogue_warps", functools.partial(provenance.source_hash, *FP8_SOURCES, _with_epilogue)
 )
 def measure_epilogue_warps():
     """Measure who does the epilogue, the consumers or 1 to 3 warps of their own, after a short K."""
@@ -199,7 +199,7 @@ def group_configs(sms: int = 132) -> list[tuple[str, str, tuple[int, int, int], 
     ]
 
 
-@experiment("ch14_blockscaled_impacts", functools.partial(results.source_hash, *FP8_SOURCES))
+@experiment("ch14_blockscaled_impacts", functools.partial(provenance.source_hash, *FP8_SOURCES))
 def measure_impacts():
     """Measure every configuration of every group of `group_configs`."""
     build.compile_ahead(fp8_jobs({config for *_, configs in group_configs() for config in configs.values()}))

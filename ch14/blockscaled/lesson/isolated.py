@@ -20,7 +20,7 @@ from ch14.blockscaled.lesson.experiments import (
 )
 from tilelab.measure.patch import patched_source
 from tilelab.records import results
-from tilelab.runtime import build
+from tilelab.runtime import build, provenance
 
 SHAPES = ((4096, 4096, 7168), (8192, 8192, 1024))  # a long K, and a short one
 _NO_LOADS = (
@@ -68,7 +68,9 @@ def compile_part(name: str, config: fp8.Fp8Config = fp8.SQUARE) -> build.Report:
         return build.build_one(fp8.job(config))
 
 
-@experiment("ch14_blockscaled_isolated", functools.partial(results.source_hash, *FP8_SOURCES, prepare_part))
+@experiment(
+    "ch14_blockscaled_isolated", functools.partial(provenance.source_hash, *FP8_SOURCES, prepare_part)
+)
 def measure_isolated():
     """Measure the kernel and each of PARTS beside torch's product, at SHAPES."""
     candidates = {"torch": prepare_torch, "whole kernel": prepare_course()} | {

@@ -13,6 +13,7 @@ from ch14.blockscaled.lesson.experiments import FP8_SOURCES, operand_bytes, prep
 from ch14.blockscaled.lesson.verification import fp8_operands
 from tilelab.measure import profiler
 from tilelab.records import results
+from tilelab.runtime import provenance
 
 # What a stalled warp waits for: all reasons that ncu counts on Hopper, except `not_selected` (the warp could go on).
 REASONS = {
@@ -60,7 +61,7 @@ def make_launch(name: str, shape: tuple[int, int, int]):
 
 @profiler.experiment(
     "ch14_blockscaled_profile",
-    functools.partial(results.source_hash, *FP8_SOURCES, make_launch, isolated.prepare_part),
+    functools.partial(provenance.source_hash, *FP8_SOURCES, make_launch, isolated.prepare_part),
 )
 def profile_parts():
     """Profile one launch of every case, with an empty L2 cache at its start.

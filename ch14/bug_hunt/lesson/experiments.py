@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ch14.bug_hunt import HUNTS, Builds, environments, grid, hunts, kernels, outcomes
 from tilelab.measure import check
 from tilelab.records import results
-from tilelab.runtime import device
+from tilelab.runtime import device, provenance
 
 VERSIONS = ("3.5.0", "3.5.1", "3.6.0", "3.7.1", "3.8.0", "3.9.0")  # the version of the note, and later ones
 TARGETS = device.TARGETS[1:]
@@ -111,7 +111,7 @@ EXPERIMENTS: dict[str, Callable[[], list[tuple]]] = {
 
 def source() -> str:
     """Return the hash of what is built and of how its outcome is named."""
-    return results.source_hash(
+    return provenance.source_hash(
         kernels,
         hunts._job,
         hunts._operands,

@@ -19,8 +19,7 @@ from ch14 import attention
 from ch14.compiled import decoder_block
 from ch14.compiled.decoder_block import LLAMA_3_8B, DecoderBlock, Fp8Linear, Sizes, TilesLinear, TorchLinear
 from tilelab.measure import bench, check
-from tilelab.records import results
-from tilelab.runtime import device, worker_pool
+from tilelab.runtime import device, provenance, worker_pool
 
 MODULE, WHAT, LIMIT_S = "ch14.compiled.lesson.decoder_timing", "the process that times the decoder block", 240
 # {name: (linear layer, attention, whether it is compiled)}; the first is the peer of the others.
@@ -51,7 +50,7 @@ PROFILED = 20  # calls
 
 def source() -> str:
     """Return the hash of the block and of the way it is measured."""
-    return results.source_hash(pathlib.Path(__file__), decoder_block)
+    return provenance.source_hash(pathlib.Path(__file__), decoder_block)
 
 
 def compile_and_count(block: Callable, compile_graph: Callable) -> tuple[Callable, list]:

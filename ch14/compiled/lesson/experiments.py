@@ -11,7 +11,7 @@ from ch14.compiled import TUNED
 from ch14.compiled.lesson import decoder_timing, executed_instructions, reading, worker
 from tilelab.measure import bench, profiler
 from tilelab.records import results
-from tilelab.runtime import device, worker_pool
+from tilelab.runtime import device, provenance, worker_pool
 
 # (family, shape, modes). `math` keeps all scores in float32, so it has a small shape, with all backends. The MLP's
 # autotuning takes long, so `persistent-tma`, which times the candidates of the others too, comes first.
@@ -49,7 +49,7 @@ COUNTED = ("UTMALDG", "UTMASTG", "LDGSTS")  # the instructions that the tables s
 
 def source() -> str:
     """Return the hash of what is run: the workloads and modes, and how they are compiled, checked, timed and read."""
-    return results.source_hash(compiled, worker, reading)
+    return provenance.source_hash(compiled, worker, reading)
 
 
 _experiment = functools.partial(results.experiment, source=source)
@@ -100,7 +100,7 @@ def measure_choices():
 
 
 @profiler.experiment(
-    "ch14_compiled_ncu", lambda: results.source_hash(compiled, executed_instructions, reading)
+    "ch14_compiled_ncu", lambda: provenance.source_hash(compiled, executed_instructions, reading)
 )
 def profile_kernels():
     """Count the instructions that the libraries' kernels execute."""

@@ -23,7 +23,7 @@ from ch14.mx_formats import number_formats
 from tilelab import cli
 from tilelab.measure import check
 from tilelab.records import results
-from tilelab.runtime import device, operators, plans, triton_launch
+from tilelab.runtime import device, operators, plans, provenance, triton_launch
 from tilelab.runtime.cuda import PreparedLaunch
 
 WHERE = "cuda"
@@ -331,7 +331,7 @@ def source() -> str:
         resample._plan,
         resample.resample,
     )
-    return results.source_hash(
+    return provenance.source_hash(
         *paths,
         measure_enqueue_us,
         measure_case,

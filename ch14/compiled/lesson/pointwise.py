@@ -23,7 +23,7 @@ from ch14.compiled.lesson import reading
 from ch14.compiled.lesson.generated import DESCRIPTORS
 from tilelab.measure import bench, check
 from tilelab.records import results
-from tilelab.runtime import build, device, worker_pool
+from tilelab.runtime import build, device, provenance, worker_pool
 
 MODULE, WHAT = "ch14.compiled.lesson.pointwise", "the process that compiles pointwise functions"
 LIMIT_S = 300
@@ -139,7 +139,7 @@ CASES = (
 
 def source() -> str:
     """Return the hash of the functions, the shapes and the way they are measured."""
-    return results.source_hash(pathlib.Path(__file__), reading)
+    return provenance.source_hash(pathlib.Path(__file__), reading)
 
 
 @results.experiment("ch14_compiled_pointwise", source)

@@ -19,7 +19,7 @@ from ch14.descriptors.configs import OPS, TileConfig, configs
 from ch14.descriptors.lesson import launch_cost, tile_copy
 from tilelab.measure import bench, check
 from tilelab.records import results
-from tilelab.runtime import build, device
+from tilelab.runtime import build, device, provenance
 
 PEER = {"copy": "torch copy_", "add": "torch add", "gather": "torch index_select"}
 LARGE = (16384, 16384)  # bf16: 512 MiB per array
@@ -29,7 +29,7 @@ RAGGED = ((1, 8), (37, 200), (100, 72), (257, 1032))
 
 def source() -> str:
     """Return the hash of what the experiments on kernels measure."""
-    return results.source_hash(kernels, descriptors.prepare, TileConfig.programs)
+    return provenance.source_hash(kernels, descriptors.prepare, TileConfig.programs)
 
 
 _experiment = functools.partial(results.experiment, source=source)

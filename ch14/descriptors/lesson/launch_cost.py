@@ -16,8 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ch14 import descriptors
 from ch14.descriptors.configs import TileConfig
-from tilelab.records import results
-from tilelab.runtime import triton_launch
+from tilelab.runtime import provenance, triton_launch
 
 
 def bind(launch: descriptors.TileLaunch) -> Callable[[], None]:
@@ -118,7 +117,7 @@ def measure_cost(rows: int = 8, columns: int = 256) -> list[dict]:
 
 def source() -> str:
     """Return the hash of what is measured."""
-    return results.source_hash(
+    return provenance.source_hash(
         bind,
         triton_launch,
         prepare_launches,

@@ -21,7 +21,7 @@ from ch14 import descriptors
 from ch14.descriptors.configs import TileConfig
 from tilelab.measure import check
 from tilelab.records import results
-from tilelab.runtime import cuda, device
+from tilelab.runtime import cuda, device, provenance
 
 ROWS, WIDE = 8, 64  # of int16: a row is 128 bytes
 CANARY = -7
@@ -228,7 +228,7 @@ def _run_rule(rule: str) -> dict:
 
 def source() -> str:
     """Return the hash of what is tried."""
-    return results.source_hash(one_host_kernel, one_device_kernel, attempt, _make_case, describe_error)
+    return provenance.source_hash(one_host_kernel, one_device_kernel, attempt, _make_case, describe_error)
 
 
 @results.experiment("ch14_descriptors_rules", source)

@@ -9,13 +9,13 @@ from ch14.descriptors.lesson.experiments import LARGE, time_against_torch, verif
 from ch14.descriptors.lesson.sweep import DescriptorSpace, check_shape, make_roofline
 from ch14.descriptors.lesson.tile_copy import SETS
 from tilelab.records import results
-from tilelab.runtime import build, device
+from tilelab.runtime import build, device, provenance
 from tilelab.sweeps.tunable import TunableKernel
 
 
 def source() -> str:
     """Return the hash of what is measured."""
-    return results.source_hash(tile_copy)
+    return provenance.source_hash(tile_copy)
 
 
 @results.experiment("ch14_gemm_copy", source)

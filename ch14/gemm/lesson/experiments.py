@@ -26,7 +26,7 @@ from ch14.gemm.configs import (
 )
 from tilelab.measure import bench, check, llm_shapes
 from tilelab.records import results
-from tilelab.runtime import build, device, tuned
+from tilelab.runtime import build, device, provenance, tuned
 from tilelab.sweeps.sweep import Sweep
 from tilelab.sweeps.tunable import TargetSpace
 
@@ -170,7 +170,7 @@ def add_bandwidth(row: dict, gpu: str) -> dict:
 
 def source() -> str:
     """Return the hash of what the experiments measure: the kernels, and the configurations with their choice."""
-    return results.source_hash(
+    return provenance.source_hash(
         kernels, GemmConfig, configs, _course, rejection, rank_configs, predicted_ms, Rates
     )
 
@@ -301,7 +301,7 @@ def measure_llm():
 
 @results.experiment(
     "ch14_gemm_layers",
-    lambda: results.source_hash(
+    lambda: provenance.source_hash(
         kernels,
         GemmConfig,
         configs,

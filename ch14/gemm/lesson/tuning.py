@@ -9,8 +9,7 @@ from ch14 import gemm
 from ch14.gemm import kernels
 from ch14.gemm.configs import GemmConfig, configs, job, predicted_ms, rejection
 from ch14.gemm.lesson import experiments
-from tilelab.records import results
-from tilelab.runtime import device
+from tilelab.runtime import device, provenance
 from tilelab.sweeps.tune import Tunable
 
 MOST_STAGES = 8
@@ -114,5 +113,5 @@ TUNABLE = Tunable(
     lambda config, a, b, out: gemm.prepare(a, b, out=out, config=config),
     experiments.prepare_cublas,
     lambda config, m, n, k: job(config, "sm_90a", sms=device.current().sms or 132, mnk=(m, n, k)),
-    lambda: results.source_hash(kernels),
+    lambda: provenance.source_hash(kernels),
 )

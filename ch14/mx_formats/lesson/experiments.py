@@ -18,7 +18,7 @@ from ch14 import mx_formats
 from ch14.mx_formats import FUSED, MxConfig, Packed, configs, kernels, number_formats
 from tilelab.measure import bench
 from tilelab.records import results
-from tilelab.runtime import build, device
+from tilelab.runtime import build, device, provenance
 
 LARGE = (8192, 16384)  # bf16: 256 MiB are read
 SHAPES = ((3, 256), (5, 100), (1, 1), (130, 160), (1000, 4096), (333, 4099), (4097, 136))
@@ -156,7 +156,9 @@ def check_correctness(names=FUSED) -> list[dict]:
 
 def source() -> str:
     """Return the hash of the code that is measured."""
-    return results.source_hash(kernels, mx_formats, pathlib.Path(mx_formats.__file__).with_name("configs.py"))
+    return provenance.source_hash(
+        kernels, mx_formats, pathlib.Path(mx_formats.__file__).with_name("configs.py")
+    )
 
 
 _experiment = functools.partial(

@@ -28,7 +28,7 @@ from ch14.gemm.lesson import tuning
 from ch14.gemm.lesson.experiments import GemmSpace, make_inputs
 from tilelab.measure import check, llm_shapes
 from tilelab.records import results
-from tilelab.runtime import device, worker_pool
+from tilelab.runtime import device, provenance, worker_pool
 from tilelab.runtime.operands import row_stride
 from tilelab.sweeps import faults, faults_kernels, gpu_worker, sweep, tune
 from tilelab.sweeps.journal import Journal
@@ -57,7 +57,7 @@ def _experiment(name: str, *things, can_run=lambda: device.current().has_tma):
         gpu_worker,
     )
     return lambda rows: results.experiment(
-        name, lambda: results.source_hash(*engine, rows, *things), can_run
+        name, lambda: provenance.source_hash(*engine, rows, *things), can_run
     )(rows)
 
 
@@ -316,7 +316,7 @@ def measure_gpus():
 
 @results.experiment(
     "sweep_regret",
-    lambda: results.source_hash(
+    lambda: provenance.source_hash(
         tune.tune_shape,
         tune.choose_candidates,
         tuning.search_space.__wrapped__,

@@ -15,8 +15,7 @@ from ch14 import mx_formats
 from ch14.mx_formats import FUSED, MxConfig, configs, kernels, number_formats, packing
 from ch14.mx_formats import __main__ as command
 from ch14.mx_formats.lesson import errors, experiments
-from tilelab.records import results
-from tilelab.runtime import build, device
+from tilelab.runtime import build, device, provenance
 
 WHERE = "cuda" if device.current().capability else "cpu"
 SMALL = {
@@ -358,4 +357,4 @@ def test_speed_is_that_of_memory():
 def test_the_hash_sees_kernels_and_configurations():
     folder = pathlib.Path(mx_formats.__file__).parent
     files = [folder / name for name in ("__init__.py", "kernels.py", "configs.py")]
-    assert experiments.source() == results.source_hash(*files)
+    assert experiments.source() == provenance.source_hash(*files)

@@ -6,7 +6,7 @@ import torch
 from tilelab import emulator
 from tilelab.cells import cuda_magic, lesson
 from tilelab.records import results
-from tilelab.runtime import device, files
+from tilelab.runtime import device, provenance
 
 ADD = """extern "C" __global__ void add_one(const float* x, float* out, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -100,7 +100,7 @@ def test_on_a_gpu_a_step_is_checked_and_timed(monkeypatch, tmp_path):
     ladder = make_ladder()
     ladder.step(KERNEL, prepare_with(KERNEL))
     table = ladder.step(KERNEL, prepare_with(KERNEL), "again")
-    assert list(table.frame["check"]) == ["ok", "ok"] and table.caption.endswith(files.utc_now()[:10])
+    assert list(table.frame["check"]) == ["ok", "ok"] and table.caption.endswith(provenance.utc_now()[:10])
     assert results.load("test_ladder")["source"] == lesson.ladder_hash([row["code"] for row in ladder.rows])
     wrong = cuda_magic.find_kernels(ADD.replace("+ 1;", "+ 2;"))["add_one"]
     assert (

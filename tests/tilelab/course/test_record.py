@@ -13,7 +13,7 @@ import pytest
 
 from tilelab.course import notebook, record, suite
 from tilelab.records import results
-from tilelab.runtime import device, files
+from tilelab.runtime import device, files, provenance
 
 new_code, new_text = nbformat.v4.new_code_cell, nbformat.v4.new_markdown_cell
 
@@ -141,7 +141,7 @@ def experiments(monkeypatch, notebooks):
             "lesson": measure([], live=False),
         },
     )
-    monkeypatch.setattr(device, "versions", lambda: {"torch": "2.13.0"})
+    monkeypatch.setattr(provenance, "versions", lambda: {"torch": "2.13.0"})
     monkeypatch.setattr(record.headlines, "EXPERIMENTS", ("speed",))
 
 
@@ -169,7 +169,7 @@ def test_an_experiment_that_fails_does_not_stop_the_others(experiments, tmp_path
 
 def test_another_version_of_torch_replaces_no_record(experiments, monkeypatch):
     assert record.main(["--experiments"]) == 0
-    monkeypatch.setattr(device, "versions", lambda: {"torch": "2.14.0"})
+    monkeypatch.setattr(provenance, "versions", lambda: {"torch": "2.14.0"})
     assert record.main(["--experiments"]) == 0
     own = results.results_folder() / "nvidia-h200"
     assert results.read(own / "speed.json")["versions"]["torch"] == "2.13.0"
@@ -313,7 +313,7 @@ def test_tests_that_end_without_a_report(notebooks, monkeypatch, tmp_path, capsy
     (tmp_path / "conftest.py").write_text("import os\nos._exit(9)\n")
     kept, before = (
         results.results_folder() / "nvidia-h200" / "tests.json",
-        json.dumps({"versions": device.versions()}),
+        json.dumps({"versions": provenance.versions()}),
     )
     files.write_atomically(kept, before)
     assert record.main(["--notebooks", "--tests"]) == 1

@@ -8,7 +8,7 @@ import pytest
 
 from tilelab import ROOT
 from tilelab.records import headlines, results
-from tilelab.runtime import device, files
+from tilelab.runtime import device, files, provenance
 
 H200 = ROOT / "results" / "nvidia-h200"
 HERE = device.Device("NVIDIA H200", (9, 0), "sm_90a")
@@ -95,7 +95,7 @@ def test_no_figure_stands_for_a_record_that_is_missing_or_of_other_code(sets):
 )
 def test_another_torch_has_a_folder_of_its_own(sets, monkeypatch, capsys, torch, place):
     monkeypatch.setattr(device, "current", lambda: HERE)
-    monkeypatch.setattr(device, "versions", lambda: {"torch": torch})
+    monkeypatch.setattr(provenance, "versions", lambda: {"torch": torch})
     assert headlines.main(["--folder"]) == 0
     assert pathlib.Path(capsys.readouterr().out.strip()) == sets[0] / place
 
@@ -109,9 +109,9 @@ def test_tests_of_another_torch_are_kept_too(sets, monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA B200", (10, 0), "sm_100a"))
     folder = sets[0].parent / "nvidia-b200"
     files.write_atomically(folder / "tests.json", json.dumps({"versions": {"torch": "2.10.1"}}))
-    monkeypatch.setattr(device, "versions", lambda: {"torch": "2.13.1+cu130"})
+    monkeypatch.setattr(provenance, "versions", lambda: {"torch": "2.13.1+cu130"})
     assert headlines.find_folder() == folder and headlines.find_folder("tests") == folder / "torch-2.13"
-    monkeypatch.setattr(device, "versions", lambda: {"torch": "2.10.1"})
+    monkeypatch.setattr(provenance, "versions", lambda: {"torch": "2.10.1"})
     assert headlines.find_folder("tests") == folder
     (folder / "tests.json").write_text("[]")
     with pytest.raises(ValueError, match=r"nvidia-b200/tests.json names no version of torch: delete it"):

@@ -16,7 +16,7 @@ import torch
 from tilelab import ROOT
 from tilelab.course import notebook
 from tilelab.records import results
-from tilelab.runtime import cuda, device
+from tilelab.runtime import cuda, device, provenance
 
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
 ROWS = [
@@ -45,7 +45,7 @@ def hash_of(tmp_path, text, name="double"):
     module = types.ModuleType(path.stem)
     module.__file__ = str(path)
     exec(compile(text, str(path), "exec"), module.__dict__)
-    return results.source_hash(getattr(module, name))
+    return provenance.source_hash(getattr(module, name))
 
 
 def test_hash_ignores_comments_layout_and_docstrings(tmp_path):
@@ -98,7 +98,7 @@ def test_hash_of_a_module_ignores_its_command_and_the_order_of_its_definitions(t
     def of_module(text):
         path = tmp_path / f"module_{abs(hash(text))}.py"
         path.write_text(text)
-        return results.source_hash(importlib.import_module(path.stem))
+        return provenance.source_hash(importlib.import_module(path.stem))
 
     plain = of_module('"""Two."""\nA = 1\n\ndef double(x):\n    return 2 * x\n')
     assert (
@@ -112,16 +112,20 @@ def test_hash_of_a_module_ignores_its_command_and_the_order_of_its_definitions(t
 
 
 def test_hash_of_methods_classes_modules_and_cuda(tmp_path):
-    assert results.source_hash(device.Device) != results.source_hash(device)
-    assert results.source_hash(device.Device.describe) == results.source_hash(H200.describe)
-    assert results.source_hash(device, json) == results.source_hash(json, device) != results.source_hash(json)
+    assert provenance.source_hash(device.Device) != provenance.source_hash(device)
+    assert provenance.source_hash(device.Device.describe) == provenance.source_hash(H200.describe)
+    assert (
+        provenance.source_hash(device, json)
+        == provenance.source_hash(json, device)
+        != provenance.source_hash(json)
+    )
     kernel = tmp_path / "copy.cu"
     kernel.write_text("// a copy\nvoid copy(int* x) { x[0] = 1; }\n")
-    plain = results.source_hash(kernel)
+    plain = provenance.source_hash(kernel)
     kernel.write_text("void copy(int* x) {  /* the\nfirst */ x[0] = 1; }\n")
-    assert results.source_hash(kernel) == plain
+    assert provenance.source_hash(kernel) == plain
     kernel.write_text("void copy(int* x) { x[0] = 2; }\n")
-    assert results.source_hash(kernel) != plain
+    assert provenance.source_hash(kernel) != plain
 
 
 def test_a_source_that_has_not_changed_is_parsed_once(tmp_path, monkeypatch):
@@ -130,12 +134,12 @@ def test_a_source_that_has_not_changed_is_parsed_once(tmp_path, monkeypatch):
     path = tmp_path / "changing_module.py"
     path.write_text("class Twice:\n    factor = 2\n")
     twice = importlib.import_module(path.stem).Twice
-    plain = results.source_hash(twice, device.Device, H200.describe)
+    plain = provenance.source_hash(twice, device.Device, H200.describe)
     with monkeypatch.context() as patch:
         patch.setattr(ast, "parse", None)
-        assert results.source_hash(twice, device.Device, H200.describe) == plain
+        assert provenance.source_hash(twice, device.Device, H200.describe) == plain
     path.write_text("class Twice:\n    factor = 20\n")
-    assert results.source_hash(twice, device.Device, H200.describe) != plain
+    assert provenance.source_hash(twice, device.Device, H200.describe) != plain
 
 
 @pytest.mark.compile
@@ -143,7 +147,7 @@ def test_hash_is_the_same_interpreted_or_not():
     from tilelab.course import doctor_copy
 
     other = "1" if device.current().capability else "0"
-    code = "from tilelab.course import doctor_copy; from tilelab.records import results; print(results.source_hash(doctor_copy.copy_tma_kernel))"
+    code = "from tilelab.course import doctor_copy; from tilelab.records import results; print(provenance.source_hash(doctor_copy.copy_tma_kernel))"
     said = subprocess.run(
         [sys.executable, "-c", code],
         env=notebook.child_env(TRITON_INTERPRET=other),
@@ -152,7 +156,7 @@ def test_hash_is_the_same_interpreted_or_not():
         text=True,
         check=True,
     ).stdout
-    assert said.strip() == results.source_hash(doctor_copy.copy_tma_kernel)
+    assert said.strip() == provenance.source_hash(doctor_copy.copy_tma_kernel)
 
 
 def test_hash_is_the_same_under_every_python(tmp_path):

@@ -20,7 +20,7 @@ from odd_space import OddSpace
 
 from tilelab import ROOT
 from tilelab.course import notebook
-from tilelab.runtime import device, worker_pool
+from tilelab.runtime import device, provenance, worker_pool
 from tilelab.sweeps import faults, sweep
 from tilelab.sweeps.faults import Config, FaultSpace
 from tilelab.sweeps.journal import Journal
@@ -121,7 +121,7 @@ def test_a_row_of_other_code_shape_or_versions_is_not_taken(space, tmp_path, mon
     monkeypatch.setattr(FaultSpace, "source", lambda self: "changed")
     assert not known & set(sweep.config_keys(RIGHT, space))
     monkeypatch.undo()
-    monkeypatch.setattr(device, "versions", lambda: {"triton": "99"})
+    monkeypatch.setattr(provenance, "versions", lambda: {"triton": "99"})
     assert not known & set(sweep.config_keys(RIGHT, space))
 
 

@@ -8,7 +8,7 @@ from ch10.tile_pipeline.configs import TileConfig
 from ch10.tile_pipeline.lesson import box_dump, broken_programs, experiments, sweep
 from tilelab.measure import bench
 from tilelab.records import results
-from tilelab.runtime import build, device
+from tilelab.runtime import build, device, provenance
 
 
 def test_bank_conflicts():
@@ -57,7 +57,7 @@ def test_the_panel_s_kernel():
 
 
 def test_records_go_stale_with_the_code_that_makes_them(monkeypatch):
-    monkeypatch.setattr(results, "source_hash", lambda *things: set(things))
+    monkeypatch.setattr(provenance, "source_hash", lambda *things: set(things))
     every = {tile_pipeline, tile_pipeline.SOURCE.with_name("configs.py"), tile_pipeline.SOURCE}
     for made in (
         experiments.check_correctness,

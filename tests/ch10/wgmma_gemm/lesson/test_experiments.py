@@ -12,7 +12,7 @@ from ch10.wgmma_gemm.lesson.sweep import WgmmaSpace
 from tilelab.measure import bench, peers
 from tilelab.measure.patch import patched_source
 from tilelab.records import results
-from tilelab.runtime import build, device
+from tilelab.runtime import build, device, provenance
 
 CODE = {name: index for index, (name, _) in enumerate(EVENTS)}
 
@@ -125,7 +125,9 @@ def test_the_subject_offers_what_exists():
 
 
 def test_only_the_source_of_what_is_measured_counts():
-    assert experiments.source() == experiments.check_correctness.source() != results.source_hash(wgmma_gemm)
+    assert (
+        experiments.source() == experiments.check_correctness.source() != provenance.source_hash(wgmma_gemm)
+    )
 
 
 FAKE = r"""#!/bin/sh
