@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 
+from ch14.gemm.configs import parse
 from claims import builds
 from claims.judge import (
     ABOUT,
@@ -296,8 +297,9 @@ def compare_warps(evidence) -> dict[tuple, float]:
     """Return, for each tile, depth and size that was timed with 4 and with 8 warps, the speed of 8 over that of 4."""
     by_tile = collections.defaultdict(dict)
     for row in evidence("ch14_gemm_sweep", status="ok"):
-        m, n, k, warps, stages = map(int, row["config"].split(","))
-        by_tile[m, n, k, stages, row["shape"][0]][warps] = row["ratio"]
+        each = parse(row["kernel"])
+        tile = each.block_m, each.block_n, each.block_k, each.num_stages, row["shape"][0]
+        by_tile[tile][each.num_warps] = row["ratio"]
     return {tile: by[8] / by[4] for tile, by in by_tile.items() if {4, 8} <= by.keys()}
 
 
@@ -316,20 +318,20 @@ def more_warps(evidence):
             max(
                 row["ratio"]
                 for row in evidence("ch14_gemm_sweep", status="ok", shape=[n] * 3)
-                if row["config"].split(",")[3] == warps
+                if parse(row["kernel"]).num_warps == warps
             )
             for n in CLAIMED
         ]
-        for warps in ("4", "8")
+        for warps in (4, 8)
     }
     return decide(
         faster > len(gains) / 2,
         f"8 warps are faster than 4 in {faster} of {len(gains)} cases and slower in "
         f"{slower}. Larger tiles, which only 8 warps have the registers for, reach "
-        f"{format_range(best['8'])} × "
-        f"cuBLAS, and the best tiles of 4 warps {format_range(best['4'])}.",
+        f"{format_range(best[8])} × "
+        f"cuBLAS, and the best tiles of 4 warps {format_range(best[4])}.",
         "the tile does not fit the registers of 4 warps",
-        all(map(is_better, best["8"], best["4"])),
+        all(map(is_better, best[8], best[4])),
     )
 
 
@@ -429,9 +431,9 @@ def fixed_in_3_5(evidence):
 )
 def large_copies(evidence):
     rows = sorted(evidence("ch14_gemm_copy", status="ok"), key=lambda row: -row["ratio"])
-    large = max(row["ratio"] for row in rows if row["config"].startswith("256,256"))
-    others = [row for row in rows if not row["config"].startswith("256,256")]
-    tile = " × ".join(others[0]["config"].split(",")[:2])
+    large = max(row["ratio"] for row in rows if row["config"].startswith("256×256"))
+    others = [row for row in rows if not row["config"].startswith("256×256")]
+    tile = others[0]["config"].partition(" ")[0].replace("×", " × ")
     return decide(
         is_better(large, others[0]["ratio"]),
         f"256 × 256 reaches {large:.3f} of torch's copy and {tile} "

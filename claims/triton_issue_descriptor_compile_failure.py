@@ -268,7 +268,7 @@ def registers(evidence):
     "the copy with these settings runs and is right",
 )
 def copies_work(evidence):
-    row = evidence("ch14_gemm_copy", config="256,256,16,5")[0]
+    row = evidence("ch14_gemm_copy", config="256×256 · 16 warps · 5 stages")[0]
     return decide(
         row["status"] == "ok",
         f"It runs at {row['ratio']:.2f} × torch's copy." if row["status"] == "ok" else row["reason"],

@@ -45,7 +45,9 @@ class CopyConfig:
                 raise ValueError(f"{name} must be a power of two; it is {value!r:.40}.")
 
     def __str__(self) -> str:
-        return spoken.say(self, {"block_m block_n": "{}×{}", "num_warps": "{} warps", "num_stages": "{} stages"})
+        return spoken.say(
+            self, {"block_m block_n": "{}×{}", "num_warps": "{} warps", "num_stages": "{} stages"}
+        )
 
 
 SETS = {
