@@ -10,7 +10,9 @@ import pytest
 from tilelab import ROOT
 
 TOPICS = sorted(
-    path.parent for path in ROOT.glob("ch*/*/__init__.py") if path.parent.name not in ("lesson", "__pycache__")
+    path.parent
+    for path in ROOT.glob("ch*/*/__init__.py")
+    if path.parent.name not in ("lesson", "__pycache__")
 )
 # From the bottom to the top: a room imports only rooms before it.
 ROOMS = ("runtime", "pictures", "records", "measure", "sweeps", "emulator", "cells", "views", "course")
@@ -54,7 +56,11 @@ def test_arrows_between_rooms_point_one_way(room):
 
 def test_a_later_chapter_imports_an_earlier_one_and_tilelab_none():
     for folder in ("tilelab", "ch07", "ch10", "ch14"):
-        later = [chapter for chapter in ("ch07", "ch10", "ch14", "claims") if chapter > folder or folder == "tilelab"]
+        later = [
+            chapter
+            for chapter in ("ch07", "ch10", "ch14", "claims")
+            if chapter > folder or folder == "tilelab"
+        ]
         for path in sorted((ROOT / folder).rglob("*.py")):
             found = {name.split(".")[0] for name in list_imports(path)} & set(later)
             assert not found, f"{path} imports {found}"
@@ -83,4 +89,6 @@ def test_all_operators_load_nothing_of_the_course():
     assert ["ch14", "gemm"] in ours and ["tilelab", "runtime", "plans"] in ours
     course = set(ROOMS) - {"runtime"}
     assert not [".".join(parts) for parts in ours if "lesson" in parts or course & set(parts[1:2])]
-    assert not {"matplotlib", "pandas", "IPython", "ipywidgets", "jupyterlab"} & {parts[0] for parts in loaded}
+    assert not {"matplotlib", "pandas", "IPython", "ipywidgets", "jupyterlab"} & {
+        parts[0] for parts in loaded
+    }
