@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ch14.blockscaled.lesson import impacts as blockscaled_impacts
 from ch14.blockscaled.lesson import note_attempts
+from ch14.fp8_gemm.lesson import impacts as blockscaled_impacts
 from claims.judge import Evidence, Ruling, decide, leave_open, rule
 from tilelab.course import doctor
 from tilelab.measure import bench
