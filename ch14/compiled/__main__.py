@@ -48,7 +48,7 @@ def _parse_options(argv):
     options = cli.parse_options(parser, argv)
     usual = next(shape for family, shape, _ in experiments.CASES if family == options.workload)
     try:
-        options.shape = usual if options.shape is None else cli.parse_sizes(options.shape)
+        options.shape = usual if options.shape is None else cli._parse_numbers(options.shape)
     except ValueError:
         parser.error(
             f"--shape takes sizes such as {','.join(map(str, usual))}; it is {options.shape[:60]!r}."
