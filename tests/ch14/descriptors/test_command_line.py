@@ -2,11 +2,10 @@ import json
 import re
 
 import pytest
-from legible import assert_legible
 
 from ch14.descriptors import __main__ as command
 from ch14.descriptors.configs import OPS, configs
-from ch14.descriptors.lesson import experiments, figures, sweep
+from ch14.descriptors.lesson import experiments, sweep
 from tilelab.runtime import device
 
 JSON_KEYS = {"experiment", "device", "versions", "recorded", "source", "rows"}
@@ -104,13 +103,3 @@ def test_the_panel_s_subject():
     for shape in ((64,), (64, 12), (0, 64)):
         with pytest.raises(ValueError, match="a shape is ROWS,COLUMNS, columns a multiple of 8"):
             subject.space(shape, "copy", None)
-
-
-def test_pictures_draw():
-    boxes = figures.draw_boxes([((4, 2048), (4, 256))])
-    for picture in figures.draw_ways(), boxes:
-        assert_legible(picture)
-        assert len(picture.description) > 60
-    assert "4 × 2048 makes 8 boxes of 4 × 256" in boxes.description
-    with pytest.raises(ValueError, match="boxes of 4 × 256 do not make a block of 4 × 100"):
-        figures.draw_boxes([((4, 100), (4, 256))])
