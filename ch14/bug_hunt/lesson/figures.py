@@ -1,4 +1,4 @@
-"""The pictures of `ch14_bug_hunt` that depend on builds: the path of a search, versions by targets, and a rule beside builds."""
+"""Pictures of builds: the path of a search, versions by targets, and a rule beside what was built."""
 
 from __future__ import annotations
 
