@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ch10.wgmma_gemm import INSTEAD, LARGEST_EXTENT, resolve_config
 from ch10.wgmma_gemm.configs import STEPS, predict_us
-from ch10.wgmma_gemm.lesson import experiments, tuning
+from ch10.wgmma_gemm.lesson import experiments, sweep
 from tilelab import cli
 from tilelab.runtime import device
 from tilelab.sweeps import tune
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; return 0 when all is fine, 1 for a wrong result, 2 when something could not run."""
     options = _parse_arguments(argv)
     if options.tune is not None:
-        return tune.run_command("ch10.wgmma_gemm", tuning.TUNABLE, options.tune)
+        return tune.run_command("ch10.wgmma_gemm", sweep.WgmmaSpace, options.tune)
     columns = [
         "name",
         "config",

@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; return 0 when all is fine, 1 for a wrong result, 2 when something could not run."""
     options = parse(argv)
     if options.tune is not None:
-        return tune.run_command("ch14.blockscaled", tuning.TUNABLE, options.tune)
+        return tune.run_command("ch14.blockscaled", tuning.Fp8Space, options.tune)
     if options.mode != "product":
         print(MODES[options.mode]())
         return 0

@@ -10,8 +10,8 @@ from tqdm import tqdm
 from ch14.descriptors.lesson import tile_copy_experiments
 from ch14.gemm import find_best
 from ch14.gemm.configs import ITEMSIZE, SETS, configs, parse, rank_configs, rejection
-from ch14.gemm.lesson import experiments, tuning
-from ch14.gemm.lesson.sweep import grid, make_space
+from ch14.gemm.lesson import experiments
+from ch14.gemm.lesson.sweep import GemmSpace, grid, measure_claim
 from tilelab import cli
 from tilelab.records import results
 from tilelab.runtime import device
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; return 0 when all is fine, 1 for a wrong result, 2 when nothing could run, 130 cancelled."""
     options = _parse_options(argv)
     if options.tune is not None:
-        return tune.run_command("ch14.gemm", tuning.TUNABLE, options.tune)
+        return tune.run_command("ch14.gemm", GemmSpace, options.tune)
     journal = options.journal
     try:
         record = (
@@ -121,7 +121,7 @@ def _measure_copies(options) -> results.Record:
 
 
 def _show_claim(options) -> results.Record:
-    record = experiments.measure_claim()
+    record = measure_claim()
     if options.json != "-":
         rows = [
             experiments.add_bandwidth(row, record.device["name"])
@@ -170,7 +170,7 @@ def _run_sweep(options) -> results.Record:
         raise ValueError(
             f"--mnk takes three sizes such as 4096,4096,4096; it is {options.mnk[:60]!r}."
         ) from None
-    space = make_space((m, n, k), options.dtype, options.target)
+    space = GemmSpace((m, n, k), options.dtype, options.target)
     if options.target:
         device.target_limits(options.target)
     else:

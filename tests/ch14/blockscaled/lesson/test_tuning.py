@@ -30,12 +30,12 @@ def test_splits_are_tried_up_to_one_per_sm():
 
 
 def test_every_candidate_compiles_as_a_job():
-    for config in tuning.search_space():
+    for config in tuning.tuned_configs():
         assert config.smem_bytes <= 232448 and fp8.job(config).target == "sm_90a"
 
 
 def test_the_tuner_also_times_what_best_is_without_a_table():
     for shape in SHAPES:
         assert fp8.best_config(*shape, 132) in tune.choose_candidates(
-            tuning.TUNABLE, *shape, tuning.TUNABLE.share
+            tuning.Fp8Space(shape), tuning.Fp8Space.share
         )
