@@ -8,13 +8,14 @@ import pytest
 
 from ch10.tile_pipeline.lesson import broken_programs
 from ch14 import bug_hunt, descriptors, gemm, mx_formats
-from ch14.blockscaled.lesson import impacts
-from ch14.blockscaled.lesson.experiments import CUBE, FORMS, FP8_FLOPS, LONG, SHAPES, SPLIT, THIN, TOKENS
+from ch14.blockscaled.lesson.verification import FORMS, TOKENS
 from ch14.bug_hunt import HUNTS, Builds
 from ch14.bug_hunt.lesson import experiments as builds
 from ch14.compiled.lesson import workloads
 from ch14.compiled.lesson.experiments import CASES, list_kernels, make_table
 from ch14.descriptors.lesson import rules
+from ch14.fp8_gemm.lesson import impacts
+from ch14.fp8_gemm.lesson.experiments import CUBE, FP8_FLOPS, LONG, SHAPES, SPLIT, THIN
 from ch14.gemm.configs import configs, predicted_ms, rejection
 from ch14.gemm.lesson import sweep as gemm_sweep
 from ch14.gemm.lesson.experiments import SQUARES

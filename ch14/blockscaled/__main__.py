@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
-from ch14 import blockscaled, mx_formats
-from ch14.blockscaled import emulated, fp8, native
-from ch14.blockscaled.lesson import impacts, isolated, profile, smem_planner, tuning
+from ch14 import blockscaled, fp8_gemm, mx_formats
+from ch14.blockscaled import emulated, native
+from ch14.blockscaled.lesson import smem_planner
 from ch14.blockscaled.lesson.experiments import EMULATED_SOURCES, FP8_SOURCES
-from ch14.blockscaled.lesson.verification import judge
+from ch14.fp8_gemm.lesson import impacts, isolated, profile, sweep
+from ch14.fp8_gemm.lesson.verification import judge
 from ch14.mx_formats import number_formats
 from tilelab import cli
 from tilelab.measure import bench, check
@@ -71,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; return 0 when all is fine, 1 for a wrong result, 2 when something could not run."""
     options = parse(argv)
     if options.tune is not None:
-        return tune.run_command("ch14.blockscaled", tuning.Fp8Space, options.tune)
+        return tune.run_command("ch14.blockscaled", sweep.Fp8Space, options.tune)
     if options.mode != "product":
         print(MODES[options.mode]())
         return 0
@@ -278,7 +279,11 @@ def _jobs(options, kernel: str, target: str) -> tuple[list[build.Job], str]:
     jobs = (
         emulated.jobs(options.form, target, mnk, c)
         if kernel == "emulated"
-        else [fp8.job(fp8.find_best(*mnk, device.current().sms or device.KNOWN["H200"].sms)[0], target)]
+        else [
+            fp8_gemm.job(
+                fp8_gemm.find_best(*mnk, device.current().sms or device.KNOWN["H200"].sms)[0], target
+            )
+        ]
     )
     return jobs, _describe_tile(options, jobs[-1].name)
 

@@ -6,9 +6,9 @@ import dataclasses
 import functools
 import math
 
-from ch14.blockscaled import fp8
-from ch14.blockscaled.fp8 import BLOCK, MAX_SPLITS, Fp8Config
-from ch14.blockscaled.lesson import experiments
+from ch14 import fp8_gemm
+from ch14.fp8_gemm.configs import BLOCK, MAX_SPLITS, Fp8Config
+from ch14.fp8_gemm.lesson import experiments
 from tilelab.runtime import device
 from tilelab.sweeps.space import Space
 
@@ -59,8 +59,8 @@ def find_candidates(m: int, n: int, k: int, most: int = 32) -> list[Fp8Config]:
             continue  # the same raster as a smaller group; or half of the tile would be empty
         for splits in choose_splits(tile, m, n, k, sms):
             found[dataclasses.replace(tile, splits=splits)] = None
-    default = fp8.best_config(m, n, k, sms)
-    ranked = sorted(found, key=lambda config: fp8.predict_us(config, m, n, k, sms))
+    default = fp8_gemm.best_config(m, n, k, sms)
+    ranked = sorted(found, key=lambda config: fp8_gemm.predict_us(config, m, n, k, sms))
     return list(dict.fromkeys([default, *ranked]))[:most]
 
 
@@ -72,20 +72,20 @@ class Fp8Space(Space):
     needs = "has_wgmma"
     table = "fp8"
     table_dtype = "fp8"
-    multiples = fp8.N_MULTIPLE, BLOCK
+    multiples = fp8_gemm.N_MULTIPLE, BLOCK
     share = 1.0  # `find_candidates` lists few
 
     dtype: str = "fp8"
 
     @classmethod
     def source(cls):
-        return fp8.tuned_source()
+        return fp8_gemm.tuned_source()
 
     def predict_us(self, config):
-        return fp8.predict_us(config, *self.shape, device.current().sms or 132)
+        return fp8_gemm.predict_us(config, *self.shape, device.current().sms or 132)
 
     def job(self, config):
-        return fp8.job(config)
+        return fp8_gemm.job(config)
 
     def measure(self, config):
         return self.measure_quickly(config)
@@ -98,7 +98,7 @@ class Fp8Space(Space):
         return a, b, out, scale_a, scale_b
 
     def prepare(self, config, a, b, out, scale_a, scale_b):
-        return fp8.prepare(a, b, scale_a, scale_b, out=out, config=config)
+        return fp8_gemm.prepare(a, b, scale_a, scale_b, out=out, config=config)
 
     def prepare_peer(self, a, b, out, scale_a, scale_b):
         """Multiply by torch's scaled_mm. It takes no out, so `out` gets its result here, untimed."""
