@@ -10,13 +10,15 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tilelab.measure import bench
 from tilelab.runtime import device
-from tilelab.sweeps.space import Space
+
+if TYPE_CHECKING:
+    from tilelab.sweeps.space import Space
 
 PEER_EVERY = 6  # candidates between two timings of the library: the clock of the chip moves
 BURST_MS = 0.3
