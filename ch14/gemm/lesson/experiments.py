@@ -19,7 +19,8 @@ from ch14.gemm.configs import (
     _course,
     configs,
     job,
-    predicted_ms,
+    parse,
+    predict_us,
     rank_configs,
     rejection,
 )
@@ -142,7 +143,7 @@ def label(
     """Return the fields of a row that name its configuration and its case."""
     return {
         "name": which or "course",
-        "config": str(config),
+        "config": config.name,
         "kernel": config.name,
         "shape": [m, n, k],
         "dtype": dtype,
@@ -168,7 +169,7 @@ def add_bandwidth(row: dict, gpu: str) -> dict:
 def source() -> str:
     """Return the hash of what the experiments measure: the kernels, and the configurations with their choice."""
     return provenance.source_hash(
-        kernels, GemmConfig, configs, _course, rejection, rank_configs, predicted_ms, Rates
+        kernels, GemmConfig, configs, _course, rejection, rank_configs, predict_us, Rates
     )
 
 
@@ -193,7 +194,7 @@ def measure_best(cases: Iterable[tuple]) -> list[dict]:
     return [
         label(config, *case, "best")
         | measure(config, *case)
-        | {"chosen": chosen, "predicted_ms": predicted_ms(config, *case[:4], here.sms)}
+        | {"chosen": chosen, "predicted_ms": predict_us(config, *case[:4], here.sms) / 1e3}
         for (config, chosen), case in zip(found, cases)
     ]
 
@@ -252,7 +253,7 @@ def measure_llm():
         _course,
         rejection,
         rank_configs,
-        predicted_ms,
+        predict_us,
         Rates,
         llm_shapes.list_products,
         tuned.find,
@@ -315,7 +316,7 @@ def measure_latency():
     """Measure one call from end to end, launch and completion, at 512 cubed: microseconds in `us`."""
     a, b, out, *_ = make_inputs(512, 512, 512)
     here = device.current()
-    plain = configs("conservative")["64,128,32,4,1 plain"]
+    plain = parse("64×128×32 · 4 warps · 1 stage · plain")
     persistent = rank_configs("course", 512, 512, 512, "bf16", here.target, here.sms)[0]
     calls = {
         "torch.mm": prepare_cublas(a, b, out),

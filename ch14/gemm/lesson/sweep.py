@@ -8,7 +8,7 @@ import itertools
 import os
 
 from ch14 import gemm
-from ch14.gemm.configs import ITEMSIZE, GemmConfig, Rates, configs, job, predicted_ms, rejection
+from ch14.gemm.configs import ITEMSIZE, GemmConfig, Rates, configs, job, predict_us, rejection
 from ch14.gemm.lesson import experiments
 from ch14.gemm.lesson.experiments import SQUARES
 from tilelab.records import results
@@ -200,7 +200,7 @@ class GemmSpace(Space):
     def predict_us(self, config):
         if not device.target_limits(self.target).has_wgmma:  # the model's rates are of Hopper's instruction
             return None
-        return 1e3 * predicted_ms(config, *self.shape, self.dtype, self.sms)
+        return predict_us(config, *self.shape, self.dtype, self.sms)
 
     def warm_up(self):
         experiments.prepare_cublas(*experiments.make_inputs(*self.case))()
