@@ -1,0 +1,199 @@
+"""Multiply a few bfloat16 tokens by MXFP4 weights, as a language model does for each token: out (M, N) = x (M, K) W^T.
+
+The time goes into reading W (N, K) once. Each program owns rows of W and a share of K, so that there are enough
+programs. The last program of a block of rows adds the shares, always in the same order, so that the same launch gives
+the same bits. Read `kernels` first, and then `configs`. Source: OCP MX v1.0.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+
+from ch14.fp4_decode import operator
+from ch14.fp4_decode.configs import STAGED, DecodeConfig, best_config, configs, launch_options, padded_tokens
+from ch14.fp4_decode.kernels import decode_plain_kernel, decode_registers_kernel
+from ch14.mx_formats import number_formats, packing
+from tilelab.runtime import build, device, operands, operators, triton_launch, workspace
+from tilelab.runtime.operands import Launch
+from tilelab.runtime.plans import Plan, Planner
+
+__all__ = ["spec", "decode", "prepare", "configs", "DecodeConfig", "best_config", "padded_tokens", "job"]
+
+BLOCK = 32  # weights that share a scale
+IS_INTERPRETED = not isinstance(decode_plain_kernel, triton.JITFunction)
+
+
+def spec(x, weight, scales):
+    """Return x (M, K) @ W^T in float64, for W (N, K) in MXFP4. Arguments as for `decode`."""
+    codes = packing.unpack(weight, 4, 2 * weight.shape[1])
+    dense = number_formats.dequantise(
+        number_formats.Quantised(number_formats.lookup("mxfp4"), codes, scales, None)
+    )
+    return x.double() @ dense.double().T
+
+
+def _check_operands(x, weight, scales, out) -> tuple[int, int, int]:
+    """Return M, N and K; raise ValueError for operands that the kernels cannot read."""
+    common = dict(op="decode", contiguous=True, not_empty=True)
+    operands.require_tensor("x", x, dtype=torch.bfloat16, ndim=2, aligned=16, **common)
+    operands.require_tensor("weight", weight, dtype=torch.uint8, ndim=2, on=x.device, aligned=16, **common)
+    (m, k), n = x.shape, weight.shape[0]
+    padded_tokens(m)
+    if k % BLOCK or k > 2**24 or n > 2**30:
+        raise ValueError(
+            f"K is {k} and N is {n}; K must be a multiple of {BLOCK} up to 2^24, and N at most 2^30."
+        )
+    operands.require_tensor("weight", weight, "decode", shape=(n, k // 2))
+    operands.require_tensor("scales", scales, dtype=torch.uint8, shape=(n, k // BLOCK), on=x.device, **common)
+    if out is not None:
+        operands.require_tensor("out", out, dtype=torch.bfloat16, shape=(m, n), on=x.device, **common)
+        operands.require_disjoint({"out": out}, {"x": x, "weight": weight, "scales": scales})
+    return m, n, k
+
+
+def _check_hardware(config: DecodeConfig, x: torch.Tensor) -> None:
+    if IS_INTERPRETED:
+        if config.kernel == "registers":
+            raise device.Unsupported(
+                "the interpreter runs Triton, not Gluon: use a plain configuration without a GPU."
+            )
+    elif not x.is_cuda:
+        raise device.Unsupported(
+            f"decode needs its tensors on a GPU; they are on {x.device}: move them there."
+        )
+    elif config.kernel == "registers" and device.current().capability < (9, 0):
+        raise device.Unsupported(
+            "the registers kernel needs products of bf16x2 (compute capability 9.0 or newer): "
+            "use a plain configuration."
+        )
+
+
+def _build(x, weight, scales, out, config, early: bool):
+    """Check the arguments and compile the kernel.
+
+    Return a function of (x, weight, scales, out, parts, counters) that launches it, the configuration, and the numbers
+    of parts and of counters.
+    """
+    m, n, k = _check_operands(x, weight, scales, out)
+    config = operands.choose_config(
+        config, configs(m), DecodeConfig, lambda: best_config(m, n, k, device.current())
+    )
+    _check_hardware(config, x)
+    tokens, grid = padded_tokens(m, config.kernel), config.grid(n, k)
+    if config.kernel == "registers" and tokens * config.share > STAGED:
+        raise ValueError(
+            f"{tokens} tokens of a share of {config.share} columns take more than 64 KiB of shared "
+            f"memory: use a share of {STAGED // tokens}."
+        )
+    if grid[1] > 65535:
+        raise ValueError(
+            f"a grid has at most 65,535 shares of K; a share of {config.share} makes {grid[1]:,}: take a "
+            "longer one."
+        )
+    out = torch.empty(m, n, dtype=torch.bfloat16, device=x.device) if out is None else out
+    rows = grid[0] * config.block_n if config.kernel == "registers" else n
+    parts, counters = grid[1] * tokens * rows if grid[1] > 1 else 1, grid[0]
+    constants = dict(BLOCK_N=config.block_n, TOKENS=tokens, SHARE=config.share, num_warps=config.num_warps)
+    if config.kernel == "registers":
+        kernel, tensors = decode_registers_kernel, (x, weight.view(torch.int32), scales, out)
+        whole_words = k % 128 == 0 and scales.data_ptr() % 4 == 0
+        constants |= dict(AHEAD=config.ahead, SCALES_PER_LOAD=4 if whole_words else 1)
+        constants |= launch_options(config, m)
+    else:
+        kernel, tensors = decode_plain_kernel, (x.view(torch.int16), weight, scales, out.view(torch.int16))
+        constants |= dict(FLOAT32=IS_INTERPRETED, num_stages=config.ahead)
+        early = False
+    names = ("x_ptr", "weight_ptr", "scales_ptr", "out_ptr", "parts_ptr", "arrivals_ptr")
+    arguments = dict(zip(names, (*tensors, *_make_workspace(parts, counters, x.device))))
+    arguments |= {"M": m, "N": n, "blocks": k // BLOCK}
+    launch = triton_launch.prepare(kernel, grid, arguments, dict(zip(names, range(6))), early, **constants)
+    return launch, config, parts, counters
+
+
+def _make_workspace(parts: int, counters: int, where: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    return (
+        torch.empty(parts, dtype=torch.float32, device=where),
+        torch.zeros(counters, dtype=torch.int32, device=where),
+    )
+
+
+def _plan(x, weight, scales, out, config) -> Plan:
+    # The kernel before may have written the weights, so none is loaded before it has ended.
+    run, config, parts, counters = _build(x, weight, scales, out, config, False)
+
+    def launch(x, weight, scales, out):
+        run(
+            x,
+            weight,
+            scales,
+            out,
+            torch.empty(parts, dtype=torch.float32, device=x.device),
+            workspace.make_counters(counters, x.device),
+        )
+
+    return Plan(launch, (x.shape[0], weight.shape[0]), torch.bfloat16, x.device, config)
+
+
+planner = Planner(_plan, ("x", "weight", "scales"))
+
+
+@operator.register
+def decode_operator(x, weight, scales, config="best"):
+    return planner.run((x, weight, scales), None, config)
+
+
+def prepare(x, weight, scales, *, out=None, config="best") -> Launch:
+    """Check the arguments of `decode`, make its work space, and return a Launch. Arguments as there.
+
+    Launches share the work space, so only one may be in flight. A launch of the registers kernel loads weights before
+    the previous kernel of the stream has ended: after writing `weight` or `scales` in place, prepare again. `x` may
+    change between launches.
+    """
+    launch, config, parts, counters = _build(x, weight, scales, out, config, True)
+    if out is None:
+        out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16, device=x.device)
+    tensors = x, weight, scales, out, *_make_workspace(parts, counters, x.device)
+    return Launch(functools.partial(launch, *tensors), out, config)
+
+
+def decode(x, weight, scales, *, out=None, config="best"):
+    """Return out (M, N) = x (M, K) @ W^T for 1 to 64 tokens, accumulated in float32, as F.linear(x, W) does.
+
+    x is bfloat16. W (N, K) is in MXFP4. Its weight (N, K / 2) uint8 holds two e2m1 codes per byte, the first in the
+    lower half. Its scales (N, K / 32) uint8 are E8M0, where 255 is NaN. K is a multiple of 32, N anything. All tensors
+    are contiguous; x and weight start at multiples of 16 bytes. A decoded weight is rounded to bfloat16, which is exact
+    but for infinity (4 x 2^127). `out` is bfloat16. `config` is a DecodeConfig, "best" or a name of `configs`. Raises
+    ValueError for arguments that do not fit and Unsupported for hardware that cannot run it.
+    """
+    if operators.is_traced(x, weight, scales):
+        return operators.store(decode_operator(x, weight, scales, config), out)
+    return planner.run((x, weight, scales), out, config)
+
+
+def job(config: DecodeConfig, target: str, m: int = 16) -> build.Job:
+    """Return how the kernel is compiled for M tokens, for tilelab.runtime.build."""
+    registers = config.kernel == "registers"
+    pointers = dict(
+        x_ptr="*bf16" if registers else "*i16",
+        weight_ptr="*i32" if registers else "*u8",
+        scales_ptr="*u8",
+        out_ptr="*bf16" if registers else "*i16",
+        parts_ptr="*fp32",
+        arrivals_ptr="*i32",
+    )
+    constants = dict(BLOCK_N=config.block_n, TOKENS=padded_tokens(m, config.kernel), SHARE=config.share)
+    constants |= dict(AHEAD=config.ahead, SCALES_PER_LOAD=4) if registers else dict(FLOAT32=False)
+    options = dict(options=launch_options(config, m)) if registers else dict(num_stages=config.ahead)
+    return build.Job(
+        f"ch14.fp4_decode.kernels:decode_{config.kernel}_kernel",
+        pointers | dict.fromkeys(("M", "N", "blocks"), "i32"),
+        constants,
+        target,
+        config.num_warps,
+        aligned=tuple(pointers),
+        name=f"{config}",
+        **options,
+    )

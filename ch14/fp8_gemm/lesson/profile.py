@@ -1,0 +1,113 @@
+"""Profile the fp8 kernel and its isolated parts with Nsight Compute.
+
+`python -m ch14.fp8_gemm.lesson.profile` is what the profiler watches; `python -m ch14.blockscaled --mode profile` runs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+from ch14.fp8_gemm.lesson import isolated
+from ch14.fp8_gemm.lesson.experiments import FP8_SOURCES, operand_bytes, prepare_course
+from ch14.fp8_gemm.lesson.verification import fp8_operands
+from tilelab.measure import profiler
+from tilelab.records import results
+from tilelab.runtime import provenance
+
+# What a stalled warp waits for: all reasons that ncu counts on Hopper, except `not_selected` (the warp could go on).
+REASONS = {
+    "barrier": "barrier",
+    "branch": "branch_resolving",
+    "dispatch": "dispatch_stall",
+    "drain": "drain",
+    "GMMA": "gmma",
+    "instruction cache": "no_instruction",
+    "LG throttle": "lg_throttle",
+    "long scoreboard": "long_scoreboard",
+    "math pipe": "math_pipe_throttle",
+    "membar": "membar",
+    "MIO throttle": "mio_throttle",
+    "short scoreboard": "short_scoreboard",
+    "sleeping": "sleeping",
+    "wait": "wait",
+}
+STALLS = {
+    f"stalled, {reason}": f"smsp__average_warps_issue_stalled_{metric}_per_issue_active.ratio"
+    for reason, metric in REASONS.items()
+}
+METRICS = {
+    "tensor_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "issue_percent": "sm__inst_issued.avg.pct_of_peak_sustained_elapsed",
+    "conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    "wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
+    "read_bytes": "dram__bytes_read.sum",
+    "written_bytes": "dram__bytes_write.sum",
+    "ns": "gpu__time_duration.sum",
+    **STALLS,
+}
+
+
+def find_cases() -> list[tuple[str, tuple[int, int, int]]]:
+    """Return (name, shape) of what is profiled: the kernel and its parts at each of `isolated.SHAPES`."""
+    return [(name, shape) for shape in isolated.SHAPES for name in ("whole kernel", *isolated.PARTS)]
+
+
+def make_launch(name: str, shape: tuple[int, int, int]):
+    """Return a launch of the kernel, or of one of `isolated.PARTS`, on random operands on the GPU."""
+    prepare = prepare_course() if name == "whole kernel" else isolated.prepare_part(name)
+    return prepare(*fp8_operands(*shape))
+
+
+@profiler.experiment(
+    "ch14_blockscaled_profile",
+    functools.partial(provenance.source_hash, *FP8_SOURCES, make_launch, isolated.prepare_part),
+)
+def profile_parts():
+    """Profile one launch of every case, with an empty L2 cache at its start.
+
+    A row has the METRICS. A stall is the number of clocks that warps waited for this reason per issued instruction.
+    `least_bytes` are moved if every element of the operands and of C moves once.
+    """
+    cases = find_cases()
+    rows = profiler.profile_launches(
+        [sys.executable, "-m", "ch14.fp8_gemm.lesson.profile"], [name for name, _ in cases], METRICS
+    )
+    return [
+        {**row, "shape": list(shape), "status": "ok", "least_bytes": operand_bytes(*shape)}
+        for row, (_, shape) in zip(rows, cases)
+    ]
+
+
+def show_profile() -> results.Table | str:
+    """Return a table of the counters with the three longest stalls of each launch; a sentence without a record."""
+    try:
+        record = profile_parts()
+    except FileNotFoundError:
+        return "ch14_blockscaled_profile is not recorded."
+    rows = []
+    for row in record.rows:
+        longest = sorted(STALLS, key=lambda name: -row[name])[:3]
+        stalls = ", ".join(f"{name.removeprefix('stalled, ')} {row[name]:.1f}" for name in longest)
+        rows.append(
+            {
+                "shape": row["shape"],
+                "name": row["name"],
+                "longest stalls, clocks per instruction": stalls,
+                "tensor pipe %": row["tensor_percent"],
+                "bank conflicts": row["conflicts"],
+                "wavefronts": row["wavefronts"],
+                "DRAM × least": (row["read_bytes"] + row["written_bytes"]) / row["least_bytes"],
+            }
+        )
+    return results.table(rows, record.label(), list(rows[0]))
+
+
+def launch_all() -> None:
+    """Launch every case once for the profiler to watch."""
+    for name, shape in find_cases():
+        profiler.launch_watched(make_launch(name, shape))
+
+
+if __name__ == "__main__":
+    launch_all()

@@ -1,0 +1,26 @@
+"""Each part of the fp8 kernel compiles, and holds the instructions of its part and no others."""
+
+import re
+
+import pytest
+
+from ch14.fp8_gemm.lesson import isolated
+
+pytestmark = pytest.mark.compile
+
+
+@pytest.mark.parametrize(
+    "name, held, cut",
+    [
+        ("loads alone", ["UTMALDG", "SYNCS.PHASECHK"], ["QGMMA"]),
+        ("products alone", ["QGMMA"], ["UTMALDG", "SYNCS.PHASECHK"]),
+        ("products and additions", ["QGMMA", "FFMA"], ["UTMALDG", "SYNCS.PHASECHK"]),
+        ("loads and products", ["UTMALDG", "QGMMA", "SYNCS.PHASECHK"], []),
+        ("epilogue alone", ["UTMASTG"], ["UTMALDG", "SYNCS.PHASECHK"]),
+    ],
+)
+def test_a_part_holds_its_instructions(name, held, cut):
+    made = isolated.compile_part(name)
+    assert made.launchable, made.reason
+    assert all(each in made.sass for each in held) and not any(each in made.sass for each in cut)
+    assert (len(re.findall("FFMA", made.sass)) > 100) == (name == "products and additions")

@@ -1,0 +1,154 @@
+"""The fp8 kernel in the emulator, with and without epilogue warps: right on ragged shapes, whatever waits for what."""
+
+import ctypes
+import functools
+import re
+
+import pytest
+import torch
+
+from ch14 import fp8_gemm
+from ch14.fp8_gemm import Fp8Config
+from ch14.fp8_gemm.lesson.verification import fp8_operands
+from tilelab import emulator
+from tilelab.cells import cuda_magic
+from tilelab.measure import check
+from tilelab.runtime import build
+
+pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
+PLAIN = (  # what the emulator cannot read: inline PTX, the MXFP8 output, and the sums of splits
+    (
+        r"asm volatile\(\"ld.shared.f32 .*?;\" : \"=f\"\(value\).*?\);",
+        'memcpy(&value, emulator::find_shared(address, 4, "load_shared"), 4);',
+    ),
+    (r"asm\(\"ex2.*?\);\n", "power = exp2f(value * -1.44269504f);\n"),
+    (r"asm\(\"rcp.*?\);\n", "quotient = 1 / (1 + power);\n"),
+    (r"// Stage all 128 columns as MXFP8.*?(?=// Store one consumer's rows)", ""),
+    (r"if constexpr \(MX\) stage_mx\(.*?\);\s+else", ""),
+    (r"// Store the sums of one of the .*?(?=__device__ __forceinline__ float load_shared)", ""),
+    (r"if constexpr \(SPLIT\) \{.*?\n            \}\n", ""),
+)
+
+
+@functools.cache
+def find_kernel(config: Fp8Config, change: tuple[str, str], **options):
+    source = fp8_gemm.SOURCE.read_text()
+    assert change[0] in source
+    source = source.replace(*change)
+    for pattern, plain in PLAIN:
+        source, count = re.subn(pattern, plain, source, flags=re.DOTALL)
+        assert count == 1, pattern
+    constants = tuple(f"-D{name}={value}" for name, value in config.constants(**options).items())
+    return cuda_magic.find_kernels(source, constants)["fp8_blocks"]
+
+
+def run(config: Fp8Config, shape, seeds, change=("", ""), activation=None):
+    """Return the largest relative error over the seeds, on three CTAs, each of which makes several tiles."""
+    (m, n, k), vector = shape, torch.randn(shape[1]).bfloat16()
+    a, b, scale_a, scale_b, _ = fp8_operands(*shape, where="cpu")
+    scale_a *= torch.exp2(torch.randint(-4, 5, (m, 1)))
+    wanted = fp8_gemm.spec(a, b, scale_a, scale_b, vector, activation)
+    out, touched = check.make_poisoned((m, n), torch.bfloat16, "cpu")
+    rows, room = min(config.block_m, -(-m // 8) * 8), torch.zeros(4)
+    maps = (
+        cuda_magic.make_tensor_map(a.view(torch.uint8), (rows, 128), swizzle="128B"),
+        cuda_magic.make_tensor_map(b.T.view(torch.uint8), (config.block_n, 128), swizzle="128B"),
+        cuda_magic.make_tensor_map(scale_a.T, (1, rows)),
+        cuda_magic.make_tensor_map(out, (16 if config.epilogue_warps else 64, 64), swizzle="128B"),
+    )
+    args = (*maps, scale_b, vector, room, room, room, *map(ctypes.c_int, (m, n, k, 1, rows)))
+    launch = emulator.prepare(
+        find_kernel(config, change, bias=True, activation=activation),
+        config.grid(m, n, 3),
+        config.threads,
+        args,
+        config.smem_bytes,
+    )
+    error = 0
+    for seed in seeds:
+        out.fill_(float("nan"))
+        launch(seed)
+        assert touched() == ""
+        error = max(error, check.relative_error(out, wanted))
+    return error
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Fp8Config(stages=4),
+        Fp8Config(stages=4, epilogue_warps=1),
+        Fp8Config(stages=4, epilogue_warps=2),
+        Fp8Config(stages=4, epilogue_warps=3),
+        Fp8Config(3, 1, 3, 64, epilogue_warps=2),
+        Fp8Config(1, 2, 5, 64, epilogue_warps=3),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "shape, activation", [((200, 384, 256), None), ((70, 256, 640), "silu"), ((450, 256, 128), "gelu")]
+)
+def test_it_is_right_in_every_order(config, shape, activation):
+    assert run(config, shape, emulator.SEEDS, activation=activation) < 2**-7
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Fp8Config(stages=4),
+        Fp8Config(3, 1, 3),
+        Fp8Config(1, 2, 5, 64),
+        Fp8Config(stages=4, epilogue_warps=2),
+        Fp8Config(1, 2, 5, 64, epilogue_warps=3),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(70, 64, 256), (130, 192, 384), (70, 200, 256), (20, 2112, 128)])
+def test_n_may_end_within_a_block(config, shape):
+    assert run(config, shape, emulator.SEEDS) < 2**-7
+
+
+def test_a_last_tile_that_is_left_out_is_found():
+    change = "tiles_n = (N + BLOCK_N - 1) / BLOCK_N", "tiles_n = N / BLOCK_N"
+    assert not run(Fp8Config(1, 2, 5, 64), (20, 200, 256), emulator.SEEDS[:1], change) < 2**-7
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("mbarrier_wait(slot_empty + 8 * slot, slot_phase ^ 1);", ""),
+        ("slot_phase ^= 1;", ""),
+        ("mbarrier_wait(slot_full + 8 * slot, phase);", ""),
+        ("        fence_proxy_async();\n        __syncwarp();", "        __syncwarp();"),
+        ("if (lane == 0) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous rows", ""),
+        ("tile.m * BLOCK_M + slot * 16", "tile.m * BLOCK_M + slot * 8"),
+        (", row,\n                                   tile.n * BLOCK_N, N);", ", row, 0, N);"),
+    ],
+)
+def test_a_planted_fault_is_found(change):
+    config, found = Fp8Config(stages=4, epilogue_warps=2), 0
+    for shape in ((450, 512, 128), (200, 384, 256)):
+        try:
+            found += not run(config, shape, emulator.SEEDS, change) < 2**-7
+        except emulator.EmulationError:
+            found += 1
+    assert found
+
+
+def test_the_hand_over_compiles_for_hopper():
+    configs = [Fp8Config(stages=4, epilogue_warps=warps) for warps in (1, 2, 3)]
+    for report in build.disassemble(fp8_gemm.job(config, bias=True, activation="silu") for config in configs):
+        assert report.launchable and not report.spills, report.reason
+        assert re.search(r"USETMAXREG.DEALLOC\S* 0x38", report.sass)  # 56 registers for the epilogue warps
+        assert report.sass.count("ST.E.128") + report.sass.count("STS.128") >= 16
+
+
+def test_what_has_no_epilogue_warps():
+    with pytest.raises(ValueError, match="splits must be 1"):
+        Fp8Config(1, 2, 5, 64, splits=2, epilogue_warps=1)
+    with pytest.raises(ValueError, match="epilogue_warps is 4; it must be a whole number from 0 to 3"):
+        Fp8Config(epilogue_warps=4)
+    with pytest.raises(ValueError, match="for an MXFP8 output, epilogue_warps must be 0"):
+        Fp8Config(stages=4, epilogue_warps=2).constants(mx=True)
+    with pytest.raises(ValueError, match="take fewer stages"):
+        Fp8Config(stages=5, epilogue_warps=1)
