@@ -104,7 +104,7 @@ class Fp8Config:
             "SCRATCH": self.scratch,
             "STAGES": self.stages,
             "SPLIT": int(self.splits > 1),
-            "GROUP": self.group,
+            "GROUP_M": self.group,
             "BIAS": int(bias),
             "ACTIVATION": ACTIVATIONS.index(activation),
             "MX": int(mx),
