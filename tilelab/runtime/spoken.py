@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 SEPARATOR = " · "
@@ -22,13 +22,13 @@ def count(number: int, things: str) -> str:
     return f"{number} {first[:-1] if number == 1 and first.endswith('s') else first}{space}{rest}"
 
 
-def say(config: Any, phrases: Mapping[str, str]) -> str:
-    """Return the spoken name of a dataclass; fields that have their defaults are left out."""
+def say(config: Any, phrases: Mapping[str, str], always: Collection[str] = ()) -> str:
+    """Return the spoken name of a dataclass; fields that have their defaults are left out, unless `always` has them."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     parts = []
     for names, phrase in phrases.items():
         values = [getattr(config, name) for name in names.split()]
-        if values == [defaults[name] for name in names.split()]:
+        if names not in always and values == [defaults[name] for name in names.split()]:
             continue
         if phrase.startswith("{} "):
             parts.append(count(values[0], phrase[3:]))
