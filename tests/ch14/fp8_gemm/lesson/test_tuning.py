@@ -3,6 +3,7 @@
 import pytest
 
 from ch14 import fp8_gemm
+from ch14.fp8_gemm.configs import SQUARE
 from ch14.fp8_gemm.lesson import experiments, tuning
 from tilelab.sweeps import tune
 
@@ -24,9 +25,9 @@ def test_a_product_of_few_tiles_is_split():
 
 
 def test_splits_are_tried_up_to_one_per_sm():
-    assert tuning.choose_splits(fp8_gemm.SQUARE, 256, 4096, 7168, 132) == [1, 2]  # 64 tiles on 132 SMs
-    assert tuning.choose_splits(fp8_gemm.SQUARE, 1024, 2176, 7168, 132) == [1]  # 136 tiles
-    assert tuning.choose_splits(fp8_gemm.SQUARE, 256, 4096, 512, 132) == [1]  # K is short
+    assert tuning.choose_splits(SQUARE, 256, 4096, 7168, 132) == [1, 2]  # 64 tiles on 132 SMs
+    assert tuning.choose_splits(SQUARE, 1024, 2176, 7168, 132) == [1]  # 136 tiles
+    assert tuning.choose_splits(SQUARE, 256, 4096, 512, 132) == [1]  # K is short
 
 
 def test_every_candidate_compiles_as_a_job():
