@@ -37,6 +37,10 @@ PHRASES = {
     "epilogue_subtile": "{} subtiles",
     "fused": "fused",
 }
+_OLD_NAME = re.compile(
+    r"(?P<kernel>[a-z]+) (?P<block_m>\d+),(?P<block_n>\d+),(?P<block_k>\d+),(?P<num_warps>\d+),(?P<num_stages>\d+)"
+    r"( /(?P<epilogue_subtile>\d))?(?P<fused> fused)?"
+)
 
 
 @dataclass(frozen=True)
@@ -113,11 +117,7 @@ class NativeConfig:
 
 def parse(text: str) -> NativeConfig:
     """Return the configuration of a name, as `NativeConfig.name` says it or in the old spelling, "native 128,256,…"."""
-    if "," in text:
-        kernel, numbers, *rest = text.split()
-        subtile = next((int(word[1:]) for word in rest if word.startswith("/")), 1)
-        return NativeConfig(*map(int, numbers.split(",")), kernel, subtile, "fused" in rest)
-    return NativeConfig(**spoken.read(text, PHRASES))
+    return NativeConfig(**spoken.read(text, PHRASES, _OLD_NAME))
 
 
 def _lookup(form: str | number_formats.BlockFormat) -> number_formats.BlockFormat:

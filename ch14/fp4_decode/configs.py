@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from tilelab.runtime import device, spoken
@@ -63,10 +64,7 @@ class DecodeConfig:
 
 def parse(text: str) -> DecodeConfig:
     """Return the configuration of a name, as `DecodeConfig.name` says it or in the old spelling with commas."""
-    if "," in text:
-        kernel, *numbers = text.split(",")
-        return DecodeConfig(kernel, *map(int, numbers))
-    return DecodeConfig(**spoken.read(text, PHRASES))
+    return DecodeConfig(**spoken.read(text, PHRASES, _OLD_NAME))
 
 
 def padded_tokens(m: int, kernel: str = "registers") -> int:
