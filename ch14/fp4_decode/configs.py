@@ -14,6 +14,9 @@ STAGED = 32768  # bf16 elements of x that a program stages at most: 64 KiB of sh
 
 
 PHRASES = {"block_n share": "{}×{}", "num_warps": "{} warps", "num_stages": "{} stages", "kernel": "{}"}
+_OLD_NAME = re.compile(
+    r"(?P<kernel>[a-z]+),(?P<block_n>\d+),(?P<share>\d+),(?P<num_warps>\d+),(?P<num_stages>\d+)"
+)
 
 
 @dataclass(frozen=True)
