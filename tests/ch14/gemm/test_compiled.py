@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from ch14.gemm import __main__ as gemm_command
 from ch14.gemm.configs import SMEM_SLACK, GemmConfig, configs, job, parse, rejection
-from ch14.gemm.lesson import tuning
+from ch14.gemm.lesson import command, tuning
 from ch14.gemm.lesson.experiments import GemmSpace
 from tilelab.records import results
 from tilelab.runtime import build
@@ -72,7 +71,7 @@ def test_a_sweep_of_all_sets_gives_each_configuration_a_row_and_a_reason(reports
 
 
 def run(capsys, *arguments):
-    status = gemm_command.main(list(arguments))
+    status = command.COMMAND.main(list(arguments))
     return status, capsys.readouterr().out
 
 
@@ -89,7 +88,7 @@ def test_command_line_compiles_for_another_gpu(capsys, tmp_path, reports):
 
 
 def test_a_sweep_is_kept_and_resumed(capsys, tmp_path, monkeypatch, reports):
-    monkeypatch.setattr(gemm_command, "grid", lambda dtype: [*configs("proposed", dtype).values()])
+    monkeypatch.setattr(command, "grid", lambda dtype: [*configs("proposed", dtype).values()])
     arguments = ["--sweep", "--target", "sm_90a", "--journal", str(tmp_path / "rows.jsonl")]
     status, out = run(capsys, *arguments)
     assert status == 0 and len(out.splitlines()) == 7
