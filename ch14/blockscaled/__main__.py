@@ -20,6 +20,7 @@ from ch14.mx_formats import number_formats
 from tilelab import cli
 from tilelab.measure import bench, check
 from tilelab.runtime import build, device, provenance
+from tilelab.runtime.operands import require_one_of
 from tilelab.sweeps import tune
 
 FORMS = {
@@ -190,9 +191,7 @@ def _interpret(options) -> None:
         blockscaled.PAIR if given == FP8 else (mx_formats.format_with_kernels(FORMS[given]).name,) * 2
     )
     options.form = options.forms[0]
-    smem_planner.require_one_of(
-        "c_dtype of a kernel that runs (smem_planner plans more)", options.c_dtype, C_DTYPES
-    )
+    require_one_of("c_dtype of a kernel that runs (smem_planner plans more)", options.c_dtype, C_DTYPES)
     if given == FP8 and options.c_dtype != "BFloat16":
         raise ValueError(f"c_dtype is {options.c_dtype}; with Float32 scales C is BFloat16.")
     size, (m, n, k, count) = options.sf_vec_size, _numbers(options, "mnkl", 4)

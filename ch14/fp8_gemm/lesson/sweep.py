@@ -19,7 +19,7 @@ def _with_most_stages(**fields) -> Fp8Config:
     """Return the configuration with as many stages as fit into shared memory."""
     for stages in range(16, 2, -1):
         try:
-            return Fp8Config(stages=stages, **fields)
+            return Fp8Config(num_stages=stages, **fields)
         except ValueError:  # too much shared memory
             continue
     raise ValueError(f"no ring of {fields} fits into shared memory")
@@ -30,7 +30,7 @@ def tuned_configs() -> tuple[Fp8Config, ...]:
     """Return the unsplit configurations that the tuner knows, for any shape."""
     tiles = [(2, 2, 128), (2, 2, 64), (1, 2, 128), (1, 2, 64), (3, 1, 128)]
     return tuple(
-        _with_most_stages(consumers=consumers, scratch=scratch, block_n=block_n, group=group, pdl=True)
+        _with_most_stages(consumers=consumers, scratch=scratch, block_n=block_n, group_m=group, pdl=True)
         for consumers, scratch, block_n in tiles
         for group in (4, 8, 16)
     )
@@ -55,7 +55,7 @@ def find_candidates(m: int, n: int, k: int, most: int = 32) -> list[Fp8Config]:
     found: dict[Fp8Config, None] = {}
     for tile in tuned_configs():
         rows = math.ceil(m / tile.block_m)
-        if rows <= tile.group // 2 and tile.group > 4 or tile.block_m >= 2 * max(m, 64):
+        if rows <= tile.group_m // 2 and tile.group_m > 4 or tile.block_m >= 2 * max(m, 64):
             continue  # the same raster as a smaller group; or half of the tile would be empty
         for splits in choose_splits(tile, m, n, k, sms):
             found[dataclasses.replace(tile, splits=splits)] = None
