@@ -6,8 +6,9 @@ import dataclasses
 
 import torch
 
-from ch07.resample.lesson import audit, figures
+from ch07.resample.lesson import figures
 from claims import builds
+from claims.audits import resample as audit
 from claims.judge import (
     ARITHMETIC,
     BUILT,

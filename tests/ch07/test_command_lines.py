@@ -58,8 +58,16 @@ def test_resample_compiles_for_another_gpu(capsys):
 @pytest.mark.parametrize(
     "cli, arguments, shown",
     [
-        (command, ["--variant", "best"], ["ch07_bulk_copy: ", "loads 256 × 4096 B", "UBLKCP"]),
-        (command, ["--variant", "bulk_ring", "--op", "axpy"], ["bulk 256 × 2048 B, 3 stages, 6 per CTA"]),
+        (
+            command,
+            ["--variant", "best"],
+            ["ch07_bulk_copy: ", "loads · 256 threads · 4096 B per chunk", "UBLKCP"],
+        ),
+        (
+            command,
+            ["--variant", "bulk_ring", "--op", "axpy"],
+            ["bulk · 256 threads · 2048 B per chunk · 3 stages · 6 chunks per CTA"],
+        ),
         (
             resample_command,
             ["--kernel", "vectors,bulk_rows"],

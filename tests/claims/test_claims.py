@@ -10,12 +10,13 @@ import nbformat
 import pytest
 import torch
 
-from ch07.resample.lesson import audit, figures
+from ch07.resample.lesson import figures
 from ch14.blockscaled.lesson import note_attempts
 from claims import answers, builds, judge, policy, trial
 from claims import tma_setup_guide_gb10 as guide
 from claims import trajectory_resample_tma_status as resample_note
 from claims.__main__ import main
+from claims.audits import resample as audit
 from claims.judge import HOLDS, HOLDS_HERE, NO_RECORD, NOT_HERE, ONLY_IF, ONLY_IF_HERE, REFUTED, UNTESTED
 from tilelab import ROOT
 from tilelab.course import doctor
@@ -575,7 +576,7 @@ def test_every_refuted_claim_could_have_come_out_otherwise(every):
 
 
 def plant_searches(lane_0=0.4, every_lane=0.5, every_thread=0.3, every_fourth=0.35, a_row=0.35):
-    """Return rows as `ch07.resample.lesson.audit.compare_searches` makes them; 0.6 is the speed of neighbouring lanes."""
+    """Return rows as `claims.audits.resample.compare_searches` makes them; 0.6 is the speed of neighbouring lanes."""
     who = {audit.LANE_0: lane_0, audit.EVERY_LANE: every_lane, audit.EVERY_THREAD: every_thread}
     orders = {audit.NEIGHBOURS: 0.6, audit.EVERY_FOURTH: every_fourth, audit.A_ROW_PER_LANE: a_row}
     rows = [

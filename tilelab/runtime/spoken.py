@@ -56,5 +56,5 @@ def read(text: str, phrases: Mapping[str, str]) -> dict[str, Any]:
 
 def _pattern(phrase: str) -> str:
     """Return the regular expression of a phrase, in which the first word after the number may be a singular."""
-    pattern = re.escape(phrase).replace(r"\{\}", r"([0-9]{1,9}|[a-z_]+)").replace("×", "[×x]")
+    pattern = re.escape(phrase).replace(r"\{\}", r"([0-9]{1,9}|[a-z_][a-z0-9_]*)").replace("×", "[×x]")
     return re.sub(r"^(\([^)]*\)\\ [a-z]+)s", r"\1s?", pattern)
