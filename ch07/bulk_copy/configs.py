@@ -24,7 +24,7 @@ PHRASES = {
     "chunks_per_cta": "{} chunks per CTA",
     "ctas_per_sm": "{} CTAs per SM",
 }
-NO_CHUNKS, PERSISTENT = "· 0 chunks per CTA", "· persistent"
+PERSISTENT, NO_CHUNKS = "persistent", "0 chunks per CTA"
 OLD_NAME = re.compile(
     r"(?P<kernel>\w+) (?P<threads>\d+) × (?P<chunk_bytes>\d+) B"
     r"(?:, (?P<stages>\d+) stages?, (?:(?P<chunks_per_cta>\d+) per CTA|(?P<ctas_per_sm>\d+) CTAs per SM))?"
@@ -68,7 +68,7 @@ class BulkConfig:
     @property
     def name(self) -> str:
         """Return the spoken name, such as "bulk · 32 threads · 2048 B per chunk · 4 stages · 8 chunks per CTA"."""
-        return spoken.say(self, PHRASES).replace(NO_CHUNKS, PERSISTENT)
+        return spoken.say(self, PHRASES).replace(f"· {NO_CHUNKS}", f"· {PERSISTENT}")
 
     def __str__(self) -> str:
         return self.name
@@ -90,13 +90,9 @@ class BulkConfig:
 
 def parse(text: str) -> BulkConfig:
     """Return the configuration of a spoken name, or of the older spelling "bulk 32 × 2048 B, 4 stages, 8 per CTA"."""
-    if old := OLD_NAME.fullmatch(text):
-        given = {name: value for name, value in old.groupdict().items() if value}
-        fields = {name: int(value) if value.isdigit() else value for name, value in given.items()}
-        if "ctas_per_sm" in fields:
-            fields["chunks_per_cta"] = 0
-    else:
-        fields = spoken.read(text.replace(PERSISTENT, NO_CHUNKS), PHRASES)
+    fields = spoken.read(text.replace(PERSISTENT, NO_CHUNKS), PHRASES, OLD_NAME)
+    if "ctas_per_sm" in fields:
+        fields.setdefault("chunks_per_cta", 0)
     if not {"kernel", "threads", "chunk_bytes"} <= fields.keys():
         raise ValueError(f"the name {text[:60]!r} must have a kernel, its threads and the bytes per chunk.")
     return BulkConfig(**fields)

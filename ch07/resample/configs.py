@@ -108,8 +108,8 @@ class ResampleConfig:
 
 
 def parse(text: str) -> ResampleConfig:
-    """Return the configuration of a spoken name; commas may separate its parts, as they once did."""
-    fields = spoken.read(text.replace(", ", spoken.SEPARATOR), PHRASES)
+    """Return the configuration of a spoken name; commas may separate its parts."""
+    fields = spoken.read(text, PHRASES)
     if not {"kernel", "threads", "targets"} <= fields.keys():
         raise ValueError(f"the name {text[:60]!r} must have a kernel, its threads and its targets.")
     return ResampleConfig(**fields)

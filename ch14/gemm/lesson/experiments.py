@@ -20,7 +20,8 @@ from ch14.gemm.configs import (
     _course,
     configs,
     job,
-    predicted_ms,
+    parse,
+    predict_us,
     rank_configs,
     rejection,
 )
@@ -145,7 +146,7 @@ def label(
     """Return the fields of a row that name its configuration and its case."""
     return {
         "name": which or "course",
-        "config": str(config),
+        "config": config.name,
         "kernel": config.name,
         "shape": [m, n, k],
         "dtype": dtype,
@@ -171,7 +172,7 @@ def add_bandwidth(row: dict, gpu: str) -> dict:
 def source() -> str:
     """Return the hash of what the experiments measure: the kernels, and the configurations with their choice."""
     return provenance.source_hash(
-        kernels, GemmConfig, configs, _course, rejection, rank_configs, predicted_ms, Rates
+        kernels, GemmConfig, configs, _course, rejection, rank_configs, predict_us, Rates
     )
 
 
@@ -219,7 +220,7 @@ class GemmSpace(TargetSpace):
     def predicted_ms(self, config):
         if not device.target_limits(self.target).has_wgmma:  # the model's rates are of Hopper's instruction
             return None
-        return predicted_ms(config, *self.case[:4], self.sms)
+        return predict_us(config, *self.case[:4], self.sms) / 1e3
 
     def warm_up(self):
         prepare_cublas(*make_inputs(*self.case))()
@@ -249,7 +250,7 @@ def measure_best(cases: Iterable[tuple]) -> list[dict]:
     return [
         label(config, *case, "best")
         | measure(config, *case)
-        | {"chosen": chosen, "predicted_ms": predicted_ms(config, *case[:4], here.sms)}
+        | {"chosen": chosen, "predicted_ms": predict_us(config, *case[:4], here.sms) / 1e3}
         for (config, chosen), case in zip(found, cases)
     ]
 
@@ -308,7 +309,7 @@ def measure_llm():
         _course,
         rejection,
         rank_configs,
-        predicted_ms,
+        predict_us,
         Rates,
         llm_shapes.list_products,
         tuned.find,
@@ -389,7 +390,7 @@ def measure_latency():
     """Measure one call from end to end, launch and completion, at 512 cubed: microseconds in `us`."""
     a, b, out, *_ = make_inputs(512, 512, 512)
     here = device.current()
-    plain = configs("conservative")["64,128,32,4,1 plain"]
+    plain = parse("64×128×32 · 4 warps · 1 stage · plain")
     persistent = rank_configs("course", 512, 512, 512, "bf16", here.target, here.sms)[0]
     calls = {
         "torch.mm": prepare_cublas(a, b, out),

@@ -7,7 +7,7 @@ import itertools
 
 from ch14 import gemm
 from ch14.gemm import kernels
-from ch14.gemm.configs import GemmConfig, configs, job, predicted_ms, rejection
+from ch14.gemm.configs import GemmConfig, configs, job, predict_us, rejection
 from ch14.gemm.lesson import experiments
 from tilelab.runtime import device, provenance
 from tilelab.sweeps.tune import Tunable
@@ -108,7 +108,7 @@ TUNABLE = Tunable(
     "gemm",
     "cuBLAS",
     find_candidates,
-    lambda config, m, n, k: 1e3 * predicted_ms(config, m, n, k, "bf16", device.current().sms or 132),
+    lambda config, m, n, k: predict_us(config, m, n, k, "bf16", device.current().sms or 132),
     lambda m, n, k: experiments.make_inputs(m, n, k)[:3],
     lambda config, a, b, out: gemm.prepare(a, b, out=out, config=config),
     experiments.prepare_cublas,

@@ -8,14 +8,14 @@ import multiprocessing
 import pytest
 
 from ch10 import wgmma_gemm
-from ch10.wgmma_gemm import __main__ as wgmma_main
 from ch10.wgmma_gemm.lesson import tuning as wgmma_tuning
+from ch10.wgmma_gemm.lesson.command import COMMAND as wgmma_main
 from ch14 import fp8_gemm, gemm
 from ch14.blockscaled import __main__ as fp8_main
 from ch14.fp8_gemm.lesson import tuning as fp8_tuning
-from ch14.gemm import __main__ as gemm_main
 from ch14.gemm.configs import GemmConfig, configs
 from ch14.gemm.lesson import tuning as gemm_tuning
+from ch14.gemm.lesson.command import COMMAND as gemm_main
 from tilelab.runtime import device, plans, tuned
 from tilelab.sweeps import tune
 
@@ -212,7 +212,8 @@ def test_the_tuner_tries_first_what_the_model_prefers():
     tunable = dataclasses.replace(
         gemm_tuning.TUNABLE, candidates=lambda m, n, k: [*configs("course").values()]
     )
-    assert tune.choose_candidates(tunable, 4096, 4096, 4096, 0.1)[0].tile == (128, 128, 64, 4, 3)
+    first = tune.choose_candidates(tunable, 4096, 4096, 4096, 0.1)[0]
+    assert first.name.startswith("128×128×64 · 4 warps · 3 stages")
     assert len(tune.choose_candidates(tunable, 4096, 4096, 4096, 0.1)) == 4
     assert len(tune.choose_candidates(tunable, 4096, 4096, 4096)) == 8
 

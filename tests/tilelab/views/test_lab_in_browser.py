@@ -379,7 +379,7 @@ def test_keys_move_the_selection_and_pin_and_compare(browser, site_page):
         page.keyboard.press("ArrowRight")
         assert focus.get_attribute("aria-selected") == "true" and stops.count() == 1
         name = panel.locator(".tiles-detail h3").inner_text()
-        assert name.startswith("64,128,64,8,6")
+        assert name.startswith("64×128×64 · 8 warps · 6 stages")
         page.keyboard.press("p")
         page.keyboard.press("ArrowDown")
         page.keyboard.press("c")
@@ -398,7 +398,7 @@ def test_keys_move_the_selection_and_pin_and_compare(browser, site_page):
             assert field in words
         left, right = (
             next(row for row in data["rows"] if row["kernel"].startswith(start))
-            for start in ("64,128,64,8,6", "64,128,64,8,5")
+            for start in ("64×128×64 · 8 warps · 6 stages", "64×128×64 · 8 warps · 5 stages")
         )
         assert f"{left['ratio']:.2f}" in words and f"{right['ratio']:.2f}" in words and "same" in words
         keep(panel, "site", "compare")

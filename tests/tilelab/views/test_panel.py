@@ -682,7 +682,7 @@ def test_a_picture_a_table_and_the_data_stay_in_the_notebook(outputs, monkeypatc
     assert picture["image/png"]
     assert (
         "recorded on NVIDIA H200" in table["text/plain"]
-        and "128,256,64,8,4 persistent /2" in table["text/plain"]
+        and "128×256×64 · 8 warps · 4 stages · persistent · C in 2 parts" in table["text/plain"]
     )
     for menu, value in (("target", "sm_120a"), ("show", "registers")):
         choose(shown, **{menu: value})

@@ -5,8 +5,8 @@ import torch
 
 from ch14 import attention
 from ch14.attention import AttentionConfig
-from ch14.attention.__main__ import main
 from ch14.attention.lesson import experiments, sweep
+from ch14.attention.lesson.command import COMMAND
 from tilelab.measure import bench
 from tilelab.runtime import device
 
@@ -87,22 +87,5 @@ def test_the_sweep_names_each_configuration_once_and_says_why_one_cannot_run():
 
 
 def test_command_line_refuses(capsys):
-    assert main(["--target", "sm_120a", "--step", "overlap"]) == 2
+    assert COMMAND.main(["--target", "sm_120a", "--step", "overlap"]) == 2
     assert "wgmma" in capsys.readouterr().out
-    for bad in (
-        ["--shape", "1,3,2,64,64"],
-        ["--shape", "1,2"],
-        ["--step", "fast"],
-        ["--shape", "9" * 30 + ",1,1,64,64"],
-        ["--shape", "9" * 4301 + ",1,1,64,64"],
-    ):
-        with pytest.raises(SystemExit) as caught:
-            main(bad)
-        said = capsys.readouterr().err
-        assert caught.value.code == 2 and said.count("\n") == 1 and len(said) < 400
-
-
-@pytest.mark.skipif(device.current().has_tma, reason="this GPU has TMA")
-def test_command_line_without_a_gpu(capsys):
-    assert main([]) == 2
-    assert "--target sm_100a" in capsys.readouterr().err

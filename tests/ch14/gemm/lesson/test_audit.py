@@ -34,7 +34,7 @@ def test_rows_are_named_and_have_rates(monkeypatch):
     assert (
         rows[0]["gbps"] == 2000 and rows[0]["dram_percent"] == 12.5 and rows[0]["least_bytes"] == 6 * 2048**2
     )
-    assert rows[0]["config"] == "64,64,32,4,1" and rows[0]["kernel"] == "64,64,32,4,1 plain"
+    assert rows[0]["kernel"] == "64×64×32 · 4 warps · 1 stage · plain"
 
 
 @pytest.mark.compile

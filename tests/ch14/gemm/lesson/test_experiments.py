@@ -2,7 +2,7 @@
 
 import pytest
 
-from ch14.gemm.configs import GemmConfig, configs
+from ch14.gemm.configs import GemmConfig, configs, parse
 from ch14.gemm.lesson import experiments
 from ch14.gemm.lesson.experiments import GemmSpace
 from tilelab.runtime import build, device
@@ -10,7 +10,7 @@ from tilelab.runtime import build, device
 
 def test_a_build_is_what_a_launch_at_that_shape_asks_for():
     """Triton makes other kernels of sizes that are one, or no multiple of 16; the sweep builds the right one."""
-    persistent, plain = configs()["128,256,64,8,4 persistent /2"], GemmConfig(64, 64, 32, 4, 1)
+    persistent, plain = parse("128,256,64,8,4"), GemmConfig(64, 64, 32, 4, 1)
     even, odd, one = (
         GemmSpace(m, n, 4096).job(persistent) for m, n in ((4096, 4096), (1000, 1000), (1, 4096))
     )
@@ -79,4 +79,4 @@ def test_the_builds_for_all_targets_have_complete_names():
     rows = experiments.compile_for_targets()
     assert len(rows) == 9 * len(device.TARGETS[1:]) and all(row["name"].endswith(" plain") for row in rows)
     started = {row["name"] for row in rows if row["set"] == "proposed" and row["status"] == "ok"}
-    assert started == {"128,128,64,8,3 plain", "64,64,64,4,2 plain"}
+    assert started == {"128×128×64 · 8 warps · 3 stages · plain", "64×64×64 · 4 warps · 2 stages · plain"}
