@@ -10,7 +10,6 @@ import dataclasses
 import math
 import pathlib
 import statistics
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -100,21 +99,6 @@ def run(tunable: Tunable, path: str, share: float | None = None) -> int:
             print(*tuned.keep(tunable.name, [row], gpu), flush=True)
     print(f"The table is {table}.")
     return status
-
-
-def run_command(module: str, tunable: Tunable, path: str) -> int:
-    """Do what `run` does for `python -m module --tune path`. Return the exit status: 2 for an error, told in one line
-    on stderr, and 130 for Ctrl-C."""
-    try:
-        return run(tunable, path)
-    except BrokenPipeError:
-        raise  # to `cli.run_main`
-    except (ValueError, OSError, RuntimeError) as error:  # Unsupported and CompileError are RuntimeErrors
-        print(f"python -m {module}: {device.first_line(error)}.", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"python -m {module}: cancelled; the shapes that were printed are kept.", file=sys.stderr)
-        return 130
 
 
 def keep_winner(
