@@ -13,12 +13,13 @@ from ch14 import blockscaled, fp8_gemm, mx_formats
 from ch14.blockscaled import emulated, native
 from ch14.blockscaled.lesson import smem_planner
 from ch14.blockscaled.lesson.experiments import EMULATED_SOURCES, FP8_SOURCES
-from ch14.fp8_gemm.lesson import impacts, isolated, profile, tuning
+from ch14.fp8_gemm.lesson import impacts, isolated, profile, sweep
 from ch14.fp8_gemm.lesson.verification import judge
 from ch14.mx_formats import number_formats
 from tilelab import cli
 from tilelab.measure import bench, check
 from tilelab.runtime import build, device, provenance
+from tilelab.runtime.operands import require_one_of
 from tilelab.sweeps import tune
 
 FORMS = {
@@ -61,9 +62,7 @@ def _complete(options: cli.Options) -> None:
         blockscaled.PAIR if given == FP8 else (mx_formats.format_with_kernels(FORMS[given]).name,) * 2
     )
     options.form = options.forms[0]
-    smem_planner.require_one_of(
-        "c_dtype of a kernel that runs (smem_planner plans more)", options.c_dtype, C_DTYPES
-    )
+    require_one_of("c_dtype of a kernel that runs (smem_planner plans more)", options.c_dtype, C_DTYPES)
     if given == FP8 and options.c_dtype != "BFloat16":
         raise ValueError(f"c_dtype is {options.c_dtype}; with Float32 scales C is BFloat16.")
     if options.mnkl[2] % options.sf_vec_size:
@@ -357,7 +356,7 @@ COMMAND = cli.Command(
     },
     complete=_complete,
     alone={"tune": (), "mode": ()},
-    actions={"tune": lambda options: tune.run(tuning.TUNABLE, options.tune)},
+    actions={"tune": lambda options: tune.run(sweep.Fp8Space, options.tune)},
     columns="name config status error tolerance ms tflops peer_ms ratio ab_stages c_stages instruction count "
     "block_scale tma_load registers smem tmem reason",
     source=lambda: provenance.source_hash(blockscaled, *FP8_SOURCES, *EMULATED_SOURCES),
