@@ -7,8 +7,8 @@ from tqdm import tqdm
 from ch14.descriptors.lesson import tile_copy_experiments
 from ch14.gemm import find_best
 from ch14.gemm.configs import ITEMSIZE, SETS, configs, parse, rank_configs, rejection
-from ch14.gemm.lesson import experiments, tuning
-from ch14.gemm.lesson.sweep import grid, make_space
+from ch14.gemm.lesson import experiments
+from ch14.gemm.lesson.sweep import GemmSpace, grid, measure_claim
 from tilelab import cli
 from tilelab.records import results
 from tilelab.runtime import device
@@ -38,7 +38,7 @@ def _measure_copies(options: cli.Options) -> results.Record:
 
 
 def _show_claim(options: cli.Options) -> results.Record:
-    record = experiments.measure_claim()
+    record = measure_claim()
     rows = [
         experiments.add_bandwidth(row, record.device["name"])
         for row in sorted(record.rows, key=lambda row: row["shape"])
@@ -68,7 +68,7 @@ def _choose_configs(options: cli.Options) -> list:
 
 def _run_sweep(options: cli.Options) -> list[dict]:
     """Measure what was asked for; print a row as each finishes, with a progress bar on stderr beside a sweep."""
-    space = make_space(options.mnk, options.dtype, options.target)
+    space = GemmSpace(options.mnk, options.dtype, options.target)
     if not options.target:
         device.require("has_tma", "timing the GEMM", "compile it with --target sm_100a")
     chosen = _choose_configs(options)
@@ -145,7 +145,7 @@ COMMAND = cli.Command(
     complete=_complete,
     alone={"copy": ("json",), "claim": ("json",), "tune": ()},
     actions={
-        "tune": lambda options: tune.run(tuning.TUNABLE, options.tune),
+        "tune": lambda options: tune.run(GemmSpace, options.tune),
         "copy": _measure_copies,
         "claim": _show_claim,
     },

@@ -31,7 +31,7 @@ def test_best_is_checked_and_timed(op, capsys):
 
 @pytest.mark.parametrize("op", OPS)
 def test_what_is_swept_can_be_told_apart_and_launched(op):
-    chosen, space = sweep.grid(op), sweep.DescriptorSpace(op, 4096, 4096, "sm_90a")
+    chosen, space = sweep.grid(op), sweep.DescriptorSpace((4096, 4096), op, "sm_90a")
     assert len(set(map(str, chosen))) == len(set(chosen)) == len(chosen) > 40
     assert {config.way for config in chosen} == {"host", "device", "pointers"}
     assert [space.reject(config) for config in chosen] == [""] * len(chosen)
@@ -39,15 +39,14 @@ def test_what_is_swept_can_be_told_apart_and_launched(op):
 
 
 def test_the_panel_s_subject():
-    subject = sweep.TUNABLE_KERNEL
+    subject = sweep.DescriptorSpace
     for op in subject.dtypes:
         for preset in subject.presets.values():
             assert all(axis(config) for axis in subject.axes.values() for config in preset(op))
-    assert subject.space((64, 64), "add", "sm_121a") == sweep.DescriptorSpace("add", 64, 64, "sm_121a")
-    assert subject.space((64, 64), "gather", "sm_90a").reject(configs("gather")["gather4"])
+    assert subject((64, 64), "gather", "sm_90a").reject(configs("gather")["gather4"])
     for shape in ((64,), (64, 12), (0, 64)):
         with pytest.raises(ValueError, match="a shape is ROWS,COLUMNS, columns a multiple of 8"):
-            subject.space(shape, "copy", None)
+            subject(shape, "copy")
 
 
 def test_pictures_draw():

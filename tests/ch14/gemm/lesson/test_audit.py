@@ -42,7 +42,7 @@ def test_every_case_compiles():
     from tilelab.runtime import build
 
     jobs = [
-        experiments.GemmSpace(n, n, n, layout=audit.LAYOUT, compile_for="sm_90a").job(config)
+        experiments.GemmSpace((n, n, n), layout=audit.LAYOUT, compile_for="sm_90a").job(config)
         for _, config, n in audit.find_cases("sm_90a", 132)[:6]
     ]
     assert [report.status for report in build.build(jobs)] == ["ok"] * 6
