@@ -163,7 +163,7 @@ def check_launch(
     return ""
 
 
-def require_right(
+def require_launch(
     prepare: Callable, cases: dict[str, Sequence], make_inputs: Callable, spec: Callable, **how
 ) -> None:
     """Raise AssertionError, which says what is wrong, unless `check_launch` finds nothing."""

@@ -108,7 +108,7 @@ def check_padded_copy(kernel, prepare: Callable) -> None:
         return [matrix[:, : shape[1] - 8] for matrix in make_copy((shape[0], shape[1] + 8), where)]
 
     cases = {"cpu": [(3, 40), (9, 136)], "cuda": [(3, 40), (37, 200)]}
-    lesson.require_right(prepare, cases, make_padded, lambda x: x, tolerance=0)
+    lesson.require_launch(prepare, cases, make_padded, lambda x: x, tolerance=0)
 
 
 def check_row_max(kernel, prepare: Callable) -> None:
@@ -118,7 +118,7 @@ def check_row_max(kernel, prepare: Callable) -> None:
         return [-1 - torch.rand(shape, device=where), torch.empty(shape[0], device=where)]
 
     cases = {"cpu": [(3, 12), (5, 100)], "cuda": [(3, 12), (64, 100)]}
-    lesson.require_right(prepare, cases, make, lambda x: x.amax(1), tolerance=0)
+    lesson.require_launch(prepare, cases, make, lambda x: x.amax(1), tolerance=0)
 
 
 def check_scatter(kernel, prepare: Callable) -> None:
@@ -129,7 +129,7 @@ def check_scatter(kernel, prepare: Callable) -> None:
     def scatter(x, index):
         return torch.empty_like(x).index_copy_(0, index.long(), x)
 
-    lesson.require_right(prepare, cases, make_gather, scatter, tolerance=0)
+    lesson.require_launch(prepare, cases, make_gather, scatter, tolerance=0)
 
 
 def check_transpose(kernel, prepare: Callable) -> None:
@@ -141,7 +141,7 @@ def check_transpose(kernel, prepare: Callable) -> None:
         return [x, torch.empty(shape[::-1], dtype=x.dtype, device=where)]
 
     cases = {"cpu": [(64, 72), (40, 200)], "cuda": [(64, 72), (1000, 520)]}
-    lesson.require_right(prepare, cases, make, lambda x: x.T, tolerance=0)
+    lesson.require_launch(prepare, cases, make, lambda x: x.T, tolerance=0)
     counts = lesson.compile_launch(prepare, make((64, 64), "cpu")).counts
     assert counts["tma_load"] and counts["tma_store"], "the kernel must load and store by descriptors"
 

@@ -118,16 +118,18 @@ def by_pointers(a, b, out) -> tuple:
     return a, b, out, len(a), *b.T.shape, a.stride(0), b.stride(1), out.stride(0)
 
 
+def describe(*tiles: tuple[torch.Tensor, list[int]]) -> tuple:
+    return tuple(TensorDescriptor.from_tensor(*tile) for tile in tiles)
+
+
 def by_descriptors(a, b, out) -> tuple:
     """Return the arguments of a persistent kernel: descriptors of A, of B.T (N, K) and of C, then M, N and K."""
-    tiles = ((a, [TILE, STEP]), (b.T, [TILE, STEP]), (out, [TILE, TILE]))
-    return *(TensorDescriptor.from_tensor(*tile) for tile in tiles), len(a), *b.T.shape
+    return *describe((a, [TILE, STEP]), (b.T, [TILE, STEP]), (out, [TILE, TILE])), len(a), *b.T.shape
 
 
 def by_transposed_descriptors(a, b, out) -> tuple:
     """Return the arguments of a kernel that takes A.T (K, M): descriptors of it, of B.T and of C, then N and K."""
-    _, b_desc, c_desc, _, n, k = by_descriptors(a, b, out)
-    return TensorDescriptor.from_tensor(a.T, [STEP, TILE]), b_desc, c_desc, n, k
+    return *describe((a.T, [STEP, TILE]), (b.T, [TILE, STEP]), (out, [TILE, TILE])), *b.T.shape
 
 
 def make_transposed(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, ...]:
@@ -139,14 +141,14 @@ def make_transposed(case: tuple[int, int, int], where: str) -> tuple[torch.Tenso
 
 def check_masks(kernel) -> None:
     """Raise AssertionError unless a kernel with the arguments of gemm_pointers is right at ragged sizes."""
-    lesson.require_right(prepare_with(kernel, by_pointers), CASES, make_case, gemm.spec)
+    lesson.require_launch(prepare_with(kernel, by_pointers), CASES, make_case, gemm.spec)
 
 
 def check_loop(kernel) -> None:
     """Raise AssertionError unless a kernel computes the product by TMA from A.T, B.T and C."""
     lesson.require_written(kernel)
     prepare = prepare_with(kernel, by_transposed_descriptors)
-    lesson.require_right(prepare, CASES, make_transposed, gemm.spec)
+    lesson.require_launch(prepare, CASES, make_transposed, gemm.spec)
     report = lesson.compile_launch(prepare, make_transposed((256, 256, 256), "cpu"), "sm_90a")
     assert report.counts["tma_load"] and report.counts["wgmma"], "it must load by TMA and multiply by wgmma"
 
@@ -183,9 +185,9 @@ def check_raster(pick) -> None:
 def check_persistent(kernel) -> None:
     """Raise AssertionError unless a persistent kernel computes every tile with fewer programs than tiles."""
     lesson.require_written(kernel)
-    lesson.require_right(prepare_with(kernel, by_descriptors, PROGRAMS), CASES, make_case, gemm.spec)
+    lesson.require_launch(prepare_with(kernel, by_descriptors, PROGRAMS), CASES, make_case, gemm.spec)
     one = dict.fromkeys(CASES, [(129, 136, 64)])
-    lesson.require_right(prepare_with(kernel, by_descriptors, 1), one, make_case, gemm.spec)
+    lesson.require_launch(prepare_with(kernel, by_descriptors, 1), one, make_case, gemm.spec)
 
 
 def check_fit(prepare: Callable, options: dict) -> None:
