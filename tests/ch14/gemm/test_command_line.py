@@ -60,18 +60,13 @@ def test_a_timed_row_shows_its_bandwidth(monkeypatch):
 
 @pytest.mark.parametrize(
     "statuses, status",
-    [
-        (["ok", "wrong"], 1),
-        (["rejected", "wrong"], 1),
-        (["ok", "rejected", "failed"], 0),
-        (["rejected", "failed"], 2),
-    ],
+    [("ok wrong", 1), ("rejected wrong", 1), ("ok rejected failed", 0), ("rejected failed", 2)],
 )
 def test_a_wrong_result_is_status_one_and_no_result_is_two(monkeypatch, capsys, statuses, status):
     """Configurations of a set that cannot run are part of the answer; a wrong result never is."""
     rows = [
         {"kernel": "a tile", "status": each, "reason": each, "registers": 0, "smem": 0, "spills": 0}
-        for each in statuses
+        for each in statuses.split()
     ]
     monkeypatch.setattr(Sweep, "__iter__", lambda self: iter(rows))
     monkeypatch.setattr(Sweep, "finish", lambda self: rows)
