@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from tilelab.runtime import operands, tensor_map
@@ -128,8 +129,10 @@ class TileConfig:
                 f"{elements} each: take more threads or a smaller tile."
             )
 
-    def __str__(self):
-        parts = [f"{self.op} {self.rows} × {self.columns}, {self.threads} threads"]
+    @property
+    def name(self) -> str:
+        """The configuration as a person says it; `parse` reads it."""
+        parts = [f"{self.op} {self.rows}×{self.columns}", f"{self.threads} threads"]
         if self.op in RINGS:
             parts += [f"{self.stages} stage{'s' * (self.stages > 1)}", f"span {self.tiles_per_cta}"]
         if self.op == "stencil":
@@ -137,14 +140,19 @@ class TileConfig:
         if self.op == "transpose":
             parts += [
                 f"swizzle {self.swizzle}",
-                f"{self.block} × {self.block} a thread",
+                f"{self.block}×{self.block} per thread",
                 f"bands of {self.raster}",
             ]
         if self.op == "add_shared":
             parts.append(f"cluster of {self.cluster}")
-        if self.l2_promotion != "128B":
-            parts.append("no promotion" if self.l2_promotion == "none" else f"L2 {self.l2_promotion}")
-        return ", ".join(parts)
+        if self.l2_promotion == "none":
+            parts.append("no promotion")
+        elif self.l2_promotion != "128B":
+            parts.append(f"L2 {self.l2_promotion}")
+        return " · ".join(parts)
+
+    def __str__(self):
+        return self.name
 
     @property
     def block_threads(self) -> int:
@@ -192,6 +200,38 @@ class TileConfig:
             RASTER=self.raster,
             CLUSTER=self.cluster,
         )
+
+
+# The parts of a name after the tile; the older form has commas between them.
+PARTS = {
+    "threads": r"(\d+) threads",
+    "stages": r"(\d+) stages?",
+    "tiles_per_cta": r"span (\d+)",
+    "producer": r"a (thread|warp) loads",
+    "swizzle": r"swizzle (\w+)",
+    "block": r"(\d+) ?× ?\d+ (?:per|a) thread",
+    "raster": r"bands of (\d+)",
+    "cluster": r"cluster of (\d+)",
+    "l2_promotion": r"L2 (\w+)",
+}
+
+
+def parse(text: str) -> TileConfig:
+    """Return the configuration with this `name`, or with its older form "copy 4 × 256, 32 threads, 2 stages, span 8".
+
+    Raises ValueError for another text.
+    """
+    tile, *parts = re.split(r" · |, ", text.strip().replace("no promotion", "L2 none"))
+    found = re.fullmatch(r"(\w+) (\d+) ?× ?(\d+)", tile)
+    if not found:
+        raise ValueError(f"{text!r:.80} names no configuration; it begins with a tile such as copy 4×256.")
+    fields = {}
+    for part in parts:
+        values = {field: value for field, form in PARTS.items() for value in re.findall(f"^{form}$", part)}
+        if not values:
+            raise ValueError(f"unknown part {part!r:.40} of a configuration's name.")
+        fields |= {field: int(value) if value.isdecimal() else value for field, value in values.items()}
+    return TileConfig(found[1], int(found[2]), int(found[3]), **fields)
 
 
 def macros(kernel: str, rows: int, columns: int, itemsize: int, threads: int, **others) -> dict:
@@ -257,7 +297,7 @@ def configs(op: str = "copy", shape: tuple[int, ...] = ()) -> dict[str, TileConf
 
 
 def choose_config(op: str, config: str | TileConfig, shape: tuple[int, ...]) -> TileConfig:
-    """Return the configuration of `op` that `config` stands for: itself, a variant's name, or "best" for x of a shape."""
+    """Return the configuration of `op` that `config` stands for: itself, a variant's name, or "best" for x's shape."""
     named = configs(op, shape)
     config = operands.choose_config(config, named, TileConfig, lambda: next(iter(named.values())))
     if config.op != op:

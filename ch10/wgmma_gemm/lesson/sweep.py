@@ -105,7 +105,7 @@ def grid() -> list[WgmmaConfig]:
             persistent=True,
             pdl=True,
             epilogue_subtile=4 if rows * columns == 1 << 15 else 1,
-            group=group,
+            group_m=group,
         )
         for (rows, columns), stages, cluster, group in itertools.product(
             tiles, (2, 3, 4, 6), (1, 2), (1, 4, 16)
@@ -155,10 +155,10 @@ TUNABLE_KERNEL = TunableKernel(
     },
     axes={
         "tile": lambda c: f"{c.block_m}×{c.block_n}",
-        "stages": lambda c: f"{c.stages} stage{'s' * (c.stages > 1)}",
-        "cluster, raster": lambda c: f"cluster {c.cluster}, group {c.group}",
+        "stages": lambda c: f"{c.num_stages} stage{'s' * (c.num_stages > 1)}",
+        "cluster, raster": lambda c: f"cluster {c.cluster}, group {c.group_m}",
         "tile, cluster": lambda c: f"{c.block_m}×{c.block_n}, cluster {c.cluster}",
-        "raster": lambda c: f"group {c.group}",
+        "raster": lambda c: f"group {c.group_m}",
         "kernel": lambda c: c.kernel,
     },
     space=_make_space,

@@ -17,7 +17,7 @@ GOOD = {
     "kernel": "specialised",
     "block_m": 128,
     "block_n": 256,
-    "stages": 4,
+    "num_stages": 4,
     "consumers": 2,
     "epilogue_subtile": 4,
 }
@@ -30,11 +30,11 @@ GOOD = {
         ({"block_n": 512}, "block_n must be from 1 to 256; it is 512."),
         ({"consumers": 4}, "consumers must be from 1 to 3; it is 4."),
         ({"consumers": 3}, "block_m must be a multiple of 64 for each of 3 consumers"),
-        ({"group": 4097}, "group must be from 1 to 4,096"),
+        ({"group_m": 4097}, "group_m must be from 1 to 4,096"),
         ({"block_m": 64}, "block_m must be a multiple of 64 for each of 2 consumers"),
         ({"block_n": 72}, "block_n must be a multiple of 16 in each of 4 subtiles; it is 72."),
         ({"swap": True}, "epilogue_subtile must be 1 with swap; it is 4."),
-        ({"stages": 1}, "the kernel specialised needs 2 stages"),
+        ({"num_stages": 1}, "the kernel specialised needs 2 stages"),
         ({"cluster": 3}, "cluster must be 1, 2 or 4 for the kernel specialised; it is 3."),
         (
             {"cluster": 4, "block_n": 80, "epilogue_subtile": 1},
@@ -122,14 +122,14 @@ def test_each_step_changes_one_thing():
         for a, b in itertools.pairwise(STEPS.values())
     ]
     assert changed == [
-        ["stages"],
+        ["num_stages"],
         ["kernel"],
         ["consumers"],
         ["block_n", "epilogue_subtile"],
         ["cluster"],
         ["persistent"],
         ["pdl"],
-        ["group"],
+        ["group_m"],
     ]
 
 
