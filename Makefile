@@ -35,6 +35,13 @@ demo: $(READY)
 test: $(READY)
 	.venv/bin/python -m tilelab.course.suite $(TIER)
 
+# Style and types: ruff, clang-format, and mypy over the faces that a model imports.
+lint: $(READY)
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	git ls-files '*.cu' '*.cuh' '*.cpp' '*.h' | xargs .venv/bin/clang-format --dry-run -Werror
+	.venv/bin/mypy
+
 record: $(READY)
 	.venv/bin/python -m tilelab.course.record --tests
 
@@ -68,4 +75,4 @@ lock: $(READY)
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache
 
-.PHONY: lab demo test record compare site lock clean
+.PHONY: lab demo test lint record compare site lock clean

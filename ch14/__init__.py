@@ -8,6 +8,6 @@ from tilelab.runtime.device import interpret_without_gpu
 interpret_without_gpu()  # before any module here imports triton
 replace_unwritable_caches()
 if os.environ.get("TRITON_INTERPRET") == "1":
-    from tilelab.cells import interpreter
+    from tilelab.runtime import interpreter
 
     interpreter.mend()

@@ -1,13 +1,13 @@
 """Claims of the field note "Blackwell BlockScaled GEMM Kernel Optimizations": two attempts that failed, and four bands.
 
 The attempts are arithmetic (`ch14.blockscaled.lesson.smem_planner`). The bands were measured on Hopper, and
-`ch14.blockscaled.lesson.impacts` decides whether a measurement lies in its band.
+`ch14.fp8_gemm.lesson.impacts` decides whether a measurement lies in its band.
 """
 
 from __future__ import annotations
 
-from ch14.blockscaled.lesson import impacts as blockscaled_impacts
 from ch14.blockscaled.lesson import note_attempts
+from ch14.fp8_gemm.lesson import impacts as blockscaled_impacts
 from claims.judge import ARITHMETIC, UNTESTED, Finding, Note, Quote, decide, format_range
 
 NOTE = Note(
@@ -160,7 +160,7 @@ def six_to_eight(evidence):
 
 
 def judge_band(evidence, claim: str, where: str = "") -> Finding:
-    """Judge a band by every place in which `ch14.blockscaled.lesson.impacts` measured the impact, or by those at `where`."""
+    """Judge a band by every place in which `ch14.fp8_gemm.lesson.impacts` measured the impact, or by those at `where`."""
     impacts, epilogue, thin = (
         evidence(f"ch14_blockscaled_{name}") for name in ("impacts", "epilogue", "thin")
     )

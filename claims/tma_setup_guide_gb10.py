@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ch14 import compiled
+from ch14.compiled.lesson import workloads
 from claims import builds
 from claims.judge import (
     ARGUMENT,
@@ -153,7 +153,7 @@ def compile_gain(evidence):
     "a 4096³ product in bf16 gains at least 2 times",
 )
 def autotune_gain(evidence):
-    with_graph, without = (product_speed(evidence, mode) for mode in ("max-autotune", compiled.TUNED))
+    with_graph, without = (product_speed(evidence, mode) for mode in ("max-autotune", workloads.TUNED))
     return decide(
         is_at_least(max(with_graph, without), 2),
         f"It runs at {with_graph:.2f} × eager at 4096³, and at {without:.2f} × without its CUDA graph.",
@@ -175,7 +175,7 @@ def autotune_adds_tma(evidence):
     )
     eager = evidence("ch14_compiled_ncu", workload="matmul", name="eager")[0]["UTMALDG"]
     adds = "max-autotune" in offering and not eager
-    offers = compiled.offers_triton_gemm(GB10.sms)
+    offers = workloads.offers_triton_gemm(GB10.sms)
     gb10 = (
         ""
         if offers

@@ -11,7 +11,7 @@ import torch
 
 from ch07 import bulk_copy, resample
 from ch10 import tile_pipeline, wgmma_gemm
-from ch14 import attention, blockscaled, descriptors, gemm, mx_formats
+from ch14 import attention, blockscaled, descriptors, fp4_decode, fp8_gemm, gemm, mx_formats
 from tilelab.runtime import build, device, operands
 
 TOPICS = (
@@ -23,11 +23,11 @@ TOPICS = (
     "ch14.gemm",
     "ch14.attention",
     "ch14.mx_formats",
+    "ch14.fp8_gemm",
+    "ch14.fp4_decode",
     "ch14.blockscaled",
-    "ch14.blockscaled.fp8",
     "ch14.blockscaled.emulated",
     "ch14.blockscaled.native",
-    "ch14.blockscaled.decode",
 )
 
 
@@ -136,8 +136,8 @@ def list_calls_with_a_negated_view():
         (lambda out: gemm.prepare(*halves, out=out), [random(64, 64)]),
         (attention.prepare, [random(1, 1, 16, 64)] * 3),
         (mx_formats.prepare, [bf16]),
-        (lambda a, b, scale: blockscaled.fp8.prepare(a, b.T, scale, ones), [fp8, fp8, ones]),
-        (blockscaled.decode.prepare, [bf16[:1], zeros, zeros[:, :2].contiguous()]),
+        (lambda a, b, scale: fp8_gemm.prepare(a, b.T, scale, ones), [fp8, fp8, ones]),
+        (fp4_decode.prepare, [bf16[:1], zeros, zeros[:, :2].contiguous()]),
     ]
     refused = [
         functools.partial(prepare, *given[:at], torch._neg_view(given[at]), *given[at + 1 :])

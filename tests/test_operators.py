@@ -17,7 +17,7 @@ from torch.library import opcheck
 
 from ch07 import resample
 from ch10 import wgmma_gemm
-from ch14 import attention, blockscaled, gemm, mx_formats
+from ch14 import attention, blockscaled, fp4_decode, gemm, mx_formats
 from ch14.mx_formats import number_formats
 from tilelab import ROOT
 from tilelab.measure import check
@@ -360,7 +360,7 @@ FORMAT_FUNCTIONS = 8
 def test_a_repeated_call_follows_its_tensors_and_is_not_planned(number):
     function, make, spec = list_format_functions(8, 128)[number]  # the interpreter takes 0.1 s per row
     function(*make())
-    planners = blockscaled.decode.planner, blockscaled.emulated.planner, mx_formats.dequantise_planner
+    planners = fp4_decode.planner, blockscaled.emulated.planner, mx_formats.dequantise_planner
     kept = [planner.make for planner in planners]
     for planner in planners:
         planner.make = None

@@ -1,22 +1,24 @@
-"""Shared parts of the chapters' command lines.
+"""Command lines: the table that describes a topic's command, and the parts that all programs share.
 
-A bad argument is one line on stderr, rows are a table or one JSON object, and the exit status says how the run went.
+A bad argument is one line on stderr, rows are a table or one JSON object, and the exit status says how the run went:
+0 all is fine, 1 a wrong result, 2 bad usage or something that cannot run here, 130 cancelled.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import pathlib
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
 
 from tilelab.records import results
-from tilelab.runtime import device, files
+from tilelab.runtime import build, device, files
 
 
 def run_main(main: Callable[[], int]) -> NoReturn:
@@ -31,9 +33,8 @@ def run_main(main: Callable[[], int]) -> NoReturn:
             status = stopped.code
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # Python flushes once more when it ends
+        # Python flushes once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 128 + signal.SIGPIPE
     sys.exit(status)
 
@@ -48,6 +49,302 @@ def make_plain_parser(module: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.error = error
     return parser
+
+
+def unwritable_reason(path: str) -> str:
+    """Return why nothing can be written to `path`, for a check before the work; "" when it seems possible."""
+    try:
+        file = pathlib.Path(path)
+        if not path:
+            return "it is empty"
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            file.stat()  # an OSError for a symbolic link that leads to itself
+        if file.is_dir():
+            return f"{path} is a folder"
+        nearest = next(parent for parent in (file, *file.absolute().parents) if parent.exists())
+        if nearest is not file and not nearest.is_dir():
+            return f"{nearest} is no folder"
+        return "" if os.access(nearest, os.W_OK) else f"{path} may not be written"
+    except OSError as error:
+        return f"{path[:60]} cannot be one ({error.strerror})"
+
+
+# ---- the kinds of options
+
+
+class Options(argparse.Namespace):
+    """The values of a command's options."""
+
+    def say(self, *lines: str) -> None:
+        """Print lines, unless standard output is kept for JSON."""
+        if self.json != "-":
+            print(*lines, sep="\n", flush=True)
+
+
+class Option:
+    """An option: the keywords of argparse's `add_argument`, and `convert(value, options)`, which returns its value.
+
+    `convert` finds the values of the options above it in `options`, and meets no value that is None. Its ValueError
+    says in one sentence what is wrong.
+    """
+
+    def __init__(self, help: str = "", convert: Callable[[Any, Options], Any] | None = None, **keywords: Any):
+        self.keywords, self.convert = {"help": help or None, **keywords}, convert
+
+
+def parse_sizes(text: str, form: str, largest: int = 2**31 - 1) -> tuple[int, ...]:
+    """Return the numbers of "4096,64" for a form such as "R,C". ValueError unless each lies from 1 to `largest`."""
+    parts = text.split(",")
+    sizes = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 19]
+    if not len(sizes) == len(parts) == len(form.split(",")) or not 0 < min(sizes) <= max(sizes) <= largest:
+        raise ValueError(f"it must be {form}, each from 1 to {largest:,}; it is {text[:60]!r}.")
+    return tuple(sizes)
+
+
+def sizes(form: str, default: Sequence[int], help: str = "sizes", largest: int = 2**31 - 1) -> Option:
+    """Return an option of whole numbers, of which `form` says the names, such as "M,N,K"."""
+    usual = ",".join(map(str, default))
+    return Option(
+        f"{help} (default {usual})",
+        lambda text, _: parse_sizes(text, form, largest),
+        default=usual,
+        metavar=form,
+    )
+
+
+def number(default: int, allowed: range, words: str, help: str = "", metavar: str | None = None) -> Option:
+    """Return an option of a whole number in `allowed`, a range that `words` describe."""
+
+    def convert(value: int, _: Options) -> int:
+        if value not in allowed:
+            raise ValueError(f"it must be {words}; it is {value}.")
+        return value
+
+    return Option(help, convert, type=int, default=default, metavar=metavar)
+
+
+def choice(choices: Iterable, default: Any = None, help: str = "") -> Option:
+    """Return an option that takes one of some values."""
+    choices = tuple(choices)
+    return Option(help, choices=choices, default=default, type=type(choices[0]))
+
+
+def flag(help: str) -> Option:
+    """Return an option that is True where it is given."""
+    return Option(help, action="store_true")
+
+
+def file(help: str, metavar: str = "PATH") -> Option:
+    """Return an option for a file to write, which is refused before the work if that is impossible."""
+
+    def convert(path: str, _: Options) -> str:
+        if path != "-" and (reason := unwritable_reason(path)):
+            raise ValueError(f"it takes a file; {reason}.")
+        return path
+
+    return Option(help, convert, metavar=metavar)
+
+
+def target(help: str = "compile only, for this target (sm_100a); needs no GPU") -> Option:
+    """Return an option for a target of tilelab.runtime.device.TARGETS."""
+
+    def convert(name: str, _: Options) -> str:
+        device.target_limits(name)
+        return name
+
+    return Option(help, convert, metavar="TARGET")
+
+
+def configs(named: Callable[[Options], dict], default: str, help: str) -> Option:
+    """Return an option that puts into `options.configs` the part of `named(options)` that it selects.
+
+    It takes a name, "all", or "best", which is the first name unless one is called so.
+    """
+
+    def convert(text: str, options: Options) -> str:
+        known = named(options)
+        chosen = {"all": list(known), "best": list(known)[:1]}
+        if "best" in known:
+            chosen["best"] = ["best"]
+        if text not in {**known, **chosen}:
+            every = ", ".join(dict.fromkeys([*known, "best", "all"]))
+            raise ValueError(f"it must be one of {every}; it is {text[:60]!r}.")
+        options.configs = {name: known[name] for name in chosen.get(text, [text])}
+        return text
+
+    return Option(f"{help} (default {default})", convert, default=default, metavar="NAME|best|all")
+
+
+JSON = file("write one JSON object to PATH, - for standard output")
+
+# ---- the command
+
+Action = Callable[[Options], "list[dict] | results.Record | int"]
+
+
+def label_row(options: Options, name: str, config: Any) -> dict:
+    """Return the names in the row of a configuration."""
+    return {"name": name, "config": str(config)} | ({"op": options.op} if "op" in options else {})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """The command of a topic: `main` reads the options, does what they ask for, and reports it.
+
+    An action takes the options and returns rows, a Record, or an exit status when it has said all by itself. The first
+    option of `actions` that is set chooses its action. Else --target chooses to compile, and otherwise the
+    configurations in `options.configs` are checked and those that are right are timed, or `measure` runs.
+    """
+
+    module: str
+    description: str
+    options: dict[str, Option]
+    source: Callable[[], str]  # the hash of the code that is measured
+    columns: str = ""  # of the table; none for a command that prints its rows as they come
+    needs: tuple[str, str, str] = ("has_tma", "", "")  # what `device.require` takes before a measurement
+    complete: Callable[[Options], None] = lambda options: (
+        None
+    )  # adds values; ValueError for those that do not fit
+    alone: dict[str, tuple[str, ...]] = dataclasses.field(
+        default_factory=dict
+    )  # {option: those that go with it}
+    actions: dict[str, Action] = dataclasses.field(default_factory=dict)
+    measure: Action | None = None
+    compile: Action | None = None
+    reject: Callable[[Options, Any, str], str] = lambda options, config, target: (
+        ""
+    )  # why it cannot run on a target
+    verify: Callable[[Options, Any], dict] | None = None  # the row of a configuration
+    compare: Callable[[Options, dict], list[dict]] | None = None  # rows with times of {name: configuration}
+    job: Callable[[Options, Any], build.Job] | None = None
+    describe: Callable[[build.Report], dict] = lambda report: {}  # more columns of what was compiled
+    label: Callable[[Options, str, Any], dict] = label_row  # the names in a row
+    kept: Callable[[Options], str] = lambda options: (
+        ""
+    )  # what is kept when the command is cancelled, after a "; "
+    partial: bool = False  # configurations that cannot run are part of a good answer
+
+    def run(self) -> NoReturn:
+        """Run the command with the arguments of this process, and end the process."""
+        run_main(self.main)
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Run the command and return its exit status. Bad usage ends in SystemExit, with status 2."""
+        options = self.parse(argv)
+        try:
+            found = self._choose_action(options)(options)
+            if isinstance(found, int):
+                return found
+            if not isinstance(found, results.Record):
+                name = self.module.replace(".", "_")
+                found = results.Record(results.make_record(name, found, self.source()), live=True)
+            self._show(options, found)
+        except BrokenPipeError:
+            raise  # to `run_main`
+        except (ValueError, OSError, RuntimeError) as error:  # Unsupported and CompileError are RuntimeErrors
+            print(f"python -m {self.module}: {device.first_line(error)}.", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            kept = self.kept(options)
+            print(f"python -m {self.module}: cancelled{kept and '; '}{kept}.", file=sys.stderr)
+            return 130
+        statuses = {row["status"] for row in found.rows}
+        fine = "ok" in statuses if self.partial else statuses == {"ok"}
+        return 1 if "wrong" in statuses else 0 if fine else 2
+
+    def parse(self, argv: Sequence[str] | None) -> Options:
+        """Return the options, converted and completed."""
+        parser = make_plain_parser(self.module, self.description)
+        for name, option in {**self.options, "json": JSON}.items():
+            parser.add_argument(f"--{name}", **option.keywords)
+        options = parser.parse_args(argv, Options())
+        given = {name for name, value in vars(options).items() if value != parser.get_default(name)}
+        for name in given & self.alone.keys():
+            beside = self.alone[name]
+            if others := given - {name, *beside}:
+                goes = f"goes with --{', --'.join(beside)} only" if beside else "stands alone"
+                parser.error(f"--{name} {goes}; --{min(others)} was given too.")
+        options.given = given
+        for name, option in {**self.options, "json": JSON}.items():
+            value = getattr(options, name, None)
+            try:
+                if option.convert and value is not None:
+                    setattr(options, name, option.convert(value, options))
+            except (ValueError, OSError) as error:
+                parser.error(f"argument --{name}: {error}")
+        try:
+            self.complete(options)
+        except ValueError as error:
+            parser.error(str(error))
+        return options
+
+    def _choose_action(self, options: Options) -> Action:
+        for name, action in self.actions.items():
+            if getattr(options, name):
+                return action
+        if getattr(options, "target", None):
+            return self.compile or self.build_configs
+        return self.measure or self.check_and_time
+
+    def _show(self, options: Options, record: results.Record) -> None:
+        if self.columns and options.json != "-":
+            columns = [name for name in self.columns.split() if any(name in row for row in record.rows)]
+            targets = sorted({row["target"] for row in record.rows if row.get("target")})
+            label = f"compiled for {', '.join(targets)}" if targets else record.label()
+            print(results.table(record.rows, f"{record.experiment}: {label}", columns))
+        if options.json:
+            text = results.to_json(record.data)
+            if options.json == "-":
+                print(text, end="")
+            else:
+                files.write_atomically(pathlib.Path(options.json), text)
+
+    def _list_rejected(self, options: Options, target: str) -> dict[str, dict]:
+        """Return the rows of configurations that cannot run on a target."""
+        reasons = {name: self.reject(options, config, target) for name, config in options.configs.items()}
+        return {
+            name: {"target": target, "status": "unsupported", "reason": reason}
+            for name, reason in reasons.items()
+            if reason
+        }
+
+    def build_configs(self, options: Options) -> list[dict]:
+        """Compile the chosen configurations for a target, in parallel, and return a row for each."""
+        rows = self._list_rejected(options, options.target)
+        jobs = {
+            name: self.job(options, config) for name, config in options.configs.items() if name not in rows
+        }
+        reports = {id(report.job): report for report in build.build(jobs.values())}
+        for name, job in jobs.items():
+            rows[name] = reports[id(job)].row() | self.describe(reports[id(job)])
+        return self._label_rows(options, rows)
+
+    def check_and_time(self, options: Options) -> list[dict]:
+        """Check the chosen configurations, time those that are right, and return a row for each."""
+        device.require(*self.needs)
+        rows = self._list_rejected(options, device.current().target)
+        for name, config in options.configs.items():
+            if name not in rows:
+                rows[name] = self.verify(options, config)
+        right = {name: options.configs[name] for name, row in rows.items() if row["status"] == "ok"}
+        for timed in self.compare(options, right) if right else []:
+            if timed["name"] in right:  # others are the library's own
+                rows[timed["name"]] |= timed
+        return self._label_rows(options, rows)
+
+    def _label_rows(self, options: Options, rows: dict[str, dict]) -> list[dict]:
+        return [rows[name] | self.label(options, name, config) for name, config in options.configs.items()]
+
+
+# ---- for the commands that are not in a table yet
+
+
+def _parse_numbers(text: str) -> tuple[int, ...]:
+    """Return the whole numbers of "4096,4096,64". ValueError for other text, and for numbers of over 18 digits."""
+    parts = text.split(",")
+    if any(len(part) > 18 for part in parts):
+        raise ValueError(f"a size has at most 18 digits; it is {text[:60]}.")
+    return tuple(map(int, parts))
 
 
 def make_parser(module: str, description: str) -> argparse.ArgumentParser:
@@ -80,14 +377,6 @@ def choose_variants(
     return {name: named[name] for name in wanted}
 
 
-def parse_sizes(text: str) -> tuple[int, ...]:
-    """Return the whole numbers of "4096,4096,64". ValueError for other text, and for numbers of over 18 digits."""
-    parts = text.split(",")
-    if any(len(part) > 18 for part in parts):
-        raise ValueError(f"a size has at most 18 digits; it is {text[:60]}.")
-    return tuple(map(int, parts))
-
-
 def write_json(record: dict, path: str) -> None:
     """Write a record as one JSON object to the file `path`, or to standard output for "-"."""
     text = results.to_json(record)
@@ -97,9 +386,9 @@ def write_json(record: dict, path: str) -> None:
 def require_sizes(
     parser: argparse.ArgumentParser, option: str, text: str, form: str, largest: int
 ) -> tuple[int, ...]:
-    """Return `parse_sizes(text)`, which must have the form (such as "R,C") and lie from 1 to `largest`."""
+    """Return `_parse_numbers(text)`, which must have the form (such as "R,C") and lie from 1 to `largest`."""
     try:
-        sizes = parse_sizes(text)
+        sizes = _parse_numbers(text)
     except ValueError:
         sizes = ()
     if len(sizes) != len(form.split(",")) or not 0 < min(sizes) <= max(sizes) <= largest:
@@ -117,24 +406,6 @@ def check_and_time(
         if timed["name"] in rows:  # others are the library's own
             rows[timed["name"]] |= timed
     return list(rows.values())
-
-
-def unwritable_reason(path: str) -> str:
-    """Return why nothing can be written to `path`, for a check before the work; "" when it seems possible."""
-    try:
-        file = pathlib.Path(path)
-        if not path:
-            return "it is empty"
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            file.stat()  # an OSError for a symbolic link that leads to itself
-        if file.is_dir():
-            return f"{path} is a folder"
-        nearest = next(parent for parent in (file, *file.absolute().parents) if parent.exists())
-        if nearest is not file and not nearest.is_dir():
-            return f"{nearest} is no folder"
-        return "" if os.access(nearest, os.W_OK) else f"{path} may not be written"
-    except OSError as error:
-        return f"{path[:60]} cannot be one ({error.strerror})"
 
 
 def run_and_report(

@@ -18,7 +18,7 @@ DTYPES = {str(dtype)[6:]: dtype for dtype in ELEMENTS}
 
 def _parse_shape(text: str) -> tuple[int, ...]:
     try:
-        shape = cli.parse_sizes(text)
+        shape = cli._parse_numbers(text)
     except ValueError:
         shape = ()
     if len(shape) != 4 or min(shape) < 1:

@@ -32,7 +32,7 @@ COLUMNS = [
 
 def _parse_shape(text: str) -> tuple[int, ...]:
     try:
-        shape = cli.parse_sizes(text)
+        shape = cli._parse_numbers(text)
     except ValueError:
         shape = ()
     if (

@@ -1,12 +1,12 @@
 """Multiply block-scaled matrices, C (M, N) = A (M, K) B (K, N), by the path that suits the formats and the GPU.
 
 native    tl.dot_scaled on tensor cores that know block scales           `ch14.blockscaled.native`
-fp8       WGMMA with scales of 1 x 128 and 128 x 128, two-level sums      `ch14.blockscaled.fp8`
+fp8       WGMMA with scales of 1 x 128 and 128 x 128, two-level sums      `ch14.fp8_gemm`
 emulated  any other MX or NVFP4: both operands are decoded to bf16 first  `ch14.blockscaled.emulated`
-decode    bf16 tokens times MXFP4 weights, decoded in registers           `ch14.blockscaled.decode`
+decode    bf16 tokens times MXFP4 weights, decoded in registers           `ch14.fp4_decode`
 
-Read fp8.cu first. The configurations and checks of each path are in fp8.py, emulated.py, native.py and decode.py; its
-kernels are in fp8.cu, native_kernels.py and decode_kernels.py (the emulated path takes other chapters'). `smem_planner`
+`ch14.fp8_gemm` and `ch14.fp4_decode` are topics of their own. The configurations and checks of the other paths are in
+emulated.py and native.py, and the native kernels in native_kernels.py (the emulated path takes other chapters'). `smem_planner`
 computes how CUTLASS's kernel for Blackwell divides its memory, `smem_planner_hopper` the same for Hopper, and
 `planner_widget` shows it; `note_attempts` and `impacts` judge the field note.
 """
@@ -17,10 +17,11 @@ import functools
 
 import torch
 
-from ch14.blockscaled import decode, emulated, fp8, native, operator
-from ch14.blockscaled.decode import DecodeConfig
-from ch14.blockscaled.fp8 import Fp8Config
+from ch14 import fp4_decode, fp8_gemm
+from ch14.blockscaled import emulated, native, operator
 from ch14.blockscaled.native import NativeConfig
+from ch14.fp4_decode import DecodeConfig
+from ch14.fp8_gemm import Fp8Config
 from ch14.mx_formats import Packed, Transposed, number_formats
 from tilelab.runtime import build, device, operators
 from tilelab.runtime.operands import Launch
@@ -44,15 +45,15 @@ def choose_path(form_a: str, form_b: str, mnk: tuple[int, int, int], target: str
                 f"a is in bfloat16, which goes with b in mxfp4 only, and b is in {form_b!r:.40}: quantise "
                 "a with ch14.mx_formats.quantise."
             )
-        decode.padded_tokens(m)
-        _require_multiple("K", k, decode.BLOCK)
+        fp4_decode.padded_tokens(m)
+        _require_multiple("K", k, fp4_decode.BLOCK)
         return "decode"
     forms = [number_formats.lookup(form) for form in (form_a, form_b)]
     if any(form.scale == "fp32" for form in forms):
         if (form_a, form_b) != PAIR:
             raise ValueError(f"A in {PAIR[0]} goes with B in {PAIR[1]}; they are in {form_a} and {form_b}.")
-        _require_multiple("K", k, fp8.BLOCK)
-        _require_multiple("N", n, fp8.N_MULTIPLE, "because TMA stores rows of whole 16 bytes")
+        _require_multiple("K", k, fp8_gemm.BLOCK)
+        _require_multiple("N", n, fp8_gemm.N_MULTIPLE, "because TMA stores rows of whole 16 bytes")
         if not limit.has_wgmma:
             raise device.Unsupported(
                 f"fp8 with float32 block scales needs WGMMA (sm_90a); the target is {target}: "
@@ -149,9 +150,9 @@ def spec(a, b) -> torch.Tensor:
     """Return A @ B in float64, (M, N), of the numbers that codes and scales stand for. Operands as for `matmul`."""
     path = _choose(a, b, "sm_90a")  # which has all paths but the native one
     if path == "decode":
-        return decode.spec(a, b.T.values, b.T.scales)
+        return fp4_decode.spec(a, b.T.values, b.T.scales)
     if path == "fp8":
-        return fp8.spec(*_fp8_operands(a, b))
+        return fp8_gemm.spec(*_fp8_operands(a, b))
     return emulated.spec(a, b)
 
 
@@ -159,9 +160,11 @@ def prepare(a, b, *, bias=None, activation=None, out=None, config="best", path="
     """Check the arguments of `matmul` and return a Launch that computes it on torch's current stream."""
     path = _choose_here(a, b, bias, activation, path)
     if path == "fp8":
-        return fp8.prepare(*_fp8_operands(a, b), bias=bias, activation=activation, out=out, config=config)
+        return fp8_gemm.prepare(
+            *_fp8_operands(a, b), bias=bias, activation=activation, out=out, config=config
+        )
     if path == "decode":
-        return decode.prepare(a, b.T.values, b.T.scales, out=out, config=config)
+        return fp4_decode.prepare(a, b.T.values, b.T.scales, out=out, config=config)
     return (native if path == "native" else emulated).prepare(a, b, out=out, config=config)
 
 
@@ -188,15 +191,15 @@ def _run(a, b, bias, activation, out, config, path):
     """Return the product for operands that nobody traces or differentiates."""
     path = _choose_here(a, b, bias, activation, path)
     if path == "fp8":
-        return fp8.run(*_fp8_operands(a, b), bias=bias, activation=activation, out=out, config=config)
+        return fp8_gemm.run(*_fp8_operands(a, b), bias=bias, activation=activation, out=out, config=config)
     if path == "decode":
-        return decode.planner.run((a, b.T.values, b.T.scales), out, config)
+        return fp4_decode.planner.run((a, b.T.values, b.T.scales), out, config)
     if path == "emulated":
         return emulated.run(a, b, out, config)
     return native.prepare(a, b, out=out, config=config)()
 
 
-@operator.register_block_scaled_mm
+@operator.register
 def block_scaled_mm_operator(
     a, scale_a, pair_a, form_a, tiled_a, b, scale_b, pair_b, form_b, tiled_b, config="best", path="best"
 ):
@@ -225,8 +228,8 @@ def _call_operator(a, b, bias, activation, config, path):
         ]
         return block_scaled_mm_operator(*operands, config, path)
     if isinstance(a, torch.Tensor) and isinstance(b, Transposed):
-        return operator.decode(a, b.T.values, b.T.scales, config)
-    return operator.fp8(*_fp8_operands(a, b), bias, activation, config)
+        return fp4_decode.decode_operator(a, b.T.values, b.T.scales, config)
+    return fp8_gemm.fp8_operator(*_fp8_operands(a, b), bias, activation, config)
 
 
 def matmul(a, b, *, bias=None, activation=None, out=None, config="best", path="best"):
@@ -234,7 +237,7 @@ def matmul(a, b, *, bias=None, activation=None, out=None, config="best", path="b
 
     a is a Packed of ch14.mx_formats and b the transpose of one (`weight.T`), as torch.mm takes a weight. Or a is
     bfloat16, up to 64 tokens, and b the transpose of an MXFP4 Packed. Or both are pairs (float8_e4m3fn, float32
-    scales) as for `fp8.fp8`, where a may be a Packed too. The native path wants tiled scales, the decode path scales in
+    scales) as for `fp8_gemm.fp8`, where a may be a Packed too. The native path wants tiled scales, the decode path scales in
     rows. `bias` (N,) bfloat16, `activation` "silu" or "gelu", and a Packed `out` belong to the fp8 path. `config` is a
     configuration of the path, "best" or a name of its `configs`. `path` is one of PATHS or "best". Under torch.compile
     and where autograd records, this is torch.ops.tiles.fp8, decode or block_scaled_mm: `config` is a name, `out` no
@@ -251,13 +254,13 @@ def configs() -> dict:
     return (
         native.configs()
         | native.configs(kernel="naive")
-        | fp8.configs()
-        | decode.configs()
+        | fp8_gemm.configs()
+        | fp4_decode.configs()
         | emulated.configs()
     )
 
 
 def job(config, target: str, *args, **options) -> build.Job:
     """Return how a configuration of any path is compiled, for tilelab.runtime.build. The path's own `job` lists the options."""
-    owners = {Fp8Config: fp8, NativeConfig: native, DecodeConfig: decode}
+    owners = {Fp8Config: fp8_gemm, NativeConfig: native, DecodeConfig: fp4_decode}
     return owners.get(type(config), emulated).job(config, target, *args, **options)

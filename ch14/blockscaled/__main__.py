@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
-from ch14 import blockscaled, mx_formats
-from ch14.blockscaled import emulated, fp8, native
-from ch14.blockscaled.lesson import impacts, isolated, profile, smem_planner, tuning
+from ch14 import blockscaled, fp8_gemm, mx_formats
+from ch14.blockscaled import emulated, native
+from ch14.blockscaled.lesson import smem_planner
 from ch14.blockscaled.lesson.experiments import EMULATED_SOURCES, FP8_SOURCES
-from ch14.blockscaled.lesson.verification import judge
+from ch14.fp8_gemm.lesson import impacts, isolated, profile, tuning
+from ch14.fp8_gemm.lesson.verification import judge
 from ch14.mx_formats import number_formats
 from tilelab import cli
 from tilelab.measure import bench, check
@@ -278,7 +279,11 @@ def _jobs(options, kernel: str, target: str) -> tuple[list[build.Job], str]:
     jobs = (
         emulated.jobs(options.form, target, mnk, c)
         if kernel == "emulated"
-        else [fp8.job(fp8.find_best(*mnk, device.current().sms or device.KNOWN["H200"].sms)[0], target)]
+        else [
+            fp8_gemm.job(
+                fp8_gemm.find_best(*mnk, device.current().sms or device.KNOWN["H200"].sms)[0], target
+            )
+        ]
     )
     return jobs, _describe_tile(options, jobs[-1].name)
 

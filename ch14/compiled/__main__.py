@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from ch14 import compiled
-from ch14.compiled.lesson import experiments
+from ch14.compiled.lesson import experiments, workloads
 from tilelab import cli
 from tilelab.runtime import device
 
@@ -35,7 +34,7 @@ def _parse_options(argv):
         "against float64 and time them; count the instructions of the kernel that won if its code "
         "is there.",
     )
-    parser.add_argument("--workload", default="matmul", choices=tuple(compiled.FAMILIES))
+    parser.add_argument("--workload", default="matmul", choices=tuple(workloads.FAMILIES))
     parser.add_argument(
         "--shape", help="M,N,K of a product; T,HIDDEN,INNER of the MLP; B,H,HK,S,D of attention"
     )
@@ -43,21 +42,21 @@ def _parse_options(argv):
         "--mode",
         default="all",
         metavar="NAME|all",
-        help=f"{', '.join(compiled.GEMM_MODES)}; for attention {', '.join(compiled.Attention.modes)}; "
+        help=f"{', '.join(workloads.GEMM_MODES)}; for attention {', '.join(workloads.Attention.modes)}; "
         "or all (default)",
     )
     options = cli.parse_options(parser, argv)
     usual = next(shape for family, shape, _ in experiments.CASES if family == options.workload)
     try:
-        options.shape = usual if options.shape is None else cli.parse_sizes(options.shape)
+        options.shape = usual if options.shape is None else cli._parse_numbers(options.shape)
     except ValueError:
         parser.error(
             f"--shape takes sizes such as {','.join(map(str, usual))}; it is {options.shape[:60]!r}."
         )
     try:
-        work = compiled.make_workload(options.workload, options.shape, where="meta")
+        work = workloads.make_workload(options.workload, options.shape, where="meta")
         if options.mode != "all":
-            compiled.check_mode(work, options.mode)
+            workloads.check_mode(work, options.mode)
     except ValueError as error:
         parser.error(str(error))
     wanted = work.modes if options.mode == "all" else (options.mode,)

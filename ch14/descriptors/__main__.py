@@ -31,7 +31,7 @@ def _parse_options(argv):
     parser.add_argument("--target", help="compile only, for this target (sm_100a); needs no GPU")
     options = cli.parse_options(parser, argv)
     try:
-        options.rows, options.columns = cli.parse_sizes(options.shape)
+        options.rows, options.columns = cli._parse_numbers(options.shape)
     except ValueError:
         parser.error(f"--shape takes two sizes such as 16384,16384; it is {options.shape[:60]!r}.")
     if (

@@ -165,7 +165,7 @@ def _choose_configs(options, m, n, k) -> list:
 def _run_sweep(options) -> results.Record:
     """Measure what was asked for; print a row as each finishes, with a progress bar on stderr beside a sweep."""
     try:
-        m, n, k = cli.parse_sizes(options.mnk)
+        m, n, k = cli._parse_numbers(options.mnk)
     except ValueError:
         raise ValueError(
             f"--mnk takes three sizes such as 4096,4096,4096; it is {options.mnk[:60]!r}."

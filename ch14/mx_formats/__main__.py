@@ -49,7 +49,7 @@ def _parse_options(argv):
     )
     options = cli.parse_options(parser, argv)
     try:
-        rows, columns = cli.parse_sizes(options.shape)
+        rows, columns = cli._parse_numbers(options.shape)
     except ValueError:
         rows = columns = 0
     if not 1 <= min(rows, columns) <= max(rows, columns) <= MAX_SIDE:

@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from ch07 import bulk_copy, resample
-from ch07.bulk_copy import __main__ as command
 from ch07.bulk_copy.lesson import experiments
+from ch07.bulk_copy.lesson.command import COMMAND as command
 from ch07.resample import __main__ as resample_command
 from ch07.resample.lesson import experiments as resample_experiments
 from tilelab.records import results
@@ -89,12 +89,12 @@ def test_no_kernel_for_ampere_is_two(capsys, cli, arguments):
 @pytest.mark.parametrize(
     "cli, arguments, message",
     [
-        (command, ["--bytes", "6"], "--bytes is 6; it must be a positive multiple of 4"),
-        (command, ["--bytes", "0"], "--bytes is 0; it must be a positive multiple of 4"),
-        (command, ["--bytes", f"{1 << 70}"], "--bytes is 1180591620717411303424; it must be .* below 2.40"),
+        (command, ["--bytes", "6"], "--bytes: it must be a positive multiple of 4, below 2.40; it is 6"),
+        (command, ["--bytes", "0"], "it must be a positive multiple of 4, below 2.40; it is 0"),
+        (command, ["--bytes", f"{1 << 70}"], "below 2.40; it is 1180591620717411303424"),
         (command, ["--bytes", "many"], "argument --bytes: invalid int value: 'many'"),
         (command, ["--op", "scale"], "argument --op: invalid choice: 'scale'"),
-        (command, ["--variant", "ring"], "unknown --variant ring; choose one of loads, .*best, all"),
+        (command, ["--variant", "ring"], "--variant: it must be one of loads, .*best, all; it is 'ring'"),
         (command, ["--target", "sm_90"], "sm_90 lacks .* choose sm_90a"),
         (command, ["--fast"], "unrecognized arguments: --fast"),
         (

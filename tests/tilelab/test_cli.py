@@ -75,11 +75,23 @@ def test_bad_usage_is_one_line_and_two(capsys, argv, said):
     assert capsys.readouterr().err == f"python -m ch99.module: {said}\n"
 
 
-def test_sizes_have_at_most_18_digits():
-    assert cli.parse_sizes("4096,64") == (4096, 64)
-    for text in ("", "4096,", "a,b", "1.5", "9" * 19, "1," + "1" * 4301):
-        with pytest.raises(ValueError) as caught:
-            cli.parse_sizes(text)
+def test_sizes_have_a_form_and_a_limit():
+    assert cli.parse_sizes("4096,64", "R,C") == (4096, 64)
+    for text in (
+        "",
+        "4096,",
+        "a,b",
+        "1.5,1",
+        "0,1",
+        "-4,1",
+        "4096",
+        "9,9,9",
+        "101,1",
+        "²,1",
+        "1," + "1" * 4301,
+    ):
+        with pytest.raises(ValueError, match="it must be R,C, each from 1 to 100; it is ") as caught:
+            cli.parse_sizes(text, "R,C", 100)
         assert len(str(caught.value)) < 150
 
 

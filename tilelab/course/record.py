@@ -65,12 +65,18 @@ def _find_notebooks(names: list[str] | None) -> list[pathlib.Path]:
     return [found[stem] for stem in stems]
 
 
+def import_experiments() -> None:
+    """Import the modules of all chapters and of claims/audits, which registers their experiments."""
+    for folder in (*sorted(ROOT.glob("ch[0-9][0-9]")), ROOT / "claims" / "audits"):
+        package = ".".join(folder.relative_to(ROOT).parts)
+        for module in pkgutil.walk_packages([str(folder)], f"{package}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+
+
 def _find_experiments(names: list[str]) -> dict[str, Callable]:
     """Return the experiments with these names (default: the headlines). ValueError for an unknown name."""
-    for chapter in sorted(path.name for path in ROOT.glob("ch[0-9][0-9]")):
-        for module in pkgutil.walk_packages([str(ROOT / chapter)], f"{chapter}."):
-            if not module.name.endswith("__main__"):
-                importlib.import_module(module.name)  # registers its experiments
+    import_experiments()
     names = names or headlines.EXPERIMENTS
     if unknown := [name for name in names if name not in results.EXPERIMENTS]:
         raise ValueError(f"unknown experiment {', '.join(unknown)}; each file in results/ is named after one")

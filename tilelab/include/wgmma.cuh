@@ -1,5 +1,5 @@
 // Warp groups that multiply: the order of their tiles, the ring that feeds them, their registers, and wgmma itself.
-// Used by ch10/wgmma_gemm and ch14/blockscaled. PTX ISA: "wgmma.mma_async", "setmaxnreg".
+// Used by ch10/wgmma_gemm and ch14/fp8_gemm. PTX ISA: "wgmma.mma_async", "setmaxnreg".
 #pragma once
 #include "tma.cuh"
 

@@ -63,7 +63,7 @@ class DeepGemm(Peer):
         return run
 
     def prepare_fp8(self, a, b, scale_a, scale_b, out):
-        """Multiply operands of `ch14.blockscaled.fp8.prepare`: float8_e4m3fn with scales of 1 x 128 and 128 x 128.
+        """Multiply operands of `ch14.fp8_gemm.prepare`: float8_e4m3fn with scales of 1 x 128 and 128 x 128.
 
         DeepGEMM wants the scales of A column by column, each column at a multiple of 16 bytes. It wants b as a weight
         (N, K) and its scales as (N / 128 rounded up, K / 128), both contiguous.

@@ -19,7 +19,6 @@ from typing import Any
 
 import filelock
 
-from tilelab import ROOT
 from tilelab.runtime import device, files, plans, provenance
 
 NEIGHBOURS = 6  # tuned shapes whose configurations are compared for a shape that was not tuned
@@ -27,8 +26,11 @@ FARTHEST = 4.0  # in octaves: the extents differ by at most a factor of 16 in al
 
 
 def folder() -> pathlib.Path:
-    """Return the folder of the tables: the one that TILES_TUNED names, else tuned/ in the repository."""
-    return pathlib.Path(os.environ.get("TILES_TUNED") or ROOT / "tuned")
+    """Return the folder of the tables: the one that TILES_TUNED names, else the repository's tuned/.
+
+    It is reached by a link beside this file, so that an installed package has the tables as its own data.
+    """
+    return pathlib.Path(os.environ.get("TILES_TUNED") or pathlib.Path(__file__).with_name("tuned_tables"))
 
 
 def table_path(kernel: str, gpu: str) -> pathlib.Path:

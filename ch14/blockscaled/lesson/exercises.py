@@ -15,11 +15,10 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ch14 import mx_formats
-from ch14.blockscaled import fp8
-from ch14.blockscaled.lesson import impacts
-from ch14.blockscaled.lesson.experiments import SPLIT, prepare_torch
-from ch14.blockscaled.lesson.verification import BF16, fp8_operands
+from ch14 import fp8_gemm, mx_formats
+from ch14.fp8_gemm.lesson import impacts
+from ch14.fp8_gemm.lesson.experiments import SPLIT, prepare_torch
+from ch14.fp8_gemm.lesson.verification import BF16, fp8_operands
 from ch14.mx_formats import number_formats, packing
 from tilelab import emulator
 from tilelab.cells import lesson
@@ -88,7 +87,7 @@ def make_inputs(shape: tuple[int, int, int] = CUBE) -> tuple[torch.Tensor, ...]:
 
 def check_version(prepare: Callable) -> str:
     """Run a product with block scales on ragged shapes; return "" or what is wrong."""
-    return lesson.check_launch(prepare, CASES, make_products, fp8.spec)
+    return lesson.check_launch(prepare, CASES, make_products, fp8_gemm.spec)
 
 
 def make_ladder(name: str = "versions") -> lesson.Ladder:
@@ -162,7 +161,7 @@ def check_epilogue(prepare: Callable) -> str:
     where = _where() if device.current().has_tma else "cpu"
     for shape in CASES[where]:
         *operands, values, scales = make_epilogues(shape, where)
-        exact = fp8.spec(*operands, "silu").to(BF16)
+        exact = fp8_gemm.spec(*operands, "silu").to(BF16)
         wanted = number_formats.quantise(exact.float(), number_formats.lookup("mxfp8_e4m3"))
         rooms = [lesson.make_guarded(torch.full_like(each, 0x7F).flatten()) for each in (values, scales)]
         out, out_scales = rooms[0][0].view(values.shape), rooms[1][0].view(scales.shape)
@@ -460,7 +459,7 @@ def check_split(kernel) -> None:
         )
         missing = ~torch.isfinite(parts)
         _raise(lesson.find_fault(parts, buffer, missing))
-        exact = fp8.spec(a, b, scale_a, scale_b)
+        exact = fp8_gemm.spec(a, b, scale_a, scale_b)
         error = relative_error(parts.view(splits, m, n).double().sum(0), exact)
         # Within a block of 128, Hopper's tensor core adds with about 14 bits.
         assert error < 2**-8, (
@@ -520,7 +519,7 @@ def check_gated(epilogue) -> None:
         )
 
     def spec(*operands):
-        c = fp8.spec(*operands)
+        c = fp8_gemm.spec(*operands)
         return torch.nn.functional.silu(c[:, ::2]) * c[:, 1::2]
 
     _raise(lesson.check_launch(prepare, CASES, make, spec))

@@ -1,6 +1,6 @@
 """Describe the choice of `smem_planner` on sm_90a, where sums take registers and shared memory holds only A, B and C.
 
-The rules come from the course's own kernels: ch10.wgmma_gemm.configs for bf16, ch14.blockscaled.fp8 for scaled fp8.
+The rules come from the course's own kernels: ch10.wgmma_gemm.configs for bf16, ch14.fp8_gemm for scaled fp8.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import sys
 
 import torch
 
-from ch14.compiled import make_workload, prepare
 from ch14.compiled.lesson import reading
+from ch14.compiled.lesson.workloads import make_workload, prepare
 from tilelab.measure import profiler
 
 # (family, shape, modes): the modes of experiments.CASES whose kernels torch.compile did not generate.

@@ -6,9 +6,8 @@ import collections
 import functools
 from collections.abc import Callable
 
-from ch14 import compiled
-from ch14.compiled import TUNED
-from ch14.compiled.lesson import decoder_timing, executed_instructions, reading, worker
+from ch14.compiled.lesson import decoder_timing, executed_instructions, reading, worker, workloads
+from ch14.compiled.lesson.workloads import TUNED
 from tilelab.measure import bench, profiler
 from tilelab.records import results
 from tilelab.runtime import device, provenance, worker_pool
@@ -49,7 +48,7 @@ COUNTED = ("UTMALDG", "UTMASTG", "LDGSTS")  # the instructions that the tables s
 
 def source() -> str:
     """Return the hash of what is run: the workloads and modes, and how they are compiled, checked, timed and read."""
-    return provenance.source_hash(compiled, worker, reading)
+    return provenance.source_hash(workloads, worker, reading)
 
 
 _experiment = functools.partial(results.experiment, source=source)
@@ -80,7 +79,7 @@ def measure_cells():
 
 @_experiment(
     "ch14_compiled_choices",
-    can_run=lambda: device.current().has_tma and compiled.offers_triton_gemm(device.current().sms),
+    can_run=lambda: device.current().has_tma and workloads.offers_triton_gemm(device.current().sms),
 )
 def measure_choices():
     """List every candidate that a mode timed in its own autotuning, in the order of speed."""
@@ -100,7 +99,7 @@ def measure_choices():
 
 
 @profiler.experiment(
-    "ch14_compiled_ncu", lambda: provenance.source_hash(compiled, executed_instructions, reading)
+    "ch14_compiled_ncu", lambda: provenance.source_hash(workloads, executed_instructions, reading)
 )
 def profile_kernels():
     """Count the instructions that the libraries' kernels execute."""
@@ -178,7 +177,7 @@ def check_correctness() -> list[dict]:
             row
             for family, shape, modes in SMALL
             for row in worker.measure_modes(
-                process, family, shape, modes, compiled.device_here(), timed=False
+                process, family, shape, modes, workloads.device_here(), timed=False
             )
         ]
 
@@ -293,7 +292,7 @@ def describe_votes(choices: results.Record) -> str:
 
 def describe_limit(cells: results.Record, roof) -> str:
     """Return what the fusion of silu(g) * u can save of the MLP's time at most, from its bytes and the roof."""
-    sizes = compiled.pointwise_bytes(8192, 14336)
+    sizes = workloads.pointwise_bytes(8192, 14336)
     saved = bench.floor_ms(roof, nbytes=sizes["eager, two kernels"] - sizes["one kernel"])
     eager_ms = next(row["ms"] for row in cells.rows if (row["workload"], row["name"]) == ("mlp", "eager"))
     return (

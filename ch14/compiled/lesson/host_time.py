@@ -14,11 +14,11 @@ import torch.nn.functional as F
 
 from ch07 import resample
 from ch10 import wgmma_gemm
-from ch14 import attention, blockscaled, gemm, mx_formats
-from ch14.blockscaled import decode, emulated, fp8
+from ch14 import attention, blockscaled, fp4_decode, fp8_gemm, gemm, mx_formats
+from ch14.blockscaled import emulated
 from ch14.blockscaled import operator as blockscaled_operator
-from ch14.blockscaled.lesson.verification import fp8_operands
 from ch14.descriptors.lesson.launch_cost import measure_enqueue_us
+from ch14.fp8_gemm.lesson.verification import fp8_operands
 from ch14.mx_formats import number_formats
 from tilelab import cli
 from tilelab.measure import check
@@ -146,7 +146,7 @@ def make_product_cases() -> list[Case]:
             "torch.mm",
             lambda: torch.mm(x, dense),
             lambda: blockscaled.spec(x, weight.T),
-            decode.planner,
+            fp4_decode.planner,
             (x, weight.values, weight.scales),
             ("best",),
         )
@@ -171,14 +171,14 @@ def make_product_cases() -> list[Case]:
         beside = (
             "torch._scaled_mm, one scale",
             lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=BF16),
-            lambda: fp8.spec(a, b, scale_a, scale_b),
+            lambda: fp8_gemm.spec(a, b, scale_a, scale_b),
         )
         cases += [
             _planned(
                 "blockscaled.matmul, fp8",
                 lambda: blockscaled.matmul((a, scale_a), (b, scale_b)),
                 *beside,
-                fp8.planner,
+                fp8_gemm.planner,
                 (a, b, scale_a, scale_b, None, None),
                 (None, "best", None),
             ),
@@ -322,11 +322,11 @@ def source() -> str:
         wgmma_gemm.gemm,
         attention.attention,
         blockscaled,
-        decode._plan,
+        fp4_decode._plan,
         emulated._plan,
         emulated.run,
-        fp8._plan,
-        fp8.run,
+        fp8_gemm._plan,
+        fp8_gemm.run,
         mx_formats,
         resample._plan,
         resample.resample,

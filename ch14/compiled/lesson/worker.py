@@ -21,8 +21,8 @@ from unittest import mock
 import torch
 
 from ch14 import attention
-from ch14.compiled import COMPILED, TUNED, make_workload, prepare
 from ch14.compiled.lesson import reading
+from ch14.compiled.lesson.workloads import COMPILED, TUNED, make_workload, prepare
 from tilelab.measure import bench, check
 from tilelab.runtime import device, worker_pool
 

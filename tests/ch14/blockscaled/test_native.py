@@ -10,8 +10,8 @@ import torch
 
 from ch14 import mx_formats
 from ch14.blockscaled import native
-from ch14.blockscaled.lesson.verification import make_packed
 from ch14.blockscaled.native import FORMS, NativeConfig, configs, prepare, spec
+from ch14.fp4_decode.lesson.verification import make_packed
 from ch14.mx_formats import Packed, number_formats, packing
 from tilelab.measure import check
 from tilelab.runtime import build, device

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from ch10.wgmma_gemm.configs import WgmmaConfig
-from ch14 import blockscaled, mx_formats
+from ch14 import blockscaled, fp8_gemm, mx_formats
 from ch14.blockscaled import __main__ as command
 from ch14.blockscaled import emulated, native
 from ch14.blockscaled.emulated import FORMS
-from ch14.blockscaled.lesson.verification import fp8_operands, make_packed
+from ch14.fp4_decode.lesson.verification import make_packed
+from ch14.fp8_gemm.lesson.verification import fp8_operands
 from ch14.mx_formats import number_formats, packing
 from tilelab.measure import check
 from tilelab.runtime import build, device
@@ -203,7 +204,7 @@ def test_spec_by_hand():
 
 def test_spec_of_a_pair_with_float32_scales():
     (a, scale_a), (b, scale_b) = pairs = fp8(5, 128, 256)
-    assert torch.equal(blockscaled.spec(*pairs), blockscaled.fp8.spec(a, b, scale_a, scale_b))
+    assert torch.equal(blockscaled.spec(*pairs), fp8_gemm.spec(a, b, scale_a, scale_b))
 
 
 def test_outs_that_lie_elsewhere():

@@ -10,11 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ch14 import compiled
-from ch14.compiled import TMA_FLAG, TUNED
 from ch14.compiled import __main__ as command
-from ch14.compiled.lesson import executed_instructions, experiments, reading
+from ch14.compiled.lesson import executed_instructions, experiments, reading, workloads
 from ch14.compiled.lesson import worker as compiled_worker
+from ch14.compiled.lesson.workloads import TMA_FLAG, TUNED
 from tilelab.measure import check
 from tilelab.records import results
 from tilelab.runtime import device, worker_pool
@@ -28,7 +27,7 @@ SHAPES = {
 
 
 def make(family, dtype=torch.float32):
-    return compiled.make_workload(family, SHAPES[family], where="cpu", dtype=dtype)
+    return workloads.make_workload(family, SHAPES[family], where="cpu", dtype=dtype)
 
 
 # ---- workloads
@@ -62,16 +61,16 @@ def test_modes_mean_the_spec(family, modes):
     work = make(family)
     inputs = work.inputs()
     for mode in modes:
-        result = compiled.prepare(work, mode)(*inputs)
+        result = workloads.prepare(work, mode)(*inputs)
         assert result.shape == work.spec(*inputs).shape
         assert check.relative_error(result, work.spec(*inputs)) < 1e-5, mode
 
 
 @pytest.mark.gpu
 def test_course_attention_is_a_mode():
-    work = compiled.make_workload("causal attention", (2, 4, 2, 300, 64))
+    work = workloads.make_workload("causal attention", (2, 4, 2, 300, 64))
     inputs = work.inputs()
-    function = compiled.prepare(work, "course")
+    function = workloads.prepare(work, "course")
     assert check.relative_error(function(*inputs), work.spec(*inputs)) < 0.01
 
 
@@ -97,15 +96,15 @@ def test_bad_workload_is_one_sentence():
         ("attention", (1, 4, 2, 8, 80), "HK must divide H, and D be 64 or 128; H, HK, D are 4, 2, 80."),
     ):
         with pytest.raises(ValueError) as error:
-            compiled.make_workload(family, shape, where="meta")
+            workloads.make_workload(family, shape, where="meta")
         assert str(error.value) == message
 
 
 def test_bad_mode_names_those_there_are():
     with pytest.raises(ValueError, match="unknown mode 'flash' of mlp; choose eager, default, max-autotune"):
-        compiled.prepare(make("mlp"), "flash")
+        workloads.prepare(make("mlp"), "flash")
     with pytest.raises(ValueError, match="unknown mode 'fast' of attention; choose .*math"):
-        compiled.prepare(make("attention"), "fast")
+        workloads.prepare(make("attention"), "fast")
 
 
 # ---- what torch is asked, and what it would answer elsewhere
@@ -117,13 +116,13 @@ def test_no_mode_of_torch_sets_the_descriptor_flag_and_torch_knows_every_option(
 
     assert config.triton.enable_persistent_tma_matmul is False
     assert not any(TMA_FLAG in options for options in list_mode_options().values())
-    assert compiled.compile_arguments("persistent-tma") == {
+    assert workloads.compile_arguments("persistent-tma") == {
         "options": {**list_mode_options(TUNED), TMA_FLAG: True}
     }
-    assert compiled.compile_arguments("default") == {}
-    assert compiled.compile_arguments("max-autotune") == {"mode": "max-autotune"}
-    for mode in compiled.COMPILED:  # RuntimeError for an option that torch does not have
-        torch.compile(torch.matmul, **compiled.compile_arguments(mode))
+    assert workloads.compile_arguments("default") == {}
+    assert workloads.compile_arguments("max-autotune") == {"mode": "max-autotune"}
+    for mode in workloads.COMPILED:  # RuntimeError for an option that torch does not have
+        torch.compile(torch.matmul, **workloads.compile_arguments(mode))
 
 
 @pytest.mark.compile
@@ -133,7 +132,7 @@ def test_a_filter_of_candidates_matches_inductors_names():
     names = [f"triton_{template.name}_7" for template in (mm.mm_template, mm.persistent_tma_mm_template)]
     assert [reading.describe_choice(name) for name in names] == ["Triton, pointers", "Triton, persistent TMA"]
     for mode, kept in (("pointers-only", names[:1]), ("tma-only", names[1:])):
-        pattern = compiled.COMPILED[mode]["options"][compiled.CANDIDATE_FILTER]
+        pattern = workloads.COMPILED[mode]["options"][workloads.CANDIDATE_FILTER]
         assert [name for name in names if re.search(pattern, name)] == kept
 
 
@@ -142,11 +141,11 @@ def test_gb10_is_offered_no_triton_product():
     from torch._inductor.utils import is_big_gpu
 
     assert "68" in inspect.getsource(is_big_gpu)
-    assert [compiled.offers_triton_gemm(sms) for sms in (48, 67, 68, 132)] == [False, False, True, True]
+    assert [workloads.offers_triton_gemm(sms) for sms in (48, 67, 68, 132)] == [False, False, True, True]
 
 
 def test_pointwise_bytes():
-    sizes = compiled.pointwise_bytes(8192, 14336)
+    sizes = workloads.pointwise_bytes(8192, 14336)
     g = 8192 * 14336 * 2
     assert list(sizes.values()) == [5 * g, 3 * g, g]
 
@@ -266,7 +265,7 @@ def test_every_call_under_ncu_is_a_case():
         assert set(modes) <= set(cases[family, shape])
     for family, shape, modes in experiments.CASES:
         for mode in modes:
-            compiled.check_mode(compiled.make_workload(family, shape, where="meta"), mode)
+            workloads.check_mode(workloads.make_workload(family, shape, where="meta"), mode)
         assert "eager" in modes or family.endswith("attention")
 
 
@@ -336,7 +335,7 @@ def compile_here():
 
     def compile_modes(family, shape, modes):
         rows = compiled_worker.measure_modes(
-            worker, family, shape, modes, compiled.device_here(), timed=False
+            worker, family, shape, modes, workloads.device_here(), timed=False
         )
         if any(row["status"] == "unsupported" for row in rows):
             pytest.skip(rows[-1]["reason"])

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from ch14 import attention
-from ch14.blockscaled import fp8
+from ch14 import attention, fp8_gemm
 from ch14.compiled import decoder_block
 from ch14.compiled.decoder_block import DecoderBlock, Sizes
 from ch14.compiled.lesson import decoder_timing, experiments
@@ -82,7 +81,7 @@ def test_quantised_layers_multiply_what_they_stand_for(rows):
         and scales.T.is_contiguous()
         and values.is_contiguous()
     )
-    found = fp8.spec(values, codes.T, scales, blocks.T)
+    found = fp8_gemm.spec(values, codes.T, scales, blocks.T)
     assert check.relative_error(found, x.double() @ weight.double().T) < 0.08 and not found[0].any()
     assert values.float().abs().max() == codes.float().abs().max() == decoder_block.E4M3_MAX
 

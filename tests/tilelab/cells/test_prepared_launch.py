@@ -79,9 +79,8 @@ def test_a_plan_serves_every_out_of_its_kind():
 FORMATS = """
 import torch
 from ch07 import resample
-from ch14 import blockscaled, mx_formats
-from ch14.blockscaled import fp8
-from ch14.blockscaled.lesson import verification
+from ch14 import blockscaled, fp8_gemm, mx_formats
+from ch14.fp8_gemm.lesson import verification
 from tilelab.runtime import cuda
 
 cuda.load_kernel = lambda *_: cuda.load_cubin(bytes(64), "any")
@@ -104,11 +103,11 @@ for k, config, packed, columns, fresh_lines in (
         (512, "square", False, True, ()), (512, "best", True, True, ()), (16384, "best", False, True, (8, 9)),
         (512, "square", False, False, (3,))):
     first, options = case(k, config, packed, columns)
-    plan = fp8.planner.make(*first, *options)
+    plan = fp8_gemm.planner.make(*first, *options)
     for _ in range(2):
         tensors, _ = case(k, config, packed, columns)
         moved, fresh = (pretended_gpu.note_launch(FP8, made.launch, *tensors)
-                        for made in (plan, fp8.planner.make(*tensors, *options)))
+                        for made in (plan, fp8_gemm.planner.make(*tensors, *options)))
         # Work space and the copy of the scales are new at each launch.
         differ = [line for line in range(len(fresh)) if moved[line] != fresh[line]]
         assert len(fresh) == 15 and set(differ) <= set(fresh_lines), (k, config, differ)
@@ -127,7 +126,7 @@ for targets in (30, 31):
         assert pretended_gpu.note_launch(TIMES, plan.launch, *tensors, out) == pretended_gpu.note_launch(
             TIMES, resample.prepare(*tensors, out=out))
 
-planners = fp8.planner, resample.planner
+planners = fp8_gemm.planner, resample.planner
 kept = [planner.make for planner in planners]
 planned = []
 for planner, make in zip(planners, kept):
@@ -135,17 +134,17 @@ for planner, make in zip(planners, kept):
 for _ in range(3):
     a, b, scale_a, scale_b, out = verification.fp8_operands(64, 512, 512, "cpu")
     assert blockscaled.matmul((a, scale_a), (b, scale_b)).shape == (64, 512)
-    assert fp8.fp8(a, b, scale_a, scale_b, out=out) is out
+    assert fp8_gemm.fp8(a, b, scale_a, scale_b, out=out) is out
     room = mx_formats.empty((64, 512), "mxfp8_e4m3")
-    assert fp8.fp8(a, b, scale_a, scale_b, out=room) is room
+    assert fp8_gemm.fp8(a, b, scale_a, scale_b, out=room) is room
     features, times = torch.randn(2, 64, 32), torch.arange(64.0).expand(2, 64).contiguous()
     assert resample.resample(features, times, times).shape == (2, 64, 32)
     for call, words in ((lambda: resample.resample(features, times.flip(1).contiguous(), times), "must ascend"),
                         (lambda: resample.resample(features, times * float("nan"), times), "must be numbers"),
-                        (lambda: fp8.fp8(a, b, scale_a, scale_b, out=mx_formats.Packed(
+                        (lambda: fp8_gemm.fp8(a, b, scale_a, scale_b, out=mx_formats.Packed(
                             "mxfp8_e4m3", (64, 512), room.values, a.view(torch.uint8)[:2].view(64, 16))),
                          "the scales of out lies in the memory of a"),
-                        (lambda: fp8.fp8(a, b, scale_a.clone().requires_grad_(), scale_b), "")):
+                        (lambda: fp8_gemm.fp8(a, b, scale_a.clone().requires_grad_(), scale_b), "")):
         try:
             call()
         except ValueError as error:

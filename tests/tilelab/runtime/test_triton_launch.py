@@ -114,8 +114,7 @@ def test_the_driver_is_given_what_triton_gives_it():
 FORMATS = """
 import torch
 import pretended_gpu
-from ch14 import mx_formats
-from ch14.blockscaled import decode
+from ch14 import fp4_decode, mx_formats
 from tilelab.runtime import triton_launch
 
 torch.set_grad_enabled(False)
@@ -149,11 +148,11 @@ weight = mx_formats.quantise(torch.randn(512, 1024).bfloat16(), "mxfp4")
 x, out = torch.randn(5, 1024).bfloat16(), torch.empty(5, 512, dtype=torch.bfloat16)
 for config in ("best", "plain,64,1024,4,4"):
     def build(early):
-        return decode._build(x, weight.values, weight.scales, out, config, early)
+        return fp4_decode._build(x, weight.values, weight.scales, out, config, early)
 
     call, chosen, parts, counters = build(False)
     sizes = triton_launch.parameter_bytes(seen[-1].asm["ptx"])
-    tensors = x, weight.values, weight.scales, out, *decode._make_workspace(parts, counters, x.device)
+    tensors = x, weight.values, weight.scales, out, *fp4_decode._make_workspace(parts, counters, x.device)
     moved = [tensor.clone() for tensor in tensors]
     late, early = note(call, *tensors), note(build(True)[0], *tensors)
     triton_launch.bind = lambda *_: (_ for _ in ()).throw(triton_launch.UnknownParameters())

@@ -10,10 +10,9 @@ import pytest
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm import __main__ as wgmma_main
 from ch10.wgmma_gemm.lesson import tuning as wgmma_tuning
-from ch14 import gemm
+from ch14 import fp8_gemm, gemm
 from ch14.blockscaled import __main__ as fp8_main
-from ch14.blockscaled import fp8
-from ch14.blockscaled.lesson import tuning as fp8_tuning
+from ch14.fp8_gemm.lesson import tuning as fp8_tuning
 from ch14.gemm import __main__ as gemm_main
 from ch14.gemm.configs import GemmConfig, configs
 from ch14.gemm.lesson import tuning as gemm_tuning
@@ -238,14 +237,17 @@ def test_a_kept_row_makes_operators_plan_anew():
 
 
 def test_fp8_takes_the_tuned_tile():
-    wide, narrow = fp8.Fp8Config(2, 2, 5, 128, splits=2, pdl=True), fp8.Fp8Config(1, 2, 11, 64)
-    row = ROW | {"dtype": "fp8", "source": fp8.tuned_source()}
-    assert fp8.find_best(64, 4096, 8192, 132) == (fp8.best_config(64, 4096, 8192, 132), "by the extents")
+    wide, narrow = fp8_gemm.Fp8Config(2, 2, 5, 128, splits=2, pdl=True), fp8_gemm.Fp8Config(1, 2, 11, 64)
+    row = ROW | {"dtype": "fp8", "source": fp8_gemm.tuned_source()}
+    assert fp8_gemm.find_best(64, 4096, 8192, 132) == (
+        fp8_gemm.best_config(64, 4096, 8192, 132),
+        "by the extents",
+    )
     tuned.keep("fp8", [row | {"config": narrow}, row | {"config": wide, "m": 256}], GPU)
-    assert fp8.find_best(64, 4096, 8192, 132) == (narrow, "tuned")
-    narrowest = fp8.find_best(64, 4096, 8192, 132, mx=True)[0]
-    assert narrowest.block_n == 128 and narrowest == fp8.best_config(64, 4096, 8192, 132, mx=True)
-    assert fp8.find_best(256, 4096, 128, 132)[1] == "by the extents"
+    assert fp8_gemm.find_best(64, 4096, 8192, 132) == (narrow, "tuned")
+    narrowest = fp8_gemm.find_best(64, 4096, 8192, 132, mx=True)[0]
+    assert narrowest.block_n == 128 and narrowest == fp8_gemm.best_config(64, 4096, 8192, 132, mx=True)
+    assert fp8_gemm.find_best(256, 4096, 128, 132)[1] == "by the extents"
 
 
 # ---- the command line, with a tuner that measures nothing

@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from ch14.blockscaled.lesson import exercises, figures
-from ch14.blockscaled.lesson.verification import fp8_operands
+from ch14.fp8_gemm.lesson.verification import fp8_operands
 from tilelab import ROOT
 from tilelab.cells import lesson, triton_cell
 from tilelab.pictures import plots

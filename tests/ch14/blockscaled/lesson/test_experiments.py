@@ -1,73 +1,25 @@
 """The experiments of `ch14_blockscaled`, as far as they go without a GPU, and its pictures."""
 
-import dataclasses
-import functools
 import itertools
-import math
-import operator
-import sys
-import types
 
 import pytest
-import torch
 
-from ch14.blockscaled import fp8
 from ch14.blockscaled.lesson import experiments, figures, verification
-from ch14.blockscaled.lesson import impacts as impacts_module
-from ch14.blockscaled.lesson.impacts import C_BYTES, group_configs, vary_stages, verdict, verdicts
-from tilelab.measure import bench, check, peers
-from tilelab.runtime import build, device
+from ch14.fp4_decode.lesson.experiments import measure_decode
+from ch14.fp8_gemm.lesson import experiments as fp8_experiments
+from ch14.fp8_gemm.lesson import impacts
+from tilelab.runtime import device
 
-WHERE = "cuda" if device.current().capability else "cpu"
 EXPERIMENTS = (
-    experiments.measure_shapes,
-    experiments.measure_thin_products,
+    fp8_experiments.measure_shapes,
+    fp8_experiments.measure_thin_products,
     experiments.measure_emulated,
-    experiments.measure_decode,
+    measure_decode,
     experiments.run_sanitizers,
-    impacts_module.measure_epilogue,
-    impacts_module.measure_impacts,
-    experiments.measure_peers,
+    impacts.measure_epilogue,
+    impacts.measure_impacts,
+    fp8_experiments.measure_peers,
 )
-HOPPER = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
-
-
-@pytest.mark.parametrize("m", [1, 3, 70])
-def test_operands_are_what_torch_and_the_kernel_take(m):
-    a, b, scale_a, scale_b, out = verification.fp8_operands(m, 256, 512, where="cpu")
-    assert a.dtype == b.dtype == torch.float8_e4m3fn and a.shape == (m, 512) and b.shape == (512, 256)
-    assert scale_a.shape == (m, 4) and scale_a.stride(0) == 1 and scale_a.stride(1) % 4 == 0
-    assert scale_b.shape == (4, 2) and scale_b.T.is_contiguous() and out.shape == (m, 256)
-    fp8._check_operands(a, b, scale_a, scale_b, None)
-    assert 0.8 < fp8.spec(a, b, scale_a, scale_b).std() / math.sqrt(512) < 1.25  # of normal data
-
-
-def test_the_scales_of_b_need_no_padding_for_torch():
-    shapes = (*experiments.SHAPES, *experiments.THIN, experiments.SPLIT)
-    assert all(k // 128 % 4 == 0 and n % 128 == 0 for _, n, k in shapes)
-
-
-def test_bytes_of_a_product():
-    given = verification.fp8_operands(256, 384, 512, where="cpu")
-    assert experiments.operand_bytes(256, 384, 512) == sum(tensor.nbytes for tensor in given)
-    given = verification.fp8_operands(8, 328, 512, where="cpu")
-    assert experiments.operand_bytes(8, 328, 512) == sum(tensor.nbytes for tensor in given)
-
-
-def test_judge_sees_what_is_wrong():
-    wanted = torch.randn(6, 8).double()
-    for harm, word in (
-        (lambda out, _: None, ""),
-        (lambda out, _: out[3].fill_(float("nan")), "the error inf"),
-        (lambda out, _: out.mul_(1.1), "the error"),
-        (lambda _, around: around.zero_(), "outside"),
-    ):
-        out, touched = check.make_poisoned((6, 8), torch.bfloat16, "cpu")
-        out.copy_(wanted)
-        harm(out, out._base)
-        found = verification.judge(out, wanted, touched)
-        assert (found["status"] == "ok") == (not word) and word in found["reason"], found
-        assert math.isfinite(found.get("error", 0))  # JSON has no infinity
 
 
 def test_paths_are_checked_without_a_gpu():
@@ -82,241 +34,6 @@ def test_paths_are_checked_without_a_gpu():
 @pytest.mark.gpu
 def test_all_paths_are_right():
     assert [row for row in verification.check_correctness() if row["status"] != "ok"] == []
-
-
-@pytest.mark.parametrize("m, n", [(1, 256), (6, 256), (8, 256), (6, 200), (8, 192)])
-def test_torch_gets_whole_blocks_and_scales_without_gaps_at_multiples_of_16_bytes(m, n, monkeypatch):
-    def multiply(a, b, scale_a, kind_a, scale_b, kind_b, output_dtype):
-        assert len(a) % 4 == 0 and scale_a.stride() == (1, len(a)) and a.is_contiguous()
-        assert len(b.T) % 128 == 0 and b.T.is_contiguous()
-        return fp8.spec(a, b, scale_a, scale_b).to(output_dtype)
-
-    monkeypatch.setattr(experiments, "scaled_mm", multiply)
-    given = verification.fp8_operands(m, n, 512, "cpu")
-    assert torch.equal(experiments.prepare_torch(*given)(), fp8.spec(*given[:4]).bfloat16())
-
-
-@pytest.mark.gpu
-def test_peers_compute_the_same_product():
-    for m, n in ((256, 512), (1, 512), (3, 512), (64, 2112)):
-        given = verification.fp8_operands(m, n, 1024)
-        assert check.relative_error(experiments.prepare_torch(*given)(), fp8.spec(*given[:4])) < 2**-7
-    given = verification.fp8_operands(3, 512, 1024)
-    plain = given[0].double() @ given[1].double()
-    assert check.relative_error(experiments.prepare_one_scale(*given)(), plain) < 2**-5  # fast accumulation
-
-
-def test_stream_reads_every_byte():
-    packed, scales = (
-        torch.randint(0, 256, (65, columns), dtype=torch.uint8, device=WHERE) for columns in (256, 16)
-    )
-
-    def fold(numbers):
-        return functools.reduce(operator.xor, numbers)
-
-    def read():
-        return fold(experiments.prepare_stream(None, packed, scales, None)().tolist())
-
-    wanted = fold(packed.view(torch.int32).flatten().tolist() + scales.view(torch.int32).flatten().tolist())
-    assert read() == wanted
-    scales[-1, -1] ^= 1
-    assert read() != wanted
-
-
-@pytest.mark.parametrize("m, n", [(3, 40), (2, 2056)])
-def test_bias_silu(m, n):
-    c, bias = (torch.randn(*shape, device=WHERE).bfloat16() for shape in ((m, n), (n,)))
-    out, touched = check.make_poisoned((m, n), torch.bfloat16, WHERE)
-    impacts_module.bias_silu(c, bias, out)()
-    wanted = torch.nn.functional.silu(c.double() + bias.double())
-    assert check.relative_error(out, wanted) < 2**-7 and not touched()
-
-
-@pytest.mark.compile
-def test_what_they_are_held_against_is_built_wide():
-    pointers = {
-        "weight_ptr": "*i32",
-        "scales_ptr": "*i32",
-        "out_ptr": "*i32",
-        "words": "i32",
-        "scale_words": "i32",
-    }
-    arguments = {"c_ptr": "*bf16", "bias_ptr": "*bf16", "out_ptr": "*bf16", "N": "i32"}
-    stream, silu = build.disassemble(
-        [
-            build.Job(
-                "ch14.blockscaled.lesson.experiments:stream_kernel",
-                pointers,
-                {"BLOCK": 4096},
-                "sm_90a",
-                4,
-                aligned=tuple(pointers),
-            ),
-            build.Job(
-                "ch14.blockscaled.lesson.impacts:bias_silu_kernel",
-                arguments,
-                {"BLOCK": 2048},
-                "sm_90a",
-                4,
-                aligned=tuple(arguments),
-            ),
-        ]
-    )
-    assert stream.launchable and stream.sass.count("LDG.E.128") >= 8 and stream.spills == 0
-    assert silu.launchable and "LDG.E.128" in silu.sass and "STG.E.128" in silu.sass and silu.spills == 0
-
-
-def test_the_clock_is_read_while_it_runs_or_left_out(monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda: type("Properties", (), {"uuid": "12-34"})
-    )
-    fake, launches = tmp_path / "nvidia-smi", []
-    for answer, found in (
-        ("1310, 699.5", {"ghz": 1.31, "watts": 699.5}),
-        ("No devices were found", {}),
-        ("", {}),
-    ):
-        fake.write_text(f'#!/bin/sh\ntest "$4" = GPU-12-34 && echo "{answer}"\n')
-        fake.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-        assert experiments.clock_under_load(lambda: launches.append(1), 0.01) == found and launches
-    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert experiments.clock_under_load(lambda: None, 0.01) == {}
-
-
-def test_bytes_of_c_on_the_way():
-    m, n = 64, 128
-    bf16, packed = 2 * m * n, m * n + m * n // 32
-    assert C_BYTES["all fused"] * m * n == packed
-    assert C_BYTES["bias and SiLU fused"] * m * n == 2 * bf16 + packed
-    assert C_BYTES["in passes"] * m * n == 4 * bf16 + packed
-
-
-def test_groups_can_run_and_differ_in_what_they_are_about():
-    for claim, what, shape, configs in group_configs():
-        assert claim in impacts_module.CLAIMED and what and len(configs) > 1
-        assert len(set(configs.values())) == len(configs)
-        assert all(n % 128 == 0 and k % 128 == 0 for _, n, k in [shape])
-    kept = [
-        {name: (config.consumers, config.scratch, config.splits) for name, config in configs.items()}
-        for claim, _, _, configs in group_configs()
-        if claim == "latency"
-    ]
-    assert all(len(set(of.values())) == 1 for of in kept)
-    stages = [config.stages for config in vary_stages(fp8.Fp8Config()).values()]
-    assert stages == sorted(stages) and len(stages) > 2
-
-
-def test_verdicts_name_the_band():
-    assert [verdict("latency", share) for share in (-0.2, 0.0, 0.39, 0.396, 0.45, 0.504, 0.51)] == [
-        "it costs",
-        "less",
-        "less",
-        "as claimed",
-        "as claimed",
-        "as claimed",
-        "more",
-    ]
-
-
-@pytest.mark.parametrize("stages, more", [(7, []), (6, ["same tile, unsplit"])])
-def test_a_split_is_held_against_its_own_tile(stages, more):
-    split = fp8.Fp8Config(2, 2, stages, 64, splits=2)
-    found = experiments.unsplit_configs(split)
-    assert list(found) == [f"unsplit, {name}" for name in fp8.configs()] + more
-    assert dataclasses.replace(split, splits=1) in found.values() and all(
-        each.splits == 1 for each in found.values()
-    )
-
-
-def row(name, ms, moment=1.0, **more):
-    """`moment`: how slow the clock was, for the peer too."""
-    times = {"ms": ms * moment, "peer_ms": moment, "ratio": 1 / ms} if ms else {}
-    return {"name": name, "shape": [1, 2, 3], **times, **more}
-
-
-def test_verdicts_compare_the_right_rows():
-    impacts = [
-        row("3 stages", 2.0, claim="latency", what="x"),
-        row("4 stages", 1.1, claim="latency", what="x"),
-        row("5 stages", 1.5, claim="latency", what="x"),
-        row("6 stages", None, claim="latency", what="x"),
-        row("4 warps", 1.0, claim="warps", what="y"),
-        row("8 warps", 1.2, claim="warps", what="y"),
-    ]
-    epilogue = [
-        row(name, ms, shape=[1, 2, k])
-        for k, times in ((4, (2.0, 1.6, 1.9, 1)), (3, (2.0, 1.5, 2.2, 1)))
-        for name, ms in zip(("in passes", "all fused", "bias and SiLU fused", "product alone"), times)
-    ]
-    split = [
-        row(name, ms, config=config) | {"shape": list(experiments.SPLIT)}
-        for name, ms, config in (
-            ("torch", 3, ""),
-            ("unsplit, a", 0.6, "tile a, group 8"),
-            ("unsplit, b", 1.0, "tile b, group 8"),
-            ("course", 0.5, "tile b, 12 splits, group 8"),
-        )
-    ]
-    bf16 = [row("", 1.0, 2.0, stages=6), row("", 1.1, 0.5, stages=4), row("", 4.0, stages=2)]
-    found = verdicts(impacts, epilogue, [row("course", 9), *split], bf16)
-    assert [
-        (each["claim"], each["from"], each["to"], each["time saved"], each["verdict"]) for each in found
-    ] == [
-        ("latency", "2 stages", "6 stages", "75%", "more"),
-        ("latency", "3 stages", "4 stages", "45%", "as claimed"),
-        ("warps", "4 warps", "8 warps", "-20%", "it costs"),
-        ("epilogue", "in passes", "all fused", "20%", "as claimed"),
-        ("epilogue", "in passes", "bias and SiLU fused", "5%", "less"),
-        ("epilogue", "in passes", "all fused", "25%", "as claimed"),
-        ("epilogue", "in passes", "bias and SiLU fused", "-10%", "it costs"),
-        ("split-K", "unsplit, b", "course", "50%", "more"),
-        ("split-K", "unsplit, a", "course", "17%", "as claimed"),
-    ]
-    assert [each["where"] for each in found if each["claim"] == "epilogue"][::3] == [
-        "bias + SiLU, MXFP8 output, K = 4",
-        "bias + SiLU alone, quantised apart, K = 3",
-    ]
-    assert {each["note"] for each in found} == {"40 to 50%", "20 to 30%", "15 to 25%", "10 to 20%"}
-
-
-def test_rows_beside_deep_gemm(monkeypatch):
-    """Every shape has a row, with the reason where DeepGEMM is missing, and DeepGEMM gets whole products."""
-    monkeypatch.setattr(device, "current", lambda: HOPPER)
-    monkeypatch.setitem(sys.modules, "deep_gemm", None)
-    rows = experiments.measure_peers().rows
-    assert [tuple(row["shape"]) for row in rows] == list(experiments.PEER_SHAPES) and len(rows) == 42
-    assert all(
-        row["status"] == "failed" and row["reason"].startswith("DeepGEMM cannot be imported") for row in rows
-    )
-
-    def multiply(a, b, out):
-        (codes, scales), (weight, weight_scales) = a, b
-        assert all(tensor.is_contiguous() for tensor in (codes, weight, weight_scales, out))
-        return out.copy_(fp8.spec(codes, weight.T, scales, weight_scales.T))
-
-    def compare(candidates, make_inputs, peer, **timing):
-        tensors = make_inputs()
-        results = [prepare(*tensors)() for name, prepare in candidates.items() if name != "course"]
-        assert peer == "course" and all(len(result) == 3 for result in results)
-        return {name: bench.Timing(name, 1.0, peer, 1.0, timing["flops"] / 1e9) for name in candidates}
-
-    library = types.SimpleNamespace(fp8_gemm_nt=multiply)
-    monkeypatch.setattr(peers, "find", lambda name: peers.DeepGemm("DeepGEMM", "0.1", library=library))
-    monkeypatch.setattr(build, "compile_ahead", list)
-    monkeypatch.setattr(experiments, "PEER_SHAPES", ((3, 192, 256), (3, 256, 256)))
-    monkeypatch.setattr(experiments, "verify_fp8", lambda shape: {"status": "ok", "reason": "", "error": 0.0})
-    monkeypatch.setattr(
-        experiments, "fp8_operands", functools.partial(verification.fp8_operands, where="cpu")
-    )
-    monkeypatch.setattr(bench, "compare", compare)
-    rows = experiments.measure_peers().rows
-    assert [(row["status"], row["ratio"], row["peer_version"]) for row in rows] == [("ok", 1.0, "0.1")] * 2, (
-        rows
-    )
-    library.fp8_gemm_nt = lambda a, b, out: out.zero_()
-    assert all("the error" in row["reason"] for row in experiments.measure_peers().rows)
 
 
 def test_sources_are_told_apart():
@@ -378,9 +95,3 @@ def test_pictures_are_drawn(picture):
     for text in drawn.axes[0].texts:
         box = text.get_window_extent()
         assert box.x0 >= inside[0] and box.x1 <= inside[2] + 1, text.get_text()
-
-
-def test_what_the_notebook_lists_is_in_the_kernel():
-    text = fp8.SOURCE.read_text()
-    first = [text.index(mark) for mark in ("void multiply(", "auto start_block = ", "auto add_block = ")]
-    assert first == sorted(first) and text.index("if constexpr (SPLIT) {", first[-1]) - first[1] < 4000

@@ -8,10 +8,9 @@ import re
 import pytest
 import torch
 
-from ch14 import mx_formats
-from ch14.blockscaled import fp8 as blockscaled_fp8
-from ch14.blockscaled.fp8 import BLOCK, Fp8Config, best_config, configs, fp8, prepare, spec
-from ch14.blockscaled.lesson.verification import fp8_operands
+from ch14 import fp8_gemm, mx_formats
+from ch14.fp8_gemm import BLOCK, Fp8Config, best_config, configs, fp8, prepare, spec
+from ch14.fp8_gemm.lesson.verification import fp8_operands
 from ch14.mx_formats import Packed, number_formats
 from tilelab.measure import check
 from tilelab.runtime import build, device
@@ -87,10 +86,10 @@ def test_the_longest_k_has_no_more_splits_than_a_configuration(mx):
 def test_what_no_epilogue_has_is_refused_before_it_is_compiled():
     for given in ("relu", ["silu"]):
         with pytest.raises(ValueError, match="unknown activation .*; choose None, silu or gelu"):
-            blockscaled_fp8.job(configs()["square"], activation=given)
+            fp8_gemm.job(configs()["square"], activation=given)
         refused("unknown activation", activation=given)
     with pytest.raises(ValueError, match="MXFP8 output needs tiles of 128 columns"):
-        blockscaled_fp8.job(configs()["thin"], mx=True)
+        fp8_gemm.job(configs()["thin"], mx=True)
 
 
 @functools.cache
@@ -165,8 +164,8 @@ def test_bad_choices_get_one_sentence():
         prepare(*given, config="thin", out=mx_formats.empty((5, 256), "mxfp8_e4m3", "cuda"))
 
 
-JOBS = [blockscaled_fp8.job(config) for config in (*configs().values(), best_config(16, 1024, 16384, 132))]
-JOBS += [blockscaled_fp8.job(configs()["square"], bias=True, activation="silu", mx=True)]
+JOBS = [fp8_gemm.job(config) for config in (*configs().values(), best_config(16, 1024, 16384, 132))]
+JOBS += [fp8_gemm.job(configs()["square"], bias=True, activation="silu", mx=True)]
 
 
 @pytest.mark.compile

@@ -3,7 +3,7 @@
 import pytest
 
 from ch14.blockscaled import __main__ as command
-from ch14.blockscaled.lesson import impacts, profile
+from ch14.fp8_gemm.lesson import impacts, profile
 from tilelab.measure import profiler
 from tilelab.runtime import device
 

@@ -2,27 +2,28 @@
 
 The time goes into reading W (N, K) once. Each program owns rows of W and a share of K, so that there are enough
 programs. The last program of a block of rows adds the shares, always in the same order, so that the same launch gives
-the same bits. The kernels are in `decode_kernels`. Source: OCP MX v1.0.
+the same bits. Read `kernels` first, and then `configs`. Source: OCP MX v1.0.
 """
 
 from __future__ import annotations
 
 import functools
-import math
-from dataclasses import dataclass
 
 import torch
+import triton
 
-from ch14.blockscaled.decode_kernels import decode_plain_kernel, decode_registers_kernel
-from ch14.blockscaled.emulated import is_interpreted
+from ch14.fp4_decode import operator
+from ch14.fp4_decode.configs import STAGED, DecodeConfig, best_config, configs, launch_options, padded_tokens
+from ch14.fp4_decode.kernels import decode_plain_kernel, decode_registers_kernel
 from ch14.mx_formats import number_formats, packing
 from tilelab.runtime import build, device, operands, operators, triton_launch, workspace
 from tilelab.runtime.operands import Launch
 from tilelab.runtime.plans import Plan, Planner
 
+__all__ = ["spec", "decode", "prepare", "configs", "DecodeConfig", "best_config", "padded_tokens", "job"]
+
 BLOCK = 32  # weights that share a scale
-MAX_TOKENS = 64
-STAGED = 32768  # bf16 elements of x that a program stages at most: 64 KiB of shared memory
+IS_INTERPRETED = not isinstance(decode_plain_kernel, triton.JITFunction)
 
 
 def spec(x, weight, scales):
@@ -32,98 +33,6 @@ def spec(x, weight, scales):
         number_formats.Quantised(number_formats.lookup("mxfp4"), codes, scales, None)
     )
     return x.double() @ dense.double().T
-
-
-@dataclass(frozen=True)
-class DecodeConfig:
-    """Hold a program's tile, which is `block_n` rows of W and `share` columns. Raise ValueError for impossible values.
-
-    `kernel` is "registers" (Gluon), which keeps `ahead` slabs of 128 columns in registers, or "plain" (Triton), which
-    has `ahead` stages.
-    """
-
-    kernel: str
-    block_n: int
-    share: int
-    num_warps: int
-    ahead: int
-
-    def __post_init__(self):
-        if self.kernel not in ("registers", "plain"):
-            raise ValueError(f"unknown kernel {self.kernel!r:.40}; choose registers or plain.")
-        for name, low, high in (
-            ("block_n", 16, 512),
-            ("share", 128, 4096),
-            ("num_warps", 1, 16),
-            ("ahead", 1, 8),
-        ):
-            value = getattr(self, name)
-            if type(value) is not int or not low <= value <= high or value & (value - 1):
-                raise ValueError(f"{name} is {value!r}; it must be a power of two from {low} to {high}.")
-        if self.kernel == "registers" and self.block_n < 16 * self.num_warps:
-            raise ValueError(
-                f"block_n is {self.block_n}; {self.num_warps} warps need {16 * self.num_warps} rows."
-            )
-        if self.kernel == "registers" and 128 * self.ahead > self.share:
-            raise ValueError(f"{self.ahead} slabs of 128 columns are more than a share of {self.share}.")
-
-    def __str__(self):
-        return f"{self.kernel},{self.block_n},{self.share},{self.num_warps},{self.ahead}"
-
-    def grid(self, n: int, k: int) -> tuple[int, int]:
-        """Return the blocks of rows and the shares of K."""
-        return -(-n // self.block_n), -(-k // self.share)
-
-
-def padded_tokens(m: int, kernel: str = "registers") -> int:
-    """Return the tokens that a kernel computes for M: a power of two, at least 8, for `plain` at least 16.
-
-    Raise ValueError for an M that `decode` does not take.
-    """
-    if not 1 <= m <= MAX_TOKENS:
-        raise ValueError(
-            f"x has {m} tokens; decode takes 1 to {MAX_TOKENS}: for more dequantise the weights and use "
-            "torch.mm."
-        )
-    return max(16 if kernel == "plain" else 8, 1 << (m - 1).bit_length())
-
-
-# block_n, share, num_warps, ahead: first the fastest on an H200 at 8192 x 8192, then smaller tiles for smaller weights.
-# Each token takes registers for its sums, so more tokens leave room for fewer slabs or rows. Up to 16 tokens, 256 rows
-# halve what the warps read of the tokens.
-SMALLER = ((128, 1024, 8, 4), (64, 1024, 4, 4), (64, 512, 4, 4))
-TILES = {
-    8: ((128, 2048, 8, 4), *SMALLER),
-    16: ((256, 1024, 8, 2), *SMALLER),
-    MAX_TOKENS: ((128, 1024, 8, 2), *SMALLER),
-}
-
-
-def _list_tiles(m: int) -> list[DecodeConfig]:
-    """Return the tiles for M tokens, the largest first. Their shares fit into shared memory, and slabs into shares."""
-    most = STAGED // padded_tokens(m)
-    tiles = next(tiles for tokens, tiles in TILES.items() if m <= tokens)
-    return [
-        DecodeConfig("registers", rows, min(share, most), warps, ahead) for rows, share, warps, ahead in tiles
-    ]
-
-
-def configs(m: int = 16) -> dict[str, DecodeConfig]:
-    """Return configurations for M tokens by name, which is their text, the most promising first."""
-    found = [*_list_tiles(m), DecodeConfig("plain", 64, 1024, 4, 4), DecodeConfig("plain", 128, 2048, 4, 2)]
-    return {str(config): config for config in found}
-
-
-def best_config(m: int, n: int, k: int, here: device.Device) -> DecodeConfig:
-    """Return the configuration for a shape: the largest tile that makes enough programs for the GPU.
-
-    A program waits for its tokens before it multiplies and for its sums to be stored after it, so an SM needs a second
-    program that computes meanwhile. If no tile makes enough, the smallest makes most.
-    """
-    if here.capability is None or here.capability < (9, 0):
-        return DecodeConfig("plain", 64, 512, 4, 2)
-    tiles = _list_tiles(m)
-    return next((tile for tile in tiles if math.prod(tile.grid(n, k)) >= 1.5 * here.sms), tiles[-1])
 
 
 def _check_operands(x, weight, scales, out) -> tuple[int, int, int]:
@@ -146,7 +55,7 @@ def _check_operands(x, weight, scales, out) -> tuple[int, int, int]:
 
 
 def _check_hardware(config: DecodeConfig, x: torch.Tensor) -> None:
-    if is_interpreted():
+    if IS_INTERPRETED:
         if config.kernel == "registers":
             raise device.Unsupported(
                 "the interpreter runs Triton, not Gluon: use a plain configuration without a GPU."
@@ -192,24 +101,16 @@ def _build(x, weight, scales, out, config, early: bool):
         kernel, tensors = decode_registers_kernel, (x, weight.view(torch.int32), scales, out)
         whole_words = k % 128 == 0 and scales.data_ptr() % 4 == 0
         constants |= dict(AHEAD=config.ahead, SCALES_PER_LOAD=4 if whole_words else 1)
-        constants |= _launch_options(config, m)
+        constants |= launch_options(config, m)
     else:
         kernel, tensors = decode_plain_kernel, (x.view(torch.int16), weight, scales, out.view(torch.int16))
-        constants |= dict(FLOAT32=is_interpreted(), num_stages=config.ahead)
+        constants |= dict(FLOAT32=IS_INTERPRETED, num_stages=config.ahead)
         early = False
     names = ("x_ptr", "weight_ptr", "scales_ptr", "out_ptr", "parts_ptr", "arrivals_ptr")
     arguments = dict(zip(names, (*tensors, *_make_workspace(parts, counters, x.device))))
     arguments |= {"M": m, "N": n, "blocks": k // BLOCK}
     launch = triton_launch.prepare(kernel, grid, arguments, dict(zip(names, range(6))), early, **constants)
     return launch, config, parts, counters
-
-
-def _launch_options(config: DecodeConfig, m: int) -> dict:
-    """Return Triton's options for the registers kernel: an early start, and registers for two programs per SM.
-
-    The sums of more than 32 tokens do not fit into so few registers.
-    """
-    return {"launch_pdl": True, "maxnreg": 128 if config.num_warps >= 8 and m <= 32 else 255}
 
 
 def _make_workspace(parts: int, counters: int, where: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -239,6 +140,11 @@ def _plan(x, weight, scales, out, config) -> Plan:
 planner = Planner(_plan, ("x", "weight", "scales"))
 
 
+@operator.register
+def decode_operator(x, weight, scales, config="best"):
+    return planner.run((x, weight, scales), None, config)
+
+
 def prepare(x, weight, scales, *, out=None, config="best") -> Launch:
     """Check the arguments of `decode`, make its work space, and return a Launch. Arguments as there.
 
@@ -262,8 +168,8 @@ def decode(x, weight, scales, *, out=None, config="best"):
     but for infinity (4 x 2^127). `out` is bfloat16. `config` is a DecodeConfig, "best" or a name of `configs`. Raises
     ValueError for arguments that do not fit and Unsupported for hardware that cannot run it.
     """
-    if operators.is_traced(x, weight, scales):  # by autograd: `prepare` refuses it
-        return prepare(x, weight, scales, out=out, config=config)()
+    if operators.is_traced(x, weight, scales):
+        return operators.store(decode_operator(x, weight, scales, config), out)
     return planner.run((x, weight, scales), out, config)
 
 
@@ -280,9 +186,9 @@ def job(config: DecodeConfig, target: str, m: int = 16) -> build.Job:
     )
     constants = dict(BLOCK_N=config.block_n, TOKENS=padded_tokens(m, config.kernel), SHARE=config.share)
     constants |= dict(AHEAD=config.ahead, SCALES_PER_LOAD=4) if registers else dict(FLOAT32=False)
-    options = dict(options=_launch_options(config, m)) if registers else dict(num_stages=config.ahead)
+    options = dict(options=launch_options(config, m)) if registers else dict(num_stages=config.ahead)
     return build.Job(
-        f"ch14.blockscaled.decode_kernels:decode_{config.kernel}_kernel",
+        f"ch14.fp4_decode.kernels:decode_{config.kernel}_kernel",
         pointers | dict.fromkeys(("M", "N", "blocks"), "i32"),
         constants,
         target,

@@ -1,7 +1,7 @@
 """Multiply fp8 matrices with block scales on Hopper: C (M, N) = A B, with float32 scales of 1 x 128 and 128 x 128.
 
 Products of few tiles split their K steps among CTAs. The epilogue adds a bias, applies SiLU or GELU, and quantises to
-MXFP8. The kernel is fp8.cu. Sources: DeepSeek-V3, section 3.3.2 (arXiv 2412.19437); PTX ISA, "wgmma".
+MXFP8. Read fp8.cu first, and then `configs`. Sources: DeepSeek-V3, section 3.3.2 (arXiv 2412.19437); PTX ISA, "wgmma".
 """
 
 from __future__ import annotations
@@ -10,183 +10,37 @@ import ctypes
 import dataclasses
 import math
 import pathlib
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from ch14 import mx_formats
+from ch14.fp8_gemm import operator
+from ch14.fp8_gemm.configs import BLOCK, Fp8Config, best_config, configs, operand_bytes, predict_us
 from tilelab.runtime import build, cuda, device, operands, operators, provenance, tuned, workspace
 from tilelab.runtime.operands import Launch
 from tilelab.runtime.plans import Plan, Planner
 from tilelab.runtime.tensor_map import make_tensor_map
 
+__all__ = [
+    "spec",
+    "fp8",
+    "prepare",
+    "configs",
+    "Fp8Config",
+    "best_config",
+    "find_best",
+    "operand_bytes",
+    "job",
+]
+
 SOURCE = pathlib.Path(__file__).with_name("fp8.cu")
-BLOCK = 128  # A scale covers so many columns of K and of B. The widest swizzle has rows of 128 bytes.
+
 N_MULTIPLE = 8  # TMA stores rows of whole 16 bytes, and C is bfloat16
-ACTIVATIONS = (None, "silu", "gelu")
-MAX_SPLITS = 64
-FLOPS_PER_CLOCK = 8192  # of a Hopper SM in fp8, twice the rate of bf16
-LEAST_STEPS = 28  # of K per split: with fewer, adding the splits takes longer than they save
+
 LARGEST = 2**30  # extent: coordinates of a tensor map have 32 bits
+
 INSTEAD = "compile it with --target sm_90a, or dequantise and multiply in bf16 (the path `emulated`)"
-
-
-@dataclass(frozen=True)
-class Fp8Config:
-    """Hold the tile and the ring of the fp8 kernel; raise ValueError for what Hopper cannot hold.
-
-    A tile has 64 x `consumers` rows and `block_n` columns. Each consumer is a warp group that multiplies into `scratch`
-    accumulators alternately. The ring has `stages` of 128 columns of K. `splits` CTAs share the K steps of a tile. The
-    raster keeps `group` rows of tiles together. `pdl` starts the kernel while the one before it drains. With
-    `epilogue_warps`, so many warps beside the producer apply bias and activation and store C, in bf16 and without
-    splits; with 0, the consumers do.
-    """
-
-    consumers: int = 2
-    scratch: int = 2
-    stages: int = 5
-    block_n: int = 128
-    splits: int = 1
-    group: int = 8
-    pdl: bool = False
-    epilogue_warps: int = 0
-
-    def __post_init__(self):
-        for name, lowest, highest in (
-            ("consumers", 1, 3),
-            ("scratch", 1, 2),
-            ("stages", 3, 16),
-            ("splits", 1, MAX_SPLITS),
-            ("group", 1, 4096),
-            ("epilogue_warps", 0, 3),
-        ):
-            value = getattr(self, name)
-            if type(value) is not int or not lowest <= value <= highest:
-                raise ValueError(
-                    f"{name} is {value!r:.40}; it must be a whole number from {lowest} to {highest:,}."
-                )
-        if self.block_n not in (64, 128):
-            raise ValueError(f"block_n is {self.block_n!r:.40}; it must be 64 or 128.")
-        if self.consumers == 3 and self.scratch == 2:
-            raise ValueError("three consumers have registers for one scratch each, not for two.")
-        if self.epilogue_warps and self.splits > 1:
-            raise ValueError("epilogue warps cannot add the sums of splits: splits must be 1.")
-        if self.smem_bytes > 232448:
-            raise ValueError(
-                f"{self} needs {self.smem_bytes:,} B of shared memory per block; Hopper has 232,448: take "
-                "fewer stages."
-            )
-
-    @property
-    def block_m(self) -> int:
-        return 64 * self.consumers
-
-    @property
-    def threads(self) -> int:
-        return 128 * (1 + self.consumers)
-
-    @property
-    def smem_bytes(self) -> int:
-        """The ring with scales and barriers, and per consumer two parts of C and a flag.
-
-        With epilogue warps, 16 rows of C twice for each, and for each warp of the consumers a slot with two barriers.
-        """
-        stage, warps = (self.block_m + self.block_n) * BLOCK + 4 * self.block_m + 16, 4 * self.consumers
-        staged = self.consumers * 2 * 8192
-        if self.epilogue_warps:
-            staged = self.epilogue_warps * 2 * 2048 + warps * (16 * self.block_n * 4 + 16)
-        return self.stages * stage + staged + 4 * self.consumers
-
-    def tiles(self, m: int, n: int) -> int:
-        return math.ceil(m / self.block_m) * math.ceil(n / self.block_n)
-
-    def grid(self, m: int, n: int, sms: int) -> int:
-        """Return the CTAs of a launch: at most one per SM, because each is persistent."""
-        return min(self.tiles(m, n) * self.splits, sms)
-
-    def constants(self, bias: bool = False, activation: str | None = None, mx: bool = False) -> dict:
-        """Return the -D constants of fp8.cu; raise ValueError for an epilogue that it does not have."""
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"unknown activation {activation!r:.40}; choose None, silu or gelu.")
-        if mx and self.block_n != 128:
-            raise ValueError(f"an MXFP8 output needs tiles of 128 columns; {self} has {self.block_n}.")
-        if mx and self.epilogue_warps:
-            raise ValueError("epilogue warps store bf16: for an MXFP8 output, epilogue_warps must be 0.")
-        return {
-            "BLOCK_N": self.block_n,
-            "CONSUMERS": self.consumers,
-            "SCRATCH": self.scratch,
-            "STAGES": self.stages,
-            "SPLIT": int(self.splits > 1),
-            "GROUP": self.group,
-            "BIAS": int(bias),
-            "ACTIVATION": ACTIVATIONS.index(activation),
-            "MX": int(mx),
-            "EPILOGUE_WARPS": self.epilogue_warps,
-        }
-
-    def __str__(self):
-        words = [
-            f"{self.block_m} × {self.block_n}",
-            f"{self.consumers} consumer{'s' * (self.consumers > 1)}",
-            f"{self.scratch} scratch",
-            f"{self.stages} stages",
-        ]
-        words += [f"{self.epilogue_warps} epilogue warp{'s' * (self.epilogue_warps > 1)}"] * (
-            self.epilogue_warps > 0
-        )
-        words += [f"{self.splits} splits"] * (self.splits > 1) + [f"group {self.group}"] + ["pdl"] * self.pdl
-        return ", ".join(words)
-
-
-SQUARE, TALL, LOW, THIN = Fp8Config(), Fp8Config(3, 1, 4), Fp8Config(2, 2, 7, 64), Fp8Config(1, 2, 11, 64)
-
-
-def configs() -> dict[str, Fp8Config]:
-    """Return configurations by name. `best_config` takes `thin` up to 64 rows, `low` up to 128, and for more rows the
-    one that `predict_us` expects to be fastest."""
-    return {"square": SQUARE, "tall": TALL, "low": LOW, "thin": THIN}
-
-
-def best_config(m: int, n: int, k: int, sms: int, mx: bool = False) -> Fp8Config:
-    """Return the configuration for a shape on `sms` SMs that no table of tuned shapes helps with.
-
-    Few rows get a tile that holds them all and is narrow, so that there are many tiles. Where tiles are still few and K
-    is long, `splits` fill the SMs. More rows get the tile whose waves take the least time: a taller one can save a
-    wave, and a narrower one fills SMs that would be idle. An MXFP8 output (`mx`) needs 128 columns.
-    """
-    if m > 128:
-        tiles = (SQUARE,) if mx else (SQUARE, TALL, LOW, THIN)
-        config = min(tiles, key=lambda tile: predict_us(tile, m, n, k, sms))
-        return dataclasses.replace(config, group=16 if m >= 4096 else 8, pdl=True)
-    config = THIN if m <= 64 else LOW
-    config = dataclasses.replace(config, block_n=128, stages=5) if mx else config
-    splits = max(1, min(sms // config.tiles(m, n), k // BLOCK // LEAST_STEPS, MAX_SPLITS))
-    return dataclasses.replace(config, splits=splits, pdl=True)
-
-
-# The model of `predict_us`, in clocks of an SM at CLOCK_GHZ: a CTA multiplies with this share of the tensor core's
-# rate, L2 delivers so many bytes per clock to each SM, and a tile takes so long to begin and to store.
-CLOCK_GHZ, RATE_SHARE, L2_BYTES_PER_CLOCK, DRAM_BYTES_PER_US = 1.6, 0.68, 44, 4.2e6
-TILE_CLOCKS, SPLIT_CLOCKS, LAUNCH_US = 1200, 1800, 2.5
-
-
-def predict_us(config: Fp8Config, m: int, n: int, k: int, sms: int) -> float:
-    """Return the time of a product in microseconds that a model of waves of tiles expects."""
-    steps = math.ceil(k / BLOCK / config.splits)
-    share = RATE_SHARE * (0.95 if config.scratch == 1 else 1)
-    multiply = 2 * config.block_m * config.block_n * BLOCK / FLOPS_PER_CLOCK / share
-    load = (min(config.block_m, m) + config.block_n) * BLOCK / L2_BYTES_PER_CLOCK
-    fixed = TILE_CLOCKS + (config.splits > 1) * (SPLIT_CLOCKS + 100 * config.splits)
-    waves = math.ceil(config.tiles(m, n) * config.splits / sms)
-    compute = waves * (steps * max(multiply, load) + fixed) / CLOCK_GHZ / 1e3
-    return max(compute, operand_bytes(m, n, k) / DRAM_BYTES_PER_US) + LAUNCH_US * (1 - config.pdl / 2)
-
-
-def operand_bytes(m: int, n: int, k: int) -> int:
-    """Return the bytes that a product moves at least: fp8 operands and their scales once, C in bf16 once."""
-    return (m + n) * k + 4 * (m + math.ceil(n / BLOCK)) * (k // BLOCK) + 2 * m * n
 
 
 def tuned_source() -> str:
@@ -361,6 +215,11 @@ def _plan(a, b, scale_a, scale_b, bias, out_scales, out, activation, config, pac
 planner = Planner(_plan, ("a", "b", "scale_a", "scale_b", "bias", "the scales of out"))
 
 
+@operator.register
+def fp8_operator(a, b, scale_a, scale_b, bias=None, activation=None, config="best"):
+    return planner.run((a, b, scale_a, scale_b, bias, None), None, activation, config, None)
+
+
 def _split_out(out) -> tuple:
     """Return the tensor for C, that for its scales, and what `_plan` must know of a Packed."""
     if isinstance(out, mx_formats.Packed):
@@ -387,11 +246,12 @@ def fp8(a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, config=
     (K / 128, N / 128 rounded up) has K contiguous (pass scales.T). The bias (N,) is bfloat16, `activation` None, "silu"
     or "gelu" (exact). `out` is bfloat16 (M, N), or a Packed of ch14.mx_formats in mxfp8_e4m3: then the bfloat16 result
     is quantised, bit for bit as mx_formats.quantise does, and N is a multiple of 128. `config` is an Fp8Config, "best"
-    or a name of `configs`. The same launch gives the same bits. Under torch.compile, call ch14.blockscaled.matmul or
-    torch.ops.tiles.fp8. Raises ValueError for arguments that do not fit and Unsupported without WGMMA.
+    or a name of `configs`. The same launch gives the same bits. Under torch.compile and where autograd
+    records, this is torch.ops.tiles.fp8: `config` is a name, `out` no Packed, and there is no backward pass. Raises
+    ValueError for arguments that do not fit and Unsupported without WGMMA.
     """
     if operators.is_traced(a, b, scale_a, scale_b, bias):
-        return prepare(a, b, scale_a, scale_b, bias=bias, activation=activation, out=out, config=config)()
+        return operators.store(fp8_operator(a, b, scale_a, scale_b, bias, activation, config), out)
     return run(a, b, scale_a, scale_b, bias=bias, activation=activation, out=out, config=config)
 
 

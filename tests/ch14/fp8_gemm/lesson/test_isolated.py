@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ch14.blockscaled.lesson import isolated
+from ch14.fp8_gemm.lesson import isolated
 
 pytestmark = pytest.mark.compile
 

@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 import torch
 
-from ch14.blockscaled import decode as decode_path
-from ch14.blockscaled.decode import DecodeConfig, decode, spec
-from ch14.blockscaled.decode_kernels import DECODE, DECODE_WIDE, mark_wide_scales
+from ch14 import fp4_decode
+from ch14.fp4_decode import DecodeConfig, decode, spec
+from ch14.fp4_decode.kernels import DECODE, DECODE_WIDE, mark_wide_scales
 from tilelab.measure import check
 from tilelab.runtime import build, device
 
@@ -20,7 +20,7 @@ MAGNITUDES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 FEW, MORE = "registers,128,2048,8,4", "registers,256,1024,8,2"  # the choice up to 8 tokens, and up to 16
 SMALL = DecodeConfig("plain", 16, 128, 4, 1)
 EVERY = [
-    *decode_path.configs(16).values(),
+    *fp4_decode.configs(16).values(),
     DecodeConfig("registers", 16, 128, 1, 1),
     DecodeConfig("registers", 64, 256, 2, 2),
     DecodeConfig("registers", 128, 512, 8, 2),
@@ -65,7 +65,7 @@ def matches(config, shapes):
         x, weight, scales = case(m, n, k)
         kept = [each.clone() for each in (x, weight, scales)]
         out, touched = check.make_poisoned((m, n), torch.bfloat16, WHERE)
-        launch = decode_path.prepare(x, weight, scales, out=out, config=config)
+        launch = fp4_decode.prepare(x, weight, scales, out=out, config=config)
         first = launch().clone()
         assert check.relative_error(first, spec(x, weight, scales)) < 2**-8 and not touched(), (
             config,
@@ -130,7 +130,7 @@ def test_every_configuration_on_the_gpu(config):
     matches(config, [(1, 1, 32), (5, 70, 800), (16, 300, 2080), (9, 129, 4128)])
     special(config)
     special(config, 384)  # a multiple of 128: the scan loads four scales at once
-    if decode_path.padded_tokens(64) * config.share <= 32768 or config.kernel == "plain":
+    if fp4_decode.padded_tokens(64) * config.share <= 32768 or config.kernel == "plain":
         bits(config)
         bits(config, 128)
 
@@ -158,7 +158,7 @@ def test_one_large_scale_anywhere_on_the_gpu(scale):
 @pytest.mark.gpu
 def test_up_to_64_tokens_on_the_gpu():
     for m in (17, 33, 64):
-        for config in list(decode_path.configs(m).values())[:3]:
+        for config in list(fp4_decode.configs(m).values())[:3]:
             matches(config, [(m, 200, 1056)])
 
 
@@ -234,8 +234,8 @@ def test_the_scan_marks_scales_over_128():
 
 @pytest.mark.compile
 def test_a_scan_decides_before_the_first_product():
-    for config, m in ((decode_path.configs(8)[FEW], 8), (decode_path.configs(16)[MORE], 16)):
-        report = build.build_one(decode_path.job(config, "sm_90a", m))
+    for config, m in ((fp4_decode.configs(8)[FEW], 8), (fp4_decode.configs(16)[MORE], 16)):
+        report = build.build_one(fp4_decode.job(config, "sm_90a", m))
         assert (
             report.launchable and not report.spills and report.registers <= 128
         )  # two programs of 256 threads per SM
@@ -250,8 +250,8 @@ def test_a_scan_decides_before_the_first_product():
 @pytest.mark.compile
 @pytest.mark.parametrize("m, each", [(8, 2), (16, 8)])
 def test_the_last_program_asks_for_four_shares_at_once(m, each):
-    config = next(iter(decode_path.configs(m).values()))
-    sass = build.build_one(decode_path.job(config, "sm_90a", m)).sass
+    config = next(iter(fp4_decode.configs(m).values()))
+    sass = build.build_one(fp4_decode.job(config, "sm_90a", m)).sass
     tail = re.findall(r"(LDG\.E\.64\.STRONG|FADD|BRA)", sass[sass.index("ATOMG") :])
     assert tail[: 4 * each] == ["LDG.E.64.STRONG"] * 4 * each and tail.count("LDG.E.64.STRONG") == 4 * each
     assert sass.count("STG.E.64 ") == each  # a thread stores two sums of neighbouring tokens at once
@@ -299,12 +299,12 @@ def test_a_grid_holds_the_shares():
         for columns, kind in ((2**24, torch.bfloat16), (2**23, torch.uint8), (2**19, torch.uint8))
     )
     with pytest.raises(ValueError, match="at most 65,535 shares of K; a share of 128 makes 131,072"):
-        decode_path.prepare(x, weight, scales, config=DecodeConfig("plain", 64, 128, 4, 2))
+        fp4_decode.prepare(x, weight, scales, config=DecodeConfig("plain", 64, 128, 4, 2))
 
 
 @pytest.mark.skipif(HERE.capability is not None, reason="without a GPU")
 def test_the_interpreter_has_no_gluon():
-    refused("Triton, not Gluon", config=next(iter(decode_path.configs(4))), error=device.Unsupported)
+    refused("Triton, not Gluon", config=next(iter(fp4_decode.configs(4))), error=device.Unsupported)
 
 
 @pytest.mark.parametrize(
@@ -327,19 +327,19 @@ def test_bad_configurations_get_one_sentence(given, message):
 
 def test_the_choice_fills_the_gpu_and_fits():
     h200 = device.Device("H200", (9, 0), "sm_90a", 132)
-    assert str(decode_path.best_config(16, 8192, 8192, h200)) == MORE
-    assert {str(decode_path.best_config(m, n, 8192, h200)) for m, n in ((1, 8192), (8, 28672))} == {FEW}
+    assert str(fp4_decode.best_config(16, 8192, 8192, h200)) == MORE
+    assert {str(fp4_decode.best_config(m, n, 8192, h200)) for m, n in ((1, 8192), (8, 28672))} == {FEW}
     for m in (8, 16, 64):  # more than one program per SM, or the smallest tile
         for n, k in ((1024, 4096), (4096, 4096), (2880, 2880), (8192, 8192), (28672, 4096), (4096, 14336)):
-            config = decode_path.best_config(m, n, k, h200)
-            tiles = [each for each in decode_path.configs(m).values() if each.kernel == "registers"]
+            config = fp4_decode.best_config(m, n, k, h200)
+            tiles = [each for each in fp4_decode.configs(m).values() if each.kernel == "registers"]
             assert math.prod(config.grid(n, k)) >= 198 or config == tiles[-1]
-    assert decode_path.best_config(1, 64, 64, device.Device("A100", (8, 0), "sm_80", 108)).kernel == "plain"
+    assert fp4_decode.best_config(1, 64, 64, device.Device("A100", (8, 0), "sm_80", 108)).kernel == "plain"
     for m in (1, 8, 9, 33, 64):
-        tokens = decode_path.padded_tokens(m)
+        tokens = fp4_decode.padded_tokens(m)
         assert tokens >= m and all(
             tokens * config.share <= 32768
-            for config in decode_path.configs(m).values()
+            for config in fp4_decode.configs(m).values()
             if config.kernel == "registers"
         )
 
@@ -347,8 +347,8 @@ def test_the_choice_fills_the_gpu_and_fits():
 @pytest.mark.compile
 def test_every_family_of_targets_builds_both_kernels():
     plain = {"sm_90a": "wgmma", "sm_100a": "tcgen05_mma", "sm_120a": "mma_sync"}
-    configs = EVERY[0], [*decode_path.configs().values()][-2]
-    jobs = [decode_path.job(config, target) for target in plain for config in configs]
+    configs = EVERY[0], [*fp4_decode.configs().values()][-2]
+    jobs = [fp4_decode.job(config, target) for target in plain for config in configs]
     for report in build.build(jobs):
         assert report.launchable, report.reason
         registers = "registers" in report.job.kernel
@@ -377,7 +377,7 @@ def asked_before_decoded(report):
 def test_a_launch_waits_for_the_tokens_of_the_one_before():
     x, weight, scales = case(8, 4096, 4096, (115, 118))
     steps = [x] + [torch.empty_like(x) for _ in range(4)]
-    chain = [decode_path.prepare(given, weight, scales, out=out) for given, out in zip(steps, steps[1:])]
+    chain = [fp4_decode.prepare(given, weight, scales, out=out) for given, out in zip(steps, steps[1:])]
     for launch in chain:
         launch()
         torch.cuda.synchronize()
@@ -409,9 +409,9 @@ def main_loop(report):
 
 @pytest.mark.compile
 def test_weights_stay_in_registers_and_cost_few_instructions():
-    few, more = ([*decode_path.configs(m).values()] for m in (1, 16))
+    few, more = ([*fp4_decode.configs(m).values()] for m in (1, 16))
     for m, config in ((1, few[0]), (1, few[2]), (16, more[0])):
-        report = build.build_one(decode_path.job(config, "sm_90a", m))
+        report = build.build_one(fp4_decode.job(config, "sm_90a", m))
         loop = main_loop(report)
         assert "LDG.E.128" in report.sass and "HMUL2.BF16" in report.sass
         assert report.sass.index("LDG.E.128") < report.sass.index(

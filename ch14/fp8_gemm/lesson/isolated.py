@@ -10,14 +10,9 @@ from __future__ import annotations
 import functools
 from unittest import mock
 
-from ch14.blockscaled import fp8
-from ch14.blockscaled.lesson.experiments import (
-    FP8_SOURCES,
-    experiment,
-    measure,
-    prepare_course,
-    prepare_torch,
-)
+from ch14 import fp8_gemm
+from ch14.fp8_gemm.configs import SQUARE, Fp8Config
+from ch14.fp8_gemm.lesson.experiments import FP8_SOURCES, experiment, measure, prepare_course, prepare_torch
 from tilelab.measure.patch import patched_source
 from tilelab.records import results
 from tilelab.runtime import build, provenance
@@ -56,16 +51,22 @@ def prepare_part(name: str):
     """Return a candidate that launches a part of the kernel, one of PARTS, on `verification.fp8_operands`."""
 
     def prepare(*operands):
-        with patched_source(fp8.SOURCE, *PARTS[name]) as source, mock.patch.object(fp8, "SOURCE", source):
+        with (
+            patched_source(fp8_gemm.SOURCE, *PARTS[name]) as source,
+            mock.patch.object(fp8_gemm, "SOURCE", source),
+        ):
             return prepare_course()(*operands)
 
     return prepare
 
 
-def compile_part(name: str, config: fp8.Fp8Config = fp8.SQUARE) -> build.Report:
+def compile_part(name: str, config: Fp8Config = SQUARE) -> build.Report:
     """Compile a part for sm_90a, without a GPU."""
-    with patched_source(fp8.SOURCE, *PARTS[name]) as source, mock.patch.object(fp8, "SOURCE", source):
-        return build.build_one(fp8.job(config))
+    with (
+        patched_source(fp8_gemm.SOURCE, *PARTS[name]) as source,
+        mock.patch.object(fp8_gemm, "SOURCE", source),
+    ):
+        return build.build_one(fp8_gemm.job(config))
 
 
 @experiment(

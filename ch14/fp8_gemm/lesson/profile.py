@@ -1,6 +1,6 @@
 """Profile the fp8 kernel and its isolated parts with Nsight Compute.
 
-`python -m ch14.blockscaled.lesson.profile` is what the profiler watches; `python -m ch14.blockscaled --mode profile` runs it.
+`python -m ch14.fp8_gemm.lesson.profile` is what the profiler watches; `python -m ch14.blockscaled --mode profile` runs it.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import sys
 
-from ch14.blockscaled.lesson import isolated
-from ch14.blockscaled.lesson.experiments import FP8_SOURCES, operand_bytes, prepare_course
-from ch14.blockscaled.lesson.verification import fp8_operands
+from ch14.fp8_gemm.lesson import isolated
+from ch14.fp8_gemm.lesson.experiments import FP8_SOURCES, operand_bytes, prepare_course
+from ch14.fp8_gemm.lesson.verification import fp8_operands
 from tilelab.measure import profiler
 from tilelab.records import results
 from tilelab.runtime import provenance
@@ -71,7 +71,7 @@ def profile_parts():
     """
     cases = find_cases()
     rows = profiler.profile_launches(
-        [sys.executable, "-m", "ch14.blockscaled.lesson.profile"], [name for name, _ in cases], METRICS
+        [sys.executable, "-m", "ch14.fp8_gemm.lesson.profile"], [name for name, _ in cases], METRICS
     )
     return [
         {**row, "shape": list(shape), "status": "ok", "least_bytes": operand_bytes(*shape)}

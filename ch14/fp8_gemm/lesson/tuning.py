@@ -6,9 +6,9 @@ import dataclasses
 import functools
 import math
 
-from ch14.blockscaled import fp8
-from ch14.blockscaled.fp8 import BLOCK, MAX_SPLITS, Fp8Config
-from ch14.blockscaled.lesson import experiments
+from ch14 import fp8_gemm
+from ch14.fp8_gemm.configs import BLOCK, MAX_SPLITS, Fp8Config
+from ch14.fp8_gemm.lesson import experiments
 from tilelab.runtime import device
 from tilelab.sweeps.tune import Tunable
 
@@ -59,8 +59,8 @@ def find_candidates(m: int, n: int, k: int, most: int = 32) -> list[Fp8Config]:
             continue  # the same raster as a smaller group; or half of the tile would be empty
         for splits in choose_splits(tile, m, n, k, sms):
             found[dataclasses.replace(tile, splits=splits)] = None
-    default = fp8.best_config(m, n, k, sms)
-    ranked = sorted(found, key=lambda config: fp8.predict_us(config, m, n, k, sms))
+    default = fp8_gemm.best_config(m, n, k, sms)
+    ranked = sorted(found, key=lambda config: fp8_gemm.predict_us(config, m, n, k, sms))
     return list(dict.fromkeys([default, *ranked]))[:most]
 
 
@@ -81,14 +81,16 @@ TUNABLE = Tunable(
     "fp8",
     "scaled_mm",
     find_candidates,
-    lambda config, m, n, k: fp8.predict_us(config, m, n, k, device.current().sms or 132),
+    lambda config, m, n, k: fp8_gemm.predict_us(config, m, n, k, device.current().sms or 132),
     make_inputs,
-    lambda config, a, b, out, scale_a, scale_b: fp8.prepare(a, b, scale_a, scale_b, out=out, config=config),
+    lambda config, a, b, out, scale_a, scale_b: fp8_gemm.prepare(
+        a, b, scale_a, scale_b, out=out, config=config
+    ),
     prepare_peer,
-    lambda config, m, n, k: fp8.job(config),
-    fp8.tuned_source,
+    lambda config, m, n, k: fp8_gemm.job(config),
+    fp8_gemm.tuned_source,
     "fp8",
-    (fp8.N_MULTIPLE, BLOCK),
+    (fp8_gemm.N_MULTIPLE, BLOCK),
     "has_wgmma",
     1.0,
 )

@@ -7,9 +7,9 @@ import re
 import pytest
 import torch
 
-from ch14.blockscaled import fp8
-from ch14.blockscaled.fp8 import Fp8Config
-from ch14.blockscaled.lesson.verification import fp8_operands
+from ch14 import fp8_gemm
+from ch14.fp8_gemm import Fp8Config
+from ch14.fp8_gemm.lesson.verification import fp8_operands
 from tilelab import emulator
 from tilelab.cells import cuda_magic
 from tilelab.measure import check
@@ -32,7 +32,7 @@ PLAIN = (  # what the emulator cannot read: inline PTX, the MXFP8 output, and th
 
 @functools.cache
 def find_kernel(config: Fp8Config, change: tuple[str, str], **options):
-    source = fp8.SOURCE.read_text()
+    source = fp8_gemm.SOURCE.read_text()
     assert change[0] in source
     source = source.replace(*change)
     for pattern, plain in PLAIN:
@@ -47,7 +47,7 @@ def run(config: Fp8Config, shape, seeds, change=("", ""), activation=None):
     (m, n, k), vector = shape, torch.randn(shape[1]).bfloat16()
     a, b, scale_a, scale_b, _ = fp8_operands(*shape, where="cpu")
     scale_a *= torch.exp2(torch.randint(-4, 5, (m, 1)))
-    wanted = fp8.spec(a, b, scale_a, scale_b, vector, activation)
+    wanted = fp8_gemm.spec(a, b, scale_a, scale_b, vector, activation)
     out, touched = check.make_poisoned((m, n), torch.bfloat16, "cpu")
     rows, room = min(config.block_m, -(-m // 8) * 8), torch.zeros(4)
     maps = (
@@ -137,7 +137,7 @@ def test_a_planted_fault_is_found(change):
 
 def test_the_hand_over_compiles_for_hopper():
     configs = [Fp8Config(stages=4, epilogue_warps=warps) for warps in (1, 2, 3)]
-    for report in build.disassemble(fp8.job(config, bias=True, activation="silu") for config in configs):
+    for report in build.disassemble(fp8_gemm.job(config, bias=True, activation="silu") for config in configs):
         assert report.launchable and not report.spills, report.reason
         assert re.search(r"USETMAXREG.DEALLOC\S* 0x38", report.sass)  # 56 registers for the epilogue warps
         assert report.sass.count("ST.E.128") + report.sass.count("STS.128") >= 16

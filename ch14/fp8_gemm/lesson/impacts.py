@@ -19,10 +19,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ch14 import mx_formats
-from ch14.blockscaled import fp8
-from ch14.blockscaled.fp8 import Fp8Config
-from ch14.blockscaled.lesson.experiments import (
+from ch14 import fp8_gemm, mx_formats
+from ch14.fp8_gemm.configs import Fp8Config
+from ch14.fp8_gemm.lesson.experiments import (
     FP8_SOURCES,
     LONG,
     SPLIT,
@@ -31,7 +30,7 @@ from ch14.blockscaled.lesson.experiments import (
     measure,
     prepare_course,
 )
-from ch14.blockscaled.lesson.verification import BF16, fp8_jobs, fp8_operands, verify_fp8
+from ch14.fp8_gemm.lesson.verification import BF16, fp8_jobs, fp8_operands, verify_fp8
 from ch14.mx_formats import kernels as mx_kernels
 from tilelab.measure import bench
 from tilelab.records import results
@@ -71,7 +70,9 @@ def _steps(name: str):
         fused = dict(bias=bias, activation="silu") if name in ("bias and SiLU fused", "all fused") else {}
         room = mx_formats.empty(tuple(c.shape), "mxfp8_e4m3", c.device)
         out = room if name == "all fused" else c
-        launches = [] if name == "passes alone" else [fp8.prepare(a, b, scale_a, scale_b, out=out, **fused)]
+        launches = (
+            [] if name == "passes alone" else [fp8_gemm.prepare(a, b, scale_a, scale_b, out=out, **fused)]
+        )
         if name in ("in passes", "passes alone"):
             hidden = torch.empty_like(c)
             launches += [bias_silu(c, bias, hidden), mx_formats.prepare_quantise(hidden, out=room)]
@@ -123,7 +124,7 @@ def _with_epilogue(config: Fp8Config, options: dict):
 
     def prepare(a, b, scale_a, scale_b, out):
         bias = torch.randn(b.shape[1], device=a.device).to(BF16) if options.get("bias") else None
-        return fp8.prepare(
+        return fp8_gemm.prepare(
             a, b, scale_a, scale_b, bias=bias, activation=options.get("activation"), out=out, config=config
         )
 
@@ -192,7 +193,7 @@ def group_configs(sms: int = 132) -> list[tuple[str, str, tuple[int, int, int], 
     }
     return [
         ("latency", "tiles of 128 x 128, bound by the tensor core", LONG, vary_stages(square)),
-        ("latency", "64 rows in all, bound by memory", FEW, vary_stages(fp8.best_config(*FEW, sms))),
+        ("latency", "64 rows in all, bound by memory", FEW, vary_stages(fp8_gemm.best_config(*FEW, sms))),
         ("warps", "64 rows of a tile for each four", LONG, warps),
         ("split-K", "tiles for a quarter of the SMs", SPLIT, split),
         ("split-K", "tiles for every SM", MANY, split),

@@ -1,0 +1,175 @@
+"""Name the tile configurations of the fp8 kernel, and model which of them suits a shape."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+BLOCK = 128  # A scale covers so many columns of K and of B. The widest swizzle has rows of 128 bytes.
+
+ACTIVATIONS = (None, "silu", "gelu")
+
+MAX_SPLITS = 64
+
+FLOPS_PER_CLOCK = 8192  # of a Hopper SM in fp8, twice the rate of bf16
+
+LEAST_STEPS = 28  # of K per split: with fewer, adding the splits takes longer than they save
+
+
+@dataclass(frozen=True)
+class Fp8Config:
+    """Hold the tile and the ring of the fp8 kernel; raise ValueError for what Hopper cannot hold.
+
+    A tile has 64 x `consumers` rows and `block_n` columns. Each consumer is a warp group that multiplies into `scratch`
+    accumulators alternately. The ring has `stages` of 128 columns of K. `splits` CTAs share the K steps of a tile. The
+    raster keeps `group` rows of tiles together. `pdl` starts the kernel while the one before it drains. With
+    `epilogue_warps`, so many warps beside the producer apply bias and activation and store C, in bf16 and without
+    splits; with 0, the consumers do.
+    """
+
+    consumers: int = 2
+    scratch: int = 2
+    stages: int = 5
+    block_n: int = 128
+    splits: int = 1
+    group: int = 8
+    pdl: bool = False
+    epilogue_warps: int = 0
+
+    def __post_init__(self):
+        for name, lowest, highest in (
+            ("consumers", 1, 3),
+            ("scratch", 1, 2),
+            ("stages", 3, 16),
+            ("splits", 1, MAX_SPLITS),
+            ("group", 1, 4096),
+            ("epilogue_warps", 0, 3),
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or not lowest <= value <= highest:
+                raise ValueError(
+                    f"{name} is {value!r:.40}; it must be a whole number from {lowest} to {highest:,}."
+                )
+        if self.block_n not in (64, 128):
+            raise ValueError(f"block_n is {self.block_n!r:.40}; it must be 64 or 128.")
+        if self.consumers == 3 and self.scratch == 2:
+            raise ValueError("three consumers have registers for one scratch each, not for two.")
+        if self.epilogue_warps and self.splits > 1:
+            raise ValueError("epilogue warps cannot add the sums of splits: splits must be 1.")
+        if self.smem_bytes > 232448:
+            raise ValueError(
+                f"{self} needs {self.smem_bytes:,} B of shared memory per block; Hopper has 232,448: take "
+                "fewer stages."
+            )
+
+    @property
+    def block_m(self) -> int:
+        return 64 * self.consumers
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.consumers)
+
+    @property
+    def smem_bytes(self) -> int:
+        """The ring with scales and barriers, and per consumer two parts of C and a flag.
+
+        With epilogue warps, 16 rows of C twice for each, and for each warp of the consumers a slot with two barriers.
+        """
+        stage, warps = (self.block_m + self.block_n) * BLOCK + 4 * self.block_m + 16, 4 * self.consumers
+        staged = self.consumers * 2 * 8192
+        if self.epilogue_warps:
+            staged = self.epilogue_warps * 2 * 2048 + warps * (16 * self.block_n * 4 + 16)
+        return self.stages * stage + staged + 4 * self.consumers
+
+    def tiles(self, m: int, n: int) -> int:
+        return math.ceil(m / self.block_m) * math.ceil(n / self.block_n)
+
+    def grid(self, m: int, n: int, sms: int) -> int:
+        """Return the CTAs of a launch: at most one per SM, because each is persistent."""
+        return min(self.tiles(m, n) * self.splits, sms)
+
+    def constants(self, bias: bool = False, activation: str | None = None, mx: bool = False) -> dict:
+        """Return the -D constants of fp8.cu; raise ValueError for an epilogue that it does not have."""
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"unknown activation {activation!r:.40}; choose None, silu or gelu.")
+        if mx and self.block_n != 128:
+            raise ValueError(f"an MXFP8 output needs tiles of 128 columns; {self} has {self.block_n}.")
+        if mx and self.epilogue_warps:
+            raise ValueError("epilogue warps store bf16: for an MXFP8 output, epilogue_warps must be 0.")
+        return {
+            "BLOCK_N": self.block_n,
+            "CONSUMERS": self.consumers,
+            "SCRATCH": self.scratch,
+            "STAGES": self.stages,
+            "SPLIT": int(self.splits > 1),
+            "GROUP": self.group,
+            "BIAS": int(bias),
+            "ACTIVATION": ACTIVATIONS.index(activation),
+            "MX": int(mx),
+            "EPILOGUE_WARPS": self.epilogue_warps,
+        }
+
+    def __str__(self):
+        words = [
+            f"{self.block_m} × {self.block_n}",
+            f"{self.consumers} consumer{'s' * (self.consumers > 1)}",
+            f"{self.scratch} scratch",
+            f"{self.stages} stages",
+        ]
+        words += [f"{self.epilogue_warps} epilogue warp{'s' * (self.epilogue_warps > 1)}"] * (
+            self.epilogue_warps > 0
+        )
+        words += [f"{self.splits} splits"] * (self.splits > 1) + [f"group {self.group}"] + ["pdl"] * self.pdl
+        return ", ".join(words)
+
+
+SQUARE, TALL, LOW, THIN = Fp8Config(), Fp8Config(3, 1, 4), Fp8Config(2, 2, 7, 64), Fp8Config(1, 2, 11, 64)
+
+
+def configs() -> dict[str, Fp8Config]:
+    """Return configurations by name. `best_config` takes `thin` up to 64 rows, `low` up to 128, and for more rows the
+    one that `predict_us` expects to be fastest."""
+    return {"square": SQUARE, "tall": TALL, "low": LOW, "thin": THIN}
+
+
+def best_config(m: int, n: int, k: int, sms: int, mx: bool = False) -> Fp8Config:
+    """Return the configuration for a shape on `sms` SMs that no table of tuned shapes helps with.
+
+    Few rows get a tile that holds them all and is narrow, so that there are many tiles. Where tiles are still few and K
+    is long, `splits` fill the SMs. More rows get the tile whose waves take the least time: a taller one can save a
+    wave, and a narrower one fills SMs that would be idle. An MXFP8 output (`mx`) needs 128 columns.
+    """
+    if m > 128:
+        tiles = (SQUARE,) if mx else (SQUARE, TALL, LOW, THIN)
+        config = min(tiles, key=lambda tile: predict_us(tile, m, n, k, sms))
+        return dataclasses.replace(config, group=16 if m >= 4096 else 8, pdl=True)
+    config = THIN if m <= 64 else LOW
+    config = dataclasses.replace(config, block_n=128, stages=5) if mx else config
+    splits = max(1, min(sms // config.tiles(m, n), k // BLOCK // LEAST_STEPS, MAX_SPLITS))
+    return dataclasses.replace(config, splits=splits, pdl=True)
+
+
+# The model of `predict_us`, in clocks of an SM at CLOCK_GHZ: a CTA multiplies with this share of the tensor core's
+# rate, L2 delivers so many bytes per clock to each SM, and a tile takes so long to begin and to store.
+CLOCK_GHZ, RATE_SHARE, L2_BYTES_PER_CLOCK, DRAM_BYTES_PER_US = 1.6, 0.68, 44, 4.2e6
+
+TILE_CLOCKS, SPLIT_CLOCKS, LAUNCH_US = 1200, 1800, 2.5
+
+
+def predict_us(config: Fp8Config, m: int, n: int, k: int, sms: int) -> float:
+    """Return the time of a product in microseconds that a model of waves of tiles expects."""
+    steps = math.ceil(k / BLOCK / config.splits)
+    share = RATE_SHARE * (0.95 if config.scratch == 1 else 1)
+    multiply = 2 * config.block_m * config.block_n * BLOCK / FLOPS_PER_CLOCK / share
+    load = (min(config.block_m, m) + config.block_n) * BLOCK / L2_BYTES_PER_CLOCK
+    fixed = TILE_CLOCKS + (config.splits > 1) * (SPLIT_CLOCKS + 100 * config.splits)
+    waves = math.ceil(config.tiles(m, n) * config.splits / sms)
+    compute = waves * (steps * max(multiply, load) + fixed) / CLOCK_GHZ / 1e3
+    return max(compute, operand_bytes(m, n, k) / DRAM_BYTES_PER_US) + LAUNCH_US * (1 - config.pdl / 2)
+
+
+def operand_bytes(m: int, n: int, k: int) -> int:
+    """Return the bytes that a product moves at least: fp8 operands and their scales once, C in bf16 once."""
+    return (m + n) * k + 4 * (m + math.ceil(n / BLOCK)) * (k // BLOCK) + 2 * m * n

@@ -1,0 +1,35 @@
+"""The wheel that `pip install .` builds: what a model needs, and nothing of the course's own data."""
+
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from tilelab import ROOT
+
+
+@pytest.mark.compile
+def test_the_wheel_holds_the_operators_and_their_tables(tmp_path):
+    build = "from setuptools import build_meta; import sys; print(build_meta.build_wheel(sys.argv[1]))"
+    copy = tmp_path / "source"
+    subprocess.run(["git", "clone", "-q", ROOT, copy], check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", build, tmp_path], cwd=copy, capture_output=True, text=True, check=True
+    )
+    with zipfile.ZipFile(tmp_path / done.stdout.splitlines()[-1]) as wheel:
+        names = wheel.namelist()
+        needs = next(wheel.read(name).decode() for name in names if name.endswith("METADATA"))
+    assert {name.split("/")[0].split("-")[0] for name in names} == {
+        "tilelab", "ch07", "ch10", "ch14", "tiles_in_flight",
+    }  # fmt: skip
+    for kept in (
+        "ch10/wgmma_gemm/wgmma_gemm.cu",
+        "tilelab/include/tma.cuh",
+        "tilelab/runtime/tuned_tables/nvidia-h200/gemm.json",
+        "ch14/py.typed",
+    ):
+        assert kept in names
+    assert not [name for name in names if name.endswith((".ipynb", ".toml")) or "/tests/" in name]
+    for package in ("torch", "triton", "cuda-core", "filelock", "tqdm"):
+        assert f"Requires-Dist: {package}" in needs
