@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tilelab.runtime import operands, tensor_map
+from tilelab.runtime import operands, spoken, tensor_map
 
 KERNELS = {
     "copy": "tile_copy",
@@ -43,6 +43,26 @@ OWN_FIELDS = {
     "block": ("transpose",),
     "raster": ("transpose",),
 }
+# The parts of a configuration's name, in this order.
+PHRASES = {
+    "op": "{}",
+    "rows columns": "{}×{}",
+    "threads": "{} threads",
+    "stages": "{} stages",
+    "tiles_per_cta": "{} tiles per CTA",
+    "producer": "a {} loads",
+    "swizzle": "swizzle {}",
+    "block": "blocks of {}",
+    "raster": "bands of {}",
+    "cluster": "cluster of {}",
+    "l2_promotion": "L2 fetches {}",
+}
+_OLD_NAME = re.compile(
+    r"(?P<op>\w+) (?P<rows>\d+) × (?P<columns>\d+), (?P<threads>\d+) threads(, (?P<stages>\d+) stages?)?"
+    r"(, span (?P<tiles_per_cta>\d+))?(, a (?P<producer>\w+) loads)?(, swizzle (?P<swizzle>\w+))?"
+    r"(, (?P<block>\d+) × \d+ a thread)?(, bands of (?P<raster>\d+))?(, cluster of (?P<cluster>\d+))?"
+    r"(, (L2 )?(?P<l2_promotion>\w+)( promotion)?)?"
+)
 
 
 @dataclass(frozen=True)
@@ -132,24 +152,8 @@ class TileConfig:
     @property
     def name(self) -> str:
         """The configuration as a person says it; `parse` reads it."""
-        parts = [f"{self.op} {self.rows}×{self.columns}", f"{self.threads} threads"]
-        if self.op in RINGS:
-            parts += [f"{self.stages} stage{'s' * (self.stages > 1)}", f"span {self.tiles_per_cta}"]
-        if self.op == "stencil":
-            parts.append(f"a {self.producer} loads")
-        if self.op == "transpose":
-            parts += [
-                f"swizzle {self.swizzle}",
-                f"{self.block}×{self.block} per thread",
-                f"bands of {self.raster}",
-            ]
-        if self.op == "add_shared":
-            parts.append(f"cluster of {self.cluster}")
-        if self.l2_promotion == "none":
-            parts.append("no promotion")
-        elif self.l2_promotion != "128B":
-            parts.append(f"L2 {self.l2_promotion}")
-        return " · ".join(parts)
+        own = [field for field, ops in OWN_FIELDS.items() if self.op in ops]
+        return spoken.say(self, PHRASES, ["threads", *own])
 
     def __str__(self):
         return self.name
@@ -202,36 +206,17 @@ class TileConfig:
         )
 
 
-# The parts of a name after the tile; the older form has commas between them.
-PARTS = {
-    "threads": r"(\d+) threads",
-    "stages": r"(\d+) stages?",
-    "tiles_per_cta": r"span (\d+)",
-    "producer": r"a (thread|warp) loads",
-    "swizzle": r"swizzle (\w+)",
-    "block": r"(\d+) ?× ?\d+ (?:per|a) thread",
-    "raster": r"bands of (\d+)",
-    "cluster": r"cluster of (\d+)",
-    "l2_promotion": r"L2 (\w+)",
-}
-
-
 def parse(text: str) -> TileConfig:
     """Return the configuration with this `name`, or with its older form "copy 4 × 256, 32 threads, 2 stages, span 8".
 
     Raises ValueError for another text.
     """
-    tile, *parts = re.split(r" · |, ", text.strip().replace("no promotion", "L2 none"))
-    found = re.fullmatch(r"(\w+) (\d+) ?× ?(\d+)", tile)
-    if not found:
-        raise ValueError(f"{text!r:.80} names no configuration; it begins with a tile such as copy 4×256.")
-    fields = {}
-    for part in parts:
-        values = {field: value for field, form in PARTS.items() for value in re.findall(f"^{form}$", part)}
-        if not values:
-            raise ValueError(f"unknown part {part!r:.40} of a configuration's name.")
-        fields |= {field: int(value) if value.isdecimal() else value for field, value in values.items()}
-    return TileConfig(found[1], int(found[2]), int(found[3]), **fields)
+    fields = spoken.read(text, PHRASES, _OLD_NAME)
+    if fields.get("l2_promotion") == "no":
+        fields["l2_promotion"] = "none"
+    if not {"op", "rows"} <= fields.keys():
+        raise ValueError(f"{text!r:.80} names no configuration; one is copy · 2×256 · 32 threads.")
+    return TileConfig(**fields)
 
 
 def macros(kernel: str, rows: int, columns: int, itemsize: int, threads: int, **others) -> dict:

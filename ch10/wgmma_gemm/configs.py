@@ -7,9 +7,30 @@ import math
 import re
 from dataclasses import dataclass
 
+from tilelab.runtime import spoken
+
 KERNELS = ("one_group", "specialised", "split")
 OLD_FIELDS = {"stages": "num_stages", "group": "group_m"}  # in tables of earlier versions
 BOX_K = 64  # columns of A and B in a box: 128 bytes, the widest swizzle
+# The parts of a configuration's name, in this order.
+PHRASES = {
+    "block_m block_n block_k": "{}×{}×{}",
+    "num_stages": "{} stages",
+    "kernel": "{}",
+    "consumers": "{} consumers",
+    "cluster": "cluster of {}",
+    "persistent": "persistent",
+    "epilogue_subtile": "C in {} parts",
+    "group_m": "groups of {}",
+    "swap": "swapped",
+    "pdl": "early",
+}
+_OLD_NAME = re.compile(
+    r"(?P<kernel>\w+) (?P<block_m>\d+) × (?P<block_n>\d+), (?P<num_stages>\d+) stages?"
+    r"(, (?P<consumers>\d+) consumers?)?(, (?P<block_k>\d+) deep)?(, cluster (?P<cluster>\d+))?"
+    r"(, (?P<persistent>persistent))?(, (?P<epilogue_subtile>\d+) parts)?(, group (?P<group_m>\d+))?"
+    r"(, (?P<swap>swapped))?(, (?P<pdl>early))?"
+)
 LIMITS = {
     "block_m": 256,
     "block_n": 256,
@@ -102,7 +123,7 @@ class WgmmaConfig:
 
     @property
     def stage_bytes(self) -> int:
-        return (self.block_m + self.block_n) * BOX_K * self.boxes_per_stage * 2
+        return (self.block_m + self.block_n) * self.block_k * 2
 
     @property
     def box(self) -> int:
@@ -113,7 +134,7 @@ class WgmmaConfig:
 
     def steps(self, k: int) -> int:
         """Return the number of stages that K columns fill."""
-        return math.ceil(k / (BOX_K * self.boxes_per_stage))
+        return math.ceil(k / self.block_k)
 
     @property
     def smem_bytes(self) -> int:
@@ -142,29 +163,15 @@ class WgmmaConfig:
         }
 
     @property
+    def block_k(self) -> int:
+        """Columns of A and of B in a stage."""
+        return BOX_K * self.boxes_per_stage
+
+    @property
     def name(self) -> str:
         """The configuration as a person says it; `parse` reads it."""
-        depth, many = BOX_K * self.boxes_per_stage, "s" * (self.num_stages > 1)
-        parts = [f"{self.block_m}×{self.block_n}×{depth}", f"{self.num_stages} stage{many}"]
-        if self.kernel == "one_group":
-            parts.append("one group")
-        else:
-            parts.append(f"{self.consumers} consumer{'s' * (self.consumers > 1)}")
-        if self.kernel == "split":
-            parts.append("split")
-        if self.cluster > 1:
-            parts.append(f"cluster {self.cluster}")
-        if self.persistent:
-            parts.append("persistent")
-        if self.epilogue_subtile > 1:
-            parts.append(f"{self.epilogue_subtile} subtiles")
-        if self.group_m > 1:
-            parts.append(f"group {self.group_m}")
-        if self.swap:
-            parts.append("swapped")
-        if self.pdl:
-            parts.append("early")
-        return " · ".join(parts)
+        always = ["block_m block_n block_k"] + ["consumers"] * (self.kernel != "one_group")
+        return spoken.say(self, PHRASES, always)
 
     def __str__(self):
         return self.name
@@ -186,42 +193,15 @@ class WgmmaConfig:
         return min(tiles, max(sms // whole * whole, self.cluster)) if self.persistent else tiles
 
 
-# What a part of a name says, without its number and the s of a plural.
-PARTS = {
-    "stage": "num_stages",
-    "consumer": "consumers",
-    "cluster": "cluster",
-    "persistent": "persistent",
-    "subtile": "epilogue_subtile",
-    "part": "epilogue_subtile",
-    "group": "group_m",
-    "swapped": "swap",
-    "early": "pdl",
-}
-
-
 def parse(text: str) -> WgmmaConfig:
     """Return the configuration with this `name`, or with its older form "specialised 128 × 128, 4 stages, 2 consumers".
 
     Raises ValueError for another text.
     """
-    tile, *parts = re.split(r" · |, ", text.strip())
-    found = re.fullmatch(r"(?:(\w+) )?(\d+) ?× ?(\d+)(?:×(\d+))?", tile)
-    if not found:
-        raise ValueError(f"{text!r:.80} names no configuration; it begins with a tile such as 128×256×64.")
-    kernel, block_m, block_n, depth = found.groups()
-    fields = {"kernel": kernel or "specialised", "block_m": int(block_m), "block_n": int(block_n)}
-    for part in [f"{depth or BOX_K} deep", *parts]:
-        number, word = re.sub(r"\D", "", part), re.sub(r"\d", "", part).strip().rstrip("s")
-        if word in ("one group", "split"):
-            fields["kernel"] = word.replace(" ", "_")
-        elif word == "deep":
-            fields["boxes_per_stage"] = int(number) // BOX_K
-        elif word in PARTS:
-            fields[PARTS[word]] = int(number) if number else True
-        else:
-            raise ValueError(f"unknown part {part!r:.40} of a configuration's name.")
-    return WgmmaConfig(**fields)
+    fields = {"block_k": BOX_K, "kernel": "specialised"} | spoken.read(text, PHRASES, _OLD_NAME)
+    if not {"block_m", "num_stages"} <= fields.keys():
+        raise ValueError(f"{text!r:.80} names no configuration; one is 128×256×64 · 4 stages · 2 consumers.")
+    return WgmmaConfig(boxes_per_stage=fields.pop("block_k") // BOX_K, **fields)
 
 
 def load_config(**fields) -> WgmmaConfig:

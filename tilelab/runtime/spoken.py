@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 SEPARATOR = " · "
@@ -22,13 +22,13 @@ def count(number: int, things: str) -> str:
     return f"{number} {first[:-1] if number == 1 and first.endswith('s') else first}{space}{rest}"
 
 
-def say(config: Any, phrases: Mapping[str, str]) -> str:
-    """Return the spoken name of a dataclass; fields that have their defaults are left out."""
+def say(config: Any, phrases: Mapping[str, str], always: Collection[str] = ()) -> str:
+    """Return the spoken name of a dataclass; fields that have their defaults are left out, except those in `always`."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     parts = []
     for names, phrase in phrases.items():
         values = [getattr(config, name) for name in names.split()]
-        if values == [defaults[name] for name in names.split()]:
+        if names not in always and values == [defaults[name] for name in names.split()]:
             continue
         if phrase.startswith("{} "):
             parts.append(count(values[0], phrase[3:]))
@@ -37,24 +37,34 @@ def say(config: Any, phrases: Mapping[str, str]) -> str:
     return SEPARATOR.join(parts)
 
 
-def read(text: str, phrases: Mapping[str, str]) -> dict[str, Any]:
+def read(text: str, phrases: Mapping[str, str], old: re.Pattern | None = None) -> dict[str, Any]:
     """Return the fields that a spoken name gives, for the class to be called with; ValueError for other text.
 
-    A number becomes an int, a word a str, and the field of a phrase without a place True.
+    A number becomes an int, a word a str, and the field of a phrase without a place True. Commas, which are easier to
+    type, may separate the parts as well. `old` is the pattern of an older spelling, whose groups have names of fields.
     """
+    if old and (found := old.fullmatch(text)):
+        given = {name: value for name, value in found.groupdict().items() if value is not None}
+        return {name: _convert(value, phrases.get(name, "{}")) for name, value in given.items()}
     fields: dict[str, Any] = {}
-    for part in text.split(SEPARATOR.strip()):
+    for part in re.split("[·,]", text):
         for names, phrase in phrases.items():
             if names.split()[0] not in fields and (found := re.fullmatch(_pattern(phrase), part.strip())):
-                values = [int(value) if value.isdigit() else value for value in found.groups()] or [True]
-                fields |= dict(zip(names.split(), values))
+                fields |= {
+                    name: _convert(value, phrase)
+                    for name, value in zip(names.split(), found.groups() or [""])
+                }
                 break
         else:
             raise ValueError(f"unknown part {part.strip()[:60]!r} of a configuration's name {text[:60]!r}.")
     return fields
 
 
+def _convert(value: str, phrase: str) -> int | str | bool:
+    return (int(value) if value.isdigit() else value) if "{}" in phrase else True
+
+
 def _pattern(phrase: str) -> str:
     """Return the regular expression of a phrase, in which the first word after the number may be a singular."""
-    pattern = re.escape(phrase).replace(r"\{\}", r"([0-9]{1,9}|[a-z_]+)").replace("×", "[×x]")
+    pattern = re.escape(phrase).replace(r"\{\}", r"([0-9]{1,9}B?|[a-z_]+)").replace("×", "[×x]")
     return re.sub(r"^(\([^)]*\)\\ [a-z]+)s", r"\1s?", pattern)

@@ -46,7 +46,7 @@ def test_a_table_is_shown_and_a_file_written(capsys, tmp_path):
     status, out, err = run(
         capsys, "--variant", "best", "--shape", "100,200", "--target", "sm_90a", "--json", str(path)
     )
-    shown = "ch10_tile_pipeline: compiled for sm_90a", "copy 2 × 256", "UTMALDG", "UTMASTG"
+    shown = "ch10_tile_pipeline: compiled for sm_90a", "copy · 2×256", "UTMALDG", "UTMASTG"
     assert status == 0 and not err and all(text in out for text in shown)
     assert all(row["status"] == "ok" for row in json.loads(path.read_text())["rows"])
     (tmp_path / "file").write_text("")

@@ -148,7 +148,9 @@ def test_there_is_room_for_all_stamps(config, shape, sms):
 def test_a_config_that_is_alone_leaves_no_room_for_a_second_cta():
     config = recorder.CONFIGS["1 stage"]
     assert (
-        2 * (config.smem_bytes + 1024) > 233472 and config.smem_bytes <= 232448 and "1 stage ·" in config.name
+        2 * (config.smem_bytes + 1024) > 233472
+        and config.smem_bytes <= 232448
+        and " · 1 stage" in config.name
     )
 
 
