@@ -155,7 +155,7 @@ class TileConfig:
         own = [field for field, ops in OWN_FIELDS.items() if self.op in ops]
         return spoken.say(self, PHRASES, ["threads", *own])
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self.name
 
     @property
@@ -178,11 +178,11 @@ class TileConfig:
         rows, columns = self.box(itemsize)
         return (2 if self.op == "add_shared" else self.stages) * (-(-rows * columns * itemsize // 128) * 128)
 
-    def tiles(self, shape) -> tuple[int, int]:
+    def tiles(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Return the number of tiles across and down a matrix of x, which has this shape."""
         return -(-shape[-1] // self.columns), -(-shape[-2] // self.rows)
 
-    def blocks(self, shape) -> int:
+    def blocks(self, shape: tuple[int, ...]) -> int:
         """Return the number of CTAs of a launch for x of this shape."""
         across, down = self.tiles(shape)
         batches = -(-shape[0] // self.cluster) * self.cluster if len(shape) == 3 else 1

@@ -10,6 +10,11 @@
 //   4. When wgmma has finished with a stage, the stage is empty, and step 1 may fill it again.
 //   5. After the last step along K, the epilogue rounds the sums to bf16 and TMA stores them.
 //
+// Compile it with `python -m ch10.wgmma_gemm --compile`, or by hand:
+//
+//     nvcc -arch=sm_90a -Itilelab/include -cubin ch10/wgmma_gemm/wgmma_gemm.cu -DKERNEL=SPECIALISED -DBLOCK_M=128
+//         -DBLOCK_N=256 -DSTAGES=4 -DCONSUMERS=2 -DBOXES_PER_STAGE=1 -DCLUSTER=1 -DEPILOGUE_SUBTILE=4 -DGROUP_M=4 -DSWAP=0
+//
 // KERNEL selects one of three kernels:
 //   ONE_GROUP    one warp group issues both the loads and the products.
 //   SPECIALISED  one warp group (the producer) loads, CONSUMERS warp groups multiply; persistent if the grid
@@ -25,6 +30,7 @@
 //   EPILOGUE_SUBTILE   number of parts in which the epilogue stores its tile
 //   GROUP_M            rows of tiles in a band of the raster (tile_coordinates)
 //   SWAP               1: A and B have changed places, and C is stored transposed
+//   RECORD             if it is defined, the kernel writes time stamps (recorder.cuh)
 #include "wgmma.cuh"
 #include "recorder.cuh"
 
