@@ -1,9 +1,10 @@
 """Claims, and how they are judged.
 
 A claim is a sentence in our words, with a short quotation from a field note. It has a test in words, a rule that
-carries out this test, and the heading of the cells that show why. A rule is a function of the evidence: it reads rows
-of records, or builds, or computes, and returns a finding. The verdict and the figure come from the same rows, so
-neither can be out of date. `claims.policy` states in words how claims are judged.
+carries out this test, and the heading of the cells that show why. A TOML file per note holds all of this but the rules.
+A rule is a function of the evidence in `claims.rules`: it reads rows of records, or builds, or computes, and returns a
+ruling. The texts of the claim then make the verdict and the figure of that ruling, so neither can be out of date.
+`policy.md` states in words how claims are judged.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
+import tomllib
 import urllib.parse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from tilelab import ROOT
 from tilelab.records import results
@@ -27,8 +30,13 @@ ELSEWHERE = {HOLDS: HOLDS_HERE, ONLY_IF: ONLY_IF_HERE, REFUTED: NOT_HERE}
 NO_RECORD = "not recorded yet"
 VERDICTS = (HOLDS, ONLY_IF, REFUTED, HOLDS_HERE, ONLY_IF_HERE, NOT_HERE, UNTESTED, NO_RECORD)
 CONDITIONAL = (ONLY_IF, ONLY_IF_HERE)
-MEASURED, BUILT, ARITHMETIC, DATASHEET, ARGUMENT = "measured", "built", "arithmetic", "datasheet", "argument"
-KINDS = (MEASURED, BUILT, ARITHMETIC, DATASHEET, ARGUMENT)
+KINDS = MEASURED, BUILT, ARITHMETIC, DATASHEET, ARGUMENT = (
+    "measured",
+    "built",
+    "arithmetic",
+    "datasheet",
+    "argument",
+)
 
 MARGIN = 0.02  # of two timings that alternate in one run
 QUICK_MARGIN = 0.05  # of the quick timings of a sweep
@@ -50,6 +58,110 @@ def is_better(value: float, other: float, margin: float = MARGIN) -> bool:
     return value > other * (1 + margin)
 
 
+# ---- rulings
+
+
+@dataclasses.dataclass(frozen=True)
+class Ruling:
+    """What a rule finds: whether the claim holds (None: the evidence cannot decide), and the values of its figure.
+
+    `holds_then` says whether the claim holds under its condition. `case` names texts of the claim that replace others.
+    """
+
+    holds: bool | None
+    values: dict[str, Any]
+    holds_then: bool = False
+    case: str = ""
+
+
+def decide(holds: object, holds_then: object = False, case: str = "", **values: Any) -> Ruling:
+    """Return that a claim holds, or holds under its condition, or does not hold."""
+    return Ruling(bool(holds), values, bool(holds_then), case or "holds" * bool(holds))
+
+
+def leave_open(case: str = "open", **values: Any) -> Ruling:
+    """Return that the evidence cannot decide a claim."""
+    return Ruling(None, values, case=case)
+
+
+Rule = Callable[..., Ruling]
+RULES: dict[str, Rule] = {"leave_open": lambda evidence: leave_open()}
+
+
+def rule(function: Rule) -> Rule:
+    """Add a function of (evidence, **parameters) to RULES under its name."""
+    assert function.__name__ not in RULES, function.__name__
+    RULES[function.__name__] = function
+    return function
+
+
+def format_range(values: Iterable[float], form: str = ".2f") -> str:
+    """Return the least and the largest, as in "2.88 to 3.34"; one figure if both look the same."""
+    ordered = sorted(values)
+    return " to ".join(dict.fromkeys(f"{end:{form}}" for end in (ordered[0], ordered[-1])))
+
+
+class _Several(tuple):
+    """Several values of a figure. Numbers are formatted as their range, and names are joined by the format."""
+
+    def __format__(self, form: str) -> str:
+        return form.join(self) if all(isinstance(each, str) for each in self) else format_range(self, form)
+
+
+def fill_in(text: str, values: dict[str, Any]) -> str:
+    """Return a text with `values` in its places: "{gains:.2f} ×" is a range where `gains` has several numbers."""
+    several = {name: _Several(value) for name, value in values.items() if isinstance(value, list | tuple)}
+    return text.format_map(values | several)
+
+
+class Evidence:
+    """The rows of a record: of the H200, or of builds if no GPU took part.
+
+    `used` lists the records that a rule needs, and `found` lists the other records that it read.
+    """
+
+    def __init__(self) -> None:
+        self.used: list[str] = []
+        self.found: list[str] = []
+
+    def __call__(self, experiment: str, **fields: Any) -> list[dict]:
+        """Return the rows of a record that have these fields; FileNotFoundError if there is no record."""
+        self.used.append(experiment)
+        return [row for row in self.load(experiment) if fields.items() <= row.items()]
+
+    def find(self, experiment: str, **fields: Any) -> list[dict]:
+        """Return the same, or no rows if there is no record: for a rule that then judges by other evidence."""
+        try:
+            rows = self.load(experiment)
+        except FileNotFoundError:
+            return []
+        self.found.append(experiment)
+        return [row for row in rows if fields.items() <= row.items()]
+
+    @contextlib.contextmanager
+    def explain_errors(self, reader: str) -> Iterator[None]:
+        """Turn what `reader` raises for rows without a field, or with a field of another type, into a ValueError."""
+        try:
+            yield
+        except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
+            records = " and ".join(dict.fromkeys(self.used + self.found))
+            why = f"{type(error).__name__}: {device.first_line(error)}"
+            raise ValueError(f"{reader} cannot be judged by {records} ({why}).") from error
+
+    def load(self, experiment: str) -> list[dict]:
+        """Return all rows of a record; FileNotFoundError without it, ValueError if it is damaged."""
+        try:
+            record = results.load(experiment, results.PREFERRED)
+        except FileNotFoundError:
+            record = results.load(experiment, results.NO_GPU.slug)
+        if not record["rows"]:
+            raise ValueError("the record has no rows")  # a rule about all rows would hold
+        return record["rows"]
+
+
+# ---- claims
+
+
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """A verdict and its figure; `reason` is the condition of ONLY_IF, or says what is missing.
@@ -68,57 +180,6 @@ class Finding:
         return f"{self.verdict}{separator}{self.reason}" if self.reason else self.verdict
 
 
-def decide(is_true: bool, figure: str, condition: str = "", is_true_then: bool = True) -> Finding:
-    """Return that a claim holds, or holds only if `condition` (where `is_true_then`), or is refuted."""
-    if is_true:
-        return Finding(HOLDS, figure)
-    return Finding(ONLY_IF, figure, condition) if condition and is_true_then else Finding(REFUTED, figure)
-
-
-class Evidence:
-    """The rows of a record: of the H200, or of builds if no GPU took part.
-
-    `used` lists the records that a rule needs, and `found` lists the other records that it read.
-    """
-
-    def __init__(self):
-        self.used: list[str] = []
-        self.found: list[str] = []
-
-    def __call__(self, experiment: str, **fields) -> list[dict]:
-        """Return the rows of a record that have these fields; FileNotFoundError if there is no record."""
-        self.used.append(experiment)
-        return [row for row in self.load(experiment) if fields.items() <= row.items()]
-
-    def find(self, experiment: str, **fields) -> list[dict]:
-        """Return the same, or no rows if there is no record: for a rule that then judges by other evidence."""
-        try:
-            rows = self.load(experiment)
-        except FileNotFoundError:
-            return []
-        self.found.append(experiment)
-        return [row for row in rows if fields.items() <= row.items()]
-
-    @contextlib.contextmanager
-    def explain_errors(self, reader: str):
-        """Turn what `reader` raises for rows without a field, or with a field of another type, into a ValueError."""
-        try:
-            yield
-        except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
-            records = " and ".join(dict.fromkeys(self.used + self.found))
-            why = f"{type(error).__name__}: {device.first_line(error)}"
-            raise ValueError(f"{reader} cannot be judged by {records} ({why}).") from error
-
-    def load(self, experiment: str) -> list[dict]:
-        try:
-            record = results.load(experiment, results.PREFERRED)
-        except FileNotFoundError:
-            record = results.load(experiment, results.NO_GPU.slug)
-        if not record["rows"]:
-            raise ValueError("the record has no rows")  # a rule about all rows would hold
-        return record["rows"]
-
-
 @dataclasses.dataclass(frozen=True)
 class Quote:
     """A few words of a field note, verbatim, and the heading of the section that they stand in."""
@@ -128,13 +189,10 @@ class Quote:
     note: str = ""  # the note's title, where it is not the claim's own
 
     def markdown(self) -> str:
-        words = (
-            self.words.replace("|", "\\|")
-            .replace("`", "")
-            .replace("**", "")
-            .replace("*", "\\*")
-            .replace("<", "&lt;")
-        )
+        """Return the quotation with its place, without marks that Markdown would read."""
+        words = self.words.replace("`", "").replace("**", "")
+        for mark, written in (("|", "\\|"), ("*", "\\*"), ("<", "&lt;")):
+            words = words.replace(mark, written)
         return f"“{words}” ({', '.join(filter(None, (self.note, self.section)))})"
 
 
@@ -144,23 +202,38 @@ class Claim:
 
     `test` says in words what the rule asks ("holds if …"), `kind` is one of KINDS, and `judged_on` names what was
     measured, built for or read. `about` is the GPU that the note gives its figure for, where that is not an H200.
-    `notebook` (its stem) and `heading` name the cells that show the figure.
+    `shown_in` is the notebook (its stem) and the heading of the cells that show the figure. `rule` names a function of
+    RULES, and `given` holds its parameters. `figure`, `condition`, `missing` (what would decide) and `evidence` are
+    texts with places for the rule's values, and `cases` holds other texts for the cases that a rule names.
     """
 
     name: str
     text: str
     quotes: tuple[Quote, ...]
     test: str
-    kind: str
-    judged_on: str
+    shown_in: tuple[str, str]
     about: str
-    notebook: str
-    heading: str
-    rule: Callable[[Evidence], Finding]
+    rule: str
+    kind: str = MEASURED
+    judged_on: str = "NVIDIA H200"
+    given: dict[str, Any] = dataclasses.field(default_factory=dict)
+    figure: str = ""
+    condition: str = ""
+    missing: str = ""
+    evidence: str = ""
+    cases: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def read(cls, name: str, note: dict[str, str], fields: dict[str, Any]) -> Claim:
+        """Return the claim of a table in a note's file. Its rule has its name unless the table names another."""
+        quotes = tuple(Quote(**quote) for quote in fields.pop("quotes"))
+        shown_in = tuple(fields.pop("shown_in"))
+        return cls(name, quotes=quotes, shown_in=shown_in, **{"about": note["about"], "rule": name} | fields)
 
     @property
     def path(self) -> pathlib.Path:
-        return ROOT / "notebooks" / f"{self.notebook}.ipynb"
+        """The notebook that shows the figure."""
+        return ROOT / "notebooks" / f"{self.shown_in[0]}.ipynb"
 
     def judge(self) -> Judgement:
         """Return the judgement by today's records; ValueError if a record that the rule reads is damaged."""
@@ -172,12 +245,22 @@ class Claim:
             finding = Finding(NO_RECORD, "", evidence.used[-1])
         return Judgement(self, finding, tuple(evidence.used), tuple(evidence.found))
 
-    def apply(self, evidence) -> Finding:
+    def apply(self, evidence: Evidence) -> Finding:
         """Return what the rule finds. A measurement of an H200 says of another GPU's figure only "on an H200"."""
-        finding = self.rule(evidence)
+        ruling = RULES[self.rule](evidence, **self.given)
+        texts = {name: getattr(self, name) for name in ("figure", "condition", "missing", "evidence")}
+        texts |= self.cases.get(ruling.case, {})
+        verdict, reason = REFUTED, ""
+        if ruling.holds is None:
+            verdict, reason = UNTESTED, texts["missing"]
+        elif ruling.holds:
+            verdict = HOLDS
+        elif ruling.holds_then:
+            verdict, reason = ONLY_IF, texts["condition"]
         if self.about and self.kind == MEASURED:
-            return dataclasses.replace(finding, verdict=ELSEWHERE.get(finding.verdict, finding.verdict))
-        return finding
+            verdict = ELSEWHERE.get(verdict, verdict)
+        figure, reason = (fill_in(text, self.given | ruling.values) for text in (texts["figure"], reason))
+        return Finding(verdict, figure, reason, texts["evidence"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,9 +279,10 @@ class Judgement:
     def markdown(self, folder: str) -> str:
         """Return a row of a table; `folder` leads from the table's file to the notebooks."""
         claim, finding = self.claim, self.finding
-        where = f"{claim.notebook}, *{claim.heading}*"
+        notebook, heading = claim.shown_in
+        where = f"{notebook}, *{heading}*"
         if claim.path.exists():  # JupyterLab's anchor of a heading is its text with hyphens for spaces
-            anchor = urllib.parse.quote(claim.heading.replace(" ", "-"), safe="-,:?'")
+            anchor = urllib.parse.quote(heading.replace(" ", "-"), safe="-,:?'")
             where = f"[{where}]({folder}{claim.path.name}#{anchor})"
         said = "; ".join(quote.markdown() for quote in claim.quotes)
         found = "<br>".join(filter(None, (finding.figure, f"*Holds if {claim.test}.*")))
@@ -209,52 +293,26 @@ class Judgement:
 
 
 class Note:
-    """A field note, and the claims taken from it, in the order in which they are written down."""
+    """A field note, and the claims taken from it, in the order in which they are written down.
 
-    def __init__(self, title: str, about: str, summary: str):
-        self.title, self.about, self.summary = title, about, summary
-        self.claims: list[Claim] = []
+    `name` is that of its file. The table [note] holds title, summary and `about`, the GPU that the note is about. Every
+    other table is a claim.
+    """
 
-    def claim(
-        self,
-        text: str,
-        quotes: Quote | tuple[Quote, ...],
-        cell: tuple[str, str],
-        test: str,
-        kind: str = MEASURED,
-        judged_on: str = "NVIDIA H200",
-        about: str | None = None,
-        name: str = "",
-    ):
-        """Decorate a function, which becomes the rule of a new claim; its name is the claim's, unless one is given.
-
-        `cell` is a notebook and a heading in it. `about` is the note's GPU unless another is given; "" means that the
-        claim names none.
-        """
-
-        def add(rule):
-            said = quotes if isinstance(quotes, tuple) else (quotes,)
-            self.claims.append(
-                Claim(
-                    name or rule.__name__,
-                    text,
-                    said,
-                    test,
-                    kind,
-                    judged_on,
-                    self.about if about is None else about,
-                    *cell,
-                    rule,
-                )
-            )
-            return rule
-
-        return add
+    def __init__(self, name: str) -> None:
+        tables = tomllib.loads((ROOT / "claims" / f"{name}.toml").read_text(encoding="utf-8"))
+        note = tables.pop("note")
+        self.title: str = note["title"]
+        self.summary: str = note["summary"]
+        self.claims = [Claim.read(name, note, fields) for name, fields in tables.items()]
 
     @functools.cached_property
     def judgements(self) -> list[Judgement]:
         """The claims, judged once per process."""
         return [claim.judge() for claim in self.claims]
+
+
+# ---- tables
 
 
 def count_outcomes(judgements: Iterable[Judgement]) -> list[int]:
@@ -284,9 +342,3 @@ def make_table(judgements: Iterable[Judgement], folder: str) -> str:
         "|---|---|---|---|---|",
     ]
     return "\n".join([*head, *(judgement.markdown(folder) for judgement in judgements)])
-
-
-def format_range(values: Iterable[float], form: str = ".2f") -> str:
-    """Return the least and the largest, as in "2.88 to 3.34"; one figure if both look the same."""
-    ordered = sorted(values)
-    return " to ".join(dict.fromkeys(f"{end:{form}}" for end in (ordered[0], ordered[-1])))

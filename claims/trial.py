@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import collections
 
-from claims import (
-    blockscaled_gemm_optimization_attempts,
-    tma_config_fix_proposal,
-    tma_setup_guide_gb10,
-    trajectory_resample_tma_status,
-    triton_issue_descriptor_compile_failure,
-)
-from claims.judge import NO_RECORD, ROOT, VERDICTS, Judgement, count_verdicts, make_table
-from claims.policy import POLICY
+from claims import judge, rules
+from claims.judge import NO_RECORD, ROOT, VERDICTS, Judgement, Note, count_verdicts, make_table
 
+assert rules  # the notes name them
 NOTES = [
-    module.NOTE
-    for module in (
-        tma_config_fix_proposal,
-        tma_setup_guide_gb10,
-        trajectory_resample_tma_status,
-        triton_issue_descriptor_compile_failure,
-        blockscaled_gemm_optimization_attempts,
-    )
+    Note("tma_config_fix_proposal"),
+    Note("tma_setup_guide_gb10"),
+    Note("trajectory_resample_tma_status"),
+    Note("triton_issue_descriptor_compile_failure"),
+    Note("blockscaled_gemm_optimization_attempts"),
 ]
 README, LEDGER, NOTEBOOK = ROOT / "README.md", ROOT / "CLAIMS.md", ROOT / "notebooks" / "claims.ipynb"
 BEGIN, END = "<!-- claims: written by python -m claims --write -->", "<!-- end of claims -->"
@@ -36,6 +27,8 @@ of this repository. This page quotes a few words of each claim, says how the cla
 `python -m claims --write` computes the page from the records in `results/`. Nothing on it is typed by hand.
 
 [The five field notes](docs/field-notes.md) says who wrote the notes and when. The summaries below are ours."""
+POLICY = (ROOT / "claims" / "policy.md").read_text(encoding="utf-8").strip()
+POLICY = POLICY.format_map(vars(judge)).replace("%", " %")
 
 
 def judge_all() -> list[Judgement]:

@@ -4,10 +4,14 @@ import ast
 import functools
 import json
 import re
+import subprocess
+import sys
 
 from tilelab import ROOT
 
 PACKAGES = ("tilelab", "ch07", "ch10", "ch14", "claims")
+# The rooms of tilelab from the bottom to the top: a room imports only rooms before it.
+ROOMS = ("runtime", "pictures", "records", "measure", "sweeps", "emulator", "cells", "views", "course")
 CELLS = 45
 
 
@@ -105,6 +109,71 @@ def test_imports_point_from_later_chapters_to_earlier_ones_and_to_tilelab():
         for name, others in list_imports().items()
         if (found := [other for other in others if order[other.split(".")[0]] > order[name.split(".")[0]]])
     } == {}
+
+
+def test_the_product_half_imports_only_the_runtime_and_other_products():
+    def is_product(name):
+        parts = name.split(".")
+        return parts[0].startswith("ch") and not {"lesson", "__main__"} & set(parts)
+
+    assert {
+        name: found
+        for name, others in list_imports().items()
+        if is_product(name)
+        and (
+            found := [
+                other for other in others if not is_product(other) and room_of(other) not in ("", "runtime")
+            ]
+        )
+    } == {}
+
+
+def room_of(name):
+    """The room of a module of tilelab; "" for tilelab itself, and the whole name for a module of no room."""
+    parts = name.split(".")
+    return name if parts[0] != "tilelab" else parts[1] if len(parts) > 1 else ""
+
+
+def test_arrows_between_rooms_point_one_way():
+    order = {"": 0, **{room: number for number, room in enumerate(ROOMS)}}
+    assert {
+        name: found
+        for name, others in list_imports().items()
+        if room_of(name) in ROOMS
+        and (
+            found := [
+                other
+                for other in others
+                if room_of(other) in ROOMS and order[room_of(other)] > order[room_of(name)]
+            ]
+        )
+    } == {}
+
+
+def test_tilelab_has_few_doors():
+    entries = [path for path in (ROOT / "tilelab").iterdir() if path.name != "__pycache__"]
+    assert len([path for path in entries if path.is_dir()]) <= 10
+    assert len([path for path in entries if path.is_file()]) <= 4
+
+
+def test_all_operators_load_nothing_of_the_course():
+    operators = """
+import sys
+import ch07.bulk_copy, ch07.resample, ch10.tile_pipeline, ch10.wgmma_gemm
+import ch14.attention, ch14.blockscaled, ch14.descriptors, ch14.gemm, ch14.mx_formats
+print(*sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", operators], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    loaded = set(done.stdout.split())
+    ours = loaded & set(MODULES)
+    assert {"ch14.gemm", "tilelab.runtime.plans"} <= ours
+    course = set(ROOMS) - {"runtime"}
+    assert not [
+        name for name in ours if ".lesson" in name or name.startswith("claims") or room_of(name) in course
+    ]
+    assert not loaded & {"matplotlib", "pandas", "IPython", "ipywidgets", "jupyterlab"}
 
 
 def test_every_chapter_and_topic_is_a_package():

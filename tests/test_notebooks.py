@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import pytest
 
@@ -17,6 +18,8 @@ from tilelab.runtime import device
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
 DEMOS = sorted((ROOT / "notebooks" / "demo").glob("*.ipynb"))
+PICTURES = ROOT / "notebooks" / "pictures"
+IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)]*)\)")
 ABSOLUTE_HOME = re.compile(r"(/home/|/Users/|/root/|[A-Z]:\\+Users\\)\w")
 
 
@@ -32,6 +35,13 @@ def read(path):
 
 def lines(cell):
     return "".join(cell["source"]).strip().splitlines()
+
+
+def find_images(path):
+    """The alternative text and the file of each picture in a notebook's prose."""
+    texts = ["".join(cell["source"]) for cell in read(path)[0]["cells"] if cell["cell_type"] == "markdown"]
+    assert not any("<img" in text for text in texts), "show a picture as ![alternative text](file)"
+    return [(words, path.parent / target) for text in texts for words, target in IMAGE.findall(text)]
 
 
 @each(NOTEBOOKS + SOLUTIONS + DEMOS)
@@ -57,6 +67,12 @@ def test_form(path):
         )
         found = ABSOLUTE_HOME.search(json.dumps(cell["outputs"]))
         assert not found, f"an output names somebody's home folder ({found.group()}): {lines(cell)}"
+        for output in cell["outputs"]:
+            if "image/png" in output.get("data", {}):
+                assert output["metadata"]["image/png"]["alt"], f"no alternative text: {lines(cell)}"
+    for words, picture in find_images(path):
+        assert len(words) > 60, f"{picture.name} needs an alternative text that says what it shows"
+        assert picture.is_file() and picture.parent == PICTURES / path.stem
     if path not in SOLUTIONS:
         check_that_no_trust_is_needed(code)
     package, _, module = path.stem.partition("_")
@@ -68,6 +84,16 @@ def test_form(path):
         assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1)), (
             "run `make record`"
         )
+
+
+def test_every_picture_is_shown_and_needs_nothing_else():
+    files = set(PICTURES.rglob("*.*"))
+    assert files == {picture for path in NOTEBOOKS for _, picture in find_images(path)}
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        size = ElementTree.fromstring(text).attrib.keys() & {"width", "height", "viewBox"}
+        assert file.suffix == ".svg" and len(size) == 3 and len(text) < 40_000, file
+        assert not re.search(r"<(script|metadata|image|style|foreignObject)|href=\"(?!#)", text), file
 
 
 class _Markup(html.parser.HTMLParser):

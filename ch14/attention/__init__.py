@@ -37,7 +37,14 @@ LOG2_E = 1.4426950408889634
 IS_INTERPRETED = not isinstance(attention_plain_kernel, triton.JITFunction)
 
 
-def spec(q, k, v, *, is_causal: bool = False, scale: float | None = None):
+def spec(
+    q: torch.Tensor,  # (B, H, S, D)
+    k: torch.Tensor,  # (B, HK, T, D)
+    v: torch.Tensor,  # (B, HK, T, D)
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:  # (B, H, S, D)
     """Return softmax(scale q k^T) v in float64. `attention` describes the arguments."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     k, v = (tensor.double().repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
@@ -58,21 +65,13 @@ def job(
     queries, keys = (
         f"tensordesc<{dtype}[1, 1, {rows}, {d}]{layout}>" for rows in (_query_rows(config), config.block_n)
     )
-    signature = {
-        "q_desc": queries,
-        "k_desc": keys,
-        "v_desc": keys,
-        "o_desc": queries,
-        "scale": "fp32",
-        **dict.fromkeys(("KEYS", "row_blocks", "heads", "heads_per_kv"), "i32"),
-    }
-    kernel = "ch14.attention.kernels:attention_plain_kernel"
-    if hopper:
-        kernel, signature["items"] = "ch14.attention.hopper_kernel:attention_hopper_kernel", "i32"
+    lengths = ["KEYS", "row_blocks", "heads", "heads_per_kv"] + ["items"] * hopper
+    signature = {"q_desc": queries, "k_desc": keys, "v_desc": keys, "o_desc": queries, "scale": "fp32"}
     constants, options = _compile_options(config, is_causal)
     return build.Job(
-        kernel,
-        signature,
+        "ch14.attention."
+        + ("hopper_kernel:attention_hopper_kernel" if hopper else "kernels:attention_plain_kernel"),
+        signature | dict.fromkeys(lengths, "i32"),
         constants,
         target,
         options.pop("num_warps"),
@@ -171,8 +170,7 @@ def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
     )
     if reason := rejection(config, target):
         raise device.Unsupported(f"configuration {config} cannot run on {target}: {reason}")
-    gluon = config.kernel == "hopper"
-    if gluon and IS_INTERPRETED:
+    if config.kernel == "hopper" and IS_INTERPRETED:
         raise device.Unsupported(
             "the interpreter runs Triton, not Gluon: use a plain configuration without a GPU."
         )
@@ -182,27 +180,10 @@ def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
     )
     if not q.numel() or not k.numel():  # the sum over no keys is zero
         return plan(lambda q, k, v, out: out.zero_())
-    out = new if out is None else out
-    tensors = ((q, _query_rows(config)), (k, config.block_n), (v, config.block_n), (out, _query_rows(config)))
-    names = ("q_desc", "k_desc", "v_desc", "o_desc")
-    row_blocks = triton.cdiv(q.shape[2], config.block_m)
-    items = ((row_blocks + 1) // 2 if gluon and is_causal else row_blocks) * q.shape[0] * q.shape[1]
-    grid = (min(items, here.sms) if config.persistent else items,)
-    arguments = {name: _describe(tensor, rows, gluon) for name, (tensor, rows) in zip(names, tensors)}
-    arguments |= {
-        "scale": (d**-0.5 if scale is None else scale) * LOG2_E,
-        **({"items": items} if gluon else {}),
-        "KEYS": k.shape[2],
-        "row_blocks": row_blocks,
-        "heads": q.shape[1],
-        "heads_per_kv": q.shape[1] // k.shape[1],
-    }
-    constants, options = _compile_options(config, is_causal)
-    kernel = attention_hopper_kernel if gluon else attention_plain_kernel
+    kernel, grid, arguments, options = bind(q, k, v, new if out is None else out, is_causal, scale, config)
+    follows = {"q_desc": 0, "k_desc": 1, "v_desc": 2, "o_desc": 3}
     try:  # to compile and load, so that a refusal is raised here
-        return plan(
-            triton_launch.prepare(kernel, grid, arguments, dict(zip(names, range(4))), **constants, **options)
-        )
+        return plan(triton_launch.prepare(kernel, grid, arguments, follows, **options))
     except torch.AcceleratorError:
         raise  # the CUDA context is lost
     except Exception as error:
@@ -210,6 +191,30 @@ def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
             f"configuration {config} cannot run on {target}: {type(error).__name__}: "
             f"{device.first_line(error)[:200]}"
         ) from error
+
+
+def bind(q, k, v, out, is_causal: bool, scale: float | None, config: AttentionConfig) -> tuple:
+    """Return the kernel of `config`, its grid, its arguments by name, and its constants with the compiler's options."""
+    gluon, rows, (b, h, s, d) = config.kernel == "hopper", _query_rows(config), q.shape
+    row_blocks = triton.cdiv(s, config.block_m)
+    items = ((row_blocks + 1) // 2 if gluon and is_causal else row_blocks) * b * h
+    arguments = {
+        "q_desc": _describe(q, rows, gluon),
+        "k_desc": _describe(k, config.block_n, gluon),
+        "v_desc": _describe(v, config.block_n, gluon),
+        "o_desc": _describe(out, rows, gluon),
+        "scale": (d**-0.5 if scale is None else scale) * LOG2_E,
+        "KEYS": k.shape[2],
+        "row_blocks": row_blocks,
+        "heads": h,
+        "heads_per_kv": h // k.shape[1],
+    }
+    if gluon:
+        arguments["items"] = items
+    constants, options = _compile_options(config, is_causal)
+    grid = (min(items, device.current().sms) if config.persistent else items,)
+    kernel = attention_hopper_kernel if gluon else attention_plain_kernel
+    return kernel, grid, arguments, constants | options
 
 
 planner = Planner(_plan, "qkv")
@@ -221,13 +226,13 @@ def attention_operator(q, k, v, is_causal=False, scale=None, config="best"):
 
 
 def prepare(
-    q,
-    k,
-    v,
+    q: torch.Tensor,  # (B, H, S, D)
+    k: torch.Tensor,  # (B, HK, T, D)
+    v: torch.Tensor,  # (B, HK, T, D)
     *,
     is_causal: bool = False,
     scale: float | None = None,
-    out=None,
+    out: torch.Tensor | None = None,  # (B, H, S, D)
     config: str | AttentionConfig = "best",
 ) -> Launch:
     """Check the arguments of `attention`, build the descriptors, compile the kernel, and return the launch."""
@@ -235,15 +240,15 @@ def prepare(
 
 
 def attention(
-    q,
-    k,
-    v,
+    q: torch.Tensor,  # (B, H, S, D)
+    k: torch.Tensor,  # (B, HK, T, D)
+    v: torch.Tensor,  # (B, HK, T, D)
     *,
     is_causal: bool = False,
     scale: float | None = None,
-    out=None,
+    out: torch.Tensor | None = None,  # (B, H, S, D)
     config: str | AttentionConfig = "best",
-):
+) -> torch.Tensor:  # (B, H, S, D)
     """Return softmax(scale q k^T) v, as torch's scaled_dot_product_attention does; the sums are kept in float32.
 
     q is (B, H, S, D), k and v are (B, HK, T, D), in bfloat16 or float16; D is 64 or 128. With grouped queries H is a

@@ -11,7 +11,8 @@ A walk through `attention_hopper_kernel`, which a CTA of nine warps runs (of 17 
 1. The kernel allocates the tiles and their mbarriers. A `full` barrier completes when TMA has written the bytes that
    the loading warp announced; an `empty` barrier completes when all groups have arrived, so TMA may write again.
 2. All three roles go through the same items of work in the same order, and through the same ring of STAGES blocks.
-   `RingState` counts along: which stage is next, and which phase of its barriers to wait for.
+   `RingState` counts along: which stage is next, and which phase of its barriers to wait for. `PartitionArgs` holds
+   all that the roles share.
 3. A group computes S = Q K^T, takes the exponentials with a running maximum, and adds P V to its accumulator. With
    OVERLAP it starts the next S before this P V, so the tensor core works while the group computes exponentials.
    With PING_PONG the groups take turns at the tensor core.
@@ -26,6 +27,8 @@ other groups between two tiles.
 Source: FlashAttention-3, sections 3.1 and 3.2 (arXiv 2407.08608); Triton's Gluon tutorials. This file does not import
 annotations from __future__, because an aggregate needs the types of its fields and not their names.
 """
+
+import sys
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -59,7 +62,7 @@ class RingState:
         self.stage, self.phase, self.STAGES = stage, phase, gl.constexpr(STAGES)
 
     @gluon.jit
-    def next(self):
+    def advance(self):
         stage = self.stage + 1
         phase = self.phase
         if stage == self.STAGES:  # a barrier's phase flips each time the ring comes round
@@ -68,23 +71,75 @@ class RingState:
         return RingState(stage, phase, self.STAGES)
 
 
+def enter_scope(name, _semantic=None):
+    """Begin a scope of a recording where Triton's profiler is loaded and records; else leave no instruction."""
+    if profiler := sys.modules.get("triton.profiler.language"):
+        profiler.enter_scope(name, _semantic=_semantic)
+
+
+def exit_scope(name, _semantic=None):
+    """End the scope."""
+    if profiler := sys.modules.get("triton.profiler.language"):
+        profiler.exit_scope(name, _semantic=_semantic)
+
+
+# The compiler calls these two when it meets them.
+enter_scope.__triton_builtin__ = exit_scope.__triton_builtin__ = True
+
+
 @aggregate
 class Buffers:
-    """Tiles in shared memory with the barriers that say when a tile has arrived and when it may be overwritten."""
+    """Tiles in shared memory with the barriers that say when a tile has arrived and when it may be overwritten.
 
+    `NBYTES` is what a `full` barrier expects. With 0, or without `FREES`, the barriers are those of other tiles, whose
+    buffers wait or arrive. `NAME` is for recordings.
+    """
+
+    NAME: gl.constexpr
     tiles: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
+    NBYTES: gl.constexpr
+    FREES: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, tiles, full, empty):
+    def __init__(self, NAME, tiles, full, empty, NBYTES, FREES):
         self.tiles, self.full, self.empty = tiles, full, empty
+        self.NAME, self.NBYTES, self.FREES = map(gl.constexpr, (NAME, NBYTES, FREES))
+
+    @gluon.jit
+    def load(self, desc, origin, index, phase):
+        # The loading warp: let TMA overwrite a tile as soon as all groups have read it.
+        if self.NBYTES:
+            enter_scope(f"wait {self.NAME} empty")
+            mbarrier.wait(self.empty.index(index), phase)
+            exit_scope(f"wait {self.NAME} empty")
+        enter_scope(f"load {self.NAME}")
+        if self.NBYTES:
+            mbarrier.expect(self.full.index(index), self.NBYTES)
+        tma.async_copy_global_to_shared(desc, origin, self.full.index(index), self.tiles.index(index))
+        exit_scope(f"load {self.NAME}")
+
+    @gluon.jit
+    def wait(self, index, phase):
+        # A group: wait until a tile has arrived.
+        if self.NBYTES:
+            enter_scope(f"wait {self.NAME} full")
+            mbarrier.wait(self.full.index(index), phase)
+            exit_scope(f"wait {self.NAME} full")
+
+    @gluon.jit
+    def free(self, index):
+        # A group: say that it has read a tile.
+        if self.FREES:
+            mbarrier.arrive(self.empty.index(index), count=1)
 
 
 @aggregate
 class Problem:
     """The items of work, and how they are cut into tiles of BLOCK_M queries and blocks of BLOCK_N keys."""
 
+    scale: gl.tensor
     items: gl.tensor
     KEYS: gl.tensor
     row_blocks: gl.tensor
@@ -95,9 +150,9 @@ class Problem:
     BLOCK_N: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, items, KEYS, row_blocks, heads, heads_per_kv, CAUSAL, BLOCK_M, BLOCK_N):
-        self.items, self.KEYS, self.row_blocks = items, KEYS, row_blocks
-        self.heads, self.heads_per_kv = heads, heads_per_kv
+    def __init__(self, scale, items, KEYS, row_blocks, heads, heads_per_kv, CAUSAL, BLOCK_M, BLOCK_N):
+        self.scale, self.items, self.KEYS = scale, items, KEYS
+        self.row_blocks, self.heads, self.heads_per_kv = row_blocks, heads, heads_per_kv
         self.CAUSAL, self.BLOCK_M, self.BLOCK_N = map(gl.constexpr, (CAUSAL, BLOCK_M, BLOCK_N))
 
     @gluon.jit
@@ -125,25 +180,40 @@ class Problem:
         return (last + self.BLOCK_N - 1) // self.BLOCK_N
 
 
+@aggregate
+class PartitionArgs:
+    """All that the roles share: the work, the descriptors, the tiles with their barriers, and how groups take turns."""
+
+    problem: Problem
+    q_desc: tma.tensor_descriptor
+    k_desc: tma.tensor_descriptor
+    v_desc: tma.tensor_descriptor
+    o_desc: tma.tensor_descriptor
+    queries: Buffers
+    keys: Buffers
+    values: Buffers
+    o_tiles: gl.shared_memory_descriptor
+    tensor_core_barriers: gl.shared_memory_descriptor
+    OVERLAP: gl.constexpr
+    PING_PONG: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, problem, descs, buffers, o_tiles, tensor_core_barriers, OVERLAP, PING_PONG):
+        self.problem, self.o_tiles, self.tensor_core_barriers = problem, o_tiles, tensor_core_barriers
+        self.q_desc, self.k_desc, self.v_desc, self.o_desc = descs
+        self.queries, self.keys, self.values = buffers
+        self.OVERLAP, self.PING_PONG = map(gl.constexpr, (OVERLAP, PING_PONG))
+
+
 @gluon.jit
-def load_tiles(
-    problem,
-    q_desc,
-    k_desc,
-    v_desc,
-    queries,
-    keys,
-    values,
-    Q_STAGES: gl.constexpr,
-    STAGES: gl.constexpr,
-    JOINT: gl.constexpr,
-):
+def load_tiles(args):
     # The role of the last warp. It loads the last block of keys first, because only that block may need a mask.
-    ROWS: gl.constexpr = q_desc.block_type.shape[2]
+    problem = args.problem
+    ROWS: gl.constexpr = args.q_desc.block_type.shape[2]
     GROUPS: gl.constexpr = problem.BLOCK_M // ROWS
     # On a new barrier a wait for phase 1 returns at once, so the first round finds every stage empty.
-    state = RingState(gl.to_tensor(0), gl.to_tensor(1), STAGES)
-    q_state = RingState(gl.to_tensor(0), gl.to_tensor(1), Q_STAGES)
+    state = RingState(gl.to_tensor(0), gl.to_tensor(1), args.keys.tiles.shape[0])
+    q_state = RingState(gl.to_tensor(0), gl.to_tensor(1), args.queries.tiles.shape[0] // GROUPS)
     for item in range(gl.program_id(0), problem.items, gl.num_programs(0)):
         head, late, early, count = problem.locate(item)
         batch = head // problem.heads
@@ -154,51 +224,26 @@ def load_tiles(
             blocks = problem.count_key_blocks(row, problem.BLOCK_M)
             for group in gl.static_range(GROUPS):
                 tile_of_q = q_state.stage * GROUPS + group
-                mbarrier.wait(queries.empty.index(tile_of_q), q_state.phase)
-                mbarrier.expect(queries.full.index(tile_of_q), q_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(
-                    q_desc,
-                    [batch, q_head, row + group * ROWS, 0],
-                    queries.full.index(tile_of_q),
-                    queries.tiles.index(tile_of_q),
+                args.queries.load(
+                    args.q_desc, [batch, q_head, row + group * ROWS, 0], tile_of_q, q_state.phase
                 )
-            q_state = q_state.next()
+            q_state = q_state.advance()
             for block in range(blocks):
                 origin = [batch, kv_head, (blocks - 1 - block) * problem.BLOCK_N, 0]
-                stage = state.stage
-                mbarrier.wait(keys.empty.index(stage), state.phase)
-                mbarrier.expect(keys.full.index(stage), (2 if JOINT else 1) * k_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(
-                    k_desc, origin, keys.full.index(stage), keys.tiles.index(stage)
-                )
-                if not JOINT:
-                    mbarrier.wait(values.empty.index(stage), state.phase)
-                    mbarrier.expect(values.full.index(stage), v_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(
-                    v_desc, origin, values.full.index(stage), values.tiles.index(stage)
-                )
-                state = state.next()
+                args.keys.load(args.k_desc, origin, state.stage, state.phase)
+                args.values.load(args.v_desc, origin, state.stage, state.phase)
+                state = state.advance()
 
 
 @gluon.jit
-def attend(
-    GROUP: gl.constexpr,
-    problem,
-    scale,
-    o_desc,
-    o_tiles,
-    queries,
-    keys,
-    values,
-    tensor_core_barriers,
-    Q_STAGES: gl.constexpr,
-    STAGES: gl.constexpr,
-    OVERLAP: gl.constexpr,
-    PING_PONG: gl.constexpr,
-    JOINT: gl.constexpr,
-):
+def attend(args, GROUP: gl.constexpr):
     # The role of a group of four warps: 64 rows of Q against every block. The hardware computes powers of two, so
-    # `scale` holds log2(e). With JOINT, `values` has the barriers of `keys`.
+    # `scale` holds log2(e).
+    problem = args.problem
+    keys = args.keys
+    values = args.values
+    scale = problem.scale
+    o_desc = args.o_desc
     ROWS: gl.constexpr = o_desc.block_type.shape[2]
     D: gl.constexpr = o_desc.block_type.shape[3]
     BLOCK_N: gl.constexpr = problem.BLOCK_N
@@ -210,11 +255,11 @@ def attend(
         0, o_layout, 2
     )  # wgmma takes P from registers in this layout
     zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, s_layout)
-    state = RingState(gl.to_tensor(0), gl.to_tensor(0), STAGES)
-    q_state = RingState(gl.to_tensor(0), gl.to_tensor(0), Q_STAGES)
+    state = RingState(gl.to_tensor(0), gl.to_tensor(0), keys.tiles.shape[0])
+    q_state = RingState(gl.to_tensor(0), gl.to_tensor(0), args.queries.tiles.shape[0] // GROUPS)
     tensor_core_phase = 0
-    if PING_PONG and NEXT == 0:
-        mbarrier.arrive(tensor_core_barriers.index(0), count=1)  # group 0 begins
+    if args.PING_PONG and NEXT == 0:
+        mbarrier.arrive(args.tensor_core_barriers.index(0), count=1)  # group 0 begins
     for item in range(gl.program_id(0), problem.items, gl.num_programs(0)):
         head, late, early, count = problem.locate(item)
         for tile in range(count):
@@ -223,30 +268,30 @@ def attend(
             row += GROUP * ROWS
             if (
                 problem.CAUSAL and problem.BLOCK_M > BLOCK_N
-            ):  # the other groups meet a block that this one does not
+            ):  # other groups meet blocks that this one does not
                 own_blocks = problem.count_key_blocks(row, ROWS)
                 for _ in range(own_blocks, blocks):
-                    mbarrier.wait(keys.full.index(state.stage), state.phase)
-                    mbarrier.arrive(keys.empty.index(state.stage), count=1)
-                    if not JOINT:
-                        mbarrier.wait(values.full.index(state.stage), state.phase)
-                        mbarrier.arrive(values.empty.index(state.stage), count=1)
-                    if PING_PONG:
-                        mbarrier.wait(tensor_core_barriers.index(GROUP), tensor_core_phase)
-                        mbarrier.arrive(tensor_core_barriers.index(NEXT), count=1)
+                    keys.wait(state.stage, state.phase)
+                    keys.free(state.stage)
+                    values.wait(state.stage, state.phase)
+                    values.free(state.stage)
+                    if args.PING_PONG:
+                        mbarrier.wait(args.tensor_core_barriers.index(GROUP), tensor_core_phase)
+                        mbarrier.arrive(args.tensor_core_barriers.index(NEXT), count=1)
                         tensor_core_phase ^= 1
-                    state = state.next()
+                    state = state.advance()
                 blocks = own_blocks
             acc = gl.zeros([ROWS, D], gl.float32, o_layout)
             tile_of_q = q_state.stage * GROUPS + GROUP
-            q = queries.tiles.index(tile_of_q).reshape([ROWS, D])
-            mbarrier.wait(queries.full.index(tile_of_q), q_state.phase)
-            mbarrier.wait(keys.full.index(state.stage), state.phase)
+            q = args.queries.tiles.index(tile_of_q).reshape([ROWS, D])
+            args.queries.wait(tile_of_q, q_state.phase)
+            keys.wait(state.stage, state.phase)
             k = keys.tiles.index(state.stage).reshape([BLOCK_N, D]).permute((1, 0))
+            enter_scope("product k")
             s = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
             s = warpgroup_mma_wait(0, [s])
-            if not JOINT:
-                mbarrier.arrive(keys.empty.index(state.stage), count=1)
+            exit_scope("product k")
+            keys.free(state.stage)
             columns = (blocks - 1) * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, s_layout))[None, :]
             keep = columns < problem.KEYS
             if problem.CAUSAL:  # ROWS divides BLOCK_N, so the diagonal crosses only this block
@@ -260,58 +305,69 @@ def attend(
             for _ in range(1, blocks):
                 last = state
                 v = values.tiles.index(last.stage).reshape([BLOCK_N, D])
-                state = state.next()
-                mbarrier.wait(keys.full.index(state.stage), state.phase)
-                if PING_PONG:
-                    mbarrier.wait(tensor_core_barriers.index(GROUP), tensor_core_phase)
+                state = state.advance()
+                keys.wait(state.stage, state.phase)
+                if args.PING_PONG:
+                    mbarrier.wait(args.tensor_core_barriers.index(GROUP), tensor_core_phase)
                 k = keys.tiles.index(state.stage).reshape([BLOCK_N, D]).permute((1, 0))
-                if OVERLAP:
+                if args.OVERLAP:
+                    enter_scope("product k")
                     s = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
-                    if not JOINT:
-                        mbarrier.wait(values.full.index(last.stage), last.phase)
+                    values.wait(last.stage, last.phase)
+                    enter_scope("product v")
                     acc = warpgroup_mma(p, v, acc, is_async=True)
                 else:
-                    if not JOINT:
-                        mbarrier.wait(values.full.index(last.stage), last.phase)
+                    values.wait(last.stage, last.phase)
+                    enter_scope("product v")
                     acc = warpgroup_mma(p, v, acc, is_async=True)
                     acc = warpgroup_mma_wait(0, [acc])
-                    mbarrier.arrive(values.empty.index(last.stage), count=1)
+                    exit_scope("product v")
+                    values.free(last.stage)
+                    enter_scope("product k")
                     s = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
-                if PING_PONG:
-                    mbarrier.arrive(tensor_core_barriers.index(NEXT), count=1)
+                if args.PING_PONG:
+                    mbarrier.arrive(args.tensor_core_barriers.index(NEXT), count=1)
                     tensor_core_phase ^= 1
-                s = warpgroup_mma_wait(
-                    1 if OVERLAP else 0, [s]
-                )  # with OVERLAP the product P V is still running
-                if not JOINT:
-                    mbarrier.arrive(keys.empty.index(state.stage), count=1)
+                s = warpgroup_mma_wait(1 if args.OVERLAP else 0, [s])  # with OVERLAP P V is still running
+                exit_scope("product k")
+                keys.free(state.stage)
                 new_max = gl.maximum(row_max, gl.max(s, 1) * scale)
                 rescale = gl.exp2(row_max - new_max)
                 p_float = gl.exp2(s * scale - new_max[:, None])
                 row_sum = row_sum * rescale + gl.sum(p_float, 1)
                 row_max = new_max
-                if OVERLAP:
+                if args.OVERLAP:
                     acc = warpgroup_mma_wait(0, [acc])
-                    mbarrier.arrive(values.empty.index(last.stage), count=1)
+                    exit_scope("product v")
+                    values.free(last.stage)
                 acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, o_layout))[:, None]
                 p = gl.convert_layout(p_float.to(o_desc.dtype), p_layout)
 
-            mbarrier.arrive(queries.empty.index(tile_of_q), count=1)
-            q_state = q_state.next()
-            if not JOINT:
-                mbarrier.wait(values.full.index(state.stage), state.phase)
+            args.queries.free(tile_of_q)
+            q_state = q_state.advance()
+            values.wait(state.stage, state.phase)
+            enter_scope("product v")
             acc = warpgroup_mma(p, values.tiles.index(state.stage).reshape([BLOCK_N, D]), acc)
-            mbarrier.arrive(values.empty.index(state.stage), count=1)
-            state = state.next()
+            exit_scope("product v")
+            values.free(state.stage)
+            state = state.advance()
+            enter_scope("store")
             acc = acc * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, o_layout))[:, None]
             tma.store_wait(0)  # the store of the last tile has read this group's staging tile
             group_barrier()  # one thread issued that store and waited for it; now all threads may write
-            o_tiles.index(GROUP).reshape([ROWS, D]).store(acc.to(o_desc.dtype))
+            o_tile = args.o_tiles.index(GROUP)
+            o_tile.reshape([ROWS, D]).store(acc.to(o_desc.dtype))
             fence_async_shared()
-            tma.async_copy_shared_to_global(
-                o_desc, [head // problem.heads, head % problem.heads, row, 0], o_tiles.index(GROUP)
-            )
+            origin = [head // problem.heads, head % problem.heads, row, 0]
+            tma.async_copy_shared_to_global(o_desc, origin, o_tile)
+            exit_scope("store")
     tma.store_wait(0)
+
+
+@gluon.jit
+def allocate_tiles(desc, COUNT: gl.constexpr):
+    # Return shared memory for COUNT tiles as `desc` moves them.
+    return gl.allocate_shared_memory(desc.dtype, [COUNT] + desc.block_type.shape, desc.layout)
 
 
 @gluon.jit
@@ -346,162 +402,45 @@ def attention_hopper_kernel(
     JOINT: gl.constexpr,
 ):
     GROUPS: gl.constexpr = BLOCK_M // q_desc.block_type.shape[2]
-    q_tiles = gl.allocate_shared_memory(
-        q_desc.dtype, [Q_STAGES * GROUPS] + q_desc.block_type.shape, q_desc.layout
-    )
-    o_tiles = gl.allocate_shared_memory(o_desc.dtype, [GROUPS] + o_desc.block_type.shape, o_desc.layout)
-    k_tiles = gl.allocate_shared_memory(k_desc.dtype, [STAGES] + k_desc.block_type.shape, k_desc.layout)
-    v_tiles = gl.allocate_shared_memory(v_desc.dtype, [STAGES] + v_desc.block_type.shape, v_desc.layout)
+    NBYTES: gl.constexpr = k_desc.block_type.nbytes
+    q_tiles = allocate_tiles(q_desc, Q_STAGES * GROUPS)
+    o_tiles = allocate_tiles(o_desc, GROUPS)
+    k_tiles = allocate_tiles(k_desc, STAGES)
+    v_tiles = allocate_tiles(v_desc, STAGES)
     q_full = allocate_barriers(Q_STAGES * GROUPS, 1)  # each group has its own rows of Q
     q_empty = allocate_barriers(Q_STAGES * GROUPS, 1)
     k_full = allocate_barriers(STAGES, 1)
     k_empty = allocate_barriers(STAGES, GROUPS)  # every group reads each tile
-    if JOINT:
-        v_full = k_full
-        v_empty = k_empty
+    queries = Buffers("q", q_tiles, q_full, q_empty, q_desc.block_type.nbytes, True)
+    if JOINT:  # one pair of barriers for a block of K and of V
+        keys = Buffers("k", k_tiles, k_full, k_empty, 2 * NBYTES, False)
+        values = Buffers("v", v_tiles, k_full, k_empty, 0, True)
     else:
         v_full = allocate_barriers(STAGES, 1)
         v_empty = allocate_barriers(STAGES, GROUPS)
+        keys = Buffers("k", k_tiles, k_full, k_empty, NBYTES, True)
+        values = Buffers("v", v_tiles, v_full, v_empty, NBYTES, True)
     tensor_core_barriers = allocate_barriers(GROUPS, 1)
     fence_async_shared()  # without it TMA might not see the initialised barriers
-    queries = Buffers(q_tiles, q_full, q_empty)
-    keys = Buffers(k_tiles, k_full, k_empty)
-    values = Buffers(v_tiles, v_full, v_empty)
-    problem = Problem(items, KEYS, row_blocks, heads, heads_per_kv, CAUSAL, BLOCK_M, BLOCK_N)
+    problem = Problem(scale, items, KEYS, row_blocks, heads, heads_per_kv, CAUSAL, BLOCK_M, BLOCK_N)
+    descs = (q_desc, k_desc, v_desc, o_desc)
+    args = PartitionArgs(
+        problem, descs, (queries, keys, values), o_tiles, tensor_core_barriers, OVERLAP, PING_PONG
+    )
 
     # The numbers are the warps, and the registers per thread, of the groups after the first and of the loading warp.
     if GROUPS == 2:
         gl.warp_specialize(
-            [
-                (
-                    attend,
-                    (
-                        0,
-                        problem,
-                        scale,
-                        o_desc,
-                        o_tiles,
-                        queries,
-                        keys,
-                        values,
-                        tensor_core_barriers,
-                        Q_STAGES,
-                        STAGES,
-                        OVERLAP,
-                        PING_PONG,
-                        JOINT,
-                    ),
-                ),
-                (
-                    attend,
-                    (
-                        1,
-                        problem,
-                        scale,
-                        o_desc,
-                        o_tiles,
-                        queries,
-                        keys,
-                        values,
-                        tensor_core_barriers,
-                        Q_STAGES,
-                        STAGES,
-                        OVERLAP,
-                        PING_PONG,
-                        JOINT,
-                    ),
-                ),
-                (
-                    load_tiles,
-                    (problem, q_desc, k_desc, v_desc, queries, keys, values, Q_STAGES, STAGES, JOINT),
-                ),
-            ],
-            [4, 1],
-            [240, 24],
+            [(attend, (args, 0)), (attend, (args, 1)), (load_tiles, (args,))], [4, 1], [240, 24]
         )
     else:
         gl.warp_specialize(
             [
-                (
-                    attend,
-                    (
-                        0,
-                        problem,
-                        scale,
-                        o_desc,
-                        o_tiles,
-                        queries,
-                        keys,
-                        values,
-                        tensor_core_barriers,
-                        Q_STAGES,
-                        STAGES,
-                        OVERLAP,
-                        PING_PONG,
-                        JOINT,
-                    ),
-                ),
-                (
-                    attend,
-                    (
-                        1,
-                        problem,
-                        scale,
-                        o_desc,
-                        o_tiles,
-                        queries,
-                        keys,
-                        values,
-                        tensor_core_barriers,
-                        Q_STAGES,
-                        STAGES,
-                        OVERLAP,
-                        PING_PONG,
-                        JOINT,
-                    ),
-                ),
-                (
-                    attend,
-                    (
-                        2,
-                        problem,
-                        scale,
-                        o_desc,
-                        o_tiles,
-                        queries,
-                        keys,
-                        values,
-                        tensor_core_barriers,
-                        Q_STAGES,
-                        STAGES,
-                        OVERLAP,
-                        PING_PONG,
-                        JOINT,
-                    ),
-                ),
-                (
-                    attend,
-                    (
-                        3,
-                        problem,
-                        scale,
-                        o_desc,
-                        o_tiles,
-                        queries,
-                        keys,
-                        values,
-                        tensor_core_barriers,
-                        Q_STAGES,
-                        STAGES,
-                        OVERLAP,
-                        PING_PONG,
-                        JOINT,
-                    ),
-                ),
-                (
-                    load_tiles,
-                    (problem, q_desc, k_desc, v_desc, queries, keys, values, Q_STAGES, STAGES, JOINT),
-                ),
+                (attend, (args, 0)),
+                (attend, (args, 1)),
+                (attend, (args, 2)),
+                (attend, (args, 3)),
+                (load_tiles, (args,)),
             ],
             [4, 4, 4, 1],
             [112, 112, 112, 24],

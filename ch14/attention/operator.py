@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from tilelab.runtime import operators
 
 
-def make_out(q):
+def make_out(q: torch.Tensor) -> torch.Tensor:
     """Return an empty result for q (B, H, S, D). Where q is a transposed (B, S, H, D), the result is one too, as in
     torch's flash attention: the product that follows reads the heads of a token as one row."""
     b, h, s, d = q.shape
@@ -21,7 +23,7 @@ def _fake(q, k, v, is_causal=False, scale=None, config="best"):
     return make_out(q)
 
 
-def register(run):
+def register(run: Callable) -> Callable:
     """Register `run(q, k, v, is_causal=False, scale=None, config="best")` and return the operator."""
     return operators.register(
         'attention(Tensor q, Tensor k, Tensor v, bool is_causal=False, float? scale=None, str config="best") -> Tensor',

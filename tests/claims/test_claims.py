@@ -3,18 +3,17 @@
 import dataclasses
 import json
 import os
+import pathlib
 import re
 import shutil
+import tomllib
 
 import nbformat
 import pytest
-import torch
 
 from ch07.resample.lesson import audit, figures
 from ch14.blockscaled.lesson import note_attempts
-from claims import answers, builds, judge, policy, trial
-from claims import tma_setup_guide_gb10 as guide
-from claims import trajectory_resample_tma_status as resample_note
+from claims import answers, builds, judge, trial
 from claims.__main__ import main
 from claims.judge import HOLDS, HOLDS_HERE, NO_RECORD, NOT_HERE, ONLY_IF, ONLY_IF_HERE, REFUTED, UNTESTED
 from tilelab import ROOT
@@ -23,6 +22,9 @@ from tilelab.records import results
 from tilelab.runtime import device, files
 
 CLAIMS = {claim.name: claim for note in trial.NOTES for claim in note.claims}
+PLANTED = tomllib.loads(pathlib.Path(__file__).with_name("planted.toml").read_text(encoding="utf-8"))[
+    "planted"
+]
 SMEM = "it needs {} B of shared memory per block; {} has 232,448 B."
 # What the compilers say; `test_the_compilers_say_so` asks them.
 BUILT = {
@@ -86,8 +88,8 @@ def test_a_figure_of_another_gpu_is_not_refuted_by_an_h200(every):
 
 
 def test_the_policy_names_every_verdict_and_kind():
-    assert all(f"**{verdict}" in policy.POLICY for verdict in judge.VERDICTS)
-    assert all(f"| {kind} |" in policy.POLICY for kind in judge.KINDS)
+    assert all(f"**{verdict}" in trial.POLICY for verdict in judge.VERDICTS)
+    assert all(f"| {kind} |" in trial.POLICY for kind in judge.KINDS)
 
 
 def test_margins():
@@ -101,18 +103,29 @@ def test_margins():
 
 
 def test_every_claim_leads_to_a_heading(every):
-    headings = {}
-    for claim in CLAIMS.values():
-        if claim.path not in headings:
-            cells = json.loads(claim.path.read_text(encoding="utf-8"))["cells"]
-            texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
-            headings[claim.path] = "\n".join(texts).splitlines()
-        assert f"## {claim.heading}" in headings[claim.path], (
-            f"{claim.notebook} has no heading {claim.heading!r}"
-        )
     for each in every:
-        anchor = f"{each.claim.notebook}.ipynb#{each.claim.heading.replace(' ', '-')}"
-        assert f"](notebooks/{anchor})" in each.markdown("notebooks/")
+        notebook, heading = each.claim.shown_in
+        cells = json.loads(each.claim.path.read_text(encoding="utf-8"))["cells"]
+        lines = "".join(f"\n{''.join(cell['source'])}\n" for cell in cells if cell["cell_type"] == "markdown")
+        assert f"\n## {heading}\n" in lines, f"{notebook} has no heading {heading!r}"
+        assert f"](notebooks/{notebook}.ipynb#{heading.replace(' ', '-')})" in each.markdown("notebooks/")
+
+
+def test_every_rule_is_used_with_its_parameters_and_unknown_fields_are_refused():
+    assert {claim.rule for claim in CLAIMS.values()} == set(judge.RULES)
+    note = {"about": "B200"}
+    fields = {"text": "A.", "quotes": [], "test": "b", "shown_in": ["c", "d"], "figure": "{x}"}
+    assert judge.Claim.read("leave_open", note, dict(fields)).about == "B200"
+    with pytest.raises(TypeError, match="figures"):
+        judge.Claim.read("leave_open", note, fields | {"figures": ""})
+
+
+def test_a_figure_is_filled_with_values_ranges_and_names():
+    values = {"x": {"a b": 2}, "several": [3.14, 2.88], "same": (1, 1), "names": ["a", "b"]}
+    text = "{x[a b]}, {several:.1f}, {same:d}, {names: and }"
+    assert judge.fill_in(text, values) == "2, 2.9 to 3.1, 1, a and b"
+    with pytest.raises(KeyError):
+        judge.fill_in("{y}", values)
 
 
 def test_the_pages_say_what_the_rules_say():
@@ -308,188 +321,30 @@ def without_new_records():
 
 
 def plant(*changes):
-    """Return evidence with changed rows: a change is (record, fields or a predicate that choose rows, new fields)."""
+    """Return evidence with the changes of a case of planted.toml."""
     evidence = without_new_records()
     load = evidence.load
 
-    def change_rows(asked):
-        rows = load(asked)
-        for experiment, which, fields in changes:
-            chosen = which if callable(which) else lambda row, which=which: which.items() <= row.items()
-            rows = [row | fields if asked == experiment and chosen(row) else row for row in rows]
+    def is_chosen(row, rows=None, containing=None, **_):
+        texts = (containing or {}).items()
+        return (rows or {}).items() <= row.items() and all(text in row[name] for name, text in texts)
+
+    def change_rows(experiment):
+        rows = load(experiment)
+        for change in changes:
+            if change["record"] == experiment:
+                rows = [row | change["set"] if is_chosen(row, **change) else row for row in rows]
         return rows
 
     evidence.load = change_rows
     return evidence
 
 
-CLAIM, COPY, NCU, LOOP = "ch14_gemm_claim", "ch14_gemm_copy", "ch07_resample_ncu", "ch14_bug_hunt_loop"
-MATRIX, VERSIONS, ATTENTION = "ch14_bug_hunt_matrix", "ch07_resample_versions", "ch14_attention_ladder"
-PROPOSED, LANE_0, PASS = (
-    {"name": "proposed"},
-    {"kernel": "lane0_search"},
-    {"stage": "TritonGPUAssignLatencies"},
-)
-
-
-# (claim, its verdict, the verdict with changed rows, the changes)
-BY_ROWS = [
-    ("larger_gain_more", NOT_HERE, HOLDS_HERE, [(CLAIM, PROPOSED | {"shape": [8192] * 3}, {"ratio": 1.5})]),
-    (
-        "autotune_gain",
-        NOT_HERE,
-        HOLDS_HERE,
-        [("ch14_compiled_cells", {"name": "max-autotune"}, {"ratio": 2.1})],
-    ),
-    ("phase_one_gain", NOT_HERE, HOLDS_HERE, [(VERSIONS, {"version": "note_v2"}, {"ratio": 0.2})]),
-    (
-        "phase_one_gain",
-        NOT_HERE,
-        ONLY_IF_HERE,
-        [(VERSIONS, {"version": "note_v2, a block per chunk"}, {"ratio": 0.2})],
-    ),
-    (
-        "split_k_band",
-        NOT_HERE,
-        HOLDS_HERE,
-        [
-            ("ch14_blockscaled_impacts", {"claim": "split-K"}, {"ratio": 1.0}),
-            ("ch14_blockscaled_impacts", {"claim": "split-K", "name": "1 split"}, {"ratio": 0.85}),
-            ("ch14_blockscaled_thin", {"name": "course"}, {"ratio": 1.0}),
-            ("ch14_blockscaled_thin", lambda row: "unsplit" in row["name"], {"ratio": 0.85}),
-        ],
-    ),
-    ("speedup", HOLDS_HERE, NOT_HERE, [(CLAIM, PROPOSED | {"shape": [8192] * 3}, {"final_ratio": 0.3})]),
-    (
-        "speedup",
-        HOLDS_HERE,
-        NOT_HERE,
-        [(CLAIM, PROPOSED | {"shape": [4096] * 3}, {"ratio": 0.3, "final_ratio": 0.3})],
-    ),
-    ("closer_to_cublas", HOLDS_HERE, NOT_HERE, [(CLAIM, PROPOSED, {"ratio": 0.1, "final_ratio": 0.1})]),
-    (
-        "cost_of_caution",
-        NOT_HERE,
-        HOLDS_HERE,
-        [(CLAIM, {"name": "best"}, {"ratio": 0.45, "final_ratio": 0.45})],
-    ),
-    (
-        "small_matrices",
-        HOLDS_HERE,
-        NOT_HERE,
-        [(CLAIM, PROPOSED | {"shape": [512] * 3}, {"ratio": 0.1, "final_ratio": 0.1})],
-    ),
-    (
-        "more_warps",
-        NOT_HERE,
-        HOLDS_HERE,
-        [("ch14_gemm_sweep", lambda row: ",8," in row["config"], {"ratio": 9.0})],
-    ),
-    ("deeper_pipelines", ONLY_IF_HERE, NOT_HERE, [("ch14_gemm_stages", {"stages": 2}, {"ratio": 0.4})]),
-    ("occupancy", NOT_HERE, HOLDS_HERE, [(CLAIM, PROPOSED, {"programs_per_sm": 8, "threads": 256})]),
-    (
-        "autotune_fallback",
-        ONLY_IF,
-        HOLDS,
-        [("sweep_autotune_faults", {}, {"autotune": "chooses: the right one"})],
-    ),
-    ("fixed_in_3_5", REFUTED, HOLDS, [(MATRIX, PASS, {"stage": ""})]),
-    ("large_copies", NOT_HERE, HOLDS_HERE, [(COPY, {"config": "256,256,16,5"}, {"ratio": 1.1})]),
-    ("copy_fix", NOT_HERE, HOLDS_HERE, [(COPY, PROPOSED, {"ratio": 1.1})]),
-    ("with_tma", ONLY_IF_HERE, HOLDS_HERE, [("ch07_bulk_fronts", {}, {"gbps": 4200})]),
-    ("with_tma", ONLY_IF_HERE, NOT_HERE, [("ch07_bulk_speed", {"op": "copy"}, {"gbps": 3000})]),
-    ("without_tma", NOT_HERE, HOLDS_HERE, [("ch07_bulk_speed", {}, {"gbps": 3000})]),
-    ("compile_gain", NOT_HERE, HOLDS_HERE, [("ch14_compiled_cells", {"name": "default"}, {"ratio": 1.51})]),
-    (
-        "autotune_adds_tma",
-        NOT_HERE,
-        HOLDS_HERE,
-        [
-            ("ch14_compiled_choices", {"name": "max-autotune"}, {"whose": "Triton, persistent TMA"}),
-            ("ch14_compiled_ncu", {"name": "eager"}, {"UTMALDG": 0}),
-        ],
-    ),
-    (
-        "attention",
-        UNTESTED,
-        HOLDS_HERE,
-        [(ATTENTION, {"name": "roles"}, {"name": "FlashAttention-4", "ratio": 0.28})],
-    ),
-    (
-        "attention",
-        UNTESTED,
-        ONLY_IF_HERE,
-        [(ATTENTION, {"name": "roles"}, {"name": "FlashAttention-4", "ratio": 1.1})],
-    ),
-    (
-        "attention",
-        UNTESTED,
-        NOT_HERE,
-        [(ATTENTION, {"name": "roles"}, {"name": "FlashAttention-4", "ratio": 0.8})],
-    ),
-    ("conservative_settings", REFUTED, HOLDS, [("ch14_bug_hunt_ptxas", {}, {"outcome": "fails"})]),
-    ("triton_for_gb10", ONLY_IF, HOLDS, [(MATRIX, {"target": "sm_121a"}, {"outcome": "builds"})]),
-    ("triton_for_gb10", ONLY_IF, REFUTED, [("ch14_bug_hunt_ptxas", {}, {"outcome": "fails"})]),
-    ("listing_runs", ONLY_IF, HOLDS, [("ch14_descriptors_rules", {}, {"device": "right"})]),
-    (
-        "warp_search",
-        NOT_HERE,
-        HOLDS_HERE,
-        [(VERSIONS, {"version": "note_v2, a block per chunk"}, {"ratio": 0.65})],
-    ),
-    ("persistent", NOT_HERE, HOLDS_HERE, [(VERSIONS, {"version": "note_v2"}, {"ratio": 0.5})]),
-    ("phase_one", NOT_HERE, HOLDS_HERE, [(NCU, LANE_0, {"dram_percent": 36.0})]),
-    ("phase_one_units", NOT_HERE, HOLDS_HERE, [(NCU, LANE_0, {"sm_percent": 10.0, "l1_percent": 12.0})]),
-    ("target", HOLDS_HERE, NOT_HERE, [(NCU, {}, {"dram_percent": 40.0})]),
-    ("tma_required", NOT_HERE, HOLDS_HERE, [(NCU, {"kernel": "vectors"}, {"dram_percent": 50.0})]),
-    ("memory_bound", ONLY_IF_HERE, HOLDS_HERE, [(NCU, LANE_0, {"dram_percent": 60.0})]),
-    ("decision_rule", UNTESTED, HOLDS_HERE, [(NCU, LANE_0, {"issue_percent": 5.0})]),
-    (
-        "decision_rule",
-        UNTESTED,
-        NOT_HERE,
-        [
-            (NCU, LANE_0, {"issue_percent": 5.0}),
-            ("ch07_resample_ladder", {"name": "bulk_rows"}, {"ratio": 0.1}),
-        ],
-    ),
-    ("the_pass", HOLDS, REFUTED, [(LOOP, PASS, {"stage": "ptxas"})]),
-    ("blackwell_only", HOLDS, REFUTED, [(MATRIX, {"target": "sm_90a"}, PASS)]),
-    ("works_on_hopper", ONLY_IF, REFUTED, [(MATRIX, {"target": "sm_90a"}, {"outcome": "fails"})]),
-    ("its_example", REFUTED, HOLDS, [(LOOP, {"LOOP": "plain", "num_warps": 16}, {"outcome": "fails"})]),
-    ("small_k", ONLY_IF, HOLDS, [(LOOP, {"BLOCK_K": 32}, {"outcome": "builds"})]),
-    ("small_k", ONLY_IF, REFUTED, [(LOOP, {"LOOP": "plain"}, {"outcome": "fails"})]),
-    ("one_stage", HOLDS, REFUTED, [(LOOP, {"num_stages": 1}, {"outcome": "fails"})]),
-    ("threshold", REFUTED, HOLDS, [(LOOP, {}, {"outcome": "fails"})]),
-    ("descriptors_needed", REFUTED, HOLDS, [(LOOP, {"LOADS": "pointers"}, {"outcome": "builds"})]),
-    (
-        "registers",
-        REFUTED,
-        HOLDS,
-        [(LOOP, {"BLOCK_K": 128}, {"outcome": "fails"}), (LOOP, {"BLOCK_K": 32}, {"outcome": "builds"})],
-    ),
-    (
-        "copies_work",
-        HOLDS_HERE,
-        NOT_HERE,
-        [(COPY, {"config": "256,256,16,5"}, {"status": "failed", "reason": "it fails"})],
-    ),
-    ("sixteen_warps", REFUTED, HOLDS, [(LOOP, {"num_warps": 16}, {"tcgen05": 8})]),
-    (
-        "latency_band",
-        ONLY_IF_HERE,
-        NOT_HERE,
-        [("ch14_blockscaled_impacts", {"claim": "latency"}, {"ratio": 1.0})],
-    ),
-    ("epilogue_band", ONLY_IF_HERE, NOT_HERE, [("ch14_blockscaled_epilogue", {}, {"ratio": 1.0})]),
-    ("same_kernel_twice", NOT_HERE, HOLDS_HERE, [(CLAIM, {}, {"ratio": 1.0, "final_ratio": 1.0})]),
-]
-
-
-@pytest.mark.parametrize("name, before, after, changes", BY_ROWS)
-def test_a_verdict_is_of_the_rows(name, before, after, changes):
-    assert CLAIMS[name].apply(without_new_records()).verdict == before
-    assert CLAIMS[name].apply(plant(*changes)).verdict == after
+@pytest.mark.parametrize("case", PLANTED, ids=lambda case: f"{case['claim']}-{case['after']}")
+def test_a_verdict_is_of_the_rows(case):
+    claim = CLAIMS[case["claim"]]
+    assert claim.apply(without_new_records()).verdict == case["before"]
+    assert claim.apply(plant(*case["changes"])).verdict == case["after"]
 
 
 BY_BUILDS = [
@@ -509,64 +364,70 @@ def test_a_verdict_is_of_the_builds(name, function, answer, after, monkeypatch):
     assert CLAIMS[name].apply(judge.Evidence()).verdict == after != before
 
 
-B200, H200_GBPS = device.KNOWN["B200"], device.KNOWN["H200"].peak_gbps
-ONE_ROW = {
-    "test": "test 3",
-    "same kernel": False,
-    "greedy": "5 + 5",
-    "attempt 2": "5 + 4",
-    "note us": 38.88,
-    "floor us": 1.2,
-}
-# (claim, what to replace, by what): the constants of rules without rows. Each of these would let the claim hold.
-BY_CONSTANTS = [
-    ("memory", ((guide, "GB10", dataclasses.replace(guide.GB10, memory="HBM3e", peak_gbps=1500)),)),
-    ("gb10_products", ((guide, "GB10_FP4_SPARSE_TFLOPS", 1600),)),
-    ("flash_attention_3_on_gb10", ((guide, "FLASH_ATTENTION_3_GPUS", "H100 / H800 / GB10"),)),
-    ("nsys", ((guide, "NSYS_TRACES", ("kernels", "instructions")),)),
-    ("driver", ((doctor, "MIN_DRIVER", 550),)),
+H200_GBPS = device.KNOWN["H200"].peak_gbps
+METHOD_3_AS_IT_SHOULD_BE = "auto token = cuda::device::barrier_arrive_tx(barrier, 1, 1024);"
+READ = lambda *names: dict.fromkeys(names, ["torch"])  # noqa: E731
+ROW_3 = {"greedy": "5 + 5", "attempt 2": "5 + 4", "note us": 38.88, "floor us": 1.2}
+
+
+def with_sheet(gpu, **fields):
+    """Return what replaces the datasheets by some in which one GPU has other figures."""
+    return device, "KNOWN", device.KNOWN | {gpu: dataclasses.replace(device.KNOWN[gpu], **fields)}
+
+
+# (claim, other parameters of its rule, what else to replace, by what): the facts behind rules without rows. With each
+# of these facts the claim would hold.
+BY_FACTS = [
+    ("memory", {}, with_sheet("GB10", memory="HBM3e", peak_gbps=1500)),
+    ("gb10_products", {"fp4_sparse_tflops": 1600}),
+    ("flash_attention_3_on_gb10", {"documented": ["H100 / H800 / GB10"]}),
+    ("nsys", {"documented": ["kernels", "instructions"]}),
+    ("driver", {}, (doctor, "MIN_DRIVER", 550)),
     (
         "cuda_listing_runs",
-        (
-            (builds, "method_3_error", lambda: ""),
-            (builds, "METHOD_3", "auto token = cuda::device::barrier_arrive_tx(barrier, 1, 1024);"),
-        ),
+        {},
+        (builds, "method_3_error", lambda: ""),
+        (builds, "METHOD_3", METHOD_3_AS_IT_SHOULD_BE),
     ),
     (
         "variables_without_effect",
-        (
-            (builds, "variables_read", lambda *names: dict.fromkeys(names, ["torch"])),
-            (builds, "always_compiles", lambda: True),
-        ),
+        {},
+        (builds, "variables_read", READ),
+        (builds, "always_compiles", lambda: True),
     ),
-    (
-        "utilisation_is_the_measure",
-        ((device, "KNOWN", device.KNOWN | {"B200": dataclasses.replace(B200, peak_gbps=1000)}),),
-    ),
-    ("b200_speed", ((device, "KNOWN", device.KNOWN | {"B200": dataclasses.replace(B200, bf16_tflops=800)}),)),
-    ("transactions", ((resample_note, "LANE_BYTES", 4),)),
-    ("tolerance", ((resample_note, "FORMAT", torch.float32),)),
-    ("fewer_reads", ((figures, "count_wavefronts", lambda words: sum(word >= 0 for word in words)),)),
+    ("utilisation_is_the_measure", {}, with_sheet("B200", peak_gbps=1000)),
+    ("b200_speed", {}, with_sheet("B200", bf16_tflops=800)),
+    ("transactions", {"lane_bytes": 4}),
+    ("tolerance", {"dtype": "float32"}),
+    ("fewer_reads", {}, (figures, "count_wavefronts", lambda words: sum(word >= 0 for word in words))),
     (
         "accumulators_slower",
-        ((note_attempts, "accumulator_rows", lambda: [{"tile": "256 x 256", "verdict": "new"}]),),
+        {},
+        (note_attempts, "accumulator_rows", lambda: [{"tile": "256 x 256", "verdict": "new"}]),
     ),
-    ("balanced_stages", ((note_attempts, "stage_rows", lambda: [ONE_ROW]),)),
+    (
+        "balanced_stages",
+        {},
+        (note_attempts, "stage_rows", lambda: [ROW_3 | {"test": "test 3", "same kernel": False}]),
+    ),
 ]
 
 
-@pytest.mark.parametrize("name, replaced", BY_CONSTANTS)
-def test_a_verdict_is_of_the_constants(name, replaced, monkeypatch):
+@pytest.mark.parametrize("name, given, replaced", [(name, given, rest) for name, given, *rest in BY_FACTS])
+def test_a_verdict_is_of_the_facts(name, given, replaced, monkeypatch):
     """A rule without rows still compares: with other facts its claim holds."""
-    assert CLAIMS[name].apply(without_new_records()).verdict == REFUTED
+    claim = CLAIMS[name]
+    assert claim.apply(without_new_records()).verdict == REFUTED
     for where, attribute, value in replaced:
         monkeypatch.setattr(where, attribute, value)
-    assert CLAIMS[name].apply(without_new_records()).verdict == HOLDS
+    claim = dataclasses.replace(claim, given=claim.given | given)
+    assert claim.apply(without_new_records()).verdict == HOLDS
 
 
 def test_every_refuted_claim_could_have_come_out_otherwise(every):
     """For each claim that does not hold there is a test, above or below, in which other evidence lets it hold."""
-    tested = {name for table in (BY_ROWS, BY_BUILDS, BY_CONSTANTS, BY_RECORDS) for name, *_ in table}
+    tested = {case["claim"] for case in PLANTED}
+    tested |= {name for table in (BY_BUILDS, BY_FACTS, BY_RECORDS) for name, *_ in table}
     failing = {each.claim.name for each in every if each.finding.verdict in (REFUTED, NOT_HERE)}
     assert failing <= tested | {"tested_and_working"}, failing - tested
 
@@ -575,7 +436,7 @@ def test_every_refuted_claim_could_have_come_out_otherwise(every):
 
 
 def plant_searches(lane_0=0.4, every_lane=0.5, every_thread=0.3, every_fourth=0.35, a_row=0.35):
-    """Return rows as `ch07.resample.lesson.audit.compare_searches` makes them; 0.6 is the speed of neighbouring lanes."""
+    """Return rows as `audit.compare_searches` makes them; 0.6 is the speed of neighbouring lanes."""
     who = {audit.LANE_0: lane_0, audit.EVERY_LANE: every_lane, audit.EVERY_THREAD: every_thread}
     orders = {audit.NEIGHBOURS: 0.6, audit.EVERY_FOURTH: every_fourth, audit.A_ROW_PER_LANE: a_row}
     rows = [
@@ -707,8 +568,9 @@ def test_before_the_record_a_rule_says_what_is_known(name):
 
 def test_proposed_configurations_that_all_start_would_hold(monkeypatch):
     monkeypatch.setattr(builds, "proposed_on_b200", lambda: dict.fromkeys(BUILT["proposed_on_b200"], ""))
+    all_start = {"record": "ch14_gemm_claim", "rows": {"name": "proposed"}, "set": {"status": "ok"}}
     assert CLAIMS["tested_and_working"].apply(judge.Evidence()).verdict == REFUTED, "not on an H200"
-    assert CLAIMS["tested_and_working"].apply(plant((CLAIM, PROPOSED, {"status": "ok"}))).verdict == HOLDS
+    assert CLAIMS["tested_and_working"].apply(plant(all_start)).verdict == HOLDS
 
 
 def test_the_marks_must_be_there():

@@ -530,13 +530,24 @@ def _emulated(kernel, stand_ins: dict, known: dict, replaced: dict) -> Callable:
             if name in function.__globals__:
                 value = replaced.get(name, function.__globals__[name])
                 names[name] = stand_ins.get(id(value)) or (
-                    _emulated(value, stand_ins, known, replaced)
+                    _make_plain_class(value, stand_ins, known, replaced)
+                    if hasattr(value, "__triton_aggregate__")
+                    else _emulated(value, stand_ins, known, replaced)
                     if hasattr(value, "fn")
                     else _unwrap(value)
                     if type(value).__name__ == "constexpr"
                     else value
                 )
     return known[id(kernel)]
+
+
+def _make_plain_class(aggregate, stand_ins: dict, known: dict, replaced: dict) -> type:
+    """Return an aggregate as a plain class, whose fields may be tiles and barriers of the emulator."""
+    if id(aggregate) not in known:
+        made = known[id(aggregate)] = type(aggregate.__name__, (), {})
+        for method in aggregate.hash_attrs:
+            setattr(made, method.fn.__name__, _emulated(method, stand_ins, known, replaced))
+    return known[id(aggregate)]
 
 
 def enable() -> None:

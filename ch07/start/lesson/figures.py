@@ -1,4 +1,4 @@
-"""Pictures for `notebooks/00_start.ipynb`: the machine, a tile and what it needs, waiting or overlap, a bulk copy."""
+"""Pictures for `notebooks/00_start.ipynb`: the machine, a tile and what it needs, and waiting or overlap."""
 
 from __future__ import annotations
 
@@ -104,37 +104,6 @@ def draw_machine(machine: Machine) -> plots.Picture:
     )
 
 
-def draw_tile(rows: int = 128, columns: int = 128) -> plots.Picture:
-    """Draw the operands of one K step for a small tile of C and for one of rows x columns."""
-    figure, axes = canvas(
-        "A larger tile uses every element that it loads more often",
-        "C = A B; one K step of a tile of C, 64 deep, in bf16",
-        plots.SIZE[0],
-        2.6,
-    )
-    found = []
-    for left, size in ((0.15, (rows // 2, columns // 2)), (2.95, (rows, columns))):
-        m, n = (0.009 * extent for extent in size)
-        x, y, deep = left + 0.62, 0.42, 0.36
-        box(axes, x, y, 1.3, 1.2, "white", plots.GREY, linewidth=0.6)
-        box(axes, left, y, 0.52, 1.2, "white", plots.GREY, linewidth=0.6)
-        box(axes, x, y + 1.28, 1.3, 0.45, "white", plots.GREY, linewidth=0.6)
-        box(axes, x, y + 1.2 - m, n, m, lighten(GREEN), "white")
-        box(axes, left + 0.08, y + 1.2 - m, deep, m, lighten(BLUE), "white")
-        box(axes, x, y + 1.33, n, deep * 0.9, lighten(ORANGE), "white")
-        write(axes, left + 0.26, y + 1.32, "A")
-        write(axes, x + 1.22, y + 1.62, "B")
-        write(axes, x + 1.22, y + 0.09, "C")
-        write(axes, x + n / 2, y + 1.2 - m / 2, f"{size[0]} × {size[1]}")
-        kib, mega = sum(size) * 64 * 2 / 1024, 2 * size[0] * size[1] * 64 / 1e6
-        found.append(f"loads {kib:.0f} KiB for {mega:.2f} million operations")
-        write(axes, left, 0.25, found[-1], "left")
-    return figure.describe(
-        f"Two tiles of C with their parts of A and B, in one K step of 64. {rows // 2} × "
-        f"{columns // 2} {found[0]}; {rows} × {columns} {found[1]}."
-    )
-
-
 def draw_need(machine: Machine, sides=(32, 64, 128, 256)) -> plots.Picture:
     """Draw the bytes that must arrive per second for square tiles of C, beside what DRAM and L2 deliver."""
     need = [bytes_per_operation(side, side) * machine.tflops for side in sides]
@@ -228,55 +197,3 @@ def _schedule(buffers: int, steps: int, load: float, product: float) -> list[tup
         products.append(("tensor core", free, free + product))
         free += product
     return loads + products
-
-
-def draw_bulk_copy() -> plots.Picture:
-    """Draw who does what in one bulk copy, from top to bottom."""
-    figure, axes = canvas(
-        "Thread 0 issues a copy, the engine runs it, the mbarrier counts bytes", "", plots.SIZE[0], 3.9
-    )
-    places = {"thread 0": 0.75, "mbarrier": 2.1, "copy engine": 3.45, "shared memory": 4.8}
-    for (name, x), tone in zip(places.items(), (GREEN, PALE, BLUE, ORANGE)):
-        box(axes, x - 0.5, 3.3, 1.0, 0.24, lighten(tone) if tone != PALE else PALE, "white")
-        write(axes, x, 3.42, name, size=7.5)
-        axes.plot([x, x], [0.12, 3.3], color="#bbbbbb", linewidth=0.8, zorder=0.5)
-    events = (
-        ("thread 0", "mbarrier", "1  init: one arrival per phase", GREEN),
-        ("thread 0", "mbarrier", "2  expect_tx: 4,096 bytes will come", GREEN),
-        ("thread 0", "copy engine", "3  bulk_load: from x, to the tile", GREEN),
-        ("copy engine", "shared memory", "4  the bytes land", BLUE),
-        ("copy engine", "mbarrier", "5  so many bytes have landed", BLUE),
-        ("mbarrier", "thread 0", "6  wait returns: phase 0 has ended", plots.GREY),
-        ("thread 0", "copy engine", "7  bulk_store, bulk_commit", GREEN),
-        ("shared memory", "copy engine", "8  the tile is read", BLUE),
-        ("copy engine", "thread 0", "9  bulk_wait_read returns: the tile may go", BLUE),
-    )
-    for number, (start, end, text, tone) in enumerate(events):
-        y = 3.0 - 0.33 * number
-        _arrow(axes, (places[start], y), (places[end], y), tone)
-        left = min(places[start], places[end])
-        axes.text(
-            left + 0.06,
-            y + 0.04,
-            text,
-            fontsize=7,
-            ha="left",
-            va="bottom",
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
-        )
-    for top, bottom in ((2.34, 1.36), (1.02, 0.36)):
-        box(axes, places["thread 0"] - 0.12, bottom, 0.06, top - bottom, lighten(GREEN, 0.25))
-        axes.text(
-            places["thread 0"] - 0.18,
-            (top + bottom) / 2,
-            "waits",
-            fontsize=7,
-            rotation=90,
-            ha="right",
-            va="center",
-        )
-    arrows = "; ".join(f"{' '.join(text.split())} ({start} to {end})" for start, end, text, _ in events)
-    return figure.describe(
-        f"Nine arrows between thread 0, the mbarrier, the copy engine and shared memory: {arrows}. "
-        "Thread 0 waits between 3 and 6 and between 7 and 9."
-    )

@@ -1,8 +1,9 @@
 """A recording of the attention kernel for the timeline view, made by Proton, the profiler that comes with Triton.
 
-A patched copy of `hopper_kernel` opens and closes Proton's scopes around waits, loads and products. Proton stamps them
-with the SM's clock into shared memory, for one warp of each role, and writes a Chrome trace, which `read_trace` turns
-into a recording. Source: Triton 3.6 and 3.7, triton/profiler (language.py, hooks/instrumentation.py, mode.py).
+`hopper_kernel` enters and leaves scopes around waits, loads, products and stores. They are instructions only in what
+Triton compiles while Proton records. Proton stamps them with the SM's clock into shared memory, for one warp of each
+role, and writes a Chrome trace, which `read_trace` turns into a recording. Source: Triton 3.6 and 3.7, triton/profiler
+(language.py, hooks/instrumentation.py, mode.py).
 
 `python -m ch14.attention.lesson.timeline` tries it step by step and says what works; `--json FILE` keeps the recording.
 """
@@ -10,7 +11,6 @@ into a recording. Source: Triton 3.6 and 3.7, triton/profiler (language.py, hook
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import pathlib
 import re
@@ -20,25 +20,19 @@ import sys
 import tempfile
 
 import torch
-import triton
 
 from ch10.wgmma_gemm.lesson import figures
 from ch14 import attention
 from ch14.attention import hopper_kernel
 from ch14.attention.configs import AttentionConfig, configs
 from tilelab import cli
-from tilelab.measure.patch import patched_source
 from tilelab.pictures import plots
 from tilelab.records import results, timeline
 from tilelab.runtime import device, provenance, worker_pool
 
 CONFIG = configs(128)["persistent"]
-SHAPE = (
-    1,
-    16,
-    2048,
-    128,
-)  # batch, heads, length, features: 256 tiles of 128 queries, each with 16 blocks of keys
+# Batch, heads, length, features: 256 tiles of 128 queries, each with 16 blocks of keys.
+SHAPE = (1, 16, 2048, 128)
 # The role of each warp that is stamped. Triton gives the producer one of the four warps after the consumers'.
 ROLES = {0: "consumer 0", 4: "consumer 1", **dict.fromkeys(range(8, 12), "producer")}
 # Stamps lie in the shared memory that the kernel leaves free: 512 for each of six warps, with clocks of 32 bits. If all
@@ -50,120 +44,10 @@ PRODUCT_CYCLES = 512  # 64 x 128 x 128 at 4,096 operations per cycle: Q K^T and 
 LIMIT_S = 90  # of the process that records
 
 
-# ---- the patched kernel
-
-
-def scope_patch() -> list[tuple[str, str, int]]:
-    """Return the replacements that put Proton's scopes into hopper_kernel.py. A scope is named "KIND TILE BARRIER"."""
-
-    def scope(
-        name: str,
-        indent: int,
-        code: str,
-        count: int = 1,
-        begins: bool = True,
-        ends: bool = True,
-        closes_at: int | None = None,
-    ):
-        space, outer = "\n" + " " * indent, "\n" + " " * (indent if closes_at is None else closes_at)
-        first, last = f'{space}pl.enter_scope("{name}")' * begins, f'{outer}pl.exit_scope("{name}")' * ends
-        return f"{space}{code}\n", f"{first}{space}{code}{last}\n", count
-
-    begin, end = functools.partial(scope, ends=False), functools.partial(scope, begins=False)
-    return [
-        (
-            "from ch14.attention.kernels import LOWEST",
-            "from triton.profiler import language as pl\n\nfrom ch14.attention.kernels import LOWEST",
-            1,
-        ),
-        # The loading warp.
-        scope("wait q empty", 16, "mbarrier.wait(queries.empty.index(tile_of_q), q_state.phase)"),
-        begin("load q", 16, "mbarrier.expect(queries.full.index(tile_of_q), q_desc.block_type.nbytes)"),
-        end("load q", 48, "queries.full.index(tile_of_q), queries.tiles.index(tile_of_q))", closes_at=16),
-        scope("wait k empty", 16, "mbarrier.wait(keys.empty.index(stage), state.phase)"),
-        begin(
-            "load k",
-            16,
-            "mbarrier.expect(keys.full.index(stage), (2 if JOINT else 1) * k_desc.block_type.nbytes)",
-        ),
-        end(
-            "load k",
-            16,
-            "tma.async_copy_global_to_shared(k_desc, origin, keys.full.index(stage), "
-            "keys.tiles.index(stage))",
-        ),
-        scope("wait v empty", 20, "mbarrier.wait(values.empty.index(stage), state.phase)"),
-        scope(
-            "load v",
-            16,
-            "tma.async_copy_global_to_shared(v_desc, origin, values.full.index(stage), "
-            "values.tiles.index(stage))",
-        ),
-        # The groups that multiply: before the loop over blocks, in it, and after it.
-        scope("wait q full", 12, "mbarrier.wait(queries.full.index(tile_of_q), q_state.phase)"),
-        scope("wait k full", 12, "mbarrier.wait(keys.full.index(state.stage), state.phase)"),
-        begin("product k", 12, "s = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)"),
-        end("product k", 12, "s = warpgroup_mma_wait(0, [s])"),
-        scope("wait k full", 16, "mbarrier.wait(keys.full.index(state.stage), state.phase)"),
-        begin("product k", 20, "s = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)", 2),
-        scope("wait v full", 24, "mbarrier.wait(values.full.index(last.stage), last.phase)", 2),
-        begin("product v", 20, "acc = warpgroup_mma(p, v, acc, is_async=True)", 2),
-        end(
-            "product k",
-            16,
-            "s = warpgroup_mma_wait(1 if OVERLAP else 0, [s])  # with OVERLAP the product P V is "
-            "still running",
-        ),
-        end("product v", 20, "acc = warpgroup_mma_wait(0, [acc])", 2),
-        scope("wait v full", 16, "mbarrier.wait(values.full.index(state.stage), state.phase)"),
-        scope(
-            "product v",
-            12,
-            "acc = warpgroup_mma(p, values.tiles.index(state.stage).reshape([BLOCK_N, D]), acc)",
-        ),
-        begin(
-            "store", 12, "acc = acc * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, o_layout))[:, None]"
-        ),
-        end("store", 44, "o_tiles.index(GROUP))", closes_at=12),
-    ]
-
-
-def import_copy(path: pathlib.Path):
-    """Return the module of a patched copy of hopper_kernel.py."""
-    spec = importlib.util.spec_from_file_location("hopper_kernel_with_scopes", path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(
-        spec
-    )  # Triton looks its source up there
-    spec.loader.exec_module(module)
-    return module
-
-
-def launch_copy(module, q, k, v, out, config: AttentionConfig = CONFIG) -> None:
-    """Launch the kernel of `module` through Triton, without a causal mask, as `attention.prepare` would."""
-    batch, heads, length, d = q.shape
-    row_blocks = triton.cdiv(length, config.block_m)
-    items = row_blocks * batch * heads
-    grid = (min(items, device.current().sms) if config.persistent else items,)
-    rows = attention._query_rows(config)
-    descriptors = [
-        attention._describe(tensor, height, True)
-        for tensor, height in ((q, rows), (k, config.block_n), (v, config.block_n), (out, rows))
-    ]
-    constants, options = attention._compile_options(config, False)
-    module.attention_hopper_kernel[grid](
-        *descriptors,
-        d**-0.5 * attention.LOG2_E,
-        items,
-        k.shape[2],
-        row_blocks,
-        heads,
-        heads // k.shape[1],
-        **constants,
-        **options,
-    )
-
-
-# ---- Proton
+def launch(q, k, v, out, config: AttentionConfig = CONFIG) -> None:
+    """Launch the kernel through Triton, without a causal mask: Proton sees no other launches."""
+    kernel, grid, arguments, options = attention.bind(q, k, v, out, False, None, config)
+    kernel[grid](**arguments, **options)
 
 
 def time_kernel(launch) -> float | None:
@@ -179,35 +63,33 @@ def time_kernel(launch) -> float | None:
 
 
 def record_trace(say=lambda text: None) -> tuple[dict, float | None]:
-    """Run the patched kernel under Proton. Return its Chrome trace, and the share by which the scopes lengthen it.
+    """Run the kernel under Proton. Return its Chrome trace, and the share by which the scopes lengthen the kernel.
 
     `say` is told each step that has worked. The share is None if CUPTI does not time a kernel under Proton.
     Raises RuntimeError if the result is wrong or no trace was written.
     """
+    import triton.profiler.language  # hopper_kernel.enter_scope looks for it
     from triton import profiler as proton
 
     say(f"Triton {triton.__version__} has Proton")
     q, k, v = (torch.randn(SHAPE, device="cuda").bfloat16() for _ in range(3))
     expected = attention.attention(q, k, v, config=CONFIG)  # also fills L2
-    plain_us = time_kernel(functools.partial(launch_copy, hopper_kernel, q, k, v, torch.empty_like(q)))
     out = torch.empty_like(q)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        patched_source(pathlib.Path(hopper_kernel.__file__), *scope_patch()) as patched,
-    ):
-        module = import_copy(patched)
-        say("the patched kernel can be imported")
+    run = functools.partial(launch, q, k, v, out)
+    plain_us = time_kernel(run)
+    out.zero_()
+    with tempfile.TemporaryDirectory() as folder:
         session = proton.start(f"{folder}/trace", backend="instrumentation", data="trace", mode=MODE)
         say("Proton has started")
         try:
-            launch_copy(module, q, k, v, out)
+            run()
             torch.cuda.synchronize()
             say("the kernel with scopes has run")
         finally:
             proton.finalize(session)
         session = proton.start(f"{folder}/timed", backend="instrumentation", data="trace", mode=MODE)
         try:
-            with_scopes_us = time_kernel(functools.partial(launch_copy, module, q, k, v, out))
+            with_scopes_us = time_kernel(run)
         finally:
             proton.finalize(session)
         paths = sorted(pathlib.Path(folder).glob("*"))
@@ -222,10 +104,10 @@ def record_trace(say=lambda text: None) -> tuple[dict, float | None]:
 
 
 def read_trace(trace: dict, stages: int = CONFIG.num_stages, gpu: str = "", date: str = "") -> dict:
-    """Return the recording of the first CTA in Proton's Chrome trace of the patched kernel.
+    """Return the recording of the first CTA in Proton's Chrome trace.
 
     The ring has a stage for each tile of K and of V, and one for Q. Proton writes cycles as if the clock were 1 GHz, in
-    microseconds. ValueError for a trace without the scopes that the patch opens.
+    microseconds. ValueError for a trace without the kernel's scopes.
     """
     events = [
         event
@@ -301,15 +183,7 @@ def _read_lane(lane: str, events: list[dict], zero: float, stages: int) -> list[
 def source() -> str:
     """Return the hash of the code that is measured."""
     return provenance.source_hash(
-        hopper_kernel,
-        AttentionConfig,
-        configs,
-        scope_patch,
-        launch_copy,
-        time_kernel,
-        record_trace,
-        read_trace,
-        _read_lane,
+        hopper_kernel, AttentionConfig, configs, launch, time_kernel, record_trace, read_trace, _read_lane
     )
 
 

@@ -33,26 +33,6 @@ CASES = [
 ]
 
 
-def make_plain_classes() -> dict:
-    """Return the kernel's aggregates as plain classes, whose fields may be the emulator's tiles and barriers."""
-    stand_ins, plain = gluon_emulator._stand_ins(), {}
-    for name in ("RingState", "Buffers", "Problem"):
-        made = getattr(hopper_kernel, name)
-        inner = next(
-            (
-                cell.cell_contents
-                for cell in made.__new__.__closure__ or ()
-                if getattr(cell.cell_contents, "__name__", "") == name
-            ),
-            made,
-        )
-        plain[name] = type(name, (), {})
-        for key, value in {**vars(made), **vars(inner)}.items():
-            if hasattr(value, "fn"):
-                setattr(plain[name], key, gluon_emulator._emulated(value, stand_ins, {}, plain))
-    return plain
-
-
 def emulate(config: AttentionConfig, case, seed: int) -> float:
     """Return the largest error of one case, on three programs."""
     b, h, hk, s, t, causal = case
@@ -63,7 +43,7 @@ def emulate(config: AttentionConfig, case, seed: int) -> float:
     rows = (q, 64), (k, config.block_n), (v, config.block_n), (out, 64)
     descriptors = [attention._describe(*each, True) for each in rows]
     constants, _ = attention._compile_options(config, causal)
-    with gluon_emulator.with_seed(seed), gluon_emulator.replacing(**make_plain_classes()):
+    with gluon_emulator.with_seed(seed):
         gluon_emulator.run(
             hopper_kernel.attention_hopper_kernel,
             (min(items, 3),),

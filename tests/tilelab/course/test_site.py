@@ -164,15 +164,20 @@ def test_a_stored_view_that_is_damaged_names_its_notebook(small_page, stored):
         small_page(nbformat.v4.new_output("display_data", {views.MIME: stored}))
 
 
-def test_a_picture_of_a_text_is_embedded_and_one_that_is_missing_is_named(small_page, tmp_path):
-    (tmp_path / "README.md").write_text("# Title\n\n![a dot](dot.png)\n")
-    (tmp_path / "dot.png").write_bytes(base64.b64decode(PNG))
+@pytest.mark.parametrize(
+    "name, kind, content", [("dot.png", "png", base64.b64decode(PNG)), ("p/dot.svg", "svg+xml", b"<svg/>")]
+)
+def test_a_picture_of_a_text_is_embedded_and_one_that_is_missing_is_named(
+    small_page, tmp_path, name, kind, content
+):
+    (tmp_path / "README.md").write_text(f"# Title\n\n![a dot]({name})\n")
+    (tmp_path / "p").mkdir()
+    (tmp_path / name).write_bytes(content)
     small_page()
-    assert (
-        f'<img alt="a dot" src="data:image/png;base64,{PNG}"/>' in (tmp_path / "pages/index.html").read_text()
-    )
-    (tmp_path / "dot.png").unlink()
-    with pytest.raises(ValueError, match="the picture .*dot.png does not exist."):
+    data = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    assert f'<img alt="a dot" src="{data}"/>' in (tmp_path / "pages/index.html").read_text()
+    (tmp_path / name).unlink()
+    with pytest.raises(ValueError, match=f"the picture .*{name} does not exist."):
         small_page()
 
 

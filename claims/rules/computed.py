@@ -1,0 +1,216 @@
+"""Rules that compute: from datasheets, formats, rules of the hardware and the notes' own figures."""
+
+from __future__ import annotations
+
+import torch
+
+from ch14.blockscaled.lesson import note_attempts
+from ch14.fp8_gemm.lesson import impacts as blockscaled_impacts
+from claims.judge import Evidence, Ruling, decide, leave_open, rule
+from tilelab.course import doctor
+from tilelab.measure import bench
+from tilelab.runtime import device, tensor_map
+
+# ---- datasheets and documentation
+
+
+@rule
+def has_memory(evidence: Evidence, gpu: str, memory: str, gbps: float, reached: list[float]) -> Ruling:
+    """Judge whether the datasheet names this kind of memory with at least this bandwidth."""
+    sheet = device.KNOWN[gpu]
+    holds = sheet.memory == memory and sheet.peak_gbps >= gbps
+    return decide(holds, sheet=sheet, times=[rate / sheet.peak_gbps for rate in reached])
+
+
+@rule
+def uses_half_of_the_rate(evidence: Evidence, gpu: str, tflops: float) -> Ruling:
+    """Judge whether the claimed rate is at least half of the datasheet's dense bf16 rate."""
+    sheet = device.KNOWN[gpu]
+    return decide(tflops >= 0.5 * sheet.bf16_tflops, percent=100 * tflops / sheet.bf16_tflops, sheet=sheet)
+
+
+@rule
+def sheet_allows(evidence: Evidence, fp4_sparse_tflops: float, tflops: float) -> Ruling:
+    """Judge whether the datasheet's rate of FP4 with sparsity allows this dense rate of bf16."""
+    dense = fp4_sparse_tflops / 2 / 2 / 2  # without sparsity, in fp8, in bf16
+    return decide(dense >= tflops, dense=dense)
+
+
+@rule
+def documentation_names(evidence: Evidence, documented: list[str], any_of: list[str]) -> Ruling:
+    """Judge whether one of these words is in what the documentation lists."""
+    return decide(any(word in listed for word in any_of for listed in documented))
+
+
+@rule
+def driver_is_new_enough(evidence: Evidence, driver: int) -> Ruling:
+    """Judge whether CUDA 13 asks for this driver or an older one."""
+    return decide(doctor.MIN_DRIVER <= driver, least=doctor.MIN_DRIVER)
+
+
+@rule
+def needs_bandwidth(evidence: Evidence, gpu: str, n: int) -> Ruling:
+    """Judge whether a square product in bf16 takes longer for its bytes than for its operations."""
+    sheet = device.KNOWN[gpu]
+    roof = bench.Ceilings(sheet.peak_gbps, sheet.bf16_tflops)
+    compute = 1e3 * bench.floor_ms(roof, flops=2 * n**3)
+    memory = 1e3 * bench.floor_ms(roof, nbytes=6 * n**2)
+    return decide(memory > compute, compute=compute, memory=memory)
+
+
+@rule
+def attention_needs_bandwidth(
+    evidence: Evidence, gpu: str, tokens: list[int], heads: int, depth: int, percent: float
+) -> Ruling:
+    """Judge whether the bytes of a forward pass take this share of the tensor cores' time for all numbers of tokens."""
+    sheet = device.KNOWN[gpu]
+    roof = bench.Ceilings(sheet.peak_gbps, sheet.bf16_tflops)
+    shares = {}
+    for count in tokens:  # Q, K, V and the output in bf16 against the two products
+        memory = bench.floor_ms(roof, nbytes=4 * heads * count * depth * 2)
+        compute = bench.floor_ms(roof, flops=4 * heads * count**2 * depth)
+        shares[count] = min(100.0, 100 * memory / compute)
+    return decide(
+        min(shares.values()) >= percent,
+        max(shares.values()) >= percent,
+        listed=[f"{share:.0f} % at {count:,} tokens" for count, share in shares.items()],
+    )
+
+
+@rule
+def dram_lies_in_band(evidence: Evidence, n: int, tile: int, tflops: float, gbps: float) -> Ruling:
+    """Judge whether the traffic of a B200 lies in the note's band. It was not counted; its two ends are known."""
+    counted = [
+        row["dram_percent"] for row in evidence.find("ch14_gemm_dram", name="conservative", shape=[n] * 3)
+    ]
+    seconds = 2 * n**3 / (tflops * 1e12)
+    moved = {"least": 3 * 2 * n**2, "most": (n // tile) ** 2 * 2 * tile * n * 2}
+    percents = {name: 100 * nbytes / seconds / 1e9 / gbps for name, nbytes in moved.items()}
+    return leave_open("counted" if counted else "open", counted=counted, **percents)
+
+
+# ---- formats, listings and maps
+
+
+@rule
+def rounds_within(evidence: Evidence, dtype: str, limit: float) -> Ruling:
+    """Judge whether rounding to the format changes a number by at most this share of it."""
+    half = torch.finfo(getattr(torch, dtype)).eps / 2
+    return decide(half <= limit, half=half, times=half / limit)
+
+
+@rule
+def requests_are_as_long(evidence: Evidence, rows: int, lane_bytes: int, nbytes: int) -> Ruling:
+    """Judge whether one of a warp's requests, one per row that it reads, is so long."""
+    return decide(32 * lane_bytes >= nbytes, request=32 * lane_bytes, vector=32 * 16)
+
+
+def share_written(warps: int, depth: int = 128) -> float:
+    """Return the share of the outputs that the two printed parts write in a block of `warps` warps.
+
+    Each warp owns a target, as in the note's search, and visits every feature d = tid, tid + blockDim.x, …
+    """
+    visited = sum((d // 32) % warps == warp for warp in range(warps) for d in range(depth))
+    return visited / (warps * depth)
+
+
+@rule
+def writes_every_output(evidence: Evidence, warps: list[int]) -> Ruling:
+    """Judge whether the printed parts together write every output in any block, or in a block of one warp."""
+    shares = {count: share_written(count) for count in (1, *warps)}
+    written = [f"{100 * shares[count]:.0f} % with {count} warps" for count in warps]
+    return decide(min(shares.values()) == 1, shares[1] == 1, written=written)
+
+
+@rule
+def box_of_one_dimension_fails(evidence: Evidence, box: int) -> Ruling:
+    """Judge whether the note's program, which it lacks, fails although it keeps the rules. Large boxes are a frequent cause."""
+    try:
+        tensor_map.check_describable((65536,), (1,), 4, 4096, (box,))
+    except ValueError as error:
+        return leave_open(error=str(error).rstrip("."))
+    return leave_open("accepted")
+
+
+# ---- the two attempts and four bands of the note on block-scaled GEMMs
+
+
+def find_attempt(test: str) -> dict:
+    """Return what the second attempt changes in one of the note's tests."""
+    return next(row for row in note_attempts.stage_rows() if row["test"] == test)
+
+
+@rule
+def exceeds_tensor_memory(evidence: Evidence, n: int) -> Ruling:
+    """Judge whether two accumulators and their scale factors take more columns than there are."""
+    row = next(row for row in note_attempts.accumulator_rows() if row["tile"].endswith(str(n)))
+    return decide(row["columns"] > row["of"], row=row)
+
+
+@rule
+def changes_every_kernel(evidence: Evidence) -> Ruling:
+    """Judge whether the first attempt makes another kernel in every test."""
+    rows = note_attempts.accumulator_rows()
+    same = [row["tile"] for row in rows if row["verdict"] == "the same kernel"]
+    return decide(not same, same=len(same), tests=len(rows), tiles=same)
+
+
+@rule
+def changes_the_kernel(evidence: Evidence, test: str) -> Ruling:
+    """Judge whether the second attempt makes another kernel in this test."""
+    row = find_attempt(test)
+    return decide(not row["same kernel"], row=row)
+
+
+@rule
+def grows_by(evidence: Evidence, before: float, after: float, percent: str) -> Ruling:
+    """Judge whether the time grows by so much, or the speed falls by it, to the digit given."""
+    time, speed = 100 * (after / before - 1), 100 * (1 - before / after)
+    return decide(f"{time:.1f}" == percent, f"{speed:.1f}" == percent, time=time, speed=speed)
+
+
+@rule
+def loses_by_fewer_stages(evidence: Evidence, test: str) -> Ruling:
+    """Judge whether a B200 loses speed with fewer stages. None was measured; what the stages hide is known."""
+    return leave_open(row=find_attempt(test), latency_us=note_attempts.LATENCY_US)
+
+
+@rule
+def exceeds_memory(evidence: Evidence, test: str) -> Ruling:
+    """Judge whether the note's code, which is not in it, asks for more memory than there is."""
+    row = find_attempt(test)
+    return leave_open(row=row, what="nothing" if row["same kernel"] else "something")
+
+
+@rule
+def stages_hide_latency(evidence: Evidence) -> Ruling:
+    """Judge whether the time stops falling at so many stages. The latency of a B200 is not known; an H200's is."""
+    rows = note_attempts.stage_rows()
+    return leave_open(
+        memory=max(row["for memory"] for row in rows), tensor_core=[row["stages to hide"] for row in rows]
+    )
+
+
+@rule
+def lies_in_band(evidence: Evidence, claim: str, where: str = "") -> Ruling:
+    """Judge whether every impact that `impacts` measured lies in its band, or those that begin with `where`.
+
+    `where` needs the record in which the warps of the epilogue alone vary; without it, the claim is left open.
+    """
+    records = [evidence(f"ch14_blockscaled_{name}") for name in ("impacts", "epilogue", "thin")]
+    bf16 = note_attempts.hopper_rows(evidence("ch10_gemm_sweep"))
+    workers = evidence.find("ch14_blockscaled_epilogue_warps") if claim == "warps" else []
+    rows = [
+        row
+        for row in blockscaled_impacts.verdicts(*records, bf16, workers)
+        if row["claim"] == claim and row["where"].startswith(where if workers else "")
+    ]
+    figure = "; ".join(
+        f"{row['time saved'].replace('%', ' %')} ({row['where']}; from “{row['from']}” to “{row['to']}” at "
+        f"{' × '.join(map(str, row['shape']))})"
+        for row in rows
+    )
+    if where and not workers:
+        return leave_open(figure=figure)
+    inside = [f"“{row['where']}”" for row in rows if row["verdict"] == "as claimed"]
+    return decide(len(inside) == len(rows), inside, figure=figure, inside=inside)
